@@ -1,0 +1,55 @@
+package netproxy
+
+import (
+	"encoding/binary"
+	"io"
+)
+
+// maxFrame is the longest frame taken for one. ZooKeeper's own limit is 1 MiB unless configured,
+// and a four-letter word read as a length is over a gigabyte.
+const maxFrame = 64 << 20
+
+// A unit is what is passed on in one piece: a whole frame of the ZooKeeper
+// protocol, its length prefix included, or any bytes of a stream that is none.
+type unit struct {
+	data   []byte
+	framed bool
+}
+
+// word returns the i'th int32 of a frame's body, and 0 beyond its end.
+func (u unit) word(i int) int32 {
+	at := 4 + 4*i
+	if len(u.data) < at+4 {
+		return 0
+	}
+	return int32(binary.BigEndian.Uint32(u.data[at:]))
+}
+
+// A splitter cuts a stream into units. Once a length is implausible, as in a
+// four-letter word, the rest of the stream is passed on as it comes.
+type splitter struct {
+	r   io.Reader
+	raw bool
+}
+
+// next returns the next unit. At the end of the stream it returns what was left
+// of a frame together with the error.
+func (s *splitter) next() (unit, error) {
+	if s.raw {
+		buf := make([]byte, 32<<10)
+		n, err := s.r.Read(buf)
+		return unit{data: buf[:n]}, err
+	}
+	prefix := make([]byte, 4)
+	if n, err := io.ReadFull(s.r, prefix); err != nil {
+		return unit{data: prefix[:n]}, err
+	}
+	length := binary.BigEndian.Uint32(prefix)
+	if length > maxFrame {
+		s.raw = true
+		return unit{data: prefix}, nil
+	}
+	data := append(prefix, make([]byte, length)...)
+	n, err := io.ReadFull(s.r, data[4:])
+	return unit{data: data[:4+n], framed: err == nil}, err
+}
