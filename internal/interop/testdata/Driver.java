@@ -1,0 +1,223 @@
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.nio.charset.StandardCharsets;
+import java.util.Collections;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.BlockingQueue;
+import java.util.concurrent.Callable;
+import java.util.concurrent.LinkedBlockingQueue;
+import java.util.concurrent.TimeUnit;
+import org.apache.curator.framework.CuratorFramework;
+import org.apache.curator.framework.CuratorFrameworkFactory;
+import org.apache.curator.framework.recipes.atomic.DistributedAtomicLong;
+import org.apache.curator.framework.recipes.barriers.DistributedBarrier;
+import org.apache.curator.framework.recipes.barriers.DistributedDoubleBarrier;
+import org.apache.curator.framework.recipes.cache.CuratorCache;
+import org.apache.curator.framework.recipes.leader.LeaderLatch;
+import org.apache.curator.framework.recipes.locks.InterProcessLock;
+import org.apache.curator.framework.recipes.locks.InterProcessMutex;
+import org.apache.curator.framework.recipes.locks.InterProcessReadWriteLock;
+import org.apache.curator.framework.recipes.locks.InterProcessSemaphoreV2;
+import org.apache.curator.framework.recipes.locks.Lease;
+import org.apache.curator.framework.recipes.queue.DistributedQueue;
+import org.apache.curator.framework.recipes.queue.QueueBuilder;
+import org.apache.curator.framework.recipes.queue.QueueConsumer;
+import org.apache.curator.framework.recipes.queue.QueueSerializer;
+import org.apache.curator.framework.state.ConnectionState;
+import org.apache.curator.retry.ExponentialBackoffRetry;
+import org.apache.zookeeper.CreateMode;
+import org.apache.zookeeper.KeeperException;
+import org.apache.zookeeper.WatchedEvent;
+import org.apache.zookeeper.Watcher;
+import org.apache.zookeeper.ZooDefs;
+import org.apache.zookeeper.data.Stat;
+
+/** Drives Curator from a test: Driver SERVERS [TIMEOUT_MS]. The commands are those of driver.py. */
+public class Driver {
+    final CuratorFramework client;
+    final BlockingQueue<WatchedEvent> events = new LinkedBlockingQueue<>();
+    final Map<String, Callable<?>> held = new HashMap<>(); // by name, how to release it
+    final Map<String, DistributedDoubleBarrier> barriers = new HashMap<>();
+    final Map<String, BlockingQueue<String>> queues = new HashMap<>(); // by path, what was consumed
+    CuratorCache cache;
+
+    Driver(String servers, int timeout) throws Exception {
+        client = CuratorFrameworkFactory.builder()
+            .connectString(servers)
+            .sessionTimeoutMs(timeout)
+            .connectionTimeoutMs(timeout)
+            .retryPolicy(new ExponentialBackoffRetry(50, 8))
+            .build();
+        client.start();
+        client.blockUntilConnected();
+    }
+
+    public static void main(String[] args) throws Exception {
+        Driver driver = new Driver(args[0], args.length > 1 ? Integer.parseInt(args[1]) : 10000);
+        System.out.println("ok");
+        BufferedReader in = new BufferedReader(new InputStreamReader(System.in));
+        for (String line; (line = in.readLine()) != null; ) {
+            try {
+                Object value = driver.run(line.split(" "));
+                System.out.println(value == null ? "ok" : "ok " + value);
+            } catch (KeeperException e) {
+                System.out.println("error " + e.getClass().getSimpleName().replace("Exception", ""));
+            }
+        }
+        driver.client.close();
+        System.exit(0); // a consumer thread may be left
+    }
+
+    Object run(String[] a) throws Exception {
+        switch (a[0]) {
+            case "session": return client.getZookeeperClient().getZooKeeper().getSessionId();
+            case "create": return create(a[1], bytes(a[2]), a[3]);
+            case "get": {
+                var stat = new Stat();
+                String data = text(client.getData().storingStatIn(stat).forPath(a[1]));
+                return data + " " + stat.getVersion();
+            }
+            case "set": return client.setData().withVersion(Integer.parseInt(a[3])).forPath(a[1], bytes(a[2])).getVersion();
+            case "delete": return client.delete().withVersion(Integer.parseInt(a[2])).forPath(a[1]);
+            case "exists": return client.checkExists().forPath(a[1]) != null;
+            case "children": {
+                List<String> names = client.getChildren().forPath(a[1]);
+                Collections.sort(names);
+                return String.join(",", names);
+            }
+            case "multi": return multi(a[1], Integer.parseInt(a[2]));
+            case "auth":
+                client.getZookeeperClient().getZooKeeper().addAuthInfo("digest", bytes(a[1] + ":" + a[2]));
+                return null;
+            case "private": return client.setACL().withACL(ZooDefs.Ids.CREATOR_ALL_ACL).forPath(a[1]).getAversion();
+            case "watch": return client.checkExists().usingWatcher((Watcher) this::saw).forPath(a[1]) != null;
+            case "watchchildren": return client.getChildren().usingWatcher((Watcher) this::saw).forPath(a[1]).size();
+            case "event": {
+                WatchedEvent e = events.poll(20, TimeUnit.SECONDS);
+                return e == null ? "none" : name(e) + " " + e.getPath();
+            }
+            case "cache":
+                cache = CuratorCache.build(client, a[1]);
+                cache.start();
+                return null;
+            case "cached": return cache.size();
+
+            case "lock": return lock(a[1], new InterProcessMutex(client, a[2]), a[3]);
+            case "rlock": return lock(a[1], new InterProcessReadWriteLock(client, a[2]).readLock(), a[3]);
+            case "wlock": return lock(a[1], new InterProcessReadWriteLock(client, a[2]).writeLock(), a[3]);
+            case "acquire": {
+                var semaphore = new InterProcessSemaphoreV2(client, a[2], Integer.parseInt(a[3]));
+                Lease lease = semaphore.acquire(millis(a[4]), TimeUnit.MILLISECONDS);
+                return lease != null && hold(a[1], () -> { lease.close(); return null; });
+            }
+            case "lead": {
+                var latch = new LeaderLatch(client, a[2], "driver");
+                latch.start();
+                Callable<?> resign = () -> { latch.close(); return null; };
+                if (latch.await(millis(a[3]), TimeUnit.MILLISECONDS)) return hold(a[1], resign);
+                resign.call();
+                return false;
+            }
+            case "release": return held.remove(a[1]).call();
+
+            case "close": new DistributedBarrier(client, a[1]).setBarrier(); return null;
+            case "open": new DistributedBarrier(client, a[1]).removeBarrier(); return null;
+            case "pass": return new DistributedBarrier(client, a[1]).waitOnBarrier(millis(a[2]), TimeUnit.MILLISECONDS);
+            case "enter":
+                barriers.put(a[1], new DistributedDoubleBarrier(client, a[2], Integer.parseInt(a[3])));
+                barriers.get(a[1]).enter();
+                return null;
+            case "leave": barriers.remove(a[1]).leave(); return null;
+
+            case "put": {
+                DistributedQueue<String> queue = QueueBuilder.builder(client, null, new Text(), a[1]).buildQueue();
+                queue.start();
+                queue.put(a[2]);
+                queue.flushPuts(10, TimeUnit.SECONDS);
+                queue.close();
+                return null;
+            }
+            case "take": return take(a[1]);
+            case "count": {
+                var counter = new DistributedAtomicLong(client, a[1], new ExponentialBackoffRetry(10, 8));
+                return counter.add(Long.parseLong(a[2])).postValue();
+            }
+            default: throw new IllegalArgumentException(a[0]);
+        }
+    }
+
+    String create(String path, byte[] data, String mode) throws Exception {
+        if (mode.contains("t")) {
+            return client.create().withTtl(60_000).withMode(mode.contains("s")
+                ? CreateMode.PERSISTENT_SEQUENTIAL_WITH_TTL : CreateMode.PERSISTENT_WITH_TTL).forPath(path, data);
+        }
+        CreateMode m = mode.contains("c") ? CreateMode.CONTAINER
+            : mode.contains("e") ? (mode.contains("s") ? CreateMode.EPHEMERAL_SEQUENTIAL : CreateMode.EPHEMERAL)
+            : mode.contains("s") ? CreateMode.PERSISTENT_SEQUENTIAL : CreateMode.PERSISTENT;
+        return client.create().withMode(m).forPath(path, data);
+    }
+
+    Object multi(String path, int version) throws Exception {
+        var op = client.transactionOp();
+        client.transaction().forOperations(
+            op.check().withVersion(version).forPath(path),
+            op.create().forPath(path + "/a", new byte[0]),
+            op.create().forPath(path + "/b", new byte[0]),
+            op.setData().forPath(path, bytes("multi")),
+            op.delete().forPath(path + "/a"));
+        return null;
+    }
+
+    boolean lock(String name, InterProcessLock lock, String seconds) throws Exception {
+        return lock.acquire(millis(seconds), TimeUnit.MILLISECONDS)
+            && hold(name, () -> { lock.release(); return null; });
+    }
+
+    boolean hold(String name, Callable<?> release) {
+        held.put(name, release);
+        return true;
+    }
+
+    /** The next element; the consumer begins with the first call and goes on. */
+    String take(String path) throws Exception {
+        BlockingQueue<String> taken = queues.get(path);
+        if (taken == null) {
+            BlockingQueue<String> fresh = new LinkedBlockingQueue<>();
+            QueueBuilder.builder(client, new QueueConsumer<String>() {
+                public void consumeMessage(String value) { fresh.add(value); }
+                public void stateChanged(CuratorFramework c, ConnectionState s) {}
+            }, new Text(), path).buildQueue().start();
+            queues.put(path, taken = fresh);
+        }
+        return taken.poll(20, TimeUnit.SECONDS);
+    }
+
+    /** Keeps an event of a znode; those of the session are not the test's concern. */
+    void saw(WatchedEvent e) {
+        if (e.getType() != Watcher.Event.EventType.None) events.add(e);
+    }
+
+    /** kazoo's word for the type of an event. */
+    static String name(WatchedEvent e) {
+        switch (e.getType()) {
+            case NodeCreated: return "CREATED";
+            case NodeDeleted: return "DELETED";
+            case NodeDataChanged: return "CHANGED";
+            case NodeChildrenChanged: return "CHILD";
+            default: return e.getType().toString();
+        }
+    }
+
+    static long millis(String seconds) { return Math.round(1000 * Double.parseDouble(seconds)); }
+
+    static byte[] bytes(String s) { return s.getBytes(StandardCharsets.UTF_8); }
+
+    static String text(byte[] b) { return new String(b, StandardCharsets.UTF_8); }
+
+    static class Text implements QueueSerializer<String> {
+        public byte[] serialize(String s) { return bytes(s); }
+        public String deserialize(byte[] b) { return text(b); }
+    }
+}
