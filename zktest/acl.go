@@ -1,0 +1,155 @@
+package zktest
+
+import (
+	"crypto/sha1"
+	"encoding/base64"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// Permissions of an ACL.
+const (
+	permRead   int32 = 1
+	permWrite  int32 = 2
+	permCreate int32 = 4
+	permDelete int32 = 8
+	permAdmin  int32 = 16
+	permAll    int32 = 31
+)
+
+// An identity is who somebody is, under an authentication scheme.
+type identity struct {
+	scheme, id string
+}
+
+type acl struct {
+	perms int32
+	id    identity
+}
+
+var (
+	anyone  = identity{"world", "anyone"}
+	openACL = []acl{{permAll, anyone}}
+)
+
+// allowed reports whether one of ids has one of perms under list.
+func allowed(list []acl, perms int32, ids []identity) bool {
+	if len(list) == 0 {
+		return true
+	}
+	for _, a := range list {
+		if a.perms&perms == 0 {
+			continue
+		}
+		if a.id == anyone || slices.ContainsFunc(ids, a.id.matches) {
+			return true
+		}
+	}
+	return false
+}
+
+// matches reports whether who is the one, or one of those, that id in an ACL names.
+func (id identity) matches(who identity) bool {
+	if id.scheme != who.scheme {
+		return false
+	}
+	if id.scheme != "ip" {
+		return id.id == who.id
+	}
+	network, err := parseNetwork(id.id)
+	if err != nil {
+		return false
+	}
+	addr, err := netip.ParseAddr(who.id)
+	return err == nil && network.Contains(addr.Unmap())
+}
+
+// parseNetwork parses the id of an ip ACL: an address, or one with a number of bits.
+func parseNetwork(s string) (netip.Prefix, error) {
+	if strings.Contains(s, "/") {
+		p, err := netip.ParsePrefix(s)
+		return p.Masked(), err
+	}
+	addr, err := netip.ParseAddr(s)
+	if err != nil {
+		return netip.Prefix{}, err
+	}
+	addr = addr.Unmap()
+	return addr.Prefix(addr.BitLen())
+}
+
+// fixACL returns list as it is stored for a client known as ids: without
+// duplicates, and with "auth" replaced by the ids that the client has proved.
+// It reports false if list is empty or one of its entries is invalid.
+func fixACL(list []acl, ids []identity) ([]acl, bool) {
+	if len(list) == 1 && list[0] == openACL[0] {
+		return openACL, true // by far the most common, and then shared
+	}
+	var fixed []acl
+	add := func(a acl) {
+		if !slices.Contains(fixed, a) {
+			fixed = append(fixed, a)
+		}
+	}
+	for _, a := range list {
+		switch {
+		case a.id == anyone:
+			add(a)
+		case a.id.scheme == "auth":
+			proved := false
+			for _, id := range ids {
+				if id.scheme == "digest" {
+					add(acl{a.perms, id})
+					proved = true
+				}
+			}
+			if !proved {
+				return nil, false
+			}
+		case a.id.scheme == "digest" && strings.Count(a.id.id, ":") == 1:
+			add(a)
+		case a.id.scheme == "ip":
+			if _, err := parseNetwork(a.id.id); err != nil {
+				return nil, false
+			}
+			add(a)
+		default:
+			return nil, false
+		}
+	}
+	return fixed, len(fixed) > 0
+}
+
+// authenticate returns who a client at the address ip is by an auth request.
+func authenticate(scheme string, data []byte, ip string) (identity, bool) {
+	switch scheme {
+	case "digest":
+		user, _, _ := strings.Cut(string(data), ":")
+		sum := sha1.Sum(data)
+		return identity{"digest", user + ":" + base64.StdEncoding.EncodeToString(sum[:])}, true
+	case "ip":
+		return identity{"ip", ip}, true
+	}
+	return identity{}, false
+}
+
+// redact returns list as it is shown to one who may read but not administer.
+func redact(list []acl) []acl {
+	list = slices.Clone(list)
+	for i, a := range list {
+		if user, _, ok := strings.Cut(a.id.id, ":"); ok && a.id.scheme == "digest" {
+			list[i].id.id = user + ":x"
+		}
+	}
+	return list
+}
+
+// userName returns the part of id that whoAmI shows.
+func (id identity) userName() string {
+	if id.scheme == "digest" {
+		user, _, _ := strings.Cut(id.id, ":")
+		return user
+	}
+	return id.id
+}

@@ -1,0 +1,114 @@
+package zktest
+
+import (
+	"maps"
+	"slices"
+	"time"
+)
+
+// clock ends sessions, reaps containers and lets lagging addresses catch up,
+// each at its time. It sleeps until the next thing to do, so that an idle
+// server is idle.
+func (s *Server) clock() {
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		s.mu.Lock()
+		next := s.elapse(time.Now())
+		s.armed = next
+		s.mu.Unlock()
+
+		var due <-chan time.Time
+		if !next.IsZero() {
+			timer.Reset(time.Until(next))
+			due = timer.C
+		}
+		select {
+		case <-due:
+		case <-s.wake:
+		case <-s.quit:
+			return
+		}
+	}
+}
+
+// rearm makes the clock look again no later than at. Server.mu is held.
+func (s *Server) rearm(at time.Time) {
+	if s.armed.IsZero() || at.Before(s.armed) {
+		s.armed = at
+		poke(s.wake)
+	}
+}
+
+// elapse does what is due and returns when the next thing is, or zero for never.
+// Server.mu is held.
+func (s *Server) elapse(now time.Time) (next time.Time) {
+	sooner := func(at time.Time) {
+		if next.IsZero() || at.Before(next) {
+			next = at
+		}
+	}
+	if s.stopped {
+		return next
+	}
+	for _, id := range slices.Sorted(maps.Keys(s.sessions)) {
+		x := s.sessions[id]
+		if x.deadline.After(now) {
+			sooner(x.deadline)
+		} else {
+			s.expire(x)
+		}
+	}
+	for _, e := range s.endpoints {
+		if at, ok := e.advance(s, now); ok {
+			sooner(at)
+		}
+	}
+	if len(s.leader.tree.reapable) > 0 {
+		if !s.reapAt.After(now) {
+			if !s.reapAt.IsZero() {
+				s.reap(now)
+			}
+			s.reapAt = now.Add(s.containerCheck)
+		}
+		sooner(s.reapAt)
+	} else {
+		s.reapAt = time.Time{}
+	}
+	return next
+}
+
+// reap removes the containers that had children and have none, and the
+// childless nodes whose time to live is over.
+func (s *Server) reap(now time.Time) {
+	t := s.leader.tree
+	for _, path := range slices.Sorted(maps.Keys(t.reapable)) {
+		n := t.nodes[path]
+		if len(n.children) > 0 {
+			continue
+		}
+		if n.container && n.cversion > 0 || n.ttl > 0 && now.UnixMilli()-n.mtime > n.ttl {
+			x := s.begin()
+			ch := change{kind: changeDelete, path: path}
+			t.apply(x, &ch)
+			x.changes = append(x.changes, ch)
+			s.commit(x)
+		}
+	}
+}
+
+// oldestFirst returns paths in the order in which they were created.
+func oldestFirst(t *tree, paths map[string]struct{}) []string {
+	return slices.SortedFunc(maps.Keys(paths), func(a, b string) int {
+		x, y := t.nodes[a], t.nodes[b]
+		switch {
+		case x.czxid < y.czxid:
+			return -1
+		case x.czxid > y.czxid:
+			return 1
+		case a < b:
+			return -1
+		}
+		return 1
+	})
+}

@@ -1,0 +1,330 @@
+package zktest
+
+import (
+	"bufio"
+	"encoding/binary"
+	"io"
+	"net"
+	"sync"
+	"time"
+)
+
+// A conn is one connection of a client. Two goroutines serve it: the reader
+// takes requests one by one and carries each out under Server.mu; the writer
+// sends what is in the output.
+type conn struct {
+	s      *Server
+	nc     net.Conn
+	at     *endpoint
+	remote string // the client's address
+	r      *bufio.Reader
+	out    output
+	opened time.Time
+
+	done   chan struct{} // closed by kill
+	killed sync.Once
+
+	reply []byte // the reader's, for building replies
+
+	// Guarded by Server.mu.
+	session   *session              // nil before the handshake
+	ids       []identity            // whom the client has proved to be
+	watched   map[watchKey]struct{} // what it watches, in at.view.watches
+	lastEvent int64                 // the last event that it was told of
+	closing   bool                  // no further request is carried out
+	now       string                // what the reader is at, for Dump and a Close that hangs
+	received  int64                 // packets
+	sent      int64                 // packets
+}
+
+// start serves nc, which a client opened to e.
+func (s *Server) start(nc net.Conn, e *endpoint) {
+	c := &conn{
+		s: s, nc: nc, at: e, remote: nc.RemoteAddr().String(),
+		r:       bufio.NewReaderSize(nc, 16<<10),
+		out:     newOutput(),
+		opened:  time.Now(),
+		done:    make(chan struct{}),
+		watched: map[watchKey]struct{}{},
+		now:     "handshake",
+	}
+	host, _, _ := net.SplitHostPort(c.remote)
+	c.ids = []identity{{"ip", host}}
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || !e.up {
+		_ = nc.Close()
+		return
+	}
+	s.conns[c] = struct{}{}
+	s.wg.Go(c.serve)
+}
+
+// kill ends the connection at once.
+func (c *conn) kill() {
+	c.killed.Do(func() {
+		close(c.done)
+		_ = c.nc.Close()
+	})
+}
+
+// finish ends the connection once everything queued for the client has left.
+// Server.mu is held.
+func (c *conn) finish() {
+	if c.closing {
+		return
+	}
+	c.closing = true
+	if c.session == nil || c.s.partitions[c.session.id] == nil {
+		// A client that reads nothing must not keep the connection.
+		_ = c.nc.SetWriteDeadline(time.Now().Add(lastWords + c.s.latency))
+	}
+	c.out.finish()
+}
+
+// send queues a packet for the client. Server.mu is held, which makes the
+// order of the packets on every connection the order of the transactions.
+func (c *conn) send(b []byte) {
+	c.sent++
+	if c.out.append(b, c.s.latency) > outputLimit {
+		c.kill()
+	}
+}
+
+// forget takes the connection, which has ended, out of the server.
+func (c *conn) forget() {
+	c.kill()
+	s := c.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c.closing = true
+	c.at.view.watches.removeAll(c)
+	if c.session != nil && c.session.conn == c {
+		c.session.conn = nil
+	}
+	delete(s.conns, c)
+}
+
+// serve is the reader.
+func (c *conn) serve() {
+	defer c.forget()
+	var first [4]byte
+	if _, err := io.ReadFull(c.r, first[:]); err != nil {
+		return
+	}
+	if answer, ok := c.s.fourLetter(string(first[:])); ok {
+		_ = c.nc.SetWriteDeadline(time.Now().Add(lastWords))
+		_, _ = c.nc.Write([]byte(answer))
+		return
+	}
+	frame, ok := c.readFrame(first)
+	if !ok {
+		return
+	}
+	c.s.wg.Go(c.write)
+	if c.handshake(frame) {
+		for c.next() {
+		}
+	}
+	// Stay until the writer has sent the last words, throwing away what
+	// still comes, or until the client has gone.
+	_, _ = io.Copy(io.Discard, c.r)
+}
+
+// next reads one request and carries it out. It reports whether there may be another.
+func (c *conn) next() bool {
+	var length [4]byte
+	if _, err := io.ReadFull(c.r, length[:]); err != nil {
+		return false
+	}
+	frame, ok := c.readFrame(length)
+	if !ok {
+		c.kill()
+		return false
+	}
+	r, ok := decodeRequest(frame)
+	if !ok {
+		c.kill()
+		return false
+	}
+	for c.out.size() > outputHigh {
+		select {
+		case <-c.out.room:
+		case <-c.done:
+			return false
+		}
+	}
+	return c.carryOut(&r)
+}
+
+// readFrame reads the rest of a packet whose length has been read. A packet
+// that claims to be large gets its memory as its bytes arrive.
+func (c *conn) readFrame(length [4]byte) ([]byte, bool) {
+	n := int(int32(binary.BigEndian.Uint32(length[:])))
+	if n < 0 || n > c.s.maxBuffer {
+		return nil, false
+	}
+	const step = 64 << 10
+	frame := make([]byte, min(n, step))
+	for read := 0; ; {
+		m, err := io.ReadFull(c.r, frame[read:])
+		if err != nil {
+			return nil, false
+		}
+		read += m
+		if read == n {
+			return frame, true
+		}
+		frame = append(frame, make([]byte, min(n-read, len(frame)))...)
+	}
+}
+
+// write is the writer.
+func (c *conn) write() {
+	defer c.kill()
+	var spare []byte
+	for {
+		b, gate, wait, ok := c.out.take(spare)
+		if !ok {
+			return
+		}
+		switch {
+		case b != nil:
+			poke(c.out.room)
+			if _, err := c.nc.Write(b); err != nil {
+				return
+			}
+			if spare = b; cap(spare) > outputHigh {
+				spare = nil
+			}
+		case gate != nil:
+			select {
+			case <-gate:
+			case <-c.done:
+				return
+			}
+		case wait > 0:
+			if !c.sleep(wait) {
+				return
+			}
+		default:
+			select {
+			case <-c.out.wake:
+			case <-c.done:
+				return
+			}
+		}
+	}
+}
+
+// sleep waits for d and reports whether the connection is still there.
+func (c *conn) sleep(d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-c.done:
+		return false
+	}
+}
+
+// carryOut carries out one request, faults included. It reports whether the
+// connection takes another.
+func (c *conn) carryOut(r *Request) bool {
+	s := c.s
+	if !c.lockConnected() {
+		return false
+	}
+	r.Session, r.RemoteAddr, r.Addr = c.session.id, c.remote, c.at.addr
+	c.received++
+	s.count(r.Op)
+	c.session.touch(s)
+	action := Pass
+	if f := s.intercept; f != nil {
+		c.now = "intercept " + r.Op.String() + " " + r.Path
+		s.mu.Unlock()
+		action = f(*r)
+		if action.delay > 0 && !c.sleep(action.delay) {
+			return false
+		}
+		if !c.lockConnected() {
+			return false
+		}
+		c.now = ""
+	}
+	defer s.mu.Unlock()
+
+	switch action.kind {
+	case actDropRequest:
+		c.finish()
+		return false
+	case actHang:
+		c.hang()
+		return false
+	}
+	b := startFrame(c.reply[:0])
+	code := action.code
+	if action.kind != actFail {
+		b, code = s.handle(c, r, b)
+	}
+	if code != CodeOK {
+		b = b[:frameStart]
+	}
+	zxid := c.at.view.tree.zxid
+	if r.Op == OpAuth {
+		zxid = 0
+	}
+	finishFrame(b, r.Xid, zxid, code)
+	c.reply = b
+	if cap(c.reply) > outputHigh {
+		c.reply = nil
+	}
+	switch action.kind {
+	case actDropReply:
+		c.finish()
+		return false
+	case actHangReply:
+		c.send(b[:4])
+		c.hang()
+		return false
+	}
+	c.send(b)
+	if r.Op == OpCloseSession || r.Op == OpAuth && code != CodeOK || code == CodeUnimplemented && opNames[r.Op] == "" {
+		c.finish()
+	}
+	return !c.closing
+}
+
+// lockConnected locks Server.mu when the network lets the connection's bytes
+// through. It reports false, without the lock, if the connection is over.
+func (c *conn) lockConnected() bool {
+	s := c.s
+	for {
+		s.mu.Lock()
+		var gate <-chan struct{}
+		if c.session != nil {
+			gate = s.partitions[c.session.id]
+		}
+		if gate == nil {
+			if c.closing {
+				s.mu.Unlock()
+				return false
+			}
+			return true
+		}
+		s.mu.Unlock()
+		select {
+		case <-gate:
+		case <-c.done:
+			return false
+		}
+	}
+}
+
+// hang makes the connection deaf and dumb, but leaves it open. Server.mu is held.
+func (c *conn) hang() {
+	c.now = "hanging"
+	c.out.silence()
+}

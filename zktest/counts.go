@@ -1,0 +1,83 @@
+package zktest
+
+import "maps"
+
+// Counts is what a server has done since it was made, and what it holds now.
+type Counts struct {
+	// Requests is how many requests of each kind have arrived, by the names
+	// of [Op.String], intercepted ones included, pings not. A handshake
+	// counts as "connect", a multi as one.
+	Requests map[string]int64
+
+	Pings         int64
+	Notifications int64 // watch events sent to clients
+
+	Watches     int // set now: each path once for each connection and kind
+	Sessions    int // not ended
+	Znodes      int // with the 4 that are always there
+	Connections int // open
+}
+
+// Counts returns the counts as they are now. To see what a piece of code
+// costs, take them before and after and see [Counts.Sub].
+func (s *Server) Counts() Counts {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := Counts{
+		Requests:      make(map[string]int64, len(s.requests)),
+		Pings:         s.requests[OpPing],
+		Notifications: s.notifications,
+		Watches:       s.leader.watches.count,
+		Sessions:      len(s.sessions),
+		Znodes:        len(s.leader.tree.nodes),
+		Connections:   len(s.conns),
+	}
+	for _, e := range s.endpoints {
+		if e.view != s.leader {
+			c.Watches += e.view.watches.count
+		}
+	}
+	for op, n := range s.requests {
+		if op != OpPing {
+			c.Requests[op.String()] += n
+		}
+	}
+	return c
+}
+
+// Total returns how many requests there were but for pings.
+func (c Counts) Total() int64 {
+	var total int64
+	for _, n := range c.Requests {
+		total += n
+	}
+	return total
+}
+
+// Sub returns c with everything that earlier counted taken off, and without
+// the kinds of which nothing is left.
+func (c Counts) Sub(earlier Counts) Counts {
+	d := c
+	d.Requests = maps.Clone(c.Requests)
+	for name, n := range earlier.Requests {
+		if d.Requests[name] -= n; d.Requests[name] == 0 {
+			delete(d.Requests, name)
+		}
+	}
+	d.Pings -= earlier.Pings
+	d.Notifications -= earlier.Notifications
+	d.Watches -= earlier.Watches
+	d.Sessions -= earlier.Sessions
+	d.Znodes -= earlier.Znodes
+	d.Connections -= earlier.Connections
+	return d
+}
+
+// count notes the arrival of a request. Kinds that do not exist count as one,
+// or a client could fill the memory with them. Server.mu is held.
+func (s *Server) count(op Op) {
+	if _, ok := opNames[op]; !ok {
+		op = 0
+	}
+	s.requests[op]++
+}

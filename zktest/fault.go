@@ -1,0 +1,199 @@
+package zktest
+
+import (
+	"maps"
+	"slices"
+	"time"
+)
+
+// An Action is what becomes of an intercepted request. The zero value is [Pass].
+type Action struct {
+	kind  actionKind
+	code  int32
+	delay time.Duration
+}
+
+type actionKind int8
+
+const (
+	actPass actionKind = iota
+	actDropRequest
+	actDropReply
+	actHang
+	actHangReply
+	actFail
+)
+
+var (
+	// Pass carries out the request as if nobody had looked.
+	Pass = Action{}
+
+	// DropRequest loses the request: it is not carried out, and the
+	// connection is closed once the replies before it have been sent.
+	DropRequest = Action{kind: actDropRequest}
+
+	// DropReply loses the reply: the request is carried out, and the
+	// connection is closed once the replies before it have been sent.
+	DropReply = Action{kind: actDropReply}
+
+	// Hang does not carry out the request, and sends nothing more on its
+	// connection, which stays open until the client or a disconnection
+	// ends it. What else the client sends is thrown away, so its session
+	// is not heard of and expires in the end.
+	Hang = Action{kind: actHang}
+
+	// HangReply carries out the request and sends four bytes of the reply,
+	// its length; then it is as [Hang].
+	HangReply = Action{kind: actHangReply}
+)
+
+// Fail does not carry out the request and answers with code, such as
+// [CodeNoNode]. A connect request that fails with any code is told that its
+// session has expired, which is all that ZooKeeper can say there.
+func Fail(code int32) Action {
+	return Action{kind: actFail, code: code}
+}
+
+// Delay carries out the request after d. The requests behind it on the same
+// connection wait too; other connections do not.
+func Delay(d time.Duration) Action {
+	return Action{delay: d}
+}
+
+// Intercept has f decide what becomes of every request from now on, pings,
+// handshakes and auth included; nil removes it. f is called on the goroutine
+// of the connection, for many connections at once, and may call the server's
+// methods except Close. It must not change what the request points to.
+func (s *Server) Intercept(f func(Request) Action) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.intercept = f
+}
+
+// Sessions returns the ids of the sessions that have not ended, in ascending order.
+func (s *Server) Sessions() []int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Sorted(maps.Keys(s.sessions))
+}
+
+// Expire ends a session at once, as if nothing had been heard of it for its
+// timeout: its ephemerals go, its connection is closed, and when the client
+// comes back it is told that the session has expired. No such session: nothing.
+func (s *Server) Expire(session int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if x := s.sessions[session]; x != nil {
+		s.expire(x)
+	}
+}
+
+// Disconnect closes the connection of a session, which lives on: the client
+// may come back to it until it expires.
+func (s *Server) Disconnect(session int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for c := range s.conns {
+		if c.session != nil && c.session.id == session {
+			s.cut(c)
+		}
+	}
+}
+
+// Partition cuts a session's client off: nothing passes in either direction,
+// though its connection stays open and neither side is told. When the client
+// connects anew and asks for the same session it gets no answer. The session
+// expires in its time; the client hears nothing of that either. What the
+// client sends is on its way until [Server.Heal].
+//
+// A client that asks for a new session is another client as far as the server
+// can know, and gets through.
+func (s *Server) Partition(session int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.partitions[session] != nil {
+		return
+	}
+	gate := make(chan struct{})
+	s.partitions[session] = gate
+	for c := range s.conns {
+		if c.session != nil && c.session.id == session {
+			c.out.shut(gate)
+		}
+	}
+}
+
+// Heal ends a partition. Everything that was on its way arrives.
+func (s *Server) Heal(session int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if gate := s.partitions[session]; gate != nil {
+		close(gate)
+		delete(s.partitions, session)
+	}
+}
+
+// ChangeSession has the server grant a new session when the client next comes
+// back to this one, expired or not, instead of resuming it or saying that it
+// has expired. ZooKeeper does not do so; servers that speak its protocol do.
+// The old session, if it has not expired, is left to.
+func (s *Server) ChangeSession(session int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.changeling[session] = true
+}
+
+// SetLatency makes every packet leave d later, as a long way does: replies
+// come later, but requests may follow one another without waiting.
+func (s *Server) SetLatency(d time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.latency = d
+}
+
+// Stop is a crash: all connections are dropped at once, partitioned ones too,
+// and no new ones are taken on any address. The tree and the sessions survive,
+// and time does not count for sessions until [Server.Restart].
+func (s *Server) Stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stopped = true
+	s.shutListeners()
+	s.dropConns(nil)
+}
+
+// Restart takes connections again, on all addresses. Each session has its
+// whole timeout again for its client to come back. On a server that runs it
+// only brings back what [Server.StopAddr] took down.
+func (s *Server) Restart() {
+	s.mu.Lock()
+	if s.stopped {
+		s.stopped = false
+		for _, x := range s.sessions {
+			x.touch(s)
+		}
+		s.rearm(s.epoch) // in the past: look now
+	}
+	s.mu.Unlock()
+	for _, e := range s.endpoints {
+		s.reopen(e)
+	}
+}
+
+// StopAddr takes one address down: its connections are dropped and no new ones
+// are taken. The sessions live on and can move to the other addresses.
+func (s *Server) StopAddr(addr string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.mustFind(addr)
+	e.shut()
+	s.dropConns(e)
+}
+
+// RestartAddr brings back an address that [Server.StopAddr] took down.
+func (s *Server) RestartAddr(addr string) {
+	s.mu.Lock()
+	e := s.mustFind(addr)
+	s.mu.Unlock()
+	s.reopen(e)
+}

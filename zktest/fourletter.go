@@ -1,0 +1,125 @@
+package zktest
+
+import (
+	"fmt"
+	"strings"
+)
+
+// version is what the server says it is: the version whose protocol it speaks.
+const version = "3.8.0-zktest"
+
+// built is a time in the format that clients parse. It is not when.
+const built = "01/01/2022 00:00 UTC"
+
+// fourLetter answers a four-letter word. It reports false for anything else.
+func (s *Server) fourLetter(word string) (string, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch word {
+	case "ruok":
+		return "imok", true
+	case "isro":
+		return "rw", true
+	case "srvr":
+		return s.wordSrvr(false), true
+	case "stat":
+		return s.wordSrvr(true), true
+	case "mntr":
+		return s.wordMntr(), true
+	case "cons":
+		return s.wordClients() + "\n", true
+	case "conf":
+		return s.wordConf(), true
+	case "wchs":
+		return s.wordWchs(), true
+	}
+	return "", false
+}
+
+// traffic returns how many packets were received and sent on open connections.
+func (s *Server) traffic() (received, sent int64) {
+	for c := range s.conns {
+		received += c.received
+		sent += c.sent
+	}
+	return received, sent
+}
+
+func (s *Server) wordSrvr(clients bool) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "Zookeeper version: %s, built on %s\n", version, built)
+	if clients {
+		fmt.Fprintf(&b, "Clients:\n%s\n", s.wordClients())
+	}
+	received, sent := s.traffic()
+	b.WriteString("Latency min/avg/max: 0/0.0/0\n")
+	fmt.Fprintf(&b, "Received: %d\nSent: %d\nConnections: %d\nOutstanding: 0\n", received, sent, len(s.conns))
+	fmt.Fprintf(&b, "Zxid: %#x\nMode: standalone\nNode count: %d\n", s.leader.tree.zxid, len(s.leader.tree.nodes))
+	return b.String()
+}
+
+// wordClients lists the connections, one a line.
+func (s *Server) wordClients() string {
+	var b strings.Builder
+	for c := range s.conns {
+		fmt.Fprintf(&b, " /%s[1](queued=0,recved=%d,sent=%d", c.remote, c.received, c.sent)
+		if c.session != nil {
+			fmt.Fprintf(&b, ",sid=%#x,lop=NA,est=%d,to=%d,lcxid=0x0,lzxid=%#x,lresp=0,llat=0,minlat=0,avglat=0,maxlat=0",
+				c.session.id, c.opened.UnixMilli(), c.session.timeout.Milliseconds(), s.leader.tree.zxid)
+		}
+		b.WriteString(")\n")
+	}
+	return b.String()
+}
+
+func (s *Server) wordMntr() string {
+	var b strings.Builder
+	line := func(key string, value any) { fmt.Fprintf(&b, "zk_%s\t%v\n", key, value) }
+	t := s.leader.tree
+	ephemerals, size := 0, 0
+	for _, paths := range t.ephemerals {
+		ephemerals += len(paths)
+	}
+	for path, n := range t.nodes {
+		size += len(path) + len(n.data)
+	}
+	received, sent := s.traffic()
+	line("version", version+", built on "+built)
+	line("server_state", "standalone")
+	line("ephemerals_count", ephemerals)
+	line("num_alive_connections", len(s.conns))
+	line("avg_latency", "0.0")
+	line("outstanding_requests", 0)
+	line("znode_count", len(t.nodes))
+	line("global_sessions", len(s.sessions))
+	line("local_sessions", 0)
+	line("packets_received", received)
+	line("packets_sent", sent)
+	line("approximate_data_size", size)
+	line("watch_count", s.leader.watches.count)
+	line("min_latency", 0)
+	line("max_latency", 0)
+	return b.String()
+}
+
+func (s *Server) wordConf() string {
+	var b strings.Builder
+	_, port, _ := strings.Cut(s.endpoints[0].addr, ":")
+	fmt.Fprintf(&b, "clientPort=%s\ndataDir=\ndataLogDir=\ntickTime=%d\nmaxClientCnxns=0\n", port, s.tick.Milliseconds())
+	fmt.Fprintf(&b, "minSessionTimeout=%d\nmaxSessionTimeout=%d\nserverId=1\n", s.minTimeout.Milliseconds(), s.maxTimeout.Milliseconds())
+	return b.String()
+}
+
+func (s *Server) wordWchs() string {
+	watching := 0
+	for c := range s.conns {
+		if len(c.watched) > 0 {
+			watching++
+		}
+	}
+	paths := map[string]struct{}{}
+	for key := range s.leader.watches.byKey {
+		paths[key.path] = struct{}{}
+	}
+	return fmt.Sprintf("%d connections watching %d paths\nTotal watches:%d\n", watching, len(paths), s.leader.watches.count)
+}

@@ -1,0 +1,308 @@
+package zktest
+
+import (
+	"fmt"
+	"strings"
+)
+
+// maxTTL is the longest time to live that ZooKeeper can store, in milliseconds.
+const maxTTL = 1<<40 - 1
+
+// handle carries out r for c, with Server.mu held. It appends the body of the
+// reply to b and returns it with the code of the reply; the body counts only
+// with CodeOK.
+func (s *Server) handle(c *conn, r *Request, b []byte) ([]byte, int32) {
+	if r.malformed {
+		return b, CodeMarshallingError
+	}
+	switch r.Op {
+	case OpCreate, OpCreate2, OpCreateContainer, OpCreateTTL, OpDelete, OpSetData, OpSetACL, OpCheck:
+		return s.write(c, r, b)
+	case OpMulti:
+		return s.multi(c, r, b)
+	case OpPing:
+		return b, CodeOK
+	case OpAuth:
+		host := c.ids[0].id
+		id, ok := authenticate(r.scheme, r.Data, host)
+		if !ok {
+			return b, CodeAuthFailed
+		}
+		c.addID(id)
+		return b, CodeOK
+	case OpCloseSession:
+		c.session.conn = nil
+		s.endSession(c.session)
+		c.at.catchUp(s)
+		return b, CodeOK
+	case OpSync:
+		c.at.catchUp(s)
+		return appendString(b, r.Path), CodeOK
+	case OpReconfig:
+		return b, CodeReconfigDisabled
+	}
+	return s.read(c, r, b)
+}
+
+// addID notes that the client has proved to be id.
+func (c *conn) addID(id identity) {
+	for _, known := range c.ids {
+		if known == id {
+			return
+		}
+	}
+	c.ids = append(c.ids, id)
+}
+
+// write carries out a transaction of one operation.
+func (s *Server) write(c *conn, r *Request, b []byte) ([]byte, int32) {
+	x := s.begin()
+	ch, code := s.check(c, r)
+	if code == CodeOK && ch.kind != changeNone {
+		s.leader.tree.apply(x, &ch)
+		x.changes = []change{ch}
+	}
+	s.commit(x)
+	c.at.catchUp(s)
+	if code == CodeOK {
+		b = s.appendResult(b, r.Op, &ch)
+	}
+	return b, code
+}
+
+// multi carries out a transaction of many operations: all, or none. The reply
+// itself is always OK; the outcome of each operation is in its body.
+func (s *Server) multi(c *conn, r *Request, b []byte) ([]byte, int32) {
+	t := s.leader.tree
+	x := s.begin()
+	undos := make([]undo, 0, len(r.Ops))
+	failed, code := -1, int32(CodeOK)
+	for i := range r.Ops {
+		var ch change
+		if ch, code = s.check(c, &r.Ops[i]); code != CodeOK {
+			failed = i
+			break
+		}
+		var u undo
+		if ch.kind != changeNone {
+			u = t.remember(&ch)
+			t.apply(x, &ch)
+		}
+		undos = append(undos, u)
+		x.changes = append(x.changes, ch)
+		// The result is encoded now, while the node is as this operation left it.
+		b = appendMultiHeader(b, r.Ops[i].Op, 0)
+		b = s.appendResult(b, r.Ops[i].Op, &ch)
+	}
+	if failed >= 0 {
+		for i := len(undos) - 1; i >= 0; i-- {
+			t.revert(&x.changes[i], undos[i])
+		}
+		x.changes = nil
+		b = appendFailed(b[:frameStart], len(r.Ops), failed, code)
+	}
+	s.commit(x)
+	c.at.catchUp(s)
+	return appendMultiEnd(b), CodeOK
+}
+
+// appendFailed appends the results of n operations of which one failed:
+// nothing to blame before it, RuntimeInconsistency after it.
+func appendFailed(b []byte, n, failed int, code int32) []byte {
+	for i := range n {
+		result := int32(CodeOK)
+		switch {
+		case i == failed:
+			result = code
+		case i > failed:
+			result = CodeRuntimeInconsistency
+		}
+		b = appendMultiHeader(b, opError, result)
+		b = appendInt32(b, result)
+	}
+	return b
+}
+
+func appendMultiHeader(b []byte, op Op, code int32) []byte {
+	b = appendInt32(b, int32(op))
+	b = appendBool(b, false)
+	return appendInt32(b, code)
+}
+
+func appendMultiEnd(b []byte) []byte {
+	b = appendInt32(b, -1)
+	b = appendBool(b, true)
+	return appendInt32(b, -1)
+}
+
+// appendResult appends the body of the reply to a write that was done by ch.
+func (s *Server) appendResult(b []byte, op Op, ch *change) []byte {
+	n := s.leader.tree.get(ch.path)
+	switch op {
+	case OpCreate:
+		b = appendString(b, ch.path)
+	case OpCreate2, OpCreateContainer, OpCreateTTL:
+		b = appendString(b, ch.path)
+		b = appendStat(b, n)
+	case OpSetData, OpSetACL:
+		b = appendStat(b, n)
+	}
+	return b
+}
+
+// check decides whether a write may be done and, if so, by which change.
+func (s *Server) check(c *conn, r *Request) (change, int32) {
+	switch r.Op {
+	case OpCreate, OpCreate2, OpCreateContainer, OpCreateTTL:
+		return s.checkCreate(c, r)
+	case OpDelete:
+		return s.checkDelete(c, r)
+	}
+	if !validPath(r.Path) {
+		return change{}, CodeBadArguments
+	}
+	n := s.leader.tree.get(r.Path)
+	ch := change{path: r.Path}
+	switch r.Op {
+	case OpSetData:
+		if n == nil {
+			return ch, CodeNoNode
+		}
+		if !allowed(n.acl, permWrite, c.ids) {
+			return ch, CodeNoAuth
+		}
+		ch.kind, ch.data, ch.version = changeData, r.Data, n.version+1
+		return ch, checkVersion(r.Version, n.version)
+	case OpSetACL:
+		list, ok := fixACL(r.acl, c.ids)
+		if !ok {
+			return ch, CodeInvalidACL
+		}
+		if n == nil {
+			return ch, CodeNoNode
+		}
+		if !allowed(n.acl, permAdmin, c.ids) {
+			return ch, CodeNoAuth
+		}
+		ch.kind, ch.acl, ch.version = changeACL, list, n.aversion+1
+		return ch, checkVersion(r.Version, n.aversion)
+	default: // OpCheck
+		if n == nil {
+			return ch, CodeNoNode
+		}
+		if !allowed(n.acl, permRead, c.ids) {
+			return ch, CodeNoAuth
+		}
+		return ch, checkVersion(r.Version, n.version)
+	}
+}
+
+// checkVersion compares the version that a request names with the node's.
+func checkVersion(want, have int32) int32 {
+	if want != -1 && want != have {
+		return CodeBadVersion
+	}
+	return CodeOK
+}
+
+func (s *Server) checkCreate(c *conn, r *Request) (change, int32) {
+	ch := change{kind: changeCreate, path: r.Path, data: r.Data}
+	if r.Flags < 0 || r.Flags > lastFlag {
+		return ch, CodeBadArguments
+	}
+	// The flags say whether there is a TTL, the kind of request whether one
+	// is sent with it; they must agree.
+	isTTL := r.Flags >= flagTTL
+	if isTTL != (r.ttl >= 0) || isTTL && (r.ttl == 0 || r.ttl > maxTTL) {
+		return ch, CodeBadArguments
+	}
+	if !strings.Contains(r.Path, "/") || strings.Contains(r.Path, "\x00") {
+		return ch, CodeBadArguments
+	}
+	list, ok := fixACL(r.acl, c.ids)
+	if !ok {
+		return ch, CodeInvalidACL
+	}
+	parent := s.leader.tree.get(parentOf(r.Path))
+	if parent == nil {
+		return ch, CodeNoNode
+	}
+	if !allowed(parent.acl, permCreate, c.ids) {
+		return ch, CodeNoAuth
+	}
+	sequential := r.Flags == flagTTLSequence || !isTTL && r.Flags&flagSequence != 0
+	if sequential {
+		ch.path = fmt.Sprintf("%s%010d", r.Path, parent.cversion)
+	}
+	if !validPath(ch.path) {
+		return ch, CodeBadArguments
+	}
+	if s.leader.tree.get(ch.path) != nil {
+		return ch, CodeNodeExists
+	}
+	if parent.owner != 0 {
+		return ch, CodeNoChildrenForEphemerals
+	}
+	ch.acl = list
+	ch.version = parent.cversion + 1 // past 2^31-1 it goes on at -2^31
+	switch {
+	case r.Op == OpCreateContainer:
+		ch.container = true
+	case isTTL:
+		ch.ttl = r.ttl
+	case r.Flags&flagEphemeral != 0:
+		ch.owner = c.session.id
+	}
+	return ch, CodeOK
+}
+
+func (s *Server) checkDelete(c *conn, r *Request) (change, int32) {
+	ch := change{kind: changeDelete, path: r.Path}
+	if !strings.Contains(r.Path, "/") || strings.Contains(r.Path, "\x00") || isSpecial(r.Path) {
+		return ch, CodeBadArguments
+	}
+	t := s.leader.tree
+	parent := t.get(parentOf(r.Path))
+	if parent == nil {
+		return ch, CodeNoNode
+	}
+	if !allowed(parent.acl, permDelete, c.ids) {
+		return ch, CodeNoAuth
+	}
+	n := t.get(r.Path)
+	if n == nil {
+		return ch, CodeNoNode
+	}
+	if code := checkVersion(r.Version, n.version); code != CodeOK {
+		return ch, code
+	}
+	if len(n.children) > 0 {
+		return ch, CodeNotEmpty
+	}
+	return ch, CodeOK
+}
+
+// isSpecial reports whether path is one of the nodes that cannot be deleted.
+func isSpecial(path string) bool {
+	switch path {
+	case "/", "/zookeeper", "/zookeeper/quota", "/zookeeper/config":
+		return true
+	}
+	return false
+}
+
+// SetSequence makes next the number that the next sequential node below path
+// gets, which is otherwise the number of children that path ever had. With
+// math.MaxInt32 the one after the next wraps to -2147483648.
+func (s *Server) SetSequence(path string, next int32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.leader.tree.get(path) == nil {
+		panic("zktest: SetSequence: no node at " + path)
+	}
+	x := s.begin()
+	ch := change{kind: changeSequence, path: path, version: next}
+	s.leader.tree.apply(x, &ch)
+	x.changes = []change{ch}
+	s.commit(x)
+}

@@ -1,0 +1,136 @@
+package zktest
+
+import (
+	"sync"
+	"time"
+)
+
+const (
+	// outputHigh is how many unsent bytes make a connection's reader wait:
+	// a client that sends requests and reads no replies gets no further.
+	outputHigh = 1 << 20
+
+	// outputLimit is how many unsent bytes, now of notifications, end a
+	// connection.
+	outputLimit = 64 << 20
+
+	// lastWords is how long a connection that ends has for sending what is
+	// in its output.
+	lastWords = 5 * time.Second
+)
+
+// An output is the queue of bytes on their way to a client. The reader of the
+// connection and the notifications of others append; one writer takes.
+// Appending never blocks.
+type output struct {
+	mu      sync.Mutex // guards all below but the channels; nothing is locked within
+	buf     []byte
+	marks   []mark          // when each stretch of buf may leave; none: at once
+	gate    <-chan struct{} // not nil: nothing leaves until it is closed
+	closing bool            // when buf is empty, the connection ends
+	mute    bool            // what is appended is thrown away
+
+	wake chan struct{} // has room for one; something was appended or changed
+	room chan struct{} // has room for one; buf was taken
+}
+
+// A mark says when the bytes of an output up to end may leave.
+type mark struct {
+	end int
+	due time.Time
+}
+
+func newOutput() output {
+	return output{wake: make(chan struct{}, 1), room: make(chan struct{}, 1)}
+}
+
+// append queues b, which leaves after latency and after all that was queued
+// before. It reports how many bytes are now queued.
+func (o *output) append(b []byte, latency time.Duration) int {
+	o.mu.Lock()
+	if o.mute || o.closing {
+		o.mu.Unlock()
+		return 0
+	}
+	o.buf = append(o.buf, b...)
+	if latency > 0 || len(o.marks) > 0 {
+		o.marks = append(o.marks, mark{len(o.buf), time.Now().Add(latency)})
+	}
+	n := len(o.buf)
+	o.mu.Unlock()
+	poke(o.wake)
+	return n
+}
+
+// finish has the connection end after what is queued.
+func (o *output) finish() {
+	o.mu.Lock()
+	o.closing = true
+	o.mu.Unlock()
+	poke(o.wake)
+}
+
+// silence throws away whatever is appended from now on.
+func (o *output) silence() {
+	o.mu.Lock()
+	o.mute = true
+	o.mu.Unlock()
+}
+
+// shut holds back all that has not left, until gate is closed.
+func (o *output) shut(gate <-chan struct{}) {
+	o.mu.Lock()
+	o.gate = gate
+	o.mu.Unlock()
+}
+
+// take returns what may leave now, using spare for what comes next, or what to
+// wait for: the gate, or a time. It reports false when nothing will ever follow.
+func (o *output) take(spare []byte) (b []byte, gate <-chan struct{}, wait time.Duration, ok bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.gate != nil {
+		select {
+		case <-o.gate:
+			o.gate = nil
+		default:
+			return nil, o.gate, 0, true
+		}
+	}
+	if len(o.buf) == 0 {
+		return nil, nil, 0, !o.closing
+	}
+	if len(o.marks) == 0 {
+		b, o.buf = o.buf, spare[:0]
+		return b, nil, 0, true
+	}
+	if wait = time.Until(o.marks[0].due); wait > 0 {
+		return nil, nil, wait, true
+	}
+	end := 0
+	for len(o.marks) > 0 && time.Until(o.marks[0].due) <= 0 {
+		end = o.marks[0].end
+		o.marks = o.marks[1:]
+	}
+	b = append(spare[:0], o.buf[:end]...)
+	o.buf = append(o.buf[:0], o.buf[end:]...)
+	for i := range o.marks {
+		o.marks[i].end -= end
+	}
+	return b, nil, 0, true
+}
+
+// size returns how many bytes are queued.
+func (o *output) size() int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return len(o.buf)
+}
+
+// poke sends to a channel with room for one, unless somebody did already.
+func poke(ch chan struct{}) {
+	select {
+	case ch <- struct{}{}:
+	default:
+	}
+}

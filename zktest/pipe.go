@@ -1,0 +1,189 @@
+package zktest
+
+import (
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// pipeLimit is how many bytes wait in one direction of a pipe before writes block.
+const pipeLimit = 4 << 20
+
+// A pipeEnd is one end of a connection in memory. It behaves as a TCP
+// connection does: writes return before they are read, what was written before
+// a Close can still be read, deadlines hold. Inside a testing/synctest bubble
+// a goroutine that waits for a pipe is durably blocked.
+type pipeEnd struct {
+	in, out       *stream
+	local, remote net.Addr
+}
+
+var _ net.Conn = (*pipeEnd)(nil)
+
+// newPipe returns the two ends of a connection, named by their addresses.
+func newPipe(a, b net.Addr) (*pipeEnd, *pipeEnd) {
+	ab, ba := newStream(), newStream()
+	return &pipeEnd{in: ba, out: ab, local: a, remote: b}, &pipeEnd{in: ab, out: ba, local: b, remote: a}
+}
+
+func (p *pipeEnd) Read(b []byte) (int, error) {
+	n, err := p.in.read(b)
+	return n, p.opError("read", err)
+}
+
+func (p *pipeEnd) Write(b []byte) (int, error) {
+	n, err := p.out.write(b)
+	return n, p.opError("write", err)
+}
+
+// opError wraps err as a network connection's errors are, but for io.EOF.
+func (p *pipeEnd) opError(op string, err error) error {
+	if err == nil || err == io.EOF {
+		return err
+	}
+	return &net.OpError{Op: op, Net: "tcp", Source: p.local, Addr: p.remote, Err: err}
+}
+
+func (p *pipeEnd) Close() error {
+	p.out.closeWriter()
+	p.in.closeReader()
+	return nil
+}
+
+func (p *pipeEnd) LocalAddr() net.Addr  { return p.local }
+func (p *pipeEnd) RemoteAddr() net.Addr { return p.remote }
+
+func (p *pipeEnd) SetDeadline(t time.Time) error {
+	p.in.setDeadline(&p.in.readBy, t)
+	p.out.setDeadline(&p.out.writeBy, t)
+	return nil
+}
+
+func (p *pipeEnd) SetReadDeadline(t time.Time) error {
+	p.in.setDeadline(&p.in.readBy, t)
+	return nil
+}
+
+func (p *pipeEnd) SetWriteDeadline(t time.Time) error {
+	p.out.setDeadline(&p.out.writeBy, t)
+	return nil
+}
+
+// A stream is one direction of a pipe.
+type stream struct {
+	mu      sync.Mutex // guards all below
+	changed *sync.Cond // broadcast at every change of what follows
+	buf     []byte     // buf[off:] was written and not yet read
+	off     int
+
+	writerClosed, readerClosed bool
+	readBy, writeBy            time.Time // deadlines; zero is none
+}
+
+func newStream() *stream {
+	s := &stream{}
+	s.changed = sync.NewCond(&s.mu)
+	return s
+}
+
+func (s *stream) read(b []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for {
+		switch {
+		case s.readerClosed:
+			return 0, net.ErrClosed
+		case expired(s.readBy):
+			return 0, os.ErrDeadlineExceeded
+		case len(b) == 0:
+			return 0, nil
+		case s.off < len(s.buf):
+			n := copy(b, s.buf[s.off:])
+			s.off += n
+			if s.off == len(s.buf) {
+				s.buf, s.off = s.buf[:0], 0
+			}
+			s.changed.Broadcast()
+			return n, nil
+		case s.writerClosed:
+			return 0, io.EOF
+		}
+		s.wait(s.readBy)
+	}
+}
+
+func (s *stream) write(b []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	written := 0
+	for {
+		switch room := pipeLimit - (len(s.buf) - s.off); {
+		case s.writerClosed:
+			return written, net.ErrClosed
+		case expired(s.writeBy):
+			return written, os.ErrDeadlineExceeded
+		case s.readerClosed:
+			return written, syscall.EPIPE
+		case written == len(b):
+			return written, nil
+		case room > 0:
+			n := min(room, len(b)-written)
+			if s.off > len(s.buf)/2 { // keep buf from growing for ever
+				s.buf = s.buf[:copy(s.buf, s.buf[s.off:])]
+				s.off = 0
+			}
+			s.buf = append(s.buf, b[written:written+n]...)
+			written += n
+			s.changed.Broadcast()
+			if written == len(b) {
+				return written, nil
+			}
+			continue
+		}
+		s.wait(s.writeBy)
+	}
+}
+
+// wait waits, with s.mu held, for a change of s or for the deadline.
+func (s *stream) wait(deadline time.Time) {
+	if !deadline.IsZero() {
+		timer := time.AfterFunc(time.Until(deadline), func() {
+			// With the lock, so that this cannot come between the
+			// waiter's look at the clock and its sleep.
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.changed.Broadcast()
+		})
+		defer timer.Stop()
+	}
+	s.changed.Wait()
+}
+
+func (s *stream) setDeadline(which *time.Time, t time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	*which = t
+	s.changed.Broadcast()
+}
+
+func (s *stream) closeWriter() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.writerClosed = true
+	s.changed.Broadcast()
+}
+
+func (s *stream) closeReader() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.readerClosed = true
+	s.buf, s.off = nil, 0
+	s.changed.Broadcast()
+}
+
+func expired(deadline time.Time) bool {
+	return !deadline.IsZero() && time.Until(deadline) <= 0
+}

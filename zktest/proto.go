@@ -1,0 +1,277 @@
+package zktest
+
+import "strconv"
+
+// An Op is the kind of a request, with the number that it has on the wire.
+type Op int32
+
+// The kinds of request. OpConnect is the handshake, which has no number of its
+// own on the wire.
+const (
+	OpCreate               Op = 1
+	OpDelete               Op = 2
+	OpExists               Op = 3
+	OpGetData              Op = 4
+	OpSetData              Op = 5
+	OpGetACL               Op = 6
+	OpSetACL               Op = 7
+	OpGetChildren          Op = 8
+	OpSync                 Op = 9
+	OpPing                 Op = 11
+	OpGetChildren2         Op = 12
+	OpCheck                Op = 13
+	OpMulti                Op = 14
+	OpCreate2              Op = 15
+	OpReconfig             Op = 16
+	OpCheckWatches         Op = 17
+	OpRemoveWatches        Op = 18
+	OpCreateContainer      Op = 19
+	OpDeleteContainer      Op = 20
+	OpCreateTTL            Op = 21
+	OpMultiRead            Op = 22
+	OpAuth                 Op = 100
+	OpSetWatches           Op = 101
+	OpSASL                 Op = 102
+	OpGetEphemerals        Op = 103
+	OpGetAllChildrenNumber Op = 104
+	OpSetWatches2          Op = 105
+	OpAddWatch             Op = 106
+	OpWhoAmI               Op = 107
+	OpConnect              Op = -10
+	OpCloseSession         Op = -11
+
+	opError Op = -1 // a result of multi
+)
+
+var opNames = map[Op]string{
+	OpCreate:               "create",
+	OpDelete:               "delete",
+	OpExists:               "exists",
+	OpGetData:              "getData",
+	OpSetData:              "setData",
+	OpGetACL:               "getACL",
+	OpSetACL:               "setACL",
+	OpGetChildren:          "getChildren",
+	OpSync:                 "sync",
+	OpPing:                 "ping",
+	OpGetChildren2:         "getChildren2",
+	OpCheck:                "check",
+	OpMulti:                "multi",
+	OpCreate2:              "create2",
+	OpReconfig:             "reconfig",
+	OpCheckWatches:         "checkWatches",
+	OpRemoveWatches:        "removeWatches",
+	OpCreateContainer:      "createContainer",
+	OpDeleteContainer:      "deleteContainer",
+	OpCreateTTL:            "createTTL",
+	OpMultiRead:            "multiRead",
+	OpAuth:                 "auth",
+	OpSetWatches:           "setWatches",
+	OpSASL:                 "sasl",
+	OpGetEphemerals:        "getEphemerals",
+	OpGetAllChildrenNumber: "getAllChildrenNumber",
+	OpSetWatches2:          "setWatches2",
+	OpAddWatch:             "addWatch",
+	OpWhoAmI:               "whoAmI",
+	OpConnect:              "connect",
+	OpCloseSession:         "closeSession",
+}
+
+// String returns ZooKeeper's name for op, such as "getChildren2".
+func (op Op) String() string {
+	if name, ok := opNames[op]; ok {
+		return name
+	}
+	return "op" + strconv.Itoa(int(op))
+}
+
+// Codes that a reply can carry, for [Fail].
+const (
+	CodeOK                      = 0
+	CodeSystemError             = -1
+	CodeRuntimeInconsistency    = -2
+	CodeConnectionLoss          = -4
+	CodeMarshallingError        = -5
+	CodeUnimplemented           = -6
+	CodeOperationTimeout        = -7
+	CodeBadArguments            = -8
+	CodeNoNode                  = -101
+	CodeNoAuth                  = -102
+	CodeBadVersion              = -103
+	CodeNoChildrenForEphemerals = -108
+	CodeNodeExists              = -110
+	CodeNotEmpty                = -111
+	CodeSessionExpired          = -112
+	CodeInvalidACL              = -114
+	CodeAuthFailed              = -115
+	CodeSessionMoved            = -118
+	CodeNoWatcher               = -121
+	CodeReconfigDisabled        = -123
+	CodeQuotaExceeded           = -125
+	CodeThrottled               = -127
+)
+
+// Flags of a create.
+const (
+	flagEphemeral = 1 << iota
+	flagSequence
+	flagContainer
+	flagTTL               = 5 // persistent
+	flagTTLSequence       = 6 // persistent, sequential
+	lastFlag        int32 = flagTTLSequence
+)
+
+// Xids that are no request's own.
+const (
+	xidNotification int32 = -1
+	xidPing         int32 = -2
+)
+
+// Kinds of event.
+const (
+	eventCreated         int32 = 1
+	eventDeleted         int32 = 2
+	eventDataChanged     int32 = 3
+	eventChildrenChanged int32 = 4
+)
+
+const stateSyncConnected int32 = 3
+
+// A Request is one request as a client sent it. Fields that its kind has no
+// use for are zero.
+type Request struct {
+	Session int64     // the connection's session; for a connect, the one asked for, 0 for a new one
+	Xid     int32     // the client's number for the request
+	Op      Op        // what it asks
+	Path    string    //
+	Data    []byte    // of create, setData and auth
+	Version int32     // of delete, setData, setACL and check; -1 is any
+	Flags   int32     // of the creates: 1 ephemeral, 2 sequential, 3 both, 4 container, 5 and 6 with a TTL
+	Watch   bool      // whether it leaves a watch
+	Ops     []Request // of multi and multiRead
+
+	RemoteAddr string // the client's end of the connection
+	Addr       string // the server's address that the client dialled
+
+	acl       []acl
+	ttl       int64
+	zxid      int64  // relative zxid of setWatches, last zxid seen of connect
+	kind      int32  // mode of addWatch, type of checkWatches and removeWatches
+	scheme    string // of auth
+	timeout   int32  // of connect, milliseconds
+	password  []byte // of connect
+	readOnly  bool   // of connect: the client sent the byte that says whether read only will do
+	watches   *watchLists
+	malformed bool // the body could not be decoded
+}
+
+// watchLists is the body of setWatches and setWatches2.
+type watchLists struct {
+	data, exist, child, persistent, recursive []string
+}
+
+// decodeConnect decodes the first packet of a connection. It reports false for
+// one that is too short to be a connect request.
+func decodeConnect(frame []byte) (Request, bool) {
+	d := decoder{b: frame}
+	d.int32() // protocol version
+	r := Request{Op: OpConnect}
+	r.zxid = d.int64()
+	r.timeout = d.int32()
+	r.Session = d.int64()
+	r.password = d.buffer()
+	if d.bad {
+		return r, false
+	}
+	// Clients from before 3.4 end here, and get no such byte back.
+	r.readOnly = len(d.b) > 0
+	return r, true
+}
+
+// decodeRequest decodes any packet after the first. It reports false when not
+// even the header is there.
+func decodeRequest(frame []byte) (Request, bool) {
+	d := decoder{b: frame}
+	r := Request{Xid: d.int32(), Op: Op(d.int32())}
+	if d.bad {
+		return r, false
+	}
+	r.decodeBody(&d)
+	r.malformed = r.malformed || d.bad
+	return r, true
+}
+
+func (r *Request) decodeBody(d *decoder) {
+	switch r.Op {
+	case OpCreate, OpCreate2, OpCreateContainer, OpCreateTTL:
+		r.Path = d.string()
+		r.Data = d.buffer()
+		r.acl = d.acls()
+		r.Flags = d.int32()
+		r.ttl = -1
+		if r.Op == OpCreateTTL {
+			r.ttl = d.int64()
+		}
+	case OpDelete, OpCheck:
+		r.Path = d.string()
+		r.Version = d.int32()
+	case OpExists, OpGetData, OpGetChildren, OpGetChildren2:
+		r.Path = d.string()
+		r.Watch = d.bool()
+	case OpSetData:
+		r.Path = d.string()
+		r.Data = d.buffer()
+		r.Version = d.int32()
+	case OpGetACL, OpSync, OpGetEphemerals, OpGetAllChildrenNumber:
+		r.Path = d.string()
+	case OpSetACL:
+		r.Path = d.string()
+		r.acl = d.acls()
+		r.Version = d.int32()
+	case OpMulti, OpMultiRead:
+		r.decodeOps(d)
+	case OpAuth:
+		d.int32() // unused by ZooKeeper too
+		r.scheme = d.string()
+		r.Data = d.buffer()
+	case OpSetWatches, OpSetWatches2:
+		r.zxid = d.int64()
+		w := &watchLists{data: d.strings(), exist: d.strings(), child: d.strings()}
+		if r.Op == OpSetWatches2 {
+			w.persistent, w.recursive = d.strings(), d.strings()
+		}
+		r.watches = w
+	case OpCheckWatches, OpRemoveWatches, OpAddWatch:
+		r.Path = d.string()
+		r.kind = d.int32()
+	}
+}
+
+// decodeOps decodes the operations of a multi or multiRead.
+func (r *Request) decodeOps(d *decoder) {
+	for !d.bad {
+		op := Request{Session: r.Session, Xid: r.Xid, Op: Op(d.int32())}
+		done := d.bool()
+		d.int32() // error, of results only
+		if done || d.bad {
+			return
+		}
+		if !op.Op.within(r.Op) {
+			r.malformed = true
+			return
+		}
+		op.decodeBody(d)
+		r.Ops = append(r.Ops, op)
+	}
+}
+
+// within reports whether op may stand in a multi or a multiRead.
+func (op Op) within(multi Op) bool {
+	switch op {
+	case OpCreate, OpCreate2, OpCreateContainer, OpCreateTTL, OpDelete, OpSetData, OpCheck:
+		return multi == OpMulti
+	case OpGetData, OpGetChildren:
+		return multi == OpMultiRead
+	}
+	return false
+}

@@ -1,0 +1,231 @@
+package zktest
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+)
+
+// A Server is a ZooKeeper server in memory, with one or more addresses. Its
+// methods may be called by many goroutines at once.
+type Server struct {
+	tick           time.Duration
+	minTimeout     time.Duration
+	maxTimeout     time.Duration
+	containerCheck time.Duration
+	maxBuffer      int
+	addrs          []string // as the options gave them
+	bubble         bool     // made in a testing/synctest bubble: no TCP
+
+	wake chan struct{} // has room for one; see rearm
+	quit chan struct{} // closed by Close
+	wg   sync.WaitGroup
+
+	// mu guards everything below and what is said to be guarded by it. It
+	// is the order of the transactions. Nobody waits for anything while
+	// holding it; the locks within outputs are the only ones taken under it.
+	mu            sync.Mutex
+	epoch         time.Time // ticks are counted from here
+	leader        *view
+	endpoints     []*endpoint
+	conns         map[*conn]struct{}
+	sessions      map[int64]*session
+	lastSession   int64 // the last id given
+	lastEvent     int64 // see nextEvent
+	scratch       []byte
+	armed         time.Time // when the clock will look again; zero: not
+	reapAt        time.Time // when containers are looked at; zero: there are none
+	latency       time.Duration
+	intercept     func(Request) Action
+	partitions    map[int64]chan struct{} // session to what Heal closes
+	changeling    map[int64]bool          // sessions that get another id at their next reconnect
+	requests      map[Op]int64
+	notifications int64
+	stopped       bool // by Stop
+	closed        bool // by Close
+}
+
+// An Option changes how [NewServer] makes a server.
+type Option func(*Server)
+
+// WithAddr has the server listen on addr, which may have port 0. The default
+// is "127.0.0.1:0".
+func WithAddr(addr string) Option {
+	return WithAddrs(addr)
+}
+
+// WithAddrs gives one tree several addresses, as the servers of an ensemble
+// are. A client may go from one to another with its session. Each can be taken
+// down by itself with [Server.StopAddr], or made to lag with [Server.Freeze].
+func WithAddrs(addrs ...string) Option {
+	return func(s *Server) { s.addrs = slices.Clone(addrs) }
+}
+
+// WithTick sets the length of a tick, to which session timeouts are rounded
+// up. Clients may ask for timeouts from 2 ticks to 20 ticks or 60 s, whichever
+// is longer, unless [WithSessionTimeouts] says otherwise. The default is 20 ms,
+// far less than ZooKeeper's, so that sessions can be as short as 40 ms.
+func WithTick(d time.Duration) Option {
+	return func(s *Server) { s.tick = d }
+}
+
+// WithSessionTimeouts sets the shortest and the longest session timeout that
+// is granted. A client that asks for less or more gets these.
+func WithSessionTimeouts(shortest, longest time.Duration) Option {
+	return func(s *Server) { s.minTimeout, s.maxTimeout = shortest, longest }
+}
+
+// WithMaxBuffer sets the longest packet that is taken from a client, as
+// ZooKeeper's jute.maxbuffer does. The default is ZooKeeper's, 1,048,575 bytes.
+// A longer one ends the connection.
+func WithMaxBuffer(n int) Option {
+	return func(s *Server) { s.maxBuffer = n }
+}
+
+// WithContainerCheck sets how often the server looks for containers to remove
+// and for nodes whose time to live is over. The default is ZooKeeper's, one minute.
+func WithContainerCheck(d time.Duration) Option {
+	return func(s *Server) { s.containerCheck = d }
+}
+
+const (
+	defaultTick      = 20 * time.Millisecond
+	defaultMaxBuffer = 0xfffff
+)
+
+// NewServer starts a server on a free port of the loopback interface. It
+// panics if it cannot listen.
+//
+// In a testing/synctest bubble it does not listen at all, because a goroutine
+// that waits for the network would stop the bubble's clock: [Server.Dial] is
+// then the only way in. Addr looks no different.
+func NewServer(opts ...Option) *Server {
+	s := &Server{
+		tick:           defaultTick,
+		containerCheck: time.Minute,
+		maxBuffer:      defaultMaxBuffer,
+		addrs:          []string{"127.0.0.1:0"},
+		bubble:         inBubble(),
+		wake:           make(chan struct{}, 1),
+		quit:           make(chan struct{}),
+		epoch:          time.Now(),
+		leader:         &view{tree: newTree(), watches: newWatchTable()},
+		conns:          map[*conn]struct{}{},
+		sessions:       map[int64]*session{},
+		partitions:     map[int64]chan struct{}{},
+		changeling:     map[int64]bool{},
+		requests:       map[Op]int64{},
+	}
+	for _, opt := range opts {
+		opt(s)
+	}
+	if s.tick <= 0 {
+		panic("zktest: WithTick: not a positive duration")
+	}
+	if s.maxTimeout == 0 {
+		s.minTimeout = 2 * s.tick
+		s.maxTimeout = max(20*s.tick, time.Minute)
+	}
+	// As ZooKeeper does: the server's number in the first byte, then the time.
+	s.lastSession = 1<<56 | int64(uint64(s.epoch.UnixMilli())<<24>>8)
+	for _, addr := range s.addrs {
+		e := &endpoint{addr: addr, view: s.leader}
+		if err := s.listen(e); err != nil {
+			s.shutListeners()
+			panic(fmt.Sprintf("zktest: cannot listen: %v", err))
+		}
+		s.endpoints = append(s.endpoints, e)
+	}
+	for _, e := range s.endpoints {
+		s.accept(e)
+	}
+	s.wg.Go(s.clock)
+	return s
+}
+
+// Start is [NewServer] for a test or benchmark, at whose end the server is closed.
+func Start(tb testing.TB, opts ...Option) *Server {
+	tb.Helper()
+	s := NewServer(opts...)
+	tb.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+// Addr returns the server's address, or the first of them, as "127.0.0.1:port".
+func (s *Server) Addr() string {
+	return s.endpoints[0].addr
+}
+
+// Addrs returns all addresses of the server, in the order of [WithAddrs].
+func (s *Server) Addrs() []string {
+	addrs := make([]string, len(s.endpoints))
+	for i, e := range s.endpoints {
+		addrs[i] = e.addr
+	}
+	return addrs
+}
+
+// Close drops all connections and returns when every goroutine of the server
+// has ended. If something keeps one for five seconds, such as a function given
+// to [Server.Intercept] that does not return, Close writes to standard error
+// what it waits for. Calls after the first return at once.
+func (s *Server) Close() error {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return nil
+	}
+	s.closed = true
+	close(s.quit)
+	s.shutListeners()
+	s.dropConns(nil)
+	s.mu.Unlock()
+
+	complain := time.AfterFunc(5*time.Second, s.complain)
+	defer complain.Stop()
+	s.wg.Wait()
+	return nil
+}
+
+// complain says what keeps Close from returning.
+func (s *Server) complain() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	fmt.Fprintln(os.Stderr, "zktest: Server.Close still waits, for connections:")
+	for c := range s.conns {
+		fmt.Fprintf(os.Stderr, "  %s to %s: %s\n", c.remote, c.at.addr, c.doing())
+	}
+}
+
+// doing says what the connection is at. Server.mu is held.
+func (c *conn) doing() string {
+	switch {
+	case c.now != "":
+		return c.now
+	case c.closing:
+		return "closing"
+	}
+	return "waiting for requests"
+}
+
+// dropConns kills the connections to e, or all if e is nil. Server.mu is held.
+func (s *Server) dropConns(e *endpoint) {
+	for c := range s.conns {
+		if e == nil || c.at == e {
+			s.cut(c)
+		}
+	}
+}
+
+// cut kills one connection. Its session lives on. Server.mu is held.
+func (s *Server) cut(c *conn) {
+	c.closing = true
+	c.at.view.watches.removeAll(c)
+	if c.session != nil && c.session.conn == c {
+		c.session.conn = nil
+	}
+	c.kill()
+}

@@ -1,0 +1,202 @@
+package zktest
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/binary"
+	"time"
+)
+
+const passwordLen = 16
+
+// A session is one ZooKeeper session. Server.mu guards it.
+type session struct {
+	id       int64
+	password []byte
+	timeout  time.Duration
+	deadline time.Time // when it expires if nothing is heard, always on a tick
+	conn     *conn     // nil while it has none
+}
+
+// touch notes that the session was heard of now. As in ZooKeeper it expires at
+// the first tick after its timeout.
+func (x *session) touch(s *Server) {
+	quiet := time.Since(s.epoch) + x.timeout
+	x.deadline = s.epoch.Add((quiet/s.tick + 1) * s.tick)
+}
+
+// newSession begins a session. It is a transaction.
+func (s *Server) newSession(timeout time.Duration) *session {
+	s.lastSession++
+	x := &session{id: s.lastSession, password: make([]byte, passwordLen), timeout: timeout}
+	_, _ = rand.Read(x.password)
+	s.sessions[x.id] = x
+	s.commit(s.begin())
+	x.touch(s)
+	s.rearm(x.deadline)
+	return x
+}
+
+// endSession removes the session and, in one transaction, its ephemerals. It
+// leaves the connection alone.
+func (s *Server) endSession(x *session) {
+	delete(s.sessions, x.id)
+	t := s.leader.tree
+	txn := s.begin()
+	for _, path := range oldestFirst(t, t.ephemerals[x.id]) {
+		ch := change{kind: changeDelete, path: path}
+		t.apply(txn, &ch)
+		txn.changes = append(txn.changes, ch)
+	}
+	s.commit(txn)
+}
+
+// expire ends the session and closes its connection.
+func (s *Server) expire(x *session) {
+	s.endSession(x)
+	if x.conn != nil {
+		x.conn.finish()
+		x.conn = nil
+	}
+}
+
+// handshake answers the first packet of the connection. It reports whether
+// requests may follow.
+func (c *conn) handshake(frame []byte) bool {
+	s := c.s
+	r, ok := decodeConnect(frame)
+	if !ok {
+		c.kill()
+		return false
+	}
+	r.RemoteAddr, r.Addr = c.remote, c.at.addr
+	if !c.lockUnpartitioned(r.Session) {
+		return false
+	}
+	c.received++
+	s.count(OpConnect)
+	action := Pass
+	if f := s.intercept; f != nil {
+		c.now = "intercept connect"
+		s.mu.Unlock()
+		action = f(r)
+		if action.delay > 0 && !c.sleep(action.delay) {
+			return false
+		}
+		if !c.lockUnpartitioned(r.Session) {
+			return false
+		}
+	}
+	defer s.mu.Unlock()
+	if c.closing {
+		return false
+	}
+	c.now = ""
+	switch action.kind {
+	case actDropRequest:
+		c.finish()
+		return false
+	case actHang:
+		c.hang()
+		return false
+	}
+	// A server that is behind the client must not serve it, or the client
+	// would see time run backwards. ZooKeeper closes without an answer.
+	if r.zxid > c.at.view.tree.zxid {
+		c.finish()
+		return false
+	}
+	var x *session
+	if action.kind != actFail {
+		x = s.resume(c, &r)
+	}
+	b := connectReply(c.reply[:0], x, r.readOnly)
+	switch {
+	case action.kind == actDropReply:
+		c.finish()
+		return false
+	case action.kind == actHangReply:
+		c.send(b[:4])
+		c.hang()
+		return false
+	}
+	c.send(b)
+	if x == nil {
+		c.finish()
+	}
+	return x != nil
+}
+
+// resume returns the session that a connect request asks for, a new one if it
+// asks for none, or nil if that session has expired or is another's. A session
+// that is found moves to c.
+func (s *Server) resume(c *conn, r *Request) *session {
+	timeout := min(max(time.Duration(r.timeout)*time.Millisecond, s.minTimeout), s.maxTimeout)
+	id := r.Session
+	if s.changeling[id] {
+		delete(s.changeling, id)
+		id = 0
+	}
+	var x *session
+	if id == 0 {
+		x = s.newSession(timeout)
+		c.at.catchUp(s)
+	} else {
+		x = s.sessions[id]
+		// ZooKeeper closes the old connection before it looks at the password.
+		if x != nil && x.conn != nil && x.conn != c {
+			x.conn.finish()
+			x.conn = nil
+		}
+		if x == nil || !bytes.Equal(x.password, r.password) {
+			return nil
+		}
+	}
+	x.timeout = timeout
+	x.conn = c
+	c.session = x
+	x.touch(s)
+	s.rearm(x.deadline)
+	if gate := s.partitions[x.id]; gate != nil {
+		c.out.shut(gate)
+	}
+	return x
+}
+
+// connectReply appends the reply to a connect request, for an expired session
+// if x is nil.
+func connectReply(b []byte, x *session, readOnly bool) []byte {
+	expired := session{password: make([]byte, passwordLen)}
+	if x == nil {
+		x = &expired
+	}
+	b = appendInt32(b, 0) // length
+	b = appendInt32(b, 0) // protocol version
+	b = appendInt32(b, int32(x.timeout/time.Millisecond))
+	b = appendInt64(b, x.id)
+	b = appendBuffer(b, x.password)
+	if readOnly {
+		b = appendBool(b, false) // this is no read-only server
+	}
+	binary.BigEndian.PutUint32(b, uint32(len(b)-4))
+	return b
+}
+
+// lockUnpartitioned locks Server.mu when id is not partitioned. It reports
+// false, without the lock, if the connection is over.
+func (c *conn) lockUnpartitioned(id int64) bool {
+	s := c.s
+	for {
+		s.mu.Lock()
+		gate := s.partitions[id]
+		if gate == nil {
+			return true
+		}
+		s.mu.Unlock()
+		select {
+		case <-gate:
+		case <-c.done:
+			return false
+		}
+	}
+}

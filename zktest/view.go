@@ -1,0 +1,144 @@
+package zktest
+
+import "time"
+
+// A view is a tree together with the watches left on it. The leader's view is
+// the truth; every address serves reads from it, unless the address lags (see
+// [Server.Freeze]), which gives it a view of its own.
+type view struct {
+	tree    *tree
+	watches *watchTable
+}
+
+// An endpoint is one address that clients connect to. Server.mu guards it.
+type endpoint struct {
+	addr   string
+	up     bool
+	listen listener
+	view   *view
+
+	// Of an endpoint that lags.
+	lag     time.Duration // how far behind; frozen is for ever
+	backlog []late        // transactions not yet applied to view
+}
+
+// A late is a transaction that an endpoint has yet to apply.
+type late struct {
+	txn *txn
+	at  time.Time // when the leader committed it
+}
+
+const frozen = time.Duration(1<<63 - 1)
+
+// begin begins a transaction. Every one, a failed one too, has a zxid.
+func (s *Server) begin() *txn {
+	s.leader.tree.zxid++
+	return &txn{zxid: s.leader.tree.zxid, time: time.Now().UnixMilli()}
+}
+
+// commit makes x known: to those who watch the leader's view now, to the
+// endpoints that lag when their time comes. Its changes are in the leader's
+// tree already.
+func (s *Server) commit(x *txn) {
+	for i := range x.changes {
+		s.fire(s.leader, &x.changes[i])
+	}
+	if len(s.leader.tree.reapable) > 0 && s.reapAt.IsZero() {
+		s.rearm(s.epoch) // in the past: look now
+	}
+	for _, e := range s.endpoints {
+		if e.lag == 0 {
+			continue
+		}
+		now := time.Now()
+		e.backlog = append(e.backlog, late{x, now})
+		if e.lag != frozen {
+			s.rearm(now.Add(e.lag))
+		}
+	}
+}
+
+// catchUp applies everything that e lags behind.
+func (e *endpoint) catchUp(s *Server) {
+	for _, l := range e.backlog {
+		e.replay(s, l.txn)
+	}
+	e.backlog = nil
+}
+
+// replay applies x to e's own view and fires the watches there.
+func (e *endpoint) replay(s *Server, x *txn) {
+	for i := range x.changes {
+		e.view.tree.apply(x, &x.changes[i])
+	}
+	e.view.tree.zxid = x.zxid
+	for i := range x.changes {
+		s.fire(e.view, &x.changes[i])
+	}
+}
+
+// advance applies what is due and reports when the next transaction is.
+func (e *endpoint) advance(s *Server, now time.Time) (next time.Time, ok bool) {
+	if e.lag == 0 || e.lag == frozen {
+		return next, false
+	}
+	for len(e.backlog) > 0 {
+		if next = e.backlog[0].at.Add(e.lag); next.After(now) {
+			return next, true
+		}
+		e.replay(s, e.backlog[0].txn)
+		e.backlog = e.backlog[1:]
+	}
+	return next, false
+}
+
+// setLag makes e lag by d from now on; 0 ends it.
+func (s *Server) setLag(e *endpoint, d time.Duration) {
+	if d == 0 {
+		e.catchUp(s)
+		s.moveWatches(e, s.leader)
+	} else if e.lag == 0 {
+		s.moveWatches(e, &view{tree: s.leader.tree.clone(), watches: newWatchTable()})
+	}
+	e.lag = d
+	s.rearm(s.epoch) // in the past: look now
+}
+
+// moveWatches gives e another view, which has applied the same transactions.
+func (s *Server) moveWatches(e *endpoint, to *view) {
+	from := e.view
+	if from == to {
+		return
+	}
+	for c := range s.conns {
+		if c.at == e {
+			from.watches.move(c, to.watches)
+		}
+	}
+	e.view = to
+}
+
+// SetLag makes reads through addr, one of the server's addresses, see the tree
+// as it was d ago, as on a follower that lags behind its leader; 0 ends it.
+// As on a follower, a client never sees a state from before its own writes: a
+// write, a new session or a sync through addr catches it up to that moment.
+// Watches left through addr fire when addr sees the change. A client that has
+// seen newer transactions elsewhere is refused.
+func (s *Server) SetLag(addr string, d time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.setLag(s.mustFind(addr), max(d, 0))
+}
+
+// Freeze is [Server.SetLag] for ever: reads through addr see nothing new until
+// [Server.Thaw] but for what that client's own requests bring there.
+func (s *Server) Freeze(addr string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.setLag(s.mustFind(addr), frozen)
+}
+
+// Thaw lets an address that lags catch up and stay so.
+func (s *Server) Thaw(addr string) {
+	s.SetLag(addr, 0)
+}

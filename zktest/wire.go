@@ -1,0 +1,178 @@
+package zktest
+
+import "encoding/binary"
+
+// A decoder reads the fields of one packet. The first field that does not fit
+// sets bad, and every field after it reads as zero, so that callers look at
+// bad once, at the end. Nothing is allocated from a length or a count before
+// the bytes behind it are known to be there.
+type decoder struct {
+	b   []byte
+	bad bool
+}
+
+// take returns the next n bytes, which alias the packet.
+func (d *decoder) take(n int) []byte {
+	if d.bad || n < 0 || n > len(d.b) {
+		d.bad = true
+		return nil
+	}
+	p := d.b[:n:n]
+	d.b = d.b[n:]
+	return p
+}
+
+func (d *decoder) bool() bool {
+	p := d.take(1)
+	return p != nil && p[0] != 0
+}
+
+func (d *decoder) int32() int32 {
+	p := d.take(4)
+	if p == nil {
+		return 0
+	}
+	return int32(binary.BigEndian.Uint32(p))
+}
+
+func (d *decoder) int64() int64 {
+	p := d.take(8)
+	if p == nil {
+		return 0
+	}
+	return int64(binary.BigEndian.Uint64(p))
+}
+
+// buffer reads a byte buffer, which aliases the packet. A length of -1 is nil,
+// which ZooKeeper keeps apart from empty.
+func (d *decoder) buffer() []byte {
+	n := d.int32()
+	if n == -1 {
+		return nil
+	}
+	p := d.take(int(n))
+	if p == nil && !d.bad {
+		p = []byte{}
+	}
+	return p
+}
+
+func (d *decoder) string() string {
+	return string(d.buffer())
+}
+
+// count reads the length of a vector whose elements take at least size bytes
+// each. A vector that cannot fit into what is left is refused here, before
+// anything is made of it.
+func (d *decoder) count(size int) int {
+	n := int(d.int32())
+	if n == -1 {
+		return 0
+	}
+	if n < 0 || n > len(d.b)/size {
+		d.bad = true
+		return 0
+	}
+	return n
+}
+
+func (d *decoder) strings() []string {
+	n := d.count(4)
+	if n == 0 {
+		return nil
+	}
+	v := make([]string, 0, n)
+	for range n {
+		v = append(v, d.string())
+	}
+	return v
+}
+
+func (d *decoder) acls() []acl {
+	n := d.count(12)
+	if n == 0 {
+		return nil
+	}
+	v := make([]acl, 0, n)
+	for range n {
+		perms := d.int32()
+		scheme := d.string()
+		v = append(v, acl{perms, identity{scheme, d.string()}})
+	}
+	return v
+}
+
+func appendBool(b []byte, v bool) []byte {
+	if v {
+		return append(b, 1)
+	}
+	return append(b, 0)
+}
+
+func appendInt32(b []byte, v int32) []byte {
+	return binary.BigEndian.AppendUint32(b, uint32(v))
+}
+
+func appendInt64(b []byte, v int64) []byte {
+	return binary.BigEndian.AppendUint64(b, uint64(v))
+}
+
+func appendString(b []byte, s string) []byte {
+	return append(appendInt32(b, int32(len(s))), s...)
+}
+
+func appendBuffer(b, p []byte) []byte {
+	if p == nil {
+		return appendInt32(b, -1)
+	}
+	return append(appendInt32(b, int32(len(p))), p...)
+}
+
+func appendACLs(b []byte, list []acl) []byte {
+	b = appendInt32(b, int32(len(list)))
+	for _, a := range list {
+		b = appendInt32(b, a.perms)
+		b = appendString(b, a.id.scheme)
+		b = appendString(b, a.id.id)
+	}
+	return b
+}
+
+func appendStat(b []byte, n *node) []byte {
+	b = appendInt64(b, n.czxid)
+	b = appendInt64(b, n.mzxid)
+	b = appendInt64(b, n.ctime)
+	b = appendInt64(b, n.mtime)
+	b = appendInt32(b, n.version)
+	b = appendInt32(b, n.statCversion())
+	b = appendInt32(b, n.aversion)
+	b = appendInt64(b, n.owner)
+	b = appendInt32(b, int32(len(n.data)))
+	b = appendInt32(b, int32(len(n.children)))
+	return appendInt64(b, n.pzxid)
+}
+
+func appendChildren(b []byte, n *node) []byte {
+	b = appendInt32(b, int32(len(n.children)))
+	for name := range n.children {
+		b = appendString(b, name)
+	}
+	return b
+}
+
+// frameStart is the room that a packet's length and reply header take.
+const frameStart = 4 + 4 + 8 + 4
+
+// startFrame makes room in b for the length and header that finishFrame fills in.
+func startFrame(b []byte) []byte {
+	var room [frameStart]byte
+	return append(b, room[:]...)
+}
+
+// finishFrame fills in the length and header of the packet that is all of b.
+func finishFrame(b []byte, xid int32, zxid int64, code int32) {
+	binary.BigEndian.PutUint32(b, uint32(len(b)-4))
+	binary.BigEndian.PutUint32(b[4:], uint32(xid))
+	binary.BigEndian.PutUint64(b[8:], uint64(zxid))
+	binary.BigEndian.PutUint32(b[16:], uint32(code))
+}
