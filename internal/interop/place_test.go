@@ -3,10 +3,12 @@ package interop_test
 import (
 	"fmt"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/zsync/zsync/internal/interop"
+	"github.com/zsync/zsync/zktest"
 )
 
 // A place is a ZooKeeper that the foreign programs are tried against.
@@ -18,7 +20,7 @@ type place struct {
 // places are the in-process server and, as the control that shows what a program
 // does by itself, the real ensemble where there is one.
 func places() []place {
-	var list []place
+	list := []place{{"zktest", func(t *testing.T) string { return strings.Join(zktest.Start(t).Addrs(), ",") }}}
 	if real := os.Getenv("ZSYNC_TEST_SERVERS"); real != "" {
 		list = append(list, place{"ensemble", func(*testing.T) string { return real }})
 	}
