@@ -28,7 +28,8 @@
 // getEphemerals, sync, check, multi, multiRead, ping, auth (digest and ip),
 // whoAmI, setWatches, setWatches2, addWatch, checkWatches, removeWatches,
 // closeSession. ACLs are enforced, with the schemes world, ip, digest and
-// auth. The four-letter words ruok, srvr, stat, mntr, cons, conf, wchs, isro.
+// auth. The four-letter words ruok, srvr, stat, mntr, cons, conf, wchs, isro,
+// envi.
 //
 // # Different
 //
@@ -37,6 +38,8 @@
 //   - Nodes with a TTL are served without a setting that enables them.
 //   - Watches of different kinds that one client has on one path are kept
 //     apart; in ZooKeeper 3.8 the last one left decides how all behave.
+//   - checkWatches looks for watches of its own client only; in ZooKeeper 3.8
+//     it finds those of others too.
 //   - When a parent has had 2^31 children, sequence numbers go on at -2147483648.
 //   - Ephemerals of a session that ends are deleted in the order of their creation.
 //   - Latencies in the answers to four-letter words are zero.

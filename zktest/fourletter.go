@@ -32,6 +32,8 @@ func (s *Server) fourLetter(word string) (string, bool) {
 		return s.wordConf(), true
 	case "wchs":
 		return s.wordWchs(), true
+	case "envi":
+		return fmt.Sprintf("Environment:\nzookeeper.version=%s, built on %s\nhost.name=localhost\n", version, built), true
 	}
 	return "", false
 }

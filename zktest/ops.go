@@ -91,7 +91,7 @@ func (s *Server) multi(c *conn, r *Request, b []byte) ([]byte, int32) {
 		undos = append(undos, u)
 		x.changes = append(x.changes, ch)
 		// The result is encoded now, while the node is as this operation left it.
-		b = appendMultiHeader(b, r.Ops[i].Op, 0)
+		b = appendMultiHeader(b, r.Ops[i].Op.resultInMulti(), 0)
 		b = s.appendResult(b, r.Ops[i].Op, &ch)
 	}
 	if failed >= 0 {
@@ -104,6 +104,15 @@ func (s *Server) multi(c *conn, r *Request, b []byte) ([]byte, int32) {
 	s.commit(x)
 	c.at.catchUp(s)
 	return appendMultiEnd(b), CodeOK
+}
+
+// resultInMulti returns the kind of the result that op has in a multi.
+func (op Op) resultInMulti() Op {
+	switch op {
+	case OpCreateContainer, OpCreateTTL:
+		return OpCreate2
+	}
+	return op
 }
 
 // appendFailed appends the results of n operations of which one failed:

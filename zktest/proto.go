@@ -261,6 +261,17 @@ func (r *Request) decodeOps(d *decoder) {
 			return
 		}
 		op.decodeBody(d)
+		switch op.Op {
+		case OpCreate, OpCreate2, OpCreateContainer, OpCreateTTL:
+			// In a multi ZooKeeper looks at the flags alone.
+			if op.Op == OpCreateTTL && op.Flags >= flagTTL {
+				break
+			}
+			op.Op, op.ttl = OpCreate, -1
+			if op.Flags == flagContainer {
+				op.Op = OpCreateContainer
+			}
+		}
 		r.Ops = append(r.Ops, op)
 	}
 }

@@ -12,6 +12,9 @@ func (s *Server) read(c *conn, r *Request, b []byte) ([]byte, int32) {
 	v := c.at.view
 	switch r.Op {
 	case OpExists:
+		if strings.Contains(r.Path, "\x00") {
+			return b, CodeBadArguments
+		}
 		if r.Watch {
 			v.watches.add(c, watchKey{r.Path, false}, watchOnce)
 		}
@@ -117,8 +120,8 @@ func (v *view) readACL(c *conn, r *Request, b []byte) ([]byte, int32) {
 
 // readEphemerals lists the session's ephemerals whose path begins with r.Path.
 func (v *view) readEphemerals(c *conn, r *Request, b []byte) []byte {
-	prefix := strings.TrimSpace(r.Path)
-	if prefix == "/" {
+	prefix := r.Path
+	if blank := strings.Trim(prefix, " \t\r\n"); blank == "" || blank == "/" {
 		prefix = ""
 	}
 	var paths []string

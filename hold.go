@@ -1,0 +1,172 @@
+package zsync
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// A hold is a place in line whose turn has come: a lock, a leadership, a
+// permit. It stands as long as its znode and the session of its znode do.
+type hold struct {
+	place *place
+	line  *line
+	op    string // for the observer
+	since time.Time
+	stop  func() bool // undoes the registration with the incarnation
+
+	mu   sync.Mutex
+	gone bool          // lost is closed; guarded by mu
+	lost chan struct{} // closed when the hold is lost, and never when it is released
+	tok  int64         // the fencing token, 0 until it is asked for; guarded by mu
+}
+
+// newHold makes a hold of a place whose turn has come.
+func newHold(l *line, p *place, op string) *hold {
+	h := &hold{place: p, line: l, op: op, since: time.Now(), lost: make(chan struct{})}
+	l.m.holds.Add(1)
+	h.stop = context.AfterFunc(p.inc.ctx, func() { h.lose(context.Cause(p.inc.ctx)) })
+	return h
+}
+
+// lose marks h as lost.
+func (h *hold) lose(why error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.gone {
+		return
+	}
+	h.gone = true
+	close(h.lost)
+	h.line.m.observe(Event{Kind: Lost, Op: h.op, Path: h.line.m.bare(h.line.dir), Wait: time.Since(h.since), Err: why})
+}
+
+// err returns nil while h stands, as far as can be known here; otherwise an
+// error that is ErrLost, or ErrClosed after Session.Close.
+func (h *hold) err() error {
+	if !h.place.inc.alive() {
+		cause := context.Cause(h.place.inc.ctx)
+		h.lose(cause) // the registration may not have had its turn yet
+		return endError(cause)
+	}
+	select {
+	case <-h.lost:
+		return ErrLost
+	default:
+		return nil
+	}
+}
+
+// endError says what the end of an incarnation means to one who held something
+// through it.
+func endError(cause error) error {
+	if cause == ErrClosed {
+		return &ctxError{err: ErrLost, cause: ErrClosed}
+	}
+	return ErrLost
+}
+
+// verdict turns the error of a request about h's own znode into what it means:
+// if the znode or the session is gone, so is h.
+func (h *hold) verdict(err error) error {
+	switch {
+	case err == nil:
+		return h.err()
+	case isNoNode(err):
+		h.lose(errVanished)
+		return ErrLost
+	}
+	if lost := h.err(); lost != nil {
+		return lost
+	}
+	return err
+}
+
+// token returns the fencing token of h: the zxid of a write to its own znode,
+// made while h stands, and after every write of those who held before.
+func (h *hold) token(ctx context.Context) (int64, error) {
+	if err := h.err(); err != nil {
+		return 0, err
+	}
+	h.mu.Lock()
+	tok := h.tok
+	h.mu.Unlock()
+	if tok != 0 {
+		return tok, nil
+	}
+	inc := h.place.inc
+	stat, err := inc.set(ctx, h.place.path, []byte(inc.m.cfg.owner), -1)
+	if err := h.verdict(err); err != nil {
+		return 0, err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.tok == 0 { // two callers may have written: the first answer stays
+		h.tok = stat.Mzxid
+	}
+	return h.tok, nil
+}
+
+// renew makes h the hold of another goroutine of this process.
+func (h *hold) renew() {
+	h.mu.Lock()
+	h.tok = 0
+	h.since = time.Now()
+	h.mu.Unlock()
+}
+
+// txn applies ops if h still stands, in one transaction with the proof.
+func (h *hold) txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
+	m, inc := h.line.m, h.place.inc
+	ops, _, err := m.checkOps(ops)
+	if err != nil {
+		return nil, err
+	}
+	if err := h.err(); err != nil {
+		return nil, err
+	}
+	proof := &zk.CheckVersionRequest{Path: h.place.path, Version: -1}
+	rs, err := inc.commit(ctx, h.line.dir, append([]any{proof}, ops...))
+	if len(rs) > 0 {
+		if isNoNode(rs[0].Error) {
+			return nil, h.verdict(rs[0].Error)
+		}
+		rs = rs[1:]
+	}
+	if err == errEnded {
+		err = h.err()
+	}
+	return rs, err
+}
+
+// release gives h up. It returns once the znode is gone; if the connection
+// drops, or is down, it returns at once and the deletion goes on in the
+// background. It is ErrLost if h was lost, even at the last moment.
+func (h *hold) release() error {
+	h.line.m.holds.Add(-1)
+	h.stop()
+	if err := h.err(); err != nil {
+		return err
+	}
+	r := h.place.leave()
+	select {
+	case <-r.done:
+		// If it is deleted by us it was ours until then, even if the session
+		// has ended since.
+		if r.err != nil {
+			return h.verdict(r.err)
+		}
+	case <-h.place.inc.disconnection():
+		// Whether or not the deletion has got through, it will be repeated
+		// for as long as the session can last.
+		if err := h.err(); err != nil {
+			return err
+		}
+	case <-h.place.inc.ctx.Done():
+		return h.err()
+	}
+	h.line.m.observe(Event{Kind: Released, Op: h.op, Path: h.line.m.bare(h.line.dir), Wait: time.Since(h.since)})
+	return nil
+}

@@ -1,0 +1,262 @@
+package zsync
+
+import (
+	"sync"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// A watchKind is what of a znode is watched.
+type watchKind int
+
+const (
+	watchData     watchKind = iota // set by getData: the znode's data, and its deletion
+	watchExists                    // set by exists: creation, data, deletion
+	watchChildren                  // set by getChildren2: its children, and its deletion
+)
+
+// kindOfRead returns the kind of watch that a read sets.
+func kindOfRead(op int32) watchKind {
+	switch op {
+	case opGetData:
+		return watchData
+	case opExists:
+		return watchExists
+	}
+	return watchChildren
+}
+
+// watcherType is the WatcherType of a removeWatches request.
+func (k watchKind) watcherType() int32 {
+	if k == watchChildren {
+		return 1 // Children
+	}
+	return 2 // Data; exists watches are of this type too
+}
+
+type watchKey struct {
+	kind watchKind
+	path string // as the server knows it
+}
+
+// A hub shares the watches of one ZooKeeper session among all who wait.
+//
+// There is at most one watch on the server for each key, however many wait,
+// and anyone may leave at any time. To watch: join, then read the znode, then
+// wait for fired. The link sets the watch flag of every read of a key that is
+// wanted and not armed yet, so the state that a waiter has read is never newer
+// than the watch: either its own read set the watch, or the watch stood before
+// the read was sent. A watch that has fired is gone; who wants the next change
+// joins and reads again. A fired watch means "look again", and nothing more.
+//
+// When the connection is replaced, the watches that are armed are set again
+// ahead of any call; the server answers with the events that were missed.
+// When the session is replaced the hub goes with it.
+//
+// A watch that nobody waits for any more stays for the next who comes, up to
+// a limit; beyond it the server is asked to forget it.
+type hub struct {
+	remove func(watchKey) // asks the server to forget a watch that is idle
+	spawn  func(func())   // runs a goroutine that the session waits for when it is closed
+
+	mu      sync.Mutex
+	watches map[watchKey]*watch
+	idle    map[watchKey]struct{} // armed, and nobody waits
+	janitor bool                  // a goroutine is removing idle watches
+}
+
+// maxIdleWatches is how many watches a session keeps that nobody waits for.
+const maxIdleWatches = 64
+
+// A watch is one watch on the server, or the wish for one.
+type watch struct {
+	key     watchKey
+	fired   chan struct{} // closed, under hub.mu, when the event has come
+	event   zk.EventType  // which event; read it only after fired is closed
+	waiters int           // guarded by hub.mu
+	armed   bool          // the server has it; guarded by hub.mu
+	missing bool          // it was set by an exists that found nothing; guarded by hub.mu
+}
+
+func newHub(remove func(watchKey), spawn func(func())) *hub {
+	return &hub{
+		remove:  remove,
+		spawn:   spawn,
+		watches: make(map[watchKey]*watch),
+		idle:    make(map[watchKey]struct{}),
+	}
+}
+
+// join makes the caller one who waits for a change of key. It must leave.
+func (h *hub) join(key watchKey) *watch {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	w := h.watches[key]
+	if w == nil {
+		w = &watch{key: key, fired: make(chan struct{})}
+		h.watches[key] = w
+	}
+	w.waiters++
+	delete(h.idle, key)
+	return w
+}
+
+// leave is the end of a join. It never blocks.
+func (h *hub) leave(w *watch) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	w.waiters--
+	if w.waiters > 0 || h.watches[w.key] != w {
+		return
+	}
+	if !w.armed {
+		// A read that was sent may still set it. Then the server has a watch
+		// of which we know nothing: it fires once, to nobody, and is gone.
+		delete(h.watches, w.key)
+		return
+	}
+	h.idle[w.key] = struct{}{}
+	if len(h.idle) > maxIdleWatches && !h.janitor {
+		h.janitor = true
+		h.spawn(h.clean)
+	}
+}
+
+// clean removes idle watches until half the limit is left.
+func (h *hub) clean() {
+	for {
+		h.mu.Lock()
+		var key watchKey
+		for key = range h.idle {
+			break
+		}
+		if len(h.idle) <= maxIdleWatches/2 {
+			h.janitor = false
+			h.mu.Unlock()
+			return
+		}
+		delete(h.idle, key)
+		h.mu.Unlock()
+		h.remove(key)
+	}
+}
+
+// forget drops the watch of key if it is still idle, and reports whether the
+// server should drop it too. The link calls it with its wmu held.
+func (h *hub) forget(key watchKey) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	w := h.watches[key]
+	if w == nil || w.waiters > 0 || !w.armed {
+		return false
+	}
+	delete(h.watches, key)
+	delete(h.idle, key)
+	if key.kind == watchChildren {
+		return true
+	}
+	// Watches of data and of existence are one to the server once the znode
+	// is there, and removing one would remove the other.
+	other := watchKey{watchData + watchExists - key.kind, key.path}
+	return h.watches[other] == nil
+}
+
+// wants reports whether a read of key should carry the watch flag.
+func (h *hub) wants(key watchKey) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	w := h.watches[key]
+	return w != nil && !w.armed
+}
+
+// answered is told that a read of key that carried the flag has been answered
+// with code. It runs in the reading goroutine, so events that the server sent
+// later are processed later.
+func (h *hub) answered(key watchKey, code int32) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	w := h.watches[key]
+	switch {
+	case w == nil:
+		// All have left. See leave.
+	case code == 0:
+		w.armed, w.missing = true, false
+	case code == errCodeNoNode && key.kind == watchExists:
+		w.armed, w.missing = true, true
+	}
+	if w != nil && w.armed && w.waiters == 0 {
+		h.idle[key] = struct{}{}
+	}
+}
+
+// fire is told of each event that a server sends. It never blocks.
+func (h *hub) fire(t zk.EventType, path string) {
+	var kinds []watchKind
+	switch t {
+	case zk.EventNodeCreated:
+		kinds = []watchKind{watchExists}
+	case zk.EventNodeDataChanged:
+		kinds = []watchKind{watchData, watchExists}
+	case zk.EventNodeChildrenChanged:
+		kinds = []watchKind{watchChildren}
+	case zk.EventNodeDeleted:
+		kinds = []watchKind{watchData, watchExists, watchChildren}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, k := range kinds {
+		key := watchKey{k, path}
+		if w := h.watches[key]; w != nil {
+			w.event = t
+			close(w.fired)
+			delete(h.watches, key)
+			delete(h.idle, key)
+		}
+	}
+}
+
+// len returns how many watches the session has or wants.
+func (h *hub) len() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.watches)
+}
+
+// setWatchesPackets returns the packets that set all armed watches again on a
+// new connection and ask for the events after zxid.
+func (h *hub) setWatchesPackets(zxid int64) []byte {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var out []byte
+	var data, exist, child []string
+	size := 0
+	flush := func() {
+		if size == 0 {
+			return
+		}
+		p := appendHeader(nil, xidSetWatches, opSetWatches)
+		p = appendInt64(p, zxid)
+		p = appendStrings(p, data)
+		p = appendStrings(p, exist)
+		p = appendStrings(p, child)
+		out = append(out, endPacket(p)...)
+		data, exist, child, size = nil, nil, nil, 0
+	}
+	for key, w := range h.watches {
+		switch {
+		case !w.armed:
+			continue
+		case key.kind == watchChildren:
+			child = append(child, key.path)
+		case w.missing:
+			exist = append(exist, key.path)
+		default:
+			data = append(data, key.path)
+		}
+		if size += 4 + len(key.path); size > setWatchesPortion {
+			flush()
+		}
+	}
+	flush()
+	return out
+}

@@ -1,0 +1,456 @@
+package zsync
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// An incarnation is one ZooKeeper session, from handshake to end. It begins
+// once, ends once, and is never revived: the public [Session] is the manager
+// that replaces it with the next. Every ephemeral znode belongs to the
+// incarnation that created it, so "does my lock still stand?" has one answer.
+//
+// It wraps one [zk.Conn], which is sealed when the incarnation ends: its
+// socket is closed, its dialer refuses, and no call is given to it any more.
+type incarnation struct {
+	m    *manager
+	hub  *hub
+	conn *zk.Conn // set before ready is closed
+
+	// ctx is cancelled, with cause ErrLost or ErrClosed, when the session is
+	// over or may be over.
+	ctx context.Context
+	end context.CancelCauseFunc
+
+	id      atomic.Int64  // the session id; 0 before the first handshake
+	timeout atomic.Int64  // the negotiated session timeout, in nanoseconds
+	heard   atomic.Int64  // last contact: nanoseconds from born to when the last answered request was sent
+	born    time.Time     // the origin of heard
+	ready   chan struct{} // closed when conn is set
+	first   chan struct{} // closed when the first handshake has succeeded
+	parked  chan struct{} // closed when conn, after the end, is between two attempts to connect
+	quit    chan struct{} // closed when conn.Close has been called
+	gone    chan struct{} // closed when every goroutine of conn has ended
+	drain   sync.Once     // shuts conn down
+
+	mu   sync.Mutex
+	link *link                    // the newest, if any; guarded by mu
+	up   chan struct{}            // closed while a connection serves the session; guarded by mu
+	down chan struct{}            // closed while none does; guarded by mu
+	sent map[string]chan struct{} // by path of a create: closed when it has been written; guarded by mu
+}
+
+// The session is given up after this part of its timeout without contact.
+//
+// The server may end a session one timeout after it last heard of it. What it
+// counts from can be older than what the client counts from: a server tells
+// the leader twice a tick which of its sessions are alive, and may die in
+// between. A session lasts at least two ticks, so half a tick is at most a
+// quarter of the timeout.
+const patience = 3.0 / 4
+
+// A connection is given up after this part of the timeout without a reply, so
+// that time is left to try another server. Pings go every third.
+const silent = 1.0 / 2
+
+// newIncarnation begins a session. It is not established before first is
+// closed.
+func newIncarnation(m *manager) *incarnation {
+	inc := &incarnation{
+		m:      m,
+		born:   time.Now(),
+		ready:  make(chan struct{}),
+		first:  make(chan struct{}),
+		quit:   make(chan struct{}),
+		parked: make(chan struct{}),
+		gone:   make(chan struct{}),
+		up:     make(chan struct{}),
+		down:   make(chan struct{}),
+		sent:   make(map[string]chan struct{}),
+	}
+	close(inc.down)
+	inc.timeout.Store(int64(m.cfg.timeout))
+	inc.ctx, inc.end = context.WithCancelCause(context.Background())
+	inc.hub = newHub(inc.removeWatch, m.spawn)
+	return inc
+}
+
+// start begins to connect.
+func (inc *incarnation) start() {
+	conn, events, err := zk.Connect(inc.m.hosts, inc.m.cfg.timeout,
+		zk.WithDialer(inc.dial),
+		zk.WithHostProvider(&hostProvider{inc}),
+		zk.WithEventCallback(inc.event),
+		zk.WithLogger(inc.m.zkLog),
+		zk.WithLogInfo(false),
+	)
+	if err != nil {
+		panic("zsync: BUG: " + err.Error()) // only an empty list of servers is refused
+	}
+	inc.conn = conn
+	close(inc.ready)
+	inc.m.spawn(func() {
+		defer close(inc.gone)
+		for range events { // closed when the loop of conn has ended
+		}
+	})
+	inc.m.spawn(inc.watchdog)
+}
+
+// silence is how long a connection may stay without a reply.
+func (inc *incarnation) silence() time.Duration {
+	return time.Duration(float64(inc.timeout.Load()) * silent)
+}
+
+// dial is go-zookeeper's dialer.
+func (inc *incarnation) dial(_, addr string, _ time.Duration) (net.Conn, error) {
+	<-inc.ready
+	// A third of the timeout for each server leaves time for the next.
+	limit := min(max(time.Duration(inc.timeout.Load()/3), 10*time.Millisecond), 5*time.Second)
+	c, err := inc.m.dial(inc.ctx, addr, limit)
+	if err != nil {
+		inc.m.dialed(addr, err)
+		return nil, err
+	}
+	l := newLink(inc, c, limit)
+	inc.mu.Lock()
+	inc.link = l
+	inc.mu.Unlock()
+	// Either we see the end here, or whoever ends the incarnation sees the
+	// link there: it is set before, and end is called before it is read.
+	if inc.ctx.Err() != nil {
+		l.Close()
+		return nil, context.Cause(inc.ctx)
+	}
+	return l, nil
+}
+
+// handshake is told of a server's reply to the connect request, and refuses
+// what would not continue this very session.
+func (inc *incarnation) handshake(l *link, id int64, timeout time.Duration) error {
+	if err := context.Cause(inc.ctx); err != nil {
+		return err
+	}
+	switch mine := inc.id.Load(); {
+	case id == 0 && mine == 0:
+		return fmt.Errorf("%w: no session was given", errHandshake)
+	case id == 0:
+		inc.lose("the server has expired the session")
+		return zk.ErrSessionExpired
+	case mine == 0:
+		inc.id.Store(id)
+	case id != mine:
+		inc.lose("the server has replaced the session without notice")
+		return zk.ErrSessionExpired
+	}
+	inc.timeout.Store(int64(timeout))
+	inc.contact(l.asked)
+	return nil
+}
+
+// contact records that a request sent at this time has been answered.
+func (inc *incarnation) contact(at time.Time) {
+	n := int64(at.Sub(inc.born))
+	for {
+		old := inc.heard.Load()
+		if n <= old || inc.heard.CompareAndSwap(old, n) {
+			return
+		}
+	}
+}
+
+// deadline is when the session must be given up if nothing more is heard.
+func (inc *incarnation) deadline() time.Time {
+	return inc.born.Add(time.Duration(inc.heard.Load()) + time.Duration(float64(inc.timeout.Load())*patience))
+}
+
+// alive reports whether the session certainly stands. It does not rely on the
+// watchdog having had its turn.
+func (inc *incarnation) alive() bool {
+	if inc.ctx.Err() != nil {
+		return false
+	}
+	if inc.id.Load() != 0 && !time.Now().Before(inc.deadline()) {
+		inc.lose("no answer from any server in time")
+		return false
+	}
+	return true
+}
+
+// watchdog ends the incarnation when it has not heard from a server in time.
+func (inc *incarnation) watchdog() {
+	select {
+	case <-inc.first:
+	case <-inc.ctx.Done():
+		return
+	}
+	t := time.NewTimer(time.Until(inc.deadline()))
+	defer t.Stop()
+	for inc.alive() {
+		t.Reset(time.Until(inc.deadline()))
+		select {
+		case <-t.C:
+		case <-inc.ctx.Done():
+		}
+	}
+}
+
+// lose ends the incarnation because its session is over, or may be.
+func (inc *incarnation) lose(why string) {
+	inc.m.log.Warn("zsync: session lost", "session", sessionText(inc.id.Load()), "why", why)
+	inc.seal(fmt.Errorf("%w: %s", ErrLost, why))
+}
+
+// fail ends the incarnation, and the whole Session with it, because of
+// something that no retry can cure.
+func (inc *incarnation) fail(err error) {
+	inc.m.fail(err)
+	inc.seal(err)
+}
+
+// seal ends the incarnation. Holders are told first; then the socket goes, so
+// that no call already queued can reach a server.
+func (inc *incarnation) seal(cause error) {
+	inc.end(cause)
+	inc.mu.Lock()
+	l := inc.link
+	inc.mu.Unlock()
+	if l != nil {
+		l.Close()
+	}
+}
+
+// shut waits until nothing of the incarnation is left. If the session is still
+// alive and connected, it is closed on the server too, which deletes its
+// ephemeral znodes.
+func (inc *incarnation) shut() {
+	inc.drain.Do(func() {
+		inc.end(ErrClosed) // the first cause stays
+		select {
+		case <-inc.disconnection():
+			// No server can be told. go-zookeeper answers the last request
+			// at once if it finds it between two attempts to connect.
+			inc.seal(ErrClosed)
+			<-inc.parked
+		default:
+		}
+		closed := make(chan struct{})
+		inc.m.spawn(func() {
+			defer close(closed)
+			inc.conn.Close() // queues a closeSession and waits up to a second for the reply
+		})
+		// Time for Close to queue its request. Without it nothing breaks,
+		// but go-zookeeper may not see the request and sit its second out.
+		time.Sleep(time.Millisecond)
+		close(inc.quit)
+		<-closed
+		inc.seal(ErrClosed)
+	})
+	<-inc.gone
+}
+
+// event is go-zookeeper's callback. It runs in that library's goroutines and
+// must not block.
+func (inc *incarnation) event(e zk.Event) {
+	switch {
+	case e.Type > 0:
+		inc.hub.fire(e.Type, e.Path)
+	case e.Type == zk.EventSession && e.State == zk.StateHasSession:
+		inc.connected()
+	case e.Type == zk.EventSession && e.State == zk.StateDisconnected:
+		inc.disconnected()
+	}
+}
+
+func (inc *incarnation) connected() {
+	inc.mu.Lock()
+	inc.down = make(chan struct{})
+	close(inc.up)
+	inc.mu.Unlock()
+	select {
+	case <-inc.first:
+		inc.m.reconnected(inc)
+	default:
+		close(inc.first)
+		inc.m.established(inc)
+	}
+}
+
+func (inc *incarnation) disconnected() {
+	inc.mu.Lock()
+	select {
+	case <-inc.up:
+	default:
+		inc.mu.Unlock()
+		return // it was a handshake that failed
+	}
+	inc.up = make(chan struct{})
+	close(inc.down)
+	for path, ch := range inc.sent {
+		close(ch) // whoever pipelines behind it need not wait
+		delete(inc.sent, path)
+	}
+	inc.mu.Unlock()
+	if inc.m.cfg.lossOnSuspend && inc.ctx.Err() == nil {
+		inc.lose("the connection dropped")
+	}
+	inc.m.suspended(inc)
+}
+
+// disconnection returns a channel that is closed while no connection serves
+// the session.
+func (inc *incarnation) disconnection() <-chan struct{} {
+	inc.mu.Lock()
+	defer inc.mu.Unlock()
+	return inc.down
+}
+
+// connection waits until a connection serves the session.
+func (inc *incarnation) connection(ctx context.Context) error {
+	inc.mu.Lock()
+	up := inc.up
+	inc.mu.Unlock()
+	// Whichever of the three is picked when several are ready, the caller is
+	// right: a dead ctx or incarnation is also found behind the request.
+	select {
+	case <-up:
+	case <-ctx.Done():
+		return ctxErr(ctx)
+	case <-inc.ctx.Done():
+		return errEnded
+	}
+	return nil
+}
+
+// removeWatch asks the server, if there is one, to forget an idle watch.
+func (inc *incarnation) removeWatch(key watchKey) {
+	inc.mu.Lock()
+	l := inc.link
+	inc.mu.Unlock()
+	if l != nil && l.shook.Load() {
+		l.removeWatch(key)
+	}
+}
+
+// createSent is told that a create request has been written to the socket.
+func (inc *incarnation) createSent(path string) {
+	inc.mu.Lock()
+	defer inc.mu.Unlock()
+	if ch := inc.sent[path]; ch != nil {
+		close(ch)
+		delete(inc.sent, path)
+	}
+}
+
+// expectCreate returns a channel that is closed when the create of this path
+// has been written, so that a request made after it is behind it. The caller
+// must call stop when the create has returned.
+func (inc *incarnation) expectCreate(path string) (written <-chan struct{}, stop func()) {
+	ch := make(chan struct{})
+	inc.mu.Lock()
+	inc.sent[path] = ch
+	inc.mu.Unlock()
+	return ch, func() {
+		inc.createSent(path)
+	}
+}
+
+// A pending is a request whose reply may be awaited, or left to someone else.
+type pending[T any] struct {
+	done chan struct{} // closed when val and err are set
+	val  T
+	err  error
+}
+
+// begin sends a request of this incarnation, f, as soon as there is a
+// connection, and returns without waiting. go-zookeeper knows no contexts: what
+// was begun may be executed whatever becomes of the caller, so a caller that
+// leaves passes the pending on to someone who collects its effect.
+//
+// A request is not begun while there is no connection: it would wait in
+// go-zookeeper's queue and run long after its caller has given up.
+func begin[T any](ctx context.Context, inc *incarnation, f func(c *zk.Conn) (T, error)) (*pending[T], error) {
+	if ctx.Err() != nil {
+		return nil, ctxErr(ctx)
+	}
+	if err := inc.connection(ctx); err != nil {
+		return nil, err
+	}
+	p := &pending[T]{done: make(chan struct{})}
+	inc.m.spawn(func() {
+		defer close(p.done)
+		p.val, p.err = f(inc.conn)
+	})
+	return p, nil
+}
+
+// wait waits for the reply. When ctx or the incarnation ends first it returns
+// their error, and the request is of unknown outcome.
+func (p *pending[T]) wait(ctx context.Context, inc *incarnation) (T, error) {
+	var zero T
+	select {
+	case <-p.done:
+		// The reply may have come at the instant in which the incarnation
+		// ended. A result is still a fact about the past; whether something is
+		// held on the strength of it is asked of inc.alive by whoever says so.
+		if outcomeOf(p.err) == unknown && inc.ctx.Err() != nil {
+			return zero, errEnded
+		}
+		return p.val, p.err
+	case <-inc.ctx.Done():
+		return zero, errEnded
+	case <-ctx.Done():
+		return zero, ctxErr(ctx)
+	}
+}
+
+// once makes a single attempt at a request. An error of unknown outcome is
+// passed on as it is.
+func once[T any](ctx context.Context, inc *incarnation, f func(c *zk.Conn) (T, error)) (T, error) {
+	p, err := begin(ctx, inc, f)
+	if err != nil {
+		var zero T
+		return zero, err
+	}
+	return p.wait(ctx, inc)
+}
+
+// again makes attempts at a request that may safely be applied twice, until it
+// is answered. It is for reads, and for writes that name what they expect.
+func again[T any](ctx context.Context, inc *incarnation, f func(c *zk.Conn) (T, error)) (T, error) {
+	for try := 0; ; try++ {
+		v, err := once(ctx, inc, f)
+		if errors.Is(err, errEnded) || ctx.Err() != nil || outcomeOf(err) == answered {
+			return v, err
+		}
+		if err := inc.pause(ctx, try); err != nil {
+			return v, err
+		}
+	}
+}
+
+// pause waits before the next attempt at something: not at all the first time,
+// as a dropped connection is usually replaced at once.
+func (inc *incarnation) pause(ctx context.Context, try int) error {
+	d := inc.m.cfg.retry.delay(try)
+	if d == 0 {
+		return nil
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctxErr(ctx)
+	case <-inc.ctx.Done():
+		return errEnded
+	}
+}

@@ -1,0 +1,374 @@
+package zsync
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// A link is one network connection of a session, between go-zookeeper and the
+// socket. go-zookeeper writes one whole packet at a time and reads what comes;
+// the link reads along, and adds what go-zookeeper leaves out:
+//
+//   - The handshake. Only the first link of an incarnation may open a session,
+//     and later links may only continue it: an expired session, or another
+//     session id without any word of expiry, ends the incarnation before
+//     go-zookeeper learns of it. So no queued call ever runs in a session that
+//     it was not made for.
+//   - Credentials and watches are sent right behind the handshake, ahead of
+//     every queued call. (go-zookeeper would send watches behind queued calls,
+//     and can deadlock for good while it sends credentials.)
+//   - The watch flag of a read is set when the hub waits for that znode. So
+//     go-zookeeper keeps no list of watches at all, and ours can be removed.
+//   - The time of the last contact: when the last answered request was sent.
+//   - Deadlines: a handshake may not hang, and silence is noticed early enough
+//     to try another server before the session must be given up.
+type link struct {
+	net.Conn               // the socket
+	inc      *incarnation  // whose session this is
+	r        *bufio.Reader // of Conn; used by the reading goroutine alone
+	pre      []byte        // the handshake's reply, not yet handed to go-zookeeper
+	in       frameScanner  // follows the packets that are read
+
+	shook      atomic.Bool // the handshake is over
+	hardLimit  time.Time   // of the handshake
+	asked      time.Time   // when the handshake was sent
+	relative   int64       // the last zxid that go-zookeeper had seen at the handshake
+	closeOnce  sync.Once
+	closeError error
+
+	wmu sync.Mutex // held while writing a packet; taken before hub.mu
+
+	mu    sync.Mutex         // guards sent and pings
+	sent  map[int32]sentInfo // requests without a reply, by xid
+	pings []time.Time        // pings without a reply, oldest first
+}
+
+// sentInfo is what the link remembers of a request until its reply.
+type sentInfo struct {
+	at      time.Time
+	flagged bool // the read carried a watch
+	key     watchKey
+}
+
+// Numbers of the wire protocol.
+const (
+	opCreate          = 1
+	opExists          = 3
+	opGetData         = 4
+	opPing            = 11
+	opGetChildren2    = 12
+	opRemoveWatches   = 18
+	opAuth            = 100
+	opSetWatches      = 101
+	opCloseSession    = -11
+	xidEvent          = -1
+	xidPing           = -2
+	xidAuth           = -4
+	xidSetWatches     = -8
+	xidRemoveWatches  = -9
+	errCodeNoNode     = -101
+	handshakeMax      = 4096
+	setWatchesPortion = 128 << 10
+)
+
+var errHandshake = errors.New("zsync: handshake refused")
+
+func newLink(inc *incarnation, c net.Conn, limit time.Duration) *link {
+	return &link{
+		Conn:      c,
+		inc:       inc,
+		r:         bufio.NewReaderSize(c, 16<<10),
+		hardLimit: time.Now().Add(limit),
+		sent:      make(map[int32]sentInfo),
+	}
+}
+
+// Write sends one packet of go-zookeeper.
+func (l *link) Write(p []byte) (int, error) {
+	if !l.shook.Load() {
+		return l.writeHandshake(p)
+	}
+	if len(p) < 12 {
+		return 0, fmt.Errorf("zsync: BUG: packet of %d bytes", len(p))
+	}
+	l.wmu.Lock()
+	defer l.wmu.Unlock()
+	xid, op := int32(binary.BigEndian.Uint32(p[4:])), int32(binary.BigEndian.Uint32(p[8:]))
+	info := sentInfo{at: time.Now()}
+	var created string
+	switch op {
+	case opPing:
+		l.mu.Lock()
+		l.pings = append(l.pings, info.at)
+		l.mu.Unlock()
+		return l.Conn.Write(p)
+	case opGetData, opExists, opGetChildren2:
+		if path, ok := packetPath(p); ok {
+			info.key = watchKey{kindOfRead(op), path}
+			if l.inc.hub.wants(info.key) {
+				info.flagged = true
+				p[len(p)-1] = 1 // the packet ends in the watch flag
+			}
+		}
+	case opCreate:
+		created, _ = packetPath(p)
+	}
+	l.mu.Lock()
+	l.sent[xid] = info
+	l.mu.Unlock()
+	l.inc.m.requests.Add(1)
+	n, err := l.Conn.Write(p)
+	if created != "" {
+		l.inc.createSent(created)
+	}
+	return n, err
+}
+
+// writeHandshake sends the connect request, unless the incarnation is over: a
+// session must not be opened after the end.
+func (l *link) writeHandshake(p []byte) (int, error) {
+	if l.inc.ctx.Err() != nil {
+		l.Close()
+		return 0, net.ErrClosed
+	}
+	if len(p) >= 16 {
+		l.relative = int64(binary.BigEndian.Uint64(p[8:]))
+	}
+	l.asked = time.Now()
+	l.Conn.SetDeadline(l.hardLimit)
+	return l.Conn.Write(p)
+}
+
+// Read hands the server's packets to go-zookeeper.
+func (l *link) Read(p []byte) (int, error) {
+	if !l.shook.Load() {
+		if err := l.handshake(); err != nil {
+			l.Close()
+			return 0, err
+		}
+	}
+	if len(l.pre) > 0 {
+		n := copy(p, l.pre)
+		l.pre = l.pre[n:]
+		return n, nil
+	}
+	n, err := l.r.Read(p)
+	l.in.feed(p[:n], l.received)
+	if err != nil {
+		l.Close() // frees a writer that is blocked
+	}
+	return n, err
+}
+
+// handshake reads the reply to the connect request and decides whether this
+// link may go on. It runs in go-zookeeper's connecting goroutine, when no
+// other uses the link.
+func (l *link) handshake() error {
+	var size [4]byte
+	if _, err := io.ReadFull(l.r, size[:]); err != nil {
+		return err
+	}
+	n := binary.BigEndian.Uint32(size[:])
+	if n < 20 || n > handshakeMax {
+		return fmt.Errorf("%w: reply of %d bytes", errHandshake, n)
+	}
+	body := make([]byte, n)
+	if _, err := io.ReadFull(l.r, body); err != nil {
+		return err
+	}
+	timeout := time.Duration(int32(binary.BigEndian.Uint32(body[4:]))) * time.Millisecond
+	id := int64(binary.BigEndian.Uint64(body[8:]))
+
+	l.wmu.Lock()
+	defer l.wmu.Unlock()
+	if err := l.inc.handshake(l, id, timeout); err != nil {
+		if id != 0 {
+			// Nobody will use this session: either it is not the one that
+			// was asked for, or the incarnation ended in the meantime.
+			l.Conn.Write(appendHeader(nil, 1, opCloseSession))
+		}
+		return err
+	}
+	l.Conn.SetDeadline(time.Time{})
+	l.pre = append(size[:], body...)
+	l.shook.Store(true)
+
+	// Behind the handshake, ahead of every call.
+	var out []byte
+	for _, a := range l.inc.m.cfg.auths {
+		out = append(out, authPacket(a)...)
+	}
+	out = append(out, l.inc.hub.setWatchesPackets(l.relative)...)
+	if len(out) == 0 {
+		return nil
+	}
+	l.Conn.SetWriteDeadline(l.hardLimit)
+	_, err := l.Conn.Write(out)
+	l.Conn.SetWriteDeadline(time.Time{})
+	return err
+}
+
+// received is told the header of each packet that came in. It runs in the
+// goroutine that reads, before go-zookeeper sees the packet's last byte.
+func (l *link) received(xid, code int32) {
+	switch xid {
+	case xidEvent:
+		return
+	case xidAuth:
+		if code != 0 {
+			l.inc.fail(zk.ErrAuthFailed)
+		}
+		return
+	case xidPing:
+		l.mu.Lock()
+		var at time.Time
+		if len(l.pings) > 0 {
+			at, l.pings = l.pings[0], l.pings[1:]
+		}
+		l.mu.Unlock()
+		l.inc.contact(at)
+		return
+	}
+	l.mu.Lock()
+	info, ok := l.sent[xid]
+	delete(l.sent, xid)
+	l.mu.Unlock()
+	if !ok {
+		return
+	}
+	if info.flagged {
+		l.inc.hub.answered(info.key, code)
+	}
+	l.inc.contact(info.at)
+}
+
+// removeWatch asks the server to forget a watch, unless somebody waits for it
+// again: wmu is held from the decision until the request is written, so a read
+// that sets the watch anew is always behind this.
+func (l *link) removeWatch(key watchKey) {
+	l.wmu.Lock()
+	defer l.wmu.Unlock()
+	if !l.inc.hub.forget(key) {
+		return
+	}
+	p := appendHeader(nil, xidRemoveWatches, opRemoveWatches)
+	p = appendString(p, key.path)
+	p = binary.BigEndian.AppendUint32(p, uint32(key.kind.watcherType()))
+	l.Conn.SetWriteDeadline(time.Now().Add(l.inc.silence()))
+	l.Conn.Write(endPacket(p)) // an error ends the link, and its watches with it
+	l.inc.m.requests.Add(1)
+}
+
+// SetReadDeadline bounds go-zookeeper's patience: the handshake has a limit of
+// its own, and after it silence is noticed before go-zookeeper would.
+func (l *link) SetReadDeadline(t time.Time) error {
+	return l.Conn.SetReadDeadline(l.clip(t))
+}
+
+// SetWriteDeadline is SetReadDeadline for writes.
+func (l *link) SetWriteDeadline(t time.Time) error {
+	return l.Conn.SetWriteDeadline(l.clip(t))
+}
+
+func (l *link) clip(t time.Time) time.Time {
+	limit := l.hardLimit
+	if l.shook.Load() {
+		if t.IsZero() {
+			// Between the packets of a living link: the next call sets one.
+			return t
+		}
+		limit = time.Now().Add(l.inc.silence())
+	}
+	if t.IsZero() || t.After(limit) {
+		return limit
+	}
+	return t
+}
+
+// Close closes the socket. It may be called by anyone, any number of times.
+func (l *link) Close() error {
+	l.closeOnce.Do(func() { l.closeError = l.Conn.Close() })
+	return l.closeError
+}
+
+// A frameScanner finds the headers in a stream of length-prefixed packets that
+// comes in arbitrary pieces.
+type frameScanner struct {
+	head [20]byte // length, xid, zxid, error code
+	have int      // bytes of head
+	skip int      // bytes of the packet that follow head
+}
+
+func (f *frameScanner) feed(p []byte, header func(xid, code int32)) {
+	for len(p) > 0 {
+		if f.skip > 0 {
+			n := min(f.skip, len(p))
+			f.skip -= n
+			p = p[n:]
+			continue
+		}
+		n := copy(f.head[f.have:], p)
+		f.have += n
+		p = p[n:]
+		if f.have < len(f.head) {
+			continue
+		}
+		f.have = 0
+		f.skip = max(0, int(int32(binary.BigEndian.Uint32(f.head[:])))-16)
+		header(int32(binary.BigEndian.Uint32(f.head[4:])), int32(binary.BigEndian.Uint32(f.head[16:])))
+	}
+}
+
+// packetPath returns the path with which the body of a request begins.
+func packetPath(p []byte) (string, bool) {
+	if len(p) < 16 {
+		return "", false
+	}
+	n := int(binary.BigEndian.Uint32(p[12:]))
+	if n < 0 || n > len(p)-16 {
+		return "", false
+	}
+	return string(p[16 : 16+n]), true
+}
+
+// appendHeader begins a packet; endPacket fills in its length.
+func appendHeader(p []byte, xid, op int32) []byte {
+	p = append(p, 0, 0, 0, 8)
+	p = binary.BigEndian.AppendUint32(p, uint32(xid))
+	return binary.BigEndian.AppendUint32(p, uint32(op))
+}
+
+func appendInt64(p []byte, n int64) []byte { return binary.BigEndian.AppendUint64(p, uint64(n)) }
+
+func appendString(p []byte, s string) []byte {
+	return append(binary.BigEndian.AppendUint32(p, uint32(len(s))), s...)
+}
+
+func appendStrings(p []byte, ss []string) []byte {
+	p = binary.BigEndian.AppendUint32(p, uint32(len(ss)))
+	for _, s := range ss {
+		p = appendString(p, s)
+	}
+	return p
+}
+
+func endPacket(p []byte) []byte {
+	binary.BigEndian.PutUint32(p, uint32(len(p)-4))
+	return p
+}
+
+func authPacket(a auth) []byte {
+	p := appendHeader(nil, xidAuth, opAuth)
+	p = binary.BigEndian.AppendUint32(p, 0)
+	p = appendString(p, a.scheme)
+	return endPacket(appendString(p, string(a.auth)))
+}

@@ -1,0 +1,385 @@
+package zsync
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// A manager keeps one incarnation alive after another, until it is closed or
+// fails for good. It is what is inside a [Session].
+type manager struct {
+	cfg    config
+	hosts  []string // the servers, as in the connect string, each with a port
+	chroot string   // what every path begins with; "" or "/a/b"
+	log    *slog.Logger
+	zkLog  zk.Logger
+	pace   pacer
+
+	requests, reconnects, expiries, holds, waiters atomic.Int64
+
+	mu      sync.Mutex
+	cur     *incarnation       // the newest; guarded by mu
+	changed chan struct{}      // closed and replaced when cur or err changes; guarded by mu
+	err     error              // why there will be no other incarnation; guarded by mu
+	state   State              // guarded by mu
+	feeds   map[*feed]struct{} // those who follow the states; guarded by mu
+	dialErr error              // the last failure to reach a server; guarded by mu
+	closing chan struct{}      // closed when err is set
+	ended   chan struct{}      // closed when nothing is left
+	wg      sync.WaitGroup     // every goroutine of this session but run
+	sealed  bool               // wg is being waited for; guarded by spawnMu
+	spawnMu sync.RWMutex       // taken before wg is added to
+}
+
+func newManager(hosts []string, chroot string, cfg config) *manager {
+	hosts = slices.Clone(hosts)
+	rand.Shuffle(len(hosts), func(i, j int) { hosts[i], hosts[j] = hosts[j], hosts[i] })
+	m := &manager{
+		cfg:     cfg,
+		hosts:   hosts,
+		chroot:  chroot,
+		log:     cfg.log,
+		zkLog:   zkLogger{cfg.log},
+		changed: make(chan struct{}),
+		feeds:   make(map[*feed]struct{}),
+		closing: make(chan struct{}),
+		ended:   make(chan struct{}),
+	}
+	m.pace = pacer{hosts: hosts, retry: cfg.retry}
+	go m.run()
+	return m
+}
+
+// run makes each incarnation and waits for its end.
+func (m *manager) run() {
+	defer close(m.ended)
+	for {
+		inc := newIncarnation(m)
+		m.mu.Lock()
+		m.cur = inc
+		m.broadcastLocked()
+		m.mu.Unlock()
+		inc.start()
+		select {
+		case <-inc.ctx.Done():
+		case <-m.closing:
+			inc.end(ErrClosed)
+		}
+		if m.failure() != nil {
+			inc.shut()
+			break
+		}
+		// The next session is sought while the old one's connection is
+		// still being torn down: nothing of it can be used any more.
+		m.expiries.Add(1)
+		m.setState(inc, StateExpired)
+		m.observe(Event{Kind: Expired, Err: context.Cause(inc.ctx)})
+		m.spawn(inc.shut)
+		m.setState(inc, StateConnecting)
+	}
+	m.setState(nil, StateClosed)
+	m.spawnMu.Lock()
+	m.sealed = true
+	m.spawnMu.Unlock()
+	m.wg.Wait()
+}
+
+// fail ends the session for good. The first reason stays.
+func (m *manager) fail(err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.err != nil {
+		return
+	}
+	m.err = err
+	close(m.closing)
+	m.broadcastLocked()
+}
+
+// failure returns why the session is over, or nil.
+func (m *manager) failure() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.err
+}
+
+func (m *manager) broadcastLocked() {
+	close(m.changed)
+	m.changed = make(chan struct{})
+}
+
+// spawn runs f in a goroutine that is waited for when the session is closed.
+func (m *manager) spawn(f func()) {
+	m.spawnMu.RLock()
+	defer m.spawnMu.RUnlock()
+	if m.sealed {
+		// Every connection is closed, so whatever f does ends at once.
+		go f()
+		return
+	}
+	m.wg.Go(f)
+}
+
+// live returns the incarnation that is established and has not ended, and
+// waits for it. It fails with ctx, or when there will be none any more.
+func (m *manager) live(ctx context.Context) (*incarnation, error) {
+	if ctx.Err() != nil {
+		return nil, ctxErr(ctx)
+	}
+	for {
+		m.mu.Lock()
+		inc, changed, err := m.cur, m.changed, m.err
+		m.mu.Unlock()
+		if err != nil {
+			return nil, err
+		}
+		var first, ended <-chan struct{}
+		if inc != nil && inc.ctx.Err() == nil {
+			first, ended = inc.first, inc.ctx.Done()
+		}
+		select {
+		case <-first:
+			// It may end, or ctx may, at this same instant: both are found
+			// by the first request that is made.
+			return inc, nil
+		case <-ended:
+		case <-changed:
+		case <-ctx.Done():
+			return nil, ctxErr(ctx)
+		}
+	}
+}
+
+// during runs f with a live incarnation, and again with the next as long as f
+// fails because its incarnation ended.
+func (m *manager) during(ctx context.Context, f func(inc *incarnation) error) error {
+	for {
+		inc, err := m.live(ctx)
+		if err != nil {
+			return err
+		}
+		if err := f(inc); !errors.Is(err, errEnded) {
+			return err
+		}
+	}
+}
+
+// full returns the path that the server knows p by; bare is its inverse.
+func (m *manager) full(p string) string {
+	if m.chroot == "" {
+		return p
+	}
+	if p == "/" {
+		return m.chroot
+	}
+	return m.chroot + p
+}
+
+func (m *manager) bare(p string) string {
+	if p == m.chroot && m.chroot != "" {
+		return "/"
+	}
+	return strings.TrimPrefix(p, m.chroot)
+}
+
+// established is told that inc has its first connection.
+func (m *manager) established(inc *incarnation) {
+	m.log.Info("zsync: session established", "session", sessionText(inc.id.Load()), "timeout", time.Duration(inc.timeout.Load()))
+	m.observe(Event{Kind: Connected})
+	m.setState(inc, StateConnected)
+}
+
+// reconnected is told that inc has another connection.
+func (m *manager) reconnected(inc *incarnation) {
+	m.log.Info("zsync: reconnected", "session", sessionText(inc.id.Load()))
+	m.reconnects.Add(1)
+	m.observe(Event{Kind: Reconnected})
+	m.setState(inc, StateConnected)
+}
+
+// suspended is told that inc has no connection any more.
+func (m *manager) suspended(inc *incarnation) {
+	if inc.ctx.Err() != nil {
+		return
+	}
+	m.log.Info("zsync: connection dropped", "session", sessionText(inc.id.Load()))
+	m.observe(Event{Kind: Suspended})
+	m.setState(inc, StateSuspended)
+}
+
+// setState records a change, unless it comes from an incarnation that has been
+// replaced. A nil inc is the manager itself.
+func (m *manager) setState(inc *incarnation, s State) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.state == s || m.state == StateClosed || inc != nil && inc != m.cur {
+		return
+	}
+	m.state = s
+	for f := range m.feeds {
+		f.push(s)
+	}
+}
+
+func (m *manager) observe(e Event) {
+	if m.cfg.observer != nil {
+		m.cfg.observer.Observe(e)
+	}
+}
+
+// dialed is told why a server could not be reached.
+func (m *manager) dialed(addr string, err error) {
+	m.log.Debug("zsync: cannot reach server", "addr", addr, "err", err)
+	m.mu.Lock()
+	m.dialErr = fmt.Errorf("%s: %w", addr, err)
+	m.mu.Unlock()
+}
+
+// dial connects to addr within limit. Names are looked up anew each time.
+func (m *manager) dial(ctx context.Context, addr string, limit time.Duration) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	c, err := m.dialPlain(ctx, addr, limit)
+	if err != nil || m.cfg.tls == nil {
+		return c, err
+	}
+	cfg := m.cfg.tls.Clone()
+	if cfg.ServerName == "" {
+		cfg.ServerName, _, _ = net.SplitHostPort(addr)
+	}
+	t := tls.Client(c, cfg)
+	if err := t.HandshakeContext(ctx); err != nil {
+		c.Close()
+		return nil, err
+	}
+	return t, nil
+}
+
+func (m *manager) dialPlain(ctx context.Context, addr string, limit time.Duration) (net.Conn, error) {
+	if m.cfg.dialer == nil {
+		var d net.Dialer
+		host, port, err := net.SplitHostPort(addr)
+		if err != nil || net.ParseIP(host) != nil {
+			return d.DialContext(ctx, "tcp", addr)
+		}
+		// One name may stand for a whole ensemble: take its servers in
+		// random order, not always the first that the resolver gives.
+		ips, err := net.DefaultResolver.LookupHost(ctx, host)
+		if err != nil {
+			return nil, err
+		}
+		var c net.Conn
+		for _, i := range rand.Perm(len(ips)) {
+			if c, err = d.DialContext(ctx, "tcp", net.JoinHostPort(ips[i], port)); err == nil {
+				return c, nil
+			}
+		}
+		return nil, err
+	}
+	// A dialer of the user's own knows no context: when ctx ends first it is
+	// left to itself, and what it still brings is closed.
+	type result struct {
+		c   net.Conn
+		err error
+	}
+	done := make(chan result, 1)
+	m.spawn(func() {
+		c, err := m.cfg.dialer("tcp", addr, limit)
+		done <- result{c, err}
+	})
+	select {
+	case r := <-done:
+		return r.c, r.err
+	case <-ctx.Done():
+		m.spawn(func() {
+			if r := <-done; r.c != nil {
+				r.c.Close()
+			}
+		})
+		return nil, ctx.Err()
+	}
+}
+
+// A pacer chooses the next server to try, and how long to wait before.
+// Everyone is tried once without delay; after that each round waits longer.
+type pacer struct {
+	hosts []string
+	retry Backoff
+
+	mu        sync.Mutex
+	next      int       // index of the next server
+	tries     int       // attempts since the last success
+	connected time.Time // the last success
+}
+
+func (p *pacer) pick() (addr string, delay time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	addr = p.hosts[p.next%len(p.hosts)]
+	p.next++
+	if p.tries == 0 && time.Since(p.connected) < p.retry.Min {
+		// A server that accepts sessions and drops them at once.
+		p.tries = len(p.hosts)
+	}
+	if p.tries%len(p.hosts) == 0 {
+		delay = p.retry.delay(p.tries / len(p.hosts))
+	}
+	p.tries++
+	return addr, delay
+}
+
+func (p *pacer) success() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.tries, p.connected = 0, time.Now()
+}
+
+// A hostProvider is the pacer as go-zookeeper wants to see it. It paces inside
+// Next, which may block, because go-zookeeper's own pace is a whole second.
+type hostProvider struct{ inc *incarnation }
+
+func (h *hostProvider) Init([]string) error { return nil }
+func (h *hostProvider) Len() int            { return len(h.inc.m.hosts) }
+func (h *hostProvider) Connected()          { h.inc.m.pace.success() }
+
+func (h *hostProvider) Next() (addr string, retryStart bool) {
+	addr, delay := h.inc.m.pace.pick()
+	// The session must not run out while a server is already back.
+	delay = min(delay, time.Duration(h.inc.timeout.Load()/10))
+	t := time.NewTimer(delay)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		if h.inc.ctx.Err() == nil {
+			return addr, false
+		}
+	case <-h.inc.ctx.Done():
+	}
+	// Keep go-zookeeper here until its Close has queued the last request. At
+	// a retryStart it looks whether it was closed, and answers that request.
+	close(h.inc.parked)
+	<-h.inc.quit
+	return addr, true
+}
+
+// zkLogger passes go-zookeeper's own log on.
+type zkLogger struct{ log *slog.Logger }
+
+func (z zkLogger) Printf(format string, args ...any) {
+	z.log.Debug("go-zookeeper: " + fmt.Sprintf(format, args...))
+}
+
+// sessionText writes a session id as ZooKeeper's own tools do.
+func sessionText(id int64) string { return fmt.Sprintf("0x%x", uint64(id)) }

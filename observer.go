@@ -1,0 +1,54 @@
+package zsync
+
+import "time"
+
+// An Observer is told what a Session does, for metrics and tracing. Observe is
+// called from the goroutine in which the thing happens and must not block, nor
+// call into the Session.
+type Observer interface {
+	Observe(Event)
+}
+
+// ObserverFunc makes an Observer of a function.
+type ObserverFunc func(Event)
+
+// Observe calls f.
+func (f ObserverFunc) Observe(e Event) { f(e) }
+
+// An Event is one thing that an Observer is told.
+type Event struct {
+	Kind EventKind
+	Op   string        // the operation, such as "lock"; empty for events of the session
+	Path string        // the path of the primitive; empty for events of the session
+	Wait time.Duration // Acquired, GaveUp: how long the caller waited; Released, Lost: how long it was held
+	Err  error         // GaveUp, Lost, Dead, Expired: why
+}
+
+// An EventKind says what happened.
+type EventKind int
+
+// The kinds of Event.
+const (
+	Acquired    EventKind = iota + 1 // a lock, permit, leadership or claim was granted
+	GaveUp                           // a wait ended without a grant
+	Released                         // a hold was given up
+	Lost                             // a hold was lost with its session
+	Dead                             // a queue element went to the dead letters
+	Connected                        // a new ZooKeeper session was established
+	Suspended                        // the connection dropped; the session may survive
+	Reconnected                      // the same session goes on over a new connection
+	Expired                          // the session ended and everything held through it was lost
+)
+
+var eventKinds = map[EventKind]string{
+	Acquired: "acquired", GaveUp: "gave up", Released: "released", Lost: "lost", Dead: "dead",
+	Connected: "connected", Suspended: "suspended", Reconnected: "reconnected", Expired: "expired",
+}
+
+// String returns the kind in words.
+func (k EventKind) String() string {
+	if s := eventKinds[k]; s != "" {
+		return s
+	}
+	return "unknown"
+}

@@ -1,0 +1,166 @@
+package zsync
+
+import (
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"math"
+	"math/rand/v2"
+	"os"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// An Option changes how [Connect] sets a Session up.
+type Option func(*config)
+
+type config struct {
+	timeout       time.Duration
+	acl           []zk.ACL
+	auths         []auth
+	tls           *tls.Config
+	dialer        zk.Dialer
+	log           *slog.Logger
+	owner         string
+	retry         Backoff
+	observer      Observer
+	lossOnSuspend bool
+}
+
+type auth struct {
+	scheme string
+	auth   []byte
+}
+
+func newConfig(opts []Option) (config, error) {
+	c := config{
+		timeout: 10 * time.Second,
+		acl:     zk.WorldACL(zk.PermAll),
+		log:     slog.New(slog.DiscardHandler),
+		owner:   defaultOwner(),
+		retry:   Backoff{Min: 10 * time.Millisecond, Max: 2 * time.Second, Factor: 2, Jitter: 0.5},
+	}
+	for i, o := range opts {
+		if o == nil {
+			return c, invalid("option %d is nil", i)
+		}
+		o(&c)
+	}
+	switch {
+	case c.timeout < time.Millisecond || c.timeout > math.MaxInt32*time.Millisecond:
+		return c, invalid("session timeout %v is out of range; want from 1ms to %v", c.timeout, math.MaxInt32*time.Millisecond)
+	case len(c.acl) == 0:
+		return c, invalid("ACL is empty: nobody could read or delete what is created")
+	case len(c.owner) > maxOwner:
+		return c, invalid("owner of %d bytes is too long; the limit is %d", len(c.owner), maxOwner)
+	}
+	if err := c.retry.check(); err != nil {
+		return c, err
+	}
+	for _, a := range c.auths {
+		if a.scheme == "" {
+			return c, invalid("auth scheme is empty; want one such as digest")
+		}
+	}
+	return c, nil
+}
+
+// maxOwner bounds the name that is written into every znode of a line.
+const maxOwner = 4096
+
+func defaultOwner() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	return fmt.Sprintf("%s:%d", host, os.Getpid())
+}
+
+// WithSessionTimeout asks for a session timeout of d; the server may negotiate
+// another. A holder that is cut off gives up after three quarters of it, and
+// others can go on when it has passed. The default is 10 s.
+func WithSessionTimeout(d time.Duration) Option { return func(c *config) { c.timeout = d } }
+
+// WithACL sets the ACL of every znode that the Session creates. The default is
+// open to the world.
+func WithACL(acl []zk.ACL) Option {
+	return func(c *config) { c.acl = append([]zk.ACL(nil), acl...) }
+}
+
+// WithAuth adds credentials, for instance "digest" and "user:password". They
+// are sent on every connection ahead of any other request. Credentials that
+// the server refuses end the Session with go-zookeeper's ErrAuthFailed.
+func WithAuth(scheme string, credentials []byte) Option {
+	return func(c *config) {
+		c.auths = append(c.auths, auth{scheme, append([]byte(nil), credentials...)})
+	}
+}
+
+// WithTLS encrypts the connections. An empty ServerName is taken from the
+// address of the server.
+func WithTLS(cfg *tls.Config) Option { return func(c *config) { c.tls = cfg } }
+
+// WithDialer connects through d instead of TCP, for instance through the
+// in-memory transport of a test server. d is given the address as it stands in
+// the connect string.
+func WithDialer(d zk.Dialer) Option { return func(c *config) { c.dialer = d } }
+
+// WithLogger sends diagnostics to l. The default discards them.
+func WithLogger(l *slog.Logger) Option {
+	return func(c *config) {
+		if l != nil {
+			c.log = l
+		}
+	}
+}
+
+// WithOwner sets the text that is written into the znodes of a line, so that
+// people see who holds and who waits. The default is "host:pid".
+func WithOwner(name string) Option { return func(c *config) { c.owner = name } }
+
+// WithRetry paces reconnects and repeated requests. The default begins at
+// 10 ms and doubles up to 2 s, each delay shortened at random by up to half.
+func WithRetry(b Backoff) Option { return func(c *config) { c.retry = b } }
+
+// WithObserver reports what happens to o: acquisitions, losses, reconnects.
+func WithObserver(o Observer) Option { return func(c *config) { c.observer = o } }
+
+// WithLossOnSuspend counts a dropped connection as the loss of the session.
+// Without it a hold survives a reconnect within the session's timeout.
+func WithLossOnSuspend() Option { return func(c *config) { c.lossOnSuspend = true } }
+
+// A Backoff paces attempts. The first repetition of anything is immediate, as
+// a dropped connection is usually replaced at once. The delay before the n'th
+// after it is Min × Factorⁿ⁻¹, at most Max, shortened at random by up to the
+// part Jitter of it.
+type Backoff struct {
+	Min, Max time.Duration
+	Factor   float64 // at least 1; 0 means 2
+	Jitter   float64 // from 0 to 1
+}
+
+func (b Backoff) check() error {
+	switch {
+	case b.Min <= 0 || b.Max < b.Min:
+		return invalid("backoff from %v to %v; want 0 < Min <= Max", b.Min, b.Max)
+	case b.Factor != 0 && b.Factor < 1 || math.IsNaN(b.Factor):
+		return invalid("backoff factor %v is below 1", b.Factor)
+	case b.Jitter < 0 || b.Jitter > 1 || math.IsNaN(b.Jitter):
+		return invalid("backoff jitter %v is not within 0 and 1", b.Jitter)
+	}
+	return nil
+}
+
+// delay returns how long to wait before the given repetition, counted from 0.
+func (b Backoff) delay(try int) time.Duration {
+	if try <= 0 {
+		return 0
+	}
+	f := b.Factor
+	if f == 0 {
+		f = 2
+	}
+	d := math.Min(float64(b.Min)*math.Pow(f, float64(try-1)), float64(b.Max))
+	return time.Duration(d * (1 - b.Jitter*rand.Float64()))
+}

@@ -1,0 +1,171 @@
+package zsync
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// A transaction whose reply is lost may be applied or not, and cannot simply
+// be sent again. So it carries a receipt: it also creates a znode of unique
+// name. The same transaction, sent again with the same receipt, fails with
+// NodeExists if the first was applied, whenever and through whichever server
+// that happens, and is applied otherwise. Nothing needs to be looked up.
+
+// commit applies ops in one transaction, exactly once, within one ZooKeeper
+// session. It is ErrLost if that session is lost while the outcome is open.
+func (m *manager) commit(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
+	ops, dir, err := m.checkOps(ops)
+	if err != nil {
+		return nil, err
+	}
+	var rs []zk.MultiResponse
+	err = m.during(ctx, func(inc *incarnation) error {
+		var err error
+		rs, err = inc.commit(ctx, dir, ops)
+		return err
+	})
+	return rs, err
+}
+
+// commit is manager.commit within inc. dir is where the receipt is made; the
+// paths of ops are the server's.
+//
+// It is errEnded only if nothing was sent.
+func (inc *incarnation) commit(ctx context.Context, dir string, ops []any) ([]zk.MultiResponse, error) {
+	receipt := childPath(dir, protectedName(newGUID(), "txn"))
+	all := append([]any{&zk.CreateRequest{Path: receipt, Acl: inc.m.cfg.acl, Flags: zk.FlagEphemeral}}, ops...)
+	multi := func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(all...) }
+	for try, open := 0, false; ; try++ {
+		p, err := begin(ctx, inc, multi)
+		if err != nil {
+			if open && errors.Is(err, errEnded) {
+				err = ErrLost
+			}
+			return nil, err
+		}
+		rs, err := p.wait(ctx, inc)
+		switch {
+		case err == nil:
+			inc.remove(receipt)
+			return inc.m.bareResponses(rs[1:]), nil
+		case errors.Is(err, errEnded):
+			return nil, ErrLost
+		case ctx.Err() != nil:
+			inc.m.spawn(func() { // the receipt may have been made, or be made yet
+				<-p.done
+				inc.removeNow(inc.ctx, receipt)
+			})
+			return nil, ctxErr(ctx)
+		case isNodeExists(err) && len(rs) > 0 && isNodeExists(rs[0].Error):
+			inc.remove(receipt)
+			return inc.m.bareResponses(presumed(ops)), nil
+		case outcomeOf(err) == answered:
+			if len(rs) > 0 {
+				rs = rs[1:]
+			}
+			return inc.m.bareResponses(rs), err
+		case outcomeOf(err) == unknown:
+			open = true
+		}
+		if err := inc.pause(ctx, try); err != nil {
+			if open && errors.Is(err, errEnded) {
+				err = ErrLost
+			}
+			return nil, err
+		}
+	}
+}
+
+// presumed is what is known of the responses of a transaction that was applied
+// but whose reply was lost: the paths that are not sequential.
+func presumed(ops []any) []zk.MultiResponse {
+	rs := make([]zk.MultiResponse, len(ops))
+	for i, op := range ops {
+		if c, ok := op.(*zk.CreateRequest); ok && c.Flags&zk.FlagSequence == 0 {
+			rs[i].String = c.Path
+		}
+	}
+	return rs
+}
+
+// bareResponses takes the chroot off the paths of rs.
+func (m *manager) bareResponses(rs []zk.MultiResponse) []zk.MultiResponse {
+	for i := range rs {
+		if rs[i].String != "" {
+			rs[i].String = m.bare(rs[i].String)
+		}
+	}
+	return rs
+}
+
+// checkOps refuses operations that cannot be sent, gives the others the chroot
+// and says beside which path a receipt can be made.
+func (m *manager) checkOps(ops []any) (full []any, dir string, err error) {
+	if len(ops) == 0 {
+		return nil, "", invalid("a transaction needs at least one operation")
+	}
+	full = make([]any, len(ops))
+	size, created := 256, false
+	for i, op := range ops {
+		var path string
+		switch op := op.(type) {
+		case *zk.CreateRequest:
+			if op == nil {
+				return nil, "", invalid("operation %d is nil", i)
+			}
+			r := *op
+			r.Path, path = m.full(op.Path), op.Path
+			if len(r.Acl) == 0 {
+				r.Acl = m.cfg.acl
+			}
+			full[i] = &r
+			size += m.sizeOf(r.Path, r.Data)
+		case *zk.SetDataRequest:
+			if op == nil {
+				return nil, "", invalid("operation %d is nil", i)
+			}
+			r := *op
+			r.Path, path = m.full(op.Path), op.Path
+			full[i] = &r
+			size += m.sizeOf(r.Path, r.Data)
+		case *zk.DeleteRequest:
+			if op == nil {
+				return nil, "", invalid("operation %d is nil", i)
+			}
+			full[i] = &zk.DeleteRequest{Path: m.full(op.Path), Version: op.Version}
+			path = op.Path
+			size += m.sizeOf(path, nil)
+		case *zk.CheckVersionRequest:
+			if op == nil {
+				return nil, "", invalid("operation %d is nil", i)
+			}
+			full[i] = &zk.CheckVersionRequest{Path: m.full(op.Path), Version: op.Version}
+			path = op.Path
+			size += m.sizeOf(path, nil)
+		default:
+			return nil, "", invalid("operation %d is a %T; want *zk.CreateRequest, *zk.SetDataRequest, *zk.DeleteRequest or *zk.CheckVersionRequest", i, op)
+		}
+		if _, isCreate := op.(*zk.CreateRequest); isCreate && !created || dir == "" {
+			created, dir = isCreate, parentPath(m.full(path))
+		}
+		if err := checkOpPath(op, path); err != nil {
+			return nil, "", fmt.Errorf("operation %d: %w", i, err)
+		}
+	}
+	if size > maxPacket {
+		return nil, "", fmt.Errorf("transaction of %d operations: %w", len(ops), ErrTooLarge)
+	}
+	return full, dir, nil
+}
+
+// checkOpPath is checkPath, but the path of a sequential create may end in a
+// slash: the number is then the whole name.
+func checkOpPath(op any, path string) error {
+	if c, ok := op.(*zk.CreateRequest); ok && c.Flags&zk.FlagSequence != 0 && len(path) > 1 && path[len(path)-1] == '/' {
+		path += "0"
+	}
+	return checkPath(path)
+}

@@ -1,0 +1,298 @@
+package zsync
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// A Session is a program's connection to a ZooKeeper ensemble. All primitives
+// made with it share it, and a program usually has one.
+//
+// Behind it stands one ZooKeeper session at a time. When the connection drops,
+// the same session is continued over the next server that answers; holds and
+// watches survive. When the session ends, or when this client has heard from
+// no server for three quarters of the session timeout, everything held through
+// it is lost and told so, a new session is established, and calls that were
+// only waiting carry on in it. A client that is cut off thus gives up its
+// holds before the servers can give them to someone else, provided that the
+// clocks of both run at about the same rate.
+//
+// A Session may be used by many goroutines at once.
+type Session struct {
+	_ noCopy
+	*manager
+	closeOnce sync.Once
+}
+
+// Connect establishes a session with an ensemble.
+//
+// servers is a ZooKeeper connect string, "zk1:2181,zk2:2181/optional/chroot".
+// A missing port is 2181. Every path is taken below the chroot, which is
+// created when it is first needed.
+//
+// Connect returns once the first session is established. It keeps trying while
+// no server answers, until ctx ends; then the error tells the last failure.
+// ctx governs Connect alone: its end later on does not affect the Session.
+//
+// The errors are [ErrInvalid] for arguments, go-zookeeper's ErrAuthFailed, and
+// those of ctx. It costs one round trip besides the handshake of TCP or TLS.
+func Connect(ctx context.Context, servers string, opts ...Option) (*Session, error) {
+	hosts, chroot, err := parseServers(servers)
+	if err != nil {
+		return nil, opError("connect", "", err)
+	}
+	cfg, err := newConfig(opts)
+	if err != nil {
+		return nil, opError("connect", "", err)
+	}
+	if ctx.Err() != nil {
+		return nil, opError("connect", "", ctxErr(ctx))
+	}
+	s := &Session{manager: newManager(hosts, chroot, cfg)}
+	if _, err := s.live(ctx); err != nil {
+		s.fail(ErrClosed) // what is left ends by itself
+		s.mu.Lock()
+		if s.dialErr != nil && ctx.Err() != nil {
+			err = fmt.Errorf("%w (last attempt: %v)", err, s.dialErr)
+		}
+		s.mu.Unlock()
+		return nil, opError("connect", "", err)
+	}
+	return s, nil
+}
+
+// Close gives up every hold, ends the ZooKeeper session and returns when all
+// goroutines of s have ended. Calls in progress fail with [ErrClosed], and so
+// do later ones. Closing a closed Session is no error. If no server can be
+// reached, the ephemeral znodes stay until the session timeout has passed.
+//
+// Close must not be called from an [Observer].
+func (s *Session) Close() error {
+	s.fail(ErrClosed)
+	<-s.ended
+	return nil
+}
+
+// ID returns the id of the current ZooKeeper session, or 0 while there is none.
+// It changes after an expiry.
+func (s *Session) ID() int64 {
+	s.mu.Lock()
+	inc := s.cur
+	s.mu.Unlock()
+	if inc == nil || inc.ctx.Err() != nil {
+		return 0
+	}
+	return inc.id.Load()
+}
+
+// State returns the present state.
+func (s *Session) State() State {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.state
+}
+
+// A State is what a Session is doing.
+type State int
+
+// The states of a Session.
+const (
+	// StateConnecting: a new ZooKeeper session is being established.
+	StateConnecting State = iota
+	// StateConnected: a server answers.
+	StateConnected
+	// StateSuspended: the connection dropped. The session may survive, and
+	// its holds with it, if a server is reached in time.
+	StateSuspended
+	// StateExpired: the session ended, and all that was held is lost.
+	// StateConnecting follows.
+	StateExpired
+	// StateClosed: the end.
+	StateClosed
+)
+
+// String returns the state in one word.
+func (s State) String() string {
+	switch s {
+	case StateConnecting:
+		return "connecting"
+	case StateConnected:
+		return "connected"
+	case StateSuspended:
+		return "suspended"
+	case StateExpired:
+		return "expired"
+	case StateClosed:
+		return "closed"
+	}
+	return fmt.Sprintf("State(%d)", int(s))
+}
+
+// States returns a channel of every change of state from now on, in order.
+// None is dropped, however slowly the channel is read. The channel is closed
+// when ctx ends, or after StateClosed.
+func (s *Session) States(ctx context.Context) <-chan State {
+	f := &feed{out: make(chan State, 64), more: make(chan struct{}, 1)}
+	s.mu.Lock()
+	if s.state == StateClosed {
+		s.mu.Unlock()
+		close(f.out)
+		return f.out
+	}
+	s.feeds[f] = struct{}{}
+	s.mu.Unlock()
+	s.spawn(func() {
+		f.run(ctx)
+		s.mu.Lock()
+		delete(s.feeds, f)
+		s.mu.Unlock()
+	})
+	return f.out
+}
+
+// A feed carries the changes of state to one reader.
+type feed struct {
+	out  chan State
+	more chan struct{} // has a token when queue may not be empty
+
+	mu    sync.Mutex
+	queue []State // guarded by mu
+}
+
+func (f *feed) push(s State) {
+	f.mu.Lock()
+	f.queue = append(f.queue, s)
+	f.mu.Unlock()
+	select {
+	case f.more <- struct{}{}:
+	default: // a token is there already
+	}
+}
+
+func (f *feed) run(ctx context.Context) {
+	defer close(f.out)
+	for {
+		f.mu.Lock()
+		queue := f.queue
+		f.queue = nil
+		f.mu.Unlock()
+		closed := len(queue) > 0 && queue[len(queue)-1] == StateClosed
+		for _, s := range queue {
+			if closed {
+				// Close waits for this goroutine, so it cannot wait for
+				// the reader: the channel's buffer takes what is left.
+				select {
+				case f.out <- s:
+				default:
+				}
+				continue
+			}
+			select {
+			case f.out <- s:
+			case <-ctx.Done():
+				return
+			}
+		}
+		if closed {
+			return
+		}
+		select {
+		case <-f.more:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// Stats are counters and gauges of a Session.
+type Stats struct {
+	Requests   int64 // requests sent since Connect, without pings and handshakes
+	Watches    int64 // watches of the present ZooKeeper session
+	Reconnects int64 // connections replaced within a session
+	Expiries   int64 // sessions lost
+	Holds      int64 // locks, permits, leaderships and claims held at present
+	Waiters    int64 // calls that wait for one at present
+}
+
+// Stats returns the counters of s.
+func (s *Session) Stats() Stats {
+	s.mu.Lock()
+	inc := s.cur
+	s.mu.Unlock()
+	st := Stats{
+		Requests:   s.requests.Load(),
+		Reconnects: s.reconnects.Load(),
+		Expiries:   s.expiries.Load(),
+		Holds:      s.holds.Load(),
+		Waiters:    s.waiters.Load(),
+	}
+	if inc != nil {
+		st.Watches = int64(inc.hub.len())
+	}
+	return st
+}
+
+// Txn applies several writes, all or none. ops are go-zookeeper's request
+// types: *zk.CreateRequest, *zk.SetDataRequest, *zk.DeleteRequest and
+// *zk.CheckVersionRequest. Paths are taken below the chroot. The responses
+// stand in the order of ops.
+//
+// If one of them fails none is applied; the error is that operation's, and the
+// responses tell which. If the connection drops before the reply, Txn finds
+// out whether the writes were applied before it returns; for that it writes
+// one more znode with them, _c_<guid>-txn, ephemeral, beside the first path
+// that is written, and deletes it in the background. Only if the session is
+// lost as well can the outcome remain unknown: then the error is [ErrLost].
+//
+// Txn costs one round trip.
+func (s *Session) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
+	rs, err := s.commit(ctx, ops)
+	return rs, opError("txn", "", err)
+}
+
+// parseServers splits a connect string.
+func parseServers(servers string) (hosts []string, chroot string, err error) {
+	list := servers
+	if i := strings.IndexByte(servers, '/'); i >= 0 {
+		list, chroot = servers[:i], servers[i:]
+		if chroot == "/" {
+			chroot = ""
+		} else if err := checkPath(chroot); err != nil {
+			return nil, "", fmt.Errorf("chroot of %q: %w", servers, err)
+		}
+	}
+	for host := range strings.SplitSeq(list, ",") {
+		h, err := hostPort(strings.TrimSpace(host))
+		if err != nil {
+			return nil, "", fmt.Errorf("connect string %q: %w", servers, err)
+		}
+		hosts = append(hosts, h)
+	}
+	return hosts, chroot, nil
+}
+
+// hostPort gives host the default port if it has none.
+func hostPort(host string) (string, error) {
+	if host == "" {
+		return "", invalid("a server's name is empty; want host:port[,host:port...][/chroot]")
+	}
+	if _, port, err := net.SplitHostPort(host); err == nil {
+		if port == "" {
+			return "", invalid("server %q has an empty port", host)
+		}
+		return host, nil
+	}
+	if strings.HasPrefix(host, "[") && strings.HasSuffix(host, "]") {
+		host = host[1 : len(host)-1]
+	}
+	withPort := net.JoinHostPort(host, "2181")
+	if strings.Contains(host, ":") && net.ParseIP(host) == nil {
+		return "", invalid("server %q is not host:port", host)
+	}
+	return withPort, nil
+}

@@ -1,0 +1,375 @@
+package zsync
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// This file holds the verbs with which the recipes speak to ZooKeeper: one
+// request each, within one incarnation, with what must be done when the reply
+// does not come. Paths are the server's (see manager.full).
+
+// maxPacket is the largest request that a server with the default
+// jute.maxbuffer accepts. A larger one would cost everyone the connection.
+const maxPacket = 1<<20 - 1 - 64
+
+// sizeOf estimates the size of a create, or set, from above.
+func (m *manager) sizeOf(path string, data []byte) int {
+	n := 64 + len(path) + len(data)
+	for _, a := range m.cfg.acl {
+		n += 12 + len(a.Scheme) + len(a.ID)
+	}
+	return n
+}
+
+// get reads the data of a znode.
+func (inc *incarnation) get(ctx context.Context, path string) ([]byte, *zk.Stat, error) {
+	type node struct {
+		data []byte
+		stat *zk.Stat
+	}
+	n, err := again(ctx, inc, func(c *zk.Conn) (node, error) {
+		data, stat, err := c.Get(path)
+		return node{data, stat}, err
+	})
+	return n.data, n.stat, err
+}
+
+// exists reads the Stat of a znode, or nil if there is none.
+func (inc *incarnation) exists(ctx context.Context, path string) (*zk.Stat, error) {
+	return again(ctx, inc, func(c *zk.Conn) (*zk.Stat, error) {
+		ok, stat, err := c.Exists(path)
+		if !ok {
+			stat = nil
+		}
+		return stat, err
+	})
+}
+
+// children lists the children of a znode.
+func (inc *incarnation) children(ctx context.Context, path string) ([]string, *zk.Stat, error) {
+	type list struct {
+		names []string
+		stat  *zk.Stat
+	}
+	l, err := again(ctx, inc, func(c *zk.Conn) (list, error) {
+		names, stat, err := c.Children(path)
+		return list{names, stat}, err
+	})
+	return l.names, l.stat, err
+}
+
+// sync makes the server that answers catch up with the leader.
+func (inc *incarnation) sync(ctx context.Context, path string) error {
+	_, err := again(ctx, inc, func(c *zk.Conn) (string, error) { return c.Sync(path) })
+	return err
+}
+
+// set writes the data of a znode that only this client writes, so that writing
+// it twice does no harm. It returns the new Stat.
+func (inc *incarnation) set(ctx context.Context, path string, data []byte, version int32) (*zk.Stat, error) {
+	return again(ctx, inc, func(c *zk.Conn) (*zk.Stat, error) { return c.Set(path, data, version) })
+}
+
+// create makes a persistent znode, with its parents, and reports whether it
+// was missing; one that exists already is left as it is.
+//
+// When a reply is lost, the repetition may find the znode that the first
+// attempt made, and report false. Who must know whether it was itself writes
+// something unique into it.
+func (inc *incarnation) create(ctx context.Context, path string, data []byte) (bool, error) {
+	for {
+		_, err := again(ctx, inc, func(c *zk.Conn) (string, error) {
+			return c.Create(path, data, zk.FlagPersistent, inc.m.cfg.acl)
+		})
+		switch {
+		case isNodeExists(err):
+			return false, nil
+		case isNoNode(err):
+			if err := inc.makeDir(ctx, parentPath(path)); err != nil {
+				return false, err
+			}
+		default:
+			return err == nil, err
+		}
+	}
+}
+
+// makeDir makes a znode for others to be children of, and its parents where
+// they are missing. It makes containers, as Curator does: the server removes
+// them when they have become empty. So they can vanish between any two
+// requests, and NoNode always means: make them again and retry.
+func (inc *incarnation) makeDir(ctx context.Context, path string) error {
+	if path == "/" {
+		return nil
+	}
+	for {
+		_, err := again(ctx, inc, func(c *zk.Conn) (string, error) {
+			p, err := c.CreateContainer(path, nil, zk.FlagContainer, inc.m.cfg.acl)
+			if err != nil && err.Error() == "unknown error: -6" { // Unimplemented: before ZooKeeper 3.5
+				return c.Create(path, nil, zk.FlagPersistent, inc.m.cfg.acl)
+			}
+			return p, err
+		})
+		switch {
+		case isNodeExists(err):
+			return nil
+		case isNoNode(err):
+			if err := inc.makeDir(ctx, parentPath(path)); err != nil {
+				return err
+			}
+		default:
+			return err
+		}
+	}
+}
+
+// createChild makes a child of dir whose name holds guid, which is unique, and
+// returns its path. With list it also lists the children of dir, as they are
+// right after the create; both requests are on their way at once.
+//
+// When the reply is lost createChild looks for guid. When ctx ends it returns
+// at once, and what may have been made is deleted in the background.
+func (inc *incarnation) createChild(ctx context.Context, dir, name, guid string, data []byte, flags int32, list bool) (path string, names []string, err error) {
+	full := childPath(dir, name)
+	if inc.m.sizeOf(full, data) > maxPacket {
+		return "", nil, ErrTooLarge
+	}
+	for try := 0; ; try++ {
+		written, stop := inc.expectCreate(full)
+		create, err := begin(ctx, inc, func(c *zk.Conn) (string, error) {
+			defer stop()
+			return c.Create(full, data, flags, inc.m.cfg.acl)
+		})
+		if err != nil {
+			stop()
+			return "", nil, err
+		}
+		var listing *pending[[]string]
+		if list {
+			// Requests of one session are executed in the order in which
+			// they were written, so this listing shows what was created.
+			select {
+			case <-written:
+			case <-create.done:
+			case <-ctx.Done():
+			case <-inc.ctx.Done():
+			}
+			listing, _ = begin(ctx, inc, func(c *zk.Conn) ([]string, error) {
+				names, _, err := c.Children(dir)
+				return names, err
+			})
+		}
+		path, err = create.wait(ctx, inc)
+		switch {
+		case err == nil && listing == nil:
+			return path, nil, nil
+		case err == nil:
+			names, err = listing.wait(ctx, inc)
+			if err == nil && containsName(names, baseName(path)) {
+				return path, names, nil
+			}
+			if err == nil || outcomeOf(err) != answered && ctx.Err() == nil && inc.ctx.Err() == nil {
+				// The listing was lost, or was not behind the create after
+				// all because the connection changed between the two.
+				names, _, err = inc.children(ctx, dir)
+			}
+			if err != nil {
+				inc.remove(path).await(grace)
+				return "", nil, err
+			}
+			return path, names, nil
+		case errors.Is(err, errEnded):
+			return "", nil, err // it was ephemeral, or its owner retries under its own name
+		case ctx.Err() != nil:
+			inc.collect(create, dir, guid).await(grace)
+			return "", nil, ctxErr(ctx)
+		case isNoNode(err):
+			if err := inc.makeDir(ctx, dir); err != nil {
+				return "", nil, err
+			}
+			try = -1
+			continue
+		case outcomeOf(err) == answered:
+			return "", nil, err
+		case outcomeOf(err) == unknown:
+			path, err = inc.find(ctx, dir, guid)
+			if err != nil {
+				inc.collect(create, dir, guid).await(grace)
+				return "", nil, err
+			}
+			if path != "" {
+				if list {
+					names, _, err = inc.children(ctx, dir)
+				}
+				if err != nil {
+					inc.remove(path).await(grace)
+					return "", nil, err
+				}
+				return path, names, nil
+			}
+		}
+		if err := inc.pause(ctx, try); err != nil {
+			return "", nil, err
+		}
+	}
+}
+
+// find looks for the child of dir whose name holds guid, and returns its path
+// or "". It is exact: the sync brings the server up to everything that this
+// session's earlier connections got through to the leader, and what they did
+// not get through can no longer be applied, because the leader refuses requests
+// that come from a server which the session has left (SessionMoved).
+func (inc *incarnation) find(ctx context.Context, dir, guid string) (string, error) {
+	if err := inc.sync(ctx, dir); err != nil && !isNoNode(err) {
+		return "", err
+	}
+	names, _, err := inc.children(ctx, dir)
+	if err != nil && !isNoNode(err) {
+		return "", err
+	}
+	for _, name := range names {
+		if strings.Contains(name, guid) {
+			return childPath(dir, name), nil
+		}
+	}
+	return "", nil
+}
+
+func containsName(names []string, name string) bool {
+	for _, n := range names {
+		if n == name {
+			return true
+		}
+	}
+	return false
+}
+
+// grace is how long a call that has been cancelled, or has failed, waits for
+// its traces to be deleted. With a server that answers this is enough;
+// otherwise the deletion goes on in the background.
+const grace = 25 * time.Millisecond
+
+// A removal is a deletion in the background. It is repeated until the znode is
+// gone or the ZooKeeper session, and every ephemeral znode with it, has ended.
+type removal struct {
+	inc  *incarnation
+	done chan struct{} // closed when err is set
+	err  error         // nil; NoNode if it was gone before; errEnded; or what no retry can cure
+}
+
+// remove deletes the znode at path in the background.
+func (inc *incarnation) remove(path string) *removal {
+	r := &removal{inc: inc, done: make(chan struct{})}
+	inc.m.spawn(func() {
+		defer close(r.done)
+		r.err = inc.removeNow(context.Background(), path)
+	})
+	return r
+}
+
+// removeNow deletes the znode at path. Names are unique, so a repeated deletion
+// deletes nothing else.
+func (inc *incarnation) removeNow(ctx context.Context, path string) error {
+	mayBeDone := false // an attempt without a reply may have been applied
+	for try := 0; ; try++ {
+		_, err := once(ctx, inc, func(c *zk.Conn) (struct{}, error) {
+			return struct{}{}, c.Delete(path, -1)
+		})
+		switch {
+		case err == nil, isNoNode(err) && mayBeDone:
+			return nil
+		case errors.Is(err, errEnded), ctx.Err() != nil:
+			return err
+		case outcomeOf(err) == answered:
+			if !isNoNode(err) {
+				inc.m.log.Error("zsync: cannot delete", "path", path, "err", err)
+			}
+			return err
+		case outcomeOf(err) == unknown:
+			mayBeDone = true
+		}
+		if err := inc.pause(ctx, try); err != nil {
+			return err
+		}
+	}
+}
+
+// collect deletes in the background what an abandoned create may have made.
+func (inc *incarnation) collect(create *pending[string], dir, guid string) *removal {
+	r := &removal{inc: inc, done: make(chan struct{})}
+	inc.m.spawn(func() {
+		defer close(r.done)
+		ctx := inc.ctx // there is nobody else to wait for
+		select {
+		case <-create.done:
+		case <-ctx.Done():
+			r.err = errEnded
+			return
+		}
+		path, err := create.val, create.err
+		if outcomeOf(err) == unknown {
+			path, err = inc.find(ctx, dir, guid)
+		}
+		if err == nil && path != "" {
+			err = inc.removeNow(ctx, path)
+		}
+		r.err = err
+	})
+	return r
+}
+
+// await waits for the end of r, but no longer than limit, and not while there
+// is no connection.
+func (r *removal) await(limit time.Duration) {
+	t := time.NewTimer(limit)
+	defer t.Stop()
+	select {
+	case <-r.done:
+	case <-r.inc.disconnection():
+	case <-r.inc.ctx.Done():
+	case <-t.C:
+	}
+}
+
+// awaitGone waits until there is no znode at path. It costs one request, and a
+// watch that fires when the znode is deleted and at nothing else: a znode's
+// children are listed, and an ephemeral one has none. A change of its data,
+// such as a fencing token, wakes nobody.
+func (inc *incarnation) awaitGone(ctx context.Context, path string) error {
+	for {
+		w := inc.hub.join(watchKey{watchChildren, path})
+		_, _, err := inc.children(ctx, path)
+		if err == nil {
+			err = inc.awaitFired(ctx, w)
+		}
+		inc.hub.leave(w)
+		switch {
+		case isNoNode(err):
+			return nil
+		case err != nil:
+			return err
+		case w.event == zk.EventNodeDeleted:
+			return nil
+		}
+	}
+}
+
+// awaitFired waits for a watch that the caller has joined and whose znode it
+// has read.
+func (inc *incarnation) awaitFired(ctx context.Context, w *watch) error {
+	// When the watch has fired and ctx has ended as well, either outcome is
+	// right: nobody has been told anything yet, and the caller cleans up.
+	select {
+	case <-w.fired:
+		return nil
+	case <-ctx.Done():
+		return ctxErr(ctx)
+	case <-inc.ctx.Done():
+		return errEnded
+	}
+}

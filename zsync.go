@@ -1,0 +1,174 @@
+package zsync
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"sync"
+	"time"
+)
+
+// noCopy makes go vet report a copy of what contains it.
+type noCopy struct{}
+
+func (*noCopy) Lock()   {}
+func (*noCopy) Unlock() {}
+
+// A Locker is what can be locked and unlocked: [sync.Locker], with a context
+// and errors.
+type Locker interface {
+	Lock(ctx context.Context) error
+	Unlock() error
+}
+
+// SyncLocker makes a [sync.Locker] of l, for code that wants one. Its Lock
+// waits as long as ctx allows. Both methods panic with the error if l returns
+// one, as sync does at misuse: check [Mutex.Lost] where a loss must be handled.
+func SyncLocker(ctx context.Context, l Locker) sync.Locker { return &syncLocker{ctx, l} }
+
+type syncLocker struct {
+	ctx context.Context
+	l   Locker
+}
+
+func (s *syncLocker) Lock() {
+	if err := s.l.Lock(s.ctx); err != nil {
+		panic(err)
+	}
+}
+
+func (s *syncLocker) Unlock() {
+	if err := s.l.Unlock(); err != nil {
+		panic(err)
+	}
+}
+
+// LockAll locks all of ls, or none. Whatever order they are given in, they are
+// taken in one global order, that of their paths, so that two callers never
+// wait for each other. Each must have a method Path() string, as the lockers
+// of this package have; a locker that is given twice is refused.
+//
+// unlock unlocks them all, in reverse, and returns the errors of those that
+// could not be. When LockAll fails nothing stays locked.
+func LockAll(ctx context.Context, ls ...Locker) (unlock func() error, err error) {
+	type pathLocker interface {
+		Locker
+		Path() string
+	}
+	sorted := make([]pathLocker, 0, len(ls))
+	for i, l := range ls {
+		p, ok := l.(pathLocker)
+		if !ok {
+			return nil, opError("lockall", "", invalid("locker %d is a %T, which has no method Path() string to order it by", i, l))
+		}
+		sorted = append(sorted, p)
+	}
+	slices.SortStableFunc(sorted, func(a, b pathLocker) int { return cmp.Compare(a.Path(), b.Path()) })
+	for i := range sorted {
+		if i > 0 && sorted[i].Path() == sorted[i-1].Path() {
+			return nil, opError("lockall", sorted[i].Path(), invalid("the path is given twice: %w", ErrDeadlock))
+		}
+	}
+	locked := 0
+	unlock = func() error {
+		var errs []error
+		for ; locked > 0; locked-- {
+			if err := sorted[locked-1].Unlock(); err != nil {
+				errs = append(errs, err)
+			}
+		}
+		return joinErrors(errs)
+	}
+	for _, l := range sorted {
+		if err := l.Lock(ctx); err != nil {
+			unlock()
+			return nil, err
+		}
+		locked++
+	}
+	return sync.OnceValue(unlock), nil
+}
+
+// A Contender is one who holds or waits.
+type Contender struct {
+	Owner   string    // the data of its znode: WithOwner's text, or what another library writes
+	Node    string    // the name of its znode
+	Session int64     // the ZooKeeper session it belongs to
+	Mode    Mode      // what it holds or waits for
+	Holding bool      // whether it holds, as far as the listing tells
+	Since   time.Time // when it came, by the servers' clock
+}
+
+// A Mode is what a contender holds or waits for.
+type Mode int
+
+// The modes of contenders.
+const (
+	ModeExclusive Mode = iota // a lock or a leadership
+	ModeShared                // a read lock
+	ModePermits               // permits of a semaphore
+)
+
+// String returns "exclusive", "shared" or "permits".
+func (m Mode) String() string {
+	switch m {
+	case ModeExclusive:
+		return "exclusive"
+	case ModeShared:
+		return "shared"
+	case ModePermits:
+		return "permits"
+	}
+	return "unknown"
+}
+
+// contenders describes everyone in the line. judge says what the i'th of all
+// holds or waits for.
+func (l *line) contenders(ctx context.Context, judge func(all []child, i int) (Mode, bool)) ([]Contender, error) {
+	var out []Contender
+	err := l.m.during(ctx, func(inc *incarnation) error {
+		names, _, err := inc.children(ctx, l.dir)
+		if isNoNode(err) {
+			out = nil
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		all := parseChildren(names, l.bases...)
+		found := make([]*Contender, len(all))
+		errs := make([]error, len(all))
+		var wg sync.WaitGroup
+		limit := make(chan struct{}, 32)
+		for i, c := range all {
+			limit <- struct{}{}
+			wg.Go(func() {
+				defer func() { <-limit }()
+				data, stat, err := inc.get(ctx, childPath(l.dir, c.name))
+				if isNoNode(err) {
+					return // left in the meantime
+				}
+				if errs[i] = err; err != nil {
+					return
+				}
+				mode, holding := judge(all, i)
+				found[i] = &Contender{
+					Owner: string(data), Node: c.name, Session: stat.EphemeralOwner,
+					Mode: mode, Holding: holding, Since: time.UnixMilli(stat.Ctime),
+				}
+			})
+		}
+		wg.Wait()
+		out = out[:0]
+		for i, c := range found {
+			if errs[i] != nil {
+				return errs[i]
+			}
+			if c != nil {
+				out = append(out, *c)
+			}
+		}
+		return nil
+	})
+	return out, err
+}

@@ -1,0 +1,136 @@
+package zsync
+
+import (
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/uuid"
+	"go.uber.org/goleak"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// The helpers of all tests of this package.
+
+// testTimeout is the session timeout of tests in a bubble. It is long, so that
+// a test which waits for real shows it.
+const testTimeout = 10 * time.Second
+
+// bubble runs f in a synctest bubble with a server of its own.
+func bubble(t *testing.T, f func(t *testing.T, srv *zktest.Server), opts ...zktest.Option) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		srv := zktest.Start(t, opts...)
+		f(t, srv)
+	})
+}
+
+// open connects a session to srv, through its in-memory transport.
+func open(t testing.TB, srv *zktest.Server, opts ...Option) *Session {
+	t.Helper()
+	opts = append([]Option{WithDialer(srv.Dial), WithSessionTimeout(testTimeout)}, opts...)
+	s, err := Connect(t.Context(), strings.Join(srv.Addrs(), ","), opts...)
+	if err != nil {
+		t.Fatalf("Connect: %v", err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+// anywhere runs f against an in-process server or, if ZSYNC_TEST_SERVERS names
+// an ensemble, against that. connect makes a session below a chroot that is
+// f's own; timing is real.
+func anywhere(t *testing.T, f func(t *testing.T, connect func(opts ...Option) *Session)) {
+	t.Helper()
+	servers := os.Getenv("ZSYNC_TEST_SERVERS")
+	if servers == "" {
+		servers = strings.Join(zktest.Start(t).Addrs(), ",")
+	}
+	chroot := "/zsync-test-" + uuid.NewString()
+	f(t, func(opts ...Option) *Session {
+		t.Helper()
+		opts = append([]Option{WithSessionTimeout(4 * time.Second)}, opts...)
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		defer cancel()
+		s, err := Connect(ctx, servers+chroot, opts...)
+		if err != nil {
+			t.Fatalf("Connect: %v", err)
+		}
+		t.Cleanup(func() { s.Close() })
+		return s
+	})
+}
+
+// within returns a context that ends after d.
+func within(t testing.TB, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func wantErr(t testing.TB, got error, want ...error) {
+	t.Helper()
+	for _, w := range want {
+		if !errors.Is(got, w) {
+			t.Fatalf("got error %v, want one that is %v", got, w)
+		}
+	}
+}
+
+// isClosed reports whether c is closed now.
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// async runs f in a goroutine and returns the channel of its result.
+func async(f func() error) <-chan error {
+	c := make(chan error, 1)
+	go func() { c <- f() }()
+	return c
+}
+
+// pendingStill fails if c has a result by the time everything in the bubble is
+// idle.
+func pendingStill(t testing.TB, c <-chan error) {
+	t.Helper()
+	synctest.Wait()
+	select {
+	case err := <-c:
+		t.Fatalf("returned %v, want it to wait", err)
+	default:
+	}
+}
+
+// childrenOf lists a znode with the session of its own.
+func childrenOf(t testing.TB, s *Session, path string) []string {
+	t.Helper()
+	inc, err := s.live(t.Context())
+	must(t, err)
+	names, _, err := inc.children(t.Context(), s.full(path))
+	if isNoNode(err) {
+		return nil
+	}
+	must(t, err)
+	slices.Sort(names)
+	return names
+}
