@@ -17,7 +17,7 @@ var update = flag.Bool("update", false, "write the transcripts of the real serve
 
 // scripts is how many random scripts are played, each of scriptSteps requests.
 const (
-	scripts     = 300
+	scripts     = 20
 	scriptSteps = 120
 )
 
