@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/go-zookeeper/zk"
 )
@@ -168,4 +169,80 @@ func checkOpPath(op any, path string) error {
 		path += "0"
 	}
 	return checkPath(path)
+}
+
+// commitOnce applies ops in one transaction, exactly once, through as many
+// sessions as it takes. The receipt is a persistent child of the container
+// receipts; it and the paths of ops are the server's.
+//
+// An attempt of a former session may still be on its way to the leader when
+// the next is made: whichever comes first creates the receipt, and the other
+// fails. So the receipt must outlive every attempt. After a change of session
+// it is deleted only when the former session cannot exist any more; a process
+// that ends before leaves it.
+//
+// When ctx ends first the outcome is unknown to the caller: all of ops or none.
+func (m *manager) commitOnce(ctx context.Context, receipts string, ops []any) ([]zk.MultiResponse, error) {
+	receipt := childPath(receipts, newGUID())
+	all := append([]any{&zk.CreateRequest{Path: receipt, Acl: m.cfg.acl}}, ops...)
+	var rs []zk.MultiResponse
+	var last *incarnation
+	moved := false
+	err := m.during(ctx, func(inc *incarnation) error {
+		moved = moved || last != nil && last != inc
+		last = inc
+		for try := 0; ; try++ {
+			got, err := once(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(all...) })
+			mine := len(got) > 0
+			switch {
+			case err == nil:
+				rs = got[1:]
+				return nil
+			case errors.Is(err, errEnded), ctx.Err() != nil:
+				return err
+			case mine && isNodeExists(got[0].Error):
+				rs = presumed(ops)
+				return nil
+			case mine && isNoNode(got[0].Error):
+				if err := inc.makeDir(ctx, receipts); err != nil {
+					return err
+				}
+				continue
+			case outcomeOf(err) == answered:
+				if mine {
+					rs = got[1:]
+				}
+				return err
+			}
+			if err := inc.pause(ctx, try); err != nil {
+				return err
+			}
+		}
+	})
+	if last != nil && (err == nil || ctx.Err() != nil) {
+		m.dropReceipt(last, receipt, moved || err != nil)
+	}
+	return m.bareResponses(rs), err
+}
+
+// dropReceipt deletes a receipt in the background: at once, or when no attempt
+// that carries it can still be on its way.
+func (m *manager) dropReceipt(inc *incarnation, receipt string, later bool) {
+	if !later {
+		inc.remove(receipt)
+		return
+	}
+	wait := 2 * time.Duration(inc.timeout.Load())
+	m.spawn(func() {
+		t := time.NewTimer(wait)
+		defer t.Stop()
+		select {
+		case <-t.C:
+		case <-m.closing:
+			return
+		}
+		m.during(context.Background(), func(inc *incarnation) error {
+			return inc.removeNow(context.Background(), receipt)
+		})
+	})
 }

@@ -1,0 +1,119 @@
+package zsync
+
+import (
+	"bytes"
+	"encoding/gob"
+	"encoding/json"
+	"fmt"
+)
+
+// A Codec turns values into the bytes of a znode and back. It must be usable
+// by several goroutines at once. Unmarshal is given a pointer.
+type Codec interface {
+	Marshal(v any) ([]byte, error)
+	Unmarshal(data []byte, v any) error
+}
+
+// The codecs that come with zsync.
+var (
+	// JSON is encoding/json. It is the default.
+	JSON Codec = jsonCodec{}
+	// Gob is encoding/gob, each value with its type.
+	Gob Codec = gobCodec{}
+	// Raw takes []byte and string as they are, and nothing else.
+	Raw Codec = rawCodec{}
+)
+
+type jsonCodec struct{}
+
+func (jsonCodec) Marshal(v any) ([]byte, error)      { return json.Marshal(v) }
+func (jsonCodec) Unmarshal(data []byte, v any) error { return json.Unmarshal(data, v) }
+
+type gobCodec struct{}
+
+func (gobCodec) Marshal(v any) ([]byte, error) {
+	var b bytes.Buffer
+	err := gob.NewEncoder(&b).Encode(v)
+	return b.Bytes(), err
+}
+
+func (gobCodec) Unmarshal(data []byte, v any) error {
+	return gob.NewDecoder(bytes.NewReader(data)).Decode(v)
+}
+
+type rawCodec struct{}
+
+func (rawCodec) Marshal(v any) ([]byte, error) {
+	switch v := v.(type) {
+	case []byte:
+		return v, nil
+	case string:
+		return []byte(v), nil
+	}
+	return nil, invalid("codec Raw cannot encode a %T; it takes []byte and string", v)
+}
+
+func (rawCodec) Unmarshal(data []byte, v any) error {
+	switch v := v.(type) {
+	case *[]byte:
+		*v = bytes.Clone(data)
+	case *string:
+		*v = string(data)
+	default:
+		return invalid("codec Raw cannot decode into a %T; it takes *[]byte and *string", v)
+	}
+	return nil
+}
+
+// A CodecOption is both a [QueueOption] and a [ValueOption].
+type CodecOption struct{ codec Codec }
+
+// WithCodec chooses how values become bytes. The default is [JSON].
+func WithCodec(c Codec) CodecOption { return CodecOption{c} }
+
+// A ValueOption changes a Value, OnceValue or OnceValues.
+type ValueOption interface{ applyValue(*valueConfig) }
+
+type valueConfig struct {
+	codec Codec
+	err   error
+}
+
+func newValueConfig(opts []ValueOption) valueConfig {
+	c := valueConfig{codec: JSON}
+	for i, o := range opts {
+		if o == nil {
+			c.err = invalid("value option %d is nil", i)
+			continue
+		}
+		o.applyValue(&c)
+	}
+	return c
+}
+
+func (o CodecOption) applyValue(c *valueConfig) {
+	if c.codec = o.codec; o.codec == nil {
+		c.err = invalid("WithCodec(nil): the codec is nil")
+	}
+}
+
+// encode marshals v, and gives an error, not a panic, whatever the codec does.
+func encode(c Codec, v any) (data []byte, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("codec %T panicked: %v", c, r)
+		}
+	}()
+	return c.Marshal(v)
+}
+
+// decode is the inverse of encode.
+func decode[T any](c Codec, data []byte) (v T, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("codec %T panicked: %v", c, r)
+		}
+	}()
+	err = c.Unmarshal(data, &v)
+	return v, err
+}
