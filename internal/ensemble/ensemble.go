@@ -53,7 +53,7 @@ func FromEnv(tb testing.TB) (e *Ensemble, ok bool) {
 func Faults(tb testing.TB) *Ensemble {
 	tb.Helper()
 	e, ok := FromEnv(tb)
-	if !ok || e.dir == "" {
+	if !ok || !e.MayBeHurt() {
 		tb.Skip("needs a real ensemble that may be hurt: ZSYNC_TEST_SERVERS and ZSYNC_TEST_ENSEMBLE")
 	}
 	return e
@@ -64,6 +64,9 @@ func (e *Ensemble) Servers() string { return e.servers }
 
 // Addrs returns the address of each server; server i is at index i-1.
 func (e *Ensemble) Addrs() []string { return strings.Split(e.servers, ",") }
+
+// MayBeHurt reports whether the environment allows the faults below.
+func (e *Ensemble) MayBeHurt() bool { return e.dir != "" }
 
 // Pause stops servers i as SIGSTOP does: their connections stay open, and nothing is answered.
 func (e *Ensemble) Pause(i ...int) {

@@ -184,96 +184,45 @@ func TestForeignClientGetsANewSessionWhenItsOwnExpired(t *testing.T) {
 	})
 }
 
-func TestCuratorCacheFollowsATreeByOnePersistentRecursiveWatch(t *testing.T) {
-	everywhere(t, func(t *testing.T, d driver, servers string) {
-		if d.name != "curator" {
-			t.Skip("a cache of Curator's")
-		}
-		p := d.program(t, servers, long)
-		base := fresh(p)
-		p.Do("create %s/a x p", base)
-		p.Do("cache %s", base)
-		eventually(t, "2", func() string { return p.Do("cached") })
-		p.Do("create %s/a/b x p", base)
-		p.Do("create %s/a/b/c x p", base)
-		eventually(t, "4", func() string { return p.Do("cached") })
-		p.Do("delete %s/a/b/c 0", base)
-		eventually(t, "3", func() string { return p.Do("cached") })
-	})
-}
-
-func TestZkCliTalksToTheServer(t *testing.T) {
-	for _, p := range places() {
-		t.Run(p.name, func(t *testing.T) {
-			const n = "/zkcli"
-			out := interop.ZkCli(t, p.servers(t),
-				"deleteall "+n,
-				"create "+n+" first",
-				"get "+n,
-				"create -s "+n+"/seq- a",
-				"create -e "+n+"/eph b",
-				"ls "+n,
-				"set "+n+" second",
-				"get -s "+n,
-				"set -v 7 "+n+" third",
-				"getAcl "+n,
-				"getAllChildrenNumber "+n,
-				"getEphemerals "+n,
-				"ls -R "+n,
-				"get -w "+n,
-				"set "+n+" fourth",
-				"get /no-such-node",
-				"addWatch -m PERSISTENT_RECURSIVE "+n,
-				"create "+n+"/watched c",
-				"sync "+n,
-				"whoami",
-				"deleteall "+n,
-				"stat "+n,
-			)
-			for _, want := range []string{
-				"Created " + n,
-				"first",
-				"Created " + n + "/seq-0000000000",
-				"[eph, seq-0000000000]",
-				"second",
-				"dataVersion = 1",
-				"numChildren = 2",
-				"version No is not valid : " + n,
-				"'world,'anyone",
-				": cdrwa",
-				"2",
-				n + "/seq-0000000000",
-				"WatchedEvent state:SyncConnected type:NodeDataChanged path:" + n,
-				"Node does not exist: /no-such-node",
-				"WatchedEvent state:SyncConnected type:NodeCreated path:" + n + "/watched",
-				"Sync is OK",
-				"ip: 127.0.0.1",
-				"WatchedEvent state:SyncConnected type:NodeDeleted path:" + n,
-				"Node does not exist: " + n,
-			} {
-				if !slices.Contains(out, want) {
-					t.Errorf("zkCli did not print %q", want)
+func TestForeignClientMovesToAnotherServerWithItsSession(t *testing.T) {
+	for name, open := range places() {
+		for _, d := range []driver{kazoo, curator} {
+			t.Run(name+"/"+d.name, func(t *testing.T) {
+				s := open(t)
+				if s.stop == nil {
+					t.Skip("needs servers that may be stopped: ZSYNC_TEST_ENSEMBLE")
 				}
-			}
-			if t.Failed() {
-				t.Logf("it printed:\n%s", strings.Join(out, "\n"))
-			}
-		})
+				p := d.program(t, s.servers, long)
+				n := fresh(p) + "/mine"
+				p.Do("create %s x e", n)
+				session := p.Do("session")
+				for i := range 3 { // whichever it is connected to, its server goes once
+					s.stop(i)
+					eventually(t, "ok x 0", func() string {
+						p.Send("get %s", n)
+						return p.Answer()
+					})
+					check(t, "session", p.Do("session"), session)
+					s.restart(i)
+				}
+			})
+		}
 	}
 }
 
-// eventually waits for f to return want, for what a program does in the background.
-func eventually(t *testing.T, want string, f func() string) {
-	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
-	for {
-		got := f()
-		if got == want {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("got %q, want %q", got, want)
-		}
-		time.Sleep(5 * time.Millisecond)
+func TestCuratorCacheFollowsATreeByOnePersistentRecursiveWatch(t *testing.T) {
+	for name, open := range places() {
+		t.Run(name, func(t *testing.T) {
+			p := curator.program(t, open(t).servers, long)
+			base := fresh(p)
+			p.Do("create %s/a x p", base)
+			p.Do("cache %s", base)
+			eventually(t, "2", func() string { return p.Do("cached") })
+			p.Do("create %s/a/b x p", base)
+			p.Do("create %s/a/b/c x p", base)
+			eventually(t, "4", func() string { return p.Do("cached") })
+			p.Do("delete %s/a/b/c 0", base)
+			eventually(t, "3", func() string { return p.Do("cached") })
+		})
 	}
 }

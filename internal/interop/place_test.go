@@ -7,24 +7,47 @@ import (
 	"testing"
 	"time"
 
+	"github.com/zsync/zsync/internal/ensemble"
 	"github.com/zsync/zsync/internal/interop"
 	"github.com/zsync/zsync/zktest"
 )
 
-// A place is a ZooKeeper that the foreign programs are tried against.
-type place struct {
-	name    string
-	servers func(t *testing.T) string // connect string
+// A site is a ZooKeeper of three servers that the foreign programs are tried against.
+type site struct {
+	servers string      // connect string
+	stop    func(i int) // takes server i down, from 0; nil where the test may not
+	restart func(i int) // brings it back
 }
 
-// places are the in-process server and, as the control that shows what a program
-// does by itself, the real ensemble where there is one.
-func places() []place {
-	list := []place{{"zktest", func(t *testing.T) string { return strings.Join(zktest.Start(t).Addrs(), ",") }}}
-	if real := os.Getenv("ZSYNC_TEST_SERVERS"); real != "" {
-		list = append(list, place{"ensemble", func(*testing.T) string { return real }})
+// places are where the tests run, by name: on the in-process server and, as the control that
+// shows what a program does by itself, on the real ensemble where there is one.
+func places() map[string]func(t *testing.T) site {
+	all := map[string]func(t *testing.T) site{"zktest": inProcess}
+	if os.Getenv("ZSYNC_TEST_SERVERS") != "" {
+		all["ensemble"] = onEnsemble
 	}
-	return list
+	return all
+}
+
+func inProcess(t *testing.T) site {
+	const free = "127.0.0.1:0"
+	srv := zktest.Start(t, zktest.WithAddrs(free, free, free))
+	addrs := srv.Addrs()
+	return site{
+		servers: strings.Join(addrs, ","),
+		stop:    func(i int) { srv.StopAddr(addrs[i]) },
+		restart: func(i int) { srv.RestartAddr(addrs[i]) },
+	}
+}
+
+func onEnsemble(t *testing.T) site {
+	e, _ := ensemble.FromEnv(t)
+	s := site{servers: e.Servers()}
+	if e.MayBeHurt() && len(e.Addrs()) >= 3 {
+		s.stop = func(i int) { e.Kill(i + 1) }
+		s.restart = func(i int) { e.Restart(i + 1) }
+	}
+	return s
 }
 
 // A driver starts a program that takes the commands of testdata/driver.py.
@@ -34,10 +57,10 @@ type driver struct {
 	file  string
 }
 
-var drivers = []driver{
-	{"kazoo", interop.Kazoo, "driver.py"},
-	{"curator", interop.Curator, "Driver"},
-}
+var (
+	kazoo   = driver{"kazoo", interop.Kazoo, "driver.py"}
+	curator = driver{"curator", interop.Curator, "Driver"}
+)
 
 // program starts the driver's program and returns once it is connected.
 func (d driver) program(t *testing.T, servers string, timeout time.Duration) *interop.Program {
@@ -49,9 +72,9 @@ func (d driver) program(t *testing.T, servers string, timeout time.Duration) *in
 
 // everywhere runs f for every driver in every place.
 func everywhere(t *testing.T, f func(t *testing.T, d driver, servers string)) {
-	for _, p := range places() {
-		for _, d := range drivers {
-			t.Run(p.name+"/"+d.name, func(t *testing.T) { f(t, d, p.servers(t)) })
+	for name, open := range places() {
+		for _, d := range []driver{kazoo, curator} {
+			t.Run(name+"/"+d.name, func(t *testing.T) { f(t, d, open(t).servers) })
 		}
 	}
 }
@@ -66,5 +89,21 @@ func check(t *testing.T, what, got, want string) {
 	t.Helper()
 	if got != want {
 		t.Errorf("%s: got %q, want %q", what, got, want)
+	}
+}
+
+// eventually waits for f to return want, for what a program does in the background.
+func eventually(t *testing.T, want string, f func() string) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		got := f()
+		if got == want {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("got %q, want %q", got, want)
+		}
+		time.Sleep(5 * time.Millisecond)
 	}
 }
