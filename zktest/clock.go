@@ -89,7 +89,7 @@ func (s *Server) reap(now time.Time) {
 		}
 		if n.container && n.cversion > 0 || n.ttl > 0 && now.UnixMilli()-n.mtime > n.ttl {
 			x := s.begin()
-			ch := change{kind: changeDelete, path: path}
+			ch := t.deletion(path)
 			t.apply(x, &ch)
 			x.changes = append(x.changes, ch)
 			s.commit(x)

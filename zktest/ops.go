@@ -288,6 +288,7 @@ func (s *Server) checkDelete(c *conn, r *Request) (change, int32) {
 	if len(n.children) > 0 {
 		return ch, CodeNotEmpty
 	}
+	ch.acl = n.acl
 	return ch, CodeOK
 }
 

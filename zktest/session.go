@@ -44,7 +44,7 @@ func (s *Server) endSession(x *session) {
 	t := s.leader.tree
 	txn := s.begin()
 	for _, path := range oldestFirst(t, t.ephemerals[x.id]) {
-		ch := change{kind: changeDelete, path: path}
+		ch := t.deletion(path)
 		t.apply(txn, &ch)
 		txn.changes = append(txn.changes, ch)
 	}

@@ -60,6 +60,19 @@ func (t *tree) get(path string) *node {
 	return t.nodes[path]
 }
 
+// aclOf returns the ACL of the node at path, or nil, which allows everything.
+func (t *tree) aclOf(path string) []acl {
+	if n := t.get(path); n != nil {
+		return n.acl
+	}
+	return nil
+}
+
+// deletion returns the change that deletes the node at path.
+func (t *tree) deletion(path string) change {
+	return change{kind: changeDelete, path: path, acl: t.nodes[path].acl}
+}
+
 func (n *node) addChild(name string) {
 	if n.children == nil {
 		n.children = map[string]struct{}{}
@@ -140,7 +153,7 @@ type change struct {
 	kind      changeKind
 	path      string
 	data      []byte
-	acl       []acl
+	acl       []acl // of a delete, what it was
 	version   int32 // the new version of data or ACL; of a create, the parent's new cversion
 	owner     int64
 	ttl       int64

@@ -86,21 +86,24 @@ func (w *watchTable) move(c *conn, to *watchTable) {
 //   - a deletion by watches on the node, on its children, and on the parent's
 //     children, where one who has both of the first two is told once;
 //   - a change of data by watches on the node; of the ACL by nobody.
+//
+// Who may not read the node loses the watch without being told, as since 3.8.4.
 func (s *Server) fire(v *view, ch *change) {
 	if v.watches.count == 0 {
 		return
 	}
+	parent := parentOf(ch.path)
 	switch ch.kind {
 	case changeCreate:
-		s.trigger(v, ch.path, false, eventCreated, s.nextEvent())
-		s.trigger(v, parentOf(ch.path), true, eventChildrenChanged, s.nextEvent())
+		s.trigger(v, ch.path, false, eventCreated, s.nextEvent(), ch.acl)
+		s.trigger(v, parent, true, eventChildrenChanged, s.nextEvent(), v.tree.aclOf(parent))
 	case changeDelete:
 		event := s.nextEvent()
-		s.trigger(v, ch.path, false, eventDeleted, event)
-		s.trigger(v, ch.path, true, eventDeleted, event)
-		s.trigger(v, parentOf(ch.path), true, eventChildrenChanged, s.nextEvent())
+		s.trigger(v, ch.path, false, eventDeleted, event, ch.acl)
+		s.trigger(v, ch.path, true, eventDeleted, event, ch.acl)
+		s.trigger(v, parent, true, eventChildrenChanged, s.nextEvent(), v.tree.aclOf(parent))
 	case changeData:
-		s.trigger(v, ch.path, false, eventDataChanged, s.nextEvent())
+		s.trigger(v, ch.path, false, eventDataChanged, s.nextEvent(), v.tree.aclOf(ch.path))
 	}
 }
 
@@ -112,8 +115,8 @@ func (s *Server) nextEvent() int64 {
 }
 
 // trigger notifies the watchers of key and, unless it is the children that
-// changed, those who watch it from above.
-func (s *Server) trigger(v *view, path string, children bool, kind int32, event int64) {
+// changed, those who watch it from above. list is the node's ACL.
+func (s *Server) trigger(v *view, path string, children bool, kind int32, event int64, list []acl) {
 	w := v.watches
 	key := watchKey{path, children}
 	if watchers := w.byKey[key]; watchers != nil {
@@ -121,7 +124,9 @@ func (s *Server) trigger(v *view, path string, children bool, kind int32, event 
 			if mode == watchRecursive && kind == eventChildrenChanged {
 				continue
 			}
-			s.notify(c, path, kind, event)
+			if allowed(list, permRead, c.ids) {
+				s.notify(c, path, kind, event)
+			}
 			w.set(watchers, c, key, mode&^watchOnce)
 		}
 	}
@@ -131,7 +136,7 @@ func (s *Server) trigger(v *view, path string, children bool, kind int32, event 
 	for p := path; p != "/"; {
 		p = parentOf(p)
 		for c, mode := range w.byKey[watchKey{p, false}] {
-			if mode&watchRecursive != 0 {
+			if mode&watchRecursive != 0 && allowed(list, permRead, c.ids) {
 				s.notify(c, path, kind, event)
 			}
 		}
