@@ -40,7 +40,9 @@
 //     apart; in ZooKeeper 3.8 the last one left decides how all behave.
 //   - checkWatches looks for watches of its own client only; in ZooKeeper 3.8
 //     it finds those of others too.
-//   - When a parent has had 2^31 children, sequence numbers go on at -2147483648.
+//   - When a parent has had 2^31 children, sequence numbers go on at -2147483648,
+//     as they did before ZooKeeper 3.6. Since then a parent's number stays at
+//     2147483647, and -2147483648 comes up only while that create is under way.
 //   - Ephemerals of a session that ends are deleted in the order of their creation.
 //   - Latencies in the answers to four-letter words are zero.
 //
