@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/zsync/zsync/internal/ensemble"
 	"github.com/zsync/zsync/internal/interop"
 )
 
@@ -69,8 +70,9 @@ func TestZkCliTalksToTheServer(t *testing.T) {
 	}
 }
 
-// conversation is what zkCli is told in both places of the test below; all of
-// it leaves the rest of the tree alone.
+// conversation is what zkCli is told in both places of the test below. All of it leaves the rest
+// of the tree alone, and it ends with no event on its way. It has no deleteall of
+// more than it may delete: whether zkCli then says so is a race of its own.
 const conversation = `
 create /same a
 create /same
@@ -94,24 +96,35 @@ ls /same
 ls -s /same
 ls -R /same
 ls /same/zzz
-getAcl /same
-getAcl -s /same
-addauth digest u:p
-setAcl /same auth::cdrwa
-getAcl /same
-get /same
-setAcl /same world:anyone:r
-set /same no
-create /same/nono no
 delete /same
 delete /same/cont
-deleteall /same
-setAcl /same digest:u:xxx:cdrwa
-setAcl /same ip:127.0.0.1:cdrwa
-set /same yes
 getAllChildrenNumber /same
 getEphemerals
 getEphemerals /same
+create /same/acl a
+getAcl /same/acl
+getAcl -s /same/acl
+setAcl /same/acl auth::cdrwa
+addauth digest u:p
+setAcl /same/acl auth::cdrwa
+getAcl /same/acl
+get /same/acl
+setAcl -v 0 /same/acl world:anyone:ra
+setAcl -v 1 /same/acl world:anyone:ra
+getAcl -s /same/acl
+set /same/acl no
+create /same/acl/no no
+get /same/acl
+setAcl /same/acl ip:127.0.0.1:cdrwa
+set /same/acl yes
+create /same/acl/yes yes
+setAcl /same/acl ip:10.0.0.1:cdrw,ip:127.0.0.1:a
+get /same/acl
+set /same/acl no
+create /same/acl/no no
+delete /same/acl/yes
+ls /same/acl
+setAcl /same/acl world:anyone:cdrwa
 ls -w /same
 create /same/w1 x
 stat -w /same
@@ -130,7 +143,6 @@ removewatches /same
 sync /same
 sync /same/zzz
 whoami
-create /zookeeper/x y
 delete /zookeeper
 delete /
 create /
@@ -140,17 +152,16 @@ deleteall /same
 stat /same`
 
 func TestZkCliCannotTellTheTestServerFromARealOne(t *testing.T) {
-	open := places()["ensemble"]
-	if open == nil {
-		t.Skip("needs a real ensemble to compare with: ZSYNC_TEST_SERVERS")
-	}
-	want := transcript(t, open(t).servers)
+	// A follower may answer a setAcl before the leader has stopped judging by the old
+	// ACL, so that a write which comes at once still passes. The leader is asked itself.
+	e := ensemble.Faults(t)
+	want := transcript(t, e.Addrs()[e.Leader()-1])
 	got := transcript(t, inProcess(t).servers)
 	if len(want) < 100 {
 		t.Fatalf("zkCli printed only %q", want)
 	}
 	if !slices.Equal(got, want) {
-		t.Errorf("zkCli of a real server, lines sorted:\n%s\n\nof the test server:\n%s",
+		t.Errorf("zkCli of a real server printed, lines sorted:\n%s\n\nof the test server:\n%s",
 			strings.Join(want, "\n"), strings.Join(got, "\n"))
 	}
 }
@@ -162,13 +173,16 @@ func transcript(t *testing.T, servers string) []string {
 	interop.ZkCli(t, servers, "deleteall /same")
 	var lines []string
 	for _, line := range interop.ZkCli(t, servers, strings.Split(conversation, "\n")...) {
-		if !strings.HasPrefix(line, "Connecting to ") {
+		if line != "" && !incidental.MatchString(line) {
 			lines = append(lines, varying.ReplaceAllString(line, "$1…"))
 		}
 	}
 	slices.Sort(lines)
 	return lines
 }
+
+// incidental matches lines about the connection rather than the tree.
+var incidental = regexp.MustCompile(`^Connecting to |^WATCHER::|type:None path:null`)
 
 // varying matches zxids, times and the ids of sessions.
 var varying = regexp.MustCompile(`((?:Zxid|time) = |ephemeralOwner = 0x[1-9a-f]).*`)
