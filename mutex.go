@@ -365,7 +365,7 @@ func (m *Mutex) tryLock(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	m.mu.Lock()
-	busy := m.hold != nil || len(m.waiting) > 0 || m.seeking != nil
+	busy := m.hold != nil || len(m.waiting) > 0
 	m.mu.Unlock()
 	if busy {
 		return false, nil

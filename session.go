@@ -6,6 +6,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/go-zookeeper/zk"
 )
@@ -55,7 +56,13 @@ func Connect(ctx context.Context, servers string, opts ...Option) (*Session, err
 	}
 	s := &Session{manager: newManager(hosts, chroot, cfg)}
 	if _, err := s.live(ctx); err != nil {
-		s.fail(ErrClosed) // what is left ends by itself
+		s.fail(ErrClosed)
+		t := time.NewTimer(grace)
+		select {
+		case <-s.ended:
+			t.Stop()
+		case <-t.C: // a dialer that hangs ends by itself
+		}
 		s.mu.Lock()
 		if s.dialErr != nil && ctx.Err() != nil {
 			err = fmt.Errorf("%w (last attempt: %v)", err, s.dialErr)

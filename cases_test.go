@@ -1,0 +1,909 @@
+package zsync
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+// Each test here is about a fault that broke another library. The number is
+// that of the case in docs/guarantees.md.
+
+// first returns an interceptor that applies a to the first request that match
+// accepts, and passes all others.
+func first(a zktest.Action, match func(zktest.Request) bool) func(zktest.Request) zktest.Action {
+	var done atomic.Bool
+	return func(r zktest.Request) zktest.Action {
+		if match(r) && done.CompareAndSwap(false, true) {
+			return a
+		}
+		return zktest.Pass
+	}
+}
+
+// op matches requests of one kind.
+func op(want zktest.Op) func(zktest.Request) bool {
+	return func(r zktest.Request) bool { return r.Op == want }
+}
+
+// live returns the present incarnation of s.
+func live(t testing.TB, s *Session) *incarnation {
+	t.Helper()
+	inc, err := s.live(t.Context())
+	must(t, err)
+	return inc
+}
+
+func TestCase01NoCallOfAnExpiredSessionRunsInTheNext(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		inc := live(t, s)
+		must(t, inc.makeDir(t.Context(), "/m"))
+		srv.Stop()
+		// Calls that go-zookeeper queues and would send once it is connected
+		// again, in whatever session that may be.
+		var calls []*pending[string]
+		for range 5 {
+			p := &pending[string]{done: make(chan struct{})}
+			calls = append(calls, p)
+			go func() {
+				defer close(p.done)
+				p.val, p.err = inc.conn.Create("/m/x-", nil, zk.FlagEphemeralSequential, zk.WorldACL(zk.PermAll))
+			}()
+		}
+		srv.Expire(inc.id.Load())
+		srv.Restart()
+		for _, p := range calls {
+			if _, err := p.wait(t.Context(), inc); err == nil {
+				t.Error("a call of the expired session returned nil")
+			}
+		}
+		if now := live(t, s); now == inc {
+			t.Error("the incarnation outlived its session")
+		}
+		time.Sleep(time.Minute)
+		if n := childrenOf(t, s, "/m"); len(n) != 0 {
+			t.Errorf("calls of the expired session ran in the next: %v", n)
+		}
+	})
+}
+
+func TestCase02ASessionReplacedWithoutNoticeIsALoss(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		m := NewMutex(s, "/m")
+		must(t, m.Lock(t.Context()))
+		old := s.ID()
+		srv.ChangeSession(old)
+		srv.Disconnect(old)
+		<-m.Lost()
+		wantErr(t, m.Unlock(), ErrLost)
+		must(t, m.Lock(t.Context()))
+		must(t, m.Unlock())
+	})
+}
+
+func TestCase03ACutOffClientDeclaresTheLossItself(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		m := NewMutex(s, "/m")
+		must(t, m.Lock(t.Context()))
+		time.Sleep(time.Minute)
+		cut := time.Now()
+		srv.Partition(s.ID())
+		<-m.Lost()
+		if d := time.Since(cut); d > testTimeout*3/4 || d < testTimeout*3/4-testTimeout/3 {
+			t.Errorf("lost %v after the cut; want three quarters of %v after the last answered request", d, testTimeout)
+		}
+	})
+}
+
+func TestCase04AHandshakeThatHangsHoldsNobodyUp(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		addrs := srv.Addrs()
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpConnect && r.Addr == addrs[0] {
+				return zktest.Hang
+			}
+			return zktest.Pass
+		})
+		start := time.Now()
+		s := open(t, srv) // goes on to the other server
+		if d := time.Since(start); d > testTimeout/2 {
+			t.Errorf("Connect took %v past a server that hangs", d)
+		}
+		s.Close()
+
+		srv.Intercept(func(r zktest.Request) zktest.Action { return zktest.Hang })
+		start = time.Now()
+		_, err := Connect(within(t, time.Second), strings.Join(addrs, ","), WithDialer(srv.Dial))
+		wantErr(t, err, context.DeadlineExceeded)
+		if d := time.Since(start); d > time.Second+100*time.Millisecond {
+			t.Errorf("Connect returned after %v, want its context's second", d)
+		}
+	}, zktest.WithAddrs("127.0.0.1:7001", "127.0.0.1:7002"))
+}
+
+// brokenConn fails the write that comes after a number of writes.
+type brokenConn struct {
+	net.Conn
+	left atomic.Int32
+}
+
+func (c *brokenConn) Write(p []byte) (int, error) {
+	if c.left.Add(-1) < 0 {
+		return 0, errors.New("broken pipe")
+	}
+	return c.Conn.Write(p)
+}
+
+func TestCase05AWriteThatFailsWhileCredentialsAreSentIsRetried(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		var dials atomic.Int32
+		dial := func(network, addr string, timeout time.Duration) (net.Conn, error) {
+			c, err := srv.Dial(network, addr, timeout)
+			if n := dials.Add(1); err == nil && n <= 3 {
+				b := &brokenConn{Conn: c}
+				b.left.Store(1) // the handshake alone gets through
+				return b, nil
+			}
+			return c, err
+		}
+		s := open(t, srv, WithDialer(dial), WithAuth("digest", []byte("me:secret")), WithACL(zk.AuthACL(zk.PermAll)))
+		m := NewMutex(s, "/m")
+		must(t, m.Lock(t.Context()))
+		must(t, m.Unlock())
+		if n := dials.Load(); n < 4 {
+			t.Errorf("%d connections, want the three broken ones and a good one", n)
+		}
+		// The credentials count on this connection and on the next.
+		srv.Disconnect(s.ID())
+		must(t, m.Lock(t.Context()))
+		must(t, m.Unlock())
+		stranger := open(t, srv)
+		wantErr(t, NewMutex(stranger, "/m").Lock(t.Context()), zk.ErrNoAuth)
+	})
+}
+
+func TestCase06NoChangeOfStateIsDropped(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		states := s.States(t.Context())
+		for range 20 {
+			srv.Disconnect(s.ID())
+			time.Sleep(time.Second)
+		}
+		srv.Expire(s.ID())
+		time.Sleep(time.Second)
+		s.Close()
+		var want []State
+		for range 20 {
+			want = append(want, StateSuspended, StateConnected)
+		}
+		want = append(want, StateSuspended, StateExpired, StateConnecting, StateConnected, StateClosed)
+		var got []State
+		for st := range states {
+			got = append(got, st)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("got %v\nwant %v", got, want)
+		}
+	})
+}
+
+func TestCase07AnAbandonedCreateIsCollected(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		m := NewMutex(s, "/m")
+		must(t, m.Lock(t.Context()))
+		must(t, m.Unlock())
+		srv.Intercept(first(zktest.Delay(2*time.Second), op(zktest.OpCreate)))
+		start := time.Now()
+		wantErr(t, m.Lock(within(t, time.Second)), context.DeadlineExceeded)
+		if d := time.Since(start); d > time.Second+100*time.Millisecond {
+			t.Errorf("Lock returned %v after its call, with a context of a second", d)
+		}
+		time.Sleep(5 * time.Second)
+		if n := childrenOf(t, s, "/m"); len(n) != 0 {
+			t.Errorf("left behind: %v", n)
+		}
+	})
+}
+
+func TestCase08CancelledWaitsLeaveNoWatches(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		inc := live(t, s)
+		n := 100_000
+		if testing.Short() {
+			n = 1000
+		}
+		for i := range n {
+			// All on one znode, and each on one of its own.
+			for _, key := range []watchKey{{watchExists, "/one"}, {watchExists, fmt.Sprintf("/n%d", i)}} {
+				w := inc.hub.join(key)
+				if _, err := inc.exists(t.Context(), key.path); err != nil {
+					t.Fatal(err)
+				}
+				inc.hub.leave(w)
+			}
+		}
+		synctest.Wait()
+		if got := s.Stats().Watches; got > maxIdleWatches {
+			t.Errorf("the client keeps %d watches, want %d at most", got, maxIdleWatches)
+		}
+		if got := srv.Counts().Watches; got > maxIdleWatches {
+			t.Errorf("the server keeps %d watches, want %d at most", got, maxIdleWatches)
+		}
+	})
+}
+
+func TestCase08AThousandWaitersForOneZnodeShareOneWatch(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		inc := live(t, s)
+		_, err := inc.create(t.Context(), "/gate", nil)
+		must(t, err)
+		var woken sync.WaitGroup
+		for range 1000 {
+			woken.Go(func() {
+				if err := inc.awaitGone(t.Context(), "/gate"); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		synctest.Wait()
+		before := srv.Counts()
+		if before.Watches != 1 {
+			t.Errorf("%d watches on the server, want 1", before.Watches)
+		}
+		must(t, inc.removeNow(t.Context(), "/gate"))
+		woken.Wait()
+		if n := srv.Counts().Sub(before).Notifications; n != 1 {
+			t.Errorf("%d notifications, want 1", n)
+		}
+	})
+}
+
+func TestCase09WatchesAreSetAgainAheadOfEveryCall(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		inc := live(t, s)
+		w := inc.hub.join(watchKey{watchExists, "/x"})
+		_, err := inc.exists(t.Context(), "/x")
+		must(t, err)
+		srv.Stop()
+		var waiting sync.WaitGroup
+		for range 10 {
+			waiting.Go(func() { inc.exists(t.Context(), "/y") })
+		}
+		other := zktest.Request{}
+		var mu sync.Mutex
+		var ops []zktest.Op
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			mu.Lock()
+			defer mu.Unlock()
+			if other.Op == 0 && r.Op != zktest.OpConnect {
+				other = r
+			}
+			ops = append(ops, r.Op)
+			return zktest.Pass
+		})
+		srv.Restart()
+		waiting.Wait()
+		if other.Op != zktest.OpSetWatches {
+			t.Errorf("first request of the new connection is %v, want setWatches; all: %v", other.Op, ops)
+		}
+		b := open(t, srv)
+		_, err = live(t, b).create(t.Context(), "/x", nil)
+		must(t, err)
+		must(t, inc.awaitFired(t.Context(), w))
+		inc.hub.leave(w)
+	})
+}
+
+func TestCase09AChangeWhileDisconnectedFiresTheWatch(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		key    watchKey
+		change func(t *testing.T, inc *incarnation)
+		want   zk.EventType
+	}{
+		{"created", watchKey{watchExists, "/missing"}, func(t *testing.T, inc *incarnation) {
+			_, err := inc.create(t.Context(), "/missing", nil)
+			must(t, err)
+		}, zk.EventNodeCreated},
+		{"changed", watchKey{watchData, "/there"}, func(t *testing.T, inc *incarnation) {
+			_, err := inc.set(t.Context(), "/there", []byte("x"), -1)
+			must(t, err)
+		}, zk.EventNodeDataChanged},
+		{"deleted, exists", watchKey{watchExists, "/there"}, func(t *testing.T, inc *incarnation) {
+			must(t, inc.removeNow(t.Context(), "/there"))
+		}, zk.EventNodeDeleted},
+		{"deleted, children", watchKey{watchChildren, "/there"}, func(t *testing.T, inc *incarnation) {
+			must(t, inc.removeNow(t.Context(), "/there"))
+		}, zk.EventNodeDeleted},
+		{"child", watchKey{watchChildren, "/there"}, func(t *testing.T, inc *incarnation) {
+			_, err := inc.create(t.Context(), "/there/c", nil)
+			must(t, err)
+		}, zk.EventNodeChildrenChanged},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s, b := open(t, srv), open(t, srv)
+				inc, other := live(t, s), live(t, b)
+				_, err := other.create(t.Context(), "/there", nil)
+				must(t, err)
+				w := inc.hub.join(tt.key)
+				defer inc.hub.leave(w)
+				switch tt.key.kind {
+				case watchExists:
+					inc.exists(t.Context(), tt.key.path)
+				case watchData:
+					inc.get(t.Context(), tt.key.path)
+				case watchChildren:
+					inc.children(t.Context(), tt.key.path)
+				}
+				srv.Partition(s.ID())
+				tt.change(t, other)
+				srv.Disconnect(s.ID()) // the event goes down with the connection
+				srv.Heal(s.ID())
+				must(t, inc.awaitFired(t.Context(), w))
+				if w.event != tt.want {
+					t.Errorf("got event %v, want %v", w.event, tt.want)
+				}
+			})
+		})
+	}
+}
+
+func TestCase10WhatIsNotProvablyAnsweredOrUnsentIsUnknown(t *testing.T) {
+	for _, tt := range []struct {
+		err  error
+		want outcome
+	}{
+		{nil, answered},
+		{zk.ErrNoNode, answered},
+		{zk.ErrNodeExists, answered},
+		{zk.ErrBadVersion, answered},
+		{zk.ErrNoAuth, answered},
+		{errors.New("unknown error: -6"), answered},
+		{fmt.Errorf("x: %w", zk.ErrInvalidFlags), answered},
+		{zk.ErrNoServer, unsent},
+		{zk.ErrSessionMoved, unsent},
+		{zk.ErrConnectionClosed, unknown},
+		{zk.ErrClosing, unknown},
+		{zk.ErrSessionExpired, unknown},
+		{errors.New("unknown error: -4"), unknown},
+		{errors.New("unknown error: -7"), unknown},
+		{io.EOF, unknown},
+		{os.ErrDeadlineExceeded, unknown},
+		{&net.OpError{Op: "write", Err: errors.New("broken pipe")}, unknown},
+	} {
+		if got := outcomeOf(tt.err); got != tt.want {
+			t.Errorf("outcomeOf(%v) = %v, want %v", tt.err, got, tt.want)
+		}
+	}
+}
+
+func TestCase11ReconnectingToASingleServerIsImmediate(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		inc := live(t, s)
+		for range 10 {
+			time.Sleep(time.Second)
+			start := time.Now()
+			srv.Disconnect(s.ID())
+			synctest.Wait()
+			_, err := inc.exists(t.Context(), "/x")
+			must(t, err)
+			if d := time.Since(start); d > 5*time.Millisecond {
+				t.Errorf("back after %v, want at once", d)
+			}
+		}
+	})
+}
+
+func TestCase12AForeignChildOfAnyNameDoesNoHarm(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		inc := live(t, s)
+		for _, name := range []string{"_c_", "_c_short", "lock", "lock-", "x", "_c_0123456789abcdef0123456789abcdef-latch-0000000000"} {
+			_, err := inc.create(t.Context(), "/m/"+name, nil)
+			must(t, err)
+		}
+		m := NewMutex(s, "/m")
+		srv.Intercept(first(zktest.DropReply, op(zktest.OpCreate))) // forces the search by GUID
+		must(t, m.Lock(t.Context()))
+		must(t, m.Unlock())
+	})
+}
+
+func TestCase13CloseIsPromptAndNoSessionIsOpenedAfterIt(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		for _, broken := range []func(*Session){
+			func(*Session) {},
+			func(s *Session) { srv.Stop() },
+			func(s *Session) { srv.Partition(s.ID()) },
+			func(s *Session) {
+				srv.Intercept(func(zktest.Request) zktest.Action { return zktest.Hang })
+				srv.Disconnect(s.ID())
+			},
+		} {
+			s := open(t, srv)
+			id := s.ID()
+			broken(s)
+			start := time.Now()
+			must(t, s.Close())
+			must(t, s.Close())
+			if d := time.Since(start); d > 2*time.Second {
+				t.Errorf("Close took %v", d)
+			}
+			wantErr(t, NewMutex(s, "/m").Lock(t.Context()), ErrClosed)
+			srv.Intercept(nil)
+			srv.Heal(id)
+			srv.Restart()
+			time.Sleep(time.Minute)
+			if n := srv.Sessions(); len(n) != 0 {
+				t.Errorf("sessions after Close: %x", n)
+			}
+		}
+	})
+}
+
+func TestCase13ADialThatHangsDoesNotHoldConnectUp(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		hang := func(network, addr string, timeout time.Duration) (net.Conn, error) {
+			time.Sleep(timeout)
+			return nil, os.ErrDeadlineExceeded
+		}
+		start := time.Now()
+		_, err := Connect(within(t, 100*time.Millisecond), srv.Addr(), WithDialer(hang))
+		wantErr(t, err, context.DeadlineExceeded)
+		if d := time.Since(start); d > 150*time.Millisecond {
+			t.Errorf("Connect returned after %v, want its context's 100ms", d)
+		}
+		time.Sleep(time.Minute) // the dialer comes back
+	})
+}
+
+func TestCase14ARequestOverThePacketLimitIsRefusedAndHurtsNobody(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		big := make([]byte, 1<<20)
+		_, err := s.Txn(t.Context(), &zk.CreateRequest{Path: "/big", Data: big})
+		wantErr(t, err, ErrTooLarge)
+		if n := s.Stats().Reconnects; n != 0 {
+			t.Errorf("%d reconnects", n)
+		}
+		_, err = s.Txn(t.Context(), &zk.CreateRequest{Path: "/big", Data: big[:1<<20-1024]})
+		must(t, err)
+	})
+}
+
+func TestCase15TheNegotiatedTimeoutIsWhatCounts(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv, WithSessionTimeout(time.Hour)) // the server grants a minute
+		m := NewMutex(s, "/m")
+		must(t, m.Lock(t.Context()))
+		srv.Partition(s.ID())
+		start := time.Now()
+		<-m.Lost()
+		if d := time.Since(start); d > 45*time.Second {
+			t.Errorf("lost after %v, want before the minute that was negotiated is over", d)
+		}
+	}, zktest.WithSessionTimeouts(time.Second, time.Minute))
+}
+
+func TestCase15PathsAreBelowTheChroot(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		plain := open(t, srv)
+		s, err := Connect(t.Context(), srv.Addr()+"/some/root", WithDialer(srv.Dial))
+		must(t, err)
+		defer s.Close()
+		m := NewMutex(s, "/m")
+		must(t, m.Lock(t.Context()))
+		if n := childrenOf(t, plain, "/some/root/m"); len(n) != 1 {
+			t.Errorf("below the chroot: %v, want one contender", n)
+		}
+		rs, err := m.Txn(t.Context(), &zk.CreateRequest{Path: "/state", Flags: zk.FlagSequence})
+		must(t, err)
+		if rs[0].String != "/state0000000001" {
+			t.Errorf("response %q, want a path without the chroot", rs[0].String)
+		}
+		must(t, m.Unlock())
+	})
+}
+
+func TestCase16AnOrphanOfACreateWithoutReplyIsDeleted(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := open(t, srv), open(t, srv)
+		m := NewMutex(s, "/m")
+		must(t, m.Lock(t.Context()))
+		must(t, m.Unlock())
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpCreate {
+				// Applied, and from then on nobody answers s for a while.
+				go func() { srv.Stop(); time.Sleep(time.Second); srv.Restart() }()
+				return zktest.DropReply
+			}
+			return zktest.Pass
+		})
+		wantErr(t, m.Lock(within(t, 500*time.Millisecond)), context.DeadlineExceeded)
+		srv.Intercept(nil)
+		time.Sleep(3 * time.Second)
+		must(t, NewMutex(other, "/m").Lock(within(t, time.Second)))
+	})
+}
+
+func TestCase17AReleaseThatCouldNotBeSentIsMadeUpFor(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := open(t, srv), open(t, srv)
+		m := NewMutex(s, "/m")
+		for _, fault := range []zktest.Action{zktest.DropRequest, zktest.DropReply} {
+			must(t, m.Lock(t.Context()))
+			id := s.ID()
+			srv.Intercept(first(fault, op(zktest.OpDelete)))
+			must(t, m.Unlock())
+			om := NewMutex(other, "/m")
+			must(t, om.Lock(within(t, time.Second)))
+			must(t, om.Unlock())
+			if s.ID() != id {
+				t.Error("the session was not kept")
+			}
+		}
+	})
+}
+
+func TestCase18ADyingNodeOfTheOldSessionIsNeverUsed(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		addrs := srv.Addrs()
+		dial := func(network, addr string, timeout time.Duration) (net.Conn, error) {
+			return srv.Dial(network, addrs[0], timeout)
+		}
+		s := open(t, srv, WithDialer(dial))
+		other := open(t, srv, WithDialer(func(network, _ string, timeout time.Duration) (net.Conn, error) {
+			return srv.Dial(network, addrs[1], timeout)
+		}))
+		holder, m := NewMutex(other, "/m"), NewMutex(s, "/m")
+		must(t, holder.Lock(t.Context()))
+		// The create is applied, its reply lost; then the session expires, and
+		// the server that s comes back to still shows the node of the old one.
+		var cut atomic.Bool
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpCreate && r.Session == s.ID() && cut.CompareAndSwap(false, true) {
+				return zktest.DropReply
+			}
+			if r.Op == zktest.OpConnect && cut.Load() && r.Session != 0 {
+				srv.Freeze(addrs[0])
+				srv.Expire(r.Session)
+			}
+			return zktest.Pass
+		})
+		got := async(func() error { return m.Lock(t.Context()) })
+		time.Sleep(time.Second)
+		pendingStill(t, got)
+		srv.Thaw(addrs[0])
+		must(t, holder.Unlock())
+		must(t, <-got)
+		names := childrenOf(t, other, "/m")
+		if len(names) != 1 {
+			t.Fatalf("%v, want the one node of the new session", names)
+		}
+		stat, err := live(t, other).exists(t.Context(), "/m/"+names[0])
+		must(t, err)
+		if stat.EphemeralOwner != s.ID() {
+			t.Errorf("the node belongs to session %x, want %x", stat.EphemeralOwner, s.ID())
+		}
+		must(t, m.Unlock())
+	}, zktest.WithAddrs("127.0.0.1:7001", "127.0.0.1:7002"))
+}
+
+func TestCase19APredecessorThatVanishesBeforeTheWatchOnlyCausesAnotherListing(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b, c := open(t, srv), open(t, srv), open(t, srv)
+		ma, mb, mc := NewMutex(a, "/m"), NewMutex(b, "/m"), NewMutex(c, "/m")
+		must(t, ma.Lock(t.Context()))
+		ctx, cancel := context.WithCancel(t.Context())
+		waits := async(func() error { return mb.Lock(ctx) })
+		synctest.Wait()
+		names := childrenOf(t, a, "/m")
+		// c lists, finds b ahead; b goes before c can watch it.
+		srv.Intercept(first(zktest.Delay(time.Second), func(r zktest.Request) bool {
+			return r.Session == c.ID() && r.Watch
+		}))
+		got := async(func() error { return mc.Lock(t.Context()) })
+		synctest.Wait()
+		cancel()
+		wantErr(t, <-waits, context.Canceled)
+		time.Sleep(2 * time.Second)
+		pendingStill(t, got)
+		if now := childrenOf(t, a, "/m"); len(now) != 2 || len(names) != 2 {
+			t.Errorf("in line: %v, then %v; want c to have kept its place", names, now)
+		}
+		must(t, ma.Unlock())
+		must(t, <-got)
+		must(t, mc.Unlock())
+	})
+}
+
+func TestCase20AWaiterSurvivesTheTreeBeingRebuilt(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b, admin := open(t, srv), open(t, srv), open(t, srv)
+		ma, mb := NewMutex(a, "/m"), NewMutex(b, "/m")
+		must(t, ma.Lock(t.Context()))
+		got := async(func() error { return mb.Lock(t.Context()) })
+		synctest.Wait()
+		inc := live(t, admin)
+		names := childrenOf(t, admin, "/m")
+		slices.Reverse(names)
+		for _, n := range names {
+			must(t, inc.removeNow(t.Context(), "/m/"+n))
+		}
+		if err := inc.removeNow(t.Context(), "/m"); err != nil && !isNoNode(err) && !errors.Is(err, zk.ErrNotEmpty) {
+			t.Fatal(err)
+		}
+		must(t, <-got)
+		// a's hold went with its znode, and b's is real.
+		wantErr(t, ma.Unlock(), ErrLost)
+		if names := childrenOf(t, admin, "/m"); len(names) != 1 {
+			t.Errorf("in line: %v, want b alone", names)
+		}
+		must(t, mb.Unlock())
+	})
+}
+
+func TestCase20ALockOnAReapedParentMakesItAgain(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		m := NewMutex(s, "/deep/down/m")
+		for range 3 {
+			must(t, m.Lock(t.Context()))
+			must(t, m.Unlock())
+			time.Sleep(10 * time.Minute)
+			if stat, _ := live(t, s).exists(t.Context(), "/deep"); stat != nil {
+				t.Fatal("the containers were not reaped")
+			}
+		}
+	})
+}
+
+func TestCase21AWaiterWhoseNodeIsDeletedIsNeverGrantedOnIt(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b, c := open(t, srv), open(t, srv), open(t, srv)
+		ma, mb, mc := NewMutex(a, "/m"), NewMutex(b, "/m"), NewMutex(c, "/m")
+		must(t, ma.Lock(t.Context()))
+		got := async(func() error { return mb.Lock(t.Context()) })
+		synctest.Wait()
+		names := childrenOf(t, a, "/m")
+		for _, n := range names {
+			if stat, _ := live(t, c).exists(t.Context(), "/m/"+n); stat.EphemeralOwner == b.ID() {
+				must(t, live(t, c).removeNow(t.Context(), "/m/"+n))
+			}
+		}
+		next := async(func() error { return mc.Lock(t.Context()) })
+		synctest.Wait()
+		must(t, ma.Unlock())
+		must(t, <-next) // b had lost its place to c
+		pendingStill(t, got)
+		must(t, mc.Unlock())
+		must(t, <-got)
+		must(t, mb.Unlock())
+	})
+}
+
+func TestCase21AHolderWhoseNodeIsDeletedLearnsItAtTheNextCall(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		m := NewMutex(s, "/m")
+		must(t, m.Lock(t.Context()))
+		for _, n := range childrenOf(t, s, "/m") {
+			must(t, live(t, s).removeNow(t.Context(), "/m/"+n))
+		}
+		_, err := m.Txn(t.Context(), &zk.CreateRequest{Path: "/written"})
+		wantErr(t, err, ErrLost)
+		if !isClosed(m.Lost()) {
+			t.Error("Lost is open after Txn has found the znode gone")
+		}
+		wantErr(t, m.Unlock(), ErrLost)
+		if stat, _ := live(t, s).exists(t.Context(), "/written"); stat != nil {
+			t.Error("Txn wrote without the hold")
+		}
+	})
+}
+
+func TestCase22ATimedOutAcquireLeavesNothingHoweverItEnds(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		fault func(srv *zktest.Server, id int64)
+	}{
+		{"in the line", func(*zktest.Server, int64) {}},
+		{"connection dropped", func(srv *zktest.Server, id int64) { srv.Disconnect(id) }},
+		{"session expired", func(srv *zktest.Server, id int64) { srv.Expire(id) }},
+		{"partitioned", func(srv *zktest.Server, id int64) {
+			srv.Partition(id)
+			time.AfterFunc(3*time.Second, func() { srv.Heal(id) })
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				a, b := open(t, srv), open(t, srv)
+				ma, mb := NewMutex(a, "/m"), NewMutex(b, "/m")
+				must(t, ma.Lock(t.Context()))
+				for range 10 {
+					got := async(func() error { return mb.Lock(within(t, 100*time.Millisecond)) })
+					time.Sleep(50 * time.Millisecond)
+					tt.fault(srv, b.ID())
+					wantErr(t, <-got, context.DeadlineExceeded)
+					time.Sleep(time.Minute)
+					if n := childrenOf(t, a, "/m"); len(n) != 1 {
+						t.Fatalf("in line: %v, want the holder alone", n)
+					}
+				}
+				if st := b.Stats(); st.Watches > 1 || st.Waiters != 0 || st.Holds != 0 {
+					t.Errorf("left: %+v", st)
+				}
+				must(t, ma.Unlock())
+			})
+		})
+	}
+}
+
+func TestCase23TwoGoroutinesOfOneSessionExcludeEachOther(t *testing.T) {
+	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
+		s := connect()
+		ctx := within(t, 30*time.Second)
+		var in atomic.Int32
+		var wg sync.WaitGroup
+		shared := NewMutex(s, "/m")
+		for i := range 8 {
+			m := shared
+			if i%2 == 0 {
+				m = NewMutex(s, "/m") // another value, the same Mutex
+			}
+			wg.Go(func() {
+				for range 10 {
+					if err := m.Lock(ctx); err != nil {
+						t.Error(err)
+						return
+					}
+					if in.Add(1) != 1 {
+						t.Error("two hold the Mutex")
+					}
+					in.Add(-1)
+					if err := m.Unlock(); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			})
+		}
+		wg.Wait()
+	})
+}
+
+func TestCase24EveryWayOfLearningTellsTheLoss(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		var mu sync.Mutex
+		var kinds []EventKind
+		s := open(t, srv, WithObserver(ObserverFunc(func(e Event) {
+			mu.Lock()
+			kinds = append(kinds, e.Kind)
+			mu.Unlock()
+		})))
+		m := NewMutex(s, "/m")
+		states := s.States(t.Context())
+		err := m.Do(t.Context(), func(ctx context.Context) error {
+			_, err := m.Token(ctx)
+			must(t, err)
+			srv.Expire(s.ID())
+			<-ctx.Done()
+			wantErr(t, context.Cause(ctx), ErrLost)
+			<-m.Lost()
+			_, err = m.Token(t.Context())
+			wantErr(t, err, ErrLost)
+			_, err = m.Txn(t.Context(), &zk.CreateRequest{Path: "/x"})
+			wantErr(t, err, ErrLost)
+			return nil
+		})
+		wantErr(t, err, ErrLost)
+		synctest.Wait()
+		mu.Lock()
+		if !slices.Contains(kinds, Lost) || !slices.Contains(kinds, Expired) {
+			t.Errorf("the observer was told %v", kinds)
+		}
+		mu.Unlock()
+		for st := range states {
+			if st == StateExpired {
+				break
+			}
+		}
+		if s.Stats().Expiries != 1 {
+			t.Errorf("%+v", s.Stats())
+		}
+	})
+}
+
+func TestCase27TheOrderHoldsAcrossTwoToTheThirtyFirstCreations(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		first := NewMutex(s, "/m")
+		must(t, first.Lock(t.Context()))
+		must(t, first.Unlock())
+		srv.SetSequence("/m", math.MaxInt32-3)
+		must(t, first.Lock(t.Context()))
+		order := make(chan int, 8)
+		var wg sync.WaitGroup
+		for i := range 8 {
+			m := NewMutex(s, "/m")
+			wg.Go(func() {
+				if err := m.Lock(t.Context()); err != nil {
+					t.Error(err)
+				}
+				order <- i
+				if err := m.Unlock(); err != nil {
+					t.Error(err)
+				}
+			})
+			synctest.Wait()
+		}
+		must(t, first.Unlock())
+		for i := range 8 {
+			if got := <-order; got != i {
+				t.Errorf("turn %d went to waiter %d", i, got)
+			}
+		}
+		wg.Wait()
+	})
+}
+
+func TestCase28ContextDecidesWithinMillisecondsWhateverTheServersDo(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		hurt func(srv *zktest.Server, id int64)
+	}{
+		{"stopped", func(srv *zktest.Server, id int64) { srv.Stop() }},
+		{"partitioned", func(srv *zktest.Server, id int64) { srv.Partition(id) }},
+		{"silent", func(srv *zktest.Server, id int64) {
+			srv.Intercept(func(zktest.Request) zktest.Action { return zktest.Hang })
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s := open(t, srv)
+				m := NewMutex(s, "/m")
+				tt.hurt(srv, s.ID())
+				for i, f := range []func(context.Context) error{
+					m.Lock,
+					func(ctx context.Context) error { _, err := m.TryLock(ctx); return err },
+					func(ctx context.Context) error { _, err := m.Contenders(ctx); return err },
+					func(ctx context.Context) error { _, err := s.Txn(ctx, &zk.CreateRequest{Path: "/x"}); return err },
+				} {
+					start := time.Now()
+					err := f(within(t, 50*time.Millisecond))
+					if !errors.Is(err, context.DeadlineExceeded) {
+						t.Errorf("call %d: %v", i, err)
+					}
+					if d := time.Since(start); d > 100*time.Millisecond {
+						t.Errorf("returned after %v, want 100ms at most", d)
+					}
+				}
+			})
+		})
+	}
+}
