@@ -181,7 +181,7 @@ func TestPipeBehavesAsTCPDoes(t *testing.T) {
 	if _, err := a.Read(make([]byte, 1)); !isTimeout(err) {
 		t.Errorf("read past the deadline: got %v", err)
 	}
-	_ = b.SetWriteDeadline(time.Now().Add(5 * time.Millisecond))
+	_ = b.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
 	if n, err := b.Write(make([]byte, pipeLimit+1)); n != pipeLimit || !isTimeout(err) {
 		t.Errorf("write into a full pipe: got %d, %v", n, err)
 	}
