@@ -650,10 +650,9 @@ func TestCase20AWaiterSurvivesTheTreeBeingRebuilt(t *testing.T) {
 		got := async(func() error { return mb.Lock(t.Context()) })
 		synctest.Wait()
 		inc := live(t, admin)
-		names := childrenOf(t, admin, "/m")
-		slices.Reverse(names)
-		for _, n := range names {
-			must(t, inc.removeNow(t.Context(), "/m/"+n))
+		all := parseChildren(childrenOf(t, admin, "/m"), "lock-")
+		for _, c := range slices.Backward(all) { // the waiter's first
+			must(t, inc.removeNow(t.Context(), "/m/"+c.name))
 		}
 		if err := inc.removeNow(t.Context(), "/m"); err != nil && !isNoNode(err) && !errors.Is(err, zk.ErrNotEmpty) {
 			t.Fatal(err)
