@@ -12,8 +12,25 @@ import (
 	"time"
 )
 
-// A listener is the TCP side of an endpoint; nil in a bubble.
-type listener = net.Listener
+// An endpoint is one address that clients connect to. Server.mu guards it.
+type endpoint struct {
+	addr   string // never changes once the server is made
+	up     bool
+	listen net.Listener // nil in a bubble, and while it is down
+	view   *view
+
+	// Of an endpoint that lags.
+	lag     time.Duration // how far behind; frozen is for ever
+	backlog []late        // transactions not yet applied to view
+}
+
+// A late is a transaction that an endpoint has yet to apply.
+type late struct {
+	txn *txn
+	at  time.Time // when the leader committed it
+}
+
+const frozen = time.Duration(1<<63 - 1)
 
 // inBubble reports whether the caller runs in a testing/synctest bubble. There
 // is no function to ask; the first line of a stack trace tells.
@@ -51,7 +68,11 @@ func (s *Server) listen(e *endpoint) error {
 	if err != nil {
 		return err
 	}
-	e.addr, e.listen, e.up = l.Addr().String(), l, true
+	// The second time this is the same address, and others may be reading it.
+	if addr := l.Addr().String(); addr != e.addr {
+		e.addr = addr
+	}
+	e.listen, e.up = l, true
 	return nil
 }
 

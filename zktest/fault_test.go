@@ -463,3 +463,66 @@ func TestStopStopsTheClocksOfSessions(t *testing.T) {
 		}
 	})
 }
+
+func TestRestartListensOnTheSamePorts(t *testing.T) {
+	s := Start(t, WithAddrs("127.0.0.1:0", "127.0.0.1:0"))
+	addrs := s.Addrs()
+	for range 3 {
+		s.Stop()
+		if _, err := net.DialTimeout("tcp", addrs[1], time.Second); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("dial of a stopped server: got %v", err)
+		}
+		s.Restart()
+		for _, addr := range addrs {
+			nc, err := net.DialTimeout("tcp", addr, time.Second)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := newRaw(t, nc)
+			if err := c.handshake(1000); err != nil || c.id == 0 {
+				t.Errorf("handshake after the restart: %v", err)
+			}
+		}
+	}
+	if got := s.Addrs(); !slices.Equal(got, addrs) {
+		t.Errorf("addresses: got %q, want %q", got, addrs)
+	}
+}
+
+func TestRecursiveWatchSeesWhatHappensBelow(t *testing.T) {
+	s := Start(t)
+	a, b := connected(t, s, time.Minute), connected(t, s, time.Minute)
+	a.call(OpAddWatch, versionBody("/", 1))
+	b.call(OpCreate, createBody("/x", "", openACL, 0))
+	b.call(OpCreate, createBody("/x/y", "", openACL, 0))
+	b.call(OpSetData, setDataBody("/x/y", "1", -1))
+	b.call(OpDelete, versionBody("/x/y", -1))
+	a.call(OpSync, pathBody("/"))
+	want := []string{"event 1 /x", "event 1 /x/y", "event 3 /x/y", "event 2 /x/y"}
+	if !slices.Equal(a.events, want) {
+		t.Errorf("got %q, want %q", a.events, want)
+	}
+	wantCode(t, "checkWatches", a.call(OpCheckWatches, versionBody("/", 3)), CodeOK)
+	wantCode(t, "checkWatches of another", b.call(OpCheckWatches, versionBody("/", 3)), CodeNoWatcher)
+	wantCode(t, "removeWatches", a.call(OpRemoveWatches, versionBody("/", 3)), CodeOK)
+	b.call(OpDelete, versionBody("/x", -1))
+	a.call(OpSync, pathBody("/"))
+	if len(a.events) != len(want) {
+		t.Errorf("an event after the watch was removed: %q", a.events)
+	}
+	if n := s.Counts().Watches; n != 0 {
+		t.Errorf("%d watches left", n)
+	}
+}
+
+func TestWatchersWhoMayNotReadAreNotTold(t *testing.T) {
+	s := Start(t)
+	a, b := connected(t, s, time.Minute), connected(t, s, time.Minute)
+	b.call(OpAuth, authBody("digest", "u:p"))
+	a.call(OpExists, watchBody("/secret", true))
+	b.call(OpCreate, createBody("/secret", "", []acl{{permAll, identity{"auth", ""}}}, 0))
+	a.call(OpSync, pathBody("/"))
+	if len(a.events) > 0 || s.Counts().Watches > 0 {
+		t.Errorf("events %q, %d watches left", a.events, s.Counts().Watches)
+	}
+}

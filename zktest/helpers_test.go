@@ -2,7 +2,6 @@ package zktest_test
 
 import (
 	"errors"
-	"slices"
 	"testing"
 	"time"
 
@@ -92,19 +91,6 @@ func wantNoEvent(t testing.TB, ch <-chan zk.Event) {
 	case ev := <-ch:
 		t.Errorf("got event %v %s, want none", ev.Type, ev.Path)
 	default:
-	}
-}
-
-func wantChildren(t testing.TB, conn *zk.Conn, path string, want ...string) {
-	t.Helper()
-	got, _, err := conn.Children(path)
-	if err != nil {
-		t.Fatalf("children of %s: %v", path, err)
-	}
-	slices.Sort(got)
-	slices.Sort(want)
-	if !slices.Equal(got, want) {
-		t.Errorf("children of %s: got %q, want %q", path, got, want)
 	}
 }
 

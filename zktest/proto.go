@@ -143,7 +143,7 @@ type Request struct {
 	Session int64     // the connection's session; for a connect, the one asked for, 0 for a new one
 	Xid     int32     // the client's number for the request
 	Op      Op        // what it asks
-	Path    string    //
+	Path    string    // of the znode; of a sequential create, without the number
 	Data    []byte    // of create, setData and auth
 	Version int32     // of delete, setData, setACL and check; -1 is any
 	Flags   int32     // of the creates: 1 ephemeral, 2 sequential, 3 both, 4 container, 5 and 6 with a TTL

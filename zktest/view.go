@@ -10,26 +10,6 @@ type view struct {
 	watches *watchTable
 }
 
-// An endpoint is one address that clients connect to. Server.mu guards it.
-type endpoint struct {
-	addr   string
-	up     bool
-	listen listener
-	view   *view
-
-	// Of an endpoint that lags.
-	lag     time.Duration // how far behind; frozen is for ever
-	backlog []late        // transactions not yet applied to view
-}
-
-// A late is a transaction that an endpoint has yet to apply.
-type late struct {
-	txn *txn
-	at  time.Time // when the leader committed it
-}
-
-const frozen = time.Duration(1<<63 - 1)
-
 // begin begins a transaction. Every one, a failed one too, has a zxid.
 func (s *Server) begin() *txn {
 	s.leader.tree.zxid++
