@@ -1,0 +1,176 @@
+package zsync
+
+import (
+	"context"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/zsync/zsync/internal/ensemble"
+	"github.com/zsync/zsync/internal/netproxy"
+	"github.com/zsync/zsync/zktest"
+)
+
+// These tests bring network faults to sessions over TCP: through a proxy, to an
+// in-process server or to a real ensemble, and by hurting the servers of the
+// latter.
+
+// proxied gives every session a proxy of its own. It uses real time.
+func proxied(t *testing.T, f func(t *testing.T, connect func(opts ...Option) (*Session, *netproxy.Proxy))) {
+	t.Helper()
+	servers := os.Getenv("ZSYNC_TEST_SERVERS")
+	if servers == "" {
+		servers = strings.Join(zktest.Start(t, zktest.WithTick(100*time.Millisecond)).Addrs(), ",")
+	}
+	chroot := "/zsync-test-" + uuid.NewString()
+	f(t, func(opts ...Option) (*Session, *netproxy.Proxy) {
+		t.Helper()
+		p := netproxy.Start(t, servers)
+		opts = append([]Option{WithSessionTimeout(time.Second)}, opts...)
+		s, err := Connect(within(t, 30*time.Second), p.Addr()+chroot, opts...)
+		if err != nil {
+			t.Fatalf("Connect: %v", err)
+		}
+		t.Cleanup(func() { s.Close() })
+		return s, p
+	})
+}
+
+func TestPartitionedHolderSeesLostFirstOverTCP(t *testing.T) {
+	rounds := 2
+	if os.Getenv("ZSYNC_TEST_LONG") != "" {
+		rounds = 30
+	}
+	proxied(t, func(t *testing.T, connect func(...Option) (*Session, *netproxy.Proxy)) {
+		a, proxy := connect()
+		b, _ := connect()
+		ma, mb := NewMutex(a, "/m"), NewMutex(b, "/m")
+		ctx := within(t, 5*time.Minute)
+		for range rounds {
+			must(t, ma.Lock(ctx))
+			lost := ma.Lost()
+			got := async(func() error { return mb.Lock(ctx) })
+			// The cut falls anywhere between two pings.
+			pause(t, rand.N(400*time.Millisecond))
+			proxy.Partition()
+			must(t, <-got)
+			if !isClosed(lost) {
+				t.Fatal("Lock returned before the former holder's Lost was closed")
+			}
+			wantErr(t, ma.Unlock(), ErrLost)
+			must(t, mb.Unlock())
+			proxy.Disconnect()
+			proxy.Heal()
+		}
+	})
+}
+
+// pause lets real time pass, where the passing of time is what is tested.
+func pause(t testing.TB, d time.Duration) {
+	t.Helper()
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-t.Context().Done():
+	}
+}
+
+func TestLostRequestsAndRepliesAreResolvedOverTCP(t *testing.T) {
+	proxied(t, func(t *testing.T, connect func(...Option) (*Session, *netproxy.Proxy)) {
+		s, proxy := connect(WithSessionTimeout(10 * time.Second))
+		other, _ := connect()
+		m := NewMutex(s, "/m")
+		ctx := within(t, time.Minute)
+		must(t, m.Lock(ctx))
+		must(t, m.Unlock())
+		for _, op := range []int32{opCreate, 2 /* delete */, opGetChildren2} {
+			for _, fault := range []netproxy.Verdict{netproxy.DropRequest, netproxy.DropReply} {
+				var done atomic.Bool
+				proxy.OnRequest(func(o, _ int32) netproxy.Verdict {
+					if o == op && done.CompareAndSwap(false, true) {
+						return fault
+					}
+					return netproxy.Pass
+				})
+				id := s.ID()
+				must(t, m.Lock(ctx))
+				if n := len(childrenOf(t, other, "/m")); n != 1 {
+					t.Errorf("op %d, fault %d: %d contenders, want 1", op, fault, n)
+				}
+				must(t, m.Unlock())
+				om := NewMutex(other, "/m")
+				must(t, om.Lock(ctx))
+				must(t, om.Unlock())
+				if !done.Load() {
+					t.Errorf("op %d was never sent", op)
+				}
+				if s.ID() != id {
+					t.Errorf("op %d, fault %d: the session was lost", op, fault)
+				}
+			}
+		}
+	})
+}
+
+func TestHoldOutlivesTheServersThatAreKilledOrPaused(t *testing.T) {
+	e := ensemble.Faults(t)
+	s, err := Connect(within(t, 30*time.Second), e.Servers()+"/zsync-test-"+uuid.NewString(), WithSessionTimeout(20*time.Second))
+	must(t, err)
+	defer s.Close()
+	m := NewMutex(s, "/m")
+	ctx := within(t, 2*time.Minute)
+	must(t, m.Lock(ctx))
+	for i := range e.Addrs() {
+		e.Kill(i + 1)
+		_, err := m.Token(ctx)
+		must(t, err)
+		_, err = m.Contenders(ctx) // some server answers
+		must(t, err)
+		e.Restart(i + 1)
+	}
+	e.Pause(e.Leader())
+	_, err = m.Contenders(ctx)
+	must(t, err)
+	if isClosed(m.Lost()) {
+		t.Error("the hold was lost although a quorum was there all the time")
+	}
+	must(t, m.Unlock())
+}
+
+func TestEveryServerDownAndUpAgain(t *testing.T) {
+	e := ensemble.Faults(t)
+	s, err := Connect(within(t, 30*time.Second), e.Servers()+"/zsync-test-"+uuid.NewString(), WithSessionTimeout(4*time.Second))
+	must(t, err)
+	defer s.Close()
+	m, n := NewMutex(s, "/m"), NewMutex(s, "/n")
+	ctx := within(t, 2*time.Minute)
+	must(t, m.Lock(ctx))
+	e.Kill(1, 2, 3)
+	start := time.Now()
+	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+	defer cancel()
+	wantErr(t, n.Lock(short), context.DeadlineExceeded)
+	if d := time.Since(start); d > 150*time.Millisecond {
+		t.Errorf("Lock with a context of 50ms took %v", d)
+	}
+	start = time.Now()
+	must(t, m.Unlock())
+	if d := time.Since(start); d > 50*time.Millisecond {
+		t.Errorf("Unlock took %v", d)
+	}
+	e.Restart(1, 2, 3)
+	must(t, n.Lock(ctx))
+	for len(childrenOf(t, s, "/m")) > 0 {
+		if ctx.Err() != nil {
+			t.Fatal("the znode of the unlocked Mutex stays")
+		}
+		pause(t, 50*time.Millisecond)
+	}
+	must(t, n.Unlock())
+}
