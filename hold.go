@@ -97,7 +97,7 @@ func (h *hold) token(ctx context.Context) (int64, error) {
 		return tok, nil
 	}
 	inc := h.place.inc
-	stat, err := inc.set(ctx, h.place.path, []byte(inc.m.cfg.owner), -1)
+	stat, err := inc.set(ctx, h.place.path, h.place.data, -1) // what it says already
 	if err := h.verdict(err); err != nil {
 		return 0, err
 	}

@@ -53,6 +53,7 @@ func exclusive(ahead []child) (blocker *child, alone bool) {
 type place struct {
 	inc  *incarnation // whose session its znode belongs to
 	path string       // of its znode, as the server knows it
+	data []byte       // of its znode
 	me   child
 }
 
@@ -132,7 +133,7 @@ func (l *line) enter(ctx context.Context, inc *incarnation, base string, data []
 	if err != nil {
 		return nil, nil, err
 	}
-	p := &place{inc: inc, path: path}
+	p := &place{inc: inc, path: path, data: data}
 	me, ok := parseChild(baseName(path), l.bases...)
 	if !ok {
 		panic("zsync: BUG: created " + path + ", which is no name of this line")

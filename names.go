@@ -21,19 +21,25 @@ type Layout int
 
 const (
 	// LayoutCurator is the layout of Apache Curator and of go-zookeeper's
-	// own Lock: "_c_<uuid>-lock-<seq>". It is the default.
+	// own Lock: "_c_<uuid>-lock-<seq>"; for an Election, that of Curator's
+	// LeaderLatch: "_c_<uuid>-latch-<seq>". It is the default.
 	LayoutCurator Layout = iota
 	// LayoutKazoo is the layout of kazoo (Python): "<guid>__lock__<seq>".
 	LayoutKazoo
+	// LayoutSelector is that of Curator's LeaderSelector, for elections
+	// alone: "_c_<uuid>-lock-<seq>". See [WithElectionLayout].
+	LayoutSelector
 )
 
-// String returns "curator" or "kazoo".
+// String returns "curator", "kazoo" or "selector".
 func (l Layout) String() string {
 	switch l {
 	case LayoutCurator:
 		return "curator"
 	case LayoutKazoo:
 		return "kazoo"
+	case LayoutSelector:
+		return "selector"
 	}
 	return "Layout(" + strconv.Itoa(int(l)) + ")"
 }
