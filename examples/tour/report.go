@@ -1,0 +1,171 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"text/tabwriter"
+	"time"
+)
+
+// A journal is what the workers reported, and what the parent saw itself.
+type journal struct {
+	goal    int
+	names   []string            // of the workers
+	reports map[string][]report // by worker
+	counter int                 // what the file says at the end
+	killed  string              // the worker that was killed
+	holding bool                // it held the lock then, as an onlooker saw, and everybody else waited
+	passed  time.Duration       // from the kill to the next round's end
+	heir    string              // whose round that was
+}
+
+// rounds returns the completed rounds of all workers in the order in which the
+// lock went round: that of the numbers they wrote.
+func (j *journal) rounds() []report {
+	var all []report
+	for _, name := range j.names {
+		for _, r := range j.reports[name] {
+			if r.Kind == done {
+				all = append(all, r)
+			}
+		}
+	}
+	slices.SortStableFunc(all, func(a, b report) int { return cmp.Compare(a.Count, b.Count) })
+	return all
+}
+
+// A finding is a promise and whether it held.
+type finding struct {
+	promise string
+	failure string // empty if it held
+}
+
+// findings checks all that the tour promises.
+func (j *journal) findings() []finding {
+	return []finding{
+		{"no addition is lost", j.lostAddition()},
+		{"nobody is inside with another", j.intrusion()},
+		{"tokens strictly increase", j.disorder()},
+		{"the lock passes on from a dead holder", j.stuck()},
+	}
+}
+
+// lostAddition compares the additions that were reported with what they came
+// to. When two workers are inside at once, both read a number and both write
+// the next, so there are more rounds than the file says, and one number twice.
+//
+// The worker that is killed does not blur this: it dies between reading and
+// writing, and has reported every round before.
+func (j *journal) lostAddition() string {
+	rounds := j.rounds()
+	for i, r := range rounds {
+		if r.Count != i+1 {
+			return fmt.Sprintf("%d rounds are reported, the file says %d; the first number out of order is %d", len(rounds), j.counter, r.Count)
+		}
+	}
+	if len(rounds) != j.goal || j.counter != j.goal {
+		return fmt.Sprintf("%d rounds are reported and the file says %d; want %d", len(rounds), j.counter, j.goal)
+	}
+	return ""
+}
+
+// intrusion looks for a mark that was not the finder's own. The mark of a
+// worker that died inside, or fled because it had lost the lock, is no
+// intrusion: nobody was there to remove it.
+func (j *journal) intrusion() string {
+	left := map[string]bool{"": true}
+	for _, reports := range j.reports {
+		for _, r := range reports {
+			left[r.Mark] = true
+		}
+	}
+	for _, r := range j.rounds() {
+		switch {
+		case !left[r.Found]:
+			return fmt.Sprintf("who wrote %d found %s inside", r.Count, r.Found)
+		case r.After != "":
+			return fmt.Sprintf("the mark of who wrote %d was replaced by that of %s", r.Count, r.After)
+		}
+	}
+	return ""
+}
+
+// disorder looks for a token that is not greater than the one before.
+func (j *journal) disorder() string {
+	last := int64(0)
+	for _, r := range j.rounds() {
+		if r.Token <= last {
+			return fmt.Sprintf("number %d was written under token %d, after token %d", r.Count, r.Token, last)
+		}
+		last = r.Token
+	}
+	return ""
+}
+
+// stuck says if the lock did not pass on from a holder that was killed.
+func (j *journal) stuck() string {
+	switch {
+	case j.killed == "":
+		return "nobody was killed"
+	case !j.holding:
+		return j.killed + " was killed, but was not seen to hold the lock while all others waited"
+	case j.heir == "":
+		return "nobody came after " + j.killed
+	}
+	return ""
+}
+
+// print writes the table and the findings, and reports whether all held.
+func (j *journal) print(w io.Writer) (ok bool) {
+	t := tabwriter.NewWriter(w, 0, 0, 3, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "\trounds\tlargest wait\t")
+	for _, name := range j.names {
+		fmt.Fprintf(t, "%s\t%s\t%s\n", name, summary(j.reports[name]), j.fate(name))
+	}
+	fmt.Fprintf(t, "total\t%s\t   the file says %d of %d\n", summary(j.rounds()), j.counter, j.goal)
+	t.Flush()
+	fmt.Fprintln(w)
+	ok = true
+	for _, f := range j.findings() {
+		if f.failure == "" {
+			fmt.Fprintf(w, "  held    %s\n", f.promise)
+			continue
+		}
+		ok = false
+		fmt.Fprintf(w, "  BROKEN  %s: %s\n", f.promise, f.failure)
+	}
+	return ok
+}
+
+// summary returns two cells: the number of rounds and the largest wait.
+func summary(reports []report) string {
+	n, wait := 0, time.Duration(0)
+	for _, r := range reports {
+		if r.Kind == done {
+			n++
+			wait = max(wait, r.Wait)
+		}
+	}
+	return fmt.Sprintf("%d\t%v", n, wait.Round(time.Millisecond))
+}
+
+// fate says what else there is to tell of a worker.
+func (j *journal) fate(name string) string {
+	lost := 0
+	for _, r := range j.reports[name] {
+		if r.Kind == dropped {
+			lost++
+		}
+	}
+	switch {
+	case name == j.killed:
+		return "   killed inside"
+	case lost > 0:
+		return fmt.Sprintf("   lost the lock %d times", lost)
+	case name == j.heir:
+		return fmt.Sprintf("   took over after %v", j.passed.Round(10*time.Millisecond))
+	}
+	return ""
+}
