@@ -1,0 +1,51 @@
+// Package zsync is Go's sync package, across processes. Whoever knows
+// [sync.Mutex], [sync.RWMutex], [sync.WaitGroup], [sync.Once], [sync.Cond] and
+// channels can coordinate a fleet: the names and meanings are the same, with a
+// [context.Context] where something waits and an error where something can
+// fail. Apache ZooKeeper keeps the state.
+//
+//	s, err := zsync.Connect(ctx, "zk1:2181,zk2:2181,zk3:2181")
+//	if err != nil {
+//		return err
+//	}
+//	defer s.Close()
+//
+//	m := zsync.NewMutex(s, "/locks/nightly")
+//	err = m.Do(ctx, func(ctx context.Context) error {
+//		return runNightlyJob(ctx) // ctx ends if the lock is lost
+//	})
+//
+// # Rules that hold everywhere
+//
+// Values made with the same path are the same primitive, in whatever process,
+// and in whatever language: the znodes are those of Apache Curator, or of kazoo
+// by option.
+//
+// Whatever may wait takes a context first; whatever gives up takes none, as it
+// cannot be refused. A cancelled wait leaves nothing behind.
+//
+// A hold belongs to one ZooKeeper session. When that session is over, or may
+// be over as far as this client can know, the hold is lost and everyone is
+// told: Lost is closed, the context of Do's function ends with cause [ErrLost],
+// and the release returns ErrLost. A client that is cut off from the servers
+// learns so before the servers can give the hold to someone else.
+//
+// A wait outlives a session: it carries on in the next, at the back of the
+// line.
+//
+// When a connection drops between a request and its reply, the Session finds
+// out what became of the request before it goes on.
+//
+// A release wakes exactly those who can now go on.
+//
+// Errors are [*Error] around a sentinel of this package, an error of
+// go-zookeeper, or the cause of a context. Misuse that sync answers with a
+// crash comes back as an error and changes nothing.
+//
+// # What zsync cannot do
+//
+// A program that does not look cannot be stopped: between the loss of a hold
+// and the moment its holder notices lie a pause of the garbage collector, of
+// the scheduler, of the machine. Where that matters, give [Mutex.Token] to the
+// storage that is written to, or write to ZooKeeper with [Mutex.Txn].
+package zsync
