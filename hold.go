@@ -2,6 +2,7 @@ package zsync
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -21,6 +22,7 @@ type hold struct {
 	gone bool          // lost is closed; guarded by mu
 	lost chan struct{} // closed when the hold is lost, and never when it is released
 	tok  int64         // the fencing token, 0 until it is asked for; guarded by mu
+	user int           // grows when h goes to somebody else, or to another znode; guarded by mu
 }
 
 // newHold makes a hold of a place whose turn has come.
@@ -91,31 +93,63 @@ func (h *hold) token(ctx context.Context) (int64, error) {
 		return 0, err
 	}
 	h.mu.Lock()
-	tok := h.tok
+	tok, path, user := h.tok, h.place.path, h.user
 	h.mu.Unlock()
 	if tok != 0 {
 		return tok, nil
 	}
-	inc := h.place.inc
-	stat, err := inc.set(ctx, h.place.path, h.place.data, -1) // what it says already
+	stat, err := h.place.inc.set(ctx, path, h.place.data, -1) // what it says already
+	if isNoNode(err) && h.at() != path {
+		return h.token(ctx) // it has moved in the meantime
+	}
 	if err := h.verdict(err); err != nil {
 		return 0, err
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.user != user {
+		return stat.Mzxid, nil // right for the caller, too old for who has h now
+	}
 	if h.tok == 0 { // two callers may have written: the first answer stays
 		h.tok = stat.Mzxid
 	}
 	return h.tok, nil
 }
 
+// at returns the path of h's znode.
+func (h *hold) at() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.place.path
+}
+
 // renew makes h the hold of another goroutine of this process.
 func (h *hold) renew() {
 	h.mu.Lock()
-	h.tok = 0
-	h.since = time.Now()
+	h.renewLocked()
 	h.mu.Unlock()
 }
+
+func (h *hold) renewLocked() {
+	h.tok = 0
+	h.user++
+	h.since = time.Now()
+}
+
+// move makes h the hold of another znode of the same session, and returns the
+// path of the former. Whoever waits for the loss of h goes on waiting.
+func (h *hold) move(p *place, op string) (former string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	former = h.place.path
+	h.place.path, h.place.me, h.op = p.path, p.me, op
+	h.renewLocked()
+	return former
+}
+
+// errMoved means that the znode of a hold was exchanged while it was named in a
+// transaction. Nothing was applied.
+var errMoved = errors.New("the lock was downgraded at the same time")
 
 // txn applies ops if h still stands, in one transaction with the proof.
 func (h *hold) txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
@@ -127,10 +161,14 @@ func (h *hold) txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
 	if err := h.err(); err != nil {
 		return nil, err
 	}
-	proof := &zk.CheckVersionRequest{Path: h.place.path, Version: -1}
+	path := h.at()
+	proof := &zk.CheckVersionRequest{Path: path, Version: -1}
 	rs, err := inc.commit(ctx, h.line.dir, append([]any{proof}, ops...))
 	if len(rs) > 0 {
 		if isNoNode(rs[0].Error) {
+			if h.at() != path {
+				return nil, errMoved
+			}
 			return nil, h.verdict(rs[0].Error)
 		}
 		rs = rs[1:]

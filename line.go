@@ -197,14 +197,15 @@ func (p *place) granted() (*place, error) {
 // leave deletes the place, in the background.
 func (p *place) leave() *removal { return p.inc.remove(p.path) }
 
-// others reports whether anyone but p is in the line.
-func (p *place) others(ctx context.Context, l *line) (bool, error) {
+// others reports whether anyone of these bases is in the line, besides p and
+// what stands in its very place: see RWMutex.Downgrade.
+func (p *place) others(ctx context.Context, l *line, bases ...string) (bool, error) {
 	names, _, err := p.inc.children(ctx, l.dir)
 	if err != nil {
 		return false, err
 	}
-	for _, c := range parseChildren(names, l.bases...) {
-		if c.name != p.me.name {
+	for _, c := range parseChildren(names, bases...) {
+		if c.seq != p.me.seq {
 			return true, nil
 		}
 	}

@@ -3,9 +3,7 @@ package zsync
 import (
 	"context"
 	"errors"
-	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/go-zookeeper/zk"
 )
@@ -90,46 +88,27 @@ func WithLayout(l Layout) LockOption {
 // The algorithm is "Locks" from the ZooKeeper recipes, with unique names
 // against lost replies, as Curator's InterProcessMutex has them.
 type Mutex struct {
-	_        noCopy
-	s        *Session
-	path     string
-	err      error // of the constructor's arguments
-	line     line
-	handoffs int
-
-	mu      sync.Mutex
-	hold    *hold         // what this process holds, until it is unlocked even if it is lost; guarded by mu
-	freed   chan struct{} // if not nil, closed when hold becomes nil; guarded by mu
-	locked  bool          // a goroutine has the lock; guarded by mu
-	passing bool          // an Unlock decides who is next; guarded by mu
-	passed  int           // hand-overs since the process got the lock; guarded by mu
-	waiting []*lockWaiter // goroutines of this process, in order; guarded by mu
-	seeking *seeker       // the goroutine that waits in the line for them; guarded by mu
-}
-
-// A lockWaiter is one goroutine in Lock.
-type lockWaiter struct {
-	granted chan struct{} // closed, under Mutex.mu, when err or the lock has been given
-	err     error
-}
-
-// A seeker waits in the line on behalf of the waiting goroutines.
-type seeker struct {
-	cancel context.CancelFunc
-	done   chan struct{} // closed when nothing of it is left
+	_    noCopy
+	s    *Session
+	path string
+	err  error // of the constructor's arguments
+	turn turnstile
 }
 
 // NewMutex returns the Mutex at path. It does no I/O; a bad argument is
 // reported by every method.
 func NewMutex(s *Session, path string, opts ...LockOption) *Mutex {
 	c := newLockConfig(opts)
-	m := &Mutex{s: s, path: path, handoffs: c.handoffs}
+	m := &Mutex{s: s, path: path}
 	if m.err = checkNew(s, path, c.err); m.err == nil {
 		base := "lock-"
 		if c.layout == LayoutKazoo {
 			base = "__lock__"
 		}
-		m.line = newLine(s.manager, path, c.layout, base)
+		line := newLine(s.manager, path, c.layout, base)
+		m.turn = turnstile{s: s, path: path, line: line, handoffs: c.handoffs, entries: map[Mode]entry{
+			ModeExclusive: {base: base, turn: exclusive, op: "lock"},
+		}}
 	}
 	return m
 }
@@ -162,85 +141,8 @@ func (m *Mutex) lock(ctx context.Context) error {
 	if err := m.check(ctx); err != nil {
 		return err
 	}
-	start := time.Now()
-	if m.handoffs == 0 {
-		err := m.lockAlone(ctx)
-		m.report(err, start)
-		return err
-	}
-	w := &lockWaiter{granted: make(chan struct{})}
-	m.mu.Lock()
-	m.waiting = append(m.waiting, w)
-	m.seekLocked()
-	m.mu.Unlock()
-
-	var err error
-	select {
-	case <-w.granted:
-		err = w.err
-	case <-ctx.Done():
-		err = m.abandon(ctx, w)
-	}
-	m.report(err, start)
+	_, err := m.turn.acquire(ctx, ModeExclusive, false)
 	return err
-}
-
-// lockAlone is lock for a goroutine with a place of its own in the line.
-func (m *Mutex) lockAlone(ctx context.Context) error {
-	p, err := m.line.acquire(ctx, m.line.bases[0], []byte(m.s.cfg.owner), exclusive)
-	if err != nil {
-		return err
-	}
-	h := newHold(&m.line, p, "lock")
-	if err := m.vacant(ctx); err != nil {
-		h.release()
-		return err
-	}
-	defer m.mu.Unlock()
-	m.hold, m.locked = h, true
-	return nil
-}
-
-// vacant waits until this process holds nothing, and returns with mu held, or
-// with an error and mu not held.
-//
-// Its caller has just been granted the lock by the servers, so what is still
-// held here has been lost with its session, and its goroutine has not noticed.
-// Waiting for it keeps goroutines of one process apart even then.
-func (m *Mutex) vacant(ctx context.Context) error {
-	for {
-		m.mu.Lock()
-		if m.hold == nil {
-			return nil
-		}
-		if m.freed == nil {
-			m.freed = make(chan struct{})
-		}
-		freed := m.freed
-		m.mu.Unlock()
-		select {
-		case <-freed:
-		case <-ctx.Done():
-			return ctxErr(ctx)
-		}
-	}
-}
-
-// vacateLocked is the end of what this process holds.
-func (m *Mutex) vacateLocked() {
-	m.hold = nil
-	if m.freed != nil {
-		close(m.freed)
-		m.freed = nil
-	}
-}
-
-func (m *Mutex) report(err error, start time.Time) {
-	e := Event{Kind: Acquired, Op: "lock", Path: m.path, Wait: time.Since(start)}
-	if err != nil {
-		e.Kind, e.Err = GaveUp, err
-	}
-	m.s.observe(e)
 }
 
 // check is what every acquisition asks first.
@@ -256,102 +158,6 @@ func (m *Mutex) check(ctx context.Context) error {
 	return nil
 }
 
-// seekLocked sends somebody to the line if goroutines wait and nobody of this
-// process holds the lock or seeks it.
-func (m *Mutex) seekLocked() {
-	if len(m.waiting) == 0 || m.seeking != nil || m.hold != nil {
-		return
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	s := &seeker{cancel: cancel, done: make(chan struct{})}
-	m.seeking = s
-	m.s.spawn(func() {
-		defer close(s.done)
-		defer cancel()
-		p, err := m.line.acquire(ctx, m.line.bases[0], []byte(m.s.cfg.owner), exclusive)
-		var h *hold
-		if err == nil {
-			h = newHold(&m.line, p, "lock")
-			if err = m.vacant(ctx); err != nil {
-				h.release()
-			}
-		}
-		if err != nil {
-			m.mu.Lock()
-		}
-		m.seeking = nil
-		if err != nil && ctx.Err() == nil {
-			// What retrying cannot cure, it cannot cure for any of them.
-			for _, w := range m.waiting {
-				w.err = err
-				close(w.granted)
-			}
-			m.waiting = nil
-		}
-		if err != nil {
-			m.seekLocked() // for those who came after the cancellation
-			m.mu.Unlock()
-			return
-		}
-		if len(m.waiting) > 0 {
-			m.hold, m.passed = h, 0
-			m.grantLocked()
-			m.mu.Unlock()
-			return
-		}
-		m.mu.Unlock()
-		// All who waited have left in the meantime.
-		h.release()
-	})
-}
-
-// grantLocked gives the lock that this process holds to the next goroutine.
-func (m *Mutex) grantLocked() {
-	w := m.waiting[0]
-	m.waiting = m.waiting[1:]
-	m.locked = true
-	close(w.granted)
-}
-
-// abandon takes w out of the queue because its ctx has ended.
-func (m *Mutex) abandon(ctx context.Context, w *lockWaiter) error {
-	m.mu.Lock()
-	select {
-	case <-w.granted:
-		// The lock was given at the same instant. The caller is told that
-		// its ctx has ended, so it must not keep the lock: pass it on.
-		m.mu.Unlock()
-		if w.err == nil {
-			m.unlock()
-		}
-		return ctxErr(ctx)
-	default:
-	}
-	for i, x := range m.waiting {
-		if x == w {
-			m.waiting = append(m.waiting[:i:i], m.waiting[i+1:]...)
-			break
-		}
-	}
-	s := m.seeking
-	last := len(m.waiting) == 0
-	if last && s != nil {
-		// Under mu, so that nobody joins a seeker that is told to leave
-		// without its noticing that somebody came: see seekLocked.
-		s.cancel()
-	}
-	m.mu.Unlock()
-	if last && s != nil {
-		t := time.NewTimer(grace)
-		defer t.Stop()
-		select {
-		case <-s.done: // nothing is left in the line
-		case <-t.C:
-		}
-	}
-	return ctxErr(ctx)
-}
-
 // TryLock tries to lock m and reports whether it succeeded. It does not wait
 // for a holder, but for the server's answers it does. It costs 1 request if
 // somebody else holds or waits, and 3 if m is free.
@@ -364,30 +170,8 @@ func (m *Mutex) tryLock(ctx context.Context) (bool, error) {
 	if err := m.check(ctx); err != nil {
 		return false, err
 	}
-	m.mu.Lock()
-	busy := m.hold != nil || len(m.waiting) > 0
-	m.mu.Unlock()
-	if busy {
-		return false, nil
-	}
-	p, err := m.line.try(ctx, m.line.bases[0], []byte(m.s.cfg.owner), exclusive)
-	if p == nil {
-		return false, err
-	}
-	h := newHold(&m.line, p, "lock")
-	m.mu.Lock()
-	if m.hold != nil {
-		// Another goroutine has got, and lost, the lock in the meantime, and
-		// does not know it yet. See vacant.
-		m.mu.Unlock()
-		h.release()
-		return false, nil
-	}
-	defer m.mu.Unlock()
-	// Another goroutine's seeker may be in the line, but behind us.
-	m.hold, m.passed, m.locked = h, 0, true
-	m.report(nil, h.since)
-	return true, nil
+	t, err := m.turn.try(ctx, ModeExclusive)
+	return t != nil, err
 }
 
 // Unlock unlocks m. It returns [ErrNotLocked] if m is not locked, and
@@ -403,66 +187,18 @@ func (m *Mutex) Unlock() error {
 	return opError("unlock", m.path, m.unlock())
 }
 
-func (m *Mutex) unlock() error {
-	m.mu.Lock()
-	if !m.locked {
-		m.mu.Unlock()
-		return ErrNotLocked
-	}
-	m.locked = false
-	h := m.hold
-	if h.err() == nil && len(m.waiting) > 0 && m.handoffs > 0 {
-		if m.passed < m.handoffs {
-			m.passLocked()
-			m.mu.Unlock()
-			return nil
-		}
-		// Somebody of this process waits, and has waited long enough that
-		// others must be asked after.
-		m.passing = true
-		m.mu.Unlock()
-		others, err := m.line.anyone(h)
-		m.mu.Lock()
-		m.passing = false
-		if err == nil && !others && h.err() == nil && len(m.waiting) > 0 {
-			m.passed = 0
-			m.passLocked()
-			m.mu.Unlock()
-			return nil
-		}
-	}
-	m.vacateLocked()
-	// Those of this process who still wait go to the back of the line.
-	m.seekLocked()
-	m.mu.Unlock()
-	return h.release()
-}
-
-// passLocked hands the lock to the next goroutine of this process.
-func (m *Mutex) passLocked() {
-	m.passed++
-	m.hold.renew()
-	m.grantLocked()
-}
-
-// anyone reports whether anybody waits behind h.
-func (l *line) anyone(h *hold) (bool, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), h.place.inc.silence())
-	defer cancel()
-	return h.place.others(ctx, l)
-}
+func (m *Mutex) unlock() error { return m.turn.giveUp(ModeExclusive) }
 
 // current returns what this process holds, for the goroutine that has it.
 func (m *Mutex) current() (*hold, error) {
 	if m.err != nil {
 		return nil, m.err
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if !m.locked {
-		return nil, ErrNotLocked
+	t, err := m.turn.current()
+	if err != nil {
+		return nil, err
 	}
-	return m.hold, nil
+	return t.hold, nil
 }
 
 // Lost returns a channel that is closed when the present hold is lost: the
@@ -514,7 +250,7 @@ func (m *Mutex) Contenders(ctx context.Context) ([]Contender, error) {
 	if m.err != nil {
 		return nil, opError("contenders", m.path, m.err)
 	}
-	cs, err := m.line.contenders(ctx, func(all []child, i int) (Mode, bool) {
+	cs, err := m.turn.line.contenders(ctx, func(all []child, i int) (Mode, bool) {
 		return ModeExclusive, i == 0
 	})
 	return cs, opError("contenders", m.path, err)
