@@ -47,6 +47,12 @@ func (s *Server) traffic() (received, sent int64) {
 	return received, sent
 }
 
+// nodeCount returns how many znodes there are as ZooKeeper counts them, the
+// root twice, because it is in the tree as "" and as "/".
+func (s *Server) nodeCount() int {
+	return len(s.leader.tree.nodes) + 1
+}
+
 func (s *Server) wordSrvr(clients bool) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "Zookeeper version: %s, built on %s\n", version, built)
@@ -56,7 +62,7 @@ func (s *Server) wordSrvr(clients bool) string {
 	received, sent := s.traffic()
 	b.WriteString("Latency min/avg/max: 0/0.0/0\n")
 	fmt.Fprintf(&b, "Received: %d\nSent: %d\nConnections: %d\nOutstanding: 0\n", received, sent, len(s.conns))
-	fmt.Fprintf(&b, "Zxid: %#x\nMode: standalone\nNode count: %d\n", s.leader.tree.zxid, len(s.leader.tree.nodes))
+	fmt.Fprintf(&b, "Zxid: %#x\nMode: standalone\nNode count: %d\n", s.leader.tree.zxid, s.nodeCount())
 	return b.String()
 }
 
@@ -92,7 +98,7 @@ func (s *Server) wordMntr() string {
 	line("num_alive_connections", len(s.conns))
 	line("avg_latency", "0.0")
 	line("outstanding_requests", 0)
-	line("znode_count", len(t.nodes))
+	line("znode_count", s.nodeCount())
 	line("global_sessions", len(s.sessions))
 	line("local_sessions", 0)
 	line("packets_received", received)

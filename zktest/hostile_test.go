@@ -154,7 +154,7 @@ func TestFourLetterWords(t *testing.T) {
 	s := Start(t)
 	connected(t, s, 10*time.Second)
 	for word, want := range map[string]string{
-		"ruok": "imok", "isro": "rw", "srvr": "Mode: standalone", "stat": "Clients:", "mntr": "zk_znode_count\t4",
+		"ruok": "imok", "isro": "rw", "srvr": "Mode: standalone", "stat": "Clients:", "mntr": "zk_znode_count\t5",
 		"cons": "sid=0x", "conf": "tickTime=20", "wchs": "Total watches:0", "envi": "zookeeper.version=",
 	} {
 		nc, err := net.DialTimeout("tcp", s.Addr(), time.Second)
