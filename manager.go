@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"slices"
@@ -36,6 +37,7 @@ type manager struct {
 	state   State              // guarded by mu
 	feeds   map[*feed]struct{} // those who follow the states; guarded by mu
 	dialErr error              // the last failure to reach a server; guarded by mu
+	tidying map[*removal]bool  // deletions of persistent znodes, which no session's end deletes; guarded by mu
 	closing chan struct{}      // closed when err is set
 	ended   chan struct{}      // closed when nothing is left
 	wg      sync.WaitGroup     // every goroutine of this session but run
@@ -54,6 +56,7 @@ func newManager(hosts []string, chroot string, cfg config) *manager {
 		zkLog:   zkLogger{cfg.log},
 		changed: make(chan struct{}),
 		feeds:   make(map[*feed]struct{}),
+		tidying: make(map[*removal]bool),
 		closing: make(chan struct{}),
 		ended:   make(chan struct{}),
 	}
@@ -106,6 +109,30 @@ func (m *manager) fail(err error) {
 	m.err = err
 	close(m.closing)
 	m.broadcastLocked()
+}
+
+// tidy has r waited for when the session is closed. It is the deletion of a
+// znode that would otherwise stay behind for ever.
+func (m *manager) tidy(r *removal) {
+	m.mu.Lock()
+	m.tidying[r] = true
+	m.mu.Unlock()
+	m.spawn(func() {
+		<-r.done
+		m.mu.Lock()
+		delete(m.tidying, r)
+		m.mu.Unlock()
+	})
+}
+
+// tidied waits for what was given to tidy, but not long.
+func (m *manager) tidied() {
+	m.mu.Lock()
+	rs := slices.Collect(maps.Keys(m.tidying))
+	m.mu.Unlock()
+	for _, r := range rs {
+		r.await(grace)
+	}
 }
 
 // failure returns why the session is over, or nil.

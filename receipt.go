@@ -187,7 +187,7 @@ func (m *manager) commitOnce(ctx context.Context, receipts string, ops []any) ([
 	all := append([]any{&zk.CreateRequest{Path: receipt, Acl: m.cfg.acl}}, ops...)
 	var rs []zk.MultiResponse
 	var last *incarnation
-	moved := false
+	moved, barred := false, false
 	err := m.during(ctx, func(inc *incarnation) error {
 		moved = moved || last != nil && last != inc
 		last = inc
@@ -212,6 +212,20 @@ func (m *manager) commitOnce(ctx context.Context, receipts string, ops []any) ([
 				if mine {
 					rs = got[1:]
 				}
+				if !moved {
+					return err
+				}
+				// An attempt of a former session can still come, and may then
+				// find the state that it wants. The receipt alone bars it.
+				applied, e := inc.bar(ctx, receipt)
+				switch {
+				case e != nil:
+					return e
+				case applied:
+					rs = presumed(ops)
+					return nil
+				}
+				barred = true
 				return err
 			}
 			if err := inc.pause(ctx, try); err != nil {
@@ -219,17 +233,30 @@ func (m *manager) commitOnce(ctx context.Context, receipts string, ops []any) ([
 			}
 		}
 	})
-	if last != nil && (err == nil || ctx.Err() != nil) {
+	if last != nil && (err == nil || barred || ctx.Err() != nil) {
 		m.dropReceipt(last, receipt, moved || err != nil)
 	}
 	return m.bareResponses(rs), err
+}
+
+// bar creates a receipt without its transaction, so that no attempt can be
+// applied any more, unless one has been already: that is reported.
+func (inc *incarnation) bar(ctx context.Context, receipt string) (applied bool, err error) {
+	const mark = "barred"
+	created, err := inc.create(ctx, receipt, []byte(mark))
+	if err != nil || created {
+		return false, err
+	}
+	// The reply of our own create may have been lost.
+	data, _, err := inc.get(ctx, receipt)
+	return string(data) != mark, err
 }
 
 // dropReceipt deletes a receipt in the background: at once, or when no attempt
 // that carries it can still be on its way.
 func (m *manager) dropReceipt(inc *incarnation, receipt string, later bool) {
 	if !later {
-		inc.remove(receipt)
+		m.tidy(inc.remove(receipt))
 		return
 	}
 	wait := 2 * time.Duration(inc.timeout.Load())

@@ -80,6 +80,7 @@ func Connect(ctx context.Context, servers string, opts ...Option) (*Session, err
 //
 // Close must not be called from an [Observer].
 func (s *Session) Close() error {
+	s.tidied()
 	s.fail(ErrClosed)
 	<-s.ended
 	return nil

@@ -1,0 +1,154 @@
+package zsync
+
+import (
+	"context"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// A Barrier is a gate for many: while it is closed, everyone who comes to
+// [Barrier.Wait] waits; once it is opened they all go on. It is open until
+// somebody closes it.
+//
+// A Wait that begins after Close has returned, in whichever process, waits for
+// an Open that comes later; an Open lets everyone through who waits at that
+// moment, even if the gate is closed again at once. In the terminology of the
+// Go memory model, Open synchronizes before the Wait that it lets through, for
+// callers in one process.
+//
+// A Barrier belongs to no session: it stays as it is when the one who closed it
+// dies. A Wait carries on in the next session.
+//
+// The Barrier is closed while the znode path exists. It is persistent and its
+// data is the owner in plain text ([WithOwner]). The container path-receipts
+// holds a znode for each Close and Open in progress, and the parents of path
+// are containers too, so the servers remove what an open Barrier leaves.
+//
+// Close and Open cost 1 round trip, and 1 more request in the background if
+// they change anything. Wait costs 2 requests; if the Barrier is closed there
+// is a watch besides, which fires when it is opened.
+//
+// Apache Curator's DistributedBarrier and kazoo's Barrier have the same znode,
+// so all three share a path. The algorithm is "Barriers" from the ZooKeeper
+// recipes.
+type Barrier struct {
+	_    noCopy
+	s    *Session
+	path string
+	err  error // of the constructor's arguments
+}
+
+// The protocol is "Barriers" from the ZooKeeper recipes:
+//
+//  1. The barrier is closed while its znode exists. Wait reads the znode and
+//     leaves a watch.
+//  2. If there is none, go on.
+//  3. Otherwise wait for its deletion.
+//
+// Close creates the znode and Open deletes it. Neither may be repeated blindly
+// after a lost reply, though both look idempotent: somebody may have opened, or
+// closed, in between, and the repetition would undo that. A condition on the
+// znode does not help, as a deletion leaves nothing to recognise it by. So both
+// are transactions with a receipt.
+
+// NewBarrier returns the Barrier at path. It does no I/O; a bad argument is
+// reported by every method.
+func NewBarrier(s *Session, path string) *Barrier {
+	return &Barrier{s: s, path: path, err: checkNew(s, path, nil)}
+}
+
+// Path returns the path that b was made with.
+func (b *Barrier) Path() string { return b.path }
+
+// Close closes b. Closing a closed Barrier is no error. If ctx ends while the
+// request is under way, b may be closed or not.
+func (b *Barrier) Close(ctx context.Context) error {
+	return opError("close", b.path, b.change(ctx, func(znode string) any {
+		m := b.s.manager
+		return &zk.CreateRequest{Path: znode, Data: []byte(m.cfg.owner), Acl: m.cfg.acl}
+	}))
+}
+
+// Open opens b and wakes everyone who waits. Opening an open Barrier is no
+// error. If ctx ends while the request is under way, b may be open or not.
+func (b *Barrier) Open(ctx context.Context) error {
+	return opError("open", b.path, b.change(ctx, func(znode string) any {
+		return &zk.DeleteRequest{Path: znode, Version: -1}
+	}))
+}
+
+// change applies one operation to the znode exactly once, unless there is
+// nothing to change.
+func (b *Barrier) change(ctx context.Context, op func(znode string) any) error {
+	if b.err != nil {
+		return b.err
+	}
+	if ctx.Err() != nil {
+		return ctxErr(ctx)
+	}
+	m := b.s.manager
+	znode := m.full(b.path)
+	// The receipts lie beside the znode, so making their parent makes its
+	// parent too: NoNode can only come from Open.
+	_, err := m.commitOnce(ctx, znode+"-receipts", []any{op(znode)})
+	if isNodeExists(err) || isNoNode(err) {
+		return nil
+	}
+	return err
+}
+
+// Wait returns at once if b is open, and otherwise when it has been opened. A
+// ctx that has ended already fails even if b is open. A Wait that fails leaves
+// nothing behind.
+func (b *Barrier) Wait(ctx context.Context) error {
+	if b.err != nil {
+		return opError("wait", b.path, b.err)
+	}
+	if ctx.Err() != nil {
+		return opError("wait", b.path, ctxErr(ctx))
+	}
+	m := b.s.manager
+	m.waiters.Add(1)
+	defer m.waiters.Add(-1)
+	var closed int64 // when what we wait for was closed, by zxid; 0 if it is not known yet
+	err := m.during(ctx, func(inc *incarnation) error {
+		// A server that lags would show as open what somebody has closed.
+		if err := inc.sync(ctx, m.full(b.path)); err != nil && !isNoNode(err) {
+			return err
+		}
+		return b.await(ctx, inc, &closed)
+	})
+	return opError("wait", b.path, err)
+}
+
+// await is Wait within one session.
+func (b *Barrier) await(ctx context.Context, inc *incarnation, closed *int64) error {
+	key := watchKey{watchData, inc.m.full(b.path)}
+	for {
+		w := inc.hub.join(key)
+		_, stat, err := inc.get(ctx, key.path) // Step 1.
+		switch {
+		case isNoNode(err): // Step 2.
+			inc.hub.leave(w)
+			return nil
+		case err != nil:
+			inc.hub.leave(w)
+			return err
+		case *closed == 0:
+			*closed = stat.Czxid
+		case *closed != stat.Czxid:
+			// It was opened and closed again while we did not look, and that
+			// opening was for us.
+			inc.hub.leave(w)
+			return nil
+		}
+		err = inc.awaitFired(ctx, w) // Step 3.
+		inc.hub.leave(w)
+		if err != nil {
+			return err
+		}
+		if w.event == zk.EventNodeDeleted {
+			return nil
+		}
+	}
+}
