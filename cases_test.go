@@ -871,6 +871,57 @@ func TestCase27TheOrderHoldsAcrossTwoToTheThirtyFirstCreations(t *testing.T) {
 	})
 }
 
+func TestCase27TheOrderHoldsWhereTheServerRepeatsTheLastNumber(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		first := NewMutex(s, "/m")
+		must(t, first.Lock(t.Context()))
+		must(t, first.Unlock())
+		// As a Java server does: the last number over and over, and now and
+		// then one from beyond the wrap.
+		var creates atomic.Int32
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpCreate {
+				next := int32(math.MaxInt32)
+				if creates.Add(1)%3 == 0 {
+					next = math.MinInt32
+				}
+				srv.SetSequence("/m", next)
+			}
+			return zktest.Pass
+		})
+		must(t, first.Lock(t.Context()))
+		order := make(chan int, 20)
+		var wg sync.WaitGroup
+		var in atomic.Int32
+		for i := range 20 {
+			m := NewMutex(s, "/m")
+			wg.Go(func() {
+				if err := m.Lock(t.Context()); err != nil {
+					t.Error(err)
+				}
+				if in.Add(1) != 1 {
+					t.Error("two hold the Mutex")
+				}
+				order <- i
+				time.Sleep(time.Second)
+				in.Add(-1)
+				if err := m.Unlock(); err != nil {
+					t.Error(err)
+				}
+			})
+			synctest.Wait()
+		}
+		must(t, first.Unlock())
+		for i := range 20 {
+			if got := <-order; got != i {
+				t.Errorf("turn %d went to waiter %d", i, got)
+			}
+		}
+		wg.Wait()
+	})
+}
+
 func TestCase28ContextDecidesWithinMillisecondsWhateverTheServersDo(t *testing.T) {
 	for _, tt := range []struct {
 		name string

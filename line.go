@@ -1,8 +1,10 @@
 package zsync
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/go-zookeeper/zk"
 )
@@ -86,8 +88,11 @@ func (l *line) contend(ctx context.Context, inc *incarnation, base string, data 
 		return nil, err
 	}
 	for {
-		ahead, err := p.ahead(l, names)
+		ahead, err := p.ahead(ctx, l, names)
 		if err != nil {
+			if !errors.Is(err, errVanished) {
+				p.leave().await(grace)
+			}
 			return nil, err
 		}
 		blocker, alone := turn(ahead) // Step 3.
@@ -158,10 +163,15 @@ func (l *line) try(ctx context.Context, base string, data []byte, turn rule) (*p
 		if p, names, err = l.enter(ctx, inc, base, data); err != nil {
 			return err
 		}
-		ahead, err := p.ahead(l, names)
+		ahead, err := p.ahead(ctx, l, names)
 		if errors.Is(err, errVanished) {
 			p = nil
 			return nil
+		}
+		if err != nil {
+			p.leave().await(grace)
+			p = nil
+			return err
 		}
 		if blocker, _ := turn(ahead); blocker != nil {
 			p.leave().await(grace)
@@ -176,14 +186,44 @@ func (l *line) try(ctx context.Context, base string, data []byte, turn rule) (*p
 
 // ahead returns those of names that are ahead of p in the line, in order. Our
 // own name must be among them: otherwise our place is gone.
-func (p *place) ahead(l *line, names []string) ([]child, error) {
-	all := parseChildren(names, l.bases...)
+func (p *place) ahead(ctx context.Context, l *line, names []string) ([]child, error) {
+	all, err := l.inOrder(ctx, p.inc, names)
+	if err != nil {
+		return nil, err
+	}
 	for i, c := range all {
 		if c.name == p.me.name {
 			return all[:i], nil
 		}
 	}
 	return nil, errVanished
+}
+
+// inOrder returns the contenders among names in the order of their arrival.
+//
+// That is the order of their numbers, until the parent has had 2^31 children.
+// What comes then depends on the server: a Java server gives 2147483647 again
+// and again, and -2147483648 and what follows it while a create before is still
+// under way. So numbers from there on say nothing, and the order is that of the
+// zxids of the creates, which everyone can read and nobody reads in vain.
+func (l *line) inOrder(ctx context.Context, inc *incarnation, names []string) ([]child, error) {
+	all := parseChildren(names, l.bases...)
+	if !slices.ContainsFunc(all, child.exhausted) {
+		return all, nil
+	}
+	czxids := make(map[string]int64, len(all))
+	for _, c := range all {
+		stat, err := inc.exists(ctx, childPath(l.dir, c.name))
+		if err != nil {
+			return nil, err
+		}
+		if stat != nil {
+			czxids[c.name] = stat.Czxid
+		}
+	}
+	all = slices.DeleteFunc(all, func(c child) bool { return czxids[c.name] == 0 })
+	slices.SortStableFunc(all, func(a, b child) int { return cmp.Compare(czxids[a.name], czxids[b.name]) })
+	return all, nil
 }
 
 // granted is the last step: it is our turn if the session still stands.

@@ -2,6 +2,7 @@ package zsync
 
 import (
 	"cmp"
+	"math"
 	"path"
 	"slices"
 	"strconv"
@@ -55,6 +56,10 @@ type child struct {
 // serial arithmetic (RFC 1982), so the order survives the wrap from 2147483647
 // to -2147483648 as long as fewer than 2^31 lie between the two.
 func (c child) before(d child) bool { return c.seq-d.seq < 0 }
+
+// exhausted reports whether c's number is one of those that a server gives when
+// it has given them all. See line.inOrder.
+func (c child) exhausted() bool { return c.seq < 0 || c.seq == math.MaxInt32 }
 
 // parseChild splits name into base and sequence number, for the first of bases
 // that it carries right before its number. The number is read from the end: a

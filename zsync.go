@@ -135,7 +135,10 @@ func (l *line) contenders(ctx context.Context, judge func(all []child, i int) (M
 		if err != nil {
 			return err
 		}
-		all := parseChildren(names, l.bases...)
+		all, err := l.inOrder(ctx, inc, names)
+		if err != nil {
+			return err
+		}
 		found := make([]*Contender, len(all))
 		errs := make([]error, len(all))
 		var wg sync.WaitGroup
