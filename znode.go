@@ -166,10 +166,16 @@ func (inc *incarnation) createChild(ctx context.Context, dir, name, guid string,
 		}
 		path, err = create.wait(ctx, inc)
 		switch {
-		case err == nil && listing == nil:
+		case err == nil && !list:
 			return path, nil, nil
 		case err == nil:
-			names, err = listing.wait(ctx, inc)
+			if listing != nil {
+				names, err = listing.wait(ctx, inc)
+			} else {
+				// It could not be begun: ctx ended, or the session, when the
+				// create was on its way already.
+				names, _, err = inc.children(ctx, dir)
+			}
 			if err == nil && containsName(names, baseName(path)) {
 				return path, names, nil
 			}
