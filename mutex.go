@@ -194,11 +194,8 @@ func (m *Mutex) current() (*hold, error) {
 	if m.err != nil {
 		return nil, m.err
 	}
-	t, err := m.turn.current()
-	if err != nil {
-		return nil, err
-	}
-	return t.hold, nil
+	h, _, err := m.turn.current()
+	return h, err
 }
 
 // Lost returns a channel that is closed when the present hold is lost: the

@@ -50,14 +50,14 @@ type entry struct {
 type tenure struct {
 	hold   *hold
 	mode   Mode
-	users  int  // how many have it by Lock or RLock, which do not know which tenure they have
-	pinned int  // how many have it by Do or RDo, which do
-	passed int  // hand-overs or joins since the servers were last asked
-	left   bool // somebody has given it up while others kept it
-	closed bool // nobody may join it any more
-	asking bool // somebody is asking whether others wait
-	moving bool // Downgrade is exchanging its znode
-	beside bool // a reader may stand beside it, and stay when it goes: it cannot be passed on
+	users  int           // how many have it by Lock or RLock, which do not know which tenure they have
+	pinned int           // how many have it by Do or RDo, which do
+	passed int           // hand-overs or joins since the servers were last asked
+	left   bool          // somebody has given it up while others kept it
+	closed bool          // nobody may join it any more
+	asking bool          // somebody is asking whether others wait
+	beside bool          // a reader may stand beside it, and stay when it goes: it cannot be passed on
+	moving chan struct{} // if not nil, Downgrade is exchanging its znode, and closes it after
 }
 
 // A turnWaiter is one goroutine that waits for a tenure.
@@ -402,28 +402,48 @@ func (q *turnstile) presentLocked(mode Mode, used func(t *tenure) bool) *tenure 
 	return found
 }
 
-// giveUp is the end of a tenure of mode that was acquired without a pin, or
-// that can only be one.
+// giveUp is the end of a tenure of mode, for a goroutine without a handle.
 func (q *turnstile) giveUp(mode Mode) error {
-	q.mu.Lock()
-	t := q.presentLocked(mode, func(t *tenure) bool {
-		return t.users > 0 || mode == ModeExclusive && t.pinned > 0
-	})
-	if t == nil || t.moving {
-		q.mu.Unlock()
-		return ErrNotLocked
+	for {
+		q.mu.Lock()
+		t := q.presentLocked(mode, func(t *tenure) bool {
+			return t.users > 0 || mode == ModeExclusive && t.pinned > 0
+		})
+		if t == nil {
+			q.mu.Unlock()
+			return ErrNotLocked
+		}
+		if !q.stillLocked(t) {
+			continue
+		}
+		return q.giveUpLocked(t, t.users == 0)
 	}
-	return q.giveUpLocked(t, t.users == 0)
 }
 
 // leave is the end of t for one of its users.
 func (q *turnstile) leave(t *tenure, pin bool) error {
-	q.mu.Lock()
-	if t.moving || pin && t.pinned == 0 || !pin && t.users == 0 {
-		q.mu.Unlock()
-		return ErrNotLocked
+	for {
+		q.mu.Lock()
+		if pin && t.pinned == 0 || !pin && t.users == 0 {
+			q.mu.Unlock()
+			return ErrNotLocked
+		}
+		if q.stillLocked(t) {
+			return q.giveUpLocked(t, pin)
+		}
 	}
-	return q.giveUpLocked(t, pin)
+}
+
+// stillLocked reports whether no Downgrade of t is in progress. Otherwise it
+// unlocks mu, and waits until that is over.
+func (q *turnstile) stillLocked(t *tenure) bool {
+	moving := t.moving
+	if moving == nil {
+		return true
+	}
+	q.mu.Unlock()
+	<-moving
+	return false
 }
 
 // giveUpLocked takes one user off t, which has it, and unlocks mu.
@@ -487,13 +507,13 @@ func (l *line) anyone(h *hold, bases ...string) (bool, error) {
 }
 
 // current returns what this process holds: for one, or else for several.
-func (q *turnstile) current() (*tenure, error) {
+func (q *turnstile) current() (*hold, Mode, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, mode := range []Mode{ModeExclusive, ModeShared} {
 		if t := q.presentLocked(mode, (*tenure).usedLocked); t != nil {
-			return t, nil
+			return t.hold, mode, nil
 		}
 	}
-	return nil, ErrNotLocked
+	return nil, 0, ErrNotLocked
 }

@@ -1,0 +1,510 @@
+package zsync
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// An RWMutex is a reader/writer mutual exclusion lock shared by every process
+// that names the same path. It can be held by any number of readers or by one
+// writer.
+//
+// While a live session holds it for writing no other holds it at all. Waiters
+// are served in the order in which the servers saw them arrive, readers and
+// writers alike, so neither starve the other; see [WithHandoffs] for the
+// goroutines of one process, which share places in the line. In the
+// terminology of the Go memory model, the n'th Unlock synchronizes before the
+// m'th Lock for n < m, and before every RLock that comes after it; an RUnlock
+// synchronizes before the Lock that comes after it; for callers in one process.
+//
+// If the session ends, all that this process holds is lost and another may hold
+// the lock already: [RWMutex.Lost] is closed, and Unlock or RUnlock returns
+// [ErrLost]. What only waits carries on in the next session, at the back of
+// the line. After a loss nobody of this process gets the lock anew before those
+// who lost it have called Unlock or RUnlock.
+//
+// Lock writes one ephemeral, sequential znode, path/_c_<uuid>-__WRIT__<seq>, and
+// RLock path/_c_<uuid>-__READ__<seq>, with the owner as data ([WithOwner]);
+// these are the names of Curator's InterProcessReadWriteLock. With
+// [LayoutKazoo] they are <guid>__lock__<seq> and <guid>__rlock__<seq>. A
+// downgraded writer has a read node with its own number. path and its parents
+// are containers, created if missing, and removed by the servers once empty.
+// Children with other names are ignored.
+//
+// Lock and RLock cost 2 requests in 1 round trip when nobody is in the way; a
+// wait adds one watch on the nearest one ahead who is, and after it one
+// request. So the end of a writer wakes the readers behind it, up to the next
+// writer, and nobody else. Unlock and RUnlock cost 1. Goroutines of one
+// process read under one znode: who joins costs nothing, and who leaves
+// before the last neither. After as many joins as [WithHandoffs] allows, one
+// listing tells whether a writer waits, and if so the next reader goes to the
+// back of the line. A goroutine that waits for writing is not overtaken by
+// later ones of its process.
+//
+// Do not take a read lock twice in one goroutine but through [RWMutex.RDo]: as
+// with sync.RWMutex, a writer that comes in between waits for the first and
+// holds up the second. A read lock cannot be upgraded.
+//
+// The algorithm is "Shared Locks" from the ZooKeeper recipes; the downgrade is
+// Curator's:
+//
+//  1. Enter: create an ephemeral, sequential child that says read or write.
+//  2. List the children, without a watch.
+//  3. To write, nobody may be ahead; to read, no writer.
+//  4. Otherwise watch only the nearest who is in the way, and wait until it is
+//     gone.
+//  5. Go to 2, unless it was the only one and nobody can have taken its place.
+type RWMutex struct {
+	_    noCopy
+	s    *Session
+	path string
+	err  error // of the constructor's arguments
+	turn turnstile
+}
+
+// NewRWMutex returns the RWMutex at path. It does no I/O; a bad argument is
+// reported by every method.
+func NewRWMutex(s *Session, path string, opts ...LockOption) *RWMutex {
+	c := newLockConfig(opts)
+	rw := &RWMutex{s: s, path: path}
+	if rw.err = checkNew(s, path, c.err); rw.err != nil {
+		return rw
+	}
+	write, read := "__WRIT__", "__READ__"
+	if c.layout == LayoutKazoo {
+		write, read = "__lock__", "__rlock__"
+	}
+	rw.turn = turnstile{
+		s: s, path: path, handoffs: c.handoffs,
+		line: newLine(s.manager, path, c.layout, write, read),
+		entries: map[Mode]entry{
+			ModeExclusive: {base: write, turn: writersTurn(write), op: "lock"},
+			ModeShared:    {base: read, turn: readersTurn(write), op: "rlock"},
+		},
+	}
+	return rw
+}
+
+// writersTurn is the rule of those who write: everyone ahead is in the way.
+//
+// If the only one ahead is a writer, its going proves nothing: it may have
+// become a reader, with another name and the same number.
+func writersTurn(write string) rule {
+	return func(ahead []child) (blocker *child, alone bool) {
+		if len(ahead) == 0 {
+			return nil, false
+		}
+		blocker = &ahead[len(ahead)-1]
+		return blocker, len(ahead) == 1 && blocker.base != write
+	}
+}
+
+// readersTurn is the rule of those who read: only writers are in the way. No
+// other can come to be ahead.
+func readersTurn(write string) rule {
+	return func(ahead []child) (blocker *child, alone bool) {
+		writers := 0
+		for i := range ahead {
+			if ahead[i].base == write {
+				blocker = &ahead[i]
+				writers++
+			}
+		}
+		return blocker, writers == 1
+	}
+}
+
+// Path returns the path that rw was made with.
+func (rw *RWMutex) Path() string { return rw.path }
+
+// Lock locks rw for writing. It waits until nobody holds rw, ctx ends, or the
+// Session is closed.
+//
+// When Lock returns an error rw is not held by the caller and nothing of it is
+// left in the line. A ctx that has ended already fails even if rw is free. With
+// a ctx that comes from [RWMutex.Do] or [RWMutex.RDo] of the same path Lock
+// returns [ErrDeadlock], as it would wait for its own caller.
+func (rw *RWMutex) Lock(ctx context.Context) error {
+	_, err := rw.acquire(ctx, ModeExclusive, false)
+	return opError("lock", rw.path, err)
+}
+
+// RLock locks rw for reading. It waits until no writer holds rw or came before,
+// ctx ends, or the Session is closed. The errors are those of [RWMutex.Lock],
+// but a ctx that comes from [RWMutex.Do] or [RWMutex.RDo] of the same path is
+// granted at once, for 1 request: the read lock stands beside what that ctx
+// holds, and may outlive it.
+func (rw *RWMutex) RLock(ctx context.Context) error {
+	_, err := rw.acquire(ctx, ModeShared, false)
+	return opError("rlock", rw.path, err)
+}
+
+func (rw *RWMutex) acquire(ctx context.Context, mode Mode, pin bool) (*tenure, error) {
+	if err := rw.check(ctx, mode); err != nil {
+		return nil, err
+	}
+	if in := rw.within(ctx); in != nil {
+		return rw.besides(ctx, in)
+	}
+	return rw.turn.acquire(ctx, mode, pin)
+}
+
+// check is what every acquisition asks first.
+func (rw *RWMutex) check(ctx context.Context, mode Mode) error {
+	switch {
+	case rw.err != nil:
+		return rw.err
+	case ctx.Err() != nil:
+		return ctxErr(ctx)
+	case mode == ModeExclusive && rw.within(ctx) != nil:
+		return ErrDeadlock
+	}
+	return nil
+}
+
+// TryLock tries to lock rw for writing and reports whether it succeeded. It
+// does not wait for others, but for the server's answers it does. It costs 1
+// request if somebody holds rw or waits, and 3 if rw is free.
+func (rw *RWMutex) TryLock(ctx context.Context) (bool, error) {
+	ok, err := rw.try(ctx, ModeExclusive)
+	return ok, opError("trylock", rw.path, err)
+}
+
+// TryRLock tries to lock rw for reading and reports whether it succeeded. It
+// costs what TryLock does, and nothing if a goroutine of this process reads
+// already and may be joined.
+func (rw *RWMutex) TryRLock(ctx context.Context) (bool, error) {
+	ok, err := rw.try(ctx, ModeShared)
+	return ok, opError("tryrlock", rw.path, err)
+}
+
+func (rw *RWMutex) try(ctx context.Context, mode Mode) (bool, error) {
+	if err := rw.check(ctx, mode); err != nil {
+		return false, err
+	}
+	if in := rw.within(ctx); in != nil {
+		_, err := rw.besides(ctx, in)
+		return err == nil, err
+	}
+	t, err := rw.turn.try(ctx, mode)
+	return t != nil, err
+}
+
+// Unlock unlocks rw for writing. It returns [ErrNotLocked] if rw is not locked
+// for writing, and [ErrLost] if the hold was lost, in which case there is
+// nothing to unlock any more. It cannot fail to give up: see [Mutex.Unlock].
+func (rw *RWMutex) Unlock() error {
+	return opError("unlock", rw.path, rw.giveUp(ModeExclusive))
+}
+
+// RUnlock undoes a single [RWMutex.RLock]. Its errors are those of Unlock. The
+// znode is deleted when the last goroutine that reads under it leaves.
+func (rw *RWMutex) RUnlock() error {
+	return opError("runlock", rw.path, rw.giveUp(ModeShared))
+}
+
+func (rw *RWMutex) giveUp(mode Mode) error {
+	if rw.err != nil {
+		return rw.err
+	}
+	return rw.turn.giveUp(mode)
+}
+
+// RLocker returns a [Locker] whose Lock and Unlock are rw's RLock and RUnlock.
+func (rw *RWMutex) RLocker() Locker { return (*rlocker)(rw) }
+
+type rlocker RWMutex
+
+func (r *rlocker) Lock(ctx context.Context) error { return (*RWMutex)(r).RLock(ctx) }
+func (r *rlocker) Unlock() error                  { return (*RWMutex)(r).RUnlock() }
+func (r *rlocker) Path() string                   { return r.path }
+
+var (
+	_ Locker = (*RWMutex)(nil)
+	_ Locker = (*rlocker)(nil)
+)
+
+// Downgrade makes the caller, who holds rw for writing, a reader, without
+// letting another writer in between. Readers that wait right behind it are let
+// in. Undo it with [RWMutex.RUnlock]; within [RWMutex.Do] that is done at the
+// end of Do.
+//
+// When Downgrade returns an error the caller holds what it held before, for
+// writing: [ErrNotLocked], [ErrLost], or that of ctx. It costs 2 requests.
+func (rw *RWMutex) Downgrade(ctx context.Context) error {
+	return opError("downgrade", rw.path, rw.downgrade(ctx))
+}
+
+func (rw *RWMutex) downgrade(ctx context.Context) error {
+	switch {
+	case rw.err != nil:
+		return rw.err
+	case ctx.Err() != nil:
+		return ctxErr(ctx)
+	}
+	start := time.Now()
+	q := &rw.turn
+	q.mu.Lock()
+	t := q.presentLocked(ModeExclusive, (*tenure).usedLocked)
+	if t == nil || t.moving != nil {
+		q.mu.Unlock()
+		return ErrNotLocked
+	}
+	t.moving = make(chan struct{})
+	q.mu.Unlock()
+	p, err := q.line.beside(ctx, t.hold, q.entries[ModeShared].base, []byte(rw.s.cfg.owner))
+	q.mu.Lock()
+	close(t.moving)
+	t.moving = nil
+	if err != nil {
+		q.mu.Unlock()
+		return t.hold.verdict(err)
+	}
+	// From the moment in which the read node was made nobody could write, so
+	// it does not matter when, or by whom, the other is deleted.
+	former := t.hold.move(p, q.entries[ModeShared].op)
+	t.mode, t.passed = ModeShared, 0
+	q.advanceLocked()
+	q.mu.Unlock()
+	q.report(ModeShared, nil, start)
+	r := p.inc.remove(former)
+	select {
+	case <-r.done:
+	case <-p.inc.disconnection():
+	case <-p.inc.ctx.Done(): // the loss is told to who holds what there is now
+	}
+	return nil
+}
+
+// beside makes a child of another mode at the very place that h has in the
+// line: its name ends in the same number. The servers make it only if h's own
+// child is there. If that is gone the error is NoNode; when ctx ends, or after
+// any other error, nothing is left.
+func (l *line) beside(ctx context.Context, h *hold, base string, data []byte) (*place, error) {
+	inc := h.place.inc
+	for try := 0; ; {
+		h.mu.Lock()
+		path, me := h.place.path, h.place.me
+		h.mu.Unlock()
+		number := me.name[strings.LastIndex(me.name, me.base)+len(me.base):]
+		name := l.name(newGUID(), base) + number
+		p := &place{inc: inc, path: childPath(l.dir, name), data: data, me: child{name: name, base: base, seq: me.seq}}
+		err := p.createWith(ctx, &zk.CheckVersionRequest{Path: path, Version: -1}, &try)
+		if isNoNode(err) && h.at() != path {
+			continue // it has been downgraded in the meantime, and stands elsewhere
+		}
+		if err != nil {
+			return nil, err
+		}
+		return p, nil
+	}
+}
+
+// createWith creates p's znode, whose name is known and unique, if the proof
+// holds in the same transaction.
+func (p *place) createWith(ctx context.Context, proof *zk.CheckVersionRequest, try *int) error {
+	inc := p.inc
+	create := &zk.CreateRequest{Path: p.path, Data: p.data, Acl: inc.m.cfg.acl, Flags: zk.FlagEphemeral}
+	for ; ; *try++ {
+		multi, err := begin(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(proof, create) })
+		var rs []zk.MultiResponse
+		if err == nil {
+			rs, err = multi.wait(ctx, inc)
+		}
+		switch {
+		case err == nil:
+			return nil
+		case errors.Is(err, errEnded):
+			return err // it was ephemeral
+		case len(rs) == 2 && isNodeExists(rs[1].Error):
+			return nil // an attempt without a reply has been applied: nobody else makes this name
+		case ctx.Err() != nil || outcomeOf(err) == answered:
+			// This attempt, or one before it, may have been applied, or may
+			// be yet if its reply is open.
+			p.discard(multi).await(grace)
+			if ctx.Err() != nil {
+				err = ctxErr(ctx)
+			}
+			return err
+		}
+		if err := inc.pause(ctx, *try); err != nil {
+			p.discard(multi).await(grace)
+			return err
+		}
+	}
+}
+
+// discard deletes p's znode in the background, once the request that may make
+// it, if there is one, is over.
+func (p *place) discard(making *pending[[]zk.MultiResponse]) *removal {
+	r := &removal{inc: p.inc, done: make(chan struct{})}
+	p.inc.m.spawn(func() {
+		defer close(r.done)
+		if making != nil {
+			select {
+			case <-making.done:
+			case <-p.inc.ctx.Done():
+				r.err = errEnded
+				return
+			}
+		}
+		r.err = p.inc.removeNow(context.Background(), p.path)
+	})
+	return r
+}
+
+// Lost returns a channel that is closed when the hold of this process is lost:
+// the one for writing if it has that, else those for reading, which are lost
+// together. While it has none, the channel is closed already. It is not closed
+// by Unlock or RUnlock.
+func (rw *RWMutex) Lost() <-chan struct{} {
+	h, mode, err := rw.current()
+	switch {
+	case err != nil:
+		return closedChan
+	case mode == ModeShared && h.err() == nil:
+		// Which of several read nodes a goroutine reads under is not
+		// settled before it leaves; the session is the same for all.
+		return h.place.inc.ctx.Done()
+	}
+	return h.lost
+}
+
+// Token returns the fencing token of the present hold, for writing if this
+// process has that, else for reading: a number greater than that of every hold
+// of the same path that ended before this one began. See [Mutex.Token].
+// Goroutines that read together have one token, which can grow while they do.
+func (rw *RWMutex) Token(ctx context.Context) (int64, error) {
+	h, _, err := rw.current()
+	if err != nil {
+		return 0, opError("token", rw.path, err)
+	}
+	tok, err := h.token(ctx)
+	return tok, opError("token", rw.path, err)
+}
+
+// Txn applies writes to ZooKeeper, all or none, and only while the present hold
+// stands, for writing or for reading. See [Mutex.Txn].
+func (rw *RWMutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
+	h, _, err := rw.current()
+	if err != nil {
+		return nil, opError("txn", rw.path, err)
+	}
+	rs, err := h.txn(ctx, ops)
+	return rs, opError("txn", rw.path, err)
+}
+
+func (rw *RWMutex) current() (*hold, Mode, error) {
+	if rw.err != nil {
+		return nil, 0, rw.err
+	}
+	return rw.turn.current()
+}
+
+// Contenders returns who holds rw and who waits, in their order. Goroutines of
+// one process that read together are one contender. It costs one listing and
+// one read for each.
+func (rw *RWMutex) Contenders(ctx context.Context) ([]Contender, error) {
+	if rw.err != nil {
+		return nil, opError("contenders", rw.path, rw.err)
+	}
+	write, read := rw.turn.entries[ModeExclusive], rw.turn.entries[ModeShared]
+	cs, err := rw.turn.line.contenders(ctx, func(all []child, i int) (Mode, bool) {
+		// Those with the same number are a writer and its own read node.
+		ahead := all[:i]
+		for len(ahead) > 0 && ahead[len(ahead)-1].seq == all[i].seq {
+			ahead = ahead[:len(ahead)-1]
+		}
+		mode, turn := ModeShared, read.turn
+		if all[i].base == write.base {
+			mode, turn = ModeExclusive, write.turn
+		}
+		blocker, _ := turn(ahead)
+		return mode, blocker == nil
+	})
+	return cs, opError("contenders", rw.path, err)
+}
+
+// Do runs f while it holds rw for writing, as [Mutex.Do] does. It is reentrant
+// along its context. With a ctx that comes from [RWMutex.RDo] of the same path
+// it returns [ErrDeadlock].
+func (rw *RWMutex) Do(ctx context.Context, f func(ctx context.Context) error) error {
+	return rw.do(ctx, "do", ModeExclusive, f)
+}
+
+// RDo runs f while it holds rw for reading, as [Mutex.Do] does. With a ctx that
+// comes from [RWMutex.Do] or RDo of the same path it runs f at once.
+func (rw *RWMutex) RDo(ctx context.Context, f func(ctx context.Context) error) error {
+	return rw.do(ctx, "rdo", ModeShared, f)
+}
+
+func (rw *RWMutex) do(ctx context.Context, op string, mode Mode, f func(ctx context.Context) error) error {
+	if rw.err == nil && f == nil {
+		return opError(op, rw.path, invalid("the function is nil"))
+	}
+	if rw.err == nil {
+		if in := rw.within(ctx); in != nil && (in.mode == ModeExclusive || mode == ModeShared) {
+			return f(ctx)
+		}
+	}
+	t, err := rw.acquire(ctx, mode, true)
+	if err != nil {
+		return opError(op, rw.path, err)
+	}
+	key := doKey{rw.s, rw.path, mode}
+	ctx = context.WithValue(ctx, insideKey(key), &inside{mode, &rw.turn, t})
+	return doHolding(ctx, key, t.hold.lost, f, func() error {
+		return opError(op, rw.path, rw.turn.leave(t, true))
+	})
+}
+
+// An inside is what a Do or RDo holds, under an insideKey in its context.
+type inside struct {
+	mode Mode
+	turn *turnstile
+	t    *tenure
+}
+
+type insideKey doKey
+
+// within returns the Do, or else the RDo, of this path in which ctx was made,
+// if that still runs.
+func (rw *RWMutex) within(ctx context.Context) *inside {
+	for _, mode := range []Mode{ModeExclusive, ModeShared} {
+		key := doKey{rw.s, rw.path, mode}
+		if key.in(ctx) != nil {
+			in, _ := ctx.Value(insideKey(key)).(*inside)
+			return in
+		}
+	}
+	return nil
+}
+
+// besides makes the caller, whose ctx holds rw already, a reader of its own.
+func (rw *RWMutex) besides(ctx context.Context, in *inside) (*tenure, error) {
+	start := time.Now()
+	in.turn.mu.Lock()
+	used := in.t.usedLocked()
+	// Before the other's end is decided on: it cannot go to somebody else now.
+	in.t.beside = true
+	in.turn.mu.Unlock()
+	if !used {
+		return nil, ErrNotLocked // its function has unlocked rw
+	}
+	q := &rw.turn
+	p, err := q.line.beside(ctx, in.t.hold, q.entries[ModeShared].base, []byte(rw.s.cfg.owner))
+	if err != nil {
+		err = in.t.hold.verdict(err)
+		q.report(ModeShared, err, start)
+		return nil, err
+	}
+	h := newHold(&q.line, p, q.entries[ModeShared].op)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.report(ModeShared, nil, start)
+	return q.holdLocked(h, ModeShared, false), nil
+}

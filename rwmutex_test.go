@@ -1,0 +1,844 @@
+package zsync
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+func TestRWMutexLetsReadersInTogetherAndWritersAlone(t *testing.T) {
+	for _, layout := range []Layout{LayoutCurator, LayoutKazoo} {
+		t.Run(layout.String(), func(t *testing.T) {
+			anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
+				a, b := NewRWMutex(connect(), "/rw", WithLayout(layout)), NewRWMutex(connect(), "/rw", WithLayout(layout))
+				ctx := within(t, 30*time.Second)
+				must(t, a.RLock(ctx))
+				must(t, b.RLock(ctx))
+				if ok, err := a.TryLock(ctx); ok || err != nil {
+					t.Fatalf("TryLock beside readers = %v, %v; want false, nil", ok, err)
+				}
+				must(t, a.RUnlock())
+				write := async(func() error { return a.Lock(ctx) })
+				must(t, b.RUnlock())
+				must(t, <-write)
+				if ok, err := b.TryRLock(ctx); ok || err != nil {
+					t.Fatalf("TryRLock beside a writer = %v, %v; want false, nil", ok, err)
+				}
+				if ok, err := b.TryLock(ctx); ok || err != nil {
+					t.Fatalf("TryLock beside a writer = %v, %v; want false, nil", ok, err)
+				}
+				read := async(func() error { return b.RLock(ctx) })
+				must(t, a.Unlock())
+				must(t, <-read)
+				if ok, err := a.TryRLock(ctx); !ok || err != nil {
+					t.Fatalf("TryRLock beside a reader = %v, %v; want true, nil", ok, err)
+				}
+				must(t, a.RUnlock())
+				must(t, b.RUnlock())
+				wantErr(t, a.Unlock(), ErrNotLocked)
+				wantErr(t, b.RUnlock(), ErrNotLocked)
+				if ok, err := a.TryLock(ctx); !ok || err != nil {
+					t.Fatalf("TryLock of a free RWMutex = %v, %v; want true, nil", ok, err)
+				}
+				must(t, a.Unlock())
+			})
+		})
+	}
+}
+
+func TestRWMutexRefusesBadArguments(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		for _, rw := range []*RWMutex{
+			NewRWMutex(nil, "/rw"), NewRWMutex(s, "rw"), NewRWMutex(s, "/rw", nil),
+			NewRWMutex(s, "/rw", WithHandoffs(-1)), NewRWMutex(s, "/rw", WithLayout(7)),
+		} {
+			ctx := t.Context()
+			nop := func(context.Context) error { return nil }
+			_, tryErr := rw.TryLock(ctx)
+			_, tryRErr := rw.TryRLock(ctx)
+			_, tokErr := rw.Token(ctx)
+			_, txnErr := rw.Txn(ctx)
+			_, cErr := rw.Contenders(ctx)
+			for _, err := range []error{
+				rw.Lock(ctx), rw.RLock(ctx), rw.Unlock(), rw.RUnlock(), rw.Do(ctx, nop), rw.RDo(ctx, nop),
+				rw.Downgrade(ctx), tryErr, tryRErr, tokErr, txnErr, cErr, rw.RLocker().Lock(ctx),
+			} {
+				wantErr(t, err, ErrInvalid)
+			}
+			if !isClosed(rw.Lost()) {
+				t.Error("Lost of an RWMutex that cannot be held is open")
+			}
+		}
+		rw := NewRWMutex(s, "/rw")
+		wantErr(t, rw.Do(t.Context(), nil), ErrInvalid)
+		wantErr(t, rw.RDo(t.Context(), nil), ErrInvalid)
+		wantErr(t, rw.Downgrade(t.Context()), ErrNotLocked)
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		wantErr(t, rw.RLock(ended), context.Canceled)
+		wantErr(t, rw.Lock(ended), context.Canceled)
+		if names := childrenOf(t, s, "/rw"); len(names) > 0 {
+			t.Errorf("refused calls have written %v", names)
+		}
+	})
+}
+
+func TestRLockAndRUnlockCostThreeRequests(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		rw := NewRWMutex(s, "/rw")
+		must(t, rw.RLock(t.Context())) // makes the parent
+		must(t, rw.RUnlock())
+		cost := func(f func()) int64 {
+			before := s.Stats().Requests
+			f()
+			return s.Stats().Requests - before
+		}
+		if got := cost(func() { must(t, rw.RLock(t.Context())); must(t, rw.RUnlock()) }); got != 3 {
+			t.Errorf("RLock and RUnlock cost %d requests, want 3", got)
+		}
+		if got := cost(func() { must(t, rw.Lock(t.Context())); must(t, rw.Unlock()) }); got != 3 {
+			t.Errorf("Lock and Unlock cost %d requests, want 3", got)
+		}
+		must(t, rw.RLock(t.Context()))
+		if got := cost(func() { must(t, rw.RLock(t.Context())); must(t, rw.RUnlock()) }); got != 0 {
+			t.Errorf("joining a reader of this process, and leaving, cost %d requests, want 0", got)
+		}
+		must(t, rw.RUnlock())
+		must(t, rw.Lock(t.Context()))
+		if got := cost(func() { must(t, rw.Downgrade(t.Context())) }); got != 2 {
+			t.Errorf("Downgrade cost %d requests, want 2", got)
+		}
+		must(t, rw.RUnlock())
+		if n := len(childrenOf(t, s, "/rw")); n != 0 {
+			t.Errorf("%d znodes are left", n)
+		}
+	})
+}
+
+// arrive starts f and waits until it waits.
+func arrive(t testing.TB, f func() error) <-chan error {
+	t.Helper()
+	c := async(f)
+	pendingStill(t, c)
+	return c
+}
+
+func TestRWMutexServesReadersAndWritersInTheOrderOfArrival(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		var rws []*RWMutex
+		for range 7 {
+			rws = append(rws, NewRWMutex(open(t, srv), "/rw"))
+		}
+		ctx := t.Context()
+		must(t, rws[0].RLock(ctx))
+		w1 := arrive(t, func() error { return rws[1].Lock(ctx) })
+		r2 := arrive(t, func() error { return rws[2].RLock(ctx) }) // a reader after a writer waits for it
+		r3 := arrive(t, func() error { return rws[3].RLock(ctx) })
+		w4 := arrive(t, func() error { return rws[4].Lock(ctx) })
+		r5 := arrive(t, func() error { return rws[5].RLock(ctx) })
+		must(t, rws[0].RUnlock())
+		must(t, <-w1)
+		pendingStill(t, r2)
+
+		before := srv.Counts()
+		must(t, rws[1].Unlock())
+		must(t, <-r2)
+		must(t, <-r3)
+		pendingStill(t, w4)
+		pendingStill(t, r5)
+		if d := srv.Counts().Sub(before); d.Notifications != 2 {
+			t.Errorf("%d notifications for the end of a writer with 2 readers behind it, want 2", d.Notifications)
+		}
+		before = srv.Counts()
+		must(t, rws[2].RUnlock())
+		pendingStill(t, w4)
+		if d := srv.Counts().Sub(before); d.Notifications != 0 {
+			t.Errorf("%d notifications for the end of one reader of two, want 0", d.Notifications)
+		}
+		must(t, rws[3].RUnlock())
+		must(t, <-w4)
+		pendingStill(t, r5)
+		must(t, rws[4].Unlock())
+		must(t, <-r5)
+		must(t, rws[5].RUnlock())
+	})
+}
+
+func TestReaderLeavesNobodyBehindWhenTheWriterAheadOfItGivesUp(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b, c := NewRWMutex(open(t, srv), "/rw"), NewRWMutex(open(t, srv), "/rw"), NewRWMutex(open(t, srv), "/rw")
+		must(t, a.RLock(t.Context()))
+		ctx, cancel := context.WithCancel(t.Context())
+		write := arrive(t, func() error { return b.Lock(ctx) })
+		read := arrive(t, func() error { return c.RLock(t.Context()) })
+		cancel()
+		wantErr(t, <-write, context.Canceled)
+		must(t, <-read)
+		must(t, c.RUnlock())
+		must(t, a.RUnlock())
+	})
+}
+
+// kazoo's issue 649: readers and writers that give up, here among goroutines
+// of one process too, leave nobody waiting for what is not there.
+func TestCase26NobodyWaitsForAWriterThatHasGivenUp(t *testing.T) {
+	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
+		var rws []*RWMutex
+		for range 3 {
+			rws = append(rws, NewRWMutex(open(t, srv), "/rw", WithHandoffs(rnd.IntN(4))))
+		}
+		var wg sync.WaitGroup
+		for i := range 12 {
+			rw := rws[i%len(rws)]
+			src := rand.New(rand.NewPCG(rnd.Uint64(), 3))
+			wg.Go(func() {
+				for range 10 {
+					ctx, cancel := context.WithTimeout(t.Context(), time.Duration(src.IntN(8))*time.Millisecond)
+					lock, unlock := rw.Lock, rw.Unlock
+					if src.IntN(2) == 0 {
+						lock, unlock = rw.RLock, rw.RUnlock
+					}
+					err := lock(ctx)
+					cancel()
+					if err == nil {
+						time.Sleep(time.Duration(src.IntN(4)) * time.Millisecond)
+						if err := unlock(); err != nil {
+							t.Error(err)
+						}
+					} else if !errors.Is(err, context.DeadlineExceeded) {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		for _, rw := range rws {
+			must(t, rw.Lock(within(t, time.Second)))
+			must(t, rw.Unlock())
+		}
+		if names := childrenOf(t, rws[0].s, "/rw"); len(names) > 0 {
+			t.Errorf("%v are left", names)
+		}
+	})
+}
+
+func TestCase25NoWriterGetsInBetweenDowngradeAndRUnlock(t *testing.T) {
+	for _, layout := range []Layout{LayoutCurator, LayoutKazoo} {
+		t.Run(layout.String(), func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				a, b, c, d := NewRWMutex(open(t, srv), "/rw", WithLayout(layout)), NewRWMutex(open(t, srv), "/rw", WithLayout(layout)),
+					NewRWMutex(open(t, srv), "/rw", WithLayout(layout)), NewRWMutex(open(t, srv), "/rw", WithLayout(layout))
+				ctx := t.Context()
+				must(t, a.Lock(ctx))
+				lost := a.Lost()
+				tok, err := a.Token(ctx)
+				must(t, err)
+				early := arrive(t, func() error { return d.RLock(ctx) })
+				write := arrive(t, func() error { return b.Lock(ctx) })
+				read := arrive(t, func() error { return c.RLock(ctx) })
+				must(t, a.Downgrade(ctx))
+				must(t, <-early) // a reader that came before the writer reads along
+				pendingStill(t, write)
+				pendingStill(t, read)
+				wantErr(t, a.Unlock(), ErrNotLocked)
+				wantErr(t, a.Downgrade(ctx), ErrNotLocked)
+				next, err := a.Token(ctx)
+				must(t, err)
+				if next <= tok || isClosed(lost) || isClosed(a.Lost()) {
+					t.Errorf("token %d after %d, lost %v, %v", next, tok, isClosed(lost), isClosed(a.Lost()))
+				}
+				must(t, d.RUnlock())
+				pendingStill(t, write)
+				must(t, a.RUnlock())
+				must(t, <-write)
+				must(t, b.Unlock())
+				must(t, <-read)
+				must(t, c.RUnlock())
+				if names := childrenOf(t, a.s, "/rw"); len(names) > 0 {
+					t.Errorf("%v are left", names)
+				}
+			})
+		})
+	}
+}
+
+func TestCase25AWriterWaitsWhileBothNodesOfADowngradeStand(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		for range 20 { // either order of the two names
+			a, b, c := NewRWMutex(open(t, srv), "/rw"), NewRWMutex(open(t, srv), "/rw"), NewRWMutex(open(t, srv), "/rw")
+			ctx := t.Context()
+			must(t, a.Lock(ctx))
+			write := arrive(t, func() error { return b.Lock(ctx) })
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				if r.Op == zktest.OpDelete && strings.Contains(r.Path, "__WRIT__") {
+					return zktest.Delay(time.Minute / 10)
+				}
+				return zktest.Pass
+			})
+			down := arrive(t, func() error { return a.Downgrade(ctx) })
+			cs, err := c.Contenders(ctx)
+			must(t, err)
+			if len(cs) != 3 || !cs[0].Holding || !cs[1].Holding || cs[2].Holding || cs[0].Mode == cs[1].Mode {
+				t.Errorf("contenders during a downgrade: %+v", cs)
+			}
+			read := arrive(t, func() error { return c.RLock(ctx) })
+			must(t, <-down)
+			srv.Intercept(nil)
+			pendingStill(t, write)
+			pendingStill(t, read)
+			must(t, a.RUnlock())
+			must(t, <-write)
+			must(t, b.Unlock())
+			must(t, <-read)
+			must(t, c.RUnlock())
+		}
+	})
+}
+
+// The faults between each request of a downgrade and its reply.
+func TestDowngradeIsAllOrNothingWhateverIsLost(t *testing.T) {
+	for _, op := range []zktest.Op{zktest.OpMulti, zktest.OpDelete} {
+		for _, fault := range []zktest.Action{zktest.DropRequest, zktest.DropReply} {
+			t.Run(fmt.Sprint(op, fault), func(t *testing.T) {
+				bubble(t, func(t *testing.T, srv *zktest.Server) {
+					a, b := NewRWMutex(open(t, srv), "/rw"), NewRWMutex(open(t, srv), "/rw")
+					must(t, a.Lock(t.Context()))
+					write := arrive(t, func() error { return b.Lock(t.Context()) })
+					var once sync.Once
+					srv.Intercept(func(r zktest.Request) (act zktest.Action) {
+						if r.Op == op {
+							once.Do(func() { act = fault })
+						}
+						return act
+					})
+					must(t, a.Downgrade(t.Context()))
+					time.Sleep(time.Second)
+					pendingStill(t, write)
+					if n := len(childrenOf(t, a.s, "/rw")); n != 2 {
+						t.Errorf("%d znodes for a reader and a waiting writer", n)
+					}
+					must(t, a.RUnlock())
+					must(t, <-write)
+					must(t, b.Unlock())
+				})
+			})
+		}
+	}
+}
+
+func TestDowngradeThatIsCancelledLeavesTheWriterAsItWas(t *testing.T) {
+	for _, drop := range []bool{false, true} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			a, b := NewRWMutex(open(t, srv), "/rw"), NewRWMutex(open(t, srv), "/rw")
+			must(t, a.Lock(t.Context()))
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				if r.Op == zktest.OpMulti {
+					if drop {
+						return zktest.DropReply
+					}
+					return zktest.Delay(time.Second)
+				}
+				return zktest.Pass
+			})
+			wantErr(t, a.Downgrade(within(t, 100*time.Millisecond)), context.DeadlineExceeded)
+			srv.Intercept(nil)
+			time.Sleep(5 * time.Second)
+			if names := childrenOf(t, a.s, "/rw"); len(names) != 1 || !strings.Contains(names[0], "__WRIT__") {
+				t.Errorf("left: %v, want the writer", names)
+			}
+			read := arrive(t, func() error { return b.RLock(t.Context()) })
+			wantErr(t, a.RUnlock(), ErrNotLocked)
+			must(t, a.Unlock())
+			must(t, <-read)
+			must(t, b.RUnlock())
+		})
+	}
+}
+
+func TestDowngradeOfALostHoldIsErrLost(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		rw := NewRWMutex(s, "/rw")
+		must(t, rw.Lock(t.Context()))
+		srv.Expire(s.ID())
+		time.Sleep(time.Second)
+		wantErr(t, rw.Downgrade(t.Context()), ErrLost)
+		wantErr(t, rw.Unlock(), ErrLost)
+		must(t, rw.Lock(t.Context()))
+		for _, n := range childrenOf(t, s, "/rw") {
+			must(t, live(t, s).removeNow(t.Context(), "/rw/"+n))
+		}
+		wantErr(t, rw.Downgrade(t.Context()), ErrLost)
+		wantErr(t, rw.Unlock(), ErrLost)
+		if names := childrenOf(t, s, "/rw"); len(names) > 0 {
+			t.Errorf("%v are left", names)
+		}
+	})
+}
+
+func TestReadersOfOneProcessShareAZnode(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		rw := NewRWMutex(s, "/rw")
+		other := NewRWMutex(open(t, srv), "/rw")
+		must(t, other.Lock(t.Context()))
+		var reads []<-chan error
+		for range 100 {
+			reads = append(reads, arrive(t, func() error { return rw.RLock(t.Context()) }))
+		}
+		if n := len(childrenOf(t, s, "/rw")); n != 2 {
+			t.Fatalf("%d znodes for a writer and 100 readers of one process, want 2", n)
+		}
+		must(t, other.Unlock())
+		for _, r := range reads {
+			must(t, <-r)
+		}
+		before := s.Stats().Requests
+		for range 100 { // come and go beside the others
+			must(t, rw.RLock(t.Context()))
+		}
+		for range 200 {
+			must(t, rw.RUnlock())
+		}
+		if got := s.Stats().Requests - before; got > 100/defaultHandoffs+2 {
+			t.Errorf("100 more readers, and the end of all, cost %d requests", got)
+		}
+		wantErr(t, rw.RUnlock(), ErrNotLocked)
+		if n := len(childrenOf(t, s, "/rw")); n != 0 {
+			t.Errorf("%d znodes are left", n)
+		}
+	})
+}
+
+func TestReadersOfAProcessStarveNoWriter(t *testing.T) {
+	for _, n := range []int{0, 1, 5} {
+		for _, local := range []bool{false, true} {
+			t.Run(fmt.Sprint(n, local), func(t *testing.T) {
+				bubble(t, func(t *testing.T, srv *zktest.Server) {
+					s := open(t, srv)
+					rw := NewRWMutex(s, "/rw", WithHandoffs(n))
+					writer := rw
+					limit := 0 // a writer of this process is not overtaken at all
+					if !local {
+						writer = NewRWMutex(open(t, srv), "/rw")
+						limit = n
+					}
+					must(t, rw.RLock(t.Context()))
+					write := arrive(t, func() error { return writer.Lock(t.Context()) })
+					var in atomic.Int32
+					var wg sync.WaitGroup
+					for range 20 {
+						wg.Go(func() {
+							if err := rw.RLock(t.Context()); err != nil {
+								t.Error(err)
+							}
+							in.Add(1)
+							time.Sleep(time.Second)
+							if err := rw.RUnlock(); err != nil {
+								t.Error(err)
+							}
+						})
+					}
+					synctest.Wait()
+					if got := int(in.Load()); got != limit {
+						t.Errorf("%d readers went before the writer that waits, want %d", got, limit)
+					}
+					must(t, rw.RUnlock())
+					must(t, <-write)
+					if got := int(in.Load()); got != limit {
+						t.Errorf("%d readers went before the writer, want %d", got, limit)
+					}
+					must(t, writer.Unlock())
+					wg.Wait()
+				})
+			})
+		}
+	}
+}
+
+func TestReaderOvertakenByNobodyJoinsWhenTheLocalWriterGivesUp(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		rw := NewRWMutex(s, "/rw", WithHandoffs(1))
+		must(t, rw.RLock(t.Context()))
+		ctx, cancel := context.WithCancel(t.Context())
+		write := arrive(t, func() error { return rw.Lock(ctx) })
+		r1 := arrive(t, func() error { return rw.RLock(t.Context()) })
+		r2 := arrive(t, func() error { return rw.RLock(t.Context()) })
+		cancel()
+		wantErr(t, <-write, context.Canceled)
+		must(t, <-r1)
+		must(t, <-r2)
+		for range 3 {
+			must(t, rw.RUnlock())
+		}
+		if n := len(childrenOf(t, s, "/rw")); n != 0 {
+			t.Errorf("%d znodes are left", n)
+		}
+	})
+}
+
+func TestRDoAndDoAreReentrantAndAnUpgradeIsADeadlock(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		rw, same := NewRWMutex(s, "/rw"), NewRWMutex(s, "/rw")
+		other := NewRWMutex(open(t, srv), "/rw")
+		nop := func(context.Context) error { return nil }
+		must(t, rw.RDo(t.Context(), func(ctx context.Context) error {
+			write := arrive(t, func() error { return other.Lock(t.Context()) })
+			for _, rw := range []*RWMutex{rw, same} {
+				wantErr(t, rw.Lock(ctx), ErrDeadlock)
+				wantErr(t, rw.Do(ctx, nop), ErrDeadlock)
+				_, err := rw.TryLock(ctx)
+				wantErr(t, err, ErrDeadlock)
+				must(t, rw.RDo(ctx, nop))
+				must(t, rw.RLock(ctx)) // though a writer waits
+				must(t, rw.RUnlock())
+			}
+			pendingStill(t, write)
+			go func() { <-write; other.Unlock() }()
+			return nil
+		}))
+		must(t, rw.Do(t.Context(), func(ctx context.Context) error {
+			for _, rw := range []*RWMutex{rw, same} {
+				wantErr(t, rw.Lock(ctx), ErrDeadlock)
+				must(t, rw.Do(ctx, nop))
+				must(t, rw.RDo(ctx, nop))
+				if ok, err := rw.TryRLock(ctx); !ok || err != nil {
+					t.Errorf("TryRLock within Do = %v, %v; want true, nil", ok, err)
+				}
+				must(t, rw.RUnlock())
+			}
+			return rw.RLock(ctx)
+		}))
+		// The read lock that was taken inside outlives Do.
+		write := arrive(t, func() error { return other.Lock(t.Context()) })
+		local := arrive(t, func() error { return rw.Lock(t.Context()) })
+		must(t, rw.RUnlock())
+		must(t, <-write)
+		must(t, other.Unlock())
+		must(t, <-local)
+		must(t, rw.Unlock())
+	})
+}
+
+func TestWriterIsNotHandedOnWhileAReaderFromItsDoStays(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		rw, same := NewRWMutex(s, "/rw"), NewRWMutex(s, "/rw")
+		var write <-chan error
+		must(t, rw.Do(t.Context(), func(ctx context.Context) error {
+			write = arrive(t, func() error { return rw.Lock(t.Context()) })
+			return same.RLock(ctx)
+		}))
+		pendingStill(t, write)
+		must(t, same.RUnlock())
+		must(t, <-write)
+		must(t, rw.Unlock())
+	})
+}
+
+func TestDoThatDowngradesEndsAsAReader(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		rw, other := NewRWMutex(s, "/rw"), NewRWMutex(open(t, srv), "/rw")
+		must(t, rw.Do(t.Context(), func(ctx context.Context) error {
+			must(t, rw.Downgrade(ctx))
+			must(t, other.RLock(t.Context()))
+			wantErr(t, rw.Lock(ctx), ErrDeadlock)
+			must(t, rw.RLock(ctx))
+			return rw.RUnlock()
+		}))
+		must(t, other.RUnlock())
+		err := rw.Do(t.Context(), func(ctx context.Context) error {
+			must(t, rw.Downgrade(ctx))
+			srv.Expire(s.ID())
+			<-ctx.Done()
+			wantErr(t, context.Cause(ctx), ErrLost)
+			return nil
+		})
+		wantErr(t, err, ErrLost)
+		must(t, other.Lock(t.Context()))
+		must(t, other.Unlock())
+	})
+}
+
+func TestLossOfAReadHoldIsTold(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		rw := NewRWMutex(s, "/rw")
+		if !isClosed(rw.Lost()) {
+			t.Error("Lost is open while nothing is held")
+		}
+		must(t, rw.RLock(t.Context()))
+		must(t, rw.RLock(t.Context()))
+		lost := rw.Lost()
+		if isClosed(lost) {
+			t.Fatal("Lost is closed while rw is held")
+		}
+		rdo := async(func() error {
+			return rw.RDo(t.Context(), func(ctx context.Context) error { <-ctx.Done(); return nil })
+		})
+		pendingStill(t, rdo)
+		srv.Expire(s.ID())
+		<-lost
+		wantErr(t, <-rdo, ErrLost)
+		time.Sleep(time.Second)
+		again := arrive(t, func() error { return rw.RLock(t.Context()) })
+		for range 2 {
+			wantErr(t, rw.RUnlock(), ErrLost)
+		}
+		must(t, <-again)
+		if isClosed(rw.Lost()) {
+			t.Error("Lost is closed for the hold in the new session")
+		}
+		must(t, rw.RUnlock())
+	})
+}
+
+func TestReadTokensGrow(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		rw := NewRWMutex(s, "/rw")
+		ctx := t.Context()
+		var last int64
+		next := func() {
+			t.Helper()
+			tok, err := rw.Token(ctx)
+			must(t, err)
+			if tok <= last {
+				t.Errorf("token %d after %d", tok, last)
+			}
+			last = tok
+		}
+		_, err := rw.Token(ctx)
+		wantErr(t, err, ErrNotLocked)
+		must(t, rw.Lock(ctx))
+		next()
+		must(t, rw.Unlock())
+		must(t, rw.RLock(ctx))
+		next()
+		must(t, rw.RLock(ctx))
+		must(t, rw.RUnlock())
+		must(t, rw.RLock(ctx)) // came after one who may have had the token has gone
+		next()
+		must(t, rw.RUnlock())
+		must(t, rw.RUnlock())
+		must(t, rw.Lock(ctx))
+		next()
+		must(t, rw.Unlock())
+	})
+}
+
+func TestCancelledRLockLeavesNothing(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := NewRWMutex(open(t, srv), "/rw"), NewRWMutex(open(t, srv), "/rw")
+		must(t, a.Lock(t.Context()))
+		cause := errors.New("enough")
+		for range 100 {
+			ctx, cancel := context.WithCancelCause(t.Context())
+			time.AfterFunc(50*time.Millisecond, func() { cancel(cause) })
+			wantErr(t, b.RLock(ctx), cause, context.Canceled)
+			if n := len(childrenOf(t, a.s, "/rw")); n != 1 {
+				t.Fatalf("%d znodes after a cancelled RLock, want the writer's", n)
+			}
+		}
+		if st := b.s.Stats(); st.Watches > 1 || st.Waiters != 0 || st.Holds != 0 {
+			t.Errorf("left: %+v", st)
+		}
+		must(t, a.Unlock())
+	})
+}
+
+func TestRLockerAndLockAllTakeReadLocks(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		rw, other := NewRWMutex(s, "/rw"), NewRWMutex(open(t, srv), "/rw")
+		unlock, err := LockAll(t.Context(), rw.RLocker(), NewMutex(s, "/m"))
+		must(t, err)
+		must(t, other.RLock(t.Context()))
+		must(t, other.RUnlock())
+		if ok, _ := other.TryLock(t.Context()); ok {
+			t.Error("a writer got in beside RLocker")
+		}
+		must(t, unlock())
+		must(t, other.Lock(t.Context()))
+		must(t, other.Unlock())
+	})
+}
+
+// A floor is where holders meet: it knows who is there, and what they may not
+// meet while either's hold stands.
+type floor struct {
+	mu   sync.Mutex
+	here map[*visit]bool
+	wg   sync.WaitGroup
+}
+
+type visit struct {
+	write bool
+	lost  <-chan struct{}
+}
+
+func (f *floor) enter(t *testing.T, v *visit) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for o := range f.here {
+		if o.write || v.write {
+			f.wg.Go(func() {
+				// A session that the server ends at once, as chaos has it do,
+				// learns it a little later.
+				select {
+				case <-o.lost:
+				case <-v.lost:
+				case <-time.After(time.Minute):
+					t.Errorf("write %v meets write %v", v.write, o.write)
+				}
+			})
+		}
+	}
+	if f.here == nil {
+		f.here = make(map[*visit]bool)
+	}
+	f.here[v] = true
+}
+
+func (f *floor) leave(v *visit) {
+	f.mu.Lock()
+	delete(f.here, v)
+	f.mu.Unlock()
+}
+
+// hammerRWMutex takes rw again and again, in every way.
+func hammerRWMutex(t *testing.T, rw *RWMutex, f *floor, rnd *rand.Rand, loops int, pause time.Duration) {
+	check := func(err error) {
+		if err != nil && !errors.Is(err, ErrLost) && !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+	}
+	stay := func(ctx context.Context, write bool, lost <-chan struct{}) {
+		v := &visit{write: write, lost: lost}
+		f.enter(t, v)
+		select {
+		case <-time.After(time.Duration(rnd.Int64N(int64(pause)))):
+		case <-ctx.Done():
+		}
+		f.leave(v)
+	}
+	for range loops {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Duration(rnd.Int64N(int64(200*pause))))
+		switch rnd.IntN(6) {
+		case 0:
+			check(rw.Do(ctx, func(ctx context.Context) error {
+				stay(ctx, true, ctx.Done())
+				return nil
+			}))
+		case 1, 2:
+			check(rw.RDo(ctx, func(ctx context.Context) error {
+				stay(ctx, false, ctx.Done())
+				return nil
+			}))
+		case 3:
+			if err := rw.RLock(ctx); err == nil {
+				stay(context.Background(), false, rw.Lost())
+				check(rw.RUnlock())
+			} else {
+				check(err)
+			}
+		case 4:
+			if ok, err := rw.TryLock(ctx); ok {
+				stay(context.Background(), true, rw.Lost())
+				check(rw.Unlock())
+			} else {
+				check(err)
+			}
+		case 5:
+			err := rw.Lock(ctx)
+			if check(err); err != nil {
+				break
+			}
+			stay(context.Background(), true, rw.Lost())
+			v := &visit{lost: rw.Lost()}
+			f.enter(t, v) // as a reader already: no writer may be here until RUnlock
+			if err := rw.Downgrade(ctx); err == nil {
+				stay(context.Background(), false, rw.Lost())
+				f.leave(v)
+				check(rw.RUnlock())
+			} else {
+				check(err)
+				f.leave(v)
+				check(rw.Unlock())
+			}
+		}
+		cancel()
+	}
+}
+
+func TestHammerRWMutex(t *testing.T) {
+	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
+		var sessions []*Session
+		for range 3 {
+			sessions = append(sessions, open(t, srv, WithSessionTimeout(time.Duration(1+rnd.IntN(5))*time.Second)))
+		}
+		var f floor
+		var wg sync.WaitGroup
+		for _, s := range sessions {
+			rw := NewRWMutex(s, "/rw", WithHandoffs(rnd.IntN(4)))
+			for range 4 {
+				src := rand.New(rand.NewPCG(rnd.Uint64(), 3))
+				wg.Go(func() { hammerRWMutex(t, rw, &f, src, 15, 100*time.Millisecond) })
+			}
+		}
+		done := make(chan struct{})
+		go func() { wg.Wait(); close(done) }()
+		chaos(t, srv, rand.New(rand.NewPCG(rnd.Uint64(), 4)), sessions, done)
+		f.wg.Wait()
+		last := NewRWMutex(sessions[0], "/rw")
+		must(t, last.Lock(within(t, time.Minute)))
+		must(t, last.Unlock())
+		for _, s := range sessions {
+			if st := s.Stats(); st.Holds != 0 || st.Waiters != 0 {
+				t.Errorf("%d holds and %d waiters are left", st.Holds, st.Waiters)
+			}
+		}
+		if names := childrenOf(t, sessions[0], "/rw"); len(names) > 0 {
+			t.Errorf("%v are left", names)
+		}
+	})
+}
+
+func TestHammerRWMutexForReal(t *testing.T) {
+	if os.Getenv("ZSYNC_TEST_SERVERS") == "" || !longTests() {
+		t.Skip("needs ZSYNC_TEST_SERVERS and ZSYNC_TEST_LONG")
+	}
+	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
+		var f floor
+		var wg sync.WaitGroup
+		until := time.Now().Add(time.Minute)
+		for i := range 4 {
+			rw := NewRWMutex(connect(), "/rw", WithHandoffs(i))
+			for j := range 4 {
+				src := rand.New(rand.NewPCG(uint64(i), uint64(j)))
+				wg.Go(func() {
+					for time.Now().Before(until) {
+						hammerRWMutex(t, rw, &f, src, 10, 5*time.Millisecond)
+					}
+				})
+			}
+		}
+		wg.Wait()
+		f.wg.Wait()
+	})
+}
