@@ -1,0 +1,584 @@
+package zsync
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// An ElectionOption changes an Election.
+type ElectionOption func(*electionConfig)
+
+type electionConfig struct {
+	id     *string
+	layout Layout
+	err    error
+}
+
+func newElectionConfig(opts []ElectionOption) electionConfig {
+	var c electionConfig
+	for i, o := range opts {
+		if o == nil {
+			c.err = invalid("election option %d is nil", i)
+			continue
+		}
+		o(&c)
+	}
+	return c
+}
+
+// WithID sets what a candidate calls itself, which is the data of its znode
+// and the Owner of its [Contender]: a host and port where the leader answers,
+// for example. The default is the Session's owner, see [WithOwner].
+func WithID(id string) ElectionOption {
+	return func(c *electionConfig) { c.id = &id }
+}
+
+// WithElectionLayout chooses whose programs the election is shared with:
+// those that use Curator's LeaderLatch ([LayoutCurator], the default),
+// Curator's LeaderSelector ([LayoutSelector]) or kazoo's Election
+// ([LayoutKazoo]). All candidates of a path must use the same.
+func WithElectionLayout(l Layout) ElectionOption {
+	return func(c *electionConfig) {
+		if electionBases[l] == "" {
+			c.err = invalid("WithElectionLayout(%v): unknown layout", l)
+		}
+		c.layout = l
+	}
+}
+
+// electionBases is what marks a candidate's znode, by layout.
+var electionBases = map[Layout]string{
+	LayoutCurator:  "latch-",
+	LayoutSelector: "lock-",
+	LayoutKazoo:    "__lock__",
+}
+
+// An Election chooses one leader among the processes that name the same path.
+// One *Election is one candidate.
+//
+// At most one live session leads. Candidates lead in the order in which the
+// servers saw them arrive.
+//
+// If the session ends, the leadership is lost and another process may lead
+// already: [Election.Lost] is closed, the context of [Election.Run]'s function
+// ends with cause [ErrLost], and Resign returns [ErrLost]. What was believed of
+// a former session's znode is never believed again: a candidate that comes back
+// is a new one, at the back of the line. A leader that writes elsewhere should
+// pass [Election.Token] along, and one that writes to ZooKeeper should use
+// [Election.Txn].
+//
+// Each candidate writes one ephemeral, sequential znode,
+// path/_c_<uuid>-latch-<seq>, whose data is its id in plain text ([WithID]);
+// other names with [WithElectionLayout]. path and its parents are containers,
+// created if missing, and removed by the servers once empty. Children with
+// other names are ignored.
+//
+// Campaign costs 2 requests in 1 round trip when nobody leads; a wait adds one
+// watch, which only the candidate ahead can fire, and after it one request.
+// Resign costs 1. Observe costs 3 requests and one notification for each
+// change, and nothing while there is none.
+//
+// The algorithm is "Leader Election" from the ZooKeeper recipes, with unique
+// names against lost replies, as Curator's LeaderLatch has them.
+type Election struct {
+	_    noCopy
+	s    *Session
+	path string
+	err  error // of the constructor's arguments
+	id   []byte
+	line line
+
+	mu   sync.Mutex
+	term *term // of this candidate, if it campaigns or leads; guarded by mu
+}
+
+// A term is one candidacy of an Election, from Campaign to Resign.
+type term struct {
+	hold *hold                   // nil as long as it campaigns; guarded by Election.mu
+	over chan struct{}           // closed, under Election.mu, when it is no longer Election.term
+	stop context.CancelCauseFunc // ends the context of Run's function, if there is one; guarded by Election.mu
+}
+
+// NewElection returns the Election at path. It does no I/O; a bad argument is
+// reported by every method.
+func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
+	c := newElectionConfig(opts)
+	e := &Election{s: s, path: path}
+	if e.err = checkNew(s, path, c.err); e.err != nil {
+		return e
+	}
+	e.id = []byte(s.cfg.owner)
+	if c.id != nil {
+		e.id = []byte(*c.id)
+	}
+	e.line = newLine(s.manager, path, c.layout, electionBases[c.layout])
+	return e
+}
+
+// Path returns the path that e was made with.
+func (e *Election) Path() string { return e.path }
+
+// Campaign stands for election. It returns nil once e leads, and an error when
+// ctx ends or the Session is closed; then nothing of the candidacy is left. A
+// ctx that has ended already fails even if nobody leads.
+//
+// An Election is in the line at most once: while it campaigns for another
+// goroutine, or leads, Campaign waits as [Mutex.Lock] would, and goes to the
+// back of the line when it is resigned. A leadership that was lost before the
+// call needs no Resign. With a ctx that comes from [Election.Run] of the same
+// path, Campaign returns [ErrDeadlock].
+func (e *Election) Campaign(ctx context.Context) error {
+	_, err := e.campaign(ctx)
+	return opError("campaign", e.path, err)
+}
+
+func (e *Election) campaign(ctx context.Context) (*term, error) {
+	switch {
+	case e.err != nil:
+		return nil, e.err
+	case ctx.Err() != nil:
+		return nil, ctxErr(ctx)
+	case e.doKey().in(ctx) != nil:
+		return nil, ErrDeadlock
+	}
+	start := time.Now()
+	t, err := e.stand(ctx)
+	if err == nil {
+		err = e.win(ctx, t)
+	}
+	ev := Event{Kind: Acquired, Op: "campaign", Path: e.path, Wait: time.Since(start)}
+	if err != nil {
+		ev.Kind, ev.Err = GaveUp, err
+	}
+	e.s.observe(ev)
+	return t, err
+}
+
+// stand begins a term, when the one before is over.
+func (e *Election) stand(ctx context.Context) (*term, error) {
+	for {
+		e.mu.Lock()
+		last := e.term
+		if last == nil || last.lost() {
+			t := &term{over: make(chan struct{})}
+			if last != nil {
+				// Its goroutine may have gone home when Lost was closed:
+				// nobody owes us a Resign.
+				e.endLocked(ErrLost)
+				last.hold.release()
+			}
+			e.term = t
+			e.mu.Unlock()
+			return t, nil
+		}
+		e.mu.Unlock()
+		// Even if last is lost from here on, we wait until its goroutine says
+		// so: two goroutines that take turns must not overlap.
+		select {
+		case <-last.over:
+		case <-ctx.Done():
+			return nil, ctxErr(ctx)
+		case <-e.s.closing:
+			return nil, e.s.failure()
+		}
+	}
+}
+
+// win waits in the line until t leads.
+func (e *Election) win(ctx context.Context, t *term) error {
+	p, err := e.line.acquire(ctx, e.line.bases[0], e.id, exclusive)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err != nil {
+		e.endLocked(err)
+		return err
+	}
+	t.hold = newHold(&e.line, p, "campaign")
+	return nil
+}
+
+// lost reports whether t led, and does no more. Election.mu must be held.
+func (t *term) lost() bool { return t.hold != nil && t.hold.err() != nil }
+
+// endLocked ends the present term. Its znode is deleted later than that.
+func (e *Election) endLocked(why error) {
+	if e.term.stop != nil {
+		e.term.stop(why)
+	}
+	close(e.term.over)
+	e.term = nil
+}
+
+// Resign gives the leadership up. It returns [ErrNotLocked] if e does not lead,
+// and [ErrLost] if the leadership was lost. The context of a Run in progress
+// ends before anyone else can lead.
+//
+// Resign cannot fail to give up: if the connection is down it returns at once,
+// and the Session deletes the znode as soon as it can.
+func (e *Election) Resign() error {
+	t, err := e.current()
+	if err == nil {
+		err = e.resign(t)
+	}
+	return opError("resign", e.path, err)
+}
+
+// resign ends t, unless someone else has ended it.
+func (e *Election) resign(t *term) error {
+	e.mu.Lock()
+	if e.term != t {
+		e.mu.Unlock()
+		return ErrNotLocked
+	}
+	e.endLocked(ErrNotLocked)
+	e.mu.Unlock()
+	return t.hold.release()
+}
+
+// current returns the term in which e leads.
+func (e *Election) current() (*term, error) {
+	if e.err != nil {
+		return nil, e.err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.term == nil || e.term.hold == nil {
+		return nil, ErrNotLocked
+	}
+	return e.term, nil
+}
+
+// Run campaigns, calls f when it leads, resigns when f returns, and begins
+// again, until one of three things happens:
+//
+//   - ctx ends: Run returns its error, and f's if f returned another.
+//   - f returns an error while it leads: Run returns it.
+//   - The Session is closed, or Campaign fails with what no retry can cure.
+//
+// f's context ends with the leadership: with cause [ErrLost] when that was
+// lost, with cause [ErrNotLocked] when someone called Resign. f should then
+// stop as soon as it can; what it returns is logged, and Run campaigns again,
+// because after a loss an error says little about f. So f returns nil to give
+// others their turn, and an error to leave the election.
+//
+// f must not campaign for the same path with its context: see
+// [Election.Campaign]. If f panics the leadership is given up and the panic
+// goes on.
+func (e *Election) Run(ctx context.Context, f func(ctx context.Context) error) error {
+	if e.err == nil && f == nil {
+		return opError("run", e.path, invalid("the function is nil"))
+	}
+	for {
+		t, err := e.campaign(ctx)
+		if err != nil {
+			return opError("run", e.path, err)
+		}
+		err, ended := e.lead(ctx, t, f)
+		switch {
+		case ctx.Err() != nil:
+			return opError("run", e.path, endOfRun(ctx, err))
+		case errors.Is(ended, ErrLost), errors.Is(ended, ErrNotLocked):
+			e.s.log.Warn("zsync: leadership ended", "path", e.path, "why", ended, "err", err)
+		case err != nil || ended != nil:
+			return opError("run", e.path, cmp.Or(err, ended))
+		}
+	}
+}
+
+// endOfRun is the error of ctx, and err if that is another.
+func endOfRun(ctx context.Context, err error) error {
+	if err == nil || errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx)) {
+		return ctxErr(ctx)
+	}
+	return errors.Join(ctxErr(ctx), err)
+}
+
+// lead runs f in t, and ends t. It returns f's error and that of the release.
+func (e *Election) lead(ctx context.Context, t *term, f func(ctx context.Context) error) (err, ended error) {
+	d := new(doing)
+	ctx, stop := context.WithCancelCause(context.WithValue(ctx, e.doKey(), d))
+	e.mu.Lock()
+	t.stop = stop
+	if e.term != t {
+		stop(ErrNotLocked) // resigned already
+	}
+	e.mu.Unlock()
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		select {
+		case <-t.hold.lost:
+			stop(ErrLost)
+		case <-ctx.Done():
+		}
+	})
+	defer func() {
+		d.over.Store(true)
+		stop(nil)
+		watching.Wait()
+		ended = e.resign(t)
+	}()
+	return f(ctx), nil
+}
+
+// modeLeader tells Run's contexts from those of a Mutex at the same path.
+const modeLeader Mode = -1
+
+func (e *Election) doKey() doKey { return doKey{e.s, e.path, modeLeader} }
+
+// Lost returns a channel that is closed when the present leadership is lost:
+// the session has ended, or may have, or the znode was found deleted. While e
+// does not lead, the channel is closed already. It is not closed by Resign.
+func (e *Election) Lost() <-chan struct{} {
+	t, err := e.current()
+	if err != nil {
+		return closedChan
+	}
+	return t.hold.lost
+}
+
+// Token returns the fencing token of the present leadership: a number greater
+// than that of every earlier leadership of the same path. See [Mutex.Token].
+//
+// The first call of a leadership costs one write, the others nothing. The
+// errors are [ErrNotLocked] and [ErrLost].
+func (e *Election) Token(ctx context.Context) (int64, error) {
+	t, err := e.current()
+	if err != nil {
+		return 0, opError("token", e.path, err)
+	}
+	tok, err := t.hold.token(ctx)
+	return tok, opError("token", e.path, err)
+}
+
+// Txn applies writes to ZooKeeper, all or none, and only while e leads: the
+// servers themselves check it. If the leadership is lost the error is
+// [ErrLost]. See [Session.Txn] for ops and for lost replies. It costs one
+// round trip.
+func (e *Election) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
+	t, err := e.current()
+	if err != nil {
+		return nil, opError("txn", e.path, err)
+	}
+	rs, err := t.hold.txn(ctx, ops)
+	return rs, opError("txn", e.path, err)
+}
+
+// Contenders returns the leader and the candidates that wait, in their order.
+// It costs one listing and one read for each.
+func (e *Election) Contenders(ctx context.Context) ([]Contender, error) {
+	if e.err != nil {
+		return nil, opError("contenders", e.path, e.err)
+	}
+	cs, err := e.line.contenders(ctx, func(all []child, i int) (Mode, bool) {
+		return ModeExclusive, i == 0
+	})
+	return cs, opError("contenders", e.path, err)
+}
+
+// Leader returns who leads, or [ErrNoLeader]. The answer is not older than the
+// call. It costs 3 requests.
+//
+// The leader is the first in the line, which nobody can join in front of: who
+// leads stays so until its znode is gone.
+func (e *Election) Leader(ctx context.Context) (Contender, error) {
+	c, err := e.leader(ctx)
+	return c, opError("leader", e.path, err)
+}
+
+func (e *Election) leader(ctx context.Context) (Contender, error) {
+	if e.err != nil {
+		return Contender{}, e.err
+	}
+	var c Contender
+	err := e.s.during(ctx, func(inc *incarnation) error {
+		if err := e.line.catchUp(ctx, inc); err != nil {
+			return err
+		}
+		for {
+			first, err := e.line.first(ctx, inc)
+			if err != nil {
+				return err
+			}
+			if first == "" {
+				return ErrNoLeader
+			}
+			if c, err = e.line.describe(ctx, inc, first); !isNoNode(err) {
+				return err
+			}
+			// It left between the listing and the read: look who is first now.
+		}
+	})
+	return c, err
+}
+
+// catchUp makes what is read next at least as new as the call, and so as
+// anything that was read before, in another session and from another server.
+func (l *line) catchUp(ctx context.Context, inc *incarnation) error {
+	if err := inc.sync(ctx, l.dir); err != nil && !isNoNode(err) {
+		return err
+	}
+	return nil
+}
+
+// first returns the name of the first in the line, or "".
+func (l *line) first(ctx context.Context, inc *incarnation) (string, error) {
+	names, _, err := inc.children(ctx, l.dir)
+	if err != nil && !isNoNode(err) {
+		return "", err
+	}
+	all := parseChildren(names, l.bases...)
+	if len(all) == 0 {
+		return "", nil
+	}
+	return all[0].name, nil
+}
+
+// describe reads the znode of the first in the line.
+func (l *line) describe(ctx context.Context, inc *incarnation, name string) (Contender, error) {
+	data, stat, err := inc.get(ctx, childPath(l.dir, name))
+	if err != nil {
+		return Contender{}, err
+	}
+	return Contender{
+		Owner: string(data), Node: name, Session: stat.EphemeralOwner,
+		Mode: ModeExclusive, Holding: true, Since: time.UnixMilli(stat.Ctime),
+	}, nil
+}
+
+// Observe returns a channel of the present leader, and then of every other that
+// follows. It names nobody who was not the first in the line, nobody twice in a
+// row, and once nothing changes any more the last one named is who leads. While
+// nobody leads it waits.
+//
+// The channel has no buffer. A reader who is slower than the elections gets the
+// present leader, not those that came and went in the meantime; so does one
+// whose connection was away.
+//
+// The channel is closed when ctx ends or the Session is closed, or when e may
+// not be read at all, which is logged. An observer asks nothing while nothing
+// changes: it has one watch, on the leader's znode or, while nobody leads, on
+// what the next one must create.
+func (e *Election) Observe(ctx context.Context) <-chan Contender {
+	out := make(chan Contender)
+	if e.err != nil {
+		close(out)
+		return out
+	}
+	e.s.spawn(func() {
+		defer close(out)
+		o := spectator{line: &e.line, out: out}
+		err := e.s.during(ctx, func(inc *incarnation) error { return o.observe(ctx, inc) })
+		if ctx.Err() == nil && e.s.failure() == nil {
+			e.s.log.Error("zsync: cannot observe", "path", e.path, "err", err)
+		}
+	})
+	return out
+}
+
+// A spectator follows who is first in a line.
+type spectator struct {
+	line *line
+	out  chan<- Contender
+	told string // the name of the one last told
+}
+
+// observe follows the line within one session.
+//
+//  1. List the children.
+//  2. If there are none, watch for the first to come, and go to 1.
+//  3. Otherwise watch the first for its going, and read it.
+//  4. Tell who it is, unless that was told, as long as it is there.
+//  5. When it is gone, go to 1.
+func (o *spectator) observe(ctx context.Context, inc *incarnation) error {
+	if err := o.line.catchUp(ctx, inc); err != nil {
+		return err
+	}
+	for {
+		first, err := o.line.first(ctx, inc) // Step 1.
+		switch {
+		case err != nil:
+			return err
+		case first == "":
+			err = o.awaitAnyone(ctx, inc) // Step 2.
+		default:
+			err = o.follow(ctx, inc, first) // Steps 3 to 5.
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// awaitAnyone waits until somebody may be in the line.
+func (o *spectator) awaitAnyone(ctx context.Context, inc *incarnation) error {
+	w := inc.hub.join(watchKey{watchChildren, o.line.dir})
+	defer inc.hub.leave(w)
+	switch names, _, err := inc.children(ctx, o.line.dir); {
+	case isNoNode(err):
+		return o.awaitParent(ctx, inc) // what is missing cannot be listed, nor watched in that way
+	case err != nil:
+		return err
+	case len(parseChildren(names, o.line.bases...)) > 0:
+		return nil
+	}
+	return inc.awaitFired(ctx, w)
+}
+
+// awaitParent waits until the parent of the line is there.
+func (o *spectator) awaitParent(ctx context.Context, inc *incarnation) error {
+	w := inc.hub.join(watchKey{watchExists, o.line.dir})
+	defer inc.hub.leave(w)
+	stat, err := inc.exists(ctx, o.line.dir)
+	if err != nil || stat != nil {
+		return err
+	}
+	return inc.awaitFired(ctx, w)
+}
+
+// follow tells who is first, and waits until it is gone.
+func (o *spectator) follow(ctx context.Context, inc *incarnation, first string) error {
+	path := childPath(o.line.dir, first)
+	for {
+		w := inc.hub.join(watchKey{watchChildren, path}) // see awaitGone
+		_, _, err := inc.children(ctx, path)
+		if err == nil {
+			err = o.tell(ctx, inc, first, w)
+		}
+		inc.hub.leave(w)
+		switch {
+		case isNoNode(err):
+			return nil
+		case err != nil:
+			return err
+		case w.event == zk.EventNodeDeleted:
+			return nil
+		}
+	}
+}
+
+// tell names the first to the reader, and returns when w has fired.
+func (o *spectator) tell(ctx context.Context, inc *incarnation, first string, w *watch) error {
+	if first == o.told {
+		return inc.awaitFired(ctx, w)
+	}
+	c, err := o.line.describe(ctx, inc, first)
+	if err != nil {
+		return err
+	}
+	select {
+	case o.out <- c:
+		o.told = first
+		return inc.awaitFired(ctx, w)
+	case <-w.fired:
+		return nil // it is gone before it could be told
+	case <-ctx.Done():
+		return ctxErr(ctx)
+	case <-inc.ctx.Done():
+		return errEnded
+	}
+}

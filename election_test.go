@@ -1,0 +1,715 @@
+package zsync
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+func TestElectionHasOneLeaderAndPassesOnInOrder(t *testing.T) {
+	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
+		ctx := within(t, 30*time.Second)
+		s := connect()
+		a, b := NewElection(s, "/e", WithID("a")), NewElection(connect(), "/e", WithID("b"))
+		_, err := a.Leader(ctx)
+		wantErr(t, err, ErrNoLeader)
+		wantErr(t, a.Resign(), ErrNotLocked)
+		if !isClosed(a.Lost()) {
+			t.Error("Lost is open while a does not lead")
+		}
+		must(t, a.Campaign(ctx))
+		got := async(func() error { return b.Campaign(ctx) })
+		for len(childrenOf(t, s, "/e")) != 2 {
+			time.Sleep(time.Millisecond)
+		}
+		cs, err := b.Contenders(ctx)
+		must(t, err)
+		if len(cs) != 2 || cs[0].Owner != "a" || !cs[0].Holding || cs[1].Owner != "b" || cs[1].Holding {
+			t.Fatalf("Contenders = %+v, want a leading and b waiting", cs)
+		}
+		first, err := a.Token(ctx)
+		must(t, err)
+		if c, err := b.Leader(ctx); err != nil || c.Owner != "a" || c.Session != s.ID() || !c.Holding {
+			t.Fatalf("Leader = %+v, %v; want a", c, err)
+		}
+		if isClosed(a.Lost()) {
+			t.Error("Lost is closed while a leads")
+		}
+		must(t, a.Resign())
+		must(t, <-got)
+		if c, err := a.Leader(ctx); err != nil || c.Owner != "b" {
+			t.Fatalf("Leader = %+v, %v; want b", c, err)
+		}
+		second, err := b.Token(ctx)
+		must(t, err)
+		if second <= first {
+			t.Errorf("token %d after %d", second, first)
+		}
+		_, err = b.Txn(ctx, &zk.CreateRequest{Path: "/done", Acl: zk.WorldACL(zk.PermAll)})
+		must(t, err)
+		must(t, b.Resign())
+		if n := len(childrenOf(t, s, "/e")); n != 0 {
+			t.Errorf("%d znodes are left", n)
+		}
+	})
+}
+
+func TestElectionLayoutsAreThoseOfCuratorAndKazoo(t *testing.T) {
+	for layout, base := range map[Layout]string{LayoutCurator: "-latch-", LayoutSelector: "-lock-", LayoutKazoo: "__lock__"} {
+		t.Run(layout.String(), func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s := open(t, srv)
+				e := NewElection(s, "/e", WithElectionLayout(layout), WithID("me"))
+				must(t, e.Campaign(t.Context()))
+				names := childrenOf(t, s, "/e")
+				if len(names) != 1 || !strings.HasSuffix(names[0], base+"0000000000") || strings.HasPrefix(names[0], "_c_") == (layout == LayoutKazoo) {
+					t.Errorf("children %q, want one with %q", names, base)
+				}
+				_, err := e.Token(t.Context()) // writes the znode
+				must(t, err)
+				if c, err := e.Leader(t.Context()); err != nil || c.Owner != "me" || c.Node != names[0] {
+					t.Errorf("Leader = %+v, %v; want me", c, err)
+				}
+			})
+		})
+	}
+}
+
+func TestElectionRefusesBadArguments(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		f := func(context.Context) error { return nil }
+		for _, e := range []*Election{
+			NewElection(nil, "/e"), NewElection(s, "e"), NewElection(s, "/"),
+			NewElection(s, "/e", nil), NewElection(s, "/e", WithElectionLayout(7)),
+		} {
+			wantErr(t, e.Campaign(t.Context()), ErrInvalid)
+			wantErr(t, e.Resign(), ErrInvalid)
+			wantErr(t, e.Run(t.Context(), f), ErrInvalid)
+			_, err := e.Leader(t.Context())
+			wantErr(t, err, ErrInvalid)
+			_, err = e.Contenders(t.Context())
+			wantErr(t, err, ErrInvalid)
+			_, err = e.Token(t.Context())
+			wantErr(t, err, ErrInvalid)
+			_, err = e.Txn(t.Context())
+			wantErr(t, err, ErrInvalid)
+			if _, ok := <-e.Observe(t.Context()); ok || !isClosed(e.Lost()) {
+				t.Error("Observe or Lost of a bad Election is open")
+			}
+		}
+		wantErr(t, NewElection(s, "/e").Run(t.Context(), nil), ErrInvalid)
+		wantErr(t, NewElection(s, "/e", WithID(strings.Repeat("x", 1<<20))).Campaign(t.Context()), ErrTooLarge)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cause := errors.New("enough")
+		cancel(cause)
+		wantErr(t, NewElection(s, "/e").Campaign(ctx), cause, context.Canceled)
+		wantErr(t, NewElection(s, "/e").Run(ctx, f), cause, context.Canceled)
+		if srv.Counts().Requests["create"] != 0 {
+			t.Error("a znode was written")
+		}
+	})
+}
+
+func TestCampaignCostsTwoRequestsAndResignOne(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		e := NewElection(s, "/e")
+		must(t, e.Campaign(t.Context())) // makes the parent
+		must(t, e.Resign())
+		before := s.Stats().Requests
+		must(t, e.Campaign(t.Context()))
+		must(t, e.Resign())
+		if got := s.Stats().Requests - before; got != 3 {
+			t.Errorf("Campaign and Resign cost %d requests, want 3", got)
+		}
+	})
+}
+
+// Case 31, with etcd 21128: a Campaign that fails leaves nothing to win later.
+func TestCancelledCampaignLeavesNoZnode(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		ea, eb := NewElection(a, "/e"), NewElection(b, "/e")
+		must(t, ea.Campaign(t.Context()))
+		cause := errors.New("enough")
+		for i := range 50 {
+			if i%5 == 1 {
+				srv.Intercept(first([]zktest.Action{zktest.DropReply, zktest.DropRequest}[i/5%2], op(zktest.OpCreate)))
+			}
+			ctx, cancel := context.WithCancelCause(t.Context())
+			time.AfterFunc(time.Duration(i)*time.Millisecond, func() { cancel(cause) })
+			wantErr(t, eb.Campaign(ctx), cause, context.Canceled)
+			time.Sleep(time.Second) // for what was in flight
+			if n := len(childrenOf(t, a, "/e")); n != 1 {
+				t.Fatalf("%d znodes after a cancelled Campaign, want the leader's", n)
+			}
+		}
+		must(t, ea.Resign())
+		_, err := eb.Leader(t.Context())
+		wantErr(t, err, ErrNoLeader)
+		must(t, eb.Campaign(t.Context())) // and the next one is not hindered
+		if st := b.Stats(); st.Waiters != 0 || st.Holds != 1 {
+			t.Errorf("%+v, want one hold and no waiters", st)
+		}
+	})
+}
+
+func TestLostRepliesDoNotStandTwice(t *testing.T) {
+	for _, fault := range []zktest.Action{zktest.DropRequest, zktest.DropReply} {
+		for _, o := range []zktest.Op{zktest.OpCreate, zktest.OpGetChildren2, zktest.OpSetData, zktest.OpDelete} {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s := open(t, srv)
+				e := NewElection(s, "/e")
+				srv.Intercept(first(fault, op(o)))
+				must(t, e.Campaign(t.Context()))
+				if n := len(childrenOf(t, s, "/e")); n != 1 {
+					t.Errorf("%v of %v: %d znodes for one candidate", fault, o, n)
+				}
+				_, err := e.Token(t.Context())
+				must(t, err)
+				must(t, e.Resign())
+				time.Sleep(time.Second)
+				if n := len(childrenOf(t, s, "/e")); n != 0 {
+					t.Errorf("%v of %v: %d znodes are left", fault, o, n)
+				}
+			})
+		}
+	}
+}
+
+// Case 31, with CURATOR-696: the leader's session ends, its connection comes
+// back in a new one, and its old znode is still there for a while.
+func TestOldLeaderDoesNotBelieveInItsOldZnode(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		ea, eb := NewElection(a, "/e", WithID("a")), NewElection(b, "/e", WithID("b"))
+		must(t, ea.Campaign(t.Context()))
+		lost, old := ea.Lost(), a.ID()
+		got := async(func() error { return eb.Campaign(t.Context()) })
+		srv.ChangeSession(old) // the server forgets whose connection it was, and keeps the session
+		srv.Disconnect(old)
+		synctest.Wait()
+		time.Sleep(time.Second)
+		if a.ID() == old || !isClosed(lost) {
+			t.Fatal("the old leader does not know that its session is over")
+		}
+		if c, err := eb.Leader(t.Context()); err != nil || c.Session != old {
+			t.Fatalf("Leader = %+v, %v; want the old znode still there", c, err)
+		}
+		again := async(func() error { return ea.Campaign(t.Context()) }) // with no Resign
+		pendingStill(t, again)
+		must(t, <-got)
+		pendingStill(t, again)
+		wantErr(t, ea.Resign(), ErrNotLocked)
+		must(t, eb.Resign())
+		must(t, <-again)
+		if c, err := eb.Leader(t.Context()); err != nil || c.Session != a.ID() {
+			t.Fatalf("Leader = %+v, %v; want a in its new session", c, err)
+		}
+	})
+}
+
+func TestLostLeadershipIsToldByEverything(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		e := NewElection(s, "/e")
+		must(t, e.Campaign(t.Context()))
+		lost := e.Lost()
+		srv.Expire(s.ID())
+		time.Sleep(time.Second)
+		if !isClosed(lost) {
+			t.Error("Lost is open")
+		}
+		_, err := e.Token(t.Context())
+		wantErr(t, err, ErrLost)
+		_, err = e.Txn(t.Context(), &zk.CreateRequest{Path: "/x", Acl: zk.WorldACL(zk.PermAll)})
+		wantErr(t, err, ErrLost)
+		wantErr(t, e.Resign(), ErrLost)
+		wantErr(t, e.Resign(), ErrNotLocked)
+		must(t, e.Campaign(t.Context()))
+		must(t, e.Resign())
+		if n := s.Stats().Holds; n != 0 {
+			t.Errorf("%d holds are counted, want none", n)
+		}
+	})
+}
+
+func TestCampaignWaitsForAnotherGoroutineOfTheSameCandidate(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		e := NewElection(s, "/e")
+		must(t, e.Campaign(t.Context()))
+		var got []<-chan error
+		for range 3 {
+			got = append(got, async(func() error { return e.Campaign(t.Context()) }))
+		}
+		wantErr(t, e.Campaign(within(t, time.Second)), context.DeadlineExceeded)
+		if n := len(childrenOf(t, s, "/e")); n != 1 {
+			t.Fatalf("one candidate has %d znodes", n)
+		}
+		for range got {
+			must(t, e.Resign())
+			synctest.Wait()
+			won := 0
+			for i, c := range got {
+				select {
+				case err := <-c:
+					must(t, err)
+					won++
+					got[i] = nil
+				default:
+				}
+			}
+			if won != 1 {
+				t.Fatalf("%d goroutines lead after one Resign, want 1", won)
+			}
+		}
+		last := async(func() error { return e.Campaign(t.Context()) })
+		pendingStill(t, last)
+		s.Close()
+		wantErr(t, <-last, ErrClosed)
+		wantErr(t, e.Resign(), ErrLost, ErrClosed)
+	})
+}
+
+func TestRunLeadsAgainAfterALossAndEndsTheContextOfEach(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		e := NewElection(s, "/e")
+		boom := errors.New("boom")
+		calls := 0
+		err := e.Run(t.Context(), func(ctx context.Context) error {
+			calls++
+			wantErr(t, e.Campaign(ctx), ErrDeadlock)
+			if calls > 3 {
+				return boom
+			}
+			if calls == 3 {
+				go func() { must(t, e.Resign()) }()
+				<-ctx.Done()
+				wantErr(t, context.Cause(ctx), ErrNotLocked)
+				return ctx.Err()
+			}
+			srv.Expire(s.ID())
+			<-ctx.Done()
+			wantErr(t, context.Cause(ctx), ErrLost)
+			return fmt.Errorf("some consequence of the loss")
+		})
+		wantErr(t, err, boom)
+		if calls != 4 {
+			t.Errorf("f was called %d times, want 4", calls)
+		}
+		wantErr(t, e.Resign(), ErrNotLocked)
+		if n := len(childrenOf(t, s, "/e")); n != 0 {
+			t.Errorf("%d znodes are left", n)
+		}
+	})
+}
+
+func TestRunTakesTurnsWhenItsFunctionReturnsNil(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cause := errors.New("enough")
+		var leading, led [3]atomic.Int32
+		var runs []<-chan error
+		for i := range 3 {
+			e := NewElection(open(t, srv), "/e")
+			runs = append(runs, async(func() error {
+				return e.Run(ctx, func(ctx context.Context) error {
+					if leading[0].Add(1) != 1 {
+						t.Error("two lead")
+					}
+					led[i].Add(1)
+					time.Sleep(time.Second)
+					leading[0].Add(-1)
+					return nil
+				})
+			}))
+		}
+		time.Sleep(time.Minute)
+		cancel(cause)
+		for i, r := range runs {
+			wantErr(t, <-r, cause, context.Canceled)
+			if n := led[i].Load(); n < 15 {
+				t.Errorf("candidate %d led %d times in 60 turns of 3", i, n)
+			}
+		}
+	})
+}
+
+func TestRunResignsWhenItsFunctionPanics(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		e := NewElection(s, "/e")
+		func() {
+			defer func() {
+				if recover() != "boom" {
+					t.Error("the panic was swallowed")
+				}
+			}()
+			e.Run(t.Context(), func(context.Context) error { panic("boom") })
+		}()
+		wantErr(t, e.Resign(), ErrNotLocked)
+		if n := len(childrenOf(t, s, "/e")); n != 0 {
+			t.Errorf("%d znodes are left", n)
+		}
+	})
+}
+
+// named reads who is observed next, and fails if nobody is when all is quiet.
+func named(t testing.TB, c <-chan Contender) string {
+	t.Helper()
+	synctest.Wait()
+	select {
+	case c, ok := <-c:
+		if !ok {
+			t.Fatal("the channel is closed")
+		}
+		return c.Owner
+	default:
+		return ""
+	}
+}
+
+func TestObserveNamesTheLeaderAndEveryChangeAndThenIsQuiet(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		o := open(t, srv)
+		ctx, cancel := context.WithCancel(t.Context())
+		seen := NewElection(o, "/deep/e").Observe(ctx)
+		if who := named(t, seen); who != "" {
+			t.Fatalf("%q is named, and nobody stood", who)
+		}
+		s := open(t, srv)
+		es := make(map[string]*Election)
+		var waiting []<-chan error
+		for _, id := range []string{"a", "b", "c"} {
+			es[id] = NewElection(s, "/deep/e", WithID(id))
+			waiting = append(waiting, async(func() error { return es[id].Campaign(t.Context()) }))
+			synctest.Wait()
+		}
+		for i, id := range []string{"a", "b", "c"} {
+			must(t, <-waiting[i])
+			if who := named(t, seen); who != id {
+				t.Fatalf("%q is named, want %q", who, id)
+			}
+			_, err := es[id].Token(t.Context()) // changes the znode, not the leader
+			must(t, err)
+			before := srv.Counts()
+			time.Sleep(time.Hour)
+			if who := named(t, seen); who != "" {
+				t.Fatalf("%q is named again", who)
+			}
+			if d := srv.Counts().Sub(before); d.Total() != 0 || d.Notifications != 0 {
+				t.Errorf("an hour of watching cost %v and %d notifications", d.Requests, d.Notifications)
+			}
+			must(t, es[id].Resign())
+		}
+		if who := named(t, seen); who != "" {
+			t.Fatalf("%q is named, and nobody leads", who)
+		}
+		time.Sleep(5 * time.Minute) // the container goes
+		must(t, es["b"].Campaign(t.Context()))
+		if who := named(t, seen); who != "b" {
+			t.Fatalf("%q is named, want b", who)
+		}
+		cancel()
+		if _, ok := <-seen; ok {
+			t.Error("the channel is open after its context has ended")
+		}
+		seen = NewElection(o, "/deep/e").Observe(t.Context())
+		if who := named(t, seen); who != "b" {
+			t.Fatalf("%q is named, want b", who)
+		}
+		o.Close()
+		if _, ok := <-seen; ok {
+			t.Error("the channel is open after Close")
+		}
+	})
+}
+
+func TestObserveSkipsToTheLatestForASlowReaderAndOutlivesSessions(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		o, s := open(t, srv), open(t, srv)
+		seen := NewElection(o, "/e").Observe(t.Context())
+		for _, id := range []string{"a", "b", "c"} {
+			e := NewElection(s, "/e", WithID(id))
+			must(t, e.Campaign(t.Context()))
+			synctest.Wait()
+			if id != "c" {
+				must(t, e.Resign())
+			}
+		}
+		if who := named(t, seen); who != "c" {
+			t.Fatalf("%q is named, want c, who leads", who)
+		}
+		for range 3 {
+			srv.Expire(o.ID())
+			time.Sleep(time.Second)
+			if who := named(t, seen); who != "" {
+				t.Fatalf("%q is named again after a new session", who)
+			}
+		}
+		id := o.ID()
+		srv.Partition(id)
+		srv.Expire(s.ID())
+		time.Sleep(time.Second)
+		must(t, NewElection(s, "/e", WithID("d")).Campaign(t.Context()))
+		time.Sleep(2 * testTimeout)
+		srv.Heal(id)
+		time.Sleep(time.Second)
+		if who := named(t, seen); who != "d" {
+			t.Fatalf("%q is named, want d", who)
+		}
+	})
+}
+
+func TestObserveDoesNotGoBackOnAServerThatLags(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		o, s := open(t, srv), open(t, srv)
+		ea, eb := NewElection(s, "/e", WithID("a")), NewElection(s, "/e", WithID("b"))
+		must(t, ea.Campaign(t.Context()))
+		srv.Freeze(srv.Addrs()[1])
+		seen := NewElection(o, "/e").Observe(t.Context())
+		if who := named(t, seen); who != "a" {
+			t.Fatalf("%q is named, want a", who)
+		}
+		must(t, ea.Resign())
+		must(t, eb.Campaign(t.Context()))
+		for range 20 {
+			srv.Expire(o.ID()) // and on with any of the servers
+			time.Sleep(time.Second)
+			who := named(t, seen)
+			if who != "" && who != "b" {
+				t.Fatalf("%q is named, want b", who)
+			}
+			if c, err := NewElection(o, "/e").Leader(t.Context()); err != nil || c.Owner != "b" {
+				t.Fatalf("Leader = %+v, %v; want b", c, err)
+			}
+		}
+	}, zktest.WithAddrs("127.0.0.1:7001", "127.0.0.1:7002", "127.0.0.1:7003"))
+}
+
+func TestThousandObserversAndCandidatesCostOneNotificationEach(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		const candidates = 200
+		s := open(t, srv)
+		leader := NewElection(s, "/e")
+		must(t, leader.Campaign(t.Context()))
+		var sessions []*Session
+		for range 10 {
+			sessions = append(sessions, open(t, srv))
+		}
+		turn := make(chan *Election, candidates)
+		for i := range candidates {
+			e := NewElection(sessions[i%len(sessions)], "/e")
+			go func() {
+				if err := e.Campaign(t.Context()); err != nil {
+					t.Error(err)
+				}
+				turn <- e
+			}()
+		}
+		synctest.Wait()
+		watchers := open(t, srv)
+		for range 100 { // of one process: they share a watch
+			c := NewElection(watchers, "/e").Observe(t.Context())
+			go func() {
+				for range c {
+				}
+			}()
+		}
+		synctest.Wait()
+		before := srv.Counts()
+		must(t, leader.Resign())
+		synctest.Wait()
+		for range candidates - 1 {
+			must(t, (<-turn).Resign())
+			synctest.Wait()
+		}
+		if d := srv.Counts().Sub(before); d.Notifications != 2*candidates {
+			t.Errorf("%d notifications for %d changes, one observing process and the next in line", d.Notifications, candidates)
+		}
+	})
+}
+
+// The invariants of the hammer: who is elected finds that everyone before has
+// given up or knows of the loss (unless the servers end sessions early), what
+// leaders write comes in the order of their tokens, and in the end, when all is
+// quiet, observers know who leads.
+func TestElectionHammer(t *testing.T) {
+	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
+		strict := rnd.IntN(3) == 0
+		var sessions []*Session
+		for range 4 {
+			sessions = append(sessions, open(t, srv))
+		}
+		inc, err := sessions[0].live(t.Context())
+		must(t, err)
+		_, err = inc.create(t.Context(), "/log", nil)
+		must(t, err)
+		h := electionHammer{t: t, strict: strict}
+		ctx, cancel := context.WithCancel(t.Context())
+		quiet := make(chan struct{})
+		var candidates, watchers sync.WaitGroup
+		var last [2]string
+		for i := range last {
+			c := NewElection(sessions[i], "/e").Observe(t.Context())
+			watchers.Go(func() { last[i] = h.watch(c) })
+		}
+		for i := range 6 {
+			e := NewElection(sessions[i%len(sessions)], "/e", WithID(fmt.Sprint(i)))
+			dice := rand.New(rand.NewPCG(rnd.Uint64(), uint64(i)))
+			candidates.Go(func() { h.candidate(ctx, e, dice) })
+		}
+		time.AfterFunc(time.Minute, func() { close(quiet) })
+		if strict {
+			cutOff(srv, rnd, sessions, quiet)
+		} else {
+			chaos(t, srv, rnd, sessions, quiet)
+		}
+		cancel()
+		candidates.Wait()
+		time.Sleep(2 * testTimeout)
+		e := NewElection(sessions[3], "/e", WithID("the last"))
+		must(t, e.Campaign(t.Context()))
+		time.Sleep(2 * testTimeout)
+		for _, s := range sessions {
+			s.Close()
+		}
+		watchers.Wait()
+		h.check()
+		for _, who := range last {
+			if who != "the last" {
+				t.Errorf("an observer names %q last", who)
+			}
+		}
+	})
+}
+
+// cutOff is chaos of the kind in which sessions end only when they have not
+// been heard of for their timeout.
+func cutOff(srv *zktest.Server, rnd *rand.Rand, sessions []*Session, until <-chan struct{}) {
+	for {
+		id := sessions[rnd.IntN(len(sessions))].ID()
+		srv.Partition(id)
+		select {
+		case <-until:
+			srv.Heal(id)
+			return
+		case <-time.After(time.Duration(rnd.Int64N(int64(2 * testTimeout)))):
+		}
+		srv.Heal(id)
+	}
+}
+
+type electionHammer struct {
+	t      testing.TB
+	strict bool // nobody is elected before the last one knows of its loss
+
+	mu     sync.Mutex
+	leads  <-chan struct{} // Lost of who leads; guarded by mu
+	writes [][2]int64      // zxid and token of what leaders wrote; guarded by mu
+	terms  int             // guarded by mu
+}
+
+func (h *electionHammer) candidate(ctx context.Context, e *Election, dice *rand.Rand) {
+	for ctx.Err() == nil {
+		wait, cancel := context.WithTimeout(ctx, time.Duration(dice.IntN(60_000))*time.Millisecond)
+		err := e.Campaign(wait)
+		cancel()
+		if err != nil {
+			if !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
+				h.t.Errorf("Campaign: %v", err)
+			}
+			continue
+		}
+		lost := e.Lost()
+		h.mu.Lock()
+		if h.strict && h.leads != nil && !isClosed(h.leads) {
+			h.t.Error("two lead")
+		}
+		h.leads = lost
+		h.terms++
+		h.mu.Unlock()
+		time.Sleep(time.Duration(dice.IntN(1000)) * time.Millisecond)
+		if tok, err := e.Token(ctx); err == nil {
+			rs, err := e.Txn(ctx, &zk.SetDataRequest{Path: "/log", Version: -1})
+			h.mu.Lock()
+			if err == nil && rs[0].Stat != nil {
+				h.writes = append(h.writes, [2]int64{rs[0].Stat.Mzxid, tok})
+			}
+			h.mu.Unlock()
+		}
+		time.Sleep(time.Duration(dice.IntN(1000)) * time.Millisecond)
+		h.mu.Lock()
+		if h.leads == lost {
+			h.leads = nil
+		}
+		h.mu.Unlock()
+		if err := e.Resign(); err != nil && !errors.Is(err, ErrLost) {
+			h.t.Errorf("Resign: %v", err)
+		}
+	}
+}
+
+// watch reads c to its end and returns whom it names last.
+func (h *electionHammer) watch(c <-chan Contender) (last string) {
+	seen := make(map[string]bool)
+	for c := range c {
+		if seen[c.Node] {
+			h.t.Errorf("%s is named again", c.Node)
+		}
+		seen[c.Node], last = true, c.Owner
+	}
+	return last
+}
+
+func (h *electionHammer) check() {
+	slices.SortFunc(h.writes, func(a, b [2]int64) int { return cmp.Compare(a[0], b[0]) })
+	for i, w := range h.writes {
+		if i > 0 && w[1] <= h.writes[i-1][1] {
+			h.t.Errorf("token %d wrote after token %d", w[1], h.writes[i-1][1])
+		}
+	}
+	if h.terms < 10 {
+		h.t.Errorf("only %d terms", h.terms)
+	}
+}
+
+func TestElectionHammerOnServers(t *testing.T) {
+	if os.Getenv("ZSYNC_TEST_SERVERS") == "" || os.Getenv("ZSYNC_TEST_LONG") == "" {
+		t.Skip("runs with ZSYNC_TEST_SERVERS and ZSYNC_TEST_LONG set")
+	}
+	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
+		h := electionHammer{t: t, strict: true}
+		s := connect()
+		ctx := within(t, time.Minute)
+		inc, err := s.live(ctx)
+		must(t, err)
+		_, err = inc.create(ctx, s.full("/log"), nil)
+		must(t, err)
+		var wg sync.WaitGroup
+		for i := range 8 {
+			e := NewElection(connect(), "/e", WithID(fmt.Sprint(i)))
+			dice := rand.New(rand.NewPCG(uint64(i), 31))
+			wg.Go(func() { h.candidate(ctx, e, dice) })
+		}
+		wg.Wait()
+		h.check()
+	})
+}
