@@ -105,6 +105,22 @@ func (h *hub) join(key watchKey) *watch {
 func (h *hub) leave(w *watch) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.leaveLocked(w)
+	if len(h.idle) > maxIdleWatches && !h.janitor {
+		h.janitor = true
+		h.spawn(h.clean)
+	}
+}
+
+// abandon is leave for one who has become garbage. It starts no goroutine: it
+// is called by the runtime, and what is idle too many the next leave removes.
+func (h *hub) abandon(w *watch) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.leaveLocked(w)
+}
+
+func (h *hub) leaveLocked(w *watch) {
 	w.waiters--
 	if w.waiters > 0 || h.watches[w.key] != w {
 		return
@@ -116,10 +132,6 @@ func (h *hub) leave(w *watch) {
 		return
 	}
 	h.idle[w.key] = struct{}{}
-	if len(h.idle) > maxIdleWatches && !h.janitor {
-		h.janitor = true
-		h.spawn(h.clean)
-	}
 }
 
 // clean removes idle watches until half the limit is left.

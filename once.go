@@ -1,0 +1,653 @@
+package zsync
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// A Once is a thing that is done once by all processes that name the same path
+// together.
+//
+// When a function given to [Once.Do] returns nil the thing is done, for every
+// process and for ever, or until [Once.Reset]. At most one live session runs a
+// function at a time; if it fails, or its process dies, the next that waits
+// runs its own. In the terminology of the Go memory model, the return of the
+// function that did it synchronizes before the return of any Do of that value.
+//
+// If the session is lost while the function runs, nothing is marked, Do returns
+// [ErrLost] and another process may run its own: a function that has effects
+// elsewhere should bear being run again. A Do that only waits carries on in the
+// next session.
+//
+// Who waits or runs has one ephemeral, sequential znode,
+// path/_c_<uuid>-lock-<seq>, whose data is the owner ([WithOwner]); this is the
+// line of a [Mutex] at the same path. The mark is the persistent znode
+// path/done, whose data is the owner who did it, a line feed and the name of
+// its znode in the line; that of [OnceValue] is the value. path and its parents
+// are containers; the mark keeps them from being removed.
+//
+// Do costs nothing when this value has seen the mark, and 1 request when another
+// process made it. The first Do of all costs 9 requests in 5 round trips,
+// besides what the function does. One that waits costs 6, and is told by one
+// notification that it is done, as all who wait are at once: they are the ones
+// who can go on. The deletion of their znodes notifies each once more, and
+// nobody asks the servers anything because of that.
+//
+// The protocol is "Locks" from the ZooKeeper recipes, around a mark:
+//
+//  1. If the mark is there, it is done. Leave a watch on the mark: until that
+//     fires it remains done, and nothing needs to be asked.
+//  2. Wait in line, and for the mark, whichever comes first.
+//  3. With our turn, look for the mark again, and then run the function.
+//  4. Make the mark, in one transaction with the proof that it is still our
+//     turn.
+//  5. Leave the line.
+//
+// It is tempting to wait in line alone, and look for the mark when our turn has
+// come. Then those who wait would learn that it is done one after the other,
+// each after the round trips of all before it.
+type Once struct {
+	_    noCopy
+	s    *Session
+	path string
+	err  error // of the constructor's arguments
+	line line
+	mark string        // path of the mark, as the server knows it
+	turn chan struct{} // has a token while a goroutine of this process asks the servers, waits or runs
+
+	mu       sync.Mutex
+	seen     *sight          // the mark, if it has been seen; guarded by mu
+	unwatch  runtime.Cleanup // leaves the watch of seen when o is garbage; guarded by mu
+	panicked bool            // a function panicked; guarded by mu
+}
+
+// NewOnce returns the Once at path. It does no I/O; a bad argument is reported
+// by every method.
+func NewOnce(s *Session, path string) *Once {
+	o := &Once{s: s, path: path, turn: make(chan struct{}, 1)}
+	if o.err = checkNew(s, path, nil); o.err == nil {
+		o.line = newLine(s.manager, path, LayoutCurator, "lock-")
+		o.mark = childPath(o.line.dir, "done")
+	}
+	return o
+}
+
+// Path returns the path that o was made with.
+func (o *Once) Path() string { return o.path }
+
+// Do runs f, unless it is done already or another process does it first, and
+// returns nil when it is done. Of those who wait one at a time runs its f.
+//
+// If f fails Do returns its error as it is, nothing is marked, and the next Do
+// that waits, in whichever process, runs its own f. If f panics the panic goes
+// on and nothing is marked; this Once then counts f as called, as [sync.Once]
+// does: later calls of Do return [ErrPanicked] and run nothing. Other processes
+// may still run theirs.
+//
+// f's context ends, with cause [ErrLost], when the session is lost; f should
+// then stop as soon as it can. Do returns ErrLost, and nothing is marked. If
+// the session is lost at the very moment of marking, Do finds out whether the
+// mark was made, which can take until the lost session has ended on the
+// servers.
+//
+// When ctx ends while Do waits, nothing is left in the line. When it ends while
+// f runs it is for f to say whether the thing is done. If f then returns nil,
+// the mark is made all the same, in the background if the servers do not
+// answer at once; Do then returns the error of ctx.
+//
+// With a ctx that comes from Do of the same path, Do returns [ErrDeadlock]
+// instead of waiting for itself.
+//
+// A Reset by another process is learnt of by a notification: until it arrives
+// Do finds it done. A process cut off from all servers finds it done for no
+// longer than its session can live; after that, and in a new session, Do asks.
+func (o *Once) Do(ctx context.Context, f func(ctx context.Context) error) error {
+	if o.err == nil && f == nil {
+		return o.fail("do", invalid("the function is nil"))
+	}
+	_, err := o.do(ctx, func(ctx context.Context, place string) ([]byte, error) {
+		return []byte(o.s.cfg.owner + "\n" + place), f(ctx)
+	})
+	return err
+}
+
+func (o *Once) fail(op string, err error) error { return opError(op, o.path, err) }
+
+// do is Do for a function that returns the data of the mark. It returns the data
+// of the mark that everyone sees. The function is given the name of its znode
+// in the line, and its error is passed on as it is.
+func (o *Once) do(ctx context.Context, f func(ctx context.Context, place string) ([]byte, error)) ([]byte, error) {
+	if err := o.check(ctx); err != nil {
+		return nil, o.fail("do", err)
+	}
+	if o.doKey().in(ctx) != nil {
+		return nil, o.fail("do", ErrDeadlock)
+	}
+	if data, ok, err := o.settled(); ok {
+		return data, o.fail("do", err)
+	}
+	// The goroutines of a process take turns, so they cost one place in the
+	// line, and all but one of them no request.
+	select {
+	case o.turn <- struct{}{}:
+	case <-ctx.Done():
+		return nil, o.fail("do", ctxErr(ctx))
+	}
+	defer func() { <-o.turn }()
+	for {
+		if data, ok, err := o.settled(); ok {
+			return data, o.fail("do", err)
+		}
+		g, err := o.look(ctx) // Step 1.
+		if g != nil || err != nil {
+			return g.value(), o.fail("do", err)
+		}
+		h, err := o.enter(ctx)
+		if errors.Is(err, errMarked) {
+			continue
+		}
+		if err != nil {
+			return nil, o.fail("do", err)
+		}
+		data, err := o.run(ctx, h, f)
+		if errors.Is(err, errMarked) || errors.Is(err, errEnded) {
+			continue
+		}
+		return data, err
+	}
+}
+
+// check is what every method asks first.
+func (o *Once) check(ctx context.Context) error {
+	if o.err != nil {
+		return o.err
+	}
+	return ctxErr(ctx)
+}
+
+// doKey is that of a Mutex at the same path, whose line this is.
+func (o *Once) doKey() doKey { return doKey{o.s, o.path, ModeExclusive} }
+
+// settled reports whether this process knows the answer without asking: the
+// mark's data, or that a function panicked.
+func (o *Once) settled() (data []byte, ok bool, err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.panicked {
+		return nil, true, ErrPanicked
+	}
+	if o.seen.stands() {
+		return o.seen.data, true, nil
+	}
+	return nil, false, nil
+}
+
+// A sight is the mark as it was seen, with the watch that was left on it.
+type sight struct {
+	inc  *incarnation
+	w    *watch
+	data []byte
+}
+
+// stands reports whether the mark is still there, as far as can be known. It
+// asks whether the session is alive too, because nobody tells a client that is
+// cut off that a mark is gone.
+func (g *sight) stands() bool {
+	if g == nil {
+		return false
+	}
+	select {
+	case <-g.w.fired:
+		return false
+	default:
+		return g.inc.alive()
+	}
+}
+
+// value is the mark's data; that of no mark is nil.
+func (g *sight) value() []byte {
+	if g == nil {
+		return nil
+	}
+	return g.data
+}
+
+// look reads the mark and remembers it, or returns nil if there is none.
+func (o *Once) look(ctx context.Context) (*sight, error) {
+	var g *sight
+	err := o.s.during(ctx, func(inc *incarnation) error {
+		w := inc.hub.join(watchKey{watchData, o.mark})
+		data, _, err := inc.get(ctx, o.mark)
+		if err != nil {
+			inc.hub.leave(w)
+			if isNoNode(err) {
+				err = nil
+			}
+			return err
+		}
+		g = &sight{inc, w, data}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	o.remember(g)
+	return g, nil
+}
+
+// remember replaces what has been seen of the mark; nil is nothing. Who is
+// remembered stays joined to its watch for as long as o is in use, so that it
+// is not removed as idle, and not longer.
+func (o *Once) remember(g *sight) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if old := o.seen; old != nil {
+		o.unwatch.Stop()
+		old.inc.hub.leave(old.w)
+	}
+	if o.seen = g; g != nil {
+		o.unwatch = runtime.AddCleanup(o, func(g *sight) { g.inc.hub.abandon(g.w) }, g)
+	}
+}
+
+// errMarked means that the mark was made while we waited or ran.
+var errMarked = errors.New("zsync: the mark has been made")
+
+// enter waits until it is our turn or the mark is made; then it is errMarked.
+func (o *Once) enter(ctx context.Context) (*hold, error) {
+	start := time.Now()
+	wait, cancel := context.WithCancelCause(ctx)
+	watching := make(chan struct{})
+	o.s.spawn(func() {
+		defer close(watching)
+		if o.awaitMark(wait) == nil {
+			cancel(errMarked)
+		}
+	})
+	p, err := o.line.acquire(wait, o.line.bases[0], []byte(o.s.cfg.owner), exclusive) // Step 2.
+	cancel(nil)
+	<-watching
+	switch {
+	case err == nil:
+		// The mark may have been made at this same instant. Step 3 sees it.
+		o.s.observe(Event{Kind: Acquired, Op: "do", Path: o.path, Wait: time.Since(start)})
+		return newHold(&o.line, p, "do"), nil
+	case ctx.Err() != nil:
+		err = ctxErr(ctx)
+	case errors.Is(err, errMarked):
+		return nil, errMarked
+	}
+	o.s.observe(Event{Kind: GaveUp, Op: "do", Path: o.path, Wait: time.Since(start), Err: err})
+	return nil, err
+}
+
+// awaitMark waits until the mark has been made.
+func (o *Once) awaitMark(ctx context.Context) error {
+	return o.s.during(ctx, func(inc *incarnation) error {
+		for {
+			w := inc.hub.join(watchKey{watchExists, o.mark})
+			stat, err := inc.exists(ctx, o.mark)
+			if err == nil && stat == nil {
+				err = inc.awaitFired(ctx, w)
+			}
+			inc.hub.leave(w)
+			if err != nil || stat != nil || w.made() {
+				return err
+			}
+		}
+	})
+}
+
+// made reports whether w has fired because its znode was created. It may be
+// asked only by one for whom w has fired.
+func (w *watch) made() bool { return w.event == zk.EventNodeCreated }
+
+// run runs f while h stands, and makes the mark if it returns nil. If it is
+// found that f need not be run the error is errMarked, and if it cannot be,
+// because h is lost, errEnded.
+func (o *Once) run(ctx context.Context, h *hold, f func(ctx context.Context, place string) ([]byte, error)) (data []byte, err error) {
+	g, err := o.look(ctx) // Step 3.
+	switch {
+	case err != nil:
+		h.release()
+		return nil, o.fail("do", err)
+	case g != nil:
+		h.release()
+		return nil, errMarked
+	case h.err() != nil:
+		// The mark may have been looked for in another session than that of
+		// h. Nobody was told anything, so we wait again.
+		h.release()
+		return nil, errEnded
+	}
+	var failed error
+	returned := false
+	err = doHolding(ctx, o.doKey(), h.lost, func(ctx context.Context) error {
+		data, failed = f(ctx, baseName(h.place.path))
+		returned = true
+		return failed
+	}, func() error {
+		switch {
+		case !returned: // a panic, or runtime.Goexit
+			o.mu.Lock()
+			o.panicked = true
+			o.mu.Unlock()
+			return h.release()
+		case failed != nil:
+			return o.fail("do", h.release())
+		}
+		return o.fail("do", o.finish(ctx, h, data))
+	})
+	return data, err
+}
+
+// finish makes the mark and leaves the line, whatever becomes of ctx: f has
+// done its work. It returns when ctx ends, but for a moment of grace, in which
+// servers that answer have answered.
+func (o *Once) finish(ctx context.Context, h *hold, data []byte) error {
+	done := make(chan error, 1)
+	o.s.spawn(func() {
+		err := o.write(h, data)
+		if err == nil {
+			o.watchOwn(h.place.inc)
+		}
+		h.release() // Step 5. If h is lost by now, the mark is made nevertheless.
+		done <- err
+	})
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	t := time.NewTimer(grace)
+	defer t.Stop()
+	select {
+	case err := <-done:
+		return err
+	case <-t.C:
+	}
+	if h.err() != nil {
+		return errors.Join(ctxErr(ctx), ErrLost)
+	}
+	return ctxErr(ctx)
+}
+
+// watchOwn looks at the mark that was just made, so that the next Do costs
+// nothing. It does not wait for a connection.
+func (o *Once) watchOwn(inc *incarnation) {
+	seen := make(chan struct{})
+	o.s.spawn(func() {
+		defer close(seen)
+		o.look(inc.ctx)
+	})
+	select {
+	case <-seen:
+	case <-inc.disconnection():
+	case <-inc.ctx.Done():
+	}
+}
+
+// write makes the mark. Step 4.
+func (o *Once) write(h *hold, data []byte) error {
+	if err := h.err(); err != nil {
+		return err // lost while f ran: nothing has been sent
+	}
+	ctx := context.Background() // the end of h's session ends the transaction
+	_, err := h.txn(ctx, []any{&zk.CreateRequest{Path: o.s.bare(o.mark), Data: data}})
+	switch {
+	case isNodeExists(err):
+		// Not by any Do: they make it in their turn only, and we saw none in
+		// ours. Somebody has made it by hand.
+		return errMarked
+	case errors.Is(err, ErrLost) && o.isMine(ctx, h, data):
+		return nil
+	}
+	return err
+}
+
+// isMine reports, after the session of h was lost with the transaction in
+// flight, whether the mark was made by it. While the znode of h is there the
+// transaction may still be applied; once it is gone the proof fails. So whoever
+// sees that it is gone, and then reads the mark, knows.
+//
+// The mark is recognised by its data. That of Do is unique. If another process
+// has stored the same value as ours in the meantime, then ours is the one that
+// everybody gets, and it does not matter who stored it.
+func (o *Once) isMine(ctx context.Context, h *hold, data []byte) bool {
+	mine := false
+	err := o.s.during(ctx, func(inc *incarnation) error {
+		if err := inc.awaitGone(ctx, h.place.path); err != nil {
+			return err
+		}
+		stored, _, err := inc.get(ctx, o.mark)
+		mine = err == nil && bytes.Equal(stored, data)
+		return err
+	})
+	return err == nil && mine
+}
+
+// Done reports whether it is done. It costs nothing if this value has seen the
+// mark, 1 request if it finds it, and 3 if it does not: that nothing is there is
+// believed only of a server that has caught up with the others.
+func (o *Once) Done(ctx context.Context) (bool, error) {
+	done, err := o.done(ctx)
+	return done, o.fail("done", err)
+}
+
+func (o *Once) done(ctx context.Context) (bool, error) {
+	if err := o.check(ctx); err != nil {
+		return false, err
+	}
+	o.mu.Lock()
+	stands := o.seen.stands()
+	o.mu.Unlock()
+	if stands {
+		return true, nil
+	}
+	if g, err := o.look(ctx); g != nil || err != nil {
+		return g != nil, err
+	}
+	err := o.s.during(ctx, func(inc *incarnation) error { return inc.sync(ctx, o.mark) })
+	if err != nil && !isNoNode(err) {
+		return false, err
+	}
+	g, err := o.look(ctx)
+	return g != nil, err
+}
+
+// Reset makes the thing undone: it deletes the mark, if there is one, and the
+// next Do runs its function. That a function panicked is forgotten too, by this
+// value. A function that runs now is not disturbed, and its mark is made.
+//
+// Other processes are notified: a Do of theirs that comes before the
+// notification still finds the thing done.
+//
+// The deletion is applied once, even if the reply to it is lost, so that it
+// does not hit a later mark; for that a receipt, path/<uuid>, is made with it
+// and deleted in the background. Reset costs 3 requests in 2 round trips. If
+// ctx ends first the mark may or may not have been deleted.
+func (o *Once) Reset(ctx context.Context) error {
+	return o.fail("reset", o.reset(ctx))
+}
+
+func (o *Once) reset(ctx context.Context) error {
+	if err := o.check(ctx); err != nil {
+		return err
+	}
+	o.remember(nil) // another process may have reset it, and the watch not fired yet
+	done, err := o.done(ctx)
+	if err != nil {
+		return err
+	}
+	if done {
+		_, err = o.s.commitOnce(ctx, o.line.dir, []any{&zk.DeleteRequest{Path: o.mark, Version: -1}})
+		if err != nil && !isNoNode(err) {
+			return err
+		}
+		o.remember(nil)
+	}
+	o.mu.Lock()
+	o.panicked = false
+	o.mu.Unlock()
+	return nil
+}
+
+// OnceFunc returns a function that runs f once among all processes that name
+// the same path, with the guarantees of [Once.Do]. The function may be called
+// by many goroutines at once. To reset it, see [NewOnce] and [Once.Reset] of
+// the same path.
+func OnceFunc(s *Session, path string, f func(ctx context.Context) error) func(ctx context.Context) error {
+	o := NewOnce(s, path)
+	return func(ctx context.Context) error { return o.Do(ctx, f) }
+}
+
+// OnceValue returns a function that runs f once among all processes that name
+// the same path, and returns the value that f returned, in every process the
+// same. The guarantees and costs are those of [Once.Do].
+//
+// The value is stored in the mark, path/done, as the codec encodes it (JSON;
+// see [WithCodec]), and is limited by ZooKeeper's packet of 1 MiB. Everyone gets
+// what the codec makes of the stored bytes, the process that ran f too. They are
+// decoded once a process; its callers share what a pointer, slice or map in the
+// value refers to.
+//
+// f must run before it is known whether its value can be stored. If it cannot,
+// because it is too large ([ErrTooLarge]), the codec cannot encode it or cannot
+// read it back, or the session was lost, then nothing is marked and the caller
+// gets f's value together with the error, so that what f did is not lost and
+// can be undone or passed on in another way. The next call runs its own f, so a
+// large value is better stored elsewhere and its address returned. If f itself
+// fails, its caller gets f's value and error as they are.
+//
+// If stored bytes cannot be decoded, because another type or codec wrote them
+// or they are the mark of a plain Once, every call returns the error; f is not
+// run. To have it run again, use [Once.Reset] of the same path.
+func OnceValue[T any](s *Session, path string, f func(ctx context.Context) (T, error), opts ...ValueOption) func(ctx context.Context) (T, error) {
+	c := newValueConfig(opts)
+	k := newKeeper(s, path, c.err,
+		func(v T) ([]byte, error) { return encode(c.codec, v) },
+		func(data []byte) (T, error) { return decode[T](c.codec, data) })
+	if f == nil {
+		return func(ctx context.Context) (T, error) { return k.get(ctx, nil) }
+	}
+	return func(ctx context.Context) (T, error) { return k.get(ctx, f) }
+}
+
+// OnceValues is [OnceValue] for a function of two values. The mark holds the
+// length of the first in four bytes, big-endian, then the first and the second,
+// each as the codec encodes it.
+func OnceValues[T1, T2 any](s *Session, path string, f func(ctx context.Context) (T1, T2, error), opts ...ValueOption) func(ctx context.Context) (T1, T2, error) {
+	c := newValueConfig(opts)
+	k := newKeeper(s, path, c.err,
+		func(v pair[T1, T2]) ([]byte, error) { return encodePair(c.codec, v) },
+		func(data []byte) (pair[T1, T2], error) { return decodePair[T1, T2](c.codec, data) })
+	var both func(ctx context.Context) (pair[T1, T2], error)
+	if f != nil {
+		both = func(ctx context.Context) (v pair[T1, T2], err error) {
+			v.first, v.second, err = f(ctx)
+			return v, err
+		}
+	}
+	return func(ctx context.Context) (T1, T2, error) {
+		v, err := k.get(ctx, both)
+		return v.first, v.second, err
+	}
+}
+
+// A keeper keeps the value of a OnceValue for this process.
+type keeper[T any] struct {
+	once   *Once
+	encode func(T) ([]byte, error)
+	decode func([]byte) (T, error)
+
+	mu   sync.Mutex
+	have bool   // the rest is set; guarded by mu
+	data []byte // the bytes that have been decoded; guarded by mu
+	v    T      // guarded by mu
+	err  error  // guarded by mu
+}
+
+func newKeeper[T any](s *Session, path string, err error, encode func(T) ([]byte, error), decode func([]byte) (T, error)) *keeper[T] {
+	o := NewOnce(s, path)
+	if o.err == nil {
+		o.err = err
+	}
+	return &keeper[T]{once: o, encode: encode, decode: decode}
+}
+
+// get returns the value, after running f if nobody has yet.
+func (k *keeper[T]) get(ctx context.Context, f func(ctx context.Context) (T, error)) (T, error) {
+	var own T
+	if k.once.err == nil && f == nil {
+		return own, k.once.fail("do", invalid("the function is nil"))
+	}
+	data, err := k.once.do(ctx, func(ctx context.Context, _ string) (data []byte, err error) {
+		if own, err = f(ctx); err != nil {
+			return nil, err
+		}
+		if data, err = k.encode(own); err != nil {
+			return nil, k.once.fail("encode", err)
+		}
+		if k.once.s.sizeOf(k.once.mark, data) > maxPacket {
+			return nil, k.once.fail("encode", fmt.Errorf("value of %d bytes: %w", len(data), ErrTooLarge))
+		}
+		// What could not be read back would be refused to everyone for ever.
+		_, err = k.decoded(data)
+		return data, err
+	})
+	if err != nil {
+		return own, err
+	}
+	return k.decoded(data)
+}
+
+// decoded decodes data, unless these bytes were decoded the last time.
+func (k *keeper[T]) decoded(data []byte) (T, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.have || !bytes.Equal(k.data, data) {
+		k.v, k.err = k.decode(data)
+		k.err = k.once.fail("decode", k.err)
+		k.have, k.data = true, data
+	}
+	return k.v, k.err
+}
+
+// A pair is what OnceValues stores.
+type pair[T1, T2 any] struct {
+	first  T1
+	second T2
+}
+
+func encodePair[T1, T2 any](c Codec, v pair[T1, T2]) ([]byte, error) {
+	first, err := encode(c, v.first)
+	if err != nil {
+		return nil, err
+	}
+	second, err := encode(c, v.second)
+	if err != nil {
+		return nil, err
+	}
+	data := binary.BigEndian.AppendUint32(nil, uint32(len(first)))
+	return append(append(data, first...), second...), nil
+}
+
+func decodePair[T1, T2 any](c Codec, data []byte) (v pair[T1, T2], err error) {
+	if len(data) < 4 || uint64(binary.BigEndian.Uint32(data)) > uint64(len(data)-4) {
+		return v, errors.New("the stored bytes are not a pair of values")
+	}
+	n := binary.BigEndian.Uint32(data)
+	if v.first, err = decode[T1](c, data[4:4+n]); err != nil {
+		return v, err
+	}
+	v.second, err = decode[T2](c, data[4+n:])
+	return v, err
+}

@@ -1,0 +1,743 @@
+package zsync
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+// nothing is a function for Do that must not run.
+func nothing(t testing.TB) func(context.Context) error {
+	return func(context.Context) error {
+		t.Error("the function ran, though it was done")
+		return nil
+	}
+}
+
+func ok(context.Context) error { return nil }
+
+func TestOnceRunsOneFunctionAmongAllSessionsAndGoroutines(t *testing.T) {
+	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
+		ctx := within(t, 30*time.Second)
+		var ran atomic.Int32
+		var wg sync.WaitGroup
+		for range 3 {
+			s := connect()
+			for range 2 {
+				o := NewOnce(s, "/o")
+				for range 5 {
+					wg.Go(func() {
+						err := o.Do(ctx, func(context.Context) error {
+							ran.Add(1)
+							time.Sleep(20 * time.Millisecond)
+							return nil
+						})
+						if err != nil {
+							t.Error(err)
+						}
+						if ran.Load() != 1 {
+							t.Errorf("%d functions ran when Do returned, want 1", ran.Load())
+						}
+						if done, err := o.Done(ctx); !done || err != nil {
+							t.Errorf("Done = %v, %v after Do", done, err)
+						}
+					})
+				}
+			}
+		}
+		wg.Wait()
+	})
+}
+
+func TestOnceCostsNothingHereAndOneRequestElsewhere(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		ctx := t.Context()
+		a, b := open(t, srv), open(t, srv)
+		first, other := NewOnce(a, "/o"), NewOnce(b, "/o")
+		must(t, NewOnce(a, "/p").Do(ctx, ok))
+		m := NewMutex(a, "/o") // makes the parent
+		must(t, m.Lock(ctx))
+		must(t, m.Unlock())
+
+		cost := func(s *Session, what string, want int64, f func()) {
+			t.Helper()
+			synctest.Wait()
+			before := s.Stats().Requests
+			f()
+			synctest.Wait()
+			if got := s.Stats().Requests - before; got != want {
+				t.Errorf("%s cost %d requests, want %d", what, got, want)
+			}
+		}
+		cost(b, "Done when it is not", 3, func() { other.Done(ctx) })
+		cost(a, "the first Do", 9, func() { must(t, first.Do(ctx, ok)) })
+		cost(a, "1000 more", 0, func() {
+			for range 1000 {
+				must(t, first.Do(ctx, nothing(t)))
+			}
+			first.Done(ctx)
+		})
+		cost(b, "Do elsewhere", 1, func() { must(t, other.Do(ctx, nothing(t))) })
+		cost(b, "the next there", 0, func() { must(t, other.Do(ctx, nothing(t))) })
+		cost(b, "Done there", 0, func() { other.Done(ctx) })
+		cost(b, "Done of another value", 1, func() { NewOnce(b, "/o").Done(ctx) })
+		cost(b, "Reset", 3, func() { must(t, other.Reset(ctx)) })
+	})
+}
+
+func TestOnceIsForEverEvenWhenContainersAreReaped(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		must(t, NewOnce(a, "/x/y/o").Do(t.Context(), ok))
+		a.Close()
+		time.Sleep(time.Hour)
+		must(t, NewOnce(b, "/x/y/o").Do(t.Context(), nothing(t)))
+		synctest.Wait()
+		if got := childrenOf(t, b, "/x/y/o"); len(got) != 1 || got[0] != "done" {
+			t.Errorf("children are %q, want done alone", got)
+		}
+	})
+}
+
+func TestAFailedFunctionLetsTheNextDoRunItsOwn(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		oa, ob := NewOnce(a, "/o"), NewOnce(b, "/o")
+		boom := errors.New("boom")
+		failing := async(func() error {
+			return oa.Do(t.Context(), func(context.Context) error {
+				time.Sleep(time.Second)
+				return boom
+			})
+		})
+		synctest.Wait()
+		var ran atomic.Bool
+		next := async(func() error {
+			return ob.Do(t.Context(), func(context.Context) error { ran.Store(true); return nil })
+		})
+		if err := <-failing; err != boom {
+			t.Errorf("Do returned %v, want the function's error as it is", err)
+		}
+		must(t, <-next)
+		if !ran.Load() {
+			t.Error("the next did not run its function")
+		}
+		must(t, oa.Do(t.Context(), nothing(t)))
+	})
+}
+
+func TestAPanicCountsAsCalledForThisOnceAlone(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		o, other := NewOnce(a, "/o"), NewOnce(b, "/o")
+		waiting := make(chan error, 1)
+		func() {
+			defer func() {
+				if r := recover(); r != "boom" {
+					t.Errorf("recovered %v, want the panic to go on", r)
+				}
+			}()
+			o.Do(t.Context(), func(context.Context) error {
+				go func() { waiting <- o.Do(t.Context(), nothing(t)) }()
+				synctest.Wait()
+				panic("boom")
+			})
+		}()
+		wantErr(t, <-waiting, ErrPanicked)
+		wantErr(t, o.Do(t.Context(), nothing(t)), ErrPanicked)
+		if done, err := o.Done(t.Context()); done || err != nil {
+			t.Errorf("Done = %v, %v after a panic", done, err)
+		}
+		must(t, other.Do(t.Context(), ok))
+		wantErr(t, o.Do(t.Context(), nothing(t)), ErrPanicked)
+		synctest.Wait()
+		if got := childrenOf(t, b, "/o"); len(got) != 1 {
+			t.Errorf("children are %q, want done alone", got)
+		}
+		must(t, o.Reset(t.Context()))
+		must(t, o.Do(t.Context(), ok))
+	})
+}
+
+func TestAGoexitCountsAsAPanic(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		o := NewOnce(open(t, srv), "/o")
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			o.Do(t.Context(), func(context.Context) error { runtime.Goexit(); return nil })
+		})
+		wg.Wait()
+		wantErr(t, o.Do(t.Context(), nothing(t)), ErrPanicked)
+	})
+}
+
+func TestASessionLostWhileTheFunctionRunsMarksNothing(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		oa, ob := NewOnce(a, "/o"), NewOnce(b, "/o")
+		ran := make(chan struct{})
+		err := oa.Do(t.Context(), func(ctx context.Context) error {
+			next := async(func() error {
+				return ob.Do(t.Context(), func(context.Context) error { close(ran); return errors.New("not I") })
+			})
+			synctest.Wait()
+			srv.Expire(a.ID())
+			<-ctx.Done()
+			wantErr(t, context.Cause(ctx), ErrLost)
+			<-next
+			return nil
+		})
+		wantErr(t, err, ErrLost)
+		<-ran
+		if done, err := ob.Done(t.Context()); done || err != nil {
+			t.Errorf("Done = %v, %v; want nothing marked", done, err)
+		}
+		must(t, oa.Do(t.Context(), ok)) // in the next session
+	})
+}
+
+func TestAProcessCutOffInsideItsFunctionLetsTheNextRun(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		stuck := make(chan struct{})
+		first := async(func() error {
+			return NewOnce(a, "/o").Do(t.Context(), func(context.Context) error { <-stuck; return nil })
+		})
+		synctest.Wait()
+		id := a.ID()
+		srv.Partition(id)
+		must(t, NewOnce(b, "/o").Do(t.Context(), ok))
+		close(stuck)
+		wantErr(t, <-first, ErrLost)
+		srv.Heal(id)
+	})
+}
+
+func TestAWaitingDoCarriesOnInTheNextSession(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		release := make(chan struct{})
+		first := async(func() error {
+			return NewOnce(a, "/o").Do(t.Context(), func(context.Context) error { <-release; return nil })
+		})
+		synctest.Wait()
+		waiting := async(func() error { return NewOnce(b, "/o").Do(t.Context(), nothing(t)) })
+		for range 3 {
+			synctest.Wait()
+			srv.Expire(b.ID())
+			time.Sleep(time.Second)
+			pendingStill(t, waiting)
+		}
+		close(release)
+		must(t, <-first)
+		must(t, <-waiting)
+		synctest.Wait()
+		if got := childrenOf(t, a, "/o"); len(got) != 1 {
+			t.Errorf("children are %q, want done alone", got)
+		}
+	})
+}
+
+func TestAThousandWaitersLearnAtOnceThatItIsDone(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		const processes, each = 50, 20
+		srv.SetLatency(10 * time.Millisecond)
+		a := open(t, srv)
+		release := make(chan struct{})
+		first := async(func() error {
+			return NewOnce(a, "/o").Do(t.Context(), func(context.Context) error { <-release; return nil })
+		})
+		time.Sleep(time.Second)
+		var wg sync.WaitGroup
+		for range processes {
+			o := NewOnce(open(t, srv), "/o")
+			for range each {
+				wg.Go(func() {
+					if err := o.Do(t.Context(), nothing(t)); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+		}
+		time.Sleep(time.Second)
+		if n := len(childrenOf(t, a, "/o")); n != processes+1 {
+			t.Errorf("%d znodes, want one for each process", n)
+		}
+		before, start := srv.Counts(), time.Now()
+		close(release)
+		wg.Wait()
+		if d := time.Since(start); d > 200*time.Millisecond {
+			t.Errorf("the last learnt it after %v, want a few round trips", d)
+		}
+		must(t, <-first)
+		time.Sleep(time.Second)
+		d := srv.Counts().Sub(before)
+		// The mark, and the going of the one ahead, for each process.
+		if d.Notifications > 2*processes+2 {
+			t.Errorf("%d notifications for %d processes", d.Notifications, processes)
+		}
+		// Each reads the mark and deletes its znode.
+		if d.Total() > 2*processes+8 {
+			t.Errorf("%d requests for %d processes: %v", d.Total(), processes, d.Requests)
+		}
+	})
+}
+
+func TestADoInsideDoIsADeadlock(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		o := NewOnce(s, "/o")
+		must(t, o.Do(t.Context(), func(ctx context.Context) error {
+			wantErr(t, o.Do(ctx, nothing(t)), ErrDeadlock)
+			wantErr(t, NewOnce(s, "/o").Do(ctx, nothing(t)), ErrDeadlock)
+			return NewOnce(s, "/another").Do(ctx, ok)
+		}))
+	})
+}
+
+func TestACancelledDoLeavesNothing(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		o := NewOnce(b, "/o")
+		release := make(chan struct{})
+		first := async(func() error {
+			return NewOnce(a, "/o").Do(t.Context(), func(context.Context) error { <-release; return nil })
+		})
+		synctest.Wait()
+		cause := errors.New("enough")
+		for range 50 {
+			ctx, cancel := context.WithCancelCause(t.Context())
+			time.AfterFunc(50*time.Millisecond, func() { cancel(cause) })
+			wantErr(t, o.Do(ctx, nothing(t)), cause, context.Canceled)
+			if n := len(childrenOf(t, a, "/o")); n != 1 {
+				t.Fatalf("%d znodes after a cancelled Do, want the runner's", n)
+			}
+			wantErr(t, o.Do(ctx, nothing(t)), cause, context.Canceled)
+		}
+		if n := b.Stats().Watches; n > 2 {
+			t.Errorf("%d watches are left", n)
+		}
+		close(release)
+		must(t, <-first)
+	})
+}
+
+func TestAFunctionThatSucceedsAfterItsContextEndedIsMarked(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := open(t, srv), open(t, srv)
+		ctx, cancel := context.WithCancel(t.Context())
+		must(t, NewOnce(s, "/o").Do(ctx, func(context.Context) error { cancel(); return nil }))
+
+		// With a server that does not answer, Do returns and the mark follows.
+		ctx, cancel = context.WithCancel(t.Context())
+		err := NewOnce(s, "/p").Do(ctx, func(context.Context) error {
+			srv.SetLatency(time.Second)
+			cancel()
+			return nil
+		})
+		wantErr(t, err, context.Canceled)
+		time.Sleep(5 * time.Second)
+		must(t, NewOnce(other, "/p").Do(t.Context(), nothing(t)))
+	})
+}
+
+func TestALostReplyToTheMarkIsResolved(t *testing.T) {
+	for _, fault := range []zktest.Action{zktest.DropRequest, zktest.DropReply} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			s := open(t, srv)
+			srv.Intercept(first(fault, op(zktest.OpMulti)))
+			var ran int
+			must(t, NewOnce(s, "/o").Do(t.Context(), func(context.Context) error { ran++; return nil }))
+			must(t, NewOnce(open(t, srv), "/o").Do(t.Context(), nothing(t)))
+			if ran != 1 {
+				t.Errorf("ran %d times", ran)
+			}
+			synctest.Wait()
+			if got := childrenOf(t, s, "/o"); len(got) != 1 {
+				t.Errorf("children are %q, want done alone", got)
+			}
+		})
+	}
+}
+
+// The reply to the transaction is lost, and then the session, as far as the
+// client is told; on the server it lives on for its timeout.
+func TestAMarkWhoseReplyAndSessionAreLostIsResolvedInTheNextSession(t *testing.T) {
+	for _, c := range []struct {
+		fault   zktest.Action
+		applied bool
+	}{{zktest.DropRequest, false}, {zktest.DropReply, true}} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			s := open(t, srv)
+			id := s.ID()
+			var dropped atomic.Bool
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				switch {
+				case r.Op == zktest.OpMulti && !dropped.Swap(true):
+					return c.fault
+				case r.Op == zktest.OpConnect && r.Session == id && dropped.Load():
+					return zktest.Fail(zktest.CodeSessionExpired)
+				}
+				return zktest.Pass
+			})
+			err := NewOnce(s, "/o").Do(t.Context(), ok)
+			if c.applied {
+				must(t, err)
+			} else {
+				wantErr(t, err, ErrLost)
+			}
+			done, err := NewOnce(open(t, srv), "/o").Done(t.Context())
+			must(t, err)
+			if done != c.applied {
+				t.Errorf("%v: done is %v, and Do said otherwise", c.fault, done)
+			}
+		})
+	}
+}
+
+func TestResetMakesItUndoneForEveryoneWithoutPolling(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		oa, ob := NewOnce(a, "/o"), NewOnce(b, "/o")
+		must(t, oa.Reset(t.Context())) // of nothing
+		for range 3 {
+			must(t, oa.Do(t.Context(), ok))
+			must(t, ob.Do(t.Context(), nothing(t)))
+			must(t, ob.Reset(t.Context()))
+			synctest.Wait()
+			if done, err := oa.Done(t.Context()); done || err != nil {
+				t.Fatalf("Done = %v, %v after a Reset elsewhere", done, err)
+			}
+		}
+		synctest.Wait()
+		if got := childrenOf(t, a, "/o"); len(got) != 0 {
+			t.Errorf("children are %q, want none", got)
+		}
+	})
+}
+
+// A deletion that is simply sent again after a lost reply would delete the mark
+// that was made in between.
+func TestAResetWhoseReplyIsLostDoesNotDeleteALaterMark(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		must(t, NewOnce(a, "/o").Do(t.Context(), ok))
+		id := a.ID()
+		var hit, again atomic.Bool
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			switch {
+			case r.Session == id && r.Op == zktest.OpMulti && !hit.Swap(true):
+				return zktest.DropReply
+			case r.Op == zktest.OpConnect && r.Session == id:
+				return zktest.Delay(time.Second)
+			}
+			return zktest.Pass
+		})
+		reset := async(func() error { return NewOnce(a, "/o").Reset(t.Context()) })
+		time.Sleep(100 * time.Millisecond)
+		must(t, NewOnce(b, "/o").Do(t.Context(), func(context.Context) error { again.Store(true); return nil }))
+		must(t, <-reset)
+		if done, err := NewOnce(b, "/o").Done(t.Context()); !again.Load() || !done || err != nil {
+			t.Errorf("after the Reset: ran %v, done %v, %v; want the later mark to stay", again.Load(), done, err)
+		}
+	})
+}
+
+func TestAOnceThatIsGarbageLeavesItsWatch(t *testing.T) {
+	s := connectLocal(t)
+	ctx := within(t, 30*time.Second)
+	must(t, NewOnce(s, "/o").Do(ctx, ok))
+	inc := live(t, s)
+	idle := func() bool {
+		inc.hub.mu.Lock()
+		defer inc.hub.mu.Unlock()
+		_, is := inc.hub.idle[watchKey{watchData, "/o/done"}]
+		return is
+	}
+	for !idle() {
+		must(t, ctx.Err())
+		runtime.GC()
+		runtime.Gosched()
+	}
+}
+
+// connectLocal connects to a server of its own, in real time.
+func connectLocal(t *testing.T) *Session {
+	srv := zktest.Start(t)
+	s, err := Connect(t.Context(), srv.Addr(), WithDialer(srv.Dial))
+	must(t, err)
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+func TestOnceRefusesBadArgumentsBeforeWritingAnything(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		ctx := t.Context()
+		before := srv.Counts().Total()
+		wantErr(t, NewOnce(s, "o").Do(ctx, ok), ErrInvalid)
+		wantErr(t, NewOnce(nil, "/o").Do(ctx, ok), ErrInvalid)
+		wantErr(t, NewOnce(s, "/o").Do(ctx, nil), ErrInvalid)
+		wantErr(t, NewOnce(s, "/").Reset(ctx), ErrInvalid)
+		_, err := NewOnce(s, "").Done(ctx)
+		wantErr(t, err, ErrInvalid)
+		wantErr(t, OnceFunc(s, "/o", nil)(ctx), ErrInvalid)
+		_, err = OnceValue[int](s, "/o", nil)(ctx)
+		wantErr(t, err, ErrInvalid)
+		_, _, err = OnceValues[int, int](s, "/o", nil)(ctx)
+		wantErr(t, err, ErrInvalid)
+		_, err = OnceValue(s, "/o", func(context.Context) (int, error) { return 1, nil }, WithCodec(nil))(ctx)
+		wantErr(t, err, ErrInvalid)
+		ended, cancel := context.WithCancel(ctx)
+		cancel()
+		wantErr(t, NewOnce(s, "/o").Do(ended, nothing(t)), context.Canceled)
+		if n := srv.Counts().Total() - before; n != 0 {
+			t.Errorf("%d requests were sent", n)
+		}
+	})
+}
+
+func TestOnceFuncRunsOnce(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		var ran int
+		f := func(context.Context) error { ran++; return nil }
+		a, b := OnceFunc(open(t, srv), "/o", f), OnceFunc(open(t, srv), "/o", f)
+		for range 3 {
+			must(t, a(t.Context()))
+			must(t, b(t.Context()))
+		}
+		if ran != 1 {
+			t.Errorf("ran %d times", ran)
+		}
+	})
+}
+
+// countingCodec counts what is decoded.
+type countingCodec struct {
+	Codec
+	decoded atomic.Int32
+}
+
+func (c *countingCodec) Unmarshal(data []byte, v any) error {
+	c.decoded.Add(1)
+	return c.Codec.Unmarshal(data, v)
+}
+
+func TestOnceValueIsTheSameEverywhereAndDecodedOnceAProcess(t *testing.T) {
+	type point struct {
+		X, Y   int
+		hidden int
+	}
+	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
+		ctx := within(t, 30*time.Second)
+		var ran atomic.Int32
+		f := func(context.Context) (point, error) {
+			n := int(ran.Add(1))
+			return point{n, 7, 99}, nil
+		}
+		for range 3 {
+			c := &countingCodec{Codec: JSON}
+			get := OnceValue(connect(), "/v", f, WithCodec(c))
+			for range 3 {
+				v, err := get(ctx)
+				must(t, err)
+				if want := (point{1, 7, 0}); v != want {
+					t.Errorf("got %v, want %v", v, want)
+				}
+			}
+			if n := c.decoded.Load(); n != 1 {
+				t.Errorf("decoded %d times, want once", n)
+			}
+		}
+		if ran.Load() != 1 {
+			t.Errorf("ran %d times", ran.Load())
+		}
+	})
+}
+
+func TestOnceValuesStoresBothWithAnyCodec(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		ctx := t.Context()
+		for i, c := range []Codec{JSON, Gob, Raw} {
+			for _, first := range []string{"", "one", strings.Repeat("x", 1000)} {
+				path := fmt.Sprintf("/v%d-%d", i, len(first))
+				f := func(context.Context) (string, []byte, error) { return first, []byte("two"), nil }
+				for range 2 {
+					a, b, err := OnceValues(open(t, srv), path, f, WithCodec(c))(ctx)
+					must(t, err)
+					if a != first || string(b) != "two" {
+						t.Errorf("%T: got %q, %q", c, a, b)
+					}
+				}
+			}
+		}
+	})
+}
+
+func TestAValueThatCannotBeStoredIsGivenToItsCallerAndMarksNothing(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		ctx := t.Context()
+		s := open(t, srv)
+		big := bytes.Repeat([]byte{'x'}, 1<<20)
+		v, err := OnceValue(s, "/big", func(context.Context) ([]byte, error) { return big, nil }, WithCodec(Raw))(ctx)
+		wantErr(t, err, ErrTooLarge)
+		if len(v) != len(big) {
+			t.Errorf("the caller got %d bytes, want f's %d", len(v), len(big))
+		}
+		_, err = OnceValue(s, "/chan", func(context.Context) (chan int, error) { return make(chan int), nil })(ctx)
+		if err == nil {
+			t.Error("a channel was stored as JSON")
+		}
+		boom := errors.New("boom")
+		n, err := OnceValue(s, "/fails", func(context.Context) (int, error) { return 3, boom })(ctx)
+		if n != 3 || err != boom {
+			t.Errorf("got %v, %v; want f's own 3, boom", n, err)
+		}
+		for _, path := range []string{"/big", "/chan", "/fails"} {
+			if done, err := NewOnce(s, path).Done(ctx); done || err != nil {
+				t.Errorf("%s: Done = %v, %v", path, done, err)
+			}
+		}
+		near := big[:1<<20-1024]
+		v, err = OnceValue(s, "/near", func(context.Context) ([]byte, error) { return near, nil }, WithCodec(Raw))(ctx)
+		must(t, err)
+		if len(v) != len(near) {
+			t.Errorf("got %d bytes, want %d", len(v), len(near))
+		}
+	})
+}
+
+func TestAStoredValueThatCannotBeDecodedIsAnErrorAndRunsNothing(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		ctx := t.Context()
+		_, err := OnceValue(open(t, srv), "/v", func(context.Context) (string, error) { return "text", nil })(ctx)
+		must(t, err)
+		s := open(t, srv)
+		get := OnceValue(s, "/v", func(context.Context) (int, error) { t.Error("f ran"); return 0, nil })
+		pair := OnceValues(s, "/v", func(context.Context) (int, int, error) { t.Error("f ran"); return 0, 0, nil }, WithCodec(Gob))
+		for range 2 {
+			if _, err := get(ctx); err == nil {
+				t.Error("a string was decoded as an int")
+			}
+			if _, _, err := pair(ctx); err == nil {
+				t.Error("a string was decoded as a pair")
+			}
+		}
+		must(t, NewOnce(s, "/v").Reset(ctx))
+		synctest.Wait()
+		n, err := OnceValue(s, "/v", func(context.Context) (int, error) { return 5, nil })(ctx)
+		if n != 5 || err != nil {
+			t.Errorf("after Reset: %v, %v", n, err)
+		}
+	})
+}
+
+// The invariants of the hammer: between two Resets at most one Do that ran its
+// own function returns nil; a Do returns nil only after one has; functions run
+// one at a time among sessions that the servers have not ended.
+func TestHammerOnce(t *testing.T) {
+	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
+		var sessions []*Session
+		for range 3 {
+			sessions = append(sessions, open(t, srv))
+		}
+		until, quiet := make(chan struct{}), make(chan struct{})
+		faults := rand.New(rand.NewPCG(rnd.Uint64(), 3))
+		go func() { defer close(quiet); chaos(t, srv, faults, sessions, until) }()
+		for round := range 5 {
+			hammerOnce(t, rnd, sessions, fmt.Sprintf("/o%d", round), func(id int64) bool {
+				return slices.Contains(srv.Sessions(), id)
+			})
+		}
+		close(until)
+		<-quiet
+	})
+}
+
+func hammerOnce(t *testing.T, rnd *rand.Rand, sessions []*Session, path string, alive func(id int64) bool) {
+	var succeeded, returned atomic.Int32 // functions that returned nil; Dos of these that did
+	var mu sync.Mutex
+	inside := make(map[*Session]int64) // the session of each function whose context has not ended; guarded by mu
+	var wg sync.WaitGroup
+	for i := range 3 * len(sessions) {
+		s := sessions[i%len(sessions)]
+		o := NewOnce(s, path)
+		delay, work := time.Duration(rnd.IntN(500))*time.Millisecond, time.Duration(rnd.IntN(3000))*time.Millisecond
+		fails, patience := rnd.IntN(3) == 0, time.Duration(1+rnd.IntN(60))*time.Second
+		wg.Go(func() {
+			time.Sleep(delay)
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			ran := false
+			err := o.Do(ctx, func(ctx context.Context) error {
+				ran = true
+				mu.Lock()
+				for _, id := range inside {
+					if alive(id) {
+						t.Errorf("a function runs while that of session %#x does", id)
+					}
+				}
+				inside[s] = s.ID()
+				mu.Unlock()
+				select {
+				case <-time.After(work):
+				case <-ctx.Done():
+				}
+				mu.Lock()
+				delete(inside, s)
+				mu.Unlock()
+				if fails {
+					return os.ErrInvalid
+				}
+				if ctx.Err() == nil {
+					succeeded.Add(1)
+				}
+				return ctx.Err()
+			})
+			switch {
+			case err == nil && ran:
+				if n := returned.Add(1); n > 1 {
+					t.Errorf("%d functions have done it", n)
+				}
+			case err == nil && succeeded.Load() == 0:
+				t.Error("Do returned nil, and nobody has done it")
+			}
+		})
+	}
+	wg.Wait()
+	// What has been done stays so, and what has not can still be.
+	ran := false
+	if err := NewOnce(sessions[0], path).Do(t.Context(), func(context.Context) error { ran = true; return nil }); err != nil && !errors.Is(err, ErrLost) {
+		t.Error(err)
+	}
+	if ran && returned.Load() > 0 {
+		t.Error("it was done, and then it was not")
+	}
+}
+
+func TestHammerOnceOnServers(t *testing.T) {
+	if os.Getenv("ZSYNC_TEST_SERVERS") == "" || !longTests() {
+		t.Skip("needs ZSYNC_TEST_SERVERS and ZSYNC_TEST_LONG")
+	}
+	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
+		sessions := []*Session{connect(), connect(), connect()}
+		rnd := rand.New(rand.NewPCG(1, 1))
+		start := time.Now()
+		for round := 0; time.Since(start) < time.Minute; round++ {
+			hammerOnce(t, rnd, sessions, fmt.Sprintf("/o%d", round), func(int64) bool { return true })
+		}
+	})
+}
