@@ -1,0 +1,57 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"time"
+)
+
+// A child is a command that runs under a hold.
+type child struct {
+	argv      []string
+	env       []string         // added to zsync's own
+	signals   <-chan os.Signal // to pass on
+	lost      <-chan struct{}  // closed when the hold is lost
+	killAfter time.Duration    // from SIGTERM to SIGKILL when it is
+	stopped   bool             // set by run: the hold was lost while the command ran
+}
+
+// run runs the command to its end and returns its exit status.
+func (c *child) run() (status int, err error) {
+	cmd := exec.Command(c.argv[0], c.argv[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.Env = append(os.Environ(), c.env...)
+	p := newProcess(cmd)
+	if err := cmd.Start(); err != nil {
+		if errors.Is(err, exec.ErrNotFound) || errors.Is(err, os.ErrNotExist) {
+			return exitNotFound, fmt.Errorf("%s: no such command", c.argv[0])
+		}
+		return exitNoExec, err
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		cmd.Wait() // what it says is in cmd.ProcessState
+	}()
+	var kill <-chan time.Time
+	for lost := c.lost; ; {
+		select {
+		case <-ended:
+			if c.stopped {
+				p.clear(kill)
+			}
+			return exitStatus(cmd.ProcessState), nil
+		case sig := <-c.signals:
+			p.passOn(sig)
+		case <-lost:
+			lost, c.stopped = nil, true
+			kill = time.After(c.killAfter)
+			p.terminate()
+		case <-kill:
+			p.kill()
+			kill = nil
+		}
+	}
+}

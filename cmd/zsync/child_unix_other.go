@@ -1,0 +1,7 @@
+//go:build unix && !linux
+
+package main
+
+import "syscall"
+
+func attributes() *syscall.SysProcAttr { return new(syscall.SysProcAttr) }

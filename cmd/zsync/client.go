@@ -1,0 +1,131 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/zsync/zsync"
+)
+
+// A client is what the global flags say about the ensemble.
+type client struct {
+	servers string
+	session time.Duration
+	connect time.Duration
+	owner   string
+	auth    []string
+	verbose bool
+}
+
+func newClient(flags *pflag.FlagSet) *client {
+	c := new(client)
+	flags.StringVar(&c.servers, "servers", os.Getenv("ZSYNC_SERVERS"), "connect string `HOST:PORT,...[/PATH]` (environment: ZSYNC_SERVERS)")
+	flags.DurationVar(&c.session, "session", 10*time.Second, "session `TIMEOUT`: what a dead client held is free after it")
+	flags.DurationVar(&c.connect, "connect-timeout", 15*time.Second, "how long to try to reach a server at first; 0: for ever")
+	flags.StringVar(&c.owner, "owner", "", "`NAME` to show to others (default host:pid)")
+	flags.StringArrayVar(&c.auth, "auth", nil, "`SCHEME:CREDENTIALS`, such as digest:user:password; may be repeated (environment: ZSYNC_AUTH)")
+	flags.BoolVarP(&c.verbose, "verbose", "v", false, "tell what happens to the connection")
+	return c
+}
+
+// open connects. ctx bounds it as well as the client's own patience does.
+func (c *client) open(ctx context.Context) (*zsync.Session, error) {
+	if c.servers == "" {
+		return nil, fail(exitUsage, "no servers: give --servers or set ZSYNC_SERVERS (zsync server runs one, in memory)")
+	}
+	opts := []zsync.Option{zsync.WithSessionTimeout(c.session)}
+	if c.owner != "" {
+		opts = append(opts, zsync.WithOwner(c.owner))
+	}
+	auths := c.auth
+	if env := os.Getenv("ZSYNC_AUTH"); env != "" {
+		auths = append([]string{env}, auths...)
+	}
+	for _, a := range auths {
+		scheme, credentials, ok := strings.Cut(a, ":")
+		if !ok {
+			return nil, fail(exitUsage, "credentials must be SCHEME:CREDENTIALS, such as digest:user:password")
+		}
+		opts = append(opts, zsync.WithAuth(scheme, []byte(credentials)))
+	}
+	if c.verbose {
+		opts = append(opts, zsync.WithLogger(slog.New(slog.NewTextHandler(os.Stderr, nil))))
+	}
+	ctx, stop := within(ctx, c.connect, "no server answered within %v")
+	defer stop()
+	s, err := zsync.Connect(ctx, c.servers, opts...)
+	if err != nil {
+		return nil, verdict(err, exitServers)
+	}
+	return s, nil
+}
+
+// verdict gives an error its exit status, unless it has one. That of a wait
+// which took too long is late.
+func verdict(err error, late int) error {
+	var has *statusError
+	var sig *signalError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &has):
+		return has
+	case errors.As(err, &sig):
+		return &statusError{128 + sig.number(), nil}
+	case errors.Is(err, zsync.ErrInvalid):
+		return &statusError{exitUsage, err}
+	case errors.Is(err, context.DeadlineExceeded):
+		return &statusError{late, err}
+	case errors.Is(err, zsync.ErrLost):
+		return &statusError{exitLost, err}
+	}
+	return &statusError{exitServers, err}
+}
+
+// A signalError is the signal that ended a wait.
+type signalError struct{ os.Signal }
+
+func (e *signalError) Error() string { return "ended by signal: " + e.String() }
+
+func (e *signalError) number() int {
+	n, _ := e.Signal.(syscall.Signal)
+	return int(n)
+}
+
+// untilSignal returns a context that ends with one of the signals that end
+// programs. After stop it does not, and all signals go to signals.
+func untilSignal(ctx context.Context) (_ context.Context, signals <-chan os.Signal, stop func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	all := make(chan os.Signal, 16)
+	signal.Notify(all, passedOn...)
+	stopped, gone := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(gone)
+		for {
+			select {
+			case sig := <-all:
+				if ends(sig) {
+					cancel(&signalError{sig})
+					return
+				}
+			case <-stopped:
+				return
+			}
+		}
+	}()
+	return ctx, all, func() { close(stopped); <-gone }
+}
+
+// ends reports whether a signal ends a program that is still waiting. The
+// others would be of use only to the command.
+func ends(sig os.Signal) bool {
+	return sig == os.Interrupt || sig == syscall.SIGTERM || sig == syscall.SIGHUP || sig == syscall.SIGQUIT
+}

@@ -1,0 +1,113 @@
+// The command zsync brings the primitives of package zsync to the shell:
+//
+//	zsync lock /jobs/nightly -- ./nightly.sh
+//
+// runs nightly.sh on one machine at a time. See zsync help.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// The exit statuses of zsync itself. A command's own status is passed on, and
+// 128+n for one that signal n ended.
+const (
+	exitUsage    = 64  // bad command line
+	exitServers  = 69  // ZooKeeper cannot be used: unreachable, or it refuses
+	exitBusy     = 75  // not acquired in the time allowed
+	exitLost     = 76  // the hold was lost, and the command stopped
+	exitNoExec   = 126 // the command cannot be executed
+	exitNotFound = 127 // there is no such command
+)
+
+const about = `zsync coordinates programs on different machines, with Apache ZooKeeper.
+
+The servers are named by --servers or ZSYNC_SERVERS, as a connect string:
+zk1:2181,zk2:2181,zk3:2181, with a path after it to have all paths below that.
+
+lock, rlock and elect run a command while they hold something.
+Standard input, output and error are the command's own. Signals are passed on to
+it. ZSYNC_TOKEN, in its environment, is a number greater than that of every
+earlier holder: storage that remembers the greatest it has seen can refuse late
+writes. If the hold is lost, which zsync notices before anybody else can have
+it, the command is sent SIGTERM and, a little later, SIGKILL.
+
+Unless zsync is in the foreground of a terminal, the command gets a process
+group of its own, and signals go to all of the group. On Linux the command is
+killed when zsync is.
+
+Exit status:
+  64    bad command line
+  69    ZooKeeper cannot be used: no server answers, or it refuses
+  75    not acquired: --no-wait or --timeout
+  76    the hold was lost, and the command was stopped
+  126   the command cannot be executed
+  127   there is no such command
+  128+n ended by signal n
+otherwise that of the command`
+
+func main() {
+	// The kernel kills a child whose parent thread ends: see attributes.
+	runtime.LockOSThread()
+	os.Exit(execute(os.Args[1:]))
+}
+
+// execute runs the command line and returns the exit status.
+func execute(args []string) int {
+	root := newRoot()
+	root.SetArgs(args)
+	err := root.ExecuteContext(context.Background())
+	var status *statusError
+	switch {
+	case err == nil:
+		return 0
+	case !errors.As(err, &status):
+		// Only cobra's own errors come without a status.
+		status = &statusError{exitUsage, err}
+	}
+	if status.err != nil {
+		fmt.Fprintln(os.Stderr, "zsync:", strings.TrimPrefix(status.err.Error(), "zsync: "))
+	}
+	return status.status
+}
+
+func newRoot() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "zsync",
+		Short:         "locks, elections and queues across machines, on ZooKeeper",
+		Long:          about,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	c := newClient(root.PersistentFlags())
+	root.AddCommand(
+		lockCommand(c),
+		rlockCommand(c),
+		electCommand(c),
+		barrierCommand(c),
+		statusCommand(c),
+		serverCommand(),
+	)
+	return root
+}
+
+// A statusError ends zsync with a status, and with a message unless err is nil.
+type statusError struct {
+	status int
+	err    error
+}
+
+func (e *statusError) Error() string { return fmt.Sprintf("exit status %d: %v", e.status, e.err) }
+func (e *statusError) Unwrap() error { return e.err }
+
+// fail makes an error of a status and a message.
+func fail(status int, format string, args ...any) error {
+	return &statusError{status, fmt.Errorf(format, args...)}
+}
