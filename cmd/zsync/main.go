@@ -32,7 +32,7 @@ const about = `zsync coordinates programs on different machines, with Apache Zoo
 The servers are named by --servers or ZSYNC_SERVERS, as a connect string:
 zk1:2181,zk2:2181,zk3:2181, with a path after it to have all paths below that.
 
-lock, rlock and elect run a command while they hold something.
+lock, rlock, elect and once run a command while they hold something.
 Standard input, output and error are the command's own. Signals are passed on to
 it. ZSYNC_TOKEN, in its environment, is a number greater than that of every
 earlier holder: storage that remembers the greatest it has seen can refuse late
@@ -91,6 +91,7 @@ func newRoot() *cobra.Command {
 		lockCommand(c),
 		rlockCommand(c),
 		electCommand(c),
+		onceCommand(c),
 		barrierCommand(c),
 		statusCommand(c),
 		serverCommand(),

@@ -155,7 +155,7 @@ func contenders(t *testing.T, l line, n int) (cs []zsync.Contender) {
 
 func TestCommandGetsInputAndGivesOutputAndStatus(t *testing.T) {
 	srv := zktest.Start(t)
-	for _, sub := range [][]string{{"lock", "/p"}, {"lock", "--rw", "/rw"}, {"rlock", "/rw"}, {"elect", "/e"}} {
+	for _, sub := range [][]string{{"lock", "/p"}, {"lock", "--rw", "/rw"}, {"rlock", "/rw"}, {"elect", "/e"}, {"once", "/o"}} {
 		r := start(t, srv.Addr(), "in", append(sub, "--", "sh", "-c", `cat; echo err >&2; exit $1`, "sh", "7")...)
 		r.want(7, "in")
 		if got := r.stderr.String(); got != "err\n" {
@@ -272,6 +272,7 @@ func TestWaitingIsLimited(t *testing.T) {
 	for _, args := range [][]string{
 		{"lock", "/p", "--timeout", "100ms", "--", "echo", "no"},
 		{"elect", "/e", "--timeout", "100ms", "--", "echo", "no"},
+		{"once", "/p", "--timeout", "100ms", "--", "echo", "no"}, // its line is that of the Mutex
 		{"barrier", "wait", "/b", "--timeout", "100ms"},
 	} {
 		r := start(t, srv.Addr(), "", args...)
@@ -286,7 +287,7 @@ func TestWaitingIsLimited(t *testing.T) {
 
 func TestCommandIsStoppedWhenTheHoldIsLost(t *testing.T) {
 	t.Parallel()
-	for _, sub := range [][]string{{"lock", "/p"}, {"lock", "--rw", "/p"}, {"rlock", "/p"}, {"elect", "/p"}} {
+	for _, sub := range [][]string{{"lock", "/p"}, {"lock", "--rw", "/p"}, {"rlock", "/p"}, {"elect", "/p"}, {"once", "/p"}} {
 		t.Run(strings.Join(sub, " "), func(t *testing.T) {
 			t.Parallel()
 			srv := zktest.Start(t)
@@ -422,6 +423,15 @@ func TestCommandDiesWithZsync(t *testing.T) {
 	wantEnded(t, pid)
 }
 
+func TestOnceRunsUntilItSucceeds(t *testing.T) {
+	srv := zktest.Start(t)
+	start(t, srv.Addr(), "", "once", "/p", "--", "sh", "-c", "echo failing; exit 4").want(4, "failing\n")
+	start(t, srv.Addr(), "", "once", "/p", "--", "echo", "first").want(0, "first\n")
+	start(t, srv.Addr(), "", "once", "/p", "--", "echo", "second").want(0, "")
+	start(t, srv.Addr(), "", "once", "/p", "--reset").want(0, "")
+	start(t, srv.Addr(), "", "once", "/p", "--", "echo", "third").want(0, "third\n")
+}
+
 func TestGate(t *testing.T) {
 	srv := zktest.Start(t)
 	start(t, srv.Addr(), "", "barrier", "wait", "/p").want(0, "")
@@ -499,6 +509,7 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 		{srv.Addr(), "status", exitUsage, "want: zsync status PATH... [flags]"},
 		{srv.Addr(), "barrier", exitUsage, "zsync barrier --help"},
 		{srv.Addr(), "barrier wait", exitUsage, "want: zsync barrier wait PATH [flags]"},
+		{srv.Addr(), "once /p /q --reset", exitUsage, "want: zsync once PATH --reset"},
 		{srv.Addr(), "bogus", exitUsage, `unknown command "bogus"`},
 	} {
 		r := start(t, tt.servers, "", strings.Fields(tt.args)...)

@@ -1,0 +1,55 @@
+package main
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"github.com/zsync/zsync"
+)
+
+func onceCommand(c *client) *cobra.Command {
+	h := &holding{client: c}
+	reset := false
+	cmd := &cobra.Command{
+		Use:   "once PATH [flags] -- CMD [ARG...]",
+		Short: "run a command once, on whichever machine",
+		Long: `once runs a command, unless it has been run at PATH already; if it runs
+elsewhere once waits for that. When the command succeeds it is done, for every
+machine and for ever. When it fails, its status is passed on, and the next
+that waits runs its own. If it is done already, once succeeds and runs nothing.
+
+It is a zsync.Once. With --reset, and no command, it is made undone.`,
+		Example: `  zsync once /migrations/0042 -- ./migrate.sh 0042
+  zsync once /migrations/0042 --reset`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if reset {
+				return resetOnce(h, cmd, args)
+			}
+			t, err := beginTask(h, cmd, args)
+			if err != nil {
+				return err
+			}
+			defer t.session.Close()
+			err = zsync.NewOnce(t.session, t.path).Do(t.waiting, func(ctx context.Context) error {
+				return t.run(ctx.Done(), nil)
+			})
+			return verdict(err, exitBusy)
+		},
+	}
+	h.addFlags(cmd)
+	cmd.Flags().BoolVar(&reset, "reset", false, "make it undone")
+	return cmd
+}
+
+func resetOnce(h *holding, cmd *cobra.Command, args []string) error {
+	if len(args) != 1 {
+		return fail(exitUsage, "want: zsync once PATH --reset")
+	}
+	t, err := h.begin(cmd.Context(), args[0], nil)
+	if err != nil {
+		return err
+	}
+	defer t.session.Close()
+	return verdict(zsync.NewOnce(t.session, t.path).Reset(t.waiting), exitBusy)
+}
