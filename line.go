@@ -245,7 +245,7 @@ func (p *place) others(ctx context.Context, l *line, bases ...string) (bool, err
 		return false, err
 	}
 	for _, c := range parseChildren(names, bases...) {
-		if c.seq != p.me.seq {
+		if !c.samePlace(p.me) {
 			return true, nil
 		}
 	}

@@ -106,7 +106,7 @@ func NewMutex(s *Session, path string, opts ...LockOption) *Mutex {
 			base = "__lock__"
 		}
 		line := newLine(s.manager, path, c.layout, base)
-		m.turn = turnstile{s: s, path: path, line: line, handoffs: c.handoffs, entries: map[Mode]entry{
+		m.turn = turnstile{s: s, path: path, line: line, handoffs: c.handoffs, entries: map[Mode]lineEntry{
 			ModeExclusive: {base: base, turn: exclusive, op: "lock"},
 		}}
 	}

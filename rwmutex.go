@@ -81,7 +81,7 @@ func NewRWMutex(s *Session, path string, opts ...LockOption) *RWMutex {
 	rw.turn = turnstile{
 		s: s, path: path, handoffs: c.handoffs,
 		line: newLine(s.manager, path, c.layout, write, read),
-		entries: map[Mode]entry{
+		entries: map[Mode]lineEntry{
 			ModeExclusive: {base: write, turn: writersTurn(write), op: "lock"},
 			ModeShared:    {base: read, turn: readersTurn(write), op: "rlock"},
 		},
@@ -234,7 +234,9 @@ var (
 // end of Do.
 //
 // When Downgrade returns an error the caller holds what it held before, for
-// writing: [ErrNotLocked], [ErrLost], or that of ctx. It costs 2 requests.
+// writing: [ErrNotLocked], [ErrLost], or that of ctx; or, where the path has had
+// 2^31 children since it was last empty, that it cannot be done. It costs 2
+// requests.
 func (rw *RWMutex) Downgrade(ctx context.Context) error {
 	return opError("downgrade", rw.path, rw.downgrade(ctx))
 }
@@ -286,75 +288,37 @@ func (rw *RWMutex) downgrade(ctx context.Context) error {
 // any other error, nothing is left.
 func (l *line) beside(ctx context.Context, h *hold, base string, data []byte) (*place, error) {
 	inc := h.place.inc
-	for try := 0; ; {
+	for {
 		h.mu.Lock()
 		path, me := h.place.path, h.place.me
 		h.mu.Unlock()
+		if me.exhausted() {
+			return nil, errExhausted
+		}
 		number := me.name[strings.LastIndex(me.name, me.base)+len(me.base):]
 		name := l.name(newGUID(), base) + number
 		p := &place{inc: inc, path: childPath(l.dir, name), data: data, me: child{name: name, base: base, seq: me.seq}}
-		err := p.createWith(ctx, &zk.CheckVersionRequest{Path: path, Version: -1}, &try)
-		if isNoNode(err) && h.at() != path {
-			continue // it has been downgraded in the meantime, and stands elsewhere
-		}
-		if err != nil {
-			return nil, err
-		}
-		return p, nil
-	}
-}
-
-// createWith creates p's znode, whose name is known and unique, if the proof
-// holds in the same transaction.
-func (p *place) createWith(ctx context.Context, proof *zk.CheckVersionRequest, try *int) error {
-	inc := p.inc
-	create := &zk.CreateRequest{Path: p.path, Data: p.data, Acl: inc.m.cfg.acl, Flags: zk.FlagEphemeral}
-	for ; ; *try++ {
-		multi, err := begin(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(proof, create) })
-		var rs []zk.MultiResponse
-		if err == nil {
-			rs, err = multi.wait(ctx, inc)
-		}
+		err := inc.createAll(ctx, path, []string{p.path}, data)
 		switch {
 		case err == nil:
-			return nil
-		case errors.Is(err, errEnded):
-			return err // it was ephemeral
-		case len(rs) == 2 && isNodeExists(rs[1].Error):
-			return nil // an attempt without a reply has been applied: nobody else makes this name
-		case ctx.Err() != nil || outcomeOf(err) == answered:
-			// This attempt, or one before it, may have been applied, or may
-			// be yet if its reply is open.
-			p.discard(multi).await(grace)
-			if ctx.Err() != nil {
-				err = ctxErr(ctx)
-			}
-			return err
+			return p, nil
+		case errors.Is(err, errVanished) && h.at() != path:
+			continue // it has been downgraded in the meantime, and stands elsewhere
+		case errors.Is(err, errVanished):
+			err = zk.ErrNoNode
 		}
-		if err := inc.pause(ctx, *try); err != nil {
-			p.discard(multi).await(grace)
-			return err
-		}
+		return nil, err
 	}
 }
 
-// discard deletes p's znode in the background, once the request that may make
-// it, if there is one, is over.
-func (p *place) discard(making *pending[[]zk.MultiResponse]) *removal {
-	r := &removal{inc: p.inc, done: make(chan struct{})}
-	p.inc.m.spawn(func() {
-		defer close(r.done)
-		if making != nil {
-			select {
-			case <-making.done:
-			case <-p.inc.ctx.Done():
-				r.err = errEnded
-				return
-			}
-		}
-		r.err = p.inc.removeNow(context.Background(), p.path)
-	})
-	return r
+// errExhausted means that a number no longer says where in the line its znode
+// stands, so nothing can be put beside it. See line.inOrder.
+var errExhausted = errors.New("the path has had 2^31 children: the order is kept, but no read lock can be put in a writer's place")
+
+// samePlace reports whether c and d are one contender: a writer, and the read
+// node with which it downgrades.
+func (c child) samePlace(d child) bool {
+	return c.name == d.name || c.seq == d.seq && !c.exhausted()
 }
 
 // Lost returns a channel that is closed when the hold of this process is lost:
@@ -416,7 +380,7 @@ func (rw *RWMutex) Contenders(ctx context.Context) ([]Contender, error) {
 	cs, err := rw.turn.line.contenders(ctx, func(all []child, i int) (Mode, bool) {
 		// Those with the same number are a writer and its own read node.
 		ahead := all[:i]
-		for len(ahead) > 0 && ahead[len(ahead)-1].seq == all[i].seq {
+		for len(ahead) > 0 && ahead[len(ahead)-1].samePlace(all[i]) {
 			ahead = ahead[:len(ahead)-1]
 		}
 		mode, turn := ModeShared, read.turn

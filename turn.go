@@ -29,7 +29,7 @@ type turnstile struct {
 	path     string
 	line     line
 	handoffs int
-	entries  map[Mode]entry
+	entries  map[Mode]lineEntry
 
 	mu      sync.Mutex
 	held    []*tenure     // what this process holds, until it is given up even if it is lost; guarded by mu
@@ -38,8 +38,8 @@ type turnstile struct {
 	seeking *seeker       // who waits in the line for the first of waiting; guarded by mu
 }
 
-// An entry is how contenders of one mode enter a line.
-type entry struct {
+// A lineEntry is how contenders of one mode enter a line.
+type lineEntry struct {
 	base string // of their names
 	turn rule   // who stands in their way
 	op   string // for the observer

@@ -225,6 +225,104 @@ func (inc *incarnation) createChild(ctx context.Context, dir, name, guid string,
 	}
 }
 
+// createAll makes ephemeral znodes of unique names, all or none, and only if
+// there is a znode at proof. It is errVanished if there is none, and NoNode if
+// a parent is missing. When ctx ends, or after any other error, nothing is left.
+func (inc *incarnation) createAll(ctx context.Context, proof string, paths []string, data []byte) error {
+	ops := []any{&zk.CheckVersionRequest{Path: proof, Version: -1}}
+	size := 256 + len(proof)
+	for _, path := range paths {
+		ops = append(ops, &zk.CreateRequest{Path: path, Data: data, Acl: inc.m.cfg.acl, Flags: zk.FlagEphemeral})
+		size += inc.m.sizeOf(path, data)
+	}
+	if size > maxPacket {
+		return ErrTooLarge
+	}
+	for try := 0; ; try++ {
+		multi, err := begin(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
+		var rs []zk.MultiResponse
+		if err == nil {
+			rs, err = multi.wait(ctx, inc)
+		}
+		switch {
+		case err == nil:
+			return nil
+		case errors.Is(err, errEnded):
+			return err // they were ephemeral
+		case len(rs) > 1 && isNodeExists(rs[1].Error):
+			return nil // an attempt without a reply has been applied: nobody else makes this name
+		case ctx.Err() != nil, outcomeOf(err) == answered:
+			// An attempt before this one may have been applied, or this one
+			// may be yet, if its reply is open.
+			if try > 0 || outcomeOf(err) != answered {
+				inc.discard(multi, paths).await(grace)
+			}
+			switch {
+			case ctx.Err() != nil:
+				return ctxErr(ctx)
+			case len(rs) > 0 && isNoNode(rs[0].Error):
+				return errVanished
+			}
+			return err
+		}
+		if err := inc.pause(ctx, try); err != nil {
+			inc.discard(multi, paths).await(grace)
+			return err
+		}
+	}
+}
+
+// discard deletes znodes in the background once the request that may make them,
+// if there is one, is over.
+func (inc *incarnation) discard(making *pending[[]zk.MultiResponse], paths []string) *removal {
+	r := &removal{inc: inc, done: make(chan struct{})}
+	inc.m.spawn(func() {
+		defer close(r.done)
+		if making != nil {
+			select {
+			case <-making.done:
+			case <-inc.ctx.Done():
+				r.err = errEnded
+				return
+			}
+		}
+		r.err = inc.removeAllNow(context.Background(), paths)
+	})
+	return r
+}
+
+// removeAll deletes znodes in the background.
+func (inc *incarnation) removeAll(paths []string) *removal { return inc.discard(nil, paths) }
+
+// removeAllNow deletes znodes, in one transaction if all are there. The error is
+// NoNode if one of them certainly was not.
+func (inc *incarnation) removeAllNow(ctx context.Context, paths []string) error {
+	if len(paths) == 1 {
+		return inc.removeNow(ctx, paths[0])
+	}
+	ops := make([]any, len(paths))
+	for i, path := range paths {
+		ops[i] = &zk.DeleteRequest{Path: path, Version: -1}
+	}
+	_, err := once(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
+	if err == nil || errors.Is(err, errEnded) {
+		return err
+	}
+	// The reply is lost, or one of them is gone and has kept the others: one
+	// by one then.
+	missing := isNoNode(err)
+	err = nil
+	for _, path := range paths {
+		if e := inc.removeNow(ctx, path); e != nil && !isNoNode(e) {
+			err = e
+		}
+	}
+	if err == nil && missing {
+		err = zk.ErrNoNode
+	}
+	return err
+}
+
 // find looks for the child of dir whose name holds guid, and returns its path
 // or "". It is exact: the sync brings the server up to everything that this
 // session's earlier connections got through to the leader, and what they did
