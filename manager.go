@@ -37,6 +37,7 @@ type manager struct {
 	state   State              // guarded by mu
 	feeds   map[*feed]struct{} // those who follow the states; guarded by mu
 	dialErr error              // the last failure to reach a server; guarded by mu
+	tallies tallies            // guarded by mu
 	tidying map[*removal]bool  // deletions of persistent znodes, which no session's end deletes; guarded by mu
 	closing chan struct{}      // closed when err is set
 	ended   chan struct{}      // closed when nothing is left
@@ -56,6 +57,7 @@ func newManager(hosts []string, chroot string, cfg config) *manager {
 		zkLog:   zkLogger{cfg.log},
 		changed: make(chan struct{}),
 		feeds:   make(map[*feed]struct{}),
+		tallies: make(tallies),
 		tidying: make(map[*removal]bool),
 		closing: make(chan struct{}),
 		ended:   make(chan struct{}),

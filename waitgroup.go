@@ -1,0 +1,721 @@
+package zsync
+
+import (
+	"cmp"
+	"context"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+	"weak"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// A WaitGroup waits for tasks to end, across processes: [WaitGroup.Add] says
+// how many there are, [WaitGroup.Done] is called by whoever has ended one, in
+// whichever process, and [WaitGroup.Wait] returns when none is open. With
+// nothing added Wait returns at once.
+//
+// Its other face is a double barrier, with which parties begin and end a piece
+// of work together: see [WaitGroup.Enter] and [WaitGroup.Leave]. The two faces
+// do not affect each other, even on one path.
+//
+// Every change of the counter is applied exactly once, even if connections
+// drop, and the counter never goes below zero. A Wait sees every Add that
+// returned before it began, in whichever process. As in sync, Add calls for the
+// next set of tasks must wait until the Waits for the last one have returned,
+// or these wait for both. In the terminology of the Go memory model, Done
+// synchronizes before the Wait that it lets return, for callers in one process.
+//
+// A task belongs to the session that added it. When that session ends its
+// tasks end with it, and no Wait hangs on the dead: whoever added them and
+// lives on gets [ErrLost] from Done for each, which then ends no other task.
+// Tasks have no names, so this takes for granted that a process which adds
+// tasks and loses its session is the one that would have ended them. Where one
+// process adds tasks for others to end, [WithPersistentTasks] keeps them. A
+// Wait outlives a session.
+//
+// Each session that has open tasks writes one ephemeral znode,
+// path/_c_<uuid>-tasks, whose data is their number in ASCII; persistent tasks
+// are written in the same way but into a persistent znode. A znode whose number
+// comes down to zero is deleted. Receipts against lost replies are
+// path/_c_<uuid>-txn, and the children of path-receipts. path is a container,
+// and the servers remove it once it is empty.
+//
+// All Adds and Dones that goroutines of one process make while a request is
+// under way go into the next one together. Such a request is 1 round trip, and
+// 1 more request in the background. A Done, or the part of one, that finds no
+// open tasks of its own session ends those of another: that costs a sync, a
+// listing and a read for each session with open tasks besides. Wait costs 2
+// requests if nothing is open; otherwise one more request, one watch and one
+// notification for each session with open tasks, however many these are.
+type WaitGroup struct {
+	_     noCopy
+	s     *Session
+	path  string
+	err   error // of the constructor's arguments
+	tally *tally
+}
+
+// A WaitGroupOption changes a WaitGroup.
+type WaitGroupOption func(*waitGroupConfig)
+
+type waitGroupConfig struct{ keep bool }
+
+// WithPersistentTasks keeps the tasks that are added through this WaitGroup
+// when the session that added them ends. They are open until somebody calls
+// Done for each.
+func WithPersistentTasks() WaitGroupOption { return func(c *waitGroupConfig) { c.keep = true } }
+
+// NewWaitGroup returns the WaitGroup at path. It does no I/O; a bad argument is
+// reported by every method.
+func NewWaitGroup(s *Session, path string, opts ...WaitGroupOption) *WaitGroup {
+	var c waitGroupConfig
+	var err error
+	for i, o := range opts {
+		if o == nil {
+			err = invalid("WaitGroup option %d is nil", i)
+			continue
+		}
+		o(&c)
+	}
+	wg := &WaitGroup{s: s, path: path}
+	if wg.err = checkNew(s, path, err); wg.err == nil {
+		wg.tally = s.tallyOf(tallyKey{s.full(path), c.keep})
+	}
+	return wg
+}
+
+// Path returns the path that wg was made with.
+func (wg *WaitGroup) Path() string { return wg.path }
+
+// Add adds delta, which may be negative, to the counter. If it would become
+// negative the error is [ErrNegativeCounter] and the counter stays as it is.
+// A negative delta may fail with [ErrLost]: see [WaitGroup].
+//
+// If ctx ends first, a positive delta is not added, or is taken back; a
+// negative one whose request is under way may still be applied.
+func (wg *WaitGroup) Add(ctx context.Context, delta int) error {
+	return opError("add", wg.path, wg.add(ctx, delta))
+}
+
+func (wg *WaitGroup) add(ctx context.Context, delta int) error {
+	switch {
+	case wg.err != nil:
+		return wg.err
+	case delta > math.MaxInt32 || delta < -math.MaxInt32:
+		return invalid("delta %d is out of range; want at most %d tasks at once", delta, math.MaxInt32)
+	case ctx.Err() != nil:
+		return ctxErr(ctx)
+	case delta == 0:
+		return nil
+	}
+	c := wg.tally.submit(delta)
+	select {
+	case <-c.done:
+		return c.err
+	case <-ctx.Done():
+		wg.tally.abandon(c)
+		return ctxErr(ctx)
+	}
+}
+
+// Done ends one task. It returns [ErrNegativeCounter] if none is open, and
+// [ErrLost] if the task ended with the session that this process added it in.
+//
+// Done cannot fail to give up: if the connection is down it returns nil, and
+// the Session ends the task as soon as it can.
+func (wg *WaitGroup) Done() error {
+	if wg.err != nil {
+		return opError("done", wg.path, wg.err)
+	}
+	return opError("done", wg.path, wg.done())
+}
+
+func (wg *WaitGroup) done() error {
+	c := wg.tally.submit(-1)
+	select {
+	case <-c.done:
+		return c.err
+	case <-wg.s.outage():
+	}
+	// Usually the connection is replaced at once, and we can still tell.
+	t := time.NewTimer(grace)
+	defer t.Stop()
+	select {
+	case <-c.done:
+		return c.err
+	case <-t.C:
+		return nil
+	}
+}
+
+// outage returns a channel that is closed while no connection serves the
+// present session.
+func (m *manager) outage() <-chan struct{} {
+	m.mu.Lock()
+	inc := m.cur
+	m.mu.Unlock()
+	if inc == nil || inc.ctx.Err() != nil {
+		return closedChan
+	}
+	return inc.disconnection()
+}
+
+// Go adds one task, calls f in a goroutine and ends the task when f returns.
+// If the task cannot be added f is not called.
+//
+// If f panics the panic goes on, as in sync, and ends the process. The task is
+// not ended first, so that no Wait takes it for done: it ends with the session.
+func (wg *WaitGroup) Go(ctx context.Context, f func()) error {
+	if wg.err == nil && f == nil {
+		return opError("go", wg.path, invalid("the function is nil"))
+	}
+	if err := wg.add(ctx, 1); err != nil {
+		return opError("go", wg.path, err)
+	}
+	go func() {
+		defer func() {
+			if x := recover(); x != nil {
+				panic(x)
+			}
+			if err := wg.done(); err != nil {
+				wg.s.log.Warn("zsync: task of Go", "path", wg.path, "err", err)
+			}
+		}()
+		f()
+	}()
+	return nil
+}
+
+// Wait waits until no task is open. A ctx that has ended already fails even
+// if none is. A Wait that fails leaves nothing behind.
+func (wg *WaitGroup) Wait(ctx context.Context) error {
+	return opError("wait", wg.path, wg.wait(ctx))
+}
+
+func (wg *WaitGroup) wait(ctx context.Context) error {
+	if wg.err != nil {
+		return wg.err
+	}
+	m, dir := wg.s.manager, wg.tally.dir
+	m.waiters.Add(1)
+	defer m.waiters.Add(-1)
+	return m.during(ctx, func(inc *incarnation) error {
+		// A server that lags might not know of the tasks yet.
+		if err := inc.sync(ctx, dir); err != nil && !isNoNode(err) {
+			return err
+		}
+		for {
+			names, _, err := inc.children(ctx, dir)
+			if isNoNode(err) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			// One listing shows all sessions with open tasks at one instant:
+			// if there is none, that was the instant to wait for.
+			names = taskNames(names)
+			if len(names) == 0 {
+				return nil
+			}
+			// Waiting for one after the other costs a notification each, and
+			// none for what the numbers do until they are zero.
+			for _, name := range names {
+				if err := inc.awaitGone(ctx, childPath(dir, name)); err != nil {
+					return err
+				}
+			}
+		}
+	})
+}
+
+// Count returns how many tasks are open. While others change the counter all
+// the time, so that no instant can be made out, it is the sum of what the
+// sessions had one after another.
+//
+// It costs a sync, and a listing and a read for each session with open tasks,
+// twice.
+func (wg *WaitGroup) Count(ctx context.Context) (int, error) {
+	if wg.err != nil {
+		return 0, opError("count", wg.path, wg.err)
+	}
+	const tries = 8
+	total := 0
+	err := wg.s.during(ctx, func(inc *incarnation) error {
+		as, err := wg.tally.read(ctx, inc)
+		for try := 0; err == nil && len(as) > 0 && try < tries; try++ {
+			last := as
+			if as, err = wg.tally.readAgain(ctx, inc); slices.Equal(as, last) {
+				break
+			}
+		}
+		total = sumOf(as)
+		return err
+	})
+	return total, opError("count", wg.path, err)
+}
+
+// A tally is the counter of one path as one process sees it. All WaitGroups
+// of a Session with the same path share it.
+//
+// How changes are applied:
+//
+//  1. Whoever changes the counter puts the change into the queue. If nobody
+//     applies changes at present, a goroutine begins to.
+//  2. That goroutine takes the whole queue. The changes in it are all under way
+//     at once, so any order among them is right; those that add come first.
+//  3. If this process has enough open tasks, its own znode is created,
+//     written or deleted, once for all of them.
+//  4. Otherwise the znodes of others are read, and written or deleted in one
+//     transaction with ours. Each is checked to have the version that was read.
+//  5. What finds too few tasks anywhere fails.
+//  6. If the queue has filled meanwhile go to 2.
+type tally struct {
+	m    *manager
+	dir  string // the path, as the server knows it
+	keep bool   // tasks outlive their session
+
+	mu    sync.Mutex
+	queue []*change    // not taken yet; guarded by mu
+	busy  bool         // a goroutine applies changes; guarded by mu
+	lost  int          // tasks that ended with a session, and whose Done has not been called; guarded by mu
+	own   openTasks    // written with mu held, by the goroutine that applies or, if there is none, by submit
+	inc   *incarnation // the session of own's znode; nil if it has none; as own
+}
+
+// An openTasks is a znode that says how many tasks are open.
+type openTasks struct {
+	path    string // "" if there is none
+	count   int
+	version int32
+}
+
+// A change is one Add or Done.
+type change struct {
+	delta     int
+	done      chan struct{} // closed when err is set
+	err       error
+	lost      bool // part of it was for tasks that ended with their session; used by the goroutine that applies
+	abandoned bool // its caller has left; guarded by tally.mu
+}
+
+type tallyKey struct {
+	dir  string
+	keep bool
+}
+
+// tallies finds the tallies that are in use.
+type tallies map[tallyKey]weak.Pointer[tally]
+
+// tallyOf returns the tally that all WaitGroups of this path share.
+func (m *manager) tallyOf(key tallyKey) *tally {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if t := m.tallies[key].Value(); t != nil {
+		return t
+	}
+	t := &tally{m: m, dir: key.dir, keep: key.keep}
+	m.tallies[key] = weak.Make(t)
+	runtime.AddCleanup(t, func(key tallyKey) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if m.tallies[key].Value() == nil { // not made anew
+			delete(m.tallies, key)
+		}
+	}, key)
+	return t
+}
+
+// submit begins a change. Step 1.
+func (t *tally) submit(delta int) *change {
+	c := &change{delta: delta, done: make(chan struct{})}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.busy {
+		if t.inc != nil && !t.inc.alive() {
+			t.forfeitLocked()
+		}
+		if t.repayLocked(c); c.delta == 0 {
+			c.err = ErrLost
+			close(c.done)
+			return c
+		}
+	}
+	t.queueLocked(c)
+	return c
+}
+
+func (t *tally) queueLocked(c *change) {
+	t.queue = append(t.queue, c)
+	if !t.busy {
+		t.busy = true
+		t.m.spawn(t.run)
+	}
+}
+
+// abandon is the end of a change's ctx.
+func (t *tally) abandon(c *change) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	c.abandoned = true
+	if i := slices.Index(t.queue, c); i >= 0 {
+		t.queue = slices.Delete(t.queue, i, i+1)
+		return
+	}
+	select {
+	case <-c.done:
+		t.takeBackLocked(c)
+	default: // finish sees that it is abandoned
+	}
+}
+
+// takeBackLocked undoes a change whose caller was told that it failed. What
+// was ended stays ended: somebody may have returned from Wait.
+func (t *tally) takeBackLocked(c *change) {
+	if c.err == nil && c.delta > 0 {
+		t.queueLocked(&change{delta: -c.delta, done: make(chan struct{})})
+	}
+}
+
+// finish tells the callers of cs how it went.
+func (t *tally) finish(cs []*change, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, c := range cs {
+		if c.err = err; err == nil && c.lost {
+			c.err = ErrLost
+		}
+		close(c.done)
+		if c.abandoned {
+			t.takeBackLocked(c)
+		}
+	}
+}
+
+// forfeitLocked is the end of the session that own belongs to.
+func (t *tally) forfeitLocked() {
+	t.lost += t.own.count
+	t.own, t.inc = openTasks{}, nil
+}
+
+// repayLocked takes from c what it would end but has ended already.
+func (t *tally) repayLocked(c *change) {
+	if c.delta < 0 && t.lost > 0 {
+		n := min(t.lost, -c.delta)
+		t.lost -= n
+		c.delta += n
+		c.lost = true
+	}
+}
+
+// setOwn records what own's znode has become.
+func (t *tally) setOwn(inc *incarnation, a openTasks) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.own, t.inc = a, inc; t.keep || a.path == "" {
+		t.inc = nil
+	}
+}
+
+// run applies what is in the queue until it is empty.
+func (t *tally) run() {
+	for {
+		t.mu.Lock()
+		batch := t.queue // Step 2.
+		t.queue = nil
+		if len(batch) == 0 {
+			t.busy = false
+			t.mu.Unlock()
+			return
+		}
+		t.mu.Unlock()
+		err := t.m.during(context.Background(), func(inc *incarnation) error {
+			return t.apply(inc, &batch)
+		})
+		t.finish(batch, err)
+	}
+}
+
+// apply applies and finishes the changes of a batch. Those for which it fails
+// stay in it.
+//
+// When the session ends while an own znode is written, nobody needs to know
+// whether that was applied: the znode is gone in either case. What was added
+// is added again in the next session, and what was ended has ended.
+func (t *tally) apply(inc *incarnation, batch *[]*change) error {
+	ctx := context.Background()
+	t.mu.Lock()
+	if t.inc != nil && t.inc != inc {
+		t.forfeitLocked()
+	}
+	var repaid []*change
+	*batch = slices.DeleteFunc(*batch, func(c *change) bool {
+		t.repayLocked(c)
+		if c.delta == 0 {
+			repaid = append(repaid, c)
+		}
+		return c.delta == 0
+	})
+	t.mu.Unlock()
+	t.finish(repaid, nil)
+	for len(*batch) > 0 {
+		sum := 0
+		for _, c := range *batch {
+			sum += c.delta
+		}
+		if t.own.count+sum >= 0 { // Step 3.
+			switch err := t.writeOwn(ctx, inc, t.own.count+sum); {
+			case err == nil:
+				t.finish(*batch, nil)
+				*batch = nil
+			case isNoNode(err), isBadVersion(err):
+				// Somebody else has ended tasks of ours.
+				if err := t.readOwn(ctx, inc); err != nil {
+					return err
+				}
+			default:
+				return err
+			}
+			continue
+		}
+		if err := t.reach(ctx, inc, batch); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writeOwn makes next the number of our own open tasks. It is NoNode or
+// BadVersion if somebody else has written the znode.
+func (t *tally) writeOwn(ctx context.Context, inc *incarnation, next int) error {
+	own, data := t.own, strconv.AppendInt(nil, int64(next), 10)
+	var op any
+	switch {
+	case next == own.count:
+		return nil
+	case own.path == "":
+		own = openTasks{path: childPath(t.dir, protectedName(newGUID(), "tasks")), version: -1}
+		create := &zk.CreateRequest{Path: own.path, Data: data, Acl: t.m.cfg.acl, Flags: zk.FlagEphemeral}
+		if t.keep {
+			create.Flags = zk.FlagPersistent
+		}
+		op = create
+	case next == 0:
+		op = &zk.DeleteRequest{Path: own.path, Version: own.version}
+	default:
+		op = &zk.SetDataRequest{Path: own.path, Data: data, Version: own.version}
+	}
+	for {
+		err := t.commit(ctx, inc, op)
+		if _, ok := op.(*zk.CreateRequest); ok && isNoNode(err) {
+			if err = inc.makeDir(ctx, t.dir); err == nil {
+				continue
+			}
+		}
+		if err != nil {
+			return err
+		}
+		break
+	}
+	own.count, own.version = next, own.version+1
+	if next == 0 {
+		own = openTasks{}
+	}
+	t.setOwn(inc, own)
+	return nil
+}
+
+// commit applies a change of our own znode exactly once. It is errEnded if the
+// session, and the znode with it, ended first.
+func (t *tally) commit(ctx context.Context, inc *incarnation, op any) error {
+	if t.keep {
+		_, err := t.m.commitOnce(ctx, t.dir+"-receipts", []any{op})
+		return err
+	}
+	_, err := inc.commit(ctx, t.dir, []any{op})
+	if err == ErrLost {
+		err = errEnded
+	}
+	return err
+}
+
+// readOwn reads our own znode again.
+func (t *tally) readOwn(ctx context.Context, inc *incarnation) error {
+	if t.own.path == "" {
+		return nil
+	}
+	own, err := readAccount(ctx, inc, t.own.path)
+	if err == nil {
+		t.setOwn(inc, own)
+	}
+	return err
+}
+
+// reach applies those changes of a batch for which there are enough open tasks
+// anywhere, or, if there are none for any of them, fails them. When somebody
+// else was quicker it does nothing. Steps 4 and 5.
+func (t *tally) reach(ctx context.Context, inc *incarnation, batch *[]*change) error {
+	all, err := t.read(ctx, inc)
+	if err != nil {
+		return err
+	}
+	others := slices.Clone(all)
+	if t.own.path != "" {
+		var own openTasks
+		others = slices.DeleteFunc(others, func(a openTasks) bool {
+			if a.path == t.own.path {
+				own = a
+			}
+			return a.path == t.own.path
+		})
+		t.setOwn(inc, own)
+	}
+	// Those that add stand first, then whoever ends the fewest.
+	fits, total := []*change(nil), sumOf(all)
+	left := slices.Clone(*batch)
+	slices.SortStableFunc(left, func(a, b *change) int { return cmp.Compare(b.delta, a.delta) })
+	sum := 0
+	left = slices.DeleteFunc(left, func(c *change) bool {
+		ok := total+sum+c.delta >= 0
+		if ok {
+			sum += c.delta
+			fits = append(fits, c)
+		}
+		return ok
+	})
+	switch {
+	case len(fits) == 0:
+		// The znodes were read one after another, and may never have stood
+		// like that together. If they still stand as they were first read,
+		// they did so when the last of them was read.
+		again, err := t.readAgain(ctx, inc)
+		if err != nil || !slices.Equal(all, again) {
+			return err
+		}
+		t.finish(left, ErrNegativeCounter)
+		*batch = nil
+		return nil
+	case t.own.count+sum >= 0:
+		err = t.writeOwn(ctx, inc, t.own.count+sum)
+	default:
+		err = t.writeOthers(ctx, inc, others, -sum)
+	}
+	switch {
+	case err == nil:
+		t.finish(fits, nil)
+		*batch = left
+	case isNoNode(err), isBadVersion(err):
+		return nil
+	}
+	return err
+}
+
+// writeOthers ends n open tasks: all of ours, and the rest among others.
+func (t *tally) writeOthers(ctx context.Context, inc *incarnation, others []openTasks, n int) error {
+	var ops []any
+	end := func(a openTasks) {
+		k := min(n, a.count)
+		n -= k
+		if k == a.count {
+			ops = append(ops, &zk.DeleteRequest{Path: a.path, Version: a.version})
+			return
+		}
+		data := strconv.AppendInt(nil, int64(a.count-k), 10)
+		ops = append(ops, &zk.SetDataRequest{Path: a.path, Data: data, Version: a.version})
+	}
+	if t.own.path != "" {
+		end(t.own)
+	}
+	// Processes that begin with different ones are less in each other's way.
+	rand.Shuffle(len(others), func(i, j int) { others[i], others[j] = others[j], others[i] })
+	for _, a := range others {
+		if n > 0 {
+			end(a)
+		}
+	}
+	// This is about tasks that outlive our session, so unlike a change of our
+	// own znode it must be carried through. An attempt that failed cannot come
+	// late: no znode has the same path and version twice.
+	if _, err := t.m.commitOnce(ctx, t.dir+"-receipts", ops); err != nil {
+		return err
+	}
+	t.setOwn(inc, openTasks{})
+	return nil
+}
+
+// read reads all znodes with open tasks, ordered by path.
+func (t *tally) read(ctx context.Context, inc *incarnation) ([]openTasks, error) {
+	if err := inc.sync(ctx, t.dir); err != nil && !isNoNode(err) {
+		return nil, err
+	}
+	return t.readAgain(ctx, inc)
+}
+
+// readAgain is read where the server has caught up already.
+func (t *tally) readAgain(ctx context.Context, inc *incarnation) ([]openTasks, error) {
+	names, _, err := inc.children(ctx, t.dir)
+	if isNoNode(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	names = taskNames(names)
+	as, errs := make([]openTasks, len(names)), make([]error, len(names))
+	limit := make(chan struct{}, 32)
+	var wg sync.WaitGroup
+	for i, name := range names {
+		limit <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-limit }()
+			as[i], errs[i] = readAccount(ctx, inc, childPath(t.dir, name))
+		})
+	}
+	wg.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return nil, err
+		}
+	}
+	as = slices.DeleteFunc(as, func(a openTasks) bool { return a.path == "" })
+	slices.SortFunc(as, func(a, b openTasks) int { return strings.Compare(a.path, b.path) })
+	return as, nil
+}
+
+// readAccount reads one znode; one that is gone has no path.
+func readAccount(ctx context.Context, inc *incarnation, path string) (openTasks, error) {
+	data, stat, err := inc.get(ctx, path)
+	switch {
+	case isNoNode(err):
+		return openTasks{}, nil
+	case err != nil:
+		return openTasks{}, err
+	}
+	n, err := strconv.ParseUint(string(data), 10, 31)
+	if err != nil || n == 0 {
+		return openTasks{}, invalid("znode %s holds %.32q, which is no number of tasks", inc.m.bare(path), data)
+	}
+	return openTasks{path, int(n), stat.Version}, nil
+}
+
+func sumOf(as []openTasks) int {
+	n := 0
+	for _, a := range as {
+		n += a.count
+	}
+	return n
+}
+
+// taskNames returns those of names that are znodes with open tasks.
+func taskNames(names []string) []string {
+	return slices.DeleteFunc(names, func(name string) bool {
+		return !strings.HasPrefix(name, "_c_") || !strings.HasSuffix(name, "-tasks")
+	})
+}

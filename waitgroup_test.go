@@ -1,0 +1,513 @@
+package zsync
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+func wantCount(t testing.TB, wg *WaitGroup, want int) {
+	t.Helper()
+	got, err := wg.Count(t.Context())
+	if err != nil || got != want {
+		t.Fatalf("Count = %d, %v; want %d", got, err, want)
+	}
+}
+
+func TestWaitGroupWaitsForTheTasksOfAllSessions(t *testing.T) {
+	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
+		a, b, c := NewWaitGroup(connect(), "/w/g"), NewWaitGroup(connect(), "/w/g"), NewWaitGroup(connect(), "/w/g")
+		ctx := within(t, 30*time.Second)
+		must(t, a.Wait(ctx)) // nothing added
+		for range 5 {
+			must(t, a.Add(ctx, 2))
+			must(t, b.Add(ctx, 1))
+			wantCount(t, c, 3)
+			got := async(func() error { return c.Wait(ctx) })
+			must(t, b.Done())
+			must(t, b.Done()) // one of a's
+			wantCount(t, a, 1)
+			select {
+			case err := <-got:
+				t.Fatalf("Wait returned %v with a task open", err)
+			case <-time.After(20 * time.Millisecond):
+			}
+			must(t, c.Done())
+			must(t, <-got)
+			wantErr(t, c.Done(), ErrNegativeCounter)
+			wantErr(t, a.Done(), ErrNegativeCounter)
+			must(t, a.Wait(ctx))
+		}
+	})
+}
+
+func TestWaitGroupSeesWhatWasAddedThroughAnotherServerBefore(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		addrs := srv.Addrs()
+		at := func(addr string) *Session {
+			s, err := Connect(t.Context(), addr, WithDialer(srv.Dial))
+			must(t, err)
+			t.Cleanup(func() { s.Close() })
+			return s
+		}
+		a, b := NewWaitGroup(at(addrs[0]), "/w"), NewWaitGroup(at(addrs[1]), "/w")
+		gate, late := NewBarrier(a.s, "/b"), NewBarrier(b.s, "/b")
+		srv.SetLag(addrs[1], 5*time.Second)
+		must(t, a.Add(t.Context(), 1))
+		pendingStill(t, async(func() error { return b.Wait(t.Context()) }))
+		wantCount(t, b, 1)
+		must(t, b.Done())
+		must(t, a.Wait(t.Context()))
+		must(t, gate.Close(t.Context()))
+		got := async(func() error { return late.Wait(t.Context()) })
+		pendingStill(t, got)
+		must(t, gate.Open(t.Context()))
+		must(t, <-got)
+	}, zktest.WithAddrs("127.0.0.1:1", "127.0.0.1:2"))
+}
+
+func TestWaitGroupRefusesBadArguments(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		for _, wg := range []*WaitGroup{NewWaitGroup(nil, "/w"), NewWaitGroup(s, "w"), NewWaitGroup(s, "/w", nil)} {
+			wantErr(t, wg.Add(t.Context(), 1), ErrInvalid)
+			wantErr(t, wg.Done(), ErrInvalid)
+			wantErr(t, wg.Wait(t.Context()), ErrInvalid)
+			wantErr(t, wg.Go(t.Context(), func() {}), ErrInvalid)
+			_, err := wg.Count(t.Context())
+			wantErr(t, err, ErrInvalid)
+		}
+		wg := NewWaitGroup(s, "/w")
+		wantErr(t, wg.Go(t.Context(), nil), ErrInvalid)
+		wantErr(t, wg.Add(t.Context(), 1<<40), ErrInvalid)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cause := errors.New("enough")
+		cancel(cause)
+		wantErr(t, wg.Add(ctx, 1), cause, context.Canceled)
+		wantErr(t, wg.Wait(ctx), cause, context.Canceled)
+		wantErr(t, wg.Go(ctx, func() { t.Error("called") }), cause)
+		must(t, wg.Add(t.Context(), 0))
+		if n := s.Stats().Requests; n != 0 {
+			t.Errorf("%d requests were sent", n)
+		}
+		must(t, s.Close())
+		wantErr(t, wg.Add(t.Context(), 1), ErrClosed)
+		wantErr(t, wg.Wait(t.Context()), ErrClosed)
+		wantErr(t, wg.Done(), ErrClosed)
+	})
+}
+
+func TestNegativeCounterIsRefusedAndChangesNothing(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b, c := NewWaitGroup(open(t, srv), "/w"), NewWaitGroup(open(t, srv), "/w"), NewWaitGroup(open(t, srv), "/w")
+		wantErr(t, a.Done(), ErrNegativeCounter)
+		must(t, a.Add(t.Context(), 2))
+		must(t, b.Add(t.Context(), 3))
+		wantErr(t, a.Add(t.Context(), -6), ErrNegativeCounter)
+		wantErr(t, c.Add(t.Context(), -6), ErrNegativeCounter)
+		wantCount(t, c, 5)
+		must(t, c.Add(t.Context(), -4))
+		wantCount(t, a, 1)
+		must(t, a.Add(t.Context(), -1))
+		wantCount(t, b, 0)
+		wantErr(t, b.Done(), ErrNegativeCounter)
+	})
+}
+
+func TestAddsAndDonesOfManyGoroutinesShareRequests(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		srv.SetLatency(time.Millisecond)
+		s := open(t, srv)
+		wg, same := NewWaitGroup(s, "/w"), NewWaitGroup(s, "/w")
+		must(t, wg.Add(t.Context(), 1))
+		synctest.Wait()
+		time.Sleep(time.Second)
+		before := srv.Counts()
+		const n = 1000
+		var gs sync.WaitGroup
+		for i := range n {
+			gs.Go(func() {
+				g := wg
+				if i%2 == 0 {
+					g = same
+				}
+				if err := g.Add(t.Context(), 1); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		gs.Wait()
+		wantCount(t, wg, n+1)
+		for range n + 1 {
+			gs.Go(func() {
+				if err := wg.Done(); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		gs.Wait()
+		time.Sleep(time.Second)
+		d := srv.Counts().Sub(before)
+		if d.Total() > 4*2+5 {
+			t.Errorf("%d Adds and Dones cost %v", 2*n, d.Requests)
+		}
+		must(t, wg.Wait(t.Context()))
+	})
+}
+
+func TestWaitCostsOneNotificationForEachSessionWithTasks(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		const sessions, tasks = 10, 50
+		var wgs []*WaitGroup
+		for range sessions {
+			wg := NewWaitGroup(open(t, srv), "/w")
+			must(t, wg.Add(t.Context(), tasks))
+			wgs = append(wgs, wg)
+		}
+		waiter := open(t, srv)
+		got := async(func() error { return NewWaitGroup(waiter, "/w").Wait(t.Context()) })
+		synctest.Wait()
+		before := srv.Counts()
+		requests := waiter.Stats().Requests
+		for range tasks {
+			for _, wg := range wgs {
+				must(t, wg.Done())
+			}
+		}
+		must(t, <-got)
+		if n := srv.Counts().Sub(before).Notifications; n > sessions {
+			t.Errorf("%d notifications for %d tasks of %d sessions", n, sessions*tasks, sessions)
+		}
+		if n := waiter.Stats().Requests - requests; n > sessions+1 {
+			t.Errorf("Wait went on with %d requests", n)
+		}
+	})
+}
+
+func TestTasksEndWithTheSessionThatAddedThem(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		dying, other := NewWaitGroup(a, "/w"), NewWaitGroup(b, "/w")
+		must(t, dying.Add(t.Context(), 2))
+		must(t, other.Add(t.Context(), 1))
+		got := async(func() error { return other.Wait(t.Context()) })
+		pendingStill(t, got)
+		srv.Expire(a.ID())
+		time.Sleep(time.Second)
+		wantCount(t, other, 1)
+		// Its Dones end none of the tasks of others, and not its own later ones.
+		must(t, other.Add(t.Context(), 1))
+		wantErr(t, dying.Done(), ErrLost)
+		wantErr(t, dying.Add(t.Context(), -1), ErrLost)
+		must(t, dying.Add(t.Context(), 1))
+		wantCount(t, other, 3)
+		must(t, dying.Done())
+		must(t, other.Done())
+		pendingStill(t, got)
+		must(t, other.Done())
+		must(t, <-got)
+		wantErr(t, dying.Done(), ErrNegativeCounter)
+		// The same with a process that is killed: nothing comes back.
+		must(t, dying.Add(t.Context(), 1))
+		got = async(func() error { return other.Wait(t.Context()) })
+		pendingStill(t, got)
+		srv.Partition(a.ID())
+		start := time.Now()
+		must(t, <-got)
+		if d := time.Since(start); d > 2*testTimeout {
+			t.Errorf("Wait took %v", d)
+		}
+	})
+}
+
+func TestPersistentTasksOutliveTheirSession(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		wa, wb := NewWaitGroup(a, "/w", WithPersistentTasks()), NewWaitGroup(b, "/w")
+		must(t, wa.Add(t.Context(), 4))
+		srv.Expire(a.ID())
+		time.Sleep(time.Second)
+		wantCount(t, wb, 4)
+		must(t, wa.Done())
+		must(t, wb.Done())
+		must(t, a.Close())
+		wantCount(t, wb, 2)
+		got := async(func() error { return wb.Wait(t.Context()) })
+		must(t, wb.Done())
+		pendingStill(t, got)
+		must(t, wb.Done())
+		must(t, <-got)
+	})
+}
+
+func TestGoEndsItsTaskWhenTheFunctionReturnsOrExits(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		wg := NewWaitGroup(open(t, srv), "/w")
+		var ran atomic.Int32
+		for i := range 10 {
+			must(t, wg.Go(t.Context(), func() {
+				time.Sleep(time.Second)
+				ran.Add(1)
+				if i == 3 {
+					runtime.Goexit()
+				}
+			}))
+		}
+		must(t, wg.Wait(t.Context()))
+		if n := ran.Load(); n != 10 {
+			t.Errorf("Wait returned after %d of 10 functions", n)
+		}
+	})
+}
+
+func TestDoneReturnsAtOnceWhileTheConnectionIsDown(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		wa, wb := NewWaitGroup(a, "/w"), NewWaitGroup(b, "/w")
+		must(t, wa.Add(t.Context(), 1))
+		srv.Stop()
+		synctest.Wait()
+		start := time.Now()
+		must(t, wa.Done())
+		if d := time.Since(start); d > time.Second {
+			t.Errorf("Done took %v", d)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		wantErr(t, wa.Add(ctx, 1), context.DeadlineExceeded)
+		srv.Restart()
+		must(t, wb.Wait(t.Context()))
+		time.Sleep(time.Second)
+		wantCount(t, wb, 0)
+	})
+}
+
+func TestCancelledAddIsTakenBack(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		wg := NewWaitGroup(s, "/w")
+		must(t, wg.Add(t.Context(), 1))
+		synctest.Wait()
+		srv.SetLatency(100 * time.Millisecond)
+		for i := range 20 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i*15)*time.Millisecond+1)
+			err := wg.Add(ctx, 5)
+			cancel()
+			time.Sleep(2 * time.Second)
+			if err == nil {
+				must(t, wg.Add(t.Context(), -5))
+			} else {
+				wantErr(t, err, context.DeadlineExceeded)
+			}
+			wantCount(t, wg, 1)
+		}
+		must(t, wg.Done())
+		must(t, wg.Wait(t.Context()))
+	})
+}
+
+// Each request that a change of the counter sends is lost once, and its reply
+// once.
+func TestWaitGroupCountsExactlyOnceWhenRequestsAndRepliesAreLost(t *testing.T) {
+	ops := []struct {
+		name string
+		f    func(ctx context.Context, own, other *WaitGroup) error
+		want int // beside 2 of own and 2 of other
+		err  error
+	}{
+		{"first add", func(ctx context.Context, own, other *WaitGroup) error {
+			return NewWaitGroup(own.s, own.path, WithPersistentTasks()).Add(ctx, 3)
+		}, 3, nil},
+		{"add", func(ctx context.Context, own, other *WaitGroup) error { return own.Add(ctx, 3) }, 3, nil},
+		{"done", func(ctx context.Context, own, other *WaitGroup) error { return own.Done() }, -1, nil},
+		{"end all own", func(ctx context.Context, own, other *WaitGroup) error { return own.Add(ctx, -2) }, -2, nil},
+		{"end others' too", func(ctx context.Context, own, other *WaitGroup) error { return own.Add(ctx, -3) }, -3, nil},
+		{"end all", func(ctx context.Context, own, other *WaitGroup) error { return own.Add(ctx, -4) }, -4, nil},
+		{"end too many", func(ctx context.Context, own, other *WaitGroup) error { return own.Add(ctx, -5) }, 0, ErrNegativeCounter},
+	}
+	for _, op := range ops {
+		for _, act := range []zktest.Action{zktest.DropRequest, zktest.DropReply} {
+			for at := range 10 { // the at'th request
+				bubble(t, func(t *testing.T, srv *zktest.Server) {
+					a, b := open(t, srv), open(t, srv)
+					own, other := NewWaitGroup(a, "/w"), NewWaitGroup(b, "/w")
+					must(t, own.Add(t.Context(), 2))
+					must(t, other.Add(t.Context(), 2))
+					synctest.Wait()
+					var n atomic.Int32
+					id := a.ID()
+					srv.Intercept(func(r zktest.Request) zktest.Action {
+						if r.Session == id && r.Op != zktest.OpConnect && int(n.Add(1)) == at+1 {
+							return act
+						}
+						return zktest.Pass
+					})
+					err := op.f(t.Context(), own, other)
+					if !errors.Is(err, op.err) {
+						t.Fatalf("%s, %v of request %d: got %v, want %v", op.name, act, at, err, op.err)
+					}
+					time.Sleep(time.Second)
+					got, err := other.Count(t.Context())
+					if err != nil || got != 4+op.want {
+						t.Errorf("%s, %v of request %d: Count = %d, %v; want %d", op.name, act, at, got, err, 4+op.want)
+					}
+				})
+			}
+		}
+	}
+}
+
+// The session ends while a request of a change is under way.
+func TestWaitGroupChangeIsCarriedOverToTheNextSession(t *testing.T) {
+	for _, act := range []zktest.Action{zktest.DropRequest, zktest.DropReply} {
+		for at := range 8 {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				a, b := open(t, srv), open(t, srv)
+				own, other := NewWaitGroup(a, "/w"), NewWaitGroup(b, "/w")
+				must(t, other.Add(t.Context(), 10))
+				arm := func() {
+					var n atomic.Int32
+					id := a.ID()
+					srv.Intercept(func(r zktest.Request) zktest.Action {
+						if r.Session == id && r.Op != zktest.OpConnect && int(n.Add(1)) == at+1 {
+							go srv.Expire(id)
+							return act
+						}
+						return zktest.Pass
+					})
+				}
+				arm()
+				must(t, own.Add(t.Context(), -3)) // of the other's
+				time.Sleep(time.Second)
+				wantCount(t, other, 7)
+				arm()
+				must(t, own.Add(t.Context(), 2))
+				time.Sleep(time.Minute)
+				// It may have been lost after it returned, with the request that
+				// removes the receipt.
+				n, err := other.Count(t.Context())
+				must(t, err)
+				if n != 9 && n != 7 {
+					t.Errorf("%v of request %d: Count = %d, want 9, or 7 if lost later", act, at, n)
+				}
+			})
+		}
+	}
+}
+
+func TestHammerPersistentTasksAreCountedExactlyOnce(t *testing.T) {
+	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
+		var sessions []*Session
+		for range 3 {
+			sessions = append(sessions, open(t, srv))
+		}
+		stop := make(chan struct{})
+		fate := rand.New(rand.NewPCG(rnd.Uint64(), 0))
+		hurt := async(func() error { chaos(t, srv, fate, sessions, stop); return nil })
+		var total atomic.Int64
+		var gs sync.WaitGroup
+		for i := range 6 {
+			wg := NewWaitGroup(sessions[i%3], "/w", WithPersistentTasks())
+			rnd := rand.New(rand.NewPCG(rnd.Uint64(), uint64(i)))
+			gs.Go(func() {
+				for range 15 {
+					delta := rnd.IntN(9) - 4
+					switch err := wg.Add(t.Context(), delta); {
+					case err == nil:
+						total.Add(int64(delta))
+					case delta < 0 && errors.Is(err, ErrNegativeCounter):
+					default:
+						t.Errorf("Add(%d): %v", delta, err)
+					}
+					time.Sleep(time.Duration(rnd.IntN(500)) * time.Millisecond)
+				}
+			})
+		}
+		gs.Wait()
+		close(stop)
+		<-hurt
+		wantCount(t, NewWaitGroup(open(t, srv), "/w"), int(total.Load()))
+	})
+}
+
+func TestHammerWaitReturnsNeitherTooEarlyNorNever(t *testing.T) {
+	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
+		var sessions []*Session
+		for range 3 {
+			sessions = append(sessions, open(t, srv))
+		}
+		stop := make(chan struct{})
+		fate := rand.New(rand.NewPCG(rnd.Uint64(), 0))
+		hurt := async(func() error { chaos(t, srv, fate, sessions, stop); return nil })
+		type task struct {
+			session int64 // 0 if it changed while the task was added
+			ending  atomic.Bool
+		}
+		var mu sync.Mutex
+		var open []*task // added, Done not called; guarded by mu
+		var gs sync.WaitGroup
+		for i := range 6 {
+			s := sessions[i%3]
+			wg := NewWaitGroup(s, "/w")
+			rnd := rand.New(rand.NewPCG(rnd.Uint64(), uint64(i)))
+			gs.Go(func() {
+				for range 8 {
+					tk := &task{session: s.ID()}
+					if err := wg.Add(t.Context(), 1); err != nil {
+						t.Errorf("Add: %v", err)
+						return
+					}
+					if s.ID() != tk.session {
+						tk.session = 0
+					}
+					mu.Lock()
+					open = append(open, tk)
+					mu.Unlock()
+					time.Sleep(time.Duration(rnd.IntN(1000)) * time.Millisecond)
+					tk.ending.Store(true)
+					mu.Lock()
+					open = slices.DeleteFunc(open, func(x *task) bool { return x == tk })
+					mu.Unlock()
+					if err := wg.Done(); err != nil && !errors.Is(err, ErrLost) {
+						t.Errorf("Done: %v", err)
+					}
+					time.Sleep(time.Duration(rnd.IntN(2000)) * time.Millisecond)
+				}
+			})
+		}
+		waiter := NewWaitGroup(sessions[0], "/w")
+		ctx, cancel := context.WithCancel(t.Context())
+		watching := async(func() error {
+			for {
+				mu.Lock()
+				before := slices.Clone(open)
+				mu.Unlock()
+				if err := waiter.Wait(ctx); err != nil {
+					return nil
+				}
+				for _, tk := range before {
+					if !tk.ending.Load() && slices.Contains(srv.Sessions(), tk.session) {
+						t.Error("Wait returned while a task was open")
+					}
+				}
+				time.Sleep(100 * time.Millisecond)
+			}
+		})
+		gs.Wait()
+		close(stop)
+		<-hurt
+		cancel()
+		<-watching
+		must(t, waiter.Wait(within(t, time.Minute)))
+		wantCount(t, waiter, 0)
+	})
+}
