@@ -272,3 +272,13 @@ func (h *hub) setWatchesPackets(zxid int64) []byte {
 	flush()
 	return out
 }
+
+// isClosed reports whether c is closed now.
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}

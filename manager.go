@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"math/rand/v2"
 	"net"
 	"slices"
@@ -38,12 +37,12 @@ type manager struct {
 	feeds   map[*feed]struct{} // those who follow the states; guarded by mu
 	dialErr error              // the last failure to reach a server; guarded by mu
 	tallies tallies            // guarded by mu
-	tidying map[*removal]bool  // deletions of persistent znodes, which no session's end deletes; guarded by mu
-	closing chan struct{}      // closed when err is set
-	ended   chan struct{}      // closed when nothing is left
-	wg      sync.WaitGroup     // every goroutine of this session but run
-	sealed  bool               // wg is being waited for; guarded by spawnMu
-	spawnMu sync.RWMutex       // taken before wg is added to
+	leaving farewell
+	closing chan struct{}  // closed when err is set
+	ended   chan struct{}  // closed when nothing is left
+	wg      sync.WaitGroup // every goroutine of this session but run
+	sealed  bool           // wg is being waited for; guarded by spawnMu
+	spawnMu sync.RWMutex   // taken before wg is added to
 }
 
 func newManager(hosts []string, chroot string, cfg config) *manager {
@@ -58,7 +57,6 @@ func newManager(hosts []string, chroot string, cfg config) *manager {
 		changed: make(chan struct{}),
 		feeds:   make(map[*feed]struct{}),
 		tallies: make(tallies),
-		tidying: make(map[*removal]bool),
 		closing: make(chan struct{}),
 		ended:   make(chan struct{}),
 	}
@@ -111,30 +109,6 @@ func (m *manager) fail(err error) {
 	m.err = err
 	close(m.closing)
 	m.broadcastLocked()
-}
-
-// tidy has r waited for when the session is closed. It is the deletion of a
-// znode that would otherwise stay behind for ever.
-func (m *manager) tidy(r *removal) {
-	m.mu.Lock()
-	m.tidying[r] = true
-	m.mu.Unlock()
-	m.spawn(func() {
-		<-r.done
-		m.mu.Lock()
-		delete(m.tidying, r)
-		m.mu.Unlock()
-	})
-}
-
-// tidied waits for what was given to tidy, but not long.
-func (m *manager) tidied() {
-	m.mu.Lock()
-	rs := slices.Collect(maps.Keys(m.tidying))
-	m.mu.Unlock()
-	for _, r := range rs {
-		r.await(grace)
-	}
 }
 
 // failure returns why the session is over, or nil.

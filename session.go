@@ -27,7 +27,6 @@ import (
 type Session struct {
 	_ noCopy
 	*manager
-	closeOnce sync.Once
 }
 
 // Connect establishes a session with an ensemble.
@@ -80,7 +79,7 @@ func Connect(ctx context.Context, servers string, opts ...Option) (*Session, err
 //
 // Close must not be called from an [Observer].
 func (s *Session) Close() error {
-	s.tidied()
+	s.sayFarewell()
 	s.fail(ErrClosed)
 	<-s.ended
 	return nil

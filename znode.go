@@ -104,14 +104,19 @@ func (inc *incarnation) create(ctx context.Context, path string, data []byte) (b
 // them when they have become empty. So they can vanish between any two
 // requests, and NoNode always means: make them again and retry.
 func (inc *incarnation) makeDir(ctx context.Context, path string) error {
+	return inc.makeDirWith(ctx, path, nil)
+}
+
+// makeDirWith is makeDir for a znode that, if it is missing, begins with data.
+func (inc *incarnation) makeDirWith(ctx context.Context, path string, data []byte) error {
 	if path == "/" {
 		return nil
 	}
 	for {
 		_, err := again(ctx, inc, func(c *zk.Conn) (string, error) {
-			p, err := c.CreateContainer(path, nil, zk.FlagContainer, inc.m.cfg.acl)
+			p, err := c.CreateContainer(path, data, zk.FlagContainer, inc.m.cfg.acl)
 			if err != nil && err.Error() == "unknown error: -6" { // Unimplemented: before ZooKeeper 3.5
-				return c.Create(path, nil, zk.FlagPersistent, inc.m.cfg.acl)
+				return c.Create(path, data, zk.FlagPersistent, inc.m.cfg.acl)
 			}
 			return p, err
 		})
@@ -135,6 +140,12 @@ func (inc *incarnation) makeDir(ctx context.Context, path string) error {
 // When the reply is lost createChild looks for guid. When ctx ends it returns
 // at once, and what may have been made is deleted in the background.
 func (inc *incarnation) createChild(ctx context.Context, dir, name, guid string, data []byte, flags int32, list bool) (path string, names []string, err error) {
+	return inc.createChildOf(ctx, dir, nil, name, guid, data, flags, list)
+}
+
+// createChildOf is createChild in a dir that, if it is missing, is made with
+// dirData.
+func (inc *incarnation) createChildOf(ctx context.Context, dir string, dirData []byte, name, guid string, data []byte, flags int32, list bool) (path string, names []string, err error) {
 	full := childPath(dir, name)
 	if inc.m.sizeOf(full, data) > maxPacket {
 		return "", nil, ErrTooLarge
@@ -195,7 +206,7 @@ func (inc *incarnation) createChild(ctx context.Context, dir, name, guid string,
 			inc.collect(create, dir, guid).await(grace)
 			return "", nil, ctxErr(ctx)
 		case isNoNode(err):
-			if err := inc.makeDir(ctx, dir); err != nil {
+			if err := inc.makeDirWith(ctx, dir, dirData); err != nil {
 				return "", nil, err
 			}
 			try = -1

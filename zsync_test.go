@@ -92,16 +92,6 @@ func wantErr(t testing.TB, got error, want ...error) {
 	}
 }
 
-// isClosed reports whether c is closed now.
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
-}
-
 // async runs f in a goroutine and returns the channel of its result.
 func async(f func() error) <-chan error {
 	c := make(chan error, 1)
