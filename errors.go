@@ -152,6 +152,9 @@ func isNoNode(err error) bool     { return errors.Is(err, zk.ErrNoNode) }
 func isNodeExists(err error) bool { return errors.Is(err, zk.ErrNodeExists) }
 func isBadVersion(err error) bool { return errors.Is(err, zk.ErrBadVersion) }
 
+// isUnimplemented reports that the server is too old for the request.
+func isUnimplemented(err error) bool { return err != nil && err.Error() == "unknown error: -6" }
+
 // joinErrors is errors.Join, but a single error stays itself.
 func joinErrors(errs []error) error {
 	if len(errs) == 1 {

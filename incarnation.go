@@ -45,6 +45,9 @@ type incarnation struct {
 	up   chan struct{}            // closed while a connection serves the session; guarded by mu
 	down chan struct{}            // closed while none does; guarded by mu
 	sent map[string]chan struct{} // by path of a create: closed when it has been written; guarded by mu
+
+	bundles map[string][]string // by token; guarded by mu
+	largest atomic.Int64        // bytes of the largest znode in a late bundle
 }
 
 // The session is given up after this part of its timeout without contact.
@@ -64,16 +67,17 @@ const silent = 1.0 / 2
 // closed.
 func newIncarnation(m *manager) *incarnation {
 	inc := &incarnation{
-		m:      m,
-		born:   time.Now(),
-		ready:  make(chan struct{}),
-		first:  make(chan struct{}),
-		quit:   make(chan struct{}),
-		parked: make(chan struct{}),
-		gone:   make(chan struct{}),
-		up:     make(chan struct{}),
-		down:   make(chan struct{}),
-		sent:   make(map[string]chan struct{}),
+		m:       m,
+		born:    time.Now(),
+		ready:   make(chan struct{}),
+		first:   make(chan struct{}),
+		quit:    make(chan struct{}),
+		parked:  make(chan struct{}),
+		gone:    make(chan struct{}),
+		up:      make(chan struct{}),
+		down:    make(chan struct{}),
+		sent:    make(map[string]chan struct{}),
+		bundles: make(map[string][]string),
 	}
 	close(inc.down)
 	inc.timeout.Store(int64(m.cfg.timeout))

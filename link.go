@@ -29,14 +29,16 @@ import (
 //   - The watch flag of a read is set when the hub waits for that znode. So
 //     go-zookeeper keeps no list of watches at all, and ours can be removed.
 //   - The time of the last contact: when the last answered request was sent.
+//   - Requests that go-zookeeper does not know: see bundle.
 //   - Deadlines: a handshake may not hang, and silence is noticed early enough
 //     to try another server before the session must be given up.
 type link struct {
 	net.Conn               // the socket
 	inc      *incarnation  // whose session this is
 	r        *bufio.Reader // of Conn; used by the reading goroutine alone
-	pre      []byte        // the handshake's reply, not yet handed to go-zookeeper
-	in       frameScanner  // follows the packets that are read
+	pre      []byte        // what go-zookeeper reads next
+	left     int           // bytes of the present packet that come after pre
+	post     []byte        // what go-zookeeper reads behind them
 
 	shook      atomic.Bool // the handshake is over
 	hardLimit  time.Time   // of the handshake
@@ -56,6 +58,7 @@ type link struct {
 type sentInfo struct {
 	at      time.Time
 	flagged bool // the read carried a watch
+	bundle  bool // a multiRead was sent in its place
 	key     watchKey
 }
 
@@ -67,6 +70,7 @@ const (
 	opPing            = 11
 	opGetChildren2    = 12
 	opRemoveWatches   = 18
+	opMultiRead       = 22
 	opAuth            = 100
 	opSetWatches      = 101
 	opCloseSession    = -11
@@ -80,7 +84,10 @@ const (
 	setWatchesPortion = 128 << 10
 )
 
-var errHandshake = errors.New("zsync: handshake refused")
+var (
+	errHandshake = errors.New("zsync: handshake refused")
+	errProtocol  = errors.New("zsync: not the ZooKeeper protocol")
+)
 
 func newLink(inc *incarnation, c net.Conn, limit time.Duration) *link {
 	return &link{
@@ -105,6 +112,7 @@ func (l *link) Write(p []byte) (int, error) {
 	xid, op := int32(binary.BigEndian.Uint32(p[4:])), int32(binary.BigEndian.Uint32(p[8:]))
 	info := sentInfo{at: time.Now()}
 	var created string
+	n := len(p)
 	switch op {
 	case opPing:
 		l.mu.Lock()
@@ -117,6 +125,9 @@ func (l *link) Write(p []byte) (int, error) {
 			if l.inc.hub.wants(info.key) {
 				info.flagged = true
 				p[len(p)-1] = 1 // the packet ends in the watch flag
+			} else if paths := l.inc.bundle(path); paths != nil {
+				info.bundle = true
+				p = bundlePacket(xid, paths)
 			}
 		}
 	case opCreate:
@@ -126,7 +137,7 @@ func (l *link) Write(p []byte) (int, error) {
 	l.sent[xid] = info
 	l.mu.Unlock()
 	l.inc.m.requests.Add(1)
-	n, err := l.Conn.Write(p)
+	_, err := l.Conn.Write(p)
 	if created != "" {
 		l.inc.createSent(created)
 	}
@@ -156,17 +167,51 @@ func (l *link) Read(p []byte) (int, error) {
 			return 0, err
 		}
 	}
+	if len(l.pre) == 0 && l.left == 0 {
+		l.pre, l.post = l.post, nil
+	}
+	if len(l.pre) == 0 && l.left == 0 {
+		if err := l.nextPacket(); err != nil {
+			l.Close() // frees a writer that is blocked
+			return 0, err
+		}
+	}
 	if len(l.pre) > 0 {
 		n := copy(p, l.pre)
 		l.pre = l.pre[n:]
 		return n, nil
 	}
-	n, err := l.r.Read(p)
-	l.in.feed(p[:n], l.received)
+	n, err := l.r.Read(p[:min(len(p), l.left)])
+	l.left -= n
 	if err != nil {
-		l.Close() // frees a writer that is blocked
+		l.Close()
 	}
 	return n, err
+}
+
+// replyHeader is the size of what every packet of a server begins with: its
+// length, xid, zxid and error code.
+const replyHeader = 20
+
+// nextPacket reads the header of a packet.
+func (l *link) nextPacket() error {
+	var head [replyHeader]byte
+	if _, err := io.ReadFull(l.r, head[:]); err != nil {
+		return err
+	}
+	size := int32(binary.BigEndian.Uint32(head[:]))
+	if size < replyHeader-4 {
+		return fmt.Errorf("%w: packet of %d bytes", errProtocol, size)
+	}
+	l.pre, l.left = head[:], int(size)-(replyHeader-4)
+	code := int32(binary.BigEndian.Uint32(head[16:]))
+	if info := l.received(int32(binary.BigEndian.Uint32(head[4:])), code); info.bundle && code == 0 {
+		// Dressed up as the reply to getData: the data with their length, and a Stat.
+		binary.BigEndian.PutUint32(l.pre, uint32(size)+4+statSize)
+		l.pre = binary.BigEndian.AppendUint32(l.pre, uint32(l.left))
+		l.post = make([]byte, statSize)
+	}
+	return nil
 }
 
 // handshake reads the reply to the connect request and decides whether this
@@ -219,15 +264,15 @@ func (l *link) handshake() error {
 
 // received is told the header of each packet that came in. It runs in the
 // goroutine that reads, before go-zookeeper sees the packet's last byte.
-func (l *link) received(xid, code int32) {
+func (l *link) received(xid, code int32) (info sentInfo) {
 	switch xid {
 	case xidEvent:
-		return
+		return info
 	case xidAuth:
 		if code != 0 {
 			l.inc.fail(zk.ErrAuthFailed)
 		}
-		return
+		return info
 	case xidPing:
 		l.mu.Lock()
 		var at time.Time
@@ -236,19 +281,21 @@ func (l *link) received(xid, code int32) {
 		}
 		l.mu.Unlock()
 		l.inc.contact(at)
-		return
+		return info
 	}
 	l.mu.Lock()
-	info, ok := l.sent[xid]
+	var ok bool
+	info, ok = l.sent[xid]
 	delete(l.sent, xid)
 	l.mu.Unlock()
 	if !ok {
-		return
+		return info
 	}
 	if info.flagged {
 		l.inc.hub.answered(info.key, code)
 	}
 	l.inc.contact(info.at)
+	return info
 }
 
 // removeWatch asks the server to forget a watch, unless somebody waits for it
@@ -298,34 +345,6 @@ func (l *link) clip(t time.Time) time.Time {
 func (l *link) Close() error {
 	l.closeOnce.Do(func() { l.closeError = l.Conn.Close() })
 	return l.closeError
-}
-
-// A frameScanner finds the headers in a stream of length-prefixed packets that
-// comes in arbitrary pieces.
-type frameScanner struct {
-	head [20]byte // length, xid, zxid, error code
-	have int      // bytes of head
-	skip int      // bytes of the packet that follow head
-}
-
-func (f *frameScanner) feed(p []byte, header func(xid, code int32)) {
-	for len(p) > 0 {
-		if f.skip > 0 {
-			n := min(f.skip, len(p))
-			f.skip -= n
-			p = p[n:]
-			continue
-		}
-		n := copy(f.head[f.have:], p)
-		f.have += n
-		p = p[n:]
-		if f.have < len(f.head) {
-			continue
-		}
-		f.have = 0
-		f.skip = max(0, int(int32(binary.BigEndian.Uint32(f.head[:])))-16)
-		header(int32(binary.BigEndian.Uint32(f.head[4:])), int32(binary.BigEndian.Uint32(f.head[16:])))
-	}
 }
 
 // packetPath returns the path with which the body of a request begins.

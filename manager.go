@@ -29,6 +29,8 @@ type manager struct {
 
 	requests, reconnects, expiries, holds, waiters atomic.Int64
 
+	noBundles atomic.Bool // the servers do not know multiRead
+
 	mu      sync.Mutex
 	cur     *incarnation       // the newest; guarded by mu
 	changed chan struct{}      // closed and replaced when cur or err changes; guarded by mu
@@ -236,8 +238,10 @@ func (m *manager) setState(inc *incarnation, s State) {
 	}
 }
 
+// observe tells the observer, but nothing of a hold that has no operation: that
+// is a part of another.
 func (m *manager) observe(e Event) {
-	if m.cfg.observer != nil {
+	if m.cfg.observer != nil && (e.Op != "" || e.Path == "") {
 		m.cfg.observer.Observe(e)
 	}
 }

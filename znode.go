@@ -115,7 +115,7 @@ func (inc *incarnation) makeDirWith(ctx context.Context, path string, data []byt
 	for {
 		_, err := again(ctx, inc, func(c *zk.Conn) (string, error) {
 			p, err := c.CreateContainer(path, data, zk.FlagContainer, inc.m.cfg.acl)
-			if err != nil && err.Error() == "unknown error: -6" { // Unimplemented: before ZooKeeper 3.5
+			if isUnimplemented(err) { // before ZooKeeper 3.5
 				return c.Create(path, data, zk.FlagPersistent, inc.m.cfg.acl)
 			}
 			return p, err
@@ -305,15 +305,24 @@ func (inc *incarnation) discard(making *pending[[]zk.MultiResponse], paths []str
 // removeAll deletes znodes in the background.
 func (inc *incarnation) removeAll(paths []string) *removal { return inc.discard(nil, paths) }
 
-// removeAllNow deletes znodes, in one transaction if all are there. The error is
-// NoNode if one of them certainly was not.
+// removeAllNow deletes znodes, in one transaction if all are there and it is not
+// too large. The error is NoNode if one of them certainly was not.
 func (inc *incarnation) removeAllNow(ctx context.Context, paths []string) error {
 	if len(paths) == 1 {
 		return inc.removeNow(ctx, paths[0])
 	}
-	ops := make([]any, len(paths))
+	ops, size := make([]any, len(paths)), 256
 	for i, path := range paths {
 		ops[i] = &zk.DeleteRequest{Path: path, Version: -1}
+		size += inc.m.sizeOf(path, nil)
+	}
+	if size > maxPacket {
+		half := len(paths) / 2
+		err := inc.removeAllNow(ctx, paths[:half])
+		if e := inc.removeAllNow(ctx, paths[half:]); e != nil {
+			err = e
+		}
+		return err
 	}
 	_, err := once(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
 	if err == nil || errors.Is(err, errEnded) {

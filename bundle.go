@@ -1,0 +1,223 @@
+package zsync
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"slices"
+	"sync"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// A bundle reads the data of many znodes with one request, multiRead, which
+// go-zookeeper does not know. To go-zookeeper a bundle is a read of one znode,
+// whose path is a token that nothing else uses. The link puts the multiRead in
+// its place, and hands the whole reply over as that znode's data.
+
+// A node is what was read of a znode.
+type node struct {
+	data []byte
+	stat *zk.Stat // nil if there is no such znode
+}
+
+// A bundle must not be so large that it holds up what comes behind it: so many
+// znodes at most, and about so many bytes, if the next ones are as large as the
+// largest of late.
+const (
+	bundleMax   = 128
+	bundleBytes = 1 << 20
+	bundleGuess = 64 << 10 // how large a znode is taken to be before any was read
+)
+
+// getAll reads the data of many znodes. It is no snapshot, but each is at least
+// as new as what this session has seen before.
+func (inc *incarnation) getAll(ctx context.Context, paths []string) ([]node, error) {
+	largest := int(inc.largest.Load())
+	if largest == 0 {
+		largest = bundleGuess
+	}
+	bundles := slices.Collect(slices.Chunk(paths, min(max(bundleBytes/largest, 1), bundleMax)))
+	results := make([][]node, len(bundles))
+	err := parallel(len(bundles), func(i int) (err error) {
+		results[i], err = inc.getBundle(ctx, bundles[i])
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return slices.Concat(results...), nil
+}
+
+func (inc *incarnation) getBundle(ctx context.Context, paths []string) ([]node, error) {
+	if len(paths) == 1 || inc.m.noBundles.Load() {
+		return inc.getEach(ctx, paths)
+	}
+	reply, err := again(ctx, inc, func(c *zk.Conn) ([]byte, error) {
+		token := "/bundle-" + newGUID()
+		inc.setBundle(token, paths)
+		defer inc.setBundle(token, nil)
+		reply, _, err := c.Get(token)
+		return reply, err
+	})
+	if isUnimplemented(err) { // before ZooKeeper 3.6
+		inc.m.noBundles.Store(true)
+		return inc.getEach(ctx, paths)
+	}
+	if err != nil {
+		return nil, err
+	}
+	nodes, refused, err := parseBundle(reply, len(paths))
+	if err != nil {
+		return nil, err
+	}
+	for _, i := range refused { // a single read says why
+		n, err := inc.getEach(ctx, paths[i:i+1])
+		if err != nil {
+			return nil, err
+		}
+		nodes[i] = n[0]
+	}
+	var largest int
+	for _, n := range nodes {
+		largest = max(largest, len(n.data))
+	}
+	inc.largest.Store(max(int64(largest), inc.largest.Load()/2, 256))
+	return nodes, nil
+}
+
+// getEach is getAll with one request for each znode.
+func (inc *incarnation) getEach(ctx context.Context, paths []string) ([]node, error) {
+	nodes := make([]node, len(paths))
+	return nodes, parallel(len(paths), func(i int) error {
+		data, stat, err := inc.get(ctx, paths[i])
+		if isNoNode(err) {
+			return nil
+		}
+		nodes[i] = node{data, stat}
+		return err
+	})
+}
+
+// setBundle tells the link what a token stands for; nil: nothing any more.
+func (inc *incarnation) setBundle(token string, paths []string) {
+	inc.mu.Lock()
+	defer inc.mu.Unlock()
+	if paths == nil {
+		delete(inc.bundles, token)
+		return
+	}
+	inc.bundles[token] = paths
+}
+
+func (inc *incarnation) bundle(token string) []string {
+	inc.mu.Lock()
+	defer inc.mu.Unlock()
+	return inc.bundles[token]
+}
+
+// bundlePacket is the request for a bundle.
+func bundlePacket(xid int32, paths []string) []byte {
+	header := func(p []byte, op int32, done byte) []byte {
+		p = append(binary.BigEndian.AppendUint32(p, uint32(op)), done)
+		return append(p, 0xff, 0xff, 0xff, 0xff)
+	}
+	p := appendHeader(nil, xid, opMultiRead)
+	for _, path := range paths {
+		p = appendString(header(p, opGetData, 0), path)
+		p = append(p, 0) // no watch
+	}
+	return endPacket(header(p, -1, 1))
+}
+
+// statSize is the size of a Stat on the wire.
+const statSize = 68
+
+var errBundle = errors.New("zsync: malformed reply to multiRead")
+
+// parseBundle takes the reply for n znodes apart. refused are the places of
+// those that the server did not give, for another reason than that they do not
+// exist.
+func parseBundle(p []byte, n int) (nodes []node, refused []int, err error) {
+	take := func(k int) []byte {
+		if k < 0 || k > len(p) {
+			err, k = errBundle, 0
+		}
+		head := p[:k]
+		p = p[k:]
+		return head
+	}
+	word := func() int32 {
+		if b := take(4); len(b) == 4 {
+			return int32(binary.BigEndian.Uint32(b))
+		}
+		return 0
+	}
+	for i := 0; err == nil; i++ {
+		op := word()
+		done := take(1)
+		word()
+		switch {
+		case err != nil:
+		case done[0] != 0:
+			if i != n || len(p) > 0 {
+				err = errBundle
+			}
+			if err == nil {
+				return nodes, refused, nil
+			}
+		case i == n:
+			err = errBundle
+		case op == opGetData:
+			data := bytes.Clone(take(max(0, int(word())))) // a null buffer has length -1
+			if stat := take(statSize); err == nil {
+				nodes = append(nodes, node{data, parseStat(stat)})
+			}
+		case op == -1:
+			if word() != errCodeNoNode {
+				refused = append(refused, i)
+			}
+			nodes = append(nodes, node{})
+		default:
+			err = errBundle
+		}
+	}
+	return nil, nil, err
+}
+
+func parseStat(p []byte) *zk.Stat {
+	i64 := func(at int) int64 { return int64(binary.BigEndian.Uint64(p[at:])) }
+	i32 := func(at int) int32 { return int32(binary.BigEndian.Uint32(p[at:])) }
+	return &zk.Stat{
+		Czxid: i64(0), Mzxid: i64(8), Ctime: i64(16), Mtime: i64(24),
+		Version: i32(32), Cversion: i32(36), Aversion: i32(40),
+		EphemeralOwner: i64(44), DataLength: i32(52), NumChildren: i32(56), Pzxid: i64(60),
+	}
+}
+
+// parallel calls f for each i below n, many at once, and returns an error of
+// one of them, if any, rather NoNode than another.
+func parallel(n int, f func(i int) error) error {
+	errs := make([]error, n)
+	var wg sync.WaitGroup
+	limit := make(chan struct{}, 128)
+	for i := range n {
+		limit <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-limit }()
+			errs[i] = f(i)
+		})
+	}
+	wg.Wait()
+	var first error
+	for _, err := range errs {
+		if first == nil || isNoNode(err) {
+			first = err
+		}
+		if isNoNode(first) {
+			break
+		}
+	}
+	return first
+}
