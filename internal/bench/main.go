@@ -8,6 +8,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"flag"
 	"fmt"
@@ -34,6 +35,9 @@ var workloads = []workload{
 	{"lock_shared_session", func(b *bench) { b.locks(1, false) }}, // n goroutines, one Mutex, one session: hand-overs
 	{"lock_strict", func(b *bench) { b.locks(1, true) }},          // the same in strict global order: every goroutine in the line
 	{"lock_sessions", func(b *bench) { b.locks(b.n, false) }},     // n sessions, one path: hand-overs between processes
+	{"queue", (*bench).queue},                                     // n elements of 100 bytes into the channel of In (queue_put), then out of that of Recv (queue_take)
+	{"queue_send", (*bench).sends},                                // n elements of 100 bytes by Send, one after the other by one goroutine
+	{"barrier", (*bench).barrier},                                 // rounds of a double barrier with n parties on one session
 }
 
 // A bench is one run of the command.
@@ -78,6 +82,12 @@ func (b *bench) connect() *zsync.Session {
 
 // path returns a path that no other run uses.
 func (b *bench) path() string { return fmt.Sprintf("/zsync-bench-%d", time.Now().UnixNano()) }
+
+// session returns the one session of a run, and what it has sent so far.
+func (b *bench) session() (s *zsync.Session, requests func() int64) {
+	s = b.connect()
+	return s, func() int64 { return s.Stats().Requests }
+}
 
 // report prints the rate of ops operations in d, and their cost.
 func (b *bench) report(workload string, ops float64, d time.Duration, requests int64) {
@@ -147,4 +157,95 @@ func (b *bench) locks(sessions int, strict bool) {
 	if len(waits) > 0 {
 		fmt.Fprintf(os.Stderr, "LAT,zsync,%s,%d,p50=%v,p99=%v\n", b.workload, b.n, waits[len(waits)/2], waits[len(waits)*99/100])
 	}
+}
+
+// element is what the queues carry.
+var element = bytes.Repeat([]byte("x"), 100)
+
+// queue puts n elements with nobody consuming, and takes them, once to warm
+// up and once measured.
+func (b *bench) queue() {
+	s, requests := b.session()
+	defer s.Close()
+	for _, n := range []int{min(b.n, 2000), b.n} {
+		measured := n == b.n
+		q := zsync.NewQueue[[]byte](s, b.path(), zsync.WithCodec(zsync.Raw))
+		before, start := requests(), time.Now()
+		in, done := q.In(context.Background())
+		for range n {
+			in <- element
+		}
+		close(in)
+		must(<-done)
+		if d := time.Since(start); measured {
+			b.report("queue_put", float64(n), d, requests()-before)
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		before, start = requests(), time.Now()
+		ch := q.Recv(ctx)
+		for range n {
+			if e, ok := <-ch; !ok || !bytes.Equal(e, element) {
+				log.Fatalf("received %q, %v", e, ok)
+			}
+		}
+		if d := time.Since(start); measured {
+			b.report("queue_take", float64(n), d, requests()-before)
+		}
+		cancel()
+		for range ch {
+		}
+	}
+}
+
+// sends puts n elements, waiting for each.
+func (b *bench) sends() {
+	s, requests := b.session()
+	defer s.Close()
+	q := zsync.NewQueue[[]byte](s, b.path(), zsync.WithCodec(zsync.Raw))
+	before, start := requests(), time.Now()
+	for range b.n {
+		must(q.Send(context.Background(), element))
+	}
+	b.report(b.workload, float64(b.n), time.Since(start), requests()-before)
+	_, err := q.Clear(context.Background())
+	must(err)
+}
+
+// barrier has n goroutines enter and leave in rounds. A round is everybody's
+// Enter and everybody's Leave.
+func (b *bench) barrier() {
+	s, requests := b.session()
+	defer s.Close()
+	path := b.path()
+	var inside atomic.Int64
+	var rounds atomic.Int64
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	for i := range b.n {
+		p := zsync.NewWaitGroup(s, path)
+		wg.Go(func() {
+			for {
+				if p.Enter(ctx, b.n) != nil {
+					return
+				}
+				if in := inside.Add(1); in > int64(b.n) {
+					log.Fatalf("%d are inside", in)
+				}
+				inside.Add(-1)
+				if p.Leave(ctx) != nil {
+					return
+				}
+				if i == 0 {
+					rounds.Add(1)
+				}
+			}
+		})
+	}
+	time.Sleep(b.warm)
+	before, start, first := requests(), time.Now(), rounds.Load()
+	time.Sleep(b.dur)
+	n, d := rounds.Load()-first, time.Since(start)
+	b.report(b.workload, float64(n), d, requests()-before)
+	cancel()
+	wg.Wait()
 }
