@@ -89,6 +89,11 @@ type ctxError struct{ err, cause error }
 func (e *ctxError) Error() string   { return e.cause.Error() }
 func (e *ctxError) Unwrap() []error { return []error{e.cause, e.err} }
 
+func isCtxError(err error) bool {
+	var e *ctxError
+	return errors.As(err, &e)
+}
+
 // ctxErr returns the error of a context that has ended, so that both
 // ctx.Err() and context.Cause(ctx) match it.
 func ctxErr(ctx context.Context) error {
@@ -136,6 +141,9 @@ func outcomeOf(err error) outcome {
 		// A server that has seen the session move ignores the request.
 		return unsent
 	}
+	if isCtxError(err) {
+		return unknown // whatever its cause is
+	}
 	if errors.Is(err, zk.ErrInvalidFlags) {
 		return answered
 	}
@@ -147,10 +155,15 @@ func outcomeOf(err error) outcome {
 	return unknown
 }
 
-// isNoNode and its like read better at the call than a comparison.
-func isNoNode(err error) bool     { return errors.Is(err, zk.ErrNoNode) }
-func isNodeExists(err error) bool { return errors.Is(err, zk.ErrNodeExists) }
-func isBadVersion(err error) bool { return errors.Is(err, zk.ErrBadVersion) }
+// isNoNode and its like say that a server answered so.
+func isNoNode(err error) bool     { return isAnswer(err, zk.ErrNoNode) }
+func isNodeExists(err error) bool { return isAnswer(err, zk.ErrNodeExists) }
+func isBadVersion(err error) bool { return isAnswer(err, zk.ErrBadVersion) }
+
+// isAnswer keeps apart what a server has answered and what a context has ended
+// with. The cause of a context may be the answer to another request: errgroup
+// cancels all goroutines with the error of the first that failed.
+func isAnswer(err, answer error) bool { return errors.Is(err, answer) && !isCtxError(err) }
 
 // isUnimplemented reports that the server is too old for the request.
 func isUnimplemented(err error) bool { return err != nil && err.Error() == "unknown error: -6" }

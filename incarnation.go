@@ -431,8 +431,11 @@ func once[T any](ctx context.Context, inc *incarnation, f func(c *zk.Conn) (T, e
 func again[T any](ctx context.Context, inc *incarnation, f func(c *zk.Conn) (T, error)) (T, error) {
 	for try := 0; ; try++ {
 		v, err := once(ctx, inc, f)
-		if errors.Is(err, errEnded) || ctx.Err() != nil || outcomeOf(err) == answered {
+		switch {
+		case errors.Is(err, errEnded), outcomeOf(err) == answered:
 			return v, err
+		case ctx.Err() != nil:
+			return v, ctxErr(ctx)
 		}
 		if err := inc.pause(ctx, try); err != nil {
 			return v, err

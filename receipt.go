@@ -198,8 +198,10 @@ func (m *manager) commitOnce(ctx context.Context, receipts string, ops []any) ([
 			case err == nil:
 				rs = got[1:]
 				return nil
-			case errors.Is(err, errEnded), ctx.Err() != nil:
+			case errors.Is(err, errEnded):
 				return err
+			case ctx.Err() != nil && outcomeOf(err) != answered:
+				return ctxErr(ctx)
 			case mine && isNodeExists(got[0].Error):
 				rs = presumed(ops)
 				return nil

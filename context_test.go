@@ -1,0 +1,123 @@
+package zsync
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+// What the end of a context means, whatever it ends with and however close to a
+// reply.
+
+func TestAContextThatEndsWithAServersAnswerIsNotTakenForTheAnswer(t *testing.T) {
+	// As errgroup does it: the context of all ends with the error of one.
+	for _, cause := range []error{
+		&Error{Op: "txn", Err: zk.ErrNoNode}, zk.ErrNoNode, zk.ErrNodeExists, zk.ErrBadVersion,
+		fmt.Errorf("x: %w", zk.ErrInvalidFlags), errors.New("unknown error: -6"), ErrLost, ErrClosed,
+	} {
+		t.Run(cause.Error(), func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				a, b := open(t, srv), open(t, srv)
+				holder := NewMutex(a, "/m")
+				must(t, holder.Lock(t.Context()))
+				gate := NewBarrier(a, "/gate")
+				must(t, gate.Close(t.Context()))
+				once := NewOnce(a, "/once")
+				running := make(chan struct{})
+				go once.Do(t.Context(), func(ctx context.Context) error { close(running); <-t.Context().Done(); return ctx.Err() })
+				<-running
+				ctx, cancel := context.WithCancelCause(t.Context())
+				waits := map[string]<-chan error{
+					"Lock":         async(func() error { return NewMutex(b, "/m").Lock(ctx) }),
+					"Lock, strict": async(func() error { return NewMutex(b, "/m", WithHandoffs(0)).Lock(ctx) }),
+					"Campaign":     async(func() error { return NewElection(b, "/m", WithElectionLayout(LayoutSelector)).Campaign(ctx) }),
+					"Barrier":      async(func() error { return NewBarrier(b, "/gate").Wait(ctx) }),
+					"Once": async(func() error {
+						return NewOnce(b, "/once").Do(ctx, func(context.Context) error { return nil })
+					}),
+				}
+				synctest.Wait()
+				cancel(cause)
+				for name, done := range waits {
+					if err := <-done; !errors.Is(err, cause) || !errors.Is(err, context.Canceled) {
+						t.Errorf("%s returned %v, want the context's cause", name, err)
+					}
+				}
+				_, err := holder.Token(ctx)
+				if err == nil || isClosed(holder.Lost()) {
+					t.Errorf("Token with an ended context: %v, and the hold is lost: %v", err, isClosed(holder.Lost()))
+				}
+				time.Sleep(time.Second)
+				if n := childrenOf(t, a, "/m"); len(n) != 1 {
+					t.Errorf("in line: %v, want the holder alone", n)
+				}
+			})
+		})
+	}
+}
+
+// lateCtx has ended when a request is answered, but the reply is seen first.
+type lateCtx struct {
+	context.Context
+	ended atomic.Bool
+}
+
+func (c *lateCtx) Err() error {
+	if c.ended.Load() {
+		return context.Canceled
+	}
+	return c.Context.Err()
+}
+
+func TestOpenThatEndsWithItsContextDoesNotClaimToHaveOpened(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		_, err := live(t, s).create(t.Context(), "/gate", nil) // by another library: no receipts yet
+		must(t, err)
+		ctx := &lateCtx{Context: t.Context()}
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpMulti {
+				ctx.ended.Store(true)
+			}
+			return zktest.Pass
+		})
+		wantErr(t, NewBarrier(s, "/gate").Open(ctx), context.Canceled)
+	})
+}
+
+func TestAReplyLostAsTheContextEndsIsTheContextsError(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		for i, f := range []func(context.Context) error{
+			func(ctx context.Context) error { _, err := NewMutex(s, "/m").Contenders(ctx); return err },
+			func(ctx context.Context) error { return NewBarrier(s, "/b").Wait(ctx) },
+			func(ctx context.Context) error { return NewBarrier(s, "/b").Close(ctx) },
+			func(ctx context.Context) error { _, err := s.Txn(ctx, &zk.DeleteRequest{Path: "/x"}); return err },
+			func(ctx context.Context) error { return NewMutex(s, "/m", WithHandoffs(0)).Lock(ctx) },
+		} {
+			ctx := &lateCtx{Context: t.Context()}
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				if r.Op == zktest.OpPing || r.Op == zktest.OpConnect || ctx.ended.Swap(true) {
+					return zktest.Pass
+				}
+				return zktest.DropReply
+			})
+			if err := f(ctx); !errors.Is(err, context.Canceled) {
+				t.Errorf("call %d: %v, want the context's error", i, err)
+			}
+			srv.Intercept(nil)
+			time.Sleep(time.Second)
+		}
+		if n := childrenOf(t, s, "/m"); len(n) != 0 {
+			t.Errorf("left behind: %v", n)
+		}
+	})
+}
