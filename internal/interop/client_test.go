@@ -123,7 +123,7 @@ func TestForeignClientsEphemeralsGoWithItsSession(t *testing.T) {
 			"killed": func(p *interop.Program) { p.Kill() },
 		} {
 			n := base + "/" + name
-			p := d.program(t, servers, short)
+			p := d.mortal(t, servers, short)
 			p.Do("create %s x e", n)
 			watcher.Do("watch %s", n)
 			end(p)

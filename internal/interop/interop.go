@@ -7,18 +7,24 @@
 //
 // The programs lie in testdata. driver.py and Driver.java hold a conversation: they take one command
 // a line, in the same words in both languages (see driver.py for the list), and answer each with one line.
+//
+// A JVM takes longer to start than most tests run, so all the conversations with Driver.java are held
+// with one JVM, except those that a test will end by Kill. See [Main].
 package interop
 
 import (
 	"bufio"
 	"bytes"
 	"embed"
+	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -35,49 +41,151 @@ const (
 // patience is how long a program may take over one answer.
 const patience = 60 * time.Second
 
-// A Program is a running program of another language. Its methods fail the
-// test when the program does not do as asked; they are for one goroutine.
+// dir is where Driver.java is compiled to, and what the programs are read from.
+var dir string
+
+// Main runs the tests of a package and returns the exit status. It is for TestMain of the packages that
+// run foreign programs: what they share is ended and removed here.
+func Main(m *testing.M) int {
+	var err error
+	if dir, err = os.MkdirTemp("", "zsync-interop-"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	if err := os.CopyFS(dir, programs); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer shared.end()
+	return m.Run()
+}
+
+// A Program is a running program of another language, or one conversation with a program that holds
+// several. Its methods fail the test when the program does not do as asked; they are for one goroutine.
 type Program struct {
 	tb     testing.TB
 	name   string
-	cmd    *exec.Cmd
 	stdin  io.WriteCloser
 	stdout chan string // closed by the reader when the output ends
-	stderr bytes.Buffer
-	ended  chan error // gets what Wait returned, once
+	stderr *syncBuffer
+	kill   func()     // nil where a conversation cannot be ended as by SIGKILL
+	ended  chan error // gets how it ended, once
 }
 
-// Kazoo starts the Python program testdata/script with the arguments given.
-// It is killed when the test ends.
-func Kazoo(tb testing.TB, script string, args ...string) *Program {
+// Kazoo starts driver.py with the arguments given. It is killed when the test ends.
+func Kazoo(tb testing.TB, args ...string) *Program {
 	tb.Helper()
-	if err := exec.Command(python, "-c", "import kazoo").Run(); err != nil {
+	if err := kazooThere(); err != nil {
 		missing(tb, "kazoo for "+python+" (Debian: python3-kazoo)")
 	}
-	return start(tb, python, append([]string{"-u", unpack(tb, script)}, args...)...)
+	return start(tb, python, append([]string{"-u", dir + "/testdata/driver.py"}, args...)...)
 }
 
-// Curator starts the Java program testdata/class.java with the arguments given.
-// It is killed when the test ends.
-func Curator(tb testing.TB, class string, args ...string) *Program {
+var kazooThere = sync.OnceValue(func() error { return exec.Command(python, "-c", "import kazoo").Run() })
+
+// CuratorAlone starts Driver.java with the arguments given, in a JVM of its own. It is killed when the test
+// ends.
+func CuratorAlone(tb testing.TB, args ...string) *Program {
+	tb.Helper()
+	return start(tb, "java", append(javaFlags(tb), args...)...)
+}
+
+// Curator begins a conversation with the Driver.java that all tests share, with the arguments given. It is
+// ended when the test ends.
+func Curator(tb testing.TB, args ...string) *Program {
+	tb.Helper()
+	flags := javaFlags(tb)
+	shared.once.Do(func() { shared.err = shared.start(flags) })
+	if shared.err != nil {
+		tb.Fatalf("the shared JVM: %v\n%s", shared.err, &shared.stderr)
+	}
+	conn, err := net.Dial("tcp", shared.addr)
+	if err != nil {
+		tb.Fatalf("the shared JVM: %v\n%s", err, &shared.stderr)
+	}
+	tb.Cleanup(func() { conn.Close() })
+	p := &Program{tb: tb, name: "java", stderr: &shared.stderr}
+	p.talk(halfCloser{conn.(*net.TCPConn)}, conn, func() error { return nil })
+	p.Send("%s", strings.Join(args, " "))
+	return p
+}
+
+// A halfCloser is a connection whose Close ends the output only.
+type halfCloser struct{ *net.TCPConn }
+
+func (c halfCloser) Close() error { return c.CloseWrite() }
+
+// shared is the JVM that holds several conversations, each on a connection of its own.
+var shared host
+
+type host struct {
+	once   sync.Once
+	cmd    *exec.Cmd // nil if it was not started
+	addr   string
+	stderr syncBuffer
+	err    error
+}
+
+func (h *host) start(flags []string) error {
+	cmd := exec.Command("java", append(flags, "serve")...)
+	cmd.Stderr = &h.stderr
+	_, err1 := cmd.StdinPipe() // the JVM ends when its input does, and so not after us
+	stdout, err2 := cmd.StdoutPipe()
+	if err := errors.Join(err1, err2); err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	h.cmd = cmd
+	port, err := bufio.NewReader(stdout).ReadString('\n')
+	h.addr = "127.0.0.1:" + strings.TrimSpace(port)
+	return err
+}
+
+// end ends the JVM, if there is one.
+func (h *host) end() {
+	if h.cmd != nil {
+		h.cmd.Process.Kill()
+		h.cmd.Wait()
+	}
+}
+
+// javaFlags returns the arguments of java that run Driver, which it compiles at the first call.
+func javaFlags(tb testing.TB) []string {
 	tb.Helper()
 	if _, err := exec.LookPath("javac"); err != nil {
 		missing(tb, "javac (Debian: default-jdk-headless)")
 	}
-	var classpath []string
+	var jarFiles []string
 	for _, jar := range []string{"curator-client", "curator-framework", "curator-recipes", "guava", "zookeeper", "zookeeper-jute", "slf4j-api", "slf4j-simple"} {
 		path := jars + jar + ".jar"
 		if _, err := os.Stat(path); err != nil {
 			missing(tb, path+" (Debian: libcurator-recipes-java)")
 		}
-		classpath = append(classpath, path)
+		jarFiles = append(jarFiles, path)
 	}
-	return start(tb, "java", append([]string{
+	classpath := strings.Join(append(jarFiles, dir), ":")
+	compiled.once.Do(func() {
+		out, err := exec.Command("javac", "-Xlint:-options", "-cp", classpath, "-d", dir, dir+"/testdata/Driver.java").CombinedOutput()
+		if err != nil {
+			compiled.err = fmt.Errorf("javac: %w\n%s", err, out)
+		}
+	})
+	if compiled.err != nil {
+		tb.Fatal(compiled.err)
+	}
+	return []string{
 		"-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto",
 		"-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
-		"-cp", strings.Join(classpath, ":"),
-		unpack(tb, class+".java"), // java compiles a source file by itself
-	}, args...)...)
+		"-cp", classpath, "Driver",
+	}
+}
+
+var compiled struct {
+	once sync.Once
+	err  error
 }
 
 // ZkCli runs commands in one zkCli.sh session and returns all the lines it printed,
@@ -172,8 +280,16 @@ func (p *Program) Lines() []string {
 
 // Kill ends the program as SIGKILL does: its ZooKeeper session is left to expire.
 func (p *Program) Kill() {
-	p.cmd.Process.Kill()
-	for range p.stdout { // until the reader sees the end
+	if p.kill == nil {
+		p.tb.Fatal("BUG: a conversation in the shared JVM cannot be killed; see CuratorAlone")
+	}
+	p.kill()
+	p.awaitEnd()
+}
+
+// awaitEnd waits until the reader has seen the end of the output.
+func (p *Program) awaitEnd() {
+	for range p.stdout {
 	}
 	p.ended <- <-p.ended
 }
@@ -181,57 +297,60 @@ func (p *Program) Kill() {
 func (p *Program) fail(format string, args ...any) {
 	p.tb.Helper()
 	what := fmt.Sprintf(format, args...)
-	p.Kill() // so that its standard error is complete
-	p.tb.Fatalf("%s: %s\n%s", p.name, what, p.stderr.Bytes())
+	if p.kill != nil {
+		p.Kill() // so that its standard error is complete
+	}
+	p.tb.Fatalf("%s: %s\n%s", p.name, what, p.stderr)
 }
 
-// start runs a program whose lines the returned Program reads.
+// start runs a program of its own, which is killed when the test ends.
 func start(tb testing.TB, command string, args ...string) *Program {
 	tb.Helper()
-	p := &Program{
-		tb:     tb,
-		cmd:    exec.Command(command, args...),
-		stdout: make(chan string, 1024),
-		ended:  make(chan error, 1),
-	}
-	p.name = filepath.Base(command)
-	p.cmd.Stderr = &p.stderr
-	stdin, err := p.cmd.StdinPipe()
-	if err != nil {
+	cmd := exec.Command(command, args...)
+	p := &Program{tb: tb, name: filepath.Base(command), stderr: new(syncBuffer), kill: func() { cmd.Process.Kill() }}
+	cmd.Stderr = p.stderr
+	stdin, err1 := cmd.StdinPipe()
+	stdout, err2 := cmd.StdoutPipe()
+	if err := errors.Join(err1, err2); err != nil {
 		tb.Fatal(err)
 	}
-	p.stdin = stdin
-	stdout, err := p.cmd.StdoutPipe()
-	if err != nil {
+	if err := cmd.Start(); err != nil {
 		tb.Fatal(err)
 	}
-	if err := p.cmd.Start(); err != nil {
-		tb.Fatal(err)
-	}
+	p.talk(stdin, stdout, cmd.Wait)
 	tb.Cleanup(p.Kill)
-	go func() {
-		lines := bufio.NewScanner(stdout)
-		for lines.Scan() {
-			p.stdout <- lines.Text()
-		}
-		p.ended <- p.cmd.Wait()
-		close(p.stdout)
-	}()
 	return p
 }
 
-// unpack writes a file of testdata where another program can read it.
-func unpack(tb testing.TB, name string) string {
-	tb.Helper()
-	text, err := programs.ReadFile("testdata/" + name)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	path := filepath.Join(tb.TempDir(), name)
-	if err := os.WriteFile(path, text, 0o600); err != nil {
-		tb.Fatal(err)
-	}
-	return path
+// talk begins the conversation. end is called when out ends.
+func (p *Program) talk(in io.WriteCloser, out io.Reader, end func() error) {
+	p.stdin, p.stdout, p.ended = in, make(chan string, 1024), make(chan error, 1)
+	go func() {
+		lines := bufio.NewScanner(out)
+		for lines.Scan() {
+			p.stdout <- lines.Text()
+		}
+		p.ended <- end()
+		close(p.stdout)
+	}()
+}
+
+// A syncBuffer is a bytes.Buffer for several goroutines.
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
 }
 
 // missing skips the test, or fails it where the foreign programs must be installed.

@@ -12,6 +12,8 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
+func TestMain(m *testing.M) { os.Exit(interop.Main(m)) }
+
 // A site is a ZooKeeper of three servers that the foreign programs are tried against.
 type site struct {
 	servers string      // connect string
@@ -53,28 +55,42 @@ func onEnsemble(t *testing.T) site {
 // A driver starts a program that takes the commands of testdata/driver.py.
 type driver struct {
 	name  string
-	start func(tb testing.TB, file string, args ...string) *interop.Program
-	file  string
+	start func(tb testing.TB, args ...string) *interop.Program
+	alone func(tb testing.TB, args ...string) *interop.Program // one that may be killed
 }
 
 var (
-	kazoo   = driver{"kazoo", interop.Kazoo, "driver.py"}
-	curator = driver{"curator", interop.Curator, "Driver"}
+	kazoo   = driver{"kazoo", interop.Kazoo, interop.Kazoo}
+	curator = driver{"curator", interop.Curator, interop.CuratorAlone}
 )
 
 // program starts the driver's program and returns once it is connected.
 func (d driver) program(t *testing.T, servers string, timeout time.Duration) *interop.Program {
 	t.Helper()
-	p := d.start(t, d.file, servers, fmt.Sprint(timeout.Milliseconds()))
+	return begin(t, d.start, servers, timeout)
+}
+
+// mortal is program for one that is going to be killed.
+func (d driver) mortal(t *testing.T, servers string, timeout time.Duration) *interop.Program {
+	t.Helper()
+	return begin(t, d.alone, servers, timeout)
+}
+
+func begin(t *testing.T, start func(tb testing.TB, args ...string) *interop.Program, servers string, timeout time.Duration) *interop.Program {
+	t.Helper()
+	p := start(t, servers, fmt.Sprint(timeout.Milliseconds()))
 	p.Ok()
 	return p
 }
 
-// everywhere runs f for every driver in every place.
+// everywhere runs f for every driver in every place, at once.
 func everywhere(t *testing.T, f func(t *testing.T, d driver, servers string)) {
 	for name, open := range places() {
 		for _, d := range []driver{kazoo, curator} {
-			t.Run(name+"/"+d.name, func(t *testing.T) { f(t, d, open(t).servers) })
+			t.Run(name+"/"+d.name, func(t *testing.T) {
+				t.Parallel()
+				f(t, d, open(t).servers)
+			})
 		}
 	}
 }

@@ -4,7 +4,7 @@ import "testing"
 
 func TestForeignLockIsHeldByOneAndHandedOver(t *testing.T) {
 	everywhere(t, func(t *testing.T, d driver, servers string) {
-		a, b := d.program(t, servers, long), d.program(t, servers, short)
+		a, b := d.program(t, servers, long), d.mortal(t, servers, short)
 		path := fresh(a) + "/lock"
 		check(t, "a locks", a.Do("lock l %s 10", path), "true")
 		check(t, "b tries", b.Do("lock l %s 0.2", path), "false")

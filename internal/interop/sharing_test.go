@@ -40,7 +40,7 @@ func layoutOf(d driver) zsync.Layout {
 
 func TestMutexIsSharedWithForeignLocks(t *testing.T) {
 	everywhere(t, func(t *testing.T, d driver, servers string) {
-		p, s := d.program(t, servers, short), connect(t, servers)
+		p, s := d.mortal(t, servers, short), connect(t, servers)
 		path := fresh(p) + "/lock"
 		passesBetween(t, p, "lock", path, zsync.NewMutex(s, path, zsync.WithLayout(layoutOf(d))))
 	})

@@ -1,5 +1,9 @@
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
+import java.io.PrintStream;
+import java.net.InetAddress;
+import java.net.ServerSocket;
+import java.net.Socket;
 import java.nio.charset.StandardCharsets;
 import java.util.Collections;
 import java.util.HashMap;
@@ -55,19 +59,57 @@ public class Driver {
     }
 
     public static void main(String[] args) throws Exception {
-        Driver driver = new Driver(args[0], args.length > 1 ? Integer.parseInt(args[1]) : 10000);
-        System.out.println("ok");
-        BufferedReader in = new BufferedReader(new InputStreamReader(System.in));
-        for (String line; (line = in.readLine()) != null; ) {
-            try {
-                Object value = driver.run(line.split(" "));
-                System.out.println(value == null ? "ok" : "ok " + value);
-            } catch (KeeperException e) {
-                System.out.println("error " + e.getClass().getSimpleName().replace("Exception", ""));
-            }
+        if (args[0].equals("serve")) {
+            serve();
+        } else {
+            converse(args, new BufferedReader(new InputStreamReader(System.in)), System.out);
         }
-        driver.client.close();
         System.exit(0); // a consumer thread may be left
+    }
+
+    /** Holds a conversation on each connection; the first line has the arguments. The port is printed. Ends with the input. */
+    static void serve() throws Exception {
+        var listener = new ServerSocket(0, 50, InetAddress.getLoopbackAddress());
+        System.out.println(listener.getLocalPort());
+        var accepting = new Thread(() -> {
+            while (true) {
+                try {
+                    Socket s = listener.accept();
+                    new Thread(() -> serve(s)).start();
+                } catch (Exception e) {
+                    throw new IllegalStateException(e);
+                }
+            }
+        });
+        accepting.setDaemon(true);
+        accepting.start();
+        while (System.in.read() >= 0) {}
+    }
+
+    static void serve(Socket socket) {
+        try (socket) {
+            var in = new BufferedReader(new InputStreamReader(socket.getInputStream()));
+            converse(in.readLine().split(" "), in, new PrintStream(socket.getOutputStream(), true));
+        } catch (Exception e) {
+            e.printStackTrace(); // the test sees its connection end
+        }
+    }
+
+    static void converse(String[] args, BufferedReader in, PrintStream out) throws Exception {
+        Driver driver = new Driver(args[0], args.length > 1 ? Integer.parseInt(args[1]) : 10000);
+        try {
+            out.println("ok");
+            for (String line; (line = in.readLine()) != null; ) {
+                try {
+                    Object value = driver.run(line.split(" "));
+                    out.println(value == null ? "ok" : "ok " + value);
+                } catch (KeeperException e) {
+                    out.println("error " + e.getClass().getSimpleName().replace("Exception", ""));
+                }
+            }
+        } finally {
+            driver.client.close();
+        }
     }
 
     Object run(String[] a) throws Exception {
