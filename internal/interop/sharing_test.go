@@ -2,32 +2,36 @@ package interop_test
 
 import (
 	"context"
+	"encoding/binary"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/interop"
 )
 
 // These tests have zsync and a foreign program share one path.
 
-// A locker is what the tests below ask of a lock of zsync.
-type locker interface {
-	Lock(ctx context.Context) error
-	TryLock(ctx context.Context) (bool, error)
-	Unlock() error
-}
-
 // connect opens a session of zsync's own.
 func connect(t *testing.T, servers string) *zsync.Session {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	s, err := zsync.Connect(ctx, servers, zsync.WithSessionTimeout(10*time.Second))
+	s, err := zsync.Connect(brief(t), servers, zsync.WithSessionTimeout(10*time.Second), zsync.WithOwner("zsync"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.Close() })
 	return s
+}
+
+// brief returns a context for all that a test does.
+func brief(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	t.Cleanup(cancel)
+	return ctx
 }
 
 // layoutOf is the layout in which zsync meets the driver's program.
@@ -38,6 +42,51 @@ func layoutOf(d driver) zsync.Layout {
 	return zsync.LayoutCurator
 }
 
+// must fails the test unless an operation of zsync has succeeded.
+func must(t *testing.T, what string, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+}
+
+// mustNot fails the test unless an operation that does not wait was refused.
+func mustNot(t *testing.T, what string) func(ok bool, err error) {
+	return func(ok bool, err error) {
+		t.Helper()
+		if ok || err != nil {
+			t.Fatalf("%s: got %v, %v; want false, nil", what, ok, err)
+		}
+	}
+}
+
+// start runs an operation that waits; the channel has what it returns.
+func start(f func(context.Context) error, ctx context.Context) <-chan error {
+	done := make(chan error, 1)
+	go func() { done <- f(ctx) }()
+	return done
+}
+
+// queued waits until n contenders are in the line.
+func queued(t *testing.T, l interface {
+	Contenders(context.Context) ([]zsync.Contender, error)
+}, n int) {
+	t.Helper()
+	eventually(t, fmt.Sprint(n), func() string {
+		cs, err := l.Contenders(t.Context())
+		must(t, "Contenders", err)
+		return fmt.Sprint(len(cs))
+	})
+}
+
+// A lock is what the tests below ask of a lock of zsync.
+type lock interface {
+	Lock(ctx context.Context) error
+	TryLock(ctx context.Context) (bool, error)
+	Unlock() error
+	Contenders(ctx context.Context) ([]zsync.Contender, error)
+}
+
 func TestMutexIsSharedWithForeignLocks(t *testing.T) {
 	everywhere(t, func(t *testing.T, d driver, servers string) {
 		p, s := d.mortal(t, servers, short), connect(t, servers)
@@ -46,45 +95,232 @@ func TestMutexIsSharedWithForeignLocks(t *testing.T) {
 	})
 }
 
+func TestRWMutexWritersTakeTurnsWithForeignOnes(t *testing.T) {
+	everywhere(t, func(t *testing.T, d driver, servers string) {
+		p, s := d.mortal(t, servers, short), connect(t, servers)
+		path := fresh(p) + "/rw"
+		passesBetween(t, p, "wlock", path, zsync.NewRWMutex(s, path, zsync.WithLayout(layoutOf(d))))
+	})
+}
+
 // passesBetween has a lock of zsync and one of the program's take turns, each
 // waiting for the other, and the program's holder die in the end.
-func passesBetween(t *testing.T, p program, verb, path string, l locker) {
+func passesBetween(t *testing.T, p *interop.Program, verb, path string, l lock) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
+	ctx := brief(t)
 	check(t, "the program locks", p.Do("%s l %s 10", verb, path), "true")
-	ok, err := l.TryLock(ctx)
-	if ok || err != nil {
-		t.Fatalf("TryLock while the program holds = %v, %v; want false, nil", ok, err)
-	}
-	p.Do("watchchildren %s", path)
-	got := make(chan error, 1)
-	go func() { got <- l.Lock(ctx) }()
-	check(t, "zsync queues", p.Do("event"), "CHILD "+path)
+	mustNot(t, "TryLock while the program holds")(l.TryLock(ctx))
+	got := start(l.Lock, ctx)
+	queued(t, l, 2)
 	p.Do("release l")
-	if err := <-got; err != nil {
-		t.Fatalf("Lock after the program's release: %v", err)
-	}
+	must(t, "Lock after the program's release", <-got)
 	check(t, "the program tries", p.Do("%s l %s 0.2", verb, path), "false")
 	p.Send("%s l %s 20", verb, path)
-	if err := l.Unlock(); err != nil {
-		t.Fatal(err)
-	}
+	queued(t, l, 2)
+	must(t, "Unlock", l.Unlock())
 	check(t, "the program locks after zsync's Unlock", p.Ok(), "true")
-	go func() { got <- l.Lock(ctx) }()
+	got = start(l.Lock, ctx)
+	queued(t, l, 2)
 	p.Kill()
-	if err := <-got; err != nil {
-		t.Fatalf("Lock after the program's death: %v", err)
-	}
-	if err := l.Unlock(); err != nil {
-		t.Fatal(err)
+	must(t, "Lock after the program's death", <-got)
+	must(t, "Unlock", l.Unlock())
+}
+
+func TestRWMutexReadersShareWithForeignOnesAndWaitBehindWriters(t *testing.T) {
+	everywhere(t, func(t *testing.T, d driver, servers string) {
+		ctx, p := brief(t), d.program(t, servers, long)
+		path := fresh(p) + "/rw"
+		reader := zsync.NewRWMutex(connect(t, servers), path, zsync.WithLayout(layoutOf(d)))
+		writer := zsync.NewRWMutex(connect(t, servers), path, zsync.WithLayout(layoutOf(d)))
+
+		check(t, "the program reads", p.Do("rlock r %s 10", path), "true")
+		must(t, "RLock beside it", reader.RLock(ctx))
+		mustNot(t, "TryLock")(writer.TryLock(ctx))
+		written := start(writer.Lock, ctx)
+		queued(t, writer, 3)
+		check(t, "the program reads past a writer", p.Do("rlock late %s 0.2", path), "false")
+		must(t, "RUnlock", reader.RUnlock())
+		p.Do("release r")
+		must(t, "Lock when all readers have gone", <-written)
+
+		check(t, "the program reads while zsync writes", p.Do("rlock r %s 0.2", path), "false")
+		p.Send("rlock r %s 20", path)
+		queued(t, writer, 2)
+		must(t, "Unlock", writer.Unlock())
+		check(t, "the program reads after zsync's Unlock", p.Ok(), "true")
+		p.Do("release r")
+
+		check(t, "the program writes", p.Do("wlock w %s 10", path), "true")
+		mustNot(t, "TryRLock while it writes")(reader.TryRLock(ctx))
+		read := start(reader.RLock, ctx)
+		queued(t, reader, 2)
+		p.Do("release w")
+		must(t, "RLock after the program's release", <-read)
+		check(t, "the program writes while zsync reads", p.Do("wlock w %s 0.2", path), "false")
+		must(t, "RUnlock", reader.RUnlock())
+	})
+}
+
+func TestForeignWriterDoesNotSlipInWhenAWriterIsDowngraded(t *testing.T) {
+	everywhere(t, func(t *testing.T, d driver, servers string) {
+		ctx, p := brief(t), d.program(t, servers, long)
+		path := fresh(p) + "/rw"
+		rw := zsync.NewRWMutex(connect(t, servers), path, zsync.WithLayout(layoutOf(d)))
+		must(t, "Lock", rw.Lock(ctx))
+		p.Send("wlock w %s 1", path)
+		queued(t, rw, 2)
+		must(t, "Downgrade", rw.Downgrade(ctx))
+		check(t, "the program writes", p.Ok(), "false")
+		check(t, "the program reads", p.Do("rlock r %s 10", path), "true")
+		p.Do("release r")
+		must(t, "RUnlock", rw.RUnlock())
+		check(t, "the program writes after RUnlock", p.Do("wlock w %s 10", path), "true")
+	})
+}
+
+func TestMutexIsSharedWithTheLockOfGoZookeeper(t *testing.T) {
+	for name, open := range places() {
+		t.Run(name, func(t *testing.T) {
+			ctx, servers := brief(t), open(t).servers
+			path := fresh(kazoo.program(t, servers, long)) + "/lock"
+			conn, _, err := zk.Connect(strings.Split(servers, ","), long, zk.WithLogInfo(false))
+			must(t, "zk.Connect", err)
+			defer conn.Close()
+			m, l := zsync.NewMutex(connect(t, servers), path), zk.NewLock(conn, path, zk.WorldACL(zk.PermAll))
+			must(t, "zk.Lock.Lock", l.Lock())
+			mustNot(t, "TryLock")(m.TryLock(ctx))
+			got := start(m.Lock, ctx)
+			queued(t, m, 2)
+			must(t, "zk.Lock.Unlock", l.Unlock())
+			must(t, "Lock", <-got)
+			theirs := start(func(context.Context) error { return l.Lock() }, ctx)
+			queued(t, m, 2)
+			must(t, "Unlock", m.Unlock())
+			must(t, "zk.Lock.Lock after Unlock", <-theirs)
+			must(t, "zk.Lock.Unlock", l.Unlock())
+		})
 	}
 }
 
-// A program is a running foreign program.
-type program interface {
-	Do(format string, args ...any) string
-	Send(format string, args ...any)
-	Ok() string
-	Kill()
+// elections are the kinds there are, and the driver's words for them.
+var elections = []struct {
+	driver
+	lead, leader string
+	layout       zsync.Layout
+}{
+	{curator, "lead", "leader", zsync.LayoutCurator},
+	{curator, "select", "selected", zsync.LayoutSelector},
+	{kazoo, "lead", "leader", zsync.LayoutKazoo},
+}
+
+func TestElectionIsSharedWithForeignCandidates(t *testing.T) {
+	for name, open := range places() {
+		for _, k := range elections {
+			t.Run(fmt.Sprintf("%s/%s %s", name, k.name, k.lead), func(t *testing.T) {
+				t.Parallel()
+				ctx, servers := brief(t), open(t).servers
+				p := k.mortal(t, servers, short)
+				path := fresh(p) + "/election"
+				e := zsync.NewElection(connect(t, servers), path, zsync.WithElectionLayout(k.layout), zsync.WithID("candidate"))
+
+				check(t, "the program leads", p.Do("%s e %s 10", k.lead, path), "true")
+				leader, err := e.Leader(ctx)
+				must(t, "Leader", err)
+				check(t, "Leader", leader.Owner, "driver")
+				won := start(e.Campaign, ctx)
+				queued(t, e, 2)
+				p.Do("release e")
+				must(t, "Campaign after the program's release", <-won)
+				check(t, "the program sees the leader", p.Do("%s %s", k.leader, path), "candidate")
+
+				check(t, "the program stands", p.Do("%s e %s 0.2", k.lead, path), "false")
+				p.Send("%s e %s 20", k.lead, path)
+				queued(t, e, 2)
+				must(t, "Resign", e.Resign())
+				check(t, "the program leads after Resign", p.Ok(), "true")
+				won = start(e.Campaign, ctx)
+				queued(t, e, 2)
+				p.Kill()
+				must(t, "Campaign after the program's death", <-won)
+			})
+		}
+	}
+}
+
+func TestBarrierIsSharedWithForeignOnes(t *testing.T) {
+	everywhere(t, func(t *testing.T, d driver, servers string) {
+		ctx, p := brief(t), d.program(t, servers, long)
+		path := fresh(p) + "/barrier"
+		b := zsync.NewBarrier(connect(t, servers), path)
+		must(t, "Wait before it is closed", b.Wait(ctx))
+		p.Do("close %s", path)
+		soon, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+		defer cancel()
+		if err := b.Wait(soon); err == nil {
+			t.Fatal("Wait passed a barrier that the program has closed")
+		}
+		passed := start(b.Wait, ctx)
+		p.Do("open %s", path)
+		must(t, "Wait after the program has opened it", <-passed)
+
+		must(t, "Close", b.Close(ctx))
+		check(t, "the program passes", p.Do("pass %s 0.2", path), "false")
+		p.Send("pass %s 20", path)
+		must(t, "Open", b.Open(ctx))
+		check(t, "the program passes after Open", p.Ok(), "true")
+	})
+}
+
+// bigEndian is a codec of the forms in which Curator stores numbers: 4 bytes for
+// SharedCount and DistributedAtomicInteger, 8 for DistributedAtomicLong. None are 0.
+type bigEndian struct{}
+
+func (bigEndian) Marshal(v any) ([]byte, error) { return binary.Append(nil, binary.BigEndian, v) }
+
+func (bigEndian) Unmarshal(data []byte, v any) error {
+	if len(data) == 0 {
+		return nil
+	}
+	_, err := binary.Decode(data, binary.BigEndian, v)
+	return err
+}
+
+func TestValueIsSharedWithForeignCounters(t *testing.T) {
+	everywhere(t, func(t *testing.T, d driver, servers string) {
+		p, s := d.program(t, servers, long), connect(t, servers)
+		base := fresh(p)
+		if d.name == curator.name { // DistributedAtomicLong
+			addsUp(t, p, "count", base+"/long", zsync.NewValue[int64](s, base+"/long", zsync.WithCodec(bigEndian{})))
+		} else { // kazoo's Counter writes digits
+			addsUp(t, p, "count", base+"/digits", zsync.NewValue[int64](s, base+"/digits"))
+		}
+		addsUp(t, p, "share", base+"/shared", zsync.NewValue[int32](s, base+"/shared", zsync.WithCodec(bigEndian{})))
+	})
+}
+
+// addsUp has zsync and the program add to one counter, at the same time.
+func addsUp[T int32 | int64](t *testing.T, p *interop.Program, verb, path string, v *zsync.Value[T]) {
+	t.Helper()
+	ctx := brief(t)
+	check(t, "the program adds", p.Do("%s %s 5", verb, path), "5")
+	latest := v.Watch(ctx)
+	for range 10 {
+		p.Send("%s %s 3", verb, path)
+	}
+	for range 10 {
+		_, err := v.Update(ctx, func(x T) (T, error) { return x + 2, nil })
+		must(t, "Update", err)
+	}
+	for range 10 {
+		p.Ok()
+	}
+	for x := range latest {
+		if x == 55 {
+			break
+		}
+	}
+	x, _, err := v.Load(ctx)
+	must(t, "Load", err)
+	check(t, "Load", fmt.Sprint(x), "55")
+	check(t, "the program reads", p.Do("%s %s 0", verb, path), "55")
 }

@@ -11,6 +11,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.Callable;
+import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.TimeUnit;
 import org.apache.curator.framework.CuratorFramework;
@@ -20,15 +21,22 @@ import org.apache.curator.framework.recipes.barriers.DistributedBarrier;
 import org.apache.curator.framework.recipes.barriers.DistributedDoubleBarrier;
 import org.apache.curator.framework.recipes.cache.CuratorCache;
 import org.apache.curator.framework.recipes.leader.LeaderLatch;
+import org.apache.curator.framework.recipes.leader.LeaderSelector;
+import org.apache.curator.framework.recipes.leader.LeaderSelectorListenerAdapter;
 import org.apache.curator.framework.recipes.locks.InterProcessLock;
 import org.apache.curator.framework.recipes.locks.InterProcessMutex;
 import org.apache.curator.framework.recipes.locks.InterProcessReadWriteLock;
 import org.apache.curator.framework.recipes.locks.InterProcessSemaphoreV2;
 import org.apache.curator.framework.recipes.locks.Lease;
+import org.apache.curator.framework.recipes.queue.DistributedPriorityQueue;
 import org.apache.curator.framework.recipes.queue.DistributedQueue;
+import org.apache.curator.framework.recipes.queue.QueueBase;
 import org.apache.curator.framework.recipes.queue.QueueBuilder;
 import org.apache.curator.framework.recipes.queue.QueueConsumer;
 import org.apache.curator.framework.recipes.queue.QueueSerializer;
+import org.apache.curator.framework.recipes.queue.SimpleDistributedQueue;
+import org.apache.curator.framework.recipes.shared.SharedCount;
+import org.apache.curator.framework.recipes.shared.VersionedValue;
 import org.apache.curator.framework.state.ConnectionState;
 import org.apache.curator.retry.ExponentialBackoffRetry;
 import org.apache.zookeeper.CreateMode;
@@ -162,6 +170,9 @@ public class Driver {
                 resign.call();
                 return false;
             }
+            case "select": return select(a[1], a[2], a[3]);
+            case "leader": return new LeaderLatch(client, a[1]).getLeader().getId();
+            case "selected": return new LeaderSelector(client, a[1], new Office()).getLeader().getId();
             case "release": return held.remove(a[1]).call();
 
             case "close": new DistributedBarrier(client, a[1]).setBarrier(); return null;
@@ -174,17 +185,41 @@ public class Driver {
             case "leave": barriers.remove(a[1]).leave(); return null;
 
             case "put": {
-                DistributedQueue<String> queue = QueueBuilder.builder(client, null, new Text(), a[1]).buildQueue();
-                queue.start();
-                queue.put(a[2]);
+                QueueBase<String> queue;
+                if (a.length > 3) {
+                    DistributedPriorityQueue<String> q = QueueBuilder.builder(client, null, new Text(), a[1]).buildPriorityQueue(0);
+                    q.start();
+                    q.put(a[2], Integer.parseInt(a[3]));
+                    queue = q;
+                } else {
+                    DistributedQueue<String> q = QueueBuilder.builder(client, null, new Text(), a[1]).buildQueue();
+                    q.start();
+                    q.put(a[2]);
+                    queue = q;
+                }
                 queue.flushPuts(10, TimeUnit.SECONDS);
                 queue.close();
                 return null;
             }
             case "take": return take(a[1]);
+            case "offer": return new SimpleDistributedQueue(client, a[1]).offer(bytes(a[2]));
+            case "poll": {
+                byte[] data = new SimpleDistributedQueue(client, a[1]).poll();
+                return data == null ? "" : text(data);
+            }
             case "count": {
                 var counter = new DistributedAtomicLong(client, a[1], new ExponentialBackoffRetry(10, 8));
                 return counter.add(Long.parseLong(a[2])).postValue();
+            }
+            case "share": {
+                try (var counter = new SharedCount(client, a[1], 0)) {
+                    counter.start();
+                    while (true) {
+                        VersionedValue<Integer> seen = counter.getVersionedValue();
+                        int sum = seen.getValue() + Integer.parseInt(a[2]);
+                        if (counter.trySetCount(seen, sum)) return sum;
+                    }
+                }
             }
             default: throw new IllegalArgumentException(a[0]);
         }
@@ -222,6 +257,29 @@ public class Driver {
         return true;
     }
 
+    boolean select(String name, String path, String seconds) throws Exception {
+        var office = new Office();
+        var selector = new LeaderSelector(client, path, office);
+        selector.setId("driver");
+        selector.start();
+        if (office.taken.await(millis(seconds), TimeUnit.MILLISECONDS)) {
+            return hold(name, () -> { office.over.countDown(); selector.close(); return null; });
+        }
+        selector.close();
+        return false;
+    }
+
+    /** A leadership that lasts until it is over. */
+    static class Office extends LeaderSelectorListenerAdapter {
+        final CountDownLatch taken = new CountDownLatch(1);
+        final CountDownLatch over = new CountDownLatch(1);
+
+        public void takeLeadership(CuratorFramework client) throws Exception {
+            taken.countDown();
+            over.await();
+        }
+    }
+
     /** The next element; the consumer begins with the first call and goes on. */
     String take(String path) throws Exception {
         BlockingQueue<String> taken = queues.get(path);
@@ -233,7 +291,8 @@ public class Driver {
             }, new Text(), path).buildQueue().start();
             queues.put(path, taken = fresh);
         }
-        return taken.poll(20, TimeUnit.SECONDS);
+        String value = taken.poll(2, TimeUnit.SECONDS);
+        return value == null ? "" : value;
     }
 
     /** Keeps an event of a znode; those of the session are not the test's concern. */

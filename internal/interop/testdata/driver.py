@@ -21,12 +21,15 @@ Prints "ok" once connected, then answers each line of its input with one line,
 Recipes. NAME is the test's word for one object of the client library; acquiring answers true or false.
   lock NAME PATH SECONDS        also rlock and wlock, of a read-write lock
   acquire NAME PATH N SECONDS   one of N permits of a semaphore
-  lead NAME PATH SECONDS        become leader
+  lead NAME PATH SECONDS        become leader; select is the same with a LeaderSelector (Curator only)
   release NAME                  gives back any of these
   close PATH / open PATH / pass PATH SECONDS   a barrier: set, remove, wait for
   enter NAME PATH N / leave NAME               a double barrier for N parties
-  put PATH VALUE / take PATH                   a queue
+  leader PATH                   what the leader calls itself; selected is that of a LeaderSelector (Curator only)
+  put PATH VALUE [PRIORITY] / take PATH        a queue; take answers nothing where it is empty
+  offer PATH VALUE / poll PATH                 a SimpleDistributedQueue (Curator only)
   count PATH DELTA              adds to a counter, answers the sum
+  share PATH DELTA              the same with Curator's SharedCount
 """
 
 import logging
@@ -195,6 +198,11 @@ def lead(name, path, seconds):
 
 
 @command
+def leader(path):
+    return client.Election(path).contenders()[0]
+
+
+@command
 def release(name):
     held.pop(name).release()
 
@@ -226,8 +234,8 @@ def leave(name):
 
 
 @command
-def put(path, value):
-    client.Queue(path).put(value.encode())
+def put(path, value, priority=100):
+    client.Queue(path).put(value.encode(), int(priority))
 
 
 @command
@@ -238,9 +246,17 @@ def take(path):
 
 @command
 def count(path, delta):
-    c = client.Counter(path)
-    c += int(delta)
-    return c.value
+    return add(client.Counter(path), delta)
+
+
+@command
+def share(path, delta):
+    return add(client.Counter(path, support_curator=True), delta)
+
+
+def add(counter, delta):
+    counter += int(delta)
+    return counter.value
 
 
 def boolean(x):
