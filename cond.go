@@ -1,0 +1,554 @@
+package zsync
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// A Cond is a condition variable shared by every process that names the same
+// path: a point where processes wait for, or announce, that something has
+// happened. L is the lock that is held while the condition is looked at or
+// changed; all processes must use the same.
+//
+// Signal wakes the one that has waited longest, Broadcast all that wait. A
+// waiter counts from the moment at which Wait has entered the line, and it does
+// that while L is still held, so no wake-up is lost between Wait's unlock and
+// its sleep, whoever signals, in whichever process. A signal wakes one waiter:
+// if its process dies, or its ctx ends, before Wait has returned, the signal
+// goes to the next of those who waited when it was given. Signals given at the
+// same time wake different waiters.
+//
+// If the session ends during Wait, Wait takes L again and returns nil, a
+// spurious wake-up, and so it does if L is found lost. So call Wait in a loop,
+// as with [sync.Cond]:
+//
+//	must(c.L.Lock(ctx))
+//	for !condition() {
+//		must(c.Wait(ctx))
+//	}
+//	... make use of condition ...
+//	must(c.L.Unlock())
+//
+// Each waiter has one ephemeral, sequential znode, path/_c_<uuid>-wait-<seq>,
+// whose data is the owner ([WithOwner]). A signal to it is the persistent znode
+// path/<uuid>-wait-<seq>-signal, made with a change of the waiter's own data,
+// which is then the owner who signalled. A signal whose waiter is gone has not
+// been taken and is passed on. path and its parents are containers.
+//
+// Wait costs 3 requests, 1 more if others wait ahead and 1 more when one of them
+// goes, besides an Unlock and a Lock of L; and 1 when it is woken. It is told by
+// one notification that it is woken, and by one that the waiter ahead of it has
+// gone: somebody must look after a signal that the dead had not taken, and only
+// another waiter is sure to be there. Signal costs 3 requests and a deletion in
+// the background, or 2 if nobody waits; Broadcast the same for each few hundred.
+//
+// ZooKeeper has no recipe for it. The protocol is:
+//
+//  1. Wait enters the line, with L held, lists who is in it, and unlocks L.
+//  2. It watches its own znode, and the one just ahead of it in the line.
+//  3. Signal lists the line, and marks the first that has no signal yet, in one
+//     transaction that fails if another signal was quicker; then it tries the
+//     next.
+//  4. A waiter that finds itself marked locks L, and then deletes itself and
+//     the signal, in one transaction.
+//  5. Who has listed the line, and sees a signal without its waiter, passes it
+//     on to the first that has none, if that was in the line before the signal;
+//     if there is none it deletes the signal.
+//  6. A waiter whose predecessor has gone lists the line, for step 5, and goes
+//     to 2.
+//
+// It is tempting to signal by deleting the znode of the waiter. Then a signal to
+// a process that has died, and whose session has not ended yet, is lost.
+type Cond struct {
+	_ noCopy
+
+	// L is held while observing or changing the condition.
+	L Locker
+
+	s    *Session
+	path string
+	err  error // of the constructor's arguments
+	line line
+}
+
+// NewCond returns the Cond at path, with the lock l. It does no I/O; a bad
+// argument is reported by every method. l is usually a [Mutex] of another path.
+func NewCond(s *Session, path string, l Locker) *Cond {
+	c := &Cond{L: l, s: s, path: path}
+	if c.err = checkNew(s, path, nil); c.err == nil {
+		c.line = newLine(s.manager, path, LayoutCurator, "wait-")
+	}
+	return c
+}
+
+// Path returns the path that c was made with.
+func (c *Cond) Path() string { return c.path }
+
+// check is what every operation asks first.
+func (c *Cond) check() error {
+	if c.err == nil && c.L == nil {
+		return invalid("the Locker L is nil")
+	}
+	return c.err
+}
+
+// Wait unlocks c.L, waits to be woken and locks c.L again before it returns nil.
+//
+// When Wait returns an error, whichever it is, c.L is not held and nothing is
+// left in the line; a signal that had reached this waiter goes to the next. The
+// errors are those of ctx, even if it had ended before, and of c.L: if that is
+// not held its [ErrNotLocked].
+//
+// If c.L turns out to be lost, Wait takes it again and returns nil: what was
+// seen under it must be looked at again, and the caller's loop does that. Who
+// must know whether it still stood asks [Mutex.Lost], or uses [Mutex.Txn],
+// before Wait.
+//
+// Inside [Mutex.Do] of c.L, ctx may be that of Do. As L has been given up in
+// between, that context no longer ends when L is lost; the end of Do reports it.
+func (c *Cond) Wait(ctx context.Context) error {
+	return opError("wait", c.path, c.wait(ctx))
+}
+
+func (c *Cond) wait(ctx context.Context) error {
+	if c.L == nil {
+		return c.check()
+	}
+	p, names, err := c.enter(ctx) // Step 1.
+	unlocked := c.unlock(ctx)
+	if err == nil && unlocked == nil {
+		err = c.sleep(ctx, p, names)
+	}
+	if (err == nil || errors.Is(err, errEnded)) && unlocked != nil && !errors.Is(unlocked, ErrLost) {
+		err = unlocked
+	}
+	if err != nil && !errors.Is(err, errEnded) {
+		c.leave(p)
+		return err
+	}
+	// We are woken, or the session has ended, or L was lost: then it may have
+	// been held by another before we entered the line, whose signal we have
+	// missed. Either way the caller looks again.
+	//
+	// The signal is taken only with L held. Until then it is passed on if our
+	// process dies, or ctx ends.
+	if err := c.L.Lock(outside{ctx}); err != nil {
+		c.leave(p)
+		return err
+	}
+	c.take(ctx, p)
+	return nil
+}
+
+// enter makes a place at the end of the line, and lists who is in it. The error
+// is errEnded if the session ends.
+func (c *Cond) enter(ctx context.Context) (*place, []string, error) {
+	if c.err != nil {
+		return nil, nil, c.err
+	}
+	inc, err := c.s.live(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	return c.line.enter(ctx, inc, c.line.bases[0], []byte(c.s.cfg.owner))
+}
+
+// unlock unlocks L. That cannot be refused, so if ctx ends while it is waited
+// for, it goes on in the background.
+func (c *Cond) unlock(ctx context.Context) error {
+	if c.err != nil {
+		return c.L.Unlock()
+	}
+	done, l := make(chan error, 1), c.L
+	c.s.spawn(func() { done <- l.Unlock() })
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	t := time.NewTimer(grace)
+	defer t.Stop()
+	select {
+	case err := <-done:
+		return err
+	case <-t.C:
+		return ctxErr(ctx)
+	}
+}
+
+// An outside is a context that no longer says that it comes from Do.
+type outside struct{ context.Context }
+
+func (o outside) Value(key any) any {
+	if _, ok := key.(doKey); ok {
+		return nil
+	}
+	return o.Context.Value(key)
+}
+
+// sleep waits until p is woken.
+func (c *Cond) sleep(ctx context.Context, p *place, names []string) error {
+	c.s.waiters.Add(1)
+	defer c.s.waiters.Add(-1)
+	own := p.inc.hub.join(watchKey{watchData, p.path}) // Step 2.
+	defer p.inc.hub.leave(own)
+	_, stat, err := p.inc.get(ctx, p.path)
+	switch {
+	case isNoNode(err), err == nil && stat.Version > 0:
+		// Signalled already; or somebody has deleted our znode by hand, and we
+		// wake up for nothing.
+		return nil
+	case err != nil:
+		return err
+	}
+	// Only a signal changes the data, so it needs not be read again.
+	return c.guard(ctx, p, names, own.fired)
+}
+
+// guard looks after the signals of those ahead of p until woken is closed or p
+// has vanished.
+func (c *Cond) guard(ctx context.Context, p *place, names []string, woken <-chan struct{}) error {
+	for {
+		var err error
+		if names, err = c.mend(ctx, p.inc, names); err != nil { // Step 5.
+			return err
+		}
+		ahead, err := p.ahead(ctx, &c.line, names)
+		if errors.Is(err, errVanished) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		gone, leave, err := c.watchLast(ctx, p.inc, ahead)
+		if err != nil {
+			return err
+		}
+		select {
+		case <-woken:
+			leave()
+			return nil
+		case <-gone:
+			leave()
+		case <-ctx.Done():
+			leave()
+			return ctxErr(ctx)
+		case <-p.inc.ctx.Done():
+			leave()
+			return errEnded
+		}
+		if names, err = c.list(ctx, p.inc); err != nil { // Step 6.
+			return err
+		}
+	}
+}
+
+// watchLast returns a channel that is closed when the last of ahead goes, and
+// is nil if there is none.
+func (c *Cond) watchLast(ctx context.Context, inc *incarnation, ahead []child) (gone <-chan struct{}, leave func(), err error) {
+	if len(ahead) == 0 {
+		return nil, func() {}, nil
+	}
+	last := childPath(c.line.dir, ahead[len(ahead)-1].name)
+	// A watch of children does not fire when the data is changed, which it is
+	// when that one is signalled.
+	w := inc.hub.join(watchKey{watchChildren, last})
+	leave = func() { inc.hub.leave(w) }
+	_, _, err = inc.children(ctx, last)
+	switch {
+	case isNoNode(err):
+		return closedChan, leave, nil
+	case err != nil:
+		leave()
+		return nil, nil, err
+	}
+	return w.fired, leave, nil
+}
+
+// list lists the line and its signals.
+func (c *Cond) list(ctx context.Context, inc *incarnation) ([]string, error) {
+	names, _, err := inc.children(ctx, c.line.dir)
+	if isNoNode(err) {
+		return nil, nil
+	}
+	return names, err
+}
+
+// take deletes p and its signal: the wake-up has reached its caller. Step 4.
+//
+// If the reply is lost the transaction is sent again and fails, for both names
+// are unique. It need not be waited for without a connection: if it does not
+// get through before the session ends, the signal wakes another for nothing.
+func (c *Cond) take(ctx context.Context, p *place) {
+	if p == nil {
+		return
+	}
+	done := make(chan struct{})
+	c.s.spawn(func() {
+		defer close(done)
+		err := c.multi(p.inc.ctx, p.inc, []any{
+			&zk.DeleteRequest{Path: c.signalPath(p.me), Version: -1},
+			&zk.DeleteRequest{Path: p.path, Version: -1},
+		})
+		if isNoNode(err) { // woken by something else than a signal
+			p.inc.removeNow(p.inc.ctx, p.path)
+		}
+	})
+	select {
+	case <-done:
+	case <-ctx.Done():
+	case <-p.inc.disconnection():
+	case <-p.inc.ctx.Done():
+	}
+}
+
+// leave deletes p without a wake-up having reached its caller. A signal that p
+// has been given is left without its waiter, and so is passed on: by us if we
+// can, otherwise by the one behind us.
+func (c *Cond) leave(p *place) {
+	if p == nil {
+		return
+	}
+	r := &removal{inc: p.inc, done: make(chan struct{})}
+	c.s.spawn(func() {
+		defer close(r.done)
+		ctx := p.inc.ctx
+		p.inc.removeNow(ctx, p.path)
+		if stat, err := p.inc.exists(ctx, c.signalPath(p.me)); err == nil && stat != nil {
+			if names, err := c.list(ctx, p.inc); err == nil {
+				c.mend(ctx, p.inc, names)
+			}
+		}
+	})
+	r.await(grace)
+}
+
+// The name of a signal is that of its waiter, but for "_c_" before and with
+// this behind. So it does not contain "_c_<uuid>-": who looks for that, because
+// the reply to its create was lost, must find the waiter.
+const signalSuffix = "-signal"
+
+func (c *Cond) signalPath(waiter child) string {
+	return childPath(c.line.dir, strings.TrimPrefix(waiter.name, "_c_")+signalSuffix)
+}
+
+// waiterOf returns the name of the waiter that a signal is for. It is false for
+// the name of anything but a signal.
+func (c *Cond) waiterOf(signal string) (string, bool) {
+	name, ok := strings.CutSuffix(signal, signalSuffix)
+	if _, waits := parseChild(name, c.line.bases...); !ok || !waits {
+		return "", false
+	}
+	return "_c_" + name, true
+}
+
+// unsignalled returns those of the line that have no signal, in their order.
+func (c *Cond) unsignalled(ctx context.Context, inc *incarnation, names []string) ([]child, error) {
+	all, err := c.line.inOrder(ctx, inc, names)
+	if err != nil {
+		return nil, err
+	}
+	signalled := make(map[string]bool)
+	for _, name := range names {
+		if waiter, ok := c.waiterOf(name); ok {
+			signalled[waiter] = true
+		}
+	}
+	return slices.DeleteFunc(all, func(w child) bool { return signalled[w.name] }), nil
+}
+
+// orphans returns the signals among names whose waiters are gone.
+func (c *Cond) orphans(names []string) []string {
+	present := make(map[string]bool, len(names))
+	for _, name := range names {
+		present[name] = true
+	}
+	var out []string
+	for _, name := range names {
+		if waiter, ok := c.waiterOf(name); ok && !present[waiter] {
+			out = append(out, name)
+		}
+	}
+	return out
+}
+
+// mend passes on the signals among names whose waiters are gone, and returns a
+// listing without such. A signal is made with its waiter there, and deleted by
+// it in one transaction; so if a listing shows it alone, it was not taken.
+func (c *Cond) mend(ctx context.Context, inc *incarnation, names []string) ([]string, error) {
+	for {
+		lost := c.orphans(names)
+		if len(lost) == 0 {
+			return names, nil
+		}
+		if err := c.pass(ctx, inc, names, childPath(c.line.dir, lost[0])); err != nil {
+			return nil, err
+		}
+		var err error
+		if names, err = c.list(ctx, inc); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// pass gives the signal at path to the first without one, or to nobody if all
+// of these came after it. That others see and do the same at this moment does
+// no harm: the signal can be deleted once.
+func (c *Cond) pass(ctx context.Context, inc *incarnation, names []string, path string) error {
+	data, stat, err := inc.get(ctx, path)
+	if err != nil {
+		return unlessChanged(err)
+	}
+	given := stat.Czxid
+	if n, err := strconv.ParseInt(string(data), 10, 64); err == nil {
+		given = n // it has been passed on before
+	}
+	waiting, err := c.unsignalled(ctx, inc, names)
+	if err != nil {
+		return err
+	}
+	ops := []any{&zk.DeleteRequest{Path: path, Version: -1}}
+	for _, w := range waiting {
+		stat, err := inc.exists(ctx, childPath(c.line.dir, w.name))
+		if err != nil {
+			return err
+		}
+		if stat == nil {
+			continue // has just left
+		}
+		if stat.Czxid < given {
+			ops = append(ops, c.mark(w, strconv.FormatInt(given, 10))...)
+		}
+		break
+	}
+	return unlessChanged(c.multi(ctx, inc, ops))
+}
+
+// mark returns what gives w a signal. It fails if w has one, or is gone.
+func (c *Cond) mark(w child, data string) []any {
+	return []any{
+		&zk.SetDataRequest{Path: childPath(c.line.dir, w.name), Data: []byte(c.s.cfg.owner), Version: 0},
+		&zk.CreateRequest{Path: c.signalPath(w), Data: []byte(data), Acl: c.s.cfg.acl},
+	}
+}
+
+// unlessChanged drops an error that says that the line is not any more as it
+// was listed.
+func unlessChanged(err error) error {
+	if isNoNode(err) || isBadVersion(err) || isNodeExists(err) {
+		return nil
+	}
+	return err
+}
+
+// multi applies ops, which can be applied only once, in one transaction. If a
+// reply is lost the error may be that they have been applied before.
+func (c *Cond) multi(ctx context.Context, inc *incarnation, ops []any) error {
+	_, err := again(ctx, inc, func(conn *zk.Conn) (struct{}, error) {
+		_, err := conn.Multi(ops...)
+		return struct{}{}, err
+	})
+	return err
+}
+
+// Signal wakes the one that has waited longest, if there is any. It does not
+// wait for it. The caller may hold c.L, but need not.
+//
+// Signal gives one signal, even if a reply or the session is lost; for that a
+// receipt, path/<uuid>, is made with it and deleted in the background. If ctx
+// ends first it may or may not have been given.
+func (c *Cond) Signal(ctx context.Context) error {
+	return opError("signal", c.path, c.signal(ctx))
+}
+
+func (c *Cond) signal(ctx context.Context) error {
+	if err := c.check(); err != nil {
+		return err
+	}
+	for { // Step 3.
+		waiting, err := c.waiting(ctx)
+		if err != nil || len(waiting) == 0 {
+			return err
+		}
+		_, err = c.s.commitOnce(ctx, c.line.dir, c.mark(waiting[0], ""))
+		if err == nil || unlessChanged(err) != nil {
+			return err
+		}
+		// Another signal was quicker, or the waiter has gone.
+	}
+}
+
+// waiting returns those that can be given a signal, in their order, after those
+// signals were passed on that were given before.
+//
+// It reads what every waiter has written that had unlocked L before Signal was
+// called, whichever way the caller knows of that: so the server must have caught
+// up with the leader.
+func (c *Cond) waiting(ctx context.Context) ([]child, error) {
+	var waiting []child
+	err := c.s.during(ctx, func(inc *incarnation) error {
+		if err := inc.sync(ctx, c.line.dir); err != nil && !isNoNode(err) {
+			return err
+		}
+		names, err := c.list(ctx, inc)
+		if err == nil {
+			names, err = c.mend(ctx, inc, names)
+		}
+		if err == nil {
+			waiting, err = c.unsignalled(ctx, inc, names)
+		}
+		return err
+	})
+	return waiting, err
+}
+
+// Broadcast wakes all that wait. It does not wait for them. The caller may hold
+// c.L, but need not. If ctx ends first some may have been woken.
+func (c *Cond) Broadcast(ctx context.Context) error {
+	return opError("broadcast", c.path, c.broadcast(ctx))
+}
+
+func (c *Cond) broadcast(ctx context.Context) error {
+	if err := c.check(); err != nil {
+		return err
+	}
+	todo, err := c.waiting(ctx)
+	for err == nil && len(todo) > 0 {
+		var ops []any
+		n := 0
+		for size := 0; n < len(todo) && size < maxPacket/2; n++ {
+			ops = append(ops, c.mark(todo[n], "")...)
+			size += 2*c.s.sizeOf(c.line.dir, nil) + 2*len(todo[n].name) + len(c.s.cfg.owner)
+		}
+		err = c.s.during(ctx, func(inc *incarnation) error { return c.multi(ctx, inc, ops) })
+		if err == nil {
+			todo = todo[n:]
+			continue
+		}
+		if err = unlessChanged(err); err != nil {
+			break
+		}
+		// One of them has been signalled or has left, or this was applied and
+		// the reply was lost. Who came since is not meant.
+		now, e := c.waiting(ctx)
+		err = e
+		todo = slices.DeleteFunc(todo, func(w child) bool { return !slices.Contains(now, w) })
+	}
+	return err
+}
+
+// Contenders returns who waits, in their order. It costs one listing and one
+// read for each.
+func (c *Cond) Contenders(ctx context.Context) ([]Contender, error) {
+	if c.err != nil {
+		return nil, opError("contenders", c.path, c.err)
+	}
+	cs, err := c.line.contenders(ctx, func([]child, int) (Mode, bool) { return ModeExclusive, false })
+	return cs, opError("contenders", c.path, err)
+}

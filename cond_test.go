@@ -1,0 +1,526 @@
+package zsync
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+// newCond returns a Cond of s at /c, with a Mutex at /l.
+func newCond(s *Session) *Cond { return NewCond(s, "/c", NewMutex(s, "/l")) }
+
+// waitOnce locks, waits once, and unlocks.
+func waitOnce(ctx context.Context, c *Cond) error {
+	if err := c.L.Lock(ctx); err != nil {
+		return err
+	}
+	if err := c.Wait(ctx); err != nil {
+		return err
+	}
+	return c.L.Unlock()
+}
+
+// sleepers makes n waiters, in their order, each of a session of its own.
+func sleepers(t *testing.T, srv *zktest.Server, n int) (ss []*Session, woken []<-chan error) {
+	for range n {
+		s := open(t, srv)
+		ss = append(ss, s)
+		woken = append(woken, async(func() error { return waitOnce(t.Context(), newCond(s)) }))
+		synctest.Wait()
+	}
+	return ss, woken
+}
+
+// wantEmpty fails if anything is left of the Cond or its lock.
+func wantEmpty(t *testing.T, s *Session) {
+	t.Helper()
+	synctest.Wait()
+	if got := append(childrenOf(t, s, "/c"), childrenOf(t, s, "/l")...); len(got) != 0 {
+		t.Errorf("%q are left", got)
+	}
+}
+
+func TestSignalWakesTheLongestWaiterWhicheverProcessItIsIn(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		_, woken := sleepers(t, srv, 5)
+		s := open(t, srv)
+		c := newCond(s)
+		for i := range woken {
+			for _, w := range woken[i:] {
+				pendingStill(t, w)
+			}
+			must(t, c.Signal(t.Context()))
+			must(t, <-woken[i])
+		}
+		must(t, c.Signal(t.Context()))
+		wantEmpty(t, s)
+	})
+}
+
+func TestBroadcastWakesAllThatWaitAndNobodyLater(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		ss, woken := sleepers(t, srv, 20)
+		must(t, newCond(ss[0]).Broadcast(t.Context()))
+		for _, w := range woken {
+			must(t, <-w)
+		}
+		later := async(func() error { return waitOnce(t.Context(), newCond(ss[1])) })
+		pendingStill(t, later)
+		must(t, newCond(ss[2]).Broadcast(t.Context()))
+		must(t, <-later)
+		wantEmpty(t, ss[0])
+	})
+}
+
+func TestSignalsAtTheSameTimeWakeDifferentWaiters(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		ss, woken := sleepers(t, srv, 10)
+		var wg sync.WaitGroup
+		for _, s := range ss[:7] {
+			wg.Go(func() {
+				if err := newCond(s).Signal(t.Context()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		for _, w := range woken[:7] {
+			must(t, <-w)
+		}
+		for _, w := range woken[7:] {
+			pendingStill(t, w)
+		}
+		must(t, newCond(ss[0]).Broadcast(t.Context()))
+		for _, w := range woken[7:] {
+			must(t, <-w)
+		}
+	})
+}
+
+func TestASignalToAProcessThatDiedGoesToTheNext(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		ss, woken := sleepers(t, srv, 3)
+		signaller := open(t, srv)
+		id := ss[0].ID()
+		srv.Partition(id) // to the servers, as good as dead, and its session lives on
+		must(t, newCond(signaller).Signal(t.Context()))
+		signaller.Close() // who signalled need not be there any more
+		must(t, <-woken[1])
+		pendingStill(t, woken[2])
+		srv.Heal(id)
+		must(t, <-woken[0]) // in the next session, a spurious wake-up
+		must(t, newCond(ss[1]).Signal(t.Context()))
+		must(t, <-woken[2])
+		wantEmpty(t, ss[1])
+	})
+}
+
+func TestASignalNobodyCouldTakeDoesNotWakeALaterWaiter(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		ss, woken := sleepers(t, srv, 1)
+		id := ss[0].ID()
+		srv.Partition(id)
+		s := open(t, srv)
+		must(t, newCond(s).Signal(t.Context()))
+		time.Sleep(3 * testTimeout)
+		later := async(func() error { return waitOnce(t.Context(), newCond(s)) })
+		pendingStill(t, later)
+		must(t, newCond(s).Signal(t.Context()))
+		must(t, <-later)
+		srv.Heal(id)
+		must(t, <-woken[0])
+		wantEmpty(t, s)
+	})
+}
+
+func TestASignalToACancelledWaiterGoesToTheNext(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b, s := open(t, srv), open(t, srv), open(t, srv)
+		cause := errors.New("enough")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		ca := newCond(a)
+		first := async(func() error { return waitOnce(ctx, ca) })
+		synctest.Wait()
+		second := async(func() error { return waitOnce(t.Context(), newCond(b)) })
+		synctest.Wait()
+		c := newCond(s)
+		must(t, c.L.Lock(t.Context()))
+		must(t, c.Signal(t.Context()))
+		synctest.Wait() // the first is woken, and waits for the lock
+		cancel(cause)
+		wantErr(t, <-first, cause, context.Canceled)
+		wantErr(t, ca.L.Unlock(), ErrNotLocked)
+		pendingStill(t, second)
+		must(t, c.L.Unlock())
+		must(t, <-second)
+		wantEmpty(t, s)
+	})
+}
+
+func TestACancelledWaitLeavesNothingAndDoesNotHoldTheLock(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		c := newCond(s)
+		for range 20 {
+			wantErr(t, waitOnce(within(t, time.Second), c), context.DeadlineExceeded)
+			wantErr(t, c.L.Unlock(), ErrNotLocked)
+			wantEmpty(t, s)
+		}
+		ended, cancel := context.WithCancel(t.Context())
+		must(t, c.L.Lock(t.Context()))
+		cancel()
+		wantErr(t, c.Wait(ended), context.Canceled)
+		wantErr(t, c.L.Unlock(), ErrNotLocked)
+		if n := s.Stats().Watches; n > 2 {
+			t.Errorf("%d watches are left", n)
+		}
+	})
+}
+
+func TestWaitWithoutTheLockIsRefusedAndLeavesNothing(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		wantErr(t, newCond(s).Wait(t.Context()), ErrNotLocked)
+		wantEmpty(t, s)
+	})
+}
+
+func TestASessionThatExpiresDuringWaitIsASpuriousWakeUp(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		c := newCond(s)
+		must(t, c.L.Lock(t.Context()))
+		woken := async(func() error { return c.Wait(t.Context()) })
+		synctest.Wait()
+		srv.Expire(s.ID())
+		must(t, <-woken)
+		must(t, c.L.Unlock()) // it is held
+		must(t, c.L.Lock(t.Context()))
+		srv.Expire(s.ID()) // before Wait
+		time.Sleep(time.Second)
+		must(t, c.Wait(t.Context()))
+		must(t, c.L.Unlock())
+		wantEmpty(t, s)
+	})
+}
+
+func TestWaitInsideDoTakesTheLockAgain(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		m := NewMutex(s, "/l")
+		c := NewCond(s, "/c", m)
+		done := async(func() error { return m.Do(t.Context(), c.Wait) })
+		pendingStill(t, done)
+		must(t, c.Signal(t.Context()))
+		must(t, <-done)
+		wantErr(t, m.Unlock(), ErrNotLocked)
+	})
+}
+
+func TestALostReplyOfSignalWakesOne(t *testing.T) {
+	for _, fault := range []zktest.Action{zktest.DropRequest, zktest.DropReply} {
+		for _, lose := range []bool{false, true} { // the session with it
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				ss, woken := sleepers(t, srv, 3)
+				s := open(t, srv)
+				id := s.ID()
+				var hit atomic.Bool
+				srv.Intercept(func(r zktest.Request) zktest.Action {
+					switch {
+					case r.Session == id && r.Op == zktest.OpMulti && !hit.Swap(true):
+						return fault
+					case r.Session == id && r.Op == zktest.OpConnect && lose:
+						return zktest.Fail(zktest.CodeSessionExpired)
+					}
+					return zktest.Pass
+				})
+				must(t, newCond(s).Signal(t.Context()))
+				must(t, <-woken[0])
+				time.Sleep(5 * testTimeout)
+				pendingStill(t, woken[1])
+				must(t, newCond(ss[0]).Broadcast(t.Context()))
+				must(t, <-woken[1])
+				must(t, <-woken[2])
+				wantEmpty(t, ss[0])
+			})
+		}
+	}
+}
+
+func TestALostReplyOfBroadcastOrOfAWakeUpIsResolved(t *testing.T) {
+	for _, fault := range []zktest.Action{zktest.DropRequest, zktest.DropReply} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			ss, woken := sleepers(t, srv, 3)
+			s := open(t, srv)
+			var hit sync.Map // each session loses its first transaction
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				if r.Op == zktest.OpMulti {
+					if _, was := hit.LoadOrStore(r.Session, true); !was {
+						return fault
+					}
+				}
+				return zktest.Pass
+			})
+			must(t, newCond(s).Broadcast(t.Context()))
+			for _, w := range woken {
+				must(t, <-w)
+			}
+			time.Sleep(time.Minute)
+			wantEmpty(t, ss[0])
+		})
+	}
+}
+
+// The waiter looks for what it made by a part of the name, and the signal to it
+// has a name much like it.
+func TestASignalIsNotTakenForTheWaiterWhoseCreateHadNoReply(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, o := open(t, srv), open(t, srv)
+		id := s.ID()
+		lost := first(zktest.DropReply, func(r zktest.Request) bool {
+			return r.Session == id && r.Op == zktest.OpCreate && strings.HasPrefix(r.Path, "/c/")
+		})
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Session == id && r.Op == zktest.OpConnect {
+				return zktest.Delay(time.Second)
+			}
+			return lost(r)
+		})
+		woken := async(func() error { return waitOnce(t.Context(), newCond(s)) })
+		for len(childrenOf(t, o, "/c")) == 0 {
+			time.Sleep(time.Millisecond)
+		}
+		sought := childrenOf(t, o, "/c")[0][:len("_c_")+36]
+		must(t, newCond(o).Signal(t.Context()))
+		found := 0
+		for _, name := range childrenOf(t, o, "/c") { // in no order on real servers
+			if strings.Contains(name, sought) {
+				found++
+			}
+		}
+		if found != 1 {
+			t.Errorf("%d names contain %q", found, sought)
+		}
+		must(t, <-woken)
+		wantEmpty(t, o)
+	})
+}
+
+func TestCondCosts(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		ss, woken := sleepers(t, srv, 99)
+		// The 100th: Lock 2 and Unlock 1; its create, the listing, its own znode,
+		// and that of the one ahead.
+		ss, last := append(ss, open(t, srv)), srv.Counts()
+		woken = append(woken, async(func() error { return waitOnce(t.Context(), newCond(ss[99])) }))
+		synctest.Wait()
+		if d := srv.Counts().Sub(last); d.Total() != 7 || d.Notifications != 0 {
+			t.Errorf("%d requests for a Wait: %v, and %d notifications", d.Total(), d.Requests, d.Notifications)
+		}
+		s := open(t, srv)
+		c := newCond(s)
+		before := srv.Counts()
+		must(t, c.Signal(t.Context()))
+		must(t, <-woken[0])
+		synctest.Wait()
+		d := srv.Counts().Sub(before)
+		// To the one that is woken, and to the one behind it.
+		if d.Notifications != 2 {
+			t.Errorf("%d notifications for a Signal", d.Notifications)
+		}
+		// Signal 3 and the receipt; Lock 2, Unlock 1, and 1 for the one that is
+		// woken; 1 for the one behind it.
+		if d.Total() != 9 {
+			t.Errorf("%d requests for a Signal: %v", d.Total(), d.Requests)
+		}
+		before, own := srv.Counts(), s.Stats().Requests
+		must(t, c.Broadcast(t.Context()))
+		synctest.Wait()
+		if n := s.Stats().Requests - own; n != 3 {
+			t.Errorf("%d requests for a Broadcast to 99", n)
+		}
+		for _, w := range woken[1:] {
+			must(t, <-w)
+		}
+		// Each of 99 is told once that it is woken, once that it has L, and once
+		// that the one ahead has gone; but the first needs not be told the latter
+		// two.
+		if d := srv.Counts().Sub(before); d.Notifications > 3*99 {
+			t.Errorf("%d notifications for a Broadcast to 99", d.Notifications)
+		}
+		before = srv.Counts()
+		must(t, c.Signal(t.Context()))
+		if d := srv.Counts().Sub(before); d.Total() != 2 {
+			t.Errorf("%d requests for a Signal to nobody", d.Total())
+		}
+	})
+}
+
+func TestCondRefusesBadArguments(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		ctx := t.Context()
+		wantErr(t, NewCond(s, "/c", nil).Wait(ctx), ErrInvalid)
+		wantErr(t, NewCond(s, "c", NewMutex(s, "/l")).Wait(ctx), ErrInvalid)
+		wantErr(t, NewCond(s, "c", NewMutex(s, "/l")).Signal(ctx), ErrInvalid)
+		wantErr(t, NewCond(nil, "/c", NewMutex(s, "/l")).Broadcast(ctx), ErrInvalid)
+		m := NewMutex(s, "/l")
+		must(t, m.Lock(ctx))
+		wantErr(t, NewCond(s, "c", m).Wait(ctx), ErrInvalid) // the lock is given up, whatever the error
+		wantErr(t, m.Unlock(), ErrNotLocked)
+		c := NewCond(s, "/c", nil)
+		for _, f := range []func(context.Context) error{c.Wait, c.Signal, c.Broadcast} {
+			wantErr(t, f(ctx), ErrInvalid)
+		}
+		c.L = m // as with sync.Cond it can be set later
+		must(t, c.Signal(ctx))
+	})
+}
+
+// A bounded buffer among sessions: everything produced is consumed, and nobody
+// sleeps for ever, which would show as a deadlock.
+func TestCondCarriesABoundedBuffer(t *testing.T) {
+	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
+		ctx := within(t, 60*time.Second)
+		const items, capacity = 40, 2
+		var buffer, consumed int // guarded by the Mutex
+		var wg sync.WaitGroup
+		for range 2 {
+			s := connect()
+			m := NewMutex(s, "/l", WithHandoffs(0))
+			filled, emptied := NewCond(s, "/filled", m), NewCond(s, "/emptied", m)
+			step := func(blocked func() bool, wait *Cond, act func(), wake *Cond) bool {
+				if err := m.Lock(ctx); err != nil {
+					t.Error(err)
+					return false
+				}
+				for blocked() {
+					if err := wait.Wait(ctx); err != nil {
+						t.Error(err)
+						return false
+					}
+				}
+				act()
+				if err := errors.Join(wake.Signal(ctx), m.Unlock()); err != nil {
+					t.Error(err)
+					return false
+				}
+				return true
+			}
+			wg.Go(func() {
+				for range items / 2 {
+					if !step(func() bool { return buffer == capacity }, emptied, func() { buffer++ }, filled) {
+						return
+					}
+				}
+			})
+			wg.Go(func() {
+				for range items / 2 {
+					if !step(func() bool { return buffer == 0 }, filled, func() { buffer--; consumed++ }, emptied) {
+						return
+					}
+				}
+			})
+		}
+		wg.Wait()
+		if consumed != items || buffer != 0 {
+			t.Errorf("%d consumed, %d left; want %d, 0", consumed, buffer, items)
+		}
+	})
+}
+
+// The invariant of the hammer: with as many signals as waiters, none of which
+// gives up, all wake, whatever happens to sessions; one that gives up does not
+// take a signal with it. A signal that were lost would leave one asleep.
+func TestHammerCond(t *testing.T) {
+	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
+		var sessions []*Session
+		for range 4 {
+			sessions = append(sessions, open(t, srv))
+		}
+		until, quiet := make(chan struct{}), make(chan struct{})
+		faults := rand.New(rand.NewPCG(rnd.Uint64(), 3))
+		go func() { defer close(quiet); chaos(t, srv, faults, sessions, until) }()
+		hammerCond(t, rnd, sessions)
+		close(until)
+		<-quiet
+		time.Sleep(3 * testTimeout)
+		// A signal is left only if all who could take it have gone; the next
+		// who lists the line deletes it.
+		must(t, newCond(sessions[0]).Signal(t.Context()))
+		wantEmpty(t, sessions[0])
+	})
+}
+
+func hammerCond(t *testing.T, rnd *rand.Rand, sessions []*Session) {
+	const waiters = 8
+	ctx := t.Context()
+	var wg, lasting sync.WaitGroup
+	var entered atomic.Int32
+	for i := range waiters {
+		c := newCond(sessions[i%len(sessions)])
+		patience := time.Hour
+		if rnd.IntN(3) == 0 {
+			patience = time.Duration(rnd.IntN(40_000)) * time.Millisecond
+		} else {
+			lasting.Add(1)
+		}
+		wg.Go(func() {
+			if patience == time.Hour {
+				defer lasting.Done()
+			}
+			limit, cancel := context.WithTimeout(ctx, patience)
+			defer cancel()
+			err := c.L.Lock(limit)
+			entered.Add(1)
+			if err == nil {
+				err = c.Wait(limit)
+			}
+			if err == nil {
+				err = c.L.Unlock()
+			}
+			if err != nil && limit.Err() == nil && !errors.Is(err, ErrLost) {
+				t.Error(err)
+			}
+		})
+	}
+	for entered.Load() < waiters {
+		time.Sleep(100 * time.Millisecond)
+	}
+	// All are in Wait once the lock can be had.
+	m := NewMutex(sessions[0], "/l")
+	for m.Lock(ctx) != nil || m.Unlock() != nil {
+	}
+	for i := range waiters {
+		if err := newCond(sessions[i%len(sessions)]).Signal(ctx); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(time.Duration(rnd.IntN(500)) * time.Millisecond)
+	}
+	lasting.Wait()
+	wg.Wait()
+}
+
+func TestHammerCondOnServers(t *testing.T) {
+	if os.Getenv("ZSYNC_TEST_SERVERS") == "" || !longTests() {
+		t.Skip("needs ZSYNC_TEST_SERVERS and ZSYNC_TEST_LONG")
+	}
+	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
+		sessions := []*Session{connect(), connect(), connect()}
+		start := time.Now()
+		for round := 0; time.Since(start) < time.Minute; round++ {
+			hammerCond(t, rand.New(rand.NewPCG(uint64(round), 1)), sessions)
+		}
+		fmt.Fprintln(t.Output(), "done")
+	})
+}

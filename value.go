@@ -1,0 +1,447 @@
+package zsync
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// A Value is a value of type T that every process which names the same path
+// can read, replace and follow: [atomic.Value], across processes.
+//
+// All operations are linearizable, whichever servers the processes are
+// connected to, and each write is applied exactly once or not at all, even when
+// replies are lost and sessions end in between: of a hundred Updates that add
+// one, each counts. A Value is not held by anyone, so a lost session takes
+// nothing away: operations and Watch carry on in the next one.
+//
+// The value is the data of the znode at path, persistent, in the form that the
+// codec gives it and nothing else ([WithCodec]; the default is JSON), so that
+// other programs can read and write it too. Missing parents are made as
+// containers. Each write also makes a znode of unique name below
+// <path>-receipts, in the same transaction, and deletes it in the background;
+// a process that dies in between leaves it, which harms nobody.
+//
+// Load costs 2 requests. Store costs 1 round trip, CompareAndSwap and an
+// Update without competition 2; each write adds the deletion of its receipt.
+// The first write of all costs some more.
+type Value[T any] struct {
+	_     noCopy
+	s     *Session
+	path  string
+	err   error // of the constructor's arguments
+	codec Codec
+}
+
+// A Version identifies one write of a [Value]. Two Versions are equal if, and
+// only if, they are of the same write of the same znode. The zero Version
+// means that there is no value yet.
+type Version struct {
+	czxid, mzxid int64 // of the transactions that made the znode, and wrote it
+	version      int32 // the server's counter, which wraps
+}
+
+func versionOf(stat *zk.Stat) Version {
+	return Version{czxid: stat.Czxid, mzxid: stat.Mzxid, version: stat.Version}
+}
+
+// String returns v in a form for logs.
+func (v Version) String() string {
+	if v == (Version{}) {
+		return "none"
+	}
+	return fmt.Sprintf("%d@0x%x", v.version, v.mzxid)
+}
+
+// NewValue returns the Value at path. It does no I/O; a bad argument is
+// reported by every method.
+func NewValue[T any](s *Session, path string, opts ...ValueOption) *Value[T] {
+	c := newValueConfig(opts)
+	return &Value[T]{s: s, path: path, err: checkNew(s, path, c.err), codec: c.codec}
+}
+
+// Path returns the path that v was made with.
+func (v *Value[T]) Path() string { return v.path }
+
+// Load returns the value and its Version, or [ErrNoValue]. It is not older than
+// the call. A value that cannot be decoded is an error, and is returned with
+// its Version, so that it can be replaced.
+func (v *Value[T]) Load(ctx context.Context) (T, Version, error) {
+	x, version, err := v.load(ctx, true)
+	if err == nil && version == (Version{}) {
+		err = ErrNoValue
+	}
+	return x, version, opError("load", v.path, err)
+}
+
+// load reads the value; where there is none it returns the zero Version. If it
+// need not be fresh, it may be as old as what the server at hand has.
+func (v *Value[T]) load(ctx context.Context, fresh bool) (x T, version Version, err error) {
+	if err := v.check(ctx); err != nil {
+		return x, version, err
+	}
+	var data []byte
+	err = v.s.during(ctx, func(inc *incarnation) error {
+		if fresh {
+			if err := v.catchUp(ctx, inc); err != nil {
+				return err
+			}
+		}
+		var stat *zk.Stat
+		var err error
+		data, stat, err = inc.get(ctx, v.full())
+		switch {
+		case isNoNode(err):
+			version = Version{}
+			return nil
+		case err == nil:
+			version = versionOf(stat)
+		}
+		return err
+	})
+	if err == nil && version != (Version{}) {
+		x, err = v.decode(data)
+	}
+	return x, version, err
+}
+
+// check is what every operation asks first.
+func (v *Value[T]) check(ctx context.Context) error {
+	if v.err != nil {
+		return v.err
+	}
+	return ctxErr(ctx)
+}
+
+func (v *Value[T]) full() string { return v.s.full(v.path) }
+
+// catchUp makes what is read next at least as new as the call, and so as
+// anything that was read before, in another session and from another server.
+func (v *Value[T]) catchUp(ctx context.Context, inc *incarnation) error {
+	if err := inc.sync(ctx, v.full()); err != nil && !isNoNode(err) {
+		return err
+	}
+	return nil
+}
+
+func (v *Value[T]) decode(data []byte) (T, error) {
+	x, err := decode[T](v.codec, data)
+	if err != nil {
+		var zero T // what was decoded of it is no value
+		return zero, fmt.Errorf("cannot decode %d bytes: %w", len(data), err)
+	}
+	return x, nil
+}
+
+// encode refuses what does not fit into a transaction.
+func (v *Value[T]) encode(x T) ([]byte, error) {
+	data, err := encode(v.codec, x)
+	if err != nil {
+		return nil, fmt.Errorf("cannot encode a %T: %w", x, err)
+	}
+	if v.s.sizeOf(v.full(), data)+2*v.s.sizeOf(v.receipts(), nil)+256 > maxPacket {
+		return nil, fmt.Errorf("value of %d bytes: %w", len(data), ErrTooLarge)
+	}
+	return data, nil
+}
+
+// Store makes x the value, whatever it was. A value that does not fit is
+// [ErrTooLarge], and nothing was sent. When ctx ends while the write is on its
+// way, it may be stored or not.
+func (v *Value[T]) Store(ctx context.Context, x T) error {
+	return opError("store", v.path, v.store(ctx, x))
+}
+
+func (v *Value[T]) store(ctx context.Context, x T) error {
+	if err := v.check(ctx); err != nil {
+		return err
+	}
+	data, err := v.encode(x)
+	if err != nil {
+		return err
+	}
+	for {
+		err := v.commit(ctx, &zk.SetDataRequest{Path: v.full(), Data: data, Version: -1})
+		if isNoNode(err) {
+			err = v.commit(ctx, v.creation(data))
+		}
+		// Made by someone else in between: then it can be set.
+		if !isNodeExists(err) {
+			return err
+		}
+	}
+}
+
+// CompareAndSwap makes x the value if the value is still the one that old
+// identifies, and reports whether it did. With the zero Version it stores x if
+// there is no value yet.
+//
+// ZooKeeper compares a counter that begins anew when the znode is deleted and
+// made again. That the znode is the same is checked with a read before the
+// write, so only a deletion between these two, by a program other than zsync,
+// which never deletes it, could deceive CompareAndSwap.
+//
+// When ctx ends while the write is on its way, it may be stored or not.
+func (v *Value[T]) CompareAndSwap(ctx context.Context, old Version, x T) (bool, error) {
+	ok, err := v.compareAndSwap(ctx, old, x)
+	return ok, opError("compareandswap", v.path, err)
+}
+
+func (v *Value[T]) compareAndSwap(ctx context.Context, old Version, x T) (bool, error) {
+	if err := v.check(ctx); err != nil {
+		return false, err
+	}
+	data, err := v.encode(x)
+	if err != nil {
+		return false, err
+	}
+	if old != (Version{}) {
+		if same, err := v.still(ctx, old); !same {
+			return false, err
+		}
+	}
+	return v.swap(ctx, old, data)
+}
+
+// still reports whether the znode has the version old.
+func (v *Value[T]) still(ctx context.Context, old Version) (same bool, err error) {
+	err = v.s.during(ctx, func(inc *incarnation) error {
+		stat, err := inc.exists(ctx, v.full())
+		if err == nil && (stat == nil || stat.Mzxid < old.mzxid) {
+			// This server does not know old yet, or it was deleted.
+			if err := v.catchUp(ctx, inc); err != nil {
+				return err
+			}
+			stat, err = inc.exists(ctx, v.full())
+		}
+		same = err == nil && stat != nil && versionOf(stat) == old
+		return err
+	})
+	return same, err
+}
+
+// swap writes data if the version is old, and reports whether it was.
+func (v *Value[T]) swap(ctx context.Context, old Version, data []byte) (bool, error) {
+	ops := []any{v.creation(data)}
+	if old != (Version{}) {
+		ops = swapOps(v.full(), data, old.version)
+	}
+	err := v.commit(ctx, ops...)
+	if isBadVersion(err) || isNoNode(err) || isNodeExists(err) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// swapOps returns what writes data if the znode's counter is at version.
+//
+// The counter wraps after 2^31-1 and, but for the newest servers, passes -1,
+// which a request cannot ask for: there it means any. So at -1 the write is
+// made whatever the counter was, and the transaction stands only if that took
+// the counter to 0: the operations of a transaction see what those before them
+// did.
+func swapOps(path string, data []byte, version int32) []any {
+	set := &zk.SetDataRequest{Path: path, Data: data, Version: version}
+	if version != -1 {
+		return []any{set}
+	}
+	return []any{set, &zk.CheckVersionRequest{Path: path, Version: version + 1}}
+}
+
+func (v *Value[T]) creation(data []byte) any {
+	return &zk.CreateRequest{Path: v.full(), Data: data, Acl: v.s.cfg.acl}
+}
+
+// receipts is the container of the receipts.
+func (v *Value[T]) receipts() string { return v.full() + "-receipts" }
+
+// commit applies ops exactly once. It makes missing parents, which are those
+// of the receipts as well.
+//
+// What is written cannot be recognised in the znode afterwards: another process
+// may have written the same bytes, or have written over ours. Hence receipts.
+func (v *Value[T]) commit(ctx context.Context, ops ...any) error {
+	_, err := v.s.commitOnce(ctx, v.receipts(), ops)
+	return err
+}
+
+// Update replaces the value by what f makes of it, and returns that. If the
+// value has changed in the meantime f is called again with the new one, until
+// its result applies. Where there is no value yet f is given the zero T. When f
+// returns an error nothing is stored, and Update returns it. f must be free of
+// effects of its own, as it may be called any number of times.
+//
+// When ctx ends while the write is on its way, it may be stored or not.
+func (v *Value[T]) Update(ctx context.Context, f func(T) (T, error)) (T, error) {
+	if v.err == nil && f == nil {
+		var zero T
+		return zero, opError("update", v.path, invalid("the function is nil"))
+	}
+	x, err := v.update(ctx, f)
+	return x, opError("update", v.path, err)
+}
+
+func (v *Value[T]) update(ctx context.Context, f func(T) (T, error)) (zero T, err error) {
+	// The first look may be at an old value: if it is, the swap fails, and
+	// nobody is told of it. The others look at what beat us.
+	fresh := false
+	for try := 0; ; try++ {
+		x, data, old, err := v.successor(ctx, fresh, f)
+		if err != nil {
+			// An error, too, must be about a value not older than the call.
+			if fresh || !v.changed(ctx, old) {
+				return zero, err
+			}
+			fresh = true
+			continue
+		}
+		switch ok, err := v.swap(ctx, old, data); {
+		case err != nil:
+			return zero, err
+		case ok:
+			return x, nil
+		}
+		fresh = true
+		if err := v.yield(ctx, try); err != nil {
+			return zero, err
+		}
+	}
+}
+
+// successor returns what f makes of the value, also encoded, and the Version of
+// what f was given.
+func (v *Value[T]) successor(ctx context.Context, fresh bool, f func(T) (T, error)) (x T, data []byte, old Version, err error) {
+	if x, old, err = v.load(ctx, fresh); err != nil {
+		return x, nil, old, err
+	}
+	if x, err = f(x); err != nil {
+		return x, nil, old, err
+	}
+	data, err = v.encode(x)
+	return x, data, old, err
+}
+
+// changed reports whether the version is certainly another than old.
+func (v *Value[T]) changed(ctx context.Context, old Version) bool {
+	_, now, _ := v.load(ctx, true)
+	return ctx.Err() == nil && now != old
+}
+
+// yield waits a little before the next attempt, so that those who compete do
+// not stay in step. Someone's attempt has succeeded: it is no reason to wait
+// long.
+func (v *Value[T]) yield(ctx context.Context, try int) error {
+	const most = 4
+	b := v.s.cfg.retry.Min
+	t := time.NewTimer(time.Duration(rand.Int64N(int64(b)<<min(try, most) + 1)))
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctxErr(ctx)
+	}
+}
+
+// Watch returns a channel of the present value, and then of the latest after
+// each change. It never goes back to an older value, whatever server answers
+// and through however many sessions, and once nothing changes any more the last
+// one sent is the value. While there is no value it waits.
+//
+// The channel has no buffer. A reader who is slower than the writers gets the
+// latest value, not those in between. A value that cannot be decoded is logged
+// and left out.
+//
+// The channel is closed when ctx ends or the Session is closed, or when the
+// znode may not be read at all, which is logged. Each change costs one
+// notification and one request for each process, and nothing is asked while
+// nothing changes.
+func (v *Value[T]) Watch(ctx context.Context) <-chan T {
+	out := make(chan T)
+	if v.err != nil {
+		close(out)
+		return out
+	}
+	v.s.spawn(func() {
+		defer close(out)
+		w := valueWatch[T]{v: v, out: out}
+		err := v.s.during(ctx, func(inc *incarnation) error { return w.follow(ctx, inc) })
+		if ctx.Err() == nil && v.s.failure() == nil {
+			v.s.log.Error("zsync: cannot watch", "path", v.path, "err", err)
+		}
+	})
+	return out
+}
+
+// A valueWatch is one Watch in progress.
+type valueWatch[T any] struct {
+	v    *Value[T]
+	out  chan<- T
+	told Version // what was last sent, or could not be decoded
+}
+
+// follow sends every value that it sees within one session.
+//
+// Within a session no read is older than the one before: ZooKeeper sees to it.
+// The first could be, on a server that lags, but for the catch-up. Versions are
+// compared for being the same and for nothing else: the counter wraps, and is
+// no measure of age.
+func (w *valueWatch[T]) follow(ctx context.Context, inc *incarnation) error {
+	if err := w.v.catchUp(ctx, inc); err != nil {
+		return err
+	}
+	for {
+		err := w.next(ctx, inc)
+		if isNoNode(err) {
+			err = w.awaitValue(ctx, inc)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// next sends the value, unless that has been done, and waits for a change.
+func (w *valueWatch[T]) next(ctx context.Context, inc *incarnation) error {
+	change := inc.hub.join(watchKey{watchData, w.v.full()})
+	defer inc.hub.leave(change)
+	data, stat, err := inc.get(ctx, w.v.full())
+	if err != nil {
+		return err
+	}
+	version := versionOf(stat)
+	if version == w.told {
+		return inc.awaitFired(ctx, change)
+	}
+	x, err := w.v.decode(data)
+	if err != nil {
+		inc.m.log.Error("zsync: cannot watch a value", "path", w.v.path, "version", version, "err", err)
+		w.told = version
+		return inc.awaitFired(ctx, change)
+	}
+	select {
+	case w.out <- x:
+		w.told = version
+		return inc.awaitFired(ctx, change)
+	case <-change.fired:
+		return nil // the reader gets the newer one
+	case <-ctx.Done():
+		return ctxErr(ctx)
+	case <-inc.ctx.Done():
+		return errEnded
+	}
+}
+
+// awaitValue waits until there may be a value.
+func (w *valueWatch[T]) awaitValue(ctx context.Context, inc *incarnation) error {
+	made := inc.hub.join(watchKey{watchExists, w.v.full()})
+	defer inc.hub.leave(made)
+	stat, err := inc.exists(ctx, w.v.full())
+	if err != nil || stat != nil {
+		return err
+	}
+	return inc.awaitFired(ctx, made)
+}
