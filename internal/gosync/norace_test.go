@@ -1,0 +1,5 @@
+//go:build !race
+
+package gosync_test
+
+var raceFlags []string
