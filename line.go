@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/go-zookeeper/zk"
@@ -140,8 +141,9 @@ func (l *line) enter(ctx context.Context, inc *incarnation, base string, data []
 	}
 	p := &place{inc: inc, path: path, data: data}
 	me, ok := parseChild(baseName(path), l.bases...)
-	if !ok {
-		panic("zsync: BUG: created " + path + ", which is no name of this line")
+	if !ok { // no server that speaks the protocol answers so
+		p.leave().await(grace)
+		return nil, nil, fmt.Errorf("%w: created %q as %q", errProtocol, name, path)
 	}
 	p.me = me
 	return p, names, nil

@@ -57,32 +57,12 @@ type link struct {
 // sentInfo is what the link remembers of a request until its reply.
 type sentInfo struct {
 	at      time.Time
+	op      int32
+	ops     int  // of a multi
 	flagged bool // the read carried a watch
 	bundle  bool // a multiRead was sent in its place
 	key     watchKey
 }
-
-// Numbers of the wire protocol.
-const (
-	opCreate          = 1
-	opExists          = 3
-	opGetData         = 4
-	opPing            = 11
-	opGetChildren2    = 12
-	opRemoveWatches   = 18
-	opMultiRead       = 22
-	opAuth            = 100
-	opSetWatches      = 101
-	opCloseSession    = -11
-	xidEvent          = -1
-	xidPing           = -2
-	xidAuth           = -4
-	xidSetWatches     = -8
-	xidRemoveWatches  = -9
-	errCodeNoNode     = -101
-	handshakeMax      = 4096
-	setWatchesPortion = 128 << 10
-)
 
 var (
 	errHandshake = errors.New("zsync: handshake refused")
@@ -110,7 +90,7 @@ func (l *link) Write(p []byte) (int, error) {
 	l.wmu.Lock()
 	defer l.wmu.Unlock()
 	xid, op := int32(binary.BigEndian.Uint32(p[4:])), int32(binary.BigEndian.Uint32(p[8:]))
-	info := sentInfo{at: time.Now()}
+	info := sentInfo{at: time.Now(), op: op}
 	var created string
 	n := len(p)
 	switch op {
@@ -132,6 +112,8 @@ func (l *link) Write(p []byte) (int, error) {
 		}
 	case opCreate:
 		created, _ = packetPath(p)
+	case opMulti:
+		info.ops = countOps(p[12:])
 	}
 	l.mu.Lock()
 	l.sent[xid] = info
@@ -200,16 +182,56 @@ func (l *link) nextPacket() error {
 		return err
 	}
 	size := int32(binary.BigEndian.Uint32(head[:]))
-	if size < replyHeader-4 {
+	if size < replyHeader-4 || size > replyMax {
 		return fmt.Errorf("%w: packet of %d bytes", errProtocol, size)
 	}
 	l.pre, l.left = head[:], int(size)-(replyHeader-4)
 	code := int32(binary.BigEndian.Uint32(head[16:]))
-	if info := l.received(int32(binary.BigEndian.Uint32(head[4:])), code); info.bundle && code == 0 {
+	info := l.received(int32(binary.BigEndian.Uint32(head[4:])), code)
+	if code != 0 {
+		return nil // go-zookeeper looks no further
+	}
+	if info.bundle {
 		// Dressed up as the reply to getData: the data with their length, and a Stat.
 		binary.BigEndian.PutUint32(l.pre, uint32(size)+4+statSize)
 		l.pre = binary.BigEndian.AppendUint32(l.pre, uint32(l.left))
 		l.post = make([]byte, statSize)
+		return nil
+	}
+	return l.checkReply(info)
+}
+
+// checkReply looks at the body of a reply for what would make go-zookeeper
+// panic, or take all memory there is, if a server answered what it should not.
+func (l *link) checkReply(info sentInfo) error {
+	switch info.op {
+	case opGetData, opGetChildren2:
+		b, err := l.r.Peek(min(l.left, 4))
+		if err != nil {
+			return err
+		}
+		if len(b) < 4 {
+			return nil // go-zookeeper finds that it is too short
+		}
+		n, each := int64(int32(binary.BigEndian.Uint32(b))), int64(1)
+		if info.op == opGetChildren2 {
+			n, each = int64(uint32(n)), 4 // a name has at least its length
+		}
+		if n*each > int64(l.left-4) {
+			return fmt.Errorf("%w: %d elements in %d bytes", errProtocol, n, l.left)
+		}
+	case opMulti:
+		body, err := io.ReadAll(io.LimitReader(l.r, int64(l.left))) // grows as the bytes come
+		if err != nil {
+			return err
+		}
+		if len(body) < l.left {
+			return io.ErrUnexpectedEOF
+		}
+		l.pre, l.left = append(l.pre, body...), 0
+		if countResults(body) != info.ops {
+			return fmt.Errorf("%w: malformed reply to a transaction", errProtocol)
+		}
 	}
 	return nil
 }
@@ -232,6 +254,9 @@ func (l *link) handshake() error {
 	}
 	timeout := time.Duration(int32(binary.BigEndian.Uint32(body[4:]))) * time.Millisecond
 	id := int64(binary.BigEndian.Uint64(body[8:]))
+	if id != 0 && timeout <= 0 || binary.BigEndian.Uint32(body[16:]) > n-20 {
+		return fmt.Errorf("%w: session of %v", errHandshake, timeout) // go-zookeeper would panic
+	}
 
 	l.wmu.Lock()
 	defer l.wmu.Unlock()
@@ -345,49 +370,4 @@ func (l *link) clip(t time.Time) time.Time {
 func (l *link) Close() error {
 	l.closeOnce.Do(func() { l.closeError = l.Conn.Close() })
 	return l.closeError
-}
-
-// packetPath returns the path with which the body of a request begins.
-func packetPath(p []byte) (string, bool) {
-	if len(p) < 16 {
-		return "", false
-	}
-	n := int(binary.BigEndian.Uint32(p[12:]))
-	if n < 0 || n > len(p)-16 {
-		return "", false
-	}
-	return string(p[16 : 16+n]), true
-}
-
-// appendHeader begins a packet; endPacket fills in its length.
-func appendHeader(p []byte, xid, op int32) []byte {
-	p = append(p, 0, 0, 0, 8)
-	p = binary.BigEndian.AppendUint32(p, uint32(xid))
-	return binary.BigEndian.AppendUint32(p, uint32(op))
-}
-
-func appendInt64(p []byte, n int64) []byte { return binary.BigEndian.AppendUint64(p, uint64(n)) }
-
-func appendString(p []byte, s string) []byte {
-	return append(binary.BigEndian.AppendUint32(p, uint32(len(s))), s...)
-}
-
-func appendStrings(p []byte, ss []string) []byte {
-	p = binary.BigEndian.AppendUint32(p, uint32(len(ss)))
-	for _, s := range ss {
-		p = appendString(p, s)
-	}
-	return p
-}
-
-func endPacket(p []byte) []byte {
-	binary.BigEndian.PutUint32(p, uint32(len(p)-4))
-	return p
-}
-
-func authPacket(a auth) []byte {
-	p := appendHeader(nil, xidAuth, opAuth)
-	p = binary.BigEndian.AppendUint32(p, 0)
-	p = appendString(p, a.scheme)
-	return endPacket(appendString(p, string(a.auth)))
 }

@@ -1,0 +1,269 @@
+package zsync
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"math"
+	"net"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// What a server sends is data from outside: whatever it is, it ends a
+// connection at most, and neither the process nor the patience of a context.
+
+// An impostor is a server that answers what it likes. hello is its whole answer
+// to the handshake, and reply its whole answer to each later request.
+type impostor struct {
+	hello []byte
+	reply func(xid, op int32) []byte
+	dials atomic.Int32
+}
+
+func (i *impostor) dial(string, string, time.Duration) (net.Conn, error) {
+	i.dials.Add(1)
+	client, server := net.Pipe()
+	go func() {
+		defer server.Close()
+		if _, err := readFrame(server); err != nil {
+			return
+		}
+		if _, err := server.Write(i.hello); err != nil {
+			return
+		}
+		for {
+			p, err := readFrame(server)
+			if err != nil || len(p) < 8 {
+				return
+			}
+			xid, op := int32(binary.BigEndian.Uint32(p)), int32(binary.BigEndian.Uint32(p[4:]))
+			out := frame(replyTo(xid, 0))
+			if op != opPing && op != opCloseSession {
+				out = i.reply(xid, op)
+			}
+			if _, err := server.Write(out); err != nil {
+				return
+			}
+		}
+	}()
+	return client, nil
+}
+
+func readFrame(r io.Reader) ([]byte, error) {
+	var size [4]byte
+	if _, err := io.ReadFull(r, size[:]); err != nil {
+		return nil, err
+	}
+	p := make([]byte, binary.BigEndian.Uint32(size[:]))
+	_, err := io.ReadFull(r, p)
+	return p, err
+}
+
+func frame(p []byte) []byte {
+	return append(binary.BigEndian.AppendUint32(nil, uint32(len(p))), p...)
+}
+
+// words is the big-endian form of some int32s.
+func words(ns ...int64) (p []byte) {
+	for _, n := range ns {
+		p = binary.BigEndian.AppendUint32(p, uint32(n))
+	}
+	return p
+}
+
+func replyTo(xid, code int32, body ...byte) []byte {
+	p := appendInt64(words(int64(xid)), 1)
+	return append(append(p, words(int64(code))...), body...)
+}
+
+// welcome is a reply to the handshake.
+func welcome(timeout, passwd int64) []byte {
+	p := appendInt64(words(0, timeout), 77)
+	return frame(append(append(p, words(passwd)...), make([]byte, 16)...))
+}
+
+func TestAServerThatAnswersGarbageToTheHandshakeIsLeft(t *testing.T) {
+	for name, hello := range map[string][]byte{
+		"nothing":            {},
+		"an HTTP server":     []byte("HTTP/1.1 400 Bad Request\r\n\r\n"),
+		"a TLS alert":        {21, 3, 1, 0, 2, 2, 22},
+		"an empty packet":    words(0),
+		"a huge packet":      words(math.MaxInt32),
+		"a negative size":    words(-1, 0, 0, 0, 0),
+		"no timeout":         welcome(0, 16),
+		"a negative timeout": welcome(-1, 16),
+		"a long password":    welcome(10_000, math.MaxInt32),
+		"half of it":         welcome(10_000, 16)[:20],
+		"no session":         frame(make([]byte, 36)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				i := &impostor{hello: hello}
+				_, err := Connect(within(t, 20*time.Second), "x:1", WithDialer(i.dial))
+				wantErr(t, err, context.DeadlineExceeded)
+				if i.dials.Load() < 2 {
+					t.Error("it was not tried again")
+				}
+			})
+		})
+	}
+}
+
+func TestAServerThatAnswersGarbageToARequestCostsAConnectionAtMost(t *testing.T) {
+	stat := make([]byte, statSize)
+	for name, reply := range map[string]func(xid, op int32) []byte{
+		"an empty packet":           func(xid, op int32) []byte { return words(0) },
+		"half a header":             func(xid, op int32) []byte { return words(4, -1, 0, 0, 0, 0) },
+		"a header without a byte":   func(xid, op int32) []byte { return words(15, int64(xid), 0, 0, 0, 0) },
+		"a negative size":           func(xid, op int32) []byte { return words(-1, int64(xid), 0, 0, 0, 0) },
+		"a huge size":               func(xid, op int32) []byte { return words(math.MaxInt32, int64(xid), 0, 0, 0, 0) },
+		"no body":                   func(xid, op int32) []byte { return frame(replyTo(xid, 0)) },
+		"a body of one byte":        func(xid, op int32) []byte { return frame(replyTo(xid, 0, 1)) },
+		"a list of 2^32-1":          func(xid, op int32) []byte { return frame(replyTo(xid, 0, words(-1)...)) },
+		"a list of 2^28":            func(xid, op int32) []byte { return frame(replyTo(xid, 0, words(1<<28)...)) },
+		"data of 2 GiB":             func(xid, op int32) []byte { return frame(replyTo(xid, 0, words(math.MaxInt32)...)) },
+		"an event without a path":   func(xid, op int32) []byte { return frame(replyTo(xidEvent, 0, words(1, 3)...)) },
+		"an event with half a path": func(xid, op int32) []byte { return frame(replyTo(xidEvent, 0, words(1, 3, 100)...)) },
+		"another's xid":             func(xid, op int32) []byte { return frame(replyTo(xid+1, 0, stat...)) },
+		"pings":                     func(xid, op int32) []byte { return frame(replyTo(xidPing, 0)) },
+		"multi without an end":      func(xid, op int32) []byte { return frame(replyTo(xid, 0, words(2, 0)...)) },
+		"multi of unknown results":  func(xid, op int32) []byte { return frame(replyTo(xid, 0, append(words(99, 0), 0)...)) },
+		"multi with half a path": func(xid, op int32) []byte {
+			return frame(replyTo(xid, 0, append(words(1, 0), append([]byte{0}, words(50)...)...)...))
+		},
+		"foreign names": func(xid, op int32) []byte { return frame(replyTo(xid, 0, append(words(2), "/x"...)...)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				i := &impostor{hello: welcome(10_000, 16), reply: reply}
+				s, err := Connect(t.Context(), "x:1", WithDialer(i.dial))
+				must(t, err)
+				defer s.Close()
+				for n, f := range []func(context.Context) error{
+					NewMutex(s, "/m").Lock,
+					NewMutex(s, "/m", WithHandoffs(0)).Lock,
+					func(ctx context.Context) error { _, err := NewMutex(s, "/m").Contenders(ctx); return err },
+					func(ctx context.Context) error { _, _, err := live(t, s).get(ctx, "/m"); return err },
+					func(ctx context.Context) error { _, err := live(t, s).exists(ctx, "/m"); return err },
+					func(ctx context.Context) error { _, err := s.Txn(ctx, &zk.DeleteRequest{Path: "/m"}); return err },
+				} {
+					start := time.Now()
+					err := f(within(t, time.Second))
+					if d := time.Since(start); d > 1100*time.Millisecond {
+						t.Errorf("call %d returned after %v: %v", n, d, err)
+					}
+				}
+			})
+		})
+	}
+}
+
+// FuzzReplies lets a server answer whatever it likes.
+func FuzzReplies(f *testing.F) {
+	f.Add(welcome(10_000, 16), replyTo(1, 0, words(1, 2)...), true)
+	f.Add(welcome(0, 16), []byte{}, false)
+	f.Add(welcome(10_000, 16), append(words(1, 0), 0, 0, 0, 0, 2, '/', 'x', 0xff, 0xff, 0xff, 0xff, 1), true)
+	f.Add(welcome(10_000, 16), append(words(2, 1), "a\x00\x00\x00\x01b"...), true)
+	f.Add(welcome(10_000, 16), append(words(1), append([]byte("x"), make([]byte, statSize)...)...), true)
+	f.Add(welcome(10_000, 16), frame(replyTo(xidEvent, 0, append(words(4, 3, 2), "/m"...)...)), false)
+	f.Fuzz(func(t *testing.T, hello, body []byte, framed bool) {
+		i := &impostor{hello: hello, reply: func(xid, op int32) []byte {
+			if framed {
+				return frame(replyTo(xid, 0, body...))
+			}
+			return body
+		}}
+		var dials atomic.Int32
+		dial := func(network, addr string, timeout time.Duration) (net.Conn, error) {
+			if dials.Add(1) > 2 {
+				return nil, errors.New("enough")
+			}
+			return i.dial(network, addr, timeout)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
+		defer cancel()
+		s, err := Connect(ctx, "x:1", WithDialer(dial))
+		if err != nil {
+			return
+		}
+		defer s.Close()
+		calls := []<-chan error{
+			async(func() error { return NewMutex(s, "/m").Lock(ctx) }),
+			async(func() error { _, err := NewMutex(s, "/m").Contenders(ctx); return err }),
+			async(func() error { return NewBarrier(s, "/m").Wait(ctx) }),
+			async(func() error { _, err := s.Txn(ctx, &zk.DeleteRequest{Path: "/m"}); return err }),
+		}
+		for _, c := range calls {
+			<-c
+		}
+	})
+}
+
+// A scripted connection gives a link what it reads, in pieces of one size.
+type scripted struct {
+	net.Conn
+	r     io.Reader
+	piece int
+}
+
+func (c scripted) Read(p []byte) (int, error) { return c.r.Read(p[:min(len(p), c.piece)]) }
+func (c scripted) Close() error               { return nil }
+
+// FuzzLinkRead holds that a link takes any stream apart in the same way, in
+// whatever pieces it comes, and hands on nothing but whole headers.
+func FuzzLinkRead(f *testing.F) {
+	f.Add(frame(replyTo(1, 0, words(0)...)), 3, int32(opGetData))
+	f.Add(append(frame(replyTo(xidPing, 0)), frame(replyTo(1, -101))...), 1, int32(opExists))
+	f.Add(frame(replyTo(1, 0, append(words(-1, 0), 1, 2, 3, 4)...)), 7, int32(opMulti))
+	f.Add(words(-5), 1, int32(0))
+	f.Fuzz(func(t *testing.T, in []byte, piece int, op int32) {
+		if piece < 1 || piece > 64 {
+			piece = 5
+		}
+		read := func(piece int) string {
+			m := &manager{}
+			inc := newIncarnation(m)
+			defer inc.end(nil)
+			l := newLink(inc, scripted{r: strings.NewReader(string(in)), piece: piece}, time.Minute)
+			l.shook.Store(true)
+			l.sent[1] = sentInfo{at: time.Now(), op: op}
+			out, _ := io.ReadAll(l)
+			return string(out)
+		}
+		whole := read(1 << 20)
+		if got := read(piece); got != whole {
+			t.Errorf("in pieces of %d: %q; at once: %q", piece, got, whole)
+		}
+		if !strings.HasPrefix(string(in), whole) {
+			t.Errorf("read %q out of %q", whole, in)
+		}
+	})
+}
+
+// FuzzPackets holds that what the link reads of a request is what was sent.
+func FuzzPackets(f *testing.F) {
+	f.Add(int32(7), int32(opGetData), "/a/b", []byte{1})
+	f.Add(int32(-1), int32(0), "", []byte{})
+	f.Fuzz(func(t *testing.T, xid, op int32, path string, rest []byte) {
+		p := endPacket(append(appendString(appendHeader(nil, xid, op), path), rest...))
+		if got, ok := packetPath(p); !ok || got != path {
+			t.Errorf("packetPath = %q, %v; want %q", got, ok, path)
+		}
+		for n := range p {
+			if got, ok := packetPath(p[:n]); ok && got != path {
+				t.Errorf("packetPath of %d bytes = %q", n, got)
+			}
+		}
+		packetPath(rest)
+		countOps(rest)
+		countResults(rest)
+		parseBundle(rest, int(xid))
+	})
+}
