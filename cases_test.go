@@ -957,3 +957,61 @@ func TestCase28ContextDecidesWithinMillisecondsWhateverTheServersDo(t *testing.T
 		})
 	}
 }
+
+func TestCase03AMachineThatSleptTrustsNoSessionFromBefore(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		// While it slept the monotonic clock stood still, and the servers' went on.
+		sleep := func(s *Session) {
+			now := time.Now()
+			live(t, s).heard.Store(&moment{mono: now, wall: now.Round(0).Add(-testTimeout)})
+		}
+		s := open(t, srv)
+		m := NewMutex(s, "/m")
+		must(t, m.Lock(t.Context()))
+		sleep(s)
+		wantErr(t, m.Unlock(), ErrLost)
+
+		must(t, m.Lock(t.Context()))
+		woken := time.Now()
+		sleep(s)
+		<-m.Lost() // though nobody asks
+		if d := time.Since(woken); d > testTimeout/10 {
+			t.Errorf("lost %v after the machine woke up, want %v at most", d, testTimeout/10)
+		}
+		wantErr(t, m.Unlock(), ErrLost)
+	})
+}
+
+func TestCase13ADialerThatNeverReturnsDoesNotHoldCloseUp(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		var stuck atomic.Bool
+		forever := make(chan struct{})
+		defer close(forever)
+		s := open(t, srv, WithDialer(func(network, addr string, timeout time.Duration) (net.Conn, error) {
+			if stuck.Load() {
+				<-forever
+			}
+			return srv.Dial(network, addr, timeout)
+		}))
+		stuck.Store(true)
+		srv.Disconnect(s.ID())
+		synctest.Wait()
+		start := time.Now()
+		must(t, s.Close())
+		if d := time.Since(start); d > testTimeout/3 {
+			t.Errorf("Close took %v, want no more than the dialer was given", d)
+		}
+	})
+}
+
+func TestCase13ADialerThatReturnsNothingIsAnError(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		_, err := Connect(within(t, time.Second), srv.Addr(), WithDialer(func(string, string, time.Duration) (net.Conn, error) {
+			return nil, nil
+		}))
+		wantErr(t, err, context.DeadlineExceeded)
+		if !strings.Contains(err.Error(), "dialer") {
+			t.Errorf("the error does not name the reason: %v", err)
+		}
+	})
+}

@@ -29,16 +29,16 @@ type incarnation struct {
 	ctx context.Context
 	end context.CancelCauseFunc
 
-	id      atomic.Int64  // the session id; 0 before the first handshake
-	timeout atomic.Int64  // the negotiated session timeout, in nanoseconds
-	heard   atomic.Int64  // last contact: nanoseconds from born to when the last answered request was sent
-	born    time.Time     // the origin of heard
-	ready   chan struct{} // closed when conn is set
-	first   chan struct{} // closed when the first handshake has succeeded
-	parked  chan struct{} // closed when conn, after the end, is between two attempts to connect
-	quit    chan struct{} // closed when conn.Close has been called
-	gone    chan struct{} // closed when every goroutine of conn has ended
-	drain   sync.Once     // shuts conn down
+	id      atomic.Int64           // the session id; 0 before the first handshake
+	timeout atomic.Int64           // the negotiated session timeout, in nanoseconds
+	heard   atomic.Pointer[moment] // last contact: when the last answered request was sent; nil before the first
+	ready   chan struct{}          // closed when conn is set
+	first   chan struct{}          // closed when the first handshake has succeeded
+	parked  chan struct{}          // closed when conn, after the end, is between two attempts to connect
+	quit    chan struct{}          // closed when conn.Close has been called
+	gone    chan struct{}          // closed when every goroutine of conn has ended
+	park    sync.Once              // closes parked
+	drain   sync.Once              // shuts conn down
 
 	mu   sync.Mutex
 	link *link                    // the newest, if any; guarded by mu
@@ -68,7 +68,6 @@ const silent = 1.0 / 2
 func newIncarnation(m *manager) *incarnation {
 	inc := &incarnation{
 		m:       m,
-		born:    time.Now(),
 		ready:   make(chan struct{}),
 		first:   make(chan struct{}),
 		quit:    make(chan struct{}),
@@ -148,31 +147,49 @@ func (inc *incarnation) handshake(l *link, id int64, timeout time.Duration) erro
 	case id == 0:
 		inc.lose("the server has expired the session")
 		return zk.ErrSessionExpired
-	case mine == 0:
-		inc.id.Store(id)
-	case id != mine:
+	case mine != 0 && id != mine:
 		inc.lose("the server has replaced the session without notice")
 		return zk.ErrSessionExpired
 	}
 	inc.timeout.Store(int64(timeout))
 	inc.contact(l.asked)
+	inc.id.Store(id)
 	return nil
+}
+
+// A moment is a time by two clocks. The monotonic clock is never set, but it
+// stands still while the machine sleeps or is moved, which the servers do not.
+// The wall clock goes on, or is set when the machine is back, but it may be set
+// at any other time too. What is later by either is late: to give up a session
+// for nothing does less harm than to believe in one that has ended.
+type moment struct{ mono, wall time.Time }
+
+func momentOf(t time.Time) *moment { return &moment{mono: t, wall: t.Round(0)} }
+
+// since returns how long ago m was, by the clock that says more.
+func (m *moment) since(now time.Time) time.Duration {
+	return max(now.Sub(m.mono), now.Round(0).Sub(m.wall))
 }
 
 // contact records that a request sent at this time has been answered.
 func (inc *incarnation) contact(at time.Time) {
-	n := int64(at.Sub(inc.born))
+	m := momentOf(at)
 	for {
 		old := inc.heard.Load()
-		if n <= old || inc.heard.CompareAndSwap(old, n) {
+		if old != nil && !at.After(old.mono) || inc.heard.CompareAndSwap(old, m) {
 			return
 		}
 	}
 }
 
-// deadline is when the session must be given up if nothing more is heard.
-func (inc *incarnation) deadline() time.Time {
-	return inc.born.Add(time.Duration(inc.heard.Load()) + time.Duration(float64(inc.timeout.Load())*patience))
+// left is how long the session may still be believed in if nothing more is
+// heard.
+func (inc *incarnation) left() time.Duration {
+	m := inc.heard.Load()
+	if m == nil {
+		return time.Duration(inc.timeout.Load()) // nothing is held yet
+	}
+	return time.Duration(float64(inc.timeout.Load())*patience) - m.since(time.Now())
 }
 
 // alive reports whether the session certainly stands. It does not rely on the
@@ -181,24 +198,25 @@ func (inc *incarnation) alive() bool {
 	if inc.ctx.Err() != nil {
 		return false
 	}
-	if inc.id.Load() != 0 && !time.Now().Before(inc.deadline()) {
+	if inc.left() <= 0 {
 		inc.lose("no answer from any server in time")
 		return false
 	}
 	return true
 }
 
-// watchdog ends the incarnation when it has not heard from a server in time.
+// watchdog ends the incarnation when it has not heard from a server in time. It
+// looks more often than that, because its timer sleeps when the machine does.
 func (inc *incarnation) watchdog() {
 	select {
 	case <-inc.first:
 	case <-inc.ctx.Done():
 		return
 	}
-	t := time.NewTimer(time.Until(inc.deadline()))
+	t := time.NewTimer(0)
 	defer t.Stop()
 	for inc.alive() {
-		t.Reset(time.Until(inc.deadline()))
+		t.Reset(min(inc.left(), time.Duration(inc.timeout.Load()/10)))
 		select {
 		case <-t.C:
 		case <-inc.ctx.Done():

@@ -295,26 +295,45 @@ func (m *manager) dialPlain(ctx context.Context, addr string, limit time.Duratio
 		}
 		return nil, err
 	}
-	// A dialer of the user's own knows no context: when ctx ends first it is
-	// left to itself, and what it still brings is closed.
+	return m.dialOwn(ctx, addr, limit)
+}
+
+// dialOwn connects with the dialer of WithDialer, which knows no context. When
+// ctx ends first it is left to itself, and what it still brings is closed. Close
+// waits for it, but only as long as it has been given.
+func (m *manager) dialOwn(ctx context.Context, addr string, limit time.Duration) (net.Conn, error) {
 	type result struct {
 		c   net.Conn
 		err error
 	}
-	done := make(chan result, 1)
-	m.spawn(func() {
+	done := make(chan result)
+	back := make(chan struct{})
+	go func() {
+		defer close(back)
 		c, err := m.cfg.dialer("tcp", addr, limit)
-		done <- result{c, err}
+		if c == nil && err == nil {
+			err = errors.New("zsync: the dialer returned neither a connection nor an error")
+		}
+		select {
+		case done <- result{c, err}:
+		case <-ctx.Done():
+			if c != nil {
+				c.Close()
+			}
+		}
+	}()
+	m.spawn(func() {
+		t := time.NewTimer(limit)
+		defer t.Stop()
+		select {
+		case <-back:
+		case <-t.C:
+		}
 	})
 	select {
 	case r := <-done:
 		return r.c, r.err
 	case <-ctx.Done():
-		m.spawn(func() {
-			if r := <-done; r.c != nil {
-				r.c.Close()
-			}
-		})
 		return nil, ctx.Err()
 	}
 }
@@ -376,7 +395,7 @@ func (h *hostProvider) Next() (addr string, retryStart bool) {
 	}
 	// Keep go-zookeeper here until its Close has queued the last request. At
 	// a retryStart it looks whether it was closed, and answers that request.
-	close(h.inc.parked)
+	h.inc.park.Do(func() { close(h.inc.parked) })
 	<-h.inc.quit
 	return addr, true
 }
