@@ -369,7 +369,7 @@ func (e *Election) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, err
 }
 
 // Contenders returns the leader and the candidates that wait, in their order.
-// It costs one listing and one read for each.
+// It costs one listing and one read for every 128 of them.
 func (e *Election) Contenders(ctx context.Context) ([]Contender, error) {
 	if e.err != nil {
 		return nil, opError("contenders", e.path, e.err)

@@ -242,7 +242,7 @@ func (m *Mutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error)
 }
 
 // Contenders returns who holds m and who waits, in their order. It costs one
-// listing and one read for each.
+// listing and one read for every 128 of them.
 func (m *Mutex) Contenders(ctx context.Context) ([]Contender, error) {
 	if m.err != nil {
 		return nil, opError("contenders", m.path, m.err)

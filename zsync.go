@@ -139,39 +139,37 @@ func (l *line) contenders(ctx context.Context, judge func(all []child, i int) (M
 		if err != nil {
 			return err
 		}
-		found := make([]*Contender, len(all))
-		errs := make([]error, len(all))
-		var wg sync.WaitGroup
-		limit := make(chan struct{}, 32)
-		for i, c := range all {
-			limit <- struct{}{}
-			wg.Go(func() {
-				defer func() { <-limit }()
-				data, stat, err := inc.get(ctx, childPath(l.dir, c.name))
-				if isNoNode(err) {
-					return // left in the meantime
-				}
-				if errs[i] = err; err != nil {
-					return
-				}
-				mode, holding := judge(all, i)
-				found[i] = &Contender{
-					Owner: string(data), Node: c.name, Session: stat.EphemeralOwner,
-					Mode: mode, Holding: holding, Since: time.UnixMilli(stat.Ctime),
-				}
-			})
+		names = names[:0]
+		for _, c := range all {
+			names = append(names, c.name)
 		}
-		wg.Wait()
-		out = out[:0]
-		for i, c := range found {
-			if errs[i] != nil {
-				return errs[i]
-			}
-			if c != nil {
-				out = append(out, *c)
-			}
-		}
-		return nil
+		out, err = describe(ctx, inc, l.dir, names, func(i int) (Mode, bool) { return judge(all, i) })
+		return err
 	})
 	return out, err
+}
+
+// describe reads the znodes of contenders, below dir; those that have left in
+// the meantime are left out.
+func describe(ctx context.Context, inc *incarnation, dir string, names []string, judge func(i int) (Mode, bool)) ([]Contender, error) {
+	paths := make([]string, len(names))
+	for i, name := range names {
+		paths[i] = childPath(dir, name)
+	}
+	nodes, err := inc.getAll(ctx, paths)
+	if err != nil {
+		return nil, err
+	}
+	var out []Contender
+	for i, n := range nodes {
+		if n.stat == nil {
+			continue
+		}
+		mode, holding := judge(i)
+		out = append(out, Contender{
+			Owner: string(n.data), Node: names[i], Session: n.stat.EphemeralOwner,
+			Mode: mode, Holding: holding, Since: time.UnixMilli(n.stat.Ctime),
+		})
+	}
+	return out, nil
 }
