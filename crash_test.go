@@ -1,0 +1,445 @@
+package zsync
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+// A crash is an operation in the middle of which a process is killed. The
+// process is this test binary, in which TestCrashChild runs the operation; it
+// is connected to a server in the parent, which sees each of its requests.
+//
+// The path of whatever is tested is [crashPath].
+type crash struct {
+	name string
+
+	// child prepares the operation, calls begin, and does it.
+	child func(ctx context.Context, s *Session, begin func()) error
+
+	// beside, if there is one, runs in the parent meanwhile. It prepares what
+	// the operation is to meet and calls ready, which lets it begin. Then it
+	// does what the operation needs to come to its end, and gives up what it
+	// holds. ctx ends when the child has.
+	beside func(ctx context.Context, s *Session, ready func(), child *crashChild) error
+
+	// after is the operation with its counterparts, for a process that was not
+	// there before. It must not wait longer than the dead session lives.
+	after func(ctx context.Context, s *Session) error
+
+	// leaves matches the znodes that may be left, besides crashPath and its
+	// parents.
+	leaves string
+
+	// requests is how many the operation makes at least.
+	requests int
+}
+
+const (
+	crashPath  = "/crash/p"
+	crashEnv   = "ZSYNC_CRASH"
+	crashBound = 30 * time.Second // for what takes milliseconds, on a busy machine
+)
+
+// TestCrashLeavesNothingThatBlocksAnyone kills a process with SIGKILL at each
+// request that each operation makes, when it is carried out and not answered,
+// and at the first also before it is carried out. When the dead process's
+// session has expired, nothing of it is left that is not meant to last, others
+// can do the same, and what was done is done or not done, but nothing between.
+//
+// A process that is killed when its k'th request is carried out leaves the
+// servers as one that is killed before the next one is, unless these are under
+// way together. With ZSYNC_TEST_LONG both are done.
+func TestCrashLeavesNothingThatBlocksAnyone(t *testing.T) {
+	if _, err := os.Executable(); err != nil {
+		t.Skip("cannot run the test binary again: ", err)
+	}
+	for _, c := range crashes() {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			n, err := c.at(t.Context(), crashPoint{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			points := []crashPoint{{1, crashDropped}}
+			for k := 1; k <= n; k++ {
+				points = append(points, crashPoint{k, crashApplied})
+				if k > 1 && longTests() {
+					points = append(points, crashPoint{k, crashDropped})
+				}
+			}
+			kills := c.atEach(t, points)
+			// If this time it came through with fewer requests than before, the
+			// last one has had no kill, and if it made more neither.
+			for last := n; kills[crashPoint{last, crashApplied}]; {
+				last++
+				maps.Copy(kills, c.atEach(t, []crashPoint{{last, crashApplied}}))
+			}
+			if len(kills) <= c.requests {
+				t.Errorf("killed at %v; it makes at least %d requests", slices.Collect(maps.Keys(kills)), c.requests)
+			}
+			t.Logf("killed %d times", len(kills))
+		})
+	}
+}
+
+// A crashPoint says at which request the child is killed, and what becomes of
+// it. The zero value lets the child live on until its operation is over.
+type crashPoint struct {
+	request int // counted from 1
+	action  crashAction
+}
+
+type crashAction string
+
+const (
+	crashDropped crashAction = "before it is carried out"
+	crashApplied crashAction = "after it is carried out"
+)
+
+func (p crashPoint) String() string {
+	if p.request == 0 {
+		return "in the end"
+	}
+	return fmt.Sprintf("at request %d %s", p.request, p.action)
+}
+
+// crashSlots bounds how many children there are at a time. They wait most of
+// the time, for the server and for each other.
+var crashSlots = make(chan struct{}, 4*runtime.GOMAXPROCS(0))
+
+// atEach kills a child at each of points, and reports at which it came to that.
+func (c crash) atEach(t *testing.T, points []crashPoint) (kills map[crashPoint]bool) {
+	t.Helper()
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	kills = make(map[crashPoint]bool)
+	for _, p := range points {
+		wg.Go(func() {
+			n, err := c.at(t.Context(), p)
+			if err != nil {
+				t.Error(err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if n == p.request {
+				kills[p] = true
+			}
+		})
+	}
+	wg.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+	return kills
+}
+
+// at runs the operation once, with the child killed at p or when it is done,
+// and returns how many requests the child has made.
+func (c crash) at(ctx context.Context, p crashPoint) (n int, err error) {
+	crashSlots <- struct{}{}
+	defer func() { <-crashSlots }()
+	srv := zktest.NewServer()
+	defer srv.Close()
+	defer func() {
+		if err != nil {
+			var dump strings.Builder
+			srv.Dump(&dump)
+			err = fmt.Errorf("killed %v: %w\n%s", p, err, dump.String())
+		}
+	}()
+	ctx, cancel := context.WithTimeout(ctx, crashBound)
+	defer cancel()
+	connect := func() (*Session, error) {
+		return Connect(ctx, srv.Addr(), WithSessionTimeout(testTimeout)) // over TCP, as a child does
+	}
+
+	child := newCrashChild(c.name, p)
+	srv.Intercept(child.intercept)
+	besideCtx, besideEnd := context.WithCancel(ctx)
+	defer besideEnd()
+	beside := async(func() error { return nil })
+	if c.beside == nil {
+		child.ready()
+	} else {
+		s, err := connect()
+		if err != nil {
+			return 0, err
+		}
+		defer s.Close()
+		beside = async(func() error {
+			defer child.ready()
+			return c.beside(besideCtx, s, child.ready, child)
+		})
+	}
+	if err := child.run(ctx, srv); err != nil {
+		return 0, fmt.Errorf("the child: %w", err)
+	}
+	besideEnd()
+	n, killed := child.result()
+	if child.death != "signal: killed" || killed != (n == p.request) {
+		return n, fmt.Errorf("the child ended with %q after %d requests", child.death, n)
+	}
+
+	// Others begin while the servers still take the dead for alive.
+	fresh, err := connect()
+	if err != nil {
+		return n, err
+	}
+	defer fresh.Close()
+	done := async(func() error { return c.after(ctx, fresh) })
+	time.Sleep(time.Millisecond)
+	srv.Expire(child.session)
+	if err := <-done; err != nil {
+		return n, fmt.Errorf("after the child's death: %w", err)
+	}
+	if err := <-beside; err != nil && !errors.Is(err, context.Canceled) {
+		return n, fmt.Errorf("beside: %w", err)
+	}
+	if left := c.left(ctx, fresh); len(left) > 0 {
+		return n, fmt.Errorf("left behind: %v", left)
+	}
+	return n, nil
+}
+
+// left returns the znodes that should not be there when everybody has done
+// what there was to do. What is deleted in the background is waited for.
+func (c crash) left(ctx context.Context, s *Session) (left []string) {
+	allowed := regexp.MustCompile(`^(/|/zookeeper|/crash|` + crashPath + `|` + c.leaves + `)$`)
+	for {
+		left = left[:0]
+		inc, err := s.live(ctx)
+		if err != nil {
+			return []string{err.Error()}
+		}
+		for paths := []string{"/"}; len(paths) > 0; paths = paths[1:] {
+			if !allowed.MatchString(paths[0]) {
+				left = append(left, paths[0])
+			}
+			names, _, err := inc.children(ctx, paths[0])
+			if err != nil && !isNoNode(err) {
+				return append(left, err.Error())
+			}
+			for _, name := range names {
+				if p := childPath(strings.TrimSuffix(paths[0], "/"), name); p != "/zookeeper" {
+					paths = append(paths, p)
+				}
+			}
+		}
+		if len(left) == 0 {
+			return nil
+		}
+		select {
+		case <-time.After(time.Millisecond):
+		case <-ctx.Done():
+			return left
+		}
+	}
+}
+
+// A crashChild is the process that is killed, as the parent sees it.
+type crashChild struct {
+	op    string
+	at    crashPoint
+	cmd   *exec.Cmd
+	death string        // how it ended
+	begun chan struct{} // closed when it has prepared its operation
+	able  chan struct{} // closed when it may go on
+	ready func()        // closes able
+	waits chan struct{} // closed when it has left a watch
+	gone  chan struct{} // closed when it has ended
+
+	mu      sync.Mutex
+	session int64     // its ZooKeeper session, once it has begun; guarded by mu
+	seen    int       // requests since then; guarded by mu
+	heard   time.Time // of the last of them; guarded by mu
+	waiting bool      // waits is closed; guarded by mu
+	killed  bool      // at its point; guarded by mu
+}
+
+func newCrashChild(op string, at crashPoint) *crashChild {
+	c := &crashChild{
+		op: op, at: at,
+		begun: make(chan struct{}), able: make(chan struct{}), waits: make(chan struct{}), gone: make(chan struct{}),
+	}
+	c.ready = sync.OnceFunc(func() { close(c.able) })
+	return c
+}
+
+// intercept counts the child's requests, and kills it at its point. It returns
+// only when the child is dead, so that nothing it could still do counts.
+func (c *crashChild) intercept(r zktest.Request) zktest.Action {
+	switch r.Op {
+	case zktest.OpConnect, zktest.OpPing, zktest.OpAuth:
+		return zktest.Pass
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.session == 0 || r.Session != c.session {
+		return zktest.Pass
+	}
+	if r.Watch && !c.waiting {
+		c.waiting = true
+		close(c.waits)
+	}
+	if c.killed {
+		return zktest.DropRequest
+	}
+	c.seen++
+	c.heard = time.Now()
+	if c.seen != c.at.request {
+		return zktest.Pass
+	}
+	c.cmd.Process.Kill()
+	<-c.gone
+	c.killed = true
+	if c.at.action == crashDropped {
+		return zktest.DropRequest
+	}
+	return zktest.DropReply
+}
+
+func (c *crashChild) result() (seen int, killed bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.seen, c.killed
+}
+
+// run starts the child, has it do the operation, and returns when it is dead.
+func (c *crashChild) run(ctx context.Context, srv *zktest.Server) error {
+	exe, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	c.cmd = exec.CommandContext(ctx, exe, "-test.run=^TestCrashChild$", "-test.count=1")
+	c.cmd.Env = append(os.Environ(), crashEnv+"="+c.op, crashEnv+"_ADDR="+srv.Addr())
+	c.cmd.Stderr = os.Stderr
+	in, err := c.cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	out, outEnd, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	c.cmd.Stdout = outEnd
+	err = c.cmd.Start()
+	outEnd.Close()
+	if err != nil {
+		return err
+	}
+	go func() {
+		c.cmd.Wait()
+		c.death = c.cmd.ProcessState.String()
+		close(c.gone)
+	}()
+	defer func() {
+		c.cmd.Process.Kill()
+		<-c.gone
+	}()
+	lines := bufio.NewScanner(out)
+	says := func(what string) (string, error) {
+		for lines.Scan() {
+			if rest, ok := strings.CutPrefix(lines.Text(), what+" "); ok {
+				return rest, nil
+			}
+			if rest, ok := strings.CutPrefix(lines.Text(), "failed "); ok {
+				return "", errors.New(rest)
+			}
+		}
+		return "", fmt.Errorf("ended before it said %q", what)
+	}
+	session, err := says("begin")
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	c.session, err = strconv.ParseInt(session, 10, 64)
+	c.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	close(c.begun)
+	<-c.able
+	io.WriteString(in, "go\n")
+	_, err = says("done")
+	if _, killed := c.result(); killed {
+		return nil // intercept holds mu from before the kill until it says so
+	}
+	if err != nil {
+		return err
+	}
+	c.settle()
+	return nil
+}
+
+// settle waits until the child, whose operation is over, has nothing left to do
+// in the background.
+func (c *crashChild) settle() {
+	for began := time.Now(); ; {
+		c.mu.Lock()
+		idle := time.Since(c.heard) > 20*time.Millisecond && time.Since(began) > 20*time.Millisecond
+		killed := c.killed
+		c.mu.Unlock()
+		if idle || killed {
+			return
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+// TestCrashChild is the process that is killed. It says "begin" and its
+// session's id, waits to be told to go, and says "done" when the operation is.
+func TestCrashChild(t *testing.T) {
+	op := os.Getenv(crashEnv)
+	if op == "" {
+		t.Skip("is run by TestCrashLeavesNothingThatBlocksAnyone")
+	}
+	in := bufio.NewScanner(os.Stdin)
+	fail := func(err error) {
+		if err != nil {
+			fmt.Printf("failed %v\n", err)
+			os.Exit(1)
+		}
+	}
+	all := crashes()
+	i := slices.IndexFunc(all, func(c crash) bool { return c.name == op })
+	if i < 0 {
+		fail(fmt.Errorf("no operation %q", op))
+	}
+	ctx := context.Background()
+	s, err := Connect(ctx, os.Getenv(crashEnv+"_ADDR"), WithSessionTimeout(testTimeout))
+	fail(err)
+	fail(all[i].child(ctx, s, func() {
+		settleSession(s)
+		fmt.Printf("begin %d\n", s.ID())
+		in.Scan()
+	}))
+	fmt.Println("done .")
+	in.Scan() // for ever, or until the parent is gone
+	os.Exit(1)
+}
+
+// settleSession waits until s has nothing left to do in the background, so that
+// the requests that follow are those of the operation.
+func settleSession(s *Session) {
+	for last := int64(-1); last != s.Stats().Requests; time.Sleep(5 * time.Millisecond) {
+		last = s.Stats().Requests
+	}
+}
