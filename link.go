@@ -119,11 +119,16 @@ func (l *link) Write(p []byte) (int, error) {
 	l.sent[xid] = info
 	l.mu.Unlock()
 	l.inc.m.requests.Add(1)
-	_, err := l.Conn.Write(p)
+	if _, err := l.Conn.Write(p); err != nil {
+		// go-zookeeper must not hear of it here. It would answer the request at
+		// once, again when it finds that the connection is gone, and a third
+		// time if Close is called meanwhile: its channel has room for two.
+		l.Close()
+	}
 	if created != "" {
 		l.inc.createSent(created)
 	}
-	return n, err
+	return n, nil
 }
 
 // writeHandshake sends the connect request, unless the incarnation is over: a

@@ -254,11 +254,23 @@ func (inc *incarnation) bar(ctx context.Context, receipt string) (applied bool, 
 	return string(data) != mark, err
 }
 
+// removeSoon deletes a persistent znode in the background, in this session or,
+// if it ends first, the next.
+func (m *manager) removeSoon(inc *incarnation, path string) *removal {
+	r := &removal{inc: inc, done: make(chan struct{})}
+	m.spawn(func() {
+		defer close(r.done)
+		ctx := context.Background() // ends with the Session
+		r.err = m.during(ctx, func(inc *incarnation) error { return inc.removeNow(ctx, path) })
+	})
+	return r
+}
+
 // dropReceipt deletes a receipt in the background: at once, or when no attempt
 // that carries it can still be on its way.
 func (m *manager) dropReceipt(inc *incarnation, receipt string, later bool) {
 	if !later {
-		m.tidy(inc.remove(receipt))
+		m.tidy(m.removeSoon(inc, receipt))
 		return
 	}
 	wait := 2 * time.Duration(inc.timeout.Load())
