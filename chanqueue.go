@@ -1,0 +1,831 @@
+package zsync
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// A Queue is a Go channel that reaches across processes: what one sends to it
+// another receives.
+//
+// Elements are received in the order in which ZooKeeper stored them, smaller
+// priorities first. With one consumer the channel keeps that order; among
+// several, each element goes to one of them. An element stays in ZooKeeper
+// until the consumer has taken it from the channel ([Queue.Recv]) or has
+// acknowledged it ([Queue.Deliveries]). One that is claimed but not taken when
+// the context ends, the process dies or its session expires goes back to its
+// place. Nothing is stored twice when a reply is lost, and nothing is received
+// twice while the processes live: a process whose session has expired settles
+// what its consumers had taken in the next one, before anybody else can claim
+// it. Only one that has been cut off for longer than its session timeout and a
+// second more finds that what it had just taken was given to another.
+//
+// A Send that waits, and a consumer, carry on in the next session. A delivery
+// is lost with its session: Ack then returns [ErrLost].
+//
+// An element is a znode whose data are the bytes that the codec makes. The
+// elements stand in buckets of about 1,000 below path, b-<priority>-<number>
+// and, delayed, d-<priority>, so no listing is longer than a bucket however
+// long the queue is: a consumer reads about 10 names an element. Beside path
+// stand <path>-claims, <path>-consumers (a line of ephemeral znodes, one for
+// each Queue value that wants elements), <path>-senders (receipts, deleted
+// when a producer pauses), <path>-receipts and <path>-dead, the dead letters.
+// path, its buckets and <path>-claims are persistent; the others are
+// containers. See [WithQueueLayout] to share a path with other libraries.
+//
+// Send costs one transaction for all that the goroutines of a process send at
+// about the same time. An element costs its consumer one read, and a share of
+// a claim and of a removal, which are each one transaction for many. An idle
+// queue costs nothing, however many consume, and an element that is sent to it
+// wakes one process.
+//
+// Its limits: a Send is one request, below ZooKeeper's limit of 1 MiB. The
+// delayed elements of one priority are listed together; from about 30,000 on
+// that listing is larger than 1 MiB, which zsync reads and other clients may
+// refuse. The names of buckets make a listing of 1 MiB at 40 million elements.
+type Queue[T any] struct {
+	_   noCopy
+	q   *queueCore
+	err error // of the constructor's arguments
+}
+
+// A queueCore is a Queue that knows only bytes.
+type queueCore struct {
+	s    *Session
+	m    *manager
+	cfg  queueConfig
+	path string
+
+	// As the server knows them.
+	dir, claims, senders, receipts, dead string
+
+	foreign *foreign // another library's layout, or nil
+	line    line     // of those who want elements
+	room    line     // of those who wait for room
+	cache   batchCache
+	out     outbox
+
+	mu     sync.Mutex
+	pump   *pump   // of the present consumers; guarded by mu
+	ledger *ledger // the newest, or nil; guarded by mu
+}
+
+// NewQueue returns the Queue at path. It does no I/O; a bad argument is
+// reported by every method that can, and to the logger by the others.
+func NewQueue[T any](s *Session, path string, opts ...QueueOption) *Queue[T] {
+	cfg := newQueueConfig(opts)
+	q := &Queue[T]{err: checkNew(s, path, cfg.err)}
+	c := &queueCore{s: s, path: path, cfg: cfg}
+	q.q = c
+	if q.err != nil {
+		return q
+	}
+	c.m = s.manager
+	c.dir = c.m.full(path)
+	c.claims, c.senders, c.receipts, c.dead = c.dir+"-claims", c.dir+"-senders", c.dir+"-receipts", c.dir+"-dead"
+	c.foreign = foreignLayouts[cfg.layout]
+	c.line = newLine(c.m, path+"-consumers", LayoutCurator, "turn-")
+	c.room = newLine(c.m, path+"-senders", LayoutCurator, "room-")
+	c.out = outbox{q: c, more: make(chan struct{}, 1)}
+	return q
+}
+
+// Path returns the path that q was made with.
+func (q *Queue[T]) Path() string { return q.q.path }
+
+// Send stores vs at the end of the queue, in order, all or none of them. It
+// returns when they are stored.
+//
+// All of vs go into one request, so together they must stay below ZooKeeper's
+// limit of 1 MiB, with about 100 bytes for each element and 1 KiB for the
+// request; above it Send returns [ErrTooLarge] and stores nothing. To send
+// more use [Queue.In] or several calls.
+//
+// If the reply is lost Send finds out what happened, in the next session too.
+// If ctx ends first, either all of vs are stored or none, and Send does not
+// know which; if the error came before they were sent, none are. With
+// [WithMaxLen] Send waits until there is room.
+//
+// Sends of one goroutine keep their order, and so do Sends of many goroutines
+// with the same Queue value, in the order of the calls. They share
+// transactions, each of which costs one round trip; it writes one more znode,
+// a receipt, which is deleted when nothing more comes for a moment.
+func (q *Queue[T]) Send(ctx context.Context, vs ...T) error {
+	return opError("send", q.q.path, q.send(ctx, q.q.cfg.middle(), time.Time{}, vs))
+}
+
+// SendPriority is Send with a priority, from 0, which is served first, to
+// below the number given to [WithPriorities]. Send itself uses the middle one.
+func (q *Queue[T]) SendPriority(ctx context.Context, priority int, vs ...T) error {
+	if n := q.q.cfg.priorities; q.err == nil && (priority < 0 || priority >= n) {
+		return opError("send", q.q.path, invalid("priority %d is not from 0 to %d; see WithPriorities", priority, n-1))
+	}
+	return opError("send", q.q.path, q.send(ctx, priority, time.Time{}, vs))
+}
+
+// SendAt is Send for elements that cannot be received before t, by the clock
+// of the consumer's machine. They are ordered by t, and go ahead of other
+// elements once their time has come. A t in the past is as if it were now.
+func (q *Queue[T]) SendAt(ctx context.Context, t time.Time, vs ...T) error {
+	if q.err == nil && q.q.foreign != nil {
+		return opError("send", q.q.path, invalid("SendAt needs zsync's own layout, not %v", q.q.cfg.layout))
+	}
+	if t.UnixMilli() <= 0 {
+		t = time.UnixMilli(1)
+	}
+	return opError("send", q.q.path, q.send(ctx, q.q.cfg.middle(), t, vs))
+}
+
+func (q *Queue[T]) send(ctx context.Context, prio int, due time.Time, vs []T) error {
+	if q.err != nil {
+		return q.err
+	}
+	if ctx.Err() != nil {
+		return ctxErr(ctx)
+	}
+	if len(vs) == 0 {
+		return nil
+	}
+	c := q.q
+	p := &parcel{ctx: ctx, prio: prio, done: make(chan error, 1)}
+	if !due.IsZero() {
+		p.due = due.UnixMilli()
+	}
+	for i, v := range vs {
+		data, err := encode(c.cfg.codec, v)
+		if err != nil {
+			return fmt.Errorf("element %d: %w", i, err)
+		}
+		p.data = append(p.data, data)
+		p.size += c.elementSize(data)
+	}
+	if limit := maxPacket - c.out.overhead(); p.size > limit {
+		return fmt.Errorf("%d elements need a request of %d bytes, %d more than fit: %w", len(vs), p.size, p.size-limit, ErrTooLarge)
+	}
+	if c.cfg.maxLen > 0 {
+		leave, err := c.awaitRoom(ctx, len(vs))
+		if err != nil {
+			return err
+		}
+		defer leave()
+	}
+	c.out.add(p)
+	select {
+	case err := <-p.done:
+		return err
+	case <-ctx.Done():
+		return ctxErr(ctx)
+	}
+}
+
+// elementSize is what an element adds to a transaction, from above.
+func (q *queueCore) elementSize(data []byte) int {
+	n := len(data) + len(q.dir) + len("/b-00000-0000000000/t0000000000000-") + 32
+	if q.foreign != nil {
+		n += 32
+	}
+	for _, a := range q.m.cfg.acl {
+		n += 12 + len(a.Scheme) + len(a.ID)
+	}
+	return n
+}
+
+// Recv returns a channel of elements. An element is removed from the queue
+// when it is taken from the channel. Some are claimed ahead, see
+// [WithPrefetch]; when ctx ends those that were not taken go back at once.
+//
+// The channel is closed when ctx ends or the Session is closed, and at no
+// other time: errors that retrying cannot cure go to the logger and Recv keeps
+// trying. See [Queue.All] for an iterator that reports them.
+//
+// An element that is taken at the very moment in which its session ends is
+// still removed, in the next session; see [Queue] for what that cannot cover.
+func (q *Queue[T]) Recv(ctx context.Context) <-chan T {
+	ch := make(chan T)
+	q.consume(ctx, func() { close(ch) }, func(ctx context.Context, it *item, v T, down <-chan struct{}) bool {
+		select {
+		case ch <- v:
+			it.ledger.settle(it, fateRemove, false)
+			return true
+		case <-ctx.Done():
+		case <-down:
+		}
+		return false
+	})
+	return ch
+}
+
+// A Delivery is an element that stays in the queue, claimed, until it is
+// acknowledged.
+type Delivery[T any] struct {
+	Value   T
+	Attempt int       // 1 the first time, more if it was returned, or lost with a consumer
+	Sent    time.Time // when it was stored, by the servers' clock
+	ID      string    // unique within the queue
+	it      *item
+	path    string
+}
+
+// Deliveries returns a channel of elements that the consumer must acknowledge:
+// each is received at least once. An element that was received goes back to
+// its place by Nack, and when the session ends; others then get it, with a
+// greater Attempt. When ctx ends, deliveries that were received can still be
+// acknowledged.
+//
+// The channel is closed as that of [Queue.Recv]. With [WithMaxAttempts] an
+// element that is about to be delivered once too often goes to the dead
+// letters instead; a delivery then costs one more round trip, shared with
+// others, because that it is tried is written down before.
+func (q *Queue[T]) Deliveries(ctx context.Context) <-chan Delivery[T] {
+	ch := make(chan Delivery[T])
+	q.consume(ctx, func() { close(ch) }, func(ctx context.Context, it *item, v T, down <-chan struct{}) bool {
+		note := it.ledger.handing(it)
+		if q.q.cfg.maxAttempts > 0 {
+			// A consumer that dies of the element must be found to have tried.
+			select {
+			case <-note.done:
+			case <-ctx.Done():
+				return false
+			case <-down:
+				return false
+			}
+		}
+		select {
+		case ch <- Delivery[T]{Value: v, Attempt: int(it.version) + 1, Sent: it.sent, ID: it.key(), it: it, path: q.q.path}:
+			return true
+		case <-ctx.Done():
+		case <-down:
+		}
+		return false
+	})
+	return ch
+}
+
+// All is Deliveries as an iterator, which also yields errors: those that
+// retrying cannot cure, and at the end that of ctx or [ErrClosed].
+func (q *Queue[T]) All(ctx context.Context) iter.Seq2[Delivery[T], error] {
+	return func(yield func(Delivery[T], error) bool) {
+		if q.err != nil {
+			yield(Delivery[T]{}, opError("all", q.q.path, q.err))
+			return
+		}
+		if _, err := q.Len(ctx); err != nil { // no permission, for instance
+			yield(Delivery[T]{}, err)
+			return
+		}
+		inner, cancel := context.WithCancel(ctx)
+		defer cancel()
+		for d := range q.Deliveries(inner) {
+			if !yield(d, nil) {
+				return
+			}
+		}
+		err := ctxErr(ctx)
+		if err == nil {
+			err = ErrClosed
+		}
+		yield(Delivery[T]{}, opError("all", q.q.path, err))
+	}
+}
+
+// consume offers elements to one consumer until ctx ends or the Session is
+// closed; then it calls finish. offer reports whether the element was taken; it
+// stops when ctx ends or the connection is down.
+func (q *Queue[T]) consume(ctx context.Context, finish func(), offer func(ctx context.Context, it *item, v T, down <-chan struct{}) bool) {
+	c := q.q
+	if q.err != nil {
+		if c.s != nil {
+			c.s.log.Error("zsync: cannot consume", "path", c.path, "err", q.err)
+		}
+		go func() {
+			defer finish()
+			<-ctx.Done()
+		}()
+		return
+	}
+	c.m.spawn(func() {
+		defer finish()
+		leaving, stay := c.s.beforeClose()
+		defer stay()
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		c.m.spawn(func() {
+			select {
+			case <-leaving:
+				cancel()
+			case <-ctx.Done():
+			}
+		})
+		if ctx.Err() != nil {
+			return
+		}
+		p := c.join()
+		defer p.leave()
+		for {
+			it, err := p.next(ctx)
+			if err != nil {
+				return
+			}
+			v, err := decode[T](c.cfg.codec, it.data)
+			if n := c.cfg.maxAttempts; err == nil && n > 0 && int(it.version) >= n {
+				err = fmt.Errorf("delivered %d times without success", it.version)
+			}
+			if it.fault != nil {
+				err = it.fault
+			}
+			if err != nil {
+				it.ledger.settle(it, fateBury, false)
+				c.buried(it.key(), err)
+				continue
+			}
+			// Nothing is offered while there is no connection: the removal of
+			// what is taken then could not get through, and if the session is
+			// lost others may get the element too.
+			inc := it.ledger.inc
+			if inc.connection(ctx) != nil || !inc.alive() || !offer(ctx, it, v, inc.disconnection()) {
+				p.putBack(it)
+			}
+		}
+	})
+}
+
+// buried reports an element that goes to the dead letters.
+func (q *queueCore) buried(key string, err error) {
+	q.m.log.Error("zsync: element goes to the dead letters", "path", q.path, "element", key, "err", err)
+	q.m.observe(Event{Kind: Dead, Op: "recv", Path: q.path, Err: err})
+}
+
+// Ack removes the element from the queue. It returns [ErrLost] if the claim was
+// lost, because the session ended or the element was deleted; then another
+// consumer has got the element, or will get it, and Ack takes nothing from it.
+//
+// If the session ends before the reply, Ack finds out in the next one whether
+// the element was removed. If ctx ends first, Ack is not known to have
+// succeeded, though it may; calling it again tells. Acks of many goroutines
+// share transactions. After Nack the error is [ErrNotLocked].
+func (d Delivery[T]) Ack(ctx context.Context) error {
+	if d.it == nil {
+		return opError("ack", d.path, invalid("the Delivery did not come from a Queue"))
+	}
+	if ctx.Err() != nil {
+		return opError("ack", d.path, ctxErr(ctx))
+	}
+	return opError("ack", d.path, d.settle(ctx, fateRemove))
+}
+
+// Nack returns the element to its place in the queue, to be delivered again
+// with a greater Attempt. Like every release it cannot be refused: while the
+// connection is down it returns at once, and the session goes on trying. The
+// errors are [ErrLost], as of Ack, and [ErrNotLocked] after Ack.
+func (d Delivery[T]) Nack() error {
+	if d.it == nil {
+		return opError("nack", d.path, invalid("the Delivery did not come from a Queue"))
+	}
+	return opError("nack", d.path, d.settle(context.Background(), fateReturn))
+}
+
+func (d Delivery[T]) settle(ctx context.Context, f fate) error {
+	l := d.it.ledger
+	alive := l.inc.alive()
+	if !alive {
+		l.end(true) // the registration may not have had its turn yet
+	}
+	e, ok := l.settle(d.it, f, f == fateReturn)
+	l.mu.Lock()
+	lost := l.lost || l.void
+	l.mu.Unlock()
+	switch {
+	case !ok && lost:
+		return ErrLost
+	case !ok:
+		return ErrNotLocked
+	case e.fate == fateReturn && e.bump && lost && !alive:
+		return ErrLost
+	}
+	var down <-chan struct{}
+	if f == fateReturn {
+		down = l.inc.disconnection()
+	}
+	select {
+	case <-e.done:
+		return e.err
+	case <-down:
+		return nil
+	case <-l.q.m.closing:
+		select {
+		case <-e.done:
+			return e.err
+		default:
+			return endError(ErrClosed)
+		}
+	case <-ctx.Done():
+		return ctxErr(ctx)
+	}
+}
+
+// TryRecv removes the first element that nobody has claimed and returns it. ok
+// is false if there was none. It does not wait for elements to come, but for
+// the server's answers, and if a consumer has died, for up to a second, for
+// the elements to come back that it had claimed.
+//
+// If ctx ends while the removal is under way, and it succeeds, the element is
+// put back to its place. TryRecv costs at least 5 requests; a consumer of many
+// elements had better use [Queue.Recv].
+func (q *Queue[T]) TryRecv(ctx context.Context) (v T, ok bool, err error) {
+	var zero T
+	if q.err != nil {
+		return zero, false, opError("tryrecv", q.q.path, q.err)
+	}
+	if ctx.Err() != nil {
+		return zero, false, opError("tryrecv", q.q.path, ctxErr(ctx))
+	}
+	for {
+		it, err := q.q.pluck(ctx, func(it *item) error {
+			var err error
+			if v, err = decode[T](q.q.cfg.codec, it.data); err != nil {
+				return err
+			}
+			if n := q.q.cfg.maxAttempts; n > 0 && int(it.version) >= n {
+				return fmt.Errorf("delivered %d times without success", it.version)
+			}
+			return nil
+		})
+		if err == nil && it != nil && it.missing {
+			continue // it was buried
+		}
+		if err != nil || it == nil {
+			return zero, false, opError("tryrecv", q.q.path, err)
+		}
+		return v, true, nil
+	}
+}
+
+// pluck removes the first free element. If check finds fault with it, it goes
+// to the dead letters and is returned as missing.
+func (q *queueCore) pluck(ctx context.Context, check func(it *item) error) (*item, error) {
+	if q.foreign != nil {
+		return q.pluckForeign(ctx, check)
+	}
+	u := &undertaker{q: q}
+	var taken *item
+	err := q.m.during(ctx, func(inc *incarnation) error {
+		for {
+			it, v, err := q.first(ctx, inc, u)
+			if err != nil || it == nil {
+				return err
+			}
+			path := childPath(q.dir, it.key())
+			fault := check(it)
+			// Nobody has claimed it as long as nobody has claimed anything.
+			ops := []any{&zk.CheckVersionRequest{Path: q.claims, Version: v.version}, &zk.DeleteRequest{Path: path, Version: it.version}}
+			if fault != nil {
+				ops = append(ops, &zk.CreateRequest{Path: childPath(q.dead, deadName(it.prio)), Data: it.data, Acl: q.m.cfg.acl, Flags: zk.FlagSequence})
+				if err := inc.makeDir(ctx, q.dead); err != nil {
+					return err
+				}
+			}
+			err = q.remove(ctx, it, ops)
+			if isNoNode(err) || isBadVersion(err) {
+				if err := inc.sync(ctx, q.claims); err != nil {
+					return err
+				}
+				continue // somebody else was quicker
+			}
+			if err != nil {
+				return err
+			}
+			if fault != nil {
+				it.missing = true
+				q.buried(it.key(), fault)
+			}
+			taken = it
+			return nil
+		}
+	})
+	return taken, err
+}
+
+// first returns the first free element, and what was seen of the claims. The
+// element is nil if there is none.
+func (q *queueCore) first(ctx context.Context, inc *incarnation, u *undertaker) (*item, *view, error) {
+	for {
+		v, err := q.look(ctx, inc)
+		if err != nil {
+			return nil, nil, err
+		}
+		es, _, err := q.free(ctx, inc, v, 1)
+		if err != nil {
+			return nil, nil, err
+		}
+		for _, e := range es {
+			data, stat, err := inc.get(ctx, childPath(q.dir, e.key()))
+			if isNoNode(err) {
+				continue
+			}
+			if err != nil {
+				return nil, nil, err
+			}
+			return &item{element: e, data: data, version: stat.Version, sent: time.UnixMilli(stat.Ctime)}, v, nil
+		}
+		if len(es) > 0 {
+			continue // all of them were consumed in the meantime
+		}
+		next, buried, err := u.visit(ctx, inc, v)
+		if err != nil {
+			return nil, nil, err
+		}
+		if next.IsZero() && !buried {
+			return nil, v, nil
+		}
+		t := time.NewTimer(time.Until(next))
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return nil, nil, ctxErr(ctx)
+		case <-inc.ctx.Done():
+			t.Stop()
+			return nil, nil, errEnded
+		}
+	}
+}
+
+// remove applies ops, which remove it, exactly once. If ctx ends before the
+// outcome is known the removal is undone.
+func (q *queueCore) remove(ctx context.Context, it *item, ops []any) error {
+	var state atomic.Int32 // 1: the caller has left; 2: the outcome has come
+	done := make(chan error, 1)
+	q.m.spawn(func() {
+		_, err := q.m.commitOnce(context.Background(), q.receipts, ops)
+		if state.CompareAndSwap(0, 2) {
+			done <- err
+			return
+		}
+		if err == nil {
+			q.restore(it)
+		}
+	})
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		if state.CompareAndSwap(0, 1) {
+			return ctxErr(ctx)
+		}
+		return <-done
+	}
+}
+
+// restore puts an element that nobody has got back to its place.
+func (q *queueCore) restore(it *item) {
+	ctx := context.Background()
+	err := q.m.during(ctx, func(inc *incarnation) error {
+		dir := q.dir
+		if q.foreign == nil {
+			dir = childPath(q.dir, it.bucket)
+			if _, err := inc.create(ctx, dir, []byte("sealed")); err != nil {
+				return err
+			}
+		}
+		if _, err := inc.create(ctx, childPath(dir, it.name), it.data); err != nil {
+			return err
+		}
+		if q.foreign != nil {
+			return nil
+		}
+		_, err := inc.set(ctx, q.dir, nil, -1) // the bell
+		return err
+	})
+	if err != nil {
+		q.m.log.Error("zsync: cannot put an element back", "path", q.path, "element", it.key(), "err", err)
+	}
+}
+
+// Len returns how many elements are in the queue, those that are claimed or
+// delayed included. It costs 1 request and 1 for each bucket of about 1,000
+// elements, which are on their way at once.
+func (q *Queue[T]) Len(ctx context.Context) (int, error) {
+	if q.err != nil {
+		return 0, opError("len", q.q.path, q.err)
+	}
+	var n int
+	err := q.q.m.during(ctx, func(inc *incarnation) (err error) {
+		n, err = q.q.length(ctx, inc)
+		return err
+	})
+	return n, opError("len", q.q.path, err)
+}
+
+func (q *queueCore) length(ctx context.Context, inc *incarnation) (int, error) {
+	names, _, err := inc.children(ctx, q.dir)
+	if isNoNode(err) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	if q.foreign != nil {
+		return len(q.foreign.elements(names)), nil
+	}
+	buckets := parseBuckets(names)
+	var n atomic.Int64
+	err = parallel(len(buckets), func(i int) error {
+		stat, err := inc.exists(ctx, childPath(q.dir, buckets[i].name))
+		if stat != nil {
+			n.Add(int64(stat.NumChildren))
+		}
+		return err
+	})
+	return int(n.Load()), err
+}
+
+// Peek returns the first element that nobody has claimed, and leaves it where
+// it is. ok is false if there is none.
+func (q *Queue[T]) Peek(ctx context.Context) (v T, ok bool, err error) {
+	if q.err != nil {
+		return v, false, opError("peek", q.q.path, q.err)
+	}
+	var it *item
+	err = q.q.m.during(ctx, func(inc *incarnation) (err error) {
+		if q.q.foreign != nil {
+			it, err = q.q.firstForeign(ctx, inc)
+			return err
+		}
+		it, _, err = q.q.first(ctx, inc, &undertaker{q: q.q})
+		return err
+	})
+	if err != nil || it == nil {
+		return v, false, opError("peek", q.q.path, err)
+	}
+	v, err = decode[T](q.q.cfg.codec, it.data)
+	return v, err == nil, opError("peek", q.q.path, err)
+}
+
+// Clear removes the elements that nobody has claimed, those that come while it
+// runs perhaps not, and returns how many it has removed. When it fails it may
+// have removed some.
+func (q *Queue[T]) Clear(ctx context.Context) (int, error) {
+	if q.err != nil {
+		return 0, opError("clear", q.q.path, q.err)
+	}
+	n, err := q.q.clear(ctx)
+	return n, opError("clear", q.q.path, err)
+}
+
+func (q *queueCore) clear(ctx context.Context) (n int, err error) {
+	for {
+		var paths []string
+		var v *view
+		err := q.m.during(ctx, func(inc *incarnation) (err error) {
+			paths, v, err = q.clearable(ctx, inc)
+			return err
+		})
+		if err != nil || len(paths) == 0 {
+			return n, err
+		}
+		var ops []any
+		if v != nil {
+			ops = append(ops, &zk.CheckVersionRequest{Path: q.claims, Version: v.version})
+		}
+		for _, path := range paths[:min(len(paths), maxPost)] {
+			ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
+		}
+		_, err = q.m.commitOnce(ctx, q.receipts, ops)
+		switch {
+		case err == nil:
+			n += min(len(paths), maxPost)
+		case !isNoNode(err) && !isBadVersion(err):
+			return n, err
+		}
+	}
+}
+
+// clearable lists elements that nobody has claimed, delayed ones too.
+func (q *queueCore) clearable(ctx context.Context, inc *incarnation) (paths []string, v *view, err error) {
+	if err := inc.sync(ctx, q.dir); err != nil && !isNoNode(err) {
+		return nil, nil, err
+	}
+	if q.foreign == nil {
+		if v, err = q.look(ctx, inc); err != nil {
+			return nil, nil, err
+		}
+	}
+	names, _, err := inc.children(ctx, q.dir)
+	if isNoNode(err) {
+		return nil, v, nil
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	if q.foreign != nil {
+		for _, e := range q.foreign.elements(names) {
+			paths = append(paths, childPath(q.dir, e.name))
+		}
+		return paths, nil, nil
+	}
+	for _, b := range parseBuckets(names) {
+		names, _, err := inc.children(ctx, childPath(q.dir, b.name))
+		if err != nil && !isNoNode(err) {
+			return nil, nil, err
+		}
+		for _, e := range parseElements(b, names) {
+			if !v.claimed[e.key()] {
+				paths = append(paths, childPath(q.dir, e.key()))
+			}
+		}
+		if len(paths) >= maxPost {
+			break
+		}
+	}
+	return paths, v, nil
+}
+
+// In returns a channel whose elements are sent, in order. Closing in flushes
+// what is left; then done yields nil, or the first error, and is closed. After
+// an error the elements that follow are read and thrown away, so that nobody
+// blocks on in; the error tells that some are missing. When ctx ends done
+// yields its error, and nothing reads in any more.
+//
+// What comes while a request is under way goes into the next, up to 1,000
+// elements, which are all stored or none.
+func (q *Queue[T]) In(ctx context.Context) (in chan<- T, done <-chan error) {
+	ch, result := make(chan T), make(chan error, 1)
+	run := func() {
+		defer close(result)
+		result <- q.drain(ctx, ch)
+	}
+	if q.err != nil {
+		go run()
+	} else {
+		q.q.m.spawn(run)
+	}
+	return ch, result
+}
+
+// drain sends what comes through in.
+func (q *Queue[T]) drain(ctx context.Context, in <-chan T) error {
+	var first error
+	var closing <-chan struct{}
+	if q.err == nil {
+		closing = q.q.m.closing
+	}
+	var held []T
+	var sent chan error // of the request that is under way, if there is one
+	for in != nil || sent != nil || len(held) > 0 {
+		if sent == nil && len(held) > 0 {
+			sent = make(chan error, 1)
+			batch := held
+			held = nil
+			go func() { sent <- q.sendAll(ctx, batch) }()
+		}
+		from := in
+		if len(held) >= maxGroup {
+			from = nil
+		}
+		select {
+		case v, ok := <-from:
+			switch {
+			case !ok:
+				in = nil
+			case first == nil:
+				held = append(held, v)
+			}
+		case err := <-sent:
+			sent = nil
+			if err != nil {
+				first, held = err, nil
+			}
+			if ctx.Err() != nil || errors.Is(err, ErrClosed) {
+				return first
+			}
+		case <-ctx.Done():
+			return opError("send", q.q.path, ctxErr(ctx))
+		case <-closing:
+			return opError("send", q.q.path, q.q.m.failure())
+		}
+	}
+	return first
+}
+
+// sendAll sends a batch in as few requests as it fits into.
+func (q *Queue[T]) sendAll(ctx context.Context, vs []T) error {
+	for n := len(vs); len(vs) > 0; {
+		n = min(n, len(vs))
+		switch err := q.Send(ctx, vs[:n]...); {
+		case err == nil:
+			vs = vs[n:]
+		case errors.Is(err, ErrTooLarge) && n > 1:
+			n /= 2
+		default:
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,140 @@
+package zsync
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"iter"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// Dead letters are the elements of a Queue that could not be decoded, or were
+// delivered too often ([WithMaxAttempts]). They are moved, in one transaction,
+// to <path>-dead/dead-<priority>-<seq>, their bytes as they were, reported to
+// the logger and as [Dead] to the observer, and stay there until somebody
+// removes them.
+
+// deadName is the name of a dead letter up to its number.
+func deadName(prio int) string { return fmt.Sprintf("dead-%05d-", prio) }
+
+// A DeadLetter is an element that was set aside.
+type DeadLetter struct {
+	ID    string    // unique within the dead letters of a queue
+	Data  []byte    // as it was sent
+	Since time.Time // when it was set aside, by the servers' clock
+	q     *queueCore
+	prio  int
+}
+
+// Dead yields the dead letters of q, the oldest first, those that are there
+// when it begins. An error ends it. It costs one listing and one read for each.
+func (q *Queue[T]) Dead(ctx context.Context) iter.Seq2[DeadLetter, error] {
+	return func(yield func(DeadLetter, error) bool) {
+		names, err := []string(nil), q.err
+		if err == nil {
+			names, err = q.q.deadNames(ctx)
+		}
+		if err != nil {
+			yield(DeadLetter{}, opError("dead", q.q.path, err))
+			return
+		}
+		for _, name := range names {
+			d, err := q.q.deadLetter(ctx, name)
+			if isNoNode(err) {
+				continue // somebody has removed it
+			}
+			if !yield(d, opError("dead", q.q.path, err)) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+func (q *queueCore) deadNames(ctx context.Context) ([]string, error) {
+	var names []string
+	err := q.m.during(ctx, func(inc *incarnation) (err error) {
+		names, _, err = inc.children(ctx, q.dead)
+		return err
+	})
+	if isNoNode(err) {
+		return nil, nil
+	}
+	names = slices.DeleteFunc(names, func(name string) bool { _, ok := parseDead(name); return !ok })
+	slices.SortFunc(names, func(a, b string) int {
+		x, _ := parseDead(a)
+		y, _ := parseDead(b)
+		return cmp.Compare(x.seq-y.seq, 0)
+	})
+	return names, err
+}
+
+// parseDead reads the priority and the number from the name of a dead letter.
+func parseDead(name string) (element, bool) {
+	rest, ok := strings.CutPrefix(name, "dead-")
+	if !ok {
+		return element{}, false
+	}
+	p, n, ok := strings.Cut(rest, "-")
+	prio, err := strconv.Atoi(p)
+	seq, ok2 := parseSeq(n)
+	return element{name: name, prio: prio, seq: seq}, ok && ok2 && err == nil
+}
+
+func (q *queueCore) deadLetter(ctx context.Context, name string) (DeadLetter, error) {
+	e, _ := parseDead(name)
+	d := DeadLetter{ID: name, q: q, prio: e.prio}
+	err := q.m.during(ctx, func(inc *incarnation) error {
+		data, stat, err := inc.get(ctx, childPath(q.dead, name))
+		if err == nil {
+			d.Data, d.Since = data, time.UnixMilli(stat.Ctime)
+		}
+		return err
+	})
+	return d, err
+}
+
+// Remove deletes the dead letter. One that is gone already is no error.
+func (d DeadLetter) Remove(ctx context.Context) error {
+	if d.q == nil {
+		return opError("remove", d.ID, invalid("the DeadLetter did not come from a Queue"))
+	}
+	err := d.q.m.during(ctx, func(inc *incarnation) error { return inc.removeNow(ctx, childPath(d.q.dead, d.ID)) })
+	if isNoNode(err) {
+		err = nil
+	}
+	return opError("remove", d.q.path, err)
+}
+
+// Requeue puts the element back at the end of the queue, with the priority it
+// had, and no attempts. If ctx ends first it is either there or still among
+// the dead letters. The error is go-zookeeper's ErrNoNode if somebody else has
+// removed it.
+func (d DeadLetter) Requeue(ctx context.Context) error {
+	if d.q == nil {
+		return opError("requeue", d.ID, invalid("the DeadLetter did not come from a Queue"))
+	}
+	return opError("requeue", d.q.path, d.q.requeue(ctx, d))
+}
+
+func (q *queueCore) requeue(ctx context.Context, d DeadLetter) error {
+	remove := &zk.DeleteRequest{Path: childPath(q.dead, d.ID), Version: -1}
+	if q.foreign != nil {
+		create := &zk.CreateRequest{Path: childPath(q.dir, q.foreign.name(-1)), Data: d.Data, Acl: q.m.cfg.acl, Flags: zk.FlagSequence}
+		_, err := q.m.commitOnce(ctx, q.receipts, []any{remove, create})
+		return err
+	}
+	p := &parcel{ctx: ctx, prio: d.prio, data: [][]byte{d.Data}, with: remove, done: make(chan error, 1)}
+	p.size = q.elementSize(d.Data) + q.m.sizeOf(remove.Path, nil)
+	q.out.add(p)
+	select {
+	case err := <-p.done:
+		return err
+	case <-ctx.Done():
+		return ctxErr(ctx)
+	}
+}

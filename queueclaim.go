@@ -1,0 +1,359 @@
+package zsync
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// An element belongs to the claimant in one of whose batches it is named, and
+// to nobody otherwise. To claim:
+//
+//  1. List <path>-claims, and note its version.
+//  2. Read the batches there that are not known yet; they never change.
+//  3. List elements, from the first bucket on, until enough are found that no
+//     batch names.
+//  4. In one transaction, make a batch of them and write <path>-claims,
+//     expecting the version of step 1. If it fails, somebody else has claimed
+//     in the meantime: go to 1.
+//  5. Read the elements. One that is gone was consumed between 2 and 3, or
+//     taken by TryRecv.
+//
+// So claims are exclusive by themselves. That consumers also stand in line
+// before they claim only keeps them out of each other's way.
+
+// A view is what somebody has seen of the claims.
+type view struct {
+	version int32             // of <path>-claims
+	claimed map[string]bool   // by key of an element
+	holders map[string]*claim // by guid
+}
+
+// A claim is what one claimant has below <path>-claims.
+type claim struct {
+	live    bool // its session stands
+	state   bool
+	batches []string // the names of their znodes
+}
+
+// A batchCache remembers what batches name.
+type batchCache struct {
+	mu   sync.Mutex
+	keys map[string][]string // by name of the batch's znode; guarded by mu
+}
+
+// look is steps 1 and 2.
+func (q *queueCore) look(ctx context.Context, inc *incarnation) (*view, error) {
+	for {
+		names, stat, err := inc.children(ctx, q.claims)
+		if isNoNode(err) {
+			// It is no container: its version must not start again.
+			if _, err := inc.create(ctx, q.claims, nil); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		v := &view{version: stat.Version, claimed: make(map[string]bool), holders: make(map[string]*claim)}
+		var batches []string
+		for _, name := range names {
+			guid, suffix, ok := parseClaim(name)
+			if !ok {
+				continue
+			}
+			c := v.holders[guid]
+			if c == nil {
+				c = new(claim)
+				v.holders[guid] = c
+			}
+			switch suffix {
+			case liveSuffix:
+				c.live = true
+			case stateSuffix:
+				c.state = true
+			default:
+				c.batches = append(c.batches, name)
+				batches = append(batches, name)
+			}
+		}
+		all, err := q.cache.read(ctx, inc, q.claims, batches)
+		if isNoNode(err) {
+			continue // a batch is finished, or another has taken its place
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, key := range all {
+			v.claimed[key] = true
+		}
+		return v, nil
+	}
+}
+
+// read returns the keys that batches name.
+func (c *batchCache) read(ctx context.Context, inc *incarnation, dir string, batches []string) ([]string, error) {
+	c.mu.Lock()
+	known := c.keys
+	c.keys = make(map[string][]string)
+	var missing []string
+	for _, name := range batches {
+		if keys, ok := known[name]; ok {
+			c.keys[name] = keys
+		} else {
+			missing = append(missing, name)
+		}
+	}
+	c.mu.Unlock()
+	paths := make([]string, len(missing))
+	for i, name := range missing {
+		paths[i] = childPath(dir, name)
+	}
+	nodes, err := inc.getAll(ctx, paths)
+	if err != nil {
+		return nil, err
+	}
+	for i, n := range nodes {
+		if n.stat == nil {
+			return nil, zk.ErrNoNode
+		}
+		c.add(missing[i], unmarshalKeys(n.data))
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var all []string
+	for _, name := range batches {
+		keys, ok := c.keys[name]
+		if !ok {
+			return nil, zk.ErrNoNode // another reader has seen that it is gone
+		}
+		all = append(all, keys...)
+	}
+	return all, nil
+}
+
+func (c *batchCache) add(name string, keys []string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.keys == nil {
+		c.keys = make(map[string][]string)
+	}
+	c.keys[name] = keys
+}
+
+// free is step 3: at least want elements that nobody has claimed, if there are
+// as many, and when the next delayed one is due.
+func (q *queueCore) free(ctx context.Context, inc *incarnation, v *view, want int) (es []element, due time.Time, err error) {
+	names, _, err := inc.children(ctx, q.dir)
+	if isNoNode(err) {
+		return nil, due, nil
+	}
+	if err != nil {
+		return nil, due, err
+	}
+	buckets := parseBuckets(names)
+	for i, b := range buckets {
+		if len(es) >= want {
+			break
+		}
+		names, _, err := inc.children(ctx, childPath(q.dir, b.name))
+		if isNoNode(err) {
+			continue // was empty, and deleted
+		}
+		if err != nil {
+			return nil, due, err
+		}
+		if len(names) == 0 && i+1 < len(buckets) && !b.delayed && buckets[i+1].prio == b.prio {
+			// It has a successor, so nothing comes into it any more.
+			q.m.tidy(inc.remove(childPath(q.dir, b.name)))
+			continue
+		}
+		now := time.Now().UnixMilli()
+		for _, e := range parseElements(b, names) {
+			if e.due > now {
+				if t := time.UnixMilli(e.due); due.IsZero() || t.Before(due) {
+					due = t
+				}
+				break
+			}
+			if !v.claimed[e.key()] {
+				es = append(es, e)
+			}
+		}
+	}
+	return es, due, nil
+}
+
+// orphanTime is how long the claims of a session that has ended are left to
+// its process, if that still lives: it may have handed elements to a consumer
+// and not been able to delete them. See ledger.
+const orphanTime = time.Second
+
+// An undertaker gives back the claims of those whose session has ended and who
+// have not come back.
+type undertaker struct {
+	q    *queueCore
+	seen map[string]time.Time // when a claim was first seen without its session
+}
+
+// visit gives back what is due, and returns when to come again: the zero time
+// if nobody is dead.
+func (u *undertaker) visit(ctx context.Context, inc *incarnation, v *view) (next time.Time, buried bool, err error) {
+	seen := make(map[string]time.Time)
+	for guid, c := range v.holders {
+		if c.live {
+			continue
+		}
+		since, ok := u.seen[guid]
+		if !ok {
+			since = time.Now()
+		}
+		seen[guid] = since
+		if at := since.Add(orphanTime); time.Now().Before(at) {
+			if next.IsZero() || at.Before(next) {
+				next = at
+			}
+			continue
+		}
+		if err := u.q.reclaim(ctx, inc, guid, c); err != nil {
+			return next, buried, err
+		}
+		delete(seen, guid)
+		buried = true
+	}
+	u.seen = seen
+	return next, buried, nil
+}
+
+// reclaim gives the elements of a dead claimant back to the queue. What was in
+// a consumer's hands counts as one more attempt, which is the version of the
+// element's znode: it is written with the bytes it has.
+func (q *queueCore) reclaim(ctx context.Context, inc *incarnation, guid string, c *claim) error {
+	var ops []any
+	size := 0
+	state := childPath(q.claims, guid+"-"+stateSuffix)
+	if c.state {
+		data, _, err := inc.get(ctx, state)
+		if isNoNode(err) {
+			return nil // its owner, or another, was quicker
+		}
+		if err != nil {
+			return err
+		}
+		for _, key := range unmarshalKeys(data) {
+			path := childPath(q.dir, key)
+			data, stat, err := inc.get(ctx, path)
+			if isNoNode(err) {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			if size += q.m.sizeOf(path, data); size < maxPacket/2 {
+				ops = append(ops, &zk.SetDataRequest{Path: path, Data: data, Version: stat.Version})
+			}
+		}
+		ops = append(ops, &zk.DeleteRequest{Path: state, Version: -1})
+	}
+	for _, name := range c.batches {
+		ops = append(ops, &zk.DeleteRequest{Path: childPath(q.claims, name), Version: -1})
+	}
+	if len(ops) == 0 {
+		return nil
+	}
+	ops = append(ops, &zk.SetDataRequest{Path: q.dir, Version: -1}) // the bell
+	_, err := again(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
+	if isNoNode(err) || isBadVersion(err) {
+		return nil // an attempt whose reply was lost, its owner, or another
+	}
+	if err == nil {
+		q.m.log.Warn("zsync: elements of a dead consumer are back in the queue", "path", q.path, "batches", len(c.batches))
+	}
+	return err
+}
+
+// claim is step 4. It reports whether it was done; if not the view is stale.
+func (l *ledger) claim(ctx context.Context, v *view, es []element) (*batch, bool, error) {
+	q, inc := l.q, l.inc
+	b, begun := l.newBatch(es)
+	if b == nil && inc.ctx.Err() != nil {
+		return nil, false, errEnded
+	}
+	if b == nil {
+		return nil, false, ErrClosed
+	}
+	path := childPath(q.claims, b.name)
+	ops := []any{
+		&zk.CreateRequest{Path: path, Data: marshalKeys(b.keys()), Acl: q.m.cfg.acl},
+		&zk.SetDataRequest{Path: q.claims, Version: v.version},
+	}
+	if !begun {
+		ops = append(ops,
+			&zk.CreateRequest{Path: childPath(q.claims, l.guid+"-"+stateSuffix), Acl: q.m.cfg.acl},
+			&zk.CreateRequest{Path: childPath(q.claims, l.guid+"-"+liveSuffix), Data: []byte(q.m.cfg.owner), Acl: q.m.cfg.acl, Flags: zk.FlagEphemeral})
+	}
+	// The batch's name is used once. When the reply is lost, a repetition that
+	// finds the batch there says that the first attempt made it.
+	rs, err := again(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
+	i := failedOp(rs)
+	switch {
+	case err == nil, i == 0 && isNodeExists(err):
+		l.begin()
+		v.version++
+		for _, e := range es {
+			v.claimed[e.key()] = true
+		}
+		q.cache.add(b.name, b.keys())
+		return b, true, nil
+	case errors.Is(err, errEnded), ctx.Err() != nil:
+		// It may have been made, or be made yet: it stays in the ledger,
+		// which gives it back.
+		l.begin()
+		return nil, false, err
+	}
+	l.forget(b)
+	if i == 1 && (isBadVersion(err) || isNoNode(err)) {
+		return nil, false, nil
+	}
+	return nil, false, err
+}
+
+// fetch is step 5. Elements that are gone are taken off the batch.
+func (l *ledger) fetch(ctx context.Context, b *batch) ([]*item, error) {
+	items := b.all()
+	paths := make([]string, len(items))
+	for i, it := range items {
+		paths[i] = childPath(l.q.dir, it.key())
+	}
+	nodes, err := l.inc.getAll(ctx, paths)
+	if err != nil {
+		return nil, err
+	}
+	for i, n := range nodes {
+		it := items[i]
+		if it.missing = n.stat == nil; !it.missing {
+			it.data, it.version, it.sent = n.data, n.stat.Version, time.UnixMilli(n.stat.Ctime)
+		}
+	}
+	l.miss(items)
+	return slices.DeleteFunc(items, func(it *item) bool { return it.missing }), nil
+}
+
+// liveMarks returns the znodes whose going means that claims go back: those of
+// everyone but self who has any.
+func (q *queueCore) liveMarks(v *view, self string) []string {
+	var paths []string
+	for guid, c := range v.holders {
+		if guid != self && c.live && len(c.batches) > 0 {
+			paths = append(paths, childPath(q.claims, guid+"-"+liveSuffix))
+		}
+	}
+	slices.SortFunc(paths, strings.Compare)
+	return paths
+}

@@ -1,0 +1,184 @@
+package zsync
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// This file knows how a Queue's elements and claims are named. It does no I/O.
+//
+// Elements stand in buckets, which are children of the queue's path:
+//
+//	b-<priority>-<number>   a bucket; its children are e-<seq>, in order
+//	d-<priority>            elements that wait for their time: t<unix ms>-<seq>
+//
+// A producer that finds a bucket full seals it, by writing its data, and makes
+// the next in the same transaction; every Send checks that its bucket is not
+// sealed. So a bucket that has a successor gets no more elements, buckets are
+// in order and so are the elements in each, no listing is ever long, and no
+// sequence number wraps, however much the queue holds.
+
+// bucketSize is how many elements a bucket gets before the next is made. One
+// Send may exceed it.
+const bucketSize = 1000
+
+// A bucket is the parsed name of one.
+type bucket struct {
+	name    string
+	prio    int
+	number  int64
+	delayed bool
+}
+
+func bucketName(prio int, number int64) string { return fmt.Sprintf("b-%05d-%010d", prio, number) }
+func delayedName(prio int) string              { return fmt.Sprintf("d-%05d", prio) }
+
+// parseBucket reads a name that bucketName or delayedName has made.
+func parseBucket(name string) (bucket, bool) {
+	if rest, ok := strings.CutPrefix(name, "d-"); ok {
+		prio, err := strconv.Atoi(rest)
+		return bucket{name: name, prio: prio, delayed: true}, err == nil && prio >= 0
+	}
+	rest, ok := strings.CutPrefix(name, "b-")
+	if !ok {
+		return bucket{}, false
+	}
+	p, n, ok := strings.Cut(rest, "-")
+	prio, err := strconv.Atoi(p)
+	number, err2 := strconv.ParseInt(n, 10, 64)
+	return bucket{name: name, prio: prio, number: number}, ok && err == nil && err2 == nil && prio >= 0 && number >= 0
+}
+
+// parseBuckets returns the buckets among names in the order in which they are
+// served: by priority, the delayed of each before the others, which came later
+// than those whose time has come.
+func parseBuckets(names []string) []bucket {
+	var bs []bucket
+	for _, name := range names {
+		if b, ok := parseBucket(name); ok {
+			bs = append(bs, b)
+		}
+	}
+	slices.SortFunc(bs, func(a, b bucket) int {
+		switch {
+		case a.prio != b.prio:
+			return cmp.Compare(a.prio, b.prio)
+		case a.delayed != b.delayed && a.delayed:
+			return -1
+		case a.delayed != b.delayed:
+			return 1
+		}
+		return cmp.Compare(a.number, b.number)
+	})
+	return bs
+}
+
+// An element is the parsed name of one.
+type element struct {
+	bucket string
+	name   string
+	prio   int
+	due    int64 // in Unix milliseconds; 0 if it is not delayed
+	seq    int32
+}
+
+// key names the element within its queue, for as long as the queue exists.
+func (e element) key() string { return e.bucket + "/" + e.name }
+
+// elementName is the name of an element up to its number.
+func elementName(due int64) string {
+	if due == 0 {
+		return "e-"
+	}
+	return fmt.Sprintf("t%013d-", due)
+}
+
+// parseElements returns the elements among the children of b, in order.
+func parseElements(b bucket, names []string) []element {
+	es := make([]element, 0, len(names))
+	for _, name := range names {
+		e := element{bucket: b.name, name: name, prio: b.prio}
+		var seq string
+		var ok bool
+		if b.delayed {
+			var due string
+			due, seq, ok = strings.Cut(strings.TrimPrefix(name, "t"), "-")
+			e.due, _ = strconv.ParseInt(due, 10, 64)
+			ok = ok && e.due > 0
+		} else {
+			seq, ok = strings.CutPrefix(name, "e-")
+		}
+		if !ok {
+			continue
+		}
+		if e.seq, ok = parseSeq(seq); ok {
+			es = append(es, e)
+		}
+	}
+	slices.SortFunc(es, func(a, b element) int {
+		if a.due != b.due {
+			return cmp.Compare(a.due, b.due)
+		}
+		return cmp.Compare(a.seq, b.seq)
+	})
+	return es
+}
+
+// Claims stand below <path>-claims. A claimant, which is the consumers of one
+// Queue value in one ZooKeeper session, has there
+//
+//	<guid>-live     ephemeral: the claimant's session stands
+//	<guid>-state    persistent: counts its transactions; data: what is in hand
+//	<guid>-r<n>     persistent: a batch of elements that are its own
+//
+// and the data of a batch, and of the state, is one line for each bucket: its
+// name, and the names of the elements in it.
+
+const (
+	liveSuffix  = "live"
+	stateSuffix = "state"
+)
+
+// parseClaim splits the name of a znode below <path>-claims.
+func parseClaim(name string) (guid, suffix string, ok bool) {
+	const n = 36
+	if len(name) < n+2 || name[n] != '-' {
+		return "", "", false
+	}
+	guid, suffix = name[:n], name[n+1:]
+	return guid, suffix, suffix == liveSuffix || suffix == stateSuffix || suffix[0] == 'r'
+}
+
+// marshalKeys writes the keys of elements as the data of a batch.
+func marshalKeys(keys []string) []byte {
+	var b strings.Builder
+	last := ""
+	for _, key := range keys {
+		dir, name, _ := strings.Cut(key, "/")
+		if dir != last {
+			if last != "" {
+				b.WriteByte('\n')
+			}
+			b.WriteString(dir)
+			last = dir
+		}
+		b.WriteByte(' ')
+		b.WriteString(name)
+	}
+	return []byte(b.String())
+}
+
+// unmarshalKeys is the inverse of marshalKeys.
+func unmarshalKeys(data []byte) []string {
+	var keys []string
+	for line := range strings.SplitSeq(string(data), "\n") {
+		words := strings.Fields(line)
+		for i := 1; i < len(words); i++ {
+			keys = append(keys, words[0]+"/"+words[i])
+		}
+	}
+	return keys
+}

@@ -1,0 +1,537 @@
+package zsync
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// A ledger is the claims of one Queue value in one ZooKeeper session, and what
+// becomes of the elements: each is removed, given back or buried, by one entry.
+// Entries are posted many at once, in one transaction after another.
+//
+// Each transaction writes the claimant's state znode and expects its version,
+// so it is applied exactly once however often it is sent, and through whatever
+// session. This matters when a session ends: a consumer may have taken an
+// element and the deletion not have got through. The ledger's batches are
+// persistent, so nobody can claim the element anew before they are deleted;
+// that does the ledger itself, in the next session, with or after what was
+// still to be posted. Others do it only when they have not seen the claimant's
+// live mark for orphanTime, as they must if the process is dead; if it was cut
+// off for so long, its transaction finds no state znode and is not applied.
+type ledger struct {
+	q    *queueCore
+	inc  *incarnation
+	guid string
+
+	mu      sync.Mutex
+	begun   bool // a claim may have been made
+	batches map[*batch]struct{}
+	serial  int            // of the last batch
+	queue   []*entry       // not posted yet
+	running bool           // a goroutine posts
+	hand    map[*item]bool // delivered, neither acknowledged nor returned
+	ended   bool           // nothing more is claimed, what is not out goes back
+	lost    bool           // the session has ended: what is in hand goes back
+	void    bool           // somebody has given the claims back
+	swept   bool           // nothing is left to be posted
+	posted  chan struct{}  // closed when it has ended and what went back then is back
+	over    chan struct{}  // closed when nothing is left
+
+	version int32 // of the state znode; belongs to the goroutine that posts
+}
+
+// A batch is what is claimed in one transaction.
+type batch struct {
+	name  string // of its znode, below <path>-claims
+	items []*item
+	left  map[*item]bool // those without a posted entry; guarded by ledger.mu
+}
+
+// An item is an element that is claimed.
+type item struct {
+	element
+	ledger  *ledger
+	batch   *batch
+	data    []byte
+	version int32     // of its znode: how many attempts there were before
+	sent    time.Time // when it was stored, by the servers' clock
+	missing bool      // it was gone before it could be read
+	framed  []byte    // in another library's layout: the data of its znode
+	shared  bool      // in another library's layout: the znode held several
+	fault   error     // why it cannot be taken out of its frame
+	out     bool      // it is with a consumer, taken or not; guarded by ledger.mu
+	final   *entry    // what becomes of it; guarded by ledger.mu
+}
+
+// A fate is what becomes of an item.
+type fate int
+
+const (
+	fateRemove  fate = iota // taken, or acknowledged
+	fateReturn              // back to its place
+	fateBury                // to the dead letters
+	fateMissing             // it was gone
+	fateHand                // none yet: it is being delivered
+)
+
+// An entry is the fate of one item, or a note of its being in hand.
+type entry struct {
+	item *item
+	fate fate
+	bump bool // count it as an attempt
+	gone bool // the znode was found deleted
+	done chan struct{}
+	err  error // read it only after done is closed
+}
+
+// newLedger opens a ledger, and returns also the one that was opened before, if
+// any. A ledger is closed by end, by the end of its session, or by
+// Session.Close.
+func newLedger(q *queueCore, inc *incarnation) (l, former *ledger) {
+	l = &ledger{
+		q: q, inc: inc, guid: newGUID(),
+		batches: make(map[*batch]struct{}),
+		hand:    make(map[*item]bool),
+		posted:  make(chan struct{}),
+		over:    make(chan struct{}),
+	}
+	q.mu.Lock()
+	former, q.ledger = q.ledger, l
+	q.mu.Unlock()
+	leaving, stay := q.s.beforeClose()
+	q.m.spawn(func() {
+		defer stay()
+		select {
+		case <-inc.ctx.Done():
+			l.end(true)
+		case <-leaving:
+			l.end(true)
+		case <-l.over:
+		}
+		select {
+		case <-l.over:
+		case <-q.m.closing:
+		}
+	})
+	return l, former
+}
+
+// newBatch returns a batch that is about to be claimed, or nil if nothing may
+// be claimed any more, and whether it is not the first.
+func (l *ledger) newBatch(es []element) (_ *batch, begun bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ended {
+		return nil, l.begun
+	}
+	b := &batch{name: l.batchNameLocked(), left: make(map[*item]bool, len(es))}
+	for _, e := range es {
+		it := &item{element: e, ledger: l, batch: b}
+		b.items = append(b.items, it)
+		b.left[it] = true
+	}
+	l.batches[b] = struct{}{}
+	return b, l.begun
+}
+
+// begin is told that a batch has been claimed, or may have been.
+func (l *ledger) begin() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.begun = true
+}
+
+func (l *ledger) batchNameLocked() string {
+	l.serial++
+	return l.guid + "-r" + itoa(l.serial)
+}
+
+// forget is told that a batch was not made.
+func (l *ledger) forget(b *batch) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.batches, b)
+}
+
+func (b *batch) keys() []string {
+	keys := make([]string, len(b.items))
+	for i, it := range b.items {
+		keys[i] = it.key()
+	}
+	return keys
+}
+
+func (b *batch) all() []*item { return append([]*item(nil), b.items...) }
+
+// miss is told which items were gone before they could be read.
+func (l *ledger) miss(items []*item) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, it := range items {
+		if it.missing {
+			l.enterLocked(it, fateMissing, false)
+		}
+	}
+}
+
+// settle decides the fate of an item, if it is not decided yet, and returns
+// the entry of it. ok tells whether the fate is the one that was asked for.
+func (l *ledger) settle(it *item, f fate, bump bool) (e *entry, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if it.final == nil {
+		l.enterLocked(it, f, bump)
+	}
+	return it.final, it.final.fate == f
+}
+
+func (l *ledger) enterLocked(it *item, f fate, bump bool) *entry {
+	e := &entry{item: it, fate: f, bump: bump, done: make(chan struct{})}
+	if f == fateHand {
+		l.hand[it] = true
+		l.q.m.holds.Add(1)
+	} else {
+		it.final = e
+		if l.hand[it] {
+			delete(l.hand, it)
+			l.q.m.holds.Add(-1)
+		}
+	}
+	if l.q.foreign != nil {
+		l.enterForeignLocked(e)
+		return e
+	}
+	if l.void {
+		e.err = ErrLost
+		close(e.done)
+		return e
+	}
+	l.queue = append(l.queue, e)
+	l.startLocked()
+	return e
+}
+
+func (l *ledger) startLocked() {
+	if !l.running {
+		l.running = true
+		l.q.m.spawn(l.run)
+	}
+}
+
+// take is told that a consumer wants to offer an item. It is false if the item
+// is not ours any more.
+func (l *ledger) take(it *item) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ended || it.final != nil {
+		return false
+	}
+	it.out = true
+	return true
+}
+
+// handing notes that an item is being delivered.
+func (l *ledger) handing(it *item) *entry {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.enterLocked(it, fateHand, false)
+}
+
+// withdraw is told that an offered item was not taken. It reports whether the
+// item can be offered again.
+func (l *ledger) withdraw(it *item) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	it.out = false
+	if l.hand[it] {
+		delete(l.hand, it)
+		l.q.m.holds.Add(-1)
+	}
+	if l.ended && it.final == nil {
+		l.enterLocked(it, fateReturn, false)
+	}
+	return !l.ended
+}
+
+// end gives back what is not out; with lost, or later when the session is
+// lost, what is in hand as well.
+func (l *ledger) end(lost bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ended = true
+	l.lost = l.lost || lost || l.inc.ctx.Err() != nil
+	for b := range l.batches {
+		for _, it := range b.items {
+			switch {
+			case it.final != nil:
+			case !it.out:
+				l.enterLocked(it, fateReturn, false)
+			case l.lost && l.hand[it]:
+				l.enterLocked(it, fateReturn, true)
+			}
+		}
+	}
+	l.startLocked() // even if there is nothing to post, to find that it is over
+}
+
+// run posts entries until there are none.
+func (l *ledger) run() {
+	for {
+		es := l.next()
+		if es == nil {
+			return
+		}
+		l.finish(es, l.post(es))
+	}
+}
+
+// maxPost is how many entries go into one transaction.
+const maxPost = 500
+
+// next returns the entries of the next transaction, or nil when run is to end.
+func (l *ledger) next() []*entry {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	size, n := 4096, 0
+	for n < len(l.queue) && n < maxPost {
+		e := l.queue[n]
+		size += 3 * l.q.m.sizeOf(l.q.dir+"/"+e.item.key(), nil)
+		if e.fate == fateBury || e.bump {
+			size += len(e.item.data)
+		}
+		if n > 0 && size > maxPacket/2 {
+			break
+		}
+		n++
+	}
+	if n > 0 {
+		es := l.queue[:n:n]
+		l.queue = l.queue[n:]
+		return es
+	}
+	l.running = false
+	if l.ended && !isClosed(l.posted) {
+		close(l.posted)
+	}
+	if l.ended && len(l.batches) == 0 && !l.swept {
+		l.swept = true
+		mark := l.begun && !l.void
+		l.q.m.spawn(func() {
+			if mark {
+				l.sweep()
+			}
+			close(l.over)
+		})
+	}
+	return nil
+}
+
+// sweep deletes the live mark and the state, when no batch is left.
+func (l *ledger) sweep() {
+	ctx := context.Background() // ends with the Session
+	l.q.m.during(ctx, func(inc *incarnation) error {
+		return inc.removeAllNow(ctx, []string{childPath(l.q.claims, l.guid+"-"+liveSuffix), childPath(l.q.claims, l.guid+"-"+stateSuffix)})
+	})
+}
+
+// finish tells the result of a transaction.
+func (l *ledger) finish(es []*entry, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if errors.Is(err, ErrLost) {
+		l.voidLocked()
+	}
+	for _, e := range es {
+		switch {
+		case err != nil:
+			e.err = err
+		case e.gone:
+			e.err = ErrLost
+		}
+		if b := e.item.batch; e.fate != fateHand {
+			delete(b.left, e.item)
+			if len(b.left) == 0 {
+				delete(l.batches, b)
+			}
+		}
+		close(e.done)
+	}
+}
+
+// voidLocked is the end of claims that others have given back.
+func (l *ledger) voidLocked() {
+	l.void, l.ended = true, true
+	for _, e := range l.queue {
+		e.err = ErrLost
+		close(e.done)
+	}
+	l.queue = nil
+	for it := range l.hand {
+		delete(l.hand, it)
+		l.q.m.holds.Add(-1)
+		if it.final == nil {
+			it.final = &entry{item: it, fate: fateReturn, done: closedChan, err: ErrLost}
+		}
+	}
+	clear(l.batches)
+}
+
+// A posting is one transaction of a ledger.
+type posting struct {
+	l       *ledger
+	es      []*entry
+	renamed map[*batch]string // what takes the place of a batch
+	absent  map[string]bool   // znodes that need not be deleted, or cannot be written
+	ops     []any
+	cures   []func(inc *incarnation, err error) (cured bool, _ error)
+}
+
+// post posts entries, in this session or a later one.
+func (l *ledger) post(es []*entry) error {
+	p := &posting{l: l, es: es, renamed: make(map[*batch]string), absent: make(map[string]bool)}
+	ctx := context.Background() // ends with the Session
+	open := false
+	var last *incarnation
+	return l.q.m.during(ctx, func(inc *incarnation) error {
+		open = open || last != nil && last != inc
+		last = inc
+		for try := 0; ; {
+			p.build()
+			rs, err := once(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(p.ops...) })
+			i := failedOp(rs)
+			switch {
+			case err == nil:
+				return p.applied()
+			case errors.Is(err, errEnded):
+				return err
+			case outcomeOf(err) != answered:
+				open = open || outcomeOf(err) == unknown
+				if err := inc.pause(ctx, try); err != nil {
+					return err
+				}
+				try++
+				continue
+			case i == 0 && open && isBadVersion(err):
+				return p.applied() // by an attempt without a reply
+			case i == 0:
+				l.q.m.log.Warn("zsync: claims were given back by others", "path", l.q.path)
+				return ErrLost
+			case i < 0:
+				return err
+			}
+			cured, err := p.cures[i](inc, err)
+			if err != nil {
+				return err
+			}
+			if !cured {
+				err := rs[i].Error
+				l.q.m.log.Error("zsync: cannot settle elements", "path", l.q.path, "err", err)
+				return err
+			}
+		}
+	})
+}
+
+func (p *posting) applied() error {
+	p.l.version++
+	p.l.mu.Lock()
+	defer p.l.mu.Unlock()
+	for b, name := range p.renamed {
+		b.name = name
+	}
+	return nil
+}
+
+func (p *posting) add(op any, cure func(inc *incarnation, err error) (bool, error)) {
+	p.ops, p.cures = append(p.ops, op), append(p.cures, cure)
+}
+
+// build makes the transaction.
+func (p *posting) build() {
+	l, q := p.l, p.l.q
+	acl := q.m.cfg.acl
+	p.ops, p.cures = nil, nil
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var hand []string
+	for it := range l.hand {
+		hand = append(hand, it.key())
+	}
+	p.add(&zk.SetDataRequest{Path: childPath(q.claims, l.guid+"-"+stateSuffix), Data: marshalKeys(hand), Version: l.version}, nil)
+
+	posted := make(map[*batch]map[*item]bool)
+	returns := make(map[*batch]bool)
+	for _, e := range p.es {
+		if e.fate == fateHand {
+			continue
+		}
+		b := e.item.batch
+		if posted[b] == nil {
+			posted[b] = make(map[*item]bool)
+		}
+		posted[b][e.item] = true
+		path := childPath(q.dir, e.item.key())
+		gone := func(_ *incarnation, err error) (bool, error) {
+			e.gone = isNoNode(err) // by somebody who deletes what is not his
+			return e.gone, nil
+		}
+		switch {
+		case e.gone:
+		case e.fate == fateRemove:
+			p.add(&zk.DeleteRequest{Path: path, Version: -1}, gone)
+		case e.fate == fateBury:
+			p.add(&zk.CreateRequest{Path: childPath(q.dead, deadName(e.item.prio)), Data: e.item.data, Acl: acl, Flags: zk.FlagSequence},
+				func(inc *incarnation, err error) (bool, error) {
+					return isNoNode(err), inc.makeDir(context.Background(), q.dead)
+				})
+			p.add(&zk.DeleteRequest{Path: path, Version: -1}, gone)
+		case e.fate == fateReturn:
+			returns[b] = true
+			if e.bump {
+				p.add(&zk.SetDataRequest{Path: path, Data: e.item.data, Version: e.item.version},
+					func(_ *incarnation, err error) (bool, error) {
+						e.bump = false
+						return isNoNode(err) || isBadVersion(err), nil
+					})
+			}
+		}
+	}
+	for b, items := range posted {
+		path := childPath(q.claims, b.name)
+		if len(items) < len(b.left) && !returns[b] {
+			continue // nothing of it becomes free
+		}
+		if !p.absent[path] {
+			p.add(&zk.DeleteRequest{Path: path, Version: -1}, func(_ *incarnation, err error) (bool, error) {
+				p.absent[path] = true
+				return isNoNode(err), nil
+			})
+		}
+		if len(items) == len(b.left) {
+			continue
+		}
+		var keys []string
+		for _, it := range b.items {
+			if b.left[it] && !items[it] {
+				keys = append(keys, it.key())
+			}
+		}
+		if p.renamed[b] == "" {
+			p.renamed[b] = l.batchNameLocked()
+		}
+		p.add(&zk.CreateRequest{Path: childPath(q.claims, p.renamed[b]), Data: marshalKeys(keys), Acl: acl}, nothingToDo)
+	}
+	if len(returns) > 0 && !p.absent[q.dir] {
+		p.add(&zk.SetDataRequest{Path: q.dir, Version: -1}, // the bell
+			func(_ *incarnation, err error) (bool, error) {
+				p.absent[q.dir] = true
+				return isNoNode(err), nil
+			})
+	}
+}
+
+func nothingToDo(_ *incarnation, err error) (bool, error) { return false, nil }

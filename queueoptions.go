@@ -1,0 +1,123 @@
+package zsync
+
+// A QueueOption changes a Queue.
+type QueueOption interface{ applyQueue(*queueConfig) }
+
+type queueOption func(*queueConfig)
+
+func (o queueOption) applyQueue(c *queueConfig) { o(c) }
+
+type queueConfig struct {
+	codec       Codec
+	prefetch    int
+	maxLen      int
+	maxAttempts int
+	priorities  int
+	layout      QueueLayout
+	err         error
+}
+
+// defaultPrefetch makes a claim, which costs a write on every server, rare
+// beside the reading of the elements.
+const defaultPrefetch = 128
+
+// maxPriorities bounds what consumers must look at when the queue is empty.
+const maxPriorities = 1000
+
+func newQueueConfig(opts []QueueOption) queueConfig {
+	c := queueConfig{codec: JSON, priorities: 1}
+	for i, o := range opts {
+		if o == nil {
+			c.err = invalid("queue option %d is nil", i)
+			continue
+		}
+		o.applyQueue(&c)
+	}
+	switch {
+	case c.prefetch > 0:
+	case c.layout == LayoutZsync:
+		c.prefetch = defaultPrefetch
+	default:
+		c.prefetch = 1
+	}
+	if c.err == nil && c.layout != LayoutZsync && c.maxLen > 0 {
+		c.err = invalid("WithMaxLen needs zsync's own layout, not %v", c.layout)
+	}
+	if c.err == nil && c.layout == LayoutSimpleQueue && c.priorities > 1 {
+		c.err = invalid("WithPriorities: layout %v has none", c.layout)
+	}
+	return c
+}
+
+// middle is the priority of an element that is given none.
+func (c *queueConfig) middle() int { return (c.priorities - 1) / 2 }
+
+// foreignPriority is what another library's name is made with.
+func (c *queueConfig) foreignPriority(prio int) int {
+	if c.priorities == 1 {
+		return -1
+	}
+	return prio
+}
+
+func (o CodecOption) applyQueue(c *queueConfig) {
+	if c.codec = o.codec; o.codec == nil {
+		c.err = invalid("WithCodec(nil): the codec is nil")
+	}
+}
+
+// positive is an option that sets a number which must be at least 1.
+func positive(name string, n int, set func(*queueConfig)) QueueOption {
+	return queueOption(func(c *queueConfig) {
+		if n < 1 {
+			c.err = invalid("%s(%d): must be at least 1", name, n)
+		}
+		set(c)
+	})
+}
+
+// WithPrefetch lets the consumers of one Queue value claim up to n elements
+// ahead of what they have taken. What is claimed ahead is not given to others
+// even if a consumer stops reading, until its context ends. With slow work and
+// several processes 1 spreads elements most evenly. The default is 128, but
+// a consumer begins with 1, and claims more only as it takes them quickly.
+func WithPrefetch(n int) QueueOption {
+	return positive("WithPrefetch", n, func(c *queueConfig) { c.prefetch = n })
+}
+
+// WithMaxLen makes Send wait while its elements would make the queue longer
+// than n. Producers then take turns, in the order in which they came, and each
+// Send costs about 5 requests more. Those who send to the path without this
+// option are not held back.
+func WithMaxLen(n int) QueueOption {
+	return positive("WithMaxLen", n, func(c *queueConfig) { c.maxLen = n })
+}
+
+// WithMaxAttempts sends an element to the dead letters that has been delivered
+// n times and was returned, or lost with its consumer, each time. It is for
+// the consumers.
+func WithMaxAttempts(n int) QueueOption {
+	return positive("WithMaxAttempts", n, func(c *queueConfig) { c.maxAttempts = n })
+}
+
+// WithPriorities gives the queue n priorities, at most 1,000, for
+// [Queue.SendPriority]. It is for the producers; consumers find them.
+func WithPriorities(n int) QueueOption {
+	return queueOption(func(c *queueConfig) {
+		if n < 1 || n > maxPriorities {
+			c.err = invalid("WithPriorities(%d): must be from 1 to %d", n, maxPriorities)
+		}
+		c.priorities = n
+	})
+}
+
+// WithQueueLayout chooses whose programs the path is shared with. The default
+// is [LayoutZsync].
+func WithQueueLayout(l QueueLayout) QueueOption {
+	return queueOption(func(c *queueConfig) {
+		if l < LayoutZsync || l > LayoutKazooQueue {
+			c.err = invalid("WithQueueLayout(%v): unknown layout", l)
+		}
+		c.layout = l
+	})
+}

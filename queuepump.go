@@ -1,0 +1,443 @@
+package zsync
+
+import (
+	"context"
+	"errors"
+	"reflect"
+	"strconv"
+	"sync"
+	"time"
+)
+
+func itoa(n int) string { return strconv.Itoa(n) }
+
+// A pump claims elements for all consumers of one Queue value.
+//
+// The pumps of all processes stand in one line, <path>-consumers, and only the
+// first of it looks at the queue:
+//
+//  1. Wait until a consumer wants elements, and for the turn.
+//  2. Look for free elements. If there are none watch the bell, which is the
+//     data of the queue's znode: every Send writes it, and so does whoever gives
+//     elements back. Wait until it rings, a delayed element is due, or the live
+//     mark of a claimant goes.
+//  3. Claim as many as there is room for.
+//  4. Pass the turn on when no consumer here waits any more, or when others
+//     stand in line and this process has had its share: as much as it may
+//     claim ahead, of a queue that has more, or several claims of one that has
+//     not.
+//
+// So one element on an empty queue wakes one process, and an idle queue costs
+// nothing. How many elements are claimed ahead begins at one and doubles, up to
+// the prefetch, whenever consumers had to wait though as many as possible had
+// been claimed: a slow consumer leaves the rest to others.
+type pump struct {
+	q      *queueCore
+	ctx    context.Context
+	cancel context.CancelFunc
+
+	mu        sync.Mutex
+	consumers int           // who have not left
+	waiting   int           // those who wait for an item
+	ready     []*item       // claimed and read, in order
+	changed   chan struct{} // closed and replaced when any of these changes
+	ahead     int           // how many may be claimed ahead
+	starved   bool          // a consumer has waited since the last claim
+}
+
+// join makes the caller a consumer. It must leave.
+func (q *queueCore) join() *pump {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.pump == nil {
+		p := &pump{q: q, changed: make(chan struct{}), ahead: 1}
+		p.ctx, p.cancel = context.WithCancel(context.Background())
+		q.pump = p
+		q.m.spawn(p.run)
+	}
+	q.pump.mu.Lock()
+	q.pump.consumers++
+	q.pump.mu.Unlock()
+	return q.pump
+}
+
+func (p *pump) leave() {
+	p.q.mu.Lock()
+	defer p.q.mu.Unlock()
+	p.mu.Lock()
+	p.consumers--
+	last := p.consumers == 0
+	p.mu.Unlock()
+	if last {
+		p.q.pump = nil
+		p.cancel()
+	}
+}
+
+func (p *pump) changeLocked() {
+	close(p.changed)
+	p.changed = make(chan struct{})
+}
+
+// next returns the next item for a consumer to offer.
+func (p *pump) next(ctx context.Context) (*item, error) {
+	p.mu.Lock()
+	p.waiting++
+	p.changeLocked()
+	defer func() {
+		p.waiting--
+		p.mu.Unlock()
+	}()
+	for {
+		if ctx.Err() != nil {
+			return nil, ctxErr(ctx)
+		}
+		for len(p.ready) > 0 {
+			it := p.ready[0]
+			p.ready = p.ready[1:]
+			if it.ledger.take(it) {
+				if len(p.ready) <= p.ahead/2 {
+					p.changeLocked()
+				}
+				return it, nil
+			}
+		}
+		p.starved = true
+		changed := p.changed
+		p.mu.Unlock()
+		var err error
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		case <-p.q.m.closing:
+			err = p.q.m.failure()
+		}
+		p.mu.Lock()
+		if err != nil {
+			return nil, err
+		}
+	}
+}
+
+// putBack makes an item that was not taken the next again.
+func (p *pump) putBack(it *item) {
+	if !it.ledger.withdraw(it) {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	// Behind those that come before it and were put back earlier.
+	i := 0
+	for i < len(p.ready) && p.ready[i].before(it.element) {
+		i++
+	}
+	p.ready = append(p.ready[:i:i], append([]*item{it}, p.ready[i:]...)...)
+	p.changeLocked()
+}
+
+// before reports whether e stands before d in the queue, for two that were
+// claimed one after the other.
+func (e element) before(d element) bool {
+	switch {
+	case e.prio != d.prio:
+		return e.prio < d.prio
+	case (e.due == 0) != (d.due == 0):
+		return e.due != 0
+	case e.due != d.due:
+		return e.due < d.due
+	case e.bucket != d.bucket:
+		return e.bucket < d.bucket
+	}
+	return e.seq < d.seq
+}
+
+// run claims until the last consumer has left.
+func (p *pump) run() {
+	for try := 0; ; try++ {
+		err := p.q.m.during(p.ctx, p.session)
+		if p.ctx.Err() != nil || p.q.m.failure() != nil || errors.Is(err, ErrClosed) {
+			return
+		}
+		// What retrying cannot cure, such as a missing permission, somebody
+		// may cure on the servers. The channel stays open.
+		p.q.m.log.Error("zsync: cannot consume", "path", p.q.path, "err", err)
+		t := time.NewTimer(max(p.q.m.cfg.retry.delay(try), time.Second))
+		select {
+		case <-t.C:
+		case <-p.ctx.Done():
+		case <-p.q.m.closing:
+		}
+		t.Stop()
+	}
+}
+
+// session is run within one ZooKeeper session.
+func (p *pump) session(inc *incarnation) error {
+	l, former := newLedger(p.q, inc)
+	defer func() {
+		p.mu.Lock()
+		p.ready = nil
+		p.mu.Unlock()
+		l.end(false)
+	}()
+	if former != nil {
+		// What it gives back comes before what is not claimed yet.
+		select {
+		case <-former.posted:
+		case <-p.ctx.Done():
+			return ctxErr(p.ctx)
+		case <-inc.ctx.Done():
+			return errEnded
+		}
+	}
+	u := &undertaker{q: p.q}
+	for {
+		if err := p.awaitRoom(inc, 0); err != nil { // Step 1.
+			return err
+		}
+		place, err := p.q.line.contend(p.ctx, inc, p.q.line.bases[0], []byte(p.q.m.cfg.owner), exclusive)
+		if errors.Is(err, errVanished) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if p.q.foreign != nil {
+			err = p.turnForeign(inc, l)
+		} else {
+			err = p.turn(inc, l, u)
+		}
+		place.leave()
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// room returns how many elements may be claimed now.
+func (p *pump) room() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.roomLocked()
+}
+
+func (p *pump) roomLocked() int {
+	n := max(p.ahead, p.waiting) - len(p.ready)
+	if n <= p.ahead/2 && p.waiting == 0 {
+		return 0 // claim many at once, or none
+	}
+	return n
+}
+
+// errNoRoom means that consumers have had as much as they want, for a while.
+var errNoRoom = errors.New("zsync: no room")
+
+// awaitRoom waits until there is room; with limit no longer than that.
+func (p *pump) awaitRoom(inc *incarnation, limit time.Duration) error {
+	var expired <-chan time.Time
+	if limit > 0 {
+		t := time.NewTimer(limit)
+		defer t.Stop()
+		expired = t.C
+	}
+	for {
+		p.mu.Lock()
+		room, changed := p.roomLocked(), p.changed
+		p.mu.Unlock()
+		if room > 0 {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-expired:
+			return errNoRoom
+		case <-p.ctx.Done():
+			return ctxErr(p.ctx)
+		case <-inc.ctx.Done():
+			return errEnded
+		}
+	}
+}
+
+// patienceForRoom is how long a turn is kept when there is no room, or nobody
+// waits: a fast consumer comes back in less.
+const patienceForRoom = 5 * time.Millisecond
+
+// maxClaims is how many claims one turn has while others wait.
+const maxClaims = 16
+
+// turn claims elements while it is our turn.
+func (p *pump) turn(inc *incarnation, l *ledger, u *undertaker) error {
+	q, ctx := p.q, p.ctx
+	claims := 0
+	var es []element
+	var v *view
+	for {
+		if err := p.awaitRoom(inc, patienceForRoom); err == errNoRoom {
+			return nil // Step 4.
+		} else if err != nil {
+			return err
+		}
+		if len(es) == 0 { // Step 2.
+			w := inc.hub.join(watchKey{watchData, q.dir})
+			var next time.Time
+			var err error
+			v, es, next, err = p.search(inc, u)
+			if err == nil && len(es) == 0 && !p.wanted() && q.othersWait(ctx, inc) {
+				err = errNoRoom
+			}
+			if err == nil && len(es) == 0 {
+				err = p.idle(inc, l, v, w, next)
+			}
+			inc.hub.leave(w)
+			if err == errNoRoom {
+				return nil // Step 4.
+			} else if err != nil {
+				return err
+			}
+			if len(es) == 0 {
+				continue
+			}
+		}
+		room := p.room()
+		n := min(len(es), room)
+		if n == 0 {
+			continue
+		}
+		var others bool
+		var asked sync.WaitGroup
+		asked.Go(func() { others = q.othersWait(ctx, inc) })
+		b, ok, err := l.claim(ctx, v, es[:n]) // Step 3.
+		asked.Wait()
+		if err != nil {
+			return err
+		}
+		if !ok {
+			es = nil
+			if err := inc.sync(ctx, q.claims); err != nil && !isNoNode(err) {
+				return err
+			}
+			continue
+		}
+		es = es[n:]
+		items, err := l.fetch(ctx, b)
+		if err != nil {
+			return err
+		}
+		claims++
+		full := p.fill(items, n, n == room)
+		if others && (full && len(es) > 0 || claims >= maxClaims) { // Step 4.
+			return nil
+		}
+	}
+}
+
+// wanted reports whether a consumer waits now, or will in a moment.
+func (p *pump) wanted() bool {
+	t := time.NewTimer(patienceForRoom)
+	defer t.Stop()
+	for {
+		p.mu.Lock()
+		waiting, changed := p.waiting, p.changed
+		p.mu.Unlock()
+		if waiting > 0 {
+			return true
+		}
+		select {
+		case <-changed:
+		case <-p.ctx.Done():
+			return false
+		case <-t.C:
+			return false
+		}
+	}
+}
+
+// fill gives consumers the n that were claimed, and reports whether these are as
+// many as may be ahead. most tells whether there was no room for more.
+func (p *pump) fill(items []*item, n int, most bool) (full bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	full = n >= p.ahead
+	if most && p.starved {
+		p.ahead = min(2*p.ahead, p.q.cfg.prefetch)
+	}
+	p.starved = false
+	p.ready = append(p.ready, items...)
+	p.changeLocked()
+	return full
+}
+
+// othersWait reports whether another pump is in the line.
+func (q *queueCore) othersWait(ctx context.Context, inc *incarnation) bool {
+	names, _, err := inc.children(ctx, q.line.dir)
+	return err == nil && len(parseChildren(names, q.line.bases...)) > 1
+}
+
+// search is the first half of step 2. The caller has joined the watch on the
+// bell, which is read first: what comes after that rings it.
+func (p *pump) search(inc *incarnation, u *undertaker) (v *view, es []element, next time.Time, err error) {
+	q := p.q
+	for {
+		if _, _, err = inc.get(p.ctx, q.dir); isNoNode(err) {
+			if _, err = inc.create(p.ctx, q.dir, nil); err == nil {
+				continue
+			}
+		}
+		if err != nil {
+			return nil, nil, next, err
+		}
+		if v, err = q.look(p.ctx, inc); err != nil {
+			return nil, nil, next, err
+		}
+		dead, buried, err := u.visit(p.ctx, inc, v)
+		if err != nil {
+			return nil, nil, next, err
+		}
+		if buried {
+			continue
+		}
+		es, next, err = q.free(p.ctx, inc, v, bucketSize/2)
+		if !dead.IsZero() && (next.IsZero() || dead.Before(next)) {
+			next = dead
+		}
+		return v, es, next, err
+	}
+}
+
+// idle is the second half of step 2.
+func (p *pump) idle(inc *incarnation, l *ledger, v *view, bell *watch, next time.Time) error {
+	waits := []<-chan struct{}{bell.fired, p.ctx.Done(), inc.ctx.Done()}
+	for _, mark := range p.q.liveMarks(v, l.guid) {
+		w := inc.hub.join(watchKey{watchExists, mark})
+		defer inc.hub.leave(w)
+		stat, err := inc.exists(p.ctx, mark)
+		if err != nil {
+			return err
+		}
+		if stat == nil {
+			return nil // gone since we looked
+		}
+		waits = append(waits, w.fired)
+	}
+	p.q.m.waiters.Add(1)
+	defer p.q.m.waiters.Add(-1)
+	var due <-chan time.Time
+	if !next.IsZero() {
+		t := time.NewTimer(time.Until(next))
+		defer t.Stop()
+		due = t.C
+	}
+	cases := []reflect.SelectCase{{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(due)}}
+	for _, c := range waits {
+		cases = append(cases, reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(c)})
+	}
+	reflect.Select(cases)
+	switch {
+	case p.ctx.Err() != nil:
+		return ctxErr(p.ctx)
+	case inc.ctx.Err() != nil:
+		return errEnded
+	}
+	return nil
+}

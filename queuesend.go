@@ -1,0 +1,378 @@
+package zsync
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// A parcel is what one Send stores, all or none of it.
+type parcel struct {
+	ctx  context.Context
+	prio int
+	due  int64 // in Unix milliseconds; 0 if it is not delayed
+	data [][]byte
+	size int        // of its requests, estimated from above
+	with any        // one more operation, or nil; a parcel that has one travels alone
+	done chan error // has room for the result
+}
+
+// An outbox stores parcels, those of all goroutines in one transaction after
+// another: what comes while one is under way goes into the next. The order is
+// that in which they came.
+//
+// Each transaction is applied exactly once, whatever happens to its reply and
+// to the session, because it carries a receipt: a persistent znode,
+// <path>-senders/<guid>, of which it expects and increases the version. Sent
+// again after it was applied it fails with BadVersion, and an attempt of a
+// former session that comes late fails likewise. To look for the elements
+// instead would prove nothing: they may have been consumed already.
+type outbox struct {
+	q *queueCore
+
+	mu      sync.Mutex
+	waiting []*parcel     // guarded by mu
+	running bool          // the goroutine that sends runs; guarded by mu
+	more    chan struct{} // has a token when waiting may not be empty
+
+	// What follows belongs to the goroutine that sends.
+
+	receipt string        // of this outbox; empty if it has none
+	made    bool          // the receipt certainly exists
+	version int32         // of the receipt; -1 before it is made
+	wait    time.Duration // for how long a former session's attempt may still come
+	newest  map[int]*newest
+	last    *incarnation // in which the receipt was used
+}
+
+// newest is the bucket of a priority that gets its elements.
+type newest struct {
+	number int64 // -1: there is none yet
+	full   bool
+}
+
+// linger is how long a receipt is kept for the next Send.
+const linger = 50 * time.Millisecond
+
+// maxGroup is how many elements are stored in one transaction, unless a single
+// Send has more.
+const maxGroup = 1000
+
+// overhead is what a transaction needs besides its elements.
+func (o *outbox) overhead() int {
+	m := o.q.m
+	return 64 + 2*m.sizeOf(o.q.senders+"/"+noGUID, nil) + 3*m.sizeOf(o.q.dir+"/"+bucketName(0, 0), nil)
+}
+
+const noGUID = "00000000-0000-0000-0000-000000000000"
+
+// add puts a parcel into the outbox.
+func (o *outbox) add(p *parcel) {
+	o.mu.Lock()
+	o.waiting = append(o.waiting, p)
+	if !o.running {
+		o.running = true
+		o.q.m.spawn(o.run)
+	}
+	o.mu.Unlock()
+	select {
+	case o.more <- struct{}{}:
+	default:
+	}
+}
+
+// run sends until nothing is left and the receipt has been tidied away.
+func (o *outbox) run() {
+	leaving, stay := o.q.s.beforeClose()
+	defer stay()
+	for {
+		if group := o.take(); len(group) > 0 {
+			err := o.post(group)
+			for _, p := range group {
+				p.done <- err
+			}
+			continue
+		}
+		if o.receipt != "" {
+			t := time.NewTimer(max(linger, o.wait))
+			select {
+			case <-o.more:
+				t.Stop()
+				continue
+			case <-t.C:
+				o.drop()
+			case <-leaving:
+				t.Stop()
+				if o.wait == 0 {
+					o.drop()
+				}
+				o.receipt = "" // rather left behind than applied twice
+			}
+		}
+		o.mu.Lock()
+		if len(o.waiting) == 0 {
+			o.running = false
+			o.mu.Unlock()
+			return
+		}
+		o.mu.Unlock()
+	}
+}
+
+// take removes from the outbox what goes into the next transaction.
+func (o *outbox) take() (group []*parcel) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	size, n := o.overhead(), 0
+	for len(o.waiting) > 0 {
+		p := o.waiting[0]
+		if p.ctx.Err() != nil {
+			// It has not been sent, and will not be.
+			p.done <- ctxErr(p.ctx)
+			o.waiting = o.waiting[1:]
+			continue
+		}
+		size += p.size + o.overhead() // it may need a bucket of its own
+		n += len(p.data)
+		if len(group) > 0 && (size > maxPacket || n > maxGroup || p.with != nil) {
+			break
+		}
+		group = append(group, p)
+		o.waiting = o.waiting[1:]
+		if p.with != nil {
+			break
+		}
+	}
+	return group
+}
+
+// drop deletes the receipt, in the background.
+func (o *outbox) drop() {
+	o.q.m.dropReceipt(o.last, o.receipt, o.last.ctx.Err() != nil)
+	o.receipt, o.wait = "", 0
+}
+
+// post stores a group.
+func (o *outbox) post(group []*parcel) error {
+	// Those who wait are told the result when it is there; the attempt is
+	// given up only when nobody waits any more.
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	var left atomic.Int64
+	left.Store(int64(len(group)))
+	for _, p := range group {
+		defer context.AfterFunc(p.ctx, func() {
+			if left.Add(-1) == 0 {
+				cancel()
+			}
+		})()
+	}
+	if o.receipt == "" {
+		o.receipt, o.made, o.version = childPath(o.q.senders, newGUID()), false, -1
+	}
+	open := false // an attempt is of unknown outcome
+	err := o.q.m.during(ctx, func(inc *incarnation) error {
+		if open && o.last != inc {
+			o.wait = 2 * time.Duration(o.last.timeout.Load())
+		}
+		o.last = inc
+		return o.attempt(ctx, inc, group, &open)
+	})
+	switch {
+	case err == nil:
+		o.made = true
+		if o.version++; o.version > 1<<30 {
+			o.drop()
+		}
+	case open:
+		// The receipt's version is unknown. An attempt may still be on its
+		// way, and must not find that a receipt it would make was deleted.
+		o.q.m.dropReceipt(o.last, o.receipt, true)
+		o.receipt = ""
+	case !o.made:
+		o.receipt = ""
+	}
+	return err
+}
+
+// attempt stores a group within one session.
+func (o *outbox) attempt(ctx context.Context, inc *incarnation, group []*parcel, open *bool) error {
+	for try := 0; ; {
+		if err := o.locate(ctx, inc, group); err != nil {
+			return err
+		}
+		ops, prios, lasts := o.ops(group)
+		p, err := begin(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
+		if err != nil {
+			return err
+		}
+		rs, err := p.wait(ctx, inc)
+		switch {
+		case err == nil:
+			for prio, i := range lasts {
+				if c, ok := parseChild(rs[i].String, "/e-"); ok {
+					o.newest[prio].full = c.seq >= bucketSize-1
+				}
+			}
+			return nil
+		case errors.Is(err, errEnded), ctx.Err() != nil, outcomeOf(err) == unknown:
+			*open = true
+			if errors.Is(err, errEnded) || ctx.Err() != nil {
+				return err
+			}
+		case outcomeOf(err) == answered:
+			i := failedOp(rs)
+			if i < 0 {
+				return err
+			}
+			done, err := o.failed(ctx, inc, i, prios[i], ops[i], rs[i].Error, *open)
+			if done || err != nil {
+				return err
+			}
+			continue
+		}
+		if err := inc.pause(ctx, try); err != nil {
+			return err
+		}
+		try++
+	}
+}
+
+// failedOp returns the index of the operation that failed a transaction.
+func failedOp(rs []zk.MultiResponse) int {
+	for i, r := range rs {
+		if r.Error != nil {
+			return i
+		}
+	}
+	return -1
+}
+
+// locate finds the newest bucket of each priority that a group needs.
+func (o *outbox) locate(ctx context.Context, inc *incarnation, group []*parcel) error {
+	if o.q.foreign != nil {
+		return nil
+	}
+	missing := false
+	for _, p := range group {
+		missing = missing || o.newest[p.prio] == nil
+	}
+	if !missing {
+		return nil
+	}
+	names, _, err := inc.children(ctx, o.q.dir)
+	if err != nil && !isNoNode(err) {
+		return err
+	}
+	found := make(map[int]*newest)
+	for _, b := range parseBuckets(names) {
+		if !b.delayed {
+			found[b.prio] = &newest{number: b.number}
+		}
+	}
+	for _, p := range group {
+		if found[p.prio] == nil {
+			found[p.prio] = &newest{number: -1}
+		}
+	}
+	o.newest = found
+	return nil
+}
+
+// ops returns the transaction that stores a group. prios tells for each
+// operation on a bucket which priority it is of, and is -1 for others; lasts
+// tells where the last element of each priority is made.
+func (o *outbox) ops(group []*parcel) (ops []any, prios []int, lasts map[int]int) {
+	acl := o.q.m.cfg.acl
+	add := func(prio int, op any) {
+		ops, prios = append(ops, op), append(prios, prio)
+	}
+	if o.made {
+		add(-1, &zk.SetDataRequest{Path: o.receipt, Version: o.version})
+	} else {
+		add(-1, &zk.CreateRequest{Path: o.receipt, Acl: acl})
+	}
+	lasts = make(map[int]int)
+	if f := o.q.foreign; f != nil {
+		for _, p := range group {
+			for _, data := range p.data {
+				add(-1, &zk.CreateRequest{Path: childPath(o.q.dir, f.name(o.q.cfg.foreignPriority(p.prio))), Data: f.frame(data), Acl: acl, Flags: zk.FlagSequence})
+			}
+		}
+		return ops, prios, lasts
+	}
+	add(-1, &zk.SetDataRequest{Path: o.q.dir, Version: -1}) // the bell
+	into := make(map[int]string)
+	for _, p := range group {
+		if p.with != nil {
+			add(-1, p.with)
+		}
+		dir := childPath(o.q.dir, delayedName(p.prio))
+		if p.due == 0 {
+			if into[p.prio] == "" {
+				n := o.newest[p.prio]
+				switch number := n.number; {
+				case number < 0:
+					n = &newest{number: 0}
+					add(p.prio, &zk.CreateRequest{Path: childPath(o.q.dir, bucketName(p.prio, n.number)), Acl: acl})
+				case n.full:
+					n = &newest{number: number + 1}
+					add(p.prio, &zk.SetDataRequest{Path: childPath(o.q.dir, bucketName(p.prio, number)), Version: 0, Data: []byte("sealed")})
+					add(p.prio, &zk.CreateRequest{Path: childPath(o.q.dir, bucketName(p.prio, n.number)), Acl: acl})
+				default:
+					add(p.prio, &zk.CheckVersionRequest{Path: childPath(o.q.dir, bucketName(p.prio, number)), Version: 0})
+				}
+				into[p.prio] = childPath(o.q.dir, bucketName(p.prio, n.number))
+			}
+			dir = into[p.prio]
+		}
+		for _, data := range p.data {
+			if p.due == 0 {
+				lasts[p.prio] = len(ops)
+			}
+			add(p.prio, &zk.CreateRequest{Path: childPath(dir, elementName(p.due)), Data: data, Acl: acl, Flags: zk.FlagSequence})
+		}
+	}
+	return ops, prios, lasts
+}
+
+// failed cures what made the i'th operation fail, or reports that the
+// transaction had been applied before, or that nothing can be done.
+func (o *outbox) failed(ctx context.Context, inc *incarnation, i, prio int, op any, err error, open bool) (applied bool, _ error) {
+	switch {
+	case i == 0 && open && (isNodeExists(err) || isBadVersion(err)):
+		o.forget() // how full the buckets are is unknown
+		return true, nil
+	case i == 0 && !o.made && isNoNode(err):
+		return false, inc.makeDir(ctx, o.q.senders)
+	case i == 0 && o.made && !open && (isNoNode(err) || isBadVersion(err)):
+		// Somebody has tampered with the receipt. Nothing is under way, so
+		// another will do.
+		o.receipt, o.made, o.version = childPath(o.q.senders, newGUID()), false, -1
+		return false, nil
+	case i == 0 && isNoNode(err):
+		return false, fmt.Errorf("the receipt has been deleted, so whether it was stored is unknown: %w", err)
+	case i == 1 && prio < 0 && isNoNode(err):
+		// The queue itself. It is no container: the numbers of its buckets
+		// must not start again.
+		_, err := inc.create(ctx, o.q.dir, nil)
+		return false, err
+	case prio >= 0 && (isNoNode(err) || isNodeExists(err) || isBadVersion(err)):
+		// Another producer has made the next bucket, or ours was deleted.
+		o.forget()
+		dir := childPath(o.q.dir, delayedName(prio))
+		if c, ok := op.(*zk.CreateRequest); ok && isNoNode(err) && parentPath(c.Path) == dir {
+			_, err := inc.create(ctx, dir, nil)
+			return false, err
+		}
+		return false, nil
+	}
+	return false, err
+}
+
+func (o *outbox) forget() { o.newest = nil }
