@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"sync"
 
 	"github.com/spf13/cobra"
 
@@ -12,14 +13,23 @@ func barrierCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "barrier",
 		Short: "hold programs back until they may all go on",
-		Long: `A gate lets everyone wait who comes while it is closed, until somebody opens it
-(close, wait, open: a zsync.Barrier).`,
+		Long: `There are two kinds of barrier, which must not share a path.
+
+A gate lets everyone wait who comes while it is closed, until somebody opens it:
+close, wait and open. It is a zsync.Barrier, and shared with Curator's
+DistributedBarrier and kazoo's Barrier.
+
+A double barrier lets a given number of parties begin together and end together:
+enter and leave. It is the Enter and Leave of a zsync.WaitGroup. It can be used
+round after round.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return fail(exitUsage, "want a subcommand; see zsync barrier --help")
 		},
 	}
 	cmd.AddCommand(
+		enterCommand(c),
+		leaveCommand(c),
 		gateCommand(c, "close", "close the gate: from now on wait waits", (*zsync.Barrier).Close),
 		gateCommand(c, "wait", "wait while the gate is closed", (*zsync.Barrier).Wait),
 		gateCommand(c, "open", "open the gate, for all who wait", (*zsync.Barrier).Open),
@@ -46,4 +56,145 @@ func gateCommand(c *client, name, short string, do func(*zsync.Barrier, context.
 	}
 	h.addTimeout(cmd)
 	return cmd
+}
+
+func enterCommand(c *client) *cobra.Command {
+	h := &holding{client: c}
+	n := 0
+	cmd := &cobra.Command{
+		Use:   "enter -n N PATH [flags] [-- CMD [ARG...]]",
+		Short: "go on when N have entered, and run a command until all leave",
+		Long: `enter waits until N parties have entered at PATH. Then all N run their commands,
+and each ends when the commands of all have ended. A party that dies before all
+have entered does not count; one that dies later has left. When a party loses
+its session it is no longer a member, and its command is stopped: see zsync
+help. --timeout is for the entering only; a signal ends the wait of those who
+leave.
+
+Without a command enter ends as soon as all N are there. A membership lasts only
+as long as the process that has it, so by that it has left: it is a rendezvous,
+and the next N may come.`,
+		Example: `  zsync barrier enter -n 3 /load-test -- ./client
+  zsync barrier enter -n 3 /deploy && ./switch-over`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			path, argv, err := pathAndPerhapsCommand(cmd, args)
+			if err != nil {
+				return err
+			}
+			if argv == nil {
+				return h.meet(cmd, n, path, "")
+			}
+			return h.enter(cmd, n, path, argv)
+		},
+	}
+	h.addFlags(cmd)
+	addParties(cmd, &n)
+	return cmd
+}
+
+func leaveCommand(c *client) *cobra.Command {
+	h := &holding{client: c}
+	n := 0
+	cmd := &cobra.Command{
+		Use:   "leave -n N PATH [flags]",
+		Short: "go on when N have come to leave",
+		Long: `leave waits until N parties have come to leave at PATH. With an enter before it,
+and the work between them, it does for a script what enter does with a command.
+
+But no process is a member in between, so nobody sees that a party has died
+there, and leave waits for it: give --timeout, or have enter run the command.`,
+		Example: `  zsync barrier enter -n 3 /job && ./work; zsync barrier leave -n 3 --timeout 1h /job`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return fail(exitUsage, "want: %s", cmd.UseLine())
+			}
+			return h.meet(cmd, n, args[0], "/leave")
+		},
+	}
+	h.addTimeout(cmd)
+	addParties(cmd, &n)
+	return cmd
+}
+
+func addParties(cmd *cobra.Command, n *int) {
+	cmd.Flags().IntVarP(n, "parties", "n", 0, "how many parties there are")
+}
+
+// pathAndPerhapsCommand takes PATH [-- CMD ARG...] apart.
+func pathAndPerhapsCommand(cmd *cobra.Command, args []string) (path string, argv []string, err error) {
+	if len(args) == 1 && cmd.ArgsLenAtDash() < 0 {
+		return args[0], nil, nil
+	}
+	return pathAndCommand(cmd, args)
+}
+
+// parties connects for one of n parties at path.
+func (h *holding) parties(cmd *cobra.Command, n int, path, below string, argv []string) (*task, *zsync.WaitGroup, error) {
+	if !cmd.Flags().Changed("parties") {
+		return nil, nil, fail(exitUsage, "how many parties are there? give -n")
+	}
+	t, err := h.begin(cmd.Context(), path, argv)
+	if err != nil {
+		return nil, nil, err
+	}
+	return t, zsync.NewWaitGroup(t.session, path+below), nil
+}
+
+// meet waits until n parties are at a place below path. To end is to leave it.
+func (h *holding) meet(cmd *cobra.Command, n int, path, below string) error {
+	t, wg, err := h.parties(cmd, n, path, below, nil)
+	if err != nil {
+		return err
+	}
+	defer t.session.Close()
+	return verdict(wg.Enter(t.waiting, n), exitBusy)
+}
+
+// enter enters, runs the command, and leaves.
+func (h *holding) enter(cmd *cobra.Command, n int, path string, argv []string) error {
+	t, wg, err := h.parties(cmd, n, path, "", argv)
+	if err != nil {
+		return err
+	}
+	defer t.session.Close()
+	ends := followEnds(t.session)
+	return t.under(hold{
+		acquire: func(ctx context.Context) error { return wg.Enter(ctx, n) },
+		release: func() error {
+			ctx, _, stop := untilSignal(context.Background())
+			defer stop()
+			return wg.Leave(ctx)
+		},
+		// If the session ends before this is asked, Leave will tell.
+		lost: ends.next,
+	})
+}
+
+// An endings tells when ZooKeeper sessions end, and with them memberships.
+type endings struct {
+	mu     sync.Mutex
+	coming chan struct{} // closed at the next end; guarded by mu
+}
+
+func followEnds(s *zsync.Session) *endings {
+	e := &endings{coming: make(chan struct{})}
+	states := s.States(context.Background())
+	go func() {
+		for state := range states { // until the Session is closed
+			if state == zsync.StateExpired {
+				e.mu.Lock()
+				close(e.coming)
+				e.coming = make(chan struct{})
+				e.mu.Unlock()
+			}
+		}
+	}()
+	return e
+}
+
+// next returns a channel that is closed when the present session ends.
+func (e *endings) next() <-chan struct{} {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.coming
 }

@@ -80,7 +80,7 @@ func verdict(err error, late int) error {
 		return has
 	case errors.As(err, &sig):
 		return &statusError{128 + sig.number(), nil}
-	case errors.Is(err, zsync.ErrInvalid):
+	case errors.Is(err, zsync.ErrInvalid), errors.Is(err, zsync.ErrTooLarge):
 		return &statusError{exitUsage, err}
 	case errors.Is(err, context.DeadlineExceeded):
 		return &statusError{late, err}

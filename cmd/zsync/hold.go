@@ -31,6 +31,7 @@ type holding struct {
 	timeout   time.Duration
 	noWait    bool
 	killAfter time.Duration
+	kazoo     bool
 }
 
 func (h *holding) addTimeout(cmd *cobra.Command) {
@@ -45,6 +46,19 @@ func (h *holding) addFlags(cmd *cobra.Command) {
 // addNoWait adds the flag of those who can try.
 func (h *holding) addNoWait(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&h.noWait, "no-wait", false, "try once, and do not wait")
+}
+
+// addKazoo adds the flag of those whose znodes can be kazoo's.
+func (h *holding) addKazoo(cmd *cobra.Command, theirs, default_ string) {
+	cmd.Flags().BoolVar(&h.kazoo, "kazoo", false, fmt.Sprintf("share the path with kazoo's %s instead of with Curator's %s", theirs, default_))
+}
+
+// layout is what --kazoo says.
+func (h *holding) layout() zsync.LockOption {
+	if h.kazoo {
+		return zsync.WithLayout(zsync.LayoutKazoo)
+	}
+	return zsync.WithLayout(zsync.LayoutCurator)
 }
 
 // pathAndCommand takes PATH -- CMD ARG... apart.
@@ -92,8 +106,14 @@ func (t *task) under(h hold) error {
 		return verdict(err, exitBusy)
 	}
 	err := t.run(h.lost(), h.token)
-	if released := h.release(); errors.Is(released, zsync.ErrLost) && !lost(err) {
+	released := h.release()
+	var sig *signalError
+	switch {
+	case lost(err):
+	case errors.Is(released, zsync.ErrLost):
 		return fail(exitLost, "%s: the hold was lost before %s ended", t.path, t.argv[0])
+	case err == nil && errors.As(released, &sig): // while it waited for others
+		return verdict(released, exitBusy)
 	}
 	// A release that fails otherwise goes on in the background, or ends with
 	// the session.

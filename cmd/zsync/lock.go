@@ -10,7 +10,7 @@ import (
 
 func lockCommand(c *client) *cobra.Command {
 	h := &holding{client: c}
-	rw, kazoo := false, false
+	rw := false
 	cmd := &cobra.Command{
 		Use:   "lock PATH [flags] -- CMD [ARG...]",
 		Short: "run a command while nobody else holds the lock",
@@ -23,28 +23,23 @@ zsync refuses to run a command under one where it meets the other.`,
 		Example: `  zsync lock /jobs/nightly -- ./nightly.sh
   zsync lock /jobs/nightly --no-wait -- ./nightly.sh || [ $? = 75 ]`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if rw && kazoo {
-				return fail(exitUsage, "--rw and --kazoo do not go together")
-			}
 			t, err := beginTask(h, cmd, args)
 			if err != nil {
 				return err
 			}
 			defer t.session.Close()
-			m, rwm := zsync.NewMutex(t.session, t.path), zsync.NewRWMutex(t.session, t.path)
-			switch {
-			case rw:
-				return t.under(writing(rwm).unless(m, "%s is in use as a plain lock: leave out --rw"))
-			case kazoo:
-				return t.under(locking(zsync.NewMutex(t.session, t.path, zsync.WithLayout(zsync.LayoutKazoo))))
+			m, rwm := zsync.NewMutex(t.session, t.path, h.layout()), zsync.NewRWMutex(t.session, t.path, h.layout())
+			mine, other, format := locking(m), line(rwm), "%s is in use as a read-write lock: add --rw"
+			if rw {
+				mine, other, format = writing(rwm), m, "%s is in use as a plain lock: leave out --rw"
 			}
-			return t.under(locking(m).unless(rwm, "%s is in use as a read-write lock: add --rw"))
+			return t.under(h.unlessMixed(mine, other, format))
 		},
 	}
 	h.addFlags(cmd)
 	h.addNoWait(cmd)
+	h.addKazoo(cmd, "Lock or WriteLock", "InterProcessMutex or InterProcessReadWriteLock")
 	cmd.Flags().BoolVar(&rw, "rw", false, "take the write lock that goes with zsync rlock")
-	cmd.Flags().BoolVar(&kazoo, "kazoo", false, "share the path with kazoo's Lock instead of with Curator's InterProcessMutex")
 	return cmd
 }
 
@@ -64,13 +59,23 @@ zsync.RWMutex. Readers and writers are served in the order in which they came.`,
 				return err
 			}
 			defer t.session.Close()
-			m, rwm := zsync.NewMutex(t.session, t.path), zsync.NewRWMutex(t.session, t.path)
-			return t.under(reading(rwm).unless(m, "%s is in use as a plain lock, which has no readers"))
+			m, rwm := zsync.NewMutex(t.session, t.path, h.layout()), zsync.NewRWMutex(t.session, t.path, h.layout())
+			return t.under(h.unlessMixed(reading(rwm), m, "%s is in use as a plain lock, which has no readers"))
 		},
 	}
 	h.addFlags(cmd)
 	h.addNoWait(cmd)
+	h.addKazoo(cmd, "ReadLock", "InterProcessReadWriteLock")
 	return cmd
+}
+
+// unlessMixed returns mine, refused while the other kind of lock is in use at
+// the path. kazoo's locks do not tell their kind.
+func (h *holding) unlessMixed(mine hold, other line, format string) hold {
+	if h.kazoo {
+		return mine
+	}
+	return mine.unless(other, format)
 }
 
 // The holds that there are to a lock.

@@ -20,6 +20,7 @@ import (
 // 128+n for one that signal n ended.
 const (
 	exitUsage    = 64  // bad command line
+	exitInput    = 74  // standard input or output failed
 	exitServers  = 69  // ZooKeeper cannot be used: unreachable, or it refuses
 	exitBusy     = 75  // not acquired in the time allowed
 	exitLost     = 76  // the hold was lost, and the command stopped
@@ -32,11 +33,11 @@ const about = `zsync coordinates programs on different machines, with Apache Zoo
 The servers are named by --servers or ZSYNC_SERVERS, as a connect string:
 zk1:2181,zk2:2181,zk3:2181, with a path after it to have all paths below that.
 
-lock, rlock, elect and once run a command while they hold something.
-Standard input, output and error are the command's own. Signals are passed on to
-it. ZSYNC_TOKEN, in its environment, is a number greater than that of every
-earlier holder: storage that remembers the greatest it has seen can refuse late
-writes. If the hold is lost, which zsync notices before anybody else can have
+lock, rlock, semaphore, elect, once and barrier enter run a command while they
+hold something. Standard input, output and error are the command's own. Signals are passed on to
+it. With lock, rlock and elect ZSYNC_TOKEN, in its environment, is a number
+greater than that of every earlier holder: storage that remembers the greatest
+it has seen can refuse late writes. If the hold is lost, which zsync notices before anybody else can have
 it, the command is sent SIGTERM and, a little later, SIGKILL.
 
 Unless zsync is in the foreground of a terminal, the command gets a process
@@ -46,6 +47,7 @@ killed when zsync is.
 Exit status:
   64    bad command line
   69    ZooKeeper cannot be used: no server answers, or it refuses
+  74    standard input cannot be read, or standard output not written
   75    not acquired: --no-wait or --timeout
   76    the hold was lost, and the command was stopped
   126   the command cannot be executed
@@ -90,9 +92,11 @@ func newRoot() *cobra.Command {
 	root.AddCommand(
 		lockCommand(c),
 		rlockCommand(c),
+		semaphoreCommand(c),
 		electCommand(c),
 		onceCommand(c),
 		barrierCommand(c),
+		queueCommand(c),
 		statusCommand(c),
 		serverCommand(),
 	)
@@ -107,6 +111,15 @@ type statusError struct {
 
 func (e *statusError) Error() string { return fmt.Sprintf("exit status %d: %v", e.status, e.err) }
 func (e *statusError) Unwrap() error { return e.err }
+
+// exitOf returns the status of an error that has one.
+func exitOf(err error) int {
+	var s *statusError
+	if errors.As(err, &s) {
+		return s.status
+	}
+	return exitServers
+}
 
 // fail makes an error of a status and a message.
 func fail(status int, format string, args ...any) error {

@@ -155,7 +155,10 @@ func contenders(t *testing.T, l line, n int) (cs []zsync.Contender) {
 
 func TestCommandGetsInputAndGivesOutputAndStatus(t *testing.T) {
 	srv := zktest.Start(t)
-	for _, sub := range [][]string{{"lock", "/p"}, {"lock", "--rw", "/rw"}, {"rlock", "/rw"}, {"elect", "/e"}, {"once", "/o"}} {
+	for _, sub := range [][]string{
+		{"lock", "/p"}, {"lock", "--rw", "/rw"}, {"rlock", "/rw"}, {"semaphore", "-n", "2", "/s"}, {"elect", "/e"}, {"once", "/o"},
+		{"barrier", "enter", "-n", "1", "/b"}, {"lock", "--kazoo", "/kazoo"}, {"elect", "--selector", "/selector"},
+	} {
 		r := start(t, srv.Addr(), "in", append(sub, "--", "sh", "-c", `cat; echo err >&2; exit $1`, "sh", "7")...)
 		r.want(7, "in")
 		if got := r.stderr.String(); got != "err\n" {
@@ -265,13 +268,17 @@ func TestWaitingIsLimited(t *testing.T) {
 	srv := zktest.Start(t)
 	s := connect(t, srv)
 	m, e := zsync.NewMutex(s, "/p"), zsync.NewElection(s, "/e")
-	if err := errors.Join(m.Lock(t.Context()), e.Campaign(t.Context()), zsync.NewBarrier(s, "/b").Close(t.Context())); err != nil {
+	if err := errors.Join(m.Lock(t.Context()), zsync.NewSemaphore(s, "/s", 1).Acquire(t.Context(), 1), e.Campaign(t.Context()), zsync.NewBarrier(s, "/b").Close(t.Context())); err != nil {
 		t.Fatal(err)
 	}
 	start(t, srv.Addr(), "", "lock", "/p", "--no-wait", "--", "echo", "no").want(exitBusy, "")
+	start(t, srv.Addr(), "", "semaphore", "-n", "1", "/s", "--no-wait", "--", "echo", "no").want(exitBusy, "")
 	for _, args := range [][]string{
 		{"lock", "/p", "--timeout", "100ms", "--", "echo", "no"},
 		{"elect", "/e", "--timeout", "100ms", "--", "echo", "no"},
+		{"semaphore", "-n", "1", "/s", "--timeout", "100ms", "--", "echo", "no"},
+		{"barrier", "enter", "-n", "2", "/d", "--timeout", "100ms", "--", "echo", "no"},
+		{"barrier", "leave", "-n", "2", "/d", "--timeout", "100ms"},
 		{"once", "/p", "--timeout", "100ms", "--", "echo", "no"}, // its line is that of the Mutex
 		{"barrier", "wait", "/b", "--timeout", "100ms"},
 	} {
@@ -287,7 +294,10 @@ func TestWaitingIsLimited(t *testing.T) {
 
 func TestCommandIsStoppedWhenTheHoldIsLost(t *testing.T) {
 	t.Parallel()
-	for _, sub := range [][]string{{"lock", "/p"}, {"lock", "--rw", "/p"}, {"rlock", "/p"}, {"elect", "/p"}, {"once", "/p"}} {
+	for _, sub := range [][]string{
+		{"lock", "/p"}, {"lock", "--rw", "/p"}, {"rlock", "/p"}, {"semaphore", "-n", "2", "/p"}, {"elect", "/p"}, {"once", "/p"},
+		{"barrier", "enter", "-n", "1", "/p"},
+	} {
 		t.Run(strings.Join(sub, " "), func(t *testing.T) {
 			t.Parallel()
 			srv := zktest.Start(t)
@@ -445,6 +455,195 @@ func TestGate(t *testing.T) {
 	start(t, srv.Addr(), "", "barrier", "wait", "/p").want(0, "")
 }
 
+func TestSemaphoreLetsSoManyRun(t *testing.T) {
+	srv := zktest.Start(t)
+	m := zsync.NewSemaphore(connect(t, srv), "/p", 3)
+	one, in1 := startCat(t, srv.Addr(), "semaphore", "-n", "3", "/p")
+	two, in2 := startCat(t, srv.Addr(), "semaphore", "-n", "3", "--permits", "2", "/p")
+	one.awaitOutput("inside")
+	two.awaitOutput("inside")
+	start(t, srv.Addr(), "", "semaphore", "-n", "3", "/p", "--no-wait", "--", "echo", "no").want(exitBusy, "")
+	big := start(t, srv.Addr(), "", "semaphore", "-n", "3", "--permits", "3", "/p", "--", "echo", "all")
+	contenders(t, m, 4)
+	in1.Close()
+	one.want(0, "inside\n")
+	start(t, srv.Addr(), "", "semaphore", "-n", "3", "/p", "--no-wait", "--", "echo", "no").want(exitBusy, "") // not past the big one
+	start(t, srv.Addr(), "", "semaphore", "-n", "4", "/p", "--", "echo", "no").want(exitUsage, "")
+	in2.Close()
+	two.want(0, "inside\n")
+	big.want(0, "all\n")
+}
+
+func TestDoubleBarrierHoldsTheCommandsTogether(t *testing.T) {
+	srv := zktest.Start(t)
+	for round := range 2 {
+		failing := start(t, srv.Addr(), "", "barrier", "enter", "-n", "2", "/p", "--", "sh", "-c", "echo begun; exit 3")
+		select {
+		case <-failing.ended:
+			t.Fatalf("round %d: entered alone\n%s", round, &failing.stderr)
+		case <-time.After(100 * time.Millisecond):
+		}
+		if got := failing.stdout.String(); got != "" {
+			t.Fatalf("round %d: the command runs alone: %q", round, got)
+		}
+		other, in := startCat(t, srv.Addr(), "barrier", "enter", "-n", "2", "/p")
+		other.awaitOutput("inside")
+		failing.awaitOutput("begun")
+		select {
+		case <-failing.ended:
+			t.Fatalf("round %d: left alone\n%s", round, &failing.stderr)
+		case <-time.After(100 * time.Millisecond):
+		}
+		in.Close()
+		other.want(0, "inside\n")
+		failing.want(3, "begun\n")
+	}
+}
+
+func TestPartyThatIsKilledHasLeftTheDoubleBarrier(t *testing.T) {
+	srv := zktest.Start(t)
+	dying, _ := startCat(t, srv.Addr(), "barrier", "enter", "-n", "2", "/p", "--session", "1s")
+	living := start(t, srv.Addr(), "", "barrier", "enter", "-n", "2", "/p", "--", "echo", "done")
+	dying.awaitOutput("inside")
+	dying.cmd.Process.Kill()
+	living.want(0, "done\n")
+}
+
+func TestSignalEndsTheWaitOfOneWhoLeaves(t *testing.T) {
+	srv := zktest.Start(t)
+	staying, in := startCat(t, srv.Addr(), "barrier", "enter", "-n", "2", "/p")
+	leaving := start(t, srv.Addr(), "", "barrier", "enter", "-n", "2", "/p", "--", "echo", "left")
+	staying.awaitOutput("inside")
+	leaving.awaitOutput("left")
+	// It may still run the command, to which the signal would go.
+	await(t, func() bool { return !hasChild(leaving.cmd.Process.Pid) }, "the end of the command")
+	time.Sleep(50 * time.Millisecond)
+	leaving.cmd.Process.Signal(syscall.SIGTERM)
+	leaving.want(128+int(syscall.SIGTERM), "left\n")
+	in.Close()
+	staying.want(0, "inside\n")
+}
+
+// hasChild reports whether a process has a child.
+func hasChild(pid int) bool {
+	out, _ := exec.Command("ps", "-o", "pid=", "--ppid", strconv.Itoa(pid)).Output()
+	return len(bytes.TrimSpace(out)) > 0
+}
+
+func TestRendezvous(t *testing.T) {
+	srv := zktest.Start(t)
+	for range 2 {
+		for _, sub := range []string{"enter", "leave"} {
+			var runs []*run
+			for range 3 {
+				runs = append(runs, start(t, srv.Addr(), "", "barrier", sub, "-n", "3", "/p"))
+			}
+			for _, r := range runs {
+				r.want(0, "")
+			}
+		}
+	}
+	start(t, srv.Addr(), "", "barrier", "enter", "-n", "3", "/p", "--timeout", "100ms").want(exitBusy, "")
+}
+
+func TestQueueCarriesLines(t *testing.T) {
+	srv := zktest.Start(t)
+	send := func(in string, args ...string) {
+		t.Helper()
+		start(t, srv.Addr(), in, append([]string{"queue", "send"}, args...)...).want(0, "")
+	}
+	for _, layout := range []string{"zsync", "simple", "distributed", "kazoo"} {
+		q, l := "/"+layout, "--layout="+layout
+		send("", q, l, "one", "two and more")
+		send("a\n\n\xff\x00\r\nlast", q, l)
+		start(t, srv.Addr(), "", "queue", "len", q, l).want(0, "6\n")
+		start(t, srv.Addr(), "", "queue", "recv", q, l, "-n", "2").want(0, "one\ntwo and more\n")
+		start(t, srv.Addr(), "", "queue", "recv", q, l).want(0, "a\n\n\xff\x00\r\nlast\n")
+		start(t, srv.Addr(), "", "queue", "recv", q, l).want(0, "")
+		send("x\ny\x00z", q, l, "-0")
+		start(t, srv.Addr(), "", "queue", "recv", q, l, "--null").want(0, "x\ny\x00z\x00")
+		send("last", q, l)
+		start(t, srv.Addr(), "", "queue", "recv", q, l, "-n", "2").want(exitBusy, "last\n")
+		start(t, srv.Addr(), "", "queue", "len", q, l).want(0, "0\n")
+	}
+}
+
+func TestQueueSendOfManyLines(t *testing.T) {
+	srv := zktest.Start(t)
+	var in strings.Builder
+	for i := range 3000 {
+		fmt.Fprintf(&in, "%d %s\n", i, strings.Repeat("x", 400))
+	}
+	start(t, srv.Addr(), in.String(), "queue", "send", "/q").want(0, "")
+	start(t, srv.Addr(), "", "queue", "recv", "/q").want(0, in.String())
+}
+
+func TestQueueSendTellsHowManyItHasSent(t *testing.T) {
+	srv := zktest.Start(t)
+	r := start(t, srv.Addr(), "one\ntwo\n"+strings.Repeat("x", 1<<20)+"\nnever", "queue", "send", "/q")
+	r.want(exitUsage, "")
+	if got := r.stderr.String(); !strings.Contains(got, "2 elements were sent") {
+		t.Errorf("the message is %q", got)
+	}
+	start(t, srv.Addr(), "", "queue", "recv", "/q").want(0, "one\ntwo\n")
+
+	in, w := io.Pipe()
+	r = startReading(t, srv.Addr(), in, "queue", "send", "/q")
+	fmt.Fprintln(w, "three")
+	q := zsync.NewQueue[string](connect(t, srv), "/q")
+	await(t, func() bool { n, _ := q.Len(t.Context()); return n == 1 }, "the line")
+	r.cmd.Process.Signal(syscall.SIGINT)
+	await(t, func() bool { return strings.Contains(r.stderr.String(), "1 elements were sent") }, "the message")
+	w.Close()
+	r.want(128+int(syscall.SIGINT), "")
+}
+
+func TestQueueRecvFollowsUntilItIsTold(t *testing.T) {
+	srv := zktest.Start(t)
+	r := start(t, srv.Addr(), "", "queue", "recv", "--follow", "/q")
+	q := zsync.NewQueue[string](connect(t, srv), "/q", zsync.WithCodec(zsync.Raw))
+	for _, v := range []string{"one", "two"} {
+		if err := q.Send(t.Context(), v); err != nil {
+			t.Fatal(err)
+		}
+		r.awaitOutput(v + "\n")
+	}
+	await(t, func() bool { n, err := q.Len(t.Context()); return err == nil && n == 0 }, "the removal of what is written")
+	expireAll(srv)
+	if err := q.Send(t.Context(), "three"); err != nil {
+		t.Fatal(err)
+	}
+	r.awaitOutput("three\n")
+	r.cmd.Process.Signal(syscall.SIGTERM)
+	r.want(128+int(syscall.SIGTERM), "one\ntwo\nthree\n")
+	r = start(t, srv.Addr(), "", "queue", "recv", "-f", "-n", "2", "/q")
+	if err := q.Send(t.Context(), "four", "five", "six"); err != nil {
+		t.Fatal(err)
+	}
+	r.want(0, "four\nfive\n")
+	start(t, srv.Addr(), "", "queue", "recv", "/q").want(0, "six\n")
+}
+
+func TestQueueElementStaysUntilItIsWritten(t *testing.T) {
+	srv := zktest.Start(t)
+	start(t, srv.Addr(), "", "queue", "send", "/q", "one", "two", "three").want(0, "")
+	out, in, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out.Close() // nobody reads
+	cmd := exec.Command(binary, "queue", "recv", "/q")
+	cmd.Env = append(os.Environ(), "ZSYNC_SERVERS="+srv.Addr())
+	cmd.Stdout = in
+	err = cmd.Run()
+	in.Close()
+	if got := cmd.ProcessState.ExitCode(); got != 128+int(syscall.SIGPIPE) {
+		t.Errorf("exit status %d (%v), want that of SIGPIPE", got, err)
+	}
+	// Sent back, and not only when a session would have expired.
+	start(t, srv.Addr(), "", "queue", "recv", "/q", "--timeout", "5s").want(0, "one\ntwo\nthree\n")
+}
+
 func TestStatusShowsHoldersAndWaiters(t *testing.T) {
 	srv := zktest.Start(t)
 	s, err := zsync.Connect(t.Context(), srv.Addr(), zsync.WithOwner("the holder"))
@@ -472,6 +671,49 @@ func TestStatusShowsHoldersAndWaiters(t *testing.T) {
 		}
 	}
 	start(t, srv.Addr(), "", "status", "--json", "/q").want(0, "[]\n")
+}
+
+func TestStatusShowsWhatThereIs(t *testing.T) {
+	srv := zktest.Start(t)
+	s, ctx := connect(t, srv), t.Context()
+	kazoo := zsync.WithLayout(zsync.LayoutKazoo)
+	if err := errors.Join(
+		zsync.NewRWMutex(s, "/rw").RLock(ctx),
+		zsync.NewMutex(s, "/kazoo", kazoo).Lock(ctx),
+		zsync.NewElection(s, "/election").Campaign(ctx),
+		zsync.NewSemaphore(s, "/semaphore", 3).Acquire(ctx, 1),
+		zsync.NewSemaphore(s, "/kazoosemaphore", 3, kazoo).Acquire(ctx, 1),
+		zsync.NewWaitGroup(s, "/waitgroup").Add(ctx, 3),
+		zsync.NewOnce(s, "/once").Do(ctx, func(context.Context) error { return nil }),
+		zsync.NewQueue[int](s, "/queue").Send(ctx, 1, 2),
+		zsync.NewQueue[int](s, "/simple", zsync.WithQueueLayout(zsync.LayoutSimpleQueue)).Send(ctx, 1),
+		zsync.NewValue[string](s, "/value").Store(ctx, "x\x1b"),
+		zsync.NewBarrier(s, "/gate").Close(ctx),
+	); err != nil {
+		t.Fatal(err)
+	}
+	want := []struct{ path, row string }{
+		{"/rw", `read-write lock +shared +holds +\S+ +20\S+ \S+ +0x.*`},
+		{"/kazoo", `kazoo lock +exclusive +holds .*`},
+		{"/election", `election +exclusive +holds .*`},
+		{"/semaphore", `semaphore +permits +holds .*`},
+		{"/kazoosemaphore", `kazoo semaphore +permits +holds .*`},
+		{"/waitgroup", `wait group +- +3 open tasks +- +- +-`},
+		{"/once", `once +- +done .*`},
+		{"/queue", `queue +- +2 elements .*`},
+		{"/simple", `queue +- +1 elements, as of SimpleDistributedQueue .*`},
+		{"/value", `data +- +"x\\u001b" .*`},
+		{"/gate", `data +- +\S+:\d+ .*`},
+	}
+	args, pattern := []string{"status"}, "^PATH .*\n"
+	for _, w := range want {
+		args, pattern = append(args, w.path), pattern+w.path+" +"+w.row+"\n"
+	}
+	r := start(t, srv.Addr(), "", args...)
+	r.wait()
+	if !regexp.MustCompile(pattern + "$").MatchString(r.stdout.String()) {
+		t.Errorf("got\n%s\nwant a match of\n%s\n%s", &r.stdout, pattern, &r.stderr)
+	}
 }
 
 func TestServerServes(t *testing.T) {
@@ -504,11 +746,29 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 		{srv.Addr(), "lock -- true", exitUsage, "want: zsync lock PATH [flags] -- CMD [ARG...]"},
 		{srv.Addr(), "lock /p --bogus -- true", exitUsage, "unknown flag: --bogus"},
 		{srv.Addr(), "lock /p --auth digest -- true", exitUsage, "SCHEME:CREDENTIALS"},
-		{srv.Addr(), "lock /p --rw --kazoo -- true", exitUsage, "do not go together"},
+		{srv.Addr(), "elect /p --selector --kazoo -- true", exitUsage, "do not go together"},
+		{srv.Addr(), "semaphore /p -- true", exitUsage, "give -n"},
+		{srv.Addr(), "semaphore -n 0 /p -- true", exitUsage, "a semaphore of 0 permits"},
+		{srv.Addr(), "semaphore -n 2 --permits 3 /p -- true", exitUsage, "they will never be there"},
+		{srv.Addr(), "semaphore -n 2 /p true", exitUsage, "want: zsync semaphore -n LIMIT PATH [flags] -- CMD [ARG...]"},
 		{srv.Addr(), "lock /p --session 0s -- true", exitUsage, "session timeout 0s is out of range"},
 		{srv.Addr(), "status", exitUsage, "want: zsync status PATH... [flags]"},
 		{srv.Addr(), "barrier", exitUsage, "zsync barrier --help"},
 		{srv.Addr(), "barrier wait", exitUsage, "want: zsync barrier wait PATH [flags]"},
+		{srv.Addr(), "barrier enter /p", exitUsage, "give -n"},
+		{srv.Addr(), "barrier enter -n 0 /p", exitUsage, "0 parties"},
+		{srv.Addr(), "barrier enter -n 2 /p --", exitUsage, "want: zsync barrier enter -n N PATH [flags] [-- CMD [ARG...]]"},
+		{srv.Addr(), "barrier leave /p", exitUsage, "give -n"},
+		{srv.Addr(), "barrier leave -n 2", exitUsage, "want: zsync barrier leave -n N PATH [flags]"},
+		{srv.Addr(), "queue", exitUsage, "zsync queue --help"},
+		{srv.Addr(), "queue send", exitUsage, "want: zsync queue send PATH [ELEMENT...] [flags]"},
+		{srv.Addr(), "queue send q x", exitUsage, `path "q" is relative`},
+		{srv.Addr(), "queue send /q x --layout curator", exitUsage, `unknown layout "curator"`},
+		{srv.Addr(), "queue recv /q x", exitUsage, "want: zsync queue recv PATH [flags]"},
+		{srv.Addr(), "queue recv /q -n 0", exitUsage, "--count 0: must be at least 1"},
+		{srv.Addr(), "queue recv /q -n 1", exitBusy, "/q: received 0 of 1 elements"},
+		{srv.Addr(), "queue recv /q -f --timeout 100ms", exitBusy, "gave up after 100ms"},
+		{srv.Addr(), "queue len", exitUsage, "want: zsync queue len PATH [flags]"},
 		{srv.Addr(), "once /p /q --reset", exitUsage, "want: zsync once PATH --reset"},
 		{srv.Addr(), "bogus", exitUsage, `unknown command "bogus"`},
 	} {

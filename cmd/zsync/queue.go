@@ -1,0 +1,433 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/zsync/zsync"
+)
+
+func queueCommand(c *client) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "queue",
+		Short: "send lines from one machine to another",
+		Long: `A queue keeps elements in the order in which they were sent until somebody
+receives them. To the command an element is a line, of any bytes, or with
+--null what ends in a zero byte; both are kept without their end.
+
+It is a zsync.Queue whose codec is zsync.Raw. With --layout it is shared with
+programs that use other libraries.`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return fail(exitUsage, "want a subcommand; see zsync queue --help")
+		},
+	}
+	cmd.AddCommand(sendCommand(c), recvCommand(c), lenCommand(c))
+	return cmd
+}
+
+// A queueing is what the command line says about a queue.
+type queueing struct {
+	holding
+	layoutName string
+	null       bool
+}
+
+var queueLayouts = map[string]zsync.QueueLayout{
+	"zsync":       zsync.LayoutZsync,
+	"simple":      zsync.LayoutSimpleQueue,
+	"distributed": zsync.LayoutDistributedQueue,
+	"kazoo":       zsync.LayoutKazooQueue,
+}
+
+func (q *queueing) addFlags(cmd *cobra.Command) {
+	q.addTimeout(cmd)
+	cmd.Flags().StringVar(&q.layoutName, "layout", "zsync", "whose: zsync, simple or distributed (Curator's SimpleDistributedQueue or DistributedQueue), or kazoo")
+}
+
+func (q *queueing) addNull(cmd *cobra.Command) {
+	cmd.Flags().BoolVarP(&q.null, "null", "0", false, "elements end in a zero byte, not in a newline")
+}
+
+// end is what ends an element, in input and in output.
+func (q *queueing) end() byte {
+	if q.null {
+		return 0
+	}
+	return '\n'
+}
+
+// open connects to the queue at path. The caller closes the session.
+func (q *queueing) open(cmd *cobra.Command, path string, opts ...zsync.QueueOption) (*task, *zsync.Queue[[]byte], error) {
+	layout, ok := queueLayouts[q.layoutName]
+	if !ok {
+		return nil, nil, fail(exitUsage, "unknown layout %q: want zsync, simple, distributed or kazoo", q.layoutName)
+	}
+	t, err := q.begin(cmd.Context(), path, nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	opts = append(opts, zsync.WithCodec(zsync.Raw), zsync.WithQueueLayout(layout))
+	return t, zsync.NewQueue[[]byte](t.session, path, opts...), nil
+}
+
+func sendCommand(c *client) *cobra.Command {
+	q := &queueing{holding: holding{client: c}}
+	cmd := &cobra.Command{
+		Use:   "send PATH [ELEMENT...] [flags]",
+		Short: "put elements into a queue",
+		Long: `send puts each ELEMENT, or if there is none each line of its standard input, at
+the end of the queue at PATH. The ELEMENTs are stored all or none; lines as
+they come, and if that fails the message says how many are stored. An element
+must be smaller than about 1 MiB.`,
+		Example: `  zsync queue send /jobs one "and another"
+  find . -name '*.wav' -print0 | zsync queue send -0 /jobs`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return fail(exitUsage, "want: %s", cmd.UseLine())
+			}
+			t, queue, err := q.open(cmd, args[0])
+			if err != nil {
+				return err
+			}
+			defer t.session.Close()
+			if len(args) > 1 {
+				elements := make([][]byte, 0, len(args)-1)
+				for _, a := range args[1:] {
+					elements = append(elements, []byte(a))
+				}
+				return verdict(queue.Send(t.waiting, elements...), exitBusy)
+			}
+			return sendAll(t.waiting, queue, elementsOf(cmd.InOrStdin(), q.end()))
+		},
+	}
+	q.addFlags(cmd)
+	q.addNull(cmd)
+	return cmd
+}
+
+// An input is an element that was read, or what ended the reading.
+type input struct {
+	element []byte
+	err     error // io.EOF at the end
+}
+
+// elementsOf reads elements. It reads on until the end, even if nobody wants
+// them: reading cannot be interrupted.
+func elementsOf(r io.Reader, end byte) <-chan input {
+	ch := make(chan input, maxBatch)
+	go func() {
+		b := bufio.NewReaderSize(r, 1<<16)
+		for {
+			element, err := b.ReadBytes(end)
+			if err == nil {
+				ch <- input{element: element[:len(element)-1]}
+				continue
+			}
+			if len(element) > 0 { // the last one, without its end
+				ch <- input{element: element}
+			}
+			ch <- input{err: err}
+			return
+		}
+	}()
+	return ch
+}
+
+// What sendAll sends in one request: about as many elements, and bytes, as
+// there is room for.
+const (
+	maxBatch      = 1000
+	maxBatchBytes = 256 << 10
+)
+
+// sendAll sends elements as they come, together what comes at once.
+func sendAll(ctx context.Context, queue *zsync.Queue[[]byte], in <-chan input) error {
+	for sent := 0; ; {
+		var batch [][]byte
+		var end error
+		size := 0
+		select {
+		case next := <-in:
+			for more := true; more; {
+				if end = next.err; end != nil {
+					break
+				}
+				batch, size = append(batch, next.element), size+len(next.element)
+				if more = len(batch) < maxBatch && size < maxBatchBytes; more {
+					select {
+					case next = <-in:
+					default:
+						more = false
+					}
+				}
+			}
+		case <-ctx.Done():
+			return &statusError{exitOf(verdict(context.Cause(ctx), exitBusy)), fmt.Errorf("%d elements were sent: %w", sent, context.Cause(ctx))}
+		}
+		n, err := sendBatch(ctx, queue, batch)
+		if sent += n; err != nil {
+			return &statusError{exitOf(verdict(err, exitBusy)), fmt.Errorf("%d elements were sent: %w", sent, err)}
+		}
+		switch {
+		case end == io.EOF:
+			return nil
+		case end != nil:
+			return fail(exitInput, "%d elements were sent: standard input: %w", sent, end)
+		}
+	}
+}
+
+// sendBatch sends a batch, in several requests where it does not fit into one,
+// and returns how many elements are certainly stored.
+func sendBatch(ctx context.Context, queue *zsync.Queue[[]byte], batch [][]byte) (int, error) {
+	err := queue.Send(ctx, batch...)
+	if err == nil || len(batch) < 2 || !errors.Is(err, zsync.ErrTooLarge) {
+		if err != nil {
+			return 0, err
+		}
+		return len(batch), nil
+	}
+	half := len(batch) / 2
+	n, err := sendBatch(ctx, queue, batch[:half])
+	if err != nil {
+		return n, err
+	}
+	m, err := sendBatch(ctx, queue, batch[half:])
+	return n + m, err
+}
+
+func recvCommand(c *client) *cobra.Command {
+	q := &queueing{holding: holding{client: c}}
+	n, follow := 0, false
+	cmd := &cobra.Command{
+		Use:   "recv PATH [flags]",
+		Short: "take elements out of a queue",
+		Long: `recv writes the elements of the queue at PATH to its standard output, a line
+each, and removes them. It ends when none is left, when it has received as many
+as --count says, or with --follow waits for more.
+
+An element is removed once it is written. One that cannot be written goes back
+to its place. If recv is killed, or loses its session, in between, the element
+is received a second time, by whoever comes next; recv says so, if it can, and
+ends with status 76. The layouts of other libraries keep no element for one who
+has not removed it: with these, one that recv has taken is lost if it is killed.
+
+Exit status 75 means that fewer elements came than --count says.`,
+		Example: `  zsync queue recv -n 1 --follow --timeout 1m /jobs
+  zsync queue recv --follow /jobs | while read -r job; do ./work "$job"; done`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			switch {
+			case len(args) != 1:
+				return fail(exitUsage, "want: %s", cmd.UseLine())
+			case n < 0 || n == 0 && cmd.Flags().Changed("count"):
+				return fail(exitUsage, "--count %d: must be at least 1", n)
+			}
+			var opts []zsync.QueueOption
+			if n > 0 {
+				opts = append(opts, zsync.WithPrefetch(min(n, maxUnacknowledged)))
+			}
+			t, queue, err := q.open(cmd, args[0], opts...)
+			if err != nil {
+				return err
+			}
+			defer t.session.Close()
+			r := &receiver{queue: queue, out: bufio.NewWriterSize(cmd.OutOrStdout(), 1<<16), end: q.end(), want: n, path: args[0]}
+			return r.receive(t.waiting, follow)
+		},
+	}
+	q.addFlags(cmd)
+	q.addNull(cmd)
+	cmd.Flags().IntVarP(&n, "count", "n", 0, "receive `N` elements at most (default: all)")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "wait for more when none is left")
+	return cmd
+}
+
+// maxUnacknowledged is how many elements may be written and not yet removed.
+const maxUnacknowledged = 100
+
+// A receiver writes the elements of a queue.
+type receiver struct {
+	queue *zsync.Queue[[]byte]
+	path  string
+	out   *bufio.Writer
+	end   byte
+	want  int // 0: as many as there are
+
+	got    int
+	doubts int // how many were written, and may be received again
+}
+
+// receive writes what there is, or with follow what will be.
+func (r *receiver) receive(ctx context.Context, follow bool) error {
+	// A reader that has gone must not end us before the elements are back.
+	broken := make(chan os.Signal, 1)
+	signal.Notify(broken, syscall.SIGPIPE)
+	for {
+		err := r.round(ctx, follow)
+		if err != nil && !errors.Is(err, errEmpty) {
+			return err
+		}
+		if r.full() {
+			break
+		}
+		if err != nil { // what our own consumer had claimed has gone back by now
+			if _, more, err := r.queue.Peek(ctx); err != nil {
+				return verdict(err, exitBusy)
+			} else if !more {
+				break
+			}
+		}
+	}
+	switch {
+	case r.doubts > 0:
+		return fail(exitLost, "%s: the session was lost: %d elements that were written may be received again", r.path, r.doubts)
+	case r.got < r.want:
+		return fail(exitBusy, "%s: received %d of %d elements: there are no more", r.path, r.got, r.want)
+	}
+	return nil
+}
+
+func (r *receiver) full() bool { return r.want > 0 && r.got >= r.want }
+
+// errEmpty means that there was nothing to receive.
+var errEmpty = errors.New("the queue is empty")
+
+// idle is how long nothing must come before the queue is looked at.
+const idle = 50 * time.Millisecond
+
+// round consumes until it has enough, or unless it follows until nothing is left.
+func (r *receiver) round(ctx context.Context, follow bool) error {
+	inner, cancel := context.WithCancel(ctx)
+	elements := r.queue.Deliveries(inner)
+	defer func() {
+		cancel()
+		for d := range elements { // they go back to their places
+			d.Nack()
+		}
+	}()
+	for !r.full() {
+		var look <-chan time.Time
+		if !follow {
+			look = time.After(idle)
+		}
+		select {
+		case d, ok := <-elements:
+			if !ok {
+				return r.ended(ctx)
+			}
+			if err := r.write(ctx, d, elements); err != nil {
+				return err
+			}
+		case <-look:
+			if _, more, err := r.queue.Peek(ctx); err != nil {
+				return verdict(err, exitBusy)
+			} else if !more {
+				return errEmpty
+			}
+		}
+	}
+	return nil
+}
+
+// ended says why the elements have ended.
+func (r *receiver) ended(ctx context.Context) error {
+	if ctx.Err() == nil {
+		return fail(exitServers, "%s: the session is closed", r.path)
+	}
+	return verdict(context.Cause(ctx), exitBusy)
+}
+
+// write writes an element and those that are there behind it, and removes them.
+func (r *receiver) write(ctx context.Context, d zsync.Delivery[[]byte], more <-chan zsync.Delivery[[]byte]) error {
+	batch := []zsync.Delivery[[]byte]{d}
+collect:
+	for len(batch) < maxUnacknowledged && (r.want == 0 || r.got+len(batch) < r.want) {
+		select {
+		case d, ok := <-more:
+			if !ok {
+				break collect
+			}
+			batch = append(batch, d)
+		default:
+			break collect
+		}
+	}
+	for _, d := range batch {
+		r.out.Write(d.Value)
+		r.out.WriteByte(r.end)
+	}
+	if err := r.out.Flush(); err != nil {
+		for _, d := range batch {
+			d.Nack()
+		}
+		if errors.Is(err, syscall.EPIPE) {
+			return &statusError{128 + int(syscall.SIGPIPE), nil}
+		}
+		return fail(exitInput, "standard output: %w", err)
+	}
+	r.got += len(batch)
+	return r.remove(ctx, batch)
+}
+
+// remove removes what is written, even if a signal has come.
+func (r *receiver) remove(ctx context.Context, batch []zsync.Delivery[[]byte]) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removal)
+	defer cancel()
+	errs := make([]error, len(batch))
+	var wg sync.WaitGroup
+	for i, d := range batch {
+		wg.Go(func() { errs[i] = d.Ack(ctx) })
+	}
+	wg.Wait()
+	for _, err := range errs {
+		switch {
+		case errors.Is(err, zsync.ErrLost):
+			r.doubts++
+		case err != nil:
+			return &statusError{exitOf(verdict(err, exitServers)), fmt.Errorf("elements that were written may be received again: %w", err)}
+		}
+	}
+	return nil
+}
+
+// removal is how long a removal is tried, across sessions.
+const removal = time.Minute
+
+func lenCommand(c *client) *cobra.Command {
+	q := &queueing{holding: holding{client: c}}
+	cmd := &cobra.Command{
+		Use:   "len PATH [flags]",
+		Short: "print how many elements a queue has",
+		Long: `len prints how many elements are in the queue at PATH, those included that
+somebody is about to receive.`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return fail(exitUsage, "want: %s", cmd.UseLine())
+			}
+			t, queue, err := q.open(cmd, args[0])
+			if err != nil {
+				return err
+			}
+			defer t.session.Close()
+			n, err := queue.Len(t.waiting)
+			if err != nil {
+				return verdict(err, exitBusy)
+			}
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), n)
+			return err
+		},
+	}
+	q.addFlags(cmd)
+	return cmd
+}

@@ -1,0 +1,49 @@
+package main
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"github.com/zsync/zsync"
+)
+
+func semaphoreCommand(c *client) *cobra.Command {
+	h := &holding{client: c}
+	var limit, permits int64
+	cmd := &cobra.Command{
+		Use:   "semaphore -n LIMIT PATH [flags] -- CMD [ARG...]",
+		Short: "run a command while fewer than so many others run",
+		Long: `semaphore runs a command while it holds permits of the semaphore at PATH, of
+which there are LIMIT. So without --permits at most LIMIT of such commands run
+at once, on whatever machines. Those who wait are served in the order in which
+they came, however many permits they ask for. All must name the same LIMIT.
+
+It is a zsync.Semaphore. It has no ZSYNC_TOKEN.`,
+		Example: `  zsync semaphore -n 3 /jobs/import -- ./import.sh
+  zsync semaphore -n 16 --permits 4 /cores -- make -j4`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if !cmd.Flags().Changed("limit") {
+				return fail(exitUsage, "how many permits are there? give -n")
+			}
+			t, err := beginTask(h, cmd, args)
+			if err != nil {
+				return err
+			}
+			defer t.session.Close()
+			m := zsync.NewSemaphore(t.session, t.path, limit, h.layout())
+			return t.under(hold{
+				acquire: func(ctx context.Context) error { return m.Acquire(ctx, permits) },
+				try:     func(ctx context.Context) (bool, error) { return m.TryAcquire(ctx, permits) },
+				release: func() error { return m.Release(permits) },
+				lost:    m.Lost,
+			})
+		},
+	}
+	h.addFlags(cmd)
+	h.addNoWait(cmd)
+	h.addKazoo(cmd, "Semaphore", "InterProcessSemaphoreV2")
+	cmd.Flags().Int64VarP(&limit, "limit", "n", 0, "how many permits there are")
+	cmd.Flags().Int64Var(&permits, "permits", 1, "how many of them the command needs")
+	return cmd
+}
