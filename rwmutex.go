@@ -278,6 +278,7 @@ func (rw *RWMutex) downgrade(ctx context.Context) error {
 	case <-r.done:
 	case <-p.inc.disconnection():
 	case <-p.inc.ctx.Done(): // the loss is told to who holds what there is now
+	case <-ctx.Done(): // it has been done; only the tidying is not over
 	}
 	return nil
 }
@@ -371,7 +372,7 @@ func (rw *RWMutex) current() (*hold, Mode, error) {
 
 // Contenders returns who holds rw and who waits, in their order. Goroutines of
 // one process that read together are one contender. It costs one listing and
-// one read for each.
+// one read for every 128 of them.
 func (rw *RWMutex) Contenders(ctx context.Context) ([]Contender, error) {
 	if rw.err != nil {
 		return nil, opError("contenders", rw.path, rw.err)

@@ -680,6 +680,223 @@ func TestRLockerAndLockAllTakeReadLocks(t *testing.T) {
 	})
 }
 
+// Goroutines of one process wait for each other without asking the servers, so
+// nobody else tells them that the Session is closed.
+func TestThoseWhoWaitForAGoroutineOfTheirProcessFailWhenTheSessionIsClosed(t *testing.T) {
+	for _, handoffs := range []int{0, 1, 16} {
+		for _, lost := range []bool{false, true} {
+			t.Run(fmt.Sprint(handoffs, lost), func(t *testing.T) {
+				bubble(t, func(t *testing.T, srv *zktest.Server) {
+					s := open(t, srv)
+					rw := NewRWMutex(s, "/rw", WithHandoffs(handoffs))
+					must(t, rw.Lock(t.Context()))
+					write := arrive(t, func() error { return rw.Lock(t.Context()) })
+					read := arrive(t, func() error { return rw.RLock(t.Context()) })
+					if lost {
+						srv.Expire(s.ID())
+						time.Sleep(time.Second)
+						pendingStill(t, write)
+						pendingStill(t, read)
+					}
+					closed := async(s.Close)
+					wantErr(t, <-write, ErrClosed)
+					wantErr(t, <-read, ErrClosed)
+					must(t, <-closed)
+					wantErr(t, rw.Unlock(), ErrLost)
+				})
+			})
+		}
+	}
+}
+
+// A goroutine that was granted rw waits for another to notice that it has lost
+// it, and loses it as well.
+func TestNobodyIsGrantedAHoldThatWasLostWhileItsPredecessorLingered(t *testing.T) {
+	for _, handoffs := range []int{0, 16} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			s := open(t, srv)
+			rw := NewRWMutex(s, "/rw", WithHandoffs(handoffs))
+			must(t, rw.RLock(t.Context()))
+			write := arrive(t, func() error { return rw.Lock(t.Context()) })
+			for range 3 {
+				srv.Expire(s.ID())
+				time.Sleep(time.Second)
+				pendingStill(t, write)
+			}
+			wantErr(t, rw.RUnlock(), ErrLost)
+			must(t, <-write)
+			if isClosed(rw.Lost()) {
+				t.Error("the hold that was granted is lost already")
+			}
+			must(t, rw.Unlock())
+			if st := s.Stats(); st.Holds != 0 || st.Waiters != 0 {
+				t.Errorf("%d holds and %d waiters are left", st.Holds, st.Waiters)
+			}
+		})
+	}
+}
+
+func TestUnlockWithServersDownReturnsAtOnceThoughHandoffsAreUsedUp(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		rw := NewRWMutex(open(t, srv), "/rw", WithHandoffs(1))
+		must(t, rw.Lock(t.Context()))
+		var waits []<-chan error
+		for range 3 {
+			waits = append(waits, arrive(t, func() error { return rw.Lock(t.Context()) }))
+		}
+		must(t, rw.Unlock())
+		must(t, <-waits[0])
+		srv.Stop()
+		synctest.Wait()
+		start := time.Now()
+		must(t, rw.Unlock())
+		if d := time.Since(start); d > time.Millisecond {
+			t.Errorf("Unlock took %v, want it to return at once", d)
+		}
+		time.Sleep(time.Second)
+		srv.Restart()
+		for _, w := range waits[1:] {
+			must(t, <-w)
+			must(t, rw.Unlock())
+		}
+	})
+}
+
+// The network is cut, or a server slow, at any request, and ctx ends.
+func TestRWMutexCallsEndWithTheirContextAtAnyStepAndLeaveNothing(t *testing.T) {
+	const patience = 100 * time.Millisecond
+	ops := map[string]func(ctx context.Context, rw *RWMutex) (undo func() error, err error){
+		"Lock":  func(ctx context.Context, rw *RWMutex) (func() error, error) { return rw.Unlock, rw.Lock(ctx) },
+		"RLock": func(ctx context.Context, rw *RWMutex) (func() error, error) { return rw.RUnlock, rw.RLock(ctx) },
+		"TryLock": func(ctx context.Context, rw *RWMutex) (func() error, error) {
+			_, err := rw.TryLock(ctx)
+			return rw.Unlock, err
+		},
+	}
+	for name, op := range ops {
+		for _, handoffs := range []int{0, 1} {
+			for _, wait := range []bool{false, true} {
+				for _, cut := range []bool{false, true} {
+					t.Run(fmt.Sprint(name, handoffs, wait, cut), func(t *testing.T) {
+						for k, struck := 0, true; struck; k++ {
+							bubble(t, func(t *testing.T, srv *zktest.Server) {
+								holder, rw := NewRWMutex(open(t, srv), "/rw"), NewRWMutex(open(t, srv), "/rw", WithHandoffs(handoffs))
+								must(t, holder.Lock(t.Context()))
+								if !wait {
+									must(t, holder.Unlock())
+								}
+								id := rw.s.ID()
+								s := &strike{srv: srv, session: id, k: k, act: zktest.Delay(2 * time.Second)}
+								if cut {
+									s.act, s.also = zktest.Pass, func() { srv.Partition(id) }
+								}
+								s.begin()
+								start := time.Now()
+								var undo func() error
+								got := async(func() (err error) { undo, err = op(within(t, patience), rw); return err })
+								if wait {
+									time.Sleep(patience / 2)
+									must(t, holder.Unlock())
+								}
+								err := <-got
+								if d := time.Since(start); d > patience+2*grace {
+									t.Errorf("request %d: it took %v with a context of %v", k, d, patience)
+								}
+								struck = s.end()
+								if err != nil {
+									wantErr(t, err, context.DeadlineExceeded)
+								}
+								time.Sleep(3 * time.Second)
+								srv.Heal(id)
+								time.Sleep(3 * time.Second)
+								if err == nil && !(name == "TryLock" && wait) {
+									must(t, undo())
+								}
+								must(t, holder.Lock(within(t, time.Second)))
+								must(t, holder.Unlock())
+								if names := childrenOf(t, holder.s, "/rw"); len(names) > 0 {
+									t.Errorf("request %d: %v are left", k, names)
+								}
+							})
+						}
+					})
+				}
+			}
+		}
+	}
+}
+
+func TestRWMutexCallsSucceedOnceWhateverIsLostAtAnyStep(t *testing.T) {
+	for _, write := range []bool{false, true} {
+		for _, wait := range []bool{false, true} {
+			for _, fault := range []zktest.Action{zktest.DropRequest, zktest.DropReply} {
+				for _, expire := range []bool{false, true} {
+					t.Run(fmt.Sprint(write, wait, fault, expire), func(t *testing.T) {
+						for k, struck := 0, true; struck; k++ {
+							bubble(t, func(t *testing.T, srv *zktest.Server) {
+								holder, rw := NewRWMutex(open(t, srv), "/rw"), NewRWMutex(open(t, srv), "/rw")
+								lock, unlock := rw.RLock, rw.RUnlock
+								if write {
+									lock, unlock = rw.Lock, rw.Unlock
+								}
+								must(t, holder.Lock(t.Context()))
+								if !wait {
+									must(t, holder.Unlock())
+								}
+								id := rw.s.ID()
+								s := &strike{srv: srv, session: id, k: k, act: fault}
+								if expire {
+									s.also = func() { srv.Expire(id) }
+								}
+								s.begin()
+								got := async(func() error { return lock(t.Context()) })
+								time.Sleep(5 * time.Second)
+								if wait {
+									must(t, holder.Unlock())
+								}
+								must(t, <-got)
+								ok, err := holder.TryLock(t.Context())
+								if ok || err != nil {
+									t.Errorf("request %d: TryLock beside a holder = %v, %v", k, ok, err)
+								}
+								must(t, unlock())
+								struck = s.end()
+								time.Sleep(5 * time.Second)
+								must(t, holder.Lock(within(t, time.Second)))
+								must(t, holder.Unlock())
+								if names := childrenOf(t, holder.s, "/rw"); len(names) > 0 {
+									t.Errorf("request %d: %v are left", k, names)
+								}
+							})
+						}
+					})
+				}
+			}
+		}
+	}
+}
+
+func TestDowngradeEndsWithItsContextThoughTheTidyingIsSlow(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		rw, other := NewRWMutex(open(t, srv), "/rw"), NewRWMutex(open(t, srv), "/rw")
+		must(t, rw.Lock(t.Context()))
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpDelete {
+				return zktest.Delay(2 * time.Second)
+			}
+			return zktest.Pass
+		})
+		start := time.Now()
+		must(t, rw.Downgrade(within(t, 100*time.Millisecond)))
+		if d := time.Since(start); d > 100*time.Millisecond {
+			t.Errorf("Downgrade took %v with a context of 100ms", d)
+		}
+		must(t, other.RLock(t.Context()))
+		must(t, other.RUnlock())
+		must(t, rw.RUnlock())
+	})
+}
+
 // standing returns a test of whether a session's holds stand, as the server of
 // a bubble has it. A session that chaos ends at once learns it a little later.
 func standing(srv *zktest.Server) func(id int64) bool {

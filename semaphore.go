@@ -75,7 +75,7 @@ type allotment struct {
 	permits int64       // the sum of leases; guarded by Semaphore.mu
 	since   time.Time   // of the first
 	stop    func() bool // undoes the registration with the incarnation
-	last    *removal    // the last change of a lease's weight; guarded by Semaphore.mu
+	last    *removal    // the last change of what has weight; guarded by Semaphore.mu
 }
 
 // A lease is the znode of one permit, or of several.
@@ -105,6 +105,7 @@ func NewSemaphore(s *Session, path string, n int64, opts ...LockOption) *Semapho
 		gate, m.leases = path+"-__lock__", m.root
 	}
 	m.gate = NewMutex(s, gate, opts...)
+	m.gate.turn.entries[ModeExclusive] = lineEntry{base: m.gate.turn.line.bases[0], turn: exclusive} // no op: it is no hold of its own
 	return m
 }
 
@@ -117,7 +118,9 @@ func (m *Semaphore) Path() string { return m.path }
 // When Acquire returns an error it leaves the semaphore unchanged. A ctx that
 // has ended already fails even if there are permits. An n that is not positive,
 // or above the limit, is refused with [ErrInvalid], and so is everything where
-// the path has another limit.
+// the path has another limit. So many that their znodes do not fit into one
+// transaction, thousands with [LayoutKazoo] or hundreds with a very long
+// [WithOwner], are refused with [ErrTooLarge].
 func (m *Semaphore) Acquire(ctx context.Context, n int64) error {
 	start := time.Now()
 	if err := m.check(ctx, n); err != nil {
@@ -152,10 +155,21 @@ func (m *Semaphore) check(ctx context.Context, n int64) error {
 		return invalid("%d permits; want at least 1", n)
 	case n > m.limit:
 		return invalid("%d permits of a semaphore that has %d: they will never be there", n, m.limit)
+	case n > m.most():
+		return fmt.Errorf("the znodes of %d permits in one transaction: %w", n, ErrTooLarge)
 	case ctx.Err() != nil:
 		return ctxErr(ctx)
 	}
 	return nil
+}
+
+// most returns how many permits can be taken in one transaction.
+func (m *Semaphore) most() int64 {
+	if m.heavy() {
+		return m.limit
+	}
+	one := m.s.sizeOf(m.leases, []byte(m.s.cfg.owner)) + 64 // its name
+	return int64((maxPacket - 1024 - len(m.root)) / one)
 }
 
 func (m *Semaphore) report(err error, start time.Time) {
@@ -189,14 +203,15 @@ func (m *Semaphore) acquire(ctx context.Context, n int64, wait bool) (bool, erro
 		leases, err := m.take(ctx, gate, n, wait) // Steps 2 to 4.
 		// If the gate is lost that says nothing of the permits: the proof was
 		// in the transaction that made them.
-		m.gate.unlock()
+		m.s.letGo(ctx, func() { m.gate.unlock() })
 		switch {
 		case err == nil && leases == nil:
 			return false, nil
 		case err == nil:
-			if err = m.keep(ctx, gate.place.inc, leases, n); err == nil {
-				return true, nil
-			}
+			err = m.keep(ctx, gate.place.inc, leases, n)
+		}
+		if err == nil {
+			return true, nil
 		}
 		// What only waits goes on, in the next session or in another place.
 		if ctx.Err() != nil || !errors.Is(err, errEnded) && !errors.Is(err, errVanished) {
@@ -222,6 +237,8 @@ func (m *Semaphore) settle(ctx context.Context, wait bool) (bool, error) {
 		case <-freed:
 		case <-ctx.Done():
 			return false, ctxErr(ctx)
+		case <-m.s.closing:
+			return false, m.s.failure()
 		}
 	}
 }
@@ -258,7 +275,7 @@ func (m *Semaphore) agree(ctx context.Context, inc *incarnation) error {
 		case err == nil:
 			theirs, err := strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
 			if err != nil {
-				return invalid("the path's data are %.40q, not the limit of a semaphore", data)
+				return invalid("the path's data are %.40q, not the limit of a semaphore; use another path, or empty them", data)
 			}
 			if theirs != m.limit {
 				return invalid("this semaphore was made with a limit of %d, but others use the path with a limit of %d", m.limit, theirs)
@@ -288,26 +305,25 @@ func (m *Semaphore) makeRoot(ctx context.Context, inc *incarnation, limit []byte
 // take waits until n permits are there, and takes them. It is nil if they are
 // not there and wait is false.
 func (m *Semaphore) take(ctx context.Context, gate *hold, n int64, wait bool) ([]lease, error) {
+	// The gate is not what the caller wants to hold: he still waits.
+	m.s.waiters.Add(1)
+	m.s.holds.Add(-1)
+	defer m.s.waiters.Add(-1)
+	defer m.s.holds.Add(1)
 	inc := gate.place.inc
 	agreed := make(chan error, 1)
 	inc.m.spawn(func() { agreed <- m.agree(ctx, inc) }) // on its way together with the listing
-	out, err := m.out(ctx, inc)                         // Step 2.
+	free, err := m.free(ctx, inc)                       // Step 2.
 	if e := <-agreed; e != nil {
 		return nil, e
 	}
-	for err == nil && out > m.limit-n {
+	for err == nil && free < n {
 		if !wait {
 			return nil, nil
 		}
-		// Step 3. The watch is set by another listing: set by the first, it
-		// would later wake those who did not have to wait.
-		w := inc.hub.join(watchKey{watchChildren, m.leases})
-		if out, err = m.out(ctx, inc); err == nil && out > m.limit-n {
-			// Whoever gives permits back, only we are woken: everyone else
-			// waits at the gate.
-			err = inc.awaitFired(ctx, w)
+		if err = m.awaitFree(ctx, inc, n); err == nil { // Step 3.
+			free, err = m.free(ctx, inc)
 		}
-		inc.hub.leave(w)
 	}
 	if err != nil {
 		return nil, err
@@ -315,17 +331,35 @@ func (m *Semaphore) take(ctx context.Context, gate *hold, n int64, wait bool) ([
 	return m.make(ctx, gate, n) // Step 4.
 }
 
-// out returns how many permits are out.
-func (m *Semaphore) out(ctx context.Context, inc *incarnation) (int64, error) {
+// awaitFree waits for a change of the permits that are out, unless there are
+// enough.
+//
+// The watch is set by a listing of its own: set by the one that finds enough,
+// it would be fired, for nothing, by our own taking.
+func (m *Semaphore) awaitFree(ctx context.Context, inc *incarnation, n int64) error {
+	w := inc.hub.join(watchKey{watchChildren, m.leases})
+	defer inc.hub.leave(w)
+	free, err := m.free(ctx, inc)
+	if err == nil && free < n {
+		// Whoever gives permits back, only we are woken: everyone else waits
+		// at the gate.
+		err = inc.awaitFired(ctx, w)
+	}
+	return err
+}
+
+// free returns how many permits are not out.
+func (m *Semaphore) free(ctx context.Context, inc *incarnation) (int64, error) {
 	names, _, err := inc.children(ctx, m.leases)
 	if isNoNode(err) {
-		return 0, nil
+		return m.limit, nil
 	}
-	var n int64
+	free := m.limit
 	for _, name := range names {
-		n += m.weightOf(name)
+		// Others may count otherwise, and have more out than there are.
+		free -= min(free, m.weightOf(name))
 	}
-	return n, err
+	return free, err
 }
 
 // weightOf returns how many permits a znode stands for: one, whatever it is
@@ -350,15 +384,17 @@ func (m *Semaphore) make(ctx context.Context, gate *hold, n int64) ([]lease, err
 	leases := m.name(n)
 	for {
 		err := inc.createAll(ctx, gate.at(), pathsOf(leases), []byte(m.s.cfg.owner))
-		if isNoNode(err) {
-			if err = inc.makeDir(ctx, m.leases); err == nil {
-				continue
-			}
+		if !isNoNode(err) {
+			return leases, err
 		}
-		if err == nil && !inc.alive() {
-			err = errEnded
+		// The parent is not there yet, or has been removed because it was
+		// empty. Where that is the path itself it holds the limit.
+		if err = m.agree(ctx, inc); err == nil {
+			err = inc.makeDir(ctx, m.leases)
 		}
-		return leases, err
+		if err != nil {
+			return nil, err
+		}
 	}
 }
 
@@ -391,6 +427,9 @@ func pathsOf(leases []lease) []string {
 // keep enters what has been taken into the allotment.
 func (m *Semaphore) keep(ctx context.Context, inc *incarnation, leases []lease, n int64) error {
 	for {
+		if !inc.alive() {
+			return errEnded // they go with their session, and nobody has been told of them
+		}
 		m.mu.Lock()
 		if m.held == nil {
 			a := &allotment{inc: inc, since: time.Now()}
@@ -497,21 +536,21 @@ func (m *Semaphore) giveLocked(a *allotment, n int64) *removal {
 		l := a.leases[last]
 		if l.weight > n {
 			// Somebody gives back a part of what was taken at once.
-			rest := m.name(l.weight - n)
-			a.leases[last] = rest[0]
-			return m.replace(a, append(paths, l.path), rest)
+			rest := m.name(l.weight - n)[0]
+			a.leases[last] = rest
+			return m.change(a, paths, l.path, rest.path)
 		}
 		a.leases = a.leases[:last]
 		paths = append(paths, l.path)
 		n -= l.weight
 	}
-	return m.replace(a, paths, nil)
+	return m.change(a, paths, "", "")
 }
 
-// replace deletes the znodes at paths, and makes those of rest in the same
-// transaction. Where that makes new ones it happens in the order of the calls:
-// the next may delete what this one has not made yet.
-func (m *Semaphore) replace(a *allotment, paths []string, rest []lease) *removal {
+// change deletes the znodes at paths in the background, and puts one at rest in
+// the place of that at whole, if there is a rest. Where it may, this happens in
+// the order of the calls: one may delete what the one before has not made yet.
+func (m *Semaphore) change(a *allotment, paths []string, whole, rest string) *removal {
 	if !m.heavy() {
 		return a.inc.removeAll(paths)
 	}
@@ -523,25 +562,40 @@ func (m *Semaphore) replace(a *allotment, paths []string, rest []lease) *removal
 		if before != nil {
 			<-before.done
 		}
-		if len(rest) == 0 {
-			r.err = a.inc.removeAllNow(context.Background(), paths)
-			return
+		if whole != "" {
+			r.err = a.inc.exchange(context.Background(), whole, rest, []byte(m.s.cfg.owner))
 		}
-		// The rest is made before the whole is deleted: for a moment too many
-		// permits are out, but never too few.
-		last := len(paths) - 1
-		switch err := a.inc.createAll(context.Background(), paths[last], pathsOf(rest), []byte(m.s.cfg.owner)); {
-		case errors.Is(err, errVanished):
-			r.err = zk.ErrNoNode
-		case err != nil:
-			r.err = err
-			paths = paths[:last] // rather too many are out
-		}
-		if err := a.inc.removeAllNow(context.Background(), paths); r.err == nil {
-			r.err = err
+		if len(paths) > 0 {
+			if err := a.inc.removeAllNow(context.Background(), paths); r.err == nil {
+				r.err = err
+			}
 		}
 	})
 	return r
+}
+
+// exchange makes an ephemeral znode of a unique name in place of another, in
+// one transaction, so that nobody sees too few permits out or is woken twice.
+// It is NoNode if the other is gone.
+func (inc *incarnation) exchange(ctx context.Context, old, name string, data []byte) error {
+	ops := []any{
+		&zk.CreateRequest{Path: name, Data: data, Acl: inc.m.cfg.acl, Flags: zk.FlagEphemeral},
+		&zk.DeleteRequest{Path: old, Version: -1},
+	}
+	for try := 0; ; try++ {
+		rs, err := once(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
+		switch {
+		case err == nil:
+			return nil
+		case len(rs) > 0 && isNodeExists(rs[0].Error):
+			return nil // an attempt without a reply has been applied: nobody else makes this name
+		case errors.Is(err, errEnded), outcomeOf(err) == answered:
+			return err
+		}
+		if err := inc.pause(ctx, try); err != nil {
+			return err
+		}
+	}
 }
 
 // Lost returns a channel that is closed when the permits that m holds are lost:
@@ -557,7 +611,8 @@ func (m *Semaphore) Lost() <-chan struct{} {
 }
 
 // Contenders returns who holds permits, one for each znode, and who asks for
-// some, in their order. It costs two listings and one read for each.
+// some, in their order. It costs two listings and a read
+// for every 128 of them.
 func (m *Semaphore) Contenders(ctx context.Context) ([]Contender, error) {
 	if m.err != nil {
 		return nil, opError("contenders", m.path, m.err)
@@ -568,26 +623,16 @@ func (m *Semaphore) Contenders(ctx context.Context) ([]Contender, error) {
 		if err != nil && !isNoNode(err) {
 			return err
 		}
-		out = out[:0]
-		for _, name := range names {
-			data, stat, err := inc.get(ctx, childPath(m.leases, name))
-			if isNoNode(err) {
-				continue // released in the meantime
-			}
-			if err != nil {
-				return err
-			}
-			out = append(out, Contender{
-				Owner: string(data), Node: name, Session: stat.EphemeralOwner,
-				Mode: ModePermits, Holding: true, Since: time.UnixMilli(stat.Ctime),
-			})
-		}
-		return nil
+		out, err = describe(ctx, inc, m.leases, names, func(int) (Mode, bool) { return ModePermits, true })
+		return err
 	})
 	if err != nil {
 		return nil, opError("contenders", m.path, err)
 	}
 	slices.SortStableFunc(out, func(a, b Contender) int { return a.Since.Compare(b.Since) })
 	waiting, err := m.gate.turn.line.contenders(ctx, func([]child, int) (Mode, bool) { return ModePermits, false })
-	return append(out, waiting...), opError("contenders", m.path, err)
+	if err != nil {
+		return nil, opError("contenders", m.path, err)
+	}
+	return append(out, waiting...), nil
 }

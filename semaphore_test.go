@@ -6,11 +6,16 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/zktest"
 )
@@ -362,6 +367,625 @@ func TestReleaseWithServersDownReturnsAtOnceAndIsMadeUpFor(t *testing.T) {
 			must(t, other.Release(3*f.unit))
 		})
 	}
+}
+
+// The requests of a session are counted from the first that strike sees; the
+// k'th is hit by a fault.
+type strike struct {
+	srv     *zktest.Server
+	session int64
+	k       int
+	act     zktest.Action
+	also    func() // what happens to the session besides, in a goroutine
+	mu      sync.Mutex
+	seen    int
+}
+
+// begin makes the strike, and end reports whether there was a k'th request.
+func (s *strike) begin() {
+	s.srv.Intercept(func(r zktest.Request) zktest.Action {
+		switch r.Op {
+		case zktest.OpConnect, zktest.OpPing, zktest.OpSetWatches, zktest.OpCloseSession:
+			return zktest.Pass
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if r.Session != s.session {
+			return zktest.Pass
+		}
+		if s.seen++; s.seen != s.k+1 {
+			return zktest.Pass
+		}
+		if s.also != nil {
+			go s.also()
+		}
+		return s.act
+	})
+}
+
+func (s *strike) end() bool {
+	s.srv.Intercept(nil)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.seen > s.k
+}
+
+// leasesOf lists the znodes of the permits that are out, and gateOf those who
+// stand at the gate.
+func leasesOf(t testing.TB, m *Semaphore) []string {
+	t.Helper()
+	return childrenOf(t, m.s, m.s.bare(m.leases))
+}
+
+func gateOf(t testing.TB, m *Semaphore) []string {
+	t.Helper()
+	return childrenOf(t, m.s, m.gate.path)
+}
+
+// Each request of an Acquire, with and without a wait in it, is lost, or its
+// reply is, or the session ends there.
+func TestAcquireSucceedsOnceWhateverIsLostAtAnyStep(t *testing.T) {
+	faults := []struct {
+		name   string
+		act    zktest.Action
+		expire bool
+	}{
+		{"request", zktest.DropRequest, false}, {"reply", zktest.DropReply, false},
+		{"expired before", zktest.DropRequest, true}, {"expired after", zktest.DropReply, true},
+	}
+	for _, f := range forms {
+		for _, wait := range []bool{false, true} {
+			for _, fault := range faults {
+				t.Run(fmt.Sprint(f.name, wait, fault.name), func(t *testing.T) {
+					for k, struck := 0, true; struck; k++ {
+						bubble(t, func(t *testing.T, srv *zktest.Server) {
+							holder := NewSemaphore(open(t, srv), "/s", f.limit, WithLayout(f.layout))
+							m := NewSemaphore(open(t, srv), "/s", f.limit, WithLayout(f.layout))
+							must(t, holder.Acquire(t.Context(), f.limit))
+							if !wait {
+								must(t, holder.Release(f.limit))
+							}
+							id := m.s.ID()
+							s := &strike{srv: srv, session: id, k: k, act: fault.act}
+							if fault.expire {
+								s.also = func() { srv.Expire(id) }
+							}
+							s.begin()
+							got := async(func() error { return m.Acquire(t.Context(), 2*f.unit) })
+							time.Sleep(5 * time.Second)
+							if wait {
+								must(t, holder.Release(f.limit))
+							}
+							must(t, <-got)
+							struck = s.end()
+							time.Sleep(5 * time.Second)
+							lost := isClosed(m.Lost())
+							if lost && !fault.expire {
+								t.Fatalf("request %d: the permits are lost though the session lives", k)
+							}
+							if want := f.limit - 2*f.unit; !lost {
+								if ok, err := holder.TryAcquire(t.Context(), want+f.unit); ok || err != nil {
+									t.Fatalf("request %d: TryAcquire of more than there are = %v, %v", k, ok, err)
+								}
+								must(t, holder.Acquire(within(t, time.Second), want))
+								must(t, holder.Release(want))
+								must(t, m.Release(2*f.unit))
+							} else {
+								wantErr(t, m.Release(2*f.unit), ErrLost)
+							}
+							nothingIsLeft(t, k, holder, m)
+						})
+					}
+				})
+			}
+		}
+	}
+}
+
+// nothingIsLeft checks that ms hold nothing and nothing stands in the way.
+func nothingIsLeft(t testing.TB, k int, ms ...*Semaphore) {
+	t.Helper()
+	must(t, ms[0].Acquire(within(t, time.Second), ms[0].limit))
+	must(t, ms[0].Release(ms[0].limit))
+	if left := append(leasesOf(t, ms[0]), gateOf(t, ms[0])...); len(left) > 0 {
+		t.Errorf("request %d: %v are left", k, left)
+	}
+	for _, m := range ms {
+		if st := m.s.Stats(); st.Holds != 0 || st.Waiters != 0 {
+			t.Errorf("request %d: %d holds and %d waiters are left", k, st.Holds, st.Waiters)
+		}
+	}
+}
+
+// CURATOR-559: the servers do not answer some request of an Acquire, or the
+// network is cut there, and ctx ends.
+func TestAcquireEndsWithItsContextAtAnyStepAndLeavesNothing(t *testing.T) {
+	const patience = 100 * time.Millisecond
+	for _, f := range forms {
+		for _, wait := range []bool{false, true} {
+			for _, how := range []string{"slow", "cut", "lost"} {
+				t.Run(fmt.Sprint(f.name, wait, how), func(t *testing.T) {
+					for k, struck := 0, true; struck; k++ {
+						bubble(t, func(t *testing.T, srv *zktest.Server) {
+							holder := NewSemaphore(open(t, srv), "/s", f.limit, WithLayout(f.layout))
+							m := NewSemaphore(open(t, srv), "/s", f.limit, WithLayout(f.layout))
+							must(t, holder.Acquire(t.Context(), f.limit))
+							if !wait {
+								must(t, holder.Release(f.limit))
+							}
+							id := m.s.ID()
+							s := &strike{srv: srv, session: id, k: k}
+							switch how {
+							case "slow":
+								s.act = zktest.Delay(2 * time.Second)
+							case "cut":
+								s.also = func() { srv.Partition(id) }
+							case "lost":
+								s.act = zktest.DropReply
+								s.also = func() { srv.Partition(id) }
+							}
+							s.begin()
+							start := time.Now()
+							got := async(func() error { return m.Acquire(within(t, patience), 2*f.unit) })
+							if wait {
+								time.Sleep(patience / 2)
+								must(t, holder.Release(f.limit))
+							}
+							err := <-got
+							if d := time.Since(start); d > patience+2*grace {
+								t.Errorf("request %d: Acquire took %v with a context of %v", k, d, patience)
+							}
+							if struck = s.end(); err != nil {
+								wantErr(t, err, context.DeadlineExceeded)
+							}
+							time.Sleep(3 * time.Second)
+							srv.Heal(id)
+							time.Sleep(3 * time.Second)
+							if err == nil {
+								// It was only giving up the gate that was held up.
+								must(t, m.Release(2*f.unit))
+							}
+							nothingIsLeft(t, k, holder, m)
+						})
+					}
+				})
+			}
+		}
+	}
+}
+
+// Each request of a Release of a part, which for permits of one znode means
+// another znode.
+func TestReleaseGivesBackWhatItShouldWhateverIsLost(t *testing.T) {
+	for _, f := range forms {
+		for _, fault := range []zktest.Action{zktest.DropRequest, zktest.DropReply} {
+			for k, struck := 0, true; struck; k++ {
+				bubble(t, func(t *testing.T, srv *zktest.Server) {
+					m := NewSemaphore(open(t, srv), "/s", f.limit, WithLayout(f.layout))
+					other := NewSemaphore(open(t, srv), "/s", f.limit, WithLayout(f.layout))
+					must(t, m.Acquire(t.Context(), f.unit))
+					must(t, m.Acquire(t.Context(), 3*f.unit))
+					s := &strike{srv: srv, session: m.s.ID(), k: k, act: fault}
+					s.begin()
+					must(t, m.Release(f.unit))
+					must(t, m.Release(f.unit))
+					time.Sleep(5 * time.Second)
+					struck = s.end()
+					if ok, err := other.TryAcquire(t.Context(), 2*f.unit+1); ok || err != nil {
+						t.Errorf("%s, request %d: TryAcquire of more than were given back = %v, %v", f.name, k, ok, err)
+					}
+					must(t, other.Acquire(within(t, time.Second), 2*f.unit))
+					must(t, other.Release(2*f.unit))
+					must(t, m.Release(2*f.unit))
+					nothingIsLeft(t, k, other, m)
+				})
+			}
+		}
+	}
+}
+
+func TestTryAcquireCostsOneRequestWhileOthersAskAndSevenWhenItSucceeds(t *testing.T) {
+	for _, f := range forms {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			m := NewSemaphore(open(t, srv), "/s", f.limit, WithLayout(f.layout))
+			other := NewSemaphore(open(t, srv), "/s", f.limit, WithLayout(f.layout))
+			must(t, m.Acquire(t.Context(), f.unit))
+			must(t, m.Release(f.unit))
+			try := func(n int64, want bool, cost int64) {
+				t.Helper()
+				before := m.s.Stats().Requests
+				if ok, err := m.TryAcquire(t.Context(), n); ok != want || err != nil {
+					t.Errorf("%s: TryAcquire = %v, %v; want %v, nil", f.name, ok, err, want)
+				}
+				if got := m.s.Stats().Requests - before; got != cost {
+					t.Errorf("%s: TryAcquire cost %d requests, want %d", f.name, got, cost)
+				}
+			}
+			try(f.limit, true, 7)
+			try(1, false, 6)
+			wait := arrive(t, func() error { return other.Acquire(t.Context(), 1) })
+			try(1, false, 1)
+			must(t, m.Release(f.limit))
+			must(t, <-wait)
+		})
+	}
+}
+
+func TestAcquireThatWaitsCostsItsListingsAndNotificationsAlone(t *testing.T) {
+	for _, f := range forms {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			holder := NewSemaphore(open(t, srv), "/s", f.limit, WithLayout(f.layout))
+			m := NewSemaphore(open(t, srv), "/s", f.limit, WithLayout(f.layout))
+			must(t, m.Acquire(t.Context(), f.limit))
+			must(t, m.Release(f.limit))
+			must(t, holder.Acquire(t.Context(), f.limit))
+			before, sent := srv.Counts(), m.s.Stats().Requests
+			got := arrive(t, func() error { return m.Acquire(t.Context(), f.unit) })
+			if st := m.s.Stats(); st.Holds != 0 || st.Waiters != 1 {
+				t.Errorf("%s: %d holds and %d waiters, want 0 and 1", f.name, st.Holds, st.Waiters)
+			}
+			must(t, holder.Release(f.unit)) // with weights, a part of one znode
+			must(t, <-got)
+			synctest.Wait()
+			// The six of an Acquire, the listing with a watch and that after it.
+			if got := m.s.Stats().Requests - sent; got != 8 {
+				t.Errorf("%s: an Acquire that waits once cost %d requests, want 8", f.name, got)
+			}
+			if d := srv.Counts().Sub(before); d.Notifications != 1 {
+				t.Errorf("%s: %d notifications, want 1", f.name, d.Notifications)
+			}
+			must(t, m.Release(f.unit))
+			must(t, holder.Release(f.limit-f.unit))
+		})
+	}
+}
+
+func TestGoroutinesOfAProcessHandTheGateOnForThreeRequests(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		m := NewSemaphore(open(t, srv), "/s", 8)
+		must(t, m.Acquire(t.Context(), 8))
+		first := arrive(t, func() error { return m.Acquire(t.Context(), 1) })
+		var rest []<-chan error
+		for range 7 {
+			rest = append(rest, arrive(t, func() error { return m.Acquire(t.Context(), 1) }))
+		}
+		before := m.s.Stats().Requests
+		must(t, m.Release(8))
+		must(t, <-first)
+		for _, r := range rest {
+			must(t, <-r)
+		}
+		// 1 to release, a listing and a transaction for the first, three
+		// for each of the rest, and 1 to give up the gate.
+		if got := m.s.Stats().Requests - before; got != 1+2+7*3+1 {
+			t.Errorf("a release and 8 grants cost %d requests, want %d", got, 1+2+7*3+1)
+		}
+		must(t, m.Release(8))
+	})
+}
+
+func TestWaitersForPermitsAreNoHerd(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		const waiters = 300
+		holder := NewSemaphore(open(t, srv), "/s", 3)
+		must(t, holder.Acquire(t.Context(), 3))
+		var sessions []*Session
+		for range 20 {
+			sessions = append(sessions, open(t, srv))
+		}
+		turn := make(chan *Semaphore, waiters)
+		for i := range waiters {
+			m := NewSemaphore(sessions[i%len(sessions)], "/s", 3)
+			go func() {
+				if err := m.Acquire(t.Context(), 1); err != nil {
+					t.Error(err)
+				}
+				turn <- m
+			}()
+			if i%50 == 0 {
+				synctest.Wait()
+			}
+		}
+		synctest.Wait()
+		before := srv.Counts()
+		must(t, holder.Release(1)) // one permit goes round
+		for range waiters {
+			must(t, (<-turn).Release(1))
+		}
+		synctest.Wait()
+		// Each is woken when it is the first at the gate, and when there is a
+		// permit.
+		if d := srv.Counts().Sub(before); d.Notifications > 2*waiters {
+			t.Errorf("%d notifications for %d grants, want two for each at most", d.Notifications, waiters)
+		}
+		must(t, holder.Release(2))
+	})
+}
+
+func TestPermitsAreGrantedInTheOrderOfArrivalWhateverTheirNumber(t *testing.T) {
+	for _, f := range forms {
+		for _, handoffs := range []int{0, 1, 16} {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				rnd := rand.New(rand.NewPCG(uint64(handoffs), 5))
+				holder := NewSemaphore(open(t, srv), "/s", f.limit, WithLayout(f.layout))
+				must(t, holder.Acquire(t.Context(), f.limit))
+				var mu sync.Mutex
+				var order []int
+				var wg sync.WaitGroup
+				for i := range 30 {
+					m := NewSemaphore(open(t, srv), "/s", f.limit, WithLayout(f.layout), WithHandoffs(handoffs))
+					n := f.unit * (1 + rnd.Int64N(4))
+					wg.Go(func() {
+						if err := m.Acquire(t.Context(), n); err != nil {
+							t.Error(err)
+						}
+						mu.Lock()
+						order = append(order, i)
+						mu.Unlock()
+						time.Sleep(time.Second)
+						if err := m.Release(n); err != nil {
+							t.Error(err)
+						}
+					})
+					synctest.Wait()
+				}
+				srv.SetLatency(time.Millisecond) // so that two grants are told apart
+				must(t, holder.Release(f.limit))
+				wg.Wait()
+				if !slices.IsSorted(order) {
+					t.Errorf("%s, %d hand-overs: granted in the order %v", f.name, handoffs, order)
+				}
+			})
+		}
+	}
+}
+
+func TestSmallRequestsOfAProcessDoNotStarveALargeOneOfAnother(t *testing.T) {
+	for _, n := range []int{0, 1, 5} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			m := NewSemaphore(open(t, srv), "/s", 4, WithHandoffs(n))
+			large := NewSemaphore(open(t, srv), "/s", 4)
+			ctx, cancel := context.WithCancel(t.Context())
+			var served atomic.Int32
+			var wg sync.WaitGroup
+			for range 10 {
+				wg.Go(func() {
+					for m.Acquire(ctx, 1) == nil {
+						served.Add(1)
+						time.Sleep(time.Second)
+						if err := m.Release(1); err != nil {
+							t.Error(err)
+						}
+					}
+				})
+			}
+			time.Sleep(10 * time.Second)
+			before := served.Load()
+			must(t, large.Acquire(within(t, time.Minute), 4))
+			// Who had the gate when it came, and those to whom it was handed
+			// on; or, without hand-overs, who stood in the line already.
+			most := n + 1
+			if n == 0 {
+				most = 10 - 4
+			}
+			if got := int(served.Load() - before); got > most {
+				t.Errorf("%d small requests went before the large one, want %d at most", got, most)
+			}
+			must(t, large.Release(4))
+			cancel()
+			wg.Wait()
+		})
+	}
+}
+
+func TestSemaphoreWritesTheZnodesOfCuratorAndKazoo(t *testing.T) {
+	for _, c := range []struct {
+		layout       Layout
+		limit        int64
+		leases, gate string
+		lease, place string // as regular expressions
+		n            int
+	}{
+		{LayoutCurator, 5, "/s/leases", "/s/locks", `^_c_[0-9a-f-]{36}-lease-\d{10}$`, `^_c_[0-9a-f-]{36}-lock-\d{10}$`, 2},
+		{LayoutCurator, 5000, "/s/leases", "/s/locks", `^_c_[0-9a-f-]{36}-weight-2$`, `^_c_[0-9a-f-]{36}-lock-\d{10}$`, 1},
+		{LayoutKazoo, 5, "/s", "/s-__lock__", `^[0-9a-f]{32}$`, `^[0-9a-f]{32}__lock__\d{10}$`, 2},
+	} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			s := open(t, srv, WithOwner("me"))
+			m := NewSemaphore(s, "/s", c.limit, WithLayout(c.layout))
+			must(t, m.Acquire(t.Context(), 2))
+			wait := arrive(t, func() error { return m.Acquire(t.Context(), c.limit) })
+			for dir, want := range map[string]string{c.leases: c.lease, c.gate: c.place} {
+				names := childrenOf(t, s, dir)
+				for _, name := range names {
+					if !regexp.MustCompile(want).MatchString(name) {
+						t.Errorf("%s in %s, want %s", name, dir, want)
+					}
+					data, stat, err := live(t, s).get(t.Context(), dir+"/"+name)
+					must(t, err)
+					if string(data) != "me" || stat.EphemeralOwner != s.ID() {
+						t.Errorf("%s: data %q, owner %x", name, data, stat.EphemeralOwner)
+					}
+				}
+				if n := map[string]int{c.leases: c.n, c.gate: 1}[dir]; len(names) != n {
+					t.Errorf("%v in %s, want %d", names, dir, n)
+				}
+			}
+			must(t, m.Release(2))
+			must(t, <-wait)
+			must(t, m.Release(c.limit))
+		})
+	}
+}
+
+func TestPermitsOfOtherProgramsCountAsOneEach(t *testing.T) {
+	for _, f := range forms {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			s := open(t, srv)
+			m := NewSemaphore(s, "/s", f.limit, WithLayout(f.layout))
+			must(t, m.Acquire(t.Context(), 1))
+			must(t, m.Release(1))
+			inc := live(t, s)
+			for _, name := range []string{"_c_x-lease-0000000007", "anything"} {
+				_, err := inc.create(t.Context(), childPath(inc.m.full(s.bare(m.leases)), name), nil)
+				must(t, err)
+			}
+			if ok, err := m.TryAcquire(t.Context(), f.limit-1); ok || err != nil {
+				t.Errorf("%s: TryAcquire = %v, %v; want false, nil", f.name, ok, err)
+			}
+			must(t, m.Acquire(within(t, time.Second), f.limit-2))
+			must(t, m.Release(f.limit-2))
+			if m.heavy() { // more than there are, and more than can be counted
+				for range 2 {
+					_, err := inc.create(t.Context(), fmt.Sprintf("%s/_c_%s-weight-9223372036854775807", m.leases, newGUID()), nil)
+					must(t, err)
+				}
+				if ok, err := m.TryAcquire(t.Context(), 1); ok || err != nil {
+					t.Errorf("TryAcquire = %v, %v; want false, nil", ok, err)
+				}
+			}
+		})
+	}
+}
+
+func TestSemaphoreWithForeignDataAtItsPathSaysSo(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		_, err := live(t, s).create(t.Context(), "/s", []byte("10.0.0.7"))
+		must(t, err)
+		err = NewSemaphore(s, "/s", 3).Acquire(t.Context(), 1)
+		wantErr(t, err, ErrInvalid)
+		if !strings.Contains(err.Error(), "10.0.0.7") {
+			t.Errorf("error %q does not say what is there", err)
+		}
+	})
+}
+
+func TestLimitCanChangeOnceTheSemaphoreHasNotBeenUsedForAWhile(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		old, young := NewSemaphore(s, "/s", 3), NewSemaphore(open(t, srv), "/s", 5)
+		must(t, old.Acquire(t.Context(), 1))
+		wantErr(t, young.Acquire(t.Context(), 1), ErrInvalid)
+		must(t, old.Release(1))
+		time.Sleep(10 * time.Minute) // the containers are reaped
+		must(t, young.Acquire(t.Context(), 5))
+		wantErr(t, old.Acquire(t.Context(), 1), ErrInvalid)
+		_, err := old.TryAcquire(t.Context(), 1)
+		wantErr(t, err, ErrInvalid)
+		if n := len(gateOf(t, young)); n != 0 {
+			t.Errorf("%d are left at the gate", n)
+		}
+		must(t, young.Release(5))
+	})
+}
+
+func TestSemaphoreSurvivesTheDeletionOfItsTree(t *testing.T) {
+	for _, f := range forms {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			m := NewSemaphore(open(t, srv), "/s", f.limit, WithLayout(f.layout))
+			other := NewSemaphore(open(t, srv), "/s", f.limit, WithLayout(f.layout))
+			must(t, m.Acquire(t.Context(), f.limit))
+			granted := make(chan error, 2) // in either order: who had the gate has lost its place
+			for range 2 {
+				go func() { granted <- other.Acquire(t.Context(), f.limit) }()
+				synctest.Wait()
+			}
+			admin := open(t, srv)
+			ops := []any{&zk.CreateRequest{Path: "/elsewhere"}} // where the transaction's receipt is made
+			var uproot func(path string)
+			uproot = func(path string) {
+				for _, name := range childrenOf(t, admin, path) {
+					uproot(childPath(path, name))
+				}
+				ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
+			}
+			if f.layout == LayoutKazoo {
+				uproot("/s-__lock__")
+			}
+			uproot("/s")
+			_, err := admin.Txn(t.Context(), ops...)
+			must(t, err)
+			wantErr(t, m.Release(f.limit), ErrLost)
+			for range 2 {
+				must(t, <-granted)
+				must(t, other.Release(f.limit))
+			}
+			data, _, err := live(t, admin).get(t.Context(), "/s")
+			must(t, err)
+			if want := fmt.Sprint(f.limit); string(data) != want {
+				t.Errorf("%s: the limit is stored as %q, want %s", f.name, data, want)
+			}
+		})
+	}
+}
+
+func TestSoManyPermitsThatTheyFitInNoTransactionAreRefusedAtOnce(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv, WithOwner(strings.Repeat("x", maxOwner)))
+		m := NewSemaphore(s, "/s", 1000)
+		wantErr(t, m.Acquire(t.Context(), 1000), ErrTooLarge)
+		if stat, err := live(t, s).exists(t.Context(), "/s"); stat != nil || err != nil {
+			t.Errorf("a refused call has made the path: %v, %v", stat, err)
+		}
+		must(t, m.Acquire(t.Context(), m.most()))
+		must(t, m.Release(m.most()))
+
+		// Their deletion takes more than one.
+		k := NewSemaphore(open(t, srv), "/k", 100_000, WithLayout(LayoutKazoo))
+		wantErr(t, k.Acquire(t.Context(), 100_000), ErrTooLarge)
+		for range 4 {
+			must(t, k.Acquire(t.Context(), k.most()))
+		}
+		must(t, k.Release(4*k.most()))
+		if st := k.s.Stats(); st.Reconnects != 0 {
+			t.Errorf("%d reconnects", st.Reconnects)
+		}
+		if left := leasesOf(t, k); len(left) > 0 {
+			t.Errorf("%d are left", len(left))
+		}
+	})
+}
+
+func TestSemaphoreTellsTheObserverOfPermitsAndNotOfItsGate(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		var mu sync.Mutex
+		var events []string
+		s := open(t, srv, WithObserver(ObserverFunc(func(e Event) {
+			mu.Lock()
+			defer mu.Unlock()
+			if e.Path != "" {
+				events = append(events, fmt.Sprint(e.Kind, " ", e.Op, " ", e.Path))
+			}
+		})))
+		m := NewSemaphore(s, "/s", 2)
+		must(t, m.Acquire(t.Context(), 2))
+		wantErr(t, m.Acquire(within(t, time.Second), 1), context.DeadlineExceeded)
+		must(t, m.Release(1))
+		srv.Expire(s.ID())
+		time.Sleep(time.Second)
+		wantErr(t, m.Release(1), ErrLost)
+		mu.Lock()
+		defer mu.Unlock()
+		want := []string{"acquired acquire /s", "gave up acquire /s", "released acquire /s", "lost acquire /s"}
+		if !slices.Equal(events, want) {
+			t.Errorf("told of %q, want %q", events, want)
+		}
+	})
+}
+
+func TestAcquireFailsWhenItsSessionIsClosed(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		m := NewSemaphore(s, "/s", 2)
+		must(t, m.Acquire(t.Context(), 2))
+		got := arrive(t, func() error { return m.Acquire(t.Context(), 1) })
+		must(t, s.Close())
+		wantErr(t, <-got, ErrClosed)
+		wantErr(t, m.Release(2), ErrLost, ErrClosed)
+		other := NewSemaphore(open(t, srv), "/s", 2)
+		must(t, other.Acquire(within(t, time.Second), 2))
+	})
 }
 
 // A till counts the permits that are held, as far as their holds stand.

@@ -114,6 +114,10 @@ func (q *turnstile) wait(ctx context.Context, mode Mode, pin bool) (*tenure, err
 		return w.t, w.err
 	case <-ctx.Done():
 		return nil, q.abandon(ctx, w)
+	case <-q.s.closing:
+		// Who has what we wait for may never give it up.
+		q.abandon(ctx, w)
+		return nil, q.s.failure()
 	}
 }
 
@@ -122,28 +126,36 @@ func (q *turnstile) wait(ctx context.Context, mode Mode, pin bool) (*tenure, err
 //
 // Once the servers have granted a hold, what is still held here and could not
 // be beside it has been lost with its session, and its goroutine has not
-// noticed. Waiting for it keeps goroutines of one process apart even then.
+// noticed. Waiting for it keeps goroutines of one process apart even then. If
+// that takes so long that the new session is over too, we wait in the next.
 func (q *turnstile) seek(ctx context.Context, mode Mode) (*hold, error) {
 	e := q.entries[mode]
-	p, err := q.line.acquire(ctx, e.base, []byte(q.s.cfg.owner), e.turn)
-	if err != nil {
-		return nil, err
-	}
-	h := newHold(&q.line, p, e.op)
 	for {
+		p, err := q.line.acquire(ctx, e.base, []byte(q.s.cfg.owner), e.turn)
+		if err != nil {
+			return nil, err
+		}
+		h := newHold(&q.line, p, e.op)
 		q.mu.Lock()
-		if !q.occupiedLocked(mode) {
+		for q.occupiedLocked(mode) && h.err() == nil && ctx.Err() == nil {
+			if q.freed == nil {
+				q.freed = make(chan struct{})
+			}
+			freed := q.freed
+			q.mu.Unlock()
+			select {
+			case <-freed:
+			case <-h.lost:
+			case <-ctx.Done():
+			}
+			q.mu.Lock()
+		}
+		if !q.occupiedLocked(mode) && h.err() == nil {
 			return h, nil
 		}
-		if q.freed == nil {
-			q.freed = make(chan struct{})
-		}
-		freed := q.freed
 		q.mu.Unlock()
-		select {
-		case <-freed:
-		case <-ctx.Done():
-			h.release()
+		q.s.letGo(ctx, func() { h.release() })
+		if ctx.Err() != nil {
 			return nil, ctxErr(ctx)
 		}
 	}
@@ -324,7 +336,7 @@ func (q *turnstile) abandon(ctx context.Context, w *turnWaiter) error {
 		// has ended, so it must not keep what it got.
 		q.mu.Unlock()
 		if w.err == nil {
-			q.leave(w.t, w.pin)
+			q.s.letGo(ctx, func() { q.leave(w.t, w.pin) })
 		}
 		return ctxErr(ctx)
 	default:
@@ -374,7 +386,7 @@ func (q *turnstile) try(ctx context.Context, mode Mode) (*tenure, error) {
 		// Another goroutine has got, and lost, it in the meantime, and does
 		// not know it yet. See seek.
 		q.mu.Unlock()
-		h.release()
+		q.s.letGo(ctx, func() { h.release() })
 		return nil, nil
 	}
 	defer q.mu.Unlock()
@@ -499,11 +511,43 @@ func (q *turnstile) passLocked(t *tenure) bool {
 	return true
 }
 
-// anyone reports whether anybody of these bases waits behind h.
+// anyone reports whether anybody of these bases waits behind h. It fails when
+// there is no connection, or soon will be none: whoever gives up does not wait
+// for the next.
 func (l *line) anyone(h *hold, bases ...string) (bool, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), h.place.inc.silence())
+	inc := h.place.inc
+	ctx, cancel := context.WithTimeout(context.Background(), inc.silence())
 	defer cancel()
+	down := inc.disconnection()
+	inc.m.spawn(func() {
+		select {
+		case <-down:
+			cancel()
+		case <-ctx.Done():
+		}
+	})
 	return h.place.others(ctx, l, bases...)
+}
+
+// letGo runs f, which gives something up, and waits for its end: when ctx has
+// ended no longer than grace, and then f goes on in the background.
+func (m *manager) letGo(ctx context.Context, f func()) {
+	done := make(chan struct{})
+	m.spawn(func() {
+		defer close(done)
+		f()
+	})
+	select {
+	case <-done:
+		return
+	case <-ctx.Done():
+	}
+	t := time.NewTimer(grace)
+	defer t.Stop()
+	select {
+	case <-done:
+	case <-t.C:
+	}
 }
 
 // current returns what this process holds: for one, or else for several.
