@@ -1,0 +1,253 @@
+package zsync
+
+import (
+	"context"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+// A cost is an operation of the table "Requests" in docs/guarantees.md. prepare
+// gets the session that is charged, with another one beside it, and returns the
+// operation. Paths have been made by then.
+type cost struct {
+	operation string
+	prepare   func(t *testing.T, s, other *Session) (operation func())
+}
+
+var costs = []cost{
+	{"`Mutex.Lock`, free", func(t *testing.T, s, other *Session) func() {
+		m := NewMutex(s, "/p/m")
+		return func() { must(t, m.Lock(t.Context())) }
+	}},
+	{"`Mutex.Lock`, behind a holder", func(t *testing.T, s, other *Session) func() {
+		holder, m := NewMutex(other, "/p/m"), NewMutex(s, "/p/m")
+		must(t, holder.Lock(t.Context()))
+		return func() {
+			locked := async(func() error { return m.Lock(t.Context()) })
+			synctest.Wait()
+			must(t, holder.Unlock())
+			must(t, <-locked)
+		}
+	}},
+	{"`Mutex.Lock`, handed over in the process", func(t *testing.T, s, other *Session) func() {
+		m := NewMutex(s, "/p/m")
+		must(t, m.Lock(t.Context()))
+		return func() {
+			locked := async(func() error { return m.Lock(t.Context()) })
+			synctest.Wait()
+			must(t, m.Unlock())
+			must(t, <-locked)
+		}
+	}},
+	{"`Mutex.TryLock`, held elsewhere", func(t *testing.T, s, other *Session) func() {
+		must(t, NewMutex(other, "/p/m").Lock(t.Context()))
+		m := NewMutex(s, "/p/m")
+		return func() {
+			if ok, err := m.TryLock(t.Context()); ok || err != nil {
+				t.Fatal(ok, err)
+			}
+		}
+	}},
+	{"`Mutex.Unlock`", func(t *testing.T, s, other *Session) func() {
+		m := NewMutex(s, "/p/m")
+		must(t, m.Lock(t.Context()))
+		return func() { must(t, m.Unlock()) }
+	}},
+	{"`Mutex.Token`, first of a hold", func(t *testing.T, s, other *Session) func() {
+		m := NewMutex(s, "/p/m")
+		must(t, m.Lock(t.Context()))
+		return func() { _, err := m.Token(t.Context()); must(t, err) }
+	}},
+	{"`Mutex.Token`, later", func(t *testing.T, s, other *Session) func() {
+		m := NewMutex(s, "/p/m")
+		must(t, m.Lock(t.Context()))
+		_, err := m.Token(t.Context())
+		must(t, err)
+		return func() { _, err := m.Token(t.Context()); must(t, err) }
+	}},
+	{"`Mutex.Txn`", func(t *testing.T, s, other *Session) func() {
+		m := NewMutex(s, "/p/m")
+		must(t, m.Lock(t.Context()))
+		return func() {
+			_, err := m.Txn(t.Context(), &zk.CreateRequest{Path: "/p/x", Acl: zk.WorldACL(zk.PermAll)})
+			must(t, err)
+		}
+	}},
+	{"`RWMutex.RLock`, free", func(t *testing.T, s, other *Session) func() {
+		rw := NewRWMutex(s, "/p/rw")
+		return func() { must(t, rw.RLock(t.Context())) }
+	}},
+	{"`RWMutex.RLock`, with a reader in the process", func(t *testing.T, s, other *Session) func() {
+		rw := NewRWMutex(s, "/p/rw")
+		must(t, rw.RLock(t.Context()))
+		return func() { must(t, rw.RLock(t.Context())) }
+	}},
+	{"`RWMutex.RUnlock`, last reader of the process", func(t *testing.T, s, other *Session) func() {
+		rw := NewRWMutex(s, "/p/rw")
+		must(t, rw.RLock(t.Context()))
+		return func() { must(t, rw.RUnlock()) }
+	}},
+	{"`RWMutex.Downgrade`", func(t *testing.T, s, other *Session) func() {
+		rw := NewRWMutex(s, "/p/rw")
+		must(t, rw.Lock(t.Context()))
+		return func() { must(t, rw.Downgrade(t.Context())) }
+	}},
+	{"`Semaphore.Acquire`, free", func(t *testing.T, s, other *Session) func() {
+		sem := NewSemaphore(s, "/p/sem", 3)
+		must(t, NewSemaphore(other, "/p/sem", 3).Acquire(t.Context(), 1))
+		must(t, sem.Acquire(t.Context(), 1))
+		return func() { must(t, sem.Acquire(t.Context(), 1)) }
+	}},
+	{"`Semaphore.Release`, of what one Acquire got", func(t *testing.T, s, other *Session) func() {
+		sem := NewSemaphore(s, "/p/sem", 3)
+		must(t, sem.Acquire(t.Context(), 1))
+		return func() { must(t, sem.Release(1)) }
+	}},
+	{"`WaitGroup.Add`", func(t *testing.T, s, other *Session) func() {
+		wg := NewWaitGroup(s, "/p/wg")
+		must(t, wg.Add(t.Context(), 1))
+		return func() { must(t, wg.Add(t.Context(), 1)) }
+	}},
+	{"`WaitGroup.Done`", func(t *testing.T, s, other *Session) func() {
+		wg := NewWaitGroup(s, "/p/wg")
+		must(t, wg.Add(t.Context(), 2))
+		return func() { must(t, wg.Done()) }
+	}},
+	{"`WaitGroup.Wait`, nothing open", func(t *testing.T, s, other *Session) func() {
+		wg := NewWaitGroup(s, "/p/wg")
+		return func() { must(t, wg.Wait(t.Context())) }
+	}},
+	{"`Once.Do`, done in this process", func(t *testing.T, s, other *Session) func() {
+		o := NewOnce(s, "/p/once")
+		must(t, o.Do(t.Context(), ok))
+		return func() { must(t, o.Do(t.Context(), ok)) }
+	}},
+	{"`Once.Do`, done in another", func(t *testing.T, s, other *Session) func() {
+		must(t, NewOnce(other, "/p/once").Do(t.Context(), ok))
+		o := NewOnce(s, "/p/once")
+		return func() { must(t, o.Do(t.Context(), ok)) }
+	}},
+	{"`Cond.Signal`, one waits", func(t *testing.T, s, other *Session) func() {
+		l := NewMutex(other, "/p/l")
+		c := NewCond(other, "/p/cond", l)
+		must(t, l.Lock(t.Context()))
+		async(func() error { return c.Wait(t.Context()) })
+		return func() { must(t, NewCond(s, "/p/cond", NewMutex(s, "/p/l")).Signal(t.Context())) }
+	}},
+	{"`Cond.Signal`, nobody waits", func(t *testing.T, s, other *Session) func() {
+		return func() { must(t, NewCond(s, "/p/cond", NewMutex(s, "/p/l")).Signal(t.Context())) }
+	}},
+	{"`Election.Campaign`, free", func(t *testing.T, s, other *Session) func() {
+		e := NewElection(s, "/p/e")
+		return func() { must(t, e.Campaign(t.Context())) }
+	}},
+	{"`Election.Resign`", func(t *testing.T, s, other *Session) func() {
+		e := NewElection(s, "/p/e")
+		must(t, e.Campaign(t.Context()))
+		return func() { must(t, e.Resign()) }
+	}},
+	{"`Election.Observe`, while nothing changes", func(t *testing.T, s, other *Session) func() {
+		must(t, NewElection(other, "/p/e").Campaign(t.Context()))
+		<-NewElection(s, "/p/e").Observe(t.Context())
+		return func() { idle() }
+	}},
+	{"`Barrier.Wait`, open", func(t *testing.T, s, other *Session) func() {
+		return func() { must(t, NewBarrier(s, "/p/b").Wait(t.Context())) }
+	}},
+	{"`Barrier.Wait`, closed and then opened", func(t *testing.T, s, other *Session) func() {
+		b := NewBarrier(other, "/p/b")
+		must(t, b.Close(t.Context()))
+		return func() {
+			through := async(func() error { return NewBarrier(s, "/p/b").Wait(t.Context()) })
+			synctest.Wait()
+			must(t, b.Open(t.Context()))
+			must(t, <-through)
+		}
+	}},
+	{"`Value.Load`", func(t *testing.T, s, other *Session) func() {
+		v := NewValue[int](s, "/p/v")
+		must(t, v.Store(t.Context(), 1))
+		return func() { _, _, err := v.Load(t.Context()); must(t, err) }
+	}},
+	{"`Value.Store`", func(t *testing.T, s, other *Session) func() {
+		v := NewValue[int](s, "/p/v")
+		must(t, v.Store(t.Context(), 1))
+		return func() { must(t, v.Store(t.Context(), 2)) }
+	}},
+	{"`Value.Update`", func(t *testing.T, s, other *Session) func() {
+		v := NewValue[int](s, "/p/v")
+		must(t, v.Store(t.Context(), 1))
+		return func() { _, err := v.Update(t.Context(), increment); must(t, err) }
+	}},
+	{"`Value.Watch`, while nothing changes", func(t *testing.T, s, other *Session) func() {
+		must(t, NewValue[int](other, "/p/v").Store(t.Context(), 1))
+		<-NewValue[int](s, "/p/v").Watch(t.Context())
+		return func() { idle() }
+	}},
+	{"`Queue.Recv`, while nothing comes", func(t *testing.T, s, other *Session) func() {
+		ctx, cancel := context.WithCancel(t.Context())
+		ch := NewQueue[int](s, "/p/q").Recv(ctx)
+		t.Cleanup(func() {
+			cancel()
+			for range ch {
+			}
+		})
+		return func() { idle() }
+	}},
+}
+
+// idle lets an hour pass.
+func idle() { time.Sleep(time.Hour) }
+
+// TestRequestCountsAreThoseOfTheTable measures each row of the table "Requests"
+// in docs/guarantees.md. Requests in the background count, pings do not.
+func TestRequestCountsAreThoseOfTheTable(t *testing.T) {
+	doc, err := os.ReadFile("docs/guarantees.md")
+	must(t, err)
+	_, section, _ := strings.Cut(string(doc), "\n## Requests\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	row := regexp.MustCompile(`(?m)^\| (.+?) \| (\d+)[ |]`)
+	table := make(map[string]int64)
+	for _, m := range row.FindAllStringSubmatch(section, -1) {
+		table[m[1]], _ = strconv.ParseInt(m[2], 10, 64)
+	}
+	for _, c := range costs {
+		want, ok := table[c.operation]
+		if delete(table, c.operation); !ok {
+			t.Errorf("the table has no row %q", c.operation)
+		}
+		t.Run(c.operation, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s, other := open(t, srv), open(t, srv)
+				must(t, NewMutex(s, "/p/keep").Lock(t.Context()))
+				for _, f := range []func(){
+					func() { m := NewMutex(s, "/p/m"); must(t, m.Lock(t.Context())); must(t, m.Unlock()) },
+					func() { m := NewRWMutex(s, "/p/rw"); must(t, m.Lock(t.Context())); must(t, m.Unlock()) },
+					func() { e := NewElection(s, "/p/e"); must(t, e.Campaign(t.Context())); must(t, e.Resign()) },
+				} {
+					f()
+				}
+				f := c.prepare(t, s, other)
+				synctest.Wait()
+				before := s.Stats().Requests
+				f()
+				synctest.Wait()
+				if got := s.Stats().Requests - before; got != want {
+					t.Errorf("%d requests, want %d", got, want)
+				}
+			})
+		})
+	}
+	for operation := range table {
+		t.Errorf("row %q is not measured", operation)
+	}
+}
