@@ -202,6 +202,35 @@ func TestMutexIsSharedWithTheLockOfGoZookeeper(t *testing.T) {
 	}
 }
 
+func TestSemaphoreIsSharedWithForeignOnes(t *testing.T) {
+	everywhere(t, func(t *testing.T, d driver, servers string) {
+		ctx, p := brief(t), d.mortal(t, servers, short)
+		path := fresh(p) + "/semaphore"
+		m := zsync.NewSemaphore(connect(t, servers), path, 2, zsync.WithLayout(layoutOf(d)))
+
+		check(t, "the program acquires one of two", p.Do("acquire p %s 2 10", path), "true")
+		must(t, "Acquire the other", m.Acquire(ctx, 1))
+		mustNot(t, "TryAcquire a third")(m.TryAcquire(ctx, 1))
+		check(t, "the program acquires a third", p.Do("acquire p3 %s 2 0.2", path), "false")
+
+		got := start(func(ctx context.Context) error { return m.Acquire(ctx, 1) }, ctx)
+		queued(t, m, 3)
+		p.Do("release p")
+		must(t, "Acquire after the program's release", <-got)
+		check(t, "the program acquires while zsync has both", p.Do("acquire p %s 2 0.2", path), "false")
+
+		p.Send("acquire p %s 2 20", path)
+		must(t, "Release", m.Release(1))
+		check(t, "the program acquires after Release", p.Ok(), "true")
+		must(t, "Release", m.Release(1))
+		mustNot(t, "TryAcquire both while the program has one")(m.TryAcquire(ctx, 2))
+		got = start(func(ctx context.Context) error { return m.Acquire(ctx, 2) }, ctx)
+		p.Kill()
+		must(t, "Acquire both after the program's death", <-got)
+		must(t, "Release", m.Release(2))
+	})
+}
+
 // elections are the kinds there are, and the driver's words for them.
 var elections = []struct {
 	driver
@@ -269,6 +298,142 @@ func TestBarrierIsSharedWithForeignOnes(t *testing.T) {
 		must(t, "Open", b.Open(ctx))
 		check(t, "the program passes after Open", p.Ok(), "true")
 	})
+}
+
+// queues are the kinds there are, and the driver's words for them.
+var queues = []struct {
+	driver
+	put, take string
+	layout    zsync.QueueLayout
+}{
+	{curator, "offer", "poll", zsync.LayoutSimpleQueue},
+	{curator, "put", "take", zsync.LayoutDistributedQueue},
+	{kazoo, "put", "take", zsync.LayoutKazooQueue},
+}
+
+func TestQueueIsSharedWithForeignOnes(t *testing.T) {
+	for name, open := range places() {
+		for _, k := range queues {
+			t.Run(fmt.Sprintf("%s/%s %s", name, k.name, k.put), func(t *testing.T) {
+				t.Parallel()
+				ctx, servers := brief(t), open(t).servers
+				p := k.program(t, servers, long)
+				path := fresh(p) + "/queue"
+				q := zsync.NewQueue[string](connect(t, servers), path, zsync.WithQueueLayout(k.layout), zsync.WithCodec(zsync.Raw))
+				var values []string
+				for i := range 20 {
+					values = append(values, fmt.Sprint("v", i))
+				}
+
+				// What it puts is received, and in order, by one who takes and by one who waits.
+				for _, v := range values {
+					p.Do("%s %s %s", k.put, path, v)
+				}
+				n, err := q.Len(ctx)
+				must(t, "Len", err)
+				check(t, "Len", fmt.Sprint(n), "20")
+				v, _, err := q.TryRecv(ctx)
+				must(t, "TryRecv", err)
+				check(t, "TryRecv", v, values[0])
+				inner, cancel := context.WithCancel(ctx)
+				received := q.Recv(inner)
+				for _, v := range values[1:] {
+					check(t, "Recv", <-received, v)
+				}
+				p.Do("%s %s late", k.put, path)
+				check(t, "Recv of what comes later", <-received, "late")
+				cancel()
+				for range received {
+				}
+
+				// What is sent it takes, in order.
+				must(t, "Send", q.Send(ctx, values[:10]...))
+				must(t, "Send", q.Send(ctx, values[10:]...))
+				for _, v := range values {
+					check(t, "the program takes", p.Do("%s %s", k.take, path), v)
+				}
+
+				// Beside each other, producers and consumers of both, each element goes to one.
+				taken := make(map[string]int)
+				var sent []string
+				inner, cancel = context.WithCancel(ctx)
+				received = q.Recv(inner)
+				for i := range 20 {
+					mine, theirs := fmt.Sprint("mine", i), fmt.Sprint("theirs", i)
+					must(t, "Send", q.Send(ctx, mine))
+					p.Do("%s %s %s", k.put, path, theirs)
+					sent = append(sent, mine, theirs)
+				}
+				for {
+					p.Send("%s %s", k.take, path)
+					if v, ok := soon(received); ok {
+						taken[v]++
+					}
+					v := p.Ok()
+					if v == "" {
+						break
+					}
+					taken[v]++
+				}
+				for v, ok := soon(received); ok; v, ok = soon(received) {
+					taken[v]++
+				}
+				cancel()
+				for v := range received {
+					taken[v]++
+				}
+				for _, v := range sent {
+					if taken[v] != 1 {
+						t.Errorf("%q was taken %d times", v, taken[v])
+					}
+				}
+			})
+		}
+	}
+}
+
+// soon receives what comes within a short time.
+func soon(ch <-chan string) (string, bool) {
+	select {
+	case v, ok := <-ch:
+		return v, ok
+	case <-time.After(100 * time.Millisecond):
+		return "", false
+	}
+}
+
+func TestQueuePrioritiesAreSharedWithForeignOnes(t *testing.T) {
+	for name, open := range places() {
+		for _, k := range queues {
+			if k.layout == zsync.LayoutSimpleQueue {
+				continue // has none
+			}
+			t.Run(name+"/"+k.name, func(t *testing.T) {
+				t.Parallel()
+				ctx, servers := brief(t), open(t).servers
+				p := k.program(t, servers, long)
+				base := fresh(p)
+				for i, takeTheirs := range []bool{true, false} {
+					path := fmt.Sprintf("%s/queue%d", base, i)
+					q := zsync.NewQueue[string](connect(t, servers), path,
+						zsync.WithQueueLayout(k.layout), zsync.WithCodec(zsync.Raw), zsync.WithPriorities(200))
+					must(t, "SendPriority", q.SendPriority(ctx, 150, "d"))
+					p.Do("%s %s c 100", k.put, path)
+					must(t, "SendPriority", q.SendPriority(ctx, 10, "b"))
+					p.Do("%s %s a 9", k.put, path)
+					for _, want := range []string{"a", "b", "c", "d"} {
+						if takeTheirs {
+							check(t, "the program takes", p.Do("%s %s", k.take, path), want)
+							continue
+						}
+						v, _, err := q.TryRecv(ctx)
+						must(t, "TryRecv", err)
+						check(t, "TryRecv", v, want)
+					}
+				}
+			})
+		}
+	}
 }
 
 // bigEndian is a codec of the forms in which Curator stores numbers: 4 bytes for
