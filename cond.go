@@ -37,16 +37,17 @@ import (
 //
 // Each waiter has one ephemeral, sequential znode, path/_c_<uuid>-wait-<seq>,
 // whose data is the owner ([WithOwner]). A signal to it is the persistent znode
-// path/<uuid>-wait-<seq>-signal, made with a change of the waiter's own data,
-// which is then the owner who signalled. A signal whose waiter is gone has not
-// been taken and is passed on. path and its parents are containers.
+// path/<uuid>-wait-<seq>-signal, made together with a write to the waiter's own
+// znode, which empties that and wakes its owner. A signal whose waiter is gone
+// has not been taken and is passed on. path and its parents are containers.
 //
 // Wait costs 3 requests, 1 more if others wait ahead and 1 more when one of them
 // goes, besides an Unlock and a Lock of L; and 1 when it is woken. It is told by
 // one notification that it is woken, and by one that the waiter ahead of it has
 // gone: somebody must look after a signal that the dead had not taken, and only
 // another waiter is sure to be there. Signal costs 3 requests and a deletion in
-// the background, or 2 if nobody waits; Broadcast the same for each few hundred.
+// the background, or 2 if nobody waits; Broadcast 3, and 1 more for each further
+// thousand that wait.
 //
 // ZooKeeper has no recipe for it. The protocol is:
 //
@@ -430,10 +431,11 @@ func (c *Cond) pass(ctx context.Context, inc *incarnation, names []string, path 
 	return unlessChanged(c.multi(ctx, inc, ops))
 }
 
-// mark returns what gives w a signal. It fails if w has one, or is gone.
+// mark returns what gives w a signal. It fails if w has one, or is gone. data is
+// empty, or the zxid with which a signal that is passed on was first given.
 func (c *Cond) mark(w child, data string) []any {
 	return []any{
-		&zk.SetDataRequest{Path: childPath(c.line.dir, w.name), Data: []byte(c.s.cfg.owner), Version: 0},
+		&zk.SetDataRequest{Path: childPath(c.line.dir, w.name), Version: 0},
 		&zk.CreateRequest{Path: c.signalPath(w), Data: []byte(data), Acl: c.s.cfg.acl},
 	}
 }
@@ -487,9 +489,11 @@ func (c *Cond) signal(ctx context.Context) error {
 // waiting returns those that can be given a signal, in their order, after those
 // signals were passed on that were given before.
 //
-// It reads what every waiter has written that had unlocked L before Signal was
-// called, whichever way the caller knows of that: so the server must have caught
-// up with the leader.
+// Whoever had unlocked L before Signal was called must be among them, whichever
+// way the caller knows of that: hence the sync, which brings the server up to
+// the leader. A caller that holds L through the same session needs it not: the
+// waiter's create is older than the deletion that let the caller have L, and the
+// caller's server has seen that one.
 func (c *Cond) waiting(ctx context.Context) ([]child, error) {
 	var waiting []child
 	err := c.s.during(ctx, func(inc *incarnation) error {
@@ -524,7 +528,7 @@ func (c *Cond) broadcast(ctx context.Context) error {
 		n := 0
 		for size := 0; n < len(todo) && size < maxPacket/2; n++ {
 			ops = append(ops, c.mark(todo[n], "")...)
-			size += 2*c.s.sizeOf(c.line.dir, nil) + 2*len(todo[n].name) + len(c.s.cfg.owner)
+			size += 2 * c.s.sizeOf(c.signalPath(todo[n]), nil)
 		}
 		err = c.s.during(ctx, func(inc *incarnation) error { return c.multi(ctx, inc, ops) })
 		if err == nil {
@@ -543,12 +547,19 @@ func (c *Cond) broadcast(ctx context.Context) error {
 	return err
 }
 
-// Contenders returns who waits, in their order. It costs one listing and one
-// read for each.
+// Contenders returns who waits and has not been signalled, in their order. It
+// costs 3 requests and one read for each.
 func (c *Cond) Contenders(ctx context.Context) ([]Contender, error) {
 	if c.err != nil {
 		return nil, opError("contenders", c.path, c.err)
 	}
+	waiting, err := c.waiting(ctx)
+	if err != nil {
+		return nil, opError("contenders", c.path, err)
+	}
 	cs, err := c.line.contenders(ctx, func([]child, int) (Mode, bool) { return ModeExclusive, false })
+	cs = slices.DeleteFunc(cs, func(d Contender) bool {
+		return !slices.ContainsFunc(waiting, func(w child) bool { return w.name == d.Node })
+	})
 	return cs, opError("contenders", c.path, err)
 }

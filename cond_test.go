@@ -214,6 +214,185 @@ func TestASessionThatExpiresDuringWaitIsASpuriousWakeUp(t *testing.T) {
 	})
 }
 
+func TestAWaiterWhoseZnodeOrTreeIsDeletedWakesUp(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		_, woken := sleepers(t, srv, 2)
+		s := open(t, srv)
+		for _, name := range childrenOf(t, s, "/c") {
+			must(t, live(t, s).removeNow(t.Context(), "/c/"+name))
+		}
+		must(t, live(t, s).removeNow(t.Context(), "/c"))
+		must(t, <-woken[0])
+		must(t, <-woken[1])
+		wantEmpty(t, s)
+	})
+}
+
+// An Unlock that gets no answer is none of ctx's business.
+func TestWaitEndsWithItsContextThoughTheServerDoesNotAnswerUnlock(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		c := newCond(s)
+		must(t, c.L.Lock(t.Context()))
+		srv.Intercept(first(zktest.Hang, op(zktest.OpDelete)))
+		begun := time.Now()
+		wantErr(t, c.Wait(within(t, time.Second)), context.DeadlineExceeded)
+		if d := time.Since(begun); d > 1100*time.Millisecond {
+			t.Errorf("it took %v", d)
+		}
+		time.Sleep(3 * testTimeout)
+		wantErr(t, c.L.Unlock(), ErrNotLocked)
+		wantEmpty(t, s)
+	})
+}
+
+// A localLocker is a Locker that knows nothing of ZooKeeper.
+type localLocker chan struct{}
+
+func (l localLocker) Lock(ctx context.Context) error {
+	select {
+	case l <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctxErr(ctx)
+	}
+}
+
+func (l localLocker) Unlock() error {
+	select {
+	case <-l:
+		return nil
+	default:
+		return ErrNotLocked
+	}
+}
+
+func TestCondWorksWithAnyLocker(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, o := open(t, srv), open(t, srv)
+		for name, l := range map[string]Locker{
+			"write lock":            NewRWMutex(s, "/rw"),
+			"read lock":             NewRWMutex(s, "/rw").RLocker(),
+			"mutex of kazoo's":      NewMutex(s, "/k", WithLayout(LayoutKazoo)),
+			"mutex, strictly":       NewMutex(s, "/l", WithHandoffs(0)),
+			"mutex, other session":  NewMutex(o, "/l"),
+			"one of this process":   make(localLocker, 1),
+			"one that sync has too": localSync{new(sync.Mutex)},
+		} {
+			c := NewCond(s, "/c", l)
+			woken := async(func() error { return waitOnce(t.Context(), c) })
+			pendingStill(t, woken)
+			must(t, l.Lock(t.Context())) // it was given up
+			must(t, c.Signal(t.Context()))
+			pendingStillUnlessShared(t, name, woken)
+			must(t, l.Unlock())
+			must(t, <-woken)
+			must(t, l.Lock(t.Context())) // and is given up again
+			must(t, l.Unlock())
+		}
+		wantEmpty(t, s)
+	})
+}
+
+// pendingStillUnlessShared fails if Wait has returned while the lock is held by
+// another, but for a lock that both can hold.
+func pendingStillUnlessShared(t *testing.T, name string, woken <-chan error) {
+	t.Helper()
+	if name != "read lock" {
+		pendingStill(t, woken)
+	}
+}
+
+// localSync makes a Locker of a sync.Mutex.
+type localSync struct{ mu *sync.Mutex }
+
+func (l localSync) Lock(ctx context.Context) error {
+	for !l.mu.TryLock() { // a goroutine that waits in sync's Lock stops a bubble's clock
+		select {
+		case <-time.After(time.Millisecond):
+		case <-ctx.Done():
+			return ctxErr(ctx)
+		}
+	}
+	return nil
+}
+
+func (l localSync) Unlock() error { l.mu.Unlock(); return nil }
+
+func TestBroadcastReachesMoreThanFitIntoOneTransaction(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		c := NewCond(s, "/"+strings.Repeat("long", 15_000), make(localLocker, 1))
+		var woken []<-chan error
+		for range 12 {
+			woken = append(woken, async(func() error { return waitOnce(t.Context(), c) }))
+		}
+		synctest.Wait()
+		before := srv.Counts()
+		must(t, c.Broadcast(t.Context()))
+		if n := srv.Counts().Sub(before).Requests["multi"]; n < 3 {
+			t.Errorf("%d transactions", n)
+		}
+		for _, w := range woken {
+			must(t, <-w)
+		}
+	})
+}
+
+func TestCondWakesInOrderAnywhere(t *testing.T) {
+	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
+		ctx := within(t, 60*time.Second)
+		sessions := []*Session{connect(), connect(), connect()}
+		c := newCond(sessions[0])
+		const n = 12
+		var mu sync.Mutex
+		var order []int // guarded by mu
+		var wg sync.WaitGroup
+		await := func(ready func() bool) {
+			for !ready() && ctx.Err() == nil {
+				pause(t, 5*time.Millisecond)
+			}
+		}
+		for i := range n {
+			wg.Go(func() {
+				if err := waitOnce(ctx, newCond(sessions[i%3])); err != nil {
+					t.Error(err)
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				order = append(order, i)
+			})
+			await(func() bool { cs, err := c.Contenders(ctx); return err != nil || len(cs) == i+1 })
+		}
+		cs, err := c.Contenders(ctx)
+		must(t, err)
+		for i, waiter := range cs {
+			if waiter.Session != sessions[i%3].ID() || waiter.Owner == "" || waiter.Holding {
+				t.Errorf("contender %d is %+v", i, waiter)
+			}
+		}
+		for i := range n / 2 {
+			must(t, c.Signal(ctx))
+			await(func() bool { mu.Lock(); defer mu.Unlock(); return len(order) == i+1 })
+		}
+		if cs, err := c.Contenders(ctx); len(cs) != n/2 || err != nil {
+			t.Errorf("%d contenders are left, %v", len(cs), err)
+		}
+		must(t, c.Broadcast(ctx))
+		wg.Wait()
+		for i, who := range order[:n/2] {
+			if who != i {
+				t.Errorf("woken in the order %v", order)
+				break
+			}
+		}
+		await(func() bool { return len(childrenOf(t, sessions[0], "/c")) == 0 })
+		if left := childrenOf(t, sessions[0], "/c"); len(left) != 0 {
+			t.Errorf("%q are left", left)
+		}
+	})
+}
+
 func TestWaitInsideDoTakesTheLockAgain(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
@@ -227,58 +406,159 @@ func TestWaitInsideDoTakesTheLockAgain(t *testing.T) {
 	})
 }
 
-func TestALostReplyOfSignalWakesOne(t *testing.T) {
-	for _, fault := range []zktest.Action{zktest.DropRequest, zktest.DropReply} {
-		for _, lose := range []bool{false, true} { // the session with it
-			bubble(t, func(t *testing.T, srv *zktest.Server) {
-				ss, woken := sleepers(t, srv, 3)
-				s := open(t, srv)
-				id := s.ID()
-				var hit atomic.Bool
-				srv.Intercept(func(r zktest.Request) zktest.Action {
-					switch {
-					case r.Session == id && r.Op == zktest.OpMulti && !hit.Swap(true):
-						return fault
-					case r.Session == id && r.Op == zktest.OpConnect && lose:
-						return zktest.Fail(zktest.CodeSessionExpired)
-					}
-					return zktest.Pass
+// A mishap is what befalls a request of a session.
+type mishap struct {
+	name   string
+	strike func(srv *zktest.Server, session int64) zktest.Action
+}
+
+var mishaps = []mishap{
+	{"request lost", func(*zktest.Server, int64) zktest.Action { return zktest.DropRequest }},
+	{"reply lost", func(*zktest.Server, int64) zktest.Action { return zktest.DropReply }},
+	{"session ended before", func(srv *zktest.Server, id int64) zktest.Action {
+		srv.Expire(id)
+		return zktest.DropRequest
+	}},
+	{"session ended after", func(srv *zktest.Server, id int64) zktest.Action {
+		time.AfterFunc(time.Nanosecond, func() { srv.Expire(id) })
+		return zktest.DropReply
+	}},
+	{"cut off until the session is over", func(srv *zktest.Server, id int64) zktest.Action {
+		srv.Partition(id)
+		time.AfterFunc(3*testTimeout, func() { srv.Heal(id) })
+		return zktest.Pass
+	}},
+}
+
+// eachRequest runs f once for each mishap and each request that it can befall.
+// These are the requests of the session, as it was then, for which f calls arm,
+// in their order from there on.
+func eachRequest(t *testing.T, f func(t *testing.T, srv *zktest.Server, arm func(*Session))) {
+	t.Helper()
+	for _, m := range mishaps {
+		for k := int64(1); ; k++ {
+			var seen, victim atomic.Int64
+			ok := t.Run(fmt.Sprintf("%s %d", m.name, k), func(t *testing.T) {
+				bubble(t, func(t *testing.T, srv *zktest.Server) {
+					srv.Intercept(func(r zktest.Request) zktest.Action {
+						switch r.Op {
+						case zktest.OpConnect, zktest.OpPing, zktest.OpCloseSession, zktest.OpSetWatches:
+							return zktest.Pass
+						}
+						if id := victim.Load(); id == 0 || r.Session != id || seen.Add(1) != k {
+							return zktest.Pass
+						}
+						return m.strike(srv, r.Session)
+					})
+					f(t, srv, func(s *Session) { victim.Store(s.ID()) })
 				})
-				must(t, newCond(s).Signal(t.Context()))
-				must(t, <-woken[0])
-				time.Sleep(5 * testTimeout)
-				pendingStill(t, woken[1])
-				must(t, newCond(ss[0]).Broadcast(t.Context()))
-				must(t, <-woken[1])
-				must(t, <-woken[2])
-				wantEmpty(t, ss[0])
 			})
+			if !ok || seen.Load() < k {
+				break
+			}
 		}
 	}
 }
 
-func TestALostReplyOfBroadcastOrOfAWakeUpIsResolved(t *testing.T) {
-	for _, fault := range []zktest.Action{zktest.DropRequest, zktest.DropReply} {
-		bubble(t, func(t *testing.T, srv *zktest.Server) {
-			ss, woken := sleepers(t, srv, 3)
-			s := open(t, srv)
-			var hit sync.Map // each session loses its first transaction
-			srv.Intercept(func(r zktest.Request) zktest.Action {
-				if r.Op == zktest.OpMulti {
-					if _, was := hit.LoadOrStore(r.Session, true); !was {
-						return fault
-					}
-				}
-				return zktest.Pass
-			})
-			must(t, newCond(s).Broadcast(t.Context()))
-			for _, w := range woken {
-				must(t, <-w)
-			}
-			time.Sleep(time.Minute)
-			wantEmpty(t, ss[0])
-		})
+func TestAWaiterIsWokenWhateverBefallsItsRequests(t *testing.T) {
+	eachRequest(t, func(t *testing.T, srv *zktest.Server, arm func(*Session)) {
+		a, b, s := open(t, srv), open(t, srv), open(t, srv)
+		ca := newCond(a)
+		must(t, ca.L.Lock(t.Context()))
+		arm(a)
+		first := async(func() error { return errors.Join(ca.Wait(t.Context()), ignoreLost(ca.L.Unlock())) })
+		time.Sleep(time.Second)
+		second := async(func() error { return waitOnce(t.Context(), newCond(b)) })
+		time.Sleep(3 * testTimeout) // by now it has had the lock
+		// One for each. If the first has woken for nothing there is one too many.
+		must(t, newCond(s).Signal(t.Context()))
+		must(t, newCond(s).Signal(t.Context()))
+		must(t, <-first)
+		must(t, <-second)
+		time.Sleep(5 * testTimeout)
+		must(t, newCond(s).Signal(t.Context())) // to nobody: whatever is left is tidied up
+		wantEmpty(t, s)
+	})
+}
+
+func TestASignalPassesFromOneThatGivesUpWhateverBefallsItsRequests(t *testing.T) {
+	eachRequest(t, func(t *testing.T, srv *zktest.Server, arm func(*Session)) {
+		a, b, s := open(t, srv), open(t, srv), open(t, srv)
+		ctx, cancel := context.WithCancel(t.Context())
+		first := async(func() error { return waitOnce(ctx, newCond(a)) })
+		synctest.Wait()
+		second := async(func() error { return waitOnce(t.Context(), newCond(b)) })
+		synctest.Wait()
+		c := newCond(s)
+		must(t, c.L.Lock(t.Context()))
+		must(t, c.Signal(t.Context()))
+		synctest.Wait() // the first is woken, and waits for the lock
+		arm(a)
+		cancel()
+		begun := time.Now()
+		wantErr(t, <-first, context.Canceled)
+		if d := time.Since(begun); d > 100*time.Millisecond {
+			t.Errorf("it took %v to give up", d)
+		}
+		must(t, c.L.Unlock())
+		must(t, <-second)
+		time.Sleep(5 * testTimeout)
+		wantEmpty(t, s)
+	})
+}
+
+func TestASignalToTheDeadIsPassedOnWhateverBefallsTheRequestsOfWhoDoesIt(t *testing.T) {
+	eachRequest(t, func(t *testing.T, srv *zktest.Server, arm func(*Session)) {
+		ss, woken := sleepers(t, srv, 3)
+		must(t, ss[2].Close()) // will not do it instead
+		wantErr(t, <-woken[2], ErrClosed)
+		srv.Partition(ss[0].ID())
+		s := open(t, srv)
+		must(t, newCond(s).Signal(t.Context()))
+		arm(ss[1])
+		must(t, <-woken[1])
+		time.Sleep(5 * testTimeout)
+		must(t, newCond(s).Signal(t.Context())) // to nobody: whatever is left is tidied up
+		wantEmpty(t, s)
+	})
+}
+
+func TestSignalWakesOneWhateverBefallsItsRequests(t *testing.T) {
+	eachRequest(t, func(t *testing.T, srv *zktest.Server, arm func(*Session)) {
+		ss, woken := sleepers(t, srv, 3)
+		s := open(t, srv)
+		arm(s)
+		must(t, newCond(s).Signal(t.Context()))
+		must(t, <-woken[0])
+		time.Sleep(5 * testTimeout)
+		pendingStill(t, woken[1])
+		must(t, newCond(ss[0]).Broadcast(t.Context()))
+		must(t, <-woken[1])
+		must(t, <-woken[2])
+		wantEmpty(t, ss[0])
+	})
+}
+
+func TestBroadcastWakesAllWhateverBefallsItsRequests(t *testing.T) {
+	eachRequest(t, func(t *testing.T, srv *zktest.Server, arm func(*Session)) {
+		ss, woken := sleepers(t, srv, 3)
+		s := open(t, srv)
+		arm(s)
+		must(t, newCond(s).Broadcast(t.Context()))
+		for _, w := range woken {
+			must(t, <-w)
+		}
+		time.Sleep(5 * testTimeout)
+		wantEmpty(t, ss[0])
+	})
+}
+
+// ignoreLost drops ErrLost.
+func ignoreLost(err error) error {
+	if errors.Is(err, ErrLost) {
+		return nil
 	}
+	return err
 }
 
 // The waiter looks for what it made by a part of the name, and the signal to it
@@ -286,6 +566,7 @@ func TestALostReplyOfBroadcastOrOfAWakeUpIsResolved(t *testing.T) {
 func TestASignalIsNotTakenForTheWaiterWhoseCreateHadNoReply(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, o := open(t, srv), open(t, srv)
+		must(t, live(t, o).makeDir(t.Context(), "/c"))
 		id := s.ID()
 		lost := first(zktest.DropReply, func(r zktest.Request) bool {
 			return r.Session == id && r.Op == zktest.OpCreate && strings.HasPrefix(r.Path, "/c/")
