@@ -1015,3 +1015,103 @@ func TestCase13ADialerThatReturnsNothingIsAnError(t *testing.T) {
 		}
 	})
 }
+
+func TestCase08WaitsThatEndWithoutAConnectionLeaveNoWatches(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		inc := live(t, s)
+		var ws []*watch
+		for i := range 1000 {
+			w := inc.hub.join(watchKey{watchExists, fmt.Sprintf("/n%d", i)})
+			_, err := inc.exists(t.Context(), w.key.path)
+			must(t, err)
+			ws = append(ws, w)
+		}
+		srv.Stop()
+		synctest.Wait()
+		for _, w := range ws {
+			inc.hub.leave(w)
+		}
+		synctest.Wait()
+		srv.Restart()
+		_, err := inc.exists(t.Context(), "/x")
+		must(t, err)
+		synctest.Wait()
+		if got := s.Stats().Watches; got > maxIdleWatches {
+			t.Errorf("the client keeps %d watches, want %d at most", got, maxIdleWatches)
+		}
+		if got := srv.Counts().Watches; got > maxIdleWatches {
+			t.Errorf("the server keeps %d watches, want %d at most", got, maxIdleWatches)
+		}
+	})
+}
+
+func TestCase08AReadThatIsAbandonedOnItsWayLeavesNoWatchToo(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		inc := live(t, s)
+		srv.SetLatency(10 * time.Millisecond)
+		for i := range 1000 {
+			w := inc.hub.join(watchKey{watchExists, fmt.Sprintf("/n%d", i)})
+			_, err := inc.exists(within(t, time.Millisecond), w.key.path)
+			wantErr(t, err, context.DeadlineExceeded)
+			inc.hub.leave(w)
+		}
+		time.Sleep(time.Second)
+		w := inc.hub.join(watchKey{watchExists, "/last"})
+		_, err := inc.exists(t.Context(), w.key.path)
+		must(t, err)
+		inc.hub.leave(w)
+		time.Sleep(time.Minute)
+		if got := srv.Counts().Watches; got > maxIdleWatches {
+			t.Errorf("the server keeps %d watches, want %d at most", got, maxIdleWatches)
+		}
+	})
+}
+
+func TestCase31TheLeaderIsTheFirstEvenWhereTheServerRepeatsTheLastNumber(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		observer := NewElection(s, "/e")
+		must(t, NewElection(s, "/e").Campaign(within(t, time.Second)))
+		var numbers = []int32{math.MaxInt32, math.MinInt32, math.MaxInt32, math.MaxInt32}
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpCreate {
+				srv.SetSequence("/e", numbers[0])
+				numbers = numbers[1:]
+			}
+			return zktest.Pass
+		})
+		es := make([]*Election, 4)
+		won := make(chan int, len(es))
+		for i := range es {
+			es[i] = NewElection(s, "/e", WithID(fmt.Sprint(i)))
+			go func() {
+				if err := es[i].Campaign(t.Context()); err == nil {
+					won <- i
+				}
+			}()
+			synctest.Wait()
+		}
+		// The one from before leads still, then each in the order of arrival.
+		for _, name := range childrenOf(t, s, "/e") {
+			if strings.HasSuffix(name, "0000000000") {
+				must(t, live(t, s).removeNow(t.Context(), "/e/"+name))
+			}
+		}
+		for i := range es {
+			if got := <-won; got != i {
+				t.Errorf("turn %d went to candidate %d", i, got)
+			}
+			c, err := observer.Leader(t.Context())
+			must(t, err)
+			if c.Owner != fmt.Sprint(i) {
+				t.Errorf("candidate %d leads, and Leader names %s", i, c.Owner)
+			}
+			if c := <-observer.Observe(within(t, time.Second)); c.Owner != fmt.Sprint(i) {
+				t.Errorf("candidate %d leads, and Observe names %s", i, c.Owner)
+			}
+			must(t, es[i].Resign())
+		}
+	})
+}

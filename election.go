@@ -431,9 +431,9 @@ func (l *line) first(ctx context.Context, inc *incarnation) (string, error) {
 	if err != nil && !isNoNode(err) {
 		return "", err
 	}
-	all := parseChildren(names, l.bases...)
-	if len(all) == 0 {
-		return "", nil
+	all, err := l.inOrder(ctx, inc, names)
+	if err != nil || len(all) == 0 {
+		return "", err
 	}
 	return all[0].name, nil
 }

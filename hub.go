@@ -78,6 +78,8 @@ type watch struct {
 	missing bool          // it was set by an exists that found nothing; guarded by hub.mu
 }
 
+func newWatch(key watchKey) *watch { return &watch{key: key, fired: make(chan struct{})} }
+
 func newHub(remove func(watchKey), spawn func(func())) *hub {
 	return &hub{
 		remove:  remove,
@@ -93,7 +95,7 @@ func (h *hub) join(key watchKey) *watch {
 	defer h.mu.Unlock()
 	w := h.watches[key]
 	if w == nil {
-		w = &watch{key: key, fired: make(chan struct{})}
+		w = newWatch(key)
 		h.watches[key] = w
 	}
 	w.waiters++
@@ -126,8 +128,7 @@ func (h *hub) leaveLocked(w *watch) {
 		return
 	}
 	if !w.armed {
-		// A read that was sent may still set it. Then the server has a watch
-		// of which we know nothing: it fires once, to nobody, and is gone.
+		// A read that was sent may still set it. See answered.
 		delete(h.watches, w.key)
 		return
 	}
@@ -185,18 +186,19 @@ func (h *hub) wants(key watchKey) bool {
 // with code. It runs in the reading goroutine, so events that the server sent
 // later are processed later.
 func (h *hub) answered(key watchKey, code int32) {
+	set := code == 0 || code == errCodeNoNode && key.kind == watchExists
+	if !set {
+		return
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	w := h.watches[key]
-	switch {
-	case w == nil:
-		// All have left. See leave.
-	case code == 0:
-		w.armed, w.missing = true, false
-	case code == errCodeNoNode && key.kind == watchExists:
-		w.armed, w.missing = true, true
+	if w == nil { // all have left before the server had it
+		w = newWatch(key)
+		h.watches[key] = w
 	}
-	if w != nil && w.armed && w.waiters == 0 {
+	w.armed, w.missing = true, code != 0
+	if w.waiters == 0 {
 		h.idle[key] = struct{}{}
 	}
 }

@@ -358,7 +358,9 @@ func (inc *incarnation) removeWatch(key watchKey) {
 	inc.mu.Unlock()
 	if l != nil && l.shook.Load() {
 		l.removeWatch(key)
+		return
 	}
+	inc.hub.forget(key) // and will not set it again
 }
 
 // createSent is told that a create request has been written to the socket.
