@@ -154,14 +154,14 @@ var errMoved = errors.New("the lock was downgraded at the same time")
 // txn applies ops if h still stands, in one transaction with the proof.
 func (h *hold) txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
 	m, inc := h.line.m, h.place.inc
-	ops, _, err := m.checkOps(ops)
+	path := h.at()
+	ops, _, err := m.checkOps(ops, path, childPath(h.line.dir, receiptName))
 	if err != nil {
 		return nil, err
 	}
 	if err := h.err(); err != nil {
 		return nil, err
 	}
-	path := h.at()
 	proof := &zk.CheckVersionRequest{Path: path, Version: -1}
 	rs, err := inc.commit(ctx, h.line.dir, append([]any{proof}, ops...))
 	if len(rs) > 0 {

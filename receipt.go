@@ -38,45 +38,38 @@ func (m *manager) commit(ctx context.Context, ops []any) ([]zk.MultiResponse, er
 func (inc *incarnation) commit(ctx context.Context, dir string, ops []any) ([]zk.MultiResponse, error) {
 	receipt := childPath(dir, protectedName(newGUID(), "txn"))
 	all := append([]any{&zk.CreateRequest{Path: receipt, Acl: inc.m.cfg.acl, Flags: zk.FlagEphemeral}}, ops...)
-	multi := func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(all...) }
-	for try, open := 0, false; ; try++ {
-		p, err := begin(ctx, inc, multi)
-		if err != nil {
-			if open && errors.Is(err, errEnded) {
-				err = ErrLost
-			}
-			return nil, err
+	open := false // an attempt without a reply may have been applied, or may be yet
+	for try := 0; ; try++ {
+		var rs []zk.MultiResponse
+		p, err := begin(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(all...) })
+		if err == nil {
+			rs, err = p.wait(ctx, inc)
+			open = open || outcomeOf(err) == unknown
 		}
-		rs, err := p.wait(ctx, inc)
 		switch {
 		case err == nil:
 			inc.remove(receipt)
 			return inc.m.bareResponses(rs[1:]), nil
-		case errors.Is(err, errEnded):
-			return nil, ErrLost
-		case ctx.Err() != nil:
-			inc.m.spawn(func() { // the receipt may have been made, or be made yet
-				<-p.done
-				inc.removeNow(inc.ctx, receipt)
-			})
-			return nil, ctxErr(ctx)
-		case isNodeExists(err) && len(rs) > 0 && isNodeExists(rs[0].Error):
+		case len(rs) > 0 && isNodeExists(rs[0].Error):
 			inc.remove(receipt)
 			return inc.m.bareResponses(presumed(ops)), nil
 		case outcomeOf(err) == answered:
-			if len(rs) > 0 {
-				rs = rs[1:]
+			return inc.m.bareResponses(rs[min(len(rs), 1):]), err
+		case !errors.Is(err, errEnded) && ctx.Err() == nil:
+			if err = inc.pause(ctx, try); err == nil {
+				continue
 			}
-			return inc.m.bareResponses(rs), err
-		case outcomeOf(err) == unknown:
-			open = true
 		}
-		if err := inc.pause(ctx, try); err != nil {
-			if open && errors.Is(err, errEnded) {
-				err = ErrLost
+		switch {
+		case !errors.Is(err, errEnded):
+			if open {
+				inc.discard(p, []string{receipt}).await(grace)
 			}
-			return nil, err
+			return nil, ctxErr(ctx)
+		case open:
+			return nil, endError(context.Cause(inc.ctx))
 		}
+		return nil, err
 	}
 }
 
@@ -103,8 +96,9 @@ func (m *manager) bareResponses(rs []zk.MultiResponse) []zk.MultiResponse {
 }
 
 // checkOps refuses operations that cannot be sent, gives the others the chroot
-// and says beside which path a receipt can be made.
-func (m *manager) checkOps(ops []any) (full []any, dir string, err error) {
+// and says beside which path a receipt can be made. extra are the server's paths
+// of what else will be named in the transaction.
+func (m *manager) checkOps(ops []any, extra ...string) (full []any, dir string, err error) {
 	if len(ops) == 0 {
 		return nil, "", invalid("a transaction needs at least one operation")
 	}
@@ -138,14 +132,14 @@ func (m *manager) checkOps(ops []any) (full []any, dir string, err error) {
 			}
 			full[i] = &zk.DeleteRequest{Path: m.full(op.Path), Version: op.Version}
 			path = op.Path
-			size += m.sizeOf(path, nil)
+			size += m.sizeOf(m.full(path), nil)
 		case *zk.CheckVersionRequest:
 			if op == nil {
 				return nil, "", invalid("operation %d is nil", i)
 			}
 			full[i] = &zk.CheckVersionRequest{Path: m.full(op.Path), Version: op.Version}
 			path = op.Path
-			size += m.sizeOf(path, nil)
+			size += m.sizeOf(m.full(path), nil)
 		default:
 			return nil, "", invalid("operation %d is a %T; want *zk.CreateRequest, *zk.SetDataRequest, *zk.DeleteRequest or *zk.CheckVersionRequest", i, op)
 		}
@@ -156,11 +150,17 @@ func (m *manager) checkOps(ops []any) (full []any, dir string, err error) {
 			return nil, "", fmt.Errorf("operation %d: %w", i, err)
 		}
 	}
+	for _, path := range append(extra, childPath(dir, receiptName)) {
+		size += m.sizeOf(path, nil)
+	}
 	if size > maxPacket {
 		return nil, "", fmt.Errorf("transaction of %d operations: %w", len(ops), ErrTooLarge)
 	}
 	return full, dir, nil
 }
+
+// receiptName is as long as the name of a receipt.
+const receiptName = "_c_xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx-txn"
 
 // checkOpPath is checkPath, but the path of a sequential create may end in a
 // slash: the number is then the whole name.
@@ -168,7 +168,7 @@ func checkOpPath(op any, path string) error {
 	if c, ok := op.(*zk.CreateRequest); ok && c.Flags&zk.FlagSequence != 0 && len(path) > 1 && path[len(path)-1] == '/' {
 		path += "0"
 	}
-	return checkPath(path)
+	return checkPathText(path)
 }
 
 // commitOnce applies ops in one transaction, exactly once, through as many
