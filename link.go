@@ -2,6 +2,7 @@ package zsync
 
 import (
 	"bufio"
+	"crypto/tls"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -371,8 +372,16 @@ func (l *link) clip(t time.Time) time.Time {
 	return t
 }
 
-// Close closes the socket. It may be called by anyone, any number of times.
+// Close closes the socket. It may be called by anyone, any number of times. It
+// does not wait for TLS to say goodbye, which a server that is away would not
+// hear: nothing may be sent any more from here on.
 func (l *link) Close() error {
-	l.closeOnce.Do(func() { l.closeError = l.Conn.Close() })
+	l.closeOnce.Do(func() {
+		c := l.Conn
+		if t, ok := c.(*tls.Conn); ok {
+			c = t.NetConn()
+		}
+		l.closeError = c.Close()
+	})
 	return l.closeError
 }

@@ -265,7 +265,7 @@ func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context) error) error
 	if m.err == nil && f == nil {
 		return opError("do", m.path, invalid("the function is nil"))
 	}
-	if m.err == nil && m.holderOf(ctx) != nil {
+	if m.err == nil && ctx.Err() == nil && m.holderOf(ctx) != nil {
 		return f(ctx)
 	}
 	if err := m.Lock(ctx); err != nil {

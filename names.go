@@ -137,9 +137,22 @@ func parentPath(p string) string { return path.Dir(p) }
 // baseName returns the last element of p.
 func baseName(p string) string { return path.Base(p) }
 
-// checkPath refuses what ZooKeeper would refuse, and the root, which can carry
-// no primitive. The rules are those of ZooKeeper's PathUtils.
+// maxPath bounds the paths of primitives and the chroot, so that a request which
+// names many of their znodes stays below the packet limit.
+const maxPath = 2048
+
+// checkPath refuses what ZooKeeper would refuse, the root, which can carry no
+// primitive, and what is too long.
 func checkPath(p string) error {
+	if len(p) > maxPath {
+		return invalid("path of %d bytes is too long; the limit is %d", len(p), maxPath)
+	}
+	return checkPathText(p)
+}
+
+// checkPathText is checkPath but for the length. The rules are those of
+// ZooKeeper's PathUtils.
+func checkPathText(p string) error {
 	switch {
 	case p == "":
 		return invalid("path is empty; want an absolute path such as /locks/nightly")

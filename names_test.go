@@ -89,6 +89,8 @@ func TestCheckPathNamesTheRule(t *testing.T) {
 		"/a\xff":       "UTF-8",
 		"/a\ufffeb":    "U+FFFE",
 		"/a/b\u0001/c": "U+0001",
+
+		"/" + strings.Repeat("x", maxPath): "too long",
 	} {
 		err := checkPath(p)
 		if err == nil || !strings.Contains(err.Error(), rule) {

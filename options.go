@@ -26,6 +26,7 @@ type config struct {
 	retry         Backoff
 	observer      Observer
 	lossOnSuspend bool
+	err           error // of an option
 }
 
 type auth struct {
@@ -48,6 +49,8 @@ func newConfig(opts []Option) (config, error) {
 		o(&c)
 	}
 	switch {
+	case c.err != nil:
+		return c, c.err
 	case c.timeout < time.Millisecond || c.timeout > math.MaxInt32*time.Millisecond:
 		return c, invalid("session timeout %v is out of range; want from 1ms to %v", c.timeout, math.MaxInt32*time.Millisecond)
 	case len(c.acl) == 0:
@@ -59,8 +62,11 @@ func newConfig(opts []Option) (config, error) {
 		return c, err
 	}
 	for _, a := range c.auths {
-		if a.scheme == "" {
+		switch {
+		case a.scheme == "":
 			return c, invalid("auth scheme is empty; want one such as digest")
+		case len(a.scheme)+len(a.auth) > maxAuth:
+			return c, invalid("credentials of %d bytes are too long; the limit is %d", len(a.auth), maxAuth)
 		}
 	}
 	return c, nil
@@ -68,6 +74,9 @@ func newConfig(opts []Option) (config, error) {
 
 // maxOwner bounds the name that is written into every znode of a line.
 const maxOwner = 4096
+
+// maxAuth bounds what is sent on every connection.
+const maxAuth = 64 << 10
 
 func defaultOwner() string {
 	host, err := os.Hostname()
@@ -99,7 +108,13 @@ func WithAuth(scheme string, credentials []byte) Option {
 
 // WithTLS encrypts the connections. An empty ServerName is taken from the
 // address of the server.
-func WithTLS(cfg *tls.Config) Option { return func(c *config) { c.tls = cfg } }
+func WithTLS(cfg *tls.Config) Option {
+	return func(c *config) {
+		if c.tls = cfg; cfg == nil {
+			c.err = invalid("WithTLS(nil): the configuration is nil; leave the option out to connect without TLS")
+		}
+	}
+}
 
 // WithDialer connects through d instead of TCP, for instance through the
 // in-memory transport of a test server. d is given the address as it stands in

@@ -411,7 +411,7 @@ func (rw *RWMutex) do(ctx context.Context, op string, mode Mode, f func(ctx cont
 	if rw.err == nil && f == nil {
 		return opError(op, rw.path, invalid("the function is nil"))
 	}
-	if rw.err == nil {
+	if rw.err == nil && ctx.Err() == nil {
 		if in := rw.within(ctx); in != nil && (in.mode == ModeExclusive || mode == ModeShared) {
 			return f(ctx)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -143,8 +144,11 @@ func (s State) String() string {
 // States returns a channel of every change of state from now on, in order.
 // None is dropped, however slowly the channel is read. The channel is closed
 // when ctx ends, or after StateClosed.
+//
+// Close does not wait for a reader. The channel keeps 64 changes; if more are
+// unread by then, a goroutine stays until they are read or ctx ends.
 func (s *Session) States(ctx context.Context) <-chan State {
-	f := &feed{out: make(chan State, 64), more: make(chan struct{}, 1)}
+	f := newFeed()
 	s.mu.Lock()
 	if s.state == StateClosed {
 		s.mu.Unlock()
@@ -153,28 +157,50 @@ func (s *Session) States(ctx context.Context) <-chan State {
 	}
 	s.feeds[f] = struct{}{}
 	s.mu.Unlock()
-	s.spawn(func() {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
 		f.run(ctx)
 		s.mu.Lock()
 		delete(s.feeds, f)
 		s.mu.Unlock()
+	}()
+	s.spawn(func() {
+		select {
+		case <-ended:
+		case <-f.stuck:
+		}
 	})
 	return f.out
 }
 
 // A feed carries the changes of state to one reader.
 type feed struct {
-	out  chan State
-	more chan struct{} // has a token when queue may not be empty
+	out   chan State
+	more  chan struct{} // has a token when queue may not be empty
+	last  chan struct{} // closed when StateClosed is in queue
+	stuck chan struct{} // closed when nothing but the reader is missing after that
 
 	mu    sync.Mutex
 	queue []State // guarded by mu
+}
+
+func newFeed() *feed {
+	return &feed{
+		out:   make(chan State, 64),
+		more:  make(chan struct{}, 1),
+		last:  make(chan struct{}),
+		stuck: make(chan struct{}),
+	}
 }
 
 func (f *feed) push(s State) {
 	f.mu.Lock()
 	f.queue = append(f.queue, s)
 	f.mu.Unlock()
+	if s == StateClosed {
+		close(f.last)
+	}
 	select {
 	case f.more <- struct{}{}:
 	default: // a token is there already
@@ -188,30 +214,32 @@ func (f *feed) run(ctx context.Context) {
 		queue := f.queue
 		f.queue = nil
 		f.mu.Unlock()
-		closed := len(queue) > 0 && queue[len(queue)-1] == StateClosed
 		for _, s := range queue {
-			if closed {
-				// Close waits for this goroutine, so it cannot wait for
-				// the reader: the channel's buffer takes what is left.
-				select {
-				case f.out <- s:
-				default:
-				}
-				continue
-			}
-			select {
-			case f.out <- s:
-			case <-ctx.Done():
+			if !f.send(ctx, s) || s == StateClosed {
 				return
 			}
-		}
-		if closed {
-			return
 		}
 		select {
 		case <-f.more:
 		case <-ctx.Done():
 			return
+		}
+	}
+}
+
+// send reports whether the channel has taken s before ctx ended.
+func (f *feed) send(ctx context.Context, s State) bool {
+	last := f.last
+	for {
+		select {
+		case f.out <- s:
+			return true
+		case <-ctx.Done():
+			return false
+		case <-last:
+		}
+		if last = nil; len(f.out) == cap(f.out) && !isClosed(f.stuck) {
+			close(f.stuck)
 		}
 	}
 }
@@ -288,9 +316,13 @@ func hostPort(host string) (string, error) {
 	if host == "" {
 		return "", invalid("a server's name is empty; want host:port[,host:port...][/chroot]")
 	}
-	if _, port, err := net.SplitHostPort(host); err == nil {
-		if port == "" {
-			return "", invalid("server %q has an empty port", host)
+	if name, port, err := net.SplitHostPort(host); err == nil {
+		n, err := strconv.ParseUint(port, 10, 16)
+		switch {
+		case name == "":
+			return "", invalid("server %q has no name; want host:port", host)
+		case err != nil || n == 0:
+			return "", invalid("server %q has the port %q; want a number from 1 to 65535", host, port)
 		}
 		return host, nil
 	}

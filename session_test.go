@@ -1,0 +1,632 @@
+package zsync
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+func TestConnectStringIsSplitAndCheckedAtOnce(t *testing.T) {
+	for in, want := range map[string]struct {
+		hosts  []string
+		chroot string
+	}{
+		"zk1":                             {[]string{"zk1:2181"}, ""},
+		"zk1:2182,zk2 , zk3:1/":           {[]string{"zk1:2182", "zk2:2181", "zk3:1"}, ""},
+		"10.0.0.1,[::1]:7,::1,[fe80::2]":  {[]string{"10.0.0.1:2181", "[::1]:7", "[::1]:2181", "[fe80::2]:2181"}, ""},
+		"zk1:2181,zk2:2181/optional/root": {[]string{"zk1:2181", "zk2:2181"}, "/optional/root"},
+	} {
+		hosts, chroot, err := parseServers(in)
+		if err != nil || !slices.Equal(hosts, want.hosts) || chroot != want.chroot {
+			t.Errorf("parseServers(%q) = %q, %q, %v; want %q, %q", in, hosts, chroot, err, want.hosts, want.chroot)
+		}
+	}
+	for _, in := range []string{
+		"", ",", "a,", "a,,b", ":2181", "a:", "a:b", "a:0", "a:65536", "a:-1", "[::1", "::1]:2", "a:1:2",
+		"a/b/", "a//b", "a/..", "a/" + strings.Repeat("x", maxPath), "/chroot",
+	} {
+		_, err := Connect(t.Context(), in)
+		if !errors.Is(err, ErrInvalid) {
+			t.Errorf("Connect to %.40q: %v, want ErrInvalid", in, err)
+		}
+	}
+}
+
+func FuzzConnectString(f *testing.F) {
+	f.Add("zk1:2181,zk2:2181/chroot")
+	f.Add("[::1]:2181,::1,a")
+	f.Add("")
+	f.Fuzz(func(t *testing.T, in string) {
+		hosts, chroot, err := parseServers(in)
+		if err != nil {
+			return
+		}
+		again, root, err := parseServers(strings.Join(hosts, ",") + chroot)
+		if err != nil || !slices.Equal(again, hosts) || root != chroot {
+			t.Errorf("%q gives %q and %q, and those give %q, %q, %v", in, hosts, chroot, again, root, err)
+		}
+		for _, h := range hosts {
+			if _, _, err := net.SplitHostPort(h); err != nil {
+				t.Errorf("%q gives the server %q: %v", in, h, err)
+			}
+		}
+	})
+}
+
+func TestConnectRefusesBadOptionsAtOnce(t *testing.T) {
+	for name, o := range map[string]Option{
+		"nil":                nil,
+		"no TLS":             WithTLS(nil),
+		"no timeout":         WithSessionTimeout(0),
+		"a negative timeout": WithSessionTimeout(-time.Second),
+		"a long timeout":     WithSessionTimeout(1 << 62),
+		"no ACL":             WithACL(nil),
+		"no scheme":          WithAuth("", []byte("x")),
+		"long credentials":   WithAuth("digest", make([]byte, 1<<20)),
+		"a long owner":       WithOwner(strings.Repeat("x", 5000)),
+		"no backoff":         WithRetry(Backoff{}),
+		"a shrinking one":    WithRetry(Backoff{Min: 1, Max: 1, Factor: 0.5}),
+		"too much jitter":    WithRetry(Backoff{Min: 1, Max: 1, Jitter: 2}),
+	} {
+		if _, err := Connect(t.Context(), "127.0.0.1:1", o); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%s: %v, want ErrInvalid", name, err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := Connect(ctx, "127.0.0.1:1")
+	wantErr(t, err, context.Canceled)
+}
+
+// tlsFront accepts TLS connections for a server that knows none, and passes on
+// what they carry. It returns its address, what trusts it, and what cuts all
+// connections.
+func tlsFront(t *testing.T, srv *zktest.Server) (addr string, trust *tls.Config, cut func()) {
+	t.Helper()
+	cert := httptest.NewUnstartedServer(nil)
+	cert.StartTLS() // for its certificate
+	t.Cleanup(cert.Close)
+	ln, err := tls.Listen("tcp", "127.0.0.1:0", cert.TLS)
+	must(t, err)
+	var mu sync.Mutex
+	var conns []net.Conn
+	cut = func() {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, c := range conns {
+			c.Close()
+		}
+		conns = nil
+	}
+	var copying sync.WaitGroup
+	t.Cleanup(func() {
+		ln.Close()
+		cut()
+		copying.Wait()
+	})
+	copying.Go(func() {
+		for {
+			in, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			out, err := net.Dial("tcp", srv.Addr())
+			if err != nil {
+				in.Close()
+				continue
+			}
+			mu.Lock()
+			conns = append(conns, in, out)
+			mu.Unlock()
+			for _, c := range [][2]net.Conn{{in, out}, {out, in}} {
+				copying.Go(func() {
+					io.Copy(c[0], c[1])
+					c[0].Close()
+					c[1].Close()
+				})
+			}
+		}
+	})
+	pool := x509.NewCertPool()
+	pool.AddCert(cert.Certificate())
+	return ln.Addr().String(), &tls.Config{RootCAs: pool}, cut
+}
+
+func TestSessionOverTLS(t *testing.T) {
+	srv := zktest.Start(t)
+	addr, trust, cut := tlsFront(t, srv)
+	ctx := within(t, 30*time.Second)
+	s, err := Connect(ctx, addr+"/below", WithTLS(trust), WithSessionTimeout(5*time.Second))
+	must(t, err)
+	m := NewMutex(s, "/m")
+	must(t, m.Lock(ctx))
+	id := s.ID()
+	for range 3 {
+		cut()
+		_, err := m.Contenders(ctx)
+		must(t, err)
+	}
+	must(t, m.Unlock())
+	if s.ID() != id || s.Stats().Reconnects == 0 {
+		t.Errorf("session %x became %x after %d reconnects, want the same", id, s.ID(), s.Stats().Reconnects)
+	}
+	must(t, s.Close())
+
+	_, err = Connect(within(t, 200*time.Millisecond), addr, WithTLS(&tls.Config{}))
+	wantErr(t, err, context.DeadlineExceeded)
+	if !strings.Contains(err.Error(), "certificate") {
+		t.Errorf("a server that is not trusted: %v, want the reason in the error", err)
+	}
+	_, err = Connect(within(t, 200*time.Millisecond), addr, WithTLS(&tls.Config{RootCAs: trust.RootCAs, ServerName: "elsewhere.test"}))
+	wantErr(t, err, context.DeadlineExceeded)
+}
+
+func TestAServerThatNeverAnswersTLSHoldsNobodyUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var ends []net.Conn
+		var mu sync.Mutex
+		mute := func(string, string, time.Duration) (net.Conn, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			a, b := net.Pipe()
+			go io.Copy(io.Discard, b)
+			ends = append(ends, b)
+			return a, nil
+		}
+		start := time.Now()
+		_, err := Connect(within(t, time.Second), "x:1", WithDialer(mute), WithTLS(&tls.Config{}))
+		wantErr(t, err, context.DeadlineExceeded)
+		if d := time.Since(start); d > 1100*time.Millisecond {
+			t.Errorf("Connect took %v, want its context's second", d)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		for _, c := range ends {
+			c.Close()
+		}
+	})
+}
+
+func TestLossOnSuspendCountsADroppedConnection(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, plain := open(t, srv, WithLossOnSuspend()), open(t, srv)
+		m, other := NewMutex(s, "/m"), NewMutex(plain, "/n")
+		must(t, m.Lock(t.Context()))
+		must(t, other.Lock(t.Context()))
+		srv.Disconnect(s.ID())
+		srv.Disconnect(plain.ID())
+		synctest.Wait()
+		if !isClosed(m.Lost()) || isClosed(other.Lost()) {
+			t.Errorf("lost with WithLossOnSuspend: %v, without: %v", isClosed(m.Lost()), isClosed(other.Lost()))
+		}
+		wantErr(t, m.Unlock(), ErrLost)
+		must(t, m.Lock(t.Context())) // in the next session
+		must(t, m.Unlock())
+		must(t, other.Unlock())
+	})
+}
+
+func TestCredentialsAreSentFirstOnEachConnection(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		var mu sync.Mutex
+		var ops []zktest.Op
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			mu.Lock()
+			defer mu.Unlock()
+			ops = append(ops, r.Op)
+			return zktest.Pass
+		})
+		s := open(t, srv, WithAuth("digest", []byte("a:1")), WithAuth("digest", []byte("b:2")))
+		m := NewMutex(s, "/m")
+		for range 3 {
+			must(t, m.Lock(t.Context()))
+			must(t, m.Unlock())
+			srv.Disconnect(s.ID())
+			time.Sleep(time.Second)
+		}
+		srv.Expire(s.ID())
+		time.Sleep(time.Second)
+		must(t, m.Lock(t.Context()))
+		must(t, m.Unlock())
+		mu.Lock()
+		defer mu.Unlock()
+		n := 0
+		for i, op := range ops {
+			if op != zktest.OpConnect || i+1 < len(ops) && ops[i+1] == zktest.OpConnect {
+				continue // the last handshake of the session that had expired
+			}
+			n++
+			if i+2 >= len(ops) || ops[i+1] != zktest.OpAuth || ops[i+2] != zktest.OpAuth {
+				t.Errorf("connection %d begins with %v", n, ops[i:min(i+3, len(ops))])
+			}
+		}
+		if n != 5 {
+			t.Errorf("%d connections, want 5: %v", n, ops)
+		}
+	})
+}
+
+func TestCredentialsThatAreRefusedEndTheSession(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, err := Connect(within(t, time.Minute), srv.Addr(), WithDialer(srv.Dial), WithAuth("kerberos", []byte("x")))
+		if err == nil { // the refusal may come right behind the handshake
+			defer s.Close()
+			err = NewMutex(s, "/m").Lock(within(t, time.Minute))
+		}
+		wantErr(t, err, zk.ErrAuthFailed)
+	})
+}
+
+func TestEveryZnodeHasTheACL(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		acl := zk.DigestACL(zk.PermAll, "me", "secret")
+		s, err := Connect(t.Context(), srv.Addr()+"/deep/root", WithDialer(srv.Dial),
+			WithACL(acl), WithAuth("digest", []byte("me:secret")))
+		must(t, err)
+		defer s.Close()
+		m := NewMutex(s, "/a/m")
+		must(t, m.Lock(t.Context()))
+		_, err = m.Txn(t.Context(), &zk.CreateRequest{Path: "/a/data"})
+		must(t, err)
+		must(t, NewBarrier(s, "/a/b").Close(t.Context()))
+		must(t, NewOnce(s, "/a/once").Do(t.Context(), func(context.Context) error { return nil }))
+		var walk func(path string)
+		walk = func(path string) {
+			inc := live(t, s)
+			if path != "/" && path != "/zookeeper" {
+				got, _, err := inc.conn.GetACL(path)
+				must(t, err)
+				if !slices.Equal(got, acl) {
+					t.Errorf("%s has the ACL %v", path, got)
+				}
+			}
+			names, _, err := inc.children(t.Context(), path)
+			must(t, err)
+			for _, name := range names {
+				if name != "zookeeper" {
+					walk(childPath(path, name))
+				}
+			}
+		}
+		walk("/")
+		must(t, m.Unlock())
+	})
+}
+
+func TestFailoverIsImmediateAndThenBacksOff(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		var mu sync.Mutex
+		var dials []time.Time
+		s := open(t, srv, WithRetry(Backoff{Min: 10 * time.Millisecond, Max: 200 * time.Millisecond, Factor: 2}),
+			WithDialer(func(network, addr string, timeout time.Duration) (net.Conn, error) {
+				mu.Lock()
+				defer mu.Unlock()
+				dials = append(dials, time.Now())
+				return srv.Dial(network, addr, timeout)
+			}))
+		time.Sleep(time.Second)
+		mu.Lock()
+		dials = nil
+		mu.Unlock()
+		down := time.Now()
+		srv.Stop()
+		time.Sleep(3 * time.Second)
+		srv.Restart()
+		time.Sleep(time.Second)
+		mu.Lock()
+		defer mu.Unlock()
+		if len(dials) < 6 || len(dials) > 70 {
+			t.Fatalf("%d dials in 3 s", len(dials))
+		}
+		for i, at := range dials[:3] { // every server once
+			if d := at.Sub(down); d > time.Millisecond {
+				t.Errorf("dial %d came after %v, want it at once", i, d)
+			}
+		}
+		if d := dials[len(dials)-1].Sub(down); d > 3200*time.Millisecond {
+			t.Errorf("back %v after the servers went away for 3s", d)
+		}
+		if s.State() != StateConnected {
+			t.Errorf("state %v", s.State())
+		}
+	}, zktest.WithAddrs("127.0.0.1:7001", "127.0.0.1:7002", "127.0.0.1:7003"))
+}
+
+func TestStatesThatNobodyReadsDoNotHoldCloseUpAndAreNotDropped(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		states := s.States(t.Context())
+		const drops = 100
+		for range drops {
+			srv.Disconnect(s.ID())
+			time.Sleep(time.Second)
+		}
+		start := time.Now()
+		must(t, s.Close())
+		if d := time.Since(start); d > time.Second {
+			t.Errorf("Close took %v", d)
+		}
+		var got []State
+		for st := range states {
+			got = append(got, st)
+		}
+		if len(got) != 2*drops+1 || got[len(got)-1] != StateClosed {
+			t.Errorf("%d changes, the last of them %v; want %d and closed", len(got), got[len(got)-1], 2*drops+1)
+		}
+		for st := range s.States(t.Context()) {
+			t.Errorf("a change after the end: %v", st)
+		}
+	})
+}
+
+func TestStatesEndWithTheirContext(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		ctx, cancel := context.WithCancel(t.Context())
+		states := s.States(ctx)
+		for range 100 {
+			srv.Disconnect(s.ID())
+			time.Sleep(time.Second)
+		}
+		cancel()
+		synctest.Wait()
+		for range states { // what the buffer held
+		}
+	})
+}
+
+func TestStatsCountWhatThereIs(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		m, n := NewMutex(a, "/m"), NewMutex(b, "/m")
+		must(t, m.Lock(t.Context()))
+		got := async(func() error { return n.Lock(t.Context()) })
+		synctest.Wait()
+		if st := a.Stats(); st.Holds != 1 || st.Waiters != 0 || st.Watches != 0 {
+			t.Errorf("the holder: %+v", st)
+		}
+		if st := b.Stats(); st.Holds != 0 || st.Waiters != 1 || st.Watches != 1 || st.Requests != 3 {
+			t.Errorf("the waiter: %+v", st)
+		}
+		srv.Disconnect(a.ID())
+		srv.Expire(b.ID())
+		time.Sleep(time.Second)
+		must(t, m.Unlock())
+		must(t, <-got)
+		if st := a.Stats(); st.Holds != 0 || st.Reconnects != 1 || st.Expiries != 0 {
+			t.Errorf("who was disconnected: %+v", st)
+		}
+		if st := b.Stats(); st.Holds != 1 || st.Waiters != 0 || st.Expiries != 1 {
+			t.Errorf("who was expired: %+v", st)
+		}
+		must(t, n.Unlock())
+		must(t, b.Close())
+		if st := b.Stats(); st.Holds != 0 || st.Waiters != 0 || st.Watches != 0 {
+			t.Errorf("who is closed: %+v", st)
+		}
+	})
+}
+
+func TestObserverIsToldEverythingOnceAndMayAskTheSession(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		var mu sync.Mutex
+		var told []string
+		var session atomic.Pointer[Session]
+		a := open(t, srv, WithObserver(ObserverFunc(func(e Event) {
+			if s := session.Load(); s != nil { // what only reads must not deadlock
+				s.Stats()
+				s.State()
+				s.ID()
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if e.Op != "" && e.Path != "/m" || e.Wait < 0 || (e.Err != nil) != (e.Kind == GaveUp || e.Kind == Lost || e.Kind == Expired) {
+				t.Errorf("event %+v", e)
+			}
+			told = append(told, strings.TrimSpace(e.Kind.String()+" "+e.Op))
+		})))
+		session.Store(a)
+		b := open(t, srv)
+		m, other := NewMutex(a, "/m"), NewMutex(b, "/m")
+		must(t, m.Lock(t.Context()))
+		must(t, m.Unlock())
+		must(t, other.Lock(t.Context()))
+		wantErr(t, m.Lock(within(t, time.Second)), context.DeadlineExceeded)
+		must(t, other.Unlock())
+		must(t, m.Lock(t.Context()))
+		srv.Disconnect(a.ID())
+		time.Sleep(time.Second)
+		srv.Expire(a.ID())
+		time.Sleep(time.Second)
+		wantErr(t, m.Unlock(), ErrLost)
+		ok, err := m.TryLock(t.Context())
+		if must(t, err); !ok {
+			t.Fatal("not locked")
+		}
+		must(t, m.Unlock())
+		must(t, a.Close())
+		want := []string{
+			"connected", "acquired lock", "released lock", "gave up lock", "acquired lock",
+			"suspended", "reconnected", "suspended", "lost lock", "expired", "connected",
+			"acquired lock", "released lock",
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		// The hold hears of the loss beside the session.
+		if i := slices.Index(told, "lost lock"); i > 0 && told[i-1] == "expired" {
+			told[i-1], told[i] = told[i], told[i-1]
+		}
+		if !slices.Equal(told, want) {
+			t.Errorf("told %q\nwant %q", told, want)
+		}
+	})
+}
+
+func TestSyncLockerPanicsWithTheError(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		panicsWith := func(want error, f func()) {
+			t.Helper()
+			defer func() {
+				t.Helper()
+				if err, _ := recover().(error); !errors.Is(err, want) {
+					t.Errorf("panicked with %v, want %v", err, want)
+				}
+			}()
+			f()
+		}
+		l := SyncLocker(t.Context(), NewMutex(s, "/m"))
+		l.Lock()
+		pass := async(func() error { SyncLocker(t.Context(), NewMutex(s, "/m")).Lock(); return nil })
+		pendingStill(t, pass)
+		l.Unlock()
+		must(t, <-pass)
+		srv.Expire(s.ID()) // whose Mutex is gone with it
+		time.Sleep(time.Second)
+		panicsWith(ErrNotLocked, l.Unlock)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		panicsWith(context.Canceled, SyncLocker(ctx, NewMutex(s, "/m")).Lock)
+		panicsWith(ErrInvalid, SyncLocker(t.Context(), NewMutex(s, "bad")).Lock)
+		l.Lock()
+		srv.Expire(s.ID())
+		time.Sleep(time.Second)
+		panicsWith(ErrLost, l.Unlock)
+	})
+}
+
+func TestAClosedSessionSaysSoUnlessTheContextHasEnded(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		m := NewMutex(s, "/m")
+		e := NewElection(s, "/e")
+		must(t, m.Lock(t.Context()))
+		waits := []<-chan error{
+			async(func() error { return NewMutex(s, "/m").Lock(t.Context()) }),
+			async(func() error { return NewMutex(s, "/m", WithHandoffs(0)).Lock(t.Context()) }),
+			async(func() error { return e.Run(t.Context(), func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }) }),
+		}
+		synctest.Wait()
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpMulti {
+				return zktest.Hang
+			}
+			return zktest.Pass
+		})
+		waits = append(waits, async(func() error { _, err := s.Txn(t.Context(), &zk.CreateRequest{Path: "/x"}); return err }))
+		synctest.Wait()
+		must(t, s.Close())
+		for i, w := range waits {
+			if err := <-w; !errors.Is(err, ErrClosed) {
+				t.Errorf("call %d: %v, want ErrClosed", i, err)
+			}
+		}
+		wantErr(t, m.Unlock(), ErrLost, ErrClosed)
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		for i, f := range []func(context.Context) error{
+			m.Lock, NewBarrier(s, "/b").Wait, NewBarrier(s, "/b").Open, e.Campaign,
+			NewOnce(s, "/o").Reset,
+			func(ctx context.Context) error { _, err := m.TryLock(ctx); return err },
+			func(ctx context.Context) error { _, err := m.Contenders(ctx); return err },
+			func(ctx context.Context) error { _, err := e.Leader(ctx); return err },
+			func(ctx context.Context) error { _, err := s.Txn(ctx, &zk.DeleteRequest{Path: "/x"}); return err },
+			func(ctx context.Context) error {
+				return m.Do(ctx, func(context.Context) error { return errors.New("ran") })
+			},
+		} {
+			if err := f(t.Context()); !errors.Is(err, ErrClosed) {
+				t.Errorf("method %d: %v, want ErrClosed", i, err)
+			}
+			if err := f(ended); !errors.Is(err, context.Canceled) {
+				t.Errorf("method %d with an ended context: %v", i, err)
+			}
+		}
+	})
+}
+
+func TestDoRunsNothingInsideAHoldThatIsLost(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		m, rw := NewMutex(s, "/m"), NewRWMutex(s, "/rw")
+		f := func(context.Context) error { t.Error("ran without the lock"); return nil }
+		err := m.Do(t.Context(), func(ctx context.Context) error {
+			return rw.Do(ctx, func(ctx context.Context) error {
+				srv.Expire(s.ID())
+				<-ctx.Done()
+				wantErr(t, m.Do(ctx, f), ErrLost)
+				wantErr(t, rw.Do(ctx, f), ErrLost)
+				wantErr(t, rw.RDo(ctx, f), ErrLost)
+				return nil
+			})
+		})
+		wantErr(t, err, ErrLost)
+	})
+}
+
+func TestTxnWhoseContextEndsLeavesNoReceipt(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		_, err := live(t, s).create(t.Context(), "/dir", nil)
+		must(t, err)
+		for i, hurt := range []func(){
+			func() { // applied, and then nobody answers until the context has ended
+				srv.Intercept(first(zktest.DropReply, op(zktest.OpMulti)))
+				go func() { time.Sleep(time.Millisecond); srv.Stop(); time.Sleep(2 * time.Second); srv.Restart() }()
+			},
+			func() { srv.Intercept(first(zktest.Delay(1500*time.Millisecond), op(zktest.OpMulti))) },
+			func() { srv.Intercept(first(zktest.HangReply, op(zktest.OpMulti))) },
+		} {
+			srv.SetLatency(time.Millisecond)
+			hurt()
+			_, err := s.Txn(within(t, time.Second), &zk.CreateRequest{Path: fmt.Sprintf("/dir/%d", i)})
+			wantErr(t, err, context.DeadlineExceeded)
+			time.Sleep(8 * time.Second)
+			srv.Intercept(nil)
+			for _, name := range childrenOf(t, s, "/dir") {
+				if strings.HasPrefix(name, "_c_") {
+					t.Errorf("case %d: the receipt %s is left", i, name)
+				}
+			}
+		}
+	})
+}
+
+func TestTheLargestTxnPassesWithItsReceiptAndProof(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		path := "/" + strings.Repeat("m", 1000)
+		m := NewMutex(s, path)
+		must(t, m.Lock(t.Context()))
+		// Whatever is not refused must not cost the connection.
+		largest := 0
+		for size := maxPacket - 8000; size < maxPacket; size += 50 {
+			_, err := m.Txn(within(t, time.Second), &zk.SetDataRequest{Path: path, Data: make([]byte, size), Version: -1})
+			if errors.Is(err, ErrTooLarge) {
+				break
+			}
+			must(t, err)
+			largest = size
+		}
+		if n := s.Stats().Reconnects; n != 0 || largest == 0 {
+			t.Errorf("%d reconnects; the largest that passed has %d bytes", n, largest)
+		}
+		must(t, m.Unlock())
+	})
+}
