@@ -1,0 +1,283 @@
+package zsync
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+// A stock is what went into a queue and what came out of it.
+type stock struct {
+	t testing.TB
+
+	mu    sync.Mutex
+	sent  map[int]bool // true when Send has confirmed it
+	taken map[int]int  // how often an element was acknowledged, or received
+	left  int          // confirmed and not taken
+	last  map[int]int  // by producer: the last element taken
+	full  bool         // nothing more is sent
+	done  chan struct{}
+}
+
+func newStock(t testing.TB) *stock {
+	return &stock{t: t, sent: make(map[int]bool), taken: make(map[int]int), last: make(map[int]int), done: make(chan struct{})}
+}
+
+// perProducer tells the elements of one producer from those of others.
+const perProducer = 1_000_000
+
+func (s *stock) sending(vs []int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, v := range vs {
+		s.sent[v] = false
+	}
+}
+
+func (s *stock) confirm(vs []int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, v := range vs {
+		s.sent[v] = true
+		if s.taken[v] == 0 {
+			s.left++
+		}
+	}
+	s.checkLocked()
+}
+
+func (s *stock) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.full = true
+	s.checkLocked()
+}
+
+func (s *stock) checkLocked() {
+	if s.full && s.left == 0 && !isClosed(s.done) {
+		close(s.done)
+	}
+}
+
+// take is told of an element that was acknowledged, or received for good. With
+// ordered, those of one producer must come in their order.
+func (s *stock) take(v int, ordered bool) {
+	s.t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	confirmed, ok := s.sent[v]
+	if !ok {
+		s.t.Errorf("took %d, which was never sent", v)
+	}
+	if s.taken[v]++; s.taken[v] > 1 {
+		s.t.Errorf("took %d %d times", v, s.taken[v])
+		return
+	}
+	if confirmed {
+		s.left--
+	}
+	if last, ok := s.last[v/perProducer]; ordered && ok && v < last {
+		s.t.Errorf("took %d after %d", v, last)
+	}
+	s.last[v/perProducer] = v
+	s.checkLocked()
+}
+
+// await waits until all that was confirmed has been taken.
+func (s *stock) await(limit time.Duration) {
+	s.t.Helper()
+	t := time.NewTimer(limit)
+	defer t.Stop()
+	select {
+	case <-s.done:
+	case <-t.C:
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		var missing []int
+		for v, confirmed := range s.sent {
+			if confirmed && s.taken[v] == 0 {
+				missing = append(missing, v)
+			}
+		}
+		slices.Sort(missing)
+		s.t.Fatalf("%d elements never came: %v", len(missing), missing[:min(len(missing), 20)])
+	}
+}
+
+// produce sends n elements in batches of random size.
+func (s *stock) produce(ctx context.Context, q *Queue[int], number, n int, rnd *rand.Rand, pause time.Duration) {
+	for i := 0; i < n; {
+		var vs []int
+		for range min(1+rnd.IntN(8), n-i) {
+			vs = append(vs, number*perProducer+i)
+			i++
+		}
+		s.sending(vs)
+		if err := q.Send(ctx, vs...); err != nil {
+			s.t.Errorf("Send: %v", err)
+			return
+		}
+		s.confirm(vs)
+		if pause > 0 {
+			time.Sleep(rand.N(pause))
+		}
+	}
+}
+
+// ack takes deliveries until the channel is closed. Some are returned, some
+// kept for a while.
+func (s *stock) ack(ctx context.Context, q *Queue[int], rnd *rand.Rand, pause time.Duration) {
+	for d := range q.Deliveries(ctx) {
+		if rnd.IntN(4) == 0 && pause > 0 {
+			time.Sleep(rand.N(pause))
+		}
+		if rnd.IntN(8) == 0 {
+			if err := d.Nack(); err != nil && !errors.Is(err, ErrLost) {
+				s.t.Errorf("Nack: %v", err)
+			}
+			continue
+		}
+		switch err := d.Ack(context.Background()); {
+		case err == nil:
+			s.take(d.Value, false)
+		case !errors.Is(err, ErrLost):
+			s.t.Errorf("Ack: %v", err)
+		}
+	}
+}
+
+// wantTidy fails unless nothing is left of a queue but its own znodes, when
+// nobody uses it any more.
+func wantTidy(t testing.TB, s *Session, path string) {
+	t.Helper()
+	eventually(t, func() error {
+		for _, suffix := range []string{"-claims", "-senders", "-receipts", "-consumers", "-dead"} {
+			if names := childrenOf(t, s, path+suffix); len(names) > 0 {
+				time.Sleep(time.Second)
+				return errors.New(path + suffix + " still has " + names[0])
+			}
+		}
+		return nil
+	})
+}
+
+func TestHammerQueueConfirmedElementsComeAndNoneIsAcknowledgedTwice(t *testing.T) {
+	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
+		var sessions []*Session
+		for range 4 {
+			sessions = append(sessions, open(t, srv))
+		}
+		s := newStock(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		var producers, consumers sync.WaitGroup
+		for i := range 3 {
+			q := NewQueue[int](sessions[rnd.IntN(len(sessions))], "/q")
+			dice := rand.New(rand.NewPCG(rnd.Uint64(), 1))
+			producers.Go(func() { s.produce(ctx, q, i, 40, dice, time.Second) })
+		}
+		for range 4 {
+			q := NewQueue[int](sessions[rnd.IntN(len(sessions))], "/q", WithPrefetch(1+rnd.IntN(8)))
+			dice := rand.New(rand.NewPCG(rnd.Uint64(), 2))
+			consumers.Go(func() {
+				for ctx.Err() == nil { // with a channel of its own now and then
+					short, stop := context.WithTimeout(ctx, time.Duration(1+dice.IntN(30))*time.Second)
+					s.ack(short, q, dice, 3*time.Second)
+					stop()
+				}
+			})
+		}
+		quiet := make(chan struct{})
+		go func() { producers.Wait(); close(quiet) }()
+		chaos(t, srv, rand.New(rand.NewPCG(rnd.Uint64(), 3)), sessions, quiet)
+		s.close()
+		s.await(10 * time.Minute)
+		cancel()
+		consumers.Wait()
+		wantTidy(t, open(t, srv), "/q")
+	})
+}
+
+// hasty is chaos without a silence that outlasts a session: what Recv gives
+// out in such a silence others may get as well.
+func hasty(t testing.TB, srv *zktest.Server, rnd *rand.Rand, sessions []*Session, until <-chan struct{}) {
+	var mu sync.Mutex
+	srv.Intercept(func(r zktest.Request) zktest.Action {
+		if r.Op == zktest.OpConnect || r.Op == zktest.OpPing || r.Op == zktest.OpCloseSession {
+			return zktest.Pass
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		switch rnd.IntN(100) {
+		case 0:
+			return zktest.DropRequest
+		case 1:
+			return zktest.DropReply
+		case 2:
+			return zktest.Delay(time.Duration(rnd.IntN(20)) * time.Millisecond)
+		}
+		return zktest.Pass
+	})
+	defer srv.Intercept(nil)
+	for {
+		mu.Lock()
+		d, victim, expire := time.Duration(rnd.IntN(2000))*time.Millisecond, rnd.IntN(len(sessions)), rnd.IntN(3) == 0
+		mu.Unlock()
+		select {
+		case <-until:
+			return
+		case <-time.After(d):
+		}
+		if id := sessions[victim].ID(); expire {
+			srv.Expire(id)
+		} else {
+			srv.Disconnect(id)
+		}
+	}
+}
+
+func TestHammerQueueRecvGivesEachElementOnceWhileProcessesLive(t *testing.T) {
+	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
+		var sessions []*Session
+		for range 4 {
+			sessions = append(sessions, open(t, srv))
+		}
+		s := newStock(t)
+		alone := rnd.IntN(2) == 0 // one consumer: the order is kept
+		ctx, cancel := context.WithCancel(t.Context())
+		var producers, consumers sync.WaitGroup
+		for i := range 3 {
+			q := NewQueue[int](sessions[rnd.IntN(len(sessions))], "/q")
+			dice := rand.New(rand.NewPCG(rnd.Uint64(), 1))
+			producers.Go(func() { s.produce(ctx, q, i, 60, dice, time.Second) })
+		}
+		for range 1 + 3*rnd.IntN(2) {
+			q := NewQueue[int](sessions[rnd.IntN(len(sessions))], "/q", WithPrefetch(1+rnd.IntN(20)))
+			dice := rand.New(rand.NewPCG(rnd.Uint64(), 2))
+			consumers.Go(func() {
+				for v := range q.Recv(ctx) {
+					s.take(v, alone)
+					if dice.IntN(4) == 0 {
+						time.Sleep(time.Duration(dice.IntN(1000)) * time.Millisecond)
+					}
+				}
+			})
+			if alone {
+				break
+			}
+		}
+		quiet := make(chan struct{})
+		go func() { producers.Wait(); close(quiet) }()
+		hasty(t, srv, rand.New(rand.NewPCG(rnd.Uint64(), 3)), sessions, quiet)
+		s.close()
+		s.await(10 * time.Minute)
+		cancel()
+		consumers.Wait()
+		wantTidy(t, open(t, srv), "/q")
+	})
+}
