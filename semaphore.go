@@ -40,8 +40,9 @@ import (
 //
 // Acquire costs 6 requests in 4 round trips when there are enough permits, and
 // 3 less if a goroutine of this process hands the turn on; the first Acquire
-// of a Semaphore costs 1 more. While there are not enough, each release wakes
-// the first in the line, and nobody else. Release costs 1.
+// of a Semaphore costs 1 more. A wait for its turn adds one watch, and after it
+// one request. While there are not enough permits, each release wakes the first
+// in the line, and nobody else; that adds 2 requests each time. Release costs 1.
 //
 // The algorithm is that of Curator and kazoo, for several permits at a time:
 //
@@ -134,7 +135,7 @@ func (m *Semaphore) Acquire(ctx context.Context, n int64) error {
 // TryAcquire tries to acquire n permits and reports whether it succeeded. It
 // does not wait for others, but for the server's answers it does. It fails
 // while somebody else is about to acquire, or waits to. It costs 1 request if
-// so, else 7.
+// so, 6 if there are not enough permits, and 7 if it succeeds.
 func (m *Semaphore) TryAcquire(ctx context.Context, n int64) (bool, error) {
 	start := time.Now()
 	if err := m.check(ctx, n); err != nil {
@@ -213,8 +214,9 @@ func (m *Semaphore) acquire(ctx context.Context, n int64, wait bool) (bool, erro
 		if err == nil {
 			return true, nil
 		}
-		// What only waits goes on, in the next session or in another place.
-		if ctx.Err() != nil || !errors.Is(err, errEnded) && !errors.Is(err, errVanished) {
+		// What only waits goes on, in the next session or in another place,
+		// unless ctx has ended too: Step 1 looks.
+		if !errors.Is(err, errEnded) && !errors.Is(err, errVanished) {
 			return false, err
 		}
 	}

@@ -974,6 +974,30 @@ func TestSemaphoreTellsTheObserverOfPermitsAndNotOfItsGate(t *testing.T) {
 	})
 }
 
+func TestAcquireWhoseSessionEndsWithItsContextFailsWithTheContext(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		holder, m := NewSemaphore(open(t, srv), "/s", 2), NewSemaphore(open(t, srv), "/s", 2)
+		must(t, holder.Acquire(t.Context(), 2))
+		for i := range 10 {
+			ctx, cancel := context.WithCancel(t.Context())
+			got := arrive(t, func() error { return m.Acquire(ctx, 1) })
+			inc := live(t, m.s)
+			if i%2 == 0 { // either may be noticed first
+				cancel()
+				inc.lose("for the test")
+			} else {
+				inc.lose("for the test")
+				cancel()
+			}
+			wantErr(t, <-got, context.Canceled)
+			time.Sleep(time.Second)
+		}
+		must(t, holder.Release(2))
+		time.Sleep(2 * testTimeout) // the server learns of the last end
+		nothingIsLeft(t, 0, m, holder)
+	})
+}
+
 func TestAcquireFailsWhenItsSessionIsClosed(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
