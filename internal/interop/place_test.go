@@ -1,6 +1,7 @@
 package interop_test
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"strings"
@@ -12,7 +13,13 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
-func TestMain(m *testing.M) { os.Exit(interop.Main(m)) }
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
+		f.Value.Set("4") // the tests wait for other processes more than they compute
+	}
+	os.Exit(interop.Main(m))
+}
 
 // A site is a ZooKeeper of three servers that the foreign programs are tried against.
 type site struct {
@@ -83,8 +90,9 @@ func begin(t *testing.T, start func(tb testing.TB, args ...string) *interop.Prog
 	return p
 }
 
-// everywhere runs f for every driver in every place, at once.
+// everywhere runs f for every driver in every place, beside each other and other such tests.
 func everywhere(t *testing.T, f func(t *testing.T, d driver, servers string)) {
+	t.Parallel()
 	for name, open := range places() {
 		for _, d := range []driver{kazoo, curator} {
 			t.Run(name+"/"+d.name, func(t *testing.T) {

@@ -179,6 +179,7 @@ func TestForeignWriterDoesNotSlipInWhenAWriterIsDowngraded(t *testing.T) {
 }
 
 func TestMutexIsSharedWithTheLockOfGoZookeeper(t *testing.T) {
+	t.Parallel()
 	for name, open := range places() {
 		t.Run(name, func(t *testing.T) {
 			ctx, servers := brief(t), open(t).servers
@@ -243,6 +244,7 @@ var elections = []struct {
 }
 
 func TestElectionIsSharedWithForeignCandidates(t *testing.T) {
+	t.Parallel()
 	for name, open := range places() {
 		for _, k := range elections {
 			t.Run(fmt.Sprintf("%s/%s %s", name, k.name, k.lead), func(t *testing.T) {
@@ -312,6 +314,7 @@ var queues = []struct {
 }
 
 func TestQueueIsSharedWithForeignOnes(t *testing.T) {
+	t.Parallel()
 	for name, open := range places() {
 		for _, k := range queues {
 			t.Run(fmt.Sprintf("%s/%s %s", name, k.name, k.put), func(t *testing.T) {
@@ -403,6 +406,7 @@ func soon(ch <-chan string) (string, bool) {
 }
 
 func TestQueuePrioritiesAreSharedWithForeignOnes(t *testing.T) {
+	t.Parallel()
 	for name, open := range places() {
 		for _, k := range queues {
 			if k.layout == zsync.LayoutSimpleQueue {
