@@ -15,8 +15,11 @@ import (
 // All operations are linearizable, whichever servers the processes are
 // connected to, and each write is applied exactly once or not at all, even when
 // replies are lost and sessions end in between: of a hundred Updates that add
-// one, each counts. A Value is not held by anyone, so a lost session takes
-// nothing away: operations and Watch carry on in the next one.
+// one, each counts. For Load that is as sure as ZooKeeper's sync: a leader that
+// has been cut off from the others and has not noticed yet may answer for the
+// seconds that it takes; writes depend on no such answer. A Value is not held by
+// anyone, so a lost session takes nothing away: operations and Watch carry on in
+// the next one.
 //
 // The value is the data of the znode at path, persistent, in the form that the
 // codec gives it and nothing else ([WithCodec]; the default is JSON), so that
@@ -385,10 +388,12 @@ type valueWatch[T any] struct {
 
 // follow sends every value that it sees within one session.
 //
-// Within a session no read is older than the one before: ZooKeeper sees to it.
-// The first could be, on a server that lags, but for the catch-up. Versions are
-// compared for being the same and for nothing else: the counter wraps, and is
-// no measure of age.
+// Within a session no read is older than the one before: a server that has not
+// seen what the client has refuses its connection. Nor is the first of a session
+// older than the last of the one before: the session itself was made by a later
+// transaction, and its server has applied that. The catch-up has the first value
+// of all be not older than the call. Versions are compared for being the same
+// and for nothing else: the counter wraps, and is no measure of age.
 func (w *valueWatch[T]) follow(ctx context.Context, inc *incarnation) error {
 	if err := w.v.catchUp(ctx, inc); err != nil {
 		return err

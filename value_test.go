@@ -1,10 +1,15 @@
 package zsync
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
+	"math"
 	"math/rand/v2"
+	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -185,39 +190,119 @@ func TestUndecodableValueIsAnErrorAndCanBeReplaced(t *testing.T) {
 
 // Two processes may write equal bytes, so a lost reply cannot be told from the
 // znode.
-func TestEveryUpdateCountsOnceWhateverReplyIsLost(t *testing.T) {
-	for _, fault := range []zktest.Action{zktest.DropRequest, zktest.DropReply} {
-		for _, expire := range []bool{false, true} {
-			bubble(t, func(t *testing.T, srv *zktest.Server) {
-				s, o := open(t, srv), open(t, srv)
-				v, other := NewValue[int](s, "/v"), NewValue[int](o, "/v")
-				must(t, other.Store(t.Context(), 0))
-				for i := range 10 {
-					id := s.ID()
-					multi := first(fault, op(zktest.OpMulti))
-					srv.Intercept(func(r zktest.Request) zktest.Action {
-						a := multi(r)
-						if expire && a != zktest.Pass {
-							// The connection goes after this, and the session
-							// soon after that: the answer is found in the next.
-							time.AfterFunc(time.Millisecond, func() { srv.Expire(id) })
-						}
-						return a
-					})
-					x, err := v.Update(t.Context(), increment)
-					must(t, err)
-					srv.Intercept(nil)
-					if y, _, err := other.Load(t.Context()); x != i+1 || y != x || err != nil {
-						t.Fatalf("%v: Update of %d = %d, then Load = %d, %v", fault, i, x, y, err)
+func TestEveryWriteIsAppliedOnceWhateverBefallsItsRequests(t *testing.T) {
+	type write struct {
+		name string
+		do   func(ctx context.Context, v *Value[int]) error
+	}
+	swap := func(ctx context.Context, v *Value[int], old Version) error {
+		ok, err := v.CompareAndSwap(ctx, old, 7)
+		if err == nil && !ok {
+			err = errors.New("not swapped")
+		}
+		return err
+	}
+	for _, there := range []bool{false, true} {
+		for _, w := range []write{
+			{"Store", func(ctx context.Context, v *Value[int]) error { return v.Store(ctx, 7) }},
+			{"CompareAndSwap", func(ctx context.Context, v *Value[int]) error {
+				_, old, err := v.Load(ctx)
+				if err != nil && !errors.Is(err, ErrNoValue) {
+					return err
+				}
+				return swap(ctx, v, old)
+			}},
+			{"Update", func(ctx context.Context, v *Value[int]) error {
+				x, err := v.Update(ctx, func(n int) (int, error) { return n + 7, nil })
+				if err == nil && x != 7 {
+					err = fmt.Errorf("Update = %d", x)
+				}
+				return err
+			}},
+		} {
+			t.Run(fmt.Sprintf("%s, there %v", w.name, there), func(t *testing.T) {
+				eachRequest(t, func(t *testing.T, srv *zktest.Server, arm func(*Session)) {
+					s, o := open(t, srv), open(t, srv)
+					v, other := NewValue[int](s, "/deep/v"), NewValue[int](o, "/deep/v")
+					if there {
+						must(t, other.Store(t.Context(), 0))
 					}
-					time.Sleep(time.Minute)
-				}
-				if names := childrenOf(t, s, "/v-receipts"); len(names) != 0 {
-					t.Errorf("%d receipts are left", len(names))
-				}
+					arm(s)
+					must(t, w.do(t.Context(), v))
+					if x, _, err := other.Load(t.Context()); x != 7 || err != nil {
+						t.Fatalf("Load = %d, %v; want 7", x, err)
+					}
+					must(t, other.Store(t.Context(), 100))
+					time.Sleep(5 * testTimeout) // for whatever comes late
+					if x, _, err := other.Load(t.Context()); x != 100 || err != nil {
+						t.Errorf("Load = %d, %v; the write was applied again", x, err)
+					}
+					if names := childrenOf(t, o, "/deep/v-receipts"); len(names) != 0 {
+						t.Errorf("receipts %q are left", names)
+					}
+				})
 			})
 		}
 	}
+}
+
+// A swap that is beaten says so, and is not applied later either.
+func TestABeatenSwapIsNeverAppliedWhateverBefallsItsRequests(t *testing.T) {
+	eachRequest(t, func(t *testing.T, srv *zktest.Server, arm func(*Session)) {
+		s, o := open(t, srv), open(t, srv)
+		v, other := NewValue[int](s, "/v"), NewValue[int](o, "/v")
+		must(t, other.Store(t.Context(), 1))
+		_, old, err := v.Load(t.Context())
+		must(t, err)
+		must(t, other.Store(t.Context(), 1)) // equal, and another write
+		arm(s)
+		if ok, err := v.CompareAndSwap(t.Context(), old, 7); ok || err != nil {
+			t.Errorf("CompareAndSwap = %v, %v", ok, err)
+		}
+		// One that passes the look at the Version, and is beaten then.
+		if ok, err := v.swap(t.Context(), old, []byte("7")); ok || err != nil {
+			t.Errorf("swap = %v, %v", ok, err)
+		}
+		time.Sleep(5 * testTimeout)
+		if x, _, err := other.Load(t.Context()); x != 1 || err != nil {
+			t.Errorf("Load = %d, %v", x, err)
+		}
+		if names := childrenOf(t, o, "/v-receipts"); len(names) != 0 {
+			t.Errorf("receipts %q are left", names)
+		}
+	})
+}
+
+func TestLoadAndWatchAreRightWhateverBefallsTheirRequests(t *testing.T) {
+	eachRequest(t, func(t *testing.T, srv *zktest.Server, arm func(*Session)) {
+		s, o := open(t, srv), open(t, srv)
+		v, w := NewValue[int](s, "/v"), NewValue[int](o, "/v")
+		arm(o)
+		values := w.Watch(t.Context()) // before there is a value
+		synctest.Wait()
+		last := 0
+		for i := 1; i <= 4; i++ {
+			if i == 3 { // deleted, and made anew
+				must(t, live(t, s).removeNow(t.Context(), "/v"))
+				synctest.Wait()
+			}
+			must(t, v.Store(t.Context(), i))
+			if x, _, err := w.Load(t.Context()); x != i || err != nil {
+				t.Fatalf("Load = %d, %v; want %d", x, err, i)
+			}
+			for last < i {
+				x, ok := <-values
+				if !ok || x < last || x > i {
+					t.Fatalf("Watch sends %d, %v after %d", x, ok, last)
+				}
+				last = x
+			}
+		}
+		time.Sleep(5 * testTimeout)
+		if x, ok := sent(t, values); ok {
+			t.Errorf("Watch sends %d when nothing has changed", x)
+		}
+	})
 }
 
 func TestUpdatesFromEverywhereAreAllCounted(t *testing.T) {
@@ -251,7 +336,7 @@ func TestUpdatesFromEverywhereAreAllCounted(t *testing.T) {
 }
 
 // Case 34: the counter of the servers wraps, and -1 means any.
-func TestSwapAtMinusOneIsStillACompareAndSwap(t *testing.T) {
+func TestCase34ASwapAtMinusOneIsStillACompareAndSwap(t *testing.T) {
 	if ops := swapOps("/v", nil, -2); len(ops) != 1 || ops[0].(*zk.SetDataRequest).Version != -2 {
 		t.Errorf("at -2: %+v", ops)
 	}
@@ -280,6 +365,172 @@ func TestSwapAtMinusOneIsStillACompareAndSwap(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A countedConn makes a client believe that the znode at path has been written by
+// more often than it was: its counter is that much ahead in each direction.
+type countedConn struct {
+	net.Conn
+	path   string
+	by     int32
+	shaken bool         // the client's handshake has passed
+	in     bytes.Buffer // what the server has sent; used by the reading goroutine alone
+	opened bool         // and its handshake has passed
+
+	mu    sync.Mutex
+	reads map[int32]int32 // kinds of reads of path without a reply, by xid
+}
+
+// packet is a cursor in one.
+type packet []byte
+
+func (p *packet) int() int32 {
+	n := int32(binary.BigEndian.Uint32(*p))
+	*p = (*p)[4:]
+	return n
+}
+
+func (p *packet) bytes() string {
+	n := max(p.int(), 0)
+	b := (*p)[:n]
+	*p = (*p)[n:]
+	return string(b)
+}
+
+// ahead changes a version in place, but not what means any.
+func (p *packet) ahead(by int32, change bool) {
+	if v := int32(binary.BigEndian.Uint32(*p)); change && v != -1 {
+		binary.BigEndian.PutUint32(*p, uint32(v+by))
+	}
+	*p = (*p)[4:]
+}
+
+func (c *countedConn) Write(b []byte) (int, error) {
+	out := bytes.Clone(b)
+	for rest := packet(out); len(rest) > 0; {
+		n := rest.int()
+		p := rest[:n]
+		rest = rest[n:]
+		if !c.shaken {
+			c.shaken = true
+			continue
+		}
+		switch xid, op := p.int(), p.int(); zktest.Op(op) {
+		case zktest.OpGetData, zktest.OpExists:
+			if p.bytes() == c.path {
+				c.mu.Lock()
+				c.reads[xid] = op
+				c.mu.Unlock()
+			}
+		case zktest.OpMulti:
+			c.multi(p)
+		}
+	}
+	return c.Conn.Write(out)
+}
+
+func (c *countedConn) multi(p packet) {
+	for {
+		op := zktest.Op(p.int())
+		if p = p[5:]; op == -1 { // done, and an error code
+			return
+		}
+		mine := p.bytes() == c.path
+		switch op {
+		case zktest.OpSetData:
+			p.bytes()
+			p.ahead(-c.by, mine)
+		case zktest.OpCheck, zktest.OpDelete:
+			p.ahead(-c.by, mine)
+		case zktest.OpCreate:
+			p.bytes()
+			for range p.int() {
+				p.int()
+				p.bytes()
+				p.bytes()
+			}
+			p.int()
+		}
+	}
+}
+
+func (c *countedConn) Read(b []byte) (int, error) {
+	if c.in.Len() == 0 {
+		head := make([]byte, 4)
+		if _, err := io.ReadFull(c.Conn, head); err != nil {
+			return 0, err
+		}
+		body := make([]byte, binary.BigEndian.Uint32(head))
+		if _, err := io.ReadFull(c.Conn, body); err != nil {
+			return 0, err
+		}
+		if c.opened {
+			c.reply(body)
+		}
+		c.opened = true
+		c.in.Write(head)
+		c.in.Write(body)
+	}
+	return c.in.Read(b)
+}
+
+func (c *countedConn) reply(p packet) {
+	xid := p.int()
+	p = p[8:] // the zxid
+	c.mu.Lock()
+	op := c.reads[xid]
+	delete(c.reads, xid)
+	c.mu.Unlock()
+	if failed := p.int() != 0; failed || op == 0 {
+		return
+	}
+	if zktest.Op(op) == zktest.OpGetData {
+		p.bytes()
+	}
+	p = p[32:] // czxid, mzxid, ctime, mtime
+	binary.BigEndian.PutUint32(p, binary.BigEndian.Uint32(p)+uint32(c.by))
+}
+
+func TestCase34AValueGoesOnWhenItsVersionOverflowsAndPassesMinusOne(t *testing.T) {
+	for _, by := range []int32{math.MaxInt32 - 5, -6} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			ctx := t.Context()
+			counted := WithDialer(func(network, addr string, limit time.Duration) (net.Conn, error) {
+				c, err := srv.Dial(network, addr, limit)
+				return &countedConn{Conn: c, path: "/v", by: by, reads: make(map[int32]int32)}, err
+			})
+			v, other := NewValue[int](open(t, srv, counted), "/v"), NewValue[int](open(t, srv, counted), "/v")
+			must(t, v.Store(ctx, 0))
+			values := other.Watch(ctx)
+			wantSent(t, values, 0)
+			var before []Version
+			for n := 0; n < 12; n++ {
+				x, now, err := other.Load(ctx)
+				if x != n || now.version != by+int32(n) || err != nil {
+					t.Fatalf("Load = %d, %v, %v; want %d at %d", x, now, err, n, by+int32(n))
+				}
+				// None that is over is taken for the present one, not even with
+				// the server's comparison alone.
+				for _, old := range before {
+					if ok, err := v.CompareAndSwap(ctx, old, -1); ok || err != nil {
+						t.Fatalf("at %v: CompareAndSwap of %v = %v, %v", now, old, ok, err)
+					}
+					if ok, err := v.swap(ctx, old, []byte("-1")); ok || err != nil {
+						t.Fatalf("at %v: swap of %v = %v, %v", now, old, ok, err)
+					}
+				}
+				before = append(before, now)
+				if n%3 == 0 {
+					if _, err := v.Update(ctx, increment); err != nil {
+						t.Fatal(err)
+					}
+				} else if ok, err := v.CompareAndSwap(ctx, now, n+1); !ok || err != nil {
+					t.Fatalf("at %v: CompareAndSwap = %v, %v", now, ok, err)
+				}
+				wantSent(t, values, n+1)
+			}
+		})
+	}
 }
 
 // sent reads what a Watch sends next, if anything, when all is quiet.
@@ -350,7 +601,7 @@ func TestWatchSendsTheLatestAndThenIsQuiet(t *testing.T) {
 }
 
 // Case 34, with CURATOR-311 and -329.
-func TestWatchIsNotStaleAfterReconnectsAndNewSessions(t *testing.T) {
+func TestCase34WatchIsNotStaleAfterReconnectsAndNewSessions(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, o := open(t, srv), open(t, srv)
 		v := NewValue[int](s, "/v")
