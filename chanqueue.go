@@ -515,7 +515,7 @@ func (q *queueCore) pluck(ctx context.Context, check func(it *item) error) (*ite
 // first returns the first free element, and what was seen of the claims. The
 // element is nil if there is none.
 func (q *queueCore) first(ctx context.Context, inc *incarnation, u *undertaker) (*item, *view, error) {
-	for {
+	for synced := false; ; {
 		v, err := q.look(ctx, inc)
 		if err != nil {
 			return nil, nil, err
@@ -536,6 +536,14 @@ func (q *queueCore) first(ctx context.Context, inc *incarnation, u *undertaker) 
 		}
 		if len(es) > 0 {
 			continue // all of them were consumed in the meantime
+		}
+		if !synced {
+			// This server may lag. There is nothing only if the leader says so.
+			synced = true
+			if err := inc.sync(ctx, q.dir); err != nil && !isNoNode(err) {
+				return nil, nil, err
+			}
+			continue
 		}
 		next, buried, err := u.visit(ctx, inc, v)
 		if err != nil {

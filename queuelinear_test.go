@@ -1,0 +1,208 @@
+package zsync
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+// A queueOp and a queueAnswer are one operation of a history.
+type queueOp struct {
+	kind string
+	vs   []int // of send
+}
+
+type queueAnswer struct {
+	v  int
+	ok bool
+	n  int
+}
+
+// queueModel is a queue as one process would have it.
+var queueModel = porcupine.Model{
+	Init: func() any { return []int(nil) },
+	Step: func(state, input, output any) (bool, any) {
+		q, op, a := state.([]int), input.(queueOp), output.(queueAnswer)
+		switch op.kind {
+		case "send":
+			return true, slices.Concat(q, op.vs)
+		case "len":
+			return a.n == len(q), q
+		case "peek":
+			return a.ok == (len(q) > 0) && (!a.ok || a.v == q[0]), q
+		}
+		if !a.ok {
+			return len(q) == 0, q
+		}
+		if len(q) == 0 || a.v != q[0] {
+			return false, q
+		}
+		return true, q[1:]
+	},
+	Equal: func(a, b any) bool { return slices.Equal(a.([]int), b.([]int)) },
+}
+
+// A history records what several clients do at once.
+type history struct {
+	clock  atomic.Int64
+	number atomic.Int64
+	mu     sync.Mutex
+	ops    []porcupine.Operation // guarded by mu
+}
+
+func (h *history) do(t testing.TB, client int, op queueOp, f func() (queueAnswer, error)) {
+	t.Helper()
+	call := h.clock.Add(1)
+	a, err := f()
+	if err != nil {
+		t.Errorf("%s: %v", op.kind, err)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.ops = append(h.ops, porcupine.Operation{ClientId: client, Input: op, Call: call, Output: a, Return: h.clock.Add(1)})
+}
+
+func (h *history) check(t testing.TB) {
+	t.Helper()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if porcupine.CheckOperations(queueModel, h.ops) {
+		return
+	}
+	for _, o := range h.ops {
+		t.Logf("client %d, %d-%d: %+v %+v", o.ClientId, o.Call, o.Return, o.Input, o.Output)
+	}
+	t.Error("the history is not linearizable")
+}
+
+func (h *history) send(t testing.TB, client int, q *Queue[int], rnd *rand.Rand) {
+	t.Helper()
+	op := queueOp{kind: "send"}
+	for range 1 + rnd.IntN(3) {
+		op.vs = append(op.vs, int(h.number.Add(1)))
+	}
+	h.do(t, client, op, func() (queueAnswer, error) { return queueAnswer{}, q.Send(t.Context(), op.vs...) })
+}
+
+func TestQueueIsLinearizable(t *testing.T) {
+	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
+		var sessions []*Session
+		var h history
+		var clients sync.WaitGroup
+		for i := range 4 {
+			sessions = append(sessions, open(t, srv))
+			q := NewQueue[int](sessions[i], "/q")
+			dice := rand.New(rand.NewPCG(rnd.Uint64(), uint64(i)))
+			clients.Go(func() {
+				for range 8 {
+					switch dice.IntN(6) {
+					case 0, 1:
+						h.send(t, i, q, dice)
+					case 2, 3:
+						h.do(t, i, queueOp{kind: "take"}, func() (a queueAnswer, err error) {
+							a.v, a.ok, err = q.TryRecv(t.Context())
+							return a, err
+						})
+					case 4:
+						h.do(t, i, queueOp{kind: "peek"}, func() (a queueAnswer, err error) {
+							a.v, a.ok, err = q.Peek(t.Context())
+							return a, err
+						})
+					case 5:
+						h.do(t, i, queueOp{kind: "len"}, func() (a queueAnswer, err error) {
+							a.n, err = q.Len(t.Context())
+							return a, err
+						})
+					}
+					time.Sleep(time.Duration(dice.IntN(500)) * time.Millisecond)
+				}
+			})
+		}
+		quiet := make(chan struct{})
+		go func() { clients.Wait(); close(quiet) }()
+		chaos(t, srv, rand.New(rand.NewPCG(rnd.Uint64(), 3)), sessions, quiet)
+		h.check(t)
+	})
+}
+
+func TestQueueIsLinearizableWithOneConsumer(t *testing.T) {
+	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
+		var sessions []*Session
+		var h history
+		var clients sync.WaitGroup
+		var left atomic.Int64
+		const producers, sends = 3, 6
+		left.Store(producers)
+		for i := range producers {
+			sessions = append(sessions, open(t, srv))
+			q := NewQueue[int](sessions[i], "/q")
+			dice := rand.New(rand.NewPCG(rnd.Uint64(), uint64(i)))
+			clients.Go(func() {
+				for range sends {
+					h.send(t, i, q, dice)
+					time.Sleep(time.Duration(dice.IntN(500)) * time.Millisecond)
+				}
+				left.Add(-1)
+			})
+		}
+		sessions = append(sessions, open(t, srv))
+		q := NewQueue[int](sessions[producers], "/q", WithPrefetch(1+rnd.IntN(5)))
+		dice := rand.New(rand.NewPCG(rnd.Uint64(), 9))
+		clients.Go(func() {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			ch := q.Recv(ctx)
+			for n := int64(0); left.Load() > 0 || n < h.number.Load(); n++ {
+				h.do(t, producers, queueOp{kind: "take"}, func() (queueAnswer, error) { return queueAnswer{v: <-ch, ok: true}, nil })
+				time.Sleep(time.Duration(dice.IntN(300)) * time.Millisecond)
+				for left.Load() > 0 && n+1 >= h.number.Load() {
+					time.Sleep(100 * time.Millisecond)
+				}
+			}
+		})
+		quiet := make(chan struct{})
+		go func() { clients.Wait(); close(quiet) }()
+		hasty(t, srv, rand.New(rand.NewPCG(rnd.Uint64(), 3)), sessions, quiet)
+		h.check(t)
+	})
+}
+
+func TestQueueIsLinearizableThroughServersThatLag(t *testing.T) {
+	for seed := range 20 {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			rnd := rand.New(rand.NewPCG(uint64(seed), 35))
+			for i, addr := range srv.Addrs() {
+				srv.SetLag(addr, time.Duration(i)*time.Second)
+			}
+			var h history
+			var clients sync.WaitGroup
+			for i := range 4 {
+				q := NewQueue[int](open(t, srv), "/q")
+				dice := rand.New(rand.NewPCG(rnd.Uint64(), uint64(i)))
+				clients.Go(func() {
+					for range 8 {
+						if dice.IntN(2) == 0 {
+							h.send(t, i, q, dice)
+						} else {
+							h.do(t, i, queueOp{kind: "take"}, func() (a queueAnswer, err error) {
+								a.v, a.ok, err = q.TryRecv(t.Context())
+								return a, err
+							})
+						}
+						time.Sleep(time.Duration(dice.IntN(1000)) * time.Millisecond)
+					}
+				})
+			}
+			clients.Wait()
+			h.check(t)
+		}, zktest.WithAddrs("127.0.0.1:7001", "127.0.0.1:7002", "127.0.0.1:7003"))
+	}
+}
