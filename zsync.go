@@ -107,9 +107,10 @@ const (
 	ModeExclusive Mode = iota // a lock or a leadership
 	ModeShared                // a read lock
 	ModePermits               // permits of a semaphore
+	ModeParty                 // a part in a double barrier
 )
 
-// String returns "exclusive", "shared" or "permits".
+// String returns "exclusive", "shared", "permits" or "party".
 func (m Mode) String() string {
 	switch m {
 	case ModeExclusive:
@@ -118,6 +119,8 @@ func (m Mode) String() string {
 		return "shared"
 	case ModePermits:
 		return "permits"
+	case ModeParty:
+		return "party"
 	}
 	return "unknown"
 }
