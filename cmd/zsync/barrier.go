@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"sync"
 
 	"github.com/spf13/cobra"
 
@@ -157,7 +156,6 @@ func (h *holding) enter(cmd *cobra.Command, n int, path string, argv []string) e
 		return err
 	}
 	defer t.session.Close()
-	ends := followEnds(t.session)
 	return t.under(hold{
 		acquire: func(ctx context.Context) error { return wg.Enter(ctx, n) },
 		release: func() error {
@@ -165,36 +163,6 @@ func (h *holding) enter(cmd *cobra.Command, n int, path string, argv []string) e
 			defer stop()
 			return wg.Leave(ctx)
 		},
-		// If the session ends before this is asked, Leave will tell.
-		lost: ends.next,
+		lost: wg.Lost,
 	})
-}
-
-// An endings tells when ZooKeeper sessions end, and with them memberships.
-type endings struct {
-	mu     sync.Mutex
-	coming chan struct{} // closed at the next end; guarded by mu
-}
-
-func followEnds(s *zsync.Session) *endings {
-	e := &endings{coming: make(chan struct{})}
-	states := s.States(context.Background())
-	go func() {
-		for state := range states { // until the Session is closed
-			if state == zsync.StateExpired {
-				e.mu.Lock()
-				close(e.coming)
-				e.coming = make(chan struct{})
-				e.mu.Unlock()
-			}
-		}
-	}()
-	return e
-}
-
-// next returns a channel that is closed when the present session ends.
-func (e *endings) next() <-chan struct{} {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.coming
 }

@@ -17,9 +17,10 @@ func lockCommand(c *client) *cobra.Command {
 		Long: `lock runs a command while nobody else holds the lock at PATH, on whatever
 machine. Those who wait are served in the order in which they came.
 
-The lock is a zsync.Mutex. With --rw it is the write lock of a zsync.RWMutex, which
-also keeps out the readers that zsync rlock runs. The two are different locks;
-zsync refuses to run a command under one where it meets the other.`,
+The lock is a zsync.Mutex. With --rw it is the write lock of a zsync.RWMutex,
+which also keeps out the readers that zsync rlock runs. The two are different
+locks; zsync refuses to run a command under one where it meets the other, unless
+with --kazoo: there the two look alike.`,
 		Example: `  zsync lock /jobs/nightly -- ./nightly.sh
   zsync lock /jobs/nightly --no-wait -- ./nightly.sh || [ $? = 75 ]`,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -34,11 +34,13 @@ The servers are named by --servers or ZSYNC_SERVERS, as a connect string:
 zk1:2181,zk2:2181,zk3:2181, with a path after it to have all paths below that.
 
 lock, rlock, semaphore, elect, once and barrier enter run a command while they
-hold something. Standard input, output and error are the command's own. Signals are passed on to
-it. With lock, rlock and elect ZSYNC_TOKEN, in its environment, is a number
-greater than that of every earlier holder: storage that remembers the greatest
-it has seen can refuse late writes. If the hold is lost, which zsync notices before anybody else can have
-it, the command is sent SIGTERM and, a little later, SIGKILL.
+hold something. Standard input, output and error are the command's own. Signals
+are passed on to it. If the hold is lost, which zsync notices before anybody
+else can have it, the command is sent SIGTERM and, a little later, SIGKILL.
+
+With lock, rlock and elect the command finds in its environment ZSYNC_TOKEN, a
+number greater than that of every earlier holder: storage that remembers the
+greatest it has seen can refuse late writes.
 
 Unless zsync is in the foreground of a terminal, the command gets a process
 group of its own, and signals go to all of the group. On Linux the command is
@@ -48,7 +50,7 @@ Exit status:
   64    bad command line
   69    ZooKeeper cannot be used: no server answers, or it refuses
   74    standard input cannot be read, or standard output not written
-  75    not acquired: --no-wait or --timeout
+  75    not acquired, or not done: --no-wait, --timeout or queue recv --count
   76    the hold was lost, and the command was stopped
   126   the command cannot be executed
   127   there is no such command

@@ -37,7 +37,7 @@ func statusCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status PATH... [flags]",
 		Short: "show what there is at a path, who holds and who waits",
-		Long: `status shows what is found at each PATH: who holds and who waits, in their order,
+		Long: `status shows what is found at each PATH: who holds and who waits, in order,
 for locks, semaphores, elections and double barriers; how many elements
 a queue has, and how many tasks a wait group; whether a once is done. Times are
 those of the servers' clocks.
@@ -88,6 +88,7 @@ func lookAt(ctx context.Context, s *zsync.Session, path string) (lines []statusL
 		{"read-write lock", zsync.NewRWMutex(s, path).Contenders, nil},
 		{"kazoo lock", zsync.NewRWMutex(s, path, zsync.WithLayout(zsync.LayoutKazoo)).Contenders, nil},
 		{"election", zsync.NewElection(s, path).Contenders, nil},
+		{"double barrier", zsync.NewWaitGroup(s, path).Contenders, nil},
 		{"semaphore", zsync.NewSemaphore(s, path, 1).Contenders, nil},
 		{"kazoo semaphore", zsync.NewSemaphore(s, path, 1, zsync.WithLayout(zsync.LayoutKazoo)).Contenders, kazooPermit},
 	} {
