@@ -20,7 +20,7 @@ import (
 // 128+n for one that signal n ended.
 const (
 	exitUsage    = 64  // bad command line
-	exitInput    = 74  // standard input or output failed
+	exitOutput   = 74  // standard input or output failed
 	exitServers  = 69  // ZooKeeper cannot be used: unreachable, or it refuses
 	exitBusy     = 75  // not acquired in the time allowed
 	exitLost     = 76  // the hold was lost, and the command stopped
@@ -113,6 +113,14 @@ type statusError struct {
 
 func (e *statusError) Error() string { return fmt.Sprintf("exit status %d: %v", e.status, e.err) }
 func (e *statusError) Unwrap() error { return e.err }
+
+// outputError gives a failed write its exit status.
+func outputError(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fail(exitOutput, "standard output: %w", err)
+}
 
 // exitOf returns the status of an error that has one.
 func exitOf(err error) int {

@@ -582,7 +582,7 @@ func TestQueueSendTellsHowManyItHasSent(t *testing.T) {
 	srv := zktest.Start(t)
 	r := start(t, srv.Addr(), "one\ntwo\n"+strings.Repeat("x", 1<<20)+"\nnever", "queue", "send", "/q")
 	r.want(exitUsage, "")
-	if got := r.stderr.String(); !strings.Contains(got, "2 elements were sent") {
+	if got := r.stderr.String(); !strings.Contains(got, "elements certainly sent: 2: ") {
 		t.Errorf("the message is %q", got)
 	}
 	start(t, srv.Addr(), "", "queue", "recv", "/q").want(0, "one\ntwo\n")
@@ -593,7 +593,7 @@ func TestQueueSendTellsHowManyItHasSent(t *testing.T) {
 	q := zsync.NewQueue[string](connect(t, srv), "/q")
 	await(t, func() bool { n, _ := q.Len(t.Context()); return n == 1 }, "the line")
 	r.cmd.Process.Signal(syscall.SIGINT)
-	await(t, func() bool { return strings.Contains(r.stderr.String(), "1 elements were sent") }, "the message")
+	await(t, func() bool { return strings.Contains(r.stderr.String(), "elements certainly sent: 1: ") }, "the message")
 	w.Close()
 	r.want(128+int(syscall.SIGINT), "")
 }
@@ -703,7 +703,7 @@ func TestStatusShowsWhatThereIs(t *testing.T) {
 		{"/doublebarrier", `double barrier +party +holds .*`},
 		{"/once", `once +- +done .*`},
 		{"/queue", `queue +- +2 elements .*`},
-		{"/simple", `queue +- +1 elements, as of SimpleDistributedQueue .*`},
+		{"/simple", `queue +- +1 element, as of SimpleDistributedQueue .*`},
 		{"/value", `data +- +"x\\u001b" .*`},
 		{"/gate", `data +- +\S+:\d+ .*`},
 	}
@@ -716,6 +716,25 @@ func TestStatusShowsWhatThereIs(t *testing.T) {
 	if !regexp.MustCompile(pattern + "$").MatchString(r.stdout.String()) {
 		t.Errorf("got\n%s\nwant a match of\n%s\n%s", &r.stdout, pattern, &r.stderr)
 	}
+}
+
+func TestOutputThatCannotBeWrittenIsAnError(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Skip("no /dev/full")
+	}
+	defer full.Close()
+	srv := zktest.Start(t)
+	start(t, srv.Addr(), "", "queue", "send", "/q", "one").want(0, "")
+	for _, args := range [][]string{{"queue", "recv", "/q"}, {"queue", "len", "/q"}, {"status", "/q"}, {"status", "--json", "/q"}} {
+		cmd := exec.Command(binary, args...)
+		cmd.Env = append(os.Environ(), "ZSYNC_SERVERS="+srv.Addr())
+		cmd.Stdout = full
+		if cmd.Run(); cmd.ProcessState.ExitCode() != exitOutput {
+			t.Errorf("%v: exit status %d, want %d", args, cmd.ProcessState.ExitCode(), exitOutput)
+		}
+	}
+	start(t, srv.Addr(), "", "queue", "recv", "/q").want(0, "one\n")
 }
 
 func TestServerServes(t *testing.T) {
@@ -768,7 +787,7 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 		{srv.Addr(), "queue send /q x --layout curator", exitUsage, `unknown layout "curator"`},
 		{srv.Addr(), "queue recv /q x", exitUsage, "want: zsync queue recv PATH [flags]"},
 		{srv.Addr(), "queue recv /q -n 0", exitUsage, "--count 0: must be at least 1"},
-		{srv.Addr(), "queue recv /q -n 1", exitBusy, "/q: received 0 of 1 elements"},
+		{srv.Addr(), "queue recv /q -n 1", exitBusy, "/q: received 0 of 1 element: "},
 		{srv.Addr(), "queue recv /q -f --timeout 100ms", exitBusy, "gave up after 100ms"},
 		{srv.Addr(), "queue len", exitUsage, "want: zsync queue len PATH [flags]"},
 		{srv.Addr(), "once /p /q --reset", exitUsage, "want: zsync once PATH --reset"},

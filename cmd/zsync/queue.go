@@ -88,7 +88,7 @@ func sendCommand(c *client) *cobra.Command {
 		Short: "put elements into a queue",
 		Long: `send puts each ELEMENT, or if there is none each line of its standard input, at
 the end of the queue at PATH. The ELEMENTs are stored all or none; lines as
-they come, and if that fails the message says how many are stored. An element
+they come, and if that fails the message says how many certainly are. An element
 must be smaller than about 1 MiB.`,
 		Example: `  zsync queue send /jobs one "and another"
   find . -name '*.wav' -print0 | zsync queue send -0 /jobs`,
@@ -173,19 +173,25 @@ func sendAll(ctx context.Context, queue *zsync.Queue[[]byte], in <-chan input) e
 				}
 			}
 		case <-ctx.Done():
-			return &statusError{exitOf(verdict(context.Cause(ctx), exitBusy)), fmt.Errorf("%d elements were sent: %w", sent, context.Cause(ctx))}
+			return stoppedAfter(sent, verdict(context.Cause(ctx), exitBusy), context.Cause(ctx))
 		}
 		n, err := sendBatch(ctx, queue, batch)
 		if sent += n; err != nil {
-			return &statusError{exitOf(verdict(err, exitBusy)), fmt.Errorf("%d elements were sent: %w", sent, err)}
+			return stoppedAfter(sent, verdict(err, exitBusy), err)
 		}
 		switch {
 		case end == io.EOF:
 			return nil
 		case end != nil:
-			return fail(exitInput, "%d elements were sent: standard input: %w", sent, end)
+			return stoppedAfter(sent, fail(exitOutput, ""), fmt.Errorf("standard input: %w", end))
 		}
 	}
+}
+
+// stoppedAfter says how far a send has come. Of what came next it may not be
+// known whether it was stored.
+func stoppedAfter(sent int, verdict, why error) error {
+	return &statusError{exitOf(verdict), fmt.Errorf("elements certainly sent: %d: %w", sent, why)}
 }
 
 // sendBatch sends a batch, in several requests where it does not fit into one,
@@ -291,9 +297,9 @@ func (r *receiver) receive(ctx context.Context, follow bool) error {
 	}
 	switch {
 	case r.doubts > 0:
-		return fail(exitLost, "%s: the session was lost: %d elements that were written may be received again", r.path, r.doubts)
+		return fail(exitLost, "%s: the session was lost: %s that were written may be received again", r.path, count(r.doubts, "element"))
 	case r.got < r.want:
-		return fail(exitBusy, "%s: received %d of %d elements: there are no more", r.path, r.got, r.want)
+		return fail(exitBusy, "%s: received %d of %s: there are no more", r.path, r.got, count(r.want, "element"))
 	}
 	return nil
 }
@@ -374,7 +380,7 @@ collect:
 		if errors.Is(err, syscall.EPIPE) {
 			return &statusError{128 + int(syscall.SIGPIPE), nil}
 		}
-		return fail(exitInput, "standard output: %w", err)
+		return outputError(err)
 	}
 	r.got += len(batch)
 	return r.remove(ctx, batch)
@@ -425,7 +431,7 @@ somebody is about to receive.`,
 				return verdict(err, exitBusy)
 			}
 			_, err = fmt.Fprintln(cmd.OutOrStdout(), n)
-			return err
+			return outputError(err)
 		},
 	}
 	q.addFlags(cmd)

@@ -68,9 +68,9 @@ with the name of who has closed it. Otherwise the path is free.`,
 			if asJSON {
 				e := json.NewEncoder(cmd.OutOrStdout())
 				e.SetIndent("", "  ")
-				return e.Encode(lines)
+				return outputError(e.Encode(lines))
 			}
-			return printStatus(cmd.OutOrStdout(), args, lines)
+			return outputError(printStatus(cmd.OutOrStdout(), args, lines))
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
@@ -127,15 +127,15 @@ var kazooPermit = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
 // factsOf returns what is known of a path beside who holds and who waits.
 func factsOf(ctx context.Context, s *zsync.Session, path string) (facts []statusLine, err error) {
-	fact := func(kind, format string, args ...any) {
-		facts = append(facts, statusLine{Path: path, Kind: kind, State: fmt.Sprintf(format, args...)})
+	fact := func(kind, state string) {
+		facts = append(facts, statusLine{Path: path, Kind: kind, State: state})
 	}
 	tasks, err := zsync.NewWaitGroup(s, path).Count(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if tasks > 0 {
-		fact("wait group", "%d open tasks", tasks)
+		fact("wait group", count(tasks, "open task"))
 	}
 	done, err := zsync.NewOnce(s, path).Done(ctx)
 	if err != nil {
@@ -150,9 +150,9 @@ func factsOf(ctx context.Context, s *zsync.Session, path string) (facts []status
 			return nil, err
 		}
 		if n > 0 && layout == zsync.LayoutZsync {
-			fact("queue", "%d elements", n)
+			fact("queue", count(n, "element"))
 		} else if n > 0 {
-			fact("queue", "%d elements, as of %v", n, layout)
+			fact("queue", count(n, "element")+", as of "+layout.String())
 		}
 	}
 	return facts, nil
@@ -202,6 +202,14 @@ func printStatus(w io.Writer, paths []string, lines []statusLine) error {
 		}
 	}
 	return t.Flush()
+}
+
+// count returns n of something in words.
+func count(n int, of string) string {
+	if n == 1 {
+		return "1 " + of
+	}
+	return strconv.Itoa(n) + " " + of + "s"
 }
 
 // dash is what a table shows for s.
