@@ -539,6 +539,30 @@ func TestSignalWakesOneWhateverBefallsItsRequests(t *testing.T) {
 	})
 }
 
+// The client has given its session up and signalled in the next, when the servers
+// get what it sent in the first, which they have not given up yet.
+func TestASignalThatComesLateFromAFormerSessionWakesNobody(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		ss, woken := sleepers(t, srv, 3)
+		s := open(t, srv)
+		c := newCond(s)
+		waiting, err := c.waiting(t.Context())
+		must(t, err)
+		id := s.ID()
+		srv.Partition(id)
+		_, err = c.s.commitOnce(t.Context(), c.line.dir, c.mark(waiting[0], ""))
+		must(t, err)
+		must(t, <-woken[0])
+		srv.Heal(id)
+		time.Sleep(5 * testTimeout)
+		pendingStill(t, woken[1])
+		must(t, newCond(ss[0]).Broadcast(t.Context()))
+		must(t, <-woken[1])
+		must(t, <-woken[2])
+		wantEmpty(t, s)
+	})
+}
+
 func TestBroadcastWakesAllWhateverBefallsItsRequests(t *testing.T) {
 	eachRequest(t, func(t *testing.T, srv *zktest.Server, arm func(*Session)) {
 		ss, woken := sleepers(t, srv, 3)
