@@ -55,11 +55,12 @@ import (
 // requests if nothing is open; otherwise one more request, one watch and one
 // notification for each session with open tasks, however many these are.
 type WaitGroup struct {
-	_     noCopy
-	s     *Session
-	path  string
-	err   error // of the constructor's arguments
-	tally *tally
+	_      noCopy
+	s      *Session
+	path   string
+	err    error // of the constructor's arguments
+	tally  *tally
+	double *doubleBarrier
 }
 
 // A WaitGroupOption changes a WaitGroup.
@@ -87,6 +88,7 @@ func NewWaitGroup(s *Session, path string, opts ...WaitGroupOption) *WaitGroup {
 	wg := &WaitGroup{s: s, path: path}
 	if wg.err = checkNew(s, path, err); wg.err == nil {
 		wg.tally = s.tallyOf(tallyKey{s.full(path), c.keep})
+		wg.double = newDoubleBarrier(s.manager, path)
 	}
 	return wg
 }

@@ -1,0 +1,942 @@
+package zsync
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+// enter begins Enter in a goroutine.
+func enter(t testing.TB, wg *WaitGroup, n int) <-chan error {
+	return async(func() error { return wg.Enter(t.Context(), n) })
+}
+
+func leave(t testing.TB, wg *WaitGroup) <-chan error {
+	return async(func() error { return wg.Leave(t.Context()) })
+}
+
+// wantEmptyRoom fails if the double barrier at /w has left a znode but its
+// containers.
+func wantEmptyRoom(t testing.TB, s *Session) {
+	t.Helper()
+	names := childrenOf(t, s, "/w/parties")
+	for _, name := range childrenOf(t, s, "/w") {
+		if name != "parties" {
+			names = append(names, name)
+		}
+	}
+	if len(names) > 0 {
+		t.Errorf("left behind: %v", names)
+	}
+}
+
+// A roll checks that n parties enter and leave together, round after round.
+type roll struct {
+	n                 int
+	arrived, departed [100]atomic.Int32
+}
+
+// take goes through rounds from to.
+func (r *roll) take(ctx context.Context, wg *WaitGroup, from, to int) error {
+	for i := from; i < to; i++ {
+		r.arrived[i].Add(1)
+		if err := wg.Enter(ctx, r.n); err != nil {
+			return err
+		}
+		if n := r.arrived[i].Load(); int(n) != r.n {
+			return fmt.Errorf("entered round %d with %d of %d parties", i, n, r.n)
+		}
+		r.departed[i].Add(1)
+		if err := wg.Leave(ctx); err != nil {
+			return err
+		}
+		if n := r.departed[i].Load(); int(n) != r.n {
+			return fmt.Errorf("left round %d with %d of %d parties", i, n, r.n)
+		}
+	}
+	return nil
+}
+
+func TestPartiesEnterAndLeaveTogetherRoundAfterRound(t *testing.T) {
+	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
+		r := roll{n: 6}
+		var results []<-chan error
+		ctx := within(t, time.Minute)
+		for range 3 {
+			// Two goroutines share one value.
+			wg := NewWaitGroup(connect(), "/w")
+			for range 2 {
+				results = append(results, async(func() error { return r.take(ctx, wg, 0, 20) }))
+			}
+		}
+		for _, c := range results {
+			if err := <-c; err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+func TestDoubleBarrierRefusesBadArguments(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		for _, wg := range []*WaitGroup{NewWaitGroup(nil, "/w"), NewWaitGroup(s, "w"), NewWaitGroup(s, "/w", nil)} {
+			wantErr(t, wg.Enter(t.Context(), 1), ErrInvalid)
+			wantErr(t, wg.Leave(t.Context()), ErrInvalid)
+		}
+		wg := NewWaitGroup(s, "/w")
+		for _, n := range []int{0, -1, 1 << 20} {
+			wantErr(t, wg.Enter(t.Context(), n), ErrInvalid)
+		}
+		wantErr(t, wg.Leave(t.Context()), ErrNotLocked)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cause := errors.New("enough")
+		cancel(cause)
+		wantErr(t, wg.Enter(ctx, 1), cause, context.Canceled)
+		if n := s.Stats().Requests; n != 0 {
+			t.Errorf("%d requests were sent", n)
+		}
+		must(t, wg.Enter(t.Context(), 1))
+		wantErr(t, wg.Leave(ctx), cause, context.Canceled) // and the membership is given up
+		wantErr(t, wg.Leave(t.Context()), ErrNotLocked)
+		synctest.Wait()
+		wantEmptyRoom(t, s)
+		must(t, wg.Enter(t.Context(), 1))
+		must(t, s.Close())
+		wantErr(t, wg.Leave(t.Context()), ErrLost, ErrClosed)
+		wantErr(t, wg.Enter(t.Context(), 1), ErrClosed)
+	})
+}
+
+func TestAnotherNumberOfPartiesIsRefusedUntilTheRoomIsEmpty(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b, c := NewWaitGroup(open(t, srv), "/w"), NewWaitGroup(open(t, srv), "/w"), NewWaitGroup(open(t, srv), "/w")
+		entered := enter(t, a, 2)
+		pendingStill(t, entered)
+		err := b.Enter(t.Context(), 3)
+		wantErr(t, err, ErrInvalid)
+		if want := "3 parties, while others enter or are inside with 2"; !strings.Contains(err.Error(), want) {
+			t.Errorf("the error is %q, want it to say %q", err, want)
+		}
+		pendingStill(t, entered)
+		must(t, b.Enter(t.Context(), 2))
+		must(t, <-entered)
+		wantErr(t, c.Enter(t.Context(), 3), ErrInvalid) // inside
+		left := leave(t, a)
+		must(t, b.Leave(t.Context()))
+		must(t, <-left)
+		must(t, c.Enter(t.Context(), 1)) // empty
+		must(t, c.Leave(t.Context()))
+		wantEmptyRoom(t, c.s)
+	})
+}
+
+func TestPartiesOfAnotherNumberDoNotCountAndMayAllChangeIt(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b, c := NewWaitGroup(open(t, srv), "/w"), NewWaitGroup(open(t, srv), "/w"), NewWaitGroup(open(t, srv), "/w")
+		entered := enter(t, a, 2)
+		pendingStill(t, entered)
+		// b is refused while c sees it.
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Session == b.s.ID() && r.Op == zktest.OpGetData {
+				return zktest.Delay(time.Second)
+			}
+			return zktest.Pass
+		})
+		refused := enter(t, b, 3)
+		synctest.Wait()
+		must(t, c.Enter(t.Context(), 2))
+		must(t, <-entered)
+		wantErr(t, <-refused, ErrInvalid)
+		srv.Intercept(nil)
+		left := leave(t, a)
+		must(t, c.Leave(t.Context()))
+		must(t, <-left)
+		srv.SetLatency(10 * time.Millisecond)
+		for n := 3; n > 0; n-- {
+			var done []<-chan error
+			r := roll{n: n}
+			for _, wg := range []*WaitGroup{a, b, c}[:n] {
+				done = append(done, async(func() error { return r.take(t.Context(), wg, 0, 2) }))
+			}
+			for _, c := range done {
+				must(t, <-c)
+			}
+		}
+	})
+}
+
+// What all of a round leave behind by dying lets nobody through in the next.
+func TestNothingOfARoundWhosePartiesDiedInsideOpensTheNext(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b, c, d := open(t, srv), open(t, srv), open(t, srv), open(t, srv)
+		wa, wb, wc, wd := NewWaitGroup(a, "/w"), NewWaitGroup(b, "/w"), NewWaitGroup(c, "/w"), NewWaitGroup(d, "/w")
+		entered := enter(t, wa, 2)
+		must(t, wb.Enter(t.Context(), 2))
+		must(t, <-entered)
+		srv.Expire(a.ID())
+		srv.Expire(b.ID())
+		entered = enter(t, wc, 2)
+		pendingStill(t, entered)
+		time.Sleep(time.Minute)
+		pendingStill(t, entered)
+		must(t, wd.Enter(t.Context(), 2))
+		must(t, <-entered)
+		wantErr(t, wa.Leave(t.Context()), ErrLost)
+		wantErr(t, wb.Leave(t.Context()), ErrLost)
+		left := leave(t, wc)
+		pendingStill(t, left)
+		must(t, wd.Leave(t.Context()))
+		must(t, <-left)
+	})
+}
+
+func TestPartyThatDiesBeforeItsRoundIsLetInDoesNotCount(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b, c := open(t, srv), open(t, srv), open(t, srv)
+		wb, wc := NewWaitGroup(b, "/w"), NewWaitGroup(c, "/w")
+		ctx, die := context.WithCancel(t.Context())
+		dying := async(func() error { return NewWaitGroup(a, "/w").Enter(ctx, 2) })
+		pendingStill(t, dying)
+		// It dies when b has seen it, and is about to let both in.
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpMulti && r.Session == b.ID() {
+				srv.Intercept(nil)
+				die()
+				srv.Expire(a.ID())
+			}
+			return zktest.Pass
+		})
+		entered := enter(t, wb, 2)
+		pendingStill(t, entered)
+		wantErr(t, <-dying, context.Canceled)
+		must(t, wc.Enter(t.Context(), 2))
+		must(t, <-entered)
+	})
+}
+
+func TestPartyThatDiesInsideCountsAsHavingLeft(t *testing.T) {
+	const n = 4 // the last to enter is the keeper
+	for dies := range n {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			var ss []*Session
+			var wgs []*WaitGroup
+			var entered []<-chan error
+			for range n {
+				ss = append(ss, open(t, srv))
+				wgs = append(wgs, NewWaitGroup(ss[len(ss)-1], "/w"))
+				entered = append(entered, enter(t, wgs[len(wgs)-1], n))
+				synctest.Wait()
+			}
+			for _, c := range entered {
+				must(t, <-c)
+			}
+			first, last := (dies+1)%n, (dies+2)%n
+			left := leave(t, wgs[first])
+			pendingStill(t, left)
+			srv.Expire(ss[dies].ID())
+			time.Sleep(time.Second)
+			pendingStill(t, left)
+			wantErr(t, wgs[dies].Leave(t.Context()), ErrLost)
+			for i := range n {
+				if i != dies && i != first && i != last {
+					other := leave(t, wgs[i])
+					pendingStill(t, other)
+					defer func() { must(t, <-other) }()
+				}
+			}
+			must(t, wgs[last].Leave(t.Context()))
+			must(t, <-left)
+		})
+	}
+}
+
+// The keeper's client is cut off: it has lost its membership before the
+// servers take it for dead, and then somebody else becomes the keeper.
+func TestKeeperThatIsCutOffIsSucceeded(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b, c := open(t, srv), open(t, srv), open(t, srv)
+		wa, wb, keeper := NewWaitGroup(a, "/w"), NewWaitGroup(b, "/w"), NewWaitGroup(c, "/w")
+		ea, eb := enter(t, wa, 3), enter(t, wb, 3)
+		synctest.Wait()
+		must(t, keeper.Enter(t.Context(), 3))
+		must(t, <-ea)
+		must(t, <-eb)
+		la := leave(t, wa)
+		synctest.Wait()
+		srv.Partition(c.ID())
+		lk := leave(t, keeper)
+		wantErr(t, <-lk, ErrLost)
+		pendingStill(t, la)
+		time.Sleep(2 * testTimeout)
+		pendingStill(t, la) // b is inside
+		must(t, wb.Leave(t.Context()))
+		must(t, <-la)
+		wantEmptyRoom(t, a)
+	})
+}
+
+func TestKeeperWhoseLeaveIsCancelledIsSucceeded(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b, c := NewWaitGroup(open(t, srv), "/w"), NewWaitGroup(open(t, srv), "/w"), NewWaitGroup(open(t, srv), "/w")
+		for range 3 {
+			ea, eb := enter(t, a, 3), enter(t, b, 3)
+			synctest.Wait()
+			must(t, c.Enter(t.Context(), 3))
+			must(t, <-ea)
+			must(t, <-eb)
+			la := leave(t, a)
+			synctest.Wait()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			wantErr(t, c.Leave(ctx), context.DeadlineExceeded)
+			cancel()
+			wantErr(t, c.Leave(t.Context()), ErrNotLocked)
+			pendingStill(t, la)
+			must(t, b.Leave(t.Context()))
+			must(t, <-la)
+			wantEmptyRoom(t, a.s)
+		}
+		if n := c.s.Stats().Holds; n != 0 {
+			t.Errorf("%d holds are left", n)
+		}
+	})
+}
+
+// Curator's parties that wake late count the members anew, and are left behind
+// if others leave already.
+func TestPartyThatLearnsLateThatItIsInsideIsWaitedFor(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		slow, quick := NewWaitGroup(a, "/w"), NewWaitGroup(b, "/w")
+		for range 3 {
+			entered := enter(t, slow, 2)
+			pendingStill(t, entered)
+			srv.Partition(a.ID())
+			must(t, quick.Enter(t.Context(), 2))
+			left := leave(t, quick)
+			pendingStill(t, left)
+			time.Sleep(2 * time.Second)
+			pendingStill(t, entered)
+			pendingStill(t, left)
+			srv.Heal(a.ID())
+			must(t, <-entered)
+			pendingStill(t, left)
+			must(t, slow.Leave(t.Context()))
+			must(t, <-left)
+		}
+	})
+}
+
+func TestCancelledEnterLeavesNothingAndDoesNotCount(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		wa, wb := NewWaitGroup(a, "/w"), NewWaitGroup(b, "/w")
+		wantErr(t, wa.Enter(within(t, time.Second), 2), context.DeadlineExceeded) // the paths are made
+		srv.SetLatency(30 * time.Millisecond)
+		for i := range 50 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*3*time.Millisecond+1)
+			wantErr(t, wa.Enter(ctx, 2), context.DeadlineExceeded)
+			cancel()
+			time.Sleep(time.Second)
+			wantEmptyRoom(t, b)
+		}
+		if n := a.Stats().Waiters + a.Stats().Holds; n != 0 {
+			t.Errorf("%d calls and holds are left", n)
+		}
+		if n := srv.Counts().Watches; n > 3 {
+			t.Errorf("%d watches are left", n)
+		}
+		entered := enter(t, wb, 2)
+		pendingStill(t, entered)
+		must(t, wa.Enter(t.Context(), 2))
+		must(t, <-entered)
+	})
+}
+
+// Enter is cancelled at each moment at which it would let the round in.
+func TestEnterCancelledWhileItLetsTheRoundInCountsOrDoesNot(t *testing.T) {
+	for i := range 40 {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			a, b, c := open(t, srv), open(t, srv), open(t, srv)
+			wa, wb, wc := NewWaitGroup(a, "/w"), NewWaitGroup(b, "/w"), NewWaitGroup(c, "/w")
+			entered := enter(t, wa, 2)
+			synctest.Wait()
+			srv.SetLatency(30 * time.Millisecond)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*5*time.Millisecond+1)
+			err := wb.Enter(ctx, 2)
+			cancel()
+			time.Sleep(time.Second)
+			if err == nil {
+				must(t, <-entered)
+				left := leave(t, wa)
+				must(t, wb.Leave(t.Context()))
+				must(t, <-left)
+				return
+			}
+			wantErr(t, err, context.DeadlineExceeded)
+			select {
+			case err := <-entered: // then b counts as having left
+				must(t, err)
+			default:
+				must(t, wc.Enter(t.Context(), 2))
+				must(t, <-entered)
+				left := leave(t, wc)
+				defer func() { must(t, <-left) }()
+			}
+			must(t, wa.Leave(t.Context()))
+			time.Sleep(time.Second)
+			wantEmptyRoom(t, c)
+		})
+	}
+}
+
+func TestCallerIsNotCountedTwiceWhenItsSessionIsReplaced(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		wa, wb := NewWaitGroup(a, "/w"), NewWaitGroup(b, "/w")
+		entered := enter(t, wa, 2)
+		pendingStill(t, entered)
+		// The client gives its session up while the servers hold it for alive.
+		old := a.ID()
+		srv.Partition(old)
+		for a.ID() == old || a.ID() == 0 {
+			time.Sleep(100 * time.Millisecond)
+		}
+		synctest.Wait()
+		if ids := srv.Sessions(); len(ids) != 3 {
+			t.Fatalf("sessions %x; want the old one and the new one of a", ids)
+		}
+		pendingStill(t, entered)
+		if names := childrenOf(t, b, "/w/parties"); len(names) != 1 {
+			t.Errorf("parties %v, want one", names)
+		}
+		must(t, wb.Enter(t.Context(), 2))
+		must(t, <-entered)
+		left := leave(t, wb)
+		pendingStill(t, left)
+		must(t, wa.Leave(t.Context()))
+		must(t, <-left)
+	})
+}
+
+func TestCallerIsNotCountedTwiceWhenItComesAgainAfterAnOutage(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		wa, wb := NewWaitGroup(a, "/w"), NewWaitGroup(b, "/w")
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		entered := async(func() error { return wa.Enter(ctx, 2) })
+		pendingStill(t, entered)
+		srv.Stop()
+		wantErr(t, <-entered, context.DeadlineExceeded)
+		for range 10 { // leaves no trace at all
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+			wantErr(t, wa.Enter(ctx, 2), context.DeadlineExceeded)
+			cancel()
+		}
+		if n := len(wa.double.ghosts); n != 1 {
+			t.Errorf("%d ghosts, want the one that was sent", n)
+		}
+		again := enter(t, wa, 2)
+		srv.Restart()
+		time.Sleep(time.Second)
+		pendingStill(t, again)
+		must(t, wb.Enter(t.Context(), 2))
+		must(t, <-again)
+	})
+}
+
+func TestLeaveOutlivesItsSession(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		wa, wb := NewWaitGroup(a, "/w"), NewWaitGroup(b, "/w")
+		entered := enter(t, wa, 2)
+		synctest.Wait()
+		must(t, wb.Enter(t.Context(), 2))
+		must(t, <-entered)
+		left := leave(t, wa)
+		pendingStill(t, left)
+		srv.Expire(a.ID())
+		time.Sleep(time.Second)
+		pendingStill(t, left)
+		must(t, wb.Leave(t.Context()))
+		must(t, <-left)
+		wantEmptyRoom(t, a)
+	})
+}
+
+// Twice as many parties as a round has, and more, come at once: rounds are let
+// in by parties who are not of them.
+func TestRoundsOfManyMorePartiesDoNotMix(t *testing.T) {
+	for _, n := range []int{1, 2, 5} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			srv.SetLatency(time.Millisecond)
+			const parties, rounds = 30, 3
+			var mu sync.Mutex
+			inside := make(map[roundID]int)
+			left := make(map[roundID]int)
+			var all sync.WaitGroup
+			for i := range parties {
+				wg := NewWaitGroup(open(t, srv), "/w")
+				all.Go(func() {
+					for range rounds {
+						if err := wg.Enter(t.Context(), n); err != nil {
+							t.Error(err)
+							return
+						}
+						id := wg.double.inside[0].round
+						mu.Lock()
+						inside[id]++
+						mu.Unlock()
+						time.Sleep(time.Duration(i) * time.Millisecond)
+						mu.Lock()
+						left[id]++
+						mu.Unlock()
+						if err := wg.Leave(t.Context()); err != nil {
+							t.Error(err)
+						}
+						mu.Lock()
+						if left[id] != n {
+							t.Errorf("left with %d of %d", left[id], n)
+						}
+						mu.Unlock()
+					}
+				})
+			}
+			all.Wait()
+			for id, k := range inside {
+				if k != n {
+					t.Errorf("round %v had %d parties, want %d", id, k, n)
+				}
+			}
+			wantEmptyRoom(t, open(t, srv))
+		})
+	}
+}
+
+func TestRoomThatTheServersRemoveBetweenRoundsBeginsAnew(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		r := roll{n: 2}
+		a, b := NewWaitGroup(open(t, srv), "/w"), NewWaitGroup(open(t, srv), "/w")
+		for i := range 5 {
+			done := async(func() error { return r.take(t.Context(), a, i, i+1) })
+			must(t, r.take(t.Context(), b, i, i+1))
+			must(t, <-done)
+			time.Sleep(5 * time.Minute)
+			if stat, err := mustLive(t, a.s).exists(t.Context(), "/w/parties"); err != nil || stat != nil {
+				t.Fatalf("the room is %v, %v; want it gone", stat, err)
+			}
+		}
+	}, zktest.WithContainerCheck(time.Minute))
+}
+
+func mustLive(t testing.TB, s *Session) *incarnation {
+	t.Helper()
+	inc, err := s.live(t.Context())
+	must(t, err)
+	return inc
+}
+
+func TestRoomIsReplacedBeforeItsNumbersAreUsedUp(t *testing.T) {
+	for _, at := range []int32{lastParty, lastParty - 1, lastParty - 2, lastParty - 3, 1<<31 - 1} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			r := roll{n: 3}
+			a := NewWaitGroup(open(t, srv), "/w")
+			wantErr(t, a.Enter(within(t, time.Second), 3), context.DeadlineExceeded)
+			srv.SetSequence("/w/parties", at)
+			var done []<-chan error
+			for range r.n {
+				wg := NewWaitGroup(open(t, srv), "/w")
+				done = append(done, async(func() error { return r.take(t.Context(), wg, 0, 4) }))
+			}
+			for _, c := range done {
+				if err := <-c; err != nil {
+					t.Errorf("from %d: %v", at, err)
+				}
+			}
+			for _, name := range childrenOf(t, a.s, "/w/parties") {
+				t.Errorf("%s is left", name)
+			}
+		})
+	}
+}
+
+func TestPartiesOnServersThatLagEnterAndLeaveTogether(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		r := roll{n: 3}
+		var done []<-chan error
+		for i, addr := range srv.Addrs() {
+			s, err := Connect(t.Context(), addr, WithDialer(srv.Dial))
+			must(t, err)
+			t.Cleanup(func() { s.Close() })
+			srv.SetLag(addr, time.Duration(i)*time.Second)
+			done = append(done, async(func() error { return r.take(t.Context(), NewWaitGroup(s, "/w"), 0, 10) }))
+		}
+		for _, c := range done {
+			must(t, <-c)
+		}
+	}, zktest.WithAddrs("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"))
+}
+
+// TestEnterAndLeaveCostAtMostFiveRequestsAParty also counts notifications: two
+// for each party, and about the logarithm of their number for the keeper.
+func TestEnterAndLeaveCostAtMostFiveRequestsAParty(t *testing.T) {
+	settle := func() { time.Sleep(100 * time.Millisecond) }
+	orders := map[string]func(n int) []int{
+		"at once": nil,
+		"in order": func(n int) []int {
+			var o []int
+			for i := range n {
+				o = append(o, i)
+			}
+			return o
+		},
+		"in reverse": func(n int) []int {
+			var o []int
+			for i := range n {
+				o = append(o, n-1-i)
+			}
+			return o
+		},
+		"at random": rand.Perm,
+	}
+	for _, n := range []int{2, 8, 32} {
+		for name, order := range orders {
+			t.Run(fmt.Sprintf("%d leave %s", n, name), func(t *testing.T) {
+				bubble(t, func(t *testing.T, srv *zktest.Server) {
+					var wgs []*WaitGroup
+					for range n {
+						wgs = append(wgs, NewWaitGroup(open(t, srv), "/w"))
+					}
+					// So the reply to a read and the event behind it do not
+					// come as one, which costs another read at times.
+					srv.SetLatency(time.Millisecond)
+					rounds := 800 / n // the keeper guesses whom to wait for
+					once := func() {
+						var entered, left []<-chan error
+						for _, wg := range wgs {
+							entered = append(entered, enter(t, wg, n))
+							if order != nil {
+								settle()
+							}
+						}
+						for _, c := range entered {
+							must(t, <-c)
+						}
+						if order == nil {
+							for _, wg := range wgs {
+								left = append(left, leave(t, wg))
+							}
+						} else {
+							for _, i := range order(n) {
+								left = append(left, leave(t, wgs[i]))
+								settle()
+							}
+						}
+						for _, c := range left {
+							must(t, <-c)
+						}
+					}
+					first := srv.Counts()
+					once() // makes the paths
+					before := srv.Counts()
+					for range rounds {
+						once()
+					}
+					d := srv.Counts().Sub(before)
+					each := float64(d.Total()) / float64(rounds*n)
+					t.Logf("%.2f requests and %.2f notifications a party; %d requests more for the first round",
+						each, float64(d.Notifications)/float64(rounds*n), before.Sub(first).Total()-d.Total()/int64(rounds))
+					if each > 5 {
+						t.Errorf("%.2f requests a party: %v", each, d.Requests)
+					}
+					wakes := 0.0 // of the keeper
+					for i := 1; i < n; i++ {
+						wakes += 1 / float64(i)
+					}
+					if most := float64(rounds) * (2*float64(n) + 2*wakes + 2); float64(d.Notifications) > most {
+						t.Errorf("%d notifications, want at most %.0f", d.Notifications, most)
+					}
+				})
+			})
+		}
+	}
+}
+
+// Each request of each of three parties is lost once, and its reply once. The
+// last party lets the round in and keeps it.
+func TestRoundsAreWholeWhenRequestsAndRepliesAreLost(t *testing.T) {
+	for who := range 3 {
+		for _, act := range []zktest.Action{zktest.DropRequest, zktest.DropReply} {
+			for at, more := 1, true; more; at++ {
+				bubble(t, func(t *testing.T, srv *zktest.Server) {
+					r := roll{n: 3}
+					var ss []*Session
+					for range r.n {
+						ss = append(ss, open(t, srv))
+					}
+					var n atomic.Int32
+					id := ss[who].ID()
+					srv.Intercept(func(r zktest.Request) zktest.Action {
+						if r.Session == id && r.Op != zktest.OpConnect && r.Op != zktest.OpPing && int(n.Add(1)) == at {
+							return act
+						}
+						return zktest.Pass
+					})
+					var done []<-chan error
+					for _, s := range ss {
+						done = append(done, async(func() error {
+							return r.take(within(t, time.Minute), NewWaitGroup(s, "/w"), 0, 2)
+						}))
+						synctest.Wait()
+					}
+					for _, c := range done {
+						if err := <-c; err != nil {
+							t.Errorf("%v of request %d of party %d: %v", act, at, who, err)
+						}
+					}
+					time.Sleep(time.Second)
+					wantEmptyRoom(t, ss[0])
+					more = int(n.Load()) >= at && !t.Failed()
+				})
+			}
+		}
+	}
+}
+
+// The session of each of three parties ends with each of its requests, lost or
+// with the reply lost. The others are never held back, and it comes through
+// itself: it may miss the round, but then another party like it completes one.
+func TestNobodyIsHeldBackByASessionThatEndsAtAnyRequest(t *testing.T) {
+	for who := range 3 {
+		for _, act := range []zktest.Action{zktest.DropRequest, zktest.DropReply} {
+			for at, more := 1, true; more; at++ {
+				bubble(t, func(t *testing.T, srv *zktest.Server) {
+					var ss []*Session
+					for range 3 {
+						ss = append(ss, open(t, srv))
+					}
+					var n atomic.Int32
+					id := ss[who].ID()
+					srv.Intercept(func(r zktest.Request) zktest.Action {
+						if r.Session == id && r.Op != zktest.OpConnect && r.Op != zktest.OpPing && int(n.Add(1)) == at {
+							go srv.Expire(id)
+							return act
+						}
+						return zktest.Pass
+					})
+					ctx, cancel := context.WithCancel(t.Context())
+					pass := func(s *Session) error {
+						wg := NewWaitGroup(s, "/w")
+						if err := wg.Enter(ctx, 3); err != nil {
+							return err
+						}
+						if err := wg.Leave(ctx); err != nil && !errors.Is(err, ErrLost) {
+							return err
+						}
+						return nil
+					}
+					var done []<-chan error
+					for _, s := range ss {
+						done = append(done, async(func() error { return pass(s) }))
+						synctest.Wait()
+					}
+					for i, c := range done {
+						if i == who {
+							continue
+						}
+						select {
+						case err := <-c:
+							if err != nil {
+								t.Errorf("%v and expiry at request %d of party %d: party %d: %v", act, at, who, i, err)
+							}
+						case <-time.After(time.Minute):
+							t.Errorf("%v and expiry at request %d of party %d: party %d hangs", act, at, who, i)
+						}
+					}
+					more = int(n.Load()) >= at && !t.Failed()
+					select {
+					case err := <-done[who]:
+						must(t, err)
+					case <-time.After(time.Minute):
+						// It was let in when it died, and waits for the next round.
+						two := []<-chan error{async(func() error { return pass(ss[(who+1)%3]) }), async(func() error { return pass(ss[(who+2)%3]) })}
+						must(t, <-two[0])
+						must(t, <-two[1])
+						must(t, <-done[who])
+					}
+					cancel()
+					time.Sleep(time.Minute)
+					wantEmptyRoom(t, ss[(who+1)%3])
+				})
+			}
+		}
+	}
+}
+
+// Without the loss of a session rounds are exact: each has its n parties, who
+// enter when the last has come and leave when the last has left.
+func TestHammerRoundsNeverMix(t *testing.T) {
+	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
+		r := roll{n: 2 + rnd.IntN(4)}
+		var ss []*Session
+		for range 1 + rnd.IntN(r.n) {
+			ss = append(ss, open(t, srv))
+		}
+		stop := make(chan struct{})
+		fate := rand.New(rand.NewPCG(rnd.Uint64(), 0))
+		hurt := async(func() error { bruise(srv, fate, ss, stop); return nil })
+		var done []<-chan error
+		for i := range r.n {
+			wg := NewWaitGroup(ss[i%len(ss)], "/w")
+			done = append(done, async(func() error { return r.take(within(t, 10*time.Minute), wg, 0, 15) }))
+		}
+		for _, c := range done {
+			if err := <-c; err != nil {
+				t.Error(err)
+			}
+		}
+		close(stop)
+		<-hurt
+		time.Sleep(time.Second)
+		wantEmptyRoom(t, ss[0])
+	})
+}
+
+// bruise is chaos by which no session is lost.
+func bruise(srv *zktest.Server, rnd *rand.Rand, sessions []*Session, until <-chan struct{}) {
+	var mu sync.Mutex
+	srv.Intercept(func(r zktest.Request) zktest.Action {
+		if r.Op == zktest.OpConnect || r.Op == zktest.OpPing || r.Op == zktest.OpCloseSession {
+			return zktest.Pass
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		switch rnd.IntN(12) {
+		case 0:
+			return zktest.DropRequest
+		case 1:
+			return zktest.DropReply
+		case 2, 3:
+			return zktest.Delay(time.Duration(rnd.IntN(100)) * time.Millisecond)
+		}
+		return zktest.Pass
+	})
+	defer srv.Intercept(nil)
+	for {
+		mu.Lock()
+		pause, id, kind := time.Duration(rnd.IntN(200))*time.Millisecond, sessions[rnd.IntN(len(sessions))].ID(), rnd.IntN(3)
+		away := time.Duration(rnd.IntN(2000)) * time.Millisecond
+		mu.Unlock()
+		select {
+		case <-until:
+			return
+		case <-time.After(pause):
+		}
+		switch kind {
+		case 0:
+			srv.Partition(id)
+			time.Sleep(away)
+			srv.Heal(id)
+		default:
+			srv.Disconnect(id)
+		}
+	}
+}
+
+// With everything that can happen to sessions, and calls that give up: no round
+// has more parties than it should, nobody leaves before the others whose
+// memberships stand, and in the end nothing is left and all goes on.
+func TestHammerDoubleBarrierSurvivesEverything(t *testing.T) {
+	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
+		n := 2 + rnd.IntN(3)
+		var ss []*Session
+		for range 1 + rnd.IntN(n) {
+			ss = append(ss, open(t, srv))
+		}
+		var wgs []*WaitGroup
+		for i := range n + rnd.IntN(3) {
+			wgs = append(wgs, NewWaitGroup(ss[i%len(ss)], "/w"))
+		}
+		stop := make(chan struct{})
+		fate := rand.New(rand.NewPCG(rnd.Uint64(), 0))
+		hurt := async(func() error { chaos(t, srv, fate, ss, stop); return nil })
+		var mu sync.Mutex
+		rounds := make(map[roundID]map[*party]bool) // the value: it has begun to leave
+		var all sync.WaitGroup
+		end := time.Now().Add(time.Minute)
+		for i, wg := range wgs {
+			rnd := rand.New(rand.NewPCG(rnd.Uint64(), uint64(i)))
+			all.Go(func() {
+				for time.Now().Before(end) {
+					ctx, cancel := context.WithTimeout(t.Context(), time.Duration(rnd.IntN(20_000))*time.Millisecond)
+					err := wg.Enter(ctx, n)
+					cancel()
+					if err != nil {
+						if !errors.Is(err, context.DeadlineExceeded) {
+							t.Errorf("Enter: %v", err)
+						}
+						continue
+					}
+					p := wg.double.inside[0]
+					mu.Lock()
+					if rounds[p.round] == nil {
+						rounds[p.round] = make(map[*party]bool)
+					}
+					rounds[p.round][p] = false
+					if k := len(rounds[p.round]); k > n {
+						t.Errorf("round %v has %d parties, want at most %d", p.round, k, n)
+					}
+					mu.Unlock()
+					time.Sleep(time.Duration(rnd.IntN(2000)) * time.Millisecond)
+					mu.Lock()
+					rounds[p.round][p] = true
+					mu.Unlock()
+					ctx, cancel = context.WithTimeout(t.Context(), time.Duration(rnd.IntN(60_000))*time.Millisecond)
+					err = wg.Leave(ctx)
+					cancel()
+					switch {
+					case err == nil:
+						mu.Lock()
+						for q, leaving := range rounds[p.round] {
+							// An expiry may be known to the servers first.
+							stands := slices.Contains(srv.Sessions(), q.hold.place.inc.id.Load())
+							if !leaving && stands && q.hold.err() == nil {
+								t.Errorf("left round %v while a party was inside", p.round)
+							}
+						}
+						mu.Unlock()
+					case errors.Is(err, ErrLost), errors.Is(err, context.DeadlineExceeded):
+					default:
+						t.Errorf("Leave: %v", err)
+					}
+				}
+			})
+		}
+		all.Wait()
+		close(stop)
+		<-hurt
+		time.Sleep(3 * testTimeout) // sessions that were given up end for the servers too
+		wantEmptyRoom(t, ss[0])
+		r := roll{n: n}
+		var done []<-chan error
+		for i := range n {
+			done = append(done, async(func() error { return r.take(within(t, time.Minute), wgs[i], 0, 2) }))
+		}
+		for _, c := range done {
+			if err := <-c; err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
