@@ -248,8 +248,13 @@ Exit status 75 means that fewer elements came than --count says.`,
 				return err
 			}
 			defer t.session.Close()
-			r := &receiver{queue: queue, out: bufio.NewWriterSize(cmd.OutOrStdout(), 1<<16), end: q.end(), want: n, path: args[0]}
-			return r.receive(t.waiting, follow)
+			r := &receiver{
+				queue: queue, path: args[0], out: cmd.OutOrStdout(), end: q.end(), want: n,
+				slots: make(chan struct{}, maxUnacknowledged),
+			}
+			err = r.receive(t.waiting, follow)
+			r.removals.Wait()
+			return r.verdict(err)
 		},
 	}
 	q.addFlags(cmd)
@@ -260,18 +265,23 @@ Exit status 75 means that fewer elements came than --count says.`,
 }
 
 // maxUnacknowledged is how many elements may be written and not yet removed.
-const maxUnacknowledged = 100
+const maxUnacknowledged = 128
 
 // A receiver writes the elements of a queue.
 type receiver struct {
 	queue *zsync.Queue[[]byte]
 	path  string
-	out   *bufio.Writer
+	out   io.Writer
 	end   byte
 	want  int // 0: as many as there are
+	got   int // how many were written
 
-	got    int
-	doubts int // how many were written, and may be received again
+	removals sync.WaitGroup
+	slots    chan struct{} // one for each removal that may be under way
+
+	mu     sync.Mutex
+	doubts int   // how many were written, and may be received again; guarded by mu
+	failed error // of a removal; guarded by mu
 }
 
 // receive writes what there is, or with follow what will be.
@@ -281,27 +291,27 @@ func (r *receiver) receive(ctx context.Context, follow bool) error {
 	signal.Notify(broken, syscall.SIGPIPE)
 	for {
 		err := r.round(ctx, follow)
-		if err != nil && !errors.Is(err, errEmpty) {
+		if !errors.Is(err, errEmpty) {
 			return err
 		}
-		if r.full() {
-			break
-		}
-		if err != nil { // what our own consumer had claimed has gone back by now
-			if _, more, err := r.queue.Peek(ctx); err != nil {
-				return verdict(err, exitBusy)
-			} else if !more {
-				break
-			}
+		// What our own consumer had claimed has gone back by now.
+		if _, more, err := r.queue.Peek(ctx); err != nil || !more {
+			return verdict(err, exitBusy)
 		}
 	}
+}
+
+// verdict says what came of it all, when nothing is under way any more.
+func (r *receiver) verdict(err error) error {
 	switch {
 	case r.doubts > 0:
 		return fail(exitLost, "%s: the session was lost: %s that were written may be received again", r.path, count(r.doubts, "element"))
-	case r.got < r.want:
+	case r.failed != nil:
+		return &statusError{exitOf(verdict(r.failed, exitServers)), fmt.Errorf("elements that were written may be received again: %w", r.failed)}
+	case err == nil && r.got < r.want:
 		return fail(exitBusy, "%s: received %d of %s: there are no more", r.path, r.got, count(r.want, "element"))
 	}
-	return nil
+	return err
 }
 
 func (r *receiver) full() bool { return r.want > 0 && r.got >= r.want }
@@ -332,7 +342,7 @@ func (r *receiver) round(ctx context.Context, follow bool) error {
 			if !ok {
 				return r.ended(ctx)
 			}
-			if err := r.write(ctx, d, elements); err != nil {
+			if err := r.write(ctx, d); err != nil {
 				return err
 			}
 		case <-look:
@@ -354,57 +364,40 @@ func (r *receiver) ended(ctx context.Context) error {
 	return verdict(context.Cause(ctx), exitBusy)
 }
 
-// write writes an element and those that are there behind it, and removes them.
-func (r *receiver) write(ctx context.Context, d zsync.Delivery[[]byte], more <-chan zsync.Delivery[[]byte]) error {
-	batch := []zsync.Delivery[[]byte]{d}
-collect:
-	for len(batch) < maxUnacknowledged && (r.want == 0 || r.got+len(batch) < r.want) {
-		select {
-		case d, ok := <-more:
-			if !ok {
-				break collect
-			}
-			batch = append(batch, d)
-		default:
-			break collect
-		}
-	}
-	for _, d := range batch {
-		r.out.Write(d.Value)
-		r.out.WriteByte(r.end)
-	}
-	if err := r.out.Flush(); err != nil {
-		for _, d := range batch {
-			d.Nack()
-		}
+// write writes an element, and begins to remove it.
+func (r *receiver) write(ctx context.Context, d zsync.Delivery[[]byte]) error {
+	if _, err := r.out.Write(append(d.Value, r.end)); err != nil {
+		d.Nack()
 		if errors.Is(err, syscall.EPIPE) {
 			return &statusError{128 + int(syscall.SIGPIPE), nil}
 		}
 		return outputError(err)
 	}
-	r.got += len(batch)
-	return r.remove(ctx, batch)
+	r.got++
+	r.slots <- struct{}{}
+	r.removals.Go(func() {
+		defer func() { <-r.slots }()
+		r.remove(ctx, d)
+	})
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.failed
 }
 
-// remove removes what is written, even if a signal has come.
-func (r *receiver) remove(ctx context.Context, batch []zsync.Delivery[[]byte]) error {
+// remove removes what is written, even if a signal has come. Removals that are
+// under way at the same time share requests.
+func (r *receiver) remove(ctx context.Context, d zsync.Delivery[[]byte]) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removal)
 	defer cancel()
-	errs := make([]error, len(batch))
-	var wg sync.WaitGroup
-	for i, d := range batch {
-		wg.Go(func() { errs[i] = d.Ack(ctx) })
+	err := d.Ack(ctx)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case errors.Is(err, zsync.ErrLost):
+		r.doubts++
+	case err != nil && r.failed == nil:
+		r.failed = err
 	}
-	wg.Wait()
-	for _, err := range errs {
-		switch {
-		case errors.Is(err, zsync.ErrLost):
-			r.doubts++
-		case err != nil:
-			return &statusError{exitOf(verdict(err, exitServers)), fmt.Errorf("elements that were written may be received again: %w", err)}
-		}
-	}
-	return nil
 }
 
 // removal is how long a removal is tried, across sessions.
