@@ -121,7 +121,7 @@ func (p crashPoint) String() string {
 
 // crashSlots bounds how many children there are at a time. They wait most of
 // the time, for the server and for each other.
-var crashSlots = make(chan struct{}, 4*runtime.GOMAXPROCS(0))
+var crashSlots = make(chan struct{}, 8*runtime.GOMAXPROCS(0))
 
 // atEach kills a child at each of points, and reports at which it came to that.
 func (c crash) atEach(t *testing.T, points []crashPoint) (kills map[crashPoint]bool) {

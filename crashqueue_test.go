@@ -1,0 +1,386 @@
+package zsync
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+)
+
+func newCrashQueue(s *Session, opts ...QueueOption) *Queue[int] {
+	return NewQueue[int](s, crashPath, opts...)
+}
+
+// sendBeside has elements sent before the child begins.
+func sendBeside(vs []int, opts ...QueueOption) helper {
+	return func(ctx context.Context, s *Session, ready func(), _ *crashChild) error {
+		err := newCrashQueue(s, opts...).Send(ctx, vs...)
+		ready()
+		return err
+	}
+}
+
+// takes has the child take n elements of a channel.
+func takes(n int, opts ...QueueOption) func(ctx context.Context, s *Session, begin func()) error {
+	return func(ctx context.Context, s *Session, begin func()) error {
+		begin()
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		c := newCrashQueue(s, opts...).Recv(ctx)
+		for range n {
+			<-c
+		}
+		cancel()
+		for range c {
+		}
+		return nil
+	}
+}
+
+// delivered has the child get the first element, and do f with it.
+func delivered(f func(ctx context.Context, d Delivery[int]) error) func(ctx context.Context, s *Session, begin func()) error {
+	return func(ctx context.Context, s *Session, begin func()) error {
+		begin()
+		return f(ctx, <-newCrashQueue(s).Deliveries(ctx))
+	}
+}
+
+// afterSent receives what is in the queue, which must be one of want, and then
+// sends and receives as usual.
+func afterSent(opts []QueueOption, want ...[]int) func(ctx context.Context, s *Session) error {
+	return afterQueue(opts, func([]int) {}, want)
+}
+
+// afterReceived is afterSent where the dead have received too: what they had
+// claimed comes back later than what follows it was received.
+func afterReceived(opts []QueueOption, want ...[]int) func(ctx context.Context, s *Session) error {
+	return afterQueue(opts, slices.Sort, want)
+}
+
+func afterQueue(opts []QueueOption, order func([]int), want [][]int) func(ctx context.Context, s *Session) error {
+	return func(ctx context.Context, s *Session) error {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		q := newCrashQueue(s, opts...)
+		received := q.Recv(ctx)
+		got, err := emptied(ctx, q, received)
+		for tidied := false; err == nil && !tidied; {
+			if err := q.Send(ctx, 10); err != nil {
+				return err
+			}
+			// In the layouts of others an element can be on its way that is in
+			// the queue no more.
+			v := <-received
+			for ; v != 10 && v != 0; v = <-received {
+				got = append(got, v)
+			}
+			if v != 10 {
+				return errors.New("sent 10, and did not receive it")
+			}
+			tidied, err = noClaims(ctx, s)
+		}
+		if err != nil {
+			return err
+		}
+		order(got)
+		if !slices.ContainsFunc(want, func(want []int) bool { return slices.Equal(got, want) }) {
+			return fmt.Errorf("received %v, want one of %v", got, want)
+		}
+		cancel()
+		for v := range received {
+			return fmt.Errorf("received %d more", v)
+		}
+		return nil
+	}
+}
+
+// emptied receives until nothing is left. What the dead had claimed comes back
+// when they are known to be dead.
+func emptied(ctx context.Context, q *Queue[int], received <-chan int) (got []int, err error) {
+	for {
+		select {
+		case v, ok := <-received:
+			if !ok {
+				return got, ctx.Err()
+			}
+			got = append(got, v)
+		case <-time.After(5 * time.Millisecond):
+			if n, err := q.Len(ctx); n == 0 || err != nil {
+				return got, err
+			}
+		}
+	}
+}
+
+// noClaims reports whether nobody has claims but those who live. Who claims
+// tidies away what the dead have left.
+func noClaims(ctx context.Context, s *Session) (bool, error) {
+	inc, err := s.live(ctx)
+	if err != nil {
+		return false, err
+	}
+	names, _, err := inc.children(ctx, crashPath+"-claims")
+	if isNoNode(err) {
+		return true, nil
+	}
+	live := make(map[string]bool)
+	for _, name := range names {
+		if guid, suffix, _ := parseClaim(name); suffix == liveSuffix {
+			live[guid] = true
+		}
+	}
+	return !slices.ContainsFunc(names, func(name string) bool {
+		guid, _, _ := parseClaim(name)
+		return !live[guid]
+	}), err
+}
+
+// suffixes are vs without some of the first.
+func suffixes(vs ...int) (all [][]int) {
+	for i := range len(vs) + 1 {
+		all = append(all, vs[i:])
+	}
+	return all
+}
+
+// badElement puts an element into the queue that is no int.
+func badElement(ctx context.Context, s *Session, ready func(), _ *crashChild) error {
+	err := NewQueue[string](s, crashPath).Send(ctx, "x")
+	ready()
+	return err
+}
+
+// afterBad finds the one element either in the queue or among the dead letters.
+func afterBad(ctx context.Context, s *Session) error {
+	q := newCrashQueue(s)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	got, err := emptied(ctx, q, q.Recv(ctx))
+	if err != nil {
+		return err
+	}
+	if len(got) > 0 {
+		return fmt.Errorf("received %v", got)
+	}
+	n := 0
+	for d, err := range q.Dead(ctx) {
+		if err != nil {
+			return err
+		}
+		if string(d.Data) != `"x"` {
+			return fmt.Errorf("another dead letter: %q", d.Data)
+		}
+		if err := d.Remove(ctx); err != nil {
+			return err
+		}
+		n++
+	}
+	if n != 1 {
+		return fmt.Errorf("%d dead letters, want 1", n)
+	}
+	return nil
+}
+
+// Buckets last. Receipts of processes that have died stay.
+const queueLeaves = crashPath + `/[bd]-[0-9]+(-[0-9]+)?|` + crashPath + `-(claims|consumers|dead|(senders|receipts)(/[^/]*)?)`
+
+var fewElements = []QueueOption{WithMaxLen(2)}
+
+var priorities = []QueueOption{WithPriorities(3)}
+
+var kazooQueue = []QueueOption{WithQueueLayout(LayoutKazooQueue)}
+
+var queueCrashes = []crash{{
+	name: "Queue.Send",
+	child: func(ctx context.Context, s *Session, begin func()) error {
+		begin()
+		return newCrashQueue(s).Send(ctx, 1, 2, 3)
+	},
+	after:    afterSent(nil, nil, []int{1, 2, 3}),
+	leaves:   queueLeaves,
+	requests: 2,
+}, {
+	name: "Queue.Send behind others",
+	child: func(ctx context.Context, s *Session, begin func()) error {
+		begin()
+		return newCrashQueue(s).Send(ctx, 2, 3)
+	},
+	beside:   sendBeside([]int{1}),
+	after:    afterSent(nil, []int{1}, []int{1, 2, 3}),
+	leaves:   queueLeaves,
+	requests: 1,
+}, {
+	name: "Queue.Send to a full queue",
+	child: func(ctx context.Context, s *Session, begin func()) error {
+		begin()
+		return newCrashQueue(s, fewElements...).Send(ctx, 3)
+	},
+	beside: func(ctx context.Context, s *Session, ready func(), child *crashChild) error {
+		q := newCrashQueue(s, fewElements...)
+		if err := q.Send(ctx, 1, 2); err != nil {
+			return err
+		}
+		offered, stop := context.WithCancel(ctx)
+		d := <-q.Deliveries(offered)
+		stop()
+		ready()
+		child.awaitWait(ctx)
+		return d.Ack(context.WithoutCancel(ctx))
+	},
+	// The dead may have been first among those who wait for room.
+	after:    afterSent(fewElements, []int{2}, []int{2, 3}),
+	leaves:   queueLeaves,
+	requests: 4,
+}, {
+	name: "Queue.SendPriority",
+	child: func(ctx context.Context, s *Session, begin func()) error {
+		begin()
+		return newCrashQueue(s, priorities...).SendPriority(ctx, 0, 2)
+	},
+	beside:   sendBeside([]int{1}, priorities...),
+	after:    afterSent(priorities, []int{1}, []int{2, 1}),
+	leaves:   queueLeaves,
+	requests: 1,
+}, {
+	name: "Queue.SendAt",
+	child: func(ctx context.Context, s *Session, begin func()) error {
+		begin()
+		return newCrashQueue(s).SendAt(ctx, time.Now().Add(50*time.Millisecond), 1)
+	},
+	after:    afterSent(nil, nil, []int{1}),
+	leaves:   queueLeaves,
+	requests: 2,
+}, {
+	name: "Queue.In",
+	child: func(ctx context.Context, s *Session, begin func()) error {
+		begin()
+		in, done := newCrashQueue(s).In(ctx)
+		in <- 1
+		in <- 2
+		close(in)
+		return <-done
+	},
+	after:    afterSent(nil, nil, []int{1}, []int{1, 2}),
+	leaves:   queueLeaves,
+	requests: 2,
+}, {
+	name:     "Queue.Recv",
+	child:    takes(3),
+	beside:   sendBeside([]int{1, 2, 3}),
+	after:    afterReceived(nil, suffixes(1, 2, 3)...),
+	leaves:   queueLeaves,
+	requests: 4,
+}, {
+	name:  "Queue.Recv of what comes later",
+	child: takes(2),
+	beside: func(ctx context.Context, s *Session, ready func(), child *crashChild) error {
+		ready()
+		child.awaitWait(ctx)
+		return newCrashQueue(s).Send(context.WithoutCancel(ctx), 1, 2)
+	},
+	after: func(ctx context.Context, s *Session) error {
+		// Wait until they are sent, or have been.
+		inc, err := s.live(ctx)
+		for n := 0; err == nil && n == 0; time.Sleep(time.Millisecond) {
+			n, err = bucketsOf(ctx, inc)
+		}
+		return errors.Join(err, afterReceived(nil, suffixes(1, 2)...)(ctx, s))
+	},
+	leaves:   queueLeaves,
+	requests: 5,
+}, {
+	name:   "Queue.TryRecv",
+	beside: sendBeside([]int{1, 2, 3}),
+	child: func(ctx context.Context, s *Session, begin func()) error {
+		begin()
+		_, _, err := newCrashQueue(s).TryRecv(ctx)
+		return err
+	},
+	after:    afterReceived(nil, []int{1, 2, 3}, []int{2, 3}),
+	leaves:   queueLeaves,
+	requests: 4,
+}, {
+	name:     "Delivery.Ack",
+	child:    delivered(func(ctx context.Context, d Delivery[int]) error { return d.Ack(ctx) }),
+	beside:   sendBeside([]int{1, 2, 3}),
+	after:    afterReceived(nil, []int{1, 2, 3}, []int{2, 3}),
+	leaves:   queueLeaves,
+	requests: 4,
+}, {
+	name:     "Delivery.Nack",
+	child:    delivered(func(_ context.Context, d Delivery[int]) error { return d.Nack() }),
+	beside:   sendBeside([]int{1, 2, 3}),
+	after:    afterReceived(nil, []int{1, 2, 3}),
+	leaves:   queueLeaves,
+	requests: 4,
+}, {
+	name: "Queue.Clear",
+	child: func(ctx context.Context, s *Session, begin func()) error {
+		begin()
+		_, err := newCrashQueue(s).Clear(ctx)
+		return err
+	},
+	beside:   sendBeside([]int{1, 2, 3}),
+	after:    afterReceived(nil, suffixes(1, 2, 3)...),
+	leaves:   queueLeaves,
+	requests: 3,
+}, {
+	name: "Queue.TryRecv of what is no element",
+	child: func(ctx context.Context, s *Session, begin func()) error {
+		begin()
+		_, _, err := newCrashQueue(s).TryRecv(ctx)
+		return err
+	},
+	beside:   badElement,
+	after:    afterBad,
+	leaves:   queueLeaves,
+	requests: 4,
+}, {
+	name: "DeadLetter.Requeue",
+	child: func(ctx context.Context, s *Session, begin func()) error {
+		if err := NewQueue[string](s, crashPath).Send(ctx, "x"); err != nil {
+			return err
+		}
+		q := newCrashQueue(s)
+		if _, _, err := q.TryRecv(ctx); err != nil {
+			return err
+		}
+		for d, err := range q.Dead(ctx) {
+			if err != nil {
+				return err
+			}
+			begin()
+			return d.Requeue(ctx)
+		}
+		return errors.New("no dead letter")
+	},
+	after:    afterBad,
+	leaves:   queueLeaves,
+	requests: 1,
+}, {
+	name: "Queue.Send as kazoo",
+	child: func(ctx context.Context, s *Session, begin func()) error {
+		begin()
+		return newCrashQueue(s, kazooQueue...).Send(ctx, 1, 2)
+	},
+	after:    afterSent(kazooQueue, nil, []int{1, 2}),
+	leaves:   queueLeaves,
+	requests: 1,
+}, {
+	name:     "Queue.Recv as kazoo",
+	child:    takes(2, kazooQueue...),
+	beside:   sendBeside([]int{1, 2, 3}, kazooQueue...),
+	after:    afterReceived(kazooQueue, suffixes(1, 2, 3)...),
+	leaves:   queueLeaves,
+	requests: 3,
+}}
+
+// bucketsOf counts the buckets of the queue.
+func bucketsOf(ctx context.Context, inc *incarnation) (int, error) {
+	names, _, err := inc.children(ctx, crashPath)
+	if isNoNode(err) {
+		err = nil
+	}
+	return len(names), err
+}
