@@ -246,16 +246,12 @@ type Delivery[T any] struct {
 func (q *Queue[T]) Deliveries(ctx context.Context) <-chan Delivery[T] {
 	ch := make(chan Delivery[T])
 	q.consume(ctx, func() { close(ch) }, func(ctx context.Context, it *item, v T, down <-chan struct{}) bool {
-		note := it.ledger.handing(it)
-		if q.q.cfg.maxAttempts > 0 {
-			// A consumer that dies of the element must be found to have tried.
-			select {
-			case <-note.done:
-			case <-ctx.Done():
-				return false
-			case <-down:
-				return false
-			}
+		select {
+		case <-it.ledger.handing(it): // a consumer that dies of the element must be found to have tried
+		case <-ctx.Done():
+			return false
+		case <-down:
+			return false
 		}
 		select {
 		case ch <- Delivery[T]{Value: v, Attempt: int(it.version) + 1, Sent: it.sent, ID: it.key(), it: it, path: q.q.path}:

@@ -35,6 +35,7 @@ type ledger struct {
 	running bool           // a goroutine posts
 	hand    map[*item]bool // delivered, neither acknowledged nor returned
 	ended   bool           // nothing more is claimed, what is not out goes back
+	noting  bool           // note will be called
 	lost    bool           // the session has ended: what is in hand goes back
 	void    bool           // somebody has given the claims back
 	swept   bool           // nothing is left to be posted
@@ -191,15 +192,9 @@ func (l *ledger) settle(it *item, f fate, bump bool) (e *entry, ok bool) {
 
 func (l *ledger) enterLocked(it *item, f fate, bump bool) *entry {
 	e := &entry{item: it, fate: f, bump: bump, done: make(chan struct{})}
-	if f == fateHand {
-		l.hand[it] = true
-		l.q.m.holds.Add(1)
-	} else {
+	if f != fateHand {
 		it.final = e
-		if l.hand[it] {
-			delete(l.hand, it)
-			l.q.m.holds.Add(-1)
-		}
+		l.unhandLocked(it)
 	}
 	if l.q.foreign != nil {
 		l.enterForeignLocked(e)
@@ -234,11 +229,48 @@ func (l *ledger) take(it *item) bool {
 	return true
 }
 
-// handing notes that an item is being delivered.
-func (l *ledger) handing(it *item) *entry {
+// noteAfter is how long an item is in hand before that is written down.
+const noteAfter = 20 * time.Millisecond
+
+// handing notes that an item is being delivered, so that an attempt is counted
+// if the process dies. The note is written down soon, with others, unless the
+// item is acknowledged first; or, if attempts are limited, before noted is
+// closed.
+func (l *ledger) handing(it *item) (noted <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.enterLocked(it, fateHand, false)
+	if it.final != nil {
+		return closedChan
+	}
+	l.hand[it] = true
+	l.q.m.holds.Add(1)
+	switch {
+	case l.q.foreign != nil:
+	case l.q.cfg.maxAttempts > 0:
+		return l.enterLocked(it, fateHand, false).done
+	case !l.noting:
+		l.noting = true
+		time.AfterFunc(noteAfter, l.note)
+	}
+	return closedChan
+}
+
+// note writes down what is in hand.
+func (l *ledger) note() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.noting = false
+	for it := range l.hand {
+		l.enterLocked(it, fateHand, false) // the transaction names them all
+		return
+	}
+}
+
+func (l *ledger) unhandLocked(it *item) {
+	if l.hand[it] {
+		delete(l.hand, it)
+		l.q.m.holds.Add(-1)
+	}
 }
 
 // withdraw is told that an offered item was not taken. It reports whether the
@@ -247,10 +279,7 @@ func (l *ledger) withdraw(it *item) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	it.out = false
-	if l.hand[it] {
-		delete(l.hand, it)
-		l.q.m.holds.Add(-1)
-	}
+	l.unhandLocked(it)
 	if l.ended && it.final == nil {
 		l.enterLocked(it, fateReturn, false)
 	}
@@ -371,8 +400,7 @@ func (l *ledger) voidLocked() {
 	}
 	l.queue = nil
 	for it := range l.hand {
-		delete(l.hand, it)
-		l.q.m.holds.Add(-1)
+		l.unhandLocked(it)
 		if it.final == nil {
 			it.final = &entry{item: it, fate: fateReturn, done: closedChan, err: ErrLost}
 		}

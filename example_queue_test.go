@@ -1,0 +1,210 @@
+package zsync_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log"
+	"time"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/zktest"
+)
+
+// Producers send; a consumer ranges over a channel.
+func ExampleQueue() {
+	srv := zktest.NewServer()
+	defer srv.Close()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	s, err := zsync.Connect(ctx, srv.Addr())
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer s.Close()
+
+	jobs := zsync.NewQueue[string](s, "/jobs")
+	if err := jobs.Send(ctx, "wash", "dry", "fold"); err != nil {
+		log.Fatal(err)
+	}
+	for job := range jobs.Recv(ctx) {
+		fmt.Println(job)
+		if job == "fold" {
+			cancel() // the channel is closed
+		}
+	}
+	// Output:
+	// wash
+	// dry
+	// fold
+}
+
+// A delivery stays in the queue until it is acknowledged.
+func ExampleQueue_Deliveries() {
+	srv := zktest.NewServer()
+	defer srv.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	s, err := zsync.Connect(ctx, srv.Addr())
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer s.Close()
+
+	mail := zsync.NewQueue[string](s, "/mail", zsync.WithMaxAttempts(3))
+	if err := mail.Send(ctx, "to Ann", "to Bob"); err != nil {
+		log.Fatal(err)
+	}
+	deliver := func(to string, attempt int) error {
+		if to == "to Ann" && attempt == 1 {
+			return errors.New("nobody at home")
+		}
+		return nil
+	}
+	sent := 0
+	for d, err := range mail.All(ctx) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		if err := deliver(d.Value, d.Attempt); err != nil {
+			fmt.Println(d.Value, "failed:", err)
+			d.Nack() // back to its place
+			continue
+		}
+		switch err := d.Ack(ctx); {
+		case errors.Is(err, zsync.ErrLost):
+			continue // somebody else will get it
+		case err != nil:
+			log.Fatal(err)
+		}
+		if sent++; sent == 2 {
+			break
+		}
+	}
+	n, err := mail.Len(ctx)
+	fmt.Println("left:", n, err)
+	// Output:
+	// to Ann failed: nobody at home
+	// left: 0 <nil>
+}
+
+// A channel to send to, for pipelines.
+func ExampleQueue_In() {
+	srv := zktest.NewServer()
+	defer srv.Close()
+	ctx := context.Background()
+	s, err := zsync.Connect(ctx, srv.Addr())
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer s.Close()
+
+	q := zsync.NewQueue[int](s, "/squares")
+	in, done := q.In(ctx)
+	for i := range 5 {
+		in <- i * i
+	}
+	close(in)
+	if err := <-done; err != nil {
+		log.Fatal(err)
+	}
+	for {
+		v, ok, err := q.TryRecv(ctx)
+		if err != nil {
+			log.Fatal(err)
+		}
+		if !ok {
+			break
+		}
+		fmt.Print(v, " ")
+	}
+	// Output: 0 1 4 9 16
+}
+
+// A point has a form of its own on the wire, as a protobuf message has.
+type point struct{ x, y uint32 }
+
+func (p *point) Marshal() []byte {
+	return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, p.x), p.y)
+}
+
+func (p *point) Unmarshal(b []byte) error {
+	if len(b) != 8 {
+		return fmt.Errorf("%d bytes are no point", len(b))
+	}
+	p.x, p.y = binary.BigEndian.Uint32(b), binary.BigEndian.Uint32(b[4:])
+	return nil
+}
+
+// A messageCodec is for values that know their own form. With protobuf it would
+// call proto.Marshal and proto.Unmarshal.
+type messageCodec struct{}
+
+func (messageCodec) Marshal(v any) ([]byte, error) {
+	m, ok := v.(interface{ Marshal() []byte })
+	if !ok {
+		return nil, fmt.Errorf("%T is no message", v)
+	}
+	return m.Marshal(), nil
+}
+
+func (messageCodec) Unmarshal(data []byte, v any) error {
+	p, ok := v.(**point) // the queue's elements are *point
+	if !ok {
+		return fmt.Errorf("%T is no message", v)
+	}
+	*p = new(point)
+	return (*p).Unmarshal(data)
+}
+
+func ExampleWithCodec() {
+	srv := zktest.NewServer()
+	defer srv.Close()
+	ctx := context.Background()
+	s, err := zsync.Connect(ctx, srv.Addr())
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer s.Close()
+
+	q := zsync.NewQueue[*point](s, "/points", zsync.WithCodec(messageCodec{}))
+	if err := q.Send(ctx, &point{3, 4}); err != nil {
+		log.Fatal(err)
+	}
+	p, ok, err := q.TryRecv(ctx)
+	fmt.Println(*p, ok, err)
+	// Output: {3 4} true <nil>
+}
+
+// An element that cannot be decoded is set aside, and can be looked at.
+func ExampleQueue_Dead() {
+	srv := zktest.NewServer()
+	defer srv.Close()
+	ctx := context.Background()
+	s, err := zsync.Connect(ctx, srv.Addr())
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer s.Close()
+
+	raw := zsync.NewQueue[string](s, "/numbers", zsync.WithCodec(zsync.Raw))
+	if err := raw.Send(ctx, "one", "2"); err != nil {
+		log.Fatal(err)
+	}
+	numbers := zsync.NewQueue[int](s, "/numbers")
+	v, ok, err := numbers.TryRecv(ctx)
+	fmt.Println(v, ok, err)
+	for d, err := range numbers.Dead(ctx) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Printf("dead: %s\n", d.Data)
+		if err := d.Remove(ctx); err != nil {
+			log.Fatal(err)
+		}
+	}
+	// Output:
+	// 2 true <nil>
+	// dead: one
+}

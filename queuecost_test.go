@@ -1,0 +1,175 @@
+package zsync
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+// requests returns how many requests f costs, all that it leaves to be done
+// behind it included.
+func requests(srv *zktest.Server, f func()) int64 {
+	synctest.Wait()
+	before := srv.Counts()
+	f()
+	time.Sleep(time.Second)
+	synctest.Wait()
+	return srv.Counts().Sub(before).Total()
+}
+
+// The table in the documentation.
+func TestQueueRequestsForEachElement(t *testing.T) {
+	const n = 10_000
+	each := func(total int64, n int) float64 { return float64(total) / float64(n) }
+	check := func(t *testing.T, what string, got, most float64) {
+		t.Helper()
+		t.Logf("%-58s %.4f requests for each element", what, got)
+		if got > most {
+			t.Errorf("%s costs %.4f requests for each element, want at most %.4f", what, got, most)
+		}
+	}
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		srv.SetLatency(time.Millisecond)
+		s := open(t, srv)
+		q := NewQueue[int](s, "/q")
+		must(t, q.Send(t.Context(), -1))
+		check(t, "put: In", each(requests(srv, func() {
+			in, done := q.In(t.Context())
+			for i := range n {
+				in <- i
+			}
+			close(in)
+			must(t, <-done)
+		}), n), 0.01)
+		if _, ok, err := q.TryRecv(t.Context()); !ok || err != nil {
+			t.Fatalf("TryRecv = %v, %v", ok, err)
+		}
+		recv := func() {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			collect(t, q.Recv(ctx), n)
+		}
+		check(t, "take: Recv, one consumer, 10,000 waiting", each(requests(srv, recv), n), 0.08)
+
+		check(t, "put: Send of 100 elements", each(requests(srv, func() {
+			for i := range n / 100 {
+				must(t, q.Send(t.Context(), counted(n)[100*i:100*i+100]...))
+			}
+		}), n), 0.013)
+		check(t, "take: Deliveries, each acknowledged by its goroutine", each(requests(srv, func() {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			ch := q.Deliveries(ctx)
+			var acks sync.WaitGroup
+			for range n {
+				d := <-ch
+				acks.Go(func() { must(t, d.Ack(t.Context())) })
+			}
+			acks.Wait()
+		}), n), 0.1)
+
+		check(t, "put: Send of 1 element by each of 100 goroutines at once", each(requests(srv, func() {
+			var senders sync.WaitGroup
+			for range 100 {
+				senders.Go(func() {
+					for i := range 10 {
+						must(t, q.Send(t.Context(), i))
+					}
+				})
+			}
+			senders.Wait()
+		}), 1000), 0.03)
+		check(t, "take: Deliveries, acknowledged one by one", each(requests(srv, func() {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			ch := q.Deliveries(ctx)
+			for range 1000 {
+				d := <-ch
+				must(t, d.Ack(t.Context()))
+			}
+		}), 1000), 1.8)
+
+		check(t, "put: Send of 1 element at a time", each(requests(srv, func() {
+			for i := range 1000 {
+				must(t, q.Send(t.Context(), i))
+			}
+		}), 1000), 1.01)
+		check(t, "take: TryRecv", each(requests(srv, func() {
+			for range 100 {
+				if _, ok, err := q.TryRecv(t.Context()); !ok || err != nil {
+					t.Fatalf("TryRecv = %v, %v", ok, err)
+				}
+			}
+		}), 100), 6.1)
+		_, err := q.Clear(t.Context())
+		must(t, err)
+
+		// Four processes share 10,000 elements.
+		must(t, q.sendAll(t.Context(), counted(n)))
+		check(t, "take: Recv, four processes, 10,000 waiting", each(requests(srv, func() {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			got := make(chan int)
+			for range 4 {
+				ch := NewQueue[int](open(t, srv), "/q").Recv(ctx)
+				go func() {
+					for v := range ch {
+						got <- v
+					}
+				}()
+			}
+			collect(t, got, n)
+		}), n), 0.3)
+
+		// One element at a time, on an empty queue.
+		ctx, cancel := context.WithCancel(t.Context())
+		ch := q.Recv(ctx)
+		check(t, "put and take: one element on an empty queue", each(requests(srv, func() {
+			for i := range 100 {
+				must(t, q.Send(t.Context(), i))
+				<-ch
+				time.Sleep(time.Second)
+			}
+		}), 100), 15)
+		cancel()
+	})
+}
+
+func BenchmarkQueuePut(b *testing.B) {
+	q := NewQueue[[]byte](connectBench(b), "/q", WithCodec(Raw))
+	v := make([]byte, 100)
+	in, done := q.In(b.Context())
+	b.ResetTimer()
+	for range b.N {
+		in <- v
+	}
+	close(in)
+	must(b, <-done)
+}
+
+func BenchmarkQueueTake(b *testing.B) {
+	q := NewQueue[[]byte](connectBench(b), "/q", WithCodec(Raw))
+	v := make([]byte, 100)
+	in, done := q.In(b.Context())
+	for range b.N {
+		in <- v
+	}
+	close(in)
+	must(b, <-done)
+	ch := q.Recv(b.Context())
+	b.ResetTimer()
+	for range b.N {
+		<-ch
+	}
+}
+
+func connectBench(b *testing.B) *Session {
+	s, err := Connect(b.Context(), zktest.Start(b).Addr())
+	must(b, err)
+	b.Cleanup(func() { s.Close() })
+	return s
+}

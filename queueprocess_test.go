@@ -1,0 +1,399 @@
+package zsync
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+// These tests run producers and consumers in processes of their own, which are
+// this test binary, and hurt the processes, their sessions and the server. Each
+// process tells on its standard output what it does, a line before and a line
+// after, so that nothing is forgotten when it is killed:
+//
+//	s FIRST N   about to send elements FIRST to FIRST+N-1; c FIRST N: sent
+//	b V         about to acknowledge V; a V: done; l V: lost, or returned
+//	r V         received V for good
+//	e TEXT      something is wrong
+//
+// It ends when its standard input does.
+
+const queueProcesses = 4
+
+// TestQueueProcess is such a process.
+func TestQueueProcess(t *testing.T) {
+	number, err := strconv.Atoi(os.Getenv("ZSYNC_QUEUE_PROCESS"))
+	if err != nil {
+		t.Skip("runs only as a child of another test")
+	}
+	var mu sync.Mutex
+	say := func(format string, args ...any) {
+		mu.Lock()
+		defer mu.Unlock()
+		fmt.Printf(format+"\n", args...)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() {
+		io.Copy(io.Discard, os.Stdin)
+		cancel()
+	}()
+	s, err := Connect(ctx, os.Getenv("ZSYNC_QUEUE_SERVERS"), WithSessionTimeout(time.Second))
+	if err != nil {
+		return // nobody wants it any more
+	}
+	defer s.Close()
+	first, _ := strconv.Atoi(os.Getenv("ZSYNC_QUEUE_FIRST"))
+	left, _ := strconv.Atoi(os.Getenv("ZSYNC_QUEUE_LEFT"))
+	rest, _ := time.ParseDuration(os.Getenv("ZSYNC_QUEUE_REST"))
+	q := NewQueue[int](s, "/q")
+	var all sync.WaitGroup
+	defer func() {
+		<-ctx.Done()
+		all.Wait()
+	}()
+	all.Go(func() {
+		for left > 0 {
+			vs := make([]int, min(1+rand.IntN(100), left))
+			for i := range vs {
+				vs[i] = number*perProducer + first + i
+			}
+			say("s %d %d", vs[0], len(vs))
+			switch err := q.Send(ctx, vs...); {
+			case err == nil:
+				say("c %d %d", vs[0], len(vs))
+			case ctx.Err() == nil:
+				say("e Send: %v", err)
+			}
+			first, left = first+len(vs), left-len(vs)
+			pause(t, rand.N(rest)) // so that there is time for faults
+		}
+	})
+	ordered := os.Getenv("ZSYNC_QUEUE_ORDERED") != ""
+	switch {
+	case ordered && number == 0:
+		for v := range q.Recv(ctx) {
+			say("r %d", v)
+		}
+	case !ordered:
+		for range 2 {
+			all.Go(func() {
+				var acks sync.WaitGroup
+				defer acks.Wait()
+				limit := make(chan struct{}, 16)
+				for d := range q.Deliveries(ctx) {
+					limit <- struct{}{}
+					acks.Go(func() {
+						defer func() { <-limit }()
+						settleAloud(d, say)
+					})
+				}
+			})
+		}
+	}
+}
+
+func settleAloud(d Delivery[int], say func(format string, args ...any)) {
+	if rand.IntN(50) == 0 {
+		if err := d.Nack(); err != nil && !errors.Is(err, ErrLost) {
+			say("e Nack: %v", err)
+		}
+		return
+	}
+	say("b %d", d.Value)
+	switch err := d.Ack(context.Background()); {
+	case err == nil:
+		say("a %d", d.Value)
+	case errors.Is(err, ErrLost):
+		say("l %d", d.Value)
+	default:
+		say("e Ack: %v", err)
+	}
+}
+
+// A trial is what the processes have said.
+type trial struct {
+	t       *testing.T
+	servers string
+	ordered bool
+	share   int           // what each producer has to send
+	rest    time.Duration // at most, between two of its Sends
+
+	mu        sync.Mutex
+	sent      map[int]bool        // true when it is confirmed
+	taken     map[int]bool        // acknowledged, or received
+	begun     map[int]map[int]int // by process: acknowledgements under way
+	maybe     map[int]bool        // a process was killed while it acknowledged these
+	next      [queueProcesses]int // the producers' next elements
+	confirmed [queueProcesses]int // how many each has confirmed
+	last      map[int]int         // by producer: the last element received
+	procs     [queueProcesses]*exec.Cmd
+	over      bool
+	kills     int
+	running   sync.WaitGroup
+	stdins    []io.Closer
+}
+
+// start runs a process, and another in its place when it is killed.
+func (tr *trial) start(i int) {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	if tr.over {
+		return
+	}
+	cmd := exec.Command(os.Args[0], "-test.run=^TestQueueProcess$")
+	cmd.Env = append(os.Environ(),
+		"ZSYNC_QUEUE_PROCESS="+strconv.Itoa(i),
+		"ZSYNC_QUEUE_SERVERS="+tr.servers,
+		"ZSYNC_QUEUE_REST="+tr.rest.String(),
+		"ZSYNC_QUEUE_FIRST="+strconv.Itoa(tr.next[i]),
+		"ZSYNC_QUEUE_LEFT="+strconv.Itoa(tr.share-tr.confirmed[i]))
+	if tr.ordered {
+		cmd.Env = append(cmd.Env, "ZSYNC_QUEUE_ORDERED=1")
+	}
+	in, err := cmd.StdinPipe()
+	must(tr.t, err)
+	out, err := cmd.StdoutPipe()
+	must(tr.t, err)
+	cmd.Stderr = os.Stderr
+	must(tr.t, cmd.Start())
+	tr.procs[i] = cmd
+	tr.stdins = append(tr.stdins, in)
+	tr.running.Go(func() {
+		for lines := bufio.NewScanner(out); lines.Scan(); {
+			tr.hear(i, lines.Text())
+		}
+		cmd.Wait()
+		in.Close()
+		tr.mu.Lock()
+		for v := range tr.begun[i] {
+			tr.maybe[v] = true
+		}
+		delete(tr.begun, i)
+		tr.mu.Unlock()
+		tr.start(i)
+	})
+}
+
+func (tr *trial) hear(i int, line string) {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	var v, n int
+	kind, rest, _ := strings.Cut(line, " ")
+	fmt.Sscan(rest, &v, &n)
+	switch kind {
+	case "s":
+		for k := range n {
+			tr.sent[v+k] = false
+		}
+		tr.next[i] = v%perProducer + n
+	case "c":
+		for k := range n {
+			tr.sent[v+k] = true
+		}
+		tr.confirmed[i] += n
+	case "b":
+		if tr.begun[i] == nil {
+			tr.begun[i] = make(map[int]int)
+		}
+		tr.begun[i][v]++
+	case "l":
+		delete(tr.begun[i], v)
+	case "a", "r":
+		delete(tr.begun[i], v)
+		if tr.taken[v] {
+			tr.t.Errorf("took %d twice", v)
+		}
+		tr.taken[v] = true
+		if last, ok := tr.last[v/perProducer]; kind == "r" && ok && v < last {
+			tr.t.Errorf("took %d after %d", v, last)
+		}
+		tr.last[v/perProducer] = v
+	case "e", "panic:", "fatal", "---":
+		tr.t.Errorf("process %d: %s", i, line)
+	}
+}
+
+// missing returns how many elements were confirmed, and not taken as far as can
+// be known; -1 while not all have been sent.
+func (tr *trial) missing() int {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	for _, n := range tr.confirmed {
+		if n < tr.share {
+			return -1
+		}
+	}
+	n := 0
+	for v, confirmed := range tr.sent {
+		if confirmed && !tr.taken[v] && !tr.maybe[v] {
+			n++
+		}
+	}
+	return n
+}
+
+// victim returns a process to hurt, or nil.
+func (tr *trial) victim() *os.Process {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	i := rand.IntN(queueProcesses)
+	if tr.ordered && i == 0 {
+		return nil
+	}
+	return tr.procs[i].Process
+}
+
+// hurt does harm until done is closed. srv is nil if the server is a real one.
+func (tr *trial) hurt(srv *zktest.Server, done <-chan struct{}) {
+	if srv != nil {
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpConnect || r.Op == zktest.OpPing || r.Op == zktest.OpCloseSession {
+				return zktest.Pass
+			}
+			switch rand.IntN(1000) {
+			case 0:
+				return zktest.DropRequest
+			case 1:
+				return zktest.DropReply
+			}
+			return zktest.Pass
+		})
+		defer srv.Intercept(nil)
+	}
+	for {
+		select {
+		case <-done:
+			return
+		case <-time.After(rand.N(400 * time.Millisecond)):
+		}
+		what := rand.IntN(12)
+		if srv == nil {
+			what %= 4
+		}
+		switch what {
+		case 0, 1, 2:
+			if p := tr.victim(); p != nil {
+				p.Kill()
+				tr.mu.Lock()
+				tr.kills++
+				tr.mu.Unlock()
+			}
+		case 3:
+			if p := tr.victim(); p != nil { // its session ends while it sleeps
+				p.Signal(syscall.SIGSTOP)
+				pause(tr.t, 1500*time.Millisecond)
+				p.Signal(syscall.SIGCONT)
+			}
+		case 4:
+			srv.Stop()
+			pause(tr.t, rand.N(300*time.Millisecond))
+			srv.Restart()
+		default:
+			ids := srv.Sessions()
+			if len(ids) == 0 {
+				continue
+			}
+			if id := ids[rand.IntN(len(ids))]; what < 9 {
+				srv.Expire(id)
+			} else {
+				srv.Disconnect(id)
+			}
+		}
+	}
+}
+
+// queueTrial sends elements through a queue under faults.
+func queueTrial(t *testing.T, elements int, ordered bool, rest, limit time.Duration) {
+	tr := &trial{
+		t: t, ordered: ordered, share: elements / queueProcesses, rest: rest,
+		sent: make(map[int]bool), taken: make(map[int]bool), last: make(map[int]int),
+		begun: make(map[int]map[int]int), maybe: make(map[int]bool),
+	}
+	var srv *zktest.Server
+	if tr.servers = os.Getenv("ZSYNC_TEST_SERVERS"); tr.servers == "" {
+		srv = zktest.Start(t)
+		tr.servers = srv.Addr()
+	}
+	tr.servers += "/zsync-test-" + uuid.NewString()
+	for i := range queueProcesses {
+		tr.start(i)
+	}
+	done := make(chan struct{})
+	var harm sync.WaitGroup
+	harm.Go(func() { tr.hurt(srv, done) })
+	deadline := time.Now().Add(limit)
+	begin := time.Now()
+	for tr.missing() < 0 && time.Now().Before(deadline) {
+		pause(t, 50*time.Millisecond)
+	}
+	close(done)
+	harm.Wait()
+	sending := time.Since(begin)
+	for tr.missing() > 0 && time.Now().Before(deadline) && !t.Failed() {
+		pause(t, 50*time.Millisecond)
+	}
+	if n := tr.missing(); n != 0 {
+		t.Errorf("%d elements were confirmed and never came", n)
+	}
+	tr.mu.Lock()
+	tr.over = true
+	for _, in := range tr.stdins {
+		in.Close()
+	}
+	tr.mu.Unlock()
+	tr.running.Wait()
+	for v := range tr.taken { // not before: what two processes say comes in any order
+		if _, ok := tr.sent[v]; !ok {
+			t.Errorf("took %d, which was never sent", v)
+		}
+	}
+	lost := 0
+	for v := range tr.maybe {
+		if !tr.taken[v] {
+			lost++
+		}
+	}
+	if most := 2 * 16 * tr.kills; lost > most {
+		t.Errorf("%d elements are lost to processes that were killed while they acknowledged them, want at most %d", lost, most)
+	}
+	t.Logf("%d elements sent in %v, all taken in %v; %d processes were killed, with %d acknowledgements of unknown outcome",
+		elements, sending, time.Since(begin), tr.kills, lost)
+}
+
+func TestQueueOfFourProcessesUnderFaults(t *testing.T) {
+	queueTrial(t, 4000, false, 200*time.Millisecond, time.Minute)
+}
+
+func TestQueueOfFourProcessesKeepsTheOrderForOneConsumer(t *testing.T) {
+	queueTrial(t, 4000, true, 200*time.Millisecond, time.Minute)
+}
+
+func TestLongQueueOfFourProcessesUnderFaults(t *testing.T) {
+	if !longTests() {
+		t.Skip("ZSYNC_TEST_LONG is not set")
+	}
+	queueTrial(t, 200_000, false, 100*time.Millisecond, 20*time.Minute)
+}
+
+func TestLongQueueOfFourProcessesKeepsTheOrderForOneConsumer(t *testing.T) {
+	if !longTests() {
+		t.Skip("ZSYNC_TEST_LONG is not set")
+	}
+	queueTrial(t, 200_000, true, 100*time.Millisecond, 20*time.Minute)
+}
