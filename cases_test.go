@@ -1115,3 +1115,58 @@ func TestCase31TheLeaderIsTheFirstEvenWhereTheServerRepeatsTheLastNumber(t *test
 		}
 	})
 }
+
+func TestCase03NothingIsGrantedOnAnAnswerThatIsTooOld(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		old := live(t, s)
+		l := newLine(s.manager, "/m", LayoutCurator, "lock-")
+		for name, acquire := range map[string]func(context.Context, string, []byte, rule) (*place, error){
+			"acquire": l.acquire, "try": l.try,
+		} {
+			old, slept := live(t, s), false
+			p, err := acquire(t.Context(), "lock-", nil, func(ahead []child) (*child, bool) {
+				if len(childrenOf(t, s, "/m")) > 0 && !slept {
+					// The answer that it is our turn has come; then the
+					// machine sleeps for longer than the session lives.
+					slept = true
+					now := time.Now()
+					old.heard.Store(&moment{mono: now, wall: now.Round(0).Add(-testTimeout)})
+				}
+				return exclusive(ahead)
+			})
+			must(t, err)
+			if !slept || p != nil && p.inc == old {
+				t.Errorf("%s: granted in the session from before the sleep", name)
+			}
+			if p != nil { // try may find the znode of the former session in its way
+				p.leave().await(time.Second)
+			}
+		}
+		if old.alive() {
+			t.Error("the first session is believed in")
+		}
+	})
+}
+
+func TestCase03TheLastContactIsWhenTheAnsweredRequestWasSent(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		heard := func(what string, want time.Time, s *Session) {
+			t.Helper()
+			if got := live(t, s).heard.Load().mono; !got.Equal(want) {
+				t.Errorf("%s: heard of it %v after it was sent", what, got.Sub(want))
+			}
+		}
+		srv.SetLatency(time.Second)
+		sent := time.Now()
+		s := open(t, srv)
+		heard("handshake", sent, s)
+		connected := time.Now()
+		time.Sleep(testTimeout/3 + 2500*time.Millisecond) // the first ping has been answered
+		heard("ping", connected.Add(testTimeout/3), s)
+		sent = time.Now()
+		_, err := live(t, s).exists(t.Context(), "/x")
+		must(t, err)
+		heard("request", sent, s)
+	})
+}

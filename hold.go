@@ -17,6 +17,7 @@ type hold struct {
 	op    string // for the observer
 	since time.Time
 	stop  func() bool // undoes the registration with the incarnation
+	count sync.Once   // takes h off the gauge
 
 	mu   sync.Mutex
 	gone bool          // lost is closed; guarded by mu
@@ -42,8 +43,11 @@ func (h *hold) lose(why error) {
 	}
 	h.gone = true
 	close(h.lost)
+	h.uncount()
 	h.line.m.observe(Event{Kind: Lost, Op: h.op, Path: h.line.m.bare(h.line.dir), Wait: time.Since(h.since), Err: why})
 }
+
+func (h *hold) uncount() { h.count.Do(func() { h.line.m.holds.Add(-1) }) }
 
 // err returns nil while h stands, as far as can be known here; otherwise an
 // error that is ErrLost, or ErrClosed after Session.Close.
@@ -183,7 +187,7 @@ func (h *hold) txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
 // drops, or is down, it returns at once and the deletion goes on in the
 // background. It is ErrLost if h was lost, even at the last moment.
 func (h *hold) release() error {
-	h.line.m.holds.Add(-1)
+	h.uncount()
 	h.stop()
 	if err := h.err(); err != nil {
 		return err

@@ -80,7 +80,7 @@ func parseChild(name string, bases ...string) (child, bool) {
 // parseSeq reads the server's "%010d" of an int32: ten digits, or a minus sign
 // and as many digits as "%010d" gives a negative number.
 func parseSeq(s string) (int32, bool) {
-	if len(s) < 10 || len(s) > 11 {
+	if len(s) < 10 || len(s) > 11 || len(s) == 11 && s[0] != '-' {
 		return 0, false
 	}
 	for i, r := range s {

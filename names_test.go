@@ -52,6 +52,7 @@ func TestParseChildTakesTheNumberFromTheEndAndIgnoresForeignNames(t *testing.T) 
 		{"_c_x-lock-12", []string{"lock-"}, child{}, false},
 		{"_c_x-lock-00000000-1", []string{"lock-"}, child{}, false},
 		{"_c_x-lock-99999999999", []string{"lock-"}, child{}, false},
+		{"_c_x-lock-00000000001", []string{"lock-"}, child{}, false},
 		{"_c_x-latch-0000000001", []string{"lock-"}, child{}, false},
 		{"_c_", []string{"lock-"}, child{}, false},
 		{"ready", []string{"lock-"}, child{}, false},

@@ -251,7 +251,7 @@ type Stats struct {
 	Reconnects int64 // connections replaced within a session
 	Expiries   int64 // sessions lost
 	Holds      int64 // locks, permits, leaderships and claims held at present
-	Waiters    int64 // calls that wait for one at present
+	Waiters    int64 // waits for one at present; goroutines that share a place count once
 }
 
 // Stats returns the counters of s.

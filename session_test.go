@@ -415,7 +415,12 @@ func TestStatsCountWhatThereIs(t *testing.T) {
 		if st := b.Stats(); st.Holds != 1 || st.Waiters != 0 || st.Expiries != 1 {
 			t.Errorf("who was expired: %+v", st)
 		}
-		must(t, n.Unlock())
+		srv.Expire(b.ID())
+		time.Sleep(time.Second)
+		if st := b.Stats(); st.Holds != 0 {
+			t.Errorf("who has lost its hold and does not know: %+v", st)
+		}
+		wantErr(t, n.Unlock(), ErrLost)
 		must(t, b.Close())
 		if st := b.Stats(); st.Holds != 0 || st.Waiters != 0 || st.Watches != 0 {
 			t.Errorf("who is closed: %+v", st)
@@ -629,4 +634,65 @@ func TestTheLargestTxnPassesWithItsReceiptAndProof(t *testing.T) {
 		}
 		must(t, m.Unlock())
 	})
+}
+
+// resolving answers all questions for addresses with the one that is stored,
+// as long as the test runs.
+func resolving(t *testing.T, addr *atomic.Value) {
+	old := net.DefaultResolver
+	t.Cleanup(func() { net.DefaultResolver = old })
+	answer := func(c net.Conn) {
+		defer c.Close()
+		for {
+			var size [2]byte // DNS over TCP
+			if _, err := io.ReadFull(c, size[:]); err != nil {
+				return
+			}
+			q := make([]byte, int(size[0])<<8|int(size[1]))
+			if _, err := io.ReadFull(c, q); err != nil {
+				return
+			}
+			end := 12 + strings.IndexByte(string(q[12:]), 0) + 5
+			a := append([]byte{q[0], q[1], 0x81, 0x80, 0, 1, 0, 0, 0, 0, 0, 0}, q[12:end]...)
+			if q[end-3] == 1 { // an A record is wanted
+				a[7] = 1
+				a = append(a, 0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 0, 0, 4)
+				a = append(a, net.ParseIP(addr.Load().(string)).To4()...)
+			}
+			c.Write(append([]byte{byte(len(a) >> 8), byte(len(a))}, a...))
+		}
+	}
+	net.DefaultResolver = &net.Resolver{PreferGo: true, Dial: func(context.Context, string, string) (net.Conn, error) {
+		a, b := net.Pipe()
+		go answer(b)
+		return a, nil
+	}}
+}
+
+func TestANameIsLookedUpAgainForEachConnection(t *testing.T) {
+	var addr atomic.Value
+	addr.Store("127.0.0.1")
+	resolving(t, &addr)
+	one := zktest.Start(t)
+	_, port, err := net.SplitHostPort(one.Addr())
+	must(t, err)
+	two := zktest.Start(t, zktest.WithAddr("127.0.0.2:"+port))
+	s, err := Connect(within(t, 10*time.Second), "zk.example.test:"+port)
+	must(t, err)
+	defer s.Close()
+	if n := len(one.Sessions()); n != 1 {
+		t.Fatalf("%d sessions on the first server", n)
+	}
+	states := s.States(t.Context())
+	addr.Store("127.0.0.2") // the server has moved
+	one.Stop()
+	for st := range states {
+		if st == StateExpired { // it is another ensemble, to be exact
+			break
+		}
+	}
+	must(t, NewBarrier(s, "/b").Wait(within(t, 10*time.Second)))
+	if n := len(two.Sessions()); n != 1 {
+		t.Errorf("%d sessions on the second server", n)
+	}
 }

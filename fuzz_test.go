@@ -1,0 +1,103 @@
+package zsync
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// What is read back from znodes may have been written by anyone: it must not
+// make a program panic, and what zsync writes it must read as it was.
+
+func FuzzPath(f *testing.F) {
+	for _, p := range []string{"", "/", "/a", "/a/", "a", "//", "/a/../b", "/\x00", "/\xff", "/ä/日本", strings.Repeat("/x", 2000)} {
+		f.Add(p)
+	}
+	f.Fuzz(func(t *testing.T, p string) {
+		if checkPath(p) != nil {
+			return
+		}
+		if !utf8.ValidString(p) || len(p) > maxPath || childPath(parentPath(p), baseName(p)) != p {
+			t.Errorf("%q passed; its parent is %q and its name %q", p, parentPath(p), baseName(p))
+		}
+		m := &manager{chroot: "/root"}
+		if got := m.bare(m.full(p)); got != p {
+			t.Errorf("%q below a chroot and back is %q", p, got)
+		}
+		if _, _, err := m.checkOps([]any{&zk.DeleteRequest{Path: p}}); err != nil {
+			t.Errorf("%q is a path, but not for Txn: %v", p, err)
+		}
+	})
+}
+
+func FuzzQueueNames(f *testing.F) {
+	f.Add("b-00007-0000000042", 7, int64(42), "e-0000000001")
+	f.Add("d-00000", 0, int64(0), "t0001700000000-0000000001")
+	f.Add("dead-3-0000000001", 3, int64(1), "48e50edc-09ec-4785-b44e-13769185aea0-live")
+	f.Add("entry-100-0000000001", 1, int64(9), "queue-0000000001")
+	f.Fuzz(func(t *testing.T, name string, prio int, number int64, child string) {
+		if prio >= 0 && number >= 0 {
+			b, ok := parseBucket(bucketName(prio, number))
+			if !ok || b.prio != prio || b.number != number || b.delayed {
+				t.Errorf("bucket %d, %d is read as %+v, %v", prio, number, b, ok)
+			}
+		}
+		for _, b := range parseBuckets([]string{name, child, "d-00001", "b-00001-0000000000"}) {
+			es := parseElements(b, []string{name, child, "e-0000000002", "t0000000000001-0000000003"})
+			if len(es) > 4 || b.prio < 0 || b.number < 0 {
+				t.Errorf("%+v: %+v", b, es)
+			}
+		}
+		parseDead(name)
+		if guid, suffix, ok := parseClaim(name); ok && guid+"-"+suffix != name {
+			t.Errorf("claim %q is read as %q and %q", name, guid, suffix)
+		}
+		unmarshalKeys([]byte(name + child))
+		for _, layout := range foreignLayouts {
+			layout.elements([]string{name, child})
+			layout.open([]byte(name))
+		}
+	})
+}
+
+func FuzzCuratorFrame(f *testing.F) {
+	f.Add([]byte("hello"))
+	f.Add(curatorFrame([]byte("x")))
+	f.Add([]byte{0, 1, 0, 1, 1, 0xff, 0xff, 0xff, 0xff})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		all, err := curatorOpen(curatorFrame(data))
+		if err != nil || len(all) != 1 || !bytes.Equal(all[0], data) {
+			t.Errorf("%q comes back as %q, %v", data, all, err)
+		}
+		curatorOpen(data)
+	})
+}
+
+func FuzzEnvelopes(f *testing.F) {
+	f.Add([]byte(`{"A":1}`), []byte("x"))
+	f.Add([]byte{0, 0, 0, 1, '1', '2'}, []byte{0xff, 0xff, 0xff, 0xff})
+	type record struct {
+		A int
+		B []string
+		C map[string]time.Time
+	}
+	f.Fuzz(func(t *testing.T, first, second []byte) {
+		data, err := encodePair(Raw, pair[[]byte, string]{first, string(second)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := decodePair[[]byte, string](Raw, data)
+		if err != nil || !bytes.Equal(p.first, first) || p.second != string(second) {
+			t.Errorf("%q and %q come back as %q and %q, %v", first, second, p.first, p.second, err)
+		}
+		for _, c := range []Codec{JSON, Gob, Raw} {
+			_, _ = decodePair[record, int](c, first)
+			_, _ = decode[record](c, first)
+			_, _ = decode[string](c, second)
+		}
+	})
+}
