@@ -173,3 +173,28 @@ func connectBench(b *testing.B) *Session {
 	b.Cleanup(func() { s.Close() })
 	return s
 }
+
+func TestQueueTakesALongBacklogAsFastAsAShortOne(t *testing.T) {
+	long := 20_000
+	if longTests() {
+		long = 100_000
+	}
+	rate := func(t *testing.T, backlog int) (perSecond float64) {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			q := NewQueue[int](open(t, srv), "/q")
+			must(t, q.sendAll(t.Context(), counted(backlog)))
+			srv.SetLatency(time.Millisecond) // time is virtual: only round trips count
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			begin := time.Now()
+			collect(t, q.Recv(ctx), backlog)
+			perSecond = float64(backlog) / time.Since(begin).Seconds()
+		})
+		return perSecond
+	}
+	a, b := rate(t, 1000), rate(t, long)
+	t.Logf("with 1 ms of latency: %.0f elements a second of 1,000, %.0f of %d", a, b, long)
+	if b < 0.8*a {
+		t.Errorf("%.0f elements a second of a backlog of %d, want at least 80%% of the %.0f of 1,000", b, long, a)
+	}
+}
