@@ -16,7 +16,7 @@ func crashes() []crash {
 	for _, some := range [][]crash{
 		mutexCrashes, rwMutexCrashes, waitGroupCrashes, onceCrashes, condCrashes,
 		electionCrashes, barrierCrashes, semaphoreCrashes, valueCrashes, sessionCrashes,
-		queueCrashes,
+		partyCrashes, queueCrashes,
 	} {
 		all = append(all, some...)
 	}
