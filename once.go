@@ -140,6 +140,8 @@ func (o *Once) do(ctx context.Context, f func(ctx context.Context, place string)
 	case o.turn <- struct{}{}:
 	case <-ctx.Done():
 		return nil, o.fail("do", ctxErr(ctx))
+	case <-o.s.closing: // who has the turn may run a function that does not return
+		return nil, o.fail("do", o.s.failure())
 	}
 	defer func() { <-o.turn }()
 	for {

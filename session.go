@@ -22,7 +22,8 @@ import (
 // it is lost and told so, a new session is established, and calls that were
 // only waiting carry on in it. A client that is cut off thus gives up its
 // holds before the servers can give them to someone else, provided that the
-// clocks of both run at about the same rate.
+// clocks of both run at about the same rate. Time in which the machine slept
+// counts, by the wall clock; so setting that forward by as much is a loss too.
 //
 // A Session may be used by many goroutines at once.
 type Session struct {

@@ -522,8 +522,16 @@ func TestAClosedSessionSaysSoUnlessTheContextHasEnded(t *testing.T) {
 		m := NewMutex(s, "/m")
 		e := NewElection(s, "/e")
 		must(t, m.Lock(t.Context()))
+		nothing := func(context.Context) error { return nil }
+		once, running, deaf := NewOnce(s, "/o"), make(chan struct{}), make(chan struct{})
+		ran := async(func() error {
+			return once.Do(t.Context(), func(context.Context) error { close(running); <-deaf; return nil })
+		})
+		<-running
 		waits := []<-chan error{
 			async(func() error { return NewMutex(s, "/m").Lock(t.Context()) }),
+			async(func() error { return m.Lock(t.Context()) }), // behind the one of its own process
+			async(func() error { return once.Do(t.Context(), nothing) }),
 			async(func() error { return NewMutex(s, "/m", WithHandoffs(0)).Lock(t.Context()) }),
 			async(func() error { return e.Run(t.Context(), func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }) }),
 		}
@@ -542,6 +550,8 @@ func TestAClosedSessionSaysSoUnlessTheContextHasEnded(t *testing.T) {
 				t.Errorf("call %d: %v, want ErrClosed", i, err)
 			}
 		}
+		close(deaf)
+		wantErr(t, <-ran, ErrLost, ErrClosed)
 		wantErr(t, m.Unlock(), ErrLost, ErrClosed)
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
