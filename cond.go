@@ -130,6 +130,11 @@ func (c *Cond) wait(ctx context.Context) error {
 		err = unlocked
 	}
 	if err != nil && !errors.Is(err, errEnded) {
+		// A signal may reach us at this instant. Leaving is still right: it can
+		// be made only while our znode is there, and be taken only by deleting
+		// both at once. So when our znode is gone none can come any more, or
+		// one stands there without its waiter, and the first who deletes it
+		// passes it on in the same transaction.
 		c.leave(p)
 		return err
 	}
