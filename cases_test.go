@@ -1170,3 +1170,56 @@ func TestCase03TheLastContactIsWhenTheAnsweredRequestWasSent(t *testing.T) {
 		heard("request", sent, s)
 	})
 }
+
+func TestCase08RemovingOneWatchLeavesTheOtherOfTheSameZnode(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		inc := live(t, s)
+		_, err := inc.create(t.Context(), "/x", nil)
+		must(t, err)
+		data, exists := inc.hub.join(watchKey{watchData, "/x"}), inc.hub.join(watchKey{watchExists, "/x"})
+		_, _, err = inc.get(t.Context(), "/x")
+		must(t, err)
+		_, err = inc.exists(t.Context(), "/x")
+		must(t, err)
+		inc.hub.leave(data)
+		inc.removeWatch(data.key) // as if it were idle for long
+		_, err = inc.set(t.Context(), "/x", []byte("x"), -1)
+		must(t, err)
+		must(t, inc.awaitFired(within(t, time.Second), exists))
+		inc.hub.leave(exists)
+		// A real server has one watch for both, and would have removed that.
+		if n := srv.Counts().Requests["removeWatches"]; n != 0 {
+			t.Errorf("%d watches removed, want none while the other kind is waited for", n)
+		}
+	})
+}
+
+func TestCase14AnIDOverThePacketLimitIsRefusedAndHurtsNobody(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		e := NewElection(s, "/e", WithID(strings.Repeat("x", 1<<20)))
+		wantErr(t, e.Campaign(within(t, time.Second)), ErrTooLarge)
+		if n := s.Stats().Reconnects; n != 0 {
+			t.Errorf("%d reconnects", n)
+		}
+	})
+}
+
+func TestCase24ALostHoldIsNotPassedOnToTheNextGoroutine(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := open(t, srv), open(t, srv)
+		m := NewMutex(s, "/m")
+		must(t, m.Lock(t.Context()))
+		next := async(func() error { return m.Lock(t.Context()) })
+		synctest.Wait()
+		srv.Expire(s.ID())
+		time.Sleep(time.Second)
+		wantErr(t, m.Unlock(), ErrLost)
+		must(t, <-next)
+		if isClosed(m.Lost()) || len(childrenOf(t, other, "/m")) != 1 {
+			t.Error("the next goroutine was given what was lost")
+		}
+		must(t, m.Unlock())
+	})
+}

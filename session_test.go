@@ -533,7 +533,9 @@ func TestAClosedSessionSaysSoUnlessTheContextHasEnded(t *testing.T) {
 			async(func() error { return m.Lock(t.Context()) }), // behind the one of its own process
 			async(func() error { return once.Do(t.Context(), nothing) }),
 			async(func() error { return NewMutex(s, "/m", WithHandoffs(0)).Lock(t.Context()) }),
-			async(func() error { return e.Run(t.Context(), func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }) }),
+			async(func() error {
+				return e.Run(t.Context(), func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+			}),
 		}
 		synctest.Wait()
 		srv.Intercept(func(r zktest.Request) zktest.Action {
