@@ -362,6 +362,11 @@ func (o *outbox) failed(ctx context.Context, inc *incarnation, i, prio int, op a
 		// must not start again.
 		_, err := inc.create(ctx, o.q.dir, nil)
 		return false, err
+	case isNodeExists(err) && isSequential(op):
+		// A server stays at the number 2147483647 when it has given it. A
+		// bucket never gets so far, but the delayed elements of one priority
+		// and another library's layout do, after 2^31 elements.
+		return false, fmt.Errorf("%s has used its sequence numbers up: %w", parentPath(op.(*zk.CreateRequest).Path), err)
 	case prio >= 0 && (isNoNode(err) || isNodeExists(err) || isBadVersion(err)):
 		// Another producer has made the next bucket, or ours was deleted.
 		o.forget()
@@ -376,3 +381,8 @@ func (o *outbox) failed(ctx context.Context, inc *incarnation, i, prio int, op a
 }
 
 func (o *outbox) forget() { o.newest = nil }
+
+func isSequential(op any) bool {
+	c, ok := op.(*zk.CreateRequest)
+	return ok && c.Flags&zk.FlagSequence != 0
+}

@@ -1,0 +1,367 @@
+package zsync
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+// CASES 32: a corrupted element is never lost, in any layout.
+func TestCorruptedElementKeepsItsBytesInEveryLayout(t *testing.T) {
+	for _, layout := range []QueueLayout{LayoutZsync, LayoutSimpleQueue, LayoutDistributedQueue, LayoutKazooQueue} {
+		for name, take := range map[string]func(t *testing.T, q *Queue[int]) int{
+			"recv": func(t *testing.T, q *Queue[int]) int { return <-q.Recv(t.Context()) },
+			"try": func(t *testing.T, q *Queue[int]) int {
+				v, ok, err := q.TryRecv(t.Context())
+				if !ok || err != nil {
+					t.Errorf("TryRecv = %v, %v", ok, err)
+				}
+				return v
+			},
+		} {
+			t.Run(layout.String()+"/"+name, func(t *testing.T) {
+				bubble(t, func(t *testing.T, srv *zktest.Server) {
+					s := open(t, srv)
+					raw := NewQueue[string](s, "/q", WithCodec(Raw), WithQueueLayout(layout))
+					must(t, raw.Send(t.Context(), "not a number"))
+					must(t, raw.Send(t.Context(), "1"))
+					q := NewQueue[int](open(t, srv), "/q", WithQueueLayout(layout))
+					if v := take(t, q); v != 1 {
+						t.Errorf("received %d, want 1", v)
+					}
+					eventually(t, func() error {
+						for d, err := range q.Dead(t.Context()) {
+							must(t, err)
+							if !strings.Contains(string(d.Data), "not a number") {
+								t.Errorf("dead letter %q", d.Data)
+							}
+							return nil
+						}
+						return errors.New("no dead letter")
+					})
+				})
+			})
+		}
+	}
+}
+
+// CASES 32: a consumer whose session dies while it works is told so, whatever
+// becomes of the request with which it acknowledges.
+func TestAckSaysTheTruthWhenItsReplyIsLost(t *testing.T) {
+	for _, fault := range []zktest.Action{zktest.DropRequest, zktest.DropReply, zktest.Hang, zktest.HangReply} {
+		for _, expire := range []bool{false, true} {
+			for _, cancelled := range []bool{false, true} {
+				name := fmt.Sprintf("%v expire=%v cancelled=%v", fault, expire, cancelled)
+				bubble(t, func(t *testing.T, srv *zktest.Server) {
+					s := open(t, srv)
+					q, other := NewQueue[int](s, "/q"), NewQueue[int](open(t, srv), "/q")
+					must(t, other.Send(t.Context(), 1))
+					d := <-q.Deliveries(t.Context())
+					time.Sleep(time.Second) // the note that it is in hand is written
+					next := other.Deliveries(t.Context())
+					synctest.Wait()
+					id := s.ID()
+					srv.Intercept(first(fault, func(r zktest.Request) bool {
+						hit := r.Op == zktest.OpMulti && r.Session == id
+						if hit && expire {
+							time.AfterFunc(0, func() { srv.Expire(id) })
+						}
+						return hit
+					}))
+					ctx, cancel := context.WithCancel(t.Context())
+					if cancelled {
+						time.AfterFunc(time.Millisecond, cancel)
+					}
+					err := d.Ack(ctx)
+					cancel()
+					if errors.Is(err, context.Canceled) {
+						err = d.Ack(t.Context()) // tells what became of it
+					}
+					time.Sleep(time.Minute)
+					select {
+					case d := <-next:
+						if err == nil {
+							t.Errorf("%s: delivered again though Ack returned nil", name)
+						}
+						wantErr(t, err, ErrLost)
+						must(t, d.Ack(t.Context()))
+					default:
+						if err != nil {
+							t.Errorf("%s: Ack returned %v though nobody else got the element", name, err)
+						}
+					}
+					wantLen(t, other, 0)
+				})
+			}
+		}
+	}
+}
+
+// CASES 33: a queue goes on after a long partition, of producers and consumers.
+func TestQueueGoesOnAfterALongPartition(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		in, out := NewQueue[int](a, "/q"), NewQueue[int](b, "/q")
+		ch := out.Recv(t.Context())
+		must(t, in.Send(t.Context(), 0))
+		if v := <-ch; v != 0 {
+			t.Fatalf("received %d", v)
+		}
+		for i := 1; i < 4; i++ {
+			srv.Stop()
+			sent := async(func() error { return in.Send(t.Context(), i) })
+			time.Sleep(time.Duration(i) * time.Hour)
+			pendingStill(t, sent)
+			srv.Restart()
+			must(t, <-sent)
+			if v := <-ch; v != i {
+				t.Fatalf("received %d, want %d", v, i)
+			}
+		}
+		for _, s := range []*Session{a, b} {
+			id := s.ID()
+			srv.Partition(id)
+			time.Sleep(time.Hour)
+			srv.Heal(id)
+			must(t, in.Send(t.Context(), 9))
+			if v := <-ch; v != 9 {
+				t.Fatalf("received %d, want 9", v)
+			}
+		}
+		eventuallyEmpty(t, out)
+	})
+}
+
+func TestQueueGoesOnWhenItsTreeIsDeleted(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		q := NewQueue[int](s, "/q")
+		ch := q.Recv(t.Context())
+		must(t, q.Send(t.Context(), 1))
+		<-ch
+		time.Sleep(time.Second)
+		inc := live(t, s)
+		for _, dir := range []string{"/q", "/q-claims", "/q-senders", "/q-consumers"} {
+			for _, name := range childrenOf(t, s, dir) {
+				if err := inc.removeNow(t.Context(), dir+"/"+name); err != nil && !isNoNode(err) {
+					t.Fatal(err)
+				}
+			}
+			if err := inc.removeNow(t.Context(), dir); err != nil && !isNoNode(err) {
+				t.Fatal(err)
+			}
+		}
+		must(t, q.Send(t.Context(), 2))
+		if v := <-ch; v != 2 {
+			t.Errorf("received %d, want 2", v)
+		}
+	})
+}
+
+func TestSendSaysHowManyBytesAreTooManyBeforeItWrites(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		q := NewQueue[[]byte](open(t, srv), "/q", WithCodec(Raw))
+		before := srv.Counts()
+		for _, vs := range [][][]byte{
+			{make([]byte, 1<<20)},
+			slices.Repeat([][]byte{make([]byte, 1000)}, 1100),
+			slices.Repeat([][]byte{nil}, 20_000),
+		} {
+			err := q.Send(t.Context(), vs...)
+			wantErr(t, err, ErrTooLarge)
+			if !strings.Contains(err.Error(), fmt.Sprint(len(vs))) || !strings.Contains(err.Error(), "more than fit") {
+				t.Errorf("the error does not say how much is too much: %v", err)
+			}
+		}
+		if d := srv.Counts().Sub(before); d.Total() != 0 {
+			t.Errorf("refused Sends cost %v", d.Requests)
+		}
+		must(t, q.Send(t.Context(), slices.Repeat([][]byte{make([]byte, 1000)}, 900)...))
+		if err := NewQueue[chan int](open(t, srv), "/q").Send(t.Context(), make(chan int)); err == nil {
+			t.Error("a channel was encoded")
+		}
+	})
+}
+
+func TestQueueCodecs(t *testing.T) {
+	type pair struct {
+		A int
+		B string
+	}
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		check := func(name string, got, want any, ok bool, err error) {
+			t.Helper()
+			if got != want || !ok || err != nil {
+				t.Errorf("%s: TryRecv = %v, %v, %v; want %v", name, got, ok, err, want)
+			}
+		}
+		for name, codec := range map[string]Codec{"json": JSON, "gob": Gob} {
+			q := NewQueue[pair](s, "/"+name, WithCodec(codec))
+			must(t, q.Send(t.Context(), pair{1, "x"}))
+			v, ok, err := q.TryRecv(t.Context())
+			check(name, v, pair{1, "x"}, ok, err)
+		}
+		q := NewQueue[string](s, "/raw", WithCodec(Raw))
+		must(t, q.Send(t.Context(), "", "\x00\xff"))
+		for _, want := range []string{"", "\x00\xff"} {
+			v, ok, err := q.TryRecv(t.Context())
+			check("raw", v, want, ok, err)
+		}
+		wantErr(t, NewQueue[int](s, "/raw", WithCodec(Raw)).Send(t.Context(), 1), ErrInvalid)
+	})
+}
+
+func TestQueueSharesItsPathWithCuratorAndKazoo(t *testing.T) {
+	curator := func(data string) []byte {
+		return append(append([]byte{0, 1, 0, 1, 1, 0, 0, 0, byte(len(data))}, data...), 2)
+	}
+	for _, c := range []struct {
+		layout QueueLayout
+		opts   []QueueOption
+		ours   string // the names that we write
+		theirs []string
+		data   func(string) []byte
+	}{
+		{LayoutSimpleQueue, nil, "qn-0000000000", []string{"qn-"}, func(s string) []byte { return []byte(s) }},
+		{LayoutDistributedQueue, nil, "queue-0000000000", []string{"queue-"}, curator},
+		{LayoutDistributedQueue, []QueueOption{WithPriorities(21)}, "queue-10000000A0000000000", []string{"queue-10000000A", "queue-0FFFFFFFF"}, curator},
+		{LayoutKazooQueue, nil, "entry-100-0000000000", []string{"entry-100-", "entry-050-"}, func(s string) []byte { return []byte(s) }},
+	} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			s := open(t, srv)
+			q := NewQueue[string](s, "/q", append(c.opts, WithCodec(Raw), WithQueueLayout(c.layout))...)
+			must(t, q.Send(t.Context(), "hello"))
+			if names := childrenOf(t, s, "/q"); !slices.Equal(names, []string{c.ours}) {
+				t.Errorf("%v: wrote %v, want %v", c.layout, names, c.ours)
+			}
+			inc := live(t, s)
+			data, _, err := inc.get(t.Context(), "/q/"+c.ours)
+			must(t, err)
+			if !bytes.Equal(data, c.data("hello")) {
+				t.Errorf("%v: wrote %x, want %x", c.layout, data, c.data("hello"))
+			}
+			want := []string{"hello"}
+			for i, name := range c.theirs {
+				text := fmt.Sprint("theirs ", i)
+				_, err := inc.conn.Create("/q/"+name, c.data(text), zk.FlagSequence, zk.WorldACL(zk.PermAll))
+				must(t, err)
+				if i == 0 {
+					want = append(want, text)
+				} else {
+					want = append([]string{text}, want...) // of a higher priority
+				}
+			}
+			wantLen(t, q, len(want))
+			if v, ok, err := q.Peek(t.Context()); v != want[0] || !ok || err != nil {
+				t.Errorf("%v: Peek = %q, %v, %v", c.layout, v, ok, err)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			got := collect(t, q.Recv(ctx), len(want))
+			cancel()
+			if !slices.Equal(got, want) {
+				t.Errorf("%v: received %q, want %q", c.layout, got, want)
+			}
+			wantLen(t, q, 0)
+		})
+	}
+}
+
+func TestQueueSaysThatTheNumbersOfAForeignLayoutAreUsedUp(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		q := NewQueue[int](s, "/q", WithQueueLayout(LayoutSimpleQueue))
+		must(t, q.Send(t.Context(), 1))
+		srv.SetSequence("/q", math.MaxInt32)
+		must(t, q.Send(t.Context(), 2))
+		srv.SetSequence("/q", math.MaxInt32) // as a Java server stays there
+		wantErr(t, q.Send(t.Context(), 3), zk.ErrNodeExists)
+
+		d := NewQueue[int](s, "/d")
+		at := time.Now().Add(time.Hour)
+		must(t, d.SendAt(t.Context(), at, 1))
+		srv.SetSequence("/d/d-00000", math.MaxInt32)
+		must(t, d.SendAt(t.Context(), at, 2))
+		srv.SetSequence("/d/d-00000", math.MaxInt32)
+		wantErr(t, d.SendAt(t.Context(), at, 3), zk.ErrNodeExists)
+	})
+}
+
+func TestConsumersOfSeveralProcessesShareFairly(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		srv.SetLatency(time.Millisecond)
+		const consumers, n = 5, 1000
+		var mu sync.Mutex
+		var got [consumers]int
+		all := make(chan struct{})
+		var working sync.WaitGroup
+		defer working.Wait()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		for i := range consumers {
+			ch := NewQueue[int](open(t, srv), "/q").Recv(ctx)
+			working.Go(func() {
+				for range ch {
+					mu.Lock()
+					got[i]++
+					sum := 0
+					for _, k := range got {
+						sum += k
+					}
+					mu.Unlock()
+					if sum == n {
+						close(all)
+					}
+					time.Sleep(10 * time.Millisecond) // the work
+				}
+			})
+		}
+		synctest.Wait()
+		begin := time.Now()
+		must(t, NewQueue[int](open(t, srv), "/q").Send(t.Context(), counted(n)...))
+		<-all
+		if d := time.Since(begin); d > 4*time.Second {
+			t.Errorf("five consumers took %v for what takes them 2s", d)
+		}
+		for i, k := range got {
+			if k < n/consumers/2 {
+				t.Errorf("consumer %d got %d of %d elements: %v", i, k, n, got)
+			}
+		}
+	})
+}
+
+func TestQueueRefusesAnEndedContext(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		q := NewQueue[int](open(t, srv), "/q")
+		must(t, q.Send(t.Context(), 1))
+		cause := errors.New("over")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		d := <-q.Deliveries(t.Context())
+		cancel(cause)
+		_, _, err1 := q.TryRecv(ctx)
+		_, _, err2 := q.Peek(ctx)
+		_, err3 := q.Len(ctx)
+		_, err4 := q.Clear(ctx)
+		for _, err := range []error{q.Send(ctx, 2), q.SendPriority(ctx, 0, 2), q.SendAt(ctx, time.Now(), 2), err1, err2, err3, err4, d.Ack(ctx)} {
+			wantErr(t, err, cause, context.Canceled)
+		}
+		for range q.Recv(ctx) {
+			t.Error("received an element with a context that has ended")
+		}
+		must(t, d.Ack(t.Context()))
+		wantLen(t, q, 0)
+	})
+}
