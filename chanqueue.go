@@ -1,6 +1,7 @@
 package zsync
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,7 +34,7 @@ import (
 // An element is a znode whose data are the bytes that the codec makes. The
 // elements stand in buckets of about 1,000 below path, b-<priority>-<number>
 // and, delayed, d-<priority>, so no listing is longer than a bucket however
-// long the queue is: a consumer reads about 10 names an element. Beside path
+// long the queue is: a consumer reads about 10 names for each element. Beside path
 // stand <path>-claims, <path>-consumers (a line of ephemeral znodes, one for
 // each Queue value that wants elements), <path>-senders (receipts, deleted
 // when a producer pauses), <path>-receipts and <path>-dead, the dead letters.
@@ -41,12 +42,17 @@ import (
 // containers. See [WithQueueLayout] to share a path with other libraries.
 //
 // Send costs one transaction for all that the goroutines of a process send at
-// about the same time. An element costs its consumer one read, and a share of
-// a claim and of a removal, which are each one transaction for many. An idle
-// queue costs nothing, however many consume, and an element that is sent to it
-// wakes one process.
+// about the same time. Claims, reads and removals are each one request for many
+// elements: 100 elements that wait cost a consumer about 7 requests, one that
+// comes to an empty queue 12. An idle queue costs nothing, however many consume,
+// and an element that is sent to it wakes one process.
 //
-// Its limits: a Send is one request, below ZooKeeper's limit of 1 MiB. The
+// Consumers of several processes take turns. Of elements that wait each process
+// claims at most its prefetch in a turn. Of those that come one by one it gets
+// up to 16, as long as it has a consumer that waits, and then passes the turn on.
+//
+// Its limits: a Send is one request, below ZooKeeper's limit of 1 MiB. In its
+// life a queue takes 2^31 delayed elements of each priority, others without end. The
 // delayed elements of one priority are listed together; from about 30,000 on
 // that listing is larger than 1 MiB, which zsync reads and other clients may
 // refuse. The names of buckets make a listing of 1 MiB at 40 million elements.
@@ -73,8 +79,9 @@ type queueCore struct {
 	out     outbox
 
 	mu     sync.Mutex
-	pump   *pump   // of the present consumers; guarded by mu
-	ledger *ledger // the newest, or nil; guarded by mu
+	pump   *pump               // of the present consumers; guarded by mu
+	ledger *ledger             // the newest, or nil; guarded by mu
+	ears   map[chan error]bool // who is told of errors; guarded by mu
 }
 
 // NewQueue returns the Queue at path. It does no I/O; a bad argument is
@@ -264,30 +271,67 @@ func (q *Queue[T]) Deliveries(ctx context.Context) <-chan Delivery[T] {
 	return ch
 }
 
-// All is Deliveries as an iterator, which also yields errors: those that
-// retrying cannot cure, and at the end that of ctx or [ErrClosed].
+// All is Deliveries as an iterator, which also yields errors. One that retrying
+// does not seem to cure, such as a missing permission, is yielded each time it
+// is met, and the iteration goes on; when ctx has ended or the Session was
+// closed that is the last that is yielded.
 func (q *Queue[T]) All(ctx context.Context) iter.Seq2[Delivery[T], error] {
 	return func(yield func(Delivery[T], error) bool) {
 		if q.err != nil {
 			yield(Delivery[T]{}, opError("all", q.q.path, q.err))
 			return
 		}
-		if _, err := q.Len(ctx); err != nil { // no permission, for instance
-			yield(Delivery[T]{}, err)
-			return
-		}
+		faults := make(chan error, 1)
+		q.q.listen(faults, true)
+		defer q.q.listen(faults, false)
 		inner, cancel := context.WithCancel(ctx)
 		defer cancel()
-		for d := range q.Deliveries(inner) {
-			if !yield(d, nil) {
-				return
+		ch := q.Deliveries(inner)
+		for {
+			select {
+			case d, ok := <-ch:
+				if !ok {
+					err := cmp.Or(ctxErr(ctx), q.q.m.failure(), ErrClosed)
+					yield(Delivery[T]{}, opError("all", q.q.path, err))
+					return
+				}
+				if !yield(d, nil) {
+					return
+				}
+			case err := <-faults:
+				if !yield(Delivery[T]{}, opError("all", q.q.path, err)) {
+					return
+				}
 			}
 		}
-		err := ctxErr(ctx)
-		if err == nil {
-			err = ErrClosed
+	}
+}
+
+// listen has c told, or no longer told, of errors that keep the consumers from
+// consuming. c must have room.
+func (q *queueCore) listen(c chan error, on bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !on {
+		delete(q.ears, c)
+		return
+	}
+	if q.ears == nil {
+		q.ears = make(map[chan error]bool)
+	}
+	q.ears[c] = true
+}
+
+// complain reports an error that keeps the consumers from consuming.
+func (q *queueCore) complain(err error) {
+	q.m.log.Error("zsync: cannot consume", "path", q.path, "err", err)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for c := range q.ears {
+		select {
+		case c <- err:
+		default: // it has not read the one before
 		}
-		yield(Delivery[T]{}, opError("all", q.q.path, err))
 	}
 }
 

@@ -365,3 +365,35 @@ func TestQueueRefusesAnEndedContext(t *testing.T) {
 		wantLen(t, q, 0)
 	})
 }
+
+func TestAllYieldsErrorsThatRetryingDoesNotCureAndGoesOn(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		q := NewQueue[int](open(t, srv), "/q")
+		must(t, q.Send(t.Context(), 1))
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if strings.HasPrefix(r.Path, "/q-claims") {
+				return zktest.Fail(zktest.CodeNoAuth)
+			}
+			return zktest.Pass
+		})
+		faults := 0
+		for d, err := range q.All(t.Context()) {
+			if err == nil {
+				must(t, d.Ack(t.Context()))
+				break
+			}
+			wantErr(t, err, zk.ErrNoAuth)
+			if faults++; faults == 3 {
+				srv.Intercept(nil)
+			}
+		}
+		if faults != 3 {
+			t.Errorf("%d errors, want 3", faults)
+		}
+		s := q.q.s
+		go s.Close()
+		for _, err := range q.All(t.Context()) {
+			wantErr(t, err, ErrClosed)
+		}
+	})
+}

@@ -53,7 +53,7 @@ func TestQueueRequestsForEachElement(t *testing.T) {
 			defer cancel()
 			collect(t, q.Recv(ctx), n)
 		}
-		check(t, "take: Recv, one consumer, 10,000 waiting", each(requests(srv, recv), n), 0.08)
+		check(t, "take: Recv, one consumer, 10,000 waiting", each(requests(srv, recv), n), 0.12)
 
 		check(t, "put: Send of 100 elements", each(requests(srv, func() {
 			for i := range n / 100 {
@@ -70,7 +70,7 @@ func TestQueueRequestsForEachElement(t *testing.T) {
 				acks.Go(func() { must(t, d.Ack(t.Context())) })
 			}
 			acks.Wait()
-		}), n), 0.1)
+		}), n), 0.15)
 
 		check(t, "put: Send of 1 element by each of 100 goroutines at once", each(requests(srv, func() {
 			var senders sync.WaitGroup

@@ -23,7 +23,9 @@ import (
 // context ends, but is lost if the process dies, and so is a Delivery that was
 // not acknowledged. [WithPrefetch] bounds how many, 1 by default. There is no
 // [WithMaxLen] and no [Queue.SendAt]; attempts are not counted; a listing
-// grows with the queue, to about 1 MiB at 50,000 elements.
+// grows with the queue, to about 1 MiB at 50,000 elements. Sequence numbers are
+// used up after 2^31 elements, and Send then returns go-zookeeper's
+// ErrNodeExists: delete and make path anew, when it is empty.
 type QueueLayout int
 
 const (

@@ -160,7 +160,7 @@ func (p *pump) run() {
 		}
 		// What retrying cannot cure, such as a missing permission, somebody
 		// may cure on the servers. The channel stays open.
-		p.q.m.log.Error("zsync: cannot consume", "path", p.q.path, "err", err)
+		p.q.complain(err)
 		t := time.NewTimer(max(p.q.m.cfg.retry.delay(try), time.Second))
 		select {
 		case <-t.C:
