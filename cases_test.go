@@ -1223,3 +1223,71 @@ func TestCase24ALostHoldIsNotPassedOnToTheNextGoroutine(t *testing.T) {
 		must(t, m.Unlock())
 	})
 }
+
+func TestCase08CancelledWaitsForManyZnodesKeepNoWatches(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		inc := live(t, s)
+		for i := range 2 * maxIdleWatches {
+			path := fmt.Sprintf("/n%d", i)
+			must(t, NewBarrier(s, path).Close(t.Context()))
+			wantErr(t, inc.awaitGone(within(t, time.Second), path), context.DeadlineExceeded)
+			wantErr(t, NewBarrier(s, path).Wait(within(t, time.Second)), context.DeadlineExceeded)
+		}
+		synctest.Wait()
+		if client, server := s.Stats().Watches, srv.Counts().Watches; client > maxIdleWatches || server > maxIdleWatches {
+			t.Errorf("%d and %d watches are kept, want %d at most", client, server, maxIdleWatches)
+		}
+	})
+}
+
+func TestCase18OnceRunsNothingInATurnOfTheOldSession(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		var looks atomic.Int32
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpGetData && looks.Add(1) == 2 { // it is our turn: look for the mark again
+				go srv.Expire(r.Session)
+				return zktest.DropReply
+			}
+			return zktest.Pass
+		})
+		must(t, NewOnce(s, "/o").Do(t.Context(), func(ctx context.Context) error {
+			synctest.Wait()
+			if ctx.Err() != nil {
+				t.Error("the function runs without a turn")
+			}
+			return nil
+		}))
+		if looks.Load() < 3 {
+			t.Errorf("%d looks for the mark", looks.Load())
+		}
+	})
+}
+
+func TestCase16ALostReplyIsResolvedOnAServerThatLags(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		addrs := srv.Addrs()
+		var at atomic.Int32
+		s := open(t, srv, WithDialer(func(network, _ string, timeout time.Duration) (net.Conn, error) {
+			return srv.Dial(network, addrs[at.Load()], timeout)
+		}))
+		m := NewMutex(s, "/m")
+		must(t, m.Lock(t.Context()))
+		must(t, m.Unlock())
+		srv.Intercept(first(zktest.DropReply, func(r zktest.Request) bool {
+			if r.Op != zktest.OpCreate {
+				return false
+			}
+			srv.Freeze(addrs[1]) // it does not see the create
+			at.Store(1)
+			return true
+		}))
+		must(t, m.Lock(t.Context()))
+		srv.Thaw(addrs[1])
+		if names := childrenOf(t, s, "/m"); len(names) != 1 {
+			t.Errorf("in line: %v, want one znode", names)
+		}
+		must(t, m.Unlock())
+	}, zktest.WithAddrs("127.0.0.1:7001", "127.0.0.1:7002"))
+}

@@ -119,7 +119,9 @@ func (inc *incarnation) dial(_, addr string, _ time.Duration) (net.Conn, error) 
 	limit := min(max(time.Duration(inc.timeout.Load()/3), 10*time.Millisecond), 5*time.Second)
 	c, err := inc.m.dial(inc.ctx, addr, limit)
 	if err != nil {
-		inc.m.dialed(addr, err)
+		if inc.ctx.Err() == nil { // else it says nothing of the server
+			inc.m.dialed(addr, err)
+		}
 		return nil, err
 	}
 	l := newLink(inc, c, limit)

@@ -168,7 +168,7 @@ func TestSessionOverTLS(t *testing.T) {
 	}
 	must(t, s.Close())
 
-	_, err = Connect(within(t, 200*time.Millisecond), addr, WithTLS(&tls.Config{}))
+	_, err = Connect(within(t, 2*time.Second), addr, WithTLS(&tls.Config{}))
 	wantErr(t, err, context.DeadlineExceeded)
 	if !strings.Contains(err.Error(), "certificate") {
 		t.Errorf("a server that is not trusted: %v, want the reason in the error", err)
