@@ -216,13 +216,15 @@ func (q *queueCore) elementSize(data []byte) int {
 // still removed, in the next session; see [Queue] for what that cannot cover.
 func (q *Queue[T]) Recv(ctx context.Context) <-chan T {
 	ch := make(chan T)
-	q.consume(ctx, func() { close(ch) }, func(ctx context.Context, it *item, v T, down <-chan struct{}) bool {
+	q.consume(ctx, func() { close(ch) }, func(ctx context.Context, it *item, v T) bool {
+		inc := it.ledger.inc
 		select {
 		case ch <- v:
 			it.ledger.settle(it, fateRemove, false)
 			return true
 		case <-ctx.Done():
-		case <-down:
+		case <-inc.disconnection():
+		case <-inc.ctx.Done():
 		}
 		return false
 	})
@@ -252,19 +254,21 @@ type Delivery[T any] struct {
 // others, because that it is tried is written down before.
 func (q *Queue[T]) Deliveries(ctx context.Context) <-chan Delivery[T] {
 	ch := make(chan Delivery[T])
-	q.consume(ctx, func() { close(ch) }, func(ctx context.Context, it *item, v T, down <-chan struct{}) bool {
+	q.consume(ctx, func() { close(ch) }, func(ctx context.Context, it *item, v T) bool {
+		inc := it.ledger.inc
 		select {
 		case <-it.ledger.handing(it): // a consumer that dies of the element must be found to have tried
 		case <-ctx.Done():
 			return false
-		case <-down:
+		case <-inc.disconnection():
 			return false
 		}
 		select {
 		case ch <- Delivery[T]{Value: v, Attempt: int(it.version) + 1, Sent: it.sent, ID: it.key(), it: it, path: q.q.path}:
 			return true
 		case <-ctx.Done():
-		case <-down:
+		case <-inc.disconnection():
+		case <-inc.ctx.Done():
 		}
 		return false
 	})
@@ -338,7 +342,7 @@ func (q *queueCore) complain(err error) {
 // consume offers elements to one consumer until ctx ends or the Session is
 // closed; then it calls finish. offer reports whether the element was taken; it
 // stops when ctx ends or the connection is down.
-func (q *Queue[T]) consume(ctx context.Context, finish func(), offer func(ctx context.Context, it *item, v T, down <-chan struct{}) bool) {
+func (q *Queue[T]) consume(ctx context.Context, finish func(), offer func(ctx context.Context, it *item, v T) bool) {
 	c := q.q
 	if q.err != nil {
 		if c.s != nil {
@@ -389,7 +393,7 @@ func (q *Queue[T]) consume(ctx context.Context, finish func(), offer func(ctx co
 			// what is taken then could not get through, and if the session is
 			// lost others may get the element too.
 			inc := it.ledger.inc
-			if inc.connection(ctx) != nil || !inc.alive() || !offer(ctx, it, v, inc.disconnection()) {
+			if inc.connection(ctx) != nil || !inc.alive() || !offer(ctx, it, v) {
 				p.putBack(it)
 			}
 		}

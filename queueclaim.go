@@ -19,8 +19,8 @@ import (
 //  3. List elements, from the first bucket on, until enough are found that no
 //     batch names.
 //  4. In one transaction, make a batch of them and write <path>-claims,
-//     expecting the version of step 1. If it fails, somebody else has claimed
-//     in the meantime: go to 1.
+//     expecting the version of step 1, and the own live mark. If it fails,
+//     somebody else has claimed in the meantime: go to 1.
 //  5. Read the elements. One that is gone was consumed between 2 and 3, or
 //     taken by TryRecv.
 //
@@ -60,6 +60,13 @@ func (q *queueCore) look(ctx context.Context, inc *incarnation) (*view, error) {
 		}
 		if err != nil {
 			return nil, err
+		}
+		if stat.Version == -1 {
+			// After 2^32 claims. To expect this version is to expect any.
+			if _, err := inc.set(ctx, q.claims, nil, -1); err != nil && !isNoNode(err) {
+				return nil, err
+			}
+			continue
 		}
 		v := &view{version: stat.Version, claimed: make(map[string]bool), holders: make(map[string]*claim)}
 		var batches []string
@@ -281,22 +288,18 @@ func (q *queueCore) reclaim(ctx context.Context, inc *incarnation, guid string, 
 // claim is step 4. It reports whether it was done; if not the view is stale.
 func (l *ledger) claim(ctx context.Context, v *view, es []element) (*batch, bool, error) {
 	q, inc := l.q, l.inc
-	b, begun := l.newBatch(es)
-	if b == nil && inc.ctx.Err() != nil {
-		return nil, false, errEnded
+	if err := l.open(ctx); err != nil {
+		return nil, false, err
 	}
+	b := l.newBatch(es)
 	if b == nil {
-		return nil, false, ErrClosed
+		return nil, false, l.ending()
 	}
 	path := childPath(q.claims, b.name)
 	ops := []any{
 		&zk.CreateRequest{Path: path, Data: marshalKeys(b.keys()), Acl: q.m.cfg.acl},
 		&zk.SetDataRequest{Path: q.claims, Version: v.version},
-	}
-	if !begun {
-		ops = append(ops,
-			&zk.CreateRequest{Path: childPath(q.claims, l.guid+"-"+stateSuffix), Acl: q.m.cfg.acl},
-			&zk.CreateRequest{Path: childPath(q.claims, l.guid+"-"+liveSuffix), Data: []byte(q.m.cfg.owner), Acl: q.m.cfg.acl, Flags: zk.FlagEphemeral})
+		&zk.CheckVersionRequest{Path: childPath(q.claims, l.guid+"-"+liveSuffix), Version: -1},
 	}
 	// The batch's name is used once. When the reply is lost, a repetition that
 	// finds the batch there says that the first attempt made it.
@@ -304,7 +307,6 @@ func (l *ledger) claim(ctx context.Context, v *view, es []element) (*batch, bool
 	i := failedOp(rs)
 	switch {
 	case err == nil, i == 0 && isNodeExists(err):
-		l.begin()
 		v.version++
 		for _, e := range es {
 			v.claimed[e.key()] = true
@@ -314,11 +316,13 @@ func (l *ledger) claim(ctx context.Context, v *view, es []element) (*batch, bool
 	case errors.Is(err, errEnded), ctx.Err() != nil:
 		// It may have been made, or be made yet: it stays in the ledger,
 		// which gives it back.
-		l.begin()
 		return nil, false, err
 	}
 	l.forget(b)
-	if i == 1 && (isBadVersion(err) || isNoNode(err)) {
+	switch {
+	case i == 2:
+		return nil, false, errVanished // somebody has deleted the live mark
+	case i == 1 && (isBadVersion(err) || isNoNode(err)), i == 0 && isNoNode(err):
 		return nil, false, nil
 	}
 	return nil, false, err

@@ -28,7 +28,7 @@ type ledger struct {
 	guid string
 
 	mu      sync.Mutex
-	begun   bool // a claim may have been made
+	begun   bool // the live mark and the state may have been made
 	batches map[*batch]struct{}
 	serial  int            // of the last batch
 	queue   []*entry       // not posted yet
@@ -43,6 +43,7 @@ type ledger struct {
 	over    chan struct{}  // closed when nothing is left
 
 	version int32 // of the state znode; belongs to the goroutine that posts
+	barred  bool  // the live mark has been deleted; belongs to the same
 }
 
 // A batch is what is claimed in one transaction.
@@ -122,12 +123,12 @@ func newLedger(q *queueCore, inc *incarnation) (l, former *ledger) {
 }
 
 // newBatch returns a batch that is about to be claimed, or nil if nothing may
-// be claimed any more, and whether it is not the first.
-func (l *ledger) newBatch(es []element) (_ *batch, begun bool) {
+// be claimed any more.
+func (l *ledger) newBatch(es []element) *batch {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.ended {
-		return nil, l.begun
+		return nil
 	}
 	b := &batch{name: l.batchNameLocked(), left: make(map[*item]bool, len(es))}
 	for _, e := range es {
@@ -136,14 +137,43 @@ func (l *ledger) newBatch(es []element) (_ *batch, begun bool) {
 		b.left[it] = true
 	}
 	l.batches[b] = struct{}{}
-	return b, l.begun
+	return b
 }
 
-// begin is told that a batch has been claimed, or may have been.
-func (l *ledger) begin() {
+// open makes the live mark and the state. No claim is sent before they are
+// there, so whatever a session has left on its way when it ends, the claims
+// among it expect the live mark.
+func (l *ledger) open(ctx context.Context) error {
+	l.mu.Lock()
+	begun := l.begun
+	l.begun = true // or may have
+	l.mu.Unlock()
+	if begun {
+		return nil
+	}
+	q := l.q
+	ops := []any{
+		&zk.CreateRequest{Path: childPath(q.claims, l.guid+"-"+stateSuffix), Acl: q.m.cfg.acl},
+		&zk.CreateRequest{Path: childPath(q.claims, l.guid+"-"+liveSuffix), Data: []byte(q.m.cfg.owner), Acl: q.m.cfg.acl, Flags: zk.FlagEphemeral},
+	}
+	_, err := again(ctx, l.inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
+	if isNodeExists(err) { // an attempt whose reply was lost
+		return nil
+	}
+	return err
+}
+
+// ending returns why nothing may be claimed any more.
+func (l *ledger) ending() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.begun = true
+	switch {
+	case l.inc.ctx.Err() != nil:
+		return errEnded
+	case l.void:
+		return errVanished
+	}
+	return ErrClosed
 }
 
 func (l *ledger) batchNameLocked() string {
@@ -244,6 +274,9 @@ func (l *ledger) handing(it *item) (noted <-chan struct{}) {
 	}
 	l.hand[it] = true
 	l.q.m.holds.Add(1)
+	if l.ended {
+		l.startLocked() // it is not being offered any more
+	}
 	switch {
 	case l.q.foreign != nil:
 	case l.q.cfg.maxAttempts > 0:
@@ -343,7 +376,7 @@ func (l *ledger) next() []*entry {
 		return es
 	}
 	l.running = false
-	if l.ended && !isClosed(l.posted) {
+	if l.ended && !isClosed(l.posted) && !l.offersLocked() {
 		close(l.posted)
 	}
 	if l.ended && len(l.batches) == 0 && !l.swept {
@@ -357,6 +390,18 @@ func (l *ledger) next() []*entry {
 		})
 	}
 	return nil
+}
+
+// offersLocked reports whether an item is being offered.
+func (l *ledger) offersLocked() bool {
+	for b := range l.batches {
+		for _, it := range b.items {
+			if it.out && it.final == nil && !l.hand[it] {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // sweep deletes the live mark and the state, when no batch is left.
@@ -425,6 +470,14 @@ func (l *ledger) post(es []*entry) error {
 	open := false
 	var last *incarnation
 	return l.q.m.during(ctx, func(inc *incarnation) error {
+		if inc != l.inc && !l.barred {
+			// A claim of the former session may still be on its way. It expects
+			// the live mark, so from here on it can do nothing.
+			if err := inc.removeNow(ctx, childPath(l.q.claims, l.guid+"-"+liveSuffix)); err != nil && !isNoNode(err) {
+				return err
+			}
+			l.barred = true
+		}
 		open = open || last != nil && last != inc
 		last = inc
 		for try := 0; ; {

@@ -158,6 +158,10 @@ func (p *pump) run() {
 		if p.ctx.Err() != nil || p.q.m.failure() != nil || errors.Is(err, ErrClosed) {
 			return
 		}
+		if errors.Is(err, errVanished) {
+			try = 0
+			continue // somebody has given our claims back, or deleted our marks
+		}
 		// What retrying cannot cure, such as a missing permission, somebody
 		// may cure on the servers. The channel stays open.
 		p.q.complain(err)
