@@ -759,7 +759,9 @@ func TestSmallRequestsOfAProcessDoNotStarveALargeOneOfAnother(t *testing.T) {
 					}
 				})
 			}
-			time.Sleep(10 * time.Second)
+			// It comes while nothing else happens, so it is in the line before
+			// anybody is served.
+			time.Sleep(10*time.Second + 500*time.Millisecond)
 			before := served.Load()
 			must(t, large.Acquire(within(t, time.Minute), 4))
 			// Who had the gate when it came, and those to whom it was handed
