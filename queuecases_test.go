@@ -397,3 +397,38 @@ func TestAllYieldsErrorsThatRetryingDoesNotCureAndGoesOn(t *testing.T) {
 		}
 	})
 }
+
+// A claim that arrives when its session has been given up, and what it claims
+// has been given back in the next, must not hide elements from the consumer.
+func TestClaimThatComesLateClaimsNothing(t *testing.T) {
+	for late := 7500 * time.Millisecond; late < 9500*time.Millisecond; late += 50 * time.Millisecond {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			s := open(t, srv)
+			q := NewQueue[int](s, "/q")
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			ch := q.Recv(ctx)
+			must(t, q.Send(t.Context(), 0))
+			if v := <-ch; v != 0 {
+				t.Fatalf("received %d", v)
+			}
+			time.Sleep(time.Second)
+			id := s.ID()
+			srv.SetLatency(100 * time.Millisecond)
+			delay := first(zktest.Delay(late), func(r zktest.Request) bool {
+				return r.Session == id && r.Op == zktest.OpMulti && len(r.Ops) > 0 && r.Ops[0].Op == zktest.OpCreate && strings.HasPrefix(r.Ops[0].Path, "/q-claims/")
+			})
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				if r.Op == zktest.OpConnect && r.Session == id {
+					return zktest.Hang // it cannot come back
+				}
+				return delay(r)
+			})
+			other := NewQueue[int](open(t, srv), "/q")
+			must(t, other.Send(t.Context(), 1, 2, 3))
+			if got := collect(t, ch, 3); !slices.Equal(got, []int{1, 2, 3}) {
+				t.Errorf("with a claim that comes after %v: received %v", late, got)
+			}
+		})
+	}
+}
