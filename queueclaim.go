@@ -330,7 +330,7 @@ func (l *ledger) claim(ctx context.Context, v *view, es []element) (*batch, bool
 
 // fetch is step 5. Elements that are gone are taken off the batch.
 func (l *ledger) fetch(ctx context.Context, b *batch) ([]*item, error) {
-	items := b.all()
+	items := slices.Clone(b.items)
 	paths := make([]string, len(items))
 	for i, it := range items {
 		paths[i] = childPath(l.q.dir, it.key())

@@ -3,6 +3,7 @@ package zsync
 import (
 	"context"
 	"errors"
+	"strconv"
 	"sync"
 	"time"
 
@@ -178,7 +179,7 @@ func (l *ledger) ending() error {
 
 func (l *ledger) batchNameLocked() string {
 	l.serial++
-	return l.guid + "-r" + itoa(l.serial)
+	return l.guid + "-r" + strconv.Itoa(l.serial)
 }
 
 // forget is told that a batch was not made.
@@ -195,8 +196,6 @@ func (b *batch) keys() []string {
 	}
 	return keys
 }
-
-func (b *batch) all() []*item { return append([]*item(nil), b.items...) }
 
 // miss is told which items were gone before they could be read.
 func (l *ledger) miss(items []*item) {

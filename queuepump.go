@@ -4,12 +4,9 @@ import (
 	"context"
 	"errors"
 	"reflect"
-	"strconv"
 	"sync"
 	"time"
 )
-
-func itoa(n int) string { return strconv.Itoa(n) }
 
 // A pump claims elements for all consumers of one Queue value.
 //

@@ -1,0 +1,89 @@
+package zsync
+
+import (
+	"context"
+	"errors"
+)
+
+// In returns a channel whose elements are sent, in order. Closing in flushes
+// what is left; then done yields nil, or the first error, and is closed. After
+// an error the elements that follow are read and thrown away, so that nobody
+// blocks on in; the error tells that some are missing. When ctx ends done
+// yields its error, and nothing reads in any more.
+//
+// What comes while a request is under way goes into the next, up to 1,000
+// elements, which are all stored or none.
+func (q *Queue[T]) In(ctx context.Context) (in chan<- T, done <-chan error) {
+	ch, result := make(chan T), make(chan error, 1)
+	run := func() {
+		defer close(result)
+		result <- q.drain(ctx, ch)
+	}
+	if q.err != nil {
+		go run()
+	} else {
+		q.q.m.spawn(run)
+	}
+	return ch, result
+}
+
+// drain sends what comes through in.
+func (q *Queue[T]) drain(ctx context.Context, in <-chan T) error {
+	var first error
+	var closing <-chan struct{}
+	if q.err == nil {
+		closing = q.q.m.closing
+	}
+	var held []T
+	var sent chan error // of the request that is under way, if there is one
+	for in != nil || sent != nil || len(held) > 0 {
+		if sent == nil && len(held) > 0 {
+			sent = make(chan error, 1)
+			batch := held
+			held = nil
+			go func() { sent <- q.sendAll(ctx, batch) }()
+		}
+		from := in
+		if len(held) >= maxGroup {
+			from = nil
+		}
+		select {
+		case v, ok := <-from:
+			switch {
+			case !ok:
+				in = nil
+			case first == nil:
+				held = append(held, v)
+			}
+		case err := <-sent:
+			sent = nil
+			if err != nil {
+				first, held = err, nil
+			}
+			if ctx.Err() != nil || errors.Is(err, ErrClosed) {
+				return first
+			}
+		case <-ctx.Done():
+			return opError("send", q.q.path, ctxErr(ctx))
+		case <-closing:
+			return opError("send", q.q.path, q.q.m.failure())
+		}
+	}
+	return first
+}
+
+// sendAll sends a batch in as few requests as it fits into.
+func (q *Queue[T]) sendAll(ctx context.Context, vs []T) error {
+	for n := len(vs); len(vs) > 0; {
+		n = min(n, len(vs))
+		switch err := q.Send(ctx, vs[:n]...); {
+		case err == nil:
+			vs = vs[n:]
+		case errors.Is(err, ErrTooLarge) && n > 1:
+			n /= 2
+		default:
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,338 @@
+package zsync
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// This file holds what is done to a Queue without consuming from it: to take one
+// element, to look, to count, to clear.
+
+// TryRecv removes the first element that nobody has claimed and returns it. ok
+// is false if there was none. It does not wait for elements to come, but for
+// the server's answers, and if a consumer has died, for up to a second, for
+// the elements to come back that it had claimed.
+//
+// If ctx ends while the removal is under way, and it succeeds, the element is
+// put back to its place. TryRecv costs at least 5 requests; a consumer of many
+// elements had better use [Queue.Recv].
+func (q *Queue[T]) TryRecv(ctx context.Context) (v T, ok bool, err error) {
+	var zero T
+	if q.err != nil {
+		return zero, false, opError("tryrecv", q.q.path, q.err)
+	}
+	if ctx.Err() != nil {
+		return zero, false, opError("tryrecv", q.q.path, ctxErr(ctx))
+	}
+	for {
+		it, err := q.q.pluck(ctx, func(it *item) error {
+			var err error
+			if v, err = decode[T](q.q.cfg.codec, it.data); err != nil {
+				return err
+			}
+			if n := q.q.cfg.maxAttempts; n > 0 && int(it.version) >= n {
+				return fmt.Errorf("delivered %d times without success", it.version)
+			}
+			return nil
+		})
+		if err == nil && it != nil && it.missing {
+			continue // it was buried
+		}
+		if err != nil || it == nil {
+			return zero, false, opError("tryrecv", q.q.path, err)
+		}
+		return v, true, nil
+	}
+}
+
+// pluck removes the first free element. If check finds fault with it, it goes
+// to the dead letters and is returned as missing.
+func (q *queueCore) pluck(ctx context.Context, check func(it *item) error) (*item, error) {
+	if q.foreign != nil {
+		return q.pluckForeign(ctx, check)
+	}
+	u := &undertaker{q: q}
+	var taken *item
+	err := q.m.during(ctx, func(inc *incarnation) error {
+		for {
+			it, v, err := q.first(ctx, inc, u)
+			if err != nil || it == nil {
+				return err
+			}
+			path := childPath(q.dir, it.key())
+			fault := check(it)
+			// Nobody has claimed it as long as nobody has claimed anything.
+			ops := []any{&zk.CheckVersionRequest{Path: q.claims, Version: v.version}, &zk.DeleteRequest{Path: path, Version: it.version}}
+			if fault != nil {
+				ops = append(ops, &zk.CreateRequest{Path: childPath(q.dead, deadName(it.prio)), Data: it.data, Acl: q.m.cfg.acl, Flags: zk.FlagSequence})
+				if err := inc.makeDir(ctx, q.dead); err != nil {
+					return err
+				}
+			}
+			err = q.remove(ctx, it, ops)
+			if isNoNode(err) || isBadVersion(err) {
+				if err := inc.sync(ctx, q.claims); err != nil {
+					return err
+				}
+				continue // somebody else was quicker
+			}
+			if err != nil {
+				return err
+			}
+			if fault != nil {
+				it.missing = true
+				q.buried(it.key(), fault)
+			}
+			taken = it
+			return nil
+		}
+	})
+	return taken, err
+}
+
+// first returns the first free element, and what was seen of the claims. The
+// element is nil if there is none.
+func (q *queueCore) first(ctx context.Context, inc *incarnation, u *undertaker) (*item, *view, error) {
+	for synced := false; ; {
+		v, err := q.look(ctx, inc)
+		if err != nil {
+			return nil, nil, err
+		}
+		es, _, err := q.free(ctx, inc, v, 1)
+		if err != nil {
+			return nil, nil, err
+		}
+		for _, e := range es {
+			data, stat, err := inc.get(ctx, childPath(q.dir, e.key()))
+			if isNoNode(err) {
+				continue
+			}
+			if err != nil {
+				return nil, nil, err
+			}
+			return &item{element: e, data: data, version: stat.Version, sent: time.UnixMilli(stat.Ctime)}, v, nil
+		}
+		if len(es) > 0 {
+			continue // all of them were consumed in the meantime
+		}
+		if !synced {
+			// This server may lag. There is nothing only if the leader says so.
+			synced = true
+			if err := inc.sync(ctx, q.dir); err != nil && !isNoNode(err) {
+				return nil, nil, err
+			}
+			continue
+		}
+		next, buried, err := u.visit(ctx, inc, v)
+		if err != nil {
+			return nil, nil, err
+		}
+		if next.IsZero() && !buried {
+			return nil, v, nil
+		}
+		t := time.NewTimer(time.Until(next))
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return nil, nil, ctxErr(ctx)
+		case <-inc.ctx.Done():
+			t.Stop()
+			return nil, nil, errEnded
+		}
+	}
+}
+
+// remove applies ops, which remove it, exactly once. If ctx ends before the
+// outcome is known the removal is undone.
+func (q *queueCore) remove(ctx context.Context, it *item, ops []any) error {
+	var state atomic.Int32 // 1: the caller has left; 2: the outcome has come
+	done := make(chan error, 1)
+	q.m.spawn(func() {
+		_, err := q.m.commitOnce(context.Background(), q.receipts, ops)
+		if state.CompareAndSwap(0, 2) {
+			done <- err
+			return
+		}
+		if err == nil {
+			q.restore(it)
+		}
+	})
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		if state.CompareAndSwap(0, 1) {
+			return ctxErr(ctx)
+		}
+		return <-done
+	}
+}
+
+// restore puts an element that nobody has got back to its place.
+func (q *queueCore) restore(it *item) {
+	ctx := context.Background()
+	err := q.m.during(ctx, func(inc *incarnation) error {
+		dir := q.dir
+		if q.foreign == nil {
+			dir = childPath(q.dir, it.bucket)
+			if _, err := inc.create(ctx, dir, []byte("sealed")); err != nil {
+				return err
+			}
+		}
+		if _, err := inc.create(ctx, childPath(dir, it.name), it.data); err != nil {
+			return err
+		}
+		if q.foreign != nil {
+			return nil
+		}
+		_, err := inc.set(ctx, q.dir, nil, -1) // the bell
+		return err
+	})
+	if err != nil {
+		q.m.log.Error("zsync: cannot put an element back", "path", q.path, "element", it.key(), "err", err)
+	}
+}
+
+// Len returns how many elements are in the queue, those that are claimed or
+// delayed included. It costs 1 request and 1 for each bucket of about 1,000
+// elements, which are on their way at once.
+func (q *Queue[T]) Len(ctx context.Context) (int, error) {
+	if q.err != nil {
+		return 0, opError("len", q.q.path, q.err)
+	}
+	var n int
+	err := q.q.m.during(ctx, func(inc *incarnation) (err error) {
+		n, err = q.q.length(ctx, inc)
+		return err
+	})
+	return n, opError("len", q.q.path, err)
+}
+
+func (q *queueCore) length(ctx context.Context, inc *incarnation) (int, error) {
+	names, _, err := inc.children(ctx, q.dir)
+	if isNoNode(err) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	if q.foreign != nil {
+		return len(q.foreign.elements(names)), nil
+	}
+	buckets := parseBuckets(names)
+	var n atomic.Int64
+	err = parallel(len(buckets), func(i int) error {
+		stat, err := inc.exists(ctx, childPath(q.dir, buckets[i].name))
+		if stat != nil {
+			n.Add(int64(stat.NumChildren))
+		}
+		return err
+	})
+	return int(n.Load()), err
+}
+
+// Peek returns the first element that nobody has claimed, and leaves it where
+// it is. ok is false if there is none.
+func (q *Queue[T]) Peek(ctx context.Context) (v T, ok bool, err error) {
+	if q.err != nil {
+		return v, false, opError("peek", q.q.path, q.err)
+	}
+	var it *item
+	err = q.q.m.during(ctx, func(inc *incarnation) (err error) {
+		if q.q.foreign != nil {
+			it, err = q.q.firstForeign(ctx, inc)
+			return err
+		}
+		it, _, err = q.q.first(ctx, inc, &undertaker{q: q.q})
+		return err
+	})
+	if err != nil || it == nil {
+		return v, false, opError("peek", q.q.path, err)
+	}
+	v, err = decode[T](q.q.cfg.codec, it.data)
+	return v, err == nil, opError("peek", q.q.path, err)
+}
+
+// Clear removes the elements that nobody has claimed, those that come while it
+// runs perhaps not, and returns how many it has removed. When it fails it may
+// have removed some.
+func (q *Queue[T]) Clear(ctx context.Context) (int, error) {
+	if q.err != nil {
+		return 0, opError("clear", q.q.path, q.err)
+	}
+	n, err := q.q.clear(ctx)
+	return n, opError("clear", q.q.path, err)
+}
+
+func (q *queueCore) clear(ctx context.Context) (n int, err error) {
+	for {
+		var paths []string
+		var v *view
+		err := q.m.during(ctx, func(inc *incarnation) (err error) {
+			paths, v, err = q.clearable(ctx, inc)
+			return err
+		})
+		if err != nil || len(paths) == 0 {
+			return n, err
+		}
+		var ops []any
+		if v != nil {
+			ops = append(ops, &zk.CheckVersionRequest{Path: q.claims, Version: v.version})
+		}
+		for _, path := range paths[:min(len(paths), maxPost)] {
+			ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
+		}
+		_, err = q.m.commitOnce(ctx, q.receipts, ops)
+		switch {
+		case err == nil:
+			n += min(len(paths), maxPost)
+		case !isNoNode(err) && !isBadVersion(err):
+			return n, err
+		}
+	}
+}
+
+// clearable lists elements that nobody has claimed, delayed ones too.
+func (q *queueCore) clearable(ctx context.Context, inc *incarnation) (paths []string, v *view, err error) {
+	if err := inc.sync(ctx, q.dir); err != nil && !isNoNode(err) {
+		return nil, nil, err
+	}
+	if q.foreign == nil {
+		if v, err = q.look(ctx, inc); err != nil {
+			return nil, nil, err
+		}
+	}
+	names, _, err := inc.children(ctx, q.dir)
+	if isNoNode(err) {
+		return nil, v, nil
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	if q.foreign != nil {
+		for _, e := range q.foreign.elements(names) {
+			paths = append(paths, childPath(q.dir, e.name))
+		}
+		return paths, nil, nil
+	}
+	for _, b := range parseBuckets(names) {
+		names, _, err := inc.children(ctx, childPath(q.dir, b.name))
+		if err != nil && !isNoNode(err) {
+			return nil, nil, err
+		}
+		for _, e := range parseElements(b, names) {
+			if !v.claimed[e.key()] {
+				paths = append(paths, childPath(q.dir, e.key()))
+			}
+		}
+		if len(paths) >= maxPost {
+			break
+		}
+	}
+	return paths, v, nil
+}
