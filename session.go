@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 
 	"github.com/go-zookeeper/zk"
 )
@@ -317,22 +318,22 @@ func hostPort(host string) (string, error) {
 	if host == "" {
 		return "", invalid("a server's name is empty; want host:port[,host:port...][/chroot]")
 	}
-	if name, port, err := net.SplitHostPort(host); err == nil {
-		n, err := strconv.ParseUint(port, 10, 16)
-		switch {
-		case name == "":
-			return "", invalid("server %q has no name; want host:port", host)
-		case err != nil || n == 0:
-			return "", invalid("server %q has the port %q; want a number from 1 to 65535", host, port)
+	full := host
+	if _, _, err := net.SplitHostPort(host); err != nil { // no port
+		if strings.HasPrefix(host, "[") && strings.HasSuffix(host, "]") {
+			host = host[1 : len(host)-1]
 		}
-		return host, nil
+		full = net.JoinHostPort(host, "2181")
 	}
-	if strings.HasPrefix(host, "[") && strings.HasSuffix(host, "]") {
-		host = host[1 : len(host)-1]
-	}
-	withPort := net.JoinHostPort(host, "2181")
-	if strings.Contains(host, ":") && net.ParseIP(host) == nil {
+	name, port, err := net.SplitHostPort(full)
+	n, portErr := strconv.ParseUint(port, 10, 16)
+	switch {
+	case err != nil, strings.ContainsAny(name, "[]"), strings.ContainsFunc(full, unicode.IsSpace), strings.Contains(name, ":") && net.ParseIP(name) == nil:
 		return "", invalid("server %q is not host:port", host)
+	case name == "":
+		return "", invalid("server %q has no name; want host:port", host)
+	case portErr != nil || n == 0:
+		return "", invalid("server %q has the port %q; want a number from 1 to 65535", host, port)
 	}
-	return withPort, nil
+	return full, nil
 }

@@ -38,7 +38,7 @@ func TestConnectStringIsSplitAndCheckedAtOnce(t *testing.T) {
 		}
 	}
 	for _, in := range []string{
-		"", ",", "a,", "a,,b", ":2181", "a:", "a:b", "a:0", "a:65536", "a:-1", "[::1", "::1]:2", "a:1:2",
+		"", ",", "a,", "a,,b", ":2181", "a:", "a:b", "a:0", "a:65536", "a:-1", "[::1", "::1]:2", "a:1:2", "[]", "[ ]", "a b:1", "a]", "[x:y]:1",
 		"a/b/", "a//b", "a/..", "a/" + strings.Repeat("x", maxPath), "/chroot",
 	} {
 		_, err := Connect(t.Context(), in)
@@ -51,6 +51,10 @@ func TestConnectStringIsSplitAndCheckedAtOnce(t *testing.T) {
 func FuzzConnectString(f *testing.F) {
 	f.Add("zk1:2181,zk2:2181/chroot")
 	f.Add("[::1]:2181,::1,a")
+	f.Add("0000]")
+	f.Add("[[::1]]")
+	f.Add("[]")
+	f.Add("[ ]")
 	f.Add("")
 	f.Fuzz(func(t *testing.T, in string) {
 		hosts, chroot, err := parseServers(in)
