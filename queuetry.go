@@ -18,7 +18,7 @@ import (
 // the elements to come back that it had claimed.
 //
 // If ctx ends while the removal is under way, and it succeeds, the element is
-// put back to its place. TryRecv costs at least 5 requests; a consumer of many
+// put back to its place. TryRecv costs about 6 requests; a consumer of many
 // elements had better use [Queue.Recv].
 func (q *Queue[T]) TryRecv(ctx context.Context) (v T, ok bool, err error) {
 	var zero T
