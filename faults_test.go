@@ -100,6 +100,7 @@ func TestLostRequestsAndRepliesAreResolvedOverTCP(t *testing.T) {
 				})
 				id := s.ID()
 				must(t, m.Lock(ctx))
+				must(t, other.during(ctx, func(inc *incarnation) error { return inc.sync(ctx, other.full("/m")) }))
 				if n := len(childrenOf(t, other, "/m")); n != 1 {
 					t.Errorf("op %d, fault %d: %d contenders, want 1", op, fault, n)
 				}
