@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -817,10 +816,7 @@ func hammerCond(t *testing.T, rnd *rand.Rand, sessions []*Session) {
 }
 
 func TestHammerCondOnServers(t *testing.T) {
-	if os.Getenv("ZSYNC_TEST_SERVERS") == "" || !longTests() {
-		t.Skip("needs ZSYNC_TEST_SERVERS and ZSYNC_TEST_LONG")
-	}
-	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
+	onServers(t, func(t *testing.T, connect func(...Option) *Session) {
 		sessions := []*Session{connect(), connect(), connect()}
 		start := time.Now()
 		for round := 0; time.Since(start) < time.Minute; round++ {

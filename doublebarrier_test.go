@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -946,42 +944,11 @@ func TestHammerDoubleBarrierSurvivesEverything(t *testing.T) {
 // The same as TestHammerRoundsNeverMix on a real ensemble, whose connections
 // break all the time.
 func TestHammerRoundsNeverMixInRealTime(t *testing.T) {
-	if os.Getenv("ZSYNC_TEST_SERVERS") == "" || !longTests() {
-		t.Skip("needs ZSYNC_TEST_SERVERS and ZSYNC_TEST_LONG")
-	}
-	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
-		var mu sync.Mutex
-		var conns []net.Conn
-		dial := func(network, addr string, timeout time.Duration) (net.Conn, error) {
-			c, err := net.DialTimeout(network, addr, timeout)
-			if err == nil {
-				mu.Lock()
-				conns = append(conns, c)
-				mu.Unlock()
-			}
-			return c, err
-		}
-		stop := make(chan struct{})
-		hurt := async(func() error {
-			for {
-				select {
-				case <-stop:
-					return nil
-				case <-time.After(time.Duration(rand.IntN(100)) * time.Millisecond):
-				}
-				mu.Lock()
-				if len(conns) > 0 {
-					i := rand.IntN(len(conns))
-					conns[i].Close()
-					conns = slices.Delete(conns, i, i+1)
-				}
-				mu.Unlock()
-			}
-		})
+	onServers(t, func(t *testing.T, connect func(...Option) *Session) {
 		ctx := within(t, 5*time.Minute)
 		var wgs []*WaitGroup
 		for range 3 {
-			wgs = append(wgs, NewWaitGroup(connect(WithDialer(dial), WithSessionTimeout(20*time.Second)), "/w"))
+			wgs = append(wgs, NewWaitGroup(connect(), "/w"))
 		}
 		for end := time.Now().Add(time.Minute); time.Now().Before(end) && !t.Failed(); {
 			r := roll{n: 2 + rand.IntN(5)}
@@ -995,7 +962,5 @@ func TestHammerRoundsNeverMixInRealTime(t *testing.T) {
 				}
 			}
 		}
-		close(stop)
-		<-hurt
 	})
 }

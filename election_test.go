@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -692,10 +691,7 @@ func (h *electionHammer) check() {
 }
 
 func TestElectionHammerOnServers(t *testing.T) {
-	if os.Getenv("ZSYNC_TEST_SERVERS") == "" || os.Getenv("ZSYNC_TEST_LONG") == "" {
-		t.Skip("runs with ZSYNC_TEST_SERVERS and ZSYNC_TEST_LONG set")
-	}
-	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
+	onServers(t, func(t *testing.T, connect func(...Option) *Session) {
 		h := electionHammer{t: t, strict: true}
 		s := connect()
 		ctx := within(t, time.Minute)

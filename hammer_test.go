@@ -2,7 +2,9 @@ package zsync
 
 import (
 	"math/rand/v2"
+	"net"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -92,4 +94,51 @@ func chaos(t testing.TB, srv *zktest.Server, rnd *rand.Rand, sessions []*Session
 			srv.Disconnect(id)
 		}
 	}
+}
+
+// onServers runs f, a hammer of about a minute, on the ensemble that
+// ZSYNC_TEST_SERVERS names, if ZSYNC_TEST_LONG is set. The connections of its
+// sessions break all the time.
+func onServers(t *testing.T, f func(t *testing.T, connect func(...Option) *Session)) {
+	t.Helper()
+	if os.Getenv("ZSYNC_TEST_SERVERS") == "" || !longTests() {
+		t.Skip("needs ZSYNC_TEST_SERVERS and ZSYNC_TEST_LONG")
+	}
+	t.Parallel()
+	var mu sync.Mutex
+	var conns []net.Conn
+	dial := func(network, addr string, timeout time.Duration) (net.Conn, error) {
+		c, err := net.DialTimeout(network, addr, timeout)
+		if err == nil {
+			mu.Lock()
+			conns = append(conns, c)
+			mu.Unlock()
+		}
+		return c, err
+	}
+	stop := make(chan struct{})
+	var hurt sync.WaitGroup
+	hurt.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(rand.N(200 * time.Millisecond)):
+			}
+			mu.Lock()
+			if len(conns) > 0 {
+				i := rand.IntN(len(conns))
+				conns[i].Close()
+				conns = slices.Delete(conns, i, i+1)
+			}
+			mu.Unlock()
+		}
+	})
+	defer hurt.Wait()
+	defer close(stop)
+	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
+		f(t, func(opts ...Option) *Session {
+			return connect(append([]Option{WithDialer(dial), WithSessionTimeout(20 * time.Second)}, opts...)...)
+		})
+	})
 }

@@ -729,10 +729,7 @@ func hammerOnce(t *testing.T, rnd *rand.Rand, sessions []*Session, path string, 
 }
 
 func TestHammerOnceOnServers(t *testing.T) {
-	if os.Getenv("ZSYNC_TEST_SERVERS") == "" || !longTests() {
-		t.Skip("needs ZSYNC_TEST_SERVERS and ZSYNC_TEST_LONG")
-	}
-	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
+	onServers(t, func(t *testing.T, connect func(...Option) *Session) {
 		sessions := []*Session{connect(), connect(), connect()}
 		rnd := rand.New(rand.NewPCG(1, 1))
 		start := time.Now()

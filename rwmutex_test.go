@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -1040,10 +1039,7 @@ func TestHammerRWMutex(t *testing.T) {
 }
 
 func TestHammerRWMutexForReal(t *testing.T) {
-	if os.Getenv("ZSYNC_TEST_SERVERS") == "" || !longTests() {
-		t.Skip("needs ZSYNC_TEST_SERVERS and ZSYNC_TEST_LONG")
-	}
-	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
+	onServers(t, func(t *testing.T, connect func(...Option) *Session) {
 		var f floor
 		var wg sync.WaitGroup
 		until := time.Now().Add(time.Minute)

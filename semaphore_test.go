@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -1116,12 +1115,9 @@ func TestHammerSemaphore(t *testing.T) {
 }
 
 func TestHammerSemaphoreForReal(t *testing.T) {
-	if os.Getenv("ZSYNC_TEST_SERVERS") == "" || !longTests() {
-		t.Skip("needs ZSYNC_TEST_SERVERS and ZSYNC_TEST_LONG")
-	}
 	for _, f := range forms {
 		t.Run(f.name, func(t *testing.T) {
-			anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
+			onServers(t, func(t *testing.T, connect func(...Option) *Session) {
 				c := &till{limit: f.limit}
 				var wg sync.WaitGroup
 				until := time.Now().Add(20 * time.Second)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
-	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -94,10 +93,7 @@ func TestHammerMutex(t *testing.T) {
 }
 
 func TestHammerMutexForReal(t *testing.T) {
-	if os.Getenv("ZSYNC_TEST_SERVERS") == "" || !longTests() {
-		t.Skip("needs ZSYNC_TEST_SERVERS and ZSYNC_TEST_LONG")
-	}
-	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
+	onServers(t, func(t *testing.T, connect func(...Option) *Session) {
 		var f floor
 		var highest atomic.Int64
 		var wg sync.WaitGroup

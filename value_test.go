@@ -854,3 +854,42 @@ func checkLinearizable(t *testing.T, srv *zktest.Server, rnd *rand.Rand, hurt fu
 		t.Error("the history is not linearizable")
 	}
 }
+
+func TestHammerValueOnServers(t *testing.T) {
+	onServers(t, func(t *testing.T, connect func(...Option) *Session) {
+		var total atomic.Int64
+		var updating, watching sync.WaitGroup
+		until := time.Now().Add(time.Minute)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		must(t, NewValue[int](connect(), "/v").Store(ctx, 0))
+		for range 4 {
+			v := NewValue[int](connect(), "/v")
+			values := v.Watch(ctx)
+			watching.Go(func() {
+				last := -1
+				for x := range values {
+					if x < last {
+						t.Errorf("Watch went back from %d to %d", last, x)
+					}
+					last = x
+				}
+			})
+			updating.Go(func() {
+				for time.Now().Before(until) && !t.Failed() {
+					if _, err := v.Update(ctx, increment); err != nil {
+						t.Error(err)
+					}
+					total.Add(1)
+				}
+			})
+		}
+		updating.Wait()
+		x, _, err := NewValue[int](connect(), "/v").Load(ctx)
+		if must(t, err); int64(x) != total.Load() {
+			t.Errorf("%d after %d increments", x, total.Load())
+		}
+		cancel()
+		watching.Wait()
+	})
+}

@@ -511,3 +511,30 @@ func TestHammerWaitReturnsNeitherTooEarlyNorNever(t *testing.T) {
 		wantCount(t, waiter, 0)
 	})
 }
+
+func TestHammerPersistentTasksOnServers(t *testing.T) {
+	onServers(t, func(t *testing.T, connect func(...Option) *Session) {
+		sessions := []*Session{connect(), connect(), connect()}
+		var total atomic.Int64
+		var gs sync.WaitGroup
+		until := time.Now().Add(time.Minute)
+		for i := range 6 {
+			wg := NewWaitGroup(sessions[i%3], "/w", WithPersistentTasks())
+			gs.Go(func() {
+				for time.Now().Before(until) {
+					delta := rand.IntN(9) - 4
+					switch err := wg.Add(t.Context(), delta); {
+					case err == nil:
+						total.Add(int64(delta))
+					case delta < 0 && errors.Is(err, ErrNegativeCounter):
+					default:
+						t.Errorf("Add(%d): %v", delta, err)
+						return
+					}
+				}
+			})
+		}
+		gs.Wait()
+		wantCount(t, NewWaitGroup(connect(), "/w"), int(total.Load()))
+	})
+}
