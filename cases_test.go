@@ -230,6 +230,9 @@ func TestCase08CancelledWaitsLeaveNoWatches(t *testing.T) {
 		s := open(t, srv)
 		inc := live(t, s)
 		n := 100_000
+		if underRace {
+			n = 20_000
+		}
 		if testing.Short() {
 			n = 1000
 		}

@@ -46,7 +46,7 @@ type rawCodec struct{}
 func (rawCodec) Marshal(v any) ([]byte, error) {
 	switch v := v.(type) {
 	case []byte:
-		return v, nil
+		return bytes.Clone(v), nil // the caller may change it when a call has been cancelled
 	case string:
 		return []byte(v), nil
 	}

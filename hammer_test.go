@@ -17,13 +17,16 @@ import (
 func longTests() bool { return os.Getenv("ZSYNC_TEST_LONG") != "" }
 
 // seeds runs f in a bubble of its own with one random source after another:
-// 100, or 1,000 in a long run. The first failure ends it and names the seed;
+// 100, 20 under the race detector, or 1,000 in a long run. The first failure ends it and names the seed;
 // ZSYNC_TEST_SEED runs that one alone.
 func seeds(t *testing.T, f func(t *testing.T, srv *zktest.Server, rnd *rand.Rand)) {
 	t.Helper()
 	n := 100
-	if longTests() {
+	switch {
+	case longTests():
 		n = 1000
+	case underRace:
+		n = 20
 	}
 	only := os.Getenv("ZSYNC_TEST_SEED")
 	for seed := range n {

@@ -55,7 +55,11 @@ func TestMutexCostsTwoRequestsToLockAndOneToUnlock(t *testing.T) {
 }
 
 func TestHolderCutOffSeesLostBeforeAnotherLockReturns(t *testing.T) {
-	for seed := range 1000 {
+	runs := 1000
+	if underRace {
+		runs = 200
+	}
+	for seed := range runs {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			rnd := rand.New(rand.NewPCG(uint64(seed), 1))
 			timeout := time.Duration(1+rnd.IntN(20)) * time.Second

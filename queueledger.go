@@ -481,7 +481,8 @@ func (l *ledger) post(es []*entry) error {
 		last = inc
 		for try := 0; ; {
 			p.build()
-			rs, err := once(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(p.ops...) })
+			ops := p.ops // an attempt that is abandoned may read them when the next are built
+			rs, err := once(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
 			i := failedOp(rs)
 			switch {
 			case err == nil:

@@ -43,7 +43,7 @@ func TestTourHoldsWhatItPromises(t *testing.T) {
 				t.Fatalf("%v\n%s", err, out)
 			}
 			for _, want := range []string{
-				`(?m)^ 200 of 400 rounds   worker \d holds the lock`,
+				`(?m)^ 200 of 400 rounds   (worker \d|nobody) holds the lock`,
 				`worker \d is killed with SIGKILL`,
 				`(?m)^worker \d has done the next round, [0-9.]+m?s after the kill$`,
 				`(?m)^ +worker \d +\d+ +\S+s   killed inside$`,

@@ -1,0 +1,5 @@
+//go:build !race
+
+package zsync
+
+const underRace = false
