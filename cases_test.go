@@ -73,10 +73,10 @@ func TestCase01NoCallOfAnExpiredSessionRunsInTheNext(t *testing.T) {
 				t.Error("a call of the expired session returned nil")
 			}
 		}
+		time.Sleep(time.Minute)
 		if now := live(t, s); now == inc {
 			t.Error("the incarnation outlived its session")
 		}
-		time.Sleep(time.Minute)
 		if n := childrenOf(t, s, "/m"); len(n) != 0 {
 			t.Errorf("calls of the expired session ran in the next: %v", n)
 		}
@@ -226,6 +226,7 @@ func TestCase07AnAbandonedCreateIsCollected(t *testing.T) {
 }
 
 func TestCase08CancelledWaitsLeaveNoWatches(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		inc := live(t, s)

@@ -484,6 +484,7 @@ func TestQueueClearAndAll(t *testing.T) {
 }
 
 func TestOneElementWakesOneOfAThousandIdleConsumers(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		var got atomic.Int32
 		for range 50 {
@@ -522,6 +523,7 @@ func TestOneElementWakesOneOfAThousandIdleConsumers(t *testing.T) {
 }
 
 func TestQueueBacklogCostsNoMoreForEachElementThanAShortQueue(t *testing.T) {
+	t.Parallel()
 	cost := func(t *testing.T, backlog int) (perElement float64) {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			q := NewQueue[int](open(t, srv), "/q")

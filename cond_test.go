@@ -460,6 +460,7 @@ func eachRequest(t *testing.T, f func(t *testing.T, srv *zktest.Server, arm func
 }
 
 func TestAWaiterIsWokenWhateverBefallsItsRequests(t *testing.T) {
+	t.Parallel()
 	eachRequest(t, func(t *testing.T, srv *zktest.Server, arm func(*Session)) {
 		a, b, s := open(t, srv), open(t, srv), open(t, srv)
 		ca := newCond(a)
@@ -507,6 +508,7 @@ func TestASignalPassesFromOneThatGivesUpWhateverBefallsItsRequests(t *testing.T)
 }
 
 func TestASignalToTheDeadIsPassedOnWhateverBefallsTheRequestsOfWhoDoesIt(t *testing.T) {
+	t.Parallel()
 	eachRequest(t, func(t *testing.T, srv *zktest.Server, arm func(*Session)) {
 		ss, woken := sleepers(t, srv, 3)
 		must(t, ss[2].Close()) // will not do it instead

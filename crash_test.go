@@ -64,7 +64,8 @@ const (
 //
 // A process that is killed when its k'th request is carried out leaves the
 // servers as one that is killed before the next one is, unless these are under
-// way together. With ZSYNC_TEST_LONG both are done.
+// way together. With ZSYNC_TEST_LONG both are done. Under the race detector a
+// third of the requests must do, with the first ones.
 func TestCrashLeavesNothingThatBlocksAnyone(t *testing.T) {
 	if _, err := os.Executable(); err != nil {
 		t.Skip("cannot run the test binary again: ", err)
@@ -78,6 +79,9 @@ func TestCrashLeavesNothingThatBlocksAnyone(t *testing.T) {
 			}
 			points := []crashPoint{{1, crashDropped}}
 			for k := 1; k <= n; k++ {
+				if underRace && k > 2 && k%3 != 0 {
+					continue
+				}
 				points = append(points, crashPoint{k, crashApplied})
 				if k > 1 && longTests() {
 					points = append(points, crashPoint{k, crashDropped})
@@ -86,11 +90,11 @@ func TestCrashLeavesNothingThatBlocksAnyone(t *testing.T) {
 			kills := c.atEach(t, points)
 			// If this time it came through with fewer requests than before, the
 			// last one has had no kill, and if it made more neither.
-			for last := n; kills[crashPoint{last, crashApplied}]; {
+			for last := n; !underRace && kills[crashPoint{last, crashApplied}]; {
 				last++
 				maps.Copy(kills, c.atEach(t, []crashPoint{{last, crashApplied}}))
 			}
-			if len(kills) <= c.requests {
+			if len(kills) <= c.requests && !underRace {
 				t.Errorf("killed at %v; it makes at least %d requests", slices.Collect(maps.Keys(kills)), c.requests)
 			}
 			t.Logf("killed %d times", len(kills))

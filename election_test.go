@@ -504,6 +504,7 @@ func TestObserveDoesNotGoBackOnAServerThatLags(t *testing.T) {
 }
 
 func TestThousandObserversAndCandidatesCostOneNotificationEach(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		const candidates = 200
 		s := open(t, srv)

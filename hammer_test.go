@@ -17,16 +17,17 @@ import (
 func longTests() bool { return os.Getenv("ZSYNC_TEST_LONG") != "" }
 
 // seeds runs f in a bubble of its own with one random source after another:
-// 100, 20 under the race detector, or 1,000 in a long run. The first failure ends it and names the seed;
+// 100, 8 under the race detector, or 1,000 in a long run. The first failure ends it and names the seed;
 // ZSYNC_TEST_SEED runs that one alone.
 func seeds(t *testing.T, f func(t *testing.T, srv *zktest.Server, rnd *rand.Rand)) {
 	t.Helper()
+	t.Parallel()
 	n := 100
 	switch {
 	case longTests():
 		n = 1000
 	case underRace:
-		n = 20
+		n = 8
 	}
 	only := os.Getenv("ZSYNC_TEST_SEED")
 	for seed := range n {

@@ -55,9 +55,10 @@ func TestMutexCostsTwoRequestsToLockAndOneToUnlock(t *testing.T) {
 }
 
 func TestHolderCutOffSeesLostBeforeAnotherLockReturns(t *testing.T) {
+	t.Parallel()
 	runs := 1000
 	if underRace {
-		runs = 200
+		runs = 100
 	}
 	for seed := range runs {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
@@ -208,6 +209,7 @@ func TestLostReplyToTheCreateIsResolvedByItsGUID(t *testing.T) {
 }
 
 func TestThousandWaitersCostOneNotificationForEachHandover(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		const waiters = 1000
 		holder := open(t, srv)

@@ -23,6 +23,7 @@ func requests(srv *zktest.Server, f func()) int64 {
 
 // The table in the documentation.
 func TestQueueRequestsForEachElement(t *testing.T) {
+	t.Parallel()
 	const n = 10_000
 	each := func(total int64, n int) float64 { return float64(total) / float64(n) }
 	check := func(t *testing.T, what string, got, most float64) {
@@ -175,9 +176,13 @@ func connectBench(b *testing.B) *Session {
 }
 
 func TestQueueTakesALongBacklogAsFastAsAShortOne(t *testing.T) {
+	t.Parallel()
 	long := 20_000
-	if longTests() {
+	switch {
+	case longTests():
 		long = 100_000
+	case underRace:
+		long = 5000
 	}
 	rate := func(t *testing.T, backlog int) (perSecond float64) {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {

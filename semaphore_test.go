@@ -424,6 +424,7 @@ func gateOf(t testing.TB, m *Semaphore) []string {
 // Each request of an Acquire, with and without a wait in it, is lost, or its
 // reply is, or the session ends there.
 func TestAcquireSucceedsOnceWhateverIsLostAtAnyStep(t *testing.T) {
+	t.Parallel()
 	faults := []struct {
 		name   string
 		act    zktest.Action
@@ -499,6 +500,7 @@ func nothingIsLeft(t testing.TB, k int, ms ...*Semaphore) {
 // CURATOR-559: the servers do not answer some request of an Acquire, or the
 // network is cut there, and ctx ends.
 func TestAcquireEndsWithItsContextAtAnyStepAndLeavesNothing(t *testing.T) {
+	t.Parallel()
 	const patience = 100 * time.Millisecond
 	for _, f := range forms {
 		for _, wait := range []bool{false, true} {
@@ -922,6 +924,7 @@ func TestSemaphoreSurvivesTheDeletionOfItsTree(t *testing.T) {
 }
 
 func TestSoManyPermitsThatTheyFitInNoTransactionAreRefusedAtOnce(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv, WithOwner(strings.Repeat("x", maxOwner)))
 		m := NewSemaphore(s, "/s", 1000)

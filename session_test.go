@@ -630,6 +630,7 @@ func TestTxnWhoseContextEndsLeavesNoReceipt(t *testing.T) {
 }
 
 func TestTheLargestTxnPassesWithItsReceiptAndProof(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		path := "/" + strings.Repeat("m", 1000)

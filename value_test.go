@@ -191,6 +191,7 @@ func TestUndecodableValueIsAnErrorAndCanBeReplaced(t *testing.T) {
 // Two processes may write equal bytes, so a lost reply cannot be told from the
 // znode.
 func TestEveryWriteIsAppliedOnceWhateverBefallsItsRequests(t *testing.T) {
+	t.Parallel()
 	type write struct {
 		name string
 		do   func(ctx context.Context, v *Value[int]) error
@@ -305,6 +306,7 @@ func TestABeatenSwapIsNeverAppliedWhateverBefallsItsRequests(t *testing.T) {
 }
 
 func TestLoadAndWatchAreRightWhateverBefallsTheirRequests(t *testing.T) {
+	t.Parallel()
 	eachRequest(t, func(t *testing.T, srv *zktest.Server, arm func(*Session)) {
 		s, o := open(t, srv), open(t, srv)
 		v, w := NewValue[int](s, "/v"), NewValue[int](o, "/v")
@@ -658,6 +660,7 @@ func TestCase34WatchIsNotStaleAfterReconnectsAndNewSessions(t *testing.T) {
 }
 
 func TestWatchNeverGoesBackWhicheverServerAnswers(t *testing.T) {
+	t.Parallel()
 	for seed := range 30 {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			rnd := rand.New(rand.NewPCG(uint64(seed), 34))
