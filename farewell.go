@@ -16,7 +16,7 @@ type farewell struct {
 }
 
 // farewellTime is how long Close waits for them.
-const farewellTime = 250 * time.Millisecond
+const farewellTime = time.Second
 
 // beforeClose returns a channel that is closed when the session is about to be
 // closed. Close waits, but not long, until done has been called.
