@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -94,25 +95,27 @@ func TestTooLongAPacketEndsItsConnection(t *testing.T) {
 }
 
 func TestPromisedBytesCostNothingBeforeTheyCome(t *testing.T) {
-	s := Start(t, WithMaxBuffer(1<<30))
-	var before, after runtime.MemStats
-	runtime.GC()
-	runtime.ReadMemStats(&before)
-	for range 50 {
-		nc, err := s.Dial("tcp", s.Addr(), time.Second)
-		if err != nil {
-			t.Fatal(err)
+	synctest.Test(t, func(t *testing.T) {
+		s := Start(t, WithMaxBuffer(1<<30))
+		var before, after runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&before)
+		for range 50 {
+			nc, err := s.Dial("tcp", s.Addr(), time.Second)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer nc.Close()
+			if _, err := nc.Write(binary.BigEndian.AppendUint32(nil, 1<<30)); err != nil {
+				t.Fatal(err)
+			}
 		}
-		defer nc.Close()
-		if _, err := nc.Write(binary.BigEndian.AppendUint32(nil, 1<<30)); err != nil {
-			t.Fatal(err)
+		synctest.Wait() // until the server has nothing more to do
+		runtime.ReadMemStats(&after)
+		if grown := int64(after.HeapAlloc) - int64(before.HeapAlloc); grown > 20<<20 {
+			t.Errorf("50 connections that promised 1 GiB each cost %d bytes", grown)
 		}
-	}
-	time.Sleep(50 * time.Millisecond)
-	runtime.ReadMemStats(&after)
-	if grown := int64(after.HeapAlloc) - int64(before.HeapAlloc); grown > 20<<20 {
-		t.Errorf("50 connections that promised 1 GiB each cost %d bytes", grown)
-	}
+	})
 }
 
 func TestUnknownRequestsAreUnimplemented(t *testing.T) {
@@ -136,18 +139,20 @@ func TestClientWithoutTheReadOnlyByteGetsNone(t *testing.T) {
 }
 
 func TestClientThatReadsNothingIsNotServedForEver(t *testing.T) {
-	s := Start(t)
-	c := connected(t, s, 10*time.Second)
-	c.call(OpCreate, createBody("/a", strings.Repeat("x", 1<<19), openACL, 0))
-	before := s.Counts()
-	for range 200 {
-		c.send(OpGetData, watchBody("/a", false))
-	}
-	time.Sleep(50 * time.Millisecond)
-	// What fits into the pipe and the output, and no more.
-	if got := s.Counts().Sub(before).Total(); got > 30 {
-		t.Errorf("%d replies of 512 KiB are queued", got)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		s := Start(t)
+		c := connected(t, s, 10*time.Second)
+		c.call(OpCreate, createBody("/a", strings.Repeat("x", 1<<19), openACL, 0))
+		before := s.Counts()
+		for range 200 {
+			c.send(OpGetData, watchBody("/a", false))
+		}
+		synctest.Wait() // until the server has nothing more to do
+		// What fits into the pipe and the output, and no more.
+		if got := s.Counts().Sub(before).Total(); got > 30 {
+			t.Errorf("%d replies of 512 KiB are queued", got)
+		}
+	})
 }
 
 func TestFourLetterWords(t *testing.T) {
