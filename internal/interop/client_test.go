@@ -213,7 +213,7 @@ func TestForeignClientMovesToAnotherServerWithItsSession(t *testing.T) {
 func TestCuratorCacheFollowsATreeByOnePersistentRecursiveWatch(t *testing.T) {
 	for name, open := range places() {
 		t.Run(name, func(t *testing.T) {
-			p := curator.program(t, open(t).servers, long)
+			p := curator.program(t, open(t).one, long)
 			base := fresh(p)
 			p.Do("create %s/a x p", base)
 			p.Do("cache %s", base)

@@ -3,6 +3,7 @@ package interop_test
 import (
 	"flag"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"strings"
 	"testing"
@@ -24,6 +25,7 @@ func TestMain(m *testing.M) {
 // A site is a ZooKeeper of three servers that the foreign programs are tried against.
 type site struct {
 	servers string      // connect string
+	one     string      // one of the servers: who reads there sees what was written there before
 	stop    func(i int) // takes server i down, from 0; nil where the test may not
 	restart func(i int) // brings it back
 }
@@ -44,6 +46,7 @@ func inProcess(t *testing.T) site {
 	addrs := srv.Addrs()
 	return site{
 		servers: strings.Join(addrs, ","),
+		one:     addrs[0],
 		stop:    func(i int) { srv.StopAddr(addrs[i]) },
 		restart: func(i int) { srv.RestartAddr(addrs[i]) },
 	}
@@ -51,7 +54,7 @@ func inProcess(t *testing.T) site {
 
 func onEnsemble(t *testing.T) site {
 	e, _ := ensemble.FromEnv(t)
-	s := site{servers: e.Servers()}
+	s := site{servers: e.Servers(), one: e.Addrs()[rand.N(len(e.Addrs()))]}
 	if e.MayBeHurt() && len(e.Addrs()) >= 3 {
 		s.stop = func(i int) { e.Kill(i + 1) }
 		s.restart = func(i int) { e.Restart(i + 1) }
@@ -91,13 +94,24 @@ func begin(t *testing.T, start func(tb testing.TB, args ...string) *interop.Prog
 }
 
 // everywhere runs f for every driver in every place, beside each other and other such tests.
-func everywhere(t *testing.T, f func(t *testing.T, d driver, servers string)) {
+// All sessions are at one server there: at different ones, a session that only reads may not see
+// yet what another has written.
+func everywhere(t *testing.T, f func(t *testing.T, d driver, server string)) {
+	everySite(t, func(t *testing.T, d driver, s site) { f(t, d, s.one) })
+}
+
+// acrossServers is everywhere for what must hold between sessions at different servers too.
+func acrossServers(t *testing.T, f func(t *testing.T, d driver, servers string)) {
+	everySite(t, func(t *testing.T, d driver, s site) { f(t, d, s.servers) })
+}
+
+func everySite(t *testing.T, f func(t *testing.T, d driver, s site)) {
 	t.Parallel()
 	for name, open := range places() {
 		for _, d := range []driver{kazoo, curator} {
 			t.Run(name+"/"+d.name, func(t *testing.T) {
 				t.Parallel()
-				f(t, d, open(t).servers)
+				f(t, d, open(t))
 			})
 		}
 	}

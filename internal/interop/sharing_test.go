@@ -88,7 +88,7 @@ type lock interface {
 }
 
 func TestMutexIsSharedWithForeignLocks(t *testing.T) {
-	everywhere(t, func(t *testing.T, d driver, servers string) {
+	acrossServers(t, func(t *testing.T, d driver, servers string) {
 		p, s := d.mortal(t, servers, short), connect(t, servers)
 		path := fresh(p) + "/lock"
 		passesBetween(t, p, "lock", path, zsync.NewMutex(s, path, zsync.WithLayout(layoutOf(d))))
@@ -96,7 +96,7 @@ func TestMutexIsSharedWithForeignLocks(t *testing.T) {
 }
 
 func TestRWMutexWritersTakeTurnsWithForeignOnes(t *testing.T) {
-	everywhere(t, func(t *testing.T, d driver, servers string) {
+	acrossServers(t, func(t *testing.T, d driver, servers string) {
 		p, s := d.mortal(t, servers, short), connect(t, servers)
 		path := fresh(p) + "/rw"
 		passesBetween(t, p, "wlock", path, zsync.NewRWMutex(s, path, zsync.WithLayout(layoutOf(d))))
@@ -127,7 +127,7 @@ func passesBetween(t *testing.T, p *interop.Program, verb, path string, l lock) 
 }
 
 func TestRWMutexReadersShareWithForeignOnesAndWaitBehindWriters(t *testing.T) {
-	everywhere(t, func(t *testing.T, d driver, servers string) {
+	acrossServers(t, func(t *testing.T, d driver, servers string) {
 		ctx, p := brief(t), d.program(t, servers, long)
 		path := fresh(p) + "/rw"
 		reader := zsync.NewRWMutex(connect(t, servers), path, zsync.WithLayout(layoutOf(d)))
@@ -162,7 +162,7 @@ func TestRWMutexReadersShareWithForeignOnesAndWaitBehindWriters(t *testing.T) {
 }
 
 func TestForeignWriterDoesNotSlipInWhenAWriterIsDowngraded(t *testing.T) {
-	everywhere(t, func(t *testing.T, d driver, servers string) {
+	acrossServers(t, func(t *testing.T, d driver, servers string) {
 		ctx, p := brief(t), d.program(t, servers, long)
 		path := fresh(p) + "/rw"
 		rw := zsync.NewRWMutex(connect(t, servers), path, zsync.WithLayout(layoutOf(d)))
@@ -204,7 +204,7 @@ func TestMutexIsSharedWithTheLockOfGoZookeeper(t *testing.T) {
 }
 
 func TestSemaphoreIsSharedWithForeignOnes(t *testing.T) {
-	everywhere(t, func(t *testing.T, d driver, servers string) {
+	acrossServers(t, func(t *testing.T, d driver, servers string) {
 		ctx, p := brief(t), d.mortal(t, servers, short)
 		path := fresh(p) + "/semaphore"
 		m := zsync.NewSemaphore(connect(t, servers), path, 2, zsync.WithLayout(layoutOf(d)))
@@ -249,7 +249,7 @@ func TestElectionIsSharedWithForeignCandidates(t *testing.T) {
 		for _, k := range elections {
 			t.Run(fmt.Sprintf("%s/%s %s", name, k.name, k.lead), func(t *testing.T) {
 				t.Parallel()
-				ctx, servers := brief(t), open(t).servers
+				ctx, servers := brief(t), open(t).one
 				p := k.mortal(t, servers, short)
 				path := fresh(p) + "/election"
 				e := zsync.NewElection(connect(t, servers), path, zsync.WithElectionLayout(k.layout), zsync.WithID("candidate"))
@@ -319,7 +319,7 @@ func TestQueueIsSharedWithForeignOnes(t *testing.T) {
 		for _, k := range queues {
 			t.Run(fmt.Sprintf("%s/%s %s", name, k.name, k.put), func(t *testing.T) {
 				t.Parallel()
-				ctx, servers := brief(t), open(t).servers
+				ctx, servers := brief(t), open(t).one
 				p := k.program(t, servers, long)
 				path := fresh(p) + "/queue"
 				q := zsync.NewQueue[string](connect(t, servers), path, zsync.WithQueueLayout(k.layout), zsync.WithCodec(zsync.Raw))
@@ -414,7 +414,7 @@ func TestQueuePrioritiesAreSharedWithForeignOnes(t *testing.T) {
 			}
 			t.Run(name+"/"+k.name, func(t *testing.T) {
 				t.Parallel()
-				ctx, servers := brief(t), open(t).servers
+				ctx, servers := brief(t), open(t).one
 				p := k.program(t, servers, long)
 				base := fresh(p)
 				for i, takeTheirs := range []bool{true, false} {
