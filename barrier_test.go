@@ -283,7 +283,7 @@ func TestHammerBarrier(t *testing.T) {
 }
 
 func TestHammerBarrierOnServers(t *testing.T) {
-	onServers(t, func(t *testing.T, connect func(...Option) *Session) {
+	onServers(t, func(t *testing.T, connect func(...Option) *Session, stands func(int64) bool) {
 		sessions := []*Session{connect(), connect(), connect()}
 		rnd := rand.New(rand.NewPCG(1, 1))
 		for until := time.Now().Add(time.Minute); time.Now().Before(until) && !t.Failed(); {

@@ -818,7 +818,7 @@ func hammerCond(t *testing.T, rnd *rand.Rand, sessions []*Session) {
 }
 
 func TestHammerCondOnServers(t *testing.T) {
-	onServers(t, func(t *testing.T, connect func(...Option) *Session) {
+	onServers(t, func(t *testing.T, connect func(...Option) *Session, stands func(int64) bool) {
 		sessions := []*Session{connect(), connect(), connect()}
 		start := time.Now()
 		for round := 0; time.Since(start) < time.Minute; round++ {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -875,59 +874,7 @@ func TestHammerDoubleBarrierSurvivesEverything(t *testing.T) {
 		stop := make(chan struct{})
 		fate := rand.New(rand.NewPCG(rnd.Uint64(), 0))
 		hurt := async(func() error { chaos(t, srv, fate, ss, stop); return nil })
-		var mu sync.Mutex
-		rounds := make(map[roundID]map[*party]bool) // the value: it has begun to leave
-		var all sync.WaitGroup
-		end := time.Now().Add(time.Minute)
-		for i, wg := range wgs {
-			rnd := rand.New(rand.NewPCG(rnd.Uint64(), uint64(i)))
-			all.Go(func() {
-				for time.Now().Before(end) {
-					ctx, cancel := context.WithTimeout(t.Context(), time.Duration(rnd.IntN(20_000))*time.Millisecond)
-					err := wg.Enter(ctx, n)
-					cancel()
-					if err != nil {
-						if !errors.Is(err, context.DeadlineExceeded) {
-							t.Errorf("Enter: %v", err)
-						}
-						continue
-					}
-					p := wg.double.inside[0]
-					mu.Lock()
-					if rounds[p.round] == nil {
-						rounds[p.round] = make(map[*party]bool)
-					}
-					rounds[p.round][p] = false
-					if k := len(rounds[p.round]); k > n {
-						t.Errorf("round %v has %d parties, want at most %d", p.round, k, n)
-					}
-					mu.Unlock()
-					time.Sleep(time.Duration(rnd.IntN(2000)) * time.Millisecond)
-					mu.Lock()
-					rounds[p.round][p] = true
-					mu.Unlock()
-					ctx, cancel = context.WithTimeout(t.Context(), time.Duration(rnd.IntN(60_000))*time.Millisecond)
-					err = wg.Leave(ctx)
-					cancel()
-					switch {
-					case err == nil:
-						mu.Lock()
-						for q, leaving := range rounds[p.round] {
-							// An expiry may be known to the servers first.
-							stands := slices.Contains(srv.Sessions(), q.hold.place.inc.id.Load())
-							if !leaving && stands && q.hold.err() == nil {
-								t.Errorf("left round %v while a party was inside", p.round)
-							}
-						}
-						mu.Unlock()
-					case errors.Is(err, ErrLost), errors.Is(err, context.DeadlineExceeded):
-					default:
-						t.Errorf("Leave: %v", err)
-					}
-				}
-			})
-		}
-		all.Wait()
+		hammerParties(t, rnd, wgs, n, standing(srv), time.Minute)
 		close(stop)
 		<-hurt
 		time.Sleep(3 * testTimeout) // sessions that were given up end for the servers too
@@ -945,26 +892,76 @@ func TestHammerDoubleBarrierSurvivesEverything(t *testing.T) {
 	})
 }
 
-// The same as TestHammerRoundsNeverMix on a real ensemble, whose connections
-// break all the time.
-func TestHammerRoundsNeverMixInRealTime(t *testing.T) {
-	onServers(t, func(t *testing.T, connect func(...Option) *Session) {
-		ctx := within(t, 5*time.Minute)
-		var wgs []*WaitGroup
-		for range 3 {
-			wgs = append(wgs, NewWaitGroup(connect(), "/w"))
-		}
-		for end := time.Now().Add(time.Minute); time.Now().Before(end) && !t.Failed(); {
-			r := roll{n: 2 + rand.IntN(5)}
-			var done []<-chan error
-			for i := range r.n {
-				done = append(done, async(func() error { return r.take(ctx, wgs[i%len(wgs)], 0, len(r.arrived)) }))
-			}
-			for _, c := range done {
-				if err := <-c; err != nil {
-					t.Error(err)
+// hammerParties has parties enter, n at a time, and leave, for so long, and
+// give up at times. stands tells whether the servers may still know a session.
+func hammerParties(t *testing.T, rnd *rand.Rand, wgs []*WaitGroup, n int, stands func(int64) bool, length time.Duration) {
+	var mu sync.Mutex
+	rounds := make(map[roundID]map[*party]bool) // the value: it has begun to leave
+	var all sync.WaitGroup
+	end := time.Now().Add(length)
+	for i, wg := range wgs {
+		rnd := rand.New(rand.NewPCG(rnd.Uint64(), uint64(i)))
+		some := func(most time.Duration) time.Duration { return time.Duration(rnd.Int64N(int64(most))) }
+		all.Go(func() {
+			for time.Now().Before(end) {
+				ctx, cancel := context.WithTimeout(t.Context(), some(length/3))
+				err := wg.Enter(ctx, n)
+				cancel()
+				if err != nil {
+					if !errors.Is(err, context.DeadlineExceeded) {
+						t.Errorf("Enter: %v", err)
+					}
+					continue
+				}
+				p := wg.double.inside[0]
+				mu.Lock()
+				if rounds[p.round] == nil {
+					rounds[p.round] = make(map[*party]bool)
+				}
+				rounds[p.round][p] = false
+				if k := len(rounds[p.round]); k > n {
+					t.Errorf("round %v has %d parties, want at most %d", p.round, k, n)
+				}
+				mu.Unlock()
+				time.Sleep(some(length / 30))
+				mu.Lock()
+				rounds[p.round][p] = true
+				mu.Unlock()
+				ctx, cancel = context.WithTimeout(t.Context(), some(length))
+				err = wg.Leave(ctx)
+				cancel()
+				switch {
+				case err == nil:
+					mu.Lock()
+					for q, leaving := range rounds[p.round] {
+						// An expiry may be known to the servers first.
+						if !leaving && stands(q.hold.place.inc.id.Load()) && q.hold.err() == nil {
+							t.Errorf("left round %v while a party was inside", p.round)
+						}
+					}
+					mu.Unlock()
+				case errors.Is(err, ErrLost), errors.Is(err, context.DeadlineExceeded):
+				default:
+					t.Errorf("Leave: %v", err)
 				}
 			}
+		})
+	}
+	all.Wait()
+}
+
+// The same as TestHammerDoubleBarrierSurvivesEverything on real servers, in
+// shorter parts so that there are more rounds.
+func TestHammerDoubleBarrierOnServers(t *testing.T) {
+	onServers(t, func(t *testing.T, connect func(...Option) *Session, stands func(int64) bool) {
+		sessions := []*Session{connect(), connect(), connect()}
+		for part := range 6 {
+			var wgs []*WaitGroup // a path for each part: in the last one may be who was cut off
+			for i := range 5 {
+				wgs = append(wgs, NewWaitGroup(sessions[i%len(sessions)], fmt.Sprint("/w", part)))
+			}
+			rnd := rand.New(rand.NewPCG(uint64(part), 5))
+			hammerParties(t, rnd, wgs, 2+part%3, stands, 10*time.Second)
 		}
 	})
 }

@@ -562,7 +562,7 @@ func TestElectionHammer(t *testing.T) {
 		must(t, err)
 		_, err = inc.create(t.Context(), "/log", nil)
 		must(t, err)
-		h := electionHammer{t: t, strict: strict}
+		h := electionHammer{t: t, stands: standing(srv)}
 		ctx, cancel := context.WithCancel(t.Context())
 		quiet := make(chan struct{})
 		var candidates, watchers sync.WaitGroup
@@ -619,12 +619,12 @@ func cutOff(srv *zktest.Server, rnd *rand.Rand, sessions []*Session, until <-cha
 
 type electionHammer struct {
 	t      testing.TB
-	strict bool // nobody is elected before the last one knows of its loss
+	stands func(session int64) bool
 
 	mu     sync.Mutex
-	leads  <-chan struct{} // Lost of who leads; guarded by mu
-	writes [][2]int64      // zxid and token of what leaders wrote; guarded by mu
-	terms  int             // guarded by mu
+	leads  *visit     // who was elected last; guarded by mu
+	writes [][2]int64 // zxid and token of what leaders wrote; guarded by mu
+	terms  int        // guarded by mu
 }
 
 func (h *electionHammer) candidate(ctx context.Context, e *Election, dice *rand.Rand) {
@@ -638,12 +638,12 @@ func (h *electionHammer) candidate(ctx context.Context, e *Election, dice *rand.
 			}
 			continue
 		}
-		lost := e.Lost()
+		v := &visit{session: e.s.ID(), lost: e.Lost()}
 		h.mu.Lock()
-		if h.strict && h.leads != nil && !isClosed(h.leads) {
+		if last := h.leads; last != nil && !isClosed(last.lost) && h.stands(last.session) {
 			h.t.Error("two lead")
 		}
-		h.leads = lost
+		h.leads = v
 		h.terms++
 		h.mu.Unlock()
 		time.Sleep(time.Duration(dice.IntN(1000)) * time.Millisecond)
@@ -657,7 +657,7 @@ func (h *electionHammer) candidate(ctx context.Context, e *Election, dice *rand.
 		}
 		time.Sleep(time.Duration(dice.IntN(1000)) * time.Millisecond)
 		h.mu.Lock()
-		if h.leads == lost {
+		if h.leads == v {
 			h.leads = nil
 		}
 		h.mu.Unlock()
@@ -692,8 +692,8 @@ func (h *electionHammer) check() {
 }
 
 func TestElectionHammerOnServers(t *testing.T) {
-	onServers(t, func(t *testing.T, connect func(...Option) *Session) {
-		h := electionHammer{t: t, strict: true}
+	onServers(t, func(t *testing.T, connect func(...Option) *Session, stands func(int64) bool) {
+		h := electionHammer{t: t, stands: stands}
 		s := connect()
 		ctx := within(t, time.Minute)
 		inc, err := s.live(ctx)

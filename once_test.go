@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -658,9 +657,7 @@ func TestHammerOnce(t *testing.T) {
 		faults := rand.New(rand.NewPCG(rnd.Uint64(), 3))
 		go func() { defer close(quiet); chaos(t, srv, faults, sessions, until) }()
 		for round := range 5 {
-			hammerOnce(t, rnd, sessions, fmt.Sprintf("/o%d", round), func(id int64) bool {
-				return slices.Contains(srv.Sessions(), id)
-			})
+			hammerOnce(t, rnd, sessions, fmt.Sprintf("/o%d", round), standing(srv))
 		}
 		close(until)
 		<-quiet
@@ -729,12 +726,12 @@ func hammerOnce(t *testing.T, rnd *rand.Rand, sessions []*Session, path string, 
 }
 
 func TestHammerOnceOnServers(t *testing.T) {
-	onServers(t, func(t *testing.T, connect func(...Option) *Session) {
+	onServers(t, func(t *testing.T, connect func(...Option) *Session, stands func(int64) bool) {
 		sessions := []*Session{connect(), connect(), connect()}
 		rnd := rand.New(rand.NewPCG(1, 1))
 		start := time.Now()
 		for round := 0; time.Since(start) < time.Minute; round++ {
-			hammerOnce(t, rnd, sessions, fmt.Sprintf("/o%d", round), func(int64) bool { return true })
+			hammerOnce(t, rnd, sessions, fmt.Sprintf("/o%d", round), stands)
 		}
 	})
 }

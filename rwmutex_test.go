@@ -905,7 +905,7 @@ func standing(srv *zktest.Server) func(id int64) bool {
 // A floor is where holders meet: it knows who is there, and that those who may
 // not meet do not while the holds of both stand.
 type floor struct {
-	stands func(session int64) bool // nil: what Lost says is enough
+	stands func(session int64) bool
 	mu     sync.Mutex
 	here   map[*visit]bool
 }
@@ -917,7 +917,7 @@ type visit struct {
 }
 
 func (f *floor) valid(v *visit) bool {
-	return !isClosed(v.lost) && (f.stands == nil || f.stands(v.session))
+	return !isClosed(v.lost) && f.stands(v.session)
 }
 
 func (f *floor) enter(t *testing.T, v *visit) {
@@ -1039,8 +1039,8 @@ func TestHammerRWMutex(t *testing.T) {
 }
 
 func TestHammerRWMutexForReal(t *testing.T) {
-	onServers(t, func(t *testing.T, connect func(...Option) *Session) {
-		var f floor
+	onServers(t, func(t *testing.T, connect func(...Option) *Session, stands func(int64) bool) {
+		f := floor{stands: stands}
 		var wg sync.WaitGroup
 		until := time.Now().Add(time.Minute)
 		for i := range 4 {

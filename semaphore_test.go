@@ -1019,7 +1019,7 @@ func TestAcquireFailsWhenItsSessionIsClosed(t *testing.T) {
 // A till counts the permits that are held, as far as their holds stand.
 type till struct {
 	limit  int64
-	stands func(session int64) bool // nil: what Lost says is enough
+	stands func(session int64) bool
 	mu     sync.Mutex
 	here   map[*stake]bool
 }
@@ -1039,7 +1039,7 @@ func (c *till) enter(t *testing.T, s *stake) {
 	c.here[s] = true
 	sum := int64(0)
 	for o := range c.here {
-		if !isClosed(o.lost) && (c.stands == nil || c.stands(o.session)) {
+		if !isClosed(o.lost) && c.stands(o.session) {
 			sum += o.n
 		}
 	}
@@ -1120,8 +1120,8 @@ func TestHammerSemaphore(t *testing.T) {
 func TestHammerSemaphoreForReal(t *testing.T) {
 	for _, f := range forms {
 		t.Run(f.name, func(t *testing.T) {
-			onServers(t, func(t *testing.T, connect func(...Option) *Session) {
-				c := &till{limit: f.limit}
+			onServers(t, func(t *testing.T, connect func(...Option) *Session, stands func(int64) bool) {
+				c := &till{limit: f.limit, stands: stands}
 				var wg sync.WaitGroup
 				until := time.Now().Add(20 * time.Second)
 				for i := range 4 {

@@ -93,8 +93,8 @@ func TestHammerMutex(t *testing.T) {
 }
 
 func TestHammerMutexForReal(t *testing.T) {
-	onServers(t, func(t *testing.T, connect func(...Option) *Session) {
-		var f floor
+	onServers(t, func(t *testing.T, connect func(...Option) *Session, stands func(int64) bool) {
+		f := floor{stands: stands}
 		var highest atomic.Int64
 		var wg sync.WaitGroup
 		until := time.Now().Add(time.Minute)

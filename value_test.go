@@ -859,7 +859,7 @@ func checkLinearizable(t *testing.T, srv *zktest.Server, rnd *rand.Rand, hurt fu
 }
 
 func TestHammerValueOnServers(t *testing.T) {
-	onServers(t, func(t *testing.T, connect func(...Option) *Session) {
+	onServers(t, func(t *testing.T, connect func(...Option) *Session, stands func(int64) bool) {
 		var total atomic.Int64
 		var updating, watching sync.WaitGroup
 		until := time.Now().Add(time.Minute)

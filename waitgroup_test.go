@@ -448,72 +448,89 @@ func TestHammerWaitReturnsNeitherTooEarlyNorNever(t *testing.T) {
 		stop := make(chan struct{})
 		fate := rand.New(rand.NewPCG(rnd.Uint64(), 0))
 		hurt := async(func() error { chaos(t, srv, fate, sessions, stop); return nil })
-		type task struct {
-			session int64 // 0 if it changed while the task was added
-			ending  atomic.Bool
-		}
-		var mu sync.Mutex
-		var open []*task // added, Done not called; guarded by mu
-		var gs sync.WaitGroup
-		for i := range 6 {
-			s := sessions[i%3]
-			wg := NewWaitGroup(s, "/w")
-			rnd := rand.New(rand.NewPCG(rnd.Uint64(), uint64(i)))
-			gs.Go(func() {
-				for range 8 {
-					tk := &task{session: s.ID()}
-					if err := wg.Add(t.Context(), 1); err != nil {
-						t.Errorf("Add: %v", err)
-						return
-					}
-					if s.ID() != tk.session {
-						tk.session = 0
-					}
-					mu.Lock()
-					open = append(open, tk)
-					mu.Unlock()
-					time.Sleep(time.Duration(rnd.IntN(1000)) * time.Millisecond)
-					tk.ending.Store(true)
-					mu.Lock()
-					open = slices.DeleteFunc(open, func(x *task) bool { return x == tk })
-					mu.Unlock()
-					if err := wg.Done(); err != nil && !errors.Is(err, ErrLost) {
-						t.Errorf("Done: %v", err)
-					}
-					time.Sleep(time.Duration(rnd.IntN(2000)) * time.Millisecond)
-				}
-			})
-		}
-		waiter := NewWaitGroup(sessions[0], "/w")
-		ctx, cancel := context.WithCancel(t.Context())
-		watching := async(func() error {
-			for {
-				mu.Lock()
-				before := slices.Clone(open)
-				mu.Unlock()
-				if err := waiter.Wait(ctx); err != nil {
-					return nil
-				}
-				for _, tk := range before {
-					if !tk.ending.Load() && slices.Contains(srv.Sessions(), tk.session) {
-						t.Error("Wait returned while a task was open")
-					}
-				}
-				time.Sleep(100 * time.Millisecond)
-			}
-		})
-		gs.Wait()
+		hammerTasks(t, rnd, sessions, standing(srv), 8, time.Second)
 		close(stop)
 		<-hurt
-		cancel()
-		<-watching
+		waiter := NewWaitGroup(sessions[0], "/w")
+		must(t, waiter.Wait(within(t, time.Minute)))
+		wantCount(t, waiter, 0)
+	})
+}
+
+// hammerTasks adds tasks and ends them, each of six goroutines so many times, while
+// others wait for them.
+func hammerTasks(t *testing.T, rnd *rand.Rand, sessions []*Session, stands func(int64) bool, rounds int, pause time.Duration) {
+	type task struct {
+		s       *Session
+		session int64 // as it was before the task was added
+		ending  atomic.Bool
+	}
+	var mu sync.Mutex
+	var open []*task // added, Done not called; guarded by mu
+	var gs sync.WaitGroup
+	for i := range 6 {
+		s := sessions[i%len(sessions)]
+		wg := NewWaitGroup(s, "/w")
+		rnd := rand.New(rand.NewPCG(rnd.Uint64(), uint64(i)))
+		gs.Go(func() {
+			for range rounds {
+				tk := &task{s: s, session: s.ID()}
+				if err := wg.Add(t.Context(), 1); err != nil {
+					t.Errorf("Add: %v", err)
+					return
+				}
+				mu.Lock()
+				open = append(open, tk)
+				mu.Unlock()
+				time.Sleep(time.Duration(rnd.Int64N(int64(pause))))
+				tk.ending.Store(true)
+				mu.Lock()
+				open = slices.DeleteFunc(open, func(x *task) bool { return x == tk })
+				mu.Unlock()
+				if err := wg.Done(); err != nil && !errors.Is(err, ErrLost) {
+					t.Errorf("Done: %v", err)
+				}
+				time.Sleep(time.Duration(rnd.Int64N(int64(2 * pause))))
+			}
+		})
+	}
+	waiter := NewWaitGroup(sessions[0], "/w")
+	ctx, cancel := context.WithCancel(t.Context())
+	watching := async(func() error {
+		for {
+			mu.Lock()
+			before := slices.Clone(open)
+			mu.Unlock()
+			if err := waiter.Wait(ctx); err != nil {
+				return nil
+			}
+			for _, tk := range before {
+				if !tk.ending.Load() && tk.s.ID() == tk.session && stands(tk.session) {
+					t.Error("Wait returned while a task was open")
+				}
+			}
+			time.Sleep(pause / 10)
+		}
+	})
+	gs.Wait()
+	cancel()
+	<-watching
+}
+
+func TestHammerTasksOnServers(t *testing.T) {
+	onServers(t, func(t *testing.T, connect func(...Option) *Session, stands func(int64) bool) {
+		sessions := []*Session{connect(), connect(), connect()}
+		for start, part := time.Now(), uint64(0); time.Since(start) < time.Minute && !t.Failed(); part++ {
+			hammerTasks(t, rand.New(rand.NewPCG(part, 6)), sessions, stands, 20, 20*time.Millisecond)
+		}
+		waiter := NewWaitGroup(sessions[0], "/w")
 		must(t, waiter.Wait(within(t, time.Minute)))
 		wantCount(t, waiter, 0)
 	})
 }
 
 func TestHammerPersistentTasksOnServers(t *testing.T) {
-	onServers(t, func(t *testing.T, connect func(...Option) *Session) {
+	onServers(t, func(t *testing.T, connect func(...Option) *Session, stands func(int64) bool) {
 		sessions := []*Session{connect(), connect(), connect()}
 		var total atomic.Int64
 		var gs sync.WaitGroup
