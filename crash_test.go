@@ -42,6 +42,10 @@ type crash struct {
 	// there before. It must not wait longer than the dead session lives.
 	after func(ctx context.Context, s *Session) error
 
+	// sweep, if there is one, is the next use of the path, of which it is promised
+	// that it removes what nobody was left to remove.
+	sweep func(ctx context.Context, s *Session) error
+
 	// leaves matches the znodes that may be left, besides crashPath and its
 	// parents.
 	leaves string
@@ -214,6 +218,11 @@ func (c crash) at(ctx context.Context, p crashPoint) (n int, err error) {
 	}
 	if err := <-beside; err != nil && !errors.Is(err, context.Canceled) {
 		return n, fmt.Errorf("beside: %w", err)
+	}
+	if c.sweep != nil {
+		if err := c.sweep(ctx, fresh); err != nil {
+			return n, fmt.Errorf("the next: %w", err)
+		}
 	}
 	if left := c.left(ctx, fresh); len(left) > 0 {
 		return n, fmt.Errorf("left behind: %v", left)

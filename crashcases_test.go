@@ -974,11 +974,15 @@ func afterCond(ctx context.Context, s *Session) error {
 		}
 		select {
 		case err := <-woken:
-			return errors.Join(err, c.Broadcast(ctx))
+			return err
 		default:
 		}
 	}
 }
+
+// sweepCond lists the line: whoever does removes the signals of those who died
+// after they were woken, with nobody behind them.
+func sweepCond(ctx context.Context, s *Session) error { return newCrashCond(s).Signal(ctx) }
 
 // condBeside waits while the child signals. If the child dies before it has
 // signalled somebody else does it.
@@ -1008,6 +1012,7 @@ var condCrashes = []crash{{
 		return newCrashCond(s).Signal(context.WithoutCancel(ctx))
 	},
 	after:    afterCond,
+	sweep:    sweepCond,
 	leaves:   condLeaves,
 	requests: 5,
 }, {
@@ -1039,6 +1044,7 @@ var condCrashes = []crash{{
 		}
 	},
 	after:    afterCond,
+	sweep:    sweepCond,
 	leaves:   condLeaves,
 	requests: 5,
 }, {
@@ -1049,6 +1055,7 @@ var condCrashes = []crash{{
 	},
 	beside:   condBeside,
 	after:    afterCond,
+	sweep:    sweepCond,
 	leaves:   condLeaves,
 	requests: 3,
 }, {
@@ -1059,6 +1066,7 @@ var condCrashes = []crash{{
 	},
 	beside:   condBeside,
 	after:    afterCond,
+	sweep:    sweepCond,
 	leaves:   condLeaves,
 	requests: 3,
 }}
