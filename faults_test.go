@@ -121,11 +121,11 @@ func TestLostRequestsAndRepliesAreResolvedOverTCP(t *testing.T) {
 
 func TestHoldOutlivesTheServersThatAreKilledOrPaused(t *testing.T) {
 	e := ensemble.Faults(t)
-	s, err := Connect(within(t, 30*time.Second), e.Servers()+"/zsync-test-"+uuid.NewString(), WithSessionTimeout(20*time.Second))
+	s, err := Connect(within(t, 30*time.Second), e.Servers()+"/zsync-test-"+uuid.NewString(), WithSessionTimeout(time.Minute))
 	must(t, err)
 	defer s.Close()
 	m := NewMutex(s, "/m")
-	ctx := within(t, 2*time.Minute)
+	ctx := within(t, 5*time.Minute)
 	must(t, m.Lock(ctx))
 	for i := range e.Addrs() {
 		e.Kill(i + 1)

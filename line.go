@@ -154,14 +154,12 @@ func (l *line) enter(ctx context.Context, inc *incarnation, base string, data []
 func (l *line) try(ctx context.Context, base string, data []byte, turn rule) (*place, error) {
 	var p *place
 	err := l.m.during(ctx, func(inc *incarnation) error {
-		names, _, err := inc.children(ctx, l.dir)
-		if err != nil && !isNoNode(err) {
+		p = nil
+		if blocked, err := l.blocked(ctx, inc, turn); blocked || err != nil {
 			return err
 		}
-		if blocker, _ := turn(parseChildren(names, l.bases...)); blocker != nil {
-			p = nil
-			return nil
-		}
+		var names []string
+		var err error
 		if p, names, err = l.enter(ctx, inc, base, data); err != nil {
 			return err
 		}
@@ -184,6 +182,24 @@ func (l *line) try(ctx context.Context, base string, data []byte, turn rule) (*p
 		return err
 	})
 	return p, err
+}
+
+// blocked reports whether somebody stands in the way of one who would enter
+// now. Of a server that lags that is not believed: whoever stood there may have
+// left before we were called.
+func (l *line) blocked(ctx context.Context, inc *incarnation, turn rule) (bool, error) {
+	for synced := false; ; synced = true {
+		names, _, err := inc.children(ctx, l.dir)
+		if err != nil && !isNoNode(err) {
+			return false, err
+		}
+		if blocker, _ := turn(parseChildren(names, l.bases...)); blocker == nil || synced {
+			return blocker != nil, nil
+		}
+		if err := inc.sync(ctx, l.dir); err != nil && !isNoNode(err) {
+			return false, err
+		}
+	}
 }
 
 // ahead returns those of names that are ahead of p in the line, in order. Our

@@ -159,8 +159,9 @@ func (m *Mutex) check(ctx context.Context) error {
 }
 
 // TryLock tries to lock m and reports whether it succeeded. It does not wait
-// for a holder, but for the server's answers it does. It costs 1 request if
-// somebody else holds or waits, and 3 if m is free.
+// for a holder, but for the server's answers it does. It costs 3 requests.
+// That somebody else holds or waits is believed only of a server that has
+// caught up with the others, so what was unlocked before is found free.
 func (m *Mutex) TryLock(ctx context.Context) (bool, error) {
 	ok, err := m.tryLock(ctx)
 	return ok, opError("trylock", m.path, err)

@@ -187,14 +187,20 @@ func curatorOpen(b []byte) (all [][]byte, err error) {
 
 // firstForeign reads the first element.
 func (q *queueCore) firstForeign(ctx context.Context, inc *incarnation) (*item, error) {
-	for {
+	for synced := false; ; {
 		names, _, err := inc.children(ctx, q.dir)
 		if err != nil && !isNoNode(err) {
 			return nil, err
 		}
 		es := q.foreign.elements(names)
-		if len(es) == 0 {
+		if len(es) == 0 && synced {
 			return nil, nil
+		}
+		if len(es) == 0 { // there is nothing only if the leader says so
+			synced = true
+			if err := q.catchUp(ctx, inc); err != nil {
+				return nil, err
+			}
 		}
 		for _, e := range es {
 			data, stat, err := inc.get(ctx, childPath(q.dir, e.name))
@@ -241,7 +247,7 @@ func (q *queueCore) pluckForeign(ctx context.Context, check func(it *item) error
 			}
 			err = q.remove(ctx, it, ops)
 			if isNoNode(err) || isBadVersion(err) {
-				if err := inc.sync(ctx, q.dir); err != nil && !isNoNode(err) {
+				if err := q.catchUp(ctx, inc); err != nil {
 					return err
 				}
 				continue

@@ -122,7 +122,7 @@ func (q *queueCore) first(ctx context.Context, inc *incarnation, u *undertaker) 
 		if !synced {
 			// This server may lag. There is nothing only if the leader says so.
 			synced = true
-			if err := inc.sync(ctx, q.dir); err != nil && !isNoNode(err) {
+			if err := q.catchUp(ctx, inc); err != nil {
 				return nil, nil, err
 			}
 			continue
@@ -199,18 +199,29 @@ func (q *queueCore) restore(it *item) {
 }
 
 // Len returns how many elements are in the queue, those that are claimed or
-// delayed included. It costs 1 request and 1 for each bucket of about 1,000
-// elements, which are on their way at once.
+// delayed included. It costs a sync, a listing, and 1 request for each bucket of
+// about 1,000 elements, which are on their way at once.
 func (q *Queue[T]) Len(ctx context.Context) (int, error) {
 	if q.err != nil {
 		return 0, opError("len", q.q.path, q.err)
 	}
 	var n int
 	err := q.q.m.during(ctx, func(inc *incarnation) (err error) {
-		n, err = q.q.length(ctx, inc)
+		if err = q.q.catchUp(ctx, inc); err == nil {
+			n, err = q.q.length(ctx, inc)
+		}
 		return err
 	})
 	return n, opError("len", q.q.path, err)
+}
+
+// catchUp makes the server that answers know of everything that was sent or
+// taken before.
+func (q *queueCore) catchUp(ctx context.Context, inc *incarnation) error {
+	if err := inc.sync(ctx, q.dir); !isNoNode(err) {
+		return err
+	}
+	return nil
 }
 
 func (q *queueCore) length(ctx context.Context, inc *incarnation) (int, error) {
@@ -237,13 +248,16 @@ func (q *queueCore) length(ctx context.Context, inc *incarnation) (int, error) {
 }
 
 // Peek returns the first element that nobody has claimed, and leaves it where
-// it is. ok is false if there is none.
+// it is. ok is false if there is none. It costs about 6 requests.
 func (q *Queue[T]) Peek(ctx context.Context) (v T, ok bool, err error) {
 	if q.err != nil {
 		return v, false, opError("peek", q.q.path, q.err)
 	}
 	var it *item
 	err = q.q.m.during(ctx, func(inc *incarnation) (err error) {
+		if err = q.q.catchUp(ctx, inc); err != nil {
+			return err
+		}
 		if q.q.foreign != nil {
 			it, err = q.q.firstForeign(ctx, inc)
 			return err
@@ -299,7 +313,7 @@ func (q *queueCore) clear(ctx context.Context) (n int, err error) {
 
 // clearable lists elements that nobody has claimed, delayed ones too.
 func (q *queueCore) clearable(ctx context.Context, inc *incarnation) (paths []string, v *view, err error) {
-	if err := inc.sync(ctx, q.dir); err != nil && !isNoNode(err) {
+	if err := q.catchUp(ctx, inc); err != nil {
 		return nil, nil, err
 	}
 	if q.foreign == nil {

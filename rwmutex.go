@@ -167,8 +167,8 @@ func (rw *RWMutex) check(ctx context.Context, mode Mode) error {
 }
 
 // TryLock tries to lock rw for writing and reports whether it succeeded. It
-// does not wait for others, but for the server's answers it does. It costs 1
-// request if somebody holds rw or waits, and 3 if rw is free.
+// does not wait for others, but for the server's answers it does. It costs 3
+// requests, and believes what is said of others as [Mutex.TryLock] does.
 func (rw *RWMutex) TryLock(ctx context.Context) (bool, error) {
 	ok, err := rw.try(ctx, ModeExclusive)
 	return ok, opError("trylock", rw.path, err)

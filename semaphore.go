@@ -134,7 +134,7 @@ func (m *Semaphore) Acquire(ctx context.Context, n int64) error {
 
 // TryAcquire tries to acquire n permits and reports whether it succeeded. It
 // does not wait for others, but for the server's answers it does. It fails
-// while somebody else is about to acquire, or waits to. It costs 1 request if
+// while somebody else is about to acquire, or waits to. It costs 3 requests if
 // so, 6 if there are not enough permits, and 7 if it succeeds.
 func (m *Semaphore) TryAcquire(ctx context.Context, n int64) (bool, error) {
 	start := time.Now()

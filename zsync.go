@@ -89,7 +89,8 @@ func LockAll(ctx context.Context, ls ...Locker) (unlock func() error, err error)
 	return sync.OnceValue(unlock), nil
 }
 
-// A Contender is one who holds or waits.
+// A Contender is one who holds or waits, as the server that was asked knows it:
+// it may lag behind the others.
 type Contender struct {
 	Owner   string    // the data of its znode: WithOwner's text, or what another library writes
 	Node    string    // the name of its znode
