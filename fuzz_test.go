@@ -2,6 +2,8 @@ package zsync
 
 import (
 	"bytes"
+	"errors"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -98,6 +100,27 @@ func FuzzEnvelopes(f *testing.F) {
 			_, _ = decodePair[record, int](c, first)
 			_, _ = decode[record](c, first)
 			_, _ = decode[string](c, second)
+		}
+	})
+}
+
+// What the data of a room is read as, is what would be written; anybody may have
+// written it.
+func FuzzRoomState(f *testing.F) {
+	for _, s := range []string{"3", "3 1:-1:2", "3 1:-1:2 2:2:7", "0", "x", "3 1:2", "3 1:2:3x", "2 2147483648:0:1", " 3"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		state, err := parseRoomState([]byte(s))
+		if err != nil {
+			if !errors.Is(err, ErrInvalid) {
+				t.Errorf("%q: %v", s, err)
+			}
+			return
+		}
+		again, err := parseRoomState(state.bytes())
+		if err != nil || !reflect.DeepEqual(again, state) {
+			t.Errorf("%q is read as %+v, and that as %+v, %v", s, state, again, err)
 		}
 	})
 }
