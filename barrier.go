@@ -113,7 +113,7 @@ func (b *Barrier) Wait(ctx context.Context) error {
 	var closed int64 // when what we wait for was closed, by zxid; 0 if it is not known yet
 	err := m.during(ctx, func(inc *incarnation) error {
 		// A server that lags would show as open what somebody has closed.
-		if err := inc.sync(ctx, m.full(b.path)); err != nil && !isNoNode(err) {
+		if err := inc.sync(ctx, m.full(b.path)); err != nil {
 			return err
 		}
 		return b.await(ctx, inc, &closed)

@@ -140,50 +140,27 @@ var errBundle = errors.New("zsync: malformed reply to multiRead")
 // those that the server did not give, for another reason than that they do not
 // exist.
 func parseBundle(p []byte, n int) (nodes []node, refused []int, err error) {
-	take := func(k int) []byte {
-		if k < 0 || k > len(p) {
-			err, k = errBundle, 0
-		}
-		head := p[:k]
-		p = p[k:]
-		return head
-	}
-	word := func() int32 {
-		if b := take(4); len(b) == 4 {
-			return int32(binary.BigEndian.Uint32(b))
-		}
-		return 0
-	}
-	for i := 0; err == nil; i++ {
-		op := word()
-		done := take(1)
-		word()
-		switch {
-		case err != nil:
-		case done[0] != 0:
-			if i != n || len(p) > 0 {
-				err = errBundle
-			}
-			if err == nil {
-				return nodes, refused, nil
-			}
-		case i == n:
-			err = errBundle
-		case op == opGetData:
-			data := bytes.Clone(take(max(0, int(word())))) // a null buffer has length -1
-			if stat := take(statSize); err == nil {
+	s := scanner{p: p}
+	for op, more := s.next(); more; op, more = s.next() {
+		switch op {
+		case opGetData:
+			data := bytes.Clone(s.buffer())
+			if stat := s.take(statSize); !s.bad {
 				nodes = append(nodes, node{data, parseStat(stat)})
 			}
-		case op == -1:
-			if word() != errCodeNoNode {
-				refused = append(refused, i)
+		case opFailed:
+			if s.int32() != errCodeNoNode {
+				refused = append(refused, len(nodes))
 			}
 			nodes = append(nodes, node{})
 		default:
-			err = errBundle
+			s.bad = true
 		}
 	}
-	return nil, nil, err
+	if s.bad || len(nodes) != n || len(s.p) > 0 {
+		return nil, nil, errBundle
+	}
+	return nodes, refused, nil
 }
 
 func parseStat(p []byte) *zk.Stat {

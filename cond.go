@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/go-zookeeper/zk"
 )
@@ -173,19 +172,10 @@ func (c *Cond) unlock(ctx context.Context) error {
 	}
 	done, l := make(chan error, 1), c.L
 	c.s.spawn(func() { done <- l.Unlock() })
-	select {
-	case err := <-done:
+	if err, ok := graced(done, ctx.Done()); ok {
 		return err
-	case <-ctx.Done():
 	}
-	t := time.NewTimer(grace)
-	defer t.Stop()
-	select {
-	case err := <-done:
-		return err
-	case <-t.C:
-		return ctxErr(ctx)
-	}
+	return ctxErr(ctx)
 }
 
 // An outside is a context that no longer says that it comes from Do.
@@ -295,19 +285,18 @@ func (c *Cond) take(ctx context.Context, p *place) {
 	if p == nil {
 		return
 	}
-	done := make(chan struct{})
-	c.s.spawn(func() {
-		defer close(done)
-		err := c.multi(p.inc.ctx, p.inc, []any{
+	r := p.inc.inBackground(p.path, func() error {
+		_, err := p.inc.multi(p.inc.ctx,
 			&zk.DeleteRequest{Path: c.signalPath(p.me), Version: -1},
-			&zk.DeleteRequest{Path: p.path, Version: -1},
-		})
+			&zk.DeleteRequest{Path: p.path, Version: -1})
 		if isNoNode(err) { // woken by something else than a signal
-			p.inc.removeNow(p.inc.ctx, p.path)
+			err = p.inc.removeNow(p.inc.ctx, p.path)
 		}
+		return err
 	})
 	select {
-	case <-done:
+	case <-r.done:
+	case <-r.refused:
 	case <-ctx.Done():
 	case <-p.inc.disconnection():
 	case <-p.inc.ctx.Done():
@@ -321,18 +310,18 @@ func (c *Cond) leave(p *place) {
 	if p == nil {
 		return
 	}
-	r := &removal{inc: p.inc, done: make(chan struct{})}
-	c.s.spawn(func() {
-		defer close(r.done)
+	p.inc.inBackground(p.path, func() error {
 		ctx := p.inc.ctx
-		p.inc.removeNow(ctx, p.path)
+		if err := p.inc.removeNow(ctx, p.path); err != nil && !isNoNode(err) {
+			return err
+		}
 		if stat, err := p.inc.exists(ctx, c.signalPath(p.me)); err == nil && stat != nil {
 			if names, err := c.list(ctx, p.inc); err == nil {
 				c.mend(ctx, p.inc, names)
 			}
 		}
-	})
-	r.await(grace)
+		return nil
+	}).await(grace)
 }
 
 // The name of a signal is that of its waiter, but for "_c_" before and with
@@ -433,7 +422,8 @@ func (c *Cond) pass(ctx context.Context, inc *incarnation, names []string, path 
 		}
 		break
 	}
-	return unlessChanged(c.multi(ctx, inc, ops))
+	_, err = inc.multi(ctx, ops...)
+	return unlessChanged(err)
 }
 
 // mark returns what gives w a signal. It fails if w has one, or is gone. data is
@@ -451,16 +441,6 @@ func unlessChanged(err error) error {
 	if isNoNode(err) || isBadVersion(err) || isNodeExists(err) {
 		return nil
 	}
-	return err
-}
-
-// multi applies ops, which can be applied only once, in one transaction. If a
-// reply is lost the error may be that they have been applied before.
-func (c *Cond) multi(ctx context.Context, inc *incarnation, ops []any) error {
-	_, err := again(ctx, inc, func(conn *zk.Conn) (struct{}, error) {
-		_, err := conn.Multi(ops...)
-		return struct{}{}, err
-	})
 	return err
 }
 
@@ -502,7 +482,7 @@ func (c *Cond) signal(ctx context.Context) error {
 func (c *Cond) waiting(ctx context.Context) ([]child, error) {
 	var waiting []child
 	err := c.s.during(ctx, func(inc *incarnation) error {
-		if err := inc.sync(ctx, c.line.dir); err != nil && !isNoNode(err) {
+		if err := inc.sync(ctx, c.line.dir); err != nil {
 			return err
 		}
 		names, err := c.list(ctx, inc)
@@ -535,7 +515,7 @@ func (c *Cond) broadcast(ctx context.Context) error {
 			ops = append(ops, c.mark(todo[n], "")...)
 			size += 2 * c.s.sizeOf(c.signalPath(todo[n]), nil)
 		}
-		err = c.s.during(ctx, func(inc *incarnation) error { return c.multi(ctx, inc, ops) })
+		err = c.s.during(ctx, func(inc *incarnation) error { _, err := inc.multi(ctx, ops...); return err })
 		if err == nil {
 			todo = todo[n:]
 			continue

@@ -35,16 +35,16 @@ type DeadLetter struct {
 // when it begins. An error ends it. It costs one listing and one read for each.
 func (q *Queue[T]) Dead(ctx context.Context) iter.Seq2[DeadLetter, error] {
 	return func(yield func(DeadLetter, error) bool) {
-		names, err := []string(nil), q.err
+		es, err := []element(nil), q.err
 		if err == nil {
-			names, err = q.q.deadNames(ctx)
+			es, err = q.q.deadElements(ctx)
 		}
 		if err != nil {
 			yield(DeadLetter{}, opError("dead", q.q.path, err))
 			return
 		}
-		for _, name := range names {
-			d, err := q.q.deadLetter(ctx, name)
+		for _, e := range es {
+			d, err := q.q.deadLetter(ctx, e)
 			if isNoNode(err) {
 				continue // somebody has removed it
 			}
@@ -55,22 +55,22 @@ func (q *Queue[T]) Dead(ctx context.Context) iter.Seq2[DeadLetter, error] {
 	}
 }
 
-func (q *queueCore) deadNames(ctx context.Context) ([]string, error) {
+func (q *queueCore) deadElements(ctx context.Context) (es []element, err error) {
 	var names []string
-	err := q.m.during(ctx, func(inc *incarnation) (err error) {
+	err = q.m.during(ctx, func(inc *incarnation) (err error) {
 		names, _, err = inc.children(ctx, q.dead)
 		return err
 	})
 	if isNoNode(err) {
 		return nil, nil
 	}
-	names = slices.DeleteFunc(names, func(name string) bool { _, ok := parseDead(name); return !ok })
-	slices.SortFunc(names, func(a, b string) int {
-		x, _ := parseDead(a)
-		y, _ := parseDead(b)
-		return cmp.Compare(x.seq-y.seq, 0)
-	})
-	return names, err
+	for _, name := range names {
+		if e, ok := parseDead(name); ok {
+			es = append(es, e)
+		}
+	}
+	slices.SortFunc(es, func(a, b element) int { return cmp.Compare(a.seq-b.seq, 0) })
+	return es, err
 }
 
 // parseDead reads the priority and the number from the name of a dead letter.
@@ -85,11 +85,10 @@ func parseDead(name string) (element, bool) {
 	return element{name: name, prio: prio, seq: seq}, ok && ok2 && err == nil
 }
 
-func (q *queueCore) deadLetter(ctx context.Context, name string) (DeadLetter, error) {
-	e, _ := parseDead(name)
-	d := DeadLetter{ID: name, q: q, prio: e.prio}
+func (q *queueCore) deadLetter(ctx context.Context, e element) (DeadLetter, error) {
+	d := DeadLetter{ID: e.name, q: q, prio: e.prio}
 	err := q.m.during(ctx, func(inc *incarnation) error {
-		data, stat, err := inc.get(ctx, childPath(q.dead, name))
+		data, stat, err := inc.get(ctx, childPath(q.dead, e.name))
 		if err == nil {
 			d.Data, d.Since = data, time.UnixMilli(stat.Ctime)
 		}

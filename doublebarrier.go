@@ -247,13 +247,10 @@ func (wg *WaitGroup) enter(ctx context.Context, n int) error {
 			}
 		}
 	})
-	e := Event{Kind: Acquired, Op: "enter", Path: wg.path, Wait: time.Since(start)}
+	m.waited("enter", wg.path, start, err)
 	if err != nil {
-		e.Kind, e.Err = GaveUp, err
-		m.observe(e)
 		return err
 	}
-	m.observe(e)
 	d.mu.Lock()
 	d.inside = append(d.inside, p)
 	d.mu.Unlock()
@@ -300,6 +297,8 @@ func (d *doubleBarrier) enter(ctx context.Context, inc *incarnation, n int) (*pa
 		select {
 		case <-gone.done:
 			return nil, d.replace(ctx, inc, n, p.round.room, err)
+		case <-gone.refused:
+			err = gone.refusal
 		case <-ctx.Done():
 			err = ctxErr(ctx)
 		case <-inc.ctx.Done():
@@ -343,6 +342,8 @@ func (d *doubleBarrier) exorcise(ctx context.Context, inc *incarnation) error {
 			gone := inc.remove(path)
 			select {
 			case <-gone.done:
+			case <-gone.refused:
+				return gone.refusal
 			case <-ctx.Done():
 				return ctxErr(ctx)
 			}
@@ -361,15 +362,13 @@ func (d *doubleBarrier) exorcise(ctx context.Context, inc *incarnation) error {
 // keeper's znode if that is p's. If making is not nil it is closed when the
 // request that may make the latter is over.
 func (d *doubleBarrier) withdraw(inc *incarnation, p *party, making <-chan struct{}) *removal {
-	r := &removal{inc: inc, done: make(chan struct{})}
-	inc.m.spawn(func() {
-		defer close(r.done)
+	return inc.inBackground(p.path, func() error {
 		ctx := inc.ctx // there is nobody else to wait for
-		if r.err = inc.removeNow(ctx, p.path); isNoNode(r.err) {
-			r.err = nil
+		if err := inc.removeNow(ctx, p.path); err != nil && !isNoNode(err) {
+			return err
 		}
-		if r.err != nil || !p.asked {
-			return
+		if !p.asked {
+			return nil
 		}
 		// We may have let a round in without knowing it. Now that our child is
 		// gone this cannot happen any more, and if it has, somebody else must be
@@ -378,15 +377,19 @@ func (d *doubleBarrier) withdraw(inc *incarnation, p *party, making <-chan struc
 			select {
 			case <-making:
 			case <-ctx.Done():
-				return
+				return nil
 			}
 		}
 		keeper := d.keeperPath(p.round)
-		if data, _, err := inc.get(ctx, keeper); err == nil && string(data) == p.name {
-			inc.removeNow(ctx, keeper)
+		data, _, err := inc.get(ctx, keeper)
+		if err == nil && string(data) == p.name {
+			err = inc.removeNow(ctx, keeper)
 		}
+		if isNoNode(err) {
+			err = nil
+		}
+		return err
 	})
-	return r
 }
 
 // replace deletes the room, so that another takes its place, when nobody is in
@@ -738,7 +741,7 @@ func (d *doubleBarrier) tell(ctx context.Context, inc *incarnation, p *party) er
 	path := d.keeperPath(p.round)
 	ops := []any{&zk.SetDataRequest{Path: path, Version: -1}, &zk.DeleteRequest{Path: path, Version: -1}}
 	apply := func(ops []any) error {
-		_, err := again(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
+		_, err := inc.multi(ctx, ops...)
 		return err
 	}
 	if !p.left {
@@ -761,9 +764,9 @@ func (d *doubleBarrier) tell(ctx context.Context, inc *incarnation, p *party) er
 	return nil
 }
 
-// left is release for a hold whose znode is deleted by somebody else.
+// left is release for a hold whose znode is deleted already, or will be.
 func (h *hold) left() {
-	h.line.m.holds.Add(-1)
-	h.stop()
-	h.line.m.observe(Event{Kind: Released, Op: h.op, Path: h.line.m.bare(h.line.dir), Wait: time.Since(h.since)})
+	if h.finish() == nil {
+		h.released()
+	}
 }

@@ -151,11 +151,7 @@ func (e *Election) campaign(ctx context.Context) (*term, error) {
 	if err == nil {
 		err = e.win(ctx, t)
 	}
-	ev := Event{Kind: Acquired, Op: "campaign", Path: e.path, Wait: time.Since(start)}
-	if err != nil {
-		ev.Kind, ev.Err = GaveUp, err
-	}
-	e.s.observe(ev)
+	e.s.waited("campaign", e.path, start, err)
 	return t, err
 }
 
@@ -300,29 +296,19 @@ func endOfRun(ctx context.Context, err error) error {
 
 // lead runs f in t, and ends t. It returns f's error and that of the release.
 func (e *Election) lead(ctx context.Context, t *term, f func(ctx context.Context) error) (err, ended error) {
-	d := new(doing)
-	ctx, stop := context.WithCancelCause(context.WithValue(ctx, e.doKey(), d))
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
 	e.mu.Lock()
 	t.stop = stop
 	if e.term != t {
 		stop(ErrNotLocked) // resigned already
 	}
 	e.mu.Unlock()
-	var watching sync.WaitGroup
-	watching.Go(func() {
-		select {
-		case <-t.hold.lost:
-			stop(ErrLost)
-		case <-ctx.Done():
-		}
-	})
-	defer func() {
-		d.over.Store(true)
-		stop(nil)
-		watching.Wait()
+	err = doHolding(ctx, e.doKey(), new(doing), t.hold.lost, f, func() error {
 		ended = e.resign(t)
-	}()
-	return f(ctx), nil
+		return nil
+	})
+	return err, ended
 }
 
 // modeLeader tells Run's contexts from those of a Mutex at the same path.
@@ -396,7 +382,7 @@ func (e *Election) leader(ctx context.Context) (Contender, error) {
 	}
 	var c Contender
 	err := e.s.during(ctx, func(inc *incarnation) error {
-		if err := e.line.catchUp(ctx, inc); err != nil {
+		if err := inc.sync(ctx, e.line.dir); err != nil {
 			return err
 		}
 		for {
@@ -414,15 +400,6 @@ func (e *Election) leader(ctx context.Context) (Contender, error) {
 		}
 	})
 	return c, err
-}
-
-// catchUp makes what is read next at least as new as the call, and so as
-// anything that was read before, in another session and from another server.
-func (l *line) catchUp(ctx context.Context, inc *incarnation) error {
-	if err := inc.sync(ctx, l.dir); err != nil && !isNoNode(err) {
-		return err
-	}
-	return nil
 }
 
 // first returns the name of the first in the line, or "".
@@ -495,7 +472,7 @@ type spectator struct {
 //  4. Tell who it is, unless that was told, as long as it is there.
 //  5. When it is gone, go to 1.
 func (o *spectator) observe(ctx context.Context, inc *incarnation) error {
-	if err := o.line.catchUp(ctx, inc); err != nil {
+	if err := inc.sync(ctx, o.line.dir); err != nil {
 		return err
 	}
 	for {
@@ -520,7 +497,7 @@ func (o *spectator) awaitAnyone(ctx context.Context, inc *incarnation) error {
 	defer inc.hub.leave(w)
 	switch names, _, err := inc.children(ctx, o.line.dir); {
 	case isNoNode(err):
-		return o.awaitParent(ctx, inc) // what is missing cannot be listed, nor watched in that way
+		return inc.awaitMade(ctx, o.line.dir) // what is missing cannot be listed, nor watched in that way
 	case err != nil:
 		return err
 	case len(parseChildren(names, o.line.bases...)) > 0:
@@ -529,36 +506,9 @@ func (o *spectator) awaitAnyone(ctx context.Context, inc *incarnation) error {
 	return inc.awaitFired(ctx, w)
 }
 
-// awaitParent waits until the parent of the line is there.
-func (o *spectator) awaitParent(ctx context.Context, inc *incarnation) error {
-	w := inc.hub.join(watchKey{watchExists, o.line.dir})
-	defer inc.hub.leave(w)
-	stat, err := inc.exists(ctx, o.line.dir)
-	if err != nil || stat != nil {
-		return err
-	}
-	return inc.awaitFired(ctx, w)
-}
-
 // follow tells who is first, and waits until it is gone.
 func (o *spectator) follow(ctx context.Context, inc *incarnation, first string) error {
-	path := childPath(o.line.dir, first)
-	for {
-		w := inc.hub.join(watchKey{watchChildren, path}) // see awaitGone
-		_, _, err := inc.children(ctx, path)
-		if err == nil {
-			err = o.tell(ctx, inc, first, w)
-		}
-		inc.hub.leave(w)
-		switch {
-		case isNoNode(err):
-			return nil
-		case err != nil:
-			return err
-		case w.event == zk.EventNodeDeleted:
-			return nil
-		}
-	}
+	return inc.whileThere(ctx, childPath(o.line.dir, first), func(w *watch) error { return o.tell(ctx, inc, first, w) })
 }
 
 // tell names the first to the reader, and returns when w has fired.

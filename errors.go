@@ -149,10 +149,13 @@ func outcomeOf(err error) outcome {
 	}
 	// Codes that go-zookeeper has no name for. ConnectionLoss (-4) and
 	// OperationTimeout (-7) are a server's own "I do not know".
-	if code, ok := strings.CutPrefix(err.Error(), "unknown error: "); ok && code != "-4" && code != "-7" {
-		return answered
+	switch code, ok := strings.CutPrefix(err.Error(), "unknown error: "); {
+	case !ok, code == "-4", code == "-7":
+		return unknown
+	case code == "-127":
+		return unsent // Throttled: the server has put the request aside
 	}
-	return unknown
+	return answered
 }
 
 // isNoNode and its like say that a server answered so.

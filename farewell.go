@@ -44,7 +44,10 @@ func (m *manager) beforeClose() (begun <-chan struct{}, done func()) {
 func (m *manager) tidy(r *removal) {
 	_, done := m.beforeClose()
 	m.spawn(func() {
-		<-r.done
+		select {
+		case <-r.done:
+		case <-r.refused: // Close is no time to wait for permissions
+		}
 		done()
 	})
 }
@@ -71,13 +74,11 @@ func (m *manager) sayFarewell() {
 	m.mu.Lock()
 	inc := m.cur
 	m.mu.Unlock()
-	t := time.NewTimer(farewellTime)
-	defer t.Stop()
 	select {
 	case <-f.done:
 	case <-inc.disconnection():
 	case <-inc.ctx.Done():
 	case <-m.closing:
-	case <-t.C:
+	case <-time.After(farewellTime):
 	}
 }

@@ -21,6 +21,7 @@ type hold struct {
 
 	mu   sync.Mutex
 	gone bool          // lost is closed; guarded by mu
+	over bool          // it is being released: that others do not find the znode is no loss; guarded by mu
 	lost chan struct{} // closed when the hold is lost, and never when it is released
 	tok  int64         // the fencing token, 0 until it is asked for; guarded by mu
 	user int           // grows when h goes to somebody else, or to another znode; guarded by mu
@@ -34,10 +35,16 @@ func newHold(l *line, p *place, op string) *hold {
 	return h
 }
 
-// lose marks h as lost.
+// lose marks h as lost, unless it is given up already.
 func (h *hold) lose(why error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if !h.over {
+		h.loseLocked(why)
+	}
+}
+
+func (h *hold) loseLocked(why error) {
 	if h.gone {
 		return
 	}
@@ -187,28 +194,38 @@ func (h *hold) txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
 // drops, or is down, it returns at once and the deletion goes on in the
 // background. It is ErrLost if h was lost, even at the last moment.
 func (h *hold) release() error {
+	if err := h.finish(); err != nil {
+		return err
+	}
+	if err := h.place.leave().verdict(); err != nil {
+		if errors.Is(err, ErrLost) {
+			h.mu.Lock()
+			h.loseLocked(err)
+			h.mu.Unlock()
+		}
+		return err
+	}
+	h.released()
+	return nil
+}
+
+// finish begins a release. It is h.err if there is nothing to release any more.
+func (h *hold) finish() error {
 	h.uncount()
 	h.stop()
 	if err := h.err(); err != nil {
 		return err
 	}
-	r := h.place.leave()
-	select {
-	case <-r.done:
-		// If it is deleted by us it was ours until then, even if the session
-		// has ended since.
-		if r.err != nil {
-			return h.verdict(r.err)
-		}
-	case <-h.place.inc.disconnection():
-		// Whether or not the deletion has got through, it will be repeated
-		// for as long as the session can last.
-		if err := h.err(); err != nil {
-			return err
-		}
-	case <-h.place.inc.ctx.Done():
-		return h.err()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.gone { // found out at this same instant
+		return ErrLost
 	}
-	h.line.m.observe(Event{Kind: Released, Op: h.op, Path: h.line.m.bare(h.line.dir), Wait: time.Since(h.since)})
+	h.over = true
 	return nil
+}
+
+// released ends a release.
+func (h *hold) released() {
+	h.line.m.observe(Event{Kind: Released, Op: h.op, Path: h.line.m.bare(h.line.dir), Wait: time.Since(h.since)})
 }

@@ -215,12 +215,9 @@ func (inc *incarnation) watchdog() {
 	case <-inc.ctx.Done():
 		return
 	}
-	t := time.NewTimer(0)
-	defer t.Stop()
 	for inc.alive() {
-		t.Reset(min(inc.left(), time.Duration(inc.timeout.Load()/10)))
 		select {
-		case <-t.C:
+		case <-time.After(min(inc.left(), time.Duration(inc.timeout.Load()/10))):
 		case <-inc.ctx.Done():
 		}
 	}
@@ -472,10 +469,8 @@ func (inc *incarnation) pause(ctx context.Context, try int) error {
 	if d == 0 {
 		return nil
 	}
-	t := time.NewTimer(d)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(d):
 		return nil
 	case <-ctx.Done():
 		return ctxErr(ctx)

@@ -196,7 +196,7 @@ func (l *line) blocked(ctx context.Context, inc *incarnation, turn rule) (bool, 
 		if blocker, _ := turn(parseChildren(names, l.bases...)); blocker == nil || synced {
 			return blocker != nil, nil
 		}
-		if err := inc.sync(ctx, l.dir); err != nil && !isNoNode(err) {
+		if err := inc.sync(ctx, l.dir); err != nil {
 			return false, err
 		}
 	}

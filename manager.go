@@ -246,6 +246,15 @@ func (m *manager) observe(e Event) {
 	}
 }
 
+// waited tells the observer how a wait for a hold ended.
+func (m *manager) waited(op, path string, start time.Time, err error) {
+	e := Event{Kind: Acquired, Op: op, Path: path, Wait: time.Since(start)}
+	if err != nil {
+		e.Kind, e.Err = GaveUp, err
+	}
+	m.observe(e)
+}
+
 // dialed is told why a server could not be reached.
 func (m *manager) dialed(addr string, err error) {
 	m.log.Debug("zsync: cannot reach server", "addr", addr, "err", err)
@@ -323,11 +332,9 @@ func (m *manager) dialOwn(ctx context.Context, addr string, limit time.Duration)
 		}
 	}()
 	m.spawn(func() {
-		t := time.NewTimer(limit)
-		defer t.Stop()
 		select {
 		case <-back:
-		case <-t.C:
+		case <-time.After(limit):
 		}
 	})
 	select {
@@ -384,10 +391,8 @@ func (h *hostProvider) Next() (addr string, retryStart bool) {
 	addr, delay := h.inc.m.pace.pick()
 	// The session must not run out while a server is already back.
 	delay = min(delay, time.Duration(h.inc.timeout.Load()/10))
-	t := time.NewTimer(delay)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(delay):
 		if h.inc.ctx.Err() == nil {
 			return addr, false
 		}

@@ -272,7 +272,7 @@ func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context) error) error
 	if err := m.Lock(ctx); err != nil {
 		return err
 	}
-	return doHolding(ctx, m.doKey(), m.Lost(), f, m.Unlock)
+	return doHolding(ctx, m.doKey(), new(doing), m.Lost(), f, m.Unlock)
 }
 
 func (m *Mutex) doKey() doKey { return doKey{m.s, m.path, ModeExclusive} }
@@ -289,7 +289,14 @@ type doKey struct {
 }
 
 // A doing is one run of Do.
-type doing struct{ over atomic.Bool }
+type doing struct {
+	over atomic.Bool
+
+	// Of an RWMutex alone: what is held.
+	mode Mode
+	turn *turnstile
+	t    *tenure
+}
 
 // in returns the run of Do that made ctx, unless it is over.
 func (k doKey) in(ctx context.Context) *doing {
@@ -302,8 +309,7 @@ func (k doKey) in(ctx context.Context) *doing {
 
 // doHolding runs f with a context that says so and that ends with the hold, and
 // releases.
-func doHolding(ctx context.Context, key doKey, lost <-chan struct{}, f func(ctx context.Context) error, release func() error) (err error) {
-	d := new(doing)
+func doHolding(ctx context.Context, key doKey, d *doing, lost <-chan struct{}, f func(ctx context.Context) error, release func() error) (err error) {
 	ctx, cancel := context.WithCancelCause(context.WithValue(ctx, key, d))
 	watching := make(chan struct{})
 	stop := make(chan struct{})

@@ -270,7 +270,7 @@ func (o *Once) enter(ctx context.Context) (*hold, error) {
 	watching := make(chan struct{})
 	o.s.spawn(func() {
 		defer close(watching)
-		if o.awaitMark(wait) == nil {
+		if o.s.during(wait, func(inc *incarnation) error { return inc.awaitMade(wait, o.mark) }) == nil {
 			cancel(errMarked)
 		}
 	})
@@ -280,37 +280,16 @@ func (o *Once) enter(ctx context.Context) (*hold, error) {
 	switch {
 	case err == nil:
 		// The mark may have been made at this same instant. Step 3 sees it.
-		o.s.observe(Event{Kind: Acquired, Op: "do", Path: o.path, Wait: time.Since(start)})
+		o.s.waited("do", o.path, start, nil)
 		return newHold(&o.line, p, "do"), nil
 	case ctx.Err() != nil:
 		err = ctxErr(ctx)
 	case errors.Is(err, errMarked):
 		return nil, errMarked
 	}
-	o.s.observe(Event{Kind: GaveUp, Op: "do", Path: o.path, Wait: time.Since(start), Err: err})
+	o.s.waited("do", o.path, start, err)
 	return nil, err
 }
-
-// awaitMark waits until the mark has been made.
-func (o *Once) awaitMark(ctx context.Context) error {
-	return o.s.during(ctx, func(inc *incarnation) error {
-		for {
-			w := inc.hub.join(watchKey{watchExists, o.mark})
-			stat, err := inc.exists(ctx, o.mark)
-			if err == nil && stat == nil {
-				err = inc.awaitFired(ctx, w)
-			}
-			inc.hub.leave(w)
-			if err != nil || stat != nil || w.made() {
-				return err
-			}
-		}
-	})
-}
-
-// made reports whether w has fired because its znode was created. It may be
-// asked only by one for whom w has fired.
-func (w *watch) made() bool { return w.event == zk.EventNodeCreated }
 
 // run runs f while h stands, and makes the mark if it returns nil. If it is
 // found that f need not be run the error is errMarked, and if it cannot be,
@@ -332,7 +311,7 @@ func (o *Once) run(ctx context.Context, h *hold, f func(ctx context.Context, pla
 	}
 	var failed error
 	returned := false
-	err = doHolding(ctx, o.doKey(), h.lost, func(ctx context.Context) error {
+	err = doHolding(ctx, o.doKey(), new(doing), h.lost, func(ctx context.Context) error {
 		data, failed = f(ctx, baseName(h.place.path))
 		returned = true
 		return failed
@@ -364,17 +343,8 @@ func (o *Once) finish(ctx context.Context, h *hold, data []byte) error {
 		h.release() // Step 5. If h is lost by now, the mark is made nevertheless.
 		done <- err
 	})
-	select {
-	case err := <-done:
+	if err, ok := graced(done, ctx.Done()); ok {
 		return err
-	case <-ctx.Done():
-	}
-	t := time.NewTimer(grace)
-	defer t.Stop()
-	select {
-	case err := <-done:
-		return err
-	case <-t.C:
 	}
 	if h.err() != nil {
 		return errors.Join(ctxErr(ctx), ErrLost)
@@ -458,7 +428,7 @@ func (o *Once) done(ctx context.Context) (bool, error) {
 		return g != nil, err
 	}
 	err := o.s.during(ctx, func(inc *incarnation) error { return inc.sync(ctx, o.mark) })
-	if err != nil && !isNoNode(err) {
+	if err != nil {
 		return false, err
 	}
 	g, err := o.look(ctx)
@@ -537,9 +507,6 @@ func OnceValue[T any](s *Session, path string, f func(ctx context.Context) (T, e
 	k := newKeeper(s, path, c.err,
 		func(v T) ([]byte, error) { return encode(c.codec, v) },
 		func(data []byte) (T, error) { return decode[T](c.codec, data) })
-	if f == nil {
-		return func(ctx context.Context) (T, error) { return k.get(ctx, nil) }
-	}
 	return func(ctx context.Context) (T, error) { return k.get(ctx, f) }
 }
 

@@ -102,7 +102,7 @@ func (s *scanner) int32() int32 {
 }
 
 // buffer takes a string or a buffer, whose length may be -1.
-func (s *scanner) buffer() { s.take(max(0, int(s.int32()))) }
+func (s *scanner) buffer() []byte { return s.take(max(0, int(s.int32()))) }
 
 // next takes the header of an operation in a multi, or of its result, and
 // reports whether it is one and not the end.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -275,7 +274,7 @@ func (q *queueCore) reclaim(ctx context.Context, inc *incarnation, guid string, 
 		return nil
 	}
 	ops = append(ops, &zk.SetDataRequest{Path: q.dir, Version: -1}) // the bell
-	_, err := again(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
+	_, err := inc.multi(ctx, ops...)
 	if isNoNode(err) || isBadVersion(err) {
 		return nil // an attempt whose reply was lost, its owner, or another
 	}
@@ -303,7 +302,7 @@ func (l *ledger) claim(ctx context.Context, v *view, es []element) (*batch, bool
 	}
 	// The batch's name is used once. When the reply is lost, a repetition that
 	// finds the batch there says that the first attempt made it.
-	rs, err := again(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
+	rs, err := inc.multi(ctx, ops...)
 	i := failedOp(rs)
 	switch {
 	case err == nil, i == 0 && isNodeExists(err):
@@ -358,6 +357,5 @@ func (q *queueCore) liveMarks(v *view, self string) []string {
 			paths = append(paths, childPath(q.claims, guid+"-"+liveSuffix))
 		}
 	}
-	slices.SortFunc(paths, strings.Compare)
 	return paths
 }

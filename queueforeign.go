@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/go-zookeeper/zk"
 )
@@ -198,7 +199,7 @@ func (q *queueCore) firstForeign(ctx context.Context, inc *incarnation) (*item, 
 		}
 		if len(es) == 0 { // there is nothing only if the leader says so
 			synced = true
-			if err := q.catchUp(ctx, inc); err != nil {
+			if err := inc.sync(ctx, q.dir); err != nil {
 				return nil, err
 			}
 		}
@@ -214,7 +215,7 @@ func (q *queueCore) firstForeign(ctx context.Context, inc *incarnation) (*item, 
 			if err != nil || len(all) != 1 {
 				all = [][]byte{data}
 			}
-			return &item{element: e, data: all[0], framed: data, version: stat.Version}, nil
+			return &item{element: e, data: all[0], framed: data, version: stat.Version, sent: time.UnixMilli(stat.Ctime)}, nil
 		}
 	}
 }
@@ -247,7 +248,7 @@ func (q *queueCore) pluckForeign(ctx context.Context, check func(it *item) error
 			}
 			err = q.remove(ctx, it, ops)
 			if isNoNode(err) || isBadVersion(err) {
-				if err := q.catchUp(ctx, inc); err != nil {
+				if err := inc.sync(ctx, q.dir); err != nil {
 					return err
 				}
 				continue
@@ -329,7 +330,7 @@ func (q *queueCore) seize(ctx context.Context, inc *incarnation, l *ledger, es [
 			return nil
 		}
 		if err == nil {
-			found[i] = &item{element: es[i], framed: data, version: stat.Version}
+			found[i] = &item{element: es[i], framed: data, version: stat.Version, sent: time.UnixMilli(stat.Ctime)}
 		}
 		return err
 	})

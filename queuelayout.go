@@ -86,7 +86,7 @@ type element struct {
 }
 
 // key names the element within its queue, for as long as the queue exists.
-func (e element) key() string { return e.bucket + "/" + e.name }
+func (e element) key() string { return strings.TrimPrefix(e.bucket+"/"+e.name, "/") }
 
 // elementName is the name of an element up to its number.
 func elementName(due int64) string {

@@ -157,7 +157,7 @@ func (l *ledger) open(ctx context.Context) error {
 		&zk.CreateRequest{Path: childPath(q.claims, l.guid+"-"+stateSuffix), Acl: q.m.cfg.acl},
 		&zk.CreateRequest{Path: childPath(q.claims, l.guid+"-"+liveSuffix), Data: []byte(q.m.cfg.owner), Acl: q.m.cfg.acl, Flags: zk.FlagEphemeral},
 	}
-	_, err := again(ctx, l.inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
+	_, err := l.inc.multi(ctx, ops...)
 	if isNodeExists(err) { // an attempt whose reply was lost
 		return nil
 	}

@@ -3,7 +3,6 @@ package zsync
 import (
 	"context"
 	"errors"
-	"reflect"
 	"sync"
 	"time"
 )
@@ -162,13 +161,11 @@ func (p *pump) run() {
 		// What retrying cannot cure, such as a missing permission, somebody
 		// may cure on the servers. The channel stays open.
 		p.q.complain(err)
-		t := time.NewTimer(max(p.q.m.cfg.retry.delay(try), time.Second))
 		select {
-		case <-t.C:
+		case <-time.After(max(p.q.m.cfg.retry.delay(try), time.Second)):
 		case <-p.ctx.Done():
 		case <-p.q.m.closing:
 		}
-		t.Stop()
 	}
 }
 
@@ -237,9 +234,7 @@ var errNoRoom = errors.New("zsync: no room")
 func (p *pump) awaitRoom(inc *incarnation, limit time.Duration) error {
 	var expired <-chan time.Time
 	if limit > 0 {
-		t := time.NewTimer(limit)
-		defer t.Stop()
-		expired = t.C
+		expired = time.After(limit)
 	}
 	for {
 		p.mu.Lock()
@@ -315,7 +310,7 @@ func (p *pump) turn(inc *incarnation, l *ledger, u *undertaker) error {
 		}
 		if !ok {
 			es = nil
-			if err := inc.sync(ctx, q.claims); err != nil && !isNoNode(err) {
+			if err := inc.sync(ctx, q.claims); err != nil {
 				return err
 			}
 			continue
@@ -335,8 +330,7 @@ func (p *pump) turn(inc *incarnation, l *ledger, u *undertaker) error {
 
 // wanted reports whether a consumer waits now, or will in a moment.
 func (p *pump) wanted() bool {
-	t := time.NewTimer(patienceForRoom)
-	defer t.Stop()
+	expired := time.After(patienceForRoom)
 	for {
 		p.mu.Lock()
 		waiting, changed := p.waiting, p.changed
@@ -348,7 +342,7 @@ func (p *pump) wanted() bool {
 		case <-changed:
 		case <-p.ctx.Done():
 			return false
-		case <-t.C:
+		case <-expired:
 			return false
 		}
 	}
@@ -408,37 +402,17 @@ func (p *pump) search(inc *incarnation, u *undertaker) (v *view, es []element, n
 
 // idle is the second half of step 2.
 func (p *pump) idle(inc *incarnation, l *ledger, v *view, bell *watch, next time.Time) error {
-	waits := []<-chan struct{}{bell.fired, p.ctx.Done(), inc.ctx.Done()}
+	watches := []*watch{bell}
 	for _, mark := range p.q.liveMarks(v, l.guid) {
 		w := inc.hub.join(watchKey{watchExists, mark})
 		defer inc.hub.leave(w)
 		stat, err := inc.exists(p.ctx, mark)
-		if err != nil {
-			return err
+		if err != nil || stat == nil {
+			return err // or gone since we looked
 		}
-		if stat == nil {
-			return nil // gone since we looked
-		}
-		waits = append(waits, w.fired)
+		watches = append(watches, w)
 	}
 	p.q.m.waiters.Add(1)
 	defer p.q.m.waiters.Add(-1)
-	var due <-chan time.Time
-	if !next.IsZero() {
-		t := time.NewTimer(time.Until(next))
-		defer t.Stop()
-		due = t.C
-	}
-	cases := []reflect.SelectCase{{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(due)}}
-	for _, c := range waits {
-		cases = append(cases, reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(c)})
-	}
-	reflect.Select(cases)
-	switch {
-	case p.ctx.Err() != nil:
-		return ctxErr(p.ctx)
-	case inc.ctx.Err() != nil:
-		return errEnded
-	}
-	return nil
+	return inc.awaitAny(p.ctx, watches, next)
 }

@@ -3,7 +3,7 @@ package zsync
 import (
 	"context"
 	"errors"
-	"reflect"
+	"time"
 )
 
 // awaitRoom waits until n more elements fit into a queue of limited length,
@@ -84,18 +84,5 @@ func (q *queueCore) fits(ctx context.Context, inc *incarnation, n int) (bool, er
 	if err != nil || have+n <= q.cfg.maxLen {
 		return err == nil, err
 	}
-	cases := []reflect.SelectCase{
-		{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(ctx.Done())},
-		{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(inc.ctx.Done())},
-	}
-	for _, w := range watches {
-		cases = append(cases, reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(w.fired)})
-	}
-	switch i, _, _ := reflect.Select(cases); i {
-	case 0:
-		return false, ctxErr(ctx)
-	case 1:
-		return false, errEnded
-	}
-	return false, nil
+	return false, inc.awaitAny(ctx, watches, time.Time{})
 }

@@ -99,15 +99,12 @@ func (o *outbox) run() {
 			continue
 		}
 		if o.receipt != "" {
-			t := time.NewTimer(max(linger, o.wait))
 			select {
 			case <-o.more:
-				t.Stop()
 				continue
-			case <-t.C:
+			case <-time.After(max(linger, o.wait)):
 				o.drop()
 			case <-leaving:
-				t.Stop()
 				if o.wait == 0 {
 					o.drop()
 				}

@@ -122,7 +122,7 @@ func (q *queueCore) first(ctx context.Context, inc *incarnation, u *undertaker) 
 		if !synced {
 			// This server may lag. There is nothing only if the leader says so.
 			synced = true
-			if err := q.catchUp(ctx, inc); err != nil {
+			if err := inc.sync(ctx, q.dir); err != nil {
 				return nil, nil, err
 			}
 			continue
@@ -134,14 +134,11 @@ func (q *queueCore) first(ctx context.Context, inc *incarnation, u *undertaker) 
 		if next.IsZero() && !buried {
 			return nil, v, nil
 		}
-		t := time.NewTimer(time.Until(next))
 		select {
-		case <-t.C:
+		case <-time.After(time.Until(next)):
 		case <-ctx.Done():
-			t.Stop()
 			return nil, nil, ctxErr(ctx)
 		case <-inc.ctx.Done():
-			t.Stop()
 			return nil, nil, errEnded
 		}
 	}
@@ -207,21 +204,12 @@ func (q *Queue[T]) Len(ctx context.Context) (int, error) {
 	}
 	var n int
 	err := q.q.m.during(ctx, func(inc *incarnation) (err error) {
-		if err = q.q.catchUp(ctx, inc); err == nil {
+		if err = inc.sync(ctx, q.q.dir); err == nil {
 			n, err = q.q.length(ctx, inc)
 		}
 		return err
 	})
 	return n, opError("len", q.q.path, err)
-}
-
-// catchUp makes the server that answers know of everything that was sent or
-// taken before.
-func (q *queueCore) catchUp(ctx context.Context, inc *incarnation) error {
-	if err := inc.sync(ctx, q.dir); !isNoNode(err) {
-		return err
-	}
-	return nil
 }
 
 func (q *queueCore) length(ctx context.Context, inc *incarnation) (int, error) {
@@ -255,7 +243,7 @@ func (q *Queue[T]) Peek(ctx context.Context) (v T, ok bool, err error) {
 	}
 	var it *item
 	err = q.q.m.during(ctx, func(inc *incarnation) (err error) {
-		if err = q.q.catchUp(ctx, inc); err != nil {
+		if err = inc.sync(ctx, q.q.dir); err != nil {
 			return err
 		}
 		if q.q.foreign != nil {
@@ -313,7 +301,7 @@ func (q *queueCore) clear(ctx context.Context) (n int, err error) {
 
 // clearable lists elements that nobody has claimed, delayed ones too.
 func (q *queueCore) clearable(ctx context.Context, inc *incarnation) (paths []string, v *view, err error) {
-	if err := q.catchUp(ctx, inc); err != nil {
+	if err := inc.sync(ctx, q.dir); err != nil {
 		return nil, nil, err
 	}
 	if q.foreign == nil {

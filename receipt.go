@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
+	"slices"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -53,6 +55,10 @@ func (inc *incarnation) commit(ctx context.Context, dir string, ops []any) ([]zk
 		case len(rs) > 0 && isNodeExists(rs[0].Error):
 			inc.remove(receipt)
 			return inc.m.bareResponses(presumed(ops)), nil
+		case len(rs) > 0 && isNoNode(rs[0].Error) && dir == inc.m.full("/"):
+			if err := inc.makeDir(ctx, dir); err != nil { // the chroot
+				return nil, err
+			}
 		case outcomeOf(err) == answered:
 			return inc.m.bareResponses(rs[min(len(rs), 1):]), err
 		case !errors.Is(err, errEnded) && ctx.Err() == nil:
@@ -105,50 +111,44 @@ func (m *manager) checkOps(ops []any, extra ...string) (full []any, dir string, 
 	full = make([]any, len(ops))
 	size, created := 256, false
 	for i, op := range ops {
+		if v := reflect.ValueOf(op); v.Kind() == reflect.Pointer && v.IsNil() {
+			return nil, "", invalid("operation %d is nil", i)
+		}
 		var path string
+		var data []byte
+		creates := false
 		switch op := op.(type) {
 		case *zk.CreateRequest:
-			if op == nil {
-				return nil, "", invalid("operation %d is nil", i)
-			}
 			r := *op
-			r.Path, path = m.full(op.Path), op.Path
+			path, data, creates = op.Path, op.Data, true
+			r.Path = m.full(path)
 			if len(r.Acl) == 0 {
 				r.Acl = m.cfg.acl
 			}
 			full[i] = &r
-			size += m.sizeOf(r.Path, r.Data)
 		case *zk.SetDataRequest:
-			if op == nil {
-				return nil, "", invalid("operation %d is nil", i)
-			}
-			r := *op
-			r.Path, path = m.full(op.Path), op.Path
-			full[i] = &r
-			size += m.sizeOf(r.Path, r.Data)
+			path, data = op.Path, op.Data
+			full[i] = &zk.SetDataRequest{Path: m.full(path), Data: data, Version: op.Version}
 		case *zk.DeleteRequest:
-			if op == nil {
-				return nil, "", invalid("operation %d is nil", i)
-			}
-			full[i] = &zk.DeleteRequest{Path: m.full(op.Path), Version: op.Version}
 			path = op.Path
-			size += m.sizeOf(m.full(path), nil)
+			full[i] = &zk.DeleteRequest{Path: m.full(path), Version: op.Version}
 		case *zk.CheckVersionRequest:
-			if op == nil {
-				return nil, "", invalid("operation %d is nil", i)
-			}
-			full[i] = &zk.CheckVersionRequest{Path: m.full(op.Path), Version: op.Version}
 			path = op.Path
-			size += m.sizeOf(m.full(path), nil)
+			full[i] = &zk.CheckVersionRequest{Path: m.full(path), Version: op.Version}
 		default:
 			return nil, "", invalid("operation %d is a %T; want *zk.CreateRequest, *zk.SetDataRequest, *zk.DeleteRequest or *zk.CheckVersionRequest", i, op)
 		}
-		if _, isCreate := op.(*zk.CreateRequest); isCreate && !created || dir == "" {
-			created, dir = isCreate, parentPath(m.full(path))
+		size += m.sizeOf(m.full(path), data)
+		if creates && !created || dir == "" {
+			created, dir = creates, parentPath(m.full(path))
 		}
 		if err := checkOpPath(op, path); err != nil {
 			return nil, "", fmt.Errorf("operation %d: %w", i, err)
 		}
+	}
+	// A receipt cannot be made in what is deleted.
+	for slices.ContainsFunc(full, func(op any) bool { d, ok := op.(*zk.DeleteRequest); return ok && d.Path == dir }) {
+		dir = parentPath(dir)
 	}
 	for _, path := range append(extra, childPath(dir, receiptName)) {
 		size += m.sizeOf(path, nil)
@@ -257,13 +257,10 @@ func (inc *incarnation) bar(ctx context.Context, receipt string) (applied bool, 
 // removeSoon deletes a persistent znode in the background, in this session or,
 // if it ends first, the next.
 func (m *manager) removeSoon(inc *incarnation, path string) *removal {
-	r := &removal{inc: inc, done: make(chan struct{})}
-	m.spawn(func() {
-		defer close(r.done)
+	return inc.inBackground(path, func() error {
 		ctx := context.Background() // ends with the Session
-		r.err = m.during(ctx, func(inc *incarnation) error { return inc.removeNow(ctx, path) })
+		return m.during(ctx, func(inc *incarnation) error { return inc.removeNow(ctx, path) })
 	})
-	return r
 }
 
 // dropReceipt deletes a receipt in the background: at once, or when no attempt
@@ -275,15 +272,11 @@ func (m *manager) dropReceipt(inc *incarnation, receipt string, later bool) {
 	}
 	wait := 2 * time.Duration(inc.timeout.Load())
 	m.spawn(func() {
-		t := time.NewTimer(wait)
-		defer t.Stop()
 		select {
-		case <-t.C:
+		case <-time.After(wait):
 		case <-m.closing:
 			return
 		}
-		m.during(context.Background(), func(inc *incarnation) error {
-			return inc.removeNow(context.Background(), receipt)
-		})
+		m.removeSoon(inc, receipt)
 	})
 }

@@ -1,6 +1,7 @@
 package zsync
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"strings"
@@ -276,6 +277,7 @@ func (rw *RWMutex) downgrade(ctx context.Context) error {
 	r := p.inc.remove(former)
 	select {
 	case <-r.done:
+	case <-r.refused: // readers behind it wait, until the deletion has been allowed
 	case <-p.inc.disconnection():
 	case <-p.inc.ctx.Done(): // the loss is told to who holds what there is now
 	case <-ctx.Done(): // it has been done; only the tidying is not over
@@ -302,7 +304,7 @@ func (l *line) beside(ctx context.Context, h *hold, base string, data []byte) (*
 		err := inc.createAll(ctx, path, []string{p.path}, data)
 		switch {
 		case err == nil:
-			return p, nil
+			return p.granted()
 		case errors.Is(err, errVanished) && h.at() != path:
 			continue // it has been downgraded in the meantime, and stands elsewhere
 		case errors.Is(err, errVanished):
@@ -420,37 +422,31 @@ func (rw *RWMutex) do(ctx context.Context, op string, mode Mode, f func(ctx cont
 	if err != nil {
 		return opError(op, rw.path, err)
 	}
-	key := doKey{rw.s, rw.path, mode}
-	ctx = context.WithValue(ctx, insideKey(key), &inside{mode, &rw.turn, t})
-	return doHolding(ctx, key, t.hold.lost, f, func() error {
+	key := rw.doKey(mode)
+	return doHolding(ctx, key, &doing{mode: mode, turn: &rw.turn, t: t}, t.hold.lost, f, func() error {
 		return opError(op, rw.path, rw.turn.leave(t, true))
 	})
 }
 
-// An inside is what a Do or RDo holds, under an insideKey in its context.
-type inside struct {
-	mode Mode
-	turn *turnstile
-	t    *tenure
-}
-
-type insideKey doKey
-
 // within returns the Do, or else the RDo, of this path in which ctx was made,
 // if that still runs.
-func (rw *RWMutex) within(ctx context.Context) *inside {
-	for _, mode := range []Mode{ModeExclusive, ModeShared} {
-		key := doKey{rw.s, rw.path, mode}
-		if key.in(ctx) != nil {
-			in, _ := ctx.Value(insideKey(key)).(*inside)
-			return in
-		}
+func (rw *RWMutex) within(ctx context.Context) *doing {
+	return cmp.Or(rw.doKey(ModeExclusive).in(ctx), rw.doKey(ModeShared).in(ctx))
+}
+
+// modeWriter tells Do's contexts from those of a Mutex at the same path, which is
+// another lock.
+const modeWriter Mode = -2
+
+func (rw *RWMutex) doKey(mode Mode) doKey {
+	if mode == ModeExclusive {
+		mode = modeWriter
 	}
-	return nil
+	return doKey{rw.s, rw.path, mode}
 }
 
 // besides makes the caller, whose ctx holds rw already, a reader of its own.
-func (rw *RWMutex) besides(ctx context.Context, in *inside) (*tenure, error) {
+func (rw *RWMutex) besides(ctx context.Context, in *doing) (*tenure, error) {
 	start := time.Now()
 	in.turn.mu.Lock()
 	used := in.t.usedLocked()

@@ -1,6 +1,7 @@
 package zsync
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -75,6 +76,7 @@ type allotment struct {
 	leases  []lease     // guarded by Semaphore.mu
 	permits int64       // the sum of leases; guarded by Semaphore.mu
 	since   time.Time   // of the first
+	lost    bool        // with its session; guarded by Semaphore.mu
 	stop    func() bool // undoes the registration with the incarnation
 	last    *removal    // the last change of what has weight; guarded by Semaphore.mu
 }
@@ -128,7 +130,7 @@ func (m *Semaphore) Acquire(ctx context.Context, n int64) error {
 		return opError("acquire", m.path, err)
 	}
 	_, err := m.acquire(ctx, n, true)
-	m.report(err, start)
+	m.s.waited("acquire", m.path, start, err)
 	return opError("acquire", m.path, err)
 }
 
@@ -143,7 +145,7 @@ func (m *Semaphore) TryAcquire(ctx context.Context, n int64) (bool, error) {
 	}
 	ok, err := m.acquire(ctx, n, false)
 	if ok {
-		m.report(nil, start)
+		m.s.waited("acquire", m.path, start, nil)
 	}
 	return ok, opError("tryacquire", m.path, err)
 }
@@ -171,14 +173,6 @@ func (m *Semaphore) most() int64 {
 	}
 	one := m.s.sizeOf(m.leases, []byte(m.s.cfg.owner)) + 64 // its name
 	return int64((maxPacket - 1024 - len(m.root)) / one)
-}
-
-func (m *Semaphore) report(err error, start time.Time) {
-	e := Event{Kind: Acquired, Op: "acquire", Path: m.path, Wait: time.Since(start)}
-	if err != nil {
-		e.Kind, e.Err = GaveUp, err
-	}
-	m.s.observe(e)
 }
 
 // acquire acquires n permits, in as many sessions as it takes.
@@ -436,11 +430,19 @@ func (m *Semaphore) keep(ctx context.Context, inc *incarnation, leases []lease, 
 		if m.held == nil {
 			a := &allotment{inc: inc, since: time.Now()}
 			a.stop = context.AfterFunc(inc.ctx, func() {
+				m.mu.Lock()
+				a.lost = true
+				m.s.holds.Add(-a.permits)
+				m.mu.Unlock()
 				m.s.observe(Event{Kind: Lost, Op: "acquire", Path: m.path, Wait: time.Since(a.since), Err: context.Cause(inc.ctx)})
 			})
 			m.held = a
 		}
 		if a := m.held; a.inc == inc {
+			if a.lost {
+				m.mu.Unlock()
+				return errEnded
+			}
 			a.leases = append(a.leases, leases...)
 			a.permits += n
 			m.s.holds.Add(n)
@@ -487,7 +489,9 @@ func (m *Semaphore) release(n int64) error {
 		return ErrNotLocked
 	}
 	r := m.giveLocked(a, n)
-	m.s.holds.Add(-n)
+	if !a.lost {
+		m.s.holds.Add(-n)
+	}
 	if a.permits == 0 {
 		m.held = nil
 		a.stop()
@@ -497,35 +501,11 @@ func (m *Semaphore) release(n int64) error {
 		}
 	}
 	m.mu.Unlock()
-	if err := a.verdict(r); err != nil {
+	if err := r.verdict(); err != nil {
 		return err
 	}
 	m.s.observe(Event{Kind: Released, Op: "acquire", Path: m.path, Wait: time.Since(a.since)})
 	return nil
-}
-
-// verdict waits for a release and says what came of it.
-func (a *allotment) verdict(r *removal) error {
-	select {
-	case <-r.done:
-		switch {
-		case r.err == nil:
-			return nil // deleted by us, so they were ours until then
-		case isNoNode(r.err):
-			return ErrLost // deleted by somebody else, so others may have them
-		}
-	case <-a.inc.disconnection():
-		// Whether or not the deletion has got through, it will be repeated
-		// for as long as the session can last.
-		if a.inc.alive() {
-			return nil
-		}
-	case <-a.inc.ctx.Done():
-	}
-	if !a.inc.alive() {
-		return endError(context.Cause(a.inc.ctx))
-	}
-	return r.err
 }
 
 // giveLocked takes n permits off the allotment and deletes their znodes in the
@@ -557,47 +537,38 @@ func (m *Semaphore) change(a *allotment, paths []string, whole, rest string) *re
 		return a.inc.removeAll(paths)
 	}
 	before := a.last
-	r := &removal{inc: a.inc, done: make(chan struct{})}
-	a.last = r
-	a.inc.m.spawn(func() {
-		defer close(r.done)
+	a.last = a.inc.inBackground(m.leases, func() (err error) {
 		if before != nil {
-			<-before.done
-		}
-		if whole != "" {
-			r.err = a.inc.exchange(context.Background(), whole, rest, []byte(m.s.cfg.owner))
-		}
-		if len(paths) > 0 {
-			if err := a.inc.removeAllNow(context.Background(), paths); r.err == nil {
-				r.err = err
+			select {
+			case <-before.done:
+			case <-before.refused:
+				if !isClosed(before.done) {
+					return before.refusal
+				}
 			}
 		}
+		if whole != "" {
+			err = a.inc.exchange(context.Background(), whole, rest, []byte(m.s.cfg.owner))
+		}
+		if len(paths) > 0 {
+			err = cmp.Or(err, a.inc.removeAllNow(context.Background(), paths))
+		}
+		return err
 	})
-	return r
+	return a.last
 }
 
 // exchange makes an ephemeral znode of a unique name in place of another, in
 // one transaction, so that nobody sees too few permits out or is woken twice.
 // It is NoNode if the other is gone.
 func (inc *incarnation) exchange(ctx context.Context, old, name string, data []byte) error {
-	ops := []any{
+	rs, err := inc.multi(ctx,
 		&zk.CreateRequest{Path: name, Data: data, Acl: inc.m.cfg.acl, Flags: zk.FlagEphemeral},
-		&zk.DeleteRequest{Path: old, Version: -1},
+		&zk.DeleteRequest{Path: old, Version: -1})
+	if len(rs) > 0 && isNodeExists(rs[0].Error) {
+		return nil // an attempt without a reply has been applied: nobody else makes this name
 	}
-	for try := 0; ; try++ {
-		rs, err := once(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
-		switch {
-		case err == nil:
-			return nil
-		case len(rs) > 0 && isNodeExists(rs[0].Error):
-			return nil // an attempt without a reply has been applied: nobody else makes this name
-		case errors.Is(err, errEnded), outcomeOf(err) == answered:
-			return err
-		}
-		if err := inc.pause(ctx, try); err != nil {
-			return err
-		}
-	}
+	return err
 }
 
 // Lost returns a channel that is closed when the permits that m holds are lost:

@@ -59,11 +59,9 @@ func Connect(ctx context.Context, servers string, opts ...Option) (*Session, err
 	s := &Session{manager: newManager(hosts, chroot, cfg)}
 	if _, err := s.live(ctx); err != nil {
 		s.fail(ErrClosed)
-		t := time.NewTimer(grace)
 		select {
 		case <-s.ended:
-			t.Stop()
-		case <-t.C: // a dialer that hangs ends by itself
+		case <-time.After(grace): // a dialer that hangs ends by itself
 		}
 		s.mu.Lock()
 		if s.dialErr != nil && ctx.Err() != nil {

@@ -87,11 +87,7 @@ func (q *turnstile) acquire(ctx context.Context, mode Mode, pin bool) (*tenure, 
 }
 
 func (q *turnstile) report(mode Mode, err error, start time.Time) {
-	e := Event{Kind: Acquired, Op: q.entries[mode].op, Path: q.path, Wait: time.Since(start)}
-	if err != nil {
-		e.Kind, e.Err = GaveUp, err
-	}
-	q.s.observe(e)
+	q.s.waited(q.entries[mode].op, q.path, start, err)
 }
 
 func (q *turnstile) wait(ctx context.Context, mode Mode, pin bool) (*tenure, error) {
@@ -347,11 +343,9 @@ func (q *turnstile) abandon(ctx context.Context, w *turnWaiter) error {
 	last := s != nil && s.unwanted
 	q.mu.Unlock()
 	if last {
-		t := time.NewTimer(grace)
-		defer t.Stop()
 		select {
 		case <-s.done: // nothing is left in the line
-		case <-t.C:
+		case <-time.After(grace):
 		}
 	}
 	return ctxErr(ctx)
@@ -537,16 +531,22 @@ func (m *manager) letGo(ctx context.Context, f func()) {
 		defer close(done)
 		f()
 	})
+	graced(done, ctx.Done())
+}
+
+// graced waits for done, once end is closed for no longer than grace. ok tells
+// whether it came.
+func graced[T any](done <-chan T, end <-chan struct{}) (v T, ok bool) {
 	select {
-	case <-done:
-		return
-	case <-ctx.Done():
+	case v = <-done:
+		return v, true
+	case <-end:
 	}
-	t := time.NewTimer(grace)
-	defer t.Stop()
 	select {
-	case <-done:
-	case <-t.C:
+	case v = <-done:
+		return v, true
+	case <-time.After(grace):
+		return v, false
 	}
 }
 

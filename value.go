@@ -89,7 +89,7 @@ func (v *Value[T]) load(ctx context.Context, fresh bool) (x T, version Version, 
 	var data []byte
 	err = v.s.during(ctx, func(inc *incarnation) error {
 		if fresh {
-			if err := v.catchUp(ctx, inc); err != nil {
+			if err := inc.sync(ctx, v.full()); err != nil {
 				return err
 			}
 		}
@@ -120,15 +120,6 @@ func (v *Value[T]) check(ctx context.Context) error {
 }
 
 func (v *Value[T]) full() string { return v.s.full(v.path) }
-
-// catchUp makes what is read next at least as new as the call, and so as
-// anything that was read before, in another session and from another server.
-func (v *Value[T]) catchUp(ctx context.Context, inc *incarnation) error {
-	if err := inc.sync(ctx, v.full()); err != nil && !isNoNode(err) {
-		return err
-	}
-	return nil
-}
 
 func (v *Value[T]) decode(data []byte) (T, error) {
 	x, err := decode[T](v.codec, data)
@@ -215,7 +206,7 @@ func (v *Value[T]) still(ctx context.Context, old Version) (same bool, err error
 		stat, err := inc.exists(ctx, v.full())
 		if err == nil && (stat == nil || stat.Mzxid < old.mzxid) {
 			// This server does not know old yet, or it was deleted.
-			if err := v.catchUp(ctx, inc); err != nil {
+			if err := inc.sync(ctx, v.full()); err != nil {
 				return err
 			}
 			stat, err = inc.exists(ctx, v.full())
@@ -339,10 +330,8 @@ func (v *Value[T]) changed(ctx context.Context, old Version) bool {
 func (v *Value[T]) yield(ctx context.Context, try int) error {
 	const most = 4
 	b := v.s.cfg.retry.Min
-	t := time.NewTimer(time.Duration(rand.Int64N(int64(b)<<min(try, most) + 1)))
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(time.Duration(rand.Int64N(int64(b)<<min(try, most) + 1))):
 		return nil
 	case <-ctx.Done():
 		return ctxErr(ctx)
@@ -395,13 +384,13 @@ type valueWatch[T any] struct {
 // of all be not older than the call. Versions are compared for being the same
 // and for nothing else: the counter wraps, and is no measure of age.
 func (w *valueWatch[T]) follow(ctx context.Context, inc *incarnation) error {
-	if err := w.v.catchUp(ctx, inc); err != nil {
+	if err := inc.sync(ctx, w.v.full()); err != nil {
 		return err
 	}
 	for {
 		err := w.next(ctx, inc)
 		if isNoNode(err) {
-			err = w.awaitValue(ctx, inc)
+			err = inc.awaitMade(ctx, w.v.full())
 		}
 		if err != nil {
 			return err
@@ -438,15 +427,4 @@ func (w *valueWatch[T]) next(ctx context.Context, inc *incarnation) error {
 	case <-inc.ctx.Done():
 		return errEnded
 	}
-}
-
-// awaitValue waits until there may be a value.
-func (w *valueWatch[T]) awaitValue(ctx context.Context, inc *incarnation) error {
-	made := inc.hub.join(watchKey{watchExists, w.v.full()})
-	defer inc.hub.leave(made)
-	stat, err := inc.exists(ctx, w.v.full())
-	if err != nil || stat != nil {
-		return err
-	}
-	return inc.awaitFired(ctx, made)
 }

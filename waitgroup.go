@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 	"weak"
 
 	"github.com/go-zookeeper/zk"
@@ -141,20 +140,11 @@ func (wg *WaitGroup) Done() error {
 
 func (wg *WaitGroup) done() error {
 	c := wg.tally.submit(-1)
-	select {
-	case <-c.done:
-		return c.err
-	case <-wg.s.outage():
-	}
 	// Usually the connection is replaced at once, and we can still tell.
-	t := time.NewTimer(grace)
-	defer t.Stop()
-	select {
-	case <-c.done:
+	if _, ok := graced(c.done, wg.s.outage()); ok {
 		return c.err
-	case <-t.C:
-		return nil
 	}
+	return nil
 }
 
 // outage returns a channel that is closed while no connection serves the
@@ -210,7 +200,7 @@ func (wg *WaitGroup) wait(ctx context.Context) error {
 	defer m.waiters.Add(-1)
 	return m.during(ctx, func(inc *incarnation) error {
 		// A server that lags might not know of the tasks yet.
-		if err := inc.sync(ctx, dir); err != nil && !isNoNode(err) {
+		if err := inc.sync(ctx, dir); err != nil {
 			return err
 		}
 		for {
@@ -654,7 +644,7 @@ func (t *tally) writeOthers(ctx context.Context, inc *incarnation, others []open
 
 // read reads all znodes with open tasks, ordered by path.
 func (t *tally) read(ctx context.Context, inc *incarnation) ([]openTasks, error) {
-	if err := inc.sync(ctx, t.dir); err != nil && !isNoNode(err) {
+	if err := inc.sync(ctx, t.dir); err != nil {
 		return nil, err
 	}
 	return t.readAgain(ctx, inc)
@@ -670,21 +660,13 @@ func (t *tally) readAgain(ctx context.Context, inc *incarnation) ([]openTasks, e
 		return nil, err
 	}
 	names = taskNames(names)
-	as, errs := make([]openTasks, len(names)), make([]error, len(names))
-	limit := make(chan struct{}, 32)
-	var wg sync.WaitGroup
-	for i, name := range names {
-		limit <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-limit }()
-			as[i], errs[i] = readAccount(ctx, inc, childPath(t.dir, name))
-		})
-	}
-	wg.Wait()
-	for _, err := range errs {
-		if err != nil {
-			return nil, err
-		}
+	as := make([]openTasks, len(names))
+	err = parallel(len(names), func(i int) (err error) {
+		as[i], err = readAccount(ctx, inc, childPath(t.dir, names[i]))
+		return err
+	})
+	if err != nil {
+		return nil, err
 	}
 	as = slices.DeleteFunc(as, func(a openTasks) bool { return a.path == "" })
 	slices.SortFunc(as, func(a, b openTasks) int { return strings.Compare(a.path, b.path) })

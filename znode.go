@@ -3,6 +3,8 @@ package zsync
 import (
 	"context"
 	"errors"
+	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -28,10 +30,6 @@ func (m *manager) sizeOf(path string, data []byte) int {
 
 // get reads the data of a znode.
 func (inc *incarnation) get(ctx context.Context, path string) ([]byte, *zk.Stat, error) {
-	type node struct {
-		data []byte
-		stat *zk.Stat
-	}
 	n, err := again(ctx, inc, func(c *zk.Conn) (node, error) {
 		data, stat, err := c.Get(path)
 		return node{data, stat}, err
@@ -67,6 +65,12 @@ func (inc *incarnation) children(ctx context.Context, path string) ([]string, *z
 func (inc *incarnation) sync(ctx context.Context, path string) error {
 	_, err := again(ctx, inc, func(c *zk.Conn) (string, error) { return c.Sync(path) })
 	return err
+}
+
+// multi applies ops, which must be such that they can be applied only once, in
+// one transaction. If a reply was lost the error may be that they have been.
+func (inc *incarnation) multi(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
+	return again(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
 }
 
 // set writes the data of a znode that only this client writes, so that writing
@@ -187,7 +191,7 @@ func (inc *incarnation) createChildOf(ctx context.Context, dir string, dirData [
 				// create was on its way already.
 				names, _, err = inc.children(ctx, dir)
 			}
-			if err == nil && containsName(names, baseName(path)) {
+			if err == nil && slices.Contains(names, baseName(path)) {
 				return path, names, nil
 			}
 			if err == nil || outcomeOf(err) != answered && ctx.Err() == nil && inc.ctx.Err() == nil {
@@ -286,20 +290,16 @@ func (inc *incarnation) createAll(ctx context.Context, proof string, paths []str
 // discard deletes znodes in the background once the request that may make them,
 // if there is one, is over.
 func (inc *incarnation) discard(making *pending[[]zk.MultiResponse], paths []string) *removal {
-	r := &removal{inc: inc, done: make(chan struct{})}
-	inc.m.spawn(func() {
-		defer close(r.done)
+	return inc.inBackground(parentPath(paths[0]), func() error {
 		if making != nil {
 			select {
 			case <-making.done:
 			case <-inc.ctx.Done():
-				r.err = errEnded
-				return
+				return errEnded
 			}
 		}
-		r.err = inc.removeAllNow(context.Background(), paths)
+		return inc.removeAllNow(context.Background(), paths)
 	})
-	return r
 }
 
 // removeAll deletes znodes in the background.
@@ -349,7 +349,7 @@ func (inc *incarnation) removeAllNow(ctx context.Context, paths []string) error 
 // not get through can no longer be applied, because the leader refuses requests
 // that come from a server which the session has left (SessionMoved).
 func (inc *incarnation) find(ctx context.Context, dir, guid string) (string, error) {
-	if err := inc.sync(ctx, dir); err != nil && !isNoNode(err) {
+	if err := inc.sync(ctx, dir); err != nil {
 		return "", err
 	}
 	names, _, err := inc.children(ctx, dir)
@@ -364,36 +364,48 @@ func (inc *incarnation) find(ctx context.Context, dir, guid string) (string, err
 	return "", nil
 }
 
-func containsName(names []string, name string) bool {
-	for _, n := range names {
-		if n == name {
-			return true
-		}
-	}
-	return false
-}
-
 // grace is how long a call that has been cancelled, or has failed, waits for
 // its traces to be deleted. With a server that answers this is enough;
 // otherwise the deletion goes on in the background.
 const grace = 25 * time.Millisecond
 
 // A removal is a deletion in the background. It is repeated until the znode is
-// gone or the ZooKeeper session, and every ephemeral znode with it, has ended.
+// gone or the ZooKeeper session, and every ephemeral znode with it, has ended:
+// what the servers refuse, they may allow later.
 type removal struct {
-	inc  *incarnation
-	done chan struct{} // closed when err is set
-	err  error         // nil; NoNode if it was gone before; errEnded; or what no retry can cure
+	inc     *incarnation
+	done    chan struct{} // closed when err is set
+	err     error         // nil; NoNode if it was gone before; or errEnded
+	refused chan struct{} // closed when refusal is set
+	refusal error         // the servers' first
+}
+
+// inBackground runs f, which deletes something at path, until it succeeds.
+func (inc *incarnation) inBackground(path string, f func() error) *removal {
+	r := &removal{inc: inc, done: make(chan struct{}), refused: make(chan struct{})}
+	inc.m.spawn(func() {
+		defer close(r.done)
+		for try := 0; ; try++ {
+			r.err = f()
+			if r.err == nil || isNoNode(r.err) || outcomeOf(r.err) != answered {
+				return
+			}
+			if try == 0 {
+				inc.m.log.Error("zsync: cannot delete, and goes on trying", "path", path, "err", r.err)
+				r.refusal = r.err
+				close(r.refused)
+			}
+			if r.err = inc.pause(context.Background(), try+1); r.err != nil {
+				return
+			}
+		}
+	})
+	return r
 }
 
 // remove deletes the znode at path in the background.
 func (inc *incarnation) remove(path string) *removal {
-	r := &removal{inc: inc, done: make(chan struct{})}
-	inc.m.spawn(func() {
-		defer close(r.done)
-		r.err = inc.removeNow(context.Background(), path)
-	})
-	return r
+	return inc.inBackground(path, func() error { return inc.removeNow(context.Background(), path) })
 }
 
 // removeNow deletes the znode at path. Names are unique, so a repeated deletion
@@ -410,9 +422,6 @@ func (inc *incarnation) removeNow(ctx context.Context, path string) error {
 		case errors.Is(err, errEnded), ctx.Err() != nil:
 			return err
 		case outcomeOf(err) == answered:
-			if !isNoNode(err) {
-				inc.m.log.Error("zsync: cannot delete", "path", path, "err", err)
-			}
 			return err
 		case outcomeOf(err) == unknown:
 			mayBeDone = true
@@ -425,15 +434,12 @@ func (inc *incarnation) removeNow(ctx context.Context, path string) error {
 
 // collect deletes in the background what an abandoned create may have made.
 func (inc *incarnation) collect(create *pending[string], dir, guid string) *removal {
-	r := &removal{inc: inc, done: make(chan struct{})}
-	inc.m.spawn(func() {
-		defer close(r.done)
+	return inc.inBackground(dir, func() error {
 		ctx := inc.ctx // there is nobody else to wait for
 		select {
 		case <-create.done:
 		case <-ctx.Done():
-			r.err = errEnded
-			return
+			return errEnded
 		}
 		path, err := create.val, create.err
 		if outcomeOf(err) == unknown {
@@ -442,22 +448,49 @@ func (inc *incarnation) collect(create *pending[string], dir, guid string) *remo
 		if err == nil && path != "" {
 			err = inc.removeNow(ctx, path)
 		}
-		r.err = err
+		return err
 	})
-	return r
 }
 
 // await waits for the end of r, but no longer than limit, and not while there
 // is no connection.
 func (r *removal) await(limit time.Duration) {
-	t := time.NewTimer(limit)
-	defer t.Stop()
 	select {
 	case <-r.done:
 	case <-r.inc.disconnection():
 	case <-r.inc.ctx.Done():
-	case <-t.C:
+	case <-time.After(limit):
 	}
+}
+
+// verdict waits for r, the deletion of what was held through its session, and
+// says what came of it. While there is no connection it does not wait.
+func (r *removal) verdict() error {
+	select {
+	case <-r.done:
+		switch {
+		case r.err == nil:
+			return nil // deleted by us, so it was ours until then, even if the session has ended since
+		case isNoNode(r.err):
+			return ErrLost // deleted by somebody else, so others may have it
+		}
+	case <-r.refused:
+		// Whoever waits for it goes on waiting, and so does the deletion.
+		if r.inc.alive() {
+			return r.refusal
+		}
+	case <-r.inc.disconnection():
+		// Whether or not the deletion has got through, it will be repeated
+		// for as long as the session can last.
+		if r.inc.alive() {
+			return nil
+		}
+	case <-r.inc.ctx.Done():
+	}
+	if !r.inc.alive() {
+		return endError(context.Cause(r.inc.ctx))
+	}
+	return r.err
 }
 
 // awaitGone waits until there is no znode at path. It costs one request, and a
@@ -465,11 +498,16 @@ func (r *removal) await(limit time.Duration) {
 // children are listed, and an ephemeral one has none. A change of its data,
 // such as a fencing token, wakes nobody.
 func (inc *incarnation) awaitGone(ctx context.Context, path string) error {
+	return inc.whileThere(ctx, path, func(w *watch) error { return inc.awaitFired(ctx, w) })
+}
+
+// whileThere is awaitGone with f, which is to return when w has fired.
+func (inc *incarnation) whileThere(ctx context.Context, path string, f func(w *watch) error) error {
 	for {
 		w := inc.hub.join(watchKey{watchChildren, path})
 		_, _, err := inc.children(ctx, path)
 		if err == nil {
-			err = inc.awaitFired(ctx, w)
+			err = f(w)
 		}
 		inc.hub.leave(w)
 		switch {
@@ -496,4 +534,43 @@ func (inc *incarnation) awaitFired(ctx context.Context, w *watch) error {
 	case <-inc.ctx.Done():
 		return errEnded
 	}
+}
+
+// awaitMade waits until there is, or was, a znode at path.
+func (inc *incarnation) awaitMade(ctx context.Context, path string) error {
+	for {
+		w := inc.hub.join(watchKey{watchExists, path})
+		stat, err := inc.exists(ctx, path)
+		if err == nil && stat == nil {
+			err = inc.awaitFired(ctx, w)
+		}
+		inc.hub.leave(w)
+		if err != nil || stat != nil || w.event == zk.EventNodeCreated {
+			return err
+		}
+	}
+}
+
+// awaitAny is awaitFired for several watches. It ends at due as well, unless
+// that is zero.
+func (inc *incarnation) awaitAny(ctx context.Context, watches []*watch, due time.Time) error {
+	var expired <-chan time.Time
+	if !due.IsZero() {
+		expired = time.After(time.Until(due))
+	}
+	cases := []reflect.SelectCase{
+		{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(ctx.Done())},
+		{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(inc.ctx.Done())},
+		{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(expired)},
+	}
+	for _, w := range watches {
+		cases = append(cases, reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(w.fired)})
+	}
+	switch i, _, _ := reflect.Select(cases); i {
+	case 0:
+		return ctxErr(ctx)
+	case 1:
+		return errEnded
+	}
+	return nil
 }
