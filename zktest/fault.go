@@ -192,8 +192,5 @@ func (s *Server) StopAddr(addr string) {
 
 // RestartAddr brings back an address that [Server.StopAddr] took down.
 func (s *Server) RestartAddr(addr string) {
-	s.mu.Lock()
-	e := s.mustFind(addr)
-	s.mu.Unlock()
-	s.reopen(e)
+	s.reopen(s.mustFind(addr))
 }

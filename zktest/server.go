@@ -2,6 +2,7 @@ package zktest
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"slices"
 	"sync"
@@ -51,17 +52,35 @@ type Server struct {
 // An Option changes how [NewServer] makes a server.
 type Option func(*Server)
 
-// WithAddr has the server listen on addr, which may have port 0. The default
-// is "127.0.0.1:0".
+// rule panics if an option breaks one of its rules.
+func rule(holds bool, format string, args ...any) {
+	if !holds {
+		panic("zktest: " + fmt.Sprintf(format, args...))
+	}
+}
+
+// WithAddr has the server listen on addr, host:port, which may have port 0. The
+// default is "127.0.0.1:0".
 func WithAddr(addr string) Option {
-	return WithAddrs(addr)
+	return withAddrs("WithAddr", []string{addr})
 }
 
 // WithAddrs gives one tree several addresses, as the servers of an ensemble
 // are. A client may go from one to another with its session. Each can be taken
 // down by itself with [Server.StopAddr], or made to lag with [Server.Freeze].
 func WithAddrs(addrs ...string) Option {
-	return func(s *Server) { s.addrs = slices.Clone(addrs) }
+	return withAddrs("WithAddrs", slices.Clone(addrs))
+}
+
+func withAddrs(option string, addrs []string) Option {
+	return func(s *Server) {
+		rule(len(addrs) > 0, "%s: no address is given; want at least one", option)
+		for _, addr := range addrs {
+			_, _, err := net.SplitHostPort(addr)
+			rule(err == nil, "%s: the address %q is not host:port", option, addr)
+		}
+		s.addrs = addrs
+	}
 }
 
 // WithTick sets the length of a tick, to which session timeouts are rounded
@@ -69,26 +88,38 @@ func WithAddrs(addrs ...string) Option {
 // is longer, unless [WithSessionTimeouts] says otherwise. The default is 20 ms,
 // far less than ZooKeeper's, so that sessions can be as short as 40 ms.
 func WithTick(d time.Duration) Option {
-	return func(s *Server) { s.tick = d }
+	return func(s *Server) {
+		rule(d > 0, "WithTick: the tick is %v; want more than 0", d)
+		s.tick = d
+	}
 }
 
 // WithSessionTimeouts sets the shortest and the longest session timeout that
 // is granted. A client that asks for less or more gets these.
 func WithSessionTimeouts(shortest, longest time.Duration) Option {
-	return func(s *Server) { s.minTimeout, s.maxTimeout = shortest, longest }
+	return func(s *Server) {
+		rule(0 < shortest && shortest <= longest, "WithSessionTimeouts: the timeouts are %v and %v; want 0 < shortest <= longest", shortest, longest)
+		s.minTimeout, s.maxTimeout = shortest, longest
+	}
 }
 
 // WithMaxBuffer sets the longest packet that is taken from a client, as
 // ZooKeeper's jute.maxbuffer does. The default is ZooKeeper's, 1,048,575 bytes.
 // A longer one ends the connection.
 func WithMaxBuffer(n int) Option {
-	return func(s *Server) { s.maxBuffer = n }
+	return func(s *Server) {
+		rule(n > 0, "WithMaxBuffer: the longest packet is %d bytes; want more than 0", n)
+		s.maxBuffer = n
+	}
 }
 
 // WithContainerCheck sets how often the server looks for containers to remove
 // and for nodes whose time to live is over. The default is ZooKeeper's, one minute.
 func WithContainerCheck(d time.Duration) Option {
-	return func(s *Server) { s.containerCheck = d }
+	return func(s *Server) {
+		rule(d > 0, "WithContainerCheck: the interval is %v; want more than 0", d)
+		s.containerCheck = d
+	}
 }
 
 const (
@@ -97,7 +128,7 @@ const (
 )
 
 // NewServer starts a server on a free port of the loopback interface. It
-// panics if it cannot listen.
+// panics if it cannot listen, or if an option makes no sense.
 //
 // In a testing/synctest bubble it does not listen at all, because a goroutine
 // that waits for the network would stop the bubble's clock: [Server.Dial] is
@@ -121,9 +152,6 @@ func NewServer(opts ...Option) *Server {
 	}
 	for _, opt := range opts {
 		opt(s)
-	}
-	if s.tick <= 0 {
-		panic("zktest: WithTick: not a positive duration")
 	}
 	if s.maxTimeout == 0 {
 		s.minTimeout = 2 * s.tick

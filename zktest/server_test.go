@@ -1,6 +1,8 @@
 package zktest_test
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -89,4 +91,62 @@ func TestStoppedServerRefusesAndRestartsWithTreeAndSessions(t *testing.T) {
 			t.Errorf("get /e: got %+v, %v", stat, err)
 		}
 	})
+}
+
+func TestOptionsThatMakeNoSenseAreRefused(t *testing.T) {
+	for want, opt := range map[string]zktest.Option{
+		`WithAddr: the address "" is not host:port`:                  zktest.WithAddr(""),
+		`WithAddrs: the address "localhost" is not host:port`:        zktest.WithAddrs("127.0.0.1:0", "localhost"),
+		"WithAddrs: no address is given":                             zktest.WithAddrs(),
+		"WithTick: the tick is 0s":                                   zktest.WithTick(0),
+		"WithSessionTimeouts: the timeouts are 10ns and 5ns":         zktest.WithSessionTimeouts(10, 5),
+		"WithSessionTimeouts: the timeouts are 0s and 0s":            zktest.WithSessionTimeouts(0, 0),
+		"WithMaxBuffer: the longest packet is 0 bytes":               zktest.WithMaxBuffer(0),
+		"WithContainerCheck: the interval is -1ns; want more than 0": zktest.WithContainerCheck(-1),
+	} {
+		got := panics(func() { _ = zktest.NewServer(opt).Close() })
+		if !strings.HasPrefix(got, "zktest: "+want) {
+			t.Errorf("got the panic %q, want %q", got, "zktest: "+want)
+		}
+	}
+}
+
+func TestServerWorksOnAfterAPanicOverAnUnknownAddress(t *testing.T) {
+	s := zktest.NewServer()
+	for name, f := range map[string]func(){
+		"StopAddr":    func() { s.StopAddr("127.0.0.1:1") },
+		"RestartAddr": func() { s.RestartAddr("127.0.0.1:1") },
+		"SetLag":      func() { s.SetLag("127.0.0.1:1", time.Second) },
+		"Freeze":      func() { s.Freeze("127.0.0.1:1") },
+		"Thaw":        func() { s.Thaw("127.0.0.1:1") },
+		"SetSequence": func() { s.SetSequence("/none", 1) },
+	} {
+		if panics(f) == "" {
+			t.Errorf("%s: no panic", name)
+		}
+		answered := make(chan struct{})
+		go func() {
+			s.Counts()
+			close(answered)
+		}()
+		select {
+		case <-answered:
+		case <-time.After(5 * time.Second):
+			t.Fatalf("the server hangs after %s", name)
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// panics returns what f panics with.
+func panics(f func()) (message string) {
+	defer func() {
+		if p := recover(); p != nil {
+			message = fmt.Sprint(p)
+		}
+	}()
+	f()
+	return ""
 }
