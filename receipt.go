@@ -1,11 +1,13 @@
 package zsync
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -13,9 +15,9 @@ import (
 
 // A transaction whose reply is lost may be applied or not, and cannot simply
 // be sent again. So it carries a receipt: it also creates a znode of unique
-// name. The same transaction, sent again with the same receipt, fails with
-// NodeExists if the first was applied, whenever and through whichever server
-// that happens, and is applied otherwise. Nothing needs to be looked up.
+// name. The same transaction, sent again with the same receipt, cannot be
+// applied a second time, whenever and through whichever server that happens; and
+// if it fails the receipt tells whether the first was applied.
 
 // commit applies ops in one transaction, exactly once, within one ZooKeeper
 // session. It is ErrLost if that session is lost while the outcome is open.
@@ -36,11 +38,13 @@ func (m *manager) commit(ctx context.Context, ops []any) ([]zk.MultiResponse, er
 // commit is manager.commit within inc. dir is where the receipt is made; the
 // paths of ops are the server's.
 //
-// It is errEnded only if nothing was sent.
+// The receipt comes last, so that what fails before it is told as it would be
+// without it. commit is errEnded only if nothing was sent.
 func (inc *incarnation) commit(ctx context.Context, dir string, ops []any) ([]zk.MultiResponse, error) {
 	receipt := childPath(dir, protectedName(newGUID(), "txn"))
-	all := append([]any{&zk.CreateRequest{Path: receipt, Acl: inc.m.cfg.acl, Flags: zk.FlagEphemeral}}, ops...)
+	all := append(slices.Clip(ops), &zk.CreateRequest{Path: receipt, Acl: inc.m.cfg.acl, Flags: zk.FlagEphemeral})
 	open := false // an attempt without a reply may have been applied, or may be yet
+	based := inc.m.chroot == ""
 	for try := 0; ; try++ {
 		var rs []zk.MultiResponse
 		p, err := begin(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(all...) })
@@ -48,25 +52,37 @@ func (inc *incarnation) commit(ctx context.Context, dir string, ops []any) ([]zk
 			rs, err = p.wait(ctx, inc)
 			open = open || outcomeOf(err) == unknown
 		}
+		var stat *zk.Stat
+		if open && outcomeOf(err) == answered {
+			// Failures too are answered in the servers' one order, so what is
+			// read next knows of every attempt before.
+			var e error
+			if stat, e = inc.exists(ctx, receipt); e != nil {
+				err = e
+			}
+		}
 		switch {
 		case err == nil:
 			inc.remove(receipt)
-			return inc.m.bareResponses(rs[1:]), nil
-		case len(rs) > 0 && isNodeExists(rs[0].Error):
+			return inc.m.bareResponses(rs[:len(ops)]), nil
+		case stat != nil:
+			rs = inc.recall(ctx, ops, stat.Czxid)
 			inc.remove(receipt)
-			return inc.m.bareResponses(presumed(ops)), nil
-		case len(rs) > 0 && isNoNode(rs[0].Error) && dir == inc.m.full("/"):
-			if err := inc.makeDir(ctx, dir); err != nil { // the chroot
-				return nil, err
+			return inc.m.bareResponses(rs), nil
+		case outcomeOf(err) == answered && isNoNode(err) && !based:
+			if based = true; inc.makeDir(ctx, inc.m.chroot) == nil {
+				continue
 			}
-		case outcomeOf(err) == answered:
-			return inc.m.bareResponses(rs[min(len(rs), 1):]), err
-		case !errors.Is(err, errEnded) && ctx.Err() == nil:
+		case outcomeOf(err) == answered && failedOp(rs) == len(ops) && errors.Is(err, zk.ErrNoAuth):
+			return inc.commitBare(ctx, ops)
+		case !errors.Is(err, errEnded) && ctx.Err() == nil && outcomeOf(err) != answered:
 			if err = inc.pause(ctx, try); err == nil {
 				continue
 			}
 		}
 		switch {
+		case outcomeOf(err) == answered:
+			return inc.m.bareResponses(rs[:min(len(rs), len(ops))]), err
 		case !errors.Is(err, errEnded):
 			if open {
 				inc.discard(p, []string{receipt}).await(grace)
@@ -79,8 +95,67 @@ func (inc *incarnation) commit(ctx context.Context, dir string, ops []any) ([]zk
 	}
 }
 
-// presumed is what is known of the responses of a transaction that was applied
-// but whose reply was lost: the paths that are not sequential.
+// commitBare is commit where no receipt may be made: it does not try again
+// unless nothing was sent.
+func (inc *incarnation) commitBare(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
+	for try := 0; ; try++ {
+		var rs []zk.MultiResponse
+		p, err := begin(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
+		if err != nil {
+			return nil, err
+		}
+		rs, err = p.wait(ctx, inc)
+		switch {
+		case outcomeOf(err) == answered:
+			return inc.m.bareResponses(rs), err
+		case errors.Is(err, errEnded):
+			return nil, endError(context.Cause(inc.ctx))
+		case ctx.Err() != nil:
+			return nil, ctxErr(ctx)
+		case outcomeOf(err) == unknown:
+			return nil, fmt.Errorf("it may have been applied, and without permission to create beside it that cannot be found out: %w", err)
+		}
+		if err := inc.pause(ctx, try); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// recall finds out the responses of a transaction that was applied at zxid, but
+// whose reply was lost. What others have changed since cannot be found out.
+func (inc *incarnation) recall(ctx context.Context, ops []any, zxid int64) []zk.MultiResponse {
+	rs := presumed(ops)
+	found := make(map[string]bool)
+	for i, op := range slices.Backward(ops) {
+		switch op := op.(type) {
+		case *zk.SetDataRequest:
+			if stat, err := inc.exists(ctx, op.Path); err == nil && stat != nil && stat.Mzxid == zxid {
+				rs[i].Stat = stat
+			}
+		case *zk.CreateRequest:
+			if op.Flags&zk.FlagSequence == 0 {
+				continue
+			}
+			dir, base := op.Path[:strings.LastIndexByte(op.Path, '/')], op.Path[strings.LastIndexByte(op.Path, '/')+1:]
+			names, _, _ := inc.children(ctx, cmp.Or(dir, "/"))
+			slices.Sort(names) // the newest last; several of one prefix were numbered in their order
+			for _, name := range slices.Backward(names) {
+				if _, ok := parseSeq(strings.TrimPrefix(name, base)); !ok || !strings.HasPrefix(name, base) || found[dir+"/"+name] {
+					continue
+				}
+				if stat, err := inc.exists(ctx, dir+"/"+name); err == nil && stat != nil && stat.Czxid == zxid {
+					rs[i].String = dir + "/" + name
+					found[rs[i].String] = true
+					break
+				}
+			}
+		}
+	}
+	return rs
+}
+
+// presumed is what is known without asking of the responses of a transaction
+// that was applied: the paths that are not sequential.
 func presumed(ops []any) []zk.MultiResponse {
 	rs := make([]zk.MultiResponse, len(ops))
 	for i, op := range ops {
@@ -125,6 +200,7 @@ func (m *manager) checkOps(ops []any, extra ...string) (full []any, dir string, 
 			if len(r.Acl) == 0 {
 				r.Acl = m.cfg.acl
 			}
+			size += sizeOfACL(r.Acl)
 			full[i] = &r
 		case *zk.SetDataRequest:
 			path, data = op.Path, op.Data

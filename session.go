@@ -281,10 +281,14 @@ func (s *Session) Stats() Stats {
 // responses tell which. If the connection drops before the reply, Txn finds
 // out whether the writes were applied before it returns; for that it writes
 // one more znode with them, _c_<guid>-txn, ephemeral, beside the first path
-// that is written, and deletes it in the background. Only if the session is
-// lost as well can the outcome remain unknown: then the error is [ErrLost].
+// that is created, or else the first that is named, and deletes it in the
+// background. The responses are then found out too, but for a Stat that others
+// have changed since. The outcome remains unknown if the session is lost as
+// well, with the error [ErrLost]; if ctx ends first; and if nothing may be
+// created beside the paths and the connection drops.
 //
-// Txn costs one round trip.
+// Other errors are [ErrInvalid] and [ErrTooLarge], before anything is sent, and
+// [ErrClosed]. Txn costs one round trip, and one more request in the background.
 func (s *Session) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	rs, err := s.commit(ctx, ops)
 	return rs, opError("txn", "", err)

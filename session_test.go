@@ -713,3 +713,70 @@ func TestANameIsLookedUpAgainForEachConnection(t *testing.T) {
 		t.Errorf("%d sessions on the second server", n)
 	}
 }
+
+// What a caller is told of a Txn is what it would be told without a receipt.
+func TestReceiptOfATxnIsNotInTheWay(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		ctx := t.Context()
+		_, err := s.Txn(ctx, &zk.CreateRequest{Path: "/d"}, &zk.CreateRequest{Path: "/d/x"})
+		must(t, err)
+		_, err = s.Txn(ctx, &zk.DeleteRequest{Path: "/d/x", Version: -1}, &zk.DeleteRequest{Path: "/d", Version: -1})
+		must(t, err)
+
+		rs, err := s.Txn(ctx, &zk.CreateRequest{Path: "/e"}, &zk.CreateRequest{Path: "/no/such"})
+		wantErr(t, err, zk.ErrNoNode)
+		if len(rs) != 2 || !errors.Is(rs[1].Error, zk.ErrNoNode) {
+			t.Errorf("responses %+v; want NoNode for the second", rs)
+		}
+
+		// Where nothing may be created there is no receipt.
+		_, err = s.Txn(ctx, &zk.CreateRequest{Path: "/ro"}, &zk.CreateRequest{Path: "/ro/x"})
+		must(t, err)
+		_, err = live(t, s).conn.SetACL("/ro", zk.WorldACL(zk.PermRead), -1)
+		must(t, err)
+		_, err = s.Txn(ctx, &zk.SetDataRequest{Path: "/ro/x", Data: []byte("1"), Version: -1})
+		must(t, err)
+
+		_, err = s.Txn(ctx, &zk.CreateRequest{Path: "/big", Data: make([]byte, 700_000), Acl: slices.Repeat(zk.DigestACL(zk.PermAll, "u", "p"), 20_000)})
+		wantErr(t, err, ErrTooLarge)
+		if n := s.Stats().Reconnects; n != 0 {
+			t.Errorf("%d reconnects", n)
+		}
+	})
+}
+
+func TestTxnMakesAMissingChroot(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, err := Connect(t.Context(), srv.Addr()+"/deep/er", WithDialer(srv.Dial))
+		must(t, err)
+		defer s.Close()
+		_, err = s.Txn(t.Context(), &zk.CreateRequest{Path: "/x"})
+		must(t, err)
+		_, err = s.Txn(t.Context(), &zk.CreateRequest{Path: "/y/z"})
+		wantErr(t, err, zk.ErrNoNode)
+	})
+}
+
+func TestTxnWhoseReplyIsLostTellsWhatItMade(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		_, err := s.Txn(t.Context(), &zk.CreateRequest{Path: "/d"}, &zk.CreateRequest{Path: "/d/s-", Flags: zk.FlagSequence})
+		must(t, err)
+		srv.Intercept(first(zktest.DropReply, op(zktest.OpMulti)))
+		rs, err := s.Txn(t.Context(),
+			&zk.CreateRequest{Path: "/d/s-", Flags: zk.FlagSequence},
+			&zk.SetDataRequest{Path: "/d", Data: []byte("1"), Version: -1},
+			&zk.CreateRequest{Path: "/d/s-", Flags: zk.FlagSequence})
+		must(t, err)
+		time.Sleep(time.Second) // the receipt goes
+		names := childrenOf(t, s, "/d")
+		slices.Sort(names)
+		if len(names) != 3 || rs[0].String != "/d/"+names[1] || rs[2].String != "/d/"+names[2] {
+			t.Errorf("made %q and %q; there are %v", rs[0].String, rs[2].String, names)
+		}
+		if rs[1].Stat == nil || rs[1].Stat.Version != 1 {
+			t.Errorf("Stat %+v", rs[1].Stat)
+		}
+	})
+}

@@ -21,8 +21,11 @@ const maxPacket = 1<<20 - 1 - 64
 
 // sizeOf estimates the size of a create, or set, from above.
 func (m *manager) sizeOf(path string, data []byte) int {
-	n := 64 + len(path) + len(data)
-	for _, a := range m.cfg.acl {
+	return 64 + len(path) + len(data) + sizeOfACL(m.cfg.acl)
+}
+
+func sizeOfACL(acl []zk.ACL) (n int) {
+	for _, a := range acl {
 		n += 12 + len(a.Scheme) + len(a.ID)
 	}
 	return n
