@@ -29,6 +29,8 @@ import (
 //     and can deadlock for good while it sends credentials.)
 //   - The watch flag of a read is set when the hub waits for that znode. So
 //     go-zookeeper keeps no list of watches at all, and ours can be removed.
+//   - The create of a container gets its op. (go-zookeeper's CreateContainer
+//     reads its result even when Close has interrupted it: a data race.)
 //   - The time of the last contact: when the last answered request was sent.
 //   - Requests that go-zookeeper does not know: see bundle.
 //   - Deadlines: a handshake may not hang, and silence is noticed early enough
@@ -113,6 +115,9 @@ func (l *link) Write(p []byte) (int, error) {
 		}
 	case opCreate:
 		created, _ = packetPath(p)
+		if p[len(p)-1] == zk.FlagContainer { // the packet ends in the flags
+			binary.BigEndian.PutUint32(p[8:], opCreateContainer)
+		}
 	case opMulti:
 		info.ops = countOps(p[12:])
 	}
@@ -152,6 +157,9 @@ func (l *link) Read(p []byte) (int, error) {
 	if !l.shook.Load() {
 		if err := l.handshake(); err != nil {
 			l.Close()
+			if l.inc.ctx.Err() == nil {
+				l.inc.m.dialed(l.RemoteAddr().String(), err)
+			}
 			return 0, err
 		}
 	}
@@ -274,23 +282,43 @@ func (l *link) handshake() error {
 		}
 		return err
 	}
-	l.Conn.SetDeadline(time.Time{})
-	l.pre = append(size[:], body...)
-	l.shook.Store(true)
-
 	// Behind the handshake, ahead of every call.
 	var out []byte
 	for _, a := range l.inc.m.cfg.auths {
 		out = append(out, authPacket(a)...)
 	}
 	out = append(out, l.inc.hub.setWatchesPackets(l.relative)...)
-	if len(out) == 0 {
-		return nil
+	if len(out) > 0 {
+		if _, err := l.Conn.Write(out); err != nil {
+			return err
+		}
 	}
-	l.Conn.SetWriteDeadline(l.hardLimit)
-	_, err := l.Conn.Write(out)
-	l.Conn.SetWriteDeadline(time.Time{})
-	return err
+	if err := l.authenticated(len(l.inc.m.cfg.auths)); err != nil {
+		return err
+	}
+	l.Conn.SetDeadline(time.Time{})
+	l.pre = append(size[:], body...)
+	l.shook.Store(true)
+	return nil
+}
+
+// authenticated reads the replies to n credentials, which come before all
+// others. A refusal ends the Session.
+func (l *link) authenticated(n int) error {
+	for range n {
+		var head [replyHeader]byte
+		if _, err := io.ReadFull(l.r, head[:]); err != nil {
+			return err
+		}
+		switch size, xid, code := binary.BigEndian.Uint32(head[:]), int32(binary.BigEndian.Uint32(head[4:])), binary.BigEndian.Uint32(head[16:]); {
+		case size != replyHeader-4 || xid != xidAuth:
+			return fmt.Errorf("%w: no answer to credentials", errProtocol)
+		case code != 0:
+			l.inc.fail(zk.ErrAuthFailed)
+			return zk.ErrAuthFailed
+		}
+	}
+	return nil
 }
 
 // received is told the header of each packet that came in. It runs in the
@@ -298,11 +326,6 @@ func (l *link) handshake() error {
 func (l *link) received(xid, code int32) (info sentInfo) {
 	switch xid {
 	case xidEvent:
-		return info
-	case xidAuth:
-		if code != 0 {
-			l.inc.fail(zk.ErrAuthFailed)
-		}
 		return info
 	case xidPing:
 		l.mu.Lock()

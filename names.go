@@ -174,7 +174,7 @@ func checkPathText(p string) error {
 		}
 	}
 	for _, r := range p {
-		if r <= 0x1f || r >= 0x7f && r <= 0x9f || r >= 0xd800 && r <= 0xf8ff || r >= 0xfff0 && r <= 0xffff {
+		if r <= 0x1f || r >= 0x7f && r <= 0x9f || r >= 0xd800 && r <= 0xf8ff || r >= 0xfff0 {
 			return invalid("path %q contains the character %U, which ZooKeeper refuses", p, r)
 		}
 	}

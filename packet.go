@@ -17,6 +17,7 @@ const (
 	opCheck           = 13
 	opMulti           = 14
 	opRemoveWatches   = 18
+	opCreateContainer = 19
 	opMultiRead       = 22
 	opAuth            = 100
 	opSetWatches      = 101

@@ -194,6 +194,9 @@ func (m *manager) checkOps(ops []any, extra ...string) (full []any, dir string, 
 		creates := false
 		switch op := op.(type) {
 		case *zk.CreateRequest:
+			if op.Flags&^zk.FlagEphemeralSequential != 0 {
+				return nil, "", invalid("operation %d has flags %d; a transaction creates persistent and ephemeral znodes, sequential or not", i, op.Flags)
+			}
 			r := *op
 			path, data, creates = op.Path, op.Data, true
 			r.Path = m.full(path)

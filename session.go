@@ -266,7 +266,7 @@ func (s *Session) Stats() Stats {
 		Holds:      s.holds.Load(),
 		Waiters:    s.waiters.Load(),
 	}
-	if inc != nil {
+	if inc != nil && inc.ctx.Err() == nil {
 		st.Watches = int64(inc.hub.len())
 	}
 	return st

@@ -780,3 +780,55 @@ func TestTxnWhoseReplyIsLostTellsWhatItMade(t *testing.T) {
 		}
 	})
 }
+
+func TestConnectFailsWithCredentialsThatAreRefused(t *testing.T) {
+	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
+		servers := connect().hosts
+		for range 20 {
+			s, err := Connect(within(t, 10*time.Second), strings.Join(servers, ","), WithAuth("nosuch", []byte("x")))
+			if err == nil {
+				s.Close()
+			}
+			wantErr(t, err, zk.ErrAuthFailed)
+		}
+		s := connect(WithAuth("digest", []byte("u:p")), WithAuth("digest", []byte("v:q")))
+		must(t, NewMutex(s, "/m").Lock(within(t, 10*time.Second)))
+	})
+}
+
+func TestConnectTellsThatAServerIsNone(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	var served sync.WaitGroup
+	served.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			io.WriteString(c, "HTTP/1.1 400 Bad Request\r\n\r\n")
+			c.Close()
+		}
+	})
+	defer served.Wait()
+	defer l.Close()
+	_, err = Connect(within(t, 300*time.Millisecond), l.Addr().String())
+	wantErr(t, err, context.DeadlineExceeded)
+	if !strings.Contains(err.Error(), "handshake") {
+		t.Errorf("%v; want what is wrong with the server", err)
+	}
+}
+
+func TestClosedSessionHasNoWatches(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := open(t, srv), open(t, srv)
+		must(t, NewMutex(other, "/m").Lock(t.Context()))
+		got := async(func() error { return NewMutex(s, "/m").Lock(t.Context()) })
+		pendingStill(t, got)
+		must(t, s.Close())
+		wantErr(t, <-got, ErrClosed)
+		if n := s.Stats().Watches; n != 0 {
+			t.Errorf("%d watches", n)
+		}
+	})
+}

@@ -121,8 +121,8 @@ func (inc *incarnation) makeDirWith(ctx context.Context, path string, data []byt
 	}
 	for {
 		_, err := again(ctx, inc, func(c *zk.Conn) (string, error) {
-			p, err := c.CreateContainer(path, data, zk.FlagContainer, inc.m.cfg.acl)
-			if isUnimplemented(err) { // before ZooKeeper 3.5
+			p, err := c.Create(path, data, zk.FlagContainer, inc.m.cfg.acl) // see link
+			if isUnimplemented(err) {                                       // before ZooKeeper 3.5
 				return c.Create(path, data, zk.FlagPersistent, inc.m.cfg.acl)
 			}
 			return p, err
