@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 
 	"github.com/spf13/cobra"
 
@@ -21,10 +22,7 @@ DistributedBarrier and kazoo's Barrier.
 A double barrier lets a given number of parties begin together and end together:
 enter and leave. It is the Enter and Leave of a zsync.WaitGroup. It can be used
 round after round.`,
-		Args: noArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return fail(exitUsage, "want a subcommand; see zsync barrier --help")
-		},
+		RunE: wantSubcommand,
 	}
 	cmd.AddCommand(
 		enterCommand(c),
@@ -107,7 +105,12 @@ there, and leave waits for it: give --timeout, or have enter run the command.`,
 			if len(args) != 1 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())
 			}
-			return h.meet(cmd, n, args[0], "/leave")
+			err := h.meet(cmd, n, args[0], "/leave")
+			var e *zsync.Error
+			if errors.As(err, &e) { // it is an Enter in a place of its own
+				e.Op, e.Path = "leave", args[0]
+			}
+			return err
 		},
 	}
 	h.addTimeout(cmd)

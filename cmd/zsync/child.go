@@ -39,7 +39,7 @@ func (c *child) run() (status int, err error) {
 	for lost := c.lost; ; {
 		select {
 		case <-ended:
-			if c.stopped {
+			if kill != nil { // told to end, and not yet killed
 				p.clear(kill)
 			}
 			return exitStatus(cmd.ProcessState), nil

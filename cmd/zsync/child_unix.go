@@ -64,6 +64,7 @@ func (p *process) passOn(sig os.Signal) {
 
 // terminate asks the process to end, and wakes it if it is stopped.
 func (p *process) terminate() {
+	adopt()
 	p.signal(syscall.SIGTERM)
 	p.signal(syscall.SIGCONT)
 }
@@ -72,12 +73,19 @@ func (p *process) kill() { p.signal(syscall.SIGKILL) }
 
 // clear returns when nothing is left of the group of a process that has ended,
 // and kills what is left when kill fires. Those that have ended count until
-// their parent, or init, has asked how.
+// their parent has asked how. It has been told to end before, so that is us,
+// where a process can adopt others; elsewhere it is init, which may be slow.
 func (p *process) clear(kill <-chan time.Time) {
 	if p.foreground {
 		return
 	}
-	for p.signal(0) == nil {
+	for {
+		for gone := 1; gone > 0; {
+			gone, _ = syscall.Wait4(-p.cmd.Process.Pid, nil, syscall.WNOHANG, nil)
+		}
+		if p.signal(0) != nil {
+			return
+		}
 		select {
 		case <-kill:
 			p.kill()

@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/spf13/pflag"
+	"github.com/spf13/cobra"
 
 	"github.com/zsync/zsync"
 )
@@ -25,9 +25,11 @@ type client struct {
 	verbose bool
 }
 
-func newClient(flags *pflag.FlagSet) *client {
+func newClient(root *cobra.Command) *client {
 	c := new(client)
+	flags := root.PersistentFlags()
 	flags.StringVar(&c.servers, "servers", os.Getenv("ZSYNC_SERVERS"), "connect string `HOST:PORT,...[/PATH]` (environment: ZSYNC_SERVERS)")
+	flags.Lookup("servers").DefValue = "" // help does not show what the environment says
 	flags.DurationVar(&c.session, "session", 10*time.Second, "session `TIMEOUT`: what a dead client held is free after it")
 	flags.DurationVar(&c.connect, "connect-timeout", 15*time.Second, "how long to try to reach a server at first; 0: for ever")
 	flags.StringVar(&c.owner, "owner", "", "`NAME` to show to others (default host:pid)")

@@ -49,8 +49,8 @@ func (h *holding) addNoWait(cmd *cobra.Command) {
 }
 
 // addKazoo adds the flag of those whose znodes can be kazoo's.
-func (h *holding) addKazoo(cmd *cobra.Command, theirs, default_ string) {
-	cmd.Flags().BoolVar(&h.kazoo, "kazoo", false, fmt.Sprintf("share the path with kazoo's %s instead of with Curator's %s", theirs, default_))
+func (h *holding) addKazoo(cmd *cobra.Command, kazoos, curators string) {
+	cmd.Flags().BoolVar(&h.kazoo, "kazoo", false, fmt.Sprintf("share the path with kazoo's %s instead of with Curator's %s", kazoos, curators))
 }
 
 // layout is what --kazoo says.

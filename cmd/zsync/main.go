@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"runtime/debug"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -87,10 +88,19 @@ func newRoot() *cobra.Command {
 		Use:           "zsync",
 		Short:         "locks, elections and queues across machines, on ZooKeeper",
 		Long:          about,
+		Version:       version(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
+		PersistentPreRunE: func(cmd *cobra.Command, args []string) error {
+			for _, name := range []string{"timeout", "connect-timeout", "kill-after"} {
+				if d, err := cmd.Flags().GetDuration(name); err == nil && d < 0 {
+					return fail(exitUsage, "--%s %v: must not be negative", name, d)
+				}
+			}
+			return nil
+		},
 	}
-	c := newClient(root.PersistentFlags())
+	c := newClient(root)
 	root.AddCommand(
 		lockCommand(c),
 		rlockCommand(c),
@@ -103,6 +113,23 @@ func newRoot() *cobra.Command {
 		serverCommand(),
 	)
 	return root
+}
+
+// version is what go build knows of this build.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "(unknown)"
+	}
+	return info.Main.Version + " " + info.GoVersion
+}
+
+// wantSubcommand is what a command does that has only subcommands.
+func wantSubcommand(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return fail(exitUsage, "unknown subcommand %q; see %s --help", args[0], cmd.CommandPath())
+	}
+	return fail(exitUsage, "want a subcommand; see %s --help", cmd.CommandPath())
 }
 
 // A statusError ends zsync with a status, and with a message unless err is nil.

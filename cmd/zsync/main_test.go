@@ -773,8 +773,14 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 		{srv.Addr(), "semaphore -n 2 --permits 3 /p -- true", exitUsage, "they will never be there"},
 		{srv.Addr(), "semaphore -n 2 /p true", exitUsage, "want: zsync semaphore -n LIMIT PATH [flags] -- CMD [ARG...]"},
 		{srv.Addr(), "lock /p --session 0s -- true", exitUsage, "session timeout 0s is out of range"},
+		{srv.Addr(), "lock /p --timeout -1s -- true", exitUsage, "--timeout -1s: must not be negative"},
+		{srv.Addr(), "lock /p --kill-after -1s -- true", exitUsage, "--kill-after -1s: must not be negative"},
+		{srv.Addr(), "status /p --connect-timeout -1s", exitUsage, "--connect-timeout -1s: must not be negative"},
+		{srv.Addr(), "barrier leave -n 2 /p --timeout 100ms", exitBusy, "leave /p: gave up after 100ms"},
+		{"", "server --listen localhost", exitUsage, "--listen: address localhost: missing port"},
 		{srv.Addr(), "status", exitUsage, "want: zsync status PATH... [flags]"},
 		{srv.Addr(), "barrier", exitUsage, "zsync barrier --help"},
+		{srv.Addr(), "barrier foo /p", exitUsage, `unknown subcommand "foo"; see zsync barrier --help`},
 		{srv.Addr(), "barrier wait", exitUsage, "want: zsync barrier wait PATH [flags]"},
 		{srv.Addr(), "barrier enter /p", exitUsage, "give -n"},
 		{srv.Addr(), "barrier enter -n 0 /p", exitUsage, "0 parties"},
@@ -782,6 +788,7 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 		{srv.Addr(), "barrier leave /p", exitUsage, "give -n"},
 		{srv.Addr(), "barrier leave -n 2", exitUsage, "want: zsync barrier leave -n N PATH [flags]"},
 		{srv.Addr(), "queue", exitUsage, "zsync queue --help"},
+		{srv.Addr(), "queue foo /q", exitUsage, `unknown subcommand "foo"; see zsync queue --help`},
 		{srv.Addr(), "queue send", exitUsage, "want: zsync queue send PATH [ELEMENT...] [flags]"},
 		{srv.Addr(), "queue send q x", exitUsage, `path "q" is relative`},
 		{srv.Addr(), "queue send /q x --layout curator", exitUsage, `unknown layout "curator"`},
@@ -798,5 +805,19 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 		if got := r.stderr.String(); !strings.HasPrefix(got, "zsync: ") || !strings.Contains(got, tt.message) || strings.Count(got, "\n") != 1 {
 			t.Errorf("%s: the message is %q; want one line with %q", tt.args, got, tt.message)
 		}
+	}
+}
+
+func TestHelpDoesNotShowTheEnvironment(t *testing.T) {
+	r := start(t, "the:1,servers:2", "", "lock", "--help")
+	if status := r.wait(); status != 0 || strings.Contains(r.stdout.String(), "the:1") {
+		t.Errorf("exit status %d and\n%s", status, &r.stdout)
+	}
+}
+
+func TestVersion(t *testing.T) {
+	r := start(t, "", "", "--version")
+	if status := r.wait(); status != 0 || !regexp.MustCompile(`^zsync version \S+ go\S+\n$`).MatchString(r.stdout.String()) {
+		t.Errorf("exit status %d and %q", status, &r.stdout)
 	}
 }

@@ -27,10 +27,7 @@ receives them. To the command an element is a line, of any bytes, or with
 
 It is a zsync.Queue whose codec is zsync.Raw. With --layout it is shared with
 programs that use other libraries.`,
-		Args: noArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return fail(exitUsage, "want a subcommand; see zsync queue --help")
-		},
+		RunE: wantSubcommand,
 	}
 	cmd.AddCommand(sendCommand(c), recvCommand(c), lenCommand(c))
 	return cmd

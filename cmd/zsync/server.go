@@ -32,6 +32,9 @@ Everything is in memory and gone afterwards: it is for development and tests.`,
 
 func serve(listen string, out io.Writer) error {
 	// zktest, made for tests, panics if it cannot listen.
+	if _, _, err := net.SplitHostPort(listen); err != nil {
+		return fail(exitUsage, "--listen: %w", err)
+	}
 	l, err := net.Listen("tcp", listen)
 	if err != nil {
 		return fail(exitServers, "server: %w", err)
