@@ -304,17 +304,14 @@ func (e *Election) lead(ctx context.Context, t *term, f func(ctx context.Context
 		stop(ErrNotLocked) // resigned already
 	}
 	e.mu.Unlock()
-	err = doHolding(ctx, e.doKey(), new(doing), t.hold.lost, f, func() error {
+	err = doHolding(ctx, e.doKey(), &doing{lost: t.hold.lost}, f, func() error {
 		ended = e.resign(t)
 		return nil
 	})
 	return err, ended
 }
 
-// modeLeader tells Run's contexts from those of a Mutex at the same path.
-const modeLeader Mode = -1
-
-func (e *Election) doKey() doKey { return doKey{e.s, e.path, modeLeader} }
+func (e *Election) doKey() doKey { return doKey{e.s, e.path, "leader " + e.line.bases[0]} }
 
 // Lost returns a channel that is closed when the present leadership is lost:
 // the session has ended, or may have, or the znode was found deleted. While e

@@ -150,6 +150,7 @@ func (h *hold) renewLocked() {
 // move makes h the hold of another znode of the same session, and returns the
 // path of the former. Whoever waits for the loss of h goes on waiting.
 func (h *hold) move(p *place, op string) (former string) {
+	h.released() // as what it was
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	former = h.place.path
@@ -207,6 +208,15 @@ func (h *hold) release() error {
 	}
 	h.released()
 	return nil
+}
+
+// releaseFor is release on behalf of a call with ctx: once that has ended the
+// verdict is waited for no longer than grace, and then nothing is known against h.
+func (h *hold) releaseFor(ctx context.Context) error {
+	done := make(chan error, 1)
+	h.line.m.spawn(func() { done <- h.release() })
+	err, _ := graced(done, ctx.Done())
+	return err
 }
 
 // finish begins a release. It is h.err if there is nothing to release any more.

@@ -266,36 +266,85 @@ func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context) error) error
 	if m.err == nil && f == nil {
 		return opError("do", m.path, invalid("the function is nil"))
 	}
-	if m.err == nil && ctx.Err() == nil && m.holderOf(ctx) != nil {
-		return f(ctx)
+	if m.err == nil && ctx.Err() == nil {
+		if d := m.holderOf(ctx); d != nil {
+			return d.nest(ctx, "do", ModeExclusive, f)
+		}
 	}
-	if err := m.Lock(ctx); err != nil {
-		return err
+	if err := m.check(ctx); err != nil {
+		return opError("do", m.path, err)
 	}
-	return doHolding(ctx, m.doKey(), new(doing), m.Lost(), f, m.Unlock)
+	t, err := m.turn.acquire(ctx, ModeExclusive, true)
+	if err != nil {
+		return opError("do", m.path, err)
+	}
+	return m.turn.do(ctx, m.doKey(), "do", ModeExclusive, t, f)
 }
 
-func (m *Mutex) doKey() doKey { return doKey{m.s, m.path, ModeExclusive} }
+func (m *Mutex) doKey() doKey { return doKey{m.s, m.path, m.turn.line.bases[0]} }
 
 // holderOf returns the Do of this path in which ctx was made, if that still
 // runs.
 func (m *Mutex) holderOf(ctx context.Context) *doing { return m.doKey().in(ctx) }
 
-// A doKey is the key under which Do puts itself into a context.
+// A doKey is the key under which Do puts itself into a context. The kind tells
+// locks of one path apart that do not exclude each other.
 type doKey struct {
 	s    *Session
 	path string
-	mode Mode
+	kind string
 }
 
 // A doing is one run of Do.
 type doing struct {
 	over atomic.Bool
+	lost <-chan struct{}
+	turn *turnstile // nil unless it is the Do of a lock
+	t    *tenure    // what that holds
+}
 
-	// Of an RWMutex alone: what is held.
-	mode Mode
-	turn *turnstile
-	t    *tenure
+// nest runs f inside d, which has what it needs: as long as that is held.
+func (d *doing) nest(ctx context.Context, op string, mode Mode, f func(ctx context.Context) error) error {
+	d.turn.mu.Lock()
+	t, err := d.t, error(nil)
+	if !t.usedLocked() { // the function has unlocked it, and perhaps locked it again, as Cond.Wait does
+		t = d.turn.presentLocked(mode, (*tenure).usedLocked)
+	}
+	switch {
+	case t == nil:
+		err = ErrNotLocked
+	case t.mode != mode && mode == ModeExclusive:
+		err = ErrDeadlock // the function has downgraded it
+	default:
+		err = t.hold.err()
+	}
+	d.turn.mu.Unlock()
+	if err != nil {
+		return opError(op, d.turn.path, err)
+	}
+	ctx, stop := untilLost(ctx, t.hold.lost)
+	defer stop()
+	return f(ctx)
+}
+
+// untilLost returns a context that ends when lost is closed. stop ends it, and
+// returns when nothing of it is left.
+func untilLost(ctx context.Context, lost <-chan struct{}) (_ context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stopped, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		select {
+		case <-lost:
+			cancel(ErrLost)
+		case <-stopped:
+		}
+	}()
+	return ctx, func() {
+		close(stopped)
+		<-ended
+		cancel(nil)
+	}
 }
 
 // in returns the run of Do that made ctx, unless it is over.
@@ -309,23 +358,11 @@ func (k doKey) in(ctx context.Context) *doing {
 
 // doHolding runs f with a context that says so and that ends with the hold, and
 // releases.
-func doHolding(ctx context.Context, key doKey, d *doing, lost <-chan struct{}, f func(ctx context.Context) error, release func() error) (err error) {
-	ctx, cancel := context.WithCancelCause(context.WithValue(ctx, key, d))
-	watching := make(chan struct{})
-	stop := make(chan struct{})
-	go func() {
-		defer close(watching)
-		select {
-		case <-lost:
-			cancel(ErrLost)
-		case <-stop:
-		}
-	}()
+func doHolding(ctx context.Context, key doKey, d *doing, f func(ctx context.Context) error, release func() error) (err error) {
+	ctx, stop := untilLost(context.WithValue(ctx, key, d), d.lost)
 	defer func() {
 		d.over.Store(true)
-		close(stop)
-		<-watching
-		cancel(nil)
+		stop()
 		if e := release(); e != nil {
 			if err == nil {
 				err = e

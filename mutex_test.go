@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -380,5 +381,163 @@ func TestDoTellsItsFunctionThatTheHoldIsLost(t *testing.T) {
 		wantErr(t, err, ErrLost)
 		must(t, m.Lock(t.Context()))
 		must(t, m.Unlock())
+	})
+}
+
+// Locks of one path that do not exclude each other are not taken for each other.
+func TestDoOfAnotherLockOfThePathIsNotReentrant(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := open(t, srv), open(t, srv)
+		type doer interface {
+			Locker
+			Do(ctx context.Context, f func(ctx context.Context) error) error
+		}
+		kinds := []func(s *Session) doer{
+			func(s *Session) doer { return NewMutex(s, "/p") },
+			func(s *Session) doer { return NewMutex(s, "/p", WithLayout(LayoutKazoo)) },
+			func(s *Session) doer { return NewRWMutex(s, "/p") },
+		}
+		for i, outer := range kinds {
+			for j, inner := range kinds {
+				if i == j {
+					continue
+				}
+				held := inner(other)
+				must(t, held.Lock(t.Context()))
+				must(t, outer(s).Do(t.Context(), func(ctx context.Context) error {
+					ctx, cancel := context.WithTimeout(ctx, time.Second)
+					defer cancel()
+					wantErr(t, inner(s).Do(ctx, func(context.Context) error { return nil }), context.DeadlineExceeded)
+					return nil
+				}))
+				must(t, held.Unlock())
+			}
+		}
+	})
+}
+
+func TestNestedDoNeedsWhatTheOuterOneStillHolds(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		m, rw := NewMutex(s, "/m"), NewRWMutex(s, "/rw")
+		never := func(context.Context) error { t.Error("the nested function runs"); return nil }
+		wantErr(t, m.Do(t.Context(), func(ctx context.Context) error {
+			must(t, m.Unlock())
+			wantErr(t, m.Do(ctx, never), ErrNotLocked)
+			return nil
+		}), ErrNotLocked)
+		must(t, rw.Do(t.Context(), func(ctx context.Context) error {
+			must(t, rw.Downgrade(ctx))
+			wantErr(t, rw.Do(ctx, never), ErrDeadlock)
+			ran := false
+			must(t, rw.RDo(ctx, func(context.Context) error { ran = true; return nil }))
+			if !ran {
+				t.Error("RDo has not run its function")
+			}
+			return nil
+		}))
+		wantErr(t, m.Do(t.Context(), func(ctx context.Context) error {
+			must(t, m.Do(context.WithoutCancel(ctx), func(inner context.Context) error {
+				srv.Expire(s.ID())
+				<-inner.Done()
+				wantErr(t, context.Cause(inner), ErrLost)
+				return nil
+			}))
+			wantErr(t, m.Do(context.WithoutCancel(ctx), never), ErrLost)
+			return nil
+		}), ErrLost)
+	})
+}
+
+// Whoever asks about a hold while it is given up may find its znode gone. That is
+// no loss.
+func TestUnlockIsNotToldAsALoss(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		var kinds []EventKind
+		s := open(t, srv, WithObserver(ObserverFunc(func(e Event) {
+			if e.Op == "lock" {
+				kinds = append(kinds, e.Kind)
+			}
+		})))
+		m := NewMutex(s, "/m")
+		must(t, m.Lock(t.Context()))
+		h, err := m.current()
+		must(t, err)
+		lost := m.Lost()
+		must(t, m.Unlock())
+		_, err = h.token(t.Context())
+		wantErr(t, err, ErrLost)
+		if isClosed(lost) || !slices.Equal(kinds, []EventKind{Acquired, Released}) {
+			t.Errorf("lost %v, events %v", isClosed(lost), kinds)
+		}
+	})
+}
+
+// A deletion that the servers refuse is tried again, so that an Unlock, or a Lock
+// that has given up, does not block the others for as long as its session lives.
+func TestWhatMayNotBeDeletedNowIsDeletedLater(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		m, n := NewMutex(a, "/m"), NewMutex(b, "/m")
+		for _, code := range []int32{zktest.CodeThrottled, zktest.CodeNoAuth, -1} {
+			must(t, m.Lock(t.Context()))
+			refusals := 3
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				if r.Op == zktest.OpDelete && refusals > 0 {
+					refusals--
+					return zktest.Fail(code)
+				}
+				return zktest.Pass
+			})
+			if err := m.Unlock(); (err == nil) != (code == zktest.CodeThrottled) {
+				t.Errorf("%d: Unlock = %v", code, err)
+			}
+			must(t, n.Lock(within(t, time.Minute)))
+			refusals = 3
+			wantErr(t, m.Lock(within(t, time.Second)), context.DeadlineExceeded)
+			time.Sleep(time.Minute)
+			must(t, n.Unlock())
+			must(t, n.Lock(within(t, time.Minute)))
+			must(t, n.Unlock())
+		}
+	})
+}
+
+func TestTriesAfterCloseFail(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		m, rw := NewMutex(s, "/m"), NewRWMutex(s, "/rw")
+		must(t, m.Lock(t.Context()))
+		must(t, rw.Lock(t.Context()))
+		must(t, s.Close())
+		_, err := m.TryLock(t.Context())
+		wantErr(t, err, ErrClosed)
+		_, err = rw.TryLock(t.Context())
+		wantErr(t, err, ErrClosed)
+		_, err = rw.TryRLock(t.Context())
+		wantErr(t, err, ErrClosed)
+	})
+}
+
+func TestLockAllTakesAgainWhatWasLostWhileItWaited(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := open(t, srv), open(t, srv)
+		a, b := NewMutex(s, "/a"), NewMutex(s, "/b")
+		blocker := NewMutex(other, "/b")
+		must(t, blocker.Lock(t.Context()))
+		var unlock func() error
+		got := async(func() (err error) { unlock, err = LockAll(t.Context(), b, a); return err })
+		pendingStill(t, got)
+		srv.Expire(s.ID())
+		time.Sleep(time.Second)
+		pendingStill(t, got)
+		must(t, blocker.Unlock())
+		must(t, <-got)
+		if isClosed(a.Lost()) || isClosed(b.Lost()) {
+			t.Error("a lock is not held")
+		}
+		must(t, unlock())
+		_, err := LockAll(t.Context(), a, (*Mutex)(nil))
+		wantErr(t, err, ErrInvalid)
 	})
 }

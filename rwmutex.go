@@ -414,18 +414,15 @@ func (rw *RWMutex) do(ctx context.Context, op string, mode Mode, f func(ctx cont
 		return opError(op, rw.path, invalid("the function is nil"))
 	}
 	if rw.err == nil && ctx.Err() == nil {
-		if in := rw.within(ctx); in != nil && (in.mode == ModeExclusive || mode == ModeShared) {
-			return f(ctx)
+		if d := rw.within(ctx); d != nil {
+			return d.nest(ctx, op, mode, f)
 		}
 	}
 	t, err := rw.acquire(ctx, mode, true)
 	if err != nil {
 		return opError(op, rw.path, err)
 	}
-	key := rw.doKey(mode)
-	return doHolding(ctx, key, &doing{mode: mode, turn: &rw.turn, t: t}, t.hold.lost, f, func() error {
-		return opError(op, rw.path, rw.turn.leave(t, true))
-	})
+	return rw.turn.do(ctx, rw.doKey(mode), op, mode, t, f)
 }
 
 // within returns the Do, or else the RDo, of this path in which ctx was made,
@@ -434,15 +431,8 @@ func (rw *RWMutex) within(ctx context.Context) *doing {
 	return cmp.Or(rw.doKey(ModeExclusive).in(ctx), rw.doKey(ModeShared).in(ctx))
 }
 
-// modeWriter tells Do's contexts from those of a Mutex at the same path, which is
-// another lock.
-const modeWriter Mode = -2
-
 func (rw *RWMutex) doKey(mode Mode) doKey {
-	if mode == ModeExclusive {
-		mode = modeWriter
-	}
-	return doKey{rw.s, rw.path, mode}
+	return doKey{rw.s, rw.path, "rw " + rw.turn.entries[mode].base}
 }
 
 // besides makes the caller, whose ctx holds rw already, a reader of its own.

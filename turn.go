@@ -367,7 +367,7 @@ func (q *turnstile) try(ctx context.Context, mode Mode) (*tenure, error) {
 	}
 	q.mu.Unlock()
 	if busy {
-		return nil, nil
+		return nil, q.s.failure() // none unless the Session is closed
 	}
 	e := q.entries[mode]
 	p, err := q.line.try(ctx, e.base, []byte(q.s.cfg.owner), e.turn)
@@ -480,7 +480,7 @@ func (q *turnstile) giveUpLocked(t *tenure, pin bool) error {
 }
 
 // passLocked hands an exclusive tenure to the next goroutine of this process if
-// it may, and reports whether it did.
+// it may, and reports whether it did. It unlocks mu while it asks after others.
 func (q *turnstile) passLocked(t *tenure) bool {
 	may := func() bool {
 		return !t.beside && q.firstLocked(ModeExclusive) && t.hold.err() == nil
@@ -548,6 +548,18 @@ func graced[T any](done <-chan T, end <-chan struct{}) (v T, ok bool) {
 	case <-time.After(grace):
 		return v, false
 	}
+}
+
+// do runs f while it has t, of mode, and leaves it, or what f has locked in its
+// place.
+func (q *turnstile) do(ctx context.Context, key doKey, op string, mode Mode, t *tenure, f func(ctx context.Context) error) error {
+	return doHolding(ctx, key, &doing{lost: t.hold.lost, turn: q, t: t}, f, func() error {
+		err := q.leave(t, true)
+		if err == ErrNotLocked && mode == ModeExclusive {
+			err = q.giveUp(ModeExclusive)
+		}
+		return opError(op, q.path, err)
+	})
 }
 
 // current returns what this process holds: for one, or else for several.

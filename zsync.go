@@ -3,6 +3,7 @@ package zsync
 import (
 	"cmp"
 	"context"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -49,7 +50,11 @@ func (s *syncLocker) Unlock() {
 // of this package have; a locker that is given twice is refused.
 //
 // unlock unlocks them all, in reverse, and returns the errors of those that
-// could not be. When LockAll fails nothing stays locked.
+// could not be. A hold that is lost is told by the Lost of its locker, and by
+// unlock; one that is lost while LockAll still waits for others is taken anew.
+// When LockAll fails nothing stays locked. The errors are those of Lock,
+// [ErrInvalid] and [ErrDeadlock] for what is given twice. It costs what the
+// locks cost, one after the other.
 func LockAll(ctx context.Context, ls ...Locker) (unlock func() error, err error) {
 	type pathLocker interface {
 		Locker
@@ -58,6 +63,9 @@ func LockAll(ctx context.Context, ls ...Locker) (unlock func() error, err error)
 	sorted := make([]pathLocker, 0, len(ls))
 	for i, l := range ls {
 		p, ok := l.(pathLocker)
+		if v := reflect.ValueOf(l); ok && v.Kind() == reflect.Pointer && v.IsNil() {
+			return nil, opError("lockall", "", invalid("locker %d is nil", i))
+		}
 		if !ok {
 			return nil, opError("lockall", "", invalid("locker %d is a %T, which has no method Path() string to order it by", i, l))
 		}
@@ -79,14 +87,25 @@ func LockAll(ctx context.Context, ls ...Locker) (unlock func() error, err error)
 		}
 		return joinErrors(errs)
 	}
-	for _, l := range sorted {
-		if err := l.Lock(ctx); err != nil {
-			unlock()
-			return nil, err
-		}
-		locked++
+	lost := func(l pathLocker) bool {
+		h, ok := l.(interface{ Lost() <-chan struct{} })
+		return ok && isClosed(h.Lost())
 	}
-	return sync.OnceValue(unlock), nil
+	for {
+		for _, l := range sorted {
+			if err := l.Lock(ctx); err != nil {
+				unlock()
+				return nil, err
+			}
+			locked++
+		}
+		// What was locked first may have been lost while the last was waited for.
+		// Nobody has been told anything, so it is a wait that outlives its session.
+		if !slices.ContainsFunc(sorted, lost) {
+			return sync.OnceValue(unlock), nil
+		}
+		unlock()
+	}
 }
 
 // A Contender is one who holds or waits, as the server that was asked knows it:
