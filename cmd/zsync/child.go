@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"time"
@@ -11,6 +12,7 @@ import (
 // A child is a command that runs under a hold.
 type child struct {
 	argv      []string
+	stdin     io.Reader        // zsync's own if nil
 	env       []string         // added to zsync's own
 	signals   <-chan os.Signal // to pass on
 	lost      <-chan struct{}  // closed when the hold is lost
@@ -22,6 +24,10 @@ type child struct {
 func (c *child) run() (status int, err error) {
 	cmd := exec.Command(c.argv[0], c.argv[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	if c.stdin != nil {
+		cmd.Stdin = c.stdin
+		cmd.WaitDelay = time.Second // for what is left behind and does not read
+	}
 	cmd.Env = append(os.Environ(), c.env...)
 	p := newProcess(cmd)
 	if err := cmd.Start(); err != nil {

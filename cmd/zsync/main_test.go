@@ -644,6 +644,54 @@ func TestQueueElementStaysUntilItIsWritten(t *testing.T) {
 	start(t, srv.Addr(), "", "queue", "recv", "/q", "--timeout", "5s").want(0, "one\ntwo\nthree\n")
 }
 
+func TestQueueRecvRunsACommandForEachElement(t *testing.T) {
+	srv := zktest.Start(t)
+	recv := func(script string, args ...string) *run {
+		t.Helper()
+		return start(t, srv.Addr(), "not this", append(append([]string{"queue", "recv", "/q"}, args...), "--", "sh", "-c", script)...)
+	}
+	start(t, srv.Addr(), "", "queue", "send", "/q", "one", "two", "", "three").want(0, "")
+	recv(`cat; echo " $ZSYNC_ATTEMPT"`, "-n", "1").want(0, "one 1\n")
+	recv(`cat; exit 3`).want(3, "two")
+	recv(`cat; echo " $ZSYNC_ATTEMPT $ZSYNC_ID"; false`).want(1, "two 2 b-00000-0000000000/e-0000000001\n")
+	start(t, srv.Addr(), "", "queue", "recv", "/q", "--", "/no/such/command").want(exitNotFound, "")
+	recv(`cat; echo " $ZSYNC_ATTEMPT"`).want(0, "two 4\n 1\nthree 1\n")
+	recv(`cat`, "-n", "1").want(exitBusy, "")
+	recv(`cat`, "-f", "--timeout", "100ms").want(exitBusy, "")
+	start(t, srv.Addr(), strings.Repeat("x", 200<<10), "queue", "send", "/q").want(0, "")
+	recv(`exec 3<&0; sleep 10 <&3 >/dev/null 2>&1 & exit 0`).want(0, "") // neither reads it
+	start(t, srv.Addr(), "", "queue", "len", "/q").want(0, "0\n")
+}
+
+func TestSignalToQueueRecvGoesToItsCommand(t *testing.T) {
+	srv := zktest.Start(t)
+	start(t, srv.Addr(), "", "queue", "send", "/q", "one", "two", "three").want(0, "")
+	r := start(t, srv.Addr(), "", "queue", "recv", "-f", "/q", "--", "sh", "-c", `trap 'echo finished; exit 0' TERM; cat; while :; do sleep 0.01; done`)
+	r.awaitOutput("one")
+	r.cmd.Process.Signal(syscall.SIGTERM)
+	r.want(128+int(syscall.SIGTERM), "onefinished\n")
+	r = start(t, srv.Addr(), "", "queue", "recv", "-f", "/q", "--", "sh", "-c", `cat; while :; do sleep 0.01; done`)
+	r.awaitOutput("two")
+	r.cmd.Process.Signal(syscall.SIGINT)
+	r.want(128+int(syscall.SIGINT), "two")
+	r = start(t, srv.Addr(), "", "queue", "recv", "-f", "/q", "--", "cat")
+	r.awaitOutput("twothree")
+	r.cmd.Process.Signal(syscall.SIGUSR1) // while no command runs
+	r.cmd.Process.Signal(syscall.SIGTERM)
+	r.want(128+int(syscall.SIGTERM), "twothree")
+}
+
+func TestQueueRecvSaysThatWhatItsCommandDidMayBeReceivedAgain(t *testing.T) {
+	srv := zktest.Start(t)
+	start(t, srv.Addr(), "", "queue", "send", "/q", "one").want(0, "")
+	r := start(t, srv.Addr(), "", "queue", "recv", "/q", "--session", "1s", "--", "sh", "-c", "echo begun; sleep 1")
+	r.awaitOutput("begun")
+	expireAll(srv)
+	if status := r.wait(); status != exitLost {
+		t.Errorf("exit status %d, want %d\n%s", status, exitLost, &r.stderr)
+	}
+}
+
 func TestStatusShowsHoldersAndWaiters(t *testing.T) {
 	srv := zktest.Start(t)
 	s, err := zsync.Connect(t.Context(), srv.Addr(), zsync.WithOwner("the holder"))
@@ -792,7 +840,8 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 		{srv.Addr(), "queue send", exitUsage, "want: zsync queue send PATH [ELEMENT...] [flags]"},
 		{srv.Addr(), "queue send q x", exitUsage, `path "q" is relative`},
 		{srv.Addr(), "queue send /q x --layout curator", exitUsage, `unknown layout "curator"`},
-		{srv.Addr(), "queue recv /q x", exitUsage, "want: zsync queue recv PATH [flags]"},
+		{srv.Addr(), "queue recv /q x", exitUsage, "want: zsync queue recv PATH [flags] [-- CMD [ARG...]]"},
+		{srv.Addr(), "queue recv /q --", exitUsage, "want: zsync queue recv PATH [flags] [-- CMD [ARG...]]"},
 		{srv.Addr(), "queue recv /q -n 0", exitUsage, "--count 0: must be at least 1"},
 		{srv.Addr(), "queue recv /q -n 1", exitBusy, "/q: received 0 of 1 element: "},
 		{srv.Addr(), "queue recv /q -f --timeout 100ms", exitBusy, "gave up after 100ms"},

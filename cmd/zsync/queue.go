@@ -2,12 +2,14 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -214,7 +216,7 @@ func recvCommand(c *client) *cobra.Command {
 	q := &queueing{holding: holding{client: c}}
 	n, follow := 0, false
 	cmd := &cobra.Command{
-		Use:   "recv PATH [flags]",
+		Use:   "recv PATH [flags] [-- CMD [ARG...]]",
 		Short: "take elements out of a queue",
 		Long: `recv writes the elements of the queue at PATH to its standard output, a line
 each, and removes them. It ends when none is left, when it has received as many
@@ -226,29 +228,43 @@ is received a second time, by whoever comes next; recv says so, if it can, and
 ends with status 76. The layouts of other libraries keep no element for one who
 has not removed it: with these, one that recv has taken is lost if it is killed.
 
+With a command nothing is written: the command is run for each element, one
+after another, and finds the element in its standard input, its name in ZSYNC_ID
+and how often it has been received in ZSYNC_ATTEMPT: 1 the first time, and with
+another library's layout every time. If the command succeeds the element is
+removed. If not, it goes back to its place, and recv ends with the command's
+status. Signals are passed on. Neither --timeout nor a lost session stops the
+command; both are seen to when it has ended.
+
 Exit status 75 means that fewer elements came than --count says.`,
 		Example: `  zsync queue recv -n 1 --follow --timeout 1m /jobs
+  zsync queue recv --follow /jobs -- ./work
   zsync queue recv --follow /jobs | while read -r job; do ./work "$job"; done`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			switch {
-			case len(args) != 1:
-				return fail(exitUsage, "want: %s", cmd.UseLine())
-			case n < 0 || n == 0 && cmd.Flags().Changed("count"):
+			path, argv, err := pathAndPerhapsCommand(cmd, args)
+			if err != nil {
+				return err
+			}
+			if n < 0 || n == 0 && cmd.Flags().Changed("count") {
 				return fail(exitUsage, "--count %d: must be at least 1", n)
 			}
 			var opts []zsync.QueueOption
-			if n > 0 {
+			switch {
+			case argv != nil:
+				opts = append(opts, zsync.WithPrefetch(1)) // others may be free
+			case n > 0:
 				opts = append(opts, zsync.WithPrefetch(min(n, maxUnacknowledged)))
 			}
-			t, queue, err := q.open(cmd, args[0], opts...)
+			t, queue, err := q.open(cmd, path, opts...)
 			if err != nil {
 				return err
 			}
 			defer t.session.Close()
 			r := &receiver{
-				queue: queue, path: args[0], out: cmd.OutOrStdout(), end: q.end(), want: n,
-				slots: make(chan struct{}, maxUnacknowledged),
+				queue: queue, path: path, argv: argv, out: cmd.OutOrStdout(), end: q.end(), want: n,
+				signals: make(chan os.Signal, 16), slots: make(chan struct{}, maxUnacknowledged),
 			}
+			signal.Notify(r.signals, passedOn...)
 			err = r.receive(t.waiting, follow)
 			r.removals.Wait()
 			return r.verdict(err)
@@ -264,24 +280,26 @@ Exit status 75 means that fewer elements came than --count says.`,
 // maxUnacknowledged is how many elements may be written and not yet removed.
 const maxUnacknowledged = 128
 
-// A receiver writes the elements of a queue.
+// A receiver writes the elements of a queue, or runs a command for each.
 type receiver struct {
-	queue *zsync.Queue[[]byte]
-	path  string
-	out   io.Writer
-	end   byte
-	want  int // 0: as many as there are
-	got   int // how many were written
+	queue   *zsync.Queue[[]byte]
+	path    string
+	argv    []string // nil: write
+	signals chan os.Signal
+	out     io.Writer
+	end     byte
+	want    int // 0: as many as there are
+	got     int // how many were written, or done by the command
 
 	removals sync.WaitGroup
 	slots    chan struct{} // one for each removal that may be under way
 
 	mu     sync.Mutex
-	doubts int   // how many were written, and may be received again; guarded by mu
+	doubts int   // how many of these may be received again; guarded by mu
 	failed error // of a removal; guarded by mu
 }
 
-// receive writes what there is, or with follow what will be.
+// receive takes what there is, or with follow what will be.
 func (r *receiver) receive(ctx context.Context, follow bool) error {
 	// A reader that has gone must not end us before the elements are back.
 	broken := make(chan os.Signal, 1)
@@ -302,9 +320,9 @@ func (r *receiver) receive(ctx context.Context, follow bool) error {
 func (r *receiver) verdict(err error) error {
 	switch {
 	case r.doubts > 0:
-		return fail(exitLost, "%s: the session was lost: %s that were written may be received again", r.path, count(r.doubts, "element"))
+		return fail(exitLost, "%s: the session was lost: %s may be received again", r.path, count(r.doubts, "element"))
 	case r.failed != nil:
-		return &statusError{exitOf(verdict(r.failed, exitServers)), fmt.Errorf("elements that were written may be received again: %w", r.failed)}
+		return &statusError{exitOf(verdict(r.failed, exitServers)), fmt.Errorf("elements may be received again: %w", r.failed)}
 	case err == nil && r.got < r.want:
 		return fail(exitBusy, "%s: received %d of %s: there are no more", r.path, r.got, count(r.want, "element"))
 	}
@@ -339,7 +357,11 @@ func (r *receiver) round(ctx context.Context, follow bool) error {
 			if !ok {
 				return r.ended(ctx)
 			}
-			if err := r.write(ctx, d); err != nil {
+			take := r.write
+			if r.argv != nil {
+				take = r.run
+			}
+			if err := take(ctx, d); err != nil {
 				return err
 			}
 		case <-look:
@@ -381,7 +403,30 @@ func (r *receiver) write(ctx context.Context, d zsync.Delivery[[]byte]) error {
 	return r.failed
 }
 
-// remove removes what is written, even if a signal has come. Removals that are
+// run runs the command for an element, and removes it.
+func (r *receiver) run(ctx context.Context, d zsync.Delivery[[]byte]) error {
+	// A signal that has come before the command is not for it.
+	for len(r.signals) > 0 {
+		if ends(<-r.signals) {
+			<-ctx.Done()
+		}
+	}
+	if ctx.Err() != nil {
+		d.Nack()
+		return r.ended(ctx)
+	}
+	c := &child{argv: r.argv, stdin: bytes.NewReader(d.Value), signals: r.signals,
+		env: []string{"ZSYNC_ID=" + d.ID, "ZSYNC_ATTEMPT=" + strconv.Itoa(d.Attempt)}}
+	if status, err := c.run(); status != 0 {
+		d.Nack()
+		return &statusError{status, err}
+	}
+	r.got++
+	r.remove(ctx, d)
+	return r.failed // nothing else is under way
+}
+
+// remove removes what is written or done, even if a signal has come. Removals that are
 // under way at the same time share requests.
 func (r *receiver) remove(ctx context.Context, d zsync.Delivery[[]byte]) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removal)
