@@ -80,6 +80,8 @@ type party struct {
 	left   bool     // its child is deleted, or will be
 	keeps  bool     // it certainly is the keeper: it let the round in
 	others []string // if it keeps: the names of all others of the round
+
+	making <-chan struct{} // if not nil, closed when the request that may make it the keeper is over
 }
 
 // A roundID identifies a round for ever: the room, and the version of its data
@@ -291,7 +293,7 @@ func (d *doubleBarrier) enter(ctx context.Context, inc *incarnation, n int) (*pa
 		return p, nil
 	}
 	// We may be let in at this same instant. Then we count as having left.
-	gone := d.withdraw(inc, p, nil)
+	gone := d.withdraw(inc, p)
 	switch {
 	case errors.Is(err, errOtherSize), errors.Is(err, errUsedUp):
 		select {
@@ -359,9 +361,8 @@ func (d *doubleBarrier) exorcise(ctx context.Context, inc *incarnation) error {
 }
 
 // withdraw deletes what p has made, in the background: its child, and the
-// keeper's znode if that is p's. If making is not nil it is closed when the
-// request that may make the latter is over.
-func (d *doubleBarrier) withdraw(inc *incarnation, p *party, making <-chan struct{}) *removal {
+// keeper's znode if that is p's.
+func (d *doubleBarrier) withdraw(inc *incarnation, p *party) *removal {
 	return inc.inBackground(p.path, func() error {
 		ctx := inc.ctx // there is nobody else to wait for
 		if err := inc.removeNow(ctx, p.path); err != nil && !isNoNode(err) {
@@ -373,9 +374,9 @@ func (d *doubleBarrier) withdraw(inc *incarnation, p *party, making <-chan struc
 		// We may have let a round in without knowing it. Now that our child is
 		// gone this cannot happen any more, and if it has, somebody else must be
 		// the keeper.
-		if making != nil {
+		if p.making != nil {
 			select {
-			case <-making:
+			case <-p.making:
 			case <-ctx.Done():
 				return nil
 			}
@@ -584,8 +585,26 @@ func (wg *WaitGroup) leave(ctx context.Context) error {
 }
 
 // leave is Leave within one session, which is p's own the first time. It is
-// errEnded only if p has left.
+// errEnded only if p has left. If it fails, p keeps the round no longer, and
+// somebody else becomes the keeper.
 func (d *doubleBarrier) leave(ctx context.Context, inc *incarnation, p *party) error {
+	err := d.depart(ctx, inc, p)
+	switch {
+	case err == nil, p.left && !p.asked:
+		return err
+	case p.left:
+	case p.hold.err() != nil:
+		return p.hold.release()
+	default:
+		p.left = true
+		p.hold.left()
+	}
+	d.withdraw(inc, p).await(grace)
+	return err
+}
+
+// depart goes through steps 6 to 11.
+func (d *doubleBarrier) depart(ctx context.Context, inc *incarnation, p *party) error {
 	if p.keeps {
 		p.keeps = false
 		return d.keep(ctx, inc, p)
@@ -606,19 +625,19 @@ func (d *doubleBarrier) follow(ctx context.Context, inc *incarnation, w *watch, 
 	if err == nil && string(data) == p.name && stat.EphemeralOwner == inc.id.Load() {
 		return true, d.keep(ctx, inc, p)
 	}
+	if err != nil && !isNoNode(err) {
+		return false, err
+	}
 	if !p.left { // Step 7.
 		p.left = true
-		if lost := p.hold.release(); lost != nil {
+		if lost := p.hold.releaseFor(ctx); lost != nil {
 			return false, lost
 		}
 	}
-	switch {
-	case isNoNode(err): // Step 8.
+	if err != nil { // Step 8.
 		// Either the keeper has died, or it has told that all have left while
 		// we did not listen. As the keeper we find out.
 		return d.succeed(ctx, inc, p)
-	case err != nil:
-		return false, err
 	}
 	if err := inc.awaitFired(ctx, w); err != nil { // Step 9.
 		return false, err
@@ -636,6 +655,7 @@ func (d *doubleBarrier) succeed(ctx context.Context, inc *incarnation, p *party)
 	if err != nil {
 		return false, err
 	}
+	p.making = create.done
 	_, err = create.wait(ctx, inc)
 	switch {
 	case err == nil:
@@ -645,18 +665,13 @@ func (d *doubleBarrier) succeed(ctx context.Context, inc *incarnation, p *party)
 		return true, nil // the servers have removed the empty path
 	case isNodeExists(err):
 		return false, nil // somebody was quicker
-	case errors.Is(err, errEnded):
-		return false, err
-	case ctx.Err() != nil:
-		d.withdraw(inc, p, create.done).await(grace)
-		return false, ctxErr(ctx)
-	case outcomeOf(err) == answered:
+	case errors.Is(err, errEnded), ctx.Err() != nil, outcomeOf(err) == answered:
 		return false, err
 	}
 	return false, inc.pause(ctx, 1) // if it was made, step 6 finds that we are the keeper
 }
 
-// keep is steps 10 and 11. If it fails, somebody else becomes the keeper.
+// keep is steps 10 and 11.
 func (d *doubleBarrier) keep(ctx context.Context, inc *incarnation, p *party) error {
 	names, err := p.others, error(nil)
 	if names == nil {
@@ -668,17 +683,6 @@ func (d *doubleBarrier) keep(ctx context.Context, inc *incarnation, p *party) er
 	if err == nil {
 		err = d.tell(ctx, inc, p)
 	}
-	switch {
-	case err == nil:
-		return nil
-	case p.left:
-	case p.hold.err() != nil:
-		return p.hold.release()
-	default:
-		p.left = true
-		p.hold.left()
-	}
-	d.withdraw(inc, p, nil).await(grace)
 	return err
 }
 

@@ -587,6 +587,82 @@ func TestPartiesOnServersThatLagEnterAndLeaveTogether(t *testing.T) {
 	}, zktest.WithAddrs("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"))
 }
 
+// The server stops answering at the k'th request of a Leave, and its ctx ends a
+// moment later. It returns at once, and holds nobody up.
+func TestLeaveEndsWithItsContextWhicheverRequestIsNotAnswered(t *testing.T) {
+	for _, keeper := range []bool{false, true} {
+		for k := 1; ; k++ {
+			more := false
+			t.Run(fmt.Sprintf("request %d, keeper: %v", k, keeper), func(t *testing.T) {
+				bubble(t, func(t *testing.T, srv *zktest.Server) {
+					a, b := NewWaitGroup(open(t, srv), "/w"), NewWaitGroup(open(t, srv), "/w")
+					entered := enter(t, b, 2) // the second is the keeper
+					synctest.Wait()
+					must(t, a.Enter(t.Context(), 2))
+					must(t, <-entered)
+					if !keeper {
+						a, b = b, a
+					}
+					ctx, cancel := context.WithCancel(t.Context())
+					var n atomic.Int32
+					var ended time.Time
+					srv.Intercept(func(r zktest.Request) zktest.Action {
+						if r.Op == zktest.OpPing || r.Session != a.s.ID() || n.Add(1) != int32(k) {
+							return zktest.Pass
+						}
+						srv.Intercept(nil)
+						time.AfterFunc(10*time.Millisecond, func() { ended = time.Now(); cancel() })
+						return zktest.Hang
+					})
+					left := async(func() error { return a.Leave(ctx) })
+					synctest.Wait()
+					other := leave(t, b)
+					err := <-left
+					srv.Intercept(nil)
+					if more = !ended.IsZero(); more {
+						wantErr(t, err, context.Canceled)
+						if d := time.Since(ended); d > 3*grace {
+							t.Errorf("it took %v: %v", d, err)
+						}
+					} else {
+						must(t, err)
+					}
+					must(t, <-other)
+					wantEmptyRoom(t, b.s)
+				})
+			})
+			if !more {
+				break
+			}
+		}
+	}
+}
+
+// A party may be the keeper without knowing it: the reply that said so was lost,
+// and so is that of its first look when it leaves.
+func TestKeeperThatDoesNotKnowItAndFailsToLeaveIsSucceeded(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := NewWaitGroup(open(t, srv), "/w"), NewWaitGroup(open(t, srv), "/w")
+		entered := enter(t, b, 2)
+		synctest.Wait()
+		srv.Intercept(first(zktest.DropReply, op(zktest.OpMulti)))
+		must(t, a.Enter(t.Context(), 2))
+		must(t, <-entered)
+		srv.Intercept(first(zktest.Hang, op(zktest.OpGetData)))
+		wantErr(t, a.Leave(within(t, time.Millisecond)), context.DeadlineExceeded)
+		begun := time.Now()
+		must(t, b.Leave(t.Context()))
+		if d := time.Since(begun); d > testTimeout {
+			t.Errorf("it took %v", d)
+		}
+		if a.s.Stats().Expiries > 0 {
+			t.Error("the session of the former keeper has ended")
+		}
+		synctest.Wait()
+		wantEmptyRoom(t, b.s)
+	})
+}
+
 // TestEnterAndLeaveCostAtMostFiveRequestsAParty also counts notifications: two
 // for each party, and about the logarithm of their number for the keeper.
 func TestEnterAndLeaveCostAtMostFiveRequestsAParty(t *testing.T) {

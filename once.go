@@ -176,7 +176,7 @@ func (o *Once) check(ctx context.Context) error {
 }
 
 // doKey is that of a Mutex at the same path, whose line this is.
-func (o *Once) doKey() doKey { return doKey{o.s, o.path, ModeExclusive} }
+func (o *Once) doKey() doKey { return doKey{o.s, o.path, o.line.bases[0]} }
 
 // settled reports whether this process knows the answer without asking: the
 // mark's data, or that a function panicked.
@@ -298,20 +298,20 @@ func (o *Once) run(ctx context.Context, h *hold, f func(ctx context.Context, pla
 	g, err := o.look(ctx) // Step 3.
 	switch {
 	case err != nil:
-		h.release()
+		h.releaseFor(ctx)
 		return nil, o.fail("do", err)
 	case g != nil:
-		h.release()
+		h.releaseFor(ctx)
 		return nil, errMarked
 	case h.err() != nil:
 		// The mark may have been looked for in another session than that of
 		// h. Nobody was told anything, so we wait again.
-		h.release()
+		h.releaseFor(ctx)
 		return nil, errEnded
 	}
 	var failed error
 	returned := false
-	err = doHolding(ctx, o.doKey(), new(doing), h.lost, func(ctx context.Context) error {
+	err = doHolding(ctx, o.doKey(), &doing{lost: h.lost}, func(ctx context.Context) error {
 		data, failed = f(ctx, baseName(h.place.path))
 		returned = true
 		return failed
@@ -321,9 +321,9 @@ func (o *Once) run(ctx context.Context, h *hold, f func(ctx context.Context, pla
 			o.mu.Lock()
 			o.panicked = true
 			o.mu.Unlock()
-			return h.release()
+			return h.releaseFor(ctx)
 		case failed != nil:
-			return o.fail("do", h.release())
+			return o.fail("do", h.releaseFor(ctx))
 		}
 		return o.fail("do", o.finish(ctx, h, data))
 	})

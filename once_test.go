@@ -334,6 +334,51 @@ func TestACancelledDoLeavesNothing(t *testing.T) {
 	})
 }
 
+// The server stops answering at the k'th request of a Do, and ctx ends a moment
+// later: whether Do waits, has its turn, or has run a function that failed, it
+// returns at once.
+func TestDoEndsWithItsContextWhicheverRequestIsNotAnswered(t *testing.T) {
+	boom := errors.New("boom")
+	for _, fails := range []bool{false, true} {
+		for k := 1; ; k++ {
+			more := false
+			t.Run(fmt.Sprintf("request %d, f fails: %v", k, fails), func(t *testing.T) {
+				bubble(t, func(t *testing.T, srv *zktest.Server) {
+					s := open(t, srv)
+					ctx, cancel := context.WithCancel(t.Context())
+					var n atomic.Int32
+					var ended time.Time
+					srv.Intercept(func(r zktest.Request) zktest.Action {
+						if r.Op == zktest.OpPing || r.Op == zktest.OpConnect || n.Add(1) != int32(k) {
+							return zktest.Pass
+						}
+						time.AfterFunc(10*time.Millisecond, func() { ended = time.Now(); cancel() })
+						return zktest.Hang
+					})
+					err := NewOnce(s, "/o").Do(ctx, func(context.Context) error {
+						if fails {
+							return boom
+						}
+						return nil
+					})
+					if more = !ended.IsZero(); !more {
+						return
+					}
+					if d := time.Since(ended); d > 2*grace {
+						t.Errorf("it took %v: %v", d, err)
+					}
+					if !errors.Is(err, context.Canceled) && !errors.Is(err, boom) {
+						t.Errorf("got error %v", err)
+					}
+				})
+			})
+			if !more {
+				break
+			}
+		}
+	}
+}
+
 func TestAFunctionThatSucceedsAfterItsContextEndedIsMarked(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, other := open(t, srv), open(t, srv)

@@ -227,7 +227,7 @@ func (m *Semaphore) settle(ctx context.Context, wait bool) (bool, error) {
 		freed := m.freedLocked()
 		m.mu.Unlock()
 		if !wait {
-			return false, nil
+			return false, m.s.failure()
 		}
 		select {
 		case <-freed:

@@ -1002,6 +1002,21 @@ func TestAcquireWhoseSessionEndsWithItsContextFailsWithTheContext(t *testing.T) 
 	})
 }
 
+func TestTryAcquireAfterCloseIsErrClosed(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		m := NewSemaphore(s, "/s", 2)
+		must(t, m.Acquire(t.Context(), 1))
+		must(t, s.Close())
+		ok, err := m.TryAcquire(t.Context(), 1)
+		wantErr(t, err, ErrClosed)
+		if ok {
+			t.Error("it succeeded")
+		}
+		wantErr(t, m.Release(1), ErrLost, ErrClosed)
+	})
+}
+
 func TestAcquireFailsWhenItsSessionIsClosed(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
