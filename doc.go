@@ -19,7 +19,9 @@
 //
 // Values made with the same path are the same primitive, in whatever process,
 // and in whatever language: the znodes are those of Apache Curator, or of kazoo
-// by option.
+// by option, where these have the primitive and its state can be kept safely in
+// their znodes (WaitGroup, Once, Cond and, unless an option says otherwise,
+// Queue have znodes of their own).
 //
 // Whatever may wait takes a context first; whatever gives up takes none, as it
 // cannot be refused. A cancelled wait leaves nothing behind.

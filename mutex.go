@@ -17,7 +17,7 @@ type lockConfig struct {
 	err      error
 }
 
-// defaultHandoffs is a compromise: an eight of the local hand-overs' speed is
+// defaultHandoffs is a compromise: an eighth of the local hand-overs' speed is
 // lost to asking whether somebody else waits, and no other process waits for
 // more than so many critical sections.
 const defaultHandoffs = 16
@@ -34,11 +34,12 @@ func newLockConfig(opts []LockOption) lockConfig {
 	return c
 }
 
-// WithHandoffs lets a process pass the lock among its own goroutines up to n
-// times in a row while another process waits. A hand-over within the process
-// costs no round trip; after n of them one listing tells whether somebody else
-// waits. With 0 every goroutine takes its own place in the line, and the order
-// is the order of arrival across all processes. The default is 16.
+// WithHandoffs lets the goroutines that use one value pass the lock among
+// themselves up to n times in a row while others wait: other processes, or
+// other values of the same path in this one. Such a hand-over costs no round
+// trip; after n of them one listing tells whether somebody else waits. With 0
+// every goroutine takes its own place in the line, and the order is the order
+// of arrival across all processes. The default is 16.
 func WithHandoffs(n int) LockOption {
 	return func(c *lockConfig) {
 		if n < 0 {
@@ -63,8 +64,8 @@ func WithLayout(l Layout) LockOption {
 // same path.
 //
 // At most one live session holds the Mutex. Waiters are served in the order in
-// which the servers saw them arrive; see [WithHandoffs] for the goroutines of
-// one process, which share one place in the line. In the terminology of the Go
+// which the servers saw them arrive; see [WithHandoffs] for the goroutines that
+// use one *Mutex, which share one place in the line. In the terminology of the Go
 // memory model, the n'th Unlock synchronizes before the m'th Lock for n < m,
 // for callers in one process.
 //
@@ -82,8 +83,8 @@ func WithLayout(l Layout) LockOption {
 //
 // Lock costs 2 requests in 1 round trip when the Mutex is free; a wait adds one
 // watch, which only the one ahead in the line can fire, and after it one
-// request. Unlock costs 1. A hand-over between goroutines of one process costs
-// none.
+// request. Unlock costs 1. A hand-over between goroutines that use one *Mutex
+// costs none.
 //
 // The algorithm is "Locks" from the ZooKeeper recipes, with unique names
 // against lost replies, as Curator's InterProcessMutex has them.

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,7 +19,7 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
-// CASES 32: a corrupted element is never lost, in any layout.
+// Case 32 of docs/guarantees.md: a corrupted element is never lost, in any layout.
 func TestCorruptedElementKeepsItsBytesInEveryLayout(t *testing.T) {
 	for _, layout := range []QueueLayout{LayoutZsync, LayoutSimpleQueue, LayoutDistributedQueue, LayoutKazooQueue} {
 		for name, take := range map[string]func(t *testing.T, q *Queue[int]) int{
@@ -57,7 +58,7 @@ func TestCorruptedElementKeepsItsBytesInEveryLayout(t *testing.T) {
 	}
 }
 
-// CASES 32: a consumer whose session dies while it works is told so, whatever
+// Case 32 of docs/guarantees.md: a consumer whose session dies while it works is told so, whatever
 // becomes of the request with which it acknowledges.
 func TestAckSaysTheTruthWhenItsReplyIsLost(t *testing.T) {
 	for _, fault := range []zktest.Action{zktest.DropRequest, zktest.DropReply, zktest.Hang, zktest.HangReply} {
@@ -109,7 +110,7 @@ func TestAckSaysTheTruthWhenItsReplyIsLost(t *testing.T) {
 	}
 }
 
-// CASES 33: a queue goes on after a long partition, of producers and consumers.
+// Case 33 of docs/guarantees.md: a queue goes on after a long partition, of producers and consumers.
 func TestQueueGoesOnAfterALongPartition(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
@@ -431,4 +432,201 @@ func TestClaimThatComesLateClaimsNothing(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestConsumerThatStopsReadingHoldsBackAtMostItsPrefetch(t *testing.T) {
+	for _, prefetch := range []int{1, 2, 3, 8} {
+		for _, taken := range []int{0, 1, 7} {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				q := NewQueue[int](open(t, srv), "/q", WithPrefetch(prefetch))
+				must(t, q.Send(t.Context(), counted(50)...))
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				collect(t, q.Recv(ctx), taken)
+				time.Sleep(time.Second)
+				if n := q.q.claimedNow(t); n < 1 || n > prefetch {
+					t.Errorf("after %d elements a consumer with prefetch %d holds back %d", taken, prefetch, n)
+				}
+			})
+		}
+	}
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		q := NewQueue[int](open(t, srv), "/q", WithQueueLayout(LayoutKazooQueue))
+		must(t, q.Send(t.Context(), counted(5)...))
+		q.Recv(t.Context())
+		time.Sleep(time.Second)
+		wantLen(t, q, 4)
+	})
+}
+
+func TestEachConsumerGetsAnElementHoweverSmallThePrefetch(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		q := NewQueue[int](open(t, srv), "/q", WithPrefetch(1))
+		must(t, q.Send(t.Context(), counted(10)...))
+		q.Recv(t.Context()) // nobody reads
+		synctest.Wait()
+		if got := collect(t, q.Recv(t.Context()), 9); !slices.Equal(got, counted(10)[1:]) {
+			t.Errorf("received %v beside a consumer that does not read", got)
+		}
+	})
+}
+
+// Its batches, together, do not fit into one request.
+func TestQueueElementsOfADeadConsumerGoBackHoweverManyBatchesItHad(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		const n = 1500
+		path := "/" + strings.Repeat("long", 250)
+		dead, kill := mortal(t, srv)
+		a, b := NewQueue[int](open(t, srv), path), NewQueue[int](dead, path, WithPrefetch(1))
+		must(t, a.sendAll(t.Context(), counted(n)))
+		collect(t, b.Deliveries(t.Context()), n)
+		time.Sleep(time.Second)
+		kill()
+		for _, d := range collect(t, a.Deliveries(t.Context()), n) {
+			if d.Attempt != 2 {
+				t.Fatalf("attempt %d of %s, want 2", d.Attempt, d.ID)
+			}
+		}
+	})
+}
+
+// What an Ack writes does not grow with what is not acknowledged.
+func TestAcksStaySmallHoweverMuchIsUnacknowledged(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		const n = 4000
+		q := NewQueue[int](open(t, srv), "/q")
+		must(t, q.sendAll(t.Context(), counted(n)))
+		ds := collect(t, q.Deliveries(t.Context()), n)
+		time.Sleep(time.Second)
+		var written atomic.Int64
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			for _, op := range r.Ops {
+				written.Add(int64(len(op.Data)))
+			}
+			return zktest.Pass
+		})
+		must(t, ds[n/2].Ack(t.Context()))
+		must(t, ds[n/2].Ack(t.Context()))
+		if b := written.Load(); b > 4096 {
+			t.Errorf("an Ack among %d unacknowledged deliveries wrote %d bytes", n, b)
+		}
+	})
+}
+
+func TestAttemptsOfLargeElementsCount(t *testing.T) {
+	for _, size := range []int{100, 600_000, 1_040_000} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			dead, kill := mortal(t, srv)
+			opts := []QueueOption{WithCodec(Raw), WithMaxAttempts(3)}
+			a, b := NewQueue[[]byte](open(t, srv), "/q", opts...), NewQueue[[]byte](dead, "/q", opts...)
+			must(t, a.Send(t.Context(), make([]byte, size)))
+			must(t, a.Send(t.Context(), slices.Repeat([][]byte{nil}, 100)...)) // which stay in the same batch
+			ch := b.Deliveries(t.Context())
+			d := <-ch
+			must(t, d.Nack())
+			for id := d.ID; d.ID != id || d.Attempt == 1; {
+				d = <-ch
+			}
+			time.Sleep(time.Second)
+			kill()
+			var last Delivery[[]byte]
+			for _, d := range collect(t, a.Deliveries(t.Context()), 101) {
+				if len(d.Value) == size {
+					last = d
+				}
+			}
+			if last.Attempt != 3 {
+				t.Errorf("after a Nack and a consumer that died of %d bytes: attempt %d, want 3", size, last.Attempt)
+			}
+			must(t, last.Nack())
+			eventually(t, func() error {
+				for d, err := range a.Dead(t.Context()) {
+					if len(d.Data) == size {
+						return err
+					}
+				}
+				return errors.New("no dead letter")
+			})
+		})
+	}
+}
+
+func TestRefusedAckStaysClaimedAndIsTriedAgain(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		q := NewQueue[int](s, "/q", WithPriorities(3))
+		must(t, q.SendPriority(t.Context(), 0, 0))
+		must(t, q.SendPriority(t.Context(), 2, 2))
+		ds := collect(t, q.Deliveries(t.Context()), 2)
+		conn := live(t, s).conn
+		const bucket = "/q/b-00000-0000000000"
+		_, err := conn.SetACL(bucket, zk.WorldACL(zk.PermRead|zk.PermAdmin), -1)
+		must(t, err)
+		refused, allowed := async(func() error { return ds[0].Ack(t.Context()) }), async(func() error { return ds[1].Ack(t.Context()) })
+		wantErr(t, <-refused, zk.ErrNoAuth)
+		must(t, <-allowed)
+		wantErr(t, ds[0].Ack(t.Context()), zk.ErrNoAuth)
+		if n := q.q.claimedNow(t); n != 1 {
+			t.Errorf("%d elements are claimed, want the one that could not be removed", n)
+		}
+		_, err = conn.SetACL(bucket, zk.WorldACL(zk.PermAll), -1)
+		must(t, err)
+		must(t, ds[0].Ack(t.Context()))
+		wantLen(t, q, 0)
+	})
+}
+
+func TestRecvTriesAgainToRemoveWhatItCouldNot(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		q := NewQueue[int](s, "/q")
+		must(t, q.Send(t.Context(), 1))
+		conn := live(t, s).conn
+		const bucket = "/q/b-00000-0000000000"
+		_, err := conn.SetACL(bucket, zk.WorldACL(zk.PermRead|zk.PermAdmin), -1)
+		must(t, err)
+		ch := q.Recv(t.Context())
+		<-ch
+		time.Sleep(time.Minute)
+		_, err = conn.SetACL(bucket, zk.WorldACL(zk.PermAll), -1)
+		must(t, err)
+		must(t, q.Send(t.Context(), 2))
+		if v := <-ch; v != 2 {
+			t.Errorf("received %d again", v)
+		}
+		eventuallyEmpty(t, q)
+	})
+}
+
+func TestElementForTheEndOfTimeIsNotReceivedBefore(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		q := NewQueue[int](open(t, srv), "/q")
+		for _, at := range []time.Time{time.Unix(1<<63-62135596801, 999999999), time.UnixMilli(math.MaxInt64), time.Unix(math.MaxInt64/1000+1, 0)} {
+			must(t, q.SendAt(t.Context(), at, 2))
+		}
+		for _, at := range []time.Time{{}, time.Unix(-1<<62, 0), time.UnixMilli(0)} {
+			must(t, q.SendAt(t.Context(), at, 1))
+		}
+		ch := q.Recv(t.Context())
+		if got := collect(t, ch, 3); !slices.Equal(got, []int{1, 1, 1}) {
+			t.Errorf("received %v", got)
+		}
+		time.Sleep(time.Hour)
+		select {
+		case v := <-ch:
+			t.Errorf("received %d", v)
+		default:
+		}
+		wantLen(t, q, 3)
+	})
+}
+
+func TestSendOfNothingTellsThatTheSessionIsClosed(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		q := NewQueue[int](s, "/q")
+		must(t, q.Send(t.Context()))
+		must(t, s.Close())
+		wantErr(t, q.Send(t.Context()), ErrClosed)
+	})
 }

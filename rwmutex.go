@@ -17,7 +17,7 @@ import (
 // While a live session holds it for writing no other holds it at all. Waiters
 // are served in the order in which the servers saw them arrive, readers and
 // writers alike, so neither starve the other; see [WithHandoffs] for the
-// goroutines of one process, which share places in the line. In the
+// goroutines that use one *RWMutex, which share places in the line. In the
 // terminology of the Go memory model, the n'th Unlock synchronizes before the
 // m'th Lock for n < m, and before every RLock that comes after it; an RUnlock
 // synchronizes before the Lock that comes after it; for callers in one process.
@@ -25,7 +25,7 @@ import (
 // If the session ends, all that this process holds is lost and another may hold
 // the lock already: [RWMutex.Lost] is closed, and Unlock or RUnlock returns
 // [ErrLost]. What only waits carries on in the next session, at the back of
-// the line. After a loss nobody of this process gets the lock anew before those
+// the line. After a loss nobody gets the lock anew through this *RWMutex before those
 // who lost it have called Unlock or RUnlock.
 //
 // Lock writes one ephemeral, sequential znode, path/_c_<uuid>-__WRIT__<seq>, and
@@ -39,8 +39,8 @@ import (
 // Lock and RLock cost 2 requests in 1 round trip when nobody is in the way; a
 // wait adds one watch on the nearest one ahead who is, and after it one
 // request. So the end of a writer wakes the readers behind it, up to the next
-// writer, and nobody else. Unlock and RUnlock cost 1. Goroutines of one
-// process read under one znode: who joins costs nothing, and who leaves
+// writer, and nobody else. Unlock and RUnlock cost 1. Goroutines that use one
+// *RWMutex read under one znode: who joins costs nothing, and who leaves
 // before the last neither. After as many joins as [WithHandoffs] allows, one
 // listing tells whether a writer waits, and if so the next reader goes to the
 // back of the line. A goroutine that waits for writing is not overtaken by
