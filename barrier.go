@@ -25,7 +25,8 @@ import (
 // are containers too, so the servers remove what an open Barrier leaves.
 //
 // Close and Open cost 1 round trip, and 1 more request in the background if
-// they change anything. Wait costs 2 requests; if the Barrier is closed there
+// they change anything; where the container is missing some more, and an Open
+// that finds nothing to open then makes none. Wait costs 2 requests; if the Barrier is closed there
 // is a watch besides, which fires when it is opened.
 //
 // Apache Curator's DistributedBarrier and kazoo's Barrier have the same znode,
@@ -89,7 +90,7 @@ func (b *Barrier) change(ctx context.Context, op func(znode string) any) error {
 	m := b.s.manager
 	znode := m.full(b.path)
 	// The receipts lie beside the znode, so making their parent makes its
-	// parent too: NoNode can only come from Open.
+	// parent too, and NoNode can only come from Open.
 	_, err := m.commitOnce(ctx, znode+"-receipts", []any{op(znode)})
 	if isNodeExists(err) || isNoNode(err) {
 		return nil

@@ -165,6 +165,29 @@ func isShut(t *testing.T, b *Barrier) bool {
 	return err != nil
 }
 
+func TestOpenThatFindsNothingToOpenLeavesNothing(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		b := NewBarrier(s, "/x/y")
+		must(t, b.Open(t.Context()))
+		if names := childrenOf(t, s, "/x"); len(names) > 0 {
+			t.Errorf("left behind: %v", names)
+		}
+		must(t, b.Close(t.Context()))
+		time.Sleep(time.Hour) // and the servers remove the empty container
+		must(t, b.Open(t.Context()))
+		if isShut(t, b) {
+			t.Error("it is closed after Open")
+		}
+		time.Sleep(time.Hour)
+		must(t, b.Open(t.Context()))
+		time.Sleep(time.Hour)
+		if names := childrenOf(t, s, "/"); len(names) > 1 {
+			t.Errorf("left behind: %v", names)
+		}
+	})
+}
+
 func TestBarrierWaitSeesAnOpeningThatItWasAwayFor(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)

@@ -285,6 +285,13 @@ func (m *manager) commitOnce(ctx context.Context, receipts string, ops []any) ([
 				rs = presumed(ops)
 				return nil
 			case mine && isNoNode(got[0].Error):
+				// Nothing is made for what finds nothing to delete: a container
+				// that never has a child is never removed.
+				if d, ok := ops[0].(*zk.DeleteRequest); ok && !moved {
+					if rs, err = inc.multi(ctx, &zk.CheckVersionRequest{Path: d.Path, Version: -1}); err != nil {
+						return err
+					}
+				}
 				if err := inc.makeDir(ctx, receipts); err != nil {
 					return err
 				}
