@@ -5,12 +5,14 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"runtime"
 	"strconv"
@@ -718,7 +720,79 @@ func TestStatusShowsHoldersAndWaiters(t *testing.T) {
 			t.Errorf("no %s in\n%s", want, &r.stdout)
 		}
 	}
-	start(t, srv.Addr(), "", "status", "--json", "/q").want(0, "[]\n")
+}
+
+func TestStatusInJSONIsCompleteAndTyped(t *testing.T) {
+	srv := zktest.Start(t)
+	s, err := zsync.Connect(t.Context(), srv.Addr(), zsync.WithOwner("<an owner\x1b>"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	ctx := t.Context()
+	if err := errors.Join(
+		zsync.NewQueue[int](s, "/queue").Send(ctx, 1, 2),
+		zsync.NewQueue[int](s, "/simple", zsync.WithQueueLayout(zsync.LayoutSimpleQueue)).Send(ctx, 1),
+		zsync.NewWaitGroup(s, "/waitgroup").Add(ctx, 3),
+		zsync.NewValue[map[string]int](s, "/value").Store(ctx, map[string]int{"a": 1}),
+		zsync.NewValue[string](s, "/text", zsync.WithCodec(zsync.Raw)).Store(ctx, "once"),
+		zsync.NewValue[string](s, "/text", zsync.WithCodec(zsync.Raw)).Store(ctx, "twice"),
+		zsync.NewBarrier(s, "/gate").Close(ctx),
+	); err != nil {
+		t.Fatal(err)
+	}
+	r := start(t, srv.Addr(), "", "status", "--json", "/queue", "/simple", "/waitgroup", "/value", "/text", "/gate", "/free")
+	r.wait()
+	var got []map[string]any
+	if err := json.Unmarshal([]byte(r.stdout.String()), &got); err != nil {
+		t.Fatalf("%v\n%s", err, &r.stdout)
+	}
+	want := []map[string]any{
+		{"path": "/queue", "kind": "queue", "state": "2 elements", "count": 2.0, "layout": "zsync"},
+		{"path": "/simple", "kind": "queue", "state": "1 element, as of SimpleDistributedQueue", "count": 1.0, "layout": "simple"},
+		{"path": "/waitgroup", "kind": "wait group", "state": "3 open tasks", "count": 3.0},
+		{"path": "/value", "kind": "data", "state": `{"a":1}`, "value": map[string]any{"a": 1.0}},
+		{"path": "/text", "kind": "data", "state": "twice", "value": "twice"},
+		{"path": "/gate", "kind": "gate", "state": "closed", "owner": "<an owner\x1b>", "value": "<an owner\x1b>"},
+		{"path": "/free", "kind": "", "state": "free"},
+	}
+	for _, w := range want {
+		w["holding"] = false
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got %v\nwant %v", got, want)
+	}
+}
+
+func TestStatusShowsAnEmptyQueueAndWhoWaitsForElements(t *testing.T) {
+	srv := zktest.Start(t)
+	start(t, srv.Addr(), "", "queue", "send", "/sent", "one").want(0, "")
+	start(t, srv.Addr(), "", "queue", "recv", "/sent").want(0, "one\n")
+	start(t, srv.Addr(), "", "queue", "recv", "-f", "/awaited", "--owner", "a consumer")
+	s := connect(t, srv)
+	c := zsync.NewCond(s, "/cond", zsync.NewMutex(s, "/condlock"))
+	waited := make(chan error, 1)
+	go func() {
+		if err := c.L.Lock(t.Context()); err != nil {
+			waited <- err
+			return
+		}
+		waited <- errors.Join(c.Wait(t.Context()), c.L.Unlock())
+	}()
+	want := regexp.MustCompile(`^PATH .*\n/sent +queue +- +0 elements +- +- +-\n` +
+		`/awaited +queue +consumer +waits +a consumer +20\S+ \S+ +0x\S+\n/awaited +queue +- +0 elements .*\n` +
+		`/cond +cond +- +waits +\S+:\d+ +20\S+ \S+ +0x\S+\n$`)
+	await(t, func() bool {
+		r := start(t, srv.Addr(), "", "status", "/sent", "/awaited", "/cond")
+		r.wait()
+		return want.MatchString(r.stdout.String())
+	}, "the right status")
+	if err := c.Signal(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-waited; err != nil {
+		t.Error(err)
+	}
 }
 
 func TestStatusShowsWhatThereIs(t *testing.T) {
@@ -753,7 +827,7 @@ func TestStatusShowsWhatThereIs(t *testing.T) {
 		{"/queue", `queue +- +2 elements .*`},
 		{"/simple", `queue +- +1 element, as of SimpleDistributedQueue .*`},
 		{"/value", `data +- +"x\\u001b" .*`},
-		{"/gate", `data +- +\S+:\d+ .*`},
+		{"/gate", `gate +- +closed +\S+:\d+ .*`},
 	}
 	args, pattern := []string{"status"}, "^PATH .*\n"
 	for _, w := range want {

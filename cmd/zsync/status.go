@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -21,15 +22,18 @@ import (
 
 // A statusLine is one who holds or waits, or one thing that is known of a path.
 type statusLine struct {
-	Path    string     `json:"path"`
-	Kind    string     `json:"kind"`
-	Mode    string     `json:"mode,omitempty"`
-	State   string     `json:"state"`
-	Holding bool       `json:"holding"`
-	Owner   string     `json:"owner,omitempty"`
-	Since   *time.Time `json:"since,omitempty"`
-	Session string     `json:"session,omitempty"`
-	Node    string     `json:"node,omitempty"`
+	Path    string          `json:"path"`
+	Kind    string          `json:"kind"` // empty if the path is free
+	Mode    string          `json:"mode,omitempty"`
+	State   string          `json:"state"` // in words
+	Holding bool            `json:"holding"`
+	Owner   string          `json:"owner,omitempty"`
+	Since   *time.Time      `json:"since,omitempty"`
+	Session string          `json:"session,omitempty"`
+	Node    string          `json:"node,omitempty"`
+	Count   *int            `json:"count,omitempty"`  // elements of a queue, tasks of a wait group
+	Layout  string          `json:"layout,omitempty"` // of a queue, as --layout calls it
+	Value   json.RawMessage `json:"value,omitempty"`  // the data of the znode: as it is if that is JSON, or else as a string
 }
 
 func statusCommand(c *client) *cobra.Command {
@@ -38,13 +42,20 @@ func statusCommand(c *client) *cobra.Command {
 		Use:   "status PATH... [flags]",
 		Short: "show what there is at a path, who holds and who waits",
 		Long: `status shows what is found at each PATH: who holds and who waits, in order,
-for locks, semaphores, elections and double barriers; how many elements
-a queue has, and how many tasks a wait group; whether a once is done. Times are
-those of the servers' clocks.
+for locks, semaphores, elections, double barriers and conds; how many elements
+a queue has, and which consumers wait for some; how many tasks a wait group has;
+whether a once is done. Times are those of the servers' clocks.
 
 Where there is nothing of these the data of the znode is shown, if it has any:
-that is a Value, the limit of a semaphore that nobody uses, or a closed gate,
-with the name of who has closed it. Otherwise the path is free.`,
+that is a Value, or the limit of a semaphore that nobody uses. A closed gate is
+a znode too, with the name of who has closed it: text that is not JSON and was
+written once is taken for that. Otherwise the path is free. So is, for all that
+can be seen, a gate that kazoo has closed, as it leaves no name.
+
+--json prints an array of objects, one for each line of the table, with the
+fields path, kind (empty if the path is free), mode, state, holding, owner,
+since, session and node; and count, of elements or tasks, layout, of a queue, and
+value, the data, which is a string if it is not JSON itself.`,
 		Example: "  zsync status /jobs/nightly /services/scheduler",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -68,9 +79,10 @@ with the name of who has closed it. Otherwise the path is free.`,
 			if asJSON {
 				e := json.NewEncoder(cmd.OutOrStdout())
 				e.SetIndent("", "  ")
+				e.SetEscapeHTML(false)
 				return outputError(e.Encode(lines))
 			}
-			return outputError(printStatus(cmd.OutOrStdout(), args, lines))
+			return outputError(printStatus(cmd.OutOrStdout(), lines))
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
@@ -79,6 +91,10 @@ with the name of who has closed it. Otherwise the path is free.`,
 
 // lookAt asks everything that can be at path.
 func lookAt(ctx context.Context, s *zsync.Session, path string) (lines []statusLine, err error) {
+	nodes, err := nodesIn(ctx, s, path)
+	if err != nil {
+		return nil, err
+	}
 	for _, kind := range []struct {
 		name       string
 		contenders func(context.Context) ([]zsync.Contender, error)
@@ -89,8 +105,9 @@ func lookAt(ctx context.Context, s *zsync.Session, path string) (lines []statusL
 		{"kazoo lock", zsync.NewRWMutex(s, path, zsync.WithLayout(zsync.LayoutKazoo)).Contenders, nil},
 		{"election", zsync.NewElection(s, path).Contenders, nil},
 		{"double barrier", zsync.NewWaitGroup(s, path).Contenders, nil},
+		{"cond", zsync.NewCond(s, path, nil).Contenders, nil},
 		{"semaphore", zsync.NewSemaphore(s, path, 1).Contenders, nil},
-		{"kazoo semaphore", zsync.NewSemaphore(s, path, 1, zsync.WithLayout(zsync.LayoutKazoo)).Contenders, kazooPermit},
+		{"kazoo semaphore", func(context.Context) ([]zsync.Contender, error) { return nodes, nil }, kazooPermit},
 	} {
 		contenders, err := kind.contenders(ctx)
 		if err != nil {
@@ -100,14 +117,11 @@ func lookAt(ctx context.Context, s *zsync.Session, path string) (lines []statusL
 			if c.Holding && kind.holders != nil && !kind.holders.MatchString(c.Node) {
 				continue
 			}
-			state := "waits"
-			if c.Holding {
-				state = "holds"
+			mode := c.Mode.String()
+			if kind.name == "cond" {
+				mode = ""
 			}
-			lines = append(lines, statusLine{
-				Path: path, Kind: kind.name, Mode: c.Mode.String(), State: state, Holding: c.Holding, Owner: printable(c.Owner),
-				Since: &c.Since, Session: fmt.Sprintf("%#x", uint64(c.Session)), Node: c.Node,
-			})
+			lines = append(lines, lineOf(path, kind.name, mode, c))
 		}
 	}
 	facts, err := factsOf(ctx, s, path)
@@ -115,10 +129,34 @@ func lookAt(ctx context.Context, s *zsync.Session, path string) (lines []statusL
 		return nil, err
 	}
 	lines = append(lines, facts...)
+	queue, err := queueAt(ctx, s, path, nodes)
+	if err != nil {
+		return nil, err
+	}
+	lines = append(lines, queue...)
 	if len(lines) == 0 {
-		return valueAt(ctx, s, path)
+		return valueAt(ctx, s, path, len(nodes) == 0)
 	}
 	return lines, nil
+}
+
+// lineOf describes one who holds or waits.
+func lineOf(path, kind, mode string, c zsync.Contender) statusLine {
+	state := "waits"
+	if c.Holding {
+		state = "holds"
+	}
+	return statusLine{
+		Path: path, Kind: kind, Mode: mode, State: state, Holding: c.Holding, Owner: c.Owner,
+		Since: &c.Since, Session: fmt.Sprintf("%#x", uint64(c.Session)), Node: c.Node,
+	}
+}
+
+// nodesIn describes the children of a znode, whatever they are: to kazoo's
+// semaphore each of them is a permit that somebody holds. Those who wait for
+// one come after them.
+func nodesIn(ctx context.Context, s *zsync.Session, path string) ([]zsync.Contender, error) {
+	return zsync.NewSemaphore(s, path, 1, zsync.WithLayout(zsync.LayoutKazoo)).Contenders(ctx)
 }
 
 // kazooPermit matches a permit of a kazoo semaphore. To kazoo anything is one,
@@ -127,44 +165,85 @@ var kazooPermit = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
 // factsOf returns what is known of a path beside who holds and who waits.
 func factsOf(ctx context.Context, s *zsync.Session, path string) (facts []statusLine, err error) {
-	fact := func(kind, state string) {
-		facts = append(facts, statusLine{Path: path, Kind: kind, State: state})
-	}
 	tasks, err := zsync.NewWaitGroup(s, path).Count(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if tasks > 0 {
-		fact("wait group", count(tasks, "open task"))
+		facts = append(facts, statusLine{Path: path, Kind: "wait group", State: count(tasks, "open task"), Count: &tasks})
 	}
 	done, err := zsync.NewOnce(s, path).Done(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if done {
-		fact("once", "done")
-	}
-	for _, layout := range []zsync.QueueLayout{zsync.LayoutZsync, zsync.LayoutSimpleQueue, zsync.LayoutDistributedQueue, zsync.LayoutKazooQueue} {
-		n, err := zsync.NewQueue[[]byte](s, path, zsync.WithQueueLayout(layout)).Len(ctx)
-		if err != nil {
-			return nil, err
-		}
-		if n > 0 && layout == zsync.LayoutZsync {
-			fact("queue", count(n, "element"))
-		} else if n > 0 {
-			fact("queue", count(n, "element")+", as of "+layout.String())
-		}
+		facts = append(facts, statusLine{Path: path, Kind: "once", State: "done"})
 	}
 	return facts, nil
 }
 
-// valueAt describes the data at a path where nothing else is.
-func valueAt(ctx context.Context, s *zsync.Session, path string) ([]statusLine, error) {
-	data, _, err := zsync.NewValue[[]byte](s, path, zsync.WithCodec(zsync.Raw)).Load(ctx)
-	if errors.Is(err, zsync.ErrNoValue) || err == nil && len(data) == 0 {
-		return nil, nil
+// What tells a queue in zsync's own layout from other znodes: a bucket of its
+// elements, and a consumer that waits for some.
+var (
+	queueBucket   = regexp.MustCompile(`^(b-\d+-\d+|d-\d+)$`)
+	queueConsumer = regexp.MustCompile(`-turn--?\d+$`)
+)
+
+// queueAt describes the queue whose znode has these children. One in another
+// library's layout is only known by its elements.
+func queueAt(ctx context.Context, s *zsync.Session, path string, nodes []zsync.Contender) (lines []statusLine, err error) {
+	line, err := nodesIn(ctx, s, path+"-consumers")
+	if err != nil {
+		return nil, err
 	}
-	return []statusLine{{Path: path, Kind: "data", State: printable(string(data))}}, err
+	for _, c := range line {
+		if queueConsumer.MatchString(c.Node) {
+			c.Holding = false
+			lines = append(lines, lineOf(path, "queue", "consumer", c))
+		}
+	}
+	_, _, err = zsync.NewValue[[]byte](s, path+"-claims", zsync.WithCodec(zsync.Raw)).Load(ctx)
+	if err != nil && !errors.Is(err, zsync.ErrNoValue) {
+		return nil, err
+	}
+	isQueue := err == nil || len(lines) > 0 ||
+		slices.ContainsFunc(nodes, func(c zsync.Contender) bool { return queueBucket.MatchString(c.Node) })
+	for _, name := range []string{"zsync", "simple", "distributed", "kazoo"} {
+		layout := queueLayouts[name]
+		n, err := zsync.NewQueue[[]byte](s, path, zsync.WithQueueLayout(layout)).Len(ctx)
+		if err != nil {
+			return nil, err
+		}
+		state := count(n, "element")
+		if layout != zsync.LayoutZsync {
+			state += ", as of " + layout.String()
+		}
+		if n > 0 || isQueue && layout == zsync.LayoutZsync {
+			lines = append(lines, statusLine{Path: path, Kind: "queue", State: state, Count: &n, Layout: name})
+		}
+	}
+	return lines, nil
+}
+
+// valueAt describes the data at a path where nothing else is. alone says that
+// the znode has no children.
+func valueAt(ctx context.Context, s *zsync.Session, path string, alone bool) ([]statusLine, error) {
+	data, version, err := zsync.NewValue[[]byte](s, path, zsync.WithCodec(zsync.Raw)).Load(ctx)
+	switch {
+	case errors.Is(err, zsync.ErrNoValue), err == nil && len(data) == 0:
+		return []statusLine{{Path: path, State: "free"}}, nil
+	case err != nil:
+		return nil, err
+	case json.Valid(data):
+		return []statusLine{{Path: path, Kind: "data", State: printable(string(data)), Value: data}}, nil
+	}
+	value, err := json.Marshal(string(data))
+	l := statusLine{Path: path, Kind: "data", State: printable(string(data)), Value: value}
+	// A closed gate is made, with the name of who closes it, and not written.
+	if alone && strings.HasPrefix(version.String(), "0@") {
+		l.Kind, l.State, l.Owner = "gate", "closed", string(data)
+	}
+	return []statusLine{l}, err
 }
 
 // printable returns what a znode holds, in a form for a table: no more than
@@ -181,25 +260,16 @@ func printable(s string) string {
 }
 
 // printStatus prints a table.
-func printStatus(w io.Writer, paths []string, lines []statusLine) error {
+func printStatus(w io.Writer, lines []statusLine) error {
 	t := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
 	fmt.Fprintln(t, "PATH\tKIND\tMODE\tSTATE\tOWNER\tSINCE\tSESSION")
-	for _, path := range paths {
-		found := false
-		for _, l := range lines {
-			if l.Path != path {
-				continue
-			}
-			found = true
-			since := ""
-			if l.Since != nil {
-				since = l.Since.Local().Format(time.DateTime)
-			}
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", path, l.Kind, dash(l.Mode), l.State, dash(l.Owner), dash(since), dash(l.Session))
+	for _, l := range lines {
+		since := ""
+		if l.Since != nil {
+			since = l.Since.Local().Format(time.DateTime)
 		}
-		if !found {
-			fmt.Fprintf(t, "%s\t-\t-\tfree\t-\t-\t-\n", path)
-		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
+			l.Path, dash(l.Kind), dash(l.Mode), l.State, dash(printable(l.Owner)), dash(since), dash(l.Session))
 	}
 	return t.Flush()
 }
