@@ -832,3 +832,27 @@ func TestClosedSessionHasNoWatches(t *testing.T) {
 		}
 	})
 }
+
+func TestWhatIsLostIsNotCountedAsHeld(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		m, p, wg := NewMutex(s, "/m"), NewSemaphore(s, "/p", 5), NewWaitGroup(s, "/w")
+		must(t, m.Lock(t.Context()))
+		must(t, p.Acquire(t.Context(), 3))
+		must(t, wg.Enter(t.Context(), 1))
+		if n := s.Stats().Holds; n != 5 {
+			t.Errorf("%d holds, want 5", n)
+		}
+		srv.Expire(s.ID())
+		time.Sleep(time.Second)
+		if n := s.Stats().Holds; n != 0 {
+			t.Errorf("%d holds after the loss", n)
+		}
+		wantErr(t, m.Unlock(), ErrLost)
+		wantErr(t, p.Release(3), ErrLost)
+		wantErr(t, wg.Leave(t.Context()), ErrLost)
+		if n := s.Stats().Holds; n != 0 {
+			t.Errorf("%d holds in the end", n)
+		}
+	})
+}
