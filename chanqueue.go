@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"math"
 	"sync"
 	"time"
 )
@@ -121,7 +122,7 @@ func (q *Queue[T]) Path() string { return q.q.path }
 // transactions, each of which costs one round trip; it writes one more znode,
 // a receipt, which is deleted when nothing more comes for a moment.
 func (q *Queue[T]) Send(ctx context.Context, vs ...T) error {
-	return opError("send", q.q.path, q.send(ctx, q.q.cfg.middle(), time.Time{}, vs))
+	return opError("send", q.q.path, q.send(ctx, q.q.cfg.middle(), 0, vs))
 }
 
 // SendPriority is Send with a priority, from 0, which is served first, to
@@ -130,37 +131,46 @@ func (q *Queue[T]) SendPriority(ctx context.Context, priority int, vs ...T) erro
 	if n := q.q.cfg.priorities; q.err == nil && (priority < 0 || priority >= n) {
 		return opError("send", q.q.path, invalid("priority %d is not from 0 to %d; see WithPriorities", priority, n-1))
 	}
-	return opError("send", q.q.path, q.send(ctx, priority, time.Time{}, vs))
+	return opError("send", q.q.path, q.send(ctx, priority, 0, vs))
 }
 
 // SendAt is Send for elements that cannot be received before t, by the clock
 // of the consumer's machine. They are ordered by t, and go ahead of other
-// elements once their time has come. A t in the past is as if it were now.
+// elements once their time has come. A t in the past is as if it were now, and
+// none is later than the year 292,278,994.
 func (q *Queue[T]) SendAt(ctx context.Context, t time.Time, vs ...T) error {
 	if q.err == nil && q.q.foreign != nil {
 		return opError("send", q.q.path, invalid("SendAt needs zsync's own layout, not %v", q.q.cfg.layout))
 	}
-	if t.UnixMilli() <= 0 {
-		t = time.UnixMilli(1)
-	}
-	return opError("send", q.q.path, q.send(ctx, q.q.cfg.middle(), t, vs))
+	return opError("send", q.q.path, q.send(ctx, q.q.cfg.middle(), dueAt(t), vs))
 }
 
-func (q *Queue[T]) send(ctx context.Context, prio int, due time.Time, vs []T) error {
+// dueAt returns t in Unix milliseconds, or the next number that is one: an
+// int64 holds those of 292 million years, and 0 stands for no delay.
+func dueAt(t time.Time) int64 {
+	switch s := t.Unix(); {
+	case s < 0:
+		return 1
+	case s >= math.MaxInt64/1000:
+		return math.MaxInt64
+	}
+	return max(t.UnixMilli(), 1)
+}
+
+// send is Send with a priority, of elements that are due at a time in Unix
+// milliseconds, or at once if that is 0.
+func (q *Queue[T]) send(ctx context.Context, prio int, due int64, vs []T) error {
 	if q.err != nil {
 		return q.err
 	}
 	if ctx.Err() != nil {
 		return ctxErr(ctx)
 	}
-	if len(vs) == 0 {
-		return nil
-	}
 	c := q.q
-	p := &parcel{ctx: ctx, prio: prio, done: make(chan error, 1)}
-	if !due.IsZero() {
-		p.due = due.UnixMilli()
+	if err := c.m.failure(); err != nil || len(vs) == 0 {
+		return err
 	}
+	p := &parcel{ctx: ctx, prio: prio, due: due, done: make(chan error, 1)}
 	for i, v := range vs {
 		data, err := encode(c.cfg.codec, v)
 		if err != nil {
@@ -242,7 +252,8 @@ type Delivery[T any] struct {
 // each is received at least once. An element that was received goes back to
 // its place by Nack, and when the session ends; others then get it, with a
 // greater Attempt. When ctx ends, deliveries that were received can still be
-// acknowledged.
+// acknowledged. Any number may be unacknowledged; [WithPrefetch] does not count
+// those that were received.
 //
 // The channel is closed as that of [Queue.Recv]. With [WithMaxAttempts] an
 // element that is about to be delivered once too often goes to the dead
@@ -373,27 +384,35 @@ func (q *Queue[T]) consume(ctx context.Context, finish func(), offer func(ctx co
 			if err != nil {
 				return
 			}
-			v, err := decode[T](c.cfg.codec, it.data)
-			if n := c.cfg.maxAttempts; err == nil && n > 0 && int(it.version) >= n {
-				err = fmt.Errorf("delivered %d times without success", it.version)
-			}
-			if it.fault != nil {
-				err = it.fault
-			}
-			if err != nil {
-				it.ledger.settle(it, fateBury, false)
-				c.buried(it.key(), err)
-				continue
-			}
-			// Nothing is offered while there is no connection: the removal of
-			// what is taken then could not get through, and if the session is
-			// lost others may get the element too.
-			inc := it.ledger.inc
-			if inc.connection(ctx) != nil || !inc.alive() || !offer(ctx, it, v) {
+			if !q.present(ctx, it, offer) {
 				p.putBack(it)
 			}
+			p.done()
 		}
 	})
+}
+
+// present offers an element to a consumer, or sets it aside if it is none. It
+// reports whether the element need not be offered again.
+func (q *Queue[T]) present(ctx context.Context, it *item, offer func(ctx context.Context, it *item, v T) bool) bool {
+	c := q.q
+	v, err := decode[T](c.cfg.codec, it.data)
+	if n := c.cfg.maxAttempts; err == nil && n > 0 && int(it.version) >= n {
+		err = fmt.Errorf("delivered %d times without success", it.version)
+	}
+	if it.fault != nil {
+		err = it.fault
+	}
+	if err != nil {
+		it.ledger.settle(it, fateBury, false)
+		c.buried(it.key(), err)
+		return true
+	}
+	// Nothing is offered while there is no connection: the removal of what is
+	// taken then could not get through, and if the session is lost others may
+	// get the element too.
+	inc := it.ledger.inc
+	return inc.connection(ctx) == nil && inc.alive() && offer(ctx, it, v)
 }
 
 // buried reports an element that goes to the dead letters.
@@ -408,8 +427,10 @@ func (q *queueCore) buried(key string, err error) {
 //
 // If the session ends before the reply, Ack finds out in the next one whether
 // the element was removed. If ctx ends first, Ack is not known to have
-// succeeded, though it may; calling it again tells. Acks of many goroutines
-// share transactions. After Nack the error is [ErrNotLocked].
+// succeeded, though it may; calling it again tells. If the servers refuse, as
+// without permission, Ack returns their error, the element stays claimed, and
+// the session goes on trying. Acks of many goroutines share transactions. After
+// Nack the error is [ErrNotLocked].
 func (d Delivery[T]) Ack(ctx context.Context) error {
 	if d.it == nil {
 		return opError("ack", d.path, invalid("the Delivery did not come from a Queue"))
@@ -421,9 +442,9 @@ func (d Delivery[T]) Ack(ctx context.Context) error {
 }
 
 // Nack returns the element to its place in the queue, to be delivered again
-// with a greater Attempt. Like every release it cannot be refused: while the
-// connection is down it returns at once, and the session goes on trying. The
-// errors are [ErrLost], as of Ack, and [ErrNotLocked] after Ack.
+// with a greater Attempt. While the connection is down it returns at once; then,
+// and when the servers refuse, the session goes on trying. The errors are
+// [ErrLost], and the servers', as of Ack, and [ErrNotLocked] after Ack.
 func (d Delivery[T]) Nack() error {
 	if d.it == nil {
 		return opError("nack", d.path, invalid("the Delivery did not come from a Queue"))

@@ -3,6 +3,7 @@ package zsync
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -14,7 +15,8 @@ import (
 // to nobody otherwise. To claim:
 //
 //  1. List <path>-claims, and note its version.
-//  2. Read the batches there that are not known yet; they never change.
+//  2. Read the batches there that are not known yet; what they name never
+//     changes.
 //  3. List elements, from the first bucket on, until enough are found that no
 //     batch names.
 //  4. In one transaction, make a batch of them and write <path>-claims,
@@ -129,7 +131,8 @@ func (c *batchCache) read(ctx context.Context, inc *incarnation, dir string, bat
 		if n.stat == nil {
 			return nil, zk.ErrNoNode
 		}
-		c.add(missing[i], unmarshalKeys(n.data))
+		keys, _ := unmarshalKeys(n.data)
+		c.add(missing[i], keys)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -237,49 +240,60 @@ func (u *undertaker) visit(ctx context.Context, inc *incarnation, v *view) (next
 	return next, buried, nil
 }
 
-// reclaim gives the elements of a dead claimant back to the queue. What was in
-// a consumer's hands counts as one more attempt, which is the version of the
-// element's znode: it is written with the bytes it has.
+// reclaim gives the elements of a dead claimant back to the queue, however many
+// they are: it may be left halfway, and anybody begin again. The state goes
+// first, and without it the claimant can change nothing any more. What was in a
+// consumer's hands is counted as an attempt before the batches go that keep it
+// from being claimed.
 func (q *queueCore) reclaim(ctx context.Context, inc *incarnation, guid string, c *claim) error {
-	var ops []any
-	size := 0
-	state := childPath(q.claims, guid+"-"+stateSuffix)
 	if c.state {
-		data, _, err := inc.get(ctx, state)
-		if isNoNode(err) {
-			return nil // its owner, or another, was quicker
-		}
-		if err != nil {
+		if err := inc.removeNow(ctx, childPath(q.claims, guid+"-"+stateSuffix)); err != nil && !isNoNode(err) {
 			return err
 		}
-		for _, key := range unmarshalKeys(data) {
-			path := childPath(q.dir, key)
-			data, stat, err := inc.get(ctx, path)
-			if isNoNode(err) {
-				continue
-			}
-			if err != nil {
-				return err
-			}
-			if size += q.m.sizeOf(path, data); size < maxPacket/2 {
-				ops = append(ops, &zk.SetDataRequest{Path: path, Data: data, Version: stat.Version})
-			}
-		}
-		ops = append(ops, &zk.DeleteRequest{Path: state, Version: -1})
 	}
-	for _, name := range c.batches {
-		ops = append(ops, &zk.DeleteRequest{Path: childPath(q.claims, name), Version: -1})
-	}
-	if len(ops) == 0 {
+	if len(c.batches) == 0 {
 		return nil
 	}
-	ops = append(ops, &zk.SetDataRequest{Path: q.dir, Version: -1}) // the bell
-	_, err := inc.multi(ctx, ops...)
-	if isNoNode(err) || isBadVersion(err) {
-		return nil // an attempt whose reply was lost, its owner, or another
+	paths := make([]string, len(c.batches))
+	for i, name := range c.batches {
+		paths[i] = childPath(q.claims, name)
 	}
-	if err == nil {
-		q.m.log.Warn("zsync: elements of a dead consumer are back in the queue", "path", q.path, "batches", len(c.batches))
+	nodes, err := inc.getAll(ctx, paths)
+	if err != nil {
+		return err
+	}
+	hand := make(map[string]int32)
+	for _, n := range nodes {
+		_, marked := unmarshalKeys(n.data)
+		maps.Copy(hand, marked)
+	}
+	keys := slices.Collect(maps.Keys(hand))
+	err = parallel(len(keys), func(i int) error { return q.bump(ctx, inc, keys[i], hand[keys[i]]) })
+	if err != nil {
+		return err
+	}
+	if err := inc.removeAllNow(ctx, paths); err != nil && !isNoNode(err) {
+		return err
+	}
+	q.m.log.Warn("zsync: elements of a dead consumer are back in the queue", "path", q.path, "batches", len(c.batches))
+	_, err = inc.set(ctx, q.dir, nil, -1) // the bell
+	if isNoNode(err) {
+		return nil
+	}
+	return err
+}
+
+// bump counts an attempt of an element that was delivered when its znode had
+// this version. The number of attempts is the version, which grows when the
+// data is written, with the bytes it has; so none is counted twice.
+func (q *queueCore) bump(ctx context.Context, inc *incarnation, key string, version int32) error {
+	path := childPath(q.dir, key)
+	data, stat, err := inc.get(ctx, path)
+	if err == nil && stat.Version == version {
+		_, err = inc.set(ctx, path, data, version)
+	}
+	if isNoNode(err) || isBadVersion(err) {
+		return nil // it was consumed, or the attempt is counted
 	}
 	return err
 }

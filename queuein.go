@@ -8,8 +8,9 @@ import (
 // In returns a channel whose elements are sent, in order. Closing in flushes
 // what is left; then done yields nil, or the first error, and is closed. After
 // an error the elements that follow are read and thrown away, so that nobody
-// blocks on in; the error tells that some are missing. When ctx ends done
-// yields its error, and nothing reads in any more.
+// blocks on in; the error tells that some are missing. When ctx ends, or the
+// Session is closed, done yields the error and nothing reads in any more, so
+// who may outlive either selects on done too.
 //
 // What comes while a request is under way goes into the next, up to 1,000
 // elements, which are all stored or none.

@@ -131,11 +131,12 @@ func parseElements(b bucket, names []string) []element {
 // Queue value in one ZooKeeper session, has there
 //
 //	<guid>-live     ephemeral: the claimant's session stands
-//	<guid>-state    persistent: counts its transactions; data: what is in hand
+//	<guid>-state    persistent: counts its transactions
 //	<guid>-r<n>     persistent: a batch of elements that are its own
 //
-// and the data of a batch, and of the state, is one line for each bucket: its
-// name, and the names of the elements in it.
+// and the data of a batch is one line for each bucket: its name, and the names
+// of the elements in it. One that is in a consumer's hands is marked with the
+// version that its znode has, as in e-0000000012*0.
 
 const (
 	liveSuffix  = "live"
@@ -152,7 +153,11 @@ func parseClaim(name string) (guid, suffix string, ok bool) {
 	return guid, suffix, suffix == liveSuffix || suffix == stateSuffix || suffix[0] == 'r'
 }
 
-// marshalKeys writes the keys of elements as the data of a batch.
+// marked is the key of an element that is in hand.
+func marked(key string, version int32) string { return key + "*" + strconv.Itoa(int(version)) }
+
+// marshalKeys writes the keys of elements, marked or not, as the data of a
+// batch.
 func marshalKeys(keys []string) []byte {
 	var b strings.Builder
 	last := ""
@@ -171,14 +176,20 @@ func marshalKeys(keys []string) []byte {
 	return []byte(b.String())
 }
 
-// unmarshalKeys is the inverse of marshalKeys.
-func unmarshalKeys(data []byte) []string {
-	var keys []string
+// unmarshalKeys is the inverse of marshalKeys. hand holds the keys that were
+// marked, and the versions.
+func unmarshalKeys(data []byte) (keys []string, hand map[string]int32) {
+	hand = make(map[string]int32)
 	for line := range strings.SplitSeq(string(data), "\n") {
 		words := strings.Fields(line)
 		for i := 1; i < len(words); i++ {
-			keys = append(keys, words[0]+"/"+words[i])
+			name, version, _ := strings.Cut(words[i], "*")
+			key := words[0] + "/" + name
+			keys = append(keys, key)
+			if n, err := strconv.ParseInt(version, 10, 32); err == nil {
+				hand[key] = int32(n)
+			}
 		}
 	}
-	return keys
+	return keys, hand
 }

@@ -35,8 +35,9 @@ type ledger struct {
 	queue   []*entry       // not posted yet
 	running bool           // a goroutine posts
 	hand    map[*item]bool // delivered, neither acknowledged nor returned
+	fresh   []*item        // those of hand that note will write down
+	refused []*entry       // what retry will post again
 	ended   bool           // nothing more is claimed, what is not out goes back
-	noting  bool           // note will be called
 	lost    bool           // the session has ended: what is in hand goes back
 	void    bool           // somebody has given the claims back
 	swept   bool           // nothing is left to be posted
@@ -50,6 +51,7 @@ type ledger struct {
 // A batch is what is claimed in one transaction.
 type batch struct {
 	name  string // of its znode, below <path>-claims
+	size  int    // of its znode's data, from above
 	items []*item
 	left  map[*item]bool // those without a posted entry; guarded by ledger.mu
 }
@@ -67,6 +69,7 @@ type item struct {
 	shared  bool      // in another library's layout: the znode held several
 	fault   error     // why it cannot be taken out of its frame
 	out     bool      // it is with a consumer, taken or not; guarded by ledger.mu
+	noted   bool      // that it is in hand is written down, or will be; guarded by ledger.mu
 	final   *entry    // what becomes of it; guarded by ledger.mu
 }
 
@@ -83,12 +86,13 @@ const (
 
 // An entry is the fate of one item, or a note of its being in hand.
 type entry struct {
-	item *item
-	fate fate
-	bump bool // count it as an attempt
-	gone bool // the znode was found deleted
-	done chan struct{}
-	err  error // read it only after done is closed
+	item  *item
+	fate  fate
+	bump  bool // count it as an attempt
+	gone  bool // the znode was found deleted
+	again bool // it was refused before
+	done  chan struct{}
+	err   error // read it only after done is closed
 }
 
 // newLedger opens a ledger, and returns also the one that was opened before, if
@@ -137,6 +141,7 @@ func (l *ledger) newBatch(es []element) *batch {
 		b.items = append(b.items, it)
 		b.left[it] = true
 	}
+	b.size = len(marshalKeys(b.keys())) + len(es)*len("*-2147483648")
 	l.batches[b] = struct{}{}
 	return b
 }
@@ -229,14 +234,19 @@ func (l *ledger) enterLocked(it *item, f fate, bump bool) *entry {
 		l.enterForeignLocked(e)
 		return e
 	}
+	l.queueLocked(e)
+	return e
+}
+
+// queueLocked has an entry posted.
+func (l *ledger) queueLocked(e *entry) {
 	if l.void {
 		e.err = ErrLost
 		close(e.done)
-		return e
+		return
 	}
 	l.queue = append(l.queue, e)
 	l.startLocked()
-	return e
 }
 
 func (l *ledger) startLocked() {
@@ -279,23 +289,32 @@ func (l *ledger) handing(it *item) (noted <-chan struct{}) {
 	switch {
 	case l.q.foreign != nil:
 	case l.q.cfg.maxAttempts > 0:
+		it.noted = true
 		return l.enterLocked(it, fateHand, false).done
-	case !l.noting:
-		l.noting = true
-		time.AfterFunc(noteAfter, l.note)
+	default:
+		if l.fresh = append(l.fresh, it); len(l.fresh) == 1 {
+			time.AfterFunc(noteAfter, l.note)
+		}
 	}
 	return closedChan
 }
 
-// note writes down what is in hand.
+// note writes down what has come into hand.
 func (l *ledger) note() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.noting = false
-	for it := range l.hand {
-		l.enterLocked(it, fateHand, false) // the transaction names them all
-		return
+	entered := make(map[*batch]bool)
+	for _, it := range l.fresh {
+		if !l.hand[it] {
+			continue
+		}
+		it.noted = true
+		if !entered[it.batch] { // one entry writes down all of a batch
+			entered[it.batch] = true
+			l.enterLocked(it, fateHand, false)
+		}
 	}
+	l.fresh = nil
 }
 
 func (l *ledger) unhandLocked(it *item) {
@@ -312,8 +331,12 @@ func (l *ledger) withdraw(it *item) bool {
 	defer l.mu.Unlock()
 	it.out = false
 	l.unhandLocked(it)
-	if l.ended && it.final == nil {
+	switch {
+	case l.ended && it.final == nil:
 		l.enterLocked(it, fateReturn, false)
+	case it.noted && it.final == nil:
+		it.noted = false
+		l.enterLocked(it, fateHand, false) // that it is not
 	}
 	return !l.ended
 }
@@ -346,7 +369,8 @@ func (l *ledger) run() {
 		if es == nil {
 			return
 		}
-		l.finish(es, l.post(es))
+		culprit, err := l.post(es)
+		l.finish(es, culprit, err)
 	}
 }
 
@@ -358,11 +382,16 @@ func (l *ledger) next() []*entry {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	size, n := 4096, 0
+	batches := make(map[*batch]bool)
 	for n < len(l.queue) && n < maxPost {
 		e := l.queue[n]
-		size += 3 * l.q.m.sizeOf(l.q.dir+"/"+e.item.key(), nil)
+		size += 2 * l.q.m.sizeOf(l.q.dir+"/"+e.item.key(), nil)
 		if e.fate == fateBury || e.bump {
 			size += len(e.item.data)
+		}
+		if b := e.item.batch; !batches[b] {
+			batches[b] = true
+			size += 2*l.q.m.sizeOf(l.q.claims+"/"+b.name, nil) + b.size
 		}
 		if n > 0 && size > maxPacket/2 {
 			break
@@ -411,12 +440,25 @@ func (l *ledger) sweep() {
 	})
 }
 
-// finish tells the result of a transaction.
-func (l *ledger) finish(es []*entry, err error) {
+// finish tells the result of a transaction. If the servers refuse it because of
+// one entry, the culprit, the others are posted without it.
+func (l *ledger) finish(es []*entry, culprit *entry, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if errors.Is(err, ErrLost) {
 		l.voidLocked()
+	}
+	if err != nil && outcomeOf(err) == answered {
+		var others []*entry
+		for _, e := range es {
+			if culprit == nil || e == culprit {
+				l.refuseLocked(e, err)
+			} else {
+				others = append(others, e)
+			}
+		}
+		l.queue = append(others, l.queue...)
+		return
 	}
 	for _, e := range es {
 		switch {
@@ -433,6 +475,38 @@ func (l *ledger) finish(es []*entry, err error) {
 		}
 		close(e.done)
 	}
+}
+
+// retryAfter is how long it takes until something is tried again that the
+// servers have refused.
+const retryAfter = time.Second
+
+// refuseLocked tells that the servers have refused an entry. The fate of its
+// item stays what it is, and is tried again: what they refuse, they may allow
+// later.
+func (l *ledger) refuseLocked(e *entry, err error) {
+	e.err = err
+	close(e.done)
+	if e.fate == fateHand {
+		return
+	}
+	if !e.again {
+		l.q.m.log.Error("zsync: cannot settle an element, and goes on trying", "path", l.q.path, "element", e.item.key(), "err", err)
+	}
+	e.item.final = &entry{item: e.item, fate: e.fate, bump: e.bump, again: true, done: make(chan struct{})}
+	if l.refused = append(l.refused, e.item.final); len(l.refused) == 1 {
+		time.AfterFunc(retryAfter, l.retry)
+	}
+}
+
+// retry posts again what was refused.
+func (l *ledger) retry() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, e := range l.refused {
+		l.queueLocked(e)
+	}
+	l.refused = nil
 }
 
 // voidLocked is the end of claims that others have given back.
@@ -457,18 +531,20 @@ type posting struct {
 	l       *ledger
 	es      []*entry
 	renamed map[*batch]string // what takes the place of a batch
-	absent  map[string]bool   // znodes that need not be deleted, or cannot be written
+	absent  map[string]bool   // znodes that need not be deleted, or written
 	ops     []any
-	cures   []func(inc *incarnation, err error) (cured bool, _ error)
+	owners  []*entry                                                  // for whom each of ops is; nil if for several
+	cures   []func(inc *incarnation, err error) (cured bool, _ error) // nil if there is none
 }
 
-// post posts entries, in this session or a later one.
-func (l *ledger) post(es []*entry) error {
+// post posts entries, in this session or a later one. If the servers refuse
+// one of them, that is the culprit.
+func (l *ledger) post(es []*entry) (culprit *entry, err error) {
 	p := &posting{l: l, es: es, renamed: make(map[*batch]string), absent: make(map[string]bool)}
 	ctx := context.Background() // ends with the Session
 	open := false
 	var last *incarnation
-	return l.q.m.during(ctx, func(inc *incarnation) error {
+	err = l.q.m.during(ctx, func(inc *incarnation) error {
 		if inc != l.inc && !l.barred {
 			// A claim of the former session may still be on its way. It expects
 			// the live mark, so from here on it can do nothing.
@@ -479,6 +555,16 @@ func (l *ledger) post(es []*entry) error {
 		}
 		open = open || last != nil && last != inc
 		last = inc
+		for _, e := range es {
+			if e.bump && len(e.item.data) > maxPacket/2 {
+				// It does not fit beside the rest.
+				if err := l.q.bump(ctx, inc, e.item.key(), e.item.version); err != nil {
+					culprit = e
+					return err
+				}
+				p.absent[childPath(l.q.dir, e.item.key())] = true
+			}
+		}
 		for try := 0; ; {
 			p.build()
 			ops := p.ops // an attempt that is abandoned may read them when the next are built
@@ -504,17 +590,20 @@ func (l *ledger) post(es []*entry) error {
 			case i < 0:
 				return err
 			}
-			cured, err := p.cures[i](inc, err)
-			if err != nil {
-				return err
+			cured := false
+			if cure := p.cures[i]; cure != nil {
+				if cured, err = cure(inc, err); err != nil {
+					culprit = p.owners[i]
+					return err
+				}
 			}
 			if !cured {
-				err := rs[i].Error
-				l.q.m.log.Error("zsync: cannot settle elements", "path", l.q.path, "err", err)
-				return err
+				culprit = p.owners[i]
+				return rs[i].Error
 			}
 		}
 	})
+	return culprit, err
 }
 
 func (p *posting) applied() error {
@@ -527,32 +616,29 @@ func (p *posting) applied() error {
 	return nil
 }
 
-func (p *posting) add(op any, cure func(inc *incarnation, err error) (bool, error)) {
-	p.ops, p.cures = append(p.ops, op), append(p.cures, cure)
+func (p *posting) add(owner *entry, op any, cure func(inc *incarnation, err error) (bool, error)) {
+	p.ops, p.owners, p.cures = append(p.ops, op), append(p.owners, owner), append(p.cures, cure)
 }
 
 // build makes the transaction.
 func (p *posting) build() {
 	l, q := p.l, p.l.q
 	acl := q.m.cfg.acl
-	p.ops, p.cures = nil, nil
+	p.ops, p.owners, p.cures = nil, nil, nil
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	var hand []string
-	for it := range l.hand {
-		hand = append(hand, it.key())
-	}
-	p.add(&zk.SetDataRequest{Path: childPath(q.claims, l.guid+"-"+stateSuffix), Data: marshalKeys(hand), Version: l.version}, nil)
+	p.add(nil, &zk.SetDataRequest{Path: childPath(q.claims, l.guid+"-"+stateSuffix), Version: l.version}, nil)
 
 	posted := make(map[*batch]map[*item]bool)
-	returns := make(map[*batch]bool)
+	returns, notes := make(map[*batch]bool), make(map[*batch]bool)
 	for _, e := range p.es {
-		if e.fate == fateHand {
-			continue
-		}
 		b := e.item.batch
 		if posted[b] == nil {
 			posted[b] = make(map[*item]bool)
+		}
+		if e.fate == fateHand {
+			notes[b] = true
+			continue
 		}
 		posted[b][e.item] = true
 		path := childPath(q.dir, e.item.key())
@@ -563,19 +649,19 @@ func (p *posting) build() {
 		switch {
 		case e.gone:
 		case e.fate == fateRemove:
-			p.add(&zk.DeleteRequest{Path: path, Version: -1}, gone)
+			p.add(e, &zk.DeleteRequest{Path: path, Version: -1}, gone)
 		case e.fate == fateBury:
-			p.add(&zk.CreateRequest{Path: childPath(q.dead, deadName(e.item.prio)), Data: e.item.data, Acl: acl, Flags: zk.FlagSequence},
+			p.add(e, &zk.CreateRequest{Path: childPath(q.dead, deadName(e.item.prio)), Data: e.item.data, Acl: acl, Flags: zk.FlagSequence},
 				func(inc *incarnation, err error) (bool, error) {
 					return isNoNode(err), inc.makeDir(context.Background(), q.dead)
 				})
-			p.add(&zk.DeleteRequest{Path: path, Version: -1}, gone)
+			p.add(e, &zk.DeleteRequest{Path: path, Version: -1}, gone)
 		case e.fate == fateReturn:
 			returns[b] = true
-			if e.bump {
-				p.add(&zk.SetDataRequest{Path: path, Data: e.item.data, Version: e.item.version},
+			if e.bump && !p.absent[path] {
+				p.add(e, &zk.SetDataRequest{Path: path, Data: e.item.data, Version: e.item.version},
 					func(_ *incarnation, err error) (bool, error) {
-						e.bump = false
+						p.absent[path] = true
 						return isNoNode(err) || isBadVersion(err), nil
 					})
 			}
@@ -583,36 +669,41 @@ func (p *posting) build() {
 	}
 	for b, items := range posted {
 		path := childPath(q.claims, b.name)
-		if len(items) < len(b.left) && !returns[b] {
-			continue // nothing of it becomes free
-		}
-		if !p.absent[path] {
-			p.add(&zk.DeleteRequest{Path: path, Version: -1}, func(_ *incarnation, err error) (bool, error) {
-				p.absent[path] = true
-				return isNoNode(err), nil
-			})
-		}
-		if len(items) == len(b.left) {
-			continue
-		}
+		rest := len(items) < len(b.left)
 		var keys []string
 		for _, it := range b.items {
-			if b.left[it] && !items[it] {
+			switch {
+			case !b.left[it] || items[it]:
+			case l.hand[it]:
+				keys = append(keys, marked(it.key(), it.version))
+			default:
 				keys = append(keys, it.key())
 			}
+		}
+		missing := func(_ *incarnation, err error) (bool, error) {
+			p.absent[path] = true
+			return isNoNode(err), nil
+		}
+		switch {
+		case p.absent[path]:
+		case !rest || returns[b]:
+			p.add(nil, &zk.DeleteRequest{Path: path, Version: -1}, missing)
+		case notes[b]:
+			p.add(nil, &zk.SetDataRequest{Path: path, Data: marshalKeys(keys), Version: -1}, missing)
+		}
+		if !rest || !returns[b] {
+			continue // nothing of it becomes free, or all
 		}
 		if p.renamed[b] == "" {
 			p.renamed[b] = l.batchNameLocked()
 		}
-		p.add(&zk.CreateRequest{Path: childPath(q.claims, p.renamed[b]), Data: marshalKeys(keys), Acl: acl}, nothingToDo)
+		p.add(nil, &zk.CreateRequest{Path: childPath(q.claims, p.renamed[b]), Data: marshalKeys(keys), Acl: acl}, nil)
 	}
 	if len(returns) > 0 && !p.absent[q.dir] {
-		p.add(&zk.SetDataRequest{Path: q.dir, Version: -1}, // the bell
+		p.add(nil, &zk.SetDataRequest{Path: q.dir, Version: -1}, // the bell
 			func(_ *incarnation, err error) (bool, error) {
 				p.absent[q.dir] = true
 				return isNoNode(err), nil
 			})
 	}
 }
-
-func nothingToDo(_ *incarnation, err error) (bool, error) { return false, nil }

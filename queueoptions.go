@@ -77,7 +77,8 @@ func positive(name string, n int, set func(*queueConfig)) QueueOption {
 }
 
 // WithPrefetch lets the consumers of one Queue value claim up to n elements
-// ahead of what they have taken. What is claimed ahead is not given to others
+// ahead of what they have taken, those that their channels offer included; if
+// they are more than n, one each. What is claimed ahead is not given to others
 // even if a consumer stops reading, until its context ends. With slow work and
 // several processes 1 spreads elements most evenly. The default is 128, but
 // a consumer begins with 1, and claims more only as it takes them quickly.

@@ -35,6 +35,7 @@ type pump struct {
 	mu        sync.Mutex
 	consumers int           // who have not left
 	waiting   int           // those who wait for an item
+	offering  int           // those who have one that is not taken yet
 	ready     []*item       // claimed and read, in order
 	changed   chan struct{} // closed and replaced when any of these changes
 	ahead     int           // how many may be claimed ahead
@@ -75,7 +76,8 @@ func (p *pump) changeLocked() {
 	p.changed = make(chan struct{})
 }
 
-// next returns the next item for a consumer to offer.
+// next returns the next item for a consumer to offer. It must call done when
+// that is taken, or put back.
 func (p *pump) next(ctx context.Context) (*item, error) {
 	p.mu.Lock()
 	p.waiting++
@@ -92,6 +94,7 @@ func (p *pump) next(ctx context.Context) (*item, error) {
 			it := p.ready[0]
 			p.ready = p.ready[1:]
 			if it.ledger.take(it) {
+				p.offering++
 				if len(p.ready) <= p.ahead/2 {
 					p.changeLocked()
 				}
@@ -113,6 +116,14 @@ func (p *pump) next(ctx context.Context) (*item, error) {
 			return nil, err
 		}
 	}
+}
+
+// done is the end of an offer. That there may be room now is noticed when the
+// consumer asks for the next.
+func (p *pump) done() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.offering--
 }
 
 // putBack makes an item that was not taken the next again.
@@ -219,8 +230,10 @@ func (p *pump) room() int {
 	return p.roomLocked()
 }
 
+// roomLocked counts what is being offered as claimed ahead. But every consumer
+// gets one, however few that may be.
 func (p *pump) roomLocked() int {
-	n := max(p.ahead, p.waiting) - len(p.ready)
+	n := max(p.ahead-p.offering, p.waiting) - len(p.ready)
 	if n <= p.ahead/2 && p.waiting == 0 {
 		return 0 // claim many at once, or none
 	}
@@ -262,6 +275,10 @@ const patienceForRoom = 5 * time.Millisecond
 // maxClaims is how many claims one turn has while others wait.
 const maxClaims = 16
 
+// maxBatch is how many elements are claimed at once, so that it can always be
+// written down again which of them are in hand.
+const maxBatch = bucketSize
+
 // turn claims elements while it is our turn.
 func (p *pump) turn(inc *incarnation, l *ledger, u *undertaker) error {
 	q, ctx := p.q, p.ctx
@@ -296,7 +313,7 @@ func (p *pump) turn(inc *incarnation, l *ledger, u *undertaker) error {
 			}
 		}
 		room := p.room()
-		n := min(len(es), room)
+		n := min(len(es), room, maxBatch)
 		if n == 0 {
 			continue
 		}
@@ -321,7 +338,7 @@ func (p *pump) turn(inc *incarnation, l *ledger, u *undertaker) error {
 			return err
 		}
 		claims++
-		full := p.fill(items, n, n == room)
+		full := p.fill(items, n, n == min(room, maxBatch))
 		if others && (full && len(es) > 0 || claims >= maxClaims) { // Step 4.
 			return nil
 		}
@@ -353,7 +370,7 @@ func (p *pump) wanted() bool {
 func (p *pump) fill(items []*item, n int, most bool) (full bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	full = n >= p.ahead
+	full = n+p.offering >= p.ahead
 	if most && p.starved {
 		p.ahead = min(2*p.ahead, p.q.cfg.prefetch)
 	}

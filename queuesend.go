@@ -13,7 +13,7 @@ import (
 
 // A parcel is what one Send stores, all or none of it.
 type parcel struct {
-	ctx  context.Context
+	ctx  context.Context // of that Send, which waits: nothing is sent, or tried again, for nobody
 	prio int
 	due  int64 // in Unix milliseconds; 0 if it is not delayed
 	data [][]byte

@@ -260,9 +260,10 @@ func (q *Queue[T]) Peek(ctx context.Context) (v T, ok bool, err error) {
 	return v, err == nil, opError("peek", q.q.path, err)
 }
 
-// Clear removes the elements that nobody has claimed, those that come while it
-// runs perhaps not, and returns how many it has removed. When it fails it may
-// have removed some.
+// Clear removes the elements that nobody has claimed, delayed ones too, those
+// that come while it runs perhaps not, and returns how many it has removed. When
+// it fails it may have removed some. It costs about 6 requests for every 500
+// elements, and 4 to find that none is left.
 func (q *Queue[T]) Clear(ctx context.Context) (int, error) {
 	if q.err != nil {
 		return 0, opError("clear", q.q.path, q.err)
