@@ -1,4 +1,4 @@
-# Everything here is a plain go command too; .ci/run does all of it, unattended.
+# Everything here is a plain go command too; .ci/run does all of it but cover, fuzz and bench, unattended.
 
 .PHONY: lint test race cover fuzz bench ensemble-test ci
 

@@ -42,6 +42,7 @@ func main() {
 	}
 	var t tour
 	flag.StringVar(&t.servers, "servers", os.Getenv("ZSYNC_SERVERS"), "ZooKeeper connect `string`; if empty, a server in memory (environment: ZSYNC_SERVERS)")
+	flag.Lookup("servers").DefValue = "" // -help does not show what the environment says
 	flag.DurationVar(&t.timeout, "session", 2*time.Second, "session `timeout` of the workers; a dead one's lock passes on after it")
 	flag.IntVar(&t.goal, "rounds", 400, "how far to count")
 	flag.IntVar(&t.workers, "workers", 4, "how many `processes`")
@@ -51,6 +52,8 @@ func main() {
 		fmt.Fprintln(os.Stderr, "tour: want no arguments, at least 2 workers, and at least 10 rounds for each")
 		os.Exit(2)
 	}
+	// A reader that has gone must not end the tour before it has cleaned up.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	ok, err := t.run(ctx)
 	stop()
@@ -121,7 +124,7 @@ func (t *tour) run(ctx context.Context) (ok bool, err error) {
 		defer srv.Close()
 		t.servers = srv.Addr()
 	}
-	s, err := zsync.Connect(ctx, t.servers, zsync.WithOwner("onlooker"))
+	s, err := connect(ctx, t.servers)
 	if err != nil {
 		return false, err
 	}
@@ -134,15 +137,34 @@ func (t *tour) run(ctx context.Context) (ok bool, err error) {
 	if t.counter, err = readCounter(t.dir); err != nil {
 		return false, err
 	}
-	fmt.Println()
-	return t.print(os.Stdout), nil
+	var b bytes.Buffer
+	ok = t.print(&b)
+	_, err = fmt.Printf("\n%s", &b)
+	return ok, err
+}
+
+// How long the tour tries to reach a server, and when it says so.
+const (
+	connecting = 15 * time.Second
+	saysSo     = 3 * time.Second
+)
+
+// connect opens the onlooker's session.
+func connect(ctx context.Context, servers string) (*zsync.Session, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, connecting, fmt.Errorf("no server answered within %v", connecting))
+	defer cancel()
+	hint := time.AfterFunc(saysSo, func() {
+		fmt.Fprintf(os.Stderr, "tour: no server answers yet at %s; trying for %v in all\n", servers, connecting)
+	})
+	defer hint.Stop()
+	return zsync.Connect(ctx, servers, zsync.WithOwner("onlooker"))
 }
 
 // count has the workers count, and returns when all of them have ended.
 func (t *tour) count(ctx context.Context) error {
 	ctx, t.failed = context.WithCancelCause(ctx)
 	defer t.failed(nil)
-	t.screen = newScreen(os.Stdout, t.goal)
+	t.screen = newScreen(os.Stdout, t.goal, t.failed)
 	defer t.screen.close()
 	t.screen.say("%d processes count to %d in one file, under one zsync.Mutex on %s", t.workers, t.goal, t.servers)
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -92,6 +93,46 @@ func TestTourLeavesNothingBehindWhenInterrupted(t *testing.T) {
 	wantGone(t, pids(out), tmp)
 }
 
+func TestTourLeavesNothingBehindWhenItsOutputIsClosed(t *testing.T) {
+	cmd, tmp := build(t)()
+	out, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = w, &stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	seen := readUntil(t, out, "  50 of 400 rounds")
+	out.Close()
+	began := time.Now()
+	cmd.Wait()
+	if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(stderr.String(), "standard output: ") {
+		t.Errorf("exit status %d and %q, want 1 and a message", code, &stderr)
+	}
+	if took := time.Since(began); took > 10*time.Second {
+		t.Errorf("it took %v to end", took)
+	}
+	wantGone(t, pids(seen), tmp)
+}
+
+func TestTourSaysThatNoServerAnswers(t *testing.T) {
+	cmd, tmp := build(t)("-servers", "127.0.0.1:1")
+	out, err := cmd.CombinedOutput()
+	if cmd.ProcessState.ExitCode() != 1 {
+		t.Errorf("got %v; want exit status 1", err)
+	}
+	want := `^tour: no server answers yet at 127\.0\.0\.1:1; .*\ntour: zsync: connect: no server answered within 15s \(last attempt: .*\)\n$`
+	if !regexp.MustCompile(want).Match(out) {
+		t.Errorf("the output does not match %s:\n%s", want, out)
+	}
+	if left, _ := filepath.Glob(filepath.Join(tmp, "*")); len(left) > 0 {
+		t.Errorf("left in the directory for temporary files: %v", left)
+	}
+}
+
 func TestWorkersEndWithTheTourHoweverItEnds(t *testing.T) {
 	cmd, _ := build(t)()
 	out := startAndAwait(t, cmd, "  50 of 400 rounds")
@@ -112,9 +153,14 @@ func startAndAwait(t *testing.T, cmd *exec.Cmd, want string) []byte {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { cmd.Process.Kill() })
-	var out []byte
+	return readUntil(t, stdout, want)
+}
+
+// readUntil returns what there is to read once that contains want.
+func readUntil(t *testing.T, r io.Reader, want string) (out []byte) {
+	t.Helper()
 	for part := make([]byte, 1024); !bytes.Contains(out, []byte(want)); {
-		n, err := stdout.Read(part)
+		n, err := r.Read(part)
 		if err != nil {
 			t.Fatalf("%v before %q:\n%s", err, want, out)
 		}

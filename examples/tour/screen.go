@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -25,11 +26,12 @@ type screen interface {
 
 // newScreen returns a screen of one bar and one live line if out is a terminal,
 // and one that prints line after line if not.
-func newScreen(out *os.File, goal int) screen {
+// If out cannot be written the latter calls failed.
+func newScreen(out *os.File, goal int, failed context.CancelCauseFunc) screen {
 	if cwriter.IsTerminal(int(out.Fd())) {
 		return newLiveScreen(out, goal)
 	}
-	return &plainScreen{out: out, goal: goal}
+	return &plainScreen{out: out, goal: goal, failed: failed}
 }
 
 // describe puts a line in words.
@@ -80,12 +82,17 @@ func (s *liveScreen) close() {
 }
 
 type plainScreen struct {
-	out  io.Writer
-	goal int
-	last string // who holds and who waits
+	out    io.Writer
+	goal   int
+	failed context.CancelCauseFunc
+	last   string // who holds and who waits
 }
 
-func (s *plainScreen) say(format string, args ...any) { fmt.Fprintf(s.out, format+"\n", args...) }
+func (s *plainScreen) say(format string, args ...any) {
+	if _, err := fmt.Fprintf(s.out, format+"\n", args...); err != nil {
+		s.failed(fmt.Errorf("standard output: %w", err))
+	}
+}
 
 func (s *plainScreen) progress(rounds int) {
 	if rounds%(s.goal/8) == 0 {
