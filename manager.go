@@ -31,6 +31,9 @@ type manager struct {
 
 	noBundles atomic.Bool // the servers do not know multiRead
 
+	tallies shared[tallyKey, tally]
+	marks   shared[string, mark] // by path of the mark
+
 	mu      sync.Mutex
 	cur     *incarnation       // the newest; guarded by mu
 	changed chan struct{}      // closed and replaced when cur or err changes; guarded by mu
@@ -38,7 +41,6 @@ type manager struct {
 	state   State              // guarded by mu
 	feeds   map[*feed]struct{} // those who follow the states; guarded by mu
 	dialErr error              // the last failure to reach a server; guarded by mu
-	tallies tallies            // guarded by mu
 	leaving farewell
 	closing chan struct{}  // closed when err is set
 	ended   chan struct{}  // closed when nothing is left
@@ -58,7 +60,6 @@ func newManager(hosts []string, chroot string, cfg config) *manager {
 		zkLog:   zkLogger{cfg.log},
 		changed: make(chan struct{}),
 		feeds:   make(map[*feed]struct{}),
-		tallies: make(tallies),
 		closing: make(chan struct{}),
 		ended:   make(chan struct{}),
 	}

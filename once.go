@@ -3,11 +3,10 @@ package zsync
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
-	"fmt"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -34,9 +33,10 @@ import (
 // its znode in the line; that of [OnceValue] is the value. path and its parents
 // are containers; the mark keeps them from being removed.
 //
-// Do costs nothing when this value has seen the mark, and 1 request when another
-// process made it. The first Do of all costs 9 requests in 5 round trips,
-// besides what the function does. One that waits costs 6, and is told by one
+// Do costs nothing when this process has seen the mark, through any Once of the
+// path that is still in use, and 1 request when another process made it. The
+// first Do of all costs 9 requests in 5 round trips, besides what the function
+// does. One that waits costs 7, and is told by one
 // notification that it is done, as all who wait are at once: they are the ones
 // who can go on. The deletion of their znodes notifies each once more, and
 // nobody asks the servers anything because of that.
@@ -60,13 +60,10 @@ type Once struct {
 	path string
 	err  error // of the constructor's arguments
 	line line
-	mark string        // path of the mark, as the server knows it
+	mark *mark
 	turn chan struct{} // has a token while a goroutine of this process asks the servers, waits or runs
 
-	mu       sync.Mutex
-	seen     *sight          // the mark, if it has been seen; guarded by mu
-	unwatch  runtime.Cleanup // leaves the watch of seen when o is garbage; guarded by mu
-	panicked bool            // a function panicked; guarded by mu
+	panicked atomic.Bool // a function panicked
 }
 
 // NewOnce returns the Once at path. It does no I/O; a bad argument is reported
@@ -75,7 +72,8 @@ func NewOnce(s *Session, path string) *Once {
 	o := &Once{s: s, path: path, turn: make(chan struct{}, 1)}
 	if o.err = checkNew(s, path, nil); o.err == nil {
 		o.line = newLine(s.manager, path, LayoutCurator, "lock-")
-		o.mark = childPath(o.line.dir, "done")
+		k := &mark{m: s.manager, path: childPath(o.line.dir, "done")}
+		o.mark = s.marks.of(k.path, k)
 	}
 	return o
 }
@@ -148,7 +146,7 @@ func (o *Once) do(ctx context.Context, f func(ctx context.Context, place string)
 		if data, ok, err := o.settled(); ok {
 			return data, o.fail("do", err)
 		}
-		g, err := o.look(ctx) // Step 1.
+		g, err := o.mark.look(ctx) // Step 1.
 		if g != nil || err != nil {
 			return g.value(), o.fail("do", err)
 		}
@@ -181,15 +179,22 @@ func (o *Once) doKey() doKey { return doKey{o.s, o.path, o.line.bases[0]} }
 // settled reports whether this process knows the answer without asking: the
 // mark's data, or that a function panicked.
 func (o *Once) settled() (data []byte, ok bool, err error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.panicked {
+	if o.panicked.Load() {
 		return nil, true, ErrPanicked
 	}
-	if o.seen.stands() {
-		return o.seen.data, true, nil
-	}
-	return nil, false, nil
+	g := o.mark.known()
+	return g.value(), g != nil, nil
+}
+
+// A mark is what this process knows of a mark. All Onces of a Session with the
+// same path share it.
+type mark struct {
+	m    *manager
+	path string // as the server knows it
+
+	mu      sync.Mutex
+	seen    *sight          // if it has been seen; guarded by mu
+	unwatch runtime.Cleanup // leaves the watch of seen when this is garbage; guarded by mu
 }
 
 // A sight is the mark as it was seen, with the watch that was left on it.
@@ -222,12 +227,22 @@ func (g *sight) value() []byte {
 	return g.data
 }
 
+// known returns the mark if it has been seen and still stands.
+func (k *mark) known() *sight {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.seen.stands() {
+		return nil
+	}
+	return k.seen
+}
+
 // look reads the mark and remembers it, or returns nil if there is none.
-func (o *Once) look(ctx context.Context) (*sight, error) {
+func (k *mark) look(ctx context.Context) (*sight, error) {
 	var g *sight
-	err := o.s.during(ctx, func(inc *incarnation) error {
-		w := inc.hub.join(watchKey{watchData, o.mark})
-		data, _, err := inc.get(ctx, o.mark)
+	err := k.m.during(ctx, func(inc *incarnation) error {
+		w := inc.hub.join(watchKey{watchData, k.path})
+		data, _, err := inc.get(ctx, k.path)
 		if err != nil {
 			inc.hub.leave(w)
 			if isNoNode(err) {
@@ -241,22 +256,22 @@ func (o *Once) look(ctx context.Context) (*sight, error) {
 	if err != nil {
 		return nil, err
 	}
-	o.remember(g)
+	k.remember(g)
 	return g, nil
 }
 
 // remember replaces what has been seen of the mark; nil is nothing. Who is
-// remembered stays joined to its watch for as long as o is in use, so that it
+// remembered stays joined to its watch for as long as k is in use, so that it
 // is not removed as idle, and not longer.
-func (o *Once) remember(g *sight) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if old := o.seen; old != nil {
-		o.unwatch.Stop()
+func (k *mark) remember(g *sight) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if old := k.seen; old != nil {
+		k.unwatch.Stop()
 		old.inc.hub.leave(old.w)
 	}
-	if o.seen = g; g != nil {
-		o.unwatch = runtime.AddCleanup(o, func(g *sight) { g.inc.hub.abandon(g.w) }, g)
+	if k.seen = g; g != nil {
+		k.unwatch = runtime.AddCleanup(k, func(g *sight) { g.inc.hub.abandon(g.w) }, g)
 	}
 }
 
@@ -270,7 +285,7 @@ func (o *Once) enter(ctx context.Context) (*hold, error) {
 	watching := make(chan struct{})
 	o.s.spawn(func() {
 		defer close(watching)
-		if o.s.during(wait, func(inc *incarnation) error { return inc.awaitMade(wait, o.mark) }) == nil {
+		if o.s.during(wait, func(inc *incarnation) error { return inc.awaitMade(wait, o.mark.path) }) == nil {
 			cancel(errMarked)
 		}
 	})
@@ -295,7 +310,7 @@ func (o *Once) enter(ctx context.Context) (*hold, error) {
 // found that f need not be run the error is errMarked, and if it cannot be,
 // because h is lost, errEnded.
 func (o *Once) run(ctx context.Context, h *hold, f func(ctx context.Context, place string) ([]byte, error)) (data []byte, err error) {
-	g, err := o.look(ctx) // Step 3.
+	g, err := o.mark.look(ctx) // Step 3.
 	switch {
 	case err != nil:
 		h.releaseFor(ctx)
@@ -318,9 +333,7 @@ func (o *Once) run(ctx context.Context, h *hold, f func(ctx context.Context, pla
 	}, func() error {
 		switch {
 		case !returned: // a panic, or runtime.Goexit
-			o.mu.Lock()
-			o.panicked = true
-			o.mu.Unlock()
+			o.panicked.Store(true)
 			return h.releaseFor(ctx)
 		case failed != nil:
 			return o.fail("do", h.releaseFor(ctx))
@@ -358,7 +371,7 @@ func (o *Once) watchOwn(inc *incarnation) {
 	seen := make(chan struct{})
 	o.s.spawn(func() {
 		defer close(seen)
-		o.look(inc.ctx)
+		o.mark.look(inc.ctx)
 	})
 	select {
 	case <-seen:
@@ -373,7 +386,7 @@ func (o *Once) write(h *hold, data []byte) error {
 		return err // lost while f ran: nothing has been sent
 	}
 	ctx := context.Background() // the end of h's session ends the transaction
-	_, err := h.txn(ctx, []any{&zk.CreateRequest{Path: o.s.bare(o.mark), Data: data}})
+	_, err := h.txn(ctx, []any{&zk.CreateRequest{Path: o.s.bare(o.mark.path), Data: data}})
 	switch {
 	case isNodeExists(err):
 		// Not by any Do: they make it in their turn only, and we saw none in
@@ -399,14 +412,14 @@ func (o *Once) isMine(ctx context.Context, h *hold, data []byte) bool {
 		if err := inc.awaitGone(ctx, h.place.path); err != nil {
 			return err
 		}
-		stored, _, err := inc.get(ctx, o.mark)
+		stored, _, err := inc.get(ctx, o.mark.path)
 		mine = err == nil && bytes.Equal(stored, data)
 		return err
 	})
 	return err == nil && mine
 }
 
-// Done reports whether it is done. It costs nothing if this value has seen the
+// Done reports whether it is done. It costs nothing if this process has seen the
 // mark, 1 request if it finds it, and 3 if it does not: that nothing is there is
 // believed only of a server that has caught up with the others.
 func (o *Once) Done(ctx context.Context) (bool, error) {
@@ -418,20 +431,17 @@ func (o *Once) done(ctx context.Context) (bool, error) {
 	if err := o.check(ctx); err != nil {
 		return false, err
 	}
-	o.mu.Lock()
-	stands := o.seen.stands()
-	o.mu.Unlock()
-	if stands {
+	if o.mark.known() != nil {
 		return true, nil
 	}
-	if g, err := o.look(ctx); g != nil || err != nil {
+	if g, err := o.mark.look(ctx); g != nil || err != nil {
 		return g != nil, err
 	}
-	err := o.s.during(ctx, func(inc *incarnation) error { return inc.sync(ctx, o.mark) })
+	err := o.s.during(ctx, func(inc *incarnation) error { return inc.sync(ctx, o.mark.path) })
 	if err != nil {
 		return false, err
 	}
-	g, err := o.look(ctx)
+	g, err := o.mark.look(ctx)
 	return g != nil, err
 }
 
@@ -454,169 +464,18 @@ func (o *Once) reset(ctx context.Context) error {
 	if err := o.check(ctx); err != nil {
 		return err
 	}
-	o.remember(nil) // another process may have reset it, and the watch not fired yet
+	o.mark.remember(nil) // another process may have reset it, and the watch not fired yet
 	done, err := o.done(ctx)
 	if err != nil {
 		return err
 	}
 	if done {
-		_, err = o.s.commitOnce(ctx, o.line.dir, []any{&zk.DeleteRequest{Path: o.mark, Version: -1}})
+		_, err = o.s.commitOnce(ctx, o.line.dir, []any{&zk.DeleteRequest{Path: o.mark.path, Version: -1}})
 		if err != nil && !isNoNode(err) {
 			return err
 		}
-		o.remember(nil)
+		o.mark.remember(nil)
 	}
-	o.mu.Lock()
-	o.panicked = false
-	o.mu.Unlock()
+	o.panicked.Store(false)
 	return nil
-}
-
-// OnceFunc returns a function that runs f once among all processes that name
-// the same path, with the guarantees of [Once.Do]. The function may be called
-// by many goroutines at once. To reset it, see [NewOnce] and [Once.Reset] of
-// the same path.
-func OnceFunc(s *Session, path string, f func(ctx context.Context) error) func(ctx context.Context) error {
-	o := NewOnce(s, path)
-	return func(ctx context.Context) error { return o.Do(ctx, f) }
-}
-
-// OnceValue returns a function that runs f once among all processes that name
-// the same path, and returns the value that f returned, in every process the
-// same. The guarantees and costs are those of [Once.Do].
-//
-// The value is stored in the mark, path/done, as the codec encodes it (JSON;
-// see [WithCodec]), and is limited by ZooKeeper's packet of 1 MiB. Everyone gets
-// what the codec makes of the stored bytes, the process that ran f too. They are
-// decoded once a process; its callers share what a pointer, slice or map in the
-// value refers to.
-//
-// f must run before it is known whether its value can be stored. If it cannot,
-// because it is too large ([ErrTooLarge]), the codec cannot encode it or cannot
-// read it back, or the session was lost, then nothing is marked and the caller
-// gets f's value together with the error, so that what f did is not lost and
-// can be undone or passed on in another way. The next call runs its own f, so a
-// large value is better stored elsewhere and its address returned. If f itself
-// fails, its caller gets f's value and error as they are.
-//
-// If stored bytes cannot be decoded, because another type or codec wrote them
-// or they are the mark of a plain Once, every call returns the error; f is not
-// run. To have it run again, use [Once.Reset] of the same path.
-func OnceValue[T any](s *Session, path string, f func(ctx context.Context) (T, error), opts ...ValueOption) func(ctx context.Context) (T, error) {
-	c := newValueConfig(opts)
-	k := newKeeper(s, path, c.err,
-		func(v T) ([]byte, error) { return encode(c.codec, v) },
-		func(data []byte) (T, error) { return decode[T](c.codec, data) })
-	return func(ctx context.Context) (T, error) { return k.get(ctx, f) }
-}
-
-// OnceValues is [OnceValue] for a function of two values. The mark holds the
-// length of the first in four bytes, big-endian, then the first and the second,
-// each as the codec encodes it.
-func OnceValues[T1, T2 any](s *Session, path string, f func(ctx context.Context) (T1, T2, error), opts ...ValueOption) func(ctx context.Context) (T1, T2, error) {
-	c := newValueConfig(opts)
-	k := newKeeper(s, path, c.err,
-		func(v pair[T1, T2]) ([]byte, error) { return encodePair(c.codec, v) },
-		func(data []byte) (pair[T1, T2], error) { return decodePair[T1, T2](c.codec, data) })
-	var both func(ctx context.Context) (pair[T1, T2], error)
-	if f != nil {
-		both = func(ctx context.Context) (v pair[T1, T2], err error) {
-			v.first, v.second, err = f(ctx)
-			return v, err
-		}
-	}
-	return func(ctx context.Context) (T1, T2, error) {
-		v, err := k.get(ctx, both)
-		return v.first, v.second, err
-	}
-}
-
-// A keeper keeps the value of a OnceValue for this process.
-type keeper[T any] struct {
-	once   *Once
-	encode func(T) ([]byte, error)
-	decode func([]byte) (T, error)
-
-	mu   sync.Mutex
-	have bool   // the rest is set; guarded by mu
-	data []byte // the bytes that have been decoded; guarded by mu
-	v    T      // guarded by mu
-	err  error  // guarded by mu
-}
-
-func newKeeper[T any](s *Session, path string, err error, encode func(T) ([]byte, error), decode func([]byte) (T, error)) *keeper[T] {
-	o := NewOnce(s, path)
-	if o.err == nil {
-		o.err = err
-	}
-	return &keeper[T]{once: o, encode: encode, decode: decode}
-}
-
-// get returns the value, after running f if nobody has yet.
-func (k *keeper[T]) get(ctx context.Context, f func(ctx context.Context) (T, error)) (T, error) {
-	var own T
-	if k.once.err == nil && f == nil {
-		return own, k.once.fail("do", invalid("the function is nil"))
-	}
-	data, err := k.once.do(ctx, func(ctx context.Context, _ string) (data []byte, err error) {
-		if own, err = f(ctx); err != nil {
-			return nil, err
-		}
-		if data, err = k.encode(own); err != nil {
-			return nil, k.once.fail("encode", err)
-		}
-		if k.once.s.sizeOf(k.once.mark, data) > maxPacket {
-			return nil, k.once.fail("encode", fmt.Errorf("value of %d bytes: %w", len(data), ErrTooLarge))
-		}
-		// What could not be read back would be refused to everyone for ever.
-		_, err = k.decoded(data)
-		return data, err
-	})
-	if err != nil {
-		return own, err
-	}
-	return k.decoded(data)
-}
-
-// decoded decodes data, unless these bytes were decoded the last time.
-func (k *keeper[T]) decoded(data []byte) (T, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if !k.have || !bytes.Equal(k.data, data) {
-		k.v, k.err = k.decode(data)
-		k.err = k.once.fail("decode", k.err)
-		k.have, k.data = true, data
-	}
-	return k.v, k.err
-}
-
-// A pair is what OnceValues stores.
-type pair[T1, T2 any] struct {
-	first  T1
-	second T2
-}
-
-func encodePair[T1, T2 any](c Codec, v pair[T1, T2]) ([]byte, error) {
-	first, err := encode(c, v.first)
-	if err != nil {
-		return nil, err
-	}
-	second, err := encode(c, v.second)
-	if err != nil {
-		return nil, err
-	}
-	data := binary.BigEndian.AppendUint32(nil, uint32(len(first)))
-	return append(append(data, first...), second...), nil
-}
-
-func decodePair[T1, T2 any](c Codec, data []byte) (v pair[T1, T2], err error) {
-	if len(data) < 4 || uint64(binary.BigEndian.Uint32(data)) > uint64(len(data)-4) {
-		return v, errors.New("the stored bytes are not a pair of values")
-	}
-	n := binary.BigEndian.Uint32(data)
-	if v.first, err = decode[T1](c, data[4:4+n]); err != nil {
-		return v, err
-	}
-	v.second, err = decode[T2](c, data[4+n:])
-	return v, err
 }

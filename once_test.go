@@ -92,8 +92,22 @@ func TestOnceCostsNothingHereAndOneRequestElsewhere(t *testing.T) {
 		cost(b, "Do elsewhere", 1, func() { must(t, other.Do(ctx, nothing(t))) })
 		cost(b, "the next there", 0, func() { must(t, other.Do(ctx, nothing(t))) })
 		cost(b, "Done there", 0, func() { other.Done(ctx) })
-		cost(b, "Done of another value", 1, func() { NewOnce(b, "/o").Done(ctx) })
+		cost(b, "Done of another value", 0, func() { NewOnce(b, "/o").Done(ctx) })
+		cost(b, "Do of another value", 0, func() { must(t, NewOnce(b, "/o").Do(ctx, nothing(t))) })
+		cost(b, "OnceFunc", 0, func() { must(t, OnceFunc(b, "/o", nothing(t))(ctx)) })
 		cost(b, "Reset", 3, func() { must(t, other.Reset(ctx)) })
+
+		release := make(chan struct{})
+		running := async(func() error {
+			return first.Do(ctx, func(context.Context) error { <-release; return nil })
+		})
+		cost(b, "a Do that waits", 7, func() {
+			waiting := async(func() error { return other.Do(ctx, nothing(t)) })
+			synctest.Wait()
+			close(release)
+			must(t, <-waiting)
+		})
+		must(t, <-running)
 	})
 }
 

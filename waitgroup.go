@@ -5,12 +5,10 @@ import (
 	"context"
 	"math"
 	"math/rand/v2"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
-	"weak"
 
 	"github.com/go-zookeeper/zk"
 )
@@ -50,9 +48,14 @@ import (
 // under way go into the next one together. Such a request is 1 round trip, and
 // 1 more request in the background. A Done, or the part of one, that finds no
 // open tasks of its own session ends those of another: that costs a sync, a
-// listing and a read for each session with open tasks besides. Wait costs 2
-// requests if nothing is open; otherwise one more request, one watch and one
-// notification for each session with open tasks, however many these are.
+// listing and a read for every 128 sessions with open tasks besides. Wait costs
+// 2 requests if nothing is open; otherwise that read and another listing, and
+// one request, one watch and one notification for each session with open tasks,
+// however many these are.
+//
+// ZooKeeper has no recipe for such a counter; the algorithm is zsync's own and
+// stands with the code that follows it. That of the other face is "Double
+// Barriers" from the recipes.
 type WaitGroup struct {
 	_      noCopy
 	s      *Session
@@ -86,7 +89,8 @@ func NewWaitGroup(s *Session, path string, opts ...WaitGroupOption) *WaitGroup {
 	}
 	wg := &WaitGroup{s: s, path: path}
 	if wg.err = checkNew(s, path, err); wg.err == nil {
-		wg.tally = s.tallyOf(tallyKey{s.full(path), c.keep})
+		t := &tally{m: s.manager, dir: s.full(path), keep: c.keep}
+		wg.tally = s.tallies.of(tallyKey{t.dir, t.keep}, t)
 		wg.double = newDoubleBarrier(s.manager, path)
 	}
 	return wg
@@ -186,7 +190,8 @@ func (wg *WaitGroup) Go(ctx context.Context, f func()) error {
 }
 
 // Wait waits until no task is open. A ctx that has ended already fails even
-// if none is. A Wait that fails leaves nothing behind.
+// if none is. A Wait that fails leaves nothing behind. Where another program's
+// znode stands among those with open tasks, Wait and Count are [ErrInvalid].
 func (wg *WaitGroup) Wait(ctx context.Context) error {
 	return opError("wait", wg.path, wg.wait(ctx))
 }
@@ -213,14 +218,20 @@ func (wg *WaitGroup) wait(ctx context.Context) error {
 			}
 			// One listing shows all sessions with open tasks at one instant:
 			// if there is none, that was the instant to wait for.
-			names = taskNames(names)
-			if len(names) == 0 {
+			paths := wg.tally.pathsOf(names)
+			if len(paths) == 0 {
 				return nil
+			}
+			// A znode of such a name that holds something else is from another
+			// program, and may stay for ever. Whoever waits must learn of it as
+			// from Count, rather than wait without a word.
+			if _, err := readTasks(ctx, inc, paths); err != nil {
+				return err
 			}
 			// Waiting for one after the other costs a notification each, and
 			// none for what the numbers do until they are zero.
-			for _, name := range names {
-				if err := inc.awaitGone(ctx, childPath(dir, name)); err != nil {
+			for _, path := range paths {
+				if err := inc.awaitGone(ctx, path); err != nil {
 					return err
 				}
 			}
@@ -232,8 +243,8 @@ func (wg *WaitGroup) wait(ctx context.Context) error {
 // the time, so that no instant can be made out, it is the sum of what the
 // sessions had one after another.
 //
-// It costs a sync, and a listing and a read for each session with open tasks,
-// twice.
+// It costs a sync, and twice a listing and a read for every 128 sessions with
+// open tasks.
 func (wg *WaitGroup) Count(ctx context.Context) (int, error) {
 	if wg.err != nil {
 		return 0, opError("count", wg.path, wg.err)
@@ -303,28 +314,6 @@ type tallyKey struct {
 	keep bool
 }
 
-// tallies finds the tallies that are in use.
-type tallies map[tallyKey]weak.Pointer[tally]
-
-// tallyOf returns the tally that all WaitGroups of this path share.
-func (m *manager) tallyOf(key tallyKey) *tally {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if t := m.tallies[key].Value(); t != nil {
-		return t
-	}
-	t := &tally{m: m, dir: key.dir, keep: key.keep}
-	m.tallies[key] = weak.Make(t)
-	runtime.AddCleanup(t, func(key tallyKey) {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		if m.tallies[key].Value() == nil { // not made anew
-			delete(m.tallies, key)
-		}
-	}, key)
-	return t
-}
-
 // submit begins a change. Step 1.
 func (t *tally) submit(delta int) *change {
 	c := &change{delta: delta, done: make(chan struct{})}
@@ -335,7 +324,7 @@ func (t *tally) submit(delta int) *change {
 			t.forfeitLocked()
 		}
 		if t.repayLocked(c); c.delta == 0 {
-			c.err = ErrLost
+			c.err = t.lostError()
 			close(c.done)
 			return c
 		}
@@ -382,7 +371,7 @@ func (t *tally) finish(cs []*change, err error) {
 	defer t.mu.Unlock()
 	for _, c := range cs {
 		if c.err = err; err == nil && c.lost {
-			c.err = ErrLost
+			c.err = t.lostError()
 		}
 		close(c.done)
 		if c.abandoned {
@@ -406,6 +395,9 @@ func (t *tally) repayLocked(c *change) {
 		c.lost = true
 	}
 }
+
+// lostError is for who ends a task that has ended with its session.
+func (t *tally) lostError() error { return endError(t.m.failure()) }
 
 // setOwn records what own's znode has become.
 func (t *tally) setOwn(inc *incarnation, a openTasks) {
@@ -543,9 +535,9 @@ func (t *tally) readOwn(ctx context.Context, inc *incarnation) error {
 	if t.own.path == "" {
 		return nil
 	}
-	own, err := readAccount(ctx, inc, t.own.path)
+	as, err := readTasks(ctx, inc, []string{t.own.path})
 	if err == nil {
-		t.setOwn(inc, own)
+		t.setOwn(inc, append(as, openTasks{})[0])
 	}
 	return err
 }
@@ -659,34 +651,27 @@ func (t *tally) readAgain(ctx context.Context, inc *incarnation) ([]openTasks, e
 	if err != nil {
 		return nil, err
 	}
-	names = taskNames(names)
-	as := make([]openTasks, len(names))
-	err = parallel(len(names), func(i int) (err error) {
-		as[i], err = readAccount(ctx, inc, childPath(t.dir, names[i]))
-		return err
-	})
+	return readTasks(ctx, inc, t.pathsOf(names))
+}
+
+// readTasks reads those znodes that are still there.
+func readTasks(ctx context.Context, inc *incarnation, paths []string) ([]openTasks, error) {
+	nodes, err := inc.getAll(ctx, paths)
 	if err != nil {
 		return nil, err
 	}
-	as = slices.DeleteFunc(as, func(a openTasks) bool { return a.path == "" })
-	slices.SortFunc(as, func(a, b openTasks) int { return strings.Compare(a.path, b.path) })
+	var as []openTasks
+	for i, node := range nodes {
+		if node.stat == nil {
+			continue
+		}
+		n, err := strconv.ParseUint(string(node.data), 10, 31)
+		if err != nil || n == 0 {
+			return nil, invalid("znode %s holds %.32q, which is no number of tasks", inc.m.bare(paths[i]), node.data)
+		}
+		as = append(as, openTasks{paths[i], int(n), node.stat.Version})
+	}
 	return as, nil
-}
-
-// readAccount reads one znode; one that is gone has no path.
-func readAccount(ctx context.Context, inc *incarnation, path string) (openTasks, error) {
-	data, stat, err := inc.get(ctx, path)
-	switch {
-	case isNoNode(err):
-		return openTasks{}, nil
-	case err != nil:
-		return openTasks{}, err
-	}
-	n, err := strconv.ParseUint(string(data), 10, 31)
-	if err != nil || n == 0 {
-		return openTasks{}, invalid("znode %s holds %.32q, which is no number of tasks", inc.m.bare(path), data)
-	}
-	return openTasks{path, int(n), stat.Version}, nil
 }
 
 func sumOf(as []openTasks) int {
@@ -697,9 +682,15 @@ func sumOf(as []openTasks) int {
 	return n
 }
 
-// taskNames returns those of names that are znodes with open tasks.
-func taskNames(names []string) []string {
-	return slices.DeleteFunc(names, func(name string) bool {
-		return !strings.HasPrefix(name, "_c_") || !strings.HasSuffix(name, "-tasks")
-	})
+// pathsOf returns the paths, in their order, of those of the children that are
+// znodes with open tasks.
+func (t *tally) pathsOf(names []string) []string {
+	var paths []string
+	for _, name := range names {
+		if strings.HasPrefix(name, "_c_") && strings.HasSuffix(name, "-tasks") {
+			paths = append(paths, childPath(t.dir, name))
+		}
+	}
+	slices.Sort(paths)
+	return paths
 }

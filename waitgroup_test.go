@@ -193,6 +193,44 @@ func TestWaitCostsOneNotificationForEachSessionWithTasks(t *testing.T) {
 	})
 }
 
+func TestCountOfAFewSessionsCostsFiveRequests(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		for range 3 {
+			must(t, NewWaitGroup(open(t, srv), "/w").Add(t.Context(), 2))
+		}
+		s := open(t, srv)
+		synctest.Wait()
+		before := s.Stats().Requests
+		wantCount(t, NewWaitGroup(s, "/w"), 6)
+		if n := s.Stats().Requests - before; n != 5 {
+			t.Errorf("%d requests, want 5", n)
+		}
+	})
+}
+
+func TestWaitAndCountSayThatAZnodeIsNoNumberOfTasks(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		wg := NewWaitGroup(s, "/w")
+		_, err := live(t, s).create(t.Context(), "/w/"+protectedName(newGUID(), "tasks"), []byte("three"))
+		must(t, err)
+		_, err = wg.Count(t.Context())
+		wantErr(t, err, ErrInvalid)
+		wantErr(t, wg.Wait(within(t, time.Second)), ErrInvalid)
+	})
+}
+
+func TestDoneAfterCloseIsErrLostAndErrClosed(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		wg := NewWaitGroup(s, "/w")
+		must(t, wg.Add(t.Context(), 2))
+		must(t, s.Close())
+		wantErr(t, wg.Done(), ErrLost, ErrClosed)
+		wantErr(t, wg.Done(), ErrLost, ErrClosed)
+	})
+}
+
 func TestTasksEndWithTheSessionThatAddedThem(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)

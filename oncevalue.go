@@ -1,0 +1,159 @@
+package zsync
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+)
+
+// OnceFunc returns a function that runs f once among all processes that name
+// the same path, with the guarantees of [Once.Do]. The function may be called
+// by many goroutines at once. To reset it, see [NewOnce] and [Once.Reset] of
+// the same path.
+func OnceFunc(s *Session, path string, f func(ctx context.Context) error) func(ctx context.Context) error {
+	o := NewOnce(s, path)
+	return func(ctx context.Context) error { return o.Do(ctx, f) }
+}
+
+// OnceValue returns a function that runs f once among all processes that name
+// the same path, and returns the value that f returned, in every process the
+// same. The guarantees and costs are those of [Once.Do].
+//
+// The value is stored in the mark, path/done, as the codec encodes it (JSON;
+// see [WithCodec]), and is limited by ZooKeeper's packet of 1 MiB. Everyone gets
+// what the codec makes of the stored bytes, the process that ran f too. They are
+// decoded once a process; its callers share what a pointer, slice or map in the
+// value refers to.
+//
+// f must run before it is known whether its value can be stored. If it cannot,
+// because it is too large ([ErrTooLarge]), the codec cannot encode it or cannot
+// read it back, or the session was lost, then nothing is marked and the caller
+// gets f's value together with the error, so that what f did is not lost and
+// can be undone or passed on in another way. The next call runs its own f, so a
+// large value is better stored elsewhere and its address returned. If f itself
+// fails, its caller gets f's value and error as they are.
+//
+// If stored bytes cannot be decoded, because another type or codec wrote them
+// or they are the mark of a plain Once, every call returns the error; f is not
+// run. To have it run again, use [Once.Reset] of the same path.
+func OnceValue[T any](s *Session, path string, f func(ctx context.Context) (T, error), opts ...ValueOption) func(ctx context.Context) (T, error) {
+	c := newValueConfig(opts)
+	k := newKeeper(s, path, c.err,
+		func(v T) ([]byte, error) { return encode(c.codec, v) },
+		func(data []byte) (T, error) { return decode[T](c.codec, data) })
+	return func(ctx context.Context) (T, error) { return k.get(ctx, f) }
+}
+
+// OnceValues is [OnceValue] for a function of two values. The mark holds the
+// length of the first in four bytes, big-endian, then the first and the second,
+// each as the codec encodes it.
+func OnceValues[T1, T2 any](s *Session, path string, f func(ctx context.Context) (T1, T2, error), opts ...ValueOption) func(ctx context.Context) (T1, T2, error) {
+	c := newValueConfig(opts)
+	k := newKeeper(s, path, c.err,
+		func(v pair[T1, T2]) ([]byte, error) { return encodePair(c.codec, v) },
+		func(data []byte) (pair[T1, T2], error) { return decodePair[T1, T2](c.codec, data) })
+	var both func(ctx context.Context) (pair[T1, T2], error)
+	if f != nil {
+		both = func(ctx context.Context) (v pair[T1, T2], err error) {
+			v.first, v.second, err = f(ctx)
+			return v, err
+		}
+	}
+	return func(ctx context.Context) (T1, T2, error) {
+		v, err := k.get(ctx, both)
+		return v.first, v.second, err
+	}
+}
+
+// A keeper keeps the value of a OnceValue for this process.
+type keeper[T any] struct {
+	once   *Once
+	encode func(T) ([]byte, error)
+	decode func([]byte) (T, error)
+
+	mu   sync.Mutex
+	have bool   // the rest is set; guarded by mu
+	data []byte // the bytes that have been decoded; guarded by mu
+	v    T      // guarded by mu
+	err  error  // guarded by mu
+}
+
+func newKeeper[T any](s *Session, path string, err error, encode func(T) ([]byte, error), decode func([]byte) (T, error)) *keeper[T] {
+	o := NewOnce(s, path)
+	if o.err == nil {
+		o.err = err
+	}
+	return &keeper[T]{once: o, encode: encode, decode: decode}
+}
+
+// get returns the value, after running f if nobody has yet.
+func (k *keeper[T]) get(ctx context.Context, f func(ctx context.Context) (T, error)) (T, error) {
+	var own T
+	if k.once.err == nil && f == nil {
+		return own, k.once.fail("do", invalid("the function is nil"))
+	}
+	data, err := k.once.do(ctx, func(ctx context.Context, _ string) (data []byte, err error) {
+		if own, err = f(ctx); err != nil {
+			return nil, err
+		}
+		if data, err = k.encode(own); err != nil {
+			return nil, k.once.fail("encode", err)
+		}
+		if k.once.s.sizeOf(k.once.mark.path, data) > maxPacket {
+			return nil, k.once.fail("encode", fmt.Errorf("value of %d bytes: %w", len(data), ErrTooLarge))
+		}
+		// What could not be read back would be refused to everyone for ever.
+		_, err = k.decoded(data)
+		return data, err
+	})
+	if err != nil {
+		return own, err
+	}
+	return k.decoded(data)
+}
+
+// decoded decodes data, unless these bytes were decoded the last time.
+func (k *keeper[T]) decoded(data []byte) (T, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.have || !bytes.Equal(k.data, data) {
+		k.v, k.err = k.decode(data)
+		k.err = k.once.fail("decode", k.err)
+		k.have, k.data = true, data
+	}
+	return k.v, k.err
+}
+
+// A pair is what OnceValues stores.
+type pair[T1, T2 any] struct {
+	first  T1
+	second T2
+}
+
+func encodePair[T1, T2 any](c Codec, v pair[T1, T2]) ([]byte, error) {
+	first, err := encode(c, v.first)
+	if err != nil {
+		return nil, err
+	}
+	second, err := encode(c, v.second)
+	if err != nil {
+		return nil, err
+	}
+	data := binary.BigEndian.AppendUint32(nil, uint32(len(first)))
+	return append(append(data, first...), second...), nil
+}
+
+func decodePair[T1, T2 any](c Codec, data []byte) (v pair[T1, T2], err error) {
+	if len(data) < 4 || uint64(binary.BigEndian.Uint32(data)) > uint64(len(data)-4) {
+		return v, errors.New("the stored bytes are not a pair of values")
+	}
+	n := binary.BigEndian.Uint32(data)
+	if v.first, err = decode[T1](c, data[4:4+n]); err != nil {
+		return v, err
+	}
+	v.second, err = decode[T2](c, data[4+n:])
+	return v, err
+}

@@ -1,0 +1,38 @@
+package zsync
+
+import (
+	"runtime"
+	"sync"
+	"weak"
+)
+
+// A shared finds what the values of one key in a Session have in common, for as
+// long as any of them is in use. The zero value is ready for use.
+type shared[K comparable, V any] struct {
+	mu sync.Mutex
+	in map[K]weak.Pointer[V] // guarded by mu
+}
+
+// of returns what those of key share; if there is none yet it is v.
+func (s *shared[K, V]) of(key K, v *V) *V {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if old := s.in[key].Value(); old != nil {
+		return old
+	}
+	if s.in == nil {
+		s.in = make(map[K]weak.Pointer[V])
+	}
+	s.in[key] = weak.Make(v)
+	runtime.AddCleanup(v, s.drop, key)
+	return v
+}
+
+// drop is told that what those of key shared is garbage.
+func (s *shared[K, V]) drop(key K) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.in[key].Value() == nil { // not made anew
+		delete(s.in, key)
+	}
+}
