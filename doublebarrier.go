@@ -215,9 +215,11 @@ func (d *doubleBarrier) keeperPath(id roundID) string {
 //
 // Enter costs 2 requests and one notification, and Leave the same. For each
 // round come 2 more requests by the last who enters and, as its part of
-// leaving, some to find the others gone: n-1 up to n = 5, and beyond that about
-// three times the logarithm of n at most, in whatever order they leave. Together
-// that is at most 5 a party, and about 4.3 for n = 32. Parties beyond n that wait for a
+// leaving, some to find the others gone: n-1 at most, in whatever order they
+// leave, and far fewer for n beyond 20, where it may rarely be one more.
+// Together that is at most 5 a party, and about 4.4 for n = 32. A party that
+// finds the containers missing, because nobody made them yet or because the
+// servers have removed them empty, needs 2 to 4 more. Parties beyond n that wait for a
 // later round are woken, and read the room, for each round before it.
 //
 // The algorithm is "Double Barriers" from the ZooKeeper recipes with the rounds
@@ -513,7 +515,7 @@ func (d *doubleBarrier) letIn(ctx context.Context, inc *incarnation, state roomS
 	data := next.bytes()
 	ops := []any{&zk.SetDataRequest{Path: d.room, Data: data, Version: p.round.version - 1}}
 	size := 512 + len(data)
-	var others []string
+	others := make([]string, 0, len(in)-1) // not nil
 	for _, c := range in {
 		path := childPath(d.room, c.name)
 		ops = append(ops, &zk.CheckVersionRequest{Path: path, Version: -1})
@@ -714,17 +716,30 @@ func (d *doubleBarrier) rest(ctx context.Context, inc *incarnation, p *party) ([
 }
 
 // awaitAll waits until none of these children of the room is left.
+//
+// One after the other, that costs a request each. In random order it takes few
+// notifications, whatever the order of leaving: on average whom we wait for goes
+// after half of those that are left. A listing tells of all who have gone since,
+// but if that is nobody it is a request too many. So it must be paid for by what
+// listings have saved before; or, once, be all but certain to save some: among
+// many, several that were picked at random had gone already.
 func (d *doubleBarrier) awaitAll(ctx context.Context, inc *incarnation, names []string) error {
+	const several, many = 3, 16
 	names = slices.Clone(names)
-	// Those who come last often go last. If not, any guess is as good as another,
-	// and on average a random one finds half of the others gone.
-	for guess := len(names) - 1; len(names) > 0; guess = rand.IntN(max(1, len(names))) {
-		if err := inc.awaitGone(ctx, childPath(d.room, names[guess])); err != nil {
+	guess := len(names) - 1 // those who come last often go last
+	for found, saved := 0, 0; len(names) > 0; guess = rand.IntN(max(1, len(names))) {
+		found++
+		err := inc.whileThere(ctx, childPath(d.room, names[guess]), func(w *watch) error {
+			found = 0
+			return inc.awaitFired(ctx, w)
+		})
+		if err != nil {
 			return err
 		}
 		names = slices.Delete(names, guess, guess+1)
-		if len(names) <= 3 {
-			continue // a listing would hardly save as many requests as it costs
+		likely := saved == 0 && found >= several && len(names) > many
+		if len(names) < 2 || saved <= 0 && !likely {
+			continue
 		}
 		list, _, err := inc.children(ctx, d.room)
 		if err != nil && !isNoNode(err) {
@@ -734,7 +749,9 @@ func (d *doubleBarrier) awaitAll(ctx context.Context, inc *incarnation, names []
 		for _, name := range list {
 			there[name] = true
 		}
+		before := len(names)
 		names = slices.DeleteFunc(names, func(name string) bool { return !there[name] })
+		saved += before - len(names) - 1
 	}
 	return nil
 }
