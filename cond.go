@@ -40,8 +40,9 @@ import (
 // znode, which empties that and wakes its owner. A signal whose waiter is gone
 // has not been taken and is passed on. path and its parents are containers.
 //
-// Wait costs 3 requests, 1 more if others wait ahead and 1 more when one of them
-// goes, besides an Unlock and a Lock of L; and 1 when it is woken. It is told by
+// Wait costs 3 requests and 1 when it is woken, besides an Unlock and a Lock of
+// L. If others wait ahead it costs 1 more, and when the one just ahead goes 1, or
+// 2 if yet another is ahead. It is told by
 // one notification that it is woken, and by one that the waiter ahead of it has
 // gone: somebody must look after a signal that the dead had not taken, and only
 // another waiter is sure to be there. Signal costs 3 requests and a deletion in
@@ -280,7 +281,8 @@ func (c *Cond) list(ctx context.Context, inc *incarnation) ([]string, error) {
 //
 // If the reply is lost the transaction is sent again and fails, for both names
 // are unique. It need not be waited for without a connection: if it does not
-// get through before the session ends, the signal wakes another for nothing.
+// get through before the session ends, the signal is passed on, and wakes another
+// for nothing.
 func (c *Cond) take(ctx context.Context, p *place) {
 	if p == nil {
 		return
@@ -291,6 +293,9 @@ func (c *Cond) take(ctx context.Context, p *place) {
 			&zk.DeleteRequest{Path: p.path, Version: -1})
 		if isNoNode(err) { // woken by something else than a signal
 			err = p.inc.removeNow(p.inc.ctx, p.path)
+		}
+		if err != nil && p.inc.ctx.Err() != nil {
+			c.bequeath(p)
 		}
 		return err
 	})
@@ -311,17 +316,35 @@ func (c *Cond) leave(p *place) {
 		return
 	}
 	p.inc.inBackground(p.path, func() error {
-		ctx := p.inc.ctx
-		if err := p.inc.removeNow(ctx, p.path); err != nil && !isNoNode(err) {
+		err := p.inc.removeNow(p.inc.ctx, p.path)
+		if err != nil && !isNoNode(err) && p.inc.ctx.Err() == nil {
 			return err
 		}
-		if stat, err := p.inc.exists(ctx, c.signalPath(p.me)); err == nil && stat != nil {
-			if names, err := c.list(ctx, p.inc); err == nil {
-				c.mend(ctx, p.inc, names)
-			}
-		}
+		c.bequeath(p)
 		return nil
 	}).await(grace)
+}
+
+// bequeath passes on the signal of p, if it has been given one, as soon as p is
+// gone: at once, or with its session. There may be nobody else to do it.
+func (c *Cond) bequeath(p *place) {
+	ctx := context.Background() // ends with the Session
+	c.s.during(ctx, func(inc *incarnation) error {
+		if inc != p.inc {
+			if err := inc.awaitGone(ctx, p.path); err != nil {
+				return err
+			}
+		}
+		stat, err := inc.exists(ctx, c.signalPath(p.me))
+		if err != nil || stat == nil {
+			return err
+		}
+		names, err := c.list(ctx, inc)
+		if err == nil {
+			_, err = c.mend(ctx, inc, names)
+		}
+		return err
+	})
 }
 
 // The name of a signal is that of its waiter, but for "_c_" before and with
@@ -533,7 +556,7 @@ func (c *Cond) broadcast(ctx context.Context) error {
 }
 
 // Contenders returns who waits and has not been signalled, in their order. It
-// costs 3 requests and one read for each.
+// costs 3 requests and one read for every 128 of them.
 func (c *Cond) Contenders(ctx context.Context) ([]Contender, error) {
 	if c.err != nil {
 		return nil, opError("contenders", c.path, c.err)

@@ -227,6 +227,37 @@ func TestAWaiterWhoseZnodeOrTreeIsDeletedWakesUp(t *testing.T) {
 	})
 }
 
+// Nobody else waits who would pass the signal on.
+func TestASignalOfASessionThatEndedIsNotLeftBehind(t *testing.T) {
+	for _, cancelled := range []bool{true, false} {
+		t.Run(fmt.Sprintf("cancelled: %v", cancelled), func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s, o := open(t, srv), open(t, srv)
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				woken := async(func() error { return waitOnce(ctx, newCond(s)) })
+				synctest.Wait()
+				c := newCond(o)
+				must(t, c.L.Lock(t.Context())) // so the waiter cannot take its signal yet
+				must(t, c.Signal(t.Context()))
+				synctest.Wait()
+				srv.Expire(s.ID())
+				time.Sleep(testTimeout)
+				if cancelled {
+					cancel()
+					wantErr(t, <-woken, context.Canceled)
+				}
+				must(t, c.L.Unlock())
+				if !cancelled {
+					must(t, <-woken)
+				}
+				synctest.Wait()
+				wantEmpty(t, o)
+			})
+		})
+	}
+}
+
 // An Unlock that gets no answer is none of ctx's business.
 func TestWaitEndsWithItsContextThoughTheServerDoesNotAnswerUnlock(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
