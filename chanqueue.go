@@ -69,9 +69,10 @@ type queueCore struct {
 	// As the server knows them.
 	dir, claims, senders, receipts, dead string
 
-	foreign *foreign // another library's layout, or nil
-	line    line     // of those who want elements
-	room    line     // of those who wait for room
+	check   func(it *item) error // decodes it; the error is why it goes to the dead letters
+	foreign *foreign             // another library's layout, or nil
+	line    line                 // of those who want elements
+	room    line                 // of those who wait for room
 	cache   batchCache
 	out     outbox
 
@@ -90,6 +91,19 @@ func NewQueue[T any](s *Session, path string, opts ...QueueOption) *Queue[T] {
 	q.q = c
 	if q.err != nil {
 		return q
+	}
+	c.check = func(it *item) error {
+		if it.fault != nil {
+			return it.fault
+		}
+		v, err := decode[T](cfg.codec, it.data)
+		if n := cfg.maxAttempts; err == nil && n > 0 && int(it.version) >= n {
+			err = fmt.Errorf("delivered %d times without success", it.version)
+		}
+		if err == nil {
+			it.value = &v
+		}
+		return err
 	}
 	c.m = s.manager
 	c.dir = c.m.full(path)
@@ -396,12 +410,9 @@ func (q *Queue[T]) consume(ctx context.Context, finish func(), offer func(ctx co
 // reports whether the element need not be offered again.
 func (q *Queue[T]) present(ctx context.Context, it *item, offer func(ctx context.Context, it *item, v T) bool) bool {
 	c := q.q
-	v, err := decode[T](c.cfg.codec, it.data)
-	if n := c.cfg.maxAttempts; err == nil && n > 0 && int(it.version) >= n {
-		err = fmt.Errorf("delivered %d times without success", it.version)
-	}
-	if it.fault != nil {
-		err = it.fault
+	var err error
+	if it.value == nil {
+		err = c.check(it)
 	}
 	if err != nil {
 		it.ledger.settle(it, fateBury, false)
@@ -412,7 +423,7 @@ func (q *Queue[T]) present(ctx context.Context, it *item, offer func(ctx context
 	// taken then could not get through, and if the session is lost others may
 	// get the element too.
 	inc := it.ledger.inc
-	return inc.connection(ctx) == nil && inc.alive() && offer(ctx, it, v)
+	return inc.connection(ctx) == nil && inc.alive() && offer(ctx, it, *it.value.(*T))
 }
 
 // buried reports an element that goes to the dead letters.

@@ -5,6 +5,7 @@ import (
 	"encoding/gob"
 	"encoding/json"
 	"fmt"
+	"reflect"
 )
 
 // A Codec turns values into the bytes of a znode and back. It must be usable
@@ -18,9 +19,11 @@ type Codec interface {
 var (
 	// JSON is encoding/json. It is the default.
 	JSON Codec = jsonCodec{}
-	// Gob is encoding/gob, each value with its type.
+	// Gob is encoding/gob, each value with its type. What an interface holds
+	// must be known to gob.Register.
 	Gob Codec = gobCodec{}
-	// Raw takes []byte and string as they are, and nothing else.
+	// Raw takes []byte and string as they are, and nothing else; of an any only
+	// []byte, as it does not store which of them it was.
 	Raw Codec = rawCodec{}
 )
 
@@ -49,6 +52,11 @@ func (rawCodec) Marshal(v any) ([]byte, error) {
 		return bytes.Clone(v), nil // the caller may change it when a call has been cancelled
 	case string:
 		return []byte(v), nil
+	case *any:
+		if b, ok := (*v).([]byte); ok {
+			return bytes.Clone(b), nil
+		}
+		return nil, invalid("codec Raw cannot encode an any that holds a %T; it takes []byte", *v)
 	}
 	return nil, invalid("codec Raw cannot encode a %T; it takes []byte and string", v)
 }
@@ -59,6 +67,8 @@ func (rawCodec) Unmarshal(data []byte, v any) error {
 		*v = bytes.Clone(data)
 	case *string:
 		*v = string(data)
+	case *any:
+		*v = bytes.Clone(data)
 	default:
 		return invalid("codec Raw cannot decode into a %T; it takes *[]byte and *string", v)
 	}
@@ -98,12 +108,18 @@ func (o CodecOption) applyValue(c *valueConfig) {
 }
 
 // encode marshals v, and gives an error, not a panic, whatever the codec does.
-func encode(c Codec, v any) (data []byte, err error) {
+//
+// Gob and Raw are given a pointer if T is an interface: to decode, they need to
+// know that it is.
+func encode[T any](c Codec, v T) (data []byte, err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("codec %T panicked: %v", c, r)
 		}
 	}()
+	if reflect.TypeFor[T]().Kind() == reflect.Interface && (c == Gob || c == Raw) {
+		return c.Marshal(&v)
+	}
 	return c.Marshal(v)
 }
 

@@ -15,12 +15,27 @@ import (
 
 // Dead letters are the elements of a Queue that could not be decoded, or were
 // delivered too often ([WithMaxAttempts]). They are moved, in one transaction,
-// to <path>-dead/dead-<priority>-<seq>, their bytes as they were, reported to
-// the logger and as [Dead] to the observer, and stay there until somebody
-// removes them.
+// to <path>-dead/dead-<priority>-<seq>, the data of their znodes as it was,
+// reported to the logger and as [Dead] to the observer, and stay there until
+// somebody removes them.
 
-// deadName is the name of a dead letter up to its number.
-func deadName(prio int) string { return fmt.Sprintf("dead-%05d-", prio) }
+// deadName is the name of a dead letter up to its number. In another library's
+// layout the priority is written as there.
+func (q *queueCore) deadName(e element) string {
+	if q.foreign != nil {
+		return "dead-" + e.class + "-"
+	}
+	return fmt.Sprintf("dead-%05d-", e.prio)
+}
+
+// letter prepares to make it a dead letter, and returns the operation.
+func (q *queueCore) letter(ctx context.Context, inc *incarnation, it *item) (*zk.CreateRequest, error) {
+	op := &zk.CreateRequest{Path: childPath(q.dead, q.deadName(it.element)), Data: it.stored(), Acl: q.m.cfg.acl, Flags: zk.FlagSequence}
+	if q.oversized(op) {
+		return nil, fmt.Errorf("the element %s cannot go to the dead letters: %w", it.key(), ErrTooLarge)
+	}
+	return op, inc.makeDir(ctx, q.dead)
+}
 
 // A DeadLetter is an element that was set aside.
 type DeadLetter struct {
@@ -28,7 +43,8 @@ type DeadLetter struct {
 	Data  []byte    // as it was sent
 	Since time.Time // when it was set aside, by the servers' clock
 	q     *queueCore
-	prio  int
+	class string // the priority, as it is written in the name
+	alone bool   // Data was taken out of another library's frame
 }
 
 // Dead yields the dead letters of q, the oldest first, those that are there
@@ -73,20 +89,20 @@ func (q *queueCore) deadElements(ctx context.Context) (es []element, err error) 
 	return es, err
 }
 
-// parseDead reads the priority and the number from the name of a dead letter.
+// parseDead reads the priority, as its class, and the number from the name of a
+// dead letter.
 func parseDead(name string) (element, bool) {
 	rest, ok := strings.CutPrefix(name, "dead-")
-	if !ok {
+	i := len(rest) - len("-0000000000")
+	if !ok || i < 0 || rest[i] != '-' {
 		return element{}, false
 	}
-	p, n, ok := strings.Cut(rest, "-")
-	prio, err := strconv.Atoi(p)
-	seq, ok2 := parseSeq(n)
-	return element{name: name, prio: prio, seq: seq}, ok && ok2 && err == nil
+	seq, ok := parseSeq(rest[i+1:])
+	return element{name: name, class: rest[:i], seq: seq}, ok
 }
 
 func (q *queueCore) deadLetter(ctx context.Context, e element) (DeadLetter, error) {
-	d := DeadLetter{ID: e.name, q: q, prio: e.prio}
+	d := DeadLetter{ID: e.name, q: q, class: e.class}
 	err := q.m.during(ctx, func(inc *incarnation) error {
 		data, stat, err := inc.get(ctx, childPath(q.dead, e.name))
 		if err == nil {
@@ -94,6 +110,11 @@ func (q *queueCore) deadLetter(ctx context.Context, e element) (DeadLetter, erro
 		}
 		return err
 	})
+	if q.foreign != nil && err == nil {
+		if all, fault := q.foreign.open(d.Data); fault == nil && len(all) == 1 {
+			d.Data, d.alone = all[0], true
+		}
+	}
 	return d, err
 }
 
@@ -123,11 +144,26 @@ func (d DeadLetter) Requeue(ctx context.Context) error {
 func (q *queueCore) requeue(ctx context.Context, d DeadLetter) error {
 	remove := &zk.DeleteRequest{Path: childPath(q.dead, d.ID), Version: -1}
 	if q.foreign != nil {
-		create := &zk.CreateRequest{Path: childPath(q.dir, q.foreign.name(-1)), Data: d.Data, Acl: q.m.cfg.acl, Flags: zk.FlagSequence}
-		_, err := q.m.commitOnce(ctx, q.receipts, []any{remove, create})
+		data := d.Data
+		if d.alone {
+			data = q.foreign.frame(data)
+		}
+		err := q.m.during(ctx, func(inc *incarnation) error {
+			_, err := inc.create(ctx, q.dir, nil) // others make it a container
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		create := &zk.CreateRequest{Path: childPath(q.dir, q.foreign.prefix+d.class), Data: data, Acl: q.m.cfg.acl, Flags: zk.FlagSequence}
+		_, err = q.m.commitOnce(ctx, q.receipts, []any{remove, create})
 		return err
 	}
-	p := &parcel{ctx: ctx, prio: d.prio, data: [][]byte{d.Data}, with: remove, done: make(chan error, 1)}
+	prio, err := strconv.Atoi(d.class)
+	if err != nil {
+		return invalid("the priority of dead letter %s is no number", d.ID)
+	}
+	p := &parcel{ctx: ctx, prio: prio, data: [][]byte{d.Data}, with: remove, done: make(chan error, 1)}
 	p.size = q.elementSize(d.Data) + q.m.sizeOf(remove.Path, nil)
 	q.out.add(p)
 	select {

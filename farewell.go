@@ -11,6 +11,7 @@ type farewell struct {
 	mu    sync.Mutex
 	begun chan struct{} // closed when Close has been called; made on first use
 	over  bool          // begun is closed; guarded by mu
+	said  chan struct{} // closed when the session may be closed; made when over is set
 	staff int           // those who will tidy up; guarded by mu
 	done  chan struct{} // closed when none of them is left; nil before Close
 }
@@ -52,15 +53,18 @@ func (m *manager) tidy(r *removal) {
 	})
 }
 
-// sayFarewell is the first thing that Close does.
+// sayFarewell is the first thing that Close does. Who closes the session while
+// another does waits with him.
 func (m *manager) sayFarewell() {
 	f := &m.leaving
 	f.mu.Lock()
 	if f.over {
 		f.mu.Unlock()
+		<-f.said
 		return
 	}
-	f.over = true
+	f.over, f.said = true, make(chan struct{})
+	defer close(f.said)
 	if f.begun == nil {
 		f.begun = make(chan struct{})
 	}

@@ -20,13 +20,20 @@ import (
 // In the layouts of others a consumer owns an element by deleting its znode,
 // and there are no claims that those others would respect. So there zsync
 // deletes an element before it is offered to the consumer, and the guarantees
-// are weaker: one that was not taken is written back to its place when the
-// context ends, but is lost if the process dies, and so is a Delivery that was
-// not acknowledged. [WithPrefetch] bounds how many, 1 by default. There is no
-// [WithMaxLen] and no [Queue.SendAt]; attempts are not counted; a listing
-// grows with the queue, to about 1 MiB at 50,000 elements. Sequence numbers are
-// used up after 2^31 elements, and Send then returns go-zookeeper's
-// ErrNodeExists: delete and make path anew, when it is empty.
+// are weaker. One that was not taken is written back to its place when the
+// context or the session ends, and so is a Delivery that was not acknowledged
+// when the session ends; but they are lost if the process dies, or the Session
+// is closed while no server answers. [WithPrefetch] bounds how many, 1 by
+// default. What cannot be decoded is never deleted, but moved to the dead
+// letters in one transaction.
+//
+// There is no [WithMaxLen], no [WithMaxAttempts], as attempts are not counted,
+// and no [Queue.SendAt]. A znode in which Curator's putMulti has stored several
+// elements counts as one in [Queue.Len] until a consumer comes to it and gives
+// each a znode of its own, <name>#<i>. A listing grows with the queue, to about
+// 1 MiB at 50,000 elements. Sequence numbers are used up after 2^31 elements,
+// and Send then returns go-zookeeper's ErrNodeExists: delete and make path anew,
+// when it is empty.
 type QueueLayout int
 
 const (
@@ -63,11 +70,11 @@ func (l QueueLayout) String() string {
 type foreign struct {
 	prefix string
 	name   func(prio int) string // up to the number; prio is -1 if there is none
-	frame  func(data []byte) []byte
+	frame  func(all ...[]byte) []byte
 	open   func(data []byte) ([][]byte, error) // the inverse; a znode can hold several elements
 }
 
-func asIs(data []byte) []byte               { return data }
+func asIs(all ...[]byte) []byte             { return all[0] }
 func justOne(data []byte) ([][]byte, error) { return [][]byte{data}, nil }
 
 var foreignLayouts = map[QueueLayout]*foreign{
@@ -101,13 +108,15 @@ var foreignLayouts = map[QueueLayout]*foreign{
 	},
 }
 
-// foreignElement parses a name: what stands between the prefix and the number
-// is the priority, which all these libraries compare as text.
-func (f *foreign) element(name string) (e element, prio string, ok bool) {
+// element parses a name. What stands between the prefix and the number is the
+// priority, which all these libraries compare as text, and so is what split
+// puts behind the number.
+func (f *foreign) element(name string) (e element, ok bool) {
 	rest, ok := strings.CutPrefix(name, f.prefix)
 	if !ok || strings.Contains(rest, "|") { // of Curator's delay and id queues
-		return e, "", false
+		return e, false
 	}
+	rest, part, _ := strings.Cut(rest, "#")
 	for _, n := range []int{11, 10} {
 		if len(rest) < n {
 			continue
@@ -117,35 +126,23 @@ func (f *foreign) element(name string) (e element, prio string, ok bool) {
 			continue
 		}
 		if seq, ok := parseSeq(text); ok {
-			return element{name: name, seq: seq}, rest[:len(rest)-n], true
+			return element{name: name, class: rest[:len(rest)-n], seq: seq, part: part}, true
 		}
 	}
-	return e, "", false
+	return e, false
 }
 
 // elements returns the elements among names, in order.
 func (f *foreign) elements(names []string) []element {
-	type ordered struct {
-		element
-		prio string
-	}
-	var all []ordered
+	var es []element
 	for _, name := range names {
-		if e, prio, ok := f.element(name); ok {
-			all = append(all, ordered{e, prio})
+		if e, ok := f.element(name); ok {
+			es = append(es, e)
 		}
 	}
-	slices.SortFunc(all, func(a, b ordered) int {
-		if a.prio != b.prio {
-			return strings.Compare(a.prio, b.prio)
-		}
-		return cmp.Compare(a.seq-b.seq, 0)
+	slices.SortFunc(es, func(a, b element) int {
+		return cmp.Or(strings.Compare(a.class, b.class), cmp.Compare(a.seq-b.seq, 0), strings.Compare(a.part, b.part))
 	})
-	es := make([]element, len(all))
-	for i, o := range all {
-		es[i] = o.element
-		es[i].prio = i // they are in order: see element.before
-	}
 	return es
 }
 
@@ -157,11 +154,13 @@ const (
 	curatorEnd     = 0x02
 )
 
-func curatorFrame(data []byte) []byte {
+func curatorFrame(all ...[]byte) []byte {
 	b := binary.BigEndian.AppendUint32(nil, curatorVersion)
-	b = append(b, curatorItem)
-	b = binary.BigEndian.AppendUint32(b, uint32(len(data)))
-	b = append(b, data...)
+	for _, data := range all {
+		b = append(b, curatorItem)
+		b = binary.BigEndian.AppendUint32(b, uint32(len(data)))
+		b = append(b, data...)
+	}
 	return append(b, curatorEnd)
 }
 
@@ -186,85 +185,95 @@ func curatorOpen(b []byte) (all [][]byte, err error) {
 	}
 }
 
-// firstForeign reads the first element.
-func (q *queueCore) firstForeign(ctx context.Context, inc *incarnation) (*item, error) {
+// readForeign reads the znode of an element, and returns the elements in it.
+// What is not in its frame is one, with a fault.
+func (q *queueCore) readForeign(ctx context.Context, inc *incarnation, e element) (it *item, all [][]byte, err error) {
+	data, stat, err := inc.get(ctx, childPath(q.dir, e.name))
+	if err != nil {
+		return nil, nil, err
+	}
+	it = &item{element: e, framed: data, version: stat.Version, sent: time.UnixMilli(stat.Ctime)}
+	if all, it.fault = q.foreign.open(data); it.fault != nil {
+		all = [][]byte{data}
+	}
+	if len(all) > 0 {
+		it.data = all[0]
+	}
+	return it, all, nil
+}
+
+// firstForeign reads the first element. With alone it must not share its znode
+// with others.
+func (q *queueCore) firstForeign(ctx context.Context, inc *incarnation, alone bool) (*item, error) {
 	for synced := false; ; {
 		names, _, err := inc.children(ctx, q.dir)
 		if err != nil && !isNoNode(err) {
 			return nil, err
 		}
-		es := q.foreign.elements(names)
-		if len(es) == 0 && synced {
-			return nil, nil
+		changed := false
+		for _, e := range q.foreign.elements(names) {
+			it, all, err := q.readForeign(ctx, inc, e)
+			switch {
+			case isNoNode(err):
+				changed = true
+				continue
+			case err != nil:
+				return nil, err
+			case len(all) == 1, len(all) > 1 && !alone:
+				return it, nil
+			case !alone:
+				continue // a znode without elements
+			}
+			if err := q.split(ctx, inc, it, all); err != nil {
+				return nil, err
+			}
+			changed = true
+			break
 		}
-		if len(es) == 0 { // there is nothing only if the leader says so
+		switch {
+		case changed:
+		case synced:
+			return nil, nil
+		default: // there is nothing only if the leader says so
 			synced = true
 			if err := inc.sync(ctx, q.dir); err != nil {
 				return nil, err
 			}
 		}
-		for _, e := range es {
-			data, stat, err := inc.get(ctx, childPath(q.dir, e.name))
-			if isNoNode(err) {
-				continue
-			}
-			if err != nil {
-				return nil, err
-			}
-			all, err := q.foreign.open(data)
-			if err != nil || len(all) != 1 {
-				all = [][]byte{data}
-			}
-			return &item{element: e, data: all[0], framed: data, version: stat.Version, sent: time.UnixMilli(stat.Ctime)}, nil
-		}
 	}
 }
 
-// pluckForeign is pluck for another library's layout. An element that shares
-// its znode with others is left to consumers that can keep the others.
-func (q *queueCore) pluckForeign(ctx context.Context, check func(it *item) error) (*item, error) {
-	var taken *item
-	err := q.m.during(ctx, func(inc *incarnation) error {
-		for {
-			it, err := q.firstForeign(ctx, inc)
-			if err != nil || it == nil {
-				taken = nil
-				return err
-			}
-			all, fault := q.foreign.open(it.framed)
-			if fault == nil && len(all) != 1 {
-				fault = fmt.Errorf("%d elements in one znode, which TryRecv cannot take apart", len(all))
-				return fault
-			}
-			if fault == nil {
-				fault = check(it)
-			}
-			ops := []any{&zk.DeleteRequest{Path: childPath(q.dir, it.name), Version: it.version}}
-			if fault != nil {
-				ops = append(ops, &zk.CreateRequest{Path: childPath(q.dead, deadName(0)), Data: it.framed, Acl: q.m.cfg.acl, Flags: zk.FlagSequence})
-				if err := inc.makeDir(ctx, q.dead); err != nil {
-					return err
-				}
-			}
-			err = q.remove(ctx, it, ops)
-			if isNoNode(err) || isBadVersion(err) {
-				if err := inc.sync(ctx, q.dir); err != nil {
-					return err
-				}
-				continue
-			}
-			if err != nil {
-				return err
-			}
-			if fault != nil {
-				it.missing = true
-				q.buried(it.name, fault)
-			}
-			taken = it
-			return nil
+// split gives each element of a znode that holds several, as Curator's putMulti
+// makes them, or none, a znode of its own: <name>#<i>. Everybody's order is by
+// name, so these are served in their places. If they do not fit into one
+// transaction the last are taken out first, which leaves the others their i.
+//
+// Whoever has read the znode before finds that its version has changed, or that
+// it is gone, and so does a second attempt.
+func (q *queueCore) split(ctx context.Context, inc *incarnation, it *item, all [][]byte) error {
+	path := childPath(q.dir, it.name)
+	size, n := q.m.sizeOf(path, it.framed), len(all)
+	ops := []any{nil}
+	for ; n > 0 && len(ops) <= maxPost; n-- {
+		part := fmt.Sprintf("%s#%05d", path, n-1)
+		if size += q.m.sizeOf(part, nil); size > maxPacket {
+			break
 		}
-	})
-	return taken, err
+		ops = append(ops, &zk.CreateRequest{Path: part, Data: q.foreign.frame(all[n-1]), Acl: q.m.cfg.acl})
+	}
+	switch {
+	case n == 0:
+		ops[0] = &zk.DeleteRequest{Path: path, Version: it.version}
+	case n < len(all):
+		ops[0] = &zk.SetDataRequest{Path: path, Data: q.foreign.frame(all[:n]...), Version: it.version}
+	default:
+		return fmt.Errorf("%d elements in the znode %s, which cannot be taken apart: %w", n, q.m.bare(path), ErrTooLarge)
+	}
+	_, err := inc.multi(ctx, ops...)
+	if isNoNode(err) || isBadVersion(err) {
+		return nil
+	}
+	return err
 }
 
 // turnForeign is turn in another library's layout: it watches the children of
@@ -272,6 +281,7 @@ func (q *queueCore) pluckForeign(ctx context.Context, check func(it *item) error
 func (p *pump) turnForeign(inc *incarnation, l *ledger) error {
 	q, ctx := p.q, p.ctx
 	var es []element
+	refused := make(map[string]bool) // names of those that can be neither taken nor buried
 	claimed := 0
 	for {
 		if err := p.awaitRoom(inc, patienceForRoom); err == errNoRoom {
@@ -289,7 +299,8 @@ func (p *pump) turnForeign(inc *incarnation, l *ledger) error {
 				}
 				continue
 			}
-			if es = q.foreign.elements(names); err == nil && len(es) == 0 {
+			es = slices.DeleteFunc(q.foreign.elements(names), func(e element) bool { return refused[e.name] })
+			if err == nil && len(es) == 0 {
 				q.m.waiters.Add(1)
 				err = inc.awaitFired(ctx, w)
 				q.m.waiters.Add(-1)
@@ -307,10 +318,12 @@ func (p *pump) turnForeign(inc *incarnation, l *ledger) error {
 		if n == 0 {
 			continue
 		}
-		items, err := q.seize(ctx, inc, l, es[:n])
-		es = es[n:]
-		claimed += n
-		full := p.fill(items, n, n == room)
+		items, split, err := q.seize(ctx, inc, l, es[:n], refused)
+		if es = es[n:]; split {
+			es = nil // list them anew
+		}
+		claimed += len(items)
+		full := p.fill(items, len(items), n == room)
 		if err != nil {
 			return err
 		}
@@ -320,27 +333,78 @@ func (p *pump) turnForeign(inc *incarnation, l *ledger) error {
 	}
 }
 
-// seize reads and deletes elements; those that others were quicker to delete
-// are left out.
-func (q *queueCore) seize(ctx context.Context, inc *incarnation, l *ledger, es []element) ([]*item, error) {
+// seize reads and deletes elements, and buries those with a fault; what others
+// were quicker to delete is left out. It ends at a znode that it has split.
+// What the servers refuse is noted, so that it does not hold up what follows.
+func (q *queueCore) seize(ctx context.Context, inc *incarnation, l *ledger, es []element, refused map[string]bool) (items []*item, split bool, err error) {
 	found := make([]*item, len(es))
-	err := parallel(len(es), func(i int) error {
-		data, stat, err := inc.get(ctx, childPath(q.dir, es[i].name))
+	all := make([][][]byte, len(es))
+	err = parallel(len(es), func(i int) (err error) {
+		found[i], all[i], err = q.readForeign(ctx, inc, es[i])
 		if isNoNode(err) {
 			return nil
-		}
-		if err == nil {
-			found[i] = &item{element: es[i], framed: data, version: stat.Version, sent: time.UnixMilli(stat.Ctime)}
 		}
 		return err
 	})
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	found = slices.DeleteFunc(found, func(it *item) bool { return it == nil })
-	for len(found) > 0 {
-		ops := make([]any, len(found))
-		for i, it := range found {
+	for i, it := range found {
+		var fault error
+		switch {
+		case it == nil:
+			continue
+		case len(all[i]) != 1:
+			split = true
+			err = q.split(ctx, inc, it, all[i])
+		default:
+			if fault = q.check(it); fault == nil {
+				items = append(items, it)
+				continue
+			}
+			err = q.bury(ctx, inc, it, fault)
+		}
+		switch {
+		case err == nil, isNoNode(err), isBadVersion(err):
+		case ctx.Err() == nil && outcomeOf(err) == answered, errors.Is(err, ErrTooLarge):
+			refused[it.name] = true
+			q.complain(err)
+		default:
+			return nil, split, err
+		}
+		if split {
+			break
+		}
+	}
+	items, err = q.deleteAll(l, items)
+	return items, split, err
+}
+
+// bury moves an element to the dead letters, in one transaction.
+func (q *queueCore) bury(ctx context.Context, inc *incarnation, it *item, fault error) error {
+	letter, err := q.letter(ctx, inc, it)
+	if err != nil {
+		return err
+	}
+	_, err = q.m.commitOnce(ctx, q.receipts, []any{&zk.DeleteRequest{Path: childPath(q.dir, it.name), Version: it.version}, letter})
+	if err == nil {
+		q.buried(it.key(), fault)
+	}
+	return err
+}
+
+// deleteAll deletes elements in one transaction, and puts them into the ledger
+// as ours; those that others were quicker to delete are left out.
+func (q *queueCore) deleteAll(l *ledger, items []*item) ([]*item, error) {
+	// The ledger is not over, nor the Session closed in good order, before we
+	// know what is ours, and what is not taken has been put back.
+	b := l.newBatch(nil)
+	if b == nil {
+		return nil, l.ending()
+	}
+	for len(items) > 0 {
+		ops := make([]any, len(items))
+		for i, it := range items {
 			ops[i] = &zk.DeleteRequest{Path: childPath(q.dir, it.name), Version: it.version}
 		}
 		// Once it is begun the outcome is waited for, whatever becomes of the
@@ -351,78 +415,46 @@ func (q *queueCore) seize(ctx context.Context, inc *incarnation, l *ledger, es [
 		}
 		i := failedOp(rs)
 		if i < 0 || !isNoNode(rs[i].Error) && !isBadVersion(rs[i].Error) {
+			l.forget(b)
 			return nil, err
 		}
-		found = slices.Delete(found, i, i+1)
+		items = slices.Delete(items, i, i+1)
 	}
-	var items []*item
-	for _, it := range found {
-		all, err := q.foreign.open(it.framed)
-		if err != nil {
-			it.fault, all = err, [][]byte{it.framed}
-		}
-		for _, data := range all {
-			items = append(items, &item{element: it.element, data: data, framed: it.framed, fault: it.fault, shared: len(all) > 1, sent: it.sent})
-		}
+	if len(items) == 0 {
+		l.forget(b)
+		return nil, nil
 	}
-	l.adopt(items)
+	l.adopt(b, items)
 	return items, nil
 }
 
-// adopt puts items into the ledger that are ours because we have deleted them.
-func (l *ledger) adopt(items []*item) {
+// adopt puts into a batch the items that are ours because we have deleted them.
+func (l *ledger) adopt(b *batch, items []*item) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	b := &batch{left: make(map[*item]bool), items: items}
+	b.items = items
 	for _, it := range items {
-		it.ledger, it.batch = l, b
+		it.ledger, it.batch, it.version = l, b, 0 // attempts are not counted
 		b.left[it] = true
-	}
-	if len(items) > 0 {
-		l.batches[b] = struct{}{}
-	}
-	if l.ended {
-		for _, it := range items {
+		if l.ended {
 			l.enterLocked(it, fateReturn, false)
 		}
 	}
 }
 
-// enterForeignLocked carries out an entry by itself.
-func (l *ledger) enterForeignLocked(e *entry) {
-	l.q.m.spawn(func() {
-		switch it := e.item; {
-		case e.fate == fateReturn && it.shared:
-			e.err = l.q.create(childPath(l.q.dir, l.q.foreign.name(-1)), l.q.foreign.frame(it.data))
-		case e.fate == fateReturn:
-			l.q.restore(&item{element: it.element, data: it.framed})
-		case e.fate == fateBury && it.fault != nil:
-			e.err = l.q.create(childPath(l.q.dead, deadName(0)), it.framed)
-		case e.fate == fateBury:
-			e.err = l.q.create(childPath(l.q.dead, deadName(0)), it.data)
+// postForeign is post in another library's layout: what was taken is gone
+// already, and what is returned is put back.
+func (l *ledger) postForeign(es []*entry) (culprit *entry, err error) {
+	var returned []*entry
+	var items []*item
+	for _, e := range es {
+		if e.fate == fateReturn {
+			returned, items = append(returned, e), append(items, e.item)
 		}
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if e.fate != fateHand {
-			delete(e.item.batch.left, e.item)
-			if len(e.item.batch.left) == 0 {
-				delete(l.batches, e.item.batch)
-			}
-		}
-		close(e.done)
-		l.startLocked() // it may be over
-	})
-}
-
-// create stores an element that is ours under a new number, exactly once.
-func (q *queueCore) create(path string, data []byte) error {
-	ctx := context.Background()
-	err := q.m.during(ctx, func(inc *incarnation) error { return inc.makeDir(ctx, parentPath(path)) })
-	if err == nil {
-		_, err = q.m.commitOnce(ctx, q.receipts, []any{&zk.CreateRequest{Path: path, Data: data, Acl: q.m.cfg.acl, Flags: zk.FlagSequence}})
 	}
-	if err != nil {
-		q.m.log.Error("zsync: cannot store an element", "path", path, "err", err)
+	i, err := l.q.restore(items)
+	if i >= 0 {
+		culprit = returned[i]
 	}
-	return err
+	return culprit, err
 }

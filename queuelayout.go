@@ -81,8 +81,10 @@ type element struct {
 	bucket string
 	name   string
 	prio   int
-	due    int64 // in Unix milliseconds; 0 if it is not delayed
+	class  string // in another library's layout: its priority
+	due    int64  // in Unix milliseconds; 0 if it is not delayed
 	seq    int32
+	part   string // in another library's layout: its place in a znode of several
 }
 
 // key names the element within its queue, for as long as the queue exists.

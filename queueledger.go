@@ -66,11 +66,19 @@ type item struct {
 	sent    time.Time // when it was stored, by the servers' clock
 	missing bool      // it was gone before it could be read
 	framed  []byte    // in another library's layout: the data of its znode
-	shared  bool      // in another library's layout: the znode held several
 	fault   error     // why it cannot be taken out of its frame
+	value   any       // it decoded, a *T of a Queue[T]; nil if it is not yet
 	out     bool      // it is with a consumer, taken or not; guarded by ledger.mu
 	noted   bool      // that it is in hand is written down, or will be; guarded by ledger.mu
 	final   *entry    // what becomes of it; guarded by ledger.mu
+}
+
+// stored returns the data of its znode.
+func (it *item) stored() []byte {
+	if it.framed != nil {
+		return it.framed
+	}
+	return it.data
 }
 
 // A fate is what becomes of an item.
@@ -110,6 +118,7 @@ func newLedger(q *queueCore, inc *incarnation) (l, former *ledger) {
 	former, q.ledger = q.ledger, l
 	q.mu.Unlock()
 	leaving, stay := q.s.beforeClose()
+	l.ended = isClosed(leaving) // Close would not wait for what is claimed now
 	q.m.spawn(func() {
 		defer stay()
 		select {
@@ -229,10 +238,6 @@ func (l *ledger) enterLocked(it *item, f fate, bump bool) *entry {
 	if f != fateHand {
 		it.final = e
 		l.unhandLocked(it)
-	}
-	if l.q.foreign != nil {
-		l.enterForeignLocked(e)
-		return e
 	}
 	l.queueLocked(e)
 	return e
@@ -386,8 +391,8 @@ func (l *ledger) next() []*entry {
 	for n < len(l.queue) && n < maxPost {
 		e := l.queue[n]
 		size += 2 * l.q.m.sizeOf(l.q.dir+"/"+e.item.key(), nil)
-		if e.fate == fateBury || e.bump {
-			size += len(e.item.data)
+		if e.fate == fateBury || e.bump || l.q.foreign != nil {
+			size += len(e.item.stored())
 		}
 		if b := e.item.batch; !batches[b] {
 			batches[b] = true
@@ -420,9 +425,13 @@ func (l *ledger) next() []*entry {
 	return nil
 }
 
-// offersLocked reports whether an item is being offered.
+// offersLocked reports whether an item is being offered, or claimed in another
+// library's layout.
 func (l *ledger) offersLocked() bool {
 	for b := range l.batches {
+		if len(b.items) == 0 {
+			return true // see deleteAll
+		}
 		for _, it := range b.items {
 			if it.out && it.final == nil && !l.hand[it] {
 				return true
@@ -540,6 +549,9 @@ type posting struct {
 // post posts entries, in this session or a later one. If the servers refuse
 // one of them, that is the culprit.
 func (l *ledger) post(es []*entry) (culprit *entry, err error) {
+	if l.q.foreign != nil {
+		return l.postForeign(es)
+	}
 	p := &posting{l: l, es: es, renamed: make(map[*batch]string), absent: make(map[string]bool)}
 	ctx := context.Background() // ends with the Session
 	open := false
@@ -651,7 +663,7 @@ func (p *posting) build() {
 		case e.fate == fateRemove:
 			p.add(e, &zk.DeleteRequest{Path: path, Version: -1}, gone)
 		case e.fate == fateBury:
-			p.add(e, &zk.CreateRequest{Path: childPath(q.dead, deadName(e.item.prio)), Data: e.item.data, Acl: acl, Flags: zk.FlagSequence},
+			p.add(e, &zk.CreateRequest{Path: childPath(q.dead, q.deadName(e.item.element)), Data: e.item.data, Acl: acl, Flags: zk.FlagSequence},
 				func(inc *incarnation, err error) (bool, error) {
 					return isNoNode(err), inc.makeDir(context.Background(), q.dead)
 				})

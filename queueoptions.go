@@ -43,6 +43,9 @@ func newQueueConfig(opts []QueueOption) queueConfig {
 	if c.err == nil && c.layout != LayoutZsync && c.maxLen > 0 {
 		c.err = invalid("WithMaxLen needs zsync's own layout, not %v", c.layout)
 	}
+	if c.err == nil && c.layout != LayoutZsync && c.maxAttempts > 0 {
+		c.err = invalid("WithMaxAttempts needs zsync's own layout, not %v", c.layout)
+	}
 	if c.err == nil && c.layout == LayoutSimpleQueue && c.priorities > 1 {
 		c.err = invalid("WithPriorities: layout %v has none", c.layout)
 	}
@@ -96,7 +99,7 @@ func WithMaxLen(n int) QueueOption {
 
 // WithMaxAttempts sends an element to the dead letters that has been delivered
 // n times and was returned, or lost with its consumer, each time. It is for
-// the consumers.
+// the consumers. It needs [LayoutZsync]: others have no place for the count.
 func WithMaxAttempts(n int) QueueOption {
 	return positive("WithMaxAttempts", n, func(c *queueConfig) { c.maxAttempts = n })
 }

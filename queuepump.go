@@ -148,14 +148,18 @@ func (e element) before(d element) bool {
 	switch {
 	case e.prio != d.prio:
 		return e.prio < d.prio
+	case e.class != d.class:
+		return e.class < d.class
 	case (e.due == 0) != (d.due == 0):
 		return e.due != 0
 	case e.due != d.due:
 		return e.due < d.due
 	case e.bucket != d.bucket:
 		return e.bucket < d.bucket
+	case e.seq != d.seq:
+		return e.seq-d.seq < 0
 	}
-	return e.seq < d.seq
+	return e.part < d.part
 }
 
 // run claims until the last consumer has left.

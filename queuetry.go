@@ -2,7 +2,6 @@ package zsync
 
 import (
 	"context"
-	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -29,32 +28,20 @@ func (q *Queue[T]) TryRecv(ctx context.Context) (v T, ok bool, err error) {
 		return zero, false, opError("tryrecv", q.q.path, ctxErr(ctx))
 	}
 	for {
-		it, err := q.q.pluck(ctx, func(it *item) error {
-			var err error
-			if v, err = decode[T](q.q.cfg.codec, it.data); err != nil {
-				return err
-			}
-			if n := q.q.cfg.maxAttempts; n > 0 && int(it.version) >= n {
-				return fmt.Errorf("delivered %d times without success", it.version)
-			}
-			return nil
-		})
+		it, err := q.q.pluck(ctx)
 		if err == nil && it != nil && it.missing {
 			continue // it was buried
 		}
 		if err != nil || it == nil {
 			return zero, false, opError("tryrecv", q.q.path, err)
 		}
-		return v, true, nil
+		return *it.value.(*T), true, nil
 	}
 }
 
-// pluck removes the first free element. If check finds fault with it, it goes
-// to the dead letters and is returned as missing.
-func (q *queueCore) pluck(ctx context.Context, check func(it *item) error) (*item, error) {
-	if q.foreign != nil {
-		return q.pluckForeign(ctx, check)
-	}
+// pluck removes the first free element. One with a fault goes to the dead
+// letters and is returned as missing.
+func (q *queueCore) pluck(ctx context.Context) (*item, error) {
 	u := &undertaker{q: q}
 	var taken *item
 	err := q.m.during(ctx, func(inc *incarnation) error {
@@ -63,19 +50,22 @@ func (q *queueCore) pluck(ctx context.Context, check func(it *item) error) (*ite
 			if err != nil || it == nil {
 				return err
 			}
-			path := childPath(q.dir, it.key())
-			fault := check(it)
-			// Nobody has claimed it as long as nobody has claimed anything.
-			ops := []any{&zk.CheckVersionRequest{Path: q.claims, Version: v.version}, &zk.DeleteRequest{Path: path, Version: it.version}}
-			if fault != nil {
-				ops = append(ops, &zk.CreateRequest{Path: childPath(q.dead, deadName(it.prio)), Data: it.data, Acl: q.m.cfg.acl, Flags: zk.FlagSequence})
-				if err := inc.makeDir(ctx, q.dead); err != nil {
+			ops := []any{&zk.DeleteRequest{Path: childPath(q.dir, it.key()), Version: it.version}}
+			if v != nil {
+				// Nobody has claimed it as long as nobody has claimed anything.
+				ops = append(ops, &zk.CheckVersionRequest{Path: q.claims, Version: v.version})
+			}
+			fault := q.check(it)
+			if it.missing = fault != nil; it.missing {
+				letter, err := q.letter(ctx, inc, it)
+				if err != nil {
 					return err
 				}
+				ops = append(ops, letter)
 			}
 			err = q.remove(ctx, it, ops)
 			if isNoNode(err) || isBadVersion(err) {
-				if err := inc.sync(ctx, q.claims); err != nil {
+				if err := inc.sync(ctx, q.dir); err != nil {
 					return err
 				}
 				continue // somebody else was quicker
@@ -83,8 +73,7 @@ func (q *queueCore) pluck(ctx context.Context, check func(it *item) error) (*ite
 			if err != nil {
 				return err
 			}
-			if fault != nil {
-				it.missing = true
+			if it.missing {
 				q.buried(it.key(), fault)
 			}
 			taken = it
@@ -94,9 +83,13 @@ func (q *queueCore) pluck(ctx context.Context, check func(it *item) error) (*ite
 	return taken, err
 }
 
-// first returns the first free element, and what was seen of the claims. The
-// element is nil if there is none.
+// first returns the first free element, and what was seen of the claims, which
+// another library's layout has not. The element is nil if there is none.
 func (q *queueCore) first(ctx context.Context, inc *incarnation, u *undertaker) (*item, *view, error) {
+	if q.foreign != nil {
+		it, err := q.firstForeign(ctx, inc, true)
+		return it, nil, err
+	}
 	for synced := false; ; {
 		v, err := q.look(ctx, inc)
 		if err != nil {
@@ -145,18 +138,26 @@ func (q *queueCore) first(ctx context.Context, inc *incarnation, u *undertaker) 
 }
 
 // remove applies ops, which remove it, exactly once. If ctx ends before the
-// outcome is known the removal is undone.
+// outcome is known the removal is undone, and Session.Close waits for that.
 func (q *queueCore) remove(ctx context.Context, it *item, ops []any) error {
+	leaving, stay := q.s.beforeClose()
+	if isClosed(leaving) {
+		stay()
+		return ErrClosed
+	}
 	var state atomic.Int32 // 1: the caller has left; 2: the outcome has come
 	done := make(chan error, 1)
 	q.m.spawn(func() {
+		defer stay()
 		_, err := q.m.commitOnce(context.Background(), q.receipts, ops)
 		if state.CompareAndSwap(0, 2) {
 			done <- err
 			return
 		}
-		if err == nil {
-			q.restore(it)
+		if err == nil && !it.missing {
+			if _, err := q.restore([]*item{it}); err != nil {
+				q.m.log.Error("zsync: cannot put an element back", "path", q.path, "element", it.key(), "err", err)
+			}
 		}
 	})
 	select {
@@ -170,29 +171,67 @@ func (q *queueCore) remove(ctx context.Context, it *item, ops []any) error {
 	}
 }
 
-// restore puts an element that nobody has got back to its place.
-func (q *queueCore) restore(it *item) {
-	ctx := context.Background()
-	err := q.m.during(ctx, func(inc *incarnation) error {
-		dir := q.dir
-		if q.foreign == nil {
-			dir = childPath(q.dir, it.bucket)
-			if _, err := inc.create(ctx, dir, []byte("sealed")); err != nil {
-				return err
+// restore puts elements that nobody has got back to their places, exactly once,
+// but for one that is too large to carry a receipt. If the servers refuse that because of one of them it
+// returns its index, and otherwise -1.
+func (q *queueCore) restore(items []*item) (culprit int, err error) {
+	ctx := context.Background() // ends with the Session
+	there := make(map[int]bool) // those that are back
+	for {
+		var ops []any
+		var owners []int
+		for i, it := range items {
+			op := &zk.CreateRequest{Path: childPath(q.dir, it.key()), Data: it.stored(), Acl: q.m.cfg.acl}
+			switch {
+			case there[i]:
+			case q.oversized(op): // another library's
+				err := q.m.during(ctx, func(inc *incarnation) error {
+					_, err := inc.create(ctx, op.Path, op.Data)
+					return err
+				})
+				if err != nil {
+					return i, err
+				}
+				there[i] = true
+			default:
+				ops, owners = append(ops, op), append(owners, i)
 			}
 		}
-		if _, err := inc.create(ctx, childPath(dir, it.name), it.data); err != nil {
-			return err
+		switch {
+		case len(ops) == 0:
+			return -1, nil
+		case q.foreign == nil:
+			ops = append(ops, &zk.SetDataRequest{Path: q.dir, Version: -1}) // the bell
 		}
-		if q.foreign != nil {
-			return nil
+		rs, err := q.m.commitOnce(ctx, q.receipts, ops)
+		i := failedOp(rs)
+		if err == nil || i < 0 || i >= len(owners) {
+			return -1, err
 		}
-		_, err := inc.set(ctx, q.dir, nil, -1) // the bell
-		return err
-	})
-	if err != nil {
-		q.m.log.Error("zsync: cannot put an element back", "path", q.path, "element", it.key(), "err", err)
+		switch culprit = owners[i]; {
+		case isNodeExists(err):
+			there[culprit] = true
+		case isNoNode(err):
+			// What holds it was empty, and was deleted.
+			err = q.m.during(ctx, func(inc *incarnation) error {
+				_, err := inc.create(ctx, q.dir, nil)
+				if err == nil && items[culprit].bucket != "" {
+					_, err = inc.create(ctx, childPath(q.dir, items[culprit].bucket), []byte("sealed"))
+				}
+				return err
+			})
+			if err != nil {
+				return culprit, err
+			}
+		default:
+			return culprit, err
+		}
 	}
+}
+
+// oversized reports that op is too large for a transaction with a receipt.
+func (q *queueCore) oversized(op *zk.CreateRequest) bool {
+	return q.m.sizeOf(op.Path, op.Data)+q.m.sizeOf(childPath(q.receipts, noGUID), nil)+q.m.sizeOf(op.Path, nil) > maxPacket
 }
 
 // Len returns how many elements are in the queue, those that are claimed or
@@ -247,7 +286,7 @@ func (q *Queue[T]) Peek(ctx context.Context) (v T, ok bool, err error) {
 			return err
 		}
 		if q.q.foreign != nil {
-			it, err = q.q.firstForeign(ctx, inc)
+			it, err = q.q.firstForeign(ctx, inc, false)
 			return err
 		}
 		it, _, err = q.q.first(ctx, inc, &undertaker{q: q.q})
@@ -256,7 +295,9 @@ func (q *Queue[T]) Peek(ctx context.Context) (v T, ok bool, err error) {
 	if err != nil || it == nil {
 		return v, false, opError("peek", q.q.path, err)
 	}
-	v, err = decode[T](q.q.cfg.codec, it.data)
+	if err = it.fault; err == nil {
+		v, err = decode[T](q.q.cfg.codec, it.data)
+	}
 	return v, err == nil, opError("peek", q.q.path, err)
 }
 

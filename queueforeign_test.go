@@ -1,0 +1,523 @@
+package zsync
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+var allLayouts = []QueueLayout{LayoutZsync, LayoutSimpleQueue, LayoutDistributedQueue, LayoutKazooQueue}
+
+// inAllLayouts runs f in a bubble for each layout.
+func inAllLayouts(t *testing.T, f func(t *testing.T, srv *zktest.Server, layout QueueOption)) {
+	for _, l := range allLayouts {
+		t.Run(l.String(), func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) { f(t, srv, WithQueueLayout(l)) })
+		})
+	}
+}
+
+// elementsIn counts the elements of a queue, and its dead letters, when all is quiet.
+func elementsIn(t *testing.T, s *Session, q *Queue[int]) (elements, dead int) {
+	t.Helper()
+	time.Sleep(time.Minute)
+	n, err := q.Len(t.Context())
+	must(t, err)
+	return n, len(childrenOf(t, s, q.Path()+"-dead"))
+}
+
+// A consumer that leaves at any moment of a claim, and closes its Session then,
+// once or from two goroutines, leaves every element that it has not received.
+func TestElementsSurviveACloseInGoodOrderAtAnyMoment(t *testing.T) {
+	inAllLayouts(t, func(t *testing.T, srv *zktest.Server, layout QueueOption) {
+		for i := range 40 {
+			s, other := open(t, srv), open(t, srv)
+			q, rest := NewQueue[int](s, "/q", layout, WithPrefetch(4)), NewQueue[int](other, "/q", layout)
+			must(t, rest.Send(t.Context(), 1, 2, 3, 4, 5, 6))
+			srv.SetLatency(time.Millisecond)
+			ctx, cancel := context.WithCancel(t.Context())
+			var closing sync.WaitGroup
+			time.AfterFunc(time.Duration(i)*700*time.Microsecond, cancel)
+			if i%2 == 0 {
+				closing.Go(func() { <-ctx.Done(); s.Close() })
+			}
+			taken := 0
+			for range q.Recv(ctx) {
+				taken++
+			}
+			s.Close()
+			closing.Wait()
+			srv.SetLatency(0)
+			if n, dead := elementsIn(t, other, rest); n+taken != 6 || dead != 0 {
+				t.Errorf("%d: %d received and %d left of 6, %d dead", i, taken, n, dead)
+			}
+			_, err := rest.Clear(t.Context())
+			must(t, err)
+		}
+	})
+}
+
+// The same for TryRecv, of good elements and of one that goes to the dead
+// letters, which is not restored as well.
+func TestElementsSurviveACancelledTryRecvAndClose(t *testing.T) {
+	inAllLayouts(t, func(t *testing.T, srv *zktest.Server, layout QueueOption) {
+		other := open(t, srv)
+		rest := NewQueue[int](other, "/q", layout)
+		for i := range 40 {
+			s := open(t, srv)
+			q := NewQueue[int](s, "/q", layout)
+			if i%2 == 0 {
+				must(t, rest.Send(t.Context(), 1))
+			} else {
+				must(t, NewQueue[string](other, "/q", layout).Send(t.Context(), "x"))
+			}
+			_, before := elementsIn(t, other, rest)
+			srv.SetLatency(time.Millisecond)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*300*time.Microsecond)
+			_, ok, _ := q.TryRecv(ctx)
+			cancel()
+			s.Close()
+			srv.SetLatency(0)
+			n, dead := elementsIn(t, other, rest)
+			if ok {
+				n++
+			}
+			if n+dead-before != 1 {
+				t.Errorf("%d: received %v, %d left or received, %d dead, want 1 in all", i, ok, n, dead-before)
+			}
+			_, err := rest.Clear(t.Context())
+			must(t, err)
+		}
+	})
+}
+
+// CASES 32: an element that is none stays where it is while the dead letters
+// cannot be written, and does not hold up the others.
+func TestElementThatCannotBeBuriedStays(t *testing.T) {
+	inAllLayouts(t, func(t *testing.T, srv *zktest.Server, layout QueueOption) {
+		s := open(t, srv)
+		conn := live(t, s).conn
+		_, err := conn.Create("/q-dead", nil, zk.FlagPersistent, zk.WorldACL(zk.PermRead|zk.PermAdmin))
+		must(t, err)
+		must(t, NewQueue[any](s, "/q", layout).Send(t.Context(), "x", 1))
+		q := NewQueue[int](open(t, srv), "/q", layout)
+		_, _, err = q.TryRecv(t.Context())
+		wantErr(t, err, zk.ErrNoAuth)
+		ctx, cancel := context.WithCancel(t.Context())
+		ch := q.Recv(ctx)
+		if v := <-ch; v != 1 {
+			t.Errorf("received %d, want 1", v)
+		}
+		cancel()
+		if n, dead := elementsIn(t, s, q); n != 1 || dead != 0 {
+			t.Errorf("%d elements and %d dead letters, want 1 and 0", n, dead)
+		}
+		_, err = conn.SetACL("/q-dead", zk.WorldACL(zk.PermAll), -1)
+		must(t, err)
+		must(t, q.Send(t.Context(), 2))
+		if v := <-q.Recv(t.Context()); v != 2 {
+			t.Errorf("received %d, want 2", v)
+		}
+		if _, dead := elementsIn(t, s, q); dead != 1 {
+			t.Errorf("%d dead letters, want 1", dead)
+		}
+	})
+}
+
+// A dead letter comes back as it was sent, at its priority, whoever met it.
+func TestRequeuedElementIsAsItWasSent(t *testing.T) {
+	for _, c := range []struct {
+		layout QueueLayout
+		opts   []QueueOption
+		name   string // up to the number; of the bucket in our own layout
+	}{
+		{LayoutZsync, []QueueOption{WithPriorities(30)}, "b-00007-"},
+		{LayoutSimpleQueue, nil, "qn-"},
+		{LayoutDistributedQueue, nil, "queue-"},
+		{LayoutDistributedQueue, []QueueOption{WithPriorities(30)}, "queue-100000007"},
+		{LayoutKazooQueue, nil, "entry-100-"},
+		{LayoutKazooQueue, []QueueOption{WithPriorities(30)}, "entry-007-"},
+	} {
+		for _, try := range []bool{false, true} {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s := open(t, srv)
+				opts := append(c.opts, WithQueueLayout(c.layout))
+				good, bad := NewQueue[string](s, "/q", opts...), NewQueue[int](s, "/q", opts...)
+				if c.opts == nil {
+					must(t, good.Send(t.Context(), "x"))
+				} else {
+					must(t, good.SendPriority(t.Context(), 7, "x"))
+				}
+				if try {
+					_, ok, err := bad.TryRecv(t.Context())
+					if must(t, err); ok {
+						t.Error("TryRecv took it")
+					}
+				} else {
+					for range bad.Recv(within(t, time.Second)) {
+						t.Error("Recv gave it out")
+					}
+				}
+				for d, err := range bad.Dead(t.Context()) {
+					must(t, err)
+					if string(d.Data) != `"x"` {
+						t.Errorf("%v: dead letter %q", c.layout, d.Data)
+					}
+					must(t, d.Requeue(t.Context()))
+				}
+				if names := childrenOf(t, s, "/q"); !slices.ContainsFunc(names, func(name string) bool {
+					return strings.HasPrefix(name, c.name) && len(name) == len(c.name)+10
+				}) {
+					t.Errorf("%v: requeued as %q, want %s", c.layout, names, c.name)
+				}
+				if v, ok, err := good.TryRecv(t.Context()); v != "x" || !ok || err != nil {
+					t.Errorf("%v: after Requeue TryRecv = %q, %v, %v", c.layout, v, ok, err)
+				}
+			})
+		}
+	}
+}
+
+// What cannot be taken out of its frame is requeued with the very same bytes.
+func TestRequeueKeepsWhatIsInNoFrame(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		q := NewQueue[string](s, "/q", WithCodec(Raw), WithQueueLayout(LayoutDistributedQueue))
+		putCurator(t, s, []byte("junk"))
+		_, ok, err := q.Peek(t.Context())
+		if ok || !errors.Is(err, errFrame) {
+			t.Errorf("Peek = %v, %v", ok, err)
+		}
+		if _, ok, err := q.TryRecv(t.Context()); ok || err != nil {
+			t.Errorf("TryRecv = %v, %v", ok, err)
+		}
+		for d, err := range q.Dead(t.Context()) {
+			must(t, err)
+			must(t, d.Requeue(t.Context()))
+		}
+		inc := live(t, s)
+		data, _, err := inc.get(t.Context(), "/q/"+childrenOf(t, s, "/q")[0])
+		must(t, err)
+		if string(data) != "junk" {
+			t.Errorf("requeued as %q", data)
+		}
+	})
+}
+
+// putCurator stores a znode as Curator's DistributedQueue does.
+func putCurator(t *testing.T, s *Session, data []byte) {
+	t.Helper()
+	inc := live(t, s)
+	_, err := inc.create(t.Context(), "/q", nil)
+	must(t, err)
+	_, err = inc.conn.Create("/q/queue-", data, zk.FlagSequence, zk.WorldACL(zk.PermAll))
+	must(t, err)
+}
+
+// Curator's putMulti stores several elements in one znode. Each is an element
+// like any other.
+func TestElementsOfOneZnodeAreTakenOneByOne(t *testing.T) {
+	abc := curatorFrame([]byte("a"), []byte("b"), []byte("c"))
+	all := func(t *testing.T, q *Queue[string]) (got []string) {
+		for {
+			v, ok, err := q.TryRecv(t.Context())
+			if must(t, err); !ok {
+				return got
+			}
+			got = append(got, v)
+		}
+	}
+	start := func(t *testing.T, srv *zktest.Server) (*Session, *Queue[string]) {
+		s := open(t, srv)
+		putCurator(t, s, curatorFrame()) // none
+		putCurator(t, s, abc)
+		q := NewQueue[string](s, "/q", WithCodec(Raw), WithQueueLayout(LayoutDistributedQueue), WithPrefetch(2))
+		must(t, q.Send(t.Context(), "z"))
+		if v, ok, err := q.Peek(t.Context()); v != "a" || !ok || err != nil {
+			t.Errorf("Peek = %q, %v, %v", v, ok, err)
+		}
+		return s, q
+	}
+	t.Run("try", func(t *testing.T) {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			s, q := start(t, srv)
+			if got := all(t, q); !slices.Equal(got, []string{"a", "b", "c", "z"}) {
+				t.Errorf("took %q", got)
+			}
+			if names := childrenOf(t, s, "/q"); len(names) > 0 {
+				t.Errorf("left %q", names)
+			}
+		})
+	})
+	t.Run("deliveries", func(t *testing.T) {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			_, q := start(t, srv)
+			ctx, cancel := context.WithCancel(t.Context())
+			ds := collect(t, q.Deliveries(ctx), 2)
+			cancel()
+			time.Sleep(time.Second)
+			if ds[0].ID == ds[1].ID || ds[0].Attempt != 1 {
+				t.Errorf("IDs %q and %q, attempt %d", ds[0].ID, ds[1].ID, ds[0].Attempt)
+			}
+			must(t, ds[1].Nack())
+			must(t, ds[0].Ack(t.Context()))
+			again := <-q.Deliveries(within(t, time.Second))
+			if again.Value != "b" || again.ID != ds[1].ID {
+				t.Errorf("after Nack %q with ID %q, want %q", again.Value, again.ID, ds[1].ID)
+			}
+			must(t, again.Nack())
+			time.Sleep(time.Minute)
+			if got := all(t, q); !slices.Equal(got, []string{"b", "c", "z"}) {
+				t.Errorf("left %q", got)
+			}
+		})
+	})
+	t.Run("contested", func(t *testing.T) {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			srv.SetLatency(time.Millisecond)
+			_, q := start(t, srv)
+			var mu sync.Mutex
+			var got []string
+			var taking sync.WaitGroup
+			for i := range 4 {
+				q := NewQueue[string](open(t, srv), "/q", WithCodec(Raw), WithQueueLayout(LayoutDistributedQueue))
+				taking.Go(func() {
+					if i%2 == 0 {
+						vs := all(t, q)
+						mu.Lock()
+						defer mu.Unlock()
+						got = append(got, vs...)
+						return
+					}
+					for v := range q.Recv(within(t, time.Second)) {
+						mu.Lock()
+						got = append(got, v)
+						mu.Unlock()
+					}
+				})
+			}
+			taking.Wait()
+			got = append(got, all(t, q)...)
+			slices.Sort(got)
+			if !slices.Equal(got, []string{"a", "b", "c", "z"}) {
+				t.Errorf("took %q", got)
+			}
+		})
+	})
+	t.Run("too many for one transaction", func(t *testing.T) {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			s := open(t, srv)
+			var many [][]byte
+			for i := range 1200 {
+				many = append(many, fmt.Appendf(nil, "%04d %s", i, strings.Repeat("x", 800)))
+			}
+			putCurator(t, s, curatorFrame(many...))
+			q := NewQueue[[]byte](s, "/q", WithCodec(Raw), WithQueueLayout(LayoutDistributedQueue))
+			for i, want := range many {
+				if i%400 == 0 {
+					v, ok, err := q.Peek(t.Context())
+					if must(t, err); !ok || !bytes.Equal(v, want) {
+						t.Fatalf("%d: Peek = %.10q", i, v)
+					}
+				}
+				v, ok, err := q.TryRecv(t.Context())
+				if must(t, err); !ok || !bytes.Equal(v, want) {
+					t.Fatalf("%d: took %.10q", i, v)
+				}
+			}
+			wantLen(t, q, 0)
+		})
+	})
+}
+
+func TestDeliveryKnowsItsElementInEveryLayout(t *testing.T) {
+	inAllLayouts(t, func(t *testing.T, srv *zktest.Server, layout QueueOption) {
+		q := NewQueue[int](open(t, srv), "/q", layout)
+		sent := time.Now()
+		must(t, q.Send(t.Context(), 1, 2))
+		time.Sleep(time.Minute)
+		ch := q.Deliveries(within(t, time.Minute))
+		ds := collect(t, ch, 2)
+		if ds[0].ID == ds[1].ID || strings.HasPrefix(ds[0].ID, "/") {
+			t.Errorf("IDs %q and %q", ds[0].ID, ds[1].ID)
+		}
+		must(t, ds[0].Nack())
+		again := <-ch
+		if again.Value != 1 || again.ID != ds[0].ID || !ds[0].Sent.Round(time.Second).Equal(sent.Round(time.Second)) {
+			t.Errorf("%+v and then %+v", ds[0], again)
+		}
+		must(t, ds[1].Ack(t.Context()))
+		must(t, again.Ack(t.Context()))
+	})
+}
+
+// Elements that were put back go to their places also among those that were
+// listed later.
+func TestPutBackElementGoesAheadOfThoseThatCameLater(t *testing.T) {
+	inAllLayouts(t, func(t *testing.T, srv *zktest.Server, layout QueueOption) {
+		q := NewQueue[int](open(t, srv), "/q", layout, WithPrefetch(8))
+		must(t, q.Send(t.Context(), 0, 1, 2, 3, 4, 5))
+		base, stop := context.WithCancel(t.Context())
+		ds := collect(t, q.Deliveries(base), 3) // so that there is a prefetch
+		must(t, q.Send(t.Context(), 6, 7, 8))
+		for _, d := range ds {
+			must(t, d.Ack(t.Context()))
+		}
+		for range 5 { // consumers that come and go put back what they were offered
+			for range q.Deliveries(within(t, 0)) {
+				t.Error("received with a dead context")
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			q.Deliveries(ctx)
+			synctest.Wait()
+			cancel()
+			synctest.Wait()
+		}
+		stop()
+		time.Sleep(time.Second)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		if got := collect(t, q.Recv(ctx), 6); !slices.Equal(got, []int{3, 4, 5, 6, 7, 8}) {
+			t.Errorf("received %v", got)
+		}
+	})
+}
+
+// Whatever a codec takes it gives back, if the type is an interface too; what
+// it cannot it refuses.
+func TestCodecsGiveBackWhatTheyTakeOfAnInterface(t *testing.T) {
+	for _, c := range []struct {
+		codec Codec
+		v     any
+		ok    bool
+	}{
+		{JSON, "x", true},
+		{Gob, "x", true},
+		{Gob, 7, true},
+		{Gob, []byte("x"), true},
+		{Gob, struct{ A int }{1}, false}, // not registered
+		{Gob, nil, true},
+		{Raw, []byte("x"), true},
+		{Raw, "x", false},
+		{Raw, 7, false},
+		{Raw, nil, false},
+	} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			s := open(t, srv)
+			check := func(what string, v any, err error) {
+				t.Helper()
+				if c.ok != (err == nil) || c.ok && fmt.Sprintf("%#v", v) != fmt.Sprintf("%#v", c.v) {
+					t.Errorf("%T: %s of %#v gives %#v, %v", c.codec, what, c.v, v, err)
+				}
+			}
+			q := NewQueue[any](s, "/q", WithCodec(c.codec))
+			err := q.Send(t.Context(), c.v)
+			var v any
+			if err == nil {
+				v, _, err = q.TryRecv(t.Context())
+			}
+			check("a Queue", v, err)
+			if c.codec == Raw && !c.ok {
+				wantErr(t, q.Send(t.Context(), c.v), ErrInvalid)
+			}
+
+			value := NewValue[any](s, "/v", WithCodec(c.codec))
+			if err = value.Store(t.Context(), c.v); err == nil {
+				v, _, err = value.Load(t.Context())
+			}
+			check("a Value", v, err)
+
+			for range 2 { // computed, and then read
+				v, err = OnceValue(s, "/o", func(context.Context) (any, error) { return c.v, nil }, WithCodec(c.codec))(t.Context())
+				check("a OnceValue", v, err)
+			}
+		})
+	}
+	var r io.Reader = strings.NewReader("x")
+	if _, err := encode(Raw, r); !errors.Is(err, ErrInvalid) {
+		t.Errorf("Raw takes an io.Reader: %v", err)
+	}
+}
+
+// With another library's layout, an element is received at most once, and lost
+// only if a process dies: not when sessions end, connections break or contexts
+// end, whoever has the element in hand.
+func TestHammerForeignQueueLosesNothingWhileProcessesLive(t *testing.T) {
+	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
+		opts := []QueueOption{WithQueueLayout(allLayouts[1+rnd.IntN(3)])}
+		var sessions []*Session
+		for range 4 {
+			sessions = append(sessions, open(t, srv))
+		}
+		s := newStock(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		var producers, consumers sync.WaitGroup
+		for i := range 3 {
+			q := NewQueue[int](sessions[rnd.IntN(len(sessions))], "/q", opts...)
+			dice := rand.New(rand.NewPCG(rnd.Uint64(), 1))
+			producers.Go(func() { s.produce(ctx, q, i, 40, dice, time.Second) })
+		}
+		for i := range 4 {
+			own := open(t, srv)
+			sessions = append(sessions, own)
+			dice := rand.New(rand.NewPCG(rnd.Uint64(), 2))
+			prefetch := WithPrefetch(1 + rnd.IntN(8))
+			consumers.Go(func() {
+				q := NewQueue[int](own, "/q", append(opts, prefetch)...)
+				for ctx.Err() == nil {
+					short, stop := context.WithTimeout(ctx, time.Duration(1+dice.IntN(30))*time.Second)
+					switch i {
+					case 0, 1:
+						s.ack(short, q, dice, 3*time.Second)
+					case 2:
+						for v := range q.Recv(short) {
+							s.take(v, false)
+						}
+					case 3:
+						try, stop := context.WithTimeout(short, time.Duration(dice.IntN(100))*time.Millisecond)
+						if v, ok, err := q.TryRecv(try); ok && err == nil {
+							s.take(v, false)
+						}
+						stop()
+						time.Sleep(time.Second)
+					}
+					stop()
+				}
+			})
+		}
+		quiet := make(chan struct{})
+		go func() { producers.Wait(); close(quiet) }()
+		chaos(t, srv, rand.New(rand.NewPCG(rnd.Uint64(), 3)), sessions, quiet)
+		s.close()
+		s.await(10 * time.Minute)
+		cancel()
+		consumers.Wait()
+		wantTidy(t, open(t, srv), "/q")
+		wantLen(t, NewQueue[int](open(t, srv), "/q", opts...), 0)
+	})
+}
+
+func TestForeignLayoutsRefuseWhatTheyCannotKeep(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		for _, l := range allLayouts[1:] {
+			for _, o := range []QueueOption{WithMaxAttempts(3), WithMaxLen(3)} {
+				wantErr(t, NewQueue[int](s, "/q", WithQueueLayout(l), o).Send(t.Context(), 1), ErrInvalid)
+			}
+			wantErr(t, NewQueue[int](s, "/q", WithQueueLayout(l)).SendAt(t.Context(), time.Now(), 1), ErrInvalid)
+		}
+	})
+}
