@@ -456,5 +456,8 @@ func (l *ledger) postForeign(es []*entry) (culprit *entry, err error) {
 	if i >= 0 {
 		culprit = returned[i]
 	}
+	if err != nil && outcomeOf(err) != answered { // the Session is closed
+		l.q.m.log.Error("zsync: elements may be lost, as they could not be put back", "path", l.q.path, "elements", len(items), "err", err)
+	}
 	return culprit, err
 }
