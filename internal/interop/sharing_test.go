@@ -395,6 +395,40 @@ func TestQueueIsSharedWithForeignOnes(t *testing.T) {
 	}
 }
 
+// What Curator stores in one znode with putMulti is received one by one, and it takes itself, in order, what zsync has
+// left of it.
+func TestQueueTakesApartWhatCuratorPutsIntoOneZnode(t *testing.T) {
+	t.Parallel()
+	for name, open := range places() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx, servers := brief(t), open(t).one
+			p := curator.program(t, servers, long)
+			path := fresh(p) + "/queue"
+			q := zsync.NewQueue[string](connect(t, servers), path, zsync.WithQueueLayout(zsync.LayoutDistributedQueue), zsync.WithCodec(zsync.Raw))
+			p.Do("puts %s a b c d e", path)
+			p.Do("put %s f", path)
+			v, _, err := q.TryRecv(ctx)
+			must(t, "TryRecv", err)
+			check(t, "TryRecv", v, "a")
+			check(t, "the program takes", p.Do("take %s", path), "b")
+			inner, cancel := context.WithCancel(ctx)
+			received := q.Recv(inner)
+			check(t, "Recv", <-received, "c")
+			cancel()
+			for range received {
+			}
+			for n := 0; n != 3 && ctx.Err() == nil; { // until what was not taken is back
+				n, err = q.Len(ctx)
+				must(t, "Len", err)
+			}
+			check(t, "the program takes", p.Do("take %s", path), "d")
+			check(t, "the program takes", p.Do("take %s", path), "e")
+			check(t, "the program takes", p.Do("take %s", path), "f")
+		})
+	}
+}
+
 // soon receives what comes within a short time.
 func soon(ch <-chan string) (string, bool) {
 	select {

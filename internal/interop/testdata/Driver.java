@@ -201,6 +201,15 @@ public class Driver {
                 queue.close();
                 return null;
             }
+            case "puts": {
+                try (DistributedQueue<String> q = QueueBuilder.builder(client, null, new Text(), a[1]).buildQueue()) {
+                    var values = java.util.Arrays.asList(a).subList(2, a.length).iterator();
+                    q.start();
+                    q.putMulti(() -> values.hasNext() ? values.next() : null);
+                    q.flushPuts(10, TimeUnit.SECONDS);
+                }
+                return null;
+            }
             case "take": return take(a[1]);
             case "offer": return new SimpleDistributedQueue(client, a[1]).offer(bytes(a[2]));
             case "poll": {

@@ -27,6 +27,7 @@ Recipes. NAME is the test's word for one object of the client library; acquiring
   enter NAME PATH N / leave NAME               a double barrier for N parties
   leader PATH                   what the leader calls itself; selected is that of a LeaderSelector (Curator only)
   put PATH VALUE [PRIORITY] / take PATH        a queue; take answers nothing where it is empty
+  puts PATH VALUE...                          putMulti: several in one znode (Curator only)
   offer PATH VALUE / poll PATH                 a SimpleDistributedQueue (Curator only)
   count PATH DELTA              adds to a counter, answers the sum
   share PATH DELTA              the same with Curator's SharedCount
