@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -364,36 +363,28 @@ func TestDeliveryKnowsItsElementInEveryLayout(t *testing.T) {
 	})
 }
 
-// Elements that were put back go to their places also among those that were
-// listed later.
-func TestPutBackElementGoesAheadOfThoseThatCameLater(t *testing.T) {
-	inAllLayouts(t, func(t *testing.T, srv *zktest.Server, layout QueueOption) {
-		q := NewQueue[int](open(t, srv), "/q", layout, WithPrefetch(8))
-		must(t, q.Send(t.Context(), 0, 1, 2, 3, 4, 5))
-		base, stop := context.WithCancel(t.Context())
-		ds := collect(t, q.Deliveries(base), 3) // so that there is a prefetch
-		must(t, q.Send(t.Context(), 6, 7, 8))
-		for _, d := range ds {
-			must(t, d.Ack(t.Context()))
-		}
-		for range 5 { // consumers that come and go put back what they were offered
-			for range q.Deliveries(within(t, 0)) {
-				t.Error("received with a dead context")
+// What is put back must find its place among elements that were listed later.
+func TestForeignElementsHaveTheSameOrderInEveryListing(t *testing.T) {
+	for l, names := range map[QueueLayout][]string{
+		LayoutSimpleQueue:      {"qn-0000000005", "qn-0000000007"},
+		LayoutDistributedQueue: {"queue-0FFFFFFFF0000000009", "queue-1000000070000000005", "queue-1000000070000000005#00000", "queue-1000000070000000005#00001", "queue-1000000070000000006"},
+		LayoutKazooQueue:       {"entry-050-0000000009", "entry-100-0000000005", "entry-100-0000000006"},
+	} {
+		f := foreignLayouts[l]
+		for i := range names[1:] {
+			a, b := f.elements(names[i : i+1])[0], f.elements([]string{"x", names[i+1]})[0]
+			if !a.before(b) || b.before(a) {
+				t.Errorf("%s does not come before %s", a.name, b.name)
 			}
-			ctx, cancel := context.WithCancel(t.Context())
-			q.Deliveries(ctx)
-			synctest.Wait()
-			cancel()
-			synctest.Wait()
 		}
-		stop()
-		time.Sleep(time.Second)
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		if got := collect(t, q.Recv(ctx), 6); !slices.Equal(got, []int{3, 4, 5, 6, 7, 8}) {
-			t.Errorf("received %v", got)
+		reversed := slices.Clone(names)
+		slices.Reverse(reversed)
+		for i, e := range f.elements(reversed) {
+			if e.name != names[i] {
+				t.Errorf("%d. in order is %s, want %s", i, e.name, names[i])
+			}
 		}
-	})
+	}
 }
 
 // Whatever a codec takes it gives back, if the type is an interface too; what
