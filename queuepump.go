@@ -58,9 +58,10 @@ func (q *queueCore) join() *pump {
 	return q.pump
 }
 
+// leave is the end of a consumer. After the last it waits a moment until what
+// was claimed ahead is back, so that the next to come finds it in its place.
 func (p *pump) leave() {
 	p.q.mu.Lock()
-	defer p.q.mu.Unlock()
 	p.mu.Lock()
 	p.consumers--
 	last := p.consumers == 0
@@ -68,6 +69,17 @@ func (p *pump) leave() {
 	if last {
 		p.q.pump = nil
 		p.cancel()
+	}
+	l := p.q.ledger
+	p.q.mu.Unlock()
+	if !last || l == nil {
+		return
+	}
+	select {
+	case <-l.posted:
+	case <-l.inc.disconnection():
+	case <-l.inc.ctx.Done():
+	case <-time.After(grace):
 	}
 }
 
