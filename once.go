@@ -230,11 +230,12 @@ func (g *sight) value() []byte {
 // known returns the mark if it has been seen and still stands.
 func (k *mark) known() *sight {
 	k.mu.Lock()
-	defer k.mu.Unlock()
-	if !k.seen.stands() {
+	g := k.seen
+	k.mu.Unlock()
+	if !g.stands() {
 		return nil
 	}
-	return k.seen
+	return g
 }
 
 // look reads the mark and remembers it, or returns nil if there is none.
