@@ -219,8 +219,8 @@ func (d *doubleBarrier) keeperPath(id roundID) string {
 // leave, and far fewer for n beyond 20, where it may rarely be one more.
 // Together that is at most 5 a party, and about 4.4 for n = 32. A party that
 // finds the containers missing, because nobody made them yet or because the
-// servers have removed them empty, needs 2 to 4 more. Parties beyond n that wait for a
-// later round are woken, and read the room, for each round before it.
+// servers have removed them empty, needs 2 to 4 more. Parties beyond n that wait
+// for a later round are woken, and read the room, for each round before it.
 //
 // The algorithm is "Double Barriers" from the ZooKeeper recipes with the rounds
 // told apart.
@@ -811,7 +811,7 @@ func (wg *WaitGroup) Lost() <-chan struct{} {
 
 // Contenders returns the parties of the double barrier, in their order: who is
 // inside, which is Holding, and who waits to enter. It costs two requests and
-// one read for each.
+// one read for every 128 of them.
 func (wg *WaitGroup) Contenders(ctx context.Context) ([]Contender, error) {
 	if wg.err != nil {
 		return nil, opError("contenders", wg.path, wg.err)
