@@ -632,7 +632,7 @@ func (d *doubleBarrier) follow(ctx context.Context, inc *incarnation, w *watch, 
 	}
 	if !p.left { // Step 7.
 		p.left = true
-		if lost := p.hold.releaseFor(ctx); lost != nil {
+		if lost := inc.m.letGo(ctx, p.hold.release); lost != nil {
 			return false, lost
 		}
 	}

@@ -219,13 +219,13 @@ func (e *Election) endLocked(why error) {
 func (e *Election) Resign() error {
 	t, err := e.current()
 	if err == nil {
-		err = e.resign(t)
+		err = e.resign(context.Background(), t)
 	}
 	return opError("resign", e.path, err)
 }
 
 // resign ends t, unless someone else has ended it.
-func (e *Election) resign(t *term) error {
+func (e *Election) resign(ctx context.Context, t *term) error {
 	e.mu.Lock()
 	if e.term != t {
 		e.mu.Unlock()
@@ -233,7 +233,7 @@ func (e *Election) resign(t *term) error {
 	}
 	e.endLocked(ErrNotLocked)
 	e.mu.Unlock()
-	return t.hold.release()
+	return e.s.letGo(ctx, t.hold.release)
 }
 
 // current returns the term in which e leads.
@@ -295,8 +295,8 @@ func endOfRun(ctx context.Context, err error) error {
 }
 
 // lead runs f in t, and ends t. It returns f's error and that of the release.
-func (e *Election) lead(ctx context.Context, t *term, f func(ctx context.Context) error) (err, ended error) {
-	ctx, stop := context.WithCancelCause(ctx)
+func (e *Election) lead(outer context.Context, t *term, f func(ctx context.Context) error) (err, ended error) {
+	ctx, stop := context.WithCancelCause(outer)
 	defer stop(nil)
 	e.mu.Lock()
 	t.stop = stop
@@ -305,7 +305,7 @@ func (e *Election) lead(ctx context.Context, t *term, f func(ctx context.Context
 	}
 	e.mu.Unlock()
 	err = doHolding(ctx, e.doKey(), &doing{lost: t.hold.lost}, f, func() error {
-		ended = e.resign(t)
+		ended = e.resign(outer, t)
 		return nil
 	})
 	return err, ended

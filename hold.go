@@ -210,15 +210,6 @@ func (h *hold) release() error {
 	return nil
 }
 
-// releaseFor is release on behalf of a call with ctx: once that has ended the
-// verdict is waited for no longer than grace, and then nothing is known against h.
-func (h *hold) releaseFor(ctx context.Context) error {
-	done := make(chan error, 1)
-	h.line.m.spawn(func() { done <- h.release() })
-	err, _ := graced(done, ctx.Done())
-	return err
-}
-
 // finish begins a release. It is h.err if there is nothing to release any more.
 func (h *hold) finish() error {
 	h.uncount()

@@ -541,3 +541,28 @@ func TestLockAllTakesAgainWhatWasLostWhileItWaited(t *testing.T) {
 		wantErr(t, err, ErrInvalid)
 	})
 }
+
+// A function that gives up because its context has ended is not kept waiting by
+// servers that do not answer.
+func TestDoAndRunEndWithTheirContextThoughTheServersAreSilent(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		m, rw, e := NewMutex(s, "/m"), NewRWMutex(s, "/rw"), NewElection(s, "/e")
+		for i, do := range []func(ctx context.Context, f func(ctx context.Context) error) error{m.Do, rw.Do, rw.RDo, e.Run} {
+			ctx, cancel := context.WithCancel(t.Context())
+			var ended time.Time
+			err := do(ctx, func(ctx context.Context) error {
+				srv.Partition(s.ID())
+				cancel()
+				ended = time.Now()
+				return ctx.Err()
+			})
+			wantErr(t, err, context.Canceled)
+			if d := time.Since(ended); d > 2*grace {
+				t.Errorf("%d: it took %v to return", i, d)
+			}
+			srv.Heal(s.ID())
+			time.Sleep(time.Minute)
+		}
+	})
+}

@@ -314,15 +314,15 @@ func (o *Once) run(ctx context.Context, h *hold, f func(ctx context.Context, pla
 	g, err := o.mark.look(ctx) // Step 3.
 	switch {
 	case err != nil:
-		h.releaseFor(ctx)
+		o.s.letGo(ctx, h.release)
 		return nil, o.fail("do", err)
 	case g != nil:
-		h.releaseFor(ctx)
+		o.s.letGo(ctx, h.release)
 		return nil, errMarked
 	case h.err() != nil:
 		// The mark may have been looked for in another session than that of
 		// h. Nobody was told anything, so we wait again.
-		h.releaseFor(ctx)
+		o.s.letGo(ctx, h.release)
 		return nil, errEnded
 	}
 	var failed error
@@ -335,9 +335,9 @@ func (o *Once) run(ctx context.Context, h *hold, f func(ctx context.Context, pla
 		switch {
 		case !returned: // a panic, or runtime.Goexit
 			o.panicked.Store(true)
-			return h.releaseFor(ctx)
+			return o.s.letGo(ctx, h.release)
 		case failed != nil:
-			return o.fail("do", h.releaseFor(ctx))
+			return o.fail("do", o.s.letGo(ctx, h.release))
 		}
 		return o.fail("do", o.finish(ctx, h, data))
 	})

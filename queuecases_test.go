@@ -628,5 +628,10 @@ func TestSendOfNothingTellsThatTheSessionIsClosed(t *testing.T) {
 		must(t, q.Send(t.Context()))
 		must(t, s.Close())
 		wantErr(t, q.Send(t.Context()), ErrClosed)
+		for range 20 {
+			in, done := q.In(t.Context())
+			close(in)
+			wantErr(t, <-done, ErrClosed)
+		}
 	})
 }

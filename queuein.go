@@ -34,6 +34,9 @@ func (q *Queue[T]) drain(ctx context.Context, in <-chan T) error {
 	var closing <-chan struct{}
 	if q.err == nil {
 		closing = q.q.m.closing
+		if err := q.q.m.failure(); err != nil {
+			return opError("send", q.q.path, err)
+		}
 	}
 	var held []T
 	var sent chan error // of the request that is under way, if there is one

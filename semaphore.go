@@ -198,7 +198,7 @@ func (m *Semaphore) acquire(ctx context.Context, n int64, wait bool) (bool, erro
 		leases, err := m.take(ctx, gate, n, wait) // Steps 2 to 4.
 		// If the gate is lost that says nothing of the permits: the proof was
 		// in the transaction that made them.
-		m.s.letGo(ctx, func() { m.gate.unlock() })
+		m.s.letGo(ctx, m.gate.unlock)
 		switch {
 		case err == nil && leases == nil:
 			return false, nil

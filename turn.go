@@ -150,7 +150,7 @@ func (q *turnstile) seek(ctx context.Context, mode Mode) (*hold, error) {
 			return h, nil
 		}
 		q.mu.Unlock()
-		q.s.letGo(ctx, func() { h.release() })
+		q.s.letGo(ctx, h.release)
 		if ctx.Err() != nil {
 			return nil, ctxErr(ctx)
 		}
@@ -332,7 +332,7 @@ func (q *turnstile) abandon(ctx context.Context, w *turnWaiter) error {
 		// has ended, so it must not keep what it got.
 		q.mu.Unlock()
 		if w.err == nil {
-			q.s.letGo(ctx, func() { q.leave(w.t, w.pin) })
+			q.s.letGo(ctx, func() error { return q.leave(w.t, w.pin) })
 		}
 		return ctxErr(ctx)
 	default:
@@ -380,7 +380,7 @@ func (q *turnstile) try(ctx context.Context, mode Mode) (*tenure, error) {
 		// Another goroutine has got, and lost, it in the meantime, and does
 		// not know it yet. See seek.
 		q.mu.Unlock()
-		q.s.letGo(ctx, func() { h.release() })
+		q.s.letGo(ctx, h.release)
 		return nil, nil
 	}
 	defer q.mu.Unlock()
@@ -523,15 +523,14 @@ func (l *line) anyone(h *hold, bases ...string) (bool, error) {
 	return h.place.others(ctx, l, bases...)
 }
 
-// letGo runs f, which gives something up, and waits for its end: when ctx has
-// ended no longer than grace, and then f goes on in the background.
-func (m *manager) letGo(ctx context.Context, f func()) {
-	done := make(chan struct{})
-	m.spawn(func() {
-		defer close(done)
-		f()
-	})
-	graced(done, ctx.Done())
+// letGo runs f, which gives something up for a call with ctx, and returns its
+// verdict. Once ctx has ended that is waited for no longer than grace: then f
+// goes on in the background, and nothing is known against it.
+func (m *manager) letGo(ctx context.Context, f func() error) error {
+	done := make(chan error, 1)
+	m.spawn(func() { done <- f() })
+	err, _ := graced(done, ctx.Done())
+	return err
 }
 
 // graced waits for done, once end is closed for no longer than grace. ok tells
@@ -554,11 +553,13 @@ func graced[T any](done <-chan T, end <-chan struct{}) (v T, ok bool) {
 // place.
 func (q *turnstile) do(ctx context.Context, key doKey, op string, mode Mode, t *tenure, f func(ctx context.Context) error) error {
 	return doHolding(ctx, key, &doing{lost: t.hold.lost, turn: q, t: t}, f, func() error {
-		err := q.leave(t, true)
-		if err == ErrNotLocked && mode == ModeExclusive {
-			err = q.giveUp(ModeExclusive)
-		}
-		return opError(op, q.path, err)
+		return opError(op, q.path, q.s.letGo(ctx, func() error {
+			err := q.leave(t, true)
+			if err == ErrNotLocked && mode == ModeExclusive {
+				err = q.giveUp(ModeExclusive)
+			}
+			return err
+		}))
 	})
 }
 
