@@ -33,10 +33,7 @@ import (
 // so all three share a path. The algorithm is "Barriers" from the ZooKeeper
 // recipes.
 type Barrier struct {
-	_    noCopy
-	s    *Session
-	path string
-	err  error // of the constructor's arguments
+	made
 }
 
 // The protocol is "Barriers" from the ZooKeeper recipes:
@@ -55,7 +52,7 @@ type Barrier struct {
 // NewBarrier returns the Barrier at path. It does no I/O; a bad argument is
 // reported by every method.
 func NewBarrier(s *Session, path string) *Barrier {
-	return &Barrier{s: s, path: path, err: checkNew(s, path, nil)}
+	return &Barrier{made{s: s, path: path, err: checkNew(s, path, nil)}}
 }
 
 // Path returns the path that b was made with.
@@ -81,8 +78,8 @@ func (b *Barrier) Open(ctx context.Context) error {
 // change applies one operation to the znode exactly once, unless there is
 // nothing to change.
 func (b *Barrier) change(ctx context.Context, op func(znode string) any) error {
-	if b.err != nil {
-		return b.err
+	if b.bad() != nil {
+		return b.bad()
 	}
 	if ctx.Err() != nil {
 		return ctxErr(ctx)
@@ -102,8 +99,8 @@ func (b *Barrier) change(ctx context.Context, op func(znode string) any) error {
 // ctx that has ended already fails even if b is open. A Wait that fails leaves
 // nothing behind.
 func (b *Barrier) Wait(ctx context.Context) error {
-	if b.err != nil {
-		return opError("wait", b.path, b.err)
+	if b.bad() != nil {
+		return opError("wait", b.path, b.bad())
 	}
 	if ctx.Err() != nil {
 		return opError("wait", b.path, ctxErr(ctx))

@@ -54,9 +54,8 @@ import (
 // that listing is larger than 1 MiB, which zsync reads and other clients may
 // refuse. The names of buckets make a listing of 1 MiB at 40 million elements.
 type Queue[T any] struct {
-	_   noCopy
-	q   *queueCore
-	err error // of the constructor's arguments
+	made
+	q *queueCore
 }
 
 // A queueCore is a Queue that knows only bytes.
@@ -86,10 +85,10 @@ type queueCore struct {
 // reported by every method that can, and to the logger by the others.
 func NewQueue[T any](s *Session, path string, opts ...QueueOption) *Queue[T] {
 	cfg := newQueueConfig(opts)
-	q := &Queue[T]{err: checkNew(s, path, cfg.err)}
+	q := &Queue[T]{made: made{s: s, path: path, err: checkNew(s, path, cfg.err)}}
 	c := &queueCore{s: s, path: path, cfg: cfg}
 	q.q = c
-	if q.err != nil {
+	if q.bad() != nil {
 		return q
 	}
 	c.check = func(it *item) error {
@@ -116,7 +115,7 @@ func NewQueue[T any](s *Session, path string, opts ...QueueOption) *Queue[T] {
 }
 
 // Path returns the path that q was made with.
-func (q *Queue[T]) Path() string { return q.q.path }
+func (q *Queue[T]) Path() string { return q.path }
 
 // Send stores vs at the end of the queue, in order, all or none of them. It
 // returns when they are stored.
@@ -136,16 +135,16 @@ func (q *Queue[T]) Path() string { return q.q.path }
 // transactions, each of which costs one round trip; it writes one more znode,
 // a receipt, which is deleted when nothing more comes for a moment.
 func (q *Queue[T]) Send(ctx context.Context, vs ...T) error {
-	return opError("send", q.q.path, q.send(ctx, q.q.cfg.middle(), 0, vs))
+	return opError("send", q.path, q.send(ctx, middle, 0, vs))
 }
 
 // SendPriority is Send with a priority, from 0, which is served first, to
 // below the number given to [WithPriorities]. Send itself uses the middle one.
 func (q *Queue[T]) SendPriority(ctx context.Context, priority int, vs ...T) error {
-	if n := q.q.cfg.priorities; q.err == nil && (priority < 0 || priority >= n) {
-		return opError("send", q.q.path, invalid("priority %d is not from 0 to %d; see WithPriorities", priority, n-1))
+	if q.bad() == nil && (priority < 0 || priority >= q.q.cfg.priorities) {
+		return opError("send", q.path, invalid("priority %d is not from 0 to %d; see WithPriorities", priority, q.q.cfg.priorities-1))
 	}
-	return opError("send", q.q.path, q.send(ctx, priority, 0, vs))
+	return opError("send", q.path, q.send(ctx, priority, 0, vs))
 }
 
 // SendAt is Send for elements that cannot be received before t, by the clock
@@ -153,10 +152,10 @@ func (q *Queue[T]) SendPriority(ctx context.Context, priority int, vs ...T) erro
 // elements once their time has come. A t in the past is as if it were now, and
 // none is later than the year 292,278,994.
 func (q *Queue[T]) SendAt(ctx context.Context, t time.Time, vs ...T) error {
-	if q.err == nil && q.q.foreign != nil {
-		return opError("send", q.q.path, invalid("SendAt needs zsync's own layout, not %v", q.q.cfg.layout))
+	if q.bad() == nil && q.q.foreign != nil {
+		return opError("send", q.path, invalid("SendAt needs zsync's own layout, not %v", q.q.cfg.layout))
 	}
-	return opError("send", q.q.path, q.send(ctx, q.q.cfg.middle(), dueAt(t), vs))
+	return opError("send", q.path, q.send(ctx, middle, dueAt(t), vs))
 }
 
 // dueAt returns t in Unix milliseconds, or the next number that is one: an
@@ -171,16 +170,22 @@ func dueAt(t time.Time) int64 {
 	return max(t.UnixMilli(), 1)
 }
 
+// middle stands for the priority of Send.
+const middle = -1
+
 // send is Send with a priority, of elements that are due at a time in Unix
 // milliseconds, or at once if that is 0.
 func (q *Queue[T]) send(ctx context.Context, prio int, due int64, vs []T) error {
-	if q.err != nil {
-		return q.err
+	if q.bad() != nil {
+		return q.bad()
 	}
 	if ctx.Err() != nil {
 		return ctxErr(ctx)
 	}
 	c := q.q
+	if prio == middle {
+		prio = c.cfg.middle()
+	}
 	if err := c.m.failure(); err != nil || len(vs) == 0 {
 		return err
 	}
@@ -287,7 +292,7 @@ func (q *Queue[T]) Deliveries(ctx context.Context) <-chan Delivery[T] {
 			return false
 		}
 		select {
-		case ch <- Delivery[T]{Value: v, Attempt: int(it.version) + 1, Sent: it.sent, ID: it.key(), it: it, path: q.q.path}:
+		case ch <- Delivery[T]{Value: v, Attempt: int(it.version) + 1, Sent: it.sent, ID: it.key(), it: it, path: q.path}:
 			return true
 		case <-ctx.Done():
 		case <-inc.disconnection():
@@ -304,8 +309,8 @@ func (q *Queue[T]) Deliveries(ctx context.Context) <-chan Delivery[T] {
 // closed that is the last that is yielded.
 func (q *Queue[T]) All(ctx context.Context) iter.Seq2[Delivery[T], error] {
 	return func(yield func(Delivery[T], error) bool) {
-		if q.err != nil {
-			yield(Delivery[T]{}, opError("all", q.q.path, q.err))
+		if q.bad() != nil {
+			yield(Delivery[T]{}, opError("all", q.path, q.bad()))
 			return
 		}
 		faults := make(chan error, 1)
@@ -319,14 +324,14 @@ func (q *Queue[T]) All(ctx context.Context) iter.Seq2[Delivery[T], error] {
 			case d, ok := <-ch:
 				if !ok {
 					err := cmp.Or(ctxErr(ctx), q.q.m.failure(), ErrClosed)
-					yield(Delivery[T]{}, opError("all", q.q.path, err))
+					yield(Delivery[T]{}, opError("all", q.path, err))
 					return
 				}
 				if !yield(d, nil) {
 					return
 				}
 			case err := <-faults:
-				if !yield(Delivery[T]{}, opError("all", q.q.path, err)) {
+				if !yield(Delivery[T]{}, opError("all", q.path, err)) {
 					return
 				}
 			}
@@ -367,9 +372,9 @@ func (q *queueCore) complain(err error) {
 // stops when ctx ends or the connection is down.
 func (q *Queue[T]) consume(ctx context.Context, finish func(), offer func(ctx context.Context, it *item, v T) bool) {
 	c := q.q
-	if q.err != nil {
-		if c.s != nil {
-			c.s.log.Error("zsync: cannot consume", "path", c.path, "err", q.err)
+	if q.bad() != nil {
+		if q.s != nil {
+			q.s.log.Error("zsync: cannot consume", "path", q.path, "err", q.bad())
 		}
 		go func() {
 			defer finish()

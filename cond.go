@@ -67,21 +67,18 @@ import (
 // It is tempting to signal by deleting the znode of the waiter. Then a signal to
 // a process that has died, and whose session has not ended yet, is lost.
 type Cond struct {
-	_ noCopy
+	made
 
 	// L is held while observing or changing the condition.
 	L Locker
 
-	s    *Session
-	path string
-	err  error // of the constructor's arguments
 	line line
 }
 
 // NewCond returns the Cond at path, with the lock l. It does no I/O; a bad
 // argument is reported by every method. l is usually a [Mutex] of another path.
 func NewCond(s *Session, path string, l Locker) *Cond {
-	c := &Cond{L: l, s: s, path: path}
+	c := &Cond{L: l, made: made{s: s, path: path}}
 	if c.err = checkNew(s, path, nil); c.err == nil {
 		c.line = newLine(s.manager, path, LayoutCurator, "wait-")
 	}
@@ -93,10 +90,10 @@ func (c *Cond) Path() string { return c.path }
 
 // check is what every operation asks first.
 func (c *Cond) check() error {
-	if c.err == nil && c.L == nil {
+	if c.bad() == nil && c.L == nil {
 		return invalid("the Locker L is nil")
 	}
-	return c.err
+	return c.bad()
 }
 
 // Wait unlocks c.L, waits to be woken and locks c.L again before it returns nil.
@@ -155,8 +152,8 @@ func (c *Cond) wait(ctx context.Context) error {
 // enter makes a place at the end of the line, and lists who is in it. The error
 // is errEnded if the session ends.
 func (c *Cond) enter(ctx context.Context) (*place, []string, error) {
-	if c.err != nil {
-		return nil, nil, c.err
+	if c.bad() != nil {
+		return nil, nil, c.bad()
 	}
 	inc, err := c.s.live(ctx)
 	if err != nil {
@@ -168,7 +165,7 @@ func (c *Cond) enter(ctx context.Context) (*place, []string, error) {
 // unlock unlocks L. That cannot be refused, so if ctx ends while it is waited
 // for, it goes on in the background.
 func (c *Cond) unlock(ctx context.Context) error {
-	if c.err != nil {
+	if c.bad() != nil {
 		return c.L.Unlock()
 	}
 	done, l := make(chan error, 1), c.L
@@ -558,8 +555,8 @@ func (c *Cond) broadcast(ctx context.Context) error {
 // Contenders returns who waits and has not been signalled, in their order. It
 // costs 3 requests and one read for every 128 of them.
 func (c *Cond) Contenders(ctx context.Context) ([]Contender, error) {
-	if c.err != nil {
-		return nil, opError("contenders", c.path, c.err)
+	if c.bad() != nil {
+		return nil, opError("contenders", c.path, c.bad())
 	}
 	waiting, err := c.waiting(ctx)
 	if err != nil {

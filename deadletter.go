@@ -51,12 +51,12 @@ type DeadLetter struct {
 // when it begins. An error ends it. It costs one listing and one read for each.
 func (q *Queue[T]) Dead(ctx context.Context) iter.Seq2[DeadLetter, error] {
 	return func(yield func(DeadLetter, error) bool) {
-		es, err := []element(nil), q.err
+		es, err := []element(nil), q.bad()
 		if err == nil {
 			es, err = q.q.deadElements(ctx)
 		}
 		if err != nil {
-			yield(DeadLetter{}, opError("dead", q.q.path, err))
+			yield(DeadLetter{}, opError("dead", q.path, err))
 			return
 		}
 		for _, e := range es {
@@ -64,7 +64,7 @@ func (q *Queue[T]) Dead(ctx context.Context) iter.Seq2[DeadLetter, error] {
 			if isNoNode(err) {
 				continue // somebody has removed it
 			}
-			if !yield(d, opError("dead", q.q.path, err)) || err != nil {
+			if !yield(d, opError("dead", q.path, err)) || err != nil {
 				return
 			}
 		}

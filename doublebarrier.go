@@ -229,8 +229,8 @@ func (wg *WaitGroup) Enter(ctx context.Context, n int) error {
 }
 
 func (wg *WaitGroup) enter(ctx context.Context, n int) error {
-	if wg.err != nil {
-		return wg.err
+	if wg.bad() != nil {
+		return wg.bad()
 	}
 	d, m := wg.double, wg.s.manager
 	if most := (maxPacket - 1024) / (len(d.room) + 128); n < 1 || n > most {
@@ -563,8 +563,8 @@ func (wg *WaitGroup) Leave(ctx context.Context) error {
 }
 
 func (wg *WaitGroup) leave(ctx context.Context) error {
-	if wg.err != nil {
-		return wg.err
+	if wg.bad() != nil {
+		return wg.bad()
 	}
 	d := wg.double
 	d.mu.Lock()
@@ -797,7 +797,7 @@ func (h *hold) left() {
 // ended, or may have. While wg has none, the channel is closed already. It is
 // not closed by Leave. The counter is nobody's, so it has no Lost.
 func (wg *WaitGroup) Lost() <-chan struct{} {
-	if wg.err != nil {
+	if wg.bad() != nil {
 		return closedChan
 	}
 	d := wg.double
@@ -813,8 +813,8 @@ func (wg *WaitGroup) Lost() <-chan struct{} {
 // inside, which is Holding, and who waits to enter. It costs two requests and
 // one read for every 128 of them.
 func (wg *WaitGroup) Contenders(ctx context.Context) ([]Contender, error) {
-	if wg.err != nil {
-		return nil, opError("contenders", wg.path, wg.err)
+	if wg.bad() != nil {
+		return nil, opError("contenders", wg.path, wg.bad())
 	}
 	var out []Contender
 	err := wg.s.during(ctx, func(inc *incarnation) (err error) {

@@ -86,10 +86,7 @@ var electionBases = map[Layout]string{
 // The algorithm is "Leader Election" from the ZooKeeper recipes, with unique
 // names against lost replies, as Curator's LeaderLatch has them.
 type Election struct {
-	_    noCopy
-	s    *Session
-	path string
-	err  error // of the constructor's arguments
+	made
 	id   []byte
 	line line
 
@@ -108,7 +105,7 @@ type term struct {
 // reported by every method.
 func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 	c := newElectionConfig(opts)
-	e := &Election{s: s, path: path}
+	e := &Election{made: made{s: s, path: path}}
 	if e.err = checkNew(s, path, c.err); e.err != nil {
 		return e
 	}
@@ -139,8 +136,8 @@ func (e *Election) Campaign(ctx context.Context) error {
 
 func (e *Election) campaign(ctx context.Context) (*term, error) {
 	switch {
-	case e.err != nil:
-		return nil, e.err
+	case e.bad() != nil:
+		return nil, e.bad()
 	case ctx.Err() != nil:
 		return nil, ctxErr(ctx)
 	case e.doKey().in(ctx) != nil:
@@ -238,8 +235,8 @@ func (e *Election) resign(ctx context.Context, t *term) error {
 
 // current returns the term in which e leads.
 func (e *Election) current() (*term, error) {
-	if e.err != nil {
-		return nil, e.err
+	if e.bad() != nil {
+		return nil, e.bad()
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -266,7 +263,7 @@ func (e *Election) current() (*term, error) {
 // [Election.Campaign]. If f panics the leadership is given up and the panic
 // goes on.
 func (e *Election) Run(ctx context.Context, f func(ctx context.Context) error) error {
-	if e.err == nil && f == nil {
+	if e.bad() == nil && f == nil {
 		return opError("run", e.path, invalid("the function is nil"))
 	}
 	for {
@@ -354,8 +351,8 @@ func (e *Election) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, err
 // Contenders returns the leader and the candidates that wait, in their order.
 // It costs one listing and one read for every 128 of them.
 func (e *Election) Contenders(ctx context.Context) ([]Contender, error) {
-	if e.err != nil {
-		return nil, opError("contenders", e.path, e.err)
+	if e.bad() != nil {
+		return nil, opError("contenders", e.path, e.bad())
 	}
 	cs, err := e.line.contenders(ctx, func(all []child, i int) (Mode, bool) {
 		return ModeExclusive, i == 0
@@ -374,8 +371,8 @@ func (e *Election) Leader(ctx context.Context) (Contender, error) {
 }
 
 func (e *Election) leader(ctx context.Context) (Contender, error) {
-	if e.err != nil {
-		return Contender{}, e.err
+	if e.bad() != nil {
+		return Contender{}, e.bad()
 	}
 	var c Contender
 	err := e.s.during(ctx, func(inc *incarnation) error {
@@ -439,7 +436,7 @@ func (l *line) describe(ctx context.Context, inc *incarnation, name string) (Con
 // what the next one must create.
 func (e *Election) Observe(ctx context.Context) <-chan Contender {
 	out := make(chan Contender)
-	if e.err != nil {
+	if e.bad() != nil {
 		close(out)
 		return out
 	}

@@ -89,10 +89,7 @@ func WithLayout(l Layout) LockOption {
 // The algorithm is "Locks" from the ZooKeeper recipes, with unique names
 // against lost replies, as Curator's InterProcessMutex has them.
 type Mutex struct {
-	_    noCopy
-	s    *Session
-	path string
-	err  error // of the constructor's arguments
+	made
 	turn turnstile
 }
 
@@ -100,7 +97,7 @@ type Mutex struct {
 // reported by every method.
 func NewMutex(s *Session, path string, opts ...LockOption) *Mutex {
 	c := newLockConfig(opts)
-	m := &Mutex{s: s, path: path}
+	m := &Mutex{made: made{s: s, path: path}}
 	if m.err = checkNew(s, path, c.err); m.err == nil {
 		base := "lock-"
 		if c.layout == LayoutKazoo {
@@ -149,8 +146,8 @@ func (m *Mutex) lock(ctx context.Context) error {
 // check is what every acquisition asks first.
 func (m *Mutex) check(ctx context.Context) error {
 	switch {
-	case m.err != nil:
-		return m.err
+	case m.bad() != nil:
+		return m.bad()
 	case ctx.Err() != nil:
 		return ctxErr(ctx)
 	case m.holderOf(ctx) != nil:
@@ -183,8 +180,8 @@ func (m *Mutex) tryLock(ctx context.Context) (bool, error) {
 // Unlock cannot fail to give up: if the connection is down it returns at once,
 // and the Session deletes the znode as soon as it can.
 func (m *Mutex) Unlock() error {
-	if m.err != nil {
-		return opError("unlock", m.path, m.err)
+	if m.bad() != nil {
+		return opError("unlock", m.path, m.bad())
 	}
 	return opError("unlock", m.path, m.unlock())
 }
@@ -193,8 +190,8 @@ func (m *Mutex) unlock() error { return m.turn.giveUp(ModeExclusive) }
 
 // current returns what this process holds, for the goroutine that has it.
 func (m *Mutex) current() (*hold, error) {
-	if m.err != nil {
-		return nil, m.err
+	if m.bad() != nil {
+		return nil, m.bad()
 	}
 	h, _, err := m.turn.current()
 	return h, err
@@ -246,8 +243,8 @@ func (m *Mutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error)
 // Contenders returns who holds m and who waits, in their order. It costs one
 // listing and one read for every 128 of them.
 func (m *Mutex) Contenders(ctx context.Context) ([]Contender, error) {
-	if m.err != nil {
-		return nil, opError("contenders", m.path, m.err)
+	if m.bad() != nil {
+		return nil, opError("contenders", m.path, m.bad())
 	}
 	cs, err := m.turn.line.contenders(ctx, func(all []child, i int) (Mode, bool) {
 		return ModeExclusive, i == 0
@@ -264,10 +261,10 @@ func (m *Mutex) Contenders(ctx context.Context) ([]Contender, error) {
 // path it runs f at once, without a second znode. If f panics m is unlocked
 // and the panic goes on.
 func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context) error) error {
-	if m.err == nil && f == nil {
+	if m.bad() == nil && f == nil {
 		return opError("do", m.path, invalid("the function is nil"))
 	}
-	if m.err == nil && ctx.Err() == nil {
+	if m.bad() == nil && ctx.Err() == nil {
 		if d := m.holderOf(ctx); d != nil {
 			return d.nest(ctx, "do", ModeExclusive, f)
 		}

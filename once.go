@@ -55,10 +55,7 @@ import (
 // come. Then those who wait would learn that it is done one after the other,
 // each after the round trips of all before it.
 type Once struct {
-	_    noCopy
-	s    *Session
-	path string
-	err  error // of the constructor's arguments
+	made
 	line line
 	mark *mark
 	turn chan struct{} // has a token while a goroutine of this process asks the servers, waits or runs
@@ -69,7 +66,7 @@ type Once struct {
 // NewOnce returns the Once at path. It does no I/O; a bad argument is reported
 // by every method.
 func NewOnce(s *Session, path string) *Once {
-	o := &Once{s: s, path: path, turn: make(chan struct{}, 1)}
+	o := &Once{made: made{s: s, path: path}, turn: make(chan struct{}, 1)}
 	if o.err = checkNew(s, path, nil); o.err == nil {
 		o.line = newLine(s.manager, path, LayoutCurator, "lock-")
 		k := &mark{m: s.manager, path: childPath(o.line.dir, "done")}
@@ -108,7 +105,7 @@ func (o *Once) Path() string { return o.path }
 // Do finds it done. A process cut off from all servers finds it done for no
 // longer than its session can live; after that, and in a new session, Do asks.
 func (o *Once) Do(ctx context.Context, f func(ctx context.Context) error) error {
-	if o.err == nil && f == nil {
+	if o.bad() == nil && f == nil {
 		return o.fail("do", invalid("the function is nil"))
 	}
 	_, err := o.do(ctx, func(ctx context.Context, place string) ([]byte, error) {
@@ -167,8 +164,8 @@ func (o *Once) do(ctx context.Context, f func(ctx context.Context, place string)
 
 // check is what every method asks first.
 func (o *Once) check(ctx context.Context) error {
-	if o.err != nil {
-		return o.err
+	if o.bad() != nil {
+		return o.bad()
 	}
 	return ctxErr(ctx)
 }

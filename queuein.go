@@ -20,7 +20,7 @@ func (q *Queue[T]) In(ctx context.Context) (in chan<- T, done <-chan error) {
 		defer close(result)
 		result <- q.drain(ctx, ch)
 	}
-	if q.err != nil {
+	if q.bad() != nil {
 		go run()
 	} else {
 		q.q.m.spawn(run)
@@ -30,12 +30,12 @@ func (q *Queue[T]) In(ctx context.Context) (in chan<- T, done <-chan error) {
 
 // drain sends what comes through in.
 func (q *Queue[T]) drain(ctx context.Context, in <-chan T) error {
-	var first error
+	first := opError("send", q.path, q.bad())
 	var closing <-chan struct{}
-	if q.err == nil {
+	if first == nil {
 		closing = q.q.m.closing
 		if err := q.q.m.failure(); err != nil {
-			return opError("send", q.q.path, err)
+			return opError("send", q.path, err)
 		}
 	}
 	var held []T
@@ -68,9 +68,9 @@ func (q *Queue[T]) drain(ctx context.Context, in <-chan T) error {
 				return first
 			}
 		case <-ctx.Done():
-			return opError("send", q.q.path, ctxErr(ctx))
+			return opError("send", q.path, ctxErr(ctx))
 		case <-closing:
-			return opError("send", q.q.path, q.q.m.failure())
+			return opError("send", q.path, q.q.m.failure())
 		}
 	}
 	return first

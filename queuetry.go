@@ -21,11 +21,11 @@ import (
 // elements had better use [Queue.Recv].
 func (q *Queue[T]) TryRecv(ctx context.Context) (v T, ok bool, err error) {
 	var zero T
-	if q.err != nil {
-		return zero, false, opError("tryrecv", q.q.path, q.err)
+	if q.bad() != nil {
+		return zero, false, opError("tryrecv", q.path, q.bad())
 	}
 	if ctx.Err() != nil {
-		return zero, false, opError("tryrecv", q.q.path, ctxErr(ctx))
+		return zero, false, opError("tryrecv", q.path, ctxErr(ctx))
 	}
 	for {
 		it, err := q.q.pluck(ctx)
@@ -33,7 +33,7 @@ func (q *Queue[T]) TryRecv(ctx context.Context) (v T, ok bool, err error) {
 			continue // it was buried
 		}
 		if err != nil || it == nil {
-			return zero, false, opError("tryrecv", q.q.path, err)
+			return zero, false, opError("tryrecv", q.path, err)
 		}
 		return *it.value.(*T), true, nil
 	}
@@ -238,8 +238,8 @@ func (q *queueCore) oversized(op *zk.CreateRequest) bool {
 // delayed included. It costs a sync, a listing, and 1 request for each bucket of
 // about 1,000 elements, which are on their way at once.
 func (q *Queue[T]) Len(ctx context.Context) (int, error) {
-	if q.err != nil {
-		return 0, opError("len", q.q.path, q.err)
+	if q.bad() != nil {
+		return 0, opError("len", q.path, q.bad())
 	}
 	var n int
 	err := q.q.m.during(ctx, func(inc *incarnation) (err error) {
@@ -248,7 +248,7 @@ func (q *Queue[T]) Len(ctx context.Context) (int, error) {
 		}
 		return err
 	})
-	return n, opError("len", q.q.path, err)
+	return n, opError("len", q.path, err)
 }
 
 func (q *queueCore) length(ctx context.Context, inc *incarnation) (int, error) {
@@ -277,8 +277,8 @@ func (q *queueCore) length(ctx context.Context, inc *incarnation) (int, error) {
 // Peek returns the first element that nobody has claimed, and leaves it where
 // it is. ok is false if there is none. It costs about 6 requests.
 func (q *Queue[T]) Peek(ctx context.Context) (v T, ok bool, err error) {
-	if q.err != nil {
-		return v, false, opError("peek", q.q.path, q.err)
+	if q.bad() != nil {
+		return v, false, opError("peek", q.path, q.bad())
 	}
 	var it *item
 	err = q.q.m.during(ctx, func(inc *incarnation) (err error) {
@@ -293,12 +293,12 @@ func (q *Queue[T]) Peek(ctx context.Context) (v T, ok bool, err error) {
 		return err
 	})
 	if err != nil || it == nil {
-		return v, false, opError("peek", q.q.path, err)
+		return v, false, opError("peek", q.path, err)
 	}
 	if err = it.fault; err == nil {
 		v, err = decode[T](q.q.cfg.codec, it.data)
 	}
-	return v, err == nil, opError("peek", q.q.path, err)
+	return v, err == nil, opError("peek", q.path, err)
 }
 
 // Clear removes the elements that nobody has claimed, delayed ones too, those
@@ -306,11 +306,11 @@ func (q *Queue[T]) Peek(ctx context.Context) (v T, ok bool, err error) {
 // it fails it may have removed some. It costs about 6 requests for every 500
 // elements, and 4 to find that none is left.
 func (q *Queue[T]) Clear(ctx context.Context) (int, error) {
-	if q.err != nil {
-		return 0, opError("clear", q.q.path, q.err)
+	if q.bad() != nil {
+		return 0, opError("clear", q.path, q.bad())
 	}
 	n, err := q.q.clear(ctx)
-	return n, opError("clear", q.q.path, err)
+	return n, opError("clear", q.path, err)
 }
 
 func (q *queueCore) clear(ctx context.Context) (n int, err error) {

@@ -60,10 +60,7 @@ import (
 //     gone.
 //  5. Go to 2, unless it was the only one and nobody can have taken its place.
 type RWMutex struct {
-	_    noCopy
-	s    *Session
-	path string
-	err  error // of the constructor's arguments
+	made
 	turn turnstile
 }
 
@@ -71,7 +68,7 @@ type RWMutex struct {
 // reported by every method.
 func NewRWMutex(s *Session, path string, opts ...LockOption) *RWMutex {
 	c := newLockConfig(opts)
-	rw := &RWMutex{s: s, path: path}
+	rw := &RWMutex{made: made{s: s, path: path}}
 	if rw.err = checkNew(s, path, c.err); rw.err != nil {
 		return rw
 	}
@@ -157,8 +154,8 @@ func (rw *RWMutex) acquire(ctx context.Context, mode Mode, pin bool) (*tenure, e
 // check is what every acquisition asks first.
 func (rw *RWMutex) check(ctx context.Context, mode Mode) error {
 	switch {
-	case rw.err != nil:
-		return rw.err
+	case rw.bad() != nil:
+		return rw.bad()
 	case ctx.Err() != nil:
 		return ctxErr(ctx)
 	case mode == ModeExclusive && rw.within(ctx) != nil:
@@ -209,8 +206,8 @@ func (rw *RWMutex) RUnlock() error {
 }
 
 func (rw *RWMutex) giveUp(mode Mode) error {
-	if rw.err != nil {
-		return rw.err
+	if rw.bad() != nil {
+		return rw.bad()
 	}
 	return rw.turn.giveUp(mode)
 }
@@ -244,8 +241,8 @@ func (rw *RWMutex) Downgrade(ctx context.Context) error {
 
 func (rw *RWMutex) downgrade(ctx context.Context) error {
 	switch {
-	case rw.err != nil:
-		return rw.err
+	case rw.bad() != nil:
+		return rw.bad()
 	case ctx.Err() != nil:
 		return ctxErr(ctx)
 	}
@@ -366,8 +363,8 @@ func (rw *RWMutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, err
 }
 
 func (rw *RWMutex) current() (*hold, Mode, error) {
-	if rw.err != nil {
-		return nil, 0, rw.err
+	if rw.bad() != nil {
+		return nil, 0, rw.bad()
 	}
 	return rw.turn.current()
 }
@@ -376,8 +373,8 @@ func (rw *RWMutex) current() (*hold, Mode, error) {
 // one process that read together are one contender. It costs one listing and
 // one read for every 128 of them.
 func (rw *RWMutex) Contenders(ctx context.Context) ([]Contender, error) {
-	if rw.err != nil {
-		return nil, opError("contenders", rw.path, rw.err)
+	if rw.bad() != nil {
+		return nil, opError("contenders", rw.path, rw.bad())
 	}
 	write, read := rw.turn.entries[ModeExclusive], rw.turn.entries[ModeShared]
 	cs, err := rw.turn.line.contenders(ctx, func(all []child, i int) (Mode, bool) {
@@ -410,10 +407,10 @@ func (rw *RWMutex) RDo(ctx context.Context, f func(ctx context.Context) error) e
 }
 
 func (rw *RWMutex) do(ctx context.Context, op string, mode Mode, f func(ctx context.Context) error) error {
-	if rw.err == nil && f == nil {
+	if rw.bad() == nil && f == nil {
 		return opError(op, rw.path, invalid("the function is nil"))
 	}
-	if rw.err == nil && ctx.Err() == nil {
+	if rw.bad() == nil && ctx.Err() == nil {
 		if d := rw.within(ctx); d != nil {
 			return d.nest(ctx, op, mode, f)
 		}

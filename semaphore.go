@@ -54,10 +54,7 @@ import (
 //  4. Create the znodes of the permits, in one transaction with the proof that
 //     the gate is still ours, and unlock the gate.
 type Semaphore struct {
-	_      noCopy
-	s      *Session
-	path   string
-	err    error // of the constructor's arguments
+	made
 	limit  int64
 	layout Layout
 	root   string // the path, as the server knows it
@@ -94,11 +91,11 @@ const maxUnits = 1000
 // bad argument is reported by every method.
 func NewSemaphore(s *Session, path string, n int64, opts ...LockOption) *Semaphore {
 	c := newLockConfig(opts)
-	m := &Semaphore{s: s, path: path, limit: n, layout: c.layout}
+	m := &Semaphore{made: made{s: s, path: path}, limit: n, layout: c.layout}
 	if m.err = checkNew(s, path, c.err); m.err == nil && n <= 0 {
 		m.err = invalid("a semaphore of %d permits; want at least 1", n)
 	}
-	if m.err != nil {
+	if m.bad() != nil {
 		return m
 	}
 	m.root = s.full(path)
@@ -152,8 +149,8 @@ func (m *Semaphore) TryAcquire(ctx context.Context, n int64) (bool, error) {
 
 func (m *Semaphore) check(ctx context.Context, n int64) error {
 	switch {
-	case m.err != nil:
-		return m.err
+	case m.bad() != nil:
+		return m.bad()
 	case n <= 0:
 		return invalid("%d permits; want at least 1", n)
 	case n > m.limit:
@@ -477,8 +474,8 @@ func (m *Semaphore) Release(n int64) error {
 
 func (m *Semaphore) release(n int64) error {
 	switch {
-	case m.err != nil:
-		return m.err
+	case m.bad() != nil:
+		return m.bad()
 	case n <= 0:
 		return invalid("%d permits; want at least 1", n)
 	}
@@ -587,8 +584,8 @@ func (m *Semaphore) Lost() <-chan struct{} {
 // some, in their order. It costs two listings and a read
 // for every 128 of them.
 func (m *Semaphore) Contenders(ctx context.Context) ([]Contender, error) {
-	if m.err != nil {
-		return nil, opError("contenders", m.path, m.err)
+	if m.bad() != nil {
+		return nil, opError("contenders", m.path, m.bad())
 	}
 	var out []Contender
 	err := m.s.during(ctx, func(inc *incarnation) error {

@@ -856,3 +856,76 @@ func TestWhatIsLostIsNotCountedAsHeld(t *testing.T) {
 		}
 	})
 }
+
+// Who knows sync declares a Mutex and uses it. That must be an error that says
+// what to do.
+func TestZeroValuesSayWhatToDo(t *testing.T) {
+	ctx := t.Context()
+	nop := func(context.Context) error { return nil }
+	var (
+		m  Mutex
+		rw RWMutex
+		wg WaitGroup
+		o  Once
+		c  Cond
+		e  Election
+		b  Barrier
+		p  Semaphore
+		v  Value[int]
+		q  Queue[int]
+	)
+	_, tryLock := m.TryLock(ctx)
+	_, token := m.Token(ctx)
+	_, contenders := m.Contenders(ctx)
+	_, tryR := rw.TryRLock(ctx)
+	_, count := wg.Count(ctx)
+	_, done := o.Done(ctx)
+	_, leader := e.Leader(ctx)
+	_, tryAcquire := p.TryAcquire(ctx, 1)
+	_, _, load := v.Load(ctx)
+	_, update := v.Update(ctx, increment)
+	_, _, tryRecv := q.TryRecv(ctx)
+	_, length := q.Len(ctx)
+	_, _, peek := q.Peek(ctx)
+	_, clear := q.Clear(ctx)
+	in, sent := q.In(ctx)
+	close(in)
+	for i, err := range []error{
+		m.Lock(ctx), m.Unlock(), m.Do(ctx, nop), tryLock, token, contenders,
+		rw.Lock(ctx), rw.RLock(ctx), rw.Unlock(), rw.RUnlock(), rw.RDo(ctx, nop), rw.Downgrade(ctx), tryR,
+		wg.Add(ctx, 1), wg.Done(), wg.Wait(ctx), wg.Go(ctx, func() {}), wg.Enter(ctx, 2), wg.Leave(ctx), count,
+		o.Do(ctx, nop), o.Reset(ctx), done,
+		c.Wait(ctx), c.Signal(ctx), c.Broadcast(ctx),
+		e.Campaign(ctx), e.Resign(), e.Run(ctx, nop), leader,
+		b.Close(ctx), b.Open(ctx), b.Wait(ctx),
+		p.Acquire(ctx, 1), p.Release(1), tryAcquire,
+		v.Store(ctx, 1), load, update,
+		q.Send(ctx, 1), tryRecv, length, peek, clear, <-sent,
+	} {
+		if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "New") {
+			t.Errorf("%d: %v", i, err)
+		}
+	}
+	for i, lost := range []<-chan struct{}{m.Lost(), rw.Lost(), wg.Lost(), e.Lost(), p.Lost()} {
+		if !isClosed(lost) {
+			t.Errorf("Lost %d is open", i)
+		}
+	}
+	short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
+	defer cancel()
+	for range q.Recv(short) {
+		t.Error("received something")
+	}
+	for range q.Deliveries(short) {
+		t.Error("delivered something")
+	}
+	for range v.Watch(short) {
+		t.Error("a value")
+	}
+	for range e.Observe(short) {
+		t.Error("a leader")
+	}
+	for _, err := range q.Dead(ctx) {
+		wantErr(t, err, ErrInvalid)
+	}
+}

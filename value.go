@@ -32,10 +32,7 @@ import (
 // Update without competition 2; each write adds the deletion of its receipt.
 // The first write of all costs some more.
 type Value[T any] struct {
-	_     noCopy
-	s     *Session
-	path  string
-	err   error // of the constructor's arguments
+	made
 	codec Codec
 }
 
@@ -63,7 +60,7 @@ func (v Version) String() string {
 // reported by every method.
 func NewValue[T any](s *Session, path string, opts ...ValueOption) *Value[T] {
 	c := newValueConfig(opts)
-	return &Value[T]{s: s, path: path, err: checkNew(s, path, c.err), codec: c.codec}
+	return &Value[T]{made: made{s: s, path: path, err: checkNew(s, path, c.err)}, codec: c.codec}
 }
 
 // Path returns the path that v was made with.
@@ -113,8 +110,8 @@ func (v *Value[T]) load(ctx context.Context, fresh bool) (x T, version Version, 
 
 // check is what every operation asks first.
 func (v *Value[T]) check(ctx context.Context) error {
-	if v.err != nil {
-		return v.err
+	if v.bad() != nil {
+		return v.bad()
 	}
 	return ctxErr(ctx)
 }
@@ -270,7 +267,7 @@ func (v *Value[T]) commit(ctx context.Context, ops ...any) error {
 //
 // When ctx ends while the write is on its way, it may be stored or not.
 func (v *Value[T]) Update(ctx context.Context, f func(T) (T, error)) (T, error) {
-	if v.err == nil && f == nil {
+	if v.bad() == nil && f == nil {
 		var zero T
 		return zero, opError("update", v.path, invalid("the function is nil"))
 	}
@@ -353,7 +350,7 @@ func (v *Value[T]) yield(ctx context.Context, try int) error {
 // nothing changes.
 func (v *Value[T]) Watch(ctx context.Context) <-chan T {
 	out := make(chan T)
-	if v.err != nil {
+	if v.bad() != nil {
 		close(out)
 		return out
 	}

@@ -57,10 +57,7 @@ import (
 // stands with the code that follows it. That of the other face is "Double
 // Barriers" from the recipes.
 type WaitGroup struct {
-	_      noCopy
-	s      *Session
-	path   string
-	err    error // of the constructor's arguments
+	made
 	tally  *tally
 	double *doubleBarrier
 }
@@ -87,7 +84,7 @@ func NewWaitGroup(s *Session, path string, opts ...WaitGroupOption) *WaitGroup {
 		}
 		o(&c)
 	}
-	wg := &WaitGroup{s: s, path: path}
+	wg := &WaitGroup{made: made{s: s, path: path}}
 	if wg.err = checkNew(s, path, err); wg.err == nil {
 		t := &tally{m: s.manager, dir: s.full(path), keep: c.keep}
 		wg.tally = s.tallies.of(tallyKey{t.dir, t.keep}, t)
@@ -111,8 +108,8 @@ func (wg *WaitGroup) Add(ctx context.Context, delta int) error {
 
 func (wg *WaitGroup) add(ctx context.Context, delta int) error {
 	switch {
-	case wg.err != nil:
-		return wg.err
+	case wg.bad() != nil:
+		return wg.bad()
 	case delta > math.MaxInt32 || delta < -math.MaxInt32:
 		return invalid("delta %d is out of range; want at most %d tasks at once", delta, math.MaxInt32)
 	case ctx.Err() != nil:
@@ -136,8 +133,8 @@ func (wg *WaitGroup) add(ctx context.Context, delta int) error {
 // Done cannot fail to give up: if the connection is down it returns nil, and
 // the Session ends the task as soon as it can.
 func (wg *WaitGroup) Done() error {
-	if wg.err != nil {
-		return opError("done", wg.path, wg.err)
+	if wg.bad() != nil {
+		return opError("done", wg.path, wg.bad())
 	}
 	return opError("done", wg.path, wg.done())
 }
@@ -169,7 +166,7 @@ func (m *manager) outage() <-chan struct{} {
 // If f panics the panic goes on, as in sync, and ends the process. The task is
 // not ended first, so that no Wait takes it for done: it ends with the session.
 func (wg *WaitGroup) Go(ctx context.Context, f func()) error {
-	if wg.err == nil && f == nil {
+	if wg.bad() == nil && f == nil {
 		return opError("go", wg.path, invalid("the function is nil"))
 	}
 	if err := wg.add(ctx, 1); err != nil {
@@ -197,8 +194,8 @@ func (wg *WaitGroup) Wait(ctx context.Context) error {
 }
 
 func (wg *WaitGroup) wait(ctx context.Context) error {
-	if wg.err != nil {
-		return wg.err
+	if wg.bad() != nil {
+		return wg.bad()
 	}
 	m, dir := wg.s.manager, wg.tally.dir
 	m.waiters.Add(1)
@@ -246,8 +243,8 @@ func (wg *WaitGroup) wait(ctx context.Context) error {
 // It costs a sync, and twice a listing and a read for every 128 sessions with
 // open tasks.
 func (wg *WaitGroup) Count(ctx context.Context) (int, error) {
-	if wg.err != nil {
-		return 0, opError("count", wg.path, wg.err)
+	if wg.bad() != nil {
+		return 0, opError("count", wg.path, wg.bad())
 	}
 	const tries = 8
 	total := 0

@@ -15,6 +15,22 @@ type noCopy struct{}
 func (*noCopy) Lock()   {}
 func (*noCopy) Unlock() {}
 
+// made is what the constructor of every primitive is given.
+type made struct {
+	_    noCopy
+	s    *Session
+	path string
+	err  error // of the constructor's arguments
+}
+
+// bad returns why a primitive cannot be used, if so.
+func (m *made) bad() error {
+	if m.s == nil && m.err == nil {
+		return invalid("a zero value; every primitive is made by its New function, with a Session and a path")
+	}
+	return m.err
+}
+
 // A Locker is what can be locked and unlocked: [sync.Locker], with a context
 // and errors.
 type Locker interface {
