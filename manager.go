@@ -392,12 +392,14 @@ func (h *hostProvider) Next() (addr string, retryStart bool) {
 	addr, delay := h.inc.m.pace.pick()
 	// The session must not run out while a server is already back.
 	delay = min(delay, time.Duration(h.inc.timeout.Load()/10))
-	select {
-	case <-time.After(delay):
-		if h.inc.ctx.Err() == nil {
-			return addr, false
+	if delay > 0 {
+		select {
+		case <-time.After(delay):
+		case <-h.inc.ctx.Done():
 		}
-	case <-h.inc.ctx.Done():
+	}
+	if h.inc.ctx.Err() == nil {
+		return addr, false
 	}
 	// Keep go-zookeeper here until its Close has queued the last request. At
 	// a retryStart it looks whether it was closed, and answers that request.

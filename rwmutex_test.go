@@ -858,7 +858,11 @@ func TestRWMutexCallsSucceedOnceWhateverIsLostAtAnyStep(t *testing.T) {
 								if ok || err != nil {
 									t.Errorf("request %d: TryLock beside a holder = %v, %v", k, ok, err)
 								}
-								must(t, unlock())
+								// When the reply is lost, and right then the session, the
+								// loss may be known before the connection is missed.
+								if err := unlock(); !expire || !errors.Is(err, ErrLost) {
+									must(t, err)
+								}
 								struck = s.end()
 								time.Sleep(5 * time.Second)
 								must(t, holder.Lock(within(t, time.Second)))
