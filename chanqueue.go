@@ -232,8 +232,8 @@ func (q *queueCore) elementSize(data []byte) int {
 // Recv returns a channel of elements. An element is removed from the queue
 // when it is taken from the channel. Some are claimed ahead, see
 // [WithPrefetch]; when ctx ends those that were not taken go back at once. If
-// the servers answer they are back when the channel of the last consumer is
-// closed.
+// the servers answer at once they are back when the channel of the last consumer
+// is closed.
 //
 // The channel is closed when ctx ends or the Session is closed, and at no
 // other time: errors that retrying cannot cure go to the logger and Recv keeps

@@ -141,7 +141,7 @@ func (c *Cond) wait(ctx context.Context) error {
 	//
 	// The signal is taken only with L held. Until then it is passed on if our
 	// process dies, or ctx ends.
-	if err := c.L.Lock(outside{ctx}); err != nil {
+	if err := c.relock(ctx); err != nil {
 		c.leave(p)
 		return err
 	}
@@ -174,6 +174,15 @@ func (c *Cond) unlock(ctx context.Context) error {
 		return err
 	}
 	return ctxErr(ctx)
+}
+
+// relock locks L again. Inside its Do that is not taken for waiting for oneself,
+// and what is got belongs to the Do.
+func (c *Cond) relock(ctx context.Context) error {
+	if l, ok := c.L.(interface{ relock(context.Context) error }); ok {
+		return l.relock(ctx)
+	}
+	return c.L.Lock(outside{ctx})
 }
 
 // An outside is a context that no longer says that it comes from Do.

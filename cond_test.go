@@ -858,3 +858,86 @@ func TestHammerCondOnServers(t *testing.T) {
 		fmt.Fprintln(t.Output(), "done")
 	})
 }
+
+// A Do whose Cond.Wait has failed holds nothing any more, and must not give up
+// what another goroutine has got by then.
+func TestDoWhoseWaitFailedGivesUpNothingOfOthers(t *testing.T) {
+	for _, early := range []bool{false, true} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			s, elsewhere := open(t, srv), open(t, srv)
+			m := NewMutex(s, "/l")
+			c := NewCond(s, "/c", m)
+			ctx, cancel := context.WithCancel(t.Context())
+			inside := make(chan struct{})
+			second := func() error {
+				return m.Do(t.Context(), func(ctx context.Context) error {
+					close(inside)
+					time.Sleep(10 * time.Second)
+					return ctx.Err()
+				})
+			}
+			var b <-chan error
+			a := async(func() error {
+				return m.Do(ctx, func(ctx context.Context) error {
+					if early { // it queues before the lock is given up
+						b = async(second)
+						synctest.Wait()
+					}
+					return c.Wait(ctx)
+				})
+			})
+			time.Sleep(time.Second)
+			if !early {
+				b = async(second)
+			}
+			<-inside
+			cancel()
+			err := <-a
+			wantErr(t, err, context.Canceled, ErrNotLocked)
+			if ok, err := NewMutex(elsewhere, "/l").TryLock(t.Context()); ok || err != nil {
+				t.Errorf("TryLock while a Do runs = %v, %v", ok, err)
+			}
+			must(t, <-b)
+		})
+	}
+}
+
+func TestWhatWaitTakesAgainBelongsToItsDo(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		rw := NewRWMutex(s, "/l")
+		c := NewCond(s, "/c", rw)
+		done := async(func() error {
+			return rw.Do(t.Context(), func(ctx context.Context) error {
+				must(t, c.Wait(ctx))
+				ran := 0
+				run := func(context.Context) error { ran++; return nil }
+				must(t, rw.Do(ctx, run))
+				must(t, rw.RDo(ctx, run))
+				must(t, rw.RLock(ctx))
+				if ran != 2 {
+					t.Errorf("%d of 2 have run", ran)
+				}
+				return nil
+			})
+		})
+		pendingStill(t, done)
+		must(t, c.Signal(t.Context()))
+		must(t, <-done)
+		wantErr(t, rw.Unlock(), ErrNotLocked)
+		must(t, rw.RUnlock())
+	})
+}
+
+func TestMutexDoInsideOnceOfItsPath(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		ran := false
+		must(t, NewOnce(s, "/x").Do(t.Context(), func(ctx context.Context) error {
+			return NewMutex(s, "/x").Do(ctx, func(context.Context) error { ran = true; return nil })
+		}))
+		if !ran {
+			t.Error("it has not run")
+		}
+	})
+}

@@ -155,7 +155,6 @@ func (inc *incarnation) handshake(l *link, id int64, timeout time.Duration) erro
 	}
 	inc.timeout.Store(int64(timeout))
 	inc.contact(l.asked)
-	inc.id.Store(id)
 	return nil
 }
 

@@ -296,6 +296,8 @@ func (l *link) handshake() error {
 	if err := l.authenticated(len(l.inc.m.cfg.auths)); err != nil {
 		return err
 	}
+	// Until go-zookeeper knows of the session it can ask for another.
+	l.inc.id.Store(id)
 	l.Conn.SetDeadline(time.Time{})
 	l.pre = append(size[:], body...)
 	l.shook.Store(true)

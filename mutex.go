@@ -266,7 +266,7 @@ func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context) error) error
 	}
 	if m.bad() == nil && ctx.Err() == nil {
 		if d := m.holderOf(ctx); d != nil {
-			return d.nest(ctx, "do", ModeExclusive, f)
+			return d.nest(ctx, "do", m.path, ModeExclusive, f)
 		}
 	}
 	if err := m.check(ctx); err != nil {
@@ -276,7 +276,7 @@ func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context) error) error
 	if err != nil {
 		return opError("do", m.path, err)
 	}
-	return m.turn.do(ctx, m.doKey(), "do", ModeExclusive, t, f)
+	return m.turn.do(ctx, m.doKey(), "do", t, f)
 }
 
 func (m *Mutex) doKey() doKey { return doKey{m.s, m.path, m.turn.line.bases[0]} }
@@ -297,32 +297,39 @@ type doKey struct {
 type doing struct {
 	over atomic.Bool
 	lost <-chan struct{}
-	turn *turnstile // nil unless it is the Do of a lock
-	t    *tenure    // what that holds
+	held atomic.Pointer[tenancy] // nil unless it is the Do of a lock
 }
 
 // nest runs f inside d, which has what it needs: as long as that is held.
-func (d *doing) nest(ctx context.Context, op string, mode Mode, f func(ctx context.Context) error) error {
-	d.turn.mu.Lock()
-	t, err := d.t, error(nil)
-	if !t.usedLocked() { // the function has unlocked it, and perhaps locked it again, as Cond.Wait does
-		t = d.turn.presentLocked(mode, (*tenure).usedLocked)
+func (d *doing) nest(ctx context.Context, op, path string, mode Mode, f func(ctx context.Context) error) error {
+	lost := d.lost
+	var err error
+	if x := d.held.Load(); x != nil {
+		x.turn.mu.Lock()
+		lost = x.t.hold.lost
+		switch {
+		case !x.standsLocked():
+			err = ErrNotLocked // the function has unlocked it
+		case x.t.mode != mode && mode == ModeExclusive:
+			err = ErrDeadlock // the function has downgraded it
+		default:
+			err = x.t.hold.err()
+		}
+		x.turn.mu.Unlock()
+	} else if isClosed(lost) {
+		err = ErrLost
 	}
-	switch {
-	case t == nil:
-		err = ErrNotLocked
-	case t.mode != mode && mode == ModeExclusive:
-		err = ErrDeadlock // the function has downgraded it
-	default:
-		err = t.hold.err()
-	}
-	d.turn.mu.Unlock()
 	if err != nil {
-		return opError(op, d.turn.path, err)
+		return opError(op, path, err)
 	}
-	ctx, stop := untilLost(ctx, t.hold.lost)
+	ctx, stop := untilLost(ctx, lost)
 	defer stop()
 	return f(ctx)
+}
+
+// relock locks m again for the Do in which ctx was made, if it comes from one.
+func (m *Mutex) relock(ctx context.Context) error {
+	return opError("lock", m.path, m.turn.relock(ctx, m.holderOf(ctx)))
 }
 
 // untilLost returns a context that ends when lost is closed. stop ends it, and

@@ -635,3 +635,76 @@ func TestSendOfNothingTellsThatTheSessionIsClosed(t *testing.T) {
 		}
 	})
 }
+
+// A consumer that comes and goes while the elements of another are still on their
+// way back does not let the next overtake them.
+func TestQueueKeepsItsOrderFromConsumerToConsumer(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		const n = 6000
+		q := NewQueue[int](open(t, srv), "/q", WithPrefetch(3000))
+		must(t, q.sendAll(t.Context(), counted(n)))
+		ctx, cancel := context.WithCancel(t.Context())
+		ch := q.Recv(ctx)
+		got := collect(t, ch, 1000)
+		time.Sleep(time.Second)
+		srv.SetLatency(20 * time.Millisecond)
+		cancel()
+		for range ch {
+		}
+		short, stop := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		defer stop()
+		for v := range q.Recv(short) {
+			got = append(got, v)
+		}
+		if got = append(got, collect(t, q.Recv(t.Context()), n-len(got))...); !slices.Equal(got, counted(n)) {
+			t.Error("the elements come out of order")
+		}
+	})
+}
+
+// What the servers refuse fails alone, and is not asked for again all the time.
+func TestQueueRefusalsAreNobodyElses(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		q := NewQueue[int](s, "/q")
+		must(t, q.Send(t.Context(), counted(20)...))
+		ds := collect(t, q.Deliveries(t.Context()), 10)
+		time.Sleep(time.Second)
+		// The bell may not be rung, which would only wake others sooner.
+		_, err := live(t, s).conn.SetACL("/q", zk.WorldACL(zk.PermAll&^zk.PermWrite), -1)
+		must(t, err)
+		srv.SetLatency(10 * time.Millisecond)
+		var results []<-chan error
+		for i, d := range ds {
+			results = append(results, async(func() error {
+				if i == 5 {
+					return d.Nack()
+				}
+				return d.Ack(t.Context())
+			}))
+		}
+		for _, r := range results {
+			must(t, <-r)
+		}
+		wantLen(t, q, 11)
+	})
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		q := NewQueue[int](s, "/q")
+		const n = 300
+		must(t, q.Send(t.Context(), counted(n)...))
+		_, err := live(t, s).conn.SetACL("/q/b-00000-0000000000", zk.WorldACL(zk.PermRead|zk.PermAdmin), -1)
+		must(t, err)
+		collect(t, q.Recv(t.Context()), n)
+		time.Sleep(time.Minute)
+		before := srv.Counts()
+		time.Sleep(10 * time.Minute)
+		if d := srv.Counts().Sub(before).Requests["multi"]; d > 12*n {
+			t.Errorf("%d transactions in ten minutes for %d elements that may not be deleted", d, n)
+		}
+		_, err = live(t, s).conn.SetACL("/q/b-00000-0000000000", zk.WorldACL(zk.PermAll), -1)
+		must(t, err)
+		time.Sleep(2 * time.Minute)
+		wantLen(t, q, 0)
+	})
+}

@@ -316,19 +316,21 @@ func (l *ledger) claim(ctx context.Context, v *view, es []element) (*batch, bool
 	}
 	// The batch's name is used once. When the reply is lost, a repetition that
 	// finds the batch there says that the first attempt made it.
-	rs, err := inc.multi(ctx, ops...)
+	rs, err := inc.multi(context.Background(), ops...) // whatever becomes of ctx: it is known soon, or the session ends
 	i := failedOp(rs)
 	switch {
 	case err == nil, i == 0 && isNodeExists(err):
+		l.claimed(b)
 		v.version++
 		for _, e := range es {
 			v.claimed[e.key()] = true
 		}
 		q.cache.add(b.name, b.keys())
 		return b, true, nil
-	case errors.Is(err, errEnded), ctx.Err() != nil:
+	case errors.Is(err, errEnded):
 		// It may have been made, or be made yet: it stays in the ledger,
 		// which gives it back.
+		l.claimed(b)
 		return nil, false, err
 	}
 	l.forget(b)

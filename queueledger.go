@@ -28,21 +28,22 @@ type ledger struct {
 	inc  *incarnation
 	guid string
 
-	mu      sync.Mutex
-	begun   bool // the live mark and the state may have been made
-	batches map[*batch]struct{}
-	serial  int            // of the last batch
-	queue   []*entry       // not posted yet
-	running bool           // a goroutine posts
-	hand    map[*item]bool // delivered, neither acknowledged nor returned
-	fresh   []*item        // those of hand that note will write down
-	refused []*entry       // what retry will post again
-	ended   bool           // nothing more is claimed, what is not out goes back
-	lost    bool           // the session has ended: what is in hand goes back
-	void    bool           // somebody has given the claims back
-	swept   bool           // nothing is left to be posted
-	posted  chan struct{}  // closed when it has ended and what went back then is back
-	over    chan struct{}  // closed when nothing is left
+	mu       sync.Mutex
+	begun    bool // the live mark and the state may have been made
+	batches  map[*batch]struct{}
+	serial   int            // of the last batch
+	queue    []*entry       // not posted yet
+	running  bool           // a goroutine posts
+	hand     map[*item]bool // delivered, neither acknowledged nor returned
+	fresh    []*item        // those of hand that note will write down
+	refused  []*entry       // what retry will post again
+	patience time.Duration  // after which it does; 0 if the last was allowed
+	ended    bool           // nothing more is claimed, what is not out goes back
+	lost     bool           // the session has ended: what is in hand goes back
+	void     bool           // somebody has given the claims back
+	swept    bool           // nothing is left to be posted
+	posted   chan struct{}  // closed when it has ended and what went back then is back
+	over     chan struct{}  // closed when nothing is left
 
 	version int32 // of the state znode; belongs to the goroutine that posts
 	barred  bool  // the live mark has been deleted; belongs to the same
@@ -54,6 +55,8 @@ type batch struct {
 	size  int    // of its znode's data, from above
 	items []*item
 	left  map[*item]bool // those without a posted entry; guarded by ledger.mu
+
+	claiming bool // its claim is under way; guarded by ledger.mu
 }
 
 // An item is an element that is claimed.
@@ -99,15 +102,22 @@ type entry struct {
 	bump  bool // count it as an attempt
 	gone  bool // the znode was found deleted
 	again bool // it was refused before
+	alone bool // it goes into a transaction of its own; guarded by ledger.mu
 	done  chan struct{}
 	err   error // read it only after done is closed
 }
 
-// newLedger opens a ledger, and returns also the one that was opened before, if
-// any. A ledger is closed by end, by the end of its session, or by
-// Session.Close.
-func newLedger(q *queueCore, inc *incarnation) (l, former *ledger) {
-	l = &ledger{
+// newest returns the ledger that was opened last, if any.
+func (q *queueCore) newest() *ledger {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.ledger
+}
+
+// newLedger opens a ledger, unless ctx has ended. A ledger is closed by end, by
+// the end of its session, or by Session.Close.
+func newLedger(ctx context.Context, q *queueCore, inc *incarnation) (*ledger, error) {
+	l := &ledger{
 		q: q, inc: inc, guid: newGUID(),
 		batches: make(map[*batch]struct{}),
 		hand:    make(map[*item]bool),
@@ -115,7 +125,11 @@ func newLedger(q *queueCore, inc *incarnation) (l, former *ledger) {
 		over:    make(chan struct{}),
 	}
 	q.mu.Lock()
-	former, q.ledger = q.ledger, l
+	if ctx.Err() != nil { // a later pump may have opened one already
+		q.mu.Unlock()
+		return nil, ctxErr(ctx)
+	}
+	q.ledger = l
 	q.mu.Unlock()
 	leaving, stay := q.s.beforeClose()
 	l.ended = isClosed(leaving) // Close would not wait for what is claimed now
@@ -133,7 +147,7 @@ func newLedger(q *queueCore, inc *incarnation) (l, former *ledger) {
 		case <-q.m.closing:
 		}
 	})
-	return l, former
+	return l, nil
 }
 
 // newBatch returns a batch that is about to be claimed, or nil if nothing may
@@ -150,6 +164,7 @@ func (l *ledger) newBatch(es []element) *batch {
 		b.items = append(b.items, it)
 		b.left[it] = true
 	}
+	b.claiming = len(es) > 0
 	b.size = len(marshalKeys(b.keys())) + len(es)*len("*-2147483648")
 	l.batches[b] = struct{}{}
 	return b
@@ -201,6 +216,22 @@ func (l *ledger) forget(b *batch) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.batches, b)
+	if l.ended {
+		l.startLocked()
+	}
+}
+
+// claimed is told that a batch was made, or that the session has ended before
+// that was known. Until then it is not given back: the return could be quicker
+// than the claim, and find nothing.
+func (l *ledger) claimed(b *batch) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	b.claiming = false
+	if l.ended {
+		l.giveBackLocked(b)
+		l.startLocked()
+	}
 }
 
 func (b *batch) keys() []string {
@@ -288,6 +319,10 @@ func (l *ledger) handing(it *item) (noted <-chan struct{}) {
 	}
 	l.hand[it] = true
 	l.q.m.holds.Add(1)
+	if l.lost { // since it was taken from the channel: see end
+		l.enterLocked(it, fateReturn, true)
+		return closedChan
+	}
 	if l.ended {
 		l.startLocked() // it is not being offered any more
 	}
@@ -354,17 +389,23 @@ func (l *ledger) end(lost bool) {
 	l.ended = true
 	l.lost = l.lost || lost || l.inc.ctx.Err() != nil
 	for b := range l.batches {
-		for _, it := range b.items {
-			switch {
-			case it.final != nil:
-			case !it.out:
-				l.enterLocked(it, fateReturn, false)
-			case l.lost && l.hand[it]:
-				l.enterLocked(it, fateReturn, true)
-			}
+		if !b.claiming {
+			l.giveBackLocked(b)
 		}
 	}
 	l.startLocked() // even if there is nothing to post, to find that it is over
+}
+
+func (l *ledger) giveBackLocked(b *batch) {
+	for _, it := range b.items {
+		switch {
+		case it.final != nil:
+		case !it.out:
+			l.enterLocked(it, fateReturn, false)
+		case l.lost && l.hand[it]:
+			l.enterLocked(it, fateReturn, true)
+		}
+	}
 }
 
 // run posts entries until there are none.
@@ -398,7 +439,7 @@ func (l *ledger) next() []*entry {
 			batches[b] = true
 			size += 2*l.q.m.sizeOf(l.q.claims+"/"+b.name, nil) + b.size
 		}
-		if n > 0 && size > maxPacket/2 {
+		if n > 0 && (size > maxPacket/2 || e.alone || l.queue[0].alone) {
 			break
 		}
 		n++
@@ -429,8 +470,8 @@ func (l *ledger) next() []*entry {
 // library's layout.
 func (l *ledger) offersLocked() bool {
 	for b := range l.batches {
-		if len(b.items) == 0 {
-			return true // see deleteAll
+		if b.claiming || len(b.items) == 0 {
+			return true // for the latter see deleteAll
 		}
 		for _, it := range b.items {
 			if it.out && it.final == nil && !l.hand[it] {
@@ -458,6 +499,13 @@ func (l *ledger) finish(es []*entry, culprit *entry, err error) {
 		l.voidLocked()
 	}
 	if err != nil && outcomeOf(err) == answered {
+		if culprit == nil && len(es) > 1 { // each by itself will tell
+			for _, e := range es {
+				e.alone = true
+			}
+			l.queue = append(es, l.queue...)
+			return
+		}
 		var others []*entry
 		for _, e := range es {
 			if culprit == nil || e == culprit {
@@ -476,6 +524,9 @@ func (l *ledger) finish(es []*entry, culprit *entry, err error) {
 		case e.gone:
 			e.err = ErrLost
 		}
+		if e.again && err == nil {
+			l.patience = 0
+		}
 		if b := e.item.batch; e.fate != fateHand {
 			delete(b.left, e.item)
 			if len(b.left) == 0 {
@@ -487,7 +538,7 @@ func (l *ledger) finish(es []*entry, culprit *entry, err error) {
 }
 
 // retryAfter is how long it takes until something is tried again that the
-// servers have refused.
+// servers have refused. It doubles, up to a minute, until they allow something.
 const retryAfter = time.Second
 
 // refuseLocked tells that the servers have refused an entry. The fate of its
@@ -502,9 +553,10 @@ func (l *ledger) refuseLocked(e *entry, err error) {
 	if !e.again {
 		l.q.m.log.Error("zsync: cannot settle an element, and goes on trying", "path", l.q.path, "element", e.item.key(), "err", err)
 	}
-	e.item.final = &entry{item: e.item, fate: e.fate, bump: e.bump, again: true, done: make(chan struct{})}
+	e.item.final = &entry{item: e.item, fate: e.fate, bump: e.bump, again: true, alone: true, done: make(chan struct{})}
 	if l.refused = append(l.refused, e.item.final); len(l.refused) == 1 {
-		time.AfterFunc(retryAfter, l.retry)
+		l.patience = min(max(2*l.patience, retryAfter), time.Minute)
+		time.AfterFunc(l.patience, l.retry)
 	}
 }
 
@@ -596,7 +648,7 @@ func (l *ledger) post(es []*entry) (culprit *entry, err error) {
 				continue
 			case i == 0 && open && isBadVersion(err):
 				return p.applied() // by an attempt without a reply
-			case i == 0:
+			case i == 0 && (isNoNode(err) || isBadVersion(err)):
 				l.q.m.log.Warn("zsync: claims were given back by others", "path", l.q.path)
 				return ErrLost
 			case i < 0:
@@ -686,7 +738,7 @@ func (p *posting) build() {
 		for _, it := range b.items {
 			switch {
 			case !b.left[it] || items[it]:
-			case l.hand[it]:
+			case l.hand[it] && it.noted:
 				keys = append(keys, marked(it.key(), it.version))
 			default:
 				keys = append(keys, it.key())
@@ -715,7 +767,7 @@ func (p *posting) build() {
 		p.add(nil, &zk.SetDataRequest{Path: q.dir, Version: -1}, // the bell
 			func(_ *incarnation, err error) (bool, error) {
 				p.absent[q.dir] = true
-				return isNoNode(err), nil
+				return isNoNode(err) || errors.Is(err, zk.ErrNoAuth), nil // it only wakes others sooner
 			})
 	}
 }

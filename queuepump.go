@@ -198,14 +198,7 @@ func (p *pump) run() {
 
 // session is run within one ZooKeeper session.
 func (p *pump) session(inc *incarnation) error {
-	l, former := newLedger(p.q, inc)
-	defer func() {
-		p.mu.Lock()
-		p.ready = nil
-		p.mu.Unlock()
-		l.end(false)
-	}()
-	if former != nil {
+	if former := p.q.newest(); former != nil {
 		// What it gives back comes before what is not claimed yet.
 		select {
 		case <-former.posted:
@@ -215,6 +208,16 @@ func (p *pump) session(inc *incarnation) error {
 			return errEnded
 		}
 	}
+	l, err := newLedger(p.ctx, p.q, inc)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		p.mu.Lock()
+		p.ready = nil
+		p.mu.Unlock()
+		l.end(false)
+	}()
 	u := &undertaker{q: p.q}
 	for {
 		if err := p.awaitRoom(inc, 0); err != nil { // Step 1.

@@ -53,7 +53,7 @@ func (inc *incarnation) commit(ctx context.Context, dir string, ops []any) ([]zk
 			open = open || outcomeOf(err) == unknown
 		}
 		var stat *zk.Stat
-		if open && outcomeOf(err) == answered {
+		if open && err != nil && outcomeOf(err) == answered {
 			// Failures too are answered in the servers' one order, so what is
 			// read next knows of every attempt before.
 			var e error
@@ -63,11 +63,11 @@ func (inc *incarnation) commit(ctx context.Context, dir string, ops []any) ([]zk
 		}
 		switch {
 		case err == nil:
-			inc.remove(receipt)
+			inc.drop(receipt)
 			return inc.m.bareResponses(rs[:len(ops)]), nil
 		case stat != nil:
 			rs = inc.recall(ctx, ops, stat.Czxid)
-			inc.remove(receipt)
+			inc.drop(receipt)
 			return inc.m.bareResponses(rs), nil
 		case outcomeOf(err) == answered && isNoNode(err) && !based:
 			if based = true; inc.makeDir(ctx, inc.m.chroot) == nil {
@@ -93,6 +93,12 @@ func (inc *incarnation) commit(ctx context.Context, dir string, ops []any) ([]zk
 		}
 		return nil, err
 	}
+}
+
+// drop deletes an ephemeral receipt in the background. Where that is not allowed
+// it stays as long as the session.
+func (inc *incarnation) drop(receipt string) {
+	inc.m.spawn(func() { inc.removeNow(context.Background(), receipt) })
 }
 
 // commitBare is commit where no receipt may be made: it does not try again
@@ -143,7 +149,11 @@ func (inc *incarnation) recall(ctx context.Context, ops []any, zxid int64) []zk.
 				if _, ok := parseSeq(strings.TrimPrefix(name, base)); !ok || !strings.HasPrefix(name, base) || found[dir+"/"+name] {
 					continue
 				}
-				if stat, err := inc.exists(ctx, dir+"/"+name); err == nil && stat != nil && stat.Czxid == zxid {
+				stat, err := inc.exists(ctx, dir+"/"+name)
+				if err != nil || stat != nil && stat.Czxid < zxid {
+					break // it is gone
+				}
+				if stat != nil && stat.Czxid == zxid {
 					rs[i].String = dir + "/" + name
 					found[rs[i].String] = true
 					break
@@ -341,7 +351,8 @@ func (inc *incarnation) bar(ctx context.Context, receipt string) (applied bool, 
 }
 
 // removeSoon deletes a persistent znode in the background, in this session or,
-// if it ends first, the next.
+// if it ends first, the next. What the servers refuse is tried again in this
+// session alone.
 func (m *manager) removeSoon(inc *incarnation, path string) *removal {
 	return inc.inBackground(path, func() error {
 		ctx := context.Background() // ends with the Session

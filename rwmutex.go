@@ -412,14 +412,14 @@ func (rw *RWMutex) do(ctx context.Context, op string, mode Mode, f func(ctx cont
 	}
 	if rw.bad() == nil && ctx.Err() == nil {
 		if d := rw.within(ctx); d != nil {
-			return d.nest(ctx, op, mode, f)
+			return d.nest(ctx, op, rw.path, mode, f)
 		}
 	}
 	t, err := rw.acquire(ctx, mode, true)
 	if err != nil {
 		return opError(op, rw.path, err)
 	}
-	return rw.turn.do(ctx, rw.doKey(mode), op, mode, t, f)
+	return rw.turn.do(ctx, rw.doKey(mode), op, t, f)
 }
 
 // within returns the Do, or else the RDo, of this path in which ctx was made,
@@ -432,21 +432,30 @@ func (rw *RWMutex) doKey(mode Mode) doKey {
 	return doKey{rw.s, rw.path, "rw " + rw.turn.entries[mode].base}
 }
 
+// relock locks rw again for writing, for the Do in which ctx was made, if it
+// comes from one.
+func (rw *RWMutex) relock(ctx context.Context) error {
+	return opError("lock", rw.path, rw.turn.relock(ctx, rw.doKey(ModeExclusive).in(ctx)))
+}
+
 // besides makes the caller, whose ctx holds rw already, a reader of its own.
 func (rw *RWMutex) besides(ctx context.Context, in *doing) (*tenure, error) {
 	start := time.Now()
-	in.turn.mu.Lock()
-	used := in.t.usedLocked()
-	// Before the other's end is decided on: it cannot go to somebody else now.
-	in.t.beside = true
-	in.turn.mu.Unlock()
-	if !used {
+	x := in.held.Load()
+	x.turn.mu.Lock()
+	stands := x.standsLocked()
+	if stands {
+		// Before its end is decided on: it cannot go to somebody else now.
+		x.t.beside = true
+	}
+	x.turn.mu.Unlock()
+	if !stands {
 		return nil, ErrNotLocked // its function has unlocked rw
 	}
 	q := &rw.turn
-	p, err := q.line.beside(ctx, in.t.hold, q.entries[ModeShared].base, []byte(rw.s.cfg.owner))
+	p, err := q.line.beside(ctx, x.t.hold, q.entries[ModeShared].base, []byte(rw.s.cfg.owner))
 	if err != nil {
-		err = in.t.hold.verdict(err)
+		err = x.t.hold.verdict(err)
 		q.report(ModeShared, err, start)
 		return nil, err
 	}

@@ -1,7 +1,6 @@
 package zsync
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -548,7 +547,7 @@ func (m *Semaphore) change(a *allotment, paths []string, whole, rest string) *re
 			err = a.inc.exchange(context.Background(), whole, rest, []byte(m.s.cfg.owner))
 		}
 		if len(paths) > 0 {
-			err = cmp.Or(err, a.inc.removeAllNow(context.Background(), paths))
+			err = worse(err, a.inc.removeAllNow(context.Background(), paths))
 		}
 		return err
 	})

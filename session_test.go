@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http/httptest"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -928,4 +929,58 @@ func TestZeroValuesSayWhatToDo(t *testing.T) {
 	for _, err := range q.Dead(ctx) {
 		wantErr(t, err, ErrInvalid)
 	}
+}
+
+func TestCreateThatWasRefusedLeavesNobodyTrying(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		m := NewMutex(s, "/m")
+		must(t, m.Lock(t.Context()))
+		must(t, m.Unlock())
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpCreate {
+				return zktest.Fail(zktest.CodeNoAuth)
+			}
+			return zktest.Pass
+		})
+		srv.SetLatency(100 * time.Millisecond)
+		wantErr(t, m.Lock(within(t, 50*time.Millisecond)), context.DeadlineExceeded)
+		time.Sleep(time.Second)
+		stacks := make([]byte, 1<<20)
+		if n := strings.Count(string(stacks[:runtime.Stack(stacks, true)]), "inBackground"); n > 0 {
+			t.Errorf("%d goroutines delete what was never made", n)
+		}
+	})
+}
+
+func TestSuccessOfATxnIsNotForgottenWhenItsContextEnds(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		ctx, cancel := context.WithCancel(t.Context())
+		multis := 0
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			switch {
+			case r.Op == zktest.OpMulti && multis == 0:
+				multis++
+				return zktest.DropRequest
+			case r.Op == zktest.OpExists:
+				cancel()
+			}
+			return zktest.Pass
+		})
+		_, err := s.Txn(ctx, &zk.CreateRequest{Path: "/a"})
+		must(t, err)
+	})
+}
+
+// A connection that breaks before the credentials are answered has given no
+// session to anyone.
+func TestSessionOfAConnectionThatBreaksAtOnceDoesNotCount(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		srv.Intercept(first(zktest.DropRequest, op(zktest.OpAuth)))
+		s := open(t, srv, WithAuth("digest", []byte("u:p")))
+		if st := s.Stats(); st.Expiries != 0 {
+			t.Errorf("%d sessions have expired", st.Expiries)
+		}
+	})
 }

@@ -56,6 +56,7 @@ type tenure struct {
 	left   bool          // somebody has given it up while others kept it
 	closed bool          // nobody may join it any more
 	asking bool          // somebody is asking whether others wait
+	grant  int           // grows when it goes from goroutine to goroutine
 	beside bool          // a reader may stand beside it, and stay when it goes: it cannot be passed on
 	moving chan struct{} // if not nil, Downgrade is exchanging its znode, and closes it after
 }
@@ -66,8 +67,26 @@ type turnWaiter struct {
 	pin     bool          // it asks for Do or RDo
 	granted chan struct{} // closed, under turnstile.mu, when t or err is set
 	t       *tenure
+	grant   int // of t
 	err     error
 }
+
+// A tenancy is a tenure, or one of the goroutines that share it, as a Do has it.
+type tenancy struct {
+	turn  *turnstile
+	t     *tenure
+	grant int // of t: it may have been unlocked, and gone to another goroutine
+}
+
+// tenancy returns what a Do has that has just got t.
+func (q *turnstile) tenancy(t *tenure) *tenancy {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return &tenancy{q, t, t.grant}
+}
+
+// standsLocked reports whether it has not been given up.
+func (x *tenancy) standsLocked() bool { return x.t.grant == x.grant && x.t.usedLocked() }
 
 // A seeker waits in the line on behalf of the waiting goroutines.
 type seeker struct {
@@ -193,7 +212,7 @@ func (q *turnstile) grantLocked(t *tenure) {
 	w := q.waiting[0]
 	q.waiting = q.waiting[1:]
 	t.addLocked(w.pin)
-	w.t = t
+	w.t, w.grant = t, t.grant
 	close(w.granted)
 }
 
@@ -332,7 +351,7 @@ func (q *turnstile) abandon(ctx context.Context, w *turnWaiter) error {
 		// has ended, so it must not keep what it got.
 		q.mu.Unlock()
 		if w.err == nil {
-			q.s.letGo(ctx, func() error { return q.leave(w.t, w.pin) })
+			q.s.letGo(ctx, func() error { return q.leave(w.t, w.pin, w.grant) })
 		}
 		return ctxErr(ctx)
 	default:
@@ -427,10 +446,10 @@ func (q *turnstile) giveUp(mode Mode) error {
 }
 
 // leave is the end of t for one of its users.
-func (q *turnstile) leave(t *tenure, pin bool) error {
+func (q *turnstile) leave(t *tenure, pin bool, grant int) error {
 	for {
 		q.mu.Lock()
-		if pin && t.pinned == 0 || !pin && t.users == 0 {
+		if t.grant != grant || pin && t.pinned == 0 || !pin && t.users == 0 {
 			q.mu.Unlock()
 			return ErrNotLocked
 		}
@@ -500,6 +519,7 @@ func (q *turnstile) passLocked(t *tenure) bool {
 		t.passed = 0
 	}
 	t.passed++
+	t.grant++
 	t.hold.renew()
 	q.grantLocked(t)
 	return true
@@ -549,18 +569,28 @@ func graced[T any](done <-chan T, end <-chan struct{}) (v T, ok bool) {
 	}
 }
 
-// do runs f while it has t, of mode, and leaves it, or what f has locked in its
-// place.
-func (q *turnstile) do(ctx context.Context, key doKey, op string, mode Mode, t *tenure, f func(ctx context.Context) error) error {
-	return doHolding(ctx, key, &doing{lost: t.hold.lost, turn: q, t: t}, f, func() error {
-		return opError(op, q.path, q.s.letGo(ctx, func() error {
-			err := q.leave(t, true)
-			if err == ErrNotLocked && mode == ModeExclusive {
-				err = q.giveUp(ModeExclusive)
-			}
-			return err
-		}))
+// do runs f while it has t, and leaves it, or what Cond.Wait has locked in its
+// place. What f may have unlocked otherwise is not its own any more.
+func (q *turnstile) do(ctx context.Context, key doKey, op string, t *tenure, f func(ctx context.Context) error) error {
+	d := &doing{lost: t.hold.lost}
+	d.held.Store(q.tenancy(t))
+	return doHolding(ctx, key, d, f, func() error {
+		x := d.held.Load()
+		return opError(op, q.path, q.s.letGo(ctx, func() error { return x.turn.leave(x.t, true, x.grant) }))
 	})
+}
+
+// relock acquires a tenure in place of the one that d had, if there is a d.
+func (q *turnstile) relock(ctx context.Context, d *doing) error {
+	if ctx.Err() != nil {
+		return ctxErr(ctx)
+	}
+	mine := d != nil && d.held.Load() != nil
+	t, err := q.acquire(ctx, ModeExclusive, mine)
+	if err == nil && mine {
+		d.held.Store(q.tenancy(t))
+	}
+	return err
 }
 
 // current returns what this process holds: for one, or else for several.

@@ -305,6 +305,15 @@ func (inc *incarnation) discard(making *pending[[]zk.MultiResponse], paths []str
 	})
 }
 
+// worse returns the error of two deletions that is not just that there was
+// nothing to delete.
+func worse(a, b error) error {
+	if b == nil || a != nil && isNoNode(b) {
+		return a
+	}
+	return b
+}
+
 // removeAll deletes znodes in the background.
 func (inc *incarnation) removeAll(paths []string) *removal { return inc.discard(nil, paths) }
 
@@ -322,10 +331,7 @@ func (inc *incarnation) removeAllNow(ctx context.Context, paths []string) error 
 	if size > maxPacket {
 		half := len(paths) / 2
 		err := inc.removeAllNow(ctx, paths[:half])
-		if e := inc.removeAllNow(ctx, paths[half:]); e != nil {
-			err = e
-		}
-		return err
+		return worse(err, inc.removeAllNow(ctx, paths[half:]))
 	}
 	_, err := once(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
 	if err == nil || errors.Is(err, errEnded) {
@@ -445,8 +451,11 @@ func (inc *incarnation) collect(create *pending[string], dir, guid string) *remo
 			return errEnded
 		}
 		path, err := create.val, create.err
-		if outcomeOf(err) == unknown {
+		switch {
+		case outcomeOf(err) == unknown:
 			path, err = inc.find(ctx, dir, guid)
+		case err != nil:
+			return nil // nothing was made
 		}
 		if err == nil && path != "" {
 			err = inc.removeNow(ctx, path)
