@@ -258,8 +258,10 @@ func (m *Mutex) Contenders(ctx context.Context) ([]Contender, error) {
 // both fail the error matches both.
 //
 // Do is reentrant along its context: with a ctx that comes from Do of the same
-// path it runs f at once, without a second znode. If f panics m is unlocked
-// and the panic goes on.
+// path it runs f at once, without a second znode, or returns [ErrLost] or
+// [ErrNotLocked] if what that Do held is lost or unlocked. If f panics m is
+// unlocked and the panic goes on. When ctx has ended Do does not wait for
+// servers that do not answer; m is then unlocked in the background.
 func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context) error) error {
 	if m.bad() == nil && f == nil {
 		return opError("do", m.path, invalid("the function is nil"))
