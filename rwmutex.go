@@ -80,7 +80,7 @@ func NewRWMutex(s *Session, path string, opts ...LockOption) *RWMutex {
 		s: s, path: path, handoffs: c.handoffs,
 		line: newLine(s.manager, path, c.layout, write, read),
 		entries: map[Mode]lineEntry{
-			ModeExclusive: {base: write, turn: writersTurn(write), op: "lock"},
+			ModeExclusive: {base: write, turn: writersTurn, op: "lock"},
 			ModeShared:    {base: read, turn: readersTurn(write), op: "rlock"},
 		},
 	}
@@ -89,16 +89,15 @@ func NewRWMutex(s *Session, path string, opts ...LockOption) *RWMutex {
 
 // writersTurn is the rule of those who write: everyone ahead is in the way.
 //
-// If the only one ahead is a writer, its going proves nothing: it may have
-// become a reader, with another name and the same number.
-func writersTurn(write string) rule {
-	return func(ahead []child) (blocker *child, alone bool) {
-		if len(ahead) == 0 {
-			return nil, false
-		}
-		blocker = &ahead[len(ahead)-1]
-		return blocker, len(ahead) == 1 && blocker.base != write
+// That the only one ahead has gone never proves that nobody is ahead. A writer
+// may have become a reader, and a reader may have let another stand beside it
+// (RLock within RDo): with another name and the same number, which is smaller
+// than ours. So whoever writes lists the line again.
+func writersTurn(ahead []child) (blocker *child, alone bool) {
+	if len(ahead) == 0 {
+		return nil, false
 	}
+	return &ahead[len(ahead)-1], false
 }
 
 // readersTurn is the rule of those who read: only writers are in the way. No

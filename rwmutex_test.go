@@ -1061,3 +1061,20 @@ func TestHammerRWMutexForReal(t *testing.T) {
 		wg.Wait()
 	})
 }
+
+func TestWriterWaitsForTheReaderThatCameBesideAReader(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		ra, rb := NewRWMutex(open(t, srv), "/m"), NewRWMutex(open(t, srv), "/m")
+		var gotB <-chan error
+		must(t, ra.RDo(t.Context(), func(ctx context.Context) error {
+			gotB = async(func() error { return rb.Lock(t.Context()) })
+			synctest.Wait() // it has seen one reader, and watches that
+			return ra.RLock(ctx)
+		}))
+		// The reader that it has seen is gone; the one that came beside is not.
+		pendingStill(t, gotB)
+		must(t, ra.RUnlock())
+		must(t, <-gotB)
+		must(t, rb.Unlock())
+	})
+}
