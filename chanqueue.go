@@ -482,11 +482,11 @@ func (d Delivery[T]) settle(ctx context.Context, f fate) error {
 	l.mu.Unlock()
 	switch {
 	case !ok && lost:
-		return ErrLost
+		return l.loss()
 	case !ok:
 		return ErrNotLocked
 	case e.fate == fateReturn && e.bump && lost && !alive:
-		return ErrLost
+		return l.loss()
 	}
 	var down <-chan struct{}
 	if f == fateReturn {
@@ -502,7 +502,7 @@ func (d Delivery[T]) settle(ctx context.Context, f fate) error {
 		case <-e.done:
 			return e.err
 		default:
-			return endError(ErrClosed)
+			return l.inc.endError(ErrClosed)
 		}
 	case <-ctx.Done():
 		return ctxErr(ctx)

@@ -301,7 +301,7 @@ func (e *Election) lead(outer context.Context, t *term, f func(ctx context.Conte
 		stop(ErrNotLocked) // resigned already
 	}
 	e.mu.Unlock()
-	err = doHolding(ctx, e.doKey(), &doing{lost: t.hold.lost}, f, func() error {
+	err = doHolding(ctx, e.doKey(), &doing{hold: t.hold}, f, func() error {
 		ended = e.resign(outer, t)
 		return nil
 	})

@@ -13,9 +13,10 @@ import (
 // returns is an [*Error] around one of them, around an error of go-zookeeper,
 // or around the cause of a context.
 var (
-	// ErrLost means the ZooKeeper session ended, or may have ended as far as
-	// this client can know, so everything held through it is gone.
-	ErrLost = errors.New("session lost")
+	// ErrLost means that what was held is gone, or may be as far as this
+	// client can know: its ZooKeeper session ended, or somebody deleted its
+	// znode. The error is a [*LostError], which says why.
+	ErrLost = errors.New("lost")
 
 	// ErrClosed means the Session was closed by [Session.Close].
 	ErrClosed = errors.New("session closed")

@@ -23,6 +23,7 @@ type hold struct {
 	gone bool          // lost is closed; guarded by mu
 	over bool          // it is being released: that others do not find the znode is no loss; guarded by mu
 	lost chan struct{} // closed when the hold is lost, and never when it is released
+	why  error         // of the loss, an ErrLost; set before lost is closed; guarded by mu
 	tok  int64         // the fencing token, 0 until it is asked for; guarded by mu
 	user int           // grows when h goes to somebody else, or to another znode; guarded by mu
 }
@@ -31,7 +32,7 @@ type hold struct {
 func newHold(l *line, p *place, op string) *hold {
 	h := &hold{place: p, line: l, op: op, since: time.Now(), lost: make(chan struct{})}
 	l.m.holds.Add(1)
-	h.stop = context.AfterFunc(p.inc.ctx, func() { h.lose(context.Cause(p.inc.ctx)) })
+	h.stop = context.AfterFunc(p.inc.ctx, func() { h.lose(p.inc.loss()) })
 	return h
 }
 
@@ -48,7 +49,7 @@ func (h *hold) loseLocked(why error) {
 	if h.gone {
 		return
 	}
-	h.gone = true
+	h.gone, h.why = true, why
 	close(h.lost)
 	h.uncount()
 	h.line.m.observe(Event{Kind: Lost, Op: h.op, Path: h.line.m.bare(h.line.dir), Wait: time.Since(h.since), Err: why})
@@ -57,28 +58,20 @@ func (h *hold) loseLocked(why error) {
 func (h *hold) uncount() { h.count.Do(func() { h.line.m.holds.Add(-1) }) }
 
 // err returns nil while h stands, as far as can be known here; otherwise an
-// error that is ErrLost, or ErrClosed after Session.Close.
+// error that is ErrLost, and ErrClosed too after Session.Close.
 func (h *hold) err() error {
 	if !h.place.inc.alive() {
-		cause := context.Cause(h.place.inc.ctx)
-		h.lose(cause) // the registration may not have had its turn yet
-		return endError(cause)
+		h.lose(h.place.inc.loss()) // the registration may not have had its turn yet
+		return h.place.inc.loss()
 	}
-	select {
-	case <-h.lost:
-		return ErrLost
-	default:
-		return nil
-	}
+	return h.loss()
 }
 
-// endError says what the end of an incarnation means to one who held something
-// through it.
-func endError(cause error) error {
-	if cause == ErrClosed {
-		return &ctxError{err: ErrLost, cause: ErrClosed}
-	}
-	return ErrLost
+// loss returns why h is lost, or nil if it is not known to be.
+func (h *hold) loss() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.why
 }
 
 // verdict turns the error of a request about h's own znode into what it means:
@@ -88,8 +81,9 @@ func (h *hold) verdict(err error) error {
 	case err == nil:
 		return h.err()
 	case isNoNode(err):
-		h.lose(errVanished)
-		return ErrLost
+		lost := h.place.inc.deleted()
+		h.lose(lost)
+		return lost
 	}
 	if lost := h.err(); lost != nil {
 		return lost
@@ -220,7 +214,7 @@ func (h *hold) finish() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.gone { // found out at this same instant
-		return ErrLost
+		return h.why
 	}
 	h.over = true
 	return nil

@@ -298,17 +298,17 @@ type doKey struct {
 // A doing is one run of Do.
 type doing struct {
 	over atomic.Bool
-	lost <-chan struct{}
+	hold *hold                   // what it had at first
 	held atomic.Pointer[tenancy] // nil unless it is the Do of a lock
 }
 
 // nest runs f inside d, which has what it needs: as long as that is held.
 func (d *doing) nest(ctx context.Context, op, path string, mode Mode, f func(ctx context.Context) error) error {
-	lost := d.lost
+	h := d.hold
 	var err error
 	if x := d.held.Load(); x != nil {
 		x.turn.mu.Lock()
-		lost = x.t.hold.lost
+		h = x.t.hold
 		switch {
 		case !x.standsLocked():
 			err = ErrNotLocked // the function has unlocked it
@@ -318,13 +318,13 @@ func (d *doing) nest(ctx context.Context, op, path string, mode Mode, f func(ctx
 			err = x.t.hold.err()
 		}
 		x.turn.mu.Unlock()
-	} else if isClosed(lost) {
-		err = ErrLost
+	} else {
+		err = h.loss()
 	}
 	if err != nil {
 		return opError(op, path, err)
 	}
-	ctx, stop := untilLost(ctx, lost)
+	ctx, stop := h.untilLost(ctx)
 	defer stop()
 	return f(ctx)
 }
@@ -334,16 +334,16 @@ func (m *Mutex) relock(ctx context.Context) error {
 	return opError("lock", m.path, m.turn.relock(ctx, m.holderOf(ctx)))
 }
 
-// untilLost returns a context that ends when lost is closed. stop ends it, and
+// untilLost returns a context that ends when h is lost. stop ends it, and
 // returns when nothing of it is left.
-func untilLost(ctx context.Context, lost <-chan struct{}) (_ context.Context, stop func()) {
+func (h *hold) untilLost(ctx context.Context) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stopped, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
 		select {
-		case <-lost:
-			cancel(ErrLost)
+		case <-h.lost:
+			cancel(h.loss())
 		case <-stopped:
 		}
 	}()
@@ -366,7 +366,7 @@ func (k doKey) in(ctx context.Context) *doing {
 // doHolding runs f with a context that says so and that ends with the hold, and
 // releases.
 func doHolding(ctx context.Context, key doKey, d *doing, f func(ctx context.Context) error, release func() error) (err error) {
-	ctx, stop := untilLost(context.WithValue(ctx, key, d), d.lost)
+	ctx, stop := d.hold.untilLost(context.WithValue(ctx, key, d))
 	defer func() {
 		d.over.Store(true)
 		stop()

@@ -324,7 +324,7 @@ func (o *Once) run(ctx context.Context, h *hold, f func(ctx context.Context, pla
 	}
 	var failed error
 	returned := false
-	err = doHolding(ctx, o.doKey(), &doing{lost: h.lost}, func(ctx context.Context) error {
+	err = doHolding(ctx, o.doKey(), &doing{hold: h}, func(ctx context.Context) error {
 		data, failed = f(ctx, baseName(h.place.path))
 		returned = true
 		return failed
@@ -357,8 +357,8 @@ func (o *Once) finish(ctx context.Context, h *hold, data []byte) error {
 	if err, ok := graced(done, ctx.Done()); ok {
 		return err
 	}
-	if h.err() != nil {
-		return errors.Join(ctxErr(ctx), ErrLost)
+	if lost := h.err(); lost != nil {
+		return errors.Join(ctxErr(ctx), lost)
 	}
 	return ctxErr(ctx)
 }

@@ -277,7 +277,7 @@ func (l *ledger) enterLocked(it *item, f fate, bump bool) *entry {
 // queueLocked has an entry posted.
 func (l *ledger) queueLocked(e *entry) {
 	if l.void {
-		e.err = ErrLost
+		e.err = l.loss()
 		close(e.done)
 		return
 	}
@@ -482,6 +482,14 @@ func (l *ledger) offersLocked() bool {
 	return false
 }
 
+// loss says why a claim is lost.
+func (l *ledger) loss() error {
+	if l.inc.ctx.Err() != nil {
+		return l.inc.loss()
+	}
+	return l.inc.deleted()
+}
+
 // sweep deletes the live mark and the state, when no batch is left.
 func (l *ledger) sweep() {
 	ctx := context.Background() // ends with the Session
@@ -522,7 +530,7 @@ func (l *ledger) finish(es []*entry, culprit *entry, err error) {
 		case err != nil:
 			e.err = err
 		case e.gone:
-			e.err = ErrLost
+			e.err = l.loss()
 		}
 		if e.again && err == nil {
 			l.patience = 0
@@ -574,14 +582,14 @@ func (l *ledger) retry() {
 func (l *ledger) voidLocked() {
 	l.void, l.ended = true, true
 	for _, e := range l.queue {
-		e.err = ErrLost
+		e.err = l.loss()
 		close(e.done)
 	}
 	l.queue = nil
 	for it := range l.hand {
 		l.unhandLocked(it)
 		if it.final == nil {
-			it.final = &entry{item: it, fate: fateReturn, done: closedChan, err: ErrLost}
+			it.final = &entry{item: it, fate: fateReturn, done: closedChan, err: l.loss()}
 		}
 	}
 	clear(l.batches)
@@ -650,7 +658,7 @@ func (l *ledger) post(es []*entry) (culprit *entry, err error) {
 				return p.applied() // by an attempt without a reply
 			case i == 0 && (isNoNode(err) || isBadVersion(err)):
 				l.q.m.log.Warn("zsync: claims were given back by others", "path", l.q.path)
-				return ErrLost
+				return l.loss()
 			case i < 0:
 				return err
 			}

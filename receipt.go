@@ -89,7 +89,7 @@ func (inc *incarnation) commit(ctx context.Context, dir string, ops []any) ([]zk
 			}
 			return nil, ctxErr(ctx)
 		case open:
-			return nil, endError(context.Cause(inc.ctx))
+			return nil, inc.loss()
 		}
 		return nil, err
 	}
@@ -115,7 +115,7 @@ func (inc *incarnation) commitBare(ctx context.Context, ops []any) ([]zk.MultiRe
 		case outcomeOf(err) == answered:
 			return inc.m.bareResponses(rs), err
 		case errors.Is(err, errEnded):
-			return nil, endError(context.Cause(inc.ctx))
+			return nil, inc.loss()
 		case ctx.Err() != nil:
 			return nil, ctxErr(ctx)
 		case outcomeOf(err) == unknown:

@@ -430,7 +430,7 @@ func (m *Semaphore) keep(ctx context.Context, inc *incarnation, leases []lease, 
 				a.lost = true
 				m.s.holds.Add(-a.permits)
 				m.mu.Unlock()
-				m.s.observe(Event{Kind: Lost, Op: "acquire", Path: m.path, Wait: time.Since(a.since), Err: context.Cause(inc.ctx)})
+				m.s.observe(Event{Kind: Lost, Op: "acquire", Path: m.path, Wait: time.Since(a.since), Err: inc.loss()})
 			})
 			m.held = a
 		}

@@ -988,9 +988,9 @@ func TestAcquireWhoseSessionEndsWithItsContextFailsWithTheContext(t *testing.T) 
 			inc := live(t, m.s)
 			if i%2 == 0 { // either may be noticed first
 				cancel()
-				inc.lose("for the test")
+				inc.lose(LossExpired)
 			} else {
-				inc.lose("for the test")
+				inc.lose(LossExpired)
 				cancel()
 			}
 			wantErr(t, <-got, context.Canceled)

@@ -572,7 +572,7 @@ func graced[T any](done <-chan T, end <-chan struct{}) (v T, ok bool) {
 // do runs f while it has t, and leaves it, or what Cond.Wait has locked in its
 // place. What f may have unlocked otherwise is not its own any more.
 func (q *turnstile) do(ctx context.Context, key doKey, op string, t *tenure, f func(ctx context.Context) error) error {
-	d := &doing{lost: t.hold.lost}
+	d := &doing{hold: t.hold}
 	d.held.Store(q.tenancy(t))
 	return doHolding(ctx, key, d, f, func() error {
 		x := d.held.Load()

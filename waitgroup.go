@@ -3,6 +3,7 @@ package zsync
 import (
 	"cmp"
 	"context"
+	"errors"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -286,6 +287,7 @@ type tally struct {
 	queue []*change    // not taken yet; guarded by mu
 	busy  bool         // a goroutine applies changes; guarded by mu
 	lost  int          // tasks that ended with a session, and whose Done has not been called; guarded by mu
+	why   error        // how the last of them ended; guarded by mu
 	own   openTasks    // written with mu held, by the goroutine that applies or, if there is none, by submit
 	inc   *incarnation // the session of own's znode; nil if it has none; as own
 }
@@ -321,7 +323,7 @@ func (t *tally) submit(delta int) *change {
 			t.forfeitLocked()
 		}
 		if t.repayLocked(c); c.delta == 0 {
-			c.err = t.lostError()
+			c.err = t.why
 			close(c.done)
 			return c
 		}
@@ -368,7 +370,7 @@ func (t *tally) finish(cs []*change, err error) {
 	defer t.mu.Unlock()
 	for _, c := range cs {
 		if c.err = err; err == nil && c.lost {
-			c.err = t.lostError()
+			c.err = t.why
 		}
 		close(c.done)
 		if c.abandoned {
@@ -380,6 +382,7 @@ func (t *tally) finish(cs []*change, err error) {
 // forfeitLocked is the end of the session that own belongs to.
 func (t *tally) forfeitLocked() {
 	t.lost += t.own.count
+	t.why = t.inc.loss()
 	t.own, t.inc = openTasks{}, nil
 }
 
@@ -392,9 +395,6 @@ func (t *tally) repayLocked(c *change) {
 		c.lost = true
 	}
 }
-
-// lostError is for who ends a task that has ended with its session.
-func (t *tally) lostError() error { return endError(t.m.failure()) }
 
 // setOwn records what own's znode has become.
 func (t *tally) setOwn(inc *incarnation, a openTasks) {
@@ -521,7 +521,7 @@ func (t *tally) commit(ctx context.Context, inc *incarnation, op any) error {
 		return err
 	}
 	_, err := inc.commit(ctx, t.dir, []any{op})
-	if err == ErrLost {
+	if errors.Is(err, ErrLost) {
 		err = errEnded
 	}
 	return err

@@ -484,7 +484,7 @@ func (r *removal) verdict() error {
 		case r.err == nil:
 			return nil // deleted by us, so it was ours until then, even if the session has ended since
 		case isNoNode(r.err):
-			return ErrLost // deleted by somebody else, so others may have it
+			return r.inc.deleted() // by somebody else, so others may have it
 		}
 	case <-r.refused:
 		// Whoever waits for it goes on waiting, and so does the deletion.
@@ -500,7 +500,7 @@ func (r *removal) verdict() error {
 	case <-r.inc.ctx.Done():
 	}
 	if !r.inc.alive() {
-		return endError(context.Cause(r.inc.ctx))
+		return r.inc.loss()
 	}
 	return r.err
 }

@@ -1,0 +1,90 @@
+package zsync
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// A LostError says why something that was held is lost, or may be. It is
+// [ErrLost] to [errors.Is], and is found with [errors.As] in whatever tells a
+// loss: the error of a release, the cause of the context of Do, an [Event].
+type LostError struct {
+	Reason  LossReason
+	Session int64 // the ZooKeeper session through which it was held
+
+	// Since is the time from which it must not be counted on: when the loss was
+	// found, or, after a pause of the process, when it would have been.
+	Since time.Time
+}
+
+func (e *LostError) Error() string { return "lost: " + e.Reason.String() }
+
+// Is reports whether target is ErrLost, or ErrClosed after a LossClosed.
+func (e *LostError) Is(target error) bool {
+	return target == ErrLost || target == ErrClosed && e.Reason == LossClosed
+}
+
+// A LossReason says why something that was held is lost.
+type LossReason int
+
+// The reasons of a loss.
+const (
+	// LossExpired: the servers have ended the session.
+	LossExpired LossReason = iota + 1
+	// LossCutOff: no server has confirmed the session for so long that the
+	// servers may have ended it, or soon will.
+	LossCutOff
+	// LossPaused: as LossCutOff, because this process was stopped, or its
+	// machine slept. Others may have been granted what was held since then.
+	LossPaused
+	// LossReplaced: a server has put another session in its place.
+	LossReplaced
+	// LossDeleted: somebody has deleted the znode of what was held.
+	LossDeleted
+	// LossClosed: the Session was closed, or has failed for good.
+	LossClosed
+	// LossSuspended: the connection dropped, and [WithLossOnSuspend] counts
+	// that as a loss.
+	LossSuspended
+	// LossGivenUp: this process has given it up by itself.
+	LossGivenUp
+)
+
+var lossReasons = map[LossReason]string{
+	LossExpired:   "the session has expired",
+	LossCutOff:    "the session was not confirmed in time",
+	LossPaused:    "the process or its machine was stopped for too long",
+	LossReplaced:  "the session was replaced without notice",
+	LossDeleted:   "the znode was deleted",
+	LossClosed:    "the session was closed",
+	LossSuspended: "the connection dropped",
+	LossGivenUp:   "given up",
+}
+
+// String returns the reason in words.
+func (r LossReason) String() string {
+	if s := lossReasons[r]; s != "" {
+		return s
+	}
+	return fmt.Sprintf("LossReason(%d)", int(r))
+}
+
+// endError says what the end of an incarnation, for this cause, means to one
+// who held something through it.
+func (inc *incarnation) endError(cause error) error {
+	var lost *LostError
+	if errors.As(cause, &lost) {
+		return lost
+	}
+	return &LostError{Reason: LossClosed, Session: inc.id.Load(), Since: time.Now()}
+}
+
+// loss is endError for an incarnation that has ended.
+func (inc *incarnation) loss() error { return inc.endError(context.Cause(inc.ctx)) }
+
+// deleted is the loss of something in this session whose znode is gone.
+func (inc *incarnation) deleted() error {
+	return &LostError{Reason: LossDeleted, Session: inc.id.Load(), Since: time.Now()}
+}

@@ -1,0 +1,82 @@
+package zsync
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+func TestEveryLossTellsItsReasonInEveryWay(t *testing.T) {
+	for _, c := range []struct {
+		reason  LossReason
+		happens func(t *testing.T, srv *zktest.Server, s *Session)
+		opts    []Option
+	}{
+		{LossExpired, func(_ *testing.T, srv *zktest.Server, s *Session) { srv.Expire(s.ID()) }, nil},
+		{LossCutOff, func(_ *testing.T, srv *zktest.Server, s *Session) { srv.Partition(s.ID()) }, nil},
+		{LossDeleted, func(t *testing.T, _ *zktest.Server, s *Session) {
+			for _, name := range childrenOf(t, s, "/m") {
+				_, err := s.Txn(t.Context(), &zk.DeleteRequest{Path: "/m/" + name, Version: -1})
+				must(t, err)
+			}
+			m := NewMutex(s, "/n") // whose own znode nobody has touched
+			must(t, m.Lock(t.Context()))
+			must(t, m.Unlock())
+		}, nil},
+		{LossClosed, func(t *testing.T, _ *zktest.Server, s *Session) { must(t, s.Close()) }, nil},
+		{LossSuspended, func(_ *testing.T, srv *zktest.Server, s *Session) { srv.Disconnect(s.ID()) }, []Option{WithLossOnSuspend()}},
+	} {
+		t.Run(c.reason.String(), func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				var mu sync.Mutex
+				var told error
+				s := open(t, srv, append(c.opts, WithObserver(ObserverFunc(func(e Event) {
+					if e.Kind == Lost {
+						mu.Lock()
+						told = e.Err
+						mu.Unlock()
+					}
+				})))...)
+				id, start := s.ID(), time.Now()
+				check := func(way string, err error) {
+					t.Helper()
+					var lost *LostError
+					if !errors.Is(err, ErrLost) || !errors.As(err, &lost) {
+						t.Fatalf("%s: got %v, want a LostError", way, err)
+					}
+					if lost.Reason != c.reason || lost.Session != id || lost.Since.Before(start) || lost.Since.After(time.Now()) {
+						t.Errorf("%s: got %+v", way, lost)
+					}
+					if got, want := errors.Is(err, ErrClosed), c.reason == LossClosed; got != want {
+						t.Errorf("%s: ErrClosed is %v", way, got)
+					}
+				}
+				m := NewMutex(s, "/m")
+				err := m.Do(t.Context(), func(ctx context.Context) error {
+					c.happens(t, srv, s)
+					if c.reason == LossDeleted {
+						_, err := m.Token(t.Context()) // finds out
+						check("Token", err)
+					}
+					<-ctx.Done()
+					check("the cause of the context", context.Cause(ctx))
+					_, err := m.Token(t.Context())
+					check("Token, after", err)
+					return nil
+				})
+				check("Do", err)
+				synctest.Wait()
+				mu.Lock()
+				defer mu.Unlock()
+				check("the observer", told)
+			})
+		})
+	}
+}
