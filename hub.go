@@ -1,6 +1,7 @@
 package zsync
 
 import (
+	"slices"
 	"sync"
 
 	"github.com/go-zookeeper/zk"
@@ -55,6 +56,19 @@ type watchKey struct {
 //
 // A watch that nobody waits for any more stays for the next who comes, up to
 // a limit; beyond it the server is asked to forget it.
+//
+// The hub alone decides whether the server has a watch, from what the link
+// tells it in the order of the packets:
+//
+//	ask        a read is written: with the flag, if it is wanted and not armed
+//	answered   its reply has come: armed, unless a removal was written behind it
+//	forget     a removal is written: not armed, nor by any read before it
+//	fire       the event has come: not armed
+//	resend     a new connection: what is armed is set again before all else
+//
+// So a watch that the hub takes for armed is on the server, or its event is on
+// its way, or it is set again before anything else is asked. The opposite may
+// happen, and does no harm: an event that nobody waits for is ignored.
 type hub struct {
 	remove func(watchKey) // asks the server to forget a watch that is idle
 	spawn  func(func())   // runs a goroutine that the session waits for when it is closed
@@ -62,7 +76,23 @@ type hub struct {
 	mu      sync.Mutex
 	watches map[watchKey]*watch
 	idle    map[watchKey]struct{} // armed, and nobody waits
-	janitor bool                  // a goroutine is removing idle watches
+	asks    map[serverWatch][]*ask
+	janitor bool // a goroutine is removing idle watches
+}
+
+// A serverWatch is what is one watch to the server: those of a znode's data
+// and of its existence are.
+type serverWatch struct {
+	path     string
+	children bool
+}
+
+func (k watchKey) onServer() serverWatch { return serverWatch{k.path, k.kind == watchChildren} }
+
+// An ask is a read that carries the watch flag and whose reply has not come.
+type ask struct {
+	key  watchKey
+	void bool // the removal of the watch was written behind it; guarded by hub.mu
 }
 
 // maxIdleWatches is how many watches a session keeps that nobody waits for.
@@ -86,6 +116,7 @@ func newHub(remove func(watchKey), spawn func(func())) *hub {
 		spawn:   spawn,
 		watches: make(map[watchKey]*watch),
 		idle:    make(map[watchKey]struct{}),
+		asks:    make(map[serverWatch][]*ask),
 	}
 }
 
@@ -154,8 +185,9 @@ func (h *hub) clean() {
 	}
 }
 
-// forget drops the watch of key if it is still idle, and reports whether the
-// server should drop it too. The link calls it with its wmu held.
+// forget drops the watch of key if it is still idle, and reports whether a
+// removal must be written, so that the server drops it too. Nothing else is
+// written between this and the removal.
 func (h *hub) forget(key watchKey) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -165,68 +197,90 @@ func (h *hub) forget(key watchKey) bool {
 	}
 	delete(h.watches, key)
 	delete(h.idle, key)
-	if key.kind == watchChildren {
-		return true
-	}
-	// Watches of data and of existence are one to the server once the znode
-	// is there, and removing one would remove the other.
 	other := watchKey{watchData + watchExists - key.kind, key.path}
-	return h.watches[other] == nil
+	if key.kind != watchChildren && h.watches[other] != nil {
+		return false // removing one would remove the other
+	}
+	// The reads that were written before carry the flag in vain: their watch
+	// goes too. Nobody waits for one of them, or there would be a watch here;
+	// who comes now asks anew, behind the removal.
+	for _, a := range h.asks[key.onServer()] {
+		a.void = true
+	}
+	return true
 }
 
-// wants reports whether a read of key should carry the watch flag.
-func (h *hub) wants(key watchKey) bool {
+// ask is called when a read of key is about to be written. It returns nil if
+// the read need not carry the watch flag; else answered must be told of the
+// reply.
+func (h *hub) ask(key watchKey) *ask {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	w := h.watches[key]
-	return w != nil && !w.armed
+	if w := h.watches[key]; w == nil || w.armed {
+		return nil
+	}
+	a := &ask{key: key}
+	h.asks[key.onServer()] = append(h.asks[key.onServer()], a)
+	return a
 }
 
-// answered is told that a read of key that carried the flag has been answered
-// with code. It runs in the reading goroutine, so events that the server sent
-// later are processed later.
-func (h *hub) answered(key watchKey, code int32) {
-	set := code == 0 || code == errCodeNoNode && key.kind == watchExists
-	if !set {
+// answered is told that the read of a has been answered with code. It runs in
+// the reading goroutine, so events that the server sent later are processed
+// later.
+func (h *hub) answered(a *ask, code int32) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	slot := a.key.onServer()
+	if h.asks[slot] = slices.DeleteFunc(h.asks[slot], func(b *ask) bool { return b == a }); len(h.asks[slot]) == 0 {
+		delete(h.asks, slot)
+	}
+	set := code == 0 || code == errCodeNoNode && a.key.kind == watchExists
+	if !set || a.void {
 		return
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	w := h.watches[key]
+	w := h.watches[a.key]
 	if w == nil { // all have left before the server had it
-		w = newWatch(key)
-		h.watches[key] = w
+		w = newWatch(a.key)
+		h.watches[a.key] = w
 	}
 	w.armed, w.missing = true, code != 0
 	if w.waiters == 0 {
-		h.idle[key] = struct{}{}
+		h.idle[a.key] = struct{}{}
 	}
 }
 
 // fire is told of each event that a server sends. It never blocks.
 func (h *hub) fire(t zk.EventType, path string) {
-	var kinds []watchKind
-	switch t {
-	case zk.EventNodeCreated:
-		kinds = []watchKind{watchExists}
-	case zk.EventNodeDataChanged:
-		kinds = []watchKind{watchData, watchExists}
-	case zk.EventNodeChildrenChanged:
-		kinds = []watchKind{watchChildren}
-	case zk.EventNodeDeleted:
-		kinds = []watchKind{watchData, watchExists, watchChildren}
-	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, k := range kinds {
-		key := watchKey{k, path}
-		if w := h.watches[key]; w != nil {
-			w.event = t
-			close(w.fired)
-			delete(h.watches, key)
-			delete(h.idle, key)
+	switch t {
+	case zk.EventNodeCreated:
+		h.fireLocked(t, watchKey{watchExists, path})
+		// The server has one watch less, whatever it was taken for.
+		if w := h.watches[watchKey{watchData, path}]; w != nil && w.armed {
+			h.fireLocked(t, w.key)
 		}
+	case zk.EventNodeDataChanged:
+		h.fireLocked(t, watchKey{watchData, path})
+		h.fireLocked(t, watchKey{watchExists, path})
+	case zk.EventNodeChildrenChanged:
+		h.fireLocked(t, watchKey{watchChildren, path})
+	case zk.EventNodeDeleted:
+		h.fireLocked(t, watchKey{watchData, path})
+		h.fireLocked(t, watchKey{watchExists, path})
+		h.fireLocked(t, watchKey{watchChildren, path})
 	}
+}
+
+func (h *hub) fireLocked(t zk.EventType, key watchKey) {
+	w := h.watches[key]
+	if w == nil {
+		return
+	}
+	w.event = t
+	close(w.fired)
+	delete(h.watches, key)
+	delete(h.idle, key)
 }
 
 // len returns how many watches the session has or wants.
@@ -236,11 +290,12 @@ func (h *hub) len() int {
 	return len(h.watches)
 }
 
-// setWatchesPackets returns the packets that set all armed watches again on a
-// new connection and ask for the events after zxid.
-func (h *hub) setWatchesPackets(zxid int64) []byte {
+// resend begins a new connection. It returns the packets that set all armed
+// watches again and ask for the events after zxid; nothing is asked before them.
+func (h *hub) resend(zxid int64) []byte {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	clear(h.asks) // no reply comes from the former connection any more
 	var out []byte
 	var data, exist, child []string
 	size := 0
@@ -257,18 +312,20 @@ func (h *hub) setWatchesPackets(zxid int64) []byte {
 		data, exist, child, size = nil, nil, nil, 0
 	}
 	for key, w := range h.watches {
-		switch {
-		case !w.armed:
+		if !w.armed {
 			continue
+		}
+		if size > 0 && size+4+len(key.path) > setWatchesPortion {
+			flush() // a long path must not make the others too many
+		}
+		size += 4 + len(key.path)
+		switch {
 		case key.kind == watchChildren:
 			child = append(child, key.path)
 		case w.missing:
 			exist = append(exist, key.path)
 		default:
 			data = append(data, key.path)
-		}
-		if size += 4 + len(key.path); size > setWatchesPortion {
-			flush()
 		}
 	}
 	flush()

@@ -349,16 +349,24 @@ func (inc *incarnation) connection(ctx context.Context) error {
 	return nil
 }
 
-// removeWatch asks the server, if there is one, to forget an idle watch.
-func (inc *incarnation) removeWatch(key watchKey) {
+// newest reports whether l is the link that was made last. A link that is not
+// carries nothing any more.
+func (inc *incarnation) newest(l *link) bool {
 	inc.mu.Lock()
-	l := inc.link
-	inc.mu.Unlock()
-	if l != nil && l.shook.Load() {
-		l.removeWatch(key)
-		return
+	defer inc.mu.Unlock()
+	return inc.link == l
+}
+
+// removeWatch has the server forget an idle watch.
+func (inc *incarnation) removeWatch(key watchKey) {
+	for {
+		inc.mu.Lock()
+		l := inc.link
+		inc.mu.Unlock()
+		if l.removeWatch(key) { // there is one, or there were no watches
+			return
+		}
 	}
-	inc.hub.forget(key) // and will not set it again
 }
 
 // createSent is told that a create request has been written to the socket.

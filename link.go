@@ -59,12 +59,11 @@ type link struct {
 
 // sentInfo is what the link remembers of a request until its reply.
 type sentInfo struct {
-	at      time.Time
-	op      int32
-	ops     int  // of a multi
-	flagged bool // the read carried a watch
-	bundle  bool // a multiRead was sent in its place
-	key     watchKey
+	at     time.Time
+	op     int32
+	ops    int  // of a multi
+	bundle bool // a multiRead was sent in its place
+	ask    *ask // what the hub makes of the reply, if the read carries a watch
 }
 
 var (
@@ -104,9 +103,7 @@ func (l *link) Write(p []byte) (int, error) {
 		return l.Conn.Write(p)
 	case opGetData, opExists, opGetChildren2:
 		if path, ok := packetPath(p); ok {
-			info.key = watchKey{kindOfRead(op), path}
-			if l.inc.hub.wants(info.key) {
-				info.flagged = true
+			if info.ask = l.inc.hub.ask(watchKey{kindOfRead(op), path}); info.ask != nil {
 				p[len(p)-1] = 1 // the packet ends in the watch flag
 			} else if paths := l.inc.bundle(path); paths != nil {
 				info.bundle = true
@@ -287,7 +284,7 @@ func (l *link) handshake() error {
 	for _, a := range l.inc.m.cfg.auths {
 		out = append(out, authPacket(a)...)
 	}
-	out = append(out, l.inc.hub.setWatchesPackets(l.relative)...)
+	out = append(out, l.inc.hub.resend(l.relative)...)
 	if len(out) > 0 {
 		if _, err := l.Conn.Write(out); err != nil {
 			return err
@@ -347,28 +344,39 @@ func (l *link) received(xid, code int32) (info sentInfo) {
 	if !ok {
 		return info
 	}
-	if info.flagged {
-		l.inc.hub.answered(info.key, code)
+	if info.ask != nil {
+		l.inc.hub.answered(info.ask, code)
 	}
 	l.inc.contact(info.at)
 	return info
 }
 
 // removeWatch asks the server to forget a watch, unless somebody waits for it
-// again: wmu is held from the decision until the request is written, so a read
-// that sets the watch anew is always behind this.
-func (l *link) removeWatch(key watchKey) {
+// again. It reports whether l is still the newest link; otherwise it has done
+// nothing.
+//
+// wmu is held from the decision until the request is written, so whatever read
+// sets the watch anew is behind it. A handshake holds wmu too, from the packets
+// that set the watches again to its end: what is forgotten before is not among
+// them, and what is forgotten after is removed.
+func (l *link) removeWatch(key watchKey) (newest bool) {
 	l.wmu.Lock()
 	defer l.wmu.Unlock()
-	if !l.inc.hub.forget(key) {
-		return
+	if !l.inc.newest(l) {
+		return false
+	}
+	if !l.inc.hub.forget(key) || !l.shook.Load() {
+		return true
 	}
 	p := appendHeader(nil, xidRemoveWatches, opRemoveWatches)
 	p = appendString(p, key.path)
 	p = binary.BigEndian.AppendUint32(p, uint32(key.kind.watcherType()))
 	l.Conn.SetWriteDeadline(time.Now().Add(l.inc.silence()))
-	l.Conn.Write(endPacket(p)) // an error ends the link, and its watches with it
+	if _, err := l.Conn.Write(endPacket(p)); err != nil {
+		l.Close() // it may be there in part, and what comes behind it would be taken for the rest
+	}
 	l.inc.m.requests.Add(1)
+	return true
 }
 
 // SetReadDeadline bounds go-zookeeper's patience: the handshake has a limit of
