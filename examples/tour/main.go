@@ -138,7 +138,7 @@ func (t *tour) run(ctx context.Context) (ok bool, err error) {
 		return false, err
 	}
 	var b bytes.Buffer
-	ok = t.print(&b)
+	ok = t.print(&b, columns(os.Stdout))
 	_, err = fmt.Printf("\n%s", &b)
 	return ok, err
 }

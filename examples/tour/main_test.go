@@ -270,7 +270,7 @@ func TestFindings(t *testing.T) {
 			if got := strings.Join(broken, ", "); got != tt.broken {
 				t.Errorf("broken: %q, want %q", got, tt.broken)
 			}
-			if ok := j.print(new(bytes.Buffer)); ok != (tt.broken == "") {
+			if ok := j.print(new(bytes.Buffer), 0); ok != (tt.broken == "") {
 				t.Errorf("print returned %v", ok)
 			}
 		})

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
 )
@@ -117,26 +118,75 @@ func (j *journal) stuck() string {
 	return ""
 }
 
-// print writes the table and the findings, and reports whether all held.
-func (j *journal) print(w io.Writer) (ok bool) {
+// print writes the table and the findings, in width columns if that is not 0,
+// and reports whether all held.
+func (j *journal) print(w io.Writer, width int) (ok bool) {
+	fates := j.fates()
+	beside := width == 0 || width >= besides
 	t := tabwriter.NewWriter(w, 0, 0, 3, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "\trounds\tlargest wait\t")
-	for _, name := range j.names {
-		fmt.Fprintf(t, "%s\t%s\t%s\n", name, summary(j.reports[name]), j.fate(name))
+	for i, name := range append(slices.Clone(j.names), "total") {
+		reports := j.rounds()
+		if name != "total" {
+			reports = j.reports[name]
+		}
+		cells := name + "\t" + summary(reports) + "\t"
+		if fates[i] != "" && beside {
+			cells += "   " + fates[i]
+		}
+		fmt.Fprintln(t, cells)
 	}
-	fmt.Fprintf(t, "total\t%s\t   the file says %d of %d\n", summary(j.rounds()), j.counter, j.goal)
 	t.Flush()
 	fmt.Fprintln(w)
+	for i, name := range append(slices.Clone(j.names), "total") {
+		if fates[i] != "" && !beside {
+			fmt.Fprint(w, wrap(name+": "+fates[i], width))
+		}
+	}
+	if !beside {
+		fmt.Fprintln(w)
+	}
 	ok = true
 	for _, f := range j.findings() {
 		if f.failure == "" {
-			fmt.Fprintf(w, "  held    %s\n", f.promise)
+			fmt.Fprint(w, wrap("  held    "+f.promise, width))
 			continue
 		}
 		ok = false
-		fmt.Fprintf(w, "  BROKEN  %s: %s\n", f.promise, f.failure)
+		fmt.Fprint(w, wrap("  BROKEN  "+f.promise+": "+f.failure, width))
 	}
 	return ok
+}
+
+// besides is how wide the table is with what is said beside it.
+const besides = 64
+
+// wrap breaks text into lines of width columns, if that is not 0, between its
+// words. The second line and the next begin where the words of the first do.
+func wrap(text string, width int) string {
+	if width == 0 || len(text) <= width {
+		return text + "\n"
+	}
+	indent := strings.Repeat(" ", len(text)-len(strings.TrimLeft(text, " "))+2)
+	var b strings.Builder
+	for len(text) > width {
+		i := strings.LastIndexByte(text[:width+1], ' ')
+		if i <= len(indent) {
+			i = width
+		}
+		b.WriteString(strings.TrimRight(text[:i], " ") + "\n")
+		text = indent + strings.TrimLeft(text[i:], " ")
+	}
+	return b.String() + text + "\n"
+}
+
+// fates says what else there is to tell of each worker, and of the total.
+func (j *journal) fates() []string {
+	var fates []string
+	for _, name := range j.names {
+		fates = append(fates, j.fate(name))
+	}
+	return append(fates, fmt.Sprintf("the file says %d of %d", j.counter, j.goal))
 }
 
 // summary returns two cells: the number of rounds and the largest wait.
@@ -161,11 +211,11 @@ func (j *journal) fate(name string) string {
 	}
 	switch {
 	case name == j.killed:
-		return "   killed inside"
+		return "killed inside"
 	case lost > 0:
-		return fmt.Sprintf("   lost the lock %d times", lost)
+		return fmt.Sprintf("lost the lock %d times", lost)
 	case name == j.heir:
-		return fmt.Sprintf("   took over after %v", j.passed.Round(10*time.Millisecond))
+		return fmt.Sprintf("took over after %v", j.passed.Round(10*time.Millisecond))
 	}
 	return ""
 }

@@ -34,8 +34,9 @@ func newScreen(out *os.File, goal int, failed context.CancelCauseFunc) screen {
 	return &plainScreen{out: out, goal: goal, failed: failed}
 }
 
-// describe puts a line in words.
-func describe(contenders []zsync.Contender) string {
+// describe puts a line in words, in width columns if that is not 0. All the
+// names if they fit, or else how many wait.
+func describe(contenders []zsync.Contender, width int) string {
 	holder, waiters := "nobody", []string(nil)
 	for _, c := range contenders {
 		if c.Holding {
@@ -47,36 +48,64 @@ func describe(contenders []zsync.Contender) string {
 	if len(waiters) == 0 {
 		return holder + " holds the lock; nobody waits"
 	}
-	return holder + " holds the lock; waiting: " + strings.Join(waiters, ", ")
+	words := holder + " holds the lock; waiting: " + strings.Join(waiters, ", ")
+	if width > 0 && len(words) > width {
+		words = fmt.Sprintf("%s holds the lock; %d wait", holder, len(waiters))
+	}
+	return words
+}
+
+// columns returns how wide a terminal is, or 0 if out is none.
+func columns(out io.Writer) int {
+	if f, ok := out.(*os.File); ok {
+		if width, _, err := cwriter.GetSize(int(f.Fd())); err == nil {
+			return width
+		}
+	}
+	return 0
 }
 
 type liveScreen struct {
+	out  io.Writer
 	bars *mpb.Progress
 	bar  *mpb.Bar
-	last atomic.Value // string: the live line
+	last atomic.Value // []zsync.Contender: who holds and who waits; nil: say nothing
 }
 
-func newLiveScreen(out io.Writer, goal int) *liveScreen {
-	s := &liveScreen{bars: mpb.New(mpb.WithOutput(out), mpb.WithWidth(64), mpb.WithRefreshRate(50*time.Millisecond))}
-	s.last.Store("")
+func newLiveScreen(out io.Writer, goal int, opts ...mpb.ContainerOption) *liveScreen {
+	opts = append([]mpb.ContainerOption{mpb.WithOutput(out), mpb.WithWidth(64), mpb.WithRefreshRate(50 * time.Millisecond)}, opts...)
+	s := &liveScreen{out: out, bars: mpb.New(opts...)}
+	s.last.Store([]zsync.Contender(nil))
 	s.bar = s.bars.New(int64(goal), mpb.BarStyle(),
 		mpb.AppendDecorators(decor.CountersNoUnit("%d of %d rounds")),
-		mpb.BarExtender(mpb.BarFillerFunc(func(w io.Writer, _ decor.Statistics) error {
-			_, err := fmt.Fprintln(w, s.last.Load())
-			return err
-		}), false))
+		mpb.BarExtender(mpb.BarFillerFunc(s.liveLine), false))
 	return s
 }
 
-func (s *liveScreen) say(format string, args ...any) {
-	fmt.Fprintf(s.bars, format+"\n", args...)
+// liveLine writes the line below the bar. It must not be wider than the
+// terminal, which would make two of it: only one is erased before the next.
+func (s *liveScreen) liveLine(w io.Writer, stat decor.Statistics) error {
+	words := ""
+	if contenders := s.last.Load().([]zsync.Contender); contenders != nil {
+		words = describe(contenders, stat.AvailableWidth)
+		words = words[:min(len(words), stat.AvailableWidth)] // all of it is ASCII
+	}
+	_, err := fmt.Fprintln(w, words)
+	return err
 }
 
-func (s *liveScreen) progress(rounds int)               { s.bar.SetCurrent(int64(rounds)) }
-func (s *liveScreen) line(contenders []zsync.Contender) { s.last.Store(describe(contenders)) }
+func (s *liveScreen) say(format string, args ...any) {
+	fmt.Fprint(s.bars, wrap(fmt.Sprintf(format, args...), columns(s.out)))
+}
+
+func (s *liveScreen) progress(rounds int) { s.bar.SetCurrent(int64(rounds)) }
+
+func (s *liveScreen) line(contenders []zsync.Contender) {
+	s.last.Store(append([]zsync.Contender{}, contenders...)) // not nil, though nobody is there
+}
 
 func (s *liveScreen) close() {
-	s.last.Store("")
+	s.last.Store([]zsync.Contender(nil))
 	s.bar.Abort(false) // does nothing to a bar that is full
 	s.bars.Wait()
 }
@@ -100,5 +129,5 @@ func (s *plainScreen) progress(rounds int) {
 	}
 }
 
-func (s *plainScreen) line(contenders []zsync.Contender) { s.last = describe(contenders) }
+func (s *plainScreen) line(contenders []zsync.Contender) { s.last = describe(contenders, 0) }
 func (s *plainScreen) close()                            {}
