@@ -162,7 +162,10 @@ func (h *holding) enter(cmd *cobra.Command, n int, path string, argv []string) e
 	return t.under(hold{
 		acquire: func(ctx context.Context) error { return wg.Enter(ctx, n) },
 		release: func() error {
-			ctx, _, stop := untilSignal(context.Background())
+			if t.missed != nil && ends(t.missed) {
+				return &signalError{t.missed}
+			}
+			ctx, stop := untilSignalOf(context.Background(), t.signals)
 			defer stop()
 			return wg.Leave(ctx)
 		},

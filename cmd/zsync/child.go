@@ -18,6 +18,7 @@ type child struct {
 	lost      <-chan struct{}  // closed when the hold is lost
 	killAfter time.Duration    // from SIGTERM to SIGKILL when it is
 	stopped   bool             // set by run: the hold was lost while the command ran
+	missed    os.Signal        // set by run: came when the command had just ended
 }
 
 // run runs the command to its end and returns its exit status.
@@ -50,7 +51,9 @@ func (c *child) run() (status int, err error) {
 			}
 			return exitStatus(cmd.ProcessState), nil
 		case sig := <-c.signals:
-			p.passOn(sig)
+			if !p.passOn(sig) {
+				c.missed = sig
+			}
 		case <-lost:
 			lost, c.stopped = nil, true
 			kill = time.After(c.killAfter)

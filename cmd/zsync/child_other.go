@@ -17,7 +17,7 @@ type process struct{ cmd *exec.Cmd }
 
 func newProcess(cmd *exec.Cmd) *process { return &process{cmd} }
 
-func (p *process) passOn(os.Signal) {}
+func (p *process) passOn(os.Signal) bool { return true }
 
 // terminate kills: there is no gentler way.
 func (p *process) terminate() { p.kill() }

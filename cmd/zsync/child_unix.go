@@ -52,14 +52,14 @@ func (p *process) signal(sig syscall.Signal) error {
 	return syscall.Kill(-p.cmd.Process.Pid, sig)
 }
 
-// passOn gives the process a signal that zsync got.
-func (p *process) passOn(sig os.Signal) {
+// passOn gives the process a signal that zsync got, and reports whether it was
+// there to get it.
+func (p *process) passOn(sig os.Signal) bool {
 	if p.foreground && (sig == syscall.SIGINT || sig == syscall.SIGQUIT) {
-		return // the terminal has sent it to the whole group
+		return true // the terminal has sent it to the whole group
 	}
-	if sig, ok := sig.(syscall.Signal); ok {
-		p.signal(sig)
-	}
+	s, ok := sig.(syscall.Signal)
+	return ok && p.signal(s) == nil
 }
 
 // terminate asks the process to end, and wakes it if it is stopped.

@@ -105,9 +105,15 @@ func (e *signalError) number() int {
 // untilSignal returns a context that ends with one of the signals that end
 // programs. After stop it does not, and all signals go to signals.
 func untilSignal(ctx context.Context) (_ context.Context, signals <-chan os.Signal, stop func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
 	all := make(chan os.Signal, 16)
 	signal.Notify(all, passedOn...)
+	ctx, stop = untilSignalOf(ctx, all)
+	return ctx, all, stop
+}
+
+// untilSignalOf is untilSignal for signals that come through a channel.
+func untilSignalOf(ctx context.Context, all <-chan os.Signal) (_ context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
 	stopped, gone := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(gone)
@@ -123,7 +129,7 @@ func untilSignal(ctx context.Context) (_ context.Context, signals <-chan os.Sign
 			}
 		}
 	}()
-	return ctx, all, func() { close(stopped); <-gone }
+	return ctx, func() { close(stopped); <-gone }
 }
 
 // ends reports whether a signal ends a program that is still waiting. The

@@ -1,9 +1,6 @@
 package main
 
 import (
-	"fmt"
-	"os"
-
 	"github.com/spf13/cobra"
 
 	"github.com/zsync/zsync"
@@ -42,7 +39,7 @@ it.`,
 				if !again || !lost(err) {
 					return err
 				}
-				fmt.Fprintln(os.Stderr, "zsync:", err)
+				say(err)
 			}
 		},
 	}

@@ -77,7 +77,8 @@ type task struct {
 	session *zsync.Session
 	waiting context.Context // ends with a signal, and when --timeout has passed
 	signals <-chan os.Signal
-	stop    func() // ends the waiting, and sends signals to signals
+	missed  os.Signal // came when the command had just ended
+	stop    func()    // ends the waiting, and sends signals to signals
 }
 
 // begin connects, on behalf of a command that waits for its turn at path.
@@ -135,6 +136,7 @@ func (t *task) run(lost <-chan struct{}, token func(context.Context) (int64, err
 		c.env = append(c.env, "ZSYNC_TOKEN="+strconv.FormatInt(tok, 10))
 	}
 	status, err := c.run()
+	t.missed = c.missed
 	switch {
 	case c.stopped:
 		return fail(exitLost, "%s: the hold was lost, and %s was stopped", t.path, t.argv[0])

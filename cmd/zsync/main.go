@@ -78,9 +78,18 @@ func execute(args []string) int {
 		status = &statusError{exitUsage, err}
 	}
 	if status.err != nil {
-		fmt.Fprintln(os.Stderr, "zsync:", strings.TrimPrefix(status.err.Error(), "zsync: "))
+		say(status.err)
 	}
 	return status.status
+}
+
+// say writes an error to standard error, as one line.
+func say(err error) {
+	text := strings.TrimPrefix(err.Error(), "zsync: ")
+	if before, names, ok := strings.Cut(text, "\n\nDid you mean this?\n"); ok { // cobra's
+		text = before + "; did you mean " + strings.Join(strings.Fields(names), " or ") + "?"
+	}
+	fmt.Fprintln(os.Stderr, "zsync:", plain(text))
 }
 
 func newRoot() *cobra.Command {

@@ -21,6 +21,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/zktest"
@@ -519,7 +520,6 @@ func TestSignalEndsTheWaitOfOneWhoLeaves(t *testing.T) {
 	leaving.awaitOutput("left")
 	// It may still run the command, to which the signal would go.
 	await(t, func() bool { return !hasChild(leaving.cmd.Process.Pid) }, "the end of the command")
-	time.Sleep(50 * time.Millisecond)
 	leaving.cmd.Process.Signal(syscall.SIGTERM)
 	leaving.want(128+int(syscall.SIGTERM), "left\n")
 	in.Close()
@@ -678,6 +678,9 @@ func TestSignalToQueueRecvGoesToItsCommand(t *testing.T) {
 	r.want(128+int(syscall.SIGINT), "two")
 	r = start(t, srv.Addr(), "", "queue", "recv", "-f", "/q", "--", "cat")
 	r.awaitOutput("twothree")
+	// An element is removed when its command has ended.
+	q := zsync.NewQueue[string](connect(t, srv), "/q")
+	await(t, func() bool { n, err := q.Len(t.Context()); return err == nil && n == 0 }, "the end of the last command")
 	r.cmd.Process.Signal(syscall.SIGUSR1) // while no command runs
 	r.cmd.Process.Signal(syscall.SIGTERM)
 	r.want(128+int(syscall.SIGTERM), "twothree")
@@ -871,6 +874,46 @@ func TestServerServes(t *testing.T) {
 	}
 }
 
+func TestNothingThatIsPrintedActsOnTheTerminal(t *testing.T) {
+	srv := zktest.Start(t)
+	const evil = "\x1b[2J\u202e\x9b\u009b\r\nzsync: forged\x7f"
+	s, err := zsync.Connect(t.Context(), srv.Addr(), zsync.WithOwner(evil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if err := errors.Join(
+		zsync.NewMutex(s, "/p").Lock(t.Context()),
+		zsync.NewValue[string](s, "/json").Store(t.Context(), evil), // as JSON: not all of it is escaped
+		zsync.NewValue[string](s, "/data", zsync.WithCodec(zsync.Raw)).Store(t.Context(), evil),
+		zsync.NewBarrier(s, "/gate").Close(t.Context()),
+	); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{
+		{"status", "/p", "/json", "/data", "/gate", "/\u202e"},
+		{"status", "--json", "/p", "/json", "/data", "/gate", "/\u202e"},
+		{"status", evil}, {"status", "/p/" + evil}, {"lock", evil, "--", "true"},
+		{"lock", "/q", "--", evil}, {evil}, {"barrier", evil}, {"--" + evil}, {"lock", "/p", "--timeout", evil, "--", "true"},
+		{"status", "/p", "--servers", evil}, {"queue", "len", "/q", "--layout", evil}, {"server", "--listen", evil},
+		{"lokc"}, {"status", "/p", "--auth", evil},
+	} {
+		for i, arg := range args {
+			args[i] = strings.ReplaceAll(arg, "\x00", "")
+		}
+		r := start(t, srv.Addr(), "", args...)
+		r.wait()
+		for _, out := range []string{r.stdout.String(), r.stderr.String()} {
+			if strings.ContainsFunc(strings.ReplaceAll(out, "\n", ""), special) || !utf8.ValidString(out) || strings.Contains(out, "\nzsync: forged") {
+				t.Errorf("%q: printed %q", args, out)
+			}
+		}
+		if r.stdout.String() == "" && r.stderr.String() == "" {
+			t.Errorf("%q: nothing was printed", args)
+		}
+	}
+}
+
 func TestErrorsSayWhatToDo(t *testing.T) {
 	srv := zktest.Start(t)
 	for _, tt := range []struct {
@@ -922,6 +965,7 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 		{srv.Addr(), "queue len", exitUsage, "want: zsync queue len PATH [flags]"},
 		{srv.Addr(), "once /p /q --reset", exitUsage, "want: zsync once PATH --reset"},
 		{srv.Addr(), "bogus", exitUsage, `unknown command "bogus"`},
+		{srv.Addr(), "lokc", exitUsage, `unknown command "lokc" for "zsync"; did you mean lock?`},
 	} {
 		r := start(t, tt.servers, "", strings.Fields(tt.args)...)
 		r.want(tt.status, "")

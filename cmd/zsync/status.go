@@ -12,8 +12,6 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -77,10 +75,7 @@ value, the data, which is a string if it is not JSON itself.`,
 				lines = append(lines, more...)
 			}
 			if asJSON {
-				e := json.NewEncoder(cmd.OutOrStdout())
-				e.SetIndent("", "  ")
-				e.SetEscapeHTML(false)
-				return outputError(e.Encode(lines))
+				return outputError(writeJSON(cmd.OutOrStdout(), lines))
 			}
 			return outputError(printStatus(cmd.OutOrStdout(), lines))
 		},
@@ -246,19 +241,6 @@ func valueAt(ctx context.Context, s *zsync.Session, path string, alone bool) ([]
 	return []statusLine{l}, err
 }
 
-// printable returns what a znode holds, in a form for a table: no more than
-// will fit, and nothing that a terminal would act on.
-func printable(s string) string {
-	const most = 60
-	if len(s) > most {
-		s = strings.ToValidUTF8(s[:most], "") + "..."
-	}
-	if strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) || r == utf8.RuneError }) {
-		s = strconv.Quote(s)
-	}
-	return s
-}
-
 // printStatus prints a table.
 func printStatus(w io.Writer, lines []statusLine) error {
 	t := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
@@ -269,7 +251,7 @@ func printStatus(w io.Writer, lines []statusLine) error {
 			since = l.Since.Local().Format(time.DateTime)
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
-			l.Path, dash(l.Kind), dash(l.Mode), l.State, dash(printable(l.Owner)), dash(since), dash(l.Session))
+			plain(l.Path), dash(l.Kind), dash(l.Mode), l.State, dash(printable(l.Owner)), dash(since), dash(l.Session))
 	}
 	return t.Flush()
 }
