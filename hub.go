@@ -103,6 +103,7 @@ type watch struct {
 	key     watchKey
 	fired   chan struct{} // closed, under hub.mu, when the event has come
 	event   zk.EventType  // which event; read it only after fired is closed
+	told    []func()      // called, under hub.mu, when the event has come; guarded by hub.mu
 	waiters int           // guarded by hub.mu
 	armed   bool          // the server has it; guarded by hub.mu
 	missing bool          // it was set by an exists that found nothing; guarded by hub.mu
@@ -132,6 +133,19 @@ func (h *hub) join(key watchKey) *watch {
 	w.waiters++
 	delete(h.idle, key)
 	return w
+}
+
+// tell has f called when w fires, for a waiter with more watches than it can
+// select on. f runs with h.mu held: it must not block, nor call h. If w has
+// fired already f is called at once.
+func (h *hub) tell(w *watch, f func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if isClosed(w.fired) {
+		f()
+		return
+	}
+	w.told = append(w.told, f)
 }
 
 // leave is the end of a join. It never blocks.
@@ -279,6 +293,9 @@ func (h *hub) fireLocked(t zk.EventType, key watchKey) {
 	}
 	w.event = t
 	close(w.fired)
+	for _, f := range w.told {
+		f()
+	}
 	delete(h.watches, key)
 	delete(h.idle, key)
 }

@@ -1,0 +1,131 @@
+package zsync
+
+import (
+	"context"
+	"math"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+func TestInt64DoesWhatAtomicInt64Does(t *testing.T) {
+	for name, opts := range map[string][]ValueOption{"decimal": nil, "Curator's": {WithCodec(BigEndian)}} {
+		t.Run(name, func(t *testing.T) {
+			anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
+				ctx := within(t, 30*time.Second)
+				a, b := NewInt64(connect(), "/deep/n", opts...), NewInt64(connect(), "/deep/n", opts...)
+				want := func(got int64, err error, want int64) {
+					t.Helper()
+					if got != want || err != nil {
+						t.Fatalf("got %d, %v; want %d", got, err, want)
+					}
+				}
+				is := func(got bool, err error, want bool) {
+					t.Helper()
+					if got != want || err != nil {
+						t.Fatalf("got %v, %v; want %v", got, err, want)
+					}
+				}
+				x, err := a.Load(ctx)
+				want(x, err, 0)
+				ok, err := a.CompareAndSwap(ctx, 1, 2)
+				is(ok, err, false)
+				ok, err = a.CompareAndSwap(ctx, 0, 2)
+				is(ok, err, true)
+				x, err = b.Add(ctx, -5)
+				want(x, err, -3)
+				x, err = a.Swap(ctx, math.MaxInt64)
+				want(x, err, -3)
+				x, err = b.Add(ctx, 1)
+				want(x, err, math.MinInt64)
+				must(t, a.Store(ctx, 7))
+				x, err = b.Load(ctx)
+				want(x, err, 7)
+				ok, err = b.CompareAndSwap(ctx, 7, 8)
+				is(ok, err, true)
+				ok, err = a.CompareAndSwap(ctx, 7, 9)
+				is(ok, err, false)
+			})
+		})
+	}
+}
+
+func TestAnEmptyZnodeIsZeroToAnInt64(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		for path, opts := range map[string][]ValueOption{"/decimal": nil, "/big": {WithCodec(BigEndian)}} {
+			must(t, NewValue[[]byte](s, path, WithCodec(Raw)).Store(t.Context(), nil))
+			n := NewInt64(s, path, opts...)
+			if x, err := n.Add(t.Context(), 3); x != 3 || err != nil {
+				t.Errorf("Add = %d, %v; want 3", x, err)
+			}
+		}
+	})
+}
+
+func TestInt64RefusesWhatIsNoNumber(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		must(t, NewValue[string](s, "/n").Store(t.Context(), "text"))
+		for _, n := range []*Int64{NewInt64(s, "/n"), NewInt64(s, "/n", WithCodec(BigEndian)), NewInt64(s, "n"), NewInt64(nil, "/n"), {}} {
+			if _, err := n.Load(t.Context()); err == nil {
+				t.Error("Load of no number succeeds")
+			}
+			if _, err := n.Add(t.Context(), 1); err == nil {
+				t.Error("Add to no number succeeds")
+			}
+			if _, err := n.Swap(t.Context(), 1); err == nil {
+				t.Error("Swap of no number succeeds")
+			}
+			if ok, err := n.CompareAndSwap(t.Context(), 0, 1); ok || err == nil {
+				t.Error("CompareAndSwap of no number succeeds")
+			}
+		}
+		n := NewInt64(s, "/n")
+		must(t, n.Store(t.Context(), 1))
+		if x, err := n.Load(t.Context()); x != 1 || err != nil {
+			t.Errorf("Load after Store = %d, %v", x, err)
+		}
+	})
+}
+
+func TestHammerEveryAddToAnInt64Counts(t *testing.T) {
+	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
+		const clients, adds = 3, 15
+		var wg sync.WaitGroup
+		var sessions []*Session
+		var mu sync.Mutex
+		sums := make(map[int64]bool)
+		for range clients {
+			s := open(t, srv)
+			sessions = append(sessions, s)
+			n := NewInt64(s, "/n")
+			wg.Go(func() {
+				for range adds {
+					x, err := n.Add(context.Background(), 1)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					mu.Lock()
+					if sums[x] {
+						t.Errorf("two Adds returned %d", x)
+					}
+					sums[x] = true
+					mu.Unlock()
+				}
+			})
+		}
+		until := make(chan struct{})
+		ended := async(func() error { chaos(t, srv, rnd, sessions, until); return nil })
+		wg.Wait()
+		close(until)
+		<-ended
+		if x, err := NewInt64(sessions[0], "/n").Load(t.Context()); x != clients*adds || err != nil {
+			t.Errorf("Load = %d, %v; want %d", x, err, clients*adds)
+		}
+	})
+}

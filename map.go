@@ -1,0 +1,703 @@
+package zsync
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// A Map is a map from strings to values of type V that every process which
+// names the same path can read, change and follow: [sync.Map], across
+// processes.
+//
+//	m := zsync.NewMap[Settings](s, "/services")
+//	err := m.Store(ctx, "billing", Settings{Replicas: 3})
+//	v, version, err := m.Load(ctx, "billing")
+//	for all := range m.Watch(ctx) { … }        // the whole map, after each change
+//
+// The operations on one key are linearizable, whichever servers the processes
+// are connected to, and each write is applied exactly once or not at all, even
+// when replies are lost and sessions end in between. A key that was deleted and
+// stored again is never mistaken for what it was before. [Map.Range] and
+// [Map.All] read a snapshot; [Map.Clear] is not one step.
+//
+// A key is any string, the empty one too. A Map of some ten thousand keys works
+// well; each key is a znode.
+//
+// # Loss
+//
+// A Map is not held by anyone, so a lost session takes nothing away: operations
+// and Watch carry on in the next one.
+//
+// # Errors
+//
+// [ErrNoValue] from Load of a key that is not there. [ErrTooLarge] for a value
+// that does not fit into ZooKeeper's packet of 1 MiB, and [ErrInvalid] for a key
+// whose path would be longer than 2,048 bytes; nothing is sent then. When ctx
+// ends while a write is on its way, it may be applied or not.
+//
+// # Znodes
+//
+// Each key is a persistent znode, path/<key>, whose data is the value in the
+// form that the codec gives it ([WithCodec]; the default is JSON). Bytes that
+// ZooKeeper does not allow in a name are written as % and two hexadecimal
+// digits, and so is % itself. path is persistent too; its version counts
+// deletions. Each write makes a receipt below path-receipts, in the same
+// transaction, and deletes it in the background.
+//
+// # Cost
+//
+// Load costs 2 requests. Store and Delete cost 1 round trip, LoadOrStore 2, the
+// others 3; each write adds the deletion of its receipt. Range costs 4 requests
+// and 2 for every 128 keys, in 4 round trips. Watch costs 3 requests and one for
+// each key at first; then one notification and one request for each change.
+type Map[V any] struct {
+	made
+	codec Codec
+}
+
+// A MapEntry is one key of a [Map], its value and the Version of that.
+type MapEntry[V any] struct {
+	Key     string
+	Value   V
+	Version Version
+}
+
+// NewMap returns the Map at path. It does no I/O; a bad argument is reported by
+// every method.
+func NewMap[V any](s *Session, path string, opts ...ValueOption) *Map[V] {
+	c := newValueConfig(opts)
+	return &Map[V]{made: made{s: s, path: path, err: checkNew(s, path, c.err)}, codec: c.codec}
+}
+
+// Path returns the path that m was made with.
+func (m *Map[V]) Path() string { return m.path }
+
+func (m *Map[V]) dir() string      { return m.s.full(m.path) }
+func (m *Map[V]) receipts() string { return m.dir() + "-receipts" }
+
+func (m *Map[V]) check(ctx context.Context) error {
+	if m.bad() != nil {
+		return m.bad()
+	}
+	return ctxErr(ctx)
+}
+
+func (m *Map[V]) fail(op, key string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return opError(op, m.path, fmt.Errorf("key %q: %w", key, err))
+}
+
+// znode returns the path of key, as the server knows it.
+func (m *Map[V]) znode(ctx context.Context, key string) (string, error) {
+	if err := m.check(ctx); err != nil {
+		return "", err
+	}
+	path := childPath(m.path, escapeKey(key))
+	if len(path) > maxPath {
+		return "", invalid("its path has %d bytes; the limit is %d", len(path), maxPath)
+	}
+	return m.s.full(path), nil
+}
+
+// encode refuses what does not fit into a transaction.
+func (m *Map[V]) encode(znode string, v V) ([]byte, error) {
+	data, err := encode(m.codec, v)
+	if err != nil {
+		return nil, fmt.Errorf("cannot encode a %T: %w", v, err)
+	}
+	if m.s.sizeOf(znode, data)+2*m.s.sizeOf(m.receipts(), nil)+m.s.sizeOf(m.dir(), nil)+512 > maxPacket {
+		return nil, fmt.Errorf("value of %d bytes: %w", len(data), ErrTooLarge)
+	}
+	return data, nil
+}
+
+func (m *Map[V]) decode(data []byte) (V, error) {
+	v, err := decode[V](m.codec, data)
+	if err != nil {
+		var zero V // what was decoded of it is no value
+		return zero, fmt.Errorf("cannot decode %d bytes: %w", len(data), err)
+	}
+	return v, nil
+}
+
+// Load returns the value of key, at least as new as the moment of the call, and
+// its Version, or [ErrNoValue]. A value that cannot be decoded is an error, and
+// is returned with its Version, so that it can be replaced.
+func (m *Map[V]) Load(ctx context.Context, key string) (V, Version, error) {
+	var v V
+	var n node
+	path, err := m.znode(ctx, key)
+	if err == nil {
+		n, err = m.read(ctx, path)
+	}
+	if err == nil && n.stat == nil {
+		err = ErrNoValue
+	}
+	if err != nil {
+		return v, Version{}, m.fail("load", key, err)
+	}
+	v, err = m.decode(n.data)
+	return v, versionOf(n.stat), m.fail("load", key, err)
+}
+
+// read reads a key as it is now; the stat is nil if there is none.
+func (m *Map[V]) read(ctx context.Context, path string) (n node, err error) {
+	err = m.s.during(ctx, func(inc *incarnation) error {
+		if err := inc.sync(ctx, path); err != nil {
+			return err
+		}
+		data, stat, err := inc.get(ctx, path)
+		if isNoNode(err) {
+			data, stat, err = nil, nil, nil
+		}
+		n = node{data, stat}
+		return err
+	})
+	return n, err
+}
+
+// commit applies ops exactly once, and makes path first where it is missing.
+func (m *Map[V]) commit(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
+	return m.s.commitOnce(ctx, m.receipts(), ops)
+}
+
+// create makes a key, if it is not there. The error is NodeExists if it is.
+func (m *Map[V]) create(ctx context.Context, path string, data []byte) error {
+	for {
+		_, err := m.commit(ctx, &zk.CreateRequest{Path: path, Data: data, Acl: m.s.cfg.acl})
+		if !isNoNode(err) {
+			return err
+		}
+		// It is persistent, unlike other directories: its version must not
+		// begin anew while somebody relies on it.
+		if err := m.s.during(ctx, func(inc *incarnation) error {
+			_, err := inc.create(ctx, m.dir(), nil)
+			return err
+		}); err != nil {
+			return err
+		}
+	}
+}
+
+// Store makes v the value of key, whatever it was.
+func (m *Map[V]) Store(ctx context.Context, key string, v V) error {
+	path, err := m.znode(ctx, key)
+	if err != nil {
+		return m.fail("store", key, err)
+	}
+	data, err := m.encode(path, v)
+	for err == nil {
+		_, err = m.commit(ctx, &zk.SetDataRequest{Path: path, Data: data, Version: -1})
+		if !isNoNode(err) {
+			break
+		}
+		if err = m.create(ctx, path, data); !isNodeExists(err) {
+			break
+		}
+		err = nil // made by someone else in between: then it can be set
+	}
+	return m.fail("store", key, err)
+}
+
+// LoadOrStore returns the present value of key, and true; if there is none it
+// stores v, and returns that and false.
+func (m *Map[V]) LoadOrStore(ctx context.Context, key string, v V) (actual V, loaded bool, err error) {
+	path, err := m.znode(ctx, key)
+	if err != nil {
+		return actual, false, m.fail("loadorstore", key, err)
+	}
+	data, err := m.encode(path, v)
+	for err == nil {
+		var n node
+		if n, err = m.read(ctx, path); err != nil {
+			break
+		}
+		if n.stat != nil {
+			actual, err = m.decode(n.data)
+			return actual, true, m.fail("loadorstore", key, err)
+		}
+		if err = m.create(ctx, path, data); err == nil {
+			return v, false, nil
+		}
+		if isNodeExists(err) {
+			err = nil
+		}
+	}
+	return actual, false, m.fail("loadorstore", key, err)
+}
+
+// Delete deletes key, if it is there.
+func (m *Map[V]) Delete(ctx context.Context, key string) error {
+	path, err := m.znode(ctx, key)
+	if err == nil {
+		_, err = m.commit(ctx, m.deletion(path, -1)...)
+		if isNoNode(err) {
+			err = nil
+		}
+	}
+	return m.fail("delete", key, err)
+}
+
+// deletion returns what deletes a key and counts that.
+func (m *Map[V]) deletion(path string, version int32) []any {
+	return []any{&zk.DeleteRequest{Path: path, Version: version}, &zk.SetDataRequest{Path: m.dir(), Version: -1}}
+}
+
+// LoadAndDelete deletes key and returns the value that it had, if it was there.
+// A value that cannot be decoded is deleted too, and its error returned.
+func (m *Map[V]) LoadAndDelete(ctx context.Context, key string) (v V, loaded bool, err error) {
+	var was node
+	err = m.change(ctx, key, func(path string, n node) []any {
+		if was = n; n.stat == nil {
+			return nil
+		}
+		return m.deletion(path, n.stat.Version)
+	})
+	return m.former("loadanddelete", key, was, err)
+}
+
+// Swap stores v and returns the value that key had before, if it was there.
+func (m *Map[V]) Swap(ctx context.Context, key string, v V) (previous V, loaded bool, err error) {
+	path, err := m.znode(ctx, key)
+	if err != nil {
+		return previous, false, m.fail("swap", key, err)
+	}
+	data, err := m.encode(path, v)
+	if err != nil {
+		return previous, false, m.fail("swap", key, err)
+	}
+	var was node
+	for {
+		if err = m.change(ctx, key, func(path string, n node) []any {
+			if was = n; n.stat == nil {
+				return nil
+			}
+			return swapOps(path, data, n.stat.Version)
+		}); err != nil || was.stat != nil {
+			return m.former("swap", key, was, err)
+		}
+		if err = m.create(ctx, path, data); !isNodeExists(err) {
+			return previous, false, m.fail("swap", key, err)
+		}
+	}
+}
+
+// former decodes what a key was before it was changed.
+func (m *Map[V]) former(op, key string, was node, err error) (v V, loaded bool, _ error) {
+	if err != nil || was.stat == nil {
+		return v, false, m.fail(op, key, err)
+	}
+	v, err = m.decode(was.data)
+	return v, true, m.fail(op, key, err)
+}
+
+// CompareAndSwap makes v the value of key if the value is still the one that old
+// identifies, and reports whether it did. With the zero Version it stores v if
+// the key is not there.
+func (m *Map[V]) CompareAndSwap(ctx context.Context, key string, old Version, v V) (bool, error) {
+	path, err := m.znode(ctx, key)
+	if err != nil {
+		return false, m.fail("compareandswap", key, err)
+	}
+	data, err := m.encode(path, v)
+	if err != nil {
+		return false, m.fail("compareandswap", key, err)
+	}
+	if old == (Version{}) {
+		err := m.create(ctx, path, data)
+		if isNodeExists(err) {
+			return false, nil
+		}
+		return err == nil, m.fail("compareandswap", key, err)
+	}
+	return m.ifStill(ctx, "compareandswap", key, old, func(path string) []any {
+		return swapOps(path, data, old.version)
+	})
+}
+
+// CompareAndDelete deletes key if its value is still the one that old
+// identifies, and reports whether it did.
+func (m *Map[V]) CompareAndDelete(ctx context.Context, key string, old Version) (bool, error) {
+	return m.ifStill(ctx, "compareanddelete", key, old, func(path string) []any {
+		return m.deletion(path, old.version)
+	})
+}
+
+func (m *Map[V]) ifStill(ctx context.Context, op, key string, old Version, ops func(path string) []any) (done bool, err error) {
+	err = m.change(ctx, key, func(path string, n node) []any {
+		if done = n.stat != nil && versionOf(n.stat) == old; !done {
+			return nil
+		}
+		return ops(path)
+	})
+	return done && err == nil, m.fail(op, key, err)
+}
+
+// change reads key and applies what ops makes of it, if that is not nothing,
+// and only if key is still as it was read; otherwise it begins again.
+//
+// ZooKeeper compares a counter, which begins anew when a znode is deleted and
+// made again. So the transaction also checks that nothing at all was deleted
+// since: the version of the directory counts that, and was read before the key.
+// Without a deletion in between the znode is the same, and the counter exact.
+func (m *Map[V]) change(ctx context.Context, key string, ops func(path string, n node) []any) error {
+	path, err := m.znode(ctx, key)
+	if err != nil {
+		return err
+	}
+	for {
+		deletions, n, err := m.readGuarded(ctx, path)
+		if err != nil {
+			return err
+		}
+		all := ops(path, n)
+		if all == nil {
+			return nil
+		}
+		if deletions == -1 {
+			// A request cannot ask for −1, which means any. Take it further.
+			if _, err := m.commit(ctx, &zk.SetDataRequest{Path: m.dir(), Version: -1}); err != nil {
+				return err
+			}
+			continue
+		}
+		all = append([]any{&zk.CheckVersionRequest{Path: m.dir(), Version: deletions}}, all...)
+		if _, err = m.commit(ctx, all...); !isBadVersion(err) && !isNoNode(err) {
+			return err
+		}
+	}
+}
+
+// readGuarded reads how many deletions there were, and after that a key.
+func (m *Map[V]) readGuarded(ctx context.Context, path string) (deletions int32, n node, err error) {
+	err = m.s.during(ctx, func(inc *incarnation) error {
+		if err := inc.sync(ctx, path); err != nil {
+			return err
+		}
+		dir, err := inc.exists(ctx, m.dir())
+		if err != nil || dir == nil {
+			n = node{}
+			return err
+		}
+		deletions = dir.Version
+		data, stat, err := inc.get(ctx, path)
+		if isNoNode(err) {
+			data, stat, err = nil, nil, nil
+		}
+		n = node{data, stat}
+		return err
+	})
+	return deletions, n, err
+}
+
+// Len returns the number of keys.
+func (m *Map[V]) Len(ctx context.Context) (int, error) {
+	names, err := m.list(ctx)
+	return len(names), opError("len", m.path, err)
+}
+
+// list returns the names of the keys as they are now.
+func (m *Map[V]) list(ctx context.Context) (names []string, err error) {
+	if err := m.check(ctx); err != nil {
+		return nil, err
+	}
+	err = m.s.during(ctx, func(inc *incarnation) error {
+		if err := inc.sync(ctx, m.dir()); err != nil {
+			return err
+		}
+		names, err = m.names(ctx, inc)
+		return err
+	})
+	return names, err
+}
+
+// names lists the keys, by the names of their znodes.
+func (m *Map[V]) names(ctx context.Context, inc *incarnation) ([]string, error) {
+	names, _, err := inc.children(ctx, m.dir())
+	if isNoNode(err) {
+		return nil, nil
+	}
+	// What no key is written as was put there by another program.
+	return slices.DeleteFunc(names, func(name string) bool { _, ok := unescapeKey(name); return !ok }), err
+}
+
+// Clear deletes every key that is there when it is called; one that is stored
+// meanwhile may stay. It is not one step: others can see some keys gone and
+// others not.
+func (m *Map[V]) Clear(ctx context.Context) error {
+	names, err := m.list(ctx)
+	if err != nil {
+		return opError("clear", m.path, err)
+	}
+	for batch := range slices.Chunk(names, clearBatch(m.dir())) {
+		if err := m.deleteAll(ctx, batch); err != nil {
+			return opError("clear", m.path, err)
+		}
+	}
+	return nil
+}
+
+// clearBatch is how many keys one transaction can certainly delete.
+func clearBatch(dir string) int { return max(1, min(500, maxPacket/2/(maxPath+len(dir)+64))) }
+
+// deleteAll deletes keys in one transaction, or one by one if one of them is
+// gone.
+func (m *Map[V]) deleteAll(ctx context.Context, names []string) error {
+	ops := make([]any, 0, len(names)+1)
+	for _, name := range names {
+		ops = append(ops, &zk.DeleteRequest{Path: childPath(m.dir(), name), Version: -1})
+	}
+	_, err := m.commit(ctx, append(ops, &zk.SetDataRequest{Path: m.dir(), Version: -1})...)
+	if !isNoNode(err) || len(names) == 1 {
+		if isNoNode(err) {
+			err = nil
+		}
+		return err
+	}
+	for _, name := range names {
+		if err := m.deleteAll(ctx, []string{name}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Range calls f for each key and value, in the order of the keys, until f
+// returns false. What it goes through is the whole map as it was at one moment
+// during the call. Values that cannot be decoded are passed over; Range then
+// returns the first of their errors.
+func (m *Map[V]) Range(ctx context.Context, f func(key string, v V) bool) error {
+	if m.bad() == nil && f == nil {
+		return opError("range", m.path, invalid("the function is nil"))
+	}
+	var first error
+	for e, err := range m.All(ctx) {
+		if err != nil {
+			if first == nil {
+				first = err
+			}
+			continue
+		}
+		if !f(e.Key, e.Value) {
+			break
+		}
+	}
+	return first
+}
+
+// All is [Map.Range] for a range loop, with Versions:
+//
+//	for e, err := range m.All(ctx) { … }
+//
+// A value that cannot be decoded comes with its error, and the loop may go on.
+// If the map cannot be read the loop has one round, with the zero MapEntry and
+// the error.
+func (m *Map[V]) All(ctx context.Context) iter.Seq2[MapEntry[V], error] {
+	return func(yield func(MapEntry[V], error) bool) {
+		nodes, err := m.snapshot(ctx)
+		if err != nil {
+			yield(MapEntry[V]{}, opError("range", m.path, err))
+			return
+		}
+		for _, key := range slices.Sorted(maps.Keys(nodes)) {
+			e := MapEntry[V]{Key: key, Version: versionOf(nodes[key].stat)}
+			e.Value, err = m.decode(nodes[key].data)
+			if !yield(e, m.fail("range", key, err)) {
+				return
+			}
+		}
+	}
+}
+
+// snapshotTries is how often a snapshot is read without watches.
+const snapshotTries = 4
+
+// snapshot reads the whole map, by key, as it was at one moment.
+//
+// It reads everything twice. What is the same both times, by the Versions, was
+// so all the time from the end of the first reading to the beginning of the
+// second. A map that changes all the time is followed instead, see follower.
+func (m *Map[V]) snapshot(ctx context.Context) (nodes map[string]node, err error) {
+	if err := m.check(ctx); err != nil {
+		return nil, err
+	}
+	settled := false
+	err = m.s.during(ctx, func(inc *incarnation) error {
+		if err := inc.sync(ctx, m.dir()); err != nil {
+			return err
+		}
+		var before map[string]node
+		for try := range snapshotTries {
+			if nodes, err = m.readAll(ctx, inc); err != nil {
+				return err
+			}
+			if try > 0 && maps.EqualFunc(before, nodes, func(a, b node) bool { return versionOf(a.stat) == versionOf(b.stat) }) {
+				settled = true
+				return nil
+			}
+			before = nodes
+		}
+		return nil
+	})
+	if err != nil || settled {
+		return nodes, err
+	}
+	errTold := errors.New("told")
+	err = m.s.followDir(ctx, m.dir(), func(found map[string]node, _ <-chan struct{}) (bool, error) {
+		nodes = keyed(found)
+		return true, errTold
+	})
+	if err == errTold {
+		err = nil
+	}
+	return nodes, err
+}
+
+// readAll reads every key.
+func (m *Map[V]) readAll(ctx context.Context, inc *incarnation) (map[string]node, error) {
+	names, err := m.names(ctx, inc)
+	if err != nil {
+		return nil, err
+	}
+	paths := make([]string, len(names))
+	for i, name := range names {
+		paths[i] = childPath(m.dir(), name)
+	}
+	list, err := inc.getAll(ctx, paths)
+	if err != nil {
+		return nil, err
+	}
+	nodes := make(map[string]node, len(names))
+	for i, n := range list {
+		if n.stat != nil {
+			nodes[names[i]] = n
+		}
+	}
+	return keyed(nodes), nil
+}
+
+// keyed returns nodes by key instead of name, without those that are no key's.
+func keyed(nodes map[string]node) map[string]node {
+	out := make(map[string]node, len(nodes))
+	for name, n := range nodes {
+		if key, ok := unescapeKey(name); ok {
+			out[key] = n
+		}
+	}
+	return out
+}
+
+// Watch returns a channel of the whole map: as it is now, and then the latest
+// contents after each change. Nothing in it ever goes back to an older value,
+// through however many sessions, and once nothing changes any more the last one
+// sent is what the map contains. Each is a snapshot of one moment, unless
+// something changes in every round trip to the server: then what is sent can be
+// spread over the last few of them. The receiver may keep and change it.
+//
+// The channel has no buffer. A reader who is slower than the writers gets the
+// latest contents, not those in between. A value that cannot be decoded is
+// logged and left out.
+//
+// The channel is closed when ctx ends or the Session is closed, or when a znode
+// may not be read, which is logged.
+func (m *Map[V]) Watch(ctx context.Context) <-chan map[string]V {
+	out := make(chan map[string]V)
+	if m.bad() != nil {
+		close(out)
+		return out
+	}
+	m.s.spawn(func() {
+		defer close(out)
+		err := m.s.followDir(ctx, m.dir(), func(nodes map[string]node, changed <-chan struct{}) (bool, error) {
+			select {
+			case out <- m.contents(nodes):
+				return true, nil
+			case <-changed:
+				return false, nil // the reader gets what is newer
+			case <-ctx.Done():
+				return false, ctxErr(ctx)
+			case <-m.s.closing:
+				return false, m.s.failure()
+			}
+		})
+		if ctx.Err() == nil && m.s.failure() == nil {
+			m.s.log.Error("zsync: cannot watch", "path", m.path, "err", err)
+		}
+	})
+	return out
+}
+
+// contents decodes a snapshot.
+func (m *Map[V]) contents(nodes map[string]node) map[string]V {
+	all := make(map[string]V, len(nodes))
+	for key, n := range keyed(nodes) {
+		v, err := m.decode(n.data)
+		if err != nil {
+			m.s.log.Error("zsync: cannot watch a value", "path", m.path, "key", key, "err", err)
+			continue
+		}
+		all[key] = v
+	}
+	return all
+}
+
+// escapeKey returns the name of the znode of a key.
+func escapeKey(key string) string {
+	switch key {
+	case "":
+		return "%"
+	case ".":
+		return "%2E"
+	case "..":
+		return "%2E%2E"
+	}
+	var b strings.Builder
+	for i, r := range key {
+		size := len(string(r))
+		if r == '\uFFFD' && !strings.HasPrefix(key[i:], "\uFFFD") {
+			size = 1 // not UTF-8
+		}
+		if r == '%' || r == '/' || checkPathText("/"+key[i:i+size]) != nil && r != '.' {
+			for _, c := range []byte(key[i : i+size]) {
+				fmt.Fprintf(&b, "%%%02X", c)
+			}
+			continue
+		}
+		b.WriteString(key[i : i+size])
+	}
+	return b.String()
+}
+
+// unescapeKey returns the key that a znode is named after, if it is.
+func unescapeKey(name string) (key string, ok bool) {
+	if name == "%" {
+		return "", true
+	}
+	var b strings.Builder
+	for i := 0; i < len(name); i++ {
+		if name[i] != '%' {
+			b.WriteByte(name[i])
+			continue
+		}
+		var c byte
+		if len(name) < i+3 {
+			return "", false
+		}
+		if _, err := fmt.Sscanf(name[i+1:i+3], "%02X", &c); err != nil {
+			return "", false
+		}
+		b.WriteByte(c)
+		i += 2
+	}
+	key = b.String()
+	return key, escapeKey(key) == name
+}

@@ -1,0 +1,461 @@
+package zsync
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+func TestMapDoesWhatSyncMapDoes(t *testing.T) {
+	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
+		ctx := within(t, 30*time.Second)
+		a, b := NewMap[int](connect(), "/deep/map"), NewMap[int](connect(), "/deep/map")
+		_, none, err := a.Load(ctx, "k")
+		wantErr(t, err, ErrNoValue)
+		must(t, a.Delete(ctx, "k")) // of nothing
+		if n, err := b.Len(ctx); n != 0 || err != nil {
+			t.Fatalf("Len = %d, %v", n, err)
+		}
+		loadOrStore := func(m *Map[int], key string, v, want int, loaded bool) {
+			t.Helper()
+			if got, l, err := m.LoadOrStore(ctx, key, v); got != want || l != loaded || err != nil {
+				t.Fatalf("LoadOrStore(%q, %d) = %d, %v, %v; want %d, %v", key, v, got, l, err, want, loaded)
+			}
+		}
+		load := func(m *Map[int], key string, want int) Version {
+			t.Helper()
+			v, version, err := m.Load(ctx, key)
+			if v != want || err != nil {
+				t.Fatalf("Load(%q) = %d, %v; want %d", key, v, err, want)
+			}
+			return version
+		}
+		is := func(name string, ok bool, err error, want bool) {
+			t.Helper()
+			if ok != want || err != nil {
+				t.Fatalf("%s = %v, %v; want %v", name, ok, err, want)
+			}
+		}
+		loadOrStore(a, "k", 1, 1, false)
+		loadOrStore(b, "k", 2, 1, true)
+		must(t, b.Store(ctx, "k", 3))
+		v3 := load(a, "k", 3)
+		ok, err := b.CompareAndSwap(ctx, "k", none, 9)
+		is("CompareAndSwap with the zero Version", ok, err, false)
+		ok, err = b.CompareAndSwap(ctx, "k", v3, 4)
+		is("CompareAndSwap", ok, err, true)
+		ok, err = a.CompareAndSwap(ctx, "k", v3, 5)
+		is("CompareAndSwap of an old Version", ok, err, false)
+		v, loaded, err := a.Swap(ctx, "k", 6)
+		is("Swap", loaded && v == 4, err, true)
+		v, loaded, err = a.Swap(ctx, "new", 7)
+		is("Swap of no value", !loaded && v == 0, err, true)
+		v6 := load(b, "k", 6)
+		ok, err = a.CompareAndDelete(ctx, "k", v3)
+		is("CompareAndDelete of an old Version", ok, err, false)
+		ok, err = a.CompareAndDelete(ctx, "k", v6)
+		is("CompareAndDelete", ok, err, true)
+		ok, err = a.CompareAndDelete(ctx, "k", v6)
+		is("CompareAndDelete of nothing", ok, err, false)
+		// Stored again, the znode's counter is what it was.
+		must(t, b.Store(ctx, "k", 8))
+		must(t, b.Store(ctx, "k", 8))
+		must(t, b.Store(ctx, "k", 8))
+		ok, err = a.CompareAndSwap(ctx, "k", v6, 9)
+		is("CompareAndSwap across a deletion", ok, err, false)
+		ok, err = a.CompareAndSwap(ctx, "other", none, 10)
+		is("CompareAndSwap that creates", ok, err, true)
+		var keys []string
+		must(t, a.Range(ctx, func(key string, v int) bool { keys = append(keys, fmt.Sprint(key, v)); return true }))
+		if got := strings.Join(keys, " "); got != "k8 new7 other10" {
+			t.Errorf("Range went through %q", got)
+		}
+		keys = nil
+		must(t, a.Range(ctx, func(key string, v int) bool { keys = append(keys, key); return false }))
+		if len(keys) != 1 {
+			t.Errorf("Range went on after false: %q", keys)
+		}
+		for e, err := range b.All(ctx) {
+			must(t, err)
+			ok, err := b.CompareAndDelete(ctx, e.Key, e.Version)
+			is("CompareAndDelete of an entry", ok, err, true)
+			break
+		}
+		v, loaded, err = b.LoadAndDelete(ctx, "new")
+		is("LoadAndDelete", loaded && v == 7, err, true)
+		v, loaded, err = b.LoadAndDelete(ctx, "new")
+		is("LoadAndDelete of nothing", !loaded && v == 0, err, true)
+		must(t, b.Store(ctx, "x", 1))
+		must(t, a.Clear(ctx))
+		if n, err := b.Len(ctx); n != 0 || err != nil {
+			t.Errorf("Len after Clear = %d, %v", n, err)
+		}
+	})
+}
+
+func TestAnyStringIsAKeyOfAMap(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		m := NewMap[string](open(t, srv), "/m")
+		keys := []string{"", ".", "..", "/", "a/b", "%", "%2E", "ä", "\x00\x1f\x7f", "\xff\xfe", "\uFFFD", "a b", "日本", "..."}
+		for _, key := range keys {
+			must(t, m.Store(t.Context(), key, "value of "+key[:min(len(key), 1)]))
+		}
+		seen := make(map[string]bool)
+		must(t, m.Range(t.Context(), func(key, _ string) bool { seen[key] = true; return true }))
+		for _, key := range keys {
+			if !seen[key] {
+				t.Errorf("%q is not among the keys", key)
+			}
+			must(t, m.Delete(t.Context(), key))
+		}
+		if len(seen) != len(keys) {
+			t.Errorf("%d keys, want %d", len(seen), len(keys))
+		}
+		wantErr(t, m.Store(t.Context(), strings.Repeat("k", 2048), ""), ErrInvalid)
+		wantErr(t, m.Store(t.Context(), "big", strings.Repeat("x", 1<<20)), ErrTooLarge)
+		if n, err := m.Len(t.Context()); n != 0 || err != nil {
+			t.Errorf("Len = %d, %v", n, err)
+		}
+	})
+}
+
+func FuzzMapKeysAreNamesOfZnodesAndBack(f *testing.F) {
+	for _, key := range []string{"", ".", "a/b", "%41", "\xff", "\uFFFD", "\u0085"} {
+		f.Add(key)
+	}
+	f.Fuzz(func(t *testing.T, key string) {
+		name := escapeKey(key)
+		if len(name) < 2000 && checkPath("/m/"+name) != nil {
+			t.Errorf("key %q makes the name %q: %v", key, name, checkPath("/m/"+name))
+		}
+		if back, ok := unescapeKey(name); back != key || !ok {
+			t.Errorf("key %q, name %q, back %q, %v", key, name, back, ok)
+		}
+		if back, ok := unescapeKey(key); ok && escapeKey(back) != key {
+			t.Errorf("two names for %q: %q and %q", back, key, escapeKey(back))
+		}
+	})
+}
+
+func TestMapRefusesBadInput(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		for _, m := range []*Map[int]{NewMap[int](nil, "/m"), NewMap[int](s, "m"), NewMap[int](s, "/m", nil), {}} {
+			_, _, err := m.Load(t.Context(), "k")
+			wantErr(t, err, ErrInvalid)
+			wantErr(t, m.Store(t.Context(), "k", 1), ErrInvalid)
+			wantErr(t, m.Clear(t.Context()), ErrInvalid)
+			wantErr(t, m.Range(t.Context(), func(string, int) bool { return true }), ErrInvalid)
+			if _, ok := <-m.Watch(t.Context()); ok {
+				t.Error("Watch of a bad Map is open")
+			}
+		}
+		wantErr(t, NewMap[int](s, "/m").Range(t.Context(), nil), ErrInvalid)
+		cause := errors.New("enough")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancel(cause)
+		wantErr(t, NewMap[int](s, "/m").Store(ctx, "k", 1), cause, context.Canceled)
+	})
+}
+
+func TestMapWithKeysThatCannotBeDecodedGivesTheOthers(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		must(t, NewMap[string](s, "/m").Store(t.Context(), "bad", "text"))
+		m := NewMap[int](s, "/m")
+		must(t, m.Store(t.Context(), "good", 1))
+		var got []string
+		err := m.Range(t.Context(), func(key string, v int) bool { got = append(got, fmt.Sprint(key, v)); return true })
+		if err == nil || len(got) != 1 || got[0] != "good1" {
+			t.Errorf("Range went through %v, %v", got, err)
+		}
+		_, version, err := m.Load(t.Context(), "bad")
+		if err == nil || version == (Version{}) {
+			t.Errorf("Load = %v, %v; want an error and the Version", version, err)
+		}
+		if ok, err := m.CompareAndSwap(t.Context(), "bad", version, 2); !ok || err != nil {
+			t.Errorf("CompareAndSwap = %v, %v", ok, err)
+		}
+		if all := <-m.Watch(within(t, time.Minute)); !maps.Equal(all, map[string]int{"good": 1, "bad": 2}) {
+			t.Errorf("Watch gives %v", all)
+		}
+	})
+}
+
+func TestRangeAndWatchOfAMapAreOneMoment(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		srv.SetLatency(time.Millisecond)
+		s := open(t, srv)
+		const keys = 300
+		writer := NewMap[int](open(t, srv), "/m")
+		for i := range keys {
+			must(t, writer.Store(t.Context(), fmt.Sprint(i), 0))
+		}
+		// The keys are raised one after the other: at any moment key i is not
+		// behind key i+1, and the first is ahead of the last by one at most.
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		done := async(func() error {
+			for round := 1; ; round++ {
+				for i := range keys {
+					if err := writer.Store(ctx, fmt.Sprint(i), round); err != nil {
+						return err
+					}
+					if i%50 == 0 {
+						time.Sleep(40 * time.Millisecond) // so that a quiet moment comes
+					}
+				}
+			}
+		})
+		check := func(all map[string]int) {
+			t.Helper()
+			for i := range keys - 1 {
+				if a, b := all[fmt.Sprint(i)], all[fmt.Sprint(i+1)]; a < b || a > all["0"] {
+					t.Fatalf("key %d is %d and key %d is %d", i, a, i+1, b)
+				}
+			}
+			if all["0"]-all[fmt.Sprint(keys-1)] > 1 {
+				t.Fatalf("the first key is %d, the last %d", all["0"], all[fmt.Sprint(keys-1)])
+			}
+		}
+		m := NewMap[int](s, "/m")
+		for range 5 {
+			all := make(map[string]int)
+			must(t, m.Range(t.Context(), func(key string, v int) bool { all[key] = v; return true }))
+			check(all)
+		}
+		seen := 0
+		for all := range m.Watch(ctx) {
+			check(all)
+			if seen++; seen == 10 {
+				cancel()
+			}
+		}
+		<-done
+	})
+}
+
+func TestWatchOfAMapSeesAKeyThatWasDeletedAndMadeAgain(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := open(t, srv), open(t, srv)
+		m := NewMap[string](other, "/m")
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		watch := NewMap[string](s, "/m").Watch(ctx)
+		next := func(want map[string]string) {
+			t.Helper()
+			synctest.Wait()
+			if got := <-watch; !maps.Equal(got, want) {
+				t.Fatalf("Watch gives %v, want %v", got, want)
+			}
+		}
+		next(map[string]string{}) // there is no znode yet
+		must(t, m.Store(ctx, "k", "1"))
+		next(map[string]string{"k": "1"})
+		srv.Disconnect(s.ID())
+		must(t, m.Delete(ctx, "k"))
+		must(t, m.Store(ctx, "k", "2")) // its counter is 0 again
+		next(map[string]string{"k": "2"})
+		srv.Expire(s.ID())
+		must(t, m.Store(ctx, "l", "3"))
+		next(map[string]string{"k": "2", "l": "3"})
+		must(t, m.Clear(ctx))
+		for all := range watch { // a snapshot may fall between the deletions
+			if len(all) == 0 {
+				break
+			}
+		}
+		select {
+		case all := <-watch:
+			t.Errorf("Watch tells %v though nothing has changed", all)
+		case <-time.After(time.Hour):
+		}
+	})
+}
+
+func TestMapOfTenThousandKeysIsReadAndFollowed(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		m := NewMap[int](s, "/m")
+		const keys = 10_000
+		var wg sync.WaitGroup
+		for i := range 50 {
+			wg.Go(func() {
+				for k := i; k < keys; k += 50 {
+					if err := m.Store(t.Context(), fmt.Sprint("key", k), k); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		time.Sleep(time.Minute)
+		// Bundles grow as it is seen how small the values are.
+		must(t, m.Range(t.Context(), func(string, int) bool { return true }))
+		before := s.Stats().Requests
+		n := 0
+		must(t, m.Range(t.Context(), func(string, int) bool { n++; return true }))
+		if n != keys {
+			t.Errorf("Range went through %d keys", n)
+		}
+		if got := s.Stats().Requests - before; got > 3+2*(keys/128+1) {
+			t.Errorf("Range cost %d requests", got)
+		}
+		reader := open(t, srv)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		watch := NewMap[int](reader, "/m").Watch(ctx)
+		if all := <-watch; len(all) != keys {
+			t.Errorf("Watch gives %d keys", len(all))
+		}
+		time.Sleep(time.Minute)
+		before = reader.Stats().Requests
+		must(t, m.Store(t.Context(), "key77", -1))
+		if all := <-watch; all["key77"] != -1 {
+			t.Error("Watch missed a change")
+		}
+		time.Sleep(time.Minute)
+		if got := reader.Stats().Requests - before; got != 1 {
+			t.Errorf("a change cost %d requests, want 1", got)
+		}
+		must(t, m.Clear(t.Context()))
+	})
+}
+
+// A mapOp is an operation on one key of a Map and what came of it.
+type mapOp struct {
+	op      string
+	v       int
+	old     int // CompareAndSwap, CompareAndDelete: the value whose Version was given
+	unknown bool
+}
+
+type mapResult struct {
+	v  int
+	ok bool
+}
+
+var mapModel = porcupine.Model{
+	Init: func() any { return 0 }, // 0 is no value
+	Step: func(state, in, out any) (bool, any) {
+		now, op, r := state.(int), in.(mapOp), out.(mapResult)
+		switch op.op {
+		case "load":
+			return r.v == now, now
+		case "store":
+			return true, op.v
+		case "delete":
+			return true, 0
+		case "loadorstore":
+			if now != 0 {
+				return r.ok && r.v == now, now
+			}
+			return !r.ok, op.v
+		case "loadanddelete":
+			return r.ok == (now != 0) && r.v == now, 0
+		case "swap":
+			return r.ok == (now != 0) && r.v == now, op.v
+		case "compareandswap":
+			if r.ok {
+				return now == op.old, op.v
+			}
+			return now != op.old, now
+		case "compareanddelete":
+			if r.ok {
+				return now == op.old, 0
+			}
+			return now != op.old, now
+		}
+		return false, now
+	},
+}
+
+func TestHammerMapIsLinearizableKeyByKey(t *testing.T) {
+	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
+		var mu sync.Mutex
+		var history []porcupine.Operation
+		var wg sync.WaitGroup
+		var sessions []*Session
+		next := 0
+		until := make(chan struct{})
+		for client := range 4 {
+			s := open(t, srv)
+			sessions = append(sessions, s)
+			m := NewMap[int](s, "/m")
+			r := rand.New(rand.NewPCG(rnd.Uint64(), 1))
+			wg.Go(func() {
+				var known Version
+				var value int
+				for range 12 {
+					mu.Lock()
+					next++
+					op := mapOp{v: next}
+					mu.Unlock()
+					var res mapResult
+					var err error
+					ctx := t.Context()
+					call := time.Now()
+					switch r.IntN(8) {
+					case 0:
+						op.op = "load"
+						res.v, known, err = m.Load(ctx, "k")
+						if errors.Is(err, ErrNoValue) {
+							err = nil
+						}
+						value = res.v
+					case 1:
+						op.op = "store"
+						err = m.Store(ctx, "k", op.v)
+					case 2:
+						op.op = "delete"
+						err = m.Delete(ctx, "k")
+					case 3:
+						op.op = "loadorstore"
+						res.v, res.ok, err = m.LoadOrStore(ctx, "k", op.v)
+					case 4:
+						op.op = "loadanddelete"
+						res.v, res.ok, err = m.LoadAndDelete(ctx, "k")
+					case 5:
+						op.op = "swap"
+						res.v, res.ok, err = m.Swap(ctx, "k", op.v)
+					case 6:
+						op.op, op.old = "compareandswap", value
+						res.ok, err = m.CompareAndSwap(ctx, "k", known, op.v)
+					case 7:
+						op.op, op.old = "compareanddelete", value
+						if value == 0 {
+							continue
+						}
+						res.ok, err = m.CompareAndDelete(ctx, "k", known)
+					}
+					if err != nil {
+						t.Errorf("%s: %v", op.op, err)
+						return
+					}
+					mu.Lock()
+					history = append(history, porcupine.Operation{ClientId: client, Input: op, Output: res, Call: call.UnixNano(), Return: time.Now().UnixNano()})
+					mu.Unlock()
+					time.Sleep(time.Duration(r.IntN(300)) * time.Millisecond)
+				}
+			})
+		}
+		chaosDone := async(func() error { chaos(t, srv, rnd, sessions, until); return nil })
+		wg.Wait()
+		close(until)
+		<-chaosDone
+		if !porcupine.CheckOperations(mapModel, history) {
+			t.Errorf("not linearizable: %v", history)
+		}
+	})
+}
