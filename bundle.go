@@ -9,6 +9,8 @@ import (
 	"sync"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/wire"
 )
 
 // A bundle reads the data of many znodes with one request, multiRead, which
@@ -123,16 +125,13 @@ func bundlePacket(xid int32, paths []string) []byte {
 		p = append(binary.BigEndian.AppendUint32(p, uint32(op)), done)
 		return append(p, 0xff, 0xff, 0xff, 0xff)
 	}
-	p := appendHeader(nil, xid, opMultiRead)
+	p := wire.AppendHeader(nil, xid, wire.OpMultiRead)
 	for _, path := range paths {
-		p = appendString(header(p, opGetData, 0), path)
+		p = wire.AppendString(header(p, wire.OpGetData, 0), path)
 		p = append(p, 0) // no watch
 	}
-	return endPacket(header(p, -1, 1))
+	return wire.EndPacket(header(p, -1, 1))
 }
-
-// statSize is the size of a Stat on the wire.
-const statSize = 68
 
 var errBundle = errors.New("zsync: malformed reply to multiRead")
 
@@ -140,37 +139,27 @@ var errBundle = errors.New("zsync: malformed reply to multiRead")
 // those that the server did not give, for another reason than that they do not
 // exist.
 func parseBundle(p []byte, n int) (nodes []node, refused []int, err error) {
-	s := scanner{p: p}
-	for op, more := s.next(); more; op, more = s.next() {
+	s := wire.Scanner{Rest: p}
+	for op, more := s.Next(); more; op, more = s.Next() {
 		switch op {
-		case opGetData:
-			data := bytes.Clone(s.buffer())
-			if stat := s.take(statSize); !s.bad {
-				nodes = append(nodes, node{data, parseStat(stat)})
+		case wire.OpGetData:
+			data := bytes.Clone(s.Buffer())
+			if stat := s.Take(wire.StatSize); !s.Bad {
+				nodes = append(nodes, node{data, wire.ParseStat(stat)})
 			}
-		case opFailed:
-			if s.int32() != errCodeNoNode {
+		case wire.OpFailed:
+			if s.Int32() != wire.CodeNoNode {
 				refused = append(refused, len(nodes))
 			}
 			nodes = append(nodes, node{})
 		default:
-			s.bad = true
+			s.Bad = true
 		}
 	}
-	if s.bad || len(nodes) != n || len(s.p) > 0 {
+	if s.Bad || len(nodes) != n || len(s.Rest) > 0 {
 		return nil, nil, errBundle
 	}
 	return nodes, refused, nil
-}
-
-func parseStat(p []byte) *zk.Stat {
-	i64 := func(at int) int64 { return int64(binary.BigEndian.Uint64(p[at:])) }
-	i32 := func(at int) int32 { return int32(binary.BigEndian.Uint32(p[at:])) }
-	return &zk.Stat{
-		Czxid: i64(0), Mzxid: i64(8), Ctime: i64(16), Mtime: i64(24),
-		Version: i32(32), Cversion: i32(36), Aversion: i32(40),
-		EphemeralOwner: i64(44), DataLength: i32(52), NumChildren: i32(56), Pzxid: i64(60),
-	}
 }
 
 // parallel calls f for each i below n, many at once, and returns an error of

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/zsync/zsync/internal/wire"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -118,7 +119,7 @@ func TestGetAllDoesWithoutMultiReadWhereServersDoNotKnowIt(t *testing.T) {
 }
 
 func FuzzParseBundleNeverPanics(f *testing.F) {
-	one := append([]byte{0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 1, 'x'}, make([]byte, statSize)...)
+	one := append([]byte{0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 1, 'x'}, make([]byte, wire.StatSize)...)
 	end := []byte{0xff, 0xff, 0xff, 0xff, 1, 0xff, 0xff, 0xff, 0xff}
 	missing := []byte{0xff, 0xff, 0xff, 0xff, 0, 0xff, 0xff, 0xff, 0x9b, 0xff, 0xff, 0xff, 0x9b}
 	if nodes, refused, err := parseBundle(bytes.Join([][]byte{one, missing, end}, nil), 2); err != nil ||

@@ -13,6 +13,7 @@ import (
 
 	"github.com/zsync/zsync/internal/ensemble"
 	"github.com/zsync/zsync/internal/netproxy"
+	"github.com/zsync/zsync/internal/wire"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -89,7 +90,7 @@ func TestLostRequestsAndRepliesAreResolvedOverTCP(t *testing.T) {
 		ctx := within(t, time.Minute)
 		must(t, m.Lock(ctx))
 		must(t, m.Unlock())
-		for _, op := range []int32{opCreate, 2 /* delete */, opGetChildren2} {
+		for _, op := range []int32{wire.OpCreate, 2 /* delete */, wire.OpGetChildren2} {
 			for _, fault := range []netproxy.Verdict{netproxy.DropRequest, netproxy.DropReply} {
 				var done atomic.Bool
 				proxy.OnRequest(func(o, _ int32) netproxy.Verdict {

@@ -137,12 +137,12 @@ func onServers(t *testing.T, f func(t *testing.T, connect func(...Option) *Sessi
 // ends them at the servers.
 type network struct {
 	mu    sync.Mutex
-	conns []*wire        // guarded by mu
+	conns []*cable       // guarded by mu
 	ended map[int64]bool // sessions that were ended, or are about to be; guarded by mu
 }
 
-// A wire is a connection that can lose what passes.
-type wire struct {
+// A cable is a connection that can lose what passes.
+type cable struct {
 	net.Conn
 	cut   *atomic.Bool // whether the client is cut off
 	deaf  atomic.Bool  // what the server sends is lost
@@ -165,7 +165,7 @@ func (n *network) client() zk.Dialer {
 		if err != nil {
 			return nil, err
 		}
-		w := &wire{Conn: c, cut: cut, n: n}
+		w := &cable{Conn: c, cut: cut, n: n}
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		n.conns = append(n.conns, w)
@@ -173,7 +173,7 @@ func (n *network) client() zk.Dialer {
 	}
 }
 
-func (w *wire) Read(p []byte) (int, error) {
+func (w *cable) Read(p []byte) (int, error) {
 	for {
 		k, err := w.Conn.Read(p)
 		w.n.mu.Lock()
@@ -185,7 +185,7 @@ func (w *wire) Read(p []byte) (int, error) {
 	}
 }
 
-func (w *wire) Write(p []byte) (int, error) {
+func (w *cable) Write(p []byte) (int, error) {
 	if w.mute.Load() || w.cut.Load() {
 		return len(p), nil
 	}
@@ -240,7 +240,7 @@ func (n *network) hurt(until <-chan struct{}) {
 }
 
 // take picks a connection and forgets it.
-func (n *network) take() *wire {
+func (n *network) take() *cable {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if len(n.conns) == 0 {
@@ -253,7 +253,7 @@ func (n *network) take() *wire {
 }
 
 // end ends the session of w as its client could: by continuing it elsewhere, and closing it there.
-func (n *network) end(w *wire) {
+func (n *network) end(w *cable) {
 	n.mu.Lock()
 	whole := len(w.hello) == helloSize
 	if whole {

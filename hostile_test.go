@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/wire"
 )
 
 // What a server sends is data from outside: whatever it is, it ends a
@@ -45,7 +47,7 @@ func (i *impostor) dial(string, string, time.Duration) (net.Conn, error) {
 			}
 			xid, op := int32(binary.BigEndian.Uint32(p)), int32(binary.BigEndian.Uint32(p[4:]))
 			out := frame(replyTo(xid, 0))
-			if op != opPing && op != opCloseSession {
+			if op != wire.OpPing && op != wire.OpCloseSession {
 				out = i.reply(xid, op)
 			}
 			if _, err := server.Write(out); err != nil {
@@ -79,13 +81,13 @@ func words(ns ...int64) (p []byte) {
 }
 
 func replyTo(xid, code int32, body ...byte) []byte {
-	p := appendInt64(words(int64(xid)), 1)
+	p := wire.AppendInt64(words(int64(xid)), 1)
 	return append(append(p, words(int64(code))...), body...)
 }
 
 // welcome is a reply to the handshake.
 func welcome(timeout, passwd int64) []byte {
-	p := appendInt64(words(0, timeout), 77)
+	p := wire.AppendInt64(words(0, timeout), 77)
 	return frame(append(append(p, words(passwd)...), make([]byte, 16)...))
 }
 
@@ -117,7 +119,7 @@ func TestAServerThatAnswersGarbageToTheHandshakeIsLeft(t *testing.T) {
 }
 
 func TestAServerThatAnswersGarbageToARequestCostsAConnectionAtMost(t *testing.T) {
-	stat := make([]byte, statSize)
+	stat := make([]byte, wire.StatSize)
 	for name, reply := range map[string]func(xid, op int32) []byte{
 		"an empty packet":           func(xid, op int32) []byte { return words(0) },
 		"half a header":             func(xid, op int32) []byte { return words(4, -1, 0, 0, 0, 0) },
@@ -129,10 +131,10 @@ func TestAServerThatAnswersGarbageToARequestCostsAConnectionAtMost(t *testing.T)
 		"a list of 2^32-1":          func(xid, op int32) []byte { return frame(replyTo(xid, 0, words(-1)...)) },
 		"a list of 2^28":            func(xid, op int32) []byte { return frame(replyTo(xid, 0, words(1<<28)...)) },
 		"data of 2 GiB":             func(xid, op int32) []byte { return frame(replyTo(xid, 0, words(math.MaxInt32)...)) },
-		"an event without a path":   func(xid, op int32) []byte { return frame(replyTo(xidEvent, 0, words(1, 3)...)) },
-		"an event with half a path": func(xid, op int32) []byte { return frame(replyTo(xidEvent, 0, words(1, 3, 100)...)) },
+		"an event without a path":   func(xid, op int32) []byte { return frame(replyTo(wire.XidEvent, 0, words(1, 3)...)) },
+		"an event with half a path": func(xid, op int32) []byte { return frame(replyTo(wire.XidEvent, 0, words(1, 3, 100)...)) },
 		"another's xid":             func(xid, op int32) []byte { return frame(replyTo(xid+1, 0, stat...)) },
-		"pings":                     func(xid, op int32) []byte { return frame(replyTo(xidPing, 0)) },
+		"pings":                     func(xid, op int32) []byte { return frame(replyTo(wire.XidPing, 0)) },
 		"multi without an end":      func(xid, op int32) []byte { return frame(replyTo(xid, 0, words(2, 0)...)) },
 		"multi of unknown results":  func(xid, op int32) []byte { return frame(replyTo(xid, 0, append(words(99, 0), 0)...)) },
 		"multi with half a path": func(xid, op int32) []byte {
@@ -171,8 +173,8 @@ func FuzzReplies(f *testing.F) {
 	f.Add(welcome(0, 16), []byte{}, false)
 	f.Add(welcome(10_000, 16), append(words(1, 0), 0, 0, 0, 0, 2, '/', 'x', 0xff, 0xff, 0xff, 0xff, 1), true)
 	f.Add(welcome(10_000, 16), append(words(2, 1), "a\x00\x00\x00\x01b"...), true)
-	f.Add(welcome(10_000, 16), append(words(1), append([]byte("x"), make([]byte, statSize)...)...), true)
-	f.Add(welcome(10_000, 16), frame(replyTo(xidEvent, 0, append(words(4, 3, 2), "/m"...)...)), false)
+	f.Add(welcome(10_000, 16), append(words(1), append([]byte("x"), make([]byte, wire.StatSize)...)...), true)
+	f.Add(welcome(10_000, 16), frame(replyTo(wire.XidEvent, 0, append(words(4, 3, 2), "/m"...)...)), false)
 	f.Fuzz(func(t *testing.T, hello, body []byte, framed bool) {
 		i := &impostor{hello: hello, reply: func(xid, op int32) []byte {
 			if framed {
@@ -219,9 +221,9 @@ func (c scripted) Close() error               { return nil }
 // FuzzLinkRead holds that a link takes any stream apart in the same way, in
 // whatever pieces it comes, and hands on nothing but whole headers.
 func FuzzLinkRead(f *testing.F) {
-	f.Add(frame(replyTo(1, 0, words(0)...)), 3, int32(opGetData))
-	f.Add(append(frame(replyTo(xidPing, 0)), frame(replyTo(1, -101))...), 1, int32(opExists))
-	f.Add(frame(replyTo(1, 0, append(words(-1, 0), 1, 2, 3, 4)...)), 7, int32(opMulti))
+	f.Add(frame(replyTo(1, 0, words(0)...)), 3, int32(wire.OpGetData))
+	f.Add(append(frame(replyTo(wire.XidPing, 0)), frame(replyTo(1, -101))...), 1, int32(wire.OpExists))
+	f.Add(frame(replyTo(1, 0, append(words(-1, 0), 1, 2, 3, 4)...)), 7, int32(wire.OpMulti))
 	f.Add(words(-5), 1, int32(0))
 	f.Fuzz(func(t *testing.T, in []byte, piece int, op int32) {
 		if piece < 1 || piece > 64 {
@@ -249,21 +251,21 @@ func FuzzLinkRead(f *testing.F) {
 
 // FuzzPackets holds that what the link reads of a request is what was sent.
 func FuzzPackets(f *testing.F) {
-	f.Add(int32(7), int32(opGetData), "/a/b", []byte{1})
+	f.Add(int32(7), int32(wire.OpGetData), "/a/b", []byte{1})
 	f.Add(int32(-1), int32(0), "", []byte{})
 	f.Fuzz(func(t *testing.T, xid, op int32, path string, rest []byte) {
-		p := endPacket(append(appendString(appendHeader(nil, xid, op), path), rest...))
-		if got, ok := packetPath(p); !ok || got != path {
+		p := wire.EndPacket(append(wire.AppendString(wire.AppendHeader(nil, xid, op), path), rest...))
+		if got, ok := wire.Path(p); !ok || got != path {
 			t.Errorf("packetPath = %q, %v; want %q", got, ok, path)
 		}
 		for n := range p {
-			if got, ok := packetPath(p[:n]); ok && got != path {
+			if got, ok := wire.Path(p[:n]); ok && got != path {
 				t.Errorf("packetPath of %d bytes = %q", n, got)
 			}
 		}
-		packetPath(rest)
-		countOps(rest)
-		countResults(rest)
+		wire.Path(rest)
+		wire.CountOps(rest)
+		wire.CountResults(rest)
 		parseBundle(rest, int(xid))
 	})
 }

@@ -5,6 +5,8 @@ import (
 	"sync"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/wire"
 )
 
 // A watchKind is what of a znode is watched.
@@ -19,9 +21,9 @@ const (
 // kindOfRead returns the kind of watch that a read sets.
 func kindOfRead(op int32) watchKind {
 	switch op {
-	case opGetData:
+	case wire.OpGetData:
 		return watchData
-	case opExists:
+	case wire.OpExists:
 		return watchExists
 	}
 	return watchChildren
@@ -248,7 +250,7 @@ func (h *hub) answered(a *ask, code int32) {
 	if h.asks[slot] = slices.DeleteFunc(h.asks[slot], func(b *ask) bool { return b == a }); len(h.asks[slot]) == 0 {
 		delete(h.asks, slot)
 	}
-	set := code == 0 || code == errCodeNoNode && a.key.kind == watchExists
+	set := code == 0 || code == wire.CodeNoNode && a.key.kind == watchExists
 	if !set || a.void {
 		return
 	}
@@ -320,19 +322,19 @@ func (h *hub) resend(zxid int64) []byte {
 		if size == 0 {
 			return
 		}
-		p := appendHeader(nil, xidSetWatches, opSetWatches)
-		p = appendInt64(p, zxid)
-		p = appendStrings(p, data)
-		p = appendStrings(p, exist)
-		p = appendStrings(p, child)
-		out = append(out, endPacket(p)...)
+		p := wire.AppendHeader(nil, wire.XidSetWatches, wire.OpSetWatches)
+		p = wire.AppendInt64(p, zxid)
+		p = wire.AppendStrings(p, data)
+		p = wire.AppendStrings(p, exist)
+		p = wire.AppendStrings(p, child)
+		out = append(out, wire.EndPacket(p)...)
 		data, exist, child, size = nil, nil, nil, 0
 	}
 	for key, w := range h.watches {
 		if !w.armed {
 			continue
 		}
-		if size > 0 && size+4+len(key.path) > setWatchesPortion {
+		if size > 0 && size+4+len(key.path) > wire.SetWatchesPortion {
 			flush() // a long path must not make the others too many
 		}
 		size += 4 + len(key.path)

@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/zsync/zsync/internal/wire"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -102,7 +103,7 @@ type cutWriter struct {
 }
 
 func (c cutWriter) Write(p []byte) (int, error) {
-	if len(p) > 12 && int32(binary.BigEndian.Uint32(p[8:])) == opRemoveWatches && c.fail.CompareAndSwap(true, false) {
+	if len(p) > 12 && int32(binary.BigEndian.Uint32(p[8:])) == wire.OpRemoveWatches && c.fail.CompareAndSwap(true, false) {
 		n, _ := c.Conn.Write(p[:len(p)-9])
 		return n, errors.New("the send buffer is full")
 	}

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/wire"
 )
 
 // A link is one network connection of a session, between go-zookeeper and the
@@ -96,13 +98,13 @@ func (l *link) Write(p []byte) (int, error) {
 	var created string
 	n := len(p)
 	switch op {
-	case opPing:
+	case wire.OpPing:
 		l.mu.Lock()
 		l.pings = append(l.pings, info.at)
 		l.mu.Unlock()
 		return l.Conn.Write(p)
-	case opGetData, opExists, opGetChildren2:
-		if path, ok := packetPath(p); ok {
+	case wire.OpGetData, wire.OpExists, wire.OpGetChildren2:
+		if path, ok := wire.Path(p); ok {
 			if info.ask = l.inc.hub.ask(watchKey{kindOfRead(op), path}); info.ask != nil {
 				p[len(p)-1] = 1 // the packet ends in the watch flag
 			} else if paths := l.inc.bundle(path); paths != nil {
@@ -110,13 +112,13 @@ func (l *link) Write(p []byte) (int, error) {
 				p = bundlePacket(xid, paths)
 			}
 		}
-	case opCreate:
-		created, _ = packetPath(p)
+	case wire.OpCreate:
+		created, _ = wire.Path(p)
 		if p[len(p)-1] == zk.FlagContainer { // the packet ends in the flags
-			binary.BigEndian.PutUint32(p[8:], opCreateContainer)
+			binary.BigEndian.PutUint32(p[8:], wire.OpCreateContainer)
 		}
-	case opMulti:
-		info.ops = countOps(p[12:])
+	case wire.OpMulti:
+		info.ops = wire.CountOps(p[12:])
 	}
 	l.mu.Lock()
 	l.sent[xid] = info
@@ -193,7 +195,7 @@ func (l *link) nextPacket() error {
 		return err
 	}
 	size := int32(binary.BigEndian.Uint32(head[:]))
-	if size < replyHeader-4 || size > replyMax {
+	if size < replyHeader-4 || size > wire.MaxReply {
 		return fmt.Errorf("%w: packet of %d bytes", errProtocol, size)
 	}
 	l.pre, l.left = head[:], int(size)-(replyHeader-4)
@@ -204,9 +206,9 @@ func (l *link) nextPacket() error {
 	}
 	if info.bundle {
 		// Dressed up as the reply to getData: the data with their length, and a Stat.
-		binary.BigEndian.PutUint32(l.pre, uint32(size)+4+statSize)
+		binary.BigEndian.PutUint32(l.pre, uint32(size)+4+wire.StatSize)
 		l.pre = binary.BigEndian.AppendUint32(l.pre, uint32(l.left))
-		l.post = make([]byte, statSize)
+		l.post = make([]byte, wire.StatSize)
 		return nil
 	}
 	return l.checkReply(info)
@@ -216,7 +218,7 @@ func (l *link) nextPacket() error {
 // panic, or take all memory there is, if a server answered what it should not.
 func (l *link) checkReply(info sentInfo) error {
 	switch info.op {
-	case opGetData, opGetChildren2:
+	case wire.OpGetData, wire.OpGetChildren2:
 		b, err := l.r.Peek(min(l.left, 4))
 		if err != nil {
 			return err
@@ -225,13 +227,13 @@ func (l *link) checkReply(info sentInfo) error {
 			return nil // go-zookeeper finds that it is too short
 		}
 		n, each := int64(int32(binary.BigEndian.Uint32(b))), int64(1)
-		if info.op == opGetChildren2 {
+		if info.op == wire.OpGetChildren2 {
 			n, each = int64(uint32(n)), 4 // a name has at least its length
 		}
 		if n*each > int64(l.left-4) {
 			return fmt.Errorf("%w: %d elements in %d bytes", errProtocol, n, l.left)
 		}
-	case opMulti:
+	case wire.OpMulti:
 		body, err := io.ReadAll(io.LimitReader(l.r, int64(l.left))) // grows as the bytes come
 		if err != nil {
 			return err
@@ -240,7 +242,7 @@ func (l *link) checkReply(info sentInfo) error {
 			return io.ErrUnexpectedEOF
 		}
 		l.pre, l.left = append(l.pre, body...), 0
-		if countResults(body) != info.ops {
+		if wire.CountResults(body) != info.ops {
 			return fmt.Errorf("%w: malformed reply to a transaction", errProtocol)
 		}
 	}
@@ -256,7 +258,7 @@ func (l *link) handshake() error {
 		return err
 	}
 	n := binary.BigEndian.Uint32(size[:])
-	if n < 20 || n > handshakeMax {
+	if n < 20 || n > wire.MaxHandshake {
 		return fmt.Errorf("%w: reply of %d bytes", errHandshake, n)
 	}
 	body := make([]byte, n)
@@ -275,7 +277,7 @@ func (l *link) handshake() error {
 		if id != 0 {
 			// Nobody will use this session: either it is not the one that
 			// was asked for, or the incarnation ended in the meantime.
-			l.Conn.Write(appendHeader(nil, 1, opCloseSession))
+			l.Conn.Write(wire.AppendHeader(nil, 1, wire.OpCloseSession))
 		}
 		return err
 	}
@@ -310,7 +312,7 @@ func (l *link) authenticated(n int) error {
 			return err
 		}
 		switch size, xid, code := binary.BigEndian.Uint32(head[:]), int32(binary.BigEndian.Uint32(head[4:])), binary.BigEndian.Uint32(head[16:]); {
-		case size != replyHeader-4 || xid != xidAuth:
+		case size != replyHeader-4 || xid != wire.XidAuth:
 			return fmt.Errorf("%w: no answer to credentials", errProtocol)
 		case code != 0:
 			l.inc.fail(zk.ErrAuthFailed)
@@ -324,9 +326,9 @@ func (l *link) authenticated(n int) error {
 // goroutine that reads, before go-zookeeper sees the packet's last byte.
 func (l *link) received(xid, code int32) (info sentInfo) {
 	switch xid {
-	case xidEvent:
+	case wire.XidEvent:
 		return info
-	case xidPing:
+	case wire.XidPing:
 		l.mu.Lock()
 		var at time.Time
 		if len(l.pings) > 0 {
@@ -368,11 +370,11 @@ func (l *link) removeWatch(key watchKey) (newest bool) {
 	if !l.inc.hub.forget(key) || !l.shook.Load() {
 		return true
 	}
-	p := appendHeader(nil, xidRemoveWatches, opRemoveWatches)
-	p = appendString(p, key.path)
+	p := wire.AppendHeader(nil, wire.XidRemoveWatches, wire.OpRemoveWatches)
+	p = wire.AppendString(p, key.path)
 	p = binary.BigEndian.AppendUint32(p, uint32(key.kind.watcherType()))
 	l.Conn.SetWriteDeadline(time.Now().Add(l.inc.silence()))
-	if _, err := l.Conn.Write(endPacket(p)); err != nil {
+	if _, err := l.Conn.Write(wire.EndPacket(p)); err != nil {
 		l.Close() // it may be there in part, and what comes behind it would be taken for the rest
 	}
 	l.inc.m.requests.Add(1)
@@ -417,4 +419,11 @@ func (l *link) Close() error {
 		l.closeError = c.Close()
 	})
 	return l.closeError
+}
+
+func authPacket(a auth) []byte {
+	p := wire.AppendHeader(nil, wire.XidAuth, wire.OpAuth)
+	p = binary.BigEndian.AppendUint32(p, 0)
+	p = wire.AppendString(p, a.scheme)
+	return wire.EndPacket(wire.AppendString(p, string(a.auth)))
 }

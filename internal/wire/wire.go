@@ -1,0 +1,191 @@
+// Package wire knows how packets of the ZooKeeper protocol are made of bytes, as
+// far as the link of a session reads, changes and makes them. It knows no
+// connection and no session.
+package wire
+
+import (
+	"encoding/binary"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// Numbers of the protocol, and limits on what a server may send.
+const (
+	OpFailed          = -1 // in the reply to a multi
+	OpCreate          = 1
+	OpDelete          = 2
+	OpExists          = 3
+	OpGetData         = 4
+	OpSetData         = 5
+	OpPing            = 11
+	OpGetChildren2    = 12
+	OpCheck           = 13
+	OpMulti           = 14
+	OpRemoveWatches   = 18
+	OpCreateContainer = 19
+	OpMultiRead       = 22
+	OpAuth            = 100
+	OpSetWatches      = 101
+	OpCloseSession    = -11
+	XidEvent          = -1
+	XidPing           = -2
+	XidAuth           = -4
+	XidSetWatches     = -8
+	XidRemoveWatches  = -9
+	CodeNoNode        = -101
+	MaxHandshake      = 4096
+	MaxReply          = 256 << 20 // of a listing of millions
+	SetWatchesPortion = 128 << 10
+)
+
+// Path returns the path with which the body of a request begins.
+func Path(p []byte) (string, bool) {
+	if len(p) < 16 {
+		return "", false
+	}
+	n := int(binary.BigEndian.Uint32(p[12:]))
+	if n < 0 || n > len(p)-16 {
+		return "", false
+	}
+	return string(p[16 : 16+n]), true
+}
+
+// AppendHeader begins a packet; [EndPacket] fills in its length.
+func AppendHeader(p []byte, xid, op int32) []byte {
+	p = append(p, 0, 0, 0, 8)
+	p = binary.BigEndian.AppendUint32(p, uint32(xid))
+	return binary.BigEndian.AppendUint32(p, uint32(op))
+}
+
+// AppendInt64 appends n.
+func AppendInt64(p []byte, n int64) []byte { return binary.BigEndian.AppendUint64(p, uint64(n)) }
+
+// AppendString appends a string with its length.
+func AppendString(p []byte, s string) []byte {
+	return append(binary.BigEndian.AppendUint32(p, uint32(len(s))), s...)
+}
+
+// AppendStrings appends a vector of strings.
+func AppendStrings(p []byte, ss []string) []byte {
+	p = binary.BigEndian.AppendUint32(p, uint32(len(ss)))
+	for _, s := range ss {
+		p = AppendString(p, s)
+	}
+	return p
+}
+
+// EndPacket fills in the length of a packet that AppendHeader has begun.
+func EndPacket(p []byte) []byte {
+	binary.BigEndian.PutUint32(p, uint32(len(p)-4))
+	return p
+}
+
+// A Scanner takes bytes apart that may be anything.
+type Scanner struct {
+	Rest []byte // what has not been taken yet
+	Bad  bool   // there was less than was asked for
+}
+
+// Take takes n bytes.
+func (s *Scanner) Take(n int) []byte {
+	if n < 0 || n > len(s.Rest) {
+		s.Bad, s.Rest = true, nil
+		return nil
+	}
+	head := s.Rest[:n]
+	s.Rest = s.Rest[n:]
+	return head
+}
+
+// Int32 takes a number.
+func (s *Scanner) Int32() int32 {
+	b := s.Take(4)
+	if s.Bad {
+		return 0
+	}
+	return int32(binary.BigEndian.Uint32(b))
+}
+
+// Buffer takes a string or a buffer, whose length may be -1.
+func (s *Scanner) Buffer() []byte { return s.Take(max(0, int(s.Int32()))) }
+
+// Next takes the header of an operation in a multi, or of its result, and
+// reports whether it is one and not the end.
+func (s *Scanner) Next() (op int32, more bool) {
+	op = s.Int32()
+	done := s.Take(1)
+	s.Int32()
+	return op, !s.Bad && done[0] == 0
+}
+
+// CountOps returns how many operations a request for a multi has, or -1 if p is
+// none. p begins behind the header.
+func CountOps(p []byte) (n int) {
+	s := Scanner{Rest: p}
+	for {
+		op, more := s.Next()
+		if !more {
+			break
+		}
+		n++
+		s.Buffer() // the path
+		switch op {
+		case OpCreate:
+			s.Buffer() // data
+			for acls := s.Int32(); acls > 0 && !s.Bad; acls-- {
+				s.Int32()
+				s.Buffer()
+				s.Buffer()
+			}
+		case OpSetData:
+			s.Buffer()
+		}
+		s.Int32() // flags, or version
+	}
+	if s.Bad {
+		return -1
+	}
+	return n
+}
+
+// CountResults returns how many results a reply to a multi has, or -2 if p is
+// none. p begins behind the header.
+func CountResults(p []byte) (n int) {
+	s := Scanner{Rest: p}
+	for {
+		op, more := s.Next()
+		if !more {
+			break
+		}
+		n++
+		switch op {
+		case OpCreate:
+			s.Buffer()
+		case OpSetData:
+			s.Take(StatSize)
+		case OpFailed:
+			s.Int32()
+		case OpDelete, OpCheck:
+		default:
+			s.Bad = true
+		}
+	}
+	if s.Bad {
+		return -2
+	}
+	return n
+}
+
+// StatSize is the size of a Stat on the wire.
+const StatSize = 68
+
+// ParseStat reads a Stat of StatSize bytes.
+func ParseStat(p []byte) *zk.Stat {
+	i64 := func(at int) int64 { return int64(binary.BigEndian.Uint64(p[at:])) }
+	i32 := func(at int) int32 { return int32(binary.BigEndian.Uint32(p[at:])) }
+	return &zk.Stat{
+		Czxid: i64(0), Mzxid: i64(8), Ctime: i64(16), Mtime: i64(24),
+		Version: i32(32), Cversion: i32(36), Aversion: i32(40),
+		EphemeralOwner: i64(44), DataLength: i32(52), NumChildren: i32(56), Pzxid: i64(60),
+	}
+}
