@@ -13,7 +13,8 @@ import (
 // who may outlive either selects on done too.
 //
 // What comes while a request is under way goes into the next, up to 1,000
-// elements, which are all stored or none.
+// elements, or as many as [WithMaxLen] allows in the queue, which are all stored
+// or none.
 func (q *Queue[T]) In(ctx context.Context) (in chan<- T, done <-chan error) {
 	ch, result := make(chan T), make(chan error, 1)
 	run := func() {
@@ -78,7 +79,11 @@ func (q *Queue[T]) drain(ctx context.Context, in <-chan T) error {
 
 // sendAll sends a batch in as few requests as it fits into.
 func (q *Queue[T]) sendAll(ctx context.Context, vs []T) error {
-	for n := len(vs); len(vs) > 0; {
+	n := len(vs)
+	if most := q.q.cfg.maxLen; most > 0 {
+		n = min(n, most) // more would never fit
+	}
+	for len(vs) > 0 {
 		n = min(n, len(vs))
 		switch err := q.Send(ctx, vs[:n]...); {
 		case err == nil:

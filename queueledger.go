@@ -1,6 +1,7 @@
 package zsync
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"strconv"
@@ -45,8 +46,12 @@ type ledger struct {
 	posted   chan struct{}  // closed when it has ended and what went back then is back
 	over     chan struct{}  // closed when nothing is left
 
-	version int32 // of the state znode; belongs to the goroutine that posts
-	barred  bool  // the live mark has been deleted; belongs to the same
+	// What follows belongs to the goroutine that posts.
+
+	version int32  // of the state znode
+	unknown bool   // an attempt that expects version may have been applied, or may be yet
+	bar     string // what was written, or may have been, to bar that attempt; or empty
+	barred  bool   // the live mark has been deleted
 }
 
 // A batch is what is claimed in one transaction.
@@ -614,72 +619,139 @@ func (l *ledger) post(es []*entry) (culprit *entry, err error) {
 	}
 	p := &posting{l: l, es: es, renamed: make(map[*batch]string), absent: make(map[string]bool)}
 	ctx := context.Background() // ends with the Session
-	open := false
-	var last *incarnation
-	err = l.q.m.during(ctx, func(inc *incarnation) error {
-		if inc != l.inc && !l.barred {
-			// A claim of the former session may still be on its way. It expects
-			// the live mark, so from here on it can do nothing.
-			if err := inc.removeNow(ctx, childPath(l.q.claims, l.guid+"-"+liveSuffix)); err != nil && !isNoNode(err) {
-				return err
-			}
-			l.barred = true
-		}
-		open = open || last != nil && last != inc
-		last = inc
-		for _, e := range es {
-			if e.bump && len(e.item.data) > maxPacket/2 {
-				// It does not fit beside the rest.
-				if err := l.q.bump(ctx, inc, e.item.key(), e.item.version); err != nil {
-					culprit = e
-					return err
-				}
-				p.absent[childPath(l.q.dir, e.item.key())] = true
+	err = l.q.m.during(ctx, func(inc *incarnation) (err error) {
+		culprit, err = p.send(ctx, inc)
+		if l.unknown && err != nil && outcomeOf(err) == answered {
+			// It is refused before it was sent here. What was sent in a former
+			// session must be known before anything else is posted.
+			if applied, e := l.close(inc); e != nil || applied {
+				return cmp.Or(e, p.applied(applied))
 			}
 		}
-		for try := 0; ; {
-			p.build()
-			ops := p.ops // an attempt that is abandoned may read them when the next are built
-			rs, err := once(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
-			i := failedOp(rs)
-			switch {
-			case err == nil:
-				return p.applied()
-			case errors.Is(err, errEnded):
-				return err
-			case outcomeOf(err) != answered:
-				open = open || outcomeOf(err) == unknown
-				if err := inc.pause(ctx, try); err != nil {
-					return err
-				}
-				try++
-				continue
-			case i == 0 && open && isBadVersion(err):
-				return p.applied() // by an attempt without a reply
-			case i == 0 && (isNoNode(err) || isBadVersion(err)):
-				l.q.m.log.Warn("zsync: claims were given back by others", "path", l.q.path)
-				return l.loss()
-			case i < 0:
-				return err
-			}
-			cured := false
-			if cure := p.cures[i]; cure != nil {
-				if cured, err = cure(inc, err); err != nil {
-					culprit = p.owners[i]
-					return err
-				}
-			}
-			if !cured {
-				culprit = p.owners[i]
-				return rs[i].Error
-			}
-		}
+		return err
 	})
 	return culprit, err
 }
 
-func (p *posting) applied() error {
+// send sends the transaction within one session.
+func (p *posting) send(ctx context.Context, inc *incarnation) (culprit *entry, err error) {
+	l := p.l
+	if inc != l.inc && !l.barred {
+		// A claim of the former session may still be on its way. It expects
+		// the live mark, so from here on it can do nothing.
+		if err := inc.removeNow(ctx, childPath(l.q.claims, l.guid+"-"+liveSuffix)); err != nil && !isNoNode(err) {
+			return nil, err
+		}
+		l.barred = true
+	}
+	for _, e := range p.es {
+		path := childPath(l.q.dir, e.item.key())
+		if e.bump && len(e.item.data) > maxPacket/2 && !p.absent[path] {
+			// It does not fit beside the rest.
+			if err := l.q.bump(ctx, inc, e.item.key(), e.item.version); err != nil {
+				return e, err
+			}
+			p.absent[path] = true
+		}
+	}
+	for try := 0; ; {
+		p.build()
+		ops := p.ops // an attempt that is abandoned may read them when the next are built
+		rs, err := once(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
+		i := failedOp(rs)
+		switch {
+		case err == nil:
+			return nil, p.applied(true)
+		case errors.Is(err, errEnded):
+			l.unknown = true // it may have been sent
+			return nil, err
+		case outcomeOf(err) != answered:
+			l.unknown = l.unknown || outcomeOf(err) == unknown
+			if err := inc.pause(ctx, try); err != nil {
+				return nil, err
+			}
+			try++
+			continue
+		case l.unknown:
+			// The servers refuse this attempt, but one without a reply may have
+			// been applied before, or come later. Which it is must be known
+			// before anything else is done at this version.
+			if applied, e := l.close(inc); e != nil || applied {
+				return nil, cmp.Or(e, p.applied(applied))
+			}
+			continue
+		case i == 0 && (isNoNode(err) || isBadVersion(err)):
+			return nil, l.givenBack()
+		case i < 0:
+			return nil, err
+		}
+		cured := false
+		if cure := p.cures[i]; cure != nil {
+			if cured, err = cure(inc, err); err != nil {
+				return p.owners[i], err
+			}
+		}
+		if !cured {
+			return p.owners[i], rs[i].Error
+		}
+	}
+}
+
+// givenBack is what is told when others have given the claims back.
+func (l *ledger) givenBack() error {
+	l.q.m.log.Warn("zsync: claims were given back by others", "path", l.q.path)
+	return l.loss()
+}
+
+// close finds out whether an attempt of open outcome was applied, and sees to it
+// that otherwise it never is: it writes the state itself, at the version that the
+// attempt expects. So one of the two is applied, and not the other. An attempt
+// writes no data, and close something unique, so when the reply to close is lost
+// too the state says who was first. This holds whatever comes between, another
+// session included, because nobody else writes the state; others only delete it.
+//
+// What the servers refuse is tried again until the session ends: nothing can be
+// posted before it is known.
+func (l *ledger) close(inc *incarnation) (applied bool, err error) {
+	ctx := context.Background() // ends with the session
+	state := childPath(l.q.claims, l.guid+"-"+stateSuffix)
+	if l.bar == "" {
+		l.bar = newGUID()
+	}
+	for try := 0; ; try++ {
+		_, err := inc.set(ctx, state, []byte(l.bar), l.version)
+		if isBadVersion(err) {
+			// The refusal came in the servers' one order, so this read knows
+			// of whatever was applied before it.
+			var data []byte
+			if data, _, err = inc.get(ctx, state); err == nil {
+				applied = string(data) != l.bar
+			}
+		}
+		switch {
+		case err == nil:
+			if l.unknown, l.bar = false, ""; !applied {
+				l.version++
+			}
+			return applied, nil
+		case isNoNode(err):
+			return false, l.givenBack()
+		case outcomeOf(err) != answered:
+			return false, err // the session has ended
+		}
+		if err := inc.pause(ctx, try+1); err != nil {
+			return false, err
+		}
+	}
+}
+
+// applied is told whether the transaction was applied.
+func (p *posting) applied(was bool) error {
+	if !was {
+		return nil
+	}
 	p.l.version++
+	p.l.unknown, p.l.bar = false, ""
 	p.l.mu.Lock()
 	defer p.l.mu.Unlock()
 	for b, name := range p.renamed {

@@ -250,9 +250,10 @@ func (p *pump) room() int {
 }
 
 // roomLocked counts what is being offered as claimed ahead. But every consumer
-// gets one, however few that may be.
+// gets one, however few that may be. Consumers that leave together put back more
+// than there is room for: there is none then, never less.
 func (p *pump) roomLocked() int {
-	n := max(p.ahead-p.offering, p.waiting) - len(p.ready)
+	n := max(p.ahead-p.offering-len(p.ready), p.waiting-len(p.ready), 0)
 	if n <= p.ahead/2 && p.waiting == 0 {
 		return 0 // claim many at once, or none
 	}

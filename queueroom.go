@@ -3,6 +3,7 @@ package zsync
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"time"
 )
 
@@ -52,8 +53,13 @@ func (q *queueCore) firstPlace(ctx context.Context, inc *incarnation) (*place, e
 // fits reports whether n more elements fit. If not it waits until something
 // has been consumed, and the question must be asked again.
 func (q *queueCore) fits(ctx context.Context, inc *incarnation, n int) (bool, error) {
-	// Elements are consumed from the first bucket of a priority, or, if it is
-	// delayed, from the next.
+	have, err := q.length(ctx, inc)
+	if err != nil || have+n <= q.cfg.maxLen {
+		return err == nil, err
+	}
+	// Elements can be consumed from any bucket: those at the front may be in the
+	// hands of a consumer that is slow. What is counted here is no newer than
+	// the watches, so whatever goes after it fires one of them.
 	watches := []*watch{inc.hub.join(watchKey{watchChildren, q.dir})}
 	defer func() {
 		for _, w := range watches {
@@ -62,27 +68,28 @@ func (q *queueCore) fits(ctx context.Context, inc *incarnation, n int) (bool, er
 	}()
 	names, _, err := inc.children(ctx, q.dir)
 	if isNoNode(err) {
-		return true, nil
+		return false, nil // the queue was deleted: count anew
 	}
 	if err != nil {
 		return false, err
 	}
-	last := ""
-	for _, b := range parseBuckets(names) {
-		kind := b.name[:len("b-00000")]
-		if kind == last {
-			continue
-		}
-		last = kind
-		w := inc.hub.join(watchKey{watchChildren, childPath(q.dir, b.name)})
-		watches = append(watches, w)
-		if _, _, err := inc.children(ctx, w.key.path); err != nil && !isNoNode(err) {
-			return false, err
-		}
+	buckets := parseBuckets(names)
+	for _, b := range buckets {
+		watches = append(watches, inc.hub.join(watchKey{watchChildren, childPath(q.dir, b.name)}))
 	}
-	have, err := q.length(ctx, inc)
-	if err != nil || have+n <= q.cfg.maxLen {
-		return err == nil, err
+	var listed atomic.Int64
+	err = parallel(len(buckets), func(i int) error {
+		names, _, err := inc.children(ctx, childPath(q.dir, buckets[i].name))
+		listed.Add(int64(len(names)))
+		return err
+	})
+	switch {
+	case isNoNode(err):
+		return false, nil // a bucket was deleted, so something was consumed
+	case err != nil:
+		return false, err
+	case int(listed.Load())+n <= q.cfg.maxLen:
+		return true, nil
 	}
 	return false, inc.awaitAny(ctx, watches, time.Time{})
 }

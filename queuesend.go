@@ -56,6 +56,12 @@ type newest struct {
 	full   bool
 }
 
+// A lastOp is the creation of the last element of a priority in a transaction.
+type lastOp struct {
+	op     int   // which operation it is
+	bucket int64 // the number of the bucket that it goes into
+}
+
 // linger is how long a receipt is kept for the next Send.
 const linger = 50 * time.Millisecond
 
@@ -211,9 +217,9 @@ func (o *outbox) attempt(ctx context.Context, inc *incarnation, group []*parcel,
 		rs, err := p.wait(ctx, inc)
 		switch {
 		case err == nil:
-			for prio, i := range lasts {
-				if c, ok := parseChild(rs[i].String, "/e-"); ok {
-					o.newest[prio].full = c.seq >= bucketSize-1
+			for prio, last := range lasts {
+				if c, ok := parseChild(rs[last.op].String, "/e-"); ok {
+					o.newest[prio] = &newest{number: last.bucket, full: c.seq >= bucketSize-1}
 				}
 			}
 			return nil
@@ -224,20 +230,56 @@ func (o *outbox) attempt(ctx context.Context, inc *incarnation, group []*parcel,
 			}
 		case outcomeOf(err) == answered:
 			i := failedOp(rs)
-			if i < 0 {
-				return err
+			if i >= 0 {
+				var stored bool
+				if stored, err = o.failed(ctx, inc, i, prios[i], ops[i], rs[i].Error, *open); stored {
+					return nil
+				} else if err == nil {
+					continue
+				}
 			}
-			done, err := o.failed(ctx, inc, i, prios[i], ops[i], rs[i].Error, *open)
-			if done || err != nil {
-				return err
+			if *open && i != 0 && outcomeOf(err) == answered {
+				// It is refused, so an attempt without a reply must not store it
+				// any more, unless it has done so already.
+				if stored, e := o.close(ctx, inc); e != nil || stored {
+					return e
+				}
+				*open = false
 			}
-			continue
+			return err
 		}
 		if err := inc.pause(ctx, try); err != nil {
 			return err
 		}
 		try++
 	}
+}
+
+// close finds out whether an attempt of open outcome was applied, and sees to it
+// that otherwise it never is: it makes, or writes, the receipt itself, and an
+// attempt that comes later finds it so. What it writes is unique, so that if the
+// reply to this is lost too the receipt says who was first.
+func (o *outbox) close(ctx context.Context, inc *incarnation) (applied bool, err error) {
+	mark := newGUID()
+	if o.made {
+		_, err = inc.set(ctx, o.receipt, []byte(mark), o.version)
+	} else {
+		var created bool
+		if created, err = inc.create(ctx, o.receipt, []byte(mark)); err == nil && !created {
+			err = zk.ErrNodeExists
+		}
+	}
+	if isBadVersion(err) || isNodeExists(err) {
+		var data []byte
+		if data, _, err = inc.get(ctx, o.receipt); err == nil {
+			applied = string(data) != mark
+		}
+	}
+	if err == nil && !applied {
+		o.made = true
+		o.version++ // from -1, if it was made
+	}
+	return applied, err
 }
 
 // failedOp returns the index of the operation that failed a transaction.
@@ -284,7 +326,7 @@ func (o *outbox) locate(ctx context.Context, inc *incarnation, group []*parcel) 
 // ops returns the transaction that stores a group. prios tells for each
 // operation on a bucket which priority it is of, and is -1 for others; lasts
 // tells where the last element of each priority is made.
-func (o *outbox) ops(group []*parcel) (ops []any, prios []int, lasts map[int]int) {
+func (o *outbox) ops(group []*parcel) (ops []any, prios []int, lasts map[int]lastOp) {
 	acl := o.q.m.cfg.acl
 	add := func(prio int, op any) {
 		ops, prios = append(ops, op), append(prios, prio)
@@ -294,7 +336,7 @@ func (o *outbox) ops(group []*parcel) (ops []any, prios []int, lasts map[int]int
 	} else {
 		add(-1, &zk.CreateRequest{Path: o.receipt, Acl: acl})
 	}
-	lasts = make(map[int]int)
+	lasts = make(map[int]lastOp)
 	if f := o.q.foreign; f != nil {
 		for _, p := range group {
 			for _, data := range p.data {
@@ -305,6 +347,7 @@ func (o *outbox) ops(group []*parcel) (ops []any, prios []int, lasts map[int]int
 	}
 	add(-1, &zk.SetDataRequest{Path: o.q.dir, Version: -1}) // the bell
 	into := make(map[int]string)
+	numbers := make(map[int]int64)
 	for _, p := range group {
 		if p.with != nil {
 			add(-1, p.with)
@@ -325,12 +368,13 @@ func (o *outbox) ops(group []*parcel) (ops []any, prios []int, lasts map[int]int
 					add(p.prio, &zk.CheckVersionRequest{Path: childPath(o.q.dir, bucketName(p.prio, number)), Version: 0})
 				}
 				into[p.prio] = childPath(o.q.dir, bucketName(p.prio, n.number))
+				numbers[p.prio] = n.number
 			}
 			dir = into[p.prio]
 		}
 		for _, data := range p.data {
 			if p.due == 0 {
-				lasts[p.prio] = len(ops)
+				lasts[p.prio] = lastOp{op: len(ops), bucket: numbers[p.prio]}
 			}
 			add(p.prio, &zk.CreateRequest{Path: childPath(dir, elementName(p.due)), Data: data, Acl: acl, Flags: zk.FlagSequence})
 		}
