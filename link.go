@@ -29,6 +29,8 @@ import (
 //   - Credentials and watches are sent right behind the handshake, ahead of
 //     every queued call. (go-zookeeper would send watches behind queued calls,
 //     and can deadlock for good while it sends credentials.)
+//   - A new connection of a session shows nothing older than the one before:
+//     its server catches up with the leader ahead of every call.
 //   - The watch flag of a read is set when the hub waits for that znode. So
 //     go-zookeeper keeps no list of watches at all, and ours can be removed.
 //   - The create of a container gets its op. (go-zookeeper's CreateContainer
@@ -200,7 +202,12 @@ func (l *link) nextPacket() error {
 	}
 	l.pre, l.left = head[:], int(size)-(replyHeader-4)
 	code := int32(binary.BigEndian.Uint32(head[16:]))
-	info := l.received(int32(binary.BigEndian.Uint32(head[4:])), code)
+	xid := int32(binary.BigEndian.Uint32(head[4:]))
+	if xid == wire.XidCatchUp && code != 0 {
+		// Before anything behind it is believed.
+		return fmt.Errorf("zsync: the server cannot catch up with its leader (error %d)", code)
+	}
+	info := l.received(xid, code)
 	if code != 0 {
 		return nil // go-zookeeper looks no further
 	}
@@ -273,6 +280,7 @@ func (l *link) handshake() error {
 
 	l.wmu.Lock()
 	defer l.wmu.Unlock()
+	continued := l.inc.id.Load() != 0
 	if err := l.inc.handshake(l, id, timeout); err != nil {
 		if id != 0 {
 			// Nobody will use this session: either it is not the one that
@@ -287,6 +295,15 @@ func (l *link) handshake() error {
 		out = append(out, authPacket(a)...)
 	}
 	out = append(out, l.inc.hub.resend(l.relative)...)
+	if continued {
+		// What a server tells in an event is not in the zxid that go-zookeeper
+		// shows to the next server. So a server from before the event would
+		// take the session, and show what the event has told to be over: a
+		// place that is gone, permits that are taken. A session that begins
+		// needs no such thing: its server has applied its beginning, which
+		// comes after everything that was seen before.
+		out = append(out, catchUpPacket()...)
+	}
 	if len(out) > 0 {
 		if _, err := l.Conn.Write(out); err != nil {
 			return err
@@ -419,6 +436,12 @@ func (l *link) Close() error {
 		l.closeError = c.Close()
 	})
 	return l.closeError
+}
+
+// catchUpPacket asks the server to catch up with the leader before it answers
+// what comes behind.
+func catchUpPacket() []byte {
+	return wire.EndPacket(wire.AppendString(wire.AppendHeader(nil, wire.XidCatchUp, wire.OpSync), "/"))
 }
 
 func authPacket(a auth) []byte {

@@ -17,6 +17,7 @@ const (
 	OpExists          = 3
 	OpGetData         = 4
 	OpSetData         = 5
+	OpSync            = 9
 	OpPing            = 11
 	OpGetChildren2    = 12
 	OpCheck           = 13
@@ -32,6 +33,7 @@ const (
 	XidAuth           = -4
 	XidSetWatches     = -8
 	XidRemoveWatches  = -9
+	XidCatchUp        = -10
 	CodeNoNode        = -101
 	MaxHandshake      = 4096
 	MaxReply          = 256 << 20 // of a listing of millions
