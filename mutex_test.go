@@ -12,6 +12,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -564,5 +566,33 @@ func TestDoAndRunEndWithTheirContextThoughTheServersAreSilent(t *testing.T) {
 			srv.Heal(s.ID())
 			time.Sleep(time.Minute)
 		}
+	})
+}
+
+func TestContendersWhoseZnodesMayNotBeReadAreListedWithoutTheirOwners(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		secret := open(t, srv, WithAuth("digest", []byte("me:secret")), WithACL(append(zk.AuthACL(zk.PermAll), zk.ACL{Perms: zk.PermDelete | zk.PermCreate, Scheme: "world", ID: "anyone"})))
+		m := NewMutex(s, "/m")
+		must(t, m.Lock(t.Context()))
+		ctx, cancel := context.WithCancel(t.Context())
+		for range 199 { // more than a bundle
+			go NewMutex(open(t, srv), "/m").Lock(ctx)
+		}
+		time.Sleep(time.Second)
+		go NewMutex(secret, "/m").Lock(ctx)
+		time.Sleep(time.Second)
+		cs, err := m.Contenders(t.Context())
+		must(t, err)
+		if len(cs) != 201 {
+			t.Fatalf("%d contenders, want 201", len(cs))
+		}
+		for _, c := range cs {
+			mine := c.Session == secret.ID()
+			if (c.Owner == "") != mine || c.Session == 0 || c.Since.IsZero() || c.Holding != (c.Session == s.ID()) {
+				t.Errorf("%+v", c)
+			}
+		}
+		cancel()
 	})
 }

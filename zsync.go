@@ -127,7 +127,7 @@ func LockAll(ctx context.Context, ls ...Locker) (unlock func() error, err error)
 // A Contender is one who holds or waits, as the server that was asked knows it:
 // it may lag behind the others.
 type Contender struct {
-	Owner   string    // the data of its znode: WithOwner's text, or what another library writes
+	Owner   string    // the data of its znode: WithOwner's text, or what another library writes; empty if we may not read it
 	Node    string    // the name of its znode
 	Session int64     // the ZooKeeper session it belongs to
 	Mode    Mode      // what it holds or waits for
@@ -189,13 +189,13 @@ func (l *line) contenders(ctx context.Context, judge func(all []child, i int) (M
 }
 
 // describe reads the znodes of contenders, below dir; those that have left in
-// the meantime are left out.
+// the meantime are left out. Of one that may not be read the owner is not known.
 func describe(ctx context.Context, inc *incarnation, dir string, names []string, judge func(i int) (Mode, bool)) ([]Contender, error) {
 	paths := make([]string, len(names))
 	for i, name := range names {
 		paths[i] = childPath(dir, name)
 	}
-	nodes, err := inc.getAll(ctx, paths)
+	nodes, err := inc.getVisible(ctx, paths)
 	if err != nil {
 		return nil, err
 	}

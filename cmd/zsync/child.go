@@ -6,6 +6,8 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
+	"strings"
 	"time"
 )
 
@@ -29,7 +31,9 @@ func (c *child) run() (status int, err error) {
 		cmd.Stdin = c.stdin
 		cmd.WaitDelay = time.Second // for what is left behind and does not read
 	}
-	cmd.Env = append(os.Environ(), c.env...)
+	// The credentials are zsync's own.
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, "ZSYNC_AUTH=") })
+	cmd.Env = append(cmd.Env, c.env...)
 	p := newProcess(cmd)
 	if err := cmd.Start(); err != nil {
 		if errors.Is(err, exec.ErrNotFound) || errors.Is(err, os.ErrNotExist) {

@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 	"time"
 
@@ -22,6 +21,9 @@ type client struct {
 	connect time.Duration
 	owner   string
 	auth    []string
+	authIn  string // a file
+	acl     []string
+	tls     tlsFlags
 	verbose bool
 }
 
@@ -33,7 +35,10 @@ func newClient(root *cobra.Command) *client {
 	flags.DurationVar(&c.session, "session", 10*time.Second, "session `TIMEOUT`: what a dead client held is free after it")
 	flags.DurationVar(&c.connect, "connect-timeout", 15*time.Second, "how long to try to reach a server at first; 0: for ever")
 	flags.StringVar(&c.owner, "owner", "", "`NAME` to show to others (default host:pid)")
-	flags.StringArrayVar(&c.auth, "auth", nil, "`SCHEME:CREDENTIALS`, such as digest:user:password; may be repeated (environment: ZSYNC_AUTH)")
+	flags.StringArrayVar(&c.auth, "auth", nil, "`SCHEME:CREDENTIALS`, such as digest:user:password; may be repeated; seen by all who list processes (environment, which is not: ZSYNC_AUTH)")
+	flags.StringVar(&c.authIn, "auth-file", "", "`FILE` with SCHEME:CREDENTIALS, one a line")
+	flags.StringArrayVar(&c.acl, "acl", nil, "who may do what with the znodes that are made: `SCHEME:ID:PERMS`, PERMS being letters of cdrwa; may be repeated; or open, or creator (default: creator with credentials, and open without)")
+	c.tls.add(root)
 	flags.BoolVarP(&c.verbose, "verbose", "v", false, "tell what happens to the connection")
 	return c
 }
@@ -47,17 +52,11 @@ func (c *client) open(ctx context.Context) (*zsync.Session, error) {
 	if c.owner != "" {
 		opts = append(opts, zsync.WithOwner(c.owner))
 	}
-	auths := c.auth
-	if env := os.Getenv("ZSYNC_AUTH"); env != "" {
-		auths = append([]string{env}, auths...)
+	secure, err := c.security()
+	if err != nil {
+		return nil, err
 	}
-	for _, a := range auths {
-		scheme, credentials, ok := strings.Cut(a, ":")
-		if !ok {
-			return nil, fail(exitUsage, "credentials must be SCHEME:CREDENTIALS, such as digest:user:password")
-		}
-		opts = append(opts, zsync.WithAuth(scheme, []byte(credentials)))
-	}
+	opts = append(opts, secure...)
 	if c.verbose {
 		opts = append(opts, zsync.WithLogger(slog.New(slog.NewTextHandler(os.Stderr, nil))))
 	}

@@ -5,10 +5,15 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,6 +27,8 @@ import (
 	"testing"
 	"time"
 	"unicode/utf8"
+
+	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/zktest"
@@ -61,8 +68,12 @@ func start(t *testing.T, servers, in string, args ...string) *run {
 
 func startReading(t *testing.T, servers string, in io.Reader, args ...string) *run {
 	t.Helper()
+	env := append(os.Environ(), "ZSYNC_SERVERS="+servers, "ZSYNC_AUTH=")
+	for ; len(args) > 0 && strings.HasPrefix(args[0], "env:"); args = args[1:] {
+		env = append(env, args[0][len("env:"):])
+	}
 	r := &run{t: t, cmd: exec.Command(binary, args...), ended: make(chan struct{})}
-	r.cmd.Env = append(os.Environ(), "ZSYNC_SERVERS="+servers, "ZSYNC_AUTH=")
+	r.cmd.Env = env
 	r.cmd.Stdin, r.cmd.Stdout, r.cmd.Stderr = in, &r.stdout, &r.stderr
 	r.cmd.WaitDelay = 5 * time.Second
 	// As from a supervisor: signals of the terminal of go test, if there is
@@ -843,6 +854,143 @@ func TestStatusShowsWhatThereIs(t *testing.T) {
 	}
 }
 
+func TestStatusOfWhatIsNotOursToReadCostsItsOwnPath(t *testing.T) {
+	srv := zktest.Start(t)
+	owner := []zsync.Option{zsync.WithAuth("digest", []byte("me:secret")), zsync.WithACL(zk.AuthACL(zk.PermAll)), zsync.WithOwner("in secret")}
+	secret, err := zsync.Connect(t.Context(), srv.Addr(), owner...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer secret.Close()
+	s := connect(t, srv)
+	m := zsync.NewMutex(s, "/shared")
+	if err := errors.Join(zsync.NewMutex(secret, "/secret").Lock(t.Context()), m.Lock(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	go zsync.NewMutex(secret, "/shared").Lock(t.Context())
+	contenders(t, m, 2)
+	r := start(t, srv.Addr(), "", "status", "/secret", "/shared", "/free")
+	if status := r.wait(); status != exitServers {
+		t.Errorf("exit status %d, want %d", status, exitServers)
+	}
+	want := regexp.MustCompile(`^PATH .*\n/secret +- +- +not ours to read .*\n/shared +lock +exclusive +holds +\S+:\d+ .*\n/shared +lock +exclusive +waits +- +20.*\n/free +- +- +free .*\n$`)
+	if !want.MatchString(r.stdout.String()) {
+		t.Errorf("got\n%s", &r.stdout)
+	}
+	if got := r.stderr.String(); !strings.Contains(got, "/secret: zk: not authenticated") || strings.Count(got, "\n") != 1 {
+		t.Errorf("the message is %q", got)
+	}
+}
+
+func TestStatusShowsDeadLetters(t *testing.T) {
+	srv := zktest.Start(t)
+	s := connect(t, srv)
+	start(t, srv.Addr(), "", "queue", "send", "/q", "no number", "nor this").want(0, "")
+	for range 2 {
+		zsync.NewQueue[int](s, "/q").TryRecv(t.Context()) // neither can be decoded
+	}
+	r := start(t, srv.Addr(), "", "status", "/q")
+	r.wait()
+	if want := regexp.MustCompile(`\n/q +queue +- +2 dead letters .*\n$`); !want.MatchString(r.stdout.String()) {
+		t.Errorf("got\n%s", &r.stdout)
+	}
+	r = start(t, srv.Addr(), "", "status", "/q", "--json")
+	r.wait()
+	if !strings.Contains(r.stdout.String(), `"dead": 2`) {
+		t.Errorf("got\n%s", &r.stdout)
+	}
+}
+
+func TestCredentialsAreKeptFromTheCommandAndFromStrangers(t *testing.T) {
+	srv := zktest.Start(t)
+	file := filepath.Join(t.TempDir(), "auth")
+	if err := os.WriteFile(file, []byte("digest:me:secret\n\ndigest:us:other\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("ZSYNC_TEST_OTHER", "stays")
+	run := func(status int, env string, args ...string) *run {
+		t.Helper()
+		r := start(t, srv.Addr(), "", append([]string{"env:ZSYNC_AUTH=" + env}, args...)...)
+		if got := r.wait(); got != status {
+			t.Errorf("%v: exit status %d, want %d\n%s", args, got, status, &r.stderr)
+		}
+		return r
+	}
+	r := run(0, "digest:me:secret", "lock", "/env", "--", "env")
+	if got := r.stdout.String(); strings.Contains(got, "secret") || !strings.Contains(got, "ZSYNC_TEST_OTHER=stays") || !strings.Contains(got, "ZSYNC_TOKEN=") {
+		t.Errorf("the command's environment is\n%s", got)
+	}
+	run(0, "", "lock", "/file", "--auth-file", file, "--", "true")
+	run(0, "", "lock", "/flag", "--auth", "digest:me:secret", "--", "true")
+	run(0, "", "lock", "/asked", "--auth-file", file, "--acl", "open", "--", "true")
+	run(0, "", "lock", "/some", "--auth-file", file, "--acl", "creator", "--acl", "world:anyone:r", "--", "true")
+	for path, status := range map[string]int{"/env": exitServers, "/file": exitServers, "/flag": exitServers, "/asked": 0, "/some": exitServers} {
+		run(status, "", "lock", path, "--", "true")
+	}
+	run(0, "digest:us:other", "lock", "/file", "--", "true") // either of the two does
+	run(0, "", "status", "/some")
+	run(exitServers, "", "status", "/file")
+}
+
+func TestTLSIsUsedAndChecked(t *testing.T) {
+	srv := zktest.Start(t)
+	certificate, dir := httptest.NewUnstartedServer(nil), t.TempDir()
+	certificate.StartTLS() // for its certificate, which is for example.com and 127.0.0.1
+	pair := certificate.TLS.Certificates[0]
+	certificate.Close()
+	pemOf := func(name, kind string, der []byte) string {
+		file := filepath.Join(dir, name)
+		if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	key, err := x509.MarshalPKCS8PrivateKey(pair.PrivateKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca, keyFile := pemOf("ca.pem", "CERTIFICATE", pair.Certificate[0]), pemOf("key.pem", "PRIVATE KEY", key)
+	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{pair}, ClientAuth: tls.RequireAnyClientCert})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() { // before the server stands a proxy that speaks TLS
+		for {
+			in, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer in.Close()
+				out, err := net.Dial("tcp", srv.Addr())
+				if err != nil {
+					return
+				}
+				defer out.Close()
+				go func() { io.Copy(out, in); out.Close() }()
+				io.Copy(in, out)
+			}()
+		}
+	}()
+	lock := func(status int, message string, args ...string) {
+		t.Helper()
+		r := start(t, l.Addr().String(), "", append(append([]string{"lock", "/p", "--connect-timeout", "1s"}, args...), "--", "true")...)
+		r.want(status, "")
+		if !strings.Contains(r.stderr.String(), message) {
+			t.Errorf("%v: the message is %q, want %q", args, &r.stderr, message)
+		}
+	}
+	lock(0, "", "--tls-ca", ca, "--tls-cert", ca, "--tls-key", keyFile)
+	lock(0, "", "--tls-ca", ca, "--tls-cert", ca, "--tls-key", keyFile, "--tls-name", "example.com")
+	lock(exitServers, "elsewhere.org", "--tls-ca", ca, "--tls-cert", ca, "--tls-key", keyFile, "--tls-name", "elsewhere.org")
+	lock(exitServers, "certificate", "--tls")
+	lock(exitServers, "no server answered")
+	lock(exitUsage, "--tls-cert and --tls-key go together", "--tls-cert", ca)
+	lock(exitUsage, "there is no certificate in it", "--tls-ca", keyFile)
+	lock(exitUsage, "no such file", "--tls-ca", filepath.Join(dir, "missing"))
+}
+
 func TestOutputThatCannotBeWrittenIsAnError(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {
@@ -932,6 +1080,12 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 		{srv.Addr(), "lock -- true", exitUsage, "want: zsync lock PATH [flags] -- CMD [ARG...]"},
 		{srv.Addr(), "lock /p --bogus -- true", exitUsage, "unknown flag: --bogus"},
 		{srv.Addr(), "lock /p --auth digest -- true", exitUsage, "SCHEME:CREDENTIALS"},
+		{srv.Addr(), "lock /p --auth-file /nonexistent -- true", exitUsage, "--auth-file: open /nonexistent: no such file"},
+		{srv.Addr(), "lock /p --auth-file /dev/null -- true", exitUsage, "there is nothing in it"},
+		{srv.Addr(), "lock /p --acl creator -- true", exitUsage, "--acl creator: there are no credentials"},
+		{srv.Addr(), "lock /p --acl world:cdrwa -- true", exitUsage, "want SCHEME:ID:PERMS, open or creator"},
+		{srv.Addr(), "lock /p --acl world:anyone:rx -- true", exitUsage, "letters of cdrwa"},
+		{srv.Addr(), "lock /p --acl world:anyone: -- true", exitUsage, "no permissions"},
 		{srv.Addr(), "elect /p --selector --kazoo -- true", exitUsage, "do not go together"},
 		{srv.Addr(), "semaphore /p -- true", exitUsage, "give -n"},
 		{srv.Addr(), "semaphore -n 0 /p -- true", exitUsage, "a semaphore of 0 permits"},

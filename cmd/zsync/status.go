@@ -13,6 +13,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/go-zookeeper/zk"
 	"github.com/spf13/cobra"
 
 	"github.com/zsync/zsync"
@@ -30,6 +31,7 @@ type statusLine struct {
 	Session string          `json:"session,omitempty"`
 	Node    string          `json:"node,omitempty"`
 	Count   *int            `json:"count,omitempty"`  // elements of a queue, tasks of a wait group
+	Dead    *int            `json:"dead,omitempty"`   // dead letters of a queue
 	Layout  string          `json:"layout,omitempty"` // of a queue, as --layout calls it
 	Value   json.RawMessage `json:"value,omitempty"`  // the data of the znode: as it is if that is JSON, or else as a string
 }
@@ -41,8 +43,10 @@ func statusCommand(c *client) *cobra.Command {
 		Short: "show what there is at a path, who holds and who waits",
 		Long: `status shows what is found at each PATH: who holds and who waits, in order,
 for locks, semaphores, elections, double barriers and conds; how many elements
-a queue has, and which consumers wait for some; how many tasks a wait group has;
-whether a once is done. Times are those of the servers' clocks.
+a queue has, which consumers wait for some, and how many dead letters there are;
+how many tasks a wait group has; whether a once is done. Times are those of the
+servers' clocks. A path, or an owner, that we may not read costs the others
+nothing; the exit status is then 69.
 
 Where there is nothing of these the data of the znode is shown, if it has any:
 that is a Value, or the limit of a semaphore that nobody uses. A closed gate is
@@ -52,8 +56,8 @@ can be seen, a gate that kazoo has closed, as it leaves no name.
 
 --json prints an array of objects, one for each line of the table, with the
 fields path, kind (empty if the path is free), mode, state, holding, owner,
-since, session and node; and count, of elements or tasks, layout, of a queue, and
-value, the data, which is a string if it is not JSON itself.`,
+since, session and node; and count, of elements or tasks, dead, of dead letters,
+layout, of a queue, and value, the data, which is a string if it is not JSON itself.`,
 		Example: "  zsync status /jobs/nightly /services/scheduler",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -67,17 +71,30 @@ value, the data, which is a string if it is not JSON itself.`,
 			}
 			defer s.Close()
 			lines := []statusLine{}
+			refused := false
 			for _, path := range args {
 				more, err := lookAt(ctx, s, path)
-				if err != nil {
+				lines = append(lines, more...)
+				switch {
+				case errors.Is(err, zk.ErrNoAuth): // that of others can be shown
+					lines = append(lines, statusLine{Path: path, State: "not ours to read"})
+					say(err)
+					refused = true
+				case err != nil:
 					return verdict(err, exitServers)
 				}
-				lines = append(lines, more...)
 			}
+			show := printStatus
 			if asJSON {
-				return outputError(writeJSON(cmd.OutOrStdout(), lines))
+				show = func(w io.Writer, lines []statusLine) error { return writeJSON(w, lines) }
 			}
-			return outputError(printStatus(cmd.OutOrStdout(), lines))
+			if err := outputError(show(cmd.OutOrStdout(), lines)); err != nil {
+				return err
+			}
+			if refused {
+				return &statusError{status: exitServers}
+			}
+			return nil
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
@@ -106,7 +123,7 @@ func lookAt(ctx context.Context, s *zsync.Session, path string) (lines []statusL
 	} {
 		contenders, err := kind.contenders(ctx)
 		if err != nil {
-			return nil, err
+			return lines, err
 		}
 		for _, c := range contenders {
 			if c.Holding && kind.holders != nil && !kind.holders.MatchString(c.Node) {
@@ -120,15 +137,15 @@ func lookAt(ctx context.Context, s *zsync.Session, path string) (lines []statusL
 		}
 	}
 	facts, err := factsOf(ctx, s, path)
-	if err != nil {
-		return nil, err
-	}
 	lines = append(lines, facts...)
-	queue, err := queueAt(ctx, s, path, nodes)
 	if err != nil {
-		return nil, err
+		return lines, err
 	}
+	queue, err := queueAt(ctx, s, path, nodes)
 	lines = append(lines, queue...)
+	if err != nil {
+		return lines, err
+	}
 	if len(lines) == 0 {
 		return valueAt(ctx, s, path, len(nodes) == 0)
 	}
@@ -203,11 +220,15 @@ func queueAt(ctx context.Context, s *zsync.Session, path string, nodes []zsync.C
 	}
 	isQueue := err == nil || len(lines) > 0 ||
 		slices.ContainsFunc(nodes, func(c zsync.Contender) bool { return queueBucket.MatchString(c.Node) })
+	dead, err := deadLetters(ctx, s, path)
+	if err != nil {
+		return lines, err
+	}
 	for _, name := range []string{"zsync", "simple", "distributed", "kazoo"} {
 		layout := queueLayouts[name]
 		n, err := zsync.NewQueue[[]byte](s, path, zsync.WithQueueLayout(layout)).Len(ctx)
 		if err != nil {
-			return nil, err
+			return lines, err
 		}
 		state := count(n, "element")
 		if layout != zsync.LayoutZsync {
@@ -217,7 +238,22 @@ func queueAt(ctx context.Context, s *zsync.Session, path string, nodes []zsync.C
 			lines = append(lines, statusLine{Path: path, Kind: "queue", State: state, Count: &n, Layout: name})
 		}
 	}
+	if dead > 0 {
+		lines = append(lines, statusLine{Path: path, Kind: "queue", State: count(dead, "dead letter"), Dead: &dead})
+	}
 	return lines, nil
+}
+
+// deadLetters counts those of the queue at path. Whichever its layout, they are
+// in the same place.
+func deadLetters(ctx context.Context, s *zsync.Session, path string) (n int, err error) {
+	for _, err := range zsync.NewQueue[[]byte](s, path).Dead(ctx) {
+		if err != nil {
+			return n, err
+		}
+		n++
+	}
+	return n, nil
 }
 
 // valueAt describes the data at a path where nothing else is. alone says that

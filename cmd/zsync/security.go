@@ -1,0 +1,170 @@
+package main
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"os"
+	"strings"
+
+	"github.com/go-zookeeper/zk"
+	"github.com/spf13/cobra"
+
+	"github.com/zsync/zsync"
+)
+
+// This file has what the global flags say about who we are, who the servers
+// must be, and who may touch what we make.
+
+// security returns what the flags for it come to.
+func (c *client) security() (opts []zsync.Option, err error) {
+	auths, err := c.credentials()
+	if err != nil {
+		return nil, err
+	}
+	for _, a := range auths {
+		scheme, credentials, ok := strings.Cut(a, ":")
+		if !ok { // do not repeat what may be a password
+			return nil, fail(exitUsage, "credentials must be SCHEME:CREDENTIALS, such as digest:user:password")
+		}
+		opts = append(opts, zsync.WithAuth(scheme, []byte(credentials)))
+	}
+	acl, err := c.accessList(len(auths) > 0)
+	if err != nil {
+		return nil, err
+	}
+	opts = append(opts, zsync.WithACL(acl))
+	config, err := c.tls.config()
+	if config != nil {
+		opts = append(opts, zsync.WithTLS(config))
+	}
+	return opts, err
+}
+
+// credentials are those of the environment, of --auth-file and of --auth.
+func (c *client) credentials() (auths []string, err error) {
+	if env := os.Getenv("ZSYNC_AUTH"); env != "" {
+		auths = append(auths, env)
+	}
+	if c.authIn != "" {
+		data, err := os.ReadFile(c.authIn)
+		if err != nil {
+			return nil, fail(exitUsage, "--auth-file: %w", err)
+		}
+		before := len(auths)
+		for line := range strings.Lines(string(data)) {
+			if line = strings.TrimRight(line, "\r\n"); line != "" {
+				auths = append(auths, line)
+			}
+		}
+		if len(auths) == before {
+			return nil, fail(exitUsage, "--auth-file %s: there is nothing in it", c.authIn)
+		}
+	}
+	return append(auths, c.auth...), nil
+}
+
+// accessList is what --acl says. What is made with credentials is its maker's
+// alone unless it says something else.
+func (c *client) accessList(credentials bool) (acl []zk.ACL, err error) {
+	entries := c.acl
+	if len(entries) == 0 {
+		entries = []string{"open"}
+		if credentials {
+			entries = []string{"creator"}
+		}
+	}
+	for _, e := range entries {
+		switch e {
+		case "open":
+			acl = append(acl, zk.WorldACL(zk.PermAll)...)
+			continue
+		case "creator":
+			if !credentials {
+				return nil, fail(exitUsage, "--acl creator: there are no credentials; give --auth-file")
+			}
+			acl = append(acl, zk.AuthACL(zk.PermAll)...)
+			continue
+		}
+		scheme, rest, ok := strings.Cut(e, ":")
+		i := strings.LastIndexByte(rest, ':') // an ID may have colons
+		if !ok || i < 0 {
+			return nil, fail(exitUsage, "--acl %q: want SCHEME:ID:PERMS, open or creator", e)
+		}
+		perms, err := permissions(rest[i+1:])
+		if err != nil {
+			return nil, fail(exitUsage, "--acl %q: %w", e, err)
+		}
+		acl = append(acl, zk.ACL{Perms: perms, Scheme: scheme, ID: rest[:i]})
+	}
+	return acl, nil
+}
+
+// permissions reads letters as ZooKeeper's own command does.
+func permissions(letters string) (perms int32, err error) {
+	if letters == "" {
+		return 0, errors.New("there are no permissions: want letters of cdrwa")
+	}
+	for _, l := range letters {
+		switch l {
+		case 'r':
+			perms |= zk.PermRead
+		case 'w':
+			perms |= zk.PermWrite
+		case 'c':
+			perms |= zk.PermCreate
+		case 'd':
+			perms |= zk.PermDelete
+		case 'a':
+			perms |= zk.PermAdmin
+		default:
+			return 0, errors.New("permissions are letters of cdrwa: create, delete, read, write, administer")
+		}
+	}
+	return perms, nil
+}
+
+// tlsFlags are the flags for TLS.
+type tlsFlags struct {
+	on            bool
+	ca, cert, key string
+	name          string
+}
+
+func (f *tlsFlags) add(cmd *cobra.Command) {
+	flags := cmd.PersistentFlags()
+	flags.BoolVar(&f.on, "tls", false, "encrypt the connections, and check the servers' certificates")
+	flags.StringVar(&f.ca, "tls-ca", "", "PEM `FILE` of the authorities that sign the servers' certificates (default: the system's)")
+	flags.StringVar(&f.cert, "tls-cert", "", "PEM `FILE` of our own certificate")
+	flags.StringVar(&f.key, "tls-key", "", "PEM `FILE` of its key")
+	flags.StringVar(&f.name, "tls-name", "", "`NAME` that the servers' certificates must have (default: that of the address)")
+}
+
+// config is nil without TLS. Each of the flags asks for it.
+func (f *tlsFlags) config() (*tls.Config, error) {
+	if !f.on && *f == (tlsFlags{}) {
+		return nil, nil
+	}
+	config := &tls.Config{ServerName: f.name, MinVersion: tls.VersionTLS12}
+	if f.ca != "" {
+		pem, err := os.ReadFile(f.ca)
+		if err != nil {
+			return nil, fail(exitUsage, "--tls-ca: %w", err)
+		}
+		config.RootCAs = x509.NewCertPool()
+		if !config.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fail(exitUsage, "--tls-ca %s: there is no certificate in it", f.ca)
+		}
+	}
+	if (f.cert == "") != (f.key == "") {
+		return nil, fail(exitUsage, "--tls-cert and --tls-key go together")
+	}
+	if f.cert != "" {
+		pair, err := tls.LoadX509KeyPair(f.cert, f.key)
+		if err != nil {
+			return nil, fail(exitUsage, "--tls-cert: %w", err)
+		}
+		config.Certificates = []tls.Certificate{pair}
+	}
+	return config, nil
+}
