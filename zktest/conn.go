@@ -33,6 +33,7 @@ type conn struct {
 	lastEvent int64                 // the last event that it was told of
 	closing   bool                  // no further request is carried out
 	now       string                // what the reader is at, for Dump and a Close that hangs
+	queue     []*pending            // of a member's: requests not yet answered
 	received  int64                 // packets
 	sent      int64                 // packets
 }
@@ -113,6 +114,10 @@ func (c *conn) serve() {
 	if _, err := io.ReadFull(c.r, first[:]); err != nil {
 		return
 	}
+	if !c.lockUnpartitioned(0) {
+		return
+	}
+	c.s.mu.Unlock()
 	if answer, ok := c.s.fourLetter(string(first[:])); ok {
 		_ = c.nc.SetWriteDeadline(time.Now().Add(lastWords))
 		_, _ = c.nc.Write([]byte(answer))
@@ -240,7 +245,7 @@ func (c *conn) carryOut(r *Request) bool {
 	r.Session, r.RemoteAddr, r.Addr = c.session.id, c.remote, c.at.addr
 	c.received++
 	s.count(r.Op)
-	c.session.touch(s)
+	s.touch(c.session)
 	action := Pass
 	if f := s.intercept; f != nil {
 		c.now = "intercept " + r.Op.String() + " " + r.Path
@@ -255,6 +260,9 @@ func (c *conn) carryOut(r *Request) bool {
 		c.now = ""
 	}
 	defer s.mu.Unlock()
+	if s.member != nil {
+		return s.member.take(c, r, action)
+	}
 
 	switch action.kind {
 	case actDropRequest:
@@ -281,21 +289,30 @@ func (c *conn) carryOut(r *Request) bool {
 	if cap(c.reply) > outputHigh {
 		c.reply = nil
 	}
+	c.answer(r, action, b, code)
+	return action.kind.repeats() && !c.closing
+}
+
+// answer sends b, the whole reply to r, or what is left of it by action.
+func (c *conn) answer(r *Request, action Action, b []byte, code int32) {
 	switch action.kind {
 	case actDropReply:
 		c.finish()
-		return false
+		return
 	case actHangReply:
 		c.send(b[:4])
 		c.hang()
-		return false
+		return
 	}
 	c.send(b)
 	if r.Op == OpCloseSession || r.Op == OpAuth && code != CodeOK || code == CodeUnimplemented && opNames[r.Op] == "" {
 		c.finish()
 	}
-	return !c.closing
 }
+
+// repeats reports whether the connection may take a request after one with
+// such an action.
+func (k actionKind) repeats() bool { return k == actPass || k == actFail }
 
 // lockConnected locks Server.mu when the network lets the connection's bytes
 // through. It reports false, without the lock, if the connection is over.
@@ -303,8 +320,8 @@ func (c *conn) lockConnected() bool {
 	s := c.s
 	for {
 		s.mu.Lock()
-		var gate <-chan struct{}
-		if c.session != nil {
+		gate := s.stalled
+		if gate == nil && c.session != nil {
 			gate = s.partitions[c.session.id]
 		}
 		if gate == nil {

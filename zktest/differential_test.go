@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -55,6 +56,26 @@ func TestRepliesAreThoseOfARealServer(t *testing.T) {
 				}
 				return nc
 			}), golden)
+		})
+	}
+}
+
+// TestRepliesOfAMemberAreThoseOfARealServer plays the same scripts to the
+// members of an ensemble: to its leader, and to a follower.
+func TestRepliesOfAMemberAreThoseOfARealServer(t *testing.T) {
+	for seed := range uint64(scripts) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := StartEnsemble(t, 3).Server(int(seed % 3))
+				golden := filepath.Join("testdata", fmt.Sprintf("script-%d.txt", seed))
+				compare(t, "a member", play(t, seed, func() net.Conn {
+					nc, err := s.Dial("tcp", s.Addr(), time.Second)
+					if err != nil {
+						t.Fatal(err)
+					}
+					return nc
+				}), golden)
+			})
 		})
 	}
 }

@@ -14,6 +14,43 @@
 // [Server.Counts] says what a piece of code asked of the server, and
 // [Server.Dump] what the server is left with.
 //
+// # Ensembles
+//
+// An [Ensemble] is several such servers that agree as ZooKeeper's do, so that a
+// test can have what one server never does: a follower that is behind, one
+// that has lost its leader and goes on answering, a leader that has lost its
+// majority and does not know it yet, a new leader.
+//
+//	e := zktest.StartEnsemble(t, 3, zktest.WithTick(2*time.Second))
+//	conn, _, err := zk.Connect(e.Addrs(), 10*time.Second, zk.WithDialer(e.Dial))
+//	e.Isolate(e.MemberOf(conn.SessionID()))
+//
+// What is modelled:
+//
+//   - A follower answers pings and reads from its own tree. Writes, sync and
+//     handshakes go to the leader; a client's replies keep their order.
+//   - Every write, one that fails too, is logged by a majority before it is
+//     committed, and applied by each member when it hears of that. Beginning
+//     and ending a session are writes. A sync waits for what was proposed
+//     before it, and needs no majority if that is nothing.
+//   - The leader alone ends sessions, a timeout after it has last heard of the
+//     client, rounded up to a tick. Of the clients of others it hears when they
+//     answer its ping, twice a tick, and when a client comes to a member with
+//     its session; a write that a follower passes on does not count.
+//   - A follower that hears nothing from its leader for the sync limit, or a
+//     leader with no majority for that time, closes its clients' connections and
+//     looks for a leader. A majority whose members reach each other elects the
+//     one with the latest log. The new leader gives every session its whole
+//     timeout. What was logged by a minority is forgotten by those who come back.
+//   - A member refuses clients that have seen more than it has. A write through
+//     a connection whose session has moved to another member closes it.
+//
+// What is simpler than in ZooKeeper: an election takes a fixed time, at whose
+// end the new leader and its followers agree in an instant; only the log is
+// kept over a crash, at once and without fail; a member that comes back always
+// gets the whole tree; SetLag does nothing to a leader; a thawed member looks at
+// its clocks before it looks at what was sent to it.
+//
 // # Time
 //
 // The server takes time from package time and is idle when nothing is due, so

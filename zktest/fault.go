@@ -83,7 +83,9 @@ func (s *Server) Sessions() []int64 {
 func (s *Server) Expire(session int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if x := s.sessions[session]; x != nil {
+	if s.member != nil {
+		s.member.e.expire(session)
+	} else if x := s.sessions[session]; x != nil {
 		s.expire(x)
 	}
 }
@@ -157,6 +159,10 @@ func (s *Server) SetLatency(d time.Duration) {
 func (s *Server) Stop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.member != nil {
+		s.member.crash()
+		return
+	}
 	s.stopped = true
 	s.shutListeners()
 	s.dropConns(nil)
@@ -167,6 +173,9 @@ func (s *Server) Stop() {
 // only brings back what [Server.StopAddr] took down.
 func (s *Server) Restart() {
 	s.mu.Lock()
+	if s.member != nil {
+		s.member.restart()
+	}
 	if s.stopped {
 		s.stopped = false
 		for _, x := range s.sessions {

@@ -16,6 +16,12 @@ func (s *Server) fourLetter(word string) (string, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch word {
+	case "srvr", "stat", "mntr", "cons", "wchs":
+		if s.member != nil && !s.member.serving() {
+			return "This ZooKeeper instance is not currently serving requests\n", true
+		}
+	}
+	switch word {
 	case "ruok":
 		return "imok", true
 	case "isro":
@@ -62,8 +68,19 @@ func (s *Server) wordSrvr(clients bool) string {
 	received, sent := s.traffic()
 	b.WriteString("Latency min/avg/max: 0/0.0/0\n")
 	fmt.Fprintf(&b, "Received: %d\nSent: %d\nConnections: %d\nOutstanding: 0\n", received, sent, len(s.conns))
-	fmt.Fprintf(&b, "Zxid: %#x\nMode: standalone\nNode count: %d\n", s.leader.tree.zxid, s.nodeCount())
+	fmt.Fprintf(&b, "Zxid: %#x\nMode: %s\nNode count: %d\n", s.leader.tree.zxid, s.mode(), s.nodeCount())
 	return b.String()
+}
+
+// mode returns what the server is: standalone, or its part in an ensemble.
+func (s *Server) mode() string {
+	switch m := s.member; {
+	case m == nil:
+		return "standalone"
+	case m.ld != nil:
+		return "leader"
+	}
+	return "follower"
 }
 
 // wordClients lists the connections, one a line.
@@ -93,7 +110,7 @@ func (s *Server) wordMntr() string {
 	}
 	received, sent := s.traffic()
 	line("version", version+", built on "+built)
-	line("server_state", "standalone")
+	line("server_state", s.mode())
 	line("ephemerals_count", ephemerals)
 	line("num_alive_connections", len(s.conns))
 	line("avg_latency", "0.0")

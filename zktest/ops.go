@@ -57,7 +57,7 @@ func (c *conn) addID(id identity) {
 // write carries out a transaction of one operation.
 func (s *Server) write(c *conn, r *Request, b []byte) ([]byte, int32) {
 	x := s.begin()
-	ch, code := s.check(c, r)
+	ch, code := s.leader.tree.check(c.who(), r)
 	if code == CodeOK && ch.kind != changeNone {
 		s.leader.tree.apply(x, &ch)
 		x.changes = []change{ch}
@@ -79,7 +79,7 @@ func (s *Server) multi(c *conn, r *Request, b []byte) ([]byte, int32) {
 	failed, code := -1, int32(CodeOK)
 	for i := range r.Ops {
 		var ch change
-		if ch, code = s.check(c, &r.Ops[i]); code != CodeOK {
+		if ch, code = t.check(c.who(), &r.Ops[i]); code != CodeOK {
 			failed = i
 			break
 		}
@@ -159,38 +159,46 @@ func (s *Server) appendResult(b []byte, op Op, ch *change) []byte {
 	return b
 }
 
-// check decides whether a write may be done and, if so, by which change.
-func (s *Server) check(c *conn, r *Request) (change, int32) {
+// A requester is whom a write is done for.
+type requester struct {
+	session int64
+	ids     []identity
+}
+
+func (c *conn) who() requester { return requester{c.session.id, c.ids} }
+
+// check decides whether a write may be done to t and, if so, by which change.
+func (t *tree) check(who requester, r *Request) (change, int32) {
 	switch r.Op {
 	case OpCreate, OpCreate2, OpCreateContainer, OpCreateTTL:
-		return s.checkCreate(c, r)
+		return t.checkCreate(who, r)
 	case OpDelete:
-		return s.checkDelete(c, r)
+		return t.checkDelete(who, r)
 	}
 	if !validPath(r.Path) {
 		return change{}, CodeBadArguments
 	}
-	n := s.leader.tree.get(r.Path)
+	n := t.get(r.Path)
 	ch := change{path: r.Path}
 	switch r.Op {
 	case OpSetData:
 		if n == nil {
 			return ch, CodeNoNode
 		}
-		if !allowed(n.acl, permWrite, c.ids) {
+		if !allowed(n.acl, permWrite, who.ids) {
 			return ch, CodeNoAuth
 		}
 		ch.kind, ch.data, ch.version = changeData, r.Data, n.version+1
 		return ch, checkVersion(r.Version, n.version)
 	case OpSetACL:
-		list, ok := fixACL(r.acl, c.ids)
+		list, ok := fixACL(r.acl, who.ids)
 		if !ok {
 			return ch, CodeInvalidACL
 		}
 		if n == nil {
 			return ch, CodeNoNode
 		}
-		if !allowed(n.acl, permAdmin, c.ids) {
+		if !allowed(n.acl, permAdmin, who.ids) {
 			return ch, CodeNoAuth
 		}
 		ch.kind, ch.acl, ch.version = changeACL, list, n.aversion+1
@@ -199,7 +207,7 @@ func (s *Server) check(c *conn, r *Request) (change, int32) {
 		if n == nil {
 			return ch, CodeNoNode
 		}
-		if !allowed(n.acl, permRead, c.ids) {
+		if !allowed(n.acl, permRead, who.ids) {
 			return ch, CodeNoAuth
 		}
 		return ch, checkVersion(r.Version, n.version)
@@ -214,7 +222,7 @@ func checkVersion(want, have int32) int32 {
 	return CodeOK
 }
 
-func (s *Server) checkCreate(c *conn, r *Request) (change, int32) {
+func (t *tree) checkCreate(who requester, r *Request) (change, int32) {
 	ch := change{kind: changeCreate, path: r.Path, data: r.Data}
 	if r.Flags < 0 || r.Flags > lastFlag {
 		return ch, CodeBadArguments
@@ -228,15 +236,15 @@ func (s *Server) checkCreate(c *conn, r *Request) (change, int32) {
 	if !strings.Contains(r.Path, "/") || strings.Contains(r.Path, "\x00") {
 		return ch, CodeBadArguments
 	}
-	list, ok := fixACL(r.acl, c.ids)
+	list, ok := fixACL(r.acl, who.ids)
 	if !ok {
 		return ch, CodeInvalidACL
 	}
-	parent := s.leader.tree.get(parentOf(r.Path))
+	parent := t.get(parentOf(r.Path))
 	if parent == nil {
 		return ch, CodeNoNode
 	}
-	if !allowed(parent.acl, permCreate, c.ids) {
+	if !allowed(parent.acl, permCreate, who.ids) {
 		return ch, CodeNoAuth
 	}
 	sequential := r.Flags == flagTTLSequence || !isTTL && r.Flags&flagSequence != 0
@@ -246,7 +254,7 @@ func (s *Server) checkCreate(c *conn, r *Request) (change, int32) {
 	if !validPath(ch.path) {
 		return ch, CodeBadArguments
 	}
-	if s.leader.tree.get(ch.path) != nil {
+	if t.get(ch.path) != nil {
 		return ch, CodeNodeExists
 	}
 	if parent.owner != 0 {
@@ -260,22 +268,21 @@ func (s *Server) checkCreate(c *conn, r *Request) (change, int32) {
 	case isTTL:
 		ch.ttl = r.ttl
 	case r.Flags&flagEphemeral != 0:
-		ch.owner = c.session.id
+		ch.owner = who.session
 	}
 	return ch, CodeOK
 }
 
-func (s *Server) checkDelete(c *conn, r *Request) (change, int32) {
+func (t *tree) checkDelete(who requester, r *Request) (change, int32) {
 	ch := change{kind: changeDelete, path: r.Path}
 	if !strings.Contains(r.Path, "/") || strings.Contains(r.Path, "\x00") || isSpecial(r.Path) {
 		return ch, CodeBadArguments
 	}
-	t := s.leader.tree
 	parent := t.get(parentOf(r.Path))
 	if parent == nil {
 		return ch, CodeNoNode
 	}
-	if !allowed(parent.acl, permDelete, c.ids) {
+	if !allowed(parent.acl, permDelete, who.ids) {
 		return ch, CodeNoAuth
 	}
 	n := t.get(r.Path)
@@ -309,6 +316,10 @@ func (s *Server) SetSequence(path string, next int32) {
 	defer s.mu.Unlock()
 	if s.leader.tree.get(path) == nil {
 		panic("zktest: SetSequence: no node at " + path)
+	}
+	if s.member != nil {
+		s.member.e.setSequence(path, next)
+		return
 	}
 	x := s.begin()
 	ch := change{kind: changeSequence, path: path, version: next}

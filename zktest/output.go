@@ -25,10 +25,10 @@ const (
 type output struct {
 	mu      sync.Mutex // guards all below but the channels; nothing is locked within
 	buf     []byte
-	marks   []mark          // when each stretch of buf may leave; none: at once
-	gate    <-chan struct{} // not nil: nothing leaves until it is closed
-	closing bool            // when buf is empty, the connection ends
-	mute    bool            // what is appended is thrown away
+	marks   []mark            // when each stretch of buf may leave; none: at once
+	gates   []<-chan struct{} // nothing leaves until all are closed
+	closing bool              // when buf is empty, the connection ends
+	mute    bool              // what is appended is thrown away
 
 	wake chan struct{} // has room for one; something was appended or changed
 	room chan struct{} // has room for one; buf was taken
@@ -77,10 +77,11 @@ func (o *output) silence() {
 	o.mu.Unlock()
 }
 
-// shut holds back all that has not left, until gate is closed.
+// shut holds back all that has not left, until gate, and every gate before it,
+// is closed.
 func (o *output) shut(gate <-chan struct{}) {
 	o.mu.Lock()
-	o.gate = gate
+	o.gates = append(o.gates, gate)
 	o.mu.Unlock()
 }
 
@@ -89,12 +90,12 @@ func (o *output) shut(gate <-chan struct{}) {
 func (o *output) take(spare []byte) (b []byte, gate <-chan struct{}, wait time.Duration, ok bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.gate != nil {
+	for len(o.gates) > 0 {
 		select {
-		case <-o.gate:
-			o.gate = nil
+		case <-o.gates[0]:
+			o.gates = o.gates[1:]
 		default:
-			return nil, o.gate, 0, true
+			return nil, o.gates[0], 0, true
 		}
 	}
 	if len(o.buf) == 0 {

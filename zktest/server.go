@@ -18,8 +18,11 @@ type Server struct {
 	maxTimeout     time.Duration
 	containerCheck time.Duration
 	maxBuffer      int
-	addrs          []string // as the options gave them
-	bubble         bool     // made in a testing/synctest bubble: no TCP
+	addrs          []string      // as the options gave them
+	bubble         bool          // made in a testing/synctest bubble: no TCP
+	syncLimit      int           // of an ensemble, in ticks
+	electionTime   time.Duration // of an ensemble
+	member         *member       // nil for a server that stands alone
 
 	wake chan struct{} // has room for one; see rearm
 	quit chan struct{} // closed by Close
@@ -28,8 +31,8 @@ type Server struct {
 	// mu guards everything below and what is said to be guarded by it. It
 	// is the order of the transactions. Nobody waits for anything while
 	// holding it; the locks within outputs are the only ones taken under it.
-	mu            sync.Mutex
-	epoch         time.Time // ticks are counted from here
+	mu            *sync.Mutex // of a member, the ensemble's
+	epoch         time.Time   // ticks are counted from here
 	leader        *view
 	endpoints     []*endpoint
 	conns         map[*conn]struct{}
@@ -45,8 +48,9 @@ type Server struct {
 	changeling    map[int64]bool          // sessions that get another id at their next reconnect
 	requests      map[Op]int64
 	notifications int64
-	stopped       bool // by Stop
-	closed        bool // by Close
+	stopped       bool          // by Stop
+	closed        bool          // by Close
+	stalled       chan struct{} // not nil: nothing is carried out until it is closed
 }
 
 // An Option changes how [NewServer] makes a server.
@@ -134,7 +138,18 @@ const (
 // that waits for the network would stop the bubble's clock: [Server.Dial] is
 // then the only way in. Addr looks no different.
 func NewServer(opts ...Option) *Server {
+	s := newServer(new(sync.Mutex), opts)
+	s.open()
+	s.wg.Go(s.clock)
+	return s
+}
+
+// newServer returns a server that does not run yet.
+func newServer(mu *sync.Mutex, opts []Option) *Server {
 	s := &Server{
+		mu:             mu,
+		syncLimit:      defaultSyncLimit,
+		electionTime:   defaultElectionTime,
 		tick:           defaultTick,
 		containerCheck: time.Minute,
 		maxBuffer:      defaultMaxBuffer,
@@ -159,6 +174,12 @@ func NewServer(opts ...Option) *Server {
 	}
 	// As ZooKeeper does: the server's number in the first byte, then the time.
 	s.lastSession = 1<<56 | int64(uint64(s.epoch.UnixMilli())<<24>>8)
+	return s
+}
+
+// open makes the server's endpoints and takes connections to them. It panics
+// if it cannot listen.
+func (s *Server) open() {
 	for _, addr := range s.addrs {
 		e := &endpoint{addr: addr, view: s.leader}
 		if err := s.listen(e); err != nil {
@@ -170,8 +191,6 @@ func NewServer(opts ...Option) *Server {
 	for _, e := range s.endpoints {
 		s.accept(e)
 	}
-	s.wg.Go(s.clock)
-	return s
 }
 
 // Start is [NewServer] for a test or benchmark, at whose end the server is closed.
@@ -201,6 +220,13 @@ func (s *Server) Addrs() []string {
 // to [Server.Intercept] that does not return, Close writes to standard error
 // what it waits for. Calls after the first return at once.
 func (s *Server) Close() error {
+	if s.member != nil {
+		return s.member.e.Close()
+	}
+	return s.close()
+}
+
+func (s *Server) close() error {
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()

@@ -25,6 +25,15 @@ func (x *session) touch(s *Server) {
 	x.deadline = s.epoch.Add((quiet/s.tick + 1) * s.tick)
 }
 
+// touch notes that something was received from the client of x.
+func (s *Server) touch(x *session) {
+	if s.member != nil {
+		s.member.touch(x.id, x.timeout)
+		return
+	}
+	x.touch(s)
+}
+
 // newSession begins a session. It is a transaction.
 func (s *Server) newSession(timeout time.Duration) *session {
 	s.lastSession++
@@ -87,35 +96,60 @@ func (c *conn) handshake(frame []byte) bool {
 			return false
 		}
 	}
-	defer s.mu.Unlock()
+	wait, ok := c.greet(&r, action)
+	s.mu.Unlock()
+	if wait == nil {
+		return ok
+	}
+	select {
+	case ok = <-wait:
+	case <-c.done:
+		ok = false
+	}
+	return ok
+}
+
+// greet carries out the handshake r, with Server.mu held. It reports whether
+// requests may follow, or returns a channel on which that will be reported.
+func (c *conn) greet(r *Request, action Action) (wait <-chan bool, ok bool) {
+	s := c.s
 	if c.closing {
-		return false
+		return nil, false
 	}
 	c.now = ""
 	switch action.kind {
 	case actDropRequest:
 		c.finish()
-		return false
+		return nil, false
 	case actHang:
 		c.hang()
-		return false
+		return nil, false
 	}
 	// A server that is behind the client must not serve it, or the client
 	// would see time run backwards. ZooKeeper closes without an answer.
 	if r.zxid > c.at.view.tree.zxid {
 		c.finish()
-		return false
+		return nil, false
+	}
+	if s.member != nil {
+		return s.member.connect(c, r, action)
 	}
 	var x *session
 	if action.kind != actFail {
-		x = s.resume(c, &r)
+		x = s.resume(c, r)
 	}
+	return nil, c.welcome(x, r, action)
+}
+
+// welcome answers the handshake r: the client has the session x now, or, if x
+// is nil, is told that its session has expired. It reports whether requests may follow.
+func (c *conn) welcome(x *session, r *Request, action Action) bool {
 	b := connectReply(c.reply[:0], x, r.readOnly)
-	switch {
-	case action.kind == actDropReply:
+	switch action.kind {
+	case actDropReply:
 		c.finish()
 		return false
-	case action.kind == actHangReply:
+	case actHangReply:
 		c.send(b[:4])
 		c.hang()
 		return false
@@ -131,7 +165,7 @@ func (c *conn) handshake(frame []byte) bool {
 // asks for none, or nil if that session has expired or is another's. A session
 // that is found moves to c.
 func (s *Server) resume(c *conn, r *Request) *session {
-	timeout := min(max(time.Duration(r.timeout)*time.Millisecond, s.minTimeout), s.maxTimeout)
+	timeout := s.grant(r)
 	id := r.Session
 	if s.changeling[id] {
 		delete(s.changeling, id)
@@ -144,23 +178,40 @@ func (s *Server) resume(c *conn, r *Request) *session {
 	} else {
 		x = s.sessions[id]
 		// ZooKeeper closes the old connection before it looks at the password.
-		if x != nil && x.conn != nil && x.conn != c {
-			x.conn.finish()
-			x.conn = nil
+		if x != nil {
+			x.leave(c)
 		}
 		if x == nil || !bytes.Equal(x.password, r.password) {
 			return nil
 		}
 	}
 	x.timeout = timeout
-	x.conn = c
-	c.session = x
+	c.adopt(x)
 	x.touch(s)
 	s.rearm(x.deadline)
-	if gate := s.partitions[x.id]; gate != nil {
+	return x
+}
+
+// leave closes the connection that x has had until c came.
+func (x *session) leave(c *conn) {
+	if x.conn != nil && x.conn != c {
+		x.conn.finish()
+		x.conn = nil
+	}
+}
+
+// adopt makes c the connection of x.
+func (c *conn) adopt(x *session) {
+	x.conn = c
+	c.session = x
+	if gate := c.s.partitions[x.id]; gate != nil {
 		c.out.shut(gate)
 	}
-	return x
+}
+
+// grant returns the session timeout that a client gets which asks for r's.
+func (s *Server) grant(r *Request) time.Duration {
+	return min(max(time.Duration(r.timeout)*time.Millisecond, s.minTimeout), s.maxTimeout)
 }
 
 // connectReply appends the reply to a connect request, for an expired session
@@ -188,7 +239,10 @@ func (c *conn) lockUnpartitioned(id int64) bool {
 	s := c.s
 	for {
 		s.mu.Lock()
-		gate := s.partitions[id]
+		gate := s.stalled
+		if gate == nil {
+			gate = s.partitions[id]
+		}
 		if gate == nil {
 			return true
 		}

@@ -3,6 +3,7 @@ package zktest
 import (
 	"maps"
 	"strings"
+	"time"
 )
 
 // A node is one znode.
@@ -165,6 +166,16 @@ type txn struct {
 	zxid    int64
 	time    int64 // milliseconds since 1970
 	changes []change
+
+	// In an ensemble a transaction is agreed upon before it is applied.
+	code   int32      // why it failed
+	failed int        // of a multi that failed, the operation to blame
+	opened *session   // what it begins: id, password and timeout
+	closed int64      // the session that it ends, or 0
+	origin *pending   // the request that it carries out, or nil
+	acks   uint64     // bit i: member i has logged it
+	at     time.Time  // when it was proposed
+	syncs  []*pending // to be answered once it is committed
 }
 
 // apply makes one change of x.

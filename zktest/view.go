@@ -107,7 +107,12 @@ func (s *Server) moveWatches(e *endpoint, to *view) {
 func (s *Server) SetLag(addr string, d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.setLag(s.mustFind(addr), max(d, 0))
+	e := s.mustFind(addr)
+	if s.member != nil {
+		s.member.setLag(max(d, 0))
+		return
+	}
+	s.setLag(e, max(d, 0))
 }
 
 // Freeze is [Server.SetLag] for ever: reads through addr see nothing new until
@@ -115,7 +120,12 @@ func (s *Server) SetLag(addr string, d time.Duration) {
 func (s *Server) Freeze(addr string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.setLag(s.mustFind(addr), frozen)
+	e := s.mustFind(addr)
+	if s.member != nil {
+		s.member.setLag(frozen)
+		return
+	}
+	s.setLag(e, frozen)
 }
 
 // Thaw lets an address that lags catch up and stay so.

@@ -1,0 +1,381 @@
+package zktest
+
+import (
+	"crypto/rand"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// An Ensemble is several servers that keep one tree as ZooKeeper's do: one
+// leads, the others follow, and a majority agrees to every transaction. Members
+// count from 0. Its methods may be called by many goroutines at once.
+//
+// Each member is a [Server] with an address of its own; the methods of that
+// Server concern the clients of that member. [Server.Stop] and
+// [Server.Restart] are [Ensemble.Crash] and [Ensemble.Restart] of the member,
+// [Server.SetLag] and [Server.Freeze] are [Ensemble.SetLag].
+//
+// What a test breaks are the members themselves (Crash, Freeze, SetLag) and
+// the ways between two of them, each direction by itself (Cut, SetDelay). A
+// way is an ordered stream, as a TCP connection is: what is sent while it is
+// cut arrives when it is healed, if the connection still stands.
+type Ensemble struct {
+	tick         time.Duration
+	syncLimit    time.Duration
+	syncTicks    int
+	electionTime time.Duration
+	members      []*member
+	ways         [][]*way // from, to
+
+	wake chan struct{} // has room for one
+	quit chan struct{} // closed by Close
+	wg   sync.WaitGroup
+
+	mu     sync.Mutex // guards all below, and is Server.mu of every member
+	agenda agenda
+	nth    int       // the number of the last event put on the agenda
+	armed  time.Time // when the agenda will be looked at again
+	secret [passwordLen]byte
+	closed bool
+}
+
+const (
+	defaultSyncLimit    = 5
+	defaultElectionTime = 200 * time.Millisecond
+	defaultDelay        = time.Millisecond
+)
+
+// WithSyncLimit sets for how many ticks the members of an ensemble wait for one
+// another before they give each other up. The default is 5, as in the
+// configuration that comes with ZooKeeper. It does nothing to a single server.
+func WithSyncLimit(ticks int) Option {
+	return func(s *Server) {
+		rule(ticks > 0, "WithSyncLimit: the limit is %d ticks; want more than 0", ticks)
+		s.syncLimit = ticks
+	}
+}
+
+// WithElectionTime sets how long the members of an ensemble take to elect a
+// leader, or to find the one that there is. The default is 200 ms. It does
+// nothing to a single server.
+func WithElectionTime(d time.Duration) Option {
+	return func(s *Server) {
+		rule(d >= 0, "WithElectionTime: the time is %v; want 0 or more", d)
+		s.electionTime = d
+	}
+}
+
+// NewEnsemble starts an ensemble of n members, each on a free port of the
+// loopback interface; in a testing/synctest bubble they do not listen, see
+// [NewServer]. The options hold for every member; WithAddr and WithAddrs cannot
+// be given. The last member leads at first.
+func NewEnsemble(n int, opts ...Option) *Ensemble {
+	rule(1 <= n && n <= 63, "NewEnsemble: %d members; want 1 to 63", n)
+	e := &Ensemble{wake: make(chan struct{}, 1), quit: make(chan struct{})}
+	_, _ = rand.Read(e.secret[:])
+	for i := range n {
+		s := newServer(&e.mu, opts)
+		rule(len(s.addrs) == 1 && s.addrs[0] == "127.0.0.1:0", "NewEnsemble: WithAddr and WithAddrs do nothing here")
+		s.lastSession = int64(i+1)<<56 | s.lastSession&(1<<56-1)
+		s.member = &member{e: e, s: s, index: i, up: true, table: map[int64]time.Duration{}}
+		e.members = append(e.members, s.member)
+		e.tick, e.syncTicks, e.electionTime = s.tick, s.syncLimit, s.electionTime
+	}
+	e.syncLimit = time.Duration(e.syncTicks) * e.tick
+	for from := range n {
+		e.ways = append(e.ways, make([]*way, n))
+		for to := range n {
+			e.ways[from][to] = &way{e: e, to: e.members[to], delay: defaultDelay}
+		}
+	}
+	for i, m := range e.members {
+		func() {
+			defer func() {
+				if r := recover(); r != nil {
+					for _, m := range e.members[:i] {
+						_ = m.s.close()
+					}
+					panic(r)
+				}
+			}()
+			m.s.open()
+		}()
+	}
+	e.mu.Lock()
+	e.elect()
+	e.mu.Unlock()
+	e.wg.Go(e.run)
+	return e
+}
+
+// StartEnsemble is [NewEnsemble] for a test or benchmark, at whose end the
+// ensemble is closed.
+func StartEnsemble(tb testing.TB, n int, opts ...Option) *Ensemble {
+	tb.Helper()
+	e := NewEnsemble(n, opts...)
+	tb.Cleanup(func() { _ = e.Close() })
+	return e
+}
+
+// Close drops all connections and returns when every goroutine of the ensemble has ended.
+func (e *Ensemble) Close() error {
+	e.mu.Lock()
+	if e.closed {
+		e.mu.Unlock()
+		return nil
+	}
+	e.closed = true
+	close(e.quit)
+	for _, m := range e.members {
+		if m.s.stalled != nil {
+			close(m.s.stalled)
+			m.s.stalled = nil
+		}
+	}
+	e.mu.Unlock()
+	for _, m := range e.members {
+		_ = m.s.close()
+	}
+	e.wg.Wait()
+	return nil
+}
+
+// Size returns how many members there are.
+func (e *Ensemble) Size() int { return len(e.members) }
+
+// Server returns member i as its clients see it.
+func (e *Ensemble) Server(i int) *Server { return e.member(i).s }
+
+// Addrs returns the address of every member, in order.
+func (e *Ensemble) Addrs() []string {
+	var addrs []string
+	for _, m := range e.members {
+		addrs = append(addrs, m.s.Addr())
+	}
+	return addrs
+}
+
+// Addr returns the connect string of the whole ensemble.
+func (e *Ensemble) Addr() string { return strings.Join(e.Addrs(), ",") }
+
+// Dial connects to the member that has the address, in memory; it can be given
+// to go-zookeeper as a zk.Dialer. See [Server.Dial].
+func (e *Ensemble) Dial(network, address string, timeout time.Duration) (net.Conn, error) {
+	for _, m := range e.members {
+		if m.s.find(address) != nil {
+			return m.s.Dial(network, address, timeout)
+		}
+	}
+	return nil, &net.OpError{Op: "dial", Net: network, Addr: textAddr(address), Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
+}
+
+func (e *Ensemble) member(i int) *member {
+	rule(0 <= i && i < len(e.members), "there is no member %d; they count from 0 to %d", i, len(e.members)-1)
+	return e.members[i]
+}
+
+func (e *Ensemble) majority() int { return len(e.members)/2 + 1 }
+
+// Leader returns the member that leads, or -1 if none does. While an older
+// leader has not noticed that it was replaced, it is the newer one.
+func (e *Ensemble) Leader() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if ld := e.leading(); ld != nil {
+		return ld.m.index
+	}
+	return -1
+}
+
+// leading returns the newest leadership, or nil.
+func (e *Ensemble) leading() *leadership {
+	var newest *leadership
+	for _, m := range e.members {
+		if m.ld != nil && (newest == nil || m.epoch > newest.m.epoch) {
+			newest = m.ld
+		}
+	}
+	return newest
+}
+
+// Serving reports whether member i answers its clients as far as it knows: it
+// leads or follows. It may be frozen, or cut off and not yet aware of it.
+func (e *Ensemble) Serving(i int) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.member(i).serving()
+}
+
+// MemberOf returns the member that a session's client is connected to, or -1.
+// A connection that was left in silence counts until it is closed.
+func (e *Ensemble) MemberOf(session int64) int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	at := -1
+	var opened time.Time
+	for _, m := range e.members {
+		if x := m.s.sessions[session]; x != nil && x.conn != nil && (at < 0 || x.conn.opened.After(opened)) {
+			at, opened = m.index, x.conn.opened
+		}
+	}
+	return at
+}
+
+// Expire ends a session as its leader would if nothing had been heard of it for
+// its timeout. The members hear of it as of every transaction.
+func (e *Ensemble) Expire(session int64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.expire(session)
+}
+
+func (e *Ensemble) expire(session int64) {
+	if ld := e.leading(); ld != nil {
+		ld.end(session)
+	}
+}
+
+func (e *Ensemble) setSequence(path string, next int32) {
+	if ld := e.leading(); ld != nil && ld.prep.get(path) != nil {
+		x := ld.begin()
+		x.changes = []change{{kind: changeSequence, path: path, version: next}}
+		ld.prep.apply(x, &x.changes[0])
+		ld.propose(x)
+	}
+}
+
+// Crash ends member i as SIGKILL does: its connections to clients and to other
+// members are closed, which the others learn of as fast as the ways allow, and
+// what it has logged is kept for [Ensemble.Restart].
+func (e *Ensemble) Crash(i int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.member(i).crash()
+}
+
+// Restart starts member i after a crash. It looks for the leader, or for enough
+// others to elect one, and takes over what it has missed.
+func (e *Ensemble) Restart(i int) {
+	e.mu.Lock()
+	m := e.member(i)
+	m.restart()
+	e.mu.Unlock()
+	for _, p := range m.s.endpoints {
+		m.s.reopen(p)
+	}
+}
+
+// Freeze stops member i as SIGSTOP does: it does nothing, and its connections
+// stay open and silent. What is sent to it waits for [Ensemble.Thaw].
+func (e *Ensemble) Freeze(i int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.member(i).freeze()
+}
+
+// Thaw lets a frozen member go on: first with what its clocks have made due,
+// then with what was sent to it.
+func (e *Ensemble) Thaw(i int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.member(i).thaw()
+}
+
+// SetLag has member i, while it follows, apply transactions d after it has heard
+// that they are committed; 0 ends it. It goes on answering pings and reads, from
+// its older tree, and agreeing to transactions. With a lag longer than the test
+// it stays before a chosen transaction.
+func (e *Ensemble) SetLag(i int, d time.Duration) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.member(i).setLag(max(d, 0))
+}
+
+// SetDelay sets how long what one member sends to another is on its way. The
+// default is 1 ms. What is on its way already is not overtaken.
+func (e *Ensemble) SetDelay(from, to int, d time.Duration) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.way(from, to).delay = max(d, 0)
+}
+
+// Cut lets nothing more that one member sends to another arrive. What is on
+// its way already does; see [Ensemble.CutLosing]. Neither is told.
+func (e *Ensemble) Cut(from, to int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.way(from, to).shut(false)
+}
+
+// CutLosing is [Ensemble.Cut] for what is on its way as well.
+func (e *Ensemble) CutLosing(from, to int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.way(from, to).shut(true)
+}
+
+// Isolate cuts a member off from all others, in both directions. Clients still reach it.
+func (e *Ensemble) Isolate(i int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	m := e.member(i)
+	for _, o := range e.members {
+		if o != m {
+			e.way(i, o.index).shut(false)
+			e.way(o.index, i).shut(false)
+		}
+	}
+}
+
+// Heal ends the cut from one member to another.
+func (e *Ensemble) Heal(from, to int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.way(from, to).open()
+	e.look()
+}
+
+// HealAll ends all cuts.
+func (e *Ensemble) HealAll() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, row := range e.ways {
+		for _, w := range row {
+			w.open()
+		}
+	}
+	e.look()
+}
+
+func (e *Ensemble) way(from, to int) *way {
+	rule(from != to, "there is no way from member %d to itself", from)
+	return e.ways[e.member(from).index][e.member(to).index]
+}
+
+// Dump writes the state of every member to w, for the log of a test that failed
+// or hangs. The format is for people and may change.
+func (e *Ensemble) Dump(w io.Writer) {
+	e.mu.Lock()
+	var b strings.Builder
+	for _, m := range e.members {
+		fmt.Fprintf(&b, "member %d: %s\n", m.index, m.describe())
+		for to, way := range e.ways[m.index] {
+			if way.cut {
+				fmt.Fprintf(&b, "  cut from member %d, %d waiting\n", to, len(way.parcels))
+			}
+		}
+		if m.ld != nil {
+			m.ld.dump(&b)
+		}
+		b.WriteString(m.s.dump())
+	}
+	e.mu.Unlock()
+	_, _ = io.WriteString(w, b.String())
+}

@@ -1,0 +1,616 @@
+package zktest
+
+import (
+	"bytes"
+	"crypto/sha1"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// A member is one server of an ensemble, as the others see it. Ensemble.mu
+// guards it.
+//
+// It is looking for a leader unless it leads (ld) or has one (tie).
+type member struct {
+	e     *Ensemble
+	s     *Server // what its clients see; s.leader is the tree as this member knows it
+	index int
+
+	// What survives a crash: the tree (in s), and
+	epoch  int64  // of the last leader that it had, or was
+	logged []*txn // transactions that it has logged and not yet applied
+
+	up      bool
+	life    int       // how often it was started
+	looks   time.Time // since when it has been looking for a leader
+	overdue []func()  // of a frozen member: what its clocks have made due
+	inbox   []func()  // of a frozen member: what was sent to it
+
+	ld  *leadership // nil unless it leads
+	tie *tie        // nil unless it follows
+	// synced says that a follower has what its leader had when they met.
+	synced bool
+
+	table   map[int64]time.Duration // sessions heard of since the leader last asked, and their timeouts
+	commits []news                  // not yet applied, for the lag
+	lag     time.Duration
+}
+
+// news is what a leader says in the order of the transactions: that one is
+// committed or, if answer is not nil, that a sync has come so far.
+type news struct {
+	at     time.Time
+	answer *pending
+}
+
+// A pending is a request of a client of a member.
+type pending struct {
+	m      *member
+	c      *conn
+	r      Request
+	action Action
+	who    requester
+
+	waits bool // for the leader
+	done  bool // the leader's word has come: body and code are the reply
+	body  []byte
+	code  int32
+	ready chan bool // of a handshake; has room for one
+}
+
+func (m *member) wayTo(o *member) *way { return m.e.ways[m.index][o.index] }
+
+func (m *member) serving() bool { return m.up && (m.ld != nil || m.tie != nil && m.synced) }
+
+func (m *member) frozen() bool { return m.s.stalled != nil }
+
+func (m *member) describe() string {
+	text := "looking"
+	switch {
+	case !m.up:
+		text = "down"
+	case m.ld != nil:
+		text = "leading"
+	case m.tie != nil && m.synced:
+		text = fmt.Sprintf("following member %d", m.tie.ld.m.index)
+	case m.tie != nil:
+		text = fmt.Sprintf("joining member %d", m.tie.ld.m.index)
+	}
+	if m.frozen() {
+		text += ", frozen"
+	}
+	return fmt.Sprintf("%s, epoch %d, applied %#x, %d logged", text, m.epoch, m.s.leader.tree.zxid, len(m.logged))
+}
+
+// receive does what was sent to m, once m can.
+func (m *member) receive(do func()) {
+	if m.frozen() {
+		m.inbox = append(m.inbox, do)
+		return
+	}
+	do()
+}
+
+// at has do called by m's clock, unless m has crashed until then.
+func (m *member) at(t time.Time, do func()) {
+	life := m.life
+	m.e.at(t, func() {
+		switch {
+		case !m.up || m.life != life:
+		case m.frozen():
+			m.overdue = append(m.overdue, do)
+		default:
+			do()
+		}
+	})
+}
+
+// before reports whether o is preferred as a leader.
+func (m *member) before(o *member) bool {
+	if m.epoch != o.epoch {
+		return m.epoch < o.epoch
+	}
+	if a, b := m.lastLogged(), o.lastLogged(); a != b {
+		return a < b
+	}
+	return m.index < o.index
+}
+
+func (m *member) lastLogged() int64 {
+	if n := len(m.logged); n > 0 {
+		return m.logged[n-1].zxid
+	}
+	return m.s.leader.tree.zxid
+}
+
+// Being up.
+
+func (m *member) crash() {
+	if !m.up {
+		return
+	}
+	m.up = false
+	m.leave()
+	m.inbox, m.overdue = nil, nil
+	m.unstall()
+	m.s.shutListeners()
+}
+
+func (m *member) restart() {
+	if m.up {
+		return
+	}
+	m.up = true
+	m.life++
+	m.looks = time.Now()
+	m.e.look()
+}
+
+func (m *member) freeze() {
+	if !m.up || m.frozen() {
+		return
+	}
+	m.s.stalled = make(chan struct{})
+	for c := range m.s.conns {
+		c.out.shut(m.s.stalled)
+	}
+}
+
+func (m *member) unstall() {
+	if m.frozen() {
+		close(m.s.stalled)
+		m.s.stalled = nil
+	}
+}
+
+func (m *member) thaw() {
+	if !m.frozen() {
+		return
+	}
+	m.unstall()
+	// A socket that has something to read does not time out, however late it
+	// is read.
+	if m.tie != nil {
+		m.tie.follow.heard = time.Now()
+	}
+	if m.ld != nil {
+		for _, t := range m.ld.ties {
+			t.leader.heard = time.Now()
+		}
+	}
+	life := m.life
+	for _, list := range []*[]func(){&m.overdue, &m.inbox} {
+		todo := *list
+		*list = nil
+		for _, do := range todo {
+			if m.up && m.life == life {
+				do()
+			}
+		}
+	}
+	m.e.look()
+}
+
+// leave ends m's part in the ensemble: its connections are closed, to the
+// members and to its clients.
+func (m *member) leave() {
+	if t := m.tie; t != nil && t.follow.open {
+		t.follow.open = false
+		t.farewell(m, t.ld.m)
+	}
+	m.tie, m.synced = nil, false
+	if ld := m.ld; ld != nil {
+		for _, f := range m.e.members {
+			if t := ld.ties[f]; t != nil {
+				ld.lose(t)
+			}
+		}
+	}
+	m.ld = nil
+	m.commits = nil
+	clear(m.table)
+	m.s.dropConns(nil)
+}
+
+// orphaned has m, which has lost its leader or its followers, look for a leader.
+func (m *member) orphaned() {
+	m.leave()
+	m.looks = time.Now()
+	m.e.look()
+}
+
+// Electing.
+
+// look has those who look for a leader find one after the time that takes. It
+// is called whenever something has changed that can bring them together.
+func (e *Ensemble) look() {
+	e.at(time.Now().Add(e.electionTime), e.elect)
+}
+
+// elect finds a leader for everyone who looks for one and can have one: the one
+// that there is or, where enough look and reach each other, one of them.
+func (e *Ensemble) elect() {
+	var lookers []*member
+	for _, m := range e.members {
+		if !m.up || m.frozen() || m.ld != nil || m.tie != nil || time.Since(m.looks) < e.electionTime {
+			continue
+		}
+		if ld := e.leaderFor(m); ld != nil {
+			ld.join(m)
+			continue
+		}
+		lookers = append(lookers, m)
+	}
+	slices.SortFunc(lookers, func(a, b *member) int {
+		if a.before(b) {
+			return 1
+		}
+		return -1
+	})
+	// Who has logged more is preferred, so whatever a majority had logged is
+	// in the log of the best of any majority.
+	for i, m := range lookers {
+		var group []*member
+		for _, o := range lookers[i+1:] {
+			if e.reach(m, o) {
+				group = append(group, o)
+			}
+		}
+		if len(group)+1 >= e.majority() {
+			m.lead(group)
+			return
+		}
+	}
+}
+
+// reach reports whether two members can talk to each other.
+func (e *Ensemble) reach(a, b *member) bool {
+	return !a.wayTo(b).cut && !b.wayTo(a).cut
+}
+
+func (e *Ensemble) leaderFor(m *member) *leadership {
+	var best *leadership
+	for _, o := range e.members {
+		if o.ld != nil && !o.frozen() && e.reach(m, o) && o.epoch >= m.epoch && (best == nil || o.epoch > best.m.epoch) {
+			best = o.ld
+		}
+	}
+	return best
+}
+
+// install gives m the tree and the sessions of a leader.
+func (m *member) install(t *tree, sessions map[int64]*session, epoch int64) {
+	m.s.leader.tree = t
+	m.s.sessions = map[int64]*session{}
+	for id, x := range sessions {
+		m.s.sessions[id] = &session{id: id, password: x.password, timeout: x.timeout}
+	}
+	m.logged, m.commits = nil, nil
+	m.epoch = epoch
+	m.synced = true
+}
+
+// Following.
+
+// watchLeader gives the leader up when nothing has come from it for the sync limit.
+func (m *member) watchLeader(t *tie) {
+	m.at(t.follow.heard.Add(m.e.syncLimit), func() {
+		switch {
+		case m.tie != t:
+		case time.Since(t.follow.heard) >= m.e.syncLimit:
+			m.orphaned()
+		default:
+			m.watchLeader(t)
+		}
+	})
+}
+
+// log logs what the leader proposes.
+func (m *member) log(t *tie, x *txn) {
+	m.logged = append(m.logged, x)
+	t.toLeader(func() { t.ld.ack(m, x) })
+}
+
+// ping answers the leader's ping with the sessions that m has heard of.
+func (m *member) ping(t *tie) {
+	table := m.table
+	m.table = map[int64]time.Duration{}
+	t.toLeader(func() {
+		for id, timeout := range table {
+			t.ld.touch(id, timeout)
+		}
+	})
+}
+
+// hear notes what is now committed, or a sync's answer that comes after it.
+func (m *member) hear(answer *pending) {
+	m.commits = append(m.commits, news{time.Now(), answer})
+	m.advance()
+}
+
+// advance applies what is committed and due.
+func (m *member) advance() {
+	for len(m.commits) > 0 {
+		n := m.commits[0]
+		if m.lag > 0 && m.ld == nil {
+			if m.lag == frozen {
+				return
+			}
+			if due := n.at.Add(m.lag); due.After(time.Now()) {
+				m.at(due, m.advance)
+				return
+			}
+		}
+		m.commits = m.commits[1:]
+		if n.answer == nil {
+			m.apply()
+		} else {
+			n.answer.body = appendString(nil, n.answer.r.Path)
+			n.answer.finish()
+		}
+	}
+}
+
+func (m *member) setLag(d time.Duration) {
+	m.lag = d
+	m.advance()
+}
+
+// apply applies the first transaction of the log, tells the watches, and
+// answers the client of m who asked for it.
+func (m *member) apply() {
+	x := m.logged[0]
+	m.logged = m.logged[1:]
+	s, t := m.s, m.s.leader.tree
+	p := x.origin
+	if p != nil && (p.m != m || p.c.closing) {
+		p = nil
+	}
+	body := p.start(x)
+	for i := range x.changes {
+		t.apply(x, &x.changes[i])
+		body = p.result(body, x, i)
+	}
+	t.zxid = x.zxid
+	for i := range x.changes {
+		s.fire(s.leader, &x.changes[i])
+	}
+	if o := x.opened; o != nil && s.sessions[o.id] == nil {
+		s.sessions[o.id] = &session{id: o.id, password: o.password, timeout: o.timeout}
+	}
+	var ended *conn
+	if old := s.sessions[x.closed]; old != nil {
+		ended = old.conn
+		old.conn = nil
+		delete(s.sessions, x.closed)
+	}
+	if p != nil {
+		if x.opened != nil {
+			m.welcome(p, s.sessions[x.opened.id])
+		} else {
+			p.body, p.code = p.end(body, x)
+			p.finish()
+		}
+	}
+	if ended != nil {
+		ended.finish() // a client that asked for this has its reply by now
+	}
+	if m.ld != nil {
+		m.ld.applied(x)
+	}
+}
+
+// start begins the body of the reply that x makes to p.
+func (p *pending) start(x *txn) []byte {
+	if p == nil || p.r.Op != OpMulti || x.code == CodeOK {
+		return nil
+	}
+	return appendFailed(nil, len(p.r.Ops), x.failed, x.code)
+}
+
+// result adds the result of change i of x, which has just been made.
+func (p *pending) result(b []byte, x *txn, i int) []byte {
+	switch {
+	case p == nil:
+		return nil
+	case p.r.Op == OpMulti:
+		op := p.r.Ops[i].Op
+		b = appendMultiHeader(b, op.resultInMulti(), 0)
+		return p.m.s.appendResult(b, op, &x.changes[i])
+	case p.r.Op == OpCloseSession:
+		return nil
+	}
+	return p.m.s.appendResult(b, p.r.Op, &x.changes[i])
+}
+
+// end ends the body and says with which code it goes. A multi is answered with
+// OK whatever has become of it, if its client may write at all.
+func (p *pending) end(b []byte, x *txn) ([]byte, int32) {
+	if p.r.Op == OpMulti && !x.connection() {
+		return appendMultiEnd(b), CodeOK
+	}
+	return b, x.code
+}
+
+// connection reports whether x failed for what its client is, not for what it asked.
+func (x *txn) connection() bool {
+	return x.code == CodeSessionExpired || x.code == CodeSessionMoved
+}
+
+// Serving clients.
+
+// touch notes that the client of a session was heard of.
+func (m *member) touch(id int64, timeout time.Duration) {
+	if m.ld != nil {
+		m.ld.touch(id, timeout)
+		return
+	}
+	m.table[id] = timeout
+}
+
+// take takes a request. What only reads is answered by m itself, and all of a
+// connection in order. It reports whether another may follow.
+func (m *member) take(c *conn, r *Request, action Action) bool {
+	p := &pending{m: m, c: c, r: *r, action: action, who: c.who()}
+	c.queue = append(c.queue, p)
+	switch {
+	case action.kind == actDropRequest || action.kind == actHang || action.kind == actFail:
+	case r.Op.agreed():
+		p.waits = true
+		m.ask(p)
+	case r.Op == OpSync && m.ld == nil:
+		p.waits = true
+		t := m.tie
+		t.toLeader(func() { t.ld.sync(t, p) })
+	}
+	c.drain()
+	return action.kind.repeats() && !c.closing && r.Op != OpCloseSession
+}
+
+// agreed reports whether op is a transaction.
+func (op Op) agreed() bool {
+	switch op {
+	case OpCreate, OpCreate2, OpCreateContainer, OpCreateTTL, OpDelete, OpSetData, OpSetACL, OpCheck, OpMulti, OpCloseSession:
+		return true
+	}
+	return false
+}
+
+// ask asks the leader for the transaction that p is.
+func (m *member) ask(p *pending) {
+	if m.ld != nil {
+		m.ld.request(p)
+		return
+	}
+	t := m.tie
+	t.toLeader(func() { t.ld.request(p) })
+}
+
+// finish notes that the leader's word on p has come.
+func (p *pending) finish() {
+	p.done = true
+	p.c.drain()
+}
+
+// drain answers the requests of c that can be, in order.
+func (c *conn) drain() {
+	for len(c.queue) > 0 && !c.closing {
+		p := c.queue[0]
+		if p.waits && !p.done {
+			return
+		}
+		c.queue = c.queue[1:]
+		c.settle(p)
+	}
+}
+
+// settle answers p.
+func (c *conn) settle(p *pending) {
+	s := c.s
+	switch p.action.kind {
+	case actDropRequest:
+		c.finish()
+		return
+	case actHang:
+		c.hang()
+		return
+	}
+	b := startFrame(nil)
+	code := p.action.code
+	switch {
+	case p.action.kind == actFail:
+	case p.waits && p.code == CodeSessionMoved:
+		c.finish() // as ZooKeeper does: the client of this connection has gone elsewhere
+		return
+	case p.waits:
+		b, code = append(b, p.body...), p.code
+	default:
+		b, code = s.handle(c, &p.r, b)
+	}
+	if code != CodeOK {
+		b = b[:frameStart]
+	}
+	zxid := s.leader.tree.zxid
+	if p.r.Op == OpAuth {
+		zxid = 0
+	}
+	finishFrame(b, p.r.Xid, zxid, code)
+	c.answer(&p.r, p.action, b, code)
+}
+
+// connect takes a handshake. See conn.greet.
+func (m *member) connect(c *conn, r *Request, action Action) (wait <-chan bool, ok bool) {
+	s := m.s
+	if !m.serving() {
+		c.finish()
+		return nil, false
+	}
+	if action.kind == actFail {
+		return nil, c.welcome(nil, r, action)
+	}
+	p := &pending{m: m, c: c, r: *r, action: action, ready: make(chan bool, 1)}
+	timeout := s.grant(r)
+	id := r.Session
+	if s.changeling[id] {
+		delete(s.changeling, id)
+		id = 0
+	}
+	if id == 0 {
+		s.lastSession++
+		p.who = requester{session: s.lastSession}
+		p.r.timeout = int32(timeout / time.Millisecond)
+		m.ask(p)
+		return p.ready, false
+	}
+	if x := s.sessions[id]; x != nil {
+		x.leave(c)
+	}
+	if !bytes.Equal(m.e.password(id), r.password) {
+		return nil, c.welcome(nil, r, action)
+	}
+	if m.ld != nil {
+		m.resume(p, id, timeout, m.ld.resume(m, id, timeout))
+		return p.ready, false
+	}
+	t := m.tie
+	t.toLeader(func() {
+		valid := t.ld.resume(m, id, timeout)
+		t.toFollower(func() { m.resume(p, id, timeout, valid) })
+	})
+	return p.ready, false
+}
+
+// resume goes on with a handshake, now that it is known whether the session is still valid.
+func (m *member) resume(p *pending, id int64, timeout time.Duration, valid bool) {
+	if !valid {
+		m.welcome(p, nil)
+		return
+	}
+	x := m.s.sessions[id]
+	if x == nil { // m lags, and has not seen it begin
+		x = &session{id: id, password: m.e.password(id)}
+		m.s.sessions[id] = x
+	}
+	x.timeout = timeout
+	m.welcome(p, x)
+}
+
+// welcome ends a handshake.
+func (m *member) welcome(p *pending, x *session) {
+	if p.c.closing {
+		return // its reader has gone, or is about to
+	}
+	if x != nil {
+		x.leave(p.c)
+		p.c.adopt(x)
+	}
+	p.ready <- p.c.welcome(x, &p.r, p.action)
+}
+
+// password returns the password of a session, which every member knows.
+func (e *Ensemble) password(id int64) []byte {
+	sum := sha1.Sum(binary.BigEndian.AppendUint64(e.secret[:], uint64(id)))
+	return sum[:passwordLen]
+}

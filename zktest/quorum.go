@@ -1,0 +1,394 @@
+package zktest
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+// A leadership is what a member has while it leads. Ensemble.mu guards it.
+type leadership struct {
+	m     *member
+	prep  *tree // m's tree with all that is proposed applied, which the next proposal is checked against
+	begun time.Time
+
+	proposed []*txn // not yet committed, in order
+	ties     map[*member]*tie
+	deadline map[*member]int // the tick until which a follower counts as synced
+	tick     int
+	half     bool
+	reaping  bool
+
+	sessions map[int64]*tracked
+}
+
+// tracked is a session as the leader keeps it, who alone ends sessions.
+type tracked struct {
+	end     time.Time // if nothing is heard until then; a whole number of ticks after epoch
+	armed   bool      // something is on the agenda for it
+	owner   *member   // whose client it is
+	closing bool
+}
+
+// lead makes m the leader of group, which m has agreed with: they all have what
+// m has logged.
+func (m *member) lead(group []*member) {
+	for _, f := range group {
+		m.epoch = max(m.epoch, f.epoch)
+	}
+	m.epoch++
+	m.commits = nil
+	for len(m.logged) > 0 {
+		m.apply()
+	}
+	ld := &leadership{
+		m: m, prep: m.s.leader.tree.clone(), begun: time.Now(),
+		ties: map[*member]*tie{}, deadline: map[*member]int{}, sessions: map[int64]*tracked{},
+	}
+	ld.prep.zxid = m.epoch << 32
+	m.ld = ld
+	for id, x := range m.s.sessions {
+		ld.track(id, x.timeout, nil) // each has its whole timeout again
+	}
+	for _, f := range group {
+		ld.bind(f)
+		f.install(m.s.leader.tree.clone(), m.s.sessions, m.epoch)
+	}
+	ld.pulse()
+	ld.applied(nil)
+}
+
+// bind makes f a follower.
+func (ld *leadership) bind(f *member) *tie {
+	now := time.Now()
+	t := &tie{ld: ld, f: f, since: now, leader: tieEnd{true, now}, follow: tieEnd{true, now}}
+	ld.ties[f] = t
+	t.deadline()
+	f.tie = t
+	f.watchLeader(t)
+	return t
+}
+
+// join makes f, which has come later than others or comes back, a follower. What
+// it had logged of others is forgotten.
+func (ld *leadership) join(f *member) {
+	t := ld.bind(f)
+	m := ld.m
+	sessions := map[int64]*session{}
+	for id, x := range m.s.sessions {
+		sessions[id] = &session{id: id, password: x.password, timeout: x.timeout}
+	}
+	snapshot, epoch := m.s.leader.tree.clone(), m.epoch
+	t.toFollower(func() { f.install(snapshot, sessions, epoch) })
+	for _, x := range ld.proposed {
+		t.toFollower(func() { f.log(t, x) })
+	}
+}
+
+// lose gives up a follower.
+func (ld *leadership) lose(t *tie) {
+	t.leader.open = false
+	delete(ld.ties, t.f)
+	t.farewell(ld.m, t.f)
+}
+
+// deadline notes that the follower was heard of.
+func (t *tie) deadline() { t.ld.deadline[t.f] = t.ld.tick + t.ld.m.e.syncTicks }
+
+// pulse is what a leader does twice a tick: it sees whether a majority still
+// follows, and asks every follower which sessions it has heard of.
+func (ld *leadership) pulse() {
+	m := ld.m
+	m.at(time.Now().Add(m.e.tick/2), func() {
+		if m.ld != ld {
+			return
+		}
+		ld.half = !ld.half
+		if !ld.half {
+			ld.tick++
+			synced := 1
+			for f := range ld.ties {
+				if ld.tick <= ld.deadline[f] {
+					synced++
+				}
+			}
+			if synced < m.e.majority() {
+				m.orphaned()
+				return
+			}
+		}
+		for _, f := range m.e.members {
+			if t := ld.ties[f]; t == nil {
+			} else if ld.silent(t) {
+				ld.lose(t)
+			} else {
+				t.toFollower(func() { f.ping(t) })
+			}
+		}
+		ld.pulse()
+	})
+}
+
+// silent reports whether nothing was heard of a follower, or a proposal not
+// agreed to, for the sync limit.
+func (ld *leadership) silent(t *tie) bool {
+	limit := ld.m.e.syncLimit
+	if time.Since(t.leader.heard) >= limit {
+		return true
+	}
+	for _, x := range ld.proposed {
+		if x.acks&(1<<t.f.index) == 0 && time.Since(x.at) >= limit && time.Since(t.since) >= limit {
+			return true
+		}
+	}
+	return false
+}
+
+// Transactions.
+
+// begin begins a transaction.
+func (ld *leadership) begin() *txn {
+	ld.prep.zxid++
+	return &txn{zxid: ld.prep.zxid, time: time.Now().UnixMilli()}
+}
+
+// request proposes what p asks for, or that it fails.
+func (ld *leadership) request(p *pending) {
+	x := ld.begin()
+	x.origin = p
+	id := p.who.session
+	switch p.r.Op {
+	case OpConnect:
+		timeout := time.Duration(p.r.timeout) * time.Millisecond
+		x.opened = &session{id: id, password: ld.m.e.password(id), timeout: timeout}
+		ld.track(id, timeout, p.m)
+	case OpCloseSession:
+		ld.close(x, id)
+	default:
+		if x.code = ld.allowed(id, p.m); x.code == CodeOK {
+			ld.write(x, p)
+		}
+	}
+	ld.propose(x)
+}
+
+// allowed says whether a client of from may write with a session.
+func (ld *leadership) allowed(id int64, from *member) int32 {
+	switch s := ld.sessions[id]; {
+	case s == nil || s.closing:
+		return CodeSessionExpired
+	case s.owner == nil:
+		s.owner = from
+	case s.owner != from:
+		return CodeSessionMoved
+	}
+	return CodeOK
+}
+
+// write makes x what p asks for: its changes, or why it fails.
+func (ld *leadership) write(x *txn, p *pending) {
+	t := ld.prep
+	if p.r.malformed {
+		x.code = CodeMarshallingError
+		return
+	}
+	ops := []Request{p.r}
+	if p.r.Op == OpMulti {
+		ops = p.r.Ops
+	}
+	undos := make([]undo, 0, len(ops))
+	for i := range ops {
+		ch, code := t.check(p.who, &ops[i])
+		if code != CodeOK {
+			x.failed, x.code = i, code
+			break
+		}
+		var u undo
+		if ch.kind != changeNone {
+			u = t.remember(&ch)
+			t.apply(x, &ch)
+		}
+		undos = append(undos, u)
+		x.changes = append(x.changes, ch)
+	}
+	if x.code != CodeOK {
+		for i := len(undos) - 1; i >= 0; i-- {
+			t.revert(&x.changes[i], undos[i])
+		}
+		x.changes = nil
+	}
+}
+
+// close makes x the end of a session.
+func (ld *leadership) close(x *txn, id int64) {
+	x.closed = id
+	if s := ld.sessions[id]; s != nil {
+		s.closing = true
+	}
+	for _, path := range oldestFirst(ld.prep, ld.prep.ephemerals[id]) {
+		ch := ld.prep.deletion(path)
+		ld.prep.apply(x, &ch)
+		x.changes = append(x.changes, ch)
+	}
+}
+
+// propose logs x and has the followers log it.
+func (ld *leadership) propose(x *txn) {
+	x.at = time.Now()
+	ld.proposed = append(ld.proposed, x)
+	ld.m.logged = append(ld.m.logged, x)
+	for _, f := range ld.m.e.members {
+		if t := ld.ties[f]; t != nil {
+			t.toFollower(func() { f.log(t, x) })
+		}
+	}
+	ld.ack(ld.m, x)
+}
+
+// ack notes that m has logged x. What a majority has logged is committed.
+func (ld *leadership) ack(m *member, x *txn) {
+	x.acks |= 1 << m.index
+	for len(ld.proposed) > 0 && ld.agreed(ld.proposed[0]) {
+		x := ld.proposed[0]
+		ld.proposed = ld.proposed[1:]
+		for _, f := range ld.m.e.members {
+			if t := ld.ties[f]; t != nil {
+				t.toFollower(func() { f.hear(nil) })
+			}
+		}
+		ld.m.hear(nil)
+		for _, p := range x.syncs {
+			if t := ld.ties[p.m]; t != nil {
+				t.toFollower(func() { p.m.hear(p) })
+			}
+		}
+	}
+}
+
+func (ld *leadership) agreed(x *txn) bool {
+	n := 0
+	for i := range ld.m.e.members {
+		n += int(x.acks >> i & 1)
+	}
+	return n >= ld.m.e.majority()
+}
+
+// sync answers a follower's sync once everything that is proposed now is committed.
+// That needs no majority when nothing is.
+func (ld *leadership) sync(t *tie, p *pending) {
+	if n := len(ld.proposed); n > 0 {
+		ld.proposed[n-1].syncs = append(ld.proposed[n-1].syncs, p)
+		return
+	}
+	t.toFollower(func() { p.m.hear(p) })
+}
+
+// applied notes that the leader has applied x.
+func (ld *leadership) applied(x *txn) {
+	if x != nil && x.closed != 0 {
+		delete(ld.sessions, x.closed)
+	}
+	if !ld.reaping && len(ld.m.s.leader.tree.reapable) > 0 {
+		ld.reaping = true
+		ld.m.at(time.Now().Add(ld.m.s.containerCheck), ld.reap)
+	}
+}
+
+// reap removes the containers that had children and have none, and the
+// childless nodes whose time to live is over.
+func (ld *leadership) reap() {
+	if ld.m.ld != ld {
+		return
+	}
+	ld.reaping = false
+	t := ld.prep
+	for _, path := range slices.Sorted(maps.Keys(t.reapable)) {
+		n := t.nodes[path]
+		if len(n.children) > 0 {
+			continue
+		}
+		if n.container && n.cversion > 0 || n.ttl > 0 && time.Now().UnixMilli()-n.mtime > n.ttl {
+			x := ld.begin()
+			ch := t.deletion(path)
+			t.apply(x, &ch)
+			x.changes = []change{ch}
+			ld.propose(x)
+		}
+	}
+	ld.applied(nil)
+}
+
+// Sessions.
+
+// track begins to count the time of a session.
+func (ld *leadership) track(id int64, timeout time.Duration, owner *member) {
+	if ld.sessions[id] == nil {
+		ld.sessions[id] = &tracked{}
+	}
+	ld.sessions[id].owner = owner
+	ld.touch(id, timeout)
+}
+
+// touch has a session last until its timeout from now, rounded up to the next
+// tick. It reports whether there is such a session.
+func (ld *leadership) touch(id int64, timeout time.Duration) bool {
+	s := ld.sessions[id]
+	if s == nil || s.closing {
+		return false
+	}
+	tick, epoch := ld.m.e.tick, ld.m.s.epoch
+	s.end = epoch.Add(((time.Since(epoch)+timeout)/tick + 1) * tick)
+	ld.arm(id, s)
+	return true
+}
+
+// arm has the session looked at when its time is over.
+func (ld *leadership) arm(id int64, s *tracked) {
+	if s.armed {
+		return
+	}
+	s.armed = true
+	ld.m.at(s.end, func() {
+		s.armed = false
+		switch {
+		case ld.m.ld != ld || ld.sessions[id] != s || s.closing:
+		case s.end.After(time.Now()):
+			ld.arm(id, s)
+		default:
+			ld.end(id)
+		}
+	})
+}
+
+// end proposes the end of a session.
+func (ld *leadership) end(id int64) {
+	if s := ld.sessions[id]; s != nil && !s.closing {
+		x := ld.begin()
+		ld.close(x, id)
+		ld.propose(x)
+	}
+}
+
+// resume answers a member that asks whether a session is valid, whose client
+// has come to it. That the client was heard of counts.
+func (ld *leadership) resume(m *member, id int64, timeout time.Duration) bool {
+	if !ld.touch(id, timeout) {
+		return false
+	}
+	ld.sessions[id].owner = m
+	return true
+}
+
+func (ld *leadership) dump(b *strings.Builder) {
+	fmt.Fprintf(b, "  leads, %d proposed\n", len(ld.proposed))
+	for _, id := range slices.Sorted(maps.Keys(ld.sessions)) {
+		s := ld.sessions[id]
+		fmt.Fprintf(b, "  session %#x ends in %v", id, time.Until(s.end).Round(time.Millisecond))
+		if s.closing {
+			b.WriteString(", is being closed")
+		}
+		b.WriteString("\n")
+	}
+}

@@ -1,0 +1,182 @@
+package zktest
+
+import (
+	"container/heap"
+	"time"
+)
+
+// An agenda is what an ensemble has to do, and when.
+type agenda []event
+
+type event struct {
+	at time.Time
+	n  int // events of one moment come in the order in which they were put on the agenda
+	do func()
+}
+
+func (a agenda) Len() int { return len(a) }
+func (a agenda) Less(i, j int) bool {
+	return a[i].at.Before(a[j].at) || a[i].at.Equal(a[j].at) && a[i].n < a[j].n
+}
+func (a agenda) Swap(i, j int) { a[i], a[j] = a[j], a[i] }
+func (a *agenda) Push(x any)   { *a = append(*a, x.(event)) }
+func (a *agenda) Pop() any {
+	last := len(*a) - 1
+	x := (*a)[last]
+	(*a)[last] = event{}
+	*a = (*a)[:last]
+	return x
+}
+
+// at has do called, with Ensemble.mu held, once it is t.
+func (e *Ensemble) at(t time.Time, do func()) {
+	e.nth++
+	heap.Push(&e.agenda, event{t, e.nth, do})
+	if e.armed.IsZero() || t.Before(e.armed) {
+		e.armed = t
+		poke(e.wake)
+	}
+}
+
+// run does what is on the agenda. It sleeps until the next event, so that an
+// ensemble needs one goroutine, besides those of its clients' connections.
+func (e *Ensemble) run() {
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		e.mu.Lock()
+		for !e.closed && len(e.agenda) > 0 && !e.agenda[0].at.After(time.Now()) {
+			heap.Pop(&e.agenda).(event).do()
+		}
+		var due <-chan time.Time
+		e.armed = time.Time{}
+		if len(e.agenda) > 0 {
+			e.armed = e.agenda[0].at
+			timer.Reset(time.Until(e.armed))
+			due = timer.C
+		}
+		e.mu.Unlock()
+		select {
+		case <-due:
+		case <-e.wake:
+		case <-e.quit:
+			return
+		}
+	}
+}
+
+// A way leads from one member to another. Ensemble.mu guards it.
+type way struct {
+	e       *Ensemble
+	to      *member
+	delay   time.Duration
+	cut     bool
+	parcels []*parcel // on their way, in order
+	last    time.Time // when the last of them arrives
+}
+
+// A parcel is one packet on its way.
+type parcel struct {
+	at   time.Time
+	held bool // by a cut
+	open func()
+}
+
+// send has open called where w leads to, after the delay, and after all that was sent before.
+func (w *way) send(open func()) {
+	p := &parcel{held: w.cut, open: open}
+	w.parcels = append(w.parcels, p)
+	if !p.held {
+		w.schedule(p)
+	}
+}
+
+func (w *way) schedule(p *parcel) {
+	p.at = time.Now().Add(w.delay)
+	if p.at.Before(w.last) {
+		p.at = w.last
+	}
+	w.last = p.at
+	w.e.at(p.at, w.deliver)
+}
+
+// deliver delivers what is due.
+func (w *way) deliver() {
+	for len(w.parcels) > 0 && !w.parcels[0].held && !w.parcels[0].at.After(time.Now()) {
+		p := w.parcels[0]
+		w.parcels = w.parcels[1:]
+		w.to.receive(p.open)
+	}
+}
+
+// shut cuts the way, for what is on it as well if lose is set.
+func (w *way) shut(lose bool) {
+	w.cut = true
+	for _, p := range w.parcels {
+		p.held = p.held || lose
+	}
+}
+
+// open ends a cut. What was held, the last of the parcels, arrives after the delay.
+func (w *way) open() {
+	w.cut = false
+	for _, p := range w.parcels {
+		if p.held {
+			p.held = false
+			w.schedule(p)
+		}
+	}
+}
+
+// A tie is the connection of a follower to its leader. Each end is open until
+// that side closes it or learns that the other has.
+type tie struct {
+	ld     *leadership
+	f      *member
+	since  time.Time
+	leader tieEnd
+	follow tieEnd
+}
+
+type tieEnd struct {
+	open  bool
+	heard time.Time // when something last came
+}
+
+// toLeader sends do to the leader.
+func (t *tie) toLeader(do func()) {
+	t.f.wayTo(t.ld.m).send(func() {
+		if !t.leader.open {
+			t.farewell(t.ld.m, t.f) // as a packet for a closed connection is answered with a reset
+			return
+		}
+		t.leader.heard = time.Now()
+		t.deadline()
+		do()
+	})
+}
+
+// toFollower sends do to the follower.
+func (t *tie) toFollower(do func()) {
+	t.ld.m.wayTo(t.f).send(func() {
+		if !t.follow.open {
+			t.farewell(t.f, t.ld.m)
+			return
+		}
+		t.follow.heard = time.Now()
+		do()
+	})
+}
+
+// farewell tells one side that the other has closed its end.
+func (t *tie) farewell(from, to *member) {
+	from.wayTo(to).send(func() {
+		switch {
+		case to == t.f && t.follow.open:
+			t.follow.open = false
+			to.orphaned()
+		case to == t.ld.m && t.leader.open:
+			t.ld.lose(t)
+		}
+	})
+}
