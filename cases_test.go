@@ -1124,7 +1124,7 @@ func TestCase03NothingIsGrantedOnAnAnswerThatIsTooOld(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		old := live(t, s)
-		l := newLine(s.manager, "/m", LayoutCurator, "lock-")
+		l := newLine(s.manager, "/m", protectedName, "lock-")
 		for name, acquire := range map[string]func(context.Context, string, []byte, rule) (*place, error){
 			"acquire": l.acquire, "try": l.try,
 		} {

@@ -108,8 +108,8 @@ func NewQueue[T any](s *Session, path string, opts ...QueueOption) *Queue[T] {
 	c.dir = c.m.full(path)
 	c.claims, c.senders, c.receipts, c.dead = c.dir+"-claims", c.dir+"-senders", c.dir+"-receipts", c.dir+"-dead"
 	c.foreign = foreignLayouts[cfg.layout]
-	c.line = newLine(c.m, path+"-consumers", LayoutCurator, "turn-")
-	c.room = newLine(c.m, path+"-senders", LayoutCurator, "room-")
+	c.line = newLine(c.m, path+"-consumers", protectedName, "turn-")
+	c.room = newLine(c.m, path+"-senders", protectedName, "room-")
 	c.out = outbox{q: c, more: make(chan struct{}, 1)}
 	return q
 }
@@ -436,7 +436,7 @@ func (q *Queue[T]) present(ctx context.Context, it *item, offer func(ctx context
 // buried reports an element that goes to the dead letters.
 func (q *queueCore) buried(key string, err error) {
 	q.m.log.Error("zsync: element goes to the dead letters", "path", q.path, "element", key, "err", err)
-	q.m.observe(Event{Kind: Dead, Op: "recv", Path: q.path, Err: err})
+	q.m.observe(event{kind: eventDead, op: "recv", path: q.path, err: err})
 }
 
 // Ack removes the element from the queue. It returns [ErrLost] if the claim was

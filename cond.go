@@ -80,7 +80,7 @@ type Cond struct {
 func NewCond(s *Session, path string, l Locker) *Cond {
 	c := &Cond{L: l, made: made{s: s, path: path}}
 	if c.err = checkNew(s, path, nil); c.err == nil {
-		c.line = newLine(s.manager, path, LayoutCurator, "wait-")
+		c.line = newLine(s.manager, path, protectedName, "wait-")
 	}
 	return c
 }
@@ -571,7 +571,7 @@ func (c *Cond) Contenders(ctx context.Context) ([]Contender, error) {
 	if err != nil {
 		return nil, opError("contenders", c.path, err)
 	}
-	cs, err := c.line.contenders(ctx, func([]child, int) (Mode, bool) { return ModeExclusive, false })
+	cs, err := contenders(ctx, &c.line, func([]child, int) (Mode, bool) { return ModeExclusive, false })
 	cs = slices.DeleteFunc(cs, func(d Contender) bool {
 		return !slices.ContainsFunc(waiting, func(w child) bool { return w.name == d.Node })
 	})

@@ -400,9 +400,7 @@ func (d *doubleBarrier) withdraw(inc *incarnation, p *party) *removal {
 // It returns nothing but an error: errVanished if Enter should begin anew.
 func (d *doubleBarrier) replace(ctx context.Context, inc *incarnation, n int, room int64, why error) error {
 	for {
-		_, err := again(ctx, inc, func(c *zk.Conn) (struct{}, error) {
-			return struct{}{}, c.Delete(d.room, -1)
-		})
+		err := inc.deleteEmpty(ctx, d.room)
 		switch {
 		case err == nil, isNoNode(err):
 			return errVanished
@@ -532,7 +530,7 @@ func (d *doubleBarrier) letIn(ctx context.Context, inc *incarnation, state roomS
 		return nth, false, ErrTooLarge
 	}
 	p.asked = p.asked || nth == state.n
-	_, err = once(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
+	_, err = inc.tryMulti(ctx, ops)
 	switch {
 	case err == nil && nth == state.n:
 		p.keeps, p.others = true, others
@@ -651,9 +649,7 @@ func (d *doubleBarrier) follow(ctx context.Context, inc *incarnation, w *watch, 
 // succeed is step 8. Unless it has done or failed, p has to look again.
 func (d *doubleBarrier) succeed(ctx context.Context, inc *incarnation, p *party) (done bool, err error) {
 	p.asked = true
-	create, err := begin(ctx, inc, func(c *zk.Conn) (string, error) {
-		return c.Create(d.keeperPath(p.round), []byte(p.name), zk.FlagEphemeral, inc.m.cfg.acl)
-	})
+	create, err := inc.beginCreate(ctx, d.keeperPath(p.round), []byte(p.name), zk.FlagEphemeral)
 	if err != nil {
 		return false, err
 	}

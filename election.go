@@ -113,7 +113,7 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 	if c.id != nil {
 		e.id = []byte(*c.id)
 	}
-	e.line = newLine(s.manager, path, c.layout, electionBases[c.layout])
+	e.line = newLine(s.manager, path, c.layout.naming(), electionBases[c.layout])
 	return e
 }
 
@@ -354,7 +354,7 @@ func (e *Election) Contenders(ctx context.Context) ([]Contender, error) {
 	if e.bad() != nil {
 		return nil, opError("contenders", e.path, e.bad())
 	}
-	cs, err := e.line.contenders(ctx, func(all []child, i int) (Mode, bool) {
+	cs, err := contenders(ctx, &e.line, func(all []child, i int) (Mode, bool) {
 		return ModeExclusive, i == 0
 	})
 	return cs, opError("contenders", e.path, err)
@@ -387,7 +387,7 @@ func (e *Election) leader(ctx context.Context) (Contender, error) {
 			if first == "" {
 				return ErrNoLeader
 			}
-			if c, err = e.line.describe(ctx, inc, first); !isNoNode(err) {
+			if c, err = describeOne(ctx, inc, &e.line, first); !isNoNode(err) {
 				return err
 			}
 			// It left between the listing and the read: look who is first now.
@@ -409,8 +409,8 @@ func (l *line) first(ctx context.Context, inc *incarnation) (string, error) {
 	return all[0].name, nil
 }
 
-// describe reads the znode of the first in the line.
-func (l *line) describe(ctx context.Context, inc *incarnation, name string) (Contender, error) {
+// describeOne reads the znode of the first in the line.
+func describeOne(ctx context.Context, inc *incarnation, l *line, name string) (Contender, error) {
 	data, stat, err := inc.get(ctx, childPath(l.dir, name))
 	if err != nil {
 		return Contender{}, err
@@ -510,7 +510,7 @@ func (o *spectator) tell(ctx context.Context, inc *incarnation, first string, w 
 	if first == o.told {
 		return inc.awaitFired(ctx, w)
 	}
-	c, err := o.line.describe(ctx, inc, first)
+	c, err := describeOne(ctx, inc, o.line, first)
 	if err != nil {
 		return err
 	}

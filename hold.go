@@ -52,7 +52,7 @@ func (h *hold) loseLocked(why error) {
 	h.gone, h.why = true, why
 	close(h.lost)
 	h.uncount()
-	h.line.m.observe(Event{Kind: Lost, Op: h.op, Path: h.line.m.bare(h.line.dir), Wait: time.Since(h.since), Err: why})
+	h.line.m.observe(event{kind: eventLost, op: h.op, path: h.line.m.bare(h.line.dir), wait: time.Since(h.since), err: why})
 }
 
 func (h *hold) uncount() { h.count.Do(func() { h.line.m.holds.Add(-1) }) }
@@ -222,5 +222,5 @@ func (h *hold) finish() error {
 
 // released ends a release.
 func (h *hold) released() {
-	h.line.m.observe(Event{Kind: Released, Op: h.op, Path: h.line.m.bare(h.line.dir), Wait: time.Since(h.since)})
+	h.line.m.observe(event{kind: eventReleased, op: h.op, path: h.line.m.bare(h.line.dir), wait: time.Since(h.since)})
 }

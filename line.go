@@ -29,12 +29,8 @@ type line struct {
 	name  func(guid, base string) string // makes a name, up to the number
 }
 
-// newLine returns the line of contenders below path.
-func newLine(m *manager, path string, layout Layout, bases ...string) line {
-	name := protectedName
-	if layout == LayoutKazoo {
-		name = kazooName
-	}
+// newLine returns the line of contenders below path, whose znodes name names.
+func newLine(m *manager, path string, name func(guid, base string) string, bases ...string) line {
 	return line{m: m, dir: m.full(path), bases: bases, name: name}
 }
 

@@ -20,7 +20,7 @@ import (
 // A manager keeps one incarnation alive after another, until it is closed or
 // fails for good. It is what is inside a [Session].
 type manager struct {
-	cfg    config
+	cfg    settings
 	hosts  []string // the servers, as in the connect string, each with a port
 	chroot string   // what every path begins with; "" or "/a/b"
 	log    *slog.Logger
@@ -31,16 +31,13 @@ type manager struct {
 
 	noBundles atomic.Bool // the servers do not know multiRead
 
-	tallies shared[tallyKey, tally]
-	marks   shared[string, mark] // by path of the mark
-
 	mu      sync.Mutex
-	cur     *incarnation       // the newest; guarded by mu
-	changed chan struct{}      // closed and replaced when cur or err changes; guarded by mu
-	err     error              // why there will be no other incarnation; guarded by mu
-	state   State              // guarded by mu
-	feeds   map[*feed]struct{} // those who follow the states; guarded by mu
-	dialErr error              // the last failure to reach a server; guarded by mu
+	cur     *incarnation          // the newest; guarded by mu
+	changed chan struct{}         // closed and replaced when cur or err changes; guarded by mu
+	err     error                 // why there will be no other incarnation; guarded by mu
+	state   state                 // guarded by mu
+	feeds   map[listener]struct{} // those who follow the states; guarded by mu
+	dialErr error                 // the last failure to reach a server; guarded by mu
 	leaving farewell
 	closing chan struct{}  // closed when err is set
 	ended   chan struct{}  // closed when nothing is left
@@ -49,7 +46,7 @@ type manager struct {
 	spawnMu sync.RWMutex   // taken before wg is added to
 }
 
-func newManager(hosts []string, chroot string, cfg config) *manager {
+func newManager(hosts []string, chroot string, cfg settings) *manager {
 	hosts = slices.Clone(hosts)
 	rand.Shuffle(len(hosts), func(i, j int) { hosts[i], hosts[j] = hosts[j], hosts[i] })
 	m := &manager{
@@ -59,7 +56,7 @@ func newManager(hosts []string, chroot string, cfg config) *manager {
 		log:     cfg.log,
 		zkLog:   zkLogger{cfg.log},
 		changed: make(chan struct{}),
-		feeds:   make(map[*feed]struct{}),
+		feeds:   make(map[listener]struct{}),
 		closing: make(chan struct{}),
 		ended:   make(chan struct{}),
 	}
@@ -90,12 +87,12 @@ func (m *manager) run() {
 		// The next session is sought while the old one's connection is
 		// still being torn down: nothing of it can be used any more.
 		m.expiries.Add(1)
-		m.setState(inc, StateExpired)
-		m.observe(Event{Kind: Expired, Err: context.Cause(inc.ctx)})
+		m.setState(inc, stateExpired)
+		m.observe(event{kind: eventExpired, err: context.Cause(inc.ctx)})
 		m.spawn(inc.shut)
-		m.setState(inc, StateConnecting)
+		m.setState(inc, stateConnecting)
 	}
-	m.setState(nil, StateClosed)
+	m.setState(nil, stateClosed)
 	m.spawnMu.Lock()
 	m.sealed = true
 	m.spawnMu.Unlock()
@@ -203,16 +200,16 @@ func (m *manager) bare(p string) string {
 // established is told that inc has its first connection.
 func (m *manager) established(inc *incarnation) {
 	m.log.Info("zsync: session established", "session", sessionText(inc.id.Load()), "timeout", time.Duration(inc.timeout.Load()))
-	m.observe(Event{Kind: Connected})
-	m.setState(inc, StateConnected)
+	m.observe(event{kind: eventConnected})
+	m.setState(inc, stateConnected)
 }
 
 // reconnected is told that inc has another connection.
 func (m *manager) reconnected(inc *incarnation) {
 	m.log.Info("zsync: reconnected", "session", sessionText(inc.id.Load()))
 	m.reconnects.Add(1)
-	m.observe(Event{Kind: Reconnected})
-	m.setState(inc, StateConnected)
+	m.observe(event{kind: eventReconnected})
+	m.setState(inc, stateConnected)
 }
 
 // suspended is told that inc has no connection any more.
@@ -221,16 +218,16 @@ func (m *manager) suspended(inc *incarnation) {
 		return
 	}
 	m.log.Info("zsync: connection dropped", "session", sessionText(inc.id.Load()))
-	m.observe(Event{Kind: Suspended})
-	m.setState(inc, StateSuspended)
+	m.observe(event{kind: eventSuspended})
+	m.setState(inc, stateSuspended)
 }
 
 // setState records a change, unless it comes from an incarnation that has been
 // replaced. A nil inc is the manager itself.
-func (m *manager) setState(inc *incarnation, s State) {
+func (m *manager) setState(inc *incarnation, s state) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.state == s || m.state == StateClosed || inc != nil && inc != m.cur {
+	if m.state == s || m.state == stateClosed || inc != nil && inc != m.cur {
 		return
 	}
 	m.state = s
@@ -241,17 +238,17 @@ func (m *manager) setState(inc *incarnation, s State) {
 
 // observe tells the observer, but nothing of a hold that has no operation: that
 // is a part of another.
-func (m *manager) observe(e Event) {
-	if m.cfg.observer != nil && (e.Op != "" || e.Path == "") {
-		m.cfg.observer.Observe(e)
+func (m *manager) observe(e event) {
+	if m.cfg.observe != nil && (e.op != "" || e.path == "") {
+		m.cfg.observe(e)
 	}
 }
 
 // waited tells the observer how a wait for a hold ended.
 func (m *manager) waited(op, path string, start time.Time, err error) {
-	e := Event{Kind: Acquired, Op: op, Path: path, Wait: time.Since(start)}
+	e := event{kind: eventAcquired, op: op, path: path, wait: time.Since(start)}
 	if err != nil {
-		e.Kind, e.Err = GaveUp, err
+		e.kind, e.err = eventGaveUp, err
 	}
 	m.observe(e)
 }
@@ -350,7 +347,7 @@ func (m *manager) dialOwn(ctx context.Context, addr string, limit time.Duration)
 // Everyone is tried once without delay; after that each round waits longer.
 type pacer struct {
 	hosts []string
-	retry Backoff
+	retry backoff
 
 	mu        sync.Mutex
 	next      int       // index of the next server

@@ -103,7 +103,7 @@ func NewMutex(s *Session, path string, opts ...LockOption) *Mutex {
 		if c.layout == LayoutKazoo {
 			base = "__lock__"
 		}
-		line := newLine(s.manager, path, c.layout, base)
+		line := newLine(s.manager, path, c.layout.naming(), base)
 		m.turn = turnstile{s: s, path: path, line: line, handoffs: c.handoffs, entries: map[Mode]lineEntry{
 			ModeExclusive: {base: base, turn: exclusive, op: "lock"},
 		}}
@@ -246,7 +246,7 @@ func (m *Mutex) Contenders(ctx context.Context) ([]Contender, error) {
 	if m.bad() != nil {
 		return nil, opError("contenders", m.path, m.bad())
 	}
-	cs, err := m.turn.line.contenders(ctx, func(all []child, i int) (Mode, bool) {
+	cs, err := contenders(ctx, &m.turn.line, func(all []child, i int) (Mode, bool) {
 		return ModeExclusive, i == 0
 	})
 	return cs, opError("contenders", m.path, err)

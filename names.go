@@ -45,6 +45,14 @@ func (l Layout) String() string {
 	return "Layout(" + strconv.Itoa(int(l)) + ")"
 }
 
+// naming returns how a znode of the layout is named, up to its number.
+func (l Layout) naming() func(guid, base string) string {
+	if l == LayoutKazoo {
+		return kazooName
+	}
+	return protectedName
+}
+
 // A child is the parsed name of a sequential znode.
 type child struct {
 	name string // as ZooKeeper gives it, without the parent

@@ -52,3 +52,13 @@ func (k EventKind) String() string {
 	}
 	return "unknown"
 }
+
+// observed is what the session tells o.
+func observed(o Observer) func(event) {
+	if o == nil {
+		return nil
+	}
+	return func(e event) {
+		o.Observe(Event{Kind: EventKind(e.kind), Op: e.op, Path: e.path, Wait: e.wait, Err: e.err})
+	}
+}

@@ -68,7 +68,7 @@ type Once struct {
 func NewOnce(s *Session, path string) *Once {
 	o := &Once{made: made{s: s, path: path}, turn: make(chan struct{}, 1)}
 	if o.err = checkNew(s, path, nil); o.err == nil {
-		o.line = newLine(s.manager, path, LayoutCurator, "lock-")
+		o.line = newLine(s.manager, path, protectedName, "lock-")
 		k := &mark{m: s.manager, path: childPath(o.line.dir, "done")}
 		o.mark = s.marks.of(k.path, k)
 	}

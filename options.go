@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
-	"math/rand/v2"
 	"os"
 	"time"
 
@@ -16,32 +15,18 @@ import (
 type Option func(*config)
 
 type config struct {
-	timeout       time.Duration
-	acl           []zk.ACL
-	auths         []auth
-	tls           *tls.Config
-	dialer        zk.Dialer
-	log           *slog.Logger
-	owner         string
-	retry         Backoff
-	observer      Observer
-	lossOnSuspend bool
-	err           error // of an option
-}
-
-type auth struct {
-	scheme string
-	auth   []byte
+	settings
+	err error // of an option
 }
 
 func newConfig(opts []Option) (config, error) {
-	c := config{
+	c := config{settings: settings{
 		timeout: 10 * time.Second,
 		acl:     zk.WorldACL(zk.PermAll),
 		log:     slog.New(slog.DiscardHandler),
 		owner:   defaultOwner(),
-		retry:   Backoff{Min: 10 * time.Millisecond, Max: 2 * time.Second, Factor: 2, Jitter: 0.5},
-	}
+		retry:   backoff{Min: 10 * time.Millisecond, Max: 2 * time.Second, Factor: 2, Jitter: 0.5},
+	}}
 	for i, o := range opts {
 		if o == nil {
 			return c, invalid("option %d is nil", i)
@@ -58,7 +43,7 @@ func newConfig(opts []Option) (config, error) {
 	case len(c.owner) > maxOwner:
 		return c, invalid("owner of %d bytes is too long; the limit is %d", len(c.owner), maxOwner)
 	}
-	if err := c.retry.check(); err != nil {
+	if err := Backoff(c.retry).check(); err != nil {
 		return c, err
 	}
 	for _, a := range c.auths {
@@ -102,7 +87,7 @@ func WithACL(acl []zk.ACL) Option {
 // the server refuses end the Session with go-zookeeper's ErrAuthFailed.
 func WithAuth(scheme string, credentials []byte) Option {
 	return func(c *config) {
-		c.auths = append(c.auths, auth{scheme, append([]byte(nil), credentials...)})
+		c.auths = append(c.auths, auth{scheme: scheme, auth: append([]byte(nil), credentials...)})
 	}
 }
 
@@ -136,10 +121,10 @@ func WithOwner(name string) Option { return func(c *config) { c.owner = name } }
 
 // WithRetry paces reconnects and repeated requests. The default begins at
 // 10 ms and doubles up to 2 s, each delay shortened at random by up to half.
-func WithRetry(b Backoff) Option { return func(c *config) { c.retry = b } }
+func WithRetry(b Backoff) Option { return func(c *config) { c.retry = backoff(b) } }
 
 // WithObserver reports what happens to o: acquisitions, losses, reconnects.
-func WithObserver(o Observer) Option { return func(c *config) { c.observer = o } }
+func WithObserver(o Observer) Option { return func(c *config) { c.observe = observed(o) } }
 
 // WithLossOnSuspend counts a dropped connection as the loss of the session.
 // Without it a hold survives a reconnect within the session's timeout.
@@ -165,17 +150,4 @@ func (b Backoff) check() error {
 		return invalid("backoff jitter %v is not within 0 and 1", b.Jitter)
 	}
 	return nil
-}
-
-// delay returns how long to wait before the given repetition, counted from 0.
-func (b Backoff) delay(try int) time.Duration {
-	if try <= 0 {
-		return 0
-	}
-	f := b.Factor
-	if f == 0 {
-		f = 2
-	}
-	d := math.Min(float64(b.Min)*math.Pow(f, float64(try-1)), float64(b.Max))
-	return time.Duration(d * (1 - b.Jitter*rand.Float64()))
 }

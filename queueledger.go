@@ -657,7 +657,7 @@ func (p *posting) send(ctx context.Context, inc *incarnation) (culprit *entry, e
 	for try := 0; ; {
 		p.build()
 		ops := p.ops // an attempt that is abandoned may read them when the next are built
-		rs, err := once(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
+		rs, err := inc.tryMulti(ctx, ops)
 		i := failedOp(rs)
 		switch {
 		case err == nil:

@@ -210,7 +210,7 @@ func (o *outbox) attempt(ctx context.Context, inc *incarnation, group []*parcel,
 			return err
 		}
 		ops, prios, lasts := o.ops(group)
-		p, err := begin(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
+		p, err := inc.beginMulti(ctx, ops)
 		if err != nil {
 			return err
 		}

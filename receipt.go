@@ -47,7 +47,7 @@ func (inc *incarnation) commit(ctx context.Context, dir string, ops []any) ([]zk
 	based := inc.m.chroot == ""
 	for try := 0; ; try++ {
 		var rs []zk.MultiResponse
-		p, err := begin(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(all...) })
+		p, err := inc.beginMulti(ctx, all)
 		if err == nil {
 			rs, err = p.wait(ctx, inc)
 			open = open || outcomeOf(err) == unknown
@@ -106,7 +106,7 @@ func (inc *incarnation) drop(receipt string) {
 func (inc *incarnation) commitBare(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
 	for try := 0; ; try++ {
 		var rs []zk.MultiResponse
-		p, err := begin(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
+		p, err := inc.beginMulti(ctx, ops)
 		if err != nil {
 			return nil, err
 		}
@@ -281,7 +281,7 @@ func (m *manager) commitOnce(ctx context.Context, receipts string, ops []any) ([
 		moved = moved || last != nil && last != inc
 		last = inc
 		for try := 0; ; try++ {
-			got, err := once(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(all...) })
+			got, err := inc.tryMulti(ctx, all)
 			mine := len(got) > 0
 			switch {
 			case err == nil:

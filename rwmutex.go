@@ -78,7 +78,7 @@ func NewRWMutex(s *Session, path string, opts ...LockOption) *RWMutex {
 	}
 	rw.turn = turnstile{
 		s: s, path: path, handoffs: c.handoffs,
-		line: newLine(s.manager, path, c.layout, write, read),
+		line: newLine(s.manager, path, c.layout.naming(), write, read),
 		entries: map[Mode]lineEntry{
 			ModeExclusive: {base: write, turn: writersTurn, op: "lock"},
 			ModeShared:    {base: read, turn: readersTurn(write), op: "rlock"},
@@ -376,7 +376,7 @@ func (rw *RWMutex) Contenders(ctx context.Context) ([]Contender, error) {
 		return nil, opError("contenders", rw.path, rw.bad())
 	}
 	write, read := rw.turn.entries[ModeExclusive], rw.turn.entries[ModeShared]
-	cs, err := rw.turn.line.contenders(ctx, func(all []child, i int) (Mode, bool) {
+	cs, err := contenders(ctx, &rw.turn.line, func(all []child, i int) (Mode, bool) {
 		// Those with the same number are a writer and its own read node.
 		ahead := all[:i]
 		for len(ahead) > 0 && ahead[len(ahead)-1].samePlace(all[i]) {

@@ -430,7 +430,7 @@ func (m *Semaphore) keep(ctx context.Context, inc *incarnation, leases []lease, 
 				a.lost = true
 				m.s.holds.Add(-a.permits)
 				m.mu.Unlock()
-				m.s.observe(Event{Kind: Lost, Op: "acquire", Path: m.path, Wait: time.Since(a.since), Err: inc.loss()})
+				m.s.observe(event{kind: eventLost, op: "acquire", path: m.path, wait: time.Since(a.since), err: inc.loss()})
 			})
 			m.held = a
 		}
@@ -500,7 +500,7 @@ func (m *Semaphore) release(n int64) error {
 	if err := r.verdict(); err != nil {
 		return err
 	}
-	m.s.observe(Event{Kind: Released, Op: "acquire", Path: m.path, Wait: time.Since(a.since)})
+	m.s.observe(event{kind: eventReleased, op: "acquire", path: m.path, wait: time.Since(a.since)})
 	return nil
 }
 
@@ -599,7 +599,7 @@ func (m *Semaphore) Contenders(ctx context.Context) ([]Contender, error) {
 		return nil, opError("contenders", m.path, err)
 	}
 	slices.SortStableFunc(out, func(a, b Contender) int { return a.Since.Compare(b.Since) })
-	waiting, err := m.gate.turn.line.contenders(ctx, func([]child, int) (Mode, bool) { return ModePermits, false })
+	waiting, err := contenders(ctx, &m.gate.turn.line, func([]child, int) (Mode, bool) { return ModePermits, false })
 	if err != nil {
 		return nil, opError("contenders", m.path, err)
 	}

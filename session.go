@@ -6,7 +6,6 @@ import (
 	"net"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 	"unicode"
 
@@ -30,6 +29,9 @@ import (
 type Session struct {
 	_ noCopy
 	*manager
+
+	tallies shared[tallyKey, tally]
+	marks   shared[string, mark] // by path of the mark
 }
 
 // Connect establishes a session with an ensemble.
@@ -56,7 +58,7 @@ func Connect(ctx context.Context, servers string, opts ...Option) (*Session, err
 	if ctx.Err() != nil {
 		return nil, opError("connect", "", ctxErr(ctx))
 	}
-	s := &Session{manager: newManager(hosts, chroot, cfg)}
+	s := &Session{manager: newManager(hosts, chroot, cfg.settings)}
 	if _, err := s.live(ctx); err != nil {
 		s.fail(ErrClosed)
 		select {
@@ -104,7 +106,7 @@ func (s *Session) ID() int64 {
 func (s *Session) State() State {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.state
+	return State(s.state)
 }
 
 // A State is what a Session is doing.
@@ -150,100 +152,7 @@ func (s State) String() string {
 // Close does not wait for a reader. The channel keeps 64 changes; if more are
 // unread by then, a goroutine stays until they are read or ctx ends.
 func (s *Session) States(ctx context.Context) <-chan State {
-	f := newFeed()
-	s.mu.Lock()
-	if s.state == StateClosed {
-		s.mu.Unlock()
-		close(f.out)
-		return f.out
-	}
-	s.feeds[f] = struct{}{}
-	s.mu.Unlock()
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		f.run(ctx)
-		s.mu.Lock()
-		delete(s.feeds, f)
-		s.mu.Unlock()
-	}()
-	s.spawn(func() {
-		select {
-		case <-ended:
-		case <-f.stuck:
-		}
-	})
-	return f.out
-}
-
-// A feed carries the changes of state to one reader.
-type feed struct {
-	out   chan State
-	more  chan struct{} // has a token when queue may not be empty
-	last  chan struct{} // closed when StateClosed is in queue
-	stuck chan struct{} // closed when nothing but the reader is missing after that
-
-	mu    sync.Mutex
-	queue []State // guarded by mu
-}
-
-func newFeed() *feed {
-	return &feed{
-		out:   make(chan State, 64),
-		more:  make(chan struct{}, 1),
-		last:  make(chan struct{}),
-		stuck: make(chan struct{}),
-	}
-}
-
-func (f *feed) push(s State) {
-	f.mu.Lock()
-	f.queue = append(f.queue, s)
-	f.mu.Unlock()
-	if s == StateClosed {
-		close(f.last)
-	}
-	select {
-	case f.more <- struct{}{}:
-	default: // a token is there already
-	}
-}
-
-func (f *feed) run(ctx context.Context) {
-	defer close(f.out)
-	for {
-		f.mu.Lock()
-		queue := f.queue
-		f.queue = nil
-		f.mu.Unlock()
-		for _, s := range queue {
-			if !f.send(ctx, s) || s == StateClosed {
-				return
-			}
-		}
-		select {
-		case <-f.more:
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-// send reports whether the channel has taken s before ctx ended.
-func (f *feed) send(ctx context.Context, s State) bool {
-	last := f.last
-	for {
-		select {
-		case f.out <- s:
-			return true
-		case <-ctx.Done():
-			return false
-		case <-last:
-		}
-		if last = nil; len(f.out) == cap(f.out) && !isClosed(f.stuck) {
-			close(f.stuck)
-		}
-	}
+	return states[State](ctx, s.manager)
 }
 
 // Stats are counters and gauges of a Session.

@@ -76,6 +76,29 @@ func (inc *incarnation) multi(ctx context.Context, ops ...any) ([]zk.MultiRespon
 	return again(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
 }
 
+// tryMulti is a single attempt at a transaction. An error of unknown outcome is
+// passed on as it is.
+func (inc *incarnation) tryMulti(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
+	return once(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
+}
+
+// beginMulti is tryMulti without waiting for the reply.
+func (inc *incarnation) beginMulti(ctx context.Context, ops []any) (*pending[[]zk.MultiResponse], error) {
+	return begin(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
+}
+
+// beginCreate sends a single attempt at a create, without waiting for the reply.
+func (inc *incarnation) beginCreate(ctx context.Context, path string, data []byte, flags int32) (*pending[string], error) {
+	return begin(ctx, inc, func(c *zk.Conn) (string, error) { return c.Create(path, data, flags, inc.m.cfg.acl) })
+}
+
+// deleteEmpty deletes a znode that nobody would miss, if it has no children.
+// When a reply was lost the error may be that there is none.
+func (inc *incarnation) deleteEmpty(ctx context.Context, path string) error {
+	_, err := again(ctx, inc, func(c *zk.Conn) (struct{}, error) { return struct{}{}, c.Delete(path, -1) })
+	return err
+}
+
 // set writes the data of a znode that only this client writes, so that writing
 // it twice does no harm. It returns the new Stat.
 func (inc *incarnation) set(ctx context.Context, path string, data []byte, version int32) (*zk.Stat, error) {
@@ -257,7 +280,7 @@ func (inc *incarnation) createAll(ctx context.Context, proof string, paths []str
 		return ErrTooLarge
 	}
 	for try := 0; ; try++ {
-		multi, err := begin(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
+		multi, err := inc.beginMulti(ctx, ops)
 		var rs []zk.MultiResponse
 		if err == nil {
 			rs, err = multi.wait(ctx, inc)
@@ -333,7 +356,7 @@ func (inc *incarnation) removeAllNow(ctx context.Context, paths []string) error 
 		err := inc.removeAllNow(ctx, paths[:half])
 		return worse(err, inc.removeAllNow(ctx, paths[half:]))
 	}
-	_, err := once(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
+	_, err := inc.tryMulti(ctx, ops)
 	if err == nil || errors.Is(err, errEnded) {
 		return err
 	}

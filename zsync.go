@@ -163,7 +163,7 @@ func (m Mode) String() string {
 
 // contenders describes everyone in the line. judge says what the i'th of all
 // holds or waits for.
-func (l *line) contenders(ctx context.Context, judge func(all []child, i int) (Mode, bool)) ([]Contender, error) {
+func contenders(ctx context.Context, l *line, judge func(all []child, i int) (Mode, bool)) ([]Contender, error) {
 	var out []Contender
 	err := l.m.during(ctx, func(inc *incarnation) error {
 		names, _, err := inc.children(ctx, l.dir)

@@ -1,0 +1,53 @@
+package zsync
+
+import (
+	"crypto/tls"
+	"log/slog"
+	"math"
+	"math/rand/v2"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// settings are what a session is told by its options.
+type settings struct {
+	timeout       time.Duration
+	acl           []zk.ACL // of every znode that is created
+	auths         []auth
+	tls           *tls.Config
+	dialer        zk.Dialer
+	log           *slog.Logger
+	owner         string // what is written into the znodes of a line
+	retry         backoff
+	observe       func(event) // or nil
+	lossOnSuspend bool
+}
+
+// An auth is what a client proves who it is with.
+type auth struct {
+	scheme string
+	auth   []byte
+}
+
+// A backoff paces attempts. The first repetition of anything is immediate; the
+// delay before the n'th after it is Min × Factorⁿ⁻¹, at most Max, shortened at
+// random by up to the part Jitter of it.
+type backoff struct {
+	Min, Max time.Duration
+	Factor   float64 // at least 1; 0 means 2
+	Jitter   float64 // from 0 to 1
+}
+
+// delay returns how long to wait before the given repetition, counted from 0.
+func (b backoff) delay(try int) time.Duration {
+	if try <= 0 {
+		return 0
+	}
+	f := b.Factor
+	if f == 0 {
+		f = 2
+	}
+	d := math.Min(float64(b.Min)*math.Pow(f, float64(try-1)), float64(b.Max))
+	return time.Duration(d * (1 - b.Jitter*rand.Float64()))
+}
