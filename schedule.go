@@ -1,0 +1,530 @@
+package zsync
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// A Schedule runs a function once for each instant of a timetable, by whichever
+// process that names the same path gets to it first: the nightly job of a
+// fleet.
+//
+//	nightly := zsync.NewSchedule(s, "/jobs/nightly")
+//	err := nightly.Run(ctx, zsync.Every(24*time.Hour), func(ctx context.Context, at time.Time) error {
+//		return report(ctx, at) // ctx ends, with cause zsync.ErrLost, if another may run it
+//	})
+//
+// Every process of the fleet calls Run, with a timetable of its own that names
+// the same instants; robfig/cron's schedules fit. At each instant one of them
+// runs the function and the others wait until it has succeeded. If it fails, or
+// its process dies, the next one runs its own. An instant that has been done, or
+// a later one, is never done again, however short the function and however the
+// clocks of the processes differ: what is compared are instants, not clocks. A
+// process whose clock is ahead runs it by its own clock, and so early.
+//
+// # Loss
+//
+// If the session is lost while the function runs, the function's context ends,
+// nothing is recorded, and another process may run its own: a function that has
+// effects elsewhere should bear being run again. A Do or Run that only waits
+// carries on in the next session.
+//
+// # Znodes
+//
+// Who waits or runs is in the line of a [Mutex] at the same path. path/last is
+// persistent; its first line is the last instant that was done, in the form of
+// [time.RFC3339Nano], the second the owner who did it ([WithOwner]), and the
+// third is unique. path and its parents are containers, kept by path/last. An
+// instant far in the future, of a broken clock, stops a Schedule until then:
+// delete path/last.
+//
+// # Cost
+//
+// Do of an instant that has been done costs 1 request, or none if this process
+// knows of it. To run costs 8 requests in 6 round trips. To wait costs 6
+// requests and one notification when it is done, which all who wait get at once.
+type Schedule struct {
+	made
+	missed MissedPolicy
+	skew   time.Duration // by which this process's clock is taken to be ahead; not 0 in tests alone
+
+	mu   sync.Mutex
+	done time.Time // the last instant that is known to have been done; guarded by mu
+}
+
+// A ScheduleOption changes a [Schedule].
+type ScheduleOption func(*scheduleConfig)
+
+type scheduleConfig struct {
+	missed MissedPolicy
+	err    error
+}
+
+// A MissedPolicy says what [Schedule.Run] does about instants at which no
+// process ran the function.
+type MissedPolicy int
+
+// The policies about missed instants.
+const (
+	MissedLatest MissedPolicy = iota // run the latest of them, at once
+	MissedSkip                       // run none of them
+	MissedAll                        // run them all, one after the other, and none before the former has succeeded
+)
+
+// String returns "latest", "skip" or "all".
+func (p MissedPolicy) String() string {
+	switch p {
+	case MissedLatest:
+		return "latest"
+	case MissedSkip:
+		return "skip"
+	case MissedAll:
+		return "all"
+	}
+	return "unknown"
+}
+
+// WithMissed chooses what becomes of instants that nobody ran because every
+// process was down, busy with an earlier one, or failed. The default is
+// MissedLatest.
+func WithMissed(p MissedPolicy) ScheduleOption {
+	return func(c *scheduleConfig) {
+		if c.missed = p; p < MissedLatest || p > MissedAll {
+			c.err = invalid("WithMissed(%d): unknown policy", p)
+		}
+	}
+}
+
+// Every returns the timetable of the instants that are multiples of d since the
+// zero [time.Time], the same in every process: Every(time.Hour) is each full
+// hour, in UTC.
+func Every(d time.Duration) interface{ Next(time.Time) time.Time } { return every(d) }
+
+type every time.Duration
+
+func (e every) Next(t time.Time) time.Time {
+	if e <= 0 {
+		return time.Time{}
+	}
+	return t.UTC().Truncate(time.Duration(e)).Add(time.Duration(e))
+}
+
+// NewSchedule returns the Schedule at path. It does no I/O; a bad argument is
+// reported by every method.
+func NewSchedule(s *Session, path string, opts ...ScheduleOption) *Schedule {
+	var c scheduleConfig
+	for i, o := range opts {
+		if o == nil {
+			c.err = invalid("schedule option %d is nil", i)
+			continue
+		}
+		o(&c)
+	}
+	return &Schedule{made: made{s: s, path: path, err: checkNew(s, path, c.err)}, missed: c.missed}
+}
+
+// Path returns the path that c was made with.
+func (c *Schedule) Path() string { return c.path }
+
+func (c *Schedule) last() string { return childPath(c.path, "last") }
+
+// errPassed means that somebody has done the instant, or a later one.
+var errPassed = errors.New("zsync: the instant has been done")
+
+// Do runs f unless somebody has done so for the instant at, or for a later one.
+// It reports whether it ran f. While another process runs its function for the
+// instant, Do waits: when that succeeds Do returns false and nil, and when it
+// fails the next one who waits runs its own.
+//
+// If f returns an error nothing is recorded and Do returns it. When the session
+// is lost while f runs, or before it is known that the success was recorded, the
+// error is [ErrLost]. A Do inside f for the same path is [ErrDeadlock].
+func (c *Schedule) Do(ctx context.Context, at time.Time, f func(ctx context.Context) error) (ran bool, err error) {
+	err = c.bad()
+	switch {
+	case err != nil:
+	case f == nil:
+		err = invalid("the function is nil")
+	case at.IsZero():
+		err = invalid("the instant is the zero time")
+	default:
+		ran, err = c.do(ctx, at, f)
+	}
+	return ran, opError("do", c.path, err)
+}
+
+func (c *Schedule) do(ctx context.Context, at time.Time, f func(ctx context.Context) error) (ran bool, err error) {
+	for {
+		if passed, err := c.passed(ctx, at); passed || err != nil {
+			return false, err
+		}
+		// Of a Mutex of its own: its transaction must be that of this very hold,
+		// also if that is lost and another goroutine has got the next.
+		lock := NewMutex(c.s, c.path)
+		if lock.holderOf(ctx) != nil {
+			return false, ErrDeadlock
+		}
+		turn := c.await(ctx, at)
+		err := lock.Do(turn.ctx, func(ctx context.Context) error {
+			if !turn.take() {
+				return errPassed
+			}
+			var err error
+			ran, err = c.run(ctx, lock, at, f)
+			return err
+		})
+		passed := turn.end()
+		switch {
+		case ran:
+			return true, err
+		case ctx.Err() != nil:
+			return false, ctxErr(ctx)
+		case passed, errors.Is(err, errPassed), errors.Is(err, ErrLost) && !errors.Is(err, ErrClosed):
+			// Whether it has been done is asked again. A hold that was lost
+			// before f ran was only a wait.
+		default:
+			return false, err
+		}
+	}
+}
+
+// run runs f while lock is held, unless the instant has been done, and records
+// it.
+func (c *Schedule) run(ctx context.Context, lock *Mutex, at time.Time, f func(ctx context.Context) error) (ran bool, err error) {
+	// Whoever held the lock before recorded what it did before it released, in
+	// its own order, and our hold shows that it has released. So what is read now
+	// knows of it; and if it is read in another session than that of the hold,
+	// then the hold is lost, which is looked at after.
+	passed, err := c.passed(ctx, at)
+	switch {
+	case err != nil:
+		return false, err
+	case passed:
+		return false, errPassed
+	case isClosed(lock.Lost()):
+		return false, ErrLost
+	}
+	if err := f(ctx); err != nil {
+		return true, err
+	}
+	// f has done its work, so it is recorded whatever has become of ctx; but a
+	// caller whose ctx has ended does not wait for servers that do not answer.
+	recorded := make(chan error, 1)
+	c.s.spawn(func() { recorded <- c.record(context.WithoutCancel(ctx), lock, at) })
+	if err, ok := graced(recorded, ctx.Done()); ok {
+		return true, err
+	}
+	if isClosed(lock.Lost()) {
+		return true, errors.Join(ctxErr(ctx), ErrLost)
+	}
+	return true, ctxErr(ctx)
+}
+
+// record writes the instant, if the hold of lock stands.
+func (c *Schedule) record(ctx context.Context, lock *Mutex, at time.Time) error {
+	data := []byte(at.UTC().Format(time.RFC3339Nano) + "\n" + c.s.cfg.owner + "\n" + newGUID())
+	_, err := lock.Txn(ctx, &zk.SetDataRequest{Path: c.last(), Data: data, Version: -1})
+	if isNoNode(err) {
+		_, err = lock.Txn(ctx, &zk.CreateRequest{Path: c.last(), Data: data})
+	}
+	if err == nil {
+		c.learn(at)
+	}
+	return err
+}
+
+// learn remembers that an instant has been done.
+func (c *Schedule) learn(at time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if at.After(c.done) {
+		c.done = at
+	}
+}
+
+// passed reports whether at, or a later instant, has been done. From a server
+// that lags the answer may be no although it has: then the line is entered for
+// nothing. It is never yes although it has not.
+func (c *Schedule) passed(ctx context.Context, at time.Time) (bool, error) {
+	c.mu.Lock()
+	known := !c.done.Before(at)
+	c.mu.Unlock()
+	if known {
+		return true, ctxErr(ctx)
+	}
+	last, err := c.load(ctx, false)
+	return !last.Before(at), err
+}
+
+// load reads the last instant that was done; if there is none it is zero. If it
+// need not be fresh, it may be as old as what the server at hand has.
+func (c *Schedule) load(ctx context.Context, fresh bool) (last time.Time, err error) {
+	err = c.s.during(ctx, func(inc *incarnation) error {
+		if fresh {
+			if err := inc.sync(ctx, c.s.full(c.last())); err != nil {
+				return err
+			}
+		}
+		data, _, err := inc.get(ctx, c.s.full(c.last()))
+		if isNoNode(err) {
+			last = time.Time{}
+			return nil
+		}
+		if err == nil {
+			last, err = c.parse(data)
+		}
+		return err
+	})
+	return last, err
+}
+
+func (c *Schedule) parse(data []byte) (time.Time, error) {
+	text, _, _ := strings.Cut(string(data), "\n")
+	last, err := time.Parse(time.RFC3339Nano, text)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("%s does not begin with a time: %w", c.last(), err)
+	}
+	c.learn(last)
+	return last, nil
+}
+
+// A scheduleTurn is a wait for the lock that ends when the instant is done.
+type scheduleTurn struct {
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	ended  chan struct{} // closed when nothing of the watching is left
+
+	mu     sync.Mutex
+	taken  bool // the function is about to run, and ctx is its; guarded by mu
+	passed bool // guarded by mu
+}
+
+// await begins to watch for at being done.
+func (c *Schedule) await(ctx context.Context, at time.Time) *scheduleTurn {
+	t := &scheduleTurn{ended: make(chan struct{})}
+	t.ctx, t.cancel = context.WithCancelCause(ctx)
+	watch, stop := context.WithCancel(t.ctx)
+	cancel := t.cancel
+	t.cancel = func(cause error) { stop(); cancel(cause) }
+	c.s.spawn(func() {
+		defer close(t.ended)
+		err := c.s.during(watch, func(inc *incarnation) error { return c.watch(watch, inc, at) })
+		if err != nil {
+			return // the lock tells what is wrong
+		}
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if !t.taken {
+			t.passed = true
+			cancel(errPassed)
+		}
+	})
+	return t
+}
+
+// watch returns nil when at has been done.
+func (c *Schedule) watch(ctx context.Context, inc *incarnation, at time.Time) error {
+	path := c.s.full(c.last())
+	for {
+		w := inc.hub.join(watchKey{watchData, path})
+		data, _, err := inc.get(ctx, path)
+		if isNoNode(err) {
+			inc.hub.leave(w)
+			if err := inc.awaitMade(ctx, path); err != nil {
+				return err
+			}
+			continue
+		}
+		var last time.Time
+		if err == nil {
+			last, err = c.parse(data)
+		}
+		if err == nil && last.Before(at) {
+			err = inc.awaitFired(ctx, w)
+		}
+		inc.hub.leave(w)
+		if err != nil || !last.Before(at) {
+			return err
+		}
+	}
+}
+
+// take makes t.ctx that of the function, if the instant has not been done.
+func (t *scheduleTurn) take() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.taken = !t.passed
+	return t.taken
+}
+
+// end reports whether the wait was ended because the instant is done.
+func (t *scheduleTurn) end() bool {
+	t.cancel(nil)
+	<-t.ended
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.passed
+}
+
+// Last returns the last instant that was done, or [ErrNoValue]. It is at least
+// as new as the moment of the call, and costs 2 requests.
+func (c *Schedule) Last(ctx context.Context) (time.Time, error) {
+	if c.bad() != nil {
+		return time.Time{}, opError("last", c.path, c.bad())
+	}
+	last, err := c.load(ctx, true)
+	if err == nil && last.IsZero() {
+		err = ErrNoValue
+	}
+	return last, opError("last", c.path, err)
+}
+
+// Run calls f for each instant of the timetable that is not done by another
+// process, until ctx ends. next returns the first instant after the one that it
+// is given, as the schedules of robfig/cron do, and the zero time when there is
+// none any more: then Run returns nil.
+//
+// The first instant ever is the first after Run was called. What was missed
+// since the last that was done is up to [WithMissed]. When f fails it is
+// called again, here or in another process, after a pause ([WithRetry]), until
+// the next instant is due; with MissedAll for as long as it takes. What f
+// returns is logged. Run itself fails with ctx, with Close, and with an error
+// that retrying cannot cure.
+//
+// At an instant that another process does Run costs what Do costs.
+func (c *Schedule) Run(ctx context.Context, next interface{ Next(time.Time) time.Time }, f func(ctx context.Context, at time.Time) error) error {
+	err := c.bad()
+	switch {
+	case err != nil:
+	case next == nil:
+		err = invalid("the timetable is nil")
+	case f == nil:
+		err = invalid("the function is nil")
+	default:
+		err = c.runAll(ctx, next, f)
+	}
+	return opError("run", c.path, err)
+}
+
+func (c *Schedule) runAll(ctx context.Context, next interface{ Next(time.Time) time.Time }, f func(ctx context.Context, at time.Time) error) error {
+	began := c.now()
+	for {
+		last, err := c.load(ctx, false)
+		if err != nil {
+			return err
+		}
+		at, err := c.due(last, began, c.now(), next)
+		if err != nil || at.IsZero() {
+			return err
+		}
+		if err := c.sleepUntil(ctx, at); err != nil {
+			return err
+		}
+		if err := c.runAt(ctx, at, next, f); err != nil {
+			return err
+		}
+		if began.Before(at) && c.missed != MissedSkip {
+			began = at
+		}
+	}
+}
+
+// due returns the next instant to run, given the last that was done, if any,
+// when Run began, and the time.
+func (c *Schedule) due(last, began, now time.Time, next interface{ Next(time.Time) time.Time }) (time.Time, error) {
+	from := last
+	if last.IsZero() {
+		from = began
+	}
+	after := func(t time.Time) (time.Time, error) {
+		at := next.Next(t)
+		if !at.IsZero() && !at.After(t) {
+			return at, invalid("the timetable gives %v as the next after %v", at, t)
+		}
+		return at, nil
+	}
+	switch c.missed {
+	case MissedSkip:
+		if from.Before(now) {
+			from = now
+		}
+		return after(from)
+	case MissedAll:
+		return after(from)
+	}
+	// The latest that is not in the future, without going through years of them:
+	// begin a little before now, and go further back until there is one.
+	for back := time.Second; now.Add(-back).After(from); back *= 2 {
+		at, err := after(now.Add(-back))
+		if err != nil {
+			return at, err
+		}
+		if !at.IsZero() && !at.After(now) {
+			from = now.Add(-back)
+			break
+		}
+	}
+	at, err := after(from)
+	for err == nil && !at.IsZero() {
+		later, e := after(at)
+		if e != nil || later.IsZero() || later.After(now) {
+			return at, e
+		}
+		at = later
+	}
+	return at, err
+}
+
+// runAt does one instant, and tries again until the next is due.
+func (c *Schedule) runAt(ctx context.Context, at time.Time, next interface{ Next(time.Time) time.Time }, f func(ctx context.Context, at time.Time) error) error {
+	for try := 1; ; try++ {
+		later := next.Next(at)
+		due := !later.IsZero() && !c.now().Before(later)
+		if due && c.missed != MissedAll && (try > 1 || c.missed == MissedSkip) {
+			return nil // its time is over
+		}
+		ran, err := c.do(ctx, at, func(ctx context.Context) error { return f(ctx, at) })
+		switch {
+		case err == nil:
+			return nil
+		case ctx.Err() != nil:
+			return ctxErr(ctx)
+		case !ran, errors.Is(err, ErrClosed):
+			return err
+		}
+		c.s.log.Warn("zsync: scheduled function failed", "path", c.path, "at", at, "err", err)
+		if err := c.sleepUntil(ctx, c.now().Add(c.s.cfg.retry.delay(try))); err != nil {
+			return err
+		}
+	}
+}
+
+// now is the time by the wall clock, which the other processes' are compared to.
+func (c *Schedule) now() time.Time { return time.Now().Round(0).Add(c.skew) }
+
+// sleepUntil waits until the wall clock shows at. It looks once a minute, as
+// that clock may be set, and a timer does not go on while the machine sleeps.
+func (c *Schedule) sleepUntil(ctx context.Context, at time.Time) error {
+	for {
+		left := at.Sub(c.now())
+		if left <= 0 {
+			return ctxErr(ctx)
+		}
+		timer := time.NewTimer(min(left, time.Minute))
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return ctxErr(ctx)
+		case <-c.s.closing:
+			timer.Stop()
+			return c.s.failure()
+		}
+	}
+}

@@ -1,0 +1,352 @@
+package zsync
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+var noon = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+
+func TestScheduleRunsEachInstantOnce(t *testing.T) {
+	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
+		ctx := within(t, 30*time.Second)
+		a, b := NewSchedule(connect(), "/deep/jobs"), NewSchedule(connect(), "/deep/jobs")
+		_, err := a.Last(ctx)
+		wantErr(t, err, ErrNoValue)
+		do := func(c *Schedule, at time.Time, want bool) {
+			t.Helper()
+			called := false
+			ran, err := c.Do(ctx, at, func(context.Context) error { called = true; return nil })
+			if ran != want || called != want || err != nil {
+				t.Fatalf("Do(%v) = %v, %v, called %v; want %v", at, ran, err, called, want)
+			}
+		}
+		do(a, noon, true)
+		do(b, noon, false)
+		do(a, noon, false)
+		do(b, noon.Add(-time.Hour), false)
+		do(b, noon.Add(time.Nanosecond), true)
+		if last, err := a.Last(ctx); !last.Equal(noon.Add(time.Nanosecond)) || err != nil {
+			t.Errorf("Last = %v, %v", last, err)
+		}
+		boom := errors.New("boom")
+		ran, err := a.Do(ctx, noon.Add(time.Hour), func(context.Context) error { return boom })
+		if !ran || err == nil {
+			t.Errorf("Do of a function that fails = %v, %v", ran, err)
+		}
+		wantErr(t, err, boom)
+		do(b, noon.Add(time.Hour), true)
+	})
+}
+
+func TestWhoWaitsForAnInstantReturnsWhenItIsDoneAndRunsItWhenItFailed(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		for _, fails := range []bool{false, true} {
+			at := noon
+			if fails {
+				at = at.Add(time.Hour)
+			}
+			var err error
+			if fails {
+				err = errors.New("boom")
+			}
+			finish := make(chan error)
+			runner := NewSchedule(open(t, srv), "/jobs")
+			first := async(func() error {
+				_, err := runner.Do(t.Context(), at, func(context.Context) error { return <-finish })
+				return err
+			})
+			synctest.Wait()
+			var ran int
+			var mu sync.Mutex
+			var waiting []<-chan error
+			for range 5 {
+				c := NewSchedule(open(t, srv), "/jobs")
+				waiting = append(waiting, async(func() error {
+					_, err := c.Do(t.Context(), at, func(context.Context) error {
+						mu.Lock()
+						defer mu.Unlock()
+						ran++
+						return nil
+					})
+					return err
+				}))
+			}
+			for _, w := range waiting {
+				pendingStill(t, w)
+			}
+			finish <- err
+			if got := <-first; !errors.Is(got, err) {
+				t.Errorf("Do = %v, want %v", got, err)
+			}
+			for _, w := range waiting {
+				must(t, <-w)
+			}
+			want := 0
+			if fails {
+				want = 1
+			}
+			if ran != want {
+				t.Errorf("fails %v: the function of who waited ran %d times, want %d", fails, ran, want)
+			}
+		}
+	})
+}
+
+func TestScheduleWhoseSessionIsLostRecordsNothingAndAnotherRunsIt(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		a, b := NewSchedule(s, "/jobs"), NewSchedule(open(t, srv), "/jobs")
+		started := make(chan struct{})
+		first := async(func() error {
+			ran, err := a.Do(t.Context(), noon, func(ctx context.Context) error {
+				close(started)
+				<-ctx.Done()
+				if !errors.Is(context.Cause(ctx), ErrLost) {
+					t.Errorf("the context ended with %v", context.Cause(ctx))
+				}
+				return nil
+			})
+			if !ran {
+				t.Error("Do says that it did not run the function")
+			}
+			return err
+		})
+		<-started
+		srv.Expire(s.ID())
+		ran, err := b.Do(t.Context(), noon, func(context.Context) error { return nil })
+		if !ran || err != nil {
+			t.Errorf("Do of another process = %v, %v", ran, err)
+		}
+		wantErr(t, <-first, ErrLost)
+	})
+}
+
+func TestScheduleRefusesBadInput(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		f := func(context.Context) error { return nil }
+		g := func(context.Context, time.Time) error { return nil }
+		for _, c := range []*Schedule{NewSchedule(nil, "/s"), NewSchedule(s, "s"), NewSchedule(s, "/s", nil), NewSchedule(s, "/s", WithMissed(7)), {}} {
+			_, err := c.Do(t.Context(), noon, f)
+			wantErr(t, err, ErrInvalid)
+			wantErr(t, c.Run(t.Context(), Every(time.Hour), g), ErrInvalid)
+			_, err = c.Last(t.Context())
+			wantErr(t, err, ErrInvalid)
+		}
+		c := NewSchedule(s, "/s")
+		_, err := c.Do(t.Context(), noon, nil)
+		wantErr(t, err, ErrInvalid)
+		_, err = c.Do(t.Context(), time.Time{}, f)
+		wantErr(t, err, ErrInvalid)
+		wantErr(t, c.Run(t.Context(), nil, g), ErrInvalid)
+		wantErr(t, c.Run(t.Context(), Every(time.Hour), nil), ErrInvalid)
+		must(t, c.Run(t.Context(), Every(0), g)) // there is no instant
+		_, err = c.Do(t.Context(), noon, func(ctx context.Context) error {
+			_, err := c.Do(ctx, noon.Add(time.Hour), f)
+			return err
+		})
+		wantErr(t, err, ErrDeadlock)
+		must(t, NewValue[string](s, "/bad/last").Store(t.Context(), "text"))
+		if _, err := NewSchedule(s, "/bad").Do(t.Context(), noon, f); err == nil {
+			t.Error("Do of a path that is used otherwise succeeds")
+		}
+	})
+}
+
+// timetable is a list of instants.
+type timetable []time.Time
+
+func (l timetable) Next(t time.Time) time.Time {
+	for _, at := range l {
+		if at.After(t) {
+			return at
+		}
+	}
+	return time.Time{}
+}
+
+func TestRunDoesWithMissedInstantsWhatThePolicySays(t *testing.T) {
+	for policy, want := range map[MissedPolicy][]int{
+		MissedLatest: {1, 4, 5},
+		MissedSkip:   {1, 5},
+		MissedAll:    {1, 2, 3, 4, 5},
+	} {
+		t.Run(policy.String(), func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				c := NewSchedule(open(t, srv), "/jobs", WithMissed(policy))
+				var hours timetable
+				began := time.Now()
+				for h := 1; h <= 5; h++ {
+					hours = append(hours, began.Add(time.Duration(h)*time.Hour))
+				}
+				var ran []int
+				f := func(_ context.Context, at time.Time) error {
+					ran = append(ran, int(at.Sub(began)/time.Hour))
+					return nil
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), 90*time.Minute)
+				defer cancel()
+				wantErr(t, c.Run(ctx, hours, f), context.DeadlineExceeded)
+				time.Sleep(3 * time.Hour) // all are down from 1:30 to 4:30
+				must(t, c.Run(t.Context(), hours, f))
+				if len(ran) != len(want) {
+					t.Fatalf("ran %v, want %v", ran, want)
+				}
+				for i := range ran {
+					if ran[i] != want[i] {
+						t.Fatalf("ran %v, want %v", ran, want)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestRunTriesAFailedInstantAgainWithinItsTime(t *testing.T) {
+	for policy, want := range map[MissedPolicy]bool{MissedLatest: false, MissedAll: true} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			c := NewSchedule(open(t, srv), "/jobs", WithMissed(policy))
+			began := time.Now()
+			hours := timetable{began.Add(time.Hour), began.Add(2 * time.Hour)}
+			tries, late := 0, false
+			must(t, c.Run(t.Context(), hours, func(_ context.Context, at time.Time) error {
+				if !at.Equal(hours[0]) {
+					return nil
+				}
+				if tries++; time.Now().Before(hours[1].Add(time.Minute)) {
+					return errors.New("not yet")
+				}
+				late = true
+				return nil
+			}))
+			if tries < 100 || late != want {
+				t.Errorf("%v: tried %d times, done after its time %v; want %v", policy, tries, late, want)
+			}
+		})
+	}
+}
+
+func TestRunAfterALongPauseGoesStraightToTheLatestInstant(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		c := NewSchedule(open(t, srv), "/jobs")
+		_, err := c.Do(t.Context(), time.Now().Add(-365*24*time.Hour), func(context.Context) error { return nil })
+		must(t, err)
+		calls := 0
+		ctx, cancel := context.WithCancel(t.Context())
+		c.Run(ctx, counting{Every(time.Second), &calls}, func(_ context.Context, at time.Time) error {
+			if time.Since(at) > time.Second {
+				t.Errorf("ran %v, %v ago", at, time.Since(at))
+			}
+			cancel()
+			return nil
+		})
+		if calls > 100 {
+			t.Errorf("the timetable was asked %d times", calls)
+		}
+	})
+}
+
+type counting struct {
+	next  interface{ Next(time.Time) time.Time }
+	calls *int
+}
+
+func (c counting) Next(t time.Time) time.Time { *c.calls++; return c.next.Next(t) }
+
+// Processes whose clocks differ by up to six instants either way do what is due
+// every ten seconds, some by Run and some by Do, while sessions break and end and
+// processes are replaced. No instant succeeds twice, and none is left out.
+func TestHammerScheduleRunsEveryInstantOnceWhateverTheClocks(t *testing.T) {
+	processes, instants := 4, 4
+	if longTests() {
+		processes, instants = 8, 6
+	}
+	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
+		var mu sync.Mutex
+		tried, succeeded := make(map[time.Time]int), make(map[time.Time]int)
+		const period = 10 * time.Second
+		first := time.Now().Truncate(period).Add(8 * period)
+		var table timetable
+		for i := range instants {
+			table = append(table, first.Add(time.Duration(i)*period))
+		}
+		count := func(in map[time.Time]int, at time.Time) {
+			mu.Lock()
+			defer mu.Unlock()
+			in[at]++
+		}
+		// From the first instant that was ever done on, none may be missed.
+		_, err := NewSchedule(open(t, srv), "/jobs").Do(t.Context(), first.Add(-period), func(context.Context) error { return nil })
+		must(t, err)
+		var wg sync.WaitGroup
+		var sessions []*Session
+		for process := range processes {
+			s := open(t, srv)
+			sessions = append(sessions, s)
+			r := rand.New(rand.NewPCG(rnd.Uint64(), 1))
+			skew := time.Duration(r.Int64N(int64(12*period))) - 6*period
+			job := func(ctx context.Context, at time.Time) error {
+				time.Sleep(time.Duration(r.IntN(3000)) * time.Millisecond)
+				if r.IntN(5) == 0 {
+					return errors.New("boom")
+				}
+				count(tried, at)
+				return nil
+			}
+			wg.Go(func() {
+				if process%2 == 1 { // by Do, whose result tells who succeeded
+					for _, at := range table {
+						time.Sleep(time.Until(at.Add(-skew)))
+						for try := 0; ; try++ {
+							ran, err := NewSchedule(s, "/jobs").Do(t.Context(), at, func(ctx context.Context) error { return job(ctx, at) })
+							if err == nil {
+								if ran {
+									count(succeeded, at)
+								}
+								break
+							}
+						}
+					}
+					return
+				}
+				for {
+					c := NewSchedule(s, "/jobs", WithMissed(MissedAll))
+					c.skew = skew
+					ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+r.IntN(20))*period)
+					err := c.Run(ctx, table, job)
+					cancel()
+					if err == nil {
+						return
+					}
+					if !errors.Is(err, context.DeadlineExceeded) {
+						t.Error(err)
+						return
+					}
+					time.Sleep(time.Duration(r.IntN(6)) * period) // down
+				}
+			})
+		}
+		until := make(chan struct{})
+		ended := async(func() error { chaos(t, srv, rnd, sessions, until); return nil })
+		wg.Wait()
+		close(until)
+		<-ended
+		for _, at := range table {
+			if tried[at] == 0 || succeeded[at] > 1 {
+				t.Errorf("%v was done %d times, and %d succeeded", at, tried[at], succeeded[at])
+			}
+		}
+		last, err := NewSchedule(sessions[0], "/jobs").Last(t.Context())
+		if !last.Equal(table[len(table)-1]) || err != nil {
+			t.Errorf("Last = %v, %v", last, err)
+		}
+	})
+}
