@@ -20,7 +20,8 @@ type settings struct {
 	log           *slog.Logger
 	owner         string // what is written into the znodes of a line
 	retry         backoff
-	observe       func(event) // or nil
+	observe       func(event)                                                // or nil
+	lost          func(why lossReason, session int64, since time.Time) error // makes an ErrLost
 	lossOnSuspend bool
 }
 

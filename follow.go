@@ -40,13 +40,16 @@ type followed struct {
 	w *watch
 }
 
+// written tells the states of a child apart: which transactions made and wrote it.
+type written struct{ czxid, mzxid int64 }
+
 // followDir calls tell with each snapshot of the children of dir that differs
 // from the one before, beginning with the present one, until ctx ends or tell
 // returns an error; it goes on through lost sessions. While dir does not exist
 // it has no children. tell may give up, and return nil, when changed has a
 // token: then it is called again with what is newer.
 func (m *manager) followDir(ctx context.Context, dir string, tell func(nodes map[string]node, changed <-chan struct{}) (told bool, err error)) error {
-	var last map[string]Version
+	var last map[string]written
 	return m.during(ctx, func(inc *incarnation) error {
 		f := &follower{inc: inc, dir: dir, parts: make(map[string]followed), stale: make(map[string]struct{}), relist: true, bell: make(chan struct{}, 1)}
 		defer f.close()
@@ -225,10 +228,10 @@ func (f *follower) close() {
 
 // versions tells snapshots apart: also one in which a child was deleted and
 // made again, whose counter is the same.
-func (f *follower) versions() map[string]Version {
-	vs := make(map[string]Version, len(f.parts))
+func (f *follower) versions() map[string]written {
+	vs := make(map[string]written, len(f.parts))
 	for name, p := range f.parts {
-		vs[name] = versionOf(p.stat)
+		vs[name] = written{p.stat.Czxid, p.stat.Mzxid}
 	}
 	return vs
 }

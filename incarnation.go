@@ -24,7 +24,7 @@ type incarnation struct {
 	hub  *hub
 	conn *zk.Conn // set before ready is closed
 
-	// ctx is cancelled, with cause a LostError or ErrClosed, when the session is
+	// ctx is cancelled, with cause an ErrLost or ErrClosed, when the session is
 	// over or may be over.
 	ctx context.Context
 	end context.CancelCauseFunc
@@ -147,10 +147,10 @@ func (inc *incarnation) handshake(l *link, id int64, timeout time.Duration) erro
 	case id == 0 && mine == 0:
 		return fmt.Errorf("%w: no session was given", errHandshake)
 	case id == 0:
-		inc.lose(LossExpired)
+		inc.lose(lossExpired)
 		return zk.ErrSessionExpired
 	case mine != 0 && id != mine:
-		inc.lose(LossReplaced)
+		inc.lose(lossReplaced)
 		return zk.ErrSessionExpired
 	}
 	inc.timeout.Store(int64(timeout))
@@ -200,7 +200,7 @@ func (inc *incarnation) alive() bool {
 		return false
 	}
 	if inc.left() <= 0 {
-		inc.lose(LossCutOff)
+		inc.lose(lossCutOff)
 		return false
 	}
 	return true
@@ -223,9 +223,10 @@ func (inc *incarnation) watchdog() {
 }
 
 // lose ends the incarnation because its session is over, or may be.
-func (inc *incarnation) lose(why LossReason) {
-	inc.m.log.Warn("zsync: session lost", "session", sessionText(inc.id.Load()), "why", why)
-	inc.seal(&LostError{Reason: why, Session: inc.id.Load(), Since: time.Now()})
+func (inc *incarnation) lose(why lossReason) {
+	lost := inc.m.cfg.lost(why, inc.id.Load(), time.Now())
+	inc.m.log.Warn("zsync: session lost", "session", sessionText(inc.id.Load()), "why", lost)
+	inc.seal(lost)
 }
 
 // fail ends the incarnation, and the whole Session with it, because of
@@ -319,7 +320,7 @@ func (inc *incarnation) disconnected() {
 	}
 	inc.mu.Unlock()
 	if inc.m.cfg.lossOnSuspend && inc.ctx.Err() == nil {
-		inc.lose(LossSuspended)
+		inc.lose(lossSuspended)
 	}
 	inc.m.suspended(inc)
 }

@@ -1,8 +1,6 @@
 package zsync
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"time"
 )
@@ -71,20 +69,7 @@ func (r LossReason) String() string {
 	return fmt.Sprintf("LossReason(%d)", int(r))
 }
 
-// endError says what the end of an incarnation, for this cause, means to one
-// who held something through it.
-func (inc *incarnation) endError(cause error) error {
-	var lost *LostError
-	if errors.As(cause, &lost) {
-		return lost
-	}
-	return &LostError{Reason: LossClosed, Session: inc.id.Load(), Since: time.Now()}
-}
-
-// loss is endError for an incarnation that has ended.
-func (inc *incarnation) loss() error { return inc.endError(context.Cause(inc.ctx)) }
-
-// deleted is the loss of something in this session whose znode is gone.
-func (inc *incarnation) deleted() error {
-	return &LostError{Reason: LossDeleted, Session: inc.id.Load(), Since: time.Now()}
+// lostError is what the session makes of its losses.
+func lostError(why lossReason, session int64, since time.Time) error {
+	return &LostError{Reason: LossReason(why), Session: session, Since: since}
 }

@@ -25,6 +25,7 @@ func newConfig(opts []Option) (config, error) {
 		acl:     zk.WorldACL(zk.PermAll),
 		log:     slog.New(slog.DiscardHandler),
 		owner:   defaultOwner(),
+		lost:    lostError,
 		retry:   backoff{Min: 10 * time.Millisecond, Max: 2 * time.Second, Factor: 2, Jitter: 0.5},
 	}}
 	for i, o := range opts {

@@ -988,9 +988,9 @@ func TestAcquireWhoseSessionEndsWithItsContextFailsWithTheContext(t *testing.T) 
 			inc := live(t, m.s)
 			if i%2 == 0 { // either may be noticed first
 				cancel()
-				inc.lose(LossExpired)
+				inc.lose(lossExpired)
 			} else {
-				inc.lose(LossExpired)
+				inc.lose(lossExpired)
 				cancel()
 			}
 			wantErr(t, <-got, context.Canceled)
