@@ -49,6 +49,10 @@ func (b backoff) delay(try int) time.Duration {
 	if f == 0 {
 		f = 2
 	}
-	d := math.Min(float64(b.Min)*math.Pow(f, float64(try-1)), float64(b.Max))
-	return time.Duration(d * (1 - b.Jitter*rand.Float64()))
+	d := b.Max
+	if g := float64(b.Min) * math.Pow(f, float64(try-1)); g < float64(b.Max) {
+		d = time.Duration(g)
+	}
+	// What is taken off is below d: a float64 may exceed the largest Duration.
+	return d - time.Duration(float64(d/2)*b.Jitter*rand.Float64())*2
 }

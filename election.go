@@ -211,8 +211,8 @@ func (e *Election) endLocked(why error) {
 // and [ErrLost] if the leadership was lost. The context of a Run in progress
 // ends before anyone else can lead.
 //
-// Resign cannot fail to give up: if the connection is down it returns at once,
-// and the Session deletes the znode as soon as it can.
+// Resign cannot fail to give up. It returns within half a second, and at once if
+// the connection is down: what is not done by then the Session goes on with.
 func (e *Election) Resign() error {
 	t, err := e.current()
 	if err == nil {

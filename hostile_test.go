@@ -233,7 +233,7 @@ func FuzzLinkRead(f *testing.F) {
 			m := &manager{}
 			inc := newIncarnation(m)
 			defer inc.end(nil)
-			l := newLink(inc, scripted{r: strings.NewReader(string(in)), piece: piece}, time.Minute)
+			l := newLink(inc, scripted{r: strings.NewReader(string(in)), piece: piece}, "x:1", time.Minute)
 			l.shook.Store(true)
 			l.sent[1] = sentInfo{at: time.Now(), op: op}
 			out, _ := io.ReadAll(l)

@@ -124,7 +124,7 @@ func (inc *incarnation) dial(_, addr string, _ time.Duration) (net.Conn, error) 
 		}
 		return nil, err
 	}
-	l := newLink(inc, c, limit)
+	l := newLink(inc, c, addr, limit)
 	inc.mu.Lock()
 	inc.link = l
 	inc.mu.Unlock()

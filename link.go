@@ -41,6 +41,7 @@ import (
 //     to try another server before the session must be given up.
 type link struct {
 	net.Conn               // the socket
+	addr     string        // of the server
 	inc      *incarnation  // whose session this is
 	r        *bufio.Reader // of Conn; used by the reading goroutine alone
 	pre      []byte        // what go-zookeeper reads next
@@ -56,8 +57,11 @@ type link struct {
 
 	wmu sync.Mutex // held while writing a packet; taken before hub.mu
 
-	mu    sync.Mutex         // guards sent and pings
+	hurried bool // the read deadline is that of a request; used by the reading goroutine alone
+
+	mu    sync.Mutex         // guards sent, order and pings
 	sent  map[int32]sentInfo // requests without a reply, by xid
+	order []int32            // the xids of sent as they were sent, and some that have been answered
 	pings []time.Time        // pings without a reply, oldest first
 }
 
@@ -75,9 +79,10 @@ var (
 	errProtocol  = errors.New("zsync: not the ZooKeeper protocol")
 )
 
-func newLink(inc *incarnation, c net.Conn, limit time.Duration) *link {
+func newLink(inc *incarnation, c net.Conn, addr string, limit time.Duration) *link {
 	return &link{
 		Conn:      c,
+		addr:      addr,
 		inc:       inc,
 		r:         bufio.NewReaderSize(c, 16<<10),
 		hardLimit: time.Now().Add(limit),
@@ -124,6 +129,7 @@ func (l *link) Write(p []byte) (int, error) {
 	}
 	l.mu.Lock()
 	l.sent[xid] = info
+	l.order = append(l.order, xid)
 	l.mu.Unlock()
 	l.inc.m.requests.Add(1)
 	if _, err := l.Conn.Write(p); err != nil {
@@ -159,7 +165,7 @@ func (l *link) Read(p []byte) (int, error) {
 		if err := l.handshake(); err != nil {
 			l.Close()
 			if l.inc.ctx.Err() == nil {
-				l.inc.m.dialed(l.RemoteAddr().String(), err)
+				l.inc.m.dialed(l.addr, err)
 			}
 			return 0, err
 		}
@@ -191,6 +197,9 @@ func (l *link) Read(p []byte) (int, error) {
 const replyHeader = 20
 
 // nextPacket reads the header of a packet.
+//
+// What ends in an error here is never seen by go-zookeeper, nor is anything
+// behind it.
 func (l *link) nextPacket() error {
 	var head [replyHeader]byte
 	if _, err := io.ReadFull(l.r, head[:]); err != nil {
@@ -200,17 +209,63 @@ func (l *link) nextPacket() error {
 	if size < replyHeader-4 || size > wire.MaxReply {
 		return fmt.Errorf("%w: packet of %d bytes", errProtocol, size)
 	}
+	if l.hurried { // the deadline was that of this request or another: what has begun may take its time
+		l.hurried = false
+		l.Conn.SetReadDeadline(time.Now().Add(l.inc.silence()))
+	}
 	l.pre, l.left = head[:], int(size)-(replyHeader-4)
-	code := int32(binary.BigEndian.Uint32(head[16:]))
-	xid := int32(binary.BigEndian.Uint32(head[4:]))
-	if xid == wire.XidCatchUp && code != 0 {
-		// Before anything behind it is believed.
-		return fmt.Errorf("zsync: the server cannot catch up with its leader (error %d)", code)
+	xid, code := int32(binary.BigEndian.Uint32(head[4:])), int32(binary.BigEndian.Uint32(head[16:]))
+	if err := l.checkUnasked(xid, code); err != nil {
+		return err
 	}
 	info := l.received(xid, code)
-	if code != 0 {
-		return nil // go-zookeeper looks no further
+	if code == 0 { // else go-zookeeper looks no further
+		if err := l.fit(info, size); err != nil {
+			return err
+		}
 	}
+	if l.left <= wire.MaxAhead {
+		return nil
+	}
+	// go-zookeeper makes room for the whole packet when it sees the size. It
+	// sees it when the packet has come: sizes cost a server nothing.
+	body, err := io.ReadAll(io.LimitReader(l.r, int64(l.left)))
+	if err == nil && len(body) < l.left {
+		err = io.ErrUnexpectedEOF
+	}
+	l.pre, l.left = append(l.pre, body...), 0
+	return err
+}
+
+// checkUnasked looks at what no request of go-zookeeper has asked for.
+func (l *link) checkUnasked(xid, code int32) error {
+	switch {
+	case xid == wire.XidEvent:
+		// go-zookeeper hands on whatever it is, and to it events of type -1
+		// are its own: about the session.
+		b, err := l.r.Peek(min(l.left, 4))
+		if err != nil {
+			return err
+		}
+		if len(b) < 4 {
+			return nil // go-zookeeper finds that it is too short
+		}
+		if t := zk.EventType(int32(binary.BigEndian.Uint32(b))); t < zk.EventNodeCreated || t > zk.EventNodeChildrenChanged {
+			return fmt.Errorf("%w: event of type %d", errProtocol, t)
+		}
+	case xid == wire.XidCatchUp && code != 0:
+		// Before anything behind it is believed.
+		return fmt.Errorf("zsync: the server cannot catch up with its leader (error %d)", code)
+	case xid == wire.XidSetWatches && code != 0:
+		// The server has none of them. They are set again on the next
+		// connection; until then nobody must be answered.
+		return fmt.Errorf("zsync: the server has refused to set the watches again (error %d)", code)
+	}
+	return nil
+}
+
+// fit makes a reply without an error such that go-zookeeper can take it.
+func (l *link) fit(info sentInfo, size int32) error {
 	if info.bundle {
 		// Dressed up as the reply to getData: the data with their length, and a Stat.
 		binary.BigEndian.PutUint32(l.pre, uint32(size)+4+wire.StatSize)
@@ -359,6 +414,12 @@ func (l *link) received(xid, code int32) (info sentInfo) {
 	var ok bool
 	info, ok = l.sent[xid]
 	delete(l.sent, xid)
+	for len(l.order) > 0 {
+		if _, waits := l.sent[l.order[0]]; waits {
+			break
+		}
+		l.order = l.order[1:]
+	}
 	l.mu.Unlock()
 	if !ok {
 		return info
@@ -399,12 +460,26 @@ func (l *link) removeWatch(key watchKey) (newest bool) {
 }
 
 // SetReadDeadline bounds go-zookeeper's patience: the handshake has a limit of
-// its own, and after it silence is noticed before go-zookeeper would.
+// its own, and after it silence is noticed before go-zookeeper would. So is a
+// request that is not answered though pings are.
+//
+// It is called before each packet. A request that is sent while the packet is
+// awaited has its time after the deadline that was set; before the next packet
+// it is looked at.
 func (l *link) SetReadDeadline(t time.Time) error {
-	return l.Conn.SetReadDeadline(l.clip(t))
+	t = l.clip(t)
+	l.mu.Lock()
+	if len(l.order) > 0 {
+		due := l.sent[l.order[0]].at.Add(l.inc.silence())
+		if l.hurried = due.Before(t); l.hurried {
+			t = due
+		}
+	}
+	l.mu.Unlock()
+	return l.Conn.SetReadDeadline(t)
 }
 
-// SetWriteDeadline is SetReadDeadline for writes.
+// SetWriteDeadline bounds a write likewise.
 func (l *link) SetWriteDeadline(t time.Time) error {
 	return l.Conn.SetWriteDeadline(l.clip(t))
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"net"
 	"slices"
@@ -344,28 +345,39 @@ func (m *manager) dialOwn(ctx context.Context, addr string, limit time.Duration)
 }
 
 // A pacer chooses the next server to try, and how long to wait before.
-// Everyone is tried once without delay; after that each round waits longer.
+// Everyone is tried once without delay; after that each round waits longer,
+// until a connection has lasted. The time that the last one lived counts as
+// waited, so one that was of some use is replaced at once.
 type pacer struct {
 	hosts []string
 	retry backoff
 
 	mu        sync.Mutex
 	next      int       // index of the next server
-	tries     int       // attempts since the last success
-	connected time.Time // the last success
+	tries     int       // attempts since a connection has lasted
+	connected time.Time // when the last attempt succeeded; zero if it failed
 }
 
-func (p *pacer) pick() (addr string, delay time.Duration) {
+// lasting is how long a connection must live to be replaced as the first is. A
+// server that accepts and drops is thus dialled no more than once a second.
+const lasting = time.Second
+
+// pick returns the next server, and how long to wait before it is tried; at
+// most limit.
+func (p *pacer) pick(limit time.Duration) (addr string, delay time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	addr = p.hosts[p.next%len(p.hosts)]
 	p.next++
-	if p.tries == 0 && time.Since(p.connected) < p.retry.Min {
-		// A server that accepts sessions and drops them at once.
-		p.tries = len(p.hosts)
+	var lived time.Duration
+	if !p.connected.IsZero() {
+		if lived = time.Since(p.connected); lived >= lasting {
+			p.tries = 0
+		}
+		p.connected = time.Time{}
 	}
 	if p.tries%len(p.hosts) == 0 {
-		delay = p.retry.delay(p.tries / len(p.hosts))
+		delay = max(0, min(p.retry.delay(p.tries/len(p.hosts)), limit)-lived)
 	}
 	p.tries++
 	return addr, delay
@@ -374,7 +386,7 @@ func (p *pacer) pick() (addr string, delay time.Duration) {
 func (p *pacer) success() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.tries, p.connected = 0, time.Now()
+	p.connected = time.Now()
 }
 
 // A hostProvider is the pacer as go-zookeeper wants to see it. It paces inside
@@ -386,14 +398,8 @@ func (h *hostProvider) Len() int            { return len(h.inc.m.hosts) }
 func (h *hostProvider) Connected()          { h.inc.m.pace.success() }
 
 func (h *hostProvider) Next() (addr string, retryStart bool) {
-	addr, delay := h.inc.m.pace.pick()
-	// The session must not run out while a server is already back.
-	delay = min(delay, time.Duration(h.inc.timeout.Load()/10))
-	if delay > 0 {
-		select {
-		case <-time.After(delay):
-		case <-h.inc.ctx.Done():
-		}
+	if h.inc.ctx.Err() == nil { // else the next incarnation picks
+		addr = h.pick()
 	}
 	if h.inc.ctx.Err() == nil {
 		return addr, false
@@ -403,6 +409,22 @@ func (h *hostProvider) Next() (addr string, retryStart bool) {
 	h.inc.park.Do(func() { close(h.inc.parked) })
 	<-h.inc.quit
 	return addr, true
+}
+
+func (h *hostProvider) pick() string {
+	limit := time.Duration(math.MaxInt64)
+	if h.inc.id.Load() != 0 {
+		// The session must not run out while a server is already back.
+		limit = time.Duration(h.inc.timeout.Load() / 10)
+	}
+	addr, delay := h.inc.m.pace.pick(limit)
+	if delay > 0 {
+		select {
+		case <-time.After(delay):
+		case <-h.inc.ctx.Done():
+		}
+	}
+	return addr
 }
 
 // zkLogger passes go-zookeeper's own log on.

@@ -177,8 +177,8 @@ func (m *Mutex) tryLock(ctx context.Context) (bool, error) {
 // [ErrLost] if the hold was lost, in which case there is nothing to unlock any
 // more.
 //
-// Unlock cannot fail to give up: if the connection is down it returns at once,
-// and the Session deletes the znode as soon as it can.
+// Unlock cannot fail to give up. It returns within half a second, and at once if
+// the connection is down: what is not done by then the Session goes on with.
 func (m *Mutex) Unlock() error {
 	if m.bad() != nil {
 		return opError("unlock", m.path, m.bad())

@@ -1,6 +1,7 @@
 package zsync
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -186,9 +187,11 @@ func (m *manager) bareResponses(rs []zk.MultiResponse) []zk.MultiResponse {
 	return rs
 }
 
-// checkOps refuses operations that cannot be sent, gives the others the chroot
-// and says beside which path a receipt can be made. extra are the server's paths
-// of what else will be named in the transaction.
+// checkOps refuses operations that cannot be sent, gives copies of the others
+// the chroot and says beside which path a receipt can be made. They are copies
+// because they may be sent when the caller has gone, and uses its buffers for
+// something else. extra are the server's paths of what else will be named in
+// the transaction.
 func (m *manager) checkOps(ops []any, extra ...string) (full []any, dir string, err error) {
 	if len(ops) == 0 {
 		return nil, "", invalid("a transaction needs at least one operation")
@@ -209,7 +212,7 @@ func (m *manager) checkOps(ops []any, extra ...string) (full []any, dir string, 
 			}
 			r := *op
 			path, data, creates = op.Path, op.Data, true
-			r.Path = m.full(path)
+			r.Path, r.Data, r.Acl = m.full(path), bytes.Clone(data), slices.Clone(op.Acl)
 			if len(r.Acl) == 0 {
 				r.Acl = m.cfg.acl
 			}
@@ -217,7 +220,7 @@ func (m *manager) checkOps(ops []any, extra ...string) (full []any, dir string, 
 			full[i] = &r
 		case *zk.SetDataRequest:
 			path, data = op.Path, op.Data
-			full[i] = &zk.SetDataRequest{Path: m.full(path), Data: data, Version: op.Version}
+			full[i] = &zk.SetDataRequest{Path: m.full(path), Data: bytes.Clone(data), Version: op.Version}
 		case *zk.DeleteRequest:
 			path = op.Path
 			full[i] = &zk.DeleteRequest{Path: m.full(path), Version: op.Version}

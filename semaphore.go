@@ -465,8 +465,8 @@ func (m *Semaphore) keep(ctx context.Context, inc *incarnation, leases []lease, 
 // holds fewer, and then releases none; and [ErrLost] if they were lost, in which
 // case there is nothing to release any more.
 //
-// Release cannot fail to give up: if the connection is down it returns at once,
-// and the Session deletes the znodes as soon as it can.
+// Release cannot fail to give up. It returns within half a second, and at once
+// if the connection is down: what is not done by then the Session goes on with.
 func (m *Semaphore) Release(n int64) error {
 	return opError("release", m.path, m.release(n))
 }

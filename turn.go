@@ -525,12 +525,16 @@ func (q *turnstile) passLocked(t *tenure) bool {
 	return true
 }
 
+// askTime is how long a release asks whether others wait. Without an answer it
+// takes it that they do.
+const askTime = 200 * time.Millisecond
+
 // anyone reports whether anybody of these bases waits behind h. It fails when
-// there is no connection, or soon will be none: whoever gives up does not wait
-// for the next.
+// there is no connection, or no answer for askTime: whoever gives up does not
+// wait for the next.
 func (l *line) anyone(h *hold, bases ...string) (bool, error) {
 	inc := h.place.inc
-	ctx, cancel := context.WithTimeout(context.Background(), inc.silence())
+	ctx, cancel := context.WithTimeout(context.Background(), askTime)
 	defer cancel()
 	down := inc.disconnection()
 	inc.m.spawn(func() {

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/go-zookeeper/zk"
 )
@@ -131,8 +132,9 @@ func (wg *WaitGroup) add(ctx context.Context, delta int) error {
 // Done ends one task. It returns [ErrNegativeCounter] if none is open, and
 // [ErrLost] if the task ended with the session that this process added it in.
 //
-// Done cannot fail to give up: if the connection is down it returns nil, and
-// the Session ends the task as soon as it can.
+// Done cannot fail to give up: if the connection is down, or no server answers
+// within half a second, it returns nil, and the Session ends the task as soon
+// as it can.
 func (wg *WaitGroup) Done() error {
 	if wg.bad() != nil {
 		return opError("done", wg.path, wg.bad())
@@ -142,8 +144,12 @@ func (wg *WaitGroup) Done() error {
 
 func (wg *WaitGroup) done() error {
 	c := wg.tally.submit(-1)
-	// Usually the connection is replaced at once, and we can still tell.
-	if _, ok := graced(c.done, wg.s.outage()); ok {
+	select {
+	case <-c.done:
+	case <-wg.s.outage(): // usually the connection is replaced at once, and we can still tell
+	case <-time.After(releaseTime):
+	}
+	if _, ok := graced(c.done, closedChan); ok {
 		return c.err
 	}
 	return nil

@@ -498,34 +498,37 @@ func (r *removal) await(limit time.Duration) {
 	}
 }
 
+// releaseTime is how long a release without a context waits to learn what came
+// of it; with askTime, which it may need before, less than half a second.
+const releaseTime = 250 * time.Millisecond
+
 // verdict waits for r, the deletion of what was held through its session, and
-// says what came of it. While there is no connection it does not wait.
+// says what came of it. It does not wait for long, nor while there is no
+// connection: the deletion goes on.
 func (r *removal) verdict() error {
 	select {
 	case <-r.done:
-		switch {
-		case r.err == nil:
-			return nil // deleted by us, so it was ours until then, even if the session has ended since
-		case isNoNode(r.err):
-			return r.inc.deleted() // by somebody else, so others may have it
-		}
 	case <-r.refused:
-		// Whoever waits for it goes on waiting, and so does the deletion.
-		if r.inc.alive() {
-			return r.refusal
-		}
 	case <-r.inc.disconnection():
-		// Whether or not the deletion has got through, it will be repeated
-		// for as long as the session can last.
-		if r.inc.alive() {
-			return nil
-		}
 	case <-r.inc.ctx.Done():
+	case <-time.After(releaseTime):
 	}
-	if !r.inc.alive() {
+	// Several may be ready. What is known goes before what must be feared.
+	switch {
+	case isClosed(r.done) && r.err == nil:
+		return nil // deleted by us, so it was ours until then, even if the session has ended since
+	case isClosed(r.done) && isNoNode(r.err):
+		return r.inc.deleted() // by somebody else, so others may have it
+	case !r.inc.alive():
 		return r.inc.loss()
+	case isClosed(r.done):
+		return r.err
+	case isClosed(r.refused):
+		return r.refusal // whoever waits for it goes on waiting, and so does the deletion
 	}
-	return r.err
+	// Whether or not the deletion has got through, it will be repeated for as
+	// long as the session can last.
+	return nil
 }
 
 // awaitGone waits until there is no znode at path. It costs one request, and a

@@ -37,6 +37,7 @@ const (
 	CodeNoNode        = -101
 	MaxHandshake      = 4096
 	MaxReply          = 256 << 20 // of a listing of millions
+	MaxAhead          = 1 << 20   // of what a client makes room for before it has come
 	SetWatchesPortion = 128 << 10
 )
 
