@@ -97,17 +97,23 @@ type Mutex struct {
 // reported by every method.
 func NewMutex(s *Session, path string, opts ...LockOption) *Mutex {
 	c := newLockConfig(opts)
-	m := &Mutex{made: made{s: s, path: path}}
-	if m.err = checkNew(s, path, c.err); m.err == nil {
-		base := "lock-"
-		if c.layout == LayoutKazoo {
-			base = "__lock__"
-		}
-		line := newLine(s.manager, path, c.layout.naming(), base)
-		m.turn = turnstile{s: s, path: path, line: line, handoffs: c.handoffs, entries: map[Mode]lineEntry{
-			ModeExclusive: {base: base, turn: exclusive, op: "lock"},
-		}}
+	if err := checkNew(s, path, c.err); err != nil {
+		return &Mutex{made: made{s: s, path: path, err: err}}
 	}
+	return newMutex(s, path, c)
+}
+
+// newMutex is NewMutex without a look at its arguments.
+func newMutex(s *Session, path string, c lockConfig) *Mutex {
+	base := "lock-"
+	if c.layout == LayoutKazoo {
+		base = "__lock__"
+	}
+	m := &Mutex{made: made{s: s, path: path}}
+	line := newLine(s.manager, path, c.layout.naming(), base)
+	m.turn = turnstile{s: s, path: path, line: line, handoffs: c.handoffs, entries: map[Mode]lineEntry{
+		ModeExclusive: {base: base, turn: exclusive, op: "lock"},
+	}}
 	return m
 }
 

@@ -297,7 +297,7 @@ func (l *line) beside(ctx context.Context, h *hold, base string, data []byte) (*
 		number := me.name[strings.LastIndex(me.name, me.base)+len(me.base):]
 		name := l.name(newGUID(), base) + number
 		p := &place{inc: inc, path: childPath(l.dir, name), data: data, me: child{name: name, base: base, seq: me.seq}}
-		err := inc.createAll(ctx, path, []string{p.path}, data)
+		err := inc.createAll(ctx, path, nil, []string{p.path}, data)
 		switch {
 		case err == nil:
 			return p.granted()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,7 +22,8 @@ import (
 // Who asks is served in the order of arrival, however many permits it asks for,
 // so many small requests do not starve a large one; see [WithHandoffs] for the
 // goroutines of one process. All processes must name the same n: it is stored
-// at the path, and who names another is refused.
+// at the path, and who names another is refused. [Semaphore.Resize] changes it
+// for all of them.
 //
 // If the session ends, all permits that this process held are lost and others
 // may hold them already: [Semaphore.Lost] is closed, and Release returns
@@ -54,12 +56,14 @@ import (
 //     the gate is still ours, and unlock the gate.
 type Semaphore struct {
 	made
-	limit  int64
+	named  int64        // the limit that NewSemaphore was given
+	limit  atomic.Int64 // the limit as far as it is known
 	layout Layout
 	root   string // the path, as the server knows it
 	leases string // the parent of the permits' znodes, as the server knows it
 	gate   *Mutex
 	agreed atomic.Bool // the limit has been compared once
+	follow atomic.Bool // somebody has resized the semaphore, so what was named says nothing any more
 
 	mu    sync.Mutex
 	held  *allotment    // what this process holds, until it is released even if it is lost; guarded by mu
@@ -90,7 +94,8 @@ const maxUnits = 1000
 // bad argument is reported by every method.
 func NewSemaphore(s *Session, path string, n int64, opts ...LockOption) *Semaphore {
 	c := newLockConfig(opts)
-	m := &Semaphore{made: made{s: s, path: path}, limit: n, layout: c.layout}
+	m := &Semaphore{made: made{s: s, path: path}, named: n, layout: c.layout}
+	m.limit.Store(n)
 	if m.err = checkNew(s, path, c.err); m.err == nil && n <= 0 {
 		m.err = invalid("a semaphore of %d permits; want at least 1", n)
 	}
@@ -103,7 +108,7 @@ func NewSemaphore(s *Session, path string, n int64, opts ...LockOption) *Semapho
 	if c.layout == LayoutKazoo {
 		gate, m.leases = path+"-__lock__", m.root
 	}
-	m.gate = NewMutex(s, gate, opts...)
+	m.gate = newMutex(s, gate, c)
 	m.gate.turn.entries[ModeExclusive] = lineEntry{base: m.gate.turn.line.bases[0], turn: exclusive} // no op: it is no hold of its own
 	return m
 }
@@ -116,8 +121,9 @@ func (m *Semaphore) Path() string { return m.path }
 //
 // When Acquire returns an error it leaves the semaphore unchanged. A ctx that
 // has ended already fails even if there are permits. An n that is not positive,
-// or above the limit, is refused with [ErrInvalid], and so is everything where
-// the path has another limit. So many that their znodes do not fit into one
+// or above the limit, is refused with [ErrInvalid], also when [Semaphore.Resize]
+// takes the limit below n while Acquire waits; and so is everything where the
+// path has another limit and nobody has resized it. So many that their znodes do not fit into one
 // transaction, thousands with [LayoutKazoo] or hundreds with a very long
 // [WithOwner], are refused with [ErrTooLarge].
 func (m *Semaphore) Acquire(ctx context.Context, n int64) error {
@@ -139,11 +145,11 @@ func (m *Semaphore) TryAcquire(ctx context.Context, n int64) (bool, error) {
 	if err := m.check(ctx, n); err != nil {
 		return false, opError("tryacquire", m.path, err)
 	}
-	ok, err := m.acquire(ctx, n, false)
-	if ok {
+	a, err := m.acquire(ctx, n, false)
+	if a != nil {
 		m.s.waited("acquire", m.path, start, nil)
 	}
-	return ok, opError("tryacquire", m.path, err)
+	return a != nil, opError("tryacquire", m.path, err)
 }
 
 func (m *Semaphore) check(ctx context.Context, n int64) error {
@@ -152,71 +158,92 @@ func (m *Semaphore) check(ctx context.Context, n int64) error {
 		return m.bad()
 	case n <= 0:
 		return invalid("%d permits; want at least 1", n)
-	case n > m.limit:
-		return invalid("%d permits of a semaphore that has %d: they will never be there", n, m.limit)
-	case n > m.most():
-		return fmt.Errorf("the znodes of %d permits in one transaction: %w", n, ErrTooLarge)
 	case ctx.Err() != nil:
 		return ctxErr(ctx)
+	}
+	if n > m.limit.Load() {
+		// Unless somebody has resized it, and we have not heard of that yet.
+		if err := m.s.during(ctx, func(inc *incarnation) error { return m.refresh(ctx, inc) }); err != nil {
+			return err
+		}
+	}
+	switch limit := m.limit.Load(); {
+	case n > limit:
+		return tooMany(n, limit)
+	case n > m.most():
+		return fmt.Errorf("the znodes of %d permits in one transaction: %w", n, ErrTooLarge)
 	}
 	return nil
 }
 
+func tooMany(n, limit int64) error {
+	return invalid("%d permits of a semaphore that has %d: they will never be there", n, limit)
+}
+
 // most returns how many permits can be taken in one transaction.
 func (m *Semaphore) most() int64 {
-	if m.heavy() {
-		return m.limit
+	if limit := m.limit.Load(); m.heavy(limit) {
+		return limit
 	}
 	one := m.s.sizeOf(m.leases, []byte(m.s.cfg.owner)) + 64 // its name
 	return int64((maxPacket - 1024 - len(m.root)) / one)
 }
 
-// acquire acquires n permits, in as many sessions as it takes.
-func (m *Semaphore) acquire(ctx context.Context, n int64, wait bool) (bool, error) {
+// acquire acquires n permits, in as many sessions as it takes. Without an error
+// it is nil if they are not there and wait is false.
+func (m *Semaphore) acquire(ctx context.Context, n int64, wait bool) (*allotment, error) {
 	// Who names another limit learns it before it stands in the line.
 	if !m.agreed.Load() {
-		if err := m.s.during(ctx, func(inc *incarnation) error { return m.agree(ctx, inc) }); err != nil {
-			return false, err
+		err := m.s.during(ctx, func(inc *incarnation) error {
+			_, err := m.agree(ctx, inc)
+			return err
+		})
+		if err != nil {
+			return nil, err
 		}
 		m.agreed.Store(true)
 	}
 	for {
 		if ok, err := m.settle(ctx, wait); !ok {
-			return false, err
+			return nil, err
 		}
 		if ok, err := m.enter(ctx, wait); !ok {
-			return false, err
+			return nil, err
 		}
 		gate, err := m.gate.current()
 		if err != nil {
-			return false, err // somebody else has unlocked our own gate: it cannot be
+			return nil, err // somebody else has unlocked our own gate: it cannot be
 		}
 		leases, err := m.take(ctx, gate, n, wait) // Steps 2 to 4.
 		// If the gate is lost that says nothing of the permits: the proof was
 		// in the transaction that made them.
 		m.s.letGo(ctx, m.gate.unlock)
-		switch {
-		case err == nil && leases == nil:
-			return false, nil
-		case err == nil:
-			err = m.keep(ctx, gate.place.inc, leases, n)
+		if err == nil && leases == nil {
+			return nil, nil
 		}
 		if err == nil {
-			return true, nil
+			var a *allotment
+			if a, err = m.keep(ctx, gate.place.inc, leases, n); err == nil {
+				return a, nil
+			}
 		}
 		// What only waits goes on, in the next session or in another place,
 		// unless ctx has ended too: Step 1 looks.
-		if !errors.Is(err, errEnded) && !errors.Is(err, errVanished) {
-			return false, err
+		if !errors.Is(err, errEnded) && !errors.Is(err, errVanished) && !errors.Is(err, errUnsettled) {
+			return nil, err
 		}
 	}
 }
+
+// errUnsettled means that this process holds permits that are lost and have not
+// been released.
+var errUnsettled = errors.New("zsync: lost permits have not been released")
 
 // settle waits until this process holds nothing that is lost.
 func (m *Semaphore) settle(ctx context.Context, wait bool) (bool, error) {
 	for {
 		m.mu.Lock()
-		if m.held == nil || m.held.inc.alive() {
+		if !m.unsettledLocked() {
 			m.mu.Unlock()
 			return true, nil
 		}
@@ -235,6 +262,15 @@ func (m *Semaphore) settle(ctx context.Context, wait bool) (bool, error) {
 	}
 }
 
+// unsettled reports whether this process holds what is lost.
+func (m *Semaphore) unsettled() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.unsettledLocked()
+}
+
+func (m *Semaphore) unsettledLocked() bool { return m.held != nil && !m.held.inc.alive() }
+
 func (m *Semaphore) freedLocked() <-chan struct{} {
 	if m.freed == nil {
 		m.freed = make(chan struct{})
@@ -251,34 +287,157 @@ func (m *Semaphore) enter(ctx context.Context, wait bool) (bool, error) {
 	return err == nil, err
 }
 
-// agree compares the limit with the one that is stored, and stores it if there
-// is none.
-func (m *Semaphore) agree(ctx context.Context, inc *incarnation) error {
-	mine := []byte(strconv.FormatInt(m.limit, 10))
+// A quota is the limit as it is stored.
+type quota struct {
+	limit   int64
+	version int32 // of the znode at the path
+}
+
+// agree returns the limit that is stored, and stores ours if there is none. It
+// is ErrInvalid if another was named and nobody has resized the semaphore.
+//
+// It ends with a read of the znode, so whoever has joined the watch of its data
+// is told of the next change.
+func (m *Semaphore) agree(ctx context.Context, inc *incarnation) (quota, error) {
+	mine := []byte(strconv.FormatInt(m.named, 10))
 	for {
 		data, stat, err := inc.get(ctx, m.root)
 		switch {
 		case err == nil && len(data) == 0:
 			// The version makes one of several the first. Whoever it was,
 			// and if it was us and the reply is lost, is read again.
-			if _, err = inc.set(ctx, m.root, mine, stat.Version); err == nil || !isBadVersion(err) && !isNoNode(err) {
-				return err
+			if _, err = inc.set(ctx, m.root, mine, stat.Version); err != nil && !isBadVersion(err) && !isNoNode(err) {
+				return quota{}, err
 			}
 		case err == nil:
-			theirs, err := strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
-			if err != nil {
-				return invalid("the path's data are %.40q, not the limit of a semaphore; use another path, or empty them", data)
-			}
-			if theirs != m.limit {
-				return invalid("this semaphore was made with a limit of %d, but others use the path with a limit of %d", m.limit, theirs)
-			}
-			return nil
+			return m.adopt(ctx, inc, data, stat)
 		case !isNoNode(err):
-			return err
+			return quota{}, err
 		default:
 			if err := m.makeRoot(ctx, inc, mine); err != nil {
-				return err
+				return quota{}, err
 			}
+		}
+	}
+}
+
+// adopt takes what is stored for the limit, unless that contradicts what was
+// named.
+func (m *Semaphore) adopt(ctx context.Context, inc *incarnation, data []byte, stat *zk.Stat) (quota, error) {
+	limit, err := parseLimit(data)
+	if err != nil {
+		return quota{}, err
+	}
+	if limit != m.named && !m.follow.Load() {
+		// Resize makes the mark together with the limit, and this session has
+		// seen the limit: so it sees the mark.
+		mark, err := inc.exists(ctx, m.resized())
+		if err != nil {
+			return quota{}, err
+		}
+		if mark == nil {
+			return quota{}, invalid("this semaphore was made with a limit of %d, but others use the path with a limit of %d; use Resize to change it", m.named, limit)
+		}
+		m.follow.Store(true)
+	}
+	m.limit.Store(limit)
+	return quota{limit, stat.Version}, nil
+}
+
+func parseLimit(data []byte) (int64, error) {
+	limit, err := strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
+	if err != nil || limit <= 0 {
+		return 0, invalid("the path's data are %.40q, not the limit of a semaphore; use another path, or empty them", data)
+	}
+	return limit, nil
+}
+
+// refresh reads the limit, if one is stored, and writes nothing.
+func (m *Semaphore) refresh(ctx context.Context, inc *incarnation) error {
+	if err := inc.sync(ctx, m.root); err != nil {
+		return err
+	}
+	data, stat, err := inc.get(ctx, m.root)
+	if isNoNode(err) || err == nil && len(data) == 0 {
+		m.limit.Store(m.named)
+		return nil
+	}
+	if err == nil {
+		_, err = m.adopt(ctx, inc, data, stat)
+	}
+	return err
+}
+
+// resized is the path of the mark that Resize leaves. Where the path itself is
+// the parent of permits, other programs would take the mark for one.
+func (m *Semaphore) resized() string {
+	if m.layout == LayoutKazoo {
+		return m.root + "-__resized__"
+	}
+	return childPath(m.root, "resized")
+}
+
+// Resize makes n the limit of the semaphore, for every process. Whoever uses the
+// path follows it from then on, whatever limit was named to [NewSemaphore], and
+// so does whoever comes later.
+//
+// No permit is taken away. If more than n are out, nobody gets one before enough
+// have been released; if there are more than before, who waits first gets them at
+// once. An Acquire that waits for more than n fails with [ErrInvalid]. Once
+// Resize has returned nobody gets a permit by the limit from before.
+//
+// Resize writes n to the znode at path and makes the persistent znode
+// path/resized, or path-__resized__ with [LayoutKazoo], so the limit stays when
+// nobody uses the semaphore any more. kazoo compares the limit when it uses a
+// path for the first time, and refuses another; Curator keeps to its own. Resize
+// costs 2 requests in 2 round trips, and 1 in the background; the first one of a
+// path some more. If ctx ends while the request is under way, the limit may be
+// changed or not.
+func (m *Semaphore) Resize(ctx context.Context, n int64) error {
+	return opError("resize", m.path, m.resize(ctx, n))
+}
+
+func (m *Semaphore) resize(ctx context.Context, n int64) error {
+	switch {
+	case m.bad() != nil:
+		return m.bad()
+	case n <= 0:
+		return invalid("a semaphore of %d permits; want at least 1", n)
+	case ctx.Err() != nil:
+		return ctxErr(ctx)
+	}
+	limit := []byte(strconv.FormatInt(n, 10))
+	ops := []any{
+		&zk.SetDataRequest{Path: m.root, Data: limit, Version: -1},
+		&zk.CreateRequest{Path: m.resized(), Acl: m.s.cfg.acl},
+	}
+	for {
+		// What is written over must be a limit.
+		err := m.s.during(ctx, func(inc *incarnation) error {
+			data, _, err := inc.get(ctx, m.root)
+			if isNoNode(err) {
+				return m.makeRoot(ctx, inc, limit)
+			}
+			if err == nil && len(data) > 0 {
+				_, err = parseLimit(data)
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		// Exactly once: a repetition would undo the Resize of somebody else.
+		switch _, err = m.s.commitOnce(ctx, m.root+"-receipts", ops); {
+		case err == nil:
+			m.follow.Store(true)
+			m.limit.Store(n)
+			return nil
+		case isNodeExists(err):
+			ops = ops[:1] // the mark is there already
+		case !isNoNode(err): // else the path has been removed because it was empty
+			return err
+		case len(ops) == 1:
+			ops = append(ops, &zk.CreateRequest{Path: m.resized(), Acl: m.s.cfg.acl})
 		}
 	}
 }
@@ -303,61 +462,96 @@ func (m *Semaphore) take(ctx context.Context, gate *hold, n int64, wait bool) ([
 	defer m.s.waiters.Add(-1)
 	defer m.s.holds.Add(1)
 	inc := gate.place.inc
+	if m.unsettled() {
+		return nil, errUnsettled // lost while we waited for the gate
+	}
+	for {
+		resized := inc.hub.join(watchKey{watchData, m.root})
+		leases, err := m.takeOf(ctx, gate, resized, n, wait)
+		inc.hub.leave(resized)
+		if !errors.Is(err, errResized) && !isBadVersion(err) {
+			return leases, err
+		}
+	}
+}
+
+// errResized means that the limit has been changed meanwhile.
+var errResized = errors.New("zsync: the limit has changed")
+
+// takeOf is take while the limit stays as it is.
+func (m *Semaphore) takeOf(ctx context.Context, gate *hold, resized *watch, n int64, wait bool) ([]lease, error) {
+	inc := gate.place.inc
+	var q quota
 	agreed := make(chan error, 1)
-	inc.m.spawn(func() { agreed <- m.agree(ctx, inc) }) // on its way together with the listing
-	free, err := m.free(ctx, inc)                       // Step 2.
+	inc.m.spawn(func() { // on its way together with the listing
+		var err error
+		q, err = m.agree(ctx, inc)
+		agreed <- err
+	})
+	out, err := m.out(ctx, inc) // Step 2.
 	if e := <-agreed; e != nil {
 		return nil, e
 	}
-	for err == nil && free < n {
+	if err == nil && n > q.limit {
+		return nil, tooMany(n, q.limit)
+	}
+	for err == nil && out > q.limit-n {
 		if !wait {
 			return nil, nil
 		}
-		if err = m.awaitFree(ctx, inc, n); err == nil { // Step 3.
-			free, err = m.free(ctx, inc)
+		if err = m.awaitFree(ctx, inc, resized, q.limit-n); err == nil { // Step 3.
+			out, err = m.out(ctx, inc)
 		}
 	}
 	if err != nil {
 		return nil, err
 	}
-	return m.make(ctx, gate, n) // Step 4.
+	return m.make(ctx, gate, q, n) // Step 4.
 }
 
-// awaitFree waits for a change of the permits that are out, unless there are
-// enough.
+// awaitFree waits for a change of the permits that are out, unless no more than
+// most are. It is errResized if the limit changes.
 //
 // The watch is set by a listing of its own: set by the one that finds enough,
 // it would be fired, for nothing, by our own taking.
-func (m *Semaphore) awaitFree(ctx context.Context, inc *incarnation, n int64) error {
+func (m *Semaphore) awaitFree(ctx context.Context, inc *incarnation, resized *watch, most int64) error {
 	w := inc.hub.join(watchKey{watchChildren, m.leases})
 	defer inc.hub.leave(w)
-	free, err := m.free(ctx, inc)
-	if err == nil && free < n {
-		// Whoever gives permits back, only we are woken: everyone else waits
-		// at the gate.
-		err = inc.awaitFired(ctx, w)
+	out, err := m.out(ctx, inc)
+	if err != nil || out <= most {
+		return err
 	}
-	return err
+	// Whoever gives permits back, only we are woken: everyone else waits at the
+	// gate. Where both have happened, the limit is read again first.
+	if err := inc.awaitAny(ctx, []*watch{w, resized}, time.Time{}); err != nil {
+		return err
+	}
+	if isClosed(resized.fired) {
+		return errResized
+	}
+	return nil
 }
 
-// free returns how many permits are not out.
-func (m *Semaphore) free(ctx context.Context, inc *incarnation) (int64, error) {
+// out returns how many permits are out. Others may count otherwise, or have had
+// another limit, and have more out than there are.
+func (m *Semaphore) out(ctx context.Context, inc *incarnation) (int64, error) {
 	names, _, err := inc.children(ctx, m.leases)
 	if isNoNode(err) {
-		return m.limit, nil
+		return 0, nil
 	}
-	free := m.limit
+	var out int64
 	for _, name := range names {
-		// Others may count otherwise, and have more out than there are.
-		free -= min(free, m.weightOf(name))
+		if out += m.weightOf(name); out < 0 { // nobody has so many
+			return math.MaxInt64, err
+		}
 	}
-	return free, err
+	return out, err
 }
 
 // weightOf returns how many permits a znode stands for: one, whatever it is
 // called, as Curator and kazoo count them, unless its name says more.
 func (m *Semaphore) weightOf(name string) int64 {
-	if i := strings.LastIndex(name, weightBase); i >= 0 && m.heavy() {
+	if i := strings.LastIndex(name, weightBase); i >= 0 && m.layout != LayoutKazoo {
 		if n, err := strconv.ParseInt(name[i+len(weightBase):], 10, 64); err == nil && n > 0 {
 			return n
 		}
@@ -367,21 +561,29 @@ func (m *Semaphore) weightOf(name string) int64 {
 
 const weightBase = "-weight-"
 
-// heavy reports whether the permits of one Acquire are one znode.
-func (m *Semaphore) heavy() bool { return m.limit > maxUnits && m.layout != LayoutKazoo }
+// heavy reports whether, with this limit, the permits of one Acquire are one
+// znode.
+func (m *Semaphore) heavy(limit int64) bool { return limit > maxUnits && m.layout != LayoutKazoo }
 
-// make makes the znodes of n permits while the gate is ours.
-func (m *Semaphore) make(ctx context.Context, gate *hold, n int64) ([]lease, error) {
+// make makes the znodes of n permits while the gate is ours and the limit is
+// that of q. It is BadVersion if that has changed.
+func (m *Semaphore) make(ctx context.Context, gate *hold, q quota, n int64) ([]lease, error) {
 	inc := gate.place.inc
-	leases := m.name(n)
+	leases := m.name(q.limit, n)
 	for {
-		err := inc.createAll(ctx, gate.at(), pathsOf(leases), []byte(m.s.cfg.owner))
+		same := &zk.CheckVersionRequest{Path: m.root, Version: q.version}
+		err := inc.createAll(ctx, gate.at(), same, pathsOf(leases), []byte(m.s.cfg.owner))
 		if !isNoNode(err) {
 			return leases, err
 		}
 		// The parent is not there yet, or has been removed because it was
 		// empty. Where that is the path itself it holds the limit.
-		if err = m.agree(ctx, inc); err == nil {
+		now, err := m.agree(ctx, inc)
+		switch {
+		case err == nil && now.limit != q.limit:
+			return nil, errResized
+		case err == nil:
+			q = now
 			err = inc.makeDir(ctx, m.leases)
 		}
 		if err != nil {
@@ -392,11 +594,11 @@ func (m *Semaphore) make(ctx context.Context, gate *hold, n int64) ([]lease, err
 
 // name chooses the names of n permits' znodes. They are unique, so whether a
 // create was applied can be seen.
-func (m *Semaphore) name(n int64) []lease {
-	guid := newGUID()
-	if m.heavy() {
-		return []lease{{childPath(m.leases, "_c_"+guid+weightBase+strconv.FormatInt(n, 10)), n}}
+func (m *Semaphore) name(limit, n int64) []lease {
+	if m.heavy(limit) {
+		return []lease{m.nameWeight(n)}
 	}
+	guid := newGUID()
 	leases := make([]lease, n)
 	for i := range leases {
 		name := fmt.Sprintf("%s%010d", protectedName(guid, "lease-"), i)
@@ -408,6 +610,11 @@ func (m *Semaphore) name(n int64) []lease {
 	return leases
 }
 
+// nameWeight chooses the name of one znode for n permits.
+func (m *Semaphore) nameWeight(n int64) lease {
+	return lease{childPath(m.leases, "_c_"+newGUID()+weightBase+strconv.FormatInt(n, 10)), n}
+}
+
 func pathsOf(leases []lease) []string {
 	paths := make([]string, len(leases))
 	for i, l := range leases {
@@ -416,48 +623,74 @@ func pathsOf(leases []lease) []string {
 	return paths
 }
 
-// keep enters what has been taken into the allotment.
-func (m *Semaphore) keep(ctx context.Context, inc *incarnation, leases []lease, n int64) error {
-	for {
-		if !inc.alive() {
-			return errEnded // they go with their session, and nobody has been told of them
-		}
-		m.mu.Lock()
-		if m.held == nil {
-			a := &allotment{inc: inc, since: time.Now()}
-			a.stop = context.AfterFunc(inc.ctx, func() {
-				m.mu.Lock()
-				a.lost = true
-				m.s.holds.Add(-a.permits)
-				m.mu.Unlock()
-				m.s.observe(event{kind: eventLost, op: "acquire", path: m.path, wait: time.Since(a.since), err: inc.loss()})
-			})
-			m.held = a
-		}
-		if a := m.held; a.inc == inc {
-			if a.lost {
-				m.mu.Unlock()
-				return errEnded
-			}
-			a.leases = append(a.leases, leases...)
-			a.permits += n
-			m.s.holds.Add(n)
-			m.mu.Unlock()
-			return nil
-		}
-		// Others of this process have lost theirs since we asked, or we have
-		// lost ours and they have got new ones.
-		freed := m.freedLocked()
-		m.mu.Unlock()
-		select {
-		case <-freed:
-		case <-inc.ctx.Done():
-			return errEnded
-		case <-ctx.Done():
-			inc.removeAll(pathsOf(leases)).await(grace)
-			return ctxErr(ctx)
-		}
+// keep enters what has been taken into the allotment. It is errUnsettled, and
+// what was taken goes back, while this process has permits that are lost: they
+// may be released an hour from now, and others wait.
+func (m *Semaphore) keep(ctx context.Context, inc *incarnation, leases []lease, n int64) (*allotment, error) {
+	if !inc.alive() {
+		return nil, errEnded // they go with their session, and nobody has been told of them
 	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.held == nil {
+		a := &allotment{inc: inc, since: time.Now()}
+		a.stop = context.AfterFunc(inc.ctx, func() {
+			m.mu.Lock()
+			a.lost = true
+			m.s.holds.Add(-a.permits)
+			m.mu.Unlock()
+			m.s.observe(event{kind: eventLost, op: "acquire", path: m.path, wait: time.Since(a.since), err: inc.loss()})
+		})
+		m.held = a
+	}
+	a := m.held
+	switch {
+	case a.inc != inc:
+		inc.removeAll(pathsOf(leases))
+		return nil, errUnsettled
+	case a.lost:
+		return nil, errEnded
+	}
+	a.leases = append(a.leases, leases...)
+	a.permits += n
+	m.s.holds.Add(n)
+	return a, nil
+}
+
+// Do acquires n permits, calls f, and releases them. f's context ends, with a
+// cause that is [ErrLost], when the permits are lost; f should then stop as soon
+// as it can, and Do returns ErrLost. The errors of f and of the release are
+// joined. If f panics the permits are released and the panic goes on.
+//
+// Within f, Acquire and Do ask for more permits, and may wait for ever for those
+// that f has. What f releases of its own accord Do does not release again.
+func (m *Semaphore) Do(ctx context.Context, n int64, f func(ctx context.Context) error) (err error) {
+	if m.bad() == nil && f == nil {
+		return opError("do", m.path, invalid("the function is nil"))
+	}
+	start := time.Now()
+	if err := m.check(ctx, n); err != nil {
+		return opError("do", m.path, err)
+	}
+	a, err := m.acquire(ctx, n, true)
+	m.s.waited("acquire", m.path, start, err)
+	if err != nil {
+		return opError("do", m.path, err)
+	}
+	holding, end := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(a.inc.ctx, func() { end(a.inc.loss()) })
+	defer func() {
+		stop()
+		end(nil)
+		switch e := opError("do", m.path, m.s.letGo(ctx, func() error { return m.releaseOf(a, n) })); {
+		case e == nil:
+		case err == nil:
+			err = e
+		default:
+			err = errors.Join(err, e)
+		}
+	}()
+	return f(holding)
 }
 
 // Release releases n permits of those that this Semaphore value holds, by
@@ -478,9 +711,16 @@ func (m *Semaphore) release(n int64) error {
 	case n <= 0:
 		return invalid("%d permits; want at least 1", n)
 	}
+	return m.releaseOf(nil, n)
+}
+
+// releaseOf is release of a, or of what is held if a is nil.
+func (m *Semaphore) releaseOf(a *allotment, n int64) error {
 	m.mu.Lock()
-	a := m.held
-	if a == nil || a.permits < n {
+	if a == nil {
+		a = m.held
+	}
+	if a == nil || a != m.held || a.permits < n {
 		m.mu.Unlock()
 		return ErrNotLocked
 	}
@@ -514,7 +754,7 @@ func (m *Semaphore) giveLocked(a *allotment, n int64) *removal {
 		l := a.leases[last]
 		if l.weight > n {
 			// Somebody gives back a part of what was taken at once.
-			rest := m.name(l.weight - n)[0]
+			rest := m.nameWeight(l.weight - n)
 			a.leases[last] = rest
 			return m.change(a, paths, l.path, rest.path)
 		}
@@ -529,8 +769,8 @@ func (m *Semaphore) giveLocked(a *allotment, n int64) *removal {
 // the place of that at whole, if there is a rest. Where it may, this happens in
 // the order of the calls: one may delete what the one before has not made yet.
 func (m *Semaphore) change(a *allotment, paths []string, whole, rest string) *removal {
-	if !m.heavy() {
-		return a.inc.removeAll(paths)
+	if whole == "" && a.last == nil {
+		return a.inc.removeAll(paths) // nothing before it can matter
 	}
 	before := a.last
 	a.last = a.inc.inBackground(m.leases, func() (err error) {

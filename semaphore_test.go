@@ -485,8 +485,8 @@ func TestAcquireSucceedsOnceWhateverIsLostAtAnyStep(t *testing.T) {
 // nothingIsLeft checks that ms hold nothing and nothing stands in the way.
 func nothingIsLeft(t testing.TB, k int, ms ...*Semaphore) {
 	t.Helper()
-	must(t, ms[0].Acquire(within(t, time.Second), ms[0].limit))
-	must(t, ms[0].Release(ms[0].limit))
+	must(t, ms[0].Acquire(within(t, time.Second), ms[0].named))
+	must(t, ms[0].Release(ms[0].named))
 	if left := append(leasesOf(t, ms[0]), gateOf(t, ms[0])...); len(left) > 0 {
 		t.Errorf("request %d: %v are left", k, left)
 	}
@@ -838,7 +838,7 @@ func TestPermitsOfOtherProgramsCountAsOneEach(t *testing.T) {
 			}
 			must(t, m.Acquire(within(t, time.Second), f.limit-2))
 			must(t, m.Release(f.limit-2))
-			if m.heavy() { // more than there are, and more than can be counted
+			if m.heavy(f.limit) { // more than there are, and more than can be counted
 				for range 2 {
 					_, err := inc.create(t.Context(), fmt.Sprintf("%s/_c_%s-weight-9223372036854775807", m.leases, newGUID()), nil)
 					must(t, err)

@@ -7,10 +7,11 @@ import (
 )
 
 // A shared finds what the values of one key in a Session have in common, for as
-// long as any of them is in use. The zero value is ready for use.
+// long as any of them is in use, or it is kept. The zero value is ready for use.
 type shared[K comparable, V any] struct {
-	mu sync.Mutex
-	in map[K]weak.Pointer[V] // guarded by mu
+	mu   sync.Mutex
+	in   map[K]weak.Pointer[V] // guarded by mu
+	kept map[K]*V              // those that must not be forgotten; guarded by mu
 }
 
 // of returns what those of key share; if there is none yet it is v.
@@ -35,4 +36,19 @@ func (s *shared[K, V]) drop(key K) {
 	if s.in[key].Value() == nil { // not made anew
 		delete(s.in, key)
 	}
+}
+
+// keep holds v, which is what those of key share, even while none of them is in
+// use, until it is called with hold false.
+func (s *shared[K, V]) keep(key K, v *V, hold bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !hold {
+		delete(s.kept, key)
+		return
+	}
+	if s.kept == nil {
+		s.kept = make(map[K]*V)
+	}
+	s.kept[key] = v
 }

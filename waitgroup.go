@@ -88,7 +88,7 @@ func NewWaitGroup(s *Session, path string, opts ...WaitGroupOption) *WaitGroup {
 	}
 	wg := &WaitGroup{made: made{s: s, path: path}}
 	if wg.err = checkNew(s, path, err); wg.err == nil {
-		t := &tally{m: s.manager, dir: s.full(path), keep: c.keep}
+		t := &tally{m: s.manager, all: &s.tallies, dir: s.full(path), keep: c.keep}
 		wg.tally = s.tallies.of(tallyKey{t.dir, t.keep}, t)
 		wg.double = newDoubleBarrier(s.manager, path)
 	}
@@ -286,8 +286,9 @@ func (wg *WaitGroup) Count(ctx context.Context) (int, error) {
 //  6. If the queue has filled meanwhile go to 2.
 type tally struct {
 	m    *manager
-	dir  string // the path, as the server knows it
-	keep bool   // tasks outlive their session
+	all  *shared[tallyKey, tally] // those of the Session
+	dir  string                   // the path, as the server knows it
+	keep bool                     // tasks outlive their session
 
 	mu    sync.Mutex
 	queue []*change    // not taken yet; guarded by mu
@@ -390,6 +391,15 @@ func (t *tally) forfeitLocked() {
 	t.lost += t.own.count
 	t.why = t.inc.loss()
 	t.own, t.inc = openTasks{}, nil
+	t.rememberLocked()
+}
+
+// rememberLocked keeps the tally while it knows of tasks that belong, or did, to
+// a session of this process: their Done may come when every WaitGroup that added
+// them is garbage, and must end no other task in their place. Persistent tasks
+// belong to nobody.
+func (t *tally) rememberLocked() {
+	t.all.keep(tallyKey{t.dir, t.keep}, t, !t.keep && t.own.count+t.lost > 0)
 }
 
 // repayLocked takes from c what it would end but has ended already.
@@ -399,6 +409,7 @@ func (t *tally) repayLocked(c *change) {
 		t.lost -= n
 		c.delta += n
 		c.lost = true
+		t.rememberLocked()
 	}
 }
 
@@ -409,6 +420,7 @@ func (t *tally) setOwn(inc *incarnation, a openTasks) {
 	if t.own, t.inc = a, inc; t.keep || a.path == "" {
 		t.inc = nil
 	}
+	t.rememberLocked()
 }
 
 // run applies what is in the queue until it is empty.

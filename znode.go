@@ -267,11 +267,16 @@ func (inc *incarnation) createChildOf(ctx context.Context, dir string, dirData [
 }
 
 // createAll makes ephemeral znodes of unique names, all or none, and only if
-// there is a znode at proof. It is errVanished if there is none, and NoNode if
+// there is a znode at proof and check, if there is one, passes. It is errVanished if there is none, and NoNode if
 // a parent is missing. When ctx ends, or after any other error, nothing is left.
-func (inc *incarnation) createAll(ctx context.Context, proof string, paths []string, data []byte) error {
+func (inc *incarnation) createAll(ctx context.Context, proof string, check *zk.CheckVersionRequest, paths []string, data []byte) error {
 	ops := []any{&zk.CheckVersionRequest{Path: proof, Version: -1}}
 	size := 256 + len(proof)
+	if check != nil {
+		ops = append(ops, check)
+		size += 64 + len(check.Path)
+	}
+	first := len(ops)
 	for _, path := range paths {
 		ops = append(ops, &zk.CreateRequest{Path: path, Data: data, Acl: inc.m.cfg.acl, Flags: zk.FlagEphemeral})
 		size += inc.m.sizeOf(path, data)
@@ -290,7 +295,7 @@ func (inc *incarnation) createAll(ctx context.Context, proof string, paths []str
 			return nil
 		case errors.Is(err, errEnded):
 			return err // they were ephemeral
-		case len(rs) > 1 && isNodeExists(rs[1].Error):
+		case len(rs) > first && isNodeExists(rs[first].Error):
 			return nil // an attempt without a reply has been applied: nobody else makes this name
 		case ctx.Err() != nil, outcomeOf(err) == answered:
 			// An attempt before this one may have been applied, or this one
