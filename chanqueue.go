@@ -30,7 +30,7 @@ import (
 //
 // An element is a znode whose data are the bytes that the codec makes. The
 // elements stand in buckets of about 1,000 below path, b-<priority>-<number>
-// and, delayed, d-<priority>, so no listing is longer than a bucket however
+// and, delayed, d-<priority>-<number>, so no listing is longer than a bucket however
 // long the queue is: a consumer reads about 10 names for each element. Beside path
 // stand <path>-claims, <path>-consumers (a line of ephemeral znodes, one for
 // each Queue value that wants elements), <path>-senders (receipts, deleted
@@ -74,6 +74,7 @@ type queueCore struct {
 	room    line                 // of those who wait for room
 	cache   batchCache
 	out     outbox
+	under   undertaker
 
 	mu     sync.Mutex
 	pump   *pump               // of the present consumers; guarded by mu
@@ -105,6 +106,7 @@ func NewQueue[T any](s *Session, path string, opts ...QueueOption) *Queue[T] {
 		return err
 	}
 	c.m = s.manager
+	c.under.q = c
 	c.dir = c.m.full(path)
 	c.claims, c.senders, c.receipts, c.dead = c.dir+"-claims", c.dir+"-senders", c.dir+"-receipts", c.dir+"-dead"
 	c.foreign = foreignLayouts[cfg.layout]
@@ -219,7 +221,7 @@ func (q *Queue[T]) send(ctx context.Context, prio int, due int64, vs []T) error 
 
 // elementSize is what an element adds to a transaction, from above.
 func (q *queueCore) elementSize(data []byte) int {
-	n := len(data) + len(q.dir) + len("/b-00000-0000000000/t0000000000000-") + 32
+	n := len(data) + len(q.dir) + len("/b-00000-0000000000/t0000000000000-") + 48
 	if q.foreign != nil {
 		n += 32
 	}
@@ -422,8 +424,8 @@ func (q *Queue[T]) present(ctx context.Context, it *item, offer func(ctx context
 		err = c.check(it)
 	}
 	if err != nil {
+		it.fault = err
 		it.ledger.settle(it, fateBury, false)
-		c.buried(it.key(), err)
 		return true
 	}
 	// Nothing is offered while there is no connection: the removal of what is
@@ -433,7 +435,7 @@ func (q *Queue[T]) present(ctx context.Context, it *item, offer func(ctx context
 	return inc.connection(ctx) == nil && inc.alive() && offer(ctx, it, *it.value.(*T))
 }
 
-// buried reports an element that goes to the dead letters.
+// buried reports an element that went to the dead letters.
 func (q *queueCore) buried(key string, err error) {
 	q.m.log.Error("zsync: element goes to the dead letters", "path", q.path, "element", key, "err", err)
 	q.m.observe(event{kind: eventDead, op: "recv", path: q.path, err: err})

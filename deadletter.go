@@ -15,18 +15,24 @@ import (
 
 // Dead letters are the elements of a Queue that could not be decoded, or were
 // delivered too often ([WithMaxAttempts]). They are moved, in one transaction,
-// to <path>-dead/dead-<priority>-<seq>, the data of their znodes as it was,
+// to <path>-dead/dead-<priority>-<16 random digits>-<seq>, the data of their znodes as it was,
 // reported to the logger and as [Dead] to the observer, and stay there until
 // somebody removes them.
 
 // deadName is the name of a dead letter up to its number. In another library's
-// layout the priority is written as there.
+// layout the priority is written as there. The numbers begin again when the
+// servers have removed the directory of the dead letters because it was empty,
+// so what is random in the name keeps one from being taken for another.
 func (q *queueCore) deadName(e element) string {
-	if q.foreign != nil {
-		return "dead-" + e.class + "-"
+	class := e.class
+	if q.foreign == nil {
+		class = fmt.Sprintf("%05d", e.prio)
 	}
-	return fmt.Sprintf("dead-%05d-", e.prio)
+	return "dead-" + class + "-" + strings.ReplaceAll(newGUID(), "-", "")[:deadDigits] + "-"
 }
+
+// deadDigits is how many random digits the name of a dead letter has.
+const deadDigits = 16
 
 // letter prepares to make it a dead letter, and returns the operation.
 func (q *queueCore) letter(ctx context.Context, inc *incarnation, it *item) (*zk.CreateRequest, error) {
@@ -39,7 +45,7 @@ func (q *queueCore) letter(ctx context.Context, inc *incarnation, it *item) (*zk
 
 // A DeadLetter is an element that was set aside.
 type DeadLetter struct {
-	ID    string    // unique within the dead letters of a queue
+	ID    string    // no other dead letter of the queue has had it, or will have
 	Data  []byte    // as it was sent
 	Since time.Time // when it was set aside, by the servers' clock
 	q     *queueCore
@@ -94,11 +100,12 @@ func (q *queueCore) deadElements(ctx context.Context) (es []element, err error) 
 func parseDead(name string) (element, bool) {
 	rest, ok := strings.CutPrefix(name, "dead-")
 	i := len(rest) - len("-0000000000")
-	if !ok || i < 0 || rest[i] != '-' {
+	j := i - deadDigits - 1
+	if !ok || j < 0 || rest[i] != '-' || rest[j] != '-' {
 		return element{}, false
 	}
 	seq, ok := parseSeq(rest[i+1:])
-	return element{name: name, class: rest[:i], seq: seq}, ok
+	return element{name: name, class: rest[:j], seq: seq}, ok
 }
 
 func (q *queueCore) deadLetter(ctx context.Context, e element) (DeadLetter, error) {

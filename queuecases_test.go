@@ -293,9 +293,10 @@ func TestQueueSaysThatTheNumbersOfAForeignLayoutAreUsedUp(t *testing.T) {
 		d := NewQueue[int](s, "/d")
 		at := time.Now().Add(time.Hour)
 		must(t, d.SendAt(t.Context(), at, 1))
-		srv.SetSequence("/d/d-00000", math.MaxInt32)
+		delayed := "/d/" + childrenOf(t, s, "/d")[0]
+		srv.SetSequence(delayed, math.MaxInt32)
 		must(t, d.SendAt(t.Context(), at, 2))
-		srv.SetSequence("/d/d-00000", math.MaxInt32)
+		srv.SetSequence(delayed, math.MaxInt32)
 		wantErr(t, d.SendAt(t.Context(), at, 3), zk.ErrNodeExists)
 	})
 }
@@ -559,7 +560,7 @@ func TestRefusedAckStaysClaimedAndIsTriedAgain(t *testing.T) {
 		must(t, q.SendPriority(t.Context(), 2, 2))
 		ds := collect(t, q.Deliveries(t.Context()), 2)
 		conn := live(t, s).conn
-		const bucket = "/q/b-00000-0000000000"
+		bucket := "/q/" + childrenOf(t, s, "/q")[0]
 		_, err := conn.SetACL(bucket, zk.WorldACL(zk.PermRead|zk.PermAdmin), -1)
 		must(t, err)
 		refused, allowed := async(func() error { return ds[0].Ack(t.Context()) }), async(func() error { return ds[1].Ack(t.Context()) })
@@ -582,7 +583,7 @@ func TestRecvTriesAgainToRemoveWhatItCouldNot(t *testing.T) {
 		q := NewQueue[int](s, "/q")
 		must(t, q.Send(t.Context(), 1))
 		conn := live(t, s).conn
-		const bucket = "/q/b-00000-0000000000"
+		bucket := "/q/" + childrenOf(t, s, "/q")[0]
 		_, err := conn.SetACL(bucket, zk.WorldACL(zk.PermRead|zk.PermAdmin), -1)
 		must(t, err)
 		ch := q.Recv(t.Context())
@@ -693,7 +694,7 @@ func TestQueueRefusalsAreNobodyElses(t *testing.T) {
 		q := NewQueue[int](s, "/q")
 		const n = 300
 		must(t, q.Send(t.Context(), counted(n)...))
-		_, err := live(t, s).conn.SetACL("/q/b-00000-0000000000", zk.WorldACL(zk.PermRead|zk.PermAdmin), -1)
+		_, err := live(t, s).conn.SetACL("/q/"+childrenOf(t, s, "/q")[0], zk.WorldACL(zk.PermRead|zk.PermAdmin), -1)
 		must(t, err)
 		collect(t, q.Recv(t.Context()), n)
 		time.Sleep(time.Minute)
@@ -702,7 +703,7 @@ func TestQueueRefusalsAreNobodyElses(t *testing.T) {
 		if d := srv.Counts().Sub(before).Requests["multi"]; d > 12*n {
 			t.Errorf("%d transactions in ten minutes for %d elements that may not be deleted", d, n)
 		}
-		_, err = live(t, s).conn.SetACL("/q/b-00000-0000000000", zk.WorldACL(zk.PermAll), -1)
+		_, err = live(t, s).conn.SetACL("/q/"+childrenOf(t, s, "/q")[0], zk.WorldACL(zk.PermAll), -1)
 		must(t, err)
 		time.Sleep(2 * time.Minute)
 		wantLen(t, q, 0)

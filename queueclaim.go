@@ -30,6 +30,7 @@ import (
 
 // A view is what somebody has seen of the claims.
 type view struct {
+	aside   bool              // by one who only looks, and writes nothing
 	version int32             // of <path>-claims
 	claimed map[string]bool   // by key of an element
 	holders map[string]*claim // by guid
@@ -39,6 +40,7 @@ type view struct {
 type claim struct {
 	live    bool // its session stands
 	state   bool
+	gone    bool     // that it does not was noted
 	batches []string // the names of their znodes
 }
 
@@ -48,10 +50,13 @@ type batchCache struct {
 	keys map[string][]string // by name of the batch's znode; guarded by mu
 }
 
-// look is steps 1 and 2.
-func (q *queueCore) look(ctx context.Context, inc *incarnation) (*view, error) {
+// look is steps 1 and 2. With aside it writes nothing.
+func (q *queueCore) look(ctx context.Context, inc *incarnation, aside bool) (*view, error) {
 	for {
 		names, stat, err := inc.children(ctx, q.claims)
+		if isNoNode(err) && aside {
+			return &view{aside: true}, nil // nobody has ever claimed anything
+		}
 		if isNoNode(err) {
 			// It is no container: its version must not start again.
 			if _, err := inc.create(ctx, q.claims, nil); err != nil {
@@ -62,14 +67,14 @@ func (q *queueCore) look(ctx context.Context, inc *incarnation) (*view, error) {
 		if err != nil {
 			return nil, err
 		}
-		if stat.Version == -1 {
+		if stat.Version == -1 && !aside {
 			// After 2^32 claims. To expect this version is to expect any.
 			if _, err := inc.set(ctx, q.claims, nil, -1); err != nil && !isNoNode(err) {
 				return nil, err
 			}
 			continue
 		}
-		v := &view{version: stat.Version, claimed: make(map[string]bool), holders: make(map[string]*claim)}
+		v := &view{aside: aside, version: stat.Version, claimed: make(map[string]bool), holders: make(map[string]*claim)}
 		var batches []string
 		for _, name := range names {
 			guid, suffix, ok := parseClaim(name)
@@ -86,6 +91,8 @@ func (q *queueCore) look(ctx context.Context, inc *incarnation) (*view, error) {
 				c.live = true
 			case stateSuffix:
 				c.state = true
+			case goneSuffix:
+				c.gone = true
 			default:
 				c.batches = append(c.batches, name)
 				batches = append(batches, name)
@@ -180,7 +187,9 @@ func (q *queueCore) free(ctx context.Context, inc *incarnation, v *view, want in
 		}
 		if len(names) == 0 && i+1 < len(buckets) && !b.delayed && buckets[i+1].prio == b.prio {
 			// It has a successor, so nothing comes into it any more.
-			q.m.tidy(inc.remove(childPath(q.dir, b.name)))
+			if !v.aside {
+				q.m.tidy(inc.remove(childPath(q.dir, b.name)))
+			}
 			continue
 		}
 		now := time.Now().UnixMilli()
@@ -204,27 +213,34 @@ func (q *queueCore) free(ctx context.Context, inc *incarnation, v *view, want in
 // and not been able to delete them. See ledger.
 const orphanTime = time.Second
 
+// orphanTimeByServers is how long they are left by the clock of the servers,
+// which may be that of one server first and then of another.
+const orphanTimeByServers = 5 * time.Second
+
 // An undertaker gives back the claims of those whose session has ended and who
-// have not come back.
+// have not come back. It serves all consumers of a Queue value, whose lives may
+// be shorter than orphanTime. So may be the lives of processes: a mark among the
+// claims tells by the servers' clock when the first of them saw that a claimant
+// was dead.
 type undertaker struct {
 	q    *queueCore
-	seen map[string]time.Time // when a claim was first seen without its session
+	mu   sync.Mutex
+	seen map[string]time.Time // when a claim was first seen without its session; guarded by mu
 }
 
 // visit gives back what is due, and returns when to come again: the zero time
 // if nobody is dead.
 func (u *undertaker) visit(ctx context.Context, inc *incarnation, v *view) (next time.Time, buried bool, err error) {
-	seen := make(map[string]time.Time)
+	u.forget(v)
 	for guid, c := range v.holders {
 		if c.live {
 			continue
 		}
-		since, ok := u.seen[guid]
-		if !ok {
-			since = time.Now()
+		at, err := u.due(ctx, inc, guid, c)
+		if err != nil {
+			return next, buried, err
 		}
-		seen[guid] = since
-		if at := since.Add(orphanTime); time.Now().Before(at) {
+		if time.Now().Before(at) {
 			if next.IsZero() || at.Before(next) {
 				next = at
 			}
@@ -233,11 +249,74 @@ func (u *undertaker) visit(ctx context.Context, inc *incarnation, v *view) (next
 		if err := u.q.reclaim(ctx, inc, guid, c); err != nil {
 			return next, buried, err
 		}
-		delete(seen, guid)
 		buried = true
 	}
-	u.seen = seen
 	return next, buried, nil
+}
+
+// forget drops those who are not dead.
+func (u *undertaker) forget(v *view) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for guid := range u.seen {
+		if c := v.holders[guid]; c == nil || c.live {
+			delete(u.seen, guid)
+		}
+	}
+}
+
+// due returns when the claims of a dead claimant go back. Two consumers may ask,
+// and give back, at once: that does no harm.
+func (u *undertaker) due(ctx context.Context, inc *incarnation, guid string, c *claim) (time.Time, error) {
+	u.mu.Lock()
+	since, ok := u.seen[guid]
+	u.mu.Unlock()
+	if ok {
+		return since.Add(orphanTime), nil
+	}
+	over, err := u.mark(ctx, inc, guid, c)
+	if err != nil {
+		return since, err
+	}
+	if since = time.Now(); over {
+		since = since.Add(-orphanTime)
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.seen == nil {
+		u.seen = make(map[string]time.Time)
+	}
+	u.seen[guid] = since
+	return since.Add(orphanTime), nil
+}
+
+// mark notes among the claims that a claimant is dead, and reports whether its
+// time is over: others have noted it long ago, or have begun to give back what
+// it had. The mark is made only while its state is there, which goes first when
+// the claimant, or another, tidies up.
+func (u *undertaker) mark(ctx context.Context, inc *incarnation, guid string, c *claim) (over bool, err error) {
+	if !c.state {
+		return true, nil
+	}
+	path := childPath(u.q.claims, guid+"-"+goneSuffix)
+	if !c.gone {
+		_, err := inc.multi(ctx, &zk.CheckVersionRequest{Path: childPath(u.q.claims, guid+"-"+stateSuffix), Version: -1},
+			&zk.CreateRequest{Path: path, Acl: u.q.m.cfg.acl})
+		if err == nil || isNoNode(err) || outcomeOf(err) == answered && !isNodeExists(err) {
+			return false, nil // without the mark our own clock serves
+		}
+		if !isNodeExists(err) {
+			return false, err
+		}
+	}
+	stat, err := inc.set(ctx, path, nil, -1) // for the servers' time
+	switch {
+	case err == nil:
+		return time.Duration(stat.Mtime-stat.Ctime)*time.Millisecond >= orphanTimeByServers, nil
+	case outcomeOf(err) == answered:
+		return false, nil
+	}
+	return false, err
 }
 
 // reclaim gives the elements of a dead claimant back to the queue, however many
@@ -251,6 +330,17 @@ func (q *queueCore) reclaim(ctx context.Context, inc *incarnation, guid string, 
 			return err
 		}
 	}
+	if err := q.returnAll(ctx, inc, c); err != nil {
+		return err
+	}
+	if err := inc.removeNow(ctx, childPath(q.claims, guid+"-"+goneSuffix)); err != nil && !isNoNode(err) {
+		return err
+	}
+	return nil
+}
+
+// returnAll gives back what the batches of a dead claimant name.
+func (q *queueCore) returnAll(ctx context.Context, inc *incarnation, c *claim) error {
 	if len(c.batches) == 0 {
 		return nil
 	}

@@ -2,17 +2,20 @@ package zsync
 
 import (
 	"context"
+	"fmt"
+	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync/zktest"
 )
 
-const (
-	codeNoAuth = -102
-)
+const codeNoAuth = -102
 
 func TestRoomForElementsIsNeverLessThanNone(t *testing.T) {
 	for ahead := 1; ahead < 6; ahead++ {
@@ -268,4 +271,365 @@ func TestSendThatWasRefusedIsNotStoredLater(t *testing.T) {
 			})
 		}
 	}
+}
+
+func TestWhatTheDeadHadComesBackToConsumersWhoseLivesAreShort(t *testing.T) {
+	// strand leaves an element in the hands of a process that is dead.
+	strand := func(t *testing.T, srv *zktest.Server) {
+		dead, kill := mortal(t, srv)
+		must(t, NewQueue[int](open(t, srv), "/q").Send(t.Context(), 7))
+		<-NewQueue[int](dead, "/q").Deliveries(t.Context())
+		synctest.Wait()
+		kill()
+	}
+	// within tries for a minute to receive something.
+	within := func(t *testing.T, recv func(ctx context.Context) (int, bool)) {
+		t.Helper()
+		for start := time.Now(); time.Since(start) < time.Minute; {
+			ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+			v, ok := recv(ctx)
+			<-ctx.Done() // at the latest
+			cancel()
+			if ok && v == 7 {
+				return
+			}
+		}
+		t.Error("nothing was received in a minute")
+	}
+	t.Run("Recv", func(t *testing.T) {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			strand(t, srv)
+			q := NewQueue[int](open(t, srv), "/q")
+			within(t, func(ctx context.Context) (int, bool) {
+				v, ok := <-q.Recv(ctx)
+				return v, ok
+			})
+		})
+	})
+	t.Run("TryRecv", func(t *testing.T) {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			strand(t, srv)
+			q := NewQueue[int](open(t, srv), "/q")
+			within(t, func(ctx context.Context) (int, bool) {
+				v, ok, _ := q.TryRecv(ctx)
+				return v, ok
+			})
+		})
+	})
+	t.Run("Processes", func(t *testing.T) {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			strand(t, srv)
+			within(t, func(ctx context.Context) (int, bool) {
+				s := open(t, srv)
+				defer s.Close()
+				v, ok, _ := NewQueue[int](s, "/q").TryRecv(ctx)
+				return v, ok
+			})
+			time.Sleep(time.Minute)
+			for _, name := range childrenOf(t, open(t, srv), "/q-claims") {
+				t.Errorf("%s is left", name)
+			}
+		})
+	})
+}
+
+func TestMarkOfADeadClaimantGoesWhenItComesBack(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		q, other := NewQueue[int](s, "/q"), NewQueue[int](open(t, srv), "/q")
+		must(t, other.Send(t.Context(), 1))
+		ctx, cancel := context.WithCancel(t.Context())
+		<-q.Deliveries(ctx)
+		cancel()
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpDelete && strings.HasSuffix(r.Path, "-live") {
+				return zktest.Delay(900 * time.Millisecond) // its return takes nearly as long as it is given
+			}
+			return zktest.Pass
+		})
+		srv.Expire(s.ID())
+		try, stop := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		other.TryRecv(try)
+		stop()
+		time.Sleep(10 * time.Second)
+		if v, ok, err := other.TryRecv(t.Context()); v != 1 || !ok || err != nil {
+			t.Errorf("TryRecv = %d, %v, %v", v, ok, err)
+		}
+		time.Sleep(time.Minute)
+		for _, name := range childrenOf(t, s, "/q-claims") {
+			t.Errorf("%s is left", name)
+		}
+	})
+}
+
+// deleteTree deletes a znode and everything below it.
+func deleteTree(t testing.TB, s *Session, path string) {
+	t.Helper()
+	for _, name := range childrenOf(t, s, path) {
+		deleteTree(t, s, childPath(path, name))
+	}
+	must(t, mustLive(t, s).removeNow(t.Context(), path))
+}
+
+func TestAckOfAnElementOfADeletedQueueTakesNothingFromTheNext(t *testing.T) {
+	for _, delayed := range []bool{false, true} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			s, at := open(t, srv), time.Now()
+			a, b, c := NewQueue[string](s, "/q"), NewQueue[string](open(t, srv), "/q"), NewQueue[string](open(t, srv), "/q")
+			send := func(v string) {
+				if delayed {
+					must(t, a.SendAt(t.Context(), at, v))
+				} else {
+					must(t, a.Send(t.Context(), v))
+				}
+			}
+			send("old")
+			ctx, cancel := context.WithCancel(t.Context())
+			d := <-b.Deliveries(ctx)
+			cancel()
+			deleteTree(t, s, "/q")
+			send("new")
+			wantErr(t, d.Ack(t.Context()), ErrLost)
+			wantLen(t, a, 1)
+			if v, ok, err := c.TryRecv(t.Context()); v != "new" || !ok || err != nil {
+				t.Errorf("TryRecv = %q, %v, %v", v, ok, err)
+			}
+		})
+	}
+}
+
+func listDead[T any](t testing.TB, q *Queue[T]) (ds []DeadLetter) {
+	t.Helper()
+	for d, err := range q.Dead(t.Context()) {
+		must(t, err)
+		ds = append(ds, d)
+	}
+	return ds
+}
+
+func TestDeadLetterThatWasRemovedIsNeverTakenForALaterOne(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		raw := NewQueue[string](open(t, srv), "/q", WithCodec(Raw))
+		q := NewQueue[int](open(t, srv), "/q")
+		q.Recv(t.Context())
+		must(t, raw.Send(t.Context(), "{first"))
+		time.Sleep(time.Second)
+		old := listDead(t, q)[0]
+		must(t, old.Remove(t.Context()))
+		time.Sleep(10 * time.Minute) // the servers remove the empty container
+		must(t, raw.Send(t.Context(), "{second"))
+		time.Sleep(time.Second)
+		wantErr(t, old.Requeue(t.Context()), zk.ErrNoNode)
+		must(t, old.Remove(t.Context())) // it is gone already
+		now := listDead(t, q)
+		if len(now) != 1 || string(now[0].Data) != "{second" || now[0].ID == old.ID {
+			t.Errorf("dead letters: %+v; the old was %s", now, old.ID)
+		}
+	})
+}
+
+// keepReceipts keeps the receipts' directory, so that a TryRecv need not make it.
+func keepReceipts(t testing.TB, s *Session) {
+	t.Helper()
+	_, err := mustLive(t, s).create(t.Context(), "/q-receipts/keep", nil)
+	must(t, err)
+}
+
+// loseTake loses the reply of the TryRecv of s, and its connection for two
+// seconds.
+func loseTake(s *Session, taken *bool) func(r zktest.Request) zktest.Action {
+	return func(r zktest.Request) zktest.Action {
+		switch {
+		case r.Session != s.ID():
+		case r.Op == zktest.OpMulti && !*taken && len(r.Ops) > 1 && r.Ops[1].Op == zktest.OpDelete:
+			*taken = true
+			return zktest.DropReply
+		case r.Op == zktest.OpConnect && *taken:
+			return zktest.Delay(2 * time.Second)
+		}
+		return zktest.Pass
+	}
+}
+
+func TestElementThatIsPutBackStaysBehindNothingThatCameLater(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s3 := open(t, srv)
+		p1, p2, taker := NewQueue[int](open(t, srv), "/q"), NewQueue[int](open(t, srv), "/q"), NewQueue[int](s3, "/q")
+		must(t, p1.Send(t.Context(), 0))
+		must(t, p1.Send(t.Context(), 1)) // p1 knows the first bucket
+		must(t, p2.Send(t.Context(), counted(1000)...))
+		must(t, p2.Send(t.Context(), 1000)) // goes into the second
+		must(t, p2.Send(t.Context(), 1001))
+		ctx, cancel := context.WithCancel(t.Context())
+		ch := p2.Recv(ctx)
+		collect(t, ch, 1001) // leaves one in the first bucket
+		cancel()
+		for range ch {
+		}
+		keepReceipts(t, s3)
+		taken := false
+		srv.Intercept(loseTake(s3, &taken))
+		try, stop := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer stop()
+		if _, ok, err := taker.TryRecv(try); ok || err == nil || !taken {
+			t.Fatalf("TryRecv = %v, %v, taken %v: the case did not come about", ok, err, taken)
+		}
+		w, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		p2.TryRecv(w) // deletes the bucket that is empty: takes 1000
+		cancel()
+		time.Sleep(20 * time.Second) // it is back
+		srv.Intercept(nil)
+		must(t, p1.Send(t.Context(), 5555))
+		want := []int{999, 1001, 5555}
+		for i, v := range collect(t, p2.Recv(t.Context()), 3) {
+			if v != want[i] {
+				t.Errorf("received %d, want %d", v, want[i])
+			}
+		}
+	})
+}
+
+func TestElementThatAClaimMissedIsReceivedWhenItIsPutBack(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s2, s3 := open(t, srv), open(t, srv)
+		a, taker := NewQueue[int](open(t, srv), "/q"), NewQueue[int](s3, "/q")
+		keepReceipts(t, s3)
+		must(t, a.Send(t.Context(), counted(20)...))
+		ch := NewQueue[int](s2, "/q", WithPrefetch(8)).Deliveries(t.Context())
+		ds := collect(t, ch, 10)
+		synctest.Wait()
+		taken := false
+		lose := loseTake(s3, &taken)
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Session == s2.ID() && r.Op == zktest.OpMulti && len(r.Ops) > 1 && r.Ops[0].Op == zktest.OpCreate && strings.HasPrefix(r.Ops[0].Path, "/q-claims/") {
+				return zktest.Delay(300 * time.Millisecond) // the claim comes after TryRecv
+			}
+			return lose(r)
+		})
+		for range 8 {
+			select {
+			case d := <-ch:
+				ds = append(ds, d)
+			case <-time.After(time.Millisecond):
+			}
+		}
+		try, stop := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer stop()
+		taker.TryRecv(try)
+		time.Sleep(30 * time.Second)
+		if !taken {
+			t.Fatal("nothing was taken: the case did not come about")
+		}
+		srv.Intercept(nil)
+		seen := make(map[int]bool)
+		ds = append(ds, collect(t, ch, 20-len(ds))...)
+		for _, d := range ds {
+			seen[d.Value] = true
+			must(t, d.Ack(t.Context()))
+		}
+		if len(seen) != 20 {
+			t.Errorf("%d of 20 were received", len(seen))
+		}
+	})
+}
+
+// A cleanCodec counts the elements' data that are garbage.
+type cleanCodec struct{ garbage *atomic.Int64 }
+
+func (c cleanCodec) Marshal(v any) ([]byte, error) { return v.([]byte), nil }
+func (c cleanCodec) Unmarshal(data []byte, v any) error {
+	runtime.AddCleanup(&data[0], func(struct{}) { c.garbage.Add(1) }, struct{}{})
+	*v.(*[]byte) = data
+	return nil
+}
+
+func TestOneUnacknowledgedDeliveryKeepsNoOtherInMemory(t *testing.T) {
+	srv := zktest.Start(t)
+	s, err := Connect(t.Context(), srv.Addr(), WithDialer(srv.Dial))
+	must(t, err)
+	defer s.Close()
+	var garbage atomic.Int64
+	q := NewQueue[[]byte](s, "/q", WithCodec(cleanCodec{&garbage}))
+	for range 4 {
+		batch := make([][]byte, 100)
+		for i := range batch {
+			batch[i] = make([]byte, 1000)
+		}
+		must(t, q.Send(t.Context(), batch...))
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ch := q.Deliveries(ctx)
+	var kept []Delivery[[]byte]
+	for i := range 400 {
+		d := <-ch
+		if i%20 == 7 {
+			kept = append(kept, d)
+			continue
+		}
+		must(t, d.Ack(t.Context()))
+	}
+	eventually(t, func() error {
+		runtime.GC()
+		if n := garbage.Load(); n < 370 {
+			return fmt.Errorf("of 380 that are settled %d are garbage, with %d unacknowledged", n, len(kept))
+		}
+		return nil
+	})
+	for _, d := range kept {
+		must(t, d.Ack(t.Context()))
+	}
+	cancel()
+}
+
+func TestDeadLetterIsReportedWhenItIsThereAndOnce(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		var reported atomic.Int64
+		s := open(t, srv, WithObserver(ObserverFunc(func(e Event) {
+			if e.Kind == Dead {
+				reported.Add(1)
+			}
+		})))
+		raw := NewQueue[string](open(t, srv), "/q", WithCodec(Raw))
+		q := NewQueue[int](s, "/q")
+		must(t, raw.Send(t.Context(), "{"))
+		id, stop := s.ID(), true
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if stop && isPost(r) && r.Session == id {
+				return zktest.DropRequest
+			}
+			if stop && r.Op == zktest.OpConnect && r.Session == id {
+				return zktest.Hang
+			}
+			return zktest.Pass
+		})
+		q.Recv(t.Context())
+		time.Sleep(2 * time.Second)
+		if n := reported.Load(); n != 0 {
+			t.Errorf("reported %d times before it is there", n)
+		}
+		time.Sleep(time.Minute)
+		if n, m := reported.Load(), len(listDead(t, q)); n != 1 || m != 1 {
+			t.Errorf("reported %d times; %d dead letters", n, m)
+		}
+		stop = false
+	})
+}
+
+func TestPeekWritesNothing(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, q := NewQueue[int](open(t, srv), "/q"), NewQueue[int](open(t, srv), "/q")
+		must(t, a.Send(t.Context(), 1))
+		time.Sleep(time.Minute)
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			switch r.Op {
+			case zktest.OpCreate, zktest.OpSetData, zktest.OpDelete, zktest.OpMulti:
+				return zktest.Fail(codeNoAuth)
+			}
+			return zktest.Pass
+		})
+		if v, ok, err := q.Peek(t.Context()); v != 1 || !ok || err != nil {
+			t.Errorf("Peek = %d, %v, %v", v, ok, err)
+		}
+		srv.Intercept(nil)
+	})
 }

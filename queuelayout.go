@@ -13,7 +13,12 @@ import (
 // Elements stand in buckets, which are children of the queue's path:
 //
 //	b-<priority>-<number>   a bucket; its children are e-<seq>, in order
-//	d-<priority>            elements that wait for their time: t<unix ms>-<seq>
+//	d-<priority>-<number>   elements that wait for their time: t<unix ms>-<seq>
+//
+// The number of a first bucket, and of what waits, is the zxid that made the
+// queue's path. So when somebody deletes a queue with all its elements and
+// another is made in its place, no name comes again, and who still has an
+// element of the former in hand cannot remove one of the new.
 //
 // A producer that finds a bucket full seals it, by writing its data, and makes
 // the next in the same transaction; every Send checks that its bucket is not
@@ -34,22 +39,23 @@ type bucket struct {
 }
 
 func bucketName(prio int, number int64) string { return fmt.Sprintf("b-%05d-%010d", prio, number) }
-func delayedName(prio int) string              { return fmt.Sprintf("d-%05d", prio) }
+func delayedName(prio int, number int64) string {
+	return fmt.Sprintf("d-%05d-%010d", prio, number)
+}
 
 // parseBucket reads a name that bucketName or delayedName has made.
 func parseBucket(name string) (bucket, bool) {
-	if rest, ok := strings.CutPrefix(name, "d-"); ok {
-		prio, err := strconv.Atoi(rest)
-		return bucket{name: name, prio: prio, delayed: true}, err == nil && prio >= 0
-	}
-	rest, ok := strings.CutPrefix(name, "b-")
-	if !ok {
-		return bucket{}, false
+	rest, delayed := strings.CutPrefix(name, "d-")
+	if !delayed {
+		var ok bool
+		if rest, ok = strings.CutPrefix(name, "b-"); !ok {
+			return bucket{}, false
+		}
 	}
 	p, n, ok := strings.Cut(rest, "-")
 	prio, err := strconv.Atoi(p)
 	number, err2 := strconv.ParseInt(n, 10, 64)
-	return bucket{name: name, prio: prio, number: number}, ok && err == nil && err2 == nil && prio >= 0 && number >= 0
+	return bucket{name: name, prio: prio, number: number, delayed: delayed}, ok && err == nil && err2 == nil && prio >= 0 && number >= 0
 }
 
 // parseBuckets returns the buckets among names in the order in which they are
@@ -135,6 +141,7 @@ func parseElements(b bucket, names []string) []element {
 //	<guid>-live     ephemeral: the claimant's session stands
 //	<guid>-state    persistent: counts its transactions
 //	<guid>-r<n>     persistent: a batch of elements that are its own
+//	<guid>-gone     persistent: made by whoever first finds that the mark has gone
 //
 // and the data of a batch is one line for each bucket: its name, and the names
 // of the elements in it. One that is in a consumer's hands is marked with the
@@ -143,6 +150,7 @@ func parseElements(b bucket, names []string) []element {
 const (
 	liveSuffix  = "live"
 	stateSuffix = "state"
+	goneSuffix  = "gone"
 )
 
 // parseClaim splits the name of a znode below <path>-claims.
@@ -152,7 +160,7 @@ func parseClaim(name string) (guid, suffix string, ok bool) {
 		return "", "", false
 	}
 	guid, suffix = name[:n], name[n+1:]
-	return guid, suffix, suffix == liveSuffix || suffix == stateSuffix || suffix[0] == 'r'
+	return guid, suffix, suffix == liveSuffix || suffix == stateSuffix || suffix == goneSuffix || suffix[0] == 'r'
 }
 
 // marked is the key of an element that is in hand.

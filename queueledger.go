@@ -104,10 +104,11 @@ const (
 type entry struct {
 	item  *item
 	fate  fate
-	bump  bool // count it as an attempt
-	gone  bool // the znode was found deleted
-	again bool // it was refused before
-	alone bool // it goes into a transaction of its own; guarded by ledger.mu
+	bump  bool  // count it as an attempt
+	gone  bool  // the znode was found deleted
+	again bool  // it was refused before
+	alone bool  // it goes into a transaction of its own; guarded by ledger.mu
+	fault error // why it is buried
 	done  chan struct{}
 	err   error // read it only after done is closed
 }
@@ -271,6 +272,9 @@ func (l *ledger) settle(it *item, f fate, bump bool) (e *entry, ok bool) {
 
 func (l *ledger) enterLocked(it *item, f fate, bump bool) *entry {
 	e := &entry{item: it, fate: f, bump: bump, done: make(chan struct{})}
+	if f == fateBury {
+		e.fault = it.fault
+	}
 	if f != fateHand {
 		it.final = e
 		l.unhandLocked(it)
@@ -499,13 +503,24 @@ func (l *ledger) loss() error {
 func (l *ledger) sweep() {
 	ctx := context.Background() // ends with the Session
 	l.q.m.during(ctx, func(inc *incarnation) error {
-		return inc.removeAllNow(ctx, []string{childPath(l.q.claims, l.guid+"-"+liveSuffix), childPath(l.q.claims, l.guid+"-"+stateSuffix)})
+		err := inc.removeAllNow(ctx, []string{childPath(l.q.claims, l.guid+"-"+liveSuffix), childPath(l.q.claims, l.guid+"-"+stateSuffix)})
+		if inc != l.inc && (err == nil || isNoNode(err)) {
+			// Others may have noted that the session had gone.
+			err = inc.removeNow(ctx, childPath(l.q.claims, l.guid+"-"+goneSuffix))
+		}
+		return err
 	})
 }
 
 // finish tells the result of a transaction. If the servers refuse it because of
 // one entry, the culprit, the others are posted without it.
 func (l *ledger) finish(es []*entry, culprit *entry, err error) {
+	var buried []*entry
+	defer func() { // the log and the observer are not called under a lock
+		for _, e := range buried {
+			l.q.buried(e.item.key(), e.fault)
+		}
+	}()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if errors.Is(err, ErrLost) {
@@ -541,6 +556,11 @@ func (l *ledger) finish(es []*entry, culprit *entry, err error) {
 			l.patience = 0
 		}
 		if b := e.item.batch; e.fate != fateHand {
+			if err == nil && e.fate == fateBury && !e.gone {
+				buried = append(buried, e)
+			}
+			// Others of its batch may be in hand for long.
+			e.item.data, e.item.framed, e.item.value = nil, nil, nil
 			delete(b.left, e.item)
 			if len(b.left) == 0 {
 				delete(l.batches, b)
@@ -566,7 +586,7 @@ func (l *ledger) refuseLocked(e *entry, err error) {
 	if !e.again {
 		l.q.m.log.Error("zsync: cannot settle an element, and goes on trying", "path", l.q.path, "element", e.item.key(), "err", err)
 	}
-	e.item.final = &entry{item: e.item, fate: e.fate, bump: e.bump, again: true, alone: true, done: make(chan struct{})}
+	e.item.final = &entry{item: e.item, fate: e.fate, bump: e.bump, fault: e.fault, again: true, alone: true, done: make(chan struct{})}
 	if l.refused = append(l.refused, e.item.final); len(l.refused) == 1 {
 		l.patience = min(max(2*l.patience, retryAfter), time.Minute)
 		time.AfterFunc(l.patience, l.retry)
@@ -800,6 +820,10 @@ func (p *posting) build() {
 					return isNoNode(err), inc.makeDir(context.Background(), q.dead)
 				})
 			p.add(e, &zk.DeleteRequest{Path: path, Version: -1}, gone)
+		case e.fate == fateMissing:
+			// Whoever has taken it may put it back, and it must not be taken
+			// for claimed then.
+			returns[b] = true
 		case e.fate == fateReturn:
 			returns[b] = true
 			if e.bump && !p.absent[path] {

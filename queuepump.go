@@ -166,6 +166,8 @@ func (e element) before(d element) bool {
 		return e.due != 0
 	case e.due != d.due:
 		return e.due < d.due
+	case len(e.bucket) != len(d.bucket): // the number is longer
+		return len(e.bucket) < len(d.bucket)
 	case e.bucket != d.bucket:
 		return e.bucket < d.bucket
 	case e.seq != d.seq:
@@ -218,7 +220,6 @@ func (p *pump) session(inc *incarnation) error {
 		p.mu.Unlock()
 		l.end(false)
 	}()
-	u := &undertaker{q: p.q}
 	for {
 		if err := p.awaitRoom(inc, 0); err != nil { // Step 1.
 			return err
@@ -233,7 +234,7 @@ func (p *pump) session(inc *incarnation) error {
 		if p.q.foreign != nil {
 			err = p.turnForeign(inc, l)
 		} else {
-			err = p.turn(inc, l, u)
+			err = p.turn(inc, l)
 		}
 		place.leave()
 		if err != nil {
@@ -300,7 +301,7 @@ const maxClaims = 16
 const maxBatch = bucketSize
 
 // turn claims elements while it is our turn.
-func (p *pump) turn(inc *incarnation, l *ledger, u *undertaker) error {
+func (p *pump) turn(inc *incarnation, l *ledger) error {
 	q, ctx := p.q, p.ctx
 	claims := 0
 	var es []element
@@ -315,7 +316,7 @@ func (p *pump) turn(inc *incarnation, l *ledger, u *undertaker) error {
 			w := inc.hub.join(watchKey{watchData, q.dir})
 			var next time.Time
 			var err error
-			v, es, next, err = p.search(inc, u)
+			v, es, next, err = p.search(inc)
 			if err == nil && len(es) == 0 && !p.wanted() && q.othersWait(ctx, inc) {
 				err = errNoRoom
 			}
@@ -408,7 +409,7 @@ func (q *queueCore) othersWait(ctx context.Context, inc *incarnation) bool {
 
 // search is the first half of step 2. The caller has joined the watch on the
 // bell, which is read first: what comes after that rings it.
-func (p *pump) search(inc *incarnation, u *undertaker) (v *view, es []element, next time.Time, err error) {
+func (p *pump) search(inc *incarnation) (v *view, es []element, next time.Time, err error) {
 	q := p.q
 	for {
 		if _, _, err = inc.get(p.ctx, q.dir); isNoNode(err) {
@@ -419,10 +420,10 @@ func (p *pump) search(inc *incarnation, u *undertaker) (v *view, es []element, n
 		if err != nil {
 			return nil, nil, next, err
 		}
-		if v, err = q.look(p.ctx, inc); err != nil {
+		if v, err = q.look(p.ctx, inc, false); err != nil {
 			return nil, nil, next, err
 		}
-		dead, buried, err := u.visit(p.ctx, inc, v)
+		dead, buried, err := q.under.visit(p.ctx, inc, v)
 		if err != nil {
 			return nil, nil, next, err
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -53,6 +54,7 @@ type outbox struct {
 // newest is the bucket of a priority that gets its elements.
 type newest struct {
 	number int64 // -1: there is none yet
+	first  int64 // the number of the first, and of what is delayed
 	full   bool
 }
 
@@ -72,7 +74,7 @@ const maxGroup = 1000
 // overhead is what a transaction needs besides its elements.
 func (o *outbox) overhead() int {
 	m := o.q.m
-	return 64 + 2*m.sizeOf(o.q.senders+"/"+noGUID, nil) + 3*m.sizeOf(o.q.dir+"/"+bucketName(0, 0), nil)
+	return 64 + 2*m.sizeOf(o.q.senders+"/"+noGUID, nil) + 3*m.sizeOf(o.q.dir+"/"+bucketName(0, math.MaxInt64), nil)
 }
 
 const noGUID = "00000000-0000-0000-0000-000000000000"
@@ -219,12 +221,13 @@ func (o *outbox) attempt(ctx context.Context, inc *incarnation, group []*parcel,
 		case err == nil:
 			for prio, last := range lasts {
 				if c, ok := parseChild(rs[last.op].String, "/e-"); ok {
-					o.newest[prio] = &newest{number: last.bucket, full: c.seq >= bucketSize-1}
+					o.newest[prio] = &newest{number: last.bucket, first: o.newest[prio].first, full: c.seq >= bucketSize-1}
 				}
 			}
 			return nil
 		case errors.Is(err, errEnded), ctx.Err() != nil, outcomeOf(err) == unknown:
 			*open = true
+			o.forget() // the queue may be another when the next attempt is made
 			if errors.Is(err, errEnded) || ctx.Err() != nil {
 				return err
 			}
@@ -304,19 +307,26 @@ func (o *outbox) locate(ctx context.Context, inc *incarnation, group []*parcel) 
 	if !missing {
 		return nil
 	}
-	names, _, err := inc.children(ctx, o.q.dir)
-	if err != nil && !isNoNode(err) {
+	names, stat, err := inc.children(ctx, o.q.dir)
+	for isNoNode(err) {
+		// It is no container: its zxid is in the names of the buckets.
+		if _, err := inc.create(ctx, o.q.dir, nil); err != nil {
+			return err
+		}
+		names, stat, err = inc.children(ctx, o.q.dir)
+	}
+	if err != nil {
 		return err
 	}
 	found := make(map[int]*newest)
 	for _, b := range parseBuckets(names) {
 		if !b.delayed {
-			found[b.prio] = &newest{number: b.number}
+			found[b.prio] = &newest{number: b.number, first: stat.Czxid}
 		}
 	}
 	for _, p := range group {
 		if found[p.prio] == nil {
-			found[p.prio] = &newest{number: -1}
+			found[p.prio] = &newest{number: -1, first: stat.Czxid}
 		}
 	}
 	o.newest = found
@@ -352,13 +362,13 @@ func (o *outbox) ops(group []*parcel) (ops []any, prios []int, lasts map[int]las
 		if p.with != nil {
 			add(-1, p.with)
 		}
-		dir := childPath(o.q.dir, delayedName(p.prio))
+		dir := childPath(o.q.dir, delayedName(p.prio, o.newest[p.prio].first))
 		if p.due == 0 {
 			if into[p.prio] == "" {
 				n := o.newest[p.prio]
 				switch number := n.number; {
 				case number < 0:
-					n = &newest{number: 0}
+					n = &newest{number: n.first}
 					add(p.prio, &zk.CreateRequest{Path: childPath(o.q.dir, bucketName(p.prio, n.number)), Acl: acl})
 				case n.full:
 					n = &newest{number: number + 1}
@@ -410,13 +420,19 @@ func (o *outbox) failed(ctx context.Context, inc *incarnation, i, prio int, op a
 		return false, fmt.Errorf("%s has used its sequence numbers up: %w", parentPath(op.(*zk.CreateRequest).Path), err)
 	case prio >= 0 && (isNoNode(err) || isNodeExists(err) || isBadVersion(err)):
 		// Another producer has made the next bucket, or ours was deleted.
+		c, ok := op.(*zk.CreateRequest)
+		first := o.newest[prio].first
 		o.forget()
-		dir := childPath(o.q.dir, delayedName(prio))
-		if c, ok := op.(*zk.CreateRequest); ok && isNoNode(err) && parentPath(c.Path) == dir {
-			_, err := inc.create(ctx, dir, nil)
+		dir := childPath(o.q.dir, delayedName(prio, first))
+		if !ok || !isNoNode(err) || parentPath(c.Path) != dir {
+			return false, nil
+		}
+		// It was never made, or the queue was deleted, and made anew.
+		if stat, err := inc.exists(ctx, o.q.dir); err != nil || stat == nil || stat.Czxid != first {
 			return false, err
 		}
-		return false, nil
+		_, err := inc.create(ctx, dir, nil)
+		return false, err
 	}
 	return false, err
 }

@@ -42,11 +42,10 @@ func (q *Queue[T]) TryRecv(ctx context.Context) (v T, ok bool, err error) {
 // pluck removes the first free element. One with a fault goes to the dead
 // letters and is returned as missing.
 func (q *queueCore) pluck(ctx context.Context) (*item, error) {
-	u := &undertaker{q: q}
 	var taken *item
 	err := q.m.during(ctx, func(inc *incarnation) error {
 		for {
-			it, v, err := q.first(ctx, inc, u)
+			it, v, err := q.first(ctx, inc, false)
 			if err != nil || it == nil {
 				return err
 			}
@@ -85,13 +84,14 @@ func (q *queueCore) pluck(ctx context.Context) (*item, error) {
 
 // first returns the first free element, and what was seen of the claims, which
 // another library's layout has not. The element is nil if there is none.
-func (q *queueCore) first(ctx context.Context, inc *incarnation, u *undertaker) (*item, *view, error) {
+// With aside it writes nothing, and does not wait for what the dead had claimed.
+func (q *queueCore) first(ctx context.Context, inc *incarnation, aside bool) (*item, *view, error) {
 	if q.foreign != nil {
 		it, err := q.firstForeign(ctx, inc, true)
 		return it, nil, err
 	}
 	for synced := false; ; {
-		v, err := q.look(ctx, inc)
+		v, err := q.look(ctx, inc, aside)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -120,7 +120,10 @@ func (q *queueCore) first(ctx context.Context, inc *incarnation, u *undertaker) 
 			}
 			continue
 		}
-		next, buried, err := u.visit(ctx, inc, v)
+		if aside {
+			return nil, v, nil
+		}
+		next, buried, err := q.under.visit(ctx, inc, v)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -215,8 +218,14 @@ func (q *queueCore) restore(items []*item) (culprit int, err error) {
 			// What holds it was empty, and was deleted.
 			err = q.m.during(ctx, func(inc *incarnation) error {
 				_, err := inc.create(ctx, q.dir, nil)
-				if err == nil && items[culprit].bucket != "" {
-					_, err = inc.create(ctx, childPath(q.dir, items[culprit].bucket), []byte("sealed"))
+				if bucket := childPath(q.dir, items[culprit].bucket); err == nil && bucket != q.dir {
+					// It had a successor, so nobody else may put anything into
+					// it: the version says so, not the data. See queuelayout.go.
+					_, err = inc.multi(ctx, &zk.CreateRequest{Path: bucket, Acl: q.m.cfg.acl},
+						&zk.SetDataRequest{Path: bucket, Data: []byte("sealed")})
+					if isNodeExists(err) {
+						err = nil
+					}
 				}
 				return err
 			})
@@ -289,7 +298,7 @@ func (q *Queue[T]) Peek(ctx context.Context) (v T, ok bool, err error) {
 			it, err = q.q.firstForeign(ctx, inc, false)
 			return err
 		}
-		it, _, err = q.q.first(ctx, inc, &undertaker{q: q.q})
+		it, _, err = q.q.first(ctx, inc, true)
 		return err
 	})
 	if err != nil || it == nil {
@@ -347,7 +356,7 @@ func (q *queueCore) clearable(ctx context.Context, inc *incarnation) (paths []st
 		return nil, nil, err
 	}
 	if q.foreign == nil {
-		if v, err = q.look(ctx, inc); err != nil {
+		if v, err = q.look(ctx, inc, false); err != nil {
 			return nil, nil, err
 		}
 	}

@@ -666,7 +666,7 @@ func TestQueueRecvRunsACommandForEachElement(t *testing.T) {
 	start(t, srv.Addr(), "", "queue", "send", "/q", "one", "two", "", "three").want(0, "")
 	recv(`cat; echo " $ZSYNC_ATTEMPT"`, "-n", "1").want(0, "one 1\n")
 	recv(`cat; exit 3`).want(3, "two")
-	recv(`cat; echo " $ZSYNC_ATTEMPT $ZSYNC_ID"; false`).want(1, "two 2 b-00000-0000000000/e-0000000001\n")
+	recv(`cat; echo " $ZSYNC_ATTEMPT ${ZSYNC_ID##*/}"; false`).want(1, "two 2 e-0000000001\n")
 	start(t, srv.Addr(), "", "queue", "recv", "/q", "--", "/no/such/command").want(exitNotFound, "")
 	recv(`cat; echo " $ZSYNC_ATTEMPT"`).want(0, "two 4\n 1\nthree 1\n")
 	recv(`cat`, "-n", "1").want(exitBusy, "")
