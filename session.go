@@ -102,6 +102,19 @@ func (s *Session) ID() int64 {
 	return inc.id.Load()
 }
 
+// Timeout returns the session timeout that the servers have granted, which may
+// differ from what [WithSessionTimeout] asked for. It is 0 while there is no
+// session.
+func (s *Session) Timeout() time.Duration {
+	s.mu.Lock()
+	inc := s.cur
+	s.mu.Unlock()
+	if inc == nil || inc.ctx.Err() != nil || inc.id.Load() == 0 {
+		return 0
+	}
+	return time.Duration(inc.timeout.Load())
+}
+
 // State returns the present state.
 func (s *Session) State() State {
 	s.mu.Lock()

@@ -35,7 +35,7 @@ round after round.`,
 }
 
 func gateCommand(c *client, name, short string, do func(*zsync.Barrier, context.Context) error) *cobra.Command {
-	h := &holding{client: c}
+	h := newHolding(c)
 	cmd := &cobra.Command{
 		Use:   name + " PATH [flags]",
 		Short: short,
@@ -56,7 +56,7 @@ func gateCommand(c *client, name, short string, do func(*zsync.Barrier, context.
 }
 
 func enterCommand(c *client) *cobra.Command {
-	h := &holding{client: c}
+	h := newHolding(c)
 	n := 0
 	cmd := &cobra.Command{
 		Use:   "enter -n N PATH [flags] [-- CMD [ARG...]]",
@@ -90,7 +90,7 @@ and the next N may come.`,
 }
 
 func leaveCommand(c *client) *cobra.Command {
-	h := &holding{client: c}
+	h := newHolding(c)
 	n := 0
 	cmd := &cobra.Command{
 		Use:   "leave -n N PATH [flags]",
@@ -127,7 +127,11 @@ func pathAndPerhapsCommand(cmd *cobra.Command, args []string) (path string, argv
 	if len(args) == 1 && cmd.ArgsLenAtDash() < 0 {
 		return args[0], nil, nil
 	}
-	return pathAndCommand(cmd, args)
+	paths, argv, err := pathsAndCommand(cmd, args, false)
+	if err != nil {
+		return "", nil, err
+	}
+	return paths[0], argv, nil
 }
 
 // parties connects for one of n parties at path.

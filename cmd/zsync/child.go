@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -19,6 +20,7 @@ type child struct {
 	signals   <-chan os.Signal // to pass on
 	lost      <-chan struct{}  // closed when the hold is lost
 	killAfter time.Duration    // from SIGTERM to SIGKILL when it is
+	onLost    string           // for the shell, to run as well when it is
 	stopped   bool             // set by run: the hold was lost while the command ran
 	missed    os.Signal        // set by run: came when the command had just ended
 }
@@ -31,10 +33,9 @@ func (c *child) run() (status int, err error) {
 		cmd.Stdin = c.stdin
 		cmd.WaitDelay = time.Second // for what is left behind and does not read
 	}
-	// The credentials are zsync's own.
-	cmd.Env = slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, "ZSYNC_AUTH=") })
-	cmd.Env = append(cmd.Env, c.env...)
+	cmd.Env = c.environment()
 	p := newProcess(cmd)
+	orphans := orphaned()
 	if err := cmd.Start(); err != nil {
 		if errors.Is(err, exec.ErrNotFound) || errors.Is(err, os.ErrNotExist) {
 			return exitNotFound, fmt.Errorf("%s: no such command", c.argv[0])
@@ -47,12 +48,14 @@ func (c *child) run() (status int, err error) {
 		cmd.Wait() // what it says is in cmd.ProcessState
 	}()
 	var kill <-chan time.Time
+	told := func() {} // waits for what was told of the loss
 	for lost := c.lost; ; {
 		select {
 		case <-ended:
 			if kill != nil { // told to end, and not yet killed
 				p.clear(kill)
 			}
+			told()
 			return exitStatus(cmd.ProcessState), nil
 		case sig := <-c.signals:
 			if !p.passOn(sig) {
@@ -62,9 +65,44 @@ func (c *child) run() (status int, err error) {
 			lost, c.stopped = nil, true
 			kill = time.After(c.killAfter)
 			p.terminate()
+			told = c.tell(p)
+		case <-orphans:
+			p.reap()
 		case <-kill:
 			p.kill()
 			kill = nil
 		}
 	}
+}
+
+// telling is how long what is run at a loss may take.
+const telling = 10 * time.Second
+
+// tell runs what shall be run at a loss. wait waits for its end.
+func (c *child) tell(p *process) (wait func()) {
+	if c.onLost == "" {
+		return func() {}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), telling)
+	cmd := exec.CommandContext(ctx, shell[0], append(shell[1:], c.onLost)...)
+	cmd.Stdout, cmd.Stderr, cmd.Env, cmd.WaitDelay = os.Stdout, os.Stderr, c.environment(), time.Second
+	err := cmd.Start()
+	if err == nil {
+		p.spared = cmd.Process.Pid
+	}
+	return func() {
+		defer cancel()
+		if err == nil {
+			err = cmd.Wait()
+		}
+		if err != nil {
+			say(fmt.Errorf("--on-lost: %w", err))
+		}
+	}
+}
+
+// environment is that of what is run. The credentials are zsync's own.
+func (c *child) environment() []string {
+	env := slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, "ZSYNC_AUTH=") })
+	return append(env, c.env...)
 }

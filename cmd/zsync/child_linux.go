@@ -1,6 +1,10 @@
 package main
 
 import (
+	"bytes"
+	"os"
+	"strconv"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -14,5 +18,66 @@ func attributes() *syscall.SysProcAttr {
 }
 
 // adopt makes zsync the parent of what its descendants leave behind. Otherwise
-// that is init, which in many a container never asks how a process has ended.
+// that is init: nobody would know any more that it is to be stopped, and in many
+// a container nobody would ever ask how it has ended.
 func adopt() { unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }
+
+// rest returns the processes that have been started under zsync and have not
+// ended, but for the one that is spared and what that has started.
+func (p *process) rest() []int {
+	var rest []int
+	children := processes()
+	for next := []int{os.Getpid()}; len(next) > 0; {
+		var below []int
+		for _, parent := range next {
+			for _, c := range children[parent] {
+				if c.pid == p.spared {
+					continue
+				}
+				below = append(below, c.pid)
+				if !c.ended {
+					rest = append(rest, c.pid)
+				}
+			}
+		}
+		next = below
+	}
+	return rest
+}
+
+// reap asks how those have ended that were adopted, which makes an end of them.
+func (p *process) reap() {
+	for _, c := range processes()[os.Getpid()] {
+		if c.ended && c.pid != p.cmd.Process.Pid && c.pid != p.spared {
+			syscall.Wait4(c.pid, nil, syscall.WNOHANG, nil)
+		}
+	}
+}
+
+// A kernelProcess is a process as the kernel lists it.
+type kernelProcess struct {
+	pid   int
+	ended bool // and nobody has asked how
+}
+
+// processes lists all processes, by their parents.
+func processes() map[int][]kernelProcess {
+	children := map[int][]kernelProcess{}
+	names, _ := os.ReadDir("/proc")
+	for _, name := range names {
+		pid, err := strconv.Atoi(name.Name())
+		if err != nil {
+			continue
+		}
+		stat, err := os.ReadFile("/proc/" + name.Name() + "/stat")
+		// Of the name of the program, in parentheses, anything may be part.
+		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+		if err != nil || len(fields) < 2 {
+			continue // it is gone
+		}
+		if parent, err := strconv.Atoi(fields[1]); err == nil {
+			children[parent] = append(children[parent], kernelProcess{pid, fields[0] == "Z" || fields[0] == "X"})
+		}
+	}
+	return children
+}

@@ -1,8 +1,13 @@
 package main
 
 import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -35,5 +40,70 @@ func TestEndDoesNotWaitForOrphansThatNobodyAsksFor(t *testing.T) {
 			}
 			wantEnded(t, sleeper)
 		})
+	}
+}
+
+// In the foreground of a terminal the command shares zsync's process group.
+func TestAllThatTheCommandHasStartedIsStoppedInATerminalToo(t *testing.T) {
+	terminal, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+	if err != nil {
+		t.Skip("no pseudoterminals:", err)
+	}
+	defer terminal.Close()
+	number, err := unix.IoctlGetInt(int(terminal.Fd()), unix.TIOCGPTN)
+	if err == nil {
+		err = unix.IoctlSetPointerInt(int(terminal.Fd()), unix.TIOCSPTLCK, 0)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	tty, err := os.OpenFile("/dev/pts/"+strconv.Itoa(number), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tty.Close()
+	for _, tt := range []struct{ name, script string }{
+		{"a child", `(trap '' TERM; exec sleep 60) & echo pid=$!; wait`},
+		{"one that was left behind", `sh -c '(trap "" TERM; exec sleep 60) & echo pid=$!'; exec sleep 60`},
+		{"one in a session of its own", `setsid sh -c 'trap "" TERM; echo pid=$$; exec sleep 60' & wait`},
+	} {
+		for _, foreground := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, in the foreground: %v", tt.name, foreground), func(t *testing.T) {
+				srv := zktest.Start(t)
+				out := filepath.Join(t.TempDir(), "out")
+				cmd := exec.Command(binary, "lock", "/p", "--on-lost", "sleep 0.1; echo told >>"+out, "--", "sh", "-c", "exec >"+out+"; "+tt.script)
+				cmd.Env = append(os.Environ(), "ZSYNC_SERVERS="+srv.Addr())
+				cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+				if foreground {
+					cmd.Stdin, cmd.Stdout, cmd.Stderr = tty, tty, tty
+					cmd.SysProcAttr.Setctty = true
+				}
+				if err := cmd.Start(); err != nil {
+					t.Fatal(err)
+				}
+				defer cmd.Process.Kill()
+				pid := 0
+				await(t, func() bool {
+					text, _ := os.ReadFile(out)
+					_, number, _ := strings.Cut(string(text), "pid=")
+					pid, _ = strconv.Atoi(strings.TrimSpace(number))
+					return pid > 0 && strings.HasSuffix(string(text), "\n")
+				}, "a process id")
+				expireAll(srv)
+				cmd.Wait()
+				if got := cmd.ProcessState.ExitCode(); got != exitLost {
+					t.Errorf("exit status %d, want %d", got, exitLost)
+				}
+				if syscall.Kill(pid, 0) == nil {
+					stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+					if !strings.Contains(string(stat), ") Z ") {
+						t.Errorf("process %d runs on: %s", pid, stat)
+					}
+				}
+				if text, _ := os.ReadFile(out); !strings.HasSuffix(string(text), "told\n") {
+					t.Errorf("what is run at a loss was stopped too: %q", text)
+				}
+			})
+		}
 	}
 }

@@ -12,10 +12,16 @@ import (
 // is no way to send one. The console itself sends Ctrl-C to both.
 var passedOn = []os.Signal{os.Interrupt}
 
-// A process is a running command.
-type process struct{ cmd *exec.Cmd }
+// shell runs what comes behind it.
+var shell = []string{"cmd", "/c"}
 
-func newProcess(cmd *exec.Cmd) *process { return &process{cmd} }
+// A process is a running command.
+type process struct {
+	cmd    *exec.Cmd
+	spared int
+}
+
+func newProcess(cmd *exec.Cmd) *process { return &process{cmd: cmd} }
 
 func (p *process) passOn(os.Signal) bool { return true }
 
@@ -25,5 +31,10 @@ func (p *process) terminate() { p.kill() }
 func (p *process) kill() { p.cmd.Process.Kill() }
 
 func (p *process) clear(<-chan time.Time) {}
+
+func (p *process) reap() {}
+
+// orphaned tells of nothing here.
+func orphaned() <-chan os.Signal { return nil }
 
 func exitStatus(state *os.ProcessState) int { return state.ExitCode() }

@@ -5,6 +5,7 @@ package main
 import (
 	"os"
 	"os/exec"
+	"os/signal"
 	"syscall"
 	"time"
 
@@ -16,19 +17,26 @@ var passedOn = []os.Signal{
 	syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2,
 }
 
+// shell runs what comes behind it.
+var shell = []string{"sh", "-c"}
+
 // A process is a running command.
 //
 // In the foreground of a terminal it shares zsync's process group, as the
 // terminal expects, and is signalled alone. Otherwise it has a group of its
-// own, so that what a shell script has started is stopped with it.
+// own, so that what a shell script has started is stopped with it. When the hold
+// is lost all that it has started is stopped too, as far as the system tells
+// what that is: see rest.
 type process struct {
 	cmd        *exec.Cmd
 	foreground bool
+	spared     int // a process of ours that is not to be stopped; 0: none
 }
 
 // newProcess prepares cmd.
 func newProcess(cmd *exec.Cmd) *process {
-	p := &process{cmd, inForeground()}
+	p := &process{cmd: cmd, foreground: inForeground()}
+	adopt()
 	cmd.SysProcAttr = attributes()
 	cmd.SysProcAttr.Setpgid = !p.foreground
 	return p
@@ -64,26 +72,39 @@ func (p *process) passOn(sig os.Signal) bool {
 
 // terminate asks the process to end, and wakes it if it is stopped.
 func (p *process) terminate() {
-	adopt()
+	rest := p.rest()
 	p.signal(syscall.SIGTERM)
 	p.signal(syscall.SIGCONT)
+	for _, pid := range rest { // those of the group are told twice
+		syscall.Kill(pid, syscall.SIGTERM)
+		syscall.Kill(pid, syscall.SIGCONT)
+	}
 }
 
-func (p *process) kill() { p.signal(syscall.SIGKILL) }
-
-// clear returns when nothing is left of the group of a process that has ended,
-// and kills what is left when kill fires. Those that have ended count until
-// their parent has asked how. It has been told to end before, so that is us,
-// where a process can adopt others; elsewhere it is init, which may be slow.
-func (p *process) clear(kill <-chan time.Time) {
-	if p.foreground {
-		return
-	}
-	for {
-		for gone := 1; gone > 0; {
-			gone, _ = syscall.Wait4(-p.cmd.Process.Pid, nil, syscall.WNOHANG, nil)
+// kill kills the process and what it has started, what that starts meanwhile
+// included.
+func (p *process) kill() {
+	p.signal(syscall.SIGKILL)
+	for range 1000 { // one that sleeps in the kernel may take its time
+		rest := p.rest()
+		if len(rest) == 0 {
+			return
 		}
-		if p.signal(0) != nil {
+		for _, pid := range rest {
+			syscall.Kill(pid, syscall.SIGKILL)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// clear returns when nothing is left of what a process that has ended has
+// started, and kills what is left when kill fires. Those that have ended count until
+// their parent has asked how. That is us, where a process can adopt others;
+// elsewhere it is init, which may be slow.
+func (p *process) clear(kill <-chan time.Time) {
+	for {
+		p.reap()
+		if len(p.rest()) == 0 && (p.foreground || p.signal(0) != nil) {
 			return
 		}
 		select {
@@ -93,6 +114,13 @@ func (p *process) clear(kill <-chan time.Time) {
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
+}
+
+// orphaned tells when something that was adopted may have ended.
+func orphaned() <-chan os.Signal {
+	ch := make(chan os.Signal, 1)
+	signal.Notify(ch, syscall.SIGCHLD)
+	return ch
 }
 
 // exitStatus is what a shell would say.

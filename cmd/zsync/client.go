@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/go-zookeeper/zk"
 	"github.com/spf13/cobra"
 
 	"github.com/zsync/zsync"
@@ -32,21 +33,22 @@ func newClient(root *cobra.Command) *client {
 	flags := root.PersistentFlags()
 	flags.StringVar(&c.servers, "servers", os.Getenv("ZSYNC_SERVERS"), "connect string `HOST:PORT,...[/PATH]` (environment: ZSYNC_SERVERS)")
 	flags.Lookup("servers").DefValue = "" // help does not show what the environment says
-	flags.DurationVar(&c.session, "session", 10*time.Second, "session `TIMEOUT`: what a dead client held is free after it")
-	flags.DurationVar(&c.connect, "connect-timeout", 15*time.Second, "how long to try to reach a server at first; 0: for ever")
+	c.session, c.connect = 10*time.Second, 15*time.Second
+	flags.Var((*seconds)(&c.session), "session", "session `TIMEOUT`: what a dead client held is free after it")
+	flags.Var((*seconds)(&c.connect), "connect-timeout", "how long to try to reach a server at first, a `TIME`; 0: for ever")
 	flags.StringVar(&c.owner, "owner", "", "`NAME` to show to others (default host:pid)")
 	flags.StringArrayVar(&c.auth, "auth", nil, "`SCHEME:CREDENTIALS`, such as digest:user:password; may be repeated; seen by all who list processes (environment, which is not: ZSYNC_AUTH)")
 	flags.StringVar(&c.authIn, "auth-file", "", "`FILE` with SCHEME:CREDENTIALS, one a line")
 	flags.StringArrayVar(&c.acl, "acl", nil, "who may do what with the znodes that are made: `SCHEME:ID:PERMS`, PERMS being letters of cdrwa; may be repeated; or open, or creator (default: creator with credentials, and open without)")
 	c.tls.add(root)
-	flags.BoolVarP(&c.verbose, "verbose", "v", false, "tell what happens to the connection")
+	flags.BoolVarP(&c.verbose, "verbose", "v", false, "tell what is waited for, and what happens to the connection")
 	return c
 }
 
 // open connects. ctx bounds it as well as the client's own patience does.
 func (c *client) open(ctx context.Context) (*zsync.Session, error) {
 	if c.servers == "" {
-		return nil, fail(exitUsage, "no servers: give --servers or set ZSYNC_SERVERS (zsync server runs one, in memory)")
+		return nil, fail(exitConfig, "no servers: give --servers or set ZSYNC_SERVERS (zsync server runs one, in memory)")
 	}
 	opts := []zsync.Option{zsync.WithSessionTimeout(c.session)}
 	if c.owner != "" {
@@ -83,6 +85,8 @@ func verdict(err error, late int) error {
 		return &statusError{128 + sig.number(), nil}
 	case errors.Is(err, zsync.ErrInvalid), errors.Is(err, zsync.ErrTooLarge):
 		return &statusError{exitUsage, err}
+	case errors.Is(err, zk.ErrNoAuth), errors.Is(err, zk.ErrAuthFailed):
+		return &statusError{exitRefused, err}
 	case errors.Is(err, context.DeadlineExceeded):
 		return &statusError{late, err}
 	case errors.Is(err, zsync.ErrLost):

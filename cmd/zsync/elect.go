@@ -7,7 +7,7 @@ import (
 )
 
 func electCommand(c *client) *cobra.Command {
-	h := &holding{client: c}
+	h := newHolding(c)
 	again, selector := false, false
 	cmd := &cobra.Command{
 		Use:   "elect PATH [flags] -- CMD [ARG...]",
@@ -29,12 +29,12 @@ it.`,
 				layout = zsync.LayoutSelector
 			}
 			for {
-				t, err := beginTask(h, cmd, args)
+				t, _, err := beginTask(h, cmd, args, false)
 				if err != nil {
 					return err
 				}
 				e := zsync.NewElection(t.session, t.path, zsync.WithElectionLayout(layout))
-				err = t.under(hold{acquire: e.Campaign, release: e.Resign, lost: e.Lost, token: e.Token})
+				err = t.under(hold{acquire: e.Campaign, release: e.Resign, lost: e.Lost, tokens: token(e.Token), lines: []line{e}})
 				t.session.Close()
 				if !again || !lost(err) {
 					return err

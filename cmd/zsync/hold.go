@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -22,30 +23,53 @@ type hold struct {
 	try     func(ctx context.Context) (bool, error)
 	release func() error
 	lost    func() <-chan struct{}
-	token   func(ctx context.Context) (int64, error) // nil: it has none
+	tokens  func(ctx context.Context) ([]int64, error) // nil: it has none
+	lines   []line                                     // who else holds and waits stands there
+}
+
+// A line is what has contenders at a path.
+type line interface {
+	Path() string
+	Contenders(ctx context.Context) ([]zsync.Contender, error)
+}
+
+// token is the tokens of a hold that has one.
+func token(get func(ctx context.Context) (int64, error)) func(ctx context.Context) ([]int64, error) {
+	return func(ctx context.Context) ([]int64, error) {
+		t, err := get(ctx)
+		return []int64{t}, err
+	}
 }
 
 // A holding is what the command line says about waiting, running and stopping.
 type holding struct {
 	*client
 	timeout   time.Duration
-	noWait    bool
+	try       bool
+	busy      int // the exit status when it is not acquired
 	killAfter time.Duration
+	onLost    string
 	kazoo     bool
 }
 
+func newHolding(c *client) *holding { return &holding{client: c, busy: exitBusy} }
+
 func (h *holding) addTimeout(cmd *cobra.Command) {
-	cmd.Flags().DurationVar(&h.timeout, "timeout", 0, "how long to wait at most; 0: for ever")
+	cmd.Flags().VarP((*seconds)(&h.timeout), "timeout", "w", "how long to wait at most, a `TIME`; 0: for ever")
 }
 
 func (h *holding) addFlags(cmd *cobra.Command) {
 	h.addTimeout(cmd)
-	cmd.Flags().DurationVar(&h.killAfter, "kill-after", 0, "how long after SIGTERM a command that has lost its hold is sent SIGKILL (default a fifth of --session, so that it is gone before others go on)")
+	cmd.Flags().IntVarP(&h.busy, "conflict-exit-code", "E", exitBusy, "the exit `STATUS` when it is not acquired")
+	cmd.Flags().Var((*seconds)(&h.killAfter), "kill-after", "a `TIME`: how long after SIGTERM a command that has lost its hold is sent SIGKILL (default: a twentieth of the session timeout that the servers grant, so that it is gone before others go on)")
+	cmd.Flags().StringVar(&h.onLost, "on-lost", "", "a `COMMAND` for the shell, to run as well when the hold is lost")
 }
 
-// addNoWait adds the flag of those who can try.
-func (h *holding) addNoWait(cmd *cobra.Command) {
-	cmd.Flags().BoolVar(&h.noWait, "no-wait", false, "try once, and do not wait")
+// addTry adds the flag of those who can try, with a short one if that is free.
+func (h *holding) addTry(cmd *cobra.Command, short string) {
+	cmd.Flags().BoolVarP(&h.try, "try", short, false, "try once, and do not wait")
+	cmd.Flags().BoolVar(&h.try, "no-wait", false, "the same")
+	cmd.Flags().MarkHidden("no-wait") // what --try was called
 }
 
 // addKazoo adds the flag of those whose znodes can be kazoo's.
@@ -61,18 +85,23 @@ func (h *holding) layout() zsync.LockOption {
 	return zsync.WithLayout(zsync.LayoutCurator)
 }
 
-// pathAndCommand takes PATH -- CMD ARG... apart.
-func pathAndCommand(cmd *cobra.Command, args []string) (path string, argv []string, err error) {
-	if cmd.ArgsLenAtDash() != 1 || len(args) < 2 {
-		return "", nil, fail(exitUsage, "want: %s", cmd.UseLine())
+// pathsAndCommand takes PATH... -- CMD ARG... apart. There is one path unless
+// there may be several.
+func pathsAndCommand(cmd *cobra.Command, args []string, several bool) (paths, argv []string, err error) {
+	n := cmd.ArgsLenAtDash()
+	switch {
+	case n < 0 && len(args) > 1:
+		return nil, nil, fail(exitUsage, "there is no -- before the command; want: %s", cmd.UseLine())
+	case n < 1, n > 1 && !several, len(args) == n:
+		return nil, nil, fail(exitUsage, "want: %s", cmd.UseLine())
 	}
-	return args[0], args[1:], nil
+	return args[:n], args[n:], nil
 }
 
 // A task is one command, from the beginning of the wait for its turn.
 type task struct {
 	*holding
-	path    string
+	path    string // or several, with commas: what messages call it
 	argv    []string
 	session *zsync.Session
 	waiting context.Context // ends with a signal, and when --timeout has passed
@@ -83,6 +112,9 @@ type task struct {
 
 // begin connects, on behalf of a command that waits for its turn at path.
 func (h *holding) begin(ctx context.Context, path string, argv []string) (*task, error) {
+	if h.busy < 0 || h.busy > 255 {
+		return nil, fail(exitUsage, "-E %d: an exit status is from 0 to 255", h.busy)
+	}
 	t := &task{holding: h, path: path, argv: argv}
 	var stopSignals, stopTimer func()
 	ctx, t.signals, stopSignals = untilSignal(ctx)
@@ -95,24 +127,22 @@ func (h *holding) begin(ctx context.Context, path string, argv []string) (*task,
 
 // under acquires a hold, runs the command, and releases.
 func (t *task) under(h hold) error {
-	if t.noWait {
-		ok, err := h.try(t.waiting)
-		if err != nil {
-			return verdict(err, exitBusy)
-		}
-		if !ok {
-			return fail(exitBusy, "%s: not free", t.path)
-		}
-	} else if err := h.acquire(t.waiting); err != nil {
-		return verdict(err, exitBusy)
+	if err := t.acquire(h); err != nil {
+		return err
 	}
-	err := t.run(h.lost(), h.token)
+	err := t.run(h.lost(), h.tokens)
 	released := h.release()
 	var sig *signalError
+	var why *zsync.LostError
+	reason := ""
+	if errors.As(released, &why) {
+		reason = " (" + why.Reason.String() + ")"
+	}
 	switch {
 	case lost(err):
+		return fail(exitLost, "%s: the hold was lost%s, and %s was stopped", t.path, reason, t.argv[0])
 	case errors.Is(released, zsync.ErrLost):
-		return fail(exitLost, "%s: the hold was lost before %s ended", t.path, t.argv[0])
+		return fail(exitLost, "%s: the hold was lost%s before %s ended", t.path, reason, t.argv[0])
 	case err == nil && errors.As(released, &sig): // while it waited for others
 		return verdict(released, exitBusy)
 	}
@@ -121,19 +151,50 @@ func (t *task) under(h hold) error {
 	return err
 }
 
+// acquire waits for the hold, or tries. When it is not to be had the error says
+// who has it.
+func (t *task) acquire(h hold) error {
+	if t.try {
+		ok, err := h.try(t.waiting)
+		if err != nil {
+			return verdict(err, t.busy)
+		}
+		if !ok {
+			return fail(t.busy, "%s: not free%s", t.path, t.taken(h.lines, ": "))
+		}
+		return nil
+	}
+	stop := t.narrate(h.lines)
+	err := h.acquire(t.waiting)
+	stop(err == nil)
+	var late *lateError
+	if errors.As(err, &late) {
+		return &statusError{t.busy, fmt.Errorf("%w%s", err, t.taken(h.lines, ": "))}
+	}
+	return verdict(err, t.busy)
+}
+
 // run ends the waiting and runs the command.
-func (t *task) run(lost <-chan struct{}, token func(context.Context) (int64, error)) error {
+func (t *task) run(lost <-chan struct{}, tokens func(context.Context) ([]int64, error)) error {
 	t.stop()
 	if t.waiting.Err() != nil { // at the same instant
-		return verdict(context.Cause(t.waiting), exitBusy)
+		return verdict(context.Cause(t.waiting), t.busy)
 	}
-	c := &child{argv: t.argv, signals: t.signals, lost: lost, killAfter: t.grace()}
-	if token != nil {
-		tok, err := token(t.waiting)
+	c := &child{argv: t.argv, signals: t.signals, lost: lost, killAfter: t.grace(), onLost: t.onLost}
+	if tokens != nil {
+		toks, err := tokens(t.waiting)
 		if err != nil {
-			return verdict(err, exitBusy)
+			return verdict(err, t.busy)
 		}
-		c.env = append(c.env, "ZSYNC_TOKEN="+strconv.FormatInt(tok, 10))
+		c.env = append(c.env, tokenVariable(toks))
+	}
+	select {
+	case <-lost:
+		// Whoever has it now may be running already. Asked after grace: a
+		// session that comes after the one in which this is held, perhaps with
+		// another timeout, begins only when this is told to be lost.
+		return fail(exitLost, "%s: the hold was lost before %s was run", t.path, t.argv[0])
+	default:
 	}
 	status, err := c.run()
 	t.missed = c.missed
@@ -146,6 +207,18 @@ func (t *task) run(lost <-chan struct{}, token func(context.Context) (int64, err
 	return nil
 }
 
+// tokenVariable is what the command finds in its environment.
+func tokenVariable(tokens []int64) string {
+	words := make([]string, len(tokens))
+	for i, t := range tokens {
+		words[i] = strconv.FormatInt(t, 10)
+	}
+	if len(tokens) == 1 {
+		return "ZSYNC_TOKEN=" + words[0]
+	}
+	return "ZSYNC_TOKENS=" + strings.Join(words, " ")
+}
+
 // lost reports whether err says that a hold was lost.
 func lost(err error) bool {
 	var s *statusError
@@ -154,13 +227,19 @@ func lost(err error) bool {
 
 // grace is how long a command may take to end after it has lost its hold.
 //
-// A session that is cut off gives up when three quarters of its timeout have
-// passed in silence, and others go on when all of it has.
-func (h *holding) grace() time.Duration {
-	if h.killAfter > 0 {
-		return h.killAfter
+// A session that is cut off tells the loss at least a tenth of its timeout, as
+// the servers have granted it, before they let others go on: see
+// [zsync.Session.Margin]. One half of that is the command's; the other is for
+// zsync to learn of it, and for what is killed to be gone.
+func (t *task) grace() time.Duration {
+	tenth := t.session.Timeout() / 10
+	if t.killAfter > tenth {
+		say(fmt.Errorf("--kill-after %v: others may go on %v after a loss, which is a tenth of the session timeout that the servers grant", t.killAfter, tenth))
 	}
-	return h.session / 5
+	if t.killAfter > 0 {
+		return t.killAfter
+	}
+	return tenth / 2
 }
 
 // within returns a context that ends when d has passed, unless stop is called

@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -9,45 +11,53 @@ import (
 )
 
 func lockCommand(c *client) *cobra.Command {
-	h := &holding{client: c}
+	h := newHolding(c)
 	rw := false
 	cmd := &cobra.Command{
-		Use:   "lock PATH [flags] -- CMD [ARG...]",
+		Use:   "lock PATH... [flags] -- CMD [ARG...]",
 		Short: "run a command while nobody else holds the lock",
 		Long: `lock runs a command while nobody else holds the lock at PATH, on whatever
-machine. Those who wait are served in the order in which they came.
+machine. Those who wait are served in the order in which they came. With
+several PATHs it runs while nobody else holds any of them; two commands that
+name the same ones, in whatever order, do not wait for each other for ever.
 
 The lock is a zsync.Mutex. With --rw it is the write lock of a zsync.RWMutex,
 which also keeps out the readers that zsync rlock runs. The two are different
 locks; zsync refuses to run a command under one where it meets the other, unless
 with --kazoo: there the two look alike.`,
 		Example: `  zsync lock /jobs/nightly -- ./nightly.sh
-  zsync lock /jobs/nightly --no-wait -- ./nightly.sh || [ $? = 75 ]`,
+  zsync lock /jobs/nightly --try -E 0 -- ./nightly.sh
+  zsync lock /accounts/1 /accounts/2 --timeout 5 -- ./transfer.sh
+  zsync lock /jobs/nightly --on-lost 'logger "lost the lock"' -- ./nightly.sh`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			t, err := beginTask(h, cmd, args)
+			t, paths, err := beginTask(h, cmd, args, true)
 			if err != nil {
 				return err
 			}
 			defer t.session.Close()
-			m, rwm := zsync.NewMutex(t.session, t.path, h.layout()), zsync.NewRWMutex(t.session, t.path, h.layout())
-			mine, other, format := locking(m), line(rwm), "%s is in use as a read-write lock: add --rw"
-			if rw {
-				mine, other, format = writing(rwm), m, "%s is in use as a plain lock: leave out --rw"
+			var holds []hold
+			for _, path := range paths {
+				m, rwm := zsync.NewMutex(t.session, path, h.layout()), zsync.NewRWMutex(t.session, path, h.layout())
+				mine, other, format := locking(m), line(rwm), "%s is in use as a read-write lock: add --rw"
+				if rw {
+					mine, other, format = writing(rwm), m, "%s is in use as a plain lock: leave out --rw"
+				}
+				holds = append(holds, h.unlessMixed(mine, other, format))
 			}
-			return t.under(h.unlessMixed(mine, other, format))
+			return t.under(all(holds))
 		},
 	}
 	h.addFlags(cmd)
-	h.addNoWait(cmd)
+	h.addTry(cmd, "n")
 	h.addKazoo(cmd, "Lock or WriteLock", "InterProcessMutex or InterProcessReadWriteLock")
 	cmd.Flags().BoolVar(&rw, "rw", false, "take the write lock that goes with zsync rlock")
 	return cmd
 }
 
 func rlockCommand(c *client) *cobra.Command {
-	h := &holding{client: c}
+	h := newHolding(c)
 	cmd := &cobra.Command{
-		Use:   "rlock PATH [flags] -- CMD [ARG...]",
+		Use:   "rlock PATH... [flags] -- CMD [ARG...]",
 		Short: "run a command while nobody holds the write lock",
 		Long: `rlock runs a command while nobody holds the write lock at PATH. Any number of
 such commands run at once. Those who write use zsync lock --rw, or a
@@ -55,17 +65,21 @@ zsync.RWMutex. Readers and writers are served in the order in which they came.`,
 		Example: `  zsync rlock /data -- ./backup.sh
   zsync lock --rw /data -- ./migrate.sh`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			t, err := beginTask(h, cmd, args)
+			t, paths, err := beginTask(h, cmd, args, true)
 			if err != nil {
 				return err
 			}
 			defer t.session.Close()
-			m, rwm := zsync.NewMutex(t.session, t.path, h.layout()), zsync.NewRWMutex(t.session, t.path, h.layout())
-			return t.under(h.unlessMixed(reading(rwm), m, "%s is in use as a plain lock, which has no readers"))
+			var holds []hold
+			for _, path := range paths {
+				m, rwm := zsync.NewMutex(t.session, path, h.layout()), zsync.NewRWMutex(t.session, path, h.layout())
+				holds = append(holds, h.unlessMixed(reading(rwm), m, "%s is in use as a plain lock, which has no readers"))
+			}
+			return t.under(all(holds))
 		},
 	}
 	h.addFlags(cmd)
-	h.addNoWait(cmd)
+	h.addTry(cmd, "n")
 	h.addKazoo(cmd, "ReadLock", "InterProcessReadWriteLock")
 	return cmd
 }
@@ -81,30 +95,31 @@ func (h *holding) unlessMixed(mine hold, other line, format string) hold {
 
 // The holds that there are to a lock.
 func locking(m *zsync.Mutex) hold {
-	return hold{m.Lock, m.TryLock, m.Unlock, m.Lost, m.Token}
+	return hold{m.Lock, m.TryLock, m.Unlock, m.Lost, token(m.Token), []line{m}}
 }
 
 func writing(m *zsync.RWMutex) hold {
-	return hold{m.Lock, m.TryLock, m.Unlock, m.Lost, m.Token}
+	return hold{m.Lock, m.TryLock, m.Unlock, m.Lost, token(m.Token), []line{m}}
 }
 
 func reading(m *zsync.RWMutex) hold {
-	return hold{m.RLock, m.TryRLock, m.RUnlock, m.Lost, m.Token}
+	return hold{m.RLock, m.TryRLock, m.RUnlock, m.Lost, token(m.Token), []line{m}}
 }
 
-// beginTask is begin for the arguments PATH -- CMD ARG...
-func beginTask(h *holding, cmd *cobra.Command, args []string) (*task, error) {
-	path, argv, err := pathAndCommand(cmd, args)
+// beginTask is begin for the arguments PATH -- CMD ARG..., or PATH... if there
+// may be several.
+func beginTask(h *holding, cmd *cobra.Command, args []string, several bool) (*task, []string, error) {
+	paths, argv, err := pathsAndCommand(cmd, args, several)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return h.begin(cmd.Context(), path, argv)
-}
-
-// A line is what has contenders at a path.
-type line interface {
-	Path() string
-	Contenders(ctx context.Context) ([]zsync.Contender, error)
+	for i, p := range paths {
+		if slices.Contains(paths[:i], p) {
+			return nil, nil, fail(exitUsage, "%s is given twice", p)
+		}
+	}
+	t, err := h.begin(cmd.Context(), strings.Join(paths, ", "), argv)
+	return t, paths, err
 }
 
 // unless returns a hold that is refused while another kind of lock is in use at
@@ -114,7 +129,7 @@ func (h hold) unless(other line, format string) hold {
 	check := func(ctx context.Context) error {
 		cs, err := other.Contenders(ctx)
 		if err == nil && len(cs) > 0 {
-			err = fail(exitUsage, format+" (%s)", other.Path(), cs[0].Owner)
+			err = fail(exitConfig, format+" (%s)", other.Path(), cs[0].Owner)
 		}
 		if err != nil {
 			h.release()

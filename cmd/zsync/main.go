@@ -21,10 +21,12 @@ import (
 // 128+n for one that signal n ended.
 const (
 	exitUsage    = 64  // bad command line
+	exitServers  = 69  // ZooKeeper cannot be used: no server answers
 	exitOutput   = 74  // standard input or output failed
-	exitServers  = 69  // ZooKeeper cannot be used: unreachable, or it refuses
 	exitBusy     = 75  // not acquired in the time allowed
 	exitLost     = 76  // the hold was lost, and the command stopped
+	exitRefused  = 77  // the servers refuse: no permission
+	exitConfig   = 78  // a file or a setting is wrong, or the path is used otherwise
 	exitNoExec   = 126 // the command cannot be executed
 	exitNotFound = 127 // there is no such command
 )
@@ -41,18 +43,25 @@ else can have it, the command is sent SIGTERM and, a little later, SIGKILL.
 
 With lock, rlock and elect the command finds in its environment ZSYNC_TOKEN, a
 number greater than that of every earlier holder: storage that remembers the
-greatest it has seen can refuse late writes.
+greatest it has seen can refuse late writes. With several locks it is
+ZSYNC_TOKENS, a number for each, in the order of the paths.
 
 Unless zsync is in the foreground of a terminal, the command gets a process
-group of its own, and signals go to all of the group. On Linux the command is
-killed when zsync is.
+group of its own, and signals go to all of the group. On Linux what is stopped
+is the command with all that it has started, and it is killed when zsync is.
+
+Times are seconds, or have a unit: 5, 0.5, 5s, 1m30s, 2h.
 
 Exit status:
   64    bad command line
-  69    ZooKeeper cannot be used: no server answers, or it refuses
+  69    ZooKeeper cannot be used: no server answers, or it fails
   74    standard input cannot be read, or standard output not written
-  75    not acquired, or not done: --no-wait, --timeout or queue recv --count
+  75    not acquired, or not done: --try, --timeout or queue recv --count; -E
+        names another
   76    the hold was lost, and the command was stopped
+  77    the servers refuse: credentials are wrong or missing
+  78    no servers are named, a file is wrong, or the path is in use for
+        something else
   126   the command cannot be executed
   127   there is no such command
   128+n ended by signal n
@@ -100,14 +109,6 @@ func newRoot() *cobra.Command {
 		Version:       version(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		PersistentPreRunE: func(cmd *cobra.Command, args []string) error {
-			for _, name := range []string{"timeout", "connect-timeout", "kill-after"} {
-				if d, err := cmd.Flags().GetDuration(name); err == nil && d < 0 {
-					return fail(exitUsage, "--%s %v: must not be negative", name, d)
-				}
-			}
-			return nil
-		},
 	}
 	c := newClient(root)
 	root.AddCommand(
@@ -120,6 +121,13 @@ func newRoot() *cobra.Command {
 		queueCommand(c),
 		statusCommand(c),
 		serverCommand(),
+		&cobra.Command{
+			Use: "version", Short: "print the version", Args: noArgs,
+			RunE: func(cmd *cobra.Command, args []string) error {
+				_, err := fmt.Fprintln(cmd.OutOrStdout(), "zsync version", version())
+				return outputError(err)
+			},
+		},
 	)
 	return root
 }

@@ -235,10 +235,10 @@ func TestReadersRunTogetherAndKeepAWriterOut(t *testing.T) {
 	for _, r := range readers {
 		r.awaitOutput("inside")
 	}
-	start(t, srv.Addr(), "", "lock", "--rw", "/p", "--no-wait", "--", "echo", "no").want(exitBusy, "")
+	start(t, srv.Addr(), "", "lock", "--rw", "/p", "--try", "--", "echo", "no").want(exitBusy, "")
 	writer := start(t, srv.Addr(), "", "lock", "--rw", "/p", "--", "echo", "alone")
 	contenders(t, rw, 3)
-	start(t, srv.Addr(), "", "rlock", "/p", "--no-wait", "--", "echo", "no").want(exitBusy, "") // not past a writer
+	start(t, srv.Addr(), "", "rlock", "/p", "--try", "--", "echo", "no").want(exitBusy, "") // not past a writer
 	if got := writer.stdout.String(); got != "" {
 		t.Errorf("the writer ran beside readers: %q", got)
 	}
@@ -266,13 +266,13 @@ func TestTheTwoKindsOfLockAreNotMixed(t *testing.T) {
 	srv := zktest.Start(t)
 	plain, in := startCat(t, srv.Addr(), "lock", "/p")
 	plain.awaitOutput("inside")
-	start(t, srv.Addr(), "", "rlock", "/p", "--", "echo", "no").want(exitUsage, "")
-	start(t, srv.Addr(), "", "lock", "--rw", "/p", "--no-wait", "--", "echo", "no").want(exitUsage, "")
+	start(t, srv.Addr(), "", "rlock", "/p", "--", "echo", "no").want(exitConfig, "")
+	start(t, srv.Addr(), "", "lock", "--rw", "/p", "--try", "--", "echo", "no").want(exitConfig, "")
 	in.Close()
 	plain.want(0, "inside\n")
 	reader, in := startCat(t, srv.Addr(), "rlock", "/p")
 	reader.awaitOutput("inside")
-	start(t, srv.Addr(), "", "lock", "/p", "--", "echo", "no").want(exitUsage, "")
+	start(t, srv.Addr(), "", "lock", "/p", "--", "echo", "no").want(exitConfig, "")
 	in.Close()
 	reader.want(0, "inside\n")
 	start(t, srv.Addr(), "", "lock", "/p", "--", "echo", "yes").want(0, "yes\n")
@@ -285,8 +285,8 @@ func TestWaitingIsLimited(t *testing.T) {
 	if err := errors.Join(m.Lock(t.Context()), zsync.NewSemaphore(s, "/s", 1).Acquire(t.Context(), 1), e.Campaign(t.Context()), zsync.NewBarrier(s, "/b").Close(t.Context())); err != nil {
 		t.Fatal(err)
 	}
-	start(t, srv.Addr(), "", "lock", "/p", "--no-wait", "--", "echo", "no").want(exitBusy, "")
-	start(t, srv.Addr(), "", "semaphore", "-n", "1", "/s", "--no-wait", "--", "echo", "no").want(exitBusy, "")
+	start(t, srv.Addr(), "", "lock", "/p", "--try", "--", "echo", "no").want(exitBusy, "")
+	start(t, srv.Addr(), "", "semaphore", "-n", "1", "/s", "--try", "--", "echo", "no").want(exitBusy, "")
 	for _, args := range [][]string{
 		{"lock", "/p", "--timeout", "100ms", "--", "echo", "no"},
 		{"elect", "/e", "--timeout", "100ms", "--", "echo", "no"},
@@ -380,22 +380,144 @@ func wantEnded(t *testing.T, pid int) {
 	}, "the end of process %d", pid)
 }
 
-func TestCommandIsGoneBeforeAnotherHoldsWhenCutOff(t *testing.T) {
-	t.Parallel()
+func TestCommandIsGoneBeforeAnotherHoldsWhateverTimeoutTheServersGrant(t *testing.T) {
+	for name, granted := range map[string]struct {
+		asked             string
+		shortest, longest time.Duration
+	}{
+		"what was asked for": {"4s", time.Millisecond, time.Hour},
+		"less":               {"60s", time.Millisecond, 4 * time.Second},
+		"more":               {"1s", 4 * time.Second, time.Hour},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			srv := zktest.Start(t, zktest.WithSessionTimeouts(granted.shortest, granted.longest))
+			// It does not stop when told, so it is gone only once it has been killed.
+			r := start(t, srv.Addr(), "", "lock", "/p", "--session", granted.asked, "--", "sh", "-c",
+				`trap 'echo told' TERM; echo $$; while :; do sleep 0.01; done`)
+			r.awaitOutput("\n")
+			pid, _ := strconv.Atoi(strings.TrimSpace(r.stdout.String()))
+			m := zsync.NewMutex(connect(t, srv), "/p")
+			srv.Partition(contenders(t, m, 1)[0].Session)
+			if err := m.Lock(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if syscall.Kill(pid, 0) == nil {
+				t.Error("the command runs on while another holds the lock")
+			}
+			if r.wait() != exitLost || !strings.HasPrefix(r.stdout.String(), fmt.Sprintf("%d\ntold\n", pid)) {
+				t.Errorf("exit status %d, want %d, after %q", r.wait(), exitLost, &r.stdout)
+			}
+		})
+	}
+}
+
+func TestKillAfterThatOutlivesTheHoldIsToldToTheUser(t *testing.T) {
+	srv := zktest.Start(t, zktest.WithSessionTimeouts(time.Millisecond, 4*time.Second))
+	r := start(t, srv.Addr(), "", "lock", "/p", "--session", "60s", "--kill-after", "1", "--", "true")
+	r.want(0, "")
+	if got := r.stderr.String(); !strings.Contains(got, "--kill-after 1s: others may go on 400ms after a loss") {
+		t.Errorf("the message is %q", got)
+	}
+	r = start(t, srv.Addr(), "", "lock", "/p", "--kill-after", "400ms", "--", "true")
+	r.want(0, "")
+	if got := r.stderr.String(); got != "" {
+		t.Errorf("the message is %q", got)
+	}
+}
+
+func TestSeveralLocksAreHeldTogether(t *testing.T) {
 	srv := zktest.Start(t)
-	// It does not stop when told, so it is gone only once it has been killed.
-	r := start(t, srv.Addr(), "", "lock", "/p", "--session", "3s", "--", "sh", "-c", `trap '' TERM; echo $$; while :; do sleep 0.01; done`)
-	r.awaitOutput("\n")
-	pid, _ := strconv.Atoi(strings.TrimSpace(r.stdout.String()))
-	m := zsync.NewMutex(connect(t, srv), "/p")
-	srv.Partition(contenders(t, m, 1)[0].Session)
-	if err := m.Lock(t.Context()); err != nil {
+	s := connect(t, srv)
+	a, b := zsync.NewMutex(s, "/a"), zsync.NewMutex(s, "/b")
+	r, in := startCat(t, srv.Addr(), "lock", "/b", "/a")
+	r.awaitOutput("inside")
+	contenders(t, a, 1)
+	contenders(t, b, 1)
+	try := start(t, srv.Addr(), "", "lock", "/c", "/b", "/a", "--try", "-E", "3", "--", "true")
+	try.want(3, "")
+	if got := try.stderr.String(); !strings.Contains(got, "/c, /b, /a: not free: /b held by ") || !strings.Contains(got, "; /a held by ") {
+		t.Errorf("the message is %q", got)
+	}
+	in.Close()
+	r.want(0, "inside\n")
+	// In whatever order they are named, nobody waits for ever.
+	var runs []*run
+	for i := range 6 {
+		paths := [][]string{{"/a", "/b", "/c"}, {"/c", "/b", "/a"}, {"/b", "/c"}}[i%3]
+		runs = append(runs, start(t, srv.Addr(), "", append(append([]string{"lock"}, paths...), "--", "sh", "-c", "echo $ZSYNC_TOKENS | wc -w")...))
+	}
+	for i, r := range runs {
+		r.want(0, []string{"3\n", "3\n", "2\n"}[i%3])
+	}
+	// One that is lost is the loss of all.
+	r = start(t, srv.Addr(), "", "lock", "/a", "/b", "--", "sh", "-c", "echo inside; exec sleep 60")
+	r.awaitOutput("inside")
+	expireAll(srv)
+	r.want(exitLost, "inside\n")
+	contenders(t, a, 0)
+	contenders(t, b, 0)
+}
+
+func TestWhoIsInTheWayIsNamed(t *testing.T) {
+	srv := zktest.Start(t)
+	s, err := zsync.Connect(t.Context(), srv.Addr(), zsync.WithOwner("the\x1b holder"))
+	if err != nil {
 		t.Fatal(err)
 	}
-	if syscall.Kill(pid, 0) == nil {
-		t.Error("the command runs on while another holds the lock")
+	defer s.Close()
+	rw := zsync.NewRWMutex(s, "/rw")
+	if err := errors.Join(
+		zsync.NewMutex(s, "/p").Lock(t.Context()), zsync.NewElection(s, "/e", zsync.WithID("the\x1b holder")).Campaign(t.Context()),
+		zsync.NewSemaphore(s, "/s", 1).Acquire(t.Context(), 1), rw.RLock(t.Context()),
+	); err != nil {
+		t.Fatal(err)
 	}
-	r.want(exitLost, r.stdout.String())
+	waiter := start(t, srv.Addr(), "", "lock", "--rw", "/rw", "--owner", "a writer", "--", "true")
+	contenders(t, rw, 2)
+	const holder, since = `held by "the\\x1b holder" since 20`, "[-0-9]+ [0-9:]+"
+	for _, tt := range []struct{ args, message string }{
+		{"lock /p --try", "zsync: /p: not free: " + holder + since},
+		{"lock -n /p", "zsync: /p: not free: " + holder + since},
+		{"lock /p -w 0.1", "zsync: lock /p: gave up after 100ms: " + holder + since},
+		{"lock /p --timeout 100ms", "zsync: lock /p: gave up after 100ms: " + holder + since},
+		{"elect /e --timeout 100ms", "zsync: campaign /e: gave up after 100ms: " + holder + since},
+		{"semaphore -n 1 /s --try", "zsync: /s: not free: " + holder + since},
+		{"semaphore -n 1 /s -w .1", "zsync: acquire /s: gave up after 100ms: " + holder + since},
+		{"once /p -w .1", "zsync: do /p: gave up after 100ms: " + holder + since},
+		{"rlock /rw --try", "zsync: /rw: not free: " + holder + since + "; waiting ahead: 1"},
+		{"rlock /rw --timeout 0.1", "zsync: rlock /rw: gave up after 100ms: " + holder + since + "; waiting ahead: 1"},
+	} {
+		r := start(t, srv.Addr(), "", append(strings.Fields(tt.args), "--", "true")...)
+		r.want(exitBusy, "")
+		if got := r.stderr.String(); !regexp.MustCompile("^" + tt.message + "\n$").MatchString(got) {
+			t.Errorf("%s: the message is %q, want %q", tt.args, got, tt.message)
+		}
+	}
+	loud := start(t, srv.Addr(), "", "lock", "-v", "/p", "--", "echo", "mine")
+	await(t, func() bool {
+		return regexp.MustCompile(`(?m)^zsync: /p: waiting: ` + holder + since + `$`).MatchString(loud.stderr.String())
+	}, "the word of whom it waits for")
+	s.Close()
+	loud.want(0, "mine\n")
+	if got := loud.stderr.String(); !regexp.MustCompile(`(?m)^zsync: /p: got it after [0-9.]+m?s$`).MatchString(got) {
+		t.Errorf("the messages are %q", got)
+	}
+	waiter.want(0, "")
+}
+
+func TestWhatShallBeRunAtALossIsRun(t *testing.T) {
+	t.Parallel()
+	srv := zktest.Start(t)
+	r := start(t, srv.Addr(), "", "env:ZSYNC_AUTH=digest:me:secret", "lock", "/p", "--on-lost", "echo lost $ZSYNC_TOKEN $ZSYNC_AUTH", "--", "sh", "-c", `echo $ZSYNC_TOKEN; exec sleep 60`)
+	r.awaitOutput("\n")
+	token := strings.TrimSpace(r.stdout.String())
+	expireAll(srv)
+	r.want(exitLost, fmt.Sprintf("%s\nlost %s\n", token, token))
+	if got := r.stderr.String(); !strings.Contains(got, "zsync: /p: the hold was lost (the session has expired), and sh was stopped") {
+		t.Errorf("the message is %q", got)
+	}
+	start(t, srv.Addr(), "", "lock", "/q", "--on-lost", "echo lost", "--", "echo", "done").want(0, "done\n")
 }
 
 func TestALeaderThatLosesOfficeStandsAgain(t *testing.T) {
@@ -476,12 +598,12 @@ func TestSemaphoreLetsSoManyRun(t *testing.T) {
 	two, in2 := startCat(t, srv.Addr(), "semaphore", "-n", "3", "--permits", "2", "/p")
 	one.awaitOutput("inside")
 	two.awaitOutput("inside")
-	start(t, srv.Addr(), "", "semaphore", "-n", "3", "/p", "--no-wait", "--", "echo", "no").want(exitBusy, "")
+	start(t, srv.Addr(), "", "semaphore", "-n", "3", "/p", "--try", "--", "echo", "no").want(exitBusy, "")
 	big := start(t, srv.Addr(), "", "semaphore", "-n", "3", "--permits", "3", "/p", "--", "echo", "all")
 	contenders(t, m, 4)
 	in1.Close()
 	one.want(0, "inside\n")
-	start(t, srv.Addr(), "", "semaphore", "-n", "3", "/p", "--no-wait", "--", "echo", "no").want(exitBusy, "") // not past the big one
+	start(t, srv.Addr(), "", "semaphore", "-n", "3", "/p", "--try", "--", "echo", "no").want(exitBusy, "") // not past the big one
 	start(t, srv.Addr(), "", "semaphore", "-n", "4", "/p", "--", "echo", "no").want(exitUsage, "")
 	in2.Close()
 	two.want(0, "inside\n")
@@ -870,8 +992,8 @@ func TestStatusOfWhatIsNotOursToReadCostsItsOwnPath(t *testing.T) {
 	go zsync.NewMutex(secret, "/shared").Lock(t.Context())
 	contenders(t, m, 2)
 	r := start(t, srv.Addr(), "", "status", "/secret", "/shared", "/free")
-	if status := r.wait(); status != exitServers {
-		t.Errorf("exit status %d, want %d", status, exitServers)
+	if status := r.wait(); status != exitRefused {
+		t.Errorf("exit status %d, want %d", status, exitRefused)
 	}
 	want := regexp.MustCompile(`^PATH .*\n/secret +- +- +not ours to read .*\n/shared +lock +exclusive +holds +\S+:\d+ .*\n/shared +lock +exclusive +waits +- +20.*\n/free +- +- +free .*\n$`)
 	if !want.MatchString(r.stdout.String()) {
@@ -924,12 +1046,12 @@ func TestCredentialsAreKeptFromTheCommandAndFromStrangers(t *testing.T) {
 	run(0, "", "lock", "/flag", "--auth", "digest:me:secret", "--", "true")
 	run(0, "", "lock", "/asked", "--auth-file", file, "--acl", "open", "--", "true")
 	run(0, "", "lock", "/some", "--auth-file", file, "--acl", "creator", "--acl", "world:anyone:r", "--", "true")
-	for path, status := range map[string]int{"/env": exitServers, "/file": exitServers, "/flag": exitServers, "/asked": 0, "/some": exitServers} {
+	for path, status := range map[string]int{"/env": exitRefused, "/file": exitRefused, "/flag": exitRefused, "/asked": 0, "/some": exitRefused} {
 		run(status, "", "lock", path, "--", "true")
 	}
 	run(0, "digest:us:other", "lock", "/file", "--", "true") // either of the two does
 	run(0, "", "status", "/some")
-	run(exitServers, "", "status", "/file")
+	run(exitRefused, "", "status", "/file")
 }
 
 func TestTLSIsUsedAndChecked(t *testing.T) {
@@ -987,8 +1109,8 @@ func TestTLSIsUsedAndChecked(t *testing.T) {
 	lock(exitServers, "certificate", "--tls")
 	lock(exitServers, "no server answered")
 	lock(exitUsage, "--tls-cert and --tls-key go together", "--tls-cert", ca)
-	lock(exitUsage, "there is no certificate in it", "--tls-ca", keyFile)
-	lock(exitUsage, "no such file", "--tls-ca", filepath.Join(dir, "missing"))
+	lock(exitConfig, "there is no certificate in it", "--tls-ca", keyFile)
+	lock(exitConfig, "no such file", "--tls-ca", filepath.Join(dir, "missing"))
 }
 
 func TestOutputThatCannotBeWrittenIsAnError(t *testing.T) {
@@ -1070,18 +1192,18 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 		status  int
 		message string
 	}{
-		{"", "lock /p -- true", exitUsage, "give --servers or set ZSYNC_SERVERS"},
+		{"", "lock /p -- true", exitConfig, "give --servers or set ZSYNC_SERVERS"},
 		{"127.0.0.1:1", "lock /p --connect-timeout 100ms -- true", exitServers, "no server answered within 100ms (last attempt: 127.0.0.1:1: "},
 		{"127.0.0.1:1", "lock /p --timeout 100ms -- true", exitServers, "gave up after 100ms (last attempt: 127.0.0.1:1: "},
 		{"127.0.0.1:1/a/", "lock /p -- true", exitUsage, "chroot"},
 		{srv.Addr(), "lock p -- true", exitUsage, `path "p" is relative; it must begin with a slash`},
-		{srv.Addr(), "lock /p true", exitUsage, "want: zsync lock PATH [flags] -- CMD [ARG...]"},
-		{srv.Addr(), "lock /p --", exitUsage, "want: zsync lock PATH [flags] -- CMD [ARG...]"},
-		{srv.Addr(), "lock -- true", exitUsage, "want: zsync lock PATH [flags] -- CMD [ARG...]"},
+		{srv.Addr(), "lock /p true", exitUsage, "there is no -- before the command; want: zsync lock PATH... [flags] -- CMD [ARG...]"},
+		{srv.Addr(), "lock /p --", exitUsage, "want: zsync lock PATH... [flags] -- CMD [ARG...]"},
+		{srv.Addr(), "lock -- true", exitUsage, "want: zsync lock PATH... [flags] -- CMD [ARG...]"},
 		{srv.Addr(), "lock /p --bogus -- true", exitUsage, "unknown flag: --bogus"},
 		{srv.Addr(), "lock /p --auth digest -- true", exitUsage, "SCHEME:CREDENTIALS"},
-		{srv.Addr(), "lock /p --auth-file /nonexistent -- true", exitUsage, "--auth-file: open /nonexistent: no such file"},
-		{srv.Addr(), "lock /p --auth-file /dev/null -- true", exitUsage, "there is nothing in it"},
+		{srv.Addr(), "lock /p --auth-file /nonexistent -- true", exitConfig, "--auth-file: open /nonexistent: no such file"},
+		{srv.Addr(), "lock /p --auth-file /dev/null -- true", exitConfig, "there is nothing in it"},
 		{srv.Addr(), "lock /p --acl creator -- true", exitUsage, "--acl creator: there are no credentials"},
 		{srv.Addr(), "lock /p --acl world:cdrwa -- true", exitUsage, "want SCHEME:ID:PERMS, open or creator"},
 		{srv.Addr(), "lock /p --acl world:anyone:rx -- true", exitUsage, "letters of cdrwa"},
@@ -1090,11 +1212,17 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 		{srv.Addr(), "semaphore /p -- true", exitUsage, "give -n"},
 		{srv.Addr(), "semaphore -n 0 /p -- true", exitUsage, "a semaphore of 0 permits"},
 		{srv.Addr(), "semaphore -n 2 --permits 3 /p -- true", exitUsage, "they will never be there"},
-		{srv.Addr(), "semaphore -n 2 /p true", exitUsage, "want: zsync semaphore -n LIMIT PATH [flags] -- CMD [ARG...]"},
+		{srv.Addr(), "semaphore -n 2 /p true", exitUsage, "there is no -- before the command; want: zsync semaphore -n LIMIT PATH [flags] -- CMD [ARG...]"},
 		{srv.Addr(), "lock /p --session 0s -- true", exitUsage, "session timeout 0s is out of range"},
-		{srv.Addr(), "lock /p --timeout -1s -- true", exitUsage, "--timeout -1s: must not be negative"},
-		{srv.Addr(), "lock /p --kill-after -1s -- true", exitUsage, "--kill-after -1s: must not be negative"},
-		{srv.Addr(), "status /p --connect-timeout -1s", exitUsage, "--connect-timeout -1s: must not be negative"},
+		{srv.Addr(), "lock /p --timeout -1s -- true", exitUsage, `invalid argument "-1s" for "-w, --timeout" flag: must not be negative`},
+		{srv.Addr(), "lock /p --kill-after -1s -- true", exitUsage, `invalid argument "-1s" for "--kill-after" flag: must not be negative`},
+		{srv.Addr(), "status /p --connect-timeout -1s", exitUsage, `invalid argument "-1s" for "--connect-timeout" flag: must not be negative`},
+		{srv.Addr(), "lock /p --timeout 5x -- true", exitUsage, "want seconds, or a number with a unit"},
+		{srv.Addr(), "lock /p --timeout NaN -- true", exitUsage, "out of range"},
+		{srv.Addr(), "lock /p --timeout 1e30 -- true", exitUsage, "out of range"},
+		{srv.Addr(), "lock /p /q /p -- true", exitUsage, "/p is given twice"},
+		{srv.Addr(), "elect /p /q -- true", exitUsage, "want: zsync elect PATH [flags] -- CMD [ARG...]"},
+		{srv.Addr(), "lock /p -E 256 -- true", exitUsage, "an exit status is from 0 to 255"},
 		{srv.Addr(), "barrier leave -n 2 /p --timeout 100ms", exitBusy, "leave /p: gave up after 100ms"},
 		{"", "server --listen localhost", exitUsage, "--listen: address localhost: missing port"},
 		{srv.Addr(), "status", exitUsage, "want: zsync status PATH... [flags]"},
@@ -1111,7 +1239,7 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 		{srv.Addr(), "queue send", exitUsage, "want: zsync queue send PATH [ELEMENT...] [flags]"},
 		{srv.Addr(), "queue send q x", exitUsage, `path "q" is relative`},
 		{srv.Addr(), "queue send /q x --layout curator", exitUsage, `unknown layout "curator"`},
-		{srv.Addr(), "queue recv /q x", exitUsage, "want: zsync queue recv PATH [flags] [-- CMD [ARG...]]"},
+		{srv.Addr(), "queue recv /q x", exitUsage, "there is no -- before the command; want: zsync queue recv PATH [flags] [-- CMD [ARG...]]"},
 		{srv.Addr(), "queue recv /q --", exitUsage, "want: zsync queue recv PATH [flags] [-- CMD [ARG...]]"},
 		{srv.Addr(), "queue recv /q -n 0", exitUsage, "--count 0: must be at least 1"},
 		{srv.Addr(), "queue recv /q -n 1", exitBusy, "/q: received 0 of 1 element: "},
@@ -1137,8 +1265,10 @@ func TestHelpDoesNotShowTheEnvironment(t *testing.T) {
 }
 
 func TestVersion(t *testing.T) {
-	r := start(t, "", "", "--version")
-	if status := r.wait(); status != 0 || !regexp.MustCompile(`^zsync version \S+ go\S+\n$`).MatchString(r.stdout.String()) {
-		t.Errorf("exit status %d and %q", status, &r.stdout)
+	for _, arg := range []string{"--version", "version"} {
+		r := start(t, "", "", arg)
+		if status := r.wait(); status != 0 || !regexp.MustCompile(`^zsync version \S+ go\S+\n$`).MatchString(r.stdout.String()) {
+			t.Errorf("%s: exit status %d and %q", arg, status, &r.stdout)
+		}
 	}
 }

@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
 
 	"github.com/spf13/cobra"
 
@@ -9,7 +11,7 @@ import (
 )
 
 func onceCommand(c *client) *cobra.Command {
-	h := &holding{client: c}
+	h := newHolding(c)
 	reset := false
 	cmd := &cobra.Command{
 		Use:   "once PATH [flags] -- CMD [ARG...]",
@@ -26,15 +28,24 @@ It is a zsync.Once. With --reset, and no command, it is made undone.`,
 			if reset {
 				return resetOnce(h, cmd, args)
 			}
-			t, err := beginTask(h, cmd, args)
+			t, _, err := beginTask(h, cmd, args, false)
 			if err != nil {
 				return err
 			}
 			defer t.session.Close()
+			// Whoever runs it is first in a line like that of a Mutex.
+			lines := []line{zsync.NewMutex(t.session, t.path)}
+			stop := t.narrate(lines)
 			err = zsync.NewOnce(t.session, t.path).Do(t.waiting, func(ctx context.Context) error {
+				stop(true)
 				return t.run(ctx.Done(), nil)
 			})
-			return verdict(err, exitBusy)
+			stop(false) // it is done, or cannot be had
+			var late *lateError
+			if errors.As(err, &late) {
+				return &statusError{t.busy, fmt.Errorf("%w%s", err, t.taken(lines, ": "))}
+			}
+			return verdict(err, t.busy)
 		},
 	}
 	h.addFlags(cmd)

@@ -81,7 +81,7 @@ func (q *queueing) open(cmd *cobra.Command, path string, opts ...zsync.QueueOpti
 }
 
 func sendCommand(c *client) *cobra.Command {
-	q := &queueing{holding: holding{client: c}}
+	q := &queueing{holding: *newHolding(c)}
 	cmd := &cobra.Command{
 		Use:   "send PATH [ELEMENT...] [flags]",
 		Short: "put elements into a queue",
@@ -213,7 +213,7 @@ func sendBatch(ctx context.Context, queue *zsync.Queue[[]byte], batch [][]byte) 
 }
 
 func recvCommand(c *client) *cobra.Command {
-	q := &queueing{holding: holding{client: c}}
+	q := &queueing{holding: *newHolding(c)}
 	n, follow := 0, false
 	cmd := &cobra.Command{
 		Use:   "recv PATH [flags] [-- CMD [ARG...]]",
@@ -446,7 +446,7 @@ func (r *receiver) remove(ctx context.Context, d zsync.Delivery[[]byte]) {
 const removal = time.Minute
 
 func lenCommand(c *client) *cobra.Command {
-	q := &queueing{holding: holding{client: c}}
+	q := &queueing{holding: *newHolding(c)}
 	cmd := &cobra.Command{
 		Use:   "len PATH [flags]",
 		Short: "print how many elements a queue has",

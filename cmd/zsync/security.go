@@ -49,7 +49,7 @@ func (c *client) credentials() (auths []string, err error) {
 	if c.authIn != "" {
 		data, err := os.ReadFile(c.authIn)
 		if err != nil {
-			return nil, fail(exitUsage, "--auth-file: %w", err)
+			return nil, fail(exitConfig, "--auth-file: %w", err)
 		}
 		before := len(auths)
 		for line := range strings.Lines(string(data)) {
@@ -58,7 +58,7 @@ func (c *client) credentials() (auths []string, err error) {
 			}
 		}
 		if len(auths) == before {
-			return nil, fail(exitUsage, "--auth-file %s: there is nothing in it", c.authIn)
+			return nil, fail(exitConfig, "--auth-file %s: there is nothing in it", c.authIn)
 		}
 	}
 	return append(auths, c.auth...), nil
@@ -149,11 +149,11 @@ func (f *tlsFlags) config() (*tls.Config, error) {
 	if f.ca != "" {
 		pem, err := os.ReadFile(f.ca)
 		if err != nil {
-			return nil, fail(exitUsage, "--tls-ca: %w", err)
+			return nil, fail(exitConfig, "--tls-ca: %w", err)
 		}
 		config.RootCAs = x509.NewCertPool()
 		if !config.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fail(exitUsage, "--tls-ca %s: there is no certificate in it", f.ca)
+			return nil, fail(exitConfig, "--tls-ca %s: there is no certificate in it", f.ca)
 		}
 	}
 	if (f.cert == "") != (f.key == "") {
@@ -162,7 +162,7 @@ func (f *tlsFlags) config() (*tls.Config, error) {
 	if f.cert != "" {
 		pair, err := tls.LoadX509KeyPair(f.cert, f.key)
 		if err != nil {
-			return nil, fail(exitUsage, "--tls-cert: %w", err)
+			return nil, fail(exitConfig, "--tls-cert: %w", err)
 		}
 		config.Certificates = []tls.Certificate{pair}
 	}

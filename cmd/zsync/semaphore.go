@@ -9,7 +9,7 @@ import (
 )
 
 func semaphoreCommand(c *client) *cobra.Command {
-	h := &holding{client: c}
+	h := newHolding(c)
 	var limit, permits int64
 	cmd := &cobra.Command{
 		Use:   "semaphore -n LIMIT PATH [flags] -- CMD [ARG...]",
@@ -26,7 +26,7 @@ It is a zsync.Semaphore. It has no ZSYNC_TOKEN.`,
 			if !cmd.Flags().Changed("limit") {
 				return fail(exitUsage, "how many permits are there? give -n")
 			}
-			t, err := beginTask(h, cmd, args)
+			t, _, err := beginTask(h, cmd, args, false)
 			if err != nil {
 				return err
 			}
@@ -37,11 +37,12 @@ It is a zsync.Semaphore. It has no ZSYNC_TOKEN.`,
 				try:     func(ctx context.Context) (bool, error) { return m.TryAcquire(ctx, permits) },
 				release: func() error { return m.Release(permits) },
 				lost:    m.Lost,
+				lines:   []line{m},
 			})
 		},
 	}
 	h.addFlags(cmd)
-	h.addNoWait(cmd)
+	h.addTry(cmd, "")
 	h.addKazoo(cmd, "Semaphore", "InterProcessSemaphoreV2")
 	cmd.Flags().Int64VarP(&limit, "limit", "n", 0, "how many permits there are")
 	cmd.Flags().Int64Var(&permits, "permits", 1, "how many of them the command needs")

@@ -46,7 +46,7 @@ for locks, semaphores, elections, double barriers and conds; how many elements
 a queue has, which consumers wait for some, and how many dead letters there are;
 how many tasks a wait group has; whether a once is done. Times are those of the
 servers' clocks. A path, or an owner, that we may not read costs the others
-nothing; the exit status is then 69.
+nothing; the exit status is then 77.
 
 Where there is nothing of these the data of the znode is shown, if it has any:
 that is a Value, or the limit of a semaphore that nobody uses. A closed gate is
@@ -92,7 +92,7 @@ layout, of a queue, and value, the data, which is a string if it is not JSON its
 				return err
 			}
 			if refused {
-				return &statusError{status: exitServers}
+				return &statusError{status: exitRefused}
 			}
 			return nil
 		},

@@ -1,0 +1,124 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/zsync/zsync"
+)
+
+// This file says what a task waits for: behind whom, and since when.
+
+// asking is how long it may take to find out who is in the way. Nobody waits
+// for it but whoever has waited in vain.
+const asking = time.Second
+
+// taken names those who are in the way, after a colon; nothing if that cannot be found out,
+// or if there is nobody any more.
+func (t *task) taken(lines []line, colon string) string {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.waiting), asking)
+	defer cancel()
+	var words []string
+	for _, l := range lines {
+		if who := t.inTheWay(ctx, l); who != "" {
+			if len(lines) > 1 {
+				who = l.Path() + " " + who
+			}
+			words = append(words, who)
+		}
+	}
+	if len(words) == 0 {
+		return ""
+	}
+	return colon + strings.Join(words, "; ")
+}
+
+// inTheWay says who holds what there is at l, or else who is ahead.
+func (t *task) inTheWay(ctx context.Context, l line) string {
+	contenders, err := l.Contenders(ctx)
+	if err != nil {
+		return ""
+	}
+	mine := func(c zsync.Contender) bool { return c.Session == t.session.ID() }
+	place := slices.IndexFunc(contenders, func(c zsync.Contender) bool { return mine(c) && !c.Holding })
+	var holders, ahead []zsync.Contender
+	for i, c := range contenders {
+		switch {
+		case mine(c):
+		case c.Holding:
+			holders = append(holders, c)
+		case place < 0 || i < place:
+			ahead = append(ahead, c)
+		}
+	}
+	words := ""
+	switch {
+	case len(holders) > 0:
+		words = "held by " + describe(holders)
+	case len(ahead) > 0:
+		return "behind " + describe(ahead)
+	}
+	if len(ahead) > 0 && words != "" {
+		words += fmt.Sprintf("; waiting ahead: %d", len(ahead))
+	}
+	return words
+}
+
+// describe names the first, and says how many more there are.
+func describe(cs []zsync.Contender) string {
+	owner := cs[0].Owner
+	if owner == "" {
+		owner = fmt.Sprintf("session %#x", uint64(cs[0].Session))
+	}
+	words := fmt.Sprintf("%s since %s", printable(owner), cs[0].Since.Local().Format(time.DateTime))
+	if len(cs) > 1 {
+		words += fmt.Sprintf(" and %s", count(len(cs)-1, "other"))
+	}
+	return words
+}
+
+// narrating is how often whoever asked for it is told of a change.
+const narrating = 500 * time.Millisecond
+
+// narrate tells on standard error, with -v, what is waited for, until stop is
+// called, at first with the outcome.
+func (t *task) narrate(lines []line) (stop func(got bool)) {
+	if !t.verbose {
+		return func(bool) {}
+	}
+	var once sync.Once
+	began, ended, gone := time.Now(), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(gone)
+		last := ""
+		for {
+			if words := t.taken(lines, ""); words != last && words != "" {
+				select {
+				case <-ended: // and it may be ourselves
+					return
+				default:
+				}
+				say(fmt.Errorf("%s: waiting: %s", t.path, words))
+				last = words
+			}
+			select {
+			case <-ended:
+				return
+			case <-time.After(narrating):
+			}
+		}
+	}()
+	return func(got bool) {
+		once.Do(func() {
+			close(ended)
+			<-gone
+			if got {
+				say(fmt.Errorf("%s: got it after %v", t.path, time.Since(began).Round(time.Millisecond)))
+			}
+		})
+	}
+}
