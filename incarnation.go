@@ -47,6 +47,7 @@ type incarnation struct {
 	sent map[string]chan struct{} // by path of a create: closed when it has been written; guarded by mu
 
 	bundles map[string][]string // by token; guarded by mu
+	book    book                // of receipts
 	largest atomic.Int64        // bytes of the largest znode in a late bundle
 }
 

@@ -6,9 +6,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -19,6 +21,13 @@ import (
 // name. The same transaction, sent again with the same receipt, cannot be
 // applied a second time, whenever and through whichever server that happens; and
 // if it fails the receipt tells whether the first was applied.
+
+// Within one session the receipt is a page of a book: an ephemeral znode
+// below the root, which the session keeps for its transactions, one at a time.
+// The first makes it, and each later one sets it at the version that the one
+// before has left. So the receipts of a thousand transactions are one znode, in
+// a place where nobody else's znodes are: it fires no watch beside them, and is
+// not in the way of their deletion.
 
 // commit applies ops in one transaction, exactly once, within one ZooKeeper
 // session. It is ErrLost if that session is lost while the outcome is open.
@@ -36,14 +45,99 @@ func (m *manager) commit(ctx context.Context, ops []any) ([]zk.MultiResponse, er
 	return rs, err
 }
 
-// commit is manager.commit within inc. dir is where the receipt is made; the
-// paths of ops are the server's.
+// A receipt is what a transaction writes beside what it is for.
+type receipt struct {
+	path    string
+	version int32 // before the transaction; -1 if there is no such znode yet
+}
+
+// op is the operation that gives the receipt.
+func (r *receipt) op(acl []zk.ACL) any {
+	if r.version < 0 {
+		return &zk.CreateRequest{Path: r.path, Acl: acl, Flags: zk.FlagEphemeral}
+	}
+	return &zk.SetDataRequest{Path: r.path, Version: r.version}
+}
+
+// given reports whether a znode with this Stat, or none, is a given receipt. A
+// transaction that has given it is the last that has written the znode.
+func (r *receipt) given(stat *zk.Stat) bool { return stat != nil && stat.Version != r.version }
+
+// A book is the pages for receipts that no transaction uses at present.
+type book struct {
+	mu    sync.Mutex
+	pages []*receipt
+	none  bool // the servers refuse it
+}
+
+// maxPages is how many pages are kept; more are deleted when they have been
+// used. lastVersion is the version at which a page is full: it must not become
+// -1, which is any.
+const (
+	maxPages    = 16
+	lastVersion = math.MaxInt32 - 1
+)
+
+// page takes a page out of the book, or a new one. It is nil if there is no
+// book.
+func (b *book) page(root string) *receipt {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.none {
+		return nil
+	}
+	if n := len(b.pages); n > 0 {
+		r := b.pages[n-1]
+		b.pages = b.pages[:n-1]
+		return r
+	}
+	return &receipt{childPath(root, protectedName(newGUID(), "txn")), -1}
+}
+
+// keep puts a page back, and reports whether there was room.
+func (b *book) keep(r *receipt) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.pages) >= maxPages || r.version >= lastVersion {
+		return false
+	}
+	b.pages = append(b.pages, r)
+	return true
+}
+
+// refuse has every transaction of the session write its receipt elsewhere.
+func (b *book) refuse() {
+	b.mu.Lock()
+	b.none = true
+	b.mu.Unlock()
+}
+
+// commit is manager.commit within inc. dir is where a receipt is made if it
+// cannot be in the book; the paths of ops are the server's. commit is
+// errEnded only if nothing was sent.
+func (inc *incarnation) commit(ctx context.Context, dir string, ops []any) ([]zk.MultiResponse, error) {
+	if page := inc.book.page(inc.m.full("/")); page != nil {
+		rs, refused, err := inc.commitWith(ctx, page, ops)
+		if !refused {
+			return rs, err
+		}
+		inc.book.refuse()
+	}
+	once := &receipt{childPath(dir, protectedName(newGUID(), "txn")), -1}
+	rs, refused, err := inc.commitWith(ctx, once, ops)
+	if refused {
+		return inc.commitBare(ctx, ops)
+	}
+	return rs, err
+}
+
+// commitWith is commit with this receipt, unless that is refused: then nothing
+// has been applied.
 //
 // The receipt comes last, so that what fails before it is told as it would be
-// without it. commit is errEnded only if nothing was sent.
-func (inc *incarnation) commit(ctx context.Context, dir string, ops []any) ([]zk.MultiResponse, error) {
-	receipt := childPath(dir, protectedName(newGUID(), "txn"))
-	all := append(slices.Clip(ops), &zk.CreateRequest{Path: receipt, Acl: inc.m.cfg.acl, Flags: zk.FlagEphemeral})
+// without it.
+func (inc *incarnation) commitWith(ctx context.Context, r *receipt, ops []any) (rs []zk.MultiResponse, refused bool, err error) {
+	all := append(slices.Clip(ops), r.op(inc.m.cfg.acl))
 	open := false // an attempt without a reply may have been applied, or may be yet
 	based := inc.m.chroot == ""
 	for try := 0; ; try++ {
@@ -56,26 +150,36 @@ func (inc *incarnation) commit(ctx context.Context, dir string, ops []any) ([]zk
 		var stat *zk.Stat
 		if open && err != nil && outcomeOf(err) == answered {
 			// Failures too are answered in the servers' one order, so what is
-			// read next knows of every attempt before.
+			// read next knows of every attempt before: it has been applied, or
+			// never will be.
 			var e error
-			if stat, e = inc.exists(ctx, receipt); e != nil {
+			if stat, e = inc.exists(ctx, r.path); e != nil {
 				err = e
 			}
 		}
+		mine := failedOp(rs) == len(ops) // it is the receipt that is refused
 		switch {
 		case err == nil:
-			inc.drop(receipt)
-			return inc.m.bareResponses(rs[:len(ops)]), nil
-		case stat != nil:
-			rs = inc.recall(ctx, ops, stat.Czxid)
-			inc.drop(receipt)
-			return inc.m.bareResponses(rs), nil
+			inc.file(r, r.version+1)
+			return inc.m.bareResponses(rs[:len(ops)]), false, nil
+		case r.given(stat):
+			rs = inc.recall(ctx, ops, stat.Mzxid)
+			inc.file(r, stat.Version)
+			return inc.m.bareResponses(rs), false, nil
 		case outcomeOf(err) == answered && isNoNode(err) && !based:
 			if based = true; inc.makeDir(ctx, inc.m.chroot) == nil {
 				continue
 			}
-		case outcomeOf(err) == answered && failedOp(rs) == len(ops) && errors.Is(err, zk.ErrNoAuth):
-			return inc.commitBare(ctx, ops)
+		case outcomeOf(err) == answered && mine && r.version >= 0 && (isNoNode(err) || isBadVersion(err)):
+			// Somebody else has deleted the page, or written it.
+			if open && stat == nil {
+				return nil, false, fmt.Errorf("it may have been applied: its receipt %s was deleted: %w", inc.m.bare(r.path), err)
+			}
+			r = &receipt{childPath(parentPath(r.path), protectedName(newGUID(), "txn")), -1}
+			all[len(ops)], open = r.op(inc.m.cfg.acl), false
+			continue
+		case outcomeOf(err) == answered && mine && errors.Is(err, zk.ErrNoAuth):
+			return nil, true, err
 		case !errors.Is(err, errEnded) && ctx.Err() == nil && outcomeOf(err) != answered:
 			if err = inc.pause(ctx, try); err == nil {
 				continue
@@ -83,23 +187,47 @@ func (inc *incarnation) commit(ctx context.Context, dir string, ops []any) ([]zk
 		}
 		switch {
 		case outcomeOf(err) == answered:
-			return inc.m.bareResponses(rs[:min(len(rs), len(ops))]), err
+			inc.file(r, r.version) // nothing was applied, nor will be
+			return inc.m.bareResponses(rs[:min(len(rs), len(ops))]), false, err
 		case !errors.Is(err, errEnded):
 			if open {
-				inc.discard(p, []string{receipt}).await(grace)
+				inc.discard(p, []string{r.path}).await(grace)
+			} else {
+				inc.file(r, r.version)
 			}
-			return nil, ctxErr(ctx)
+			return nil, false, ctxErr(ctx)
 		case open:
-			return nil, inc.loss()
+			return nil, false, inc.loss()
 		}
-		return nil, err
+		return nil, false, err
 	}
 }
 
-// drop deletes an ephemeral receipt in the background. Where that is not allowed
-// it stays as long as the session.
-func (inc *incarnation) drop(receipt string) {
-	inc.m.spawn(func() { inc.removeNow(context.Background(), receipt) })
+// file puts a receipt whose znode has this version into the book for the next
+// transaction, or deletes the znode. Where that is not allowed it stays as long
+// as the session.
+//
+// A receipt that lies elsewhere is deleted before the caller goes on: it would
+// be in the way of the deletion of what it lies in.
+func (inc *incarnation) file(r *receipt, version int32) {
+	r.version = version
+	switch {
+	case parentPath(r.path) == inc.m.full("/") && inc.book.keep(r), version < 0:
+	case parentPath(r.path) == inc.m.full("/"):
+		inc.m.spawn(func() { inc.removeNow(context.Background(), r.path) })
+	default:
+		gone := make(chan struct{})
+		inc.m.spawn(func() {
+			defer close(gone)
+			inc.removeNow(context.Background(), r.path)
+		})
+		select {
+		case <-gone:
+		case <-inc.disconnection():
+		case <-inc.ctx.Done():
+		case <-time.After(releaseTime):
+		}
+	}
 }
 
 // commitBare is commit where no receipt may be made: it does not try again

@@ -203,16 +203,27 @@ func (s *Session) Stats() Stats {
 //
 // If one of them fails none is applied; the error is that operation's, and the
 // responses tell which. If the connection drops before the reply, Txn finds
-// out whether the writes were applied before it returns; for that it writes
-// one more znode with them, _c_<guid>-txn, ephemeral, beside the first path
-// that is created, or else the first that is named, and deletes it in the
-// background. The responses are then found out too, but for a Stat that others
-// have changed since. The outcome remains unknown if the session is lost as
-// well, with the error [ErrLost]; if ctx ends first; and if nothing may be
-// created beside the paths and the connection drops.
+// out whether the writes were applied before it returns. The responses are then
+// found out too, but for a Stat that others have changed since. The outcome
+// remains unknown if the session is lost as well, with the error [ErrLost]; if
+// ctx ends first; and if the connection drops where no receipt may be written.
+//
+// # Errors
 //
 // Other errors are [ErrInvalid] and [ErrTooLarge], before anything is sent, and
-// [ErrClosed]. Txn costs one round trip, and one more request in the background.
+// [ErrClosed].
+//
+// # Znodes
+//
+// With each transaction a receipt is written: an ephemeral znode /_c_<guid>-txn
+// at the root, or in the chroot, which later transactions of the session write
+// again; there are as many as are under way at once. Where that is refused the
+// receipt lies beside the first path that is created, or else the first that is
+// named, and is deleted before Txn returns.
+//
+// # Cost
+//
+// One round trip, one request.
 func (s *Session) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	rs, err := s.commit(ctx, ops)
 	return rs, opError("txn", "", err)

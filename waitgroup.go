@@ -42,13 +42,13 @@ import (
 // Each session that has open tasks writes one ephemeral znode,
 // path/_c_<uuid>-tasks, whose data is their number in ASCII; persistent tasks
 // are written in the same way but into a persistent znode. A znode whose number
-// comes down to zero is deleted. Receipts against lost replies are
-// path/_c_<uuid>-txn, and the children of path-receipts. path is a container,
-// and the servers remove it once it is empty.
+// comes down to zero is deleted. Receipts against lost replies are those of
+// [Session.Txn], and the children of path-receipts. path is a container, and
+// the servers remove it once it is empty.
 //
 // All Adds and Dones that goroutines of one process make while a request is
-// under way go into the next one together. Such a request is 1 round trip, and
-// 1 more request in the background. A Done, or the part of one, that finds no
+// under way go into the next one together. Such a request is 1 round trip; for
+// persistent tasks there is 1 more in the background. A Done, or the part of one, that finds no
 // open tasks of its own session ends those of another: that costs a sync, a
 // listing and a read for every 128 sessions with open tasks besides. Wait costs
 // 2 requests if nothing is open; otherwise that read and another listing, and

@@ -1,0 +1,172 @@
+package zsync
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+func TestATxnIsNotInTheWayOfTheNext(t *testing.T) {
+	anywhere(t, func(t *testing.T, connect func(opts ...Option) *Session) {
+		s := connect()
+		for range 50 {
+			_, err := s.Txn(t.Context(), &zk.CreateRequest{Path: "/a"}, &zk.CreateRequest{Path: "/a/b"})
+			must(t, err)
+			_, err = s.Txn(t.Context(), &zk.DeleteRequest{Path: "/a/b", Version: -1})
+			must(t, err)
+			_, err = s.Txn(t.Context(), &zk.DeleteRequest{Path: "/a", Version: -1})
+			must(t, err)
+		}
+	})
+}
+
+func TestATxnThatSetsDataFiresNoWatchOfChildren(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, o := open(t, srv), open(t, srv)
+		inc := live(t, o)
+		_, err := inc.create(t.Context(), "/a/x", nil)
+		must(t, err)
+		m := NewMutex(s, "/a/lock")
+		must(t, m.Lock(t.Context()))
+		w := inc.hub.join(watchKey{watchChildren, "/a"})
+		defer inc.hub.leave(w)
+		lock := inc.hub.join(watchKey{watchChildren, "/a/lock"})
+		defer inc.hub.leave(lock)
+		for _, path := range []string{"/a", "/a/lock"} {
+			_, _, err = inc.children(t.Context(), path)
+			must(t, err)
+		}
+		set := &zk.SetDataRequest{Path: "/a/x", Data: []byte("1"), Version: -1}
+		for range 3 {
+			_, err = s.Txn(t.Context(), set)
+			must(t, err)
+			_, err = m.Txn(t.Context(), set)
+			must(t, err)
+		}
+		synctest.Wait()
+		if isClosed(w.fired) || isClosed(lock.fired) {
+			t.Error("a watch of the children has fired")
+		}
+	})
+}
+
+func TestEachTxnIsAppliedOnceThoughManyShareReceiptsAndRepliesAreLost(t *testing.T) {
+	for seed := range uint64(30) {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s := open(t, srv, WithSessionTimeout(time.Minute))
+				_, err := s.Txn(t.Context(), &zk.CreateRequest{Path: "/d"}, &zk.CreateRequest{Path: "/n"})
+				must(t, err)
+				var mu sync.Mutex
+				rng := rand.New(rand.NewPCG(seed, 1))
+				srv.Intercept(func(r zktest.Request) zktest.Action {
+					if r.Op != zktest.OpMulti && r.Op != zktest.OpExists && r.Op != zktest.OpConnect {
+						return zktest.Pass
+					}
+					mu.Lock()
+					defer mu.Unlock()
+					switch rng.IntN(12) {
+					case 0:
+						return zktest.DropReply
+					case 1:
+						return zktest.DropRequest
+					case 2:
+						if r.Op == zktest.OpConnect {
+							break
+						}
+						return zktest.Fail(-127) // Throttled
+					case 3:
+						return zktest.Delay(time.Duration(rng.IntN(3000)) * time.Microsecond)
+					}
+					return zktest.Pass
+				})
+				srv.SetLatency(time.Millisecond)
+				var made, failed atomic.Int64
+				var wg sync.WaitGroup
+				for w := range 20 {
+					wg.Go(func() {
+						for i := range 5 {
+							name := fmt.Sprintf("/d/%d-%d", w, i)
+							if w%4 == 0 { // some cannot succeed
+								_, err := s.Txn(t.Context(), &zk.CreateRequest{Path: name}, &zk.DeleteRequest{Path: "/none", Version: -1})
+								if !errors.Is(err, zk.ErrNoNode) {
+									t.Errorf("%s: %v, want NoNode", name, err)
+								}
+								failed.Add(1)
+								continue
+							}
+							rs, err := s.Txn(t.Context(), &zk.CreateRequest{Path: name}, &zk.SetDataRequest{Path: "/n", Version: -1})
+							if err != nil || rs[0].String != name {
+								t.Errorf("%s: %+v, %v", name, rs, err)
+							}
+							made.Add(1)
+						}
+					})
+				}
+				wg.Wait()
+				srv.Intercept(nil)
+				time.Sleep(time.Minute)
+				stat, err := live(t, s).exists(t.Context(), "/n")
+				must(t, err)
+				if n := len(childrenOf(t, s, "/d")); n != int(made.Load()) || int(stat.Version) != n {
+					t.Errorf("%d znodes and version %d; want %d", n, stat.Version, made.Load())
+				}
+				if n := len(ephemerals(srv, s.ID())); n > maxPages {
+					t.Errorf("%d receipts are kept, want at most %d", n, maxPages)
+				}
+			})
+		})
+	}
+}
+
+func TestWhereTheRootIsClosedAReceiptIsGoneWhenItsTxnReturns(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		admin, s := open(t, srv), open(t, srv)
+		_, err := live(t, admin).create(t.Context(), "/a", nil)
+		must(t, err)
+		_, err = live(t, admin).conn.SetACL("/", zk.WorldACL(zk.PermRead), -1)
+		must(t, err)
+		for range 3 {
+			_, err := s.Txn(t.Context(), &zk.CreateRequest{Path: "/a/b"})
+			must(t, err)
+			_, err = s.Txn(t.Context(), &zk.DeleteRequest{Path: "/a/b", Version: -1})
+			must(t, err)
+			if names := childrenOf(t, s, "/a"); len(names) != 0 {
+				t.Fatalf("%q are left", names)
+			}
+		}
+		srv.Intercept(first(zktest.DropReply, op(zktest.OpMulti)))
+		_, err = s.Txn(t.Context(), &zk.CreateRequest{Path: "/a/b"})
+		must(t, err)
+	})
+}
+
+func TestAReceiptThatSomebodyHasDeletedOrWrittenIsReplaced(t *testing.T) {
+	for name, hurt := range map[string]func(inc *incarnation, path string) error{
+		"deleted": func(inc *incarnation, path string) error { return inc.conn.Delete(path, -1) },
+		"written": func(inc *incarnation, path string) error { _, err := inc.conn.Set(path, nil, -1); return err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s, o := open(t, srv), open(t, srv)
+				for i := range 3 {
+					_, err := s.Txn(t.Context(), &zk.CreateRequest{Path: fmt.Sprint("/x", i)})
+					must(t, err)
+					paths := ephemerals(srv, s.ID())
+					must(t, hurt(live(t, o), paths[len(paths)-1]))
+					_, err = s.Txn(t.Context(), &zk.CreateRequest{Path: fmt.Sprint("/x", i)})
+					wantErr(t, err, zk.ErrNodeExists)
+				}
+			})
+		})
+	}
+}
