@@ -6,7 +6,6 @@ import (
 	"net"
 	"strconv"
 	"strings"
-	"time"
 	"unicode"
 
 	"github.com/go-zookeeper/zk"
@@ -59,17 +58,7 @@ func Connect(ctx context.Context, servers string, opts ...Option) (*Session, err
 		return nil, opError("connect", "", ctxErr(ctx))
 	}
 	s := &Session{manager: newManager(hosts, chroot, cfg.settings)}
-	if _, err := s.live(ctx); err != nil {
-		s.fail(ErrClosed)
-		select {
-		case <-s.ended:
-		case <-time.After(grace): // a dialer that hangs ends by itself
-		}
-		s.mu.Lock()
-		if s.dialErr != nil && ctx.Err() != nil {
-			err = fmt.Errorf("%w (last attempt: %v)", err, s.dialErr)
-		}
-		s.mu.Unlock()
+	if err := s.connect(ctx); err != nil {
 		return nil, opError("connect", "", err)
 	}
 	return s, nil
@@ -84,23 +73,13 @@ func Connect(ctx context.Context, servers string, opts ...Option) (*Session, err
 //
 // Close must not be called from an [Observer].
 func (s *Session) Close() error {
-	s.sayFarewell()
-	s.fail(ErrClosed)
-	<-s.ended
+	s.shutdown()
 	return nil
 }
 
 // ID returns the id of the current ZooKeeper session, or 0 while there is none.
 // It changes after an expiry.
-func (s *Session) ID() int64 {
-	s.mu.Lock()
-	inc := s.cur
-	s.mu.Unlock()
-	if inc == nil || inc.ctx.Err() != nil {
-		return 0
-	}
-	return inc.id.Load()
-}
+func (s *Session) ID() int64 { return s.sessionID() }
 
 // Timeout returns the session timeout that the servers have granted, which may
 // differ from what [WithSessionTimeout] asked for. It is 0 while there is no
@@ -116,11 +95,7 @@ func (s *Session) Timeout() time.Duration {
 }
 
 // State returns the present state.
-func (s *Session) State() State {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return State(s.state)
-}
+func (s *Session) State() State { return State(s.presentState()) }
 
 // A State is what a Session is doing.
 type State int
@@ -179,22 +154,7 @@ type Stats struct {
 }
 
 // Stats returns the counters of s.
-func (s *Session) Stats() Stats {
-	s.mu.Lock()
-	inc := s.cur
-	s.mu.Unlock()
-	st := Stats{
-		Requests:   s.requests.Load(),
-		Reconnects: s.reconnects.Load(),
-		Expiries:   s.expiries.Load(),
-		Holds:      s.holds.Load(),
-		Waiters:    s.waiters.Load(),
-	}
-	if inc != nil && inc.ctx.Err() == nil {
-		st.Watches = int64(inc.hub.len())
-	}
-	return st
-}
+func (s *Session) Stats() Stats { return Stats(s.counters()) }
 
 // Txn applies several writes, all or none. ops are go-zookeeper's request
 // types: *zk.CreateRequest, *zk.SetDataRequest, *zk.DeleteRequest and
