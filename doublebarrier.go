@@ -278,6 +278,9 @@ func (d *doubleBarrier) enter(ctx context.Context, inc *incarnation, n int) (*pa
 	if err := d.exorcise(ctx, inc); err != nil {
 		return nil, err
 	}
+	if err := inc.vet(ctx, d.dir, nil); err != nil {
+		return nil, err
+	}
 	guid := newGUID()
 	path, _, err := inc.createChildOf(ctx, d.room, roomState{n: n}.bytes(), // Step 1.
 		protectedName(guid, partyOf(n)), guid, []byte(inc.m.cfg.owner), zk.FlagEphemeralSequential, false)

@@ -113,6 +113,9 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 	if c.id != nil {
 		e.id = []byte(*c.id)
 	}
+	if c.layout == LayoutKazoo {
+		s.makeLasting(s.full(path)) // kazoo's objects make it once each
+	}
 	e.line = newLine(s.manager, path, c.layout.naming(), electionBases[c.layout])
 	return e
 }

@@ -32,6 +32,7 @@ type incarnation struct {
 	id      atomic.Int64           // the session id; 0 before the first handshake
 	timeout atomic.Int64           // the negotiated session timeout, in nanoseconds
 	heard   atomic.Pointer[moment] // last contact: when the last answered request was sent; nil before the first
+	vetted  sync.Map               // by path: the directories that nobody else may change
 	ready   chan struct{}          // closed when conn is set
 	first   chan struct{}          // closed when the first handshake has succeeded
 	parked  chan struct{}          // closed when conn, after the end, is between two attempts to connect

@@ -85,6 +85,9 @@ func (n *Int64) Load(ctx context.Context) (int64, error) {
 		return 0, err
 	}
 	x, _, err := n.v.load(ctx, true)
+	if err == ErrNoValue { // an empty znode
+		err = nil
+	}
 	return x, opError("load", n.v.path, err)
 }
 

@@ -31,6 +31,7 @@ type manager struct {
 	requests, reconnects, expiries, holds, waiters atomic.Int64
 
 	noBundles atomic.Bool // the servers do not know multiRead
+	lasting   sync.Map    // by path: the directories that must be persistent
 
 	mu      sync.Mutex
 	cur     *incarnation          // the newest; guarded by mu

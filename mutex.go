@@ -109,6 +109,9 @@ func newMutex(s *Session, path string, c lockConfig) *Mutex {
 	if c.layout == LayoutKazoo {
 		base = "__lock__"
 	}
+	if c.layout == LayoutKazoo {
+		s.makeLasting(s.full(path)) // kazoo's objects make it once each
+	}
 	m := &Mutex{made: made{s: s, path: path}}
 	line := newLine(s.manager, path, c.layout.naming(), base)
 	m.turn = turnstile{s: s, path: path, line: line, handoffs: c.handoffs, entries: map[Mode]lineEntry{

@@ -79,6 +79,11 @@ func WithSessionTimeout(d time.Duration) Option { return func(c *config) { c.tim
 
 // WithACL sets the ACL of every znode that the Session creates. The default is
 // open to the world.
+//
+// With another ACL the directories of primitives are persistent, and one that
+// somebody else has made is used only if nobody may change it who could not by
+// acl; else calls that write fail with [ErrUnprotected]. Whoever may delete in
+// the parent of a primitive's path can still delete an empty directory.
 func WithACL(acl []zk.ACL) Option {
 	return func(c *config) { c.acl = append([]zk.ACL(nil), acl...) }
 }

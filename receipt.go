@@ -411,6 +411,12 @@ func (m *manager) commitOnce(ctx context.Context, receipts string, ops []any) ([
 	err := m.during(ctx, func(inc *incarnation) error {
 		moved = moved || last != nil && last != inc
 		last = inc
+		// What only deletes makes no directory. See below.
+		if _, deletes := ops[0].(*zk.DeleteRequest); !deletes || len(ops) > 1 {
+			if err := inc.vet(ctx, receipts, nil); err != nil {
+				return err
+			}
+		}
 		for try := 0; ; try++ {
 			got, err := inc.tryMulti(ctx, all)
 			mine := len(got) > 0

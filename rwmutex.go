@@ -75,6 +75,7 @@ func NewRWMutex(s *Session, path string, opts ...LockOption) *RWMutex {
 	write, read := "__WRIT__", "__READ__"
 	if c.layout == LayoutKazoo {
 		write, read = "__lock__", "__rlock__"
+		s.makeLasting(s.full(path)) // kazoo's objects make it once each
 	}
 	rw.turn = turnstile{
 		s: s, path: path, handoffs: c.handoffs,

@@ -300,6 +300,9 @@ type quota struct {
 // is told of the next change.
 func (m *Semaphore) agree(ctx context.Context, inc *incarnation) (quota, error) {
 	mine := []byte(strconv.FormatInt(m.named, 10))
+	if err := inc.vetHere(ctx, m.root); err != nil {
+		return quota{}, err
+	}
 	for {
 		data, stat, err := inc.get(ctx, m.root)
 		switch {

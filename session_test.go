@@ -291,6 +291,7 @@ func TestEveryZnodeHasTheACL(t *testing.T) {
 		must(t, err)
 		must(t, NewBarrier(s, "/a/b").Close(t.Context()))
 		must(t, NewOnce(s, "/a/once").Do(t.Context(), func(context.Context) error { return nil }))
+		synctest.Wait() // what is deleted in the background is gone
 		var walk func(path string)
 		walk = func(path string) {
 			inc := live(t, s)

@@ -68,7 +68,8 @@ func (v *Value[T]) Path() string { return v.path }
 
 // Load returns the value and its Version, or [ErrNoValue]. It is not older than
 // the call. A value that cannot be decoded is an error, and is returned with
-// its Version, so that it can be replaced.
+// its Version, so that it can be replaced. An empty znode, as kazoo's Counter
+// makes it, is no value, unless it is one to the codec.
 func (v *Value[T]) Load(ctx context.Context) (T, Version, error) {
 	x, version, err := v.load(ctx, true)
 	if err == nil && version == (Version{}) {
@@ -118,10 +119,15 @@ func (v *Value[T]) check(ctx context.Context) error {
 
 func (v *Value[T]) full() string { return v.s.full(v.path) }
 
+// decode is ErrNoValue for an empty znode, as other programs make it before they
+// have a value, unless that is one to the codec.
 func (v *Value[T]) decode(data []byte) (T, error) {
 	x, err := decode[T](v.codec, data)
 	if err != nil {
 		var zero T // what was decoded of it is no value
+		if len(data) == 0 {
+			return zero, ErrNoValue
+		}
 		return zero, fmt.Errorf("cannot decode %d bytes: %w", len(data), err)
 	}
 	return x, nil
@@ -194,7 +200,16 @@ func (v *Value[T]) compareAndSwap(ctx context.Context, old Version, x T) (bool, 
 			return false, err
 		}
 	}
-	return v.swap(ctx, old, data)
+	ok, err := v.swap(ctx, old, data)
+	if ok || err != nil || old != (Version{}) {
+		return ok, err
+	}
+	// The znode may be there without a value.
+	_, empty, err := v.load(ctx, true)
+	if err != ErrNoValue || empty == (Version{}) {
+		return false, err
+	}
+	return v.swap(ctx, empty, data)
 }
 
 // still reports whether the znode has the version old.
@@ -255,7 +270,11 @@ func (v *Value[T]) receipts() string { return v.full() + "-receipts" }
 // What is written cannot be recognised in the znode afterwards: another process
 // may have written the same bytes, or have written over ours. Hence receipts.
 func (v *Value[T]) commit(ctx context.Context, ops ...any) error {
-	_, err := v.s.commitOnce(ctx, v.receipts(), ops)
+	err := v.s.during(ctx, func(inc *incarnation) error { return inc.vetHere(ctx, v.full()) })
+	if err != nil {
+		return err
+	}
+	_, err = v.s.commitOnce(ctx, v.receipts(), ops)
 	return err
 }
 
@@ -305,7 +324,7 @@ func (v *Value[T]) update(ctx context.Context, f func(T) (T, error)) (zero T, er
 // successor returns what f makes of the value, also encoded, and the Version of
 // what f was given.
 func (v *Value[T]) successor(ctx context.Context, fresh bool, f func(T) (T, error)) (x T, data []byte, old Version, err error) {
-	if x, old, err = v.load(ctx, fresh); err != nil {
+	if x, old, err = v.load(ctx, fresh); err != nil && err != ErrNoValue {
 		return x, nil, old, err
 	}
 	if x, err = f(x); err != nil {
@@ -408,6 +427,9 @@ func (w *valueWatch[T]) next(ctx context.Context, inc *incarnation) error {
 		return inc.awaitFired(ctx, change)
 	}
 	x, err := w.v.decode(data)
+	if err == ErrNoValue {
+		return inc.awaitFired(ctx, change)
+	}
 	if err != nil {
 		inc.m.log.Error("zsync: cannot watch a value", "path", w.v.path, "version", version, "err", err)
 		w.told = version

@@ -506,6 +506,9 @@ func (t *tally) writeOwn(ctx context.Context, inc *incarnation, next int) error 
 			create.Flags = zk.FlagPersistent
 		}
 		op = create
+		if err := inc.vet(ctx, t.dir, nil); err != nil {
+			return err
+		}
 	case next == 0:
 		op = &zk.DeleteRequest{Path: own.path, Version: own.version}
 	default:

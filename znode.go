@@ -132,18 +132,37 @@ func (inc *incarnation) create(ctx context.Context, path string, data []byte) (b
 // makeDir makes a znode for others to be children of, and its parents where
 // they are missing. It makes containers, as Curator does: the server removes
 // them when they have become empty. So they can vanish between any two
-// requests, and NoNode always means: make them again and retry.
+// requests, and NoNode always means: make them again and retry. Those that must
+// last are persistent. See vet for those that are there already.
 func (inc *incarnation) makeDir(ctx context.Context, path string) error {
 	return inc.makeDirWith(ctx, path, nil)
 }
 
 // makeDirWith is makeDir for a znode that, if it is missing, begins with data.
 func (inc *incarnation) makeDirWith(ctx context.Context, path string, data []byte) error {
+	for {
+		made, err := inc.addDir(ctx, path, data)
+		if made || err != nil {
+			return err
+		}
+		// Somebody else has made it, or we have, and the reply is lost.
+		if err := inc.vetNow(ctx, path); !isNoNode(err) {
+			return err
+		}
+	}
+}
+
+// addDir makes a directory, and its parents where they are missing, and reports
+// whether it was missing.
+func (inc *incarnation) addDir(ctx context.Context, path string, data []byte) (bool, error) {
 	if path == "/" {
-		return nil
+		return true, nil
 	}
 	for {
 		_, err := again(ctx, inc, func(c *zk.Conn) (string, error) {
+			if inc.m.lasts(path) {
+				return c.Create(path, data, zk.FlagPersistent, inc.m.cfg.acl)
+			}
 			p, err := c.Create(path, data, zk.FlagContainer, inc.m.cfg.acl) // see link
 			if isUnimplemented(err) {                                       // before ZooKeeper 3.5
 				return c.Create(path, data, zk.FlagPersistent, inc.m.cfg.acl)
@@ -152,13 +171,18 @@ func (inc *incarnation) makeDirWith(ctx context.Context, path string, data []byt
 		})
 		switch {
 		case isNodeExists(err):
-			return nil
+			return false, nil
 		case isNoNode(err):
-			if err := inc.makeDir(ctx, parentPath(path)); err != nil {
-				return err
+			// Whose the parents are is for whoever made them to say: the root of
+			// a tree is open on most servers.
+			if _, err := inc.addDir(ctx, parentPath(path), nil); err != nil {
+				return false, err
 			}
+		case err == nil:
+			inc.vetted.Store(path, struct{}{})
+			return true, nil
 		default:
-			return err
+			return false, err
 		}
 	}
 }
@@ -179,6 +203,9 @@ func (inc *incarnation) createChildOf(ctx context.Context, dir string, dirData [
 	full := childPath(dir, name)
 	if inc.m.sizeOf(full, data) > maxPacket {
 		return "", nil, ErrTooLarge
+	}
+	if err := inc.vet(ctx, dir, dirData); err != nil {
+		return "", nil, err
 	}
 	for try := 0; ; try++ {
 		written, stop := inc.expectCreate(full)
@@ -267,8 +294,9 @@ func (inc *incarnation) createChildOf(ctx context.Context, dir string, dirData [
 }
 
 // createAll makes ephemeral znodes of unique names, all or none, and only if
-// there is a znode at proof and check, if there is one, passes. It is errVanished if there is none, and NoNode if
-// a parent is missing. When ctx ends, or after any other error, nothing is left.
+// there is a znode at proof and check, if there is one, passes. It is
+// errVanished if there is none, and NoNode if a parent is missing. When ctx
+// ends, or after any other error, nothing is left.
 func (inc *incarnation) createAll(ctx context.Context, proof string, check *zk.CheckVersionRequest, paths []string, data []byte) error {
 	ops := []any{&zk.CheckVersionRequest{Path: proof, Version: -1}}
 	size := 256 + len(proof)
@@ -283,6 +311,9 @@ func (inc *incarnation) createAll(ctx context.Context, proof string, check *zk.C
 	}
 	if size > maxPacket {
 		return ErrTooLarge
+	}
+	if err := inc.vet(ctx, parentPath(paths[0]), nil); err != nil {
+		return err
 	}
 	for try := 0; ; try++ {
 		multi, err := inc.beginMulti(ctx, ops)

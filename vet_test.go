@@ -1,0 +1,244 @@
+package zsync
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+// usersOf are operations that write, each below the path of its own name.
+var usersOf = map[string]func(ctx context.Context, s *Session, path string) error{
+	"mutex": func(ctx context.Context, s *Session, path string) error {
+		m := NewMutex(s, path)
+		if err := m.Lock(ctx); err != nil {
+			return err
+		}
+		return m.Unlock()
+	},
+	"rwmutex": func(ctx context.Context, s *Session, path string) error {
+		rw := NewRWMutex(s, path)
+		if err := rw.RLock(ctx); err != nil {
+			return err
+		}
+		return rw.RUnlock()
+	},
+	"election": func(ctx context.Context, s *Session, path string) error {
+		e := NewElection(s, path)
+		if err := e.Campaign(ctx); err != nil {
+			return err
+		}
+		return e.Resign()
+	},
+	"semaphore": func(ctx context.Context, s *Session, path string) error {
+		return NewSemaphore(s, path, 2).Do(ctx, 1, func(context.Context) error { return nil })
+	},
+	"once": func(ctx context.Context, s *Session, path string) error {
+		return NewOnce(s, path).Do(ctx, func(context.Context) error { return nil })
+	},
+	"waitgroup": func(ctx context.Context, s *Session, path string) error {
+		wg := NewWaitGroup(s, path)
+		if err := wg.Add(ctx, 1); err != nil {
+			return err
+		}
+		return wg.Done()
+	},
+	"parties": func(ctx context.Context, s *Session, path string) error {
+		wg := NewWaitGroup(s, path)
+		if err := wg.Enter(ctx, 1); err != nil {
+			return err
+		}
+		return wg.Leave(ctx)
+	},
+	"value": func(ctx context.Context, s *Session, path string) error { return NewValue[int](s, path).Store(ctx, 1) },
+}
+
+func openAs(t *testing.T, srv *zktest.Server, user string, acl []zk.ACL) *Session {
+	return open(t, srv, WithAuth("digest", []byte(user+":secret")), WithACL(acl))
+}
+
+func TestDirectoryThatAStrangerHasMadeIsRefused(t *testing.T) {
+	mine := zk.DigestACL(zk.PermAll, "me", "secret")
+	both := append(zk.DigestACL(zk.PermAll, "other", "secret"), mine...)
+	for name, use := range usersOf {
+		for _, acl := range [][]zk.ACL{
+			zk.WorldACL(zk.PermAll),
+			zk.WorldACL(zk.PermDelete),
+			both,
+		} {
+			t.Run(name, func(t *testing.T) {
+				bubble(t, func(t *testing.T, srv *zktest.Server) {
+					ctx := t.Context()
+					stranger := open(t, srv)
+					_, err := stranger.Txn(ctx, &zk.CreateRequest{Path: "/p", Acl: acl})
+					must(t, err)
+					for _, own := range [][]zk.ACL{mine, zk.AuthACL(zk.PermAll)} {
+						wantErr(t, use(ctx, openAs(t, srv, "me", own), "/p"), ErrUnprotected)
+					}
+					if name != "value" && len(acl) == 1 && acl[0].Perms == zk.PermAll {
+						must(t, use(ctx, stranger, "/p")) // who asks for nothing is not bothered
+					}
+				})
+			})
+		}
+	}
+}
+
+func TestDirectoryOfTheRightACLIsUsed(t *testing.T) {
+	mine := zk.DigestACL(zk.PermAll, "me", "secret")
+	readable := append(zk.WorldACL(zk.PermRead), mine...)
+	workers := zk.DigestACL(zk.PermAll&^zk.PermAdmin, "me", "secret") // their digest is shown as x
+	for name, use := range usersOf {
+		for _, acl := range [][]zk.ACL{mine, readable, append(workers, zk.DigestACL(zk.PermAdmin, "me", "secret")...), workers} {
+			t.Run(name, func(t *testing.T) {
+				bubble(t, func(t *testing.T, srv *zktest.Server) {
+					ctx := t.Context()
+					if name != "value" { // its znode would be a value
+						_, err := open(t, srv).Txn(ctx, &zk.CreateRequest{Path: "/p", Acl: acl})
+						must(t, err)
+					}
+					for _, own := range [][]zk.ACL{mine, zk.AuthACL(zk.PermAll)} {
+						must(t, use(ctx, openAs(t, srv, "me", own), "/p"))
+					}
+				})
+			})
+		}
+	}
+}
+
+func TestWithAnACLDirectoriesStayAndKeepStrangersOut(t *testing.T) {
+	for name, use := range usersOf {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				ctx := t.Context()
+				mine := zk.DigestACL(zk.PermAll, "me", "secret")
+				s := openAs(t, srv, "me", mine)
+				must(t, use(ctx, s, "/a/p"))
+				time.Sleep(time.Hour) // the servers have removed what is empty and may be removed
+				acl, _, err := live(t, s).conn.GetACL("/a/p")
+				must(t, err)
+				if !slices.Equal(acl, mine) {
+					t.Errorf("its ACL is %v", acl)
+				}
+				stranger := open(t, srv)
+				if err := use(ctx, stranger, "/a/p"); err == nil {
+					t.Error("a stranger may use it")
+				}
+				must(t, use(ctx, s, "/a/p"))
+				must(t, use(ctx, openAs(t, srv, "me", mine), "/a/p"))
+			})
+		})
+	}
+}
+
+func TestACLOfADirectoryIsAskedForOnceASession(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		ctx := t.Context()
+		mine := zk.DigestACL(zk.PermAll, "me", "secret")
+		use := usersOf["mutex"]
+		must(t, use(ctx, openAs(t, srv, "me", mine), "/p"))
+		count := func(s *Session) (n int) {
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				if r.Op == zktest.OpGetACL {
+					n++
+				}
+				return zktest.Pass
+			})
+			for range 10 {
+				must(t, use(ctx, s, "/p"))
+			}
+			return n
+		}
+		if n := count(openAs(t, srv, "me", mine)); n != 1 {
+			t.Errorf("with an ACL of one's own it is asked for %d times", n)
+		}
+		s := openAs(t, srv, "me", zk.WorldACL(zk.PermAll))
+		if n := count(s); n != 0 {
+			t.Errorf("with the open ACL it is asked for %d times", n)
+		}
+	})
+}
+
+func TestWhatKazooSharesIsNotRemovedWhenItIsEmpty(t *testing.T) {
+	for name, c := range map[string]struct {
+		use   func(ctx context.Context, s *Session) error
+		paths []string
+	}{
+		"lock": {func(ctx context.Context, s *Session) error {
+			return lockOnce(ctx, NewMutex(s, "/a/p", WithLayout(LayoutKazoo)))
+		}, []string{"/a/p"}},
+		"read lock": {func(ctx context.Context, s *Session) error {
+			return lockOnce(ctx, NewRWMutex(s, "/a/p", WithLayout(LayoutKazoo)).RLocker())
+		}, []string{"/a/p"}},
+		"election": {func(ctx context.Context, s *Session) error {
+			e := NewElection(s, "/a/p", WithElectionLayout(LayoutKazoo))
+			if err := e.Campaign(ctx); err != nil {
+				return err
+			}
+			return e.Resign()
+		}, []string{"/a/p"}},
+		"semaphore": {func(ctx context.Context, s *Session) error {
+			return NewSemaphore(s, "/a/p", 2, WithLayout(LayoutKazoo)).Do(ctx, 1, func(context.Context) error { return nil })
+		}, []string{"/a/p", "/a/p-__lock__"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s := open(t, srv)
+				must(t, c.use(t.Context(), s))
+				must(t, lockOnce(t.Context(), NewMutex(s, "/b/p")))
+				time.Sleep(time.Hour)
+				if stat, err := live(t, s).exists(t.Context(), "/b/p"); stat != nil || err != nil {
+					t.Errorf("what nobody else shares stays: %v, %v", stat, err)
+				}
+				for _, path := range c.paths {
+					if stat, err := live(t, s).exists(t.Context(), path); stat == nil || err != nil {
+						t.Errorf("%s: %v, %v", path, stat, err)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestAnEmptyZnodeIsNoValue(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		ctx := t.Context()
+		s := open(t, srv)
+		for _, p := range []string{"/u", "/c", "/z", "/w", "/raw"} {
+			_, err := s.Txn(ctx, &zk.CreateRequest{Path: p})
+			must(t, err)
+		}
+		n, err := NewValue[int](s, "/u").Update(ctx, func(n int) (int, error) { return n + 1, nil })
+		if must(t, err); n != 1 {
+			t.Errorf("updated to %d, want 1", n)
+		}
+		c := NewValue[int](s, "/c")
+		_, version, err := c.Load(ctx)
+		wantErr(t, err, ErrNoValue)
+		if ok, err := c.CompareAndSwap(ctx, version, 2); !ok || err != nil {
+			t.Errorf("swapped by its version: %v, %v", ok, err)
+		}
+		z := NewValue[int](s, "/z")
+		if ok, err := z.CompareAndSwap(ctx, Version{}, 3); !ok || err != nil {
+			t.Errorf("swapped as no value: %v, %v", ok, err)
+		}
+		if ok, err := z.CompareAndSwap(ctx, Version{}, 4); ok || err != nil {
+			t.Errorf("swapped though there is a value: %v, %v", ok, err)
+		}
+		watch, stop := context.WithCancel(ctx)
+		defer stop()
+		values := NewValue[int](s, "/w").Watch(watch)
+		time.Sleep(time.Second)
+		must(t, NewValue[int](s, "/w").Store(ctx, 5))
+		if x := <-values; x != 5 {
+			t.Errorf("watched %d, want 5", x)
+		}
+		if x, _, err := NewValue[[]byte](s, "/raw", WithCodec(Raw)).Load(ctx); len(x) != 0 || err != nil {
+			t.Errorf("to the raw codec it is %q, %v; want an empty value", x, err)
+		}
+	})
+}
