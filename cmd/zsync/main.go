@@ -119,6 +119,7 @@ func newRoot() *cobra.Command {
 		onceCommand(c),
 		barrierCommand(c),
 		queueCommand(c),
+		valueCommand(c),
 		statusCommand(c),
 		serverCommand(),
 		&cobra.Command{

@@ -20,6 +20,7 @@ import (
 	"reflect"
 	"regexp"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -1184,6 +1185,99 @@ func TestNothingThatIsPrintedActsOnTheTerminal(t *testing.T) {
 	}
 }
 
+func TestServerBringsTheFaultsThatItIsToldTo(t *testing.T) {
+	serve := func(flags ...string) (*run, string) {
+		r := start(t, "", "", append([]string{"server", "--listen", "127.0.0.1:0"}, flags...)...)
+		r.awaitOutput("\n")
+		return r, strings.Fields(strings.ReplaceAll(r.stdout.String(), ",", ""))[2]
+	}
+	r, addr := serve("--disconnect-every", "0.05", "--lose-replies", "20", "--latency", "1ms")
+	for range 10 {
+		start(t, addr, "", "lock", "/p", "--", "echo", "served").want(0, "served\n")
+	}
+	await(t, func() bool {
+		return regexp.MustCompile(`session 0x\S+: the reply to create\S* /`).MatchString(r.stderr.String())
+	}, "a lost reply")
+	await(t, func() bool { return strings.Contains(r.stderr.String(), ": disconnected\n") }, "a disconnection")
+	_, addr = serve("--max-session", "3s", "--expire-every", ".5")
+	lost := start(t, addr, "", "lock", "/p", "--kill-after", "10s", "--", "sleep", "60")
+	lost.want(exitLost, "")
+	if got := lost.stderr.String(); !strings.Contains(got, "others may go on 300ms after a loss") {
+		t.Errorf("the message is %q: not by the timeout granted", got)
+	}
+}
+
+func TestValueIsReadWrittenAndWatched(t *testing.T) {
+	srv := zktest.Start(t)
+	value := func(status int, out, in string, args ...string) {
+		t.Helper()
+		start(t, srv.Addr(), in, append([]string{"value"}, args...)...).want(status, out)
+	}
+	value(exitBusy, "", "", "get", "/v")
+	value(exitBusy, "", "", "set", "/v", "x", "--if", "")
+	value(0, "", "", "set", "/v", "one", "--if-absent")
+	value(exitBusy, "", "", "set", "/v", "x", "--if-absent")
+	value(0, "one\n", "", "get", "/v")
+	watch := start(t, srv.Addr(), "", "value", "watch", "/v", "-n", "3")
+	watch.awaitOutput("one\n")
+	value(0, "", "", "set", "/v", "two", "--if", "one")
+	watch.awaitOutput("two\n")
+	value(exitBusy, "", "", "set", "/v", "x", "--if", "one")
+	value(0, "", "three\nlines\n", "set", "/v")
+	watch.want(0, "one\ntwo\nthree\nlines\n\n")
+	value(0, "three\nlines\n\n", "", "get", "/v")
+	value(exitBusy, "three\nlines\n\n", "", "watch", "/v", "--timeout", ".3")
+	value(exitUsage, "", "", "watch", "v")
+}
+
+func TestDeadLettersArePutBackOrPurged(t *testing.T) {
+	srv := zktest.Start(t)
+	queue := func(status int, out string, args ...string) string {
+		t.Helper()
+		r := start(t, srv.Addr(), "", append([]string{"queue"}, args...)...)
+		if out == "?" {
+			r.wait()
+			return r.stdout.String()
+		}
+		r.want(status, out)
+		return ""
+	}
+	queue(exitBusy, "", "peek", "/q")
+	queue(0, "", "send", "/q", "good", "bad", "good too", "bad\x1b as well")
+	queue(0, "good\n", "peek", "/q")
+	script := `read -r job; echo "$job" $ZSYNC_ATTEMPT; case $job in bad*) false; esac`
+	out := queue(0, "?", "recv", "/q", "--max-attempts", "2", "--", "sh", "-c", script)
+	lines := strings.Split(strings.TrimSpace(out), "\n")
+	want := []string{"bad 1", "bad 2", "bad\x1b as well 1", "bad\x1b as well 2", "good 1", "good too 1"}
+	slices.Sort(lines)
+	slices.Sort(want)
+	if !slices.Equal(lines, want) {
+		t.Errorf("the command was run for %q, want %q", lines, want)
+	}
+	out = queue(0, "?", "dead", "/q")
+	rows := regexp.MustCompile(`(?m)^(dead-\S+) +20\S+ \S+ +(\d+) +(.*)$`).FindAllStringSubmatch(out, -1)
+	if len(rows) != 2 || rows[0][3] != "bad" || rows[1][3] != `"bad\x1b as well"` || rows[0][2] != "3" {
+		t.Fatalf("got\n%s", out)
+	}
+	if out := queue(0, "?", "dead", "/q", "--json"); !strings.Contains(out, `"data": "YmFk"`) {
+		t.Errorf("got\n%s", out)
+	}
+	queue(exitBusy, "1\n", "requeue", "/q", rows[0][1], "dead-nonsense")
+	queue(0, "bad\n", "recv", "/q")
+	queue(0, "1\n", "purge", "/q", "--all")
+	queue(0, "0\n", "purge", "/q", "--all")
+	queue(0, "ID   SINCE   BYTES   DATA\n", "dead", "/q")
+
+	queue(0, "", "send", "/q", "later", "--delay", "1h")
+	queue(0, "", "send", "/q", "middle", "--priorities", "10")
+	queue(0, "", "send", "/q", "last", "--priorities", "10", "--priority", "9")
+	queue(0, "", "send", "/q", "first", "--priorities", "10", "--priority", "0")
+	queue(0, "", "send", "/q", "now", "--priorities", "10", "--delay", "0")
+	queue(0, "first\nmiddle\nnow\nlast\n", "recv", "/q")
+	queue(0, "1\n", "clear", "/q")
+	queue(0, "0\n", "len", "/q")
+}
+
 func TestErrorsSayWhatToDo(t *testing.T) {
 	srv := zktest.Start(t)
 	for _, tt := range []struct {
@@ -1246,6 +1340,14 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 		{srv.Addr(), "queue recv /q -f --timeout 100ms", exitBusy, "gave up after 100ms"},
 		{srv.Addr(), "queue len", exitUsage, "want: zsync queue len PATH [flags]"},
 		{srv.Addr(), "once /p /q --reset", exitUsage, "want: zsync once PATH --reset"},
+		{srv.Addr(), "queue send /q x --priority 1", exitUsage, "of how many? give --priorities"},
+		{srv.Addr(), "queue send /q x --priorities 2 --priority 1 --delay 1", exitUsage, "do not go together"},
+		{srv.Addr(), "queue recv /q --max-attempts 2", exitUsage, "goes with a command"},
+		{srv.Addr(), "queue requeue /q", exitUsage, "want: zsync queue requeue PATH ID..."},
+		{srv.Addr(), "queue purge /q x --all", exitUsage, "want: zsync queue purge PATH ID..."},
+		{srv.Addr(), "value set", exitUsage, "want: zsync value set PATH [VALUE] [flags]"},
+		{"", "server --lose-replies 101", exitUsage, "want from 0 to 100"},
+		{"", "server --min-session 5 --max-session 4", exitUsage, "--min-session 5s is longer than --max-session 4s"},
 		{srv.Addr(), "bogus", exitUsage, `unknown command "bogus"`},
 		{srv.Addr(), "lokc", exitUsage, `unknown command "lokc" for "zsync"; did you mean lock?`},
 	} {

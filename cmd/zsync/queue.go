@@ -31,7 +31,10 @@ It is a zsync.Queue whose codec is zsync.Raw. With --layout it is shared with
 programs that use other libraries.`,
 		RunE: wantSubcommand,
 	}
-	cmd.AddCommand(sendCommand(c), recvCommand(c), lenCommand(c))
+	cmd.AddCommand(
+		sendCommand(c), recvCommand(c), lenCommand(c), peekCommand(c), clearCommand(c),
+		deadCommand(c), requeueCommand(c), purgeCommand(c),
+	)
 	return cmd
 }
 
@@ -80,8 +83,12 @@ func (q *queueing) open(cmd *cobra.Command, path string, opts ...zsync.QueueOpti
 	return t, zsync.NewQueue[[]byte](t.session, path, opts...), nil
 }
 
+// A sender is one of the ways to send.
+type sender func(ctx context.Context, vs ...[]byte) error
+
 func sendCommand(c *client) *cobra.Command {
 	q := &queueing{holding: *newHolding(c)}
+	priorities, priority, delay := 1, 0, seconds(0)
 	cmd := &cobra.Command{
 		Use:   "send PATH [ELEMENT...] [flags]",
 		Short: "put elements into a queue",
@@ -90,28 +97,48 @@ the end of the queue at PATH. The ELEMENTs are stored all or none; lines as
 they come, and if that fails the message says how many certainly are. An element
 must be smaller than about 1 MiB.`,
 		Example: `  zsync queue send /jobs one "and another"
+  zsync queue send /jobs "at once" --priorities 3 --priority 0
+  zsync queue send /jobs "in an hour" --delay 1h
   find . -name '*.wav' -print0 | zsync queue send -0 /jobs`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())
 			}
-			t, queue, err := q.open(cmd, args[0])
+			if cmd.Flags().Changed("priority") && delay > 0 {
+				return fail(exitUsage, "--priority and --delay do not go together")
+			}
+			if cmd.Flags().Changed("priority") && !cmd.Flags().Changed("priorities") {
+				return fail(exitUsage, "--priority %d: of how many? give --priorities", priority)
+			}
+			t, queue, err := q.open(cmd, args[0], zsync.WithPriorities(priorities))
 			if err != nil {
 				return err
 			}
 			defer t.session.Close()
+			send := queue.Send
+			switch {
+			case cmd.Flags().Changed("priority"):
+				send = func(ctx context.Context, vs ...[]byte) error { return queue.SendPriority(ctx, priority, vs...) }
+			case delay > 0:
+				send = func(ctx context.Context, vs ...[]byte) error {
+					return queue.SendAt(ctx, time.Now().Add(time.Duration(delay)), vs...)
+				}
+			}
 			if len(args) > 1 {
 				elements := make([][]byte, 0, len(args)-1)
 				for _, a := range args[1:] {
 					elements = append(elements, []byte(a))
 				}
-				return verdict(queue.Send(t.waiting, elements...), exitBusy)
+				return verdict(send(t.waiting, elements...), exitBusy)
 			}
-			return sendAll(t.waiting, queue, elementsOf(cmd.InOrStdin(), q.end()))
+			return sendAll(t.waiting, send, elementsOf(cmd.InOrStdin(), q.end()))
 		},
 	}
 	q.addFlags(cmd)
 	q.addNull(cmd)
+	cmd.Flags().IntVar(&priorities, "priorities", 1, "how many priorities the queue has, `N`: the same for all who send")
+	cmd.Flags().IntVar(&priority, "priority", 0, "`N` from 0, which is served first, to below --priorities (default: the middle)")
+	cmd.Flags().Var(&delay, "delay", "a `TIME`: nobody receives it before that has passed")
 	return cmd
 }
 
@@ -151,7 +178,7 @@ const (
 )
 
 // sendAll sends elements as they come, together what comes at once.
-func sendAll(ctx context.Context, queue *zsync.Queue[[]byte], in <-chan input) error {
+func sendAll(ctx context.Context, send sender, in <-chan input) error {
 	for sent := 0; ; {
 		var batch [][]byte
 		var end error
@@ -174,7 +201,7 @@ func sendAll(ctx context.Context, queue *zsync.Queue[[]byte], in <-chan input) e
 		case <-ctx.Done():
 			return stoppedAfter(sent, verdict(context.Cause(ctx), exitBusy), context.Cause(ctx))
 		}
-		n, err := sendBatch(ctx, queue, batch)
+		n, err := sendBatch(ctx, send, batch)
 		if sent += n; err != nil {
 			return stoppedAfter(sent, verdict(err, exitBusy), err)
 		}
@@ -195,8 +222,8 @@ func stoppedAfter(sent int, verdict, why error) error {
 
 // sendBatch sends a batch, in several requests where it does not fit into one,
 // and returns how many elements are certainly stored.
-func sendBatch(ctx context.Context, queue *zsync.Queue[[]byte], batch [][]byte) (int, error) {
-	err := queue.Send(ctx, batch...)
+func sendBatch(ctx context.Context, send sender, batch [][]byte) (int, error) {
+	err := send(ctx, batch...)
 	if err == nil || len(batch) < 2 || !errors.Is(err, zsync.ErrTooLarge) {
 		if err != nil {
 			return 0, err
@@ -204,17 +231,17 @@ func sendBatch(ctx context.Context, queue *zsync.Queue[[]byte], batch [][]byte) 
 		return len(batch), nil
 	}
 	half := len(batch) / 2
-	n, err := sendBatch(ctx, queue, batch[:half])
+	n, err := sendBatch(ctx, send, batch[:half])
 	if err != nil {
 		return n, err
 	}
-	m, err := sendBatch(ctx, queue, batch[half:])
+	m, err := sendBatch(ctx, send, batch[half:])
 	return n + m, err
 }
 
 func recvCommand(c *client) *cobra.Command {
 	q := &queueing{holding: *newHolding(c)}
-	n, follow := 0, false
+	n, follow, attempts := 0, false, 0
 	cmd := &cobra.Command{
 		Use:   "recv PATH [flags] [-- CMD [ARG...]]",
 		Short: "take elements out of a queue",
@@ -233,7 +260,8 @@ after another, and finds the element in its standard input, its name in ZSYNC_ID
 and how often it has been received in ZSYNC_ATTEMPT: 1 the first time, and with
 another library's layout every time. If the command succeeds the element is
 removed. If not, it goes back to its place, and recv ends with the command's
-status. Signals are passed on. Neither --timeout nor a lost session stops the
+status; with --max-attempts recv goes on, and what has failed so many times goes
+to the dead letters: see zsync queue dead. Signals are passed on. Neither --timeout nor a lost session stops the
 command; both are seen to when it has ended.
 
 Exit status 75 means that fewer elements came than --count says.`,
@@ -249,6 +277,12 @@ Exit status 75 means that fewer elements came than --count says.`,
 				return fail(exitUsage, "--count %d: must be at least 1", n)
 			}
 			var opts []zsync.QueueOption
+			if cmd.Flags().Changed("max-attempts") {
+				if attempts < 1 || argv == nil {
+					return fail(exitUsage, "--max-attempts %d: must be at least 1, and goes with a command", attempts)
+				}
+				opts = append(opts, zsync.WithMaxAttempts(attempts))
+			}
 			switch {
 			case argv != nil:
 				opts = append(opts, zsync.WithPrefetch(1)) // others may be free
@@ -261,7 +295,7 @@ Exit status 75 means that fewer elements came than --count says.`,
 			}
 			defer t.session.Close()
 			r := &receiver{
-				queue: queue, path: path, argv: argv, out: cmd.OutOrStdout(), end: q.end(), want: n,
+				queue: queue, path: path, argv: argv, out: cmd.OutOrStdout(), end: q.end(), want: n, goOn: attempts > 0,
 				signals: make(chan os.Signal, 16), slots: make(chan struct{}, maxUnacknowledged),
 			}
 			signal.Notify(r.signals, passedOn...)
@@ -273,6 +307,7 @@ Exit status 75 means that fewer elements came than --count says.`,
 	q.addFlags(cmd)
 	q.addNull(cmd)
 	cmd.Flags().IntVarP(&n, "count", "n", 0, "receive `N` elements at most (default: all)")
+	cmd.Flags().IntVar(&attempts, "max-attempts", 0, "try each element `N` times with the command, and go on")
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "wait for more when none is left")
 	return cmd
 }
@@ -288,8 +323,9 @@ type receiver struct {
 	signals chan os.Signal
 	out     io.Writer
 	end     byte
-	want    int // 0: as many as there are
-	got     int // how many were written, or done by the command
+	want    int  // 0: as many as there are
+	goOn    bool // though the command has failed
+	got     int  // how many were written, or done by the command
 
 	removals sync.WaitGroup
 	slots    chan struct{} // one for each removal that may be under way
@@ -419,6 +455,10 @@ func (r *receiver) run(ctx context.Context, d zsync.Delivery[[]byte]) error {
 		env: []string{"ZSYNC_ID=" + d.ID, "ZSYNC_ATTEMPT=" + strconv.Itoa(d.Attempt)}}
 	if status, err := c.run(); status != 0 {
 		d.Nack()
+		// One that cannot be run, or was stopped, would fail for all.
+		if r.goOn && status != exitNotFound && status != exitNoExec && ctx.Err() == nil {
+			return nil
+		}
 		return &statusError{status, err}
 	}
 	r.got++

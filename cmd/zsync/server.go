@@ -3,10 +3,13 @@ package main
 import (
 	"fmt"
 	"io"
+	"math"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -14,35 +17,71 @@ import (
 )
 
 func serverCommand() *cobra.Command {
-	listen := ""
+	f := new(faults)
 	cmd := &cobra.Command{
 		Use:   "server [flags]",
 		Short: "serve ZooKeeper's protocol from memory, for development",
 		Long: `server serves ZooKeeper's protocol to any client, until it is interrupted.
-Everything is in memory and gone afterwards: it is for development and tests.`,
-		Example: "  zsync server --listen 127.0.0.1:2181",
-		Args:    noArgs,
+Everything is in memory and gone afterwards: it is for development and tests.
+
+Programs in any language can be tried against what goes wrong in production:
+with --latency every packet takes longer; with --disconnect-every all
+connections are dropped at that interval, and with --expire-every all sessions
+end; with --lose-replies so many requests in a hundred are carried out, and the
+connection drops before the reply. What is done is told on standard error.`,
+		Example: `  zsync server --listen 127.0.0.1:2181
+  zsync server --latency 20ms --disconnect-every 30s --lose-replies 1`,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return serve(listen, cmd.OutOrStdout())
+			return f.serve(cmd.OutOrStdout())
 		},
 	}
-	cmd.Flags().StringVar(&listen, "listen", "127.0.0.1:2181", "`ADDRESS` to listen on; port 0: any that is free")
+	flags := cmd.Flags()
+	flags.StringVar(&f.listen, "listen", "127.0.0.1:2181", "`ADDRESS` to listen on; port 0: any that is free")
+	flags.Var(&f.shortest, "min-session", "the shortest session timeout that is granted, a `TIME`")
+	flags.Var(&f.longest, "max-session", "the longest session timeout that is granted, a `TIME`")
+	flags.Var(&f.latency, "latency", "a `TIME` by which every packet comes later")
+	flags.Var(&f.disconnect, "disconnect-every", "a `TIME`, after which all connections are dropped, again and again")
+	flags.Var(&f.expire, "expire-every", "a `TIME`, after which all sessions are ended, again and again")
+	flags.Float64Var(&f.loseReplies, "lose-replies", 0, "in how many of a hundred requests the reply is lost, a `PERCENTAGE`")
 	return cmd
 }
 
-func serve(listen string, out io.Writer) error {
+// faults are what the flags say about the server.
+type faults struct {
+	listen                      string
+	shortest, longest           seconds
+	latency, disconnect, expire seconds
+	loseReplies                 float64
+}
+
+func (f *faults) serve(out io.Writer) error {
+	opts := []zktest.Option{zktest.WithAddr(f.listen)}
+	switch {
+	case !(f.loseReplies >= 0 && f.loseReplies <= 100):
+		return fail(exitUsage, "--lose-replies %v: want from 0 to 100", f.loseReplies)
+	case f.shortest > 0 && f.longest > 0 && f.shortest > f.longest:
+		return fail(exitUsage, "--min-session %v is longer than --max-session %v", &f.shortest, &f.longest)
+	case f.shortest > 0 || f.longest > 0:
+		shortest, longest := max(time.Duration(f.shortest), time.Millisecond), time.Duration(f.longest)
+		if longest == 0 {
+			longest = math.MaxInt32 * time.Millisecond
+		}
+		opts = append(opts, zktest.WithSessionTimeouts(shortest, longest))
+	}
 	// zktest, made for tests, panics if it cannot listen.
-	if _, _, err := net.SplitHostPort(listen); err != nil {
+	if _, _, err := net.SplitHostPort(f.listen); err != nil {
 		return fail(exitUsage, "--listen: %w", err)
 	}
-	l, err := net.Listen("tcp", listen)
+	l, err := net.Listen("tcp", f.listen)
 	if err != nil {
 		return fail(exitServers, "server: %w", err)
 	}
 	l.Close()
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, os.Interrupt, syscall.SIGTERM)
-	srv := zktest.NewServer(zktest.WithAddr(listen))
+	srv := zktest.NewServer(opts...)
+	f.bring(srv)
 	fmt.Fprintf(out, "serving on %s, from memory\n", srv.Addr())
 	<-stop
 	return srv.Close()
@@ -54,4 +93,35 @@ func noArgs(cmd *cobra.Command, args []string) error {
 		return fail(exitUsage, "want: %s", cmd.UseLine())
 	}
 	return nil
+}
+
+// bring brings the faults, until the process ends.
+func (f *faults) bring(srv *zktest.Server) {
+	srv.SetLatency(time.Duration(f.latency))
+	if f.loseReplies > 0 {
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			// A handshake or a ping is not what tests are about.
+			if r.Op == zktest.OpConnect || r.Op == zktest.OpPing || rand.Float64()*100 >= f.loseReplies {
+				return zktest.Pass
+			}
+			say(fmt.Errorf("session %#x: the reply to %v %s is lost", uint64(r.Session), r.Op, r.Path))
+			return zktest.DropReply
+		})
+	}
+	again := func(every seconds, what string, do func(session int64)) {
+		if every == 0 {
+			return
+		}
+		go func() {
+			for range time.Tick(time.Duration(every)) {
+				sessions := srv.Sessions()
+				for _, id := range sessions {
+					do(id)
+				}
+				say(fmt.Errorf("%s: %s", count(len(sessions), "session"), what))
+			}
+		}()
+	}
+	again(f.disconnect, "disconnected", srv.Disconnect)
+	again(f.expire, "expired", srv.Expire)
 }

@@ -1,0 +1,180 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/zsync/zsync"
+)
+
+func valueCommand(c *client) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "value",
+		Short: "read, write and watch a shared value",
+		Long: `A value is what a znode holds: any bytes. It is a zsync.Value whose codec is
+zsync.Raw, so that text, JSON and the like are shared with all programs.`,
+		RunE: wantSubcommand,
+	}
+	cmd.AddCommand(getCommand(c), setCommand(c), watchCommand(c))
+	return cmd
+}
+
+// withValue connects to the value at the path that is the first argument.
+func withValue(h *holding, cmd *cobra.Command, path string, do func(ctx context.Context, v *zsync.Value[[]byte]) error) error {
+	t, err := h.begin(cmd.Context(), path, nil)
+	if err != nil {
+		return err
+	}
+	defer t.session.Close()
+	err = do(t.waiting, zsync.NewValue[[]byte](t.session, path, zsync.WithCodec(zsync.Raw)))
+	return verdict(err, exitBusy)
+}
+
+func getCommand(c *client) *cobra.Command {
+	h := newHolding(c)
+	cmd := &cobra.Command{
+		Use:   "get PATH [flags]",
+		Short: "print the value",
+		Long:  `get writes the value at PATH to its standard output, as it is, and a newline. Exit status 75 means that there is none.`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return fail(exitUsage, "want: %s", cmd.UseLine())
+			}
+			return withValue(h, cmd, args[0], func(ctx context.Context, v *zsync.Value[[]byte]) error {
+				data, _, err := v.Load(ctx)
+				if errors.Is(err, zsync.ErrNoValue) {
+					return fail(exitBusy, "%s: there is no value", args[0])
+				}
+				if err != nil {
+					return err
+				}
+				return writeElement(cmd.OutOrStdout(), data, '\n')
+			})
+		},
+	}
+	h.addTimeout(cmd)
+	return cmd
+}
+
+func setCommand(c *client) *cobra.Command {
+	h := newHolding(c)
+	expect, absent := "", false
+	cmd := &cobra.Command{
+		Use:   "set PATH [VALUE] [flags]",
+		Short: "write the value",
+		Long: `set writes VALUE, or if that is not given its standard input as it is, to PATH.
+With --if or --if-absent it does so only if the value is what was expected, and
+nobody changes it in between; exit status 75 means that it is not.`,
+		Example: `  zsync value set /config/limit 20 --if 10
+  zsync value set /config <config.json`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) < 1 || len(args) > 2 {
+				return fail(exitUsage, "want: %s", cmd.UseLine())
+			}
+			if absent && cmd.Flags().Changed("if") {
+				return fail(exitUsage, "--if and --if-absent do not go together")
+			}
+			data, err := argumentOrInput(cmd, args[1:])
+			if err != nil {
+				return err
+			}
+			return withValue(h, cmd, args[0], func(ctx context.Context, v *zsync.Value[[]byte]) error {
+				if !absent && !cmd.Flags().Changed("if") {
+					return v.Store(ctx, data)
+				}
+				old, version, err := v.Load(ctx)
+				if err != nil && !errors.Is(err, zsync.ErrNoValue) {
+					return err
+				}
+				if none := version == (zsync.Version{}); none != absent || !none && !bytes.Equal(old, []byte(expect)) {
+					return unexpected(args[0], old, none)
+				}
+				if ok, err := v.CompareAndSwap(ctx, version, data); ok || err != nil {
+					return err
+				}
+				return fail(exitBusy, "%s: somebody has changed it in between", args[0])
+			})
+		},
+	}
+	h.addTimeout(cmd)
+	cmd.Flags().StringVar(&expect, "if", "", "write only if the value is `OLD`")
+	cmd.Flags().BoolVar(&absent, "if-absent", false, "write only if there is no value")
+	return cmd
+}
+
+// unexpected says what there is instead of what was expected.
+func unexpected(path string, old []byte, none bool) error {
+	if none {
+		return fail(exitBusy, "%s: there is no value", path)
+	}
+	return fail(exitBusy, "%s: the value is %s", path, printable(string(old)))
+}
+
+// argumentOrInput returns the one argument there is, or standard input.
+func argumentOrInput(cmd *cobra.Command, args []string) ([]byte, error) {
+	if len(args) > 0 {
+		return []byte(args[0]), nil
+	}
+	data, err := io.ReadAll(cmd.InOrStdin())
+	if err != nil {
+		return nil, fail(exitOutput, "standard input: %w", err)
+	}
+	return data, nil
+}
+
+func watchCommand(c *client) *cobra.Command {
+	h := newHolding(c)
+	n, null := 0, false
+	cmd := &cobra.Command{
+		Use:   "watch PATH [flags]",
+		Short: "print the value, and again when it changes",
+		Long: `watch writes the value at PATH to its standard output, and then the latest after
+each change: of changes that come quickly perhaps the last alone. It ends with a
+signal, with --timeout, or when it has written as many as --count says.`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return fail(exitUsage, "want: %s", cmd.UseLine())
+			}
+			if n < 0 || n == 0 && cmd.Flags().Changed("count") {
+				return fail(exitUsage, "--count %d: must be at least 1", n)
+			}
+			end := byte('\n')
+			if null {
+				end = 0
+			}
+			return withValue(h, cmd, args[0], func(ctx context.Context, v *zsync.Value[[]byte]) error {
+				if _, _, err := v.Load(ctx); err != nil && !errors.Is(err, zsync.ErrNoValue) {
+					return err // what may not be read, or has no such path
+				}
+				got := 0
+				for data := range v.Watch(ctx) {
+					if err := writeElement(cmd.OutOrStdout(), data, end); err != nil {
+						return err
+					}
+					if got++; got == n {
+						return nil
+					}
+				}
+				if ctx.Err() != nil {
+					return context.Cause(ctx)
+				}
+				return fmt.Errorf("%s: it may not be read any more", args[0])
+			})
+		},
+	}
+	h.addTimeout(cmd)
+	cmd.Flags().IntVarP(&n, "count", "n", 0, "write `N` values (default: all)")
+	cmd.Flags().BoolVarP(&null, "null", "0", false, "end each with a zero byte, not with a newline")
+	return cmd
+}
+
+// writeElement writes data as it is, and what ends it.
+func writeElement(w io.Writer, data []byte, end byte) error {
+	_, err := w.Write(append(data, end))
+	return outputError(err)
+}
