@@ -32,6 +32,7 @@ type Session struct {
 
 	tallies shared[tallyKey, tally]
 	marks   shared[string, mark] // by path of the mark
+	ids     idSet                // of memberships in groups
 }
 
 // Connect establishes a session with an ensemble.

@@ -1,0 +1,576 @@
+package zsync
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// A Group is a set of processes that know of each other: who is there, and with
+// what to tell.
+//
+//	g := zsync.NewGroup[Backend](s, "/services/billing")
+//	me, err := g.Join(ctx, "billing-7", Backend{Addr: addr})
+//	defer me.Leave()
+//
+//	for members := range g.Watch(ctx) { … }    // all of them, after each change
+//
+// A member stays one through reconnects and expired sessions until
+// [Membership.Leave] or the end of its process. At most one member has an id at
+// a time.
+//
+// # Loss
+//
+// When the session of a member expires, the member is gone from the Group and
+// joins again by itself in the next session, with a znode of that session; the
+// old one is never taken over. A process that dies, or is cut off, is a member
+// until its ZooKeeper session ends: a Group tells who is there, not who may do
+// something alone. For that there are [Mutex] and [Election].
+//
+// # Znodes
+//
+// A member is the ephemeral znode path/<id>, whose data is the info in the form
+// that the codec gives it ([WithCodec]; the default is JSON), as Curator's
+// GroupMember has it. Bytes that ZooKeeper does not allow in a name are written
+// as % and two hexadecimal digits. With [WithGroupLayout]([LayoutKazoo]) it is
+// <guid>__party__, whose data is the id, as in kazoo's Party; then there is no
+// info. path and its parents are containers; with LayoutKazoo path is
+// persistent.
+//
+// # Cost
+//
+// Join costs 3 requests: create, and a watch on the member's own znode. Leave
+// costs 1. Members costs a sync, a listing and a read for every 128 members.
+// Watch costs 2 requests and one for each member at first; then one
+// notification and one or two requests for each change.
+type Group[T any] struct {
+	made
+	codec Codec
+	kazoo bool
+}
+
+// A Member is one who is in a [Group].
+type Member[T any] struct {
+	ID      string
+	Info    T
+	Session int64     // the ZooKeeper session it belongs to
+	Since   time.Time // when that session joined, by the servers' clock
+}
+
+// A GroupOption changes a [Group]. [WithCodec] is one too.
+type GroupOption interface{ applyGroup(*groupConfig) }
+
+type groupConfig struct {
+	codec Codec
+	kazoo bool
+	err   error
+}
+
+func (o CodecOption) applyGroup(c *groupConfig) {
+	if c.codec = o.codec; o.codec == nil {
+		c.err = invalid("WithCodec(nil): the codec is nil")
+	}
+}
+
+type groupLayout Layout
+
+func (o groupLayout) applyGroup(c *groupConfig) {
+	if l := Layout(o); l != LayoutCurator && l != LayoutKazoo {
+		c.err = invalid("WithGroupLayout(%v): a group has LayoutCurator or LayoutKazoo", l)
+	}
+	c.kazoo = Layout(o) == LayoutKazoo
+}
+
+// WithGroupLayout chooses whose programs the path is shared with. The default is
+// [LayoutCurator].
+func WithGroupLayout(l Layout) GroupOption { return groupLayout(l) }
+
+// NewGroup returns the Group at path. It does no I/O; a bad argument is
+// reported by every method.
+func NewGroup[T any](s *Session, path string, opts ...GroupOption) *Group[T] {
+	c := groupConfig{codec: JSON}
+	for i, o := range opts {
+		if o == nil {
+			c.err = invalid("group option %d is nil", i)
+			continue
+		}
+		o.applyGroup(&c)
+	}
+	return &Group[T]{made: made{s: s, path: path, err: checkNew(s, path, c.err)}, codec: c.codec, kazoo: c.kazoo}
+}
+
+// Path returns the path that g was made with.
+func (g *Group[T]) Path() string { return g.path }
+
+func (g *Group[T]) dir() string { return g.s.full(g.path) }
+
+// partyName is what kazoo's members have in their names.
+const partyName = "__party__"
+
+// A Membership is one's own place in a [Group].
+type Membership[T any] struct {
+	g    *Group[T]
+	id   string
+	path string // of the znode, as the server knows it
+
+	leaving context.Context    // ends with Leave
+	leave   context.CancelFunc // begins to leave
+	ended   chan struct{}      // closed when nothing of it is left
+
+	mu     sync.Mutex
+	data   []byte        // of the znode; guarded by mu
+	inc    *incarnation  // whose session the znode belongs to; nil while there is none; guarded by mu
+	joined chan struct{} // closed when inc is set for the first time
+	err    error         // why it could not join, or stay; guarded by mu
+}
+
+// Join makes the caller a member, and returns when others can see it. While
+// another member has the id, in this process or another, Join waits: a process
+// that was restarted joins when the session of the former has ended. A Join that
+// fails leaves nothing behind.
+//
+// The errors are [ErrInvalid] for a bad id, [ErrTooLarge] for an info that does
+// not fit, [ErrClosed], those of ctx, and what the servers refuse.
+func (g *Group[T]) Join(ctx context.Context, id string, info T) (*Membership[T], error) {
+	m, err := g.join(ctx, id, info)
+	if err != nil {
+		return nil, opError("join", g.path, err)
+	}
+	return m, nil
+}
+
+func (g *Group[T]) join(ctx context.Context, id string, info T) (*Membership[T], error) {
+	if g.bad() != nil {
+		return nil, g.bad()
+	}
+	if ctx.Err() != nil {
+		return nil, ctxErr(ctx)
+	}
+	path := childPath(g.path, escapeKey(id))
+	if g.kazoo {
+		path = childPath(g.path, kazooName(newGUID(), partyName))
+	}
+	switch {
+	case id == "":
+		return nil, invalid("the id is empty")
+	case len(path) > maxPath:
+		return nil, invalid("id of %d bytes: its path has %d; the limit is %d", len(id), len(path), maxPath)
+	}
+	m := &Membership[T]{g: g, id: id, path: g.s.full(path), ended: make(chan struct{}), joined: make(chan struct{})}
+	var err error
+	if m.data, err = m.encode(info); err != nil {
+		return nil, err
+	}
+	m.leaving, m.leave = context.WithCancel(context.Background())
+	g.s.spawn(m.run)
+	select {
+	case <-m.joined:
+		return m, nil
+	case <-m.ended:
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		return nil, m.err
+	case <-ctx.Done():
+		// It may have joined at this same instant. The caller is told that it
+		// has not, so it must not stay.
+		m.leave()
+		select {
+		case <-m.ended:
+		case <-time.After(grace):
+		}
+		return nil, ctxErr(ctx)
+	}
+}
+
+// encode refuses what does not fit into a request.
+func (m *Membership[T]) encode(info T) ([]byte, error) {
+	if m.g.kazoo {
+		return []byte(m.id), nil
+	}
+	data, err := encode(m.g.codec, info)
+	if err != nil {
+		return nil, fmt.Errorf("cannot encode a %T: %w", info, err)
+	}
+	if m.g.s.sizeOf(m.path, data)+256 > maxPacket {
+		return nil, fmt.Errorf("info of %d bytes: %w", len(data), ErrTooLarge)
+	}
+	return data, nil
+}
+
+// ID returns the id that m has joined with.
+func (m *Membership[T]) ID() string { return m.id }
+
+// run keeps m in the group until it leaves or the Session is closed.
+func (m *Membership[T]) run() {
+	defer close(m.ended)
+	free := m.g.s.ids.take(m.leaving, m.path)
+	defer free()
+	err := m.g.s.during(m.leaving, func(inc *incarnation) error {
+		for {
+			if err := m.enter(inc); err != nil {
+				return err
+			}
+			// Somebody may delete the znode: then it is made again.
+			err := inc.awaitGone(m.leaving, m.path)
+			m.mu.Lock()
+			m.inc = nil
+			m.mu.Unlock()
+			if err != nil {
+				if !errors.Is(err, errEnded) {
+					inc.remove(m.path).await(grace)
+				}
+				return err
+			}
+		}
+	})
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.err = err; m.leaving.Err() == nil && m.g.s.failure() == nil {
+		m.g.s.log.Error("zsync: cannot stay in the group", "path", m.g.path, "id", m.id, "err", err)
+	}
+}
+
+// enter makes the znode in inc's session, when nobody else has it any more.
+//
+// Our own, of a session before, is waited for like anybody else's: it goes with
+// that session, which the servers may take for alive a little longer than we do.
+func (m *Membership[T]) enter(inc *incarnation) error {
+	for {
+		m.mu.Lock()
+		data := m.data
+		m.mu.Unlock()
+		if m.g.kazoo { // whose objects make the path once, and rely on it
+			if _, err := inc.create(m.leaving, m.g.dir(), nil); err != nil {
+				return err
+			}
+		}
+		err := inc.createOwn(m.leaving, m.path, data)
+		if isNodeExists(err) {
+			if err := inc.awaitGone(m.leaving, m.path); err != nil {
+				return err
+			}
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		m.mu.Lock()
+		m.inc = inc
+		same := slices.Equal(data, m.data)
+		m.mu.Unlock()
+		if !same { // Set did not know yet that there was a znode to write
+			if err := m.write(m.leaving, inc); err != nil && !isNoNode(err) {
+				return err
+			}
+		}
+		select {
+		case <-m.joined:
+		default:
+			close(m.joined)
+		}
+		return nil
+	}
+}
+
+// write makes the znode say what m.data says.
+func (m *Membership[T]) write(ctx context.Context, inc *incarnation) error {
+	for {
+		m.mu.Lock()
+		data := m.data
+		m.mu.Unlock()
+		// Within inc's session the znode at this path is ours: what was another's
+		// could not have been replaced by ours before, see enter.
+		if _, err := inc.set(ctx, m.path, data, -1); err != nil {
+			return err
+		}
+		m.mu.Lock()
+		same := slices.Equal(data, m.data)
+		m.mu.Unlock()
+		if same {
+			return nil // else another Set came in between, and its data is the newest
+		}
+	}
+}
+
+// Set replaces the info. While the session is being replaced it returns at once:
+// then m joins with the new info. It costs 1 request.
+func (m *Membership[T]) Set(ctx context.Context, info T) error {
+	return opError("set", m.g.path, m.set(ctx, info))
+}
+
+func (m *Membership[T]) set(ctx context.Context, info T) error {
+	data, err := m.encode(info)
+	switch {
+	case err != nil:
+		return err
+	case ctx.Err() != nil:
+		return ctxErr(ctx)
+	case m.g.s.failure() != nil:
+		return m.g.s.failure()
+	case m.leaving.Err() != nil:
+		return ErrNotLocked
+	}
+	m.mu.Lock()
+	m.data = data
+	inc := m.inc
+	m.mu.Unlock()
+	if inc == nil {
+		return nil // enter writes it, or reads it when it has created
+	}
+	err = m.write(ctx, inc)
+	if errors.Is(err, errEnded) || isNoNode(err) {
+		return nil // the next znode is made with it
+	}
+	return err
+}
+
+// Leave ends the membership, and returns when others can see that, but after
+// half a second at most: then the znode is deleted in the background. Leaving
+// twice is no error.
+func (m *Membership[T]) Leave() error {
+	m.leave()
+	select {
+	case <-m.ended:
+	case <-time.After(leaveLimit):
+	}
+	return nil
+}
+
+// leaveLimit is how long a release waits for servers that do not answer.
+const leaveLimit = 400 * time.Millisecond
+
+// Members returns who is in the group, in the order of their ids. It is at least
+// as new as the moment of the call. Members whose info cannot be decoded are
+// left out, and the error says which; the others are returned with it.
+func (g *Group[T]) Members(ctx context.Context) ([]Member[T], error) {
+	if g.bad() != nil {
+		return nil, opError("members", g.path, g.bad())
+	}
+	var found map[string]node
+	err := g.s.during(ctx, func(inc *incarnation) error {
+		found = make(map[string]node)
+		if err := inc.sync(ctx, g.dir()); err != nil {
+			return err
+		}
+		names, _, err := inc.children(ctx, g.dir())
+		if isNoNode(err) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		paths := make([]string, len(names))
+		for i, name := range names {
+			paths[i] = childPath(g.dir(), name)
+		}
+		nodes, err := inc.getAll(ctx, paths)
+		for i, n := range nodes {
+			if n.stat != nil {
+				found[names[i]] = n
+			}
+		}
+		return err
+	})
+	if err != nil {
+		return nil, opError("members", g.path, err)
+	}
+	members, bad := g.members(found)
+	return members, opError("members", g.path, errors.Join(bad...))
+}
+
+// members decodes znodes.
+func (g *Group[T]) members(nodes map[string]node) (members []Member[T], bad []error) {
+	for name, n := range nodes {
+		if n.stat.EphemeralOwner == 0 {
+			continue // another program's
+		}
+		member := Member[T]{Session: n.stat.EphemeralOwner, Since: time.UnixMilli(n.stat.Ctime)}
+		if g.kazoo {
+			if !strings.Contains(name, partyName) {
+				continue
+			}
+			member.ID = string(n.data)
+			members = append(members, member)
+			continue
+		}
+		member.ID = unescaped(name)
+		var err error
+		if member.Info, err = decode[T](g.codec, n.data); err != nil {
+			bad = append(bad, fmt.Errorf("member %q: %w", name, err))
+			continue
+		}
+		members = append(members, member)
+	}
+	slices.SortFunc(members, func(a, b Member[T]) int {
+		return cmp.Or(strings.Compare(a.ID, b.ID), cmp.Compare(a.Session, b.Session))
+	})
+	return members, bad
+}
+
+// unescaped returns the id of a member: also of one that another program has
+// named as zsync would not.
+func unescaped(name string) string {
+	if id, ok := unescapeKey(name); ok {
+		return id
+	}
+	return name
+}
+
+// Watch returns a channel of the members, in the order of their ids: as they are
+// now, and then the latest after each change. What is sent is the group as it
+// was at one moment. It never goes back, through however many sessions.
+//
+// The channel has no buffer. A reader who is slower than the changes gets the
+// latest members, not those in between. A member whose info cannot be decoded is
+// logged and left out. The channel is closed when ctx ends or the Session is
+// closed, or when a znode may not be read, which is logged.
+func (g *Group[T]) Watch(ctx context.Context) <-chan []Member[T] {
+	out := make(chan []Member[T])
+	if g.bad() != nil {
+		close(out)
+		return out
+	}
+	g.s.spawn(func() {
+		defer close(out)
+		err := g.s.followDir(ctx, g.dir(), func(nodes map[string]node, changed <-chan struct{}) (bool, error) {
+			members, bad := g.members(nodes)
+			for _, err := range bad {
+				g.s.log.Error("zsync: cannot watch a member", "path", g.path, "err", err)
+			}
+			select {
+			case out <- members:
+				return true, nil
+			case <-changed:
+				return false, nil // the reader gets what is newer
+			case <-ctx.Done():
+				return false, ctxErr(ctx)
+			case <-g.s.closing:
+				return false, g.s.failure()
+			}
+		})
+		if ctx.Err() == nil && g.s.failure() == nil {
+			g.s.log.Error("zsync: cannot watch", "path", g.path, "err", err)
+		}
+	})
+	return out
+}
+
+// An idSet keeps the members of one Session that have one id apart, which the
+// servers cannot: to them it is one session. The zero value is ready for use.
+type idSet struct {
+	mu    sync.Mutex
+	taken map[string]chan struct{} // by path of the znode; closed when it is free; guarded by mu
+}
+
+// take waits until path is free, or ctx has ended, and takes it.
+func (s *idSet) take(ctx context.Context, path string) (free func()) {
+	for {
+		s.mu.Lock()
+		former := s.taken[path]
+		if former == nil {
+			if s.taken == nil {
+				s.taken = make(map[string]chan struct{})
+			}
+			mine := make(chan struct{})
+			s.taken[path] = mine
+			s.mu.Unlock()
+			return func() {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				delete(s.taken, path)
+				close(mine)
+			}
+		}
+		s.mu.Unlock()
+		select {
+		case <-former:
+		case <-ctx.Done():
+			return func() {}
+		}
+	}
+}
+
+// createOwn makes an ephemeral znode whose name is not unique, with its parents.
+// The error is NodeExists if there is one. No other goroutine of this process may
+// create there meanwhile: so when a reply is lost, and a znode of this very
+// session is there, it is the one. When ctx ends nothing is left.
+func (inc *incarnation) createOwn(ctx context.Context, path string, data []byte) error {
+	open := false // an attempt without a reply may have been applied
+	for try := 0; ; try++ {
+		p, err := begin(ctx, inc, func(c *zk.Conn) (string, error) {
+			return c.Create(path, data, zk.FlagEphemeral, inc.m.cfg.acl)
+		})
+		if err == nil {
+			_, err = p.wait(ctx, inc)
+		}
+		switch {
+		case err == nil:
+			return nil
+		case errors.Is(err, errEnded):
+			return err // it was ephemeral
+		case ctx.Err() != nil && outcomeOf(err) != answered:
+			if p != nil || open {
+				inc.withdrawOwn(p, path).await(grace)
+			}
+			return ctxErr(ctx)
+		case isNodeExists(err) && open:
+			stat, e := inc.exists(ctx, path)
+			switch {
+			case e != nil && !errors.Is(e, errEnded):
+				inc.withdrawOwn(nil, path).await(grace)
+				return e
+			case e != nil:
+				return e
+			case stat != nil && stat.EphemeralOwner == inc.id.Load():
+				return nil
+			case stat != nil:
+				return err
+			}
+			continue // gone in between
+		case isNoNode(err):
+			if err := inc.makeDir(ctx, parentPath(path)); err != nil {
+				return err
+			}
+			continue
+		case outcomeOf(err) == answered:
+			return err
+		}
+		open = open || outcomeOf(err) == unknown
+		if err := inc.pause(ctx, try); err != nil {
+			if open {
+				inc.withdrawOwn(nil, path).await(grace)
+			}
+			return err
+		}
+	}
+}
+
+// withdrawOwn deletes in the background what createOwn may have made, once the
+// request is over, if it is this session's.
+func (inc *incarnation) withdrawOwn(making *pending[string], path string) *removal {
+	return inc.inBackground(path, func() error {
+		if making != nil {
+			select {
+			case <-making.done:
+			case <-inc.ctx.Done():
+				return errEnded
+			}
+		}
+		ctx := inc.ctx // there is nobody else to wait for
+		if err := inc.sync(ctx, path); err != nil {
+			return err
+		}
+		stat, err := inc.exists(ctx, path)
+		if err != nil || stat == nil || stat.EphemeralOwner != inc.id.Load() {
+			return err
+		}
+		return inc.removeNow(ctx, path)
+	})
+}

@@ -1,0 +1,312 @@
+package zsync
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+// rollCall writes members as one text.
+func rollCall(members []Member[string]) string {
+	var all []string
+	for _, m := range members {
+		all = append(all, m.ID+"="+m.Info)
+	}
+	return strings.Join(all, " ")
+}
+
+func TestMembersAreThoseWhoHaveJoinedAndNotLeft(t *testing.T) {
+	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
+		ctx := within(t, 30*time.Second)
+		a, b := NewGroup[string](connect(), "/deep/group"), NewGroup[string](connect(), "/deep/group")
+		want := func(want string) {
+			t.Helper()
+			for _, g := range []*Group[string]{a, b} {
+				members, err := g.Members(ctx)
+				must(t, err)
+				if got := rollCall(members); got != want {
+					t.Fatalf("the members are %q, want %q", got, want)
+				}
+			}
+		}
+		want("")
+		one, err := a.Join(ctx, "one", "1")
+		must(t, err)
+		two, err := b.Join(ctx, "two/2", "2")
+		must(t, err)
+		want("one=1 two/2=2")
+		must(t, one.Set(ctx, "eins"))
+		want("one=eins two/2=2")
+		must(t, one.Leave())
+		must(t, one.Leave())
+		want("two/2=2")
+		wantErr(t, one.Set(ctx, "x"), ErrNotLocked)
+		one, err = b.Join(ctx, "one", "3")
+		must(t, err)
+		want("one=3 two/2=2")
+		members, err := a.Members(ctx)
+		must(t, err)
+		for _, m := range members {
+			if m.Session != b.s.ID() || time.Since(m.Since).Abs() > time.Minute {
+				t.Errorf("member %+v is not of session %#x, or of another time", m, b.s.ID())
+			}
+		}
+		must(t, one.Leave())
+		must(t, two.Leave())
+		want("")
+	})
+}
+
+func TestAnIDHasOneMemberAtATime(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := open(t, srv), open(t, srv)
+		for _, next := range []*Session{s, other} {
+			first, err := NewGroup[string](s, "/g").Join(t.Context(), "id", "first")
+			must(t, err)
+			g := NewGroup[string](next, "/g")
+			joined := make(chan *Membership[string])
+			done := async(func() error {
+				m, err := g.Join(t.Context(), "id", "second")
+				joined <- m
+				return err
+			})
+			pendingStill(t, done)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			_, err = g.Join(ctx, "id", "third")
+			wantErr(t, err, context.DeadlineExceeded)
+			cancel()
+			must(t, first.Leave())
+			second := <-joined
+			must(t, <-done)
+			members, err := g.Members(t.Context())
+			must(t, err)
+			if got := rollCall(members); got != "id=second" {
+				t.Errorf("the members are %q", got)
+			}
+			must(t, second.Leave())
+		}
+		if left := childrenOf(t, s, "/g"); len(left) > 0 {
+			t.Errorf("znodes %q are left", left)
+		}
+	})
+}
+
+func TestAMemberJoinsAgainAfterAnExpiryAndADeletion(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := open(t, srv), open(t, srv)
+		m, err := NewGroup[string](s, "/g").Join(t.Context(), "id", "1")
+		must(t, err)
+		g := NewGroup[string](other, "/g")
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		watch := g.Watch(ctx)
+		// next waits for members of other sessions than those before, or of other
+		// infos; a moment without anybody may be seen, or not.
+		next := func(want string, not int64) int64 {
+			t.Helper()
+			for members := range watch {
+				if rollCall(members) == want && (want == "" || members[0].Session != not) {
+					return s.ID()
+				}
+			}
+			t.Fatal("Watch has ended")
+			return 0
+		}
+		before := next("id=1", 0)
+		srv.Expire(before)
+		if after := next("id=1", before); after == before {
+			t.Error("the session has not been replaced")
+		}
+		inc, err := other.live(ctx)
+		must(t, err)
+		must(t, inc.removeNow(ctx, other.full("/g/id")))
+		must(t, m.Set(ctx, "2"))
+		before = next("id=2", 0)
+		srv.Partition(before)
+		set := async(func() error { return m.Set(ctx, "3") })
+		next("id=3", before) // when the old session has ended
+		must(t, <-set)
+		must(t, m.Leave())
+		next("", 0)
+	})
+}
+
+func TestGroupRefusesBadInput(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		for _, g := range []*Group[string]{
+			NewGroup[string](nil, "/g"), NewGroup[string](s, "g"), NewGroup[string](s, "/g", nil),
+			NewGroup[string](s, "/g", WithCodec(nil)), NewGroup[string](s, "/g", WithGroupLayout(LayoutSelector)), {},
+		} {
+			_, err := g.Join(t.Context(), "id", "")
+			wantErr(t, err, ErrInvalid)
+			_, err = g.Members(t.Context())
+			wantErr(t, err, ErrInvalid)
+			if _, ok := <-g.Watch(t.Context()); ok {
+				t.Error("Watch of a bad Group is open")
+			}
+		}
+		g := NewGroup[string](s, "/g")
+		_, err := g.Join(t.Context(), "", "")
+		wantErr(t, err, ErrInvalid)
+		_, err = g.Join(t.Context(), strings.Repeat("x", 3000), "")
+		wantErr(t, err, ErrInvalid)
+		_, err = g.Join(t.Context(), "id", strings.Repeat("x", 1<<20))
+		wantErr(t, err, ErrTooLarge)
+		cause := errors.New("enough")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancel(cause)
+		_, err = g.Join(ctx, "id", "")
+		wantErr(t, err, cause, context.Canceled)
+	})
+}
+
+func TestAMemberWhoseInfoCannotBeDecodedKeepsTheOthersFromNobody(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		bad, err := NewGroup[string](s, "/g").Join(t.Context(), "bad", "text")
+		must(t, err)
+		g := NewGroup[int](s, "/g")
+		good, err := g.Join(t.Context(), "good", 7)
+		must(t, err)
+		members, err := g.Members(t.Context())
+		if err == nil || len(members) != 1 || members[0].Info != 7 {
+			t.Errorf("Members = %v, %v", members, err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		if members := <-g.Watch(ctx); len(members) != 1 {
+			t.Errorf("Watch gives %v", members)
+		}
+		must(t, bad.Leave())
+		must(t, good.Leave())
+	})
+}
+
+func TestJoinAndLeaveWithServersThatAreAwayKeepTheirTime(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := open(t, srv), open(t, srv)
+		g := NewGroup[string](s, "/g")
+		m, err := g.Join(t.Context(), "in", "")
+		must(t, err)
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Session == s.ID() && r.Op != zktest.OpPing && r.Op != zktest.OpConnect {
+				return zktest.Delay(20 * time.Second)
+			}
+			return zktest.Pass
+		})
+		start := time.Now()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err = g.Join(ctx, "late", "")
+		wantErr(t, err, context.DeadlineExceeded)
+		if d := time.Since(start); d > time.Second+50*time.Millisecond {
+			t.Errorf("Join took %v", d)
+		}
+		start = time.Now()
+		must(t, m.Leave())
+		if d := time.Since(start); d > 500*time.Millisecond {
+			t.Errorf("Leave took %v", d)
+		}
+		srv.Intercept(nil)
+		time.Sleep(time.Minute)
+		if left := childrenOf(t, other, "/g"); len(left) > 0 {
+			t.Errorf("znodes %q are left", left)
+		}
+	})
+}
+
+func TestHammerAGroupEndsUpWithThoseWhoAreIn(t *testing.T) {
+	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
+		ctx := t.Context()
+		var wg sync.WaitGroup
+		var sessions []*Session
+		var mu sync.Mutex
+		in := make(map[string]string)
+		for process := range 3 {
+			s := open(t, srv)
+			sessions = append(sessions, s)
+			r := rand.New(rand.NewPCG(rnd.Uint64(), 1))
+			g := NewGroup[string](s, "/g")
+			wg.Go(func() {
+				for n := range 6 {
+					id := fmt.Sprint("id", r.IntN(4))
+					mu.Lock()
+					if _, ok := in[id]; ok { // somebody may be in for long
+						mu.Unlock()
+						continue
+					}
+					in[id] = ""
+					mu.Unlock()
+					info := fmt.Sprint(process, "-", n)
+					join, cancel := context.WithTimeout(ctx, time.Duration(1+r.IntN(60))*time.Second)
+					m, err := g.Join(join, id, "at first")
+					cancel()
+					stays := err == nil && r.IntN(3) == 0
+					if err == nil {
+						if err := m.Set(ctx, info); err != nil {
+							t.Error(err)
+						}
+						time.Sleep(time.Duration(r.IntN(20)) * time.Second)
+						if !stays {
+							m.Leave()
+						}
+					} else if !errors.Is(err, context.DeadlineExceeded) {
+						t.Error(err)
+					}
+					mu.Lock()
+					if in[id] = id + "=" + info; !stays {
+						delete(in, id)
+					}
+					mu.Unlock()
+				}
+			})
+		}
+		reader := open(t, srv)
+		watching, stop := context.WithCancel(ctx)
+		var last []Member[string]
+		var watched sync.WaitGroup
+		watched.Go(func() {
+			for last = range NewGroup[string](reader, "/g").Watch(watching) {
+				ids := make(map[string]bool)
+				for _, m := range last {
+					if ids[m.ID] {
+						t.Errorf("two members have the id %q: %v", m.ID, last)
+					}
+					ids[m.ID] = true
+				}
+			}
+		})
+		until := make(chan struct{})
+		ended := async(func() error { chaos(t, srv, rnd, append(sessions, reader), until); return nil })
+		wg.Wait()
+		close(until)
+		<-ended
+		time.Sleep(2 * time.Minute) // sessions end, and everyone joins again
+		synctest.Wait()
+		var want []string
+		for _, id := range []string{"id0", "id1", "id2", "id3"} {
+			if m := in[id]; m != "" {
+				want = append(want, m)
+			}
+		}
+		members, err := NewGroup[string](sessions[0], "/g").Members(ctx)
+		must(t, err)
+		if got := rollCall(members); got != strings.Join(want, " ") {
+			t.Errorf("the members are %q, want %q", got, want)
+		}
+		stop()
+		watched.Wait()
+		if got := rollCall(last); got != strings.Join(want, " ") {
+			t.Errorf("Watch ended with %q, want %q", got, want)
+		}
+	})
+}
