@@ -1,0 +1,361 @@
+package zsync
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+)
+
+// A Partition spreads shards over the processes that name the same path: each
+// shard has one owner at a time, which runs a function for it.
+//
+//	p := zsync.NewPartition(s, "/ingest")
+//	err := p.Run(ctx, []string{"eu", "us", "asia"}, func(ctx context.Context, shard string) error {
+//		return ingest(ctx, shard) // until ctx ends
+//	})
+//
+// Every process calls Run with the same shards. They are spread evenly: no
+// process has two more than another. When a process comes or goes only as many
+// shards move as that takes. A shard moves only when the function of its owner
+// has returned, or its owner's session has ended. While processes have different
+// lists, as during a roll-out, a shard goes to those that name it.
+//
+// # Loss
+//
+// The function's context ends when the shard is to move, with cause
+// [ErrNotLocked], and when the session is lost, with cause [ErrLost]: then
+// another process may own the shard already. Run goes on in the next session.
+//
+// # Znodes
+//
+// path/members is a [Group] of the processes, each with its shards as info, in
+// JSON. path/plan is a [Value] that says who is to have which shard, also JSON:
+// so some ten thousand shards are the limit. path/shards/<shard> is the line of
+// a [Mutex], and who holds it owns the shard.
+//
+// # Cost
+//
+// While nothing changes a Partition costs nothing. When a process comes or goes
+// each process reads the group and the plan, and one writes the plan; each shard
+// that moves costs the former owner 1 request and the new one 2.
+type Partition struct {
+	made
+	id string
+}
+
+// A PartitionOption changes a [Partition].
+type PartitionOption func(*partitionConfig)
+
+type partitionConfig struct {
+	id  string
+	err error
+}
+
+// WithMember sets the id under which the process is a member: one for each
+// process, since a second of the same id waits for the first to go. The default
+// is the owner ([WithOwner]) with a unique number.
+func WithMember(id string) PartitionOption {
+	return func(c *partitionConfig) {
+		if c.id = id; id == "" {
+			c.err = invalid("WithMember: the id is empty")
+		}
+	}
+}
+
+// NewPartition returns the Partition at path. It does no I/O; a bad argument is
+// reported by Run.
+func NewPartition(s *Session, path string, opts ...PartitionOption) *Partition {
+	var c partitionConfig
+	for i, o := range opts {
+		if o == nil {
+			c.err = invalid("partition option %d is nil", i)
+			continue
+		}
+		o(&c)
+	}
+	return &Partition{made: made{s: s, path: path, err: checkNew(s, path, c.err)}, id: c.id}
+}
+
+// Path returns the path that p was made with.
+func (p *Partition) Path() string { return p.path }
+
+// A plan says who is to own which shard.
+type plan struct {
+	Owners map[string]string `json:"owners"` // by shard: the id of the member
+}
+
+// Run takes part in the Partition: it joins, and calls f in a goroutine of its
+// own for each shard that it owns, until ctx ends or an f fails. f should return
+// soon after its ctx has ended, as the shard does not move before. When f
+// returns nil although its ctx has not ended it is called again, after a pause
+// ([WithRetry]).
+//
+// When an f returns an error of its own, while its shard was neither to move nor
+// lost, Run ends every other, leaves, and returns that error. Otherwise it
+// returns the error of ctx, or what retrying cannot cure, when every f has
+// returned.
+func (p *Partition) Run(ctx context.Context, shards []string, f func(ctx context.Context, shard string) error) error {
+	return opError("run", p.path, p.run(ctx, shards, f))
+}
+
+func (p *Partition) run(ctx context.Context, shards []string, f func(ctx context.Context, shard string) error) error {
+	switch {
+	case p.bad() != nil:
+		return p.bad()
+	case f == nil:
+		return invalid("the function is nil")
+	case ctx.Err() != nil:
+		return ctxErr(ctx)
+	}
+	shards = slices.Clone(shards)
+	slices.Sort(shards)
+	for i, shard := range shards {
+		if i > 0 && shard == shards[i-1] {
+			return invalid("shard %q is given twice", shard)
+		}
+		if path := p.shardPath(shard); len(path) > maxPath {
+			return invalid("shard %q: its path has %d bytes; the limit is %d", shard, len(path), maxPath)
+		}
+	}
+	id := p.id
+	if id == "" {
+		id = p.s.cfg.owner + " " + newGUID()
+	}
+	r := &partitioning{
+		p: p, f: f, id: id,
+		group: NewGroup[[]string](p.s, childPath(p.path, "members")),
+		plan:  NewValue[plan](p.s, childPath(p.path, "plan")),
+		mine:  make(map[string]*shardRun),
+	}
+	me, err := r.group.join(ctx, id, shards)
+	if err != nil {
+		return err
+	}
+	// Others are given our shards when we have left, and get them when we have
+	// given them up: in this order nobody waits for us.
+	defer me.Leave()
+	err = r.run(ctx)
+	if ctx.Err() != nil && (err == nil || errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
+		return ctxErr(ctx)
+	}
+	return err
+}
+
+func (p *Partition) shardPath(shard string) string {
+	return childPath(childPath(p.path, "shards"), escapeKey(shard))
+}
+
+// A partitioning is one Run.
+type partitioning struct {
+	p     *Partition
+	f     func(ctx context.Context, shard string) error
+	id    string
+	group *Group[[]string]
+	plan  *Value[plan]
+
+	mine map[string]*shardRun // by shard: what this process owns, or waits for; used by run alone
+}
+
+// A shardRun is one shard that is to be ours.
+type shardRun struct {
+	ctx   context.Context // ends when the shard is to move
+	stop  context.CancelCauseFunc
+	ended chan struct{} // closed when it has been given up
+}
+
+// run follows the group and the plan until ctx ends or something fails. Every
+// shard has been given up when it returns.
+func (r *partitioning) run(outer context.Context) (err error) {
+	ctx, fail := context.WithCancelCause(outer)
+	defer fail(nil)
+	var first sync.Once
+	report := func(e error) {
+		first.Do(func() { err = e })
+		fail(e)
+	}
+	var runs sync.WaitGroup
+	members, plans := r.group.Watch(ctx), r.plan.Watch(ctx)
+	// Nothing is decided by the order in which these come: each leads to the
+	// same look at both. The channels close when ctx ends or the Session does.
+	for open := true; open; {
+		var now plan
+		select {
+		case _, open = <-members:
+			if open {
+				if e := r.replan(ctx); e != nil && ctx.Err() == nil {
+					report(e)
+				}
+			}
+		case now, open = <-plans:
+			if open {
+				r.follow(ctx, now, &runs, report)
+			}
+		}
+	}
+	if ctx.Err() == nil {
+		report(cmp.Or(r.p.s.failure(), errors.New("the members or the plan cannot be read; see the log")))
+	}
+	fail(nil)
+	runs.Wait()
+	for range members {
+	}
+	for range plans {
+	}
+	first.Do(func() { err = ctxErr(outer) })
+	return err
+}
+
+// replan makes the plan fit the group.
+//
+// The group is read after the plan, so a plan that is written, which it only is
+// if nobody has written another since, knows of a newer group than the one
+// before it. So a process that lags never undoes what a newer group has led to,
+// and whoever comes or goes is seen by every other, the last of which sees all.
+func (r *partitioning) replan(ctx context.Context) error {
+	unchanged := errors.New("unchanged")
+	_, err := r.plan.update(ctx, func(old plan) (plan, error) {
+		members, err := r.group.Members(ctx)
+		if members == nil && err != nil {
+			return old, err // otherwise it is about members that have no list of shards
+		}
+		wants := make(map[string][]string, len(members))
+		for _, m := range members {
+			wants[m.ID] = m.Info
+		}
+		now := plan{balance(old.Owners, wants)}
+		if maps.Equal(now.Owners, old.Owners) && old.Owners != nil {
+			return old, unchanged
+		}
+		return now, nil
+	})
+	if err == unchanged {
+		return nil
+	}
+	return err
+}
+
+// follow begins what the plan gives to us, and ends what it does not.
+func (r *partitioning) follow(ctx context.Context, now plan, runs *sync.WaitGroup, report func(error)) {
+	for shard, run := range r.mine {
+		if now.Owners[shard] != r.id {
+			run.stop(ErrNotLocked)
+		}
+		if isClosed(run.ended) {
+			delete(r.mine, shard)
+		}
+	}
+	for shard, owner := range now.Owners {
+		if former := r.mine[shard]; owner != r.id || former != nil && former.ctx.Err() == nil {
+			continue
+		}
+		// If it is ours again before its function has returned, the next run
+		// waits for that in the line, like anybody else's.
+		turn, stop := context.WithCancelCause(ctx)
+		run := &shardRun{ctx: turn, stop: stop, ended: make(chan struct{})}
+		r.mine[shard] = run
+		runs.Go(func() {
+			defer close(run.ended)
+			defer stop(nil)
+			if err := r.own(turn, shard); err != nil && turn.Err() == nil {
+				report(err)
+			}
+		})
+	}
+}
+
+// own waits for a shard and runs the function for it, again and again, until ctx
+// ends or the function fails.
+func (r *partitioning) own(ctx context.Context, shard string) error {
+	m := NewMutex(r.p.s, r.p.shardPath(shard))
+	for try := 0; ; try++ {
+		var failed error
+		err := m.Do(ctx, func(ctx context.Context) error {
+			if err := r.f(ctx, shard); err != nil && ctx.Err() == nil {
+				failed = err
+			}
+			return nil
+		})
+		switch {
+		case failed != nil:
+			return failed
+		case ctx.Err() != nil:
+			return ctxErr(ctx)
+		case errors.Is(err, ErrClosed), err != nil && !errors.Is(err, ErrLost):
+			return err
+		}
+		if err != nil {
+			try = 0
+			continue // in the next session
+		}
+		if err := pauseFor(ctx, r.p.s.cfg.retry.delay(try+1)); err != nil {
+			return err
+		}
+	}
+}
+
+// balance returns who is to own which shard. wants are the shards that each
+// member names. What was theirs before stays theirs as far as an even spread
+// allows. It depends on its arguments alone.
+//
+//  1. What nobody names any more, and what belongs to who has gone or does not
+//     name it, is taken away.
+//  2. What has no owner goes to the one with the fewest of those who name it.
+//  3. While somebody has two more than another who names one of them, that one
+//     moves.
+func balance(owners map[string]string, wants map[string][]string) map[string]string {
+	named := make(map[string][]string) // by shard: who names it
+	load := make(map[string]int, len(wants))
+	ids := slices.Sorted(maps.Keys(wants))
+	for _, id := range ids {
+		for _, shard := range wants[id] {
+			named[shard] = append(named[shard], id)
+		}
+	}
+	shards := slices.Sorted(maps.Keys(named))
+	now := make(map[string]string, len(named))
+	for _, shard := range shards { // Step 1.
+		if owner := owners[shard]; slices.Contains(named[shard], owner) {
+			now[shard] = owner
+			load[owner]++
+		}
+	}
+	fewest := func(ids []string) string {
+		return slices.MinFunc(ids, func(a, b string) int { return cmp.Or(load[a]-load[b], cmp.Compare(a, b)) })
+	}
+	for _, shard := range shards { // Step 2.
+		if _, ok := now[shard]; !ok {
+			now[shard] = fewest(named[shard])
+			load[now[shard]]++
+		}
+	}
+	for { // Step 3. Each move lowers the sum of the squares of the loads.
+		best, widest := -1, 1
+		for i, shard := range shards {
+			if gap := load[now[shard]] - load[fewest(named[shard])]; gap > widest {
+				best, widest = i, gap
+			}
+		}
+		if best < 0 {
+			return now
+		}
+		shard := shards[best]
+		to := fewest(named[shard])
+		load[now[shard]]--
+		load[to]++
+		now[shard] = to
+	}
+}
+
+// pauseFor waits for d.
+func pauseFor(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctxErr(ctx)
+	}
+}

@@ -1,0 +1,272 @@
+package zsync
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+func TestBalanceSpreadsEvenlyAndMovesNoMoreThanItMust(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(1, 2))
+	for range 300 {
+		var shards []string
+		for i := range rnd.IntN(60) {
+			shards = append(shards, fmt.Sprint("shard", i))
+		}
+		wants := make(map[string][]string)
+		var owners map[string]string
+		for range 20 {
+			before := len(wants)
+			if id := fmt.Sprint("member", rnd.IntN(8)); wants[id] != nil {
+				delete(wants, id)
+			} else {
+				wants[id] = append(slices.Clone(shards), "")[:len(shards)]
+			}
+			former := owners
+			owners = balance(former, wants)
+			if len(wants) == 0 {
+				if len(owners) > 0 {
+					t.Fatalf("%v own something, and nobody is there", owners)
+				}
+				continue
+			}
+			load := make(map[string]int)
+			moved := 0
+			for _, shard := range shards {
+				owner := owners[shard]
+				if wants[owner] == nil {
+					t.Fatalf("%q belongs to %q, who is not there", shard, owner)
+				}
+				load[owner]++
+				if former[shard] != owner {
+					moved++
+				}
+			}
+			for id := range wants {
+				if load[id] < len(shards)/len(wants) || load[id] > (len(shards)+len(wants)-1)/len(wants) {
+					t.Fatalf("%d shards over %d members: %v", len(shards), len(wants), load)
+				}
+			}
+			if most := (len(shards)+len(wants)-1)/len(wants) + 1; before > 0 && moved > most {
+				t.Fatalf("%d of %d shards moved, with %d members before and %d now; want at most %d", moved, len(shards), before, len(wants), most)
+			}
+		}
+	}
+}
+
+func TestBalanceGivesAShardOnlyToThoseWhoNameIt(t *testing.T) {
+	got := balance(map[string]string{"a": "x", "b": "x", "gone": "x"}, map[string][]string{"x": {"a", "b"}, "y": {"b", "c"}, "z": {"d"}})
+	if want := map[string]string{"a": "x", "b": "x", "c": "y", "d": "z"}; !maps.Equal(got, want) {
+		t.Errorf("balance = %v, want %v", got, want)
+	}
+	got = balance(map[string]string{"a": "x", "b": "x", "c": "x"}, map[string][]string{"x": {"a", "b", "c"}, "y": {"c"}})
+	if want := map[string]string{"a": "x", "b": "x", "c": "y"}; !maps.Equal(got, want) {
+		t.Errorf("balance = %v, want %v", got, want)
+	}
+}
+
+// owners keeps who runs a function for which shard.
+type owners struct {
+	t   *testing.T
+	srv *zktest.Server
+	mu  sync.Mutex
+	of  map[string]owner // by shard
+}
+
+// An owner is a process, and the session by which it owns a shard.
+type owner struct {
+	id      string
+	session int64
+}
+
+func newOwners(t *testing.T, srv *zktest.Server) *owners {
+	return &owners{t: t, srv: srv, of: make(map[string]owner)}
+}
+
+// run is the function of a process, which ends at once with its ctx. Nobody may
+// have begun before, unless a server has ended the session of its own accord.
+func (o *owners) run(s *Session, id string) func(ctx context.Context, shard string) error {
+	return func(ctx context.Context, shard string) error {
+		me := owner{id, s.ID()}
+		o.mu.Lock()
+		if other, ok := o.of[shard]; ok && slices.Contains(o.srv.Sessions(), other.session) {
+			o.t.Errorf("%v and %v own %q", other, me, shard)
+		}
+		o.of[shard] = me
+		o.mu.Unlock()
+		<-ctx.Done()
+		o.mu.Lock()
+		if o.of[shard] == me {
+			delete(o.of, shard)
+		}
+		o.mu.Unlock()
+		return nil
+	}
+}
+
+func (o *owners) count() map[string]int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	n := make(map[string]int)
+	for _, owner := range o.of {
+		n[owner.id]++
+	}
+	return n
+}
+
+func TestShardsAreSpreadAndMoveWhenProcessesComeAndGo(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		o := newOwners(t, srv)
+		shards := []string{"a", "b", "c/d", "e", "f", ""}
+		type process struct {
+			s    *Session
+			stop context.CancelFunc
+			done <-chan error
+		}
+		start := func(id string) process {
+			s := open(t, srv)
+			ctx, stop := context.WithCancel(t.Context())
+			return process{s, stop, async(func() error {
+				return NewPartition(s, "/p", WithMember(id)).Run(ctx, shards, o.run(s, id))
+			})}
+		}
+		want := func(want map[string]int) {
+			t.Helper()
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			if got := o.count(); !maps.Equal(got, want) {
+				t.Fatalf("the shards are spread as %v, want %v", got, want)
+			}
+		}
+		one := start("one")
+		want(map[string]int{"one": 6})
+		two := start("two")
+		want(map[string]int{"one": 3, "two": 3})
+		three := start("three")
+		want(map[string]int{"one": 2, "two": 2, "three": 2})
+		srv.Expire(two.s.ID())
+		want(map[string]int{"one": 2, "two": 2, "three": 2})
+		one.stop()
+		wantErr(t, <-one.done, context.Canceled)
+		want(map[string]int{"two": 3, "three": 3})
+		two.s.Close()
+		wantErr(t, <-two.done, ErrClosed)
+		want(map[string]int{"three": 6})
+		before := three.s.Stats().Requests
+		time.Sleep(time.Hour)
+		if n := three.s.Stats().Requests - before; n > 4*3600/2 { // what a held lock costs
+			t.Errorf("an hour in which nothing changed cost %d requests", n)
+		}
+		three.stop()
+		<-three.done
+		two.stop()
+	})
+}
+
+func TestAFunctionThatFailsEndsRun(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		boom := errors.New("boom")
+		running := 0
+		var mu sync.Mutex
+		err := NewPartition(s, "/p").Run(t.Context(), []string{"a", "b", "c"}, func(ctx context.Context, shard string) error {
+			mu.Lock()
+			running++
+			mu.Unlock()
+			defer func() {
+				mu.Lock()
+				running--
+				mu.Unlock()
+			}()
+			if shard == "b" {
+				time.Sleep(time.Minute)
+				return boom
+			}
+			<-ctx.Done()
+			return ctx.Err()
+		})
+		wantErr(t, err, boom)
+		if running != 0 {
+			t.Errorf("%d functions run still", running)
+		}
+		if left := childrenOf(t, s, "/p/members"); len(left) > 0 {
+			t.Errorf("members %q are left", left)
+		}
+	})
+}
+
+func TestPartitionRefusesBadInput(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		f := func(context.Context, string) error { return nil }
+		for _, p := range []*Partition{NewPartition(nil, "/p"), NewPartition(s, "p"), NewPartition(s, "/p", nil), NewPartition(s, "/p", WithMember("")), {}} {
+			wantErr(t, p.Run(t.Context(), nil, f), ErrInvalid)
+		}
+		p := NewPartition(s, "/p")
+		wantErr(t, p.Run(t.Context(), []string{"a"}, nil), ErrInvalid)
+		wantErr(t, p.Run(t.Context(), []string{"a", "b", "a"}, f), ErrInvalid)
+		wantErr(t, p.Run(t.Context(), []string{string(make([]byte, 3000))}, f), ErrInvalid)
+	})
+}
+
+// A function is believed to be the owner until its context ends, and it ends at
+// once then. Nobody else may have begun before.
+func TestHammerNoShardHasTwoOwners(t *testing.T) {
+	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
+		o := newOwners(t, srv)
+		shards := []string{"a", "b", "c", "d", "e"}
+		var wg sync.WaitGroup
+		var sessions []*Session
+		var stay []context.CancelFunc
+		for process := range 3 {
+			s := open(t, srv)
+			sessions = append(sessions, s)
+			r := rand.New(rand.NewPCG(rnd.Uint64(), 1))
+			last, stop := context.WithCancel(t.Context())
+			stay = append(stay, stop)
+			wg.Go(func() {
+				for n := range 3 {
+					ctx := last
+					if n < 2 {
+						var cancel context.CancelFunc
+						ctx, cancel = context.WithTimeout(last, time.Duration(1+r.IntN(40))*time.Second)
+						defer cancel()
+					}
+					id := fmt.Sprint(process, ".", n)
+					err := NewPartition(s, "/p", WithMember(id)).Run(ctx, shards, o.run(s, id))
+					if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) {
+						t.Errorf("Run = %v", err)
+					}
+				}
+			})
+		}
+		until := make(chan struct{})
+		ended := async(func() error { chaos(t, srv, rnd, sessions, until); return nil })
+		time.Sleep(30 * time.Second)
+		close(until)
+		<-ended
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		for id, n := range o.count() {
+			if n > 2 {
+				t.Errorf("%s has %d of 5 shards, of 3 processes", id, n)
+			}
+		}
+		if len(o.of) != len(shards) {
+			t.Errorf("owned are %v", o.of)
+		}
+		for _, stop := range stay {
+			stop()
+		}
+		wg.Wait()
+	})
+}
