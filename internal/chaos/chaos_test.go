@@ -438,7 +438,10 @@ func (c *couple) meet(ctx context.Context, t *testing.T, e *chaos.Ensemble, vict
 	}
 	dial := func(network, address string, timeout time.Duration) (net.Conn, error) {
 		conn, err := net.DialTimeout(network, address, timeout)
-		return &listener{Conn: conn, pong: c.pong}, err
+		if err != nil {
+			return nil, err
+		}
+		return &listener{Conn: conn, pong: c.pong}, nil
 	}
 	var err error
 	if c.holder, err = zsync.Connect(ctx, e.Addr(victim), zsync.WithSessionTimeout(c.timeout), zsync.WithDialer(dial)); err != nil {
