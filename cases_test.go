@@ -427,7 +427,7 @@ func TestCase12AForeignChildOfAnyNameDoesNoHarm(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		inc := live(t, s)
-		for _, name := range []string{"_c_", "_c_short", "lock", "lock-", "x", "_c_0123456789abcdef0123456789abcdef-latch-0000000000"} {
+		for _, name := range []string{"_c_", "_c_short", "lock", "lock-", "x", "_c_0123456789abcdef0123456789abcdef-other-0000000000"} {
 			_, err := inc.create(t.Context(), "/m/"+name, nil)
 			must(t, err)
 		}
@@ -1125,7 +1125,7 @@ func TestCase03NothingIsGrantedOnAnAnswerThatIsTooOld(t *testing.T) {
 		s := open(t, srv)
 		old := live(t, s)
 		l := newLine(s.manager, "/m", protectedName, "lock-")
-		for name, acquire := range map[string]func(context.Context, string, []byte, rule) (*place, error){
+		for name, acquire := range map[string]func(context.Context, string, []byte, rule) (*lineClaim, error){
 			"acquire": l.acquire, "try": l.try,
 		} {
 			old, slept := live(t, s), false

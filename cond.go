@@ -108,8 +108,9 @@ func (c *Cond) check() error {
 // must know whether it still stood asks [Mutex.Lost], or uses [Mutex.Txn],
 // before Wait.
 //
-// Inside [Mutex.Do] of c.L, ctx may be that of Do. As L has been given up in
-// between, that context no longer ends when L is lost; the end of Do reports it.
+// Inside [Mutex.Do] of c.L, or [RWMutex.RDo] where c.L is its RLocker, ctx may be
+// that of Do. Wait then gives up what that Do has, and gets it back; in between
+// the context does not end when L is lost, as it is not held.
 func (c *Cond) Wait(ctx context.Context) error {
 	return opError("wait", c.path, c.wait(ctx))
 }
@@ -119,7 +120,7 @@ func (c *Cond) wait(ctx context.Context) error {
 		return c.check()
 	}
 	p, names, err := c.enter(ctx) // Step 1.
-	unlocked := c.unlock(ctx)
+	relock, unlocked := c.unlock(ctx)
 	if err == nil && unlocked == nil {
 		err = c.sleep(ctx, p, names)
 	}
@@ -141,7 +142,7 @@ func (c *Cond) wait(ctx context.Context) error {
 	//
 	// The signal is taken only with L held. Until then it is passed on if our
 	// process dies, or ctx ends.
-	if err := c.relock(ctx); err != nil {
+	if err := relock(ctx); err != nil {
 		c.leave(p)
 		return err
 	}
@@ -151,7 +152,7 @@ func (c *Cond) wait(ctx context.Context) error {
 
 // enter makes a place at the end of the line, and lists who is in it. The error
 // is errEnded if the session ends.
-func (c *Cond) enter(ctx context.Context) (*place, []string, error) {
+func (c *Cond) enter(ctx context.Context) (*lineClaim, []string, error) {
 	if c.bad() != nil {
 		return nil, nil, c.bad()
 	}
@@ -162,27 +163,36 @@ func (c *Cond) enter(ctx context.Context) (*place, []string, error) {
 	return c.line.enter(ctx, inc, c.line.bases[0], []byte(c.s.cfg.owner))
 }
 
-// unlock unlocks L. That cannot be refused, so if ctx ends while it is waited
-// for, it goes on in the background.
-func (c *Cond) unlock(ctx context.Context) error {
+// unlock unlocks L, and returns what locks it again. Unlocking cannot be refused,
+// so if ctx ends while it is waited for, it goes on in the background.
+//
+// A lock of this package knows what the Do in which ctx was made has of it: that
+// is what is given up, and what is got again belongs to that Do.
+func (c *Cond) unlock(ctx context.Context) (relock func(context.Context) error, err error) {
+	l, ours := c.L.(interface {
+		yield(context.Context) (again func(context.Context) error, err error)
+	})
 	if c.bad() != nil {
-		return c.L.Unlock()
+		return nil, c.L.Unlock()
 	}
-	done, l := make(chan error, 1), c.L
-	c.s.spawn(func() { done <- l.Unlock() })
-	if err, ok := graced(done, ctx.Done()); ok {
-		return err
+	type result struct {
+		relock func(context.Context) error
+		err    error
 	}
-	return ctxErr(ctx)
-}
-
-// relock locks L again. Inside its Do that is not taken for waiting for oneself,
-// and what is got belongs to the Do.
-func (c *Cond) relock(ctx context.Context) error {
-	if l, ok := c.L.(interface{ relock(context.Context) error }); ok {
-		return l.relock(ctx)
+	done, unlock := make(chan result, 1), c.L.Unlock
+	lock := func(ctx context.Context) error { return c.L.Lock(outside{ctx}) }
+	c.s.spawn(func() {
+		if ours {
+			again, err := l.yield(ctx)
+			done <- result{again, err}
+		} else {
+			done <- result{lock, unlock()}
+		}
+	})
+	if r, ok := graced(done, ctx.Done()); ok {
+		return r.relock, r.err
 	}
-	return c.L.Lock(outside{ctx})
+	return nil, ctxErr(ctx)
 }
 
 // An outside is a context that no longer says that it comes from Do.
@@ -196,7 +206,7 @@ func (o outside) Value(key any) any {
 }
 
 // sleep waits until p is woken.
-func (c *Cond) sleep(ctx context.Context, p *place, names []string) error {
+func (c *Cond) sleep(ctx context.Context, p *lineClaim, names []string) error {
 	c.s.waiters.Add(1)
 	defer c.s.waiters.Add(-1)
 	own := p.inc.hub.join(watchKey{watchData, p.path}) // Step 2.
@@ -216,13 +226,13 @@ func (c *Cond) sleep(ctx context.Context, p *place, names []string) error {
 
 // guard looks after the signals of those ahead of p until woken is closed or p
 // has vanished.
-func (c *Cond) guard(ctx context.Context, p *place, names []string, woken <-chan struct{}) error {
+func (c *Cond) guard(ctx context.Context, p *lineClaim, names []string, woken <-chan struct{}) error {
 	for {
 		var err error
 		if names, err = c.mend(ctx, p.inc, names); err != nil { // Step 5.
 			return err
 		}
-		ahead, err := p.ahead(ctx, &c.line, names)
+		ahead, err := p.ahead(ctx, names)
 		if errors.Is(err, errVanished) {
 			return nil
 		}
@@ -289,7 +299,7 @@ func (c *Cond) list(ctx context.Context, inc *incarnation) ([]string, error) {
 // are unique. It need not be waited for without a connection: if it does not
 // get through before the session ends, the signal is passed on, and wakes another
 // for nothing.
-func (c *Cond) take(ctx context.Context, p *place) {
+func (c *Cond) take(ctx context.Context, p *lineClaim) {
 	if p == nil {
 		return
 	}
@@ -317,7 +327,7 @@ func (c *Cond) take(ctx context.Context, p *place) {
 // leave deletes p without a wake-up having reached its caller. A signal that p
 // has been given is left without its waiter, and so is passed on: by us if we
 // can, otherwise by the one behind us.
-func (c *Cond) leave(p *place) {
+func (c *Cond) leave(p *lineClaim) {
 	if p == nil {
 		return
 	}
@@ -333,7 +343,7 @@ func (c *Cond) leave(p *place) {
 
 // bequeath passes on the signal of p, if it has been given one, as soon as p is
 // gone: at once, or with its session. There may be nobody else to do it.
-func (c *Cond) bequeath(p *place) {
+func (c *Cond) bequeath(p *lineClaim) {
 	ctx := context.Background() // ends with the Session
 	c.s.during(ctx, func(inc *incarnation) error {
 		if inc != p.inc {

@@ -237,7 +237,7 @@ func TestRequestCountsAreThoseOfTheTable(t *testing.T) {
 					f()
 				}
 				f := c.prepare(t, s, other)
-				synctest.Wait()
+				time.Sleep(time.Second) // what is held is watched by then
 				before := s.Stats().Requests
 				f()
 				synctest.Wait()

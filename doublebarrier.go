@@ -76,7 +76,7 @@ type party struct {
 	asked bool // it has asked to be the keeper
 
 	// Of one who is inside.
-	hold   *hold
+	hold   *grant
 	left   bool     // its child is deleted, or will be
 	keeps  bool     // it certainly is the keeper: it let the round in
 	others []string // if it keeps: the names of all others of the round
@@ -294,7 +294,7 @@ func (d *doubleBarrier) enter(ctx context.Context, inc *incarnation, n int) (*pa
 	}
 	p := &party{name: me.name, path: path, seq: me.seq}
 	if err = d.await(ctx, inc, p, n); err == nil {
-		p.hold = newHold(&d.line, &place{inc: inc, path: path, me: me}, "enter")
+		p.hold = (&lineClaim{line: &d.line, inc: inc, path: path, me: me, unwatched: true}).grant("enter", false)
 		return p, nil
 	}
 	// We may be let in at this same instant. Then we count as having left.
@@ -580,7 +580,7 @@ func (wg *WaitGroup) leave(ctx context.Context) error {
 		p.hold.release()
 		return err
 	}
-	err := d.leave(ctx, p.hold.place.inc, p)
+	err := d.leave(ctx, p.hold.claim.inc, p)
 	if errors.Is(err, errEnded) {
 		err = wg.s.during(ctx, func(inc *incarnation) error { return d.leave(ctx, inc, p) })
 	}
@@ -782,13 +782,6 @@ func (d *doubleBarrier) tell(ctx context.Context, inc *incarnation, p *party) er
 		return err
 	}
 	return nil
-}
-
-// left is release for a hold whose znode is deleted already, or will be.
-func (h *hold) left() {
-	if h.finish() == nil {
-		h.released()
-	}
 }
 
 // Lost returns a channel that is closed when the membership is lost that

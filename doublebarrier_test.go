@@ -1019,7 +1019,7 @@ func hammerParties(t *testing.T, rnd *rand.Rand, wgs []*WaitGroup, n int, stands
 					mu.Lock()
 					for q, leaving := range rounds[p.round] {
 						// An expiry may be known to the servers first.
-						if !leaving && stands(q.hold.place.inc.id.Load()) && q.hold.err() == nil {
+						if !leaving && stands(q.hold.claim.inc.id.Load()) && q.hold.err() == nil {
 							t.Errorf("left round %v while a party was inside", p.round)
 						}
 					}

@@ -76,11 +76,13 @@ var electionBases = map[Layout]string{
 // path/_c_<uuid>-latch-<seq>, whose data is its id in plain text ([WithID]);
 // other names with [WithElectionLayout]. path and its parents are containers,
 // created if missing, and removed by the servers once empty. Children with
-// other names are ignored.
+// other names are ignored, but behind a contender of a lock, or of another layout,
+// Campaign fails with [ErrMixed].
 //
-// Campaign costs 2 requests in 1 round trip when nobody leads; a wait adds one
-// watch, which only the candidate ahead can fire, and after it one request.
-// Resign costs 1. Observe costs 3 requests and one notification for each
+// Campaign costs 2 requests in 1 round trip when nobody leads, and 1 in the
+// background if it leads for longer than 10 ms: a watch on its own znode. A wait
+// adds that and a watch which only the candidate ahead can fire, and after it
+// nothing, or one listing where more than one was ahead. Resign costs 1. Observe costs 3 requests and one notification for each
 // change, and nothing while there is none.
 //
 // The algorithm is "Leader Election" from the ZooKeeper recipes, with unique
@@ -96,9 +98,10 @@ type Election struct {
 
 // A term is one candidacy of an Election, from Campaign to Resign.
 type term struct {
-	hold *hold                   // nil as long as it campaigns; guarded by Election.mu
-	over chan struct{}           // closed, under Election.mu, when it is no longer Election.term
-	stop context.CancelCauseFunc // ends the context of Run's function, if there is one; guarded by Election.mu
+	grant *grant                  // nil as long as it campaigns; guarded by Election.mu
+	after bool                    // the term before was lost, and was not resigned before this began
+	over  chan struct{}           // closed, under Election.mu, when it is no longer Election.term
+	stop  context.CancelCauseFunc // ends the context of Run's function, if there is one; guarded by Election.mu
 }
 
 // NewElection returns the Election at path. It does no I/O; a bad argument is
@@ -117,6 +120,7 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 		s.makeLasting(s.full(path)) // kazoo's objects make it once each
 	}
 	e.line = newLine(s.manager, path, c.layout.naming(), electionBases[c.layout])
+	e.line.strict = true
 	return e
 }
 
@@ -161,12 +165,12 @@ func (e *Election) stand(ctx context.Context) (*term, error) {
 		e.mu.Lock()
 		last := e.term
 		if last == nil || last.lost() {
-			t := &term{over: make(chan struct{})}
+			t := &term{over: make(chan struct{}), after: last != nil}
 			if last != nil {
 				// Its goroutine may have gone home when Lost was closed:
-				// nobody owes us a Resign.
+				// nobody owes us a Resign. But it may still come: see resign.
 				e.endLocked(ErrLost)
-				last.hold.release()
+				last.grant.release()
 			}
 			e.term = t
 			e.mu.Unlock()
@@ -187,19 +191,19 @@ func (e *Election) stand(ctx context.Context) (*term, error) {
 
 // win waits in the line until t leads.
 func (e *Election) win(ctx context.Context, t *term) error {
-	p, err := e.line.acquire(ctx, e.line.bases[0], e.id, exclusive)
+	c, err := e.line.acquire(ctx, e.line.bases[0], e.id, exclusive)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if err != nil {
 		e.endLocked(err)
 		return err
 	}
-	t.hold = newHold(&e.line, p, "campaign")
+	t.grant = c.grant("campaign", false)
 	return nil
 }
 
 // lost reports whether t led, and does no more. Election.mu must be held.
-func (t *term) lost() bool { return t.hold != nil && t.hold.err() != nil }
+func (t *term) lost() bool { return t.grant != nil && t.grant.err() != nil }
 
 // endLocked ends the present term. Its znode is deleted later than that.
 func (e *Election) endLocked(why error) {
@@ -213,6 +217,10 @@ func (e *Election) endLocked(why error) {
 // Resign gives the leadership up. It returns [ErrNotLocked] if e does not lead,
 // and [ErrLost] if the leadership was lost. The context of a Run in progress
 // ends before anyone else can lead.
+//
+// Where the leadership before the present one was lost, and Campaign was called
+// again without a Resign in between, nobody can tell whose Resign this is. It
+// ends the present leadership and closes its Lost too.
 //
 // Resign cannot fail to give up. It returns within half a second, and at once if
 // the connection is down: what is not done by then the Session goes on with.
@@ -232,8 +240,13 @@ func (e *Election) resign(ctx context.Context, t *term) error {
 		return ErrNotLocked
 	}
 	e.endLocked(ErrNotLocked)
+	if t.after {
+		// This may be the late Resign of the term that was lost before. Whoever
+		// leads now must then hear that he does no more.
+		t.grant.revoke()
+	}
 	e.mu.Unlock()
-	return e.s.letGo(ctx, t.hold.release)
+	return e.s.letGo(ctx, t.grant.release)
 }
 
 // current returns the term in which e leads.
@@ -243,7 +256,7 @@ func (e *Election) current() (*term, error) {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.term == nil || e.term.hold == nil {
+	if e.term == nil || e.term.grant == nil {
 		return nil, ErrNotLocked
 	}
 	return e.term, nil
@@ -304,7 +317,7 @@ func (e *Election) lead(outer context.Context, t *term, f func(ctx context.Conte
 		stop(ErrNotLocked) // resigned already
 	}
 	e.mu.Unlock()
-	err = doHolding(ctx, e.doKey(), &doing{hold: t.hold}, f, func() error {
+	err = doHolding(ctx, e.doKey(), newDoing(nil, t.grant), f, func() error {
 		ended = e.resign(outer, t)
 		return nil
 	})
@@ -321,7 +334,7 @@ func (e *Election) Lost() <-chan struct{} {
 	if err != nil {
 		return closedChan
 	}
-	return t.hold.lost
+	return t.grant.lost
 }
 
 // Token returns the fencing token of the present leadership: a number greater
@@ -334,7 +347,7 @@ func (e *Election) Token(ctx context.Context) (int64, error) {
 	if err != nil {
 		return 0, opError("token", e.path, err)
 	}
-	tok, err := t.hold.token(ctx)
+	tok, err := t.grant.token(ctx, ModeExclusive)
 	return tok, opError("token", e.path, err)
 }
 
@@ -347,7 +360,7 @@ func (e *Election) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, err
 	if err != nil {
 		return nil, opError("txn", e.path, err)
 	}
-	rs, err := t.hold.txn(ctx, ops)
+	rs, err := t.grant.txn(ctx, ops)
 	return rs, opError("txn", e.path, err)
 }
 

@@ -27,6 +27,11 @@ var (
 	// ErrDeadlock means the call would have waited for its own caller for ever.
 	ErrDeadlock = errors.New("deadlock: the caller already holds it")
 
+	// ErrMixed means that a contender of another kind, or of another layout,
+	// stands in the line: a Mutex and an Election at one path, for example. They
+	// would not keep each other out.
+	ErrMixed = errors.New("another kind of lock, or one of another layout, is used at this path")
+
 	// ErrNegativeCounter means a WaitGroup's counter would have become negative.
 	ErrNegativeCounter = errors.New("negative counter")
 

@@ -76,6 +76,7 @@ type hub struct {
 	spawn  func(func())   // runs a goroutine that the session waits for when it is closed
 
 	mu      sync.Mutex
+	conn    int64 // the number of the present connection, from 1; guarded by mu
 	watches map[watchKey]*watch
 	idle    map[watchKey]struct{} // armed, and nobody waits
 	asks    map[serverWatch][]*ask
@@ -108,6 +109,8 @@ type watch struct {
 	told    []func()      // called, under hub.mu, when the event has come; guarded by hub.mu
 	waiters int           // guarded by hub.mu
 	armed   bool          // the server has it; guarded by hub.mu
+	setOn   int64         // the number of the connection on which it was set; guarded by hub.mu
+	toldOn  int64         // the number of the connection on which the event came; guarded by hub.mu
 	missing bool          // it was set by an exists that found nothing; guarded by hub.mu
 }
 
@@ -259,7 +262,7 @@ func (h *hub) answered(a *ask, code int32) {
 		w = newWatch(a.key)
 		h.watches[a.key] = w
 	}
-	w.armed, w.missing = true, code != 0
+	w.armed, w.missing, w.setOn = true, code != 0, h.conn
 	if w.waiters == 0 {
 		h.idle[a.key] = struct{}{}
 	}
@@ -293,13 +296,52 @@ func (h *hub) fireLocked(t zk.EventType, key watchKey) {
 	if w == nil {
 		return
 	}
-	w.event = t
+	w.event, w.toldOn = t, h.conn
 	close(w.fired)
 	for _, f := range w.told {
 		f()
 	}
 	delete(h.watches, key)
 	delete(h.idle, key)
+}
+
+// connected is told that there is another connection, before anything comes on
+// it. What came on the one before has been told by then: go-zookeeper ends one
+// before it makes the next.
+func (h *hub) connected() {
+	h.mu.Lock()
+	h.conn++
+	h.mu.Unlock()
+}
+
+// connection returns the number of the present connection, or of the last. On
+// one connection, and only there, events and answers come in the order of what
+// they tell of: an event, before every answer that is as new as it.
+func (h *hub) connection() int64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.conn
+}
+
+// armed reports whether the server has w, or has had it until it fired.
+func (h *hub) armed(w *watch) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return w.armed
+}
+
+// armedOn returns the number of the connection on which w was set, and told that
+// on which it fired.
+func (h *hub) armedOn(w *watch) int64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return w.setOn
+}
+
+func (h *hub) told(w *watch) int64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return w.toldOn
 }
 
 // len returns how many watches the session has or wants.

@@ -231,6 +231,14 @@ func (inc *incarnation) lose(why lossReason) {
 	inc.seal(lost)
 }
 
+// giveUp ends the incarnation, and its session on the servers, with everything
+// that is held through it. It is lose without the end of the connection, over
+// which shut closes the session.
+func (inc *incarnation) giveUp() {
+	inc.m.log.Warn("zsync: session given up", "session", sessionText(inc.id.Load()))
+	inc.end(inc.m.cfg.lost(lossGivenUp, inc.id.Load(), time.Now()))
+}
+
 // fail ends the incarnation, and the whole Session with it, because of
 // something that no retry can cure.
 func (inc *incarnation) fail(err error) {
@@ -293,6 +301,7 @@ func (inc *incarnation) event(e zk.Event) {
 }
 
 func (inc *incarnation) connected() {
+	inc.hub.connected()
 	inc.mu.Lock()
 	inc.down = make(chan struct{})
 	close(inc.up)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 
 	"github.com/go-zookeeper/zk"
 )
@@ -27,6 +28,8 @@ type line struct {
 	dir   string                         // the parent, as the server knows it
 	bases []string                       // what marks a child as a contender, before its number
 	name  func(guid, base string) string // makes a name, up to the number
+
+	strict bool // nobody enters behind a contender of another kind
 }
 
 // newLine returns the line of contenders below path, whose znodes name names.
@@ -48,84 +51,247 @@ func exclusive(ahead []child) (blocker *child, alone bool) {
 	return &ahead[len(ahead)-1], len(ahead) == 1
 }
 
-// A place is one contender of ours in a line.
-type place struct {
-	inc  *incarnation // whose session its znode belongs to
-	path string       // of its znode, as the server knows it
-	data []byte       // of its znode
-	me   child
+// A lineClaim is one contender of ours in a line: a znode and its session. It waits
+// for its turn and, once that has come, is held by whoever has a grant of it.
+type lineClaim struct {
+	line      *line
+	inc       *incarnation // whose session its znode belongs to
+	data      []byte       // of its znode
+	unwatched bool         // its znode is looked after by somebody else
+
+	mu   sync.Mutex
+	path string // of its znode, as the server knows it; guarded by mu once its turn has come
+	me   child  // guarded by mu once its turn has come
+	own  *watch // on its znode, joined, if it is watched; guarded by mu
+	held tenure
 }
 
-// errVanished means that somebody deleted the znode of a place.
+// errVanished means that somebody deleted the znode of a claim.
 var errVanished = errors.New("zsync: own znode vanished")
 
 // acquire waits for its turn in the line, whatever happens to sessions and
 // znodes in between. When ctx ends it leaves nothing in the line.
-func (l *line) acquire(ctx context.Context, base string, data []byte, turn rule) (*place, error) {
+func (l *line) acquire(ctx context.Context, base string, data []byte, turn rule) (*lineClaim, error) {
 	l.m.waiters.Add(1)
 	defer l.m.waiters.Add(-1)
-	var p *place
+	var c *lineClaim
 	err := l.m.during(ctx, func(inc *incarnation) error {
 		for {
 			var err error
-			if p, err = l.contend(ctx, inc, base, data, turn); !errors.Is(err, errVanished) {
+			if c, err = l.contend(ctx, inc, base, data, turn); !errors.Is(err, errVanished) {
 				return err
 			}
 			// Somebody deleted our znode. Nobody was told that we hold
 			// anything, so we go to the back of the line.
 		}
 	})
-	return p, err
+	return c, err
 }
 
 // contend is acquire within one session.
-func (l *line) contend(ctx context.Context, inc *incarnation, base string, data []byte, turn rule) (*place, error) {
-	p, names, err := l.enter(ctx, inc, base, data) // Steps 1 and 2.
+func (l *line) contend(ctx context.Context, inc *incarnation, base string, data []byte, turn rule) (*lineClaim, error) {
+	c, names, err := l.enter(ctx, inc, base, data) // Steps 1 and 2.
 	if err != nil {
 		return nil, err
 	}
+	if err = c.awaitTurn(ctx, names, turn); err != nil {
+		// It may be our turn at this same instant. Leaving is still right:
+		// nobody has been told so, and deleting our child wakes whoever is next.
+		c.withdraw(err)
+		return nil, err
+	}
+	return c, nil
+}
+
+// awaitTurn waits until it is c's turn. names are those of the line.
+func (c *lineClaim) awaitTurn(ctx context.Context, names []string, turn rule) error {
 	for {
-		ahead, err := p.ahead(ctx, l, names)
+		ahead, err := c.ahead(ctx, names)
 		if err != nil {
-			if !errors.Is(err, errVanished) {
-				p.leave().await(grace)
-			}
-			return nil, err
+			return err
 		}
 		blocker, alone := turn(ahead) // Step 3.
 		if blocker == nil {
-			return p.granted()
+			return c.confirm()
 		}
-		if err := inc.awaitGone(ctx, childPath(l.dir, blocker.name)); err != nil { // Step 4.
-			// It may be our turn at this same instant. Leaving is still
-			// right: nobody has been told so, and deleting our child wakes
-			// whoever is next.
-			p.leave().await(grace)
-			return nil, err
+		proof, err := c.awaitGone(ctx, blocker.name) // Step 4.
+		if err != nil {
+			return err
 		}
-		// Step 5. That the one ahead is gone says nothing of ourselves: the
-		// whole tree may have been deleted, and others may have made it anew.
-		if alone {
-			stat, err := inc.exists(ctx, p.path)
+		if alone { // Step 5.
+			stands, err := c.stands(ctx, proof)
 			switch {
 			case err != nil:
-				p.leave().await(grace)
-				return nil, err
-			case stat == nil:
-				return nil, errVanished
-			case stat.EphemeralOwner == inc.id.Load():
-				return p.granted()
+				return err
+			case !stands:
+				return errVanished
 			}
+			return c.confirm()
 		}
-		if names, _, err = inc.children(ctx, l.dir); err != nil && !isNoNode(err) {
-			p.leave().await(grace)
-			return nil, err
+		if names, _, err = c.inc.children(ctx, c.line.dir); err != nil && !isNoNode(err) {
+			return err
 		}
 	}
 }
 
-// enter makes a place at the end of the line, and lists who is in it.
-func (l *line) enter(ctx context.Context, inc *incarnation, base string, data []byte) (*place, []string, error) {
+// confirm is the last step before anybody is told: it is our turn if the
+// session still stands. That our znode was there, and nobody in the way, is the
+// state of one server at one time, which was not before the last event that we
+// were told of: whatever is read after an event is at least as new, on the same
+// connection because a server answers in order, and on the next because the
+// link has its server catch up first.
+func (c *lineClaim) confirm() error {
+	if !c.inc.alive() {
+		return errEnded
+	}
+	return nil
+}
+
+// withdraw deletes c, whose turn has not come, after err.
+func (c *lineClaim) withdraw(err error) {
+	if errors.Is(err, errVanished) {
+		c.disown()
+		return
+	}
+	c.inc.takeBack(c.path).await(grace)
+	c.disown()
+}
+
+// awaitGone waits until the contender of this name is gone, and c's own znode is
+// watched meanwhile: if that is gone first the error is errVanished, at once. It
+// returns the number of the connection that has told that the other is gone, or
+// 0 if that is not certain.
+//
+// Both watches are set at the same time.
+func (c *lineClaim) awaitGone(ctx context.Context, name string) (proof int64, err error) {
+	inc, hub := c.inc, c.inc.hub
+	var looked <-chan error
+	own := c.watch()
+	if !hub.armed(own) {
+		looked = c.lookSoon(ctx)
+	}
+	for {
+		w := hub.join(watchKey{watchChildren, childPath(c.line.dir, name)})
+		conn := hub.connection()
+		_, _, err := inc.children(ctx, w.key.path)
+		for err == nil && !isClosed(w.fired) {
+			// Whichever is picked of several that are ready, it is right: that
+			// the other is gone is proof of nothing before c.stands has looked
+			// at c's own watch, and whoever leaves tells nobody anything.
+			select {
+			case <-w.fired:
+			case err = <-looked:
+				looked = nil
+			case <-own.fired:
+				own = c.watch() // the next, which this look sets
+				err = c.mustStand(ctx)
+			case <-ctx.Done():
+				err = ctxErr(ctx)
+			case <-inc.ctx.Done():
+				err = errEnded
+			}
+		}
+		hub.leave(w)
+		if looked != nil && (err == nil || isNoNode(err)) {
+			// Our own look was under way at the same time, and is needed.
+			if e := <-looked; e != nil {
+				return 0, e
+			}
+			looked = nil
+		}
+		switch {
+		case isNoNode(err):
+			if hub.connection() != conn {
+				conn = 0 // it was sent on one, and answered on another
+			}
+			return conn, nil
+		case err != nil:
+			return 0, err
+		case w.event == zk.EventNodeDeleted:
+			return hub.told(w), nil
+		}
+	}
+}
+
+// stands reports whether c's znode was there when the one ahead was gone, which
+// connection proof has told.
+//
+// The events of one connection come in the order of the changes, and before any
+// answer that is as new. So if c's watch was set on that same connection, by a
+// look that has found c, and has not fired, then c stood. Otherwise we look.
+//
+// Where one transaction has deleted both, our own event may still be behind the
+// other's. That is as if ours had been deleted right after our turn had come:
+// whoever is told that he holds it is told of the loss by that next event.
+func (c *lineClaim) stands(ctx context.Context, proof int64) (bool, error) {
+	if own := c.watch(); proof != 0 && c.inc.hub.armedOn(own) == proof && !isClosed(own.fired) {
+		return true, nil
+	}
+	return c.lookAt(ctx, c.path)
+}
+
+// mustStand is errVanished if c's znode is not there any more.
+func (c *lineClaim) mustStand(ctx context.Context) error {
+	stands, err := c.lookAt(ctx, c.path)
+	if err == nil && !stands {
+		err = errVanished
+	}
+	return err
+}
+
+// lookSoon is mustStand in the background.
+func (c *lineClaim) lookSoon(ctx context.Context) <-chan error {
+	looked := make(chan error, 1)
+	c.inc.m.spawn(func() { looked <- c.mustStand(ctx) })
+	return looked
+}
+
+// lookAt reports whether c's own znode is there, at path. It sets the watch, if
+// that is joined and not set yet: one of children, because an ephemeral znode
+// has none, so it fires when it is deleted and at nothing else, such as a
+// fencing token.
+func (c *lineClaim) lookAt(ctx context.Context, path string) (bool, error) {
+	_, stat, err := c.inc.children(ctx, path)
+	if isNoNode(err) {
+		return false, nil
+	}
+	// The same name in another session is somebody's copy of ours.
+	return err == nil && stat.EphemeralOwner == c.inc.id.Load(), err
+}
+
+// watch returns the watch on c's own znode, which is joined.
+func (c *lineClaim) watch() *watch {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.ownLocked()
+}
+
+func (c *lineClaim) ownLocked() *watch {
+	if c.own != nil && isClosed(c.own.fired) {
+		c.disownLocked()
+	}
+	if c.own == nil {
+		c.own = c.inc.hub.join(watchKey{watchChildren, c.path})
+	}
+	return c.own
+}
+
+// disown is the end of watch.
+func (c *lineClaim) disown() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.disownLocked()
+}
+
+func (c *lineClaim) disownLocked() {
+	if c.own != nil {
+		c.inc.hub.leave(c.own)
+		c.own = nil
+	}
+}
+
+// enter makes a claim at the end of the line, and lists who is in it.
+func (l *line) enter(ctx context.Context, inc *incarnation, base string, data []byte) (*lineClaim, []string, error) {
 	guid := newGUID()
 	name := l.name(guid, base)
 	if i := len(name) - len(base); i > 0 {
@@ -135,50 +301,78 @@ func (l *line) enter(ctx context.Context, inc *incarnation, base string, data []
 	if err != nil {
 		return nil, nil, err
 	}
-	p := &place{inc: inc, path: path, data: data}
+	c := &lineClaim{line: l, inc: inc, path: path, data: data}
 	me, ok := parseChild(baseName(path), l.bases...)
 	if !ok { // no server that speaks the protocol answers so
-		p.leave().await(grace)
-		return nil, nil, fmt.Errorf("%w: created %q as %q", errProtocol, name, path)
+		err = fmt.Errorf("%w: created %q as %q", errProtocol, name, path)
+	} else {
+		c.me = me
+		err = l.unmixed(names, &me)
 	}
-	p.me = me
-	return p, names, nil
+	if err != nil {
+		c.withdraw(err)
+		return nil, nil, err
+	}
+	return c, names, nil
+}
+
+// unmixed is ErrMixed if a contender of another kind is among names, before me if
+// there is one: they would not keep each other out.
+//
+// All children of one parent are numbered together, so of two that come at the
+// same time the later one sees the earlier, and alone goes; and nobody who has
+// listed the line needs to look again, since nobody comes before him any more.
+func (l *line) unmixed(names []string, me *child) error {
+	if !l.strict {
+		return nil
+	}
+	for _, name := range names {
+		if _, ours := parseChild(name, l.bases...); ours {
+			continue
+		}
+		if c, other := parseChild(name, contenderBases...); other && (me == nil || c.exhausted() || c.before(*me)) {
+			return fmt.Errorf("%w: %q stands there; this line is of those with %q before their number", ErrMixed, name, l.bases)
+		}
+	}
+	return nil
 }
 
 // try takes its turn if it comes at once, and otherwise leaves the line. A
 // line in which somebody already stands in the way is only read.
-func (l *line) try(ctx context.Context, base string, data []byte, turn rule) (*place, error) {
-	var p *place
+func (l *line) try(ctx context.Context, base string, data []byte, turn rule) (*lineClaim, error) {
+	var won *lineClaim
 	err := l.m.during(ctx, func(inc *incarnation) error {
-		p = nil
 		if blocked, err := l.blocked(ctx, inc, turn); blocked || err != nil {
 			return err
 		}
-		var names []string
-		var err error
-		if p, names, err = l.enter(ctx, inc, base, data); err != nil {
-			return err
-		}
-		ahead, err := p.ahead(ctx, l, names)
-		if errors.Is(err, errVanished) {
-			p = nil
-			return nil
-		}
+		c, names, err := l.enter(ctx, inc, base, data)
 		if err != nil {
-			p.leave().await(grace)
-			p = nil
 			return err
 		}
-		if blocker, _ := turn(ahead); blocker != nil {
-			p.leave().await(grace)
-			p = nil
+		ahead, err := c.ahead(ctx, names)
+		if err == nil {
+			if blocker, _ := turn(ahead); blocker != nil {
+				err = errBlocked
+			} else {
+				err = c.confirm()
+			}
+		}
+		switch {
+		case err == nil:
+			won = c
+			return nil
+		case errors.Is(err, errBlocked), errors.Is(err, errVanished):
+			c.withdraw(err)
 			return nil
 		}
-		p, err = p.granted()
+		c.withdraw(err)
 		return err
 	})
-	return p, err
+	return won, err
 }
+
+// errBlocked means that somebody stands in the way of one who does not wait.
+var errBlocked = errors.New("zsync: somebody stands in the way")
 
 // blocked reports whether somebody stands in the way of one who would enter
 // now. Of a server that lags that is not believed: whoever stood there may have
@@ -189,8 +383,10 @@ func (l *line) blocked(ctx context.Context, inc *incarnation, turn rule) (bool, 
 		if err != nil && !isNoNode(err) {
 			return false, err
 		}
-		if blocker, _ := turn(parseChildren(names, l.bases...)); blocker == nil || synced {
-			return blocker != nil, nil
+		blocker, _ := turn(parseChildren(names, l.bases...))
+		mixed := l.unmixed(names, nil)
+		if blocker == nil && mixed == nil || synced {
+			return blocker != nil, mixed
 		}
 		if err := inc.sync(ctx, l.dir); err != nil {
 			return false, err
@@ -198,68 +394,105 @@ func (l *line) blocked(ctx context.Context, inc *incarnation, turn rule) (bool, 
 	}
 }
 
-// ahead returns those of names that are ahead of p in the line, in order. Our
-// own name must be among them: otherwise our place is gone.
-func (p *place) ahead(ctx context.Context, l *line, names []string) ([]child, error) {
-	all, err := l.inOrder(ctx, p.inc, names)
+// ahead returns those of names that are ahead of c in the line, in order. Our
+// own name must be among them: otherwise our claim is gone.
+//
+// The name is enough: whoever has made the same name anew, by hand, keeps others
+// out as ours would, for as long as we may believe in it, and c.lookAt sees that
+// it is not ours.
+func (c *lineClaim) ahead(ctx context.Context, names []string) ([]child, error) {
+	var all []child
+	var err error
+	if c.me.exhausted() {
+		all, err = c.line.inOrder(ctx, c.inc, names)
+	} else {
+		all, _ = c.line.numbered(names) // the others are behind
+	}
 	if err != nil {
 		return nil, err
 	}
-	for i, c := range all {
-		if c.name == p.me.name {
+	for i, o := range all {
+		if o.name == c.me.name {
 			return all[:i], nil
 		}
 	}
 	return nil, errVanished
 }
 
-// inOrder returns the contenders among names in the order of their arrival.
+// numbered returns the contenders among names whose numbers say when they came,
+// in that order, and those behind them, in none.
 //
-// That is the order of their numbers, until the parent has had 2^31 children.
-// What comes then depends on the server: a Java server gives 2147483647 again
-// and again, and -2147483648 and what follows it while a create before is still
-// under way. So numbers from there on say nothing, and the order is that of the
-// zxids of the creates, which everyone can read and nobody reads in vain.
-func (l *line) inOrder(ctx context.Context, inc *incarnation, names []string) ([]child, error) {
+// A parent numbers its children one by one, until it has had 2^31 of them. What
+// comes then depends on the server: a Java server gives 2147483647 again and
+// again, and -2147483648 and what follows it while a create before is still
+// under way. So numbers from there on say nothing but that whoever has one came
+// after all who have others. (Or that somebody has chosen his name himself, and
+// with it to be behind all others.)
+func (l *line) numbered(names []string) (in, behind []child) {
 	all := parseChildren(names, l.bases...)
-	if !slices.ContainsFunc(all, child.exhausted) {
-		return all, nil
-	}
-	czxids := make(map[string]int64, len(all))
 	for _, c := range all {
-		stat, err := inc.exists(ctx, childPath(l.dir, c.name))
-		if err != nil {
-			return nil, err
-		}
-		if stat != nil {
-			czxids[c.name] = stat.Czxid
+		if c.exhausted() {
+			behind = append(behind, c)
+		} else {
+			in = append(in, c)
 		}
 	}
-	all = slices.DeleteFunc(all, func(c child) bool { return czxids[c.name] == 0 })
-	slices.SortStableFunc(all, func(a, b child) int { return cmp.Compare(czxids[a.name], czxids[b.name]) })
-	return all, nil
+	return in, behind
 }
 
-// granted is the last step: it is our turn if the session still stands.
-func (p *place) granted() (*place, error) {
-	if !p.inc.alive() {
-		return nil, errEnded
+// inOrder returns the contenders among names in the order of their arrival.
+// Those whose numbers do not tell are in the order of the zxids of their creates,
+// which everyone can read. That costs one request for every 128 of them.
+func (l *line) inOrder(ctx context.Context, inc *incarnation, names []string) ([]child, error) {
+	all, behind := l.numbered(names)
+	if len(behind) < 2 {
+		return append(all, behind...), nil
 	}
-	return p, nil
-}
-
-// leave deletes the place, in the background.
-func (p *place) leave() *removal { return p.inc.remove(p.path) }
-
-// others reports whether anyone of these bases is in the line, besides p and
-// what stands in its very place: see RWMutex.Downgrade.
-func (p *place) others(ctx context.Context, l *line, bases ...string) (bool, error) {
-	names, _, err := p.inc.children(ctx, l.dir)
+	paths := make([]string, len(behind))
+	for i, c := range behind {
+		paths[i] = childPath(l.dir, c.name)
+	}
+	nodes, err := inc.getAll(ctx, paths)
 	if err != nil {
-		return false, err
+		return nil, err
 	}
-	for _, c := range parseChildren(names, bases...) {
-		if !c.samePlace(p.me) {
+	czxids := make(map[string]int64, len(behind))
+	for i, n := range nodes {
+		if n.stat != nil {
+			czxids[behind[i].name] = n.stat.Czxid
+		}
+	}
+	behind = slices.DeleteFunc(behind, func(c child) bool { return czxids[c.name] == 0 })
+	slices.SortStableFunc(behind, func(a, b child) int { return cmp.Compare(czxids[a.name], czxids[b.name]) })
+	return append(all, behind...), nil
+}
+
+// leave deletes c, in the background.
+func (c *lineClaim) leave() *removal {
+	path := c.at()
+	return c.inc.inBackground(path, func() error {
+		err := c.inc.removeNow(context.Background(), path)
+		c.disown() // not before, so that the watch is not removed while it is about to fire
+		return err
+	})
+}
+
+// others reports whether anyone of these bases is in the line, besides c and
+// what stands in its very place: see RWMutex.Downgrade. If c itself is not there
+// any more it is lost.
+func (c *lineClaim) others(ctx context.Context, bases ...string) (bool, error) {
+	names, _, err := c.inc.children(ctx, c.line.dir)
+	if err != nil {
+		return false, c.verdict(err) // without the parent there is no child
+	}
+	c.mu.Lock()
+	me := c.me
+	c.mu.Unlock()
+	if !slices.Contains(names, me.name) {
+		return false, c.verdict(zk.ErrNoNode)
+	}
+	for _, o := range parseChildren(names, bases...) {
+		if !o.samePlace(me) {
 			return true, nil
 		}
 	}

@@ -32,6 +32,7 @@ type manager struct {
 
 	noBundles atomic.Bool // the servers do not know multiRead
 	lasting   sync.Map    // by path: the directories that must be persistent
+	barred    sync.Map    // paths of parents whose children we once could not delete
 
 	mu      sync.Mutex
 	cur     *incarnation          // the newest; guarded by mu

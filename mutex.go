@@ -3,6 +3,7 @@ package zsync
 import (
 	"context"
 	"errors"
+	"sync"
 	"sync/atomic"
 
 	"github.com/go-zookeeper/zk"
@@ -69,9 +70,9 @@ func WithLayout(l Layout) LockOption {
 // memory model, the n'th Unlock synchronizes before the m'th Lock for n < m,
 // for callers in one process.
 //
-// If the session ends, the Mutex is no longer held and another process may
-// hold it already: [Mutex.Lost] is closed, and Unlock returns [ErrLost]. A
-// Lock that only waits carries on in the next session, at the back of the
+// If the session ends, or somebody deletes the znode, the Mutex is no longer held
+// and another process may hold it already: [Mutex.Lost] is closed, and Unlock
+// returns [ErrLost]. A Lock that only waits carries on in the next session, at the back of the
 // line. Code that writes elsewhere while holding m should pass [Mutex.Token]
 // along, and code that writes to ZooKeeper should use [Mutex.Txn].
 //
@@ -79,12 +80,15 @@ func WithLayout(l Layout) LockOption {
 // whose data is the owner in plain text ([WithOwner]). path and its parents are
 // containers, created if missing, and removed by the servers once empty. With
 // [LayoutKazoo] the name is <guid>__lock__<seq>. Children with other names are
-// ignored.
+// ignored, but behind a contender of another kind of lock, or of another layout,
+// Lock fails with [ErrMixed].
 //
-// Lock costs 2 requests in 1 round trip when the Mutex is free; a wait adds one
-// watch, which only the one ahead in the line can fire, and after it one
-// request. Unlock costs 1. A hand-over between goroutines that use one *Mutex
-// costs none.
+// Lock costs 2 requests in 1 round trip when the Mutex is free, and 1 in the
+// background if it is held for longer than 10 ms: a watch on its own znode. A
+// wait adds two watches in 1 round trip, on that and on the one ahead in the line,
+// which only its going can fire; after it nothing, or one listing where more than
+// one was ahead. Unlock costs 1, and a notification. A hand-over between
+// goroutines that use one *Mutex costs none.
 //
 // The algorithm is "Locks" from the ZooKeeper recipes, with unique names
 // against lost replies, as Curator's InterProcessMutex has them.
@@ -114,6 +118,7 @@ func newMutex(s *Session, path string, c lockConfig) *Mutex {
 	}
 	m := &Mutex{made: made{s: s, path: path}}
 	line := newLine(s.manager, path, c.layout.naming(), base)
+	line.strict = true
 	m.turn = turnstile{s: s, path: path, line: line, handoffs: c.handoffs, entries: map[Mode]lineEntry{
 		ModeExclusive: {base: base, turn: exclusive, op: "lock"},
 	}}
@@ -159,7 +164,7 @@ func (m *Mutex) check(ctx context.Context) error {
 		return m.bad()
 	case ctx.Err() != nil:
 		return ctxErr(ctx)
-	case m.holderOf(ctx) != nil:
+	case m.holderOf(ctx).holds():
 		return ErrDeadlock
 	}
 	return nil
@@ -168,7 +173,8 @@ func (m *Mutex) check(ctx context.Context) error {
 // TryLock tries to lock m and reports whether it succeeded. It does not wait
 // for a holder, but for the server's answers it does. It costs 3 requests.
 // That somebody else holds or waits is believed only of a server that has
-// caught up with the others, so what was unlocked before is found free.
+// caught up with the others, so what was unlocked before is found free. With a ctx
+// that comes from [Mutex.Do] of the same path, TryLock returns [ErrDeadlock].
 func (m *Mutex) TryLock(ctx context.Context) (bool, error) {
 	ok, err := m.tryLock(ctx)
 	return ok, opError("trylock", m.path, err)
@@ -178,8 +184,8 @@ func (m *Mutex) tryLock(ctx context.Context) (bool, error) {
 	if err := m.check(ctx); err != nil {
 		return false, err
 	}
-	t, err := m.turn.try(ctx, ModeExclusive)
-	return t != nil, err
+	g, err := m.turn.try(ctx, ModeExclusive)
+	return g != nil, err
 }
 
 // Unlock unlocks m. It returns [ErrNotLocked] if m is not locked, and
@@ -198,23 +204,22 @@ func (m *Mutex) Unlock() error {
 func (m *Mutex) unlock() error { return m.turn.giveUp(ModeExclusive) }
 
 // current returns what this process holds, for the goroutine that has it.
-func (m *Mutex) current() (*hold, error) {
+func (m *Mutex) current() (*grant, error) {
 	if m.bad() != nil {
 		return nil, m.bad()
 	}
-	h, _, err := m.turn.current()
-	return h, err
+	g, _, err := m.turn.current()
+	return g, err
 }
 
 // Lost returns a channel that is closed when the present hold is lost: the
 // session has ended, or may have, or the znode was found deleted. While m is
 // not locked, the channel is closed already. It is not closed by Unlock.
 func (m *Mutex) Lost() <-chan struct{} {
-	h, err := m.current()
-	if err != nil {
+	if m.bad() != nil {
 		return closedChan
 	}
-	return h.lost
+	return m.turn.lost(ModeExclusive)
 }
 
 var closedChan = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
@@ -228,11 +233,11 @@ var closedChan = func() chan struct{} { c := make(chan struct{}); close(c); retu
 // The first call of a hold costs one write, the others nothing. The errors are
 // [ErrNotLocked] and [ErrLost].
 func (m *Mutex) Token(ctx context.Context) (int64, error) {
-	h, err := m.current()
+	g, err := m.current()
 	if err != nil {
 		return 0, opError("token", m.path, err)
 	}
-	tok, err := h.token(ctx)
+	tok, err := g.token(ctx, ModeExclusive)
 	return tok, opError("token", m.path, err)
 }
 
@@ -241,11 +246,11 @@ func (m *Mutex) Token(ctx context.Context) (int64, error) {
 // [ErrLost]. See [Session.Txn] for ops and for lost replies. It costs one
 // round trip.
 func (m *Mutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
-	h, err := m.current()
+	g, err := m.current()
 	if err != nil {
 		return nil, opError("txn", m.path, err)
 	}
-	rs, err := h.txn(ctx, ops)
+	rs, err := g.txn(ctx, ops)
 	return rs, opError("txn", m.path, err)
 }
 
@@ -268,7 +273,8 @@ func (m *Mutex) Contenders(ctx context.Context) ([]Contender, error) {
 //
 // Do is reentrant along its context: with a ctx that comes from Do of the same
 // path it runs f at once, without a second znode, or returns [ErrLost] or
-// [ErrNotLocked] if what that Do held is lost or unlocked. If f panics m is
+// [ErrNotLocked] if what that Do held is lost or unlocked, or has been by the time
+// f returns. If f panics m is
 // unlocked and the panic goes on. When ctx has ended Do does not wait for
 // servers that do not answer; m is then unlocked in the background.
 func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context) error) error {
@@ -283,11 +289,11 @@ func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context) error) error
 	if err := m.check(ctx); err != nil {
 		return opError("do", m.path, err)
 	}
-	t, err := m.turn.acquire(ctx, ModeExclusive, true)
+	g, err := m.turn.acquire(ctx, ModeExclusive, true)
 	if err != nil {
 		return opError("do", m.path, err)
 	}
-	return m.turn.do(ctx, m.doKey(), "do", t, f)
+	return m.turn.do(ctx, m.doKey(), "do", g, f)
 }
 
 func (m *Mutex) doKey() doKey { return doKey{m.s, m.path, m.turn.line.bases[0]} }
@@ -304,56 +310,116 @@ type doKey struct {
 	kind string
 }
 
-// A doing is one run of Do.
+// A doing is one run of Do, and the grant that it has.
 type doing struct {
 	over atomic.Bool
-	hold *hold                   // what it had at first
-	held atomic.Pointer[tenancy] // nil unless it is the Do of a lock
+
+	mu      sync.Mutex
+	q       *turnstile    // whose grant it is; nil if it is not that of a lock; guarded by mu
+	g       *grant        // nil while Cond.Wait has given it up; guarded by mu
+	changed chan struct{} // closed when g changes; guarded by mu
+}
+
+func newDoing(q *turnstile, g *grant) *doing {
+	return &doing{q: q, g: g, changed: make(chan struct{})}
+}
+
+// now returns what d has; its grant may have been unlocked since.
+func (d *doing) now() (*turnstile, *grant) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.q, d.g
+}
+
+// set gives d another grant, or none.
+func (d *doing) set(q *turnstile, g *grant) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.q, d.g = q, g
+	close(d.changed)
+	d.changed = make(chan struct{})
+}
+
+// mode returns in which mode d has a lock, if it has it and it was not unlocked.
+// It may be lost.
+func (d *doing) mode() (mode Mode, ok bool) {
+	q, g := d.now()
+	if q == nil || g == nil {
+		return 0, false
+	}
+	return q.modeOf(g)
+}
+
+// holds reports whether d has what it is the Do of, and has not unlocked it.
+func (d *doing) holds() bool {
+	if d == nil {
+		return false
+	}
+	if q, _ := d.now(); q == nil {
+		return true
+	}
+	_, ok := d.mode()
+	return ok
+}
+
+// stands returns nil while d has its lock for mode, or one that will do.
+func (d *doing) stands(mode Mode) error {
+	had, ok := d.mode()
+	switch q, g := d.now(); {
+	case q == nil && !d.over.Load():
+		return g.err() // that of a Once, whose line a Mutex shares
+	case !ok || d.over.Load():
+		return ErrNotLocked // the function has unlocked it, or has returned
+	case had != mode && mode == ModeExclusive:
+		return ErrDeadlock // the function has downgraded it
+	default:
+		return g.err()
+	}
 }
 
 // nest runs f inside d, which has what it needs: as long as that is held.
 func (d *doing) nest(ctx context.Context, op, path string, mode Mode, f func(ctx context.Context) error) error {
-	h := d.hold
-	var err error
-	if x := d.held.Load(); x != nil {
-		x.turn.mu.Lock()
-		h = x.t.hold
-		switch {
-		case !x.standsLocked():
-			err = ErrNotLocked // the function has unlocked it
-		case x.t.mode != mode && mode == ModeExclusive:
-			err = ErrDeadlock // the function has downgraded it
-		default:
-			err = x.t.hold.err()
-		}
-		x.turn.mu.Unlock()
-	} else {
-		err = h.loss()
-	}
-	if err != nil {
+	if err := d.stands(mode); err != nil {
 		return opError(op, path, err)
 	}
-	ctx, stop := h.untilLost(ctx)
+	ctx, stop := d.untilLost(ctx)
 	defer stop()
-	return f(ctx)
+	err := f(ctx)
+	// What was so before f says nothing of the time in which it ran. A reader is
+	// enough here: f may have downgraded it.
+	return alsoErr(err, opError(op, path, d.stands(ModeShared)))
 }
 
-// relock locks m again for the Do in which ctx was made, if it comes from one.
-func (m *Mutex) relock(ctx context.Context) error {
-	return opError("lock", m.path, m.turn.relock(ctx, m.holderOf(ctx)))
+// yield is for Cond.Wait.
+func (m *Mutex) yield(ctx context.Context) (func(context.Context) error, error) {
+	return m.turn.yield(m.holderOf(ctx), ModeExclusive)
 }
 
-// untilLost returns a context that ends when h is lost. stop ends it, and
-// returns when nothing of it is left.
-func (h *hold) untilLost(ctx context.Context) (_ context.Context, stop func()) {
+// untilLost returns a context that ends when what d has is lost. stop ends it,
+// and returns when nothing of it is left.
+func (d *doing) untilLost(ctx context.Context) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stopped, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
-		select {
-		case <-h.lost:
-			cancel(h.loss())
-		case <-stopped:
+		for {
+			d.mu.Lock()
+			g, changed := d.g, d.changed
+			d.mu.Unlock()
+			var lost <-chan struct{}
+			if g != nil {
+				lost = g.lost
+			}
+			// When g is lost and given up at the same instant either is right:
+			// it was lost while it lasted.
+			select {
+			case <-lost:
+				cancel(g.loss())
+				return
+			case <-changed:
+			case <-stopped:
+				return
+			}
 		}
 	}()
 	return ctx, func() {
@@ -375,17 +441,22 @@ func (k doKey) in(ctx context.Context) *doing {
 // doHolding runs f with a context that says so and that ends with the hold, and
 // releases.
 func doHolding(ctx context.Context, key doKey, d *doing, f func(ctx context.Context) error, release func() error) (err error) {
-	ctx, stop := d.hold.untilLost(context.WithValue(ctx, key, d))
+	ctx, stop := d.untilLost(context.WithValue(ctx, key, d))
 	defer func() {
 		d.over.Store(true)
 		stop()
-		if e := release(); e != nil {
-			if err == nil {
-				err = e
-			} else {
-				err = errors.Join(err, e)
-			}
-		}
+		err = alsoErr(err, release())
 	}()
 	return f(ctx)
+}
+
+// alsoErr is the error of two things of which the second was done in any case.
+func alsoErr(err, also error) error {
+	switch {
+	case also == nil:
+		return err
+	case err == nil:
+		return also
+	}
+	return errors.Join(err, also)
 }

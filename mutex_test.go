@@ -211,7 +211,7 @@ func TestLostReplyToTheCreateIsResolvedByItsGUID(t *testing.T) {
 	}
 }
 
-func TestThousandWaitersCostOneNotificationForEachHandover(t *testing.T) {
+func TestThousandWaitersCostTwoNotificationsForEachHandover(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		const waiters = 1000
@@ -243,7 +243,9 @@ func TestThousandWaitersCostOneNotificationForEachHandover(t *testing.T) {
 		}
 		synctest.Wait()
 		d := srv.Counts().Sub(before)
-		if d.Notifications != waiters {
+		// To the next in the line, and to the one who has left, which is one if
+		// they are of one process.
+		if d.Notifications < waiters || d.Notifications > 2*waiters {
 			t.Errorf("%d notifications for %d hand-overs", d.Notifications, waiters)
 		}
 	})
@@ -404,15 +406,11 @@ func TestDoOfAnotherLockOfThePathIsNotReentrant(t *testing.T) {
 				if i == j {
 					continue
 				}
-				held := inner(other)
-				must(t, held.Lock(t.Context()))
 				must(t, outer(s).Do(t.Context(), func(ctx context.Context) error {
-					ctx, cancel := context.WithTimeout(ctx, time.Second)
-					defer cancel()
-					wantErr(t, inner(s).Do(ctx, func(context.Context) error { return nil }), context.DeadlineExceeded)
+					wantErr(t, inner(s).Do(ctx, func(context.Context) error { return nil }), ErrMixed)
+					wantErr(t, inner(other).Do(ctx, func(context.Context) error { return nil }), ErrMixed)
 					return nil
 				}))
-				must(t, held.Unlock())
 			}
 		}
 	})
@@ -439,12 +437,12 @@ func TestNestedDoNeedsWhatTheOuterOneStillHolds(t *testing.T) {
 			return nil
 		}))
 		wantErr(t, m.Do(t.Context(), func(ctx context.Context) error {
-			must(t, m.Do(context.WithoutCancel(ctx), func(inner context.Context) error {
+			wantErr(t, m.Do(context.WithoutCancel(ctx), func(inner context.Context) error {
 				srv.Expire(s.ID())
 				<-inner.Done()
 				wantErr(t, context.Cause(inner), ErrLost)
 				return nil
-			}))
+			}), ErrLost)
 			wantErr(t, m.Do(context.WithoutCancel(ctx), never), ErrLost)
 			return nil
 		}), ErrLost)
@@ -467,8 +465,8 @@ func TestUnlockIsNotToldAsALoss(t *testing.T) {
 		must(t, err)
 		lost := m.Lost()
 		must(t, m.Unlock())
-		_, err = h.token(t.Context())
-		wantErr(t, err, ErrLost)
+		_, err = h.token(t.Context(), ModeExclusive)
+		wantErr(t, err, ErrNotLocked)
 		if isClosed(lost) || !slices.Equal(kinds, []EventKind{Acquired, Released}) {
 			t.Errorf("lost %v, events %v", isClosed(lost), kinds)
 		}
@@ -480,12 +478,12 @@ func TestUnlockIsNotToldAsALoss(t *testing.T) {
 func TestWhatMayNotBeDeletedNowIsDeletedLater(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		m, n := NewMutex(a, "/m"), NewMutex(b, "/m")
+		m, n, other := NewMutex(a, "/m"), NewMutex(b, "/m"), b.ID()
 		for _, code := range []int32{zktest.CodeThrottled, zktest.CodeNoAuth, -1} {
 			must(t, m.Lock(t.Context()))
 			refusals := 3
 			srv.Intercept(func(r zktest.Request) zktest.Action {
-				if r.Op == zktest.OpDelete && refusals > 0 {
+				if r.Op == zktest.OpDelete && r.Session != other && refusals > 0 {
 					refusals--
 					return zktest.Fail(code)
 				}

@@ -60,6 +60,10 @@ type child struct {
 	seq  int32  // wraps after 2^31-1, as the server's counter does
 }
 
+// contenderBases is what marks the contenders of locks and elections, of every
+// kind and layout, before their number.
+var contenderBases = []string{"lock-", "__lock__", "__rlock__", "__WRIT__", "__READ__", "latch-"}
+
 // before reports whether c came before d. Sequence numbers are compared by
 // serial arithmetic (RFC 1982), so the order survives the wrap from 2147483647
 // to -2147483648 as long as fewer than 2^31 lie between the two.

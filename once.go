@@ -36,7 +36,7 @@ import (
 // Do costs nothing when this process has seen the mark, through any Once of the
 // path that is still in use, and 1 request when another process made it. The
 // first Do of all costs 9 requests in 5 round trips, besides what the function
-// does. One that waits costs 7, and is told by one
+// does. One that waits costs 8, and is told by one
 // notification that it is done, as all who wait are at once: they are the ones
 // who can go on. The deletion of their znodes notifies each once more, and
 // nobody asks the servers anything because of that.
@@ -277,7 +277,7 @@ func (k *mark) remember(g *sight) {
 var errMarked = errors.New("zsync: the mark has been made")
 
 // enter waits until it is our turn or the mark is made; then it is errMarked.
-func (o *Once) enter(ctx context.Context) (*hold, error) {
+func (o *Once) enter(ctx context.Context) (*grant, error) {
 	start := time.Now()
 	wait, cancel := context.WithCancelCause(ctx)
 	watching := make(chan struct{})
@@ -294,7 +294,7 @@ func (o *Once) enter(ctx context.Context) (*hold, error) {
 	case err == nil:
 		// The mark may have been made at this same instant. Step 3 sees it.
 		o.s.waited("do", o.path, start, nil)
-		return newHold(&o.line, p, "do"), nil
+		return p.grant("do", false), nil
 	case ctx.Err() != nil:
 		err = ctxErr(ctx)
 	case errors.Is(err, errMarked):
@@ -307,7 +307,7 @@ func (o *Once) enter(ctx context.Context) (*hold, error) {
 // run runs f while h stands, and makes the mark if it returns nil. If it is
 // found that f need not be run the error is errMarked, and if it cannot be,
 // because h is lost, errEnded.
-func (o *Once) run(ctx context.Context, h *hold, f func(ctx context.Context, place string) ([]byte, error)) (data []byte, err error) {
+func (o *Once) run(ctx context.Context, h *grant, f func(ctx context.Context, place string) ([]byte, error)) (data []byte, err error) {
 	g, err := o.mark.look(ctx) // Step 3.
 	switch {
 	case err != nil:
@@ -324,8 +324,8 @@ func (o *Once) run(ctx context.Context, h *hold, f func(ctx context.Context, pla
 	}
 	var failed error
 	returned := false
-	err = doHolding(ctx, o.doKey(), &doing{hold: h}, func(ctx context.Context) error {
-		data, failed = f(ctx, baseName(h.place.path))
+	err = doHolding(ctx, o.doKey(), newDoing(nil, h), func(ctx context.Context) error {
+		data, failed = f(ctx, baseName(h.claim.path))
 		returned = true
 		return failed
 	}, func() error {
@@ -344,12 +344,12 @@ func (o *Once) run(ctx context.Context, h *hold, f func(ctx context.Context, pla
 // finish makes the mark and leaves the line, whatever becomes of ctx: f has
 // done its work. It returns when ctx ends, but for a moment of grace, in which
 // servers that answer have answered.
-func (o *Once) finish(ctx context.Context, h *hold, data []byte) error {
+func (o *Once) finish(ctx context.Context, h *grant, data []byte) error {
 	done := make(chan error, 1)
 	o.s.spawn(func() {
 		err := o.write(h, data)
 		if err == nil {
-			o.watchOwn(h.place.inc)
+			o.watchOwn(h.claim.inc)
 		}
 		h.release() // Step 5. If h is lost by now, the mark is made nevertheless.
 		done <- err
@@ -379,7 +379,7 @@ func (o *Once) watchOwn(inc *incarnation) {
 }
 
 // write makes the mark. Step 4.
-func (o *Once) write(h *hold, data []byte) error {
+func (o *Once) write(h *grant, data []byte) error {
 	if err := h.err(); err != nil {
 		return err // lost while f ran: nothing has been sent
 	}
@@ -404,10 +404,10 @@ func (o *Once) write(h *hold, data []byte) error {
 // The mark is recognised by its data. That of Do is unique. If another process
 // has stored the same value as ours in the meantime, then ours is the one that
 // everybody gets, and it does not matter who stored it.
-func (o *Once) isMine(ctx context.Context, h *hold, data []byte) bool {
+func (o *Once) isMine(ctx context.Context, h *grant, data []byte) bool {
 	mine := false
 	err := o.s.during(ctx, func(inc *incarnation) error {
-		if err := inc.awaitGone(ctx, h.place.path); err != nil {
+		if err := inc.awaitGone(ctx, h.claim.path); err != nil {
 			return err
 		}
 		stored, _, err := inc.get(ctx, o.mark.path)

@@ -41,7 +41,7 @@ func (q *queueCore) awaitRoom(ctx context.Context, n int) (leave func(), err err
 }
 
 // firstPlace waits for the first place in the line of those who send.
-func (q *queueCore) firstPlace(ctx context.Context, inc *incarnation) (*place, error) {
+func (q *queueCore) firstPlace(ctx context.Context, inc *incarnation) (*lineClaim, error) {
 	for {
 		p, err := q.room.contend(ctx, inc, q.room.bases[0], []byte(q.m.cfg.owner), exclusive)
 		if !errors.Is(err, errVanished) {

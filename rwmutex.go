@@ -34,11 +34,13 @@ import (
 // [LayoutKazoo] they are <guid>__lock__<seq> and <guid>__rlock__<seq>. A
 // downgraded writer has a read node with its own number. path and its parents
 // are containers, created if missing, and removed by the servers once empty.
-// Children with other names are ignored.
+// Children with other names are ignored, but behind a contender of another kind
+// of lock, or of another layout, Lock and RLock fail with [ErrMixed].
 //
-// Lock and RLock cost 2 requests in 1 round trip when nobody is in the way; a
-// wait adds one watch on the nearest one ahead who is, and after it one
-// request. So the end of a writer wakes the readers behind it, up to the next
+// Lock and RLock cost 2 requests in 1 round trip when nobody is in the way, and 1
+// in the background if held for longer than 10 ms: a watch on the own znode. A
+// wait adds that and a watch on the nearest one ahead who is in the way; after it
+// a reader behind one writer needs nothing, and others one listing. So the end of a writer wakes the readers behind it, up to the next
 // writer, and nobody else. Unlock and RUnlock cost 1. Goroutines that use one
 // *RWMutex read under one znode: who joins costs nothing, and who leaves
 // before the last neither. After as many joins as [WithHandoffs] allows, one
@@ -85,6 +87,7 @@ func NewRWMutex(s *Session, path string, opts ...LockOption) *RWMutex {
 			ModeShared:    {base: read, turn: readersTurn(write), op: "rlock"},
 		},
 	}
+	rw.turn.line.strict = true
 	return rw
 }
 
@@ -141,11 +144,11 @@ func (rw *RWMutex) RLock(ctx context.Context) error {
 	return opError("rlock", rw.path, err)
 }
 
-func (rw *RWMutex) acquire(ctx context.Context, mode Mode, pin bool) (*tenure, error) {
+func (rw *RWMutex) acquire(ctx context.Context, mode Mode, pin bool) (*grant, error) {
 	if err := rw.check(ctx, mode); err != nil {
 		return nil, err
 	}
-	if in := rw.within(ctx); in != nil {
+	if in := rw.within(ctx); in.holds() {
 		return rw.besides(ctx, in)
 	}
 	return rw.turn.acquire(ctx, mode, pin)
@@ -158,7 +161,7 @@ func (rw *RWMutex) check(ctx context.Context, mode Mode) error {
 		return rw.bad()
 	case ctx.Err() != nil:
 		return ctxErr(ctx)
-	case mode == ModeExclusive && rw.within(ctx) != nil:
+	case mode == ModeExclusive && rw.within(ctx).holds():
 		return ErrDeadlock
 	}
 	return nil
@@ -184,12 +187,12 @@ func (rw *RWMutex) try(ctx context.Context, mode Mode) (bool, error) {
 	if err := rw.check(ctx, mode); err != nil {
 		return false, err
 	}
-	if in := rw.within(ctx); in != nil {
+	if in := rw.within(ctx); in.holds() {
 		_, err := rw.besides(ctx, in)
 		return err == nil, err
 	}
-	t, err := rw.turn.try(ctx, mode)
-	return t != nil, err
+	g, err := rw.turn.try(ctx, mode)
+	return g != nil, err
 }
 
 // Unlock unlocks rw for writing. It returns [ErrNotLocked] if rw is not locked
@@ -249,60 +252,61 @@ func (rw *RWMutex) downgrade(ctx context.Context) error {
 	start := time.Now()
 	q := &rw.turn
 	q.mu.Lock()
-	t := q.presentLocked(ModeExclusive, (*tenure).usedLocked)
+	t := q.presentLocked(ModeExclusive, (*share).used)
 	if t == nil || t.moving != nil {
 		q.mu.Unlock()
 		return ErrNotLocked
 	}
 	t.moving = make(chan struct{})
 	q.mu.Unlock()
-	p, err := q.line.beside(ctx, t.hold, q.entries[ModeShared].base, []byte(rw.s.cfg.owner))
+	c, err := t.claim.beside(ctx, q.entries[ModeShared].base, []byte(rw.s.cfg.owner))
 	q.mu.Lock()
 	close(t.moving)
 	t.moving = nil
 	if err != nil {
 		q.mu.Unlock()
-		return t.hold.verdict(err)
+		return t.claim.verdict(err)
 	}
 	// From the moment in which the read node was made nobody could write, so
 	// it does not matter when, or by whom, the other is deleted.
-	former := t.hold.move(p, q.entries[ModeShared].op)
+	former := t.claim.move(c, q.entries[ModeShared].op)
 	t.mode, t.passed = ModeShared, 0
+	q.readLocked(t)
 	q.advanceLocked()
 	q.mu.Unlock()
 	q.report(ModeShared, nil, start)
-	r := p.inc.remove(former)
+	r := c.inc.remove(former)
 	select {
 	case <-r.done:
 	case <-r.refused: // readers behind it wait, until the deletion has been allowed
-	case <-p.inc.disconnection():
-	case <-p.inc.ctx.Done(): // the loss is told to who holds what there is now
+	case <-c.inc.disconnection():
+	case <-c.inc.ctx.Done(): // the loss is told to who holds what there is now
 	case <-ctx.Done(): // it has been done; only the tidying is not over
 	}
 	return nil
 }
 
-// beside makes a child of another mode at the very place that h has in the
-// line: its name ends in the same number. The servers make it only if h's own
+// beside makes a child of another mode at the very place that c has in the
+// line: its name ends in the same number. The servers make it only if c's own
 // child is there. If that is gone the error is NoNode; when ctx ends, or after
 // any other error, nothing is left.
-func (l *line) beside(ctx context.Context, h *hold, base string, data []byte) (*place, error) {
-	inc := h.place.inc
+func (c *lineClaim) beside(ctx context.Context, base string, data []byte) (*lineClaim, error) {
+	l, inc := c.line, c.inc
 	for {
-		h.mu.Lock()
-		path, me := h.place.path, h.place.me
-		h.mu.Unlock()
+		c.mu.Lock()
+		path, me := c.path, c.me
+		c.mu.Unlock()
 		if me.exhausted() {
 			return nil, errExhausted
 		}
 		number := me.name[strings.LastIndex(me.name, me.base)+len(me.base):]
 		name := l.name(newGUID(), base) + number
-		p := &place{inc: inc, path: childPath(l.dir, name), data: data, me: child{name: name, base: base, seq: me.seq}}
-		err := inc.createAll(ctx, path, nil, []string{p.path}, data)
+		b := &lineClaim{line: l, inc: inc, path: childPath(l.dir, name), data: data, me: child{name: name, base: base, seq: me.seq}}
+		err := inc.createAll(ctx, path, nil, []string{b.path}, data)
 		switch {
 		case err == nil:
-			return p.granted()
-		case errors.Is(err, errVanished) && h.at() != path:
+			return b, b.confirm()
+		case errors.Is(err, errVanished) && c.at() != path:
 			continue // it has been downgraded in the meantime, and stands elsewhere
 		case errors.Is(err, errVanished):
 			err = zk.ErrNoNode
@@ -322,20 +326,14 @@ func (c child) samePlace(d child) bool {
 }
 
 // Lost returns a channel that is closed when the hold of this process is lost:
-// the one for writing if it has that, else those for reading, which are lost
-// together. While it has none, the channel is closed already. It is not closed
-// by Unlock or RUnlock.
+// the one for writing if it has that, else those for reading, of which the loss
+// of one counts as the loss of all. While it has none, the channel is closed
+// already. It is not closed by Unlock or RUnlock.
 func (rw *RWMutex) Lost() <-chan struct{} {
-	h, mode, err := rw.current()
-	switch {
-	case err != nil:
+	if rw.bad() != nil {
 		return closedChan
-	case mode == ModeShared && h.err() == nil:
-		// Which of several read nodes a goroutine reads under is not
-		// settled before it leaves; the session is the same for all.
-		return h.place.inc.ctx.Done()
 	}
-	return h.lost
+	return rw.turn.lost(ModeExclusive, ModeShared)
 }
 
 // Token returns the fencing token of the present hold, for writing if this
@@ -343,26 +341,26 @@ func (rw *RWMutex) Lost() <-chan struct{} {
 // of the same path that ended before this one began. See [Mutex.Token].
 // Goroutines that read together have one token, which can grow while they do.
 func (rw *RWMutex) Token(ctx context.Context) (int64, error) {
-	h, _, err := rw.current()
+	g, mode, err := rw.current()
 	if err != nil {
 		return 0, opError("token", rw.path, err)
 	}
-	tok, err := h.token(ctx)
+	tok, err := g.token(ctx, mode)
 	return tok, opError("token", rw.path, err)
 }
 
 // Txn applies writes to ZooKeeper, all or none, and only while the present hold
 // stands, for writing or for reading. See [Mutex.Txn].
 func (rw *RWMutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
-	h, _, err := rw.current()
+	g, _, err := rw.current()
 	if err != nil {
 		return nil, opError("txn", rw.path, err)
 	}
-	rs, err := h.txn(ctx, ops)
+	rs, err := g.txn(ctx, ops)
 	return rs, opError("txn", rw.path, err)
 }
 
-func (rw *RWMutex) current() (*hold, Mode, error) {
+func (rw *RWMutex) current() (*grant, Mode, error) {
 	if rw.bad() != nil {
 		return nil, 0, rw.bad()
 	}
@@ -415,11 +413,11 @@ func (rw *RWMutex) do(ctx context.Context, op string, mode Mode, f func(ctx cont
 			return d.nest(ctx, op, rw.path, mode, f)
 		}
 	}
-	t, err := rw.acquire(ctx, mode, true)
+	g, err := rw.acquire(ctx, mode, true)
 	if err != nil {
 		return opError(op, rw.path, err)
 	}
-	return rw.turn.do(ctx, rw.doKey(mode), op, t, f)
+	return rw.turn.do(ctx, rw.doKey(mode), op, g, f)
 }
 
 // within returns the Do, or else the RDo, of this path in which ctx was made,
@@ -432,36 +430,47 @@ func (rw *RWMutex) doKey(mode Mode) doKey {
 	return doKey{rw.s, rw.path, "rw " + rw.turn.entries[mode].base}
 }
 
-// relock locks rw again for writing, for the Do in which ctx was made, if it
-// comes from one.
-func (rw *RWMutex) relock(ctx context.Context) error {
-	return opError("lock", rw.path, rw.turn.relock(ctx, rw.doKey(ModeExclusive).in(ctx)))
+// yield is for Cond.Wait.
+func (rw *RWMutex) yield(ctx context.Context) (func(context.Context) error, error) {
+	return rw.turn.yield(rw.within(ctx), ModeExclusive)
 }
 
+func (r *rlocker) yield(ctx context.Context) (func(context.Context) error, error) {
+	rw := (*RWMutex)(r)
+	return rw.turn.yield(rw.within(ctx), ModeShared)
+}
+
+// Lost returns a channel that is closed when one of the read locks that this
+// process holds is lost.
+func (r *rlocker) Lost() <-chan struct{} { return (*RWMutex)(r).turn.lost(ModeShared) }
+
 // besides makes the caller, whose ctx holds rw already, a reader of its own.
-func (rw *RWMutex) besides(ctx context.Context, in *doing) (*tenure, error) {
+func (rw *RWMutex) besides(ctx context.Context, in *doing) (*grant, error) {
 	start := time.Now()
-	x := in.held.Load()
-	x.turn.mu.Lock()
-	stands := x.standsLocked()
-	if stands {
-		// Before its end is decided on: it cannot go to somebody else now.
-		x.t.beside = true
+	from, g := in.now()
+	if g == nil {
+		return nil, ErrNotLocked // Cond.Wait has just given it up
 	}
-	x.turn.mu.Unlock()
-	if !stands {
-		return nil, ErrNotLocked // its function has unlocked rw
+	from.mu.Lock()
+	t := from.shareOfLocked(g)
+	if t != nil {
+		// Before its end is decided on: it cannot go to somebody else now.
+		t.beside = true
+	}
+	from.mu.Unlock()
+	if t == nil {
+		return nil, ErrNotLocked // its function has just unlocked rw
 	}
 	q := &rw.turn
-	p, err := q.line.beside(ctx, x.t.hold, q.entries[ModeShared].base, []byte(rw.s.cfg.owner))
+	c, err := t.claim.beside(ctx, q.entries[ModeShared].base, []byte(rw.s.cfg.owner))
 	if err != nil {
-		err = x.t.hold.verdict(err)
+		err = t.claim.verdict(err)
 		q.report(ModeShared, err, start)
 		return nil, err
 	}
-	h := newHold(&q.line, p, q.entries[ModeShared].op)
 	q.mu.Lock()
-	defer q.mu.Unlock()
+	g = q.grantLocked(q.holdLocked(c, ModeShared), false)
+	q.mu.Unlock()
 	q.report(ModeShared, nil, start)
-	return q.holdLocked(h, ModeShared, false), nil
+	return g, nil
 }

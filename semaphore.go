@@ -223,7 +223,7 @@ func (m *Semaphore) acquire(ctx context.Context, n int64, wait bool) (*allotment
 		}
 		if err == nil {
 			var a *allotment
-			if a, err = m.keep(ctx, gate.place.inc, leases, n); err == nil {
+			if a, err = m.keep(ctx, gate.claim.inc, leases, n); err == nil {
 				return a, nil
 			}
 		}
@@ -458,13 +458,13 @@ func (m *Semaphore) makeRoot(ctx context.Context, inc *incarnation, limit []byte
 
 // take waits until n permits are there, and takes them. It is nil if they are
 // not there and wait is false.
-func (m *Semaphore) take(ctx context.Context, gate *hold, n int64, wait bool) ([]lease, error) {
+func (m *Semaphore) take(ctx context.Context, gate *grant, n int64, wait bool) ([]lease, error) {
 	// The gate is not what the caller wants to hold: he still waits.
 	m.s.waiters.Add(1)
 	m.s.holds.Add(-1)
 	defer m.s.waiters.Add(-1)
 	defer m.s.holds.Add(1)
-	inc := gate.place.inc
+	inc := gate.claim.inc
 	if m.unsettled() {
 		return nil, errUnsettled // lost while we waited for the gate
 	}
@@ -482,8 +482,8 @@ func (m *Semaphore) take(ctx context.Context, gate *hold, n int64, wait bool) ([
 var errResized = errors.New("zsync: the limit has changed")
 
 // takeOf is take while the limit stays as it is.
-func (m *Semaphore) takeOf(ctx context.Context, gate *hold, resized *watch, n int64, wait bool) ([]lease, error) {
-	inc := gate.place.inc
+func (m *Semaphore) takeOf(ctx context.Context, gate *grant, resized *watch, n int64, wait bool) ([]lease, error) {
+	inc := gate.claim.inc
 	var q quota
 	agreed := make(chan error, 1)
 	inc.m.spawn(func() { // on its way together with the listing
@@ -570,12 +570,12 @@ func (m *Semaphore) heavy(limit int64) bool { return limit > maxUnits && m.layou
 
 // make makes the znodes of n permits while the gate is ours and the limit is
 // that of q. It is BadVersion if that has changed.
-func (m *Semaphore) make(ctx context.Context, gate *hold, q quota, n int64) ([]lease, error) {
-	inc := gate.place.inc
+func (m *Semaphore) make(ctx context.Context, gate *grant, q quota, n int64) ([]lease, error) {
+	inc := gate.claim.inc
 	leases := m.name(q.limit, n)
 	for {
 		same := &zk.CheckVersionRequest{Path: m.root, Version: q.version}
-		err := inc.createAll(ctx, gate.at(), same, pathsOf(leases), []byte(m.s.cfg.owner))
+		err := inc.createAll(ctx, gate.claim.at(), same, pathsOf(leases), []byte(m.s.cfg.owner))
 		if !isNoNode(err) {
 			return leases, err
 		}

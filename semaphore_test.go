@@ -696,8 +696,8 @@ func TestWaitersForPermitsAreNoHerd(t *testing.T) {
 		synctest.Wait()
 		// Each is woken when it is the first at the gate, and when there is a
 		// permit.
-		if d := srv.Counts().Sub(before); d.Notifications > 2*waiters {
-			t.Errorf("%d notifications for %d grants, want two for each at most", d.Notifications, waiters)
+		if d := srv.Counts().Sub(before); d.Notifications > 3*waiters {
+			t.Errorf("%d notifications for %d grants, want three for each at most", d.Notifications, waiters)
 		}
 		must(t, holder.Release(2))
 	})

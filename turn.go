@@ -21,9 +21,9 @@ import (
 //  2. The first in the queue joins what the process holds for several, unless
 //     it is used up. Then one listing tells whether somebody waits behind it:
 //     if nobody does it is as new, otherwise nobody joins it any more.
-//  3. Otherwise one goroutine, the seeker, acquires a place in the line for it,
-//     and for those right behind it if they can share it.
-//  4. Who leaves last gives up the place, or passes it on.
+//  3. Otherwise one goroutine, the seeker, acquires a claim for it, and for
+//     those right behind it if they can share it.
+//  4. Who leaves last gives up the claim, or passes it on.
 type turnstile struct {
 	s        *Session
 	path     string
@@ -32,10 +32,19 @@ type turnstile struct {
 	entries  map[Mode]lineEntry
 
 	mu      sync.Mutex
-	held    []*tenure     // what this process holds, until it is given up even if it is lost; guarded by mu
+	held    []*share      // what this process holds, until it is given up even if it is lost; guarded by mu
 	freed   chan struct{} // if not nil, closed when one of held goes; guarded by mu
 	waiting []*turnWaiter // goroutines of this process, in order; guarded by mu
 	seeking *seeker       // who waits in the line for the first of waiting; guarded by mu
+	reading *reading      // if something is held for several; guarded by mu
+}
+
+// A reading lasts from the moment in which a process holds something for several
+// until it holds nothing of that kind. Who has one of several shares, and no
+// handle, does not know which: so the loss of one is the loss of all.
+type reading struct {
+	lost chan struct{}
+	once sync.Once // closes lost
 }
 
 // A lineEntry is how contenders of one mode enter a line.
@@ -45,48 +54,28 @@ type lineEntry struct {
 	op   string // for the observer
 }
 
-// A tenure is a hold in the hands of goroutines of this process: of one if the
-// mode is exclusive, else of any number. Its fields are guarded by turnstile.mu.
-type tenure struct {
-	hold   *hold
+// A share is a claim in the hands of goroutines of this process: of one if the
+// mode is exclusive, else of any number. Each has a grant of its own. Its fields
+// are guarded by turnstile.mu.
+type share struct {
+	claim  *lineClaim
 	mode   Mode
-	users  int           // how many have it by Lock or RLock, which do not know which tenure they have
-	pinned int           // how many have it by Do or RDo, which do
+	grants []*grant      // of those who have it, in the order in which they got it
 	passed int           // hand-overs or joins since the servers were last asked
-	left   bool          // somebody has given it up while others kept it
 	closed bool          // nobody may join it any more
 	asking bool          // somebody is asking whether others wait
-	grant  int           // grows when it goes from goroutine to goroutine
 	beside bool          // a reader may stand beside it, and stay when it goes: it cannot be passed on
 	moving chan struct{} // if not nil, Downgrade is exchanging its znode, and closes it after
 }
 
-// A turnWaiter is one goroutine that waits for a tenure.
+// A turnWaiter is one goroutine that waits for a grant.
 type turnWaiter struct {
 	mode    Mode
 	pin     bool          // it asks for Do or RDo
-	granted chan struct{} // closed, under turnstile.mu, when t or err is set
-	t       *tenure
-	grant   int // of t
+	granted chan struct{} // closed, under turnstile.mu, when g or err is set
+	g       *grant
 	err     error
 }
-
-// A tenancy is a tenure, or one of the goroutines that share it, as a Do has it.
-type tenancy struct {
-	turn  *turnstile
-	t     *tenure
-	grant int // of t: it may have been unlocked, and gone to another goroutine
-}
-
-// tenancy returns what a Do has that has just got t.
-func (q *turnstile) tenancy(t *tenure) *tenancy {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return &tenancy{q, t, t.grant}
-}
-
-// standsLocked reports whether it has not been given up.
-func (x *tenancy) standsLocked() bool { return x.t.grant == x.grant && x.t.usedLocked() }
 
 // A seeker waits in the line on behalf of the waiting goroutines.
 type seeker struct {
@@ -97,27 +86,27 @@ type seeker struct {
 	done     chan struct{} // closed when nothing of it is left
 }
 
-// acquire waits for a tenure.
-func (q *turnstile) acquire(ctx context.Context, mode Mode, pin bool) (*tenure, error) {
+// acquire waits for a grant.
+func (q *turnstile) acquire(ctx context.Context, mode Mode, pin bool) (*grant, error) {
 	start := time.Now()
-	t, err := q.wait(ctx, mode, pin)
+	g, err := q.wait(ctx, mode, pin)
 	q.report(mode, err, start)
-	return t, err
+	return g, err
 }
 
 func (q *turnstile) report(mode Mode, err error, start time.Time) {
 	q.s.waited(q.entries[mode].op, q.path, start, err)
 }
 
-func (q *turnstile) wait(ctx context.Context, mode Mode, pin bool) (*tenure, error) {
+func (q *turnstile) wait(ctx context.Context, mode Mode, pin bool) (*grant, error) {
 	if q.handoffs == 0 {
 		// Everyone has a place of its own in the line.
-		h, err := q.seek(ctx, mode)
+		c, err := q.seek(ctx, mode)
 		if err != nil {
 			return nil, err
 		}
 		defer q.mu.Unlock()
-		return q.holdLocked(h, mode, pin), nil
+		return q.grantLocked(q.holdLocked(c, mode), pin), nil
 	}
 	w := &turnWaiter{mode: mode, pin: pin, granted: make(chan struct{})}
 	q.mu.Lock()
@@ -126,7 +115,7 @@ func (q *turnstile) wait(ctx context.Context, mode Mode, pin bool) (*tenure, err
 	q.mu.Unlock()
 	select {
 	case <-w.granted:
-		return w.t, w.err
+		return w.g, w.err
 	case <-ctx.Done():
 		return nil, q.abandon(ctx, w)
 	case <-q.s.closing:
@@ -136,44 +125,74 @@ func (q *turnstile) wait(ctx context.Context, mode Mode, pin bool) (*tenure, err
 	}
 }
 
-// seek waits in the line for a hold. It returns with mu held, or with an error
+// seek waits in the line for a claim. It returns with mu held, or with an error
 // and mu not held.
 //
-// Once the servers have granted a hold, what is still held here and could not
-// be beside it has been lost with its session, and its goroutine has not
-// noticed. Waiting for it keeps goroutines of one process apart even then. If
-// that takes so long that the new session is over too, we wait in the next.
-func (q *turnstile) seek(ctx context.Context, mode Mode) (*hold, error) {
+// What is still held here when the servers grant a claim that could not be beside
+// it is lost, and its goroutine has not noticed. Nobody is told that he has the
+// claim before that one has noticed, which keeps goroutines of one process apart
+// even then. But that can take for ever, so the claim is given back meanwhile:
+// other processes need not wait for it.
+func (q *turnstile) seek(ctx context.Context, mode Mode) (*lineClaim, error) {
 	e := q.entries[mode]
 	for {
-		p, err := q.line.acquire(ctx, e.base, []byte(q.s.cfg.owner), e.turn)
+		if err := q.awaitNoLoss(ctx); err != nil {
+			return nil, err
+		}
+		c, err := q.line.acquire(ctx, e.base, []byte(q.s.cfg.owner), e.turn)
 		if err != nil {
 			return nil, err
 		}
-		h := newHold(&q.line, p, e.op)
 		q.mu.Lock()
-		for q.occupiedLocked(mode) && h.err() == nil && ctx.Err() == nil {
-			if q.freed == nil {
-				q.freed = make(chan struct{})
-			}
-			freed := q.freed
-			q.mu.Unlock()
-			select {
-			case <-freed:
-			case <-h.lost:
-			case <-ctx.Done():
-			}
-			q.mu.Lock()
-		}
-		if !q.occupiedLocked(mode) && h.err() == nil {
-			return h, nil
+		if q.usableLocked(c, mode) {
+			return c, nil
 		}
 		q.mu.Unlock()
-		q.s.letGo(ctx, h.release)
+		q.s.letGo(ctx, c.giveBack)
 		if ctx.Err() != nil {
 			return nil, ctxErr(ctx)
 		}
 	}
+}
+
+// awaitNoLoss waits until everybody here has noticed what he has lost.
+func (q *turnstile) awaitNoLoss(ctx context.Context) error {
+	for {
+		q.mu.Lock()
+		if !slices.ContainsFunc(q.held, (*share).lost) {
+			q.mu.Unlock()
+			return nil
+		}
+		if q.freed == nil {
+			q.freed = make(chan struct{})
+		}
+		freed := q.freed
+		q.mu.Unlock()
+		// If ctx has ended as well it does not matter which is picked: whoever
+		// acquires looks at ctx first.
+		select {
+		case <-freed:
+		case <-ctx.Done():
+			return ctxErr(ctx)
+		case <-q.s.closing:
+			return q.s.failure()
+		}
+	}
+}
+
+func (t *share) lost() bool { return t.claim.err() != nil }
+func (t *share) used() bool { return len(t.grants) > 0 }
+
+// usableLocked reports whether c, whose turn has come in mode, may be given to a
+// goroutine of this process. What could not stand beside it is lost: the servers
+// would not have let c's turn come before that was gone.
+func (q *turnstile) usableLocked(c *lineClaim, mode Mode) bool {
+	for _, t := range q.held {
+		if mode == ModeExclusive || t.mode == ModeExclusive {
+			t.claim.lose(t.claim.inc.deleted())
+		}
+	}
+	return !q.occupiedLocked(mode) && c.err() == nil
 }
 
 // occupiedLocked reports whether something stands that must go before a
@@ -182,37 +201,77 @@ func (q *turnstile) seek(ctx context.Context, mode Mode) (*hold, error) {
 // and would tell the wrong one of the loss.
 func (q *turnstile) occupiedLocked(mode Mode) bool {
 	for _, t := range q.held {
-		if mode == ModeExclusive || t.mode == ModeExclusive || t.hold.err() != nil {
+		if mode == ModeExclusive || t.mode == ModeExclusive || t.lost() {
 			return true
 		}
 	}
 	return false
 }
 
-// holdLocked makes h the tenure of its first user.
-func (q *turnstile) holdLocked(h *hold, mode Mode, pin bool) *tenure {
-	t := &tenure{hold: h, mode: mode}
-	t.addLocked(pin)
+// holdLocked puts c, whose turn has come, into the hands of this process.
+func (q *turnstile) holdLocked(c *lineClaim, mode Mode) *share {
+	t := &share{claim: c, mode: mode}
 	q.held = append(q.held, t)
+	if mode == ModeShared {
+		q.readLocked(t)
+	}
 	return t
 }
 
-func (t *tenure) addLocked(pin bool) {
-	if pin {
-		t.pinned++
-	} else {
-		t.users++
+// readLocked makes t, which is for several, a part of the present reading.
+func (q *turnstile) readLocked(t *share) {
+	if q.reading == nil {
+		q.reading = &reading{lost: make(chan struct{})}
+	}
+	r := q.reading
+	t.claim.onLost(func() { r.once.Do(func() { close(r.lost) }) })
+}
+
+// dropLocked takes t, which nobody has any more, out of the hands of this
+// process.
+func (q *turnstile) dropLocked(t *share) {
+	q.held = slices.DeleteFunc(q.held, func(x *share) bool { return x == t })
+	if !slices.ContainsFunc(q.held, func(x *share) bool { return x.mode == ModeShared }) {
+		q.reading = nil
+	}
+	if q.freed != nil {
+		close(q.freed)
+		q.freed = nil
 	}
 }
 
-func (t *tenure) usedLocked() bool { return t.users+t.pinned > 0 }
+// lost returns a channel that is closed when what is held in the first of these
+// modes in which something is held is lost. It is closed if nothing is.
+func (q *turnstile) lost(modes ...Mode) <-chan struct{} {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, mode := range modes {
+		switch t := q.presentLocked(mode, (*share).used); {
+		case t == nil:
+			continue
+		case t.lost():
+			return closedChan
+		case mode == ModeShared:
+			return q.reading.lost
+		default:
+			return t.grants[0].lost
+		}
+	}
+	return closedChan
+}
 
-// grantLocked gives t to the first of the queue.
-func (q *turnstile) grantLocked(t *tenure) {
+// grantLocked makes a goroutine one who has t.
+func (q *turnstile) grantLocked(t *share, pin bool) *grant {
+	g := t.claim.grant(q.entries[t.mode].op, pin)
+	t.grants = append(t.grants, g)
+	return g
+}
+
+// passOnLocked gives t to the first of the queue.
+func (q *turnstile) passOnLocked(t *share) {
 	w := q.waiting[0]
 	q.waiting = q.waiting[1:]
-	t.addLocked(w.pin)
-	w.t, w.grant = t, t.grant
+	w.g = q.grantLocked(t, w.pin)
 	close(w.granted)
 }
 
@@ -250,39 +309,29 @@ func (q *turnstile) joinAllLocked() (asking bool) {
 			return true
 		}
 		t.passed++
-		t.refreshLocked()
-		q.grantLocked(t)
+		q.passOnLocked(t)
 	}
 	return false
 }
 
-// openLocked returns the tenure that a reader may join, if there is one.
-func (q *turnstile) openLocked() *tenure {
+// openLocked returns the share that a reader may join, if there is one.
+func (q *turnstile) openLocked() *share {
 	for _, t := range slices.Backward(q.held) {
-		if t.mode == ModeShared && !t.closed && t.usedLocked() {
+		if t.mode == ModeShared && !t.closed && len(t.grants) > 0 {
 			return t
 		}
 	}
 	return nil
 }
 
-// refreshLocked prepares t for another user. A fencing token that somebody may
-// have taken with him who had t before is not for him who comes after.
-func (t *tenure) refreshLocked() {
-	if t.left {
-		t.left = false
-		t.hold.renew()
-	}
-}
-
 // askLocked asks, in the background, whether anybody waits behind t.
-func (q *turnstile) askLocked(t *tenure) {
+func (q *turnstile) askLocked(t *share) {
 	if t.asking {
 		return
 	}
 	t.asking = true
 	q.s.spawn(func() {
-		waits, err := q.line.anyone(t.hold, q.entries[ModeExclusive].base)
+		waits, err := t.claim.anyone(q.entries[ModeExclusive].base)
 		q.mu.Lock()
 		defer q.mu.Unlock()
 		t.asking = false
@@ -301,9 +350,9 @@ func (q *turnstile) startLocked(mode Mode) {
 	q.s.spawn(func() {
 		defer close(s.done)
 		defer s.cancel()
-		h, err := q.seek(s.ctx, mode)
+		c, err := q.seek(s.ctx, mode)
 		if err == nil {
-			q.foundLocked(h, mode)
+			q.foundLocked(c, mode)
 			return
 		}
 		q.mu.Lock()
@@ -323,20 +372,19 @@ func (q *turnstile) startLocked(mode Mode) {
 
 // foundLocked gives what the seeker has found to those it was sought for: the
 // first of the queue, and those right behind who can share it. It unlocks mu.
-func (q *turnstile) foundLocked(h *hold, mode Mode) {
+func (q *turnstile) foundLocked(c *lineClaim, mode Mode) {
 	q.seeking = nil
 	if !q.firstLocked(mode) {
 		// All who waited for it have left in the meantime.
 		q.advanceLocked()
 		q.mu.Unlock()
-		h.release()
+		c.giveBack()
 		return
 	}
-	t := &tenure{hold: h, mode: mode}
-	q.held = append(q.held, t)
-	q.grantLocked(t)
+	t := q.holdLocked(c, mode)
+	q.passOnLocked(t)
 	for mode == ModeShared && q.firstLocked(mode) {
-		q.grantLocked(t)
+		q.passOnLocked(t)
 	}
 	q.advanceLocked()
 	q.mu.Unlock()
@@ -351,7 +399,7 @@ func (q *turnstile) abandon(ctx context.Context, w *turnWaiter) error {
 		// has ended, so it must not keep what it got.
 		q.mu.Unlock()
 		if w.err == nil {
-			q.s.letGo(ctx, func() error { return q.leave(w.t, w.pin, w.grant) })
+			q.s.letGo(ctx, func() error { return q.leave(w.g) })
 		}
 		return ctxErr(ctx)
 	default:
@@ -370,54 +418,54 @@ func (q *turnstile) abandon(ctx context.Context, w *turnWaiter) error {
 	return ctxErr(ctx)
 }
 
-// try makes one attempt at a tenure. It is nil if somebody stands in the way.
-func (q *turnstile) try(ctx context.Context, mode Mode) (*tenure, error) {
+// try makes one attempt at a grant. It is nil if somebody stands in the way.
+func (q *turnstile) try(ctx context.Context, mode Mode) (*grant, error) {
+	start := time.Now()
 	q.mu.Lock()
 	busy := q.occupiedLocked(mode) || slices.ContainsFunc(q.waiting, func(w *turnWaiter) bool {
 		return mode == ModeExclusive || w.mode == ModeExclusive
 	})
 	if t := q.openLocked(); !busy && mode == ModeShared && t != nil && t.passed < q.handoffs {
 		t.passed++
-		t.refreshLocked()
-		t.addLocked(false)
+		g := q.grantLocked(t, false)
 		q.mu.Unlock()
-		q.report(mode, nil, time.Now())
-		return t, nil
+		q.report(mode, nil, start)
+		return g, nil
 	}
 	q.mu.Unlock()
 	if busy {
 		return nil, q.s.failure() // none unless the Session is closed
 	}
 	e := q.entries[mode]
-	p, err := q.line.try(ctx, e.base, []byte(q.s.cfg.owner), e.turn)
-	if p == nil {
+	c, err := q.line.try(ctx, e.base, []byte(q.s.cfg.owner), e.turn)
+	if c == nil {
 		return nil, err
 	}
-	h := newHold(&q.line, p, e.op)
 	q.mu.Lock()
-	if q.occupiedLocked(mode) {
+	if !q.usableLocked(c, mode) {
 		// Another goroutine has got, and lost, it in the meantime, and does
 		// not know it yet. See seek.
 		q.mu.Unlock()
-		q.s.letGo(ctx, h.release)
+		q.s.letGo(ctx, c.giveBack)
 		return nil, nil
 	}
-	defer q.mu.Unlock()
 	// Another goroutine's seeker may be in the line, but behind us.
-	t := q.holdLocked(h, mode, false)
-	q.report(mode, nil, h.since)
-	return t, nil
+	g := q.grantLocked(q.holdLocked(c, mode), false)
+	q.mu.Unlock()
+	q.report(mode, nil, start)
+	return g, nil
 }
 
-// presentLocked returns the tenure that a goroutine without a handle has in
-// mode: what is lost first, so that the loss is told, and then the newest.
-func (q *turnstile) presentLocked(mode Mode, used func(t *tenure) bool) *tenure {
-	var found *tenure
+// presentLocked returns the share that a goroutine without a handle has in mode,
+// of those that are so: what is lost first, so that the loss is told, and then
+// the newest.
+func (q *turnstile) presentLocked(mode Mode, so func(t *share) bool) *share {
+	var found *share
 	for _, t := range slices.Backward(q.held) {
-		if t.mode != mode || !used(t) {
+		if t.mode != mode || !so(t) {
 			continue
 		}
-		if t.hold.err() != nil {
+		if t.lost() {
 			return t
 		}
 		if found == nil {
@@ -427,41 +475,53 @@ func (q *turnstile) presentLocked(mode Mode, used func(t *tenure) bool) *tenure 
 	return found
 }
 
-// giveUp is the end of a tenure of mode, for a goroutine without a handle.
+// anonymous returns the grant that is given up by who has no handle: not that of
+// a Do, unless it is the only one.
+func (t *share) anonymous() *grant {
+	for _, g := range slices.Backward(t.grants) {
+		if !g.pin {
+			return g
+		}
+	}
+	if t.mode == ModeExclusive && len(t.grants) > 0 {
+		return t.grants[0]
+	}
+	return nil
+}
+
+// giveUp is the end of a grant of mode, for a goroutine without a handle.
 func (q *turnstile) giveUp(mode Mode) error {
 	for {
 		q.mu.Lock()
-		t := q.presentLocked(mode, func(t *tenure) bool {
-			return t.users > 0 || mode == ModeExclusive && t.pinned > 0
-		})
+		t := q.presentLocked(mode, func(t *share) bool { return t.anonymous() != nil })
 		if t == nil {
 			q.mu.Unlock()
 			return ErrNotLocked
 		}
-		if !q.stillLocked(t) {
-			continue
+		if q.stillLocked(t) {
+			return q.giveUpLocked(t, t.anonymous())
 		}
-		return q.giveUpLocked(t, t.users == 0)
 	}
 }
 
-// leave is the end of t for one of its users.
-func (q *turnstile) leave(t *tenure, pin bool, grant int) error {
+// leave is the end of g.
+func (q *turnstile) leave(g *grant) error {
 	for {
 		q.mu.Lock()
-		if t.grant != grant || pin && t.pinned == 0 || !pin && t.users == 0 {
+		t := q.shareOfLocked(g)
+		if t == nil {
 			q.mu.Unlock()
-			return ErrNotLocked
+			return ErrNotLocked // it has been unlocked otherwise
 		}
 		if q.stillLocked(t) {
-			return q.giveUpLocked(t, pin)
+			return q.giveUpLocked(t, g)
 		}
 	}
 }
 
 // stillLocked reports whether no Downgrade of t is in progress. Otherwise it
 // unlocks mu, and waits until that is over.
-func (q *turnstile) stillLocked(t *tenure) bool {
+func (q *turnstile) stillLocked(t *share) bool {
 	moving := t.moving
 	if moving == nil {
 		return true
@@ -471,38 +531,32 @@ func (q *turnstile) stillLocked(t *tenure) bool {
 	return false
 }
 
-// giveUpLocked takes one user off t, which has it, and unlocks mu.
-func (q *turnstile) giveUpLocked(t *tenure, pin bool) error {
-	if pin {
-		t.pinned--
-	} else {
-		t.users--
+// giveUpLocked is the end of g, a grant of t, and unlocks mu.
+func (q *turnstile) giveUpLocked(t *share, g *grant) error {
+	// At once, so that a second Unlock does not find it.
+	t.grants = slices.DeleteFunc(t.grants, func(x *grant) bool { return x == g })
+	if len(t.grants) > 0 {
+		g.end()
+		q.mu.Unlock()
+		return t.claim.err()
 	}
-	if t.usedLocked() {
-		t.left = true
-		defer q.mu.Unlock()
-		return t.hold.err()
-	}
-	if t.mode == ModeExclusive && q.passLocked(t) {
+	if t.mode == ModeExclusive && q.passLocked(t, g) {
 		q.mu.Unlock()
 		return nil
 	}
-	q.held = slices.DeleteFunc(q.held, func(x *tenure) bool { return x == t })
-	if q.freed != nil {
-		close(q.freed)
-		q.freed = nil
-	}
+	q.dropLocked(t)
 	// Those of this process who still wait go to the back of the line.
 	q.advanceLocked()
 	q.mu.Unlock()
-	return t.hold.release()
+	return g.release()
 }
 
-// passLocked hands an exclusive tenure to the next goroutine of this process if
-// it may, and reports whether it did. It unlocks mu while it asks after others.
-func (q *turnstile) passLocked(t *tenure) bool {
+// passLocked hands the claim of t, which g is the use of, to the next goroutine
+// of this process if it may, and reports whether it did. It unlocks mu while it
+// asks after others.
+func (q *turnstile) passLocked(t *share, g *grant) bool {
 	may := func() bool {
-		return !t.beside && q.firstLocked(ModeExclusive) && t.hold.err() == nil
+		return !t.beside && q.firstLocked(ModeExclusive) && !t.lost()
 	}
 	if q.handoffs == 0 || !may() {
 		return false
@@ -511,7 +565,7 @@ func (q *turnstile) passLocked(t *tenure) bool {
 		// Somebody of this process waits, and has waited long enough that
 		// others must be asked after.
 		q.mu.Unlock()
-		others, err := q.line.anyone(t.hold, q.line.bases...)
+		others, err := t.claim.anyone(q.line.bases...)
 		q.mu.Lock()
 		if others || err != nil || !may() {
 			return false
@@ -519,21 +573,28 @@ func (q *turnstile) passLocked(t *tenure) bool {
 		t.passed = 0
 	}
 	t.passed++
-	t.grant++
-	t.hold.renew()
-	q.grantLocked(t)
+	g.end()
+	q.passOnLocked(t)
 	return true
+}
+
+// giveBack releases a claim that nobody was given.
+func (c *lineClaim) giveBack() error {
+	r := c.inc.takeBack(c.path)
+	err := r.verdict()
+	c.disown()
+	return err
 }
 
 // askTime is how long a release asks whether others wait. Without an answer it
 // takes it that they do.
 const askTime = 200 * time.Millisecond
 
-// anyone reports whether anybody of these bases waits behind h. It fails when
+// anyone reports whether anybody of these bases waits behind c. It fails when
 // there is no connection, or no answer for askTime: whoever gives up does not
 // wait for the next.
-func (l *line) anyone(h *hold, bases ...string) (bool, error) {
-	inc := h.place.inc
+func (c *lineClaim) anyone(bases ...string) (bool, error) {
+	inc := c.inc
 	ctx, cancel := context.WithTimeout(context.Background(), askTime)
 	defer cancel()
 	down := inc.disconnection()
@@ -544,7 +605,7 @@ func (l *line) anyone(h *hold, bases ...string) (bool, error) {
 		case <-ctx.Done():
 		}
 	})
-	return h.place.others(ctx, l, bases...)
+	return c.others(ctx, bases...)
 }
 
 // letGo runs f, which gives something up for a call with ctx, and returns its
@@ -573,38 +634,76 @@ func graced[T any](done <-chan T, end <-chan struct{}) (v T, ok bool) {
 	}
 }
 
-// do runs f while it has t, and leaves it, or what Cond.Wait has locked in its
+// do runs f while it has g, and gives up g, or what Cond.Wait has locked in its
 // place. What f may have unlocked otherwise is not its own any more.
-func (q *turnstile) do(ctx context.Context, key doKey, op string, t *tenure, f func(ctx context.Context) error) error {
-	d := &doing{hold: t.hold}
-	d.held.Store(q.tenancy(t))
+func (q *turnstile) do(ctx context.Context, key doKey, op string, g *grant, f func(ctx context.Context) error) error {
+	d := newDoing(q, g)
 	return doHolding(ctx, key, d, f, func() error {
-		x := d.held.Load()
-		return opError(op, q.path, q.s.letGo(ctx, func() error { return x.turn.leave(x.t, true, x.grant) }))
+		q, g := d.now()
+		if g == nil {
+			return opError(op, q.path, ErrNotLocked)
+		}
+		return opError(op, q.path, q.s.letGo(ctx, func() error { return q.leave(g) }))
 	})
 }
 
-// relock acquires a tenure in place of the one that d had, if there is a d.
-func (q *turnstile) relock(ctx context.Context, d *doing) error {
+// yield gives up what the caller holds in mode, for Cond.Wait, and returns what
+// gets it back. What belongs to the Do d, if the caller is in one, belongs to it
+// again afterwards; in between d has nothing, and hears of no loss.
+func (q *turnstile) yield(d *doing, mode Mode) (again func(ctx context.Context) error, err error) {
+	if d != nil {
+		if had, ok := d.mode(); ok && had == mode {
+			from, g := d.now()
+			d.set(q, nil)
+			return func(ctx context.Context) error {
+				g, err := q.reacquire(ctx, mode, true)
+				if err == nil {
+					d.set(q, g)
+				}
+				return err
+			}, from.leave(g)
+		}
+	}
+	return func(ctx context.Context) error {
+		_, err := q.reacquire(ctx, mode, false)
+		return err
+	}, q.giveUp(mode)
+}
+
+func (q *turnstile) reacquire(ctx context.Context, mode Mode, pin bool) (*grant, error) {
 	if ctx.Err() != nil {
-		return ctxErr(ctx)
+		return nil, ctxErr(ctx)
 	}
-	mine := d != nil && d.held.Load() != nil
-	t, err := q.acquire(ctx, ModeExclusive, mine)
-	if err == nil && mine {
-		d.held.Store(q.tenancy(t))
-	}
-	return err
+	return q.acquire(ctx, mode, pin)
 }
 
 // current returns what this process holds: for one, or else for several.
-func (q *turnstile) current() (*hold, Mode, error) {
+func (q *turnstile) current() (*grant, Mode, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, mode := range []Mode{ModeExclusive, ModeShared} {
-		if t := q.presentLocked(mode, (*tenure).usedLocked); t != nil {
-			return t.hold, mode, nil
+		if t := q.presentLocked(mode, (*share).used); t != nil {
+			return t.grants[len(t.grants)-1], mode, nil
 		}
 	}
 	return nil, 0, ErrNotLocked
+}
+
+// modeOf returns the mode of the share of which g is a grant, if it is one.
+func (q *turnstile) modeOf(g *grant) (mode Mode, ok bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if t := q.shareOfLocked(g); t != nil {
+		return t.mode, true
+	}
+	return 0, false
+}
+
+func (q *turnstile) shareOfLocked(g *grant) *share {
+	for _, t := range q.held {
+		if slices.Contains(t.grants, g) {
+			return t
+		}
+	}
+	return nil
 }

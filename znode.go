@@ -207,6 +207,9 @@ func (inc *incarnation) createChildOf(ctx context.Context, dir string, dirData [
 	if err := inc.vet(ctx, dir, dirData); err != nil {
 		return "", nil, err
 	}
+	if err := inc.mayTakeBack(ctx, dir); err != nil {
+		return "", nil, err
+	}
 	for try := 0; ; try++ {
 		written, stop := inc.expectCreate(full)
 		create, err := begin(ctx, inc, func(c *zk.Conn) (string, error) {
@@ -253,7 +256,7 @@ func (inc *incarnation) createChildOf(ctx context.Context, dir string, dirData [
 				names, _, err = inc.children(ctx, dir)
 			}
 			if err != nil {
-				inc.remove(path).await(grace)
+				inc.takeBack(path).await(grace)
 				return "", nil, err
 			}
 			return path, names, nil
@@ -281,7 +284,7 @@ func (inc *incarnation) createChildOf(ctx context.Context, dir string, dirData [
 					names, _, err = inc.children(ctx, dir)
 				}
 				if err != nil {
-					inc.remove(path).await(grace)
+					inc.takeBack(path).await(grace)
 					return "", nil, err
 				}
 				return path, names, nil
@@ -517,10 +520,50 @@ func (inc *incarnation) collect(create *pending[string], dir, guid string) *remo
 			return nil // nothing was made
 		}
 		if err == nil && path != "" {
-			err = inc.removeNow(ctx, path)
+			err = inc.takeBackNow(ctx, path)
 		}
 		return err
 	})
+}
+
+// takeBack deletes, in the background, an ephemeral znode that was made for a
+// call which has failed. Where the servers do not permit that, the session is
+// given up, which deletes it: what nobody uses, and nobody can delete, would hold
+// up everybody else for as long as the session lasts. What else is held is told
+// to be lost, with LossGivenUp.
+//
+// To look first, before every create, would cost a round trip each time for what
+// hardly ever happens. So we look first where it has happened: see mayTakeBack.
+func (inc *incarnation) takeBack(path string) *removal {
+	return inc.inBackground(path, func() error { return inc.takeBackNow(context.Background(), path) })
+}
+
+func (inc *incarnation) takeBackNow(ctx context.Context, path string) error {
+	err := inc.removeNow(ctx, path)
+	if !isAnswer(err, zk.ErrNoAuth) {
+		return err
+	}
+	inc.m.log.Error("zsync: what was made may not be deleted; giving up the session", "path", path)
+	inc.m.barred.Store(parentPath(path), struct{}{})
+	inc.giveUp()
+	return errEnded
+}
+
+// mayTakeBack fails if what is made in dir may not be deleted again. It asks
+// where that was so once.
+func (inc *incarnation) mayTakeBack(ctx context.Context, dir string) error {
+	if _, barred := inc.m.barred.Load(dir); !barred {
+		return nil
+	}
+	probe := childPath(dir, protectedName(newGUID(), "probe"))
+	_, err := inc.multi(ctx,
+		&zk.CreateRequest{Path: probe, Acl: inc.m.cfg.acl, Flags: zk.FlagEphemeral},
+		&zk.DeleteRequest{Path: probe, Version: -1})
+	if err == nil || isNoNode(err) {
+		inc.m.barred.Delete(dir) // permitted by now, or made anew
+		return nil
+	}
+	return err
 }
 
 // await waits for the end of r, but no longer than limit, and not while there

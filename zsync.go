@@ -61,40 +61,24 @@ func (s *syncLocker) Unlock() {
 }
 
 // LockAll locks all of ls, or none. Whatever order they are given in, they are
-// taken in one global order, that of their paths, so that two callers never
-// wait for each other. Each must have a method Path() string, as the lockers
-// of this package have; a locker that is given twice is refused.
+// taken in one global order, that of their paths with the chroots, so that two
+// callers never wait for each other. Each must have a method Path() string, as
+// the lockers of this package have; a locker that is given twice is refused.
 //
 // unlock unlocks them all, in reverse, and returns the errors of those that
 // could not be. A hold that is lost is told by the Lost of its locker, and by
 // unlock; one that is lost while LockAll still waits for others is taken anew.
-// When LockAll fails nothing stays locked. The errors are those of Lock,
+// When LockAll fails nothing stays locked; when ctx has ended it does not wait for
+// servers that do not answer, and unlocks in the background. The errors are those of Lock,
 // [ErrInvalid] and [ErrDeadlock] for what is given twice. It costs what the
 // locks cost, one after the other.
 func LockAll(ctx context.Context, ls ...Locker) (unlock func() error, err error) {
-	type pathLocker interface {
-		Locker
-		Path() string
-	}
-	sorted := make([]pathLocker, 0, len(ls))
-	for i, l := range ls {
-		p, ok := l.(pathLocker)
-		if v := reflect.ValueOf(l); ok && v.Kind() == reflect.Pointer && v.IsNil() {
-			return nil, opError("lockall", "", invalid("locker %d is nil", i))
-		}
-		if !ok {
-			return nil, opError("lockall", "", invalid("locker %d is a %T, which has no method Path() string to order it by", i, l))
-		}
-		sorted = append(sorted, p)
-	}
-	slices.SortStableFunc(sorted, func(a, b pathLocker) int { return cmp.Compare(a.Path(), b.Path()) })
-	for i := range sorted {
-		if i > 0 && sorted[i].Path() == sorted[i-1].Path() {
-			return nil, opError("lockall", sorted[i].Path(), invalid("the path is given twice: %w", ErrDeadlock))
-		}
+	sorted, err := inOrder(ls)
+	if err != nil {
+		return nil, err
 	}
 	locked := 0
-	unlock = func() error {
+	release := func() error {
 		var errs []error
 		for ; locked > 0; locked-- {
 			if err := sorted[locked-1].Unlock(); err != nil {
@@ -103,14 +87,14 @@ func LockAll(ctx context.Context, ls ...Locker) (unlock func() error, err error)
 		}
 		return joinErrors(errs)
 	}
-	lost := func(l pathLocker) bool {
-		h, ok := l.(interface{ Lost() <-chan struct{} })
+	lost := func(l orderedLocker) bool {
+		h, ok := l.Locker.(interface{ Lost() <-chan struct{} })
 		return ok && isClosed(h.Lost())
 	}
 	for {
 		for _, l := range sorted {
 			if err := l.Lock(ctx); err != nil {
-				unlock()
+				unlockSoon(ctx, release)
 				return nil, err
 			}
 			locked++
@@ -118,11 +102,66 @@ func LockAll(ctx context.Context, ls ...Locker) (unlock func() error, err error)
 		// What was locked first may have been lost while the last was waited for.
 		// Nobody has been told anything, so it is a wait that outlives its session.
 		if !slices.ContainsFunc(sorted, lost) {
-			return sync.OnceValue(unlock), nil
+			return sync.OnceValue(release), nil
 		}
-		unlock()
+		if !unlockSoon(ctx, release) {
+			return nil, opError("lockall", "", ctxErr(ctx))
+		}
 	}
 }
+
+// unlockSoon unlocks, and reports whether that has been done. Once ctx has ended
+// it is waited for no longer than grace, and goes on in the background.
+func unlockSoon(ctx context.Context, unlock func() error) bool {
+	done := make(chan error, 1)
+	go func() { done <- unlock() }()
+	_, ok := graced(done, ctx.Done())
+	return ok
+}
+
+// An orderedLocker is a locker of LockAll and where it stands in the order.
+type orderedLocker struct {
+	Locker
+	path string // the name to call it by
+	full string // the path as the servers know it, if that is known
+}
+
+// inOrder sorts lockers by the paths that the servers know them by: what lies
+// below different chroots has one order for everybody.
+func inOrder(ls []Locker) ([]orderedLocker, error) {
+	sorted := make([]orderedLocker, 0, len(ls))
+	for i, l := range ls {
+		p, ok := l.(interface{ Path() string })
+		if v := reflect.ValueOf(l); ok && v.Kind() == reflect.Pointer && v.IsNil() {
+			return nil, opError("lockall", "", invalid("locker %d is nil", i))
+		}
+		if !ok {
+			return nil, opError("lockall", "", invalid("locker %d is a %T, which has no method Path() string to order it by", i, l))
+		}
+		o := orderedLocker{Locker: l, path: p.Path(), full: p.Path()}
+		if f, ok := l.(interface{ fullPath() string }); ok {
+			o.full = f.fullPath()
+		}
+		sorted = append(sorted, o)
+	}
+	slices.SortStableFunc(sorted, func(a, b orderedLocker) int { return cmp.Compare(a.full, b.full) })
+	for i := range sorted {
+		if i > 0 && sorted[i].full == sorted[i-1].full {
+			return nil, opError("lockall", sorted[i].path, invalid("the path is given twice: %w", ErrDeadlock))
+		}
+	}
+	return sorted, nil
+}
+
+// fullPath returns the path as the servers know it.
+func (m *made) fullPath() string {
+	if m.s == nil {
+		return m.path
+	}
+	return m.s.full(m.path)
+}
+
+func (r *rlocker) fullPath() string { return r.made.fullPath() }
 
 // A Contender is one who holds or waits, as the server that was asked knows it:
 // it may lag behind the others.

@@ -1,0 +1,651 @@
+package zsync
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+// These tests are of claims and grants: what a goroutine is told of the lock that
+// it has, what becomes of a lock that nobody was given, and whose znode it is.
+
+// deleteContender deletes the i'th child of path, as an administrator would.
+func deleteContender(t *testing.T, s *Session, path string, i int) {
+	t.Helper()
+	names := childrenOf(t, s, path)
+	slices.SortFunc(names, func(a, b string) int { return strings.Compare(a[len(a)-10:], b[len(b)-10:]) })
+	must(t, live(t, s).removeNow(t.Context(), path+"/"+names[i]))
+}
+
+// lossOf returns the reason of a loss.
+func lossOf(err error) LossReason {
+	var lost *LostError
+	if !errors.As(err, &lost) {
+		return 0
+	}
+	return lost.Reason
+}
+
+func TestOneHolderWhenTheServerFailsBehindTheNotificationAndTheNextLags(t *testing.T) {
+	afterEvent(t, nil, func(t *testing.T, w, p *Session, strike func() (mend func())) {
+		mp, mw := NewMutex(p, "/m"), NewMutex(w, "/m")
+		must(t, mp.Lock(t.Context()))
+		gotW := async(func() error { return mw.Lock(t.Context()) })
+		synctest.Wait()
+		mend := strike()
+		// Its own znode is deleted, and the one ahead, at once: it has been told
+		// of both when it looks, and its server fails.
+		var ops []any
+		for _, name := range childrenOf(t, p, "/m") {
+			ops = append(ops, &zk.DeleteRequest{Path: "/m/" + name, Version: -1})
+		}
+		_, err := p.Txn(t.Context(), ops...)
+		must(t, err)
+		wantErr(t, mp.Unlock(), ErrLost)
+		must(t, mp.Lock(within(t, 10*time.Second)))
+		pendingStill(t, gotW)
+		mend()
+		time.Sleep(time.Second)
+		pendingStill(t, gotW)
+		must(t, mp.Unlock())
+		must(t, <-gotW)
+		must(t, mw.Unlock())
+	})
+}
+
+func TestHoldWhoseZnodeIsDeletedIsToldAtOnce(t *testing.T) {
+	for name, wait := range map[string]bool{"free": false, "after a wait": true} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				a, b := open(t, srv), open(t, srv)
+				m, rw, e := NewMutex(a, "/m"), NewRWMutex(a, "/rw"), NewElection(a, "/e")
+				holder, writer, leader := NewMutex(b, "/m"), NewRWMutex(b, "/rw"), NewElection(b, "/e")
+				if wait {
+					must(t, holder.Lock(t.Context()))
+					must(t, writer.Lock(t.Context()))
+					must(t, leader.Campaign(t.Context()))
+				}
+				ended := make(chan error, 1)
+				did := async(func() error {
+					return m.Do(t.Context(), func(ctx context.Context) error {
+						<-ctx.Done()
+						ended <- context.Cause(ctx)
+						return nil
+					})
+				})
+				reads := async(func() error { return rw.RLock(t.Context()) })
+				leads := async(func() error { return e.Campaign(t.Context()) })
+				synctest.Wait()
+				if wait {
+					must(t, holder.Unlock())
+					must(t, writer.Unlock())
+					must(t, leader.Resign())
+				}
+				must(t, <-reads)
+				must(t, <-leads)
+				time.Sleep(time.Minute)
+				for _, path := range []string{"/m", "/rw", "/e"} {
+					deleteContender(t, b, path, 0)
+				}
+				synctest.Wait() // no time passes: it is the notification
+				if why := <-ended; lossOf(why) != LossDeleted {
+					t.Errorf("the context of Do ends with %v", why)
+				}
+				if err := <-did; lossOf(err) != LossDeleted {
+					t.Errorf("Do: %v", err)
+				}
+				if !isClosed(rw.Lost()) || !isClosed(e.Lost()) {
+					t.Errorf("Lost of a reader closed: %v; of a leader: %v", isClosed(rw.Lost()), isClosed(e.Lost()))
+				}
+				if err := rw.RUnlock(); lossOf(err) != LossDeleted {
+					t.Errorf("RUnlock: %v", err)
+				}
+				if err := e.Resign(); lossOf(err) != LossDeleted {
+					t.Errorf("Resign: %v", err)
+				}
+			})
+		})
+	}
+}
+
+func TestWhatIsUnlockedInOrderIsNeverToldToBeLost(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		m := NewMutex(s, "/m")
+		must(t, m.Lock(t.Context()))
+		first := m.Lost()
+		next := async(func() error { return m.Lock(t.Context()) })
+		synctest.Wait()
+		must(t, m.Unlock()) // handed over in the process: the znode stays
+		must(t, <-next)
+		second := m.Lost()
+		srv.Expire(s.ID())
+		time.Sleep(2 * testTimeout)
+		if isClosed(first) || !isClosed(second) {
+			t.Errorf("Lost of the first, who had unlocked it, closed: %v; of the second, who held it: %v", isClosed(first), isClosed(second))
+		}
+		wantErr(t, m.Unlock(), ErrLost)
+		// And its own deletion is no loss.
+		must(t, m.Lock(t.Context()))
+		third := m.Lost()
+		time.Sleep(time.Second) // it is watched
+		must(t, m.Unlock())
+		time.Sleep(time.Second)
+		if isClosed(third) {
+			t.Error("Unlock is taken for a loss")
+		}
+	})
+}
+
+func TestWaitInsideDoIsNotToldOfTheLossOfAnotherAndDoIsToldOfItsOwn(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		m, c := NewMutex(a, "/m"), NewCond(a, "/c", nil)
+		c.L = m
+		waited := make(chan error, 1)
+		did := async(func() error {
+			return m.Do(t.Context(), func(ctx context.Context) error {
+				waited <- c.Wait(ctx)
+				<-ctx.Done()
+				return context.Cause(ctx)
+			})
+		})
+		time.Sleep(time.Second)
+		must(t, m.Lock(t.Context())) // in the hands of another goroutine
+		srv.Expire(a.ID())
+		time.Sleep(2 * testTimeout)
+		wantErr(t, m.Unlock(), ErrLost)
+		must(t, <-waited) // woken for nothing, and L is held again
+		time.Sleep(time.Second)
+		if ok, err := NewMutex(b, "/m").TryLock(t.Context()); ok || err != nil {
+			t.Fatalf("TryLock elsewhere, beside the Do: %v, %v", ok, err)
+		}
+		srv.Expire(a.ID())
+		wantErr(t, <-did, ErrLost) // the context has ended with what Wait has got again
+	})
+}
+
+func TestWaitInsideRDoGivesUpTheReadLockOfItsOwn(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		rw := NewRWMutex(a, "/rw", WithHandoffs(0)) // each reader has a znode
+		must(t, rw.RLock(t.Context()))              // another goroutine's
+		c := NewCond(a, "/c", rw.RLocker())
+		must(t, rw.RDo(t.Context(), func(ctx context.Context) error {
+			must(t, NewCond(b, "/c", NewMutex(b, "/x")).Signal(ctx)) // nobody waits yet
+			woken := async(func() error { return c.Wait(ctx) })
+			time.Sleep(time.Second)
+			if n := len(childrenOf(t, b, "/rw")); n != 1 {
+				t.Errorf("%d readers while one of two waits, want 1", n)
+			}
+			must(t, NewCond(b, "/c", NewMutex(b, "/x")).Signal(ctx))
+			must(t, <-woken)
+			if n := len(childrenOf(t, b, "/rw")); n != 2 {
+				t.Errorf("%d readers after the wait, want 2", n)
+			}
+			return nil
+		}))
+		must(t, rw.RUnlock()) // that of the other goroutine is still there
+		wantErr(t, rw.RUnlock(), ErrNotLocked)
+	})
+}
+
+func TestNestedDoTellsWhatWasLostWhileItRan(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		m := NewMutex(a, "/m")
+		var inner error
+		wantErr(t, m.Do(t.Context(), func(ctx context.Context) error {
+			inner = m.Do(ctx, func(context.Context) error {
+				srv.Expire(a.ID())
+				time.Sleep(2 * testTimeout)
+				return nil
+			})
+			return nil
+		}), ErrLost)
+		wantErr(t, inner, ErrLost)
+		// And that the outer one has ended meanwhile.
+		var outlives <-chan error
+		must(t, m.Do(t.Context(), func(ctx context.Context) error {
+			in := make(chan struct{})
+			outlives = async(func() error {
+				return m.Do(ctx, func(context.Context) error { close(in); time.Sleep(time.Minute); return nil })
+			})
+			<-in
+			return nil
+		}))
+		must(t, NewMutex(b, "/m").Lock(within(t, time.Second)))
+		wantErr(t, <-outlives, ErrNotLocked)
+	})
+}
+
+func TestWhatWasUnlockedInsideDoCanBeLockedAgain(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		m, rw := NewMutex(open(t, srv), "/m"), NewRWMutex(open(t, srv), "/rw")
+		wantErr(t, m.Do(t.Context(), func(ctx context.Context) error {
+			_, err := m.TryLock(ctx)
+			wantErr(t, err, ErrDeadlock)
+			must(t, m.Unlock())
+			return m.Lock(ctx)
+		}), ErrNotLocked) // what it had is gone; what was locked by hand stays
+		must(t, m.Unlock())
+		wantErr(t, rw.Do(t.Context(), func(ctx context.Context) error {
+			must(t, rw.Unlock())
+			return rw.RLock(ctx)
+		}), ErrNotLocked)
+		must(t, rw.RUnlock())
+	})
+}
+
+func TestLateResignOfALostLeadershipTellsWhoLeadsNow(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		e := NewElection(a, "/e")
+		must(t, e.Campaign(t.Context())) // one goroutine
+		srv.Expire(a.ID())
+		time.Sleep(2 * testTimeout)
+		must(t, e.Campaign(t.Context())) // another
+		lost := e.Lost()
+		must(t, e.Resign()) // whose?
+		if !isClosed(lost) {
+			t.Error("who leads is not told that he has been resigned")
+		}
+		must(t, NewElection(b, "/e").Campaign(within(t, time.Second)))
+		// Without a loss before, Resign closes nothing.
+		e = NewElection(b, "/f")
+		must(t, e.Campaign(t.Context()))
+		lost = e.Lost()
+		must(t, e.Resign())
+		time.Sleep(time.Minute)
+		if isClosed(lost) {
+			t.Error("Lost is closed by Resign")
+		}
+	})
+}
+
+func TestNoHandoverOnAZnodeThatIsGone(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		m := NewMutex(a, "/m", WithHandoffs(2))
+		must(t, m.Lock(t.Context()))
+		var holders, most atomic.Int32
+		var all []<-chan error
+		for range 40 {
+			all = append(all, async(func() error {
+				for {
+					if err := m.Lock(t.Context()); err != nil {
+						return err
+					}
+					most.Store(max(most.Load(), holders.Add(1)))
+					time.Sleep(time.Second)
+					holders.Add(-1)
+					if err := m.Unlock(); !errors.Is(err, ErrLost) {
+						return err
+					}
+				}
+			}))
+		}
+		time.Sleep(time.Second)
+		deleteContender(t, b, "/m", 0)
+		synctest.Wait()
+		wantErr(t, m.Unlock(), ErrLost)
+		mb := NewMutex(b, "/m")
+		must(t, mb.Lock(t.Context()))
+		if n := holders.Add(1); n > 1 {
+			t.Errorf("%d hold it", n)
+		}
+		time.Sleep(10 * time.Second)
+		if n := holders.Add(-1); n > 0 {
+			t.Errorf("%d others held it", n)
+		}
+		must(t, mb.Unlock())
+		for _, done := range all {
+			must(t, <-done)
+		}
+		if most.Load() > 1 {
+			t.Errorf("%d held it at once", most.Load())
+		}
+	})
+}
+
+func TestTokenOfAnEarlierHoldIsNeverGreaterThoughItsReplyIsLate(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		m := NewMutex(open(t, srv), "/m")
+		must(t, m.Lock(t.Context()))
+		next := async(func() error { return m.Lock(t.Context()) })
+		synctest.Wait()
+		var sets atomic.Int32
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpSetData && sets.Add(1) <= 4 {
+				return zktest.DropReply
+			}
+			return zktest.Pass
+		})
+		var early int64
+		asked := async(func() (err error) { early, err = m.Token(t.Context()); return err })
+		for sets.Load() < 4 {
+			time.Sleep(50 * time.Microsecond)
+		}
+		must(t, m.Unlock()) // while the question is open
+		must(t, <-next)
+		late, err := m.Token(t.Context())
+		must(t, err)
+		if err := <-asked; err == nil && early >= late {
+			t.Errorf("the token of the earlier hold is %d, that of the later %d", early, late)
+		} else if err != nil {
+			wantErr(t, err, ErrNotLocked)
+		}
+	})
+}
+
+func TestLockAllTakesAgainAReadLockThatWasLostWhileItWaited(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		rw, m := NewRWMutex(a, "/a"), NewMutex(a, "/b")
+		blocker, writer := NewMutex(b, "/b"), NewRWMutex(b, "/a")
+		must(t, blocker.Lock(t.Context()))
+		var unlock func() error
+		got := async(func() (err error) { unlock, err = LockAll(t.Context(), rw.RLocker(), m); return err })
+		synctest.Wait()
+		srv.Expire(a.ID())
+		time.Sleep(2 * testTimeout)
+		must(t, writer.Lock(t.Context()))
+		must(t, blocker.Unlock())
+		time.Sleep(time.Second)
+		pendingStill(t, got)
+		must(t, writer.Unlock())
+		must(t, <-got)
+		must(t, unlock())
+	})
+}
+
+func TestLockAllEndsWithItsContextThoughNothingIsAnswered(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		must(t, NewMutex(b, "/b").Lock(t.Context()))
+		ctx, cancel := context.WithCancel(t.Context())
+		got := async(func() error { _, err := LockAll(ctx, NewMutex(a, "/a"), NewMutex(a, "/b")); return err })
+		synctest.Wait()
+		id := a.ID()
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Session == id && r.Op == zktest.OpDelete {
+				return zktest.Hang
+			}
+			return zktest.Pass
+		})
+		start := time.Now()
+		cancel()
+		wantErr(t, <-got, context.Canceled)
+		if d := time.Since(start); d > 100*time.Millisecond {
+			t.Errorf("it took %v", d)
+		}
+	})
+}
+
+// slowLocker is a Locker that takes its time.
+type slowLocker struct{ *Mutex }
+
+func (s slowLocker) Lock(ctx context.Context) error {
+	err := s.Mutex.Lock(ctx)
+	time.Sleep(time.Second)
+	return err
+}
+
+func TestLockAllHasOneOrderBelowAllChroots(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		below := func(chroot string) *Session {
+			s, err := Connect(t.Context(), srv.Addr()+chroot, WithDialer(srv.Dial), WithSessionTimeout(testTimeout))
+			must(t, err)
+			t.Cleanup(func() { s.Close() })
+			return s
+		}
+		p, q, root := below("/p"), below("/q"), below("")
+		all := func(ls ...Locker) <-chan error {
+			return async(func() error {
+				unlock, err := LockAll(within(t, time.Hour), ls...)
+				if err != nil {
+					return err
+				}
+				return unlock()
+			})
+		}
+		first := all(slowLocker{NewMutex(p, "/z")}, slowLocker{NewMutex(q, "/a")})
+		second := all(slowLocker{NewMutex(root, "/p/z")}, slowLocker{NewMutex(root, "/q/a")})
+		must(t, <-first)
+		must(t, <-second)
+		_, err := LockAll(t.Context(), NewMutex(p, "/z"), NewMutex(root, "/p/z"))
+		wantErr(t, err, ErrDeadlock)
+		unlock, err := LockAll(t.Context(), NewMutex(p, "/z"), NewMutex(q, "/z"))
+		must(t, err)
+		must(t, unlock())
+	})
+}
+
+func TestNobodyElseWaitsForALockThatNobodyWasGiven(t *testing.T) {
+	type waiter struct {
+		name   string
+		locker func(t *testing.T, s *Session) (held, wanted Locker, lost <-chan struct{})
+	}
+	for _, c := range []waiter{
+		{"Mutex", func(t *testing.T, s *Session) (Locker, Locker, <-chan struct{}) {
+			m := NewMutex(s, "/m", WithHandoffs(0))
+			must(t, m.Lock(t.Context()))
+			return m, m, m.Lost()
+		}},
+		{"RWMutex", func(t *testing.T, s *Session) (Locker, Locker, <-chan struct{}) {
+			m := NewRWMutex(s, "/m")
+			must(t, m.RLock(t.Context()))
+			return m.RLocker(), m, m.Lost()
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				a, b := open(t, srv), open(t, srv)
+				held, wanted, lost := c.locker(t, a)
+				second := async(func() error { return wanted.Lock(t.Context()) })
+				synctest.Wait()
+				srv.Expire(a.ID())
+				<-lost // and its goroutine goes home
+				time.Sleep(time.Minute)
+				var other Locker = NewMutex(b, "/m")
+				if c.name == "RWMutex" {
+					other = NewRWMutex(b, "/m")
+				}
+				must(t, other.Lock(within(t, time.Second)))
+				must(t, other.Unlock())
+				pendingStill(t, second)
+				wantErr(t, held.Unlock(), ErrLost)
+				must(t, <-second)
+				must(t, wanted.Unlock())
+			})
+		})
+	}
+}
+
+func TestWaiterWhoseZnodeIsDeletedStandsInTheLineAgainAtOnce(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b, c := open(t, srv), open(t, srv), open(t, srv)
+		ma, mb, mc := NewMutex(a, "/m"), NewMutex(b, "/m"), NewMutex(c, "/m")
+		must(t, ma.Lock(t.Context()))
+		gotB := async(func() error { return mb.Lock(t.Context()) })
+		synctest.Wait()
+		deleteContender(t, a, "/m", 1)
+		synctest.Wait()
+		if n := len(childrenOf(t, a, "/m")); n != 2 {
+			t.Errorf("%d in the line, want the holder and the waiter", n)
+		}
+		gotC := async(func() error { return mc.Lock(t.Context()) })
+		synctest.Wait()
+		must(t, ma.Unlock())
+		must(t, <-gotB) // which came before c
+		pendingStill(t, gotC)
+		must(t, mb.Unlock())
+		must(t, <-gotC)
+	})
+}
+
+func TestHandoverToAnotherProcessCostsOneNotificationAndNoRequest(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		ma, mb := NewMutex(a, "/m"), NewMutex(b, "/m")
+		must(t, ma.Lock(t.Context()))
+		got := async(func() error { return mb.Lock(t.Context()) })
+		synctest.Wait()
+		before := b.Stats().Requests
+		must(t, ma.Unlock())
+		must(t, <-got)
+		if n := b.Stats().Requests - before; n != 0 {
+			t.Errorf("%d requests", n)
+		}
+		must(t, mb.Unlock())
+		// On another connection nothing is believed unseen.
+		must(t, ma.Lock(t.Context()))
+		got = async(func() error { return mb.Lock(t.Context()) })
+		synctest.Wait()
+		srv.Disconnect(b.ID())
+		time.Sleep(time.Second)
+		before = b.Stats().Requests
+		must(t, ma.Unlock())
+		must(t, <-got)
+		if n := b.Stats().Requests - before; n != 1 {
+			t.Errorf("%d requests after the connection was replaced, want 1 look", n)
+		}
+	})
+}
+
+func TestContenderThatMayNotBeDeletedGoesWithItsSession(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		other := b.ID()
+		elsewhere := NewMutex(a, "/elsewhere")
+		must(t, elsewhere.Lock(t.Context()))
+		must(t, NewMutex(b, "/m").Lock(t.Context()))
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Session != other && (r.Op == zktest.OpGetChildren2 && r.Path == "/m" || r.Op == zktest.OpDelete || r.Op == zktest.OpMulti) {
+				return zktest.Fail(zktest.CodeNoAuth)
+			}
+			return zktest.Pass
+		})
+		var first LossReason
+		for i := range 5 {
+			err := NewMutex(a, "/m").Lock(within(t, time.Minute))
+			if err == nil {
+				t.Fatal("locked")
+			}
+			time.Sleep(time.Second)
+			if n := len(childrenOf(t, b, "/m")); n != 1 {
+				t.Fatalf("attempt %d: %d in the line, want the holder alone", i, n)
+			}
+			if i == 0 {
+				first = lossOf(elsewhere.Unlock())
+				must(t, elsewhere.Lock(t.Context()))
+			}
+		}
+		if first != LossGivenUp {
+			t.Errorf("what was held elsewhere is lost for %v", first)
+		}
+		if isClosed(elsewhere.Lost()) {
+			t.Error("the session is given up again and again")
+		}
+	})
+}
+
+func TestForgedNumberCostsNobodyMoreThanAPlaceInTheLine(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		inc := live(t, b)
+		for i := range 300 {
+			_, err := inc.create(t.Context(), fmt.Sprintf("/m/%d-lock-2147483647", i), nil)
+			must(t, err)
+		}
+		before := a.Stats().Requests
+		m := NewMutex(a, "/m")
+		must(t, m.Lock(t.Context()))
+		must(t, m.Unlock())
+		if n := a.Stats().Requests - before; n > 3 {
+			t.Errorf("%d requests", n)
+		}
+	})
+}
+
+func TestNobodyEntersBehindAContenderOfAnotherKind(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		type kind struct {
+			name   string
+			lock   func(s *Session) error
+			try    func(s *Session) error
+			unlock func() error
+		}
+		mutex := func(opts ...LockOption) kind {
+			var held *Mutex
+			return kind{"Mutex", func(s *Session) error { held = NewMutex(s, "/p", opts...); return held.Lock(t.Context()) },
+				func(s *Session) error { _, err := NewMutex(s, "/p", opts...).TryLock(t.Context()); return err },
+				func() error { return held.Unlock() }}
+		}
+		rw := func(opts ...LockOption) kind {
+			var held *RWMutex
+			return kind{"RWMutex", func(s *Session) error { held = NewRWMutex(s, "/p", opts...); return held.RLock(t.Context()) },
+				func(s *Session) error { _, err := NewRWMutex(s, "/p", opts...).TryRLock(t.Context()); return err },
+				func() error { return held.RUnlock() }}
+		}
+		election := func(opts ...ElectionOption) kind {
+			var held *Election
+			campaign := func(s *Session) error {
+				held = NewElection(s, "/p", opts...)
+				return held.Campaign(within(t, time.Second))
+			}
+			return kind{"Election", campaign, campaign, func() error { return held.Resign() }}
+		}
+		kinds := []kind{mutex(), mutex(WithLayout(LayoutKazoo)), rw(), election()}
+		for i, held := range kinds {
+			for j, wanted := range kinds {
+				if i == j {
+					continue
+				}
+				must(t, held.lock(a))
+				wantErr(t, wanted.try(b), ErrMixed)
+				unlock := held.unlock
+				if err := wanted.lock(b); !errors.Is(err, ErrMixed) {
+					t.Errorf("%s beside %s (%d, %d): %v", wanted.name, held.name, j, i, err)
+				}
+				must(t, unlock())
+				if n := childrenOf(t, b, "/p"); len(n) > 0 {
+					t.Errorf("%v are left", n)
+				}
+			}
+		}
+		// Those that keep each other out share a path.
+		selector := election(WithElectionLayout(LayoutSelector))
+		must(t, selector.lock(a))
+		ok, err := NewMutex(b, "/p").TryLock(t.Context())
+		if ok || err != nil {
+			t.Errorf("TryLock beside a LeaderSelector: %v, %v", ok, err)
+		}
+		must(t, selector.unlock())
+	})
+}
+
+func TestRefusedContenderOfAnotherKindHurtsNobodyWhoWaits(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		holder, m := NewMutex(a, "/p"), NewMutex(b, "/p")
+		must(t, holder.Lock(t.Context()))
+		got := async(func() error { return m.Lock(t.Context()) })
+		synctest.Wait()
+		wantErr(t, NewElection(a, "/p").Campaign(t.Context()), ErrMixed)
+		must(t, holder.Unlock())
+		must(t, <-got)
+		must(t, m.Unlock())
+	})
+}

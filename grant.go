@@ -1,0 +1,411 @@
+package zsync
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// A grant is one use of a claim whose turn has come: of a lock by one goroutine,
+// of a leadership. A claim can be used many times, one after another or, where
+// others may share it, at once; what is said of one use says nothing of another.
+// So each grant has a lost channel of its own, which is closed when the claim is
+// lost while the grant lasts, and never after.
+type grant struct {
+	claim *lineClaim
+	pin   bool          // it belongs to a Do, which alone gives it up
+	lost  chan struct{} // closed, under claim.mu, when the claim is lost while the grant lasts
+	over  bool          // it has been given up; guarded by claim.mu
+}
+
+// A tenure is what a claim has from the moment at which its turn has come until
+// it is released. Its fields are guarded by claim.mu, but for begun.
+type tenure struct {
+	begun  sync.Once
+	count  sync.Once // takes it off the gauge
+	stop   func() bool
+	guard  *guard    // if it is guarded
+	grants []*grant  // those that last
+	onLost []func()  // called when it is lost
+	op     string    // for the observer
+	since  time.Time // of the last grant
+	why    error     // of the loss, an ErrLost
+	over   bool      // it is being released: that others do not find the znode is no loss
+	left   bool      // a grant has ended since the last began
+	token  int64     // the fencing token, 0 until it is asked for
+	epoch  int       // grows when the token is not for those who come any more
+}
+
+// A guard watches the znode of a claim that is held.
+type guard struct {
+	end   chan struct{}
+	later *time.Timer // begins it, if it has not begun at once
+}
+
+// watchAfter is how long a claim is held before its znode is watched, unless it
+// was while it waited. What is held for less costs no request for that.
+const watchAfter = 10 * time.Millisecond
+
+// grant is the next use of c, whose turn has come. op is for the observer.
+func (c *lineClaim) grant(op string, pin bool) *grant {
+	c.held.begun.Do(c.begin)
+	g := &grant{claim: c, pin: pin, lost: make(chan struct{})}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.held.op, c.held.since = op, time.Now()
+	c.held.grants = append(c.held.grants, g)
+	if c.held.why != nil {
+		close(g.lost)
+	}
+	if c.held.left {
+		// A fencing token that somebody may have taken with him who had it
+		// before is not for him who comes after.
+		c.held.left = false
+		c.newEpochLocked()
+	}
+	return g
+}
+
+func (c *lineClaim) newEpochLocked() {
+	c.held.token = 0
+	c.held.epoch++
+}
+
+// begin begins the tenure: from here on the loss of c is told.
+func (c *lineClaim) begin() {
+	c.line.m.holds.Add(1)
+	c.held.stop = context.AfterFunc(c.inc.ctx, func() { c.lose(c.inc.loss()) })
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.guardLocked()
+}
+
+// guardLocked has the znode of c watched soon.
+func (c *lineClaim) guardLocked() {
+	if c.unwatched {
+		return
+	}
+	g := &guard{end: make(chan struct{})}
+	c.held.guard = g
+	watch := func() { c.inc.m.spawn(func() { c.watchOver(g) }) }
+	if c.own != nil {
+		watch() // it is watched already
+		return
+	}
+	g.later = time.AfterFunc(watchAfter, watch)
+}
+
+// watchOver watches the znode of c until it is gone or g has ended. The loss is
+// told as soon as the notification is there.
+func (c *lineClaim) watchOver(g *guard) {
+	for {
+		c.mu.Lock()
+		if c.held.guard != g {
+			c.mu.Unlock()
+			return
+		}
+		own := c.ownLocked()
+		path := c.path
+		c.mu.Unlock()
+		if !c.inc.hub.armed(own) {
+			stands, err := c.lookAt(c.inc.ctx, path)
+			if err != nil && !errors.Is(err, errEnded) {
+				// It may not be read. The next write, or the release, finds out.
+				c.inc.m.log.Debug("zsync: cannot watch what is held", "path", path, "err", err)
+				return
+			}
+			if err == nil && !stands {
+				c.loseIf(c.inc.deleted(), func() bool { return c.held.guard == g && !c.held.over })
+				return
+			}
+		}
+		select {
+		case <-own.fired: // Look: it may be that somebody has made it anew.
+		case <-g.end:
+			return
+		case <-c.inc.ctx.Done():
+			return
+		}
+	}
+}
+
+// unguardLocked is the end of guardLocked.
+func (c *lineClaim) unguardLocked() {
+	if c.held.guard != nil {
+		if c.held.guard.later != nil {
+			c.held.guard.later.Stop()
+		}
+		close(c.held.guard.end)
+		c.held.guard = nil
+	}
+}
+
+// lose tells everyone who has a grant that c is lost, unless it is given up
+// already.
+func (c *lineClaim) lose(why error) { c.loseIf(why, func() bool { return !c.held.over }) }
+
+// loseIf is lose if, under c.mu, it is still so.
+func (c *lineClaim) loseIf(why error, so func() bool) {
+	c.mu.Lock()
+	if c.held.why != nil || !so() {
+		c.mu.Unlock()
+		return
+	}
+	c.held.why = why
+	for _, g := range c.held.grants {
+		close(g.lost)
+	}
+	e, fs := c.eventLocked(eventLost, why), c.held.onLost
+	c.mu.Unlock()
+	for _, f := range fs {
+		f()
+	}
+	c.uncount()
+	c.line.m.observe(e)
+}
+
+// onLost has f called when c is lost. f must not block, nor use a turnstile.
+func (c *lineClaim) onLost(f func()) {
+	c.mu.Lock()
+	lost := c.held.why != nil
+	c.held.onLost = append(c.held.onLost, f)
+	c.mu.Unlock()
+	if lost {
+		f()
+	}
+}
+
+func (c *lineClaim) uncount() { c.held.count.Do(func() { c.line.m.holds.Add(-1) }) }
+
+// eventLocked is what the observer is told of the end of a tenure, when c.mu is
+// not held any more.
+func (c *lineClaim) eventLocked(kind eventKind, why error) event {
+	return event{kind: kind, op: c.held.op, path: c.line.m.bare(c.line.dir), wait: time.Since(c.held.since), err: why}
+}
+
+// err returns nil while c stands, as far as can be known here; otherwise an
+// error that is ErrLost, and ErrClosed too after Session.Close.
+func (c *lineClaim) err() error {
+	if !c.inc.alive() {
+		c.lose(c.inc.loss()) // the registration may not have had its turn yet
+		return c.inc.loss()
+	}
+	return c.loss()
+}
+
+// loss returns why c is lost, or nil if it is not known to be.
+func (c *lineClaim) loss() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.held.why
+}
+
+// verdict turns the error of a request about c's own znode into what it means:
+// if the znode or the session is gone, so is c.
+func (c *lineClaim) verdict(err error) error {
+	switch {
+	case err == nil:
+		return c.err()
+	case isNoNode(err):
+		c.lose(c.inc.deleted())
+		if lost := c.loss(); lost != nil {
+			return lost
+		}
+		return ErrNotLocked // it is just being released
+	}
+	if lost := c.err(); lost != nil {
+		return lost
+	}
+	return err
+}
+
+// end is the end of g. What becomes of the claim is not told to it any more.
+func (g *grant) end() {
+	g.claim.mu.Lock()
+	defer g.claim.mu.Unlock()
+	g.endLocked()
+}
+
+func (g *grant) endLocked() {
+	c := g.claim
+	g.over = true
+	c.held.left = true
+	c.held.grants = slices.DeleteFunc(c.held.grants, func(x *grant) bool { return x == g })
+}
+
+// revoke ends g and closes its lost channel: somebody else gives it up for him
+// who has it. The claim stands until it is released.
+func (g *grant) revoke() {
+	c := g.claim
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.held.why == nil && !g.over {
+		g.endLocked()
+		close(g.lost)
+	}
+}
+
+func (g *grant) err() error { return g.claim.err() }
+
+// loss returns why g is lost, or nil if it is not known to be.
+func (g *grant) loss() error { return g.claim.loss() }
+
+// release gives up g, which is the only use of its claim, and the claim with
+// it.
+func (g *grant) release() error {
+	// The claim first: if it is lost at this very moment, g still hears of it.
+	err := g.claim.release()
+	g.end()
+	return err
+}
+
+// token returns the fencing token of g: the zxid of a write to its own znode,
+// made while it stands, and after every write of those who held before. Those
+// who share a claim share its token.
+func (g *grant) token(ctx context.Context, mode Mode) (int64, error) {
+	c := g.claim
+	for {
+		if err := c.err(); err != nil {
+			return 0, err
+		}
+		c.mu.Lock()
+		tok, path, epoch := c.held.token, c.path, c.held.epoch
+		c.mu.Unlock()
+		if tok != 0 {
+			return tok, nil
+		}
+		stat, err := c.inc.set(ctx, path, c.data, -1) // what it says already
+		c.mu.Lock()
+		switch {
+		case mode == ModeExclusive && g.over, len(c.held.grants) == 0, c.held.over:
+			// It has been unlocked meanwhile. The write may be younger than
+			// that of the goroutine to whom the claim has gone.
+			c.mu.Unlock()
+			return 0, ErrNotLocked
+		case c.held.epoch != epoch:
+			c.mu.Unlock()
+			continue // somebody has left and come, or it has moved to another znode
+		case err == nil && c.held.token == 0: // two callers may have written: the first answer stays
+			c.held.token = stat.Mzxid
+		}
+		tok = c.held.token
+		c.mu.Unlock()
+		if err := c.verdict(err); err != nil {
+			return 0, err
+		}
+		return tok, nil
+	}
+}
+
+// at returns the path of c's znode.
+func (c *lineClaim) at() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.path
+}
+
+// left is release for a grant whose znode is deleted already, or will be.
+func (g *grant) left() {
+	if g.claim.finish() == nil {
+		g.claim.released()
+	}
+	g.end()
+}
+
+// move makes c the claim of another znode of the same session, and returns the
+// path of the former. Whoever has a grant keeps it.
+func (c *lineClaim) move(to *lineClaim, op string) (former string) {
+	c.mu.Lock()
+	e := c.eventLocked(eventReleased, nil) // as what it was
+	c.unguardLocked()
+	c.disownLocked()
+	former = c.path
+	c.path, c.me = to.path, to.me
+	c.held.op, c.held.since = op, time.Now()
+	c.newEpochLocked()
+	c.guardLocked()
+	c.mu.Unlock()
+	c.line.m.observe(e)
+	return former
+}
+
+// errMoved means that the znode of a claim was exchanged while it was named in a
+// transaction. Nothing was applied.
+var errMoved = errors.New("the lock was downgraded at the same time")
+
+// txn applies ops if g still stands, in one transaction with the proof.
+func (g *grant) txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
+	c := g.claim
+	m, inc, dir := c.line.m, c.inc, c.line.dir
+	path := c.at()
+	ops, _, err := m.checkOps(ops, path, childPath(dir, receiptName))
+	if err != nil {
+		return nil, err
+	}
+	if err := c.err(); err != nil {
+		return nil, err
+	}
+	proof := &zk.CheckVersionRequest{Path: path, Version: -1}
+	rs, err := inc.commit(ctx, dir, append([]any{proof}, ops...))
+	if len(rs) > 0 {
+		if isNoNode(rs[0].Error) {
+			if c.at() != path {
+				return nil, errMoved
+			}
+			return nil, c.verdict(rs[0].Error)
+		}
+		rs = rs[1:]
+	}
+	if err == errEnded {
+		err = c.err()
+	}
+	return rs, err
+}
+
+// release ends the tenure of c. It returns once the znode is gone; if the
+// connection drops, or is down, it returns at once and the deletion goes on in
+// the background. It is ErrLost if c was lost, even at the last moment.
+func (c *lineClaim) release() error {
+	if err := c.finish(); err != nil {
+		return err
+	}
+	if err := c.leave().verdict(); err != nil {
+		if errors.Is(err, ErrLost) {
+			c.loseIf(err, func() bool { return true })
+		}
+		return err
+	}
+	c.released()
+	return nil
+}
+
+// finish begins a release. It is c.err if there is nothing to release any more.
+func (c *lineClaim) finish() error {
+	c.uncount()
+	c.held.stop()
+	lost := c.err()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if lost == nil {
+		lost = c.held.why // found out at this same instant
+	}
+	c.unguardLocked()
+	if lost != nil {
+		c.disownLocked()
+		return lost
+	}
+	c.held.over = true
+	return nil
+}
+
+// released ends a release.
+func (c *lineClaim) released() {
+	c.mu.Lock()
+	e := c.eventLocked(eventReleased, nil)
+	c.mu.Unlock()
+	c.line.m.observe(e)
+}
