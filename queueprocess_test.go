@@ -13,7 +13,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -296,9 +295,9 @@ func (tr *trial) hurt(srv *zktest.Server, done <-chan struct{}) {
 			}
 		case 3:
 			if p := tr.victim(); p != nil { // its session ends while it sleeps
-				p.Signal(syscall.SIGSTOP)
+				goOn := stopProcess(p)
 				pause(tr.t, 1500*time.Millisecond)
-				p.Signal(syscall.SIGCONT)
+				goOn()
 			}
 		case 4:
 			srv.Stop()

@@ -3,6 +3,7 @@ package zsync
 import (
 	"context"
 	"errors"
+	"math"
 	"math/rand/v2"
 	"runtime"
 	"slices"
@@ -88,7 +89,7 @@ func TestWaitGroupRefusesBadArguments(t *testing.T) {
 		}
 		wg := NewWaitGroup(s, "/w")
 		wantErr(t, wg.Go(t.Context(), nil), ErrInvalid)
-		wantErr(t, wg.Add(t.Context(), 1<<40), ErrInvalid)
+		wantErr(t, wg.Add(t.Context(), math.MinInt), ErrInvalid)
 		ctx, cancel := context.WithCancelCause(t.Context())
 		cause := errors.New("enough")
 		cancel(cause)

@@ -1,0 +1,8 @@
+//go:build !unix
+
+package zsync
+
+import "os"
+
+// stopProcess does nothing: no process can be stopped here.
+func stopProcess(*os.Process) (goOn func()) { return func() {} }
