@@ -1,0 +1,320 @@
+package zsync
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+// A modelRun is one random program over the public API of a primitive, run by
+// several processes while servers lag, connections drop, requests and replies
+// are lost, requests are refused, and sessions are cut off until they expire.
+type modelRun struct {
+	t    *testing.T
+	srv  *zktest.Server
+	rnd  *rand.Rand
+	ss   []*Session
+	stop chan struct{}
+	done sync.WaitGroup
+}
+
+// models runs f with one seed after another: 150, 8 under the race detector, or
+// 2,000 in a long run. The first failure ends it and names the seed;
+// ZSYNC_TEST_SEED runs that one alone.
+func models(t *testing.T, f func(r *modelRun)) {
+	t.Helper()
+	t.Parallel()
+	n := 150
+	switch {
+	case longTests():
+		n = 2000
+	case underRace:
+		n = 8
+	}
+	only := os.Getenv("ZSYNC_TEST_SEED")
+	for seed := range n {
+		if only != "" && only != strconv.Itoa(seed) {
+			continue
+		}
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			defer func() {
+				if t.Failed() {
+					t.Logf("ZSYNC_TEST_SEED=%d runs this one alone", seed)
+				}
+			}()
+			r := &modelRun{t: t, srv: srv, rnd: rand.New(rand.NewPCG(uint64(seed), 7)), stop: make(chan struct{})}
+			for range 3 {
+				r.ss = append(r.ss, open(t, srv, WithRetry(Backoff{Min: time.Millisecond, Max: 20 * time.Millisecond})))
+			}
+			f(r)
+		}, zktest.WithAddrs("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"))
+		if t.Failed() {
+			return
+		}
+	}
+}
+
+// hurt begins to do harm, until heal.
+func (r *modelRun) hurt(expire bool) {
+	a := r.srv.Addrs()
+	r.srv.SetLag(a[1], time.Duration(1+r.rnd.IntN(300))*time.Millisecond)
+	r.srv.SetLag(a[2], time.Duration(1+r.rnd.IntN(40))*time.Millisecond)
+	r.srv.SetLatency(time.Duration(r.rnd.IntN(3)) * time.Millisecond)
+	var mu sync.Mutex
+	dice := rand.New(rand.NewPCG(r.rnd.Uint64(), 8))
+	draw := func(n int) int {
+		mu.Lock()
+		defer mu.Unlock()
+		return dice.IntN(n)
+	}
+	r.srv.Intercept(func(q zktest.Request) zktest.Action {
+		switch q.Op {
+		case zktest.OpConnect, zktest.OpPing, zktest.OpCloseSession:
+			return zktest.Pass
+		}
+		switch draw(100) {
+		case 0:
+			return zktest.DropRequest
+		case 1:
+			return zktest.DropReply
+		case 2:
+			return zktest.Delay(time.Duration(draw(20)) * time.Millisecond)
+		case 3:
+			if draw(4) == 0 && q.Op != zktest.OpDelete {
+				return zktest.Fail(zktest.CodeThrottled)
+			}
+		}
+		return zktest.Pass
+	})
+	r.done.Go(func() {
+		for {
+			select {
+			case <-r.stop:
+				return
+			case <-time.After(time.Duration(draw(60)) * time.Millisecond):
+			}
+			id := r.ss[draw(len(r.ss))].ID()
+			if expire && draw(12) == 0 {
+				// Its holders must know before the servers end the session.
+				r.srv.Partition(id)
+				select {
+				case <-r.stop:
+				case <-time.After(time.Duration(draw(int(2*testTimeout/time.Millisecond))) * time.Millisecond):
+				}
+				r.srv.Heal(id)
+			} else {
+				r.srv.Disconnect(id)
+			}
+		}
+	})
+}
+
+// heal ends the harm.
+func (r *modelRun) heal() {
+	close(r.stop)
+	r.done.Wait()
+	r.srv.Intercept(nil)
+	r.srv.SetLatency(0)
+	for _, a := range r.srv.Addrs()[1:] {
+		r.srv.Thaw(a)
+	}
+}
+
+// dice returns a random source for one goroutine.
+func (r *modelRun) dice() *rand.Rand { return rand.New(rand.NewPCG(r.rnd.Uint64(), 9)) }
+
+// cut returns a context that ends early in one case of three.
+func cut(t *testing.T, d *rand.Rand) (context.Context, context.CancelFunc) {
+	if d.IntN(3) == 0 {
+		return context.WithTimeout(t.Context(), time.Duration(d.IntN(40))*time.Millisecond)
+	}
+	return context.WithTimeout(t.Context(), 5*time.Minute)
+}
+
+// A ledger of permits: what everybody has who has not been told of a loss.
+type permitModel struct {
+	mu     sync.Mutex
+	holds  map[*permitHold]bool
+	limits map[int64]int // that may be in force, and how many calls say so
+}
+
+type permitHold struct {
+	n    int64
+	lost <-chan struct{}
+}
+
+// out returns how many permits are held by those who have not lost them.
+func (p *permitModel) outLocked() (n int64) {
+	for h := range p.holds {
+		if !isClosed(h.lost) {
+			n += h.n
+		}
+	}
+	return n
+}
+
+func TestModelOfSemaphore(t *testing.T) {
+	const most = 4
+	models(t, func(r *modelRun) {
+		t := r.t
+		p := permitModel{holds: make(map[*permitHold]bool)}
+		first := int64(1 + r.rnd.IntN(most))
+		resizes := r.rnd.IntN(2) == 0
+		bound := first
+		if resizes {
+			bound = most // no Resize asks for more
+		}
+		r.hurt(true)
+		var wg sync.WaitGroup
+		for _, s := range r.ss {
+			shared := NewSemaphore(s, "/s", first)
+			for range 2 {
+				d := r.dice()
+				wg.Go(func() {
+					m := shared
+					if d.IntN(3) == 0 {
+						m = NewSemaphore(s, "/s", first) // another value of the process
+					}
+					for range 6 {
+						ctx, cancel := cut(t, d)
+						n := int64(1 + d.IntN(int(first)))
+						var ok bool
+						var err error
+						switch d.IntN(8) {
+						case 0:
+							ok, err = m.TryAcquire(ctx, n)
+						case 1:
+							if resizes {
+								m.Resize(ctx, int64(1+d.IntN(most)))
+							}
+						case 2:
+							m.Do(ctx, n, func(ctx context.Context) error {
+								h := &permitHold{n, ctx.Done()}
+								p.take(t, h, bound)
+								time.Sleep(time.Duration(d.IntN(10)) * time.Millisecond)
+								p.drop(h)
+								return nil
+							})
+						default:
+							err = m.Acquire(ctx, n)
+							ok = err == nil
+						}
+						cancel()
+						if !ok {
+							continue
+						}
+						h := &permitHold{n, m.Lost()}
+						p.take(t, h, bound)
+						time.Sleep(time.Duration(d.IntN(15)) * time.Millisecond)
+						p.drop(h)
+						if err := m.Release(n); errors.Is(err, ErrNotLocked) {
+							t.Errorf("Release of %d: %v", n, err)
+						}
+					}
+				})
+			}
+		}
+		wg.Wait()
+		r.heal()
+		time.Sleep(time.Minute)
+		fresh := NewSemaphore(open(t, r.srv), "/s", first)
+		must(t, fresh.Resize(t.Context(), 3))
+		must(t, fresh.Acquire(within(t, time.Second), 3)) // nothing is out
+		if ok, err := fresh.TryAcquire(t.Context(), 1); ok || err != nil {
+			t.Errorf("a fourth permit of three: %v, %v", ok, err)
+		}
+		must(t, fresh.Release(3))
+		if left := append(leasesOf(t, fresh), gateOf(t, fresh)...); len(left) > 0 {
+			t.Errorf("left: %q", left)
+		}
+	})
+}
+
+func (p *permitModel) take(t *testing.T, h *permitHold, bound int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.holds[h] = true
+	if n := p.outLocked(); n > bound {
+		t.Errorf("%d permits are out, of %d", n, bound)
+	}
+}
+
+func (p *permitModel) drop(h *permitHold) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.holds, h)
+}
+
+func TestModelOfOnce(t *testing.T) {
+	models(t, func(r *modelRun) {
+		t := r.t
+		var running, marked atomic.Int32
+		failed := errors.New("failed")
+		r.hurt(true)
+		var wg sync.WaitGroup
+		for _, s := range r.ss {
+			shared := NewOnce(s, "/o")
+			for range 3 {
+				d := r.dice()
+				wg.Go(func() {
+					for range 3 {
+						o := shared
+						if d.IntN(3) == 0 {
+							o = NewOnce(s, "/o")
+						}
+						ctx, cancel := cut(t, d)
+						ran, fails := false, d.IntN(3) == 0
+						err := o.Do(ctx, func(ctx context.Context) error {
+							ran = true
+							if marked.Load() > 0 {
+								t.Error("it runs though a Do has said that it is done")
+							}
+							if running.Add(1) > 1 {
+								t.Error("it runs twice at a time")
+							}
+							left := sync.OnceFunc(func() { running.Add(-1) })
+							defer left()
+							defer context.AfterFunc(ctx, left)() // lost: another may run
+							time.Sleep(time.Duration(d.IntN(10)) * time.Millisecond)
+							if fails {
+								return failed
+							}
+							return nil
+						})
+						cancel()
+						switch {
+						case err == nil:
+							if ran && fails {
+								t.Error("Do returned nil though its function failed")
+							}
+							marked.Add(1)
+						case ran && fails && !errors.Is(err, failed):
+							t.Errorf("its function failed, and Do returned %v", err)
+						}
+					}
+				})
+			}
+		}
+		wg.Wait()
+		r.heal()
+		time.Sleep(time.Minute)
+		o := NewOnce(open(t, r.srv), "/o")
+		done, err := o.Done(t.Context())
+		must(t, err)
+		if marked.Load() > 0 && !done {
+			t.Error("it was done, and is not any more")
+		}
+		must(t, o.Do(within(t, time.Second), func(context.Context) error { return nil }))
+		if left := childrenOf(t, o.s, "/o"); len(left) != 1 || left[0] != "done" {
+			t.Errorf("left: %q", left)
+		}
+	})
+}
