@@ -121,6 +121,8 @@ func newRoot() *cobra.Command {
 		queueCommand(c),
 		valueCommand(c),
 		statusCommand(c),
+		lsCommand(c),
+		doctorCommand(c),
 		serverCommand(),
 		&cobra.Command{
 			Use: "version", Short: "print the version", Args: noArgs,

@@ -990,7 +990,18 @@ func TestStatusOfWhatIsNotOursToReadCostsItsOwnPath(t *testing.T) {
 	if err := errors.Join(zsync.NewMutex(secret, "/secret").Lock(t.Context()), m.Lock(t.Context())); err != nil {
 		t.Fatal(err)
 	}
-	go zsync.NewMutex(secret, "/shared").Lock(t.Context())
+	conn, _, err := zk.Connect([]string{srv.Addr()}, 10*time.Second, zk.WithLogInfo(false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	const name = "/shared/_c_48e50edc-09ec-4785-b44e-13769185aea0-lock-"
+	if err := conn.AddAuth("digest", []byte("me:secret")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Create(name, []byte("in secret"), zk.FlagEphemeral|zk.FlagSequence, zk.AuthACL(zk.PermAll)); err != nil {
+		t.Fatal(err)
+	}
 	contenders(t, m, 2)
 	r := start(t, srv.Addr(), "", "status", "/secret", "/shared", "/free")
 	if status := r.wait(); status != exitRefused {

@@ -44,7 +44,8 @@ func statusCommand(c *client) *cobra.Command {
 		Long: `status shows what is found at each PATH: who holds and who waits, in order,
 for locks, semaphores, elections, double barriers and conds; how many elements
 a queue has, which consumers wait for some, and how many dead letters there are;
-how many tasks a wait group has; whether a once is done. Times are those of the
+how many tasks a wait group has; whether a once is done, and which instant
+of a schedule was the last. Times are those of the
 servers' clocks. A path, or an owner, that we may not read costs the others
 nothing; the exit status is then 77.
 
@@ -72,6 +73,11 @@ layout, of a queue, and value, the data, which is a string if it is not JSON its
 			defer s.Close()
 			lines := []statusLine{}
 			refused := false
+			if slices.Contains(args, "/") { // where nothing can be, but below it
+				if args, err = below(ctx, s, args); err != nil {
+					return verdict(err, exitServers)
+				}
+			}
 			for _, path := range args {
 				more, err := lookAt(ctx, s, path)
 				lines = append(lines, more...)
@@ -99,6 +105,24 @@ layout, of a queue, and value, the data, which is a string if it is not JSON its
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
+}
+
+// below puts all places that there are in the place of the root.
+func below(ctx context.Context, s *zsync.Session, paths []string) (all []string, err error) {
+	for _, path := range paths {
+		if path != "/" {
+			all = append(all, path)
+			continue
+		}
+		v, err := explore(ctx, s, path)
+		if err != nil {
+			return nil, err
+		}
+		for _, p := range v.places {
+			all = append(all, p.path)
+		}
+	}
+	return all, nil
 }
 
 // lookAt asks everything that can be at path.
@@ -186,10 +210,19 @@ func factsOf(ctx context.Context, s *zsync.Session, path string) (facts []status
 	}
 	done, err := zsync.NewOnce(s, path).Done(ctx)
 	if err != nil {
-		return nil, err
+		return facts, err
 	}
 	if done {
 		facts = append(facts, statusLine{Path: path, Kind: "once", State: "done"})
+	}
+	last, err := zsync.NewSchedule(s, path).Last(ctx)
+	var noTime *time.ParseError // it is something else of that name
+	switch {
+	case err == nil:
+		facts = append(facts, statusLine{Path: path, Kind: "schedule", State: "last done: that of " + last.Local().Format(time.DateTime)})
+	case errors.Is(err, zsync.ErrNoValue), errors.As(err, &noTime):
+	default:
+		return facts, err
 	}
 	return facts, nil
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"io"
+	"os"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -85,4 +86,14 @@ func writeJSON(w io.Writer, v any) error {
 
 func appendEscape(b []byte, r rune) []byte {
 	return append(append(b, `\u`...), strconv.FormatUint(uint64(r)|0x10000, 16)[1:]...)
+}
+
+// isTerminal reports whether w is a terminal, or as good as one.
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }

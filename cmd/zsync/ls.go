@@ -1,0 +1,190 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+	"github.com/spf13/cobra"
+
+	"github.com/zsync/zsync"
+)
+
+// A summary is one primitive in a list.
+type summary struct {
+	Path    string     `json:"path"`
+	Kind    string     `json:"kind"`
+	State   string     `json:"state,omitempty"`
+	Holders int        `json:"holders"`
+	Waiters int        `json:"waiters"`
+	Owner   string     `json:"owner,omitempty"`  // the first of the holders
+	Since   *time.Time `json:"since,omitempty"`  // when that came
+	Oldest  *time.Time `json:"oldest,omitempty"` // since when the first waits
+}
+
+func lsCommand(c *client) *cobra.Command {
+	h := newHolding(c)
+	asJSON, watch, every := false, false, seconds(2*time.Second)
+	cmd := &cobra.Command{
+		Use:   "ls [PATH] [flags]",
+		Short: "list everything below a path, with holders and waiters",
+		Long: `ls lists everything that is found at PATH and below it (default: /), a line for
+each primitive: how many hold it and wait, who holds it and for how long, how
+long the first has waited. Times are reckoned from the servers' clocks to this
+machine's. It costs some twenty requests for each line: see zsync status for
+what a line stands for. With --watch it is shown again and again.`,
+		Example: "  zsync ls\n  zsync ls /jobs --watch",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 1 || watch && asJSON {
+				return fail(exitUsage, "want: %s; --watch and --json do not go together", cmd.UseLine())
+			}
+			root := "/"
+			if len(args) == 1 {
+				root = args[0]
+			}
+			t, err := h.begin(cmd.Context(), root, nil)
+			if err != nil {
+				return err
+			}
+			defer t.session.Close()
+			for {
+				rows, err := list(t.waiting, t.session, root)
+				if err != nil {
+					return verdict(err, exitBusy)
+				}
+				out := cmd.OutOrStdout()
+				if asJSON {
+					return outputError(writeJSON(out, rows))
+				}
+				if watch && isTerminal(out) {
+					io.WriteString(out, "\x1b[H\x1b[2J") // to the upper left, and clear
+				}
+				if err := printList(out, rows, time.Now()); err != nil || !watch {
+					return outputError(err)
+				}
+				select {
+				case <-time.After(time.Duration(every)):
+					fmt.Fprintln(out)
+				case <-t.waiting.Done():
+					return verdict(context.Cause(t.waiting), exitBusy)
+				}
+			}
+		},
+	}
+	h.addTimeout(cmd)
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.Flags().BoolVar(&watch, "watch", false, "show it again and again, until a signal comes")
+	cmd.Flags().Var(&every, "interval", "a `TIME`: how often")
+	return cmd
+}
+
+// list sums up what there is below root.
+func list(ctx context.Context, s *zsync.Session, root string) ([]summary, error) {
+	v, err := explore(ctx, s, root)
+	if err != nil {
+		return nil, err
+	}
+	rows := []summary{}
+	marks := map[string]bool{} // of a once or a schedule that was listed
+	for _, p := range v.places {
+		if marks[p.path] {
+			continue
+		}
+		lines, err := lookAt(ctx, s, p.path)
+		if refused(err) {
+			v.refused = append(v.refused, p.path)
+		} else if err != nil {
+			return nil, err
+		}
+		for _, row := range sumUp(lines) {
+			rows = append(rows, row)
+			switch row.Kind {
+			case "once":
+				marks[p.path+"/done"] = true
+			case "schedule":
+				marks[p.path+"/last"] = true
+			}
+		}
+	}
+	for _, path := range v.refused {
+		rows = append(rows, summary{Path: path, State: "not ours to read"})
+	}
+	return rows, nil
+}
+
+// sumUp makes a summary for each kind among the lines of a path. What is free
+// is left out.
+func sumUp(lines []statusLine) (rows []summary) {
+	for _, l := range lines {
+		if l.Kind == "" {
+			continue
+		}
+		if n := len(rows); n == 0 || rows[n-1].Kind != l.Kind {
+			rows = append(rows, summary{Path: l.Path, Kind: l.Kind})
+		}
+		row := &rows[len(rows)-1]
+		switch {
+		case l.Since == nil: // a fact, not a contender
+			if row.State != "" {
+				row.State += "; "
+			}
+			row.State += l.State
+			if row.Owner == "" {
+				row.Owner = l.Owner
+			}
+		case l.Holding:
+			if row.Holders++; row.Since == nil {
+				row.Owner, row.Since = l.Owner, l.Since
+			}
+		default:
+			if row.Waiters++; row.Oldest == nil || l.Since.Before(*row.Oldest) {
+				row.Oldest = l.Since
+			}
+		}
+	}
+	return rows
+}
+
+func printList(w io.Writer, rows []summary, now time.Time) error {
+	t := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
+	fmt.Fprintln(t, "PATH\tKIND\tHOLD\tFOR\tWAIT\tFOR\tOWNER\tSTATE")
+	for _, r := range rows {
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", plain(r.Path), dash(r.Kind),
+			number(r.Holders), age(now, r.Since), number(r.Waiters), age(now, r.Oldest), dash(printable(r.Owner)), dash(r.State))
+	}
+	return t.Flush()
+}
+
+// number is what a list shows for n.
+func number(n int) string {
+	if n == 0 {
+		return "-"
+	}
+	return fmt.Sprint(n)
+}
+
+// age is how long ago something was, in two units at most.
+func age(now time.Time, since *time.Time) string {
+	if since == nil {
+		return "-"
+	}
+	d := max(now.Sub(*since), 0)
+	switch {
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", int(d.Seconds()))
+	case d < time.Hour:
+		return fmt.Sprintf("%dm%02ds", int(d.Minutes()), int(d.Seconds())%60)
+	case d < 24*time.Hour:
+		return fmt.Sprintf("%dh%02dm", int(d.Hours()), int(d.Minutes())%60)
+	}
+	return fmt.Sprintf("%dd%02dh", int(d.Hours())/24, int(d.Hours())%24)
+}
+
+// refused reports whether err says that something may not be read.
+func refused(err error) bool {
+	return errors.Is(err, zk.ErrNoAuth)
+}

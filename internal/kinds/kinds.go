@@ -1,0 +1,136 @@
+// Package kinds tells from the names of znodes what they belong to: which
+// primitive, and in whose layout. It is for tools that look at a tree, and does
+// no I/O. A test makes every primitive and checks that it is told.
+package kinds
+
+import (
+	"slices"
+	"strings"
+)
+
+// A Kind is a primitive in a layout.
+type Kind string
+
+// The kinds that are told by the children of their znode.
+const (
+	Lock          Kind = "lock"            // a Mutex, or the line of a Once, a Schedule or a LeaderSelector
+	RWLock        Kind = "read-write lock" // an RWMutex
+	KazooLock     Kind = "kazoo lock"      // kazoo's Lock, ReadLock, WriteLock and Election
+	Election      Kind = "election"
+	Semaphore     Kind = "semaphore"
+	KazooPermits  Kind = "kazoo semaphore"
+	WaitGroup     Kind = "wait group"
+	DoubleBarrier Kind = "double barrier"
+	Cond          Kind = "cond"
+	Once          Kind = "once"
+	Schedule      Kind = "schedule"
+	Queue         Kind = "queue"
+	ForeignQueue  Kind = "foreign queue" // of another library
+)
+
+// lines are the kinds of which two at one path do not see each other, though
+// each takes the path for its own.
+var lines = []Kind{Lock, RWLock, KazooLock, Election, Semaphore, KazooPermits, Cond}
+
+// of returns the kind that a znode belongs to by its name.
+func of(name string) (kind Kind, ok bool) {
+	base, number := cutNumber(name)
+	switch {
+	case strings.HasSuffix(base, "-__READ__"), strings.HasSuffix(base, "-__WRIT__"):
+		return RWLock, number
+	case strings.HasSuffix(base, "__lock__"), strings.HasSuffix(base, "__rlock__"):
+		return KazooLock, number
+	case strings.HasSuffix(base, "-latch-"):
+		return Election, number
+	case strings.HasSuffix(base, "-wait-"):
+		return Cond, number
+	case strings.HasSuffix(base, "-lock-"):
+		return Lock, number
+	case base == "qn-", base == "queue-", strings.HasPrefix(base, "entry-"):
+		return ForeignQueue, number
+	case strings.HasPrefix(name, "b-0"), strings.HasPrefix(name, "d-0"):
+		return Queue, strings.Trim(name[1:], "-0123456789") == ""
+	case strings.HasPrefix(name, "_c_") && strings.HasSuffix(name, "-tasks"):
+		return WaitGroup, true
+	case strings.HasPrefix(name, "keeper-"), name == "parties":
+		return DoubleBarrier, true
+	case name == "leases":
+		return Semaphore, true
+	case name == "done":
+		return Once, true
+	case name == "last":
+		return Schedule, true
+	case len(name) == 32 && strings.Trim(name, "0123456789abcdef") == "":
+		return KazooPermits, true
+	}
+	return "", false
+}
+
+// cutNumber cuts the sequence number off a name.
+func cutNumber(name string) (base string, ok bool) {
+	base = strings.TrimRight(name, "0123456789")
+	if n := len(name) - len(base); n < 5 {
+		return name, false
+	}
+	return strings.TrimSuffix(base, "-") + suffix(base), len(name)-len(base) >= 10
+}
+
+// suffix keeps the dash before a number, but not the sign of one: Curator's
+// names end in a dash, kazoo's do not.
+func suffix(base string) string {
+	if strings.HasSuffix(base, "-") && !strings.HasSuffix(base, "__-") {
+		return "-"
+	}
+	return ""
+}
+
+// Of tells the kinds of a znode by the names of its children, in order.
+func Of(children []string) (kinds []Kind) {
+	for _, name := range children {
+		if k, ok := of(name); ok && !slices.Contains(kinds, k) {
+			kinds = append(kinds, k)
+		}
+	}
+	slices.Sort(kinds)
+	return kinds
+}
+
+// Part reports whether a child, one of siblings, is part of a primitive at its
+// parent, and no place for another.
+func Part(name string, siblings []string) bool {
+	switch name {
+	case "done", "last": // a directory may have that name too
+		return false
+	case "parties":
+		return slices.ContainsFunc(siblings, func(s string) bool { return strings.HasPrefix(s, "keeper-") })
+	case "locks", "leases":
+		return slices.Contains(siblings, "leases") && slices.Contains(siblings, "locks")
+	}
+	_, ok := of(name)
+	return ok || strings.HasPrefix(name, "_c_")
+}
+
+// Mixed reports whether kinds are such as do not see each other, at one path.
+func Mixed(kinds []Kind) bool {
+	n := 0
+	for _, k := range kinds {
+		if slices.Contains(lines, k) {
+			n++
+		}
+	}
+	return n > 1
+}
+
+// besides are the endings of znodes that belong to the one before them.
+var besides = []string{"-claims", "-consumers", "-senders", "-receipts", "-dead", "-__lock__"}
+
+// Beside returns the name of the znode to which the one with this name belongs,
+// as its neighbour.
+func Beside(name string) (of string, ok bool) {
+	for _, end := range besides {
+		if of, ok := strings.CutSuffix(name, end); ok && of != "" {
+			return of, true
+		}
+	}
+	return "", false
+}

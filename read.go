@@ -1,0 +1,53 @@
+package zsync
+
+import (
+	"context"
+	"slices"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// Get reads the data of a znode, whatever it is, with its Stat: for the
+// versions that a [Session.Txn] needs, and for tools. The server that is asked
+// may lag behind the others. path is taken below the chroot.
+//
+// # Errors
+//
+// go-zookeeper's ErrNoNode and ErrNoAuth; [ErrInvalid], [ErrClosed], and those
+// of ctx.
+//
+// # Cost
+//
+// One request.
+func (s *Session) Get(ctx context.Context, path string) (data []byte, stat *zk.Stat, err error) {
+	if err := checkRead(path); err != nil {
+		return nil, nil, opError("get", path, err)
+	}
+	err = s.during(ctx, func(inc *incarnation) error {
+		data, stat, err = inc.get(ctx, s.full(path))
+		return err
+	})
+	return data, stat, opError("get", path, err)
+}
+
+// Children lists the children of a znode, whatever it is, by their names, with
+// its Stat. All else is as with [Session.Get].
+func (s *Session) Children(ctx context.Context, path string) (names []string, stat *zk.Stat, err error) {
+	if err := checkRead(path); err != nil {
+		return nil, nil, opError("children", path, err)
+	}
+	err = s.during(ctx, func(inc *incarnation) error {
+		names, stat, err = inc.children(ctx, s.full(path))
+		return err
+	})
+	slices.Sort(names)
+	return names, stat, opError("children", path, err)
+}
+
+// checkRead is checkPath, but the root may be read.
+func checkRead(path string) error {
+	if path == "/" {
+		return nil
+	}
+	return checkPath(path)
+}
