@@ -432,7 +432,7 @@ func (q *Queue[T]) present(ctx context.Context, it *item, offer func(ctx context
 	// taken then could not get through, and if the session is lost others may
 	// get the element too.
 	inc := it.ledger.inc
-	return inc.connection(ctx) == nil && inc.alive() && offer(ctx, it, *it.value.(*T))
+	return inc.connection(ctx) == nil && it.ledger.stands(ctx) && offer(ctx, it, *it.value.(*T))
 }
 
 // buried reports an element that went to the dead letters.

@@ -228,7 +228,7 @@ func TestRequestCountsAreThoseOfTheTable(t *testing.T) {
 		t.Run(c.operation, func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
 				s, other := open(t, srv), open(t, srv)
-				must(t, NewMutex(s, "/p/keep").Lock(t.Context()))
+				must(t, NewMutex(other, "/p/keep").Lock(t.Context()))
 				for _, f := range []func(){
 					func() { m := NewMutex(s, "/p/m"); must(t, m.Lock(t.Context())); must(t, m.Unlock()) },
 					func() { m := NewRWMutex(s, "/p/rw"); must(t, m.Lock(t.Context())); must(t, m.Unlock()) },

@@ -293,8 +293,12 @@ func (d *doubleBarrier) enter(ctx context.Context, inc *incarnation, n int) (*pa
 		panic("zsync: BUG: created " + path + ", which is no party")
 	}
 	p := &party{name: me.name, path: path, seq: me.seq}
+	var s *stake
 	if err = d.await(ctx, inc, p, n); err == nil {
-		p.hold = (&lineClaim{line: &d.line, inc: inc, path: path, me: me, unwatched: true}).grant("enter", false)
+		s, err = inc.stake(ctx)
+	}
+	if err == nil {
+		p.hold = (&lineClaim{line: &d.line, inc: inc, path: path, me: me, unwatched: true, stake: s}).grant("enter", false)
 		return p, nil
 	}
 	// We may be let in at this same instant. Then we count as having left.
@@ -435,12 +439,8 @@ func (d *doubleBarrier) await(ctx context.Context, inc *incarnation, p *party, n
 		inside, err := d.look(ctx, inc, w, p, n)
 		inc.hub.leave(w)
 		switch {
-		case err != nil:
+		case err != nil, inside:
 			return err
-		case inside && !inc.alive():
-			return errEnded
-		case inside:
-			return nil
 		}
 	}
 }

@@ -409,13 +409,13 @@ func TestObserveNamesTheLeaderAndEveryChangeAndThenIsQuiet(t *testing.T) {
 			}
 			_, err := es[id].Token(t.Context()) // changes the znode, not the leader
 			must(t, err)
-			before := srv.Counts()
+			before, notes := o.Stats().Requests, srv.Counts().Notifications
 			time.Sleep(time.Hour)
 			if who := named(t, seen); who != "" {
 				t.Fatalf("%q is named again", who)
 			}
-			if d := srv.Counts().Sub(before); d.Total() != 0 || d.Notifications != 0 {
-				t.Errorf("an hour of watching cost %v and %d notifications", d.Requests, d.Notifications)
+			if d, n := o.Stats().Requests-before, srv.Counts().Notifications-notes; d != 0 || n != 0 {
+				t.Errorf("an hour of watching cost %d requests and %d notifications", d, n)
 			}
 			must(t, es[id].Resign())
 		}

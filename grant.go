@@ -179,7 +179,12 @@ func (c *lineClaim) onLost(f func()) {
 	}
 }
 
-func (c *lineClaim) uncount() { c.held.count.Do(func() { c.line.m.holds.Add(-1) }) }
+func (c *lineClaim) uncount() {
+	c.held.count.Do(func() {
+		c.line.m.holds.Add(-1)
+		c.stake.drop()
+	})
+}
 
 // eventLocked is what the observer is told of the end of a tenure, when c.mu is
 // not held any more.
@@ -329,6 +334,7 @@ func (c *lineClaim) move(to *lineClaim, op string) (former string) {
 	c.newEpochLocked()
 	c.guardLocked()
 	c.mu.Unlock()
+	to.stake.drop() // c has its own, in the same session
 	c.line.m.observe(e)
 	return former
 }
@@ -385,9 +391,9 @@ func (c *lineClaim) release() error {
 
 // finish begins a release. It is c.err if there is nothing to release any more.
 func (c *lineClaim) finish() error {
+	lost := c.err()
 	c.uncount()
 	c.held.stop()
-	lost := c.err()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if lost == nil {

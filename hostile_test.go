@@ -233,9 +233,9 @@ func FuzzLinkRead(f *testing.F) {
 			m := &manager{}
 			inc := newIncarnation(m)
 			defer inc.end(nil)
-			l := newLink(inc, scripted{r: strings.NewReader(string(in)), piece: piece}, "x:1", time.Minute)
+			l := newLink(inc, scripted{r: strings.NewReader(string(in)), piece: piece}, "x:1", time.Now().Add(time.Minute))
 			l.shook.Store(true)
-			l.sent[1] = sentInfo{at: time.Now(), op: op}
+			l.sent[1] = sentInfo{op: op}
 			out, _ := io.ReadAll(l)
 			return string(out)
 		}

@@ -31,7 +31,7 @@ type incarnation struct {
 
 	id      atomic.Int64           // the session id; 0 before the first handshake
 	timeout atomic.Int64           // the negotiated session timeout, in nanoseconds
-	heard   atomic.Pointer[moment] // last contact: when the last answered request was sent; nil before the first
+	heard   atomic.Pointer[moment] // when the last answered request was sent; nil before the first
 	vetted  sync.Map               // by path: the directories that nobody else may change
 	ready   chan struct{}          // closed when conn is set
 	first   chan struct{}          // closed when the first handshake has succeeded
@@ -47,18 +47,23 @@ type incarnation struct {
 	down chan struct{}            // closed while none does; guarded by mu
 	sent map[string]chan struct{} // by path of a create: closed when it has been written; guarded by mu
 
+	liveMu sync.Mutex
+	live   liveness // guarded by liveMu
+	stakes int      // what is held through the session; guarded by liveMu
+	asking *inquiry // under way; guarded by liveMu
+	nobody string   // a path where there is no znode
+
+	kick   chan struct{}          // has a token when the watchdog should look again
+	looked atomic.Pointer[moment] // when the watchdog has last looked
+
 	bundles map[string][]string // by token; guarded by mu
 	book    book                // of receipts
 	largest atomic.Int64        // bytes of the largest znode in a late bundle
 }
 
-// The session is given up after this part of its timeout without contact.
-//
-// The server may end a session one timeout after it last heard of it. What it
-// counts from can be older than what the client counts from: a server tells
-// the leader twice a tick which of its sessions are alive, and may die in
-// between. A session lasts at least two ticks, so half a tick is at most a
-// quarter of the timeout.
+// A session through which nothing is held is given up after this part of its
+// timeout without an answer, so that what only waits goes on in another. When
+// something is held it is liveness that decides.
 const patience = 3.0 / 4
 
 // A connection is given up after this part of the timeout without a reply, so
@@ -79,6 +84,8 @@ func newIncarnation(m *manager) *incarnation {
 		down:    make(chan struct{}),
 		sent:    make(map[string]chan struct{}),
 		bundles: make(map[string][]string),
+		nobody:  "/" + newGUID() + "/none",
+		kick:    make(chan struct{}, 1),
 	}
 	close(inc.down)
 	inc.timeout.Store(int64(m.cfg.timeout))
@@ -117,8 +124,8 @@ func (inc *incarnation) silence() time.Duration {
 // dial is go-zookeeper's dialer.
 func (inc *incarnation) dial(_, addr string, _ time.Duration) (net.Conn, error) {
 	<-inc.ready
-	// A third of the timeout for each server leaves time for the next.
-	limit := min(max(time.Duration(inc.timeout.Load()/3), 10*time.Millisecond), 5*time.Second)
+	limit := inc.dialLimit()
+	deadline := time.Now().Add(limit)
 	c, err := inc.m.dial(inc.ctx, addr, limit)
 	if err != nil {
 		if inc.ctx.Err() == nil { // else it says nothing of the server
@@ -126,7 +133,7 @@ func (inc *incarnation) dial(_, addr string, _ time.Duration) (net.Conn, error) 
 		}
 		return nil, err
 	}
-	l := newLink(inc, c, addr, limit)
+	l := newLink(inc, c, addr, deadline)
 	inc.mu.Lock()
 	inc.link = l
 	inc.mu.Unlock()
@@ -155,8 +162,17 @@ func (inc *incarnation) handshake(l *link, id int64, timeout time.Duration) erro
 		inc.lose(lossReplaced)
 		return zk.ErrSessionExpired
 	}
+	isNew := inc.id.Load() == 0
+	if !isNew {
+		// Servers may be configured differently. What was granted first is
+		// what a new leader gives to the session.
+		timeout = min(timeout, time.Duration(inc.timeout.Load()))
+	}
 	inc.timeout.Store(int64(timeout))
-	inc.contact(l.asked)
+	inc.liveMu.Lock()
+	inc.live.connect(l.asked, isNew, timeout)
+	inc.liveMu.Unlock()
+	inc.heardAt(l.asked)
 	return nil
 }
 
@@ -174,8 +190,23 @@ func (m *moment) since(now time.Time) time.Duration {
 	return max(now.Sub(m.mono), now.Round(0).Sub(m.wall))
 }
 
-// contact records that a request sent at this time has been answered.
-func (inc *incarnation) contact(at time.Time) {
+// sending is told that a request is about to be written.
+func (inc *incarnation) sending() stamp {
+	inc.liveMu.Lock()
+	defer inc.liveMu.Unlock()
+	return inc.live.send(time.Now())
+}
+
+// contact is told that a request was answered, and what that proves.
+func (inc *incarnation) contact(s stamp, p proof) {
+	inc.liveMu.Lock()
+	inc.live.answer(s, p, time.Now())
+	inc.liveMu.Unlock()
+	inc.heardAt(s.at)
+}
+
+// heardAt records that a request sent at this time has been answered.
+func (inc *incarnation) heardAt(at time.Time) {
 	m := momentOf(at)
 	for {
 		old := inc.heard.Load()
@@ -188,6 +219,12 @@ func (inc *incarnation) contact(at time.Time) {
 // left is how long the session may still be believed in if nothing more is
 // heard.
 func (inc *incarnation) left() time.Duration {
+	inc.liveMu.Lock()
+	left, staked := inc.live.left(time.Now()), inc.stakes > 0
+	inc.liveMu.Unlock()
+	if staked {
+		return left
+	}
 	m := inc.heard.Load()
 	if m == nil {
 		return time.Duration(inc.timeout.Load()) // nothing is held yet
@@ -201,32 +238,22 @@ func (inc *incarnation) alive() bool {
 	if inc.ctx.Err() != nil {
 		return false
 	}
-	if inc.left() <= 0 {
-		inc.lose(lossCutOff)
+	if left := inc.left(); left <= 0 {
+		why := lossCutOff
+		if inc.overslept() {
+			why = lossPaused
+		}
+		inc.loseSince(why, time.Now().Add(left))
 		return false
 	}
 	return true
 }
 
-// watchdog ends the incarnation when it has not heard from a server in time. It
-// looks more often than that, because its timer sleeps when the machine does.
-func (inc *incarnation) watchdog() {
-	select {
-	case <-inc.first:
-	case <-inc.ctx.Done():
-		return
-	}
-	for inc.alive() {
-		select {
-		case <-time.After(min(inc.left(), time.Duration(inc.timeout.Load()/10))):
-		case <-inc.ctx.Done():
-		}
-	}
-}
-
 // lose ends the incarnation because its session is over, or may be.
-func (inc *incarnation) lose(why lossReason) {
-	lost := inc.m.cfg.lost(why, inc.id.Load(), time.Now())
+func (inc *incarnation) lose(why lossReason) { inc.loseSince(why, time.Now()) }
+
+func (inc *incarnation) loseSince(why lossReason, since time.Time) {
+	lost := inc.m.cfg.lost(why, inc.id.Load(), since)
 	inc.m.log.Warn("zsync: session lost", "session", sessionText(inc.id.Load()), "why", lost)
 	inc.seal(lost)
 }
@@ -306,6 +333,7 @@ func (inc *incarnation) connected() {
 	inc.down = make(chan struct{})
 	close(inc.up)
 	inc.mu.Unlock()
+	inc.wake()
 	select {
 	case <-inc.first:
 		inc.m.reconnected(inc)

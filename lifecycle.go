@@ -45,6 +45,22 @@ func (m *manager) present() *incarnation {
 	return inc
 }
 
+// granted returns the timeout of the present session, or 0 while there is none.
+func (m *manager) granted() time.Duration {
+	if inc := m.present(); inc != nil && inc.id.Load() != 0 {
+		return time.Duration(inc.timeout.Load())
+	}
+	return 0
+}
+
+// certain returns how much longer the present session is certain to live.
+func (m *manager) certain() time.Duration {
+	if inc := m.present(); inc != nil {
+		return inc.certain()
+	}
+	return 0
+}
+
 // sessionID returns the id of the present session, or 0 while there is none.
 func (m *manager) sessionID() int64 {
 	if inc := m.present(); inc != nil {

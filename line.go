@@ -58,6 +58,7 @@ type lineClaim struct {
 	inc       *incarnation // whose session its znode belongs to
 	data      []byte       // of its znode
 	unwatched bool         // its znode is looked after by somebody else
+	stake     *stake       // nil until something is held by it
 
 	mu   sync.Mutex
 	path string // of its znode, as the server knows it; guarded by mu once its turn has come
@@ -78,7 +79,13 @@ func (l *line) acquire(ctx context.Context, base string, data []byte, turn rule)
 	err := l.m.during(ctx, func(inc *incarnation) error {
 		for {
 			var err error
-			if c, err = l.contend(ctx, inc, base, data, turn); !errors.Is(err, errVanished) {
+			if c, err = l.contend(ctx, inc, base, data, turn); err == nil {
+				if err = c.assure(ctx); err != nil {
+					c.withdraw(err)
+					c = nil
+				}
+			}
+			if !errors.Is(err, errVanished) {
 				return err
 			}
 			// Somebody deleted our znode. Nobody was told that we hold
@@ -147,8 +154,16 @@ func (c *lineClaim) confirm() error {
 	return nil
 }
 
-// withdraw deletes c, whose turn has not come, after err.
+// assure is confirm for whoever is to be told that he holds something: the
+// session must certainly stand, and go on to be known to.
+func (c *lineClaim) assure(ctx context.Context) (err error) {
+	c.stake, err = c.inc.stake(ctx)
+	return err
+}
+
+// withdraw deletes c, of which nobody has been told, after err.
 func (c *lineClaim) withdraw(err error) {
+	c.stake.drop()
 	if errors.Is(err, errVanished) {
 		c.disown()
 		return
@@ -354,7 +369,7 @@ func (l *line) try(ctx context.Context, base string, data []byte, turn rule) (*l
 			if blocker, _ := turn(ahead); blocker != nil {
 				err = errBlocked
 			} else {
-				err = c.confirm()
+				err = c.assure(ctx)
 			}
 		}
 		switch {
@@ -469,6 +484,7 @@ func (l *line) inOrder(ctx context.Context, inc *incarnation, names []string) ([
 
 // leave deletes c, in the background.
 func (c *lineClaim) leave() *removal {
+	c.stake.drop()
 	path := c.at()
 	return c.inc.inBackground(path, func() error {
 		err := c.inc.removeNow(context.Background(), path)

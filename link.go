@@ -35,7 +35,7 @@ import (
 //     go-zookeeper keeps no list of watches at all, and ours can be removed.
 //   - The create of a container gets its op. (go-zookeeper's CreateContainer
 //     reads its result even when Close has interrupted it: a data race.)
-//   - The time of the last contact: when the last answered request was sent.
+//   - What is sent and answered, and when, is noted: see liveness.
 //   - Requests that go-zookeeper does not know: see bundle.
 //   - Deadlines: a handshake may not hang, and silence is noticed early enough
 //     to try another server before the session must be given up.
@@ -59,15 +59,15 @@ type link struct {
 
 	hurried bool // the read deadline is that of a request; used by the reading goroutine alone
 
-	mu    sync.Mutex         // guards sent, order and pings
+	mu    sync.Mutex         // guards sent, order and pings; taken before incarnation.liveMu
 	sent  map[int32]sentInfo // requests without a reply, by xid
 	order []int32            // the xids of sent as they were sent, and some that have been answered
-	pings []time.Time        // pings without a reply, oldest first
+	pings []stamp            // pings without a reply, oldest first
 }
 
 // sentInfo is what the link remembers of a request until its reply.
 type sentInfo struct {
-	at     time.Time
+	at     stamp
 	op     int32
 	ops    int  // of a multi
 	bundle bool // a multiRead was sent in its place
@@ -79,13 +79,13 @@ var (
 	errProtocol  = errors.New("zsync: not the ZooKeeper protocol")
 )
 
-func newLink(inc *incarnation, c net.Conn, addr string, limit time.Duration) *link {
+func newLink(inc *incarnation, c net.Conn, addr string, limit time.Time) *link {
 	return &link{
 		Conn:      c,
 		addr:      addr,
 		inc:       inc,
 		r:         bufio.NewReaderSize(c, 16<<10),
-		hardLimit: time.Now().Add(limit),
+		hardLimit: limit,
 		sent:      make(map[int32]sentInfo),
 	}
 }
@@ -101,7 +101,7 @@ func (l *link) Write(p []byte) (int, error) {
 	l.wmu.Lock()
 	defer l.wmu.Unlock()
 	xid, op := int32(binary.BigEndian.Uint32(p[4:])), int32(binary.BigEndian.Uint32(p[8:]))
-	info := sentInfo{at: time.Now(), op: op}
+	info := sentInfo{at: l.inc.sending(), op: op}
 	var created string
 	n := len(p)
 	switch op {
@@ -307,6 +307,7 @@ func (l *link) checkReply(info sentInfo) error {
 		if wire.CountResults(body) != info.ops {
 			return fmt.Errorf("%w: malformed reply to a transaction", errProtocol)
 		}
+		l.inc.contact(info.at, proofOf(info.op, wire.FailureOf(body)))
 	}
 	return nil
 }
@@ -402,12 +403,12 @@ func (l *link) received(xid, code int32) (info sentInfo) {
 		return info
 	case wire.XidPing:
 		l.mu.Lock()
-		var at time.Time
+		var at stamp
 		if len(l.pings) > 0 {
 			at, l.pings = l.pings[0], l.pings[1:]
 		}
 		l.mu.Unlock()
-		l.inc.contact(at)
+		l.inc.contact(at, proofOf(wire.OpPing, code))
 		return info
 	}
 	l.mu.Lock()
@@ -427,7 +428,10 @@ func (l *link) received(xid, code int32) (info sentInfo) {
 	if info.ask != nil {
 		l.inc.hub.answered(info.ask, code)
 	}
-	l.inc.contact(info.at)
+	if info.op == wire.OpMulti && code == 0 {
+		return info // what it proves stands in its body
+	}
+	l.inc.contact(info.at, proofOf(info.op, code))
 	return info
 }
 
@@ -470,7 +474,7 @@ func (l *link) SetReadDeadline(t time.Time) error {
 	t = l.clip(t)
 	l.mu.Lock()
 	if len(l.order) > 0 {
-		due := l.sent[l.order[0]].at.Add(l.inc.silence())
+		due := l.sent[l.order[0]].at.at.Add(l.inc.silence())
 		if l.hurried = due.Before(t); l.hurried {
 			t = due
 		}

@@ -385,6 +385,14 @@ func (p *pacer) pick(limit time.Duration) (addr string, delay time.Duration) {
 	return addr, delay
 }
 
+// untried returns how many servers have not been tried in this round, that of
+// the last pick included.
+func (p *pacer) untried() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.hosts) - (p.tries+len(p.hosts)-1)%len(p.hosts)
+}
+
 func (p *pacer) success() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -32,6 +32,7 @@ type ledger struct {
 	mu       sync.Mutex
 	begun    bool // the live mark and the state may have been made
 	batches  map[*batch]struct{}
+	stake    *stake         // while there are batches, once one of them has been offered
 	serial   int            // of the last batch
 	queue    []*entry       // not posted yet
 	running  bool           // a goroutine posts
@@ -217,11 +218,45 @@ func (l *ledger) batchNameLocked() string {
 	return l.guid + "-r" + strconv.Itoa(l.serial)
 }
 
+// stands reports whether what is claimed certainly is, and goes on to be known
+// to be: as long as there are claims.
+func (l *ledger) stands(ctx context.Context) bool {
+	if l.q.foreign != nil {
+		return l.inc.alive() // what was taken there is nobody else's any more
+	}
+	l.mu.Lock()
+	staked := l.stake != nil
+	l.mu.Unlock()
+	if staked {
+		return l.inc.alive()
+	}
+	s, err := l.inc.stake(ctx)
+	if err != nil {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.stake != nil || len(l.batches) == 0 {
+		s.drop() // another consumer was quicker; or nothing is claimed any more
+	} else {
+		l.stake = s
+	}
+	return true
+}
+
+// dropLocked takes a batch off the ledger.
+func (l *ledger) dropLocked(b *batch) {
+	if delete(l.batches, b); len(l.batches) == 0 {
+		l.stake.drop()
+		l.stake = nil
+	}
+}
+
 // forget is told that a batch was not made.
 func (l *ledger) forget(b *batch) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	delete(l.batches, b)
+	l.dropLocked(b)
 	if l.ended {
 		l.startLocked()
 	}
@@ -563,7 +598,7 @@ func (l *ledger) finish(es []*entry, culprit *entry, err error) {
 			e.item.data, e.item.framed, e.item.value = nil, nil, nil
 			delete(b.left, e.item)
 			if len(b.left) == 0 {
-				delete(l.batches, b)
+				l.dropLocked(b)
 			}
 		}
 		close(e.done)
@@ -617,7 +652,9 @@ func (l *ledger) voidLocked() {
 			it.final = &entry{item: it, fate: fateReturn, done: closedChan, err: l.loss()}
 		}
 	}
-	clear(l.batches)
+	for b := range l.batches {
+		l.dropLocked(b)
+	}
 }
 
 // A posting is one transaction of a ledger.

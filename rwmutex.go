@@ -305,7 +305,11 @@ func (c *lineClaim) beside(ctx context.Context, base string, data []byte) (*line
 		err := inc.createAll(ctx, path, nil, []string{b.path}, data)
 		switch {
 		case err == nil:
-			return b, b.confirm()
+			if err = b.assure(ctx); err != nil {
+				b.withdraw(err)
+				return nil, err
+			}
+			return b, nil
 		case errors.Is(err, errVanished) && c.at() != path:
 			continue // it has been downgraded in the meantime, and stands elsewhere
 		case errors.Is(err, errVanished):

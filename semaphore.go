@@ -73,6 +73,7 @@ type Semaphore struct {
 // An allotment is the permits that a process holds through one ZooKeeper session.
 type allotment struct {
 	inc     *incarnation
+	stake   *stake
 	leases  []lease     // guarded by Semaphore.mu
 	permits int64       // the sum of leases; guarded by Semaphore.mu
 	since   time.Time   // of the first
@@ -630,13 +631,16 @@ func pathsOf(leases []lease) []string {
 // what was taken goes back, while this process has permits that are lost: they
 // may be released an hour from now, and others wait.
 func (m *Semaphore) keep(ctx context.Context, inc *incarnation, leases []lease, n int64) (*allotment, error) {
-	if !inc.alive() {
-		return nil, errEnded // they go with their session, and nobody has been told of them
+	s, err := inc.stake(ctx)
+	if err != nil {
+		// With the session they go by themselves; and nobody has been told of them.
+		inc.removeAll(pathsOf(leases)).await(grace)
+		return nil, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.held == nil {
-		a := &allotment{inc: inc, since: time.Now()}
+		a := &allotment{inc: inc, stake: s, since: time.Now()}
 		a.stop = context.AfterFunc(inc.ctx, func() {
 			m.mu.Lock()
 			a.lost = true
@@ -647,6 +651,9 @@ func (m *Semaphore) keep(ctx context.Context, inc *incarnation, leases []lease, 
 		m.held = a
 	}
 	a := m.held
+	if a.stake != s {
+		s.drop()
+	}
 	switch {
 	case a.inc != inc:
 		inc.removeAll(pathsOf(leases))
@@ -733,6 +740,7 @@ func (m *Semaphore) releaseOf(a *allotment, n int64) error {
 	}
 	if a.permits == 0 {
 		m.held = nil
+		a.stake.drop()
 		a.stop()
 		if m.freed != nil {
 			close(m.freed)

@@ -1036,20 +1036,20 @@ type till struct {
 	limit  int64
 	stands func(session int64) bool
 	mu     sync.Mutex
-	here   map[*stake]bool
+	here   map[*outlay]bool
 }
 
-type stake struct {
+type outlay struct {
 	n       int64
 	session int64
 	lost    <-chan struct{}
 }
 
-func (c *till) enter(t *testing.T, s *stake) {
+func (c *till) enter(t *testing.T, s *outlay) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.here == nil {
-		c.here = make(map[*stake]bool)
+		c.here = make(map[*outlay]bool)
 	}
 	c.here[s] = true
 	sum := int64(0)
@@ -1063,7 +1063,7 @@ func (c *till) enter(t *testing.T, s *stake) {
 	}
 }
 
-func (c *till) leave(s *stake) {
+func (c *till) leave(s *outlay) {
 	c.mu.Lock()
 	delete(c.here, s)
 	c.mu.Unlock()
@@ -1090,7 +1090,7 @@ func hammerSemaphore(t *testing.T, m *Semaphore, c *till, unit int64, rnd *rand.
 			continue
 		}
 		for n > 0 {
-			s := &stake{n, m.s.ID(), m.Lost()}
+			s := &outlay{n, m.s.ID(), m.Lost()}
 			c.enter(t, s)
 			time.Sleep(time.Duration(rnd.Int64N(int64(pause))))
 			c.leave(s)

@@ -86,15 +86,15 @@ func (s *Session) ID() int64 { return s.sessionID() }
 // Timeout returns the session timeout that the servers have granted, which may
 // differ from what [WithSessionTimeout] asked for. It is 0 while there is no
 // session.
-func (s *Session) Timeout() time.Duration {
-	s.mu.Lock()
-	inc := s.cur
-	s.mu.Unlock()
-	if inc == nil || inc.ctx.Err() != nil || inc.id.Load() == 0 {
-		return 0
-	}
-	return time.Duration(inc.timeout.Load())
-}
+func (s *Session) Timeout() time.Duration { return s.granted() }
+
+// Margin returns for how long what is held through s is certainly held if
+// nothing more is heard from the servers. When it comes to 0 the loss is told.
+// Others can be granted what was held no earlier than a tenth of
+// [Session.Timeout] after that, so there is some time to stop. While nothing is
+// held the servers are asked less, and Margin may be 0 in a session that is
+// alive.
+func (s *Session) Margin() time.Duration { return s.certain() }
 
 // State returns the present state.
 func (s *Session) State() State { return State(s.presentState()) }

@@ -35,6 +35,10 @@ const (
 	XidRemoveWatches  = -9
 	XidCatchUp        = -10
 	CodeNoNode        = -101
+	CodeBadVersion    = -103
+	CodeNoChildren    = -108 // an ephemeral znode has none
+	CodeNodeExists    = -110
+	CodeNotEmpty      = -111
 	MaxHandshake      = 4096
 	MaxReply          = 256 << 20 // of a listing of millions
 	MaxAhead          = 1 << 20   // of what a client makes room for before it has come
@@ -177,6 +181,21 @@ func CountResults(p []byte) (n int) {
 		return -2
 	}
 	return n
+}
+
+// FailureOf returns the error code of the operation for which a multi failed, or
+// 0 if it did not. p begins behind the header of the reply.
+func FailureOf(p []byte) int32 {
+	s := Scanner{Rest: p}
+	for {
+		op, more := s.Next()
+		if !more || op != OpFailed {
+			return 0 // one that was applied says that all were
+		}
+		if code := s.Int32(); code != 0 { // 0 is for those before it
+			return code
+		}
+	}
 }
 
 // StatSize is the size of a Stat on the wire.
