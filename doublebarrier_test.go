@@ -692,7 +692,7 @@ func TestEnterAndLeaveCostAtMostFiveRequestsAParty(t *testing.T) {
 				bubble(t, func(t *testing.T, srv *zktest.Server) {
 					var wgs []*WaitGroup
 					for range n {
-						wgs = append(wgs, NewWaitGroup(open(t, srv), "/w"))
+						wgs = append(wgs, NewWaitGroup(open(t, srv, WithSessionTimeout(time.Hour)), "/w")) // none need be confirmed while a round lasts
 					}
 					// So the reply to a read and the event behind it do not
 					// come as one, which costs another read at times.
@@ -754,7 +754,7 @@ func TestEnterAndLeaveCostAtMostFiveRequestsAParty(t *testing.T) {
 					if most := float64(rounds) * (2*float64(n) + 2*wakes + 2); float64(d.Notifications) > most {
 						t.Errorf("%d notifications, want at most %.0f", d.Notifications, most)
 					}
-				})
+				}, zktest.WithSessionTimeouts(time.Second, time.Hour))
 			})
 		}
 	}

@@ -73,7 +73,7 @@ func defaultOwner() string {
 }
 
 // WithSessionTimeout asks for a session timeout of d; the server may negotiate
-// another. A holder that is cut off gives up after three quarters of it, and
+// another. A holder that is cut off gives up a tenth of it early, and
 // others can go on when it has passed. The default is 10 s.
 func WithSessionTimeout(d time.Duration) Option { return func(c *config) { c.timeout = d } }
 

@@ -165,7 +165,7 @@ func isPost(r zktest.Request) bool {
 func TestLateRemovalNeverPassesForAnother(t *testing.T) {
 	// The first removal is on its way when its session is given up, comes
 	// late, and is refused in between.
-	for late := 7600 * time.Millisecond; late < 9400*time.Millisecond; late += 300 * time.Millisecond {
+	for late := 9100 * time.Millisecond; late < 9900*time.Millisecond; late += 200 * time.Millisecond {
 		for _, lost := range []bool{false, true} {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
 				s := open(t, srv)

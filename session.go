@@ -17,13 +17,19 @@ import (
 //
 // Behind it stands one ZooKeeper session at a time. When the connection drops,
 // the same session is continued over the next server that answers; holds and
-// watches survive. When the session ends, or when this client has heard from
-// no server for three quarters of the session timeout, everything held through
+// watches survive. When the session ends, or when it cannot be known any more
+// to have more than a tenth of its timeout to live, everything held through
 // it is lost and told so, a new session is established, and calls that were
 // only waiting carry on in it. A client that is cut off thus gives up its
 // holds before the servers can give them to someone else, provided that the
 // clocks of both run at about the same rate. Time in which the machine slept
 // counts, by the wall clock; so setting that forward by as much is a loss too.
+//
+// # Cost
+//
+// A session through which nothing is held sends pings. One that holds something
+// also sends two small requests every quarter of its timeout, unless the
+// program's own have proved as much.
 //
 // A Session may be used by many goroutines at once.
 type Session struct {
