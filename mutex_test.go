@@ -570,7 +570,7 @@ func TestDoAndRunEndWithTheirContextThoughTheServersAreSilent(t *testing.T) {
 func TestContendersWhoseZnodesMayNotBeReadAreListedWithoutTheirOwners(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		secret := open(t, srv, WithAuth("digest", []byte("me:secret")), WithACL(append(zk.AuthACL(zk.PermAll), zk.ACL{Perms: zk.PermDelete | zk.PermCreate, Scheme: "world", ID: "anyone"})))
+		secret := open(t, srv, WithAuth("digest", []byte("me:secret")))
 		m := NewMutex(s, "/m")
 		must(t, m.Lock(t.Context()))
 		ctx, cancel := context.WithCancel(t.Context())
@@ -578,8 +578,10 @@ func TestContendersWhoseZnodesMayNotBeReadAreListedWithoutTheirOwners(t *testing
 			go NewMutex(open(t, srv), "/m").Lock(ctx)
 		}
 		time.Sleep(time.Second)
-		go NewMutex(secret, "/m").Lock(ctx)
-		time.Sleep(time.Second)
+		_, err := secret.Txn(t.Context(), &zk.CreateRequest{
+			Path: "/m/" + protectedName(newGUID(), "lock-"), Data: []byte("in secret"), Acl: zk.AuthACL(zk.PermAll), Flags: zk.FlagEphemeral | zk.FlagSequence,
+		})
+		must(t, err)
 		cs, err := m.Contenders(t.Context())
 		must(t, err)
 		if len(cs) != 201 {

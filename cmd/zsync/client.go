@@ -85,6 +85,8 @@ func verdict(err error, late int) error {
 		return &statusError{128 + sig.number(), nil}
 	case errors.Is(err, zsync.ErrInvalid), errors.Is(err, zsync.ErrTooLarge):
 		return &statusError{exitUsage, err}
+	case errors.Is(err, zsync.ErrMixed):
+		return &statusError{exitConfig, err}
 	case errors.Is(err, zk.ErrNoAuth), errors.Is(err, zk.ErrAuthFailed):
 		return &statusError{exitRefused, err}
 	case errors.Is(err, context.DeadlineExceeded):
