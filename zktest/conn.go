@@ -33,7 +33,6 @@ type conn struct {
 	lastEvent int64                 // the last event that it was told of
 	closing   bool                  // no further request is carried out
 	now       string                // what the reader is at, for Dump and a Close that hangs
-	queue     []*pending            // of a member's: requests not yet answered
 	received  int64                 // packets
 	sent      int64                 // packets
 }

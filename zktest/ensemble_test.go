@@ -461,6 +461,43 @@ func TestRepliesKeepTheirOrder(t *testing.T) {
 	}
 }
 
+func TestWhoComesBackToAMemberWaitsForWhatHeHasAskedIt(t *testing.T) {
+	for _, at := range []int{0, 2} {
+		ensembleTest(t, 3, func(t *testing.T, e *Ensemble) {
+			c := client(t, e, at)
+			e.SetDelay(0, 2, 200*time.Millisecond)
+			e.SetDelay(1, 2, 200*time.Millisecond)
+			c.send(OpCreate, createBody("/n", "", openACL, 0))
+			time.Sleep(time.Millisecond) // the member has it
+			_ = c.nc.Close()
+			if err := c.moveTo(e, at); err != nil {
+				t.Fatal(err)
+			}
+			if c.call(OpExists, watchBody("/n", false)).code != CodeOK {
+				t.Error("a read over the next connection was answered before the write over the one before it was done")
+			}
+		})
+	}
+}
+
+func TestAFollowerThatIsBackBeforeItsFarewellArrivesStays(t *testing.T) {
+	ensembleTest(t, 3, func(t *testing.T, e *Ensemble) {
+		e.SetDelay(0, 2, time.Second)
+		e.Cut(2, 0)
+		for e.Serving(0) {
+			time.Sleep(time.Millisecond)
+		}
+		e.Heal(2, 0)
+		time.Sleep(3 * time.Second) // more than an election and the delay
+		c := client(t, e, 1)
+		c.call(OpCreate, createBody("/n", "", openACL, 0))
+		time.Sleep(soon)
+		if o := client(t, e, 0); o.call(OpExists, watchBody("/n", false)).code != CodeOK {
+			t.Error("the follower hears no more of its leader")
+		}
+	})
+}
+
 func TestAWriteThroughAConnectionThatTheSessionHasLeftIsNotDone(t *testing.T) {
 	ensembleTest(t, 3, func(t *testing.T, e *Ensemble) {
 		c := client(t, e, 0)

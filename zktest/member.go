@@ -212,6 +212,9 @@ func (m *member) leave() {
 	m.commits = nil
 	clear(m.table)
 	m.s.dropConns(nil)
+	for _, x := range m.s.sessions {
+		x.queue = nil
+	}
 }
 
 // orphaned has m, which has lost its leader or its followers, look for a leader.
@@ -365,7 +368,7 @@ func (m *member) apply() {
 	m.logged = m.logged[1:]
 	s, t := m.s, m.s.leader.tree
 	p := x.origin
-	if p != nil && (p.m != m || p.c.closing) {
+	if p != nil && p.m != m {
 		p = nil
 	}
 	body := p.start(x)
@@ -451,10 +454,10 @@ func (m *member) touch(id int64, timeout time.Duration) {
 }
 
 // take takes a request. What only reads is answered by m itself, and all of a
-// connection in order. It reports whether another may follow.
+// session in order. It reports whether another may follow.
 func (m *member) take(c *conn, r *Request, action Action) bool {
 	p := &pending{m: m, c: c, r: *r, action: action, who: c.who()}
-	c.queue = append(c.queue, p)
+	c.session.queue = append(c.session.queue, p)
 	switch {
 	case action.kind == actDropRequest || action.kind == actHang || action.kind == actFail:
 	case r.Op.agreed():
@@ -465,7 +468,7 @@ func (m *member) take(c *conn, r *Request, action Action) bool {
 		t := m.tie
 		t.toLeader(func() { t.ld.sync(t, p) })
 	}
-	c.drain()
+	c.session.drain()
 	return action.kind.repeats() && !c.closing && r.Op != OpCloseSession
 }
 
@@ -491,18 +494,22 @@ func (m *member) ask(p *pending) {
 // finish notes that the leader's word on p has come.
 func (p *pending) finish() {
 	p.done = true
-	p.c.drain()
+	p.c.session.drain()
 }
 
-// drain answers the requests of c that can be, in order.
-func (c *conn) drain() {
-	for len(c.queue) > 0 && !c.closing {
-		p := c.queue[0]
+// drain answers the requests of x that can be, in order. One whose connection
+// has ended keeps those of the next waiting until the leader's word on it has
+// come: nobody who comes back to a member finds less than he has asked it for.
+func (x *session) drain() {
+	for len(x.queue) > 0 {
+		p := x.queue[0]
 		if p.waits && !p.done {
 			return
 		}
-		c.queue = c.queue[1:]
-		c.settle(p)
+		x.queue = x.queue[1:]
+		if !p.c.closing {
+			p.c.settle(p)
+		}
 	}
 }
 

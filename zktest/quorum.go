@@ -64,6 +64,9 @@ func (m *member) lead(group []*member) {
 func (ld *leadership) bind(f *member) *tie {
 	now := time.Now()
 	t := &tie{ld: ld, f: f, since: now, leader: tieEnd{true, now}, follow: tieEnd{true, now}}
+	if old := ld.ties[f]; old != nil {
+		old.leader.open = false // its end is still on its way
+	}
 	ld.ties[f] = t
 	t.deadline()
 	f.tie = t
@@ -90,7 +93,9 @@ func (ld *leadership) join(f *member) {
 // lose gives up a follower.
 func (ld *leadership) lose(t *tie) {
 	t.leader.open = false
-	delete(ld.ties, t.f)
+	if ld.ties[t.f] == t { // and has not come back meanwhile
+		delete(ld.ties, t.f)
+	}
 	t.farewell(ld.m, t.f)
 }
 

@@ -16,6 +16,10 @@ type session struct {
 	timeout  time.Duration
 	deadline time.Time // when it expires if nothing is heard, always on a tick
 	conn     *conn     // nil while it has none
+
+	// Of a member: what its clients have asked with this session, over this
+	// connection and those before it, and is not yet answered.
+	queue []*pending
 }
 
 // touch notes that the session was heard of now. As in ZooKeeper it expires at
