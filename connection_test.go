@@ -330,7 +330,9 @@ func TestReleasesReturnWithinHalfASecondWhateverTheServersDo(t *testing.T) {
 					}
 					if kind != "Mutex.Unlock, while another waits in the process" && kind != "Semaphore.Release, of a part of a weight" {
 						for _, x := range ephemerals(srv, id) {
-							t.Errorf("%s is left", x)
+							if !strings.HasSuffix(x, "-txn") { // a page for receipts, kept for the next transaction
+								t.Errorf("%s is left", x)
+							}
 						}
 					}
 				})

@@ -241,7 +241,7 @@ func (c crash) left(ctx context.Context, s *Session) (left []string) {
 			return []string{err.Error()}
 		}
 		for paths := []string{"/"}; len(paths) > 0; paths = paths[1:] {
-			if !allowed.MatchString(paths[0]) {
+			if !allowed.MatchString(paths[0]) && !isPage(ctx, inc, paths[0]) {
 				left = append(left, paths[0])
 			}
 			names, _, err := inc.children(ctx, paths[0])
@@ -263,6 +263,13 @@ func (c crash) left(ctx context.Context, s *Session) (left []string) {
 			return left
 		}
 	}
+}
+
+// isPage reports whether path is a page for receipts. It goes with its session,
+// and that of the dead has ended, so it is kept by one who lives.
+func isPage(ctx context.Context, inc *incarnation, path string) bool {
+	stat, err := inc.exists(ctx, path)
+	return strings.HasSuffix(path, "-txn") && err == nil && stat != nil && stat.EphemeralOwner != 0
 }
 
 // A crashChild is the process that is killed, as the parent sees it.
