@@ -35,7 +35,7 @@ import (
 //
 // Do costs nothing when this process has seen the mark, through any Once of the
 // path that is still in use, and 1 request when another process made it. The
-// first Do of all costs 8 requests in 5 round trips, besides what the function
+// first Do of all costs at most 8 requests in 5 round trips, besides what the function
 // does. One that waits costs 8, and is told by one
 // notification that it is done, as all who wait are at once: they are the ones
 // who can go on. The deletion of their znodes notifies each once more, and

@@ -77,7 +77,9 @@ func TestOnceCostsNothingHereAndOneRequestElsewhere(t *testing.T) {
 			before := s.Stats().Requests
 			f()
 			synctest.Wait()
-			if got := s.Stats().Requests - before; got != want {
+			// Whether the watch on the mark is asked for before the line is found to be
+			// empty is up to the scheduler: the first Do may cost one less.
+			if got := s.Stats().Requests - before; got != want && (what != "the first Do" || got != want-1) {
 				t.Errorf("%s cost %d requests, want %d", what, got, want)
 			}
 		}
