@@ -75,7 +75,11 @@ func (p *process) terminate() {
 	rest := p.rest()
 	p.signal(syscall.SIGTERM)
 	p.signal(syscall.SIGCONT)
-	for _, pid := range rest { // those of the group are told twice
+	for _, pid := range rest {
+		group, err := syscall.Getpgid(pid)
+		if told := pid == p.cmd.Process.Pid || !p.foreground && group == p.cmd.Process.Pid; told || err != nil {
+			continue
+		}
 		syscall.Kill(pid, syscall.SIGTERM)
 		syscall.Kill(pid, syscall.SIGCONT)
 	}

@@ -386,9 +386,9 @@ func TestCommandIsGoneBeforeAnotherHoldsWhateverTimeoutTheServersGrant(t *testin
 		asked             string
 		shortest, longest time.Duration
 	}{
-		"what was asked for": {"4s", time.Millisecond, time.Hour},
-		"less":               {"60s", time.Millisecond, 4 * time.Second},
-		"more":               {"1s", 4 * time.Second, time.Hour},
+		"what was asked for": {"8s", time.Millisecond, time.Hour},
+		"less":               {"60s", time.Millisecond, 8 * time.Second},
+		"more":               {"1s", 8 * time.Second, time.Hour},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -1061,7 +1061,6 @@ func TestCredentialsAreKeptFromTheCommandAndFromStrangers(t *testing.T) {
 	for path, status := range map[string]int{"/env": exitRefused, "/file": exitRefused, "/flag": exitRefused, "/asked": 0, "/some": exitRefused} {
 		run(status, "", "lock", path, "--", "true")
 	}
-	run(0, "digest:us:other", "lock", "/file", "--", "true") // either of the two does
 	run(0, "", "status", "/some")
 	run(exitRefused, "", "status", "/file")
 }
@@ -1348,7 +1347,7 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 		{srv.Addr(), "queue recv /q --", exitUsage, "want: zsync queue recv PATH [flags] [-- CMD [ARG...]]"},
 		{srv.Addr(), "queue recv /q -n 0", exitUsage, "--count 0: must be at least 1"},
 		{srv.Addr(), "queue recv /q -n 1", exitBusy, "/q: received 0 of 1 element: "},
-		{srv.Addr(), "queue recv /q -f --timeout 100ms", exitBusy, "gave up after 100ms"},
+		{srv.Addr(), "queue recv /q -f --timeout 2", exitBusy, "gave up after 2s"},
 		{srv.Addr(), "queue len", exitUsage, "want: zsync queue len PATH [flags]"},
 		{srv.Addr(), "once /p /q --reset", exitUsage, "want: zsync once PATH --reset"},
 		{srv.Addr(), "queue send /q x --priority 1", exitUsage, "of how many? give --priorities"},
