@@ -75,6 +75,7 @@ type queueCore struct {
 	cache   batchCache
 	out     outbox
 	under   undertaker
+	skips   skipper
 
 	mu     sync.Mutex
 	pump   *pump               // of the present consumers; guarded by mu
@@ -82,8 +83,9 @@ type queueCore struct {
 	ears   map[chan error]bool // who is told of errors; guarded by mu
 }
 
-// NewQueue returns the Queue at path. It does no I/O; a bad argument is
-// reported by every method that can, and to the logger by the others.
+// NewQueue returns the Queue at path. It does no I/O. A bad argument is reported
+// by every method that returns, or yields, an error. The channels of [Queue.Recv]
+// and [Queue.Deliveries] are closed at once then, and [Queue.Err] says why.
 func NewQueue[T any](s *Session, path string, opts ...QueueOption) *Queue[T] {
 	cfg := newQueueConfig(opts)
 	q := &Queue[T]{made: made{s: s, path: path, err: checkNew(s, path, cfg.err)}}
@@ -94,9 +96,15 @@ func NewQueue[T any](s *Session, path string, opts ...QueueOption) *Queue[T] {
 	}
 	c.check = func(it *item) error {
 		if it.fault != nil {
+			it.misfit = true
 			return it.fault
 		}
 		v, err := decode[T](cfg.codec, it.data)
+		if err == nil {
+			c.skips.fits()
+		} else {
+			it.misfit = true
+		}
 		if n := cfg.maxAttempts; err == nil && n > 0 && int(it.version) >= n {
 			err = fmt.Errorf("delivered %d times without success", it.version)
 		}
@@ -118,6 +126,12 @@ func NewQueue[T any](s *Session, path string, opts ...QueueOption) *Queue[T] {
 
 // Path returns the path that q was made with.
 func (q *Queue[T]) Path() string { return q.path }
+
+// Err returns what is wrong with the arguments that q was made with, or nil. It
+// is for those who use methods that return channels: a channel that is closed
+// though neither the context has ended nor the Session was closed is one of a
+// queue with an Err.
+func (q *Queue[T]) Err() error { return opError("newqueue", q.path, q.bad()) }
 
 // Send stores vs at the end of the queue, in order, all or none of them. It
 // returns when they are stored.
@@ -237,8 +251,8 @@ func (q *queueCore) elementSize(data []byte) int {
 // the servers answer at once they are back when the channel of the last consumer
 // is closed.
 //
-// The channel is closed when ctx ends or the Session is closed, and at no
-// other time: errors that retrying cannot cure go to the logger and Recv keeps
+// The channel is closed when ctx ends or the Session is closed, at once if q was
+// badly made (see [Queue.Err]), and at no other time: errors that retrying cannot cure go to the logger and Recv keeps
 // trying. See [Queue.All] for an iterator that reports them.
 //
 // An element that is taken at the very moment in which its session ends is
@@ -256,7 +270,7 @@ func (q *Queue[T]) Recv(ctx context.Context) <-chan T {
 		case <-inc.ctx.Done():
 		}
 		return false
-	})
+	}, nil)
 	return ch
 }
 
@@ -285,30 +299,53 @@ type Delivery[T any] struct {
 func (q *Queue[T]) Deliveries(ctx context.Context) <-chan Delivery[T] {
 	ch := make(chan Delivery[T])
 	q.consume(ctx, func() { close(ch) }, func(ctx context.Context, it *item, v T) bool {
-		inc := it.ledger.inc
-		select {
-		case <-it.ledger.handing(it): // a consumer that dies of the element must be found to have tried
-		case <-ctx.Done():
-			return false
-		case <-inc.disconnection():
-			return false
-		}
-		select {
-		case ch <- Delivery[T]{Value: v, Attempt: int(it.version) + 1, Sent: it.sent, ID: it.key(), it: it, path: q.path}:
-			return true
-		case <-ctx.Done():
-		case <-inc.disconnection():
-		case <-inc.ctx.Done():
-		}
-		return false
-	})
+		return handOver(ctx, it, ch, q.delivery(it, v))
+	}, nil)
 	return ch
+}
+
+// delivery makes a Delivery of an item.
+func (q *Queue[T]) delivery(it *item, v T) Delivery[T] {
+	return Delivery[T]{Value: v, Attempt: int(it.version) + 1, Sent: it.sent, ID: it.key(), it: it, path: q.path}
+}
+
+// handOver offers d, in which the item is, to whoever reads ch, and reports
+// whether it was taken. The item is then in hand.
+func handOver[D any](ctx context.Context, it *item, ch chan<- D, d D) bool {
+	inc := it.ledger.inc
+	select {
+	case <-it.ledger.handing(it): // a consumer that dies of the element must be found to have tried
+	case <-ctx.Done():
+		return false
+	case <-inc.disconnection():
+		return false
+	}
+	select {
+	case ch <- d:
+		return true
+	case <-ctx.Done():
+	case <-inc.disconnection():
+	case <-inc.ctx.Done():
+	}
+	return false
+}
+
+// A yielded is what All yields.
+type yielded[T any] struct {
+	d   Delivery[T]
+	err error
 }
 
 // All is Deliveries as an iterator, which also yields errors. One that retrying
 // does not seem to cure, such as a missing permission, is yielded each time it
 // is met, and the iteration goes on; when ctx has ended or the Session was
 // closed that is the last that is yielded.
+//
+// An element that cannot be decoded is yielded with the error and a Delivery
+// without a Value, whose [Delivery.Data] are its bytes. It can be settled as any
+// other; if it is not when the body of the loop has ended, it goes to the dead
+// letters, as it would in Deliveries. (With other errors the Delivery is empty:
+// its ID is "".)
 func (q *Queue[T]) All(ctx context.Context) iter.Seq2[Delivery[T], error] {
 	return func(yield func(Delivery[T], error) bool) {
 		if q.bad() != nil {
@@ -320,16 +357,26 @@ func (q *Queue[T]) All(ctx context.Context) iter.Seq2[Delivery[T], error] {
 		defer q.q.listen(faults, false)
 		inner, cancel := context.WithCancel(ctx)
 		defer cancel()
-		ch := q.Deliveries(inner)
+		ch := make(chan yielded[T])
+		q.consume(inner, func() { close(ch) }, func(ctx context.Context, it *item, v T) bool {
+			return handOver(ctx, it, ch, yielded[T]{d: q.delivery(it, v)})
+		}, func(ctx context.Context, it *item) bool {
+			var none T
+			return handOver(ctx, it, ch, yielded[T]{q.delivery(it, none), opError("all", q.path, it.fault)})
+		})
 		for {
 			select {
-			case d, ok := <-ch:
+			case y, ok := <-ch:
 				if !ok {
 					err := cmp.Or(ctxErr(ctx), q.q.m.failure(), ErrClosed)
 					yield(Delivery[T]{}, opError("all", q.path, err))
 					return
 				}
-				if !yield(d, nil) {
+				more := yield(y.d, y.err)
+				if y.err != nil && !y.d.it.ledger.settled(y.d.it) {
+					q.q.setAside(y.d.it)
+				}
+				if !more {
 					return
 				}
 			case err := <-faults:
@@ -371,17 +418,15 @@ func (q *queueCore) complain(err error) {
 
 // consume offers elements to one consumer until ctx ends or the Session is
 // closed; then it calls finish. offer reports whether the element was taken; it
-// stops when ctx ends or the connection is down.
-func (q *Queue[T]) consume(ctx context.Context, finish func(), offer func(ctx context.Context, it *item, v T) bool) {
+// stops when ctx ends or the connection is down. So does odd, which gets what
+// does not decode; if it is nil that is set aside.
+func (q *Queue[T]) consume(ctx context.Context, finish func(), offer func(ctx context.Context, it *item, v T) bool, odd func(ctx context.Context, it *item) bool) {
 	c := q.q
 	if q.bad() != nil {
 		if q.s != nil {
 			q.s.log.Error("zsync: cannot consume", "path", q.path, "err", q.bad())
 		}
-		go func() {
-			defer finish()
-			<-ctx.Done()
-		}()
+		finish()
 		return
 	}
 	c.m.spawn(func() {
@@ -407,7 +452,7 @@ func (q *Queue[T]) consume(ctx context.Context, finish func(), offer func(ctx co
 			if err != nil {
 				return
 			}
-			if !q.present(ctx, it, offer) {
+			if !q.present(ctx, it, offer, odd) {
 				p.putBack(it)
 			}
 			p.done()
@@ -416,23 +461,42 @@ func (q *Queue[T]) consume(ctx context.Context, finish func(), offer func(ctx co
 }
 
 // present offers an element to a consumer, or sets it aside if it is none. It
-// reports whether the element need not be offered again.
-func (q *Queue[T]) present(ctx context.Context, it *item, offer func(ctx context.Context, it *item, v T) bool) bool {
+// reports whether the element need not be offered again. What does not decode
+// goes to odd, if there is one.
+func (q *Queue[T]) present(ctx context.Context, it *item, offer func(ctx context.Context, it *item, v T) bool, odd func(ctx context.Context, it *item) bool) bool {
 	c := q.q
-	var err error
-	if it.value == nil {
-		err = c.check(it)
+	if it.value == nil && it.fault == nil {
+		it.fault = c.check(it)
 	}
-	if err != nil {
-		it.fault = err
-		it.ledger.settle(it, fateBury, false)
+	switch {
+	case it.fault == nil:
+	case it.misfit && odd != nil:
+	default:
+		c.setAside(it)
 		return true
 	}
 	// Nothing is offered while there is no connection: the removal of what is
 	// taken then could not get through, and if the session is lost others may
 	// get the element too.
 	inc := it.ledger.inc
-	return inc.connection(ctx) == nil && it.ledger.stands(ctx) && offer(ctx, it, *it.value.(*T))
+	if inc.connection(ctx) != nil || !it.ledger.stands(ctx) {
+		return false
+	}
+	if it.fault != nil {
+		return odd(ctx, it)
+	}
+	return offer(ctx, it, *it.value.(*T))
+}
+
+// setAside sends an element with a fault to the dead letters. Where nothing
+// decodes it goes back instead, see [maxMisfits].
+func (q *queueCore) setAside(it *item) {
+	if it.misfit && !q.skips.misfit() {
+		q.leave(it.key(), it.fault)
+		it.ledger.settle(it, fateReturn, false)
+		return
+	}
+	it.ledger.settle(it, fateBury, false)
 }
 
 // buried reports an element that went to the dead letters.
@@ -441,22 +505,35 @@ func (q *queueCore) buried(key string, err error) {
 	q.m.observe(event{kind: eventDead, op: "recv", path: q.path, err: err})
 }
 
+// Data returns the element as it is stored, without the frame that the layouts
+// of other libraries may have. It is nil once the Delivery is settled.
+func (d Delivery[T]) Data() []byte {
+	if d.it == nil {
+		return nil
+	}
+	l := d.it.ledger
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if d.it.final != nil {
+		return nil
+	}
+	return d.it.data
+}
+
 // Ack removes the element from the queue. It returns [ErrLost] if the claim was
 // lost, because the session ended or the element was deleted; then another
 // consumer has got the element, or will get it, and Ack takes nothing from it.
 //
 // If the session ends before the reply, Ack finds out in the next one whether
-// the element was removed. If ctx ends first, Ack is not known to have
-// succeeded, though it may; calling it again tells. If the servers refuse, as
+// the element was removed. If ctx ends first, or has ended
+// before, Ack goes on in the background, because the work is done; calling it
+// again tells what came of it. If the servers refuse, as
 // without permission, Ack returns their error, the element stays claimed, and
 // the session goes on trying. Acks of many goroutines share transactions. After
 // Nack the error is [ErrNotLocked].
 func (d Delivery[T]) Ack(ctx context.Context) error {
 	if d.it == nil {
 		return opError("ack", d.path, invalid("the Delivery did not come from a Queue"))
-	}
-	if ctx.Err() != nil {
-		return opError("ack", d.path, ctxErr(ctx))
 	}
 	return opError("ack", d.path, d.settle(ctx, fateRemove))
 }

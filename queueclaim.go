@@ -173,14 +173,33 @@ func (q *queueCore) free(ctx context.Context, inc *incarnation, v *view, want in
 	if err != nil {
 		return nil, due, err
 	}
+	again, full := q.skips.next()
+	if full {
+		return nil, again, nil
+	}
+	defer func() {
+		if due.IsZero() || !again.IsZero() && again.Before(due) {
+			due = again
+		}
+	}()
 	buckets := parseBuckets(names)
 	for i, b := range buckets {
 		if len(es) >= want {
 			break
 		}
+		if q.skips.skipped(b.name) {
+			continue
+		}
 		names, _, err := inc.children(ctx, childPath(q.dir, b.name))
 		if isNoNode(err) {
 			continue // was empty, and deleted
+		}
+		if err != nil && outcomeOf(err) == answered {
+			q.unreadable(b.name, err)
+			if at, _ := q.skips.next(); again.IsZero() {
+				again = at
+			}
+			continue
 		}
 		if err != nil {
 			return nil, due, err
@@ -200,7 +219,7 @@ func (q *queueCore) free(ctx context.Context, inc *incarnation, v *view, want in
 				}
 				break
 			}
-			if !v.claimed[e.key()] {
+			if !v.claimed[e.key()] && !q.skips.skipped(e.key()) {
 				es = append(es, e)
 			}
 		}
@@ -441,17 +460,48 @@ func (l *ledger) fetch(ctx context.Context, b *batch) ([]*item, error) {
 		paths[i] = childPath(l.q.dir, it.key())
 	}
 	nodes, err := l.inc.getAll(ctx, paths)
+	refused := make([]error, len(items))
+	if err != nil && outcomeOf(err) == answered {
+		nodes, err = l.fetchEach(ctx, paths, refused)
+	}
 	if err != nil {
 		return nil, err
 	}
+	for i, err := range refused {
+		if err != nil {
+			l.settle(items[i], fateReturn, false)
+			l.q.unreadable(items[i].key(), err)
+		}
+	}
 	for i, n := range nodes {
 		it := items[i]
+		if refused[i] != nil {
+			continue
+		}
 		if it.missing = n.stat == nil; !it.missing {
 			it.data, it.version, it.sent = n.data, n.stat.Version, time.UnixMilli(n.stat.Ctime)
 		}
 	}
 	l.miss(items)
-	return slices.DeleteFunc(items, func(it *item) bool { return it.missing }), nil
+	i := -1
+	return slices.DeleteFunc(items, func(it *item) bool { i++; return it.missing || refused[i] != nil }), nil
+}
+
+// fetchEach reads elements one by one, and notes which of them the servers do
+// not let us read.
+func (l *ledger) fetchEach(ctx context.Context, paths []string, refused []error) ([]node, error) {
+	nodes := make([]node, len(paths))
+	return nodes, parallel(len(paths), func(i int) error {
+		data, stat, err := l.inc.get(ctx, paths[i])
+		if err != nil && outcomeOf(err) == answered {
+			if !isNoNode(err) {
+				refused[i] = err
+			}
+			return nil
+		}
+		nodes[i] = node{data, stat}
+		return err
+	})
 }
 
 // liveMarks returns the znodes whose going means that claims go back: those of

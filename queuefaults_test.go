@@ -633,3 +633,227 @@ func TestPeekWritesNothing(t *testing.T) {
 		srv.Intercept(nil)
 	})
 }
+
+func TestChannelsOfABadlyMadeQueueCloseAtOnceAndErrSaysWhy(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		for name, q := range map[string]*Queue[int]{
+			"relative path": NewQueue[int](s, "q"),
+			"bad option":    NewQueue[int](s, "/q", WithPrefetch(0)),
+			"no session":    NewQueue[int](nil, "/q"),
+			"zero":          {},
+		} {
+			if q.Err() == nil {
+				t.Errorf("%s: no Err", name)
+			}
+			if _, ok := <-q.Recv(t.Context()); ok {
+				t.Errorf("%s: received", name)
+			}
+			if _, ok := <-q.Deliveries(t.Context()); ok {
+				t.Errorf("%s: delivered", name)
+			}
+			in, done := q.In(t.Context())
+			in <- 1 // blocks nobody
+			if err, ok := <-done; err == nil || !ok {
+				t.Errorf("%s: In: %v, %v", name, err, ok)
+			}
+			if _, ok := <-done; ok {
+				t.Errorf("%s: done stays open", name)
+			}
+			close(in)
+			n := 0
+			for _, err := range q.All(t.Context()) {
+				if n++; err == nil {
+					t.Errorf("%s: All yields no error", name)
+				}
+			}
+			for _, err := range q.Dead(t.Context()) {
+				if n++; err == nil {
+					t.Errorf("%s: Dead yields no error", name)
+				}
+			}
+			if n != 2 {
+				t.Errorf("%s: All and Dead yield %d errors, want one each", name, n)
+			}
+		}
+		if err := NewQueue[int](s, "/q").Err(); err != nil {
+			t.Errorf("Err of a good queue: %v", err)
+		}
+	})
+}
+
+func TestConsumerWhoseTypeDoesNotFitLeavesTheQueueAlone(t *testing.T) {
+	for _, layout := range []QueueLayout{LayoutZsync, LayoutSimpleQueue} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			const n = 300
+			a := NewQueue[string](open(t, srv), "/q", WithCodec(Raw), WithQueueLayout(layout))
+			vs := make([]string, n)
+			for i := range vs {
+				vs[i] = fmt.Sprintf("{%d", i)
+			}
+			must(t, a.Send(t.Context(), vs...))
+			wrong := NewQueue[int](open(t, srv), "/q", WithQueueLayout(layout))
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+			defer cancel()
+			told := 0
+			for _, err := range wrong.All(ctx) {
+				if err != nil && strings.Contains(err.Error(), "in a row") {
+					told++
+				}
+			}
+			if told == 0 {
+				t.Error("nobody was told")
+			}
+			if _, ok, err := wrong.TryRecv(t.Context()); ok || err == nil {
+				t.Errorf("TryRecv = %v, %v", ok, err)
+			}
+			if dead := len(listDead(t, a)); dead > maxMisfits {
+				t.Errorf("%d elements went to the dead letters", dead)
+			}
+			got := collect(t, a.Recv(t.Context()), n-maxMisfits)
+			for i, v := range got {
+				if want := vs[i+maxMisfits]; v != want {
+					t.Fatalf("received %q, want %q", v, want)
+				}
+			}
+		})
+	}
+}
+
+func TestManyElementsThatDoNotDecodeHoldUpNoOther(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		raw, q := NewQueue[string](s, "/q", WithCodec(Raw)), NewQueue[int](open(t, srv), "/q")
+		for range 10 {
+			must(t, raw.Send(t.Context(), "{"))
+		}
+		must(t, raw.Send(t.Context(), "1"))
+		ch := q.Recv(t.Context())
+		collect(t, ch, 1)
+		for i := range 4 { // each shows that the type fits
+			must(t, raw.Send(t.Context(), fmt.Sprint(i)))
+			collect(t, ch, 1)
+			time.Sleep(2 * time.Minute)
+		}
+		if dead := len(listDead(t, q)); dead != 10 {
+			t.Errorf("%d dead letters, want 10", dead)
+		}
+		wantLen(t, q, 0)
+	})
+}
+
+func TestAllYieldsWhatDoesNotDecode(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		raw, q := NewQueue[string](open(t, srv), "/q", WithCodec(Raw)), NewQueue[int](open(t, srv), "/q")
+		must(t, raw.Send(t.Context(), "{mend me", "{forget me", "3"))
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var got []string
+		for d, err := range q.All(ctx) {
+			switch {
+			case err == nil:
+				got = append(got, fmt.Sprint(d.Value))
+				must(t, d.Ack(ctx))
+				cancel()
+			case d.ID == "":
+			default:
+				got = append(got, string(d.Data()))
+				if len(got) == 1 {
+					must(t, d.Ack(ctx))
+				}
+			}
+		}
+		if want := "[{mend me {forget me 3]"; fmt.Sprint(got) != want {
+			t.Errorf("yielded %v, want %s", got, want)
+		}
+		time.Sleep(time.Second)
+		if ds := listDead(t, q); len(ds) != 1 || string(ds[0].Data) != "{forget me" {
+			t.Errorf("dead letters: %+v", ds)
+		}
+		wantLen(t, q, 0)
+	})
+}
+
+func TestElementThatCannotBeReadHoldsUpNoOther(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := NewQueue[int](open(t, srv), "/q"), NewQueue[int](open(t, srv), "/q")
+		must(t, a.Send(t.Context(), counted(10)...))
+		hidden := func(path string) bool { return strings.HasSuffix(path, "e-0000000003") }
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			read := r.Op == zktest.OpGetData && hidden(r.Path)
+			for _, op := range r.Ops {
+				read = read || op.Op == zktest.OpGetData && hidden(op.Path)
+			}
+			if read {
+				return zktest.Fail(codeNoAuth)
+			}
+			return zktest.Pass
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		ch := b.Recv(ctx)
+		for _, v := range collect(t, ch, 9) {
+			if v == 3 {
+				t.Error("received what could not be read")
+			}
+		}
+		must(t, a.Send(t.Context(), 10))
+		collect(t, ch, 1)
+		cancel()
+		for range ch {
+		}
+		must(t, a.Send(t.Context(), 11))
+		if v, ok, err := b.TryRecv(t.Context()); v != 11 || !ok || err != nil {
+			t.Errorf("TryRecv = %d, %v, %v", v, ok, err)
+		}
+		srv.Intercept(nil)
+		time.Sleep(2 * skipFor)
+		if v := <-b.Recv(t.Context()); v != 3 {
+			t.Errorf("received %d, want what can be read now", v)
+		}
+	})
+}
+
+func TestTryRecvAndClearAreServedBesideBusyConsumers(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		srv.SetLatency(time.Millisecond)
+		a, b := NewQueue[int](open(t, srv), "/q"), NewQueue[int](open(t, srv), "/q")
+		for range 30 {
+			must(t, a.Send(t.Context(), counted(1000)...))
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		for range 2 {
+			go func() {
+				for range NewQueue[int](open(t, srv), "/q").Recv(ctx) {
+				}
+			}()
+		}
+		time.Sleep(20 * time.Millisecond)
+		start := time.Now()
+		if _, ok, err := b.TryRecv(t.Context()); !ok || err != nil {
+			t.Errorf("TryRecv = %v, %v", ok, err)
+		}
+		if d := time.Since(start); d > 200*time.Millisecond {
+			t.Errorf("TryRecv took %v", d)
+		}
+		if n, err := b.Clear(t.Context()); n < 1000 || err != nil {
+			t.Errorf("Clear = %d, %v", n, err)
+		}
+		cancel()
+		synctest.Wait()
+	})
+}
+
+func TestAckWithAContextThatHasEndedStillRemoves(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := NewQueue[int](open(t, srv), "/q"), NewQueue[int](open(t, srv), "/q")
+		must(t, a.Send(t.Context(), 1))
+		ctx, cancel := context.WithCancel(t.Context())
+		d := <-b.Deliveries(ctx)
+		cancel()
+		wantErr(t, d.Ack(ctx), context.Canceled)
+		time.Sleep(time.Second)
+		wantLen(t, a, 0)
+		must(t, d.Ack(t.Context()))
+	})
+}

@@ -362,6 +362,11 @@ func (q *queueCore) seize(ctx context.Context, inc *incarnation, l *ledger, es [
 				items = append(items, it)
 				continue
 			}
+			if it.misfit && !q.skips.misfit() {
+				refused[it.name] = true
+				q.leave(it.key(), fault)
+				continue
+			}
 			err = q.bury(ctx, inc, it, fault)
 		}
 		switch {

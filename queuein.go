@@ -10,34 +10,47 @@ import (
 // an error the elements that follow are read and thrown away, so that nobody
 // blocks on in; the error tells that some are missing. When ctx ends, or the
 // Session is closed, done yields the error and nothing reads in any more, so
-// who may outlive either selects on done too.
+// who may outlive either selects on done too. If q was badly made done yields the
+// error at once, and what comes through in is thrown away until ctx ends.
 //
 // What comes while a request is under way goes into the next, up to 1,000
 // elements, or as many as [WithMaxLen] allows in the queue, which are all stored
 // or none.
 func (q *Queue[T]) In(ctx context.Context) (in chan<- T, done <-chan error) {
 	ch, result := make(chan T), make(chan error, 1)
-	run := func() {
+	if q.bad() != nil {
+		result <- opError("send", q.path, q.bad())
+		close(result)
+		go discard(ctx, ch) // so that nobody blocks
+		return ch, result
+	}
+	q.q.m.spawn(func() {
 		defer close(result)
 		result <- q.drain(ctx, ch)
-	}
-	if q.bad() != nil {
-		go run()
-	} else {
-		q.q.m.spawn(run)
-	}
+	})
 	return ch, result
+}
+
+// discard reads from a channel until it is closed or ctx ends.
+func discard[T any](ctx context.Context, ch <-chan T) {
+	for {
+		select {
+		case _, ok := <-ch:
+			if !ok {
+				return
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // drain sends what comes through in.
 func (q *Queue[T]) drain(ctx context.Context, in <-chan T) error {
-	first := opError("send", q.path, q.bad())
-	var closing <-chan struct{}
-	if first == nil {
-		closing = q.q.m.closing
-		if err := q.q.m.failure(); err != nil {
-			return opError("send", q.path, err)
-		}
+	var first error
+	closing := q.q.m.closing
+	if err := q.q.m.failure(); err != nil {
+		return opError("send", q.path, err)
 	}
 	var held []T
 	var sent chan error // of the request that is under way, if there is one

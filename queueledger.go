@@ -75,7 +75,8 @@ type item struct {
 	sent    time.Time // when it was stored, by the servers' clock
 	missing bool      // it was gone before it could be read
 	framed  []byte    // in another library's layout: the data of its znode
-	fault   error     // why it cannot be taken out of its frame
+	fault   error     // why it is none: it cannot be taken out of its frame, or decoded
+	misfit  bool      // it cannot be decoded by us
 	value   any       // it decoded, a *T of a Queue[T]; nil if it is not yet
 	out     bool      // it is with a consumer, taken or not; guarded by ledger.mu
 	noted   bool      // that it is in hand is written down, or will be; guarded by ledger.mu
@@ -303,6 +304,13 @@ func (l *ledger) settle(it *item, f fate, bump bool) (e *entry, ok bool) {
 		l.enterLocked(it, f, bump)
 	}
 	return it.final, it.final.fate == f
+}
+
+// settled reports whether the fate of an item is decided.
+func (l *ledger) settled(it *item) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return it.final != nil
 }
 
 func (l *ledger) enterLocked(it *item, f fate, bump bool) *entry {

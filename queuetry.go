@@ -44,7 +44,16 @@ func (q *Queue[T]) TryRecv(ctx context.Context) (v T, ok bool, err error) {
 func (q *queueCore) pluck(ctx context.Context) (*item, error) {
 	var taken *item
 	err := q.m.during(ctx, func(inc *incarnation) error {
-		for {
+		var turn *lineClaim
+		defer func() {
+			if turn != nil {
+				turn.leave()
+			}
+		}()
+		for tries := 0; ; tries++ {
+			if tries > 1 && turn == nil {
+				turn = q.takeTurn(ctx, inc)
+			}
 			it, v, err := q.first(ctx, inc, false)
 			if err != nil || it == nil {
 				return err
@@ -55,6 +64,9 @@ func (q *queueCore) pluck(ctx context.Context) (*item, error) {
 				ops = append(ops, &zk.CheckVersionRequest{Path: q.claims, Version: v.version})
 			}
 			fault := q.check(it)
+			if it.misfit && !q.skips.misfit() {
+				return q.leave(it.key(), fault)
+			}
 			if it.missing = fault != nil; it.missing {
 				letter, err := q.letter(ctx, inc, it)
 				if err != nil {
@@ -82,6 +94,26 @@ func (q *queueCore) pluck(ctx context.Context) (*item, error) {
 	return taken, err
 }
 
+// turnPatience is how long one who only takes an element, or clears the queue,
+// waits for a turn. A consumer that has the turn and finds nothing keeps it.
+const turnPatience = 100 * time.Millisecond
+
+// takeTurn waits for a turn among the consumers, who claim more quickly than
+// others can look what is free. It returns nil if that takes too long. In another
+// library's layout turns are not needed.
+func (q *queueCore) takeTurn(ctx context.Context, inc *incarnation) *lineClaim {
+	if q.foreign != nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, turnPatience)
+	defer cancel()
+	place, err := q.line.contend(ctx, inc, q.line.bases[0], []byte(q.m.cfg.owner), exclusive)
+	if err != nil {
+		return nil
+	}
+	return place
+}
+
 // first returns the first free element, and what was seen of the claims, which
 // another library's layout has not. The element is nil if there is none.
 // With aside it writes nothing, and does not wait for what the dead had claimed.
@@ -102,6 +134,10 @@ func (q *queueCore) first(ctx context.Context, inc *incarnation, aside bool) (*i
 		for _, e := range es {
 			data, stat, err := inc.get(ctx, childPath(q.dir, e.key()))
 			if isNoNode(err) {
+				continue
+			}
+			if err != nil && outcomeOf(err) == answered {
+				q.unreadable(e.key(), err)
 				continue
 			}
 			if err != nil {
@@ -323,10 +359,19 @@ func (q *Queue[T]) Clear(ctx context.Context) (int, error) {
 }
 
 func (q *queueCore) clear(ctx context.Context) (n int, err error) {
-	for {
+	var turn *lineClaim
+	defer func() {
+		if turn != nil {
+			turn.leave()
+		}
+	}()
+	for misses := 0; ; {
 		var paths []string
 		var v *view
 		err := q.m.during(ctx, func(inc *incarnation) (err error) {
+			if misses > 1 && turn == nil {
+				turn = q.takeTurn(ctx, inc)
+			}
 			paths, v, err = q.clearable(ctx, inc)
 			return err
 		})
@@ -346,6 +391,8 @@ func (q *queueCore) clear(ctx context.Context) (n int, err error) {
 			n += min(len(paths), maxPost)
 		case !isNoNode(err) && !isBadVersion(err):
 			return n, err
+		default:
+			misses++
 		}
 	}
 }
