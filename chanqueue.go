@@ -3,10 +3,12 @@ package zsync
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"math"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -76,6 +78,7 @@ type queueCore struct {
 	out     outbox
 	under   undertaker
 	skips   skipper
+	zxid    atomic.Int64 // that made path, as last seen by the pump
 
 	mu     sync.Mutex
 	pump   *pump               // of the present consumers; guarded by mu
@@ -105,8 +108,8 @@ func NewQueue[T any](s *Session, path string, opts ...QueueOption) *Queue[T] {
 		} else {
 			it.misfit = true
 		}
-		if n := cfg.maxAttempts; err == nil && n > 0 && int(it.version) >= n {
-			err = fmt.Errorf("delivered %d times without success", it.version)
+		if n := cfg.maxAttempts; err == nil && n > 0 && it.attempts() >= n {
+			err = fmt.Errorf("delivered %d times without success", it.attempts())
 		}
 		if err == nil {
 			it.value = &v
@@ -306,7 +309,7 @@ func (q *Queue[T]) Deliveries(ctx context.Context) <-chan Delivery[T] {
 
 // delivery makes a Delivery of an item.
 func (q *Queue[T]) delivery(it *item, v T) Delivery[T] {
-	return Delivery[T]{Value: v, Attempt: int(it.version) + 1, Sent: it.sent, ID: it.key(), it: it, path: q.path}
+	return Delivery[T]{Value: v, Attempt: it.attempts() + 1, Sent: it.sent, ID: it.key(), it: it, path: q.path}
 }
 
 // handOver offers d, in which the item is, to whoever reads ch, and reports
@@ -535,27 +538,89 @@ func (d Delivery[T]) Ack(ctx context.Context) error {
 	if d.it == nil {
 		return opError("ack", d.path, invalid("the Delivery did not come from a Queue"))
 	}
-	return opError("ack", d.path, d.settle(ctx, fateRemove))
+	return opError("ack", d.path, d.settle(ctx, entry{fate: fateRemove}))
 }
 
 // Nack returns the element to its place in the queue, to be delivered again
-// with a greater Attempt. While the connection is down it returns at once; then,
-// and when the servers refuse, the session goes on trying. The errors are
-// [ErrLost], and the servers', as of Ack, and [ErrNotLocked] after Ack.
+// with a greater Attempt; with [WithRetryBackoff] it is [Delivery.NackAfter]. While
+// the connection is down it returns at once; then, and when the servers refuse,
+// the session goes on trying. The errors are [ErrLost], and the servers', as of
+// Ack, and [ErrNotLocked] after Ack.
 func (d Delivery[T]) Nack() error {
 	if d.it == nil {
 		return opError("nack", d.path, invalid("the Delivery did not come from a Queue"))
 	}
-	return opError("nack", d.path, d.settle(context.Background(), fateReturn))
+	var after time.Duration
+	if b := d.it.ledger.q.cfg.retry; b != nil {
+		after = backoff(*b).delay(d.Attempt)
+	}
+	return opError("nack", d.path, d.nack(after))
 }
 
-func (d Delivery[T]) settle(ctx context.Context, f fate) error {
+// NackAfter is Nack for an element that nobody is to receive before delay is
+// over, by the clocks of the consumers' machines. It is then served before those
+// that came later, and has another ID; its Attempt and Sent go on. Where it was
+// stands nothing, so it holds up nobody, and if the claim is lost before this is
+// written down, the element is in its place at once. It needs [LayoutZsync]: in
+// others it is Nack, with an error that is [ErrInvalid].
+func (d Delivery[T]) NackAfter(delay time.Duration) error {
+	switch {
+	case d.it == nil:
+		return opError("nack", d.path, invalid("the Delivery did not come from a Queue"))
+	case d.it.ledger.q.foreign != nil && delay > 0:
+		d.nack(0)
+		return opError("nack", d.path, invalid("NackAfter needs zsync's own layout, not %v", d.it.ledger.q.cfg.layout))
+	}
+	return opError("nack", d.path, d.nack(delay))
+}
+
+func (d Delivery[T]) nack(after time.Duration) error {
+	if after <= 0 {
+		return d.settle(context.Background(), entry{fate: fateReturn, bump: true})
+	}
+	return d.settle(context.Background(), entry{fate: fateLater, due: dueAt(time.Now().Add(after)), tries: d.Attempt})
+}
+
+// Reject sends the element to the dead letters, with the reason, of which 1,000
+// bytes are kept. It is for what no other attempt would cure. Losses and errors
+// are those of [Delivery.Ack]. In the layouts of other libraries, in which what
+// was received is in the queue no more, it is not possible, and the error is
+// [ErrInvalid].
+func (d Delivery[T]) Reject(ctx context.Context, reason string) error {
+	switch {
+	case d.it == nil:
+		return opError("reject", d.path, invalid("the Delivery did not come from a Queue"))
+	case d.it.ledger.q.foreign != nil:
+		return opError("reject", d.path, invalid("Reject needs zsync's own layout, not %v", d.it.ledger.q.cfg.layout))
+	}
+	return opError("reject", d.path, d.settle(ctx, entry{fate: fateBury, fault: errors.New(reason), tries: d.Attempt}))
+}
+
+// Context returns a context that ends with the claim. If the claim is lost,
+// because the session is over or may be, or somebody else has given it back, its
+// cause is [ErrLost] ([LostError]), and it ends before anybody else can get the
+// element. When the Delivery is settled it ends too, with no other cause than
+// [context.Canceled].
+func (d Delivery[T]) Context() context.Context {
+	if d.it == nil {
+		ctx, cancel := context.WithCancelCause(context.Background())
+		cancel(invalid("the Delivery did not come from a Queue"))
+		return ctx
+	}
+	l := d.it.ledger
+	if !l.inc.alive() {
+		l.end(true) // the registration may not have had its turn yet
+	}
+	return l.context(d.it)
+}
+
+func (d Delivery[T]) settle(ctx context.Context, model entry) error {
 	l := d.it.ledger
 	alive := l.inc.alive()
 	if !alive {
 		l.end(true) // the registration may not have had its turn yet
 	}
-	e, ok := l.settle(d.it, f, f == fateReturn)
+	e, ok := l.decide(d.it, model)
 	l.mu.Lock()
 	lost := l.lost || l.void
 	l.mu.Unlock()
@@ -568,7 +633,7 @@ func (d Delivery[T]) settle(ctx context.Context, f fate) error {
 		return l.loss()
 	}
 	var down <-chan struct{}
-	if f == fateReturn {
+	if model.fate == fateReturn || model.fate == fateLater {
 		down = l.inc.disconnection()
 	}
 	select {

@@ -3,6 +3,7 @@ package zsync
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"iter"
 	"slices"
@@ -13,34 +14,65 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
-// Dead letters are the elements of a Queue that could not be decoded, or were
-// delivered too often ([WithMaxAttempts]). They are moved, in one transaction,
+// Dead letters are the elements of a Queue that could not be decoded, were
+// rejected ([Delivery.Reject]), or delivered too often ([WithMaxAttempts]). They are moved, in one transaction,
 // to <path>-dead/dead-<priority>-<16 random digits>-<seq>, the data of their znodes as it was,
 // reported to the logger and as [Dead] to the observer, and stay there until
 // somebody removes them.
+//
+// Beside it stands why-<the same 16 digits>, made and removed in the same
+// transactions: why, and what became of the element before. (If both do not fit
+// into a request the dead letter stands alone.)
 
-// deadName is the name of a dead letter up to its number. In another library's
-// layout the priority is written as there. The numbers begin again when the
-// servers have removed the directory of the dead letters because it was empty,
-// so what is random in the name keeps one from being taken for another.
-func (q *queueCore) deadName(e element) string {
-	class := e.class
-	if q.foreign == nil {
-		class = fmt.Sprintf("%05d", e.prio)
-	}
-	return "dead-" + class + "-" + strings.ReplaceAll(newGUID(), "-", "")[:deadDigits] + "-"
+// letterDigits is how many random digits the name of a dead letter has. The
+// numbers begin again when the servers have removed the directory of the dead
+// letters because it was empty, so these keep one from being taken for another.
+const letterDigits = 16
+
+// maxReason is how long the reason of a dead letter is at most.
+const maxReason = 1000
+
+// A circumstance is what is written of a dead letter, as JSON.
+type circumstance struct {
+	Reason   string `json:"reason"`
+	Attempts int    `json:"attempts"`
+	First    int64  `json:"first"` // Unix milliseconds
 }
 
-// deadDigits is how many random digits the name of a dead letter has.
-const deadDigits = 16
+// letter returns the operations that make a dead letter of an element. In another
+// library's layout the priority is written as there.
+func (q *queueCore) letter(it *item, fault error, attempts int) []any {
+	class := it.class
+	if q.foreign == nil {
+		class = fmt.Sprintf("%05d", it.prio)
+	}
+	digits := strings.ReplaceAll(newGUID(), "-", "")[:letterDigits]
+	letter := &zk.CreateRequest{Path: childPath(q.dead, "dead-"+class+"-"+digits+"-"), Data: it.stored(), Acl: q.m.cfg.acl, Flags: zk.FlagSequence}
+	reason := "unknown"
+	if fault != nil {
+		reason = strings.ToValidUTF8(fault.Error(), "\uFFFD")
+	}
+	if len(reason) > maxReason {
+		reason = strings.ToValidUTF8(reason[:maxReason], "")
+	}
+	data, err := json.Marshal(circumstance{reason, attempts, it.sent.UnixMilli()})
+	why := &zk.CreateRequest{Path: childPath(q.dead, whyName(digits)), Data: data, Acl: q.m.cfg.acl}
+	if err != nil || q.oversized(letter, why) {
+		return []any{letter}
+	}
+	return []any{letter, why}
+}
 
-// letter prepares to make it a dead letter, and returns the operation.
-func (q *queueCore) letter(ctx context.Context, inc *incarnation, it *item) (*zk.CreateRequest, error) {
-	op := &zk.CreateRequest{Path: childPath(q.dead, q.deadName(it.element)), Data: it.stored(), Acl: q.m.cfg.acl, Flags: zk.FlagSequence}
-	if q.oversized(op) {
+func whyName(digits string) string { return "why-" + digits }
+
+// letterNow prepares to make a dead letter in a transaction of its own, and
+// returns the operations.
+func (q *queueCore) letterNow(ctx context.Context, inc *incarnation, it *item, fault error) ([]any, error) {
+	ops := q.letter(it, fault, it.attempts())
+	if q.oversized(ops[0].(*zk.CreateRequest)) {
 		return nil, fmt.Errorf("the element %s cannot go to the dead letters: %w", it.key(), ErrTooLarge)
 	}
-	return op, inc.makeDir(ctx, q.dead)
+	return ops, inc.makeDir(ctx, q.dead)
 }
 
 // A DeadLetter is an element that was set aside.
@@ -48,9 +80,15 @@ type DeadLetter struct {
 	ID    string    // no other dead letter of the queue has had it, or will have
 	Data  []byte    // as it was sent
 	Since time.Time // when it was set aside, by the servers' clock
+
+	Reason   string    // why: what [Delivery.Reject] was given, or an error's text; at most 1,000 bytes
+	Attempts int       // how often it had been delivered
+	First    time.Time // when it was sent, by the servers' clock
+
 	q     *queueCore
 	class string // the priority, as it is written in the name
 	alone bool   // Data was taken out of another library's frame
+	why   string // the path of the znode that says why, or empty
 }
 
 // Dead yields the dead letters of q, the oldest first, those that are there
@@ -100,7 +138,7 @@ func (q *queueCore) deadElements(ctx context.Context) (es []element, err error) 
 func parseDead(name string) (element, bool) {
 	rest, ok := strings.CutPrefix(name, "dead-")
 	i := len(rest) - len("-0000000000")
-	j := i - deadDigits - 1
+	j := i - letterDigits - 1
 	if !ok || j < 0 || rest[i] != '-' || rest[j] != '-' {
 		return element{}, false
 	}
@@ -110,12 +148,26 @@ func parseDead(name string) (element, bool) {
 
 func (q *queueCore) deadLetter(ctx context.Context, e element) (DeadLetter, error) {
 	d := DeadLetter{ID: e.name, q: q, class: e.class}
+	digits := strings.TrimPrefix(e.name, "dead-"+e.class+"-")[:letterDigits]
+	why := childPath(q.dead, whyName(digits))
 	err := q.m.during(ctx, func(inc *incarnation) error {
-		data, stat, err := inc.get(ctx, childPath(q.dead, e.name))
-		if err == nil {
-			d.Data, d.Since = data, time.UnixMilli(stat.Ctime)
+		nodes, err := inc.getAll(ctx, []string{childPath(q.dead, e.name), why})
+		switch {
+		case err != nil:
+			return err
+		case nodes[0].stat == nil:
+			return zk.ErrNoNode
 		}
-		return err
+		d.Data, d.Since = nodes[0].data, time.UnixMilli(nodes[0].stat.Ctime)
+		if nodes[1].stat == nil {
+			return nil
+		}
+		d.why = why
+		var c circumstance
+		if json.Unmarshal(nodes[1].data, &c) == nil {
+			d.Reason, d.Attempts, d.First = c.Reason, c.Attempts, time.UnixMilli(c.First)
+		}
+		return nil
 	})
 	if q.foreign != nil && err == nil {
 		if all, fault := q.foreign.open(d.Data); fault == nil && len(all) == 1 {
@@ -125,16 +177,82 @@ func (q *queueCore) deadLetter(ctx context.Context, e element) (DeadLetter, erro
 	return d, err
 }
 
+// paths returns the znodes of d.
+func (d DeadLetter) paths() []string {
+	paths := []string{childPath(d.q.dead, d.ID)}
+	if d.why != "" {
+		paths = append(paths, d.why)
+	}
+	return paths
+}
+
 // Remove deletes the dead letter. One that is gone already is no error.
 func (d DeadLetter) Remove(ctx context.Context) error {
 	if d.q == nil {
 		return opError("remove", d.ID, invalid("the DeadLetter did not come from a Queue"))
 	}
-	err := d.q.m.during(ctx, func(inc *incarnation) error { return inc.removeNow(ctx, childPath(d.q.dead, d.ID)) })
-	if isNoNode(err) {
-		err = nil
-	}
+	_, err := d.q.discard(ctx, d)
 	return opError("remove", d.q.path, err)
+}
+
+// discard removes a dead letter, and reports whether it was there.
+func (q *queueCore) discard(ctx context.Context, d DeadLetter) (removed bool, err error) {
+	err = q.m.during(ctx, func(inc *incarnation) error { return inc.removeAllNow(ctx, d.paths()) })
+	if isNoNode(err) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// RequeueDead puts back the dead letters for which choose returns true, all if
+// it is nil, as [DeadLetter.Requeue] does, and returns how many. Those that
+// others remove in the meantime are left out. An error ends it.
+func (q *Queue[T]) RequeueDead(ctx context.Context, choose func(DeadLetter) bool) (int, error) {
+	n, err := q.eachDead(ctx, choose, func(d DeadLetter) (bool, error) {
+		err := q.q.requeue(ctx, d)
+		if isNoNode(err) {
+			return false, nil
+		}
+		return err == nil, err
+	})
+	return n, opError("requeue", q.path, err)
+}
+
+// PurgeDead deletes the dead letters for which choose returns true, all if it is
+// nil, and returns how many. Those that others remove in the meantime are left
+// out. An error ends it. To keep them for a time, choose by [DeadLetter].Since.
+func (q *Queue[T]) PurgeDead(ctx context.Context, choose func(DeadLetter) bool) (int, error) {
+	n, err := q.eachDead(ctx, choose, func(d DeadLetter) (bool, error) { return q.q.discard(ctx, d) })
+	return n, opError("purge", q.path, err)
+}
+
+// eachDead does something with each dead letter that is chosen, and counts those
+// for which it was done.
+func (q *Queue[T]) eachDead(ctx context.Context, choose func(DeadLetter) bool, do func(DeadLetter) (bool, error)) (n int, err error) {
+	if q.bad() != nil {
+		return 0, q.bad()
+	}
+	es, err := q.q.deadElements(ctx)
+	if err != nil {
+		return 0, err
+	}
+	for _, e := range es {
+		d, err := q.q.deadLetter(ctx, e)
+		if isNoNode(err) || err == nil && choose != nil && !choose(d) {
+			continue
+		}
+		done := false
+		if err == nil {
+			done, err = do(d)
+		}
+		if err != nil {
+			return n, err
+		}
+		if done {
+			n++
+		}
+	}
+	return n, nil
 }
 
 // Requeue puts the element back at the end of the queue, with the priority it
@@ -149,7 +267,12 @@ func (d DeadLetter) Requeue(ctx context.Context) error {
 }
 
 func (q *queueCore) requeue(ctx context.Context, d DeadLetter) error {
-	remove := &zk.DeleteRequest{Path: childPath(q.dead, d.ID), Version: -1}
+	var remove []any
+	size := 0
+	for _, path := range d.paths() {
+		remove = append(remove, &zk.DeleteRequest{Path: path, Version: -1})
+		size += q.m.sizeOf(path, nil)
+	}
 	if q.foreign != nil {
 		data := d.Data
 		if d.alone {
@@ -163,7 +286,7 @@ func (q *queueCore) requeue(ctx context.Context, d DeadLetter) error {
 			return err
 		}
 		create := &zk.CreateRequest{Path: childPath(q.dir, q.foreign.prefix+d.class), Data: data, Acl: q.m.cfg.acl, Flags: zk.FlagSequence}
-		_, err = q.m.commitOnce(ctx, q.receipts, []any{remove, create})
+		_, err = q.m.commitOnce(ctx, q.receipts, append(remove, create))
 		return err
 	}
 	prio, err := strconv.Atoi(d.class)
@@ -171,7 +294,7 @@ func (q *queueCore) requeue(ctx context.Context, d DeadLetter) error {
 		return invalid("the priority of dead letter %s is no number", d.ID)
 	}
 	p := &parcel{ctx: ctx, prio: prio, data: [][]byte{d.Data}, with: remove, done: make(chan error, 1)}
-	p.size = q.elementSize(d.Data) + q.m.sizeOf(remove.Path, nil)
+	p.size = q.elementSize(d.Data) + size
 	q.out.add(p)
 	select {
 	case err := <-p.done:

@@ -479,7 +479,7 @@ func (l *ledger) fetch(ctx context.Context, b *batch) ([]*item, error) {
 			continue
 		}
 		if it.missing = n.stat == nil; !it.missing {
-			it.data, it.version, it.sent = n.data, n.stat.Version, time.UnixMilli(n.stat.Ctime)
+			it.read(n.data, n.stat)
 		}
 	}
 	l.miss(items)

@@ -387,11 +387,11 @@ func (q *queueCore) seize(ctx context.Context, inc *incarnation, l *ledger, es [
 
 // bury moves an element to the dead letters, in one transaction.
 func (q *queueCore) bury(ctx context.Context, inc *incarnation, it *item, fault error) error {
-	letter, err := q.letter(ctx, inc, it)
+	letter, err := q.letterNow(ctx, inc, it, fault)
 	if err != nil {
 		return err
 	}
-	_, err = q.m.commitOnce(ctx, q.receipts, []any{&zk.DeleteRequest{Path: childPath(q.dir, it.name), Version: it.version}, letter})
+	_, err = q.m.commitOnce(ctx, q.receipts, append([]any{&zk.DeleteRequest{Path: childPath(q.dir, it.name), Version: it.version}}, letter...))
 	if err == nil {
 		q.buried(it.key(), fault)
 	}

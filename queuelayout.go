@@ -13,7 +13,8 @@ import (
 // Elements stand in buckets, which are children of the queue's path:
 //
 //	b-<priority>-<number>   a bucket; its children are e-<seq>, in order
-//	d-<priority>-<number>   elements that wait for their time: t<unix ms>-<seq>
+//	d-<priority>-<number>   elements that wait for their time: t<unix ms>-<seq>, or
+//	                        t<unix ms>-<attempts>.<unix ms when first sent>-<seq>
 //
 // The number of a first bucket, and of what waits, is the zxid that made the
 // queue's path. So when somebody deletes a queue with all its elements and
@@ -89,6 +90,8 @@ type element struct {
 	prio   int
 	class  string // in another library's layout: its priority
 	due    int64  // in Unix milliseconds; 0 if it is not delayed
+	tries  int32  // how many attempts there were before it was delayed
+	first  int64  // when it was first sent, in Unix milliseconds; 0: when its znode was made
 	seq    int32
 	part   string // in another library's layout: its place in a znode of several
 }
@@ -104,6 +107,12 @@ func elementName(due int64) string {
 	return fmt.Sprintf("t%013d-", due)
 }
 
+// laterName is elementName for one that was delivered and waits for its time
+// again.
+func laterName(due int64, tries int32, first int64) string {
+	return fmt.Sprintf("t%013d-%d.%d-", due, tries, first)
+}
+
 // parseElements returns the elements among the children of b, in order.
 func parseElements(b bucket, names []string) []element {
 	es := make([]element, 0, len(names))
@@ -116,6 +125,10 @@ func parseElements(b bucket, names []string) []element {
 			due, seq, ok = strings.Cut(strings.TrimPrefix(name, "t"), "-")
 			e.due, _ = strconv.ParseInt(due, 10, 64)
 			ok = ok && e.due > 0
+			if history, rest, more := strings.Cut(seq, "-"); ok && more && history != "" {
+				seq = rest
+				ok = e.parseHistory(history)
+			}
 		} else {
 			seq, ok = strings.CutPrefix(name, "e-")
 		}
@@ -133,6 +146,15 @@ func parseElements(b bucket, names []string) []element {
 		return cmp.Compare(a.seq, b.seq)
 	})
 	return es
+}
+
+// parseHistory reads the part of a name that laterName has made.
+func (e *element) parseHistory(text string) bool {
+	tries, first, ok := strings.Cut(text, ".")
+	n, err := strconv.ParseInt(tries, 10, 32)
+	ms, err2 := strconv.ParseInt(first, 10, 64)
+	e.tries, e.first = int32(n), ms
+	return ok && err == nil && err2 == nil && n >= 0 && ms >= 0
 }
 
 // Claims stand below <path>-claims. A claimant, which is the consumers of one

@@ -81,6 +81,9 @@ type item struct {
 	out     bool      // it is with a consumer, taken or not; guarded by ledger.mu
 	noted   bool      // that it is in hand is written down, or will be; guarded by ledger.mu
 	final   *entry    // what becomes of it; guarded by ledger.mu
+
+	ctx    context.Context         // of the claim; nil until somebody asks; guarded by ledger.mu
+	cancel context.CancelCauseFunc // ends ctx; guarded by ledger.mu
 }
 
 // stored returns the data of its znode.
@@ -91,12 +94,24 @@ func (it *item) stored() []byte {
 	return it.data
 }
 
+// read is told what was read of its znode.
+func (it *item) read(data []byte, stat *zk.Stat) {
+	it.data, it.version, it.sent = data, stat.Version, time.UnixMilli(stat.Ctime)
+	if it.first > 0 {
+		it.sent = time.UnixMilli(it.first)
+	}
+}
+
+// attempts returns how often it was delivered before.
+func (it *item) attempts() int { return int(it.tries) + int(it.version) }
+
 // A fate is what becomes of an item.
 type fate int
 
 const (
 	fateRemove  fate = iota // taken, or acknowledged
 	fateReturn              // back to its place
+	fateLater               // back to the queue, at a later time
 	fateBury                // to the dead letters
 	fateMissing             // it was gone
 	fateHand                // none yet: it is being delivered
@@ -111,6 +126,8 @@ type entry struct {
 	again bool  // it was refused before
 	alone bool  // it goes into a transaction of its own; guarded by ledger.mu
 	fault error // why it is buried
+	due   int64 // when it may be received again, in Unix milliseconds; of fateLater
+	tries int   // how often it was delivered, of one that is buried
 	done  chan struct{}
 	err   error // read it only after done is closed
 }
@@ -298,12 +315,17 @@ func (l *ledger) miss(items []*item) {
 // settle decides the fate of an item, if it is not decided yet, and returns
 // the entry of it. ok tells whether the fate is the one that was asked for.
 func (l *ledger) settle(it *item, f fate, bump bool) (e *entry, ok bool) {
+	return l.decide(it, entry{fate: f, bump: bump, fault: it.fault, tries: it.attempts()})
+}
+
+// decide is settle with everything that may be said of a fate.
+func (l *ledger) decide(it *item, e entry) (_ *entry, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if it.final == nil {
-		l.enterLocked(it, f, bump)
+		l.enterFateLocked(it, e)
 	}
-	return it.final, it.final.fate == f
+	return it.final, it.final.fate == e.fate
 }
 
 // settled reports whether the fate of an item is decided.
@@ -314,16 +336,51 @@ func (l *ledger) settled(it *item) bool {
 }
 
 func (l *ledger) enterLocked(it *item, f fate, bump bool) *entry {
-	e := &entry{item: it, fate: f, bump: bump, done: make(chan struct{})}
-	if f == fateBury {
-		e.fault = it.fault
-	}
-	if f != fateHand {
+	return l.enterFateLocked(it, entry{fate: f, bump: bump})
+}
+
+func (l *ledger) enterFateLocked(it *item, model entry) *entry {
+	e := &model
+	e.item, e.done = it, make(chan struct{})
+	if e.fate != fateHand {
 		it.final = e
 		l.unhandLocked(it)
+		l.finishContextLocked(it)
 	}
 	l.queueLocked(e)
 	return e
+}
+
+// context returns the context of a claim, which ends with it.
+func (l *ledger) context(it *item) context.Context {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if it.ctx == nil {
+		it.ctx, it.cancel = context.WithCancelCause(context.Background())
+		if it.final != nil || l.lost || l.void {
+			l.finishContextLocked(it)
+		}
+	}
+	return it.ctx
+}
+
+// finishContextLocked ends the context of a claim, with the loss as its cause if
+// the claim was lost before it was settled.
+func (l *ledger) finishContextLocked(it *item) {
+	if it.cancel == nil {
+		return
+	}
+	var cause error
+	switch {
+	case l.void || l.inc.ctx.Err() != nil:
+		cause = l.loss()
+	case l.lost: // the Session is being closed
+		cause = l.inc.endError(ErrClosed)
+	}
+	if it.final != nil && it.final.fate != fateReturn {
+		cause = nil // settled by the consumer
+	}
+	it.cancel(cause)
 }
 
 // queueLocked has an entry posted.
@@ -484,8 +541,11 @@ func (l *ledger) next() []*entry {
 	for n < len(l.queue) && n < maxPost {
 		e := l.queue[n]
 		size += 2 * l.q.m.sizeOf(l.q.dir+"/"+e.item.key(), nil)
-		if e.fate == fateBury || e.bump || l.q.foreign != nil {
+		if e.fate == fateBury || e.fate == fateLater || e.bump || l.q.foreign != nil {
 			size += len(e.item.stored())
+		}
+		if e.fate == fateBury {
+			size += maxReason + 1024
 		}
 		if b := e.item.batch; !batches[b] {
 			batches[b] = true
@@ -629,7 +689,9 @@ func (l *ledger) refuseLocked(e *entry, err error) {
 	if !e.again {
 		l.q.m.log.Error("zsync: cannot settle an element, and goes on trying", "path", l.q.path, "element", e.item.key(), "err", err)
 	}
-	e.item.final = &entry{item: e.item, fate: e.fate, bump: e.bump, fault: e.fault, again: true, alone: true, done: make(chan struct{})}
+	next := *e
+	next.err, next.gone, next.again, next.alone, next.done = nil, false, true, true, make(chan struct{})
+	e.item.final = &next
 	if l.refused = append(l.refused, e.item.final); len(l.refused) == 1 {
 		l.patience = min(max(2*l.patience, retryAfter), time.Minute)
 		time.AfterFunc(l.patience, l.retry)
@@ -658,6 +720,7 @@ func (l *ledger) voidLocked() {
 		l.unhandLocked(it)
 		if it.final == nil {
 			it.final = &entry{item: it, fate: fateReturn, done: closedChan, err: l.loss()}
+			l.finishContextLocked(it)
 		}
 	}
 	for b := range l.batches {
@@ -839,7 +902,7 @@ func (p *posting) build() {
 	p.add(nil, &zk.SetDataRequest{Path: childPath(q.claims, l.guid+"-"+stateSuffix), Version: l.version}, nil)
 
 	posted := make(map[*batch]map[*item]bool)
-	returns, notes := make(map[*batch]bool), make(map[*batch]bool)
+	returns, notes, bell := make(map[*batch]bool), make(map[*batch]bool), false
 	for _, e := range p.es {
 		b := e.item.batch
 		if posted[b] == nil {
@@ -860,9 +923,21 @@ func (p *posting) build() {
 		case e.fate == fateRemove:
 			p.add(e, &zk.DeleteRequest{Path: path, Version: -1}, gone)
 		case e.fate == fateBury:
-			p.add(e, &zk.CreateRequest{Path: childPath(q.dead, q.deadName(e.item.element)), Data: e.item.data, Acl: acl, Flags: zk.FlagSequence},
-				func(inc *incarnation, err error) (bool, error) {
+			for _, op := range q.letter(e.item, e.fault, e.tries) {
+				p.add(e, op, func(inc *incarnation, err error) (bool, error) {
 					return isNoNode(err), inc.makeDir(context.Background(), q.dead)
+				})
+			}
+			p.add(e, &zk.DeleteRequest{Path: path, Version: -1}, gone)
+		case e.fate == fateLater:
+			bell = true // consumers that wait must learn of the time
+			dir := childPath(q.dir, delayedName(e.item.prio, q.zxid.Load()))
+			p.add(e, &zk.CreateRequest{Path: childPath(dir, laterName(e.due, int32(e.tries), e.item.sent.UnixMilli())), Data: e.item.data, Acl: acl, Flags: zk.FlagSequence},
+				func(inc *incarnation, err error) (bool, error) {
+					if !isNoNode(err) {
+						return false, nil
+					}
+					return true, q.makeDelayed(inc, e)
 				})
 			p.add(e, &zk.DeleteRequest{Path: path, Version: -1}, gone)
 		case e.fate == fateMissing:
@@ -912,11 +987,29 @@ func (p *posting) build() {
 		}
 		p.add(nil, &zk.CreateRequest{Path: childPath(q.claims, p.renamed[b]), Data: marshalKeys(keys), Acl: acl}, nil)
 	}
-	if len(returns) > 0 && !p.absent[q.dir] {
+	if (len(returns) > 0 || bell) && !p.absent[q.dir] {
 		p.add(nil, &zk.SetDataRequest{Path: q.dir, Version: -1}, // the bell
 			func(_ *incarnation, err error) (bool, error) {
 				p.absent[q.dir] = true
 				return isNoNode(err) || errors.Is(err, zk.ErrNoAuth), nil // it only wakes others sooner
 			})
 	}
+}
+
+// makeDelayed makes the znode in which elements of its priority wait. If the
+// queue was deleted, so was the element.
+func (q *queueCore) makeDelayed(inc *incarnation, e *entry) error {
+	ctx := context.Background() // ends with the session
+	stat, err := inc.exists(ctx, q.dir)
+	if err != nil {
+		return err
+	}
+	if stat == nil {
+		e.gone = true
+		return nil
+	}
+	if q.zxid.Swap(stat.Czxid) == stat.Czxid {
+		_, err = inc.create(ctx, childPath(q.dir, delayedName(e.item.prio, stat.Czxid)), nil)
+	}
+	return err
 }

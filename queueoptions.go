@@ -1,5 +1,7 @@
 package zsync
 
+import "fmt"
+
 // A QueueOption changes a Queue.
 type QueueOption interface{ applyQueue(*queueConfig) }
 
@@ -14,6 +16,7 @@ type queueConfig struct {
 	maxAttempts int
 	priorities  int
 	layout      QueueLayout
+	retry       *Backoff
 	err         error
 }
 
@@ -45,6 +48,9 @@ func newQueueConfig(opts []QueueOption) queueConfig {
 	}
 	if c.err == nil && c.layout != LayoutZsync && c.maxAttempts > 0 {
 		c.err = invalid("WithMaxAttempts needs zsync's own layout, not %v", c.layout)
+	}
+	if c.err == nil && c.layout != LayoutZsync && c.retry != nil {
+		c.err = invalid("WithRetryBackoff needs zsync's own layout, not %v", c.layout)
 	}
 	if c.err == nil && c.layout == LayoutSimpleQueue && c.priorities > 1 {
 		c.err = invalid("WithPriorities: layout %v has none", c.layout)
@@ -102,6 +108,19 @@ func WithMaxLen(n int) QueueOption {
 // the consumers. It needs [LayoutZsync]: others have no place for the count.
 func WithMaxAttempts(n int) QueueOption {
 	return positive("WithMaxAttempts", n, func(c *queueConfig) { c.maxAttempts = n })
+}
+
+// WithRetryBackoff makes [Delivery.Nack] wait before the element is delivered
+// again, after the first attempt b.Min, and longer after each: it is
+// [Delivery.NackAfter] then. What is lost with a consumer comes back at once. It is
+// for the consumers, and needs [LayoutZsync].
+func WithRetryBackoff(b Backoff) QueueOption {
+	return queueOption(func(c *queueConfig) {
+		if err := b.check(); err != nil {
+			c.err = fmt.Errorf("WithRetryBackoff: %w", err)
+		}
+		c.retry = &b
+	})
 }
 
 // WithPriorities gives the queue n priorities, at most 1,000, for

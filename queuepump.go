@@ -412,7 +412,8 @@ func (q *queueCore) othersWait(ctx context.Context, inc *incarnation) bool {
 func (p *pump) search(inc *incarnation) (v *view, es []element, next time.Time, err error) {
 	q := p.q
 	for {
-		if _, _, err = inc.get(p.ctx, q.dir); isNoNode(err) {
+		_, stat, err := inc.get(p.ctx, q.dir)
+		if isNoNode(err) {
 			if _, err = inc.create(p.ctx, q.dir, nil); err == nil {
 				continue
 			}
@@ -420,6 +421,7 @@ func (p *pump) search(inc *incarnation) (v *view, es []element, next time.Time, 
 		if err != nil {
 			return nil, nil, next, err
 		}
+		q.zxid.Store(stat.Czxid)
 		if v, err = q.look(p.ctx, inc, false); err != nil {
 			return nil, nil, next, err
 		}

@@ -19,7 +19,7 @@ type parcel struct {
 	due  int64 // in Unix milliseconds; 0 if it is not delayed
 	data [][]byte
 	size int        // of its requests, estimated from above
-	with any        // one more operation, or nil; a parcel that has one travels alone
+	with []any      // more operations; a parcel that has some travels alone
 	done chan error // has room for the result
 }
 
@@ -144,12 +144,12 @@ func (o *outbox) take() (group []*parcel) {
 		}
 		size += p.size + o.overhead() // it may need a bucket of its own
 		n += len(p.data)
-		if len(group) > 0 && (size > maxPacket || n > maxGroup || p.with != nil) {
+		if len(group) > 0 && (size > maxPacket || n > maxGroup || len(p.with) > 0) {
 			break
 		}
 		group = append(group, p)
 		o.waiting = o.waiting[1:]
-		if p.with != nil {
+		if len(p.with) > 0 {
 			break
 		}
 	}
@@ -359,8 +359,8 @@ func (o *outbox) ops(group []*parcel) (ops []any, prios []int, lasts map[int]las
 	into := make(map[int]string)
 	numbers := make(map[int]int64)
 	for _, p := range group {
-		if p.with != nil {
-			add(-1, p.with)
+		for _, op := range p.with {
+			add(-1, op)
 		}
 		dir := childPath(o.q.dir, delayedName(p.prio, o.newest[p.prio].first))
 		if p.due == 0 {

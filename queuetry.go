@@ -68,11 +68,11 @@ func (q *queueCore) pluck(ctx context.Context) (*item, error) {
 				return q.leave(it.key(), fault)
 			}
 			if it.missing = fault != nil; it.missing {
-				letter, err := q.letter(ctx, inc, it)
+				letter, err := q.letterNow(ctx, inc, it, fault)
 				if err != nil {
 					return err
 				}
-				ops = append(ops, letter)
+				ops = append(ops, letter...)
 			}
 			err = q.remove(ctx, it, ops)
 			if isNoNode(err) || isBadVersion(err) {
@@ -143,7 +143,9 @@ func (q *queueCore) first(ctx context.Context, inc *incarnation, aside bool) (*i
 			if err != nil {
 				return nil, nil, err
 			}
-			return &item{element: e, data: data, version: stat.Version, sent: time.UnixMilli(stat.Ctime)}, v, nil
+			it := &item{element: e}
+			it.read(data, stat)
+			return it, v, nil
 		}
 		if len(es) > 0 {
 			continue // all of them were consumed in the meantime
@@ -274,9 +276,13 @@ func (q *queueCore) restore(items []*item) (culprit int, err error) {
 	}
 }
 
-// oversized reports that op is too large for a transaction with a receipt.
-func (q *queueCore) oversized(op *zk.CreateRequest) bool {
-	return q.m.sizeOf(op.Path, op.Data)+q.m.sizeOf(childPath(q.receipts, noGUID), nil)+q.m.sizeOf(op.Path, nil) > maxPacket
+// oversized reports that ops are too large for a transaction with a receipt.
+func (q *queueCore) oversized(ops ...*zk.CreateRequest) bool {
+	size := q.m.sizeOf(childPath(q.receipts, noGUID), nil)
+	for _, op := range ops {
+		size += q.m.sizeOf(op.Path, op.Data) + q.m.sizeOf(op.Path, nil)
+	}
+	return size > maxPacket
 }
 
 // Len returns how many elements are in the queue, those that are claimed or
