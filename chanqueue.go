@@ -24,8 +24,8 @@ import (
 // place. Nothing is stored twice when a reply is lost, and nothing is received
 // twice while the processes live: a process whose session has expired settles
 // what its consumers had taken in the next one, before anybody else can claim
-// it. Only one that has been cut off for longer than its session timeout and a
-// second more finds that what it had just taken was given to another.
+// it. Only one that has been cut off for longer than its session timeout and three
+// seconds more finds that what it had just taken was given to another.
 //
 // A Send that waits, and a consumer, carry on in the next session. A delivery
 // is lost with its session: Ack then returns [ErrLost].
@@ -57,7 +57,8 @@ import (
 // refuse. The names of buckets make a listing of 1 MiB at 40 million elements.
 type Queue[T any] struct {
 	made
-	q *queueCore
+	q    *queueCore
+	pull *queueCore // of Receive: it claims nothing ahead
 }
 
 // A queueCore is a Queue that knows only bytes.
@@ -92,11 +93,18 @@ type queueCore struct {
 func NewQueue[T any](s *Session, path string, opts ...QueueOption) *Queue[T] {
 	cfg := newQueueConfig(opts)
 	q := &Queue[T]{made: made{s: s, path: path, err: checkNew(s, path, cfg.err)}}
-	c := &queueCore{s: s, path: path, cfg: cfg}
-	q.q = c
+	q.q = &queueCore{s: s, path: path, cfg: cfg}
 	if q.bad() != nil {
 		return q
 	}
+	q.q = newCore[T](s, path, cfg)
+	cfg.prefetch = 1
+	q.pull = newCore[T](s, path, cfg)
+	return q
+}
+
+func newCore[T any](s *Session, path string, cfg queueConfig) *queueCore {
+	c := &queueCore{s: s, path: path, cfg: cfg}
 	c.check = func(it *item) error {
 		if it.fault != nil {
 			it.misfit = true
@@ -124,7 +132,7 @@ func NewQueue[T any](s *Session, path string, opts ...QueueOption) *Queue[T] {
 	c.line = newLine(c.m, path+"-consumers", protectedName, "turn-")
 	c.room = newLine(c.m, path+"-senders", protectedName, "room-")
 	c.out = outbox{q: c, more: make(chan struct{}, 1)}
-	return q
+	return c
 }
 
 // Path returns the path that q was made with.
@@ -195,6 +203,12 @@ const middle = -1
 // send is Send with a priority, of elements that are due at a time in Unix
 // milliseconds, or at once if that is 0.
 func (q *Queue[T]) send(ctx context.Context, prio int, due int64, vs []T) error {
+	return q.sendIf(ctx, prio, due, vs, q.q.awaitRoom)
+}
+
+// sendIf is send where the length is limited and room waits for room, or does
+// not.
+func (q *Queue[T]) sendIf(ctx context.Context, prio int, due int64, vs []T, room func(ctx context.Context, n int) (leave func(), err error)) error {
 	if q.bad() != nil {
 		return q.bad()
 	}
@@ -221,7 +235,7 @@ func (q *Queue[T]) send(ctx context.Context, prio int, due int64, vs []T) error 
 		return fmt.Errorf("%d elements need a request of %d bytes, %d more than fit: %w", len(vs), p.size, p.size-limit, ErrTooLarge)
 	}
 	if c.cfg.maxLen > 0 {
-		leave, err := c.awaitRoom(ctx, len(vs))
+		leave, err := room(ctx, len(vs))
 		if err != nil {
 			return err
 		}

@@ -154,6 +154,13 @@ func (c *batchCache) read(ctx context.Context, inc *incarnation, dir string, bat
 	return all, nil
 }
 
+// named returns what a batch names, if that is known.
+func (c *batchCache) named(batch string) []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.keys[batch]
+}
+
 func (c *batchCache) add(name string, keys []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -229,12 +236,13 @@ func (q *queueCore) free(ctx context.Context, inc *incarnation, v *view, want in
 
 // orphanTime is how long the claims of a session that has ended are left to
 // its process, if that still lives: it may have handed elements to a consumer
-// and not been able to delete them. See ledger.
-const orphanTime = time.Second
+// and not been able to delete them. See ledger. It is more than the longest pause
+// between two attempts to connect, so that the process can be back in time.
+const orphanTime = 3 * time.Second
 
 // orphanTimeByServers is how long they are left by the clock of the servers,
 // which may be that of one server first and then of another.
-const orphanTimeByServers = 5 * time.Second
+const orphanTimeByServers = 6 * time.Second
 
 // An undertaker gives back the claims of those whose session has ended and who
 // have not come back. It serves all consumers of a Queue value, whose lives may

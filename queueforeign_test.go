@@ -35,7 +35,12 @@ func elementsIn(t *testing.T, s *Session, q *Queue[int]) (elements, dead int) {
 	time.Sleep(time.Minute)
 	n, err := q.Len(t.Context())
 	must(t, err)
-	return n, len(childrenOf(t, s, q.Path()+"-dead"))
+	for _, name := range childrenOf(t, s, q.Path()+"-dead") {
+		if _, ok := parseDead(name); ok {
+			dead++
+		}
+	}
+	return n, dead
 }
 
 // A consumer that leaves at any moment of a claim, and closes its Session then,

@@ -10,25 +10,29 @@ type queueOption func(*queueConfig)
 func (o queueOption) applyQueue(c *queueConfig) { o(c) }
 
 type queueConfig struct {
-	codec       Codec
-	prefetch    int
-	maxLen      int
-	maxAttempts int
-	priorities  int
-	layout      QueueLayout
-	retry       *Backoff
-	err         error
+	codec         Codec
+	prefetch      int
+	prefetchBytes int
+	maxLen        int
+	maxAttempts   int
+	priorities    int
+	layout        QueueLayout
+	retry         *Backoff
+	err           error
 }
 
 // defaultPrefetch makes a claim, which costs a write on every server, rare
 // beside the reading of the elements.
 const defaultPrefetch = 128
 
+// defaultPrefetchBytes bounds what a consumer keeps in memory.
+const defaultPrefetchBytes = 4 << 20
+
 // maxPriorities bounds what consumers must look at when the queue is empty.
 const maxPriorities = 1000
 
 func newQueueConfig(opts []QueueOption) queueConfig {
-	c := queueConfig{codec: JSON, priorities: 1}
+	c := queueConfig{codec: JSON, priorities: 1, prefetchBytes: defaultPrefetchBytes}
 	for i, o := range opts {
 		if o == nil {
 			c.err = invalid("queue option %d is nil", i)
@@ -93,6 +97,13 @@ func positive(name string, n int, set func(*queueConfig)) QueueOption {
 // a consumer begins with 1, and claims more only as it takes them quickly.
 func WithPrefetch(n int) QueueOption {
 	return positive("WithPrefetch", n, func(c *queueConfig) { c.prefetch = n })
+}
+
+// WithPrefetchBytes bounds what [WithPrefetch] allows in bytes: consumers claim
+// ahead about n bytes, by the size of the elements of their last claim, and one
+// element at least. The default is 4 MiB.
+func WithPrefetchBytes(n int) QueueOption {
+	return positive("WithPrefetchBytes", n, func(c *queueConfig) { c.prefetchBytes = n })
 }
 
 // WithMaxLen makes Send wait while its elements would make the queue longer

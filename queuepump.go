@@ -40,6 +40,7 @@ type pump struct {
 	changed   chan struct{} // closed and replaced when any of these changes
 	ahead     int           // how many may be claimed ahead
 	starved   bool          // a consumer has waited since the last claim
+	size      int           // of an element of the last claim, in bytes; 0 before the first
 }
 
 // join makes the caller a consumer. It must leave.
@@ -128,6 +129,29 @@ func (p *pump) next(ctx context.Context) (*item, error) {
 			return nil, err
 		}
 	}
+}
+
+// expect makes room for so many more than consumers wait for, or takes it back.
+func (p *pump) expect(n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.waiting += n
+	p.changeLocked()
+}
+
+// poll is next for one who does not wait: it returns nil if there is none.
+func (p *pump) poll() *item {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for len(p.ready) > 0 {
+		it := p.ready[0]
+		p.ready = p.ready[1:]
+		if it.ledger.take(it) {
+			p.offering++
+			return it
+		}
+	}
+	return nil
 }
 
 // done is the end of an offer. That there may be room now is noticed when the
@@ -254,8 +278,12 @@ func (p *pump) room() int {
 // gets one, however few that may be. Consumers that leave together put back more
 // than there is room for: there is none then, never less.
 func (p *pump) roomLocked() int {
-	n := max(p.ahead-p.offering-len(p.ready), p.waiting-len(p.ready), 0)
-	if n <= p.ahead/2 && p.waiting == 0 {
+	ahead := p.ahead
+	if p.size > 0 {
+		ahead = min(ahead, max(p.q.cfg.prefetchBytes/p.size, 1))
+	}
+	n := max(ahead-p.offering-len(p.ready), p.waiting-len(p.ready), 0)
+	if n <= ahead/2 && p.waiting == 0 {
 		return 0 // claim many at once, or none
 	}
 	return n
@@ -396,6 +424,11 @@ func (p *pump) fill(items []*item, n int, most bool) (full bool) {
 		p.ahead = min(2*p.ahead, p.q.cfg.prefetch)
 	}
 	p.starved = false
+	size := 0
+	for _, it := range items {
+		size += len(it.stored())
+	}
+	p.size = size/max(len(items), 1) + 1
 	p.ready = append(p.ready, items...)
 	p.changeLocked()
 	return full

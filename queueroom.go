@@ -1,6 +1,7 @@
 package zsync
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync/atomic"
@@ -36,6 +37,47 @@ func (q *queueCore) awaitRoom(ctx context.Context, n int) (leave func(), err err
 				return nil
 			}
 		}
+	})
+	return leave, err
+}
+
+// ErrFull is returned by [Queue.TrySend] when there is no room.
+var ErrFull = errors.New("zsync: the queue is full")
+
+// tryRoom is awaitRoom, but ErrFull when it would have to wait for room.
+func (q *queueCore) tryRoom(ctx context.Context, n int) (leave func(), err error) {
+	if n > q.cfg.maxLen {
+		return nil, invalid("%d elements never fit into a queue of at most %d; see WithMaxLen", n, q.cfg.maxLen)
+	}
+	full := func(inc *incarnation) error {
+		have, err := q.length(ctx, inc)
+		if err == nil && have+n > q.cfg.maxLen {
+			err = ErrFull
+		}
+		return err
+	}
+	err = q.m.during(ctx, func(inc *incarnation) error {
+		if err := inc.sync(ctx, q.dir); err != nil { // it is full only if the leader says so
+			return err
+		}
+		if err := full(inc); err != nil {
+			return err
+		}
+		limited, cancel := context.WithTimeout(ctx, turnPatience)
+		defer cancel()
+		place, err := q.firstPlace(limited, inc)
+		if err != nil && limited.Err() != nil && ctx.Err() == nil {
+			return ErrFull // those who stand before us wait for room
+		}
+		if err != nil {
+			return err
+		}
+		if err := full(inc); err != nil || !inc.alive() {
+			place.leave().await(grace)
+			return cmp.Or(err, errEnded)
+		}
+		leave = func() { place.leave() }
+		return nil
 	})
 	return leave, err
 }

@@ -13,7 +13,7 @@ import (
 
 // TryRecv removes the first element that nobody has claimed and returns it. ok
 // is false if there was none. It does not wait for elements to come, but for
-// the server's answers, and if a consumer has died, for up to a second, for
+// the server's answers, and if a consumer has died, for up to three seconds, for
 // the elements to come back that it had claimed.
 //
 // If ctx ends while the removal is under way, and it succeeds, the element is

@@ -4,7 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
+	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -235,6 +239,306 @@ func TestDeadLettersAreRequeuedAndPurgedByChoice(t *testing.T) {
 			t.Errorf("left: %v", left)
 		}
 		_, err = NewQueue[int](nil, "/q").PurgeDead(t.Context(), nil)
+		wantErr(t, err, ErrInvalid)
+	})
+}
+
+func TestWorkAcknowledgesWhatSucceedsAndBacksOffFromWhatDoesNot(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		q := NewQueue[int](open(t, srv), "/q", WithMaxAttempts(4))
+		must(t, q.Send(t.Context(), counted(30)...))
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var mu sync.Mutex
+		calls, at := make(map[int]int), make(map[int][]time.Time)
+		busy, most := 0, 0
+		done := make(chan error, 1)
+		go func() {
+			done <- q.Work(ctx, 4, func(ctx context.Context, v int) error {
+				mu.Lock()
+				calls[v]++
+				at[v] = append(at[v], time.Now())
+				n := calls[v]
+				busy++
+				most = max(most, busy)
+				mu.Unlock()
+				defer func() { mu.Lock(); busy--; mu.Unlock() }()
+				time.Sleep(10 * time.Millisecond)
+				switch {
+				case v == 3 && n == 1:
+					return errors.New("not yet")
+				case v == 4 && n == 1:
+					panic("at the disco")
+				case v == 5 && n == 1:
+					runtime.Goexit()
+				case v == 6:
+					return errors.New("never")
+				}
+				return nil
+			})
+		}()
+		time.Sleep(10 * time.Minute)
+		wantLen(t, q, 0)
+		cancel()
+		wantErr(t, <-done, context.Canceled)
+		for v := range 30 {
+			want := 1
+			switch v {
+			case 3, 4, 5:
+				want = 2
+			case 6:
+				want = 4
+			}
+			if calls[v] != want {
+				t.Errorf("%d calls for %d, want %d", calls[v], v, want)
+			}
+		}
+		if most != 4 {
+			t.Errorf("%d calls at once, want 4", most)
+		}
+		for i, d := range at[6] {
+			if i > 1 && d.Sub(at[6][i-1]) <= at[6][i-1].Sub(at[6][i-2])/2 {
+				t.Errorf("no back-off: %v", at[6])
+			}
+		}
+		if ds := listDead(t, q); len(ds) != 1 || ds[0].Attempts != 4 {
+			t.Errorf("dead letters: %+v", ds)
+		}
+	})
+}
+
+func TestWorkDrainsWhenItsContextEnds(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		q := NewQueue[int](open(t, srv), "/q")
+		must(t, q.Send(t.Context(), counted(10)...))
+		ctx, cancel := context.WithCancel(t.Context())
+		type key struct{}
+		start := time.Now()
+		var finished atomic.Int64
+		err := q.Work(context.WithValue(ctx, key{}, 1), 2, func(c context.Context, v int) error {
+			if c.Value(key{}) == nil {
+				t.Error("the values of the context are lost")
+			}
+			cancel()
+			select {
+			case <-c.Done():
+				t.Errorf("%d: %v", v, context.Cause(c))
+			case <-time.After(time.Minute):
+			}
+			finished.Add(1)
+			return nil
+		})
+		wantErr(t, err, context.Canceled)
+		n := int(finished.Load())
+		if n < 1 || n > 2 || time.Since(start) < time.Minute {
+			t.Errorf("%d calls in %v", n, time.Since(start))
+		}
+		wantLen(t, q, 10-n)
+	})
+}
+
+func TestCallsOfWorkEndWithTheirClaimAndTheirDeadline(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		q := NewQueue[int](s, "/q")
+		must(t, q.Send(t.Context(), 1))
+		ctx, cancel := context.WithCancel(t.Context())
+		causes := make(chan error, 3)
+		calls := 0
+		go q.Work(ctx, 1, func(c context.Context, v int) error {
+			if calls++; calls == 3 {
+				return nil
+			}
+			<-c.Done()
+			causes <- context.Cause(c)
+			return c.Err()
+		}, WithWorkTimeout(time.Minute))
+		wantErr(t, <-causes, context.DeadlineExceeded)
+		time.Sleep(10 * time.Second) // the second call has begun
+		srv.Expire(s.ID())
+		wantErr(t, <-causes, ErrLost)
+		time.Sleep(10 * time.Minute)
+		wantLen(t, q, 0)
+		cancel()
+		f := func(context.Context, int) error { return nil }
+		for _, err := range []error{q.Work(t.Context(), 0, f), q.Work(t.Context(), 1, nil), q.Work(t.Context(), 1, f, nil), q.Work(t.Context(), 1, f, WithWorkTimeout(0)), (&Queue[int]{}).Work(t.Context(), 1, f)} {
+			if !errors.Is(err, ErrInvalid) {
+				t.Errorf("%v, want ErrInvalid", err)
+			}
+		}
+	})
+}
+
+func TestReceiveClaimsWhatIsAskedForAndNoMore(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := NewQueue[int](open(t, srv), "/q"), NewQueue[int](open(t, srv), "/q")
+		srv.SetLatency(time.Millisecond)
+		must(t, a.Send(t.Context(), counted(50)...))
+		next := 0
+		var held []Delivery[int]
+		for range 5 {
+			d, err := b.Receive(t.Context())
+			must(t, err)
+			if d.Value != next {
+				t.Errorf("received %d, want %d", d.Value, next)
+			}
+			next++
+			held = append(held, d)
+		}
+		if n := a.q.claimedNow(t); n != 5 {
+			t.Errorf("%d are claimed, want 5", n)
+		}
+		ds, err := b.ReceiveN(t.Context(), 20)
+		must(t, err)
+		for _, d := range ds {
+			if d.Value != next {
+				t.Errorf("received %d, want %d", d.Value, next)
+			}
+			next++
+		}
+		if len(ds) != 20 || a.q.claimedNow(t) != 25 {
+			t.Errorf("received %d, and %d are claimed; want 20 and 25", len(ds), a.q.claimedNow(t))
+		}
+		for _, d := range append(held, ds...) {
+			must(t, d.Ack(t.Context()))
+		}
+		ds, err = b.ReceiveN(t.Context(), 100)
+		if len(ds) != 25 || err != nil {
+			t.Errorf("received %d, %v; want the 25 that are left", len(ds), err)
+		}
+		for _, d := range ds {
+			must(t, d.Ack(t.Context()))
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		_, err = b.Receive(ctx)
+		wantErr(t, err, context.DeadlineExceeded)
+		time.Sleep(time.Second)
+		must(t, a.Send(t.Context(), 7))
+		if v, ok, err := a.TryRecv(t.Context()); v != 7 || !ok || err != nil {
+			t.Errorf("TryRecv = %d, %v, %v", v, ok, err)
+		}
+		_, err = b.ReceiveN(t.Context(), 0)
+		wantErr(t, err, ErrInvalid)
+		_, err = (&Queue[int]{}).Receive(t.Context())
+		wantErr(t, err, ErrInvalid)
+		must(t, b.s.Close())
+		_, err = b.Receive(t.Context())
+		wantErr(t, err, ErrClosed)
+	})
+}
+
+func TestReceiveThatIsCancelledKeepsNothing(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := NewQueue[int](open(t, srv), "/q"), NewQueue[int](open(t, srv), "/q")
+		srv.SetLatency(time.Millisecond)
+		got := 0
+		for i := range 40 {
+			must(t, a.Send(t.Context(), i))
+			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*700*time.Microsecond)
+			d, err := b.Receive(ctx)
+			cancel()
+			if err == nil {
+				got++
+				must(t, d.Ack(t.Context()))
+			}
+		}
+		if got == 0 || got == 40 {
+			t.Errorf("%d of 40 were received: nothing was cancelled, or everything", got)
+		}
+		rest := 0
+		for ; ; rest++ {
+			if _, ok, err := a.TryRecv(t.Context()); err != nil || !ok {
+				break
+			}
+		}
+		if got+rest != 40 {
+			t.Errorf("received %d and found %d, want 40 together", got, rest)
+		}
+	})
+}
+
+func TestTrySendIsErrFullWhereSendWouldWait(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		q := NewQueue[int](open(t, srv), "/q", WithMaxLen(3))
+		must(t, q.TrySend(t.Context(), 1, 2))
+		start := time.Now()
+		wantErr(t, q.TrySend(t.Context(), 3, 4), ErrFull)
+		must(t, q.TrySend(t.Context(), 3))
+		wantErr(t, q.TrySend(t.Context(), 4), ErrFull)
+		if d := time.Since(start); d > time.Second {
+			t.Errorf("it took %v", d)
+		}
+		wantErr(t, q.TrySend(t.Context(), 1, 2, 3, 4), ErrInvalid)
+		ctx, cancel := context.WithCancel(t.Context())
+		waits := make(chan error, 1)
+		go func() { waits <- NewQueue[int](open(t, srv), "/q", WithMaxLen(3)).Send(ctx, 5, 6) }()
+		time.Sleep(time.Second)
+		if _, ok, err := q.TryRecv(t.Context()); !ok || err != nil {
+			t.Fatal(ok, err)
+		}
+		wantErr(t, q.TrySend(t.Context(), 7), ErrFull) // the room is another's, who waits for more
+		cancel()
+		<-waits
+		time.Sleep(time.Second)
+		must(t, q.TrySend(t.Context(), 7))
+		wantLen(t, q, 3)
+		free := NewQueue[int](q.s, "/free")
+		must(t, free.TrySend(t.Context(), 1))
+		wantErr(t, (&Queue[int]{}).TrySend(t.Context(), 1), ErrInvalid)
+	})
+}
+
+func TestPrefetchIsBoundedInBytes(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a := NewQueue[[]byte](open(t, srv), "/q", WithCodec(Raw))
+		b := NewQueue[[]byte](open(t, srv), "/q", WithCodec(Raw), WithPrefetchBytes(100_000))
+		for range 60 {
+			must(t, a.Send(t.Context(), make([]byte, 10_000)))
+		}
+		ch := b.Recv(t.Context())
+		collect(t, ch, 40) // quickly
+		time.Sleep(time.Second)
+		if n := a.q.claimedNow(t); n > 10 || n < 2 {
+			t.Errorf("%d elements of 10 kB are claimed ahead; want about 100 kB", n)
+		}
+		collect(t, ch, 20)
+	})
+}
+
+func TestStatsCountsWhatIsInTheQueueAndWhoHasIt(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		q := NewQueue[int](open(t, srv, WithOwner("worker")), "/q", WithPriorities(2))
+		other := NewQueue[int](open(t, srv, WithOwner("other")), "/q")
+		if st, err := other.Stats(t.Context()); err != nil || st.Ready != 0 || !st.Oldest.IsZero() {
+			t.Errorf("of no queue: %+v, %v", st, err)
+		}
+		must(t, q.SendPriority(t.Context(), 1, counted(10)...))
+		first := time.Now()
+		time.Sleep(time.Hour)
+		must(t, q.SendPriority(t.Context(), 0, 1, 2, 3, 4, 5, 6))
+		must(t, q.SendAt(t.Context(), time.Now().Add(time.Hour), 1, 2))
+		ds, err := q.ReceiveN(t.Context(), 4)
+		must(t, err)
+		d, err := other.Receive(t.Context())
+		must(t, err)
+		must(t, ds[3].Reject(t.Context(), "no"))
+		must(t, ds[2].NackAfter(time.Minute))
+		st, err := other.Stats(t.Context())
+		must(t, err)
+		if st.Ready != 11 || st.Claimed != 3 || st.Delayed != 3 || st.Dead != 1 || st.Oldest.Sub(first).Abs() > time.Second {
+			t.Errorf("%+v; the first was sent at %v", st, first)
+		}
+		if want := []QueueHolder{{"worker", 2}, {"other", 1}}; !slices.Equal(st.Holders, want) {
+			t.Errorf("holders %+v, want %+v", st.Holders, want)
+		}
+		must(t, d.Nack())
+		k := NewQueue[int](q.s, "/k", WithQueueLayout(LayoutKazooQueue))
+		must(t, k.Send(t.Context(), 1, 2))
+		if st, err := k.Stats(t.Context()); err != nil || st.Ready != 2 || st.Oldest.IsZero() {
+			t.Errorf("in kazoo's layout: %+v, %v", st, err)
+		}
+		_, err = (&Queue[int]{}).Stats(t.Context())
 		wantErr(t, err, ErrInvalid)
 	})
 }

@@ -1,0 +1,215 @@
+package zsync
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"sync"
+	"time"
+)
+
+// A WorkOption changes [Queue.Work].
+type WorkOption func(*workConfig)
+
+type workConfig struct {
+	timeout time.Duration
+	err     error
+}
+
+// WithWorkTimeout gives each call of the function of [Queue.Work] a deadline,
+// d after it has begun: its context ends then. The function must heed that; a
+// call that goes on keeps its worker and its element.
+func WithWorkTimeout(d time.Duration) WorkOption {
+	return func(c *workConfig) {
+		if d <= 0 {
+			c.err = invalid("WithWorkTimeout(%v): must be more than 0", d)
+		}
+		c.timeout = d
+	}
+}
+
+// workBackoff is how Work backs off without WithRetryBackoff.
+var workBackoff = backoff{Min: 100 * time.Millisecond, Max: time.Minute, Factor: 2, Jitter: 0.5}
+
+// Work calls f for each element, n calls at once, until ctx ends or the Session
+// is closed. When f returns nil the element is removed; when f returns an error,
+// or panics, that is logged, and the element is returned, to be delivered again
+// after a while that grows from attempt to attempt: as [WithRetryBackoff] says,
+// or from 100 ms to a minute. (In the layouts of other libraries it is returned at
+// once.) Each element is worked on at least once; see [WithMaxAttempts] for those
+// that never succeed.
+//
+// The context of f has the values of ctx, but does not end with it: when ctx
+// ends Work takes no more elements, waits for the calls under way, settles their
+// elements and returns ctx's error. It ends when the claim is lost, with cause
+// [ErrLost] (see [Delivery.Context]), and with [WithWorkTimeout].
+func (q *Queue[T]) Work(ctx context.Context, n int, f func(ctx context.Context, v T) error, opts ...WorkOption) error {
+	var cfg workConfig
+	for i, o := range opts {
+		if o == nil {
+			cfg.err = invalid("work option %d is nil", i)
+			continue
+		}
+		o(&cfg)
+	}
+	switch {
+	case q.bad() != nil:
+		return opError("work", q.path, q.bad())
+	case n < 1:
+		return opError("work", q.path, invalid("%d workers: must be at least 1", n))
+	case f == nil:
+		return opError("work", q.path, invalid("the function is nil"))
+	case cfg.err != nil:
+		return opError("work", q.path, cfg.err)
+	}
+	ch := q.Deliveries(ctx)
+	var workers sync.WaitGroup
+	for range n {
+		workers.Go(func() {
+			for d := range ch {
+				q.work(ctx, d, f, cfg)
+			}
+		})
+	}
+	workers.Wait()
+	return opError("work", q.path, cmp.Or(ctxErr(ctx), q.q.m.failure(), ErrClosed))
+}
+
+// work works on one element.
+func (q *Queue[T]) work(ctx context.Context, d Delivery[T], f func(ctx context.Context, v T) error, cfg workConfig) {
+	claim := d.Context()
+	call, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer cancel(nil)
+	defer context.AfterFunc(claim, func() { cancel(context.Cause(claim)) })()
+	if cfg.timeout > 0 {
+		var stop context.CancelFunc
+		call, stop = context.WithTimeout(call, cfg.timeout)
+		defer stop()
+	}
+	err := protect(func() error { return f(call, d.Value) })
+	op := "ack"
+	if err == nil {
+		// ctx may have ended; the work is done all the same.
+		err = d.settle(context.WithoutCancel(ctx), entry{fate: fateRemove})
+	} else {
+		q.q.m.log.Error("zsync: work on an element has failed", "path", q.path, "element", d.ID, "attempt", d.Attempt, "err", err)
+		var after time.Duration
+		if q.q.foreign == nil {
+			b := workBackoff
+			if r := q.q.cfg.retry; r != nil {
+				b = backoff(*r)
+			}
+			after = b.delay(d.Attempt)
+		}
+		op, err = "nack", d.nack(after)
+	}
+	if err != nil {
+		q.q.m.log.Warn("zsync: cannot settle an element that was worked on", "path", q.path, "element", d.ID, "op", op, "err", err)
+	}
+}
+
+// protect calls f, and makes an error of its panic, or of the end of its
+// goroutine.
+func protect(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		err := errors.New("the function has ended its goroutine")
+		defer func() {
+			if r := recover(); r != nil {
+				err = fmt.Errorf("panic: %v\n%s", r, debug.Stack())
+			}
+			done <- err
+		}()
+		err = f()
+	}()
+	return <-done
+}
+
+// Receive waits for an element and returns it, to be settled as one of
+// [Queue.Deliveries]. Nothing is claimed ahead, so it suits work that is slow or
+// seldom; it costs about 15 requests, and several consumers of a busy queue had
+// better use Deliveries. If ctx ends first nothing is claimed.
+func (q *Queue[T]) Receive(ctx context.Context) (Delivery[T], error) {
+	ds, err := q.receive(ctx, 1)
+	if err != nil {
+		return Delivery[T]{}, opError("receive", q.path, err)
+	}
+	return ds[0], nil
+}
+
+// ReceiveN is [Queue.Receive] for up to n elements: it waits for the first, and
+// returns what else could be claimed with it, in order. [WithPrefetch] does not
+// limit n; what is claimed at once is at most 1,000.
+func (q *Queue[T]) ReceiveN(ctx context.Context, n int) ([]Delivery[T], error) {
+	ds, err := q.receive(ctx, n)
+	return ds, opError("receive", q.path, err)
+}
+
+func (q *Queue[T]) receive(ctx context.Context, n int) (ds []Delivery[T], err error) {
+	switch {
+	case q.bad() != nil:
+		return nil, q.bad()
+	case n < 1:
+		return nil, invalid("%d elements: must be at least 1", n)
+	case ctx.Err() != nil:
+		return nil, ctxErr(ctx)
+	}
+	leaving, stay := q.s.beforeClose()
+	defer stay()
+	if isClosed(leaving) {
+		return nil, ErrClosed
+	}
+	inner, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	q.pull.m.spawn(func() {
+		select {
+		case <-leaving:
+			cancel(ErrClosed)
+		case <-inner.Done():
+		}
+	})
+	p := q.pull.join()
+	defer p.leave()
+	p.expect(n - 1)
+	for expected := n - 1; ; {
+		it, err := p.next(inner)
+		p.expect(-expected)
+		expected = 0
+		if err != nil {
+			return nil, err
+		}
+		for ; it != nil; it = p.poll() {
+			if q.present(inner, it, func(_ context.Context, it *item, v T) bool {
+				select {
+				case <-it.ledger.handing(it):
+				case <-it.ledger.inc.disconnection():
+					return false
+				}
+				ds = append(ds, q.delivery(it, v))
+				return true
+			}, nil) {
+				p.done()
+			} else {
+				p.putBack(it)
+				p.done()
+				break
+			}
+			if len(ds) == n {
+				break
+			}
+		}
+		if len(ds) > 0 {
+			return ds, nil
+		}
+	}
+}
+
+// TrySend is [Queue.Send], but where Send waits because of [WithMaxLen] it
+// returns [ErrFull], and stores nothing. It is also ErrFull if others wait for
+// room, or do not make way within 100 ms. It costs two requests for each bucket
+// of the queue more than Send does.
+func (q *Queue[T]) TrySend(ctx context.Context, vs ...T) error {
+	return opError("send", q.path, q.sendIf(ctx, middle, 0, vs, q.q.tryRoom))
+}
