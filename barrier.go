@@ -61,22 +61,35 @@ func (b *Barrier) Path() string { return b.path }
 // Close closes b. Closing a closed Barrier is no error. If ctx ends while the
 // request is under way, b may be closed or not.
 func (b *Barrier) Close(ctx context.Context) error {
-	return opError("close", b.path, b.change(ctx, func(znode string) any {
+	err := b.change(ctx, func(znode string) any {
 		m := b.s.manager
 		return &zk.CreateRequest{Path: znode, Data: []byte(m.cfg.owner), Acl: m.cfg.acl}
-	}))
+	})
+	if isNodeExists(err) {
+		// Closed by somebody else: but is it by one of those whom the ACL allows?
+		// NoNode is that it has been opened since.
+		err = b.s.during(ctx, func(inc *incarnation) error { return inc.vetNow(ctx, b.s.full(b.path)) })
+	}
+	return opError("close", b.path, unlessNoNode(err))
 }
 
 // Open opens b and wakes everyone who waits. Opening an open Barrier is no
 // error. If ctx ends while the request is under way, b may be open or not.
 func (b *Barrier) Open(ctx context.Context) error {
-	return opError("open", b.path, b.change(ctx, func(znode string) any {
+	return opError("open", b.path, unlessNoNode(b.change(ctx, func(znode string) any {
 		return &zk.DeleteRequest{Path: znode, Version: -1}
-	}))
+	})))
 }
 
-// change applies one operation to the znode exactly once, unless there is
-// nothing to change.
+func unlessNoNode(err error) error {
+	if isNoNode(err) {
+		return nil
+	}
+	return err
+}
+
+// change applies one operation to the znode exactly once. The error is NodeExists
+// or NoNode if there is nothing to change.
 func (b *Barrier) change(ctx context.Context, op func(znode string) any) error {
 	if b.bad() != nil {
 		return b.bad()
@@ -89,9 +102,6 @@ func (b *Barrier) change(ctx context.Context, op func(znode string) any) error {
 	// The receipts lie beside the znode, so making their parent makes its
 	// parent too, and NoNode can only come from Open.
 	_, err := m.commitOnce(ctx, znode+"-receipts", []any{op(znode)})
-	if isNodeExists(err) || isNoNode(err) {
-		return nil
-	}
 	return err
 }
 

@@ -502,6 +502,9 @@ func (s *idSet) take(ctx context.Context, path string) (free func()) {
 // create there meanwhile: so when a reply is lost, and a znode of this very
 // session is there, it is the one. When ctx ends nothing is left.
 func (inc *incarnation) createOwn(ctx context.Context, path string, data []byte) error {
+	if err := inc.vet(ctx, parentPath(path), nil); err != nil {
+		return err
+	}
 	open := false // an attempt without a reply may have been applied
 	for try := 0; ; try++ {
 		p, err := begin(ctx, inc, func(c *zk.Conn) (string, error) {

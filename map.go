@@ -167,6 +167,10 @@ func (m *Map[V]) read(ctx context.Context, path string) (n node, err error) {
 
 // commit applies ops exactly once, and makes path first where it is missing.
 func (m *Map[V]) commit(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
+	// Who may delete in a directory may delete every key.
+	if err := m.s.during(ctx, func(inc *incarnation) error { return inc.vetHere(ctx, m.dir()) }); err != nil {
+		return nil, err
+	}
 	return m.s.commitOnce(ctx, m.receipts(), ops)
 }
 
@@ -179,10 +183,8 @@ func (m *Map[V]) create(ctx context.Context, path string, data []byte) error {
 		}
 		// It is persistent, unlike other directories: its version must not
 		// begin anew while somebody relies on it.
-		if err := m.s.during(ctx, func(inc *incarnation) error {
-			_, err := inc.create(ctx, m.dir(), nil)
-			return err
-		}); err != nil {
+		m.s.makeLasting(m.dir())
+		if err := m.s.during(ctx, func(inc *incarnation) error { return inc.makeDir(ctx, m.dir()) }); err != nil {
 			return err
 		}
 	}

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -24,6 +26,8 @@ type modelRun struct {
 	ss   []*Session
 	stop chan struct{}
 	done sync.WaitGroup
+
+	denies bool // some transactions are refused with NoAuth
 }
 
 // models runs f with one seed after another: 150, 8 under the race detector, or
@@ -88,6 +92,9 @@ func (r *modelRun) hurt(expire bool) {
 		case 2:
 			return zktest.Delay(time.Duration(draw(20)) * time.Millisecond)
 		case 3:
+			if r.denies && q.Op == zktest.OpMulti {
+				return zktest.Fail(zktest.CodeNoAuth)
+			}
 			if draw(4) == 0 && q.Op != zktest.OpDelete {
 				return zktest.Fail(zktest.CodeThrottled)
 			}
@@ -317,4 +324,84 @@ func TestModelOfOnce(t *testing.T) {
 			t.Errorf("left: %q", left)
 		}
 	})
+}
+
+// What a WaitGroup must count after random Adds: exactly those that returned nil,
+// but for negative ones whose outcome their caller was not told, and for tasks
+// of a cancelled Add that others have ended before they were taken back. So one
+// program in three never cancels an Add of a positive number, and one only adds:
+// these are exact above.
+func modelOfWaitGroup(t *testing.T, expire bool, opts ...WaitGroupOption) {
+	models(t, func(r *modelRun) {
+		t := r.t
+		r.denies = r.rnd.IntN(2) == 0
+		kind := r.rnd.IntN(3)
+		var count, unsure, ghosts atomic.Int64
+		r.hurt(expire)
+		var wg sync.WaitGroup
+		for _, s := range r.ss {
+			w := NewWaitGroup(s, "/w", opts...)
+			for range 2 {
+				d := r.dice()
+				wg.Go(func() {
+					for range 6 {
+						ctx, cancel := cut(t, d)
+						delta := 1 + d.IntN(3)
+						if d.IntN(2) == 0 && kind != 1 {
+							delta = -delta
+						}
+						if delta > 0 && kind == 0 {
+							cancel()
+							ctx, cancel = context.WithTimeout(t.Context(), 5*time.Minute)
+						}
+						switch err := w.Add(ctx, delta); {
+						case err == nil:
+							count.Add(int64(delta))
+						case errors.Is(err, ErrNegativeCounter), errors.Is(err, ErrLost):
+						case delta < 0 && (ctx.Err() != nil || !isAnswer(err, zk.ErrNoAuth)):
+							unsure.Add(int64(-delta))
+						case delta > 0 && ctx.Err() != nil && kind != 1: // with none ended it must be taken back whole
+							ghosts.Add(int64(delta))
+						case ctx.Err() == nil && !isAnswer(err, zk.ErrNoAuth):
+							t.Errorf("Add of %d: %v", delta, err)
+						}
+						if n, err := w.Count(ctx); err == nil && n < 0 {
+							t.Errorf("count %d", n)
+						}
+						cancel()
+					}
+				})
+			}
+		}
+		wg.Wait()
+		r.heal()
+		time.Sleep(5 * time.Minute)
+		w := NewWaitGroup(open(t, r.srv), "/w", opts...)
+		n, err := w.Count(t.Context())
+		must(t, err)
+		if expire && !w.tally.keep {
+			// The tasks of a session end with it, and nobody waits for them.
+			for _, s := range r.ss {
+				s.Close()
+			}
+			must(t, w.Wait(within(t, time.Second)))
+			wantCount(t, w, 0)
+			return
+		}
+		if most, least := count.Load()+ghosts.Load(), count.Load()-unsure.Load(); int64(n) > most || int64(n) < least {
+			t.Errorf("kind %d: %d tasks are open; want from %d to %d", kind, n, least, most)
+		}
+		if n > 0 {
+			must(t, w.Add(t.Context(), -n))
+		}
+		must(t, w.Wait(within(t, time.Second)))
+	})
+}
+
+func TestModelOfWaitGroup(t *testing.T) { modelOfWaitGroup(t, false) }
+
+func TestModelOfWaitGroupWhoseSessionsExpire(t *testing.T) { modelOfWaitGroup(t, true) }
+
+func TestModelOfWaitGroupWithPersistentTasks(t *testing.T) {
+	modelOfWaitGroup(t, true, WithPersistentTasks())
 }

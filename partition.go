@@ -131,6 +131,11 @@ func (p *Partition) run(ctx context.Context, shards []string, f func(ctx context
 		plan:  NewValue[plan](p.s, childPath(p.path, "plan")),
 		mine:  make(map[string]*shardRun),
 	}
+	// The group and the plan vet what is theirs. Who may delete in path could
+	// delete these.
+	if err := p.s.during(ctx, func(inc *incarnation) error { return inc.vet(ctx, p.s.full(p.path), nil) }); err != nil {
+		return err
+	}
 	me, err := r.group.join(ctx, id, shards)
 	if err != nil {
 		return err

@@ -402,14 +402,17 @@ func checkOpPath(op any, path string) error {
 // that ends before leaves it.
 //
 // When ctx ends first the outcome is unknown to the caller: all of ops or none.
+// So it is after an error that says so. After any other error nothing has been
+// applied, nor will be.
 func (m *manager) commitOnce(ctx context.Context, receipts string, ops []any) ([]zk.MultiResponse, error) {
 	receipt := childPath(receipts, newGUID())
 	all := append([]any{&zk.CreateRequest{Path: receipt, Acl: m.cfg.acl}}, ops...)
 	var rs []zk.MultiResponse
 	var last *incarnation
-	moved, barred := false, false
+	open := false  // an attempt without a reply may have been applied, or may be yet
+	moved := false // one of them was made in a former session
 	err := m.during(ctx, func(inc *incarnation) error {
-		moved = moved || last != nil && last != inc
+		moved = moved || open && last != inc
 		last = inc
 		// What only deletes makes no directory. See below.
 		if _, deletes := ops[0].(*zk.DeleteRequest); !deletes || len(ops) > 1 {
@@ -418,7 +421,12 @@ func (m *manager) commitOnce(ctx context.Context, receipts string, ops []any) ([
 			}
 		}
 		for try := 0; ; try++ {
-			got, err := inc.tryMulti(ctx, all)
+			var got []zk.MultiResponse
+			p, err := inc.beginMulti(ctx, all)
+			if err == nil {
+				got, err = p.wait(ctx, inc)
+				open = open || outcomeOf(err) == unknown
+			}
 			mine := len(got) > 0
 			switch {
 			case err == nil:
@@ -432,6 +440,7 @@ func (m *manager) commitOnce(ctx context.Context, receipts string, ops []any) ([
 				rs = presumed(ops)
 				return nil
 			case mine && isNoNode(got[0].Error):
+				open = open && moved // where there is no directory there is no receipt
 				// Nothing is made for what finds nothing to delete: a container
 				// that never has a child is never removed.
 				if d, ok := ops[0].(*zk.DeleteRequest); ok && !moved {
@@ -447,20 +456,18 @@ func (m *manager) commitOnce(ctx context.Context, receipts string, ops []any) ([
 				if mine {
 					rs = got[1:]
 				}
-				if !moved {
-					return err
+				if open {
+					absent := mine && got[0].Error == nil // the receipt could be made: what failed is behind it
+					applied, e := inc.settle(ctx, receipt, moved, absent)
+					if e != nil {
+						return e
+					}
+					open = false
+					if applied {
+						rs = presumed(ops)
+						return nil
+					}
 				}
-				// An attempt of a former session can still come, and may then
-				// find the state that it wants. The receipt alone bars it.
-				applied, e := inc.bar(ctx, receipt)
-				switch {
-				case e != nil:
-					return e
-				case applied:
-					rs = presumed(ops)
-					return nil
-				}
-				barred = true
 				return err
 			}
 			if err := inc.pause(ctx, try); err != nil {
@@ -468,10 +475,44 @@ func (m *manager) commitOnce(ctx context.Context, receipts string, ops []any) ([
 			}
 		}
 	})
-	if last != nil && (err == nil || barred || ctx.Err() != nil) {
+	// A receipt that bars what a former session may still send is deleted as
+	// late as one that was given.
+	if last != nil && (err == nil || open || moved) {
 		m.dropReceipt(last, receipt, moved || err != nil)
 	}
+	switch {
+	case err == nil || !open || ctx.Err() != nil:
+	case isNoNode(err), isNodeExists(err), isBadVersion(err):
+		err = fmt.Errorf("it may have been applied: %v", err) // not the answer to ops, for which callers would take it
+	default:
+		err = fmt.Errorf("it may have been applied: %w", err)
+	}
 	return m.bareResponses(rs), err
+}
+
+// settle finds out, after an attempt that was refused, whether one before it
+// that had no reply has been applied, and sees to it that none will be. absent
+// is that the refusal was such that there was no receipt then.
+//
+// Within one session no attempt comes late (see find). So no receipt at the
+// refusal means that none was applied; but a refusal of the receipt itself, such
+// as NoAuth, which servers find before NodeExists, or of the whole request says
+// nothing of those before it.
+//
+// An attempt of a former session can still come, and may then find the state that
+// it wants. The receipt alone bars it.
+func (inc *incarnation) settle(ctx context.Context, receipt string, moved, absent bool) (applied bool, err error) {
+	switch {
+	case moved:
+		return inc.bar(ctx, receipt)
+	case absent:
+		return false, nil
+	}
+	if err := inc.sync(ctx, receipt); err != nil {
+		return false, err
+	}
+	stat, err := inc.exists(ctx, receipt)
+	return stat != nil, err
 }
 
 // bar creates a receipt without its transaction, so that no attempt can be
@@ -479,12 +520,22 @@ func (m *manager) commitOnce(ctx context.Context, receipts string, ops []any) ([
 func (inc *incarnation) bar(ctx context.Context, receipt string) (applied bool, err error) {
 	const mark = "barred"
 	created, err := inc.create(ctx, receipt, []byte(mark))
-	if err != nil || created {
+	if err != nil && outcomeOf(err) != answered || created {
 		return false, err
 	}
-	// The reply of our own create may have been lost.
-	data, _, err := inc.get(ctx, receipt)
-	return string(data) != mark, err
+	// It is there already; the reply of our own create may have been lost. Where
+	// the create was refused it may be there as well: the attempt came before
+	// whoever refuses it.
+	if err != nil {
+		if e := inc.sync(ctx, receipt); e != nil {
+			return false, e
+		}
+	}
+	data, _, e := inc.get(ctx, receipt)
+	if e != nil {
+		return false, cmp.Or(err, e)
+	}
+	return string(data) != mark, nil
 }
 
 // removeSoon deletes a persistent znode in the background, in this session or,

@@ -1,6 +1,7 @@
 package zsync
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -167,6 +168,171 @@ func TestAReceiptThatSomebodyHasDeletedOrWrittenIsReplaced(t *testing.T) {
 					wantErr(t, err, zk.ErrNodeExists)
 				}
 			})
+		})
+	}
+}
+
+// An attempt is applied, or is not, and its reply is lost; the next is refused.
+func TestAChangeWhoseRepetitionIsRefusedIsToldAsItWas(t *testing.T) {
+	number := func(ctx context.Context, s *Session) (int, error) {
+		n, _, err := NewValue[int](s, "/p").Load(ctx)
+		return n, err
+	}
+	type user struct {
+		before, change func(ctx context.Context, s *Session) error
+		applied        func(ctx context.Context, s *Session) (bool, error)
+	}
+	users := map[string]user{
+		"tasks": {
+			before: func(ctx context.Context, s *Session) error { return NewWaitGroup(s, "/p").Add(ctx, 1) },
+			change: func(ctx context.Context, s *Session) error {
+				return NewWaitGroup(s, "/p", WithPersistentTasks()).Add(ctx, 2)
+			},
+			applied: func(ctx context.Context, s *Session) (bool, error) {
+				n, err := NewWaitGroup(s, "/p").Count(ctx)
+				return n == 3, err
+			},
+		},
+		"value": {
+			before: func(ctx context.Context, s *Session) error { return NewValue[int](s, "/p").Store(ctx, 1) },
+			change: func(ctx context.Context, s *Session) error { return NewValue[int](s, "/p").Store(ctx, 2) },
+			applied: func(ctx context.Context, s *Session) (bool, error) {
+				n, err := number(ctx, s)
+				return n == 2, err
+			},
+		},
+		"swap": {
+			before: func(ctx context.Context, s *Session) error { return NewValue[int](s, "/p").Store(ctx, 1) },
+			change: func(ctx context.Context, s *Session) error {
+				_, err := NewValue[int](s, "/p").Update(ctx, func(n int) (int, error) { return n + 1, nil })
+				return err
+			},
+			applied: func(ctx context.Context, s *Session) (bool, error) {
+				n, err := number(ctx, s)
+				return n == 2, err
+			},
+		},
+		"map": {
+			before: func(ctx context.Context, s *Session) error { return NewMap[int](s, "/p").Store(ctx, "k", 1) },
+			change: func(ctx context.Context, s *Session) error { return NewMap[int](s, "/p").Store(ctx, "k", 2) },
+			applied: func(ctx context.Context, s *Session) (bool, error) {
+				n, _, err := NewMap[int](s, "/p").Load(ctx, "k")
+				return n == 2, err
+			},
+		},
+		"barrier": {
+			change: func(ctx context.Context, s *Session) error { return NewBarrier(s, "/p").Close(ctx) },
+			applied: func(ctx context.Context, s *Session) (bool, error) {
+				_, _, err := s.Get(ctx, "/p")
+				return err == nil, nil
+			},
+		},
+		"open barrier": {
+			before: func(ctx context.Context, s *Session) error { return NewBarrier(s, "/p").Close(ctx) },
+			change: func(ctx context.Context, s *Session) error { return NewBarrier(s, "/p").Open(ctx) },
+			applied: func(ctx context.Context, s *Session) (bool, error) {
+				_, _, err := s.Get(ctx, "/p")
+				return err != nil, nil
+			},
+		},
+		"once": {
+			before: func(ctx context.Context, s *Session) error {
+				return NewOnce(s, "/p").Do(ctx, func(context.Context) error { return nil })
+			},
+			change: func(ctx context.Context, s *Session) error { return NewOnce(s, "/p").Reset(ctx) },
+			applied: func(ctx context.Context, s *Session) (bool, error) {
+				done, err := NewOnce(s, "/p").Done(ctx)
+				return !done, err
+			},
+		},
+		"permits": {
+			change: func(ctx context.Context, s *Session) error { return NewSemaphore(s, "/p", 1).Resize(ctx, 2) },
+			applied: func(ctx context.Context, s *Session) (bool, error) {
+				data, _, err := s.Get(ctx, "/p")
+				return string(data) == "2", err
+			},
+		},
+		"queue": {
+			before: func(ctx context.Context, s *Session) error { return NewQueue[int](s, "/p").Send(ctx, 1) },
+			change: func(ctx context.Context, s *Session) error { return NewQueue[int](s, "/p").Send(ctx, 2) },
+			applied: func(ctx context.Context, s *Session) (bool, error) {
+				n, err := NewQueue[int](s, "/p").Len(ctx)
+				return n == 2, err
+			},
+		},
+	}
+	for name, u := range users {
+		for _, lost := range []zktest.Action{zktest.DropReply, zktest.DropRequest} {
+			for _, expires := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s/%v/%v", name, lost == zktest.DropReply, expires), func(t *testing.T) {
+					bubble(t, func(t *testing.T, srv *zktest.Server) {
+						ctx := t.Context()
+						s, o := open(t, srv), open(t, srv)
+						_, err := mustLive(t, o).create(ctx, "/p-receipts/keep", nil)
+						must(t, err)
+						if u.before != nil {
+							must(t, u.before(ctx, o))
+						}
+						refused := false
+						multisOf(srv, o, func(n int, session int64) zktest.Action {
+							switch n {
+							case 1:
+								if expires {
+									go srv.Expire(session)
+								}
+								return lost
+							case 2:
+								refused = true
+								return zktest.Fail(zktest.CodeNoAuth)
+							}
+							return zktest.Pass
+						})
+						err = u.change(ctx, s)
+						srv.Intercept(nil)
+						if !refused {
+							t.Fatal("no second attempt was made")
+						}
+						applied, e := u.applied(ctx, o)
+						must(t, e)
+						if applied != (lost == zktest.DropReply) {
+							t.Errorf("applied: %v", applied)
+						}
+						if (err == nil) != applied || err != nil && !isAnswer(err, zk.ErrNoAuth) {
+							t.Errorf("the change is %v; applied: %v", err, applied)
+						}
+					})
+				})
+			}
+		}
+	}
+}
+
+// A server finds that a receipt may not be made before it finds that it is there.
+func TestAChangeIsToldThoughItsReceiptMayNoLongerBeMade(t *testing.T) {
+	for _, lost := range []zktest.Action{zktest.DropReply, zktest.DropRequest} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			ctx := t.Context()
+			s, o := open(t, srv), open(t, srv)
+			_, err := mustLive(t, o).create(ctx, "/v-receipts/keep", nil)
+			must(t, err)
+			must(t, NewValue[int](o, "/v").Store(ctx, 1))
+			multisOf(srv, o, func(n int, _ int64) zktest.Action {
+				if n == 1 {
+					return lost
+				}
+				_, err := live(t, o).conn.SetACL("/v-receipts", zk.WorldACL(zk.PermRead), -1)
+				must(t, err)
+				return zktest.Pass
+			})
+			err = NewValue[int](s, "/v").Store(ctx, 2)
+			got, _, e := NewValue[int](o, "/v").Load(ctx)
+			must(t, e)
+			switch {
+			case lost == zktest.DropReply && (err != nil || got != 2):
+				t.Errorf("it was applied: %v, and the value is %d", err, got)
+			case lost == zktest.DropRequest && (!isAnswer(err, zk.ErrNoAuth) || got != 1):
+				t.Errorf("it was not applied: %v, and the value is %d", err, got)
+			}
 		})
 	}
 }

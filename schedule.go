@@ -266,6 +266,10 @@ func (c *Schedule) passed(ctx context.Context, at time.Time) (bool, error) {
 // need not be fresh, it may be as old as what the server at hand has.
 func (c *Schedule) load(ctx context.Context, fresh bool) (last time.Time, err error) {
 	err = c.s.during(ctx, func(inc *incarnation) error {
+		// Before the lock vets it: what stands here keeps a function from running.
+		if err := inc.vetHere(ctx, c.s.full(c.path)); err != nil {
+			return err
+		}
 		if fresh {
 			if err := inc.sync(ctx, c.s.full(c.last())); err != nil {
 				return err

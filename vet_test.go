@@ -2,6 +2,7 @@ package zsync
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -54,7 +55,30 @@ var usersOf = map[string]func(ctx context.Context, s *Session, path string) erro
 		}
 		return wg.Leave(ctx)
 	},
-	"value": func(ctx context.Context, s *Session, path string) error { return NewValue[int](s, path).Store(ctx, 1) },
+	"value":   func(ctx context.Context, s *Session, path string) error { return NewValue[int](s, path).Store(ctx, 1) },
+	"barrier": func(ctx context.Context, s *Session, path string) error { return NewBarrier(s, path).Close(ctx) },
+	"map": func(ctx context.Context, s *Session, path string) error {
+		return NewMap[int](s, path).Store(ctx, "k", 1)
+	},
+	"schedule": func(ctx context.Context, s *Session, path string) error {
+		_, err := NewSchedule(s, path).Do(ctx, noon, func(context.Context) error { return nil })
+		return err
+	},
+	"group": func(ctx context.Context, s *Session, path string) error {
+		m, err := NewGroup[int](s, path).Join(ctx, "me", 1)
+		if err != nil {
+			return err
+		}
+		return m.Leave()
+	},
+	"partition": func(ctx context.Context, s *Session, path string) error {
+		enough := errors.New("enough")
+		err := NewPartition(s, path).Run(ctx, []string{"a"}, func(context.Context, string) error { return enough })
+		if errors.Is(err, enough) {
+			return nil
+		}
+		return err
+	},
 }
 
 func openAs(t *testing.T, srv *zktest.Server, user string, acl []zk.ACL) *Session {
@@ -79,7 +103,8 @@ func TestDirectoryThatAStrangerHasMadeIsRefused(t *testing.T) {
 					for _, own := range [][]zk.ACL{mine, zk.AuthACL(zk.PermAll)} {
 						wantErr(t, use(ctx, openAs(t, srv, "me", own), "/p"), ErrUnprotected)
 					}
-					if name != "value" && len(acl) == 1 && acl[0].Perms == zk.PermAll {
+					other := name == "value" || name == "barrier" // their receipts lie beside the path
+					if !other && len(acl) == 1 && acl[0].Perms == zk.PermAll {
 						must(t, use(ctx, stranger, "/p")) // who asks for nothing is not bothered
 					}
 				})
@@ -239,6 +264,34 @@ func TestAnEmptyZnodeIsNoValue(t *testing.T) {
 		}
 		if x, _, err := NewValue[[]byte](s, "/raw", WithCodec(Raw)).Load(ctx); len(x) != 0 || err != nil {
 			t.Errorf("to the raw codec it is %q, %v; want an empty value", x, err)
+		}
+	})
+}
+
+func TestAScheduleDoesNotBelieveARecordThatAStrangerMayWrite(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		stranger := open(t, srv)
+		_, err := NewSchedule(stranger, "/p").Do(t.Context(), noon, func(context.Context) error { return nil })
+		must(t, err)
+		s := openAs(t, srv, "me", zk.DigestACL(zk.PermAll, "me", "secret"))
+		_, err = NewSchedule(s, "/p").Do(t.Context(), noon, func(context.Context) error { return nil })
+		wantErr(t, err, ErrUnprotected)
+	})
+}
+
+func TestTheDirectoryOfAMapIsPersistent(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		m := NewMap[int](open(t, srv), "/a/m")
+		must(t, m.Store(t.Context(), "k", 1))
+		_, version, err := m.Load(t.Context(), "k")
+		must(t, err)
+		must(t, m.Delete(t.Context(), "k"))
+		time.Sleep(time.Hour) // the servers have removed what is empty and may be removed
+		if stat, err := live(t, m.s).exists(t.Context(), "/a/m"); stat == nil || err != nil {
+			t.Errorf("its directory: %v, %v", stat, err)
+		}
+		if ok, err := m.CompareAndSwap(t.Context(), "k", version, 2); ok || err != nil {
+			t.Errorf("swapped by the version of a deleted key: %v, %v", ok, err)
 		}
 	})
 }

@@ -149,10 +149,7 @@ func (wg *WaitGroup) done() error {
 	case <-wg.s.outage(): // usually the connection is replaced at once, and we can still tell
 	case <-time.After(releaseTime):
 	}
-	if _, ok := graced(c.done, closedChan); ok {
-		return c.err
-	}
-	return nil
+	return wg.tally.owe(c)
 }
 
 // outage returns a channel that is closed while no connection serves the
@@ -313,6 +310,8 @@ type change struct {
 	err       error
 	lost      bool // part of it was for tasks that ended with their session; used by the goroutine that applies
 	abandoned bool // its caller has left; guarded by tally.mu
+	owed      bool // nobody learns of a refusal, so it is tried again; guarded by tally.mu
+	tries     int  // how often it was refused; guarded by tally.mu
 }
 
 type tallyKey struct {
@@ -367,15 +366,63 @@ func (t *tally) abandon(c *change) {
 // was ended stays ended: somebody may have returned from Wait.
 func (t *tally) takeBackLocked(c *change) {
 	if c.err == nil && c.delta > 0 {
-		t.queueLocked(&change{delta: -c.delta, done: make(chan struct{})})
+		t.queueLocked(&change{delta: -c.delta, owed: true, done: make(chan struct{})})
 	}
+}
+
+// owe returns what came of c; if that is not known yet it is nil, and c is made
+// whatever the servers say at first.
+func (t *tally) owe(c *change) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if isClosed(c.done) {
+		return c.err
+	}
+	c.owed = true
+	return nil
+}
+
+// postponeLocked queues those of cs again, in a while, that are owed but were
+// refused, and returns the others. A Session that ends owes nothing more.
+func (t *tally) postponeLocked(cs []*change, err error) []*change {
+	if err == nil || errors.Is(err, ErrNegativeCounter) || isClosed(t.m.closing) || t.m.failure() != nil {
+		return cs
+	}
+	var owed, rest []*change
+	var wait time.Duration
+	for _, c := range cs {
+		if !c.owed {
+			rest = append(rest, c)
+			continue
+		}
+		if c.tries++; c.tries == 1 {
+			t.m.log.Error("zsync: cannot end tasks, and goes on trying", "path", t.m.bare(t.dir), "tasks", -c.delta, "err", err)
+		}
+		owed = append(owed, c)
+		wait = max(wait, t.m.cfg.retry.delay(c.tries))
+	}
+	if len(owed) > 0 {
+		t.m.spawn(func() {
+			select {
+			case <-time.After(wait):
+			case <-t.m.closing:
+				return
+			}
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			for _, c := range owed {
+				t.queueLocked(c)
+			}
+		})
+	}
+	return rest
 }
 
 // finish tells the callers of cs how it went.
 func (t *tally) finish(cs []*change, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, c := range cs {
+	for _, c := range t.postponeLocked(cs, err) {
 		if c.err = err; err == nil && c.lost {
 			c.err = t.why
 		}
@@ -601,8 +648,9 @@ func (t *tally) reach(ctx context.Context, inc *incarnation, batch *[]*change) e
 		if err != nil || !slices.Equal(all, again) {
 			return err
 		}
-		t.finish(left, ErrNegativeCounter)
-		*batch = nil
+		var rest []*change
+		*batch, rest = t.curtail(left, total)
+		t.finish(rest, ErrNegativeCounter)
 		return nil
 	case t.own.count+sum >= 0:
 		err = t.writeOwn(ctx, inc, t.own.count+sum)
@@ -617,6 +665,24 @@ func (t *tally) reach(ctx context.Context, inc *incarnation, batch *[]*change) e
 		return nil
 	}
 	return err
+}
+
+// curtail divides changes that each end more than the total of the open tasks.
+// Those that are owed are brought down to what is left of it, and returned first
+// unless that is nothing: of what an Add that failed has added others have ended
+// the rest, and there is nobody to be told so.
+func (t *tally) curtail(cs []*change, total int) (owed, rest []*change) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, c := range cs {
+		if !c.owed || total == 0 {
+			rest = append(rest, c)
+			continue
+		}
+		c.delta, total = -total, 0
+		owed = append(owed, c)
+	}
+	return owed, rest
 }
 
 // writeOthers ends n open tasks: all of ours, and the rest among others.

@@ -13,6 +13,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -352,6 +354,102 @@ func TestCancelledAddIsTakenBack(t *testing.T) {
 		must(t, wg.Done())
 		must(t, wg.Wait(t.Context()))
 	})
+}
+
+// multisOf has act decide about the multis of all sessions but one, by their
+// number from 1.
+func multisOf(srv *zktest.Server, but *Session, act func(n int, session int64) zktest.Action) {
+	var n atomic.Int32
+	srv.Intercept(func(r zktest.Request) zktest.Action {
+		if r.Op != zktest.OpMulti || r.Session == but.ID() {
+			return zktest.Pass
+		}
+		return act(int(n.Add(1)), r.Session)
+	})
+}
+
+func TestACancelledAddIsTakenBackAsFarAsNobodyHasEndedItsTasks(t *testing.T) {
+	for name, opts := range map[string][]WaitGroupOption{"ephemeral": nil, "persistent": {WithPersistentTasks()}} {
+		for ended := range 4 {
+			t.Run(name, func(t *testing.T) {
+				bubble(t, func(t *testing.T, srv *zktest.Server) {
+					a, b := NewWaitGroup(open(t, srv), "/w", opts...), NewWaitGroup(open(t, srv), "/w", opts...)
+					must(t, a.Add(t.Context(), 1))
+					multisOf(srv, b.s, func(n int, _ int64) zktest.Action {
+						switch n {
+						case 1:
+							return zktest.DropReply
+						case 2: // when it learns of it
+							return zktest.Delay(time.Second)
+						}
+						return zktest.Pass
+					})
+					ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+					defer cancel()
+					wantErr(t, a.Add(ctx, 3), context.DeadlineExceeded)
+					wantCount(t, b, 4)
+					for range ended {
+						must(t, b.Done())
+					}
+					must(t, b.Done()) // of the task that was added
+					time.Sleep(time.Minute)
+					wantCount(t, b, 0)
+					must(t, b.Wait(within(t, time.Second)))
+				})
+			})
+		}
+	}
+}
+
+func TestTasksAreEndedAsToldThoughTheServersRefuseItAtFirst(t *testing.T) {
+	for name, opts := range map[string][]WaitGroupOption{"ephemeral": nil, "persistent": {WithPersistentTasks()}} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				a, b := NewWaitGroup(open(t, srv), "/w", opts...), NewWaitGroup(open(t, srv), "/w", opts...)
+				must(t, a.Add(t.Context(), 2))
+				refused := 0
+				multisOf(srv, b.s, func(n int, _ int64) zktest.Action {
+					switch {
+					case n == 1: // the Add
+						return zktest.Delay(time.Second)
+					case n < 6:
+						refused++
+						return zktest.Fail(zktest.CodeNoAuth)
+					}
+					return zktest.Pass
+				})
+				ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+				defer cancel()
+				wantErr(t, a.Add(ctx, 3), context.DeadlineExceeded)
+				time.Sleep(time.Hour)
+				wantCount(t, b, 2)
+				multisOf(srv, b.s, func(n int, _ int64) zktest.Action {
+					switch {
+					case n == 1:
+						time.Sleep(time.Second) // Done does not wait for so long
+						fallthrough
+					case n < 6:
+						refused++
+						return zktest.Fail(zktest.CodeNoAuth)
+					}
+					return zktest.Pass
+				})
+				must(t, a.Done())
+				wantCount(t, b, 2)
+				time.Sleep(time.Hour)
+				wantCount(t, b, 1)
+				if refused < 8 {
+					t.Errorf("%d requests were refused", refused)
+				}
+				// What the caller is told of is not tried again.
+				multisOf(srv, b.s, func(int, int64) zktest.Action { return zktest.Fail(zktest.CodeNoAuth) })
+				wantErr(t, a.Done(), zk.ErrNoAuth)
+				srv.Intercept(nil)
+				time.Sleep(time.Hour)
+				wantCount(t, b, 1)
+			})
+		})
+	}
 }
 
 // Each request that a change of the counter sends is lost once, and its reply
