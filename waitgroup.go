@@ -149,6 +149,9 @@ func (wg *WaitGroup) done() error {
 	case <-wg.s.outage(): // usually the connection is replaced at once, and we can still tell
 	case <-time.After(releaseTime):
 	}
+	if _, ok := graced(c.done, closedChan); ok {
+		return c.err
+	}
 	return wg.tally.owe(c)
 }
 
