@@ -480,6 +480,22 @@ func TestWhoComesBackToAMemberWaitsForWhatHeHasAskedIt(t *testing.T) {
 	}
 }
 
+func TestWhoComesToTheLeaderWaitsForWhatItWasAskedThroughAFollower(t *testing.T) {
+	ensembleTest(t, 3, func(t *testing.T, e *Ensemble) {
+		c := client(t, e, 0)
+		e.SetDelay(2, 0, 200*time.Millisecond)
+		e.SetDelay(2, 1, 200*time.Millisecond)
+		c.send(OpCreate, createBody("/n", "", openACL, 0))
+		time.Sleep(10 * time.Millisecond) // the leader has proposed it
+		if err := c.moveTo(e, 2); err != nil {
+			t.Fatal(err)
+		}
+		if c.call(OpExists, watchBody("/n", false)).code != CodeOK {
+			t.Error("a read at the leader was answered before the session's write through a follower was done")
+		}
+	})
+}
+
 func TestAFollowerThatIsBackBeforeItsFarewellArrivesStays(t *testing.T) {
 	ensembleTest(t, 3, func(t *testing.T, e *Ensemble) {
 		e.SetDelay(0, 2, time.Second)

@@ -499,7 +499,8 @@ func (p *pending) finish() {
 
 // drain answers the requests of x that can be, in order. One whose connection
 // has ended keeps those of the next waiting until the leader's word on it has
-// come: nobody who comes back to a member finds less than he has asked it for.
+// come, and at the leader one that came through a follower does so too: nobody
+// who comes back finds less than he has asked this member for.
 func (x *session) drain() {
 	for len(x.queue) > 0 {
 		p := x.queue[0]
@@ -507,7 +508,7 @@ func (x *session) drain() {
 			return
 		}
 		x.queue = x.queue[1:]
-		if !p.c.closing {
+		if p.c != nil && !p.c.closing {
 			p.c.settle(p)
 		}
 	}

@@ -164,6 +164,10 @@ func (ld *leadership) request(p *pending) {
 	x := ld.begin()
 	x.origin = p
 	id := p.who.session
+	if s := ld.m.s.sessions[id]; s != nil && p.m != ld.m {
+		x.ahead = &pending{m: ld.m, waits: true}
+		s.queue = append(s.queue, x.ahead)
+	}
 	switch p.r.Op {
 	case OpConnect:
 		timeout := time.Duration(p.r.timeout) * time.Millisecond
@@ -292,6 +296,12 @@ func (ld *leadership) sync(t *tie, p *pending) {
 
 // applied notes that the leader has applied x.
 func (ld *leadership) applied(x *txn) {
+	if x != nil && x.ahead != nil {
+		x.ahead.done = true
+		if s := ld.m.s.sessions[x.origin.who.session]; s != nil {
+			s.drain()
+		}
+	}
 	if x != nil && x.closed != 0 {
 		delete(ld.sessions, x.closed)
 	}

@@ -173,6 +173,7 @@ type txn struct {
 	opened *session   // what it begins: id, password and timeout
 	closed int64      // the session that it ends, or 0
 	origin *pending   // the request that it carries out, or nil
+	ahead  *pending   // holds back what the session asks the leader itself meanwhile, or nil
 	acks   uint64     // bit i: member i has logged it
 	at     time.Time  // when it was proposed
 	syncs  []*pending // to be answered once it is committed
