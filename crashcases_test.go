@@ -1008,7 +1008,10 @@ var condCrashes = []crash{{
 	},
 	beside: func(ctx context.Context, s *Session, ready func(), child *crashChild) error {
 		ready()
-		child.awaitWait(ctx)
+		// Not when it watches: whoever holds the lock watches too.
+		if err := crowd(ctx, s, 1); err != nil && ctx.Err() == nil {
+			return err
+		}
 		return newCrashCond(s).Signal(context.WithoutCancel(ctx))
 	},
 	after:    afterCond,
@@ -1027,7 +1030,9 @@ var condCrashes = []crash{{
 	},
 	beside: func(ctx context.Context, s *Session, ready func(), child *crashChild) error {
 		ready()
-		child.awaitWait(ctx)
+		if err := crowd(ctx, s, 1); err != nil && ctx.Err() == nil {
+			return err
+		}
 		ctx = context.WithoutCancel(ctx)
 		// One signal is enough for both if the dead does not take it: the
 		// other must be the one that gets it.

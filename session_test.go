@@ -407,7 +407,7 @@ func TestStatsCountWhatThereIs(t *testing.T) {
 		if st := a.Stats(); st.Holds != 1 || st.Waiters != 0 || st.Watches != 0 {
 			t.Errorf("the holder: %+v", st)
 		}
-		if st := b.Stats(); st.Holds != 0 || st.Waiters != 1 || st.Watches != 1 || st.Requests != 3 {
+		if st := b.Stats(); st.Holds != 0 || st.Waiters != 1 || st.Watches != 2 || st.Requests != 4 {
 			t.Errorf("the waiter: %+v", st)
 		}
 		srv.Disconnect(a.ID())
