@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -16,6 +17,22 @@ import (
 )
 
 const codeNoAuth = -102
+
+// oneByOne makes an interceptor of f that is called by one connection at a time,
+// and returns a function that reads what f writes.
+func oneByOne(srv *zktest.Server, f func(r zktest.Request) zktest.Action) (read func(func())) {
+	var mu sync.Mutex
+	srv.Intercept(func(r zktest.Request) zktest.Action {
+		mu.Lock()
+		defer mu.Unlock()
+		return f(r)
+	})
+	return func(f func()) {
+		mu.Lock()
+		defer mu.Unlock()
+		f()
+	}
+}
 
 func TestRoomForElementsIsNeverLessThanNone(t *testing.T) {
 	for ahead := 1; ahead < 6; ahead++ {
@@ -142,7 +159,7 @@ func TestBucketThatIsFullCostsNoFailedTransaction(t *testing.T) {
 		q := NewQueue[int](open(t, srv), "/q")
 		must(t, q.Send(t.Context(), 0))
 		multis := 0
-		srv.Intercept(func(r zktest.Request) zktest.Action {
+		read := oneByOne(srv, func(r zktest.Request) zktest.Action {
 			if r.Op == zktest.OpMulti {
 				multis++
 			}
@@ -151,9 +168,11 @@ func TestBucketThatIsFullCostsNoFailedTransaction(t *testing.T) {
 		for range 20 {
 			must(t, q.Send(t.Context(), counted(bucketSize)...))
 		}
-		if multis != 20 {
-			t.Errorf("20 Sends of a bucket each cost %d transactions", multis)
-		}
+		read(func() {
+			if multis != 20 {
+				t.Errorf("20 Sends of a bucket each cost %d transactions", multis)
+			}
+		})
 	})
 }
 
@@ -178,7 +197,7 @@ func TestLateRemovalNeverPassesForAnother(t *testing.T) {
 				time.Sleep(time.Second)
 				srv.SetLatency(10 * time.Millisecond)
 				id, stage, bars := s.ID(), 0, 0
-				srv.Intercept(func(r zktest.Request) zktest.Action {
+				read := oneByOne(srv, func(r zktest.Request) zktest.Action {
 					switch {
 					case r.Op == zktest.OpConnect && r.Session == id && stage > 0:
 						return zktest.Hang
@@ -212,9 +231,11 @@ func TestLateRemovalNeverPassesForAnother(t *testing.T) {
 					t.Errorf("late by %v: %d was received once more", late, v)
 				case <-time.After(time.Minute):
 				}
-				if stage != 3 || bars == 0 {
-					t.Errorf("stage %d, barred %d times: the case did not come about", stage, bars)
-				}
+				read(func() {
+					if stage != 3 || bars == 0 {
+						t.Errorf("stage %d, barred %d times: the case did not come about", stage, bars)
+					}
+				})
 				wantLen(t, other, 0)
 			})
 		}
@@ -235,7 +256,7 @@ func TestSendThatWasRefusedIsNotStoredLater(t *testing.T) {
 				had, err := q.Len(t.Context())
 				must(t, err)
 				id, stage, bars := s.ID(), 0, 0
-				srv.Intercept(func(r zktest.Request) zktest.Action {
+				read := oneByOne(srv, func(r zktest.Request) zktest.Action {
 					switch {
 					case r.Op == zktest.OpConnect && r.Session == id && stage > 0:
 						return zktest.Hang
@@ -254,9 +275,11 @@ func TestSendThatWasRefusedIsNotStoredLater(t *testing.T) {
 					return zktest.Pass
 				})
 				err = q.Send(t.Context(), 2)
-				if stage != 2 || bars == 0 {
-					t.Fatalf("stage %d, barred %d times: the case did not come about", stage, bars)
-				}
+				read(func() {
+					if stage != 2 || bars == 0 {
+						t.Fatalf("stage %d, barred %d times: the case did not come about", stage, bars)
+					}
+				})
 				time.Sleep(time.Minute)
 				want := had
 				if err == nil {
@@ -437,14 +460,14 @@ func keepReceipts(t testing.TB, s *Session) {
 
 // loseTake loses the reply of the TryRecv of s, and its connection for two
 // seconds.
-func loseTake(s *Session, taken *bool) func(r zktest.Request) zktest.Action {
+func loseTake(s *Session, taken *atomic.Bool) func(r zktest.Request) zktest.Action {
 	return func(r zktest.Request) zktest.Action {
 		switch {
 		case r.Session != s.ID():
-		case r.Op == zktest.OpMulti && !*taken && len(r.Ops) > 1 && r.Ops[1].Op == zktest.OpDelete:
-			*taken = true
+		case r.Op == zktest.OpMulti && !taken.Load() && len(r.Ops) > 1 && r.Ops[1].Op == zktest.OpDelete:
+			taken.Store(true)
 			return zktest.DropReply
-		case r.Op == zktest.OpConnect && *taken:
+		case r.Op == zktest.OpConnect && taken.Load():
 			return zktest.Delay(2 * time.Second)
 		}
 		return zktest.Pass
@@ -467,12 +490,12 @@ func TestElementThatIsPutBackStaysBehindNothingThatCameLater(t *testing.T) {
 		for range ch {
 		}
 		keepReceipts(t, s3)
-		taken := false
+		var taken atomic.Bool
 		srv.Intercept(loseTake(s3, &taken))
 		try, stop := context.WithTimeout(t.Context(), 500*time.Millisecond)
 		defer stop()
-		if _, ok, err := taker.TryRecv(try); ok || err == nil || !taken {
-			t.Fatalf("TryRecv = %v, %v, taken %v: the case did not come about", ok, err, taken)
+		if _, ok, err := taker.TryRecv(try); ok || err == nil || !taken.Load() {
+			t.Fatalf("TryRecv = %v, %v, taken %v: the case did not come about", ok, err, taken.Load())
 		}
 		w, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 		p2.TryRecv(w) // deletes the bucket that is empty: takes 1000
@@ -498,7 +521,7 @@ func TestElementThatAClaimMissedIsReceivedWhenItIsPutBack(t *testing.T) {
 		ch := NewQueue[int](s2, "/q", WithPrefetch(8)).Deliveries(t.Context())
 		ds := collect(t, ch, 10)
 		synctest.Wait()
-		taken := false
+		var taken atomic.Bool
 		lose := loseTake(s3, &taken)
 		srv.Intercept(func(r zktest.Request) zktest.Action {
 			if r.Session == s2.ID() && r.Op == zktest.OpMulti && len(r.Ops) > 1 && r.Ops[0].Op == zktest.OpCreate && strings.HasPrefix(r.Ops[0].Path, "/q-claims/") {
@@ -517,7 +540,7 @@ func TestElementThatAClaimMissedIsReceivedWhenItIsPutBack(t *testing.T) {
 		defer stop()
 		taker.TryRecv(try)
 		time.Sleep(30 * time.Second)
-		if !taken {
+		if !taken.Load() {
 			t.Fatal("nothing was taken: the case did not come about")
 		}
 		srv.Intercept(nil)
@@ -592,12 +615,12 @@ func TestDeadLetterIsReportedWhenItIsThereAndOnce(t *testing.T) {
 		raw := NewQueue[string](open(t, srv), "/q", WithCodec(Raw))
 		q := NewQueue[int](s, "/q")
 		must(t, raw.Send(t.Context(), "{"))
-		id, stop := s.ID(), true
+		id := s.ID()
 		srv.Intercept(func(r zktest.Request) zktest.Action {
-			if stop && isPost(r) && r.Session == id {
+			if isPost(r) && r.Session == id {
 				return zktest.DropRequest
 			}
-			if stop && r.Op == zktest.OpConnect && r.Session == id {
+			if r.Op == zktest.OpConnect && r.Session == id {
 				return zktest.Hang
 			}
 			return zktest.Pass
@@ -611,7 +634,6 @@ func TestDeadLetterIsReportedWhenItIsThereAndOnce(t *testing.T) {
 		if n, m := reported.Load(), len(listDead(t, q)); n != 1 || m != 1 {
 			t.Errorf("reported %d times; %d dead letters", n, m)
 		}
-		stop = false
 	})
 }
 

@@ -134,7 +134,7 @@ func TestElementThatIsMovedIsThereOnceWhateverIsLost(t *testing.T) {
 					cancel()
 					time.Sleep(time.Second)
 					id, posts := s.ID(), 0
-					srv.Intercept(func(r zktest.Request) zktest.Action {
+					oneByOne(srv, func(r zktest.Request) zktest.Action {
 						if isPost(r) {
 							if posts++; posts == 1 {
 								if expire {
