@@ -27,7 +27,9 @@ type modelRun struct {
 	stop chan struct{}
 	done sync.WaitGroup
 
-	denies bool // some transactions are refused with NoAuth
+	denies  bool // some transactions are refused with NoAuth
+	refuses bool // requests are refused at times, with NoAuth
+	freezes bool // followers stand still at times
 }
 
 // models runs f with one seed after another: 150, 8 under the race detector, or
@@ -98,6 +100,10 @@ func (r *modelRun) hurt(expire bool) {
 			if draw(4) == 0 && q.Op != zktest.OpDelete {
 				return zktest.Fail(zktest.CodeThrottled)
 			}
+		case 4:
+			if r.refuses && draw(3) == 0 {
+				return zktest.Fail(zktest.CodeNoAuth)
+			}
 		}
 		return zktest.Pass
 	})
@@ -107,6 +113,14 @@ func (r *modelRun) hurt(expire bool) {
 			case <-r.stop:
 				return
 			case <-time.After(time.Duration(draw(60)) * time.Millisecond):
+			}
+			if a := a[1+draw(2)]; r.freezes && draw(6) == 0 {
+				r.srv.Freeze(a)
+				select {
+				case <-r.stop:
+				case <-time.After(time.Duration(draw(2000)) * time.Millisecond):
+				}
+				r.srv.SetLag(a, time.Duration(1+draw(100))*time.Millisecond)
 			}
 			id := r.ss[draw(len(r.ss))].ID()
 			if expire && draw(12) == 0 {

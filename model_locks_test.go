@@ -1,0 +1,592 @@
+package zsync
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// A lockModel is one path as its users see it: who holds it, and what they were
+// told. Nobody writes beside anyone whose hold may be believed in; what comes
+// later has the greater token, and writes later.
+type lockModel struct {
+	*lockRun
+	path string
+
+	mu   sync.Mutex
+	held []*modelHold // in the order of their grants, ended ones too; guarded by mu
+}
+
+// A modelHold is a lock in the hands of one goroutine.
+type modelHold struct {
+	write   bool
+	session int64
+	since   time.Time
+	lost    func() bool
+	over    bool
+	tokens  []int64
+	writes  []int64 // zxids of its transactions
+}
+
+// A lockRun is a modelRun of locks, and what was done to its sessions.
+type lockRun struct {
+	*modelRun
+	strikes bool // a stranger deletes znodes
+
+	mu     sync.Mutex
+	ended  map[int64]bool      // by the servers, of their own accord; guarded by mu
+	struck map[int64]time.Time // when a stranger last deleted a znode of it; guarded by mu
+	closed map[*Session]bool   // guarded by mu
+}
+
+// lockModels runs f as models does. A run has some kinds of harm besides the
+// common ones: sessions that are ended by the servers while their clients are
+// connected, refusals, followers that stand still, znodes that are deleted, a
+// Session that is closed.
+func lockModels(t *testing.T, paths []string, f func(r *lockRun)) {
+	models(t, func(m *modelRun) {
+		r := &lockRun{modelRun: m, ended: make(map[int64]bool), struck: make(map[int64]time.Time), closed: make(map[*Session]bool)}
+		r.refuses, r.freezes, r.strikes = m.rnd.IntN(4) == 0, m.rnd.IntN(3) == 0, m.rnd.IntN(4) == 0
+		ends, closes := m.rnd.IntN(3) == 0, m.rnd.IntN(6) == 0
+		stranger := open(r.t, r.srv)
+		_, err := live(r.t, stranger).create(r.t.Context(), "/log", nil)
+		must(r.t, err)
+		for _, s := range r.ss {
+			must(r.t, live(r.t, s).sync(r.t.Context(), "/log"))
+		}
+		r.hurt(m.rnd.IntN(2) == 0)
+		d := r.dice()
+		r.done.Go(func() {
+			for {
+				select {
+				case <-r.stop:
+					return
+				case <-time.After(time.Duration(d.IntN(300)) * time.Millisecond):
+				}
+				s := r.ss[d.IntN(len(r.ss))]
+				switch k := d.IntN(8); {
+				case k == 0 && ends:
+					id := s.ID()
+					r.mu.Lock()
+					r.ended[id] = true
+					r.mu.Unlock()
+					r.srv.Expire(id)
+				case k == 1 && closes:
+					closes = false
+					r.mu.Lock()
+					r.closed[s] = true
+					r.mu.Unlock()
+					s.Close()
+				case k <= 4 && r.strikes:
+					r.strike(stranger, paths[d.IntN(len(paths))], d)
+				}
+			}
+		})
+		f(r)
+		r.heal()
+		time.Sleep(time.Minute)
+		for _, s := range r.ss {
+			if st := s.Stats(); st.Holds != 0 || st.Waiters != 0 {
+				r.t.Errorf("%d holds and %d waiters are left", st.Holds, st.Waiters)
+			}
+		}
+		for _, path := range paths {
+			if names := childrenOf(r.t, stranger, path); len(names) > 0 {
+				r.t.Errorf("left below %s: %q", path, names)
+			}
+		}
+	})
+}
+
+// strike has a stranger delete a znode of somebody who holds or waits.
+func (r *lockRun) strike(s *Session, path string, d *rand.Rand) {
+	ctx, cancel := context.WithTimeout(r.t.Context(), 20*time.Millisecond)
+	defer cancel()
+	inc, err := s.live(ctx)
+	if err != nil {
+		return
+	}
+	names, _, err := inc.children(ctx, path)
+	if err != nil || len(names) == 0 {
+		return
+	}
+	path = childPath(path, names[d.IntN(len(names))])
+	_, stat, err := inc.get(ctx, path)
+	if err != nil {
+		return
+	}
+	r.mu.Lock()
+	r.struck[stat.EphemeralOwner] = time.Now().Add(time.Minute) // until it is known to be done
+	r.mu.Unlock()
+	inc.remove(path).await(time.Second)
+	r.mu.Lock()
+	r.struck[stat.EphemeralOwner] = time.Now()
+	r.mu.Unlock()
+}
+
+// believed reports whether nothing is known against h.
+func (r *lockRun) believed(h *modelHold) bool {
+	if h.over || h.lost() {
+		return false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	// A grant that is under way when the znode is deleted is told of that by
+	// the next event, which its server may be late with.
+	struck, ok := r.struck[h.session]
+	return !r.ended[h.session] && !(ok && h.since.Before(struck.Add(5*time.Second)))
+}
+
+func (r *lockRun) model(path string) *lockModel { return &lockModel{lockRun: r, path: path} }
+
+// take is told of a grant.
+func (m *lockModel) take(s *Session, write bool, lost func() bool) *modelHold {
+	h := &modelHold{write: write, session: s.ID(), since: time.Now(), lost: lost}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.held = append(m.held, h)
+	m.checkLocked(h)
+	return h
+}
+
+func (m *lockModel) checkLocked(h *modelHold) {
+	for _, o := range m.held {
+		if o != h && (o.write || h.write) && m.believed(o) && m.believed(h) {
+			m.t.Errorf("%s: write %v of session %x beside write %v of session %x", m.path, h.write, h.session, o.write, o.session)
+		}
+	}
+}
+
+// still checks that h, which is believed in, still has nobody beside it.
+func (m *lockModel) still(h *modelHold) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.checkLocked(h)
+}
+
+// drop is told that h is about to be given up. It reports whether h was lost.
+func (m *lockModel) drop(h *modelHold) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	h.over = true
+	return h.lost()
+}
+
+// told is told what a method of a goroutine that has h has returned: of them,
+// only a loss and the context may fail it.
+func (m *lockModel) told(h *modelHold, what string, ctx context.Context, err error) bool {
+	switch {
+	case err == nil:
+		return true
+	case errors.Is(err, ErrLost) && h.lost():
+	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
+	case m.refuses && errors.Is(err, zk.ErrNoAuth):
+	default:
+		m.t.Errorf("%s of what is held: %v (lost: %v)", what, err, h.lost())
+	}
+	return false
+}
+
+// use does what a holder may do.
+func (m *lockModel) use(d *rand.Rand, h *modelHold, token func(context.Context) (int64, error), txn func(context.Context, ...any) ([]zk.MultiResponse, error)) {
+	ctx, cancel := cut(m.t, d)
+	defer cancel()
+	nap(d, 8)
+	if d.IntN(3) == 0 {
+		tok, err := token(ctx)
+		if m.told(h, "Token", ctx, err) {
+			m.mu.Lock()
+			h.tokens = append(h.tokens, tok)
+			m.mu.Unlock()
+		}
+	}
+	if d.IntN(4) == 0 {
+		rs, err := txn(ctx, &zk.SetDataRequest{Path: "/log", Version: -1})
+		if m.told(h, "Txn", ctx, err) && rs[0].Stat != nil {
+			m.mu.Lock()
+			h.writes = append(h.writes, rs[0].Stat.Mzxid)
+			m.mu.Unlock()
+		}
+	}
+	nap(d, 8)
+	m.still(h)
+}
+
+// ordered checks, in the end, that tokens and writes come in the order of the
+// grants.
+func (m *lockModel) ordered() {
+	for j, later := range m.held {
+		for _, h := range m.held[:j] {
+			if !h.write && !later.write {
+				continue
+			}
+			if len(h.tokens) > 0 && len(later.tokens) > 0 && slices.Max(h.tokens) >= slices.Min(later.tokens) {
+				m.t.Errorf("%s: token %d of write %v, then %d of write %v", m.path, h.tokens, h.write, later.tokens, later.write)
+			}
+			if len(h.writes) > 0 && len(later.writes) > 0 && slices.Max(h.writes) >= slices.Min(later.writes) {
+				m.t.Errorf("%s: writes at %d, then of a later hold at %d", m.path, h.writes, later.writes)
+			}
+		}
+	}
+}
+
+// got judges what an acquisition has returned.
+func (r *lockRun) got(what string, s *Session, ctx context.Context, began time.Time, err error) bool {
+	r.mu.Lock()
+	closed := r.closed[s]
+	r.mu.Unlock()
+	end, _ := ctx.Deadline()
+	if time.Since(began) > time.Minute*4 || ctx.Err() != nil && time.Since(end) > 500*time.Millisecond {
+		r.t.Errorf("%s took %v, %v longer than its context: %v", what, time.Since(began), time.Since(end), err)
+	}
+	switch {
+	case err == nil:
+		return true
+	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
+	case closed && errors.Is(err, ErrClosed):
+	case r.refuses && errors.Is(err, zk.ErrNoAuth):
+	default:
+		r.t.Errorf("%s: %v", what, err)
+	}
+	return false
+}
+
+// giveUp is an Unlock.
+func (m *lockModel) giveUp(h *modelHold, unlock func() error) {
+	m.gaveUp(h, m.drop(h), time.Now(), unlock())
+}
+
+// gaveUp judges what a release has returned: a loss is told, and nothing else is.
+func (m *lockModel) gaveUp(h *modelHold, lost bool, began time.Time, err error) {
+	if d := time.Since(began); d > 500*time.Millisecond {
+		m.t.Errorf("%s: giving up took %v", m.path, d)
+	}
+	switch {
+	case err == nil && lost && (h.write || !m.strikes):
+		m.t.Errorf("%s: given up without an error, and it was lost (write %v)\n%s", m.path, h.write, debug.Stack())
+	case err != nil && (!errors.Is(err, ErrLost) || !h.lost()):
+		m.t.Errorf("%s: giving up: %v (lost: %v)", m.path, err, h.lost())
+	}
+}
+
+// nap sleeps for up to n milliseconds.
+func nap(d *rand.Rand, n int) { time.Sleep(time.Duration(d.IntN(n*1000)) * time.Microsecond) }
+
+// closedFunc reports whether c is closed.
+func closedFunc(c <-chan struct{}) func() bool { return func() bool { return isClosed(c) } }
+
+// goes runs two goroutines of n operations for each process.
+func (r *lockRun) goes(n int, f func(s *Session, d *rand.Rand) func()) {
+	var wg sync.WaitGroup
+	for _, s := range r.ss {
+		d := r.dice()
+		step := f(s, d)
+		for range 2 {
+			wg.Go(func() {
+				for range n {
+					step()
+				}
+			})
+		}
+	}
+	wg.Wait()
+}
+
+// handoffs is a random option of a lock.
+func handoffs(d *rand.Rand) LockOption {
+	if d.IntN(2) == 0 {
+		return WithHandoffs(defaultHandoffs)
+	}
+	return WithHandoffs(d.IntN(4))
+}
+
+var errFunction = errors.New("the function's own")
+
+func TestModelOfRWMutex(t *testing.T) {
+	lockModels(t, []string{"/rw", "/rx"}, func(r *lockRun) {
+		m, other := r.model("/rw"), r.model("/rx")
+		layout := WithLayout([]Layout{LayoutCurator, LayoutKazoo}[r.rnd.IntN(2)])
+		var wg sync.WaitGroup
+		for _, s := range r.ss {
+			d := r.dice()
+			shared := NewRWMutex(s, "/rw", layout, handoffs(d))
+			for range 2 {
+				p := rwProgram{lockModel: m, other: other, s: s, d: r.dice(), shared: shared, layout: layout}
+				wg.Go(p.run)
+			}
+		}
+		wg.Wait()
+		m.ordered()
+		other.ordered()
+	})
+}
+
+// An rwProgram is what one goroutine does with an RWMutex.
+type rwProgram struct {
+	*lockModel
+	other  *lockModel
+	s      *Session
+	d      *rand.Rand
+	shared *RWMutex
+	layout LockOption
+}
+
+// value returns a value of the path: that which all of the process use, or one
+// of its own.
+func (p *rwProgram) value() *RWMutex {
+	if p.d.IntN(3) > 0 {
+		return p.shared
+	}
+	return NewRWMutex(p.s, p.path, p.layout, handoffs(p.d))
+}
+
+func (p *rwProgram) run() {
+	for range 6 {
+		ctx, cancel := cut(p.t, p.d)
+		began := time.Now()
+		switch rw := p.value(); p.d.IntN(8) {
+		case 0:
+			if p.got("Lock", p.s, ctx, began, rw.Lock(ctx)) {
+				p.writes(rw)
+			}
+		case 1:
+			if ok, err := rw.TryLock(ctx); p.got("TryLock", p.s, ctx, began, err) && ok {
+				p.writes(rw)
+			}
+		case 2:
+			if p.got("RLock", p.s, ctx, began, rw.RLock(ctx)) {
+				p.reads(rw)
+			}
+		case 3:
+			if ok, err := rw.TryRLock(ctx); p.got("TryRLock", p.s, ctx, began, err) && ok {
+				p.reads(rw)
+			}
+		case 4, 5:
+			p.do(ctx, rw)
+		case 6:
+			p.rdo(ctx, rw)
+		case 7:
+			p.all(ctx, rw)
+		}
+		cancel()
+		nap(p.d, 4)
+	}
+}
+
+func (p *rwProgram) writes(rw *RWMutex) {
+	h := p.take(p.s, true, closedFunc(rw.Lost()))
+	p.use(p.d, h, rw.Token, rw.Txn)
+	if p.d.IntN(3) > 0 {
+		p.giveUp(h, rw.Unlock)
+		return
+	}
+	ctx, cancel := cut(p.t, p.d)
+	defer cancel()
+	// It is a reader as soon as others may read.
+	both := &modelHold{session: h.session, since: h.since, lost: h.lost}
+	p.mu.Lock()
+	h.over = true
+	p.held = append(p.held, both)
+	p.mu.Unlock()
+	if !p.told(h, "Downgrade", ctx, rw.Downgrade(ctx)) {
+		p.drop(both)
+		p.gaveUp(h, h.lost(), time.Now(), rw.Unlock())
+		return
+	}
+	p.drop(both)
+	p.reads(rw)
+}
+
+func (p *rwProgram) reads(rw *RWMutex) {
+	h := p.take(p.s, false, closedFunc(rw.Lost()))
+	p.use(p.d, h, rw.Token, rw.Txn)
+	unlock := rw.RUnlock
+	if p.d.IntN(2) == 0 {
+		unlock = rw.RLocker().Unlock
+	}
+	p.giveUp(h, unlock)
+}
+
+// judge judges what Do has returned: its function's error, and a loss.
+func (p *rwProgram) judge(h *modelHold, lost bool, err, own error) {
+	if own != nil && !errors.Is(err, own) {
+		p.t.Errorf("Do: %v, and its function returned %v", err, own)
+	}
+	if own != nil && !errors.Is(err, ErrLost) {
+		err = nil
+	}
+	p.gaveUp(h, lost, time.Now(), err)
+}
+
+func (p *rwProgram) do(ctx context.Context, rw *RWMutex) {
+	var h *modelHold
+	var lost, reader bool
+	var own error
+	if p.d.IntN(3) == 0 {
+		own = errFunction
+	}
+	began := time.Now()
+	again := p.value()
+	err := rw.Do(ctx, func(ctx context.Context) error {
+		told := closedFunc(rw.Lost())
+		h = p.take(p.s, true, told)
+		p.use(p.d, h, rw.Token, rw.Txn)
+		switch p.d.IntN(6) {
+		case 0: // nested
+			ran := false
+			nested := again.Do
+			if p.d.IntN(2) == 0 {
+				nested = again.RDo
+			}
+			err := nested(ctx, func(context.Context) error { ran = true; nap(p.d, 4); p.still(h); return nil })
+			if p.told(h, "Do in Do", ctx, err) && !ran {
+				p.t.Error("Do in Do returned nil, and its function has not run")
+			}
+		case 1:
+			if err := again.Lock(ctx); ctx.Err() == nil && !errors.Is(err, ErrDeadlock) {
+				p.t.Errorf("Lock in Do: %v", err)
+			}
+			if ok, err := again.TryLock(ctx); ok || ctx.Err() == nil && !errors.Is(err, ErrDeadlock) {
+				p.t.Errorf("TryLock in Do: %v, %v", ok, err)
+			}
+		case 2: // a reader that outlives it
+			var err error
+			if p.d.IntN(2) == 0 {
+				err = again.RLock(ctx)
+			} else {
+				reader, err = again.TryRLock(ctx)
+			}
+			reader = p.told(h, "RLock in Do", ctx, err)
+		case 3:
+			p.mu.Lock()
+			h.write = false
+			p.mu.Unlock()
+			if !p.told(h, "Downgrade in Do", ctx, rw.Downgrade(ctx)) {
+				p.mu.Lock()
+				h.write = !h.lost()
+				p.mu.Unlock()
+				break
+			}
+			nap(p.d, 4)
+			p.still(h)
+			if err := again.Do(ctx, func(context.Context) error { return nil }); ctx.Err() == nil && !errors.Is(err, ErrDeadlock) {
+				p.t.Errorf("Do in Do that is downgraded: %v", err)
+			}
+		case 4: // unlocked inside
+			p.giveUp(h, rw.Unlock)
+			own = nil
+			return nil
+		}
+		if told() && ctx.Err() == nil {
+			time.Sleep(time.Microsecond) // it ends in a goroutine of its own
+			if ctx.Err() == nil {
+				p.t.Error("it is lost, and the context of the function has not ended")
+			}
+		}
+		lost = p.drop(h)
+		if reader {
+			h = p.take(p.s, false, func() bool { return told() || isClosed(again.Lost()) })
+		}
+		return own
+	})
+	switch {
+	case h == nil:
+		p.got("Do", p.s, ctx, began, err)
+	case reader:
+		if errors.Is(err, ErrLost) && !lost && !h.lost() && !isClosed(again.Lost()) && !p.strikes {
+			p.t.Errorf("Do: %v, and its reader is not lost", err)
+		}
+		p.drop(h)
+		p.reads(again)
+	case errors.Is(err, ErrNotLocked) && h.over && own == nil: // unlocked inside
+	default:
+		p.judge(h, lost, err, own)
+	}
+}
+
+func (p *rwProgram) rdo(ctx context.Context, rw *RWMutex) {
+	var h *modelHold
+	var lost, reader bool
+	var own error
+	if p.d.IntN(3) == 0 {
+		own = errFunction
+	}
+	began := time.Now()
+	again := p.value()
+	err := rw.RDo(ctx, func(ctx context.Context) error {
+		told := closedFunc(rw.Lost())
+		h = p.take(p.s, false, told)
+		p.use(p.d, h, rw.Token, rw.Txn)
+		switch p.d.IntN(4) {
+		case 0:
+			err := again.RDo(ctx, func(context.Context) error { nap(p.d, 4); p.still(h); return nil })
+			p.told(h, "RDo in RDo", ctx, err)
+		case 1:
+			if err := again.Do(ctx, func(context.Context) error { return nil }); ctx.Err() == nil && !errors.Is(err, ErrDeadlock) {
+				p.t.Errorf("Do in RDo: %v", err)
+			}
+			if err := again.Lock(ctx); ctx.Err() == nil && !errors.Is(err, ErrDeadlock) {
+				p.t.Errorf("Lock in RDo: %v", err)
+			}
+		case 2:
+			reader = p.told(h, "RLock in RDo", ctx, again.RLock(ctx))
+		}
+		if told() && ctx.Err() == nil {
+			time.Sleep(time.Microsecond) // it ends in a goroutine of its own
+			if ctx.Err() == nil {
+				p.t.Error("it is lost, and the context of the function has not ended")
+			}
+		}
+		lost = p.drop(h)
+		if reader {
+			h = p.take(p.s, false, func() bool { return told() || isClosed(again.Lost()) })
+		}
+		return own
+	})
+	switch {
+	case h == nil:
+		p.got("RDo", p.s, ctx, began, err)
+	case reader:
+		p.drop(h)
+		p.reads(again)
+	default:
+		p.judge(h, lost, err, own)
+	}
+}
+
+// all locks two paths.
+func (p *rwProgram) all(ctx context.Context, rw *RWMutex) {
+	began := time.Now()
+	one, two := Locker(rw), NewRWMutex(p.s, p.other.path, p.layout)
+	write := p.d.IntN(2) == 0
+	if !write {
+		one = rw.RLocker()
+	}
+	ls := []Locker{one, two}
+	if p.d.IntN(2) == 0 {
+		slices.Reverse(ls)
+	}
+	unlock, err := LockAll(ctx, ls...)
+	if !p.got("LockAll", p.s, ctx, began, err) {
+		return
+	}
+	h, o := p.take(p.s, write, closedFunc(one.(interface{ Lost() <-chan struct{} }).Lost())), p.other.take(p.s, true, closedFunc(two.Lost()))
+	p.use(p.d, h, rw.Token, rw.Txn)
+	p.other.use(p.d, o, two.Token, two.Txn)
+	began = time.Now()
+	lost := [2]bool{p.drop(h), p.other.drop(o)}
+	err = unlock()
+	if d := time.Since(began); d > time.Second {
+		p.t.Errorf("unlock took %v", d)
+	}
+	if err == nil && (lost[0] && write || lost[1]) || err != nil && (!errors.Is(err, ErrLost) || !h.lost() && !o.lost()) {
+		p.t.Errorf("unlock: %v; lost: %v, %v", err, lost, [2]bool{h.lost(), o.lost()})
+	}
+}
