@@ -99,6 +99,7 @@ type Election struct {
 // A term is one candidacy of an Election, from Campaign to Resign.
 type term struct {
 	grant *grant                  // nil as long as it campaigns; guarded by Election.mu
+	led   chan struct{}           // closed, under Election.mu, when grant is set
 	after bool                    // the term before was lost, and was not resigned before this began
 	over  chan struct{}           // closed, under Election.mu, when it is no longer Election.term
 	stop  context.CancelCauseFunc // ends the context of Run's function, if there is one; guarded by Election.mu
@@ -133,8 +134,8 @@ func (e *Election) Path() string { return e.path }
 //
 // An Election is in the line at most once: while it campaigns for another
 // goroutine, or leads, Campaign waits as [Mutex.Lock] would, and goes to the
-// back of the line when it is resigned. A leadership that was lost before the
-// call needs no Resign. With a ctx that comes from [Election.Run] of the same
+// back of the line when it is resigned or lost. A leadership that was lost needs
+// no Resign. With a ctx that comes from [Election.Run] of the same
 // path, Campaign returns [ErrDeadlock].
 func (e *Election) Campaign(ctx context.Context) error {
 	_, err := e.campaign(ctx)
@@ -165,7 +166,7 @@ func (e *Election) stand(ctx context.Context) (*term, error) {
 		e.mu.Lock()
 		last := e.term
 		if last == nil || last.lost() {
-			t := &term{over: make(chan struct{}), after: last != nil}
+			t := &term{over: make(chan struct{}), led: make(chan struct{}), after: last != nil}
 			if last != nil {
 				// Its goroutine may have gone home when Lost was closed:
 				// nobody owes us a Resign. But it may still come: see resign.
@@ -176,11 +177,18 @@ func (e *Election) stand(ctx context.Context) (*term, error) {
 			e.mu.Unlock()
 			return t, nil
 		}
+		led := last.led
+		var lost <-chan struct{}
+		if last.grant != nil {
+			led, lost = nil, last.grant.lost
+		}
 		e.mu.Unlock()
-		// Even if last is lost from here on, we wait until its goroutine says
-		// so: two goroutines that take turns must not overlap.
+		// Whichever is picked of several that are ready, we look again. A loss
+		// is enough: its goroutine was told first, and need not come.
 		select {
 		case <-last.over:
+		case <-led:
+		case <-lost:
 		case <-ctx.Done():
 			return nil, ctxErr(ctx)
 		case <-e.s.closing:
@@ -199,6 +207,7 @@ func (e *Election) win(ctx context.Context, t *term) error {
 		return err
 	}
 	t.grant = c.grant("campaign", false)
+	close(t.led)
 	return nil
 }
 

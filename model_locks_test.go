@@ -4,13 +4,15 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
-	"runtime/debug"
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/zktest"
 )
 
 // A lockModel is one path as its users see it: who holds it, and what they were
@@ -201,7 +203,7 @@ func (m *lockModel) use(d *rand.Rand, h *modelHold, token func(context.Context) 
 	nap(d, 8)
 	if d.IntN(3) == 0 {
 		tok, err := token(ctx)
-		if m.told(h, "Token", ctx, err) {
+		if m.told(h, "Token", ctx, err) && !h.lost() { // else it may be that of who came after
 			m.mu.Lock()
 			h.tokens = append(h.tokens, tok)
 			m.mu.Unlock()
@@ -209,7 +211,7 @@ func (m *lockModel) use(d *rand.Rand, h *modelHold, token func(context.Context) 
 	}
 	if d.IntN(4) == 0 {
 		rs, err := txn(ctx, &zk.SetDataRequest{Path: "/log", Version: -1})
-		if m.told(h, "Txn", ctx, err) && rs[0].Stat != nil {
+		if m.told(h, "Txn", ctx, err) && rs[0].Stat != nil && !h.lost() {
 			m.mu.Lock()
 			h.writes = append(h.writes, rs[0].Stat.Mzxid)
 			m.mu.Unlock()
@@ -270,7 +272,8 @@ func (m *lockModel) gaveUp(h *modelHold, lost bool, began time.Time, err error) 
 	}
 	switch {
 	case err == nil && lost && (h.write || !m.strikes):
-		m.t.Errorf("%s: given up without an error, and it was lost (write %v)\n%s", m.path, h.write, debug.Stack())
+		m.t.Errorf("%s: given up without an error, and it was lost (write %v)", m.path, h.write)
+	case m.refuses && errors.Is(err, zk.ErrNoAuth): // it goes with its session
 	case err != nil && (!errors.Is(err, ErrLost) || !h.lost()):
 		m.t.Errorf("%s: giving up: %v (lost: %v)", m.path, err, h.lost())
 	}
@@ -281,23 +284,6 @@ func nap(d *rand.Rand, n int) { time.Sleep(time.Duration(d.IntN(n*1000)) * time.
 
 // closedFunc reports whether c is closed.
 func closedFunc(c <-chan struct{}) func() bool { return func() bool { return isClosed(c) } }
-
-// goes runs two goroutines of n operations for each process.
-func (r *lockRun) goes(n int, f func(s *Session, d *rand.Rand) func()) {
-	var wg sync.WaitGroup
-	for _, s := range r.ss {
-		d := r.dice()
-		step := f(s, d)
-		for range 2 {
-			wg.Go(func() {
-				for range n {
-					step()
-				}
-			})
-		}
-	}
-	wg.Wait()
-}
 
 // handoffs is a random option of a lock.
 func handoffs(d *rand.Rand) LockOption {
@@ -586,7 +572,134 @@ func (p *rwProgram) all(ctx context.Context, rw *RWMutex) {
 	if d := time.Since(began); d > time.Second {
 		p.t.Errorf("unlock took %v", d)
 	}
+	if p.refuses && errors.Is(err, zk.ErrNoAuth) {
+		return // it goes with its session
+	}
 	if err == nil && (lost[0] && write || lost[1]) || err != nil && (!errors.Is(err, ErrLost) || !h.lost() && !o.lost()) {
 		p.t.Errorf("unlock: %v; lost: %v, %v", err, lost, [2]bool{h.lost(), o.lost()})
 	}
+}
+
+func TestModelOfMutex(t *testing.T) {
+	lockModels(t, []string{"/m"}, func(r *lockRun) {
+		m := r.model("/m")
+		layout := WithLayout([]Layout{LayoutCurator, LayoutKazoo}[r.rnd.IntN(2)])
+		var wg sync.WaitGroup
+		for _, s := range r.ss {
+			d := r.dice()
+			shared := NewMutex(s, "/m", layout, handoffs(d))
+			for range 2 {
+				d := r.dice()
+				value := func() *Mutex {
+					if d.IntN(3) > 0 {
+						return shared
+					}
+					return NewMutex(s, "/m", layout, handoffs(d))
+				}
+				wg.Go(func() {
+					for range 8 {
+						m.lockOnce(s, d, value)
+						nap(d, 4)
+					}
+				})
+			}
+		}
+		wg.Wait()
+		m.ordered()
+	})
+}
+
+// lockOnce locks a Mutex in one of the ways there are.
+func (m *lockModel) lockOnce(s *Session, d *rand.Rand, value func() *Mutex) {
+	ctx, cancel := cut(m.t, d)
+	defer cancel()
+	began := time.Now()
+	l := value()
+	locked := func() {
+		h := m.take(s, true, closedFunc(l.Lost()))
+		m.use(d, h, l.Token, l.Txn)
+		m.giveUp(h, l.Unlock)
+	}
+	switch d.IntN(4) {
+	case 0:
+		if ok, err := l.TryLock(ctx); m.got("TryLock", s, ctx, began, err) && ok {
+			locked()
+		}
+	case 1:
+		m.doOnce(ctx, s, d, l, value())
+	default:
+		if m.got("Lock", s, ctx, began, l.Lock(ctx)) {
+			locked()
+		}
+	}
+}
+
+func (m *lockModel) doOnce(ctx context.Context, s *Session, d *rand.Rand, l, again *Mutex) {
+	var h *modelHold
+	var lost, unlocked bool
+	began := time.Now()
+	err := l.Do(ctx, func(ctx context.Context) error {
+		h = m.take(s, true, closedFunc(l.Lost()))
+		m.use(d, h, l.Token, l.Txn)
+		switch d.IntN(3) {
+		case 0:
+			m.told(h, "Do in Do", ctx, again.Do(ctx, func(context.Context) error { nap(d, 4); m.still(h); return nil }))
+		case 1:
+			if err := again.Lock(ctx); ctx.Err() == nil && !errors.Is(err, ErrDeadlock) {
+				m.t.Errorf("Lock in Do: %v", err)
+			}
+		case 2:
+			m.giveUp(h, l.Unlock)
+			unlocked = true
+			return nil
+		}
+		lost = m.drop(h)
+		return nil
+	})
+	switch {
+	case h == nil:
+		m.got("Do", s, ctx, began, err)
+	case unlocked:
+		if !errors.Is(err, ErrNotLocked) {
+			m.t.Errorf("Do of what its function has unlocked: %v", err)
+		}
+	default:
+		m.gaveUp(h, lost, time.Now(), err)
+	}
+}
+
+func TestCampaignThatWaitsForOneThatWasLostNeedsNoResign(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		e := NewElection(s, "/e")
+		must(t, e.Campaign(t.Context())) // and goes home when Lost is closed
+		first := e.Lost()
+		next := async(func() error { return e.Campaign(t.Context()) })
+		pendingStill(t, next)
+		srv.Expire(s.ID())
+		must(t, <-next)
+		if !isClosed(first) || isClosed(e.Lost()) {
+			t.Errorf("Lost of the first closed: %v; of the second: %v", isClosed(first), isClosed(e.Lost()))
+		}
+		must(t, e.Resign())
+	})
+}
+
+func TestReaderIsNeverToldThatItDoesNotHoldBecauseAnotherLeaves(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		srv.SetLatency(10 * time.Millisecond)
+		rw := NewRWMutex(open(t, srv), "/rw")
+		must(t, rw.RDo(t.Context(), func(ctx context.Context) error {
+			for range 20 {
+				must(t, rw.RLock(ctx)) // the present hold, in a znode of its own
+				got := async(func() error { _, err := rw.Token(ctx); return err })
+				wrote := async(func() error { _, err := rw.Txn(ctx, &zk.CheckVersionRequest{Path: "/rw", Version: -1}); return err })
+				synctest.Wait()
+				must(t, rw.RUnlock())
+				must(t, <-got)
+				must(t, <-wrote)
+			}
+			return nil
+		}))
+	})
 }

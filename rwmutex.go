@@ -345,23 +345,39 @@ func (rw *RWMutex) Lost() <-chan struct{} {
 // of the same path that ended before this one began. See [Mutex.Token].
 // Goroutines that read together have one token, which can grow while they do.
 func (rw *RWMutex) Token(ctx context.Context) (int64, error) {
-	g, mode, err := rw.current()
-	if err != nil {
-		return 0, opError("token", rw.path, err)
-	}
-	tok, err := g.token(ctx, mode)
+	var tok int64
+	err := rw.withCurrent(func(g *grant, mode Mode) (err error) {
+		tok, err = g.token(ctx, mode)
+		return err
+	})
 	return tok, opError("token", rw.path, err)
 }
 
 // Txn applies writes to ZooKeeper, all or none, and only while the present hold
 // stands, for writing or for reading. See [Mutex.Txn].
 func (rw *RWMutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
-	g, _, err := rw.current()
-	if err != nil {
-		return nil, opError("txn", rw.path, err)
-	}
-	rs, err := g.txn(ctx, ops)
+	var rs []zk.MultiResponse
+	err := rw.withCurrent(func(g *grant, _ Mode) (err error) {
+		rs, err = g.txn(ctx, ops)
+		return err
+	})
 	return rs, opError("txn", rw.path, err)
+}
+
+// withCurrent calls f with what this process holds. Of several readers that may
+// be another goroutine's, which unlocks it just now: then f, which has done
+// nothing if its error is ErrNotLocked, is called with what is held still. So
+// whoever holds rw for the whole of the call never hears that it is not locked.
+func (rw *RWMutex) withCurrent(f func(g *grant, mode Mode) error) error {
+	for {
+		g, mode, err := rw.current()
+		if err != nil {
+			return err
+		}
+		if err = f(g, mode); err != ErrNotLocked {
+			return err
+		}
+	}
 }
 
 func (rw *RWMutex) current() (*grant, Mode, error) {
