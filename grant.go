@@ -165,7 +165,9 @@ func (c *lineClaim) loseIf(why error, so func() bool) {
 		f()
 	}
 	c.uncount()
-	c.line.m.observe(e)
+	// Whoever has found it out may hold a lock that the observer's questions
+	// need.
+	c.line.m.spawn(func() { c.line.m.observe(e) })
 }
 
 // onLost has f called when c is lost. f must not block, nor use a turnstile.
@@ -334,8 +336,8 @@ func (c *lineClaim) move(to *lineClaim, op string) (former string) {
 	c.newEpochLocked()
 	c.guardLocked()
 	c.mu.Unlock()
-	to.stake.drop() // c has its own, in the same session
-	c.line.m.observe(e)
+	to.stake.drop()                                // c has its own, in the same session
+	c.line.m.spawn(func() { c.line.m.observe(e) }) // the caller holds a lock
 	return former
 }
 

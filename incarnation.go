@@ -254,7 +254,6 @@ func (inc *incarnation) lose(why lossReason) { inc.loseSince(why, time.Now()) }
 
 func (inc *incarnation) loseSince(why lossReason, since time.Time) {
 	lost := inc.m.cfg.lost(why, inc.id.Load(), since)
-	inc.m.log.Warn("zsync: session lost", "session", sessionText(inc.id.Load()), "why", lost)
 	inc.seal(lost)
 }
 
@@ -262,7 +261,6 @@ func (inc *incarnation) loseSince(why lossReason, since time.Time) {
 // that is held through it. It is lose without the end of the connection, over
 // which shut closes the session.
 func (inc *incarnation) giveUp() {
-	inc.m.log.Warn("zsync: session given up", "session", sessionText(inc.id.Load()))
 	inc.end(inc.m.cfg.lost(lossGivenUp, inc.id.Load(), time.Now()))
 }
 
@@ -328,29 +326,40 @@ func (inc *incarnation) event(e zk.Event) {
 }
 
 func (inc *incarnation) connected() {
+	m := inc.m
 	inc.hub.connected()
+	again := isClosed(inc.first)
+	kind, text := eventConnected, "zsync: session established"
+	if again {
+		kind, text = eventReconnected, "zsync: reconnected"
+		m.reconnects.Add(1)
+	}
+	// The state first: whoever goes on because of what is closed next may ask
+	// for it.
+	entered := m.enter(inc, stateConnected, event{kind: kind})
 	inc.mu.Lock()
 	inc.down = make(chan struct{})
 	close(inc.up)
 	inc.mu.Unlock()
 	inc.wake()
-	select {
-	case <-inc.first:
-		inc.m.reconnected(inc)
-	default:
+	if !again {
 		close(inc.first)
-		inc.m.established(inc)
+	}
+	if entered {
+		m.log.Info(text, "session", sessionText(inc.id.Load()), "timeout", time.Duration(inc.timeout.Load()))
+		m.tell()
 	}
 }
 
 func (inc *incarnation) disconnected() {
-	inc.mu.Lock()
-	select {
-	case <-inc.up:
-	default:
-		inc.mu.Unlock()
+	if isClosed(inc.disconnection()) {
 		return // it was a handshake that failed
 	}
+	if inc.m.cfg.lossOnSuspend && inc.ctx.Err() == nil {
+		inc.lose(lossSuspended)
+	}
+	entered := inc.m.enter(inc, stateSuspended, event{kind: eventSuspended})
+	inc.mu.Lock()
 	inc.up = make(chan struct{})
 	close(inc.down)
 	for path, ch := range inc.sent {
@@ -358,10 +367,10 @@ func (inc *incarnation) disconnected() {
 		delete(inc.sent, path)
 	}
 	inc.mu.Unlock()
-	if inc.m.cfg.lossOnSuspend && inc.ctx.Err() == nil {
-		inc.lose(lossSuspended)
+	if entered {
+		inc.m.log.Info("zsync: connection dropped", "session", sessionText(inc.id.Load()))
+		inc.m.tell()
 	}
-	inc.m.suspended(inc)
 }
 
 // disconnection returns a channel that is closed while no connection serves

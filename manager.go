@@ -40,6 +40,8 @@ type manager struct {
 	err     error                 // why there will be no other incarnation; guarded by mu
 	state   state                 // guarded by mu
 	feeds   map[listener]struct{} // those who follow the states; guarded by mu
+	untold  []event               // what the observer has not heard of the session; guarded by mu
+	telling bool                  // somebody is in tell; guarded by mu
 	dialErr error                 // the last failure to reach a server; guarded by mu
 	leaving farewell
 	closing chan struct{}  // closed when err is set
@@ -90,12 +92,16 @@ func (m *manager) run() {
 		// The next session is sought while the old one's connection is
 		// still being torn down: nothing of it can be used any more.
 		m.expiries.Add(1)
-		m.setState(inc, stateExpired)
-		m.observe(event{kind: eventExpired, err: context.Cause(inc.ctx)})
+		cause := context.Cause(inc.ctx)
+		m.enter(nil, stateExpired, event{kind: eventExpired, err: cause})
+		m.enter(nil, stateConnecting, event{})
 		m.spawn(inc.shut)
-		m.setState(inc, stateConnecting)
+		// It is told here, not where it was found out: whoever did that may
+		// hold a lock.
+		m.log.Warn("zsync: session lost", "session", sessionText(inc.id.Load()), "why", cause)
+		m.tell()
 	}
-	m.setState(nil, stateClosed)
+	m.enter(nil, stateClosed, event{})
 	m.spawnMu.Lock()
 	m.sealed = true
 	m.spawnMu.Unlock()
@@ -200,46 +206,50 @@ func (m *manager) bare(p string) string {
 	return strings.TrimPrefix(p, m.chroot)
 }
 
-// established is told that inc has its first connection.
-func (m *manager) established(inc *incarnation) {
-	m.log.Info("zsync: session established", "session", sessionText(inc.id.Load()), "timeout", time.Duration(inc.timeout.Load()))
-	m.observe(event{kind: eventConnected})
-	m.setState(inc, stateConnected)
-}
-
-// reconnected is told that inc has another connection.
-func (m *manager) reconnected(inc *incarnation) {
-	m.log.Info("zsync: reconnected", "session", sessionText(inc.id.Load()))
-	m.reconnects.Add(1)
-	m.observe(event{kind: eventReconnected})
-	m.setState(inc, stateConnected)
-}
-
-// suspended is told that inc has no connection any more.
-func (m *manager) suspended(inc *incarnation) {
-	if inc.ctx.Err() != nil {
-		return
-	}
-	m.log.Info("zsync: connection dropped", "session", sessionText(inc.id.Load()))
-	m.observe(event{kind: eventSuspended})
-	m.setState(inc, stateSuspended)
-}
-
-// setState records a change, unless it comes from an incarnation that has been
-// replaced. A nil inc is the manager itself.
-func (m *manager) setState(inc *incarnation, s state) {
+// enter records a change of state, and that the observer must hear e. It does
+// not tell it yet: see tell. An incarnation that has ended changes nothing any
+// more, and enter reports false: from its end on the manager alone, for which
+// inc is nil, says what the state is. A change that inc makes as it ends comes
+// before the manager's own, as both hold mu.
+func (m *manager) enter(inc *incarnation, s state, e event) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.state == s || m.state == stateClosed || inc != nil && inc != m.cur {
-		return
+	if m.state == stateClosed || inc != nil && (inc != m.cur || inc.ctx.Err() != nil) {
+		return false
 	}
-	m.state = s
-	for f := range m.feeds {
-		f.push(s)
+	if m.state != s {
+		m.state = s
+		for f := range m.feeds {
+			f.push(s)
+		}
 	}
+	if e.kind != 0 {
+		m.untold = append(m.untold, e)
+	}
+	return true
 }
 
-// observe tells the observer, but nothing of a hold that has no operation: that
+// tell tells the observer what enter has recorded: one thing at a time, in
+// order, and with no lock held. What is recorded while it runs, by others or by
+// the observer's own doing, it tells too.
+func (m *manager) tell() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.telling {
+		return
+	}
+	m.telling = true
+	for len(m.untold) > 0 {
+		e := m.untold[0]
+		m.untold = m.untold[1:]
+		m.mu.Unlock()
+		m.observe(e)
+		m.mu.Lock()
+	}
+	m.telling = false
+}
+
+// observe tells the observer, and is called without locks; but nothing of a hold that has no operation: that
 // is a part of another.
 func (m *manager) observe(e event) {
 	if m.cfg.observe != nil && (e.op != "" || e.path == "") {

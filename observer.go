@@ -3,8 +3,10 @@ package zsync
 import "time"
 
 // An Observer is told what a Session does, for metrics and tracing. Observe is
-// called from the goroutine in which the thing happens and must not block, nor
-// call into the Session.
+// called from the goroutine in which the thing happens, or in which the thing
+// before it did, and must not block. It may ask the Session and its primitives
+// what they know without a request: State, Stats, ID, Lost. The events of a
+// Session come one at a time, in order; those of holds come beside them.
 type Observer interface {
 	Observe(Event)
 }

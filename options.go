@@ -112,7 +112,9 @@ func WithTLS(cfg *tls.Config) Option {
 // the connect string.
 func WithDialer(d zk.Dialer) Option { return func(c *config) { c.dialer = d } }
 
-// WithLogger sends diagnostics to l. The default discards them.
+// WithLogger sends diagnostics to l. The default discards them. What is true of
+// an [Observer] is true of l's handler: it must not block, and may ask for what
+// is known without a request.
 func WithLogger(l *slog.Logger) Option {
 	return func(c *config) {
 		if l != nil {

@@ -187,7 +187,8 @@ func (s *Session) Stats() Stats { return Stats(s.counters()) }
 // at the root, or in the chroot, which later transactions of the session write
 // again; there are as many as are under way at once. Where that is refused the
 // receipt lies beside the first path that is created, or else the first that is
-// named, and is deleted before Txn returns.
+// named, and is deleted before Txn returns; but if the server is slow to do so,
+// Txn does not wait long, and the receipt may still be there for a while.
 //
 // # Cost
 //
