@@ -48,6 +48,10 @@ var (
 	// 1 MiB (jute.maxbuffer). Nothing was sent.
 	ErrTooLarge = errors.New("larger than ZooKeeper's packet limit of 1 MiB")
 
+	// ErrUnprotected means that a znode which somebody else has made may be
+	// changed by others than [WithACL] allows.
+	ErrUnprotected = errors.New("others may change what is here")
+
 	// ErrInvalid means an argument breaks a rule that the message names.
 	// Nothing was sent.
 	ErrInvalid = errors.New("invalid argument")

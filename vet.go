@@ -17,10 +17,6 @@ import (
 // could not by ours. Otherwise a stranger who made it first could delete what is
 // held in it, however well each znode is protected.
 
-// ErrUnprotected means that a znode which somebody else has made may be changed
-// by others than [WithACL] allows.
-var ErrUnprotected = errors.New("others may change what is here")
-
 // protects reports whether the session was given an ACL of its own.
 func (m *manager) protects() bool { return !slices.Equal(m.cfg.acl, zk.WorldACL(zk.PermAll)) }
 
