@@ -356,7 +356,7 @@ func (e *Election) Token(ctx context.Context) (int64, error) {
 	if err != nil {
 		return 0, opError("token", e.path, err)
 	}
-	tok, err := t.grant.token(ctx, ModeExclusive)
+	tok, err := t.grant.token(ctx, true)
 	return tok, opError("token", e.path, err)
 }
 

@@ -272,8 +272,8 @@ func (g *grant) release() error {
 
 // token returns the fencing token of g: the zxid of a write to its own znode,
 // made while it stands, and after every write of those who held before. Those
-// who share a claim share its token.
-func (g *grant) token(ctx context.Context, mode Mode) (int64, error) {
+// who share a claim share its token; alone means that nobody can.
+func (g *grant) token(ctx context.Context, alone bool) (int64, error) {
 	c := g.claim
 	for {
 		if err := c.err(); err != nil {
@@ -288,7 +288,7 @@ func (g *grant) token(ctx context.Context, mode Mode) (int64, error) {
 		stat, err := c.inc.set(ctx, path, c.data, -1) // what it says already
 		c.mu.Lock()
 		switch {
-		case mode == ModeExclusive && g.over, len(c.held.grants) == 0, c.held.over:
+		case alone && g.over, len(c.held.grants) == 0, c.held.over:
 			// It has been unlocked meanwhile. The write may be younger than
 			// that of the goroutine to whom the claim has gone.
 			c.mu.Unlock()

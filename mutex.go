@@ -237,7 +237,7 @@ func (m *Mutex) Token(ctx context.Context) (int64, error) {
 	if err != nil {
 		return 0, opError("token", m.path, err)
 	}
-	tok, err := g.token(ctx, ModeExclusive)
+	tok, err := g.token(ctx, true)
 	return tok, opError("token", m.path, err)
 }
 

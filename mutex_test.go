@@ -465,7 +465,7 @@ func TestUnlockIsNotToldAsALoss(t *testing.T) {
 		must(t, err)
 		lost := m.Lost()
 		must(t, m.Unlock())
-		_, err = h.token(t.Context(), ModeExclusive)
+		_, err = h.token(t.Context(), true)
 		wantErr(t, err, ErrNotLocked)
 		if isClosed(lost) || !slices.Equal(kinds, []EventKind{Acquired, Released}) {
 			t.Errorf("lost %v, events %v", isClosed(lost), kinds)

@@ -347,7 +347,7 @@ func (rw *RWMutex) Lost() <-chan struct{} {
 func (rw *RWMutex) Token(ctx context.Context) (int64, error) {
 	var tok int64
 	err := rw.withCurrent(func(g *grant, mode Mode) (err error) {
-		tok, err = g.token(ctx, mode)
+		tok, err = g.token(ctx, mode == ModeExclusive)
 		return err
 	})
 	return tok, opError("token", rw.path, err)
