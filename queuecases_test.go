@@ -257,7 +257,7 @@ func TestQueueSharesItsPathWithCuratorAndKazoo(t *testing.T) {
 			want := []string{"hello"}
 			for i, name := range c.theirs {
 				text := fmt.Sprint("theirs ", i)
-				_, err := inc.conn.Create("/q/"+name, c.data(text), zk.FlagSequence, zk.WorldACL(zk.PermAll))
+				_, err := s.Txn(t.Context(), &zk.CreateRequest{Path: "/q/" + name, Data: c.data(text), Flags: zk.FlagSequence})
 				must(t, err)
 				if i == 0 {
 					want = append(want, text)
@@ -559,10 +559,8 @@ func TestRefusedAckStaysClaimedAndIsTriedAgain(t *testing.T) {
 		must(t, q.SendPriority(t.Context(), 0, 0))
 		must(t, q.SendPriority(t.Context(), 2, 2))
 		ds := collect(t, q.Deliveries(t.Context()), 2)
-		conn := live(t, s).conn
 		bucket := "/q/" + childrenOf(t, s, "/q")[0]
-		_, err := conn.SetACL(bucket, zk.WorldACL(zk.PermRead|zk.PermAdmin), -1)
-		must(t, err)
+		setACL(t, srv, bucket, zk.WorldACL(zk.PermRead|zk.PermAdmin))
 		refused, allowed := async(func() error { return ds[0].Ack(t.Context()) }), async(func() error { return ds[1].Ack(t.Context()) })
 		wantErr(t, <-refused, zk.ErrNoAuth)
 		must(t, <-allowed)
@@ -570,8 +568,7 @@ func TestRefusedAckStaysClaimedAndIsTriedAgain(t *testing.T) {
 		if n := q.q.claimedNow(t); n != 1 {
 			t.Errorf("%d elements are claimed, want the one that could not be removed", n)
 		}
-		_, err = conn.SetACL(bucket, zk.WorldACL(zk.PermAll), -1)
-		must(t, err)
+		setACL(t, srv, bucket, zk.WorldACL(zk.PermAll))
 		must(t, ds[0].Ack(t.Context()))
 		wantLen(t, q, 0)
 	})
@@ -582,15 +579,12 @@ func TestRecvTriesAgainToRemoveWhatItCouldNot(t *testing.T) {
 		s := open(t, srv)
 		q := NewQueue[int](s, "/q")
 		must(t, q.Send(t.Context(), 1))
-		conn := live(t, s).conn
 		bucket := "/q/" + childrenOf(t, s, "/q")[0]
-		_, err := conn.SetACL(bucket, zk.WorldACL(zk.PermRead|zk.PermAdmin), -1)
-		must(t, err)
+		setACL(t, srv, bucket, zk.WorldACL(zk.PermRead|zk.PermAdmin))
 		ch := q.Recv(t.Context())
 		<-ch
 		time.Sleep(time.Minute)
-		_, err = conn.SetACL(bucket, zk.WorldACL(zk.PermAll), -1)
-		must(t, err)
+		setACL(t, srv, bucket, zk.WorldACL(zk.PermAll))
 		must(t, q.Send(t.Context(), 2))
 		if v := <-ch; v != 2 {
 			t.Errorf("received %d again", v)
@@ -672,8 +666,7 @@ func TestQueueRefusalsAreNobodyElses(t *testing.T) {
 		ds := collect(t, q.Deliveries(t.Context()), 10)
 		time.Sleep(time.Second)
 		// The bell may not be rung, which would only wake others sooner.
-		_, err := live(t, s).conn.SetACL("/q", zk.WorldACL(zk.PermAll&^zk.PermWrite), -1)
-		must(t, err)
+		setACL(t, srv, "/q", zk.WorldACL(zk.PermAll&^zk.PermWrite))
 		srv.SetLatency(10 * time.Millisecond)
 		var results []<-chan error
 		for i, d := range ds {
@@ -694,8 +687,7 @@ func TestQueueRefusalsAreNobodyElses(t *testing.T) {
 		q := NewQueue[int](s, "/q")
 		const n = 300
 		must(t, q.Send(t.Context(), counted(n)...))
-		_, err := live(t, s).conn.SetACL("/q/"+childrenOf(t, s, "/q")[0], zk.WorldACL(zk.PermRead|zk.PermAdmin), -1)
-		must(t, err)
+		setACL(t, srv, "/q/"+childrenOf(t, s, "/q")[0], zk.WorldACL(zk.PermRead|zk.PermAdmin))
 		collect(t, q.Recv(t.Context()), n)
 		time.Sleep(time.Minute)
 		before := srv.Counts()
@@ -703,8 +695,7 @@ func TestQueueRefusalsAreNobodyElses(t *testing.T) {
 		if d := srv.Counts().Sub(before).Requests["multi"]; d > 12*n {
 			t.Errorf("%d transactions in ten minutes for %d elements that may not be deleted", d, n)
 		}
-		_, err = live(t, s).conn.SetACL("/q/"+childrenOf(t, s, "/q")[0], zk.WorldACL(zk.PermAll), -1)
-		must(t, err)
+		setACL(t, srv, "/q/"+childrenOf(t, s, "/q")[0], zk.WorldACL(zk.PermAll))
 		time.Sleep(2 * time.Minute)
 		wantLen(t, q, 0)
 	})

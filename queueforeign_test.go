@@ -113,8 +113,7 @@ func TestElementsSurviveACancelledTryRecvAndClose(t *testing.T) {
 func TestElementThatCannotBeBuriedStays(t *testing.T) {
 	inAllLayouts(t, func(t *testing.T, srv *zktest.Server, layout QueueOption) {
 		s := open(t, srv)
-		conn := live(t, s).conn
-		_, err := conn.Create("/q-dead", nil, zk.FlagPersistent, zk.WorldACL(zk.PermRead|zk.PermAdmin))
+		_, err := s.Txn(t.Context(), &zk.CreateRequest{Path: "/q-dead", Acl: zk.WorldACL(zk.PermRead | zk.PermAdmin)})
 		must(t, err)
 		must(t, NewQueue[any](s, "/q", layout).Send(t.Context(), "x", 1))
 		q := NewQueue[int](open(t, srv), "/q", layout)
@@ -129,8 +128,7 @@ func TestElementThatCannotBeBuriedStays(t *testing.T) {
 		if n, dead := elementsIn(t, s, q); n != 1 || dead != 0 {
 			t.Errorf("%d elements and %d dead letters, want 1 and 0", n, dead)
 		}
-		_, err = conn.SetACL("/q-dead", zk.WorldACL(zk.PermAll), -1)
-		must(t, err)
+		setACL(t, srv, "/q-dead", zk.WorldACL(zk.PermAll))
 		must(t, q.Send(t.Context(), 2))
 		if v := <-q.Recv(t.Context()); v != 2 {
 			t.Errorf("received %d, want 2", v)
@@ -227,7 +225,7 @@ func putCurator(t *testing.T, s *Session, data []byte) {
 	inc := live(t, s)
 	_, err := inc.create(t.Context(), "/q", nil)
 	must(t, err)
-	_, err = inc.conn.Create("/q/queue-", data, zk.FlagSequence, zk.WorldACL(zk.PermAll))
+	_, err = s.Txn(t.Context(), &zk.CreateRequest{Path: "/q/queue-", Data: data, Flags: zk.FlagSequence})
 	must(t, err)
 }
 

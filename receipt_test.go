@@ -134,8 +134,7 @@ func TestWhereTheRootIsClosedAReceiptIsGoneWhenItsTxnReturns(t *testing.T) {
 		admin, s := open(t, srv), open(t, srv)
 		_, err := live(t, admin).create(t.Context(), "/a", nil)
 		must(t, err)
-		_, err = live(t, admin).conn.SetACL("/", zk.WorldACL(zk.PermRead), -1)
-		must(t, err)
+		setACL(t, srv, "/", zk.WorldACL(zk.PermRead))
 		for range 3 {
 			_, err := s.Txn(t.Context(), &zk.CreateRequest{Path: "/a/b"})
 			must(t, err)
@@ -152,18 +151,18 @@ func TestWhereTheRootIsClosedAReceiptIsGoneWhenItsTxnReturns(t *testing.T) {
 }
 
 func TestAReceiptThatSomebodyHasDeletedOrWrittenIsReplaced(t *testing.T) {
-	for name, hurt := range map[string]func(inc *incarnation, path string) error{
-		"deleted": func(inc *incarnation, path string) error { return inc.conn.Delete(path, -1) },
-		"written": func(inc *incarnation, path string) error { _, err := inc.conn.Set(path, nil, -1); return err },
+	for name, hurt := range map[string]func(c *zk.Conn, path string) error{
+		"deleted": func(c *zk.Conn, path string) error { return c.Delete(path, -1) },
+		"written": func(c *zk.Conn, path string) error { _, err := c.Set(path, nil, -1); return err },
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
-				s, o := open(t, srv), open(t, srv)
+				s := open(t, srv)
 				for i := range 3 {
 					_, err := s.Txn(t.Context(), &zk.CreateRequest{Path: fmt.Sprint("/x", i)})
 					must(t, err)
 					paths := ephemerals(srv, s.ID())
-					must(t, hurt(live(t, o), paths[len(paths)-1]))
+					must(t, hurt(plain(t, srv), paths[len(paths)-1]))
 					_, err = s.Txn(t.Context(), &zk.CreateRequest{Path: fmt.Sprint("/x", i)})
 					wantErr(t, err, zk.ErrNodeExists)
 				}

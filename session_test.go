@@ -292,11 +292,12 @@ func TestEveryZnodeHasTheACL(t *testing.T) {
 		must(t, NewBarrier(s, "/a/b").Close(t.Context()))
 		must(t, NewOnce(s, "/a/once").Do(t.Context(), func(context.Context) error { return nil }))
 		synctest.Wait() // what is deleted in the background is gone
+		me := plain(t, srv, "me:secret")
 		var walk func(path string)
 		walk = func(path string) {
 			inc := live(t, s)
 			if path != "/" && path != "/zookeeper" {
-				got, _, err := inc.conn.GetACL(path)
+				got, _, err := me.GetACL(path)
 				must(t, err)
 				if !slices.Equal(got, acl) {
 					t.Errorf("%s has the ACL %v", path, got)
@@ -735,8 +736,7 @@ func TestReceiptOfATxnIsNotInTheWay(t *testing.T) {
 		// Where nothing may be created there is no receipt.
 		_, err = s.Txn(ctx, &zk.CreateRequest{Path: "/ro"}, &zk.CreateRequest{Path: "/ro/x"})
 		must(t, err)
-		_, err = live(t, s).conn.SetACL("/ro", zk.WorldACL(zk.PermRead), -1)
-		must(t, err)
+		setACL(t, srv, "/ro", zk.WorldACL(zk.PermRead))
 		_, err = s.Txn(ctx, &zk.SetDataRequest{Path: "/ro/x", Data: []byte("1"), Version: -1})
 		must(t, err)
 

@@ -144,7 +144,7 @@ func TestWithAnACLDirectoriesStayAndKeepStrangersOut(t *testing.T) {
 				s := openAs(t, srv, "me", mine)
 				must(t, use(ctx, s, "/a/p"))
 				time.Sleep(time.Hour) // the servers have removed what is empty and may be removed
-				acl, _, err := live(t, s).conn.GetACL("/a/p")
+				acl, _, err := plain(t, srv, "me:secret").GetACL("/a/p")
 				must(t, err)
 				if !slices.Equal(acl, mine) {
 					t.Errorf("its ACL is %v", acl)

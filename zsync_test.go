@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/go-zookeeper/zk"
 	"github.com/google/uuid"
 	"go.uber.org/goleak"
 
@@ -123,4 +124,23 @@ func childrenOf(t testing.TB, s *Session, path string) []string {
 	must(t, err)
 	slices.Sort(names)
 	return names
+}
+
+// plain is a client of go-zookeeper's own, for what zsync does not do.
+func plain(t testing.TB, srv *zktest.Server, credentials ...string) *zk.Conn {
+	t.Helper()
+	c, _, err := zk.Connect(srv.Addrs(), testTimeout, zk.WithDialer(srv.Dial), zk.WithLogInfo(false))
+	must(t, err)
+	t.Cleanup(c.Close)
+	for _, text := range credentials {
+		must(t, c.AddAuth("digest", []byte(text)))
+	}
+	return c
+}
+
+// setACL gives a znode another ACL.
+func setACL(t testing.TB, srv *zktest.Server, path string, acl []zk.ACL) {
+	t.Helper()
+	_, err := plain(t, srv).SetACL(path, acl, -1)
+	must(t, err)
 }
