@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -350,6 +351,9 @@ func (l *link) handshake() error {
 	for _, a := range l.inc.m.cfg.auths {
 		out = append(out, authPacket(a)...)
 	}
+	if continued && l.inc.staked() {
+		out = append(out, l.confirmPacket()...)
+	}
 	out = append(out, l.inc.hub.resend(l.relative)...)
 	if continued {
 		// What a server tells in an event is not in the zxid that go-zookeeper
@@ -374,6 +378,19 @@ func (l *link) handshake() error {
 	l.pre = append(size[:], body...)
 	l.shook.Store(true)
 	return nil
+}
+
+// confirmPacket is the write that makes a session certain again that is continued
+// while something is held: see liveness. It deletes where there is no znode.
+func (l *link) confirmPacket() []byte {
+	l.mu.Lock()
+	l.sent[wire.XidConfirm] = sentInfo{at: l.inc.sending(), op: wire.OpDelete}
+	l.order = append(l.order, wire.XidConfirm)
+	l.mu.Unlock()
+	l.inc.m.requests.Add(1)
+	p := wire.AppendHeader(nil, wire.XidConfirm, wire.OpDelete)
+	p = wire.AppendString(p, l.inc.nobody)
+	return wire.EndPacket(binary.BigEndian.AppendUint32(p, math.MaxUint32)) // any version
 }
 
 // authenticated reads the replies to n credentials, which come before all

@@ -173,6 +173,10 @@ func (v *liveness) next(now time.Time, urgent bool) (p proof, wait time.Duration
 		wait = 2*v.gap() - v.sure.since(now)
 	}
 	switch {
+	case v.asked != nil && !urgent:
+		// The write that confirms it went with the handshake, if something was
+		// held then. Another is due if that is slow.
+		return provesQuorum, v.timeout/20 - now.Sub(v.asked.at)
 	case v.asked != nil:
 		return provesQuorum, 0
 	case len(v.carried) > 0 && v.left(now) > 0:

@@ -434,8 +434,9 @@ func (h *hostProvider) Next() (addr string, retryStart bool) {
 func (h *hostProvider) pick() string {
 	limit := time.Duration(math.MaxInt64)
 	if h.inc.id.Load() != 0 {
-		// The session must not run out while a server is already back.
-		limit = time.Duration(h.inc.timeout.Load() / 10)
+		// The session must not run out while a server is already back, nor for
+		// want of attempts.
+		limit = min(time.Duration(h.inc.timeout.Load()/10), max(h.inc.left()/16, 10*time.Millisecond))
 	}
 	addr, delay := h.inc.m.pace.pick(limit)
 	if delay > 0 {

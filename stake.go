@@ -114,8 +114,9 @@ func (inc *incarnation) inquire(urgent bool) (q *inquiry, wait time.Duration) {
 		} else {
 			_, err = inc.conn.Sync(inc.nobody)
 		}
-		if err != nil && !isNoNode(err) {
-			// Lost, or refused as by a server that has too much to do.
+		if err != nil && !isNoNode(err) && outcomeOf(err) != unknown {
+			// Refused, as by a server that has too much to do. (What is lost with
+			// its connection is sent again over the next, as soon as there is one.)
 			select {
 			case <-time.After(timeout / 100):
 			case <-inc.ctx.Done():
@@ -200,7 +201,7 @@ func (inc *incarnation) dialLimit() time.Duration {
 	timeout := time.Duration(inc.timeout.Load())
 	limit := timeout / 3 // nothing is lost yet
 	if inc.id.Load() != 0 {
-		limit = min(limit, inc.left()/time.Duration(inc.m.pace.untried()))
+		limit = min(timeout/5, inc.left()/time.Duration(inc.m.pace.untried()))
 	}
 	return min(max(limit, 10*time.Millisecond), 5*time.Second)
 }

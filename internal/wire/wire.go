@@ -34,6 +34,7 @@ const (
 	XidSetWatches     = -8
 	XidRemoveWatches  = -9
 	XidCatchUp        = -10
+	XidConfirm        = -11
 	CodeNoNode        = -101
 	CodeBadVersion    = -103
 	CodeNoChildren    = -108 // an ephemeral znode has none
