@@ -517,8 +517,9 @@ func TestHandoverToAnotherProcessCostsOneNotificationAndNoRequest(t *testing.T) 
 		before = b.Stats().Requests
 		must(t, ma.Unlock())
 		must(t, <-got)
-		if n := b.Stats().Requests - before; n != 1 {
-			t.Errorf("%d requests after the connection was replaced, want 1 look", n)
+		// A look and, if the session was not confirmed since, a request behind it.
+		if n := b.Stats().Requests - before; n != 1 && n != 2 {
+			t.Errorf("%d requests after the connection was replaced, want 1 or 2", n)
 		}
 	})
 }

@@ -335,10 +335,9 @@ func TestMapOfTenThousandKeysIsReadAndFollowed(t *testing.T) {
 
 // A mapOp is an operation on one key of a Map and what came of it.
 type mapOp struct {
-	op      string
-	v       int
-	old     int // CompareAndSwap, CompareAndDelete: the value whose Version was given
-	unknown bool
+	op  string
+	v   int
+	old int // CompareAndSwap, CompareAndDelete: the value whose Version was given
 }
 
 type mapResult struct {

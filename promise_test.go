@@ -366,17 +366,17 @@ func (p *promise) judge() (grants, losses int) {
 	return grants, losses
 }
 
-// believes reports an error if o believed to hold the lock, which it had already,
-// at a moment in which q was granted it.
-func (o *party) believes(q *party, granted time.Time) {
-	for _, h := range o.holds {
+// believes reports an error if q believed to hold the lock, which it had already,
+// at a moment in which other was granted it.
+func (q *party) believes(other *party, granted time.Time) {
+	for _, h := range q.holds {
 		over := h.released
 		if !h.lost.IsZero() {
 			over = h.lost
 		}
 		if !h.granted.After(granted) && over.After(granted) {
-			o.p.t.Errorf("%s was granted the lock at %v, and %s, who had it since %v, believed in it until %v: %v too long",
-				q.name, granted.Sub(o.p.begun), o.name, h.granted.Sub(o.p.begun), over.Sub(o.p.begun), over.Sub(granted))
+			q.p.t.Errorf("%s was granted the lock at %v, and %s, who had it since %v, believed in it until %v: %v too long",
+				other.name, granted.Sub(q.p.begun), q.name, h.granted.Sub(q.p.begun), over.Sub(q.p.begun), over.Sub(granted))
 		}
 	}
 }
