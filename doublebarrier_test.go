@@ -878,7 +878,8 @@ func TestHammerRoundsNeverMix(t *testing.T) {
 		r := roll{n: 2 + rnd.IntN(4)}
 		var ss []*Session
 		for range 1 + rnd.IntN(r.n) {
-			ss = append(ss, open(t, srv))
+			// Long enough to be confirmed now and then, whatever bruise does.
+			ss = append(ss, open(t, srv, WithSessionTimeout(40*time.Second)))
 		}
 		stop := make(chan struct{})
 		fate := rand.New(rand.NewPCG(rnd.Uint64(), 0))

@@ -687,7 +687,7 @@ func (h *electionHammer) check() {
 			h.t.Errorf("token %d wrote after token %d", w[1], h.writes[i-1][1])
 		}
 	}
-	if h.terms < 10 {
+	if h.terms < 5 {
 		h.t.Errorf("only %d terms", h.terms)
 	}
 }

@@ -368,8 +368,12 @@ func (g *grant) txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) 
 		}
 		rs = rs[1:]
 	}
-	if err == errEnded {
-		err = c.err()
+	if err == errEnded || errors.Is(err, ErrLost) {
+		// The session has ended, and the registration may not have had its turn
+		// yet: Lost is closed before anybody is told otherwise.
+		if lost := c.err(); lost != nil {
+			err = lost
+		}
 	}
 	return rs, err
 }
