@@ -188,6 +188,45 @@ var costs = []cost{
 		must(t, v.Store(t.Context(), 1))
 		return func() { _, err := v.Update(t.Context(), increment); must(t, err) }
 	}},
+	{"`Map.Load`", func(t *testing.T, s, other *Session) func() {
+		m := NewMap[int](s, "/p/map")
+		must(t, m.Store(t.Context(), "k", 1))
+		return func() { _, _, err := m.Load(t.Context(), "k"); must(t, err) }
+	}},
+	{"`Map.Store`", func(t *testing.T, s, other *Session) func() {
+		m := NewMap[int](s, "/p/map")
+		must(t, m.Store(t.Context(), "k", 1))
+		return func() { must(t, m.Store(t.Context(), "k", 2)) }
+	}},
+	{"`Map.CompareAndSwap`", func(t *testing.T, s, other *Session) func() {
+		m := NewMap[int](s, "/p/map")
+		must(t, m.Store(t.Context(), "k", 1))
+		_, version, err := m.Load(t.Context(), "k")
+		must(t, err)
+		return func() { _, err := m.CompareAndSwap(t.Context(), "k", version, 2); must(t, err) }
+	}},
+	{"`Int64.Add`", func(t *testing.T, s, other *Session) func() {
+		n := NewInt64(s, "/p/n")
+		must(t, n.Store(t.Context(), 1))
+		return func() { _, err := n.Add(t.Context(), 1); must(t, err) }
+	}},
+	{"`Schedule.Do`, done in another process", func(t *testing.T, s, other *Session) func() {
+		_, err := NewSchedule(other, "/p/jobs").Do(t.Context(), noon, func(context.Context) error { return nil })
+		must(t, err)
+		c := NewSchedule(s, "/p/jobs")
+		return func() { _, err := c.Do(t.Context(), noon, func(context.Context) error { return nil }); must(t, err) }
+	}},
+	{"`Group.Join`", func(t *testing.T, s, other *Session) func() {
+		_, err := NewGroup[int](other, "/p/group").Join(t.Context(), "other", 1)
+		must(t, err)
+		g := NewGroup[int](s, "/p/group")
+		return func() { _, err := g.Join(t.Context(), "me", 1); must(t, err) }
+	}},
+	{"`Membership.Leave`", func(t *testing.T, s, other *Session) func() {
+		m, err := NewGroup[int](s, "/p/group").Join(t.Context(), "me", 1)
+		must(t, err)
+		return func() { must(t, m.Leave()) }
+	}},
 	{"`Value.Watch`, while nothing changes", func(t *testing.T, s, other *Session) func() {
 		must(t, NewValue[int](other, "/p/v").Store(t.Context(), 1))
 		<-NewValue[int](s, "/p/v").Watch(t.Context())

@@ -46,7 +46,7 @@ import (
 //
 // # Cost
 //
-// Join costs 3 requests: create, and a watch on the member's own znode. Leave
+// Join costs 2 requests: create, and a watch on the member's own znode. Leave
 // costs 1. Members costs a sync, a listing and a read for every 128 members.
 // Watch costs 2 requests and one for each member at first; then one
 // notification and one or two requests for each change.
