@@ -468,9 +468,12 @@ func runWorld(seed uint64, spoil mutant) string {
 }
 
 func TestNoSessionEndsWithinATimeoutOfWhatIsConfirmed(t *testing.T) {
-	seeds := 10_000
-	if underRace {
-		seeds = 1000
+	seeds := 3000
+	switch {
+	case longTests():
+		seeds = 30_000
+	case underRace:
+		seeds = 300
 	}
 	for seed := range uint64(seeds) {
 		if bad := runWorld(seed, mutant{}); bad != "" {
