@@ -699,14 +699,20 @@ func TestCase21AWaiterWhoseNodeIsDeletedIsNeverGrantedOnIt(t *testing.T) {
 				must(t, live(t, c).removeNow(t.Context(), "/m/"+n))
 			}
 		}
+		synctest.Wait() // b has learned it, and stands in the line again
+		again := childrenOf(t, a, "/m")
+		if len(again) != 2 || slices.Equal(again, names) {
+			t.Fatalf("the line is %q, and was %q before b's was deleted", again, names)
+		}
 		next := async(func() error { return mc.Lock(t.Context()) })
 		synctest.Wait()
-		must(t, ma.Unlock())
-		must(t, <-next) // b had lost its place to c
 		pendingStill(t, got)
-		must(t, mc.Unlock())
+		must(t, ma.Unlock())
 		must(t, <-got)
+		pendingStill(t, next)
 		must(t, mb.Unlock())
+		must(t, <-next)
+		must(t, mc.Unlock())
 	})
 }
 
