@@ -86,7 +86,9 @@ func newLiveScreen(out io.Writer, goal int, opts ...mpb.ContainerOption) *liveSc
 // terminal, which would make two of it: only one is erased before the next.
 func (s *liveScreen) liveLine(w io.Writer, stat decor.Statistics) error {
 	words := ""
-	if contenders := s.last.Load().([]zsync.Contender); contenders != nil {
+	if contenders := s.last.Load().([]zsync.Contender); contenders != nil && !stat.Completed {
+		// Nothing below a bar that is full: it may be drawn for the last time
+		// before close has been called.
 		words = describe(contenders, stat.AvailableWidth)
 		words = words[:min(len(words), stat.AvailableWidth)] // all of it is ASCII
 	}
