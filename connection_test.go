@@ -150,10 +150,15 @@ func TestAnExpiryCostsOneHandshakeAndTheNextSessionAnother(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		time.Sleep(time.Minute)
-		before := s.pace.next
+		picked := func() int {
+			s.pace.mu.Lock()
+			defer s.pace.mu.Unlock()
+			return s.pace.next
+		}
+		before := picked()
 		srv.Expire(s.ID())
 		time.Sleep(5 * time.Second)
-		if n := s.pace.next - before; n != 2 {
+		if n := picked() - before; n != 2 {
 			t.Errorf("%d servers were picked, want 2", n)
 		}
 	})
