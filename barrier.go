@@ -4,6 +4,8 @@ import (
 	"context"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/session"
 )
 
 // A Barrier is a gate for many: while it is closed, everyone who comes to
@@ -62,13 +64,13 @@ func (b *Barrier) Path() string { return b.path }
 // request is under way, b may be closed or not.
 func (b *Barrier) Close(ctx context.Context) error {
 	err := b.change(ctx, func(znode string) any {
-		m := b.s.manager
-		return &zk.CreateRequest{Path: znode, Data: []byte(m.cfg.owner), Acl: m.cfg.acl}
+		m := b.s.m
+		return &zk.CreateRequest{Path: znode, Data: []byte(m.Config.Owner), Acl: m.Config.ACL}
 	})
-	if isNodeExists(err) {
+	if session.IsNodeExists(err) {
 		// Closed by somebody else: but is it by one of those whom the ACL allows?
 		// NoNode is that it has been opened since.
-		err = b.s.during(ctx, func(inc *incarnation) error { return inc.vetNow(ctx, b.s.full(b.path)) })
+		err = b.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.VetNow(ctx, b.s.m.Full(b.path)) })
 	}
 	return opError("close", b.path, unlessNoNode(err))
 }
@@ -82,7 +84,7 @@ func (b *Barrier) Open(ctx context.Context) error {
 }
 
 func unlessNoNode(err error) error {
-	if isNoNode(err) {
+	if session.IsNoNode(err) {
 		return nil
 	}
 	return err
@@ -91,17 +93,17 @@ func unlessNoNode(err error) error {
 // change applies one operation to the znode exactly once. The error is NodeExists
 // or NoNode if there is nothing to change.
 func (b *Barrier) change(ctx context.Context, op func(znode string) any) error {
-	if b.bad() != nil {
-		return b.bad()
+	if b.misuse() != nil {
+		return b.misuse()
 	}
 	if ctx.Err() != nil {
-		return ctxErr(ctx)
+		return session.CtxErr(ctx)
 	}
-	m := b.s.manager
-	znode := m.full(b.path)
+	m := b.s.m
+	znode := m.Full(b.path)
 	// The receipts lie beside the znode, so making their parent makes its
 	// parent too, and NoNode can only come from Open.
-	_, err := m.commitOnce(ctx, znode+"-receipts", []any{op(znode)})
+	_, err := m.CommitAcrossSessions(ctx, znode+"-receipts", []any{op(znode)})
 	return err
 }
 
@@ -109,19 +111,19 @@ func (b *Barrier) change(ctx context.Context, op func(znode string) any) error {
 // ctx that has ended already fails even if b is open. A Wait that fails leaves
 // nothing behind.
 func (b *Barrier) Wait(ctx context.Context) error {
-	if b.bad() != nil {
-		return opError("wait", b.path, b.bad())
+	if b.misuse() != nil {
+		return opError("wait", b.path, b.misuse())
 	}
 	if ctx.Err() != nil {
-		return opError("wait", b.path, ctxErr(ctx))
+		return opError("wait", b.path, session.CtxErr(ctx))
 	}
-	m := b.s.manager
-	m.waiters.Add(1)
-	defer m.waiters.Add(-1)
+	m := b.s.m
+	m.Waiters.Add(1)
+	defer m.Waiters.Add(-1)
 	var closed int64 // when what we wait for was closed, by zxid; 0 if it is not known yet
-	err := m.during(ctx, func(inc *incarnation) error {
+	err := m.During(ctx, func(inc *session.Incarnation) error {
 		// A server that lags would show as open what somebody has closed.
-		if err := inc.sync(ctx, m.full(b.path)); err != nil {
+		if err := inc.Sync(ctx, m.Full(b.path)); err != nil {
 			return err
 		}
 		return b.await(ctx, inc, &closed)
@@ -130,32 +132,32 @@ func (b *Barrier) Wait(ctx context.Context) error {
 }
 
 // await is Wait within one session.
-func (b *Barrier) await(ctx context.Context, inc *incarnation, closed *int64) error {
-	key := watchKey{watchData, inc.m.full(b.path)}
+func (b *Barrier) await(ctx context.Context, inc *session.Incarnation, closed *int64) error {
+	key := session.WatchKey{Kind: session.WatchData, Path: inc.Manager.Full(b.path)}
 	for {
-		w := inc.hub.join(key)
-		_, stat, err := inc.get(ctx, key.path) // Step 1.
+		w := inc.Watches.Join(key)
+		_, stat, err := inc.Get(ctx, key.Path) // Step 1.
 		switch {
-		case isNoNode(err): // Step 2.
-			inc.hub.leave(w)
+		case session.IsNoNode(err): // Step 2.
+			inc.Watches.Leave(w)
 			return nil
 		case err != nil:
-			inc.hub.leave(w)
+			inc.Watches.Leave(w)
 			return err
 		case *closed == 0:
 			*closed = stat.Czxid
 		case *closed != stat.Czxid:
 			// It was opened and closed again while we did not look, and that
 			// opening was for us.
-			inc.hub.leave(w)
+			inc.Watches.Leave(w)
 			return nil
 		}
-		err = inc.awaitFired(ctx, w) // Step 3.
-		inc.hub.leave(w)
+		err = inc.AwaitFired(ctx, w) // Step 3.
+		inc.Watches.Leave(w)
 		if err != nil {
 			return err
 		}
-		if w.event == zk.EventNodeDeleted {
+		if w.Event == zk.EventNodeDeleted {
 			return nil
 		}
 	}

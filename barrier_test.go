@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -264,7 +265,7 @@ func hammerBarrier(t *testing.T, rnd *rand.Rand, sessions []*Session, rounds int
 		b := NewBarrier(sessions[i%len(sessions)], "/gate")
 		naps := rand.New(rand.NewPCG(rnd.Uint64(), uint64(i)))
 		waiting.Go(func() {
-			for !isClosed(stop) {
+			for !session.IsClosed(stop) {
 				e := epoch.Load()
 				if err := b.Wait(ctx); err != nil {
 					t.Errorf("Wait: %v", err)

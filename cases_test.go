@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"net"
 	"os"
@@ -18,6 +17,8 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -42,45 +43,11 @@ func op(want zktest.Op) func(zktest.Request) bool {
 }
 
 // live returns the present incarnation of s.
-func live(t testing.TB, s *Session) *incarnation {
+func live(t testing.TB, s *Session) *session.Incarnation {
 	t.Helper()
-	inc, err := s.live(t.Context())
+	inc, err := s.m.Incarnation(t.Context())
 	must(t, err)
 	return inc
-}
-
-func TestCase01NoCallOfAnExpiredSessionRunsInTheNext(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		s := open(t, srv)
-		inc := live(t, s)
-		must(t, inc.makeDir(t.Context(), "/m"))
-		srv.Stop()
-		// Calls that go-zookeeper queues and would send once it is connected
-		// again, in whatever session that may be.
-		var calls []*pending[string]
-		for range 5 {
-			p := &pending[string]{done: make(chan struct{})}
-			calls = append(calls, p)
-			go func() {
-				defer close(p.done)
-				p.val, p.err = inc.conn.Create("/m/x-", nil, zk.FlagEphemeralSequential, zk.WorldACL(zk.PermAll))
-			}()
-		}
-		srv.Expire(inc.id.Load())
-		srv.Restart()
-		for _, p := range calls {
-			if _, err := p.wait(t.Context(), inc); err == nil {
-				t.Error("a call of the expired session returned nil")
-			}
-		}
-		time.Sleep(time.Minute)
-		if now := live(t, s); now == inc {
-			t.Error("the incarnation outlived its session")
-		}
-		if n := childrenOf(t, s, "/m"); len(n) != 0 {
-			t.Errorf("calls of the expired session ran in the next: %v", n)
-		}
-	})
 }
 
 func TestCase02ASessionReplacedWithoutNoticeIsALoss(t *testing.T) {
@@ -225,48 +192,16 @@ func TestCase07AnAbandonedCreateIsCollected(t *testing.T) {
 	})
 }
 
-func TestCase08CancelledWaitsLeaveNoWatches(t *testing.T) {
-	t.Parallel()
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		s := open(t, srv)
-		inc := live(t, s)
-		n := 100_000
-		if underRace {
-			n = 20_000
-		}
-		if testing.Short() {
-			n = 1000
-		}
-		for i := range n {
-			// All on one znode, and each on one of its own.
-			for _, key := range []watchKey{{watchExists, "/one"}, {watchExists, fmt.Sprintf("/n%d", i)}} {
-				w := inc.hub.join(key)
-				if _, err := inc.exists(t.Context(), key.path); err != nil {
-					t.Fatal(err)
-				}
-				inc.hub.leave(w)
-			}
-		}
-		synctest.Wait()
-		if got := s.Stats().Watches; got > maxIdleWatches {
-			t.Errorf("the client keeps %d watches, want %d at most", got, maxIdleWatches)
-		}
-		if got := srv.Counts().Watches; got > maxIdleWatches {
-			t.Errorf("the server keeps %d watches, want %d at most", got, maxIdleWatches)
-		}
-	})
-}
-
 func TestCase08AThousandWaitersForOneZnodeShareOneWatch(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		inc := live(t, s)
-		_, err := inc.create(t.Context(), "/gate", nil)
+		_, err := inc.Create(t.Context(), "/gate", nil)
 		must(t, err)
 		var woken sync.WaitGroup
 		for range 1000 {
 			woken.Go(func() {
-				if err := inc.awaitGone(t.Context(), "/gate"); err != nil {
+				if err := inc.AwaitGone(t.Context(), "/gate"); err != nil {
 					t.Error(err)
 				}
 			})
@@ -276,7 +211,7 @@ func TestCase08AThousandWaitersForOneZnodeShareOneWatch(t *testing.T) {
 		if before.Watches != 1 {
 			t.Errorf("%d watches on the server, want 1", before.Watches)
 		}
-		must(t, inc.removeNow(t.Context(), "/gate"))
+		must(t, inc.RemoveNow(t.Context(), "/gate"))
 		woken.Wait()
 		if n := srv.Counts().Sub(before).Notifications; n != 1 {
 			t.Errorf("%d notifications, want 1", n)
@@ -288,13 +223,13 @@ func TestCase09WatchesAreSetAgainAheadOfEveryCall(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		inc := live(t, s)
-		w := inc.hub.join(watchKey{watchExists, "/x"})
-		_, err := inc.exists(t.Context(), "/x")
+		w := inc.Watches.Join(session.WatchKey{Kind: session.WatchExists, Path: "/x"})
+		_, err := inc.Exists(t.Context(), "/x")
 		must(t, err)
 		srv.Stop()
 		var waiting sync.WaitGroup
 		for range 10 {
-			waiting.Go(func() { inc.exists(t.Context(), "/y") })
+			waiting.Go(func() { inc.Exists(t.Context(), "/y") })
 		}
 		other := zktest.Request{}
 		var mu sync.Mutex
@@ -314,95 +249,11 @@ func TestCase09WatchesAreSetAgainAheadOfEveryCall(t *testing.T) {
 			t.Errorf("first request of the new connection is %v, want setWatches; all: %v", other.Op, ops)
 		}
 		b := open(t, srv)
-		_, err = live(t, b).create(t.Context(), "/x", nil)
+		_, err = live(t, b).Create(t.Context(), "/x", nil)
 		must(t, err)
-		must(t, inc.awaitFired(t.Context(), w))
-		inc.hub.leave(w)
+		must(t, inc.AwaitFired(t.Context(), w))
+		inc.Watches.Leave(w)
 	})
-}
-
-func TestCase09AChangeWhileDisconnectedFiresTheWatch(t *testing.T) {
-	for _, tt := range []struct {
-		name   string
-		key    watchKey
-		change func(t *testing.T, inc *incarnation)
-		want   zk.EventType
-	}{
-		{"created", watchKey{watchExists, "/missing"}, func(t *testing.T, inc *incarnation) {
-			_, err := inc.create(t.Context(), "/missing", nil)
-			must(t, err)
-		}, zk.EventNodeCreated},
-		{"changed", watchKey{watchData, "/there"}, func(t *testing.T, inc *incarnation) {
-			_, err := inc.set(t.Context(), "/there", []byte("x"), -1)
-			must(t, err)
-		}, zk.EventNodeDataChanged},
-		{"deleted, exists", watchKey{watchExists, "/there"}, func(t *testing.T, inc *incarnation) {
-			must(t, inc.removeNow(t.Context(), "/there"))
-		}, zk.EventNodeDeleted},
-		{"deleted, children", watchKey{watchChildren, "/there"}, func(t *testing.T, inc *incarnation) {
-			must(t, inc.removeNow(t.Context(), "/there"))
-		}, zk.EventNodeDeleted},
-		{"child", watchKey{watchChildren, "/there"}, func(t *testing.T, inc *incarnation) {
-			_, err := inc.create(t.Context(), "/there/c", nil)
-			must(t, err)
-		}, zk.EventNodeChildrenChanged},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, srv *zktest.Server) {
-				s, b := open(t, srv), open(t, srv)
-				inc, other := live(t, s), live(t, b)
-				_, err := other.create(t.Context(), "/there", nil)
-				must(t, err)
-				w := inc.hub.join(tt.key)
-				defer inc.hub.leave(w)
-				switch tt.key.kind {
-				case watchExists:
-					inc.exists(t.Context(), tt.key.path)
-				case watchData:
-					inc.get(t.Context(), tt.key.path)
-				case watchChildren:
-					inc.children(t.Context(), tt.key.path)
-				}
-				srv.Partition(s.ID())
-				tt.change(t, other)
-				srv.Disconnect(s.ID()) // the event goes down with the connection
-				srv.Heal(s.ID())
-				must(t, inc.awaitFired(t.Context(), w))
-				if w.event != tt.want {
-					t.Errorf("got event %v, want %v", w.event, tt.want)
-				}
-			})
-		})
-	}
-}
-
-func TestCase10WhatIsNotProvablyAnsweredOrUnsentIsUnknown(t *testing.T) {
-	for _, tt := range []struct {
-		err  error
-		want outcome
-	}{
-		{nil, answered},
-		{zk.ErrNoNode, answered},
-		{zk.ErrNodeExists, answered},
-		{zk.ErrBadVersion, answered},
-		{zk.ErrNoAuth, answered},
-		{errors.New("unknown error: -6"), answered},
-		{fmt.Errorf("x: %w", zk.ErrInvalidFlags), answered},
-		{zk.ErrNoServer, unsent},
-		{zk.ErrSessionMoved, unsent},
-		{zk.ErrConnectionClosed, unknown},
-		{zk.ErrClosing, unknown},
-		{zk.ErrSessionExpired, unknown},
-		{errors.New("unknown error: -4"), unknown},
-		{errors.New("unknown error: -7"), unknown},
-		{io.EOF, unknown},
-		{os.ErrDeadlineExceeded, unknown},
-		{&net.OpError{Op: "write", Err: errors.New("broken pipe")}, unknown},
-	} {
-		if got := outcomeOf(tt.err); got != tt.want {
-			t.Errorf("outcomeOf(%v) = %v, want %v", tt.err, got, tt.want)
-		}
-	}
 }
 
 func TestCase11ReconnectingToASingleServerIsImmediate(t *testing.T) {
@@ -414,7 +265,7 @@ func TestCase11ReconnectingToASingleServerIsImmediate(t *testing.T) {
 			start := time.Now()
 			srv.Disconnect(s.ID())
 			synctest.Wait()
-			_, err := inc.exists(t.Context(), "/x")
+			_, err := inc.Exists(t.Context(), "/x")
 			must(t, err)
 			if d := time.Since(start); d > 5*time.Millisecond {
 				t.Errorf("back after %v, want at once", d)
@@ -428,7 +279,7 @@ func TestCase12AForeignChildOfAnyNameDoesNoHarm(t *testing.T) {
 		s := open(t, srv)
 		inc := live(t, s)
 		for _, name := range []string{"_c_", "_c_short", "lock", "lock-", "x", "_c_0123456789abcdef0123456789abcdef-other-0000000000"} {
-			_, err := inc.create(t.Context(), "/m/"+name, nil)
+			_, err := inc.Create(t.Context(), "/m/"+name, nil)
 			must(t, err)
 		}
 		m := NewMutex(s, "/m")
@@ -609,7 +460,7 @@ func TestCase18ADyingNodeOfTheOldSessionIsNeverUsed(t *testing.T) {
 		if len(names) != 1 {
 			t.Fatalf("%v, want the one node of the new session", names)
 		}
-		stat, err := live(t, other).exists(t.Context(), "/m/"+names[0])
+		stat, err := live(t, other).Exists(t.Context(), "/m/"+names[0])
 		must(t, err)
 		if stat.EphemeralOwner != s.ID() {
 			t.Errorf("the node belongs to session %x, want %x", stat.EphemeralOwner, s.ID())
@@ -654,11 +505,11 @@ func TestCase20AWaiterSurvivesTheTreeBeingRebuilt(t *testing.T) {
 		got := async(func() error { return mb.Lock(t.Context()) })
 		synctest.Wait()
 		inc := live(t, admin)
-		all := parseChildren(childrenOf(t, admin, "/m"), "lock-")
+		all := line.ParseChildren(childrenOf(t, admin, "/m"), "lock-")
 		for _, c := range slices.Backward(all) { // the waiter's first
-			must(t, inc.removeNow(t.Context(), "/m/"+c.name))
+			must(t, inc.RemoveNow(t.Context(), "/m/"+c.Name))
 		}
-		if err := inc.removeNow(t.Context(), "/m"); err != nil && !isNoNode(err) && !errors.Is(err, zk.ErrNotEmpty) {
+		if err := inc.RemoveNow(t.Context(), "/m"); err != nil && !session.IsNoNode(err) && !errors.Is(err, zk.ErrNotEmpty) {
 			t.Fatal(err)
 		}
 		must(t, <-got)
@@ -679,7 +530,7 @@ func TestCase20ALockOnAReapedParentMakesItAgain(t *testing.T) {
 			must(t, m.Lock(t.Context()))
 			must(t, m.Unlock())
 			time.Sleep(10 * time.Minute)
-			if stat, _ := live(t, s).exists(t.Context(), "/deep"); stat != nil {
+			if stat, _ := live(t, s).Exists(t.Context(), "/deep"); stat != nil {
 				t.Fatal("the containers were not reaped")
 			}
 		}
@@ -695,8 +546,8 @@ func TestCase21AWaiterWhoseNodeIsDeletedIsNeverGrantedOnIt(t *testing.T) {
 		synctest.Wait()
 		names := childrenOf(t, a, "/m")
 		for _, n := range names {
-			if stat, _ := live(t, c).exists(t.Context(), "/m/"+n); stat.EphemeralOwner == b.ID() {
-				must(t, live(t, c).removeNow(t.Context(), "/m/"+n))
+			if stat, _ := live(t, c).Exists(t.Context(), "/m/"+n); stat.EphemeralOwner == b.ID() {
+				must(t, live(t, c).RemoveNow(t.Context(), "/m/"+n))
 			}
 		}
 		synctest.Wait() // b has learned it, and stands in the line again
@@ -722,15 +573,15 @@ func TestCase21AHolderWhoseNodeIsDeletedLearnsItAtTheNextCall(t *testing.T) {
 		m := NewMutex(s, "/m")
 		must(t, m.Lock(t.Context()))
 		for _, n := range childrenOf(t, s, "/m") {
-			must(t, live(t, s).removeNow(t.Context(), "/m/"+n))
+			must(t, live(t, s).RemoveNow(t.Context(), "/m/"+n))
 		}
 		_, err := m.Txn(t.Context(), &zk.CreateRequest{Path: "/written"})
 		wantErr(t, err, ErrLost)
-		if !isClosed(m.Lost()) {
+		if !session.IsClosed(m.Lost()) {
 			t.Error("Lost is open after Txn has found the znode gone")
 		}
 		wantErr(t, m.Unlock(), ErrLost)
-		if stat, _ := live(t, s).exists(t.Context(), "/written"); stat != nil {
+		if stat, _ := live(t, s).Exists(t.Context(), "/written"); stat != nil {
 			t.Error("Txn wrote without the hold")
 		}
 	})
@@ -974,9 +825,9 @@ func TestCase03AMachineThatSleptTrustsNoSessionFromBefore(t *testing.T) {
 		sleep := func(s *Session) {
 			now := time.Now()
 			inc := live(t, s)
-			inc.liveMu.Lock()
-			defer inc.liveMu.Unlock()
-			inc.live.sure = &moment{mono: now, wall: now.Round(0).Add(-testTimeout)}
+			inc.LiveMu.Lock()
+			defer inc.LiveMu.Unlock()
+			inc.Live.Sure = &session.Moment{Mono: now, Wall: now.Round(0).Add(-testTimeout)}
 		}
 		s := open(t, srv)
 		m := NewMutex(s, "/m")
@@ -1029,59 +880,6 @@ func TestCase13ADialerThatReturnsNothingIsAnError(t *testing.T) {
 	})
 }
 
-func TestCase08WaitsThatEndWithoutAConnectionLeaveNoWatches(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		s := open(t, srv)
-		inc := live(t, s)
-		var ws []*watch
-		for i := range 1000 {
-			w := inc.hub.join(watchKey{watchExists, fmt.Sprintf("/n%d", i)})
-			_, err := inc.exists(t.Context(), w.key.path)
-			must(t, err)
-			ws = append(ws, w)
-		}
-		srv.Stop()
-		synctest.Wait()
-		for _, w := range ws {
-			inc.hub.leave(w)
-		}
-		synctest.Wait()
-		srv.Restart()
-		_, err := inc.exists(t.Context(), "/x")
-		must(t, err)
-		synctest.Wait()
-		if got := s.Stats().Watches; got > maxIdleWatches {
-			t.Errorf("the client keeps %d watches, want %d at most", got, maxIdleWatches)
-		}
-		if got := srv.Counts().Watches; got > maxIdleWatches {
-			t.Errorf("the server keeps %d watches, want %d at most", got, maxIdleWatches)
-		}
-	})
-}
-
-func TestCase08AReadThatIsAbandonedOnItsWayLeavesNoWatchToo(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		s := open(t, srv)
-		inc := live(t, s)
-		srv.SetLatency(10 * time.Millisecond)
-		for i := range 1000 {
-			w := inc.hub.join(watchKey{watchExists, fmt.Sprintf("/n%d", i)})
-			_, err := inc.exists(within(t, time.Millisecond), w.key.path)
-			wantErr(t, err, context.DeadlineExceeded)
-			inc.hub.leave(w)
-		}
-		time.Sleep(time.Second)
-		w := inc.hub.join(watchKey{watchExists, "/last"})
-		_, err := inc.exists(t.Context(), w.key.path)
-		must(t, err)
-		inc.hub.leave(w)
-		time.Sleep(time.Minute)
-		if got := srv.Counts().Watches; got > maxIdleWatches {
-			t.Errorf("the server keeps %d watches, want %d at most", got, maxIdleWatches)
-		}
-	})
-}
-
 func TestCase31TheLeaderIsTheFirstEvenWhereTheServerRepeatsTheLastNumber(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
@@ -1109,7 +907,7 @@ func TestCase31TheLeaderIsTheFirstEvenWhereTheServerRepeatsTheLastNumber(t *test
 		// The one from before leads still, then each in the order of arrival.
 		for _, name := range childrenOf(t, s, "/e") {
 			if strings.HasSuffix(name, "0000000000") {
-				must(t, live(t, s).removeNow(t.Context(), "/e/"+name))
+				must(t, live(t, s).RemoveNow(t.Context(), "/e/"+name))
 			}
 		}
 		for i := range es {
@@ -1133,77 +931,31 @@ func TestCase03NothingIsGrantedOnAnAnswerThatIsTooOld(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		old := live(t, s)
-		l := newLine(s.manager, "/m", protectedName, "lock-")
-		for name, acquire := range map[string]func(context.Context, string, []byte, rule) (*lineClaim, error){
-			"acquire": l.acquire, "try": l.try,
+		l := line.New(s.m, "/m", session.ProtectedName, "lock-")
+		for name, acquire := range map[string]func(context.Context, string, []byte, line.Rule) (*line.Claim, error){
+			"acquire": l.Acquire, "try": l.Try,
 		} {
 			old, slept := live(t, s), false
-			p, err := acquire(t.Context(), "lock-", nil, func(ahead []child) (*child, bool) {
+			p, err := acquire(t.Context(), "lock-", nil, func(ahead []line.Child) (*line.Child, bool) {
 				if len(childrenOf(t, s, "/m")) > 0 && !slept {
 					// The answer that it is our turn has come; then the
 					// machine sleeps for longer than the session lives.
 					slept = true
 					now := time.Now()
-					old.heard.Store(&moment{mono: now, wall: now.Round(0).Add(-testTimeout)})
+					old.Heard.Store(&session.Moment{Mono: now, Wall: now.Round(0).Add(-testTimeout)})
 				}
-				return exclusive(ahead)
+				return line.Exclusive(ahead)
 			})
 			must(t, err)
-			if !slept || p != nil && p.inc == old {
+			if !slept || p != nil && p.Incarnation == old {
 				t.Errorf("%s: granted in the session from before the sleep", name)
 			}
 			if p != nil { // try may find the znode of the former session in its way
-				p.leave().await(time.Second)
+				p.Leave().Await(time.Second)
 			}
 		}
-		if old.alive() {
+		if old.Alive() {
 			t.Error("the first session is believed in")
-		}
-	})
-}
-
-func TestCase03TheLastContactIsWhenTheAnsweredRequestWasSent(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		heard := func(what string, want time.Time, s *Session) {
-			t.Helper()
-			if got := live(t, s).heard.Load().mono; !got.Equal(want) {
-				t.Errorf("%s: heard of it %v after it was sent", what, got.Sub(want))
-			}
-		}
-		srv.SetLatency(time.Second)
-		sent := time.Now()
-		s := open(t, srv)
-		heard("handshake", sent, s)
-		connected := time.Now()
-		time.Sleep(testTimeout/3 + 2500*time.Millisecond) // the first ping has been answered
-		heard("ping", connected.Add(testTimeout/3), s)
-		sent = time.Now()
-		_, err := live(t, s).exists(t.Context(), "/x")
-		must(t, err)
-		heard("request", sent, s)
-	})
-}
-
-func TestCase08RemovingOneWatchLeavesTheOtherOfTheSameZnode(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		s := open(t, srv)
-		inc := live(t, s)
-		_, err := inc.create(t.Context(), "/x", nil)
-		must(t, err)
-		data, exists := inc.hub.join(watchKey{watchData, "/x"}), inc.hub.join(watchKey{watchExists, "/x"})
-		_, _, err = inc.get(t.Context(), "/x")
-		must(t, err)
-		_, err = inc.exists(t.Context(), "/x")
-		must(t, err)
-		inc.hub.leave(data)
-		inc.removeWatch(data.key) // as if it were idle for long
-		_, err = inc.set(t.Context(), "/x", []byte("x"), -1)
-		must(t, err)
-		must(t, inc.awaitFired(within(t, time.Second), exists))
-		inc.hub.leave(exists)
-		// A real server has one watch for both, and would have removed that.
-		if n := srv.Counts().Requests["removeWatches"]; n != 0 {
-			t.Errorf("%d watches removed, want none while the other kind is waited for", n)
 		}
 	})
 }
@@ -1230,7 +982,7 @@ func TestCase24ALostHoldIsNotPassedOnToTheNextGoroutine(t *testing.T) {
 		time.Sleep(time.Second)
 		wantErr(t, m.Unlock(), ErrLost)
 		must(t, <-next)
-		if isClosed(m.Lost()) || len(childrenOf(t, other, "/m")) != 1 {
+		if session.IsClosed(m.Lost()) || len(childrenOf(t, other, "/m")) != 1 {
 			t.Error("the next goroutine was given what was lost")
 		}
 		must(t, m.Unlock())
@@ -1241,15 +993,15 @@ func TestCase08CancelledWaitsForManyZnodesKeepNoWatches(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		inc := live(t, s)
-		for i := range 2 * maxIdleWatches {
+		for i := range 2 * session.MaxIdleWatches {
 			path := fmt.Sprintf("/n%d", i)
 			must(t, NewBarrier(s, path).Close(t.Context()))
-			wantErr(t, inc.awaitGone(within(t, time.Second), path), context.DeadlineExceeded)
+			wantErr(t, inc.AwaitGone(within(t, time.Second), path), context.DeadlineExceeded)
 			wantErr(t, NewBarrier(s, path).Wait(within(t, time.Second)), context.DeadlineExceeded)
 		}
 		synctest.Wait()
-		if client, server := s.Stats().Watches, srv.Counts().Watches; client > maxIdleWatches || server > maxIdleWatches {
-			t.Errorf("%d and %d watches are kept, want %d at most", client, server, maxIdleWatches)
+		if client, server := s.Stats().Watches, srv.Counts().Watches; client > session.MaxIdleWatches || server > session.MaxIdleWatches {
+			t.Errorf("%d and %d watches are kept, want %d at most", client, server, session.MaxIdleWatches)
 		}
 	})
 }

@@ -10,6 +10,9 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/session"
 )
 
 // A Queue is a Go channel that reaches across processes: what one sends to it
@@ -64,7 +67,7 @@ type Queue[T any] struct {
 // A queueCore is a Queue that knows only bytes.
 type queueCore struct {
 	s    *Session
-	m    *manager
+	m    *session.Manager
 	cfg  queueConfig
 	path string
 
@@ -73,18 +76,18 @@ type queueCore struct {
 
 	check   func(it *item) error // decodes it; the error is why it goes to the dead letters
 	foreign *foreign             // another library's layout, or nil
-	line    line                 // of those who want elements
-	room    line                 // of those who wait for room
+	line    line.Line            // of those who want elements
+	room    line.Line            // of those who wait for room
 	cache   batchCache
 	out     outbox
-	under   undertaker
+	under   reaper
 	skips   skipper
 	zxid    atomic.Int64 // that made path, as last seen by the pump
 
-	mu     sync.Mutex
-	pump   *pump               // of the present consumers; guarded by mu
-	ledger *ledger             // the newest, or nil; guarded by mu
-	ears   map[chan error]bool // who is told of errors; guarded by mu
+	mu        sync.Mutex
+	pump      *pump               // of the present consumers; guarded by mu
+	ledger    *ledger             // the newest, or nil; guarded by mu
+	listeners map[chan error]bool // who is told of errors; guarded by mu
 }
 
 // NewQueue returns the Queue at path. It does no I/O. A bad argument is reported
@@ -94,7 +97,7 @@ func NewQueue[T any](s *Session, path string, opts ...QueueOption) *Queue[T] {
 	cfg := newQueueConfig(opts)
 	q := &Queue[T]{made: made{s: s, path: path, err: checkNew(s, path, cfg.err)}}
 	q.q = &queueCore{s: s, path: path, cfg: cfg}
-	if q.bad() != nil {
+	if q.misuse() != nil {
 		return q
 	}
 	q.q = newCore[T](s, path, cfg)
@@ -124,13 +127,13 @@ func newCore[T any](s *Session, path string, cfg queueConfig) *queueCore {
 		}
 		return err
 	}
-	c.m = s.manager
+	c.m = s.m
 	c.under.q = c
-	c.dir = c.m.full(path)
+	c.dir = c.m.Full(path)
 	c.claims, c.senders, c.receipts, c.dead = c.dir+"-claims", c.dir+"-senders", c.dir+"-receipts", c.dir+"-dead"
 	c.foreign = foreignLayouts[cfg.layout]
-	c.line = newLine(c.m, path+"-consumers", protectedName, "turn-")
-	c.room = newLine(c.m, path+"-senders", protectedName, "room-")
+	c.line = line.New(c.m, path+"-consumers", session.ProtectedName, "turn-")
+	c.room = line.New(c.m, path+"-senders", session.ProtectedName, "room-")
 	c.out = outbox{q: c, more: make(chan struct{}, 1)}
 	return c
 }
@@ -142,7 +145,7 @@ func (q *Queue[T]) Path() string { return q.path }
 // is for those who use methods that return channels: a channel that is closed
 // though neither the context has ended nor the Session was closed is one of a
 // queue with an Err.
-func (q *Queue[T]) Err() error { return opError("newqueue", q.path, q.bad()) }
+func (q *Queue[T]) Err() error { return opError("newqueue", q.path, q.misuse()) }
 
 // Send stores vs at the end of the queue, in order, all or none of them. It
 // returns when they are stored.
@@ -168,8 +171,8 @@ func (q *Queue[T]) Send(ctx context.Context, vs ...T) error {
 // SendPriority is Send with a priority, from 0, which is served first, to
 // below the number given to [WithPriorities]. Send itself uses the middle one.
 func (q *Queue[T]) SendPriority(ctx context.Context, priority int, vs ...T) error {
-	if q.bad() == nil && (priority < 0 || priority >= q.q.cfg.priorities) {
-		return opError("send", q.path, invalid("priority %d is not from 0 to %d; see WithPriorities", priority, q.q.cfg.priorities-1))
+	if q.misuse() == nil && (priority < 0 || priority >= q.q.cfg.priorities) {
+		return opError("send", q.path, session.Invalid("priority %d is not from 0 to %d; see WithPriorities", priority, q.q.cfg.priorities-1))
 	}
 	return opError("send", q.path, q.send(ctx, priority, 0, vs))
 }
@@ -179,8 +182,8 @@ func (q *Queue[T]) SendPriority(ctx context.Context, priority int, vs ...T) erro
 // elements once their time has come. A t in the past is as if it were now, and
 // none is later than the year 292,278,994.
 func (q *Queue[T]) SendAt(ctx context.Context, t time.Time, vs ...T) error {
-	if q.bad() == nil && q.q.foreign != nil {
-		return opError("send", q.path, invalid("SendAt needs zsync's own layout, not %v", q.q.cfg.layout))
+	if q.misuse() == nil && q.q.foreign != nil {
+		return opError("send", q.path, session.Invalid("SendAt needs zsync's own layout, not %v", q.q.cfg.layout))
 	}
 	return opError("send", q.path, q.send(ctx, middle, dueAt(t), vs))
 }
@@ -209,17 +212,17 @@ func (q *Queue[T]) send(ctx context.Context, prio int, due int64, vs []T) error 
 // sendIf is send where the length is limited and room waits for room, or does
 // not.
 func (q *Queue[T]) sendIf(ctx context.Context, prio int, due int64, vs []T, room func(ctx context.Context, n int) (leave func(), err error)) error {
-	if q.bad() != nil {
-		return q.bad()
+	if q.misuse() != nil {
+		return q.misuse()
 	}
 	if ctx.Err() != nil {
-		return ctxErr(ctx)
+		return session.CtxErr(ctx)
 	}
 	c := q.q
 	if prio == middle {
 		prio = c.cfg.middle()
 	}
-	if err := c.m.failure(); err != nil || len(vs) == 0 {
+	if err := c.m.Failure(); err != nil || len(vs) == 0 {
 		return err
 	}
 	p := &parcel{ctx: ctx, prio: prio, due: due, done: make(chan error, 1)}
@@ -231,7 +234,7 @@ func (q *Queue[T]) sendIf(ctx context.Context, prio int, due int64, vs []T, room
 		p.data = append(p.data, data)
 		p.size += c.elementSize(data)
 	}
-	if limit := maxPacket - c.out.overhead(); p.size > limit {
+	if limit := session.MaxPacket - c.out.overhead(); p.size > limit {
 		return fmt.Errorf("%d elements need a request of %d bytes, %d more than fit: %w", len(vs), p.size, p.size-limit, ErrTooLarge)
 	}
 	if c.cfg.maxLen > 0 {
@@ -246,7 +249,7 @@ func (q *Queue[T]) sendIf(ctx context.Context, prio int, due int64, vs []T, room
 	case err := <-p.done:
 		return err
 	case <-ctx.Done():
-		return ctxErr(ctx)
+		return session.CtxErr(ctx)
 	}
 }
 
@@ -256,7 +259,7 @@ func (q *queueCore) elementSize(data []byte) int {
 	if q.foreign != nil {
 		n += 32
 	}
-	for _, a := range q.m.cfg.acl {
+	for _, a := range q.m.Config.ACL {
 		n += 12 + len(a.Scheme) + len(a.ID)
 	}
 	return n
@@ -283,8 +286,8 @@ func (q *Queue[T]) Recv(ctx context.Context) <-chan T {
 			it.ledger.settle(it, fateRemove, false)
 			return true
 		case <-ctx.Done():
-		case <-inc.disconnection():
-		case <-inc.ctx.Done():
+		case <-inc.Disconnection():
+		case <-inc.Ctx.Done():
 		}
 		return false
 	}, nil)
@@ -334,15 +337,15 @@ func handOver[D any](ctx context.Context, it *item, ch chan<- D, d D) bool {
 	case <-it.ledger.handing(it): // a consumer that dies of the element must be found to have tried
 	case <-ctx.Done():
 		return false
-	case <-inc.disconnection():
+	case <-inc.Disconnection():
 		return false
 	}
 	select {
 	case ch <- d:
 		return true
 	case <-ctx.Done():
-	case <-inc.disconnection():
-	case <-inc.ctx.Done():
+	case <-inc.Disconnection():
+	case <-inc.Ctx.Done():
 	}
 	return false
 }
@@ -365,8 +368,8 @@ type yielded[T any] struct {
 // its ID is "".)
 func (q *Queue[T]) All(ctx context.Context) iter.Seq2[Delivery[T], error] {
 	return func(yield func(Delivery[T], error) bool) {
-		if q.bad() != nil {
-			yield(Delivery[T]{}, opError("all", q.path, q.bad()))
+		if q.misuse() != nil {
+			yield(Delivery[T]{}, opError("all", q.path, q.misuse()))
 			return
 		}
 		faults := make(chan error, 1)
@@ -385,7 +388,7 @@ func (q *Queue[T]) All(ctx context.Context) iter.Seq2[Delivery[T], error] {
 			select {
 			case y, ok := <-ch:
 				if !ok {
-					err := cmp.Or(ctxErr(ctx), q.q.m.failure(), ErrClosed)
+					err := cmp.Or(session.CtxErr(ctx), q.q.m.Failure(), ErrClosed)
 					yield(Delivery[T]{}, opError("all", q.path, err))
 					return
 				}
@@ -411,21 +414,21 @@ func (q *queueCore) listen(c chan error, on bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if !on {
-		delete(q.ears, c)
+		delete(q.listeners, c)
 		return
 	}
-	if q.ears == nil {
-		q.ears = make(map[chan error]bool)
+	if q.listeners == nil {
+		q.listeners = make(map[chan error]bool)
 	}
-	q.ears[c] = true
+	q.listeners[c] = true
 }
 
 // complain reports an error that keeps the consumers from consuming.
 func (q *queueCore) complain(err error) {
-	q.m.log.Error("zsync: cannot consume", "path", q.path, "err", err)
+	q.m.Log.Error("zsync: cannot consume", "path", q.path, "err", err)
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for c := range q.ears {
+	for c := range q.listeners {
 		select {
 		case c <- err:
 		default: // it has not read the one before
@@ -439,20 +442,20 @@ func (q *queueCore) complain(err error) {
 // does not decode; if it is nil that is set aside.
 func (q *Queue[T]) consume(ctx context.Context, finish func(), offer func(ctx context.Context, it *item, v T) bool, odd func(ctx context.Context, it *item) bool) {
 	c := q.q
-	if q.bad() != nil {
+	if q.misuse() != nil {
 		if q.s != nil {
-			q.s.log.Error("zsync: cannot consume", "path", q.path, "err", q.bad())
+			q.s.m.Log.Error("zsync: cannot consume", "path", q.path, "err", q.misuse())
 		}
 		finish()
 		return
 	}
-	c.m.spawn(func() {
+	c.m.Spawn(func() {
 		defer finish()
-		leaving, stay := c.s.beforeClose()
+		leaving, stay := c.s.m.BeforeClose()
 		defer stay()
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		c.m.spawn(func() {
+		c.m.Spawn(func() {
 			select {
 			case <-leaving:
 				cancel()
@@ -496,7 +499,7 @@ func (q *Queue[T]) present(ctx context.Context, it *item, offer func(ctx context
 	// taken then could not get through, and if the session is lost others may
 	// get the element too.
 	inc := it.ledger.inc
-	if inc.connection(ctx) != nil || !it.ledger.stands(ctx) {
+	if inc.Connection(ctx) != nil || !it.ledger.stands(ctx) {
 		return false
 	}
 	if it.fault != nil {
@@ -516,10 +519,10 @@ func (q *queueCore) setAside(it *item) {
 	it.ledger.settle(it, fateBury, false)
 }
 
-// buried reports an element that went to the dead letters.
-func (q *queueCore) buried(key string, err error) {
-	q.m.log.Error("zsync: element goes to the dead letters", "path", q.path, "element", key, "err", err)
-	q.m.observe(event{kind: eventDead, op: "recv", path: q.path, err: err})
+// reportDead reports an element that went to the dead letters.
+func (q *queueCore) reportDead(key string, err error) {
+	q.m.Log.Error("zsync: element goes to the dead letters", "path", q.path, "element", key, "err", err)
+	q.m.Observe(session.Event{Kind: session.EventDead, Op: "recv", Path: q.path, Err: err})
 }
 
 // Data returns the element as it is stored, without the frame that the layouts
@@ -550,7 +553,7 @@ func (d Delivery[T]) Data() []byte {
 // Nack the error is [ErrNotLocked].
 func (d Delivery[T]) Ack(ctx context.Context) error {
 	if d.it == nil {
-		return opError("ack", d.path, invalid("the Delivery did not come from a Queue"))
+		return opError("ack", d.path, session.Invalid("the Delivery did not come from a Queue"))
 	}
 	return opError("ack", d.path, d.settle(ctx, entry{fate: fateRemove}))
 }
@@ -562,11 +565,11 @@ func (d Delivery[T]) Ack(ctx context.Context) error {
 // Ack, and [ErrNotLocked] after Ack.
 func (d Delivery[T]) Nack() error {
 	if d.it == nil {
-		return opError("nack", d.path, invalid("the Delivery did not come from a Queue"))
+		return opError("nack", d.path, session.Invalid("the Delivery did not come from a Queue"))
 	}
 	var after time.Duration
 	if b := d.it.ledger.q.cfg.retry; b != nil {
-		after = backoff(*b).delay(d.Attempt)
+		after = session.Backoff(*b).Delay(d.Attempt)
 	}
 	return opError("nack", d.path, d.nack(after))
 }
@@ -580,10 +583,10 @@ func (d Delivery[T]) Nack() error {
 func (d Delivery[T]) NackAfter(delay time.Duration) error {
 	switch {
 	case d.it == nil:
-		return opError("nack", d.path, invalid("the Delivery did not come from a Queue"))
+		return opError("nack", d.path, session.Invalid("the Delivery did not come from a Queue"))
 	case d.it.ledger.q.foreign != nil && delay > 0:
 		d.nack(0)
-		return opError("nack", d.path, invalid("NackAfter needs zsync's own layout, not %v", d.it.ledger.q.cfg.layout))
+		return opError("nack", d.path, session.Invalid("NackAfter needs zsync's own layout, not %v", d.it.ledger.q.cfg.layout))
 	}
 	return opError("nack", d.path, d.nack(delay))
 }
@@ -603,9 +606,9 @@ func (d Delivery[T]) nack(after time.Duration) error {
 func (d Delivery[T]) Reject(ctx context.Context, reason string) error {
 	switch {
 	case d.it == nil:
-		return opError("reject", d.path, invalid("the Delivery did not come from a Queue"))
+		return opError("reject", d.path, session.Invalid("the Delivery did not come from a Queue"))
 	case d.it.ledger.q.foreign != nil:
-		return opError("reject", d.path, invalid("Reject needs zsync's own layout, not %v", d.it.ledger.q.cfg.layout))
+		return opError("reject", d.path, session.Invalid("Reject needs zsync's own layout, not %v", d.it.ledger.q.cfg.layout))
 	}
 	return opError("reject", d.path, d.settle(ctx, entry{fate: fateBury, fault: errors.New(reason), tries: d.Attempt}))
 }
@@ -618,11 +621,11 @@ func (d Delivery[T]) Reject(ctx context.Context, reason string) error {
 func (d Delivery[T]) Context() context.Context {
 	if d.it == nil {
 		ctx, cancel := context.WithCancelCause(context.Background())
-		cancel(invalid("the Delivery did not come from a Queue"))
+		cancel(session.Invalid("the Delivery did not come from a Queue"))
 		return ctx
 	}
 	l := d.it.ledger
-	if !l.inc.alive() {
+	if !l.inc.Alive() {
 		l.end(true) // the registration may not have had its turn yet
 	}
 	return l.context(d.it)
@@ -630,7 +633,7 @@ func (d Delivery[T]) Context() context.Context {
 
 func (d Delivery[T]) settle(ctx context.Context, model entry) error {
 	l := d.it.ledger
-	alive := l.inc.alive()
+	alive := l.inc.Alive()
 	if !alive {
 		l.end(true) // the registration may not have had its turn yet
 	}
@@ -648,21 +651,152 @@ func (d Delivery[T]) settle(ctx context.Context, model entry) error {
 	}
 	var down <-chan struct{}
 	if model.fate == fateReturn || model.fate == fateLater {
-		down = l.inc.disconnection()
+		down = l.inc.Disconnection()
 	}
 	select {
 	case <-e.done:
 		return e.err
 	case <-down:
 		return nil
-	case <-l.q.m.closing:
+	case <-l.q.m.Closing:
 		select {
 		case <-e.done:
 			return e.err
 		default:
-			return l.inc.endError(ErrClosed)
+			return l.inc.EndError(ErrClosed)
 		}
 	case <-ctx.Done():
-		return ctxErr(ctx)
+		return session.CtxErr(ctx)
 	}
+}
+
+// This file holds what is done to a Queue without consuming from it: to take one
+// element, to look, to count, to clear.
+
+// TryRecv removes the first element that nobody has claimed and returns it. ok
+// is false if there was none. It does not wait for elements to come, but for
+// the server's answers, and if a consumer has died, for up to three seconds, for
+// the elements to come back that it had claimed.
+//
+// If ctx ends while the removal is under way, and it succeeds, the element is
+// put back to its place. TryRecv costs about 6 requests; a consumer of many
+// elements had better use [Queue.Recv].
+func (q *Queue[T]) TryRecv(ctx context.Context) (v T, ok bool, err error) {
+	var zero T
+	if q.misuse() != nil {
+		return zero, false, opError("tryrecv", q.path, q.misuse())
+	}
+	if ctx.Err() != nil {
+		return zero, false, opError("tryrecv", q.path, session.CtxErr(ctx))
+	}
+	for {
+		it, err := q.q.pluck(ctx)
+		if err == nil && it != nil && it.missing {
+			continue // it was buried
+		}
+		if err != nil || it == nil {
+			return zero, false, opError("tryrecv", q.path, err)
+		}
+		return *it.value.(*T), true, nil
+	}
+}
+
+// Len returns how many elements are in the queue, those that are claimed or
+// delayed included. It costs a sync, a listing, and 1 request for each bucket of
+// about 1,000 elements, which are on their way at once.
+func (q *Queue[T]) Len(ctx context.Context) (int, error) {
+	if q.misuse() != nil {
+		return 0, opError("len", q.path, q.misuse())
+	}
+	var n int
+	err := q.q.m.During(ctx, func(inc *session.Incarnation) (err error) {
+		if err = inc.Sync(ctx, q.q.dir); err == nil {
+			n, err = q.q.length(ctx, inc)
+		}
+		return err
+	})
+	return n, opError("len", q.path, err)
+}
+
+// Peek returns the first element that nobody has claimed, and leaves it where
+// it is. ok is false if there is none. It costs about 6 requests.
+func (q *Queue[T]) Peek(ctx context.Context) (v T, ok bool, err error) {
+	if q.misuse() != nil {
+		return v, false, opError("peek", q.path, q.misuse())
+	}
+	var it *item
+	err = q.q.m.During(ctx, func(inc *session.Incarnation) (err error) {
+		if err = inc.Sync(ctx, q.q.dir); err != nil {
+			return err
+		}
+		if q.q.foreign != nil {
+			it, err = q.q.firstForeign(ctx, inc, false)
+			return err
+		}
+		it, _, err = q.q.first(ctx, inc, true)
+		return err
+	})
+	if err != nil || it == nil {
+		return v, false, opError("peek", q.path, err)
+	}
+	if err = it.fault; err == nil {
+		v, err = decode[T](q.q.cfg.codec, it.data)
+	}
+	return v, err == nil, opError("peek", q.path, err)
+}
+
+// Clear removes the elements that nobody has claimed, delayed ones too, those
+// that come while it runs perhaps not, and returns how many it has removed. When
+// it fails it may have removed some. It costs about 6 requests for every 500
+// elements, and 4 to find that none is left.
+func (q *Queue[T]) Clear(ctx context.Context) (int, error) {
+	if q.misuse() != nil {
+		return 0, opError("clear", q.path, q.misuse())
+	}
+	n, err := q.q.clear(ctx)
+	return n, opError("clear", q.path, err)
+}
+
+// Dead yields the dead letters of q, the oldest first, those that are there
+// when it begins. An error ends it. It costs one listing and one read for each.
+func (q *Queue[T]) Dead(ctx context.Context) iter.Seq2[DeadLetter, error] {
+	return func(yield func(DeadLetter, error) bool) {
+		es, err := []element(nil), q.misuse()
+		if err == nil {
+			es, err = q.q.deadElements(ctx)
+		}
+		if err != nil {
+			yield(DeadLetter{}, opError("dead", q.path, err))
+			return
+		}
+		for _, e := range es {
+			d, err := q.q.deadLetter(ctx, e)
+			if session.IsNoNode(err) {
+				continue // somebody has removed it
+			}
+			if !yield(d, opError("dead", q.path, err)) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+// Remove deletes the dead letter. One that is gone already is no error.
+func (d DeadLetter) Remove(ctx context.Context) error {
+	if d.q == nil {
+		return opError("remove", d.ID, session.Invalid("the DeadLetter did not come from a Queue"))
+	}
+	_, err := d.q.discard(ctx, d)
+	return opError("remove", d.q.path, err)
+}
+
+// Requeue puts the element back at the end of the queue, with the priority it
+// had, and no attempts. If ctx ends first it is either there or still among
+// the dead letters. The error is go-zookeeper's ErrNoNode if somebody else has
+// removed it.
+func (d DeadLetter) Requeue(ctx context.Context) error {
+	if d.q == nil {
+		return opError("requeue", d.ID, session.Invalid("the DeadLetter did not come from a Queue"))
+	}
+	return opError("requeue", d.q.path, d.q.requeue(ctx, d))
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -204,7 +205,7 @@ func TestQueueElementClaimedByACancelledConsumerGoesBackAtOnce(t *testing.T) {
 // claimedNow returns how many elements of a short queue are claimed.
 func (q *queueCore) claimedNow(t testing.TB) (n int) {
 	t.Helper()
-	must(t, q.m.during(t.Context(), func(inc *incarnation) error {
+	must(t, q.m.During(t.Context(), func(inc *session.Incarnation) error {
 		all, err := q.length(t.Context(), inc)
 		if err != nil {
 			return err

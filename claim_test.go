@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -24,7 +25,7 @@ func deleteContender(t *testing.T, s *Session, path string, i int) {
 	t.Helper()
 	names := childrenOf(t, s, path)
 	slices.SortFunc(names, func(a, b string) int { return strings.Compare(a[len(a)-10:], b[len(b)-10:]) })
-	must(t, live(t, s).removeNow(t.Context(), path+"/"+names[i]))
+	must(t, live(t, s).RemoveNow(t.Context(), path+"/"+names[i]))
 }
 
 // lossOf returns the reason of a loss.
@@ -104,8 +105,8 @@ func TestHoldWhoseZnodeIsDeletedIsToldAtOnce(t *testing.T) {
 				if err := <-did; lossOf(err) != LossDeleted {
 					t.Errorf("Do: %v", err)
 				}
-				if !isClosed(rw.Lost()) || !isClosed(e.Lost()) {
-					t.Errorf("Lost of a reader closed: %v; of a leader: %v", isClosed(rw.Lost()), isClosed(e.Lost()))
+				if !session.IsClosed(rw.Lost()) || !session.IsClosed(e.Lost()) {
+					t.Errorf("Lost of a reader closed: %v; of a leader: %v", session.IsClosed(rw.Lost()), session.IsClosed(e.Lost()))
 				}
 				if err := rw.RUnlock(); lossOf(err) != LossDeleted {
 					t.Errorf("RUnlock: %v", err)
@@ -131,8 +132,8 @@ func TestWhatIsUnlockedInOrderIsNeverToldToBeLost(t *testing.T) {
 		second := m.Lost()
 		srv.Expire(s.ID())
 		time.Sleep(2 * testTimeout)
-		if isClosed(first) || !isClosed(second) {
-			t.Errorf("Lost of the first, who had unlocked it, closed: %v; of the second, who held it: %v", isClosed(first), isClosed(second))
+		if session.IsClosed(first) || !session.IsClosed(second) {
+			t.Errorf("Lost of the first, who had unlocked it, closed: %v; of the second, who held it: %v", session.IsClosed(first), session.IsClosed(second))
 		}
 		wantErr(t, m.Unlock(), ErrLost)
 		// And its own deletion is no loss.
@@ -141,7 +142,7 @@ func TestWhatIsUnlockedInOrderIsNeverToldToBeLost(t *testing.T) {
 		time.Sleep(time.Second) // it is watched
 		must(t, m.Unlock())
 		time.Sleep(time.Second)
-		if isClosed(third) {
+		if session.IsClosed(third) {
 			t.Error("Unlock is taken for a loss")
 		}
 	})
@@ -257,7 +258,7 @@ func TestLateResignOfALostLeadershipTellsWhoLeadsNow(t *testing.T) {
 		must(t, e.Campaign(t.Context())) // another
 		lost := e.Lost()
 		must(t, e.Resign()) // whose?
-		if !isClosed(lost) {
+		if !session.IsClosed(lost) {
 			t.Error("who leads is not told that he has been resigned")
 		}
 		must(t, NewElection(b, "/e").Campaign(within(t, time.Second)))
@@ -267,7 +268,7 @@ func TestLateResignOfALostLeadershipTellsWhoLeadsNow(t *testing.T) {
 		lost = e.Lost()
 		must(t, e.Resign())
 		time.Sleep(time.Minute)
-		if isClosed(lost) {
+		if session.IsClosed(lost) {
 			t.Error("Lost is closed by Resign")
 		}
 	})
@@ -555,7 +556,7 @@ func TestContenderThatMayNotBeDeletedGoesWithItsSession(t *testing.T) {
 		if first != LossGivenUp {
 			t.Errorf("what was held elsewhere is lost for %v", first)
 		}
-		if isClosed(elsewhere.Lost()) {
+		if session.IsClosed(elsewhere.Lost()) {
 			t.Error("the session is given up again and again")
 		}
 	})
@@ -566,7 +567,7 @@ func TestForgedNumberCostsNobodyMoreThanAPlaceInTheLine(t *testing.T) {
 		a, b := open(t, srv), open(t, srv)
 		inc := live(t, b)
 		for i := range 300 {
-			_, err := inc.create(t.Context(), fmt.Sprintf("/m/%d-lock-2147483647", i), nil)
+			_, err := inc.Create(t.Context(), fmt.Sprintf("/m/%d-lock-2147483647", i), nil)
 			must(t, err)
 		}
 		before := a.Stats().Requests

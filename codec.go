@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"reflect"
+
+	"github.com/zsync/zsync/internal/session"
 )
 
 // A Codec turns values into the bytes of a znode and back. It must be usable
@@ -56,9 +58,9 @@ func (rawCodec) Marshal(v any) ([]byte, error) {
 		if b, ok := (*v).([]byte); ok {
 			return bytes.Clone(b), nil
 		}
-		return nil, invalid("codec Raw cannot encode an any that holds a %T; it takes []byte", *v)
+		return nil, session.Invalid("codec Raw cannot encode an any that holds a %T; it takes []byte", *v)
 	}
-	return nil, invalid("codec Raw cannot encode a %T; it takes []byte and string", v)
+	return nil, session.Invalid("codec Raw cannot encode a %T; it takes []byte and string", v)
 }
 
 func (rawCodec) Unmarshal(data []byte, v any) error {
@@ -70,7 +72,7 @@ func (rawCodec) Unmarshal(data []byte, v any) error {
 	case *any:
 		*v = bytes.Clone(data)
 	default:
-		return invalid("codec Raw cannot decode into a %T; it takes *[]byte and *string", v)
+		return session.Invalid("codec Raw cannot decode into a %T; it takes *[]byte and *string", v)
 	}
 	return nil
 }
@@ -93,7 +95,7 @@ func newValueConfig(opts []ValueOption) valueConfig {
 	c := valueConfig{codec: JSON}
 	for i, o := range opts {
 		if o == nil {
-			c.err = invalid("value option %d is nil", i)
+			c.err = session.Invalid("value option %d is nil", i)
 			continue
 		}
 		o.applyValue(&c)
@@ -103,7 +105,7 @@ func newValueConfig(opts []ValueOption) valueConfig {
 
 func (o CodecOption) applyValue(c *valueConfig) {
 	if c.codec = o.codec; o.codec == nil {
-		c.err = invalid("WithCodec(nil): the codec is nil")
+		c.err = session.Invalid("WithCodec(nil): the codec is nil")
 	}
 }
 

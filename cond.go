@@ -8,6 +8,9 @@ import (
 	"strings"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/session"
 )
 
 // A Cond is a condition variable shared by every process that names the same
@@ -72,7 +75,7 @@ type Cond struct {
 	// L is held while observing or changing the condition.
 	L Locker
 
-	line line
+	line line.Line
 }
 
 // NewCond returns the Cond at path, with the lock l. It does no I/O; a bad
@@ -80,7 +83,7 @@ type Cond struct {
 func NewCond(s *Session, path string, l Locker) *Cond {
 	c := &Cond{L: l, made: made{s: s, path: path}}
 	if c.err = checkNew(s, path, nil); c.err == nil {
-		c.line = newLine(s.manager, path, protectedName, "wait-")
+		c.line = line.New(s.m, path, session.ProtectedName, "wait-")
 	}
 	return c
 }
@@ -90,10 +93,10 @@ func (c *Cond) Path() string { return c.path }
 
 // check is what every operation asks first.
 func (c *Cond) check() error {
-	if c.bad() == nil && c.L == nil {
-		return invalid("the Locker L is nil")
+	if c.misuse() == nil && c.L == nil {
+		return session.Invalid("the Locker L is nil")
 	}
-	return c.bad()
+	return c.misuse()
 }
 
 // Wait unlocks c.L, waits to be woken and locks c.L again before it returns nil.
@@ -124,10 +127,10 @@ func (c *Cond) wait(ctx context.Context) error {
 	if err == nil && unlocked == nil {
 		err = c.sleep(ctx, p, names)
 	}
-	if (err == nil || errors.Is(err, errEnded)) && unlocked != nil && !errors.Is(unlocked, ErrLost) {
+	if (err == nil || errors.Is(err, session.ErrEnded)) && unlocked != nil && !errors.Is(unlocked, ErrLost) {
 		err = unlocked
 	}
-	if err != nil && !errors.Is(err, errEnded) {
+	if err != nil && !errors.Is(err, session.ErrEnded) {
 		// A signal may reach us at this instant. Leaving is still right: it can
 		// be made only while our znode is there, and be taken only by deleting
 		// both at once. So when our znode is gone none can come any more, or
@@ -151,16 +154,16 @@ func (c *Cond) wait(ctx context.Context) error {
 }
 
 // enter makes a place at the end of the line, and lists who is in it. The error
-// is errEnded if the session ends.
-func (c *Cond) enter(ctx context.Context) (*lineClaim, []string, error) {
-	if c.bad() != nil {
-		return nil, nil, c.bad()
+// is ErrEnded if the session ends.
+func (c *Cond) enter(ctx context.Context) (*line.Claim, []string, error) {
+	if c.misuse() != nil {
+		return nil, nil, c.misuse()
 	}
-	inc, err := c.s.live(ctx)
+	inc, err := c.s.m.Incarnation(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	return c.line.enter(ctx, inc, c.line.bases[0], []byte(c.s.cfg.owner))
+	return c.line.Enter(ctx, inc, c.line.Bases[0], []byte(c.s.m.Config.Owner))
 }
 
 // unlock unlocks L, and returns what locks it again. Unlocking cannot be refused,
@@ -172,7 +175,7 @@ func (c *Cond) unlock(ctx context.Context) (relock func(context.Context) error, 
 	l, ours := c.L.(interface {
 		yield(context.Context) (again func(context.Context) error, err error)
 	})
-	if c.bad() != nil {
+	if c.misuse() != nil {
 		return nil, c.L.Unlock()
 	}
 	type result struct {
@@ -181,7 +184,7 @@ func (c *Cond) unlock(ctx context.Context) (relock func(context.Context) error, 
 	}
 	done, unlock := make(chan result, 1), c.L.Unlock
 	lock := func(ctx context.Context) error { return c.L.Lock(outside{ctx}) }
-	c.s.spawn(func() {
+	c.s.m.Spawn(func() {
 		if ours {
 			again, err := l.yield(ctx)
 			done <- result{again, err}
@@ -189,10 +192,10 @@ func (c *Cond) unlock(ctx context.Context) (relock func(context.Context) error, 
 			done <- result{lock, unlock()}
 		}
 	})
-	if r, ok := graced(done, ctx.Done()); ok {
+	if r, ok := session.AwaitGrace(done, ctx.Done()); ok {
 		return r.relock, r.err
 	}
-	return nil, ctxErr(ctx)
+	return nil, session.CtxErr(ctx)
 }
 
 // An outside is a context that no longer says that it comes from Do.
@@ -206,14 +209,14 @@ func (o outside) Value(key any) any {
 }
 
 // sleep waits until p is woken.
-func (c *Cond) sleep(ctx context.Context, p *lineClaim, names []string) error {
-	c.s.waiters.Add(1)
-	defer c.s.waiters.Add(-1)
-	own := p.inc.hub.join(watchKey{watchData, p.path}) // Step 2.
-	defer p.inc.hub.leave(own)
-	_, stat, err := p.inc.get(ctx, p.path)
+func (c *Cond) sleep(ctx context.Context, p *line.Claim, names []string) error {
+	c.s.m.Waiters.Add(1)
+	defer c.s.m.Waiters.Add(-1)
+	own := p.Incarnation.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: p.Path}) // Step 2.
+	defer p.Incarnation.Watches.Leave(own)
+	_, stat, err := p.Incarnation.Get(ctx, p.Path)
 	switch {
-	case isNoNode(err), err == nil && stat.Version > 0:
+	case session.IsNoNode(err), err == nil && stat.Version > 0:
 		// Signalled already; or somebody has deleted our znode by hand, and we
 		// wake up for nothing.
 		return nil
@@ -221,25 +224,25 @@ func (c *Cond) sleep(ctx context.Context, p *lineClaim, names []string) error {
 		return err
 	}
 	// Only a signal changes the data, so it needs not be read again.
-	return c.guard(ctx, p, names, own.fired)
+	return c.guard(ctx, p, names, own.Fired)
 }
 
 // guard looks after the signals of those ahead of p until woken is closed or p
 // has vanished.
-func (c *Cond) guard(ctx context.Context, p *lineClaim, names []string, woken <-chan struct{}) error {
+func (c *Cond) guard(ctx context.Context, p *line.Claim, names []string, woken <-chan struct{}) error {
 	for {
 		var err error
-		if names, err = c.mend(ctx, p.inc, names); err != nil { // Step 5.
+		if names, err = c.mend(ctx, p.Incarnation, names); err != nil { // Step 5.
 			return err
 		}
-		ahead, err := p.ahead(ctx, names)
-		if errors.Is(err, errVanished) {
+		ahead, err := p.Ahead(ctx, names)
+		if errors.Is(err, session.ErrVanished) {
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		gone, leave, err := c.watchLast(ctx, p.inc, ahead)
+		gone, leave, err := c.watchLast(ctx, p.Incarnation, ahead)
 		if err != nil {
 			return err
 		}
@@ -251,12 +254,12 @@ func (c *Cond) guard(ctx context.Context, p *lineClaim, names []string, woken <-
 			leave()
 		case <-ctx.Done():
 			leave()
-			return ctxErr(ctx)
-		case <-p.inc.ctx.Done():
+			return session.CtxErr(ctx)
+		case <-p.Incarnation.Ctx.Done():
 			leave()
-			return errEnded
+			return session.ErrEnded
 		}
-		if names, err = c.list(ctx, p.inc); err != nil { // Step 6.
+		if names, err = c.list(ctx, p.Incarnation); err != nil { // Step 6.
 			return err
 		}
 	}
@@ -264,30 +267,30 @@ func (c *Cond) guard(ctx context.Context, p *lineClaim, names []string, woken <-
 
 // watchLast returns a channel that is closed when the last of ahead goes, and
 // is nil if there is none.
-func (c *Cond) watchLast(ctx context.Context, inc *incarnation, ahead []child) (gone <-chan struct{}, leave func(), err error) {
+func (c *Cond) watchLast(ctx context.Context, inc *session.Incarnation, ahead []line.Child) (gone <-chan struct{}, leave func(), err error) {
 	if len(ahead) == 0 {
 		return nil, func() {}, nil
 	}
-	last := childPath(c.line.dir, ahead[len(ahead)-1].name)
+	last := session.ChildPath(c.line.Dir, ahead[len(ahead)-1].Name)
 	// A watch of children does not fire when the data is changed, which it is
 	// when that one is signalled.
-	w := inc.hub.join(watchKey{watchChildren, last})
-	leave = func() { inc.hub.leave(w) }
-	_, _, err = inc.children(ctx, last)
+	w := inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: last})
+	leave = func() { inc.Watches.Leave(w) }
+	_, _, err = inc.Children(ctx, last)
 	switch {
-	case isNoNode(err):
-		return closedChan, leave, nil
+	case session.IsNoNode(err):
+		return session.ClosedChan, leave, nil
 	case err != nil:
 		leave()
 		return nil, nil, err
 	}
-	return w.fired, leave, nil
+	return w.Fired, leave, nil
 }
 
 // list lists the line and its signals.
-func (c *Cond) list(ctx context.Context, inc *incarnation) ([]string, error) {
-	names, _, err := inc.children(ctx, c.line.dir)
-	if isNoNode(err) {
+func (c *Cond) list(ctx context.Context, inc *session.Incarnation) ([]string, error) {
+	names, _, err := inc.Children(ctx, c.line.Dir)
+	if session.IsNoNode(err) {
 		return nil, nil
 	}
 	return names, err
@@ -299,59 +302,59 @@ func (c *Cond) list(ctx context.Context, inc *incarnation) ([]string, error) {
 // are unique. It need not be waited for without a connection: if it does not
 // get through before the session ends, the signal is passed on, and wakes another
 // for nothing.
-func (c *Cond) take(ctx context.Context, p *lineClaim) {
+func (c *Cond) take(ctx context.Context, p *line.Claim) {
 	if p == nil {
 		return
 	}
-	r := p.inc.inBackground(p.path, func() error {
-		_, err := p.inc.multi(p.inc.ctx,
-			&zk.DeleteRequest{Path: c.signalPath(p.me), Version: -1},
-			&zk.DeleteRequest{Path: p.path, Version: -1})
-		if isNoNode(err) { // woken by something else than a signal
-			err = p.inc.removeNow(p.inc.ctx, p.path)
+	r := p.Incarnation.InBackground(p.Path, func() error {
+		_, err := p.Incarnation.Multi(p.Incarnation.Ctx,
+			&zk.DeleteRequest{Path: c.signalPath(p.Child), Version: -1},
+			&zk.DeleteRequest{Path: p.Path, Version: -1})
+		if session.IsNoNode(err) { // woken by something else than a signal
+			err = p.Incarnation.RemoveNow(p.Incarnation.Ctx, p.Path)
 		}
-		if err != nil && p.inc.ctx.Err() != nil {
+		if err != nil && p.Incarnation.Ctx.Err() != nil {
 			c.bequeath(p)
 		}
 		return err
 	})
 	select {
-	case <-r.done:
-	case <-r.refused:
+	case <-r.Done:
+	case <-r.Refused:
 	case <-ctx.Done():
-	case <-p.inc.disconnection():
-	case <-p.inc.ctx.Done():
+	case <-p.Incarnation.Disconnection():
+	case <-p.Incarnation.Ctx.Done():
 	}
 }
 
 // leave deletes p without a wake-up having reached its caller. A signal that p
 // has been given is left without its waiter, and so is passed on: by us if we
 // can, otherwise by the one behind us.
-func (c *Cond) leave(p *lineClaim) {
+func (c *Cond) leave(p *line.Claim) {
 	if p == nil {
 		return
 	}
-	p.inc.inBackground(p.path, func() error {
-		err := p.inc.removeNow(p.inc.ctx, p.path)
-		if err != nil && !isNoNode(err) && p.inc.ctx.Err() == nil {
+	p.Incarnation.InBackground(p.Path, func() error {
+		err := p.Incarnation.RemoveNow(p.Incarnation.Ctx, p.Path)
+		if err != nil && !session.IsNoNode(err) && p.Incarnation.Ctx.Err() == nil {
 			return err
 		}
 		c.bequeath(p)
 		return nil
-	}).await(grace)
+	}).Await(session.Grace)
 }
 
 // bequeath passes on the signal of p, if it has been given one, as soon as p is
 // gone: at once, or with its session. There may be nobody else to do it.
-func (c *Cond) bequeath(p *lineClaim) {
+func (c *Cond) bequeath(p *line.Claim) {
 	ctx := context.Background() // ends with the Session
-	c.s.during(ctx, func(inc *incarnation) error {
-		if inc != p.inc {
-			if err := inc.awaitGone(ctx, p.path); err != nil {
+	c.s.m.During(ctx, func(inc *session.Incarnation) error {
+		if inc != p.Incarnation {
+			if err := inc.AwaitGone(ctx, p.Path); err != nil {
 				return err
 			}
 		}
-		stat, err := inc.exists(ctx, c.signalPath(p.me))
+		stat, err := inc.Exists(ctx, c.signalPath(p.Child))
 		if err != nil || stat == nil {
 			return err
 		}
@@ -368,23 +371,23 @@ func (c *Cond) bequeath(p *lineClaim) {
 // the reply to its create was lost, must find the waiter.
 const signalSuffix = "-signal"
 
-func (c *Cond) signalPath(waiter child) string {
-	return childPath(c.line.dir, strings.TrimPrefix(waiter.name, "_c_")+signalSuffix)
+func (c *Cond) signalPath(waiter line.Child) string {
+	return session.ChildPath(c.line.Dir, strings.TrimPrefix(waiter.Name, "_c_")+signalSuffix)
 }
 
 // waiterOf returns the name of the waiter that a signal is for. It is false for
 // the name of anything but a signal.
 func (c *Cond) waiterOf(signal string) (string, bool) {
 	name, ok := strings.CutSuffix(signal, signalSuffix)
-	if _, waits := parseChild(name, c.line.bases...); !ok || !waits {
+	if _, waits := line.ParseChild(name, c.line.Bases...); !ok || !waits {
 		return "", false
 	}
 	return "_c_" + name, true
 }
 
 // unsignalled returns those of the line that have no signal, in their order.
-func (c *Cond) unsignalled(ctx context.Context, inc *incarnation, names []string) ([]child, error) {
-	all, err := c.line.inOrder(ctx, inc, names)
+func (c *Cond) unsignalled(ctx context.Context, inc *session.Incarnation, names []string) ([]line.Child, error) {
+	all, err := c.line.InOrder(ctx, inc, names)
 	if err != nil {
 		return nil, err
 	}
@@ -394,7 +397,7 @@ func (c *Cond) unsignalled(ctx context.Context, inc *incarnation, names []string
 			signalled[waiter] = true
 		}
 	}
-	return slices.DeleteFunc(all, func(w child) bool { return signalled[w.name] }), nil
+	return slices.DeleteFunc(all, func(w line.Child) bool { return signalled[w.Name] }), nil
 }
 
 // orphans returns the signals among names whose waiters are gone.
@@ -415,13 +418,13 @@ func (c *Cond) orphans(names []string) []string {
 // mend passes on the signals among names whose waiters are gone, and returns a
 // listing without such. A signal is made with its waiter there, and deleted by
 // it in one transaction; so if a listing shows it alone, it was not taken.
-func (c *Cond) mend(ctx context.Context, inc *incarnation, names []string) ([]string, error) {
+func (c *Cond) mend(ctx context.Context, inc *session.Incarnation, names []string) ([]string, error) {
 	for {
 		lost := c.orphans(names)
 		if len(lost) == 0 {
 			return names, nil
 		}
-		if err := c.pass(ctx, inc, names, childPath(c.line.dir, lost[0])); err != nil {
+		if err := c.pass(ctx, inc, names, session.ChildPath(c.line.Dir, lost[0])); err != nil {
 			return nil, err
 		}
 		var err error
@@ -434,8 +437,8 @@ func (c *Cond) mend(ctx context.Context, inc *incarnation, names []string) ([]st
 // pass gives the signal at path to the first without one, or to nobody if all
 // of these came after it. That others see and do the same at this moment does
 // no harm: the signal can be deleted once.
-func (c *Cond) pass(ctx context.Context, inc *incarnation, names []string, path string) error {
-	data, stat, err := inc.get(ctx, path)
+func (c *Cond) pass(ctx context.Context, inc *session.Incarnation, names []string, path string) error {
+	data, stat, err := inc.Get(ctx, path)
 	if err != nil {
 		return unlessChanged(err)
 	}
@@ -449,7 +452,7 @@ func (c *Cond) pass(ctx context.Context, inc *incarnation, names []string, path 
 	}
 	ops := []any{&zk.DeleteRequest{Path: path, Version: -1}}
 	for _, w := range waiting {
-		stat, err := inc.exists(ctx, childPath(c.line.dir, w.name))
+		stat, err := inc.Exists(ctx, session.ChildPath(c.line.Dir, w.Name))
 		if err != nil {
 			return err
 		}
@@ -461,23 +464,23 @@ func (c *Cond) pass(ctx context.Context, inc *incarnation, names []string, path 
 		}
 		break
 	}
-	_, err = inc.multi(ctx, ops...)
+	_, err = inc.Multi(ctx, ops...)
 	return unlessChanged(err)
 }
 
 // mark returns what gives w a signal. It fails if w has one, or is gone. data is
 // empty, or the zxid with which a signal that is passed on was first given.
-func (c *Cond) mark(w child, data string) []any {
+func (c *Cond) mark(w line.Child, data string) []any {
 	return []any{
-		&zk.SetDataRequest{Path: childPath(c.line.dir, w.name), Version: 0},
-		&zk.CreateRequest{Path: c.signalPath(w), Data: []byte(data), Acl: c.s.cfg.acl},
+		&zk.SetDataRequest{Path: session.ChildPath(c.line.Dir, w.Name), Version: 0},
+		&zk.CreateRequest{Path: c.signalPath(w), Data: []byte(data), Acl: c.s.m.Config.ACL},
 	}
 }
 
 // unlessChanged drops an error that says that the line is not any more as it
 // was listed.
 func unlessChanged(err error) error {
-	if isNoNode(err) || isBadVersion(err) || isNodeExists(err) {
+	if session.IsNoNode(err) || session.IsBadVersion(err) || session.IsNodeExists(err) {
 		return nil
 	}
 	return err
@@ -502,7 +505,7 @@ func (c *Cond) signal(ctx context.Context) error {
 		if err != nil || len(waiting) == 0 {
 			return err
 		}
-		_, err = c.s.commitOnce(ctx, c.line.dir, c.mark(waiting[0], ""))
+		_, err = c.s.m.CommitAcrossSessions(ctx, c.line.Dir, c.mark(waiting[0], ""))
 		if err == nil || unlessChanged(err) != nil {
 			return err
 		}
@@ -518,10 +521,10 @@ func (c *Cond) signal(ctx context.Context) error {
 // the leader. A caller that holds L through the same session needs it not: the
 // waiter's create is older than the deletion that let the caller have L, and the
 // caller's server has seen that one.
-func (c *Cond) waiting(ctx context.Context) ([]child, error) {
-	var waiting []child
-	err := c.s.during(ctx, func(inc *incarnation) error {
-		if err := inc.sync(ctx, c.line.dir); err != nil {
+func (c *Cond) waiting(ctx context.Context) ([]line.Child, error) {
+	var waiting []line.Child
+	err := c.s.m.During(ctx, func(inc *session.Incarnation) error {
+		if err := inc.Sync(ctx, c.line.Dir); err != nil {
 			return err
 		}
 		names, err := c.list(ctx, inc)
@@ -550,11 +553,11 @@ func (c *Cond) broadcast(ctx context.Context) error {
 	for err == nil && len(todo) > 0 {
 		var ops []any
 		n := 0
-		for size := 0; n < len(todo) && size < maxPacket/2; n++ {
+		for size := 0; n < len(todo) && size < session.MaxPacket/2; n++ {
 			ops = append(ops, c.mark(todo[n], "")...)
-			size += 2 * c.s.sizeOf(c.signalPath(todo[n]), nil)
+			size += 2 * c.s.m.SizeOf(c.signalPath(todo[n]), nil)
 		}
-		err = c.s.during(ctx, func(inc *incarnation) error { _, err := inc.multi(ctx, ops...); return err })
+		err = c.s.m.During(ctx, func(inc *session.Incarnation) error { _, err := inc.Multi(ctx, ops...); return err })
 		if err == nil {
 			todo = todo[n:]
 			continue
@@ -566,7 +569,7 @@ func (c *Cond) broadcast(ctx context.Context) error {
 		// the reply was lost. Who came since is not meant.
 		now, e := c.waiting(ctx)
 		err = e
-		todo = slices.DeleteFunc(todo, func(w child) bool { return !slices.Contains(now, w) })
+		todo = slices.DeleteFunc(todo, func(w line.Child) bool { return !slices.Contains(now, w) })
 	}
 	return err
 }
@@ -574,16 +577,16 @@ func (c *Cond) broadcast(ctx context.Context) error {
 // Contenders returns who waits and has not been signalled, in their order. It
 // costs 3 requests and one read for every 128 of them.
 func (c *Cond) Contenders(ctx context.Context) ([]Contender, error) {
-	if c.bad() != nil {
-		return nil, opError("contenders", c.path, c.bad())
+	if c.misuse() != nil {
+		return nil, opError("contenders", c.path, c.misuse())
 	}
 	waiting, err := c.waiting(ctx)
 	if err != nil {
 		return nil, opError("contenders", c.path, err)
 	}
-	cs, err := contenders(ctx, &c.line, func([]child, int) (Mode, bool) { return ModeExclusive, false })
+	cs, err := contenders(ctx, &c.line, func([]line.Child, int) (Mode, bool) { return ModeExclusive, false })
 	cs = slices.DeleteFunc(cs, func(d Contender) bool {
-		return !slices.ContainsFunc(waiting, func(w child) bool { return w.name == d.Node })
+		return !slices.ContainsFunc(waiting, func(w line.Child) bool { return w.Name == d.Node })
 	})
 	return cs, opError("contenders", c.path, err)
 }

@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -218,9 +219,9 @@ func TestAWaiterWhoseZnodeOrTreeIsDeletedWakesUp(t *testing.T) {
 		_, woken := sleepers(t, srv, 2)
 		s := open(t, srv)
 		for _, name := range childrenOf(t, s, "/c") {
-			must(t, live(t, s).removeNow(t.Context(), "/c/"+name))
+			must(t, live(t, s).RemoveNow(t.Context(), "/c/"+name))
 		}
-		must(t, live(t, s).removeNow(t.Context(), "/c"))
+		must(t, live(t, s).RemoveNow(t.Context(), "/c"))
 		must(t, <-woken[0])
 		must(t, <-woken[1])
 		wantEmpty(t, s)
@@ -284,7 +285,7 @@ func (l localLocker) Lock(ctx context.Context) error {
 	case l <- struct{}{}:
 		return nil
 	case <-ctx.Done():
-		return ctxErr(ctx)
+		return session.CtxErr(ctx)
 	}
 }
 
@@ -341,7 +342,7 @@ func (l localSync) Lock(ctx context.Context) error {
 		select {
 		case <-time.After(time.Millisecond):
 		case <-ctx.Done():
-			return ctxErr(ctx)
+			return session.CtxErr(ctx)
 		}
 	}
 	return nil
@@ -582,7 +583,7 @@ func TestASignalThatComesLateFromAFormerSessionWakesNobody(t *testing.T) {
 		must(t, err)
 		id := s.ID()
 		srv.Partition(id)
-		_, err = c.s.commitOnce(t.Context(), c.line.dir, c.mark(waiting[0], ""))
+		_, err = c.s.m.CommitAcrossSessions(t.Context(), c.line.Dir, c.mark(waiting[0], ""))
 		must(t, err)
 		must(t, <-woken[0])
 		srv.Heal(id)
@@ -622,7 +623,7 @@ func ignoreLost(err error) error {
 func TestASignalIsNotTakenForTheWaiterWhoseCreateHadNoReply(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, o := open(t, srv), open(t, srv)
-		must(t, live(t, o).makeDir(t.Context(), "/c"))
+		must(t, live(t, o).MakeDir(t.Context(), "/c"))
 		id := s.ID()
 		lost := first(zktest.DropReply, func(r zktest.Request) bool {
 			return r.Session == id && r.Op == zktest.OpCreate && strings.HasPrefix(r.Path, "/c/")

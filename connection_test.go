@@ -3,7 +3,6 @@ package zsync
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"math"
 	"net"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/wire"
 	"github.com/zsync/zsync/zktest"
 )
@@ -42,7 +42,7 @@ func TestAnEventThatNoServerSendsCostsItsConnectionAndNoMore(t *testing.T) {
 					must(t, err)
 					defer s.Close()
 					id := s.ID()
-					stat, err := live(t, s).exists(within(t, time.Second), "/m")
+					stat, err := live(t, s).Exists(within(t, time.Second), "/m")
 					if err != nil || stat != nil {
 						t.Errorf("after the event: %v, %v", stat, err)
 					}
@@ -128,7 +128,7 @@ func TestDroppedConnectionsMakeNoCrowdOfSessionsWithLossOnSuspend(t *testing.T) 
 			t.Errorf("%d sessions on the server after 10 s", n)
 		}
 		time.Sleep(10 * time.Second)
-		_, err := live(t, s).exists(within(t, time.Second), "/x")
+		_, err := live(t, s).Exists(within(t, time.Second), "/x")
 		must(t, err)
 	})
 }
@@ -151,9 +151,9 @@ func TestAnExpiryCostsOneHandshakeAndTheNextSessionAnother(t *testing.T) {
 		s := open(t, srv)
 		time.Sleep(time.Minute)
 		picked := func() int {
-			s.pace.mu.Lock()
-			defer s.pace.mu.Unlock()
-			return s.pace.next
+			s.m.Pace.Mu.Lock()
+			defer s.m.Pace.Mu.Unlock()
+			return s.m.Pace.Next
 		}
 		before := picked()
 		srv.Expire(s.ID())
@@ -193,12 +193,12 @@ func TestBackoffPacesWhateverItsLimits(t *testing.T) {
 		{Min: 10 * time.Millisecond, Max: time.Second, Jitter: 0.5},
 	} {
 		must(t, b.check())
-		if d := backoff(b).delay(0); d != 0 {
+		if d := session.Backoff(b).Delay(0); d != 0 {
 			t.Errorf("%+v: the first repetition waits %v", b, d)
 		}
 		for try := 1; try < 200; try++ {
 			least := time.Duration(float64(b.Min/2) * (1 - b.Jitter))
-			if d := backoff(b).delay(try); d < least || d > b.Max {
+			if d := session.Backoff(b).Delay(try); d < least || d > b.Max {
 				t.Errorf("%+v: repetition %d waits %v", b, try, d)
 			}
 		}
@@ -233,12 +233,12 @@ func TestARequestThatIsNeverAnsweredEndsTheConnectionThoughPingsAre(t *testing.T
 		var deaf atomic.Bool
 		s := open(t, srv, WithDialer(deafDial(t, srv, &deaf)))
 		inc := live(t, s)
-		_, err := inc.create(t.Context(), "/x", nil)
+		_, err := inc.Create(t.Context(), "/x", nil)
 		must(t, err)
 		time.Sleep(time.Minute + time.Second)
 		deaf.Store(true)
 		start := time.Now()
-		got := async(func() error { return inc.removeNow(t.Context(), "/x") })
+		got := async(func() error { return inc.RemoveNow(t.Context(), "/x") })
 		time.Sleep(testTimeout/2 - time.Millisecond)
 		if n := s.Stats().Reconnects; n != 0 {
 			t.Errorf("%d reconnects %v after the request", n, time.Since(start))
@@ -387,7 +387,7 @@ func TestTxnStoresWhatWasInTheBuffersWhenItWasCalled(t *testing.T) {
 		synctest.Wait()
 		stuck.Store(true)
 		inc := live(t, s)
-		first := async(func() error { _, err := inc.exists(t.Context(), "/q"); return err }) // fills the socket
+		first := async(func() error { _, err := inc.Exists(t.Context(), "/q"); return err }) // fills the socket
 		synctest.Wait()
 		buf := []byte("AAAA")
 		acl := zk.WorldACL(zk.PermAll)
@@ -404,30 +404,12 @@ func TestTxnStoresWhatWasInTheBuffersWhenItWasCalled(t *testing.T) {
 		must(t, <-first)
 		time.Sleep(time.Second)
 		for _, path := range []string{"/c", "/d", "/e"} {
-			if data, _, err := inc.get(t.Context(), path); err != nil || string(data) != "AAAA" {
+			if data, _, err := inc.Get(t.Context(), path); err != nil || string(data) != "AAAA" {
 				t.Errorf("%s: stored %q, %v", path, data, err)
 			}
 		}
-		_, err = inc.set(t.Context(), "/c", nil, -1)
+		_, err = inc.Set(t.Context(), "/c", nil, -1)
 		must(t, err)
 		must(t, m.Unlock())
-	})
-}
-
-// What has happened is told, not what else might have.
-func TestADeletionWhoseOutcomeIsKnownIsToldThoughTheConnectionIsGone(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		s := open(t, srv)
-		inc := live(t, s)
-		srv.Stop()
-		synctest.Wait()
-		for range 100 {
-			r := &removal{inc: inc, done: make(chan struct{}), refused: make(chan struct{}), err: zk.ErrNoNode}
-			close(r.done)
-			if err := r.verdict(); !errors.Is(err, ErrLost) {
-				t.Fatalf("a znode that somebody else has deleted: %v", err)
-			}
-		}
-		srv.Restart()
 	})
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -52,8 +53,8 @@ func TestAContextThatEndsWithAServersAnswerIsNotTakenForTheAnswer(t *testing.T) 
 					}
 				}
 				_, err := holder.Token(ctx)
-				if err == nil || isClosed(holder.Lost()) {
-					t.Errorf("Token with an ended context: %v, and the hold is lost: %v", err, isClosed(holder.Lost()))
+				if err == nil || session.IsClosed(holder.Lost()) {
+					t.Errorf("Token with an ended context: %v, and the hold is lost: %v", err, session.IsClosed(holder.Lost()))
 				}
 				time.Sleep(time.Second)
 				if n := childrenOf(t, a, "/m"); len(n) != 1 {
@@ -80,7 +81,7 @@ func (c *lateCtx) Err() error {
 func TestOpenThatEndsWithItsContextDoesNotClaimToHaveOpened(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		_, err := live(t, s).create(t.Context(), "/gate", nil) // by another library: no receipts yet
+		_, err := live(t, s).Create(t.Context(), "/gate", nil) // by another library: no receipts yet
 		must(t, err)
 		ctx := &lateCtx{Context: t.Context()}
 		srv.Intercept(func(r zktest.Request) zktest.Action {

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -236,7 +237,7 @@ func (c crash) left(ctx context.Context, s *Session) (left []string) {
 	allowed := regexp.MustCompile(`^(/|/zookeeper|/crash|` + crashPath + `|` + c.leaves + `)$`)
 	for {
 		left = left[:0]
-		inc, err := s.live(ctx)
+		inc, err := s.m.Incarnation(ctx)
 		if err != nil {
 			return []string{err.Error()}
 		}
@@ -244,12 +245,12 @@ func (c crash) left(ctx context.Context, s *Session) (left []string) {
 			if !allowed.MatchString(paths[0]) && !isPage(ctx, inc, paths[0]) {
 				left = append(left, paths[0])
 			}
-			names, _, err := inc.children(ctx, paths[0])
-			if err != nil && !isNoNode(err) {
+			names, _, err := inc.Children(ctx, paths[0])
+			if err != nil && !session.IsNoNode(err) {
 				return append(left, err.Error())
 			}
 			for _, name := range names {
-				if p := childPath(strings.TrimSuffix(paths[0], "/"), name); p != "/zookeeper" {
+				if p := session.ChildPath(strings.TrimSuffix(paths[0], "/"), name); p != "/zookeeper" {
 					paths = append(paths, p)
 				}
 			}
@@ -267,8 +268,8 @@ func (c crash) left(ctx context.Context, s *Session) (left []string) {
 
 // isPage reports whether path is a page for receipts. It goes with its session,
 // and that of the dead has ended, so it is kept by one who lives.
-func isPage(ctx context.Context, inc *incarnation, path string) bool {
-	stat, err := inc.exists(ctx, path)
+func isPage(ctx context.Context, inc *session.Incarnation, path string) bool {
+	stat, err := inc.Exists(ctx, path)
 	return strings.HasSuffix(path, "-txn") && err == nil && stat != nil && stat.EphemeralOwner != 0
 }
 

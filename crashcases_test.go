@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/session"
 )
 
 // crashes returns the operations in which a process is killed: all but those
@@ -61,15 +63,15 @@ func behind(f func(ctx context.Context, s *Session) error) helper {
 // crowd waits until crashPath has n children.
 func crowd(ctx context.Context, s *Session, n int) error {
 	for {
-		inc, err := s.live(ctx)
+		inc, err := s.m.Incarnation(ctx)
 		if err != nil {
 			return err
 		}
-		names, _, err := inc.children(ctx, crashPath)
+		names, _, err := inc.Children(ctx, crashPath)
 		if err == nil && len(names) >= n {
 			return nil
 		}
-		if err != nil && !isNoNode(err) {
+		if err != nil && !session.IsNoNode(err) {
 			return err
 		}
 		time.Sleep(time.Millisecond)
@@ -582,12 +584,12 @@ var crashTxn = []any{
 const crashTxnLeaves = "/crash/txn(/[ab])?"
 
 func afterTxn(ctx context.Context, s *Session) error {
-	inc, err := s.live(ctx)
+	inc, err := s.m.Incarnation(ctx)
 	if err != nil {
 		return err
 	}
-	names, _, err := inc.children(ctx, "/crash/txn")
-	if isNoNode(err) {
+	names, _, err := inc.Children(ctx, "/crash/txn")
+	if session.IsNoNode(err) {
 		return nil
 	}
 	if err == nil && len(names) != 2 {

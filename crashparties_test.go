@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"time"
+
+	"github.com/zsync/zsync/internal/session"
 )
 
 const (
@@ -46,15 +48,15 @@ func leaveIfInside(ctx context.Context, wg *WaitGroup) error {
 // roomHas waits until n parties are in the room.
 func roomHas(ctx context.Context, s *Session, n int) error {
 	for {
-		inc, err := s.live(ctx)
+		inc, err := s.m.Incarnation(ctx)
 		if err != nil {
 			return err
 		}
-		names, _, err := inc.children(ctx, crashRoom)
-		if (err == nil || isNoNode(err)) && len(names) == n {
+		names, _, err := inc.Children(ctx, crashRoom)
+		if (err == nil || session.IsNoNode(err)) && len(names) == n {
 			return nil
 		}
-		if err != nil && !isNoNode(err) {
+		if err != nil && !session.IsNoNode(err) {
 			return err
 		}
 		time.Sleep(time.Millisecond)

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/zsync/zsync/internal/session"
 )
 
 func newCrashQueue(s *Session, opts ...QueueOption) *Queue[int] {
@@ -116,12 +118,12 @@ func emptied(ctx context.Context, q *Queue[int], received <-chan int) (got []int
 // noClaims reports whether nobody has claims but those who live. Who claims
 // tidies away what the dead have left.
 func noClaims(ctx context.Context, s *Session) (bool, error) {
-	inc, err := s.live(ctx)
+	inc, err := s.m.Incarnation(ctx)
 	if err != nil {
 		return false, err
 	}
-	names, _, err := inc.children(ctx, crashPath+"-claims")
-	if isNoNode(err) {
+	names, _, err := inc.Children(ctx, crashPath+"-claims")
+	if session.IsNoNode(err) {
 		return true, nil
 	}
 	live := make(map[string]bool)
@@ -281,7 +283,7 @@ var queueCrashes = []crash{{
 	},
 	after: func(ctx context.Context, s *Session) error {
 		// Wait until they are sent, or have been.
-		inc, err := s.live(ctx)
+		inc, err := s.m.Incarnation(ctx)
 		for n := 0; err == nil && n == 0; time.Sleep(time.Millisecond) {
 			n, err = bucketsOf(ctx, inc)
 		}
@@ -377,9 +379,9 @@ var queueCrashes = []crash{{
 }}
 
 // bucketsOf counts the buckets of the queue.
-func bucketsOf(ctx context.Context, inc *incarnation) (int, error) {
-	names, _, err := inc.children(ctx, crashPath)
-	if isNoNode(err) {
+func bucketsOf(ctx context.Context, inc *session.Incarnation) (int, error) {
+	names, _, err := inc.Children(ctx, crashPath)
+	if session.IsNoNode(err) {
 		err = nil
 	}
 	return len(names), err

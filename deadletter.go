@@ -5,13 +5,14 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"iter"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/session"
 )
 
 // Dead letters are the elements of a Queue that could not be decoded, were
@@ -46,8 +47,8 @@ func (q *queueCore) letter(it *item, fault error, attempts int) []any {
 	if q.foreign == nil {
 		class = fmt.Sprintf("%05d", it.prio)
 	}
-	digits := strings.ReplaceAll(newGUID(), "-", "")[:letterDigits]
-	letter := &zk.CreateRequest{Path: childPath(q.dead, "dead-"+class+"-"+digits+"-"), Data: it.stored(), Acl: q.m.cfg.acl, Flags: zk.FlagSequence}
+	digits := strings.ReplaceAll(session.NewGUID(), "-", "")[:letterDigits]
+	letter := &zk.CreateRequest{Path: session.ChildPath(q.dead, "dead-"+class+"-"+digits+"-"), Data: it.stored(), Acl: q.m.Config.ACL, Flags: zk.FlagSequence}
 	reason := "unknown"
 	if fault != nil {
 		reason = strings.ToValidUTF8(fault.Error(), "\uFFFD")
@@ -56,7 +57,7 @@ func (q *queueCore) letter(it *item, fault error, attempts int) []any {
 		reason = strings.ToValidUTF8(reason[:maxReason], "")
 	}
 	data, err := json.Marshal(circumstance{reason, attempts, it.sent.UnixMilli()})
-	why := &zk.CreateRequest{Path: childPath(q.dead, whyName(digits)), Data: data, Acl: q.m.cfg.acl}
+	why := &zk.CreateRequest{Path: session.ChildPath(q.dead, whyName(digits)), Data: data, Acl: q.m.Config.ACL}
 	if err != nil || q.oversized(letter, why) {
 		return []any{letter}
 	}
@@ -67,12 +68,12 @@ func whyName(digits string) string { return "why-" + digits }
 
 // letterNow prepares to make a dead letter in a transaction of its own, and
 // returns the operations.
-func (q *queueCore) letterNow(ctx context.Context, inc *incarnation, it *item, fault error) ([]any, error) {
+func (q *queueCore) letterNow(ctx context.Context, inc *session.Incarnation, it *item, fault error) ([]any, error) {
 	ops := q.letter(it, fault, it.attempts())
 	if q.oversized(ops[0].(*zk.CreateRequest)) {
 		return nil, fmt.Errorf("the element %s cannot go to the dead letters: %w", it.key(), ErrTooLarge)
 	}
-	return ops, inc.makeDir(ctx, q.dead)
+	return ops, inc.MakeDir(ctx, q.dead)
 }
 
 // A DeadLetter is an element that was set aside.
@@ -91,37 +92,13 @@ type DeadLetter struct {
 	why   string // the path of the znode that says why, or empty
 }
 
-// Dead yields the dead letters of q, the oldest first, those that are there
-// when it begins. An error ends it. It costs one listing and one read for each.
-func (q *Queue[T]) Dead(ctx context.Context) iter.Seq2[DeadLetter, error] {
-	return func(yield func(DeadLetter, error) bool) {
-		es, err := []element(nil), q.bad()
-		if err == nil {
-			es, err = q.q.deadElements(ctx)
-		}
-		if err != nil {
-			yield(DeadLetter{}, opError("dead", q.path, err))
-			return
-		}
-		for _, e := range es {
-			d, err := q.q.deadLetter(ctx, e)
-			if isNoNode(err) {
-				continue // somebody has removed it
-			}
-			if !yield(d, opError("dead", q.path, err)) || err != nil {
-				return
-			}
-		}
-	}
-}
-
 func (q *queueCore) deadElements(ctx context.Context) (es []element, err error) {
 	var names []string
-	err = q.m.during(ctx, func(inc *incarnation) (err error) {
-		names, _, err = inc.children(ctx, q.dead)
+	err = q.m.During(ctx, func(inc *session.Incarnation) (err error) {
+		names, _, err = inc.Children(ctx, q.dead)
 		return err
 	})
-	if isNoNode(err) {
+	if session.IsNoNode(err) {
 		return nil, nil
 	}
 	for _, name := range names {
@@ -142,29 +119,29 @@ func parseDead(name string) (element, bool) {
 	if !ok || j < 0 || rest[i] != '-' || rest[j] != '-' {
 		return element{}, false
 	}
-	seq, ok := parseSeq(rest[i+1:])
+	seq, ok := session.ParseSeq(rest[i+1:])
 	return element{name: name, class: rest[:j], seq: seq}, ok
 }
 
 func (q *queueCore) deadLetter(ctx context.Context, e element) (DeadLetter, error) {
 	d := DeadLetter{ID: e.name, q: q, class: e.class}
 	digits := strings.TrimPrefix(e.name, "dead-"+e.class+"-")[:letterDigits]
-	why := childPath(q.dead, whyName(digits))
-	err := q.m.during(ctx, func(inc *incarnation) error {
-		nodes, err := inc.getAll(ctx, []string{childPath(q.dead, e.name), why})
+	why := session.ChildPath(q.dead, whyName(digits))
+	err := q.m.During(ctx, func(inc *session.Incarnation) error {
+		nodes, err := inc.GetAll(ctx, []string{session.ChildPath(q.dead, e.name), why})
 		switch {
 		case err != nil:
 			return err
-		case nodes[0].stat == nil:
+		case nodes[0].Stat == nil:
 			return zk.ErrNoNode
 		}
-		d.Data, d.Since = nodes[0].data, time.UnixMilli(nodes[0].stat.Ctime)
-		if nodes[1].stat == nil {
+		d.Data, d.Since = nodes[0].Data, time.UnixMilli(nodes[0].Stat.Ctime)
+		if nodes[1].Stat == nil {
 			return nil
 		}
 		d.why = why
 		var c circumstance
-		if json.Unmarshal(nodes[1].data, &c) == nil {
+		if json.Unmarshal(nodes[1].Data, &c) == nil {
 			d.Reason, d.Attempts, d.First = c.Reason, c.Attempts, time.UnixMilli(c.First)
 		}
 		return nil
@@ -179,26 +156,17 @@ func (q *queueCore) deadLetter(ctx context.Context, e element) (DeadLetter, erro
 
 // paths returns the znodes of d.
 func (d DeadLetter) paths() []string {
-	paths := []string{childPath(d.q.dead, d.ID)}
+	paths := []string{session.ChildPath(d.q.dead, d.ID)}
 	if d.why != "" {
 		paths = append(paths, d.why)
 	}
 	return paths
 }
 
-// Remove deletes the dead letter. One that is gone already is no error.
-func (d DeadLetter) Remove(ctx context.Context) error {
-	if d.q == nil {
-		return opError("remove", d.ID, invalid("the DeadLetter did not come from a Queue"))
-	}
-	_, err := d.q.discard(ctx, d)
-	return opError("remove", d.q.path, err)
-}
-
 // discard removes a dead letter, and reports whether it was there.
 func (q *queueCore) discard(ctx context.Context, d DeadLetter) (removed bool, err error) {
-	err = q.m.during(ctx, func(inc *incarnation) error { return inc.removeAllNow(ctx, d.paths()) })
-	if isNoNode(err) {
+	err = q.m.During(ctx, func(inc *session.Incarnation) error { return inc.RemoveAllNow(ctx, d.paths()) })
+	if session.IsNoNode(err) {
 		return false, nil
 	}
 	return err == nil, err
@@ -210,7 +178,7 @@ func (q *queueCore) discard(ctx context.Context, d DeadLetter) (removed bool, er
 func (q *Queue[T]) RequeueDead(ctx context.Context, choose func(DeadLetter) bool) (int, error) {
 	n, err := q.eachDead(ctx, choose, func(d DeadLetter) (bool, error) {
 		err := q.q.requeue(ctx, d)
-		if isNoNode(err) {
+		if session.IsNoNode(err) {
 			return false, nil
 		}
 		return err == nil, err
@@ -229,8 +197,8 @@ func (q *Queue[T]) PurgeDead(ctx context.Context, choose func(DeadLetter) bool) 
 // eachDead does something with each dead letter that is chosen, and counts those
 // for which it was done.
 func (q *Queue[T]) eachDead(ctx context.Context, choose func(DeadLetter) bool, do func(DeadLetter) (bool, error)) (n int, err error) {
-	if q.bad() != nil {
-		return 0, q.bad()
+	if q.misuse() != nil {
+		return 0, q.misuse()
 	}
 	es, err := q.q.deadElements(ctx)
 	if err != nil {
@@ -238,7 +206,7 @@ func (q *Queue[T]) eachDead(ctx context.Context, choose func(DeadLetter) bool, d
 	}
 	for _, e := range es {
 		d, err := q.q.deadLetter(ctx, e)
-		if isNoNode(err) || err == nil && choose != nil && !choose(d) {
+		if session.IsNoNode(err) || err == nil && choose != nil && !choose(d) {
 			continue
 		}
 		done := false
@@ -255,43 +223,32 @@ func (q *Queue[T]) eachDead(ctx context.Context, choose func(DeadLetter) bool, d
 	return n, nil
 }
 
-// Requeue puts the element back at the end of the queue, with the priority it
-// had, and no attempts. If ctx ends first it is either there or still among
-// the dead letters. The error is go-zookeeper's ErrNoNode if somebody else has
-// removed it.
-func (d DeadLetter) Requeue(ctx context.Context) error {
-	if d.q == nil {
-		return opError("requeue", d.ID, invalid("the DeadLetter did not come from a Queue"))
-	}
-	return opError("requeue", d.q.path, d.q.requeue(ctx, d))
-}
-
 func (q *queueCore) requeue(ctx context.Context, d DeadLetter) error {
 	var remove []any
 	size := 0
 	for _, path := range d.paths() {
 		remove = append(remove, &zk.DeleteRequest{Path: path, Version: -1})
-		size += q.m.sizeOf(path, nil)
+		size += q.m.SizeOf(path, nil)
 	}
 	if q.foreign != nil {
 		data := d.Data
 		if d.alone {
 			data = q.foreign.frame(data)
 		}
-		err := q.m.during(ctx, func(inc *incarnation) error {
-			_, err := inc.create(ctx, q.dir, nil) // others make it a container
+		err := q.m.During(ctx, func(inc *session.Incarnation) error {
+			_, err := inc.Create(ctx, q.dir, nil) // others make it a container
 			return err
 		})
 		if err != nil {
 			return err
 		}
-		create := &zk.CreateRequest{Path: childPath(q.dir, q.foreign.prefix+d.class), Data: data, Acl: q.m.cfg.acl, Flags: zk.FlagSequence}
-		_, err = q.m.commitOnce(ctx, q.receipts, append(remove, create))
+		create := &zk.CreateRequest{Path: session.ChildPath(q.dir, q.foreign.prefix+d.class), Data: data, Acl: q.m.Config.ACL, Flags: zk.FlagSequence}
+		_, err = q.m.CommitAcrossSessions(ctx, q.receipts, append(remove, create))
 		return err
 	}
 	prio, err := strconv.Atoi(d.class)
 	if err != nil {
-		return invalid("the priority of dead letter %s is no number", d.ID)
+		return session.Invalid("the priority of dead letter %s is no number", d.ID)
 	}
 	p := &parcel{ctx: ctx, prio: prio, data: [][]byte{d.Data}, with: remove, done: make(chan error, 1)}
 	p.size = q.elementSize(d.Data) + size
@@ -300,6 +257,6 @@ func (q *queueCore) requeue(ctx context.Context, d DeadLetter) error {
 	case err := <-p.done:
 		return err
 	case <-ctx.Done():
-		return ctxErr(ctx)
+		return session.CtxErr(ctx)
 	}
 }

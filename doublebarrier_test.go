@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -443,7 +444,7 @@ func TestCallerIsNotCountedTwiceWhenItComesAgainAfterAnOutage(t *testing.T) {
 			wantErr(t, wa.Enter(ctx, 2), context.DeadlineExceeded)
 			cancel()
 		}
-		if n := len(wa.double.ghosts); n != 1 {
+		if n := len(wa.double.leftovers); n != 1 {
 			t.Errorf("%d ghosts, want the one that was sent", n)
 		}
 		again := enter(t, wa, 2)
@@ -532,16 +533,16 @@ func TestRoomThatTheServersRemoveBetweenRoundsBeginsAnew(t *testing.T) {
 			must(t, r.take(t.Context(), b, i, i+1))
 			must(t, <-done)
 			time.Sleep(5 * time.Minute)
-			if stat, err := mustLive(t, a.s).exists(t.Context(), "/w/parties"); err != nil || stat != nil {
+			if stat, err := mustLive(t, a.s).Exists(t.Context(), "/w/parties"); err != nil || stat != nil {
 				t.Fatalf("the room is %v, %v; want it gone", stat, err)
 			}
 		}
 	}, zktest.WithContainerCheck(time.Minute))
 }
 
-func mustLive(t testing.TB, s *Session) *incarnation {
+func mustLive(t testing.TB, s *Session) *session.Incarnation {
 	t.Helper()
-	inc, err := s.live(t.Context())
+	inc, err := s.m.Incarnation(t.Context())
 	must(t, err)
 	return inc
 }
@@ -621,7 +622,7 @@ func TestLeaveEndsWithItsContextWhicheverRequestIsNotAnswered(t *testing.T) {
 					srv.Intercept(nil)
 					if more = !ended.IsZero(); more {
 						wantErr(t, err, context.Canceled)
-						if d := time.Since(ended); d > 3*grace {
+						if d := time.Since(ended); d > 3*session.Grace {
 							t.Errorf("it took %v: %v", d, err)
 						}
 					} else {
@@ -1020,7 +1021,7 @@ func hammerParties(t *testing.T, rnd *rand.Rand, wgs []*WaitGroup, n int, stands
 					mu.Lock()
 					for q, leaving := range rounds[p.round] {
 						// An expiry may be known to the servers first.
-						if !leaving && stands(q.hold.claim.inc.id.Load()) && q.hold.err() == nil {
+						if !leaving && stands(q.hold.Claim.Incarnation.ID.Load()) && q.hold.Err() == nil {
 							t.Errorf("left round %v while a party was inside", p.round)
 						}
 					}
@@ -1097,16 +1098,16 @@ func TestWaitGroupLostIsOfTheMembership(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		wg := NewWaitGroup(s, "/w")
-		if !isClosed(wg.Lost()) {
+		if !session.IsClosed(wg.Lost()) {
 			t.Error("not closed: Lost of one who is not inside")
 		}
 		must(t, wg.Enter(t.Context(), 1))
 		first := wg.Lost()
-		if isClosed(first) {
+		if session.IsClosed(first) {
 			t.Error("closed: Lost of one who is inside")
 		}
 		must(t, wg.Leave(t.Context()))
-		if isClosed(first) {
+		if session.IsClosed(first) {
 			t.Error("closed: Lost of one who has left")
 		}
 		must(t, wg.Enter(t.Context(), 1))
@@ -1114,7 +1115,7 @@ func TestWaitGroupLostIsOfTheMembership(t *testing.T) {
 		srv.Expire(s.ID())
 		<-lost
 		wantErr(t, wg.Leave(t.Context()), ErrLost)
-		if !isClosed(wg.Lost()) {
+		if !session.IsClosed(wg.Lost()) {
 			t.Error("not closed: Lost of one who has left")
 		}
 	})

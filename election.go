@@ -8,6 +8,9 @@ import (
 	"time"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/session"
 )
 
 // An ElectionOption changes an Election.
@@ -23,7 +26,7 @@ func newElectionConfig(opts []ElectionOption) electionConfig {
 	var c electionConfig
 	for i, o := range opts {
 		if o == nil {
-			c.err = invalid("election option %d is nil", i)
+			c.err = session.Invalid("election option %d is nil", i)
 			continue
 		}
 		o(&c)
@@ -45,7 +48,7 @@ func WithID(id string) ElectionOption {
 func WithElectionLayout(l Layout) ElectionOption {
 	return func(c *electionConfig) {
 		if electionBases[l] == "" {
-			c.err = invalid("WithElectionLayout(%v): unknown layout", l)
+			c.err = session.Invalid("WithElectionLayout(%v): unknown layout", l)
 		}
 		c.layout = l
 	}
@@ -90,7 +93,7 @@ var electionBases = map[Layout]string{
 type Election struct {
 	made
 	id   []byte
-	line line
+	line line.Line
 
 	mu   sync.Mutex
 	term *term // of this candidate, if it campaigns or leads; guarded by mu
@@ -98,7 +101,7 @@ type Election struct {
 
 // A term is one candidacy of an Election, from Campaign to Resign.
 type term struct {
-	grant *grant                  // nil as long as it campaigns; guarded by Election.mu
+	grant *line.Grant             // nil as long as it campaigns; guarded by Election.mu
 	led   chan struct{}           // closed, under Election.mu, when grant is set
 	after bool                    // the term before was lost, and was not resigned before this began
 	over  chan struct{}           // closed, under Election.mu, when it is no longer Election.term
@@ -113,15 +116,15 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 	if e.err = checkNew(s, path, c.err); e.err != nil {
 		return e
 	}
-	e.id = []byte(s.cfg.owner)
+	e.id = []byte(s.m.Config.Owner)
 	if c.id != nil {
 		e.id = []byte(*c.id)
 	}
 	if c.layout == LayoutKazoo {
-		s.makeLasting(s.full(path)) // kazoo's objects make it once each
+		s.m.MakeLasting(s.m.Full(path)) // kazoo's objects make it once each
 	}
-	e.line = newLine(s.manager, path, c.layout.naming(), electionBases[c.layout])
-	e.line.strict = true
+	e.line = line.New(s.m, path, c.layout.naming(), electionBases[c.layout])
+	e.line.Strict = true
 	return e
 }
 
@@ -144,10 +147,10 @@ func (e *Election) Campaign(ctx context.Context) error {
 
 func (e *Election) campaign(ctx context.Context) (*term, error) {
 	switch {
-	case e.bad() != nil:
-		return nil, e.bad()
+	case e.misuse() != nil:
+		return nil, e.misuse()
 	case ctx.Err() != nil:
-		return nil, ctxErr(ctx)
+		return nil, session.CtxErr(ctx)
 	case e.doKey().in(ctx) != nil:
 		return nil, ErrDeadlock
 	}
@@ -156,7 +159,7 @@ func (e *Election) campaign(ctx context.Context) (*term, error) {
 	if err == nil {
 		err = e.win(ctx, t)
 	}
-	e.s.waited("campaign", e.path, start, err)
+	e.s.m.Waited("campaign", e.path, start, err)
 	return t, err
 }
 
@@ -171,7 +174,7 @@ func (e *Election) stand(ctx context.Context) (*term, error) {
 				// Its goroutine may have gone home when Lost was closed:
 				// nobody owes us a Resign. But it may still come: see resign.
 				e.endLocked(ErrLost)
-				last.grant.release()
+				last.grant.Release()
 			}
 			e.term = t
 			e.mu.Unlock()
@@ -180,7 +183,7 @@ func (e *Election) stand(ctx context.Context) (*term, error) {
 		led := last.led
 		var lost <-chan struct{}
 		if last.grant != nil {
-			led, lost = nil, last.grant.lost
+			led, lost = nil, last.grant.Lost
 		}
 		e.mu.Unlock()
 		// Whichever is picked of several that are ready, we look again. A loss
@@ -190,29 +193,29 @@ func (e *Election) stand(ctx context.Context) (*term, error) {
 		case <-led:
 		case <-lost:
 		case <-ctx.Done():
-			return nil, ctxErr(ctx)
-		case <-e.s.closing:
-			return nil, e.s.failure()
+			return nil, session.CtxErr(ctx)
+		case <-e.s.m.Closing:
+			return nil, e.s.m.Failure()
 		}
 	}
 }
 
 // win waits in the line until t leads.
 func (e *Election) win(ctx context.Context, t *term) error {
-	c, err := e.line.acquire(ctx, e.line.bases[0], e.id, exclusive)
+	c, err := e.line.Acquire(ctx, e.line.Bases[0], e.id, line.Exclusive)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if err != nil {
 		e.endLocked(err)
 		return err
 	}
-	t.grant = c.grant("campaign", false)
+	t.grant = c.Grant("campaign", false)
 	close(t.led)
 	return nil
 }
 
 // lost reports whether t led, and does no more. Election.mu must be held.
-func (t *term) lost() bool { return t.grant != nil && t.grant.err() != nil }
+func (t *term) lost() bool { return t.grant != nil && t.grant.Err() != nil }
 
 // endLocked ends the present term. Its znode is deleted later than that.
 func (e *Election) endLocked(why error) {
@@ -252,16 +255,16 @@ func (e *Election) resign(ctx context.Context, t *term) error {
 	if t.after {
 		// This may be the late Resign of the term that was lost before. Whoever
 		// leads now must then hear that he does no more.
-		t.grant.revoke()
+		t.grant.Revoke()
 	}
 	e.mu.Unlock()
-	return e.s.letGo(ctx, t.grant.release)
+	return e.s.m.GiveUp(ctx, t.grant.Release)
 }
 
 // current returns the term in which e leads.
 func (e *Election) current() (*term, error) {
-	if e.bad() != nil {
-		return nil, e.bad()
+	if e.misuse() != nil {
+		return nil, e.misuse()
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -288,8 +291,8 @@ func (e *Election) current() (*term, error) {
 // [Election.Campaign]. If f panics the leadership is given up and the panic
 // goes on.
 func (e *Election) Run(ctx context.Context, f func(ctx context.Context) error) error {
-	if e.bad() == nil && f == nil {
-		return opError("run", e.path, invalid("the function is nil"))
+	if e.misuse() == nil && f == nil {
+		return opError("run", e.path, session.Invalid("the function is nil"))
 	}
 	for {
 		t, err := e.campaign(ctx)
@@ -301,7 +304,7 @@ func (e *Election) Run(ctx context.Context, f func(ctx context.Context) error) e
 		case ctx.Err() != nil:
 			return opError("run", e.path, endOfRun(ctx, err))
 		case errors.Is(ended, ErrLost), errors.Is(ended, ErrNotLocked):
-			e.s.log.Warn("zsync: leadership ended", "path", e.path, "why", ended, "err", err)
+			e.s.m.Log.Warn("zsync: leadership ended", "path", e.path, "why", ended, "err", err)
 		case err != nil || ended != nil:
 			return opError("run", e.path, cmp.Or(err, ended))
 		}
@@ -311,9 +314,9 @@ func (e *Election) Run(ctx context.Context, f func(ctx context.Context) error) e
 // endOfRun is the error of ctx, and err if that is another.
 func endOfRun(ctx context.Context, err error) error {
 	if err == nil || errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx)) {
-		return ctxErr(ctx)
+		return session.CtxErr(ctx)
 	}
-	return errors.Join(ctxErr(ctx), err)
+	return errors.Join(session.CtxErr(ctx), err)
 }
 
 // lead runs f in t, and ends t. It returns f's error and that of the release.
@@ -333,7 +336,7 @@ func (e *Election) lead(outer context.Context, t *term, f func(ctx context.Conte
 	return err, ended
 }
 
-func (e *Election) doKey() doKey { return doKey{e.s, e.path, "leader " + e.line.bases[0]} }
+func (e *Election) doKey() doKey { return doKey{e.s, e.path, "leader " + e.line.Bases[0]} }
 
 // Lost returns a channel that is closed when the present leadership is lost:
 // the session has ended, or may have, or the znode was found deleted. While e
@@ -341,9 +344,9 @@ func (e *Election) doKey() doKey { return doKey{e.s, e.path, "leader " + e.line.
 func (e *Election) Lost() <-chan struct{} {
 	t, err := e.current()
 	if err != nil {
-		return closedChan
+		return session.ClosedChan
 	}
-	return t.grant.lost
+	return t.grant.Lost
 }
 
 // Token returns the fencing token of the present leadership: a number greater
@@ -356,7 +359,7 @@ func (e *Election) Token(ctx context.Context) (int64, error) {
 	if err != nil {
 		return 0, opError("token", e.path, err)
 	}
-	tok, err := t.grant.token(ctx, true)
+	tok, err := t.grant.Token(ctx, true)
 	return tok, opError("token", e.path, err)
 }
 
@@ -369,17 +372,17 @@ func (e *Election) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, err
 	if err != nil {
 		return nil, opError("txn", e.path, err)
 	}
-	rs, err := t.grant.txn(ctx, ops)
+	rs, err := t.grant.Txn(ctx, ops)
 	return rs, opError("txn", e.path, err)
 }
 
 // Contenders returns the leader and the candidates that wait, in their order.
 // It costs one listing and one read for every 128 of them.
 func (e *Election) Contenders(ctx context.Context) ([]Contender, error) {
-	if e.bad() != nil {
-		return nil, opError("contenders", e.path, e.bad())
+	if e.misuse() != nil {
+		return nil, opError("contenders", e.path, e.misuse())
 	}
-	cs, err := contenders(ctx, &e.line, func(all []child, i int) (Mode, bool) {
+	cs, err := contenders(ctx, &e.line, func(all []line.Child, i int) (Mode, bool) {
 		return ModeExclusive, i == 0
 	})
 	return cs, opError("contenders", e.path, err)
@@ -396,54 +399,29 @@ func (e *Election) Leader(ctx context.Context) (Contender, error) {
 }
 
 func (e *Election) leader(ctx context.Context) (Contender, error) {
-	if e.bad() != nil {
-		return Contender{}, e.bad()
+	if e.misuse() != nil {
+		return Contender{}, e.misuse()
 	}
 	var c Contender
-	err := e.s.during(ctx, func(inc *incarnation) error {
-		if err := inc.sync(ctx, e.line.dir); err != nil {
+	err := e.s.m.During(ctx, func(inc *session.Incarnation) error {
+		if err := inc.Sync(ctx, e.line.Dir); err != nil {
 			return err
 		}
 		for {
-			first, err := e.line.first(ctx, inc)
+			first, err := e.line.First(ctx, inc)
 			if err != nil {
 				return err
 			}
 			if first == "" {
 				return ErrNoLeader
 			}
-			if c, err = describeOne(ctx, inc, &e.line, first); !isNoNode(err) {
+			if c, err = describeOne(ctx, inc, &e.line, first); !session.IsNoNode(err) {
 				return err
 			}
 			// It left between the listing and the read: look who is first now.
 		}
 	})
 	return c, err
-}
-
-// first returns the name of the first in the line, or "".
-func (l *line) first(ctx context.Context, inc *incarnation) (string, error) {
-	names, _, err := inc.children(ctx, l.dir)
-	if err != nil && !isNoNode(err) {
-		return "", err
-	}
-	all, err := l.inOrder(ctx, inc, names)
-	if err != nil || len(all) == 0 {
-		return "", err
-	}
-	return all[0].name, nil
-}
-
-// describeOne reads the znode of the first in the line.
-func describeOne(ctx context.Context, inc *incarnation, l *line, name string) (Contender, error) {
-	data, stat, err := inc.get(ctx, childPath(l.dir, name))
-	if err != nil {
-		return Contender{}, err
-	}
-	return Contender{
-		Owner: string(data), Node: name, Session: stat.EphemeralOwner,
-		Mode: ModeExclusive, Holding: true, Since: time.UnixMilli(stat.Ctime),
-	}, nil
 }
 
 // Observe returns a channel of the present leader, and then of every other that
@@ -461,16 +439,16 @@ func describeOne(ctx context.Context, inc *incarnation, l *line, name string) (C
 // what the next one must create.
 func (e *Election) Observe(ctx context.Context) <-chan Contender {
 	out := make(chan Contender)
-	if e.bad() != nil {
+	if e.misuse() != nil {
 		close(out)
 		return out
 	}
-	e.s.spawn(func() {
+	e.s.m.Spawn(func() {
 		defer close(out)
 		o := spectator{line: &e.line, out: out}
-		err := e.s.during(ctx, func(inc *incarnation) error { return o.observe(ctx, inc) })
-		if ctx.Err() == nil && e.s.failure() == nil {
-			e.s.log.Error("zsync: cannot observe", "path", e.path, "err", err)
+		err := e.s.m.During(ctx, func(inc *session.Incarnation) error { return o.observe(ctx, inc) })
+		if ctx.Err() == nil && e.s.m.Failure() == nil {
+			e.s.m.Log.Error("zsync: cannot observe", "path", e.path, "err", err)
 		}
 	})
 	return out
@@ -478,7 +456,7 @@ func (e *Election) Observe(ctx context.Context) <-chan Contender {
 
 // A spectator follows who is first in a line.
 type spectator struct {
-	line *line
+	line *line.Line
 	out  chan<- Contender
 	told string // the name of the one last told
 }
@@ -490,12 +468,12 @@ type spectator struct {
 //  3. Otherwise watch the first for its going, and read it.
 //  4. Tell who it is, unless that was told, as long as it is there.
 //  5. When it is gone, go to 1.
-func (o *spectator) observe(ctx context.Context, inc *incarnation) error {
-	if err := inc.sync(ctx, o.line.dir); err != nil {
+func (o *spectator) observe(ctx context.Context, inc *session.Incarnation) error {
+	if err := inc.Sync(ctx, o.line.Dir); err != nil {
 		return err
 	}
 	for {
-		first, err := o.line.first(ctx, inc) // Step 1.
+		first, err := o.line.First(ctx, inc) // Step 1.
 		switch {
 		case err != nil:
 			return err
@@ -511,29 +489,29 @@ func (o *spectator) observe(ctx context.Context, inc *incarnation) error {
 }
 
 // awaitAnyone waits until somebody may be in the line.
-func (o *spectator) awaitAnyone(ctx context.Context, inc *incarnation) error {
-	w := inc.hub.join(watchKey{watchChildren, o.line.dir})
-	defer inc.hub.leave(w)
-	switch names, _, err := inc.children(ctx, o.line.dir); {
-	case isNoNode(err):
-		return inc.awaitMade(ctx, o.line.dir) // what is missing cannot be listed, nor watched in that way
+func (o *spectator) awaitAnyone(ctx context.Context, inc *session.Incarnation) error {
+	w := inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: o.line.Dir})
+	defer inc.Watches.Leave(w)
+	switch names, _, err := inc.Children(ctx, o.line.Dir); {
+	case session.IsNoNode(err):
+		return inc.AwaitMade(ctx, o.line.Dir) // what is missing cannot be listed, nor watched in that way
 	case err != nil:
 		return err
-	case len(parseChildren(names, o.line.bases...)) > 0:
+	case len(line.ParseChildren(names, o.line.Bases...)) > 0:
 		return nil
 	}
-	return inc.awaitFired(ctx, w)
+	return inc.AwaitFired(ctx, w)
 }
 
 // follow tells who is first, and waits until it is gone.
-func (o *spectator) follow(ctx context.Context, inc *incarnation, first string) error {
-	return inc.whileThere(ctx, childPath(o.line.dir, first), func(w *watch) error { return o.tell(ctx, inc, first, w) })
+func (o *spectator) follow(ctx context.Context, inc *session.Incarnation, first string) error {
+	return inc.WhileThere(ctx, session.ChildPath(o.line.Dir, first), func(w *session.Watch) error { return o.tell(ctx, inc, first, w) })
 }
 
 // tell names the first to the reader, and returns when w has fired.
-func (o *spectator) tell(ctx context.Context, inc *incarnation, first string, w *watch) error {
+func (o *spectator) tell(ctx context.Context, inc *session.Incarnation, first string, w *session.Watch) error {
 	if first == o.told {
-		return inc.awaitFired(ctx, w)
+		return inc.AwaitFired(ctx, w)
 	}
 	c, err := describeOne(ctx, inc, o.line, first)
 	if err != nil {
@@ -542,12 +520,12 @@ func (o *spectator) tell(ctx context.Context, inc *incarnation, first string, w 
 	select {
 	case o.out <- c:
 		o.told = first
-		return inc.awaitFired(ctx, w)
-	case <-w.fired:
+		return inc.AwaitFired(ctx, w)
+	case <-w.Fired:
 		return nil // it is gone before it could be told
 	case <-ctx.Done():
-		return ctxErr(ctx)
-	case <-inc.ctx.Done():
-		return errEnded
+		return session.CtxErr(ctx)
+	case <-inc.Ctx.Done():
+		return session.ErrEnded
 	}
 }

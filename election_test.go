@@ -16,6 +16,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -27,7 +28,7 @@ func TestElectionHasOneLeaderAndPassesOnInOrder(t *testing.T) {
 		_, err := a.Leader(ctx)
 		wantErr(t, err, ErrNoLeader)
 		wantErr(t, a.Resign(), ErrNotLocked)
-		if !isClosed(a.Lost()) {
+		if !session.IsClosed(a.Lost()) {
 			t.Error("Lost is open while a does not lead")
 		}
 		must(t, a.Campaign(ctx))
@@ -45,7 +46,7 @@ func TestElectionHasOneLeaderAndPassesOnInOrder(t *testing.T) {
 		if c, err := b.Leader(ctx); err != nil || c.Owner != "a" || c.Session != s.ID() || !c.Holding {
 			t.Fatalf("Leader = %+v, %v; want a", c, err)
 		}
-		if isClosed(a.Lost()) {
+		if session.IsClosed(a.Lost()) {
 			t.Error("Lost is closed while a leads")
 		}
 		must(t, a.Resign())
@@ -108,7 +109,7 @@ func TestElectionRefusesBadArguments(t *testing.T) {
 			wantErr(t, err, ErrInvalid)
 			_, err = e.Txn(t.Context())
 			wantErr(t, err, ErrInvalid)
-			if _, ok := <-e.Observe(t.Context()); ok || !isClosed(e.Lost()) {
+			if _, ok := <-e.Observe(t.Context()); ok || !session.IsClosed(e.Lost()) {
 				t.Error("Observe or Lost of a bad Election is open")
 			}
 		}
@@ -205,7 +206,7 @@ func TestOldLeaderDoesNotBelieveInItsOldZnode(t *testing.T) {
 		srv.Disconnect(old)
 		synctest.Wait()
 		time.Sleep(time.Second)
-		if a.ID() == old || !isClosed(lost) {
+		if a.ID() == old || !session.IsClosed(lost) {
 			t.Fatal("the old leader does not know that its session is over")
 		}
 		if c, err := eb.Leader(t.Context()); err != nil || c.Session != old {
@@ -232,7 +233,7 @@ func TestLostLeadershipIsToldByEverything(t *testing.T) {
 		lost := e.Lost()
 		srv.Expire(s.ID())
 		time.Sleep(time.Second)
-		if !isClosed(lost) {
+		if !session.IsClosed(lost) {
 			t.Error("Lost is open")
 		}
 		_, err := e.Token(t.Context())
@@ -559,9 +560,9 @@ func TestElectionHammer(t *testing.T) {
 		for range 4 {
 			sessions = append(sessions, open(t, srv))
 		}
-		inc, err := sessions[0].live(t.Context())
+		inc, err := sessions[0].m.Incarnation(t.Context())
 		must(t, err)
-		_, err = inc.create(t.Context(), "/log", nil)
+		_, err = inc.Create(t.Context(), "/log", nil)
 		must(t, err)
 		h := electionHammer{t: t, stands: standing(srv)}
 		ctx, cancel := context.WithCancel(t.Context())
@@ -641,7 +642,7 @@ func (h *electionHammer) candidate(ctx context.Context, e *Election, dice *rand.
 		}
 		v := &visit{session: e.s.ID(), lost: e.Lost()}
 		h.mu.Lock()
-		if last := h.leads; last != nil && !isClosed(last.lost) && h.stands(last.session) {
+		if last := h.leads; last != nil && !session.IsClosed(last.lost) && h.stands(last.session) {
 			h.t.Error("two lead")
 		}
 		h.leads = v
@@ -697,9 +698,9 @@ func TestElectionHammerOnServers(t *testing.T) {
 		h := electionHammer{t: t, stands: stands}
 		s := connect()
 		ctx := within(t, time.Minute)
-		inc, err := s.live(ctx)
+		inc, err := s.m.Incarnation(ctx)
 		must(t, err)
-		_, err = inc.create(ctx, s.full("/log"), nil)
+		_, err = inc.Create(ctx, s.m.Full("/log"), nil)
 		must(t, err)
 		var wg sync.WaitGroup
 		for i := range 8 {

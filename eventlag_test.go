@@ -9,6 +9,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -60,20 +61,20 @@ func isRead(r zktest.Request) bool {
 func TestWhatAnEventHasToldIsNotTakenBackByAServerThatLags(t *testing.T) {
 	for _, c := range []struct {
 		kind zktest.Op
-		read func(t *testing.T, inc *incarnation) (old bool)
+		read func(t *testing.T, inc *session.Incarnation) (old bool)
 	}{
-		{zktest.OpGetData, func(t *testing.T, inc *incarnation) bool {
-			data, _, err := inc.get(t.Context(), "/x")
+		{zktest.OpGetData, func(t *testing.T, inc *session.Incarnation) bool {
+			data, _, err := inc.Get(t.Context(), "/x")
 			must(t, err)
 			return string(data) != "new"
 		}},
-		{zktest.OpExists, func(t *testing.T, inc *incarnation) bool {
-			stat, err := inc.exists(t.Context(), "/x")
+		{zktest.OpExists, func(t *testing.T, inc *session.Incarnation) bool {
+			stat, err := inc.Exists(t.Context(), "/x")
 			must(t, err)
 			return stat == nil || stat.Version == 0
 		}},
-		{zktest.OpGetChildren2, func(t *testing.T, inc *incarnation) bool {
-			names, _, err := inc.children(t.Context(), "/x")
+		{zktest.OpGetChildren2, func(t *testing.T, inc *session.Incarnation) bool {
+			names, _, err := inc.Children(t.Context(), "/x")
 			must(t, err)
 			return len(names) == 0
 		}},
@@ -81,16 +82,16 @@ func TestWhatAnEventHasToldIsNotTakenBackByAServerThatLags(t *testing.T) {
 		t.Run(c.kind.String(), func(t *testing.T) {
 			afterEvent(t, nil, func(t *testing.T, w, p *Session, strike func() (mend func())) {
 				inc := live(t, w)
-				_, err := inc.create(t.Context(), "/x", []byte("old"))
+				_, err := inc.Create(t.Context(), "/x", []byte("old"))
 				must(t, err)
-				change := inc.hub.join(watchKey{watchData, "/x"})
-				_, _, err = inc.get(t.Context(), "/x")
+				change := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: "/x"})
+				_, _, err = inc.Get(t.Context(), "/x")
 				must(t, err)
 				strike()
 				_, err = p.Txn(t.Context(), &zk.CreateRequest{Path: "/x/y"}, &zk.SetDataRequest{Path: "/x", Data: []byte("new"), Version: -1})
 				must(t, err)
-				<-change.fired
-				inc.hub.leave(change)
+				<-change.Fired
+				inc.Watches.Leave(change)
 				if c.read(t, inc) {
 					t.Error("an event tells of a change, and a read behind it does not show it")
 				}

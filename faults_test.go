@@ -13,6 +13,7 @@ import (
 
 	"github.com/zsync/zsync/internal/ensemble"
 	"github.com/zsync/zsync/internal/netproxy"
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/wire"
 	"github.com/zsync/zsync/zktest"
 )
@@ -60,7 +61,7 @@ func TestPartitionedHolderSeesLostFirstOverTCP(t *testing.T) {
 			pause(t, rand.N(400*time.Millisecond))
 			proxy.Partition()
 			must(t, <-got)
-			if !isClosed(lost) {
+			if !session.IsClosed(lost) {
 				t.Fatal("Lock returned before the former holder's Lost was closed")
 			}
 			wantErr(t, ma.Unlock(), ErrLost)
@@ -101,7 +102,7 @@ func TestLostRequestsAndRepliesAreResolvedOverTCP(t *testing.T) {
 				})
 				id := s.ID()
 				must(t, m.Lock(ctx))
-				must(t, other.during(ctx, func(inc *incarnation) error { return inc.sync(ctx, other.full("/m")) }))
+				must(t, other.m.During(ctx, func(inc *session.Incarnation) error { return inc.Sync(ctx, other.m.Full("/m")) }))
 				if n := len(childrenOf(t, other, "/m")); n != 1 {
 					t.Errorf("op %d, fault %d: %d contenders, want 1", op, fault, n)
 				}
@@ -139,7 +140,7 @@ func TestHoldOutlivesTheServersThatAreKilledOrPaused(t *testing.T) {
 	e.Pause(e.Leader())
 	_, err = m.Contenders(ctx)
 	must(t, err)
-	if isClosed(m.Lost()) {
+	if session.IsClosed(m.Lost()) {
 		t.Error("the hold was lost although a quorum was there all the time")
 	}
 	must(t, m.Unlock())

@@ -4,37 +4,9 @@ import (
 	"bytes"
 	"errors"
 	"reflect"
-	"strings"
 	"testing"
 	"time"
-	"unicode/utf8"
-
-	"github.com/go-zookeeper/zk"
 )
-
-// What is read back from znodes may have been written by anyone: it must not
-// make a program panic, and what zsync writes it must read as it was.
-
-func FuzzPath(f *testing.F) {
-	for _, p := range []string{"", "/", "/a", "/a/", "a", "//", "/a/../b", "/\x00", "/\xff", "/ä/日本", strings.Repeat("/x", 2000)} {
-		f.Add(p)
-	}
-	f.Fuzz(func(t *testing.T, p string) {
-		if checkPath(p) != nil {
-			return
-		}
-		if !utf8.ValidString(p) || len(p) > maxPath || childPath(parentPath(p), baseName(p)) != p {
-			t.Errorf("%q passed; its parent is %q and its name %q", p, parentPath(p), baseName(p))
-		}
-		m := &manager{chroot: "/root"}
-		if got := m.bare(m.full(p)); got != p {
-			t.Errorf("%q below a chroot and back is %q", p, got)
-		}
-		if _, _, err := m.checkOps([]any{&zk.DeleteRequest{Path: p}}); err != nil {
-			t.Errorf("%q is a path, but not for Txn: %v", p, err)
-		}
-	})
-}
 
 func FuzzQueueNames(f *testing.F) {
 	f.Add("b-00007-0000000042", 7, int64(42), "e-0000000001")

@@ -10,7 +10,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/go-zookeeper/zk"
+	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/session"
 )
 
 // A Group is a set of processes that know of each other: who is there, and with
@@ -75,7 +76,7 @@ type groupConfig struct {
 
 func (o CodecOption) applyGroup(c *groupConfig) {
 	if c.codec = o.codec; o.codec == nil {
-		c.err = invalid("WithCodec(nil): the codec is nil")
+		c.err = session.Invalid("WithCodec(nil): the codec is nil")
 	}
 }
 
@@ -83,7 +84,7 @@ type groupLayout Layout
 
 func (o groupLayout) applyGroup(c *groupConfig) {
 	if l := Layout(o); l != LayoutCurator && l != LayoutKazoo {
-		c.err = invalid("WithGroupLayout(%v): a group has LayoutCurator or LayoutKazoo", l)
+		c.err = session.Invalid("WithGroupLayout(%v): a group has LayoutCurator or LayoutKazoo", l)
 	}
 	c.kazoo = Layout(o) == LayoutKazoo
 }
@@ -98,7 +99,7 @@ func NewGroup[T any](s *Session, path string, opts ...GroupOption) *Group[T] {
 	c := groupConfig{codec: JSON}
 	for i, o := range opts {
 		if o == nil {
-			c.err = invalid("group option %d is nil", i)
+			c.err = session.Invalid("group option %d is nil", i)
 			continue
 		}
 		o.applyGroup(&c)
@@ -109,7 +110,7 @@ func NewGroup[T any](s *Session, path string, opts ...GroupOption) *Group[T] {
 // Path returns the path that g was made with.
 func (g *Group[T]) Path() string { return g.path }
 
-func (g *Group[T]) dir() string { return g.s.full(g.path) }
+func (g *Group[T]) dir() string { return g.s.m.Full(g.path) }
 
 // partyName is what kazoo's members have in their names.
 const partyName = "__party__"
@@ -125,10 +126,10 @@ type Membership[T any] struct {
 	ended   chan struct{}      // closed when nothing of it is left
 
 	mu     sync.Mutex
-	data   []byte        // of the znode; guarded by mu
-	inc    *incarnation  // whose session the znode belongs to; nil while there is none; guarded by mu
-	joined chan struct{} // closed when inc is set for the first time
-	err    error         // why it could not join, or stay; guarded by mu
+	data   []byte               // of the znode; guarded by mu
+	inc    *session.Incarnation // whose session the znode belongs to; nil while there is none; guarded by mu
+	joined chan struct{}        // closed when inc is set for the first time
+	err    error                // why it could not join, or stay; guarded by mu
 }
 
 // Join makes the caller a member, and returns when others can see it. While
@@ -147,29 +148,29 @@ func (g *Group[T]) Join(ctx context.Context, id string, info T) (*Membership[T],
 }
 
 func (g *Group[T]) join(ctx context.Context, id string, info T) (*Membership[T], error) {
-	if g.bad() != nil {
-		return nil, g.bad()
+	if g.misuse() != nil {
+		return nil, g.misuse()
 	}
 	if ctx.Err() != nil {
-		return nil, ctxErr(ctx)
+		return nil, session.CtxErr(ctx)
 	}
-	path := childPath(g.path, escapeKey(id))
+	path := session.ChildPath(g.path, escapeKey(id))
 	if g.kazoo {
-		path = childPath(g.path, kazooName(newGUID(), partyName))
+		path = session.ChildPath(g.path, line.KazooName(session.NewGUID(), partyName))
 	}
 	switch {
 	case id == "":
-		return nil, invalid("the id is empty")
-	case len(path) > maxPath:
-		return nil, invalid("id of %d bytes: its path has %d; the limit is %d", len(id), len(path), maxPath)
+		return nil, session.Invalid("the id is empty")
+	case len(path) > session.MaxPath:
+		return nil, session.Invalid("id of %d bytes: its path has %d; the limit is %d", len(id), len(path), session.MaxPath)
 	}
-	m := &Membership[T]{g: g, id: id, path: g.s.full(path), ended: make(chan struct{}), joined: make(chan struct{})}
+	m := &Membership[T]{g: g, id: id, path: g.s.m.Full(path), ended: make(chan struct{}), joined: make(chan struct{})}
 	var err error
 	if m.data, err = m.encode(info); err != nil {
 		return nil, err
 	}
 	m.leaving, m.leave = context.WithCancel(context.Background())
-	g.s.spawn(m.run)
+	g.s.m.Spawn(m.run)
 	select {
 	case <-m.joined:
 		return m, nil
@@ -183,9 +184,9 @@ func (g *Group[T]) join(ctx context.Context, id string, info T) (*Membership[T],
 		m.leave()
 		select {
 		case <-m.ended:
-		case <-time.After(grace):
+		case <-time.After(session.Grace):
 		}
-		return nil, ctxErr(ctx)
+		return nil, session.CtxErr(ctx)
 	}
 }
 
@@ -198,7 +199,7 @@ func (m *Membership[T]) encode(info T) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot encode a %T: %w", info, err)
 	}
-	if m.g.s.sizeOf(m.path, data)+256 > maxPacket {
+	if m.g.s.m.SizeOf(m.path, data)+256 > session.MaxPacket {
 		return nil, fmt.Errorf("info of %d bytes: %w", len(data), ErrTooLarge)
 	}
 	return data, nil
@@ -212,19 +213,19 @@ func (m *Membership[T]) run() {
 	defer close(m.ended)
 	free := m.g.s.ids.take(m.leaving, m.path)
 	defer free()
-	err := m.g.s.during(m.leaving, func(inc *incarnation) error {
+	err := m.g.s.m.During(m.leaving, func(inc *session.Incarnation) error {
 		for {
 			if err := m.enter(inc); err != nil {
 				return err
 			}
 			// Somebody may delete the znode: then it is made again.
-			err := inc.awaitGone(m.leaving, m.path)
+			err := inc.AwaitGone(m.leaving, m.path)
 			m.mu.Lock()
 			m.inc = nil
 			m.mu.Unlock()
 			if err != nil {
-				if !errors.Is(err, errEnded) {
-					inc.remove(m.path).await(grace)
+				if !errors.Is(err, session.ErrEnded) {
+					inc.Remove(m.path).Await(session.Grace)
 				}
 				return err
 			}
@@ -232,8 +233,8 @@ func (m *Membership[T]) run() {
 	})
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.err = err; m.leaving.Err() == nil && m.g.s.failure() == nil {
-		m.g.s.log.Error("zsync: cannot stay in the group", "path", m.g.path, "id", m.id, "err", err)
+	if m.err = err; m.leaving.Err() == nil && m.g.s.m.Failure() == nil {
+		m.g.s.m.Log.Error("zsync: cannot stay in the group", "path", m.g.path, "id", m.id, "err", err)
 	}
 }
 
@@ -241,19 +242,19 @@ func (m *Membership[T]) run() {
 //
 // Our own, of a session before, is waited for like anybody else's: it goes with
 // that session, which the servers may take for alive a little longer than we do.
-func (m *Membership[T]) enter(inc *incarnation) error {
+func (m *Membership[T]) enter(inc *session.Incarnation) error {
 	for {
 		m.mu.Lock()
 		data := m.data
 		m.mu.Unlock()
 		if m.g.kazoo { // whose objects make the path once, and rely on it
-			if _, err := inc.create(m.leaving, m.g.dir(), nil); err != nil {
+			if _, err := inc.Create(m.leaving, m.g.dir(), nil); err != nil {
 				return err
 			}
 		}
-		err := inc.createOwn(m.leaving, m.path, data)
-		if isNodeExists(err) {
-			if err := inc.awaitGone(m.leaving, m.path); err != nil {
+		err := inc.CreateOwn(m.leaving, m.path, data)
+		if session.IsNodeExists(err) {
+			if err := inc.AwaitGone(m.leaving, m.path); err != nil {
 				return err
 			}
 			continue
@@ -266,7 +267,7 @@ func (m *Membership[T]) enter(inc *incarnation) error {
 		same := slices.Equal(data, m.data)
 		m.mu.Unlock()
 		if !same { // Set did not know yet that there was a znode to write
-			if err := m.write(m.leaving, inc); err != nil && !isNoNode(err) {
+			if err := m.write(m.leaving, inc); err != nil && !session.IsNoNode(err) {
 				return err
 			}
 		}
@@ -280,14 +281,14 @@ func (m *Membership[T]) enter(inc *incarnation) error {
 }
 
 // write makes the znode say what m.data says.
-func (m *Membership[T]) write(ctx context.Context, inc *incarnation) error {
+func (m *Membership[T]) write(ctx context.Context, inc *session.Incarnation) error {
 	for {
 		m.mu.Lock()
 		data := m.data
 		m.mu.Unlock()
 		// Within inc's session the znode at this path is ours: what was another's
 		// could not have been replaced by ours before, see enter.
-		if _, err := inc.set(ctx, m.path, data, -1); err != nil {
+		if _, err := inc.Set(ctx, m.path, data, -1); err != nil {
 			return err
 		}
 		m.mu.Lock()
@@ -311,9 +312,9 @@ func (m *Membership[T]) set(ctx context.Context, info T) error {
 	case err != nil:
 		return err
 	case ctx.Err() != nil:
-		return ctxErr(ctx)
-	case m.g.s.failure() != nil:
-		return m.g.s.failure()
+		return session.CtxErr(ctx)
+	case m.g.s.m.Failure() != nil:
+		return m.g.s.m.Failure()
 	case m.leaving.Err() != nil:
 		return ErrNotLocked
 	}
@@ -325,7 +326,7 @@ func (m *Membership[T]) set(ctx context.Context, info T) error {
 		return nil // enter writes it, or reads it when it has created
 	}
 	err = m.write(ctx, inc)
-	if errors.Is(err, errEnded) || isNoNode(err) {
+	if errors.Is(err, session.ErrEnded) || session.IsNoNode(err) {
 		return nil // the next znode is made with it
 	}
 	return err
@@ -350,17 +351,17 @@ const leaveLimit = 400 * time.Millisecond
 // as new as the moment of the call. Members whose info cannot be decoded are
 // left out, and the error says which; the others are returned with it.
 func (g *Group[T]) Members(ctx context.Context) ([]Member[T], error) {
-	if g.bad() != nil {
-		return nil, opError("members", g.path, g.bad())
+	if g.misuse() != nil {
+		return nil, opError("members", g.path, g.misuse())
 	}
-	var found map[string]node
-	err := g.s.during(ctx, func(inc *incarnation) error {
-		found = make(map[string]node)
-		if err := inc.sync(ctx, g.dir()); err != nil {
+	var found map[string]session.Node
+	err := g.s.m.During(ctx, func(inc *session.Incarnation) error {
+		found = make(map[string]session.Node)
+		if err := inc.Sync(ctx, g.dir()); err != nil {
 			return err
 		}
-		names, _, err := inc.children(ctx, g.dir())
-		if isNoNode(err) {
+		names, _, err := inc.Children(ctx, g.dir())
+		if session.IsNoNode(err) {
 			return nil
 		}
 		if err != nil {
@@ -368,11 +369,11 @@ func (g *Group[T]) Members(ctx context.Context) ([]Member[T], error) {
 		}
 		paths := make([]string, len(names))
 		for i, name := range names {
-			paths[i] = childPath(g.dir(), name)
+			paths[i] = session.ChildPath(g.dir(), name)
 		}
-		nodes, err := inc.getAll(ctx, paths)
+		nodes, err := inc.GetAll(ctx, paths)
 		for i, n := range nodes {
-			if n.stat != nil {
+			if n.Stat != nil {
 				found[names[i]] = n
 			}
 		}
@@ -386,23 +387,23 @@ func (g *Group[T]) Members(ctx context.Context) ([]Member[T], error) {
 }
 
 // members decodes znodes.
-func (g *Group[T]) members(nodes map[string]node) (members []Member[T], bad []error) {
+func (g *Group[T]) members(nodes map[string]session.Node) (members []Member[T], bad []error) {
 	for name, n := range nodes {
-		if n.stat.EphemeralOwner == 0 {
+		if n.Stat.EphemeralOwner == 0 {
 			continue // another program's
 		}
-		member := Member[T]{Session: n.stat.EphemeralOwner, Since: time.UnixMilli(n.stat.Ctime)}
+		member := Member[T]{Session: n.Stat.EphemeralOwner, Since: time.UnixMilli(n.Stat.Ctime)}
 		if g.kazoo {
 			if !strings.Contains(name, partyName) {
 				continue
 			}
-			member.ID = string(n.data)
+			member.ID = string(n.Data)
 			members = append(members, member)
 			continue
 		}
 		member.ID = unescaped(name)
 		var err error
-		if member.Info, err = decode[T](g.codec, n.data); err != nil {
+		if member.Info, err = decode[T](g.codec, n.Data); err != nil {
 			bad = append(bad, fmt.Errorf("member %q: %w", name, err))
 			continue
 		}
@@ -433,16 +434,16 @@ func unescaped(name string) string {
 // closed, or when a znode may not be read, which is logged.
 func (g *Group[T]) Watch(ctx context.Context) <-chan []Member[T] {
 	out := make(chan []Member[T])
-	if g.bad() != nil {
+	if g.misuse() != nil {
 		close(out)
 		return out
 	}
-	g.s.spawn(func() {
+	g.s.m.Spawn(func() {
 		defer close(out)
-		err := g.s.followDir(ctx, g.dir(), func(nodes map[string]node, changed <-chan struct{}) (bool, error) {
+		err := g.s.m.FollowDir(ctx, g.dir(), func(nodes map[string]session.Node, changed <-chan struct{}) (bool, error) {
 			members, bad := g.members(nodes)
 			for _, err := range bad {
-				g.s.log.Error("zsync: cannot watch a member", "path", g.path, "err", err)
+				g.s.m.Log.Error("zsync: cannot watch a member", "path", g.path, "err", err)
 			}
 			select {
 			case out <- members:
@@ -450,13 +451,13 @@ func (g *Group[T]) Watch(ctx context.Context) <-chan []Member[T] {
 			case <-changed:
 				return false, nil // the reader gets what is newer
 			case <-ctx.Done():
-				return false, ctxErr(ctx)
-			case <-g.s.closing:
-				return false, g.s.failure()
+				return false, session.CtxErr(ctx)
+			case <-g.s.m.Closing:
+				return false, g.s.m.Failure()
 			}
 		})
-		if ctx.Err() == nil && g.s.failure() == nil {
-			g.s.log.Error("zsync: cannot watch", "path", g.path, "err", err)
+		if ctx.Err() == nil && g.s.m.Failure() == nil {
+			g.s.m.Log.Error("zsync: cannot watch", "path", g.path, "err", err)
 		}
 	})
 	return out
@@ -495,85 +496,4 @@ func (s *idSet) take(ctx context.Context, path string) (free func()) {
 			return func() {}
 		}
 	}
-}
-
-// createOwn makes an ephemeral znode whose name is not unique, with its parents.
-// The error is NodeExists if there is one. No other goroutine of this process may
-// create there meanwhile: so when a reply is lost, and a znode of this very
-// session is there, it is the one. When ctx ends nothing is left.
-func (inc *incarnation) createOwn(ctx context.Context, path string, data []byte) error {
-	if err := inc.vet(ctx, parentPath(path), nil); err != nil {
-		return err
-	}
-	open := false // an attempt without a reply may have been applied
-	for try := 0; ; try++ {
-		p, err := begin(ctx, inc, func(c *zk.Conn) (string, error) {
-			return c.Create(path, data, zk.FlagEphemeral, inc.m.cfg.acl)
-		})
-		if err == nil {
-			_, err = p.wait(ctx, inc)
-		}
-		switch {
-		case err == nil:
-			return nil
-		case errors.Is(err, errEnded):
-			return err // it was ephemeral
-		case ctx.Err() != nil && outcomeOf(err) != answered:
-			if p != nil || open {
-				inc.withdrawOwn(p, path).await(grace)
-			}
-			return ctxErr(ctx)
-		case isNodeExists(err) && open:
-			stat, e := inc.exists(ctx, path)
-			switch {
-			case e != nil && !errors.Is(e, errEnded):
-				inc.withdrawOwn(nil, path).await(grace)
-				return e
-			case e != nil:
-				return e
-			case stat != nil && stat.EphemeralOwner == inc.id.Load():
-				return nil
-			case stat != nil:
-				return err
-			}
-			continue // gone in between
-		case isNoNode(err):
-			if err := inc.makeDir(ctx, parentPath(path)); err != nil {
-				return err
-			}
-			continue
-		case outcomeOf(err) == answered:
-			return err
-		}
-		open = open || outcomeOf(err) == unknown
-		if err := inc.pause(ctx, try); err != nil {
-			if open {
-				inc.withdrawOwn(nil, path).await(grace)
-			}
-			return err
-		}
-	}
-}
-
-// withdrawOwn deletes in the background what createOwn may have made, once the
-// request is over, if it is this session's.
-func (inc *incarnation) withdrawOwn(making *pending[string], path string) *removal {
-	return inc.inBackground(path, func() error {
-		if making != nil {
-			select {
-			case <-making.done:
-			case <-inc.ctx.Done():
-				return errEnded
-			}
-		}
-		ctx := inc.ctx // there is nobody else to wait for
-		if err := inc.sync(ctx, path); err != nil {
-			return err
-		}
-		stat, err := inc.exists(ctx, path)
-		if err != nil || stat == nil || stat.EphemeralOwner != inc.id.Load() {
-			return err
-		}
-		return inc.removeNow(ctx, path)
-	})
 }

@@ -125,9 +125,9 @@ func TestAMemberJoinsAgainAfterAnExpiryAndADeletion(t *testing.T) {
 		if after := next("id=1", before); after == before {
 			t.Error("the session has not been replaced")
 		}
-		inc, err := other.live(ctx)
+		inc, err := other.m.Incarnation(ctx)
 		must(t, err)
-		must(t, inc.removeNow(ctx, other.full("/g/id")))
+		must(t, inc.RemoveNow(ctx, other.m.Full("/g/id")))
 		must(t, m.Set(ctx, "2"))
 		before = next("id=2", 0)
 		srv.Partition(before)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -210,7 +211,7 @@ func (n *network) hurt(until <-chan struct{}) {
 		case <-time.After(rand.N(most)):
 		}
 	}
-	for !isClosed(until) {
+	for !session.IsClosed(until) {
 		pause(200 * time.Millisecond)
 		w := n.take()
 		if w == nil {

@@ -2,37 +2,14 @@ package zsync
 
 import (
 	"context"
-	"encoding/binary"
-	"errors"
 	"fmt"
-	"net"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/zsync/zsync/internal/wire"
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
-
-// idleWatches returns how many watches nobody waits for.
-func idleWatches(inc *incarnation) int {
-	inc.hub.mu.Lock()
-	defer inc.hub.mu.Unlock()
-	return len(inc.hub.idle)
-}
-
-// makeIdle sets watches and leaves them, until as many are kept as can be: one
-// more has some of them removed.
-func makeIdle(t *testing.T, inc *incarnation, prefix string) {
-	t.Helper()
-	for i := 0; idleWatches(inc) < maxIdleWatches; i++ {
-		w := inc.hub.join(watchKey{watchExists, fmt.Sprint(prefix, i)})
-		_, err := inc.exists(t.Context(), w.key.path)
-		must(t, err)
-		inc.hub.leave(w)
-	}
-}
 
 // Two whose waits overlap give up, and their watch is one too many: it is
 // removed behind the second's read, whose reply comes after that.
@@ -68,74 +45,14 @@ func TestWaiterIsWokenThoughTheWatchOfThoseBeforeItWasRemovedBehindARead(t *test
 	})
 }
 
-// The server knows one watch for the data of a znode and for its existence.
-func TestDataIsWatchedThoughTheWatchOfItsExistenceIsRemovedBehindTheRead(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		s, o := open(t, srv), open(t, srv)
-		inc := live(t, s)
-		_, err := inc.create(t.Context(), "/n", nil)
+// makeIdle leaves as many watches of znodes that do not exist, which nobody
+// waits for, as a session keeps.
+func makeIdle(t *testing.T, inc *session.Incarnation, prefix string) {
+	t.Helper()
+	for i := range 64 {
+		w := inc.Watches.Join(session.WatchKey{Kind: session.WatchExists, Path: fmt.Sprint(prefix, i)})
+		_, err := inc.Exists(t.Context(), w.Key.Path)
 		must(t, err)
-		w := inc.hub.join(watchKey{watchExists, "/n"})
-		_, err = inc.exists(t.Context(), "/n")
-		must(t, err)
-		inc.hub.leave(w)
-		srv.SetLatency(10 * time.Millisecond)
-		w = inc.hub.join(watchKey{watchData, "/n"})
-		_, _, err = inc.get(within(t, time.Millisecond), "/n") // its reply comes when it has gone
-		wantErr(t, err, context.DeadlineExceeded)
-		inc.hub.leave(w)
-		inc.removeWatch(watchKey{watchExists, "/n"})
-		time.Sleep(time.Second)
-		w = inc.hub.join(watchKey{watchData, "/n"})
-		defer inc.hub.leave(w)
-		_, _, err = inc.get(t.Context(), "/n")
-		must(t, err)
-		_, err = live(t, o).set(t.Context(), "/n", []byte("x"), -1)
-		must(t, err)
-		must(t, inc.awaitFired(within(t, time.Second), w))
-	})
-}
-
-// A cutWriter writes one removeWatches in part and fails.
-type cutWriter struct {
-	net.Conn
-	fail *atomic.Bool
-}
-
-func (c cutWriter) Write(p []byte) (int, error) {
-	if len(p) > 12 && int32(binary.BigEndian.Uint32(p[8:])) == wire.OpRemoveWatches && c.fail.CompareAndSwap(true, false) {
-		n, _ := c.Conn.Write(p[:len(p)-9])
-		return n, errors.New("the send buffer is full")
+		inc.Watches.Leave(w)
 	}
-	return c.Conn.Write(p)
-}
-
-func TestRemovalOfAWatchThatIsWrittenInPartEndsTheConnectionAtOnce(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		var fail atomic.Bool
-		s := open(t, srv, WithDialer(func(network, addr string, d time.Duration) (net.Conn, error) {
-			c, err := srv.Dial(network, addr, d)
-			return cutWriter{c, &fail}, err
-		}))
-		inc := live(t, s)
-		makeIdle(t, inc, "/x")
-		fail.Store(true)
-		w := inc.hub.join(watchKey{watchExists, "/y"})
-		_, err := inc.exists(t.Context(), "/y")
-		must(t, err)
-		inc.hub.leave(w)
-		synctest.Wait()
-		if fail.Load() {
-			t.Fatal("nothing was removed")
-		}
-		start := time.Now()
-		_, err = inc.exists(t.Context(), "/z")
-		must(t, err)
-		if d := time.Since(start); d > 100*time.Millisecond {
-			t.Errorf("the next request was answered after %v", d)
-		}
-		if n := s.Stats().Reconnects; n != 1 {
-			t.Errorf("%d reconnects, want 1", n)
-		}
-	})
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+
+	"github.com/zsync/zsync/internal/session"
 )
 
 // An Int64 is an integer that every process which names the same path can read
@@ -66,7 +68,7 @@ func (c zeroCodec) Unmarshal(data []byte, v any) error {
 // bad returns why a zero Int64 cannot be used.
 func (n *Int64) bad(op string) error {
 	if n.v == nil {
-		return opError(op, "", invalid("a zero value; an Int64 is made by NewInt64, with a Session and a path"))
+		return opError(op, "", session.Invalid("a zero value; an Int64 is made by NewInt64, with a Session and a path"))
 	}
 	return nil
 }
@@ -155,23 +157,23 @@ func (bigEndianCodec) Marshal(v any) ([]byte, error) {
 	case int32:
 		return binary.BigEndian.AppendUint32(nil, uint32(v)), nil
 	}
-	return nil, invalid("codec BigEndian cannot encode a %T; it takes int64 and int32", v)
+	return nil, session.Invalid("codec BigEndian cannot encode a %T; it takes int64 and int32", v)
 }
 
 func (bigEndianCodec) Unmarshal(data []byte, v any) error {
 	switch v := v.(type) {
 	case *int64:
 		if len(data) != 8 {
-			return invalid("codec BigEndian: an int64 of %d bytes; want 8", len(data))
+			return session.Invalid("codec BigEndian: an int64 of %d bytes; want 8", len(data))
 		}
 		*v = int64(binary.BigEndian.Uint64(data))
 	case *int32:
 		if len(data) != 4 {
-			return invalid("codec BigEndian: an int32 of %d bytes; want 4", len(data))
+			return session.Invalid("codec BigEndian: an int32 of %d bytes; want 4", len(data))
 		}
 		*v = int32(binary.BigEndian.Uint32(data))
 	default:
-		return invalid("codec BigEndian cannot decode into a %T; it takes *int64 and *int32", v)
+		return session.Invalid("codec BigEndian cannot decode into a %T; it takes *int64 and *int32", v)
 	}
 	return nil
 }

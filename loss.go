@@ -3,6 +3,8 @@ package zsync
 import (
 	"fmt"
 	"time"
+
+	"github.com/zsync/zsync/internal/session"
 )
 
 // A LostError says why something that was held is lost, or may be. It is
@@ -70,6 +72,6 @@ func (r LossReason) String() string {
 }
 
 // lostError is what the session makes of its losses.
-func lostError(why lossReason, session int64, since time.Time) error {
+func lostError(why session.LossReason, session int64, since time.Time) error {
 	return &LostError{Reason: LossReason(why), Session: session, Since: since}
 }

@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/session"
 )
 
 // A Map is a map from strings to values of type V that every process which
@@ -79,14 +81,14 @@ func NewMap[V any](s *Session, path string, opts ...ValueOption) *Map[V] {
 // Path returns the path that m was made with.
 func (m *Map[V]) Path() string { return m.path }
 
-func (m *Map[V]) dir() string      { return m.s.full(m.path) }
+func (m *Map[V]) dir() string      { return m.s.m.Full(m.path) }
 func (m *Map[V]) receipts() string { return m.dir() + "-receipts" }
 
 func (m *Map[V]) check(ctx context.Context) error {
-	if m.bad() != nil {
-		return m.bad()
+	if m.misuse() != nil {
+		return m.misuse()
 	}
-	return ctxErr(ctx)
+	return session.CtxErr(ctx)
 }
 
 func (m *Map[V]) fail(op, key string, err error) error {
@@ -101,11 +103,11 @@ func (m *Map[V]) znode(ctx context.Context, key string) (string, error) {
 	if err := m.check(ctx); err != nil {
 		return "", err
 	}
-	path := childPath(m.path, escapeKey(key))
-	if len(path) > maxPath {
-		return "", invalid("its path has %d bytes; the limit is %d", len(path), maxPath)
+	path := session.ChildPath(m.path, escapeKey(key))
+	if len(path) > session.MaxPath {
+		return "", session.Invalid("its path has %d bytes; the limit is %d", len(path), session.MaxPath)
 	}
-	return m.s.full(path), nil
+	return m.s.m.Full(path), nil
 }
 
 // encode refuses what does not fit into a transaction.
@@ -114,7 +116,7 @@ func (m *Map[V]) encode(znode string, v V) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot encode a %T: %w", v, err)
 	}
-	if m.s.sizeOf(znode, data)+2*m.s.sizeOf(m.receipts(), nil)+m.s.sizeOf(m.dir(), nil)+512 > maxPacket {
+	if m.s.m.SizeOf(znode, data)+2*m.s.m.SizeOf(m.receipts(), nil)+m.s.m.SizeOf(m.dir(), nil)+512 > session.MaxPacket {
 		return nil, fmt.Errorf("value of %d bytes: %w", len(data), ErrTooLarge)
 	}
 	return data, nil
@@ -134,32 +136,32 @@ func (m *Map[V]) decode(data []byte) (V, error) {
 // is returned with its Version, so that it can be replaced.
 func (m *Map[V]) Load(ctx context.Context, key string) (V, Version, error) {
 	var v V
-	var n node
+	var n session.Node
 	path, err := m.znode(ctx, key)
 	if err == nil {
 		n, err = m.read(ctx, path)
 	}
-	if err == nil && n.stat == nil {
+	if err == nil && n.Stat == nil {
 		err = ErrNoValue
 	}
 	if err != nil {
 		return v, Version{}, m.fail("load", key, err)
 	}
-	v, err = m.decode(n.data)
-	return v, versionOf(n.stat), m.fail("load", key, err)
+	v, err = m.decode(n.Data)
+	return v, versionOf(n.Stat), m.fail("load", key, err)
 }
 
 // read reads a key as it is now; the stat is nil if there is none.
-func (m *Map[V]) read(ctx context.Context, path string) (n node, err error) {
-	err = m.s.during(ctx, func(inc *incarnation) error {
-		if err := inc.sync(ctx, path); err != nil {
+func (m *Map[V]) read(ctx context.Context, path string) (n session.Node, err error) {
+	err = m.s.m.During(ctx, func(inc *session.Incarnation) error {
+		if err := inc.Sync(ctx, path); err != nil {
 			return err
 		}
-		data, stat, err := inc.get(ctx, path)
-		if isNoNode(err) {
+		data, stat, err := inc.Get(ctx, path)
+		if session.IsNoNode(err) {
 			data, stat, err = nil, nil, nil
 		}
-		n = node{data, stat}
+		n = session.Node{Data: data, Stat: stat}
 		return err
 	})
 	return n, err
@@ -168,23 +170,23 @@ func (m *Map[V]) read(ctx context.Context, path string) (n node, err error) {
 // commit applies ops exactly once, and makes path first where it is missing.
 func (m *Map[V]) commit(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	// Who may delete in a directory may delete every key.
-	if err := m.s.during(ctx, func(inc *incarnation) error { return inc.vetHere(ctx, m.dir()) }); err != nil {
+	if err := m.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.VetHere(ctx, m.dir()) }); err != nil {
 		return nil, err
 	}
-	return m.s.commitOnce(ctx, m.receipts(), ops)
+	return m.s.m.CommitAcrossSessions(ctx, m.receipts(), ops)
 }
 
 // create makes a key, if it is not there. The error is NodeExists if it is.
 func (m *Map[V]) create(ctx context.Context, path string, data []byte) error {
 	for {
-		_, err := m.commit(ctx, &zk.CreateRequest{Path: path, Data: data, Acl: m.s.cfg.acl})
-		if !isNoNode(err) {
+		_, err := m.commit(ctx, &zk.CreateRequest{Path: path, Data: data, Acl: m.s.m.Config.ACL})
+		if !session.IsNoNode(err) {
 			return err
 		}
 		// It is persistent, unlike other directories: its version must not
 		// begin anew while somebody relies on it.
-		m.s.makeLasting(m.dir())
-		if err := m.s.during(ctx, func(inc *incarnation) error { return inc.makeDir(ctx, m.dir()) }); err != nil {
+		m.s.m.MakeLasting(m.dir())
+		if err := m.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.MakeDir(ctx, m.dir()) }); err != nil {
 			return err
 		}
 	}
@@ -199,10 +201,10 @@ func (m *Map[V]) Store(ctx context.Context, key string, v V) error {
 	data, err := m.encode(path, v)
 	for err == nil {
 		_, err = m.commit(ctx, &zk.SetDataRequest{Path: path, Data: data, Version: -1})
-		if !isNoNode(err) {
+		if !session.IsNoNode(err) {
 			break
 		}
-		if err = m.create(ctx, path, data); !isNodeExists(err) {
+		if err = m.create(ctx, path, data); !session.IsNodeExists(err) {
 			break
 		}
 		err = nil // made by someone else in between: then it can be set
@@ -219,18 +221,18 @@ func (m *Map[V]) LoadOrStore(ctx context.Context, key string, v V) (actual V, lo
 	}
 	data, err := m.encode(path, v)
 	for err == nil {
-		var n node
+		var n session.Node
 		if n, err = m.read(ctx, path); err != nil {
 			break
 		}
-		if n.stat != nil {
-			actual, err = m.decode(n.data)
+		if n.Stat != nil {
+			actual, err = m.decode(n.Data)
 			return actual, true, m.fail("loadorstore", key, err)
 		}
 		if err = m.create(ctx, path, data); err == nil {
 			return v, false, nil
 		}
-		if isNodeExists(err) {
+		if session.IsNodeExists(err) {
 			err = nil
 		}
 	}
@@ -242,7 +244,7 @@ func (m *Map[V]) Delete(ctx context.Context, key string) error {
 	path, err := m.znode(ctx, key)
 	if err == nil {
 		_, err = m.commit(ctx, m.deletion(path, -1)...)
-		if isNoNode(err) {
+		if session.IsNoNode(err) {
 			err = nil
 		}
 	}
@@ -257,12 +259,12 @@ func (m *Map[V]) deletion(path string, version int32) []any {
 // LoadAndDelete deletes key and returns the value that it had, if it was there.
 // A value that cannot be decoded is deleted too, and its error returned.
 func (m *Map[V]) LoadAndDelete(ctx context.Context, key string) (v V, loaded bool, err error) {
-	var was node
-	err = m.change(ctx, key, func(path string, n node) []any {
-		if was = n; n.stat == nil {
+	var was session.Node
+	err = m.change(ctx, key, func(path string, n session.Node) []any {
+		if was = n; n.Stat == nil {
 			return nil
 		}
-		return m.deletion(path, n.stat.Version)
+		return m.deletion(path, n.Stat.Version)
 	})
 	return m.former("loadanddelete", key, was, err)
 }
@@ -277,28 +279,28 @@ func (m *Map[V]) Swap(ctx context.Context, key string, v V) (previous V, loaded 
 	if err != nil {
 		return previous, false, m.fail("swap", key, err)
 	}
-	var was node
+	var was session.Node
 	for {
-		if err = m.change(ctx, key, func(path string, n node) []any {
-			if was = n; n.stat == nil {
+		if err = m.change(ctx, key, func(path string, n session.Node) []any {
+			if was = n; n.Stat == nil {
 				return nil
 			}
-			return swapOps(path, data, n.stat.Version)
-		}); err != nil || was.stat != nil {
+			return swapOps(path, data, n.Stat.Version)
+		}); err != nil || was.Stat != nil {
 			return m.former("swap", key, was, err)
 		}
-		if err = m.create(ctx, path, data); !isNodeExists(err) {
+		if err = m.create(ctx, path, data); !session.IsNodeExists(err) {
 			return previous, false, m.fail("swap", key, err)
 		}
 	}
 }
 
 // former decodes what a key was before it was changed.
-func (m *Map[V]) former(op, key string, was node, err error) (v V, loaded bool, _ error) {
-	if err != nil || was.stat == nil {
+func (m *Map[V]) former(op, key string, was session.Node, err error) (v V, loaded bool, _ error) {
+	if err != nil || was.Stat == nil {
 		return v, false, m.fail(op, key, err)
 	}
-	v, err = m.decode(was.data)
+	v, err = m.decode(was.Data)
 	return v, true, m.fail(op, key, err)
 }
 
@@ -316,7 +318,7 @@ func (m *Map[V]) CompareAndSwap(ctx context.Context, key string, old Version, v 
 	}
 	if old == (Version{}) {
 		err := m.create(ctx, path, data)
-		if isNodeExists(err) {
+		if session.IsNodeExists(err) {
 			return false, nil
 		}
 		return err == nil, m.fail("compareandswap", key, err)
@@ -335,8 +337,8 @@ func (m *Map[V]) CompareAndDelete(ctx context.Context, key string, old Version) 
 }
 
 func (m *Map[V]) ifStill(ctx context.Context, op, key string, old Version, ops func(path string) []any) (done bool, err error) {
-	err = m.change(ctx, key, func(path string, n node) []any {
-		if done = n.stat != nil && versionOf(n.stat) == old; !done {
+	err = m.change(ctx, key, func(path string, n session.Node) []any {
+		if done = n.Stat != nil && versionOf(n.Stat) == old; !done {
 			return nil
 		}
 		return ops(path)
@@ -351,7 +353,7 @@ func (m *Map[V]) ifStill(ctx context.Context, op, key string, old Version, ops f
 // made again. So the transaction also checks that nothing at all was deleted
 // since: the version of the directory counts that, and was read before the key.
 // Without a deletion in between the znode is the same, and the counter exact.
-func (m *Map[V]) change(ctx context.Context, key string, ops func(path string, n node) []any) error {
+func (m *Map[V]) change(ctx context.Context, key string, ops func(path string, n session.Node) []any) error {
 	path, err := m.znode(ctx, key)
 	if err != nil {
 		return err
@@ -373,29 +375,29 @@ func (m *Map[V]) change(ctx context.Context, key string, ops func(path string, n
 			continue
 		}
 		all = append([]any{&zk.CheckVersionRequest{Path: m.dir(), Version: deletions}}, all...)
-		if _, err = m.commit(ctx, all...); !isBadVersion(err) && !isNoNode(err) {
+		if _, err = m.commit(ctx, all...); !session.IsBadVersion(err) && !session.IsNoNode(err) {
 			return err
 		}
 	}
 }
 
 // readGuarded reads how many deletions there were, and after that a key.
-func (m *Map[V]) readGuarded(ctx context.Context, path string) (deletions int32, n node, err error) {
-	err = m.s.during(ctx, func(inc *incarnation) error {
-		if err := inc.sync(ctx, path); err != nil {
+func (m *Map[V]) readGuarded(ctx context.Context, path string) (deletions int32, n session.Node, err error) {
+	err = m.s.m.During(ctx, func(inc *session.Incarnation) error {
+		if err := inc.Sync(ctx, path); err != nil {
 			return err
 		}
-		dir, err := inc.exists(ctx, m.dir())
+		dir, err := inc.Exists(ctx, m.dir())
 		if err != nil || dir == nil {
-			n = node{}
+			n = session.Node{}
 			return err
 		}
 		deletions = dir.Version
-		data, stat, err := inc.get(ctx, path)
-		if isNoNode(err) {
+		data, stat, err := inc.Get(ctx, path)
+		if session.IsNoNode(err) {
 			data, stat, err = nil, nil, nil
 		}
-		n = node{data, stat}
+		n = session.Node{Data: data, Stat: stat}
 		return err
 	})
 	return deletions, n, err
@@ -412,8 +414,8 @@ func (m *Map[V]) list(ctx context.Context) (names []string, err error) {
 	if err := m.check(ctx); err != nil {
 		return nil, err
 	}
-	err = m.s.during(ctx, func(inc *incarnation) error {
-		if err := inc.sync(ctx, m.dir()); err != nil {
+	err = m.s.m.During(ctx, func(inc *session.Incarnation) error {
+		if err := inc.Sync(ctx, m.dir()); err != nil {
 			return err
 		}
 		names, err = m.names(ctx, inc)
@@ -423,9 +425,9 @@ func (m *Map[V]) list(ctx context.Context) (names []string, err error) {
 }
 
 // names lists the keys, by the names of their znodes.
-func (m *Map[V]) names(ctx context.Context, inc *incarnation) ([]string, error) {
-	names, _, err := inc.children(ctx, m.dir())
-	if isNoNode(err) {
+func (m *Map[V]) names(ctx context.Context, inc *session.Incarnation) ([]string, error) {
+	names, _, err := inc.Children(ctx, m.dir())
+	if session.IsNoNode(err) {
 		return nil, nil
 	}
 	// What no key is written as was put there by another program.
@@ -449,18 +451,20 @@ func (m *Map[V]) Clear(ctx context.Context) error {
 }
 
 // clearBatch is how many keys one transaction can certainly delete.
-func clearBatch(dir string) int { return max(1, min(500, maxPacket/2/(maxPath+len(dir)+64))) }
+func clearBatch(dir string) int {
+	return max(1, min(500, session.MaxPacket/2/(session.MaxPath+len(dir)+64)))
+}
 
 // deleteAll deletes keys in one transaction, or one by one if one of them is
 // gone.
 func (m *Map[V]) deleteAll(ctx context.Context, names []string) error {
 	ops := make([]any, 0, len(names)+1)
 	for _, name := range names {
-		ops = append(ops, &zk.DeleteRequest{Path: childPath(m.dir(), name), Version: -1})
+		ops = append(ops, &zk.DeleteRequest{Path: session.ChildPath(m.dir(), name), Version: -1})
 	}
 	_, err := m.commit(ctx, append(ops, &zk.SetDataRequest{Path: m.dir(), Version: -1})...)
-	if !isNoNode(err) || len(names) == 1 {
-		if isNoNode(err) {
+	if !session.IsNoNode(err) || len(names) == 1 {
+		if session.IsNoNode(err) {
 			err = nil
 		}
 		return err
@@ -478,8 +482,8 @@ func (m *Map[V]) deleteAll(ctx context.Context, names []string) error {
 // during the call. Values that cannot be decoded are passed over; Range then
 // returns the first of their errors.
 func (m *Map[V]) Range(ctx context.Context, f func(key string, v V) bool) error {
-	if m.bad() == nil && f == nil {
-		return opError("range", m.path, invalid("the function is nil"))
+	if m.misuse() == nil && f == nil {
+		return opError("range", m.path, session.Invalid("the function is nil"))
 	}
 	var first error
 	for e, err := range m.All(ctx) {
@@ -511,8 +515,8 @@ func (m *Map[V]) All(ctx context.Context) iter.Seq2[MapEntry[V], error] {
 			return
 		}
 		for _, key := range slices.Sorted(maps.Keys(nodes)) {
-			e := MapEntry[V]{Key: key, Version: versionOf(nodes[key].stat)}
-			e.Value, err = m.decode(nodes[key].data)
+			e := MapEntry[V]{Key: key, Version: versionOf(nodes[key].Stat)}
+			e.Value, err = m.decode(nodes[key].Data)
 			if !yield(e, m.fail("range", key, err)) {
 				return
 			}
@@ -528,21 +532,21 @@ const snapshotTries = 4
 // It reads everything twice. What is the same both times, by the Versions, was
 // so all the time from the end of the first reading to the beginning of the
 // second. A map that changes all the time is followed instead, see follower.
-func (m *Map[V]) snapshot(ctx context.Context) (nodes map[string]node, err error) {
+func (m *Map[V]) snapshot(ctx context.Context) (nodes map[string]session.Node, err error) {
 	if err := m.check(ctx); err != nil {
 		return nil, err
 	}
 	settled := false
-	err = m.s.during(ctx, func(inc *incarnation) error {
-		if err := inc.sync(ctx, m.dir()); err != nil {
+	err = m.s.m.During(ctx, func(inc *session.Incarnation) error {
+		if err := inc.Sync(ctx, m.dir()); err != nil {
 			return err
 		}
-		var before map[string]node
+		var before map[string]session.Node
 		for try := range snapshotTries {
 			if nodes, err = m.readAll(ctx, inc); err != nil {
 				return err
 			}
-			if try > 0 && maps.EqualFunc(before, nodes, func(a, b node) bool { return versionOf(a.stat) == versionOf(b.stat) }) {
+			if try > 0 && maps.EqualFunc(before, nodes, func(a, b session.Node) bool { return versionOf(a.Stat) == versionOf(b.Stat) }) {
 				settled = true
 				return nil
 			}
@@ -554,7 +558,7 @@ func (m *Map[V]) snapshot(ctx context.Context) (nodes map[string]node, err error
 		return nodes, err
 	}
 	errTold := errors.New("told")
-	err = m.s.followDir(ctx, m.dir(), func(found map[string]node, _ <-chan struct{}) (bool, error) {
+	err = m.s.m.FollowDir(ctx, m.dir(), func(found map[string]session.Node, _ <-chan struct{}) (bool, error) {
 		nodes = keyed(found)
 		return true, errTold
 	})
@@ -565,22 +569,22 @@ func (m *Map[V]) snapshot(ctx context.Context) (nodes map[string]node, err error
 }
 
 // readAll reads every key.
-func (m *Map[V]) readAll(ctx context.Context, inc *incarnation) (map[string]node, error) {
+func (m *Map[V]) readAll(ctx context.Context, inc *session.Incarnation) (map[string]session.Node, error) {
 	names, err := m.names(ctx, inc)
 	if err != nil {
 		return nil, err
 	}
 	paths := make([]string, len(names))
 	for i, name := range names {
-		paths[i] = childPath(m.dir(), name)
+		paths[i] = session.ChildPath(m.dir(), name)
 	}
-	list, err := inc.getAll(ctx, paths)
+	list, err := inc.GetAll(ctx, paths)
 	if err != nil {
 		return nil, err
 	}
-	nodes := make(map[string]node, len(names))
+	nodes := make(map[string]session.Node, len(names))
 	for i, n := range list {
-		if n.stat != nil {
+		if n.Stat != nil {
 			nodes[names[i]] = n
 		}
 	}
@@ -588,8 +592,8 @@ func (m *Map[V]) readAll(ctx context.Context, inc *incarnation) (map[string]node
 }
 
 // keyed returns nodes by key instead of name, without those that are no key's.
-func keyed(nodes map[string]node) map[string]node {
-	out := make(map[string]node, len(nodes))
+func keyed(nodes map[string]session.Node) map[string]session.Node {
+	out := make(map[string]session.Node, len(nodes))
 	for name, n := range nodes {
 		if key, ok := unescapeKey(name); ok {
 			out[key] = n
@@ -613,38 +617,38 @@ func keyed(nodes map[string]node) map[string]node {
 // may not be read, which is logged.
 func (m *Map[V]) Watch(ctx context.Context) <-chan map[string]V {
 	out := make(chan map[string]V)
-	if m.bad() != nil {
+	if m.misuse() != nil {
 		close(out)
 		return out
 	}
-	m.s.spawn(func() {
+	m.s.m.Spawn(func() {
 		defer close(out)
-		err := m.s.followDir(ctx, m.dir(), func(nodes map[string]node, changed <-chan struct{}) (bool, error) {
+		err := m.s.m.FollowDir(ctx, m.dir(), func(nodes map[string]session.Node, changed <-chan struct{}) (bool, error) {
 			select {
 			case out <- m.contents(nodes):
 				return true, nil
 			case <-changed:
 				return false, nil // the reader gets what is newer
 			case <-ctx.Done():
-				return false, ctxErr(ctx)
-			case <-m.s.closing:
-				return false, m.s.failure()
+				return false, session.CtxErr(ctx)
+			case <-m.s.m.Closing:
+				return false, m.s.m.Failure()
 			}
 		})
-		if ctx.Err() == nil && m.s.failure() == nil {
-			m.s.log.Error("zsync: cannot watch", "path", m.path, "err", err)
+		if ctx.Err() == nil && m.s.m.Failure() == nil {
+			m.s.m.Log.Error("zsync: cannot watch", "path", m.path, "err", err)
 		}
 	})
 	return out
 }
 
 // contents decodes a snapshot.
-func (m *Map[V]) contents(nodes map[string]node) map[string]V {
+func (m *Map[V]) contents(nodes map[string]session.Node) map[string]V {
 	all := make(map[string]V, len(nodes))
 	for key, n := range keyed(nodes) {
-		v, err := m.decode(n.data)
+		v, err := m.decode(n.Data)
 		if err != nil {
-			m.s.log.Error("zsync: cannot watch a value", "path", m.path, "key", key, "err", err)
+			m.s.m.Log.Error("zsync: cannot watch a value", "path", m.path, "key", key, "err", err)
 			continue
 		}
 		all[key] = v
@@ -668,7 +672,7 @@ func escapeKey(key string) string {
 		if r == '\uFFFD' && !strings.HasPrefix(key[i:], "\uFFFD") {
 			size = 1 // not UTF-8
 		}
-		if r == '%' || r == '/' || checkPathText("/"+key[i:i+size]) != nil && r != '.' {
+		if r == '%' || r == '/' || session.CheckPathText("/"+key[i:i+size]) != nil && r != '.' {
 			for _, c := range []byte(key[i : i+size]) {
 				fmt.Fprintf(&b, "%%%02X", c)
 			}

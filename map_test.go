@@ -14,6 +14,7 @@ import (
 
 	"github.com/anishathalye/porcupine"
 
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -136,8 +137,8 @@ func FuzzMapKeysAreNamesOfZnodesAndBack(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, key string) {
 		name := escapeKey(key)
-		if len(name) < 2000 && checkPath("/m/"+name) != nil {
-			t.Errorf("key %q makes the name %q: %v", key, name, checkPath("/m/"+name))
+		if len(name) < 2000 && session.CheckPath("/m/"+name) != nil {
+			t.Errorf("key %q makes the name %q: %v", key, name, session.CheckPath("/m/"+name))
 		}
 		if back, ok := unescapeKey(name); back != key || !ok {
 			t.Errorf("key %q, name %q, back %q, %v", key, name, back, ok)

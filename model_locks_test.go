@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -58,10 +59,10 @@ func lockModels(t *testing.T, paths []string, f func(r *lockRun)) {
 		r.refuses, r.freezes, r.strikes = m.rnd.IntN(4) == 0, m.rnd.IntN(3) == 0, m.rnd.IntN(4) == 0
 		ends, closes := m.rnd.IntN(3) == 0, m.rnd.IntN(6) == 0
 		stranger := open(r.t, r.srv)
-		_, err := live(r.t, stranger).create(r.t.Context(), "/log", nil)
+		_, err := live(r.t, stranger).Create(r.t.Context(), "/log", nil)
 		must(r.t, err)
 		for _, s := range r.ss {
-			must(r.t, live(r.t, s).sync(r.t.Context(), "/log"))
+			must(r.t, live(r.t, s).Sync(r.t.Context(), "/log"))
 		}
 		r.hurt(m.rnd.IntN(2) == 0)
 		d := r.dice()
@@ -111,23 +112,23 @@ func lockModels(t *testing.T, paths []string, f func(r *lockRun)) {
 func (r *lockRun) strike(s *Session, path string, d *rand.Rand) {
 	ctx, cancel := context.WithTimeout(r.t.Context(), 20*time.Millisecond)
 	defer cancel()
-	inc, err := s.live(ctx)
+	inc, err := s.m.Incarnation(ctx)
 	if err != nil {
 		return
 	}
-	names, _, err := inc.children(ctx, path)
+	names, _, err := inc.Children(ctx, path)
 	if err != nil || len(names) == 0 {
 		return
 	}
-	path = childPath(path, names[d.IntN(len(names))])
-	_, stat, err := inc.get(ctx, path)
+	path = session.ChildPath(path, names[d.IntN(len(names))])
+	_, stat, err := inc.Get(ctx, path)
 	if err != nil {
 		return
 	}
 	r.mu.Lock()
 	r.struck[stat.EphemeralOwner] = time.Now().Add(time.Minute) // until it is known to be done
 	r.mu.Unlock()
-	inc.remove(path).await(time.Second)
+	inc.Remove(path).Await(time.Second)
 	r.mu.Lock()
 	r.struck[stat.EphemeralOwner] = time.Now()
 	r.mu.Unlock()
@@ -283,7 +284,7 @@ func (m *lockModel) gaveUp(h *modelHold, lost bool, began time.Time, err error) 
 func nap(d *rand.Rand, n int) { time.Sleep(time.Duration(d.IntN(n*1000)) * time.Microsecond) }
 
 // closedFunc reports whether c is closed.
-func closedFunc(c <-chan struct{}) func() bool { return func() bool { return isClosed(c) } }
+func closedFunc(c <-chan struct{}) func() bool { return func() bool { return session.IsClosed(c) } }
 
 // handoffs is a random option of a lock.
 func handoffs(d *rand.Rand) LockOption {
@@ -478,7 +479,7 @@ func (p *rwProgram) do(ctx context.Context, rw *RWMutex) {
 		}
 		lost = p.drop(h)
 		if reader {
-			h = p.take(p.s, false, func() bool { return told() || isClosed(again.Lost()) })
+			h = p.take(p.s, false, func() bool { return told() || session.IsClosed(again.Lost()) })
 		}
 		return own
 	})
@@ -486,7 +487,7 @@ func (p *rwProgram) do(ctx context.Context, rw *RWMutex) {
 	case h == nil:
 		p.got("Do", p.s, ctx, began, err)
 	case reader:
-		if errors.Is(err, ErrLost) && !lost && !h.lost() && !isClosed(again.Lost()) && !p.strikes {
+		if errors.Is(err, ErrLost) && !lost && !h.lost() && !session.IsClosed(again.Lost()) && !p.strikes {
 			p.t.Errorf("Do: %v, and its reader is not lost", err)
 		}
 		p.drop(h)
@@ -532,7 +533,7 @@ func (p *rwProgram) rdo(ctx context.Context, rw *RWMutex) {
 		}
 		lost = p.drop(h)
 		if reader {
-			h = p.take(p.s, false, func() bool { return told() || isClosed(again.Lost()) })
+			h = p.take(p.s, false, func() bool { return told() || session.IsClosed(again.Lost()) })
 		}
 		return own
 	})
@@ -678,8 +679,8 @@ func TestCampaignThatWaitsForOneThatWasLostNeedsNoResign(t *testing.T) {
 		pendingStill(t, next)
 		srv.Expire(s.ID())
 		must(t, <-next)
-		if !isClosed(first) || isClosed(e.Lost()) {
-			t.Errorf("Lost of the first closed: %v; of the second: %v", isClosed(first), isClosed(e.Lost()))
+		if !session.IsClosed(first) || session.IsClosed(e.Lost()) {
+			t.Errorf("Lost of the first closed: %v; of the second: %v", session.IsClosed(first), session.IsClosed(e.Lost()))
 		}
 		must(t, e.Resign())
 	})

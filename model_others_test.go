@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -174,7 +175,7 @@ type permitHold struct {
 // out returns how many permits are held by those who have not lost them.
 func (p *permitModel) outLocked() (n int64) {
 	for h := range p.holds {
-		if !isClosed(h.lost) {
+		if !session.IsClosed(h.lost) {
 			n += h.n
 		}
 	}
@@ -374,11 +375,11 @@ func modelOfWaitGroup(t *testing.T, expire bool, opts ...WaitGroupOption) {
 						case err == nil:
 							count.Add(int64(delta))
 						case errors.Is(err, ErrNegativeCounter), errors.Is(err, ErrLost):
-						case delta < 0 && (ctx.Err() != nil || !isAnswer(err, zk.ErrNoAuth)):
+						case delta < 0 && (ctx.Err() != nil || !session.IsAnswer(err, zk.ErrNoAuth)):
 							unsure.Add(int64(-delta))
 						case delta > 0 && ctx.Err() != nil && kind != 1: // with none ended it must be taken back whole
 							ghosts.Add(int64(delta))
-						case ctx.Err() == nil && !isAnswer(err, zk.ErrNoAuth):
+						case ctx.Err() == nil && !session.IsAnswer(err, zk.ErrNoAuth):
 							t.Errorf("Add of %d: %v", delta, err)
 						}
 						if n, err := w.Count(ctx); err == nil && n < 0 {

@@ -3,63 +3,12 @@ package zsync
 import (
 	"context"
 	"errors"
-	"sync"
-	"sync/atomic"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/session"
 )
-
-// A LockOption changes a Mutex, RWMutex or Semaphore.
-type LockOption func(*lockConfig)
-
-type lockConfig struct {
-	handoffs int
-	layout   Layout
-	err      error
-}
-
-// defaultHandoffs is a compromise: an eighth of the local hand-overs' speed is
-// lost to asking whether somebody else waits, and no other process waits for
-// more than so many critical sections.
-const defaultHandoffs = 16
-
-func newLockConfig(opts []LockOption) lockConfig {
-	c := lockConfig{handoffs: defaultHandoffs}
-	for i, o := range opts {
-		if o == nil {
-			c.err = invalid("lock option %d is nil", i)
-			continue
-		}
-		o(&c)
-	}
-	return c
-}
-
-// WithHandoffs lets the goroutines that use one value pass the lock among
-// themselves up to n times in a row while others wait: other processes, or
-// other values of the same path in this one. Such a hand-over costs no round
-// trip; after n of them one listing tells whether somebody else waits. With 0
-// every goroutine takes its own place in the line, and the order is the order
-// of arrival across all processes. The default is 16.
-func WithHandoffs(n int) LockOption {
-	return func(c *lockConfig) {
-		if n < 0 {
-			c.err = invalid("WithHandoffs(%d): must not be negative", n)
-		}
-		c.handoffs = n
-	}
-}
-
-// WithLayout chooses whose programs the path is shared with. The default is
-// [LayoutCurator].
-func WithLayout(l Layout) LockOption {
-	return func(c *lockConfig) {
-		if l != LayoutCurator && l != LayoutKazoo {
-			c.err = invalid("WithLayout(%v): unknown layout", l)
-		}
-		c.layout = l
-	}
-}
 
 // A Mutex is a mutual exclusion lock shared by every process that names the
 // same path.
@@ -114,26 +63,15 @@ func newMutex(s *Session, path string, c lockConfig) *Mutex {
 		base = "__lock__"
 	}
 	if c.layout == LayoutKazoo {
-		s.makeLasting(s.full(path)) // kazoo's objects make it once each
+		s.m.MakeLasting(s.m.Full(path)) // kazoo's objects make it once each
 	}
 	m := &Mutex{made: made{s: s, path: path}}
-	line := newLine(s.manager, path, c.layout.naming(), base)
-	line.strict = true
-	m.turn = turnstile{s: s, path: path, line: line, handoffs: c.handoffs, entries: map[Mode]lineEntry{
-		ModeExclusive: {base: base, turn: exclusive, op: "lock"},
+	ln := line.New(s.m, path, c.layout.naming(), base)
+	ln.Strict = true
+	m.turn = turnstile{s: s, path: path, line: ln, handoffs: c.handoffs, entries: map[Mode]lineEntry{
+		ModeExclusive: {base: base, turn: line.Exclusive, op: "lock"},
 	}}
 	return m
-}
-
-// checkNew is what every constructor asks of its arguments.
-func checkNew(s *Session, path string, err error) error {
-	if s == nil {
-		return invalid("the Session is nil")
-	}
-	if err != nil {
-		return err
-	}
-	return checkPath(path)
 }
 
 // Path returns the path that m was made with.
@@ -160,10 +98,10 @@ func (m *Mutex) lock(ctx context.Context) error {
 // check is what every acquisition asks first.
 func (m *Mutex) check(ctx context.Context) error {
 	switch {
-	case m.bad() != nil:
-		return m.bad()
+	case m.misuse() != nil:
+		return m.misuse()
 	case ctx.Err() != nil:
-		return ctxErr(ctx)
+		return session.CtxErr(ctx)
 	case m.holderOf(ctx).holds():
 		return ErrDeadlock
 	}
@@ -195,8 +133,8 @@ func (m *Mutex) tryLock(ctx context.Context) (bool, error) {
 // Unlock cannot fail to give up. It returns within half a second, and at once if
 // the connection is down: what is not done by then the Session goes on with.
 func (m *Mutex) Unlock() error {
-	if m.bad() != nil {
-		return opError("unlock", m.path, m.bad())
+	if m.misuse() != nil {
+		return opError("unlock", m.path, m.misuse())
 	}
 	return opError("unlock", m.path, m.unlock())
 }
@@ -204,9 +142,9 @@ func (m *Mutex) Unlock() error {
 func (m *Mutex) unlock() error { return m.turn.giveUp(ModeExclusive) }
 
 // current returns what this process holds, for the goroutine that has it.
-func (m *Mutex) current() (*grant, error) {
-	if m.bad() != nil {
-		return nil, m.bad()
+func (m *Mutex) current() (*line.Grant, error) {
+	if m.misuse() != nil {
+		return nil, m.misuse()
 	}
 	g, _, err := m.turn.current()
 	return g, err
@@ -216,13 +154,11 @@ func (m *Mutex) current() (*grant, error) {
 // session has ended, or may have, or the znode was found deleted. While m is
 // not locked, the channel is closed already. It is not closed by Unlock.
 func (m *Mutex) Lost() <-chan struct{} {
-	if m.bad() != nil {
-		return closedChan
+	if m.misuse() != nil {
+		return session.ClosedChan
 	}
 	return m.turn.lost(ModeExclusive)
 }
-
-var closedChan = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
 
 // Token returns the fencing token of the present hold: a number greater than
 // that of every earlier hold of the same path, by whomever, and whatever
@@ -237,7 +173,7 @@ func (m *Mutex) Token(ctx context.Context) (int64, error) {
 	if err != nil {
 		return 0, opError("token", m.path, err)
 	}
-	tok, err := g.token(ctx, true)
+	tok, err := g.Token(ctx, true)
 	return tok, opError("token", m.path, err)
 }
 
@@ -250,17 +186,17 @@ func (m *Mutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error)
 	if err != nil {
 		return nil, opError("txn", m.path, err)
 	}
-	rs, err := g.txn(ctx, ops)
+	rs, err := g.Txn(ctx, ops)
 	return rs, opError("txn", m.path, err)
 }
 
 // Contenders returns who holds m and who waits, in their order. It costs one
 // listing and one read for every 128 of them.
 func (m *Mutex) Contenders(ctx context.Context) ([]Contender, error) {
-	if m.bad() != nil {
-		return nil, opError("contenders", m.path, m.bad())
+	if m.misuse() != nil {
+		return nil, opError("contenders", m.path, m.misuse())
 	}
-	cs, err := contenders(ctx, &m.turn.line, func(all []child, i int) (Mode, bool) {
+	cs, err := contenders(ctx, &m.turn.line, func(all []line.Child, i int) (Mode, bool) {
 		return ModeExclusive, i == 0
 	})
 	return cs, opError("contenders", m.path, err)
@@ -278,10 +214,10 @@ func (m *Mutex) Contenders(ctx context.Context) ([]Contender, error) {
 // unlocked and the panic goes on. When ctx has ended Do does not wait for
 // servers that do not answer; m is then unlocked in the background.
 func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context) error) error {
-	if m.bad() == nil && f == nil {
-		return opError("do", m.path, invalid("the function is nil"))
+	if m.misuse() == nil && f == nil {
+		return opError("do", m.path, session.Invalid("the function is nil"))
 	}
-	if m.bad() == nil && ctx.Err() == nil {
+	if m.misuse() == nil && ctx.Err() == nil {
 		if d := m.holderOf(ctx); d != nil {
 			return d.nest(ctx, "do", m.path, ModeExclusive, f)
 		}
@@ -296,43 +232,25 @@ func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context) error) error
 	return m.turn.do(ctx, m.doKey(), "do", g, f)
 }
 
-func (m *Mutex) doKey() doKey { return doKey{m.s, m.path, m.turn.line.bases[0]} }
+func (m *Mutex) doKey() doKey { return doKey{m.s, m.path, m.turn.line.Bases[0]} }
 
 // holderOf returns the Do of this path in which ctx was made, if that still
 // runs.
 func (m *Mutex) holderOf(ctx context.Context) *doing { return m.doKey().in(ctx) }
 
-// A doKey is the key under which Do puts itself into a context. The kind tells
-// locks of one path apart that do not exclude each other.
-type doKey struct {
-	s    *Session
-	path string
-	kind string
-}
-
-// A doing is one run of Do, and the grant that it has.
-type doing struct {
-	over atomic.Bool
-
-	mu      sync.Mutex
-	q       *turnstile    // whose grant it is; nil if it is not that of a lock; guarded by mu
-	g       *grant        // nil while Cond.Wait has given it up; guarded by mu
-	changed chan struct{} // closed when g changes; guarded by mu
-}
-
-func newDoing(q *turnstile, g *grant) *doing {
+func newDoing(q *turnstile, g *line.Grant) *doing {
 	return &doing{q: q, g: g, changed: make(chan struct{})}
 }
 
 // now returns what d has; its grant may have been unlocked since.
-func (d *doing) now() (*turnstile, *grant) {
+func (d *doing) now() (*turnstile, *line.Grant) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.q, d.g
 }
 
 // set gives d another grant, or none.
-func (d *doing) set(q *turnstile, g *grant) {
+func (d *doing) set(q *turnstile, g *line.Grant) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.q, d.g = q, g
@@ -367,27 +285,14 @@ func (d *doing) stands(mode Mode) error {
 	had, ok := d.mode()
 	switch q, g := d.now(); {
 	case q == nil && !d.over.Load():
-		return g.err() // that of a Once, whose line a Mutex shares
+		return g.Err() // that of a Once, whose line a Mutex shares
 	case !ok || d.over.Load():
 		return ErrNotLocked // the function has unlocked it, or has returned
 	case had != mode && mode == ModeExclusive:
 		return ErrDeadlock // the function has downgraded it
 	default:
-		return g.err()
+		return g.Err()
 	}
-}
-
-// nest runs f inside d, which has what it needs: as long as that is held.
-func (d *doing) nest(ctx context.Context, op, path string, mode Mode, f func(ctx context.Context) error) error {
-	if err := d.stands(mode); err != nil {
-		return opError(op, path, err)
-	}
-	ctx, stop := d.untilLost(ctx)
-	defer stop()
-	err := f(ctx)
-	// What was so before f says nothing of the time in which it ran. A reader is
-	// enough here: f may have downgraded it.
-	return alsoErr(err, opError(op, path, d.stands(ModeShared)))
 }
 
 // yield is for Cond.Wait.
@@ -408,13 +313,13 @@ func (d *doing) untilLost(ctx context.Context) (_ context.Context, stop func()) 
 			d.mu.Unlock()
 			var lost <-chan struct{}
 			if g != nil {
-				lost = g.lost
+				lost = g.Lost
 			}
 			// When g is lost and given up at the same instant either is right:
 			// it was lost while it lasted.
 			select {
 			case <-lost:
-				cancel(g.loss())
+				cancel(g.Loss())
 				return
 			case <-changed:
 			case <-stopped:
@@ -427,27 +332,6 @@ func (d *doing) untilLost(ctx context.Context) (_ context.Context, stop func()) 
 		<-ended
 		cancel(nil)
 	}
-}
-
-// in returns the run of Do that made ctx, unless it is over.
-func (k doKey) in(ctx context.Context) *doing {
-	d, _ := ctx.Value(k).(*doing)
-	if d == nil || d.over.Load() {
-		return nil
-	}
-	return d
-}
-
-// doHolding runs f with a context that says so and that ends with the hold, and
-// releases.
-func doHolding(ctx context.Context, key doKey, d *doing, f func(ctx context.Context) error, release func() error) (err error) {
-	ctx, stop := d.untilLost(context.WithValue(ctx, key, d))
-	defer func() {
-		d.over.Store(true)
-		stop()
-		err = alsoErr(err, release())
-	}()
-	return f(ctx)
 }
 
 // alsoErr is the error of two things of which the second was done in any case.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -28,7 +29,7 @@ func TestMutexExcludesAcrossSessionsAndPassesOn(t *testing.T) {
 		got := async(func() error { return b.Lock(ctx) })
 		must(t, a.Unlock())
 		must(t, <-got)
-		if isClosed(b.Lost()) {
+		if session.IsClosed(b.Lost()) {
 			t.Error("Lost is closed while the lock is held")
 		}
 		must(t, b.Unlock())
@@ -77,7 +78,7 @@ func TestHolderCutOffSeesLostBeforeAnotherLockReturns(t *testing.T) {
 			id := a.ID()
 			srv.Partition(id)
 			must(t, <-got)
-			if !isClosed(lost) {
+			if !session.IsClosed(lost) {
 				t.Fatalf("seed %d: Lock returned before the former holder's Lost was closed", seed)
 			}
 			wantErr(t, ma.Unlock(), ErrLost)
@@ -94,14 +95,14 @@ func TestHoldSurvivesAReconnect(t *testing.T) {
 		must(t, m.Lock(t.Context()))
 		srv.Disconnect(s.ID())
 		time.Sleep(time.Second)
-		if isClosed(m.Lost()) {
+		if session.IsClosed(m.Lost()) {
 			t.Fatal("the hold was lost with the connection")
 		}
 		srv.Stop()
 		time.Sleep(testTimeout / 4)
 		srv.Restart()
 		time.Sleep(time.Minute)
-		if isClosed(m.Lost()) {
+		if session.IsClosed(m.Lost()) {
 			t.Fatal("the hold was lost with a server that was away for a quarter of the timeout")
 		}
 		must(t, m.Unlock())
@@ -465,10 +466,10 @@ func TestUnlockIsNotToldAsALoss(t *testing.T) {
 		must(t, err)
 		lost := m.Lost()
 		must(t, m.Unlock())
-		_, err = h.token(t.Context(), true)
+		_, err = h.Token(t.Context(), true)
 		wantErr(t, err, ErrNotLocked)
-		if isClosed(lost) || !slices.Equal(kinds, []EventKind{Acquired, Released}) {
-			t.Errorf("lost %v, events %v", isClosed(lost), kinds)
+		if session.IsClosed(lost) || !slices.Equal(kinds, []EventKind{Acquired, Released}) {
+			t.Errorf("lost %v, events %v", session.IsClosed(lost), kinds)
 		}
 	})
 }
@@ -533,7 +534,7 @@ func TestLockAllTakesAgainWhatWasLostWhileItWaited(t *testing.T) {
 		pendingStill(t, got)
 		must(t, blocker.Unlock())
 		must(t, <-got)
-		if isClosed(a.Lost()) || isClosed(b.Lost()) {
+		if session.IsClosed(a.Lost()) || session.IsClosed(b.Lost()) {
 			t.Error("a lock is not held")
 		}
 		must(t, unlock())
@@ -558,7 +559,7 @@ func TestDoAndRunEndWithTheirContextThoughTheServersAreSilent(t *testing.T) {
 				return ctx.Err()
 			})
 			wantErr(t, err, context.Canceled)
-			if d := time.Since(ended); d > 2*grace {
+			if d := time.Since(ended); d > 2*session.Grace {
 				t.Errorf("%d: it took %v to return", i, d)
 			}
 			srv.Heal(s.ID())
@@ -579,7 +580,7 @@ func TestContendersWhoseZnodesMayNotBeReadAreListedWithoutTheirOwners(t *testing
 		}
 		time.Sleep(time.Second)
 		_, err := secret.Txn(t.Context(), &zk.CreateRequest{
-			Path: "/m/" + protectedName(newGUID(), "lock-"), Data: []byte("in secret"), Acl: zk.AuthACL(zk.PermAll), Flags: zk.FlagEphemeral | zk.FlagSequence,
+			Path: "/m/" + session.ProtectedName(session.NewGUID(), "lock-"), Data: []byte("in secret"), Acl: zk.AuthACL(zk.PermAll), Flags: zk.FlagEphemeral | zk.FlagSequence,
 		})
 		must(t, err)
 		cs, err := m.Contenders(t.Context())

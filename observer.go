@@ -1,6 +1,10 @@
 package zsync
 
-import "time"
+import (
+	"time"
+
+	"github.com/zsync/zsync/internal/session"
+)
 
 // An Observer is told what a Session does, for metrics and tracing. Observe is
 // called from the goroutine in which the thing happens, or in which the thing
@@ -56,11 +60,11 @@ func (k EventKind) String() string {
 }
 
 // observed is what the session tells o.
-func observed(o Observer) func(event) {
+func observed(o Observer) func(session.Event) {
 	if o == nil {
 		return nil
 	}
-	return func(e event) {
-		o.Observe(Event{Kind: EventKind(e.kind), Op: e.op, Path: e.path, Wait: e.wait, Err: e.err})
+	return func(e session.Event) {
+		o.Observe(Event{Kind: EventKind(e.Kind), Op: e.Op, Path: e.Path, Wait: e.Wait, Err: e.Err})
 	}
 }

@@ -10,6 +10,9 @@ import (
 	"time"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/session"
 )
 
 // A Once is a thing that is done once by all processes that name the same path
@@ -56,7 +59,7 @@ import (
 // each after the round trips of all before it.
 type Once struct {
 	made
-	line line
+	line line.Line
 	mark *mark
 	turn chan struct{} // has a token while a goroutine of this process asks the servers, waits or runs
 
@@ -68,8 +71,8 @@ type Once struct {
 func NewOnce(s *Session, path string) *Once {
 	o := &Once{made: made{s: s, path: path}, turn: make(chan struct{}, 1)}
 	if o.err = checkNew(s, path, nil); o.err == nil {
-		o.line = newLine(s.manager, path, protectedName, "lock-")
-		k := &mark{m: s.manager, path: childPath(o.line.dir, "done")}
+		o.line = line.New(s.m, path, session.ProtectedName, "lock-")
+		k := &mark{m: s.m, path: session.ChildPath(o.line.Dir, "done")}
 		o.mark = s.marks.of(k.path, k)
 	}
 	return o
@@ -105,11 +108,11 @@ func (o *Once) Path() string { return o.path }
 // Do finds it done. A process cut off from all servers finds it done for no
 // longer than its session can live; after that, and in a new session, Do asks.
 func (o *Once) Do(ctx context.Context, f func(ctx context.Context) error) error {
-	if o.bad() == nil && f == nil {
-		return o.fail("do", invalid("the function is nil"))
+	if o.misuse() == nil && f == nil {
+		return o.fail("do", session.Invalid("the function is nil"))
 	}
 	_, err := o.do(ctx, func(ctx context.Context, place string) ([]byte, error) {
-		return []byte(o.s.cfg.owner + "\n" + place), f(ctx)
+		return []byte(o.s.m.Config.Owner + "\n" + place), f(ctx)
 	})
 	return err
 }
@@ -134,9 +137,9 @@ func (o *Once) do(ctx context.Context, f func(ctx context.Context, place string)
 	select {
 	case o.turn <- struct{}{}:
 	case <-ctx.Done():
-		return nil, o.fail("do", ctxErr(ctx))
-	case <-o.s.closing: // who has the turn may run a function that does not return
-		return nil, o.fail("do", o.s.failure())
+		return nil, o.fail("do", session.CtxErr(ctx))
+	case <-o.s.m.Closing: // who has the turn may run a function that does not return
+		return nil, o.fail("do", o.s.m.Failure())
 	}
 	defer func() { <-o.turn }()
 	for {
@@ -155,7 +158,7 @@ func (o *Once) do(ctx context.Context, f func(ctx context.Context, place string)
 			return nil, o.fail("do", err)
 		}
 		data, err := o.run(ctx, h, f)
-		if errors.Is(err, errMarked) || errors.Is(err, errEnded) {
+		if errors.Is(err, errMarked) || errors.Is(err, session.ErrEnded) {
 			continue
 		}
 		return data, err
@@ -164,14 +167,14 @@ func (o *Once) do(ctx context.Context, f func(ctx context.Context, place string)
 
 // check is what every method asks first.
 func (o *Once) check(ctx context.Context) error {
-	if o.bad() != nil {
-		return o.bad()
+	if o.misuse() != nil {
+		return o.misuse()
 	}
-	return ctxErr(ctx)
+	return session.CtxErr(ctx)
 }
 
 // doKey is that of a Mutex at the same path, whose line this is.
-func (o *Once) doKey() doKey { return doKey{o.s, o.path, o.line.bases[0]} }
+func (o *Once) doKey() doKey { return doKey{o.s, o.path, o.line.Bases[0]} }
 
 // settled reports whether this process knows the answer without asking: the
 // mark's data, or that a function panicked.
@@ -186,7 +189,7 @@ func (o *Once) settled() (data []byte, ok bool, err error) {
 // A mark is what this process knows of a mark. All Onces of a Session with the
 // same path share it.
 type mark struct {
-	m    *manager
+	m    *session.Manager
 	path string // as the server knows it
 
 	mu      sync.Mutex
@@ -196,8 +199,8 @@ type mark struct {
 
 // A sight is the mark as it was seen, with the watch that was left on it.
 type sight struct {
-	inc  *incarnation
-	w    *watch
+	inc  *session.Incarnation
+	w    *session.Watch
 	data []byte
 }
 
@@ -209,10 +212,10 @@ func (g *sight) stands() bool {
 		return false
 	}
 	select {
-	case <-g.w.fired:
+	case <-g.w.Fired:
 		return false
 	default:
-		return g.inc.alive()
+		return g.inc.Alive()
 	}
 }
 
@@ -238,12 +241,12 @@ func (k *mark) known() *sight {
 // look reads the mark and remembers it, or returns nil if there is none.
 func (k *mark) look(ctx context.Context) (*sight, error) {
 	var g *sight
-	err := k.m.during(ctx, func(inc *incarnation) error {
-		w := inc.hub.join(watchKey{watchData, k.path})
-		data, _, err := inc.get(ctx, k.path)
+	err := k.m.During(ctx, func(inc *session.Incarnation) error {
+		w := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: k.path})
+		data, _, err := inc.Get(ctx, k.path)
 		if err != nil {
-			inc.hub.leave(w)
-			if isNoNode(err) {
+			inc.Watches.Leave(w)
+			if session.IsNoNode(err) {
 				err = nil
 			}
 			return err
@@ -266,10 +269,10 @@ func (k *mark) remember(g *sight) {
 	defer k.mu.Unlock()
 	if old := k.seen; old != nil {
 		k.unwatch.Stop()
-		old.inc.hub.leave(old.w)
+		old.inc.Watches.Leave(old.w)
 	}
 	if k.seen = g; g != nil {
-		k.unwatch = runtime.AddCleanup(k, func(g *sight) { g.inc.hub.abandon(g.w) }, g)
+		k.unwatch = runtime.AddCleanup(k, func(g *sight) { g.inc.Watches.Abandon(g.w) }, g)
 	}
 }
 
@@ -277,64 +280,64 @@ func (k *mark) remember(g *sight) {
 var errMarked = errors.New("zsync: the mark has been made")
 
 // enter waits until it is our turn or the mark is made; then it is errMarked.
-func (o *Once) enter(ctx context.Context) (*grant, error) {
+func (o *Once) enter(ctx context.Context) (*line.Grant, error) {
 	start := time.Now()
 	wait, cancel := context.WithCancelCause(ctx)
 	watching := make(chan struct{})
-	o.s.spawn(func() {
+	o.s.m.Spawn(func() {
 		defer close(watching)
-		if o.s.during(wait, func(inc *incarnation) error { return inc.awaitMade(wait, o.mark.path) }) == nil {
+		if o.s.m.During(wait, func(inc *session.Incarnation) error { return inc.AwaitMade(wait, o.mark.path) }) == nil {
 			cancel(errMarked)
 		}
 	})
-	p, err := o.line.acquire(wait, o.line.bases[0], []byte(o.s.cfg.owner), exclusive) // Step 2.
+	p, err := o.line.Acquire(wait, o.line.Bases[0], []byte(o.s.m.Config.Owner), line.Exclusive) // Step 2.
 	cancel(nil)
 	<-watching
 	switch {
 	case err == nil:
 		// The mark may have been made at this same instant. Step 3 sees it.
-		o.s.waited("do", o.path, start, nil)
-		return p.grant("do", false), nil
+		o.s.m.Waited("do", o.path, start, nil)
+		return p.Grant("do", false), nil
 	case ctx.Err() != nil:
-		err = ctxErr(ctx)
+		err = session.CtxErr(ctx)
 	case errors.Is(err, errMarked):
 		return nil, errMarked
 	}
-	o.s.waited("do", o.path, start, err)
+	o.s.m.Waited("do", o.path, start, err)
 	return nil, err
 }
 
 // run runs f while h stands, and makes the mark if it returns nil. If it is
 // found that f need not be run the error is errMarked, and if it cannot be,
-// because h is lost, errEnded.
-func (o *Once) run(ctx context.Context, h *grant, f func(ctx context.Context, place string) ([]byte, error)) (data []byte, err error) {
+// because h is lost, ErrEnded.
+func (o *Once) run(ctx context.Context, h *line.Grant, f func(ctx context.Context, place string) ([]byte, error)) (data []byte, err error) {
 	g, err := o.mark.look(ctx) // Step 3.
 	switch {
 	case err != nil:
-		o.s.letGo(ctx, h.release)
+		o.s.m.GiveUp(ctx, h.Release)
 		return nil, o.fail("do", err)
 	case g != nil:
-		o.s.letGo(ctx, h.release)
+		o.s.m.GiveUp(ctx, h.Release)
 		return nil, errMarked
-	case h.err() != nil:
+	case h.Err() != nil:
 		// The mark may have been looked for in another session than that of
 		// h. Nobody was told anything, so we wait again.
-		o.s.letGo(ctx, h.release)
-		return nil, errEnded
+		o.s.m.GiveUp(ctx, h.Release)
+		return nil, session.ErrEnded
 	}
 	var failed error
 	returned := false
 	err = doHolding(ctx, o.doKey(), newDoing(nil, h), func(ctx context.Context) error {
-		data, failed = f(ctx, baseName(h.claim.path))
+		data, failed = f(ctx, session.BaseName(h.Claim.Path))
 		returned = true
 		return failed
 	}, func() error {
 		switch {
 		case !returned: // a panic, or runtime.Goexit
 			o.panicked.Store(true)
-			return o.s.letGo(ctx, h.release)
+			return o.s.m.GiveUp(ctx, h.Release)
 		case failed != nil:
-			return o.fail("do", o.s.letGo(ctx, h.release))
+			return o.fail("do", o.s.m.GiveUp(ctx, h.Release))
 		}
 		return o.fail("do", o.finish(ctx, h, data))
 	})
@@ -344,49 +347,49 @@ func (o *Once) run(ctx context.Context, h *grant, f func(ctx context.Context, pl
 // finish makes the mark and leaves the line, whatever becomes of ctx: f has
 // done its work. It returns when ctx ends, but for a moment of grace, in which
 // servers that answer have answered.
-func (o *Once) finish(ctx context.Context, h *grant, data []byte) error {
+func (o *Once) finish(ctx context.Context, h *line.Grant, data []byte) error {
 	done := make(chan error, 1)
-	o.s.spawn(func() {
+	o.s.m.Spawn(func() {
 		err := o.write(h, data)
 		if err == nil {
-			o.watchOwn(h.claim.inc)
+			o.watchOwn(h.Claim.Incarnation)
 		}
-		h.release() // Step 5. If h is lost by now, the mark is made nevertheless.
+		h.Release() // Step 5. If h is lost by now, the mark is made nevertheless.
 		done <- err
 	})
-	if err, ok := graced(done, ctx.Done()); ok {
+	if err, ok := session.AwaitGrace(done, ctx.Done()); ok {
 		return err
 	}
-	if lost := h.err(); lost != nil {
-		return errors.Join(ctxErr(ctx), lost)
+	if lost := h.Err(); lost != nil {
+		return errors.Join(session.CtxErr(ctx), lost)
 	}
-	return ctxErr(ctx)
+	return session.CtxErr(ctx)
 }
 
 // watchOwn looks at the mark that was just made, so that the next Do costs
 // nothing. It does not wait for a connection.
-func (o *Once) watchOwn(inc *incarnation) {
+func (o *Once) watchOwn(inc *session.Incarnation) {
 	seen := make(chan struct{})
-	o.s.spawn(func() {
+	o.s.m.Spawn(func() {
 		defer close(seen)
-		o.mark.look(inc.ctx)
+		o.mark.look(inc.Ctx)
 	})
 	select {
 	case <-seen:
-	case <-inc.disconnection():
-	case <-inc.ctx.Done():
+	case <-inc.Disconnection():
+	case <-inc.Ctx.Done():
 	}
 }
 
 // write makes the mark. Step 4.
-func (o *Once) write(h *grant, data []byte) error {
-	if err := h.err(); err != nil {
+func (o *Once) write(h *line.Grant, data []byte) error {
+	if err := h.Err(); err != nil {
 		return err // lost while f ran: nothing has been sent
 	}
 	ctx := context.Background() // the end of h's session ends the transaction
-	_, err := h.txn(ctx, []any{&zk.CreateRequest{Path: o.s.bare(o.mark.path), Data: data}})
+	_, err := h.Txn(ctx, []any{&zk.CreateRequest{Path: o.s.m.Bare(o.mark.path), Data: data}})
 	switch {
-	case isNodeExists(err):
+	case session.IsNodeExists(err):
 		// Not by any Do: they make it in their turn only, and we saw none in
 		// ours. Somebody has made it by hand.
 		return errMarked
@@ -404,13 +407,13 @@ func (o *Once) write(h *grant, data []byte) error {
 // The mark is recognised by its data. That of Do is unique. If another process
 // has stored the same value as ours in the meantime, then ours is the one that
 // everybody gets, and it does not matter who stored it.
-func (o *Once) isMine(ctx context.Context, h *grant, data []byte) bool {
+func (o *Once) isMine(ctx context.Context, h *line.Grant, data []byte) bool {
 	mine := false
-	err := o.s.during(ctx, func(inc *incarnation) error {
-		if err := inc.awaitGone(ctx, h.claim.path); err != nil {
+	err := o.s.m.During(ctx, func(inc *session.Incarnation) error {
+		if err := inc.AwaitGone(ctx, h.Claim.Path); err != nil {
 			return err
 		}
-		stored, _, err := inc.get(ctx, o.mark.path)
+		stored, _, err := inc.Get(ctx, o.mark.path)
 		mine = err == nil && bytes.Equal(stored, data)
 		return err
 	})
@@ -435,7 +438,7 @@ func (o *Once) done(ctx context.Context) (bool, error) {
 	if g, err := o.mark.look(ctx); g != nil || err != nil {
 		return g != nil, err
 	}
-	err := o.s.during(ctx, func(inc *incarnation) error { return inc.sync(ctx, o.mark.path) })
+	err := o.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.Sync(ctx, o.mark.path) })
 	if err != nil {
 		return false, err
 	}
@@ -468,8 +471,8 @@ func (o *Once) reset(ctx context.Context) error {
 		return err
 	}
 	if done {
-		_, err = o.s.commitOnce(ctx, o.line.dir, []any{&zk.DeleteRequest{Path: o.mark.path, Version: -1}})
-		if err != nil && !isNoNode(err) {
+		_, err = o.s.m.CommitAcrossSessions(ctx, o.line.Dir, []any{&zk.DeleteRequest{Path: o.mark.path, Version: -1}})
+		if err != nil && !session.IsNoNode(err) {
 			return err
 		}
 		o.mark.remember(nil)

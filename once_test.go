@@ -15,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -380,7 +381,7 @@ func TestDoEndsWithItsContextWhicheverRequestIsNotAnswered(t *testing.T) {
 					if more = !ended.IsZero(); !more {
 						return
 					}
-					if d := time.Since(ended); d > 2*grace {
+					if d := time.Since(ended); d > 2*session.Grace {
 						t.Errorf("it took %v: %v", d, err)
 					}
 					if !errors.Is(err, context.Canceled) && !errors.Is(err, boom) {
@@ -522,9 +523,9 @@ func TestAOnceThatIsGarbageLeavesItsWatch(t *testing.T) {
 	must(t, NewOnce(s, "/o").Do(ctx, ok))
 	inc := live(t, s)
 	idle := func() bool {
-		inc.hub.mu.Lock()
-		defer inc.hub.mu.Unlock()
-		_, is := inc.hub.idle[watchKey{watchData, "/o/done"}]
+		inc.Watches.Mu.Lock()
+		defer inc.Watches.Mu.Unlock()
+		_, is := inc.Watches.Idle[session.WatchKey{Kind: session.WatchData, Path: "/o/done"}]
 		return is
 	}
 	for !idle() {

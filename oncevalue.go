@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+
+	"github.com/zsync/zsync/internal/session"
 )
 
 // OnceFunc returns a function that runs f once among all processes that name
@@ -93,7 +95,7 @@ func newKeeper[T any](s *Session, path string, err error, encode func(T) ([]byte
 func (k *keeper[T]) get(ctx context.Context, f func(ctx context.Context) (T, error)) (T, error) {
 	var own T
 	if k.once.err == nil && f == nil {
-		return own, k.once.fail("do", invalid("the function is nil"))
+		return own, k.once.fail("do", session.Invalid("the function is nil"))
 	}
 	data, err := k.once.do(ctx, func(ctx context.Context, _ string) (data []byte, err error) {
 		if own, err = f(ctx); err != nil {
@@ -102,7 +104,7 @@ func (k *keeper[T]) get(ctx context.Context, f func(ctx context.Context) (T, err
 		if data, err = k.encode(own); err != nil {
 			return nil, k.once.fail("encode", err)
 		}
-		if k.once.s.sizeOf(k.once.mark.path, data) > maxPacket {
+		if k.once.s.m.SizeOf(k.once.mark.path, data) > session.MaxPacket {
 			return nil, k.once.fail("encode", fmt.Errorf("value of %d bytes: %w", len(data), ErrTooLarge))
 		}
 		// What could not be read back would be refused to everyone for ever.

@@ -9,50 +9,52 @@ import (
 	"time"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/session"
 )
 
 // An Option changes how [Connect] sets a Session up.
 type Option func(*config)
 
 type config struct {
-	settings
+	session.Config
 	err error // of an option
 }
 
 func newConfig(opts []Option) (config, error) {
-	c := config{settings: settings{
-		timeout: 10 * time.Second,
-		acl:     zk.WorldACL(zk.PermAll),
-		log:     slog.New(slog.DiscardHandler),
-		owner:   defaultOwner(),
-		lost:    lostError,
-		retry:   backoff{Min: 10 * time.Millisecond, Max: 2 * time.Second, Factor: 2, Jitter: 0.5},
+	c := config{Config: session.Config{
+		Timeout: 10 * time.Second,
+		ACL:     zk.WorldACL(zk.PermAll),
+		Log:     slog.New(slog.DiscardHandler),
+		Owner:   defaultOwner(),
+		Lost:    lostError,
+		Retry:   session.Backoff{Min: 10 * time.Millisecond, Max: 2 * time.Second, Factor: 2, Jitter: 0.5},
 	}}
 	for i, o := range opts {
 		if o == nil {
-			return c, invalid("option %d is nil", i)
+			return c, session.Invalid("option %d is nil", i)
 		}
 		o(&c)
 	}
 	switch {
 	case c.err != nil:
 		return c, c.err
-	case c.timeout < time.Millisecond || c.timeout > math.MaxInt32*time.Millisecond:
-		return c, invalid("session timeout %v is out of range; want from 1ms to %v", c.timeout, math.MaxInt32*time.Millisecond)
-	case len(c.acl) == 0:
-		return c, invalid("ACL is empty: nobody could read or delete what is created")
-	case len(c.owner) > maxOwner:
-		return c, invalid("owner of %d bytes is too long; the limit is %d", len(c.owner), maxOwner)
+	case c.Timeout < time.Millisecond || c.Timeout > math.MaxInt32*time.Millisecond:
+		return c, session.Invalid("session timeout %v is out of range; want from 1ms to %v", c.Timeout, math.MaxInt32*time.Millisecond)
+	case len(c.ACL) == 0:
+		return c, session.Invalid("ACL is empty: nobody could read or delete what is created")
+	case len(c.Owner) > maxOwner:
+		return c, session.Invalid("owner of %d bytes is too long; the limit is %d", len(c.Owner), maxOwner)
 	}
-	if err := Backoff(c.retry).check(); err != nil {
+	if err := Backoff(c.Retry).check(); err != nil {
 		return c, err
 	}
-	for _, a := range c.auths {
+	for _, a := range c.Auths {
 		switch {
-		case a.scheme == "":
-			return c, invalid("auth scheme is empty; want one such as digest")
-		case len(a.scheme)+len(a.auth) > maxAuth:
-			return c, invalid("credentials of %d bytes are too long; the limit is %d", len(a.auth), maxAuth)
+		case a.Scheme == "":
+			return c, session.Invalid("auth scheme is empty; want one such as digest")
+		case len(a.Scheme)+len(a.Credentials) > maxAuth:
+			return c, session.Invalid("credentials of %d bytes are too long; the limit is %d", len(a.Credentials), maxAuth)
 		}
 	}
 	return c, nil
@@ -75,7 +77,7 @@ func defaultOwner() string {
 // WithSessionTimeout asks for a session timeout of d; the server may negotiate
 // another. A holder that is cut off gives up a tenth of it early, and
 // others can go on when it has passed. The default is 10 s.
-func WithSessionTimeout(d time.Duration) Option { return func(c *config) { c.timeout = d } }
+func WithSessionTimeout(d time.Duration) Option { return func(c *config) { c.Timeout = d } }
 
 // WithACL sets the ACL of every znode that the Session creates. The default is
 // open to the world.
@@ -85,7 +87,7 @@ func WithSessionTimeout(d time.Duration) Option { return func(c *config) { c.tim
 // acl; else calls that write fail with [ErrUnprotected]. Whoever may delete in
 // the parent of a primitive's path can still delete an empty directory.
 func WithACL(acl []zk.ACL) Option {
-	return func(c *config) { c.acl = append([]zk.ACL(nil), acl...) }
+	return func(c *config) { c.ACL = append([]zk.ACL(nil), acl...) }
 }
 
 // WithAuth adds credentials, for instance "digest" and "user:password". They
@@ -93,7 +95,7 @@ func WithACL(acl []zk.ACL) Option {
 // the server refuses end the Session with go-zookeeper's ErrAuthFailed.
 func WithAuth(scheme string, credentials []byte) Option {
 	return func(c *config) {
-		c.auths = append(c.auths, auth{scheme: scheme, auth: append([]byte(nil), credentials...)})
+		c.Auths = append(c.Auths, session.Auth{Scheme: scheme, Credentials: append([]byte(nil), credentials...)})
 	}
 }
 
@@ -101,8 +103,8 @@ func WithAuth(scheme string, credentials []byte) Option {
 // address of the server.
 func WithTLS(cfg *tls.Config) Option {
 	return func(c *config) {
-		if c.tls = cfg; cfg == nil {
-			c.err = invalid("WithTLS(nil): the configuration is nil; leave the option out to connect without TLS")
+		if c.TLS = cfg; cfg == nil {
+			c.err = session.Invalid("WithTLS(nil): the configuration is nil; leave the option out to connect without TLS")
 		}
 	}
 }
@@ -110,7 +112,7 @@ func WithTLS(cfg *tls.Config) Option {
 // WithDialer connects through d instead of TCP, for instance through the
 // in-memory transport of a test server. d is given the address as it stands in
 // the connect string.
-func WithDialer(d zk.Dialer) Option { return func(c *config) { c.dialer = d } }
+func WithDialer(d zk.Dialer) Option { return func(c *config) { c.Dialer = d } }
 
 // WithLogger sends diagnostics to l. The default discards them. What is true of
 // an [Observer] is true of l's handler: it must not block, and may ask for what
@@ -118,25 +120,25 @@ func WithDialer(d zk.Dialer) Option { return func(c *config) { c.dialer = d } }
 func WithLogger(l *slog.Logger) Option {
 	return func(c *config) {
 		if l != nil {
-			c.log = l
+			c.Log = l
 		}
 	}
 }
 
 // WithOwner sets the text that is written into the znodes of a line, so that
 // people see who holds and who waits. The default is "host:pid".
-func WithOwner(name string) Option { return func(c *config) { c.owner = name } }
+func WithOwner(name string) Option { return func(c *config) { c.Owner = name } }
 
 // WithRetry paces reconnects and repeated requests. The default begins at
 // 10 ms and doubles up to 2 s, each delay shortened at random by up to half.
-func WithRetry(b Backoff) Option { return func(c *config) { c.retry = backoff(b) } }
+func WithRetry(b Backoff) Option { return func(c *config) { c.Retry = session.Backoff(b) } }
 
 // WithObserver reports what happens to o: acquisitions, losses, reconnects.
-func WithObserver(o Observer) Option { return func(c *config) { c.observe = observed(o) } }
+func WithObserver(o Observer) Option { return func(c *config) { c.Observe = observed(o) } }
 
 // WithLossOnSuspend counts a dropped connection as the loss of the session.
 // Without it a hold survives a reconnect within the session's timeout.
-func WithLossOnSuspend() Option { return func(c *config) { c.lossOnSuspend = true } }
+func WithLossOnSuspend() Option { return func(c *config) { c.LossOnSuspend = true } }
 
 // A Backoff paces attempts. The first repetition of anything is immediate, as
 // a dropped connection is usually replaced at once. The delay before the n'th
@@ -151,11 +153,11 @@ type Backoff struct {
 func (b Backoff) check() error {
 	switch {
 	case b.Min <= 0 || b.Max < b.Min:
-		return invalid("backoff from %v to %v; want 0 < Min <= Max", b.Min, b.Max)
+		return session.Invalid("backoff from %v to %v; want 0 < Min <= Max", b.Min, b.Max)
 	case b.Factor != 0 && b.Factor < 1 || math.IsNaN(b.Factor):
-		return invalid("backoff factor %v is below 1", b.Factor)
+		return session.Invalid("backoff factor %v is below 1", b.Factor)
 	case b.Jitter < 0 || b.Jitter > 1 || math.IsNaN(b.Jitter):
-		return invalid("backoff jitter %v is not within 0 and 1", b.Jitter)
+		return session.Invalid("backoff jitter %v is not within 0 and 1", b.Jitter)
 	}
 	return nil
 }

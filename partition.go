@@ -8,6 +8,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/zsync/zsync/internal/session"
 )
 
 // A Partition spreads shards over the processes that name the same path: each
@@ -61,7 +63,7 @@ type partitionConfig struct {
 func WithMember(id string) PartitionOption {
 	return func(c *partitionConfig) {
 		if c.id = id; id == "" {
-			c.err = invalid("WithMember: the id is empty")
+			c.err = session.Invalid("WithMember: the id is empty")
 		}
 	}
 }
@@ -72,7 +74,7 @@ func NewPartition(s *Session, path string, opts ...PartitionOption) *Partition {
 	var c partitionConfig
 	for i, o := range opts {
 		if o == nil {
-			c.err = invalid("partition option %d is nil", i)
+			c.err = session.Invalid("partition option %d is nil", i)
 			continue
 		}
 		o(&c)
@@ -104,36 +106,36 @@ func (p *Partition) Run(ctx context.Context, shards []string, f func(ctx context
 
 func (p *Partition) run(ctx context.Context, shards []string, f func(ctx context.Context, shard string) error) error {
 	switch {
-	case p.bad() != nil:
-		return p.bad()
+	case p.misuse() != nil:
+		return p.misuse()
 	case f == nil:
-		return invalid("the function is nil")
+		return session.Invalid("the function is nil")
 	case ctx.Err() != nil:
-		return ctxErr(ctx)
+		return session.CtxErr(ctx)
 	}
 	shards = slices.Clone(shards)
 	slices.Sort(shards)
 	for i, shard := range shards {
 		if i > 0 && shard == shards[i-1] {
-			return invalid("shard %q is given twice", shard)
+			return session.Invalid("shard %q is given twice", shard)
 		}
-		if path := p.shardPath(shard); len(path) > maxPath {
-			return invalid("shard %q: its path has %d bytes; the limit is %d", shard, len(path), maxPath)
+		if path := p.shardPath(shard); len(path) > session.MaxPath {
+			return session.Invalid("shard %q: its path has %d bytes; the limit is %d", shard, len(path), session.MaxPath)
 		}
 	}
 	id := p.id
 	if id == "" {
-		id = p.s.cfg.owner + " " + newGUID()
+		id = p.s.m.Config.Owner + " " + session.NewGUID()
 	}
 	r := &partitioning{
 		p: p, f: f, id: id,
-		group: NewGroup[[]string](p.s, childPath(p.path, "members")),
-		plan:  NewValue[plan](p.s, childPath(p.path, "plan")),
+		group: NewGroup[[]string](p.s, session.ChildPath(p.path, "members")),
+		plan:  NewValue[plan](p.s, session.ChildPath(p.path, "plan")),
 		mine:  make(map[string]*shardRun),
 	}
 	// The group and the plan vet what is theirs. Who may delete in path could
 	// delete these.
-	if err := p.s.during(ctx, func(inc *incarnation) error { return inc.vet(ctx, p.s.full(p.path), nil) }); err != nil {
+	if err := p.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.Vet(ctx, p.s.m.Full(p.path), nil) }); err != nil {
 		return err
 	}
 	me, err := r.group.join(ctx, id, shards)
@@ -145,13 +147,13 @@ func (p *Partition) run(ctx context.Context, shards []string, f func(ctx context
 	defer me.Leave()
 	err = r.run(ctx)
 	if ctx.Err() != nil && (err == nil || errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
-		return ctxErr(ctx)
+		return session.CtxErr(ctx)
 	}
 	return err
 }
 
 func (p *Partition) shardPath(shard string) string {
-	return childPath(childPath(p.path, "shards"), escapeKey(shard))
+	return session.ChildPath(session.ChildPath(p.path, "shards"), escapeKey(shard))
 }
 
 // A partitioning is one Run.
@@ -202,7 +204,7 @@ func (r *partitioning) run(outer context.Context) (err error) {
 		}
 	}
 	if ctx.Err() == nil {
-		report(cmp.Or(r.p.s.failure(), errors.New("the members or the plan cannot be read; see the log")))
+		report(cmp.Or(r.p.s.m.Failure(), errors.New("the members or the plan cannot be read; see the log")))
 	}
 	fail(nil)
 	runs.Wait()
@@ -210,7 +212,7 @@ func (r *partitioning) run(outer context.Context) (err error) {
 	}
 	for range plans {
 	}
-	first.Do(func() { err = ctxErr(outer) })
+	first.Do(func() { err = session.CtxErr(outer) })
 	return err
 }
 
@@ -249,7 +251,7 @@ func (r *partitioning) follow(ctx context.Context, now plan, runs *sync.WaitGrou
 		if now.Owners[shard] != r.id {
 			run.stop(ErrNotLocked)
 		}
-		if isClosed(run.ended) {
+		if session.IsClosed(run.ended) {
 			delete(r.mine, shard)
 		}
 	}
@@ -288,7 +290,7 @@ func (r *partitioning) own(ctx context.Context, shard string) error {
 		case failed != nil:
 			return failed
 		case ctx.Err() != nil:
-			return ctxErr(ctx)
+			return session.CtxErr(ctx)
 		case errors.Is(err, ErrClosed), err != nil && !errors.Is(err, ErrLost):
 			return err
 		}
@@ -296,7 +298,7 @@ func (r *partitioning) own(ctx context.Context, shard string) error {
 			try = 0
 			continue // in the next session
 		}
-		if err := pauseFor(ctx, r.p.s.cfg.retry.delay(try+1)); err != nil {
+		if err := pauseFor(ctx, r.p.s.m.Config.Retry.Delay(try+1)); err != nil {
 			return err
 		}
 	}
@@ -361,6 +363,6 @@ func pauseFor(ctx context.Context, d time.Duration) error {
 	case <-time.After(d):
 		return nil
 	case <-ctx.Done():
-		return ctxErr(ctx)
+		return session.CtxErr(ctx)
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -156,11 +157,11 @@ func TestQueueGoesOnWhenItsTreeIsDeleted(t *testing.T) {
 		inc := live(t, s)
 		for _, dir := range []string{"/q", "/q-claims", "/q-senders", "/q-consumers"} {
 			for _, name := range childrenOf(t, s, dir) {
-				if err := inc.removeNow(t.Context(), dir+"/"+name); err != nil && !isNoNode(err) {
+				if err := inc.RemoveNow(t.Context(), dir+"/"+name); err != nil && !session.IsNoNode(err) {
 					t.Fatal(err)
 				}
 			}
-			if err := inc.removeNow(t.Context(), dir); err != nil && !isNoNode(err) {
+			if err := inc.RemoveNow(t.Context(), dir); err != nil && !session.IsNoNode(err) {
 				t.Fatal(err)
 			}
 		}
@@ -249,7 +250,7 @@ func TestQueueSharesItsPathWithCuratorAndKazoo(t *testing.T) {
 				t.Errorf("%v: wrote %v, want %v", c.layout, names, c.ours)
 			}
 			inc := live(t, s)
-			data, _, err := inc.get(t.Context(), "/q/"+c.ours)
+			data, _, err := inc.Get(t.Context(), "/q/"+c.ours)
 			must(t, err)
 			if !bytes.Equal(data, c.data("hello")) {
 				t.Errorf("%v: wrote %x, want %x", c.layout, data, c.data("hello"))

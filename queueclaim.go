@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/session"
 )
 
 // An element belongs to the claimant in one of whose batches it is named, and
@@ -51,15 +53,15 @@ type batchCache struct {
 }
 
 // look is steps 1 and 2. With aside it writes nothing.
-func (q *queueCore) look(ctx context.Context, inc *incarnation, aside bool) (*view, error) {
+func (q *queueCore) look(ctx context.Context, inc *session.Incarnation, aside bool) (*view, error) {
 	for {
-		names, stat, err := inc.children(ctx, q.claims)
-		if isNoNode(err) && aside {
+		names, stat, err := inc.Children(ctx, q.claims)
+		if session.IsNoNode(err) && aside {
 			return &view{aside: true}, nil // nobody has ever claimed anything
 		}
-		if isNoNode(err) {
+		if session.IsNoNode(err) {
 			// It is no container: its version must not start again.
-			if _, err := inc.create(ctx, q.claims, nil); err != nil {
+			if _, err := inc.Create(ctx, q.claims, nil); err != nil {
 				return nil, err
 			}
 			continue
@@ -69,7 +71,7 @@ func (q *queueCore) look(ctx context.Context, inc *incarnation, aside bool) (*vi
 		}
 		if stat.Version == -1 && !aside {
 			// After 2^32 claims. To expect this version is to expect any.
-			if _, err := inc.set(ctx, q.claims, nil, -1); err != nil && !isNoNode(err) {
+			if _, err := inc.Set(ctx, q.claims, nil, -1); err != nil && !session.IsNoNode(err) {
 				return nil, err
 			}
 			continue
@@ -99,7 +101,7 @@ func (q *queueCore) look(ctx context.Context, inc *incarnation, aside bool) (*vi
 			}
 		}
 		all, err := q.cache.read(ctx, inc, q.claims, batches)
-		if isNoNode(err) {
+		if session.IsNoNode(err) {
 			continue // a batch is finished, or another has taken its place
 		}
 		if err != nil {
@@ -113,7 +115,7 @@ func (q *queueCore) look(ctx context.Context, inc *incarnation, aside bool) (*vi
 }
 
 // read returns the keys that batches name.
-func (c *batchCache) read(ctx context.Context, inc *incarnation, dir string, batches []string) ([]string, error) {
+func (c *batchCache) read(ctx context.Context, inc *session.Incarnation, dir string, batches []string) ([]string, error) {
 	c.mu.Lock()
 	known := c.keys
 	c.keys = make(map[string][]string)
@@ -128,17 +130,17 @@ func (c *batchCache) read(ctx context.Context, inc *incarnation, dir string, bat
 	c.mu.Unlock()
 	paths := make([]string, len(missing))
 	for i, name := range missing {
-		paths[i] = childPath(dir, name)
+		paths[i] = session.ChildPath(dir, name)
 	}
-	nodes, err := inc.getAll(ctx, paths)
+	nodes, err := inc.GetAll(ctx, paths)
 	if err != nil {
 		return nil, err
 	}
 	for i, n := range nodes {
-		if n.stat == nil {
+		if n.Stat == nil {
 			return nil, zk.ErrNoNode
 		}
-		keys, _ := unmarshalKeys(n.data)
+		keys, _ := unmarshalKeys(n.Data)
 		c.add(missing[i], keys)
 	}
 	c.mu.Lock()
@@ -172,9 +174,9 @@ func (c *batchCache) add(name string, keys []string) {
 
 // free is step 3: at least want elements that nobody has claimed, if there are
 // as many, and when the next delayed one is due.
-func (q *queueCore) free(ctx context.Context, inc *incarnation, v *view, want int) (es []element, due time.Time, err error) {
-	names, _, err := inc.children(ctx, q.dir)
-	if isNoNode(err) {
+func (q *queueCore) free(ctx context.Context, inc *session.Incarnation, v *view, want int) (es []element, due time.Time, err error) {
+	names, _, err := inc.Children(ctx, q.dir)
+	if session.IsNoNode(err) {
 		return nil, due, nil
 	}
 	if err != nil {
@@ -197,11 +199,11 @@ func (q *queueCore) free(ctx context.Context, inc *incarnation, v *view, want in
 		if q.skips.skipped(b.name) {
 			continue
 		}
-		names, _, err := inc.children(ctx, childPath(q.dir, b.name))
-		if isNoNode(err) {
+		names, _, err := inc.Children(ctx, session.ChildPath(q.dir, b.name))
+		if session.IsNoNode(err) {
 			continue // was empty, and deleted
 		}
-		if err != nil && outcomeOf(err) == answered {
+		if err != nil && session.OutcomeOf(err) == session.Answered {
 			q.unreadable(b.name, err)
 			if at, _ := q.skips.next(); again.IsZero() {
 				again = at
@@ -214,7 +216,7 @@ func (q *queueCore) free(ctx context.Context, inc *incarnation, v *view, want in
 		if len(names) == 0 && i+1 < len(buckets) && !b.delayed && buckets[i+1].prio == b.prio {
 			// It has a successor, so nothing comes into it any more.
 			if !v.aside {
-				q.m.tidy(inc.remove(childPath(q.dir, b.name)))
+				q.m.Tidy(inc.Remove(session.ChildPath(q.dir, b.name)))
 			}
 			continue
 		}
@@ -244,12 +246,12 @@ const orphanTime = 3 * time.Second
 // which may be that of one server first and then of another.
 const orphanTimeByServers = 6 * time.Second
 
-// An undertaker gives back the claims of those whose session has ended and who
+// An reaper gives back the claims of those whose session has ended and who
 // have not come back. It serves all consumers of a Queue value, whose lives may
 // be shorter than orphanTime. So may be the lives of processes: a mark among the
 // claims tells by the servers' clock when the first of them saw that a claimant
 // was dead.
-type undertaker struct {
+type reaper struct {
 	q    *queueCore
 	mu   sync.Mutex
 	seen map[string]time.Time // when a claim was first seen without its session; guarded by mu
@@ -257,7 +259,7 @@ type undertaker struct {
 
 // visit gives back what is due, and returns when to come again: the zero time
 // if nobody is dead.
-func (u *undertaker) visit(ctx context.Context, inc *incarnation, v *view) (next time.Time, buried bool, err error) {
+func (u *reaper) visit(ctx context.Context, inc *session.Incarnation, v *view) (next time.Time, buried bool, err error) {
 	u.forget(v)
 	for guid, c := range v.holders {
 		if c.live {
@@ -282,7 +284,7 @@ func (u *undertaker) visit(ctx context.Context, inc *incarnation, v *view) (next
 }
 
 // forget drops those who are not dead.
-func (u *undertaker) forget(v *view) {
+func (u *reaper) forget(v *view) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	for guid := range u.seen {
@@ -294,7 +296,7 @@ func (u *undertaker) forget(v *view) {
 
 // due returns when the claims of a dead claimant go back. Two consumers may ask,
 // and give back, at once: that does no harm.
-func (u *undertaker) due(ctx context.Context, inc *incarnation, guid string, c *claim) (time.Time, error) {
+func (u *reaper) due(ctx context.Context, inc *session.Incarnation, guid string, c *claim) (time.Time, error) {
 	u.mu.Lock()
 	since, ok := u.seen[guid]
 	u.mu.Unlock()
@@ -321,26 +323,26 @@ func (u *undertaker) due(ctx context.Context, inc *incarnation, guid string, c *
 // time is over: others have noted it long ago, or have begun to give back what
 // it had. The mark is made only while its state is there, which goes first when
 // the claimant, or another, tidies up.
-func (u *undertaker) mark(ctx context.Context, inc *incarnation, guid string, c *claim) (over bool, err error) {
+func (u *reaper) mark(ctx context.Context, inc *session.Incarnation, guid string, c *claim) (over bool, err error) {
 	if !c.state {
 		return true, nil
 	}
-	path := childPath(u.q.claims, guid+"-"+goneSuffix)
+	path := session.ChildPath(u.q.claims, guid+"-"+goneSuffix)
 	if !c.gone {
-		_, err := inc.multi(ctx, &zk.CheckVersionRequest{Path: childPath(u.q.claims, guid+"-"+stateSuffix), Version: -1},
-			&zk.CreateRequest{Path: path, Acl: u.q.m.cfg.acl})
-		if err == nil || isNoNode(err) || outcomeOf(err) == answered && !isNodeExists(err) {
+		_, err := inc.Multi(ctx, &zk.CheckVersionRequest{Path: session.ChildPath(u.q.claims, guid+"-"+stateSuffix), Version: -1},
+			&zk.CreateRequest{Path: path, Acl: u.q.m.Config.ACL})
+		if err == nil || session.IsNoNode(err) || session.OutcomeOf(err) == session.Answered && !session.IsNodeExists(err) {
 			return false, nil // without the mark our own clock serves
 		}
-		if !isNodeExists(err) {
+		if !session.IsNodeExists(err) {
 			return false, err
 		}
 	}
-	stat, err := inc.set(ctx, path, nil, -1) // for the servers' time
+	stat, err := inc.Set(ctx, path, nil, -1) // for the servers' time
 	switch {
 	case err == nil:
 		return time.Duration(stat.Mtime-stat.Ctime)*time.Millisecond >= orphanTimeByServers, nil
-	case outcomeOf(err) == answered:
+	case session.OutcomeOf(err) == session.Answered:
 		return false, nil
 	}
 	return false, err
@@ -351,50 +353,50 @@ func (u *undertaker) mark(ctx context.Context, inc *incarnation, guid string, c 
 // first, and without it the claimant can change nothing any more. What was in a
 // consumer's hands is counted as an attempt before the batches go that keep it
 // from being claimed.
-func (q *queueCore) reclaim(ctx context.Context, inc *incarnation, guid string, c *claim) error {
+func (q *queueCore) reclaim(ctx context.Context, inc *session.Incarnation, guid string, c *claim) error {
 	if c.state {
-		if err := inc.removeNow(ctx, childPath(q.claims, guid+"-"+stateSuffix)); err != nil && !isNoNode(err) {
+		if err := inc.RemoveNow(ctx, session.ChildPath(q.claims, guid+"-"+stateSuffix)); err != nil && !session.IsNoNode(err) {
 			return err
 		}
 	}
 	if err := q.returnAll(ctx, inc, c); err != nil {
 		return err
 	}
-	if err := inc.removeNow(ctx, childPath(q.claims, guid+"-"+goneSuffix)); err != nil && !isNoNode(err) {
+	if err := inc.RemoveNow(ctx, session.ChildPath(q.claims, guid+"-"+goneSuffix)); err != nil && !session.IsNoNode(err) {
 		return err
 	}
 	return nil
 }
 
 // returnAll gives back what the batches of a dead claimant name.
-func (q *queueCore) returnAll(ctx context.Context, inc *incarnation, c *claim) error {
+func (q *queueCore) returnAll(ctx context.Context, inc *session.Incarnation, c *claim) error {
 	if len(c.batches) == 0 {
 		return nil
 	}
 	paths := make([]string, len(c.batches))
 	for i, name := range c.batches {
-		paths[i] = childPath(q.claims, name)
+		paths[i] = session.ChildPath(q.claims, name)
 	}
-	nodes, err := inc.getAll(ctx, paths)
+	nodes, err := inc.GetAll(ctx, paths)
 	if err != nil {
 		return err
 	}
 	hand := make(map[string]int32)
 	for _, n := range nodes {
-		_, marked := unmarshalKeys(n.data)
+		_, marked := unmarshalKeys(n.Data)
 		maps.Copy(hand, marked)
 	}
 	keys := slices.Collect(maps.Keys(hand))
-	err = parallel(len(keys), func(i int) error { return q.bump(ctx, inc, keys[i], hand[keys[i]]) })
+	err = session.Parallel(len(keys), func(i int) error { return q.bump(ctx, inc, keys[i], hand[keys[i]]) })
 	if err != nil {
 		return err
 	}
-	if err := inc.removeAllNow(ctx, paths); err != nil && !isNoNode(err) {
+	if err := inc.RemoveAllNow(ctx, paths); err != nil && !session.IsNoNode(err) {
 		return err
 	}
-	q.m.log.Warn("zsync: elements of a dead consumer are back in the queue", "path", q.path, "batches", len(c.batches))
-	_, err = inc.set(ctx, q.dir, nil, -1) // the bell
-	if isNoNode(err) {
+	q.m.Log.Warn("zsync: elements of a dead consumer are back in the queue", "path", q.path, "batches", len(c.batches))
+	_, err = inc.Set(ctx, q.dir, nil, -1) // the bell
+	if session.IsNoNode(err) {
 		return nil
 	}
 	return err
@@ -403,13 +405,13 @@ func (q *queueCore) returnAll(ctx context.Context, inc *incarnation, c *claim) e
 // bump counts an attempt of an element that was delivered when its znode had
 // this version. The number of attempts is the version, which grows when the
 // data is written, with the bytes it has; so none is counted twice.
-func (q *queueCore) bump(ctx context.Context, inc *incarnation, key string, version int32) error {
-	path := childPath(q.dir, key)
-	data, stat, err := inc.get(ctx, path)
+func (q *queueCore) bump(ctx context.Context, inc *session.Incarnation, key string, version int32) error {
+	path := session.ChildPath(q.dir, key)
+	data, stat, err := inc.Get(ctx, path)
 	if err == nil && stat.Version == version {
-		_, err = inc.set(ctx, path, data, version)
+		_, err = inc.Set(ctx, path, data, version)
 	}
-	if isNoNode(err) || isBadVersion(err) {
+	if session.IsNoNode(err) || session.IsBadVersion(err) {
 		return nil // it was consumed, or the attempt is counted
 	}
 	return err
@@ -425,18 +427,18 @@ func (l *ledger) claim(ctx context.Context, v *view, es []element) (*batch, bool
 	if b == nil {
 		return nil, false, l.ending()
 	}
-	path := childPath(q.claims, b.name)
+	path := session.ChildPath(q.claims, b.name)
 	ops := []any{
-		&zk.CreateRequest{Path: path, Data: marshalKeys(b.keys()), Acl: q.m.cfg.acl},
+		&zk.CreateRequest{Path: path, Data: marshalKeys(b.keys()), Acl: q.m.Config.ACL},
 		&zk.SetDataRequest{Path: q.claims, Version: v.version},
-		&zk.CheckVersionRequest{Path: childPath(q.claims, l.guid+"-"+liveSuffix), Version: -1},
+		&zk.CheckVersionRequest{Path: session.ChildPath(q.claims, l.guid+"-"+liveSuffix), Version: -1},
 	}
 	// The batch's name is used once. When the reply is lost, a repetition that
 	// finds the batch there says that the first attempt made it.
-	rs, err := inc.multi(context.Background(), ops...) // whatever becomes of ctx: it is known soon, or the session ends
-	i := failedOp(rs)
+	rs, err := inc.Multi(context.Background(), ops...) // whatever becomes of ctx: it is known soon, or the session ends
+	i := session.FailedOp(rs)
 	switch {
-	case err == nil, i == 0 && isNodeExists(err):
+	case err == nil, i == 0 && session.IsNodeExists(err):
 		l.claimed(b)
 		v.version++
 		for _, e := range es {
@@ -444,7 +446,7 @@ func (l *ledger) claim(ctx context.Context, v *view, es []element) (*batch, bool
 		}
 		q.cache.add(b.name, b.keys())
 		return b, true, nil
-	case errors.Is(err, errEnded):
+	case errors.Is(err, session.ErrEnded):
 		// It may have been made, or be made yet: it stays in the ledger,
 		// which gives it back.
 		l.claimed(b)
@@ -453,8 +455,8 @@ func (l *ledger) claim(ctx context.Context, v *view, es []element) (*batch, bool
 	l.forget(b)
 	switch {
 	case i == 2:
-		return nil, false, errVanished // somebody has deleted the live mark
-	case i == 1 && (isBadVersion(err) || isNoNode(err)), i == 0 && isNoNode(err):
+		return nil, false, session.ErrVanished // somebody has deleted the live mark
+	case i == 1 && (session.IsBadVersion(err) || session.IsNoNode(err)), i == 0 && session.IsNoNode(err):
 		return nil, false, nil
 	}
 	return nil, false, err
@@ -465,11 +467,11 @@ func (l *ledger) fetch(ctx context.Context, b *batch) ([]*item, error) {
 	items := slices.Clone(b.items)
 	paths := make([]string, len(items))
 	for i, it := range items {
-		paths[i] = childPath(l.q.dir, it.key())
+		paths[i] = session.ChildPath(l.q.dir, it.key())
 	}
-	nodes, err := l.inc.getAll(ctx, paths)
+	nodes, err := l.inc.GetAll(ctx, paths)
 	refused := make([]error, len(items))
-	if err != nil && outcomeOf(err) == answered {
+	if err != nil && session.OutcomeOf(err) == session.Answered {
 		nodes, err = l.fetchEach(ctx, paths, refused)
 	}
 	if err != nil {
@@ -486,8 +488,8 @@ func (l *ledger) fetch(ctx context.Context, b *batch) ([]*item, error) {
 		if refused[i] != nil {
 			continue
 		}
-		if it.missing = n.stat == nil; !it.missing {
-			it.read(n.data, n.stat)
+		if it.missing = n.Stat == nil; !it.missing {
+			it.read(n.Data, n.Stat)
 		}
 	}
 	l.miss(items)
@@ -497,17 +499,17 @@ func (l *ledger) fetch(ctx context.Context, b *batch) ([]*item, error) {
 
 // fetchEach reads elements one by one, and notes which of them the servers do
 // not let us read.
-func (l *ledger) fetchEach(ctx context.Context, paths []string, refused []error) ([]node, error) {
-	nodes := make([]node, len(paths))
-	return nodes, parallel(len(paths), func(i int) error {
-		data, stat, err := l.inc.get(ctx, paths[i])
-		if err != nil && outcomeOf(err) == answered {
-			if !isNoNode(err) {
+func (l *ledger) fetchEach(ctx context.Context, paths []string, refused []error) ([]session.Node, error) {
+	nodes := make([]session.Node, len(paths))
+	return nodes, session.Parallel(len(paths), func(i int) error {
+		data, stat, err := l.inc.Get(ctx, paths[i])
+		if err != nil && session.OutcomeOf(err) == session.Answered {
+			if !session.IsNoNode(err) {
 				refused[i] = err
 			}
 			return nil
 		}
-		nodes[i] = node{data, stat}
+		nodes[i] = session.Node{Data: data, Stat: stat}
 		return err
 	})
 }
@@ -518,7 +520,7 @@ func (q *queueCore) liveMarks(v *view, self string) []string {
 	var paths []string
 	for guid, c := range v.holders {
 		if guid != self && c.live && len(c.batches) > 0 {
-			paths = append(paths, childPath(q.claims, guid+"-"+liveSuffix))
+			paths = append(paths, session.ChildPath(q.claims, guid+"-"+liveSuffix))
 		}
 	}
 	return paths

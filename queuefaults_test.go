@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -389,9 +390,9 @@ func TestMarkOfADeadClaimantGoesWhenItComesBack(t *testing.T) {
 func deleteTree(t testing.TB, s *Session, path string) {
 	t.Helper()
 	for _, name := range childrenOf(t, s, path) {
-		deleteTree(t, s, childPath(path, name))
+		deleteTree(t, s, session.ChildPath(path, name))
 	}
-	must(t, mustLive(t, s).removeNow(t.Context(), path))
+	must(t, mustLive(t, s).RemoveNow(t.Context(), path))
 }
 
 func TestAckOfAnElementOfADeletedQueueTakesNothingFromTheNext(t *testing.T) {
@@ -454,7 +455,7 @@ func TestDeadLetterThatWasRemovedIsNeverTakenForALaterOne(t *testing.T) {
 // keepReceipts keeps the receipts' directory, so that a TryRecv need not make it.
 func keepReceipts(t testing.TB, s *Session) {
 	t.Helper()
-	_, err := mustLive(t, s).create(t.Context(), "/q-receipts/keep", nil)
+	_, err := mustLive(t, s).Create(t.Context(), "/q-receipts/keep", nil)
 	must(t, err)
 }
 

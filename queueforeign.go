@@ -7,64 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/session"
 )
-
-// A QueueLayout is a choice of znodes for a Queue, so that programs written
-// with other libraries can share its path.
-//
-// In the layouts of others a consumer owns an element by deleting its znode,
-// and there are no claims that those others would respect. So there zsync
-// deletes an element before it is offered to the consumer, and the guarantees
-// are weaker. One that was not taken is written back to its place when the
-// context or the session ends, and so is a Delivery that was not acknowledged
-// when the session ends; but they are lost if the process dies, or the Session
-// is closed while no server answers. [WithPrefetch] bounds how many, 1 by
-// default. What cannot be decoded is never deleted, but moved to the dead
-// letters in one transaction.
-//
-// There is no [WithMaxLen], no [WithMaxAttempts], as attempts are not counted,
-// and no [Queue.SendAt]. A znode in which Curator's putMulti has stored several
-// elements counts as one in [Queue.Len] until a consumer comes to it and gives
-// each a znode of its own, <name>#<i>. A listing grows with the queue, to about
-// 1 MiB at 50,000 elements. Sequence numbers are used up after 2^31 elements,
-// and Send then returns go-zookeeper's ErrNodeExists: delete and make path anew,
-// when it is empty.
-type QueueLayout int
-
-const (
-	// LayoutZsync is zsync's own, with all guarantees. It is the default.
-	LayoutZsync QueueLayout = iota
-	// LayoutSimpleQueue is that of Curator's SimpleDistributedQueue:
-	// qn-<seq>, without priorities.
-	LayoutSimpleQueue
-	// LayoutDistributedQueue is that of Curator's DistributedQueue without a
-	// lock path, and of its DistributedPriorityQueue: queue-<seq>, or with
-	// [WithPriorities] queue-<priority><seq>, the data in Curator's frame.
-	LayoutDistributedQueue
-	// LayoutKazooQueue is that of kazoo's Queue: entry-<priority>-<seq>. An
-	// element without a priority has kazoo's default, 100.
-	LayoutKazooQueue
-)
-
-// String returns the layout in a word.
-func (l QueueLayout) String() string {
-	switch l {
-	case LayoutZsync:
-		return "zsync"
-	case LayoutSimpleQueue:
-		return "SimpleDistributedQueue"
-	case LayoutDistributedQueue:
-		return "DistributedQueue"
-	case LayoutKazooQueue:
-		return "kazoo"
-	}
-	return "QueueLayout(" + strconv.Itoa(int(l)) + ")"
-}
 
 // A foreign is the layout of another library.
 type foreign struct {
@@ -125,7 +74,7 @@ func (f *foreign) element(name string) (e element, ok bool) {
 		if n == 11 && text[0] != '-' || n == 11 && len(rest) > n && f.prefix == "entry-" && rest[len(rest)-n-1] != '-' {
 			continue
 		}
-		if seq, ok := parseSeq(text); ok {
+		if seq, ok := session.ParseSeq(text); ok {
 			return element{name: name, class: rest[:len(rest)-n], seq: seq, part: part}, true
 		}
 	}
@@ -187,8 +136,8 @@ func curatorOpen(b []byte) (all [][]byte, err error) {
 
 // readForeign reads the znode of an element, and returns the elements in it.
 // What is not in its frame is one, with a fault.
-func (q *queueCore) readForeign(ctx context.Context, inc *incarnation, e element) (it *item, all [][]byte, err error) {
-	data, stat, err := inc.get(ctx, childPath(q.dir, e.name))
+func (q *queueCore) readForeign(ctx context.Context, inc *session.Incarnation, e element) (it *item, all [][]byte, err error) {
+	data, stat, err := inc.Get(ctx, session.ChildPath(q.dir, e.name))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -204,17 +153,17 @@ func (q *queueCore) readForeign(ctx context.Context, inc *incarnation, e element
 
 // firstForeign reads the first element. With alone it must not share its znode
 // with others.
-func (q *queueCore) firstForeign(ctx context.Context, inc *incarnation, alone bool) (*item, error) {
+func (q *queueCore) firstForeign(ctx context.Context, inc *session.Incarnation, alone bool) (*item, error) {
 	for synced := false; ; {
-		names, _, err := inc.children(ctx, q.dir)
-		if err != nil && !isNoNode(err) {
+		names, _, err := inc.Children(ctx, q.dir)
+		if err != nil && !session.IsNoNode(err) {
 			return nil, err
 		}
 		changed := false
 		for _, e := range q.foreign.elements(names) {
 			it, all, err := q.readForeign(ctx, inc, e)
 			switch {
-			case isNoNode(err):
+			case session.IsNoNode(err):
 				changed = true
 				continue
 			case err != nil:
@@ -236,7 +185,7 @@ func (q *queueCore) firstForeign(ctx context.Context, inc *incarnation, alone bo
 			return nil, nil
 		default: // there is nothing only if the leader says so
 			synced = true
-			if err := inc.sync(ctx, q.dir); err != nil {
+			if err := inc.Sync(ctx, q.dir); err != nil {
 				return nil, err
 			}
 		}
@@ -250,16 +199,16 @@ func (q *queueCore) firstForeign(ctx context.Context, inc *incarnation, alone bo
 //
 // Whoever has read the znode before finds that its version has changed, or that
 // it is gone, and so does a second attempt.
-func (q *queueCore) split(ctx context.Context, inc *incarnation, it *item, all [][]byte) error {
-	path := childPath(q.dir, it.name)
-	size, n := q.m.sizeOf(path, it.framed), len(all)
+func (q *queueCore) split(ctx context.Context, inc *session.Incarnation, it *item, all [][]byte) error {
+	path := session.ChildPath(q.dir, it.name)
+	size, n := q.m.SizeOf(path, it.framed), len(all)
 	ops := []any{nil}
 	for ; n > 0 && len(ops) <= maxPost; n-- {
 		part := fmt.Sprintf("%s#%05d", path, n-1)
-		if size += q.m.sizeOf(part, nil); size > maxPacket {
+		if size += q.m.SizeOf(part, nil); size > session.MaxPacket {
 			break
 		}
-		ops = append(ops, &zk.CreateRequest{Path: part, Data: q.foreign.frame(all[n-1]), Acl: q.m.cfg.acl})
+		ops = append(ops, &zk.CreateRequest{Path: part, Data: q.foreign.frame(all[n-1]), Acl: q.m.Config.ACL})
 	}
 	switch {
 	case n == 0:
@@ -267,10 +216,10 @@ func (q *queueCore) split(ctx context.Context, inc *incarnation, it *item, all [
 	case n < len(all):
 		ops[0] = &zk.SetDataRequest{Path: path, Data: q.foreign.frame(all[:n]...), Version: it.version}
 	default:
-		return fmt.Errorf("%d elements in the znode %s, which cannot be taken apart: %w", n, q.m.bare(path), ErrTooLarge)
+		return fmt.Errorf("%d elements in the znode %s, which cannot be taken apart: %w", n, q.m.Bare(path), ErrTooLarge)
 	}
-	_, err := inc.multi(ctx, ops...)
-	if isNoNode(err) || isBadVersion(err) {
+	_, err := inc.Multi(ctx, ops...)
+	if session.IsNoNode(err) || session.IsBadVersion(err) {
 		return nil
 	}
 	return err
@@ -278,7 +227,7 @@ func (q *queueCore) split(ctx context.Context, inc *incarnation, it *item, all [
 
 // turnForeign is turn in another library's layout: it watches the children of
 // the queue, and claims by deleting.
-func (p *pump) turnForeign(inc *incarnation, l *ledger) error {
+func (p *pump) turnForeign(inc *session.Incarnation, l *ledger) error {
 	q, ctx := p.q, p.ctx
 	var es []element
 	refused := make(map[string]bool) // names of those that can be neither taken nor buried
@@ -290,22 +239,22 @@ func (p *pump) turnForeign(inc *incarnation, l *ledger) error {
 			return err
 		}
 		if len(es) == 0 {
-			w := inc.hub.join(watchKey{watchChildren, q.dir})
-			names, _, err := inc.children(ctx, q.dir)
-			if isNoNode(err) {
-				inc.hub.leave(w)
-				if _, err := inc.create(ctx, q.dir, nil); err != nil {
+			w := inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: q.dir})
+			names, _, err := inc.Children(ctx, q.dir)
+			if session.IsNoNode(err) {
+				inc.Watches.Leave(w)
+				if _, err := inc.Create(ctx, q.dir, nil); err != nil {
 					return err
 				}
 				continue
 			}
 			es = slices.DeleteFunc(q.foreign.elements(names), func(e element) bool { return refused[e.name] })
 			if err == nil && len(es) == 0 {
-				q.m.waiters.Add(1)
-				err = inc.awaitFired(ctx, w)
-				q.m.waiters.Add(-1)
+				q.m.Waiters.Add(1)
+				err = inc.AwaitFired(ctx, w)
+				q.m.Waiters.Add(-1)
 			}
-			inc.hub.leave(w)
+			inc.Watches.Leave(w)
 			if err != nil {
 				return err
 			}
@@ -336,12 +285,12 @@ func (p *pump) turnForeign(inc *incarnation, l *ledger) error {
 // seize reads and deletes elements, and buries those with a fault; what others
 // were quicker to delete is left out. It ends at a znode that it has split.
 // What the servers refuse is noted, so that it does not hold up what follows.
-func (q *queueCore) seize(ctx context.Context, inc *incarnation, l *ledger, es []element, refused map[string]bool) (items []*item, split bool, err error) {
+func (q *queueCore) seize(ctx context.Context, inc *session.Incarnation, l *ledger, es []element, refused map[string]bool) (items []*item, split bool, err error) {
 	found := make([]*item, len(es))
 	all := make([][][]byte, len(es))
-	err = parallel(len(es), func(i int) (err error) {
+	err = session.Parallel(len(es), func(i int) (err error) {
 		found[i], all[i], err = q.readForeign(ctx, inc, es[i])
-		if isNoNode(err) {
+		if session.IsNoNode(err) {
 			return nil
 		}
 		return err
@@ -370,8 +319,8 @@ func (q *queueCore) seize(ctx context.Context, inc *incarnation, l *ledger, es [
 			err = q.bury(ctx, inc, it, fault)
 		}
 		switch {
-		case err == nil, isNoNode(err), isBadVersion(err):
-		case ctx.Err() == nil && outcomeOf(err) == answered, errors.Is(err, ErrTooLarge):
+		case err == nil, session.IsNoNode(err), session.IsBadVersion(err):
+		case ctx.Err() == nil && session.OutcomeOf(err) == session.Answered, errors.Is(err, ErrTooLarge):
 			refused[it.name] = true
 			q.complain(err)
 		default:
@@ -386,14 +335,14 @@ func (q *queueCore) seize(ctx context.Context, inc *incarnation, l *ledger, es [
 }
 
 // bury moves an element to the dead letters, in one transaction.
-func (q *queueCore) bury(ctx context.Context, inc *incarnation, it *item, fault error) error {
+func (q *queueCore) bury(ctx context.Context, inc *session.Incarnation, it *item, fault error) error {
 	letter, err := q.letterNow(ctx, inc, it, fault)
 	if err != nil {
 		return err
 	}
-	_, err = q.m.commitOnce(ctx, q.receipts, append([]any{&zk.DeleteRequest{Path: childPath(q.dir, it.name), Version: it.version}}, letter...))
+	_, err = q.m.CommitAcrossSessions(ctx, q.receipts, append([]any{&zk.DeleteRequest{Path: session.ChildPath(q.dir, it.name), Version: it.version}}, letter...))
 	if err == nil {
-		q.buried(it.key(), fault)
+		q.reportDead(it.key(), fault)
 	}
 	return err
 }
@@ -410,16 +359,16 @@ func (q *queueCore) deleteAll(l *ledger, items []*item) ([]*item, error) {
 	for len(items) > 0 {
 		ops := make([]any, len(items))
 		for i, it := range items {
-			ops[i] = &zk.DeleteRequest{Path: childPath(q.dir, it.name), Version: it.version}
+			ops[i] = &zk.DeleteRequest{Path: session.ChildPath(q.dir, it.name), Version: it.version}
 		}
 		// Once it is begun the outcome is waited for, whatever becomes of the
 		// consumers: what is deleted must be given to them, or put back.
-		rs, err := q.m.commitOnce(context.Background(), q.receipts, ops)
+		rs, err := q.m.CommitAcrossSessions(context.Background(), q.receipts, ops)
 		if err == nil {
 			break
 		}
-		i := failedOp(rs)
-		if i < 0 || !isNoNode(rs[i].Error) && !isBadVersion(rs[i].Error) {
+		i := session.FailedOp(rs)
+		if i < 0 || !session.IsNoNode(rs[i].Error) && !session.IsBadVersion(rs[i].Error) {
 			l.forget(b)
 			return nil, err
 		}
@@ -461,8 +410,8 @@ func (l *ledger) postForeign(es []*entry) (culprit *entry, err error) {
 	if i >= 0 {
 		culprit = returned[i]
 	}
-	if err != nil && outcomeOf(err) != answered { // the Session is closed
-		l.q.m.log.Error("zsync: elements may be lost, as they could not be put back", "path", l.q.path, "elements", len(items), "err", err)
+	if err != nil && session.OutcomeOf(err) != session.Answered { // the Session is closed
+		l.q.m.Log.Error("zsync: elements may be lost, as they could not be put back", "path", l.q.path, "elements", len(items), "err", err)
 	}
 	return culprit, err
 }

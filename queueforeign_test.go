@@ -211,7 +211,7 @@ func TestRequeueKeepsWhatIsInNoFrame(t *testing.T) {
 			must(t, d.Requeue(t.Context()))
 		}
 		inc := live(t, s)
-		data, _, err := inc.get(t.Context(), "/q/"+childrenOf(t, s, "/q")[0])
+		data, _, err := inc.Get(t.Context(), "/q/"+childrenOf(t, s, "/q")[0])
 		must(t, err)
 		if string(data) != "junk" {
 			t.Errorf("requeued as %q", data)
@@ -223,7 +223,7 @@ func TestRequeueKeepsWhatIsInNoFrame(t *testing.T) {
 func putCurator(t *testing.T, s *Session, data []byte) {
 	t.Helper()
 	inc := live(t, s)
-	_, err := inc.create(t.Context(), "/q", nil)
+	_, err := inc.Create(t.Context(), "/q", nil)
 	must(t, err)
 	_, err = s.Txn(t.Context(), &zk.CreateRequest{Path: "/q/queue-", Data: data, Flags: zk.FlagSequence})
 	must(t, err)

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -60,7 +61,7 @@ func (s *stock) close() {
 }
 
 func (s *stock) checkLocked() {
-	if s.full && s.left == 0 && !isClosed(s.done) {
+	if s.full && s.left == 0 && !session.IsClosed(s.done) {
 		close(s.done)
 	}
 }

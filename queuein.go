@@ -3,6 +3,8 @@ package zsync
 import (
 	"context"
 	"errors"
+
+	"github.com/zsync/zsync/internal/session"
 )
 
 // In returns a channel whose elements are sent, in order. Closing in flushes
@@ -18,13 +20,13 @@ import (
 // or none.
 func (q *Queue[T]) In(ctx context.Context) (in chan<- T, done <-chan error) {
 	ch, result := make(chan T), make(chan error, 1)
-	if q.bad() != nil {
-		result <- opError("send", q.path, q.bad())
+	if q.misuse() != nil {
+		result <- opError("send", q.path, q.misuse())
 		close(result)
 		go discard(ctx, ch) // so that nobody blocks
 		return ch, result
 	}
-	q.q.m.spawn(func() {
+	q.q.m.Spawn(func() {
 		defer close(result)
 		result <- q.drain(ctx, ch)
 	})
@@ -48,8 +50,8 @@ func discard[T any](ctx context.Context, ch <-chan T) {
 // drain sends what comes through in.
 func (q *Queue[T]) drain(ctx context.Context, in <-chan T) error {
 	var first error
-	closing := q.q.m.closing
-	if err := q.q.m.failure(); err != nil {
+	closing := q.q.m.Closing
+	if err := q.q.m.Failure(); err != nil {
 		return opError("send", q.path, err)
 	}
 	var held []T
@@ -82,9 +84,9 @@ func (q *Queue[T]) drain(ctx context.Context, in <-chan T) error {
 				return first
 			}
 		case <-ctx.Done():
-			return opError("send", q.path, ctxErr(ctx))
+			return opError("send", q.path, session.CtxErr(ctx))
 		case <-closing:
-			return opError("send", q.path, q.q.m.failure())
+			return opError("send", q.path, q.q.m.Failure())
 		}
 	}
 	return first

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/zsync/zsync/internal/session"
 )
 
 // This file knows how a Queue's elements and claims are named. It does no I/O.
@@ -135,7 +137,7 @@ func parseElements(b bucket, names []string) []element {
 		if !ok {
 			continue
 		}
-		if e.seq, ok = parseSeq(seq); ok {
+		if e.seq, ok = session.ParseSeq(seq); ok {
 			es = append(es, e)
 		}
 	}

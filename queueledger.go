@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/session"
 )
 
 // A ledger is the claims of one Queue value in one ZooKeeper session, and what
@@ -26,13 +28,13 @@ import (
 // off for so long, its transaction finds no state znode and is not applied.
 type ledger struct {
 	q    *queueCore
-	inc  *incarnation
+	inc  *session.Incarnation
 	guid string
 
 	mu       sync.Mutex
 	begun    bool // the live mark and the state may have been made
 	batches  map[*batch]struct{}
-	stake    *stake         // while there are batches, once one of them has been offered
+	stake    *session.Stake // while there are batches, once one of them has been offered
 	serial   int            // of the last batch
 	queue    []*entry       // not posted yet
 	running  bool           // a goroutine posts
@@ -141,9 +143,9 @@ func (q *queueCore) newest() *ledger {
 
 // newLedger opens a ledger, unless ctx has ended. A ledger is closed by end, by
 // the end of its session, or by Session.Close.
-func newLedger(ctx context.Context, q *queueCore, inc *incarnation) (*ledger, error) {
+func newLedger(ctx context.Context, q *queueCore, inc *session.Incarnation) (*ledger, error) {
 	l := &ledger{
-		q: q, inc: inc, guid: newGUID(),
+		q: q, inc: inc, guid: session.NewGUID(),
 		batches: make(map[*batch]struct{}),
 		hand:    make(map[*item]bool),
 		posted:  make(chan struct{}),
@@ -152,16 +154,16 @@ func newLedger(ctx context.Context, q *queueCore, inc *incarnation) (*ledger, er
 	q.mu.Lock()
 	if ctx.Err() != nil { // a later pump may have opened one already
 		q.mu.Unlock()
-		return nil, ctxErr(ctx)
+		return nil, session.CtxErr(ctx)
 	}
 	q.ledger = l
 	q.mu.Unlock()
-	leaving, stay := q.s.beforeClose()
-	l.ended = isClosed(leaving) // Close would not wait for what is claimed now
-	q.m.spawn(func() {
+	leaving, stay := q.s.m.BeforeClose()
+	l.ended = session.IsClosed(leaving) // Close would not wait for what is claimed now
+	q.m.Spawn(func() {
 		defer stay()
 		select {
-		case <-inc.ctx.Done():
+		case <-inc.Ctx.Done():
 			l.end(true)
 		case <-leaving:
 			l.end(true)
@@ -169,7 +171,7 @@ func newLedger(ctx context.Context, q *queueCore, inc *incarnation) (*ledger, er
 		}
 		select {
 		case <-l.over:
-		case <-q.m.closing:
+		case <-q.m.Closing:
 		}
 	})
 	return l, nil
@@ -208,11 +210,11 @@ func (l *ledger) open(ctx context.Context) error {
 	}
 	q := l.q
 	ops := []any{
-		&zk.CreateRequest{Path: childPath(q.claims, l.guid+"-"+stateSuffix), Acl: q.m.cfg.acl},
-		&zk.CreateRequest{Path: childPath(q.claims, l.guid+"-"+liveSuffix), Data: []byte(q.m.cfg.owner), Acl: q.m.cfg.acl, Flags: zk.FlagEphemeral},
+		&zk.CreateRequest{Path: session.ChildPath(q.claims, l.guid+"-"+stateSuffix), Acl: q.m.Config.ACL},
+		&zk.CreateRequest{Path: session.ChildPath(q.claims, l.guid+"-"+liveSuffix), Data: []byte(q.m.Config.Owner), Acl: q.m.Config.ACL, Flags: zk.FlagEphemeral},
 	}
-	_, err := l.inc.multi(ctx, ops...)
-	if isNodeExists(err) { // an attempt whose reply was lost
+	_, err := l.inc.Multi(ctx, ops...)
+	if session.IsNodeExists(err) { // an attempt whose reply was lost
 		return nil
 	}
 	return err
@@ -223,10 +225,10 @@ func (l *ledger) ending() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
-	case l.inc.ctx.Err() != nil:
-		return errEnded
+	case l.inc.Ctx.Err() != nil:
+		return session.ErrEnded
 	case l.void:
-		return errVanished
+		return session.ErrVanished
 	}
 	return ErrClosed
 }
@@ -240,22 +242,22 @@ func (l *ledger) batchNameLocked() string {
 // to be: as long as there are claims.
 func (l *ledger) stands(ctx context.Context) bool {
 	if l.q.foreign != nil {
-		return l.inc.alive() // what was taken there is nobody else's any more
+		return l.inc.Alive() // what was taken there is nobody else's any more
 	}
 	l.mu.Lock()
 	staked := l.stake != nil
 	l.mu.Unlock()
 	if staked {
-		return l.inc.alive()
+		return l.inc.Alive()
 	}
-	s, err := l.inc.stake(ctx)
+	s, err := l.inc.Stake(ctx)
 	if err != nil {
 		return false
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.stake != nil || len(l.batches) == 0 {
-		s.drop() // another consumer was quicker; or nothing is claimed any more
+		s.Drop() // another consumer was quicker; or nothing is claimed any more
 	} else {
 		l.stake = s
 	}
@@ -265,7 +267,7 @@ func (l *ledger) stands(ctx context.Context) bool {
 // dropLocked takes a batch off the ledger.
 func (l *ledger) dropLocked(b *batch) {
 	if delete(l.batches, b); len(l.batches) == 0 {
-		l.stake.drop()
+		l.stake.Drop()
 		l.stake = nil
 	}
 }
@@ -372,10 +374,10 @@ func (l *ledger) finishContextLocked(it *item) {
 	}
 	var cause error
 	switch {
-	case l.void || l.inc.ctx.Err() != nil:
+	case l.void || l.inc.Ctx.Err() != nil:
 		cause = l.loss()
 	case l.lost: // the Session is being closed
-		cause = l.inc.endError(ErrClosed)
+		cause = l.inc.EndError(ErrClosed)
 	}
 	if it.final != nil && it.final.fate != fateReturn {
 		cause = nil // settled by the consumer
@@ -397,7 +399,7 @@ func (l *ledger) queueLocked(e *entry) {
 func (l *ledger) startLocked() {
 	if !l.running {
 		l.running = true
-		l.q.m.spawn(l.run)
+		l.q.m.Spawn(l.run)
 	}
 }
 
@@ -424,13 +426,13 @@ func (l *ledger) handing(it *item) (noted <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if it.final != nil {
-		return closedChan
+		return session.ClosedChan
 	}
 	l.hand[it] = true
-	l.q.m.holds.Add(1)
+	l.q.m.Holds.Add(1)
 	if l.lost { // since it was taken from the channel: see end
 		l.enterLocked(it, fateReturn, true)
-		return closedChan
+		return session.ClosedChan
 	}
 	if l.ended {
 		l.startLocked() // it is not being offered any more
@@ -445,7 +447,7 @@ func (l *ledger) handing(it *item) (noted <-chan struct{}) {
 			time.AfterFunc(noteAfter, l.note)
 		}
 	}
-	return closedChan
+	return session.ClosedChan
 }
 
 // note writes down what has come into hand.
@@ -469,7 +471,7 @@ func (l *ledger) note() {
 func (l *ledger) unhandLocked(it *item) {
 	if l.hand[it] {
 		delete(l.hand, it)
-		l.q.m.holds.Add(-1)
+		l.q.m.Holds.Add(-1)
 	}
 }
 
@@ -496,7 +498,7 @@ func (l *ledger) end(lost bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.ended = true
-	l.lost = l.lost || lost || l.inc.ctx.Err() != nil
+	l.lost = l.lost || lost || l.inc.Ctx.Err() != nil
 	for b := range l.batches {
 		if !b.claiming {
 			l.giveBackLocked(b)
@@ -540,7 +542,7 @@ func (l *ledger) next() []*entry {
 	batches := make(map[*batch]bool)
 	for n < len(l.queue) && n < maxPost {
 		e := l.queue[n]
-		size += 2 * l.q.m.sizeOf(l.q.dir+"/"+e.item.key(), nil)
+		size += 2 * l.q.m.SizeOf(l.q.dir+"/"+e.item.key(), nil)
 		if e.fate == fateBury || e.fate == fateLater || e.bump || l.q.foreign != nil {
 			size += len(e.item.stored())
 		}
@@ -549,9 +551,9 @@ func (l *ledger) next() []*entry {
 		}
 		if b := e.item.batch; !batches[b] {
 			batches[b] = true
-			size += 2*l.q.m.sizeOf(l.q.claims+"/"+b.name, nil) + b.size
+			size += 2*l.q.m.SizeOf(l.q.claims+"/"+b.name, nil) + b.size
 		}
-		if n > 0 && (size > maxPacket/2 || e.alone || l.queue[0].alone) {
+		if n > 0 && (size > session.MaxPacket/2 || e.alone || l.queue[0].alone) {
 			break
 		}
 		n++
@@ -562,13 +564,13 @@ func (l *ledger) next() []*entry {
 		return es
 	}
 	l.running = false
-	if l.ended && !isClosed(l.posted) && !l.offersLocked() {
+	if l.ended && !session.IsClosed(l.posted) && !l.offersLocked() {
 		close(l.posted)
 	}
 	if l.ended && len(l.batches) == 0 && !l.swept {
 		l.swept = true
 		mark := l.begun && !l.void
-		l.q.m.spawn(func() {
+		l.q.m.Spawn(func() {
 			if mark {
 				l.sweep()
 			}
@@ -596,20 +598,20 @@ func (l *ledger) offersLocked() bool {
 
 // loss says why a claim is lost.
 func (l *ledger) loss() error {
-	if l.inc.ctx.Err() != nil {
-		return l.inc.loss()
+	if l.inc.Ctx.Err() != nil {
+		return l.inc.Loss()
 	}
-	return l.inc.deleted()
+	return l.inc.Deleted()
 }
 
 // sweep deletes the live mark and the state, when no batch is left.
 func (l *ledger) sweep() {
 	ctx := context.Background() // ends with the Session
-	l.q.m.during(ctx, func(inc *incarnation) error {
-		err := inc.removeAllNow(ctx, []string{childPath(l.q.claims, l.guid+"-"+liveSuffix), childPath(l.q.claims, l.guid+"-"+stateSuffix)})
-		if inc != l.inc && (err == nil || isNoNode(err)) {
+	l.q.m.During(ctx, func(inc *session.Incarnation) error {
+		err := inc.RemoveAllNow(ctx, []string{session.ChildPath(l.q.claims, l.guid+"-"+liveSuffix), session.ChildPath(l.q.claims, l.guid+"-"+stateSuffix)})
+		if inc != l.inc && (err == nil || session.IsNoNode(err)) {
 			// Others may have noted that the session had gone.
-			err = inc.removeNow(ctx, childPath(l.q.claims, l.guid+"-"+goneSuffix))
+			err = inc.RemoveNow(ctx, session.ChildPath(l.q.claims, l.guid+"-"+goneSuffix))
 		}
 		return err
 	})
@@ -621,7 +623,7 @@ func (l *ledger) finish(es []*entry, culprit *entry, err error) {
 	var buried []*entry
 	defer func() { // the log and the observer are not called under a lock
 		for _, e := range buried {
-			l.q.buried(e.item.key(), e.fault)
+			l.q.reportDead(e.item.key(), e.fault)
 		}
 	}()
 	l.mu.Lock()
@@ -629,7 +631,7 @@ func (l *ledger) finish(es []*entry, culprit *entry, err error) {
 	if errors.Is(err, ErrLost) {
 		l.voidLocked()
 	}
-	if err != nil && outcomeOf(err) == answered {
+	if err != nil && session.OutcomeOf(err) == session.Answered {
 		if culprit == nil && len(es) > 1 { // each by itself will tell
 			for _, e := range es {
 				e.alone = true
@@ -687,7 +689,7 @@ func (l *ledger) refuseLocked(e *entry, err error) {
 		return
 	}
 	if !e.again {
-		l.q.m.log.Error("zsync: cannot settle an element, and goes on trying", "path", l.q.path, "element", e.item.key(), "err", err)
+		l.q.m.Log.Error("zsync: cannot settle an element, and goes on trying", "path", l.q.path, "element", e.item.key(), "err", err)
 	}
 	next := *e
 	next.err, next.gone, next.again, next.alone, next.done = nil, false, true, true, make(chan struct{})
@@ -719,7 +721,7 @@ func (l *ledger) voidLocked() {
 	for it := range l.hand {
 		l.unhandLocked(it)
 		if it.final == nil {
-			it.final = &entry{item: it, fate: fateReturn, done: closedChan, err: l.loss()}
+			it.final = &entry{item: it, fate: fateReturn, done: session.ClosedChan, err: l.loss()}
 			l.finishContextLocked(it)
 		}
 	}
@@ -735,8 +737,8 @@ type posting struct {
 	renamed map[*batch]string // what takes the place of a batch
 	absent  map[string]bool   // znodes that need not be deleted, or written
 	ops     []any
-	owners  []*entry                                                  // for whom each of ops is; nil if for several
-	cures   []func(inc *incarnation, err error) (cured bool, _ error) // nil if there is none
+	owners  []*entry                                                          // for whom each of ops is; nil if for several
+	cures   []func(inc *session.Incarnation, err error) (cured bool, _ error) // nil if there is none
 }
 
 // post posts entries, in this session or a later one. If the servers refuse
@@ -747,9 +749,9 @@ func (l *ledger) post(es []*entry) (culprit *entry, err error) {
 	}
 	p := &posting{l: l, es: es, renamed: make(map[*batch]string), absent: make(map[string]bool)}
 	ctx := context.Background() // ends with the Session
-	err = l.q.m.during(ctx, func(inc *incarnation) (err error) {
+	err = l.q.m.During(ctx, func(inc *session.Incarnation) (err error) {
 		culprit, err = p.send(ctx, inc)
-		if l.unknown && err != nil && outcomeOf(err) == answered {
+		if l.unknown && err != nil && session.OutcomeOf(err) == session.Answered {
 			// It is refused before it was sent here. What was sent in a former
 			// session must be known before anything else is posted.
 			if applied, e := l.close(inc); e != nil || applied {
@@ -762,19 +764,19 @@ func (l *ledger) post(es []*entry) (culprit *entry, err error) {
 }
 
 // send sends the transaction within one session.
-func (p *posting) send(ctx context.Context, inc *incarnation) (culprit *entry, err error) {
+func (p *posting) send(ctx context.Context, inc *session.Incarnation) (culprit *entry, err error) {
 	l := p.l
 	if inc != l.inc && !l.barred {
 		// A claim of the former session may still be on its way. It expects
 		// the live mark, so from here on it can do nothing.
-		if err := inc.removeNow(ctx, childPath(l.q.claims, l.guid+"-"+liveSuffix)); err != nil && !isNoNode(err) {
+		if err := inc.RemoveNow(ctx, session.ChildPath(l.q.claims, l.guid+"-"+liveSuffix)); err != nil && !session.IsNoNode(err) {
 			return nil, err
 		}
 		l.barred = true
 	}
 	for _, e := range p.es {
-		path := childPath(l.q.dir, e.item.key())
-		if e.bump && len(e.item.data) > maxPacket/2 && !p.absent[path] {
+		path := session.ChildPath(l.q.dir, e.item.key())
+		if e.bump && len(e.item.data) > session.MaxPacket/2 && !p.absent[path] {
 			// It does not fit beside the rest.
 			if err := l.q.bump(ctx, inc, e.item.key(), e.item.version); err != nil {
 				return e, err
@@ -785,17 +787,17 @@ func (p *posting) send(ctx context.Context, inc *incarnation) (culprit *entry, e
 	for try := 0; ; {
 		p.build()
 		ops := p.ops // an attempt that is abandoned may read them when the next are built
-		rs, err := inc.tryMulti(ctx, ops)
-		i := failedOp(rs)
+		rs, err := inc.AttemptMulti(ctx, ops)
+		i := session.FailedOp(rs)
 		switch {
 		case err == nil:
 			return nil, p.applied(true)
-		case errors.Is(err, errEnded):
+		case errors.Is(err, session.ErrEnded):
 			l.unknown = true // it may have been sent
 			return nil, err
-		case outcomeOf(err) != answered:
-			l.unknown = l.unknown || outcomeOf(err) == unknown
-			if err := inc.pause(ctx, try); err != nil {
+		case session.OutcomeOf(err) != session.Answered:
+			l.unknown = l.unknown || session.OutcomeOf(err) == session.Unknown
+			if err := inc.Pause(ctx, try); err != nil {
 				return nil, err
 			}
 			try++
@@ -808,7 +810,7 @@ func (p *posting) send(ctx context.Context, inc *incarnation) (culprit *entry, e
 				return nil, cmp.Or(e, p.applied(applied))
 			}
 			continue
-		case i == 0 && (isNoNode(err) || isBadVersion(err)):
+		case i == 0 && (session.IsNoNode(err) || session.IsBadVersion(err)):
 			return nil, l.givenBack()
 		case i < 0:
 			return nil, err
@@ -827,7 +829,7 @@ func (p *posting) send(ctx context.Context, inc *incarnation) (culprit *entry, e
 
 // givenBack is what is told when others have given the claims back.
 func (l *ledger) givenBack() error {
-	l.q.m.log.Warn("zsync: claims were given back by others", "path", l.q.path)
+	l.q.m.Log.Warn("zsync: claims were given back by others", "path", l.q.path)
 	return l.loss()
 }
 
@@ -840,19 +842,19 @@ func (l *ledger) givenBack() error {
 //
 // What the servers refuse is tried again until the session ends: nothing can be
 // posted before it is known.
-func (l *ledger) close(inc *incarnation) (applied bool, err error) {
+func (l *ledger) close(inc *session.Incarnation) (applied bool, err error) {
 	ctx := context.Background() // ends with the session
-	state := childPath(l.q.claims, l.guid+"-"+stateSuffix)
+	state := session.ChildPath(l.q.claims, l.guid+"-"+stateSuffix)
 	if l.bar == "" {
-		l.bar = newGUID()
+		l.bar = session.NewGUID()
 	}
 	for try := 0; ; try++ {
-		_, err := inc.set(ctx, state, []byte(l.bar), l.version)
-		if isBadVersion(err) {
+		_, err := inc.Set(ctx, state, []byte(l.bar), l.version)
+		if session.IsBadVersion(err) {
 			// The refusal came in the servers' one order, so this read knows
 			// of whatever was applied before it.
 			var data []byte
-			if data, _, err = inc.get(ctx, state); err == nil {
+			if data, _, err = inc.Get(ctx, state); err == nil {
 				applied = string(data) != l.bar
 			}
 		}
@@ -862,12 +864,12 @@ func (l *ledger) close(inc *incarnation) (applied bool, err error) {
 				l.version++
 			}
 			return applied, nil
-		case isNoNode(err):
+		case session.IsNoNode(err):
 			return false, l.givenBack()
-		case outcomeOf(err) != answered:
+		case session.OutcomeOf(err) != session.Answered:
 			return false, err // the session has ended
 		}
-		if err := inc.pause(ctx, try+1); err != nil {
+		if err := inc.Pause(ctx, try+1); err != nil {
 			return false, err
 		}
 	}
@@ -888,18 +890,18 @@ func (p *posting) applied(was bool) error {
 	return nil
 }
 
-func (p *posting) add(owner *entry, op any, cure func(inc *incarnation, err error) (bool, error)) {
+func (p *posting) add(owner *entry, op any, cure func(inc *session.Incarnation, err error) (bool, error)) {
 	p.ops, p.owners, p.cures = append(p.ops, op), append(p.owners, owner), append(p.cures, cure)
 }
 
 // build makes the transaction.
 func (p *posting) build() {
 	l, q := p.l, p.l.q
-	acl := q.m.cfg.acl
+	acl := q.m.Config.ACL
 	p.ops, p.owners, p.cures = nil, nil, nil
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	p.add(nil, &zk.SetDataRequest{Path: childPath(q.claims, l.guid+"-"+stateSuffix), Version: l.version}, nil)
+	p.add(nil, &zk.SetDataRequest{Path: session.ChildPath(q.claims, l.guid+"-"+stateSuffix), Version: l.version}, nil)
 
 	posted := make(map[*batch]map[*item]bool)
 	returns, notes, bell := make(map[*batch]bool), make(map[*batch]bool), false
@@ -913,9 +915,9 @@ func (p *posting) build() {
 			continue
 		}
 		posted[b][e.item] = true
-		path := childPath(q.dir, e.item.key())
-		gone := func(_ *incarnation, err error) (bool, error) {
-			e.gone = isNoNode(err) // by somebody who deletes what is not his
+		path := session.ChildPath(q.dir, e.item.key())
+		gone := func(_ *session.Incarnation, err error) (bool, error) {
+			e.gone = session.IsNoNode(err) // by somebody who deletes what is not his
 			return e.gone, nil
 		}
 		switch {
@@ -924,17 +926,17 @@ func (p *posting) build() {
 			p.add(e, &zk.DeleteRequest{Path: path, Version: -1}, gone)
 		case e.fate == fateBury:
 			for _, op := range q.letter(e.item, e.fault, e.tries) {
-				p.add(e, op, func(inc *incarnation, err error) (bool, error) {
-					return isNoNode(err), inc.makeDir(context.Background(), q.dead)
+				p.add(e, op, func(inc *session.Incarnation, err error) (bool, error) {
+					return session.IsNoNode(err), inc.MakeDir(context.Background(), q.dead)
 				})
 			}
 			p.add(e, &zk.DeleteRequest{Path: path, Version: -1}, gone)
 		case e.fate == fateLater:
 			bell = true // consumers that wait must learn of the time
-			dir := childPath(q.dir, delayedName(e.item.prio, q.zxid.Load()))
-			p.add(e, &zk.CreateRequest{Path: childPath(dir, laterName(e.due, int32(e.tries), e.item.sent.UnixMilli())), Data: e.item.data, Acl: acl, Flags: zk.FlagSequence},
-				func(inc *incarnation, err error) (bool, error) {
-					if !isNoNode(err) {
+			dir := session.ChildPath(q.dir, delayedName(e.item.prio, q.zxid.Load()))
+			p.add(e, &zk.CreateRequest{Path: session.ChildPath(dir, laterName(e.due, int32(e.tries), e.item.sent.UnixMilli())), Data: e.item.data, Acl: acl, Flags: zk.FlagSequence},
+				func(inc *session.Incarnation, err error) (bool, error) {
+					if !session.IsNoNode(err) {
 						return false, nil
 					}
 					return true, q.makeDelayed(inc, e)
@@ -948,15 +950,15 @@ func (p *posting) build() {
 			returns[b] = true
 			if e.bump && !p.absent[path] {
 				p.add(e, &zk.SetDataRequest{Path: path, Data: e.item.data, Version: e.item.version},
-					func(_ *incarnation, err error) (bool, error) {
+					func(_ *session.Incarnation, err error) (bool, error) {
 						p.absent[path] = true
-						return isNoNode(err) || isBadVersion(err), nil
+						return session.IsNoNode(err) || session.IsBadVersion(err), nil
 					})
 			}
 		}
 	}
 	for b, items := range posted {
-		path := childPath(q.claims, b.name)
+		path := session.ChildPath(q.claims, b.name)
 		rest := len(items) < len(b.left)
 		var keys []string
 		for _, it := range b.items {
@@ -968,9 +970,9 @@ func (p *posting) build() {
 				keys = append(keys, it.key())
 			}
 		}
-		missing := func(_ *incarnation, err error) (bool, error) {
+		missing := func(_ *session.Incarnation, err error) (bool, error) {
 			p.absent[path] = true
-			return isNoNode(err), nil
+			return session.IsNoNode(err), nil
 		}
 		switch {
 		case p.absent[path]:
@@ -985,22 +987,22 @@ func (p *posting) build() {
 		if p.renamed[b] == "" {
 			p.renamed[b] = l.batchNameLocked()
 		}
-		p.add(nil, &zk.CreateRequest{Path: childPath(q.claims, p.renamed[b]), Data: marshalKeys(keys), Acl: acl}, nil)
+		p.add(nil, &zk.CreateRequest{Path: session.ChildPath(q.claims, p.renamed[b]), Data: marshalKeys(keys), Acl: acl}, nil)
 	}
 	if (len(returns) > 0 || bell) && !p.absent[q.dir] {
 		p.add(nil, &zk.SetDataRequest{Path: q.dir, Version: -1}, // the bell
-			func(_ *incarnation, err error) (bool, error) {
+			func(_ *session.Incarnation, err error) (bool, error) {
 				p.absent[q.dir] = true
-				return isNoNode(err) || errors.Is(err, zk.ErrNoAuth), nil // it only wakes others sooner
+				return session.IsNoNode(err) || errors.Is(err, zk.ErrNoAuth), nil // it only wakes others sooner
 			})
 	}
 }
 
 // makeDelayed makes the znode in which elements of its priority wait. If the
 // queue was deleted, so was the element.
-func (q *queueCore) makeDelayed(inc *incarnation, e *entry) error {
+func (q *queueCore) makeDelayed(inc *session.Incarnation, e *entry) error {
 	ctx := context.Background() // ends with the session
-	stat, err := inc.exists(ctx, q.dir)
+	stat, err := inc.Exists(ctx, q.dir)
 	if err != nil {
 		return err
 	}
@@ -1009,7 +1011,7 @@ func (q *queueCore) makeDelayed(inc *incarnation, e *entry) error {
 		return nil
 	}
 	if q.zxid.Swap(stat.Czxid) == stat.Czxid {
-		_, err = inc.create(ctx, childPath(q.dir, delayedName(e.item.prio, stat.Czxid)), nil)
+		_, err = inc.Create(ctx, session.ChildPath(q.dir, delayedName(e.item.prio, stat.Czxid)), nil)
 	}
 	return err
 }

@@ -1,6 +1,11 @@
 package zsync
 
-import "fmt"
+import (
+	"fmt"
+	"strconv"
+
+	"github.com/zsync/zsync/internal/session"
+)
 
 // A QueueOption changes a Queue.
 type QueueOption interface{ applyQueue(*queueConfig) }
@@ -31,37 +36,6 @@ const defaultPrefetchBytes = 4 << 20
 // maxPriorities bounds what consumers must look at when the queue is empty.
 const maxPriorities = 1000
 
-func newQueueConfig(opts []QueueOption) queueConfig {
-	c := queueConfig{codec: JSON, priorities: 1, prefetchBytes: defaultPrefetchBytes}
-	for i, o := range opts {
-		if o == nil {
-			c.err = invalid("queue option %d is nil", i)
-			continue
-		}
-		o.applyQueue(&c)
-	}
-	switch {
-	case c.prefetch > 0:
-	case c.layout == LayoutZsync:
-		c.prefetch = defaultPrefetch
-	default:
-		c.prefetch = 1
-	}
-	if c.err == nil && c.layout != LayoutZsync && c.maxLen > 0 {
-		c.err = invalid("WithMaxLen needs zsync's own layout, not %v", c.layout)
-	}
-	if c.err == nil && c.layout != LayoutZsync && c.maxAttempts > 0 {
-		c.err = invalid("WithMaxAttempts needs zsync's own layout, not %v", c.layout)
-	}
-	if c.err == nil && c.layout != LayoutZsync && c.retry != nil {
-		c.err = invalid("WithRetryBackoff needs zsync's own layout, not %v", c.layout)
-	}
-	if c.err == nil && c.layout == LayoutSimpleQueue && c.priorities > 1 {
-		c.err = invalid("WithPriorities: layout %v has none", c.layout)
-	}
-	return c
-}
-
 // middle is the priority of an element that is given none.
 func (c *queueConfig) middle() int { return (c.priorities - 1) / 2 }
 
@@ -75,7 +49,7 @@ func (c *queueConfig) foreignPriority(prio int) int {
 
 func (o CodecOption) applyQueue(c *queueConfig) {
 	if c.codec = o.codec; o.codec == nil {
-		c.err = invalid("WithCodec(nil): the codec is nil")
+		c.err = session.Invalid("WithCodec(nil): the codec is nil")
 	}
 }
 
@@ -83,7 +57,7 @@ func (o CodecOption) applyQueue(c *queueConfig) {
 func positive(name string, n int, set func(*queueConfig)) QueueOption {
 	return queueOption(func(c *queueConfig) {
 		if n < 1 {
-			c.err = invalid("%s(%d): must be at least 1", name, n)
+			c.err = session.Invalid("%s(%d): must be at least 1", name, n)
 		}
 		set(c)
 	})
@@ -139,7 +113,7 @@ func WithRetryBackoff(b Backoff) QueueOption {
 func WithPriorities(n int) QueueOption {
 	return queueOption(func(c *queueConfig) {
 		if n < 1 || n > maxPriorities {
-			c.err = invalid("WithPriorities(%d): must be from 1 to %d", n, maxPriorities)
+			c.err = session.Invalid("WithPriorities(%d): must be from 1 to %d", n, maxPriorities)
 		}
 		c.priorities = n
 	})
@@ -150,8 +124,91 @@ func WithPriorities(n int) QueueOption {
 func WithQueueLayout(l QueueLayout) QueueOption {
 	return queueOption(func(c *queueConfig) {
 		if l < LayoutZsync || l > LayoutKazooQueue {
-			c.err = invalid("WithQueueLayout(%v): unknown layout", l)
+			c.err = session.Invalid("WithQueueLayout(%v): unknown layout", l)
 		}
 		c.layout = l
 	})
+}
+
+func newQueueConfig(opts []QueueOption) queueConfig {
+	c := queueConfig{codec: JSON, priorities: 1, prefetchBytes: defaultPrefetchBytes}
+	for i, o := range opts {
+		if o == nil {
+			c.err = session.Invalid("queue option %d is nil", i)
+			continue
+		}
+		o.applyQueue(&c)
+	}
+	switch {
+	case c.prefetch > 0:
+	case c.layout == LayoutZsync:
+		c.prefetch = defaultPrefetch
+	default:
+		c.prefetch = 1
+	}
+	if c.err == nil && c.layout != LayoutZsync && c.maxLen > 0 {
+		c.err = session.Invalid("WithMaxLen needs zsync's own layout, not %v", c.layout)
+	}
+	if c.err == nil && c.layout != LayoutZsync && c.maxAttempts > 0 {
+		c.err = session.Invalid("WithMaxAttempts needs zsync's own layout, not %v", c.layout)
+	}
+	if c.err == nil && c.layout != LayoutZsync && c.retry != nil {
+		c.err = session.Invalid("WithRetryBackoff needs zsync's own layout, not %v", c.layout)
+	}
+	if c.err == nil && c.layout == LayoutSimpleQueue && c.priorities > 1 {
+		c.err = session.Invalid("WithPriorities: layout %v has none", c.layout)
+	}
+	return c
+}
+
+// A QueueLayout is a choice of znodes for a Queue, so that programs written
+// with other libraries can share its path.
+//
+// In the layouts of others a consumer owns an element by deleting its znode,
+// and there are no claims that those others would respect. So there zsync
+// deletes an element before it is offered to the consumer, and the guarantees
+// are weaker. One that was not taken is written back to its place when the
+// context or the session ends, and so is a Delivery that was not acknowledged
+// when the session ends; but they are lost if the process dies, or the Session
+// is closed while no server answers. [WithPrefetch] bounds how many, 1 by
+// default. What cannot be decoded is never deleted, but moved to the dead
+// letters in one transaction.
+//
+// There is no [WithMaxLen], no [WithMaxAttempts], as attempts are not counted,
+// and no [Queue.SendAt]. A znode in which Curator's putMulti has stored several
+// elements counts as one in [Queue.Len] until a consumer comes to it and gives
+// each a znode of its own, <name>#<i>. A listing grows with the queue, to about
+// 1 MiB at 50,000 elements. Sequence numbers are used up after 2^31 elements,
+// and Send then returns go-zookeeper's ErrNodeExists: delete and make path anew,
+// when it is empty.
+type QueueLayout int
+
+const (
+	// LayoutZsync is zsync's own, with all guarantees. It is the default.
+	LayoutZsync QueueLayout = iota
+	// LayoutSimpleQueue is that of Curator's SimpleDistributedQueue:
+	// qn-<seq>, without priorities.
+	LayoutSimpleQueue
+	// LayoutDistributedQueue is that of Curator's DistributedQueue without a
+	// lock path, and of its DistributedPriorityQueue: queue-<seq>, or with
+	// [WithPriorities] queue-<priority><seq>, the data in Curator's frame.
+	LayoutDistributedQueue
+	// LayoutKazooQueue is that of kazoo's Queue: entry-<priority>-<seq>. An
+	// element without a priority has kazoo's default, 100.
+	LayoutKazooQueue
+)
+
+// String returns the layout in a word.
+func (l QueueLayout) String() string {
+	switch l {
+	case LayoutZsync:
+		return "zsync"
+	case LayoutSimpleQueue:
+		return "SimpleDistributedQueue"
+	case LayoutDistributedQueue:
+		return "DistributedQueue"
+	case LayoutKazooQueue:
+		return "kazoo"
+	}
+	return "QueueLayout(" + strconv.Itoa(int(l)) + ")"
 }

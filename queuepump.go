@@ -5,6 +5,9 @@ import (
 	"errors"
 	"sync"
 	"time"
+
+	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/session"
 )
 
 // A pump claims elements for all consumers of one Queue value.
@@ -51,7 +54,7 @@ func (q *queueCore) join() *pump {
 		p := &pump{q: q, changed: make(chan struct{}), ahead: 1}
 		p.ctx, p.cancel = context.WithCancel(context.Background())
 		q.pump = p
-		q.m.spawn(p.run)
+		q.m.Spawn(p.run)
 	}
 	q.pump.mu.Lock()
 	q.pump.consumers++
@@ -78,9 +81,9 @@ func (p *pump) leave() {
 	}
 	select {
 	case <-l.posted:
-	case <-l.inc.disconnection():
-	case <-l.inc.ctx.Done():
-	case <-time.After(grace):
+	case <-l.inc.Disconnection():
+	case <-l.inc.Ctx.Done():
+	case <-time.After(session.Grace):
 	}
 }
 
@@ -101,7 +104,7 @@ func (p *pump) next(ctx context.Context) (*item, error) {
 	}()
 	for {
 		if ctx.Err() != nil {
-			return nil, ctxErr(ctx)
+			return nil, session.CtxErr(ctx)
 		}
 		for len(p.ready) > 0 {
 			it := p.ready[0]
@@ -121,8 +124,8 @@ func (p *pump) next(ctx context.Context) (*item, error) {
 		select {
 		case <-changed:
 		case <-ctx.Done():
-		case <-p.q.m.closing:
-			err = p.q.m.failure()
+		case <-p.q.m.Closing:
+			err = p.q.m.Failure()
 		}
 		p.mu.Lock()
 		if err != nil {
@@ -203,11 +206,11 @@ func (e element) before(d element) bool {
 // run claims until the last consumer has left.
 func (p *pump) run() {
 	for try := 0; ; try++ {
-		err := p.q.m.during(p.ctx, p.session)
-		if p.ctx.Err() != nil || p.q.m.failure() != nil || errors.Is(err, ErrClosed) {
+		err := p.q.m.During(p.ctx, p.session)
+		if p.ctx.Err() != nil || p.q.m.Failure() != nil || errors.Is(err, ErrClosed) {
 			return
 		}
-		if errors.Is(err, errVanished) {
+		if errors.Is(err, session.ErrVanished) {
 			try = 0
 			continue // somebody has given our claims back, or deleted our marks
 		}
@@ -215,23 +218,23 @@ func (p *pump) run() {
 		// may cure on the servers. The channel stays open.
 		p.q.complain(err)
 		select {
-		case <-time.After(max(p.q.m.cfg.retry.delay(try), time.Second)):
+		case <-time.After(max(p.q.m.Config.Retry.Delay(try), time.Second)):
 		case <-p.ctx.Done():
-		case <-p.q.m.closing:
+		case <-p.q.m.Closing:
 		}
 	}
 }
 
 // session is run within one ZooKeeper session.
-func (p *pump) session(inc *incarnation) error {
+func (p *pump) session(inc *session.Incarnation) error {
 	if former := p.q.newest(); former != nil {
 		// What it gives back comes before what is not claimed yet.
 		select {
 		case <-former.posted:
 		case <-p.ctx.Done():
-			return ctxErr(p.ctx)
-		case <-inc.ctx.Done():
-			return errEnded
+			return session.CtxErr(p.ctx)
+		case <-inc.Ctx.Done():
+			return session.ErrEnded
 		}
 	}
 	l, err := newLedger(p.ctx, p.q, inc)
@@ -248,8 +251,8 @@ func (p *pump) session(inc *incarnation) error {
 		if err := p.awaitRoom(inc, 0); err != nil { // Step 1.
 			return err
 		}
-		place, err := p.q.line.contend(p.ctx, inc, p.q.line.bases[0], []byte(p.q.m.cfg.owner), exclusive)
-		if errors.Is(err, errVanished) {
+		place, err := p.q.line.Contend(p.ctx, inc, p.q.line.Bases[0], []byte(p.q.m.Config.Owner), line.Exclusive)
+		if errors.Is(err, session.ErrVanished) {
 			continue
 		}
 		if err != nil {
@@ -260,7 +263,7 @@ func (p *pump) session(inc *incarnation) error {
 		} else {
 			err = p.turn(inc, l)
 		}
-		place.leave()
+		place.Leave()
 		if err != nil {
 			return err
 		}
@@ -293,7 +296,7 @@ func (p *pump) roomLocked() int {
 var errNoRoom = errors.New("zsync: no room")
 
 // awaitRoom waits until there is room; with limit no longer than that.
-func (p *pump) awaitRoom(inc *incarnation, limit time.Duration) error {
+func (p *pump) awaitRoom(inc *session.Incarnation, limit time.Duration) error {
 	var expired <-chan time.Time
 	if limit > 0 {
 		expired = time.After(limit)
@@ -310,9 +313,9 @@ func (p *pump) awaitRoom(inc *incarnation, limit time.Duration) error {
 		case <-expired:
 			return errNoRoom
 		case <-p.ctx.Done():
-			return ctxErr(p.ctx)
-		case <-inc.ctx.Done():
-			return errEnded
+			return session.CtxErr(p.ctx)
+		case <-inc.Ctx.Done():
+			return session.ErrEnded
 		}
 	}
 }
@@ -329,7 +332,7 @@ const maxClaims = 16
 const maxBatch = bucketSize
 
 // turn claims elements while it is our turn.
-func (p *pump) turn(inc *incarnation, l *ledger) error {
+func (p *pump) turn(inc *session.Incarnation, l *ledger) error {
 	q, ctx := p.q, p.ctx
 	claims := 0
 	var es []element
@@ -341,7 +344,7 @@ func (p *pump) turn(inc *incarnation, l *ledger) error {
 			return err
 		}
 		if len(es) == 0 { // Step 2.
-			w := inc.hub.join(watchKey{watchData, q.dir})
+			w := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: q.dir})
 			var next time.Time
 			var err error
 			v, es, next, err = p.search(inc)
@@ -351,7 +354,7 @@ func (p *pump) turn(inc *incarnation, l *ledger) error {
 			if err == nil && len(es) == 0 {
 				err = p.idle(inc, l, v, w, next)
 			}
-			inc.hub.leave(w)
+			inc.Watches.Leave(w)
 			if err == errNoRoom {
 				return nil // Step 4.
 			} else if err != nil {
@@ -376,7 +379,7 @@ func (p *pump) turn(inc *incarnation, l *ledger) error {
 		}
 		if !ok {
 			es = nil
-			if err := inc.sync(ctx, q.claims); err != nil {
+			if err := inc.Sync(ctx, q.claims); err != nil {
 				return err
 			}
 			continue
@@ -435,19 +438,19 @@ func (p *pump) fill(items []*item, n int, most bool) (full bool) {
 }
 
 // othersWait reports whether another pump is in the line.
-func (q *queueCore) othersWait(ctx context.Context, inc *incarnation) bool {
-	names, _, err := inc.children(ctx, q.line.dir)
-	return err == nil && len(parseChildren(names, q.line.bases...)) > 1
+func (q *queueCore) othersWait(ctx context.Context, inc *session.Incarnation) bool {
+	names, _, err := inc.Children(ctx, q.line.Dir)
+	return err == nil && len(line.ParseChildren(names, q.line.Bases...)) > 1
 }
 
 // search is the first half of step 2. The caller has joined the watch on the
 // bell, which is read first: what comes after that rings it.
-func (p *pump) search(inc *incarnation) (v *view, es []element, next time.Time, err error) {
+func (p *pump) search(inc *session.Incarnation) (v *view, es []element, next time.Time, err error) {
 	q := p.q
 	for {
-		_, stat, err := inc.get(p.ctx, q.dir)
-		if isNoNode(err) {
-			if _, err = inc.create(p.ctx, q.dir, nil); err == nil {
+		_, stat, err := inc.Get(p.ctx, q.dir)
+		if session.IsNoNode(err) {
+			if _, err = inc.Create(p.ctx, q.dir, nil); err == nil {
 				continue
 			}
 		}
@@ -474,18 +477,18 @@ func (p *pump) search(inc *incarnation) (v *view, es []element, next time.Time, 
 }
 
 // idle is the second half of step 2.
-func (p *pump) idle(inc *incarnation, l *ledger, v *view, bell *watch, next time.Time) error {
-	watches := []*watch{bell}
+func (p *pump) idle(inc *session.Incarnation, l *ledger, v *view, bell *session.Watch, next time.Time) error {
+	watches := []*session.Watch{bell}
 	for _, mark := range p.q.liveMarks(v, l.guid) {
-		w := inc.hub.join(watchKey{watchExists, mark})
-		defer inc.hub.leave(w)
-		stat, err := inc.exists(p.ctx, mark)
+		w := inc.Watches.Join(session.WatchKey{Kind: session.WatchExists, Path: mark})
+		defer inc.Watches.Leave(w)
+		stat, err := inc.Exists(p.ctx, mark)
 		if err != nil || stat == nil {
 			return err // or gone since we looked
 		}
 		watches = append(watches, w)
 	}
-	p.q.m.waiters.Add(1)
-	defer p.q.m.waiters.Add(-1)
-	return inc.awaitAny(p.ctx, watches, next)
+	p.q.m.Waiters.Add(1)
+	defer p.q.m.Waiters.Add(-1)
+	return inc.AwaitAny(p.ctx, watches, next)
 }

@@ -6,6 +6,9 @@ import (
 	"errors"
 	"sync/atomic"
 	"time"
+
+	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/session"
 )
 
 // awaitRoom waits until n more elements fit into a queue of limited length,
@@ -17,11 +20,11 @@ import (
 // own elements are still under way, and the queue become longer by those.
 func (q *queueCore) awaitRoom(ctx context.Context, n int) (leave func(), err error) {
 	if n > q.cfg.maxLen {
-		return nil, invalid("%d elements never fit into a queue of at most %d; see WithMaxLen", n, q.cfg.maxLen)
+		return nil, session.Invalid("%d elements never fit into a queue of at most %d; see WithMaxLen", n, q.cfg.maxLen)
 	}
-	q.m.waiters.Add(1)
-	defer q.m.waiters.Add(-1)
-	err = q.m.during(ctx, func(inc *incarnation) error {
+	q.m.Waiters.Add(1)
+	defer q.m.Waiters.Add(-1)
+	err = q.m.During(ctx, func(inc *session.Incarnation) error {
 		place, err := q.firstPlace(ctx, inc)
 		if err != nil {
 			return err
@@ -29,11 +32,11 @@ func (q *queueCore) awaitRoom(ctx context.Context, n int) (leave func(), err err
 		for {
 			fits, err := q.fits(ctx, inc, n)
 			if err != nil {
-				place.leave().await(grace)
+				place.Leave().Await(session.Grace)
 				return err
 			}
-			if fits && inc.alive() {
-				leave = func() { place.leave() }
+			if fits && inc.Alive() {
+				leave = func() { place.Leave() }
 				return nil
 			}
 		}
@@ -47,17 +50,17 @@ var ErrFull = errors.New("zsync: the queue is full")
 // tryRoom is awaitRoom, but ErrFull when it would have to wait for room.
 func (q *queueCore) tryRoom(ctx context.Context, n int) (leave func(), err error) {
 	if n > q.cfg.maxLen {
-		return nil, invalid("%d elements never fit into a queue of at most %d; see WithMaxLen", n, q.cfg.maxLen)
+		return nil, session.Invalid("%d elements never fit into a queue of at most %d; see WithMaxLen", n, q.cfg.maxLen)
 	}
-	full := func(inc *incarnation) error {
+	full := func(inc *session.Incarnation) error {
 		have, err := q.length(ctx, inc)
 		if err == nil && have+n > q.cfg.maxLen {
 			err = ErrFull
 		}
 		return err
 	}
-	err = q.m.during(ctx, func(inc *incarnation) error {
-		if err := inc.sync(ctx, q.dir); err != nil { // it is full only if the leader says so
+	err = q.m.During(ctx, func(inc *session.Incarnation) error {
+		if err := inc.Sync(ctx, q.dir); err != nil { // it is full only if the leader says so
 			return err
 		}
 		if err := full(inc); err != nil {
@@ -72,21 +75,21 @@ func (q *queueCore) tryRoom(ctx context.Context, n int) (leave func(), err error
 		if err != nil {
 			return err
 		}
-		if err := full(inc); err != nil || !inc.alive() {
-			place.leave().await(grace)
-			return cmp.Or(err, errEnded)
+		if err := full(inc); err != nil || !inc.Alive() {
+			place.Leave().Await(session.Grace)
+			return cmp.Or(err, session.ErrEnded)
 		}
-		leave = func() { place.leave() }
+		leave = func() { place.Leave() }
 		return nil
 	})
 	return leave, err
 }
 
 // firstPlace waits for the first place in the line of those who send.
-func (q *queueCore) firstPlace(ctx context.Context, inc *incarnation) (*lineClaim, error) {
+func (q *queueCore) firstPlace(ctx context.Context, inc *session.Incarnation) (*line.Claim, error) {
 	for {
-		p, err := q.room.contend(ctx, inc, q.room.bases[0], []byte(q.m.cfg.owner), exclusive)
-		if !errors.Is(err, errVanished) {
+		p, err := q.room.Contend(ctx, inc, q.room.Bases[0], []byte(q.m.Config.Owner), line.Exclusive)
+		if !errors.Is(err, session.ErrVanished) {
 			return p, err
 		}
 	}
@@ -94,7 +97,7 @@ func (q *queueCore) firstPlace(ctx context.Context, inc *incarnation) (*lineClai
 
 // fits reports whether n more elements fit. If not it waits until something
 // has been consumed, and the question must be asked again.
-func (q *queueCore) fits(ctx context.Context, inc *incarnation, n int) (bool, error) {
+func (q *queueCore) fits(ctx context.Context, inc *session.Incarnation, n int) (bool, error) {
 	have, err := q.length(ctx, inc)
 	if err != nil || have+n <= q.cfg.maxLen {
 		return err == nil, err
@@ -102,14 +105,14 @@ func (q *queueCore) fits(ctx context.Context, inc *incarnation, n int) (bool, er
 	// Elements can be consumed from any bucket: those at the front may be in the
 	// hands of a consumer that is slow. What is counted here is no newer than
 	// the watches, so whatever goes after it fires one of them.
-	watches := []*watch{inc.hub.join(watchKey{watchChildren, q.dir})}
+	watches := []*session.Watch{inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: q.dir})}
 	defer func() {
 		for _, w := range watches {
-			inc.hub.leave(w)
+			inc.Watches.Leave(w)
 		}
 	}()
-	names, _, err := inc.children(ctx, q.dir)
-	if isNoNode(err) {
+	names, _, err := inc.Children(ctx, q.dir)
+	if session.IsNoNode(err) {
 		return false, nil // the queue was deleted: count anew
 	}
 	if err != nil {
@@ -117,21 +120,21 @@ func (q *queueCore) fits(ctx context.Context, inc *incarnation, n int) (bool, er
 	}
 	buckets := parseBuckets(names)
 	for _, b := range buckets {
-		watches = append(watches, inc.hub.join(watchKey{watchChildren, childPath(q.dir, b.name)}))
+		watches = append(watches, inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: session.ChildPath(q.dir, b.name)}))
 	}
 	var listed atomic.Int64
-	err = parallel(len(buckets), func(i int) error {
-		names, _, err := inc.children(ctx, childPath(q.dir, buckets[i].name))
+	err = session.Parallel(len(buckets), func(i int) error {
+		names, _, err := inc.Children(ctx, session.ChildPath(q.dir, buckets[i].name))
 		listed.Add(int64(len(names)))
 		return err
 	})
 	switch {
-	case isNoNode(err):
+	case session.IsNoNode(err):
 		return false, nil // a bucket was deleted, so something was consumed
 	case err != nil:
 		return false, err
 	case int(listed.Load())+n <= q.cfg.maxLen:
 		return true, nil
 	}
-	return false, inc.awaitAny(ctx, watches, time.Time{})
+	return false, inc.AwaitAny(ctx, watches, time.Time{})
 }

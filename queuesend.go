@@ -10,6 +10,9 @@ import (
 	"time"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/session"
 )
 
 // A parcel is what one Send stores, all or none of it.
@@ -48,7 +51,7 @@ type outbox struct {
 	version int32         // of the receipt; -1 before it is made
 	wait    time.Duration // for how long a former session's attempt may still come
 	newest  map[int]*newest
-	last    *incarnation // in which the receipt was used
+	last    *session.Incarnation // in which the receipt was used
 }
 
 // newest is the bucket of a priority that gets its elements.
@@ -74,7 +77,7 @@ const maxGroup = 1000
 // overhead is what a transaction needs besides its elements.
 func (o *outbox) overhead() int {
 	m := o.q.m
-	return 64 + 2*m.sizeOf(o.q.senders+"/"+noGUID, nil) + 3*m.sizeOf(o.q.dir+"/"+bucketName(0, math.MaxInt64), nil)
+	return 64 + 2*m.SizeOf(o.q.senders+"/"+noGUID, nil) + 3*m.SizeOf(o.q.dir+"/"+bucketName(0, math.MaxInt64), nil)
 }
 
 const noGUID = "00000000-0000-0000-0000-000000000000"
@@ -85,7 +88,7 @@ func (o *outbox) add(p *parcel) {
 	o.waiting = append(o.waiting, p)
 	if !o.running {
 		o.running = true
-		o.q.m.spawn(o.run)
+		o.q.m.Spawn(o.run)
 	}
 	o.mu.Unlock()
 	select {
@@ -96,7 +99,7 @@ func (o *outbox) add(p *parcel) {
 
 // run sends until nothing is left and the receipt has been tidied away.
 func (o *outbox) run() {
-	leaving, stay := o.q.s.beforeClose()
+	leaving, stay := o.q.s.m.BeforeClose()
 	defer stay()
 	for {
 		if group := o.take(); len(group) > 0 {
@@ -138,13 +141,13 @@ func (o *outbox) take() (group []*parcel) {
 		p := o.waiting[0]
 		if p.ctx.Err() != nil {
 			// It has not been sent, and will not be.
-			p.done <- ctxErr(p.ctx)
+			p.done <- session.CtxErr(p.ctx)
 			o.waiting = o.waiting[1:]
 			continue
 		}
 		size += p.size + o.overhead() // it may need a bucket of its own
 		n += len(p.data)
-		if len(group) > 0 && (size > maxPacket || n > maxGroup || len(p.with) > 0) {
+		if len(group) > 0 && (size > session.MaxPacket || n > maxGroup || len(p.with) > 0) {
 			break
 		}
 		group = append(group, p)
@@ -158,7 +161,7 @@ func (o *outbox) take() (group []*parcel) {
 
 // drop deletes the receipt, in the background.
 func (o *outbox) drop() {
-	o.q.m.dropReceipt(o.last, o.receipt, o.last.ctx.Err() != nil)
+	o.q.m.DropReceipt(o.last, o.receipt, o.last.Ctx.Err() != nil)
 	o.receipt, o.wait = "", 0
 }
 
@@ -178,12 +181,12 @@ func (o *outbox) post(group []*parcel) error {
 		})()
 	}
 	if o.receipt == "" {
-		o.receipt, o.made, o.version = childPath(o.q.senders, newGUID()), false, -1
+		o.receipt, o.made, o.version = session.ChildPath(o.q.senders, session.NewGUID()), false, -1
 	}
 	open := false // an attempt is of unknown outcome
-	err := o.q.m.during(ctx, func(inc *incarnation) error {
+	err := o.q.m.During(ctx, func(inc *session.Incarnation) error {
 		if open && o.last != inc {
-			o.wait = 2 * time.Duration(o.last.timeout.Load())
+			o.wait = 2 * time.Duration(o.last.Timeout.Load())
 		}
 		o.last = inc
 		return o.attempt(ctx, inc, group, &open)
@@ -197,7 +200,7 @@ func (o *outbox) post(group []*parcel) error {
 	case open:
 		// The receipt's version is unknown. An attempt may still be on its
 		// way, and must not find that a receipt it would make was deleted.
-		o.q.m.dropReceipt(o.last, o.receipt, true)
+		o.q.m.DropReceipt(o.last, o.receipt, true)
 		o.receipt = ""
 	case !o.made:
 		o.receipt = ""
@@ -206,33 +209,33 @@ func (o *outbox) post(group []*parcel) error {
 }
 
 // attempt stores a group within one session.
-func (o *outbox) attempt(ctx context.Context, inc *incarnation, group []*parcel, open *bool) error {
+func (o *outbox) attempt(ctx context.Context, inc *session.Incarnation, group []*parcel, open *bool) error {
 	for try := 0; ; {
 		if err := o.locate(ctx, inc, group); err != nil {
 			return err
 		}
 		ops, prios, lasts := o.ops(group)
-		p, err := inc.beginMulti(ctx, ops)
+		p, err := inc.StartMulti(ctx, ops)
 		if err != nil {
 			return err
 		}
-		rs, err := p.wait(ctx, inc)
+		rs, err := p.Wait(ctx, inc)
 		switch {
 		case err == nil:
 			for prio, last := range lasts {
-				if c, ok := parseChild(rs[last.op].String, "/e-"); ok {
-					o.newest[prio] = &newest{number: last.bucket, first: o.newest[prio].first, full: c.seq >= bucketSize-1}
+				if c, ok := line.ParseChild(rs[last.op].String, "/e-"); ok {
+					o.newest[prio] = &newest{number: last.bucket, first: o.newest[prio].first, full: c.Seq >= bucketSize-1}
 				}
 			}
 			return nil
-		case errors.Is(err, errEnded), ctx.Err() != nil, outcomeOf(err) == unknown:
+		case errors.Is(err, session.ErrEnded), ctx.Err() != nil, session.OutcomeOf(err) == session.Unknown:
 			*open = true
 			o.forget() // the queue may be another when the next attempt is made
-			if errors.Is(err, errEnded) || ctx.Err() != nil {
+			if errors.Is(err, session.ErrEnded) || ctx.Err() != nil {
 				return err
 			}
-		case outcomeOf(err) == answered:
-			i := failedOp(rs)
+		case session.OutcomeOf(err) == session.Answered:
+			i := session.FailedOp(rs)
 			if i >= 0 {
 				var stored bool
 				if stored, err = o.failed(ctx, inc, i, prios[i], ops[i], rs[i].Error, *open); stored {
@@ -241,7 +244,7 @@ func (o *outbox) attempt(ctx context.Context, inc *incarnation, group []*parcel,
 					continue
 				}
 			}
-			if *open && i != 0 && outcomeOf(err) == answered {
+			if *open && i != 0 && session.OutcomeOf(err) == session.Answered {
 				// It is refused, so an attempt without a reply must not store it
 				// any more, unless it has done so already.
 				if stored, e := o.close(ctx, inc); e != nil || stored {
@@ -251,7 +254,7 @@ func (o *outbox) attempt(ctx context.Context, inc *incarnation, group []*parcel,
 			}
 			return err
 		}
-		if err := inc.pause(ctx, try); err != nil {
+		if err := inc.Pause(ctx, try); err != nil {
 			return err
 		}
 		try++
@@ -262,19 +265,19 @@ func (o *outbox) attempt(ctx context.Context, inc *incarnation, group []*parcel,
 // that otherwise it never is: it makes, or writes, the receipt itself, and an
 // attempt that comes later finds it so. What it writes is unique, so that if the
 // reply to this is lost too the receipt says who was first.
-func (o *outbox) close(ctx context.Context, inc *incarnation) (applied bool, err error) {
-	mark := newGUID()
+func (o *outbox) close(ctx context.Context, inc *session.Incarnation) (applied bool, err error) {
+	mark := session.NewGUID()
 	if o.made {
-		_, err = inc.set(ctx, o.receipt, []byte(mark), o.version)
+		_, err = inc.Set(ctx, o.receipt, []byte(mark), o.version)
 	} else {
 		var created bool
-		if created, err = inc.create(ctx, o.receipt, []byte(mark)); err == nil && !created {
+		if created, err = inc.Create(ctx, o.receipt, []byte(mark)); err == nil && !created {
 			err = zk.ErrNodeExists
 		}
 	}
-	if isBadVersion(err) || isNodeExists(err) {
+	if session.IsBadVersion(err) || session.IsNodeExists(err) {
 		var data []byte
-		if data, _, err = inc.get(ctx, o.receipt); err == nil {
+		if data, _, err = inc.Get(ctx, o.receipt); err == nil {
 			applied = string(data) != mark
 		}
 	}
@@ -285,18 +288,8 @@ func (o *outbox) close(ctx context.Context, inc *incarnation) (applied bool, err
 	return applied, err
 }
 
-// failedOp returns the index of the operation that failed a transaction.
-func failedOp(rs []zk.MultiResponse) int {
-	for i, r := range rs {
-		if r.Error != nil {
-			return i
-		}
-	}
-	return -1
-}
-
 // locate finds the newest bucket of each priority that a group needs.
-func (o *outbox) locate(ctx context.Context, inc *incarnation, group []*parcel) error {
+func (o *outbox) locate(ctx context.Context, inc *session.Incarnation, group []*parcel) error {
 	if o.q.foreign != nil {
 		return nil
 	}
@@ -307,13 +300,13 @@ func (o *outbox) locate(ctx context.Context, inc *incarnation, group []*parcel) 
 	if !missing {
 		return nil
 	}
-	names, stat, err := inc.children(ctx, o.q.dir)
-	for isNoNode(err) {
+	names, stat, err := inc.Children(ctx, o.q.dir)
+	for session.IsNoNode(err) {
 		// It is no container: its zxid is in the names of the buckets.
-		if _, err := inc.create(ctx, o.q.dir, nil); err != nil {
+		if _, err := inc.Create(ctx, o.q.dir, nil); err != nil {
 			return err
 		}
-		names, stat, err = inc.children(ctx, o.q.dir)
+		names, stat, err = inc.Children(ctx, o.q.dir)
 	}
 	if err != nil {
 		return err
@@ -337,7 +330,7 @@ func (o *outbox) locate(ctx context.Context, inc *incarnation, group []*parcel) 
 // operation on a bucket which priority it is of, and is -1 for others; lasts
 // tells where the last element of each priority is made.
 func (o *outbox) ops(group []*parcel) (ops []any, prios []int, lasts map[int]lastOp) {
-	acl := o.q.m.cfg.acl
+	acl := o.q.m.Config.ACL
 	add := func(prio int, op any) {
 		ops, prios = append(ops, op), append(prios, prio)
 	}
@@ -350,7 +343,7 @@ func (o *outbox) ops(group []*parcel) (ops []any, prios []int, lasts map[int]las
 	if f := o.q.foreign; f != nil {
 		for _, p := range group {
 			for _, data := range p.data {
-				add(-1, &zk.CreateRequest{Path: childPath(o.q.dir, f.name(o.q.cfg.foreignPriority(p.prio))), Data: f.frame(data), Acl: acl, Flags: zk.FlagSequence})
+				add(-1, &zk.CreateRequest{Path: session.ChildPath(o.q.dir, f.name(o.q.cfg.foreignPriority(p.prio))), Data: f.frame(data), Acl: acl, Flags: zk.FlagSequence})
 			}
 		}
 		return ops, prios, lasts
@@ -362,22 +355,22 @@ func (o *outbox) ops(group []*parcel) (ops []any, prios []int, lasts map[int]las
 		for _, op := range p.with {
 			add(-1, op)
 		}
-		dir := childPath(o.q.dir, delayedName(p.prio, o.newest[p.prio].first))
+		dir := session.ChildPath(o.q.dir, delayedName(p.prio, o.newest[p.prio].first))
 		if p.due == 0 {
 			if into[p.prio] == "" {
 				n := o.newest[p.prio]
 				switch number := n.number; {
 				case number < 0:
 					n = &newest{number: n.first}
-					add(p.prio, &zk.CreateRequest{Path: childPath(o.q.dir, bucketName(p.prio, n.number)), Acl: acl})
+					add(p.prio, &zk.CreateRequest{Path: session.ChildPath(o.q.dir, bucketName(p.prio, n.number)), Acl: acl})
 				case n.full:
 					n = &newest{number: number + 1}
-					add(p.prio, &zk.SetDataRequest{Path: childPath(o.q.dir, bucketName(p.prio, number)), Version: 0, Data: []byte("sealed")})
-					add(p.prio, &zk.CreateRequest{Path: childPath(o.q.dir, bucketName(p.prio, n.number)), Acl: acl})
+					add(p.prio, &zk.SetDataRequest{Path: session.ChildPath(o.q.dir, bucketName(p.prio, number)), Version: 0, Data: []byte("sealed")})
+					add(p.prio, &zk.CreateRequest{Path: session.ChildPath(o.q.dir, bucketName(p.prio, n.number)), Acl: acl})
 				default:
-					add(p.prio, &zk.CheckVersionRequest{Path: childPath(o.q.dir, bucketName(p.prio, number)), Version: 0})
+					add(p.prio, &zk.CheckVersionRequest{Path: session.ChildPath(o.q.dir, bucketName(p.prio, number)), Version: 0})
 				}
-				into[p.prio] = childPath(o.q.dir, bucketName(p.prio, n.number))
+				into[p.prio] = session.ChildPath(o.q.dir, bucketName(p.prio, n.number))
 				numbers[p.prio] = n.number
 			}
 			dir = into[p.prio]
@@ -386,7 +379,7 @@ func (o *outbox) ops(group []*parcel) (ops []any, prios []int, lasts map[int]las
 			if p.due == 0 {
 				lasts[p.prio] = lastOp{op: len(ops), bucket: numbers[p.prio]}
 			}
-			add(p.prio, &zk.CreateRequest{Path: childPath(dir, elementName(p.due)), Data: data, Acl: acl, Flags: zk.FlagSequence})
+			add(p.prio, &zk.CreateRequest{Path: session.ChildPath(dir, elementName(p.due)), Data: data, Acl: acl, Flags: zk.FlagSequence})
 		}
 	}
 	return ops, prios, lasts
@@ -394,44 +387,44 @@ func (o *outbox) ops(group []*parcel) (ops []any, prios []int, lasts map[int]las
 
 // failed cures what made the i'th operation fail, or reports that the
 // transaction had been applied before, or that nothing can be done.
-func (o *outbox) failed(ctx context.Context, inc *incarnation, i, prio int, op any, err error, open bool) (applied bool, _ error) {
+func (o *outbox) failed(ctx context.Context, inc *session.Incarnation, i, prio int, op any, err error, open bool) (applied bool, _ error) {
 	switch {
-	case i == 0 && open && (isNodeExists(err) || isBadVersion(err)):
+	case i == 0 && open && (session.IsNodeExists(err) || session.IsBadVersion(err)):
 		o.forget() // how full the buckets are is unknown
 		return true, nil
-	case i == 0 && !o.made && isNoNode(err):
-		return false, inc.makeDir(ctx, o.q.senders)
-	case i == 0 && o.made && !open && (isNoNode(err) || isBadVersion(err)):
+	case i == 0 && !o.made && session.IsNoNode(err):
+		return false, inc.MakeDir(ctx, o.q.senders)
+	case i == 0 && o.made && !open && (session.IsNoNode(err) || session.IsBadVersion(err)):
 		// Somebody has tampered with the receipt. Nothing is under way, so
 		// another will do.
-		o.receipt, o.made, o.version = childPath(o.q.senders, newGUID()), false, -1
+		o.receipt, o.made, o.version = session.ChildPath(o.q.senders, session.NewGUID()), false, -1
 		return false, nil
-	case i == 0 && isNoNode(err):
+	case i == 0 && session.IsNoNode(err):
 		return false, fmt.Errorf("the receipt has been deleted, so whether it was stored is unknown: %w", err)
-	case i == 1 && prio < 0 && isNoNode(err):
+	case i == 1 && prio < 0 && session.IsNoNode(err):
 		// The queue itself. It is no container: the numbers of its buckets
 		// must not start again.
-		_, err := inc.create(ctx, o.q.dir, nil)
+		_, err := inc.Create(ctx, o.q.dir, nil)
 		return false, err
-	case isNodeExists(err) && isSequential(op):
+	case session.IsNodeExists(err) && isSequential(op):
 		// A server stays at the number 2147483647 when it has given it. A
 		// bucket never gets so far, but the delayed elements of one priority
 		// and another library's layout do, after 2^31 elements.
-		return false, fmt.Errorf("%s has used its sequence numbers up: %w", parentPath(op.(*zk.CreateRequest).Path), err)
-	case prio >= 0 && (isNoNode(err) || isNodeExists(err) || isBadVersion(err)):
+		return false, fmt.Errorf("%s has used its sequence numbers up: %w", session.ParentPath(op.(*zk.CreateRequest).Path), err)
+	case prio >= 0 && (session.IsNoNode(err) || session.IsNodeExists(err) || session.IsBadVersion(err)):
 		// Another producer has made the next bucket, or ours was deleted.
 		c, ok := op.(*zk.CreateRequest)
 		first := o.newest[prio].first
 		o.forget()
-		dir := childPath(o.q.dir, delayedName(prio, first))
-		if !ok || !isNoNode(err) || parentPath(c.Path) != dir {
+		dir := session.ChildPath(o.q.dir, delayedName(prio, first))
+		if !ok || !session.IsNoNode(err) || session.ParentPath(c.Path) != dir {
 			return false, nil
 		}
 		// It was never made, or the queue was deleted, and made anew.
-		if stat, err := inc.exists(ctx, o.q.dir); err != nil || stat == nil || stat.Czxid != first {
+		if stat, err := inc.Exists(ctx, o.q.dir); err != nil || stat == nil || stat.Czxid != first {
 			return false, err
 		}
-		_, err := inc.create(ctx, dir, nil)
+		_, err := inc.Create(ctx, dir, nil)
 		return false, err
 	}
 	return false, err

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/zsync/zsync/internal/session"
 )
 
 // QueueStats says what is in a [Queue].
@@ -31,26 +33,26 @@ type QueueHolder struct {
 // read the claims; it writes nothing. In the layouts of other libraries, where
 // what is claimed is in the queue no more, only Ready, Dead and Oldest are told.
 func (q *Queue[T]) Stats(ctx context.Context) (QueueStats, error) {
-	if q.bad() != nil {
-		return QueueStats{}, opError("stats", q.path, q.bad())
+	if q.misuse() != nil {
+		return QueueStats{}, opError("stats", q.path, q.misuse())
 	}
 	var st QueueStats
-	err := q.q.m.during(ctx, func(inc *incarnation) (err error) {
+	err := q.q.m.During(ctx, func(inc *session.Incarnation) (err error) {
 		st, err = q.q.stats(ctx, inc)
 		return err
 	})
 	return st, opError("stats", q.path, err)
 }
 
-func (q *queueCore) stats(ctx context.Context, inc *incarnation) (st QueueStats, err error) {
-	if err := inc.sync(ctx, q.dir); err != nil {
+func (q *queueCore) stats(ctx context.Context, inc *session.Incarnation) (st QueueStats, err error) {
+	if err := inc.Sync(ctx, q.dir); err != nil {
 		return st, err
 	}
 	if st.Dead, err = q.countDead(ctx, inc); err != nil {
 		return st, err
 	}
-	names, _, err := inc.children(ctx, q.dir)
-	if isNoNode(err) {
+	names, _, err := inc.Children(ctx, q.dir)
+	if session.IsNoNode(err) {
 		return st, nil
 	}
 	if err != nil {
@@ -76,7 +78,7 @@ func (q *queueCore) stats(ctx context.Context, inc *incarnation) (st QueueStats,
 		}
 	}
 	for _, e := range fronts {
-		stat, err := inc.exists(ctx, childPath(q.dir, e.key()))
+		stat, err := inc.Exists(ctx, session.ChildPath(q.dir, e.key()))
 		if err != nil {
 			return st, err
 		}
@@ -90,9 +92,9 @@ func (q *queueCore) stats(ctx context.Context, inc *incarnation) (st QueueStats,
 	return st, nil
 }
 
-func (q *queueCore) countDead(ctx context.Context, inc *incarnation) (n int, err error) {
-	names, _, err := inc.children(ctx, q.dead)
-	if err != nil && !isNoNode(err) {
+func (q *queueCore) countDead(ctx context.Context, inc *session.Incarnation) (n int, err error) {
+	names, _, err := inc.Children(ctx, q.dead)
+	if err != nil && !session.IsNoNode(err) {
 		return 0, err
 	}
 	for _, name := range names {
@@ -105,13 +107,13 @@ func (q *queueCore) countDead(ctx context.Context, inc *incarnation) (n int, err
 
 // countBuckets counts what is in buckets, and returns the first free element of
 // each priority. It notes which of those that are there are claimed.
-func (q *queueCore) countBuckets(ctx context.Context, inc *incarnation, v *view, buckets []bucket, st *QueueStats, claimed map[string]bool) ([]element, error) {
+func (q *queueCore) countBuckets(ctx context.Context, inc *session.Incarnation, v *view, buckets []bucket, st *QueueStats, claimed map[string]bool) ([]element, error) {
 	var mu sync.Mutex
 	now := time.Now().UnixMilli()
 	fronts := make(map[int]element)
-	err := parallel(len(buckets), func(i int) error {
-		names, _, err := inc.children(ctx, childPath(q.dir, buckets[i].name))
-		if err != nil && !isNoNode(err) {
+	err := session.Parallel(len(buckets), func(i int) error {
+		names, _, err := inc.Children(ctx, session.ChildPath(q.dir, buckets[i].name))
+		if err != nil && !session.IsNoNode(err) {
 			return err
 		}
 		mu.Lock()
@@ -140,7 +142,7 @@ func (q *queueCore) countBuckets(ctx context.Context, inc *incarnation, v *view,
 }
 
 // holders tells who has claimed how many of those that are claimed.
-func (q *queueCore) holders(ctx context.Context, inc *incarnation, v *view, claimed map[string]bool) (hs []QueueHolder, err error) {
+func (q *queueCore) holders(ctx context.Context, inc *session.Incarnation, v *view, claimed map[string]bool) (hs []QueueHolder, err error) {
 	for guid, c := range v.holders {
 		if len(c.batches) == 0 {
 			continue
@@ -154,8 +156,8 @@ func (q *queueCore) holders(ctx context.Context, inc *incarnation, v *view, clai
 			}
 		}
 		if c.live {
-			owner, _, err := inc.get(ctx, childPath(q.claims, guid+"-"+liveSuffix))
-			if err != nil && !isNoNode(err) {
+			owner, _, err := inc.Get(ctx, session.ChildPath(q.claims, guid+"-"+liveSuffix))
+			if err != nil && !session.IsNoNode(err) {
 				return nil, err
 			}
 			h.Owner = string(owner)

@@ -8,6 +8,8 @@ import (
 	"runtime/debug"
 	"sync"
 	"time"
+
+	"github.com/zsync/zsync/internal/session"
 )
 
 // A WorkOption changes [Queue.Work].
@@ -24,14 +26,14 @@ type workConfig struct {
 func WithWorkTimeout(d time.Duration) WorkOption {
 	return func(c *workConfig) {
 		if d <= 0 {
-			c.err = invalid("WithWorkTimeout(%v): must be more than 0", d)
+			c.err = session.Invalid("WithWorkTimeout(%v): must be more than 0", d)
 		}
 		c.timeout = d
 	}
 }
 
 // workBackoff is how Work backs off without WithRetryBackoff.
-var workBackoff = backoff{Min: 100 * time.Millisecond, Max: time.Minute, Factor: 2, Jitter: 0.5}
+var workBackoff = session.Backoff{Min: 100 * time.Millisecond, Max: time.Minute, Factor: 2, Jitter: 0.5}
 
 // Work calls f for each element, n calls at once, until ctx ends or the Session
 // is closed. When f returns nil the element is removed; when f returns an error,
@@ -49,18 +51,18 @@ func (q *Queue[T]) Work(ctx context.Context, n int, f func(ctx context.Context, 
 	var cfg workConfig
 	for i, o := range opts {
 		if o == nil {
-			cfg.err = invalid("work option %d is nil", i)
+			cfg.err = session.Invalid("work option %d is nil", i)
 			continue
 		}
 		o(&cfg)
 	}
 	switch {
-	case q.bad() != nil:
-		return opError("work", q.path, q.bad())
+	case q.misuse() != nil:
+		return opError("work", q.path, q.misuse())
 	case n < 1:
-		return opError("work", q.path, invalid("%d workers: must be at least 1", n))
+		return opError("work", q.path, session.Invalid("%d workers: must be at least 1", n))
 	case f == nil:
-		return opError("work", q.path, invalid("the function is nil"))
+		return opError("work", q.path, session.Invalid("the function is nil"))
 	case cfg.err != nil:
 		return opError("work", q.path, cfg.err)
 	}
@@ -74,7 +76,7 @@ func (q *Queue[T]) Work(ctx context.Context, n int, f func(ctx context.Context, 
 		})
 	}
 	workers.Wait()
-	return opError("work", q.path, cmp.Or(ctxErr(ctx), q.q.m.failure(), ErrClosed))
+	return opError("work", q.path, cmp.Or(session.CtxErr(ctx), q.q.m.Failure(), ErrClosed))
 }
 
 // work works on one element.
@@ -94,19 +96,19 @@ func (q *Queue[T]) work(ctx context.Context, d Delivery[T], f func(ctx context.C
 		// ctx may have ended; the work is done all the same.
 		err = d.settle(context.WithoutCancel(ctx), entry{fate: fateRemove})
 	} else {
-		q.q.m.log.Error("zsync: work on an element has failed", "path", q.path, "element", d.ID, "attempt", d.Attempt, "err", err)
+		q.q.m.Log.Error("zsync: work on an element has failed", "path", q.path, "element", d.ID, "attempt", d.Attempt, "err", err)
 		var after time.Duration
 		if q.q.foreign == nil {
 			b := workBackoff
 			if r := q.q.cfg.retry; r != nil {
-				b = backoff(*r)
+				b = session.Backoff(*r)
 			}
-			after = b.delay(d.Attempt)
+			after = b.Delay(d.Attempt)
 		}
 		op, err = "nack", d.nack(after)
 	}
 	if err != nil {
-		q.q.m.log.Warn("zsync: cannot settle an element that was worked on", "path", q.path, "element", d.ID, "op", op, "err", err)
+		q.q.m.Log.Warn("zsync: cannot settle an element that was worked on", "path", q.path, "element", d.ID, "op", op, "err", err)
 	}
 }
 
@@ -149,21 +151,21 @@ func (q *Queue[T]) ReceiveN(ctx context.Context, n int) ([]Delivery[T], error) {
 
 func (q *Queue[T]) receive(ctx context.Context, n int) (ds []Delivery[T], err error) {
 	switch {
-	case q.bad() != nil:
-		return nil, q.bad()
+	case q.misuse() != nil:
+		return nil, q.misuse()
 	case n < 1:
-		return nil, invalid("%d elements: must be at least 1", n)
+		return nil, session.Invalid("%d elements: must be at least 1", n)
 	case ctx.Err() != nil:
-		return nil, ctxErr(ctx)
+		return nil, session.CtxErr(ctx)
 	}
-	leaving, stay := q.s.beforeClose()
+	leaving, stay := q.s.m.BeforeClose()
 	defer stay()
-	if isClosed(leaving) {
+	if session.IsClosed(leaving) {
 		return nil, ErrClosed
 	}
 	inner, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	q.pull.m.spawn(func() {
+	q.pull.m.Spawn(func() {
 		select {
 		case <-leaving:
 			cancel(ErrClosed)
@@ -184,7 +186,7 @@ func (q *Queue[T]) receive(ctx context.Context, n int) (ds []Delivery[T], err er
 			if q.present(inner, it, func(_ context.Context, it *item, v T) bool {
 				select {
 				case <-it.ledger.handing(it):
-				case <-it.ledger.inc.disconnection():
+				case <-it.ledger.inc.Disconnection():
 					return false
 				}
 				ds = append(ds, q.delivery(it, v))

@@ -5,6 +5,8 @@ import (
 	"slices"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/session"
 )
 
 // Get reads the data of a znode, whatever it is, with its Stat: for the
@@ -23,8 +25,8 @@ func (s *Session) Get(ctx context.Context, path string) (data []byte, stat *zk.S
 	if err := checkRead(path); err != nil {
 		return nil, nil, opError("get", path, err)
 	}
-	err = s.during(ctx, func(inc *incarnation) error {
-		data, stat, err = inc.get(ctx, s.full(path))
+	err = s.m.During(ctx, func(inc *session.Incarnation) error {
+		data, stat, err = inc.Get(ctx, s.m.Full(path))
 		return err
 	})
 	return data, stat, opError("get", path, err)
@@ -36,18 +38,18 @@ func (s *Session) Children(ctx context.Context, path string) (names []string, st
 	if err := checkRead(path); err != nil {
 		return nil, nil, opError("children", path, err)
 	}
-	err = s.during(ctx, func(inc *incarnation) error {
-		names, stat, err = inc.children(ctx, s.full(path))
+	err = s.m.During(ctx, func(inc *session.Incarnation) error {
+		names, stat, err = inc.Children(ctx, s.m.Full(path))
 		return err
 	})
 	slices.Sort(names)
 	return names, stat, opError("children", path, err)
 }
 
-// checkRead is checkPath, but the root may be read.
+// checkRead is CheckPath, but the root may be read.
 func checkRead(path string) error {
 	if path == "/" {
 		return nil
 	}
-	return checkPath(path)
+	return session.CheckPath(path)
 }

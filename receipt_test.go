@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -34,16 +35,16 @@ func TestATxnThatSetsDataFiresNoWatchOfChildren(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, o := open(t, srv), open(t, srv)
 		inc := live(t, o)
-		_, err := inc.create(t.Context(), "/a/x", nil)
+		_, err := inc.Create(t.Context(), "/a/x", nil)
 		must(t, err)
 		m := NewMutex(s, "/a/lock")
 		must(t, m.Lock(t.Context()))
-		w := inc.hub.join(watchKey{watchChildren, "/a"})
-		defer inc.hub.leave(w)
-		lock := inc.hub.join(watchKey{watchChildren, "/a/lock"})
-		defer inc.hub.leave(lock)
+		w := inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: "/a"})
+		defer inc.Watches.Leave(w)
+		lock := inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: "/a/lock"})
+		defer inc.Watches.Leave(lock)
 		for _, path := range []string{"/a", "/a/lock"} {
-			_, _, err = inc.children(t.Context(), path)
+			_, _, err = inc.Children(t.Context(), path)
 			must(t, err)
 		}
 		set := &zk.SetDataRequest{Path: "/a/x", Data: []byte("1"), Version: -1}
@@ -54,7 +55,7 @@ func TestATxnThatSetsDataFiresNoWatchOfChildren(t *testing.T) {
 			must(t, err)
 		}
 		synctest.Wait()
-		if isClosed(w.fired) || isClosed(lock.fired) {
+		if session.IsClosed(w.Fired) || session.IsClosed(lock.Fired) {
 			t.Error("a watch of the children has fired")
 		}
 	})
@@ -116,13 +117,13 @@ func TestEachTxnIsAppliedOnceThoughManyShareReceiptsAndRepliesAreLost(t *testing
 				wg.Wait()
 				srv.Intercept(nil)
 				time.Sleep(time.Minute)
-				stat, err := live(t, s).exists(t.Context(), "/n")
+				stat, err := live(t, s).Exists(t.Context(), "/n")
 				must(t, err)
 				if n := len(childrenOf(t, s, "/d")); n != int(made.Load()) || int(stat.Version) != n {
 					t.Errorf("%d znodes and version %d; want %d", n, stat.Version, made.Load())
 				}
-				if n := len(ephemerals(srv, s.ID())); n > maxPages {
-					t.Errorf("%d receipts are kept, want at most %d", n, maxPages)
+				if n := len(ephemerals(srv, s.ID())); n > session.MaxPages {
+					t.Errorf("%d receipts are kept, want at most %d", n, session.MaxPages)
 				}
 			})
 		})
@@ -132,7 +133,7 @@ func TestEachTxnIsAppliedOnceThoughManyShareReceiptsAndRepliesAreLost(t *testing
 func TestWhereTheRootIsClosedAReceiptIsGoneWhenItsTxnReturns(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		admin, s := open(t, srv), open(t, srv)
-		_, err := live(t, admin).create(t.Context(), "/a", nil)
+		_, err := live(t, admin).Create(t.Context(), "/a", nil)
 		must(t, err)
 		setACL(t, srv, "/", zk.WorldACL(zk.PermRead))
 		for range 3 {
@@ -267,7 +268,7 @@ func TestAChangeWhoseRepetitionIsRefusedIsToldAsItWas(t *testing.T) {
 					bubble(t, func(t *testing.T, srv *zktest.Server) {
 						ctx := t.Context()
 						s, o := open(t, srv), open(t, srv)
-						_, err := mustLive(t, o).create(ctx, "/p-receipts/keep", nil)
+						_, err := mustLive(t, o).Create(ctx, "/p-receipts/keep", nil)
 						must(t, err)
 						if u.before != nil {
 							must(t, u.before(ctx, o))
@@ -296,7 +297,7 @@ func TestAChangeWhoseRepetitionIsRefusedIsToldAsItWas(t *testing.T) {
 						if applied != (lost == zktest.DropReply) {
 							t.Errorf("applied: %v", applied)
 						}
-						if (err == nil) != applied || err != nil && !isAnswer(err, zk.ErrNoAuth) {
+						if (err == nil) != applied || err != nil && !session.IsAnswer(err, zk.ErrNoAuth) {
 							t.Errorf("the change is %v; applied: %v", err, applied)
 						}
 					})
@@ -312,14 +313,14 @@ func TestAChangeIsToldThoughItsReceiptMayNoLongerBeMade(t *testing.T) {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			ctx := t.Context()
 			s, o := open(t, srv), open(t, srv)
-			_, err := mustLive(t, o).create(ctx, "/v-receipts/keep", nil)
+			_, err := mustLive(t, o).Create(ctx, "/v-receipts/keep", nil)
 			must(t, err)
 			must(t, NewValue[int](o, "/v").Store(ctx, 1))
 			multisOf(srv, o, func(n int, _ int64) zktest.Action {
 				if n == 1 {
 					return lost
 				}
-				_, err := live(t, o).conn.SetACL("/v-receipts", zk.WorldACL(zk.PermRead), -1)
+				_, err := live(t, o).Conn.SetACL("/v-receipts", zk.WorldACL(zk.PermRead), -1)
 				must(t, err)
 				return zktest.Pass
 			})
@@ -329,7 +330,7 @@ func TestAChangeIsToldThoughItsReceiptMayNoLongerBeMade(t *testing.T) {
 			switch {
 			case lost == zktest.DropReply && (err != nil || got != 2):
 				t.Errorf("it was applied: %v, and the value is %d", err, got)
-			case lost == zktest.DropRequest && (!isAnswer(err, zk.ErrNoAuth) || got != 1):
+			case lost == zktest.DropRequest && (!session.IsAnswer(err, zk.ErrNoAuth) || got != 1):
 				t.Errorf("it was not applied: %v, and the value is %d", err, got)
 			}
 		})

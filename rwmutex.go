@@ -3,11 +3,11 @@ package zsync
 import (
 	"cmp"
 	"context"
-	"errors"
-	"strings"
-	"time"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/session"
 )
 
 // An RWMutex is a reader/writer mutual exclusion lock shared by every process
@@ -77,17 +77,17 @@ func NewRWMutex(s *Session, path string, opts ...LockOption) *RWMutex {
 	write, read := "__WRIT__", "__READ__"
 	if c.layout == LayoutKazoo {
 		write, read = "__lock__", "__rlock__"
-		s.makeLasting(s.full(path)) // kazoo's objects make it once each
+		s.m.MakeLasting(s.m.Full(path)) // kazoo's objects make it once each
 	}
 	rw.turn = turnstile{
 		s: s, path: path, handoffs: c.handoffs,
-		line: newLine(s.manager, path, c.layout.naming(), write, read),
+		line: line.New(s.m, path, c.layout.naming(), write, read),
 		entries: map[Mode]lineEntry{
 			ModeExclusive: {base: write, turn: writersTurn, op: "lock"},
 			ModeShared:    {base: read, turn: readersTurn(write), op: "rlock"},
 		},
 	}
-	rw.turn.line.strict = true
+	rw.turn.line.Strict = true
 	return rw
 }
 
@@ -97,7 +97,7 @@ func NewRWMutex(s *Session, path string, opts ...LockOption) *RWMutex {
 // may have become a reader, and a reader may have let another stand beside it
 // (RLock within RDo): with another name and the same number, which is smaller
 // than ours. So whoever writes lists the line again.
-func writersTurn(ahead []child) (blocker *child, alone bool) {
+func writersTurn(ahead []line.Child) (blocker *line.Child, alone bool) {
 	if len(ahead) == 0 {
 		return nil, false
 	}
@@ -106,11 +106,11 @@ func writersTurn(ahead []child) (blocker *child, alone bool) {
 
 // readersTurn is the rule of those who read: only writers are in the way. No
 // other can come to be ahead.
-func readersTurn(write string) rule {
-	return func(ahead []child) (blocker *child, alone bool) {
+func readersTurn(write string) line.Rule {
+	return func(ahead []line.Child) (blocker *line.Child, alone bool) {
 		writers := 0
 		for i := range ahead {
-			if ahead[i].base == write {
+			if ahead[i].Base == write {
 				blocker = &ahead[i]
 				writers++
 			}
@@ -144,7 +144,7 @@ func (rw *RWMutex) RLock(ctx context.Context) error {
 	return opError("rlock", rw.path, err)
 }
 
-func (rw *RWMutex) acquire(ctx context.Context, mode Mode, pin bool) (*grant, error) {
+func (rw *RWMutex) acquire(ctx context.Context, mode Mode, pin bool) (*line.Grant, error) {
 	if err := rw.check(ctx, mode); err != nil {
 		return nil, err
 	}
@@ -157,10 +157,10 @@ func (rw *RWMutex) acquire(ctx context.Context, mode Mode, pin bool) (*grant, er
 // check is what every acquisition asks first.
 func (rw *RWMutex) check(ctx context.Context, mode Mode) error {
 	switch {
-	case rw.bad() != nil:
-		return rw.bad()
+	case rw.misuse() != nil:
+		return rw.misuse()
 	case ctx.Err() != nil:
-		return ctxErr(ctx)
+		return session.CtxErr(ctx)
 	case mode == ModeExclusive && rw.within(ctx).holds():
 		return ErrDeadlock
 	}
@@ -209,8 +209,8 @@ func (rw *RWMutex) RUnlock() error {
 }
 
 func (rw *RWMutex) giveUp(mode Mode) error {
-	if rw.bad() != nil {
-		return rw.bad()
+	if rw.misuse() != nil {
+		return rw.misuse()
 	}
 	return rw.turn.giveUp(mode)
 }
@@ -242,100 +242,13 @@ func (rw *RWMutex) Downgrade(ctx context.Context) error {
 	return opError("downgrade", rw.path, rw.downgrade(ctx))
 }
 
-func (rw *RWMutex) downgrade(ctx context.Context) error {
-	switch {
-	case rw.bad() != nil:
-		return rw.bad()
-	case ctx.Err() != nil:
-		return ctxErr(ctx)
-	}
-	start := time.Now()
-	q := &rw.turn
-	q.mu.Lock()
-	t := q.presentLocked(ModeExclusive, (*share).used)
-	if t == nil || t.moving != nil {
-		q.mu.Unlock()
-		return ErrNotLocked
-	}
-	t.moving = make(chan struct{})
-	q.mu.Unlock()
-	c, err := t.claim.beside(ctx, q.entries[ModeShared].base, []byte(rw.s.cfg.owner))
-	q.mu.Lock()
-	close(t.moving)
-	t.moving = nil
-	if err != nil {
-		q.mu.Unlock()
-		return t.claim.verdict(err)
-	}
-	// From the moment in which the read node was made nobody could write, so
-	// it does not matter when, or by whom, the other is deleted.
-	former := t.claim.move(c, q.entries[ModeShared].op)
-	t.mode, t.passed = ModeShared, 0
-	q.readLocked(t)
-	q.advanceLocked()
-	q.mu.Unlock()
-	q.report(ModeShared, nil, start)
-	r := c.inc.remove(former)
-	select {
-	case <-r.done:
-	case <-r.refused: // readers behind it wait, until the deletion has been allowed
-	case <-c.inc.disconnection():
-	case <-c.inc.ctx.Done(): // the loss is told to who holds what there is now
-	case <-ctx.Done(): // it has been done; only the tidying is not over
-	}
-	return nil
-}
-
-// beside makes a child of another mode at the very place that c has in the
-// line: its name ends in the same number. The servers make it only if c's own
-// child is there. If that is gone the error is NoNode; when ctx ends, or after
-// any other error, nothing is left.
-func (c *lineClaim) beside(ctx context.Context, base string, data []byte) (*lineClaim, error) {
-	l, inc := c.line, c.inc
-	for {
-		c.mu.Lock()
-		path, me := c.path, c.me
-		c.mu.Unlock()
-		if me.exhausted() {
-			return nil, errExhausted
-		}
-		number := me.name[strings.LastIndex(me.name, me.base)+len(me.base):]
-		name := l.name(newGUID(), base) + number
-		b := &lineClaim{line: l, inc: inc, path: childPath(l.dir, name), data: data, me: child{name: name, base: base, seq: me.seq}}
-		err := inc.createAll(ctx, path, nil, []string{b.path}, data)
-		switch {
-		case err == nil:
-			if err = b.assure(ctx); err != nil {
-				b.withdraw(err)
-				return nil, err
-			}
-			return b, nil
-		case errors.Is(err, errVanished) && c.at() != path:
-			continue // it has been downgraded in the meantime, and stands elsewhere
-		case errors.Is(err, errVanished):
-			err = zk.ErrNoNode
-		}
-		return nil, err
-	}
-}
-
-// errExhausted means that a number no longer says where in the line its znode
-// stands, so nothing can be put beside it. See line.inOrder.
-var errExhausted = errors.New("the path has had 2^31 children: the order is kept, but no read lock can be put in a writer's place")
-
-// samePlace reports whether c and d are one contender: a writer, and the read
-// node with which it downgrades.
-func (c child) samePlace(d child) bool {
-	return c.name == d.name || c.seq == d.seq && !c.exhausted()
-}
-
 // Lost returns a channel that is closed when the hold of this process is lost:
 // the one for writing if it has that, else those for reading, of which the loss
 // of one counts as the loss of all. While it has none, the channel is closed
 // already. It is not closed by Unlock or RUnlock.
 func (rw *RWMutex) Lost() <-chan struct{} {
-	if rw.bad() != nil {
-		return closedChan
+	if rw.misuse() != nil {
+		return session.ClosedChan
 	}
 	return rw.turn.lost(ModeExclusive, ModeShared)
 }
@@ -346,8 +259,8 @@ func (rw *RWMutex) Lost() <-chan struct{} {
 // Goroutines that read together have one token, which can grow while they do.
 func (rw *RWMutex) Token(ctx context.Context) (int64, error) {
 	var tok int64
-	err := rw.withCurrent(func(g *grant, mode Mode) (err error) {
-		tok, err = g.token(ctx, mode == ModeExclusive)
+	err := rw.withCurrent(func(g *line.Grant, mode Mode) (err error) {
+		tok, err = g.Token(ctx, mode == ModeExclusive)
 		return err
 	})
 	return tok, opError("token", rw.path, err)
@@ -357,8 +270,8 @@ func (rw *RWMutex) Token(ctx context.Context) (int64, error) {
 // stands, for writing or for reading. See [Mutex.Txn].
 func (rw *RWMutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	var rs []zk.MultiResponse
-	err := rw.withCurrent(func(g *grant, _ Mode) (err error) {
-		rs, err = g.txn(ctx, ops)
+	err := rw.withCurrent(func(g *line.Grant, _ Mode) (err error) {
+		rs, err = g.Txn(ctx, ops)
 		return err
 	})
 	return rs, opError("txn", rw.path, err)
@@ -368,7 +281,7 @@ func (rw *RWMutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, err
 // be another goroutine's, which unlocks it just now: then f, which has done
 // nothing if its error is ErrNotLocked, is called with what is held still. So
 // whoever holds rw for the whole of the call never hears that it is not locked.
-func (rw *RWMutex) withCurrent(f func(g *grant, mode Mode) error) error {
+func (rw *RWMutex) withCurrent(f func(g *line.Grant, mode Mode) error) error {
 	for {
 		g, mode, err := rw.current()
 		if err != nil {
@@ -380,9 +293,9 @@ func (rw *RWMutex) withCurrent(f func(g *grant, mode Mode) error) error {
 	}
 }
 
-func (rw *RWMutex) current() (*grant, Mode, error) {
-	if rw.bad() != nil {
-		return nil, 0, rw.bad()
+func (rw *RWMutex) current() (*line.Grant, Mode, error) {
+	if rw.misuse() != nil {
+		return nil, 0, rw.misuse()
 	}
 	return rw.turn.current()
 }
@@ -391,18 +304,18 @@ func (rw *RWMutex) current() (*grant, Mode, error) {
 // one process that read together are one contender. It costs one listing and
 // one read for every 128 of them.
 func (rw *RWMutex) Contenders(ctx context.Context) ([]Contender, error) {
-	if rw.bad() != nil {
-		return nil, opError("contenders", rw.path, rw.bad())
+	if rw.misuse() != nil {
+		return nil, opError("contenders", rw.path, rw.misuse())
 	}
 	write, read := rw.turn.entries[ModeExclusive], rw.turn.entries[ModeShared]
-	cs, err := contenders(ctx, &rw.turn.line, func(all []child, i int) (Mode, bool) {
+	cs, err := contenders(ctx, &rw.turn.line, func(all []line.Child, i int) (Mode, bool) {
 		// Those with the same number are a writer and its own read node.
 		ahead := all[:i]
-		for len(ahead) > 0 && ahead[len(ahead)-1].samePlace(all[i]) {
+		for len(ahead) > 0 && ahead[len(ahead)-1].SamePlace(all[i]) {
 			ahead = ahead[:len(ahead)-1]
 		}
 		mode, turn := ModeShared, read.turn
-		if all[i].base == write.base {
+		if all[i].Base == write.base {
 			mode, turn = ModeExclusive, write.turn
 		}
 		blocker, _ := turn(ahead)
@@ -425,10 +338,10 @@ func (rw *RWMutex) RDo(ctx context.Context, f func(ctx context.Context) error) e
 }
 
 func (rw *RWMutex) do(ctx context.Context, op string, mode Mode, f func(ctx context.Context) error) error {
-	if rw.bad() == nil && f == nil {
-		return opError(op, rw.path, invalid("the function is nil"))
+	if rw.misuse() == nil && f == nil {
+		return opError(op, rw.path, session.Invalid("the function is nil"))
 	}
-	if rw.bad() == nil && ctx.Err() == nil {
+	if rw.misuse() == nil && ctx.Err() == nil {
 		if d := rw.within(ctx); d != nil {
 			return d.nest(ctx, op, rw.path, mode, f)
 		}
@@ -463,34 +376,3 @@ func (r *rlocker) yield(ctx context.Context) (func(context.Context) error, error
 // Lost returns a channel that is closed when one of the read locks that this
 // process holds is lost.
 func (r *rlocker) Lost() <-chan struct{} { return (*RWMutex)(r).turn.lost(ModeShared) }
-
-// besides makes the caller, whose ctx holds rw already, a reader of its own.
-func (rw *RWMutex) besides(ctx context.Context, in *doing) (*grant, error) {
-	start := time.Now()
-	from, g := in.now()
-	if g == nil {
-		return nil, ErrNotLocked // Cond.Wait has just given it up
-	}
-	from.mu.Lock()
-	t := from.shareOfLocked(g)
-	if t != nil {
-		// Before its end is decided on: it cannot go to somebody else now.
-		t.beside = true
-	}
-	from.mu.Unlock()
-	if t == nil {
-		return nil, ErrNotLocked // its function has just unlocked rw
-	}
-	q := &rw.turn
-	c, err := t.claim.beside(ctx, q.entries[ModeShared].base, []byte(rw.s.cfg.owner))
-	if err != nil {
-		err = t.claim.verdict(err)
-		q.report(ModeShared, err, start)
-		return nil, err
-	}
-	q.mu.Lock()
-	g = q.grantLocked(q.holdLocked(c, ModeShared), false)
-	q.mu.Unlock()
-	q.report(ModeShared, nil, start)
-	return g, nil
-}

@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -76,7 +77,7 @@ func TestRWMutexRefusesBadArguments(t *testing.T) {
 			} {
 				wantErr(t, err, ErrInvalid)
 			}
-			if !isClosed(rw.Lost()) {
+			if !session.IsClosed(rw.Lost()) {
 				t.Error("Lost of an RWMutex that cannot be held is open")
 			}
 		}
@@ -256,8 +257,8 @@ func TestCase25NoWriterGetsInBetweenDowngradeAndRUnlock(t *testing.T) {
 				wantErr(t, a.Downgrade(ctx), ErrNotLocked)
 				next, err := a.Token(ctx)
 				must(t, err)
-				if next <= tok || isClosed(lost) || isClosed(a.Lost()) {
-					t.Errorf("token %d after %d, lost %v, %v", next, tok, isClosed(lost), isClosed(a.Lost()))
+				if next <= tok || session.IsClosed(lost) || session.IsClosed(a.Lost()) {
+					t.Errorf("token %d after %d, lost %v, %v", next, tok, session.IsClosed(lost), session.IsClosed(a.Lost()))
 				}
 				must(t, d.RUnlock())
 				pendingStill(t, write)
@@ -378,7 +379,7 @@ func TestDowngradeOfALostHoldIsErrLost(t *testing.T) {
 		wantErr(t, rw.Unlock(), ErrLost)
 		must(t, rw.Lock(t.Context()))
 		for _, n := range childrenOf(t, s, "/rw") {
-			must(t, live(t, s).removeNow(t.Context(), "/rw/"+n))
+			must(t, live(t, s).RemoveNow(t.Context(), "/rw/"+n))
 		}
 		wantErr(t, rw.Downgrade(t.Context()), ErrLost)
 		wantErr(t, rw.Unlock(), ErrLost)
@@ -579,13 +580,13 @@ func TestLossOfAReadHoldIsTold(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		rw := NewRWMutex(s, "/rw")
-		if !isClosed(rw.Lost()) {
+		if !session.IsClosed(rw.Lost()) {
 			t.Error("Lost is open while nothing is held")
 		}
 		must(t, rw.RLock(t.Context()))
 		must(t, rw.RLock(t.Context()))
 		lost := rw.Lost()
-		if isClosed(lost) {
+		if session.IsClosed(lost) {
 			t.Fatal("Lost is closed while rw is held")
 		}
 		rdo := async(func() error {
@@ -601,7 +602,7 @@ func TestLossOfAReadHoldIsTold(t *testing.T) {
 			wantErr(t, rw.RUnlock(), ErrLost)
 		}
 		must(t, <-again)
-		if isClosed(rw.Lost()) {
+		if session.IsClosed(rw.Lost()) {
 			t.Error("Lost is closed for the hold in the new session")
 		}
 		must(t, rw.RUnlock())
@@ -724,7 +725,7 @@ func TestNobodyIsGrantedAHoldThatWasLostWhileItsPredecessorLingered(t *testing.T
 			}
 			wantErr(t, rw.RUnlock(), ErrLost)
 			must(t, <-write)
-			if isClosed(rw.Lost()) {
+			if session.IsClosed(rw.Lost()) {
 				t.Error("the hold that was granted is lost already")
 			}
 			must(t, rw.Unlock())
@@ -798,7 +799,7 @@ func TestRWMutexCallsEndWithTheirContextAtAnyStepAndLeaveNothing(t *testing.T) {
 									must(t, holder.Unlock())
 								}
 								err := <-got
-								if d := time.Since(start); d > patience+2*grace {
+								if d := time.Since(start); d > patience+2*session.Grace {
 									t.Errorf("request %d: it took %v with a context of %v", k, d, patience)
 								}
 								struck = s.end()
@@ -856,7 +857,7 @@ func TestRWMutexCallsSucceedOnceWhateverIsLostAtAnyStep(t *testing.T) {
 								must(t, <-got)
 								ok, err := holder.TryLock(t.Context())
 								// The look at its own znode may have been hit, while it was held.
-								lost := expire && isClosed(rw.Lost())
+								lost := expire && session.IsClosed(rw.Lost())
 								if ok != lost || err != nil {
 									t.Errorf("request %d: TryLock beside a holder = %v, %v", k, ok, err)
 								}
@@ -926,7 +927,7 @@ type visit struct {
 }
 
 func (f *floor) valid(v *visit) bool {
-	return !isClosed(v.lost) && f.stands(v.session)
+	return !session.IsClosed(v.lost) && f.stands(v.session)
 }
 
 func (f *floor) enter(t *testing.T, v *visit) {

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/session"
 )
 
 // A Schedule runs a function once for each instant of a timetable, by whichever
@@ -97,7 +99,7 @@ func (p MissedPolicy) String() string {
 func WithMissed(p MissedPolicy) ScheduleOption {
 	return func(c *scheduleConfig) {
 		if c.missed = p; p < MissedLatest || p > MissedAll {
-			c.err = invalid("WithMissed(%d): unknown policy", p)
+			c.err = session.Invalid("WithMissed(%d): unknown policy", p)
 		}
 	}
 }
@@ -122,7 +124,7 @@ func NewSchedule(s *Session, path string, opts ...ScheduleOption) *Schedule {
 	var c scheduleConfig
 	for i, o := range opts {
 		if o == nil {
-			c.err = invalid("schedule option %d is nil", i)
+			c.err = session.Invalid("schedule option %d is nil", i)
 			continue
 		}
 		o(&c)
@@ -133,7 +135,7 @@ func NewSchedule(s *Session, path string, opts ...ScheduleOption) *Schedule {
 // Path returns the path that c was made with.
 func (c *Schedule) Path() string { return c.path }
 
-func (c *Schedule) last() string { return childPath(c.path, "last") }
+func (c *Schedule) last() string { return session.ChildPath(c.path, "last") }
 
 // errPassed means that somebody has done the instant, or a later one.
 var errPassed = errors.New("zsync: the instant has been done")
@@ -147,13 +149,13 @@ var errPassed = errors.New("zsync: the instant has been done")
 // is lost while f runs, or before it is known that the success was recorded, the
 // error is [ErrLost]. A Do inside f for the same path is [ErrDeadlock].
 func (c *Schedule) Do(ctx context.Context, at time.Time, f func(ctx context.Context) error) (ran bool, err error) {
-	err = c.bad()
+	err = c.misuse()
 	switch {
 	case err != nil:
 	case f == nil:
-		err = invalid("the function is nil")
+		err = session.Invalid("the function is nil")
 	case at.IsZero():
-		err = invalid("the instant is the zero time")
+		err = session.Invalid("the instant is the zero time")
 	default:
 		ran, err = c.do(ctx, at, f)
 	}
@@ -185,7 +187,7 @@ func (c *Schedule) do(ctx context.Context, at time.Time, f func(ctx context.Cont
 		case ran:
 			return true, err
 		case ctx.Err() != nil:
-			return false, ctxErr(ctx)
+			return false, session.CtxErr(ctx)
 		case passed, errors.Is(err, errPassed), errors.Is(err, ErrLost) && !errors.Is(err, ErrClosed):
 			// Whether it has been done is asked again. A hold that was lost
 			// before f ran was only a wait.
@@ -208,7 +210,7 @@ func (c *Schedule) run(ctx context.Context, lock *Mutex, at time.Time, f func(ct
 		return false, err
 	case passed:
 		return false, errPassed
-	case isClosed(lock.Lost()):
+	case session.IsClosed(lock.Lost()):
 		return false, ErrLost
 	}
 	if err := f(ctx); err != nil {
@@ -217,21 +219,21 @@ func (c *Schedule) run(ctx context.Context, lock *Mutex, at time.Time, f func(ct
 	// f has done its work, so it is recorded whatever has become of ctx; but a
 	// caller whose ctx has ended does not wait for servers that do not answer.
 	recorded := make(chan error, 1)
-	c.s.spawn(func() { recorded <- c.record(context.WithoutCancel(ctx), lock, at) })
-	if err, ok := graced(recorded, ctx.Done()); ok {
+	c.s.m.Spawn(func() { recorded <- c.record(context.WithoutCancel(ctx), lock, at) })
+	if err, ok := session.AwaitGrace(recorded, ctx.Done()); ok {
 		return true, err
 	}
-	if isClosed(lock.Lost()) {
-		return true, errors.Join(ctxErr(ctx), ErrLost)
+	if session.IsClosed(lock.Lost()) {
+		return true, errors.Join(session.CtxErr(ctx), ErrLost)
 	}
-	return true, ctxErr(ctx)
+	return true, session.CtxErr(ctx)
 }
 
 // record writes the instant, if the hold of lock stands.
 func (c *Schedule) record(ctx context.Context, lock *Mutex, at time.Time) error {
-	data := []byte(at.UTC().Format(time.RFC3339Nano) + "\n" + c.s.cfg.owner + "\n" + newGUID())
+	data := []byte(at.UTC().Format(time.RFC3339Nano) + "\n" + c.s.m.Config.Owner + "\n" + session.NewGUID())
 	_, err := lock.Txn(ctx, &zk.SetDataRequest{Path: c.last(), Data: data, Version: -1})
-	if isNoNode(err) {
+	if session.IsNoNode(err) {
 		_, err = lock.Txn(ctx, &zk.CreateRequest{Path: c.last(), Data: data})
 	}
 	if err == nil {
@@ -257,7 +259,7 @@ func (c *Schedule) passed(ctx context.Context, at time.Time) (bool, error) {
 	known := !c.done.Before(at)
 	c.mu.Unlock()
 	if known {
-		return true, ctxErr(ctx)
+		return true, session.CtxErr(ctx)
 	}
 	last, err := c.load(ctx, false)
 	return !last.Before(at), err
@@ -266,18 +268,18 @@ func (c *Schedule) passed(ctx context.Context, at time.Time) (bool, error) {
 // load reads the last instant that was done; if there is none it is zero. If it
 // need not be fresh, it may be as old as what the server at hand has.
 func (c *Schedule) load(ctx context.Context, fresh bool) (last time.Time, err error) {
-	err = c.s.during(ctx, func(inc *incarnation) error {
+	err = c.s.m.During(ctx, func(inc *session.Incarnation) error {
 		// Before the lock vets it: what stands here keeps a function from running.
-		if err := inc.vetHere(ctx, c.s.full(c.path)); err != nil {
+		if err := inc.VetHere(ctx, c.s.m.Full(c.path)); err != nil {
 			return err
 		}
 		if fresh {
-			if err := inc.sync(ctx, c.s.full(c.last())); err != nil {
+			if err := inc.Sync(ctx, c.s.m.Full(c.last())); err != nil {
 				return err
 			}
 		}
-		data, _, err := inc.get(ctx, c.s.full(c.last()))
-		if isNoNode(err) {
+		data, _, err := inc.Get(ctx, c.s.m.Full(c.last()))
+		if session.IsNoNode(err) {
 			last = time.Time{}
 			return nil
 		}
@@ -317,9 +319,9 @@ func (c *Schedule) await(ctx context.Context, at time.Time) *scheduleTurn {
 	watch, stop := context.WithCancel(t.ctx)
 	cancel := t.cancel
 	t.cancel = func(cause error) { stop(); cancel(cause) }
-	c.s.spawn(func() {
+	c.s.m.Spawn(func() {
 		defer close(t.ended)
-		err := c.s.during(watch, func(inc *incarnation) error { return c.watch(watch, inc, at) })
+		err := c.s.m.During(watch, func(inc *session.Incarnation) error { return c.watch(watch, inc, at) })
 		if err != nil {
 			return // the lock tells what is wrong
 		}
@@ -334,14 +336,14 @@ func (c *Schedule) await(ctx context.Context, at time.Time) *scheduleTurn {
 }
 
 // watch returns nil when at has been done.
-func (c *Schedule) watch(ctx context.Context, inc *incarnation, at time.Time) error {
-	path := c.s.full(c.last())
+func (c *Schedule) watch(ctx context.Context, inc *session.Incarnation, at time.Time) error {
+	path := c.s.m.Full(c.last())
 	for {
-		w := inc.hub.join(watchKey{watchData, path})
-		data, _, err := inc.get(ctx, path)
-		if isNoNode(err) {
-			inc.hub.leave(w)
-			if err := inc.awaitMade(ctx, path); err != nil {
+		w := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: path})
+		data, _, err := inc.Get(ctx, path)
+		if session.IsNoNode(err) {
+			inc.Watches.Leave(w)
+			if err := inc.AwaitMade(ctx, path); err != nil {
 				return err
 			}
 			continue
@@ -351,9 +353,9 @@ func (c *Schedule) watch(ctx context.Context, inc *incarnation, at time.Time) er
 			last, err = c.parse(data)
 		}
 		if err == nil && last.Before(at) {
-			err = inc.awaitFired(ctx, w)
+			err = inc.AwaitFired(ctx, w)
 		}
-		inc.hub.leave(w)
+		inc.Watches.Leave(w)
 		if err != nil || !last.Before(at) {
 			return err
 		}
@@ -380,8 +382,8 @@ func (t *scheduleTurn) end() bool {
 // Last returns the last instant that was done, or [ErrNoValue]. It is at least
 // as new as the moment of the call, and costs 2 requests.
 func (c *Schedule) Last(ctx context.Context) (time.Time, error) {
-	if c.bad() != nil {
-		return time.Time{}, opError("last", c.path, c.bad())
+	if c.misuse() != nil {
+		return time.Time{}, opError("last", c.path, c.misuse())
 	}
 	last, err := c.load(ctx, true)
 	if err == nil && last.IsZero() {
@@ -404,13 +406,13 @@ func (c *Schedule) Last(ctx context.Context) (time.Time, error) {
 //
 // At an instant that another process does Run costs what Do costs.
 func (c *Schedule) Run(ctx context.Context, next interface{ Next(time.Time) time.Time }, f func(ctx context.Context, at time.Time) error) error {
-	err := c.bad()
+	err := c.misuse()
 	switch {
 	case err != nil:
 	case next == nil:
-		err = invalid("the timetable is nil")
+		err = session.Invalid("the timetable is nil")
 	case f == nil:
-		err = invalid("the function is nil")
+		err = session.Invalid("the function is nil")
 	default:
 		err = c.runAll(ctx, next, f)
 	}
@@ -450,7 +452,7 @@ func (c *Schedule) due(last, began, now time.Time, next interface{ Next(time.Tim
 	after := func(t time.Time) (time.Time, error) {
 		at := next.Next(t)
 		if !at.IsZero() && !at.After(t) {
-			return at, invalid("the timetable gives %v as the next after %v", at, t)
+			return at, session.Invalid("the timetable gives %v as the next after %v", at, t)
 		}
 		return at, nil
 	}
@@ -499,12 +501,12 @@ func (c *Schedule) runAt(ctx context.Context, at time.Time, next interface{ Next
 		case err == nil:
 			return nil
 		case ctx.Err() != nil:
-			return ctxErr(ctx)
+			return session.CtxErr(ctx)
 		case !ran, errors.Is(err, ErrClosed):
 			return err
 		}
-		c.s.log.Warn("zsync: scheduled function failed", "path", c.path, "at", at, "err", err)
-		if err := c.sleepUntil(ctx, c.now().Add(c.s.cfg.retry.delay(try))); err != nil {
+		c.s.m.Log.Warn("zsync: scheduled function failed", "path", c.path, "at", at, "err", err)
+		if err := c.sleepUntil(ctx, c.now().Add(c.s.m.Config.Retry.Delay(try))); err != nil {
 			return err
 		}
 	}
@@ -519,17 +521,17 @@ func (c *Schedule) sleepUntil(ctx context.Context, at time.Time) error {
 	for {
 		left := at.Sub(c.now())
 		if left <= 0 {
-			return ctxErr(ctx)
+			return session.CtxErr(ctx)
 		}
 		timer := time.NewTimer(min(left, time.Minute))
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
 			timer.Stop()
-			return ctxErr(ctx)
-		case <-c.s.closing:
+			return session.CtxErr(ctx)
+		case <-c.s.m.Closing:
 			timer.Stop()
-			return c.s.failure()
+			return c.s.m.Failure()
 		}
 	}
 }

@@ -13,6 +13,9 @@ import (
 	"time"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/session"
 )
 
 // A Semaphore is a weighted semaphore shared by every process that names the
@@ -72,14 +75,14 @@ type Semaphore struct {
 
 // An allotment is the permits that a process holds through one ZooKeeper session.
 type allotment struct {
-	inc     *incarnation
-	stake   *stake
-	leases  []lease     // guarded by Semaphore.mu
-	permits int64       // the sum of leases; guarded by Semaphore.mu
-	since   time.Time   // of the first
-	lost    bool        // with its session; guarded by Semaphore.mu
-	stop    func() bool // undoes the registration with the incarnation
-	last    *removal    // the last change of what has weight; guarded by Semaphore.mu
+	inc     *session.Incarnation
+	stake   *session.Stake
+	leases  []lease          // guarded by Semaphore.mu
+	permits int64            // the sum of leases; guarded by Semaphore.mu
+	since   time.Time        // of the first
+	lost    bool             // with its session; guarded by Semaphore.mu
+	stop    func() bool      // undoes the registration with the incarnation
+	last    *session.Removal // the last change of what has weight; guarded by Semaphore.mu
 }
 
 // A lease is the znode of one permit, or of several.
@@ -98,19 +101,19 @@ func NewSemaphore(s *Session, path string, n int64, opts ...LockOption) *Semapho
 	m := &Semaphore{made: made{s: s, path: path}, named: n, layout: c.layout}
 	m.limit.Store(n)
 	if m.err = checkNew(s, path, c.err); m.err == nil && n <= 0 {
-		m.err = invalid("a semaphore of %d permits; want at least 1", n)
+		m.err = session.Invalid("a semaphore of %d permits; want at least 1", n)
 	}
-	if m.bad() != nil {
+	if m.misuse() != nil {
 		return m
 	}
-	m.root = s.full(path)
-	gate := childPath(path, "locks")
-	m.leases = childPath(m.root, "leases")
+	m.root = s.m.Full(path)
+	gate := session.ChildPath(path, "locks")
+	m.leases = session.ChildPath(m.root, "leases")
 	if c.layout == LayoutKazoo {
 		gate, m.leases = path+"-__lock__", m.root
 	}
 	m.gate = newMutex(s, gate, c)
-	m.gate.turn.entries[ModeExclusive] = lineEntry{base: m.gate.turn.line.bases[0], turn: exclusive} // no op: it is no hold of its own
+	m.gate.turn.entries[ModeExclusive] = lineEntry{base: m.gate.turn.line.Bases[0], turn: line.Exclusive} // no op: it is no hold of its own
 	return m
 }
 
@@ -133,7 +136,7 @@ func (m *Semaphore) Acquire(ctx context.Context, n int64) error {
 		return opError("acquire", m.path, err)
 	}
 	_, err := m.acquire(ctx, n, true)
-	m.s.waited("acquire", m.path, start, err)
+	m.s.m.Waited("acquire", m.path, start, err)
 	return opError("acquire", m.path, err)
 }
 
@@ -148,23 +151,23 @@ func (m *Semaphore) TryAcquire(ctx context.Context, n int64) (bool, error) {
 	}
 	a, err := m.acquire(ctx, n, false)
 	if a != nil {
-		m.s.waited("acquire", m.path, start, nil)
+		m.s.m.Waited("acquire", m.path, start, nil)
 	}
 	return a != nil, opError("tryacquire", m.path, err)
 }
 
 func (m *Semaphore) check(ctx context.Context, n int64) error {
 	switch {
-	case m.bad() != nil:
-		return m.bad()
+	case m.misuse() != nil:
+		return m.misuse()
 	case n <= 0:
-		return invalid("%d permits; want at least 1", n)
+		return session.Invalid("%d permits; want at least 1", n)
 	case ctx.Err() != nil:
-		return ctxErr(ctx)
+		return session.CtxErr(ctx)
 	}
 	if n > m.limit.Load() {
 		// Unless somebody has resized it, and we have not heard of that yet.
-		if err := m.s.during(ctx, func(inc *incarnation) error { return m.refresh(ctx, inc) }); err != nil {
+		if err := m.s.m.During(ctx, func(inc *session.Incarnation) error { return m.refresh(ctx, inc) }); err != nil {
 			return err
 		}
 	}
@@ -178,7 +181,7 @@ func (m *Semaphore) check(ctx context.Context, n int64) error {
 }
 
 func tooMany(n, limit int64) error {
-	return invalid("%d permits of a semaphore that has %d: they will never be there", n, limit)
+	return session.Invalid("%d permits of a semaphore that has %d: they will never be there", n, limit)
 }
 
 // most returns how many permits can be taken in one transaction.
@@ -186,8 +189,8 @@ func (m *Semaphore) most() int64 {
 	if limit := m.limit.Load(); m.heavy(limit) {
 		return limit
 	}
-	one := m.s.sizeOf(m.leases, []byte(m.s.cfg.owner)) + 64 // its name
-	return int64((maxPacket - 1024 - len(m.root)) / one)
+	one := m.s.m.SizeOf(m.leases, []byte(m.s.m.Config.Owner)) + 64 // its name
+	return int64((session.MaxPacket - 1024 - len(m.root)) / one)
 }
 
 // acquire acquires n permits, in as many sessions as it takes. Without an error
@@ -195,7 +198,7 @@ func (m *Semaphore) most() int64 {
 func (m *Semaphore) acquire(ctx context.Context, n int64, wait bool) (*allotment, error) {
 	// Who names another limit learns it before it stands in the line.
 	if !m.agreed.Load() {
-		err := m.s.during(ctx, func(inc *incarnation) error {
+		err := m.s.m.During(ctx, func(inc *session.Incarnation) error {
 			_, err := m.agree(ctx, inc)
 			return err
 		})
@@ -218,19 +221,19 @@ func (m *Semaphore) acquire(ctx context.Context, n int64, wait bool) (*allotment
 		leases, err := m.take(ctx, gate, n, wait) // Steps 2 to 4.
 		// If the gate is lost that says nothing of the permits: the proof was
 		// in the transaction that made them.
-		m.s.letGo(ctx, m.gate.unlock)
+		m.s.m.GiveUp(ctx, m.gate.unlock)
 		if err == nil && leases == nil {
 			return nil, nil
 		}
 		if err == nil {
 			var a *allotment
-			if a, err = m.keep(ctx, gate.claim.inc, leases, n); err == nil {
+			if a, err = m.keep(ctx, gate.Claim.Incarnation, leases, n); err == nil {
 				return a, nil
 			}
 		}
 		// What only waits goes on, in the next session or in another place,
 		// unless ctx has ended too: Step 1 looks.
-		if !errors.Is(err, errEnded) && !errors.Is(err, errVanished) && !errors.Is(err, errUnsettled) {
+		if !errors.Is(err, session.ErrEnded) && !errors.Is(err, session.ErrVanished) && !errors.Is(err, errUnsettled) {
 			return nil, err
 		}
 	}
@@ -251,14 +254,14 @@ func (m *Semaphore) settle(ctx context.Context, wait bool) (bool, error) {
 		freed := m.freedLocked()
 		m.mu.Unlock()
 		if !wait {
-			return false, m.s.failure()
+			return false, m.s.m.Failure()
 		}
 		select {
 		case <-freed:
 		case <-ctx.Done():
-			return false, ctxErr(ctx)
-		case <-m.s.closing:
-			return false, m.s.failure()
+			return false, session.CtxErr(ctx)
+		case <-m.s.m.Closing:
+			return false, m.s.m.Failure()
 		}
 	}
 }
@@ -270,7 +273,7 @@ func (m *Semaphore) unsettled() bool {
 	return m.unsettledLocked()
 }
 
-func (m *Semaphore) unsettledLocked() bool { return m.held != nil && !m.held.inc.alive() }
+func (m *Semaphore) unsettledLocked() bool { return m.held != nil && !m.held.inc.Alive() }
 
 func (m *Semaphore) freedLocked() <-chan struct{} {
 	if m.freed == nil {
@@ -299,23 +302,23 @@ type quota struct {
 //
 // It ends with a read of the znode, so whoever has joined the watch of its data
 // is told of the next change.
-func (m *Semaphore) agree(ctx context.Context, inc *incarnation) (quota, error) {
+func (m *Semaphore) agree(ctx context.Context, inc *session.Incarnation) (quota, error) {
 	mine := []byte(strconv.FormatInt(m.named, 10))
-	if err := inc.vetHere(ctx, m.root); err != nil {
+	if err := inc.VetHere(ctx, m.root); err != nil {
 		return quota{}, err
 	}
 	for {
-		data, stat, err := inc.get(ctx, m.root)
+		data, stat, err := inc.Get(ctx, m.root)
 		switch {
 		case err == nil && len(data) == 0:
 			// The version makes one of several the first. Whoever it was,
 			// and if it was us and the reply is lost, is read again.
-			if _, err = inc.set(ctx, m.root, mine, stat.Version); err != nil && !isBadVersion(err) && !isNoNode(err) {
+			if _, err = inc.Set(ctx, m.root, mine, stat.Version); err != nil && !session.IsBadVersion(err) && !session.IsNoNode(err) {
 				return quota{}, err
 			}
 		case err == nil:
 			return m.adopt(ctx, inc, data, stat)
-		case !isNoNode(err):
+		case !session.IsNoNode(err):
 			return quota{}, err
 		default:
 			if err := m.makeRoot(ctx, inc, mine); err != nil {
@@ -327,7 +330,7 @@ func (m *Semaphore) agree(ctx context.Context, inc *incarnation) (quota, error) 
 
 // adopt takes what is stored for the limit, unless that contradicts what was
 // named.
-func (m *Semaphore) adopt(ctx context.Context, inc *incarnation, data []byte, stat *zk.Stat) (quota, error) {
+func (m *Semaphore) adopt(ctx context.Context, inc *session.Incarnation, data []byte, stat *zk.Stat) (quota, error) {
 	limit, err := parseLimit(data)
 	if err != nil {
 		return quota{}, err
@@ -335,12 +338,12 @@ func (m *Semaphore) adopt(ctx context.Context, inc *incarnation, data []byte, st
 	if limit != m.named && !m.follow.Load() {
 		// Resize makes the mark together with the limit, and this session has
 		// seen the limit: so it sees the mark.
-		mark, err := inc.exists(ctx, m.resized())
+		mark, err := inc.Exists(ctx, m.resized())
 		if err != nil {
 			return quota{}, err
 		}
 		if mark == nil {
-			return quota{}, invalid("this semaphore was made with a limit of %d, but others use the path with a limit of %d; use Resize to change it", m.named, limit)
+			return quota{}, session.Invalid("this semaphore was made with a limit of %d, but others use the path with a limit of %d; use Resize to change it", m.named, limit)
 		}
 		m.follow.Store(true)
 	}
@@ -351,18 +354,18 @@ func (m *Semaphore) adopt(ctx context.Context, inc *incarnation, data []byte, st
 func parseLimit(data []byte) (int64, error) {
 	limit, err := strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
 	if err != nil || limit <= 0 {
-		return 0, invalid("the path's data are %.40q, not the limit of a semaphore; use another path, or empty them", data)
+		return 0, session.Invalid("the path's data are %.40q, not the limit of a semaphore; use another path, or empty them", data)
 	}
 	return limit, nil
 }
 
 // refresh reads the limit, if one is stored, and writes nothing.
-func (m *Semaphore) refresh(ctx context.Context, inc *incarnation) error {
-	if err := inc.sync(ctx, m.root); err != nil {
+func (m *Semaphore) refresh(ctx context.Context, inc *session.Incarnation) error {
+	if err := inc.Sync(ctx, m.root); err != nil {
 		return err
 	}
-	data, stat, err := inc.get(ctx, m.root)
-	if isNoNode(err) || err == nil && len(data) == 0 {
+	data, stat, err := inc.Get(ctx, m.root)
+	if session.IsNoNode(err) || err == nil && len(data) == 0 {
 		m.limit.Store(m.named)
 		return nil
 	}
@@ -378,7 +381,7 @@ func (m *Semaphore) resized() string {
 	if m.layout == LayoutKazoo {
 		return m.root + "-__resized__"
 	}
-	return childPath(m.root, "resized")
+	return session.ChildPath(m.root, "resized")
 }
 
 // Resize makes n the limit of the semaphore, for every process. Whoever uses the
@@ -403,23 +406,23 @@ func (m *Semaphore) Resize(ctx context.Context, n int64) error {
 
 func (m *Semaphore) resize(ctx context.Context, n int64) error {
 	switch {
-	case m.bad() != nil:
-		return m.bad()
+	case m.misuse() != nil:
+		return m.misuse()
 	case n <= 0:
-		return invalid("a semaphore of %d permits; want at least 1", n)
+		return session.Invalid("a semaphore of %d permits; want at least 1", n)
 	case ctx.Err() != nil:
-		return ctxErr(ctx)
+		return session.CtxErr(ctx)
 	}
 	limit := []byte(strconv.FormatInt(n, 10))
 	ops := []any{
 		&zk.SetDataRequest{Path: m.root, Data: limit, Version: -1},
-		&zk.CreateRequest{Path: m.resized(), Acl: m.s.cfg.acl},
+		&zk.CreateRequest{Path: m.resized(), Acl: m.s.m.Config.ACL},
 	}
 	for {
 		// What is written over must be a limit.
-		err := m.s.during(ctx, func(inc *incarnation) error {
-			data, _, err := inc.get(ctx, m.root)
-			if isNoNode(err) {
+		err := m.s.m.During(ctx, func(inc *session.Incarnation) error {
+			data, _, err := inc.Get(ctx, m.root)
+			if session.IsNoNode(err) {
 				return m.makeRoot(ctx, inc, limit)
 			}
 			if err == nil && len(data) > 0 {
@@ -431,17 +434,17 @@ func (m *Semaphore) resize(ctx context.Context, n int64) error {
 			return err
 		}
 		// Exactly once: a repetition would undo the Resize of somebody else.
-		switch _, err = m.s.commitOnce(ctx, m.root+"-receipts", ops); {
+		switch _, err = m.s.m.CommitAcrossSessions(ctx, m.root+"-receipts", ops); {
 		case err == nil:
 			m.follow.Store(true)
 			m.limit.Store(n)
 			return nil
-		case isNodeExists(err):
+		case session.IsNodeExists(err):
 			ops = ops[:1] // the mark is there already
-		case !isNoNode(err): // else the path has been removed because it was empty
+		case !session.IsNoNode(err): // else the path has been removed because it was empty
 			return err
 		case len(ops) == 1:
-			ops = append(ops, &zk.CreateRequest{Path: m.resized(), Acl: m.s.cfg.acl})
+			ops = append(ops, &zk.CreateRequest{Path: m.resized(), Acl: m.s.m.Config.ACL})
 		}
 	}
 }
@@ -449,31 +452,31 @@ func (m *Semaphore) resize(ctx context.Context, n int64) error {
 // makeRoot makes the znode at the path, which holds the limit. It goes when the
 // semaphore has not been used for a while, and the next may choose another
 // limit; kazoo does not expect that.
-func (m *Semaphore) makeRoot(ctx context.Context, inc *incarnation, limit []byte) error {
+func (m *Semaphore) makeRoot(ctx context.Context, inc *session.Incarnation, limit []byte) error {
 	if m.layout == LayoutKazoo {
-		_, err := inc.create(ctx, m.root, limit)
+		_, err := inc.Create(ctx, m.root, limit)
 		return err
 	}
-	return inc.makeDir(ctx, m.root) // and agree writes the limit
+	return inc.MakeDir(ctx, m.root) // and agree writes the limit
 }
 
 // take waits until n permits are there, and takes them. It is nil if they are
 // not there and wait is false.
-func (m *Semaphore) take(ctx context.Context, gate *grant, n int64, wait bool) ([]lease, error) {
+func (m *Semaphore) take(ctx context.Context, gate *line.Grant, n int64, wait bool) ([]lease, error) {
 	// The gate is not what the caller wants to hold: he still waits.
-	m.s.waiters.Add(1)
-	m.s.holds.Add(-1)
-	defer m.s.waiters.Add(-1)
-	defer m.s.holds.Add(1)
-	inc := gate.claim.inc
+	m.s.m.Waiters.Add(1)
+	m.s.m.Holds.Add(-1)
+	defer m.s.m.Waiters.Add(-1)
+	defer m.s.m.Holds.Add(1)
+	inc := gate.Claim.Incarnation
 	if m.unsettled() {
 		return nil, errUnsettled // lost while we waited for the gate
 	}
 	for {
-		resized := inc.hub.join(watchKey{watchData, m.root})
+		resized := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: m.root})
 		leases, err := m.takeOf(ctx, gate, resized, n, wait)
-		inc.hub.leave(resized)
-		if !errors.Is(err, errResized) && !isBadVersion(err) {
+		inc.Watches.Leave(resized)
+		if !errors.Is(err, errResized) && !session.IsBadVersion(err) {
 			return leases, err
 		}
 	}
@@ -483,11 +486,11 @@ func (m *Semaphore) take(ctx context.Context, gate *grant, n int64, wait bool) (
 var errResized = errors.New("zsync: the limit has changed")
 
 // takeOf is take while the limit stays as it is.
-func (m *Semaphore) takeOf(ctx context.Context, gate *grant, resized *watch, n int64, wait bool) ([]lease, error) {
-	inc := gate.claim.inc
+func (m *Semaphore) takeOf(ctx context.Context, gate *line.Grant, resized *session.Watch, n int64, wait bool) ([]lease, error) {
+	inc := gate.Claim.Incarnation
 	var q quota
 	agreed := make(chan error, 1)
-	inc.m.spawn(func() { // on its way together with the listing
+	inc.Manager.Spawn(func() { // on its way together with the listing
 		var err error
 		q, err = m.agree(ctx, inc)
 		agreed <- err
@@ -518,19 +521,19 @@ func (m *Semaphore) takeOf(ctx context.Context, gate *grant, resized *watch, n i
 //
 // The watch is set by a listing of its own: set by the one that finds enough,
 // it would be fired, for nothing, by our own taking.
-func (m *Semaphore) awaitFree(ctx context.Context, inc *incarnation, resized *watch, most int64) error {
-	w := inc.hub.join(watchKey{watchChildren, m.leases})
-	defer inc.hub.leave(w)
+func (m *Semaphore) awaitFree(ctx context.Context, inc *session.Incarnation, resized *session.Watch, most int64) error {
+	w := inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: m.leases})
+	defer inc.Watches.Leave(w)
 	out, err := m.out(ctx, inc)
 	if err != nil || out <= most {
 		return err
 	}
 	// Whoever gives permits back, only we are woken: everyone else waits at the
 	// gate. Where both have happened, the limit is read again first.
-	if err := inc.awaitAny(ctx, []*watch{w, resized}, time.Time{}); err != nil {
+	if err := inc.AwaitAny(ctx, []*session.Watch{w, resized}, time.Time{}); err != nil {
 		return err
 	}
-	if isClosed(resized.fired) {
+	if session.IsClosed(resized.Fired) {
 		return errResized
 	}
 	return nil
@@ -538,9 +541,9 @@ func (m *Semaphore) awaitFree(ctx context.Context, inc *incarnation, resized *wa
 
 // out returns how many permits are out. Others may count otherwise, or have had
 // another limit, and have more out than there are.
-func (m *Semaphore) out(ctx context.Context, inc *incarnation) (int64, error) {
-	names, _, err := inc.children(ctx, m.leases)
-	if isNoNode(err) {
+func (m *Semaphore) out(ctx context.Context, inc *session.Incarnation) (int64, error) {
+	names, _, err := inc.Children(ctx, m.leases)
+	if session.IsNoNode(err) {
 		return 0, nil
 	}
 	var out int64
@@ -571,13 +574,13 @@ func (m *Semaphore) heavy(limit int64) bool { return limit > maxUnits && m.layou
 
 // make makes the znodes of n permits while the gate is ours and the limit is
 // that of q. It is BadVersion if that has changed.
-func (m *Semaphore) make(ctx context.Context, gate *grant, q quota, n int64) ([]lease, error) {
-	inc := gate.claim.inc
+func (m *Semaphore) make(ctx context.Context, gate *line.Grant, q quota, n int64) ([]lease, error) {
+	inc := gate.Claim.Incarnation
 	leases := m.name(q.limit, n)
 	for {
 		same := &zk.CheckVersionRequest{Path: m.root, Version: q.version}
-		err := inc.createAll(ctx, gate.claim.at(), same, pathsOf(leases), []byte(m.s.cfg.owner))
-		if !isNoNode(err) {
+		err := inc.CreateAll(ctx, gate.Claim.Znode(), same, pathsOf(leases), []byte(m.s.m.Config.Owner))
+		if !session.IsNoNode(err) {
 			return leases, err
 		}
 		// The parent is not there yet, or has been removed because it was
@@ -588,7 +591,7 @@ func (m *Semaphore) make(ctx context.Context, gate *grant, q quota, n int64) ([]
 			return nil, errResized
 		case err == nil:
 			q = now
-			err = inc.makeDir(ctx, m.leases)
+			err = inc.MakeDir(ctx, m.leases)
 		}
 		if err != nil {
 			return nil, err
@@ -602,21 +605,21 @@ func (m *Semaphore) name(limit, n int64) []lease {
 	if m.heavy(limit) {
 		return []lease{m.nameWeight(n)}
 	}
-	guid := newGUID()
+	guid := session.NewGUID()
 	leases := make([]lease, n)
 	for i := range leases {
-		name := fmt.Sprintf("%s%010d", protectedName(guid, "lease-"), i)
+		name := fmt.Sprintf("%s%010d", session.ProtectedName(guid, "lease-"), i)
 		if m.layout == LayoutKazoo {
-			name = kazooName(newGUID(), "")
+			name = line.KazooName(session.NewGUID(), "")
 		}
-		leases[i] = lease{childPath(m.leases, name), 1}
+		leases[i] = lease{session.ChildPath(m.leases, name), 1}
 	}
 	return leases
 }
 
 // nameWeight chooses the name of one znode for n permits.
 func (m *Semaphore) nameWeight(n int64) lease {
-	return lease{childPath(m.leases, "_c_"+newGUID()+weightBase+strconv.FormatInt(n, 10)), n}
+	return lease{session.ChildPath(m.leases, "_c_"+session.NewGUID()+weightBase+strconv.FormatInt(n, 10)), n}
 }
 
 func pathsOf(leases []lease) []string {
@@ -630,40 +633,40 @@ func pathsOf(leases []lease) []string {
 // keep enters what has been taken into the allotment. It is errUnsettled, and
 // what was taken goes back, while this process has permits that are lost: they
 // may be released an hour from now, and others wait.
-func (m *Semaphore) keep(ctx context.Context, inc *incarnation, leases []lease, n int64) (*allotment, error) {
-	s, err := inc.stake(ctx)
+func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, leases []lease, n int64) (*allotment, error) {
+	s, err := inc.Stake(ctx)
 	if err != nil {
 		// With the session they go by themselves; and nobody has been told of them.
-		inc.removeAll(pathsOf(leases)).await(grace)
+		inc.RemoveAll(pathsOf(leases)).Await(session.Grace)
 		return nil, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.held == nil {
 		a := &allotment{inc: inc, stake: s, since: time.Now()}
-		a.stop = context.AfterFunc(inc.ctx, func() {
+		a.stop = context.AfterFunc(inc.Ctx, func() {
 			m.mu.Lock()
 			a.lost = true
-			m.s.holds.Add(-a.permits)
+			m.s.m.Holds.Add(-a.permits)
 			m.mu.Unlock()
-			m.s.observe(event{kind: eventLost, op: "acquire", path: m.path, wait: time.Since(a.since), err: inc.loss()})
+			m.s.m.Observe(session.Event{Kind: session.EventLost, Op: "acquire", Path: m.path, Wait: time.Since(a.since), Err: inc.Loss()})
 		})
 		m.held = a
 	}
 	a := m.held
 	if a.stake != s {
-		s.drop()
+		s.Drop()
 	}
 	switch {
 	case a.inc != inc:
-		inc.removeAll(pathsOf(leases))
+		inc.RemoveAll(pathsOf(leases))
 		return nil, errUnsettled
 	case a.lost:
-		return nil, errEnded
+		return nil, session.ErrEnded
 	}
 	a.leases = append(a.leases, leases...)
 	a.permits += n
-	m.s.holds.Add(n)
+	m.s.m.Holds.Add(n)
 	return a, nil
 }
 
@@ -675,24 +678,24 @@ func (m *Semaphore) keep(ctx context.Context, inc *incarnation, leases []lease, 
 // Within f, Acquire and Do ask for more permits, and may wait for ever for those
 // that f has. What f releases of its own accord Do does not release again.
 func (m *Semaphore) Do(ctx context.Context, n int64, f func(ctx context.Context) error) (err error) {
-	if m.bad() == nil && f == nil {
-		return opError("do", m.path, invalid("the function is nil"))
+	if m.misuse() == nil && f == nil {
+		return opError("do", m.path, session.Invalid("the function is nil"))
 	}
 	start := time.Now()
 	if err := m.check(ctx, n); err != nil {
 		return opError("do", m.path, err)
 	}
 	a, err := m.acquire(ctx, n, true)
-	m.s.waited("acquire", m.path, start, err)
+	m.s.m.Waited("acquire", m.path, start, err)
 	if err != nil {
 		return opError("do", m.path, err)
 	}
 	holding, end := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(a.inc.ctx, func() { end(a.inc.loss()) })
+	stop := context.AfterFunc(a.inc.Ctx, func() { end(a.inc.Loss()) })
 	defer func() {
 		stop()
 		end(nil)
-		switch e := opError("do", m.path, m.s.letGo(ctx, func() error { return m.releaseOf(a, n) })); {
+		switch e := opError("do", m.path, m.s.m.GiveUp(ctx, func() error { return m.releaseOf(a, n) })); {
 		case e == nil:
 		case err == nil:
 			err = e
@@ -716,10 +719,10 @@ func (m *Semaphore) Release(n int64) error {
 
 func (m *Semaphore) release(n int64) error {
 	switch {
-	case m.bad() != nil:
-		return m.bad()
+	case m.misuse() != nil:
+		return m.misuse()
 	case n <= 0:
-		return invalid("%d permits; want at least 1", n)
+		return session.Invalid("%d permits; want at least 1", n)
 	}
 	return m.releaseOf(nil, n)
 }
@@ -736,11 +739,11 @@ func (m *Semaphore) releaseOf(a *allotment, n int64) error {
 	}
 	r := m.giveLocked(a, n)
 	if !a.lost {
-		m.s.holds.Add(-n)
+		m.s.m.Holds.Add(-n)
 	}
 	if a.permits == 0 {
 		m.held = nil
-		a.stake.drop()
+		a.stake.Drop()
 		a.stop()
 		if m.freed != nil {
 			close(m.freed)
@@ -748,16 +751,16 @@ func (m *Semaphore) releaseOf(a *allotment, n int64) error {
 		}
 	}
 	m.mu.Unlock()
-	if err := r.verdict(); err != nil {
+	if err := r.Result(); err != nil {
 		return err
 	}
-	m.s.observe(event{kind: eventReleased, op: "acquire", path: m.path, wait: time.Since(a.since)})
+	m.s.m.Observe(session.Event{Kind: session.EventReleased, Op: "acquire", Path: m.path, Wait: time.Since(a.since)})
 	return nil
 }
 
 // giveLocked takes n permits off the allotment and deletes their znodes in the
 // background.
-func (m *Semaphore) giveLocked(a *allotment, n int64) *removal {
+func (m *Semaphore) giveLocked(a *allotment, n int64) *session.Removal {
 	a.permits -= n
 	var paths []string
 	for n > 0 {
@@ -779,43 +782,30 @@ func (m *Semaphore) giveLocked(a *allotment, n int64) *removal {
 // change deletes the znodes at paths in the background, and puts one at rest in
 // the place of that at whole, if there is a rest. Where it may, this happens in
 // the order of the calls: one may delete what the one before has not made yet.
-func (m *Semaphore) change(a *allotment, paths []string, whole, rest string) *removal {
+func (m *Semaphore) change(a *allotment, paths []string, whole, rest string) *session.Removal {
 	if whole == "" && a.last == nil {
-		return a.inc.removeAll(paths) // nothing before it can matter
+		return a.inc.RemoveAll(paths) // nothing before it can matter
 	}
 	before := a.last
-	a.last = a.inc.inBackground(m.leases, func() (err error) {
+	a.last = a.inc.InBackground(m.leases, func() (err error) {
 		if before != nil {
 			select {
-			case <-before.done:
-			case <-before.refused:
-				if !isClosed(before.done) {
-					return before.refusal
+			case <-before.Done:
+			case <-before.Refused:
+				if !session.IsClosed(before.Done) {
+					return before.Refusal
 				}
 			}
 		}
 		if whole != "" {
-			err = a.inc.exchange(context.Background(), whole, rest, []byte(m.s.cfg.owner))
+			err = a.inc.Exchange(context.Background(), whole, rest, []byte(m.s.m.Config.Owner))
 		}
 		if len(paths) > 0 {
-			err = worse(err, a.inc.removeAllNow(context.Background(), paths))
+			err = session.Worse(err, a.inc.RemoveAllNow(context.Background(), paths))
 		}
 		return err
 	})
 	return a.last
-}
-
-// exchange makes an ephemeral znode of a unique name in place of another, in
-// one transaction, so that nobody sees too few permits out or is woken twice.
-// It is NoNode if the other is gone.
-func (inc *incarnation) exchange(ctx context.Context, old, name string, data []byte) error {
-	rs, err := inc.multi(ctx,
-		&zk.CreateRequest{Path: name, Data: data, Acl: inc.m.cfg.acl, Flags: zk.FlagEphemeral},
-		&zk.DeleteRequest{Path: old, Version: -1})
-	if len(rs) > 0 && isNodeExists(rs[0].Error) {
-		return nil // an attempt without a reply has been applied: nobody else makes this name
-	}
-	return err
 }
 
 // Lost returns a channel that is closed when the permits that m holds are lost:
@@ -824,23 +814,23 @@ func (inc *incarnation) exchange(ctx context.Context, old, name string, data []b
 func (m *Semaphore) Lost() <-chan struct{} {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.held == nil || !m.held.inc.alive() {
-		return closedChan
+	if m.held == nil || !m.held.inc.Alive() {
+		return session.ClosedChan
 	}
-	return m.held.inc.ctx.Done()
+	return m.held.inc.Ctx.Done()
 }
 
 // Contenders returns who holds permits, one for each znode, and who asks for
 // some, in their order. It costs two listings and a read
 // for every 128 of them.
 func (m *Semaphore) Contenders(ctx context.Context) ([]Contender, error) {
-	if m.bad() != nil {
-		return nil, opError("contenders", m.path, m.bad())
+	if m.misuse() != nil {
+		return nil, opError("contenders", m.path, m.misuse())
 	}
 	var out []Contender
-	err := m.s.during(ctx, func(inc *incarnation) error {
-		names, _, err := inc.children(ctx, m.leases)
-		if err != nil && !isNoNode(err) {
+	err := m.s.m.During(ctx, func(inc *session.Incarnation) error {
+		names, _, err := inc.Children(ctx, m.leases)
+		if err != nil && !session.IsNoNode(err) {
 			return err
 		}
 		out, err = describe(ctx, inc, m.leases, names, func(int) (Mode, bool) { return ModePermits, true })
@@ -850,7 +840,7 @@ func (m *Semaphore) Contenders(ctx context.Context) ([]Contender, error) {
 		return nil, opError("contenders", m.path, err)
 	}
 	slices.SortStableFunc(out, func(a, b Contender) int { return a.Since.Compare(b.Since) })
-	waiting, err := contenders(ctx, &m.gate.turn.line, func([]child, int) (Mode, bool) { return ModePermits, false })
+	waiting, err := contenders(ctx, &m.gate.turn.line, func([]line.Child, int) (Mode, bool) { return ModePermits, false })
 	if err != nil {
 		return nil, opError("contenders", m.path, err)
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -52,11 +53,11 @@ func TestSemaphoreGrantsNoMoreThanItsLimit(t *testing.T) {
 				must(t, a.Release(f.unit))
 				wantErr(t, a.Release(f.unit), ErrNotLocked)
 				wantErr(t, b.Release(4*f.unit), ErrNotLocked)
-				if isClosed(b.Lost()) {
+				if session.IsClosed(b.Lost()) {
 					t.Error("Lost is closed while permits are held")
 				}
 				must(t, b.Release(3*f.unit))
-				if !isClosed(b.Lost()) {
+				if !session.IsClosed(b.Lost()) {
 					t.Error("Lost is open while nothing is held")
 				}
 				if ok, err := a.TryAcquire(ctx, f.limit); !ok || err != nil {
@@ -81,7 +82,7 @@ func TestSemaphoreRefusesBadArguments(t *testing.T) {
 			for _, err := range []error{m.Acquire(ctx, 1), tryErr, m.Release(1), cErr} {
 				wantErr(t, err, ErrInvalid)
 			}
-			if !isClosed(m.Lost()) {
+			if !session.IsClosed(m.Lost()) {
 				t.Error("Lost of a Semaphore that cannot be held is open")
 			}
 		}
@@ -96,7 +97,7 @@ func TestSemaphoreRefusesBadArguments(t *testing.T) {
 		ended, cancel := context.WithCancel(ctx)
 		cancel()
 		wantErr(t, m.Acquire(ended, 1), context.Canceled)
-		if stat, err := live(t, s).exists(ctx, "/s"); stat != nil || err != nil {
+		if stat, err := live(t, s).Exists(ctx, "/s"); stat != nil || err != nil {
 			t.Errorf("refused calls have made the path: %v, %v", stat, err)
 		}
 	})
@@ -117,7 +118,7 @@ func TestSemaphoreOfAnotherLimitIsRefused(t *testing.T) {
 			}
 			_, err = other.TryAcquire(t.Context(), 1)
 			wantErr(t, err, ErrInvalid)
-			data, _, err := live(t, a).get(t.Context(), "/s")
+			data, _, err := live(t, a).Get(t.Context(), "/s")
 			must(t, err)
 			if string(data) != "3" {
 				t.Errorf("the limit is stored as %q, want 3", data)
@@ -292,7 +293,7 @@ func TestLostPermitsAreToldAndGoToOthers(t *testing.T) {
 			id := sa.ID()
 			srv.Partition(id)
 			must(t, <-got)
-			if !isClosed(lost) || !isClosed(a.Lost()) {
+			if !session.IsClosed(lost) || !session.IsClosed(a.Lost()) {
 				t.Error("permits were given to another before the loss was told")
 			}
 			srv.Heal(id)
@@ -333,7 +334,7 @@ func TestReleaseOfADeletedPermitIsErrLost(t *testing.T) {
 		s := open(t, srv)
 		m := NewSemaphore(s, "/s", 3)
 		must(t, m.Acquire(t.Context(), 2))
-		must(t, live(t, s).removeNow(t.Context(), "/s/leases/"+childrenOf(t, s, "/s/leases")[0]))
+		must(t, live(t, s).RemoveNow(t.Context(), "/s/leases/"+childrenOf(t, s, "/s/leases")[0]))
 		wantErr(t, m.Release(2), ErrLost)
 		if names := childrenOf(t, s, "/s/leases"); len(names) > 0 {
 			t.Errorf("%v are left", names)
@@ -413,7 +414,7 @@ func (s *strike) end() bool {
 // stand at the gate.
 func leasesOf(t testing.TB, m *Semaphore) []string {
 	t.Helper()
-	return childrenOf(t, m.s, m.s.bare(m.leases))
+	return childrenOf(t, m.s, m.s.m.Bare(m.leases))
 }
 
 func gateOf(t testing.TB, m *Semaphore) []string {
@@ -459,7 +460,7 @@ func TestAcquireSucceedsOnceWhateverIsLostAtAnyStep(t *testing.T) {
 							must(t, <-got)
 							struck = s.end()
 							time.Sleep(5 * time.Second)
-							lost := isClosed(m.Lost())
+							lost := session.IsClosed(m.Lost())
 							if lost && !fault.expire {
 								t.Fatalf("request %d: the permits are lost though the session lives", k)
 							}
@@ -533,7 +534,7 @@ func TestAcquireEndsWithItsContextAtAnyStepAndLeavesNothing(t *testing.T) {
 								must(t, holder.Release(f.limit))
 							}
 							err := <-got
-							if d := time.Since(start); d > patience+2*grace {
+							if d := time.Since(start); d > patience+2*session.Grace {
 								t.Errorf("request %d: Acquire took %v with a context of %v", k, d, patience)
 							}
 							if struck = s.end(); err != nil {
@@ -804,7 +805,7 @@ func TestSemaphoreWritesTheZnodesOfCuratorAndKazoo(t *testing.T) {
 					if !regexp.MustCompile(want).MatchString(name) {
 						t.Errorf("%s in %s, want %s", name, dir, want)
 					}
-					data, stat, err := live(t, s).get(t.Context(), dir+"/"+name)
+					data, stat, err := live(t, s).Get(t.Context(), dir+"/"+name)
 					must(t, err)
 					if string(data) != "me" || stat.EphemeralOwner != s.ID() {
 						t.Errorf("%s: data %q, owner %x", name, data, stat.EphemeralOwner)
@@ -830,7 +831,7 @@ func TestPermitsOfOtherProgramsCountAsOneEach(t *testing.T) {
 			must(t, m.Release(1))
 			inc := live(t, s)
 			for _, name := range []string{"_c_x-lease-0000000007", "anything"} {
-				_, err := inc.create(t.Context(), childPath(inc.m.full(s.bare(m.leases)), name), nil)
+				_, err := inc.Create(t.Context(), session.ChildPath(inc.Manager.Full(s.m.Bare(m.leases)), name), nil)
 				must(t, err)
 			}
 			if ok, err := m.TryAcquire(t.Context(), f.limit-1); ok || err != nil {
@@ -840,7 +841,7 @@ func TestPermitsOfOtherProgramsCountAsOneEach(t *testing.T) {
 			must(t, m.Release(f.limit-2))
 			if m.heavy(f.limit) { // more than there are, and more than can be counted
 				for range 2 {
-					_, err := inc.create(t.Context(), fmt.Sprintf("%s/_c_%s-weight-9223372036854775807", m.leases, newGUID()), nil)
+					_, err := inc.Create(t.Context(), fmt.Sprintf("%s/_c_%s-weight-9223372036854775807", m.leases, session.NewGUID()), nil)
 					must(t, err)
 				}
 				if ok, err := m.TryAcquire(t.Context(), 1); ok || err != nil {
@@ -854,7 +855,7 @@ func TestPermitsOfOtherProgramsCountAsOneEach(t *testing.T) {
 func TestSemaphoreWithForeignDataAtItsPathSaysSo(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		_, err := live(t, s).create(t.Context(), "/s", []byte("10.0.0.7"))
+		_, err := live(t, s).Create(t.Context(), "/s", []byte("10.0.0.7"))
 		must(t, err)
 		err = NewSemaphore(s, "/s", 3).Acquire(t.Context(), 1)
 		wantErr(t, err, ErrInvalid)
@@ -899,7 +900,7 @@ func TestSemaphoreSurvivesTheDeletionOfItsTree(t *testing.T) {
 			var uproot func(path string)
 			uproot = func(path string) {
 				for _, name := range childrenOf(t, admin, path) {
-					uproot(childPath(path, name))
+					uproot(session.ChildPath(path, name))
 				}
 				ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
 			}
@@ -914,7 +915,7 @@ func TestSemaphoreSurvivesTheDeletionOfItsTree(t *testing.T) {
 				must(t, <-granted)
 				must(t, other.Release(f.limit))
 			}
-			data, _, err := live(t, admin).get(t.Context(), "/s")
+			data, _, err := live(t, admin).Get(t.Context(), "/s")
 			must(t, err)
 			if want := fmt.Sprint(f.limit); string(data) != want {
 				t.Errorf("%s: the limit is stored as %q, want %s", f.name, data, want)
@@ -929,7 +930,7 @@ func TestSoManyPermitsThatTheyFitInNoTransactionAreRefusedAtOnce(t *testing.T) {
 		s := open(t, srv, WithOwner(strings.Repeat("x", maxOwner)))
 		m := NewSemaphore(s, "/s", 1000)
 		wantErr(t, m.Acquire(t.Context(), 1000), ErrTooLarge)
-		if stat, err := live(t, s).exists(t.Context(), "/s"); stat != nil || err != nil {
+		if stat, err := live(t, s).Exists(t.Context(), "/s"); stat != nil || err != nil {
 			t.Errorf("a refused call has made the path: %v, %v", stat, err)
 		}
 		must(t, m.Acquire(t.Context(), m.most()))
@@ -988,9 +989,9 @@ func TestAcquireWhoseSessionEndsWithItsContextFailsWithTheContext(t *testing.T) 
 			inc := live(t, m.s)
 			if i%2 == 0 { // either may be noticed first
 				cancel()
-				inc.lose(lossExpired)
+				inc.Lose(session.LossExpired)
 			} else {
-				inc.lose(lossExpired)
+				inc.Lose(session.LossExpired)
 				cancel()
 			}
 			wantErr(t, <-got, context.Canceled)
@@ -1054,7 +1055,7 @@ func (c *till) enter(t *testing.T, s *outlay) {
 	c.here[s] = true
 	sum := int64(0)
 	for o := range c.here {
-		if !isClosed(o.lost) && c.stands(o.session) {
+		if !session.IsClosed(o.lost) && c.stands(o.session) {
 			sum += o.n
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -28,7 +29,7 @@ func TestResizeIsFollowedByEveryoneWhoUsesTheSemaphore(t *testing.T) {
 			if ok, err := b.TryAcquire(ctx, 1); ok || err != nil {
 				t.Errorf("a fifth permit of four: %v, %v", ok, err)
 			}
-			if isClosed(a.Lost()) {
+			if session.IsClosed(a.Lost()) {
 				t.Error("Resize took a permit away")
 			}
 			// Fewer: nobody gets one before enough are back.
@@ -208,11 +209,11 @@ func TestSemaphoreWorksAtTheLongestPath(t *testing.T) {
 	for _, layout := range []Layout{LayoutCurator, LayoutKazoo} {
 		for _, n := range []int64{3, 5000} {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
-				m := NewSemaphore(open(t, srv), "/"+strings.Repeat("a", maxPath-1), n, WithLayout(layout))
+				m := NewSemaphore(open(t, srv), "/"+strings.Repeat("a", session.MaxPath-1), n, WithLayout(layout))
 				must(t, m.Acquire(t.Context(), 2))
 				must(t, m.Resize(t.Context(), 2))
 				must(t, m.Release(2))
-				wantErr(t, NewSemaphore(open(t, srv), "/"+strings.Repeat("a", maxPath), n, WithLayout(layout)).Acquire(t.Context(), 1), ErrInvalid)
+				wantErr(t, NewSemaphore(open(t, srv), "/"+strings.Repeat("a", session.MaxPath), n, WithLayout(layout)).Acquire(t.Context(), 1), ErrInvalid)
 			})
 		}
 	}

@@ -10,6 +10,8 @@ import (
 	"unicode"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/session"
 )
 
 // A Session is a program's connection to a ZooKeeper ensemble. All primitives
@@ -34,7 +36,7 @@ import (
 // A Session may be used by many goroutines at once.
 type Session struct {
 	_ noCopy
-	*manager
+	m *session.Manager
 
 	tallies shared[tallyKey, tally]
 	marks   shared[string, mark] // by path of the mark
@@ -63,10 +65,10 @@ func Connect(ctx context.Context, servers string, opts ...Option) (*Session, err
 		return nil, opError("connect", "", err)
 	}
 	if ctx.Err() != nil {
-		return nil, opError("connect", "", ctxErr(ctx))
+		return nil, opError("connect", "", session.CtxErr(ctx))
 	}
-	s := &Session{manager: newManager(hosts, chroot, cfg.settings)}
-	if err := s.connect(ctx); err != nil {
+	s := &Session{m: session.New(hosts, chroot, cfg.Config)}
+	if err := s.m.Connect(ctx); err != nil {
 		return nil, opError("connect", "", err)
 	}
 	return s, nil
@@ -81,18 +83,18 @@ func Connect(ctx context.Context, servers string, opts ...Option) (*Session, err
 //
 // Close must not be called from an [Observer].
 func (s *Session) Close() error {
-	s.shutdown()
+	s.m.Close()
 	return nil
 }
 
 // ID returns the id of the current ZooKeeper session, or 0 while there is none.
 // It changes after an expiry.
-func (s *Session) ID() int64 { return s.sessionID() }
+func (s *Session) ID() int64 { return s.m.SessionID() }
 
 // Timeout returns the session timeout that the servers have granted, which may
 // differ from what [WithSessionTimeout] asked for. It is 0 while there is no
 // session.
-func (s *Session) Timeout() time.Duration { return s.granted() }
+func (s *Session) Timeout() time.Duration { return s.m.Granted() }
 
 // Margin returns for how long what is held through s is certainly held if
 // nothing more is heard from the servers. When it comes to 0 the loss is told.
@@ -100,10 +102,10 @@ func (s *Session) Timeout() time.Duration { return s.granted() }
 // [Session.Timeout] after that, so there is some time to stop. While nothing is
 // held the servers are asked less, and Margin may be 0 in a session that is
 // alive.
-func (s *Session) Margin() time.Duration { return s.certain() }
+func (s *Session) Margin() time.Duration { return s.m.Certain() }
 
 // State returns the present state.
-func (s *Session) State() State { return State(s.presentState()) }
+func (s *Session) State() State { return State(s.m.State()) }
 
 // A State is what a Session is doing.
 type State int
@@ -148,7 +150,7 @@ func (s State) String() string {
 // Close does not wait for a reader. The channel keeps 64 changes; if more are
 // unread by then, a goroutine stays until they are read or ctx ends.
 func (s *Session) States(ctx context.Context) <-chan State {
-	return states[State](ctx, s.manager)
+	return session.States[State](ctx, s.m)
 }
 
 // Stats are counters and gauges of a Session.
@@ -162,7 +164,7 @@ type Stats struct {
 }
 
 // Stats returns the counters of s.
-func (s *Session) Stats() Stats { return Stats(s.counters()) }
+func (s *Session) Stats() Stats { return Stats(s.m.Stats()) }
 
 // Txn applies several writes, all or none. ops are go-zookeeper's request
 // types: *zk.CreateRequest, *zk.SetDataRequest, *zk.DeleteRequest and
@@ -194,7 +196,7 @@ func (s *Session) Stats() Stats { return Stats(s.counters()) }
 //
 // One round trip, one request.
 func (s *Session) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
-	rs, err := s.commit(ctx, ops)
+	rs, err := s.m.Commit(ctx, ops)
 	return rs, opError("txn", "", err)
 }
 
@@ -205,7 +207,7 @@ func parseServers(servers string) (hosts []string, chroot string, err error) {
 		list, chroot = servers[:i], servers[i:]
 		if chroot == "/" {
 			chroot = ""
-		} else if err := checkPath(chroot); err != nil {
+		} else if err := session.CheckPath(chroot); err != nil {
 			return nil, "", fmt.Errorf("chroot of %q: %w", servers, err)
 		}
 	}
@@ -222,7 +224,7 @@ func parseServers(servers string) (hosts []string, chroot string, err error) {
 // hostPort gives host the default port if it has none.
 func hostPort(host string) (string, error) {
 	if host == "" {
-		return "", invalid("a server's name is empty; want host:port[,host:port...][/chroot]")
+		return "", session.Invalid("a server's name is empty; want host:port[,host:port...][/chroot]")
 	}
 	full := host
 	if _, _, err := net.SplitHostPort(host); err != nil { // no port
@@ -235,11 +237,11 @@ func hostPort(host string) (string, error) {
 	n, portErr := strconv.ParseUint(port, 10, 16)
 	switch {
 	case err != nil, strings.ContainsAny(name, "[]"), strings.ContainsFunc(full, unicode.IsSpace), strings.Contains(name, ":") && net.ParseIP(name) == nil:
-		return "", invalid("server %q is not host:port", host)
+		return "", session.Invalid("server %q is not host:port", host)
 	case name == "":
-		return "", invalid("server %q has no name; want host:port", host)
+		return "", session.Invalid("server %q has no name; want host:port", host)
 	case portErr != nil || n == 0:
-		return "", invalid("server %q has the port %q; want a number from 1 to 65535", host, port)
+		return "", session.Invalid("server %q has the port %q; want a number from 1 to 65535", host, port)
 	}
 	return full, nil
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -40,7 +41,7 @@ func TestConnectStringIsSplitAndCheckedAtOnce(t *testing.T) {
 	}
 	for _, in := range []string{
 		"", ",", "a,", "a,,b", ":2181", "a:", "a:b", "a:0", "a:65536", "a:-1", "[::1", "::1]:2", "a:1:2", "[]", "[ ]", "a b:1", "a]", "[x:y]:1",
-		"a/b/", "a//b", "a/..", "a/" + strings.Repeat("x", maxPath), "/chroot",
+		"a/b/", "a//b", "a/..", "a/" + strings.Repeat("x", session.MaxPath), "/chroot",
 	} {
 		_, err := Connect(t.Context(), in)
 		if !errors.Is(err, ErrInvalid) {
@@ -217,8 +218,8 @@ func TestLossOnSuspendCountsADroppedConnection(t *testing.T) {
 		srv.Disconnect(s.ID())
 		srv.Disconnect(plain.ID())
 		synctest.Wait()
-		if !isClosed(m.Lost()) || isClosed(other.Lost()) {
-			t.Errorf("lost with WithLossOnSuspend: %v, without: %v", isClosed(m.Lost()), isClosed(other.Lost()))
+		if !session.IsClosed(m.Lost()) || session.IsClosed(other.Lost()) {
+			t.Errorf("lost with WithLossOnSuspend: %v, without: %v", session.IsClosed(m.Lost()), session.IsClosed(other.Lost()))
 		}
 		wantErr(t, m.Unlock(), ErrLost)
 		must(t, m.Lock(t.Context())) // in the next session
@@ -303,11 +304,11 @@ func TestEveryZnodeHasTheACL(t *testing.T) {
 					t.Errorf("%s has the ACL %v", path, got)
 				}
 			}
-			names, _, err := inc.children(t.Context(), path)
+			names, _, err := inc.Children(t.Context(), path)
 			must(t, err)
 			for _, name := range names {
 				if name != "zookeeper" {
-					walk(childPath(path, name))
+					walk(session.ChildPath(path, name))
 				}
 			}
 		}
@@ -607,7 +608,7 @@ func TestDoRunsNothingInsideAHoldThatIsLost(t *testing.T) {
 func TestTxnWhoseContextEndsLeavesNoReceipt(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		_, err := live(t, s).create(t.Context(), "/dir", nil)
+		_, err := live(t, s).Create(t.Context(), "/dir", nil)
 		must(t, err)
 		for i, hurt := range []func(){
 			func() { // applied, and then nobody answers until the context has ended
@@ -641,7 +642,7 @@ func TestTheLargestTxnPassesWithItsReceiptAndProof(t *testing.T) {
 		must(t, m.Lock(t.Context()))
 		// Whatever is not refused must not cost the connection.
 		largest := 0
-		for size := maxPacket - 8000; size < maxPacket; size += 50 {
+		for size := session.MaxPacket - 8000; size < session.MaxPacket; size += 50 {
 			_, err := m.Txn(within(t, time.Second), &zk.SetDataRequest{Path: path, Data: make([]byte, size), Version: -1})
 			if errors.Is(err, ErrTooLarge) {
 				break
@@ -785,7 +786,7 @@ func TestTxnWhoseReplyIsLostTellsWhatItMade(t *testing.T) {
 
 func TestConnectFailsWithCredentialsThatAreRefused(t *testing.T) {
 	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
-		servers := connect().hosts
+		servers := connect().m.Hosts
 		for range 20 {
 			s, err := Connect(within(t, 10*time.Second), strings.Join(servers, ","), WithAuth("nosuch", []byte("x")))
 			if err == nil {
@@ -909,7 +910,7 @@ func TestZeroValuesSayWhatToDo(t *testing.T) {
 		}
 	}
 	for i, lost := range []<-chan struct{}{m.Lost(), rw.Lost(), wg.Lost(), e.Lost(), p.Lost()} {
-		if !isClosed(lost) {
+		if !session.IsClosed(lost) {
 			t.Errorf("Lost %d is open", i)
 		}
 	}

@@ -86,7 +86,7 @@ func TestASessionIsConnectedWhenACallSaysSo(t *testing.T) {
 			}
 			srv.Disconnect(s.ID())
 			synctest.Wait()
-			_, err := live(t, s).exists(t.Context(), "/x")
+			_, err := live(t, s).Exists(t.Context(), "/x")
 			if must(t, err); s.State() != StateConnected {
 				t.Fatalf("%v after a call", s.State())
 			}
@@ -115,8 +115,8 @@ func TestObserversAndLogHandlersMayAskBack(t *testing.T) {
 		"cut off":         {nil, func(srv *zktest.Server, s *Session) { srv.Partition(s.ID()) }},
 		"loss on suspend": {[]Option{WithLossOnSuspend()}, func(srv *zktest.Server, s *Session) { srv.Disconnect(s.ID()) }},
 		"deleted": {nil, func(srv *zktest.Server, s *Session) {
-			inc, _ := s.live(context.Background())
-			inc.removeAllNow(context.Background(), ephemerals(srv, s.ID()))
+			inc, _ := s.m.Incarnation(context.Background())
+			inc.RemoveAllNow(context.Background(), ephemerals(srv, s.ID()))
 		}},
 		"disconnected": {nil, func(srv *zktest.Server, s *Session) { srv.Disconnect(s.ID()) }},
 		"closed":       {nil, func(srv *zktest.Server, s *Session) { s.Close() }},

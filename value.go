@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/session"
 )
 
 // A Value is a value of type T that every process which names the same path
@@ -85,17 +87,17 @@ func (v *Value[T]) load(ctx context.Context, fresh bool) (x T, version Version, 
 		return x, version, err
 	}
 	var data []byte
-	err = v.s.during(ctx, func(inc *incarnation) error {
+	err = v.s.m.During(ctx, func(inc *session.Incarnation) error {
 		if fresh {
-			if err := inc.sync(ctx, v.full()); err != nil {
+			if err := inc.Sync(ctx, v.full()); err != nil {
 				return err
 			}
 		}
 		var stat *zk.Stat
 		var err error
-		data, stat, err = inc.get(ctx, v.full())
+		data, stat, err = inc.Get(ctx, v.full())
 		switch {
-		case isNoNode(err):
+		case session.IsNoNode(err):
 			version = Version{}
 			return nil
 		case err == nil:
@@ -111,13 +113,13 @@ func (v *Value[T]) load(ctx context.Context, fresh bool) (x T, version Version, 
 
 // check is what every operation asks first.
 func (v *Value[T]) check(ctx context.Context) error {
-	if v.bad() != nil {
-		return v.bad()
+	if v.misuse() != nil {
+		return v.misuse()
 	}
-	return ctxErr(ctx)
+	return session.CtxErr(ctx)
 }
 
-func (v *Value[T]) full() string { return v.s.full(v.path) }
+func (v *Value[T]) full() string { return v.s.m.Full(v.path) }
 
 // decode is ErrNoValue for an empty znode, as other programs make it before they
 // have a value, unless that is one to the codec.
@@ -139,7 +141,7 @@ func (v *Value[T]) encode(x T) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot encode a %T: %w", x, err)
 	}
-	if v.s.sizeOf(v.full(), data)+2*v.s.sizeOf(v.receipts(), nil)+256 > maxPacket {
+	if v.s.m.SizeOf(v.full(), data)+2*v.s.m.SizeOf(v.receipts(), nil)+256 > session.MaxPacket {
 		return nil, fmt.Errorf("value of %d bytes: %w", len(data), ErrTooLarge)
 	}
 	return data, nil
@@ -162,11 +164,11 @@ func (v *Value[T]) store(ctx context.Context, x T) error {
 	}
 	for {
 		err := v.commit(ctx, &zk.SetDataRequest{Path: v.full(), Data: data, Version: -1})
-		if isNoNode(err) {
+		if session.IsNoNode(err) {
 			err = v.commit(ctx, v.creation(data))
 		}
 		// Made by someone else in between: then it can be set.
-		if !isNodeExists(err) {
+		if !session.IsNodeExists(err) {
 			return err
 		}
 	}
@@ -214,14 +216,14 @@ func (v *Value[T]) compareAndSwap(ctx context.Context, old Version, x T) (bool, 
 
 // still reports whether the znode has the version old.
 func (v *Value[T]) still(ctx context.Context, old Version) (same bool, err error) {
-	err = v.s.during(ctx, func(inc *incarnation) error {
-		stat, err := inc.exists(ctx, v.full())
+	err = v.s.m.During(ctx, func(inc *session.Incarnation) error {
+		stat, err := inc.Exists(ctx, v.full())
 		if err == nil && (stat == nil || stat.Mzxid < old.mzxid) {
 			// This server does not know old yet, or it was deleted.
-			if err := inc.sync(ctx, v.full()); err != nil {
+			if err := inc.Sync(ctx, v.full()); err != nil {
 				return err
 			}
-			stat, err = inc.exists(ctx, v.full())
+			stat, err = inc.Exists(ctx, v.full())
 		}
 		same = err == nil && stat != nil && versionOf(stat) == old
 		return err
@@ -236,7 +238,7 @@ func (v *Value[T]) swap(ctx context.Context, old Version, data []byte) (bool, er
 		ops = swapOps(v.full(), data, old.version)
 	}
 	err := v.commit(ctx, ops...)
-	if isBadVersion(err) || isNoNode(err) || isNodeExists(err) {
+	if session.IsBadVersion(err) || session.IsNoNode(err) || session.IsNodeExists(err) {
 		return false, nil
 	}
 	return err == nil, err
@@ -258,7 +260,7 @@ func swapOps(path string, data []byte, version int32) []any {
 }
 
 func (v *Value[T]) creation(data []byte) any {
-	return &zk.CreateRequest{Path: v.full(), Data: data, Acl: v.s.cfg.acl}
+	return &zk.CreateRequest{Path: v.full(), Data: data, Acl: v.s.m.Config.ACL}
 }
 
 // receipts is the container of the receipts.
@@ -270,11 +272,11 @@ func (v *Value[T]) receipts() string { return v.full() + "-receipts" }
 // What is written cannot be recognised in the znode afterwards: another process
 // may have written the same bytes, or have written over ours. Hence receipts.
 func (v *Value[T]) commit(ctx context.Context, ops ...any) error {
-	err := v.s.during(ctx, func(inc *incarnation) error { return inc.vetHere(ctx, v.full()) })
+	err := v.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.VetHere(ctx, v.full()) })
 	if err != nil {
 		return err
 	}
-	_, err = v.s.commitOnce(ctx, v.receipts(), ops)
+	_, err = v.s.m.CommitAcrossSessions(ctx, v.receipts(), ops)
 	return err
 }
 
@@ -286,9 +288,9 @@ func (v *Value[T]) commit(ctx context.Context, ops ...any) error {
 //
 // When ctx ends while the write is on its way, it may be stored or not.
 func (v *Value[T]) Update(ctx context.Context, f func(T) (T, error)) (T, error) {
-	if v.bad() == nil && f == nil {
+	if v.misuse() == nil && f == nil {
 		var zero T
-		return zero, opError("update", v.path, invalid("the function is nil"))
+		return zero, opError("update", v.path, session.Invalid("the function is nil"))
 	}
 	x, err := v.update(ctx, f)
 	return x, opError("update", v.path, err)
@@ -345,12 +347,12 @@ func (v *Value[T]) changed(ctx context.Context, old Version) bool {
 // long.
 func (v *Value[T]) yield(ctx context.Context, try int) error {
 	const most = 4
-	b := v.s.cfg.retry.Min
+	b := v.s.m.Config.Retry.Min
 	select {
 	case <-time.After(time.Duration(rand.Int64N(int64(b)<<min(try, most) + 1))):
 		return nil
 	case <-ctx.Done():
-		return ctxErr(ctx)
+		return session.CtxErr(ctx)
 	}
 }
 
@@ -369,16 +371,16 @@ func (v *Value[T]) yield(ctx context.Context, try int) error {
 // nothing changes.
 func (v *Value[T]) Watch(ctx context.Context) <-chan T {
 	out := make(chan T)
-	if v.bad() != nil {
+	if v.misuse() != nil {
 		close(out)
 		return out
 	}
-	v.s.spawn(func() {
+	v.s.m.Spawn(func() {
 		defer close(out)
 		w := valueWatch[T]{v: v, out: out}
-		err := v.s.during(ctx, func(inc *incarnation) error { return w.follow(ctx, inc) })
-		if ctx.Err() == nil && v.s.failure() == nil {
-			v.s.log.Error("zsync: cannot watch", "path", v.path, "err", err)
+		err := v.s.m.During(ctx, func(inc *session.Incarnation) error { return w.follow(ctx, inc) })
+		if ctx.Err() == nil && v.s.m.Failure() == nil {
+			v.s.m.Log.Error("zsync: cannot watch", "path", v.path, "err", err)
 		}
 	})
 	return out
@@ -399,14 +401,14 @@ type valueWatch[T any] struct {
 // transaction, and its server has applied that. The catch-up has the first value
 // of all be not older than the call. Versions are compared for being the same
 // and for nothing else: the counter wraps, and is no measure of age.
-func (w *valueWatch[T]) follow(ctx context.Context, inc *incarnation) error {
-	if err := inc.sync(ctx, w.v.full()); err != nil {
+func (w *valueWatch[T]) follow(ctx context.Context, inc *session.Incarnation) error {
+	if err := inc.Sync(ctx, w.v.full()); err != nil {
 		return err
 	}
 	for {
 		err := w.next(ctx, inc)
-		if isNoNode(err) {
-			err = inc.awaitMade(ctx, w.v.full())
+		if session.IsNoNode(err) {
+			err = inc.AwaitMade(ctx, w.v.full())
 		}
 		if err != nil {
 			return err
@@ -415,35 +417,35 @@ func (w *valueWatch[T]) follow(ctx context.Context, inc *incarnation) error {
 }
 
 // next sends the value, unless that has been done, and waits for a change.
-func (w *valueWatch[T]) next(ctx context.Context, inc *incarnation) error {
-	change := inc.hub.join(watchKey{watchData, w.v.full()})
-	defer inc.hub.leave(change)
-	data, stat, err := inc.get(ctx, w.v.full())
+func (w *valueWatch[T]) next(ctx context.Context, inc *session.Incarnation) error {
+	change := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: w.v.full()})
+	defer inc.Watches.Leave(change)
+	data, stat, err := inc.Get(ctx, w.v.full())
 	if err != nil {
 		return err
 	}
 	version := versionOf(stat)
 	if version == w.told {
-		return inc.awaitFired(ctx, change)
+		return inc.AwaitFired(ctx, change)
 	}
 	x, err := w.v.decode(data)
 	if err == ErrNoValue {
-		return inc.awaitFired(ctx, change)
+		return inc.AwaitFired(ctx, change)
 	}
 	if err != nil {
-		inc.m.log.Error("zsync: cannot watch a value", "path", w.v.path, "version", version, "err", err)
+		inc.Manager.Log.Error("zsync: cannot watch a value", "path", w.v.path, "version", version, "err", err)
 		w.told = version
-		return inc.awaitFired(ctx, change)
+		return inc.AwaitFired(ctx, change)
 	}
 	select {
 	case w.out <- x:
 		w.told = version
-		return inc.awaitFired(ctx, change)
-	case <-change.fired:
+		return inc.AwaitFired(ctx, change)
+	case <-change.Fired:
 		return nil // the reader gets the newer one
 	case <-ctx.Done():
-		return ctxErr(ctx)
-	case <-inc.ctx.Done():
-		return errEnded
+		return session.CtxErr(ctx)
+	case <-inc.Ctx.Done():
+		return session.ErrEnded
 	}
 }

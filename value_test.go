@@ -20,6 +20,7 @@ import (
 	"github.com/anishathalye/porcupine"
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -67,14 +68,14 @@ func TestValueIsStoredLoadedSwappedAndUpdated(t *testing.T) {
 		_, err = a.Update(ctx, func(int) (int, error) { return 9, boom })
 		wantErr(t, err, boom)
 		load(b, 4)
-		inc, err := s.live(ctx)
+		inc, err := s.m.Incarnation(ctx)
 		must(t, err)
-		data, _, err := inc.get(ctx, s.full("/deep/v"))
+		data, _, err := inc.Get(ctx, s.m.Full("/deep/v"))
 		if string(data) != "4" || err != nil {
 			t.Errorf("the znode is %q, %v; want the JSON and nothing else", data, err)
 		}
 		// The znode made anew counts from 0 again, as the first did.
-		must(t, inc.removeNow(ctx, s.full("/deep/v")))
+		must(t, inc.RemoveNow(ctx, s.m.Full("/deep/v")))
 		swap(a, v1, 5, false)
 		must(t, b.Store(ctx, 6))
 		swap(a, v1, 5, false)
@@ -316,7 +317,7 @@ func TestLoadAndWatchAreRightWhateverBefallsTheirRequests(t *testing.T) {
 		last := 0
 		for i := 1; i <= 4; i++ {
 			if i == 3 { // deleted, and made anew
-				must(t, live(t, s).removeNow(t.Context(), "/v"))
+				must(t, live(t, s).RemoveNow(t.Context(), "/v"))
 				synctest.Wait()
 			}
 			must(t, v.Store(t.Context(), i))
@@ -389,11 +390,11 @@ func TestCase34ASwapAtMinusOneIsStillACompareAndSwap(t *testing.T) {
 		for version := range int32(8) {
 			_, before, err := v.Load(ctx)
 			must(t, err)
-			err = v.commit(ctx, &zk.SetDataRequest{Path: s.full("/v"), Data: []byte("9"), Version: -1},
-				&zk.CheckVersionRequest{Path: s.full("/v"), Version: version + 1})
+			err = v.commit(ctx, &zk.SetDataRequest{Path: s.m.Full("/v"), Data: []byte("9"), Version: -1},
+				&zk.CheckVersionRequest{Path: s.m.Full("/v"), Version: version + 1})
 			_, after, e := v.Load(ctx)
 			must(t, e)
-			if fits := version == before.version; fits != (err == nil) || fits == (before == after) || err != nil && !isBadVersion(err) {
+			if fits := version == before.version; fits != (err == nil) || fits == (before == after) || err != nil && !session.IsBadVersion(err) {
 				t.Errorf("at %v, taken for %d: %v, then %v", before, version, err, after)
 			}
 		}
@@ -612,9 +613,9 @@ func TestWatchSendsTheLatestAndThenIsQuiet(t *testing.T) {
 		if d := srv.Counts().Sub(before); d.Total() != 0 || d.Notifications != 0 {
 			t.Errorf("an hour of watching cost %v and %d notifications", d.Requests, d.Notifications)
 		}
-		inc, err := s.live(t.Context())
+		inc, err := s.m.Incarnation(t.Context())
 		must(t, err)
-		must(t, inc.removeNow(t.Context(), "/deep/v"))
+		must(t, inc.RemoveNow(t.Context(), "/deep/v"))
 		if x, ok := sent(t, c); ok {
 			t.Fatalf("%d is sent, and the value is gone", x)
 		}

@@ -216,11 +216,11 @@ func TestWhatKazooSharesIsNotRemovedWhenItIsEmpty(t *testing.T) {
 				must(t, c.use(t.Context(), s))
 				must(t, lockOnce(t.Context(), NewMutex(s, "/b/p")))
 				time.Sleep(time.Hour)
-				if stat, err := live(t, s).exists(t.Context(), "/b/p"); stat != nil || err != nil {
+				if stat, err := live(t, s).Exists(t.Context(), "/b/p"); stat != nil || err != nil {
 					t.Errorf("what nobody else shares stays: %v, %v", stat, err)
 				}
 				for _, path := range c.paths {
-					if stat, err := live(t, s).exists(t.Context(), path); stat == nil || err != nil {
+					if stat, err := live(t, s).Exists(t.Context(), path); stat == nil || err != nil {
 						t.Errorf("%s: %v, %v", path, stat, err)
 					}
 				}
@@ -287,7 +287,7 @@ func TestTheDirectoryOfAMapIsPersistent(t *testing.T) {
 		must(t, err)
 		must(t, m.Delete(t.Context(), "k"))
 		time.Sleep(time.Hour) // the servers have removed what is empty and may be removed
-		if stat, err := live(t, m.s).exists(t.Context(), "/a/m"); stat == nil || err != nil {
+		if stat, err := live(t, m.s).Exists(t.Context(), "/a/m"); stat == nil || err != nil {
 			t.Errorf("its directory: %v, %v", stat, err)
 		}
 		if ok, err := m.CompareAndSwap(t.Context(), "k", version, 2); ok || err != nil {

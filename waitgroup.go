@@ -9,10 +9,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/session"
 )
 
 // A WaitGroup waits for tasks to end, across processes: [WaitGroup.Add] says
@@ -81,16 +82,16 @@ func NewWaitGroup(s *Session, path string, opts ...WaitGroupOption) *WaitGroup {
 	var err error
 	for i, o := range opts {
 		if o == nil {
-			err = invalid("WaitGroup option %d is nil", i)
+			err = session.Invalid("WaitGroup option %d is nil", i)
 			continue
 		}
 		o(&c)
 	}
 	wg := &WaitGroup{made: made{s: s, path: path}}
 	if wg.err = checkNew(s, path, err); wg.err == nil {
-		t := &tally{m: s.manager, all: &s.tallies, dir: s.full(path), keep: c.keep}
+		t := &tally{m: s.m, all: &s.tallies, dir: s.m.Full(path), keep: c.keep}
 		wg.tally = s.tallies.of(tallyKey{t.dir, t.keep}, t)
-		wg.double = newDoubleBarrier(s.manager, path)
+		wg.double = newDoubleBarrier(s.m, path)
 	}
 	return wg
 }
@@ -110,12 +111,12 @@ func (wg *WaitGroup) Add(ctx context.Context, delta int) error {
 
 func (wg *WaitGroup) add(ctx context.Context, delta int) error {
 	switch {
-	case wg.bad() != nil:
-		return wg.bad()
+	case wg.misuse() != nil:
+		return wg.misuse()
 	case delta > math.MaxInt32 || delta < -math.MaxInt32:
-		return invalid("delta %d is out of range; want at most %d tasks at once", delta, math.MaxInt32)
+		return session.Invalid("delta %d is out of range; want at most %d tasks at once", delta, math.MaxInt32)
 	case ctx.Err() != nil:
-		return ctxErr(ctx)
+		return session.CtxErr(ctx)
 	case delta == 0:
 		return nil
 	}
@@ -125,7 +126,7 @@ func (wg *WaitGroup) add(ctx context.Context, delta int) error {
 		return c.err
 	case <-ctx.Done():
 		wg.tally.abandon(c)
-		return ctxErr(ctx)
+		return session.CtxErr(ctx)
 	}
 }
 
@@ -136,8 +137,8 @@ func (wg *WaitGroup) add(ctx context.Context, delta int) error {
 // within half a second, it returns nil, and the Session ends the task as soon
 // as it can.
 func (wg *WaitGroup) Done() error {
-	if wg.bad() != nil {
-		return opError("done", wg.path, wg.bad())
+	if wg.misuse() != nil {
+		return opError("done", wg.path, wg.misuse())
 	}
 	return opError("done", wg.path, wg.done())
 }
@@ -146,25 +147,13 @@ func (wg *WaitGroup) done() error {
 	c := wg.tally.submit(-1)
 	select {
 	case <-c.done:
-	case <-wg.s.outage(): // usually the connection is replaced at once, and we can still tell
-	case <-time.After(releaseTime):
+	case <-wg.s.m.Outage(): // usually the connection is replaced at once, and we can still tell
+	case <-time.After(session.ReleaseTime):
 	}
-	if _, ok := graced(c.done, closedChan); ok {
+	if _, ok := session.AwaitGrace(c.done, session.ClosedChan); ok {
 		return c.err
 	}
 	return wg.tally.owe(c)
-}
-
-// outage returns a channel that is closed while no connection serves the
-// present session.
-func (m *manager) outage() <-chan struct{} {
-	m.mu.Lock()
-	inc := m.cur
-	m.mu.Unlock()
-	if inc == nil || inc.ctx.Err() != nil {
-		return closedChan
-	}
-	return inc.disconnection()
 }
 
 // Go adds one task, calls f in a goroutine and ends the task when f returns.
@@ -173,8 +162,8 @@ func (m *manager) outage() <-chan struct{} {
 // If f panics the panic goes on, as in sync, and ends the process. The task is
 // not ended first, so that no Wait takes it for done: it ends with the session.
 func (wg *WaitGroup) Go(ctx context.Context, f func()) error {
-	if wg.bad() == nil && f == nil {
-		return opError("go", wg.path, invalid("the function is nil"))
+	if wg.misuse() == nil && f == nil {
+		return opError("go", wg.path, session.Invalid("the function is nil"))
 	}
 	if err := wg.add(ctx, 1); err != nil {
 		return opError("go", wg.path, err)
@@ -185,7 +174,7 @@ func (wg *WaitGroup) Go(ctx context.Context, f func()) error {
 				panic(x)
 			}
 			if err := wg.done(); err != nil {
-				wg.s.log.Warn("zsync: task of Go", "path", wg.path, "err", err)
+				wg.s.m.Log.Warn("zsync: task of Go", "path", wg.path, "err", err)
 			}
 		}()
 		f()
@@ -201,20 +190,20 @@ func (wg *WaitGroup) Wait(ctx context.Context) error {
 }
 
 func (wg *WaitGroup) wait(ctx context.Context) error {
-	if wg.bad() != nil {
-		return wg.bad()
+	if wg.misuse() != nil {
+		return wg.misuse()
 	}
-	m, dir := wg.s.manager, wg.tally.dir
-	m.waiters.Add(1)
-	defer m.waiters.Add(-1)
-	return m.during(ctx, func(inc *incarnation) error {
+	m, dir := wg.s.m, wg.tally.dir
+	m.Waiters.Add(1)
+	defer m.Waiters.Add(-1)
+	return m.During(ctx, func(inc *session.Incarnation) error {
 		// A server that lags might not know of the tasks yet.
-		if err := inc.sync(ctx, dir); err != nil {
+		if err := inc.Sync(ctx, dir); err != nil {
 			return err
 		}
 		for {
-			names, _, err := inc.children(ctx, dir)
-			if isNoNode(err) {
+			names, _, err := inc.Children(ctx, dir)
+			if session.IsNoNode(err) {
 				return nil
 			}
 			if err != nil {
@@ -235,7 +224,7 @@ func (wg *WaitGroup) wait(ctx context.Context) error {
 			// Waiting for one after the other costs a notification each, and
 			// none for what the numbers do until they are zero.
 			for _, path := range paths {
-				if err := inc.awaitGone(ctx, path); err != nil {
+				if err := inc.AwaitGone(ctx, path); err != nil {
 					return err
 				}
 			}
@@ -250,12 +239,12 @@ func (wg *WaitGroup) wait(ctx context.Context) error {
 // It costs a sync, and twice a listing and a read for every 128 sessions with
 // open tasks.
 func (wg *WaitGroup) Count(ctx context.Context) (int, error) {
-	if wg.bad() != nil {
-		return 0, opError("count", wg.path, wg.bad())
+	if wg.misuse() != nil {
+		return 0, opError("count", wg.path, wg.misuse())
 	}
 	const tries = 8
 	total := 0
-	err := wg.s.during(ctx, func(inc *incarnation) error {
+	err := wg.s.m.During(ctx, func(inc *session.Incarnation) error {
 		as, err := wg.tally.read(ctx, inc)
 		for try := 0; err == nil && len(as) > 0 && try < tries; try++ {
 			last := as
@@ -269,66 +258,13 @@ func (wg *WaitGroup) Count(ctx context.Context) (int, error) {
 	return total, opError("count", wg.path, err)
 }
 
-// A tally is the counter of one path as one process sees it. All WaitGroups
-// of a Session with the same path share it.
-//
-// How changes are applied:
-//
-//  1. Whoever changes the counter puts the change into the queue. If nobody
-//     applies changes at present, a goroutine begins to.
-//  2. That goroutine takes the whole queue. The changes in it are all under way
-//     at once, so any order among them is right; those that add come first.
-//  3. If this process has enough open tasks, its own znode is created,
-//     written or deleted, once for all of them.
-//  4. Otherwise the znodes of others are read, and written or deleted in one
-//     transaction with ours. Each is checked to have the version that was read.
-//  5. What finds too few tasks anywhere fails.
-//  6. If the queue has filled meanwhile go to 2.
-type tally struct {
-	m    *manager
-	all  *shared[tallyKey, tally] // those of the Session
-	dir  string                   // the path, as the server knows it
-	keep bool                     // tasks outlive their session
-
-	mu    sync.Mutex
-	queue []*change    // not taken yet; guarded by mu
-	busy  bool         // a goroutine applies changes; guarded by mu
-	lost  int          // tasks that ended with a session, and whose Done has not been called; guarded by mu
-	why   error        // how the last of them ended; guarded by mu
-	own   openTasks    // written with mu held, by the goroutine that applies or, if there is none, by submit
-	inc   *incarnation // the session of own's znode; nil if it has none; as own
-}
-
-// An openTasks is a znode that says how many tasks are open.
-type openTasks struct {
-	path    string // "" if there is none
-	count   int
-	version int32
-}
-
-// A change is one Add or Done.
-type change struct {
-	delta     int
-	done      chan struct{} // closed when err is set
-	err       error
-	lost      bool // part of it was for tasks that ended with their session; used by the goroutine that applies
-	abandoned bool // its caller has left; guarded by tally.mu
-	owed      bool // nobody learns of a refusal, so it is tried again; guarded by tally.mu
-	tries     int  // how often it was refused; guarded by tally.mu
-}
-
-type tallyKey struct {
-	dir  string
-	keep bool
-}
-
 // submit begins a change. Step 1.
 func (t *tally) submit(delta int) *change {
 	c := &change{delta: delta, done: make(chan struct{})}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !t.busy {
-		if t.inc != nil && !t.inc.alive() {
+		if t.inc != nil && !t.inc.Alive() {
 			t.forfeitLocked()
 		}
 		if t.repayLocked(c); c.delta == 0 {
@@ -345,7 +281,7 @@ func (t *tally) queueLocked(c *change) {
 	t.queue = append(t.queue, c)
 	if !t.busy {
 		t.busy = true
-		t.m.spawn(t.run)
+		t.m.Spawn(t.run)
 	}
 }
 
@@ -378,7 +314,7 @@ func (t *tally) takeBackLocked(c *change) {
 func (t *tally) owe(c *change) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if isClosed(c.done) {
+	if session.IsClosed(c.done) {
 		return c.err
 	}
 	c.owed = true
@@ -388,7 +324,7 @@ func (t *tally) owe(c *change) error {
 // postponeLocked queues those of cs again, in a while, that are owed but were
 // refused, and returns the others. A Session that ends owes nothing more.
 func (t *tally) postponeLocked(cs []*change, err error) []*change {
-	if err == nil || errors.Is(err, ErrNegativeCounter) || isClosed(t.m.closing) || t.m.failure() != nil {
+	if err == nil || errors.Is(err, ErrNegativeCounter) || session.IsClosed(t.m.Closing) || t.m.Failure() != nil {
 		return cs
 	}
 	var owed, rest []*change
@@ -399,16 +335,16 @@ func (t *tally) postponeLocked(cs []*change, err error) []*change {
 			continue
 		}
 		if c.tries++; c.tries == 1 {
-			t.m.log.Error("zsync: cannot end tasks, and goes on trying", "path", t.m.bare(t.dir), "tasks", -c.delta, "err", err)
+			t.m.Log.Error("zsync: cannot end tasks, and goes on trying", "path", t.m.Bare(t.dir), "tasks", -c.delta, "err", err)
 		}
 		owed = append(owed, c)
-		wait = max(wait, t.m.cfg.retry.delay(c.tries))
+		wait = max(wait, t.m.Config.Retry.Delay(c.tries))
 	}
 	if len(owed) > 0 {
-		t.m.spawn(func() {
+		t.m.Spawn(func() {
 			select {
 			case <-time.After(wait):
-			case <-t.m.closing:
+			case <-t.m.Closing:
 				return
 			}
 			t.mu.Lock()
@@ -439,7 +375,7 @@ func (t *tally) finish(cs []*change, err error) {
 // forfeitLocked is the end of the session that own belongs to.
 func (t *tally) forfeitLocked() {
 	t.lost += t.own.count
-	t.why = t.inc.loss()
+	t.why = t.inc.Loss()
 	t.own, t.inc = openTasks{}, nil
 	t.rememberLocked()
 }
@@ -464,7 +400,7 @@ func (t *tally) repayLocked(c *change) {
 }
 
 // setOwn records what own's znode has become.
-func (t *tally) setOwn(inc *incarnation, a openTasks) {
+func (t *tally) setOwn(inc *session.Incarnation, a openTasks) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.own, t.inc = a, inc; t.keep || a.path == "" {
@@ -485,7 +421,7 @@ func (t *tally) run() {
 			return
 		}
 		t.mu.Unlock()
-		err := t.m.during(context.Background(), func(inc *incarnation) error {
+		err := t.m.During(context.Background(), func(inc *session.Incarnation) error {
 			return t.apply(inc, &batch)
 		})
 		t.finish(batch, err)
@@ -498,7 +434,7 @@ func (t *tally) run() {
 // When the session ends while an own znode is written, nobody needs to know
 // whether that was applied: the znode is gone in either case. What was added
 // is added again in the next session, and what was ended has ended.
-func (t *tally) apply(inc *incarnation, batch *[]*change) error {
+func (t *tally) apply(inc *session.Incarnation, batch *[]*change) error {
 	ctx := context.Background()
 	t.mu.Lock()
 	if t.inc != nil && t.inc != inc {
@@ -524,7 +460,7 @@ func (t *tally) apply(inc *incarnation, batch *[]*change) error {
 			case err == nil:
 				t.finish(*batch, nil)
 				*batch = nil
-			case isNoNode(err), isBadVersion(err):
+			case session.IsNoNode(err), session.IsBadVersion(err):
 				// Somebody else has ended tasks of ours.
 				if err := t.readOwn(ctx, inc); err != nil {
 					return err
@@ -543,20 +479,20 @@ func (t *tally) apply(inc *incarnation, batch *[]*change) error {
 
 // writeOwn makes next the number of our own open tasks. It is NoNode or
 // BadVersion if somebody else has written the znode.
-func (t *tally) writeOwn(ctx context.Context, inc *incarnation, next int) error {
+func (t *tally) writeOwn(ctx context.Context, inc *session.Incarnation, next int) error {
 	own, data := t.own, strconv.AppendInt(nil, int64(next), 10)
 	var op any
 	switch {
 	case next == own.count:
 		return nil
 	case own.path == "":
-		own = openTasks{path: childPath(t.dir, protectedName(newGUID(), "tasks")), version: -1}
-		create := &zk.CreateRequest{Path: own.path, Data: data, Acl: t.m.cfg.acl, Flags: zk.FlagEphemeral}
+		own = openTasks{path: session.ChildPath(t.dir, session.ProtectedName(session.NewGUID(), "tasks")), version: -1}
+		create := &zk.CreateRequest{Path: own.path, Data: data, Acl: t.m.Config.ACL, Flags: zk.FlagEphemeral}
 		if t.keep {
 			create.Flags = zk.FlagPersistent
 		}
 		op = create
-		if err := inc.vet(ctx, t.dir, nil); err != nil {
+		if err := inc.Vet(ctx, t.dir, nil); err != nil {
 			return err
 		}
 	case next == 0:
@@ -566,8 +502,8 @@ func (t *tally) writeOwn(ctx context.Context, inc *incarnation, next int) error 
 	}
 	for {
 		err := t.commit(ctx, inc, op)
-		if _, ok := op.(*zk.CreateRequest); ok && isNoNode(err) {
-			if err = inc.makeDir(ctx, t.dir); err == nil {
+		if _, ok := op.(*zk.CreateRequest); ok && session.IsNoNode(err) {
+			if err = inc.MakeDir(ctx, t.dir); err == nil {
 				continue
 			}
 		}
@@ -584,22 +520,22 @@ func (t *tally) writeOwn(ctx context.Context, inc *incarnation, next int) error 
 	return nil
 }
 
-// commit applies a change of our own znode exactly once. It is errEnded if the
+// commit applies a change of our own znode exactly once. It is ErrEnded if the
 // session, and the znode with it, ended first.
-func (t *tally) commit(ctx context.Context, inc *incarnation, op any) error {
+func (t *tally) commit(ctx context.Context, inc *session.Incarnation, op any) error {
 	if t.keep {
-		_, err := t.m.commitOnce(ctx, t.dir+"-receipts", []any{op})
+		_, err := t.m.CommitAcrossSessions(ctx, t.dir+"-receipts", []any{op})
 		return err
 	}
-	_, err := inc.commit(ctx, t.dir, []any{op})
+	_, err := inc.Commit(ctx, t.dir, []any{op})
 	if errors.Is(err, ErrLost) {
-		err = errEnded
+		err = session.ErrEnded
 	}
 	return err
 }
 
 // readOwn reads our own znode again.
-func (t *tally) readOwn(ctx context.Context, inc *incarnation) error {
+func (t *tally) readOwn(ctx context.Context, inc *session.Incarnation) error {
 	if t.own.path == "" {
 		return nil
 	}
@@ -613,7 +549,7 @@ func (t *tally) readOwn(ctx context.Context, inc *incarnation) error {
 // reach applies those changes of a batch for which there are enough open tasks
 // anywhere, or, if there are none for any of them, fails them. When somebody
 // else was quicker it does nothing. Steps 4 and 5.
-func (t *tally) reach(ctx context.Context, inc *incarnation, batch *[]*change) error {
+func (t *tally) reach(ctx context.Context, inc *session.Incarnation, batch *[]*change) error {
 	all, err := t.read(ctx, inc)
 	if err != nil {
 		return err
@@ -664,7 +600,7 @@ func (t *tally) reach(ctx context.Context, inc *incarnation, batch *[]*change) e
 	case err == nil:
 		t.finish(fits, nil)
 		*batch = left
-	case isNoNode(err), isBadVersion(err):
+	case session.IsNoNode(err), session.IsBadVersion(err):
 		return nil
 	}
 	return err
@@ -689,7 +625,7 @@ func (t *tally) curtail(cs []*change, total int) (owed, rest []*change) {
 }
 
 // writeOthers ends n open tasks: all of ours, and the rest among others.
-func (t *tally) writeOthers(ctx context.Context, inc *incarnation, others []openTasks, n int) error {
+func (t *tally) writeOthers(ctx context.Context, inc *session.Incarnation, others []openTasks, n int) error {
 	var ops []any
 	end := func(a openTasks) {
 		k := min(n, a.count)
@@ -714,7 +650,7 @@ func (t *tally) writeOthers(ctx context.Context, inc *incarnation, others []open
 	// This is about tasks that outlive our session, so unlike a change of our
 	// own znode it must be carried through. An attempt that failed cannot come
 	// late: no znode has the same path and version twice.
-	if _, err := t.m.commitOnce(ctx, t.dir+"-receipts", ops); err != nil {
+	if _, err := t.m.CommitAcrossSessions(ctx, t.dir+"-receipts", ops); err != nil {
 		return err
 	}
 	t.setOwn(inc, openTasks{})
@@ -722,17 +658,17 @@ func (t *tally) writeOthers(ctx context.Context, inc *incarnation, others []open
 }
 
 // read reads all znodes with open tasks, ordered by path.
-func (t *tally) read(ctx context.Context, inc *incarnation) ([]openTasks, error) {
-	if err := inc.sync(ctx, t.dir); err != nil {
+func (t *tally) read(ctx context.Context, inc *session.Incarnation) ([]openTasks, error) {
+	if err := inc.Sync(ctx, t.dir); err != nil {
 		return nil, err
 	}
 	return t.readAgain(ctx, inc)
 }
 
 // readAgain is read where the server has caught up already.
-func (t *tally) readAgain(ctx context.Context, inc *incarnation) ([]openTasks, error) {
-	names, _, err := inc.children(ctx, t.dir)
-	if isNoNode(err) {
+func (t *tally) readAgain(ctx context.Context, inc *session.Incarnation) ([]openTasks, error) {
+	names, _, err := inc.Children(ctx, t.dir)
+	if session.IsNoNode(err) {
 		return nil, nil
 	}
 	if err != nil {
@@ -742,21 +678,21 @@ func (t *tally) readAgain(ctx context.Context, inc *incarnation) ([]openTasks, e
 }
 
 // readTasks reads those znodes that are still there.
-func readTasks(ctx context.Context, inc *incarnation, paths []string) ([]openTasks, error) {
-	nodes, err := inc.getAll(ctx, paths)
+func readTasks(ctx context.Context, inc *session.Incarnation, paths []string) ([]openTasks, error) {
+	nodes, err := inc.GetAll(ctx, paths)
 	if err != nil {
 		return nil, err
 	}
 	var as []openTasks
 	for i, node := range nodes {
-		if node.stat == nil {
+		if node.Stat == nil {
 			continue
 		}
-		n, err := strconv.ParseUint(string(node.data), 10, 31)
+		n, err := strconv.ParseUint(string(node.Data), 10, 31)
 		if err != nil || n == 0 {
-			return nil, invalid("znode %s holds %.32q, which is no number of tasks", inc.m.bare(paths[i]), node.data)
+			return nil, session.Invalid("znode %s holds %.32q, which is no number of tasks", inc.Manager.Bare(paths[i]), node.Data)
 		}
-		as = append(as, openTasks{paths[i], int(n), node.stat.Version})
+		as = append(as, openTasks{paths[i], int(n), node.Stat.Version})
 	}
 	return as, nil
 }
@@ -775,9 +711,154 @@ func (t *tally) pathsOf(names []string) []string {
 	var paths []string
 	for _, name := range names {
 		if strings.HasPrefix(name, "_c_") && strings.HasSuffix(name, "-tasks") {
-			paths = append(paths, childPath(t.dir, name))
+			paths = append(paths, session.ChildPath(t.dir, name))
 		}
 	}
 	slices.Sort(paths)
 	return paths
+}
+
+// Enter waits until n parties have entered and lets all n in together; it must
+// be given the same n by all. Parties are goroutines of one process or of many,
+// with one WaitGroup or with several. The party that comes next begins the next
+// round, which is let in when it has n parties of its own.
+//
+// A party that dies, or whose Enter fails, before the round is let in does not
+// count: the servers let a round in only if all n are there. (Who has died is
+// known to the servers when its session has expired.) A party that dies later
+// counts as having left. An Enter that waits while its session expires waits on
+// in the next. What it has then is a membership that belongs to the session, and
+// ends with it: Leave returns [ErrLost].
+//
+// When Enter returns an error the caller is not a member, and nothing of it is
+// left. A different n than that of those who wait or are inside is
+// [ErrInvalid].
+//
+// Each party writes one ephemeral, sequential znode,
+// path/parties/_c_<uuid>-<n>-party-<seq>, whose data is the owner in plain text
+// ([WithOwner]), and each round one ephemeral znode path/keeper-<zxid>-<number>
+// with the name of the party that keeps it. The data of path/parties is n and
+// which parties are inside. path and path/parties are containers. Apache
+// Curator's DistributedDoubleBarrier and kazoo's DoubleBarrier use other znodes
+// and cannot share the path: their marker, by its nature, outlives the round
+// that it belongs to.
+//
+// Enter costs 2 requests and one notification, and Leave the same. For each
+// round come 2 more requests by the last who enters and, as its part of
+// leaving, some to find the others gone: n-1 at most, in whatever order they
+// leave, and far fewer for n beyond 20, where it may rarely be one more.
+// Together that is at most 5 a party, and about 4.4 for n = 32. A party that
+// finds the containers missing, because nobody made them yet or because the
+// servers have removed them empty, needs 2 to 4 more. Parties beyond n that wait
+// for a later round are woken, and read the room, for each round before it.
+//
+// The algorithm is "Double Barriers" from the ZooKeeper recipes with the rounds
+// told apart.
+func (wg *WaitGroup) Enter(ctx context.Context, n int) error {
+	return opError("enter", wg.path, wg.enter(ctx, n))
+}
+
+func (wg *WaitGroup) enter(ctx context.Context, n int) error {
+	if wg.misuse() != nil {
+		return wg.misuse()
+	}
+	d, m := wg.double, wg.s.m
+	if most := (session.MaxPacket - 1024) / (len(d.room) + 128); n < 1 || n > most {
+		return session.Invalid("%d parties; want from 1 to %d, which one transaction can let in", n, most)
+	}
+	if ctx.Err() != nil {
+		return session.CtxErr(ctx)
+	}
+	m.Waiters.Add(1)
+	defer m.Waiters.Add(-1)
+	start := time.Now()
+	var p *party
+	err := m.During(ctx, func(inc *session.Incarnation) error {
+		for {
+			var err error
+			if p, err = d.enter(ctx, inc, n); !errors.Is(err, session.ErrVanished) {
+				return err
+			}
+		}
+	})
+	m.Waited("enter", wg.path, start, err)
+	if err != nil {
+		return err
+	}
+	d.mu.Lock()
+	d.inside = append(d.inside, p)
+	d.mu.Unlock()
+	return nil
+}
+
+// Leave gives up a membership that Enter gave, and waits until all of that
+// round have left. With several memberships, as goroutines that share wg have
+// them, it is the earliest one.
+//
+// The membership is given up in any case, also if Leave fails. It returns
+// [ErrNotLocked] if wg has no membership, [ErrLost] if the membership ended
+// with its session before Leave, and the error of ctx if that ends while others
+// are inside. Once it has left, Leave outlives a session. For the cost see
+// [WaitGroup.Enter].
+func (wg *WaitGroup) Leave(ctx context.Context) error {
+	return opError("leave", wg.path, wg.leave(ctx))
+}
+
+func (wg *WaitGroup) leave(ctx context.Context) error {
+	if wg.misuse() != nil {
+		return wg.misuse()
+	}
+	d := wg.double
+	d.mu.Lock()
+	if len(d.inside) == 0 {
+		d.mu.Unlock()
+		return ErrNotLocked
+	}
+	p := d.inside[0]
+	d.inside = slices.Delete(d.inside, 0, 1)
+	d.mu.Unlock()
+	if err := p.hold.Err(); err != nil {
+		p.hold.Release()
+		return err
+	}
+	err := d.leave(ctx, p.hold.Claim.Incarnation, p)
+	if errors.Is(err, session.ErrEnded) {
+		err = wg.s.m.During(ctx, func(inc *session.Incarnation) error { return d.leave(ctx, inc, p) })
+	}
+	return err
+}
+
+// Lost returns a channel that is closed when the membership is lost that
+// [WaitGroup.Enter] has given wg, and that Leave would end next: the session has
+// ended, or may have. While wg has none, the channel is closed already. It is
+// not closed by Leave. The counter is nobody's, so it has no Lost.
+func (wg *WaitGroup) Lost() <-chan struct{} {
+	if wg.misuse() != nil {
+		return session.ClosedChan
+	}
+	d := wg.double
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.inside) == 0 || d.inside[0].hold.Err() != nil {
+		return session.ClosedChan
+	}
+	return d.inside[0].hold.Lost
+}
+
+// Contenders returns the parties of the double barrier, in their order: who is
+// inside, which is Holding, and who waits to enter. It costs two requests and
+// one read for every 128 of them.
+func (wg *WaitGroup) Contenders(ctx context.Context) ([]Contender, error) {
+	if wg.misuse() != nil {
+		return nil, opError("contenders", wg.path, wg.misuse())
+	}
+	var out []Contender
+	err := wg.s.m.During(ctx, func(inc *session.Incarnation) (err error) {
+		out, err = wg.double.parties(ctx, inc)
+		if session.IsNoNode(err) {
+			return nil // there is no room
+		}
+		return err
+	})
+	return out, opError("contenders", wg.path, err)
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -215,7 +216,7 @@ func TestWaitAndCountSayThatAZnodeIsNoNumberOfTasks(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		wg := NewWaitGroup(s, "/w")
-		_, err := live(t, s).create(t.Context(), "/w/"+protectedName(newGUID(), "tasks"), []byte("three"))
+		_, err := live(t, s).Create(t.Context(), "/w/"+session.ProtectedName(session.NewGUID(), "tasks"), []byte("three"))
 		must(t, err)
 		_, err = wg.Count(t.Context())
 		wantErr(t, err, ErrInvalid)

@@ -14,6 +14,7 @@ import (
 	"github.com/google/uuid"
 	"go.uber.org/goleak"
 
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -115,10 +116,10 @@ func pendingStill(t testing.TB, c <-chan error) {
 // childrenOf lists a znode with the session of its own.
 func childrenOf(t testing.TB, s *Session, path string) []string {
 	t.Helper()
-	inc, err := s.live(t.Context())
+	inc, err := s.m.Incarnation(t.Context())
 	must(t, err)
-	names, _, err := inc.children(t.Context(), s.full(path))
-	if isNoNode(err) {
+	names, _, err := inc.Children(t.Context(), s.m.Full(path))
+	if session.IsNoNode(err) {
 		return nil
 	}
 	must(t, err)

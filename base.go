@@ -1,0 +1,68 @@
+package zsync
+
+import (
+	"github.com/zsync/zsync/internal/session"
+)
+
+// noCopy makes go vet report a copy of what contains it.
+type noCopy struct{}
+
+func (*noCopy) Lock()   {}
+func (*noCopy) Unlock() {}
+
+// made is what the constructor of every primitive is given.
+type made struct {
+	_    noCopy
+	s    *Session
+	path string
+	err  error // of the constructor's arguments
+}
+
+// misuse returns why a primitive cannot be used, if so.
+func (m *made) misuse() error {
+	if m.s == nil && m.err == nil {
+		return session.Invalid("a zero value; every primitive is made by its New function, with a Session and a path")
+	}
+	return m.err
+}
+
+// checkNew is what every constructor asks of its arguments.
+func checkNew(s *Session, path string, err error) error {
+	if s == nil {
+		return session.Invalid("the Session is nil")
+	}
+	if err != nil {
+		return err
+	}
+	return session.CheckPath(path)
+}
+
+// opError gives err its operation and path, once: an error that already
+// carries them is passed on as it is. opError(op, path, nil) is nil.
+func opError(op, path string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if _, ok := err.(*Error); ok {
+		return err
+	}
+	return &Error{Op: op, Path: path, Err: err}
+}
+
+// An Error tells which operation failed, on which path, and why. It is to this
+// package what [os.PathError] is to os.
+type Error struct {
+	Op   string // the operation, such as "lock"
+	Path string // the path of the primitive; empty for the session itself
+	Err  error  // the reason
+}
+
+func (e *Error) Error() string {
+	if e.Path == "" {
+		return "zsync: " + e.Op + ": " + e.Err.Error()
+	}
+	return "zsync: " + e.Op + " " + e.Path + ": " + e.Err.Error()
+}
+
+// Unwrap returns the reason.
+func (e *Error) Unwrap() error { return e.Err }

@@ -1,0 +1,110 @@
+package zsync
+
+import (
+	"context"
+	"time"
+
+	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/session"
+)
+
+// describe reads the znodes of contenders, below dir; those that have left in
+// the meantime are left out. Of one that may not be read the owner is not known.
+func describe(ctx context.Context, inc *session.Incarnation, dir string, names []string, judge func(i int) (Mode, bool)) ([]Contender, error) {
+	paths := make([]string, len(names))
+	for i, name := range names {
+		paths[i] = session.ChildPath(dir, name)
+	}
+	nodes, err := inc.GetVisible(ctx, paths)
+	if err != nil {
+		return nil, err
+	}
+	var out []Contender
+	for i, n := range nodes {
+		if n.Stat == nil {
+			continue
+		}
+		mode, holding := judge(i)
+		out = append(out, Contender{
+			Owner: string(n.Data), Node: names[i], Session: n.Stat.EphemeralOwner,
+			Mode: mode, Holding: holding, Since: time.UnixMilli(n.Stat.Ctime),
+		})
+	}
+	return out, nil
+}
+
+// A Contender is one who holds or waits, as the server that was asked knows it:
+// it may lag behind the others.
+type Contender struct {
+	Owner   string    // the data of its znode: WithOwner's text, or what another library writes; empty if we may not read it
+	Node    string    // the name of its znode
+	Session int64     // the ZooKeeper session it belongs to
+	Mode    Mode      // what it holds or waits for
+	Holding bool      // whether it holds, as far as the listing tells
+	Since   time.Time // when it came, by the servers' clock
+}
+
+// A Mode is what a contender holds or waits for.
+type Mode int
+
+// The modes of contenders.
+const (
+	ModeExclusive Mode = iota // a lock or a leadership
+	ModeShared                // a read lock
+	ModePermits               // permits of a semaphore
+	ModeParty                 // a part in a double barrier
+)
+
+// String returns "exclusive", "shared", "permits" or "party".
+func (m Mode) String() string {
+	switch m {
+	case ModeExclusive:
+		return "exclusive"
+	case ModeShared:
+		return "shared"
+	case ModePermits:
+		return "permits"
+	case ModeParty:
+		return "party"
+	}
+	return "unknown"
+}
+
+// contenders describes everyone in the line. judge says what the i'th of all
+// holds or waits for.
+func contenders(ctx context.Context, l *line.Line, judge func(all []line.Child, i int) (Mode, bool)) ([]Contender, error) {
+	var out []Contender
+	err := l.Manager.During(ctx, func(inc *session.Incarnation) error {
+		names, _, err := inc.Children(ctx, l.Dir)
+		if session.IsNoNode(err) {
+			out = nil
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		all, err := l.InOrder(ctx, inc, names)
+		if err != nil {
+			return err
+		}
+		names = names[:0]
+		for _, c := range all {
+			names = append(names, c.Name)
+		}
+		out, err = describe(ctx, inc, l.Dir, names, func(i int) (Mode, bool) { return judge(all, i) })
+		return err
+	})
+	return out, err
+}
+
+// describeOne reads the znode of the first in the line.
+func describeOne(ctx context.Context, inc *session.Incarnation, l *line.Line, name string) (Contender, error) {
+	data, stat, err := inc.Get(ctx, session.ChildPath(l.Dir, name))
+	if err != nil {
+		return Contender{}, err
+	}
+	return Contender{
+		Owner: string(data), Node: name, Session: stat.EphemeralOwner,
+		Mode: ModeExclusive, Holding: true, Since: time.UnixMilli(stat.Ctime),
+	}, nil
+}

@@ -1,0 +1,74 @@
+package zsync
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+
+	"github.com/zsync/zsync/internal/line"
+)
+
+// A doKey is the key under which Do puts itself into a context. The kind tells
+// locks of one path apart that do not exclude each other.
+type doKey struct {
+	s    *Session
+	path string
+	kind string
+}
+
+// A doing is one run of Do, and the grant that it has.
+type doing struct {
+	over atomic.Bool
+
+	mu      sync.Mutex
+	q       *turnstile    // whose grant it is; nil if it is not that of a lock; guarded by mu
+	g       *line.Grant   // nil while Cond.Wait has given it up; guarded by mu
+	changed chan struct{} // closed when g changes; guarded by mu
+}
+
+// nest runs f inside d, which has what it needs: as long as that is held.
+func (d *doing) nest(ctx context.Context, op, path string, mode Mode, f func(ctx context.Context) error) error {
+	if err := d.stands(mode); err != nil {
+		return opError(op, path, err)
+	}
+	ctx, stop := d.untilLost(ctx)
+	defer stop()
+	err := f(ctx)
+	// What was so before f says nothing of the time in which it ran. A reader is
+	// enough here: f may have downgraded it.
+	return alsoErr(err, opError(op, path, d.stands(ModeShared)))
+}
+
+// in returns the run of Do that made ctx, unless it is over.
+func (k doKey) in(ctx context.Context) *doing {
+	d, _ := ctx.Value(k).(*doing)
+	if d == nil || d.over.Load() {
+		return nil
+	}
+	return d
+}
+
+// doHolding runs f with a context that says so and that ends with the hold, and
+// releases.
+func doHolding(ctx context.Context, key doKey, d *doing, f func(ctx context.Context) error, release func() error) (err error) {
+	ctx, stop := d.untilLost(context.WithValue(ctx, key, d))
+	defer func() {
+		d.over.Store(true)
+		stop()
+		err = alsoErr(err, release())
+	}()
+	return f(ctx)
+}
+
+// do runs f while it has g, and gives up g, or what Cond.Wait has locked in its
+// place. What f may have unlocked otherwise is not its own any more.
+func (q *turnstile) do(ctx context.Context, key doKey, op string, g *line.Grant, f func(ctx context.Context) error) error {
+	d := newDoing(q, g)
+	return doHolding(ctx, key, d, f, func() error {
+		q, g := d.now()
+		if g == nil {
+			return opError(op, q.path, ErrNotLocked)
+		}
+		return opError(op, q.path, q.s.m.GiveUp(ctx, func() error { return q.leave(g) }))
+	})
+}

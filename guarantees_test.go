@@ -1,0 +1,100 @@
+package zsync_test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestEveryTestThatTheDocumentsNameExists(t *testing.T) {
+	var tests []string
+	err := filepath.WalkDir(".", func(name string, d fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(name, "_test.go") {
+			return err
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		for _, decl := range f.Decls {
+			if fn, ok := decl.(*ast.FuncDecl); ok && fn.Recv == nil {
+				tests = append(tests, fn.Name.Name)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	documents, err := filepath.Glob("docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// An ellipsis in a name stands for what is left out.
+	named := regexp.MustCompile(`\b(Test|Fuzz|Benchmark|Example)[A-Z][\w…]*`)
+	seen := 0
+	for _, name := range documents {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, test := range named.FindAllString(string(text), -1) {
+			seen++
+			want := regexp.MustCompile("^" + strings.ReplaceAll(test, "…", `\w*`) + "$")
+			if !slices.ContainsFunc(tests, want.MatchString) {
+				t.Errorf("%s names %s, which does not exist", name, test)
+			}
+		}
+	}
+	if seen == 0 {
+		t.Error("no test is named in any document")
+	}
+}
+
+func TestTheTenQuestionsAreAnsweredByWhatExists(t *testing.T) {
+	text, err := os.ReadFile("docs/design.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, ok := strings.Cut(string(text), "## Ten questions")
+	if !ok {
+		t.Fatal("docs/design.md has no ten questions")
+	}
+	section, _, _ = strings.Cut(section, "\n## ")
+	answers := regexp.MustCompile("`([\\w/]+\\.go)`, `([\\w.]+)`").FindAllStringSubmatch(section, -1)
+	if len(answers) < 10 {
+		t.Errorf("%d answers name a file and a function", len(answers))
+	}
+	for _, a := range answers {
+		f, err := parser.ParseFile(token.NewFileSet(), a[1], nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		if !slices.ContainsFunc(f.Decls, func(d ast.Decl) bool { fn, ok := d.(*ast.FuncDecl); return ok && nameOf(fn) == a[2] }) {
+			t.Errorf("there is no %s in %s", a[2], a[1])
+		}
+	}
+}
+
+// nameOf returns the name of a function, or Type.Method.
+func nameOf(fn *ast.FuncDecl) string {
+	if fn.Recv == nil {
+		return fn.Name.Name
+	}
+	recv := fn.Recv.List[0].Type
+	if p, ok := recv.(*ast.StarExpr); ok {
+		recv = p.X
+	}
+	if id, ok := recv.(*ast.Ident); ok {
+		return id.Name + "." + fn.Name.Name
+	}
+	return fn.Name.Name
+}

@@ -1,0 +1,16 @@
+package line
+
+import (
+	"errors"
+)
+
+var (
+
+	// ErrNotLocked means a release of something that this value does not hold.
+	ErrNotLocked = errors.New("not locked")
+
+	// ErrMixed means that a contender of another kind, or of another layout,
+	// stands in the line: a Mutex and an Election at one path, for example. They
+	// would not keep each other out.
+	ErrMixed = errors.New("another kind of lock, or one of another layout, is used at this path")
+)

@@ -1,0 +1,433 @@
+package line
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/session"
+)
+
+// A Grant is one use of a claim whose turn has come: of a lock by one goroutine,
+// of a leadership. A claim can be used many times, one after another or, where
+// others may share it, at once; what is said of one use says nothing of another.
+// So each grant has a lost channel of its own, which is closed when the claim is
+// lost while the grant lasts, and never after.
+type Grant struct {
+	Claim *Claim
+	Pin   bool          // it belongs to a Do, which alone gives it up
+	Lost  chan struct{} // closed, under claim.mu, when the claim is lost while the grant lasts
+	over  bool          // it has been given up; guarded by claim.mu
+}
+
+// A tenure is what a claim has from the moment at which its turn has come until
+// it is released. Its fields are guarded by claim.mu, but for begun.
+type tenure struct {
+	begun  sync.Once
+	count  sync.Once // takes it off the gauge
+	stop   func() bool
+	guard  *guard    // if it is guarded
+	grants []*Grant  // those that last
+	onLost []func()  // called when it is lost
+	op     string    // for the observer
+	since  time.Time // of the last grant
+	why    error     // of the loss, an ErrLost
+	over   bool      // it is being released: that others do not find the znode is no loss
+	left   bool      // a grant has ended since the last began
+	token  int64     // the fencing token, 0 until it is asked for
+	epoch  int       // grows when the token is not for those who come any more
+}
+
+// A guard watches the znode of a claim that is held.
+type guard struct {
+	end   chan struct{}
+	later *time.Timer // begins it, if it has not begun at once
+}
+
+// watchAfter is how long a claim is held before its znode is watched, unless it
+// was while it waited. What is held for less costs no request for that.
+const watchAfter = 10 * time.Millisecond
+
+// Grant is the next use of c, whose turn has come. op is for the observer.
+func (c *Claim) Grant(op string, pin bool) *Grant {
+	c.held.begun.Do(c.begin)
+	g := &Grant{Claim: c, Pin: pin, Lost: make(chan struct{})}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.held.op, c.held.since = op, time.Now()
+	c.held.grants = append(c.held.grants, g)
+	if c.held.why != nil {
+		close(g.Lost)
+	}
+	if c.held.left {
+		// A fencing token that somebody may have taken with him who had it
+		// before is not for him who comes after.
+		c.held.left = false
+		c.newEpochLocked()
+	}
+	return g
+}
+
+func (c *Claim) newEpochLocked() {
+	c.held.token = 0
+	c.held.epoch++
+}
+
+// begin begins the tenure: from here on the loss of c is told.
+func (c *Claim) begin() {
+	c.Line.Manager.Holds.Add(1)
+	c.held.stop = context.AfterFunc(c.Incarnation.Ctx, func() { c.Lose(c.Incarnation.Loss()) })
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.guardLocked()
+}
+
+// guardLocked has the znode of c watched soon.
+func (c *Claim) guardLocked() {
+	if c.Unwatched {
+		return
+	}
+	g := &guard{end: make(chan struct{})}
+	c.held.guard = g
+	watch := func() { c.Incarnation.Manager.Spawn(func() { c.watchOver(g) }) }
+	if c.own != nil {
+		watch() // it is watched already
+		return
+	}
+	g.later = time.AfterFunc(watchAfter, watch)
+}
+
+// watchOver watches the znode of c until it is gone or g has ended. The loss is
+// told as soon as the notification is there.
+func (c *Claim) watchOver(g *guard) {
+	for {
+		c.mu.Lock()
+		if c.held.guard != g {
+			c.mu.Unlock()
+			return
+		}
+		own := c.ownLocked()
+		path := c.Path
+		c.mu.Unlock()
+		if !c.Incarnation.Watches.Armed(own) {
+			stands, err := c.lookAt(c.Incarnation.Ctx, path)
+			if err != nil && !errors.Is(err, session.ErrEnded) {
+				// It may not be read. The next write, or the release, finds out.
+				c.Incarnation.Manager.Log.Debug("zsync: cannot watch what is held", "path", path, "err", err)
+				return
+			}
+			if err == nil && !stands {
+				c.loseIf(c.Incarnation.Deleted(), func() bool { return c.held.guard == g && !c.held.over })
+				return
+			}
+		}
+		select {
+		case <-own.Fired: // Look: it may be that somebody has made it anew.
+		case <-g.end:
+			return
+		case <-c.Incarnation.Ctx.Done():
+			return
+		}
+	}
+}
+
+// unguardLocked is the end of guardLocked.
+func (c *Claim) unguardLocked() {
+	if c.held.guard != nil {
+		if c.held.guard.later != nil {
+			c.held.guard.later.Stop()
+		}
+		close(c.held.guard.end)
+		c.held.guard = nil
+	}
+}
+
+// Lose tells everyone who has a grant that c is lost, unless it is given up
+// already.
+func (c *Claim) Lose(why error) { c.loseIf(why, func() bool { return !c.held.over }) }
+
+// loseIf is lose if, under c.mu, it is still so.
+func (c *Claim) loseIf(why error, so func() bool) {
+	c.mu.Lock()
+	if c.held.why != nil || !so() {
+		c.mu.Unlock()
+		return
+	}
+	c.held.why = why
+	for _, g := range c.held.grants {
+		close(g.Lost)
+	}
+	e, fs := c.eventLocked(session.EventLost, why), c.held.onLost
+	c.mu.Unlock()
+	for _, f := range fs {
+		f()
+	}
+	c.uncount()
+	// Whoever has found it out may hold a lock that the observer's questions
+	// need.
+	c.Line.Manager.Spawn(func() { c.Line.Manager.Observe(e) })
+}
+
+// OnLost has f called when c is lost. f must not block, nor use a turnstile.
+func (c *Claim) OnLost(f func()) {
+	c.mu.Lock()
+	lost := c.held.why != nil
+	c.held.onLost = append(c.held.onLost, f)
+	c.mu.Unlock()
+	if lost {
+		f()
+	}
+}
+
+func (c *Claim) uncount() {
+	c.held.count.Do(func() {
+		c.Line.Manager.Holds.Add(-1)
+		c.Stake.Drop()
+	})
+}
+
+// eventLocked is what the observer is told of the end of a tenure, when c.mu is
+// not held any more.
+func (c *Claim) eventLocked(kind session.EventKind, why error) session.Event {
+	return session.Event{Kind: kind, Op: c.held.op, Path: c.Line.Manager.Bare(c.Line.Dir), Wait: time.Since(c.held.since), Err: why}
+}
+
+// Err returns nil while c stands, as far as can be known here; otherwise an
+// error that is ErrLost, and ErrClosed too after Session.Close.
+func (c *Claim) Err() error {
+	if !c.Incarnation.Alive() {
+		c.Lose(c.Incarnation.Loss()) // the registration may not have had its turn yet
+		return c.Incarnation.Loss()
+	}
+	return c.loss()
+}
+
+// loss returns why c is lost, or nil if it is not known to be.
+func (c *Claim) loss() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.held.why
+}
+
+// Explain turns the error of a request about c's own znode into what it means:
+// if the znode or the session is gone, so is c.
+func (c *Claim) Explain(err error) error {
+	switch {
+	case err == nil:
+		return c.Err()
+	case session.IsNoNode(err):
+		c.Lose(c.Incarnation.Deleted())
+		if lost := c.loss(); lost != nil {
+			return lost
+		}
+		return ErrNotLocked // it is just being released
+	}
+	if lost := c.Err(); lost != nil {
+		return lost
+	}
+	return err
+}
+
+// End is the end of g. What becomes of the claim is not told to it any more.
+func (g *Grant) End() {
+	g.Claim.mu.Lock()
+	defer g.Claim.mu.Unlock()
+	g.endLocked()
+}
+
+func (g *Grant) endLocked() {
+	c := g.Claim
+	g.over = true
+	c.held.left = true
+	c.held.grants = slices.DeleteFunc(c.held.grants, func(x *Grant) bool { return x == g })
+}
+
+// Revoke ends g and closes its lost channel: somebody else gives it up for him
+// who has it. The claim stands until it is released.
+func (g *Grant) Revoke() {
+	c := g.Claim
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.held.why == nil && !g.over {
+		g.endLocked()
+		close(g.Lost)
+	}
+}
+
+func (g *Grant) Err() error { return g.Claim.Err() }
+
+// Loss returns why g is lost, or nil if it is not known to be.
+func (g *Grant) Loss() error { return g.Claim.loss() }
+
+// Release gives up g, which is the only use of its claim, and the claim with
+// it.
+func (g *Grant) Release() error {
+	// The claim first: if it is lost at this very moment, g still hears of it.
+	err := g.Claim.release()
+	g.End()
+	return err
+}
+
+// Token returns the fencing token of g: the zxid of a write to its own znode,
+// made while it stands, and after every write of those who held before. Those
+// who share a claim share its token; alone means that nobody can.
+func (g *Grant) Token(ctx context.Context, alone bool) (int64, error) {
+	c := g.Claim
+	for {
+		if err := c.Err(); err != nil {
+			return 0, err
+		}
+		c.mu.Lock()
+		tok, path, epoch := c.held.token, c.Path, c.held.epoch
+		c.mu.Unlock()
+		if tok != 0 {
+			return tok, nil
+		}
+		stat, err := c.Incarnation.Set(ctx, path, c.data, -1) // what it says already
+		c.mu.Lock()
+		switch {
+		case alone && g.over, len(c.held.grants) == 0, c.held.over:
+			// It has been unlocked meanwhile. The write may be younger than
+			// that of the goroutine to whom the claim has gone.
+			c.mu.Unlock()
+			return 0, ErrNotLocked
+		case c.held.epoch != epoch:
+			c.mu.Unlock()
+			continue // somebody has left and come, or it has moved to another znode
+		case err == nil && c.held.token == 0: // two callers may have written: the first answer stays
+			c.held.token = stat.Mzxid
+		}
+		tok = c.held.token
+		c.mu.Unlock()
+		if err := c.Explain(err); err != nil {
+			return 0, err
+		}
+		return tok, nil
+	}
+}
+
+// Znode returns the path of c's znode.
+func (c *Claim) Znode() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.Path
+}
+
+// Left is release for a grant whose znode is deleted already, or will be.
+func (g *Grant) Left() {
+	if g.Claim.finish() == nil {
+		g.Claim.released()
+	}
+	g.End()
+}
+
+// Move makes c the claim of another znode of the same session, and returns the
+// path of the former. Whoever has a grant keeps it.
+func (c *Claim) Move(to *Claim, op string) (former string) {
+	c.mu.Lock()
+	e := c.eventLocked(session.EventReleased, nil) // as what it was
+	c.unguardLocked()
+	c.disownLocked()
+	former = c.Path
+	c.Path, c.Child = to.Path, to.Child
+	c.held.op, c.held.since = op, time.Now()
+	c.newEpochLocked()
+	c.guardLocked()
+	c.mu.Unlock()
+	to.Stake.Drop()                                            // c has its own, in the same session
+	c.Line.Manager.Spawn(func() { c.Line.Manager.Observe(e) }) // the caller holds a lock
+	return former
+}
+
+// errMoved means that the znode of a claim was exchanged while it was named in a
+// transaction. Nothing was applied.
+var errMoved = errors.New("the lock was downgraded at the same time")
+
+// Txn applies ops if g still stands, in one transaction with the proof.
+func (g *Grant) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
+	c := g.Claim
+	m, inc, dir := c.Line.Manager, c.Incarnation, c.Line.Dir
+	path := c.Znode()
+	ops, _, err := m.CheckOps(ops, path, session.ChildPath(dir, session.ReceiptName))
+	if err != nil {
+		return nil, err
+	}
+	if err := c.Err(); err != nil {
+		return nil, err
+	}
+	proof := &zk.CheckVersionRequest{Path: path, Version: -1}
+	rs, err := inc.Commit(ctx, dir, append([]any{proof}, ops...))
+	if len(rs) > 0 {
+		if session.IsNoNode(rs[0].Error) {
+			if c.Znode() != path {
+				return nil, errMoved
+			}
+			return nil, c.Explain(rs[0].Error)
+		}
+		rs = rs[1:]
+	}
+	if err == session.ErrEnded || errors.Is(err, session.ErrLost) {
+		// The session has ended, and the registration may not have had its turn
+		// yet: Lost is closed before anybody is told otherwise.
+		if lost := c.Err(); lost != nil {
+			err = lost
+		}
+	}
+	return rs, err
+}
+
+// release ends the tenure of c. It returns once the znode is gone; if the
+// connection drops, or is down, it returns at once and the deletion goes on in
+// the background. It is ErrLost if c was lost, even at the last moment.
+func (c *Claim) release() error {
+	if err := c.finish(); err != nil {
+		return err
+	}
+	if err := c.Leave().Result(); err != nil {
+		if errors.Is(err, session.ErrLost) {
+			c.loseIf(err, func() bool { return true })
+		}
+		return err
+	}
+	c.released()
+	return nil
+}
+
+// finish begins a release. It is c.err if there is nothing to release any more.
+func (c *Claim) finish() error {
+	lost := c.Err()
+	c.uncount()
+	c.held.stop()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if lost == nil {
+		lost = c.held.why // found out at this same instant
+	}
+	c.unguardLocked()
+	if lost != nil {
+		c.disownLocked()
+		return lost
+	}
+	c.held.over = true
+	return nil
+}
+
+// released ends a release.
+func (c *Claim) released() {
+	c.mu.Lock()
+	e := c.eventLocked(session.EventReleased, nil)
+	c.mu.Unlock()
+	c.Line.Manager.Observe(e)
+}
+
+// GiveBack releases a claim that nobody was given.
+func (c *Claim) GiveBack() error {
+	r := c.Incarnation.TakeBack(c.Path)
+	err := r.Result()
+	c.disown()
+	return err
+}

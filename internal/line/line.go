@@ -1,0 +1,589 @@
+package line
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/session"
+)
+
+// A Line is the ephemeral, sequential children of one znode: contenders, in
+// the order in which ZooKeeper saw them arrive. It is the one mechanism behind
+// every primitive that people queue for.
+//
+// The protocol is "Locks" from the ZooKeeper recipes:
+//
+//  1. Enter: create an ephemeral, sequential child.
+//  2. List the children, without a watch.
+//  3. If nobody ahead of us stands in our way, it is our turn.
+//  4. Otherwise watch only the nearest who does, and wait until it is gone.
+//  5. If nobody else stood in our way, and our own child is still there, it is
+//     our turn; otherwise go to 2.
+type Line struct {
+	Manager *session.Manager
+	Dir     string                         // the parent, as the server knows it
+	Bases   []string                       // what marks a child as a contender, before its number
+	name    func(guid, base string) string // makes a name, up to the number
+
+	Strict bool // nobody enters behind a contender of another kind
+}
+
+// New returns the line of contenders below path, whose znodes name names.
+func New(m *session.Manager, path string, name func(guid, base string) string, bases ...string) Line {
+	return Line{Manager: m, Dir: m.Full(path), Bases: bases, name: name}
+}
+
+// A Rule says who stands in the way of a contender, given those ahead of it in
+// their order: nobody, or the one whose going is worth waking up for. alone
+// means that no other stands in the way and none can come to: then the going
+// of this one is proof enough that it is our turn.
+type Rule func(ahead []Child) (blocker *Child, alone bool)
+
+// Exclusive is the rule of a mutex: everyone ahead is in the way.
+func Exclusive(ahead []Child) (blocker *Child, alone bool) {
+	if len(ahead) == 0 {
+		return nil, false
+	}
+	return &ahead[len(ahead)-1], len(ahead) == 1
+}
+
+// A Claim is one contender of ours in a line: a znode and its session. It waits
+// for its turn and, once that has come, is held by whoever has a grant of it.
+type Claim struct {
+	Line        *Line
+	Incarnation *session.Incarnation // whose session its znode belongs to
+	data        []byte               // of its znode
+	Unwatched   bool                 // its znode is looked after by somebody else
+	Stake       *session.Stake       // nil until something is held by it
+
+	mu    sync.Mutex
+	Path  string         // of its znode, as the server knows it; guarded by mu once its turn has come
+	Child Child          // guarded by mu once its turn has come
+	own   *session.Watch // on its znode, joined, if it is watched; guarded by mu
+	held  tenure
+}
+
+// Acquire waits for its turn in the line, whatever happens to sessions and
+// znodes in between. When ctx ends it leaves nothing in the line.
+func (l *Line) Acquire(ctx context.Context, base string, data []byte, turn Rule) (*Claim, error) {
+	l.Manager.Waiters.Add(1)
+	defer l.Manager.Waiters.Add(-1)
+	var c *Claim
+	err := l.Manager.During(ctx, func(inc *session.Incarnation) error {
+		for {
+			var err error
+			if c, err = l.Contend(ctx, inc, base, data, turn); err == nil {
+				if err = c.assure(ctx); err != nil {
+					c.withdraw(err)
+					c = nil
+				}
+			}
+			if !errors.Is(err, session.ErrVanished) {
+				return err
+			}
+			// Somebody deleted our znode. Nobody was told that we hold
+			// anything, so we go to the back of the line.
+		}
+	})
+	return c, err
+}
+
+// Contend is acquire within one session.
+func (l *Line) Contend(ctx context.Context, inc *session.Incarnation, base string, data []byte, turn Rule) (*Claim, error) {
+	c, names, err := l.Enter(ctx, inc, base, data) // Steps 1 and 2.
+	if err != nil {
+		return nil, err
+	}
+	if err = c.awaitTurn(ctx, names, turn); err != nil {
+		// It may be our turn at this same instant. Leaving is still right:
+		// nobody has been told so, and deleting our child wakes whoever is next.
+		c.withdraw(err)
+		return nil, err
+	}
+	return c, nil
+}
+
+// awaitTurn waits until it is c's turn. names are those of the line.
+func (c *Claim) awaitTurn(ctx context.Context, names []string, turn Rule) error {
+	for {
+		ahead, err := c.Ahead(ctx, names)
+		if err != nil {
+			return err
+		}
+		blocker, alone := turn(ahead) // Step 3.
+		if blocker == nil {
+			return c.confirm()
+		}
+		proof, err := c.awaitGone(ctx, blocker.Name) // Step 4.
+		if err != nil {
+			return err
+		}
+		if alone { // Step 5.
+			stands, err := c.stands(ctx, proof)
+			switch {
+			case err != nil:
+				return err
+			case !stands:
+				return session.ErrVanished
+			}
+			return c.confirm()
+		}
+		if names, _, err = c.Incarnation.Children(ctx, c.Line.Dir); err != nil && !session.IsNoNode(err) {
+			return err
+		}
+	}
+}
+
+// confirm is the last step before anybody is told: it is our turn if the
+// session still stands. That our znode was there, and nobody in the way, is the
+// state of one server at one time, which was not before the last event that we
+// were told of: whatever is read after an event is at least as new, on the same
+// connection because a server answers in order, and on the next because the
+// link has its server catch up first.
+func (c *Claim) confirm() error {
+	if !c.Incarnation.Alive() {
+		return session.ErrEnded
+	}
+	return nil
+}
+
+// assure is confirm for whoever is to be told that he holds something: the
+// session must certainly stand, and go on to be known to.
+func (c *Claim) assure(ctx context.Context) (err error) {
+	c.Stake, err = c.Incarnation.Stake(ctx)
+	return err
+}
+
+// withdraw deletes c, of which nobody has been told, after err.
+func (c *Claim) withdraw(err error) {
+	c.Stake.Drop()
+	if errors.Is(err, session.ErrVanished) {
+		c.disown()
+		return
+	}
+	c.Incarnation.TakeBack(c.Path).Await(session.Grace)
+	c.disown()
+}
+
+// awaitGone waits until the contender of this name is gone, and c's own znode is
+// watched meanwhile: if that is gone first the error is ErrVanished, at once. It
+// returns the number of the connection that has told that the other is gone, or
+// 0 if that is not certain.
+//
+// Both watches are set at the same time.
+func (c *Claim) awaitGone(ctx context.Context, name string) (proof int64, err error) {
+	inc, hub := c.Incarnation, c.Incarnation.Watches
+	var looked <-chan error
+	own := c.watch()
+	if !hub.Armed(own) {
+		looked = c.lookSoon(ctx)
+	}
+	for {
+		w := hub.Join(session.WatchKey{Kind: session.WatchChildren, Path: session.ChildPath(c.Line.Dir, name)})
+		conn := hub.Connection()
+		_, _, err := inc.Children(ctx, w.Key.Path)
+		for err == nil && !session.IsClosed(w.Fired) {
+			// Whichever is picked of several that are ready, it is right: that
+			// the other is gone is proof of nothing before c.stands has looked
+			// at c's own watch, and whoever leaves tells nobody anything.
+			select {
+			case <-w.Fired:
+			case err = <-looked:
+				looked = nil
+			case <-own.Fired:
+				own = c.watch() // the next, which this look sets
+				err = c.mustStand(ctx)
+			case <-ctx.Done():
+				err = session.CtxErr(ctx)
+			case <-inc.Ctx.Done():
+				err = session.ErrEnded
+			}
+		}
+		hub.Leave(w)
+		if looked != nil && (err == nil || session.IsNoNode(err)) {
+			// Our own look was under way at the same time, and is needed.
+			if e := <-looked; e != nil {
+				return 0, e
+			}
+			looked = nil
+		}
+		switch {
+		case session.IsNoNode(err):
+			if hub.Connection() != conn {
+				conn = 0 // it was sent on one, and answered on another
+			}
+			return conn, nil
+		case err != nil:
+			return 0, err
+		case w.Event == zk.EventNodeDeleted:
+			return hub.Told(w), nil
+		}
+	}
+}
+
+// stands reports whether c's znode was there when the one ahead was gone, which
+// connection proof has told.
+//
+// The events of one connection come in the order of the changes, and before any
+// answer that is as new. So if c's watch was set on that same connection, by a
+// look that has found c, and has not fired, then c stood. Otherwise we look.
+//
+// Where one transaction has deleted both, our own event may still be behind the
+// other's. That is as if ours had been deleted right after our turn had come:
+// whoever is told that he holds it is told of the loss by that next event.
+func (c *Claim) stands(ctx context.Context, proof int64) (bool, error) {
+	if own := c.watch(); proof != 0 && c.Incarnation.Watches.ArmedOn(own) == proof && !session.IsClosed(own.Fired) {
+		return true, nil
+	}
+	return c.lookAt(ctx, c.Path)
+}
+
+// mustStand is ErrVanished if c's znode is not there any more.
+func (c *Claim) mustStand(ctx context.Context) error {
+	stands, err := c.lookAt(ctx, c.Path)
+	if err == nil && !stands {
+		err = session.ErrVanished
+	}
+	return err
+}
+
+// lookSoon is mustStand in the background.
+func (c *Claim) lookSoon(ctx context.Context) <-chan error {
+	looked := make(chan error, 1)
+	c.Incarnation.Manager.Spawn(func() { looked <- c.mustStand(ctx) })
+	return looked
+}
+
+// lookAt reports whether c's own znode is there, at path. It sets the watch, if
+// that is joined and not set yet: one of children, because an ephemeral znode
+// has none, so it fires when it is deleted and at nothing else, such as a
+// fencing token.
+func (c *Claim) lookAt(ctx context.Context, path string) (bool, error) {
+	_, stat, err := c.Incarnation.Children(ctx, path)
+	if session.IsNoNode(err) {
+		return false, nil
+	}
+	// The same name in another session is somebody's copy of ours.
+	return err == nil && stat.EphemeralOwner == c.Incarnation.ID.Load(), err
+}
+
+// watch returns the watch on c's own znode, which is joined.
+func (c *Claim) watch() *session.Watch {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.ownLocked()
+}
+
+func (c *Claim) ownLocked() *session.Watch {
+	if c.own != nil && session.IsClosed(c.own.Fired) {
+		c.disownLocked()
+	}
+	if c.own == nil {
+		c.own = c.Incarnation.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: c.Path})
+	}
+	return c.own
+}
+
+// disown is the end of watch.
+func (c *Claim) disown() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.disownLocked()
+}
+
+func (c *Claim) disownLocked() {
+	if c.own != nil {
+		c.Incarnation.Watches.Leave(c.own)
+		c.own = nil
+	}
+}
+
+// Enter makes a claim at the end of the line, and lists who is in it.
+func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string, data []byte) (*Claim, []string, error) {
+	guid := session.NewGUID()
+	name := l.name(guid, base)
+	if i := len(name) - len(base); i > 0 {
+		guid = name[:i] // as the name spells it
+	}
+	path, names, err := inc.CreateChild(ctx, l.Dir, name, guid, data, zk.FlagEphemeralSequential, true)
+	if err != nil {
+		return nil, nil, err
+	}
+	c := &Claim{Line: l, Incarnation: inc, Path: path, data: data}
+	me, ok := ParseChild(session.BaseName(path), l.Bases...)
+	if !ok { // no server that speaks the protocol answers so
+		err = fmt.Errorf("%w: created %q as %q", session.ErrProtocol, name, path)
+	} else {
+		c.Child = me
+		err = l.unmixed(names, &me)
+	}
+	if err != nil {
+		c.withdraw(err)
+		return nil, nil, err
+	}
+	return c, names, nil
+}
+
+// unmixed is ErrMixed if a contender of another kind is among names, before me if
+// there is one: they would not keep each other out.
+//
+// All children of one parent are numbered together, so of two that come at the
+// same time the later one sees the earlier, and alone goes; and nobody who has
+// listed the line needs to look again, since nobody comes before him any more.
+func (l *Line) unmixed(names []string, me *Child) error {
+	if !l.Strict {
+		return nil
+	}
+	for _, name := range names {
+		if _, ours := ParseChild(name, l.Bases...); ours {
+			continue
+		}
+		if c, other := ParseChild(name, contenderBases...); other && (me == nil || c.Exhausted() || c.before(*me)) {
+			return fmt.Errorf("%w: %q stands there; this line is of those with %q before their number", ErrMixed, name, l.Bases)
+		}
+	}
+	return nil
+}
+
+// Try takes its turn if it comes at once, and otherwise leaves the line. A
+// line in which somebody already stands in the way is only read.
+func (l *Line) Try(ctx context.Context, base string, data []byte, turn Rule) (*Claim, error) {
+	var won *Claim
+	err := l.Manager.During(ctx, func(inc *session.Incarnation) error {
+		if blocked, err := l.blocked(ctx, inc, turn); blocked || err != nil {
+			return err
+		}
+		c, names, err := l.Enter(ctx, inc, base, data)
+		if err != nil {
+			return err
+		}
+		ahead, err := c.Ahead(ctx, names)
+		if err == nil {
+			if blocker, _ := turn(ahead); blocker != nil {
+				err = errBlocked
+			} else {
+				err = c.assure(ctx)
+			}
+		}
+		switch {
+		case err == nil:
+			won = c
+			return nil
+		case errors.Is(err, errBlocked), errors.Is(err, session.ErrVanished):
+			c.withdraw(err)
+			return nil
+		}
+		c.withdraw(err)
+		return err
+	})
+	return won, err
+}
+
+// errBlocked means that somebody stands in the way of one who does not wait.
+var errBlocked = errors.New("zsync: somebody stands in the way")
+
+// blocked reports whether somebody stands in the way of one who would enter
+// now. Of a server that lags that is not believed: whoever stood there may have
+// left before we were called.
+func (l *Line) blocked(ctx context.Context, inc *session.Incarnation, turn Rule) (bool, error) {
+	for synced := false; ; synced = true {
+		names, _, err := inc.Children(ctx, l.Dir)
+		if err != nil && !session.IsNoNode(err) {
+			return false, err
+		}
+		blocker, _ := turn(ParseChildren(names, l.Bases...))
+		mixed := l.unmixed(names, nil)
+		if blocker == nil && mixed == nil || synced {
+			return blocker != nil, mixed
+		}
+		if err := inc.Sync(ctx, l.Dir); err != nil {
+			return false, err
+		}
+	}
+}
+
+// Ahead returns those of names that are ahead of c in the line, in order. Our
+// own name must be among them: otherwise our claim is gone.
+//
+// The name is enough: whoever has made the same name anew, by hand, keeps others
+// out as ours would, for as long as we may believe in it, and c.lookAt sees that
+// it is not ours.
+func (c *Claim) Ahead(ctx context.Context, names []string) ([]Child, error) {
+	var all []Child
+	var err error
+	if c.Child.Exhausted() {
+		all, err = c.Line.InOrder(ctx, c.Incarnation, names)
+	} else {
+		all, _ = c.Line.numbered(names) // the others are behind
+	}
+	if err != nil {
+		return nil, err
+	}
+	for i, o := range all {
+		if o.Name == c.Child.Name {
+			return all[:i], nil
+		}
+	}
+	return nil, session.ErrVanished
+}
+
+// numbered returns the contenders among names whose numbers say when they came,
+// in that order, and those behind them, in none.
+//
+// A parent numbers its children one by one, until it has had 2^31 of them. What
+// comes then depends on the server: a Java server gives 2147483647 again and
+// again, and -2147483648 and what follows it while a create before is still
+// under way. So numbers from there on say nothing but that whoever has one came
+// after all who have others. (Or that somebody has chosen his name himself, and
+// with it to be behind all others.)
+func (l *Line) numbered(names []string) (in, behind []Child) {
+	all := ParseChildren(names, l.Bases...)
+	for _, c := range all {
+		if c.Exhausted() {
+			behind = append(behind, c)
+		} else {
+			in = append(in, c)
+		}
+	}
+	return in, behind
+}
+
+// InOrder returns the contenders among names in the order of their arrival.
+// Those whose numbers do not tell are in the order of the zxids of their creates,
+// which everyone can read. That costs one request for every 128 of them.
+func (l *Line) InOrder(ctx context.Context, inc *session.Incarnation, names []string) ([]Child, error) {
+	all, behind := l.numbered(names)
+	if len(behind) < 2 {
+		return append(all, behind...), nil
+	}
+	paths := make([]string, len(behind))
+	for i, c := range behind {
+		paths[i] = session.ChildPath(l.Dir, c.Name)
+	}
+	nodes, err := inc.GetAll(ctx, paths)
+	if err != nil {
+		return nil, err
+	}
+	czxids := make(map[string]int64, len(behind))
+	for i, n := range nodes {
+		if n.Stat != nil {
+			czxids[behind[i].Name] = n.Stat.Czxid
+		}
+	}
+	behind = slices.DeleteFunc(behind, func(c Child) bool { return czxids[c.Name] == 0 })
+	slices.SortStableFunc(behind, func(a, b Child) int { return cmp.Compare(czxids[a.Name], czxids[b.Name]) })
+	return append(all, behind...), nil
+}
+
+// Leave deletes c, in the background.
+func (c *Claim) Leave() *session.Removal {
+	c.Stake.Drop()
+	path := c.Znode()
+	return c.Incarnation.InBackground(path, func() error {
+		err := c.Incarnation.RemoveNow(context.Background(), path)
+		c.disown() // not before, so that the watch is not removed while it is about to fire
+		return err
+	})
+}
+
+// others reports whether anyone of these bases is in the line, besides c and
+// what stands in its very place: see RWMutex.Downgrade. If c itself is not there
+// any more it is lost.
+func (c *Claim) others(ctx context.Context, bases ...string) (bool, error) {
+	names, _, err := c.Incarnation.Children(ctx, c.Line.Dir)
+	if err != nil {
+		return false, c.Explain(err) // without the parent there is no child
+	}
+	c.mu.Lock()
+	me := c.Child
+	c.mu.Unlock()
+	if !slices.Contains(names, me.Name) {
+		return false, c.Explain(zk.ErrNoNode)
+	}
+	for _, o := range ParseChildren(names, bases...) {
+		if !o.SamePlace(me) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// First returns the name of the first in the line, or "".
+func (l *Line) First(ctx context.Context, inc *session.Incarnation) (string, error) {
+	names, _, err := inc.Children(ctx, l.Dir)
+	if err != nil && !session.IsNoNode(err) {
+		return "", err
+	}
+	all, err := l.InOrder(ctx, inc, names)
+	if err != nil || len(all) == 0 {
+		return "", err
+	}
+	return all[0].Name, nil
+}
+
+// errExhausted means that a number no longer says where in the line its znode
+// stands, so nothing can be put beside it. See Line.InOrder.
+var errExhausted = errors.New("the path has had 2^31 children: the order is kept, but no read lock can be put in a writer's place")
+
+// askTime is how long a release asks whether others wait. Without an answer it
+// takes it that they do.
+const askTime = 200 * time.Millisecond
+
+// Beside makes a child of another mode at the very place that c has in the
+// line: its name ends in the same number. The servers make it only if c's own
+// child is there. If that is gone the error is NoNode; when ctx ends, or after
+// any other error, nothing is left.
+func (c *Claim) Beside(ctx context.Context, base string, data []byte) (*Claim, error) {
+	l, inc := c.Line, c.Incarnation
+	for {
+		c.mu.Lock()
+		path, me := c.Path, c.Child
+		c.mu.Unlock()
+		if me.Exhausted() {
+			return nil, errExhausted
+		}
+		number := me.Name[strings.LastIndex(me.Name, me.Base)+len(me.Base):]
+		name := l.name(session.NewGUID(), base) + number
+		b := &Claim{Line: l, Incarnation: inc, Path: session.ChildPath(l.Dir, name), data: data, Child: Child{Name: name, Base: base, Seq: me.Seq}}
+		err := inc.CreateAll(ctx, path, nil, []string{b.Path}, data)
+		switch {
+		case err == nil:
+			if err = b.assure(ctx); err != nil {
+				b.withdraw(err)
+				return nil, err
+			}
+			return b, nil
+		case errors.Is(err, session.ErrVanished) && c.Znode() != path:
+			continue // it has been downgraded in the meantime, and stands elsewhere
+		case errors.Is(err, session.ErrVanished):
+			err = zk.ErrNoNode
+		}
+		return nil, err
+	}
+}
+
+// Anyone reports whether anybody of these bases waits behind c. It fails when
+// there is no connection, or no answer for askTime: whoever gives up does not
+// wait for the next.
+func (c *Claim) Anyone(bases ...string) (bool, error) {
+	inc := c.Incarnation
+	ctx, cancel := context.WithTimeout(context.Background(), askTime)
+	defer cancel()
+	down := inc.Disconnection()
+	inc.Manager.Spawn(func() {
+		select {
+		case <-down:
+			cancel()
+		case <-ctx.Done():
+		}
+	})
+	return c.others(ctx, bases...)
+}

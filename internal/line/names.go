@@ -1,0 +1,75 @@
+package line
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/zsync/zsync/internal/session"
+)
+
+// A Child is the parsed name of a sequential znode.
+type Child struct {
+	Name string // as ZooKeeper gives it, without the parent
+	Base string // what it is: "lock-", "__READ__", ...
+	Seq  int32  // wraps after 2^31-1, as the server's counter does
+}
+
+// contenderBases is what marks the contenders of locks and elections, of every
+// kind and layout, before their number.
+var contenderBases = []string{"lock-", "__lock__", "__rlock__", "__WRIT__", "__READ__", "latch-"}
+
+// before reports whether c came before d. Sequence numbers are compared by
+// serial arithmetic (RFC 1982), so the order survives the wrap from 2147483647
+// to -2147483648 as long as fewer than 2^31 lie between the two.
+func (c Child) before(d Child) bool { return c.Seq-d.Seq < 0 }
+
+// Exhausted reports whether c's number is one of those that a server gives when
+// it has given them all. See Line.InOrder.
+func (c Child) Exhausted() bool { return c.Seq < 0 || c.Seq == math.MaxInt32 }
+
+// ParseChild splits name into base and sequence number, for the first of bases
+// that it carries right before its number. The number is read from the end: a
+// name may hold anything before its base.
+func ParseChild(name string, bases ...string) (Child, bool) {
+	for _, base := range bases {
+		i := strings.LastIndex(name, base)
+		if i < 0 {
+			continue
+		}
+		if seq, ok := session.ParseSeq(name[i+len(base):]); ok {
+			return Child{Name: name, Base: base, Seq: seq}, true
+		}
+	}
+	return Child{}, false
+}
+
+// ParseChildren returns the children among names that carry one of bases, in
+// the order of the line. Others are none of our business and are left out.
+// Children with equal numbers (a writer and the read node it downgrades to)
+// are ordered by name, so that everyone sees them in one order.
+func ParseChildren(names []string, bases ...string) []Child {
+	line := make([]Child, 0, len(names))
+	for _, name := range names {
+		if c, ok := ParseChild(name, bases...); ok {
+			line = append(line, c)
+		}
+	}
+	slices.SortFunc(line, func(a, b Child) int {
+		if a.Seq != b.Seq {
+			return cmp.Compare(a.Seq-b.Seq, 0)
+		}
+		return strings.Compare(a.Name, b.Name)
+	})
+	return line
+}
+
+// KazooName is kazoo's form of the same.
+func KazooName(guid, base string) string { return strings.ReplaceAll(guid, "-", "") + base }
+
+// SamePlace reports whether c and d are one contender: a writer, and the read
+// node with which it downgrades.
+func (c Child) SamePlace(d Child) bool {
+	return c.Name == d.Name || c.Seq == d.Seq && !c.Exhausted()
+}

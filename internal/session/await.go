@@ -1,0 +1,91 @@
+package session
+
+import (
+	"context"
+	"reflect"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// AwaitGone waits until there is no znode at path. It costs one request, and a
+// watch that fires when the znode is deleted and at nothing else: a znode's
+// children are listed, and an ephemeral one has none. A change of its data,
+// such as a fencing token, wakes nobody.
+func (inc *Incarnation) AwaitGone(ctx context.Context, path string) error {
+	return inc.WhileThere(ctx, path, func(w *Watch) error { return inc.AwaitFired(ctx, w) })
+}
+
+// WhileThere is awaitGone with f, which is to return when w has fired.
+func (inc *Incarnation) WhileThere(ctx context.Context, path string, f func(w *Watch) error) error {
+	for {
+		w := inc.Watches.Join(WatchKey{WatchChildren, path})
+		_, _, err := inc.Children(ctx, path)
+		if err == nil {
+			err = f(w)
+		}
+		inc.Watches.Leave(w)
+		switch {
+		case IsNoNode(err):
+			return nil
+		case err != nil:
+			return err
+		case w.Event == zk.EventNodeDeleted:
+			return nil
+		}
+	}
+}
+
+// AwaitFired waits for a watch that the caller has joined and whose znode it
+// has read.
+func (inc *Incarnation) AwaitFired(ctx context.Context, w *Watch) error {
+	// When the watch has fired and ctx has ended as well, either outcome is
+	// right: nobody has been told anything yet, and the caller cleans up.
+	select {
+	case <-w.Fired:
+		return nil
+	case <-ctx.Done():
+		return CtxErr(ctx)
+	case <-inc.Ctx.Done():
+		return ErrEnded
+	}
+}
+
+// AwaitMade waits until there is, or was, a znode at path.
+func (inc *Incarnation) AwaitMade(ctx context.Context, path string) error {
+	for {
+		w := inc.Watches.Join(WatchKey{WatchExists, path})
+		stat, err := inc.Exists(ctx, path)
+		if err == nil && stat == nil {
+			err = inc.AwaitFired(ctx, w)
+		}
+		inc.Watches.Leave(w)
+		if err != nil || stat != nil || w.Event == zk.EventNodeCreated {
+			return err
+		}
+	}
+}
+
+// AwaitAny is awaitFired for several watches. It ends at due as well, unless
+// that is zero.
+func (inc *Incarnation) AwaitAny(ctx context.Context, watches []*Watch, due time.Time) error {
+	var expired <-chan time.Time
+	if !due.IsZero() {
+		expired = time.After(time.Until(due))
+	}
+	cases := []reflect.SelectCase{
+		{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(ctx.Done())},
+		{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(inc.Ctx.Done())},
+		{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(expired)},
+	}
+	for _, w := range watches {
+		cases = append(cases, reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(w.Fired)})
+	}
+	switch i, _, _ := reflect.Select(cases); i {
+	case 0:
+		return CtxErr(ctx)
+	case 1:
+		return ErrEnded
+	}
+	return nil
+}

@@ -1,0 +1,191 @@
+package session
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"slices"
+	"sync"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/wire"
+)
+
+// A bundle must not be so large that it holds up what comes behind it: so many
+// znodes at most, and about so many bytes, if the next ones are as large as the
+// largest of late.
+const (
+	bundleMax   = 128
+	bundleBytes = 1 << 20
+	bundleGuess = 64 << 10 // how large a znode is taken to be before any was read
+)
+
+// GetAll reads the data of many znodes. It is no snapshot, but each is at least
+// as new as what this session has seen before.
+func (inc *Incarnation) GetAll(ctx context.Context, paths []string) ([]Node, error) {
+	largest := int(inc.largest.Load())
+	if largest == 0 {
+		largest = bundleGuess
+	}
+	bundles := slices.Collect(slices.Chunk(paths, min(max(bundleBytes/largest, 1), bundleMax)))
+	results := make([][]Node, len(bundles))
+	err := Parallel(len(bundles), func(i int) (err error) {
+		results[i], err = inc.getBundle(ctx, bundles[i])
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return slices.Concat(results...), nil
+}
+
+func (inc *Incarnation) getBundle(ctx context.Context, paths []string) ([]Node, error) {
+	if len(paths) == 1 || inc.Manager.noBundles.Load() {
+		return inc.getEach(ctx, paths)
+	}
+	reply, err := retry(ctx, inc, func(c *zk.Conn) ([]byte, error) {
+		token := "/bundle-" + NewGUID()
+		inc.setBundle(token, paths)
+		defer inc.setBundle(token, nil)
+		reply, _, err := c.Get(token)
+		return reply, err
+	})
+	if isUnimplemented(err) { // before ZooKeeper 3.6
+		inc.Manager.noBundles.Store(true)
+		return inc.getEach(ctx, paths)
+	}
+	if err != nil {
+		return nil, err
+	}
+	nodes, refused, err := parseBundle(reply, len(paths))
+	if err != nil {
+		return nil, err
+	}
+	for _, i := range refused { // a single read says why
+		n, err := inc.getEach(ctx, paths[i:i+1])
+		if err != nil {
+			return nil, err
+		}
+		nodes[i] = n[0]
+	}
+	var largest int
+	for _, n := range nodes {
+		largest = max(largest, len(n.Data))
+	}
+	inc.largest.Store(max(int64(largest), inc.largest.Load()/2, 256))
+	return nodes, nil
+}
+
+// getEach is getAll with one request for each znode.
+func (inc *Incarnation) getEach(ctx context.Context, paths []string) ([]Node, error) {
+	nodes := make([]Node, len(paths))
+	return nodes, Parallel(len(paths), func(i int) error {
+		data, stat, err := inc.Get(ctx, paths[i])
+		if IsNoNode(err) {
+			return nil
+		}
+		nodes[i] = Node{data, stat}
+		return err
+	})
+}
+
+// GetVisible is getAll, but of a znode that may not be read it returns the Stat
+// alone, which servers give to everybody. One such costs 128 requests, those of
+// its bundle one by one.
+func (inc *Incarnation) GetVisible(ctx context.Context, paths []string) ([]Node, error) {
+	nodes, err := inc.GetAll(ctx, paths)
+	switch {
+	case !IsAnswer(err, zk.ErrNoAuth):
+		return nodes, err
+	case len(paths) > bundleMax:
+		nodes = nil
+		for some := range slices.Chunk(paths, bundleMax) {
+			more, err := inc.GetVisible(ctx, some)
+			if err != nil {
+				return nil, err
+			}
+			nodes = append(nodes, more...)
+		}
+		return nodes, nil
+	}
+	nodes = make([]Node, len(paths))
+	return nodes, Parallel(len(paths), func(i int) error {
+		data, stat, err := inc.Get(ctx, paths[i])
+		if IsAnswer(err, zk.ErrNoAuth) {
+			data = nil
+			stat, err = inc.Exists(ctx, paths[i])
+		}
+		if IsNoNode(err) {
+			return nil
+		}
+		nodes[i] = Node{data, stat}
+		return err
+	})
+}
+
+// setBundle tells the link what a token stands for; nil: nothing any more.
+func (inc *Incarnation) setBundle(token string, paths []string) {
+	inc.mu.Lock()
+	defer inc.mu.Unlock()
+	if paths == nil {
+		delete(inc.bundles, token)
+		return
+	}
+	inc.bundles[token] = paths
+}
+
+var errBundle = errors.New("zsync: malformed reply to multiRead")
+
+// parseBundle takes the reply for n znodes apart. refused are the places of
+// those that the server did not give, for another reason than that they do not
+// exist.
+func parseBundle(p []byte, n int) (nodes []Node, refused []int, err error) {
+	s := wire.Scanner{Rest: p}
+	for op, more := s.Next(); more; op, more = s.Next() {
+		switch op {
+		case wire.OpGetData:
+			data := bytes.Clone(s.Buffer())
+			if stat := s.Take(wire.StatSize); !s.Bad {
+				nodes = append(nodes, Node{data, wire.ParseStat(stat)})
+			}
+		case wire.OpFailed:
+			if s.Int32() != wire.CodeNoNode {
+				refused = append(refused, len(nodes))
+			}
+			nodes = append(nodes, Node{})
+		default:
+			s.Bad = true
+		}
+	}
+	if s.Bad || len(nodes) != n || len(s.Rest) > 0 {
+		return nil, nil, errBundle
+	}
+	return nodes, refused, nil
+}
+
+// Parallel calls f for each i below n, many at once, and returns an error of
+// one of them, if any, rather NoNode than another.
+func Parallel(n int, f func(i int) error) error {
+	errs := make([]error, n)
+	var wg sync.WaitGroup
+	limit := make(chan struct{}, 128)
+	for i := range n {
+		limit <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-limit }()
+			errs[i] = f(i)
+		})
+	}
+	wg.Wait()
+	var first error
+	for _, err := range errs {
+		if first == nil || IsNoNode(err) {
+			first = err
+		}
+		if IsNoNode(first) {
+			break
+		}
+	}
+	return first
+}

@@ -1,0 +1,58 @@
+package session
+
+import (
+	"crypto/tls"
+	"log/slog"
+	"math"
+	"math/rand/v2"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// Config are what a session is told by its options.
+type Config struct {
+	Timeout       time.Duration
+	ACL           []zk.ACL // of every znode that is created
+	Auths         []Auth
+	TLS           *tls.Config
+	Dialer        zk.Dialer
+	Log           *slog.Logger
+	Owner         string // what is written into the znodes of a line
+	Retry         Backoff
+	Observe       func(Event)                                                // or nil
+	Lost          func(why LossReason, session int64, since time.Time) error // makes an ErrLost
+	LossOnSuspend bool
+}
+
+// An Auth is what a client proves who it is with.
+type Auth struct {
+	Scheme      string
+	Credentials []byte
+}
+
+// A Backoff paces attempts. The first repetition of anything is immediate; the
+// delay before the n'th after it is Min × Factorⁿ⁻¹, at most Max, shortened at
+// random by up to the part Jitter of it.
+type Backoff struct {
+	Min, Max time.Duration
+	Factor   float64 // at least 1; 0 means 2
+	Jitter   float64 // from 0 to 1
+}
+
+// Delay returns how long to wait before the given repetition, counted from 0.
+func (b Backoff) Delay(try int) time.Duration {
+	if try <= 0 {
+		return 0
+	}
+	f := b.Factor
+	if f == 0 {
+		f = 2
+	}
+	d := b.Max
+	if g := float64(b.Min) * math.Pow(f, float64(try-1)); g < float64(b.Max) {
+		d = time.Duration(g)
+	}
+	// What is taken off is below d: a float64 may exceed the largest Duration.
+	return d - time.Duration(float64(d/2)*b.Jitter*rand.Float64())*2
+}

@@ -1,0 +1,232 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// CreateChild makes a child of dir whose name holds guid, which is unique, and
+// returns its path. With list it also lists the children of dir, as they are
+// right after the create; both requests are on their way at once.
+//
+// When the reply is lost createChild looks for guid. When ctx ends it returns
+// at once, and what may have been made is deleted in the background.
+func (inc *Incarnation) CreateChild(ctx context.Context, dir, name, guid string, data []byte, flags int32, list bool) (path string, names []string, err error) {
+	return inc.CreateChildOf(ctx, dir, nil, name, guid, data, flags, list)
+}
+
+// CreateChildOf is createChild in a dir that, if it is missing, is made with
+// dirData.
+func (inc *Incarnation) CreateChildOf(ctx context.Context, dir string, dirData []byte, name, guid string, data []byte, flags int32, list bool) (path string, names []string, err error) {
+	full := ChildPath(dir, name)
+	if inc.Manager.SizeOf(full, data) > MaxPacket {
+		return "", nil, ErrTooLarge
+	}
+	if err := inc.Vet(ctx, dir, dirData); err != nil {
+		return "", nil, err
+	}
+	if err := inc.mayTakeBack(ctx, dir); err != nil {
+		return "", nil, err
+	}
+	for try := 0; ; try++ {
+		written, stop := inc.expectCreate(full)
+		create, err := start(ctx, inc, func(c *zk.Conn) (string, error) {
+			defer stop()
+			return c.Create(full, data, flags, inc.Manager.Config.ACL)
+		})
+		if err != nil {
+			stop()
+			return "", nil, err
+		}
+		var listing *pending[[]string]
+		if list {
+			// Requests of one session are executed in the order in which
+			// they were written, so this listing shows what was created.
+			select {
+			case <-written:
+			case <-create.Done:
+			case <-ctx.Done():
+			case <-inc.Ctx.Done():
+			}
+			listing, _ = start(ctx, inc, func(c *zk.Conn) ([]string, error) {
+				names, _, err := c.Children(dir)
+				return names, err
+			})
+		}
+		path, err = create.Wait(ctx, inc)
+		switch {
+		case err == nil && !list:
+			return path, nil, nil
+		case err == nil:
+			if listing != nil {
+				names, err = listing.Wait(ctx, inc)
+			} else {
+				// It could not be begun: ctx ended, or the session, when the
+				// create was on its way already.
+				names, _, err = inc.Children(ctx, dir)
+			}
+			if err == nil && slices.Contains(names, BaseName(path)) {
+				return path, names, nil
+			}
+			if err == nil || OutcomeOf(err) != Answered && ctx.Err() == nil && inc.Ctx.Err() == nil {
+				// The listing was lost, or was not behind the create after
+				// all because the connection changed between the two.
+				names, _, err = inc.Children(ctx, dir)
+			}
+			if err != nil {
+				inc.TakeBack(path).Await(Grace)
+				return "", nil, err
+			}
+			return path, names, nil
+		case errors.Is(err, ErrEnded):
+			return "", nil, err // it was ephemeral, or its owner retries under its own name
+		case ctx.Err() != nil:
+			inc.collect(create, dir, guid).Await(Grace)
+			return "", nil, CtxErr(ctx)
+		case IsNoNode(err):
+			if err := inc.makeDirWith(ctx, dir, dirData); err != nil {
+				return "", nil, err
+			}
+			try = -1
+			continue
+		case OutcomeOf(err) == Answered:
+			return "", nil, err
+		case OutcomeOf(err) == Unknown:
+			path, err = inc.Find(ctx, dir, guid)
+			if err != nil {
+				inc.collect(create, dir, guid).Await(Grace)
+				return "", nil, err
+			}
+			if path != "" {
+				if list {
+					names, _, err = inc.Children(ctx, dir)
+				}
+				if err != nil {
+					inc.TakeBack(path).Await(Grace)
+					return "", nil, err
+				}
+				return path, names, nil
+			}
+		}
+		if err := inc.Pause(ctx, try); err != nil {
+			return "", nil, err
+		}
+	}
+}
+
+// CreateAll makes ephemeral znodes of unique names, all or none, and only if
+// there is a znode at proof and check, if there is one, passes. It is
+// ErrVanished if there is none, and NoNode if a parent is missing. When ctx
+// ends, or after any other error, nothing is left.
+func (inc *Incarnation) CreateAll(ctx context.Context, proof string, check *zk.CheckVersionRequest, paths []string, data []byte) error {
+	ops := []any{&zk.CheckVersionRequest{Path: proof, Version: -1}}
+	size := 256 + len(proof)
+	if check != nil {
+		ops = append(ops, check)
+		size += 64 + len(check.Path)
+	}
+	first := len(ops)
+	for _, path := range paths {
+		ops = append(ops, &zk.CreateRequest{Path: path, Data: data, Acl: inc.Manager.Config.ACL, Flags: zk.FlagEphemeral})
+		size += inc.Manager.SizeOf(path, data)
+	}
+	if size > MaxPacket {
+		return ErrTooLarge
+	}
+	if err := inc.Vet(ctx, ParentPath(paths[0]), nil); err != nil {
+		return err
+	}
+	for try := 0; ; try++ {
+		multi, err := inc.StartMulti(ctx, ops)
+		var rs []zk.MultiResponse
+		if err == nil {
+			rs, err = multi.Wait(ctx, inc)
+		}
+		switch {
+		case err == nil:
+			return nil
+		case errors.Is(err, ErrEnded):
+			return err // they were ephemeral
+		case len(rs) > first && IsNodeExists(rs[first].Error):
+			return nil // an attempt without a reply has been applied: nobody else makes this name
+		case ctx.Err() != nil, OutcomeOf(err) == Answered:
+			// An attempt before this one may have been applied, or this one
+			// may be yet, if its reply is open.
+			if try > 0 || OutcomeOf(err) != Answered {
+				inc.discard(multi, paths).Await(Grace)
+			}
+			switch {
+			case ctx.Err() != nil:
+				return CtxErr(ctx)
+			case len(rs) > 0 && IsNoNode(rs[0].Error):
+				return ErrVanished
+			}
+			return err
+		}
+		if err := inc.Pause(ctx, try); err != nil {
+			inc.discard(multi, paths).Await(Grace)
+			return err
+		}
+	}
+}
+
+// Find looks for the child of dir whose name holds guid, and returns its path
+// or "". It is exact: the sync brings the server up to everything that this
+// session's earlier connections got through to the leader, and what they did
+// not get through can no longer be applied, because the leader refuses requests
+// that come from a server which the session has left (SessionMoved).
+func (inc *Incarnation) Find(ctx context.Context, dir, guid string) (string, error) {
+	if err := inc.Sync(ctx, dir); err != nil {
+		return "", err
+	}
+	names, _, err := inc.Children(ctx, dir)
+	if err != nil && !IsNoNode(err) {
+		return "", err
+	}
+	for _, name := range names {
+		if strings.Contains(name, guid) {
+			return ChildPath(dir, name), nil
+		}
+	}
+	return "", nil
+}
+
+// collect deletes in the background what an abandoned create may have made.
+func (inc *Incarnation) collect(create *pending[string], dir, guid string) *Removal {
+	return inc.InBackground(dir, func() error {
+		ctx := inc.Ctx // there is nobody else to wait for
+		select {
+		case <-create.Done:
+		case <-ctx.Done():
+			return ErrEnded
+		}
+		path, err := create.val, create.err
+		switch {
+		case OutcomeOf(err) == Unknown:
+			path, err = inc.Find(ctx, dir, guid)
+		case err != nil:
+			return nil // nothing was made
+		}
+		if err == nil && path != "" {
+			err = inc.takeBackNow(ctx, path)
+		}
+		return err
+	})
+}
+
+// Exchange makes an ephemeral znode of a unique name in place of another, in
+// one transaction, so that nobody sees too few permits out or is woken twice.
+// It is NoNode if the other is gone.
+func (inc *Incarnation) Exchange(ctx context.Context, old, name string, data []byte) error {
+	rs, err := inc.Multi(ctx,
+		&zk.CreateRequest{Path: name, Data: data, Acl: inc.Manager.Config.ACL, Flags: zk.FlagEphemeral},
+		&zk.DeleteRequest{Path: old, Version: -1})
+	if len(rs) > 0 && IsNodeExists(rs[0].Error) {
+		return nil // an attempt without a reply has been applied: nobody else makes this name
+	}
+	return err
+}

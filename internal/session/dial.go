@@ -1,0 +1,156 @@
+package session
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"time"
+)
+
+// dial connects to addr within limit. Names are looked up anew each time.
+func (m *Manager) dial(ctx context.Context, addr string, limit time.Duration) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	c, err := m.dialPlain(ctx, addr, limit)
+	if err != nil || m.Config.TLS == nil {
+		return c, err
+	}
+	cfg := m.Config.TLS.Clone()
+	if cfg.ServerName == "" {
+		cfg.ServerName, _, _ = net.SplitHostPort(addr)
+	}
+	t := tls.Client(c, cfg)
+	if err := t.HandshakeContext(ctx); err != nil {
+		c.Close()
+		return nil, err
+	}
+	return t, nil
+}
+
+func (m *Manager) dialPlain(ctx context.Context, addr string, limit time.Duration) (net.Conn, error) {
+	if m.Config.Dialer == nil {
+		var d net.Dialer
+		host, port, err := net.SplitHostPort(addr)
+		if err != nil || net.ParseIP(host) != nil {
+			return d.DialContext(ctx, "tcp", addr)
+		}
+		// One name may stand for a whole ensemble: take its servers in
+		// random order, not always the first that the resolver gives.
+		ips, err := net.DefaultResolver.LookupHost(ctx, host)
+		if err != nil {
+			return nil, err
+		}
+		var c net.Conn
+		for _, i := range rand.Perm(len(ips)) {
+			if c, err = d.DialContext(ctx, "tcp", net.JoinHostPort(ips[i], port)); err == nil {
+				return c, nil
+			}
+		}
+		return nil, err
+	}
+	return m.dialOwn(ctx, addr, limit)
+}
+
+// dialOwn connects with the dialer of WithDialer, which knows no context. When
+// ctx ends first it is left to itself, and what it still brings is closed. Close
+// waits for it, but only as long as it has been given.
+func (m *Manager) dialOwn(ctx context.Context, addr string, limit time.Duration) (net.Conn, error) {
+	type result struct {
+		c   net.Conn
+		err error
+	}
+	done := make(chan result)
+	back := make(chan struct{})
+	go func() {
+		defer close(back)
+		c, err := m.Config.Dialer("tcp", addr, limit)
+		if c == nil && err == nil {
+			err = errors.New("zsync: the dialer returned neither a connection nor an error")
+		}
+		select {
+		case done <- result{c, err}:
+		case <-ctx.Done():
+			if c != nil {
+				c.Close()
+			}
+		}
+	}()
+	m.Spawn(func() {
+		select {
+		case <-back:
+		case <-time.After(limit):
+		}
+	})
+	select {
+	case r := <-done:
+		return r.c, r.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// A pacer chooses the next server to try, and how long to wait before.
+// Everyone is tried once without delay; after that each round waits longer,
+// until a connection has lasted. The time that the last one lived counts as
+// waited, so one that was of some use is replaced at once.
+type pacer struct {
+	hosts []string
+	retry Backoff
+
+	Mu        sync.Mutex
+	Next      int       // index of the next server
+	tries     int       // attempts since a connection has lasted
+	connected time.Time // when the last attempt succeeded; zero if it failed
+}
+
+// pick returns the next server, and how long to wait before it is tried; at
+// most limit.
+func (p *pacer) pick(limit time.Duration) (addr string, delay time.Duration) {
+	p.Mu.Lock()
+	defer p.Mu.Unlock()
+	addr = p.hosts[p.Next%len(p.hosts)]
+	p.Next++
+	var lived time.Duration
+	if !p.connected.IsZero() {
+		if lived = time.Since(p.connected); lived >= lasting {
+			p.tries = 0
+		}
+		p.connected = time.Time{}
+	}
+	if p.tries%len(p.hosts) == 0 {
+		delay = max(0, min(p.retry.Delay(p.tries/len(p.hosts)), limit)-lived)
+	}
+	p.tries++
+	return addr, delay
+}
+
+func (p *pacer) success() {
+	p.Mu.Lock()
+	defer p.Mu.Unlock()
+	p.connected = time.Now()
+}
+
+// A hostProvider is the pacer as go-zookeeper wants to see it. It paces inside
+// Next, which may block, because go-zookeeper's own pace is a whole second.
+type hostProvider struct{ inc *Incarnation }
+
+func (h *hostProvider) Init([]string) error { return nil }
+func (h *hostProvider) Len() int            { return len(h.inc.Manager.Hosts) }
+func (h *hostProvider) Connected()          { h.inc.Manager.Pace.success() }
+
+func (h *hostProvider) Next() (addr string, retryStart bool) {
+	if h.inc.Ctx.Err() == nil { // else the next incarnation picks
+		addr = h.pick()
+	}
+	if h.inc.Ctx.Err() == nil {
+		return addr, false
+	}
+	// Keep go-zookeeper here until its Close has queued the last request. At
+	// a retryStart it looks whether it was closed, and answers that request.
+	h.inc.park.Do(func() { close(h.inc.parked) })
+	<-h.inc.quit
+	return addr, true
+}

@@ -1,0 +1,41 @@
+package session
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"testing"
+
+	"github.com/go-zookeeper/zk"
+)
+
+func TestCase10WhatIsNotProvablyAnsweredOrUnsentIsUnknown(t *testing.T) {
+	for _, tt := range []struct {
+		err  error
+		want outcome
+	}{
+		{nil, Answered},
+		{zk.ErrNoNode, Answered},
+		{zk.ErrNodeExists, Answered},
+		{zk.ErrBadVersion, Answered},
+		{zk.ErrNoAuth, Answered},
+		{errors.New("unknown error: -6"), Answered},
+		{fmt.Errorf("x: %w", zk.ErrInvalidFlags), Answered},
+		{zk.ErrNoServer, unsent},
+		{zk.ErrSessionMoved, unsent},
+		{zk.ErrConnectionClosed, Unknown},
+		{zk.ErrClosing, Unknown},
+		{zk.ErrSessionExpired, Unknown},
+		{errors.New("unknown error: -4"), Unknown},
+		{errors.New("unknown error: -7"), Unknown},
+		{io.EOF, Unknown},
+		{os.ErrDeadlineExceeded, Unknown},
+		{&net.OpError{Op: "write", Err: errors.New("broken pipe")}, Unknown},
+	} {
+		if got := OutcomeOf(tt.err); got != tt.want {
+			t.Errorf("outcomeOf(%v) = %v, want %v", tt.err, got, tt.want)
+		}
+	}
+}

@@ -1,0 +1,77 @@
+package session
+
+import (
+	"sync"
+	"time"
+)
+
+// farewellTime is how long Close waits for them.
+const farewellTime = time.Second
+
+// BeforeClose returns a channel that is closed when the session is about to be
+// closed. Close waits, but not long, until done has been called.
+func (m *Manager) BeforeClose() (begun <-chan struct{}, done func()) {
+	f := &m.leaving
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.begun == nil {
+		f.begun = make(chan struct{})
+	}
+	if f.over {
+		return f.begun, func() {}
+	}
+	f.staff++
+	return f.begun, sync.OnceFunc(func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if f.staff--; f.staff == 0 && f.done != nil {
+			close(f.done)
+		}
+	})
+}
+
+// Tidy has Close wait for r, the deletion of a persistent znode.
+func (m *Manager) Tidy(r *Removal) {
+	_, done := m.BeforeClose()
+	m.Spawn(func() {
+		select {
+		case <-r.Done:
+		case <-r.Refused: // Close is no time to wait for permissions
+		}
+		done()
+	})
+}
+
+// sayFarewell is the first thing that Close does. Who closes the session while
+// another does waits with him.
+func (m *Manager) sayFarewell() {
+	f := &m.leaving
+	f.mu.Lock()
+	if f.over {
+		f.mu.Unlock()
+		<-f.said
+		return
+	}
+	f.over, f.said = true, make(chan struct{})
+	defer close(f.said)
+	if f.begun == nil {
+		f.begun = make(chan struct{})
+	}
+	close(f.begun)
+	if f.staff == 0 {
+		f.mu.Unlock()
+		return
+	}
+	f.done = make(chan struct{})
+	f.mu.Unlock()
+	m.mu.Lock()
+	inc := m.cur
+	m.mu.Unlock()
+	select {
+	case <-f.done:
+	case <-inc.Disconnection():
+	case <-inc.Ctx.Done():
+	case <-m.Closing:
+	case <-time.After(farewellTime):
+	}
+}

@@ -1,0 +1,105 @@
+package session
+
+import (
+	"context"
+	"sync"
+)
+
+// States returns a channel of every change of state from now on, as values of
+// the caller's type. The channel is closed when ctx ends, or after StateClosed.
+func States[S ~int](ctx context.Context, m *Manager) <-chan S {
+	f := newFeed[S]()
+	m.mu.Lock()
+	if m.state == StateClosed {
+		m.mu.Unlock()
+		close(f.out)
+		return f.out
+	}
+	m.feeds[f] = struct{}{}
+	m.mu.Unlock()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		f.run(ctx)
+		m.mu.Lock()
+		delete(m.feeds, f)
+		m.mu.Unlock()
+	}()
+	m.Spawn(func() {
+		select {
+		case <-ended:
+		case <-f.stuck:
+		}
+	})
+	return f.out
+}
+
+// A feed carries the changes of state to one reader.
+type feed[S ~int] struct {
+	out   chan S
+	more  chan struct{} // has a token when queue may not be empty
+	last  chan struct{} // closed when StateClosed is in queue
+	stuck chan struct{} // closed when nothing but the reader is missing after that
+
+	mu    sync.Mutex
+	queue []State // guarded by mu
+}
+
+func newFeed[S ~int]() *feed[S] {
+	return &feed[S]{
+		out:   make(chan S, 64),
+		more:  make(chan struct{}, 1),
+		last:  make(chan struct{}),
+		stuck: make(chan struct{}),
+	}
+}
+
+func (f *feed[S]) push(s State) {
+	f.mu.Lock()
+	f.queue = append(f.queue, s)
+	f.mu.Unlock()
+	if s == StateClosed {
+		close(f.last)
+	}
+	select {
+	case f.more <- struct{}{}:
+	default: // a token is there already
+	}
+}
+
+func (f *feed[S]) run(ctx context.Context) {
+	defer close(f.out)
+	for {
+		f.mu.Lock()
+		queue := f.queue
+		f.queue = nil
+		f.mu.Unlock()
+		for _, s := range queue {
+			if !f.send(ctx, S(s)) || s == StateClosed {
+				return
+			}
+		}
+		select {
+		case <-f.more:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// send reports whether the channel has taken s before ctx ended.
+func (f *feed[S]) send(ctx context.Context, s S) bool {
+	last := f.last
+	for {
+		select {
+		case f.out <- s:
+			return true
+		case <-ctx.Done():
+			return false
+		case <-last:
+		}
+		if last = nil; len(f.out) == cap(f.out) && !IsClosed(f.stuck) {
+			close(f.stuck)
+		}
+	}
+}

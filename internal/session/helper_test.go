@@ -1,0 +1,177 @@
+package session
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"log/slog"
+	"os"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+	"go.uber.org/goleak"
+
+	"github.com/zsync/zsync/internal/wire"
+	"github.com/zsync/zsync/zktest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// The helpers of all tests of this package.
+
+// longTests reports whether ZSYNC_TEST_LONG asks for the long run of a test.
+func longTests() bool { return os.Getenv("ZSYNC_TEST_LONG") != "" }
+
+// testTimeout is the session timeout of tests in a bubble. It is long, so that
+// a test which waits for real shows it.
+const testTimeout = 10 * time.Second
+
+// bubble runs f in a synctest bubble with a server of its own.
+func bubble(t *testing.T, f func(t *testing.T, srv *zktest.Server)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) { f(t, zktest.Start(t)) })
+}
+
+// testConfig is what a session of the tests is told.
+func testConfig() Config {
+	return Config{
+		Timeout: testTimeout,
+		ACL:     zk.WorldACL(zk.PermAll),
+		Log:     slog.New(slog.DiscardHandler),
+		Owner:   "test",
+		Retry:   Backoff{Min: 10 * time.Millisecond, Max: 2 * time.Second, Factor: 2, Jitter: 0.5},
+		Lost: func(why LossReason, _ int64, _ time.Time) error {
+			if why == LossClosed {
+				return errors.Join(ErrLost, ErrClosed)
+			}
+			return ErrLost
+		},
+	}
+}
+
+// A testSession is a manager of the tests.
+type testSession struct{ m *Manager }
+
+func (c *testSession) ID() int64       { return c.m.SessionID() }
+func (c *testSession) Stats() Counters { return c.m.Stats() }
+func (c *testSession) Close() error    { c.m.Close(); return nil }
+
+// WithDialer connects through d.
+func WithDialer(d zk.Dialer) func(*Config) { return func(c *Config) { c.Dialer = d } }
+
+// open connects a session to srv, through its in-memory transport.
+func open(t testing.TB, srv *zktest.Server, opts ...func(*Config)) *testSession {
+	t.Helper()
+	cfg := testConfig()
+	cfg.Dialer = srv.Dial
+	for _, o := range opts {
+		o(&cfg)
+	}
+	c := &testSession{New(srv.Addrs(), "", cfg)}
+	if err := c.m.Connect(t.Context()); err != nil {
+		t.Fatalf("connect: %v", err)
+	}
+	t.Cleanup(c.m.Close)
+	return c
+}
+
+// live returns the present incarnation of c.
+func live(t testing.TB, c *testSession) *Incarnation {
+	t.Helper()
+	inc, err := c.m.Incarnation(t.Context())
+	must(t, err)
+	return inc
+}
+
+// within returns a context that ends after d.
+func within(t testing.TB, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func wantErr(t testing.TB, got error, want ...error) {
+	t.Helper()
+	for _, w := range want {
+		if !errors.Is(got, w) {
+			t.Fatalf("got error %v, want one that is %v", got, w)
+		}
+	}
+}
+
+// async runs f in a goroutine and returns the channel of its result.
+func async(f func() error) <-chan error {
+	c := make(chan error, 1)
+	go func() { c <- f() }()
+	return c
+}
+
+// pendingStill fails if c has a result by the time everything in the bubble is
+// idle.
+func pendingStill(t testing.TB, c <-chan error) {
+	t.Helper()
+	synctest.Wait()
+	select {
+	case err := <-c:
+		t.Fatalf("returned %v, want it to wait", err)
+	default:
+	}
+}
+
+// childrenOf lists a znode with the session of its own.
+func childrenOf(t testing.TB, c *testSession, path string) []string {
+	t.Helper()
+	names, _, err := live(t, c).Children(t.Context(), c.m.Full(path))
+	if IsNoNode(err) {
+		return nil
+	}
+	must(t, err)
+	slices.Sort(names)
+	return names
+}
+
+// first returns an interceptor that applies a to the first request that match
+// accepts, and passes all others.
+func first(a zktest.Action, match func(zktest.Request) bool) func(zktest.Request) zktest.Action {
+	var done atomic.Bool
+	return func(r zktest.Request) zktest.Action {
+		if match(r) && done.CompareAndSwap(false, true) {
+			return a
+		}
+		return zktest.Pass
+	}
+}
+
+// op matches requests of one kind.
+func op(want zktest.Op) func(zktest.Request) bool {
+	return func(r zktest.Request) bool { return r.Op == want }
+}
+
+// frame puts the length before a packet.
+func frame(p []byte) []byte {
+	return append(binary.BigEndian.AppendUint32(nil, uint32(len(p))), p...)
+}
+
+// words is the big-endian form of some int32s.
+func words(ns ...int64) (p []byte) {
+	for _, n := range ns {
+		p = binary.BigEndian.AppendUint32(p, uint32(n))
+	}
+	return p
+}
+
+func replyTo(xid, code int32, body ...byte) []byte {
+	p := wire.AppendInt64(words(int64(xid)), 1)
+	return append(append(p, words(int64(code))...), body...)
+}

@@ -1,0 +1,427 @@
+package session
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// An Incarnation is one ZooKeeper session, from handshake to end. It begins
+// once, ends once, and is never revived: the public [Session] is the manager
+// that replaces it with the next. Every ephemeral znode belongs to the
+// incarnation that created it, so "does my lock still stand?" has one answer.
+//
+// It wraps one [zk.Conn], which is sealed when the incarnation ends: its
+// socket is closed, its dialer refuses, and no call is given to it any more.
+type Incarnation struct {
+	Manager *Manager
+	Watches *Watches
+	Conn    *zk.Conn // set before ready is closed
+
+	// ctx is cancelled, with cause an ErrLost or ErrClosed, when the session is
+	// over or may be over.
+	Ctx context.Context
+	end context.CancelCauseFunc
+
+	ID      atomic.Int64           // the session id; 0 before the first handshake
+	Timeout atomic.Int64           // the negotiated session timeout, in nanoseconds
+	Heard   atomic.Pointer[Moment] // when the last answered request was sent; nil before the first
+	vetted  sync.Map               // by path: the directories that nobody else may change
+	ready   chan struct{}          // closed when conn is set
+	first   chan struct{}          // closed when the first handshake has succeeded
+	parked  chan struct{}          // closed when conn, after the end, is between two attempts to connect
+	quit    chan struct{}          // closed when conn.Close has been called
+	gone    chan struct{}          // closed when every goroutine of conn has ended
+	park    sync.Once              // closes parked
+	drain   sync.Once              // shuts conn down
+
+	mu   sync.Mutex
+	link *link                    // the newest, if any; guarded by mu
+	up   chan struct{}            // closed while a connection serves the session; guarded by mu
+	down chan struct{}            // closed while none does; guarded by mu
+	sent map[string]chan struct{} // by path of a create: closed when it has been written; guarded by mu
+
+	LiveMu sync.Mutex
+	Live   liveness // guarded by liveMu
+	stakes int      // what is held through the session; guarded by liveMu
+	asking *inquiry // under way; guarded by liveMu
+	nobody string   // a path where there is no znode
+
+	kick   chan struct{}          // has a token when the watchdog should look again
+	looked atomic.Pointer[Moment] // when the watchdog has last looked
+
+	bundles map[string][]string // by token; guarded by mu
+	book    book                // of receipts
+	largest atomic.Int64        // bytes of the largest znode in a late bundle
+}
+
+// A session through which nothing is held is given up after this part of its
+// timeout without an answer, so that what only waits goes on in another. When
+// something is held it is liveness that decides.
+const patience = 3.0 / 4
+
+// A connection is given up after this part of the timeout without a reply, so
+// that time is left to try another server. Pings go every third.
+const silent = 1.0 / 2
+
+// newIncarnation begins a session. It is not established before first is
+// closed.
+func newIncarnation(m *Manager) *Incarnation {
+	inc := &Incarnation{
+		Manager: m,
+		ready:   make(chan struct{}),
+		first:   make(chan struct{}),
+		quit:    make(chan struct{}),
+		parked:  make(chan struct{}),
+		gone:    make(chan struct{}),
+		up:      make(chan struct{}),
+		down:    make(chan struct{}),
+		sent:    make(map[string]chan struct{}),
+		bundles: make(map[string][]string),
+		nobody:  "/" + NewGUID() + "/none",
+		kick:    make(chan struct{}, 1),
+	}
+	close(inc.down)
+	inc.Timeout.Store(int64(m.Config.Timeout))
+	inc.Ctx, inc.end = context.WithCancelCause(context.Background())
+	inc.Watches = newWatches(inc.removeWatch, m.Spawn)
+	return inc
+}
+
+// start begins to connect.
+func (inc *Incarnation) start() {
+	conn, events, err := zk.Connect(inc.Manager.Hosts, inc.Manager.Config.Timeout,
+		zk.WithDialer(inc.dial),
+		zk.WithHostProvider(&hostProvider{inc}),
+		zk.WithEventCallback(inc.event),
+		zk.WithLogger(inc.Manager.zkLog),
+		zk.WithLogInfo(false),
+	)
+	if err != nil {
+		panic("zsync: BUG: " + err.Error()) // only an empty list of servers is refused
+	}
+	inc.Conn = conn
+	close(inc.ready)
+	inc.Manager.Spawn(func() {
+		defer close(inc.gone)
+		for range events { // closed when the loop of conn has ended
+		}
+	})
+	inc.Manager.Spawn(inc.watchdog)
+}
+
+// silence is how long a connection may stay without a reply.
+func (inc *Incarnation) silence() time.Duration {
+	return time.Duration(float64(inc.Timeout.Load()) * silent)
+}
+
+// dial is go-zookeeper's dialer.
+func (inc *Incarnation) dial(_, addr string, _ time.Duration) (net.Conn, error) {
+	<-inc.ready
+	limit := inc.dialLimit()
+	deadline := time.Now().Add(limit)
+	c, err := inc.Manager.dial(inc.Ctx, addr, limit)
+	if err != nil {
+		if inc.Ctx.Err() == nil { // else it says nothing of the server
+			inc.Manager.dialed(addr, err)
+		}
+		return nil, err
+	}
+	l := newLink(inc, c, addr, deadline)
+	inc.mu.Lock()
+	inc.link = l
+	inc.mu.Unlock()
+	// Either we see the end here, or whoever ends the incarnation sees the
+	// link there: it is set before, and end is called before it is read.
+	if inc.Ctx.Err() != nil {
+		l.Close()
+		return nil, context.Cause(inc.Ctx)
+	}
+	return l, nil
+}
+
+// handshake is told of a server's reply to the connect request, and refuses
+// what would not continue this very session.
+func (inc *Incarnation) handshake(l *link, id int64, timeout time.Duration) error {
+	if err := context.Cause(inc.Ctx); err != nil {
+		return err
+	}
+	switch mine := inc.ID.Load(); {
+	case id == 0 && mine == 0:
+		return fmt.Errorf("%w: no session was given", errHandshake)
+	case id == 0:
+		inc.Lose(LossExpired)
+		return zk.ErrSessionExpired
+	case mine != 0 && id != mine:
+		inc.Lose(LossReplaced)
+		return zk.ErrSessionExpired
+	}
+	isNew := inc.ID.Load() == 0
+	if !isNew {
+		// Servers may be configured differently. What was granted first is
+		// what a new leader gives to the session.
+		timeout = min(timeout, time.Duration(inc.Timeout.Load()))
+	}
+	inc.Timeout.Store(int64(timeout))
+	inc.LiveMu.Lock()
+	inc.Live.connect(l.asked, isNew, timeout)
+	inc.LiveMu.Unlock()
+	inc.heardAt(l.asked)
+	return nil
+}
+
+// sending is told that a request is about to be written.
+func (inc *Incarnation) sending() stamp {
+	inc.LiveMu.Lock()
+	defer inc.LiveMu.Unlock()
+	return inc.Live.send(time.Now())
+}
+
+// contact is told that a request was answered, and what that proves.
+func (inc *Incarnation) contact(s stamp, p proof) {
+	inc.LiveMu.Lock()
+	inc.Live.answer(s, p, time.Now())
+	inc.LiveMu.Unlock()
+	inc.heardAt(s.at)
+}
+
+// heardAt records that a request sent at this time has been answered.
+func (inc *Incarnation) heardAt(at time.Time) {
+	m := momentOf(at)
+	for {
+		old := inc.Heard.Load()
+		if old != nil && !at.After(old.Mono) || inc.Heard.CompareAndSwap(old, m) {
+			return
+		}
+	}
+}
+
+// left is how long the session may still be believed in if nothing more is
+// heard.
+func (inc *Incarnation) left() time.Duration {
+	inc.LiveMu.Lock()
+	left, staked := inc.Live.left(time.Now()), inc.stakes > 0
+	inc.LiveMu.Unlock()
+	if staked {
+		return left
+	}
+	m := inc.Heard.Load()
+	if m == nil {
+		return time.Duration(inc.Timeout.Load()) // nothing is held yet
+	}
+	return time.Duration(float64(inc.Timeout.Load())*patience) - m.since(time.Now())
+}
+
+// Alive reports whether the session certainly stands. It does not rely on the
+// watchdog having had its turn.
+func (inc *Incarnation) Alive() bool {
+	if inc.Ctx.Err() != nil {
+		return false
+	}
+	if left := inc.left(); left <= 0 {
+		why := LossCutOff
+		if inc.overslept() {
+			why = LossPaused
+		}
+		inc.loseSince(why, time.Now().Add(left))
+		return false
+	}
+	return true
+}
+
+// Lose ends the incarnation because its session is over, or may be.
+func (inc *Incarnation) Lose(why LossReason) { inc.loseSince(why, time.Now()) }
+
+func (inc *Incarnation) loseSince(why LossReason, since time.Time) {
+	lost := inc.Manager.Config.Lost(why, inc.ID.Load(), since)
+	inc.seal(lost)
+}
+
+// giveUp ends the incarnation, and its session on the servers, with everything
+// that is held through it. It is lose without the end of the connection, over
+// which shut closes the session.
+func (inc *Incarnation) giveUp() {
+	inc.end(inc.Manager.Config.Lost(LossGivenUp, inc.ID.Load(), time.Now()))
+}
+
+// fail ends the incarnation, and the whole Session with it, because of
+// something that no retry can cure.
+func (inc *Incarnation) fail(err error) {
+	inc.Manager.fail(err)
+	inc.seal(err)
+}
+
+// seal ends the incarnation. Holders are told first; then the socket goes, so
+// that no call already queued can reach a server.
+func (inc *Incarnation) seal(cause error) {
+	inc.end(cause)
+	inc.mu.Lock()
+	l := inc.link
+	inc.mu.Unlock()
+	if l != nil {
+		l.Close()
+	}
+}
+
+// shut waits until nothing of the incarnation is left. If the session is still
+// alive and connected, it is closed on the server too, which deletes its
+// ephemeral znodes.
+func (inc *Incarnation) shut() {
+	inc.drain.Do(func() {
+		inc.end(ErrClosed) // the first cause stays
+		select {
+		case <-inc.Disconnection():
+			// No server can be told. go-zookeeper answers the last request
+			// at once if it finds it between two attempts to connect.
+			inc.seal(ErrClosed)
+			<-inc.parked
+		default:
+		}
+		closed := make(chan struct{})
+		inc.Manager.Spawn(func() {
+			defer close(closed)
+			inc.Conn.Close() // queues a closeSession and waits up to a second for the reply
+		})
+		// Time for Close to queue its request. Without it nothing breaks,
+		// but go-zookeeper may not see the request and sit its second out.
+		time.Sleep(time.Millisecond)
+		close(inc.quit)
+		<-closed
+		inc.seal(ErrClosed)
+	})
+	<-inc.gone
+}
+
+// event is go-zookeeper's callback. It runs in that library's goroutines and
+// must not block.
+func (inc *Incarnation) event(e zk.Event) {
+	switch {
+	case e.Type > 0:
+		inc.Watches.fire(e.Type, e.Path)
+	case e.Type == zk.EventSession && e.State == zk.StateHasSession:
+		inc.connected()
+	case e.Type == zk.EventSession && e.State == zk.StateDisconnected:
+		inc.disconnected()
+	}
+}
+
+func (inc *Incarnation) connected() {
+	m := inc.Manager
+	inc.Watches.connected()
+	again := IsClosed(inc.first)
+	kind, text := EventConnected, "zsync: session established"
+	if again {
+		kind, text = EventReconnected, "zsync: reconnected"
+		m.reconnects.Add(1)
+	}
+	// The state first: whoever goes on because of what is closed next may ask
+	// for it.
+	entered := m.enter(inc, StateConnected, Event{Kind: kind})
+	inc.mu.Lock()
+	inc.down = make(chan struct{})
+	close(inc.up)
+	inc.mu.Unlock()
+	inc.wake()
+	if !again {
+		close(inc.first)
+	}
+	if entered {
+		m.Log.Info(text, "session", sessionText(inc.ID.Load()), "timeout", time.Duration(inc.Timeout.Load()))
+		m.tell()
+	}
+}
+
+func (inc *Incarnation) disconnected() {
+	if IsClosed(inc.Disconnection()) {
+		return // it was a handshake that failed
+	}
+	if inc.Manager.Config.LossOnSuspend && inc.Ctx.Err() == nil {
+		inc.Lose(LossSuspended)
+	}
+	entered := inc.Manager.enter(inc, StateSuspended, Event{Kind: EventSuspended})
+	inc.mu.Lock()
+	inc.up = make(chan struct{})
+	close(inc.down)
+	for path, ch := range inc.sent {
+		close(ch) // whoever pipelines behind it need not wait
+		delete(inc.sent, path)
+	}
+	inc.mu.Unlock()
+	if entered {
+		inc.Manager.Log.Info("zsync: connection dropped", "session", sessionText(inc.ID.Load()))
+		inc.Manager.tell()
+	}
+}
+
+// Disconnection returns a channel that is closed while no connection serves
+// the session.
+func (inc *Incarnation) Disconnection() <-chan struct{} {
+	inc.mu.Lock()
+	defer inc.mu.Unlock()
+	return inc.down
+}
+
+// Connection waits until a connection serves the session.
+func (inc *Incarnation) Connection(ctx context.Context) error {
+	inc.mu.Lock()
+	up := inc.up
+	inc.mu.Unlock()
+	// Whichever of the three is picked when several are ready, the caller is
+	// right: a dead ctx or incarnation is also found behind the request.
+	select {
+	case <-up:
+	case <-ctx.Done():
+		return CtxErr(ctx)
+	case <-inc.Ctx.Done():
+		return ErrEnded
+	}
+	return nil
+}
+
+// newest reports whether l is the link that was made last. A link that is not
+// carries nothing any more.
+func (inc *Incarnation) newest(l *link) bool {
+	inc.mu.Lock()
+	defer inc.mu.Unlock()
+	return inc.link == l
+}
+
+// removeWatch has the server forget an idle watch.
+func (inc *Incarnation) removeWatch(key WatchKey) {
+	for {
+		inc.mu.Lock()
+		l := inc.link
+		inc.mu.Unlock()
+		if l.removeWatch(key) { // there is one, or there were no watches
+			return
+		}
+	}
+}
+
+// createSent is told that a create request has been written to the socket.
+func (inc *Incarnation) createSent(path string) {
+	inc.mu.Lock()
+	defer inc.mu.Unlock()
+	if ch := inc.sent[path]; ch != nil {
+		close(ch)
+		delete(inc.sent, path)
+	}
+}
+
+// expectCreate returns a channel that is closed when the create of this path
+// has been written, so that a request made after it is behind it. The caller
+// must call stop when the create has returned.
+func (inc *Incarnation) expectCreate(path string) (written <-chan struct{}, stop func()) {
+	ch := make(chan struct{})
+	inc.mu.Lock()
+	inc.sent[path] = ch
+	inc.mu.Unlock()
+	return ch, func() {
+		inc.createSent(path)
+	}
+}

@@ -1,0 +1,111 @@
+package session
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// GiveUp runs f, which gives something up for a call with ctx, and returns its
+// verdict. Once ctx has ended that is waited for no longer than grace: then f
+// goes on in the background, and nothing is known against it.
+func (m *Manager) GiveUp(ctx context.Context, f func() error) error {
+	done := make(chan error, 1)
+	m.Spawn(func() { done <- f() })
+	err, _ := AwaitGrace(done, ctx.Done())
+	return err
+}
+
+// Connect waits for the first session. If there is none the manager is closed,
+// and the error tells the last attempt.
+func (m *Manager) Connect(ctx context.Context) error {
+	_, err := m.Incarnation(ctx)
+	if err == nil {
+		return nil
+	}
+	m.fail(ErrClosed)
+	select {
+	case <-m.ended:
+	case <-time.After(Grace): // a dialer that hangs ends by itself
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.dialErr != nil && ctx.Err() != nil {
+		err = fmt.Errorf("%w (last attempt: %v)", err, m.dialErr)
+	}
+	return err
+}
+
+// Close ends the session for good, and returns when all goroutines of m have
+// ended.
+func (m *Manager) Close() {
+	m.sayFarewell()
+	m.fail(ErrClosed)
+	<-m.ended
+}
+
+// present returns the incarnation that has not ended, or nil.
+func (m *Manager) present() *Incarnation {
+	m.mu.Lock()
+	inc := m.cur
+	m.mu.Unlock()
+	if inc == nil || inc.Ctx.Err() != nil {
+		return nil
+	}
+	return inc
+}
+
+// Granted returns the timeout of the present session, or 0 while there is none.
+func (m *Manager) Granted() time.Duration {
+	if inc := m.present(); inc != nil && inc.ID.Load() != 0 {
+		return time.Duration(inc.Timeout.Load())
+	}
+	return 0
+}
+
+// Certain returns how much longer the present session is certain to live.
+func (m *Manager) Certain() time.Duration {
+	if inc := m.present(); inc != nil {
+		return inc.certain()
+	}
+	return 0
+}
+
+// SessionID returns the id of the present session, or 0 while there is none.
+func (m *Manager) SessionID() int64 {
+	if inc := m.present(); inc != nil {
+		return inc.ID.Load()
+	}
+	return 0
+}
+
+// State returns what the session is doing.
+func (m *Manager) State() State {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.state
+}
+
+// Counters are what a manager counts.
+type Counters struct {
+	Requests   int64 // sent, without pings and handshakes
+	Watches    int64 // of the present session
+	Reconnects int64 // connections replaced within a session
+	Expiries   int64 // sessions lost
+	Holds      int64 // at present
+	Waiters    int64 // for a hold, at present
+}
+
+func (m *Manager) Stats() Counters {
+	c := Counters{
+		Requests:   m.requests.Load(),
+		Reconnects: m.reconnects.Load(),
+		Expiries:   m.expiries.Load(),
+		Holds:      m.Holds.Load(),
+		Waiters:    m.Waiters.Load(),
+	}
+	if inc := m.present(); inc != nil {
+		c.Watches = int64(inc.Watches.len())
+	}
+	return c
+}

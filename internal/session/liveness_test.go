@@ -1,0 +1,546 @@
+package session
+
+import (
+	"container/heap"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+func TestConfirmedIsWhatALaterRequestProves(t *testing.T) {
+	const T = 10 * time.Second
+	start := time.Unix(1000, 0)
+	gap := (&liveness{timeout: T}).gap()
+	type step struct {
+		at, answered time.Duration // sent at; answered at
+		proof        proof
+		want         time.Duration // confirmed after that
+	}
+	const none = -1
+	for _, c := range []struct {
+		name      string
+		continued bool // the session is not new
+		steps     []step
+	}{
+		{"a new session counts from its handshake, and pings and reads prove nothing", false, []step{
+			{1000, 2000, provesServer, 0},
+			{1000 + T/3, 1000 + T/3, provesServer, 0},
+		}},
+		{"a ping is confirmed by a write a gap later and a sync behind that", false, []step{
+			{100, 200, provesServer, 0},
+			{200 + gap, 300 + gap, provesQuorum, 0},
+			{400 + gap, 500 + gap, provesLeader, 100},
+		}},
+		{"a write that comes too early after the answer carries nothing", false, []step{
+			{100, 200, provesServer, 0},
+			{199 + gap, 300 + gap, provesQuorum, 0},
+			{400 + gap, 500 + gap, provesLeader, 0},
+		}},
+		{"a sync carries nothing", false, []step{
+			{100, 200, provesServer, 0},
+			{200 + gap, 300 + gap, provesLeader, 0},
+			{400 + gap, 500 + gap, provesLeader, 0},
+		}},
+		{"what was sent before the write was answered confirms nothing", false, []step{
+			{100, 200, provesServer, 0},
+			{200 + gap, 300 + gap, provesQuorum, 0},
+			{250 + gap, 350 + gap, provesQuorum, 0},
+			{400 + gap, 500 + gap, provesQuorum, 100},
+		}},
+		{"writes do both at once", false, []step{
+			{0, 10, provesQuorum, 0},
+			{gap + 10, gap + 20, provesQuorum, 0},
+			{2*gap + 20, 2*gap + 30, provesQuorum, 0},
+			{3*gap + 30, 3*gap + 40, provesQuorum, gap + 10},
+		}},
+		{"a refusal is nothing", false, []step{
+			{100, 200, provesServer, 0},
+			{200 + gap, 300 + gap, provesNothing, 0},
+			{400 + gap, 500 + gap, provesQuorum, 0},
+			{500 + gap, 500 + gap, provesNothing, 0},
+			{600 + gap, 700 + gap, provesLeader, 100},
+		}},
+		{"a session that is out of date is confirmed by a write, not by a sync", false, []step{
+			{T, T + 10, provesServer, 0},
+			{T + 10 + gap, T + 20 + gap, provesQuorum, 0},
+			{T + 30 + gap, T + 40 + gap, provesLeader, 0},
+			{T + 50 + gap, T + 60 + gap, provesQuorum, T},
+		}},
+		{"a handshake that continues a session counts when a write was answered", true, []step{
+			{100, 200, provesServer, none},
+			{200, 300, provesLeader, none},
+			{300, 400, provesQuorum, 0},
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var v liveness
+			v.connect(start, !c.continued, T)
+			type answer struct {
+				s stamp
+				step
+			}
+			var pending []answer
+			check := func(until time.Duration) {
+				for len(pending) > 0 && pending[0].answered <= until {
+					a := pending[0]
+					pending = pending[1:]
+					v.answer(a.s, a.proof, start.Add(a.answered))
+					switch {
+					case a.want == none && v.Sure != nil:
+						t.Fatalf("confirmed at %v by what was sent at %v, want nothing", v.Sure.Mono.Sub(start), a.at)
+					case a.want != none && (v.Sure == nil || !v.Sure.Mono.Equal(start.Add(a.want))):
+						t.Fatalf("confirmed %+v after what was sent at %v, want %v", v.Sure, a.at, a.want)
+					}
+				}
+			}
+			for _, s := range c.steps {
+				check(s.at)
+				pending = append(pending, answer{v.send(start.Add(s.at)), s})
+			}
+			check(1 << 60)
+		})
+	}
+}
+
+func TestAnswersOfAFormerConnectionAreNoProof(t *testing.T) {
+	const T = 10 * time.Second
+	start := time.Unix(1000, 0)
+	var v liveness
+	v.connect(start, true, T)
+	s := v.send(start.Add(time.Second))
+	v.connect(start.Add(2*time.Second), false, T)
+	v.answer(s, provesQuorum, start.Add(3*time.Second))
+	if !v.Sure.Mono.Equal(start) {
+		t.Errorf("confirmed at %v", v.Sure.Mono.Sub(start))
+	}
+}
+
+func TestLivenessRemembersFewPacketsHoweverManyThereAre(t *testing.T) {
+	const T = 10 * time.Second
+	at := time.Unix(1000, 0)
+	var v liveness
+	v.connect(at, true, T)
+	for i := range 100_000 {
+		p := provesServer
+		if i%7 == 0 && i > 50_000 {
+			p = provesQuorum
+		}
+		s := v.send(at)
+		at = at.Add(time.Millisecond)
+		v.answer(s, p, at)
+		if n := len(v.seen) + len(v.carried); n > 20 {
+			t.Fatalf("%d after %d packets", n, i)
+		}
+	}
+	if age := at.Sub(v.Sure.Mono); age > v.gap()*3/2 {
+		t.Errorf("a session that writes all the time is confirmed %v ago", age)
+	}
+}
+
+func TestWhoFollowsNextIsAlwaysConfirmed(t *testing.T) {
+	const T = 10 * time.Second
+	for _, rtt := range []time.Duration{0, time.Millisecond, 100 * time.Millisecond, T / 50} {
+		at := time.Unix(1000, 0)
+		var v liveness
+		v.connect(at, true, T)
+		v.answer(v.send(at), provesQuorum, at) // what it holds was created
+		requests := 0
+		for end := at.Add(time.Hour); at.Before(end); {
+			p, wait := v.next(at, false)
+			if wait > 0 {
+				at = at.Add(wait)
+				continue
+			}
+			requests++
+			s := v.send(at)
+			at = at.Add(rtt)
+			if v.left(at) <= 0 {
+				t.Fatalf("round trip of %v: not confirmed in time", rtt)
+			}
+			v.answer(s, p, at)
+		}
+		if limit := int(2*time.Hour/v.gap()) + 2; requests > limit {
+			t.Errorf("round trip of %v: %d requests in an hour, want at most %d", rtt, requests, limit)
+		}
+	}
+}
+
+// A world is an ensemble as far as it matters to one session, with its client:
+// a leader that may lose its quorum without noticing, and its successor; learners
+// that tell what they heard only when they are asked, and may be cut off in one
+// direction; delays on every connection. Times are milliseconds.
+type world struct {
+	rnd     *rand.Rand
+	now     int64
+	events  agenda
+	serial  int64
+	timeout int64
+	tick    int64
+	old     *ruler // leads until quorum
+	young   *ruler // leads from takeover on
+	quorum  int64  // until when old has it
+	take    int64  // when young takes over
+	ended   int64  // when the session ended, or 0
+	client  *client
+}
+
+type happening struct {
+	at, serial int64
+	f          func()
+}
+
+type agenda []happening
+
+func (h agenda) Len() int { return len(h) }
+func (h agenda) Less(i, j int) bool {
+	return h[i].at < h[j].at || h[i].at == h[j].at && h[i].serial < h[j].serial
+}
+func (h agenda) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
+func (h *agenda) Push(x any)   { *h = append(*h, x.(happening)) }
+func (h *agenda) Pop() any {
+	old := *h
+	e := old[len(old)-1]
+	*h = old[:len(old)-1]
+	return e
+}
+
+func (w *world) after(d int64, f func()) {
+	w.serial++
+	heap.Push(&w.events, happening{w.now + d, w.serial, f})
+}
+
+// A way is one direction of a connection: in order, slow at times, and dead from
+// some moment on.
+type way struct {
+	w     *world
+	delay int64 // at most
+	last  int64
+	cut   bool
+}
+
+func (y *way) send(f func()) {
+	if y.cut {
+		return
+	}
+	at := max(y.last, y.w.now+y.w.rnd.Int64N(y.delay+1))
+	y.last = at
+	y.w.after(at-y.w.now, f)
+}
+
+// access is one direction between a client and its server.
+func (w *world) access() *way {
+	return &way{w: w, delay: []int64{20, 20, w.timeout / 4}[w.rnd.IntN(3)]}
+}
+
+// A ruler is a leader, or was one.
+type ruler struct {
+	w       *world
+	end     int64 // when it will end the session
+	closing bool
+	commits int64 // when its last proposal is, or will be, committed
+	stuck   bool  // it has a proposal that cannot be
+}
+
+// agrees reports whether the servers agree to what r proposes now.
+func (r *ruler) agrees() bool { return r == r.w.young || r.w.now < r.w.quorum }
+
+func (r *ruler) touch() {
+	if r.closing {
+		return
+	}
+	r.end = r.w.now + r.w.timeout
+	r.w.after(r.w.timeout, func() {
+		if r.w.now == r.end && !r.closing {
+			r.closing = true
+			if r.agrees() && r.w.ended == 0 {
+				r.w.ended = r.w.now
+			}
+		}
+	})
+}
+
+// A learner is a server that is connected to a leader.
+type learner struct {
+	r        *ruler
+	up, down *way // to the leader, and from it
+	touched  bool
+}
+
+func (w *world) newLearner(r *ruler) *learner {
+	delay := func() int64 { return []int64{2, 50, w.timeout / 8, w.timeout / 3}[w.rnd.IntN(4)] }
+	l := &learner{r: r, up: &way{w: w, delay: delay()}, down: &way{w: w, delay: delay()}}
+	var ping func()
+	ping = func() {
+		l.down.send(func() {
+			touched := l.touched
+			l.touched = false
+			l.up.send(func() {
+				if touched {
+					r.touch()
+				}
+			})
+		})
+		w.after(w.tick/2, ping)
+	}
+	w.after(w.rnd.Int64N(w.tick/2), ping)
+	return l
+}
+
+// A client has a connection to one learner.
+type client struct {
+	w        *world
+	v        liveness
+	l        *learner
+	to, from *way
+	spoil    mutant
+	violated string
+}
+
+func (w *world) time(ms int64) time.Time {
+	return time.Unix(1000, 0).Add(time.Duration(ms) * time.Millisecond)
+}
+
+func (c *client) connect(l *learner) {
+	w := c.w
+	c.l, c.to, c.from = l, w.access(), w.access()
+	to, from, asked := c.to, c.from, w.now
+	to.send(func() {
+		l.up.send(func() {
+			if l.r.closing {
+				return
+			}
+			l.r.touch()
+			l.down.send(func() {
+				from.send(func() {
+					if c.from == from {
+						c.v.connect(w.time(asked), false, time.Duration(w.timeout)*time.Millisecond)
+						if c.spoil.connected != nil {
+							c.spoil.connected(&c.v, w.time(asked))
+						}
+					}
+				})
+			})
+		})
+	})
+}
+
+func (c *client) send(p proof) {
+	w, l, from := c.w, c.l, c.from
+	s := c.v.send(w.time(w.now))
+	answer := func() {
+		from.send(func() {
+			if c.from != from {
+				return
+			}
+			c.answered(s, p)
+		})
+	}
+	c.to.send(func() {
+		l.touched = true
+		if p == provesServer {
+			answer()
+			return
+		}
+		l.up.send(func() {
+			r := l.r
+			if r.closing && p == provesQuorum {
+				return // refused
+			}
+			if p == provesQuorum {
+				r.commits = max(r.commits, w.now+w.rnd.Int64N(20))
+				r.stuck = r.stuck || !r.agrees()
+			}
+			if r.stuck {
+				return
+			}
+			w.after(max(0, r.commits-w.now), func() {
+				if p == provesQuorum && !r.agrees() {
+					r.stuck = true
+					return
+				}
+				l.down.send(answer)
+			})
+		})
+	})
+}
+
+func (c *client) answered(s stamp, p proof) {
+	if c.spoil.answer != nil {
+		c.spoil.answer(&c.v, s, p, c.w.time(c.w.now))
+	} else {
+		c.v.answer(s, p, c.w.time(c.w.now))
+	}
+	c.check()
+}
+
+// check looks for what must never be: the session has ended, though it was
+// confirmed less than its timeout before.
+func (c *client) check() {
+	if c.w.ended == 0 || c.v.Sure == nil || c.violated != "" {
+		return
+	}
+	if sure := c.v.Sure.Mono.Sub(c.w.time(0)).Milliseconds(); sure+c.w.timeout > c.w.ended {
+		c.violated = fmt.Sprintf("confirmed at %d ms, ended at %d ms, timeout %d ms", sure, c.w.ended, c.w.timeout)
+	}
+}
+
+// A mutant is a liveness with a fault.
+type mutant struct {
+	connected func(v *liveness, asked time.Time)
+	answer    func(v *liveness, s stamp, p proof, now time.Time)
+}
+
+// run plays one random schedule, and returns what went wrong.
+func runWorld(seed uint64, spoil mutant) string {
+	rnd := rand.New(rand.NewPCG(seed, 7))
+	w := &world{rnd: rnd, timeout: []int64{4000, 6000, 10000}[rnd.IntN(3)]}
+	w.tick = w.timeout / int64(2+rnd.IntN(3)*rnd.IntN(4))
+	w.old, w.young = &ruler{w: w}, &ruler{w: w}
+	T := w.timeout
+	w.quorum, w.take = 1<<60, 1<<60
+	c := &client{w: w, spoil: spoil}
+	w.client = c
+	first := w.newLearner(w.old)
+	c.l, c.to, c.from = first, w.access(), w.access()
+	c.v.connect(w.time(0), true, time.Duration(T)*time.Millisecond)
+	w.old.touch()
+
+	sometime := func() int64 { return T + rnd.Int64N(2*T) }
+	for range 1 + rnd.IntN(2) {
+		switch rnd.IntN(5) {
+		case 0:
+			w.after(sometime(), func() { first.up.cut = true })
+		case 1:
+			w.after(sometime(), func() { first.down.cut = true })
+		case 2: // it dies
+			w.after(sometime(), func() { first.up.cut, first.down.cut, c.to.cut = true, true, true })
+		case 3:
+			if w.take < 1<<60 {
+				break
+			}
+			w.quorum = sometime()
+			w.take = w.quorum + rnd.Int64N(T)
+			w.after(w.take, func() {
+				w.young.closing = w.ended != 0
+				w.young.touch()
+			})
+		case 4: // slow for a while
+			w.after(sometime(), func() { first.down.delay = T })
+		}
+	}
+	for range rnd.IntN(3) {
+		w.after(sometime(), func() {
+			r := w.old
+			if w.now > w.take && rnd.IntN(2) == 0 {
+				r = w.young
+			}
+			c.connect(w.newLearner(r))
+		})
+	}
+	if rnd.IntN(2) == 0 { // who holds something
+		var look func()
+		look = func() {
+			p, wait := c.v.next(w.time(w.now), false)
+			if wait <= 0 {
+				c.send(p)
+				wait = 50 * time.Millisecond
+			}
+			w.after(wait.Milliseconds()+1, look)
+		}
+		w.after(1, look)
+	}
+	mean := []int64{T / 40, T / 10, T / 3, 3 * T}[rnd.IntN(4)]
+	kinds := [][]proof{{provesServer}, {provesServer, provesLeader}, {provesServer, provesLeader, provesQuorum}, {provesQuorum, provesLeader}}[rnd.IntN(4)]
+	var chat func()
+	chat = func() {
+		c.send(kinds[rnd.IntN(len(kinds))])
+		w.after(1+rnd.Int64N(2*mean), chat)
+	}
+	w.after(1, chat)
+	for w.events.Len() > 0 && w.now < 6*T && c.violated == "" {
+		e := heap.Pop(&w.events).(happening)
+		w.now = e.at
+		e.f()
+		c.check()
+	}
+	return c.violated
+}
+
+func TestNoSessionEndsWithinATimeoutOfWhatIsConfirmed(t *testing.T) {
+	seeds := 3000
+	switch {
+	case longTests():
+		seeds = 30_000
+	case underRace:
+		seeds = 300
+	}
+	for seed := range uint64(seeds) {
+		if bad := runWorld(seed, mutant{}); bad != "" {
+			t.Fatalf("seed %d: %s", seed, bad)
+		}
+	}
+}
+
+func TestEveryClauseOfTheRuleIsNeeded(t *testing.T) {
+	// secondLeg confirms what is carried, if it was before s was sent.
+	secondLeg := func(v *liveness, s stamp) {
+		for _, c := range v.carried {
+			if c.event < s.event {
+				v.confirm(c.sent)
+			}
+		}
+	}
+	for name, m := range map[string]mutant{
+		"the gap between an answer and the write": {answer: func(v *liveness, s stamp, p proof, now time.Time) {
+			early := s
+			if p == provesQuorum {
+				early.at = s.at.Add(v.gap())
+			}
+			v.answer(early, p, now)
+			for i := range v.seen {
+				if v.seen[i].sent.Equal(early.at) {
+					v.seen[i].sent = s.at
+				}
+			}
+		}},
+		"the request behind the write": {answer: func(v *liveness, s stamp, p proof, now time.Time) {
+			v.answer(s, p, now)
+			for _, c := range v.carried {
+				v.confirm(c.sent)
+			}
+		}},
+		"the order of write and request": {answer: func(v *liveness, s stamp, p proof, now time.Time) {
+			v.answer(s, p, now)
+			for i := range v.carried {
+				v.carried[i].event = 0
+			}
+		}},
+		"a write as the proof of a quorum": {answer: func(v *liveness, s stamp, p proof, now time.Time) {
+			if p == provesLeader {
+				p = provesQuorum
+			}
+			v.answer(s, p, now)
+		}},
+		"more than the answer of the server itself": {answer: func(v *liveness, s stamp, p proof, now time.Time) {
+			v.answer(s, provesQuorum, now)
+		}},
+		"a write behind a handshake that continues the session": {connected: func(v *liveness, asked time.Time) { v.confirm(asked) }},
+		"a write, where the session may be ending": {answer: func(v *liveness, s stamp, p proof, now time.Time) {
+			if p == provesLeader && s.conn == v.conn {
+				secondLeg(v, s)
+			}
+			v.answer(s, p, now)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for seed := range uint64(20_000) {
+				if bad := runWorld(seed, m); bad != "" {
+					t.Logf("seed %d: without it, %s", seed, bad)
+					return
+				}
+			}
+			t.Error("nothing goes wrong without it")
+		})
+	}
+}

@@ -1,0 +1,335 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// A Manager keeps one incarnation alive after another, until it is closed or
+// fails for good. It is what is inside a [Session].
+type Manager struct {
+	Config Config
+	Hosts  []string // the servers, as in the connect string, each with a port
+	chroot string   // what every path begins with; "" or "/a/b"
+	Log    *slog.Logger
+	zkLog  zk.Logger
+	Pace   pacer
+
+	requests, reconnects, expiries, Holds, Waiters atomic.Int64
+
+	noBundles atomic.Bool // the servers do not know multiRead
+	lasting   sync.Map    // by path: the directories that must be persistent
+	barred    sync.Map    // paths of parents whose children we once could not delete
+
+	mu      sync.Mutex
+	cur     *Incarnation          // the newest; guarded by mu
+	changed chan struct{}         // closed and replaced when cur or err changes; guarded by mu
+	err     error                 // why there will be no other incarnation; guarded by mu
+	state   State                 // guarded by mu
+	feeds   map[listener]struct{} // those who follow the states; guarded by mu
+	untold  []Event               // what the observer has not heard of the session; guarded by mu
+	telling bool                  // somebody is in tell; guarded by mu
+	dialErr error                 // the last failure to reach a server; guarded by mu
+	leaving farewell
+	Closing chan struct{}  // closed when err is set
+	ended   chan struct{}  // closed when nothing is left
+	wg      sync.WaitGroup // every goroutine of this session but run
+	sealed  bool           // wg is being waited for; guarded by spawnMu
+	spawnMu sync.RWMutex   // taken before wg is added to
+}
+
+func New(hosts []string, chroot string, cfg Config) *Manager {
+	hosts = slices.Clone(hosts)
+	rand.Shuffle(len(hosts), func(i, j int) { hosts[i], hosts[j] = hosts[j], hosts[i] })
+	m := &Manager{
+		Config:  cfg,
+		Hosts:   hosts,
+		chroot:  chroot,
+		Log:     cfg.Log,
+		zkLog:   zkLogger{cfg.Log},
+		changed: make(chan struct{}),
+		feeds:   make(map[listener]struct{}),
+		Closing: make(chan struct{}),
+		ended:   make(chan struct{}),
+	}
+	m.Pace = pacer{hosts: hosts, retry: cfg.Retry}
+	go m.run()
+	return m
+}
+
+// run makes each incarnation and waits for its end.
+func (m *Manager) run() {
+	defer close(m.ended)
+	for {
+		inc := newIncarnation(m)
+		m.mu.Lock()
+		m.cur = inc
+		m.broadcastLocked()
+		m.mu.Unlock()
+		inc.start()
+		select {
+		case <-inc.Ctx.Done():
+		case <-m.Closing:
+			inc.end(ErrClosed)
+		}
+		if m.Failure() != nil {
+			inc.shut()
+			break
+		}
+		// The next session is sought while the old one's connection is
+		// still being torn down: nothing of it can be used any more.
+		m.expiries.Add(1)
+		cause := context.Cause(inc.Ctx)
+		m.enter(nil, StateExpired, Event{Kind: EventExpired, Err: cause})
+		m.enter(nil, StateConnecting, Event{})
+		m.Spawn(inc.shut)
+		// It is told here, not where it was found out: whoever did that may
+		// hold a lock.
+		m.Log.Warn("zsync: session lost", "session", sessionText(inc.ID.Load()), "why", cause)
+		m.tell()
+	}
+	m.enter(nil, StateClosed, Event{})
+	m.spawnMu.Lock()
+	m.sealed = true
+	m.spawnMu.Unlock()
+	m.wg.Wait()
+}
+
+// fail ends the session for good. The first reason stays.
+func (m *Manager) fail(err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.err != nil {
+		return
+	}
+	m.err = err
+	close(m.Closing)
+	m.broadcastLocked()
+}
+
+// Failure returns why the session is over, or nil.
+func (m *Manager) Failure() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.err
+}
+
+func (m *Manager) broadcastLocked() {
+	close(m.changed)
+	m.changed = make(chan struct{})
+}
+
+// Spawn runs f in a goroutine that is waited for when the session is closed.
+func (m *Manager) Spawn(f func()) {
+	m.spawnMu.RLock()
+	defer m.spawnMu.RUnlock()
+	if m.sealed {
+		// Every connection is closed, so whatever f does ends at once.
+		go f()
+		return
+	}
+	m.wg.Go(f)
+}
+
+// Incarnation returns the incarnation that is established and has not ended, and
+// waits for it. It fails with ctx, or when there will be none any more.
+func (m *Manager) Incarnation(ctx context.Context) (*Incarnation, error) {
+	if ctx.Err() != nil {
+		return nil, CtxErr(ctx)
+	}
+	for {
+		m.mu.Lock()
+		inc, changed, err := m.cur, m.changed, m.err
+		m.mu.Unlock()
+		if err != nil {
+			return nil, err
+		}
+		var first, ended <-chan struct{}
+		if inc != nil && inc.Ctx.Err() == nil {
+			first, ended = inc.first, inc.Ctx.Done()
+		}
+		select {
+		case <-first:
+			// It may end, or ctx may, at this same instant: both are found
+			// by the first request that is made.
+			return inc, nil
+		case <-ended:
+		case <-changed:
+		case <-ctx.Done():
+			return nil, CtxErr(ctx)
+		}
+	}
+}
+
+// During runs f with a live incarnation, and again with the next as long as f
+// fails because its incarnation ended.
+func (m *Manager) During(ctx context.Context, f func(inc *Incarnation) error) error {
+	for {
+		inc, err := m.Incarnation(ctx)
+		if err != nil {
+			return err
+		}
+		if err := f(inc); !errors.Is(err, ErrEnded) {
+			return err
+		}
+	}
+}
+
+// Full returns the path that the server knows p by; bare is its inverse.
+func (m *Manager) Full(p string) string {
+	if m.chroot == "" {
+		return p
+	}
+	if p == "/" {
+		return m.chroot
+	}
+	return m.chroot + p
+}
+
+func (m *Manager) Bare(p string) string {
+	if p == m.chroot && m.chroot != "" {
+		return "/"
+	}
+	return strings.TrimPrefix(p, m.chroot)
+}
+
+// enter records a change of state, and that the observer must hear e. It does
+// not tell it yet: see tell. An incarnation that has ended changes nothing any
+// more, and enter reports false: from its end on the manager alone, for which
+// inc is nil, says what the state is. A change that inc makes as it ends comes
+// before the manager's own, as both hold mu.
+func (m *Manager) enter(inc *Incarnation, s State, e Event) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.state == StateClosed || inc != nil && (inc != m.cur || inc.Ctx.Err() != nil) {
+		return false
+	}
+	if m.state != s {
+		m.state = s
+		for f := range m.feeds {
+			f.push(s)
+		}
+	}
+	if e.Kind != 0 {
+		m.untold = append(m.untold, e)
+	}
+	return true
+}
+
+// tell tells the observer what enter has recorded: one thing at a time, in
+// order, and with no lock held. What is recorded while it runs, by others or by
+// the observer's own doing, it tells too.
+func (m *Manager) tell() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.telling {
+		return
+	}
+	m.telling = true
+	for len(m.untold) > 0 {
+		e := m.untold[0]
+		m.untold = m.untold[1:]
+		m.mu.Unlock()
+		m.Observe(e)
+		m.mu.Lock()
+	}
+	m.telling = false
+}
+
+// Observe tells the observer, and is called without locks; but nothing of a hold that has no operation: that
+// is a part of another.
+func (m *Manager) Observe(e Event) {
+	if m.Config.Observe != nil && (e.Op != "" || e.Path == "") {
+		m.Config.Observe(e)
+	}
+}
+
+// dialed is told why a server could not be reached.
+func (m *Manager) dialed(addr string, err error) {
+	m.Log.Debug("zsync: cannot reach server", "addr", addr, "err", err)
+	m.mu.Lock()
+	m.dialErr = fmt.Errorf("%s: %w", addr, err)
+	m.mu.Unlock()
+}
+
+// lasting is how long a connection must live to be replaced as the first is. A
+// server that accepts and drops is thus dialled no more than once a second.
+const lasting = time.Second
+
+// untried returns how many servers have not been tried in this round, that of
+// the last pick included.
+func (p *pacer) untried() int {
+	p.Mu.Lock()
+	defer p.Mu.Unlock()
+	return len(p.hosts) - (p.tries+len(p.hosts)-1)%len(p.hosts)
+}
+
+func (h *hostProvider) pick() string {
+	limit := time.Duration(math.MaxInt64)
+	if h.inc.ID.Load() != 0 {
+		// The session must not run out while a server is already back, nor for
+		// want of attempts.
+		limit = min(time.Duration(h.inc.Timeout.Load()/10), max(h.inc.left()/16, 10*time.Millisecond))
+	}
+	addr, delay := h.inc.Manager.Pace.pick(limit)
+	if delay > 0 {
+		select {
+		case <-time.After(delay):
+		case <-h.inc.Ctx.Done():
+		}
+	}
+	return addr
+}
+
+// zkLogger passes go-zookeeper's own log on.
+type zkLogger struct{ log *slog.Logger }
+
+func (z zkLogger) Printf(format string, args ...any) {
+	z.log.Debug("go-zookeeper: " + fmt.Sprintf(format, args...))
+}
+
+// sessionText writes a session id as ZooKeeper's own tools do.
+func sessionText(id int64) string { return fmt.Sprintf("0x%x", uint64(id)) }
+
+// Outage returns a channel that is closed while no connection serves the
+// present session.
+func (m *Manager) Outage() <-chan struct{} {
+	m.mu.Lock()
+	inc := m.cur
+	m.mu.Unlock()
+	if inc == nil || inc.Ctx.Err() != nil {
+		return ClosedChan
+	}
+	return inc.Disconnection()
+}
+
+// Waited tells the observer how a wait for a hold ended.
+func (m *Manager) Waited(op, path string, start time.Time, err error) {
+	e := Event{Kind: EventAcquired, Op: op, Path: path, Wait: time.Since(start)}
+	if err != nil {
+		e.Kind, e.Err = EventGaveUp, err
+	}
+	m.Observe(e)
+}
+
+// A farewell lets those who have persistent znodes to tidy away do so before
+// the session is closed: the session's end deletes only ephemeral ones.
+type farewell struct {
+	mu    sync.Mutex
+	begun chan struct{} // closed when Close has been called; made on first use
+	over  bool          // begun is closed; guarded by mu
+	said  chan struct{} // closed when the session may be closed; made when over is set
+	staff int           // those who will tidy up; guarded by mu
+	done  chan struct{} // closed when none of them is left; nil before Close
+}

@@ -1,0 +1,91 @@
+package session
+
+import (
+	"path"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/google/uuid"
+)
+
+// ChildPath joins a parent and the name of a child.
+func ChildPath(dir, name string) string {
+	if dir == "/" {
+		return "/" + name
+	}
+	return dir + "/" + name
+}
+
+// ParentPath returns the parent of p.
+func ParentPath(p string) string { return path.Dir(p) }
+
+// BaseName returns the last element of p.
+func BaseName(p string) string { return path.Base(p) }
+
+// CheckPath refuses what ZooKeeper would refuse, the root, which can carry no
+// primitive, and what is too long.
+func CheckPath(p string) error {
+	if len(p) > MaxPath {
+		return Invalid("path of %d bytes is too long; the limit is %d", len(p), MaxPath)
+	}
+	return CheckPathText(p)
+}
+
+// CheckPathText is CheckPath but for the length. The rules are those of
+// ZooKeeper's PathUtils.
+func CheckPathText(p string) error {
+	switch {
+	case p == "":
+		return Invalid("path is empty; want an absolute path such as /locks/nightly")
+	case p[0] != '/':
+		return Invalid("path %q is relative; it must begin with a slash", p)
+	case p == "/":
+		return Invalid("path %q is the root; name a znode below it", p)
+	case p[len(p)-1] == '/':
+		return Invalid("path %q ends in a slash", p)
+	case !utf8.ValidString(p):
+		return Invalid("path %q is not valid UTF-8", p)
+	}
+	for elem := range strings.SplitSeq(p[1:], "/") {
+		switch elem {
+		case "":
+			return Invalid("path %q has an empty element", p)
+		case ".", "..":
+			return Invalid("path %q has a relative element %q", p, elem)
+		}
+	}
+	for _, r := range p {
+		if r <= 0x1f || r >= 0x7f && r <= 0x9f || r >= 0xd800 && r <= 0xf8ff || r >= 0xfff0 {
+			return Invalid("path %q contains the character %U, which ZooKeeper refuses", p, r)
+		}
+	}
+	return nil
+}
+
+// MaxPath bounds the paths of primitives and the chroot, so that a request which
+// names many of their znodes stays below the packet limit.
+const MaxPath = 2048
+
+// NewGUID returns what makes a znode's name unique: 36 lower-case characters,
+// dashed, as Curator wants them.
+func NewGUID() string { return uuid.NewString() }
+
+// ProtectedName is Curator's form of a name that its creator can find again
+// when the reply to the create was lost.
+func ProtectedName(guid, base string) string { return "_c_" + guid + "-" + base }
+
+// ParseSeq reads the server's "%010d" of an int32: ten digits, or a minus sign
+// and as many digits as "%010d" gives a negative number.
+func ParseSeq(s string) (int32, bool) {
+	if len(s) < 10 || len(s) > 11 || len(s) == 11 && s[0] != '-' {
+		return 0, false
+	}
+	for i, r := range s {
+		if (r < '0' || r > '9') && (r != '-' || i != 0) {
+			return 0, false
+		}
+	}
+	n, err := strconv.ParseInt(s, 10, 32)
+	return int32(n), err == nil
+}

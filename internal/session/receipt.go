@@ -1,0 +1,520 @@
+package session
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// A transaction whose reply is lost may be applied or not, and cannot simply
+// be sent again. So it carries a receipt: it also creates a znode of unique
+// name. The same transaction, sent again with the same receipt, cannot be
+// applied a second time, whenever and through whichever server that happens; and
+// if it fails the receipt tells whether the first was applied.
+
+// Within one session the receipt is a page of a book: an ephemeral znode
+// below the root, which the session keeps for its transactions, one at a time.
+// The first makes it, and each later one sets it at the version that the one
+// before has left. So the receipts of a thousand transactions are one znode, in
+// a place where nobody else's znodes are: it fires no watch beside them, and is
+// not in the way of their deletion.
+
+// Commit applies ops in one transaction, exactly once, within one ZooKeeper
+// session. It is ErrLost if that session is lost while the outcome is open.
+func (m *Manager) Commit(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
+	ops, dir, err := m.CheckOps(ops)
+	if err != nil {
+		return nil, err
+	}
+	var rs []zk.MultiResponse
+	err = m.During(ctx, func(inc *Incarnation) error {
+		var err error
+		rs, err = inc.Commit(ctx, dir, ops)
+		return err
+	})
+	return rs, err
+}
+
+// op is the operation that gives the receipt.
+func (r *receipt) op(acl []zk.ACL) any {
+	if r.version < 0 {
+		return &zk.CreateRequest{Path: r.path, Acl: acl, Flags: zk.FlagEphemeral}
+	}
+	return &zk.SetDataRequest{Path: r.path, Version: r.version}
+}
+
+// given reports whether a znode with this Stat, or none, is a given receipt. A
+// transaction that has given it is the last that has written the znode.
+func (r *receipt) given(stat *zk.Stat) bool { return stat != nil && stat.Version != r.version }
+
+// Commit is Manager.Commit within inc. dir is where a receipt is made if it
+// cannot be in the book; the paths of ops are the server's. commit is
+// ErrEnded only if nothing was sent.
+func (inc *Incarnation) Commit(ctx context.Context, dir string, ops []any) ([]zk.MultiResponse, error) {
+	if page := inc.book.page(inc.Manager.Full("/")); page != nil {
+		rs, refused, err := inc.commitWith(ctx, page, ops)
+		if !refused {
+			return rs, err
+		}
+		inc.book.refuse()
+	}
+	once := &receipt{ChildPath(dir, ProtectedName(NewGUID(), "txn")), -1}
+	rs, refused, err := inc.commitWith(ctx, once, ops)
+	if refused {
+		return inc.commitBare(ctx, ops)
+	}
+	return rs, err
+}
+
+// commitWith is commit with this receipt, unless that is refused: then nothing
+// has been applied.
+//
+// The receipt comes last, so that what fails before it is told as it would be
+// without it.
+func (inc *Incarnation) commitWith(ctx context.Context, r *receipt, ops []any) (rs []zk.MultiResponse, refused bool, err error) {
+	all := append(slices.Clip(ops), r.op(inc.Manager.Config.ACL))
+	open := false // an attempt without a reply may have been applied, or may be yet
+	based := inc.Manager.chroot == ""
+	for try := 0; ; try++ {
+		var rs []zk.MultiResponse
+		p, err := inc.StartMulti(ctx, all)
+		if err == nil {
+			rs, err = p.Wait(ctx, inc)
+			open = open || OutcomeOf(err) == Unknown
+		}
+		var stat *zk.Stat
+		if open && err != nil && OutcomeOf(err) == Answered {
+			// Failures too are answered in the servers' one order, so what is
+			// read next knows of every attempt before: it has been applied, or
+			// never will be.
+			var e error
+			if stat, e = inc.Exists(ctx, r.path); e != nil {
+				err = e
+			}
+		}
+		mine := FailedOp(rs) == len(ops) // it is the receipt that is refused
+		switch {
+		case err == nil:
+			inc.file(r, r.version+1)
+			return inc.Manager.bareResponses(rs[:len(ops)]), false, nil
+		case r.given(stat):
+			rs = inc.recall(ctx, ops, stat.Mzxid)
+			inc.file(r, stat.Version)
+			return inc.Manager.bareResponses(rs), false, nil
+		case OutcomeOf(err) == Answered && IsNoNode(err) && !based:
+			if based = true; inc.MakeDir(ctx, inc.Manager.chroot) == nil {
+				continue
+			}
+		case OutcomeOf(err) == Answered && mine && r.version >= 0 && (IsNoNode(err) || IsBadVersion(err)):
+			// Somebody else has deleted the page, or written it.
+			if open && stat == nil {
+				return nil, false, fmt.Errorf("it may have been applied: its receipt %s was deleted: %w", inc.Manager.Bare(r.path), err)
+			}
+			r = &receipt{ChildPath(ParentPath(r.path), ProtectedName(NewGUID(), "txn")), -1}
+			all[len(ops)], open = r.op(inc.Manager.Config.ACL), false
+			continue
+		case OutcomeOf(err) == Answered && mine && errors.Is(err, zk.ErrNoAuth):
+			return nil, true, err
+		case !errors.Is(err, ErrEnded) && ctx.Err() == nil && OutcomeOf(err) != Answered:
+			if err = inc.Pause(ctx, try); err == nil {
+				continue
+			}
+		}
+		switch {
+		case OutcomeOf(err) == Answered:
+			inc.file(r, r.version) // nothing was applied, nor will be
+			return inc.Manager.bareResponses(rs[:min(len(rs), len(ops))]), false, err
+		case !errors.Is(err, ErrEnded):
+			if open {
+				inc.discard(p, []string{r.path}).Await(Grace)
+			} else {
+				inc.file(r, r.version)
+			}
+			return nil, false, CtxErr(ctx)
+		case open:
+			return nil, false, inc.Loss()
+		}
+		return nil, false, err
+	}
+}
+
+// file puts a receipt whose znode has this version into the book for the next
+// transaction, or deletes the znode. Where that is not allowed it stays as long
+// as the session.
+//
+// A receipt that lies elsewhere is deleted before the caller goes on: it would
+// be in the way of the deletion of what it lies in.
+func (inc *Incarnation) file(r *receipt, version int32) {
+	r.version = version
+	switch {
+	case ParentPath(r.path) == inc.Manager.Full("/") && inc.book.keep(r), version < 0:
+	case ParentPath(r.path) == inc.Manager.Full("/"):
+		inc.Manager.Spawn(func() { inc.RemoveNow(context.Background(), r.path) })
+	default:
+		gone := make(chan struct{})
+		inc.Manager.Spawn(func() {
+			defer close(gone)
+			inc.RemoveNow(context.Background(), r.path)
+		})
+		select {
+		case <-gone:
+		case <-inc.Disconnection():
+		case <-inc.Ctx.Done():
+		case <-time.After(ReleaseTime):
+		}
+	}
+}
+
+// commitBare is commit where no receipt may be made: it does not try again
+// unless nothing was sent.
+func (inc *Incarnation) commitBare(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
+	for try := 0; ; try++ {
+		var rs []zk.MultiResponse
+		p, err := inc.StartMulti(ctx, ops)
+		if err != nil {
+			return nil, err
+		}
+		rs, err = p.Wait(ctx, inc)
+		switch {
+		case OutcomeOf(err) == Answered:
+			return inc.Manager.bareResponses(rs), err
+		case errors.Is(err, ErrEnded):
+			return nil, inc.Loss()
+		case ctx.Err() != nil:
+			return nil, CtxErr(ctx)
+		case OutcomeOf(err) == Unknown:
+			return nil, fmt.Errorf("it may have been applied, and without permission to create beside it that cannot be found out: %w", err)
+		}
+		if err := inc.Pause(ctx, try); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// recall finds out the responses of a transaction that was applied at zxid, but
+// whose reply was lost. What others have changed since cannot be found out.
+func (inc *Incarnation) recall(ctx context.Context, ops []any, zxid int64) []zk.MultiResponse {
+	rs := presumed(ops)
+	found := make(map[string]bool)
+	for i, op := range slices.Backward(ops) {
+		switch op := op.(type) {
+		case *zk.SetDataRequest:
+			if stat, err := inc.Exists(ctx, op.Path); err == nil && stat != nil && stat.Mzxid == zxid {
+				rs[i].Stat = stat
+			}
+		case *zk.CreateRequest:
+			if op.Flags&zk.FlagSequence == 0 {
+				continue
+			}
+			dir, base := op.Path[:strings.LastIndexByte(op.Path, '/')], op.Path[strings.LastIndexByte(op.Path, '/')+1:]
+			names, _, _ := inc.Children(ctx, cmp.Or(dir, "/"))
+			slices.Sort(names) // the newest last; several of one prefix were numbered in their order
+			for _, name := range slices.Backward(names) {
+				if _, ok := ParseSeq(strings.TrimPrefix(name, base)); !ok || !strings.HasPrefix(name, base) || found[dir+"/"+name] {
+					continue
+				}
+				stat, err := inc.Exists(ctx, dir+"/"+name)
+				if err != nil || stat != nil && stat.Czxid < zxid {
+					break // it is gone
+				}
+				if stat != nil && stat.Czxid == zxid {
+					rs[i].String = dir + "/" + name
+					found[rs[i].String] = true
+					break
+				}
+			}
+		}
+	}
+	return rs
+}
+
+// presumed is what is known without asking of the responses of a transaction
+// that was applied: the paths that are not sequential.
+func presumed(ops []any) []zk.MultiResponse {
+	rs := make([]zk.MultiResponse, len(ops))
+	for i, op := range ops {
+		if c, ok := op.(*zk.CreateRequest); ok && c.Flags&zk.FlagSequence == 0 {
+			rs[i].String = c.Path
+		}
+	}
+	return rs
+}
+
+// bareResponses takes the chroot off the paths of rs.
+func (m *Manager) bareResponses(rs []zk.MultiResponse) []zk.MultiResponse {
+	for i := range rs {
+		if rs[i].String != "" {
+			rs[i].String = m.Bare(rs[i].String)
+		}
+	}
+	return rs
+}
+
+// CheckOps refuses operations that cannot be sent, gives copies of the others
+// the chroot and says beside which path a receipt can be made. They are copies
+// because they may be sent when the caller has gone, and uses its buffers for
+// something else. extra are the server's paths of what else will be named in
+// the transaction.
+func (m *Manager) CheckOps(ops []any, extra ...string) (full []any, dir string, err error) {
+	if len(ops) == 0 {
+		return nil, "", Invalid("a transaction needs at least one operation")
+	}
+	full = make([]any, len(ops))
+	size, created := 256, false
+	for i, op := range ops {
+		if v := reflect.ValueOf(op); v.Kind() == reflect.Pointer && v.IsNil() {
+			return nil, "", Invalid("operation %d is nil", i)
+		}
+		var path string
+		var data []byte
+		creates := false
+		switch op := op.(type) {
+		case *zk.CreateRequest:
+			if op.Flags&^zk.FlagEphemeralSequential != 0 {
+				return nil, "", Invalid("operation %d has flags %d; a transaction creates persistent and ephemeral znodes, sequential or not", i, op.Flags)
+			}
+			r := *op
+			path, data, creates = op.Path, op.Data, true
+			r.Path, r.Data, r.Acl = m.Full(path), bytes.Clone(data), slices.Clone(op.Acl)
+			if len(r.Acl) == 0 {
+				r.Acl = m.Config.ACL
+			}
+			size += sizeOfACL(r.Acl)
+			full[i] = &r
+		case *zk.SetDataRequest:
+			path, data = op.Path, op.Data
+			full[i] = &zk.SetDataRequest{Path: m.Full(path), Data: bytes.Clone(data), Version: op.Version}
+		case *zk.DeleteRequest:
+			path = op.Path
+			full[i] = &zk.DeleteRequest{Path: m.Full(path), Version: op.Version}
+		case *zk.CheckVersionRequest:
+			path = op.Path
+			full[i] = &zk.CheckVersionRequest{Path: m.Full(path), Version: op.Version}
+		default:
+			return nil, "", Invalid("operation %d is a %T; want *zk.CreateRequest, *zk.SetDataRequest, *zk.DeleteRequest or *zk.CheckVersionRequest", i, op)
+		}
+		size += m.SizeOf(m.Full(path), data)
+		if creates && !created || dir == "" {
+			created, dir = creates, ParentPath(m.Full(path))
+		}
+		if err := checkOpPath(op, path); err != nil {
+			return nil, "", fmt.Errorf("operation %d: %w", i, err)
+		}
+	}
+	// A receipt cannot be made in what is deleted.
+	for slices.ContainsFunc(full, func(op any) bool { d, ok := op.(*zk.DeleteRequest); return ok && d.Path == dir }) {
+		dir = ParentPath(dir)
+	}
+	for _, path := range append(extra, ChildPath(dir, ReceiptName)) {
+		size += m.SizeOf(path, nil)
+	}
+	if size > MaxPacket {
+		return nil, "", fmt.Errorf("transaction of %d operations: %w", len(ops), ErrTooLarge)
+	}
+	return full, dir, nil
+}
+
+// ReceiptName is as long as the name of a receipt.
+const ReceiptName = "_c_xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx-txn"
+
+// checkOpPath is CheckPath, but the path of a sequential create may end in a
+// slash: the number is then the whole name.
+func checkOpPath(op any, path string) error {
+	if c, ok := op.(*zk.CreateRequest); ok && c.Flags&zk.FlagSequence != 0 && len(path) > 1 && path[len(path)-1] == '/' {
+		path += "0"
+	}
+	return CheckPathText(path)
+}
+
+// CommitAcrossSessions applies ops in one transaction, exactly once, through as many
+// sessions as it takes. The receipt is a persistent child of the container
+// receipts; it and the paths of ops are the server's.
+//
+// An attempt of a former session may still be on its way to the leader when
+// the next is made: whichever comes first creates the receipt, and the other
+// fails. So the receipt must outlive every attempt. After a change of session
+// it is deleted only when the former session cannot exist any more; a process
+// that ends before leaves it.
+//
+// When ctx ends first the outcome is unknown to the caller: all of ops or none.
+// So it is after an error that says so. After any other error nothing has been
+// applied, nor will be.
+func (m *Manager) CommitAcrossSessions(ctx context.Context, receipts string, ops []any) ([]zk.MultiResponse, error) {
+	receipt := ChildPath(receipts, NewGUID())
+	all := append([]any{&zk.CreateRequest{Path: receipt, Acl: m.Config.ACL}}, ops...)
+	var rs []zk.MultiResponse
+	var last *Incarnation
+	open := false  // an attempt without a reply may have been applied, or may be yet
+	moved := false // one of them was made in a former session
+	err := m.During(ctx, func(inc *Incarnation) error {
+		moved = moved || open && last != inc
+		last = inc
+		// What only deletes makes no directory. See below.
+		if _, deletes := ops[0].(*zk.DeleteRequest); !deletes || len(ops) > 1 {
+			if err := inc.Vet(ctx, receipts, nil); err != nil {
+				return err
+			}
+		}
+		for try := 0; ; try++ {
+			var got []zk.MultiResponse
+			p, err := inc.StartMulti(ctx, all)
+			if err == nil {
+				got, err = p.Wait(ctx, inc)
+				open = open || OutcomeOf(err) == Unknown
+			}
+			mine := len(got) > 0
+			switch {
+			case err == nil:
+				rs = got[1:]
+				return nil
+			case errors.Is(err, ErrEnded):
+				return err
+			case ctx.Err() != nil && OutcomeOf(err) != Answered:
+				return CtxErr(ctx)
+			case mine && IsNodeExists(got[0].Error):
+				rs = presumed(ops)
+				return nil
+			case mine && IsNoNode(got[0].Error):
+				open = open && moved // where there is no directory there is no receipt
+				// Nothing is made for what finds nothing to delete: a container
+				// that never has a child is never removed.
+				if d, ok := ops[0].(*zk.DeleteRequest); ok && !moved {
+					if rs, err = inc.Multi(ctx, &zk.CheckVersionRequest{Path: d.Path, Version: -1}); err != nil {
+						return err
+					}
+				}
+				if err := inc.MakeDir(ctx, receipts); err != nil {
+					return err
+				}
+				continue
+			case OutcomeOf(err) == Answered:
+				if mine {
+					rs = got[1:]
+				}
+				if open {
+					absent := mine && got[0].Error == nil // the receipt could be made: what failed is behind it
+					applied, e := inc.settle(ctx, receipt, moved, absent)
+					if e != nil {
+						return e
+					}
+					open = false
+					if applied {
+						rs = presumed(ops)
+						return nil
+					}
+				}
+				return err
+			}
+			if err := inc.Pause(ctx, try); err != nil {
+				return err
+			}
+		}
+	})
+	// A receipt that bars what a former session may still send is deleted as
+	// late as one that was given.
+	if last != nil && (err == nil || open || moved) {
+		m.DropReceipt(last, receipt, moved || err != nil)
+	}
+	switch {
+	case err == nil || !open || ctx.Err() != nil:
+	case IsNoNode(err), IsNodeExists(err), IsBadVersion(err):
+		err = fmt.Errorf("it may have been applied: %v", err) // not the answer to ops, for which callers would take it
+	default:
+		err = fmt.Errorf("it may have been applied: %w", err)
+	}
+	return m.bareResponses(rs), err
+}
+
+// settle finds out, after an attempt that was refused, whether one before it
+// that had no reply has been applied, and sees to it that none will be. absent
+// is that the refusal was such that there was no receipt then.
+//
+// Within one session no attempt comes late (see find). So no receipt at the
+// refusal means that none was applied; but a refusal of the receipt itself, such
+// as NoAuth, which servers find before NodeExists, or of the whole request says
+// nothing of those before it.
+//
+// An attempt of a former session can still come, and may then find the state that
+// it wants. The receipt alone bars it.
+func (inc *Incarnation) settle(ctx context.Context, receipt string, moved, absent bool) (applied bool, err error) {
+	switch {
+	case moved:
+		return inc.bar(ctx, receipt)
+	case absent:
+		return false, nil
+	}
+	if err := inc.Sync(ctx, receipt); err != nil {
+		return false, err
+	}
+	stat, err := inc.Exists(ctx, receipt)
+	return stat != nil, err
+}
+
+// bar creates a receipt without its transaction, so that no attempt can be
+// applied any more, unless one has been already: that is reported.
+func (inc *Incarnation) bar(ctx context.Context, receipt string) (applied bool, err error) {
+	const mark = "barred"
+	created, err := inc.Create(ctx, receipt, []byte(mark))
+	if err != nil && OutcomeOf(err) != Answered || created {
+		return false, err
+	}
+	// It is there already; the reply of our own create may have been lost. Where
+	// the create was refused it may be there as well: the attempt came before
+	// whoever refuses it.
+	if err != nil {
+		if e := inc.Sync(ctx, receipt); e != nil {
+			return false, e
+		}
+	}
+	data, _, e := inc.Get(ctx, receipt)
+	if e != nil {
+		return false, cmp.Or(err, e)
+	}
+	return string(data) != mark, nil
+}
+
+// removeSoon deletes a persistent znode in the background, in this session or,
+// if it ends first, the next. What the servers refuse is tried again in this
+// session alone.
+func (m *Manager) removeSoon(inc *Incarnation, path string) *Removal {
+	return inc.InBackground(path, func() error {
+		ctx := context.Background() // ends with the Session
+		return m.During(ctx, func(inc *Incarnation) error { return inc.RemoveNow(ctx, path) })
+	})
+}
+
+// DropReceipt deletes a receipt in the background: at once, or when no attempt
+// that carries it can still be on its way.
+func (m *Manager) DropReceipt(inc *Incarnation, receipt string, later bool) {
+	if !later {
+		m.Tidy(m.removeSoon(inc, receipt))
+		return
+	}
+	wait := 2 * time.Duration(inc.Timeout.Load())
+	m.Spawn(func() {
+		select {
+		case <-time.After(wait):
+		case <-m.Closing:
+			return
+		}
+		m.removeSoon(inc, receipt)
+	})
+}
+
+// FailedOp returns the index of the operation that failed a transaction.
+func FailedOp(rs []zk.MultiResponse) int {
+	for i, r := range rs {
+		if r.Error != nil {
+			return i
+		}
+	}
+	return -1
+}

@@ -1,0 +1,174 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// discard deletes znodes in the background once the request that may make them,
+// if there is one, is over.
+func (inc *Incarnation) discard(making *pending[[]zk.MultiResponse], paths []string) *Removal {
+	return inc.InBackground(ParentPath(paths[0]), func() error {
+		if making != nil {
+			select {
+			case <-making.Done:
+			case <-inc.Ctx.Done():
+				return ErrEnded
+			}
+		}
+		return inc.RemoveAllNow(context.Background(), paths)
+	})
+}
+
+// Worse returns the error of two deletions that is not just that there was
+// nothing to delete.
+func Worse(a, b error) error {
+	if b == nil || a != nil && IsNoNode(b) {
+		return a
+	}
+	return b
+}
+
+// RemoveAll deletes znodes in the background.
+func (inc *Incarnation) RemoveAll(paths []string) *Removal { return inc.discard(nil, paths) }
+
+// RemoveAllNow deletes znodes, in one transaction if all are there and it is not
+// too large. The error is NoNode if one of them certainly was not.
+func (inc *Incarnation) RemoveAllNow(ctx context.Context, paths []string) error {
+	if len(paths) == 1 {
+		return inc.RemoveNow(ctx, paths[0])
+	}
+	ops, size := make([]any, len(paths)), 256
+	for i, path := range paths {
+		ops[i] = &zk.DeleteRequest{Path: path, Version: -1}
+		size += inc.Manager.SizeOf(path, nil)
+	}
+	if size > MaxPacket {
+		half := len(paths) / 2
+		err := inc.RemoveAllNow(ctx, paths[:half])
+		return Worse(err, inc.RemoveAllNow(ctx, paths[half:]))
+	}
+	_, err := inc.AttemptMulti(ctx, ops)
+	if err == nil || errors.Is(err, ErrEnded) {
+		return err
+	}
+	// The reply is lost, or one of them is gone and has kept the others: one
+	// by one then.
+	missing := IsNoNode(err)
+	err = nil
+	for _, path := range paths {
+		if e := inc.RemoveNow(ctx, path); e != nil && !IsNoNode(e) {
+			err = e
+		}
+	}
+	if err == nil && missing {
+		err = zk.ErrNoNode
+	}
+	return err
+}
+
+// A Removal is a deletion in the background. It is repeated until the znode is
+// gone or the ZooKeeper session, and every ephemeral znode with it, has ended:
+// what the servers refuse, they may allow later.
+type Removal struct {
+	inc     *Incarnation
+	Done    chan struct{} // closed when err is set
+	Err     error         // nil; NoNode if it was gone before; or ErrEnded
+	Refused chan struct{} // closed when refusal is set
+	Refusal error         // the servers' first
+}
+
+// InBackground runs f, which deletes something at path, until it succeeds.
+func (inc *Incarnation) InBackground(path string, f func() error) *Removal {
+	r := &Removal{inc: inc, Done: make(chan struct{}), Refused: make(chan struct{})}
+	inc.Manager.Spawn(func() {
+		defer close(r.Done)
+		for try := 0; ; try++ {
+			r.Err = f()
+			if r.Err == nil || IsNoNode(r.Err) || OutcomeOf(r.Err) != Answered {
+				return
+			}
+			if try == 0 {
+				inc.Manager.Log.Error("zsync: cannot delete, and goes on trying", "path", path, "err", r.Err)
+				r.Refusal = r.Err
+				close(r.Refused)
+			}
+			if r.Err = inc.Pause(context.Background(), try+1); r.Err != nil {
+				return
+			}
+		}
+	})
+	return r
+}
+
+// Remove deletes the znode at path in the background.
+func (inc *Incarnation) Remove(path string) *Removal {
+	return inc.InBackground(path, func() error { return inc.RemoveNow(context.Background(), path) })
+}
+
+// RemoveNow deletes the znode at path. Names are unique, so a repeated deletion
+// deletes nothing else.
+func (inc *Incarnation) RemoveNow(ctx context.Context, path string) error {
+	mayBeDone := false // an attempt without a reply may have been applied
+	for try := 0; ; try++ {
+		_, err := attempt(ctx, inc, func(c *zk.Conn) (struct{}, error) {
+			return struct{}{}, c.Delete(path, -1)
+		})
+		switch {
+		case err == nil, IsNoNode(err) && mayBeDone:
+			return nil
+		case errors.Is(err, ErrEnded), ctx.Err() != nil:
+			return err
+		case OutcomeOf(err) == Answered:
+			return err
+		case OutcomeOf(err) == Unknown:
+			mayBeDone = true
+		}
+		if err := inc.Pause(ctx, try); err != nil {
+			return err
+		}
+	}
+}
+
+// Await waits for the end of r, but no longer than limit, and not while there
+// is no connection.
+func (r *Removal) Await(limit time.Duration) {
+	select {
+	case <-r.Done:
+	case <-r.inc.Disconnection():
+	case <-r.inc.Ctx.Done():
+	case <-time.After(limit):
+	}
+}
+
+// Result waits for r, the deletion of what was held through its session, and
+// says what came of it. It does not wait for long, nor while there is no
+// connection: the deletion goes on.
+func (r *Removal) Result() error {
+	select {
+	case <-r.Done:
+	case <-r.Refused:
+	case <-r.inc.Disconnection():
+	case <-r.inc.Ctx.Done():
+	case <-time.After(ReleaseTime):
+	}
+	// Several may be ready. What is known goes before what must be feared.
+	switch {
+	case IsClosed(r.Done) && r.Err == nil:
+		return nil // deleted by us, so it was ours until then, even if the session has ended since
+	case IsClosed(r.Done) && IsNoNode(r.Err):
+		return r.inc.Deleted() // by somebody else, so others may have it
+	case !r.inc.Alive():
+		return r.inc.Loss()
+	case IsClosed(r.Done):
+		return r.Err
+	case IsClosed(r.Refused):
+		return r.Refusal // whoever waits for it goes on waiting, and so does the deletion
+	}
+	// Whether or not the deletion has got through, it will be repeated for as
+	// long as the session can last.
+	return nil
+}

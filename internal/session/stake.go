@@ -1,0 +1,215 @@
+package session
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// A Stake is something that is held through a session. As long as there is one,
+// the session is believed in no longer than it is certain to live, and requests
+// are made, if the program makes none, that keep it certain: see liveness.
+type Stake struct {
+	inc  *Incarnation
+	once sync.Once
+}
+
+// Drop ends s. It may be called any number of times, and of no stake.
+func (s *Stake) Drop() {
+	if s == nil {
+		return
+	}
+	s.once.Do(func() {
+		s.inc.LiveMu.Lock()
+		s.inc.stakes--
+		s.inc.LiveMu.Unlock()
+	})
+}
+
+// Stake is the last step before somebody is told that something is held through
+// the session. It returns once the session is certain to live for some time to
+// come. With a session that has held something lately, or is new, or is used for
+// writes, that is so already. Otherwise it costs one or two requests: a
+// session that holds nothing sends pings, and they prove nothing of the leader.
+//
+// The error is ErrEnded, or that of ctx, or that of the Session.
+func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
+	enough := time.Duration(inc.Timeout.Load() / 4) // so that holding does not begin in a hurry
+	for {
+		if !inc.Alive() {
+			return nil, ErrEnded
+		}
+		inc.LiveMu.Lock()
+		now := time.Now()
+		if left := inc.Live.left(now); left > enough || left > 0 && inc.stakes > 0 {
+			inc.stakes++
+			inc.LiveMu.Unlock()
+			inc.wake()
+			return &Stake{inc: inc}, nil
+		}
+		inc.LiveMu.Unlock()
+		if ctx.Err() != nil {
+			return nil, CtxErr(ctx)
+		}
+		if err := inc.Connection(ctx); err != nil {
+			return nil, err
+		}
+		q, wait := inc.inquire(true)
+		var answered <-chan struct{}
+		var ripe <-chan time.Time
+		if q != nil {
+			answered = q.done
+			enough = 0 // it is as certain as can be
+		} else {
+			ripe = time.After(wait)
+		}
+		// Whichever is picked when several are ready, the next turn of the loop
+		// looks at all of them again.
+		select {
+		case <-answered:
+		case <-ripe:
+		case <-ctx.Done():
+		case <-inc.Ctx.Done():
+		}
+	}
+}
+
+// An inquiry is a request that is to confirm the session.
+type inquiry struct {
+	limit time.Time     // when to give up the connection; used by the watchdog alone
+	done  chan struct{} // closed when it has been answered, or cannot be any more
+}
+
+// inquire makes the next inquiry, if it is due and none is under way, and
+// returns the one that is. If it returns none it says when one will be due. With
+// urgent it is due as soon as it can be of use.
+func (inc *Incarnation) inquire(urgent bool) (q *inquiry, wait time.Duration) {
+	inc.mu.Lock()
+	up := IsClosed(inc.up)
+	inc.mu.Unlock()
+	inc.LiveMu.Lock()
+	defer inc.LiveMu.Unlock()
+	now := time.Now()
+	if inc.asking != nil {
+		return inc.asking, 0
+	}
+	p, wait := inc.Live.next(now, urgent)
+	if wait > 0 {
+		return nil, wait
+	}
+	left, timeout := inc.Live.left(now), inc.Live.timeout
+	if !up {
+		return nil, timeout / 10 // connected wakes us
+	}
+	if left <= 0 {
+		left = timeout // nothing is held that could be lost
+	}
+	// Half of the time is for this server, the rest for others.
+	q = &inquiry{limit: now.Add(left / 2), done: make(chan struct{})}
+	inc.asking = q
+	inc.Manager.Spawn(func() {
+		var err error
+		if p == provesQuorum {
+			err = inc.Conn.Delete(inc.nobody, -1)
+		} else {
+			_, err = inc.Conn.Sync(inc.nobody)
+		}
+		if err != nil && !IsNoNode(err) && OutcomeOf(err) != Unknown {
+			// Refused, as by a server that has too much to do. (What is lost with
+			// its connection is sent again over the next, as soon as there is one.)
+			select {
+			case <-time.After(timeout / 100):
+			case <-inc.Ctx.Done():
+			}
+		}
+		inc.LiveMu.Lock()
+		inc.asking = nil
+		inc.LiveMu.Unlock()
+		close(q.done)
+	})
+	return q, 0
+}
+
+// wake has the watchdog look again.
+func (inc *Incarnation) wake() {
+	select {
+	case inc.kick <- struct{}{}:
+	default: // it has been told
+	}
+}
+
+// watchdog ends the incarnation when it cannot be believed in any more, and
+// keeps that from happening while something is held. It looks more often than
+// it must, because its timer sleeps when the machine does.
+func (inc *Incarnation) watchdog() {
+	select {
+	case <-inc.first:
+	case <-inc.Ctx.Done():
+		return
+	}
+	for inc.Alive() {
+		inc.looked.Store(momentOf(time.Now()))
+		wait := min(inc.left(), time.Duration(inc.Timeout.Load()/10))
+		var answered <-chan struct{}
+		if inc.staked() {
+			q, due := inc.inquire(false)
+			if q != nil {
+				answered = q.done
+				if due = time.Until(q.limit); due <= 0 {
+					inc.hangUp()
+					q.limit = time.Now().Add(wait)
+					due = wait
+				}
+			}
+			wait = min(wait, due)
+		}
+		select {
+		case <-time.After(max(wait, time.Microsecond)):
+		case <-answered:
+		case <-inc.kick:
+		case <-inc.Ctx.Done():
+		}
+	}
+}
+
+// hangUp closes the connection, so that another server is tried.
+func (inc *Incarnation) hangUp() {
+	inc.Manager.Log.Info("zsync: a server is given up: it does not confirm the session", "session", sessionText(inc.ID.Load()))
+	inc.mu.Lock()
+	l := inc.link
+	inc.mu.Unlock()
+	l.Close()
+}
+
+func (inc *Incarnation) staked() bool {
+	inc.LiveMu.Lock()
+	defer inc.LiveMu.Unlock()
+	return inc.stakes > 0
+}
+
+// overslept reports whether the watchdog has been kept from looking, as happens
+// when the process is stopped or the machine sleeps.
+func (inc *Incarnation) overslept() bool {
+	m := inc.looked.Load()
+	return m != nil && m.since(time.Now()) > time.Duration(inc.Timeout.Load()/5)
+}
+
+// dialLimit is how long a server may take to be reached and to answer the
+// handshake: an equal part of the time that is left for each that has not been
+// tried.
+func (inc *Incarnation) dialLimit() time.Duration {
+	timeout := time.Duration(inc.Timeout.Load())
+	limit := timeout / 3 // nothing is lost yet
+	if inc.ID.Load() != 0 {
+		limit = min(timeout/5, inc.left()/time.Duration(inc.Manager.Pace.untried()))
+	}
+	return min(max(limit, 10*time.Millisecond), 5*time.Second)
+}
+
+// certain is how much longer the session is certain to live, if nothing more is
+// heard of it.
+func (inc *Incarnation) certain() time.Duration {
+	inc.LiveMu.Lock()
+	defer inc.LiveMu.Unlock()
+	return max(inc.Live.left(time.Now()), 0)
+}

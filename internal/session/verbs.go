@@ -1,0 +1,239 @@
+package session
+
+import (
+	"context"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// This file holds the verbs with which the recipes speak to ZooKeeper: one
+// request each, within one incarnation, with what must be done when the reply
+// does not come. Paths are the server's (see Manager.Full).
+
+// MaxPacket is the largest request that a server with the default
+// jute.maxbuffer accepts. A larger one would cost everyone the connection.
+const MaxPacket = 1<<20 - 1 - 64
+
+func sizeOfACL(acl []zk.ACL) (n int) {
+	for _, a := range acl {
+		n += 12 + len(a.Scheme) + len(a.ID)
+	}
+	return n
+}
+
+// Get reads the data of a znode.
+func (inc *Incarnation) Get(ctx context.Context, path string) ([]byte, *zk.Stat, error) {
+	n, err := retry(ctx, inc, func(c *zk.Conn) (Node, error) {
+		data, stat, err := c.Get(path)
+		return Node{data, stat}, err
+	})
+	return n.Data, n.Stat, err
+}
+
+// Exists reads the Stat of a znode, or nil if there is none.
+func (inc *Incarnation) Exists(ctx context.Context, path string) (*zk.Stat, error) {
+	return retry(ctx, inc, func(c *zk.Conn) (*zk.Stat, error) {
+		ok, stat, err := c.Exists(path)
+		if !ok {
+			stat = nil
+		}
+		return stat, err
+	})
+}
+
+// Children lists the children of a znode.
+func (inc *Incarnation) Children(ctx context.Context, path string) ([]string, *zk.Stat, error) {
+	type list struct {
+		names []string
+		stat  *zk.Stat
+	}
+	l, err := retry(ctx, inc, func(c *zk.Conn) (list, error) {
+		names, stat, err := c.Children(path)
+		return list{names, stat}, err
+	})
+	return l.names, l.stat, err
+}
+
+// Sync makes the server that answers catch up with the leader.
+func (inc *Incarnation) Sync(ctx context.Context, path string) error {
+	_, err := retry(ctx, inc, func(c *zk.Conn) (string, error) { return c.Sync(path) })
+	return err
+}
+
+// Multi applies ops, which must be such that they can be applied only once, in
+// one transaction. If a reply was lost the error may be that they have been.
+func (inc *Incarnation) Multi(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
+	return retry(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
+}
+
+// AttemptMulti is a single attempt at a transaction. An error of unknown outcome is
+// passed on as it is.
+func (inc *Incarnation) AttemptMulti(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
+	return attempt(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
+}
+
+// StartMulti is tryMulti without waiting for the reply.
+func (inc *Incarnation) StartMulti(ctx context.Context, ops []any) (*pending[[]zk.MultiResponse], error) {
+	return start(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
+}
+
+// StartCreate sends a single attempt at a create, without waiting for the reply.
+func (inc *Incarnation) StartCreate(ctx context.Context, path string, data []byte, flags int32) (*pending[string], error) {
+	return start(ctx, inc, func(c *zk.Conn) (string, error) { return c.Create(path, data, flags, inc.Manager.Config.ACL) })
+}
+
+// DeleteEmpty deletes a znode that nobody would miss, if it has no children.
+// When a reply was lost the error may be that there is none.
+func (inc *Incarnation) DeleteEmpty(ctx context.Context, path string) error {
+	_, err := retry(ctx, inc, func(c *zk.Conn) (struct{}, error) { return struct{}{}, c.Delete(path, -1) })
+	return err
+}
+
+// Set writes the data of a znode that only this client writes, so that writing
+// it twice does no harm. It returns the new Stat.
+func (inc *Incarnation) Set(ctx context.Context, path string, data []byte, version int32) (*zk.Stat, error) {
+	return retry(ctx, inc, func(c *zk.Conn) (*zk.Stat, error) { return c.Set(path, data, version) })
+}
+
+// Create makes a persistent znode, with its parents, and reports whether it
+// was missing; one that exists already is left as it is.
+//
+// When a reply is lost, the repetition may find the znode that the first
+// attempt made, and report false. Who must know whether it was itself writes
+// something unique into it.
+func (inc *Incarnation) Create(ctx context.Context, path string, data []byte) (bool, error) {
+	for {
+		_, err := retry(ctx, inc, func(c *zk.Conn) (string, error) {
+			return c.Create(path, data, zk.FlagPersistent, inc.Manager.Config.ACL)
+		})
+		switch {
+		case IsNodeExists(err):
+			return false, nil
+		case IsNoNode(err):
+			if err := inc.MakeDir(ctx, ParentPath(path)); err != nil {
+				return false, err
+			}
+		default:
+			return err == nil, err
+		}
+	}
+}
+
+// MakeDir makes a znode for others to be children of, and its parents where
+// they are missing. It makes containers, as Curator does: the server removes
+// them when they have become empty. So they can vanish between any two
+// requests, and NoNode always means: make them again and retry. Those that must
+// last are persistent. See vet for those that are there already.
+func (inc *Incarnation) MakeDir(ctx context.Context, path string) error {
+	return inc.makeDirWith(ctx, path, nil)
+}
+
+// makeDirWith is makeDir for a znode that, if it is missing, begins with data.
+func (inc *Incarnation) makeDirWith(ctx context.Context, path string, data []byte) error {
+	for {
+		made, err := inc.addDir(ctx, path, data)
+		if made || err != nil {
+			return err
+		}
+		// Somebody else has made it, or we have, and the reply is lost.
+		if err := inc.VetNow(ctx, path); !IsNoNode(err) {
+			return err
+		}
+	}
+}
+
+// addDir makes a directory, and its parents where they are missing, and reports
+// whether it was missing.
+func (inc *Incarnation) addDir(ctx context.Context, path string, data []byte) (bool, error) {
+	if path == "/" {
+		return true, nil
+	}
+	for {
+		_, err := retry(ctx, inc, func(c *zk.Conn) (string, error) {
+			if inc.Manager.lasts(path) {
+				return c.Create(path, data, zk.FlagPersistent, inc.Manager.Config.ACL)
+			}
+			p, err := c.Create(path, data, zk.FlagContainer, inc.Manager.Config.ACL) // see link
+			if isUnimplemented(err) {                                                // before ZooKeeper 3.5
+				return c.Create(path, data, zk.FlagPersistent, inc.Manager.Config.ACL)
+			}
+			return p, err
+		})
+		switch {
+		case IsNodeExists(err):
+			return false, nil
+		case IsNoNode(err):
+			// Whose the parents are is for whoever made them to say: the root of
+			// a tree is open on most servers.
+			if _, err := inc.addDir(ctx, ParentPath(path), nil); err != nil {
+				return false, err
+			}
+		case err == nil:
+			inc.vetted.Store(path, struct{}{})
+			return true, nil
+		default:
+			return false, err
+		}
+	}
+}
+
+// TakeBack deletes, in the background, an ephemeral znode that was made for a
+// call which has failed. Where the servers do not permit that, the session is
+// given up, which deletes it: what nobody uses, and nobody can delete, would hold
+// up everybody else for as long as the session lasts. What else is held is told
+// to be lost, with LossGivenUp.
+//
+// To look first, before every create, would cost a round trip each time for what
+// hardly ever happens. So we look first where it has happened: see mayTakeBack.
+func (inc *Incarnation) TakeBack(path string) *Removal {
+	return inc.InBackground(path, func() error { return inc.takeBackNow(context.Background(), path) })
+}
+
+func (inc *Incarnation) takeBackNow(ctx context.Context, path string) error {
+	err := inc.RemoveNow(ctx, path)
+	if !IsAnswer(err, zk.ErrNoAuth) {
+		return err
+	}
+	inc.Manager.Log.Error("zsync: what was made may not be deleted; giving up the session", "path", path)
+	inc.Manager.barred.Store(ParentPath(path), struct{}{})
+	inc.giveUp()
+	return ErrEnded
+}
+
+// mayTakeBack fails if what is made in dir may not be deleted again. It asks
+// where that was so once.
+func (inc *Incarnation) mayTakeBack(ctx context.Context, dir string) error {
+	if _, barred := inc.Manager.barred.Load(dir); !barred {
+		return nil
+	}
+	probe := ChildPath(dir, ProtectedName(NewGUID(), "probe"))
+	_, err := inc.Multi(ctx,
+		&zk.CreateRequest{Path: probe, Acl: inc.Manager.Config.ACL, Flags: zk.FlagEphemeral},
+		&zk.DeleteRequest{Path: probe, Version: -1})
+	if err == nil || IsNoNode(err) {
+		inc.Manager.barred.Delete(dir) // permitted by now, or made anew
+		return nil
+	}
+	return err
+}
+
+// ReleaseTime is how long a release without a context waits to learn what came
+// of it; with askTime, which it may need before, less than half a second.
+const ReleaseTime = 250 * time.Millisecond
+
+// SizeOf estimates the size of a create, or set, from above.
+func (m *Manager) SizeOf(path string, data []byte) int {
+	return 64 + len(path) + len(data) + sizeOfACL(m.Config.ACL)
+}
+
+// A bundle reads the data of many znodes with one request, multiRead, which
+// go-zookeeper does not know. To go-zookeeper a bundle is a read of one znode,
+// whose path is a token that nothing else uses. The link puts the multiRead in
+// its place, and hands the whole reply over as that znode's data.
+
+// A Node is what was read of a znode.
+type Node struct {
+	Data []byte
+	Stat *zk.Stat // nil if there is no such znode
+}

@@ -1,0 +1,273 @@
+package session
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/wire"
+	"github.com/zsync/zsync/zktest"
+)
+
+func TestCase08AReadThatIsAbandonedOnItsWayLeavesNoWatchToo(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		inc := live(t, s)
+		srv.SetLatency(10 * time.Millisecond)
+		for i := range 1000 {
+			w := inc.Watches.Join(WatchKey{WatchExists, fmt.Sprintf("/n%d", i)})
+			_, err := inc.Exists(within(t, time.Millisecond), w.Key.Path)
+			wantErr(t, err, context.DeadlineExceeded)
+			inc.Watches.Leave(w)
+		}
+		time.Sleep(time.Second)
+		w := inc.Watches.Join(WatchKey{WatchExists, "/last"})
+		_, err := inc.Exists(t.Context(), w.Key.Path)
+		must(t, err)
+		inc.Watches.Leave(w)
+		time.Sleep(time.Minute)
+		if got := srv.Counts().Watches; got > MaxIdleWatches {
+			t.Errorf("the server keeps %d watches, want %d at most", got, MaxIdleWatches)
+		}
+	})
+}
+
+func TestCase08CancelledWaitsLeaveNoWatches(t *testing.T) {
+	t.Parallel()
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		inc := live(t, s)
+		n := 100_000
+		if underRace {
+			n = 20_000
+		}
+		if testing.Short() {
+			n = 1000
+		}
+		for i := range n {
+			// All on one znode, and each on one of its own.
+			for _, key := range []WatchKey{{WatchExists, "/one"}, {WatchExists, fmt.Sprintf("/n%d", i)}} {
+				w := inc.Watches.Join(key)
+				if _, err := inc.Exists(t.Context(), key.Path); err != nil {
+					t.Fatal(err)
+				}
+				inc.Watches.Leave(w)
+			}
+		}
+		synctest.Wait()
+		if got := s.Stats().Watches; got > MaxIdleWatches {
+			t.Errorf("the client keeps %d watches, want %d at most", got, MaxIdleWatches)
+		}
+		if got := srv.Counts().Watches; got > MaxIdleWatches {
+			t.Errorf("the server keeps %d watches, want %d at most", got, MaxIdleWatches)
+		}
+	})
+}
+
+func TestCase08RemovingOneWatchLeavesTheOtherOfTheSameZnode(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		inc := live(t, s)
+		_, err := inc.Create(t.Context(), "/x", nil)
+		must(t, err)
+		data, exists := inc.Watches.Join(WatchKey{WatchData, "/x"}), inc.Watches.Join(WatchKey{WatchExists, "/x"})
+		_, _, err = inc.Get(t.Context(), "/x")
+		must(t, err)
+		_, err = inc.Exists(t.Context(), "/x")
+		must(t, err)
+		inc.Watches.Leave(data)
+		inc.removeWatch(data.Key) // as if it were idle for long
+		_, err = inc.Set(t.Context(), "/x", []byte("x"), -1)
+		must(t, err)
+		must(t, inc.AwaitFired(within(t, time.Second), exists))
+		inc.Watches.Leave(exists)
+		// A real server has one watch for both, and would have removed that.
+		if n := srv.Counts().Requests["removeWatches"]; n != 0 {
+			t.Errorf("%d watches removed, want none while the other kind is waited for", n)
+		}
+	})
+}
+
+func TestCase08WaitsThatEndWithoutAConnectionLeaveNoWatches(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		inc := live(t, s)
+		var ws []*Watch
+		for i := range 1000 {
+			w := inc.Watches.Join(WatchKey{WatchExists, fmt.Sprintf("/n%d", i)})
+			_, err := inc.Exists(t.Context(), w.Key.Path)
+			must(t, err)
+			ws = append(ws, w)
+		}
+		srv.Stop()
+		synctest.Wait()
+		for _, w := range ws {
+			inc.Watches.Leave(w)
+		}
+		synctest.Wait()
+		srv.Restart()
+		_, err := inc.Exists(t.Context(), "/x")
+		must(t, err)
+		synctest.Wait()
+		if got := s.Stats().Watches; got > MaxIdleWatches {
+			t.Errorf("the client keeps %d watches, want %d at most", got, MaxIdleWatches)
+		}
+		if got := srv.Counts().Watches; got > MaxIdleWatches {
+			t.Errorf("the server keeps %d watches, want %d at most", got, MaxIdleWatches)
+		}
+	})
+}
+
+func TestCase09AChangeWhileDisconnectedFiresTheWatch(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		key    WatchKey
+		change func(t *testing.T, inc *Incarnation)
+		want   zk.EventType
+	}{
+		{"created", WatchKey{WatchExists, "/missing"}, func(t *testing.T, inc *Incarnation) {
+			_, err := inc.Create(t.Context(), "/missing", nil)
+			must(t, err)
+		}, zk.EventNodeCreated},
+		{"changed", WatchKey{WatchData, "/there"}, func(t *testing.T, inc *Incarnation) {
+			_, err := inc.Set(t.Context(), "/there", []byte("x"), -1)
+			must(t, err)
+		}, zk.EventNodeDataChanged},
+		{"deleted, exists", WatchKey{WatchExists, "/there"}, func(t *testing.T, inc *Incarnation) {
+			must(t, inc.RemoveNow(t.Context(), "/there"))
+		}, zk.EventNodeDeleted},
+		{"deleted, children", WatchKey{WatchChildren, "/there"}, func(t *testing.T, inc *Incarnation) {
+			must(t, inc.RemoveNow(t.Context(), "/there"))
+		}, zk.EventNodeDeleted},
+		{"child", WatchKey{WatchChildren, "/there"}, func(t *testing.T, inc *Incarnation) {
+			_, err := inc.Create(t.Context(), "/there/c", nil)
+			must(t, err)
+		}, zk.EventNodeChildrenChanged},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s, b := open(t, srv), open(t, srv)
+				inc, other := live(t, s), live(t, b)
+				_, err := other.Create(t.Context(), "/there", nil)
+				must(t, err)
+				w := inc.Watches.Join(tt.key)
+				defer inc.Watches.Leave(w)
+				switch tt.key.Kind {
+				case WatchExists:
+					inc.Exists(t.Context(), tt.key.Path)
+				case WatchData:
+					inc.Get(t.Context(), tt.key.Path)
+				case WatchChildren:
+					inc.Children(t.Context(), tt.key.Path)
+				}
+				srv.Partition(s.ID())
+				tt.change(t, other)
+				srv.Disconnect(s.ID()) // the event goes down with the connection
+				srv.Heal(s.ID())
+				must(t, inc.AwaitFired(t.Context(), w))
+				if w.Event != tt.want {
+					t.Errorf("got event %v, want %v", w.Event, tt.want)
+				}
+			})
+		})
+	}
+}
+
+// The server knows one watch for the data of a znode and for its existence.
+func TestDataIsWatchedThoughTheWatchOfItsExistenceIsRemovedBehindTheRead(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, o := open(t, srv), open(t, srv)
+		inc := live(t, s)
+		_, err := inc.Create(t.Context(), "/n", nil)
+		must(t, err)
+		w := inc.Watches.Join(WatchKey{WatchExists, "/n"})
+		_, err = inc.Exists(t.Context(), "/n")
+		must(t, err)
+		inc.Watches.Leave(w)
+		srv.SetLatency(10 * time.Millisecond)
+		w = inc.Watches.Join(WatchKey{WatchData, "/n"})
+		_, _, err = inc.Get(within(t, time.Millisecond), "/n") // its reply comes when it has gone
+		wantErr(t, err, context.DeadlineExceeded)
+		inc.Watches.Leave(w)
+		inc.removeWatch(WatchKey{WatchExists, "/n"})
+		time.Sleep(time.Second)
+		w = inc.Watches.Join(WatchKey{WatchData, "/n"})
+		defer inc.Watches.Leave(w)
+		_, _, err = inc.Get(t.Context(), "/n")
+		must(t, err)
+		_, err = live(t, o).Set(t.Context(), "/n", []byte("x"), -1)
+		must(t, err)
+		must(t, inc.AwaitFired(within(t, time.Second), w))
+	})
+}
+
+func TestRemovalOfAWatchThatIsWrittenInPartEndsTheConnectionAtOnce(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		var fail atomic.Bool
+		s := open(t, srv, WithDialer(func(network, addr string, d time.Duration) (net.Conn, error) {
+			c, err := srv.Dial(network, addr, d)
+			return cutWriter{c, &fail}, err
+		}))
+		inc := live(t, s)
+		MakeIdle(t, inc, "/x")
+		fail.Store(true)
+		w := inc.Watches.Join(WatchKey{WatchExists, "/y"})
+		_, err := inc.Exists(t.Context(), "/y")
+		must(t, err)
+		inc.Watches.Leave(w)
+		synctest.Wait()
+		if fail.Load() {
+			t.Fatal("nothing was removed")
+		}
+		start := time.Now()
+		_, err = inc.Exists(t.Context(), "/z")
+		must(t, err)
+		if d := time.Since(start); d > 100*time.Millisecond {
+			t.Errorf("the next request was answered after %v", d)
+		}
+		if n := s.Stats().Reconnects; n != 1 {
+			t.Errorf("%d reconnects, want 1", n)
+		}
+	})
+}
+
+// idleWatches returns how many watches nobody waits for.
+func idleWatches(inc *Incarnation) int {
+	inc.Watches.Mu.Lock()
+	defer inc.Watches.Mu.Unlock()
+	return len(inc.Watches.Idle)
+}
+
+// MakeIdle sets watches and leaves them, until as many are kept as can be: one
+// more has some of them removed.
+func MakeIdle(t *testing.T, inc *Incarnation, prefix string) {
+	t.Helper()
+	for i := 0; idleWatches(inc) < MaxIdleWatches; i++ {
+		w := inc.Watches.Join(WatchKey{WatchExists, fmt.Sprint(prefix, i)})
+		_, err := inc.Exists(t.Context(), w.Key.Path)
+		must(t, err)
+		inc.Watches.Leave(w)
+	}
+}
+
+// A cutWriter writes one removeWatches in part and fails.
+type cutWriter struct {
+	net.Conn
+	fail *atomic.Bool
+}
+
+func (c cutWriter) Write(p []byte) (int, error) {
+	if len(p) > 12 && int32(binary.BigEndian.Uint32(p[8:])) == wire.OpRemoveWatches && c.fail.CompareAndSwap(true, false) {
+		n, _ := c.Conn.Write(p[:len(p)-9])
+		return n, errors.New("the send buffer is full")
+	}
+	return c.Conn.Write(p)
+}

@@ -1,0 +1,49 @@
+package zsync
+
+import (
+	"strconv"
+
+	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/session"
+)
+
+// This file knows what znodes are called: which paths are well formed, how the
+// children of a line are named by zsync, Curator, go-zookeeper and kazoo, and
+// how their sequence numbers compare. It does no I/O.
+
+// A Layout is a choice of znode names, so that programs written with other
+// libraries can share a path with zsync.
+type Layout int
+
+const (
+	// LayoutCurator is the layout of Apache Curator and of go-zookeeper's
+	// own Lock: "_c_<uuid>-lock-<seq>"; for an Election, that of Curator's
+	// LeaderLatch: "_c_<uuid>-latch-<seq>". It is the default.
+	LayoutCurator Layout = iota
+	// LayoutKazoo is the layout of kazoo (Python): "<guid>__lock__<seq>".
+	LayoutKazoo
+	// LayoutSelector is that of Curator's LeaderSelector, for elections
+	// alone: "_c_<uuid>-lock-<seq>". See [WithElectionLayout].
+	LayoutSelector
+)
+
+// String returns "curator", "kazoo" or "selector".
+func (l Layout) String() string {
+	switch l {
+	case LayoutCurator:
+		return "curator"
+	case LayoutKazoo:
+		return "kazoo"
+	case LayoutSelector:
+		return "selector"
+	}
+	return "Layout(" + strconv.Itoa(int(l)) + ")"
+}
+
+// naming returns how a znode of the layout is named, up to its number.
+func (l Layout) naming() func(guid, base string) string {
+	if l == LayoutKazoo {
+		return line.KazooName
+	}
+	return session.ProtectedName
+}
