@@ -4,18 +4,18 @@
 
 lint:
 	@unformatted=$$(gofmt -l .); test -z "$$unformatted" || { echo "gofmt would change: $$unformatted"; exit 1; }
-	go vet ./...
-	go tool staticcheck ./...
-	go mod tidy -diff
+	go vet work
+	go tool staticcheck $$(go list work)
+	scripts/tidy -diff
 
 test:
-	go test ./...
+	go test work
 
 race:
-	go test -race ./...
+	go test -race work
 
 cover:
-	go test -coverpkg=./... -coverprofile=cover.out ./...
+	go test -coverpkg=work -coverprofile=cover.out work
 	go tool cover -func=cover.out | tail -n 1
 
 # FUZZTIME for each fuzz test there is.
@@ -28,11 +28,11 @@ fuzz:
 	done
 
 bench:
-	go test -run '^$$' -bench . -benchmem ./...
+	go test -run '^$$' -bench . -benchmem work
 
 # The suite over a real ensemble of three; ARGS are further arguments to go test.
 ensemble-test:
-	scripts/with-ensemble go test -race -count=1 -p 1 $(ARGS) ./...
+	scripts/with-ensemble go test -race -count=1 -p 1 $(ARGS) work
 
 ci:
 	.ci/run

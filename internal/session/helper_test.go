@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"os"
 	"slices"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -110,25 +109,6 @@ func wantErr(t testing.TB, got error, want ...error) {
 	}
 }
 
-// async runs f in a goroutine and returns the channel of its result.
-func async(f func() error) <-chan error {
-	c := make(chan error, 1)
-	go func() { c <- f() }()
-	return c
-}
-
-// pendingStill fails if c has a result by the time everything in the bubble is
-// idle.
-func pendingStill(t testing.TB, c <-chan error) {
-	t.Helper()
-	synctest.Wait()
-	select {
-	case err := <-c:
-		t.Fatalf("returned %v, want it to wait", err)
-	default:
-	}
-}
-
 // childrenOf lists a znode with the session of its own.
 func childrenOf(t testing.TB, c *testSession, path string) []string {
 	t.Helper()
@@ -139,23 +119,6 @@ func childrenOf(t testing.TB, c *testSession, path string) []string {
 	must(t, err)
 	slices.Sort(names)
 	return names
-}
-
-// first returns an interceptor that applies a to the first request that match
-// accepts, and passes all others.
-func first(a zktest.Action, match func(zktest.Request) bool) func(zktest.Request) zktest.Action {
-	var done atomic.Bool
-	return func(r zktest.Request) zktest.Action {
-		if match(r) && done.CompareAndSwap(false, true) {
-			return a
-		}
-		return zktest.Pass
-	}
-}
-
-// op matches requests of one kind.
-func op(want zktest.Op) func(zktest.Request) bool {
-	return func(r zktest.Request) bool { return r.Op == want }
 }
 
 // frame puts the length before a packet.

@@ -1,0 +1,16 @@
+module github.com/zsync/zsync/cmd/zsync
+
+go 1.25.9
+
+require (
+	github.com/go-zookeeper/zk v1.0.4
+	github.com/spf13/cobra v1.10.2
+	github.com/zsync/zsync v0.1.0
+	golang.org/x/sys v0.39.0
+)
+
+require (
+	github.com/google/uuid v1.6.0 // indirect
+	github.com/inconshreveable/mousetrap v1.1.0 // indirect
+	github.com/spf13/pflag v1.0.9 // indirect
+)
