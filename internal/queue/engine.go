@@ -1,0 +1,278 @@
+// Package queue keeps elements in ZooKeeper, as bytes, and hands them to
+// consumers. It knows no element types, codecs or channels: those are its
+// callers'.
+package queue
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/session"
+)
+
+// Errors of engines, beside those of internal/session and internal/line.
+var (
+	// ErrFull is returned by Send with NoWait when there is no room.
+	ErrFull = errors.New("zsync: the queue is full")
+
+	// ErrKnown is returned by Send when an element with this ID was sent before,
+	// within the memory for IDs. Nothing is stored.
+	ErrKnown = errors.New("an element with this ID was sent before")
+)
+
+// A Config is what an engine is made with. It has been checked.
+type Config struct {
+	Path string // as the program knows it, for messages
+
+	// Decode is called for each claim before it is offered, and for what Take
+	// takes before it is removed. What it returns becomes Element.Value. An error
+	// makes the element a misfit, which goes to the dead letters, unless several
+	// in a row are misfits: then the fault may be this consumer's, so the others
+	// are left where they are for a while, and it is reported.
+	Decode func(data []byte) (any, error)
+
+	Prefetch      int              // how many may be claimed ahead
+	PrefetchBytes int              // and how many bytes of them
+	MaxLen        int              // Send waits while the queue would be longer; 0: no limit
+	MaxAttempts   int              // after so many attempts to the dead letters; 0: no limit
+	Priorities    int              // a Batch has one below this
+	Retry         *session.Backoff // how Nack backs off; nil: not at all
+	Keyed         bool             // elements with one key are delivered in order, one at a time
+	IDMemory      time.Duration    // for how long an ID is remembered
+	KeepDead      time.Duration    // for how long dead letters are kept; 0: for ever
+}
+
+// An Engine is a queue in one layout of znodes. All methods may be called at
+// once. Those that take a context wait for no longer than it lasts, through
+// losses of the connection and of the session; unless said otherwise what was
+// under way when it ended is then either done or not.
+type Engine interface {
+	// Send stores the elements of b at the end of the queue, in order, all or
+	// none, exactly once, and returns their IDs. Batches of one goroutine keep
+	// their order, and so do those of many, in the order of the calls. Errors:
+	// session.ErrTooLarge, ErrFull, ErrKnown, session.ErrInvalid for what the
+	// layout has not (Due, ID, Key). Nothing is stored then.
+	Send(ctx context.Context, b Batch) (ids []string, err error)
+
+	// Prepare returns the operations that store b as a part of somebody else's
+	// transaction in inc, and ErrInvalid if the layout cannot. They are good for
+	// one attempt: when the servers refuse one of them, because the queue has
+	// moved on, they are to be prepared anew.
+	Prepare(ctx context.Context, inc *session.Incarnation, b Batch) (ops []any, err error)
+
+	// Cancel removes the element that was sent with the ID, if nobody has
+	// claimed it, and reports whether it did. The ID is not forgotten by that.
+	Cancel(ctx context.Context, id string) (bool, error)
+
+	// Join adds a consumer, until ctx has ended or the Session is being closed.
+	// It must Leave, once.
+	Join(ctx context.Context, o Joining) Consumer
+
+	// Receive waits for an element that decodes, claims it and up to n-1 more that
+	// are there, and returns them, in hand. Nothing is claimed ahead for it, and
+	// when it fails nothing is claimed.
+	Receive(ctx context.Context, n int) ([]Claim, error)
+
+	// Take removes the first element that nobody has claimed, and returns it; nil
+	// if there is none. It does not wait for elements to come, but for those of a
+	// consumer that has died to come back. What it has removed when ctx ends, and
+	// does not return, is put back to its place; Session.Close waits for that.
+	Take(ctx context.Context) (*Element, error)
+
+	// Peek returns what Take would, perhaps a moment ago, and writes nothing. The
+	// element is not decoded.
+	Peek(ctx context.Context) (*Element, error)
+
+	// Len returns how many elements are in the queue, those that are claimed or
+	// delayed included.
+	Len(ctx context.Context) (int, error)
+
+	// Stats counts. It writes nothing, and is no snapshot.
+	Stats(ctx context.Context) (Stats, error)
+
+	// Clear removes what nobody has claimed, delayed elements too, and returns
+	// how many. When it fails it may have removed some.
+	Clear(ctx context.Context) (int, error)
+
+	// Dead returns the IDs of the dead letters, the oldest first.
+	Dead(ctx context.Context) (ids []string, err error)
+
+	// Letter reads a dead letter. The error is zk.ErrNoNode if it is gone.
+	Letter(ctx context.Context, id string) (*Letter, error)
+
+	// Discard removes a dead letter and reports whether it was there.
+	Discard(ctx context.Context, d *Letter) (bool, error)
+
+	// Requeue puts the element of a dead letter at the end of the queue, with its
+	// priority and no attempts, and removes the letter, in one transaction. The
+	// error is zk.ErrNoNode if it is gone.
+	Requeue(ctx context.Context, d *Letter) error
+
+	// Listen has c told, or no longer told, of errors that keep the consumers
+	// from consuming. c must have room; what does not fit is left out.
+	Listen(c chan error, on bool)
+}
+
+// Middle is the priority of a Batch that is given none.
+const Middle = -1
+
+// A Batch is what one Send stores.
+type Batch struct {
+	Data     [][]byte  // at least one
+	Keys     []string  // of each, or nil; see Config.Keyed
+	Priority int       // 0 is served first; or Middle
+	Due      time.Time // nobody claims it before, by the consumer's clock; zero: at once
+	ID       string    // if not empty the one element is sent once for it, see ErrKnown
+	NoWait   bool      // ErrFull instead of waiting for room
+}
+
+// An Outgoing is a Batch for another queue, as an operation of Claim.Txn.
+type Outgoing struct {
+	Engine Engine
+	Batch  Batch
+}
+
+// An Element is one that is in the queue, or was.
+type Element struct {
+	ID       string // unique within the queue, for ever
+	Data     []byte // without the frame that a foreign layout may have
+	Value    any    // as decoded
+	Fault    error  // why it is none, if it could not be decoded
+	Sent     time.Time
+	Attempts int // how often it was delivered before
+}
+
+// A Joining says what kind of consumer joins.
+type Joining struct {
+	// Hand means that what is offered to the consumer is settled by the program,
+	// later. Otherwise it is removed when it was taken.
+	Hand bool
+
+	// Odd means that the consumer wants misfits offered too, with their Fault.
+	Odd bool
+}
+
+// A Consumer is offered elements, in order. It belongs to one goroutine. All
+// consumers of one Engine share what is claimed ahead.
+type Consumer interface {
+	// Next waits for an element that is claimed and may be offered now: the
+	// connection is up, the claim stands and, for a consumer with Hand, that it is
+	// being tried is written down, or soon will be: before it is offered if
+	// attempts are limited. The error says that the consumer's context has ended
+	// or the Session is being closed; there is no other.
+	//
+	// The claim must be given one of Taken, Handed and PutBack before the next.
+	Next() (Claim, error)
+
+	// Leaving is closed when the consumer's context has ended or the Session is
+	// being closed.
+	Leaving() <-chan struct{}
+
+	// Leave gives back what was claimed ahead if this was the last consumer,
+	// and waits a moment until it is back.
+	Leave()
+}
+
+// A Claim is an element that belongs to us, as long as our ZooKeeper session
+// stands and somewhat longer. Its methods may be called at once.
+type Claim interface {
+	// Element returns the element. It is not to be changed.
+	Element() *Element
+
+	// Data returns Element().Data, or nil when the claim is settled. It lets go
+	// of the bytes then.
+	Data() []byte
+
+	// Withdrawn returns two channels. When either is closed the claim must not be
+	// offered any more: the connection is down, or the session over.
+	Withdrawn() (down, over <-chan struct{})
+
+	// Taken removes the element, in the background: a consumer has taken it. It is
+	// removed even if the session ends at this moment: by our process in its next
+	// session, before anybody else can claim it.
+	Taken()
+
+	// Handed is told that the program has the element now, and will settle it.
+	Handed()
+
+	// PutBack makes it the first that is offered to our other consumers, or gives
+	// it back to its place if there is none: it was not taken. No attempt is
+	// counted.
+	PutBack()
+
+	// SetAside has a misfit that was offered go to the dead letters, unless it is
+	// settled.
+	SetAside()
+
+	// Settle decides what becomes of the element. Only the first decision counts;
+	// Settle with the same Fate again tells what came of it, and with another
+	// returns line.ErrNotLocked. What is decided is carried out, in the next
+	// session if need be, and if the servers refuse it is tried again, though the
+	// error is returned; so it is if ctx ends. Fates that give the element back
+	// return at once while the connection is down. If the claim is lost, the error
+	// is session.ErrLost with its reason, and nothing happens to the element:
+	// it may be somebody else's.
+	Settle(ctx context.Context, s Settlement) error
+
+	// Txn removes the element in one transaction with ops, which are those of
+	// go-zookeeper's Multi and *Outgoing, exactly once; it returns the results of
+	// ops, one for each that is not an Outgoing. If one of ops is refused the
+	// element stays claimed, and the error is that of the first that was. Other
+	// errors are those of Settle.
+	Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error)
+
+	// Context ends with the claim. Its cause is session.ErrLost, with the reason,
+	// if the claim was lost, and it ends before anybody else can have the element;
+	// and context.Canceled if it was settled.
+	Context() context.Context
+}
+
+// A Fate is what becomes of an element that is claimed.
+type Fate int
+
+const (
+	Remove Fate = iota // acknowledged
+	Return             // to its place; the attempt counts
+	Later              // to the queue, not to be claimed before Settlement.Due
+	Bury               // to the dead letters
+)
+
+// A Settlement decides what becomes of an element.
+type Settlement struct {
+	Fate   Fate
+	Due    time.Time // of Later, by the consumer's clock
+	Reason error     // of Bury
+}
+
+// Stats says what is in a queue.
+type Stats struct {
+	Ready   int       // may be received now
+	Claimed int       // belong to a consumer, in hand or ahead
+	Delayed int       // wait for their time, by the clock of this machine
+	Dead    int       // dead letters
+	Oldest  time.Time // of those that stand first among the ready ones of each priority, and are not delayed: when the oldest was stored; zero if there is none
+	Holders []Holder  // who has claimed what, most first
+}
+
+// A Holder is who has claimed elements.
+type Holder struct {
+	Owner   string // empty if its session has ended and its elements are about to go back
+	Claimed int
+}
+
+// A Letter is a dead letter.
+type Letter struct {
+	ID       string
+	Data     []byte    // as it was sent, if its frame could be opened
+	Since    time.Time // when it was set aside, by the servers' clock
+	Reason   string
+	Attempts int
+	First    time.Time // when it was sent
+	Priority string    // as the layout writes it
+
+	Framed []byte // as it is stored
+	Why    string // the path of the znode that says why, or empty
+}
