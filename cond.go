@@ -306,7 +306,7 @@ func (c *Cond) take(ctx context.Context, p *line.Claim) {
 	if p == nil {
 		return
 	}
-	r := p.Incarnation.InBackground(p.Path, func() error {
+	r := p.Incarnation.Vacate(p.Path, func() error {
 		_, err := p.Incarnation.Multi(p.Incarnation.Ctx,
 			&zk.DeleteRequest{Path: c.signalPath(p.Child), Version: -1},
 			&zk.DeleteRequest{Path: p.Path, Version: -1})
@@ -334,7 +334,7 @@ func (c *Cond) leave(p *line.Claim) {
 	if p == nil {
 		return
 	}
-	p.Incarnation.InBackground(p.Path, func() error {
+	p.Incarnation.Vacate(p.Path, func() error {
 		err := p.Incarnation.RemoveNow(p.Incarnation.Ctx, p.Path)
 		if err != nil && !session.IsNoNode(err) && p.Incarnation.Ctx.Err() == nil {
 			return err

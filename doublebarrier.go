@@ -301,7 +301,7 @@ func (d *doubleBarrier) removeLeftovers(ctx context.Context, inc *session.Incarn
 // withdraw deletes what p has made, in the background: its child, and the
 // keeper's znode if that is p's.
 func (d *doubleBarrier) withdraw(inc *session.Incarnation, p *party) *session.Removal {
-	return inc.InBackground(p.path, func() error {
+	return inc.Vacate(p.path, func() error {
 		ctx := inc.Ctx // there is nobody else to wait for
 		if err := inc.RemoveNow(ctx, p.path); err != nil && !session.IsNoNode(err) {
 			return err

@@ -274,7 +274,6 @@ func (m *lockModel) gaveUp(h *modelHold, lost bool, began time.Time, err error) 
 	switch {
 	case err == nil && lost && (h.write || !m.strikes):
 		m.t.Errorf("%s: given up without an error, and it was lost (write %v)", m.path, h.write)
-	case m.refuses && errors.Is(err, zk.ErrNoAuth): // it goes with its session
 	case err != nil && (!errors.Is(err, ErrLost) || !h.lost()):
 		m.t.Errorf("%s: giving up: %v (lost: %v)", m.path, err, h.lost())
 	}
@@ -572,9 +571,6 @@ func (p *rwProgram) all(ctx context.Context, rw *RWMutex) {
 	err = unlock()
 	if d := time.Since(began); d > time.Second {
 		p.t.Errorf("unlock took %v", d)
-	}
-	if p.refuses && errors.Is(err, zk.ErrNoAuth) {
-		return // it goes with its session
 	}
 	if err == nil && (lost[0] && write || lost[1]) || err != nil && (!errors.Is(err, ErrLost) || !h.lost() && !o.lost()) {
 		p.t.Errorf("unlock: %v; lost: %v, %v", err, lost, [2]bool{h.lost(), o.lost()})

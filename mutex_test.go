@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -490,9 +491,7 @@ func TestWhatMayNotBeDeletedNowIsDeletedLater(t *testing.T) {
 				}
 				return zktest.Pass
 			})
-			if err := m.Unlock(); (err == nil) != (code == zktest.CodeThrottled) {
-				t.Errorf("%d: Unlock = %v", code, err)
-			}
+			must(t, m.Unlock())
 			must(t, n.Lock(within(t, time.Minute)))
 			refusals = 3
 			wantErr(t, m.Lock(within(t, time.Second)), context.DeadlineExceeded)
@@ -502,6 +501,76 @@ func TestWhatMayNotBeDeletedNowIsDeletedLater(t *testing.T) {
 			must(t, n.Unlock())
 		}
 	})
+}
+
+// Giving up cannot be refused: what may never be deleted goes with its session,
+// after which others have it, and what else was held is told to be lost.
+func TestWhatMayNeverBeDeletedGoesWithItsSession(t *testing.T) {
+	type held struct {
+		take, give func() error
+	}
+	first := context.Background()
+	for name, make := range map[string]func(ctx context.Context, s *Session) held{
+		"Mutex": func(ctx context.Context, s *Session) held {
+			m := NewMutex(s, "/p")
+			return held{func() error { return m.Lock(ctx) }, m.Unlock}
+		},
+		"RWMutex": func(ctx context.Context, s *Session) held {
+			rw := NewRWMutex(s, "/p")
+			return held{func() error { return rw.Lock(ctx) }, rw.Unlock}
+		},
+		"reader": func(ctx context.Context, s *Session) held {
+			rw := NewRWMutex(s, "/p")
+			if ctx == first { // a writer waits for it
+				return held{func() error { return rw.RLock(ctx) }, rw.RUnlock}
+			}
+			return held{func() error { return rw.Lock(ctx) }, rw.Unlock}
+		},
+		"Election": func(ctx context.Context, s *Session) held {
+			e := NewElection(s, "/p")
+			return held{func() error { return e.Campaign(ctx) }, e.Resign}
+		},
+		"Semaphore": func(ctx context.Context, s *Session) held {
+			m := NewSemaphore(s, "/p", 3)
+			return held{func() error { return m.Acquire(ctx, 3) }, func() error { return errors.Join(m.Release(1), m.Release(2)) }}
+		},
+		"weight": func(ctx context.Context, s *Session) held {
+			m := NewSemaphore(s, "/p", 3000)
+			return held{func() error { return m.Acquire(ctx, 3000) }, func() error { return errors.Join(m.Release(1), m.Release(2999)) }}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s, other := open(t, srv), open(t, srv)
+				elsewhere := NewMutex(s, "/elsewhere")
+				must(t, elsewhere.Lock(t.Context()))
+				one, two := make(first, s), make(within(t, time.Minute), other)
+				must(t, one.take())
+				waits := async(two.take)
+				pendingStill(t, waits)
+				id := s.ID()
+				srv.Intercept(func(r zktest.Request) zktest.Action {
+					if r.Session == id && (r.Op == zktest.OpDelete && strings.HasPrefix(r.Path, "/p") || r.Op == zktest.OpMulti) {
+						return zktest.Fail(zktest.CodeNoAuth)
+					}
+					return zktest.Pass
+				})
+				began := time.Now()
+				must(t, one.give())
+				if d := time.Since(began); d > time.Second {
+					t.Errorf("giving up took %v", d)
+				}
+				must(t, <-waits)
+				if d := time.Since(began); d < testTimeout/2 || d > 2*testTimeout {
+					t.Errorf("another has it after %v; the session timeout is %v", d, testTimeout)
+				}
+				if why := lossOf(elsewhere.Unlock()); why != LossGivenUp {
+					t.Errorf("what is held elsewhere is lost for %v", why)
+				}
+				must(t, two.give())
+			})
+		})
+	}
 }
 
 func TestTriesAfterCloseFail(t *testing.T) {

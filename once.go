@@ -280,19 +280,31 @@ func (k *mark) remember(g *sight) {
 var errMarked = errors.New("zsync: the mark has been made")
 
 // enter waits until it is our turn or the mark is made; then it is errMarked.
+//
+// The mark is watched once somebody is found to be ahead: nobody else makes it.
+// That it was made before is seen by the read that sets the watch.
 func (o *Once) enter(ctx context.Context) (*line.Grant, error) {
 	start := time.Now()
 	wait, cancel := context.WithCancelCause(ctx)
-	watching := make(chan struct{})
-	o.s.m.Spawn(func() {
-		defer close(watching)
-		if o.s.m.During(wait, func(inc *session.Incarnation) error { return inc.AwaitMade(wait, o.mark.path) }) == nil {
-			cancel(errMarked)
-		}
+	var watching sync.WaitGroup
+	watch := sync.OnceFunc(func() {
+		watching.Add(1)
+		o.s.m.Spawn(func() {
+			defer watching.Done()
+			if o.s.m.During(wait, func(inc *session.Incarnation) error { return inc.AwaitMade(wait, o.mark.path) }) == nil {
+				cancel(errMarked)
+			}
+		})
 	})
-	p, err := o.line.Acquire(wait, o.line.Bases[0], []byte(o.s.m.Config.Owner), line.Exclusive) // Step 2.
+	turn := func(ahead []line.Child) (blocker *line.Child, alone bool) {
+		if len(ahead) > 0 {
+			watch()
+		}
+		return line.Exclusive(ahead)
+	}
+	p, err := o.line.Acquire(wait, o.line.Bases[0], []byte(o.s.m.Config.Owner), turn) // Step 2.
 	cancel(nil)
-	<-watching
+	watching.Wait()
 	switch {
 	case err == nil:
 		// The mark may have been made at this same instant. Step 3 sees it.

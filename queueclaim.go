@@ -216,7 +216,8 @@ func (q *queueCore) free(ctx context.Context, inc *session.Incarnation, v *view,
 		if len(names) == 0 && i+1 < len(buckets) && !b.delayed && buckets[i+1].prio == b.prio {
 			// It has a successor, so nothing comes into it any more.
 			if !v.aside {
-				q.m.Tidy(inc.Remove(session.ChildPath(q.dir, b.name)))
+				bucket := session.ChildPath(q.dir, b.name)
+				q.m.Tidy(inc.InBackground(bucket, func() error { return inc.RemoveNow(inc.Ctx, bucket) }))
 			}
 			continue
 		}

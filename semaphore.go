@@ -787,7 +787,7 @@ func (m *Semaphore) change(a *allotment, paths []string, whole, rest string) *se
 		return a.inc.RemoveAll(paths) // nothing before it can matter
 	}
 	before := a.last
-	a.last = a.inc.InBackground(m.leases, func() (err error) {
+	a.last = a.inc.Vacate(append(paths, whole)[0], func() (err error) {
 		if before != nil {
 			select {
 			case <-before.Done:

@@ -48,6 +48,7 @@ type change struct {
 	err       error
 	lost      bool // part of it was for tasks that ended with their session; used by the goroutine that applies
 	abandoned bool // its caller has left; guarded by tally.mu
+	insist    bool // what the servers refuse is tried again: it gives up a task
 	owed      bool // nobody learns of a refusal, so it is tried again; guarded by tally.mu
 	tries     int  // how often it was refused; guarded by tally.mu
 }

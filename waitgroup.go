@@ -120,7 +120,7 @@ func (wg *WaitGroup) add(ctx context.Context, delta int) error {
 	case delta == 0:
 		return nil
 	}
-	c := wg.tally.submit(delta)
+	c := wg.tally.submit(delta, false)
 	select {
 	case <-c.done:
 		return c.err
@@ -134,8 +134,8 @@ func (wg *WaitGroup) add(ctx context.Context, delta int) error {
 // [ErrLost] if the task ended with the session that this process added it in.
 //
 // Done cannot fail to give up: if the connection is down, or no server answers
-// within half a second, it returns nil, and the Session ends the task as soon
-// as it can.
+// within half a second, or the servers refuse it, it returns nil, and the Session
+// ends the task as soon as it can.
 func (wg *WaitGroup) Done() error {
 	if wg.misuse() != nil {
 		return opError("done", wg.path, wg.misuse())
@@ -144,7 +144,7 @@ func (wg *WaitGroup) Done() error {
 }
 
 func (wg *WaitGroup) done() error {
-	c := wg.tally.submit(-1)
+	c := wg.tally.submit(-1, true)
 	select {
 	case <-c.done:
 	case <-wg.s.m.Outage(): // usually the connection is replaced at once, and we can still tell
@@ -258,9 +258,9 @@ func (wg *WaitGroup) Count(ctx context.Context) (int, error) {
 	return total, opError("count", wg.path, err)
 }
 
-// submit begins a change. Step 1.
-func (t *tally) submit(delta int) *change {
-	c := &change{delta: delta, done: make(chan struct{})}
+// submit begins a change. With insist the servers' refusal does not end it. Step 1.
+func (t *tally) submit(delta int, insist bool) *change {
+	c := &change{delta: delta, insist: insist, done: make(chan struct{})}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !t.busy {
@@ -330,7 +330,7 @@ func (t *tally) postponeLocked(cs []*change, err error) []*change {
 	var owed, rest []*change
 	var wait time.Duration
 	for _, c := range cs {
-		if !c.owed {
+		if !c.owed && !(c.insist && session.OutcomeOf(err) == session.Answered) {
 			rest = append(rest, c)
 			continue
 		}

@@ -442,12 +442,19 @@ func TestTasksAreEndedAsToldThoughTheServersRefuseItAtFirst(t *testing.T) {
 				if refused < 8 {
 					t.Errorf("%d requests were refused", refused)
 				}
-				// What the caller is told of is not tried again.
+				// Who gives nothing up is told, and it is not tried again.
 				multisOf(srv, b.s, func(int, int64) zktest.Action { return zktest.Fail(zktest.CodeNoAuth) })
-				wantErr(t, a.Done(), zk.ErrNoAuth)
+				wantErr(t, a.Add(t.Context(), -1), zk.ErrNoAuth)
 				srv.Intercept(nil)
 				time.Sleep(time.Hour)
 				wantCount(t, b, 1)
+				multisOf(srv, b.s, func(int, int64) zktest.Action { return zktest.Fail(zktest.CodeNoAuth) })
+				must(t, a.Done())
+				time.Sleep(time.Hour)
+				wantCount(t, b, 1)
+				srv.Intercept(nil)
+				time.Sleep(time.Minute)
+				wantCount(t, b, 0)
 			})
 		})
 	}

@@ -382,15 +382,14 @@ func (g *Grant) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) 
 
 // release ends the tenure of c. It returns once the znode is gone; if the
 // connection drops, or is down, it returns at once and the deletion goes on in
-// the background. It is ErrLost if c was lost, even at the last moment.
+// the background, as it does when it is refused. It is ErrLost if c was lost, even
+// at the last moment, and nothing else.
 func (c *Claim) release() error {
 	if err := c.finish(); err != nil {
 		return err
 	}
 	if err := c.Leave().Result(); err != nil {
-		if errors.Is(err, session.ErrLost) {
-			c.loseIf(err, func() bool { return true })
-		}
+		c.loseIf(err, func() bool { return true })
 		return err
 	}
 	c.released()

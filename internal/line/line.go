@@ -487,7 +487,7 @@ func (l *Line) InOrder(ctx context.Context, inc *session.Incarnation, names []st
 func (c *Claim) Leave() *session.Removal {
 	c.Stake.Drop()
 	path := c.Znode()
-	return c.Incarnation.InBackground(path, func() error {
+	return c.Incarnation.Vacate(path, func() error {
 		err := c.Incarnation.RemoveNow(context.Background(), path)
 		c.disown() // not before, so that the watch is not removed while it is about to fire
 		return err

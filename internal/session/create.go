@@ -140,6 +140,9 @@ func (inc *Incarnation) CreateAll(ctx context.Context, proof string, check *zk.C
 	if err := inc.Vet(ctx, ParentPath(paths[0]), nil); err != nil {
 		return err
 	}
+	if err := inc.mayTakeBack(ctx, ParentPath(paths[0])); err != nil {
+		return err
+	}
 	for try := 0; ; try++ {
 		multi, err := inc.StartMulti(ctx, ops)
 		var rs []zk.MultiResponse

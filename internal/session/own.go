@@ -68,7 +68,7 @@ func (inc *Incarnation) CreateOwn(ctx context.Context, path string, data []byte)
 // withdrawOwn deletes in the background what createOwn may have made, once the
 // request is over, if it is this session's.
 func (inc *Incarnation) withdrawOwn(making *pending[string], path string) *Removal {
-	return inc.InBackground(path, func() error {
+	return inc.Vacate(path, func() error {
 		if making != nil {
 			select {
 			case <-making.Done:

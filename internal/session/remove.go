@@ -11,7 +11,7 @@ import (
 // discard deletes znodes in the background once the request that may make them,
 // if there is one, is over.
 func (inc *Incarnation) discard(making *pending[[]zk.MultiResponse], paths []string) *Removal {
-	return inc.InBackground(ParentPath(paths[0]), func() error {
+	return inc.Vacate(paths[0], func() error {
 		if making != nil {
 			select {
 			case <-making.Done:
@@ -81,11 +81,34 @@ type Removal struct {
 	Refusal error         // the servers' first
 }
 
-// InBackground runs f, which deletes something at path, until it succeeds.
+// InBackground runs f, which deletes something at path that is in nobody's way,
+// until it succeeds.
 func (inc *Incarnation) InBackground(path string, f func() error) *Removal {
+	return inc.remove(path, f, func(time.Duration) error { return nil })
+}
+
+// Vacate is InBackground for ephemeral znodes that others wait for, or may come
+// to. Giving them up cannot be refused: what the servers still refuse when a
+// session timeout has passed goes with the session, which is given up, and what
+// else is held through it is told to be lost, with LossGivenUp. So nobody waits
+// longer for one who has left than for one who has died.
+func (inc *Incarnation) Vacate(path string, f func() error) *Removal {
+	return inc.remove(path, f, func(refused time.Duration) error {
+		if refused < time.Duration(inc.Timeout.Load()) {
+			return nil
+		}
+		inc.giveUpOver(path)
+		return ErrEnded
+	})
+}
+
+// remove runs f until it succeeds. For as long as the servers refuse, patient
+// is asked whether to go on.
+func (inc *Incarnation) remove(path string, f func() error, patient func(refused time.Duration) error) *Removal {
 	r := &Removal{inc: inc, Done: make(chan struct{}), Refused: make(chan struct{})}
 	inc.Manager.Spawn(func() {
 		defer close(r.Done)
+		var since time.Time // the first refusal
 		for try := 0; ; try++ {
 			r.Err = f()
 			if r.Err == nil || IsNoNode(r.Err) || OutcomeOf(r.Err) != Answered {
@@ -93,8 +116,11 @@ func (inc *Incarnation) InBackground(path string, f func() error) *Removal {
 			}
 			if try == 0 {
 				inc.Manager.Log.Error("zsync: cannot delete, and goes on trying", "path", path, "err", r.Err)
-				r.Refusal = r.Err
+				since, r.Refusal = time.Now(), r.Err
 				close(r.Refused)
+			}
+			if r.Err = patient(time.Since(since)); r.Err != nil {
+				return
 			}
 			if r.Err = inc.Pause(context.Background(), try+1); r.Err != nil {
 				return
@@ -104,9 +130,9 @@ func (inc *Incarnation) InBackground(path string, f func() error) *Removal {
 	return r
 }
 
-// Remove deletes the znode at path in the background.
+// Remove deletes the ephemeral znode at path in the background.
 func (inc *Incarnation) Remove(path string) *Removal {
-	return inc.InBackground(path, func() error { return inc.RemoveNow(context.Background(), path) })
+	return inc.Vacate(path, func() error { return inc.RemoveNow(context.Background(), path) })
 }
 
 // RemoveNow deletes the znode at path. Names are unique, so a repeated deletion
@@ -145,12 +171,12 @@ func (r *Removal) Await(limit time.Duration) {
 }
 
 // Result waits for r, the deletion of what was held through its session, and
-// says what came of it. It does not wait for long, nor while there is no
-// connection: the deletion goes on.
+// says what came of it: nil, or an ErrLost. It does not wait for long, nor while
+// there is no connection: the deletion goes on. Nor is it an error that the
+// servers refuse it, which they may not do for good: see Vacate.
 func (r *Removal) Result() error {
 	select {
 	case <-r.Done:
-	case <-r.Refused:
 	case <-r.inc.Disconnection():
 	case <-r.inc.Ctx.Done():
 	case <-time.After(ReleaseTime):
@@ -162,11 +188,7 @@ func (r *Removal) Result() error {
 	case IsClosed(r.Done) && IsNoNode(r.Err):
 		return r.inc.Deleted() // by somebody else, so others may have it
 	case !r.inc.Alive():
-		return r.inc.Loss()
-	case IsClosed(r.Done):
-		return r.Err
-	case IsClosed(r.Refused):
-		return r.Refusal // whoever waits for it goes on waiting, and so does the deletion
+		return r.inc.Loss() // r.Err is ErrEnded, if r is over
 	}
 	// Whether or not the deletion has got through, it will be repeated for as
 	// long as the session can last.

@@ -195,10 +195,16 @@ func (inc *Incarnation) takeBackNow(ctx context.Context, path string) error {
 	if !IsAnswer(err, zk.ErrNoAuth) {
 		return err
 	}
+	inc.giveUpOver(path)
+	return ErrEnded
+}
+
+// giveUpOver gives up the session, because a znode of it at path may not be deleted. In
+// the next one that is tried before anything is made beside it.
+func (inc *Incarnation) giveUpOver(path string) {
 	inc.Manager.Log.Error("zsync: what was made may not be deleted; giving up the session", "path", path)
 	inc.Manager.barred.Store(ParentPath(path), struct{}{})
 	inc.giveUp()
-	return ErrEnded
 }
 
 // mayTakeBack fails if what is made in dir may not be deleted again. It asks
