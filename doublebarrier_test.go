@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/zsync/zsync/internal/line"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
@@ -137,7 +138,7 @@ func TestAnotherNumberOfPartiesIsRefusedUntilTheRoomIsEmpty(t *testing.T) {
 		must(t, <-left)
 		must(t, c.Enter(t.Context(), 1)) // empty
 		must(t, c.Leave(t.Context()))
-		wantEmptyRoom(t, c.s)
+		wantEmptyRoom(t, SessionOf(c))
 	})
 }
 
@@ -148,7 +149,7 @@ func TestPartiesOfAnotherNumberDoNotCountAndMayAllChangeIt(t *testing.T) {
 		pendingStill(t, entered)
 		// b is refused while c sees it.
 		srv.Intercept(func(r zktest.Request) zktest.Action {
-			if r.Session == b.s.ID() && r.Op == zktest.OpGetData {
+			if r.Session == SessionOf(b).ID() && r.Op == zktest.OpGetData {
 				return zktest.Delay(time.Second)
 			}
 			return zktest.Pass
@@ -304,9 +305,9 @@ func TestKeeperWhoseLeaveIsCancelledIsSucceeded(t *testing.T) {
 			pendingStill(t, la)
 			must(t, b.Leave(t.Context()))
 			must(t, <-la)
-			wantEmptyRoom(t, a.s)
+			wantEmptyRoom(t, SessionOf(a))
 		}
-		if n := c.s.Stats().Holds; n != 0 {
+		if n := SessionOf(c).Stats().Holds; n != 0 {
 			t.Errorf("%d holds are left", n)
 		}
 	})
@@ -444,7 +445,7 @@ func TestCallerIsNotCountedTwiceWhenItComesAgainAfterAnOutage(t *testing.T) {
 			wantErr(t, wa.Enter(ctx, 2), context.DeadlineExceeded)
 			cancel()
 		}
-		if n := len(wa.double.leftovers); n != 1 {
+		if n := Leftovers(wa); n != 1 {
 			t.Errorf("%d ghosts, want the one that was sent", n)
 		}
 		again := enter(t, wa, 2)
@@ -483,8 +484,8 @@ func TestRoundsOfManyMorePartiesDoNotMix(t *testing.T) {
 			srv.SetLatency(time.Millisecond)
 			const parties, rounds = 30, 3
 			var mu sync.Mutex
-			inside := make(map[roundID]int)
-			left := make(map[roundID]int)
+			inside := make(map[any]int)
+			left := make(map[any]int)
 			var all sync.WaitGroup
 			for i := range parties {
 				wg := NewWaitGroup(open(t, srv), "/w")
@@ -494,7 +495,7 @@ func TestRoundsOfManyMorePartiesDoNotMix(t *testing.T) {
 							t.Error(err)
 							return
 						}
-						id := wg.double.inside[0].round
+						id, _ := RoundOf(wg)
 						mu.Lock()
 						inside[id]++
 						mu.Unlock()
@@ -533,7 +534,7 @@ func TestRoomThatTheServersRemoveBetweenRoundsBeginsAnew(t *testing.T) {
 			must(t, r.take(t.Context(), b, i, i+1))
 			must(t, <-done)
 			time.Sleep(5 * time.Minute)
-			if stat, err := mustLive(t, a.s).Exists(t.Context(), "/w/parties"); err != nil || stat != nil {
+			if stat, err := mustLive(t, SessionOf(a)).Exists(t.Context(), "/w/parties"); err != nil || stat != nil {
 				t.Fatalf("the room is %v, %v; want it gone", stat, err)
 			}
 		}
@@ -548,7 +549,7 @@ func mustLive(t testing.TB, s *Session) *session.Incarnation {
 }
 
 func TestRoomIsReplacedBeforeItsNumbersAreUsedUp(t *testing.T) {
-	for _, at := range []int32{lastParty, lastParty - 1, lastParty - 2, lastParty - 3, 1<<31 - 1} {
+	for _, at := range []int32{LastParty, LastParty - 1, LastParty - 2, LastParty - 3, 1<<31 - 1} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			r := roll{n: 3}
 			a := NewWaitGroup(open(t, srv), "/w")
@@ -564,7 +565,7 @@ func TestRoomIsReplacedBeforeItsNumbersAreUsedUp(t *testing.T) {
 					t.Errorf("from %d: %v", at, err)
 				}
 			}
-			for _, name := range childrenOf(t, a.s, "/w/parties") {
+			for _, name := range childrenOf(t, SessionOf(a), "/w/parties") {
 				t.Errorf("%s is left", name)
 			}
 		})
@@ -608,7 +609,7 @@ func TestLeaveEndsWithItsContextWhicheverRequestIsNotAnswered(t *testing.T) {
 					var n atomic.Int32
 					var ended time.Time
 					srv.Intercept(func(r zktest.Request) zktest.Action {
-						if r.Op == zktest.OpPing || r.Session != a.s.ID() || n.Add(1) != int32(k) {
+						if r.Op == zktest.OpPing || r.Session != SessionOf(a).ID() || n.Add(1) != int32(k) {
 							return zktest.Pass
 						}
 						srv.Intercept(nil)
@@ -629,7 +630,7 @@ func TestLeaveEndsWithItsContextWhicheverRequestIsNotAnswered(t *testing.T) {
 						must(t, err)
 					}
 					must(t, <-other)
-					wantEmptyRoom(t, b.s)
+					wantEmptyRoom(t, SessionOf(b))
 				})
 			})
 			if !more {
@@ -656,11 +657,11 @@ func TestKeeperThatDoesNotKnowItAndFailsToLeaveIsSucceeded(t *testing.T) {
 		if d := time.Since(begun); d > testTimeout {
 			t.Errorf("it took %v", d)
 		}
-		if a.s.Stats().Expiries > 0 {
+		if SessionOf(a).Stats().Expiries > 0 {
 			t.Error("the session of the former keeper has ended")
 		}
 		synctest.Wait()
-		wantEmptyRoom(t, b.s)
+		wantEmptyRoom(t, SessionOf(b))
 	})
 }
 
@@ -982,7 +983,7 @@ func TestHammerDoubleBarrierSurvivesEverything(t *testing.T) {
 // give up at times. stands tells whether the servers may still know a session.
 func hammerParties(t *testing.T, rnd *rand.Rand, wgs []*WaitGroup, n int, stands func(int64) bool, length time.Duration) {
 	var mu sync.Mutex
-	rounds := make(map[roundID]map[*party]bool) // the value: it has begun to leave
+	rounds := make(map[any]map[*line.Grant]bool) // the value: it has begun to leave
 	var all sync.WaitGroup
 	end := time.Now().Add(length)
 	for i, wg := range wgs {
@@ -999,19 +1000,19 @@ func hammerParties(t *testing.T, rnd *rand.Rand, wgs []*WaitGroup, n int, stands
 					}
 					continue
 				}
-				p := wg.double.inside[0]
+				round, party := RoundOf(wg)
 				mu.Lock()
-				if rounds[p.round] == nil {
-					rounds[p.round] = make(map[*party]bool)
+				if rounds[round] == nil {
+					rounds[round] = make(map[*line.Grant]bool)
 				}
-				rounds[p.round][p] = false
-				if k := len(rounds[p.round]); k > n {
-					t.Errorf("round %v has %d parties, want at most %d", p.round, k, n)
+				rounds[round][party] = false
+				if k := len(rounds[round]); k > n {
+					t.Errorf("round %v has %d parties, want at most %d", round, k, n)
 				}
 				mu.Unlock()
 				time.Sleep(some(length / 30))
 				mu.Lock()
-				rounds[p.round][p] = true
+				rounds[round][party] = true
 				mu.Unlock()
 				ctx, cancel = context.WithTimeout(t.Context(), some(length))
 				err = wg.Leave(ctx)
@@ -1019,10 +1020,10 @@ func hammerParties(t *testing.T, rnd *rand.Rand, wgs []*WaitGroup, n int, stands
 				switch {
 				case err == nil:
 					mu.Lock()
-					for q, leaving := range rounds[p.round] {
+					for q, leaving := range rounds[round] {
 						// An expiry may be known to the servers first.
-						if !leaving && stands(q.hold.Claim.Incarnation.ID.Load()) && q.hold.Err() == nil {
-							t.Errorf("left round %v while a party was inside", p.round)
+						if !leaving && stands(q.Claim.Incarnation.ID.Load()) && q.Err() == nil {
+							t.Errorf("left round %v while a party was inside", round)
 						}
 					}
 					mu.Unlock()

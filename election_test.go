@@ -640,7 +640,7 @@ func (h *electionHammer) candidate(ctx context.Context, e *Election, dice *rand.
 			}
 			continue
 		}
-		v := &visit{session: e.s.ID(), lost: e.Lost()}
+		v := &visit{session: SessionOf(e).ID(), lost: e.Lost()}
 		h.mu.Lock()
 		if last := h.leads; last != nil && !session.IsClosed(last.lost) && h.stands(last.session) {
 			h.t.Error("two lead")

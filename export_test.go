@@ -1,4 +1,90 @@
 package zsync
 
-// UnderRace reports whether the race detector is on, for tests from outside.
+import (
+	"context"
+	"time"
+
+	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/session"
+)
+
+// What tests from outside have to see of the inside.
+
+// UnderRace reports whether the race detector is on.
 const UnderRace = underRace
+
+// LastParty is the greatest number of a party before the room of a double
+// barrier is replaced.
+const LastParty = lastParty
+
+var (
+	ParseServers = parseServers
+	Balance      = balance
+	SwapOps      = swapOps
+)
+
+func (m *made) sessionOf() *Session { return m.s }
+
+// SessionOf returns the Session of a primitive.
+func SessionOf(primitive interface{ sessionOf() *Session }) *Session { return primitive.sessionOf() }
+
+// ManagerOf returns what stands behind s.
+func ManagerOf(s *Session) *session.Manager { return s.m }
+
+// CurrentGrant returns the present hold of m.
+func CurrentGrant(m *Mutex) (*line.Grant, error) { return m.current() }
+
+// SemaphoreZnodes returns the parents of the znodes of the permits of m and of
+// those who stand at its gate.
+func SemaphoreZnodes(m *Semaphore) (leases, gate string) { return m.s.m.Bare(m.leases), m.gate.path }
+
+// CondMark returns the operation that wakes the longest waiter of c, and the
+// parent of its receipt.
+func CondMark(ctx context.Context, c *Cond) (dir string, mark []any, err error) {
+	waiting, err := c.waiting(ctx)
+	if err != nil {
+		return "", nil, err
+	}
+	return c.line.Dir, c.mark(waiting[0], ""), nil
+}
+
+// SwapBlindly is CompareAndSwap without the look that it begins with.
+func SwapBlindly[T any](ctx context.Context, v *Value[T], old Version, data []byte) (bool, error) {
+	return v.swap(ctx, old, data)
+}
+
+// RoundOf returns which round of a double barrier wg is in, and by which hold.
+func RoundOf(wg *WaitGroup) (round any, hold *line.Grant) {
+	p := wg.double.inside[0]
+	return p.round, p.hold
+}
+
+// Leftovers returns how many znodes of parties wg has to look for.
+func Leftovers(wg *WaitGroup) int { return len(wg.double.leftovers) }
+
+// KeptTallies returns how many tallies s keeps.
+func KeptTallies(s *Session) int {
+	s.tallies.mu.Lock()
+	defer s.tallies.mu.Unlock()
+	return len(s.tallies.kept)
+}
+
+// SetSkew sets how much the clock of c is ahead.
+func SetSkew(c *Schedule, skew time.Duration) { c.skew = skew }
+
+// EncodePair and DecodePair are the format of OnceValues.
+func EncodePair[T1, T2 any](c Codec, first T1, second T2) ([]byte, error) {
+	return encodePair(c, pair[T1, T2]{first, second})
+}
+
+func DecodePair[T1, T2 any](c Codec, data []byte) (T1, T2, error) {
+	p, err := decodePair[T1, T2](c, data)
+	return p.first, p.second, err
+}
+
+// ReadRoom returns what the data of a double barrier's room is read as, written
+// again.
+func ReadRoom(data []byte) ([]byte, error) {
+	state, err := parseRoomState(data)
+	return state.bytes(), err
+}

@@ -154,7 +154,7 @@ func (g *Group[T]) join(ctx context.Context, id string, info T) (*Membership[T],
 	if ctx.Err() != nil {
 		return nil, session.CtxErr(ctx)
 	}
-	path := session.ChildPath(g.path, escapeKey(id))
+	path := session.ChildPath(g.path, session.NameOfKey(id))
 	if g.kazoo {
 		path = session.ChildPath(g.path, line.KazooName(session.NewGUID(), partyName))
 	}
@@ -418,7 +418,7 @@ func (g *Group[T]) members(nodes map[string]session.Node) (members []Member[T], 
 // unescaped returns the id of a member: also of one that another program has
 // named as zsync would not.
 func unescaped(name string) string {
-	if id, ok := unescapeKey(name); ok {
+	if id, ok := session.KeyOfName(name); ok {
 		return id
 	}
 	return name

@@ -55,8 +55,8 @@ func TestMembersAreThoseWhoHaveJoinedAndNotLeft(t *testing.T) {
 		members, err := a.Members(ctx)
 		must(t, err)
 		for _, m := range members {
-			if m.Session != b.s.ID() || time.Since(m.Since).Abs() > time.Minute {
-				t.Errorf("member %+v is not of session %#x, or of another time", m, b.s.ID())
+			if m.Session != SessionOf(b).ID() || time.Since(m.Since).Abs() > time.Minute {
+				t.Errorf("member %+v is not of session %#x, or of another time", m, SessionOf(b).ID())
 			}
 		}
 		must(t, one.Leave())

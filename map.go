@@ -7,7 +7,6 @@ import (
 	"iter"
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/go-zookeeper/zk"
 
@@ -103,7 +102,7 @@ func (m *Map[V]) znode(ctx context.Context, key string) (string, error) {
 	if err := m.check(ctx); err != nil {
 		return "", err
 	}
-	path := session.ChildPath(m.path, escapeKey(key))
+	path := session.ChildPath(m.path, session.NameOfKey(key))
 	if len(path) > session.MaxPath {
 		return "", session.Invalid("its path has %d bytes; the limit is %d", len(path), session.MaxPath)
 	}
@@ -431,7 +430,7 @@ func (m *Map[V]) names(ctx context.Context, inc *session.Incarnation) ([]string,
 		return nil, nil
 	}
 	// What no key is written as was put there by another program.
-	return slices.DeleteFunc(names, func(name string) bool { _, ok := unescapeKey(name); return !ok }), err
+	return slices.DeleteFunc(names, func(name string) bool { _, ok := session.KeyOfName(name); return !ok }), err
 }
 
 // Clear deletes every key that is there when it is called; one that is stored
@@ -595,7 +594,7 @@ func (m *Map[V]) readAll(ctx context.Context, inc *session.Incarnation) (map[str
 func keyed(nodes map[string]session.Node) map[string]session.Node {
 	out := make(map[string]session.Node, len(nodes))
 	for name, n := range nodes {
-		if key, ok := unescapeKey(name); ok {
+		if key, ok := session.KeyOfName(name); ok {
 			out[key] = n
 		}
 	}
@@ -654,56 +653,4 @@ func (m *Map[V]) contents(nodes map[string]session.Node) map[string]V {
 		all[key] = v
 	}
 	return all
-}
-
-// escapeKey returns the name of the znode of a key.
-func escapeKey(key string) string {
-	switch key {
-	case "":
-		return "%"
-	case ".":
-		return "%2E"
-	case "..":
-		return "%2E%2E"
-	}
-	var b strings.Builder
-	for i, r := range key {
-		size := len(string(r))
-		if r == '\uFFFD' && !strings.HasPrefix(key[i:], "\uFFFD") {
-			size = 1 // not UTF-8
-		}
-		if r == '%' || r == '/' || session.CheckPathText("/"+key[i:i+size]) != nil && r != '.' {
-			for _, c := range []byte(key[i : i+size]) {
-				fmt.Fprintf(&b, "%%%02X", c)
-			}
-			continue
-		}
-		b.WriteString(key[i : i+size])
-	}
-	return b.String()
-}
-
-// unescapeKey returns the key that a znode is named after, if it is.
-func unescapeKey(name string) (key string, ok bool) {
-	if name == "%" {
-		return "", true
-	}
-	var b strings.Builder
-	for i := 0; i < len(name); i++ {
-		if name[i] != '%' {
-			b.WriteByte(name[i])
-			continue
-		}
-		var c byte
-		if len(name) < i+3 {
-			return "", false
-		}
-		if _, err := fmt.Sscanf(name[i+1:i+3], "%02X", &c); err != nil {
-			return "", false
-		}
-		b.WriteByte(c)
-		i += 2
-	}
-	key = b.String()
-	return key, escapeKey(key) == name
 }

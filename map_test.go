@@ -14,7 +14,6 @@ import (
 
 	"github.com/anishathalye/porcupine"
 
-	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -127,24 +126,6 @@ func TestAnyStringIsAKeyOfAMap(t *testing.T) {
 		wantErr(t, m.Store(t.Context(), "big", strings.Repeat("x", 1<<20)), ErrTooLarge)
 		if n, err := m.Len(t.Context()); n != 0 || err != nil {
 			t.Errorf("Len = %d, %v", n, err)
-		}
-	})
-}
-
-func FuzzMapKeysAreNamesOfZnodesAndBack(f *testing.F) {
-	for _, key := range []string{"", ".", "a/b", "%41", "\xff", "\uFFFD", "\u0085"} {
-		f.Add(key)
-	}
-	f.Fuzz(func(t *testing.T, key string) {
-		name := escapeKey(key)
-		if len(name) < 2000 && session.CheckPath("/m/"+name) != nil {
-			t.Errorf("key %q makes the name %q: %v", key, name, session.CheckPath("/m/"+name))
-		}
-		if back, ok := unescapeKey(name); back != key || !ok {
-			t.Errorf("key %q, name %q, back %q, %v", key, name, back, ok)
-		}
-		if back, ok := unescapeKey(key); ok && escapeKey(back) != key {
-			t.Errorf("two names for %q: %q and %q", back, key, escapeKey(back))
 		}
 	})
 }

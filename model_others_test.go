@@ -337,7 +337,7 @@ func TestModelOfOnce(t *testing.T) {
 			t.Error("it was done, and is not any more")
 		}
 		must(t, o.Do(within(t, time.Second), func(context.Context) error { return nil }))
-		if left := childrenOf(t, o.s, "/o"); len(left) != 1 || left[0] != "done" {
+		if left := childrenOf(t, SessionOf(o), "/o"); len(left) != 1 || left[0] != "done" {
 			t.Errorf("left: %q", left)
 		}
 	})
@@ -396,7 +396,7 @@ func modelOfWaitGroup(t *testing.T, expire bool, opts ...WaitGroupOption) {
 		w := NewWaitGroup(open(t, r.srv), "/w", opts...)
 		n, err := w.Count(t.Context())
 		must(t, err)
-		if expire && !w.tally.keep {
+		if expire && len(opts) == 0 {
 			// The tasks of a session end with it, and nobody waits for them.
 			for _, s := range r.ss {
 				s.Close()

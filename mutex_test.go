@@ -463,7 +463,7 @@ func TestUnlockIsNotToldAsALoss(t *testing.T) {
 		})))
 		m := NewMutex(s, "/m")
 		must(t, m.Lock(t.Context()))
-		h, err := m.current()
+		h, err := CurrentGrant(m)
 		must(t, err)
 		lost := m.Lost()
 		must(t, m.Unlock())

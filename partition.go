@@ -153,7 +153,7 @@ func (p *Partition) run(ctx context.Context, shards []string, f func(ctx context
 }
 
 func (p *Partition) shardPath(shard string) string {
-	return session.ChildPath(session.ChildPath(p.path, "shards"), escapeKey(shard))
+	return session.ChildPath(session.ChildPath(p.path, "shards"), session.NameOfKey(shard))
 }
 
 // A partitioning is one Run.

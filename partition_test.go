@@ -32,7 +32,7 @@ func TestBalanceSpreadsEvenlyAndMovesNoMoreThanItMust(t *testing.T) {
 				wants[id] = append(slices.Clone(shards), "")[:len(shards)]
 			}
 			former := owners
-			owners = balance(former, wants)
+			owners = Balance(former, wants)
 			if len(wants) == 0 {
 				if len(owners) > 0 {
 					t.Fatalf("%v own something, and nobody is there", owners)
@@ -64,11 +64,11 @@ func TestBalanceSpreadsEvenlyAndMovesNoMoreThanItMust(t *testing.T) {
 }
 
 func TestBalanceGivesAShardOnlyToThoseWhoNameIt(t *testing.T) {
-	got := balance(map[string]string{"a": "x", "b": "x", "gone": "x"}, map[string][]string{"x": {"a", "b"}, "y": {"b", "c"}, "z": {"d"}})
+	got := Balance(map[string]string{"a": "x", "b": "x", "gone": "x"}, map[string][]string{"x": {"a", "b"}, "y": {"b", "c"}, "z": {"d"}})
 	if want := map[string]string{"a": "x", "b": "x", "c": "y", "d": "z"}; !maps.Equal(got, want) {
 		t.Errorf("balance = %v, want %v", got, want)
 	}
-	got = balance(map[string]string{"a": "x", "b": "x", "c": "x"}, map[string][]string{"x": {"a", "b", "c"}, "y": {"c"}})
+	got = Balance(map[string]string{"a": "x", "b": "x", "c": "x"}, map[string][]string{"x": {"a", "b", "c"}, "y": {"c"}})
 	if want := map[string]string{"a": "x", "b": "x", "c": "y"}; !maps.Equal(got, want) {
 		t.Errorf("balance = %v, want %v", got, want)
 	}

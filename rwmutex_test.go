@@ -229,7 +229,7 @@ func TestCase26NobodyWaitsForAWriterThatHasGivenUp(t *testing.T) {
 			must(t, rw.Lock(within(t, time.Second)))
 			must(t, rw.Unlock())
 		}
-		if names := childrenOf(t, rws[0].s, "/rw"); len(names) > 0 {
+		if names := childrenOf(t, SessionOf(rws[0]), "/rw"); len(names) > 0 {
 			t.Errorf("%v are left", names)
 		}
 	})
@@ -267,7 +267,7 @@ func TestCase25NoWriterGetsInBetweenDowngradeAndRUnlock(t *testing.T) {
 				must(t, b.Unlock())
 				must(t, <-read)
 				must(t, c.RUnlock())
-				if names := childrenOf(t, a.s, "/rw"); len(names) > 0 {
+				if names := childrenOf(t, SessionOf(a), "/rw"); len(names) > 0 {
 					t.Errorf("%v are left", names)
 				}
 			})
@@ -327,7 +327,7 @@ func TestDowngradeIsAllOrNothingWhateverIsLost(t *testing.T) {
 					must(t, a.Downgrade(t.Context()))
 					time.Sleep(time.Second)
 					pendingStill(t, write)
-					if n := len(childrenOf(t, a.s, "/rw")); n != 2 {
+					if n := len(childrenOf(t, SessionOf(a), "/rw")); n != 2 {
 						t.Errorf("%d znodes for a reader and a waiting writer", n)
 					}
 					must(t, a.RUnlock())
@@ -356,7 +356,7 @@ func TestDowngradeThatIsCancelledLeavesTheWriterAsItWas(t *testing.T) {
 			wantErr(t, a.Downgrade(within(t, 100*time.Millisecond)), context.DeadlineExceeded)
 			srv.Intercept(nil)
 			time.Sleep(5 * time.Second)
-			if names := childrenOf(t, a.s, "/rw"); len(names) != 1 || !strings.Contains(names[0], "__WRIT__") {
+			if names := childrenOf(t, SessionOf(a), "/rw"); len(names) != 1 || !strings.Contains(names[0], "__WRIT__") {
 				t.Errorf("left: %v, want the writer", names)
 			}
 			read := arrive(t, func() error { return b.RLock(t.Context()) })
@@ -652,11 +652,11 @@ func TestCancelledRLockLeavesNothing(t *testing.T) {
 			ctx, cancel := context.WithCancelCause(t.Context())
 			time.AfterFunc(50*time.Millisecond, func() { cancel(cause) })
 			wantErr(t, b.RLock(ctx), cause, context.Canceled)
-			if n := len(childrenOf(t, a.s, "/rw")); n != 1 {
+			if n := len(childrenOf(t, SessionOf(a), "/rw")); n != 1 {
 				t.Fatalf("%d znodes after a cancelled RLock, want the writer's", n)
 			}
 		}
-		if st := b.s.Stats(); st.Watches > 1 || st.Waiters != 0 || st.Holds != 0 {
+		if st := SessionOf(b).Stats(); st.Watches > 1 || st.Waiters != 0 || st.Holds != 0 {
 			t.Errorf("left: %+v", st)
 		}
 		must(t, a.Unlock())
@@ -785,7 +785,7 @@ func TestRWMutexCallsEndWithTheirContextAtAnyStepAndLeaveNothing(t *testing.T) {
 								if !wait {
 									must(t, holder.Unlock())
 								}
-								id := rw.s.ID()
+								id := SessionOf(rw).ID()
 								s := &strike{srv: srv, session: id, k: k, act: zktest.Delay(2 * time.Second)}
 								if cut {
 									s.act, s.also = zktest.Pass, func() { srv.Partition(id) }
@@ -814,7 +814,7 @@ func TestRWMutexCallsEndWithTheirContextAtAnyStepAndLeaveNothing(t *testing.T) {
 								}
 								must(t, holder.Lock(within(t, time.Second)))
 								must(t, holder.Unlock())
-								if names := childrenOf(t, holder.s, "/rw"); len(names) > 0 {
+								if names := childrenOf(t, SessionOf(holder), "/rw"); len(names) > 0 {
 									t.Errorf("request %d: %v are left", k, names)
 								}
 							})
@@ -843,7 +843,7 @@ func TestRWMutexCallsSucceedOnceWhateverIsLostAtAnyStep(t *testing.T) {
 								if !wait {
 									must(t, holder.Unlock())
 								}
-								id := rw.s.ID()
+								id := SessionOf(rw).ID()
 								s := &strike{srv: srv, session: id, k: k, act: fault}
 								if expire {
 									s.also = func() { srv.Expire(id) }
@@ -873,7 +873,7 @@ func TestRWMutexCallsSucceedOnceWhateverIsLostAtAnyStep(t *testing.T) {
 								time.Sleep(5 * time.Second)
 								must(t, holder.Lock(within(t, time.Second)))
 								must(t, holder.Unlock())
-								if names := childrenOf(t, holder.s, "/rw"); len(names) > 0 {
+								if names := childrenOf(t, SessionOf(holder), "/rw"); len(names) > 0 {
 									t.Errorf("request %d: %v are left", k, names)
 								}
 							})
@@ -958,7 +958,7 @@ func hammerRWMutex(t *testing.T, rw *RWMutex, f *floor, rnd *rand.Rand, loops in
 		}
 	}
 	stay := func(ctx context.Context, write bool, lost <-chan struct{}) {
-		v := &visit{write: write, session: rw.s.ID(), lost: lost}
+		v := &visit{write: write, session: SessionOf(rw).ID(), lost: lost}
 		f.enter(t, v)
 		select {
 		case <-time.After(time.Duration(rnd.Int64N(int64(pause)))):
@@ -999,7 +999,7 @@ func hammerRWMutex(t *testing.T, rw *RWMutex, f *floor, rnd *rand.Rand, loops in
 				break
 			}
 			stay(context.Background(), true, rw.Lost())
-			v := &visit{session: rw.s.ID(), lost: rw.Lost()}
+			v := &visit{session: SessionOf(rw).ID(), lost: rw.Lost()}
 			f.enter(t, v) // as a reader already: no writer may be here until RUnlock
 			if err := rw.Downgrade(ctx); err == nil {
 				stay(context.Background(), false, rw.Lost())

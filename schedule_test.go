@@ -319,7 +319,7 @@ func TestHammerScheduleRunsEveryInstantOnceWhateverTheClocks(t *testing.T) {
 				}
 				for {
 					c := NewSchedule(s, "/jobs", WithMissed(MissedAll))
-					c.skew = skew
+					SetSkew(c, skew)
 					ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+r.IntN(20))*period)
 					err := c.Run(ctx, table, job)
 					cancel()

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"regexp"
 	"slices"
+	"sort"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -259,7 +260,7 @@ func TestCancelledAcquireLeavesTheSemaphoreUnchanged(t *testing.T) {
 					t.Fatalf("%s: %d contenders after a cancelled Acquire, want the holder", f.name, len(cs))
 				}
 			}
-			if st := b.s.Stats(); st.Watches > 2 || st.Waiters != 0 || st.Holds != 0 {
+			if st := SessionOf(b).Stats(); st.Watches > 2 || st.Waiters != 0 || st.Holds != 0 {
 				t.Errorf("left: %+v", st)
 			}
 			// Cancelled while the permits are made.
@@ -414,12 +415,14 @@ func (s *strike) end() bool {
 // stand at the gate.
 func leasesOf(t testing.TB, m *Semaphore) []string {
 	t.Helper()
-	return childrenOf(t, m.s, m.s.m.Bare(m.leases))
+	dir, _ := SemaphoreZnodes(m)
+	return childrenOf(t, SessionOf(m), dir)
 }
 
 func gateOf(t testing.TB, m *Semaphore) []string {
 	t.Helper()
-	return childrenOf(t, m.s, m.gate.path)
+	_, dir := SemaphoreZnodes(m)
+	return childrenOf(t, SessionOf(m), dir)
 }
 
 // Each request of an Acquire, with and without a wait in it, is lost, or its
@@ -446,7 +449,7 @@ func TestAcquireSucceedsOnceWhateverIsLostAtAnyStep(t *testing.T) {
 							if !wait {
 								must(t, holder.Release(f.limit))
 							}
-							id := m.s.ID()
+							id := SessionOf(m).ID()
 							s := &strike{srv: srv, session: id, k: k, act: fault.act}
 							if fault.expire {
 								s.also = func() { srv.Expire(id) }
@@ -474,7 +477,7 @@ func TestAcquireSucceedsOnceWhateverIsLostAtAnyStep(t *testing.T) {
 							} else {
 								wantErr(t, m.Release(2*f.unit), ErrLost)
 							}
-							nothingIsLeft(t, k, holder, m)
+							nothingIsLeft(t, k, f.limit, holder, m)
 						})
 					}
 				})
@@ -484,15 +487,15 @@ func TestAcquireSucceedsOnceWhateverIsLostAtAnyStep(t *testing.T) {
 }
 
 // nothingIsLeft checks that ms hold nothing and nothing stands in the way.
-func nothingIsLeft(t testing.TB, k int, ms ...*Semaphore) {
+func nothingIsLeft(t testing.TB, k int, limit int64, ms ...*Semaphore) {
 	t.Helper()
-	must(t, ms[0].Acquire(within(t, time.Second), ms[0].named))
-	must(t, ms[0].Release(ms[0].named))
+	must(t, ms[0].Acquire(within(t, time.Second), limit))
+	must(t, ms[0].Release(limit))
 	if left := append(leasesOf(t, ms[0]), gateOf(t, ms[0])...); len(left) > 0 {
 		t.Errorf("request %d: %v are left", k, left)
 	}
 	for _, m := range ms {
-		if st := m.s.Stats(); st.Holds != 0 || st.Waiters != 0 {
+		if st := SessionOf(m).Stats(); st.Holds != 0 || st.Waiters != 0 {
 			t.Errorf("request %d: %d holds and %d waiters are left", k, st.Holds, st.Waiters)
 		}
 	}
@@ -515,7 +518,7 @@ func TestAcquireEndsWithItsContextAtAnyStepAndLeavesNothing(t *testing.T) {
 							if !wait {
 								must(t, holder.Release(f.limit))
 							}
-							id := m.s.ID()
+							id := SessionOf(m).ID()
 							s := &strike{srv: srv, session: id, k: k}
 							switch how {
 							case "slow":
@@ -547,7 +550,7 @@ func TestAcquireEndsWithItsContextAtAnyStepAndLeavesNothing(t *testing.T) {
 								// It was only giving up the gate that was held up.
 								must(t, m.Release(2*f.unit))
 							}
-							nothingIsLeft(t, k, holder, m)
+							nothingIsLeft(t, k, f.limit, holder, m)
 						})
 					}
 				})
@@ -567,7 +570,7 @@ func TestReleaseGivesBackWhatItShouldWhateverIsLost(t *testing.T) {
 					other := NewSemaphore(open(t, srv), "/s", f.limit, WithLayout(f.layout))
 					must(t, m.Acquire(t.Context(), f.unit))
 					must(t, m.Acquire(t.Context(), 3*f.unit))
-					s := &strike{srv: srv, session: m.s.ID(), k: k, act: fault}
+					s := &strike{srv: srv, session: SessionOf(m).ID(), k: k, act: fault}
 					s.begin()
 					must(t, m.Release(f.unit))
 					must(t, m.Release(f.unit))
@@ -579,7 +582,7 @@ func TestReleaseGivesBackWhatItShouldWhateverIsLost(t *testing.T) {
 					must(t, other.Acquire(within(t, time.Second), 2*f.unit))
 					must(t, other.Release(2*f.unit))
 					must(t, m.Release(2*f.unit))
-					nothingIsLeft(t, k, other, m)
+					nothingIsLeft(t, k, f.limit, other, m)
 				})
 			}
 		}
@@ -595,11 +598,11 @@ func TestTryAcquireCostsThreeRequestsWhileOthersAskAndSevenWhenItSucceeds(t *tes
 			must(t, m.Release(f.unit))
 			try := func(n int64, want bool, cost int64) {
 				t.Helper()
-				before := m.s.Stats().Requests
+				before := SessionOf(m).Stats().Requests
 				if ok, err := m.TryAcquire(t.Context(), n); ok != want || err != nil {
 					t.Errorf("%s: TryAcquire = %v, %v; want %v, nil", f.name, ok, err, want)
 				}
-				if got := m.s.Stats().Requests - before; got != cost {
+				if got := SessionOf(m).Stats().Requests - before; got != cost {
 					t.Errorf("%s: TryAcquire cost %d requests, want %d", f.name, got, cost)
 				}
 			}
@@ -621,16 +624,16 @@ func TestAcquireThatWaitsCostsItsListingsAndNotificationsAlone(t *testing.T) {
 			must(t, m.Acquire(t.Context(), f.limit))
 			must(t, m.Release(f.limit))
 			must(t, holder.Acquire(t.Context(), f.limit))
-			before, sent := srv.Counts(), m.s.Stats().Requests
+			before, sent := srv.Counts(), SessionOf(m).Stats().Requests
 			got := arrive(t, func() error { return m.Acquire(t.Context(), f.unit) })
-			if st := m.s.Stats(); st.Holds != 0 || st.Waiters != 1 {
+			if st := SessionOf(m).Stats(); st.Holds != 0 || st.Waiters != 1 {
 				t.Errorf("%s: %d holds and %d waiters, want 0 and 1", f.name, st.Holds, st.Waiters)
 			}
 			must(t, holder.Release(f.unit)) // with weights, a part of one znode
 			must(t, <-got)
 			synctest.Wait()
 			// The six of an Acquire, the listing with a watch and that after it.
-			if got := m.s.Stats().Requests - sent; got != 8 {
+			if got := SessionOf(m).Stats().Requests - sent; got != 8 {
 				t.Errorf("%s: an Acquire that waits once cost %d requests, want 8", f.name, got)
 			}
 			if d := srv.Counts().Sub(before); d.Notifications != 1 {
@@ -651,7 +654,7 @@ func TestGoroutinesOfAProcessHandTheGateOnForThreeRequests(t *testing.T) {
 		for range 7 {
 			rest = append(rest, arrive(t, func() error { return m.Acquire(t.Context(), 1) }))
 		}
-		before := m.s.Stats().Requests
+		before := SessionOf(m).Stats().Requests
 		must(t, m.Release(8))
 		must(t, <-first)
 		for _, r := range rest {
@@ -659,7 +662,7 @@ func TestGoroutinesOfAProcessHandTheGateOnForThreeRequests(t *testing.T) {
 		}
 		// 1 to release, a listing and a transaction for the first, three
 		// for each of the rest, and 1 to give up the gate.
-		if got := m.s.Stats().Requests - before; got != 1+2+7*3+1 {
+		if got := SessionOf(m).Stats().Requests - before; got != 1+2+7*3+1 {
 			t.Errorf("a release and 8 grants cost %d requests, want %d", got, 1+2+7*3+1)
 		}
 		must(t, m.Release(8))
@@ -830,8 +833,9 @@ func TestPermitsOfOtherProgramsCountAsOneEach(t *testing.T) {
 			must(t, m.Acquire(t.Context(), 1))
 			must(t, m.Release(1))
 			inc := live(t, s)
+			leases, _ := SemaphoreZnodes(m)
 			for _, name := range []string{"_c_x-lease-0000000007", "anything"} {
-				_, err := inc.Create(t.Context(), session.ChildPath(inc.Manager.Full(s.m.Bare(m.leases)), name), nil)
+				_, err := inc.Create(t.Context(), session.ChildPath(inc.Manager.Full(leases), name), nil)
 				must(t, err)
 			}
 			if ok, err := m.TryAcquire(t.Context(), f.limit-1); ok || err != nil {
@@ -839,9 +843,9 @@ func TestPermitsOfOtherProgramsCountAsOneEach(t *testing.T) {
 			}
 			must(t, m.Acquire(within(t, time.Second), f.limit-2))
 			must(t, m.Release(f.limit-2))
-			if m.heavy(f.limit) { // more than there are, and more than can be counted
+			if f.layout != LayoutKazoo && f.limit > maxUnits { // more than there are, and more than can be counted
 				for range 2 {
-					_, err := inc.Create(t.Context(), fmt.Sprintf("%s/_c_%s-weight-9223372036854775807", m.leases, session.NewGUID()), nil)
+					_, err := inc.Create(t.Context(), fmt.Sprintf("%s/_c_%s-weight-9223372036854775807", inc.Manager.Full(leases), session.NewGUID()), nil)
 					must(t, err)
 				}
 				if ok, err := m.TryAcquire(t.Context(), 1); ok || err != nil {
@@ -924,26 +928,39 @@ func TestSemaphoreSurvivesTheDeletionOfItsTree(t *testing.T) {
 	}
 }
 
+// mostAtOnce returns how many permits fit in one Acquire, of so many.
+func mostAtOnce(t *testing.T, m *Semaphore, limit int) int64 {
+	return int64(sort.Search(limit, func(n int) bool {
+		err := m.Acquire(t.Context(), int64(n)+1)
+		if err == nil {
+			must(t, m.Release(int64(n)+1))
+		} else {
+			wantErr(t, err, ErrTooLarge)
+		}
+		return err != nil
+	}))
+}
+
 func TestSoManyPermitsThatTheyFitInNoTransactionAreRefusedAtOnce(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		s := open(t, srv, WithOwner(strings.Repeat("x", maxOwner)))
-		m := NewSemaphore(s, "/s", 1000)
-		wantErr(t, m.Acquire(t.Context(), 1000), ErrTooLarge)
+		s := open(t, srv, WithOwner(strings.Repeat("x", 4096)))
+		m := NewSemaphore(s, "/s", maxUnits)
+		wantErr(t, m.Acquire(t.Context(), maxUnits), ErrTooLarge)
 		if stat, err := live(t, s).Exists(t.Context(), "/s"); stat != nil || err != nil {
 			t.Errorf("a refused call has made the path: %v, %v", stat, err)
 		}
-		must(t, m.Acquire(t.Context(), m.most()))
-		must(t, m.Release(m.most()))
+		mostAtOnce(t, m, maxUnits)
 
 		// Their deletion takes more than one.
 		k := NewSemaphore(open(t, srv), "/k", 100_000, WithLayout(LayoutKazoo))
 		wantErr(t, k.Acquire(t.Context(), 100_000), ErrTooLarge)
+		most := mostAtOnce(t, k, 100_000)
 		for range 4 {
-			must(t, k.Acquire(t.Context(), k.most()))
+			must(t, k.Acquire(t.Context(), most))
 		}
-		must(t, k.Release(4*k.most()))
-		if st := k.s.Stats(); st.Reconnects != 0 {
+		must(t, k.Release(4*most))
+		if st := SessionOf(k).Stats(); st.Reconnects != 0 {
 			t.Errorf("%d reconnects", st.Reconnects)
 		}
 		if left := leasesOf(t, k); len(left) > 0 {
@@ -986,7 +1003,7 @@ func TestAcquireWhoseSessionEndsWithItsContextFailsWithTheContext(t *testing.T) 
 		for i := range 10 {
 			ctx, cancel := context.WithCancel(t.Context())
 			got := arrive(t, func() error { return m.Acquire(ctx, 1) })
-			inc := live(t, m.s)
+			inc := live(t, SessionOf(m))
 			if i%2 == 0 { // either may be noticed first
 				cancel()
 				inc.Lose(session.LossExpired)
@@ -999,7 +1016,7 @@ func TestAcquireWhoseSessionEndsWithItsContextFailsWithTheContext(t *testing.T) 
 		}
 		must(t, holder.Release(2))
 		time.Sleep(2 * testTimeout) // the server learns of the last end
-		nothingIsLeft(t, 0, m, holder)
+		nothingIsLeft(t, 0, 2, m, holder)
 	})
 }
 
@@ -1091,7 +1108,7 @@ func hammerSemaphore(t *testing.T, m *Semaphore, c *till, unit int64, rnd *rand.
 			continue
 		}
 		for n > 0 {
-			s := &outlay{n, m.s.ID(), m.Lost()}
+			s := &outlay{n, SessionOf(m).ID(), m.Lost()}
 			c.enter(t, s)
 			time.Sleep(time.Duration(rnd.Int64N(int64(pause))))
 			c.leave(s)

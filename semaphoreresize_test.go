@@ -248,9 +248,7 @@ func TestDoneOfALostTaskEndsNoOtherThoughItsWaitGroupWasCollected(t *testing.T) 
 		for range 10 {
 			collect()
 		}
-		a.tallies.mu.Lock()
-		defer a.tallies.mu.Unlock()
-		if n := len(a.tallies.kept); n > 0 {
+		if n := KeptTallies(a); n > 0 {
 			t.Errorf("%d tallies are kept for nothing", n)
 		}
 	})

@@ -34,9 +34,9 @@ func TestConnectStringIsSplitAndCheckedAtOnce(t *testing.T) {
 		"10.0.0.1,[::1]:7,::1,[fe80::2]":  {[]string{"10.0.0.1:2181", "[::1]:7", "[::1]:2181", "[fe80::2]:2181"}, ""},
 		"zk1:2181,zk2:2181/optional/root": {[]string{"zk1:2181", "zk2:2181"}, "/optional/root"},
 	} {
-		hosts, chroot, err := parseServers(in)
+		hosts, chroot, err := ParseServers(in)
 		if err != nil || !slices.Equal(hosts, want.hosts) || chroot != want.chroot {
-			t.Errorf("parseServers(%q) = %q, %q, %v; want %q, %q", in, hosts, chroot, err, want.hosts, want.chroot)
+			t.Errorf("ParseServers(%q) = %q, %q, %v; want %q, %q", in, hosts, chroot, err, want.hosts, want.chroot)
 		}
 	}
 	for _, in := range []string{
@@ -59,11 +59,11 @@ func FuzzConnectString(f *testing.F) {
 	f.Add("[ ]")
 	f.Add("")
 	f.Fuzz(func(t *testing.T, in string) {
-		hosts, chroot, err := parseServers(in)
+		hosts, chroot, err := ParseServers(in)
 		if err != nil {
 			return
 		}
-		again, root, err := parseServers(strings.Join(hosts, ",") + chroot)
+		again, root, err := ParseServers(strings.Join(hosts, ",") + chroot)
 		if err != nil || !slices.Equal(again, hosts) || root != chroot {
 			t.Errorf("%q gives %q and %q, and those give %q, %q, %v", in, hosts, chroot, again, root, err)
 		}

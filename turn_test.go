@@ -21,7 +21,7 @@ func hammerMutex(t *testing.T, m *Mutex, f *floor, highest *atomic.Int64, rnd *r
 		}
 	}
 	stay := func(ctx context.Context) {
-		v := &visit{write: true, session: m.s.ID(), lost: m.Lost()}
+		v := &visit{write: true, session: SessionOf(m).ID(), lost: m.Lost()}
 		f.enter(t, v)
 		defer f.leave(v)
 		if before := highest.Load(); rnd.IntN(2) == 0 {

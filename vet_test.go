@@ -287,7 +287,7 @@ func TestTheDirectoryOfAMapIsPersistent(t *testing.T) {
 		must(t, err)
 		must(t, m.Delete(t.Context(), "k"))
 		time.Sleep(time.Hour) // the servers have removed what is empty and may be removed
-		if stat, err := live(t, m.s).Exists(t.Context(), "/a/m"); stat == nil || err != nil {
+		if stat, err := live(t, SessionOf(m)).Exists(t.Context(), "/a/m"); stat == nil || err != nil {
 			t.Errorf("its directory: %v, %v", stat, err)
 		}
 		if ok, err := m.CompareAndSwap(t.Context(), "k", version, 2); ok || err != nil {

@@ -64,7 +64,7 @@ func TestWaitGroupSeesWhatWasAddedThroughAnotherServerBefore(t *testing.T) {
 			return s
 		}
 		a, b := NewWaitGroup(at(addrs[0]), "/w"), NewWaitGroup(at(addrs[1]), "/w")
-		gate, late := NewBarrier(a.s, "/b"), NewBarrier(b.s, "/b")
+		gate, late := NewBarrier(SessionOf(a), "/b"), NewBarrier(SessionOf(b), "/b")
 		srv.SetLag(addrs[1], 5*time.Second)
 		must(t, a.Add(t.Context(), 1))
 		pendingStill(t, async(func() error { return b.Wait(t.Context()) }))
@@ -376,7 +376,7 @@ func TestACancelledAddIsTakenBackAsFarAsNobodyHasEndedItsTasks(t *testing.T) {
 				bubble(t, func(t *testing.T, srv *zktest.Server) {
 					a, b := NewWaitGroup(open(t, srv), "/w", opts...), NewWaitGroup(open(t, srv), "/w", opts...)
 					must(t, a.Add(t.Context(), 1))
-					multisOf(srv, b.s, func(n int, _ int64) zktest.Action {
+					multisOf(srv, SessionOf(b), func(n int, _ int64) zktest.Action {
 						switch n {
 						case 1:
 							return zktest.DropReply
@@ -409,7 +409,7 @@ func TestTasksAreEndedAsToldThoughTheServersRefuseItAtFirst(t *testing.T) {
 				a, b := NewWaitGroup(open(t, srv), "/w", opts...), NewWaitGroup(open(t, srv), "/w", opts...)
 				must(t, a.Add(t.Context(), 2))
 				refused := 0
-				multisOf(srv, b.s, func(n int, _ int64) zktest.Action {
+				multisOf(srv, SessionOf(b), func(n int, _ int64) zktest.Action {
 					switch {
 					case n == 1: // the Add
 						return zktest.Delay(time.Second)
@@ -424,7 +424,7 @@ func TestTasksAreEndedAsToldThoughTheServersRefuseItAtFirst(t *testing.T) {
 				wantErr(t, a.Add(ctx, 3), context.DeadlineExceeded)
 				time.Sleep(time.Hour)
 				wantCount(t, b, 2)
-				multisOf(srv, b.s, func(n int, _ int64) zktest.Action {
+				multisOf(srv, SessionOf(b), func(n int, _ int64) zktest.Action {
 					switch {
 					case n == 1:
 						time.Sleep(time.Second) // Done does not wait for so long
@@ -443,7 +443,7 @@ func TestTasksAreEndedAsToldThoughTheServersRefuseItAtFirst(t *testing.T) {
 					t.Errorf("%d requests were refused", refused)
 				}
 				// Who gives nothing up is told, and it is not tried again.
-				multisOf(srv, b.s, func(int, int64) zktest.Action { return zktest.Fail(zktest.CodeNoAuth) })
+				multisOf(srv, SessionOf(b), func(int, int64) zktest.Action { return zktest.Fail(zktest.CodeNoAuth) })
 				wantErr(t, a.Add(t.Context(), -1), zk.ErrNoAuth)
 				srv.Intercept(nil)
 				time.Sleep(time.Hour)
@@ -470,7 +470,7 @@ func TestWaitGroupCountsExactlyOnceWhenRequestsAndRepliesAreLost(t *testing.T) {
 		err  error
 	}{
 		{"first add", func(ctx context.Context, own, other *WaitGroup) error {
-			return NewWaitGroup(own.s, own.path, WithPersistentTasks()).Add(ctx, 3)
+			return NewWaitGroup(SessionOf(own), own.Path(), WithPersistentTasks()).Add(ctx, 3)
 		}, 3, nil},
 		{"add", func(ctx context.Context, own, other *WaitGroup) error { return own.Add(ctx, 3) }, 3, nil},
 		{"done", func(ctx context.Context, own, other *WaitGroup) error { return own.Done() }, -1, nil},

@@ -1,0 +1,59 @@
+package session
+
+import (
+	"fmt"
+	"strings"
+)
+
+// NameOfKey returns the name of a znode for any string: what no name may hold is
+// escaped as in a URL.
+func NameOfKey(key string) string {
+	switch key {
+	case "":
+		return "%"
+	case ".":
+		return "%2E"
+	case "..":
+		return "%2E%2E"
+	}
+	var b strings.Builder
+	for i, r := range key {
+		size := len(string(r))
+		if r == '\uFFFD' && !strings.HasPrefix(key[i:], "\uFFFD") {
+			size = 1 // not UTF-8
+		}
+		if r == '%' || r == '/' || CheckPathText("/"+key[i:i+size]) != nil && r != '.' {
+			for _, c := range []byte(key[i : i+size]) {
+				fmt.Fprintf(&b, "%%%02X", c)
+			}
+			continue
+		}
+		b.WriteString(key[i : i+size])
+	}
+	return b.String()
+}
+
+// KeyOfName returns the string that NameOfKey made name of, if it did.
+func KeyOfName(name string) (key string, ok bool) {
+	if name == "%" {
+		return "", true
+	}
+	var b strings.Builder
+	for i := 0; i < len(name); i++ {
+		if name[i] != '%' {
+			b.WriteByte(name[i])
+			continue
+		}
+		var c byte
+		if len(name) < i+3 {
+			return "", false
+		}
+		if _, err := fmt.Sscanf(name[i+1:i+3], "%02X", &c); err != nil {
+			return "", false
+		}
+		b.WriteByte(c)
+		i += 2
+	}
+	key = b.String()
+	return key, NameOfKey(key) == name
+}
