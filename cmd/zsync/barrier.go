@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -48,11 +50,36 @@ func gateCommand(c *client, name, short string, do func(*zsync.Barrier, context.
 				return err
 			}
 			defer t.session.Close()
-			return verdict(do(zsync.NewBarrier(t.session, t.path), t.waiting), exitBusy)
+			stop := func(bool) {}
+			if name == "wait" {
+				stop = t.narrateOf(t.gate)
+			}
+			err = do(zsync.NewBarrier(t.session, t.path), t.waiting)
+			stop(err == nil)
+			var late *lateError
+			if errors.As(err, &late) && name == "wait" {
+				return &statusError{exitBusy, fmt.Errorf("%w%s", err, colon(t.gate()))}
+			}
+			return verdict(err, exitBusy)
 		},
 	}
 	h.addTimeout(cmd)
 	return cmd
+}
+
+// gate says who has closed the gate, if that can be found out.
+func (t *task) gate() string {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.waiting), asking)
+	defer cancel()
+	data, stat, err := t.session.Get(ctx, t.path)
+	if err != nil {
+		return ""
+	}
+	by := ""
+	if len(data) > 0 {
+		by = " by " + printable(string(data))
+	}
+	return "closed" + by + " since " + time.UnixMilli(stat.Ctime).Format(time.DateTime)
 }
 
 func enterCommand(c *client) *cobra.Command {

@@ -60,9 +60,13 @@ func (h *holding) addTimeout(cmd *cobra.Command) {
 
 func (h *holding) addFlags(cmd *cobra.Command) {
 	h.addTimeout(cmd)
-	cmd.Flags().IntVarP(&h.busy, "conflict-exit-code", "E", exitBusy, "the exit `STATUS` when it is not acquired")
+	h.addBusy(cmd)
 	cmd.Flags().Var((*seconds)(&h.killAfter), "kill-after", "a `TIME`: how long after SIGTERM a command that has lost its hold is sent SIGKILL (default: a twentieth of the session timeout that the servers grant, so that it is gone before others go on)")
 	cmd.Flags().StringVar(&h.onLost, "on-lost", "", "a `COMMAND` for the shell, to run as well when the hold is lost")
+}
+
+func (h *holding) addBusy(cmd *cobra.Command) {
+	cmd.Flags().IntVarP(&h.busy, "conflict-exit-code", "E", exitBusy, "the exit `STATUS` when it is not acquired")
 }
 
 // addTry adds the flag of those who can try, with a short one if that is free.

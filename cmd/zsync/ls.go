@@ -154,13 +154,13 @@ func printList(w io.Writer, rows []summary, now time.Time) error {
 	fmt.Fprintln(t, "PATH\tKIND\tHOLD\tFOR\tWAIT\tFOR\tOWNER\tSTATE")
 	for _, r := range rows {
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", plain(r.Path), dash(r.Kind),
-			number(r.Holders), age(now, r.Since), number(r.Waiters), age(now, r.Oldest), dash(printable(r.Owner)), dash(r.State))
+			tally(r.Holders), age(now, r.Since), tally(r.Waiters), age(now, r.Oldest), dash(printable(r.Owner)), dash(r.State))
 	}
 	return t.Flush()
 }
 
-// number is what a list shows for n.
-func number(n int) string {
+// tally is what a list shows for n.
+func tally(n int) string {
 	if n == 0 {
 		return "-"
 	}

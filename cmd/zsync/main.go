@@ -36,8 +36,8 @@ const about = `zsync coordinates programs on different machines, with Apache Zoo
 The servers are named by --servers or ZSYNC_SERVERS, as a connect string:
 zk1:2181,zk2:2181,zk3:2181, with a path after it to have all paths below that.
 
-lock, rlock, semaphore, elect, once and barrier enter run a command while they
-hold something. Standard input, output and error are the command's own. Signals
+lock, rlock, semaphore, elect, once, schedule and barrier enter run a command
+while they hold something. Standard input, output and error are the command's own. Signals
 are passed on to it. If the hold is lost, which zsync notices before anybody
 else can have it, the command is sent SIGTERM and, a little later, SIGKILL.
 
@@ -76,7 +76,7 @@ func main() {
 // execute runs the command line and returns the exit status.
 func execute(args []string) int {
 	root := newRoot()
-	root.SetArgs(args)
+	root.SetArgs(behindDashes(root, args))
 	err := root.ExecuteContext(context.Background())
 	var status *statusError
 	switch {
@@ -120,6 +120,10 @@ func newRoot() *cobra.Command {
 		barrierCommand(c),
 		queueCommand(c),
 		valueCommand(c),
+		mapCommand(c),
+		intCommand(c),
+		groupCommand(c),
+		scheduleCommand(c),
 		statusCommand(c),
 		lsCommand(c),
 		doctorCommand(c),

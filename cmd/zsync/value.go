@@ -1,10 +1,8 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 
 	"github.com/spf13/cobra"
@@ -63,7 +61,7 @@ func getCommand(c *client) *cobra.Command {
 
 func setCommand(c *client) *cobra.Command {
 	h := newHolding(c)
-	expect, absent := "", false
+	var e expectation
 	cmd := &cobra.Command{
 		Use:   "set PATH [VALUE] [flags]",
 		Short: "write the value",
@@ -76,34 +74,23 @@ nobody changes it in between; exit status 75 means that it is not.`,
 			if len(args) < 1 || len(args) > 2 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())
 			}
-			if absent && cmd.Flags().Changed("if") {
-				return fail(exitUsage, "--if and --if-absent do not go together")
+			if err := e.check(cmd); err != nil {
+				return err
 			}
 			data, err := argumentOrInput(cmd, args[1:])
 			if err != nil {
 				return err
 			}
 			return withValue(h, cmd, args[0], func(ctx context.Context, v *zsync.Value[[]byte]) error {
-				if !absent && !cmd.Flags().Changed("if") {
+				if !e.any {
 					return v.Store(ctx, data)
 				}
-				old, version, err := v.Load(ctx)
-				if err != nil && !errors.Is(err, zsync.ErrNoValue) {
-					return err
-				}
-				if none := version == (zsync.Version{}); none != absent || !none && !bytes.Equal(old, []byte(expect)) {
-					return unexpected(args[0], old, none)
-				}
-				if ok, err := v.CompareAndSwap(ctx, version, data); ok || err != nil {
-					return err
-				}
-				return fail(exitBusy, "%s: somebody has changed it in between", args[0])
+				return e.swap(ctx, args[0], data, v.Load, v.CompareAndSwap)
 			})
 		},
 	}
 	h.addTimeout(cmd)
-	cmd.Flags().StringVar(&expect, "if", "", "write only if the value is `OLD`")
-	cmd.Flags().BoolVar(&absent, "if-absent", false, "write only if there is no value")
+	e.add(cmd, "there is no value")
 	return cmd
 }
 
@@ -140,9 +127,6 @@ signal, with --timeout, or when it has written as many as --count says.`,
 			if len(args) != 1 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())
 			}
-			if n < 0 || n == 0 && cmd.Flags().Changed("count") {
-				return fail(exitUsage, "--count %d: must be at least 1", n)
-			}
 			end := byte('\n')
 			if null {
 				end = 0
@@ -151,24 +135,12 @@ signal, with --timeout, or when it has written as many as --count says.`,
 				if _, _, err := v.Load(ctx); err != nil && !errors.Is(err, zsync.ErrNoValue) {
 					return err // what may not be read, or has no such path
 				}
-				got := 0
-				for data := range v.Watch(ctx) {
-					if err := writeElement(cmd.OutOrStdout(), data, end); err != nil {
-						return err
-					}
-					if got++; got == n {
-						return nil
-					}
-				}
-				if ctx.Err() != nil {
-					return context.Cause(ctx)
-				}
-				return fmt.Errorf("%s: it may not be read any more", args[0])
+				return follow(ctx, cmd, n, args[0], v.Watch(ctx), func(w io.Writer, data []byte) error { return writeElement(w, data, end) })
 			})
 		},
 	}
 	h.addTimeout(cmd)
-	cmd.Flags().IntVarP(&n, "count", "n", 0, "write `N` values (default: all)")
+	addCount(cmd, &n, "values")
 	cmd.Flags().BoolVarP(&null, "null", "0", false, "end each with a zero byte, not with a newline")
 	return cmd
 }

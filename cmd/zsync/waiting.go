@@ -84,9 +84,22 @@ func describe(cs []zsync.Contender) string {
 // narrating is how often whoever asked for it is told of a change.
 const narrating = 500 * time.Millisecond
 
-// narrate tells on standard error, with -v, what is waited for, until stop is
-// called, at first with the outcome.
+// narrate is narrateOf for who is in the way at lines.
 func (t *task) narrate(lines []line) (stop func(got bool)) {
+	return t.narrateOf(func() string { return t.taken(lines, "") })
+}
+
+// colon puts a colon before words, if there are any.
+func colon(words string) string {
+	if words == "" {
+		return ""
+	}
+	return ": " + words
+}
+
+// narrateOf tells on standard error, with -v, what is waited for, until stop is
+// called, at first with the outcome.
+func (t *task) narrateOf(what func() string) (stop func(got bool)) {
 	if !t.verbose {
 		return func(bool) {}
 	}
@@ -96,7 +109,7 @@ func (t *task) narrate(lines []line) (stop func(got bool)) {
 		defer close(gone)
 		last := ""
 		for {
-			if words := t.taken(lines, ""); words != last && words != "" {
+			if words := what(); words != last && words != "" {
 				select {
 				case <-ended: // and it may be ourselves
 					return

@@ -1,0 +1,213 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/zsync/zsync"
+)
+
+func groupCommand(c *client) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "group",
+		Short: "be a member of a group, and see who else is",
+		Long: `A group tells who is there: its members have ids, and with each goes some text
+(INFO), such as an address. It is a zsync.Group whose codec is zsync.Raw, and
+shared with Curator's GroupMember; with --kazoo, with kazoo's Party.`,
+		RunE: wantSubcommand,
+	}
+	cmd.AddCommand(joinCommand(c), membersCommand(c), groupWatchCommand(c))
+	return cmd
+}
+
+type group = zsync.Group[[]byte]
+
+func (h *holding) group(s *zsync.Session, path string) *group {
+	layout := zsync.LayoutCurator
+	if h.kazoo {
+		layout = zsync.LayoutKazoo
+	}
+	return zsync.NewGroup[[]byte](s, path, zsync.WithCodec(zsync.Raw), zsync.WithGroupLayout(layout))
+}
+
+func joinCommand(c *client) *cobra.Command {
+	h := newHolding(c)
+	cmd := &cobra.Command{
+		Use:   "join PATH ID [INFO] [flags] [-- CMD [ARG...]]",
+		Short: "be a member while a command runs",
+		Long: `join makes ID a member of the group at PATH for as long as the command runs; or,
+without one, until a signal ends zsync. While somebody else is the member ID it
+waits; --timeout is for that, and exit status 75 means that it was in vain.
+
+When the session is lost the member joins again, and the command goes on: a
+group tells who is there, and not who may do something alone.`,
+		Example: `  zsync group join /services/billing "$(hostname)" 10.0.0.7:8080 -- ./billing`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			n, argv := len(args), []string(nil)
+			if dash := cmd.ArgsLenAtDash(); dash >= 0 {
+				n, argv = dash, args[dash:]
+			}
+			switch {
+			case n > 3 && argv == nil:
+				return fail(exitUsage, "there is no -- before the command; want: %s", cmd.UseLine())
+			case n < 2, n > 3, argv != nil && len(argv) == 0:
+				return fail(exitUsage, "want: %s", cmd.UseLine())
+			case h.kazoo && n == 3:
+				return fail(exitUsage, "--kazoo: kazoo's members have no INFO")
+			}
+			var info []byte
+			if n == 3 {
+				info = []byte(args[2])
+			}
+			return h.join(cmd, args[0], args[1], info, argv)
+		},
+	}
+	h.addTimeout(cmd)
+	h.addBusy(cmd)
+	h.addKazoo(cmd, "Party", "GroupMember")
+	return cmd
+}
+
+// join is a member while argv runs, or until a signal comes if that is nil.
+func (h *holding) join(cmd *cobra.Command, path, id string, info []byte, argv []string) error {
+	t, err := h.begin(cmd.Context(), path, argv)
+	if err != nil {
+		return err
+	}
+	defer t.session.Close()
+	g := h.group(t.session, path)
+	stop := t.narrateOf(func() string { return t.member(g, id) })
+	m, err := g.Join(t.waiting, id, info)
+	stop(err == nil)
+	var late *lateError
+	if errors.As(err, &late) {
+		return &statusError{t.busy, fmt.Errorf("%w%s", err, colon(t.member(g, id)))}
+	}
+	if err != nil {
+		return verdict(err, t.busy)
+	}
+	defer m.Leave() // if that fails it goes with the session
+	if argv != nil {
+		return t.run(nil, nil) // a member is one again after a loss
+	}
+	t.stop() // --timeout was for the joining
+	ctx, done := untilSignalOf(context.Background(), t.signals)
+	defer done()
+	if t.waiting.Err() == nil {
+		<-ctx.Done()
+		return verdict(context.Cause(ctx), t.busy)
+	}
+	return verdict(context.Cause(t.waiting), t.busy)
+}
+
+// member says who has the id, if that can be found out.
+func (t *task) member(g *group, id string) string {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.waiting), asking)
+	defer cancel()
+	ms, err := g.Members(ctx)
+	if err != nil {
+		return ""
+	}
+	for _, m := range ms {
+		if m.ID == id && m.Session != t.session.ID() {
+			return fmt.Sprintf("%s is a member since %s", printable(id), m.Since.Local().Format(time.DateTime))
+		}
+	}
+	return ""
+}
+
+// A memberLine is a member in JSON.
+type memberLine struct {
+	ID      string    `json:"id"`
+	Info    string    `json:"info"`
+	Session string    `json:"session"`
+	Since   time.Time `json:"since"`
+}
+
+func memberLines(ms []zsync.Member[[]byte]) []memberLine {
+	lines := make([]memberLine, len(ms))
+	for i, m := range ms {
+		lines[i] = memberLine{m.ID, string(m.Info), fmt.Sprintf("%#x", uint64(m.Session)), m.Since}
+	}
+	return lines
+}
+
+func membersCommand(c *client) *cobra.Command {
+	h := newHolding(c)
+	asJSON := false
+	cmd := &cobra.Command{
+		Use:   "members PATH [flags]",
+		Short: "list the members",
+		Long: `members lists the members of the group at PATH. --json prints an array of objects
+with the fields id, info, session and since.`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return fail(exitUsage, "want: %s", cmd.UseLine())
+			}
+			return h.connected(cmd, args[0], func(ctx context.Context, s *zsync.Session) error {
+				ms, err := h.group(s, args[0]).Members(ctx)
+				if err != nil {
+					return err
+				}
+				lines := memberLines(ms)
+				if asJSON {
+					return outputError(writeJSON(cmd.OutOrStdout(), lines))
+				}
+				return outputError(printMembers(cmd.OutOrStdout(), lines))
+			})
+		},
+	}
+	h.addTimeout(cmd)
+	h.addKazoo(cmd, "Party", "GroupMember")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+func printMembers(w io.Writer, lines []memberLine) error {
+	var b bytes.Buffer
+	t := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
+	fmt.Fprintln(t, "ID\tSINCE\tSESSION\tINFO")
+	for _, l := range lines {
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", printable(l.ID), l.Since.Local().Format(time.DateTime), l.Session, dash(printable(l.Info)))
+	}
+	t.Flush()
+	_, err := b.WriteTo(w)
+	return err
+}
+
+func groupWatchCommand(c *client) *cobra.Command {
+	h := newHolding(c)
+	n := 0
+	cmd := &cobra.Command{
+		Use:   "watch PATH [flags]",
+		Short: "print the members, and again when one comes or goes",
+		Long: `watch prints the members of the group at PATH, and again after each change, each
+time as one line of JSON: the array that members --json prints. It ends with a
+signal, with --timeout, or when it has printed as many lines as --count says.`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return fail(exitUsage, "want: %s", cmd.UseLine())
+			}
+			return h.connected(cmd, args[0], func(ctx context.Context, s *zsync.Session) error {
+				g := h.group(s, args[0])
+				if _, err := g.Members(ctx); err != nil {
+					return err // what may not be read, or has no such path
+				}
+				return follow(ctx, cmd, n, args[0], g.Watch(ctx), func(w io.Writer, ms []zsync.Member[[]byte]) error {
+					return writeLine(w, memberLines(ms))
+				})
+			})
+		},
+	}
+	h.addTimeout(cmd)
+	h.addKazoo(cmd, "Party", "GroupMember")
+	addCount(cmd, &n, "lines")
+	return cmd
+}

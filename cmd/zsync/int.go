@@ -1,0 +1,212 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"slices"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"github.com/zsync/zsync"
+)
+
+func intCommand(c *client) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "int",
+		Short: "read, change and watch a shared number",
+		Long: `An int is a whole number that programs on different machines count with. It is a
+zsync.Int64, and shared with kazoo's Counter; with --curator, with Curator's
+DistributedAtomicLong and SharedCount. What nobody has set yet is 0.`,
+		RunE: wantSubcommand,
+	}
+	cmd.AddCommand(
+		intGetCommand(c),
+		intSetCommand(c),
+		intAddCommand(c),
+		intWatchCommand(c),
+	)
+	return cmd
+}
+
+// A number is what the command line says about a number.
+type number struct {
+	*holding
+	curator bool
+}
+
+func newNumber(c *client) *number { return &number{holding: newHolding(c)} }
+
+func (n *number) addFlags(cmd *cobra.Command) {
+	n.addTimeout(cmd)
+	cmd.Flags().BoolVar(&n.curator, "curator", false, "share the path with Curator's DistributedAtomicLong instead of with kazoo's Counter")
+}
+
+func (n *number) codec() zsync.Codec {
+	if n.curator {
+		return zsync.BigEndian
+	}
+	return zsync.JSON
+}
+
+// with connects to the number at the path that is the first of the arguments, of
+// which there must be from least to most.
+func (n *number) with(cmd *cobra.Command, args []string, least, most int, do func(ctx context.Context, i *zsync.Int64) error) error {
+	if len(args) < least || len(args) > most {
+		return fail(exitUsage, "want: %s", cmd.UseLine())
+	}
+	return n.connected(cmd, args[0], func(ctx context.Context, s *zsync.Session) error {
+		return do(ctx, zsync.NewInt64(s, args[0], zsync.WithCodec(n.codec())))
+	})
+}
+
+// argument parses a number of the command line.
+func argument(text string) (int64, error) {
+	x, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		return 0, fail(exitUsage, "%s: want a whole number from -2^63 to 2^63-1", text)
+	}
+	return x, nil
+}
+
+func printNumber(cmd *cobra.Command, x int64) error {
+	_, err := fmt.Fprintln(cmd.OutOrStdout(), x)
+	return outputError(err)
+}
+
+func intGetCommand(c *client) *cobra.Command {
+	n := newNumber(c)
+	cmd := &cobra.Command{
+		Use:   "get PATH [flags]",
+		Short: "print the number",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return n.with(cmd, args, 1, 1, func(ctx context.Context, i *zsync.Int64) error {
+				x, err := i.Load(ctx)
+				if err != nil {
+					return err
+				}
+				return printNumber(cmd, x)
+			})
+		},
+	}
+	n.addFlags(cmd)
+	return cmd
+}
+
+func intSetCommand(c *client) *cobra.Command {
+	n := newNumber(c)
+	expect := int64(0)
+	cmd := &cobra.Command{
+		Use:         "set PATH NUMBER [flags]",
+		Short:       "set the number",
+		Long:        `set makes NUMBER the number. With --if it does so only if the number was OLD; exit status 75 means that it was not.`,
+		Annotations: negatives,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 2 {
+				return fail(exitUsage, "want: %s", cmd.UseLine())
+			}
+			x, err := argument(args[1])
+			if err != nil {
+				return err
+			}
+			return n.with(cmd, args, 2, 2, func(ctx context.Context, i *zsync.Int64) error {
+				if !cmd.Flags().Changed("if") {
+					return i.Store(ctx, x)
+				}
+				if ok, err := i.CompareAndSwap(ctx, expect, x); ok || err != nil {
+					return err
+				}
+				return fail(exitBusy, "%s: the number is not %d", args[0], expect)
+			})
+		},
+	}
+	n.addFlags(cmd)
+	cmd.Flags().Int64Var(&expect, "if", 0, "set it only if it is `OLD`")
+	return cmd
+}
+
+func intAddCommand(c *client) *cobra.Command {
+	n := newNumber(c)
+	cmd := &cobra.Command{
+		Use:   "add PATH [NUMBER] [flags]",
+		Short: "add to the number, and print what it is then",
+		Long: `add adds NUMBER, which may be negative, or 1 if it is not given, and prints the
+sum. No two that add 1 print the same.`,
+		Example:     "  id=$(zsync int add /ids/order)\n  zsync int add /stock/apples -12",
+		Annotations: negatives,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			by := int64(1)
+			if len(args) == 2 {
+				var err error
+				if by, err = argument(args[1]); err != nil {
+					return err
+				}
+			}
+			return n.with(cmd, args, 1, 2, func(ctx context.Context, i *zsync.Int64) error {
+				sum, err := i.Add(ctx, by)
+				if err != nil {
+					return err
+				}
+				return printNumber(cmd, sum)
+			})
+		},
+	}
+	n.addFlags(cmd)
+	return cmd
+}
+
+func intWatchCommand(c *client) *cobra.Command {
+	n, count := newNumber(c), 0
+	cmd := &cobra.Command{
+		Use:   "watch PATH [flags]",
+		Short: "print the number, and again when it changes",
+		Long: `watch prints the number, once there is one, and then the latest after each
+change: of changes that come quickly perhaps the last alone. It ends with a
+signal, with --timeout, or when it has printed as many as --count says.`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return fail(exitUsage, "want: %s", cmd.UseLine())
+			}
+			return n.connected(cmd, args[0], func(ctx context.Context, s *zsync.Session) error {
+				v := zsync.NewValue[int64](s, args[0], zsync.WithCodec(n.codec()))
+				if _, _, err := v.Load(ctx); err != nil && !errors.Is(err, zsync.ErrNoValue) {
+					return err // what may not be read, or is no number
+				}
+				return follow(ctx, cmd, count, args[0], v.Watch(ctx), func(w io.Writer, x int64) error { return printNumber(cmd, x) })
+			})
+		},
+	}
+	n.addFlags(cmd)
+	addCount(cmd, &count, "numbers")
+	return cmd
+}
+
+// negatives marks the commands among whose arguments may be negative numbers.
+var negatives = map[string]string{"negatives": ""}
+
+var negative = regexp.MustCompile(`^-[0-9]+$`)
+
+// behindDashes puts a negative number that is an argument behind a --, where it
+// is not taken for flags.
+func behindDashes(root *cobra.Command, args []string) []string {
+	cmd, _, err := root.Find(args)
+	if _, ok := cmd.Annotations["negatives"]; err != nil || !ok || slices.Contains(args, "--") {
+		return args
+	}
+	var others, numbers []string
+	for i, a := range args {
+		// What follows --if or --timeout is that flag's.
+		if negative.MatchString(a) && (i == 0 || len(args[i-1]) < 2 || args[i-1][0] != '-' || args[i-1] == "-v") {
+			numbers = append(numbers, a)
+		} else {
+			others = append(others, a)
+		}
+	}
+	if numbers == nil {
+		return args
+	}
+	return append(append(others, "--"), numbers...)
+}

@@ -1,0 +1,295 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/zsync/zsync"
+)
+
+func mapCommand(c *client) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "map",
+		Short: "read, write and watch a shared map",
+		Long: `A map has values, which are any bytes, by keys, which are any text. It is a
+zsync.Map whose codec is zsync.Raw: each key is a znode below PATH.`,
+		RunE: wantSubcommand,
+	}
+	cmd.AddCommand(
+		mapGetCommand(c),
+		mapSetCommand(c),
+		mapDeleteCommand(c),
+		mapListCommand(c),
+		mapWatchCommand(c),
+		mapClearCommand(c),
+	)
+	return cmd
+}
+
+type sharedMap = zsync.Map[[]byte]
+
+// withMap connects to the map at the path that is the first of the arguments, of
+// which there must be from least to most.
+func withMap(h *holding, cmd *cobra.Command, args []string, least, most int, do func(ctx context.Context, m *sharedMap) error) error {
+	if len(args) < least || len(args) > most {
+		return fail(exitUsage, "want: %s", cmd.UseLine())
+	}
+	return h.connected(cmd, args[0], func(ctx context.Context, s *zsync.Session) error {
+		return do(ctx, zsync.NewMap[[]byte](s, args[0], zsync.WithCodec(zsync.Raw)))
+	})
+}
+
+// connected connects, does something, and gives its error an exit status.
+func (h *holding) connected(cmd *cobra.Command, path string, do func(ctx context.Context, s *zsync.Session) error) error {
+	t, err := h.begin(cmd.Context(), path, nil)
+	if err != nil {
+		return err
+	}
+	defer t.session.Close()
+	return verdict(do(t.waiting, t.session), exitBusy)
+}
+
+func mapGetCommand(c *client) *cobra.Command {
+	h := newHolding(c)
+	cmd := &cobra.Command{
+		Use:   "get PATH KEY [flags]",
+		Short: "print the value of a key",
+		Long:  `get writes the value of KEY to its standard output, as it is, and a newline. Exit status 75 means that there is none.`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return withMap(h, cmd, args, 2, 2, func(ctx context.Context, m *sharedMap) error {
+				data, _, err := m.Load(ctx, args[1])
+				if errors.Is(err, zsync.ErrNoValue) {
+					return fail(exitBusy, "%s: there is no key %q", args[0], args[1])
+				}
+				if err != nil {
+					return err
+				}
+				return writeElement(cmd.OutOrStdout(), data, '\n')
+			})
+		},
+	}
+	h.addTimeout(cmd)
+	return cmd
+}
+
+func mapSetCommand(c *client) *cobra.Command {
+	h := newHolding(c)
+	var e expectation
+	cmd := &cobra.Command{
+		Use:   "set PATH KEY [VALUE] [flags]",
+		Short: "write the value of a key",
+		Long: `set writes VALUE, or if that is not given its standard input as it is, as the
+value of KEY. With --if or --if-absent it does so only if the value is what was
+expected, and nobody changes it in between; exit status 75 means that it is not.`,
+		Example: `  zsync map set /services billing 10.0.0.7:8080
+  zsync map set /owners shard-7 me --if-absent`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := e.check(cmd); err != nil {
+				return err
+			}
+			if len(args) < 2 {
+				return fail(exitUsage, "want: %s", cmd.UseLine())
+			}
+			data, err := argumentOrInput(cmd, args[2:])
+			if err != nil {
+				return err
+			}
+			return withMap(h, cmd, args, 2, 3, func(ctx context.Context, m *sharedMap) error {
+				if !e.any {
+					return m.Store(ctx, args[1], data)
+				}
+				return e.swap(ctx, args[0]+" "+args[1], data,
+					func(ctx context.Context) ([]byte, zsync.Version, error) { return m.Load(ctx, args[1]) },
+					func(ctx context.Context, v zsync.Version, data []byte) (bool, error) {
+						return m.CompareAndSwap(ctx, args[1], v, data)
+					})
+			})
+		},
+	}
+	h.addTimeout(cmd)
+	e.add(cmd, "the key is not there")
+	return cmd
+}
+
+// An expectation is what a value must be for it to be written.
+type expectation struct {
+	value       string
+	absent, any bool
+}
+
+func (e *expectation) add(cmd *cobra.Command, absence string) {
+	cmd.Flags().StringVar(&e.value, "if", "", "write only if the value is `OLD`")
+	cmd.Flags().BoolVar(&e.absent, "if-absent", false, "write only if "+absence)
+}
+
+func (e *expectation) check(cmd *cobra.Command) error {
+	value := cmd.Flags().Changed("if")
+	if value && e.absent {
+		return fail(exitUsage, "--if and --if-absent do not go together")
+	}
+	e.any = value || e.absent
+	return nil
+}
+
+// swap writes data if the value is what is expected.
+func (e *expectation) swap(ctx context.Context, what string, data []byte,
+	load func(context.Context) ([]byte, zsync.Version, error), swap func(context.Context, zsync.Version, []byte) (bool, error),
+) error {
+	old, version, err := load(ctx)
+	if err != nil && !errors.Is(err, zsync.ErrNoValue) {
+		return err
+	}
+	if none := version == (zsync.Version{}); none != e.absent || !none && !bytes.Equal(old, []byte(e.value)) {
+		return unexpected(what, old, none)
+	}
+	if ok, err := swap(ctx, version, data); ok || err != nil {
+		return err
+	}
+	return fail(exitBusy, "%s: somebody has changed it in between", what)
+}
+
+func mapDeleteCommand(c *client) *cobra.Command {
+	h := newHolding(c)
+	cmd := &cobra.Command{
+		Use:   "delete PATH KEY... [flags]",
+		Short: "delete keys",
+		Long:  `delete deletes each KEY. One that is not there is as good as deleted.`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return withMap(h, cmd, args, 2, len(args), func(ctx context.Context, m *sharedMap) error {
+				for _, key := range args[1:] {
+					if err := m.Delete(ctx, key); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		},
+	}
+	h.addTimeout(cmd)
+	return cmd
+}
+
+func mapListCommand(c *client) *cobra.Command {
+	h := newHolding(c)
+	asJSON, keys := false, false
+	cmd := &cobra.Command{
+		Use:   "list PATH [flags]",
+		Short: "print all keys and values",
+		Long: `list prints the map as it is at one moment: a line for each key, in order, with a
+tab before the value. In both, what is not printed as itself is escaped. With
+--json it is one object, whose values are strings.`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return withMap(h, cmd, args, 1, 1, func(ctx context.Context, m *sharedMap) error {
+				all, out := map[string]string{}, new(bytes.Buffer)
+				for e, err := range m.All(ctx) {
+					if err != nil {
+						return err
+					}
+					all[e.Key] = string(e.Value)
+					if out.WriteString(plain(e.Key)); !keys {
+						out.WriteString("\t" + plain(string(e.Value)))
+					}
+					out.WriteByte('\n')
+				}
+				if asJSON {
+					return outputError(writeJSON(cmd.OutOrStdout(), all))
+				}
+				_, err := out.WriteTo(cmd.OutOrStdout())
+				return outputError(err)
+			})
+		},
+	}
+	h.addTimeout(cmd)
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.Flags().BoolVar(&keys, "keys", false, "print the keys alone")
+	cmd.MarkFlagsMutuallyExclusive("json", "keys")
+	return cmd
+}
+
+func mapWatchCommand(c *client) *cobra.Command {
+	h := newHolding(c)
+	n := 0
+	cmd := &cobra.Command{
+		Use:   "watch PATH [flags]",
+		Short: "print the map, and again when it changes",
+		Long: `watch prints the whole map, and again after each change, each time as one line of
+JSON: an object whose values are strings. Of changes that come quickly perhaps
+the last alone is printed. It ends with a signal, with --timeout, or when it has
+printed as many lines as --count says.`,
+		Example: `  zsync map watch /services | while read -r all; do echo "$all" | jq -r '.billing'; done`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return withMap(h, cmd, args, 1, 1, func(ctx context.Context, m *sharedMap) error {
+				if _, err := m.Len(ctx); err != nil {
+					return err // what may not be read, or has no such path
+				}
+				return follow(ctx, cmd, n, args[0], m.Watch(ctx), func(w io.Writer, all map[string][]byte) error {
+					texts := make(map[string]string, len(all))
+					for k, v := range all {
+						texts[k] = string(v)
+					}
+					return writeLine(w, texts)
+				})
+			})
+		},
+	}
+	h.addTimeout(cmd)
+	addCount(cmd, &n, "lines")
+	return cmd
+}
+
+func addCount(cmd *cobra.Command, n *int, what string) {
+	cmd.Flags().IntVarP(n, "count", "n", 0, "write `N` "+what+" (default: all)")
+}
+
+// follow writes what comes, n times, or until ctx ends if n is 0.
+func follow[T any](ctx context.Context, cmd *cobra.Command, n int, path string, watch <-chan T, write func(io.Writer, T) error) error {
+	if n < 0 || n == 0 && cmd.Flags().Changed("count") {
+		return fail(exitUsage, "--count %d: must be at least 1", n)
+	}
+	got := 0
+	for v := range watch {
+		if err := write(cmd.OutOrStdout(), v); err != nil {
+			return err
+		}
+		if got++; got == n {
+			return nil
+		}
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return fmt.Errorf("%s: it may not be read any more", path)
+}
+
+// writeLine writes v as JSON, in one line.
+func writeLine(w io.Writer, v any) error {
+	var b, line bytes.Buffer
+	if err := writeJSON(&b, v); err != nil {
+		return err
+	}
+	if err := json.Compact(&line, b.Bytes()); err != nil {
+		return err
+	}
+	return writeElement(w, line.Bytes(), '\n')
+}
+
+func mapClearCommand(c *client) *cobra.Command {
+	h := newHolding(c)
+	cmd := &cobra.Command{
+		Use:   "clear PATH [flags]",
+		Short: "delete all keys",
+		Long: `clear deletes every key that is there when it begins. It is not one step: others
+can see some keys gone and others not.`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return withMap(h, cmd, args, 1, 1, func(ctx context.Context, m *sharedMap) error { return m.Clear(ctx) })
+		},
+	}
+	h.addTimeout(cmd)
+	return cmd
+}

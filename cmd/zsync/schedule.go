@@ -1,0 +1,376 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/robfig/cron/v3"
+	"github.com/spf13/cobra"
+
+	"github.com/zsync/zsync"
+)
+
+func scheduleCommand(c *client) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "schedule",
+		Short: "run a command at each instant of a timetable, on one machine",
+		Long: `A schedule runs a command once for each instant of a timetable, on whichever
+machine gets to it first. It is a zsync.Schedule.
+
+The timetable is --every TIME, the multiples of that since the year 1 in UTC, the
+same on every machine; or --cron, the five fields of crontab(5), or @hourly and
+the like, in the zone of this machine, or in that of a CRON_TZ=ZONE before them.
+
+The command finds the instant in its environment, as ZSYNC_INSTANT, in the form
+2006-01-02T15:04:05Z.`,
+		RunE: wantSubcommand,
+	}
+	cmd.AddCommand(scheduleRunCommand(c), scheduleDoCommand(c), scheduleLastCommand(c))
+	return cmd
+}
+
+// A timetable is what the command line says of one.
+type timetable struct {
+	every time.Duration
+	cron  string
+}
+
+func (t *timetable) add(cmd *cobra.Command) {
+	cmd.Flags().Var((*seconds)(&t.every), "every", "the multiples of a `TIME`")
+	cmd.Flags().StringVar(&t.cron, "cron", "", "the five `FIELDS` of crontab(5), or @daily and the like")
+}
+
+// given reports whether there is one.
+func (t *timetable) given() bool { return t.every > 0 || t.cron != "" }
+
+// parse returns the timetable. What cannot be parsed is told from the library.
+func (t *timetable) parse() (interface{ Next(time.Time) time.Time }, error) {
+	switch {
+	case t.every > 0 && t.cron != "":
+		return nil, fail(exitUsage, "--every and --cron do not go together")
+	case t.every > 0:
+		return zsync.Every(t.every), nil
+	case t.cron != "":
+		s, err := cron.ParseStandard(t.cron)
+		if err != nil {
+			return nil, fail(exitUsage, "--cron %s: %w", t.cron, err)
+		}
+		if e, ok := s.(cron.ConstantDelaySchedule); ok { // @every, which counts from when it is asked
+			return zsync.Every(e.Delay), nil
+		}
+		return s, nil
+	}
+	return nil, fail(exitUsage, "when? give --every or --cron")
+}
+
+// latest returns the last instant that is not after now; the zero time if there
+// is none within thirty years.
+func latest(table interface{ Next(time.Time) time.Time }, now time.Time) (last time.Time) {
+	// The instants of a window before now, which grows until it has one.
+	for back := time.Minute; back < 40*366*24*time.Hour && last.IsZero(); back *= 4 {
+		for at := table.Next(now.Add(-back)); !at.IsZero() && !at.After(now); at = table.Next(at) {
+			last = at
+		}
+	}
+	return last
+}
+
+func instant(at time.Time) string { return at.UTC().Format(time.RFC3339Nano) }
+
+// doing runs the command for an instant, while ctx does not say that it is
+// lost.
+func (t *task) doing(ctx context.Context, at time.Time, signals <-chan os.Signal) error {
+	c := &child{
+		argv: t.argv, signals: signals, lost: ctx.Done(), killAfter: t.grace(), onLost: t.onLost,
+		env: []string{"ZSYNC_INSTANT=" + instant(at)},
+	}
+	status, err := c.run()
+	switch {
+	case c.stopped:
+		return fail(exitLost, "%s: the hold was lost, and %s was stopped", t.path, t.argv[0])
+	case status != 0:
+		if err == nil {
+			err = fmt.Errorf("exit status %d", status)
+		}
+		return &commandError{status, err}
+	}
+	return nil
+}
+
+// A commandError is a command that has failed.
+type commandError struct {
+	status int
+	err    error
+}
+
+func (e *commandError) Error() string { return e.err.Error() }
+
+func scheduleDoCommand(c *client) *cobra.Command {
+	h := newHolding(c)
+	var table timetable
+	at := ""
+	cmd := &cobra.Command{
+		Use:   "do PATH [flags] -- CMD [ARG...]",
+		Short: "run a command for an instant, unless that has been done",
+		Long: `do runs a command for one instant, unless that or a later one has been done: then
+it succeeds and runs nothing. While another machine runs its command for the
+instant, do waits. When the command fails nothing is recorded, its status is
+passed on, and the next that waits runs its own.
+
+The instant is that of --at, or the last of the timetable: started by cron(8) on
+every machine, the job runs on one, and when that fails on another.`,
+		Example: "  zsync schedule do /jobs/nightly --cron '0 3 * * *' -- ./nightly.sh\n  zsync schedule do /jobs/report --at 2026-01-31T00:00:00Z -- ./report.sh",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if _, _, err := pathsAndCommand(cmd, args, false); err != nil {
+				return err
+			}
+			when, err := table.instant(at)
+			if err != nil {
+				return err
+			}
+			t, _, err := beginTask(h, cmd, args, false)
+			if err != nil {
+				return err
+			}
+			defer t.session.Close()
+			return t.doOnce(when)
+		},
+	}
+	h.addFlags(cmd)
+	table.add(cmd)
+	cmd.Flags().StringVar(&at, "at", "", "the `INSTANT`, as 2006-01-02T15:04:05Z, or with a zone: +01:00")
+	return cmd
+}
+
+// instant is the one that is meant.
+func (t *timetable) instant(at string) (time.Time, error) {
+	if at != "" && t.given() {
+		return time.Time{}, fail(exitUsage, "--at does not go with --every and --cron")
+	}
+	if at != "" {
+		when, err := time.Parse(time.RFC3339Nano, at)
+		if err != nil {
+			return when, fail(exitUsage, "--at %s: want a time such as 2006-01-02T15:04:05Z", at)
+		}
+		return when, nil
+	}
+	if !t.given() {
+		return time.Time{}, fail(exitUsage, "of which instant? give --at, --every or --cron")
+	}
+	table, err := t.parse()
+	if err != nil {
+		return time.Time{}, err
+	}
+	when := latest(table, time.Now())
+	if when.IsZero() {
+		return when, fail(exitUsage, "--cron %s: has no instant in the last years", t.cron)
+	}
+	return when, nil
+}
+
+// doOnce does one instant.
+func (t *task) doOnce(at time.Time) error {
+	// Whoever runs it is first in a line like that of a Mutex.
+	lines := []line{zsync.NewMutex(t.session, t.path)}
+	stop := t.narrate(lines)
+	var status *commandError
+	_, err := zsync.NewSchedule(t.session, t.path).Do(t.waiting, at, func(ctx context.Context) error {
+		stop(true)
+		t.stop()
+		if t.waiting.Err() != nil { // at the same instant
+			return context.Cause(t.waiting)
+		}
+		return t.doing(ctx, at, t.signals)
+	})
+	stop(false) // it is done, or cannot be had
+	var late *lateError
+	switch {
+	case errors.As(err, &status):
+		return passedOnStatus(status)
+	case errors.As(err, &late):
+		return &statusError{t.busy, fmt.Errorf("%w%s", err, t.taken(lines, ": "))}
+	}
+	return verdict(err, t.busy)
+}
+
+// passedOnStatus is the end of zsync with the status of its command, which has
+// said itself what was wrong, if it was run at all.
+func passedOnStatus(e *commandError) error {
+	if e.status == exitNoExec || e.status == exitNotFound {
+		return &statusError{e.status, e.err}
+	}
+	return &statusError{status: e.status}
+}
+
+func scheduleRunCommand(c *client) *cobra.Command {
+	h := newHolding(c)
+	var table timetable
+	missed := ""
+	cmd := &cobra.Command{
+		Use:   "run PATH [flags] -- CMD [ARG...]",
+		Short: "run a command at each instant of a timetable",
+		Long: `run runs a command at each instant of the timetable, on one of the machines where
+it waits for that, until a signal comes. When the command fails it is run again
+after a pause, here or elsewhere, until the next instant is due. A signal that
+comes while the command runs is passed on to it, and ends zsync with it.
+
+What is to become of instants at which no machine ran the command --missed says:
+latest (run it for the latest of them, at once), skip, or all.`,
+		Example: "  zsync schedule run /jobs/nightly --cron '0 3 * * *' -- ./nightly.sh\n  zsync schedule run /jobs/poll --every 1m --missed skip -- ./poll.sh",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if _, _, err := pathsAndCommand(cmd, args, false); err != nil {
+				return err
+			}
+			next, err := table.parse()
+			if err != nil {
+				return err
+			}
+			policy, ok := map[string]zsync.MissedPolicy{"latest": zsync.MissedLatest, "skip": zsync.MissedSkip, "all": zsync.MissedAll}[missed]
+			if !ok {
+				return fail(exitUsage, "--missed %s: want latest, skip or all", missed)
+			}
+			t, _, err := beginTask(h, cmd, args, false)
+			if err != nil {
+				return err
+			}
+			defer t.session.Close()
+			return t.runAll(zsync.NewSchedule(t.session, t.path, zsync.WithMissed(policy)), next)
+		},
+	}
+	cmd.Flags().Var((*seconds)(&h.killAfter), "kill-after", "a `TIME`: as with zsync lock")
+	cmd.Flags().StringVar(&h.onLost, "on-lost", "", "a `COMMAND` for the shell, to run as well when the hold is lost")
+	table.add(cmd)
+	cmd.Flags().StringVar(&missed, "missed", "latest", "the `POLICY` about instants that were missed: latest, skip or all")
+	return cmd
+}
+
+// runAll runs the command at each instant, until a signal comes.
+func (t *task) runAll(schedule *zsync.Schedule, next interface{ Next(time.Time) time.Time }) error {
+	t.stop()
+	if t.waiting.Err() != nil { // a signal came while it connected
+		return verdict(context.Cause(t.waiting), t.busy)
+	}
+	r := newRelay(t.signals)
+	defer r.stop()
+	err := schedule.Run(r.ctx, next, func(ctx context.Context, at time.Time) error {
+		if !r.begin() {
+			return context.Cause(r.ctx)
+		}
+		defer r.end()
+		if t.verbose {
+			say(fmt.Errorf("%s: runs for %s", t.path, instant(at)))
+		}
+		err := t.doing(ctx, at, r.passed)
+		if err != nil {
+			say(fmt.Errorf("%s: %s is not done: %w", t.path, instant(at), err))
+		}
+		return err
+	})
+	return verdict(err, t.busy)
+}
+
+// A relay gives signals to the command while it runs. One that ends programs ends
+// ctx: at once while no command runs, or else when the command has ended.
+type relay struct {
+	ctx     context.Context
+	cancel  context.CancelCauseFunc
+	passed  chan os.Signal // to the command
+	stopped chan struct{}
+	gone    chan struct{}
+
+	mu      sync.Mutex
+	running bool      // guarded by mu
+	ending  os.Signal // came while the command ran; guarded by mu
+}
+
+func newRelay(signals <-chan os.Signal) *relay {
+	r := &relay{passed: make(chan os.Signal, cap(signals)), stopped: make(chan struct{}), gone: make(chan struct{})}
+	r.ctx, r.cancel = context.WithCancelCause(context.Background())
+	go func() {
+		defer close(r.gone)
+		for {
+			select {
+			case sig := <-signals:
+				r.take(sig)
+			case <-r.stopped:
+				return
+			}
+		}
+	}()
+	return r
+}
+
+func (r *relay) stop() {
+	close(r.stopped)
+	<-r.gone
+	r.cancel(nil)
+}
+
+func (r *relay) take(sig os.Signal) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.running:
+		if ends(sig) {
+			r.ending = sig
+		}
+		select {
+		case r.passed <- sig:
+		default: // as the kernel does with signals that nobody takes
+		}
+	case ends(sig):
+		r.cancel(&signalError{sig})
+	}
+}
+
+// begin reports whether a command may be run: no signal has come. A signal comes
+// either before that, and ends ctx, or after, and goes to the command.
+func (r *relay) begin() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for len(r.passed) > 0 { // meant for the command before
+		<-r.passed
+	}
+	r.running = r.ctx.Err() == nil
+	return r.running
+}
+
+// end is the end of the command.
+func (r *relay) end() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.running = false; r.ending != nil {
+		r.cancel(&signalError{r.ending})
+	}
+}
+
+func scheduleLastCommand(c *client) *cobra.Command {
+	h := newHolding(c)
+	cmd := &cobra.Command{
+		Use:   "last PATH [flags]",
+		Short: "print the last instant that was done",
+		Long:  `last prints the last instant that was done, in the form 2006-01-02T15:04:05Z. Exit status 75 means that none was.`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return fail(exitUsage, "want: %s", cmd.UseLine())
+			}
+			return h.connected(cmd, args[0], func(ctx context.Context, s *zsync.Session) error {
+				last, err := zsync.NewSchedule(s, args[0]).Last(ctx)
+				if errors.Is(err, zsync.ErrNoValue) {
+					return fail(exitBusy, "%s: none has been done", args[0])
+				}
+				if err != nil {
+					return err
+				}
+				_, err = fmt.Fprintln(cmd.OutOrStdout(), instant(last))
+				return outputError(err)
+			})
+		},
+	}
+	h.addTimeout(cmd)
+	return cmd
+}

@@ -1,0 +1,246 @@
+//go:build unix
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/robfig/cron/v3"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/zktest"
+)
+
+func TestMapIsReadWrittenListedAndWatched(t *testing.T) {
+	srv := zktest.Start(t)
+	do := func(status int, in, out string, args ...string) {
+		t.Helper()
+		start(t, srv.Addr(), in, append([]string{"map"}, args...)...).want(status, out)
+	}
+	do(0, "", "", "set", "/m", "b", "two\n\x1b")
+	do(0, "from input", "", "set", "/m", "a/é")
+	do(0, "", "two\n\x1b\n", "get", "/m", "b")
+	do(0, "", "a/é\tfrom input\nb\ttwo\\n\\x1b\n", "list", "/m")
+	do(0, "", "a/é\nb\n", "list", "/m", "--keys")
+	do(exitBusy, "", "", "set", "/m", "b", "3", "--if", "two")
+	do(exitBusy, "", "", "set", "/m", "b", "3", "--if-absent")
+	do(0, "", "", "set", "/m", "c", "3", "--if-absent")
+	do(0, "", "", "set", "/m", "c", "4", "--if", "3")
+	watch := start(t, srv.Addr(), "", "map", "watch", "/m", "-n", "2")
+	watch.awaitOutput("\n")
+	do(0, "", "", "delete", "/m", "a/é", "b", "not there")
+	watch.wait()
+	lines := strings.Split(watch.stdout.String(), "\n")
+	var first, second map[string]string
+	if len(lines) != 3 || errors.Join(json.Unmarshal([]byte(lines[0]), &first), json.Unmarshal([]byte(lines[1]), &second)) != nil ||
+		first["a/é"] != "from input" || first["c"] != "4" || len(first) != 3 || second["c"] != "4" || second["a/é"] != "" {
+		t.Errorf("watch printed\n%s", &watch.stdout)
+	}
+	do(0, "", "", "clear", "/m")
+	do(0, "", "{}\n", "list", "/m", "--json")
+	if n, err := zsync.NewMap[[]byte](connect(t, srv), "/m").Len(t.Context()); n != 0 || err != nil {
+		t.Errorf("%d keys, %v", n, err)
+	}
+}
+
+func TestNumberIsCountedByMany(t *testing.T) {
+	srv := zktest.Start(t)
+	do := func(status int, out string, args ...string) {
+		t.Helper()
+		start(t, srv.Addr(), "", append([]string{"int"}, args...)...).want(status, out)
+	}
+	do(0, "0\n", "get", "/n")
+	watch := start(t, srv.Addr(), "", "int", "watch", "/n", "--timeout", "20")
+	var adders []*run
+	for range 4 {
+		adders = append(adders, start(t, srv.Addr(), "", "int", "add", "/n"))
+	}
+	seen := map[string]bool{}
+	for _, r := range adders {
+		r.wait()
+		seen[r.stdout.String()] = true
+	}
+	if len(seen) != 4 || !seen["4\n"] {
+		t.Errorf("four that add 1 print %v", seen)
+	}
+	watch.awaitOutput("4\n")
+	watch.cmd.Process.Signal(syscall.SIGINT)
+	if got := watch.wait(); got != 128+int(syscall.SIGINT) {
+		t.Errorf("exit status %d after SIGINT", got)
+	}
+	do(0, "-8\n", "add", "/n", "-12")
+	do(0, "-9\n", "add", "-v", "-1", "/n")
+	do(0, "", "set", "/n", "-7", "--if", "-9")
+	do(exitBusy, "", "set", "/n", "5", "--if", "-9")
+	do(0, "-7\n", "get", "/n")
+	if data, _, err := connect(t, srv).Get(t.Context(), "/n"); string(data) != "-7" || err != nil {
+		t.Errorf("the znode has %q, %v", data, err)
+	}
+	do(0, "", "set", "/curators", "258", "--curator")
+	do(0, "258\n", "get", "/curators", "--curator")
+	if data, _, _ := connect(t, srv).Get(t.Context(), "/curators"); string(data) != "\x00\x00\x00\x00\x00\x00\x01\x02" {
+		t.Errorf("Curator would read %q", data)
+	}
+}
+
+func TestMemberIsThereWhileItsCommandRuns(t *testing.T) {
+	srv := zktest.Start(t)
+	members := func() string {
+		r := start(t, srv.Addr(), "", "group", "members", "/g")
+		if status := r.wait(); status != 0 {
+			t.Fatalf("exit status %d: %s", status, &r.stderr)
+		}
+		return r.stdout.String()
+	}
+	watch := start(t, srv.Addr(), "", "group", "watch", "/g")
+	watch.awaitOutput("[]\n")
+	r, in := startCat(t, srv.Addr(), "group", "join", "/g", "a", "10.0.0.7:8080")
+	r.awaitOutput("inside")
+	forever := start(t, srv.Addr(), "", "group", "join", "/g", "b")
+	await(t, func() bool { return strings.Contains(members(), "\nb ") }, "b")
+	if got := members(); !regexp.MustCompile(`^ID +SINCE +SESSION +INFO\na +20\S+ \S+ +0x[0-9a-f]+ +10.0.0.7:8080\nb +20\S+ \S+ +0x[0-9a-f]+ +-\n$`).MatchString(got) {
+		t.Errorf("members prints\n%s", got)
+	}
+	// An id is one member's, and the next waits for it; a lost session takes no
+	// member away for good, nor its command.
+	second := start(t, srv.Addr(), "", "group", "join", "/g", "a", "--timeout", "0.1", "-E", "9", "--", "echo", "no")
+	second.want(9, "")
+	if got := second.stderr.String(); !strings.Contains(got, "gave up after 100ms: a is a member since 20") {
+		t.Errorf("the message is %q", got)
+	}
+	expireAll(srv)
+	await(t, func() bool { return strings.Count(members(), "\n") == 3 }, "both again")
+	in.Close()
+	r.want(0, "inside\n")
+	forever.cmd.Process.Signal(syscall.SIGTERM)
+	forever.want(128+int(syscall.SIGTERM), "")
+	await(t, func() bool { return strings.HasSuffix(watch.stdout.String(), "[]\n") }, "the empty group")
+	if got := watch.stdout.String(); !strings.Contains(got, `{"id":"a","info":"10.0.0.7:8080","session":"0x`) {
+		t.Errorf("watch printed\n%s", got)
+	}
+	start(t, srv.Addr(), "", "group", "join", "/g", "c", "--", "sh", "-c", "exit 7").want(7, "")
+	start(t, srv.Addr(), "", "group", "join", "/party", "d", "--kazoo", "--", binary, "group", "members", "/party", "--kazoo", "--json").wait()
+}
+
+func TestScheduleRunsEachInstantOnce(t *testing.T) {
+	srv := zktest.Start(t)
+	do := func(status int, out string, args ...string) {
+		t.Helper()
+		start(t, srv.Addr(), "", append([]string{"schedule", "do", "/s"}, args...)...).want(status, out)
+	}
+	do(7, "", "--at", "2030-01-01T00:00:00Z", "--", "sh", "-c", "exit 7") // so it is not done
+	do(exitNotFound, "", "--at", "2030-01-01T00:00:00Z", "--", "/no/such/command")
+	do(0, "2030-01-01T00:00:00Z\n", "--at", "2030-01-01T01:00:00+01:00", "--", "sh", "-c", "echo $ZSYNC_INSTANT")
+	do(0, "", "--at", "2030-01-01T00:00:00Z", "--", "echo", "again")
+	do(0, "", "--every", "24h", "--", "echo", "earlier")
+	start(t, srv.Addr(), "", "schedule", "last", "/s").want(0, "2030-01-01T00:00:00Z\n")
+
+	// Two machines, a command that fails at first, and signals.
+	dir := t.TempDir()
+	var runs []*run
+	for range 2 {
+		runs = append(runs, start(t, srv.Addr(), "", "schedule", "run", "/r", "--every", "0.25", "--", "sh", "-c",
+			`mkdir "$0/first" 2>/dev/null && exit 3; echo $ZSYNC_INSTANT >>"$0/done"`, dir))
+	}
+	instants := func() []string {
+		data, _ := os.ReadFile(dir + "/done")
+		return strings.Fields(string(data))
+	}
+	await(t, func() bool { return len(instants()) >= 5 }, "five instants")
+	for _, r := range runs {
+		r.cmd.Process.Signal(syscall.SIGTERM)
+		if got := r.wait(); got != 128+int(syscall.SIGTERM) {
+			t.Errorf("exit status %d\n%s", got, &r.stderr)
+		}
+	}
+	done := instants()
+	for i := range done[1:] {
+		a, errA := time.Parse(time.RFC3339Nano, done[i])
+		b, errB := time.Parse(time.RFC3339Nano, done[i+1])
+		if errA != nil || errB != nil || !a.Before(b) {
+			t.Errorf("after %s came %s", done[i], done[i+1])
+		}
+	}
+	if all := runs[0].stderr.String() + runs[1].stderr.String(); strings.Count(all, "is not done: exit status 3") != 1 {
+		t.Errorf("it says\n%s", all)
+	}
+	start(t, srv.Addr(), "", "schedule", "last", "/r").want(0, done[len(done)-1]+"\n")
+}
+
+func TestSignalToAScheduleGoesToItsCommandAndEndsIt(t *testing.T) {
+	srv := zktest.Start(t)
+	r := start(t, srv.Addr(), "", "schedule", "run", "/s", "--every", "0.1", "--", "sh", "-c",
+		`trap 'echo two' USR2; trap 'echo told; exit 0' TERM; echo runs; while :; do sleep 0.01; done`)
+	r.awaitOutput("runs\n")
+	r.cmd.Process.Signal(syscall.SIGUSR2)
+	r.awaitOutput("two\n")
+	r.cmd.Process.Signal(syscall.SIGTERM)
+	r.want(128+int(syscall.SIGTERM), "runs\ntwo\ntold\n")
+	r = start(t, srv.Addr(), "", "schedule", "last", "/s") // what ended well is done
+	if got := r.wait(); got != 0 {
+		t.Errorf("exit status %d: %s", got, &r.stderr)
+	}
+}
+
+func TestCommandOfAScheduleIsStoppedWhenTheHoldIsLost(t *testing.T) {
+	srv := zktest.Start(t)
+	r := start(t, srv.Addr(), "", "schedule", "do", "/s", "--every", "1h", "--", "sh", "-c", `trap 'echo terminated; exit 0' TERM; sleep 60 & echo $!; wait`)
+	r.awaitOutput("\n")
+	sleeper, _ := strconv.Atoi(strings.TrimSpace(r.stdout.String()))
+	expireAll(srv)
+	r.want(exitLost, fmt.Sprintf("%d\nterminated\n", sleeper))
+	wantEnded(t, sleeper)
+}
+
+func TestLatestInstantIsTheLastThatIsNotAfterNow(t *testing.T) {
+	now := time.Date(2026, 3, 10, 12, 30, 0, 0, time.UTC)
+	for _, tt := range []struct{ spec, want string }{
+		{"30 12 * * *", "2026-03-10T12:30:00Z"},
+		{"31 12 * * *", "2026-03-09T12:31:00Z"},
+		{"* * * * *", "2026-03-10T12:30:00Z"},
+		{"0 0 1 1 *", "2026-01-01T00:00:00Z"},
+		{"0 0 29 2 *", "2024-02-29T00:00:00Z"},
+	} {
+		table, err := cron.ParseStandard("CRON_TZ=UTC " + tt.spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := instant(latest(table, now)); got != tt.want {
+			t.Errorf("%s: %s, want %s", tt.spec, got, tt.want)
+		}
+	}
+	if got := latest(zsync.Every(time.Hour), now); instant(got) != "2026-03-10T12:00:00Z" {
+		t.Errorf("every hour: %v", got)
+	}
+	if never, _ := cron.ParseStandard("0 0 30 2 *"); !latest(never, now).IsZero() {
+		t.Error("30 February has been")
+	}
+}
+
+func TestWhoHasClosedAGateIsNamed(t *testing.T) {
+	srv := zktest.Start(t)
+	start(t, srv.Addr(), "", "barrier", "close", "/gate", "--owner", "the deploy").want(0, "")
+	r := start(t, srv.Addr(), "", "barrier", "wait", "/gate", "--timeout", "0.1")
+	r.want(exitBusy, "")
+	if got := r.stderr.String(); !strings.Contains(got, "gave up after 100ms: closed by the deploy since 20") {
+		t.Errorf("the message is %q", got)
+	}
+	loud := start(t, srv.Addr(), "", "barrier", "wait", "/gate", "-v")
+	await(t, func() bool {
+		return strings.Contains(loud.stderr.String(), "zsync: /gate: waiting: closed by the deploy since 20")
+	}, "the word of what it waits for")
+	start(t, srv.Addr(), "", "barrier", "open", "/gate").want(0, "")
+	loud.want(0, "")
+	if got := loud.stderr.String(); !strings.Contains(got, "zsync: /gate: got it after ") {
+		t.Errorf("the messages are %q", got)
+	}
+}
