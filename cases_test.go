@@ -933,7 +933,10 @@ func TestCase03NothingIsGrantedOnAnAnswerThatIsTooOld(t *testing.T) {
 		old := live(t, s)
 		l := line.New(s.m, "/m", session.ProtectedName, "lock-")
 		for name, acquire := range map[string]func(context.Context, string, []byte, line.Rule) (*line.Claim, error){
-			"acquire": l.Acquire, "try": l.Try,
+			"acquire": func(ctx context.Context, base string, data []byte, turn line.Rule) (*line.Claim, error) {
+				return l.Acquire(ctx, base, data, turn, nil)
+			},
+			"try": l.Try,
 		} {
 			old, slept := live(t, s), false
 			p, err := acquire(t.Context(), "lock-", nil, func(ahead []line.Child) (*line.Child, bool) {

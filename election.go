@@ -104,6 +104,7 @@ type term struct {
 	grant *line.Grant             // nil as long as it campaigns; guarded by Election.mu
 	led   chan struct{}           // closed, under Election.mu, when grant is set
 	after bool                    // the term before was lost, and was not resigned before this began
+	ahead line.Ahead              // of it, while it campaigns
 	over  chan struct{}           // closed, under Election.mu, when it is no longer Election.term
 	stop  context.CancelCauseFunc // ends the context of Run's function, if there is one; guarded by Election.mu
 }
@@ -155,16 +156,16 @@ func (e *Election) campaign(ctx context.Context) (*term, error) {
 		return nil, ErrDeadlock
 	}
 	start := time.Now()
-	t, err := e.stand(ctx)
+	t, err := e.stand(ctx, start)
 	if err == nil {
-		err = e.win(ctx, t)
+		err = e.win(ctx, t, start)
 	}
 	e.s.m.Waited("campaign", e.path, start, err)
 	return t, err
 }
 
 // stand begins a term, when the one before is over.
-func (e *Election) stand(ctx context.Context) (*term, error) {
+func (e *Election) stand(ctx context.Context, start time.Time) (*term, error) {
 	for {
 		e.mu.Lock()
 		last := e.term
@@ -193,16 +194,33 @@ func (e *Election) stand(ctx context.Context) (*term, error) {
 		case <-led:
 		case <-lost:
 		case <-ctx.Done():
-			return nil, session.CtxErr(ctx)
+			return nil, e.waitEnded(ctx, session.CtxErr(ctx), start, last, 1)
 		case <-e.s.m.Closing:
-			return nil, e.s.m.Failure()
+			return nil, e.waitEnded(ctx, e.s.m.Failure(), start, last, 1)
 		}
 	}
 }
 
+// waitEnded is waitEnded with what t knows: of who leads, or of those ahead. So
+// many of this process wait behind t.
+func (e *Election) waitEnded(ctx context.Context, err error, start time.Time, t *term, behind int) error {
+	e.mu.Lock()
+	grant := t.grant
+	e.mu.Unlock()
+	if grant != nil {
+		return waitEnded(ctx, e.s, err, start, ownContender(grant.Claim, string(e.id), ModeExclusive), behind)
+	}
+	head, place := t.ahead.Now()
+	if place > 0 {
+		place += behind
+	}
+	return waitEnded(ctx, e.s, err, start, headContender(head, ModeExclusive), place)
+}
+
 // win waits in the line until t leads.
-func (e *Election) win(ctx context.Context, t *term) error {
-	c, err := e.line.Acquire(ctx, e.line.Bases[0], e.id, line.Exclusive)
+func (e *Election) win(ctx context.Context, t *term, start time.Time) error {
+	c, err := e.line.Acquire(ctx, e.line.Bases[0], e.id, line.Exclusive, &t.ahead)
+	err = e.waitEnded(ctx, err, start, t, 0)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if err != nil {

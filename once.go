@@ -302,7 +302,8 @@ func (o *Once) enter(ctx context.Context) (*line.Grant, error) {
 		}
 		return line.Exclusive(ahead)
 	}
-	p, err := o.line.Acquire(wait, o.line.Bases[0], []byte(o.s.m.Config.Owner), turn) // Step 2.
+	var behind line.Ahead
+	p, err := o.line.Acquire(wait, o.line.Bases[0], []byte(o.s.m.Config.Owner), turn, &behind) // Step 2.
 	cancel(nil)
 	watching.Wait()
 	switch {
@@ -315,6 +316,8 @@ func (o *Once) enter(ctx context.Context) (*line.Grant, error) {
 	case errors.Is(err, errMarked):
 		return nil, errMarked
 	}
+	head, place := behind.Now()
+	err = waitEnded(ctx, o.s, err, start, headContender(head, ModeExclusive), place)
 	o.s.m.Waited("do", o.path, start, err)
 	return nil, err
 }

@@ -251,7 +251,7 @@ func (p *pump) session(inc *session.Incarnation) error {
 		if err := p.awaitRoom(inc, 0); err != nil { // Step 1.
 			return err
 		}
-		place, err := p.q.line.Contend(p.ctx, inc, p.q.line.Bases[0], []byte(p.q.m.Config.Owner), line.Exclusive)
+		place, err := p.q.line.Contend(p.ctx, inc, p.q.line.Bases[0], []byte(p.q.m.Config.Owner), line.Exclusive, nil)
 		if errors.Is(err, session.ErrVanished) {
 			continue
 		}

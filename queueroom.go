@@ -88,7 +88,7 @@ func (q *queueCore) tryRoom(ctx context.Context, n int) (leave func(), err error
 // firstPlace waits for the first place in the line of those who send.
 func (q *queueCore) firstPlace(ctx context.Context, inc *session.Incarnation) (*line.Claim, error) {
 	for {
-		p, err := q.room.Contend(ctx, inc, q.room.Bases[0], []byte(q.m.Config.Owner), line.Exclusive)
+		p, err := q.room.Contend(ctx, inc, q.room.Bases[0], []byte(q.m.Config.Owner), line.Exclusive, nil)
 		if !errors.Is(err, session.ErrVanished) {
 			return p, err
 		}

@@ -79,7 +79,7 @@ func (q *queueCore) takeTurn(ctx context.Context, inc *session.Incarnation) *lin
 	}
 	ctx, cancel := context.WithTimeout(ctx, turnPatience)
 	defer cancel()
-	place, err := q.line.Contend(ctx, inc, q.line.Bases[0], []byte(q.m.Config.Owner), line.Exclusive)
+	place, err := q.line.Contend(ctx, inc, q.line.Bases[0], []byte(q.m.Config.Owner), line.Exclusive, nil)
 	if err != nil {
 		return nil
 	}

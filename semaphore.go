@@ -196,6 +196,25 @@ func (m *Semaphore) most() int64 {
 // acquire acquires n permits, in as many sessions as it takes. Without an error
 // it is nil if they are not there and wait is false.
 func (m *Semaphore) acquire(ctx context.Context, n int64, wait bool) (*allotment, error) {
+	start := time.Now()
+	var ahead line.Ahead // those who hold permits, if we are the first who asks
+	a, err := m.obtain(ctx, n, wait, &ahead)
+	if err == nil || !wait {
+		return a, err
+	}
+	if w, ok := err.(*WaitError); ok {
+		err = w.err // that of the gate, where others ask
+		if w.Place > 0 {
+			w.Behind.Mode, w.Behind.Holding = ModePermits, false
+			return nil, waitEnded(ctx, m.s, err, start, w.Behind, w.Place+1)
+		}
+	}
+	head, place := ahead.Now()
+	return nil, waitEnded(ctx, m.s, err, start, headContender(head, ModePermits), min(place, 1))
+}
+
+// obtain is acquire, without saying more of a wait that ended.
+func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *line.Ahead) (*allotment, error) {
 	// Who names another limit learns it before it stands in the line.
 	if !m.agreed.Load() {
 		err := m.s.m.During(ctx, func(inc *session.Incarnation) error {
@@ -218,7 +237,7 @@ func (m *Semaphore) acquire(ctx context.Context, n int64, wait bool) (*allotment
 		if err != nil {
 			return nil, err // somebody else has unlocked our own gate: it cannot be
 		}
-		leases, err := m.take(ctx, gate, n, wait) // Steps 2 to 4.
+		leases, err := m.take(ctx, gate, n, wait, ahead) // Steps 2 to 4.
 		// If the gate is lost that says nothing of the permits: the proof was
 		// in the transaction that made them.
 		m.s.m.GiveUp(ctx, m.gate.unlock)
@@ -462,7 +481,7 @@ func (m *Semaphore) makeRoot(ctx context.Context, inc *session.Incarnation, limi
 
 // take waits until n permits are there, and takes them. It is nil if they are
 // not there and wait is false.
-func (m *Semaphore) take(ctx context.Context, gate *line.Grant, n int64, wait bool) ([]lease, error) {
+func (m *Semaphore) take(ctx context.Context, gate *line.Grant, n int64, wait bool, ahead *line.Ahead) ([]lease, error) {
 	// The gate is not what the caller wants to hold: he still waits.
 	m.s.m.Waiters.Add(1)
 	m.s.m.Holds.Add(-1)
@@ -474,7 +493,7 @@ func (m *Semaphore) take(ctx context.Context, gate *line.Grant, n int64, wait bo
 	}
 	for {
 		resized := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: m.root})
-		leases, err := m.takeOf(ctx, gate, resized, n, wait)
+		leases, err := m.takeOf(ctx, gate, resized, n, wait, ahead)
 		inc.Watches.Leave(resized)
 		if !errors.Is(err, errResized) && !session.IsBadVersion(err) {
 			return leases, err
@@ -486,7 +505,7 @@ func (m *Semaphore) take(ctx context.Context, gate *line.Grant, n int64, wait bo
 var errResized = errors.New("zsync: the limit has changed")
 
 // takeOf is take while the limit stays as it is.
-func (m *Semaphore) takeOf(ctx context.Context, gate *line.Grant, resized *session.Watch, n int64, wait bool) ([]lease, error) {
+func (m *Semaphore) takeOf(ctx context.Context, gate *line.Grant, resized *session.Watch, n int64, wait bool, ahead *line.Ahead) ([]lease, error) {
 	inc := gate.Claim.Incarnation
 	var q quota
 	agreed := make(chan error, 1)
@@ -506,7 +525,7 @@ func (m *Semaphore) takeOf(ctx context.Context, gate *line.Grant, resized *sessi
 		if !wait {
 			return nil, nil
 		}
-		if err = m.awaitFree(ctx, inc, resized, q.limit-n); err == nil { // Step 3.
+		if err = m.awaitFree(ctx, inc, resized, q.limit-n, ahead); err == nil { // Step 3.
 			out, err = m.out(ctx, inc)
 		}
 	}
@@ -521,13 +540,22 @@ func (m *Semaphore) takeOf(ctx context.Context, gate *line.Grant, resized *sessi
 //
 // The watch is set by a listing of its own: set by the one that finds enough,
 // it would be fired, for nothing, by our own taking.
-func (m *Semaphore) awaitFree(ctx context.Context, inc *session.Incarnation, resized *session.Watch, most int64) error {
+func (m *Semaphore) awaitFree(ctx context.Context, inc *session.Incarnation, resized *session.Watch, most int64, ahead *line.Ahead) error {
 	w := inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: m.leases})
 	defer inc.Watches.Leave(w)
-	out, err := m.out(ctx, inc)
-	if err != nil || out <= most {
+	list := func(ctx context.Context) error {
+		names, err := m.listOut(ctx, inc)
+		if err == nil {
+			ahead.Set(m.leases, names)
+		}
 		return err
 	}
+	names, err := m.listOut(ctx, inc)
+	if err != nil || m.weightOfAll(names) <= most {
+		return err
+	}
+	ahead.Set(m.leases, names)
+	defer ahead.LookWhileWaiting(ctx, inc, list)()
 	// Whoever gives permits back, only we are woken: everyone else waits at the
 	// gate. Where both have happened, the limit is read again first.
 	if err := inc.AwaitAny(ctx, []*session.Watch{w, resized}, time.Time{}); err != nil {
@@ -542,17 +570,26 @@ func (m *Semaphore) awaitFree(ctx context.Context, inc *session.Incarnation, res
 // out returns how many permits are out. Others may count otherwise, or have had
 // another limit, and have more out than there are.
 func (m *Semaphore) out(ctx context.Context, inc *session.Incarnation) (int64, error) {
+	names, err := m.listOut(ctx, inc)
+	return m.weightOfAll(names), err
+}
+
+// listOut lists the znodes of the permits that are out.
+func (m *Semaphore) listOut(ctx context.Context, inc *session.Incarnation) ([]string, error) {
 	names, _, err := inc.Children(ctx, m.leases)
 	if session.IsNoNode(err) {
-		return 0, nil
+		return nil, nil
 	}
-	var out int64
+	return names, err
+}
+
+func (m *Semaphore) weightOfAll(names []string) (out int64) {
 	for _, name := range names {
 		if out += m.weightOf(name); out < 0 { // nobody has so many
-			return math.MaxInt64, err
+			return math.MaxInt64
 		}
 	}
-	return out, err
+	return out
 }
 
 // weightOf returns how many permits a znode stands for: one, whatever it is

@@ -83,6 +83,7 @@ type turnWaiter struct {
 // A seeker waits in the line on behalf of the waiting goroutines.
 type seeker struct {
 	mode     Mode
+	ahead    line.Ahead
 	ctx      context.Context
 	cancel   context.CancelFunc
 	unwanted bool          // cancelled because nobody waits for it any more; guarded by turnstile.mu
@@ -102,11 +103,14 @@ func (q *turnstile) report(mode Mode, err error, start time.Time) {
 }
 
 func (q *turnstile) wait(ctx context.Context, mode Mode, pin bool) (*line.Grant, error) {
+	start := time.Now()
 	if q.handoffs == 0 {
 		// Everyone has a place of its own in the line.
-		c, err := q.seek(ctx, mode)
+		var ahead line.Ahead
+		c, err := q.seek(ctx, mode, &ahead)
 		if err != nil {
-			return nil, err
+			head, place := ahead.Now()
+			return nil, waitEnded(ctx, q.s, err, start, q.headContender(head), place)
 		}
 		defer q.mu.Unlock()
 		return q.grantLocked(q.holdLocked(c, mode), pin), nil
@@ -118,14 +122,43 @@ func (q *turnstile) wait(ctx context.Context, mode Mode, pin bool) (*line.Grant,
 	q.mu.Unlock()
 	select {
 	case <-w.granted:
-		return w.g, w.err
+		return w.g, waitEnded(ctx, q.s, w.err, start, Contender{}, 0)
 	case <-ctx.Done():
-		return nil, q.abandon(ctx, w)
+		behind, place := q.ahead(w)
+		return nil, waitEnded(ctx, q.s, q.abandon(ctx, w), start, behind, place)
 	case <-q.s.m.Closing:
 		// Who has what we wait for may never give it up.
+		behind, place := q.ahead(w)
 		q.abandon(ctx, w)
-		return nil, q.s.m.Failure()
+		return nil, waitEnded(ctx, q.s, q.s.m.Failure(), start, behind, place)
 	}
+}
+
+// ahead returns whom w waits for, as far as is known, and how many are ahead of
+// it: in the line those ahead of the seeker, if there is one, and then the
+// goroutines of this process that came before.
+func (q *turnstile) ahead(w *turnWaiter) (behind Contender, place int) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	before := max(slices.Index(q.waiting, w), 0)
+	if q.seeking != nil {
+		if head, n := q.seeking.ahead.Now(); n > 0 {
+			return q.headContender(head), n + before
+		}
+	}
+	if len(q.held) > 0 && !q.held[0].lost() {
+		return ownContender(q.held[0].claim, q.s.m.Config.Owner, q.held[0].mode), 1 + before
+	}
+	return Contender{}, 0
+}
+
+// headContender is headContender with the mode that the name says.
+func (q *turnstile) headContender(h line.Head) Contender {
+	mode := ModeExclusive
+	if c, ok := line.ParseChild(h.Name, q.line.Bases...); ok && c.Base == q.entries[ModeShared].base {
+		mode = ModeShared
+	}
+	return headContender(h, mode)
 }
 
 // seek waits in the line for a claim. It returns with mu held, or with an error
@@ -136,13 +169,13 @@ func (q *turnstile) wait(ctx context.Context, mode Mode, pin bool) (*line.Grant,
 // claim before that one has noticed, which keeps goroutines of one process apart
 // even then. But that can take for ever, so the claim is given back meanwhile:
 // other processes need not wait for it.
-func (q *turnstile) seek(ctx context.Context, mode Mode) (*line.Claim, error) {
+func (q *turnstile) seek(ctx context.Context, mode Mode, ahead *line.Ahead) (*line.Claim, error) {
 	e := q.entries[mode]
 	for {
 		if err := q.awaitNoLoss(ctx); err != nil {
 			return nil, err
 		}
-		c, err := q.line.Acquire(ctx, e.base, []byte(q.s.m.Config.Owner), e.turn)
+		c, err := q.line.Acquire(ctx, e.base, []byte(q.s.m.Config.Owner), e.turn, ahead)
 		if err != nil {
 			return nil, err
 		}
@@ -353,7 +386,7 @@ func (q *turnstile) startLocked(mode Mode) {
 	q.s.m.Spawn(func() {
 		defer close(s.done)
 		defer s.cancel()
-		c, err := q.seek(s.ctx, mode)
+		c, err := q.seek(s.ctx, mode, &s.ahead)
 		if err == nil {
 			q.foundLocked(c, mode)
 			return

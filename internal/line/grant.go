@@ -310,6 +310,13 @@ func (g *Grant) Token(ctx context.Context, alone bool) (int64, error) {
 	}
 }
 
+// Since returns when c was last granted.
+func (c *Claim) Since() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.held.since
+}
+
 // Znode returns the path of c's znode.
 func (c *Claim) Znode() string {
 	c.mu.Lock()

@@ -72,15 +72,19 @@ type Claim struct {
 }
 
 // Acquire waits for its turn in the line, whatever happens to sessions and
-// znodes in between. When ctx ends it leaves nothing in the line.
-func (l *Line) Acquire(ctx context.Context, base string, data []byte, turn Rule) (*Claim, error) {
+// znodes in between. When ctx ends it leaves nothing in the line. While it waits
+// it says in behind, if that is not nil, whom it waits for.
+func (l *Line) Acquire(ctx context.Context, base string, data []byte, turn Rule, behind *Ahead) (*Claim, error) {
 	l.Manager.Waiters.Add(1)
 	defer l.Manager.Waiters.Add(-1)
 	var c *Claim
 	err := l.Manager.During(ctx, func(inc *session.Incarnation) error {
+		if behind != nil {
+			behind.Set("", nil) // those of the session before
+		}
 		for {
 			var err error
-			if c, err = l.Contend(ctx, inc, base, data, turn); err == nil {
+			if c, err = l.Contend(ctx, inc, base, data, turn, behind); err == nil {
 				if err = c.assure(ctx); err != nil {
 					c.withdraw(err)
 					c = nil
@@ -97,12 +101,12 @@ func (l *Line) Acquire(ctx context.Context, base string, data []byte, turn Rule)
 }
 
 // Contend is acquire within one session.
-func (l *Line) Contend(ctx context.Context, inc *session.Incarnation, base string, data []byte, turn Rule) (*Claim, error) {
+func (l *Line) Contend(ctx context.Context, inc *session.Incarnation, base string, data []byte, turn Rule, behind *Ahead) (*Claim, error) {
 	c, names, err := l.Enter(ctx, inc, base, data) // Steps 1 and 2.
 	if err != nil {
 		return nil, err
 	}
-	if err = c.awaitTurn(ctx, names, turn); err != nil {
+	if err = c.awaitTurn(ctx, names, turn, behind); err != nil {
 		// It may be our turn at this same instant. Leaving is still right:
 		// nobody has been told so, and deleting our child wakes whoever is next.
 		c.withdraw(err)
@@ -112,7 +116,8 @@ func (l *Line) Contend(ctx context.Context, inc *session.Incarnation, base strin
 }
 
 // awaitTurn waits until it is c's turn. names are those of the line.
-func (c *Claim) awaitTurn(ctx context.Context, names []string, turn Rule) error {
+func (c *Claim) awaitTurn(ctx context.Context, names []string, turn Rule, behind *Ahead) error {
+	waits := false
 	for {
 		ahead, err := c.Ahead(ctx, names)
 		if err != nil {
@@ -121,6 +126,13 @@ func (c *Claim) awaitTurn(ctx context.Context, names []string, turn Rule) error 
 		blocker, alone := turn(ahead) // Step 3.
 		if blocker == nil {
 			return c.confirm()
+		}
+		if behind != nil {
+			behind.setChildren(c.Line.Dir, ahead)
+			if !waits {
+				defer behind.LookWhileWaiting(ctx, c.Incarnation, func(ctx context.Context) error { return c.tellAhead(ctx, behind) })()
+				waits = true
+			}
 		}
 		proof, err := c.awaitGone(ctx, blocker.Name) // Step 4.
 		if err != nil {
@@ -140,6 +152,19 @@ func (c *Claim) awaitTurn(ctx context.Context, names []string, turn Rule) error 
 			return err
 		}
 	}
+}
+
+// tellAhead lists anew who is ahead of c.
+func (c *Claim) tellAhead(ctx context.Context, behind *Ahead) error {
+	names, _, err := c.Incarnation.Children(ctx, c.Line.Dir)
+	if err != nil {
+		return err
+	}
+	ahead, err := c.Ahead(ctx, names)
+	if err == nil {
+		behind.setChildren(c.Line.Dir, ahead)
+	}
+	return err
 }
 
 // confirm is the last step before anybody is told: it is our turn if the
