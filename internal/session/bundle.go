@@ -44,13 +44,7 @@ func (inc *Incarnation) getBundle(ctx context.Context, paths []string) ([]Node, 
 	if len(paths) == 1 || inc.Manager.noBundles.Load() {
 		return inc.getEach(ctx, paths)
 	}
-	reply, err := retry(ctx, inc, func(c *zk.Conn) ([]byte, error) {
-		token := "/bundle-" + NewGUID()
-		inc.setBundle(token, paths)
-		defer inc.setBundle(token, nil)
-		reply, _, err := c.Get(token)
-		return reply, err
-	})
+	b, err := retry(ctx, inc, bundleCall(paths))
 	if isUnimplemented(err) { // before ZooKeeper 3.6
 		inc.Manager.noBundles.Store(true)
 		return inc.getEach(ctx, paths)
@@ -58,11 +52,8 @@ func (inc *Incarnation) getBundle(ctx context.Context, paths []string) ([]Node, 
 	if err != nil {
 		return nil, err
 	}
-	nodes, refused, err := parseBundle(reply, len(paths))
-	if err != nil {
-		return nil, err
-	}
-	for _, i := range refused { // a single read says why
+	nodes := b.nodes
+	for _, i := range b.refused { // a single read says why
 		n, err := inc.getEach(ctx, paths[i:i+1])
 		if err != nil {
 			return nil, err
@@ -122,17 +113,6 @@ func (inc *Incarnation) GetVisible(ctx context.Context, paths []string) ([]Node,
 		nodes[i] = Node{data, stat}
 		return err
 	})
-}
-
-// setBundle tells the link what a token stands for; nil: nothing any more.
-func (inc *Incarnation) setBundle(token string, paths []string) {
-	inc.mu.Lock()
-	defer inc.mu.Unlock()
-	if paths == nil {
-		delete(inc.bundles, token)
-		return
-	}
-	inc.bundles[token] = paths
 }
 
 var errBundle = errors.New("zsync: malformed reply to multiRead")

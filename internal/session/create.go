@@ -33,37 +33,25 @@ func (inc *Incarnation) CreateChildOf(ctx context.Context, dir string, dirData [
 		return "", nil, err
 	}
 	for try := 0; ; try++ {
-		written, stop := inc.expectCreate(full)
-		create, err := start(ctx, inc, func(c *zk.Conn) (string, error) {
-			defer stop()
-			return c.Create(full, data, flags, inc.Manager.Config.ACL)
-		})
+		create, err := start(ctx, inc, inc.createCall(full, data, flags))
 		if err != nil {
-			stop()
 			return "", nil, err
 		}
-		var listing *pending[[]string]
+		var listed *pending[listing]
 		if list {
-			// Requests of one session are executed in the order in which
-			// they were written, so this listing shows what was created.
-			select {
-			case <-written:
-			case <-create.Done:
-			case <-ctx.Done():
-			case <-inc.Ctx.Done():
-			}
-			listing, _ = start(ctx, inc, func(c *zk.Conn) ([]string, error) {
-				names, _, err := c.Children(dir)
-				return names, err
-			})
+			// Requests of one connection are executed in the order in which
+			// they were started, so this listing shows what was created.
+			listed, _ = start(ctx, inc, childrenCall(dir))
 		}
 		path, err = create.Wait(ctx, inc)
 		switch {
 		case err == nil && !list:
 			return path, nil, nil
 		case err == nil:
-			if listing != nil {
-				names, err = listing.Wait(ctx, inc)
+			if listed != nil {
+				var l listing
+				l, err = listed.Wait(ctx, inc)
+				names = l.names
 			} else {
 				// It could not be begun: ctx ended, or the session, when the
 				// create was on its way already.

@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/wire"
 )
 
 var (
@@ -109,6 +111,24 @@ func OutcomeOf(err error) outcome {
 		return unsent // Throttled: the server has put the request aside
 	}
 	return Answered
+}
+
+// codeErrors are go-zookeeper's errors for a server's codes.
+var codeErrors = map[int32]error{
+	0: nil, -8: zk.ErrBadArguments, -100: zk.ErrAPIError, wire.CodeNoNode: zk.ErrNoNode, -102: zk.ErrNoAuth,
+	wire.CodeBadVersion: zk.ErrBadVersion, wire.CodeNoChildren: zk.ErrNoChildrenForEphemerals,
+	wire.CodeNodeExists: zk.ErrNodeExists, wire.CodeNotEmpty: zk.ErrNotEmpty, -112: zk.ErrSessionExpired,
+	-114: zk.ErrInvalidACL, -115: zk.ErrAuthFailed, -116: zk.ErrClosing, -117: zk.ErrNothing,
+	-118: zk.ErrSessionMoved, -123: zk.ErrReconfigDisabled,
+}
+
+// codeError returns the error that go-zookeeper has for a server's code, worded
+// as its own where it has none.
+func codeError(code int32) error {
+	if err, ok := codeErrors[code]; ok {
+		return err
+	}
+	return fmt.Errorf("unknown error: %d", code)
 }
 
 // IsNoNode and its like say that a server answered so.

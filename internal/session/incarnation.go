@@ -31,6 +31,7 @@ type Incarnation struct {
 	ID      atomic.Int64           // the session id; 0 before the first handshake
 	Timeout atomic.Int64           // the negotiated session timeout, in nanoseconds
 	Heard   atomic.Pointer[Moment] // when the last answered request was sent; nil before the first
+	zxid    atomic.Int64           // the last that a reply has shown
 	vetted  sync.Map               // by path: the directories that nobody else may change
 	ready   chan struct{}          // closed when conn is set
 	first   chan struct{}          // closed when the first handshake has succeeded
@@ -41,10 +42,9 @@ type Incarnation struct {
 	drain   sync.Once              // shuts conn down
 
 	mu   sync.Mutex
-	link *link                    // the newest, if any; guarded by mu
-	up   chan struct{}            // closed while a connection serves the session; guarded by mu
-	down chan struct{}            // closed while none does; guarded by mu
-	sent map[string]chan struct{} // by path of a create: closed when it has been written; guarded by mu
+	link *link         // the newest, if any; guarded by mu
+	up   chan struct{} // closed while a connection serves the session; guarded by mu
+	down chan struct{} // closed while none does; guarded by mu
 
 	LiveMu sync.Mutex
 	Live   liveness // guarded by liveMu
@@ -55,9 +55,8 @@ type Incarnation struct {
 	kick   chan struct{}          // has a token when the watchdog should look again
 	looked atomic.Pointer[Moment] // when the watchdog has last looked
 
-	bundles map[string][]string // by token; guarded by mu
-	book    book                // of receipts
-	largest atomic.Int64        // bytes of the largest znode in a late bundle
+	book    book         // of receipts
+	largest atomic.Int64 // bytes of the largest znode in a late bundle
 }
 
 // A session through which nothing is held is given up after this part of its
@@ -68,6 +67,10 @@ const patience = 3.0 / 4
 // A connection is given up after this part of the timeout without a reply, so
 // that time is left to try another server. Pings go every third.
 const silent = 1.0 / 2
+
+// smallBuffer is what go-zookeeper has for a packet, instead of 1.5 MB each for
+// reading and writing.
+const smallBuffer = 4 << 10
 
 // newIncarnation begins a session. It is not established before first is
 // closed.
@@ -81,8 +84,6 @@ func newIncarnation(m *Manager) *Incarnation {
 		gone:    make(chan struct{}),
 		up:      make(chan struct{}),
 		down:    make(chan struct{}),
-		sent:    make(map[string]chan struct{}),
-		bundles: make(map[string][]string),
 		nobody:  "/" + NewGUID() + "/none",
 		kick:    make(chan struct{}, 1),
 	}
@@ -101,6 +102,10 @@ func (inc *Incarnation) start() {
 		zk.WithEventCallback(inc.event),
 		zk.WithLogger(inc.Manager.zkLog),
 		zk.WithLogInfo(false),
+		// It sees the handshake, pings and the end of the session, and nothing
+		// else: requests go past it.
+		zk.WithMaxConnBufferSize(smallBuffer),
+		zk.WithMaxBufferSize(smallBuffer),
 	)
 	if err != nil {
 		panic("zsync: BUG: " + err.Error()) // only an empty list of servers is refused
@@ -301,18 +306,20 @@ func (inc *Incarnation) shut() {
 // must not block.
 func (inc *Incarnation) event(e zk.Event) {
 	switch {
-	case e.Type > 0:
-		inc.Watches.fire(e.Type, e.Path)
 	case e.Type == zk.EventSession && e.State == zk.StateHasSession:
 		inc.connected()
 	case e.Type == zk.EventSession && e.State == zk.StateDisconnected:
 		inc.disconnected()
+		if l := inc.newestLink(); l != nil {
+			l.over()
+		}
 	}
 }
 
 func (inc *Incarnation) connected() {
 	m := inc.Manager
 	inc.Watches.connected()
+	inc.newestLink().open()
 	again := IsClosed(inc.first)
 	kind, text := EventConnected, "zsync: session established"
 	if again {
@@ -347,10 +354,6 @@ func (inc *Incarnation) disconnected() {
 	inc.mu.Lock()
 	inc.up = make(chan struct{})
 	close(inc.down)
-	for path, ch := range inc.sent {
-		close(ch) // whoever pipelines behind it need not wait
-		delete(inc.sent, path)
-	}
 	inc.mu.Unlock()
 	if entered {
 		inc.Manager.Log.Info("zsync: connection dropped", "session", sessionText(inc.ID.Load()))
@@ -383,6 +386,20 @@ func (inc *Incarnation) Connection(ctx context.Context) error {
 	return nil
 }
 
+// newestLink returns the link that was made last.
+func (inc *Incarnation) newestLink() *link {
+	inc.mu.Lock()
+	defer inc.mu.Unlock()
+	return inc.link
+}
+
+// seen is told of the zxid of a reply.
+func (inc *Incarnation) seen(zxid int64) {
+	if zxid > inc.zxid.Load() { // only who reads stores, and one link reads at a time
+		inc.zxid.Store(zxid)
+	}
+}
+
 // newest reports whether l is the link that was made last. A link that is not
 // carries nothing any more.
 func (inc *Incarnation) newest(l *link) bool {
@@ -394,34 +411,8 @@ func (inc *Incarnation) newest(l *link) bool {
 // removeWatch has the server forget an idle watch.
 func (inc *Incarnation) removeWatch(key WatchKey) {
 	for {
-		inc.mu.Lock()
-		l := inc.link
-		inc.mu.Unlock()
-		if l.removeWatch(key) { // there is one, or there were no watches
+		if l := inc.newestLink(); l.removeWatch(key) { // there is one, or there were no watches
 			return
 		}
-	}
-}
-
-// createSent is told that a create request has been written to the socket.
-func (inc *Incarnation) createSent(path string) {
-	inc.mu.Lock()
-	defer inc.mu.Unlock()
-	if ch := inc.sent[path]; ch != nil {
-		close(ch)
-		delete(inc.sent, path)
-	}
-}
-
-// expectCreate returns a channel that is closed when the create of this path
-// has been written, so that a request made after it is behind it. The caller
-// must call stop when the create has returned.
-func (inc *Incarnation) expectCreate(path string) (written <-chan struct{}, stop func()) {
-	ch := make(chan struct{})
-	inc.mu.Lock()
-	inc.sent[path] = ch
-	inc.mu.Unlock()
-	return ch, func() {
-		inc.createSent(path)
 	}
 }

@@ -18,60 +18,98 @@ import (
 )
 
 // A link is one network connection of a session, between go-zookeeper and the
-// socket. go-zookeeper writes one whole packet at a time and reads what comes;
-// the link reads along, and adds what go-zookeeper leaves out:
+// socket. go-zookeeper opens sessions, sends pings and closes sessions. The
+// session's own requests go past it: they are encoded straight into the link's
+// buffer, and their replies are decoded as they come, without a goroutine for
+// each. What the link does besides:
 //
 //   - The handshake. Only the first link of an incarnation may open a session,
 //     and later links may only continue it: an expired session, or another
 //     session id without any word of expiry, ends the incarnation before
-//     go-zookeeper learns of it. So no queued call ever runs in a session that
+//     go-zookeeper learns of it. So no request ever runs in a session that
 //     it was not made for.
 //   - Credentials and watches are sent right behind the handshake, ahead of
-//     every queued call. (go-zookeeper would send watches behind queued calls,
+//     every request. (go-zookeeper would send watches behind queued calls,
 //     and can deadlock for good while it sends credentials.)
 //   - A new connection of a session shows nothing older than the one before:
-//     its server catches up with the leader ahead of every call.
-//   - The watch flag of a read is set when the hub waits for that znode. So
-//     go-zookeeper keeps no list of watches at all, and ours can be removed.
-//   - The create of a container gets its op. (go-zookeeper's CreateContainer
-//     reads its result even when Close has interrupted it: a data race.)
+//     its server catches up with the leader ahead of every request.
+//   - The watch flag of a read is set when the hub waits for that znode, and
+//     events go to the hub.
 //   - What is sent and answered, and when, is noted: see liveness.
-//   - Requests that go-zookeeper does not know: see bundle.
 //   - Deadlines: a handshake may not hang, and silence is noticed early enough
 //     to try another server before the session must be given up.
+//
+// Packets are written by one goroutine, which takes all there are: what is
+// requested while it writes, or before it has had its turn, goes in one write.
+// It has no deadline of its own. A server that does not read does not answer
+// either, and that is noticed by whoever reads.
 type link struct {
 	net.Conn               // the socket
 	addr     string        // of the server
 	inc      *Incarnation  // whose session this is
 	r        *bufio.Reader // of Conn; used by the reading goroutine alone
 	pre      []byte        // what go-zookeeper reads next
-	left     int           // bytes of the present packet that come after pre
-	post     []byte        // what go-zookeeper reads behind them
+	head     [replyHeader]byte
+	body     []byte // of the last reply; used by the reading goroutine alone
 
 	shook      atomic.Bool // the handshake is over
 	hardLimit  time.Time   // of the handshake
 	asked      time.Time   // when the handshake was sent
-	relative   int64       // the last zxid that go-zookeeper had seen at the handshake
+	relative   int64       // the last zxid that the session had seen at the handshake
 	closeOnce  sync.Once
 	closeError error
+	closed     chan struct{} // closed by Close
 
-	wmu sync.Mutex // held while writing a packet; taken before Watches.Mu
+	wmu   sync.Mutex // held while a packet is put in its place in the order; taken before Watches.Mu
+	out   []byte     // packets that are not written yet; guarded by wmu
+	spare []byte     // what out is made of next; guarded by wmu
+	xid   int32      // of the last request; guarded by wmu
+	more  chan struct{}
 
-	hurried bool // the read deadline is that of a request; used by the reading goroutine alone
+	due time.Time // the read deadline that is set; used by the reading goroutine alone
 
-	mu    sync.Mutex         // guards sent, order and pings; taken before Incarnation.LiveMu
+	mu    sync.Mutex         // guards what follows; taken before Incarnation.LiveMu
 	sent  map[int32]sentInfo // requests without a reply, by xid
 	order []int32            // the xids of sent as they were sent, and some that have been answered
 	pings []stamp            // pings without a reply, oldest first
+	state linkState
 }
+
+// A linkState is whether a link takes requests.
+type linkState int
+
+const (
+	linkNew  linkState = iota // not before the session has heard of the connection
+	linkOpen                  // yes
+	linkOver                  // not any more, and those without a reply have failed
+)
+
+// A request is one of the session's own.
+type request interface {
+	// encode appends what follows the header.
+	encode(p []byte) []byte
+	// key returns what a watch on what is read would be of.
+	key() (key WatchKey, ok bool)
+	opcode() int32
+	// answer is given the reply. It returns the code that the reply has as a
+	// whole, and whether the reply was one at all.
+	answer(code int32, body []byte) (whole int32, ok bool)
+	// done lets the caller go on.
+	done()
+	// fail is told that there will be no reply.
+	fail(err error)
+}
+
+// firstXid keeps the link's own requests apart from go-zookeeper's, which counts
+// from 1 and has sent only to close the session.
+const firstXid = 1 << 30
 
 // sentInfo is what the link remembers of a request until its reply.
 type sentInfo struct {
-	at     stamp
-	op     int32
-	ops    int  // of a multi
-	bundle bool // a multiRead was sent in its place
-	ask    *ask // what the hub makes of the reply, if the read carries a watch
+	at  stamp
+	op  int32
+	ask *ask    // what the hub makes of the reply, if the read carries a watch
+	r   request // nil if it is not one of the session's own
 }
 
 func newLink(inc *Incarnation, c net.Conn, addr string, limit time.Time) *link {
@@ -79,13 +117,113 @@ func newLink(inc *Incarnation, c net.Conn, addr string, limit time.Time) *link {
 		Conn:      c,
 		addr:      addr,
 		inc:       inc,
-		r:         bufio.NewReaderSize(c, 16<<10),
+		r:         bufio.NewReaderSize(c, 8<<10),
 		hardLimit: limit,
+		closed:    make(chan struct{}),
+		more:      make(chan struct{}, 1),
+		xid:       firstXid,
 		sent:      make(map[int32]sentInfo),
 	}
 }
 
-// Write sends one packet of go-zookeeper.
+// open is told that the session has heard of the connection: requests may come.
+func (l *link) open() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.state == linkNew {
+		l.state = linkOpen
+	}
+}
+
+// over is told that nothing comes from the connection any more. What has had no
+// reply has none.
+func (l *link) over() {
+	l.mu.Lock()
+	lost := l.sent
+	l.state, l.sent, l.order = linkOver, nil, nil
+	l.mu.Unlock()
+	for _, info := range lost {
+		if info.r != nil {
+			info.r.fail(zk.ErrConnectionClosed)
+		}
+	}
+}
+
+// send puts requests on their way, one right behind the other. It reports false
+// if the link takes none, or none any more; then none of them was sent.
+func (l *link) send(rs ...request) bool {
+	l.wmu.Lock()
+	defer l.wmu.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.state != linkOpen || l.inc.Ctx.Err() != nil {
+		return false
+	}
+	for _, r := range rs {
+		l.xid++
+		if l.xid < firstXid {
+			l.xid = firstXid
+		}
+		info := sentInfo{at: l.inc.sending(), op: r.opcode(), r: r}
+		start := len(l.out)
+		l.out = r.encode(wire.AppendHeader(l.out, l.xid, info.op))
+		if key, ok := r.key(); ok {
+			var flag byte
+			if info.ask = l.inc.Watches.ask(key); info.ask != nil {
+				flag = 1
+			}
+			l.out = append(l.out, flag)
+		}
+		wire.EndPacket(l.out[start:])
+		l.sent[l.xid] = info
+		l.order = append(l.order, l.xid)
+	}
+	l.inc.Manager.requests.Add(int64(len(rs)))
+	l.wroteLocked()
+	return true
+}
+
+// wroteLocked has what is in out written.
+func (l *link) wroteLocked() {
+	select {
+	case l.more <- struct{}{}:
+	default: // it will be seen with what is there already
+	}
+}
+
+// keptBuffer is how large a buffer is kept for the next packets.
+const keptBuffer = 64 << 10
+
+// write writes packets until the link is closed.
+func (l *link) write() {
+	for {
+		select {
+		case <-l.more:
+		case <-l.closed:
+			return
+		}
+		l.wmu.Lock()
+		p := l.out
+		l.out, l.spare = l.spare, nil
+		l.wmu.Unlock()
+		if len(p) == 0 {
+			continue
+		}
+		if _, err := l.Conn.Write(p); err != nil {
+			l.Close() // it may be there in part, and what comes behind it would be taken for the rest
+			return
+		}
+		if cap(p) <= keptBuffer {
+			l.wmu.Lock()
+			l.spare = p[:0]
+			l.wmu.Unlock()
+		}
+	}
+}
+
+// Write sends one packet of go-zookeeper: the handshake, a ping, or the end of
+// the session. It reports no failed write: go-zookeeper would answer the request
+// three times, and block at the third. The broken connection says it.
 func (l *link) Write(p []byte) (int, error) {
 	if !l.shook.Load() {
 		return l.writeHandshake(p)
@@ -95,48 +233,21 @@ func (l *link) Write(p []byte) (int, error) {
 	}
 	l.wmu.Lock()
 	defer l.wmu.Unlock()
-	xid, op := int32(binary.BigEndian.Uint32(p[4:])), int32(binary.BigEndian.Uint32(p[8:]))
-	info := sentInfo{at: l.inc.sending(), op: op}
-	var created string
-	n := len(p)
-	switch op {
-	case wire.OpPing:
-		l.mu.Lock()
-		l.pings = append(l.pings, info.at)
-		l.mu.Unlock()
-		return l.Conn.Write(p)
-	case wire.OpGetData, wire.OpExists, wire.OpGetChildren2:
-		if path, ok := wire.Path(p); ok {
-			if info.ask = l.inc.Watches.ask(WatchKey{kindOfRead(op), path}); info.ask != nil {
-				p[len(p)-1] = 1 // the packet ends in the watch flag
-			} else if paths := l.inc.bundle(path); paths != nil {
-				info.bundle = true
-				p = bundlePacket(xid, paths)
-			}
-		}
-	case wire.OpCreate:
-		created, _ = wire.Path(p)
-		if p[len(p)-1] == zk.FlagContainer { // the packet ends in the flags
-			binary.BigEndian.PutUint32(p[8:], wire.OpCreateContainer)
-		}
-	case wire.OpMulti:
-		info.ops = wire.CountOps(p[12:])
-	}
 	l.mu.Lock()
-	l.sent[xid] = info
-	l.order = append(l.order, xid)
-	l.mu.Unlock()
-	l.inc.Manager.requests.Add(1)
-	if _, err := l.Conn.Write(p); err != nil {
-		// go-zookeeper must not hear of it here. It would answer the request at
-		// once, again when it finds that the connection is gone, and a third
-		// time if Close is called meanwhile: its channel has room for two.
-		l.Close()
+	defer l.mu.Unlock()
+	xid, op := int32(binary.BigEndian.Uint32(p[4:])), int32(binary.BigEndian.Uint32(p[8:]))
+	at := l.inc.sending()
+	switch {
+	case op == wire.OpPing:
+		l.pings = append(l.pings, at)
+	case l.state != linkOver:
+		l.sent[xid] = sentInfo{at: at, op: op}
+		l.order = append(l.order, xid)
+		l.inc.Manager.requests.Add(1)
 	}
-	if created != "" {
-		l.inc.createSent(created)
-	}
-	return n, nil
+	l.out = append(l.out, p...)
+	l.wroteLocked()
+	return len(p), nil
 }
 
 // writeHandshake sends the connect request, unless the incarnation is over: a
@@ -147,7 +258,9 @@ func (l *link) writeHandshake(p []byte) (int, error) {
 		return 0, net.ErrClosed
 	}
 	if len(p) >= 16 {
-		l.relative = int64(binary.BigEndian.Uint64(p[8:]))
+		// go-zookeeper has not seen the replies.
+		l.relative = l.inc.zxid.Load()
+		binary.BigEndian.PutUint64(p[8:], uint64(l.relative))
 	}
 	l.asked = time.Now()
 	l.Conn.SetDeadline(l.hardLimit)
@@ -165,145 +278,93 @@ func (l *link) Read(p []byte) (int, error) {
 			return 0, err
 		}
 	}
-	if len(l.pre) == 0 && l.left == 0 {
-		l.pre, l.post = l.post, nil
-	}
-	if len(l.pre) == 0 && l.left == 0 {
+	for len(l.pre) == 0 {
 		if err := l.nextPacket(); err != nil {
 			l.Close() // frees a writer that is blocked
 			return 0, err
 		}
 	}
-	if len(l.pre) > 0 {
-		n := copy(p, l.pre)
-		l.pre = l.pre[n:]
-		return n, nil
-	}
-	n, err := l.r.Read(p[:min(len(p), l.left)])
-	l.left -= n
-	if err != nil {
-		l.Close()
-	}
-	return n, err
+	n := copy(p, l.pre)
+	l.pre = l.pre[n:]
+	return n, nil
 }
 
 // replyHeader is the size of what every packet of a server begins with: its
 // length, xid, zxid and error code.
 const replyHeader = 20
 
-// nextPacket reads the header of a packet.
+// nextPacket reads a packet. Only what go-zookeeper has asked for is left in pre
+// for it.
 //
-// What ends in an error here is never seen by go-zookeeper, nor is anything
-// behind it.
+// What ends in an error here is never seen by anyone, nor is anything behind it.
 func (l *link) nextPacket() error {
-	var head [replyHeader]byte
-	if _, err := io.ReadFull(l.r, head[:]); err != nil {
+	l.patience()
+	if _, err := io.ReadFull(l.r, l.head[:]); err != nil {
 		return err
 	}
-	size := int32(binary.BigEndian.Uint32(head[:]))
+	size := int32(binary.BigEndian.Uint32(l.head[:]))
 	if size < replyHeader-4 || size > wire.MaxReply {
 		return fmt.Errorf("%w: packet of %d bytes", ErrProtocol, size)
 	}
-	if l.hurried { // the deadline was that of this request or another: what has begun may take its time
-		l.hurried = false
-		l.Conn.SetReadDeadline(time.Now().Add(l.inc.silence()))
-	}
-	l.pre, l.left = head[:], int(size)-(replyHeader-4)
-	xid, code := int32(binary.BigEndian.Uint32(head[4:])), int32(binary.BigEndian.Uint32(head[16:]))
-	if err := l.checkUnasked(xid, code); err != nil {
+	// The deadline may have been that of this request or another: what has begun
+	// may take its time.
+	l.deadline(time.Now().Add(l.inc.silence()))
+	body, err := l.readBody(int(size) - (replyHeader - 4))
+	if err != nil {
 		return err
 	}
-	info := l.received(xid, code)
-	if code == 0 { // else go-zookeeper looks no further
-		if err := l.fit(info, size); err != nil {
-			return err
+	xid, code := int32(binary.BigEndian.Uint32(l.head[4:])), int32(binary.BigEndian.Uint32(l.head[16:]))
+	switch xid {
+	case wire.XidEvent:
+		return l.event(body)
+	case wire.XidCatchUp:
+		if code != 0 {
+			// Before anything behind it is believed.
+			return fmt.Errorf("zsync: the server cannot catch up with its leader (error %d)", code)
+		}
+	case wire.XidSetWatches:
+		if code != 0 {
+			// The server has none of them. They are set again on the next
+			// connection; until then nobody must be answered.
+			return fmt.Errorf("zsync: the server has refused to set the watches again (error %d)", code)
 		}
 	}
-	if l.left <= wire.MaxAhead {
-		return nil
+	if xid >= 0 {
+		l.inc.seen(int64(binary.BigEndian.Uint64(l.head[8:])))
 	}
-	// go-zookeeper makes room for the whole packet when it sees the size. It
-	// sees it when the packet has come: sizes cost a server nothing.
-	body, err := io.ReadAll(io.LimitReader(l.r, int64(l.left)))
-	if err == nil && len(body) < l.left {
-		err = io.ErrUnexpectedEOF
-	}
-	l.pre, l.left = append(l.pre, body...), 0
-	return err
+	return l.received(xid, code, body)
 }
 
-// checkUnasked looks at what no request of go-zookeeper has asked for.
-func (l *link) checkUnasked(xid, code int32) error {
-	switch {
-	case xid == wire.XidEvent:
-		// go-zookeeper hands on whatever it is, and to it events of type -1
-		// are its own: about the session.
-		b, err := l.r.Peek(min(l.left, 4))
-		if err != nil {
-			return err
+// readBody reads n bytes, which are good until the next packet.
+func (l *link) readBody(n int) ([]byte, error) {
+	if n > wire.MaxAhead { // sizes cost a server nothing: make room as the bytes come
+		body, err := io.ReadAll(io.LimitReader(l.r, int64(n)))
+		if err == nil && len(body) < n {
+			err = io.ErrUnexpectedEOF
 		}
-		if len(b) < 4 {
-			return nil // go-zookeeper finds that it is too short
-		}
-		if t := zk.EventType(int32(binary.BigEndian.Uint32(b))); t < zk.EventNodeCreated || t > zk.EventNodeChildrenChanged {
-			return fmt.Errorf("%w: event of type %d", ErrProtocol, t)
-		}
-	case xid == wire.XidCatchUp && code != 0:
-		// Before anything behind it is believed.
-		return fmt.Errorf("zsync: the server cannot catch up with its leader (error %d)", code)
-	case xid == wire.XidSetWatches && code != 0:
-		// The server has none of them. They are set again on the next
-		// connection; until then nobody must be answered.
-		return fmt.Errorf("zsync: the server has refused to set the watches again (error %d)", code)
+		return body, err
 	}
-	return nil
+	body := l.body
+	if cap(body) < n {
+		body = make([]byte, n)
+	}
+	if cap(body) <= keptBuffer {
+		l.body = body
+	}
+	_, err := io.ReadFull(l.r, body[:n])
+	return body[:n], err
 }
 
-// fit makes a reply without an error such that go-zookeeper can take it.
-func (l *link) fit(info sentInfo, size int32) error {
-	if info.bundle {
-		// Dressed up as the reply to getData: the data with their length, and a Stat.
-		binary.BigEndian.PutUint32(l.pre, uint32(size)+4+wire.StatSize)
-		l.pre = binary.BigEndian.AppendUint32(l.pre, uint32(l.left))
-		l.post = make([]byte, wire.StatSize)
-		return nil
+// event tells the hub of an event.
+func (l *link) event(body []byte) error {
+	s := wire.Scanner{Rest: body}
+	t := zk.EventType(s.Int32())
+	s.Int32() // the state of the server
+	path := s.String()
+	if s.Bad || t < zk.EventNodeCreated || t > zk.EventNodeChildrenChanged {
+		return fmt.Errorf("%w: event of type %d", ErrProtocol, t)
 	}
-	return l.checkReply(info)
-}
-
-// checkReply looks at the body of a reply for what would make go-zookeeper
-// panic, or take all memory there is, if a server answered what it should not.
-func (l *link) checkReply(info sentInfo) error {
-	switch info.op {
-	case wire.OpGetData, wire.OpGetChildren2:
-		b, err := l.r.Peek(min(l.left, 4))
-		if err != nil {
-			return err
-		}
-		if len(b) < 4 {
-			return nil // go-zookeeper finds that it is too short
-		}
-		n, each := int64(int32(binary.BigEndian.Uint32(b))), int64(1)
-		if info.op == wire.OpGetChildren2 {
-			n, each = int64(uint32(n)), 4 // a name has at least its length
-		}
-		if n*each > int64(l.left-4) {
-			return fmt.Errorf("%w: %d elements in %d bytes", ErrProtocol, n, l.left)
-		}
-	case wire.OpMulti:
-		body, err := io.ReadAll(io.LimitReader(l.r, int64(l.left))) // grows as the bytes come
-		if err != nil {
-			return err
-		}
-		if len(body) < l.left {
-			return io.ErrUnexpectedEOF
-		}
-		l.pre, l.left = append(l.pre, body...), 0
-		if wire.CountResults(body) != info.ops {
-			return fmt.Errorf("%w: malformed reply to a transaction", ErrProtocol)
-		}
-		l.inc.contact(info.at, proofOf(info.op, wire.FailureOf(body)))
-	}
+	l.inc.Watches.fire(t, path)
 	return nil
 }
 
@@ -371,6 +432,7 @@ func (l *link) handshake() error {
 	l.Conn.SetDeadline(time.Time{})
 	l.pre = append(size[:], body...)
 	l.shook.Store(true)
+	l.inc.Manager.Spawn(l.write)
 	return nil
 }
 
@@ -406,51 +468,59 @@ func (l *link) authenticated(n int) error {
 	return nil
 }
 
-// received is told the header of each packet that came in. It runs in the
-// goroutine that reads, before go-zookeeper sees the packet's last byte.
-func (l *link) received(xid, code int32) (info sentInfo) {
-	switch xid {
-	case wire.XidEvent:
-		return info
-	case wire.XidPing:
-		l.mu.Lock()
+// received is told of each packet that came in but events. It runs in the
+// goroutine that reads.
+func (l *link) received(xid, code int32, body []byte) error {
+	l.mu.Lock()
+	if xid == wire.XidPing {
 		var at stamp
 		if len(l.pings) > 0 {
 			at, l.pings = l.pings[0], l.pings[1:]
 		}
 		l.mu.Unlock()
 		l.inc.contact(at, proofOf(wire.OpPing, code))
-		return info
+		return nil
 	}
-	l.mu.Lock()
-	var ok bool
-	info, ok = l.sent[xid]
+	info, ok := l.sent[xid]
 	delete(l.sent, xid)
-	for len(l.order) > 0 {
-		if _, waits := l.sent[l.order[0]]; waits {
+	done := 0
+	for done < len(l.order) {
+		if _, waits := l.sent[l.order[done]]; waits {
 			break
 		}
-		l.order = l.order[1:]
+		done++
 	}
+	l.order = l.order[:copy(l.order, l.order[done:])]
 	l.mu.Unlock()
 	if !ok {
-		return info
+		return nil // what the link has asked for by itself
 	}
 	if info.ask != nil {
 		l.inc.Watches.answered(info.ask, code)
 	}
-	if info.op == wire.OpMulti && code == 0 {
-		return info // what it proves stands in its body
+	if info.r == nil {
+		l.inc.contact(info.at, proofOf(info.op, code))
+		if xid > 0 {
+			l.pre = append(append(make([]byte, 0, len(l.head)+len(body)), l.head[:]...), body...)
+		}
+		return nil
 	}
-	l.inc.contact(info.at, proofOf(info.op, code))
-	return info
+	// The hub and the liveness know before the caller goes on.
+	whole, ok := info.r.answer(code, body)
+	if !ok {
+		info.r.fail(zk.ErrConnectionClosed) // it may have been applied
+		return fmt.Errorf("%w: malformed reply to a request of type %d", ErrProtocol, info.op)
+	}
+	l.inc.contact(info.at, proofOf(info.op, whole))
+	info.r.done()
+	return nil
 }
 
 // removeWatch asks the server to forget a watch, unless somebody waits for it
 // again. It reports whether l is still the newest link; otherwise it has done
 // nothing.
 //
-// wmu is held from the decision until the request is written, so whatever read
+// wmu is held from the decision until the request has its place in the order, so whatever read
 // sets the watch anew is behind it. A handshake holds wmu too, from the packets
 // that set the watches again to its end: what is forgotten before is not among
 // them, and what is forgotten after is removed.
@@ -463,53 +533,62 @@ func (l *link) removeWatch(key WatchKey) (newest bool) {
 	if !l.inc.Watches.forget(key) || !l.shook.Load() {
 		return true
 	}
-	p := wire.AppendHeader(nil, wire.XidRemoveWatches, wire.OpRemoveWatches)
-	p = wire.AppendString(p, key.Path)
-	p = binary.BigEndian.AppendUint32(p, uint32(key.Kind.watcherType()))
-	l.Conn.SetWriteDeadline(time.Now().Add(l.inc.silence()))
-	if _, err := l.Conn.Write(wire.EndPacket(p)); err != nil {
-		l.Close() // it may be there in part, and what comes behind it would be taken for the rest
-	}
+	start := len(l.out)
+	l.out = wire.AppendHeader(l.out, wire.XidRemoveWatches, wire.OpRemoveWatches)
+	l.out = wire.AppendString(l.out, key.Path)
+	l.out = wire.AppendInt32(l.out, key.Kind.watcherType())
+	wire.EndPacket(l.out[start:])
+	l.wroteLocked()
 	l.inc.Manager.requests.Add(1)
 	return true
 }
 
-// SetReadDeadline bounds go-zookeeper's patience: the handshake has a limit of
-// its own, and after it silence is noticed before go-zookeeper would. So is a
-// request that is not answered though pings are.
-//
-// It is called before each packet. A request that is sent while the packet is
-// awaited has its time after the deadline that was set; before the next packet
-// it is looked at.
-func (l *link) SetReadDeadline(t time.Time) error {
-	t = l.clip(t)
+// patience bounds the wait for the next packet: silence is noticed, and so is a
+// request that is not answered though pings are. A request that is sent while a
+// packet is awaited has its time after the deadline that was set; before the next
+// packet it is looked at.
+func (l *link) patience() {
+	due := time.Now().Add(l.inc.silence())
 	l.mu.Lock()
 	if len(l.order) > 0 {
-		due := l.sent[l.order[0]].at.at.Add(l.inc.silence())
-		if l.hurried = due.Before(t); l.hurried {
-			t = due
+		if d := l.sent[l.order[0]].at.at.Add(l.inc.silence()); d.Before(due) {
+			due = d
 		}
 	}
 	l.mu.Unlock()
-	return l.Conn.SetReadDeadline(t)
+	l.deadline(due)
+}
+
+// deadline sets the read deadline to due, or leaves it where it is if that is a
+// little earlier: a deadline that moved with every packet would cost more than
+// the packet.
+func (l *link) deadline(due time.Time) {
+	if l.due.IsZero() || due.Before(l.due) || due.Sub(l.due) > l.inc.silence()/16 {
+		l.due = due
+		l.Conn.SetReadDeadline(due)
+	}
+}
+
+// SetReadDeadline bounds go-zookeeper's patience with the handshake. After that
+// the link has its own.
+func (l *link) SetReadDeadline(t time.Time) error {
+	if l.shook.Load() {
+		return nil
+	}
+	return l.Conn.SetReadDeadline(l.clip(t))
 }
 
 // SetWriteDeadline bounds a write likewise.
 func (l *link) SetWriteDeadline(t time.Time) error {
+	if l.shook.Load() {
+		return nil
+	}
 	return l.Conn.SetWriteDeadline(l.clip(t))
 }
 
 func (l *link) clip(t time.Time) time.Time {
-	limit := l.hardLimit
-	if l.shook.Load() {
-		if t.IsZero() {
-			// Between the packets of a living link: the next call sets one.
-			return t
-		}
-		limit = time.Now().Add(l.inc.silence())
-	}
-	if t.IsZero() || t.After(limit) {
-		return limit
+	if t.IsZero() || t.After(l.hardLimit) {
+		return l.hardLimit
 	}
 	return t
 }
@@ -519,6 +598,7 @@ func (l *link) clip(t time.Time) time.Time {
 // hear: nothing may be sent any more from here on.
 func (l *link) Close() error {
 	l.closeOnce.Do(func() {
+		close(l.closed)
 		c := l.Conn
 		if t, ok := c.(*tls.Conn); ok {
 			c = t.NetConn()
@@ -539,24 +619,4 @@ func authPacket(a Auth) []byte {
 	p = binary.BigEndian.AppendUint32(p, 0)
 	p = wire.AppendString(p, a.Scheme)
 	return wire.EndPacket(wire.AppendString(p, string(a.Credentials)))
-}
-
-func (inc *Incarnation) bundle(token string) []string {
-	inc.mu.Lock()
-	defer inc.mu.Unlock()
-	return inc.bundles[token]
-}
-
-// bundlePacket is the request for a bundle.
-func bundlePacket(xid int32, paths []string) []byte {
-	header := func(p []byte, op int32, done byte) []byte {
-		p = append(binary.BigEndian.AppendUint32(p, uint32(op)), done)
-		return append(p, 0xff, 0xff, 0xff, 0xff)
-	}
-	p := wire.AppendHeader(nil, xid, wire.OpMultiRead)
-	for _, path := range paths {
-		p = wire.AppendString(header(p, wire.OpGetData, 0), path)
-		p = append(p, 0) // no watch
-	}
-	return wire.EndPacket(header(p, -1, 1))
 }

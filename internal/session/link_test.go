@@ -1,23 +1,31 @@
 package session
 
 import (
+	"bytes"
+	"encoding/json"
+	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/wire"
 )
 
 // FuzzLinkRead holds that a link takes any stream apart in the same way, in
-// whatever pieces it comes, and hands on nothing but whole headers.
+// whatever pieces it comes, hands on to go-zookeeper nothing but the reply that
+// it waits for, and gives every other request one answer.
 func FuzzLinkRead(f *testing.F) {
-	f.Add(frame(replyTo(1, 0, words(0)...)), 3, int32(wire.OpGetData))
-	f.Add(append(frame(replyTo(wire.XidPing, 0)), frame(replyTo(1, -101))...), 1, int32(wire.OpExists))
-	f.Add(frame(replyTo(1, 0, append(words(-1, 0), 1, 2, 3, 4)...)), 7, int32(wire.OpMulti))
-	f.Add(words(-5), 1, int32(0))
-	f.Fuzz(func(t *testing.T, in []byte, piece int, op int32) {
+	f.Add(frame(replyTo(firstXid+1, 0, words(0)...)), 3, uint8(0))
+	f.Add(append(frame(replyTo(wire.XidPing, 0)), frame(replyTo(firstXid+1, -101))...), 1, uint8(1))
+	f.Add(frame(replyTo(firstXid+1, 0, append(words(-1, 0), 1, 2, 3, 4)...)), 7, uint8(2))
+	f.Add(frame(replyTo(1, 0)), 7, uint8(2))
+	f.Add(words(-5), 1, uint8(3))
+	f.Fuzz(func(t *testing.T, in []byte, piece int, kind uint8) {
 		if piece < 1 || piece > 64 {
 			piece = 5
 		}
@@ -27,38 +35,90 @@ func FuzzLinkRead(f *testing.F) {
 			defer inc.end(nil)
 			l := newLink(inc, scripted{r: strings.NewReader(string(in)), piece: piece}, "x:1", time.Now().Add(time.Minute))
 			l.shook.Store(true)
-			l.sent[1] = sentInfo{op: op}
+			l.open()
+			r, said := someRequest(kind)
+			if !l.send(r) {
+				t.Fatal("the link takes no request")
+			}
+			l.Write(wire.EndPacket(wire.AppendHeader(nil, 1, wire.OpCloseSession)))
 			out, _ := io.ReadAll(l)
-			return string(out)
+			l.over() // a second answer closes a channel again
+			return fmt.Sprintf("%q %s", out, said())
 		}
 		whole := read(1 << 20)
 		if got := read(piece); got != whole {
-			t.Errorf("in pieces of %d: %q; at once: %q", piece, got, whole)
-		}
-		if !strings.HasPrefix(string(in), whole) {
-			t.Errorf("read %q out of %q", whole, in)
+			t.Errorf("in pieces of %d: %s; at once: %s", piece, got, whole)
 		}
 	})
 }
 
-// FuzzPackets holds that what the link reads of a request is what was sent.
+// someRequest returns a request of one of the kinds there are, and what tells its
+// answer.
+func someRequest(kind uint8) (r request, said func() string) {
+	switch kind % 6 {
+	case 0:
+		return tellingOf(getCall("/x"))
+	case 1:
+		return tellingOf(childrenCall("/x"))
+	case 2:
+		return tellingOf(multiCall([]any{&zk.DeleteRequest{Path: "/x"}, &zk.SetDataRequest{Path: "/x"}}))
+	case 3:
+		return tellingOf(bundleCall([]string{"/x", "/y"}))
+	case 4:
+		return tellingOf(aclCall("/x"))
+	}
+	return tellingOf(existsCall("/x"))
+}
+
+func tellingOf[T any](c call[T]) (request, func() string) {
+	p := &pending[T]{Done: make(chan struct{}), call: c}
+	return p, func() string {
+		<-p.Done
+		b, _ := json.Marshal(p.val)
+		return fmt.Sprintf("%s %v", b, p.err)
+	}
+}
+
+// FuzzPackets holds that a server reads of a request what was asked for.
 func FuzzPackets(f *testing.F) {
-	f.Add(int32(7), int32(wire.OpGetData), "/a/b", []byte{1})
-	f.Add(int32(-1), int32(0), "", []byte{})
-	f.Fuzz(func(t *testing.T, xid, op int32, path string, rest []byte) {
-		p := wire.EndPacket(append(wire.AppendString(wire.AppendHeader(nil, xid, op), path), rest...))
-		if got, ok := wire.Path(p); !ok || got != path {
-			t.Errorf("packetPath = %q, %v; want %q", got, ok, path)
+	f.Add("/a/b", []byte{1}, int32(3))
+	f.Add("", []byte{}, int32(-1))
+	f.Fuzz(func(t *testing.T, path string, data []byte, version int32) {
+		acl := []zk.ACL{{Perms: 31, Scheme: "world", ID: "anyone"}}
+		ops := []any{
+			&zk.CreateRequest{Path: path, Data: data, Acl: acl, Flags: version},
+			&zk.SetDataRequest{Path: path, Data: data, Version: version},
+			&zk.CheckVersionRequest{Path: path, Version: version},
 		}
-		for n := range p {
-			if got, ok := wire.Path(p[:n]); ok && got != path {
-				t.Errorf("packetPath of %d bytes = %q", n, got)
+		s := wire.Scanner{Rest: wire.AppendOps(nil, ops)}
+		for i := range ops {
+			op, more := s.Next()
+			if got := s.String(); !more || got != path {
+				t.Fatalf("operation %d: path %q, %v; want %q", i, got, more, path)
+			}
+			if op != wire.OpCheck {
+				if got := s.Data(); !bytes.Equal(got, data) || (got == nil) != (data == nil) {
+					t.Fatalf("operation %d: data %q, want %q", i, got, data)
+				}
+			}
+			if op == wire.OpCreate {
+				if got := s.ACL(); !slices.Equal(got, acl) {
+					t.Fatalf("permissions %v, want %v", got, acl)
+				}
+			}
+			if got := s.Int32(); got != version {
+				t.Fatalf("operation %d: version %d, want %d", i, got, version)
 			}
 		}
-		wire.Path(rest)
-		wire.CountOps(rest)
-		wire.CountResults(rest)
-		parseBundle(rest, int(xid))
+		if _, more := s.Next(); more || s.Bad || len(s.Rest) > 0 {
+			t.Fatal("the transaction does not end where it should")
+		}
+		names := []string{path, string(data), ""}
+		s = wire.Scanner{Rest: wire.AppendStrings(nil, names)}
+		if got := s.Strings(); !slices.Equal(got, names) || s.Bad || len(s.Rest) > 0 {
+			t.Fatalf("names %q, want %q", got, names)
+		}
+		parseBundle(data, int(version))
 	})
 }
 
@@ -71,3 +131,5 @@ type scripted struct {
 
 func (c scripted) Read(p []byte) (int, error) { return c.r.Read(p[:min(len(p), c.piece)]) }
 func (c scripted) Close() error               { return nil }
+
+func (c scripted) SetReadDeadline(time.Time) error { return nil }

@@ -17,9 +17,7 @@ func (inc *Incarnation) CreateOwn(ctx context.Context, path string, data []byte)
 	}
 	open := false // an attempt without a reply may have been applied
 	for try := 0; ; try++ {
-		p, err := start(ctx, inc, func(c *zk.Conn) (string, error) {
-			return c.Create(path, data, zk.FlagEphemeral, inc.Manager.Config.ACL)
-		})
+		p, err := start(ctx, inc, inc.createCall(path, data, zk.FlagEphemeral))
 		if err == nil {
 			_, err = p.Wait(ctx, inc)
 		}

@@ -140,9 +140,7 @@ func (inc *Incarnation) Remove(path string) *Removal {
 func (inc *Incarnation) RemoveNow(ctx context.Context, path string) error {
 	mayBeDone := false // an attempt without a reply may have been applied
 	for try := 0; ; try++ {
-		_, err := attempt(ctx, inc, func(c *zk.Conn) (struct{}, error) {
-			return struct{}{}, c.Delete(path, -1)
-		})
+		_, err := attempt(ctx, inc, deleteCall(path))
 		switch {
 		case err == nil, IsNoNode(err) && mayBeDone:
 			return nil

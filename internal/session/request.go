@@ -5,14 +5,68 @@ import (
 	"errors"
 	"time"
 
-	"github.com/go-zookeeper/zk"
+	"github.com/zsync/zsync/internal/wire"
 )
+
+// A call is what a request says and what its reply means.
+type call[T any] struct {
+	op   int32
+	path string                  // "" if it is not of one znode
+	body func(p []byte) []byte   // appends what follows the path; nil: nothing
+	take func(s *wire.Scanner) T // takes the reply apart, which is no error; nil: there is nothing in it
+
+	// judge, if it is not nil, is take for a reply that can tell of an error of
+	// its own.
+	judge func(s *wire.Scanner) (v T, code int32, err error)
+}
 
 // A pending is a request whose reply may be awaited, or left to someone else.
 type pending[T any] struct {
 	Done chan struct{} // closed when val and err are set
 	val  T
 	err  error
+	call call[T]
+}
+
+func (p *pending[T]) opcode() int32 { return p.call.op }
+
+func (p *pending[T]) encode(b []byte) []byte {
+	if p.call.path != "" {
+		b = wire.AppendString(b, p.call.path)
+	}
+	if p.call.body != nil {
+		b = p.call.body(b)
+	}
+	return b
+}
+
+func (p *pending[T]) key() (key WatchKey, ok bool) {
+	switch p.call.op {
+	case wire.OpGetData, wire.OpExists, wire.OpGetChildren2:
+		return WatchKey{kindOfRead(p.call.op), p.call.path}, true
+	}
+	return key, false
+}
+
+func (p *pending[T]) answer(code int32, body []byte) (whole int32, ok bool) {
+	s := wire.Scanner{Rest: body}
+	switch {
+	case code != 0:
+		p.err = codeError(code)
+	case p.call.judge != nil:
+		p.val, code, p.err = p.call.judge(&s)
+	case p.call.take != nil:
+		p.val = p.call.take(&s)
+	}
+	return code, !s.Bad
+}
+
+func (p *pending[T]) done() { close(p.Done) }
+
+func (p *pending[T]) fail(err error) {
+	var zero T
+	p.val, p.err = zero, err
+	close(p.Done)
 }
 
 // Wait waits for the reply. When ctx or the incarnation ends first it returns
@@ -35,32 +89,34 @@ func (p *pending[T]) Wait(ctx context.Context, inc *Incarnation) (T, error) {
 	}
 }
 
-// start sends a request of this incarnation, f, as soon as there is a
-// connection, and returns without waiting. go-zookeeper knows no contexts: what
-// was begun may be executed whatever becomes of the caller, so a caller that
-// leaves passes the pending on to someone who collects its effect.
+// start sends a request of this incarnation as soon as there is a connection, and
+// returns without waiting for the reply. What was sent may be executed whatever
+// becomes of the caller, so a caller that leaves passes the pending on to someone
+// who collects its effect.
 //
-// A request is not begun while there is no connection: it would wait in
-// go-zookeeper's queue and run long after its caller has given up.
-func start[T any](ctx context.Context, inc *Incarnation, f func(c *zk.Conn) (T, error)) (*pending[T], error) {
+// Requests have their places in the order when start returns: if two are on one
+// connection, the one that was started first is executed first.
+func start[T any](ctx context.Context, inc *Incarnation, c call[T]) (*pending[T], error) {
 	if ctx.Err() != nil {
 		return nil, CtxErr(ctx)
 	}
 	if err := inc.Connection(ctx); err != nil {
 		return nil, err
 	}
-	p := &pending[T]{Done: make(chan struct{})}
-	inc.Manager.Spawn(func() {
-		defer close(p.Done)
-		p.val, p.err = f(inc.Conn)
-	})
+	if inc.Ctx.Err() != nil {
+		return nil, ErrEnded
+	}
+	p := &pending[T]{Done: make(chan struct{}), call: c}
+	if !inc.newestLink().send(p) {
+		p.fail(errUnsent) // the connection has just gone
+	}
 	return p, nil
 }
 
 // attempt makes a single attempt at a request. An error of unknown outcome is
 // passed on as it is.
-func attempt[T any](ctx context.Context, inc *Incarnation, f func(c *zk.Conn) (T, error)) (T, error) {
-	p, err := start(ctx, inc, f)
+func attempt[T any](ctx context.Context, inc *Incarnation, c call[T]) (T, error) {
+	p, err := start(ctx, inc, c)
 	if err != nil {
 		var zero T
 		return zero, err
@@ -70,9 +126,9 @@ func attempt[T any](ctx context.Context, inc *Incarnation, f func(c *zk.Conn) (T
 
 // retry makes attempts at a request that may safely be applied twice, until it
 // is answered. It is for reads, and for writes that name what they expect.
-func retry[T any](ctx context.Context, inc *Incarnation, f func(c *zk.Conn) (T, error)) (T, error) {
+func retry[T any](ctx context.Context, inc *Incarnation, c call[T]) (T, error) {
 	for try := 0; ; try++ {
-		v, err := attempt(ctx, inc, f)
+		v, err := attempt(ctx, inc, c)
 		switch {
 		case errors.Is(err, ErrEnded), OutcomeOf(err) == Answered:
 			return v, err

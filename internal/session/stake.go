@@ -110,9 +110,9 @@ func (inc *Incarnation) inquire(urgent bool) (q *inquiry, wait time.Duration) {
 	inc.Manager.Spawn(func() {
 		var err error
 		if p == provesQuorum {
-			err = inc.Conn.Delete(inc.nobody, -1)
+			_, err = attempt(inc.Ctx, inc, deleteCall(inc.nobody))
 		} else {
-			_, err = inc.Conn.Sync(inc.nobody)
+			_, err = attempt(inc.Ctx, inc, syncCall(inc.nobody))
 		}
 		if err != nil && !IsNoNode(err) && OutcomeOf(err) != Unknown {
 			// Refused, as by a server that has too much to do. (What is lost with

@@ -24,76 +24,64 @@ func sizeOfACL(acl []zk.ACL) (n int) {
 
 // Get reads the data of a znode.
 func (inc *Incarnation) Get(ctx context.Context, path string) ([]byte, *zk.Stat, error) {
-	n, err := retry(ctx, inc, func(c *zk.Conn) (Node, error) {
-		data, stat, err := c.Get(path)
-		return Node{data, stat}, err
-	})
+	n, err := retry(ctx, inc, getCall(path))
 	return n.Data, n.Stat, err
 }
 
 // Exists reads the Stat of a znode, or nil if there is none.
 func (inc *Incarnation) Exists(ctx context.Context, path string) (*zk.Stat, error) {
-	return retry(ctx, inc, func(c *zk.Conn) (*zk.Stat, error) {
-		ok, stat, err := c.Exists(path)
-		if !ok {
-			stat = nil
-		}
-		return stat, err
-	})
+	stat, err := retry(ctx, inc, existsCall(path))
+	if IsNoNode(err) {
+		return nil, nil
+	}
+	return stat, err
 }
 
 // Children lists the children of a znode.
 func (inc *Incarnation) Children(ctx context.Context, path string) ([]string, *zk.Stat, error) {
-	type list struct {
-		names []string
-		stat  *zk.Stat
-	}
-	l, err := retry(ctx, inc, func(c *zk.Conn) (list, error) {
-		names, stat, err := c.Children(path)
-		return list{names, stat}, err
-	})
+	l, err := retry(ctx, inc, childrenCall(path))
 	return l.names, l.stat, err
 }
 
 // Sync makes the server that answers catch up with the leader.
 func (inc *Incarnation) Sync(ctx context.Context, path string) error {
-	_, err := retry(ctx, inc, func(c *zk.Conn) (string, error) { return c.Sync(path) })
+	_, err := retry(ctx, inc, syncCall(path))
 	return err
 }
 
 // Multi applies ops, which must be such that they can be applied only once, in
 // one transaction. If a reply was lost the error may be that they have been.
 func (inc *Incarnation) Multi(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
-	return retry(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
+	return retry(ctx, inc, multiCall(ops))
 }
 
 // AttemptMulti is a single attempt at a transaction. An error of unknown outcome is
 // passed on as it is.
 func (inc *Incarnation) AttemptMulti(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
-	return attempt(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
+	return attempt(ctx, inc, multiCall(ops))
 }
 
 // StartMulti is tryMulti without waiting for the reply.
 func (inc *Incarnation) StartMulti(ctx context.Context, ops []any) (*pending[[]zk.MultiResponse], error) {
-	return start(ctx, inc, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
+	return start(ctx, inc, multiCall(ops))
 }
 
 // StartCreate sends a single attempt at a create, without waiting for the reply.
 func (inc *Incarnation) StartCreate(ctx context.Context, path string, data []byte, flags int32) (*pending[string], error) {
-	return start(ctx, inc, func(c *zk.Conn) (string, error) { return c.Create(path, data, flags, inc.Manager.Config.ACL) })
+	return start(ctx, inc, inc.createCall(path, data, flags))
 }
 
 // DeleteEmpty deletes a znode that nobody would miss, if it has no children.
 // When a reply was lost the error may be that there is none.
 func (inc *Incarnation) DeleteEmpty(ctx context.Context, path string) error {
-	_, err := retry(ctx, inc, func(c *zk.Conn) (struct{}, error) { return struct{}{}, c.Delete(path, -1) })
+	_, err := retry(ctx, inc, deleteCall(path))
 	return err
 }
 
 // Set writes the data of a znode that only this client writes, so that writing
 // it twice does no harm. It returns the new Stat.
 func (inc *Incarnation) Set(ctx context.Context, path string, data []byte, version int32) (*zk.Stat, error) {
-	return retry(ctx, inc, func(c *zk.Conn) (*zk.Stat, error) { return c.Set(path, data, version) })
+	return retry(ctx, inc, setCall(path, data, version))
 }
 
 // Create makes a persistent znode, with its parents, and reports whether it
@@ -104,9 +92,7 @@ func (inc *Incarnation) Set(ctx context.Context, path string, data []byte, versi
 // something unique into it.
 func (inc *Incarnation) Create(ctx context.Context, path string, data []byte) (bool, error) {
 	for {
-		_, err := retry(ctx, inc, func(c *zk.Conn) (string, error) {
-			return c.Create(path, data, zk.FlagPersistent, inc.Manager.Config.ACL)
-		})
+		_, err := retry(ctx, inc, inc.createCall(path, data, zk.FlagPersistent))
 		switch {
 		case IsNodeExists(err):
 			return false, nil
@@ -150,16 +136,14 @@ func (inc *Incarnation) addDir(ctx context.Context, path string, data []byte) (b
 		return true, nil
 	}
 	for {
-		_, err := retry(ctx, inc, func(c *zk.Conn) (string, error) {
-			if inc.Manager.lasts(path) {
-				return c.Create(path, data, zk.FlagPersistent, inc.Manager.Config.ACL)
-			}
-			p, err := c.Create(path, data, zk.FlagContainer, inc.Manager.Config.ACL) // see link
-			if isUnimplemented(err) {                                                // before ZooKeeper 3.5
-				return c.Create(path, data, zk.FlagPersistent, inc.Manager.Config.ACL)
-			}
-			return p, err
-		})
+		flags := int32(zk.FlagContainer)
+		if inc.Manager.lasts(path) {
+			flags = zk.FlagPersistent
+		}
+		_, err := retry(ctx, inc, inc.createCall(path, data, flags))
+		if isUnimplemented(err) { // before ZooKeeper 3.5
+			_, err = retry(ctx, inc, inc.createCall(path, data, zk.FlagPersistent))
+		}
 		switch {
 		case IsNodeExists(err):
 			return false, nil

@@ -68,10 +68,7 @@ func (inc *Incarnation) VetNow(ctx context.Context, path string) error {
 	if !inc.Manager.protects() {
 		return nil
 	}
-	acl, err := retry(ctx, inc, func(c *zk.Conn) ([]zk.ACL, error) {
-		acl, _, err := c.GetACL(path)
-		return acl, err
-	})
+	acl, err := retry(ctx, inc, aclCall(path))
 	if errors.Is(err, zk.ErrNoAuth) {
 		return fmt.Errorf("%w: the ACL of %s, which somebody else has made, cannot be read: %w", ErrUnprotected, inc.Manager.Bare(path), err)
 	}

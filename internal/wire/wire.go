@@ -17,6 +17,7 @@ const (
 	OpExists          = 3
 	OpGetData         = 4
 	OpSetData         = 5
+	OpGetACL          = 6
 	OpSync            = 9
 	OpPing            = 11
 	OpGetChildren2    = 12
@@ -45,18 +46,6 @@ const (
 	MaxAhead          = 1 << 20   // of what a client makes room for before it has come
 	SetWatchesPortion = 128 << 10
 )
-
-// Path returns the path with which the body of a request begins.
-func Path(p []byte) (string, bool) {
-	if len(p) < 16 {
-		return "", false
-	}
-	n := int(binary.BigEndian.Uint32(p[12:]))
-	if n < 0 || n > len(p)-16 {
-		return "", false
-	}
-	return string(p[16 : 16+n]), true
-}
 
 // AppendHeader begins a packet; [EndPacket] fills in its length.
 func AppendHeader(p []byte, xid, op int32) []byte {
@@ -124,79 +113,6 @@ func (s *Scanner) Next() (op int32, more bool) {
 	done := s.Take(1)
 	s.Int32()
 	return op, !s.Bad && done[0] == 0
-}
-
-// CountOps returns how many operations a request for a multi has, or -1 if p is
-// none. p begins behind the header.
-func CountOps(p []byte) (n int) {
-	s := Scanner{Rest: p}
-	for {
-		op, more := s.Next()
-		if !more {
-			break
-		}
-		n++
-		s.Buffer() // the path
-		switch op {
-		case OpCreate:
-			s.Buffer() // data
-			for acls := s.Int32(); acls > 0 && !s.Bad; acls-- {
-				s.Int32()
-				s.Buffer()
-				s.Buffer()
-			}
-		case OpSetData:
-			s.Buffer()
-		}
-		s.Int32() // flags, or version
-	}
-	if s.Bad {
-		return -1
-	}
-	return n
-}
-
-// CountResults returns how many results a reply to a multi has, or -2 if p is
-// none. p begins behind the header.
-func CountResults(p []byte) (n int) {
-	s := Scanner{Rest: p}
-	for {
-		op, more := s.Next()
-		if !more {
-			break
-		}
-		n++
-		switch op {
-		case OpCreate:
-			s.Buffer()
-		case OpSetData:
-			s.Take(StatSize)
-		case OpFailed:
-			s.Int32()
-		case OpDelete, OpCheck:
-		default:
-			s.Bad = true
-		}
-	}
-	if s.Bad {
-		return -2
-	}
-	return n
-}
-
-// FailureOf returns the error code of the operation for which a multi failed, or
-// 0 if it did not. p begins behind the header of the reply.
-func FailureOf(p []byte) int32 {
-	s := Scanner{Rest: p}
-	for {
-		op, more := s.Next()
-		if !more || op != OpFailed {
-			return 0 // one that was applied says that all were
-		}
-		if code := s.Int32(); code != 0 { // 0 is for those before it
-			return code
-		}
-	}
 }
 
 // StatSize is the size of a Stat on the wire.

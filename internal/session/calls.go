@@ -1,0 +1,93 @@
+package session
+
+import (
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/wire"
+)
+
+// This file holds the requests that a session sends, as its link encodes them.
+
+type void = struct{}
+
+func (inc *Incarnation) createCall(path string, data []byte, flags int32) call[string] {
+	op := int32(wire.OpCreate)
+	if flags == zk.FlagContainer {
+		op = wire.OpCreateContainer
+	}
+	return call[string]{
+		op: op, path: path,
+		body: func(p []byte) []byte { return wire.AppendCreate(p, data, inc.Manager.Config.ACL, flags) },
+		take: (*wire.Scanner).String,
+	}
+}
+
+func deleteCall(path string) call[void] {
+	return call[void]{op: wire.OpDelete, path: path, body: appendAnyVersion}
+}
+
+func appendAnyVersion(p []byte) []byte { return wire.AppendInt32(p, -1) }
+
+func getCall(path string) call[Node] {
+	return call[Node]{op: wire.OpGetData, path: path, take: takeNode}
+}
+
+func takeNode(s *wire.Scanner) Node { return Node{s.Data(), s.Stat()} }
+
+func existsCall(path string) call[*zk.Stat] {
+	return call[*zk.Stat]{op: wire.OpExists, path: path, take: (*wire.Scanner).Stat}
+}
+
+// A listing is the children of a znode.
+type listing struct {
+	names []string
+	stat  *zk.Stat
+}
+
+func childrenCall(path string) call[listing] {
+	return call[listing]{op: wire.OpGetChildren2, path: path, take: takeListing}
+}
+
+func takeListing(s *wire.Scanner) listing { return listing{s.Strings(), s.Stat()} }
+
+func setCall(path string, data []byte, version int32) call[*zk.Stat] {
+	return call[*zk.Stat]{
+		op: wire.OpSetData, path: path,
+		body: func(p []byte) []byte { return wire.AppendInt32(wire.AppendBuffer(p, data), version) },
+		take: (*wire.Scanner).Stat,
+	}
+}
+
+func syncCall(path string) call[void] { return call[void]{op: wire.OpSync, path: path} }
+
+func aclCall(path string) call[[]zk.ACL] {
+	return call[[]zk.ACL]{op: wire.OpGetACL, path: path, take: (*wire.Scanner).ACL}
+}
+
+func multiCall(ops []any) call[[]zk.MultiResponse] {
+	return call[[]zk.MultiResponse]{
+		op:   wire.OpMulti,
+		body: func(p []byte) []byte { return wire.AppendOps(p, ops) },
+		judge: func(s *wire.Scanner) ([]zk.MultiResponse, int32, error) {
+			rs, code := s.Results(len(ops), codeError)
+			return rs, code, codeError(code)
+		},
+	}
+}
+
+// A bundle is the reply to a request for the data of many znodes.
+type bundle struct {
+	nodes   []Node
+	refused []int // the places of those that the server did not give
+}
+
+func bundleCall(paths []string) call[bundle] {
+	return call[bundle]{
+		op:   wire.OpMultiRead,
+		body: func(p []byte) []byte { return wire.AppendReads(p, paths) },
+		judge: func(s *wire.Scanner) (b bundle, code int32, err error) {
+			b.nodes, b.refused, err = parseBundle(s.Rest, len(paths))
+			return b, 0, err
+		},
+	}
+}

@@ -1,0 +1,162 @@
+package wire
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// AppendInt32 appends n.
+func AppendInt32(p []byte, n int32) []byte { return binary.BigEndian.AppendUint32(p, uint32(n)) }
+
+// AppendBuffer appends bytes with their length, which is -1 for none.
+func AppendBuffer(p, b []byte) []byte {
+	if b == nil {
+		return AppendInt32(p, -1)
+	}
+	return append(AppendInt32(p, int32(len(b))), b...)
+}
+
+// AppendCreate appends what follows the path in a request to create a znode.
+func AppendCreate(p, data []byte, acl []zk.ACL, flags int32) []byte {
+	p = AppendBuffer(p, data)
+	p = AppendInt32(p, int32(len(acl)))
+	for _, a := range acl {
+		p = AppendInt32(p, a.Perms)
+		p = AppendString(p, a.Scheme)
+		p = AppendString(p, a.ID)
+	}
+	return AppendInt32(p, flags)
+}
+
+// AppendOps appends the operations of a multi, which are go-zookeeper's.
+func AppendOps(p []byte, ops []any) []byte {
+	head := func(op int32, path string) {
+		p = AppendString(appendOpHeader(p, op, false), path)
+	}
+	for _, op := range ops {
+		switch op := op.(type) {
+		case *zk.CreateRequest:
+			head(OpCreate, op.Path)
+			p = AppendCreate(p, op.Data, op.Acl, op.Flags)
+		case *zk.SetDataRequest:
+			head(OpSetData, op.Path)
+			p = AppendInt32(AppendBuffer(p, op.Data), op.Version)
+		case *zk.DeleteRequest:
+			head(OpDelete, op.Path)
+			p = AppendInt32(p, op.Version)
+		case *zk.CheckVersionRequest:
+			head(OpCheck, op.Path)
+			p = AppendInt32(p, op.Version)
+		default:
+			panic(fmt.Sprintf("zsync: BUG: operation of type %T", op))
+		}
+	}
+	return appendOpHeader(p, -1, true)
+}
+
+// AppendReads appends the operations of a multiRead: the data of each path.
+func AppendReads(p []byte, paths []string) []byte {
+	for _, path := range paths {
+		p = AppendString(appendOpHeader(p, OpGetData, false), path)
+		p = append(p, 0) // no watch
+	}
+	return appendOpHeader(p, -1, true)
+}
+
+func appendOpHeader(p []byte, op int32, done bool) []byte {
+	p = append(AppendInt32(p, op), 0)
+	if done {
+		p[len(p)-1] = 1
+	}
+	return AppendInt32(p, -1)
+}
+
+// String takes a string.
+func (s *Scanner) String() string { return string(s.Buffer()) }
+
+// Data takes a copy of a buffer, nil if there is none.
+func (s *Scanner) Data() []byte {
+	n := s.Int32()
+	if n == -1 || s.Bad {
+		return nil
+	}
+	return bytes.Clone(s.Take(int(n)))
+}
+
+// Strings takes a vector of strings. They share one piece of memory: whoever
+// keeps few of many copies them.
+func (s *Scanner) Strings() []string {
+	n := s.Int32()
+	if n <= 0 || s.Bad {
+		return nil
+	}
+	if int(n) > len(s.Rest)/4 { // each has at least its length
+		s.Bad = true
+		return nil
+	}
+	all := string(s.Rest)
+	out := make([]string, 0, n)
+	for range n {
+		from := len(all) - len(s.Rest) + 4
+		b := s.Buffer()
+		if s.Bad {
+			return nil
+		}
+		out = append(out, all[from:from+len(b)])
+	}
+	return out
+}
+
+// Stat takes a Stat.
+func (s *Scanner) Stat() *zk.Stat {
+	b := s.Take(StatSize)
+	if s.Bad {
+		return nil
+	}
+	return ParseStat(b)
+}
+
+// ACL takes a list of permissions.
+func (s *Scanner) ACL() (acl []zk.ACL) {
+	for n := s.Int32(); n > 0 && !s.Bad; n-- {
+		acl = append(acl, zk.ACL{Perms: s.Int32(), Scheme: s.String(), ID: s.String()})
+	}
+	return acl
+}
+
+// Results takes the results of the n operations of a multi. code is the first of
+// their errors that says why it failed, or 0.
+func (s *Scanner) Results(n int, toError func(code int32) error) (rs []zk.MultiResponse, code int32) {
+	rs = make([]zk.MultiResponse, 0, n)
+	for op, more := s.Next(); more; op, more = s.Next() {
+		var r zk.MultiResponse
+		switch op {
+		case OpCreate:
+			r.String = s.String()
+		case OpSetData:
+			r.Stat = s.Stat()
+		case OpFailed:
+			c := s.Int32()
+			r.Error = toError(c)
+			if code == 0 {
+				code = c
+			}
+		case OpDelete, OpCheck:
+		default:
+			s.Bad = true
+		}
+		if len(rs) == n {
+			s.Bad = true
+			return nil, 0
+		}
+		rs = append(rs, r)
+	}
+	if s.Bad || len(rs) != n {
+		s.Bad = true
+		return nil, 0
+	}
+	return rs, code
+}
