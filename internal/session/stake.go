@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/zsync/zsync/internal/wire"
 )
 
 // A Stake is something that is held through a session. As long as there is one,
@@ -58,7 +60,7 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 		var answered <-chan struct{}
 		var ripe <-chan time.Time
 		if q != nil {
-			answered = q.done
+			answered = q.ended
 			enough = 0 // it is as certain as can be
 		} else {
 			ripe = time.After(wait)
@@ -77,7 +79,10 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 // An inquiry is a request that is to confirm the session.
 type inquiry struct {
 	limit time.Time     // when to give up the connection; used by the watchdog alone
-	done  chan struct{} // closed when it has been answered, or cannot be any more
+	ended chan struct{} // closed when it has been answered, or cannot be any more
+	inc   *Incarnation
+	op    int32
+	code  int32 // of the answer
 }
 
 // inquire makes the next inquiry, if it is due and none is under way, and
@@ -105,29 +110,63 @@ func (inc *Incarnation) inquire(urgent bool) (q *inquiry, wait time.Duration) {
 		left = timeout // nothing is held that could be lost
 	}
 	// Half of the time is for this server, the rest for others.
-	q = &inquiry{limit: now.Add(left / 2), done: make(chan struct{})}
+	q = &inquiry{limit: now.Add(left / 2), ended: make(chan struct{})}
 	inc.asking = q
+	q.op, q.inc = wire.OpDelete, inc
+	if p != provesQuorum {
+		q.op = wire.OpSync
+	}
+	// Not with liveMu held: the link notes when it is sent.
 	inc.Manager.Spawn(func() {
-		var err error
-		if p == provesQuorum {
-			_, err = attempt(inc.Ctx, inc, deleteCall(inc.nobody))
-		} else {
-			_, err = attempt(inc.Ctx, inc, syncCall(inc.nobody))
+		if !inc.newestLink().send(q) {
+			q.over(timeout / 100) // the connection has just gone
 		}
-		if err != nil && !IsNoNode(err) && OutcomeOf(err) != Unknown {
-			// Refused, as by a server that has too much to do. (What is lost with
-			// its connection is sent again over the next, as soon as there is one.)
-			select {
-			case <-time.After(timeout / 100):
-			case <-inc.Ctx.Done():
-			}
-		}
-		inc.LiveMu.Lock()
-		inc.asking = nil
-		inc.LiveMu.Unlock()
-		close(q.done)
 	})
 	return q, 0
+}
+
+func (q *inquiry) opcode() int32 { return q.op }
+
+func (q *inquiry) encode(p []byte) []byte {
+	p = wire.AppendString(p, q.inc.nobody)
+	if q.op == wire.OpDelete {
+		p = wire.AppendInt32(p, -1) // any version
+	}
+	return p
+}
+
+func (q *inquiry) key() (key WatchKey, ok bool) { return key, false }
+
+func (q *inquiry) answer(code int32, _ []byte) (whole int32, ok bool) {
+	q.code = code
+	return code, true
+}
+
+func (q *inquiry) done() {
+	if proofOf(q.op, q.code) != provesNothing {
+		q.over(0)
+		return
+	}
+	// Refused, as by a server that has too much to do.
+	q.inc.Manager.Spawn(func() { q.over(time.Duration(q.inc.Timeout.Load()) / 100) })
+}
+
+// fail is told that the connection is lost. The inquiry is sent again over the
+// next, as soon as there is one.
+func (q *inquiry) fail(error) { q.over(0) }
+
+// over is the end of q, after a while.
+func (q *inquiry) over(wait time.Duration) {
+	if wait > 0 {
+		select {
+		case <-time.After(wait):
+		case <-q.inc.Ctx.Done():
+		}
+	}
+	q.inc.LiveMu.Lock()
+	q.inc.asking = nil
+	q.inc.LiveMu.Unlock()
+	close(q.ended)
 }
 
 // wake has the watchdog look again.
@@ -154,7 +193,7 @@ func (inc *Incarnation) watchdog() {
 		if inc.staked() {
 			q, due := inc.inquire(false)
 			if q != nil {
-				answered = q.done
+				answered = q.ended
 				if due = time.Until(q.limit); due <= 0 {
 					inc.hangUp()
 					q.limit = time.Now().Add(wait)
