@@ -6,12 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"math"
-	"sync"
-	"sync/atomic"
 	"time"
 
-	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/queue"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -60,34 +57,8 @@ import (
 // refuse. The names of buckets make a listing of 1 MiB at 40 million elements.
 type Queue[T any] struct {
 	made
-	q    *queueCore
-	pull *queueCore // of Receive: it claims nothing ahead
-}
-
-// A queueCore is a Queue that knows only bytes.
-type queueCore struct {
-	s    *Session
-	m    *session.Manager
-	cfg  queueConfig
-	path string
-
-	// As the server knows them.
-	dir, claims, senders, receipts, dead string
-
-	check   func(it *item) error // decodes it; the error is why it goes to the dead letters
-	foreign *foreign             // another library's layout, or nil
-	line    line.Line            // of those who want elements
-	room    line.Line            // of those who wait for room
-	cache   batchCache
-	out     outbox
-	under   reaper
-	skips   skipper
-	zxid    atomic.Int64 // that made path, as last seen by the pump
-
-	mu        sync.Mutex
-	pump      *pump               // of the present consumers; guarded by mu
-	ledger    *ledger             // the newest, or nil; guarded by mu
-	listeners map[chan error]bool // who is told of errors; guarded by mu
+	cfg queueConfig
+	q   queue.Engine
 }
 
 // NewQueue returns the Queue at path. It does no I/O. A bad argument is reported
@@ -95,47 +66,15 @@ type queueCore struct {
 // and [Queue.Deliveries] are closed at once then, and [Queue.Err] says why.
 func NewQueue[T any](s *Session, path string, opts ...QueueOption) *Queue[T] {
 	cfg := newQueueConfig(opts)
-	q := &Queue[T]{made: made{s: s, path: path, err: checkNew(s, path, cfg.err)}}
-	q.q = &queueCore{s: s, path: path, cfg: cfg}
+	q := &Queue[T]{made: made{s: s, path: path, err: checkNew(s, path, cfg.err)}, cfg: cfg}
 	if q.misuse() != nil {
 		return q
 	}
-	q.q = newCore[T](s, path, cfg)
-	cfg.prefetch = 1
-	q.pull = newCore[T](s, path, cfg)
-	return q
-}
-
-func newCore[T any](s *Session, path string, cfg queueConfig) *queueCore {
-	c := &queueCore{s: s, path: path, cfg: cfg}
-	c.check = func(it *item) error {
-		if it.fault != nil {
-			it.misfit = true
-			return it.fault
-		}
-		v, err := decode[T](cfg.codec, it.data)
-		if err == nil {
-			c.skips.fits()
-		} else {
-			it.misfit = true
-		}
-		if n := cfg.maxAttempts; err == nil && n > 0 && it.attempts() >= n {
-			err = fmt.Errorf("delivered %d times without success", it.attempts())
-		}
-		if err == nil {
-			it.value = &v
-		}
-		return err
+	decode := func(data []byte) (any, error) { return decode[T](cfg.codec, data) }
+	if q.q = queue.New(s.m, cfg.engine(path, decode)); cfg.layout != LayoutZsync {
+		q.q = queue.NewForeign(s.m, cfg.engine(path, decode), cfg.layout.String())
 	}
-	c.m = s.m
-	c.under.q = c
-	c.dir = c.m.Full(path)
-	c.claims, c.senders, c.receipts, c.dead = c.dir+"-claims", c.dir+"-senders", c.dir+"-receipts", c.dir+"-dead"
-	c.foreign = foreignLayouts[cfg.layout]
-	c.line = line.New(c.m, path+"-consumers", session.ProtectedName, "turn-")
-	c.room = line.New(c.m, path+"-senders", session.ProtectedName, "room-")
-	c.out = outbox{q: c, more: make(chan struct{}, 1)}
-	return c
+	return q
 }
 
 // Path returns the path that q was made with.
@@ -165,16 +104,16 @@ func (q *Queue[T]) Err() error { return opError("newqueue", q.path, q.misuse()) 
 // transactions, each of which costs one round trip; it writes one more znode,
 // a receipt, which is deleted when nothing more comes for a moment.
 func (q *Queue[T]) Send(ctx context.Context, vs ...T) error {
-	return opError("send", q.path, q.send(ctx, middle, 0, vs))
+	return opError("send", q.path, q.send(ctx, queue.Batch{Priority: queue.Middle}, vs))
 }
 
 // SendPriority is Send with a priority, from 0, which is served first, to
 // below the number given to [WithPriorities]. Send itself uses the middle one.
 func (q *Queue[T]) SendPriority(ctx context.Context, priority int, vs ...T) error {
-	if q.misuse() == nil && (priority < 0 || priority >= q.q.cfg.priorities) {
-		return opError("send", q.path, session.Invalid("priority %d is not from 0 to %d; see WithPriorities", priority, q.q.cfg.priorities-1))
+	if q.misuse() == nil && (priority < 0 || priority >= q.cfg.priorities) {
+		return opError("send", q.path, session.Invalid("priority %d is not from 0 to %d; see WithPriorities", priority, q.cfg.priorities-1))
 	}
-	return opError("send", q.path, q.send(ctx, priority, 0, vs))
+	return opError("send", q.path, q.send(ctx, queue.Batch{Priority: priority}, vs))
 }
 
 // SendAt is Send for elements that cannot be received before t, by the clock
@@ -182,87 +121,35 @@ func (q *Queue[T]) SendPriority(ctx context.Context, priority int, vs ...T) erro
 // elements once their time has come. A t in the past is as if it were now, and
 // none is later than the year 292,278,994.
 func (q *Queue[T]) SendAt(ctx context.Context, t time.Time, vs ...T) error {
-	if q.misuse() == nil && q.q.foreign != nil {
-		return opError("send", q.path, session.Invalid("SendAt needs zsync's own layout, not %v", q.q.cfg.layout))
+	if q.misuse() == nil && q.cfg.layout != LayoutZsync {
+		return opError("send", q.path, session.Invalid("SendAt needs zsync's own layout, not %v", q.cfg.layout))
 	}
-	return opError("send", q.path, q.send(ctx, middle, dueAt(t), vs))
-}
-
-// dueAt returns t in Unix milliseconds, or the next number that is one: an
-// int64 holds those of 292 million years, and 0 stands for no delay.
-func dueAt(t time.Time) int64 {
-	switch s := t.Unix(); {
-	case s < 0:
-		return 1
-	case s >= math.MaxInt64/1000:
-		return math.MaxInt64
+	if first := time.UnixMilli(1); t.Before(first) {
+		t = first // the zero Time is a past one, not none
 	}
-	return max(t.UnixMilli(), 1)
+	return opError("send", q.path, q.send(ctx, queue.Batch{Priority: queue.Middle, Due: t}, vs))
 }
 
-// middle stands for the priority of Send.
-const middle = -1
-
-// send is Send with a priority, of elements that are due at a time in Unix
-// milliseconds, or at once if that is 0.
-func (q *Queue[T]) send(ctx context.Context, prio int, due int64, vs []T) error {
-	return q.sendIf(ctx, prio, due, vs, q.q.awaitRoom)
-}
-
-// sendIf is send where the length is limited and room waits for room, or does
-// not.
-func (q *Queue[T]) sendIf(ctx context.Context, prio int, due int64, vs []T, room func(ctx context.Context, n int) (leave func(), err error)) error {
-	if q.misuse() != nil {
+// send is Send of a batch whose elements are vs.
+func (q *Queue[T]) send(ctx context.Context, b queue.Batch, vs []T) error {
+	switch {
+	case q.misuse() != nil:
 		return q.misuse()
-	}
-	if ctx.Err() != nil {
+	case ctx.Err() != nil:
 		return session.CtxErr(ctx)
 	}
-	c := q.q
-	if prio == middle {
-		prio = c.cfg.middle()
-	}
-	if err := c.m.Failure(); err != nil || len(vs) == 0 {
+	if err := q.s.m.Failure(); err != nil || len(vs) == 0 {
 		return err
 	}
-	p := &parcel{ctx: ctx, prio: prio, due: due, done: make(chan error, 1)}
 	for i, v := range vs {
-		data, err := encode(c.cfg.codec, v)
+		data, err := encode(q.cfg.codec, v)
 		if err != nil {
 			return fmt.Errorf("element %d: %w", i, err)
 		}
-		p.data = append(p.data, data)
-		p.size += c.elementSize(data)
+		b.Data = append(b.Data, data)
 	}
-	if limit := session.MaxPacket - c.out.overhead(); p.size > limit {
-		return fmt.Errorf("%d elements need a request of %d bytes, %d more than fit: %w", len(vs), p.size, p.size-limit, ErrTooLarge)
-	}
-	if c.cfg.maxLen > 0 {
-		leave, err := room(ctx, len(vs))
-		if err != nil {
-			return err
-		}
-		defer leave()
-	}
-	c.out.add(p)
-	select {
-	case err := <-p.done:
-		return err
-	case <-ctx.Done():
-		return session.CtxErr(ctx)
-	}
-}
-
-// elementSize is what an element adds to a transaction, from above.
-func (q *queueCore) elementSize(data []byte) int {
-	n := len(data) + len(q.dir) + len("/b-00000-0000000000/t0000000000000-") + 48
-	if q.foreign != nil {
-		n += 32
-	}
-	for _, a := range q.m.Config.ACL {
-		n += 12 + len(a.Scheme) + len(a.ID)
-	}
-	return n
+	_, err := q.q.Send(ctx, b)
+	return err
 }
 
 // Recv returns a channel of elements. An element is removed from the queue
@@ -279,19 +166,35 @@ func (q *queueCore) elementSize(data []byte) int {
 // still removed, in the next session; see [Queue] for what that cannot cover.
 func (q *Queue[T]) Recv(ctx context.Context) <-chan T {
 	ch := make(chan T)
-	q.consume(ctx, func() { close(ch) }, func(ctx context.Context, it *item, v T) bool {
-		inc := it.ledger.inc
-		select {
-		case ch <- v:
-			it.ledger.settle(it, fateRemove, false)
-			return true
-		case <-ctx.Done():
-		case <-inc.Disconnection():
-		case <-inc.Ctx.Done():
+	q.consume(ctx, queue.Joining{}, func() { close(ch) }, func(c queue.Consumer, claim queue.Claim) {
+		if offer(c, claim, ch, value[T](claim)) {
+			claim.Taken()
 		}
-		return false
-	}, nil)
+	})
 	return ch
+}
+
+// value returns the value of what is claimed; that of a misfit is zero.
+func value[T any](claim queue.Claim) T {
+	v, _ := claim.Element().Value.(T) // an interface may hold nil
+	return v
+}
+
+// offer offers d, in which what is claimed is, to whoever reads ch, and reports
+// whether it was taken. If not it is put back.
+func offer[D any](c queue.Consumer, claim queue.Claim, ch chan<- D, d D) bool {
+	down, over := claim.Withdrawn()
+	select {
+	case ch <- d:
+		// If a second outcome was ready too, the consumer has it all the same. The
+		// claim was certain a moment ago, so nobody else has the element yet.
+		return true
+	case <-c.Leaving():
+	case <-down:
+	case <-over:
+	}
+	claim.PutBack()
+	return false
 }
 
 // A Delivery is an element that stays in the queue, claimed, until it is
@@ -301,7 +204,8 @@ type Delivery[T any] struct {
 	Attempt int       // 1 the first time, more if it was returned, or lost with a consumer
 	Sent    time.Time // when it was stored, by the servers' clock
 	ID      string    // unique within the queue
-	it      *item
+	claim   queue.Claim
+	cfg     *queueConfig
 	path    string
 }
 
@@ -318,36 +222,18 @@ type Delivery[T any] struct {
 // others, because that it is tried is written down before.
 func (q *Queue[T]) Deliveries(ctx context.Context) <-chan Delivery[T] {
 	ch := make(chan Delivery[T])
-	q.consume(ctx, func() { close(ch) }, func(ctx context.Context, it *item, v T) bool {
-		return handOver(ctx, it, ch, q.delivery(it, v))
-	}, nil)
+	q.consume(ctx, queue.Joining{Hand: true}, func() { close(ch) }, func(c queue.Consumer, claim queue.Claim) {
+		if offer(c, claim, ch, q.delivery(claim)) {
+			claim.Handed()
+		}
+	})
 	return ch
 }
 
-// delivery makes a Delivery of an item.
-func (q *Queue[T]) delivery(it *item, v T) Delivery[T] {
-	return Delivery[T]{Value: v, Attempt: it.attempts() + 1, Sent: it.sent, ID: it.key(), it: it, path: q.path}
-}
-
-// handOver offers d, in which the item is, to whoever reads ch, and reports
-// whether it was taken. The item is then in hand.
-func handOver[D any](ctx context.Context, it *item, ch chan<- D, d D) bool {
-	inc := it.ledger.inc
-	select {
-	case <-it.ledger.handing(it): // a consumer that dies of the element must be found to have tried
-	case <-ctx.Done():
-		return false
-	case <-inc.Disconnection():
-		return false
-	}
-	select {
-	case ch <- d:
-		return true
-	case <-ctx.Done():
-	case <-inc.Disconnection():
-	case <-inc.Ctx.Done():
-	}
-	return false
+// delivery makes a Delivery of what is claimed.
+func (q *Queue[T]) delivery(claim queue.Claim) Delivery[T] {
+	e := claim.Element()
+	return Delivery[T]{Value: value[T](claim), Attempt: e.Attempts + 1, Sent: e.Sent, ID: e.ID, claim: claim, cfg: &q.cfg, path: q.path}
 }
 
 // A yielded is what All yields.
@@ -373,28 +259,27 @@ func (q *Queue[T]) All(ctx context.Context) iter.Seq2[Delivery[T], error] {
 			return
 		}
 		faults := make(chan error, 1)
-		q.q.listen(faults, true)
-		defer q.q.listen(faults, false)
+		q.q.Listen(faults, true)
+		defer q.q.Listen(faults, false)
 		inner, cancel := context.WithCancel(ctx)
 		defer cancel()
 		ch := make(chan yielded[T])
-		q.consume(inner, func() { close(ch) }, func(ctx context.Context, it *item, v T) bool {
-			return handOver(ctx, it, ch, yielded[T]{d: q.delivery(it, v)})
-		}, func(ctx context.Context, it *item) bool {
-			var none T
-			return handOver(ctx, it, ch, yielded[T]{q.delivery(it, none), opError("all", q.path, it.fault)})
+		q.consume(inner, queue.Joining{Hand: true, Odd: true}, func() { close(ch) }, func(c queue.Consumer, claim queue.Claim) {
+			if offer(c, claim, ch, yielded[T]{q.delivery(claim), opError("all", q.path, claim.Element().Fault)}) {
+				claim.Handed()
+			}
 		})
 		for {
 			select {
 			case y, ok := <-ch:
 				if !ok {
-					err := cmp.Or(session.CtxErr(ctx), q.q.m.Failure(), ErrClosed)
+					err := cmp.Or(session.CtxErr(ctx), q.s.m.Failure(), ErrClosed)
 					yield(Delivery[T]{}, opError("all", q.path, err))
 					return
 				}
 				more := yield(y.d, y.err)
-				if y.err != nil && !y.d.it.ledger.settled(y.d.it) {
-					q.q.setAside(y.d.it)
+				if y.err != nil {
+					y.d.claim.SetAside()
 				}
 				if !more {
 					return
@@ -408,40 +293,9 @@ func (q *Queue[T]) All(ctx context.Context) iter.Seq2[Delivery[T], error] {
 	}
 }
 
-// listen has c told, or no longer told, of errors that keep the consumers from
-// consuming. c must have room.
-func (q *queueCore) listen(c chan error, on bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if !on {
-		delete(q.listeners, c)
-		return
-	}
-	if q.listeners == nil {
-		q.listeners = make(map[chan error]bool)
-	}
-	q.listeners[c] = true
-}
-
-// complain reports an error that keeps the consumers from consuming.
-func (q *queueCore) complain(err error) {
-	q.m.Log.Error("zsync: cannot consume", "path", q.path, "err", err)
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	for c := range q.listeners {
-		select {
-		case c <- err:
-		default: // it has not read the one before
-		}
-	}
-}
-
-// consume offers elements to one consumer until ctx ends or the Session is
-// closed; then it calls finish. offer reports whether the element was taken; it
-// stops when ctx ends or the connection is down. So does odd, which gets what
-// does not decode; if it is nil that is set aside.
-func (q *Queue[T]) consume(ctx context.Context, finish func(), offer func(ctx context.Context, it *item, v T) bool, odd func(ctx context.Context, it *item) bool) {
-	c := q.q
+// consume has each element of a consumer offered until ctx ends or the Session is
+// closed; then it calls finish. each takes it, or puts it back.
+func (q *Queue[T]) consume(ctx context.Context, o queue.Joining, finish func(), each func(c queue.Consumer, claim queue.Claim)) {
 	if q.misuse() != nil {
 		if q.s != nil {
 			q.s.m.Log.Error("zsync: cannot consume", "path", q.path, "err", q.misuse())
@@ -449,95 +303,27 @@ func (q *Queue[T]) consume(ctx context.Context, finish func(), offer func(ctx co
 		finish()
 		return
 	}
-	c.m.Spawn(func() {
+	q.s.m.Spawn(func() {
 		defer finish()
-		leaving, stay := c.s.m.BeforeClose()
-		defer stay()
-		ctx, cancel := context.WithCancel(ctx)
-		defer cancel()
-		c.m.Spawn(func() {
-			select {
-			case <-leaving:
-				cancel()
-			case <-ctx.Done():
-			}
-		})
-		if ctx.Err() != nil {
-			return
-		}
-		p := c.join()
-		defer p.leave()
+		c := q.q.Join(ctx, o)
+		defer c.Leave()
 		for {
-			it, err := p.next(ctx)
+			claim, err := c.Next()
 			if err != nil {
 				return
 			}
-			if !q.present(ctx, it, offer, odd) {
-				p.putBack(it)
-			}
-			p.done()
+			each(c, claim)
 		}
 	})
-}
-
-// present offers an element to a consumer, or sets it aside if it is none. It
-// reports whether the element need not be offered again. What does not decode
-// goes to odd, if there is one.
-func (q *Queue[T]) present(ctx context.Context, it *item, offer func(ctx context.Context, it *item, v T) bool, odd func(ctx context.Context, it *item) bool) bool {
-	c := q.q
-	if it.value == nil && it.fault == nil {
-		it.fault = c.check(it)
-	}
-	switch {
-	case it.fault == nil:
-	case it.misfit && odd != nil:
-	default:
-		c.setAside(it)
-		return true
-	}
-	// Nothing is offered while there is no connection: the removal of what is
-	// taken then could not get through, and if the session is lost others may
-	// get the element too.
-	inc := it.ledger.inc
-	if inc.Connection(ctx) != nil || !it.ledger.stands(ctx) {
-		return false
-	}
-	if it.fault != nil {
-		return odd(ctx, it)
-	}
-	return offer(ctx, it, *it.value.(*T))
-}
-
-// setAside sends an element with a fault to the dead letters. Where nothing
-// decodes it goes back instead, see [maxMisfits].
-func (q *queueCore) setAside(it *item) {
-	if it.misfit && !q.skips.misfit() {
-		q.leave(it.key(), it.fault)
-		it.ledger.settle(it, fateReturn, false)
-		return
-	}
-	it.ledger.settle(it, fateBury, false)
-}
-
-// reportDead reports an element that went to the dead letters.
-func (q *queueCore) reportDead(key string, err error) {
-	q.m.Log.Error("zsync: element goes to the dead letters", "path", q.path, "element", key, "err", err)
-	q.m.Observe(session.Event{Kind: session.EventDead, Op: "recv", Path: q.path, Err: err})
 }
 
 // Data returns the element as it is stored, without the frame that the layouts
 // of other libraries may have. It is nil once the Delivery is settled.
 func (d Delivery[T]) Data() []byte {
-	if d.it == nil {
+	if d.claim == nil {
 		return nil
 	}
-	l := d.it.ledger
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if d.it.final != nil {
-		return nil
-	}
-	return d.it.data
+	return d.claim.Data()
 }
 
 // Ack removes the element from the queue. It returns [ErrLost] if the claim was
@@ -552,10 +338,10 @@ func (d Delivery[T]) Data() []byte {
 // the session goes on trying. Acks of many goroutines share transactions. After
 // Nack the error is [ErrNotLocked].
 func (d Delivery[T]) Ack(ctx context.Context) error {
-	if d.it == nil {
+	if d.claim == nil {
 		return opError("ack", d.path, session.Invalid("the Delivery did not come from a Queue"))
 	}
-	return opError("ack", d.path, d.settle(ctx, entry{fate: fateRemove}))
+	return opError("ack", d.path, d.claim.Settle(ctx, queue.Settlement{Fate: queue.Remove}))
 }
 
 // Nack returns the element to its place in the queue, to be delivered again
@@ -564,11 +350,11 @@ func (d Delivery[T]) Ack(ctx context.Context) error {
 // the session goes on trying. The errors are [ErrLost], and the servers', as of
 // Ack, and [ErrNotLocked] after Ack.
 func (d Delivery[T]) Nack() error {
-	if d.it == nil {
+	if d.claim == nil {
 		return opError("nack", d.path, session.Invalid("the Delivery did not come from a Queue"))
 	}
 	var after time.Duration
-	if b := d.it.ledger.q.cfg.retry; b != nil {
+	if b := d.cfg.retry; b != nil {
 		after = session.Backoff(*b).Delay(d.Attempt)
 	}
 	return opError("nack", d.path, d.nack(after))
@@ -582,20 +368,21 @@ func (d Delivery[T]) Nack() error {
 // others it is Nack, with an error that is [ErrInvalid].
 func (d Delivery[T]) NackAfter(delay time.Duration) error {
 	switch {
-	case d.it == nil:
+	case d.claim == nil:
 		return opError("nack", d.path, session.Invalid("the Delivery did not come from a Queue"))
-	case d.it.ledger.q.foreign != nil && delay > 0:
+	case d.cfg.layout != LayoutZsync && delay > 0:
 		d.nack(0)
-		return opError("nack", d.path, session.Invalid("NackAfter needs zsync's own layout, not %v", d.it.ledger.q.cfg.layout))
+		return opError("nack", d.path, session.Invalid("NackAfter needs zsync's own layout, not %v", d.cfg.layout))
 	}
 	return opError("nack", d.path, d.nack(delay))
 }
 
 func (d Delivery[T]) nack(after time.Duration) error {
-	if after <= 0 {
-		return d.settle(context.Background(), entry{fate: fateReturn, bump: true})
+	s := queue.Settlement{Fate: queue.Return}
+	if after > 0 {
+		s = queue.Settlement{Fate: queue.Later, Due: time.Now().Add(after)}
 	}
-	return d.settle(context.Background(), entry{fate: fateLater, due: dueAt(time.Now().Add(after)), tries: d.Attempt})
+	return d.claim.Settle(context.Background(), s)
 }
 
 // Reject sends the element to the dead letters, with the reason, of which 1,000
@@ -605,12 +392,12 @@ func (d Delivery[T]) nack(after time.Duration) error {
 // [ErrInvalid].
 func (d Delivery[T]) Reject(ctx context.Context, reason string) error {
 	switch {
-	case d.it == nil:
+	case d.claim == nil:
 		return opError("reject", d.path, session.Invalid("the Delivery did not come from a Queue"))
-	case d.it.ledger.q.foreign != nil:
-		return opError("reject", d.path, session.Invalid("Reject needs zsync's own layout, not %v", d.it.ledger.q.cfg.layout))
+	case d.cfg.layout != LayoutZsync:
+		return opError("reject", d.path, session.Invalid("Reject needs zsync's own layout, not %v", d.cfg.layout))
 	}
-	return opError("reject", d.path, d.settle(ctx, entry{fate: fateBury, fault: errors.New(reason), tries: d.Attempt}))
+	return opError("reject", d.path, d.claim.Settle(ctx, queue.Settlement{Fate: queue.Bury, Reason: errors.New(reason)}))
 }
 
 // Context returns a context that ends with the claim. If the claim is lost,
@@ -619,55 +406,12 @@ func (d Delivery[T]) Reject(ctx context.Context, reason string) error {
 // element. When the Delivery is settled it ends too, with no other cause than
 // [context.Canceled].
 func (d Delivery[T]) Context() context.Context {
-	if d.it == nil {
+	if d.claim == nil {
 		ctx, cancel := context.WithCancelCause(context.Background())
 		cancel(session.Invalid("the Delivery did not come from a Queue"))
 		return ctx
 	}
-	l := d.it.ledger
-	if !l.inc.Alive() {
-		l.end(true) // the registration may not have had its turn yet
-	}
-	return l.context(d.it)
-}
-
-func (d Delivery[T]) settle(ctx context.Context, model entry) error {
-	l := d.it.ledger
-	alive := l.inc.Alive()
-	if !alive {
-		l.end(true) // the registration may not have had its turn yet
-	}
-	e, ok := l.decide(d.it, model)
-	l.mu.Lock()
-	lost := l.lost || l.void
-	l.mu.Unlock()
-	switch {
-	case !ok && lost:
-		return l.loss()
-	case !ok:
-		return ErrNotLocked
-	case e.fate == fateReturn && e.bump && lost && !alive:
-		return l.loss()
-	}
-	var down <-chan struct{}
-	if model.fate == fateReturn || model.fate == fateLater {
-		down = l.inc.Disconnection()
-	}
-	select {
-	case <-e.done:
-		return e.err
-	case <-down:
-		return nil
-	case <-l.q.m.Closing:
-		select {
-		case <-e.done:
-			return e.err
-		default:
-			return l.inc.EndError(ErrClosed)
-		}
-	case <-ctx.Done():
-		return session.CtxErr(ctx)
-	}
+	return d.claim.Context()
 }
 
 // This file holds what is done to a Queue without consuming from it: to take one
@@ -686,19 +430,12 @@ func (q *Queue[T]) TryRecv(ctx context.Context) (v T, ok bool, err error) {
 	if q.misuse() != nil {
 		return zero, false, opError("tryrecv", q.path, q.misuse())
 	}
-	if ctx.Err() != nil {
-		return zero, false, opError("tryrecv", q.path, session.CtxErr(ctx))
+	e, err := q.q.Take(ctx)
+	if err != nil || e == nil {
+		return zero, false, opError("tryrecv", q.path, err)
 	}
-	for {
-		it, err := q.q.pluck(ctx)
-		if err == nil && it != nil && it.missing {
-			continue // it was buried
-		}
-		if err != nil || it == nil {
-			return zero, false, opError("tryrecv", q.path, err)
-		}
-		return *it.value.(*T), true, nil
-	}
+	v, _ = e.Value.(T)
+	return v, true, nil
 }
 
 // Len returns how many elements are in the queue, those that are claimed or
@@ -708,13 +445,7 @@ func (q *Queue[T]) Len(ctx context.Context) (int, error) {
 	if q.misuse() != nil {
 		return 0, opError("len", q.path, q.misuse())
 	}
-	var n int
-	err := q.q.m.During(ctx, func(inc *session.Incarnation) (err error) {
-		if err = inc.Sync(ctx, q.q.dir); err == nil {
-			n, err = q.q.length(ctx, inc)
-		}
-		return err
-	})
+	n, err := q.q.Len(ctx)
 	return n, opError("len", q.path, err)
 }
 
@@ -724,23 +455,12 @@ func (q *Queue[T]) Peek(ctx context.Context) (v T, ok bool, err error) {
 	if q.misuse() != nil {
 		return v, false, opError("peek", q.path, q.misuse())
 	}
-	var it *item
-	err = q.q.m.During(ctx, func(inc *session.Incarnation) (err error) {
-		if err = inc.Sync(ctx, q.q.dir); err != nil {
-			return err
-		}
-		if q.q.foreign != nil {
-			it, err = q.q.firstForeign(ctx, inc, false)
-			return err
-		}
-		it, _, err = q.q.first(ctx, inc, true)
-		return err
-	})
-	if err != nil || it == nil {
+	e, err := q.q.Peek(ctx)
+	if err != nil || e == nil {
 		return v, false, opError("peek", q.path, err)
 	}
-	if err = it.fault; err == nil {
-		v, err = decode[T](q.q.cfg.codec, it.data)
+	if err = e.Fault; err == nil {
+		v, err = decode[T](q.cfg.codec, e.Data)
 	}
 	return v, err == nil, opError("peek", q.path, err)
 }
@@ -753,7 +473,7 @@ func (q *Queue[T]) Clear(ctx context.Context) (int, error) {
 	if q.misuse() != nil {
 		return 0, opError("clear", q.path, q.misuse())
 	}
-	n, err := q.q.clear(ctx)
+	n, err := q.q.Clear(ctx)
 	return n, opError("clear", q.path, err)
 }
 
@@ -761,22 +481,12 @@ func (q *Queue[T]) Clear(ctx context.Context) (int, error) {
 // when it begins. An error ends it. It costs one listing and one read for each.
 func (q *Queue[T]) Dead(ctx context.Context) iter.Seq2[DeadLetter, error] {
 	return func(yield func(DeadLetter, error) bool) {
-		es, err := []element(nil), q.misuse()
+		err := q.misuse()
 		if err == nil {
-			es, err = q.q.deadElements(ctx)
+			err = q.eachDead(ctx, func(d DeadLetter) (bool, error) { return yield(d, nil), nil })
 		}
 		if err != nil {
 			yield(DeadLetter{}, opError("dead", q.path, err))
-			return
-		}
-		for _, e := range es {
-			d, err := q.q.deadLetter(ctx, e)
-			if session.IsNoNode(err) {
-				continue // somebody has removed it
-			}
-			if !yield(d, opError("dead", q.path, err)) || err != nil {
-				return
-			}
 		}
 	}
 }
@@ -786,8 +496,8 @@ func (d DeadLetter) Remove(ctx context.Context) error {
 	if d.q == nil {
 		return opError("remove", d.ID, session.Invalid("the DeadLetter did not come from a Queue"))
 	}
-	_, err := d.q.discard(ctx, d)
-	return opError("remove", d.q.path, err)
+	_, err := d.q.Discard(ctx, d.letter)
+	return opError("remove", d.path, err)
 }
 
 // Requeue puts the element back at the end of the queue, with the priority it
@@ -798,5 +508,5 @@ func (d DeadLetter) Requeue(ctx context.Context) error {
 	if d.q == nil {
 		return opError("requeue", d.ID, session.Invalid("the DeadLetter did not come from a Queue"))
 	}
-	return opError("requeue", d.q.path, d.q.requeue(ctx, d))
+	return opError("requeue", d.path, d.q.Requeue(ctx, d.letter))
 }

@@ -16,7 +16,6 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
-	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -176,7 +175,7 @@ func TestQueueElementClaimedByACancelledConsumerGoesBackAtOnce(t *testing.T) {
 		ch := b.Recv(ctx)
 		got := collect(t, ch, 40) // quick enough to claim as many as it may
 		time.Sleep(time.Second)   // and then it stops
-		if n := a.q.claimedNow(t); n < 2 || n > 10 {
+		if n := claimedNow(t, a); n < 2 || n > 10 {
 			t.Errorf("a consumer that has stopped reading holds back %d elements, want at most its prefetch of 10", n)
 		}
 		srv.Intercept(func(r zktest.Request) zktest.Action {
@@ -193,7 +192,7 @@ func TestQueueElementClaimedByACancelledConsumerGoesBackAtOnce(t *testing.T) {
 		if d := time.Since(before); d > 20*time.Millisecond {
 			t.Errorf("it took %v until the channel was closed", d)
 		}
-		if n := a.q.claimedNow(t); n > 0 {
+		if n := claimedNow(t, a); n > 0 {
 			t.Errorf("%d elements that the cancelled consumer had claimed are not back", n)
 		}
 		if got = append(got, collect(t, c.Recv(t.Context()), 60)...); !slices.Equal(got, counted(100)) {
@@ -202,19 +201,12 @@ func TestQueueElementClaimedByACancelledConsumerGoesBackAtOnce(t *testing.T) {
 	})
 }
 
-// claimedNow returns how many elements of a short queue are claimed.
-func (q *queueCore) claimedNow(t testing.TB) (n int) {
+// claimedNow returns how many elements of a queue are claimed.
+func claimedNow[T any](t testing.TB, q *Queue[T]) int {
 	t.Helper()
-	must(t, q.m.During(t.Context(), func(inc *session.Incarnation) error {
-		all, err := q.length(t.Context(), inc)
-		if err != nil {
-			return err
-		}
-		free, _, err := q.clearable(t.Context(), inc)
-		n = all - len(free)
-		return err
-	}))
-	return n
+	st, err := q.Stats(t.Context())
+	must(t, err)
+	return st.Claimed
 }
 
 // mortal connects a session that can be killed, as with its process.
@@ -577,7 +569,7 @@ func TestQueueChannelsCloseWithTheSessionAndGiveBack(t *testing.T) {
 		}
 		for range ds {
 		}
-		if names := childrenOf(t, other.q.s, "/q-claims"); len(names) != 0 {
+		if names := childrenOf(t, other.s, "/q-claims"); len(names) != 0 {
 			t.Errorf("claims are left after Close: %v", names)
 		}
 		collect(t, other.Recv(t.Context()), 9)

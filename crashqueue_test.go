@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/zsync/zsync/internal/session"
@@ -128,13 +129,12 @@ func noClaims(ctx context.Context, s *Session) (bool, error) {
 	}
 	live := make(map[string]bool)
 	for _, name := range names {
-		if guid, suffix, _ := parseClaim(name); suffix == liveSuffix {
+		if guid, ok := strings.CutSuffix(name, "-live"); ok {
 			live[guid] = true
 		}
 	}
 	return !slices.ContainsFunc(names, func(name string) bool {
-		guid, _, _ := parseClaim(name)
-		return !live[guid]
+		return !live[name[:len(session.NewGUID())]]
 	}), err
 }
 

@@ -393,7 +393,7 @@ func TestAllYieldsErrorsThatRetryingDoesNotCureAndGoesOn(t *testing.T) {
 		if faults != 3 {
 			t.Errorf("%d errors, want 3", faults)
 		}
-		s := q.q.s
+		s := q.s
 		go s.Close()
 		for _, err := range q.All(t.Context()) {
 			wantErr(t, err, ErrClosed)
@@ -446,7 +446,7 @@ func TestConsumerThatStopsReadingHoldsBackAtMostItsPrefetch(t *testing.T) {
 				defer cancel()
 				collect(t, q.Recv(ctx), taken)
 				time.Sleep(time.Second)
-				if n := q.q.claimedNow(t); n < 1 || n > prefetch {
+				if n := claimedNow(t, q); n < 1 || n > prefetch {
 					t.Errorf("after %d elements a consumer with prefetch %d holds back %d", taken, prefetch, n)
 				}
 			})
@@ -566,7 +566,7 @@ func TestRefusedAckStaysClaimedAndIsTriedAgain(t *testing.T) {
 		wantErr(t, <-refused, zk.ErrNoAuth)
 		must(t, <-allowed)
 		wantErr(t, ds[0].Ack(t.Context()), zk.ErrNoAuth)
-		if n := q.q.claimedNow(t); n != 1 {
+		if n := claimedNow(t, q); n != 1 {
 			t.Errorf("%d elements are claimed, want the one that could not be removed", n)
 		}
 		setACL(t, srv, bucket, zk.WorldACL(zk.PermAll))

@@ -35,21 +35,6 @@ func oneByOne(srv *zktest.Server, f func(r zktest.Request) zktest.Action) (read 
 	}
 }
 
-func TestRoomForElementsIsNeverLessThanNone(t *testing.T) {
-	for ahead := 1; ahead < 6; ahead++ {
-		for offering := range 6 {
-			for waiting := range 6 {
-				for ready := range 12 {
-					p := &pump{ahead: ahead, offering: offering, waiting: waiting, ready: make([]*item, ready)}
-					if n := p.room(); n < 0 {
-						t.Fatalf("ahead %d, offering %d, waiting %d, ready %d: room for %d", ahead, offering, waiting, ready, n)
-					}
-				}
-			}
-		}
-	}
-}
-
 func TestConsumersThatLeaveTogetherLoseNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		const n = 600
@@ -167,7 +152,7 @@ func TestBucketThatIsFullCostsNoFailedTransaction(t *testing.T) {
 			return zktest.Pass
 		})
 		for range 20 {
-			must(t, q.Send(t.Context(), counted(bucketSize)...))
+			must(t, q.Send(t.Context(), counted(1000)...))
 		}
 		read(func() {
 			if multis != 20 {
@@ -706,6 +691,7 @@ func TestChannelsOfABadlyMadeQueueCloseAtOnceAndErrSaysWhy(t *testing.T) {
 }
 
 func TestConsumerWhoseTypeDoesNotFitLeavesTheQueueAlone(t *testing.T) {
+	const misfits = 3 // in a row; those that follow are left in the queue
 	for _, layout := range []QueueLayout{LayoutZsync, LayoutSimpleQueue} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			const n = 300
@@ -730,12 +716,12 @@ func TestConsumerWhoseTypeDoesNotFitLeavesTheQueueAlone(t *testing.T) {
 			if _, ok, err := wrong.TryRecv(t.Context()); ok || err == nil {
 				t.Errorf("TryRecv = %v, %v", ok, err)
 			}
-			if dead := len(listDead(t, a)); dead > maxMisfits {
+			if dead := len(listDead(t, a)); dead > misfits {
 				t.Errorf("%d elements went to the dead letters", dead)
 			}
-			got := collect(t, a.Recv(t.Context()), n-maxMisfits)
+			got := collect(t, a.Recv(t.Context()), n-misfits)
 			for i, v := range got {
-				if want := vs[i+maxMisfits]; v != want {
+				if want := vs[i+misfits]; v != want {
 					t.Fatalf("received %q, want %q", v, want)
 				}
 			}
@@ -829,7 +815,7 @@ func TestElementThatCannotBeReadHoldsUpNoOther(t *testing.T) {
 			t.Errorf("TryRecv = %d, %v, %v", v, ok, err)
 		}
 		srv.Intercept(nil)
-		time.Sleep(2 * skipFor)
+		time.Sleep(2 * time.Minute)
 		if v := <-b.Recv(t.Context()); v != 3 {
 			t.Errorf("received %d, want what can be read now", v)
 		}

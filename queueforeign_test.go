@@ -3,6 +3,7 @@ package zsync
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -29,6 +30,17 @@ func inAllLayouts(t *testing.T, f func(t *testing.T, srv *zktest.Server, layout 
 	}
 }
 
+// curatorFrame is how Curator writes the elements of one znode: a version, then
+// each behind a byte and its length, then another byte.
+func curatorFrame(all ...[]byte) []byte {
+	b := []byte{0, 1, 0, 1}
+	for _, data := range all {
+		b = binary.BigEndian.AppendUint32(append(b, 1), uint32(len(data)))
+		b = append(b, data...)
+	}
+	return append(b, 2)
+}
+
 // elementsIn counts the elements of a queue, and its dead letters, when all is quiet.
 func elementsIn(t *testing.T, s *Session, q *Queue[int]) (elements, dead int) {
 	t.Helper()
@@ -36,7 +48,7 @@ func elementsIn(t *testing.T, s *Session, q *Queue[int]) (elements, dead int) {
 	n, err := q.Len(t.Context())
 	must(t, err)
 	for _, name := range childrenOf(t, s, q.Path()+"-dead") {
-		if _, ok := parseDead(name); ok {
+		if strings.HasPrefix(name, "dead-") {
 			dead++
 		}
 	}
@@ -200,7 +212,7 @@ func TestRequeueKeepsWhatIsInNoFrame(t *testing.T) {
 		q := NewQueue[string](s, "/q", WithCodec(Raw), WithQueueLayout(LayoutDistributedQueue))
 		putCurator(t, s, []byte("junk"))
 		_, ok, err := q.Peek(t.Context())
-		if ok || !errors.Is(err, errFrame) {
+		if ok || err == nil || !strings.Contains(err.Error(), "frame") {
 			t.Errorf("Peek = %v, %v", ok, err)
 		}
 		if _, ok, err := q.TryRecv(t.Context()); ok || err != nil {
@@ -364,30 +376,6 @@ func TestDeliveryKnowsItsElementInEveryLayout(t *testing.T) {
 		must(t, ds[1].Ack(t.Context()))
 		must(t, again.Ack(t.Context()))
 	})
-}
-
-// What is put back must find its place among elements that were listed later.
-func TestForeignElementsHaveTheSameOrderInEveryListing(t *testing.T) {
-	for l, names := range map[QueueLayout][]string{
-		LayoutSimpleQueue:      {"qn-0000000005", "qn-0000000007"},
-		LayoutDistributedQueue: {"queue-0FFFFFFFF0000000009", "queue-1000000070000000005", "queue-1000000070000000005#00000", "queue-1000000070000000005#00001", "queue-1000000070000000006"},
-		LayoutKazooQueue:       {"entry-050-0000000009", "entry-100-0000000005", "entry-100-0000000006"},
-	} {
-		f := foreignLayouts[l]
-		for i := range names[1:] {
-			a, b := f.elements(names[i : i+1])[0], f.elements([]string{"x", names[i+1]})[0]
-			if !a.before(b) || b.before(a) {
-				t.Errorf("%s does not come before %s", a.name, b.name)
-			}
-		}
-		reversed := slices.Clone(names)
-		slices.Reverse(reversed)
-		for i, e := range f.elements(reversed) {
-			if e.name != names[i] {
-				t.Errorf("%d. in order is %s, want %s", i, e.name, names[i])
-			}
-		}
-	}
 }
 
 // Whatever a codec takes it gives back, if the type is an interface too; what

@@ -26,7 +26,7 @@ func (q *Queue[T]) In(ctx context.Context) (in chan<- T, done <-chan error) {
 		go discard(ctx, ch) // so that nobody blocks
 		return ch, result
 	}
-	q.q.m.Spawn(func() {
+	q.s.m.Spawn(func() {
 		defer close(result)
 		result <- q.drain(ctx, ch)
 	})
@@ -47,11 +47,14 @@ func discard[T any](ctx context.Context, ch <-chan T) {
 	}
 }
 
+// maxHeld is how many elements go into one request of In.
+const maxHeld = 1000
+
 // drain sends what comes through in.
 func (q *Queue[T]) drain(ctx context.Context, in <-chan T) error {
 	var first error
-	closing := q.q.m.Closing
-	if err := q.q.m.Failure(); err != nil {
+	closing := q.s.m.Closing
+	if err := q.s.m.Failure(); err != nil {
 		return opError("send", q.path, err)
 	}
 	var held []T
@@ -64,7 +67,7 @@ func (q *Queue[T]) drain(ctx context.Context, in <-chan T) error {
 			go func() { sent <- q.sendAll(ctx, batch) }()
 		}
 		from := in
-		if len(held) >= maxGroup {
+		if len(held) >= maxHeld {
 			from = nil
 		}
 		select {
@@ -86,7 +89,7 @@ func (q *Queue[T]) drain(ctx context.Context, in <-chan T) error {
 		case <-ctx.Done():
 			return opError("send", q.path, session.CtxErr(ctx))
 		case <-closing:
-			return opError("send", q.path, q.q.m.Failure())
+			return opError("send", q.path, q.s.m.Failure())
 		}
 	}
 	return first
@@ -95,7 +98,7 @@ func (q *Queue[T]) drain(ctx context.Context, in <-chan T) error {
 // sendAll sends a batch in as few requests as it fits into.
 func (q *Queue[T]) sendAll(ctx context.Context, vs []T) error {
 	n := len(vs)
-	if most := q.q.cfg.maxLen; most > 0 {
+	if most := q.cfg.maxLen; most > 0 {
 		n = min(n, most) // more would never fit
 	}
 	for len(vs) > 0 {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strconv"
 
+	"github.com/zsync/zsync/internal/queue"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -36,15 +37,13 @@ const defaultPrefetchBytes = 4 << 20
 // maxPriorities bounds what consumers must look at when the queue is empty.
 const maxPriorities = 1000
 
-// middle is the priority of an element that is given none.
-func (c *queueConfig) middle() int { return (c.priorities - 1) / 2 }
-
-// foreignPriority is what another library's name is made with.
-func (c *queueConfig) foreignPriority(prio int) int {
-	if c.priorities == 1 {
-		return -1
+// engine is what the engine is made with.
+func (c *queueConfig) engine(path string, decode func(data []byte) (any, error)) queue.Config {
+	return queue.Config{
+		Path: path, Decode: decode,
+		Prefetch: c.prefetch, PrefetchBytes: c.prefetchBytes,
+		MaxLen: c.maxLen, MaxAttempts: c.maxAttempts, Priorities: c.priorities,
 	}
-	return prio
 }
 
 func (o CodecOption) applyQueue(c *queueConfig) {

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/zsync/zsync/internal/queue"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -76,7 +77,7 @@ func (q *Queue[T]) Work(ctx context.Context, n int, f func(ctx context.Context, 
 		})
 	}
 	workers.Wait()
-	return opError("work", q.path, cmp.Or(session.CtxErr(ctx), q.q.m.Failure(), ErrClosed))
+	return opError("work", q.path, cmp.Or(session.CtxErr(ctx), q.s.m.Failure(), ErrClosed))
 }
 
 // work works on one element.
@@ -94,13 +95,13 @@ func (q *Queue[T]) work(ctx context.Context, d Delivery[T], f func(ctx context.C
 	op := "ack"
 	if err == nil {
 		// ctx may have ended; the work is done all the same.
-		err = d.settle(context.WithoutCancel(ctx), entry{fate: fateRemove})
+		err = d.claim.Settle(context.WithoutCancel(ctx), queue.Settlement{Fate: queue.Remove})
 	} else {
-		q.q.m.Log.Error("zsync: work on an element has failed", "path", q.path, "element", d.ID, "attempt", d.Attempt, "err", err)
+		q.s.m.Log.Error("zsync: work on an element has failed", "path", q.path, "element", d.ID, "attempt", d.Attempt, "err", err)
 		var after time.Duration
-		if q.q.foreign == nil {
+		if q.cfg.layout == LayoutZsync {
 			b := workBackoff
-			if r := q.q.cfg.retry; r != nil {
+			if r := q.cfg.retry; r != nil {
 				b = session.Backoff(*r)
 			}
 			after = b.Delay(d.Attempt)
@@ -108,7 +109,7 @@ func (q *Queue[T]) work(ctx context.Context, d Delivery[T], f func(ctx context.C
 		op, err = "nack", d.nack(after)
 	}
 	if err != nil {
-		q.q.m.Log.Warn("zsync: cannot settle an element that was worked on", "path", q.path, "element", d.ID, "op", op, "err", err)
+		q.s.m.Log.Warn("zsync: cannot settle an element that was worked on", "path", q.path, "element", d.ID, "op", op, "err", err)
 	}
 }
 
@@ -155,63 +156,21 @@ func (q *Queue[T]) receive(ctx context.Context, n int) (ds []Delivery[T], err er
 		return nil, q.misuse()
 	case n < 1:
 		return nil, session.Invalid("%d elements: must be at least 1", n)
-	case ctx.Err() != nil:
-		return nil, session.CtxErr(ctx)
 	}
-	leaving, stay := q.s.m.BeforeClose()
-	defer stay()
-	if session.IsClosed(leaving) {
-		return nil, ErrClosed
+	claims, err := q.q.Receive(ctx, n)
+	for _, claim := range claims {
+		ds = append(ds, q.delivery(claim))
 	}
-	inner, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	q.pull.m.Spawn(func() {
-		select {
-		case <-leaving:
-			cancel(ErrClosed)
-		case <-inner.Done():
-		}
-	})
-	p := q.pull.join()
-	defer p.leave()
-	p.expect(n - 1)
-	for expected := n - 1; ; {
-		it, err := p.next(inner)
-		p.expect(-expected)
-		expected = 0
-		if err != nil {
-			return nil, err
-		}
-		for ; it != nil; it = p.poll() {
-			if q.present(inner, it, func(_ context.Context, it *item, v T) bool {
-				select {
-				case <-it.ledger.handing(it):
-				case <-it.ledger.inc.Disconnection():
-					return false
-				}
-				ds = append(ds, q.delivery(it, v))
-				return true
-			}, nil) {
-				p.done()
-			} else {
-				p.putBack(it)
-				p.done()
-				break
-			}
-			if len(ds) == n {
-				break
-			}
-		}
-		if len(ds) > 0 {
-			return ds, nil
-		}
-	}
+	return ds, err
 }
+
+// ErrFull is returned by [Queue.TrySend] when there is no room.
+var ErrFull = queue.ErrFull
 
 // TrySend is [Queue.Send], but where Send waits because of [WithMaxLen] it
 // returns [ErrFull], and stores nothing. It is also ErrFull if others wait for
 // room, or do not make way within 100 ms. It costs two requests for each bucket
 // of the queue more than Send does.
 func (q *Queue[T]) TrySend(ctx context.Context, vs ...T) error {
-	return opError("send", q.path, q.sendIf(ctx, middle, 0, vs, q.q.tryRoom))
+	return opError("send", q.path, q.send(ctx, queue.Batch{Priority: queue.Middle, NoWait: true}, vs))
 }

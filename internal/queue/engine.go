@@ -179,8 +179,8 @@ type Consumer interface {
 // A Claim is an element that belongs to us, as long as our ZooKeeper session
 // stands and somewhat longer. Its methods may be called at once.
 type Claim interface {
-	// Element returns the element. It is not to be changed.
-	Element() *Element
+	// Element returns the element, without its Data and Value once it is settled.
+	Element() Element
 
 	// Data returns Element().Data, or nil when the claim is settled. It lets go
 	// of the bytes then.

@@ -1,4 +1,4 @@
-package zsync
+package queue
 
 import (
 	"context"
@@ -31,7 +31,7 @@ import (
 // the prefetch, whenever consumers had to wait though as many as possible had
 // been claimed: a slow consumer leaves the rest to others.
 type pump struct {
-	q      *queueCore
+	q      *core
 	ctx    context.Context
 	cancel context.CancelFunc
 
@@ -47,7 +47,7 @@ type pump struct {
 }
 
 // join makes the caller a consumer. It must leave.
-func (q *queueCore) join() *pump {
+func (q *core) join() *pump {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.pump == nil {
@@ -207,7 +207,7 @@ func (e element) before(d element) bool {
 func (p *pump) run() {
 	for try := 0; ; try++ {
 		err := p.q.m.During(p.ctx, p.session)
-		if p.ctx.Err() != nil || p.q.m.Failure() != nil || errors.Is(err, ErrClosed) {
+		if p.ctx.Err() != nil || p.q.m.Failure() != nil || errors.Is(err, session.ErrClosed) {
 			return
 		}
 		if errors.Is(err, session.ErrVanished) {
@@ -283,7 +283,7 @@ func (p *pump) room() int {
 func (p *pump) roomLocked() int {
 	ahead := p.ahead
 	if p.size > 0 {
-		ahead = min(ahead, max(p.q.cfg.prefetchBytes/p.size, 1))
+		ahead = min(ahead, max(p.q.cfg.PrefetchBytes/p.size, 1))
 	}
 	n := max(ahead-p.offering-len(p.ready), p.waiting-len(p.ready), 0)
 	if n <= ahead/2 && p.waiting == 0 {
@@ -424,7 +424,7 @@ func (p *pump) fill(items []*item, n int, most bool) (full bool) {
 	defer p.mu.Unlock()
 	full = n+p.offering >= p.ahead
 	if most && p.starved {
-		p.ahead = min(2*p.ahead, p.q.cfg.prefetch)
+		p.ahead = min(2*p.ahead, p.q.cfg.Prefetch)
 	}
 	p.starved = false
 	size := 0
@@ -438,7 +438,7 @@ func (p *pump) fill(items []*item, n int, most bool) (full bool) {
 }
 
 // othersWait reports whether another pump is in the line.
-func (q *queueCore) othersWait(ctx context.Context, inc *session.Incarnation) bool {
+func (q *core) othersWait(ctx context.Context, inc *session.Incarnation) bool {
 	names, _, err := inc.Children(ctx, q.line.Dir)
 	return err == nil && len(line.ParseChildren(names, q.line.Bases...)) > 1
 }

@@ -1,4 +1,4 @@
-package zsync
+package queue
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 
 // pluck removes the first free element. One with a fault goes to the dead
 // letters and is returned as missing.
-func (q *queueCore) pluck(ctx context.Context) (*item, error) {
+func (q *core) pluck(ctx context.Context) (*item, error) {
 	var taken *item
 	err := q.m.During(ctx, func(inc *session.Incarnation) error {
 		var turn *line.Claim
@@ -37,7 +37,7 @@ func (q *queueCore) pluck(ctx context.Context) (*item, error) {
 			}
 			fault := q.check(it)
 			if it.misfit && !q.skips.misfit() {
-				return q.leave(it.key(), fault)
+				return q.skips.leave(it.key(), fault)
 			}
 			if it.missing = fault != nil; it.missing {
 				letter, err := q.letterNow(ctx, inc, it, fault)
@@ -57,7 +57,7 @@ func (q *queueCore) pluck(ctx context.Context) (*item, error) {
 				return err
 			}
 			if it.missing {
-				q.reportDead(it.key(), fault)
+				q.report(it.key(), fault)
 			}
 			taken = it
 			return nil
@@ -73,7 +73,7 @@ const turnPatience = 100 * time.Millisecond
 // takeTurn waits for a turn among the consumers, who claim more quickly than
 // others can look what is free. It returns nil if that takes too long. In another
 // library's layout turns are not needed.
-func (q *queueCore) takeTurn(ctx context.Context, inc *session.Incarnation) *line.Claim {
+func (q *core) takeTurn(ctx context.Context, inc *session.Incarnation) *line.Claim {
 	if q.foreign != nil {
 		return nil
 	}
@@ -89,7 +89,7 @@ func (q *queueCore) takeTurn(ctx context.Context, inc *session.Incarnation) *lin
 // first returns the first free element, and what was seen of the claims, which
 // another library's layout has not. The element is nil if there is none.
 // With aside it writes nothing, and does not wait for what the dead had claimed.
-func (q *queueCore) first(ctx context.Context, inc *session.Incarnation, aside bool) (*item, *view, error) {
+func (q *core) first(ctx context.Context, inc *session.Incarnation, aside bool) (*item, *view, error) {
 	if q.foreign != nil {
 		it, err := q.firstForeign(ctx, inc, true)
 		return it, nil, err
@@ -109,7 +109,7 @@ func (q *queueCore) first(ctx context.Context, inc *session.Incarnation, aside b
 				continue
 			}
 			if err != nil && session.OutcomeOf(err) == session.Answered {
-				q.unreadable(e.key(), err)
+				q.skips.unreadable(e.key(), err)
 				continue
 			}
 			if err != nil {
@@ -152,11 +152,11 @@ func (q *queueCore) first(ctx context.Context, inc *session.Incarnation, aside b
 
 // remove applies ops, which remove it, exactly once. If ctx ends before the
 // outcome is known the removal is undone, and Session.Close waits for that.
-func (q *queueCore) remove(ctx context.Context, it *item, ops []any) error {
-	leaving, stay := q.s.m.BeforeClose()
+func (q *core) remove(ctx context.Context, it *item, ops []any) error {
+	leaving, stay := q.m.BeforeClose()
 	if session.IsClosed(leaving) {
 		stay()
-		return ErrClosed
+		return session.ErrClosed
 	}
 	var state atomic.Int32 // 1: the caller has left; 2: the outcome has come
 	done := make(chan error, 1)
@@ -169,7 +169,7 @@ func (q *queueCore) remove(ctx context.Context, it *item, ops []any) error {
 		}
 		if err == nil && !it.missing {
 			if _, err := q.restore([]*item{it}); err != nil {
-				q.m.Log.Error("zsync: cannot put an element back", "path", q.path, "element", it.key(), "err", err)
+				q.m.Log.Error("zsync: cannot put an element back", "path", q.cfg.Path, "element", it.key(), "err", err)
 			}
 		}
 	})
@@ -187,7 +187,7 @@ func (q *queueCore) remove(ctx context.Context, it *item, ops []any) error {
 // restore puts elements that nobody has got back to their places, exactly once,
 // but for one that is too large to carry a receipt. If the servers refuse that because of one of them it
 // returns its index, and otherwise -1.
-func (q *queueCore) restore(items []*item) (culprit int, err error) {
+func (q *core) restore(items []*item) (culprit int, err error) {
 	ctx := context.Background() // ends with the Session
 	there := make(map[int]bool) // those that are back
 	for {
@@ -197,7 +197,7 @@ func (q *queueCore) restore(items []*item) (culprit int, err error) {
 			op := &zk.CreateRequest{Path: session.ChildPath(q.dir, it.key()), Data: it.stored(), Acl: q.m.Config.ACL}
 			switch {
 			case there[i]:
-			case q.oversized(op): // another library's
+			case oversized(q.m, q.receipts, op): // another library's
 				err := q.m.During(ctx, func(inc *session.Incarnation) error {
 					_, err := inc.Create(ctx, op.Path, op.Data)
 					return err
@@ -248,16 +248,7 @@ func (q *queueCore) restore(items []*item) (culprit int, err error) {
 	}
 }
 
-// oversized reports that ops are too large for a transaction with a receipt.
-func (q *queueCore) oversized(ops ...*zk.CreateRequest) bool {
-	size := q.m.SizeOf(session.ChildPath(q.receipts, noGUID), nil)
-	for _, op := range ops {
-		size += q.m.SizeOf(op.Path, op.Data) + q.m.SizeOf(op.Path, nil)
-	}
-	return size > session.MaxPacket
-}
-
-func (q *queueCore) length(ctx context.Context, inc *session.Incarnation) (int, error) {
+func (q *core) length(ctx context.Context, inc *session.Incarnation) (int, error) {
 	names, _, err := inc.Children(ctx, q.dir)
 	if session.IsNoNode(err) {
 		return 0, nil
@@ -280,7 +271,7 @@ func (q *queueCore) length(ctx context.Context, inc *session.Incarnation) (int, 
 	return int(n.Load()), err
 }
 
-func (q *queueCore) clear(ctx context.Context) (n int, err error) {
+func (q *core) Clear(ctx context.Context) (n int, err error) {
 	var turn *line.Claim
 	defer func() {
 		if turn != nil {
@@ -320,7 +311,7 @@ func (q *queueCore) clear(ctx context.Context) (n int, err error) {
 }
 
 // clearable lists elements that nobody has claimed, delayed ones too.
-func (q *queueCore) clearable(ctx context.Context, inc *session.Incarnation) (paths []string, v *view, err error) {
+func (q *core) clearable(ctx context.Context, inc *session.Incarnation) (paths []string, v *view, err error) {
 	if err := inc.Sync(ctx, q.dir); err != nil {
 		return nil, nil, err
 	}

@@ -1,4 +1,4 @@
-package zsync
+package queue
 
 import (
 	"cmp"

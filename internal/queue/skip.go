@@ -1,4 +1,4 @@
-package zsync
+package queue
 
 import (
 	"fmt"
@@ -23,6 +23,8 @@ const maxMisfits = 3
 
 // A skipper remembers what is skipped, by key or by the name of a bucket.
 type skipper struct {
+	complain func(error)
+
 	mu      sync.Mutex
 	until   map[string]time.Time // guarded by mu
 	misfits map[string]bool      // those of them that did not decode; guarded by mu
@@ -98,10 +100,9 @@ func (s *skipper) misfit() bool {
 }
 
 // leave leaves an element in the queue that did not decode, and returns why.
-func (q *queueCore) leave(key string, fault error) error {
-	q.skips.skip(key, true)
+func (s *skipper) leave(key string, fault error) error {
+	s.skip(key, true)
 	err := fmt.Errorf("%d elements in a row could not be decoded, so those that follow are left in the queue: does this consumer's type, or codec, fit it? %w", maxMisfits, fault)
-	s := &q.skips
 	s.mu.Lock()
 	quiet := !s.told.IsZero() && time.Since(s.told) < skipFor
 	if !quiet {
@@ -109,13 +110,13 @@ func (q *queueCore) leave(key string, fault error) error {
 	}
 	s.mu.Unlock()
 	if !quiet {
-		q.complain(err)
+		s.complain(err)
 	}
 	return err
 }
 
 // unreadable begins to skip what the servers do not let us read.
-func (q *queueCore) unreadable(key string, err error) {
-	q.skips.skip(key, false)
-	q.complain(fmt.Errorf("%s cannot be read, and is passed over: %w", key, err))
+func (s *skipper) unreadable(key string, err error) {
+	s.skip(key, false)
+	s.complain(fmt.Errorf("%s cannot be read, and is passed over: %w", key, err))
 }

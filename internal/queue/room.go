@@ -1,4 +1,4 @@
-package zsync
+package queue
 
 import (
 	"cmp"
@@ -18,9 +18,9 @@ import (
 //
 // Whoever is first when its session ends may be followed by another while its
 // own elements are still under way, and the queue become longer by those.
-func (q *queueCore) awaitRoom(ctx context.Context, n int) (leave func(), err error) {
-	if n > q.cfg.maxLen {
-		return nil, session.Invalid("%d elements never fit into a queue of at most %d; see WithMaxLen", n, q.cfg.maxLen)
+func (q *core) awaitRoom(ctx context.Context, n int) (leave func(), err error) {
+	if n > q.cfg.MaxLen {
+		return nil, session.Invalid("%d elements never fit into a queue of at most %d; see WithMaxLen", n, q.cfg.MaxLen)
 	}
 	q.m.Waiters.Add(1)
 	defer q.m.Waiters.Add(-1)
@@ -44,17 +44,14 @@ func (q *queueCore) awaitRoom(ctx context.Context, n int) (leave func(), err err
 	return leave, err
 }
 
-// ErrFull is returned by [Queue.TrySend] when there is no room.
-var ErrFull = errors.New("zsync: the queue is full")
-
 // tryRoom is awaitRoom, but ErrFull when it would have to wait for room.
-func (q *queueCore) tryRoom(ctx context.Context, n int) (leave func(), err error) {
-	if n > q.cfg.maxLen {
-		return nil, session.Invalid("%d elements never fit into a queue of at most %d; see WithMaxLen", n, q.cfg.maxLen)
+func (q *core) tryRoom(ctx context.Context, n int) (leave func(), err error) {
+	if n > q.cfg.MaxLen {
+		return nil, session.Invalid("%d elements never fit into a queue of at most %d; see WithMaxLen", n, q.cfg.MaxLen)
 	}
 	full := func(inc *session.Incarnation) error {
 		have, err := q.length(ctx, inc)
-		if err == nil && have+n > q.cfg.maxLen {
+		if err == nil && have+n > q.cfg.MaxLen {
 			err = ErrFull
 		}
 		return err
@@ -86,7 +83,7 @@ func (q *queueCore) tryRoom(ctx context.Context, n int) (leave func(), err error
 }
 
 // firstPlace waits for the first place in the line of those who send.
-func (q *queueCore) firstPlace(ctx context.Context, inc *session.Incarnation) (*line.Claim, error) {
+func (q *core) firstPlace(ctx context.Context, inc *session.Incarnation) (*line.Claim, error) {
 	for {
 		p, err := q.room.Contend(ctx, inc, q.room.Bases[0], []byte(q.m.Config.Owner), line.Exclusive, nil)
 		if !errors.Is(err, session.ErrVanished) {
@@ -97,9 +94,9 @@ func (q *queueCore) firstPlace(ctx context.Context, inc *session.Incarnation) (*
 
 // fits reports whether n more elements fit. If not it waits until something
 // has been consumed, and the question must be asked again.
-func (q *queueCore) fits(ctx context.Context, inc *session.Incarnation, n int) (bool, error) {
+func (q *core) fits(ctx context.Context, inc *session.Incarnation, n int) (bool, error) {
 	have, err := q.length(ctx, inc)
-	if err != nil || have+n <= q.cfg.maxLen {
+	if err != nil || have+n <= q.cfg.MaxLen {
 		return err == nil, err
 	}
 	// Elements can be consumed from any bucket: those at the front may be in the
@@ -133,7 +130,7 @@ func (q *queueCore) fits(ctx context.Context, inc *session.Incarnation, n int) (
 		return false, nil // a bucket was deleted, so something was consumed
 	case err != nil:
 		return false, err
-	case int(listed.Load())+n <= q.cfg.maxLen:
+	case int(listed.Load())+n <= q.cfg.MaxLen:
 		return true, nil
 	}
 	return false, inc.AwaitAny(ctx, watches, time.Time{})

@@ -1,4 +1,4 @@
-package zsync
+package queue
 
 import (
 	"context"
@@ -37,7 +37,7 @@ type parcel struct {
 // former session that comes late fails likewise. To look for the elements
 // instead would prove nothing: they may have been consumed already.
 type outbox struct {
-	q *queueCore
+	q *core
 
 	mu      sync.Mutex
 	waiting []*parcel     // guarded by mu
@@ -80,8 +80,6 @@ func (o *outbox) overhead() int {
 	return 64 + 2*m.SizeOf(o.q.senders+"/"+noGUID, nil) + 3*m.SizeOf(o.q.dir+"/"+bucketName(0, math.MaxInt64), nil)
 }
 
-const noGUID = "00000000-0000-0000-0000-000000000000"
-
 // add puts a parcel into the outbox.
 func (o *outbox) add(p *parcel) {
 	o.mu.Lock()
@@ -99,7 +97,7 @@ func (o *outbox) add(p *parcel) {
 
 // run sends until nothing is left and the receipt has been tidied away.
 func (o *outbox) run() {
-	leaving, stay := o.q.s.m.BeforeClose()
+	leaving, stay := o.q.m.BeforeClose()
 	defer stay()
 	for {
 		if group := o.take(); len(group) > 0 {
@@ -343,7 +341,7 @@ func (o *outbox) ops(group []*parcel) (ops []any, prios []int, lasts map[int]las
 	if f := o.q.foreign; f != nil {
 		for _, p := range group {
 			for _, data := range p.data {
-				add(-1, &zk.CreateRequest{Path: session.ChildPath(o.q.dir, f.name(o.q.cfg.foreignPriority(p.prio))), Data: f.frame(data), Acl: acl, Flags: zk.FlagSequence})
+				add(-1, &zk.CreateRequest{Path: session.ChildPath(o.q.dir, f.name(o.q.foreignPriority(p.prio))), Data: f.frame(data), Acl: acl, Flags: zk.FlagSequence})
 			}
 		}
 		return ops, prios, lasts

@@ -1,4 +1,4 @@
-package zsync
+package queue
 
 import (
 	"cmp"
@@ -26,14 +26,14 @@ type foreign struct {
 func asIs(all ...[]byte) []byte             { return all[0] }
 func justOne(data []byte) ([][]byte, error) { return [][]byte{data}, nil }
 
-var foreignLayouts = map[QueueLayout]*foreign{
-	LayoutSimpleQueue: {
+var foreignLayouts = map[string]*foreign{
+	"SimpleDistributedQueue": {
 		prefix: "qn-",
 		name:   func(int) string { return "qn-" },
 		frame:  asIs,
 		open:   justOne,
 	},
-	LayoutDistributedQueue: {
+	"DistributedQueue": {
 		prefix: "queue-",
 		name: func(prio int) string {
 			if prio < 0 {
@@ -44,7 +44,7 @@ var foreignLayouts = map[QueueLayout]*foreign{
 		frame: curatorFrame,
 		open:  curatorOpen,
 	},
-	LayoutKazooQueue: {
+	"kazoo": {
 		prefix: "entry-",
 		name: func(prio int) string {
 			if prio < 0 {
@@ -136,7 +136,7 @@ func curatorOpen(b []byte) (all [][]byte, err error) {
 
 // readForeign reads the znode of an element, and returns the elements in it.
 // What is not in its frame is one, with a fault.
-func (q *queueCore) readForeign(ctx context.Context, inc *session.Incarnation, e element) (it *item, all [][]byte, err error) {
+func (q *core) readForeign(ctx context.Context, inc *session.Incarnation, e element) (it *item, all [][]byte, err error) {
 	data, stat, err := inc.Get(ctx, session.ChildPath(q.dir, e.name))
 	if err != nil {
 		return nil, nil, err
@@ -153,7 +153,7 @@ func (q *queueCore) readForeign(ctx context.Context, inc *session.Incarnation, e
 
 // firstForeign reads the first element. With alone it must not share its znode
 // with others.
-func (q *queueCore) firstForeign(ctx context.Context, inc *session.Incarnation, alone bool) (*item, error) {
+func (q *core) firstForeign(ctx context.Context, inc *session.Incarnation, alone bool) (*item, error) {
 	for synced := false; ; {
 		names, _, err := inc.Children(ctx, q.dir)
 		if err != nil && !session.IsNoNode(err) {
@@ -199,7 +199,7 @@ func (q *queueCore) firstForeign(ctx context.Context, inc *session.Incarnation, 
 //
 // Whoever has read the znode before finds that its version has changed, or that
 // it is gone, and so does a second attempt.
-func (q *queueCore) split(ctx context.Context, inc *session.Incarnation, it *item, all [][]byte) error {
+func (q *core) split(ctx context.Context, inc *session.Incarnation, it *item, all [][]byte) error {
 	path := session.ChildPath(q.dir, it.name)
 	size, n := q.m.SizeOf(path, it.framed), len(all)
 	ops := []any{nil}
@@ -216,7 +216,7 @@ func (q *queueCore) split(ctx context.Context, inc *session.Incarnation, it *ite
 	case n < len(all):
 		ops[0] = &zk.SetDataRequest{Path: path, Data: q.foreign.frame(all[:n]...), Version: it.version}
 	default:
-		return fmt.Errorf("%d elements in the znode %s, which cannot be taken apart: %w", n, q.m.Bare(path), ErrTooLarge)
+		return fmt.Errorf("%d elements in the znode %s, which cannot be taken apart: %w", n, q.m.Bare(path), session.ErrTooLarge)
 	}
 	_, err := inc.Multi(ctx, ops...)
 	if session.IsNoNode(err) || session.IsBadVersion(err) {
@@ -276,7 +276,7 @@ func (p *pump) turnForeign(inc *session.Incarnation, l *ledger) error {
 		if err != nil {
 			return err
 		}
-		if (full || claimed >= q.cfg.prefetch) && q.othersWait(ctx, inc) {
+		if (full || claimed >= q.cfg.Prefetch) && q.othersWait(ctx, inc) {
 			return nil
 		}
 	}
@@ -285,7 +285,7 @@ func (p *pump) turnForeign(inc *session.Incarnation, l *ledger) error {
 // seize reads and deletes elements, and buries those with a fault; what others
 // were quicker to delete is left out. It ends at a znode that it has split.
 // What the servers refuse is noted, so that it does not hold up what follows.
-func (q *queueCore) seize(ctx context.Context, inc *session.Incarnation, l *ledger, es []element, refused map[string]bool) (items []*item, split bool, err error) {
+func (q *core) seize(ctx context.Context, inc *session.Incarnation, l *ledger, es []element, refused map[string]bool) (items []*item, split bool, err error) {
 	found := make([]*item, len(es))
 	all := make([][][]byte, len(es))
 	err = session.Parallel(len(es), func(i int) (err error) {
@@ -313,14 +313,14 @@ func (q *queueCore) seize(ctx context.Context, inc *session.Incarnation, l *ledg
 			}
 			if it.misfit && !q.skips.misfit() {
 				refused[it.name] = true
-				q.leave(it.key(), fault)
+				q.skips.leave(it.key(), fault)
 				continue
 			}
 			err = q.bury(ctx, inc, it, fault)
 		}
 		switch {
 		case err == nil, session.IsNoNode(err), session.IsBadVersion(err):
-		case ctx.Err() == nil && session.OutcomeOf(err) == session.Answered, errors.Is(err, ErrTooLarge):
+		case ctx.Err() == nil && session.OutcomeOf(err) == session.Answered, errors.Is(err, session.ErrTooLarge):
 			refused[it.name] = true
 			q.complain(err)
 		default:
@@ -335,21 +335,21 @@ func (q *queueCore) seize(ctx context.Context, inc *session.Incarnation, l *ledg
 }
 
 // bury moves an element to the dead letters, in one transaction.
-func (q *queueCore) bury(ctx context.Context, inc *session.Incarnation, it *item, fault error) error {
+func (q *core) bury(ctx context.Context, inc *session.Incarnation, it *item, fault error) error {
 	letter, err := q.letterNow(ctx, inc, it, fault)
 	if err != nil {
 		return err
 	}
 	_, err = q.m.CommitAcrossSessions(ctx, q.receipts, append([]any{&zk.DeleteRequest{Path: session.ChildPath(q.dir, it.name), Version: it.version}}, letter...))
 	if err == nil {
-		q.reportDead(it.key(), fault)
+		q.report(it.key(), fault)
 	}
 	return err
 }
 
 // deleteAll deletes elements in one transaction, and puts them into the ledger
 // as ours; those that others were quicker to delete are left out.
-func (q *queueCore) deleteAll(l *ledger, items []*item) ([]*item, error) {
+func (q *core) deleteAll(l *ledger, items []*item) ([]*item, error) {
 	// The ledger is not over, nor the Session closed in good order, before we
 	// know what is ours, and what is not taken has been put back.
 	b := l.newBatch(nil)
@@ -411,7 +411,15 @@ func (l *ledger) postForeign(es []*entry) (culprit *entry, err error) {
 		culprit = returned[i]
 	}
 	if err != nil && session.OutcomeOf(err) != session.Answered { // the Session is closed
-		l.q.m.Log.Error("zsync: elements may be lost, as they could not be put back", "path", l.q.path, "elements", len(items), "err", err)
+		l.q.m.Log.Error("zsync: elements may be lost, as they could not be put back", "path", l.q.cfg.Path, "elements", len(items), "err", err)
 	}
 	return culprit, err
+}
+
+// foreignPriority is what another library's name is made with.
+func (q *core) foreignPriority(prio int) int {
+	if q.cfg.Priorities == 1 {
+		return -1
+	}
+	return prio
 }

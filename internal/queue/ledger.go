@@ -1,4 +1,4 @@
-package zsync
+package queue
 
 import (
 	"cmp"
@@ -27,7 +27,7 @@ import (
 // live mark for orphanTime, as they must if the process is dead; if it was cut
 // off for so long, its transaction finds no state znode and is not applied.
 type ledger struct {
-	q    *queueCore
+	q    *core
 	inc  *session.Incarnation
 	guid string
 
@@ -75,14 +75,16 @@ type item struct {
 	data    []byte
 	version int32     // of its znode: how many attempts there were before
 	sent    time.Time // when it was stored, by the servers' clock
+	pump    *pump     // from which it is being offered
 	missing bool      // it was gone before it could be read
 	framed  []byte    // in another library's layout: the data of its znode
 	fault   error     // why it is none: it cannot be taken out of its frame, or decoded
 	misfit  bool      // it cannot be decoded by us
-	value   any       // it decoded, a *T of a Queue[T]; nil if it is not yet
-	out     bool      // it is with a consumer, taken or not; guarded by ledger.mu
-	noted   bool      // that it is in hand is written down, or will be; guarded by ledger.mu
-	final   *entry    // what becomes of it; guarded by ledger.mu
+	value   any       // as decoded
+	decoded bool
+	out     bool   // it is with a consumer, taken or not; guarded by ledger.mu
+	noted   bool   // that it is in hand is written down, or will be; guarded by ledger.mu
+	final   *entry // what becomes of it; guarded by ledger.mu
 
 	ctx    context.Context         // of the claim; nil until somebody asks; guarded by ledger.mu
 	cancel context.CancelCauseFunc // ends ctx; guarded by ledger.mu
@@ -135,7 +137,7 @@ type entry struct {
 }
 
 // newest returns the ledger that was opened last, if any.
-func (q *queueCore) newest() *ledger {
+func (q *core) newest() *ledger {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.ledger
@@ -143,7 +145,7 @@ func (q *queueCore) newest() *ledger {
 
 // newLedger opens a ledger, unless ctx has ended. A ledger is closed by end, by
 // the end of its session, or by Session.Close.
-func newLedger(ctx context.Context, q *queueCore, inc *session.Incarnation) (*ledger, error) {
+func newLedger(ctx context.Context, q *core, inc *session.Incarnation) (*ledger, error) {
 	l := &ledger{
 		q: q, inc: inc, guid: session.NewGUID(),
 		batches: make(map[*batch]struct{}),
@@ -158,7 +160,7 @@ func newLedger(ctx context.Context, q *queueCore, inc *session.Incarnation) (*le
 	}
 	q.ledger = l
 	q.mu.Unlock()
-	leaving, stay := q.s.m.BeforeClose()
+	leaving, stay := q.m.BeforeClose()
 	l.ended = session.IsClosed(leaving) // Close would not wait for what is claimed now
 	q.m.Spawn(func() {
 		defer stay()
@@ -230,7 +232,7 @@ func (l *ledger) ending() error {
 	case l.void:
 		return session.ErrVanished
 	}
-	return ErrClosed
+	return session.ErrClosed
 }
 
 func (l *ledger) batchNameLocked() string {
@@ -377,7 +379,7 @@ func (l *ledger) finishContextLocked(it *item) {
 	case l.void || l.inc.Ctx.Err() != nil:
 		cause = l.loss()
 	case l.lost: // the Session is being closed
-		cause = l.inc.EndError(ErrClosed)
+		cause = l.inc.EndError(session.ErrClosed)
 	}
 	if it.final != nil && it.final.fate != fateReturn {
 		cause = nil // settled by the consumer
@@ -439,7 +441,7 @@ func (l *ledger) handing(it *item) (noted <-chan struct{}) {
 	}
 	switch {
 	case l.q.foreign != nil:
-	case l.q.cfg.maxAttempts > 0:
+	case l.q.cfg.MaxAttempts > 0:
 		it.noted = true
 		return l.enterLocked(it, fateHand, false).done
 	default:
@@ -623,12 +625,12 @@ func (l *ledger) finish(es []*entry, culprit *entry, err error) {
 	var buried []*entry
 	defer func() { // the log and the observer are not called under a lock
 		for _, e := range buried {
-			l.q.reportDead(e.item.key(), e.fault)
+			l.q.report(e.item.key(), e.fault)
 		}
 	}()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if errors.Is(err, ErrLost) {
+	if errors.Is(err, session.ErrLost) {
 		l.voidLocked()
 	}
 	if err != nil && session.OutcomeOf(err) == session.Answered {
@@ -689,7 +691,7 @@ func (l *ledger) refuseLocked(e *entry, err error) {
 		return
 	}
 	if !e.again {
-		l.q.m.Log.Error("zsync: cannot settle an element, and goes on trying", "path", l.q.path, "element", e.item.key(), "err", err)
+		l.q.m.Log.Error("zsync: cannot settle an element, and goes on trying", "path", l.q.cfg.Path, "element", e.item.key(), "err", err)
 	}
 	next := *e
 	next.err, next.gone, next.again, next.alone, next.done = nil, false, true, true, make(chan struct{})
@@ -829,7 +831,7 @@ func (p *posting) send(ctx context.Context, inc *session.Incarnation) (culprit *
 
 // givenBack is what is told when others have given the claims back.
 func (l *ledger) givenBack() error {
-	l.q.m.Log.Warn("zsync: claims were given back by others", "path", l.q.path)
+	l.q.m.Log.Warn("zsync: claims were given back by others", "path", l.q.cfg.Path)
 	return l.loss()
 }
 
@@ -925,7 +927,7 @@ func (p *posting) build() {
 		case e.fate == fateRemove:
 			p.add(e, &zk.DeleteRequest{Path: path, Version: -1}, gone)
 		case e.fate == fateBury:
-			for _, op := range q.letter(e.item, e.fault, e.tries) {
+			for _, op := range q.letterOf(e.item, e.fault, e.tries) {
 				p.add(e, op, func(inc *session.Incarnation, err error) (bool, error) {
 					return session.IsNoNode(err), inc.MakeDir(context.Background(), q.dead)
 				})
@@ -1000,7 +1002,7 @@ func (p *posting) build() {
 
 // makeDelayed makes the znode in which elements of its priority wait. If the
 // queue was deleted, so was the element.
-func (q *queueCore) makeDelayed(inc *session.Incarnation, e *entry) error {
+func (q *core) makeDelayed(inc *session.Incarnation, e *entry) error {
 	ctx := context.Background() // ends with the session
 	stat, err := inc.Exists(ctx, q.dir)
 	if err != nil {

@@ -1,4 +1,4 @@
-package zsync
+package queue
 
 import (
 	"context"
@@ -53,7 +53,7 @@ type batchCache struct {
 }
 
 // look is steps 1 and 2. With aside it writes nothing.
-func (q *queueCore) look(ctx context.Context, inc *session.Incarnation, aside bool) (*view, error) {
+func (q *core) look(ctx context.Context, inc *session.Incarnation, aside bool) (*view, error) {
 	for {
 		names, stat, err := inc.Children(ctx, q.claims)
 		if session.IsNoNode(err) && aside {
@@ -174,7 +174,7 @@ func (c *batchCache) add(name string, keys []string) {
 
 // free is step 3: at least want elements that nobody has claimed, if there are
 // as many, and when the next delayed one is due.
-func (q *queueCore) free(ctx context.Context, inc *session.Incarnation, v *view, want int) (es []element, due time.Time, err error) {
+func (q *core) free(ctx context.Context, inc *session.Incarnation, v *view, want int) (es []element, due time.Time, err error) {
 	names, _, err := inc.Children(ctx, q.dir)
 	if session.IsNoNode(err) {
 		return nil, due, nil
@@ -204,7 +204,7 @@ func (q *queueCore) free(ctx context.Context, inc *session.Incarnation, v *view,
 			continue // was empty, and deleted
 		}
 		if err != nil && session.OutcomeOf(err) == session.Answered {
-			q.unreadable(b.name, err)
+			q.skips.unreadable(b.name, err)
 			if at, _ := q.skips.next(); again.IsZero() {
 				again = at
 			}
@@ -253,7 +253,7 @@ const orphanTimeByServers = 6 * time.Second
 // claims tells by the servers' clock when the first of them saw that a claimant
 // was dead.
 type reaper struct {
-	q    *queueCore
+	q    *core
 	mu   sync.Mutex
 	seen map[string]time.Time // when a claim was first seen without its session; guarded by mu
 }
@@ -354,7 +354,7 @@ func (u *reaper) mark(ctx context.Context, inc *session.Incarnation, guid string
 // first, and without it the claimant can change nothing any more. What was in a
 // consumer's hands is counted as an attempt before the batches go that keep it
 // from being claimed.
-func (q *queueCore) reclaim(ctx context.Context, inc *session.Incarnation, guid string, c *claim) error {
+func (q *core) reclaim(ctx context.Context, inc *session.Incarnation, guid string, c *claim) error {
 	if c.state {
 		if err := inc.RemoveNow(ctx, session.ChildPath(q.claims, guid+"-"+stateSuffix)); err != nil && !session.IsNoNode(err) {
 			return err
@@ -370,7 +370,7 @@ func (q *queueCore) reclaim(ctx context.Context, inc *session.Incarnation, guid 
 }
 
 // returnAll gives back what the batches of a dead claimant name.
-func (q *queueCore) returnAll(ctx context.Context, inc *session.Incarnation, c *claim) error {
+func (q *core) returnAll(ctx context.Context, inc *session.Incarnation, c *claim) error {
 	if len(c.batches) == 0 {
 		return nil
 	}
@@ -395,7 +395,7 @@ func (q *queueCore) returnAll(ctx context.Context, inc *session.Incarnation, c *
 	if err := inc.RemoveAllNow(ctx, paths); err != nil && !session.IsNoNode(err) {
 		return err
 	}
-	q.m.Log.Warn("zsync: elements of a dead consumer are back in the queue", "path", q.path, "batches", len(c.batches))
+	q.m.Log.Warn("zsync: elements of a dead consumer are back in the queue", "path", q.cfg.Path, "batches", len(c.batches))
 	_, err = inc.Set(ctx, q.dir, nil, -1) // the bell
 	if session.IsNoNode(err) {
 		return nil
@@ -406,7 +406,7 @@ func (q *queueCore) returnAll(ctx context.Context, inc *session.Incarnation, c *
 // bump counts an attempt of an element that was delivered when its znode had
 // this version. The number of attempts is the version, which grows when the
 // data is written, with the bytes it has; so none is counted twice.
-func (q *queueCore) bump(ctx context.Context, inc *session.Incarnation, key string, version int32) error {
+func (q *core) bump(ctx context.Context, inc *session.Incarnation, key string, version int32) error {
 	path := session.ChildPath(q.dir, key)
 	data, stat, err := inc.Get(ctx, path)
 	if err == nil && stat.Version == version {
@@ -481,7 +481,7 @@ func (l *ledger) fetch(ctx context.Context, b *batch) ([]*item, error) {
 	for i, err := range refused {
 		if err != nil {
 			l.settle(items[i], fateReturn, false)
-			l.q.unreadable(items[i].key(), err)
+			l.q.skips.unreadable(items[i].key(), err)
 		}
 	}
 	for i, n := range nodes {
@@ -517,7 +517,7 @@ func (l *ledger) fetchEach(ctx context.Context, paths []string, refused []error)
 
 // liveMarks returns the znodes whose going means that claims go back: those of
 // everyone but self who has any.
-func (q *queueCore) liveMarks(v *view, self string) []string {
+func (q *core) liveMarks(v *view, self string) []string {
 	var paths []string
 	for guid, c := range v.holders {
 		if guid != self && c.live && len(c.batches) > 0 {

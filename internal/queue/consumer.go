@@ -1,0 +1,267 @@
+package queue
+
+import (
+	"context"
+
+	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/session"
+)
+
+// A consumer is offered what a pump claims.
+type consumer struct {
+	Joining
+	q      *core
+	p      *pump // nil if there was nothing to wait for
+	ctx    context.Context
+	cancel context.CancelFunc
+	stay   func() // lets Session.Close go on
+}
+
+func (q *core) Join(ctx context.Context, o Joining) Consumer {
+	leaving, stay := q.m.BeforeClose()
+	c := &consumer{Joining: o, q: q, stay: stay}
+	c.ctx, c.cancel = context.WithCancel(ctx)
+	q.m.Spawn(func() {
+		select {
+		case <-leaving:
+			c.cancel()
+		case <-c.ctx.Done():
+		}
+	})
+	if c.ctx.Err() == nil {
+		c.p = q.join()
+	}
+	return c
+}
+
+func (c *consumer) Leaving() <-chan struct{} { return c.ctx.Done() }
+
+func (c *consumer) Leave() {
+	if c.p != nil {
+		c.p.leave()
+	}
+	c.cancel()
+	c.stay()
+}
+
+func (c *consumer) Next() (Claim, error) {
+	if c.p == nil {
+		return nil, session.CtxErr(c.ctx)
+	}
+	for {
+		it, err := c.p.next(c.ctx)
+		if err != nil {
+			return nil, err
+		}
+		it.pump = c.p
+		if offer, back := c.q.present(c.ctx, it, c.Joining); offer {
+			return it, nil
+		} else if back {
+			it.PutBack()
+		} else {
+			c.p.done()
+		}
+	}
+}
+
+// present reports whether an item may be offered, after having set it aside if
+// it must not; back tells that it is to be offered again later.
+func (q *core) present(ctx context.Context, it *item, o Joining) (offer, back bool) {
+	if !it.decoded && it.fault == nil {
+		it.fault = q.check(it)
+	}
+	if it.fault != nil && !(it.misfit && o.Odd) {
+		q.setAside(it)
+		return false, false
+	}
+	// Nothing is offered while there is no connection: the removal of what is
+	// taken then could not get through, and if the session is lost others may
+	// get the element too.
+	inc := it.ledger.inc
+	if inc.Connection(ctx) != nil || !it.ledger.stands(ctx) {
+		return false, true
+	}
+	if !o.Hand {
+		return true, false
+	}
+	select {
+	case <-it.ledger.handing(it): // a consumer that dies of the element must be found to have tried
+		return true, false
+	case <-ctx.Done():
+	case <-inc.Disconnection():
+	}
+	return false, true
+}
+
+// setAside sends an element with a fault to the dead letters. Where nothing
+// decodes it goes back instead, see [maxMisfits].
+func (q *core) setAside(it *item) {
+	if it.misfit && !q.skips.misfit() {
+		q.skips.leave(it.key(), it.fault)
+		it.ledger.settle(it, fateReturn, false)
+		return
+	}
+	it.ledger.settle(it, fateBury, false)
+}
+
+// An item is a Claim.
+
+func (it *item) describe() Element {
+	return Element{ID: it.key(), Data: it.data, Value: it.value, Fault: it.fault, Sent: it.sent, Attempts: it.attempts()}
+}
+
+func (it *item) Element() Element {
+	l := it.ledger
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return it.describe()
+}
+
+func (it *item) Data() []byte {
+	l := it.ledger
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if it.final != nil {
+		return nil
+	}
+	return it.data
+}
+
+func (it *item) Withdrawn() (down, over <-chan struct{}) {
+	inc := it.ledger.inc
+	return inc.Disconnection(), inc.Ctx.Done()
+}
+
+func (it *item) Taken() {
+	it.ledger.settle(it, fateRemove, false)
+	it.pump.done()
+}
+
+func (it *item) Handed() { it.pump.done() }
+
+func (it *item) PutBack() {
+	it.pump.putBack(it)
+	it.pump.done()
+}
+
+func (it *item) SetAside() {
+	if l := it.ledger; !l.settled(it) {
+		l.q.setAside(it)
+	}
+}
+
+func (it *item) Context() context.Context {
+	l := it.ledger
+	if !l.inc.Alive() {
+		l.end(true) // the registration may not have had its turn yet
+	}
+	return l.context(it)
+}
+
+func (it *item) Settle(ctx context.Context, s Settlement) error {
+	l := it.ledger
+	model := entry{fate: fateRemove}
+	switch foreign := l.q.foreign != nil; {
+	case s.Fate == Bury && foreign:
+		return session.Invalid("Reject needs zsync's own layout")
+	case s.Fate == Bury:
+		model = entry{fate: fateBury, fault: s.Reason, tries: it.attempts() + 1}
+	case s.Fate == Later && foreign:
+		l.settleNow(ctx, it, entry{fate: fateReturn, bump: true})
+		return session.Invalid("NackAfter needs zsync's own layout")
+	case s.Fate == Later:
+		model = entry{fate: fateLater, due: dueAt(s.Due), tries: it.attempts() + 1}
+	case s.Fate == Return:
+		model = entry{fate: fateReturn, bump: true}
+	}
+	return l.settleNow(ctx, it, model)
+}
+
+// settleNow decides the fate of an item and waits until it is carried out.
+func (l *ledger) settleNow(ctx context.Context, it *item, model entry) error {
+	alive := l.inc.Alive()
+	if !alive {
+		l.end(true) // the registration may not have had its turn yet
+	}
+	e, ok := l.decide(it, model)
+	l.mu.Lock()
+	lost := l.lost || l.void
+	l.mu.Unlock()
+	switch {
+	case !ok && lost:
+		return l.loss()
+	case !ok:
+		return line.ErrNotLocked
+	case e.fate == fateReturn && e.bump && lost && !alive:
+		return l.loss()
+	}
+	var down <-chan struct{}
+	if model.fate == fateReturn || model.fate == fateLater {
+		down = l.inc.Disconnection()
+	}
+	select {
+	case <-e.done:
+		return e.err
+	case <-down:
+		return nil
+	case <-l.q.m.Closing:
+		select {
+		case <-e.done:
+			return e.err
+		default:
+			return l.inc.EndError(session.ErrClosed)
+		}
+	case <-ctx.Done():
+		return session.CtxErr(ctx)
+	}
+}
+
+func (q *core) Receive(ctx context.Context, n int) (claims []Claim, err error) {
+	q = q.pull
+	if ctx.Err() != nil {
+		return nil, session.CtxErr(ctx)
+	}
+	leaving, stay := q.m.BeforeClose()
+	defer stay()
+	if session.IsClosed(leaving) {
+		return nil, session.ErrClosed
+	}
+	inner, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	q.m.Spawn(func() {
+		select {
+		case <-leaving:
+			cancel(session.ErrClosed)
+		case <-inner.Done():
+		}
+	})
+	p := q.join()
+	defer p.leave()
+	p.expect(n - 1)
+	for expected := n - 1; ; {
+		it, err := p.next(inner)
+		p.expect(-expected)
+		expected = 0
+		if err != nil {
+			return nil, err
+		}
+		for ; it != nil; it = p.poll() {
+			it.pump = p
+			offer, back := q.present(inner, it, Joining{Hand: true})
+			if back {
+				it.PutBack()
+				break
+			}
+			p.done()
+			if offer {
+				claims = append(claims, it)
+			}
+			if len(claims) == n {
+				break
+			}
+		}
+		if len(claims) > 0 {
+			return claims, nil
+		}
+	}
+}

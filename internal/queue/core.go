@@ -1,0 +1,271 @@
+package queue
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/session"
+)
+
+// A core is the Engine of zsync's own layout, and, with a foreign, of those of
+// other libraries.
+type core struct {
+	deadLetters
+	listeners
+	m   *session.Manager
+	cfg Config
+
+	// As the server knows them.
+	dir, claims, senders, receipts string
+
+	foreign *foreign  // another library's layout, or nil
+	line    line.Line // of those who want elements
+	room    line.Line // of those who wait for room
+	cache   batchCache
+	out     outbox
+	under   reaper
+	skips   skipper
+	zxid    atomic.Int64 // that made path, as last seen by the pump
+	pull    *core        // of Receive: it claims nothing ahead
+
+	mu     sync.Mutex
+	pump   *pump   // of the present consumers; guarded by mu
+	ledger *ledger // the newest, or nil; guarded by mu
+}
+
+// New returns the Engine of zsync's own layout. It does no I/O.
+func New(m *session.Manager, cfg Config) Engine { return newEngine(m, cfg, nil) }
+
+// NewForeign is New for the layout of another library: SimpleDistributedQueue,
+// DistributedQueue, both of Curator, or kazoo.
+func NewForeign(m *session.Manager, cfg Config, layout string) Engine {
+	return newEngine(m, cfg, foreignLayouts[layout])
+}
+
+func newEngine(m *session.Manager, cfg Config, f *foreign) Engine {
+	c := newCore(m, cfg, f)
+	cfg.Prefetch = 1
+	c.pull = newCore(m, cfg, f)
+	return c
+}
+
+func newCore(m *session.Manager, cfg Config, f *foreign) *core {
+	c := &core{m: m, cfg: cfg, foreign: f}
+	c.dir = m.Full(cfg.Path)
+	c.claims, c.senders, c.receipts = c.dir+"-claims", c.dir+"-senders", c.dir+"-receipts"
+	c.deadLetters = deadLetters{m: m, path: cfg.Path, dead: c.dir + "-dead", receipts: c.receipts}
+	c.listeners.m, c.listeners.path = m, cfg.Path
+	c.under.q, c.skips.complain = c, c.complain
+	c.line = line.New(m, cfg.Path+"-consumers", session.ProtectedName, "turn-")
+	c.room = line.New(m, cfg.Path+"-senders", session.ProtectedName, "room-")
+	c.out = outbox{q: c, more: make(chan struct{}, 1)}
+	return c
+}
+
+// check decodes an item. The error is why it goes to the dead letters.
+func (q *core) check(it *item) error {
+	if it.fault != nil {
+		it.misfit = true
+		return it.fault
+	}
+	v, err := q.cfg.Decode(it.data)
+	if err == nil {
+		q.skips.fits()
+	} else {
+		it.misfit = true
+	}
+	if n := q.cfg.MaxAttempts; err == nil && n > 0 && it.attempts() >= n {
+		err = fmt.Errorf("delivered %d times without success", it.attempts())
+	}
+	if err == nil {
+		it.value, it.decoded = v, true
+	}
+	return err
+}
+
+// dueAt returns t in Unix milliseconds, or the next number that is one: an
+// int64 holds those of 292 million years, and 0 stands for no delay.
+func dueAt(t time.Time) int64 {
+	switch s := t.Unix(); {
+	case s < 0:
+		return 1
+	case s >= math.MaxInt64/1000:
+		return math.MaxInt64
+	}
+	return max(t.UnixMilli(), 1)
+}
+
+func (q *core) Send(ctx context.Context, b Batch) ([]string, error) {
+	if ctx.Err() != nil {
+		return nil, session.CtxErr(ctx)
+	}
+	if err := q.m.Failure(); err != nil || len(b.Data) == 0 {
+		return nil, err
+	}
+	p := &parcel{ctx: ctx, prio: b.Priority, data: b.Data, done: make(chan error, 1)}
+	if p.prio == Middle {
+		p.prio = (q.cfg.Priorities - 1) / 2
+	}
+	if !b.Due.IsZero() {
+		p.due = dueAt(b.Due)
+	}
+	if q.foreign != nil && p.due > 0 {
+		return nil, session.Invalid("no delay in the layout of another library")
+	}
+	for _, data := range b.Data {
+		p.size += q.elementSize(data)
+	}
+	if limit := session.MaxPacket - q.out.overhead(); p.size > limit {
+		return nil, fmt.Errorf("%d elements need a request of %d bytes, %d more than fit: %w", len(b.Data), p.size, p.size-limit, session.ErrTooLarge)
+	}
+	if q.cfg.MaxLen > 0 {
+		room := q.awaitRoom
+		if b.NoWait {
+			room = q.tryRoom
+		}
+		leave, err := room(ctx, len(b.Data))
+		if err != nil {
+			return nil, err
+		}
+		defer leave()
+	}
+	return nil, q.dispatch(p)
+}
+
+// dispatch sends a parcel and waits until that is done, or its context ends.
+func (q *core) dispatch(p *parcel) error {
+	q.out.add(p)
+	select {
+	case err := <-p.done:
+		return err
+	case <-p.ctx.Done():
+		return session.CtxErr(p.ctx)
+	}
+}
+
+// elementSize is what an element adds to a transaction, from above.
+func (q *core) elementSize(data []byte) int {
+	n := len(data) + len(q.dir) + len("/b-00000-0000000000/t0000000000000-") + 48
+	if q.foreign != nil {
+		n += 32
+	}
+	for _, a := range q.m.Config.ACL {
+		n += 12 + len(a.Scheme) + len(a.ID)
+	}
+	return n
+}
+
+func (q *core) Len(ctx context.Context) (n int, err error) {
+	err = q.m.During(ctx, func(inc *session.Incarnation) (err error) {
+		if err = inc.Sync(ctx, q.dir); err == nil {
+			n, err = q.length(ctx, inc)
+		}
+		return err
+	})
+	return n, err
+}
+
+func (q *core) Take(ctx context.Context) (*Element, error) {
+	if ctx.Err() != nil {
+		return nil, session.CtxErr(ctx)
+	}
+	for {
+		it, err := q.pluck(ctx)
+		if err == nil && it != nil && it.missing {
+			continue // it was buried
+		}
+		if err != nil || it == nil {
+			return nil, err
+		}
+		e := it.describe()
+		return &e, nil
+	}
+}
+
+func (q *core) Peek(ctx context.Context) (e *Element, err error) {
+	var it *item
+	err = q.m.During(ctx, func(inc *session.Incarnation) (err error) {
+		if err = inc.Sync(ctx, q.dir); err != nil {
+			return err
+		}
+		if q.foreign != nil {
+			it, err = q.firstForeign(ctx, inc, false)
+			return err
+		}
+		it, _, err = q.first(ctx, inc, true)
+		return err
+	})
+	if err != nil || it == nil {
+		return nil, err
+	}
+	found := it.describe()
+	return &found, nil
+}
+
+func (q *core) Stats(ctx context.Context) (st Stats, err error) {
+	err = q.m.During(ctx, func(inc *session.Incarnation) (err error) {
+		st, err = q.stats(ctx, inc)
+		return err
+	})
+	return st, err
+}
+
+// letterOf returns the operations that make a dead letter of an item. In another
+// library's layout the priority is written as there.
+func (q *core) letterOf(it *item, fault error, attempts int) []any {
+	class := it.class
+	if q.foreign == nil {
+		class = fmt.Sprintf("%05d", it.prio)
+	}
+	return q.letter(class, it.stored(), it.sent, attempts, fault)
+}
+
+// letterNow prepares to make a dead letter in a transaction of its own, and
+// returns the operations.
+func (q *core) letterNow(ctx context.Context, inc *session.Incarnation, it *item, fault error) ([]any, error) {
+	ops := q.letterOf(it, fault, it.attempts())
+	if oversized(q.m, q.receipts, ops[0].(*zk.CreateRequest)) {
+		return nil, fmt.Errorf("the element %s cannot go to the dead letters: %w", it.key(), session.ErrTooLarge)
+	}
+	return ops, inc.MakeDir(ctx, q.dead)
+}
+
+func (q *core) Letter(ctx context.Context, id string) (*Letter, error) {
+	d, err := q.deadLetters.Letter(ctx, id)
+	if q.foreign != nil && err == nil {
+		if all, fault := q.foreign.open(d.Framed); fault == nil && len(all) == 1 {
+			d.Data = all[0]
+		}
+	}
+	return d, err
+}
+
+func (q *core) Requeue(ctx context.Context, d *Letter) error {
+	remove, size := q.removal(d)
+	if q.foreign != nil {
+		err := q.m.During(ctx, func(inc *session.Incarnation) error {
+			_, err := inc.Create(ctx, q.dir, nil) // others make it a container
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		create := &zk.CreateRequest{Path: session.ChildPath(q.dir, q.foreign.prefix+d.Priority), Data: d.Framed, Acl: q.m.Config.ACL, Flags: zk.FlagSequence}
+		_, err = q.m.CommitAcrossSessions(ctx, q.receipts, append(remove, create))
+		return err
+	}
+	prio, err := priorityOf(d)
+	if err != nil {
+		return err
+	}
+	p := &parcel{ctx: ctx, prio: prio, data: [][]byte{d.Data}, with: remove, done: make(chan error, 1)}
+	p.size = q.elementSize(d.Data) + size
+	return q.dispatch(p)
+}

@@ -1,0 +1,205 @@
+package queue
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/session"
+)
+
+// Dead letters are elements that could not be decoded, were rejected, or
+// delivered too often. They are moved, in one transaction, to
+// <path>-dead/dead-<priority>-<16 random digits>-<seq>, the data of their znodes as it was,
+// and stay there until somebody removes them.
+//
+// Beside it stands why-<the same 16 digits>, made and removed in the same
+// transactions: why, and what became of the element before. (If both do not fit
+// into a request the dead letter stands alone.)
+type deadLetters struct {
+	m        *session.Manager
+	path     string // of the queue, for messages
+	dead     string // where they stand, as the server knows it
+	receipts string // for those transactions that need one
+}
+
+// letterDigits is how many random digits the name of a dead letter has. The
+// numbers begin again when the servers have removed the directory of the dead
+// letters because it was empty, so these keep one from being taken for another.
+const letterDigits = 16
+
+// maxReason is how long the reason of a dead letter is at most.
+const maxReason = 1000
+
+// A circumstance is what is written of a dead letter, as JSON.
+type circumstance struct {
+	Reason   string `json:"reason"`
+	Attempts int    `json:"attempts"`
+	First    int64  `json:"first"` // Unix milliseconds
+}
+
+// letter returns the operations that make a dead letter of what was stored, with
+// the priority as class. The directory may have to be made.
+func (q *deadLetters) letter(class string, stored []byte, sent time.Time, attempts int, fault error) []any {
+	digits := strings.ReplaceAll(session.NewGUID(), "-", "")[:letterDigits]
+	letter := &zk.CreateRequest{Path: session.ChildPath(q.dead, "dead-"+class+"-"+digits+"-"), Data: stored, Acl: q.m.Config.ACL, Flags: zk.FlagSequence}
+	reason := "unknown"
+	if fault != nil {
+		reason = strings.ToValidUTF8(fault.Error(), "\uFFFD")
+	}
+	if len(reason) > maxReason {
+		reason = strings.ToValidUTF8(reason[:maxReason], "")
+	}
+	data, err := json.Marshal(circumstance{reason, attempts, sent.UnixMilli()})
+	why := &zk.CreateRequest{Path: session.ChildPath(q.dead, whyName(digits)), Data: data, Acl: q.m.Config.ACL}
+	if err != nil || oversized(q.m, q.receipts, letter, why) {
+		return []any{letter}
+	}
+	return []any{letter, why}
+}
+
+func whyName(digits string) string { return "why-" + digits }
+
+// noGUID is as long as a GUID.
+const noGUID = "00000000-0000-0000-0000-000000000000"
+
+// oversized reports that ops are too large for a transaction with a receipt.
+func oversized(m *session.Manager, receipts string, ops ...*zk.CreateRequest) bool {
+	size := m.SizeOf(session.ChildPath(receipts, noGUID), nil)
+	for _, op := range ops {
+		size += m.SizeOf(op.Path, op.Data) + m.SizeOf(op.Path, nil)
+	}
+	return size > session.MaxPacket
+}
+
+// report tells the logger and the observer of an element that went to the dead
+// letters.
+func (q *deadLetters) report(key string, err error) {
+	q.m.Log.Error("zsync: element goes to the dead letters", "path", q.path, "element", key, "err", err)
+	q.m.Observe(session.Event{Kind: session.EventDead, Op: "recv", Path: q.path, Err: err})
+}
+
+// A deadName is the parsed name of a dead letter.
+type deadName struct {
+	class  string
+	digits string
+	seq    int32
+}
+
+// parseDead reads the name of a dead letter.
+func parseDead(name string) (deadName, bool) {
+	rest, ok := strings.CutPrefix(name, "dead-")
+	i := len(rest) - len("-0000000000")
+	j := i - letterDigits - 1
+	if !ok || j < 0 || rest[i] != '-' || rest[j] != '-' {
+		return deadName{}, false
+	}
+	seq, ok := session.ParseSeq(rest[i+1:])
+	return deadName{class: rest[:j], digits: rest[j+1 : i], seq: seq}, ok
+}
+
+func (q *deadLetters) Dead(ctx context.Context) (ids []string, err error) {
+	var names []string
+	err = q.m.During(ctx, func(inc *session.Incarnation) (err error) {
+		names, _, err = inc.Children(ctx, q.dead)
+		return err
+	})
+	if session.IsNoNode(err) {
+		return nil, nil
+	}
+	seqs := make(map[string]int32)
+	for _, name := range names {
+		if d, ok := parseDead(name); ok {
+			seqs[name] = d.seq
+			ids = append(ids, name)
+		}
+	}
+	slices.SortFunc(ids, func(a, b string) int { return cmp.Compare(seqs[a]-seqs[b], 0) })
+	return ids, err
+}
+
+// countDead is how many there are.
+func (q *deadLetters) countDead(ctx context.Context, inc *session.Incarnation) (n int, err error) {
+	names, _, err := inc.Children(ctx, q.dead)
+	if err != nil && !session.IsNoNode(err) {
+		return 0, err
+	}
+	for _, name := range names {
+		if _, ok := parseDead(name); ok {
+			n++
+		}
+	}
+	return n, nil
+}
+
+func (q *deadLetters) Letter(ctx context.Context, id string) (*Letter, error) {
+	name, ok := parseDead(id)
+	if !ok {
+		return nil, session.Invalid("%q is not the ID of a dead letter", id)
+	}
+	d := &Letter{ID: id, Priority: name.class}
+	why := session.ChildPath(q.dead, whyName(name.digits))
+	err := q.m.During(ctx, func(inc *session.Incarnation) error {
+		nodes, err := inc.GetAll(ctx, []string{session.ChildPath(q.dead, id), why})
+		switch {
+		case err != nil:
+			return err
+		case nodes[0].Stat == nil:
+			return zk.ErrNoNode
+		}
+		d.Data, d.Since = nodes[0].Data, time.UnixMilli(nodes[0].Stat.Ctime)
+		d.Framed = d.Data
+		if nodes[1].Stat == nil {
+			return nil
+		}
+		d.Why = why
+		var c circumstance
+		if json.Unmarshal(nodes[1].Data, &c) == nil {
+			d.Reason, d.Attempts, d.First = c.Reason, c.Attempts, time.UnixMilli(c.First)
+		}
+		return nil
+	})
+	return d, err
+}
+
+// paths returns the znodes of d.
+func (q *deadLetters) paths(d *Letter) []string {
+	paths := []string{session.ChildPath(q.dead, d.ID)}
+	if d.Why != "" {
+		paths = append(paths, d.Why)
+	}
+	return paths
+}
+
+// removal returns the operations that remove d, and their size.
+func (q *deadLetters) removal(d *Letter) (ops []any, size int) {
+	for _, path := range q.paths(d) {
+		ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
+		size += q.m.SizeOf(path, nil)
+	}
+	return ops, size
+}
+
+func (q *deadLetters) Discard(ctx context.Context, d *Letter) (removed bool, err error) {
+	err = q.m.During(ctx, func(inc *session.Incarnation) error { return inc.RemoveAllNow(ctx, q.paths(d)) })
+	if session.IsNoNode(err) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// priorityOf reads the priority that stands in the name of a dead letter of
+// zsync's own layout.
+func priorityOf(d *Letter) (int, error) {
+	prio, err := strconv.Atoi(d.Priority)
+	if err != nil {
+		return 0, session.Invalid("the priority of dead letter %s is no number", d.ID)
+	}
+	return prio, nil
+}
