@@ -128,6 +128,7 @@ func newRoot() *cobra.Command {
 		lsCommand(c),
 		doctorCommand(c),
 		serverCommand(),
+		genCommand(),
 		&cobra.Command{
 			Use: "version", Short: "print the version", Args: noArgs,
 			RunE: func(cmd *cobra.Command, args []string) error {
@@ -136,6 +137,7 @@ func newRoot() *cobra.Command {
 			},
 		},
 	)
+	completePaths(c, root)
 	return root
 }
 

@@ -244,3 +244,63 @@ func TestWhoHasClosedAGateIsNamed(t *testing.T) {
 		t.Errorf("the messages are %q", got)
 	}
 }
+
+func TestPathsAreCompletedFromTheServers(t *testing.T) {
+	srv := zktest.Start(t)
+	s := connect(t, srv)
+	if err := errors.Join(
+		zsync.NewMutex(s, "/jobs/nightly").Lock(t.Context()), zsync.NewMutex(s, "/jobs/night").Lock(t.Context()),
+		zsync.NewMutex(s, "/locks/a").Lock(t.Context()), zsync.NewQueue[int](s, "/queue").Send(t.Context(), 1),
+	); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct{ args, want string }{
+		{"lock /", "/jobs /locks /queue :4"},
+		{"lock ", "/jobs /locks /queue :4"},
+		{"lock /jo", "/jobs /jobs/ :4"},
+		{"lock /jobs/", "/jobs/night /jobs/nightly :4"},
+		{"lock /jobs/nightl", "/jobs/nightly :4"}, // of it, what is below is no path for others
+		{"lock /a /jobs/nightl", "/jobs/nightly :4"},
+		{"elect /jobs/nightly ", ":0"}, // a file
+		{"lock /jobs/nightly -- /", ":0"},
+		{"value get /lo", "/locks /locks/ :4"},
+		{"value get /locks ", ":4"},
+		{"ls /qu", "/queue :4"},
+		{"lock jobs", ":4"},
+	} {
+		args := strings.Split(tt.args, " ")
+		r := start(t, srv.Addr(), "", append([]string{"__complete"}, args...)...)
+		if status := r.wait(); status != 0 || strings.Join(strings.Fields(r.stdout.String()), " ") != tt.want {
+			t.Errorf("%s: exit status %d and %q, want %q", tt.args, status, r.stdout.String(), tt.want)
+		}
+	}
+	began := time.Now()
+	r := start(t, "127.0.0.1:1", "", "__complete", "lock", "/")
+	if r.want(0, ":4\n"); time.Since(began) > 10*time.Second {
+		t.Errorf("without servers it took %v", time.Since(began))
+	}
+}
+
+func TestManPagesAndCompletionsAreWritten(t *testing.T) {
+	dir := t.TempDir()
+	start(t, "", "", "gen", "man", dir+"/man").want(0, "")
+	start(t, "", "", "gen", "completion", dir+"/completion").want(0, "")
+	for name, want := range map[string]string{
+		"man/zsync.1":           "\n64    bad command line\n",
+		"man/zsync-lock.1":      `\fB--on-lost\fP`,
+		"man/zsync-int-add.1":   "zsync int add /stock/apples -12",
+		"completion/zsync.bash": "__start_zsync",
+		"completion/_zsync":     "#compdef zsync",
+		"completion/zsync.fish": "complete -c zsync",
+		"completion/zsync.ps1":  "Register-ArgumentCompleter",
+	} {
+		data, err := os.ReadFile(dir + "/" + name)
+		if err != nil || !strings.Contains(string(data), want) {
+			t.Errorf("%s: no %q in %d bytes, %v", name, want, len(data), err)
+		}
+	}
+	if _, err := os.Stat(dir + "/man/zsync-gen.1"); err == nil {
+		t.Error("a hidden command has a page")
+	}
+	start(t, "", "", "gen", "man", "/dev/null/x").want(exitOutput, "")
+}

@@ -1,0 +1,83 @@
+package main
+
+import (
+	"context"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/kinds"
+)
+
+// completing is how long whoever has pressed the tab key waits at most.
+const completing = 1500 * time.Millisecond
+
+// completePaths lets the shell complete the paths of all commands below cmd that
+// have some.
+func completePaths(c *client, cmd *cobra.Command) {
+	for _, sub := range cmd.Commands() {
+		completePaths(c, sub)
+	}
+	if !strings.Contains(cmd.Use, "PATH") {
+		return
+	}
+	several := strings.Contains(cmd.Use, "PATH...")
+	after := cobra.ShellCompDirectiveNoFileComp
+	if strings.Contains(cmd.Use, "CMD") {
+		after = cobra.ShellCompDirectiveDefault // files
+	}
+	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
+		// cobra puts a -- of its own behind the arguments; the last is begun.
+		command := slices.Contains(os.Args[:len(os.Args)-1], "--")
+		if command || len(args) > 0 && !several {
+			return nil, after
+		}
+		return c.candidates(cmd.Context(), begun), cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// candidates returns the paths that begin with begun, as far as the next slash.
+// What goes wrong goes unsaid: the line that is being written is no place for it.
+func (c *client) candidates(ctx context.Context, begun string) []string {
+	if begun == "" {
+		begun = "/"
+	}
+	if c.servers == "" || begun[0] != '/' {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, completing)
+	defer cancel()
+	s, err := c.open(ctx)
+	if err != nil {
+		return nil
+	}
+	defer s.Close()
+	found := places(ctx, s, path.Dir(begun+"x"))
+	found = slices.DeleteFunc(found, func(p string) bool { return !strings.HasPrefix(p, begun) })
+	if len(found) == 1 && len(places(ctx, s, found[0])) > 0 {
+		return append(found, found[0]+"/") // so that one can stop here, or go on
+	}
+	return found
+}
+
+// places lists the children of a znode at which something of its own may be.
+func places(ctx context.Context, s *zsync.Session, dir string) (paths []string) {
+	names, _, err := s.Children(ctx, dir)
+	if err != nil {
+		return nil
+	}
+	for _, name := range names {
+		of, beside := kinds.Beside(name)
+		if kinds.Part(name, names) || beside && slices.Contains(names, of) || dir == "/" && name == "zookeeper" {
+			continue
+		}
+		paths = append(paths, path.Join(dir, name))
+	}
+	slices.Sort(paths)
+	return paths
+}
