@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -58,7 +57,7 @@ func gateCommand(c *client, name, short string, do func(*zsync.Barrier, context.
 			stop(err == nil)
 			var late *lateError
 			if errors.As(err, &late) && name == "wait" {
-				return &statusError{exitBusy, fmt.Errorf("%w%s", err, colon(t.gate()))}
+				return t.inVain(err, colon(t.gate()))
 			}
 			return verdict(err, exitBusy)
 		},

@@ -88,7 +88,7 @@ func (h *holding) join(cmd *cobra.Command, path, id string, info []byte, argv []
 	stop(err == nil)
 	var late *lateError
 	if errors.As(err, &late) {
-		return &statusError{t.busy, fmt.Errorf("%w%s", err, colon(t.member(g, id)))}
+		return t.inVain(err, colon(t.member(g, id)))
 	}
 	if err != nil {
 		return verdict(err, t.busy)

@@ -173,7 +173,7 @@ func (t *task) acquire(h hold) error {
 	stop(err == nil)
 	var late *lateError
 	if errors.As(err, &late) {
-		return &statusError{t.busy, fmt.Errorf("%w%s", err, t.taken(h.lines, ": "))}
+		return t.inVain(err, t.taken(h.lines, ": "))
 	}
 	return verdict(err, t.busy)
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/spf13/cobra"
 
@@ -43,7 +42,7 @@ It is a zsync.Once. With --reset, and no command, it is made undone.`,
 			stop(false) // it is done, or cannot be had
 			var late *lateError
 			if errors.As(err, &late) {
-				return &statusError{t.busy, fmt.Errorf("%w%s", err, t.taken(lines, ": "))}
+				return t.inVain(err, t.taken(lines, ": "))
 			}
 			return verdict(err, t.busy)
 		},

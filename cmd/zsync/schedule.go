@@ -192,7 +192,7 @@ func (t *task) doOnce(at time.Time) error {
 	case errors.As(err, &status):
 		return passedOnStatus(status)
 	case errors.As(err, &late):
-		return &statusError{t.busy, fmt.Errorf("%w%s", err, t.taken(lines, ": "))}
+		return t.inVain(err, t.taken(lines, ": "))
 	}
 	return verdict(err, t.busy)
 }

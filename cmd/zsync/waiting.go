@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -87,6 +88,17 @@ const narrating = 500 * time.Millisecond
 // narrate is narrateOf for who is in the way at lines.
 func (t *task) narrate(lines []line) (stop func(got bool)) {
 	return t.narrateOf(func() string { return t.taken(lines, "") })
+}
+
+// inVain is the error of a wait that took too long. who says who is in the way, as
+// of now: it is told instead of what the wait knew when it ended.
+func (t *task) inVain(err error, who string) error {
+	var op *zsync.Error
+	var wait *zsync.WaitError
+	if who != "" && errors.As(err, &op) && errors.As(err, &wait) {
+		err = &zsync.Error{Op: op.Op, Path: op.Path, Err: errors.Unwrap(wait)}
+	}
+	return &statusError{t.busy, fmt.Errorf("%w%s", err, who)}
 }
 
 // colon puts a colon before words, if there are any.
