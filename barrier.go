@@ -18,18 +18,26 @@ import (
 // Go memory model, Open synchronizes before the Wait that it lets through, for
 // callers in one process.
 //
+// # Loss
+//
 // A Barrier belongs to no session: it stays as it is when the one who closed it
 // dies. A Wait carries on in the next session.
+//
+// # Znodes
 //
 // The Barrier is closed while the znode path exists. It is persistent and its
 // data is the owner in plain text ([WithOwner]). The container path-receipts
 // holds a znode for each Close and Open in progress, and the parents of path
 // are containers too, so the servers remove what an open Barrier leaves.
 //
+// # Cost
+//
 // Close and Open cost 1 round trip, and 1 more request in the background if
 // they change anything; where the container is missing some more, and an Open
 // that finds nothing to open then makes none. Wait costs 2 requests; if the Barrier is closed there
 // is a watch besides, which fires when it is opened.
+//
+// # Algorithm
 //
 // Apache Curator's DistributedBarrier and kazoo's Barrier have the same znode,
 // so all three share a path. The algorithm is "Barriers" from the ZooKeeper

@@ -27,8 +27,12 @@ import (
 // it. Only one that has been cut off for longer than its session timeout and three
 // seconds more finds that what it had just taken was given to another.
 //
+// # Loss
+//
 // A Send that waits, and a consumer, carry on in the next session. A delivery
 // is lost with its session: Ack then returns [ErrLost].
+//
+// # Znodes
 //
 // An element is a znode whose data are the bytes that the codec makes. The
 // elements stand in buckets of about 1,000 below path, b-<priority>-<number>
@@ -40,6 +44,8 @@ import (
 // path, its buckets and <path>-claims are persistent; the others are
 // containers. See [WithQueueLayout] to share a path with other libraries.
 //
+// # Cost
+//
 // Send costs one transaction for all that the goroutines of a process send at
 // about the same time. Claims, reads and removals are each one request for many
 // elements: 100 elements that wait cost a consumer about 7 requests, one that
@@ -49,6 +55,8 @@ import (
 // Consumers of several processes take turns. Of elements that wait each process
 // claims at most its prefetch in a turn. Of those that come one by one it gets
 // up to 16, as long as it has a consumer that waits, and then passes the turn on.
+//
+// # Limits
 //
 // Its limits: a Send is one request, below ZooKeeper's limit of 1 MiB. In its
 // life a queue takes 2^31 delayed elements of each priority, others without end. The

@@ -26,6 +26,8 @@ import (
 // goes to the next of those who waited when it was given. Signals given at the
 // same time wake different waiters.
 //
+// # Loss
+//
 // If the session ends during Wait, Wait takes L again and returns nil, a
 // spurious wake-up, and so it does if L is found lost. So call Wait in a loop,
 // as with [sync.Cond]:
@@ -37,11 +39,15 @@ import (
 //	... make use of condition ...
 //	must(c.L.Unlock())
 //
+// # Znodes
+//
 // Each waiter has one ephemeral, sequential znode, path/_c_<uuid>-wait-<seq>,
 // whose data is the owner ([WithOwner]). A signal to it is the persistent znode
 // path/<uuid>-wait-<seq>-signal, made together with a write to the waiter's own
 // znode, which empties that and wakes its owner. A signal whose waiter is gone
 // has not been taken and is passed on. path and its parents are containers.
+//
+// # Cost
 //
 // Wait costs 3 requests and 1 when it is woken, besides an Unlock and a Lock of
 // L. If others wait ahead it costs 1 more, and when the one just ahead goes 1, or
@@ -51,6 +57,8 @@ import (
 // another waiter is sure to be there. Signal costs 3 requests and a deletion in
 // the background, or 2 if nobody waits; Broadcast 3, and 1 more for each further
 // thousand that wait.
+//
+// # Algorithm
 //
 // ZooKeeper has no recipe for it. The protocol is:
 //

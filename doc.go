@@ -10,10 +10,23 @@
 //	}
 //	defer s.Close()
 //
-//	m := zsync.NewMutex(s, "/locks/nightly")
-//	err = m.Do(ctx, func(ctx context.Context) error {
-//		return runNightlyJob(ctx) // ctx ends if the lock is lost
+//	accounts := zsync.NewMutex(s, "/locks/accounts")
+//	err = accounts.Do(ctx, func(ctx context.Context) error {
+//		return work(ctx) // one process at a time; ctx ends if the lock is lost
 //	})
+//
+// # What to use
+//
+//   - one at a time: [Mutex], [RWMutex]; so many at a time: [Semaphore]; several
+//     locks at once: [LockAll]
+//   - one of all processes, as long as it lives: [Election]
+//   - a job that one of them shall do at each of its instants: [Schedule]
+//   - what is done once and for all: [Once], [OnceValue]
+//   - wait for tasks: [WaitGroup]; begin and end together: [WaitGroup.Enter]; a
+//     gate: [Barrier]; a condition: [Cond]
+//   - work to hand out: [Queue]; shards to share out: [Partition]; who is there:
+//     [Group]
+//   - state that all see: [Value], [Map], [Int64]
 //
 // # Rules that hold everywhere
 //

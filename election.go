@@ -67,6 +67,8 @@ var electionBases = map[Layout]string{
 // At most one live session leads. Candidates lead in the order in which the
 // servers saw them arrive.
 //
+// # Loss
+//
 // If the session ends, the leadership is lost and another process may lead
 // already: [Election.Lost] is closed, the context of [Election.Run]'s function
 // ends with cause [ErrLost], and Resign returns [ErrLost]. What was believed of
@@ -75,6 +77,8 @@ var electionBases = map[Layout]string{
 // pass [Election.Token] along, and one that writes to ZooKeeper should use
 // [Election.Txn].
 //
+// # Znodes
+//
 // Each candidate writes one ephemeral, sequential znode,
 // path/_c_<uuid>-latch-<seq>, whose data is its id in plain text ([WithID]);
 // other names with [WithElectionLayout]. path and its parents are containers,
@@ -82,11 +86,15 @@ var electionBases = map[Layout]string{
 // other names are ignored, but behind a contender of a lock, or of another layout,
 // Campaign fails with [ErrMixed].
 //
+// # Cost
+//
 // Campaign costs 2 requests in 1 round trip when nobody leads, and 1 in the
 // background if it leads for longer than 10 ms: a watch on its own znode. A wait
 // adds that and a watch which only the candidate ahead can fire, and after it
 // nothing, or one listing where more than one was ahead. Resign costs 1. Observe costs 3 requests and one notification for each
 // change, and nothing while there is none.
+//
+// # Algorithm
 //
 // The algorithm is "Leader Election" from the ZooKeeper recipes, with unique
 // names against lost replies, as Curator's LeaderLatch has them.

@@ -19,11 +19,15 @@ import (
 // memory model, the n'th Unlock synchronizes before the m'th Lock for n < m,
 // for callers in one process.
 //
+// # Loss
+//
 // If the session ends, or somebody deletes the znode, the Mutex is no longer held
 // and another process may hold it already: [Mutex.Lost] is closed, and Unlock
 // returns [ErrLost]. A Lock that only waits carries on in the next session, at the back of the
 // line. Code that writes elsewhere while holding m should pass [Mutex.Token]
 // along, and code that writes to ZooKeeper should use [Mutex.Txn].
+//
+// # Znodes
 //
 // Each Lock writes one ephemeral, sequential znode, path/_c_<uuid>-lock-<seq>,
 // whose data is the owner in plain text ([WithOwner]). path and its parents are
@@ -32,12 +36,16 @@ import (
 // ignored, but behind a contender of another kind of lock, or of another layout,
 // Lock fails with [ErrMixed].
 //
+// # Cost
+//
 // Lock costs 2 requests in 1 round trip when the Mutex is free, and 1 in the
 // background if it is held for longer than 10 ms: a watch on its own znode. A
 // wait adds two watches in 1 round trip, on that and on the one ahead in the line,
 // which only its going can fire; after it nothing, or one listing where more than
 // one was ahead. Unlock costs 1, and a notification. A hand-over between
 // goroutines that use one *Mutex costs none.
+//
+// # Algorithm
 //
 // The algorithm is "Locks" from the ZooKeeper recipes, with unique names
 // against lost replies, as Curator's InterProcessMutex has them.

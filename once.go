@@ -24,10 +24,14 @@ import (
 // runs its own. In the terminology of the Go memory model, the return of the
 // function that did it synchronizes before the return of any Do of that value.
 //
+// # Loss
+//
 // If the session is lost while the function runs, nothing is marked, Do returns
 // [ErrLost] and another process may run its own: a function that has effects
 // elsewhere should bear being run again. A Do that only waits carries on in the
 // next session.
+//
+// # Znodes
 //
 // Who waits or runs has one ephemeral, sequential znode,
 // path/_c_<uuid>-lock-<seq>, whose data is the owner ([WithOwner]); this is the
@@ -36,6 +40,8 @@ import (
 // its znode in the line; that of [OnceValue] is the value. path and its parents
 // are containers; the mark keeps them from being removed.
 //
+// # Cost
+//
 // Do costs nothing when this process has seen the mark, through any Once of the
 // path that is still in use, and 1 request when another process made it. The
 // first Do of all costs at most 8 requests in 5 round trips, besides what the function
@@ -43,6 +49,8 @@ import (
 // notification that it is done, as all who wait are at once: they are the ones
 // who can go on. The deletion of their znodes notifies each once more, and
 // nobody asks the servers anything because of that.
+//
+// # Algorithm
 //
 // The protocol is "Locks" from the ZooKeeper recipes, around a mark:
 //

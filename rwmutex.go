@@ -22,11 +22,15 @@ import (
 // m'th Lock for n < m, and before every RLock that comes after it; an RUnlock
 // synchronizes before the Lock that comes after it; for callers in one process.
 //
+// # Loss
+//
 // If the session ends, all that this process holds is lost and another may hold
 // the lock already: [RWMutex.Lost] is closed, and Unlock or RUnlock returns
 // [ErrLost]. What only waits carries on in the next session, at the back of
 // the line. After a loss nobody gets the lock anew through this *RWMutex before those
 // who lost it have called Unlock or RUnlock.
+//
+// # Znodes
 //
 // Lock writes one ephemeral, sequential znode, path/_c_<uuid>-__WRIT__<seq>, and
 // RLock path/_c_<uuid>-__READ__<seq>, with the owner as data ([WithOwner]);
@@ -36,6 +40,8 @@ import (
 // are containers, created if missing, and removed by the servers once empty.
 // Children with other names are ignored, but behind a contender of another kind
 // of lock, or of another layout, Lock and RLock fail with [ErrMixed].
+//
+// # Cost
 //
 // Lock and RLock cost 2 requests in 1 round trip when nobody is in the way, and 1
 // in the background if held for longer than 10 ms: a watch on the own znode. A
@@ -51,6 +57,8 @@ import (
 // Do not take a read lock twice in one goroutine but through [RWMutex.RDo]: as
 // with sync.RWMutex, a writer that comes in between waits for the first and
 // holds up the second. A read lock cannot be upgraded.
+//
+// # Algorithm
 //
 // The algorithm is "Shared Locks" from the ZooKeeper recipes; the downgrade is
 // Curator's:

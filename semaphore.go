@@ -28,11 +28,15 @@ import (
 // at the path, and who names another is refused. [Semaphore.Resize] changes it
 // for all of them.
 //
+// # Loss
+//
 // If the session ends, all permits that this process held are lost and others
 // may hold them already: [Semaphore.Lost] is closed, and Release returns
 // [ErrLost]. An Acquire that only waits carries on in the next session, at the
 // back of the line. After a loss nobody of this process gets a permit before
 // the lost ones have been released.
+//
+// # Znodes
 //
 // These are the znodes of Curator's InterProcessSemaphoreV2: for each permit
 // one that is ephemeral, path/leases/_c_<uuid>-lease-<number>, with the owner
@@ -43,11 +47,15 @@ import (
 // path/<guid> and the line is at path-__lock__. All parents are containers,
 // removed by the servers when they are empty, but for path with LayoutKazoo.
 //
+// # Cost
+//
 // Acquire costs 6 requests in 4 round trips when there are enough permits, and
 // 3 less if a goroutine of this process hands the turn on; the first Acquire
 // of a Semaphore costs 1 more. A wait for its turn adds one watch, and after it
 // one request. While there are not enough permits, each release wakes the first
 // in the line, and nobody else; that adds 2 requests each time. Release costs 1.
+//
+// # Algorithm
 //
 // The algorithm is that of Curator and kazoo, for several permits at a time:
 //

@@ -23,12 +23,16 @@ import (
 // anyone, so a lost session takes nothing away: operations and Watch carry on in
 // the next one.
 //
+// # Znodes
+//
 // The value is the data of the znode at path, persistent, in the form that the
 // codec gives it and nothing else ([WithCodec]; the default is JSON), so that
 // other programs can read and write it too. Missing parents are made as
 // containers. Each write also makes a znode of unique name below
 // <path>-receipts, in the same transaction, and deletes it in the background;
 // a process that dies in between leaves it, which harms nobody.
+//
+// # Cost
 //
 // Load costs 2 requests. Store costs 1 round trip, CompareAndSwap and an
 // Update without competition 2; each write adds the deletion of its receipt.

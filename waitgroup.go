@@ -32,6 +32,8 @@ import (
 // or these wait for both. In the terminology of the Go memory model, Done
 // synchronizes before the Wait that it lets return, for callers in one process.
 //
+// # Loss
+//
 // A task belongs to the session that added it. When that session ends its
 // tasks end with it, and no Wait hangs on the dead: whoever added them and
 // lives on gets [ErrLost] from Done for each, which then ends no other task.
@@ -40,12 +42,16 @@ import (
 // process adds tasks for others to end, [WithPersistentTasks] keeps them. A
 // Wait outlives a session.
 //
+// # Znodes
+//
 // Each session that has open tasks writes one ephemeral znode,
 // path/_c_<uuid>-tasks, whose data is their number in ASCII; persistent tasks
 // are written in the same way but into a persistent znode. A znode whose number
 // comes down to zero is deleted. Receipts against lost replies are those of
 // [Session.Txn], and the children of path-receipts. path is a container, and
 // the servers remove it once it is empty.
+//
+// # Cost
 //
 // All Adds and Dones that goroutines of one process make while a request is
 // under way go into the next one together. Such a request is 1 round trip; for
@@ -55,6 +61,8 @@ import (
 // 2 requests if nothing is open; otherwise that read and another listing, and
 // one request, one watch and one notification for each session with open tasks,
 // however many these are.
+//
+// # Algorithm
 //
 // ZooKeeper has no recipe for such a counter; the algorithm is zsync's own and
 // stands with the code that follows it. That of the other face is "Double
@@ -734,6 +742,8 @@ func (t *tally) pathsOf(names []string) []string {
 // left. A different n than that of those who wait or are inside is
 // [ErrInvalid].
 //
+// # Znodes
+//
 // Each party writes one ephemeral, sequential znode,
 // path/parties/_c_<uuid>-<n>-party-<seq>, whose data is the owner in plain text
 // ([WithOwner]), and each round one ephemeral znode path/keeper-<zxid>-<number>
@@ -743,6 +753,8 @@ func (t *tally) pathsOf(names []string) []string {
 // and cannot share the path: their marker, by its nature, outlives the round
 // that it belongs to.
 //
+// # Cost
+//
 // Enter costs 2 requests and one notification, and Leave the same. For each
 // round come 2 more requests by the last who enters and, as its part of
 // leaving, some to find the others gone: n-1 at most, in whatever order they
@@ -751,6 +763,8 @@ func (t *tally) pathsOf(names []string) []string {
 // finds the containers missing, because nobody made them yet or because the
 // servers have removed them empty, needs 2 to 4 more. Parties beyond n that wait
 // for a later round are woken, and read the room, for each round before it.
+//
+// # Algorithm
 //
 // The algorithm is "Double Barriers" from the ZooKeeper recipes with the rounds
 // told apart.
