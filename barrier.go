@@ -130,10 +130,6 @@ func (b *Barrier) Wait(ctx context.Context) error {
 	defer m.Waiters.Add(-1)
 	var closed int64 // when what we wait for was closed, by zxid; 0 if it is not known yet
 	err := m.During(ctx, func(inc *session.Incarnation) error {
-		// A server that lags would show as open what somebody has closed.
-		if err := inc.Sync(ctx, m.Full(b.path)); err != nil {
-			return err
-		}
 		return b.await(ctx, inc, &closed)
 	})
 	return opError("wait", b.path, err)
@@ -142,9 +138,12 @@ func (b *Barrier) Wait(ctx context.Context) error {
 // await is Wait within one session.
 func (b *Barrier) await(ctx context.Context, inc *session.Incarnation, closed *int64) error {
 	key := session.WatchKey{Kind: session.WatchData, Path: inc.Manager.Full(b.path)}
+	// A server that lags would show as open what somebody has closed.
+	read := inc.GetFresh
 	for {
 		w := inc.Watches.Join(key)
-		_, stat, err := inc.Get(ctx, key.Path) // Step 1.
+		_, stat, err := read(ctx, key.Path) // Step 1.
+		read = inc.Get
 		switch {
 		case session.IsNoNode(err): // Step 2.
 			inc.Watches.Leave(w)
@@ -159,6 +158,14 @@ func (b *Barrier) await(ctx context.Context, inc *session.Incarnation, closed *i
 			// opening was for us.
 			inc.Watches.Leave(w)
 			return nil
+		}
+		if session.IsClosed(w.Fired) {
+			// Others here wait for the same watch, so it may have stood before
+			// the call, and told of an opening from before it. What it tells
+			// after the read is news; but which it was cannot be seen any more,
+			// so read again: the znode is another if it was opened since.
+			inc.Watches.Leave(w)
+			continue
 		}
 		err = inc.AwaitFired(ctx, w) // Step 3.
 		inc.Watches.Leave(w)

@@ -267,7 +267,7 @@ func (c *Cond) guard(ctx context.Context, p *line.Claim, names []string, woken <
 			leave()
 			return session.ErrEnded
 		}
-		if names, err = c.list(ctx, p.Incarnation); err != nil { // Step 6.
+		if names, err = c.list(ctx, p.Incarnation.Children); err != nil { // Step 6.
 			return err
 		}
 	}
@@ -296,8 +296,8 @@ func (c *Cond) watchLast(ctx context.Context, inc *session.Incarnation, ahead []
 }
 
 // list lists the line and its signals.
-func (c *Cond) list(ctx context.Context, inc *session.Incarnation) ([]string, error) {
-	names, _, err := inc.Children(ctx, c.line.Dir)
+func (c *Cond) list(ctx context.Context, list func(context.Context, string) ([]string, *zk.Stat, error)) ([]string, error) {
+	names, _, err := list(ctx, c.line.Dir)
 	if session.IsNoNode(err) {
 		return nil, nil
 	}
@@ -366,7 +366,7 @@ func (c *Cond) bequeath(p *line.Claim) {
 		if err != nil || stat == nil {
 			return err
 		}
-		names, err := c.list(ctx, inc)
+		names, err := c.list(ctx, inc.Children)
 		if err == nil {
 			_, err = c.mend(ctx, inc, names)
 		}
@@ -436,7 +436,7 @@ func (c *Cond) mend(ctx context.Context, inc *session.Incarnation, names []strin
 			return nil, err
 		}
 		var err error
-		if names, err = c.list(ctx, inc); err != nil {
+		if names, err = c.list(ctx, inc.Children); err != nil {
 			return nil, err
 		}
 	}
@@ -532,10 +532,7 @@ func (c *Cond) signal(ctx context.Context) error {
 func (c *Cond) waiting(ctx context.Context) ([]line.Child, error) {
 	var waiting []line.Child
 	err := c.s.m.During(ctx, func(inc *session.Incarnation) error {
-		if err := inc.Sync(ctx, c.line.Dir); err != nil {
-			return err
-		}
-		names, err := c.list(ctx, inc)
+		names, err := c.list(ctx, inc.ChildrenFresh)
 		if err == nil {
 			names, err = c.mend(ctx, inc, names)
 		}

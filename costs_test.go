@@ -28,12 +28,17 @@ var costs = []cost{
 		m := NewMutex(s, "/p/m")
 		return func() { must(t, m.Lock(t.Context())) }
 	}},
+	{"`Mutex.Lock`, free, below three missing levels", func(t *testing.T, s, other *Session) func() {
+		m := NewMutex(s, "/p/x/y/z")
+		return func() { must(t, m.Lock(t.Context())) }
+	}},
 	{"`Mutex.Lock`, behind a holder", func(t *testing.T, s, other *Session) func() {
 		holder, m := NewMutex(other, "/p/m"), NewMutex(s, "/p/m")
 		must(t, holder.Lock(t.Context()))
 		return func() {
 			locked := async(func() error { return m.Lock(t.Context()) })
-			synctest.Wait()
+			time.Sleep(time.Second)
+			from = time.Now()
 			must(t, holder.Unlock())
 			must(t, <-locked)
 		}
@@ -53,6 +58,14 @@ var costs = []cost{
 		m := NewMutex(s, "/p/m")
 		return func() {
 			if ok, err := m.TryLock(t.Context()); ok || err != nil {
+				t.Fatal(ok, err)
+			}
+		}
+	}},
+	{"`Mutex.TryLock`, free", func(t *testing.T, s, other *Session) func() {
+		m := NewMutex(s, "/p/m")
+		return func() {
+			if ok, err := m.TryLock(t.Context()); !ok || err != nil {
 				t.Fatal(ok, err)
 			}
 		}
@@ -155,6 +168,11 @@ var costs = []cost{
 		must(t, e.Campaign(t.Context()))
 		return func() { must(t, e.Resign()) }
 	}},
+	{"`Election.Leader`", func(t *testing.T, s, other *Session) func() {
+		must(t, NewElection(other, "/p/e").Campaign(t.Context()))
+		e := NewElection(s, "/p/e")
+		return func() { _, err := e.Leader(t.Context()); must(t, err) }
+	}},
 	{"`Election.Observe`, while nothing changes", func(t *testing.T, s, other *Session) func() {
 		must(t, NewElection(other, "/p/e").Campaign(t.Context()))
 		<-NewElection(s, "/p/e").Observe(t.Context())
@@ -168,7 +186,8 @@ var costs = []cost{
 		must(t, b.Close(t.Context()))
 		return func() {
 			through := async(func() error { return NewBarrier(s, "/p/b").Wait(t.Context()) })
-			synctest.Wait()
+			time.Sleep(time.Second)
+			from = time.Now()
 			must(t, b.Open(t.Context()))
 			must(t, <-through)
 		}
@@ -245,19 +264,31 @@ var costs = []cost{
 }
 
 // idle lets an hour pass.
-func idle() { time.Sleep(time.Hour) }
+func idle() {
+	time.Sleep(time.Hour)
+	from = time.Now()
+}
+
+// from is when the round trips of the operation that is measured begin to count:
+// when it began, or when what it waits for was begun.
+var from time.Time
 
 // TestRequestCountsAreThoseOfTheTable measures each row of the table "Requests"
-// in docs/guarantees.md. Requests in the background count, pings do not.
+// in docs/guarantees.md. Requests in the background count, pings do not. Round
+// trips are the time that the operation takes where nothing but the way takes
+// time.
 func TestRequestCountsAreThoseOfTheTable(t *testing.T) {
 	doc, err := os.ReadFile("docs/guarantees.md")
 	must(t, err)
 	_, section, _ := strings.Cut(string(doc), "\n## Requests\n")
 	section, _, _ = strings.Cut(section, "\nCosts that depend on")
-	row := regexp.MustCompile(`(?m)^\| (.+?) \| (\d+)[ |]`)
-	table := make(map[string]int64)
+	row := regexp.MustCompile(`(?m)^\| (.+?) \| (\d+) \| (\d+) \|`)
+	type figures struct{ requests, trips int64 }
+	table := make(map[string]figures)
 	for _, m := range row.FindAllStringSubmatch(section, -1) {
-		table[m[1]], _ = strconv.ParseInt(m[2], 10, 64)
+		requests, _ := strconv.ParseInt(m[2], 10, 64)
+		trips, _ := strconv.ParseInt(m[3], 10, 64)
+		table[m[1]] = figures{requests, trips}
 	}
 	for _, c := range costs {
 		want, ok := table[c.operation]
@@ -266,27 +297,45 @@ func TestRequestCountsAreThoseOfTheTable(t *testing.T) {
 		}
 		t.Run(c.operation, func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
-				s, other := open(t, srv), open(t, srv)
-				must(t, NewMutex(other, "/p/keep").Lock(t.Context()))
-				for _, f := range []func(){
-					func() { m := NewMutex(s, "/p/m"); must(t, m.Lock(t.Context())); must(t, m.Unlock()) },
-					func() { m := NewRWMutex(s, "/p/rw"); must(t, m.Lock(t.Context())); must(t, m.Unlock()) },
-					func() { e := NewElection(s, "/p/e"); must(t, e.Campaign(t.Context())); must(t, e.Resign()) },
-				} {
-					f()
-				}
-				f := c.prepare(t, s, other)
-				time.Sleep(time.Second) // what is held is watched by then
+				s, f := c.begin(t, srv)
 				before := s.Stats().Requests
 				f()
 				synctest.Wait()
-				if got := s.Stats().Requests - before; got != want {
-					t.Errorf("%d requests, want %d", got, want)
+				if got := s.Stats().Requests - before; got != want.requests {
+					t.Errorf("%d requests, want %d", got, want.requests)
 				}
+			})
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				_, f := c.begin(t, srv)
+				const latency = 10 * time.Millisecond
+				srv.SetLatency(latency)
+				from = time.Now()
+				f()
+				took := time.Since(from)
+				if got := int64(took / latency); got != want.trips || took%latency > latency/4 {
+					t.Errorf("%v with a latency of %v: %d round trips, want %d", took, latency, got, want.trips)
+				}
+				srv.SetLatency(0)
 			})
 		})
 	}
 	for operation := range table {
 		t.Errorf("row %q is not measured", operation)
 	}
+}
+
+// begin prepares the operation, and returns the session that is charged.
+func (c cost) begin(t *testing.T, srv *zktest.Server) (*Session, func()) {
+	s, other := open(t, srv), open(t, srv)
+	must(t, NewMutex(other, "/p/keep").Lock(t.Context()))
+	for _, f := range []func(){
+		func() { m := NewMutex(s, "/p/m"); must(t, m.Lock(t.Context())); must(t, m.Unlock()) },
+		func() { m := NewRWMutex(s, "/p/rw"); must(t, m.Lock(t.Context())); must(t, m.Unlock()) },
+		func() { e := NewElection(s, "/p/e"); must(t, e.Campaign(t.Context())); must(t, e.Resign()) },
+	} {
+		f()
+	}
+	f := c.prepare(t, s, other)
+	time.Sleep(time.Second) // what is held is watched by then
+	return s, f
 }

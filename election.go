@@ -430,14 +430,13 @@ func (e *Election) leader(ctx context.Context) (Contender, error) {
 	}
 	var c Contender
 	err := e.s.m.During(ctx, func(inc *session.Incarnation) error {
-		if err := inc.Sync(ctx, e.line.Dir); err != nil {
-			return err
-		}
+		list := inc.ChildrenFresh
 		for {
-			first, err := e.line.First(ctx, inc)
+			first, err := e.line.First(ctx, inc, list)
 			if err != nil {
 				return err
 			}
+			list = inc.Children
 			if first == "" {
 				return ErrNoLeader
 			}
@@ -495,11 +494,10 @@ type spectator struct {
 //  4. Tell who it is, unless that was told, as long as it is there.
 //  5. When it is gone, go to 1.
 func (o *spectator) observe(ctx context.Context, inc *session.Incarnation) error {
-	if err := inc.Sync(ctx, o.line.Dir); err != nil {
-		return err
-	}
+	list := inc.ChildrenFresh
 	for {
-		first, err := o.line.First(ctx, inc) // Step 1.
+		first, err := o.line.First(ctx, inc, list) // Step 1.
+		list = inc.Children
 		switch {
 		case err != nil:
 			return err

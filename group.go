@@ -357,10 +357,7 @@ func (g *Group[T]) Members(ctx context.Context) ([]Member[T], error) {
 	var found map[string]session.Node
 	err := g.s.m.During(ctx, func(inc *session.Incarnation) error {
 		found = make(map[string]session.Node)
-		if err := inc.Sync(ctx, g.dir()); err != nil {
-			return err
-		}
-		names, _, err := inc.Children(ctx, g.dir())
+		names, _, err := inc.ChildrenFresh(ctx, g.dir())
 		if session.IsNoNode(err) {
 			return nil
 		}

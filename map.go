@@ -153,10 +153,7 @@ func (m *Map[V]) Load(ctx context.Context, key string) (V, Version, error) {
 // read reads a key as it is now; the stat is nil if there is none.
 func (m *Map[V]) read(ctx context.Context, path string) (n session.Node, err error) {
 	err = m.s.m.During(ctx, func(inc *session.Incarnation) error {
-		if err := inc.Sync(ctx, path); err != nil {
-			return err
-		}
-		data, stat, err := inc.Get(ctx, path)
+		data, stat, err := inc.GetFresh(ctx, path)
 		if session.IsNoNode(err) {
 			data, stat, err = nil, nil, nil
 		}
@@ -383,10 +380,7 @@ func (m *Map[V]) change(ctx context.Context, key string, ops func(path string, n
 // readGuarded reads how many deletions there were, and after that a key.
 func (m *Map[V]) readGuarded(ctx context.Context, path string) (deletions int32, n session.Node, err error) {
 	err = m.s.m.During(ctx, func(inc *session.Incarnation) error {
-		if err := inc.Sync(ctx, path); err != nil {
-			return err
-		}
-		dir, err := inc.Exists(ctx, m.dir())
+		dir, err := inc.ExistsFresh(ctx, m.dir())
 		if err != nil || dir == nil {
 			n = session.Node{}
 			return err
@@ -414,18 +408,15 @@ func (m *Map[V]) list(ctx context.Context) (names []string, err error) {
 		return nil, err
 	}
 	err = m.s.m.During(ctx, func(inc *session.Incarnation) error {
-		if err := inc.Sync(ctx, m.dir()); err != nil {
-			return err
-		}
-		names, err = m.names(ctx, inc)
+		names, err = m.names(ctx, inc.ChildrenFresh)
 		return err
 	})
 	return names, err
 }
 
-// names lists the keys, by the names of their znodes.
-func (m *Map[V]) names(ctx context.Context, inc *session.Incarnation) ([]string, error) {
-	names, _, err := inc.Children(ctx, m.dir())
+// names lists the keys with list, by the names of their znodes.
+func (m *Map[V]) names(ctx context.Context, list func(context.Context, string) ([]string, *zk.Stat, error)) ([]string, error) {
+	names, _, err := list(ctx, m.dir())
 	if session.IsNoNode(err) {
 		return nil, nil
 	}
@@ -569,7 +560,7 @@ func (m *Map[V]) snapshot(ctx context.Context) (nodes map[string]session.Node, e
 
 // readAll reads every key.
 func (m *Map[V]) readAll(ctx context.Context, inc *session.Incarnation) (map[string]session.Node, error) {
-	names, err := m.names(ctx, inc)
+	names, err := m.names(ctx, inc.Children)
 	if err != nil {
 		return nil, err
 	}

@@ -273,12 +273,11 @@ func (c *Schedule) load(ctx context.Context, fresh bool) (last time.Time, err er
 		if err := inc.VetHere(ctx, c.s.m.Full(c.path)); err != nil {
 			return err
 		}
+		read := inc.Get
 		if fresh {
-			if err := inc.Sync(ctx, c.s.m.Full(c.last())); err != nil {
-				return err
-			}
+			read = inc.GetFresh
 		}
-		data, _, err := inc.Get(ctx, c.s.m.Full(c.last()))
+		data, _, err := read(ctx, c.s.m.Full(c.last()))
 		if session.IsNoNode(err) {
 			last = time.Time{}
 			return nil

@@ -150,8 +150,8 @@ func (m *Semaphore) Acquire(ctx context.Context, n int64) error {
 
 // TryAcquire tries to acquire n permits and reports whether it succeeded. It
 // does not wait for others, but for the server's answers it does. It fails
-// while somebody else is about to acquire, or waits to. It costs 3 requests if
-// so, 6 if there are not enough permits, and 7 if it succeeds.
+// while somebody else is about to acquire, or waits to. It costs 2 requests if
+// so, 7 if there are not enough permits, and 8 if it succeeds.
 func (m *Semaphore) TryAcquire(ctx context.Context, n int64) (bool, error) {
 	start := time.Now()
 	if err := m.check(ctx, n); err != nil {
@@ -388,10 +388,7 @@ func parseLimit(data []byte) (int64, error) {
 
 // refresh reads the limit, if one is stored, and writes nothing.
 func (m *Semaphore) refresh(ctx context.Context, inc *session.Incarnation) error {
-	if err := inc.Sync(ctx, m.root); err != nil {
-		return err
-	}
-	data, stat, err := inc.Get(ctx, m.root)
+	data, stat, err := inc.GetFresh(ctx, m.root)
 	if session.IsNoNode(err) || err == nil && len(data) == 0 {
 		m.limit.Store(m.named)
 		return nil

@@ -34,7 +34,7 @@ import (
 //
 // # Cost
 //
-// Load costs 2 requests. Store costs 1 round trip, CompareAndSwap and an
+// Load costs 2 requests in 1 round trip. Store costs 1 round trip, CompareAndSwap and an
 // Update without competition 2; each write adds the deletion of its receipt.
 // The first write of all costs some more.
 type Value[T any] struct {
@@ -92,14 +92,13 @@ func (v *Value[T]) load(ctx context.Context, fresh bool) (x T, version Version, 
 	}
 	var data []byte
 	err = v.s.m.During(ctx, func(inc *session.Incarnation) error {
+		read := inc.Get
 		if fresh {
-			if err := inc.Sync(ctx, v.full()); err != nil {
-				return err
-			}
+			read = inc.GetFresh
 		}
 		var stat *zk.Stat
 		var err error
-		data, stat, err = inc.Get(ctx, v.full())
+		data, stat, err = read(ctx, v.full())
 		switch {
 		case session.IsNoNode(err):
 			version = Version{}
@@ -224,10 +223,7 @@ func (v *Value[T]) still(ctx context.Context, old Version) (same bool, err error
 		stat, err := inc.Exists(ctx, v.full())
 		if err == nil && (stat == nil || stat.Mzxid < old.mzxid) {
 			// This server does not know old yet, or it was deleted.
-			if err := inc.Sync(ctx, v.full()); err != nil {
-				return err
-			}
-			stat, err = inc.Exists(ctx, v.full())
+			stat, err = inc.ExistsFresh(ctx, v.full())
 		}
 		same = err == nil && stat != nil && versionOf(stat) == old
 		return err

@@ -206,11 +206,10 @@ func (wg *WaitGroup) wait(ctx context.Context) error {
 	defer m.Waiters.Add(-1)
 	return m.During(ctx, func(inc *session.Incarnation) error {
 		// A server that lags might not know of the tasks yet.
-		if err := inc.Sync(ctx, dir); err != nil {
-			return err
-		}
+		list := inc.ChildrenFresh
 		for {
-			names, _, err := inc.Children(ctx, dir)
+			names, _, err := list(ctx, dir)
+			list = inc.Children
 			if session.IsNoNode(err) {
 				return nil
 			}
@@ -667,15 +666,16 @@ func (t *tally) writeOthers(ctx context.Context, inc *session.Incarnation, other
 
 // read reads all znodes with open tasks, ordered by path.
 func (t *tally) read(ctx context.Context, inc *session.Incarnation) ([]openTasks, error) {
-	if err := inc.Sync(ctx, t.dir); err != nil {
-		return nil, err
-	}
-	return t.readAgain(ctx, inc)
+	return t.readFrom(ctx, inc, inc.ChildrenFresh)
 }
 
 // readAgain is read where the server has caught up already.
 func (t *tally) readAgain(ctx context.Context, inc *session.Incarnation) ([]openTasks, error) {
-	names, _, err := inc.Children(ctx, t.dir)
+	return t.readFrom(ctx, inc, inc.Children)
+}
+
+func (t *tally) readFrom(ctx context.Context, inc *session.Incarnation, list func(context.Context, string) ([]string, *zk.Stat, error)) ([]openTasks, error) {
+	names, _, err := list(ctx, t.dir)
 	if session.IsNoNode(err) {
 		return nil, nil
 	}

@@ -419,20 +419,12 @@ var errBlocked = errors.New("zsync: somebody stands in the way")
 // now. Of a server that lags that is not believed: whoever stood there may have
 // left before we were called.
 func (l *Line) blocked(ctx context.Context, inc *session.Incarnation, turn Rule) (bool, error) {
-	for synced := false; ; synced = true {
-		names, _, err := inc.Children(ctx, l.Dir)
-		if err != nil && !session.IsNoNode(err) {
-			return false, err
-		}
-		blocker, _ := turn(ParseChildren(names, l.Bases...))
-		mixed := l.unmixed(names, nil)
-		if blocker == nil && mixed == nil || synced {
-			return blocker != nil, mixed
-		}
-		if err := inc.Sync(ctx, l.Dir); err != nil {
-			return false, err
-		}
+	names, _, err := inc.ChildrenFresh(ctx, l.Dir)
+	if err != nil && !session.IsNoNode(err) {
+		return false, err
 	}
+	blocker, _ := turn(ParseChildren(names, l.Bases...))
+	return blocker != nil, l.unmixed(names, nil)
 }
 
 // Ahead returns those of names that are ahead of c in the line, in order. Our
@@ -541,9 +533,12 @@ func (c *Claim) others(ctx context.Context, bases ...string) (bool, error) {
 	return false, nil
 }
 
+// A listing lists the children of a znode: Incarnation.Children or ChildrenFresh.
+type listing = func(ctx context.Context, path string) ([]string, *zk.Stat, error)
+
 // First returns the name of the first in the line, or "".
-func (l *Line) First(ctx context.Context, inc *session.Incarnation) (string, error) {
-	names, _, err := inc.Children(ctx, l.Dir)
+func (l *Line) First(ctx context.Context, inc *session.Incarnation, list listing) (string, error) {
+	names, _, err := list(ctx, l.Dir)
 	if err != nil && !session.IsNoNode(err) {
 		return "", err
 	}

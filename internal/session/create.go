@@ -32,38 +32,29 @@ func (inc *Incarnation) CreateChildOf(ctx context.Context, dir string, dirData [
 	if err := inc.mayTakeBack(ctx, dir); err != nil {
 		return "", nil, err
 	}
+	var missing []string // the directories to make first
 	for try := 0; ; try++ {
-		create, err := start(ctx, inc, inc.createCall(full, data, flags))
-		if err != nil {
-			return "", nil, err
+		b := new(Batch)
+		for _, d := range missing {
+			add(b, inc.dirCall(d, dir, dirData))
 		}
+		create := add(b, inc.createCall(full, data, flags))
 		var listed *pending[listing]
 		if list {
-			// Requests of one connection are executed in the order in which
-			// they were started, so this listing shows what was created.
-			listed, _ = start(ctx, inc, childrenCall(dir))
+			listed = add(b, childrenCall(dir))
 		}
+		if err := inc.begin(ctx, b); err != nil {
+			return "", nil, err
+		}
+		// What was answered behind the create has seen it.
 		path, err = create.Wait(ctx, inc)
 		switch {
 		case err == nil && !list:
 			return path, nil, nil
 		case err == nil:
-			if listed != nil {
-				var l listing
-				l, err = listed.Wait(ctx, inc)
-				names = l.names
-			} else {
-				// It could not be begun: ctx ended, or the session, when the
-				// create was on its way already.
-				names, _, err = inc.Children(ctx, dir)
-			}
-			if err == nil && slices.Contains(names, BaseName(path)) {
-				return path, names, nil
-			}
-			if err == nil || OutcomeOf(err) != Answered && ctx.Err() == nil && inc.Ctx.Err() == nil {
-				// The listing was lost, or was not behind the create after
-				// all because the connection changed between the two.
-				names, _, err = inc.Children(ctx, dir)
+			l, err := listed.Wait(ctx, inc)
+			if names = l.names; OutcomeOf(err) != Answered && ctx.Err() == nil && inc.Ctx.Err() == nil {
+				names, _, err = inc.Children(ctx, dir) // its answer was lost
 			}
 			if err != nil {
 				inc.TakeBack(path).Await(Grace)
@@ -76,8 +67,10 @@ func (inc *Incarnation) CreateChildOf(ctx context.Context, dir string, dirData [
 			inc.collect(create, dir, guid).Await(Grace)
 			return "", nil, CtxErr(ctx)
 		case IsNoNode(err):
-			if err := inc.makeDirWith(ctx, dir, dirData); err != nil {
-				return "", nil, err
+			if missing = inc.missingDirs(dir, missing); missing == nil {
+				if err := inc.makeDirWith(ctx, dir, dirData); err != nil {
+					return "", nil, err
+				}
 			}
 			try = -1
 			continue
@@ -104,6 +97,38 @@ func (inc *Incarnation) CreateChildOf(ctx context.Context, dir string, dirData [
 			return "", nil, err
 		}
 	}
+}
+
+// missingDirs returns the directories to make in one batch with what is made in
+// dir, where that is missing: dir and all above it, as it is not known which of
+// them are there. It is nil if that was tried already, or if it must be known
+// who has made each: then they are made one by one.
+//
+// What a server answers to each of them does not matter. One that is there
+// already is NodeExists, or NoAuth where it could not be made; and if one of
+// them could not be made that is missing, what is made behind it is NoNode again.
+func (inc *Incarnation) missingDirs(dir string, tried []string) (dirs []string) {
+	if tried != nil || inc.Manager.protects() {
+		return nil
+	}
+	for ; dir != "/"; dir = ParentPath(dir) {
+		dirs = append(dirs, dir)
+	}
+	slices.Reverse(dirs)
+	return dirs
+}
+
+// dirCall makes a directory, one of those above last or last itself, which begins
+// with data.
+func (inc *Incarnation) dirCall(dir, last string, data []byte) call[string] {
+	if dir != last {
+		data = nil
+	}
+	flags := int32(zk.FlagContainer)
+	if inc.Manager.lasts(dir) {
+		flags = zk.FlagPersistent
+	}
+	return inc.createCall(dir, data, flags)
 }
 
 // CreateAll makes ephemeral znodes of unique names, all or none, and only if
@@ -171,10 +196,7 @@ func (inc *Incarnation) CreateAll(ctx context.Context, proof string, check *zk.C
 // not get through can no longer be applied, because the leader refuses requests
 // that come from a server which the session has left (SessionMoved).
 func (inc *Incarnation) Find(ctx context.Context, dir, guid string) (string, error) {
-	if err := inc.Sync(ctx, dir); err != nil {
-		return "", err
-	}
-	names, _, err := inc.Children(ctx, dir)
+	names, _, err := inc.ChildrenFresh(ctx, dir)
 	if err != nil && !IsNoNode(err) {
 		return "", err
 	}

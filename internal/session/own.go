@@ -75,10 +75,7 @@ func (inc *Incarnation) withdrawOwn(making *pending[string], path string) *Remov
 			}
 		}
 		ctx := inc.Ctx // there is nobody else to wait for
-		if err := inc.Sync(ctx, path); err != nil {
-			return err
-		}
-		stat, err := inc.Exists(ctx, path)
+		stat, err := inc.ExistsFresh(ctx, path)
 		if err != nil || stat == nil || stat.EphemeralOwner != inc.ID.Load() {
 			return err
 		}

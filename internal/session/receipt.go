@@ -451,10 +451,7 @@ func (inc *Incarnation) settle(ctx context.Context, receipt string, moved, absen
 	case absent:
 		return false, nil
 	}
-	if err := inc.Sync(ctx, receipt); err != nil {
-		return false, err
-	}
-	stat, err := inc.Exists(ctx, receipt)
+	stat, err := inc.ExistsFresh(ctx, receipt)
 	return stat != nil, err
 }
 

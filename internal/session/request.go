@@ -97,6 +97,19 @@ func (p *pending[T]) Wait(ctx context.Context, inc *Incarnation) (T, error) {
 // Requests have their places in the order when start returns: if two are on one
 // connection, the one that was started first is executed first.
 func start[T any](ctx context.Context, inc *Incarnation, c call[T]) (*pending[T], error) {
+	l, err := inc.openLink(ctx)
+	if err != nil {
+		return nil, err
+	}
+	p := &pending[T]{Done: make(chan struct{}), call: c}
+	if !l.send(p) {
+		p.fail(errUnsent) // the connection has just gone
+	}
+	return p, nil
+}
+
+// openLink waits for a connection.
+func (inc *Incarnation) openLink(ctx context.Context) (*link, error) {
 	if ctx.Err() != nil {
 		return nil, CtxErr(ctx)
 	}
@@ -106,11 +119,7 @@ func start[T any](ctx context.Context, inc *Incarnation, c call[T]) (*pending[T]
 	if inc.Ctx.Err() != nil {
 		return nil, ErrEnded
 	}
-	p := &pending[T]{Done: make(chan struct{}), call: c}
-	if !inc.newestLink().send(p) {
-		p.fail(errUnsent) // the connection has just gone
-	}
-	return p, nil
+	return inc.newestLink(), nil
 }
 
 // attempt makes a single attempt at a request. An error of unknown outcome is

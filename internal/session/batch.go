@@ -1,0 +1,138 @@
+package session
+
+import (
+	"context"
+	"errors"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// A Batch is requests that are executed in this order, over one connection, or
+// from one of them on not at all. All are on their way at once, so together
+// they take one round trip.
+//
+// They are put on one link in one piece, and never on another: what a
+// connection drops is not repeated over the next. So if the connection is
+// replaced meanwhile, some first ones of them may have been executed, and some
+// of those answered; the others have no answer, now or later, and whoever has
+// sent the batch decides what to do about them.
+//
+// A server executes the requests of one connection in their order, and answers
+// in that order. So an answer says that what came before it in the batch was
+// executed, and answered; and what a request sees has been made by those before
+// it, or is newer. A read behind a sync is as new as the sync, and a listing
+// behind a create shows what was created.
+//
+// A Batch is used once.
+type Batch struct {
+	requests []batched
+}
+
+// A batched request is a pending, of whatever type.
+type batched interface {
+	request
+	settle(ctx context.Context, inc *Incarnation) error
+}
+
+func (p *pending[T]) settle(ctx context.Context, inc *Incarnation) error {
+	_, err := p.Wait(ctx, inc)
+	return err
+}
+
+// add adds a request. Its answer may be read when the batch has been waited for.
+func add[T any](b *Batch, c call[T]) *pending[T] {
+	p := &pending[T]{Done: make(chan struct{}), call: c}
+	b.requests = append(b.requests, p)
+	return p
+}
+
+// begin sends b as soon as there is a connection, and returns without waiting for
+// the answers. If there is an error nothing was sent.
+func (inc *Incarnation) begin(ctx context.Context, b *Batch) error {
+	l, err := inc.openLink(ctx)
+	if err != nil {
+		return err
+	}
+	rs := make([]request, len(b.requests))
+	for i, r := range b.requests {
+		rs[i] = r
+	}
+	if !l.send(rs...) {
+		for _, r := range rs {
+			r.fail(errUnsent) // the connection has just gone
+		}
+	}
+	return nil
+}
+
+// wait waits for the answers to b, which was begun in inc. It is nil if every
+// request was answered, with a result or with an error of its own; otherwise it
+// is the error of the first that was not. When ctx or the incarnation ends first
+// it returns their error, and what has no answer is of unknown outcome.
+func (b *Batch) wait(ctx context.Context, inc *Incarnation) error {
+	for _, r := range b.requests {
+		if err := r.settle(ctx, inc); OutcomeOf(err) != Answered {
+			return err
+		}
+	}
+	return nil
+}
+
+// retryAll makes attempts at the requests that f adds, which may safely be
+// applied twice, until every one is answered in one attempt.
+func (inc *Incarnation) retryAll(ctx context.Context, f func(b *Batch)) error {
+	for try := 0; ; try++ {
+		b := new(Batch)
+		f(b)
+		err := inc.begin(ctx, b)
+		if err != nil {
+			return err
+		}
+		err = b.wait(ctx, inc)
+		switch {
+		case err == nil, errors.Is(err, ErrEnded):
+			return err
+		case ctx.Err() != nil:
+			return CtxErr(ctx)
+		}
+		if err := inc.Pause(ctx, try); err != nil {
+			return err
+		}
+	}
+}
+
+// fresh makes a read behind a sync: what it sees is not older than the call. If
+// the sync was refused, what was read behind it is not looked at.
+func fresh[T any](ctx context.Context, inc *Incarnation, c call[T]) (v T, err error) {
+	var sync *pending[void]
+	var read *pending[T]
+	err = inc.retryAll(ctx, func(b *Batch) { sync, read = add(b, syncCall(c.path)), add(b, c) })
+	switch {
+	case err != nil:
+		return v, err
+	case sync.err != nil:
+		return v, sync.err
+	}
+	return read.val, read.err
+}
+
+// GetFresh is Get of what is not older than the call, in one round trip.
+func (inc *Incarnation) GetFresh(ctx context.Context, path string) ([]byte, *zk.Stat, error) {
+	n, err := fresh(ctx, inc, getCall(path))
+	return n.Data, n.Stat, err
+}
+
+// ExistsFresh is Exists of what is not older than the call, in one round trip.
+func (inc *Incarnation) ExistsFresh(ctx context.Context, path string) (*zk.Stat, error) {
+	stat, err := fresh(ctx, inc, existsCall(path))
+	if IsNoNode(err) {
+		return nil, nil
+	}
+	return stat, err
+}
+
+// ChildrenFresh is Children of what is not older than the call, in one round trip.
+func (inc *Incarnation) ChildrenFresh(ctx context.Context, path string) ([]string, *zk.Stat, error) {
+	l, err := fresh(ctx, inc, childrenCall(path))
+	return l.names, l.stat, err
+}
