@@ -19,6 +19,7 @@ type ElectionOption func(*electionConfig)
 type electionConfig struct {
 	id     *string
 	layout Layout
+	limits limits
 	err    error
 }
 
@@ -51,6 +52,28 @@ func WithElectionLayout(l Layout) ElectionOption {
 			c.err = session.Invalid("WithElectionLayout(%v): unknown layout", l)
 		}
 		c.layout = l
+	}
+}
+
+// WithMaxTerm gives a leadership up that has lasted for d, as [WithMaxHold] does
+// with a lock. Of a leader that is not hung Run campaigns again at once.
+func WithMaxTerm(d time.Duration) ElectionOption {
+	return func(c *electionConfig) {
+		if d <= 0 {
+			c.err = session.Invalid("WithMaxTerm(%v): must be positive", d)
+		}
+		c.limits.max = d
+	}
+}
+
+// WithLeaderHealth has f asked whether the leader still does its work, and gives
+// the leadership up when it does not, as [WithHealth] does with a lock.
+func WithLeaderHealth(f func(ctx context.Context) error) ElectionOption {
+	return func(c *electionConfig) {
+		if f == nil {
+			c.err = session.Invalid("WithLeaderHealth: the function is nil")
+		}
+		c.limits.health = f
 	}
 }
 
@@ -133,7 +156,7 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 		s.m.MakeLasting(s.m.Full(path)) // kazoo's objects make it once each
 	}
 	e.line = line.New(s.m, path, c.layout.naming(), electionBases[c.layout])
-	e.line.Strict = true
+	e.line.Strict, e.line.Limits = true, c.limits.ofLine()
 	return e
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/zsync/zsync/internal/session"
 )
@@ -50,9 +51,79 @@ func (s *syncLocker) Unlock() {
 // [ErrInvalid] and [ErrDeadlock] for what is given twice. It costs what the
 // locks cost, one after the other.
 func LockAll(ctx context.Context, ls ...Locker) (unlock func() error, err error) {
-	sorted, err := inOrder(ls)
+	_, unlock, err = lockAll(ctx, ls)
+	return unlock, err
+}
+
+// LockAllContext is [LockAll] with a context that ends with the first hold that is
+// lost, and a cause that is a [*LostError], as that of [Mutex.Do] does; and when ctx
+// ends, or unlock is called. A locker that is not of this package, nor has one in
+// it, counts as lost when its method Lost() <-chan struct{} says so, without a
+// reason; one without that method never does.
+//
+// What is lost stays to be unlocked: call unlock whenever LockAllContext has
+// returned without an error.
+func LockAllContext(ctx context.Context, ls ...Locker) (held context.Context, unlock func() error, err error) {
+	sorted, release, err := lockAll(ctx, ls)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
+	}
+	held, cancel := context.WithCancelCause(ctx)
+	var told []func()
+	var watching sync.WaitGroup
+	for _, l := range sorted {
+		lost, why := holdOf(l.Locker)
+		watching.Go(func() {
+			// A loss at the instant at which held ends otherwise may be told or
+			// not: unlock looks again.
+			select {
+			case <-lost:
+				cancel(why())
+			case <-held.Done():
+			}
+		})
+		told = append(told, func() {
+			if session.IsClosed(lost) {
+				cancel(why())
+			}
+		})
+	}
+	return held, sync.OnceValue(func() error {
+		for _, tell := range told {
+			tell()
+		}
+		cancel(nil)
+		watching.Wait()
+		return release()
+	}), nil
+}
+
+// holdOf returns what is closed when l is lost, and what says why.
+func holdOf(l Locker) (lost <-chan struct{}, why func() error) {
+	switch l := l.(type) {
+	case interface {
+		standing() (<-chan struct{}, func() error)
+	}:
+		return l.standing()
+	case interface{ Lost() <-chan struct{} }:
+		return l.Lost(), func() error { return &LostError{Since: time.Now()} }
+	}
+	return nil, nil
+}
+
+func (m *Mutex) standing() (<-chan struct{}, func() error) { return m.turn.standing(ModeExclusive) }
+
+func (rw *RWMutex) standing() (<-chan struct{}, func() error) {
+	return rw.turn.standing(ModeExclusive, ModeShared)
+}
+
+func (r *rlocker) standing() (<-chan struct{}, func() error) { return r.turn.standing(ModeShared) }
+
+// lockAll is LockAll, and returns ls in the order in which they are locked.
+func lockAll(ctx context.Context, ls []Locker) (sorted []orderedLocker, unlock func() error, err error) {
+	sorted, err = inOrder(ls)
+	if err != nil {
+		return nil, nil, err
 	}
 	locked := 0
 	release := func() error {
@@ -72,17 +143,17 @@ func LockAll(ctx context.Context, ls ...Locker) (unlock func() error, err error)
 		for _, l := range sorted {
 			if err := l.Lock(ctx); err != nil {
 				unlockSoon(ctx, release)
-				return nil, err
+				return nil, nil, err
 			}
 			locked++
 		}
 		// What was locked first may have been lost while the last was waited for.
 		// Nobody has been told anything, so it is a wait that outlives its session.
 		if !slices.ContainsFunc(sorted, lost) {
-			return sync.OnceValue(release), nil
+			return sorted, sync.OnceValue(release), nil
 		}
 		if !unlockSoon(ctx, release) {
-			return nil, opError("lockall", "", session.CtxErr(ctx))
+			return nil, nil, opError("lockall", "", session.CtxErr(ctx))
 		}
 	}
 }

@@ -1,13 +1,32 @@
 package zsync
 
 import (
+	"context"
+	"time"
+
+	"github.com/zsync/zsync/internal/line"
 	"github.com/zsync/zsync/internal/session"
 )
 
 type lockConfig struct {
 	handoffs int
 	layout   Layout
+	limits   limits
 	err      error
+}
+
+// limits are what WithMaxHold and WithHealth, or the like, have said.
+type limits struct {
+	max    time.Duration
+	health func(ctx context.Context) error
+}
+
+// ofLine is l for a line, or nil if nothing was said.
+func (l limits) ofLine() *line.Limits {
+	if l.max == 0 && l.health == nil {
+		return nil
+	}
+	return &line.Limits{Max: l.max, Health: l.health, Lost: givenUp}
 }
 
 // A LockOption changes a Mutex, RWMutex or Semaphore.
@@ -53,5 +72,40 @@ func WithLayout(l Layout) LockOption {
 			c.err = session.Invalid("WithLayout(%v): unknown layout", l)
 		}
 		c.layout = l
+	}
+}
+
+// WithMaxHold gives a hold up that has lasted for d, whatever its holder does: one
+// that is hung but connected would keep everybody else waiting for ever. It is a
+// loss like others, with [LossGivenUp]: Lost is closed, the context of Do ends, and
+// the release says [ErrLost]. Others can be granted it when the holder has released
+// it after that, or a tenth of the session timeout later: as long as a holder has
+// who is cut off. So d must be longer than what is done under the lock ever takes.
+//
+// A hold lasts from one grant to its release: goroutines that hand a lock on have
+// d each. Readers of one process that read together lose together. Permits of a
+// [Semaphore] are reckoned as if those that were acquired first were released
+// first, and all that a process has are lost together. For an [Election] there is
+// [WithMaxTerm].
+func WithMaxHold(d time.Duration) LockOption {
+	return func(c *lockConfig) {
+		if d <= 0 {
+			c.err = session.Invalid("WithMaxHold(%v): must be positive", d)
+		}
+		c.limits.max = d
+	}
+}
+
+// WithHealth has f asked, every third of the session timeout, whether the process
+// still does its work, as long as it holds. When f fails, or does not return
+// within that time, at the end of which its context ends too, what is held is
+// given up, as with [WithMaxHold]; the [LostError] has f's error. What is held for
+// less than that costs nothing. For an [Election] there is [WithLeaderHealth].
+func WithHealth(f func(ctx context.Context) error) LockOption {
+	return func(c *lockConfig) {
+		if f == nil {
+			c.err = session.Invalid("WithHealth: the function is nil")
+		}
+		c.limits.health = f
 	}
 }

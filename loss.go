@@ -17,9 +17,18 @@ type LostError struct {
 	// Since is the time from which it must not be counted on: when the loss was
 	// found, or, after a pause of the process, when it would have been.
 	Since time.Time
+
+	// Err says why it was given up, after a LossGivenUp that [WithMaxHold] or
+	// [WithHealth] brought: what the function returned, for one.
+	Err error
 }
 
-func (e *LostError) Error() string { return "lost: " + e.Reason.String() }
+func (e *LostError) Error() string {
+	if e.Err != nil {
+		return "lost: " + e.Reason.String() + ": " + e.Err.Error()
+	}
+	return "lost: " + e.Reason.String()
+}
 
 // Is reports whether target is ErrLost, or ErrClosed after a LossClosed.
 func (e *LostError) Is(target error) bool {
@@ -48,7 +57,9 @@ const (
 	// LossSuspended: the connection dropped, and [WithLossOnSuspend] counts
 	// that as a loss.
 	LossSuspended
-	// LossGivenUp: this process has given it up by itself.
+	// LossGivenUp: this process has given it up by itself, as [WithMaxHold] and
+	// [WithHealth] ask, or because it could not take back what a call that
+	// failed had made.
 	LossGivenUp
 )
 
@@ -68,10 +79,18 @@ func (r LossReason) String() string {
 	if s := lossReasons[r]; s != "" {
 		return s
 	}
+	if r == 0 {
+		return "for a reason that is not known"
+	}
 	return fmt.Sprintf("LossReason(%d)", int(r))
 }
 
 // lostError is what the session makes of its losses.
 func lostError(why session.LossReason, session int64, since time.Time) error {
 	return &LostError{Reason: LossReason(why), Session: session, Since: since}
+}
+
+// givenUp is the loss of what this process gives up by itself.
+func givenUp(session int64, why error, now time.Time) error {
+	return &LostError{Reason: LossGivenUp, Session: session, Since: now, Err: why}
 }

@@ -75,7 +75,7 @@ func newMutex(s *Session, path string, c lockConfig) *Mutex {
 	}
 	m := &Mutex{made: made{s: s, path: path}}
 	ln := line.New(s.m, path, c.layout.naming(), base)
-	ln.Strict = true
+	ln.Strict, ln.Limits = true, c.limits.ofLine()
 	m.turn = turnstile{s: s, path: path, line: ln, handoffs: c.handoffs, entries: map[Mode]lineEntry{
 		ModeExclusive: {base: base, turn: line.Exclusive, op: "lock"},
 	}}

@@ -95,7 +95,7 @@ func NewRWMutex(s *Session, path string, opts ...LockOption) *RWMutex {
 			ModeShared:    {base: read, turn: readersTurn(write), op: "rlock"},
 		},
 	}
-	rw.turn.line.Strict = true
+	rw.turn.line.Strict, rw.turn.line.Limits = true, c.limits.ofLine()
 	return rw
 }
 

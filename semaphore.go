@@ -1,6 +1,7 @@
 package zsync
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -73,6 +74,7 @@ type Semaphore struct {
 	root   string // the path, as the server knows it
 	leases string // the parent of the permits' znodes, as the server knows it
 	gate   *Mutex
+	limits *line.Limits
 	agreed atomic.Bool // the limit has been compared once
 	follow atomic.Bool // somebody has resized the semaphore, so what was named says nothing any more
 
@@ -85,12 +87,23 @@ type Semaphore struct {
 type allotment struct {
 	inc     *session.Incarnation
 	stake   *session.Stake
+	gone    chan struct{}    // closed, under Semaphore.mu, when it is lost
+	why     error            // of the loss, if it was given up; guarded by Semaphore.mu
+	ended   chan struct{}    // closed, under Semaphore.mu, when nothing of it is held any more
+	taken   []taking         // what was acquired and not released, in order; guarded by Semaphore.mu
+	most    *time.Timer      // gives it up, if it may not last longer; guarded by Semaphore.mu
 	leases  []lease          // guarded by Semaphore.mu
 	permits int64            // the sum of leases; guarded by Semaphore.mu
 	since   time.Time        // of the first
 	lost    bool             // with its session; guarded by Semaphore.mu
 	stop    func() bool      // undoes the registration with the incarnation
 	last    *session.Removal // the last change of what has weight; guarded by Semaphore.mu
+}
+
+// A taking is what was acquired at one time.
+type taking struct {
+	at time.Time
+	n  int64
 }
 
 // A lease is the znode of one permit, or of several.
@@ -120,6 +133,7 @@ func NewSemaphore(s *Session, path string, n int64, opts ...LockOption) *Semapho
 	if c.layout == LayoutKazoo {
 		gate, m.leases = path+"-__lock__", m.root
 	}
+	m.limits, c.limits = c.limits.ofLine(), limits{} // which are of the permits
 	m.gate = newMutex(s, gate, c)
 	m.gate.turn.entries[ModeExclusive] = lineEntry{base: m.gate.turn.line.Bases[0], turn: line.Exclusive} // no op: it is no hold of its own
 	return m
@@ -300,7 +314,9 @@ func (m *Semaphore) unsettled() bool {
 	return m.unsettledLocked()
 }
 
-func (m *Semaphore) unsettledLocked() bool { return m.held != nil && !m.held.inc.Alive() }
+func (m *Semaphore) unsettledLocked() bool {
+	return m.held != nil && (m.held.lost || !m.held.inc.Alive())
+}
 
 func (m *Semaphore) freedLocked() <-chan struct{} {
 	if m.freed == nil {
@@ -685,14 +701,9 @@ func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, leases [
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.held == nil {
-		a := &allotment{inc: inc, stake: s, since: time.Now()}
-		a.stop = context.AfterFunc(inc.Ctx, func() {
-			m.mu.Lock()
-			a.lost = true
-			m.s.m.Holds.Add(-a.permits)
-			m.mu.Unlock()
-			m.s.m.Observe(session.Event{Kind: session.EventLost, Op: "acquire", Path: m.path, Wait: time.Since(a.since), Err: inc.Loss()})
-		})
+		a := &allotment{inc: inc, stake: s, since: time.Now(), gone: make(chan struct{}), ended: make(chan struct{})}
+		a.stop = context.AfterFunc(inc.Ctx, func() { m.lose(a, nil) })
+		m.limits.Guard(inc, a.ended, func(why error) { m.surrender(a, why) })
 		m.held = a
 	}
 	a := m.held
@@ -703,13 +714,93 @@ func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, leases [
 	case a.inc != inc:
 		inc.RemoveAll(pathsOf(leases))
 		return nil, errUnsettled
+	case a.why != nil:
+		inc.RemoveAll(pathsOf(leases))
+		return nil, errUnsettled
 	case a.lost:
 		return nil, session.ErrEnded
 	}
+	a.taken = append(a.taken, taking{time.Now(), n})
+	m.limitLocked(a)
 	a.leases = append(a.leases, leases...)
 	a.permits += n
 	m.s.m.Holds.Add(n)
 	return a, nil
+}
+
+// lose is the loss of a: of its session if why is nil. It reports whether a is
+// lost by this.
+func (m *Semaphore) lose(a *allotment, why error) bool {
+	m.mu.Lock()
+	if a.lost || session.IsClosed(a.ended) {
+		m.mu.Unlock()
+		return false
+	}
+	a.lost, a.why = true, why
+	close(a.gone)
+	m.s.m.Holds.Add(-a.permits)
+	m.mu.Unlock()
+	m.s.m.Observe(session.Event{Kind: session.EventLost, Op: "acquire", Path: m.path, Wait: time.Since(a.since), Err: cmp.Or(why, a.inc.Loss())})
+	return true
+}
+
+// surrender gives a up, though whoever has it does nothing, in the order of every
+// loss: Lost is closed first; the znodes are deleted when everything has been
+// released, or whoever was told has had as long for it as one who is cut off.
+func (m *Semaphore) surrender(a *allotment, why error) {
+	inc := a.inc
+	if !m.lose(a, givenUp(inc.ID.Load(), why, time.Now())) {
+		return
+	}
+	m.s.m.Log.Warn("zsync: given up", "path", m.path, "why", why)
+	m.s.m.Spawn(func() {
+		select {
+		case <-time.After(line.GraceOf(inc)):
+		case <-a.ended:
+		case <-inc.Ctx.Done():
+			return
+		}
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.change(a, pathsOf(a.leases), "", "")
+		a.leases = nil
+	})
+}
+
+// limitLocked has a given up when what was acquired first has been held for too
+// long.
+func (m *Semaphore) limitLocked(a *allotment) {
+	if m.limits == nil || m.limits.Max == 0 {
+		return
+	}
+	if a.most != nil {
+		a.most.Stop()
+	}
+	if len(a.taken) == 0 {
+		return
+	}
+	first := a.taken[0].at
+	a.most = time.AfterFunc(time.Until(first.Add(m.limits.Max)), func() {
+		m.mu.Lock()
+		due := len(a.taken) > 0 && a.taken[0].at.Equal(first) // or it was released at this instant
+		m.mu.Unlock()
+		if due {
+			m.surrender(a, m.limits.TooLong())
+		}
+	})
+}
+
+// returnedLocked notes that n permits of a were released: those that were
+// acquired first.
+func (m *Semaphore) returnedLocked(a *allotment, n int64) {
+	for n > 0 && len(a.taken) > 0 {
+		some := min(n, a.taken[0].n)
+		n -= some
+		if a.taken[0].n -= some; a.taken[0].n == 0 {
+			a.taken = a.taken[1:]
+		}
+	}
+	m.limitLocked(a)
 }
 
 // Do acquires n permits, calls f, and releases them. f's context ends, with a
@@ -733,10 +824,18 @@ func (m *Semaphore) Do(ctx context.Context, n int64, f func(ctx context.Context)
 		return opError("do", m.path, err)
 	}
 	holding, end := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(a.inc.Ctx, func() { end(a.inc.Loss()) })
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		select {
+		case <-a.gone: // why was set before
+			end(cmp.Or(a.why, a.inc.Loss()))
+		case <-holding.Done():
+		}
+	}()
 	defer func() {
-		stop()
 		end(nil)
+		<-watched
 		switch e := opError("do", m.path, m.s.m.GiveUp(ctx, func() error { return m.releaseOf(a, n) })); {
 		case e == nil:
 		case err == nil:
@@ -779,12 +878,19 @@ func (m *Semaphore) releaseOf(a *allotment, n int64) error {
 		m.mu.Unlock()
 		return ErrNotLocked
 	}
-	r := m.giveLocked(a, n)
+	why := a.why
+	var r *session.Removal
+	if m.returnedLocked(a, n); why == nil {
+		r = m.giveLocked(a, n)
+	} else {
+		a.permits -= n // surrender deletes the znodes
+	}
 	if !a.lost {
 		m.s.m.Holds.Add(-n)
 	}
 	if a.permits == 0 {
 		m.held = nil
+		close(a.ended)
 		a.stake.Drop()
 		a.stop()
 		if m.freed != nil {
@@ -793,6 +899,9 @@ func (m *Semaphore) releaseOf(a *allotment, n int64) error {
 		}
 	}
 	m.mu.Unlock()
+	if why != nil {
+		return why
+	}
 	if err := r.Result(); err != nil {
 		return err
 	}
@@ -859,7 +968,7 @@ func (m *Semaphore) Lost() <-chan struct{} {
 	if m.held == nil || !m.held.inc.Alive() {
 		return session.ClosedChan
 	}
-	return m.held.inc.Ctx.Done()
+	return m.held.gone
 }
 
 // Contenders returns who holds permits, one for each znode, and who asks for

@@ -48,6 +48,7 @@ type turnstile struct {
 type reading struct {
 	lost chan struct{}
 	once sync.Once // closes lost
+	why  error     // of the first loss; set before lost is closed
 }
 
 // A lineEntry is how contenders of one mode enter a line.
@@ -260,7 +261,12 @@ func (q *turnstile) readLocked(t *share) {
 		q.reading = &reading{lost: make(chan struct{})}
 	}
 	r := q.reading
-	t.claim.OnLost(func() { r.once.Do(func() { close(r.lost) }) })
+	t.claim.OnLost(func() {
+		r.once.Do(func() {
+			r.why = t.claim.Loss()
+			close(r.lost)
+		})
+	})
 }
 
 // dropLocked takes t, which nobody has any more, out of the hands of this
@@ -279,6 +285,12 @@ func (q *turnstile) dropLocked(t *share) {
 // lost returns a channel that is closed when what is held in the first of these
 // modes in which something is held is lost. It is closed if nothing is.
 func (q *turnstile) lost(modes ...Mode) <-chan struct{} {
+	lost, _ := q.standing(modes...)
+	return lost
+}
+
+// standing is lost, with what says why, once that is closed.
+func (q *turnstile) standing(modes ...Mode) (lost <-chan struct{}, why func() error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, mode := range modes {
@@ -286,14 +298,15 @@ func (q *turnstile) lost(modes ...Mode) <-chan struct{} {
 		case t == nil:
 			continue
 		case t.lost():
-			return session.ClosedChan
+			return session.ClosedChan, t.claim.Err
 		case mode == ModeShared:
-			return q.reading.lost
+			r := q.reading
+			return r.lost, func() error { return r.why }
 		default:
-			return t.grants[0].Lost
+			return t.grants[0].Lost, t.grants[0].Loss
 		}
 	}
-	return session.ClosedChan
+	return session.ClosedChan, func() error { return ErrNotLocked }
 }
 
 // grantLocked makes a goroutine one who has t.

@@ -22,6 +22,8 @@ type Grant struct {
 	Pin   bool          // it belongs to a Do, which alone gives it up
 	Lost  chan struct{} // closed, under claim.mu, when the claim is lost while the grant lasts
 	over  bool          // it has been given up; guarded by claim.mu
+	most  *time.Timer   // ends it, if it may not last longer
+	ended chan struct{} // if it is limited, closed when it is over
 }
 
 // A tenure is what a claim has from the moment at which its turn has come until
@@ -30,16 +32,17 @@ type tenure struct {
 	begun  sync.Once
 	count  sync.Once // takes it off the gauge
 	stop   func() bool
-	guard  *guard    // if it is guarded
-	grants []*Grant  // those that last
-	onLost []func()  // called when it is lost
-	op     string    // for the observer
-	since  time.Time // of the last grant
-	why    error     // of the loss, an ErrLost
-	over   bool      // it is being released: that others do not find the znode is no loss
-	left   bool      // a grant has ended since the last began
-	token  int64     // the fencing token, 0 until it is asked for
-	epoch  int       // grows when the token is not for those who come any more
+	quit   chan struct{} // closed when it is released, or nobody has it any more after a loss
+	guard  *guard        // if it is guarded
+	grants []*Grant      // those that last
+	onLost []func()      // called when it is lost
+	op     string        // for the observer
+	since  time.Time     // of the last grant
+	why    error         // of the loss, an ErrLost
+	over   bool          // it is being released: that others do not find the znode is no loss
+	left   bool          // a grant has ended since the last began
+	token  int64         // the fencing token, 0 until it is asked for
+	epoch  int           // grows when the token is not for those who come any more
 }
 
 // A guard watches the znode of a claim that is held.
@@ -62,6 +65,8 @@ func (c *Claim) Grant(op string, pin bool) *Grant {
 	c.held.grants = append(c.held.grants, g)
 	if c.held.why != nil {
 		close(g.Lost)
+	} else {
+		g.limitLocked()
 	}
 	if c.held.left {
 		// A fencing token that somebody may have taken with him who had it
@@ -80,6 +85,7 @@ func (c *Claim) newEpochLocked() {
 // begin begins the tenure: from here on the loss of c is told.
 func (c *Claim) begin() {
 	c.Line.Manager.Holds.Add(1)
+	c.held.quit = make(chan struct{})
 	c.held.stop = context.AfterFunc(c.Incarnation.Ctx, func() { c.Lose(c.Incarnation.Loss()) })
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -150,12 +156,13 @@ func (c *Claim) unguardLocked() {
 // already.
 func (c *Claim) Lose(why error) { c.loseIf(why, func() bool { return !c.held.over }) }
 
-// loseIf is lose if, under c.mu, it is still so.
-func (c *Claim) loseIf(why error, so func() bool) {
+// loseIf is lose if, under c.mu, it is still so. It reports whether c is lost by
+// this.
+func (c *Claim) loseIf(why error, so func() bool) bool {
 	c.mu.Lock()
 	if c.held.why != nil || !so() {
 		c.mu.Unlock()
-		return
+		return false
 	}
 	c.held.why = why
 	for _, g := range c.held.grants {
@@ -170,6 +177,7 @@ func (c *Claim) loseIf(why error, so func() bool) {
 	// Whoever has found it out may hold a lock that the observer's questions
 	// need.
 	c.Line.Manager.Spawn(func() { c.Line.Manager.Observe(e) })
+	return true
 }
 
 // OnLost has f called when c is lost. f must not block, nor use a turnstile.
@@ -203,11 +211,11 @@ func (c *Claim) Err() error {
 		c.Lose(c.Incarnation.Loss()) // the registration may not have had its turn yet
 		return c.Incarnation.Loss()
 	}
-	return c.loss()
+	return c.Loss()
 }
 
-// loss returns why c is lost, or nil if it is not known to be.
-func (c *Claim) loss() error {
+// Loss returns why c is lost, or nil if it is not known to be.
+func (c *Claim) Loss() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.held.why
@@ -221,7 +229,7 @@ func (c *Claim) Explain(err error) error {
 		return c.Err()
 	case session.IsNoNode(err):
 		c.Lose(c.Incarnation.Deleted())
-		if lost := c.loss(); lost != nil {
+		if lost := c.Loss(); lost != nil {
 			return lost
 		}
 		return ErrNotLocked // it is just being released
@@ -241,6 +249,7 @@ func (g *Grant) End() {
 
 func (g *Grant) endLocked() {
 	c := g.Claim
+	g.unlimitLocked()
 	g.over = true
 	c.held.left = true
 	c.held.grants = slices.DeleteFunc(c.held.grants, func(x *Grant) bool { return x == g })
@@ -261,7 +270,7 @@ func (g *Grant) Revoke() {
 func (g *Grant) Err() error { return g.Claim.Err() }
 
 // Loss returns why g is lost, or nil if it is not known to be.
-func (g *Grant) Loss() error { return g.Claim.loss() }
+func (g *Grant) Loss() error { return g.Claim.Loss() }
 
 // Release gives up g, which is the only use of its claim, and the claim with
 // it.
@@ -344,7 +353,11 @@ func (c *Claim) Move(to *Claim, op string) (former string) {
 	c.held.op, c.held.since = op, time.Now()
 	c.newEpochLocked()
 	c.guardLocked()
+	lost := c.held.why != nil
 	c.mu.Unlock()
+	if lost {
+		c.Leave() // given up meanwhile; what was there before is, or will be, deleted too
+	}
 	to.Stake.Drop()                                            // c has its own, in the same session
 	c.Line.Manager.Spawn(func() { c.Line.Manager.Observe(e) }) // the caller holds a lock
 	return former
@@ -414,6 +427,9 @@ func (c *Claim) finish() error {
 		lost = c.held.why // found out at this same instant
 	}
 	c.unguardLocked()
+	if !session.IsClosed(c.held.quit) {
+		close(c.held.quit)
+	}
 	if lost != nil {
 		c.disownLocked()
 		return lost
@@ -432,8 +448,57 @@ func (c *Claim) released() {
 
 // GiveBack releases a claim that nobody was given.
 func (c *Claim) GiveBack() error {
+	c.Stake.Drop()
 	r := c.Incarnation.TakeBack(c.Path)
 	err := r.Result()
 	c.disown()
 	return err
+}
+
+// limitLocked begins what ends g of itself.
+func (g *Grant) limitLocked() {
+	l := g.Claim.Line.Limits
+	if l == nil {
+		return
+	}
+	g.ended = make(chan struct{})
+	if l.Max > 0 {
+		g.most = time.AfterFunc(l.Max, func() { g.giveUp(l.TooLong()) })
+	}
+	l.Guard(g.Claim.Incarnation, g.ended, g.giveUp)
+}
+
+// unlimitLocked is the end of limitLocked.
+func (g *Grant) unlimitLocked() {
+	if g.ended == nil || g.over {
+		return
+	}
+	close(g.ended)
+	if g.most != nil {
+		g.most.Stop()
+	}
+}
+
+// giveUp gives up the claim of g, if g lasts, though whoever has it does nothing.
+//
+// The order is that of every loss: Lost is closed, and contexts end, first; the
+// znode is deleted, and with that another may be granted, when whoever was told
+// has given up by himself, or has had as long for it as one who is cut off.
+func (g *Grant) giveUp(why error) {
+	c := g.Claim
+	inc := c.Incarnation
+	lost := c.Line.Limits.Lost(inc.ID.Load(), why, time.Now())
+	if !c.loseIf(lost, func() bool { return !c.held.over && !g.over }) {
+		return
+	}
+	inc.Manager.Log.Warn("zsync: given up", "path", c.Line.Dir, "why", why)
+	inc.Manager.Spawn(func() {
+		select {
+		case <-time.After(GraceOf(inc)):
+		case <-c.held.quit:
+		case <-inc.Ctx.Done(): // which deletes it
+			return
+		}
+		c.Leave()
+	})
 }

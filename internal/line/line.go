@@ -33,7 +33,8 @@ type Line struct {
 	Bases   []string                       // what marks a child as a contender, before its number
 	name    func(guid, base string) string // makes a name, up to the number
 
-	Strict bool // nobody enters behind a contender of another kind
+	Strict bool    // nobody enters behind a contender of another kind
+	Limits *Limits // of what is held, if there are any
 }
 
 // New returns the line of contenders below path, whose znodes name names.

@@ -1,0 +1,313 @@
+package zsync
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/zktest"
+)
+
+// A hungHold is a hold in one process and what another does to get it. hold
+// returns when it is held.
+type hungHold struct {
+	hold    func(ctx context.Context) error
+	lost    func() <-chan struct{}
+	release func() error
+	other   func(ctx context.Context) error
+}
+
+// limited makes everything that can be given up, with a limit on it.
+func limited(a, b *Session, max time.Duration, health func(context.Context) error) map[string]hungHold {
+	var ls []LockOption
+	var es []ElectionOption
+	if max > 0 {
+		ls, es = append(ls, WithMaxHold(max)), append(es, WithMaxTerm(max))
+	}
+	if health != nil {
+		ls, es = append(ls, WithHealth(health)), append(es, WithLeaderHealth(health))
+	}
+	m, rw, e := NewMutex(a, "/m", ls...), NewRWMutex(a, "/rw", ls...), NewElection(a, "/e", es...)
+	r, s := NewRWMutex(a, "/r", ls...), NewSemaphore(a, "/s", 2, ls...)
+	w := NewSemaphore(a, "/w", 5000, ls...)
+	two := func(ctx context.Context) error { return s.Acquire(ctx, 2) }
+	return map[string]hungHold{
+		"Mutex":          {m.Lock, m.Lost, m.Unlock, NewMutex(b, "/m").Lock},
+		"RWMutex":        {rw.Lock, rw.Lost, rw.Unlock, NewRWMutex(b, "/rw").RLock},
+		"RWMutex, reads": {r.RLock, r.Lost, r.RUnlock, NewRWMutex(b, "/r").Lock},
+		"Election":       {e.Campaign, e.Lost, e.Resign, NewElection(b, "/e").Campaign},
+		"Semaphore":      {two, s.Lost, func() error { return s.Release(2) }, func(ctx context.Context) error { return NewSemaphore(b, "/s", 2).Acquire(ctx, 1) }},
+		"weights": {func(ctx context.Context) error { return w.Acquire(ctx, 4000) }, w.Lost, func() error { return w.Release(4000) },
+			func(ctx context.Context) error { return NewSemaphore(b, "/w", 5000).Acquire(ctx, 4999) }},
+	}
+}
+
+func namesOfLimited() []string {
+	return []string{"Mutex", "RWMutex", "RWMutex, reads", "Election", "Semaphore", "weights"}
+}
+
+func TestAHungHolderIsToldAndGivenTimeBeforeAnotherIsGranted(t *testing.T) {
+	limits := map[string]struct {
+		max    time.Duration
+		health func(ctx context.Context) error
+		told   time.Duration // at the latest, after it was granted
+	}{
+		"held for too long":     {3 * time.Second, nil, 3 * time.Second},
+		"unhealthy":             {0, func(context.Context) error { return errors.New("no disk") }, testTimeout / 3},
+		"hung with its context": {0, func(ctx context.Context) error { <-ctx.Done(); return nil }, testTimeout * 2 / 3},
+	}
+	for why, l := range limits {
+		for _, name := range namesOfLimited() {
+			t.Run(name+", "+why, func(t *testing.T) {
+				bubble(t, func(t *testing.T, srv *zktest.Server) {
+					a, b := open(t, srv), open(t, srv)
+					h := limited(a, b, l.max, l.health)[name]
+					must(t, h.hold(t.Context()))
+					start, lost := time.Now(), h.lost()
+					got := async(func() error { return h.other(t.Context()) })
+					<-lost
+					if d := time.Since(start); d > l.told+time.Millisecond {
+						t.Errorf("told after %v, want %v at the latest", d, l.told)
+					}
+					told := time.Now()
+					must(t, <-got)
+					if d := time.Since(told); d < testTimeout/10 || d > testTimeout/10+time.Second {
+						t.Errorf("another was granted %v after the loss was told, want %v", d, testTimeout/10)
+					}
+					time.Sleep(time.Minute)
+					var e *LostError
+					if err := h.release(); !errors.As(err, &e) || e.Reason != LossGivenUp || e.Err == nil || e.Session != a.ID() || !e.Since.Equal(told) {
+						t.Errorf("the release says %v (%+v)", err, e)
+					}
+					if h.release() == nil {
+						t.Error("a second release succeeds")
+					}
+					if a.Stats().Holds != 0 {
+						t.Errorf("%d holds are left", a.Stats().Holds)
+					}
+				})
+			})
+		}
+	}
+}
+
+func TestWhoReleasesWhatWasGivenUpLetsTheNextInAtOnce(t *testing.T) {
+	for _, name := range namesOfLimited() {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				a, b := open(t, srv), open(t, srv)
+				h := limited(a, b, time.Second, nil)[name]
+				must(t, h.hold(t.Context()))
+				got := async(func() error { return h.other(t.Context()) })
+				<-h.lost()
+				told := time.Now()
+				wantErr(t, h.release(), ErrLost)
+				must(t, <-got)
+				if d := time.Since(told); d > 100*time.Millisecond {
+					t.Errorf("granted after %v", d)
+				}
+			})
+		})
+	}
+}
+
+func TestAHealthyHolderThatReleasesInTimeIsLeftAlone(t *testing.T) {
+	for _, name := range namesOfLimited() {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				a, b := open(t, srv), open(t, srv)
+				var asked atomic.Int64
+				h := limited(a, b, time.Minute, func(context.Context) error { asked.Add(1); return nil })[name]
+				for range 3 { // each hold has its own time
+					must(t, h.hold(t.Context()))
+					time.Sleep(40 * time.Second)
+					if session.IsClosed(h.lost()) {
+						t.Fatal("lost")
+					}
+					must(t, h.release())
+				}
+				if n := asked.Load(); n < 3*11 || n > 3*12 {
+					t.Errorf("health was asked %d times in 120 s, want once every %v", n, testTimeout/3)
+				}
+				before := asked.Load()
+				time.Sleep(time.Hour)
+				if asked.Load() != before {
+					t.Error("health is asked while nothing is held")
+				}
+			})
+		})
+	}
+}
+
+func TestTheContextOfDoEndsWithWhatWasGivenUp(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		disk := errors.New("no disk")
+		sick := func(context.Context) error { return disk }
+		f := func(ctx context.Context) error {
+			<-ctx.Done()
+			var e *LostError
+			if !errors.As(context.Cause(ctx), &e) || e.Reason != LossGivenUp || !errors.Is(e.Err, disk) {
+				t.Errorf("the cause is %v", context.Cause(ctx))
+			}
+			return nil
+		}
+		wantErr(t, NewMutex(s, "/m", WithHealth(sick)).Do(t.Context(), f), ErrLost)
+		wantErr(t, NewRWMutex(s, "/rw", WithHealth(sick)).RDo(t.Context(), f), ErrLost)
+		wantErr(t, NewSemaphore(s, "/s", 3, WithHealth(sick)).Do(t.Context(), 2, f), ErrLost)
+		ctx, cancel := context.WithCancel(t.Context())
+		terms := 0
+		err := NewElection(s, "/e", WithLeaderHealth(sick)).Run(ctx, func(ctx context.Context) error {
+			if terms++; terms == 3 {
+				cancel()
+				return nil
+			}
+			return f(ctx)
+		})
+		wantErr(t, err, context.Canceled)
+		if terms != 3 {
+			t.Errorf("led %d times", terms)
+		}
+	})
+}
+
+func TestPermitsThatAreAcquiredInTurnsAreNotHeldForTooLong(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		m := NewSemaphore(open(t, srv), "/s", 3, WithMaxHold(10*time.Second))
+		must(t, m.Acquire(t.Context(), 1))
+		lost := m.Lost()
+		for range 20 { // there is always one out, and none for more than 6 s
+			time.Sleep(2 * time.Second)
+			must(t, m.Acquire(t.Context(), 1))
+			time.Sleep(2 * time.Second)
+			must(t, m.Release(1))
+		}
+		if session.IsClosed(lost) {
+			t.Error("lost")
+		}
+		time.Sleep(11 * time.Second)
+		if !session.IsClosed(lost) {
+			t.Error("not lost")
+		}
+		// The process gets no permit before it has released what it lost.
+		got := async(func() error { return m.Acquire(t.Context(), 3) })
+		time.Sleep(time.Minute)
+		pendingStill(t, got)
+		wantErr(t, m.Release(1), ErrLost)
+		must(t, <-got)
+		must(t, m.Release(3))
+	})
+}
+
+func TestADowngradeOfWhatIsGivenUpLeavesNothing(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		rw := NewRWMutex(a, "/rw", WithMaxHold(time.Second))
+		must(t, rw.Lock(t.Context()))
+		time.Sleep(900 * time.Millisecond)
+		srv.SetLatency(2 * time.Second) // it is given up meanwhile, but not deleted yet
+		rw.Downgrade(t.Context())
+		time.Sleep(10 * time.Second)
+		srv.SetLatency(0)
+		must(t, NewRWMutex(b, "/rw").Lock(within(t, 5*time.Second)))
+		if n := childrenOf(t, b, "/rw"); len(n) != 1 {
+			t.Errorf("left: %v", n)
+		}
+	})
+}
+
+func TestBadLimitsAreRefused(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		for _, o := range []LockOption{WithMaxHold(0), WithMaxHold(-1), WithHealth(nil)} {
+			wantErr(t, NewMutex(s, "/m", o).Lock(t.Context()), ErrInvalid)
+		}
+		for _, o := range []ElectionOption{WithMaxTerm(0), WithLeaderHealth(nil)} {
+			wantErr(t, NewElection(s, "/e", o).Campaign(t.Context()), ErrInvalid)
+		}
+	})
+}
+
+func TestWhatIsGivenBackKeepsNoSessionCertain(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		m := NewMutex(a, "/m")
+		must(t, m.Lock(t.Context()))
+		deleteContender(t, b, "/m", 0)
+		// The turn of the next comes while the loss has not been noticed: it is
+		// given back.
+		ctx, cancel := context.WithCancel(t.Context())
+		got := async(func() error { return m.Lock(ctx) })
+		time.Sleep(time.Second)
+		cancel()
+		<-got
+		wantErr(t, m.Unlock(), ErrLost)
+		time.Sleep(time.Minute)
+		before := a.Stats().Requests
+		time.Sleep(time.Hour)
+		if n := a.Stats().Requests - before; n != 0 {
+			t.Errorf("%d requests in an hour in which nothing is held", n)
+		}
+	})
+}
+
+func TestLockAllContextEndsWithAnyLossAndSaysWhy(t *testing.T) {
+	for i := range 3 {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			a, b := open(t, srv), open(t, srv)
+			ls := []Locker{NewMutex(a, "/a"), NewRWMutex(a, "/b"), NewRWMutex(a, "/c").RLocker()}
+			held, unlock, err := LockAllContext(t.Context(), ls...)
+			must(t, err)
+			if held.Err() != nil {
+				t.Fatal("held has ended")
+			}
+			deleteContender(t, b, []string{"/a", "/b", "/c"}[i], 0)
+			<-held.Done()
+			var e *LostError
+			if !errors.As(context.Cause(held), &e) || e.Reason != LossDeleted {
+				t.Errorf("lock %d: the cause is %v", i, context.Cause(held))
+			}
+			wantErr(t, unlock(), ErrLost)
+			for _, l := range ls {
+				must(t, l.Lock(t.Context()))
+				must(t, l.Unlock())
+			}
+		})
+	}
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		held, unlock, err := LockAllContext(t.Context(), NewMutex(s, "/a"), NewMutex(s, "/b"))
+		must(t, err)
+		must(t, unlock())
+		if held.Err() == nil || errors.Is(context.Cause(held), ErrLost) {
+			t.Errorf("after unlock: %v", context.Cause(held))
+		}
+		held, unlock, err = LockAllContext(t.Context(), NewMutex(s, "/a"), NewMutex(s, "/b"))
+		must(t, err)
+		srv.Expire(s.ID())
+		<-held.Done()
+		var e *LostError
+		if !errors.As(context.Cause(held), &e) || e.Reason != LossExpired {
+			t.Errorf("the cause is %v", context.Cause(held))
+		}
+		wantErr(t, unlock(), ErrLost)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		held, unlock, err = LockAllContext(ctx, NewMutex(s, "/a"))
+		must(t, err)
+		enough := errors.New("enough")
+		cancel(enough)
+		<-held.Done()
+		synctest.Wait()
+		wantErr(t, context.Cause(held), enough)
+		must(t, unlock())
+		ctx, cancelled := context.WithCancel(t.Context())
+		cancelled()
+		if held, unlock, err = LockAllContext(ctx, NewMutex(s, "/a")); err == nil || held != nil || unlock != nil {
+			t.Error("LockAllContext with a context that has ended")
+		}
+	})
+}
