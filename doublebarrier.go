@@ -14,6 +14,7 @@ import (
 
 	"github.com/zsync/zsync/internal/line"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/trace"
 )
 
 // The other face of a WaitGroup is a double barrier: parties enter together
@@ -167,7 +168,7 @@ func parseRoomState(data []byte) (roomState, error) {
 
 func newDoubleBarrier(m *session.Manager, path string) *doubleBarrier {
 	dir := m.Full(path)
-	return &doubleBarrier{line: line.Line{Manager: m, Dir: dir}, room: session.ChildPath(dir, "parties"), dir: dir}
+	return &doubleBarrier{line: line.Line{Manager: m, Dir: dir, Kind: trace.Party}, room: session.ChildPath(dir, "parties"), dir: dir}
 }
 
 const partyBase = "party-"

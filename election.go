@@ -11,6 +11,7 @@ import (
 
 	"github.com/zsync/zsync/internal/line"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/trace"
 )
 
 // An ElectionOption changes an Election.
@@ -157,6 +158,7 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 	}
 	e.line = line.New(s.m, path, c.layout.naming(), electionBases[c.layout])
 	e.line.Strict, e.line.Limits = true, c.limits.ofLine()
+	e.line.Kind = trace.Election
 	return e
 }
 

@@ -1,6 +1,7 @@
 package zsync
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -83,6 +84,35 @@ func (r LossReason) String() string {
 		return "for a reason that is not known"
 	}
 	return fmt.Sprintf("LossReason(%d)", int(r))
+}
+
+var lossWords = map[LossReason]string{
+	LossExpired: "expired", LossCutOff: "cut-off", LossPaused: "paused", LossReplaced: "replaced",
+	LossDeleted: "deleted", LossClosed: "closed", LossSuspended: "suspended", LossGivenUp: "given-up",
+}
+
+// MarshalText returns the reason as one word, which does not change: for metrics,
+// logs and traces.
+func (r LossReason) MarshalText() ([]byte, error) { return []byte(r.word()), nil }
+
+func (r LossReason) word() string {
+	if w := lossWords[r]; w != "" {
+		return w
+	}
+	return "unknown"
+}
+
+// lossWord returns the reason of a loss as one word, and from when what was held
+// must not be counted on.
+func lossWord(err error) (string, time.Time) {
+	var lost *LostError
+	if errors.As(err, &lost) {
+		return lost.Reason.word(), lost.Since
+	}
+	if errors.Is(err, ErrClosed) {
+		return LossClosed.word(), time.Time{}
+	}
+	return LossReason(0).word(), time.Time{}
 }
 
 // lostError is what the session makes of its losses.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/zsync/zsync/internal/line"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/trace"
 )
 
 // A Mutex is a mutual exclusion lock shared by every process that names the
@@ -76,6 +77,7 @@ func newMutex(s *Session, path string, c lockConfig) *Mutex {
 	m := &Mutex{made: made{s: s, path: path}}
 	ln := line.New(s.m, path, c.layout.naming(), base)
 	ln.Strict, ln.Limits = true, c.limits.ofLine()
+	ln.Kind = trace.Mutex
 	m.turn = turnstile{s: s, path: path, line: ln, handoffs: c.handoffs, entries: map[Mode]lineEntry{
 		ModeExclusive: {base: base, turn: line.Exclusive, op: "lock"},
 	}}

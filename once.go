@@ -13,6 +13,7 @@ import (
 
 	"github.com/zsync/zsync/internal/line"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/trace"
 )
 
 // A Once is a thing that is done once by all processes that name the same path
@@ -80,6 +81,7 @@ func NewOnce(s *Session, path string) *Once {
 	o := &Once{made: made{s: s, path: path}, turn: make(chan struct{}, 1)}
 	if o.err = checkNew(s, path, nil); o.err == nil {
 		o.line = line.New(s.m, path, session.ProtectedName, "lock-")
+		o.line.Kind = trace.Once
 		k := &mark{m: s.m, path: session.ChildPath(o.line.Dir, "done")}
 		o.mark = s.marks.of(k.path, k)
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/zsync/zsync/internal/line"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/trace"
 )
 
 // An RWMutex is a reader/writer mutual exclusion lock shared by every process
@@ -96,6 +97,7 @@ func NewRWMutex(s *Session, path string, opts ...LockOption) *RWMutex {
 		},
 	}
 	rw.turn.line.Strict, rw.turn.line.Limits = true, c.limits.ofLine()
+	rw.turn.line.Kind = trace.Write
 	return rw
 }
 

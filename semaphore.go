@@ -17,6 +17,7 @@ import (
 
 	"github.com/zsync/zsync/internal/line"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/trace"
 )
 
 // A Semaphore is a weighted semaphore shared by every process that names the
@@ -722,6 +723,7 @@ func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, leases [
 	}
 	a.taken = append(a.taken, taking{time.Now(), n})
 	m.limitLocked(a)
+	m.trace(a, trace.Grant, leases...)
 	a.leases = append(a.leases, leases...)
 	a.permits += n
 	m.s.m.Holds.Add(n)
@@ -737,6 +739,7 @@ func (m *Semaphore) lose(a *allotment, why error) bool {
 		return false
 	}
 	a.lost, a.why = true, why
+	m.traceLoss(a, cmp.Or(why, a.inc.Loss()))
 	close(a.gone)
 	m.s.m.Holds.Add(-a.permits)
 	m.mu.Unlock()
@@ -921,9 +924,13 @@ func (m *Semaphore) giveLocked(a *allotment, n int64) *session.Removal {
 			// Somebody gives back a part of what was taken at once.
 			rest := m.nameWeight(l.weight - n)
 			a.leases[last] = rest
+			m.traceMove(a, l, rest)
 			return m.change(a, paths, l.path, rest.path)
 		}
 		a.leases = a.leases[:last]
+		if !a.lost {
+			m.trace(a, trace.Release, l)
+		}
 		paths = append(paths, l.path)
 		n -= l.weight
 	}

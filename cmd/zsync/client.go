@@ -26,6 +26,7 @@ type client struct {
 	acl     []string
 	tls     tlsFlags
 	verbose bool
+	trace   string // a file
 }
 
 func newClient(root *cobra.Command) *client {
@@ -41,6 +42,8 @@ func newClient(root *cobra.Command) *client {
 	flags.StringVar(&c.authIn, "auth-file", "", "`FILE` with SCHEME:CREDENTIALS, one a line")
 	flags.StringArrayVar(&c.acl, "acl", nil, "who may do what with the znodes that are made: `SCHEME:ID:PERMS`, PERMS being letters of cdrwa; may be repeated; or open, or creator (default: creator with credentials, and open without)")
 	c.tls.add(root)
+	flags.StringVar(&c.trace, "trace", os.Getenv("ZSYNC_TRACE"), "append to `FILE` who was granted what, and when it ended, for zsync verify (environment: ZSYNC_TRACE)")
+	flags.Lookup("trace").DefValue = ""
 	flags.BoolVarP(&c.verbose, "verbose", "v", false, "tell what is waited for, and what happens to the connection")
 	return c
 }
@@ -61,6 +64,13 @@ func (c *client) open(ctx context.Context) (*zsync.Session, error) {
 	opts = append(opts, secure...)
 	if c.verbose {
 		opts = append(opts, zsync.WithLogger(slog.New(slog.NewTextHandler(os.Stderr, nil))))
+	}
+	if c.trace != "" {
+		f, err := openTrace(c.trace) // open as long as the process lasts
+		if err != nil {
+			return nil, fail(exitConfig, "%w", err)
+		}
+		opts = append(opts, zsync.WithTrace(f))
 	}
 	ctx, stop := within(ctx, c.connect, "no server answered within %v")
 	defer stop()

@@ -127,6 +127,7 @@ func newRoot() *cobra.Command {
 		statusCommand(c),
 		lsCommand(c),
 		doctorCommand(c),
+		verifyCommand(),
 		serverCommand(),
 		genCommand(),
 		&cobra.Command{

@@ -4,6 +4,7 @@ package chaos_test
 
 import (
 	"bufio"
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/binary"
@@ -24,6 +25,7 @@ import (
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/chaos"
+	"github.com/zsync/zsync/internal/trace"
 )
 
 // A plan is what one ensemble is put through.
@@ -351,6 +353,7 @@ type couple struct {
 	holder, waiter *zsync.Session
 	mutex          *zsync.Mutex
 	pong           chan struct{} // gets something when a ping of the holder was answered
+	trace          *traces
 
 	told, granted time.Time
 }
@@ -370,12 +373,13 @@ func try(t *testing.T, e *chaos.Ensemble, p plan, fault string) []result {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*longest+2*time.Minute)
 	defer cancel()
 
+	written := new(traces)
 	var couples []*couple
 	for _, timeout := range p.Timeouts {
 		for i := range 2 * p.Pairs {
 			couples = append(couples, &couple{
 				path:    fmt.Sprintf("/%s-%v-%d-%d", strings.ReplaceAll(fault, " ", "-"), timeout, i, rand.Int64()),
-				timeout: timeout, busy: i%2 == 1, pong: make(chan struct{}, 1),
+				timeout: timeout, busy: i%2 == 1, pong: make(chan struct{}, 1), trace: written,
 			})
 		}
 	}
@@ -424,7 +428,39 @@ func try(t *testing.T, e *chaos.Ensemble, p plan, fault string) []result {
 		all.Go(func() { c.waiter.Close() })
 	}
 	all.Wait()
+	written.verify(t, fault, 2*len(couples))
 	return list
+}
+
+// traces is what all sessions of one fault write.
+type traces struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (w *traces) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.b.Write(p)
+}
+
+// verify judges them as zsync verify does. They are of one machine, with one clock.
+func (w *traces) verify(t *testing.T, fault string, sessions int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	f, err := trace.Parse(&w.b, fault)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	r := trace.Verify([]*trace.File{f}, 0)
+	var out strings.Builder
+	_ = r.Print(&out)
+	if !r.Whole() || r.Traces != sessions || r.Holds < sessions/2 {
+		t.Errorf("%s: the traces of %d sessions:\n%s", fault, sessions, out.String())
+	} else {
+		t.Logf("%s: %s", fault, out.String())
+	}
 }
 
 // meet has the holder hold the lock and the other wait for it.
@@ -444,11 +480,11 @@ func (c *couple) meet(ctx context.Context, t *testing.T, e *chaos.Ensemble, vict
 		return &listener{Conn: conn, pong: c.pong}, nil
 	}
 	var err error
-	if c.holder, err = zsync.Connect(ctx, e.Addr(victim), zsync.WithSessionTimeout(c.timeout), zsync.WithDialer(dial)); err != nil {
+	if c.holder, err = zsync.Connect(ctx, e.Addr(victim), zsync.WithSessionTimeout(c.timeout), zsync.WithDialer(dial), zsync.WithTrace(c.trace)); err != nil {
 		t.Error(err)
 		return
 	}
-	if c.waiter, err = zsync.Connect(ctx, strings.Join(others, ","), zsync.WithSessionTimeout(c.timeout)); err != nil {
+	if c.waiter, err = zsync.Connect(ctx, strings.Join(others, ","), zsync.WithSessionTimeout(c.timeout), zsync.WithTrace(c.trace)); err != nil {
 		t.Error(err)
 		return
 	}

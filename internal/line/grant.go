@@ -10,6 +10,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/trace"
 )
 
 // A Grant is one use of a claim whose turn has come: of a lock by one goroutine,
@@ -24,6 +25,7 @@ type Grant struct {
 	over  bool          // it has been given up; guarded by claim.mu
 	most  *time.Timer   // ends it, if it may not last longer
 	ended chan struct{} // if it is limited, closed when it is over
+	use   int           // counts the grants of a claim, for the trace
 }
 
 // A tenure is what a claim has from the moment at which its turn has come until
@@ -43,6 +45,7 @@ type tenure struct {
 	left   bool          // a grant has ended since the last began
 	token  int64         // the fencing token, 0 until it is asked for
 	epoch  int           // grows when the token is not for those who come any more
+	uses   int           // grants, for the trace
 }
 
 // A guard watches the znode of a claim that is held.
@@ -63,8 +66,12 @@ func (c *Claim) Grant(op string, pin bool) *Grant {
 	defer c.mu.Unlock()
 	c.held.op, c.held.since = op, time.Now()
 	c.held.grants = append(c.held.grants, g)
+	c.held.uses++
+	g.use = c.held.uses
+	c.traceGrantLocked(g)
 	if c.held.why != nil {
 		close(g.Lost)
+		c.traceLossLocked()
 	} else {
 		g.limitLocked()
 	}
@@ -168,6 +175,7 @@ func (c *Claim) loseIf(why error, so func() bool) bool {
 	for _, g := range c.held.grants {
 		close(g.Lost)
 	}
+	c.traceLossLocked()
 	e, fs := c.eventLocked(session.EventLost, why), c.held.onLost
 	c.mu.Unlock()
 	for _, f := range fs {
@@ -250,6 +258,7 @@ func (g *Grant) End() {
 func (g *Grant) endLocked() {
 	c := g.Claim
 	g.unlimitLocked()
+	c.tracePassLocked(g)
 	g.over = true
 	c.held.left = true
 	c.held.grants = slices.DeleteFunc(c.held.grants, func(x *Grant) bool { return x == g })
@@ -309,6 +318,7 @@ func (g *Grant) Token(ctx context.Context, alone bool) (int64, error) {
 			continue // somebody has left and come, or it has moved to another znode
 		case err == nil && c.held.token == 0: // two callers may have written: the first answer stays
 			c.held.token = stat.Mzxid
+			c.traceTokenLocked()
 		}
 		tok = c.held.token
 		c.mu.Unlock()
@@ -349,8 +359,10 @@ func (c *Claim) Move(to *Claim, op string) (former string) {
 	c.unguardLocked()
 	c.disownLocked()
 	former = c.Path
+	was := c.Child.Name
 	c.Path, c.Child = to.Path, to.Child
 	c.held.op, c.held.since = op, time.Now()
+	c.traceMoveLocked(was)
 	c.newEpochLocked()
 	c.guardLocked()
 	lost := c.held.why != nil
@@ -435,6 +447,7 @@ func (c *Claim) finish() error {
 		return lost
 	}
 	c.held.over = true
+	c.traceLocked(trace.Release)
 	return nil
 }
 
@@ -501,4 +514,72 @@ func (g *Grant) giveUp(why error) {
 		}
 		c.Leave()
 	})
+}
+
+// What follows writes the trace of a claim. All of it is called under c.mu, so the
+// lines stand in the order in which people were told.
+
+// tracedLocked reports whether c is traced: if there is a trace, and c is not a
+// part of something else, which has no operation.
+func (c *Claim) tracedLocked() bool {
+	return c.Line.Manager.Trace != nil && c.held.op != "" && c.Line.Kind != "" && c.held.uses > 0
+}
+
+func (c *Claim) traceLineLocked(event string) trace.Line {
+	kind := c.Line.Kind
+	if c.held.op == "rlock" {
+		kind = trace.Read
+	}
+	return c.Incarnation.TraceLine(event, kind, c.Line.Dir, c.Child.Name)
+}
+
+func (c *Claim) traceLocked(event string) {
+	if c.tracedLocked() {
+		c.Line.Manager.Trace.Line(c.traceLineLocked(event))
+	}
+}
+
+func (c *Claim) traceGrantLocked(g *Grant) {
+	if !c.tracedLocked() {
+		return
+	}
+	l := c.traceLineLocked(trace.Grant)
+	l.Use, l.From = g.use, c.beside
+	if g.use == 1 {
+		c.Line.Manager.Trace.Held(c.Path, l)
+	} else {
+		c.Line.Manager.Trace.Line(l)
+	}
+}
+
+// tracePassLocked is for the end of a grant whose claim stays.
+func (c *Claim) tracePassLocked(g *Grant) {
+	if c.tracedLocked() && !g.over && !c.held.over && c.held.why == nil {
+		l := c.traceLineLocked(trace.Pass)
+		l.Use = g.use
+		c.Line.Manager.Trace.Line(l)
+	}
+}
+
+func (c *Claim) traceTokenLocked() {
+	if c.tracedLocked() {
+		l := c.traceLineLocked(trace.Token)
+		l.Token, l.Zxid, l.Blind = c.held.token, c.held.token, false
+		c.Line.Manager.Trace.Line(l)
+	}
+}
+
+// traceMoveLocked is for a claim that has another znode from here on.
+func (c *Claim) traceMoveLocked(was string) {
+	if c.tracedLocked() {
+		l := c.traceLineLocked(trace.Move)
+		l.From = was
+		c.Line.Manager.Trace.Held(c.Path, l)
+	}
+}
+
+func (c *Claim) traceLossLocked() {
+	if c.tracedLocked() {
+		c.Line.Manager.Trace.Lost(c.Path, c.Line.Manager.TraceLoss(c.traceLineLocked(trace.Loss), c.held.why))
+	}
 }

@@ -35,6 +35,7 @@ type Line struct {
 
 	Strict bool    // nobody enters behind a contender of another kind
 	Limits *Limits // of what is held, if there are any
+	Kind   string  // what the trace calls it; of a read-write lock, a write
 }
 
 // New returns the line of contenders below path, whose znodes name names.
@@ -64,6 +65,7 @@ type Claim struct {
 	data        []byte               // of its znode
 	Unwatched   bool                 // its znode is looked after by somebody else
 	Stake       *session.Stake       // nil until something is held by it
+	beside      string               // the znode in whose very place it was made
 
 	mu    sync.Mutex
 	Path  string         // of its znode, as the server knows it; guarded by mu once its turn has come
@@ -573,7 +575,7 @@ func (c *Claim) Beside(ctx context.Context, base string, data []byte) (*Claim, e
 		}
 		number := me.Name[strings.LastIndex(me.Name, me.Base)+len(me.Base):]
 		name := l.name(session.NewGUID(), base) + number
-		b := &Claim{Line: l, Incarnation: inc, Path: session.ChildPath(l.Dir, name), data: data, Child: Child{Name: name, Base: base, Seq: me.Seq}}
+		b := &Claim{Line: l, Incarnation: inc, Path: session.ChildPath(l.Dir, name), data: data, Child: Child{Name: name, Base: base, Seq: me.Seq}, beside: me.Name}
 		err := inc.CreateAll(ctx, path, nil, []string{b.Path}, data)
 		switch {
 		case err == nil:

@@ -2,6 +2,7 @@ package session
 
 import (
 	"crypto/tls"
+	"io"
 	"log/slog"
 	"math"
 	"math/rand/v2"
@@ -23,6 +24,8 @@ type Config struct {
 	Observe       func(Event)                                                // or nil
 	Lost          func(why LossReason, session int64, since time.Time) error // makes an ErrLost
 	LossOnSuspend bool
+	Trace         io.Writer                       // or nil
+	Reason        func(error) (string, time.Time) // of a loss: a word, and Since
 }
 
 // An Auth is what a client proves who it is with.

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/trace"
 )
 
 // An Incarnation is one ZooKeeper session, from handshake to end. It begins
@@ -57,6 +59,8 @@ type Incarnation struct {
 
 	book    book         // of receipts
 	largest atomic.Int64 // bytes of the largest znode in a late bundle
+
+	sight sight
 }
 
 // A session through which nothing is held is given up after this part of its
@@ -335,6 +339,7 @@ func (inc *Incarnation) connected() {
 	inc.mu.Unlock()
 	inc.wake()
 	if !again {
+		m.traceBegin(inc)
 		close(inc.first)
 	}
 	if entered {
@@ -414,5 +419,34 @@ func (inc *Incarnation) removeWatch(key WatchKey) {
 		if l := inc.newestLink(); l.removeWatch(key) { // there is one, or there were no watches
 			return
 		}
+	}
+}
+
+// TraceLine is a line of the trace about what is held through inc by the znode
+// of this name.
+func (inc *Incarnation) TraceLine(event, kind, path, hold string) trace.Line {
+	return trace.Line{
+		Event: event, Kind: kind, Path: inc.Manager.Bare(path), Hold: hold,
+		// Blind is read first: what comes in between makes both better.
+		Blind: inc.sight.blind.Load(), Zxid: inc.sight.zxid.Load(), Session: sessionText(inc.ID.Load()),
+	}
+}
+
+// TraceLoss makes l tell why.
+func (m *Manager) TraceLoss(l trace.Line, why error) trace.Line {
+	var since time.Time
+	if l.Reason, since = m.Config.Reason(why); !since.IsZero() {
+		l.Since = &since
+	}
+	return l
+}
+
+func (m *Manager) traceBegin(inc *Incarnation) {
+	m.Trace.Line(trace.Line{Event: trace.Session, Session: sessionText(inc.ID.Load()), Timeout: time.Duration(inc.Timeout.Load()).String(), Zxid: inc.sight.zxid.Load()})
+}
+
+func (m *Manager) traceEnd(inc *Incarnation, why error) {
+	if m.Trace != nil && inc.ID.Load() != 0 {
+		m.Trace.Line(m.TraceLoss(trace.Line{Event: trace.Expired, Session: sessionText(inc.ID.Load()), Zxid: inc.sight.zxid.Load()}, why))
 	}
 }

@@ -110,6 +110,8 @@ type sentInfo struct {
 	op  int32
 	ask *ask    // what the hub makes of the reply, if the read carries a watch
 	r   request // nil if it is not one of the session's own
+
+	deletes []string // the paths that it deletes, if that is traced
 }
 
 func newLink(inc *Incarnation, c net.Conn, addr string, limit time.Time) *link {
@@ -175,6 +177,9 @@ func (l *link) send(rs ...request) bool {
 			l.out = append(l.out, flag)
 		}
 		wire.EndPacket(l.out[start:])
+		if l.inc.Manager.Trace != nil {
+			info.deletes = wire.Deletes(info.op, l.out[start+12:])
+		}
 		l.sent[l.xid] = info
 		l.order = append(l.order, l.xid)
 	}
@@ -314,6 +319,7 @@ func (l *link) nextPacket() error {
 		return err
 	}
 	xid, code := int32(binary.BigEndian.Uint32(l.head[4:])), int32(binary.BigEndian.Uint32(l.head[16:]))
+	l.inc.sight.see(xid, int64(binary.BigEndian.Uint64(l.head[8:])))
 	switch xid {
 	case wire.XidEvent:
 		return l.event(body)
@@ -512,8 +518,25 @@ func (l *link) received(xid, code int32, body []byte) error {
 		return fmt.Errorf("%w: malformed reply to a request of type %d", ErrProtocol, info.op)
 	}
 	l.inc.contact(info.at, proofOf(info.op, whole))
+	l.deleted(info, whole)
 	info.r.done()
 	return nil
+}
+
+// deleted tells the trace what became of a deletion. A znode that is not there has
+// been deleted before, in a transaction whose reply was lost.
+func (l *link) deleted(info sentInfo, code int32) {
+	zxid := int64(binary.BigEndian.Uint64(l.head[8:]))
+	switch {
+	case code == 0:
+	case code == wire.CodeNoNode && info.op == wire.OpDelete:
+		zxid = 0
+	default:
+		return
+	}
+	for _, path := range info.deletes {
+		l.inc.Manager.Trace.Gone(path, zxid)
+	}
 }
 
 // removeWatch asks the server to forget a watch, unless somebody waits for it

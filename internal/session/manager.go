@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/trace"
 )
 
 // A Manager keeps one incarnation alive after another, until it is closed or
@@ -24,6 +26,7 @@ type Manager struct {
 	chroot string   // what every path begins with; "" or "/a/b"
 	Log    *slog.Logger
 	zkLog  zk.Logger
+	Trace  *trace.Writer // nil if nothing is traced
 	Pace   pacer
 
 	requests, reconnects, expiries, Holds, Waiters atomic.Int64
@@ -64,6 +67,11 @@ func New(hosts []string, chroot string, cfg Config) *Manager {
 		ended:   make(chan struct{}),
 	}
 	m.Pace = pacer{hosts: hosts, retry: cfg.Retry}
+	if cfg.Trace != nil {
+		m.Trace = trace.NewWriter(cfg.Trace, NewGUID(), cfg.Owner, func(err error) {
+			m.Log.Warn("zsync: the trace cannot be written; what is missing in it is counted", "err", err)
+		})
+	}
 	go m.run()
 	return m
 }
@@ -96,6 +104,7 @@ func (m *Manager) run() {
 		m.Spawn(inc.shut)
 		// It is told here, not where it was found out: whoever did that may
 		// hold a lock.
+		m.traceEnd(inc, cause)
 		m.Log.Warn("zsync: session lost", "session", sessionText(inc.ID.Load()), "why", cause)
 		m.tell()
 	}
@@ -104,6 +113,7 @@ func (m *Manager) run() {
 	m.sealed = true
 	m.spawnMu.Unlock()
 	m.wg.Wait()
+	m.Trace.Close(Grace)
 }
 
 // fail ends the session for good. The first reason stays.

@@ -118,6 +118,37 @@ func (s *Scanner) Next() (op int32, more bool) {
 // StatSize is the size of a Stat on the wire.
 const StatSize = 68
 
+// Deletes returns the paths that a request of type op deletes. p begins behind the
+// header.
+func Deletes(op int32, p []byte) (paths []string) {
+	s := Scanner{Rest: p}
+	if op == OpDelete {
+		return []string{string(s.Buffer())}
+	}
+	for op == OpMulti {
+		each, more := s.Next()
+		if !more {
+			break
+		}
+		path := s.Buffer()
+		switch each {
+		case OpCreate:
+			s.Buffer() // data
+			for acls := s.Int32(); acls > 0 && !s.Bad; acls-- {
+				s.Int32()
+				s.Buffer()
+				s.Buffer()
+			}
+		case OpSetData:
+			s.Buffer()
+		case OpDelete:
+			paths = append(paths, string(path))
+		}
+		s.Int32() // flags, or version
+	}
+	return paths
+}
+
 // ParseStat reads a Stat of StatSize bytes.
 func ParseStat(p []byte) *zk.Stat {
 	i64 := func(at int) int64 { return int64(binary.BigEndian.Uint64(p[at:])) }

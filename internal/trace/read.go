@@ -1,0 +1,89 @@
+package trace
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"sort"
+)
+
+// A File is what was read of one file.
+type File struct {
+	Name  string
+	Lines []Line // in the order of the file
+
+	// Cut is the last line of the file if that is no whole line, as when the
+	// process was killed while it wrote.
+	Cut bool
+	// Torn are the numbers of lines in the middle that are not whole.
+	Torn []int
+}
+
+// Parse reads one file of lines, of one trace or of several. It fails if that
+// holds anything else, or another version.
+func Parse(r io.Reader, name string) (*File, error) {
+	f := &File{Name: name}
+	in := bufio.NewReader(r)
+	for n := 1; ; n++ {
+		text, err := in.ReadBytes('\n')
+		whole := err == nil
+		if err != nil && err != io.EOF {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		if text = bytes.TrimSpace(text); len(text) > 0 {
+			var l Line
+			bad := json.Unmarshal(text, &l)
+			switch {
+			case bad == nil && l.V != Version:
+				return nil, fmt.Errorf("%s:%d: version %d of the format; this program knows %d", name, n, l.V, Version)
+			case bad == nil && (l.Trace == "" || l.Event == "" || l.N == 0):
+				return nil, fmt.Errorf("%s:%d: no line of a trace: %.60q", name, n, text)
+			case bad == nil:
+				f.Lines = append(f.Lines, l)
+			case !whole && len(f.Lines) > 0:
+				f.Cut = true
+			case len(f.Lines) == 0:
+				return nil, fmt.Errorf("%s:%d: no line of a trace: %w", name, n, bad)
+			default:
+				f.Torn = append(f.Torn, n)
+			}
+		}
+		if !whole {
+			return f, nil
+		}
+	}
+}
+
+// one is a trace: the lines of one Session of one process, in order.
+type one struct {
+	id    string
+	owner string
+	lines []Line
+}
+
+// traces takes files apart by trace. A file may hold several, and a trace may go
+// on in the next file, as when files are rotated.
+func traces(files []*File) []*one {
+	byID := make(map[string]*one)
+	var all []*one
+	for _, f := range files {
+		for _, l := range f.Lines {
+			t := byID[l.Trace]
+			if t == nil {
+				t = &one{id: l.Trace}
+				byID[l.Trace] = t
+				all = append(all, t)
+			}
+			if l.Event == Begin {
+				t.owner = l.Owner
+			}
+			t.lines = append(t.lines, l)
+		}
+	}
+	for _, t := range all {
+		sort.SliceStable(t.lines, func(i, j int) bool { return t.lines[i].N < t.lines[j].N })
+	}
+	return all
+}

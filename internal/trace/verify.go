@@ -1,0 +1,455 @@
+package trace
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strings"
+	"time"
+)
+
+// DefaultTolerance is how far the clocks of two processes may be apart before
+// [Verify] draws conclusions from them.
+const DefaultTolerance = 100 * time.Millisecond
+
+// A Report is what Verify has found.
+type Report struct {
+	Violations []Finding // what must never be
+	Missing    []Finding // what keeps the traces from being judged as a whole
+	Notes      []Finding // what is allowed, and worth knowing
+
+	Traces, Sessions, Paths, Holds, Losses, Tokens, Lines int
+	Tolerance                                             time.Duration
+}
+
+// A Finding is one of these, at a path if it belongs to one.
+type Finding struct {
+	Path string
+	Text string
+}
+
+func (f Finding) String() string {
+	if f.Path == "" {
+		return f.Text
+	}
+	return f.Path + ": " + f.Text
+}
+
+// Verify judges traces, which should be those of all who use a path:
+//
+//   - Never two holders: neither by the order of transactions, nor, beyond the
+//     tolerance, by the clocks. Readers may hold together, and permits up to the
+//     limit.
+//   - A loss is told before the next is granted, by the clocks.
+//   - Fencing tokens grow from hold to hold.
+//   - What ends has begun, and ends once.
+//
+// A loss because somebody has deleted the znode, or because the process was
+// stopped, can be told no sooner than it is known: such an overlap is a note.
+func Verify(files []*File, tolerance time.Duration) *Report {
+	r := &Report{Tolerance: tolerance}
+	byPath := make(map[string][]*hold)
+	for _, f := range files {
+		r.Lines += len(f.Lines)
+		if f.Cut {
+			r.note("", "%s: the last line was cut off, as when a process is killed", f.Name)
+		}
+		for _, n := range f.Torn {
+			r.missing("%s:%d: this is no whole line", f.Name, n)
+		}
+	}
+	for _, t := range traces(files) {
+		r.Traces++
+		for _, h := range r.holds(t) {
+			byPath[h.path] = append(byPath[h.path], h)
+		}
+	}
+	paths := make([]string, 0, len(byPath))
+	for p := range byPath {
+		paths = append(paths, p)
+	}
+	slices.Sort(paths)
+	for _, p := range paths {
+		r.Paths++
+		r.Holds += len(byPath[p])
+		r.path(byPath[p])
+	}
+	return r
+}
+
+func (r *Report) violation(path, format string, args ...any) {
+	r.Violations = append(r.Violations, Finding{path, fmt.Sprintf(format, args...)})
+}
+
+func (r *Report) note(path, format string, args ...any) {
+	r.Notes = append(r.Notes, Finding{path, fmt.Sprintf(format, args...)})
+}
+
+func (r *Report) missing(format string, args ...any) {
+	r.Missing = append(r.Missing, Finding{"", fmt.Sprintf(format, args...)})
+}
+
+// A hold is what one znode stood for, from when its owner was told to when he gave
+// it up or was told that it is lost.
+type hold struct {
+	path, kind, name string
+	who              string // for people
+	owner            *one
+	session          string
+	permits, limit   int64
+
+	from  *hold // that which it continues, or nil
+	with  *hold // a write hold of the same Do, beside which it stands, or nil
+	begun time.Time
+	ended time.Time // of a hold without an end: the last line of its session
+	end   string    // the event, or ""
+	why   string    // of a loss
+	token int64
+
+	// It was held for certain, by the order of transactions, from sure on, and
+	// before over. sure is later than any if nothing is known of it.
+	first int64 // the zxid of the line that began it
+	sure  int64
+	over  int64
+
+	use  int  // the last that began
+	used bool // it has not ended
+}
+
+const never = math.MaxInt64
+
+// excused says that the end of h could not be told in time.
+func (h *hold) excused() bool {
+	return h.end == Loss && (h.why == "deleted" || h.why == "paused")
+}
+
+func (h *hold) String() string {
+	return fmt.Sprintf("%s of %s (%s)", h.name, h.who, h.session)
+}
+
+// holds reads a trace, line by line, and returns what was held. What does not fit
+// together is a violation, unless lines are missing.
+func (r *Report) holds(t *one) (all []*hold) {
+	open := make(map[string]*hold) // by path and name, until it is gone
+	key := func(l Line) string { return l.Path + "\x00" + l.Hold }
+	complete := true
+	lastOf := make(map[string]Line) // by session
+	next := int64(1)
+	for _, l := range t.lines {
+		if l.N != next {
+			if l.N < next {
+				r.missing("trace %s: line %d is there twice", t.id, l.N)
+				continue
+			}
+			complete = false
+			r.missing("trace %s: lines %d to %d are missing", t.id, next, l.N-1)
+		}
+		next = l.N + 1
+		if l.Session != "" {
+			lastOf[l.Session] = l
+		}
+		h := open[key(l)]
+		odd := func(what string) {
+			if complete && l.Kind != Party { // the keeper ends a party together with its own
+				r.violation(l.Path, "%s: %s of %s (%s, line %d)", what, l.Hold, cmp.Or(t.owner, t.id), l.Session, l.N)
+			}
+		}
+		switch l.Event {
+		case Session:
+			r.Sessions++
+		case Dropped:
+			complete = false
+			r.missing("trace %s: %d lines were dropped before line %d", t.id, l.Dropped, l.N)
+		case Grant, Move:
+			if l.Event == Grant && h != nil {
+				if l.Kind != Read && h.used {
+					odd("granted to a second goroutine while the first has it")
+				}
+				h.use, h.used = l.Use, true
+				continue
+			}
+			if h != nil {
+				odd("moved to a znode that is held already")
+			}
+			h = &hold{
+				path: l.Path, kind: l.Kind, name: l.Hold, who: cmp.Or(t.owner, t.id), owner: t, session: l.Session,
+				permits: max(l.Permits, 1), limit: l.Limit, begun: l.Time, first: l.Zxid, sure: never, over: never, use: l.Use, used: true,
+			}
+			if !l.Blind && l.Zxid != 0 {
+				h.sure = l.Zxid
+			}
+			if l.Event == Grant && l.From != "" {
+				h.with = open[l.Path+"\x00"+l.From]
+			}
+			if l.Event == Move {
+				from := open[l.Path+"\x00"+l.From]
+				if from == nil {
+					odd("continues what was not held: " + l.From)
+				} else {
+					h.from = from
+					from.finish(l)
+				}
+			}
+			open[key(l)] = h
+			all = append(all, h)
+		case Pass:
+			if h == nil || !h.used {
+				odd("passed on by who did not hold it")
+			} else if l.Kind != Read {
+				h.used = false
+			}
+		case Token:
+			r.Tokens++
+			if h == nil || h.end != "" {
+				odd("a token of what is not held")
+				continue
+			}
+			if h.sure = min(h.sure, l.Token); l.Token <= h.token {
+				odd(fmt.Sprintf("token %d follows %d", l.Token, h.token))
+			}
+			h.token = l.Token
+		case Loss:
+			r.Losses++
+			switch {
+			case h == nil:
+				odd("the loss of what was not held")
+			case h.end == Loss:
+				odd("lost twice")
+			case h.end == "":
+				h.finish(l)
+			}
+		case Release:
+			switch {
+			case h == nil:
+				odd("the release of what was not held")
+			case h.end != "":
+				odd("released after its " + h.end)
+			default:
+				h.finish(l)
+			}
+		case Gone:
+			switch {
+			case h == nil:
+				odd("deleted, and was not held")
+			case h.end == "":
+				odd("deleted while it was held")
+			case l.Zxid != 0:
+				h.over = l.Zxid
+			}
+			delete(open, key(l))
+		}
+	}
+	for _, h := range all {
+		if h.end == "" {
+			l := lastOf[h.session]
+			h.ended = l.Time
+			h.over = max(l.Zxid, h.first) + 1
+			r.note(h.path, "%s was held to the end of its trace", h)
+		}
+	}
+	return all
+}
+
+// finish is the end of h by the line l.
+func (h *hold) finish(l Line) {
+	h.end, h.why, h.ended, h.used = l.Event, l.Reason, l.Time, false
+	if l.Event != Loss && !l.Blind && l.Zxid != 0 {
+		h.sure = min(h.sure, l.Zxid) // it still stood: its deletion had not been sent
+	}
+	// Until the line that says in which transaction it went: the session was
+	// told of this one while it was held.
+	h.over = l.Zxid + 1
+	if h.excused() {
+		h.over = 0
+	}
+}
+
+// certain returns from when to when, in transactions, h was certainly held.
+func (h *hold) certain() (from, to int64) {
+	from = h.sure
+	if h.from != nil { // its place was that of the former until that was gone
+		from = max(from, h.from.over)
+	}
+	return from, h.over
+}
+
+// together reports whether a and b were held at one time for certain: by the order
+// of transactions, or by the clocks.
+func (r *Report) together(a, b *hold) (how string, excused bool) {
+	if a.kin(b) {
+		return "", false
+	}
+	af, at := a.certain()
+	bf, bt := b.certain()
+	if from, to := max(af, bf), min(at, bt); from < to && from != never {
+		return fmt.Sprintf("at transaction 0x%x", from), false
+	}
+	if b.begun.Before(a.begun) {
+		a, b = b, a
+	}
+	if d := a.ended.Sub(b.begun); d > r.Tolerance {
+		return fmt.Sprintf("by the clocks, the first for %v after the second had begun", d.Round(time.Microsecond)), a.excused() || b.excused()
+	}
+	return "", false
+}
+
+// kin reports whether one of the two continues the other, or stands beside it.
+func (h *hold) kin(o *hold) bool {
+	return h.descends(o) || o.descends(h)
+}
+
+func (h *hold) descends(o *hold) bool {
+	for x := h; x != nil; {
+		if x == o {
+			return true
+		}
+		if x.from != nil {
+			x = x.from
+		} else {
+			x = x.with
+		}
+	}
+	return false
+}
+
+// conflict reports whether one may not be held with the other.
+func conflict(a, b *hold) bool {
+	return a.kind != Party && b.kind != Party && !(a.kind == Read && b.kind == Read)
+}
+
+// path judges the holds of one path.
+func (r *Report) path(all []*hold) {
+	slices.SortStableFunc(all, func(a, b *hold) int { return a.begun.Compare(b.begun) })
+	// The first transaction in which one of those from here on was held for
+	// certain: what was gone by then does not matter to them.
+	firsts := make([]int64, len(all)+1)
+	firsts[len(all)] = never
+	for i, h := range slices.Backward(all) {
+		from, _ := h.certain()
+		firsts[i] = min(firsts[i+1], from)
+	}
+	var before []*hold // those that may still be held
+	greatest := &hold{}
+	for i, h := range all {
+		var out int64
+		var with []*hold
+		var how string
+		var excused int64
+		before = slices.DeleteFunc(before, func(o *hold) bool {
+			_, to := o.certain()
+			return !o.ended.Add(r.Tolerance).After(h.begun) && to <= firsts[i]
+		})
+		for _, o := range before {
+			if !conflict(o, h) {
+				continue
+			}
+			if w, sorry := r.together(o, h); w != "" {
+				how = cmp.Or(how, w)
+				out += o.permits
+				with = append(with, o)
+				if sorry {
+					excused += o.permits
+				}
+			}
+		}
+		r.judge(h, with, how, out, excused)
+		before = append(before, h)
+		if h.token != 0 {
+			if h.kind != Read && h.kind != Semaphore && h.token <= greatest.token && !h.kin(greatest) {
+				r.violation(h.path, "tokens do not grow: %d of %s, begun %s, after %d of %s, begun %s",
+					h.token, h, clock(h.begun), greatest.token, greatest, clock(greatest.begun))
+			}
+			if h.token > greatest.token {
+				greatest = h
+			}
+		}
+	}
+}
+
+// judge says what is wrong with h being held with others: out permits, if it is
+// of a semaphore, of which some were lost in a way that could not be told.
+func (r *Report) judge(h *hold, with []*hold, how string, out, excused int64) {
+	if len(with) == 0 {
+		return
+	}
+	if h.kind == Semaphore {
+		limit := h.limit
+		for _, o := range with {
+			limit = max(limit, o.limit)
+		}
+		switch {
+		case out+h.permits <= limit:
+		case out-excused+h.permits <= limit:
+			r.note(h.path, "%d permits of %d %s, of which %d were lost in a way that could not be told before", out+h.permits, limit, how, excused)
+		default:
+			r.violation(h.path, "%d permits of %d %s: %s and %d others", out+h.permits, limit, how, h, len(with))
+		}
+		return
+	}
+	for _, o := range with {
+		how, sorry := r.together(o, h)
+		text := fmt.Sprintf("two holders %s: %s, begun %s, %s; and %s, begun %s", how, o, clock(o.begun), o.fate(), h, clock(h.begun))
+		if sorry {
+			r.note(h.path, "%s", text)
+		} else {
+			r.violation(h.path, "%s", text)
+		}
+	}
+}
+
+// fate says how h ended.
+func (h *hold) fate() string {
+	switch h.end {
+	case "":
+		return "without an end"
+	case Loss:
+		return fmt.Sprintf("told at %s that it is lost (%s)", clock(h.ended), cmp.Or(h.why, "no reason"))
+	case Move:
+		return "moved at " + clock(h.ended)
+	}
+	return "released at " + clock(h.ended)
+}
+
+func clock(t time.Time) string { return t.UTC().Format("15:04:05.000000") }
+
+// Whole reports whether nothing was found that must not be, and nothing is
+// missing.
+func (r *Report) Whole() bool { return len(r.Violations) == 0 && len(r.Missing) == 0 }
+
+// Print writes r for people.
+func (r *Report) Print(w io.Writer) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d lines of %s: %s, %s of %s, %s, %s\n", r.Lines, count(r.Traces, "trace"), count(r.Sessions, "session"),
+		count(r.Holds, "hold"), count(r.Paths, "path"), count(r.Losses, "loss"), count(r.Tokens, "token"))
+	for _, v := range r.Violations {
+		fmt.Fprintf(&b, "VIOLATION  %s\n", v)
+	}
+	for _, v := range r.Missing {
+		fmt.Fprintf(&b, "missing    %s\n", v)
+	}
+	for _, v := range r.Notes {
+		fmt.Fprintf(&b, "note       %s\n", v)
+	}
+	switch {
+	case len(r.Violations) > 0:
+		fmt.Fprintf(&b, "%s\n", count(len(r.Violations), "violation"))
+	case len(r.Missing) > 0:
+		b.WriteString("no violation, as far as the lines go that are there\n")
+	default:
+		fmt.Fprintf(&b, "no violation: never two holders, tokens in order, losses told in time (clocks within %v)\n", r.Tolerance)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func count(n int, what string) string {
+	switch {
+	case n == 1:
+		return "1 " + what
+	case strings.HasSuffix(what, "s"):
+		return fmt.Sprintf("%d %ses", n, what)
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}

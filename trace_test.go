@@ -1,0 +1,332 @@
+package zsync
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/zsync/zsync/internal/trace"
+	"github.com/zsync/zsync/zktest"
+)
+
+// A traceBuffer is what a Session writes its trace to.
+type traceBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (t *traceBuffer) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.b.Write(p)
+}
+
+func (t *traceBuffer) file(tb testing.TB, name string) *trace.File {
+	tb.Helper()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	f, err := trace.Parse(bytes.NewReader(t.b.Bytes()), name)
+	must(tb, err)
+	return f
+}
+
+func (t *traceBuffer) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.b.String()
+}
+
+// events returns what a trace tells of a path, in order.
+func events(f *trace.File, path string) (list []string) {
+	for _, l := range f.Lines {
+		if l.Path == path {
+			list = append(list, l.Event+" "+l.Kind)
+		}
+	}
+	return list
+}
+
+func TestTraceTellsGrantTokenHandOverReleaseAndLoss(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		var w traceBuffer
+		s := open(t, srv, WithTrace(&w), WithOwner("me"))
+		ctx := t.Context()
+		m := NewMutex(s, "/m")
+		must(t, m.Lock(ctx))
+		token, err := m.Token(ctx)
+		must(t, err)
+		next := async(func() error { return m.Lock(ctx) })
+		synctest.Wait()
+		must(t, m.Unlock()) // to the next, without a request
+		must(t, <-next)
+		must(t, m.Unlock())
+
+		rw := NewRWMutex(s, "/rw")
+		must(t, rw.Lock(ctx))
+		must(t, rw.Downgrade(ctx))
+		must(t, rw.RUnlock())
+
+		sem := NewSemaphore(s, "/s", 2000)
+		must(t, sem.Acquire(ctx, 3))
+		must(t, sem.Release(1))
+		e := NewElection(s, "/e")
+		must(t, e.Campaign(ctx))
+		srv.Expire(s.ID())
+		<-e.Lost()
+		time.Sleep(time.Second)
+		must(t, s.Close())
+
+		f := w.file(t, "mine")
+		for path, want := range map[string]string{
+			"/m":  "grant mutex, token mutex, pass mutex, grant mutex, release mutex, gone mutex",
+			"/rw": "grant write, move read, gone write, release read, gone read",
+			"/s":  "grant semaphore, move semaphore, gone semaphore, loss semaphore",
+			"/e":  "grant election, loss election",
+		} {
+			if got := strings.Join(events(f, path), ", "); got != want {
+				t.Errorf("%s: %s; want %s", path, got, want)
+			}
+		}
+		var grant, gone trace.Line
+		for _, l := range f.Lines {
+			switch {
+			case l.Event == trace.Loss && l.Reason != "expired":
+				t.Errorf("reason of a loss: %q", l.Reason)
+			case l.Event == trace.Token && l.Token != token:
+				t.Errorf("token %d, want %d", l.Token, token)
+			case l.Path == "/m" && l.Event == trace.Grant && l.Use == 1:
+				grant = l
+			case l.Path == "/m" && l.Event == trace.Gone:
+				gone = l
+			}
+		}
+		if !(0 < grant.Zxid && grant.Zxid < token && token < gone.Zxid) {
+			t.Errorf("granted at %d, token %d, gone at %d", grant.Zxid, token, gone.Zxid)
+		}
+		if first, last := f.Lines[0], f.Lines[len(f.Lines)-1]; first.Event != trace.Begin || first.Owner != "me" || last.Event != trace.End {
+			t.Errorf("begins with %+v, ends with %+v", first, last)
+		}
+		r := trace.Verify([]*trace.File{f}, 0)
+		if !r.Whole() || r.Holds != 6 || r.Losses != 2 {
+			t.Errorf("report: %+v", r)
+		}
+	})
+}
+
+// Two ensembles that know nothing of each other grant one lock twice: as if
+// ZooKeeper, or zsync, had failed.
+func TestVerifyFindsALockThatTwoHold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var ws [2]traceBuffer
+		var ms [2]*Mutex
+		for i := range ms {
+			s := open(t, zktest.Start(t), WithTrace(&ws[i]), WithOwner(fmt.Sprint("party ", i)))
+			ms[i] = NewMutex(s, "/m")
+			must(t, ms[i].Lock(t.Context()))
+			_, err := ms[i].Token(t.Context())
+			must(t, err)
+		}
+		time.Sleep(time.Second)
+		for _, m := range ms {
+			must(t, m.Unlock())
+		}
+		synctest.Wait()
+		files := []*trace.File{ws[0].file(t, "0"), ws[1].file(t, "1")}
+		var out strings.Builder
+		must(t, trace.Verify(files, trace.DefaultTolerance).Print(&out))
+		for _, want := range []string{"VIOLATION  /m: two holders", "party 0", "party 1", "tokens do not grow"} {
+			if !strings.Contains(out.String(), want) {
+				t.Errorf("the report does not say %q:\n%s", want, out.String())
+			}
+		}
+		for _, f := range files {
+			if r := trace.Verify([]*trace.File{f}, 0); !r.Whole() {
+				t.Errorf("each alone is right: %+v", r)
+			}
+		}
+	})
+}
+
+// An expiry that an operator forces comes without the warning that time gives.
+func TestVerifyFindsALossThatIsToldTooLate(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		var ws [2]traceBuffer
+		a, b := open(t, srv, WithTrace(&ws[0])), open(t, srv, WithTrace(&ws[1]))
+		m := NewMutex(a, "/m")
+		must(t, m.Lock(t.Context()))
+		next := async(func() error { return NewMutex(b, "/m").Lock(t.Context()) })
+		synctest.Wait()
+		id := a.ID()
+		srv.Partition(id)
+		srv.Expire(id)
+		must(t, <-next)
+		<-m.Lost()
+		synctest.Wait()
+		r := trace.Verify([]*trace.File{ws[0].file(t, "0"), ws[1].file(t, "1")}, trace.DefaultTolerance)
+		if len(r.Violations) != 1 || !strings.Contains(r.Violations[0].String(), "told at") {
+			t.Errorf("violations: %v", r.Violations)
+		}
+	})
+}
+
+func TestTracesOfARunWithFaultsHaveNoViolation(t *testing.T) {
+	seeds := 6
+	if longTests() {
+		seeds = 500
+	}
+	for seed := range seeds {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			rnd := rand.New(rand.NewPCG(uint64(seed), 12))
+			var ws [4]traceBuffer
+			var ss [4]*Session
+			for i := range ss {
+				ss[i] = open(t, srv, WithTrace(&ws[i]), WithOwner(fmt.Sprint("process ", i)))
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+			defer cancel()
+			var all sync.WaitGroup
+			for i, s := range ss {
+				m, rw, sem, e := NewMutex(s, "/m"), NewRWMutex(s, "/rw"), NewSemaphore(s, "/s", 3), NewElection(s, "/e")
+				for g := range 4 {
+					d := rand.New(rand.NewPCG(uint64(seed), uint64(100+10*i+g)))
+					hold := func(ctx context.Context) error {
+						select {
+						case <-time.After(time.Duration(d.IntN(1000)) * time.Millisecond):
+						case <-ctx.Done():
+						}
+						return nil
+					}
+					withToken := func(ctx context.Context) error {
+						_, _ = m.Token(ctx)
+						return hold(ctx)
+					}
+					all.Go(func() {
+						for ctx.Err() == nil {
+							switch d.IntN(6) {
+							case 0, 1:
+								_ = m.Do(ctx, withToken)
+							case 2:
+								_ = rw.Do(ctx, hold)
+							case 3:
+								_ = rw.RDo(ctx, hold)
+							case 4:
+								_ = sem.Do(ctx, 1+d.Int64N(3), hold)
+							case 5:
+								if e.Campaign(ctx) == nil {
+									_ = hold(ctx)
+									_ = e.Resign()
+								}
+							}
+						}
+					})
+				}
+			}
+			for ctx.Err() == nil {
+				s := ss[rnd.IntN(len(ss))]
+				time.Sleep(time.Duration(rnd.IntN(3000)) * time.Millisecond)
+				id := s.ID()
+				if id == 0 {
+					continue
+				}
+				if rnd.IntN(3) > 0 {
+					srv.Disconnect(id)
+					continue
+				}
+				srv.Partition(id)
+				time.Sleep(time.Duration(rnd.IntN(15000)) * time.Millisecond)
+				srv.Heal(id)
+			}
+			all.Wait()
+			var files []*trace.File
+			for i, s := range ss {
+				must(t, s.Close())
+				files = append(files, ws[i].file(t, fmt.Sprint(i)))
+			}
+			r := trace.Verify(files, 0) // one clock
+			if !r.Whole() || r.Holds < 100 || r.Tokens == 0 {
+				var out strings.Builder
+				_ = r.Print(&out)
+				t.Errorf("seed %d:\n%s", seed, out.String())
+			}
+			if seed == 0 {
+				t.Logf("seed 0: %d holds, %d losses, %d tokens in %d lines", r.Holds, r.Losses, r.Tokens, r.Lines)
+			}
+		})
+	}
+}
+
+// failing fails, or hangs, or panics.
+type failing struct {
+	traceBuffer
+	how atomic.Pointer[string]
+	go_ chan struct{}
+}
+
+func (f *failing) Write(p []byte) (int, error) {
+	switch how := f.how.Load(); {
+	case how == nil:
+	case *how == "error":
+		return 0, errors.New("disk full")
+	case *how == "half":
+		f.traceBuffer.Write(p[:len(p)/2])
+		return len(p) / 2, io.ErrShortWrite
+	case *how == "panic":
+		panic("no")
+	case *how == "hang":
+		<-f.go_
+	}
+	return f.traceBuffer.Write(p)
+}
+
+func TestATraceThatCannotBeWrittenHoldsNobodyUpAndIsToldOnce(t *testing.T) {
+	for _, how := range []string{"error", "half", "panic", "hang"} {
+		t.Run(how, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				var log traceBuffer
+				w := &failing{go_: make(chan struct{})}
+				s := open(t, srv, WithTrace(w), WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+				m := NewMutex(s, "/m")
+				synctest.Wait()
+				w.how.Store(&how)
+				start := time.Now()
+				for range 3 {
+					must(t, m.Lock(t.Context()))
+					synctest.Wait()
+					must(t, m.Unlock())
+				}
+				if how == "hang" {
+					must(t, s.Close())
+					if d := time.Since(start); d > time.Second {
+						t.Errorf("Close took %v", d)
+					}
+					close(w.go_)
+					return
+				}
+				if d := time.Since(start); d != 0 {
+					t.Errorf("took %v", d)
+				}
+				w.how.Store(nil)
+				must(t, m.Lock(t.Context()))
+				must(t, m.Unlock())
+				must(t, s.Close())
+				if n := strings.Count(log.String(), "the trace cannot be written"); n != 1 {
+					t.Errorf("told %d times:\n%s", n, log.String())
+				}
+				r := trace.Verify([]*trace.File{w.file(t, how)}, 0)
+				if len(r.Violations) != 0 || len(r.Missing) == 0 {
+					t.Errorf("report %+v of\n%s", r, w.String())
+				}
+			})
+		})
+	}
+}
