@@ -95,7 +95,10 @@ func (m *Manager) dialOwn(ctx context.Context, addr string, limit time.Duration)
 // A pacer chooses the next server to try, and how long to wait before.
 // Everyone is tried once without delay; after that each round waits longer,
 // until a connection has lasted. The time that the last one lived counts as
-// waited, so one that was of some use is replaced at once.
+// waited, so one that was of some use is replaced at once. One that has confirmed
+// a session through which something is held counts as one that has lasted, once
+// a second: where connections break all the time, what is held hangs on how many
+// are tried.
 type pacer struct {
 	hosts []string
 	retry Backoff
@@ -104,6 +107,8 @@ type pacer struct {
 	Next      int       // index of the next server
 	tries     int       // attempts since a connection has lasted
 	connected time.Time // when the last attempt succeeded; zero if it failed
+	useful    bool      // it has confirmed what is held
+	spared    time.Time // when tries began anew for such a connection
 }
 
 // pick returns the next server, and how long to wait before it is tried; at
@@ -118,7 +123,10 @@ func (p *pacer) pick(limit time.Duration) (addr string, delay time.Duration) {
 		if lived = time.Since(p.connected); lived >= lasting {
 			p.tries = 0
 		}
-		p.connected = time.Time{}
+		if p.useful && time.Since(p.spared) >= lasting {
+			p.tries, p.spared = 0, time.Now()
+		}
+		p.connected, p.useful = time.Time{}, false
 	}
 	if p.tries%len(p.hosts) == 0 {
 		delay = max(0, min(p.retry.Delay(p.tries/len(p.hosts)), limit)-lived)
@@ -130,7 +138,15 @@ func (p *pacer) pick(limit time.Duration) (addr string, delay time.Duration) {
 func (p *pacer) success() {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
-	p.connected = time.Now()
+	p.connected, p.useful = time.Now(), false
+}
+
+// confirmed is told that the connection has confirmed a session through which
+// something is held.
+func (p *pacer) confirmed() {
+	p.Mu.Lock()
+	defer p.Mu.Unlock()
+	p.useful = true
 }
 
 // A hostProvider is the pacer as go-zookeeper wants to see it. It paces inside

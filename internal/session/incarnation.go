@@ -194,8 +194,13 @@ func (inc *Incarnation) sending() stamp {
 // contact is told that a request was answered, and what that proves.
 func (inc *Incarnation) contact(s stamp, p proof) {
 	inc.LiveMu.Lock()
+	before := inc.Live.Sure
 	inc.Live.answer(s, p, time.Now())
+	confirmed := inc.Live.Sure != before && inc.stakes > 0
 	inc.LiveMu.Unlock()
+	if confirmed {
+		inc.Manager.Pace.confirmed()
+	}
 	inc.heardAt(s.at)
 }
 

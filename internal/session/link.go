@@ -449,6 +449,9 @@ func (l *link) confirmPacket() []byte {
 	l.sent[wire.XidConfirm] = sentInfo{at: l.inc.sending(), op: wire.OpDelete}
 	l.order = append(l.order, wire.XidConfirm)
 	l.mu.Unlock()
+	l.inc.LiveMu.Lock()
+	l.inc.Live.pending = true
+	l.inc.LiveMu.Unlock()
 	l.inc.Manager.requests.Add(1)
 	p := wire.AppendHeader(nil, wire.XidConfirm, wire.OpDelete)
 	p = wire.AppendString(p, l.inc.nobody)

@@ -43,6 +43,7 @@ type liveness struct {
 
 	// Of the present connection, each oldest first:
 	asked   *stamp    // when the handshake was sent that continued the session, if that is not confirmed
+	pending bool      // the write that confirms it went with the handshake
 	seen    []contact // answered, not carried
 	carried []carried // not confirmed
 }
@@ -103,7 +104,7 @@ func (v *liveness) connect(asked time.Time, isNew bool, timeout time.Duration) {
 	}
 	v.events++
 	v.conn = v.events
-	v.asked, v.seen, v.carried = nil, nil, nil
+	v.asked, v.pending, v.seen, v.carried = nil, false, nil, nil
 	if !isNew {
 		v.asked = &stamp{asked, v.events, v.conn}
 	}
@@ -173,9 +174,8 @@ func (v *liveness) next(now time.Time, urgent bool) (p proof, wait time.Duration
 		wait = 2*v.gap() - v.Sure.since(now)
 	}
 	switch {
-	case v.asked != nil && !urgent:
-		// The write that confirms it went with the handshake, if something was
-		// held then. Another is due if that is slow.
+	case v.asked != nil && v.pending && !urgent:
+		// Another write is due if that is slow.
 		return provesQuorum, v.timeout/20 - now.Sub(v.asked.at)
 	case v.asked != nil:
 		return provesQuorum, 0

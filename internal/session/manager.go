@@ -289,8 +289,13 @@ func (h *hostProvider) pick() string {
 	limit := time.Duration(math.MaxInt64)
 	if h.inc.ID.Load() != 0 {
 		// The session must not run out while a server is already back, nor for
-		// want of attempts.
-		limit = min(time.Duration(h.inc.Timeout.Load()/10), max(h.inc.left()/16, 10*time.Millisecond))
+		// want of attempts: there are about 30 of these before it does, and twice
+		// as many where something is held.
+		parts := time.Duration(8)
+		if h.inc.staked() {
+			parts = 16
+		}
+		limit = min(time.Duration(h.inc.Timeout.Load()/10), max(h.inc.left()/parts, 10*time.Millisecond))
 	}
 	addr, delay := h.inc.Manager.Pace.pick(limit)
 	if delay > 0 {

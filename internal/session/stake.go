@@ -43,7 +43,7 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 		}
 		inc.LiveMu.Lock()
 		now := time.Now()
-		if left := inc.Live.left(now); left > enough || left > 0 && inc.stakes > 0 {
+		if inc.Live.left(now) > enough {
 			inc.stakes++
 			inc.LiveMu.Unlock()
 			inc.wake()
@@ -61,7 +61,6 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 		var ripe <-chan time.Time
 		if q != nil {
 			answered = q.ended
-			enough = 0 // it is as certain as can be
 		} else {
 			ripe = time.After(wait)
 		}
@@ -69,6 +68,11 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 		// looks at all of them again.
 		select {
 		case <-answered:
+			// An inquiry that was lost with its connection has made nothing more
+			// certain: holding would begin in a hurry, and without a connection.
+			if q.proved {
+				enough = 0 // it is as certain as can be
+			}
 		case <-ripe:
 		case <-ctx.Done():
 		case <-inc.Ctx.Done():
@@ -83,6 +87,8 @@ type inquiry struct {
 	inc   *Incarnation
 	op    int32
 	code  int32 // of the answer
+
+	proved bool // it was answered, and not refused; read when ended is closed
 }
 
 // inquire makes the next inquiry, if it is due and none is under way, and
@@ -143,7 +149,7 @@ func (q *inquiry) answer(code int32, _ []byte) (whole int32, ok bool) {
 }
 
 func (q *inquiry) done() {
-	if proofOf(q.op, q.code) != provesNothing {
+	if q.proved = proofOf(q.op, q.code) != provesNothing; q.proved {
 		q.over(0)
 		return
 	}
