@@ -2,20 +2,26 @@ package main
 
 import (
 	"bufio"
-	"cmp"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
+	"net/http"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/go-zookeeper/zk"
 	"github.com/spf13/cobra"
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/kinds"
+	"github.com/zsync/zsync/internal/look"
 )
 
 // exitFindings is the exit status of doctor when something is wrong.
@@ -23,6 +29,7 @@ const exitFindings = 1
 
 func doctorCommand(c *client) *cobra.Command {
 	h := newHolding(c)
+	d := &doctor{older: 24 * time.Hour}
 	cmd := &cobra.Command{
 		Use:   "doctor [PATH] [flags]",
 		Short: "look for what is wrong below a path, and with the servers",
@@ -30,20 +37,33 @@ func doctorCommand(c *client) *cobra.Command {
 servers, and tells
 
   deadlocks: sessions that wait for each other in a circle, with the locks
+  orphans: holders and waiters that belong to no session, or to one that the
+    servers do not know: they will never go away
   mixed kinds: a path that is used as two kinds of lock, which do not see each
     other, so that two are let in
   dead letters of queues
-  leftovers: znodes that belong to something that is not there any more
+  leftovers: znodes that belong to something that is not there any more, and
+    receipts of writes of killed processes, a day old (--older) or more
   parents whose sequence numbers are nearly used up
-  settings of the servers that weaken what zsync promises, as far as they tell
-    them: the four-letter word conf must be allowed
+  settings of the servers that weaken what zsync promises, and servers whose
+    settings differ, as far as they tell them: the four-letter words conf, srvr
+    and dump must be allowed; jute.maxbuffer is known to the admin server alone
+  clocks of servers that are ahead of this machine's
 
-It changes nothing. A session that has ended needs no looking for: the servers
-remove what it held. The exit status is 1 if something is wrong.`,
-		Example: "  zsync doctor\n  zsync doctor /jobs",
+A circle is a deadlock unless one of its processes waits in one thread and can
+release in another. It is told only if it is still there after a second look.
+
+Without --clean it changes nothing. With it, orphans and leftovers are deleted,
+each only if it is still what was shown; it asks first, unless --yes is given.
+
+The exit status is 1 if something is wrong.`,
+		Example: "  zsync doctor\n  zsync doctor /jobs\n  zsync doctor --clean --yes",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())
+			}
+			if d.yes && !d.clean {
+				return fail(exitUsage, "--yes goes with --clean")
 			}
 			root := "/"
 			if len(args) == 1 {
@@ -54,7 +74,7 @@ remove what it held. The exit status is 1 if something is wrong.`,
 				return err
 			}
 			defer t.session.Close()
-			d := &doctor{session: t.session}
+			d.session = t.session
 			if err := d.examine(t.waiting, root); err != nil {
 				return verdict(err, exitBusy)
 			}
@@ -67,6 +87,11 @@ remove what it held. The exit status is 1 if something is wrong.`,
 			if err := outputError(out.Flush()); err != nil {
 				return err
 			}
+			if d.clean {
+				if err := d.cleanUp(t.waiting, cmd); err != nil {
+					return verdict(err, exitBusy)
+				}
+			}
 			if d.wrong {
 				return &statusError{status: exitFindings}
 			}
@@ -74,16 +99,35 @@ remove what it held. The exit status is 1 if something is wrong.`,
 		},
 	}
 	h.addTimeout(cmd)
+	cmd.Flags().BoolVar(&d.clean, "clean", false, "delete orphans and leftovers")
+	cmd.Flags().BoolVar(&d.yes, "yes", false, "do not ask before that")
+	cmd.Flags().Var((*seconds)(&d.older), "older", "a `TIME`: what has not been written for so long may be a leftover")
+	cmd.Flags().IntVar(&d.admin, "admin-port", 8080, "the `PORT` of the servers' admin server; 0: do not ask it")
 	return cmd
 }
 
 // A doctor collects what it finds.
 type doctor struct {
-	session  *zsync.Session
-	findings []string
-	wrong    bool // one of them is more than a note
-	znodes   int
-	hosts    int
+	session    *zsync.Session
+	clean, yes bool
+	admin      int
+	older      time.Duration // what killed processes have left behind: nobody waits for a reply for a day
+	findings   []string
+	wrong      bool // one of them is more than a note
+	znodes     int
+	hosts      int
+	leftovers  []leftover
+	sessions   map[string]string // those of contenders, and where one of them is
+	newest     time.Time         // when the last contender came
+	first      map[string]int    // the settings of the first server that tells them
+	firstHost  string
+}
+
+// A leftover is a znode that may be deleted, as it was when it was looked at.
+type leftover struct {
+	path  string
+	czxid int64
+	mzxid int64
 }
 
 func (d *doctor) problem(format string, args ...any) {
@@ -97,40 +141,214 @@ func (d *doctor) note(format string, args ...any) {
 
 // examine looks at the znodes.
 func (d *doctor) examine(ctx context.Context, root string) error {
-	v, err := explore(ctx, d.session, root)
+	t, err := survey(ctx, d.session, root)
 	if err != nil {
 		return err
 	}
-	d.znodes = v.znodes
-	var waits waitGraph
-	for _, p := range v.places {
-		if kinds.Mixed(p.kinds) {
-			d.problem("mixed kinds: %s is used as %s: they do not see each other, so two are let in", p.path, listed(p.kinds))
+	d.znodes, d.sessions = t.Znodes, map[string]string{}
+	for _, p := range t.Places {
+		if kinds.Mixed(p.Kinds) {
+			d.problem("mixed kinds: %s is used as %s: they do not see each other, so two are let in", p.Path, listed(p.Kinds))
 		}
 		d.numbers(p)
-		lines, err := lookAt(ctx, d.session, p.path)
-		if refused(err) {
-			v.refused = append(v.refused, p.path)
+		for _, l := range p.Lines {
+			if l.Dead != nil {
+				d.problem("dead letters: %s has %d: see zsync queue dead %s", p.Path, *l.Dead, p.Path)
+			}
+			if err := d.contender(ctx, l); err != nil {
+				return err
+			}
+		}
+	}
+	if err := d.deadlocks(ctx, t); err != nil {
+		return err
+	}
+	for _, path := range t.Strays {
+		d.note("leftover: %s belongs to something that is not there", path)
+		if err := d.leave(ctx, path, d.older); err != nil {
+			return err
+		}
+	}
+	if err := d.receipts(ctx, root, t); err != nil {
+		return err
+	}
+	for _, path := range t.Refused {
+		d.note("not ours to read: %s", path)
+	}
+	if ahead := time.Until(d.newest); ahead > 2*time.Second {
+		d.note("clocks: that of a server is %v ahead of this machine's, or more: waits and holds seem shorter than they are", ahead.Round(time.Second))
+	}
+	return nil
+}
+
+// contender looks at one who holds or waits.
+func (d *doctor) contender(ctx context.Context, l look.Line) error {
+	if l.Since == nil || l.Node == "" {
+		return nil
+	}
+	if l.Since.After(d.newest) {
+		d.newest = *l.Since
+	}
+	d.sessions[l.Session] = l.Path
+	if l.Session != look.SessionText(0) {
+		return nil
+	}
+	at := l.Path + "/" + l.Node
+	if l.Kind == string(kinds.Semaphore) {
+		at = l.Path + "/leases/" + l.Node
+	}
+	d.problem("orphan: %s %s, and belongs to no session: it stands there until somebody deletes it", at, l.State)
+	return d.leave(ctx, at, 0)
+}
+
+// deadlocks tells the circles that are there at two looks: what is read is no
+// snapshot, and two who exchange their locks may look like a circle once.
+func (d *doctor) deadlocks(ctx context.Context, t *look.Tree) error {
+	var first look.Graph
+	for _, p := range t.Places {
+		first.Add(p.Lines)
+	}
+	circles := first.Circles()
+	if len(circles) == 0 {
+		return nil
+	}
+	var second look.Graph
+	seen := map[string]bool{}
+	for _, circle := range circles {
+		for _, step := range circle {
+			if seen[step.Path] {
+				continue
+			}
+			seen[step.Path] = true
+			lines, err := look.At(ctx, d.session, step.Path)
+			if err != nil && !errors.Is(err, zk.ErrNoAuth) {
+				return err
+			}
+			second.Add(lines)
+		}
+	}
+	still := map[string]bool{}
+	for _, circle := range second.Circles() {
+		still[second.Describe(circle)] = true
+	}
+	for _, circle := range circles {
+		if words := first.Describe(circle); still[words] {
+			d.problem("deadlock: %s", words)
+		}
+	}
+	return nil
+}
+
+// receipts looks for those of processes that were killed before they could
+// delete them.
+func (d *doctor) receipts(ctx context.Context, root string, t *look.Tree) error {
+	parents := map[string]bool{root: true}
+	for _, p := range t.Places {
+		parents[path.Dir(p.Path)] = true
+	}
+	for _, dir := range slices.Sorted(maps.Keys(parents)) {
+		names, _, err := d.session.Children(ctx, dir)
+		if errors.Is(err, zk.ErrNoNode) || errors.Is(err, zk.ErrNoAuth) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		for _, name := range names {
+			if !strings.HasSuffix(name, "-receipts") {
+				continue
+			}
+			before := len(d.leftovers)
+			in := path.Join(dir, name)
+			receipts, _, err := d.session.Children(ctx, in)
+			if err != nil && !errors.Is(err, zk.ErrNoNode) && !errors.Is(err, zk.ErrNoAuth) {
+				return err
+			}
+			for _, r := range receipts {
+				if err := d.leave(ctx, path.Join(in, r), d.older); err != nil {
+					return err
+				}
+			}
+			if n := len(d.leftovers) - before; n > 0 {
+				d.note("leftover: %s has %s of processes that were killed", in, count(n, "receipt"))
+			}
+		}
+	}
+	return nil
+}
+
+// leave takes note of a leftover that may be deleted: it has no children, is of no
+// session, and nobody has written it for some time.
+func (d *doctor) leave(ctx context.Context, path string, age time.Duration) error {
+	_, stat, err := d.session.Get(ctx, path)
+	if errors.Is(err, zk.ErrNoNode) || errors.Is(err, zk.ErrNoAuth) {
+		return nil
+	}
+	if err == nil && stat.EphemeralOwner == 0 && stat.NumChildren == 0 && time.Since(time.UnixMilli(stat.Mtime)) >= age {
+		d.leftovers = append(d.leftovers, leftover{path, stat.Czxid, stat.Mzxid})
+	}
+	return err
+}
+
+// cleanUp deletes the leftovers.
+func (d *doctor) cleanUp(ctx context.Context, cmd *cobra.Command) error {
+	out := cmd.OutOrStdout()
+	if len(d.leftovers) == 0 {
+		_, err := fmt.Fprintln(out, "there is nothing to delete")
+		return outputError(err)
+	}
+	if !d.yes {
+		for _, l := range d.leftovers {
+			fmt.Fprintln(out, "would delete", plain(l.path))
+		}
+		fmt.Fprintf(out, "delete %s? [y/N] ", count(len(d.leftovers), "znode"))
+		answer, _ := bufio.NewReader(cmd.InOrStdin()).ReadString('\n')
+		if a := strings.ToLower(strings.TrimSpace(answer)); a != "y" && a != "yes" {
+			_, err := fmt.Fprintln(out, "nothing is deleted")
+			return outputError(err)
+		}
+	}
+	for _, l := range d.leftovers {
+		what := "deleted"
+		if err := l.remove(ctx, d.session); errors.Is(err, errChanged) {
+			what = "left alone, as it has changed:"
 		} else if err != nil {
 			return err
 		}
-		for _, l := range lines {
-			if l.Dead != nil {
-				d.problem("dead letters: %s has %d: see zsync queue dead %s", p.path, *l.Dead, p.path)
-			}
+		if _, err := fmt.Fprintln(out, what, plain(l.path)); err != nil {
+			return outputError(err)
 		}
-		waits.add(lines)
-	}
-	for _, circle := range waits.circles() {
-		d.problem("deadlock: %s", circle)
-	}
-	for _, path := range v.strays {
-		d.note("leftover: %s belongs to something that is not there", path)
-	}
-	for _, path := range v.refused {
-		d.note("not ours to read: %s", path)
 	}
 	return nil
+}
+
+var errChanged = errors.New("it is not what was shown")
+
+// remove deletes the znode if it is still what was looked at.
+//
+// The deletion is bound to the version that is read here, together with the zxid
+// of the creation and of the last write. Who makes the znode anew between the
+// read and the deletion, at that same version, would have it deleted: the names
+// of receipts and contenders are never used twice, so it is not those.
+func (l leftover) remove(ctx context.Context, s *zsync.Session) error {
+	_, stat, err := s.Get(ctx, l.path)
+	if errors.Is(err, zk.ErrNoNode) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if stat.Czxid != l.czxid || stat.Mzxid != l.mzxid || stat.NumChildren > 0 {
+		return errChanged
+	}
+	_, err = s.Txn(ctx, &zk.DeleteRequest{Path: l.path, Version: stat.Version})
+	switch {
+	case errors.Is(err, zk.ErrNoNode):
+		return nil
+	case errors.Is(err, zk.ErrBadVersion), errors.Is(err, zk.ErrNotEmpty):
+		return errChanged
+	}
+	return err
 }
 
 func listed(ks []kinds.Kind) string {
@@ -142,87 +360,22 @@ func listed(ks []kinds.Kind) string {
 }
 
 // numbers looks at the sequence numbers of a parent, of which there are 2³¹.
-func (d *doctor) numbers(p place) {
+func (d *doctor) numbers(p look.Place) {
 	const nearly = 2_000_000_000
 	greatest := int64(0)
-	for _, name := range p.names {
+	for _, name := range p.Names {
 		if len(name) > 10 {
 			if n, err := strconv.ParseInt(name[len(name)-10:], 10, 64); err == nil {
 				greatest = max(greatest, n)
 			}
 		}
 	}
+	if greatest == 0 && len(p.Kinds) > 0 { // nobody is there to show the number
+		greatest = p.Made
+	}
 	if greatest > nearly {
-		d.problem("sequence numbers: those of %s have come to %d of 2147483647: make it anew, while nobody uses it", p.path, greatest)
+		d.problem("sequence numbers: those of %s have come to %d of 2147483647: make it anew, while nobody uses it", p.Path, greatest)
 	}
-}
-
-// A waitGraph says which session waits for which.
-type waitGraph struct {
-	names map[string]string // what sessions call themselves
-	waits map[string][]wait
-}
-
-// A wait is one session's for another, which holds what it wants.
-type wait struct{ path, holder string }
-
-// add takes note of who waits at a path, and for whom.
-func (g *waitGraph) add(lines []statusLine) {
-	if g.names == nil {
-		g.names, g.waits = map[string]string{}, map[string][]wait{}
-	}
-	for _, l := range lines {
-		switch l.Kind {
-		case "lock", "read-write lock", "kazoo lock", "semaphore", "kazoo semaphore", "election":
-		default:
-			continue
-		}
-		g.names[l.Session] = l.Owner
-		if l.Holding || l.Since == nil {
-			continue
-		}
-		for _, holder := range lines {
-			if holder.Holding && holder.Kind == l.Kind && holder.Session != l.Session {
-				g.waits[l.Session] = append(g.waits[l.Session], wait{l.Path, holder.Session})
-			}
-		}
-	}
-}
-
-// circles describes each circle of sessions that wait for each other, once.
-func (g *waitGraph) circles() (found []string) {
-	done := map[string]bool{}
-	var sessions []string
-	for s := range g.waits {
-		sessions = append(sessions, s)
-	}
-	slices.SortFunc(sessions, func(a, b string) int { return cmp.Or(cmp.Compare(g.names[a], g.names[b]), cmp.Compare(a, b)) })
-	var trail []wait // where it went on from the session before, and to whom
-	var follow func(session string)
-	follow = func(session string) {
-		if i := slices.IndexFunc(trail, func(w wait) bool { return w.holder == session }); i >= 0 && i < len(trail)-1 {
-			var words []string
-			for j := i; j < len(trail)-1; j++ {
-				words = append(words, fmt.Sprintf("%s waits at %s for %s", printable(g.names[trail[j].holder]), trail[j+1].path, printable(g.names[trail[j+1].holder])))
-			}
-			found = append(found, strings.Join(words, ", "))
-			return
-		}
-		if done[session] {
-			return
-		}
-		for _, w := range g.waits[session] {
-			trail = append(trail, w)
-			follow(w.holder)
-			trail = trail[:len(trail)-1]
-		}
-		done[session] = true
-	}
-	for _, s := range sessions {
-		trail = append(trail[:0], wait{holder: s})
-		follow(s)
-	}
-	return found
 }
 
 // servers asks each server for its settings.
@@ -238,12 +391,102 @@ func (d *doctor) servers(ctx context.Context, c *client) {
 	}
 	for _, host := range hosts {
 		host = strings.TrimSpace(host)
-		settings, err := conf(ctx, host)
-		if err != nil {
+		if settings, err := conf(ctx, host); err != nil {
 			d.note("%s does not tell its settings: %v", host, err)
+		} else {
+			d.settings(host, settings)
+			d.differences(host, settings)
+		}
+		d.state(ctx, host)
+		d.adminServer(ctx, host)
+	}
+}
+
+// differences compares the settings of a server with those of the first.
+func (d *doctor) differences(host string, settings map[string]int) {
+	if d.first == nil {
+		d.first, d.firstHost = settings, host
+		return
+	}
+	for _, name := range []string{"tickTime", "initLimit", "syncLimit", "minSessionTimeout", "maxSessionTimeout"} {
+		a, inFirst := d.first[name]
+		if b, ok := settings[name]; ok && inFirst && a != b {
+			d.problem("%s is %d at %s and %d at %s: what is granted depends on which of them leads", name, a, d.firstHost, b, host)
+		}
+	}
+}
+
+// state asks a server what it is, and the leader which sessions there are.
+func (d *doctor) state(ctx context.Context, host string) {
+	text, err := ask(ctx, host, "srvr")
+	if err != nil {
+		return // conf has told that it does not answer
+	}
+	mode := ""
+	for line := range strings.Lines(text) {
+		if m, ok := strings.CutPrefix(line, "Mode: "); ok {
+			mode = strings.TrimSpace(m)
+		}
+	}
+	if mode == "standalone" && d.hosts > 1 {
+		d.problem("%s is standalone, though the connect string names %d servers: those who connect to it and to another do not see each other", host, d.hosts)
+	}
+	if strings.Contains(text, "not currently serving requests") {
+		d.problem("%s serves nobody: it has no quorum", host)
+	}
+	if mode != "leader" && mode != "standalone" {
+		return
+	}
+	dump, err := ask(ctx, host, "dump")
+	if err != nil || !strings.Contains(dump, "Sessions with Ephemerals") {
+		return
+	}
+	for id, at := range d.sessions {
+		// One of another kind of session, or one that has ended since, is looked for again.
+		if id == look.SessionText(0) || strings.Contains(dump, id+":\n") {
 			continue
 		}
-		d.settings(host, settings)
+		lines, err := look.At(ctx, d.session, at)
+		if err == nil && slices.ContainsFunc(lines, func(l look.Line) bool { return l.Session == id }) {
+			d.problem("orphan: at %s is a contender of session %s, which the leader %s does not know", at, id, host)
+		}
+	}
+}
+
+// adminServer asks what only the admin server tells.
+func (d *doctor) adminServer(ctx context.Context, host string) {
+	if d.admin == 0 {
+		return
+	}
+	name, _, err := net.SplitHostPort(host)
+	if err != nil {
+		name = host
+	}
+	ctx, cancel := context.WithTimeout(ctx, asking)
+	defer cancel()
+	url := "http://" + net.JoinHostPort(name, strconv.Itoa(d.admin)) + "/commands/system_properties"
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return
+	}
+	sent := time.Now()
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return // it need not be there
+	}
+	defer resp.Body.Close()
+	if at, err := http.ParseTime(resp.Header.Get("Date")); err == nil {
+		if off := at.Sub(sent); off > 3*time.Second || off < -3*time.Second {
+			d.note("clocks: that of %s is %v off this machine's", host, off.Round(time.Second))
+		}
+	}
+	var properties map[string]any
+	if resp.StatusCode != http.StatusOK || json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(&properties) != nil {
+		return
+	}
+	const packet = 0xfffff // what the library and ZooKeeper take for the limit
+	if n, err := strconv.ParseInt(fmt.Sprint(properties["jute.maxbuffer"]), 0, 64); err == nil && n < packet {
+		d.problem("%s: jute.maxbuffer is %d, less than %d: listings of long lines and large values fail, and end the connection", host, n, packet)
 	}
 }
 
@@ -261,8 +504,8 @@ func (d *doctor) settings(host string, settings map[string]int) {
 	}
 }
 
-// conf asks a server for its settings, with a four-letter word.
-func conf(ctx context.Context, host string) (map[string]int, error) {
+// ask sends a server a four-letter word.
+func ask(ctx context.Context, host, word string) (string, error) {
 	if _, _, err := net.SplitHostPort(host); err != nil {
 		host = net.JoinHostPort(host, "2181")
 	}
@@ -270,27 +513,36 @@ func conf(ctx context.Context, host string) (map[string]int, error) {
 	defer cancel()
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", host)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	defer conn.Close()
 	deadline, _ := ctx.Deadline()
 	conn.SetDeadline(deadline)
-	if _, err := io.WriteString(conn, "conf"); err != nil {
-		return nil, err
+	if _, err := io.WriteString(conn, word); err != nil {
+		return "", err
 	}
-	data, err := io.ReadAll(io.LimitReader(conn, 1<<16))
+	data, err := io.ReadAll(io.LimitReader(conn, 1<<22))
 	if err != nil && len(data) == 0 {
+		return "", err
+	}
+	return string(data), nil
+}
+
+// conf asks a server for its settings.
+func conf(ctx context.Context, host string) (map[string]int, error) {
+	text, err := ask(ctx, host, "conf")
+	if err != nil {
 		return nil, err
 	}
 	settings := map[string]int{}
-	for line := range strings.Lines(string(data)) {
+	for line := range strings.Lines(text) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), "=")
 		if n, err := strconv.Atoi(value); err == nil {
 			settings[name] = n
 		}
 	}
 	if len(settings) == 0 {
-		return nil, fmt.Errorf("%s", printable(strings.TrimSpace(string(data))))
+		return nil, fmt.Errorf("%s", printable(strings.TrimSpace(text)))
 	}
 	return settings, nil
 }

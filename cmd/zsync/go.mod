@@ -8,6 +8,7 @@ require (
 	github.com/spf13/cobra v1.10.2
 	github.com/zsync/zsync v0.1.0
 	golang.org/x/sys v0.39.0
+	golang.org/x/term v0.38.0
 )
 
 require (

@@ -6,15 +6,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"regexp"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/look"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -147,6 +153,7 @@ func TestDoctorNamesWhatIsWrong(t *testing.T) {
 		"problem: deadlock: one waits at /locks/of-two for two, two waits at /locks/of-three for three, three waits at /locks/of-one for one\n",
 		"problem: mixed kinds: /mixed is used as election and lock: ",
 		"problem: dead letters: /queue has 1: ",
+		"problem: orphan: /mixed/" + guid + "-lock-0000000000 holds, and belongs to no session: ",
 		"problem: sequence numbers: those of /old have come to 2100000000 of 2147483647",
 		"note: leftover: /gone-claims ",
 		"note: servers: 1 server in the connect string",
@@ -178,11 +185,26 @@ func TestDoctorJudgesTheSettingsOfTheServers(t *testing.T) {
 			if err != nil {
 				return
 			}
-			fmt.Fprint(conn, "clientPort=2181\ntickTime=2000\nmaxClientCnxns=5\nminSessionTimeout=3000\nsyncLimit=5\n")
+			word := make([]byte, 4)
+			io.ReadFull(conn, word)
+			fmt.Fprint(conn, map[string]string{
+				"conf": "clientPort=2181\ntickTime=2000\nmaxClientCnxns=5\nminSessionTimeout=3000\nsyncLimit=5\n",
+				"srvr": "Zookeeper version: 3.8.0\nMode: standalone\n",
+				"dump": "SessionTracker dump:\nephemeral nodes dump:\nSessions with Ephemerals (0):\n",
+			}[string(word)])
 			conn.Close()
 		}
 	}()
-	r := start(t, srv.Addr()+","+l.Addr().String(), "", "doctor", "--session", "10s")
+	admin := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Date", time.Now().Add(-time.Hour).UTC().Format(http.TimeFormat))
+		fmt.Fprint(w, `{"jute.maxbuffer": "4096", "command": "system_properties"}`)
+	}))
+	defer admin.Close()
+	_, port, _ := net.SplitHostPort(admin.Listener.Addr().String())
+	if err := zsync.NewMutex(named(t, srv, "holder"), "/p").Lock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r := start(t, srv.Addr()+","+l.Addr().String(), "", "doctor", "--session", "10s", "--admin-port", port)
 	if got := r.wait(); got != exitFindings {
 		t.Errorf("exit status %d, want %d\n%s", got, exitFindings, &r.stderr)
 	}
@@ -191,9 +213,142 @@ func TestDoctorJudgesTheSettingsOfTheServers(t *testing.T) {
 		"syncLimit × tickTime is 10s, more than the session timeout of 4s",
 		": minSessionTimeout is 3s, less than two ticks of 2s",
 		": maxClientCnxns is 5",
+		l.Addr().String() + " is standalone, though the connect string names 2 servers",
+		"problem: orphan: at /p is a contender of session 0x",
+		"problem: " + l.Addr().String() + ": jute.maxbuffer is 4096, less than 1048575",
+		"note: clocks: that of " + l.Addr().String() + " is -1h0m",
 	} {
 		if strings.Count(r.stdout.String(), want) != 1 {
 			t.Errorf("does not tell once: %s\n%s", want, &r.stdout)
+		}
+	}
+}
+
+func TestDoctorCleansUpOnlyWhatIsStillAsShown(t *testing.T) {
+	srv := zktest.Start(t)
+	conn, _, err := zk.Connect([]string{srv.Addr()}, 10*time.Second, zk.WithLogInfo(false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	const orphan = "/p/_c_48e50edc-09ec-4785-b44e-13769185aea0-lock-0000000000"
+	for _, path := range []string{"/p", orphan, "/v", "/v-receipts", "/v-receipts/_c_48e50edc-09ec-4785-b44e-13769185aea0", "/gone-claims", "/full-claims", "/full-claims/a"} {
+		if _, err := conn.Create(path, nil, 0, zk.WorldACL(zk.PermAll)); err != nil {
+			t.Fatal(path, err)
+		}
+	}
+	exists := func(path string) bool {
+		ok, _, err := conn.Exists(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ok
+	}
+	m := zsync.NewMutex(connect(t, srv), "/p")
+	got := make(chan error, 1)
+	go func() { got <- m.Lock(t.Context()) }()
+	contenders(t, m, 2)
+
+	r := start(t, srv.Addr(), "n\n", "doctor", "--clean")
+	if r.wait(); !strings.Contains(r.stdout.String(), "delete 1 znode? [y/N] nothing is deleted\n") || !exists(orphan) {
+		t.Errorf("without a yes:\n%s", &r.stdout)
+	}
+	// What has changed since it was shown is left alone.
+	in, out := io.Pipe()
+	r = startReading(t, srv.Addr(), in, "doctor", "--clean", "--older", "0")
+	r.awaitOutput("delete 3 znodes? [y/N] ")
+	if _, err := conn.Set("/gone-claims", []byte("in use again"), -1); err != nil {
+		t.Fatal(err)
+	}
+	io.WriteString(out, "y\n")
+	out.Close()
+	if status := r.wait(); status != exitFindings {
+		t.Errorf("exit status %d\n%s", status, &r.stderr)
+	}
+	for _, want := range []string{"deleted " + orphan, "deleted /v-receipts/", "left alone, as it has changed: /gone-claims"} {
+		if !strings.Contains(r.stdout.String(), want) {
+			t.Errorf("no %q in\n%s", want, &r.stdout)
+		}
+	}
+	if exists(orphan) || !exists("/gone-claims") || !exists("/full-claims/a") || !exists("/v") {
+		t.Error("what was deleted is not what was shown")
+	}
+	if err := <-got; err != nil { // the lock is free of the orphan
+		t.Error(err)
+	}
+	start(t, srv.Addr(), "", "doctor", "--yes").want(exitUsage, "")
+}
+
+func TestListTellsGroupsAndAsksABigTreeForLittle(t *testing.T) {
+	srv := zktest.Start(t)
+	s, ctx := named(t, srv, "holder"), t.Context()
+	g := zsync.NewGroup[string](s, "/services/billing")
+	for _, id := range []string{"a", "b"} {
+		if _, err := g.Join(ctx, id, "info of "+id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const n = 300
+	m := zsync.NewMap[int](s, "/map")
+	for i := range n {
+		if err := m.Store(ctx, fmt.Sprint(i), i); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var asked atomic.Int64
+	srv.Intercept(func(r zktest.Request) zktest.Action {
+		if r.Op != zktest.OpPing && r.Op != zktest.OpConnect && r.Session != s.ID() {
+			asked.Add(1)
+		}
+		return zktest.Pass
+	})
+	r := start(t, srv.Addr(), "", "status", "/")
+	if status := r.wait(); status != 0 || strings.Count(r.stdout.String(), "/map/") != n {
+		t.Errorf("exit status %d, and of the map %d keys\n%s", status, strings.Count(r.stdout.String(), "/map/"), &r.stderr)
+	}
+	// A znode costs a listing, and one that has data a sync and a read.
+	if got := asked.Load(); got < 3*n || got > 3*n+100 {
+		t.Errorf("%d requests for %d keys", got, n)
+	}
+	r = start(t, srv.Addr(), "", "ls", "/services")
+	r.wait()
+	if !regexp.MustCompile(`\n/services/billing +group +2 +\d+s +- +- +a +-\n$`).MatchString(r.stdout.String()) {
+		t.Errorf("ls shows\n%s", &r.stdout)
+	}
+}
+
+func TestPermitsAreADeadlockOnlyIfAllHoldersAreStuck(t *testing.T) {
+	since := time.Now()
+	lines := func(kind, path string, holders, waiters string) (ls []look.Line) {
+		for _, h := range strings.Fields(holders) {
+			ls = append(ls, look.Line{Path: path, Kind: kind, Holding: true, Owner: h, Session: h, Since: &since})
+		}
+		for _, w := range strings.Fields(waiters) {
+			ls = append(ls, look.Line{Path: path, Kind: kind, Owner: w, Session: w, Since: &since})
+		}
+		return ls
+	}
+	for _, tt := range []struct {
+		name string
+		all  [][]look.Line
+		want []string
+	}{
+		{"two locks", [][]look.Line{lines("lock", "/a", "x", "y"), lines("lock", "/b", "y", "x z")}, []string{"x waits at /b for y, y waits at /a for x"}},
+		{"a chain", [][]look.Line{lines("lock", "/a", "x", "y"), lines("lock", "/b", "y", "z")}, nil},
+		{"one permit is in hand", [][]look.Line{lines("semaphore", "/s", "x free", "y"), lines("lock", "/b", "y", "x")}, nil},
+		{"no permit is", [][]look.Line{lines("semaphore", "/s", "x", "y"), lines("lock", "/b", "y", "x")}, []string{"x waits at /b for y, y waits at /s for x"}},
+		{"its own", [][]look.Line{lines("lock", "/a", "x", "x")}, nil},
+	} {
+		var g look.Graph
+		for _, ls := range tt.all {
+			g.Add(ls)
+		}
+		var got []string
+		for _, c := range g.Circles() {
+			got = append(got, g.Describe(c))
+		}
+		if !slices.Equal(got, tt.want) {
+			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
 		}
 	}
 }

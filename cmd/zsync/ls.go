@@ -2,16 +2,15 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"text/tabwriter"
 	"time"
 
-	"github.com/go-zookeeper/zk"
 	"github.com/spf13/cobra"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/look"
 )
 
 // A summary is one primitive in a list.
@@ -35,8 +34,9 @@ func lsCommand(c *client) *cobra.Command {
 		Long: `ls lists everything that is found at PATH and below it (default: /), a line for
 each primitive: how many hold it and wait, who holds it and for how long, how
 long the first has waited. Times are reckoned from the servers' clocks to this
-machine's. It costs some twenty requests for each line: see zsync status for
-what a line stands for. With --watch it is shown again and again.`,
+machine's. It costs a request for each znode and a few for each line, of which no
+more than eight are under way at once: see zsync status for what a line stands
+for. With --watch it is shown again and again; zsync top is that in a terminal.`,
 		Example: "  zsync ls\n  zsync ls /jobs --watch",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 || watch && asJSON {
@@ -84,41 +84,27 @@ what a line stands for. With --watch it is shown again and again.`,
 
 // list sums up what there is below root.
 func list(ctx context.Context, s *zsync.Session, root string) ([]summary, error) {
-	v, err := explore(ctx, s, root)
+	t, err := survey(ctx, s, root)
 	if err != nil {
 		return nil, err
 	}
+	return sumUpAll(t), nil
+}
+
+func sumUpAll(t *look.Tree) []summary {
 	rows := []summary{}
-	marks := map[string]bool{} // of a once or a schedule that was listed
-	for _, p := range v.places {
-		if marks[p.path] {
-			continue
-		}
-		lines, err := lookAt(ctx, s, p.path)
-		if refused(err) {
-			v.refused = append(v.refused, p.path)
-		} else if err != nil {
-			return nil, err
-		}
-		for _, row := range sumUp(lines) {
-			rows = append(rows, row)
-			switch row.Kind {
-			case "once":
-				marks[p.path+"/done"] = true
-			case "schedule":
-				marks[p.path+"/last"] = true
-			}
-		}
+	for _, p := range t.Places {
+		rows = append(rows, sumUp(p.Lines)...)
 	}
-	for _, path := range v.refused {
+	for _, path := range t.Refused {
 		rows = append(rows, summary{Path: path, State: "not ours to read"})
 	}
-	return rows, nil
+	return rows
 }
 
 // sumUp makes a summary for each kind among the lines of a path. What is free
 // is left out.
-func sumUp(lines []statusLine) (rows []summary) {
+func sumUp(lines []look.Line) (rows []summary) {
 	for _, l := range lines {
 		if l.Kind == "" {
 			continue
@@ -182,9 +168,4 @@ func age(now time.Time, since *time.Time) string {
 		return fmt.Sprintf("%dh%02dm", int(d.Hours()), int(d.Minutes())%60)
 	}
 	return fmt.Sprintf("%dd%02dh", int(d.Hours())/24, int(d.Hours())%24)
-}
-
-// refused reports whether err says that something may not be read.
-func refused(err error) bool {
-	return errors.Is(err, zk.ErrNoAuth)
 }

@@ -126,6 +126,8 @@ func newRoot() *cobra.Command {
 		scheduleCommand(c),
 		statusCommand(c),
 		lsCommand(c),
+		topCommand(c),
+		uiCommand(c),
 		doctorCommand(c),
 		verifyCommand(),
 		serverCommand(),

@@ -27,7 +27,8 @@ Everything is in memory and gone afterwards: it is for development and tests.
 Programs in any language can be tried against what goes wrong in production:
 with --latency every packet takes longer; with --disconnect-every all
 connections are dropped at that interval, and with --expire-every all sessions
-end; with --lose-replies so many requests in a hundred are carried out, and the
+end; with --partition-every the session that is there for longest is cut off, so
+that neither it nor the server is told; with --lose-replies so many requests in a hundred are carried out, and the
 connection drops before the reply. What is done is told on standard error.`,
 		Example: `  zsync server --listen 127.0.0.1:2181
   zsync server --latency 20ms --disconnect-every 30s --lose-replies 1`,
@@ -43,6 +44,7 @@ connection drops before the reply. What is done is told on standard error.`,
 	flags.Var(&f.latency, "latency", "a `TIME` by which every packet comes later")
 	flags.Var(&f.disconnect, "disconnect-every", "a `TIME`, after which all connections are dropped, again and again")
 	flags.Var(&f.expire, "expire-every", "a `TIME`, after which all sessions are ended, again and again")
+	flags.Var(&f.partition, "partition-every", "a `TIME`, after which the oldest session is cut off, again and again")
 	flags.Float64Var(&f.loseReplies, "lose-replies", 0, "in how many of a hundred requests the reply is lost, a `PERCENTAGE`")
 	return cmd
 }
@@ -52,6 +54,7 @@ type faults struct {
 	listen                      string
 	shortest, longest           seconds
 	latency, disconnect, expire seconds
+	partition                   seconds
 	loseReplies                 float64
 }
 
@@ -119,6 +122,21 @@ func (f *faults) bring(srv *zktest.Server) {
 					do(id)
 				}
 				say(fmt.Errorf("%s: %s", count(len(sessions), "session"), what))
+			}
+		}()
+	}
+	if f.partition > 0 {
+		go func() {
+			cut := map[int64]bool{}
+			for range time.Tick(time.Duration(f.partition)) {
+				for _, id := range srv.Sessions() { // oldest first
+					if !cut[id] {
+						cut[id] = true
+						srv.Partition(id)
+						say(fmt.Errorf("session %#x: cut off", uint64(id)))
+						break
+					}
+				}
 			}
 		}()
 	}

@@ -6,52 +6,18 @@ import (
 	"io"
 	"os"
 	"strconv"
-	"strings"
 	"unicode/utf8"
+
+	"github.com/zsync/zsync/internal/look"
 )
 
-// What others have written (owners, paths, errors that quote them) must not act
-// on the terminal of whoever looks at it. This file has the ways to print it.
-
-// plain returns s with everything escaped that is not printed as itself: control
-// characters, newlines, bytes that are not UTF-8, and what turns the direction
-// of the text around.
-func plain(s string) string {
-	var b strings.Builder
-	for len(s) > 0 {
-		r, size := utf8.DecodeRuneInString(s)
-		switch {
-		case r == utf8.RuneError && size == 1:
-			b.WriteString(`\x` + strconv.FormatUint(uint64(s[0])|0x100, 16)[1:])
-		case special(r):
-			b.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
-		default:
-			b.WriteRune(r)
-		}
-		s = s[size:]
-	}
-	return b.String()
-}
-
-// special reports whether a rune is not printed as itself.
-func special(r rune) bool { return !strconv.IsPrint(r) }
-
-// printable returns what a znode holds, in a form for a table: no more than
-// will fit, and quoted where something had to be escaped.
-func printable(s string) string {
-	const most = 60
-	if len(s) > most {
-		cut := most
-		for cut > most-utf8.UTFMax && !utf8.RuneStart(s[cut]) {
-			cut--
-		}
-		s = s[:cut] + "..."
-	}
-	if plain(s) != s {
-		s = strconv.Quote(s)
-	}
-	return s
-}
+// The ways to print what others have written.
+var (
+	plain     = look.Plain
+	special   = look.Special
+	printable = look.Printable
+	count     = look.Count
+)
 
 // writeJSON writes v as JSON of ASCII characters and of what is printed as
 // itself; the rest is escaped, as it may stand in strings alone.

@@ -26,6 +26,7 @@ const (
 	Schedule      Kind = "schedule"
 	Queue         Kind = "queue"
 	ForeignQueue  Kind = "foreign queue" // of another library
+	Group         Kind = "group"         // by its name only kazoo's
 )
 
 // lines are the kinds of which two at one path do not see each other, though
@@ -54,6 +55,8 @@ func of(name string) (kind Kind, ok bool) {
 		return WaitGroup, true
 	case strings.HasPrefix(name, "keeper-"), name == "parties":
 		return DoubleBarrier, true
+	case strings.HasSuffix(name, "__party__"):
+		return Group, true
 	case name == "leases":
 		return Semaphore, true
 	case name == "done":

@@ -1,0 +1,218 @@
+//go:build linux
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/look"
+	"github.com/zsync/zsync/zktest"
+)
+
+// terminals are windows of a tmux of the test's own.
+type terminals struct {
+	t      *testing.T
+	socket string
+	env    []string
+}
+
+func openTerminals(t *testing.T, env ...string) *terminals {
+	t.Helper()
+	if _, err := exec.LookPath("tmux"); err != nil {
+		t.Skip("tmux is not installed")
+	}
+	x := &terminals{t, t.TempDir() + "/tmux", append(os.Environ(), append(env, "TERM=xterm", "LC_ALL=C.UTF-8")...)}
+	x.tmux("-f", "/dev/null", "new-session", "-d", "-s", "s", "-n", "first", "-x", "120", "-y", "20", "sleep 600")
+	t.Cleanup(func() { x.tmux("kill-server") })
+	return x
+}
+
+func (x *terminals) tmux(args ...string) string {
+	x.t.Helper()
+	cmd := exec.Command("tmux", append([]string{"-S", x.socket}, args...)...)
+	cmd.Env = x.env
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		x.t.Fatalf("tmux %q: %v\n%s", args, err, out)
+	}
+	return string(out)
+}
+
+// open opens a terminal with a shell in it.
+func (x *terminals) open(name string) {
+	x.t.Helper()
+	x.tmux("new-window", "-d", "-t", "s:", "-n", name, "PS1='$ ' sh")
+}
+
+// enter types a line.
+func (x *terminals) enter(name, line string) {
+	x.t.Helper()
+	x.tmux("send-keys", "-t", "s:"+name, "-l", line)
+	x.keys(name, "Enter")
+}
+
+func (x *terminals) keys(name string, keys ...string) {
+	x.t.Helper()
+	x.tmux(append([]string{"send-keys", "-t", "s:" + name}, keys...)...)
+}
+
+// screen is what is seen.
+func (x *terminals) screen(name string) string {
+	x.t.Helper()
+	return x.tmux("capture-pane", "-p", "-J", "-t", "s:"+name)
+}
+
+// await waits until what is seen matches.
+func (x *terminals) await(name, pattern string) string {
+	x.t.Helper()
+	last := ""
+	for deadline := time.Now().Add(40 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+		if last = x.screen(name); regexp.MustCompile(pattern).MatchString(last) {
+			return last
+		}
+	}
+	x.t.Fatalf("terminal %s never shows %s:\n%s", name, pattern, last)
+	return ""
+}
+
+func TestInTwoTerminalsTheCommandOfTheLostHolderIsGoneBeforeTheOtherStarts(t *testing.T) {
+	t.Parallel()
+	for name, asked := range map[string]string{"above what is granted": "12", "at what is granted": "4", "below what is granted": "1"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			x := openTerminals(t, "Z="+binary)
+			x.open("server")
+			x.enter("server", "$Z server --listen 127.0.0.1:0 --min-session 4 --max-session 4 --partition-every 12")
+			seen := x.await("server", `serving on \S+,`)
+			servers := regexp.MustCompile(`serving on (\S+),`).FindStringSubmatch(seen)[1]
+			// It does not stop when told, and writes down that it is there.
+			const works = `trap "" TERM HUP; echo $$ >pid; echo holds now; while :; do date +%s.%N >>beat; sleep 0.01; done`
+			for _, terminal := range []string{"one", "two"} {
+				x.open(terminal)
+				x.enter(terminal, fmt.Sprintf("cd %s; export ZSYNC_SERVERS=%s", dir, servers))
+			}
+			x.enter("one", "$Z lock /p --session "+asked+" -- sh -c '"+works+"'; echo exit $?")
+			x.await("one", `(?m)^holds now$`)
+			x.enter("two", `$Z lock -v /p --session `+asked+` -- sh -c 'date +%s.%N >begun; kill -0 $(cat pid) && echo it is there || echo it is gone; tail -n 1 beat >last'; echo exit $?`)
+			x.await("two", `waiting: held by`)
+			x.await("server", `cut off`)
+			if got := x.await("two", `(?m)^exit \d+$`); !strings.Contains(got, "it is gone") || !strings.Contains(got, "exit 0") {
+				t.Errorf("terminal two shows\n%s", got)
+			}
+			last, _ := os.ReadFile(dir + "/last")
+			begun, _ := os.ReadFile(dir + "/begun")
+			if len(last) == 0 || string(last) >= string(begun) {
+				t.Errorf("the first was there at %s, and the second began at %s", last, begun)
+			}
+			if got := x.await("one", `(?m)^exit \d+$`); !strings.Contains(got, fmt.Sprintf("exit %d", exitLost)) {
+				t.Errorf("terminal one shows\n%s", got)
+			}
+		})
+	}
+}
+
+func TestInTwoTerminalsTheCommandOfAKilledHolderIsGoneBeforeTheOtherStarts(t *testing.T) {
+	t.Parallel()
+	srv := zktest.Start(t, zktest.WithSessionTimeouts(time.Second, time.Second))
+	x := openTerminals(t, "Z="+binary, "ZSYNC_SERVERS="+srv.Addr())
+	dir := t.TempDir()
+	for _, terminal := range []string{"one", "two"} {
+		x.open(terminal)
+		x.enter(terminal, "cd "+dir)
+	}
+	x.enter("one", `$Z lock /p -- sh -c 'echo $$ >pid; echo $PPID >zsync; echo holds now; trap "" TERM HUP; while :; do sleep 0.01; done'; echo exit $?`)
+	x.await("one", `(?m)^holds now$`)
+	x.enter("two", `$Z lock -v /p -- sh -c 'kill -0 $(cat pid) && echo it is there || echo it is gone'; echo exit $?`)
+	x.await("two", `waiting: held by`)
+	x.enter("two", "") // its terminal is in the way of nothing
+	var pid int
+	data, err := os.ReadFile(dir + "/zsync")
+	if err == nil {
+		_, err = fmt.Sscan(string(data), &pid)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	syscall.Kill(pid, syscall.SIGKILL)
+	if got := x.await("two", `(?m)^exit \d+$`); !strings.Contains(got, "it is gone") {
+		t.Errorf("terminal two shows\n%s", got)
+	}
+	x.await("one", fmt.Sprintf(`(?m)^exit %d$`, 128+int(syscall.SIGKILL)))
+}
+
+func TestTopShowsWhoWaitsLongestFirstAndObeysItsKeys(t *testing.T) {
+	t.Parallel()
+	srv := zktest.Start(t)
+	holder, ctx := named(t, srv, "the holder"), t.Context()
+	held := zsync.NewMutex(holder, "/jobs/b")
+	if err := errors.Join(held.Lock(ctx), zsync.NewMutex(holder, "/jobs/a").Lock(ctx), zsync.NewMutex(holder, "/jobs/c").Lock(ctx)); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{"/jobs/b", "/jobs/c"} {
+		m := zsync.NewMutex(named(t, srv, "waiter of "+path), path)
+		go m.Lock(ctx)
+		contenders(t, m, 2)
+	}
+	x := openTerminals(t, "Z="+binary, "ZSYNC_SERVERS="+srv.Addr())
+	x.open("top")
+	x.enter("top", "$Z top /jobs --interval 0.2; echo exit $?")
+	x.await("top", `(?s)zsync top /jobs   3 lines   sorted by longest wait.*PATH.*\n/jobs/b +lock.*\n/jobs/c +lock.*\n/jobs/a +lock.*q quit`)
+	x.keys("top", "Enter")
+	x.await("top", `(?s)/jobs/b: lock.*holds +exclusive.*the holder.*waits +exclusive.*waiter of /jobs/b`)
+	if err := held.Unlock(); err != nil { // shown without a key
+		t.Fatal(err)
+	}
+	x.await("top", `holds +exclusive +\d+s +waiter of /jobs/b`)
+	x.keys("top", "Enter", "s", "s", "s")
+	x.await("top", `(?s)sorted by path.*\n/jobs/a +lock.*\n/jobs/b +lock.*\n/jobs/c +lock`)
+	x.keys("top", "Down", "Down", "Down", "Enter")
+	x.await("top", `/jobs/c: lock`)
+	x.keys("top", "q")
+	x.await("top", `(?m)exit 0$`)
+	x.enter("top", "stty -a | grep -c -- '-echo '; $Z top </dev/null; echo exit $?")
+	x.await("top", fmt.Sprintf(`(?s)\n0\n.*top wants a terminal.*exit %d`, exitUsage))
+}
+
+func TestTopFitsIntoItsScreen(t *testing.T) {
+	v := &view{root: "/"}
+	since := time.Now().Add(-time.Hour)
+	tree := &look.Tree{}
+	for i := range 50 {
+		path := fmt.Sprintf("/p%02d", i)
+		tree.Places = append(tree.Places, look.Place{Path: path, Lines: []look.Line{{
+			Path: path, Kind: "lock", State: "holds", Holding: true, Owner: "an owner \x1b[2J whose name is much too long for a screen", Since: &since,
+		}}})
+	}
+	for _, size := range [][2]int{{80, 24}, {40, 10}, {10, 4}, {1, 1}} {
+		for _, key := range []string{"", "\x1b[F", "\x1b[5~", "k", "s", "\r", "\r", "\x1b[H"} {
+			v.set(tree)
+			v.press(key, size[1])
+			out := v.draw(size[0], size[1], time.Now())
+			for i, line := range strings.Split(out, "\r\n") {
+				text := regexp.MustCompile(`\x1b\[[0-9;]*[a-zA-Z]`).ReplaceAllString(line, "")
+				if n := len([]rune(text)); n > size[0] || strings.Contains(text, "\x1b") {
+					t.Fatalf("%v after %q: line %d has %d columns: %q", size, key, i, n, text)
+				}
+			}
+			if n := strings.Count(out, "\r\n"); n > max(size[1]-1, 3) {
+				t.Fatalf("%v after %q: %d lines", size, key, n)
+			}
+			if !v.detail && !strings.Contains(out, "\x1b[7m"+cut(v.marked.Path, size[0])) {
+				t.Fatalf("%v after %q: %s is not seen", size, key, v.marked.Path)
+			}
+		}
+	}
+	if got := splitKeys("a\x1b[Bé\x1b[5~\x1b"); strings.Join(got, "|") != "a|\x1b[B|é|\x1b[5~|\x1b" {
+		t.Errorf("%q", got)
+	}
+}

@@ -1,0 +1,319 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/zsync/zsync/internal/look"
+)
+
+func topCommand(c *client) *cobra.Command {
+	h := newHolding(c)
+	every := seconds(2 * time.Second)
+	cmd := &cobra.Command{
+		Use:   "top [PATH] [flags]",
+		Short: "show who holds and who waits, live",
+		Long: `top shows everything at PATH and below it (default: /) in a terminal, those first
+for whom somebody has waited longest. Its keys:
+
+  q, ctrl-c     quit
+  s             sort by another column: longest wait, longest hold, waiters, path
+  up, down, k, j, page up, page down, home, end   move
+  enter         show who holds and who waits at the marked line; again: go back
+  r             look again at once`,
+		Example: "  zsync top\n  zsync top /jobs --interval 0.5",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return fail(exitUsage, "want: %s", cmd.UseLine())
+			}
+			root := "/"
+			if len(args) == 1 {
+				root = args[0]
+			}
+			if !term.IsTerminal(int(os.Stdin.Fd())) || !term.IsTerminal(int(os.Stdout.Fd())) {
+				return fail(exitUsage, "top wants a terminal; zsync ls --watch does without")
+			}
+			t, err := h.begin(cmd.Context(), root, nil)
+			if err != nil {
+				return err
+			}
+			defer t.session.Close()
+			return t.top(root, time.Duration(every))
+		},
+	}
+	cmd.Flags().Var(&every, "interval", "a `TIME`: how often")
+	return cmd
+}
+
+// top shows what is below root until it is told to quit.
+func (t *task) top(root string, every time.Duration) error {
+	before, err := term.MakeRaw(int(os.Stdin.Fd()))
+	if err != nil {
+		return &statusError{exitOutput, err}
+	}
+	io.WriteString(os.Stdout, "\x1b[?1049h\x1b[?25l") // another screen, no cursor
+	defer func() {
+		io.WriteString(os.Stdout, "\x1b[?25h\x1b[?1049l")
+		term.Restore(int(os.Stdin.Fd()), before)
+	}()
+	keys := make(chan string)
+	go readKeys(os.Stdin, keys)
+	type looked struct {
+		tree *look.Tree
+		err  error
+	}
+	found, busy := make(chan looked, 1), false
+	again := func() {
+		if !busy {
+			busy = true
+			go func() {
+				tree, err := look.Look(t.waiting, t.session, root)
+				found <- looked{tree, err}
+			}()
+		}
+	}
+	again()
+	ticks := time.NewTicker(max(every, 100*time.Millisecond))
+	defer ticks.Stop()
+	v := &view{root: root}
+	for {
+		width, height, err := term.GetSize(int(os.Stdout.Fd()))
+		if err != nil {
+			width, height = 80, 24
+		}
+		if _, err := io.WriteString(os.Stdout, v.draw(width, height, time.Now())); err != nil {
+			return outputError(err)
+		}
+		select {
+		case key, ok := <-keys:
+			switch {
+			case !ok || key == "q" || key == "\x03":
+				return nil
+			case key == "r":
+				again()
+			default:
+				v.press(key, height)
+			}
+		case f := <-found:
+			busy = false
+			if f.err == nil {
+				v.set(f.tree)
+			} else if v.failure = f.err.Error(); exitOf(verdict(f.err, exitServers)) == exitUsage {
+				return verdict(f.err, exitServers)
+			}
+		case <-ticks.C:
+			again()
+		case <-t.waiting.Done():
+			return verdict(context.Cause(t.waiting), exitBusy)
+		}
+	}
+}
+
+// readKeys sends each key that is pressed: a rune, or a whole escape sequence.
+func readKeys(in io.Reader, keys chan<- string) {
+	defer close(keys)
+	buf := make([]byte, 256)
+	for {
+		n, err := in.Read(buf)
+		for _, key := range splitKeys(string(buf[:n])) {
+			keys <- key
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// splitKeys takes what a terminal sends apart.
+func splitKeys(in string) (keys []string) {
+	for in != "" {
+		n := 1
+		if strings.HasPrefix(in, "\x1b[") || strings.HasPrefix(in, "\x1bO") {
+			for n = 2; n < len(in) && (in[n] < '@' || in[n] > '~'); {
+				n++
+			}
+			n = min(n+1, len(in))
+		} else if _, size := utf8.DecodeRuneInString(in); size > 1 {
+			n = size
+		}
+		keys = append(keys, in[:n])
+		in = in[n:]
+	}
+	return keys
+}
+
+// A view is what top shows.
+type view struct {
+	root    string
+	rows    []summary
+	lines   map[string][]look.Line // by path
+	znodes  int
+	looked  bool
+	failure string
+	order   int     // of orders
+	marked  summary // the line that is marked
+	at      int     // where it was when it was last there
+	top     int     // the first row that is shown
+	detail  bool    // who holds and who waits at the marked line
+}
+
+// orders are the ways to sort.
+var orders = []struct {
+	name string
+	less func(a, b summary) int
+}{
+	{"longest wait", func(a, b summary) int { return earlier(a.Oldest, b.Oldest) }},
+	{"longest hold", func(a, b summary) int { return earlier(a.Since, b.Since) }},
+	{"waiters", func(a, b summary) int { return b.Waiters - a.Waiters }},
+	{"path", func(a, b summary) int { return 0 }},
+}
+
+// earlier orders times, those that there are before those that there are not.
+func earlier(a, b *time.Time) int {
+	switch {
+	case a == nil && b == nil:
+		return 0
+	case a == nil:
+		return 1
+	case b == nil:
+		return -1
+	}
+	return a.Compare(*b)
+}
+
+// set takes what was found.
+func (v *view) set(t *look.Tree) {
+	v.rows, v.lines, v.znodes, v.looked, v.failure = sumUpAll(t), map[string][]look.Line{}, t.Znodes, true, ""
+	if t.Cut {
+		v.failure = fmt.Sprintf("there are more than %d znodes; the rest is left out", look.TooMany)
+	}
+	for _, p := range t.Places {
+		v.lines[p.Path] = p.Lines
+	}
+	v.sort()
+}
+
+// sort sorts the rows, and keeps the mark where it is.
+func (v *view) sort() {
+	slices.SortStableFunc(v.rows, func(a, b summary) int {
+		return cmp.Or(orders[v.order].less(a, b), cmp.Compare(a.Path, b.Path), cmp.Compare(a.Kind, b.Kind))
+	})
+	if i := slices.IndexFunc(v.rows, func(r summary) bool { return r.Path == v.marked.Path && r.Kind == v.marked.Kind }); i >= 0 {
+		v.at = i
+	}
+	v.mark(v.at)
+}
+
+// mark marks the row at i, or the nearest.
+func (v *view) mark(i int) {
+	if v.at = max(min(i, len(v.rows)-1), 0); len(v.rows) > 0 {
+		v.marked = v.rows[v.at]
+	}
+}
+
+// press does what a key stands for.
+func (v *view) press(key string, height int) {
+	page := max(height-4, 1)
+	switch key {
+	case "s":
+		v.order = (v.order + 1) % len(orders)
+		v.marked, v.at, v.top = summary{}, 0, 0
+		v.sort()
+	case "\x1b[A", "\x1bOA", "k":
+		v.mark(v.at - 1)
+	case "\x1b[B", "\x1bOB", "j":
+		v.mark(v.at + 1)
+	case "\x1b[5~":
+		v.mark(v.at - page)
+	case "\x1b[6~":
+		v.mark(v.at + page)
+	case "\x1b[H", "\x1b[1~", "\x1bOH", "g":
+		v.mark(0)
+	case "\x1b[F", "\x1b[4~", "\x1bOF", "G":
+		v.mark(len(v.rows) - 1)
+	case "\r", "\n", "\x1b":
+		v.detail = !v.detail && key != "\x1b"
+	}
+}
+
+// draw returns what a terminal is sent to show v.
+func (v *view) draw(width, height int, now time.Time) string {
+	head := fmt.Sprintf("zsync top %s   %s   sorted by %s", plain(v.root), count(len(v.rows), "line"), orders[v.order].name)
+	if !v.looked {
+		head = "zsync top " + plain(v.root) + "   looking..."
+	}
+	if v.failure != "" {
+		head += "   " + plain(v.failure)
+	}
+	room := max(height-3, 1)
+	var body []string
+	marked := -1
+	if v.detail && len(v.rows) > 0 {
+		body = v.drawDetail(now)
+	} else {
+		if v.at < v.top {
+			v.top = v.at
+		}
+		v.top = max(min(v.top, len(v.rows)-room), v.at-room+1, 0)
+		var b strings.Builder
+		shown := v.rows[v.top:min(v.top+room, len(v.rows))]
+		printList(&b, shown, now)
+		body = strings.Split(strings.TrimRight(b.String(), "\n"), "\n")
+		if len(shown) > 0 {
+			marked = v.at - v.top + 1
+		}
+	}
+	var out strings.Builder
+	out.WriteString("\x1b[H")
+	line := func(text string, style string) {
+		out.WriteString(style + cut(text, width) + "\x1b[0m\x1b[K\r\n")
+	}
+	line(head, "\x1b[1m")
+	for i, text := range body[:min(len(body), room+1)] {
+		style := ""
+		switch i {
+		case 0:
+			style = "\x1b[4m"
+		case marked:
+			style = "\x1b[7m"
+			text += strings.Repeat(" ", max(width-utf8.RuneCountInString(text), 0))
+		}
+		line(text, style)
+	}
+	out.WriteString("\x1b[J" + "\x1b[" + fmt.Sprint(height) + ";1H\x1b[2m" + cut("q quit  s sort  arrows move  enter who  r look again", width) + "\x1b[0m")
+	return out.String()
+}
+
+// drawDetail is who holds and who waits at the marked line.
+func (v *view) drawDetail(now time.Time) []string {
+	rows := []string{fmt.Sprintf("%s: %s", plain(v.marked.Path), v.marked.Kind)}
+	for _, l := range v.lines[v.marked.Path] {
+		if l.Kind != v.marked.Kind {
+			continue
+		}
+		if l.Since == nil {
+			rows = append(rows, l.State)
+			continue
+		}
+		rows = append(rows, fmt.Sprintf("%-7s %-10s %8s   %s   session %s", l.State, l.Mode, age(now, l.Since), printable(l.Owner), l.Session))
+	}
+	return rows
+}
+
+// cut cuts text to so many columns.
+func cut(text string, width int) string {
+	if utf8.RuneCountInString(text) <= width {
+		return text
+	}
+	return string([]rune(text)[:max(width, 0)])
+}

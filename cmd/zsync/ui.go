@@ -1,0 +1,118 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/robfig/cron/v3"
+	"github.com/spf13/cobra"
+
+	"github.com/zsync/zsync/ui"
+)
+
+func uiCommand(c *client) *cobra.Command {
+	h := newHolding(c)
+	listen, writable, every := "", false, seconds(time.Second)
+	var timetables []string
+	cmd := &cobra.Command{
+		Use:   "ui [PATH] [flags]",
+		Short: "serve a page that shows who holds and who waits, live",
+		Long: `ui serves a web page that shows everything at PATH and below it (default: /): the
+lines at locks, deadlocks, leaders, queues, groups, schedules, and who handed over
+to whom while the page is served. It needs nothing from elsewhere, and can be read
+without JavaScript.
+
+It listens to this machine alone and changes nothing, unless it is told otherwise.
+With --writable whoever can open the page can break locks. It has no passwords of
+its own: where --listen names an address that others can reach, put a proxy with
+authentication before it. Programs can have the same page: see package ui.`,
+		Example: "  zsync ui\n  zsync ui /jobs --listen 127.0.0.1:9000 --timetable '/jobs/nightly=0 3 * * *'",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			opts := ui.Options{ReadOnly: !writable, Root: "/", Interval: time.Duration(every)}
+			if len(args) > 1 {
+				return fail(exitUsage, "want: %s", cmd.UseLine())
+			}
+			if len(args) == 1 {
+				opts.Root = args[0]
+			}
+			opts.Timetables = map[string]interface{ Next(time.Time) time.Time }{}
+			for _, text := range timetables {
+				path, spec, ok := strings.Cut(text, "=")
+				table, err := cron.ParseStandard(spec)
+				if !ok || err != nil {
+					return fail(exitUsage, "--timetable %s: want PATH=FIELDS, five of crontab(5)", text)
+				}
+				opts.Timetables[path] = table
+			}
+			t, err := h.begin(cmd.Context(), opts.Root, nil)
+			if err != nil {
+				return err
+			}
+			defer t.session.Close()
+			if _, _, err := t.session.Children(t.waiting, opts.Root); err != nil && opts.Root != "/" {
+				return verdict(err, exitServers)
+			}
+			l, err := net.Listen("tcp", listen)
+			if err != nil {
+				return fail(exitUsage, "--listen: %w", err)
+			}
+			if _, err := fmt.Fprintf(cmd.OutOrStdout(), "serving on http://%s/\n", l.Addr()); err != nil {
+				l.Close()
+				return outputError(err)
+			}
+			return t.serve(l, ui.Handler(t.session, opts))
+		},
+	}
+	cmd.Flags().StringVar(&listen, "listen", "127.0.0.1:8042", "`ADDRESS` to listen on; port 0: any that is free")
+	cmd.Flags().BoolVar(&writable, "writable", false, "let those who open the page break locks")
+	cmd.Flags().Var(&every, "interval", "a `TIME`: how often to look")
+	cmd.Flags().StringArrayVar(&timetables, "timetable", nil, "`PATH=FIELDS`: when the schedule there is due, in five fields of crontab(5); may be repeated")
+	return cmd
+}
+
+// serve serves the page until a signal comes.
+func (t *task) serve(l net.Listener, page http.Handler) error {
+	if local(l.Addr().String()) {
+		page = onlyLocal(page)
+	}
+	srv := &http.Server{Handler: page, ReadHeaderTimeout: 10 * time.Second, BaseContext: func(net.Listener) context.Context { return t.waiting }}
+	ended := make(chan error, 1)
+	go func() { ended <- srv.Serve(l) }()
+	select {
+	case err := <-ended:
+		return &statusError{exitOutput, err}
+	case <-t.waiting.Done():
+		srv.Close()
+		if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
+			return &statusError{exitOutput, err}
+		}
+		return verdict(context.Cause(t.waiting), exitBusy)
+	}
+}
+
+// local reports whether a host, with a port or without, is this machine.
+func local(host string) bool {
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		host = h
+	}
+	ip, err := netip.ParseAddr(strings.Trim(host, "[]"))
+	return err == nil && ip.IsLoopback() || strings.EqualFold(host, "localhost")
+}
+
+// onlyLocal refuses requests that come by another name: a page of another site
+// can have its name lead here, and then its scripts could read this one.
+func onlyLocal(page http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !local(r.Host) {
+			http.Error(w, "this page is served to this machine alone: ask for it as localhost", http.StatusMisdirectedRequest)
+			return
+		}
+		page.ServeHTTP(w, r)
+	})
+}

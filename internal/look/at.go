@@ -1,0 +1,286 @@
+package look
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/kinds"
+)
+
+type rawJSON = json.RawMessage
+
+// At asks everything that can be at path, whatever the names of its children
+// say: that costs some twenty requests. What is found before an error comes with
+// it.
+func At(ctx context.Context, s *zsync.Session, path string) ([]Line, error) {
+	names, _, err := s.Children(ctx, path)
+	if err != nil && !errors.Is(err, zk.ErrNoNode) {
+		return nil, err
+	}
+	a := &asker{s: s, path: path, names: names, all: true}
+	return a.ask(ctx)
+}
+
+// look asks only what the kinds of a place say that there can be.
+func (p *Place) look(ctx context.Context, s *zsync.Session) ([]Line, error) {
+	if len(p.Kinds) == 0 && !p.Data {
+		return nil, nil
+	}
+	a := &asker{s: s, path: p.Path, names: p.Names, kinds: p.Kinds}
+	return a.ask(ctx)
+}
+
+// An asker asks what is at a path.
+type asker struct {
+	s     *zsync.Session
+	path  string
+	names []string // of the children
+	kinds []kinds.Kind
+	all   bool // ask for everything
+}
+
+func (a *asker) wants(of ...kinds.Kind) bool {
+	return a.all || slices.ContainsFunc(of, func(k kinds.Kind) bool { return slices.Contains(a.kinds, k) })
+}
+
+func (a *asker) ask(ctx context.Context) (lines []Line, err error) {
+	for _, ask := range []func(context.Context) ([]Line, error){a.contenders, a.facts, a.queue, a.members} {
+		more, err := ask(ctx)
+		lines = append(lines, more...)
+		if err != nil {
+			return lines, err
+		}
+	}
+	if len(lines) == 0 {
+		return a.value(ctx)
+	}
+	return lines, nil
+}
+
+// contenders describes who holds and who waits.
+func (a *asker) contenders(ctx context.Context) (lines []Line, err error) {
+	s, path := a.s, a.path
+	for _, kind := range []struct {
+		name       kinds.Kind
+		contenders func(context.Context) ([]zsync.Contender, error)
+		holders    *regexp.Regexp // if not nil, matches the nodes of holders
+	}{
+		{kinds.Lock, zsync.NewMutex(s, path).Contenders, nil},
+		{kinds.RWLock, zsync.NewRWMutex(s, path).Contenders, nil},
+		{kinds.KazooLock, zsync.NewRWMutex(s, path, zsync.WithLayout(zsync.LayoutKazoo)).Contenders, nil},
+		{kinds.Election, zsync.NewElection(s, path).Contenders, nil},
+		{kinds.DoubleBarrier, zsync.NewWaitGroup(s, path).Contenders, nil},
+		{kinds.Cond, zsync.NewCond(s, path, nil).Contenders, nil},
+		{kinds.Semaphore, zsync.NewSemaphore(s, path, 1).Contenders, nil},
+		{kinds.KazooPermits, permits(s, path), kazooPermit},
+	} {
+		if !a.wants(kind.name) {
+			continue
+		}
+		contenders, err := kind.contenders(ctx)
+		if err != nil {
+			return lines, err
+		}
+		for _, c := range contenders {
+			if c.Holding && kind.holders != nil && !kind.holders.MatchString(c.Node) {
+				continue
+			}
+			mode := c.Mode.String()
+			if kind.name == kinds.Cond {
+				mode = ""
+			}
+			lines = append(lines, lineOf(path, string(kind.name), mode, c))
+		}
+	}
+	return lines, nil
+}
+
+// lineOf describes one who holds or waits.
+func lineOf(path, kind, mode string, c zsync.Contender) Line {
+	state := "waits"
+	if c.Holding {
+		state = "holds"
+	}
+	return Line{
+		Path: path, Kind: kind, Mode: mode, State: state, Holding: c.Holding, Owner: c.Owner,
+		Since: &c.Since, Session: SessionText(c.Session), Node: c.Node,
+	}
+}
+
+// SessionText is how a session is shown: as ZooKeeper's own tools do.
+func SessionText(id int64) string { return fmt.Sprintf("%#x", uint64(id)) }
+
+// permits describes the children of a znode, whatever they are: to kazoo's
+// semaphore each of them is a permit that somebody holds. Those who wait for one
+// come after them.
+func permits(s *zsync.Session, path string) func(context.Context) ([]zsync.Contender, error) {
+	return zsync.NewSemaphore(s, path, 1, zsync.WithLayout(zsync.LayoutKazoo)).Contenders
+}
+
+// kazooPermit matches a permit of a kazoo semaphore. To kazoo anything is one,
+// but not to someone who does not know what is at the path.
+var kazooPermit = regexp.MustCompile(`^[0-9a-f]{32}$`)
+
+// facts returns what is known of a path beside who holds and who waits.
+func (a *asker) facts(ctx context.Context) (facts []Line, err error) {
+	if a.wants(kinds.WaitGroup) {
+		tasks, err := zsync.NewWaitGroup(a.s, a.path).Count(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if tasks > 0 {
+			facts = append(facts, Line{Path: a.path, Kind: "wait group", State: Count(tasks, "open task"), Count: &tasks})
+		}
+	}
+	if a.wants(kinds.Once) {
+		done, err := zsync.NewOnce(a.s, a.path).Done(ctx)
+		if err != nil {
+			return facts, err
+		}
+		if done {
+			facts = append(facts, Line{Path: a.path, Kind: "once", State: "done"})
+		}
+	}
+	if !a.wants(kinds.Schedule) {
+		return facts, nil
+	}
+	last, err := zsync.NewSchedule(a.s, a.path).Last(ctx)
+	var noTime *time.ParseError // it is something else of that name
+	switch {
+	case err == nil:
+		facts = append(facts, Line{Path: a.path, Kind: "schedule", State: "last done: that of " + last.Local().Format(time.DateTime)})
+	case errors.Is(err, zsync.ErrNoValue), errors.As(err, &noTime):
+	default:
+		return facts, err
+	}
+	return facts, nil
+}
+
+// queueConsumer tells a consumer that waits for elements.
+var queueConsumer = regexp.MustCompile(`-turn--?\d+$`)
+
+// queueLayouts are the layouts of queues by the names that flags have for them.
+var queueLayouts = map[string]zsync.QueueLayout{
+	"zsync": zsync.LayoutZsync, "simple": zsync.LayoutSimpleQueue, "distributed": zsync.LayoutDistributedQueue, "kazoo": zsync.LayoutKazooQueue,
+}
+
+// queue describes a queue. One in another library's layout is only known by its
+// elements.
+func (a *asker) queue(ctx context.Context) (lines []Line, err error) {
+	if !a.wants(kinds.Queue, kinds.ForeignQueue) {
+		return nil, nil
+	}
+	waiting, err := permits(a.s, a.path+"-consumers")(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range waiting {
+		if queueConsumer.MatchString(c.Node) {
+			c.Holding = false
+			lines = append(lines, lineOf(a.path, "queue", "consumer", c))
+		}
+	}
+	_, _, err = zsync.NewValue[[]byte](a.s, a.path+"-claims", zsync.WithCodec(zsync.Raw)).Load(ctx)
+	if err != nil && !errors.Is(err, zsync.ErrNoValue) {
+		return nil, err
+	}
+	isQueue := err == nil || len(lines) > 0 || slices.Contains(kinds.Of(a.names), kinds.Queue)
+	dead, err := deadLetters(ctx, a.s, a.path)
+	if err != nil {
+		return lines, err
+	}
+	for _, name := range []string{"zsync", "simple", "distributed", "kazoo"} {
+		layout := queueLayouts[name]
+		if layout == zsync.LayoutZsync && !a.wants(kinds.Queue) || layout != zsync.LayoutZsync && !a.wants(kinds.ForeignQueue) {
+			continue
+		}
+		n, err := zsync.NewQueue[[]byte](a.s, a.path, zsync.WithQueueLayout(layout)).Len(ctx)
+		if err != nil {
+			return lines, err
+		}
+		state := Count(n, "element")
+		if layout != zsync.LayoutZsync {
+			state += ", as of " + layout.String()
+		}
+		if n > 0 || isQueue && layout == zsync.LayoutZsync {
+			lines = append(lines, Line{Path: a.path, Kind: "queue", State: state, Count: &n, Layout: name})
+		}
+	}
+	if dead > 0 {
+		lines = append(lines, Line{Path: a.path, Kind: "queue", State: Count(dead, "dead letter"), Dead: &dead})
+	}
+	return lines, nil
+}
+
+// deadLetters counts those of the queue at path. Whichever its layout, they are
+// in the same place.
+func deadLetters(ctx context.Context, s *zsync.Session, path string) (n int, err error) {
+	for _, err := range zsync.NewQueue[[]byte](s, path).Dead(ctx) {
+		if err != nil {
+			return n, err
+		}
+		n++
+	}
+	return n, nil
+}
+
+// members describes those of a group. Only a look at the whole tree can tell that
+// there is one.
+func (a *asker) members(ctx context.Context) (lines []Line, err error) {
+	if a.all || !a.wants(kinds.Group) {
+		return nil, nil
+	}
+	layout := zsync.LayoutCurator
+	if slices.ContainsFunc(a.names, func(name string) bool { return strings.Contains(name, "__party__") }) {
+		layout = zsync.LayoutKazoo
+	}
+	ms, err := zsync.NewGroup[[]byte](a.s, a.path, zsync.WithCodec(zsync.Raw), zsync.WithGroupLayout(layout)).Members(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range ms {
+		lines = append(lines, Line{
+			Path: a.path, Kind: "group", Mode: "member", State: "is there", Holding: true,
+			Owner: m.ID, Info: string(m.Info), Since: &m.Since, Session: SessionText(m.Session),
+		})
+	}
+	return lines, nil
+}
+
+// value describes the data at a path where nothing else is.
+func (a *asker) value(ctx context.Context) ([]Line, error) {
+	data, version, err := zsync.NewValue[[]byte](a.s, a.path, zsync.WithCodec(zsync.Raw)).Load(ctx)
+	switch {
+	case errors.Is(err, zsync.ErrNoValue), err == nil && len(data) == 0:
+		return []Line{{Path: a.path, State: "free"}}, nil
+	case err != nil:
+		return nil, err
+	case json.Valid(data):
+		return []Line{{Path: a.path, Kind: "data", State: Printable(string(data)), Value: data}}, nil
+	}
+	value, err := json.Marshal(string(data))
+	l := Line{Path: a.path, Kind: "data", State: Printable(string(data)), Value: value}
+	// A closed gate is made, with the name of who closes it, and not written.
+	if len(a.names) == 0 && strings.HasPrefix(version.String(), "0@") {
+		l.Kind, l.State, l.Owner = "gate", "closed", string(data)
+	}
+	return []Line{l}, err
+}
+
+// Count returns n of something in words.
+func Count(n int, of string) string {
+	if n == 1 {
+		return "1 " + of
+	}
+	return strconv.Itoa(n) + " " + of + "s"
+}

@@ -1,0 +1,131 @@
+package look
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// A Graph says which session waits for which.
+type Graph struct {
+	Names map[string]string // what sessions call themselves
+	Waits map[string][]Wait // by the session that waits
+}
+
+// A Wait is one session's, at a path, for those who hold what it wants.
+type Wait struct {
+	Path    string
+	Holders []string // sessions
+	Any     bool     // one of them is enough: it waits for permits
+}
+
+// Add takes note of who waits at a path, and for whom.
+func (g *Graph) Add(lines []Line) {
+	if g.Names == nil {
+		g.Names, g.Waits = map[string]string{}, map[string][]Wait{}
+	}
+	for _, l := range lines {
+		switch l.Kind {
+		case "lock", "read-write lock", "kazoo lock", "semaphore", "kazoo semaphore", "election":
+		default:
+			continue
+		}
+		if g.Names[l.Session] == "" {
+			g.Names[l.Session] = l.Owner
+		}
+		if l.Holding || l.Since == nil {
+			continue
+		}
+		w := Wait{Path: l.Path, Any: strings.HasSuffix(l.Kind, "semaphore")}
+		for _, holder := range lines {
+			if holder.Holding && holder.Kind == l.Kind && holder.Session != l.Session && !slices.Contains(w.Holders, holder.Session) {
+				w.Holders = append(w.Holders, holder.Session)
+			}
+		}
+		if len(w.Holders) > 0 {
+			g.Waits[l.Session] = append(g.Waits[l.Session], w)
+		}
+	}
+}
+
+// stuck are the sessions that will not go on unless somebody steps in, if each
+// waits with what it holds: those who wait for nobody go on, and so do those who
+// wait only for such as go on. Of permits it is enough that one is given back.
+func (g *Graph) stuck() map[string]bool {
+	stuck := map[string]bool{}
+	for s := range g.Waits {
+		stuck[s] = true
+	}
+	for changed := true; changed; {
+		changed = false
+		for s := range stuck {
+			goesOn := !slices.ContainsFunc(g.Waits[s], func(w Wait) bool {
+				held := func(h string) bool { return stuck[h] }
+				if w.Any {
+					return !slices.ContainsFunc(w.Holders, func(h string) bool { return !held(h) })
+				}
+				return slices.ContainsFunc(w.Holders, held)
+			})
+			if goesOn {
+				delete(stuck, s)
+				changed = true
+			}
+		}
+	}
+	return stuck
+}
+
+// A Step of a circle: a session waits at a path for another.
+type Step struct{ Session, Path, For string }
+
+// Circles returns each circle of sessions that wait for each other, once. They
+// are deadlocks, unless a process waits with one thread and can release with
+// another.
+func (g *Graph) Circles() (found [][]Step) {
+	stuck, done := g.stuck(), map[string]bool{}
+	sessions := slices.SortedFunc(maps.Keys(stuck), func(a, b string) int {
+		return cmp.Or(cmp.Compare(g.Names[a], g.Names[b]), cmp.Compare(a, b))
+	})
+	var trail []Step
+	var follow func(session string)
+	follow = func(session string) {
+		if i := slices.IndexFunc(trail, func(s Step) bool { return s.Session == session }); i >= 0 {
+			found = append(found, slices.Clone(trail[i:]))
+			return
+		}
+		if done[session] || !stuck[session] {
+			return
+		}
+		for _, w := range g.Waits[session] {
+			for _, h := range w.Holders {
+				trail = append(trail, Step{session, w.Path, h})
+				follow(h)
+				trail = trail[:len(trail)-1]
+			}
+		}
+		done[session] = true
+	}
+	for _, s := range sessions {
+		follow(s)
+	}
+	return found
+}
+
+// Describe says in words who waits for whom in a circle.
+func (g *Graph) Describe(circle []Step) string {
+	words := make([]string, len(circle))
+	for i, s := range circle {
+		words[i] = fmt.Sprintf("%s waits at %s for %s", g.Name(s.Session), s.Path, g.Name(s.For))
+	}
+	return strings.Join(words, ", ")
+}
+
+// Name is what a session is called.
+func (g *Graph) Name(session string) string {
+	if g.Names[session] == "" {
+		return "session " + session
+	}
+	return Printable(g.Names[session])
+}

@@ -1,0 +1,247 @@
+// Package look tells what there is in a tree of znodes: which primitives, who
+// holds them, who waits, and who waits for whom. It only reads, through a
+// [zsync.Session], with so many requests under way at once and no more. It is for
+// tools that show a tree to people: the command and package ui.
+package look
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"path"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/kinds"
+)
+
+// Atonce is how many requests, or places, are looked at together.
+const Atonce = 8
+
+// TooMany is how many znodes Explore looks at.
+const TooMany = 20_000
+
+// A Place is a path at which a primitive may be.
+type Place struct {
+	Path  string
+	Kinds []kinds.Kind // by the names of its children and neighbours
+	Names []string     // of its children
+	Made  int64        // how many children it has had, about
+	Data  bool         // it holds data
+	Lines []Line       // set by Look
+}
+
+// A Tree is what was found below a path.
+type Tree struct {
+	Places  []Place
+	Strays  []string // belong to a neighbour that is not there
+	Refused []string // may not be read
+	Znodes  int      // how many were looked at
+	Cut     bool     // there are more
+}
+
+// Look explores what is below root and looks at each place that it finds.
+func Look(ctx context.Context, s *zsync.Session, root string) (*Tree, error) {
+	t, err := Explore(ctx, s, root)
+	if err != nil {
+		return nil, err
+	}
+	var mu sync.Mutex
+	err = each(ctx, len(t.Places), func(i int) error {
+		p := &t.Places[i]
+		lines, err := p.look(ctx, s)
+		if errors.Is(err, zk.ErrNoAuth) {
+			mu.Lock()
+			defer mu.Unlock()
+			t.Refused = append(t.Refused, p.Path)
+			err = nil
+		}
+		p.Lines = lines
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	t.dropMarks()
+	slices.Sort(t.Refused)
+	return t, nil
+}
+
+// dropMarks removes the places that are only what a once or a schedule has
+// written.
+func (t *Tree) dropMarks() {
+	marks := map[string]bool{}
+	for _, p := range t.Places {
+		for _, l := range p.Lines {
+			switch l.Kind {
+			case "once":
+				marks[p.Path+"/done"] = true
+			case "schedule":
+				marks[p.Path+"/last"] = true
+			}
+		}
+	}
+	t.Places = slices.DeleteFunc(t.Places, func(p Place) bool { return marks[p.Path] })
+}
+
+// each calls f for 0 to n-1, some at once, until one fails.
+func each(ctx context.Context, n int, f func(i int) error) error {
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	var first error
+	next := 0
+	for range min(n, Atonce) {
+		wg.Go(func() {
+			for {
+				mu.Lock()
+				i := next
+				next++
+				stop := i >= n || first != nil
+				mu.Unlock()
+				if stop {
+					return
+				}
+				err := f(i)
+				if err == nil && ctx.Err() != nil {
+					err = context.Cause(ctx)
+				}
+				mu.Lock()
+				if first == nil {
+					first = err
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	return first
+}
+
+// Explore looks at everything below root, with one request for each znode that
+// is not known to be part of a primitive.
+func Explore(ctx context.Context, s *zsync.Session, root string) (*Tree, error) {
+	x := &explorer{groups: map[string]bool{}}
+	for level := []found{{path: root}}; len(level) > 0; {
+		if room := TooMany - x.tree.Znodes; len(level) > room {
+			level, x.tree.Cut = level[:room], true
+		}
+		x.tree.Znodes += len(level)
+		var below []found
+		var mu sync.Mutex
+		err := each(ctx, len(level), func(i int) error {
+			at := level[i]
+			names, stat, err := s.Children(ctx, at.path)
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case errors.Is(err, zk.ErrNoNode):
+				return nil
+			case errors.Is(err, zk.ErrNoAuth):
+				x.tree.Refused = append(x.tree.Refused, at.path)
+				return nil
+			case err != nil:
+				return err
+			}
+			below = append(below, x.add(at, names, stat)...)
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+		level = below
+	}
+	x.group()
+	t := &x.tree
+	slices.SortFunc(t.Places, func(a, b Place) int { return cmp.Compare(a.Path, b.Path) })
+	slices.Sort(t.Strays)
+	return t, nil
+}
+
+// found is a znode to look at.
+type found struct {
+	path   string
+	beside bool // it has a neighbour that only a queue has
+}
+
+type explorer struct {
+	tree   Tree
+	groups map[string]bool // have ephemeral children that are nothing else
+}
+
+// add takes note of a znode, and returns the children to look at.
+func (x *explorer) add(at found, names []string, stat *zk.Stat) (below []found) {
+	p := Place{Path: at.path, Kinds: kinds.Of(names), Names: names, Data: stat.DataLength > 0}
+	// A server counts what is made and what is deleted, in 32 bits.
+	p.Made = (int64(uint32(stat.Cversion)) + int64(stat.NumChildren)) / 2
+	if at.beside && !slices.Contains(p.Kinds, kinds.Queue) {
+		p.Kinds = append(p.Kinds, kinds.Queue)
+	}
+	queues := map[string]bool{}
+	for _, name := range names {
+		if of, ok := kinds.Beside(name); ok && name != of+"-receipts" && name != of+"-__lock__" {
+			queues[of] = true
+		}
+	}
+	for _, name := range names {
+		child := path.Join(at.path, name)
+		of, beside := kinds.Beside(name)
+		switch {
+		case child == "/zookeeper" || kinds.Part(name, names):
+		case beside && slices.Contains(names, of):
+		case beside && name != of+"-dead": // dead letters may well outlive their queue
+			x.tree.Strays = append(x.tree.Strays, child)
+		default:
+			below = append(below, found{child, queues[name]})
+		}
+	}
+	if stat.EphemeralOwner != 0 {
+		x.groups[path.Dir(at.path)] = true
+		return below
+	}
+	if at.path != "/" && (len(p.Kinds) > 0 || p.Data || len(names) == 0) {
+		x.tree.Places = append(x.tree.Places, p)
+	}
+	return below
+}
+
+// group makes a place of each path whose children are members of a group. A
+// gate, a value or a map has no ephemeral znodes, and those of lines have names
+// that tell them.
+func (x *explorer) group() {
+	for dir := range x.groups {
+		if dir == "/" {
+			continue
+		}
+		i := slices.IndexFunc(x.tree.Places, func(p Place) bool { return p.Path == dir })
+		if i < 0 {
+			x.tree.Places = append(x.tree.Places, Place{Path: dir})
+			i = len(x.tree.Places) - 1
+		}
+		p := &x.tree.Places[i]
+		if p.Kinds = append(p.Kinds, kinds.Group); len(p.Names) == 0 {
+			p.Names = nil
+		}
+	}
+}
+
+// A Line is one who holds or waits, or one thing that is known of a path.
+type Line struct {
+	Path    string     `json:"path"`
+	Kind    string     `json:"kind"` // empty if the path is free
+	Mode    string     `json:"mode,omitempty"`
+	State   string     `json:"state"` // in words
+	Holding bool       `json:"holding"`
+	Owner   string     `json:"owner,omitempty"`
+	Since   *time.Time `json:"since,omitempty"`
+	Session string     `json:"session,omitempty"`
+	Node    string     `json:"node,omitempty"`
+	Count   *int       `json:"count,omitempty"`  // elements of a queue, tasks of a wait group
+	Dead    *int       `json:"dead,omitempty"`   // dead letters of a queue
+	Layout  string     `json:"layout,omitempty"` // of a queue, as --layout calls it
+	Value   rawJSON    `json:"value,omitempty"`  // the data of the znode: as it is if that is JSON, or else as a string
+	Info    string     `json:"info,omitempty"`   // of a member
+}

@@ -1,0 +1,207 @@
+//go:build linux
+
+package ui_test
+
+import (
+	"bufio"
+	"encoding/base64"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/ui"
+	"github.com/zsync/zsync/zktest"
+)
+
+// A browser is a headless Chromium with one page, spoken to through a pipe in the
+// protocol of its developer tools.
+type browser struct {
+	t       *testing.T
+	to      *os.File
+	answers chan map[string]json.RawMessage
+	session string
+	last    int
+}
+
+func openBrowser(t *testing.T) *browser {
+	t.Helper()
+	program, err := exec.LookPath("chromium")
+	if err != nil {
+		t.Skip("chromium is not installed")
+	}
+	fromUs, to, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	from, toUs, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(program, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+		"--disable-background-networking", "--remote-debugging-pipe", "--user-data-dir="+t.TempDir(), "--window-size=1000,800", "about:blank")
+	cmd.ExtraFiles = []*os.File{fromUs, toUs}
+	cmd.Env = append(os.Environ(), "HOME="+t.TempDir())
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	fromUs.Close()
+	toUs.Close()
+	b := &browser{t: t, to: to, answers: make(chan map[string]json.RawMessage, 1000)}
+	read := make(chan struct{})
+	var ended atomic.Bool
+	go func() {
+		defer close(read)
+		in := bufio.NewReader(from)
+		for {
+			text, err := in.ReadBytes(0)
+			if err != nil {
+				return
+			}
+			var answer map[string]json.RawMessage
+			if json.Unmarshal(text[:len(text)-1], &answer) == nil && answer["id"] != nil && !ended.Load() {
+				b.answers <- answer
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		ended.Store(true)
+		to.Close()
+		timer := time.AfterFunc(5*time.Second, func() { cmd.Process.Kill() })
+		cmd.Wait()
+		timer.Stop()
+		from.Close()
+		<-read
+	})
+	target := b.call("Target.createTarget", map[string]any{"url": "about:blank"})
+	attached := b.call("Target.attachToTarget", map[string]any{"targetId": text(target["targetId"]), "flatten": true})
+	b.session = text(attached["sessionId"])
+	return b
+}
+
+func text(raw json.RawMessage) (s string) {
+	json.Unmarshal(raw, &s)
+	return s
+}
+
+// call has the browser do something.
+func (b *browser) call(method string, params map[string]any) (result map[string]json.RawMessage) {
+	b.t.Helper()
+	b.last++
+	message := map[string]any{"id": b.last, "method": method, "params": params}
+	if b.session != "" {
+		message["sessionId"] = b.session
+	}
+	data, _ := json.Marshal(message)
+	if _, err := b.to.Write(append(data, 0)); err != nil {
+		b.t.Fatal(err)
+	}
+	for timeout := time.After(60 * time.Second); ; {
+		select {
+		case answer := <-b.answers:
+			var id int
+			if json.Unmarshal(answer["id"], &id); id != b.last {
+				continue
+			}
+			if answer["error"] != nil {
+				b.t.Fatalf("%s: %s", method, answer["error"])
+			}
+			json.Unmarshal(answer["result"], &result)
+			return result
+		case <-timeout:
+			b.t.Fatalf("%s: no answer", method)
+		}
+	}
+}
+
+// eval evaluates an expression whose value is a string.
+func (b *browser) eval(expression string) string {
+	b.t.Helper()
+	got := b.call("Runtime.evaluate", map[string]any{"expression": "String(" + expression + ")"})
+	var value struct{ Value string }
+	json.Unmarshal(got["result"], &value)
+	return value.Value
+}
+
+func (b *browser) await(expression, want string) {
+	b.t.Helper()
+	got := ""
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+		if got = b.eval(expression); strings.Contains(got, want) {
+			return
+		}
+	}
+	b.t.Fatalf("%s never has %q:\n%s", expression, want, got)
+}
+
+// screenshot takes a picture of the page. With ZSYNC_SCREENSHOTS=1 it goes to the
+// documentation.
+func (b *browser) screenshot(name, scheme string) {
+	b.t.Helper()
+	b.call("Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{{"name": "prefers-color-scheme", "value": scheme}}})
+	got := b.call("Page.captureScreenshot", map[string]any{"format": "png"})
+	png, err := base64.StdEncoding.DecodeString(text(got["data"]))
+	if err != nil || len(png) < 5000 {
+		b.t.Fatalf("a picture of %d bytes, %v", len(png), err)
+	}
+	dir := b.t.TempDir()
+	if os.Getenv("ZSYNC_SCREENSHOTS") != "" {
+		dir = filepath.Join("..", "docs")
+	}
+	if err := os.WriteFile(filepath.Join(dir, name), png, 0o644); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func TestChromiumShowsAHandOverWithoutLoadingThePageAnew(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a browser takes seconds")
+	}
+	b := openBrowser(t)
+	srv := zktest.Start(t)
+	m := everything(t, srv)
+	waiter := zsync.NewMutex(session(t, srv, "worker-2"), m.Path())
+	base, _ := serve(t, srv, ui.Options{Interval: 100 * time.Millisecond})
+	b.call("Page.enable", nil)
+	b.call("Emulation.setDeviceMetricsOverride", map[string]any{"width": 800, "height": 760, "deviceScaleFactor": 1, "mobile": false})
+	b.call("Page.navigate", map[string]any{"url": base})
+	const lines = `document.getElementById("lines").innerText`
+	b.await(lines, "/jobs/nightly")
+	b.eval(`window.before = "still here"`) // is lost when the page is loaded anew
+
+	go waiter.Lock(t.Context())
+	waiting(t, waiter, 2)
+	b.await(lines, "worker-2")
+	const holder = `[...document.querySelectorAll("article")].find(a => a.innerText.includes("/jobs/nightly")).querySelector("tr.holds").innerText`
+	b.await(holder, "worker-1")
+	if got := b.eval(`document.querySelector("button.copy").hidden`); got != "false" {
+		t.Errorf("commands cannot be copied: hidden is %s", got)
+	}
+	if err := m.Unlock(); err != nil {
+		t.Fatal(err)
+	}
+	b.await(holder, "worker-2")
+	b.await(`document.getElementById("timeline").innerText`, "released: its session goes on")
+	b.screenshot("ui-light.png", "light")
+	ring(t, srv)
+	b.await(`document.getElementById("deadlocks").innerText`, "Deadlock: billing waits at /locks/shipping for shipping")
+	stroke := b.eval(`getComputedStyle(document.querySelector("svg line.stuck")).stroke`)
+	b.screenshot("ui-dark.png", "dark")
+	if dark := b.eval(`getComputedStyle(document.querySelector("svg line.stuck")).stroke`); stroke != "rgb(179, 18, 29)" || dark != "rgb(255, 123, 114)" {
+		t.Errorf("a circle is drawn in %s and, where it is dark, in %s", stroke, dark)
+	}
+	if got := b.eval(`document.querySelector("#deadlocks svg").getBBox().width > 300`); got != "true" {
+		t.Errorf("there is no picture: %s", got)
+	}
+	if got := b.eval(`window.before`); got != "still here" {
+		t.Errorf("the page was loaded anew: %s", got)
+	}
+	if got := b.eval(`[...document.querySelectorAll("th")].every(h => h.scope) && document.documentElement.lang && document.title`); got != "zsync /" {
+		t.Errorf("a screen reader finds %s", got)
+	}
+}

@@ -1,0 +1,380 @@
+package ui
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/kinds"
+	"github.com/zsync/zsync/internal/look"
+)
+
+// A model is what was found by one look, and what is remembered of those before.
+type model struct {
+	Version   uint64
+	At        time.Time
+	Err       string
+	Cut       bool
+	Lines     []lineView // that people stand in: locks, elections, semaphores
+	Queues    []queueView
+	Groups    []groupView
+	Schedules []scheduleView
+	Others    []look.Line
+	Refused   []string
+	Waits     *graphView
+	Timeline  []handOver // the latest first
+
+	requests int                // what the look cost, about
+	holds    map[string]held    // by path and node
+	samples  map[string][]count // of queues, the latest last
+}
+
+// A who is one who holds or waits.
+type who struct {
+	Owner, Session, Node, Mode string
+	Since                      time.Time
+	Holding                    bool
+	Margin                     string // for how long the hold is certain; of our own session
+	Place                      int
+}
+
+// A lineView is a line at a path.
+type lineView struct {
+	Path, Kind       string
+	Holders, Waiters []who
+	Term             string // of a leader
+	State            string
+}
+
+// longest is since when the first waits.
+func (l lineView) longest() time.Time {
+	if len(l.Waiters) == 0 {
+		return time.Now().Add(time.Hour)
+	}
+	return l.Waiters[0].Since
+}
+
+type groupView struct {
+	Path    string
+	Members []look.Line
+}
+
+type scheduleView struct {
+	Path, Last string
+	Next       time.Time // zero if it is not known
+}
+
+// A count is what was in a queue at a time.
+type count struct{ Ready, Claimed, Delayed, Dead int }
+
+// A queueView is a queue, and what was in it.
+type queueView struct {
+	Path, Layout, Err string
+	count
+	Oldest  time.Time
+	Holders []zsync.QueueHolder
+	Points  string // of a line in a picture of 120 by 24
+	Most    int
+}
+
+// A held is a hold, as long as it lasts.
+type held struct {
+	path, kind, owner, session, node string
+	since                            time.Time
+}
+
+// A handOver is the end of a hold that was seen.
+type handOver struct {
+	Path, Kind, Owner, Next, Why string
+	Long                         string
+	At                           time.Time
+}
+
+// remembered is how many hand-overs are kept, samples is how many looks at a
+// queue, and stats is how many queues are counted.
+const (
+	remembered = 200
+	sampled    = 120
+	counted    = 50
+)
+
+// newModel makes a model of what was found, and of the one before.
+func newModel(ctx context.Context, s *zsync.Session, opts Options, before *model, t *look.Tree, err error, broken func(path, node string) bool) *model {
+	if before == nil {
+		before = &model{}
+	}
+	if err != nil {
+		m := *before // what was seen last, and that it is not news
+		m.Version, m.Err, m.requests = before.Version+1, err.Error(), 0
+		return &m
+	}
+	m := &model{
+		Version: before.Version + 1, At: time.Now(), Cut: t.Cut, Refused: t.Refused, Timeline: before.Timeline,
+		requests: t.Znodes, holds: map[string]held{}, samples: map[string][]count{},
+	}
+	var g look.Graph
+	sessions := map[string]bool{}
+	for _, p := range t.Places {
+		m.requests += 3 + len(p.Lines)/100
+		g.Add(p.Lines)
+		for _, l := range p.Lines {
+			sessions[l.Session] = true
+		}
+		m.place(ctx, s, opts, before, p)
+	}
+	slices.SortStableFunc(m.Lines, func(a, b lineView) int { return a.longest().Compare(b.longest()) })
+	m.Waits = draw(&g)
+	if before.Version > 0 {
+		m.remember(before, sessions, broken)
+	}
+	return m
+}
+
+// place takes what is at one path apart, by kinds.
+func (m *model) place(ctx context.Context, s *zsync.Session, opts Options, before *model, p look.Place) {
+	for i := 0; i < len(p.Lines); {
+		kind, j := p.Lines[i].Kind, i
+		for j < len(p.Lines) && p.Lines[j].Kind == kind {
+			j++
+		}
+		lines := p.Lines[i:j]
+		i = j
+		switch {
+		case kind == "":
+		case kind == "queue":
+			m.queue(ctx, s, before, p, lines)
+		case kind == string(kinds.Group):
+			g := groupView{Path: p.Path, Members: slices.Clone(lines)}
+			for k := range g.Members {
+				if g.Members[k].Info != "" {
+					g.Members[k].Info = opts.Format(p.Path, g.Members[k].Info)
+				}
+			}
+			m.Groups = append(m.Groups, g)
+		case kind == "schedule":
+			v := scheduleView{Path: p.Path, Last: strings.TrimPrefix(lines[0].State, "last done: that of ")}
+			if table := opts.Timetables[p.Path]; table != nil {
+				v.Next = table.Next(m.At)
+			}
+			m.Schedules = append(m.Schedules, v)
+		case lines[0].Since == nil:
+			m.Others = append(m.Others, lines...)
+		default:
+			m.Lines = append(m.Lines, m.line(s, opts, kind, lines))
+		}
+	}
+}
+
+// line is a line that people stand in.
+func (m *model) line(s *zsync.Session, opts Options, kind string, lines []look.Line) lineView {
+	v := lineView{Path: lines[0].Path, Kind: kind}
+	for _, l := range lines {
+		if l.Since == nil {
+			v.State = l.State
+			continue
+		}
+		w := who{Owner: opts.Format(l.Path, l.Owner), Session: l.Session, Node: l.Node, Mode: l.Mode, Since: *l.Since, Holding: l.Holding}
+		if w.Owner == "" {
+			w.Owner = "session " + l.Session
+		}
+		if !l.Holding {
+			w.Place = len(v.Waiters) + 1
+			v.Waiters = append(v.Waiters, w)
+			continue
+		}
+		if l.Session == look.SessionText(s.ID()) {
+			w.Margin = s.Margin().Round(100 * time.Millisecond).String()
+		}
+		v.Holders = append(v.Holders, w)
+		m.holds[l.Path+"/"+l.Node] = held{l.Path, kind, w.Owner, l.Session, l.Node, *l.Since}
+		if kind == "election" {
+			v.Term = term(l.Node)
+		}
+	}
+	return v
+}
+
+// term is the number of a leader: each has a greater one than the last.
+func term(node string) string {
+	if len(node) < 10 {
+		return ""
+	}
+	n, err := strconv.ParseUint(node[len(node)-10:], 10, 32)
+	if err != nil {
+		return ""
+	}
+	return strconv.FormatUint(n, 10)
+}
+
+// queue counts what is in a queue.
+func (m *model) queue(ctx context.Context, s *zsync.Session, before *model, p look.Place, lines []look.Line) {
+	if slices.ContainsFunc(m.Queues, func(q queueView) bool { return q.Path == p.Path }) {
+		return
+	}
+	q := queueView{Path: p.Path}
+	for _, l := range lines {
+		if l.Layout != "" {
+			q.Layout = l.Layout
+		}
+		if l.Count != nil {
+			q.Ready = *l.Count
+		}
+		if l.Dead != nil {
+			q.Dead = *l.Dead
+		}
+	}
+	if len(m.Queues) < counted && q.Layout == "zsync" {
+		m.requests += 6 + q.Ready/1000
+		st, err := zsync.NewQueue[[]byte](s, p.Path, zsync.WithCodec(zsync.Raw)).Stats(ctx)
+		if err != nil {
+			q.Err = err.Error()
+		} else {
+			q.count, q.Oldest, q.Holders = count{st.Ready, st.Claimed, st.Delayed, st.Dead}, st.Oldest, st.Holders
+		}
+	}
+	all := append(slices.Clone(before.samples[p.Path]), q.count)
+	all = all[max(len(all)-sampled, 0):]
+	m.samples[p.Path] = all
+	for _, c := range all {
+		q.Most = max(q.Most, c.Ready)
+	}
+	var points []string
+	for i, c := range all {
+		points = append(points, fmt.Sprintf("%d,%.1f", i+sampled-len(all), 23-22*float64(c.Ready)/float64(max(q.Most, 1))))
+	}
+	q.Points = strings.Join(points, " ")
+	m.Queues = append(m.Queues, q)
+}
+
+// remember adds the holds that have ended to the timeline. What happens between
+// two looks is seen only in part: a hold that came and went is not.
+func (m *model) remember(before *model, sessions map[string]bool, broken func(path, node string) bool) {
+	var ended []handOver
+	lost := map[string]int{} // holds that have ended, by session
+	for key, h := range before.holds {
+		if _, still := m.holds[key]; !still {
+			lost[h.session]++
+		}
+	}
+	for key, h := range before.holds {
+		if _, still := m.holds[key]; still {
+			continue
+		}
+		e := handOver{Path: h.path, Kind: h.kind, Owner: h.owner, Long: span(m.At.Sub(h.since)), At: m.At}
+		switch {
+		case broken(h.path, h.node):
+			e.Why = "broken from this page"
+		case sessions[h.session]:
+			e.Why = "released: its session goes on"
+		case lost[h.session] > 1:
+			e.Why = "its session has ended, or gave up all it had"
+		default:
+			e.Why = "released, or its session has ended"
+		}
+		var next []string
+		for key, n := range m.holds {
+			if _, had := before.holds[key]; !had && n.path == h.path && n.kind == h.kind {
+				next = append(next, n.owner)
+			}
+		}
+		slices.Sort(next)
+		e.Next = strings.Join(next, ", ")
+		ended = append(ended, e)
+	}
+	slices.SortFunc(ended, func(a, b handOver) int { return cmp.Compare(a.Path, b.Path) })
+	m.Timeline = slices.Concat(ended, before.Timeline)
+	m.Timeline = m.Timeline[:min(len(m.Timeline), remembered)]
+}
+
+// A graphView is who waits for whom, as a picture and in words.
+type graphView struct {
+	Nodes   []nodeView
+	Edges   []edgeView
+	Circles []string
+	Left    int // how many waits are not in the picture
+	Height  int
+}
+
+type nodeView struct {
+	Name  string
+	X, Y  int
+	Stuck bool
+}
+
+type edgeView struct {
+	From, To, Path string
+	X1, Y1, X2, Y2 int
+	TX, TY         int
+	Stuck          bool
+}
+
+// draws is how many sessions are in the picture at most.
+const draws = 16
+
+// draw draws those who wait, and those for whom they do; those in circles first.
+func draw(g *look.Graph) *graphView {
+	v := &graphView{Height: 420}
+	stuck := map[look.Step]bool{}
+	var order []string
+	put := func(s string) {
+		if !slices.Contains(order, s) {
+			order = append(order, s)
+		}
+	}
+	for _, c := range g.Circles() {
+		v.Circles = append(v.Circles, g.Describe(c))
+		for _, step := range c {
+			stuck[step] = true
+			put(step.Session)
+		}
+	}
+	var steps []look.Step
+	for s, waits := range g.Waits {
+		for _, w := range waits {
+			for _, h := range w.Holders {
+				steps = append(steps, look.Step{Session: s, Path: w.Path, For: h})
+			}
+		}
+	}
+	slices.SortFunc(steps, func(a, b look.Step) int {
+		return cmp.Or(cmp.Compare(a.Path, b.Path), cmp.Compare(a.Session, b.Session), cmp.Compare(a.For, b.For))
+	})
+	for _, s := range steps {
+		put(s.Session)
+		put(s.For)
+	}
+	order = order[:min(len(order), draws)]
+	at := map[string]nodeView{}
+	for i, s := range order {
+		angle := 2*math.Pi*float64(i)/float64(len(order)) - math.Pi/2
+		n := nodeView{Name: g.Name(s), X: 360 + int(250*math.Cos(angle)), Y: 210 + int(165*math.Sin(angle))}
+		for step := range stuck {
+			n.Stuck = n.Stuck || step.Session == s
+		}
+		at[s] = n
+		v.Nodes = append(v.Nodes, n)
+	}
+	for _, s := range steps {
+		a, b := at[s.Session], at[s.For]
+		if a.Name == "" || b.Name == "" {
+			v.Left++
+			continue
+		}
+		// From edge to edge of the names, not from middle to middle.
+		dx, dy := float64(b.X-a.X), float64(b.Y-a.Y)
+		long := max(math.Hypot(dx, dy), 1)
+		const off = 34
+		v.Edges = append(v.Edges, edgeView{
+			From: a.Name, To: b.Name, Path: look.Printable(s.Path), Stuck: stuck[s],
+			X1: a.X + int(dx/long*off), Y1: a.Y + int(dy/long*off), X2: b.X - int(dx/long*off), Y2: b.Y - int(dy/long*off),
+			TX: (a.X + b.X) / 2, TY: (a.Y+b.Y)/2 - 6,
+		})
+	}
+	return v
+}

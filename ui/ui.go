@@ -1,0 +1,340 @@
+// Package ui is a page that shows what there is in a tree of znodes: who holds
+// each lock and who waits, deadlocks, leaders, queues, groups and schedules, live.
+//
+//	mux.Handle("/zsync/", http.StripPrefix("/zsync", ui.Handler(s, ui.Options{ReadOnly: true})))
+//
+// The page needs nothing from elsewhere, its links are relative, and it can be
+// read without JavaScript. Whoever can open it sees the names of owners and the
+// values of znodes: put it behind the authentication that the rest of the
+// program has.
+//
+// # Cost
+//
+// The tree is looked at once for all who watch, at [Options.Interval], and less
+// often if it is large: no more than some 200 requests a second are sent, eight at
+// once, and no watches are set. While nobody has the page open it is looked at
+// ten times less often, for the timeline.
+package ui
+
+import (
+	"bytes"
+	"crypto/rand"
+	"crypto/subtle"
+	"embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"html/template"
+	"io/fs"
+	"net/http"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/look"
+)
+
+// Options say what a page shows, and what may be done with it.
+type Options struct {
+	// ReadOnly leaves out the forms that break locks, and refuses them. Set it,
+	// unless everybody who can open the page may do so.
+	ReadOnly bool
+
+	// Format, if it is not nil, returns what is shown in place of the owner of a
+	// contender, or the info of a member of a group, at a path.
+	Format func(path, text string) string
+
+	// Root is the path below which everything is shown; the default is /.
+	Root string
+
+	// Interval is how often the tree is looked at; the default is a second.
+	Interval time.Duration
+
+	// Timetables are those of schedules, by path: ZooKeeper only knows when they
+	// ran last. With one the page shows when the next run is due.
+	Timetables map[string]interface{ Next(time.Time) time.Time }
+}
+
+//go:embed page.html style.css script.js
+var assets embed.FS
+
+var pages = template.Must(template.New("").Funcs(template.FuncMap{
+	"when":  func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
+	"clock": func(t time.Time) string { return t.Local().Format("15:04:05") },
+	"age":   age,
+	"name":  look.Printable,
+	"sh":    shell,
+}).ParseFS(assets, "page.html"))
+
+type page struct {
+	s     *zsync.Session
+	opts  Options
+	token string // proves that a form is of this page
+	watch *watcher
+	mux   *http.ServeMux
+}
+
+// Handler returns the page of what s sees. It may be mounted below any path, with
+// [http.StripPrefix]. It looks at the tree from the first request on until s is
+// closed.
+func Handler(s *zsync.Session, opts Options) http.Handler {
+	if opts.Root == "" {
+		opts.Root = "/"
+	}
+	if opts.Interval <= 0 {
+		opts.Interval = time.Second
+	}
+	if opts.Format == nil {
+		opts.Format = func(_, text string) string { return text }
+	}
+	p := &page{s: s, opts: opts, token: rand.Text(), watch: newWatcher(s, opts), mux: http.NewServeMux()}
+	p.mux.HandleFunc("GET /{$}", p.index)
+	p.mux.HandleFunc("GET /events", p.events)
+	p.mux.HandleFunc("GET /break", p.confirm)
+	p.mux.HandleFunc("POST /break", p.breakLock)
+	for _, name := range []string{"style.css", "script.js"} {
+		data, _ := fs.ReadFile(assets, name)
+		p.mux.HandleFunc("GET /"+name, func(w http.ResponseWriter, r *http.Request) {
+			http.ServeContent(w, r, name, time.Time{}, bytes.NewReader(data))
+		})
+	}
+	// A page of another site can neither read this one, and with it the token,
+	// nor send its forms.
+	return http.NewCrossOriginProtection().Handler(p)
+}
+
+func (p *page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'")
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Referrer-Policy", "no-referrer")
+	h.Set("Cache-Control", "no-store")
+	p.watch.start()
+	p.mux.ServeHTTP(w, r)
+}
+
+// A shown is what the templates show.
+type shown struct {
+	*model
+	Now      time.Time
+	ReadOnly bool
+	Root     string
+	State    string
+}
+
+func (p *page) shown(m *model) shown {
+	return shown{m, time.Now(), p.opts.ReadOnly, p.opts.Root, p.s.State().String()}
+}
+
+func (p *page) index(w http.ResponseWriter, r *http.Request) {
+	m := p.watch.latest(r.Context())
+	if m == nil { // whoever asked is gone, or the session is closed
+		http.Error(w, "the session is closed", http.StatusServiceUnavailable)
+		return
+	}
+	p.render(w, http.StatusOK, "page", p.shown(m))
+}
+
+func (p *page) render(w http.ResponseWriter, status int, name string, data any) {
+	var b bytes.Buffer
+	if err := pages.ExecuteTemplate(&b, name, data); err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.WriteHeader(status)
+	b.WriteTo(w)
+}
+
+// sections are the parts of the page that are sent anew when they change.
+var sections = []string{"summary", "deadlocks", "lines", "queues", "groups", "schedules", "others", "timeline"}
+
+// events sends each section when it has changed, as an event whose data is a JSON
+// object: HTML by section.
+func (p *page) events(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "text/event-stream")
+	out := http.NewResponseController(w)
+	leave := p.watch.join()
+	defer leave()
+	sent := map[string]string{}
+	beat := time.NewTicker(15 * time.Second)
+	defer beat.Stop()
+	for seen := uint64(0); ; {
+		m, changed := p.watch.now()
+		if m != nil && m.Version != seen {
+			seen = m.Version
+			news := map[string]string{}
+			for _, name := range sections {
+				// What is the same but for ages is not sent: the page counts them on.
+				var b, still bytes.Buffer
+				data := p.shown(m)
+				err := pages.ExecuteTemplate(&b, name, data)
+				data.Now = time.Time{}
+				if err = errors.Join(err, pages.ExecuteTemplate(&still, name, data)); err != nil {
+					return
+				}
+				if sent[name] != still.String() {
+					sent[name], news[name] = still.String(), b.String()
+				}
+			}
+			if text, err := json.Marshal(news); err != nil {
+				return
+			} else if _, err := fmt.Fprintf(w, "data: %s\n\n", text); err != nil {
+				return
+			}
+			if out.Flush() != nil {
+				return
+			}
+		}
+		select {
+		case <-changed:
+		case <-p.watch.ended:
+			return
+		case <-beat.C:
+			if _, err := fmt.Fprint(w, ": still here\n\n"); err != nil || out.Flush() != nil {
+				return
+			}
+		case <-r.Context().Done():
+			return
+		}
+	}
+}
+
+// A target is a contender that somebody wants to delete, as it was shown.
+type target struct {
+	Path, Node, Owner, Session, Token string
+	Holding                           bool
+	Since                             time.Time
+	Czxid                             int64
+	Version                           int32
+}
+
+// znode is the path of a contender that is in a line, or nothing.
+func (p *page) znode(at, node string) string {
+	m := p.watch.latest(nil)
+	if m == nil {
+		return ""
+	}
+	for _, l := range m.Lines {
+		for _, c := range slices.Concat(l.Holders, l.Waiters) {
+			if l.Path == at && c.Node == node {
+				if l.Kind == "semaphore" && c.Holding {
+					return path.Join(at, "leases", node)
+				}
+				if l.Kind == "semaphore" {
+					return path.Join(at, "locks", node)
+				}
+				return path.Join(at, node)
+			}
+		}
+	}
+	return ""
+}
+
+// confirm shows what would be deleted, as it is now.
+func (p *page) confirm(w http.ResponseWriter, r *http.Request) {
+	if p.opts.ReadOnly {
+		http.Error(w, "this page is read-only", http.StatusForbidden)
+		return
+	}
+	at, node := r.FormValue("path"), r.FormValue("node")
+	znode := p.znode(at, node)
+	if znode == "" {
+		p.render(w, http.StatusNotFound, "gone", at)
+		return
+	}
+	data, stat, err := p.s.Get(r.Context(), znode)
+	if errors.Is(err, zk.ErrNoNode) {
+		p.render(w, http.StatusNotFound, "gone", at)
+		return
+	}
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadGateway)
+		return
+	}
+	p.render(w, http.StatusOK, "break", target{
+		Path: at, Node: node, Owner: p.opts.Format(at, string(data)), Session: look.SessionText(stat.EphemeralOwner), Token: p.token,
+		Since: time.UnixMilli(stat.Ctime), Czxid: stat.Czxid, Version: stat.Version,
+	})
+}
+
+// breakLock deletes a contender, if it is still what was shown: the same znode,
+// by the zxid that has made it, at the same version. A name with its number is
+// never given twice in a line, so between the read and the deletion, which is bound
+// to the version, no other znode can come to stand there.
+//
+// Its owner is told of the loss at once, by the watch that it has on its znode.
+func (p *page) breakLock(w http.ResponseWriter, r *http.Request) {
+	r.Body = http.MaxBytesReader(w, r.Body, 1<<16)
+	czxid, errC := strconv.ParseInt(r.PostFormValue("czxid"), 10, 64)
+	version, errV := strconv.ParseInt(r.PostFormValue("version"), 10, 32)
+	at, node := r.PostFormValue("path"), r.PostFormValue("node")
+	switch {
+	case p.opts.ReadOnly:
+		http.Error(w, "this page is read-only", http.StatusForbidden)
+		return
+	case subtle.ConstantTimeCompare([]byte(r.PostFormValue("token")), []byte(p.token)) != 1:
+		http.Error(w, "this form is not from this page; open it anew", http.StatusForbidden)
+		return
+	case errC != nil || errV != nil:
+		http.Error(w, "czxid or version is no number", http.StatusBadRequest)
+		return
+	}
+	znode := p.znode(at, node)
+	if znode == "" {
+		p.render(w, http.StatusConflict, "gone", at)
+		return
+	}
+	_, stat, err := p.s.Get(r.Context(), znode)
+	if err == nil && (stat.Czxid != czxid || stat.Version != int32(version)) {
+		err = zk.ErrBadVersion
+	}
+	if err == nil {
+		_, err = p.s.Txn(r.Context(), &zk.DeleteRequest{Path: znode, Version: int32(version)})
+	}
+	switch {
+	case errors.Is(err, zk.ErrNoNode), errors.Is(err, zk.ErrBadVersion):
+		p.render(w, http.StatusConflict, "gone", at)
+	case err != nil:
+		http.Error(w, err.Error(), http.StatusBadGateway)
+	default:
+		p.watch.broken(at, node)
+		w.Header().Set("Location", "./") // http.Redirect would make it absolute, without what was stripped
+		w.WriteHeader(http.StatusSeeOther)
+	}
+}
+
+// age is how long ago something was, in two units at most; nothing at the zero
+// time.
+func age(now, since time.Time) string {
+	if now.IsZero() {
+		return ""
+	}
+	return span(now.Sub(since))
+}
+
+func span(d time.Duration) string {
+	d = max(d, 0)
+	switch {
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", int(d.Seconds()))
+	case d < time.Hour:
+		return fmt.Sprintf("%dm%02ds", int(d.Minutes()), int(d.Seconds())%60)
+	case d < 24*time.Hour:
+		return fmt.Sprintf("%dh%02dm", int(d.Hours()), int(d.Minutes())%60)
+	}
+	return fmt.Sprintf("%dd%02dh", int(d.Hours())/24, int(d.Hours())%24)
+}
+
+// shell quotes a path for a command line.
+func shell(s string) string {
+	if strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/_.-") == "" {
+		return s
+	}
+	return "'" + strings.ReplaceAll(look.Plain(s), "'", `'\''`) + "'"
+}

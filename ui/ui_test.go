@@ -1,0 +1,400 @@
+package ui_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/cookiejar"
+	"net/http/httptest"
+	"net/url"
+	"regexp"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/ui"
+	"github.com/zsync/zsync/zktest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func session(t *testing.T, srv *zktest.Server, name string) *zsync.Session {
+	t.Helper()
+	s, err := zsync.Connect(t.Context(), srv.Addr(), zsync.WithOwner(name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+// serve serves the page below a path of its own.
+func serve(t *testing.T, srv *zktest.Server, opts ui.Options) (base string, client *http.Client) {
+	t.Helper()
+	mux := http.NewServeMux()
+	mux.Handle("/below/zsync/", http.StripPrefix("/below/zsync", ui.Handler(session(t, srv, "the page"), opts)))
+	web := httptest.NewServer(mux)
+	t.Cleanup(func() { web.CloseClientConnections(); web.Close() })
+	jar, _ := cookiejar.New(nil)
+	client = &http.Client{Transport: &http.Transport{}, Jar: jar}
+	t.Cleanup(client.CloseIdleConnections)
+	return web.URL + "/below/zsync/", client
+}
+
+func get(t *testing.T, c *http.Client, url string) (status int, body string) {
+	t.Helper()
+	resp, err := c.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	data, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(data)
+}
+
+func await(t *testing.T, what string, cond func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !cond(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited in vain for %s", what)
+		}
+	}
+}
+
+// waiting waits until n are in line.
+func waiting(t *testing.T, m *zsync.Mutex, n int) {
+	t.Helper()
+	await(t, fmt.Sprintf("%d at %s", n, m.Path()), func() bool {
+		cs, err := m.Contenders(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(cs) == n
+	})
+}
+
+// ring has three sessions wait for each other at three locks.
+func ring(t *testing.T, srv *zktest.Server) {
+	t.Helper()
+	names := []string{"billing", "shipping", "stock"}
+	var sessions []*zsync.Session
+	for _, name := range names {
+		s := session(t, srv, name)
+		if err := zsync.NewMutex(s, "/locks/"+name).Lock(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		sessions = append(sessions, s)
+	}
+	for i, s := range sessions {
+		m := zsync.NewMutex(s, "/locks/"+names[(i+1)%3])
+		go m.Lock(t.Context())
+		waiting(t, m, 2)
+	}
+}
+
+// everything makes one of each.
+func everything(t *testing.T, srv *zktest.Server) *zsync.Mutex {
+	t.Helper()
+	ctx := t.Context()
+	s := session(t, srv, "worker-1")
+	m := zsync.NewMutex(s, "/jobs/nightly")
+	q := zsync.NewQueue[string](s, "/work")
+	var err error
+	_, scheduled := zsync.NewSchedule(s, "/jobs/report").Do(ctx, time.Date(2030, 6, 1, 0, 0, 0, 0, time.UTC), func(context.Context) error { return nil })
+	_, err = zsync.NewGroup[string](s, "/services/billing").Join(ctx, "billing-1", "10.0.0.7:8080")
+	if err := errors.Join(
+		err, scheduled, m.Lock(ctx), q.Send(ctx, "a", "b", "c"), q.SendAt(ctx, time.Now().Add(time.Hour), "later"),
+		zsync.NewElection(s, "/services/scheduler", zsync.WithID("worker-1")).Campaign(ctx),
+		zsync.NewSemaphore(s, "/pool", 3).Acquire(ctx, 2),
+		zsync.NewValue[string](s, "/config/<script>alert(1)</script>").Store(ctx, "<b>"),
+	); err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func TestThePageTellsEverythingWithoutScripts(t *testing.T) {
+	srv := zktest.Start(t)
+	m := everything(t, srv)
+	ring(t, srv)
+	go zsync.NewMutex(session(t, srv, "<script>evil</script>"), m.Path()).Lock(t.Context())
+	waiting(t, m, 2)
+	daily := zsync.Every(24 * time.Hour)
+	base, c := serve(t, srv, ui.Options{
+		ReadOnly: true, Timetables: map[string]interface{ Next(time.Time) time.Time }{"/jobs/report": daily},
+		Format: func(path, text string) string { return strings.ReplaceAll(text, "10.0.0.7", "host-7") },
+	})
+	status, body := get(t, c, base)
+	if status != http.StatusOK {
+		t.Fatalf("status %d: %s", status, body)
+	}
+	for _, want := range []string{
+		`<code>/jobs/nightly</code> <small>lock</small>`, `<td>worker-1</td>`, `&lt;script&gt;evil`,
+		`Deadlock:</strong> billing waits at /locks/shipping for shipping, shipping waits at /locks/stock for stock, stock waits at /locks/billing for billing`,
+		`class="stuck" marker-end="url(#badtip)"`, `<small>election, term `, `/services/billing`, `host-7:8080`, `/work`,
+		`that of 2030-0`, daily.Next(time.Now()).Local().Format("2006-01-02"), `zsync status /jobs/nightly`, `http-equiv="refresh"`, `read-only`,
+	} {
+		if !strings.Contains(body, want) {
+			t.Errorf("the page does not have %s", want)
+		}
+	}
+	if !regexp.MustCompile(`<code>/work</code>.*<td>3</td><td>0</td><td>1</td><td>0</td>`).MatchString(body) {
+		t.Error("the page does not have what is in the queue: 3 ready, 1 delayed")
+	}
+	for _, bad := range []string{"<script>evil", "<script>alert", "<b>", `href="/`, `src="/`, "http://", "https://", "Break…", "token", "style=", "onclick"} {
+		if strings.Contains(body, bad) {
+			t.Errorf("the page has %s", bad)
+		}
+	}
+	for _, name := range []string{"style.css", "script.js"} {
+		if status, body := get(t, c, base+name); status != http.StatusOK || len(body) < 500 {
+			t.Errorf("%s: status %d, %d bytes", name, status, len(body))
+		}
+	}
+	resp, err := c.Get(base)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if got := resp.Header.Get("Content-Security-Policy"); !strings.Contains(got, "default-src 'none'") || strings.Contains(got, "unsafe") {
+		t.Errorf("the policy is %q", got)
+	}
+	if status, _ := get(t, c, base+"nothing"); status != http.StatusNotFound {
+		t.Errorf("status %d of what is not there", status)
+	}
+}
+
+// A stream is the sections that a page is sent.
+type stream struct {
+	t      *testing.T
+	events chan map[string]string
+	seen   map[string]string
+}
+
+func listen(t *testing.T, c *http.Client, base string) *stream {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	req, _ := http.NewRequestWithContext(ctx, http.MethodGet, base+"events", nil)
+	resp, err := c.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := &stream{t, make(chan map[string]string, 1000), map[string]string{}}
+	done := make(chan struct{})
+	t.Cleanup(func() { cancel(); <-done; resp.Body.Close() })
+	go func() {
+		defer close(done)
+		lines := bufio.NewScanner(resp.Body)
+		lines.Buffer(nil, 1<<20)
+		for lines.Scan() {
+			if text, ok := strings.CutPrefix(lines.Text(), "data: "); ok {
+				var news map[string]string
+				if json.Unmarshal([]byte(text), &news) == nil {
+					x.events <- news
+				}
+			}
+		}
+	}()
+	return x
+}
+
+// await waits until a section matches.
+func (x *stream) await(section, pattern string) {
+	x.t.Helper()
+	re := regexp.MustCompile(pattern)
+	for timeout := time.After(20 * time.Second); !re.MatchString(x.seen[section]); {
+		select {
+		case news := <-x.events:
+			for id, html := range news {
+				x.seen[id] = html
+			}
+		case <-timeout:
+			x.t.Fatalf("%s never matches %s:\n%s", section, pattern, x.seen[section])
+		}
+	}
+}
+
+func TestAHandOverIsShownAsItHappensAndWhy(t *testing.T) {
+	srv := zktest.Start(t)
+	first := session(t, srv, "first")
+	m := zsync.NewMutex(first, "/p")
+	other := zsync.NewMutex(first, "/other")
+	if err := errors.Join(m.Lock(t.Context()), other.Lock(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	second, third := session(t, srv, "second"), session(t, srv, "third")
+	for i, s := range []*zsync.Session{second, third} {
+		go zsync.NewMutex(s, "/p").Lock(t.Context())
+		waiting(t, m, i+2)
+	}
+	base, c := serve(t, srv, ui.Options{Interval: 20 * time.Millisecond})
+	x := listen(t, c, base)
+	x.await("lines", `(?s)<td>holds</td><td>first</td>.*<td>1</td><td>second</td>.*<td>2</td><td>third</td>`)
+	x.await("timeline", `None yet`)
+	if err := m.Unlock(); err != nil {
+		t.Fatal(err)
+	}
+	x.await("lines", `(?s)<td>holds</td><td>second</td>.*<td>1</td><td>third</td>`)
+	x.await("timeline", `<code>/p</code></td><td>first</td><td>\d+s</td><td>released: its session goes on</td><td>second</td>`)
+	srv.Expire(second.ID())
+	x.await("timeline", `<code>/p</code></td><td>second</td><td>\d+s</td><td>released, or its session has ended</td><td>third</td>`)
+	srv.Close()
+	x.await("summary", `What is shown is old: .*the servers do not answer`)
+}
+
+func TestTheTreeIsLookedAtOnceForAllWhoWatch(t *testing.T) {
+	srv := zktest.Start(t)
+	if err := zsync.NewMutex(session(t, srv, "holder"), "/p").Lock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var looks, all atomic.Int64
+	srv.Intercept(func(r zktest.Request) zktest.Action {
+		if r.Op != zktest.OpPing && r.Op != zktest.OpConnect {
+			all.Add(1)
+		}
+		if r.Path == "/" {
+			looks.Add(1)
+		}
+		return zktest.Pass
+	})
+	const interval = 50 * time.Millisecond
+	base, c := serve(t, srv, ui.Options{Interval: interval})
+	began := time.Now()
+	for range 10 {
+		listen(t, c, base).await("lines", `holder`)
+	}
+	await(t, "ten looks", func() bool { return looks.Load() >= 10 })
+	most := int64(time.Since(began)/interval) + 3 // the first, one for the first viewer, one under way
+	if got := looks.Load(); got > most {
+		t.Errorf("%d looks in %v", got, time.Since(began))
+	}
+	if per := float64(all.Load()) / float64(looks.Load()); per > 8 {
+		t.Errorf("%.1f requests a look at one lock", per)
+	}
+}
+
+func TestALockIsBrokenOnlyAsItWasShown(t *testing.T) {
+	srv := zktest.Start(t)
+	holder := zsync.NewMutex(session(t, srv, "holder"), "/a path")
+	if err := holder.Lock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	next := zsync.NewMutex(session(t, srv, "next"), "/a path")
+	got := make(chan error, 1)
+	go func() { got <- next.Lock(t.Context()) }()
+	waiting(t, next, 2)
+
+	readOnly, c := serve(t, srv, ui.Options{ReadOnly: true})
+	base, _ := serve(t, srv, ui.Options{Interval: 20 * time.Millisecond})
+	_, body := get(t, c, base)
+	link := regexp.MustCompile(`href="(break\?[^"]*)"`).FindStringSubmatch(body)
+	if link == nil {
+		t.Fatalf("there is nothing to break in\n%s", body)
+	}
+	href := strings.ReplaceAll(link[1], "&amp;", "&")
+	status, body := get(t, c, base+href)
+	if status != http.StatusOK || !strings.Contains(body, "holder") {
+		t.Fatalf("status %d:\n%s", status, body)
+	}
+	form := url.Values{}
+	for _, m := range regexp.MustCompile(`name="(\w+)" value="([^"]*)"`).FindAllStringSubmatch(body, -1) {
+		form.Set(m[1], m[2])
+	}
+	if len(form) != 5 || strings.Contains(href, form.Get("token")) {
+		t.Fatalf("the form is %v", form)
+	}
+	post := func(to string, change map[string]string, header ...string) int {
+		t.Helper()
+		f := url.Values{}
+		for k := range form {
+			f.Set(k, form.Get(k))
+		}
+		for k, v := range change {
+			f.Set(k, v)
+		}
+		req, _ := http.NewRequest(http.MethodPost, to+"break", strings.NewReader(f.Encode()))
+		req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		for i := 0; i+1 < len(header); i += 2 {
+			req.Header.Set(header[i], header[i+1])
+		}
+		resp, err := c.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		return resp.StatusCode
+	}
+	for _, tt := range []struct {
+		name   string
+		got    int
+		status int
+	}{
+		{"a read-only page", post(readOnly, nil), http.StatusForbidden},
+		{"no token", post(base, map[string]string{"token": ""}), http.StatusForbidden},
+		{"another token", post(base, map[string]string{"token": "AAAA"}), http.StatusForbidden},
+		{"another site", post(base, nil, "Origin", "https://evil.example"), http.StatusForbidden},
+		{"another site, by what the browser says", post(base, nil, "Sec-Fetch-Site", "cross-site"), http.StatusForbidden},
+		{"another znode of that name", post(base, map[string]string{"czxid": "1"}), http.StatusConflict},
+		{"another version", post(base, map[string]string{"version": "7"}), http.StatusConflict},
+		{"no number", post(base, map[string]string{"czxid": "x"}), http.StatusBadRequest},
+		{"what is in no line", post(base, map[string]string{"path": "/", "node": "zookeeper"}), http.StatusConflict},
+		{"another node", post(base, map[string]string{"node": "../a path"}), http.StatusConflict},
+	} {
+		if tt.got != tt.status {
+			t.Errorf("%s: status %d, want %d", tt.name, tt.got, tt.status)
+		}
+	}
+	select {
+	case <-holder.Lost():
+		t.Fatal("the lock was broken by what must not")
+	default:
+	}
+	if status, _ := get(t, c, readOnly+href); status != http.StatusForbidden {
+		t.Errorf("status %d of the form of a read-only page", status)
+	}
+	x := listen(t, c, base)
+	x.await("lines", "holder")
+	if got := post(base, nil); got != http.StatusOK { // and back to the page
+		t.Errorf("status %d", got)
+	}
+	if err := <-got; err != nil {
+		t.Error(err)
+	}
+	<-holder.Lost()
+	x.await("timeline", `<td>holder</td><td>\d+s</td><td>broken from this page</td><td>next</td>`)
+	if got := post(base, nil); got != http.StatusConflict {
+		t.Errorf("status %d the second time", got)
+	}
+}
+
+func TestThePageEndsWithItsSession(t *testing.T) {
+	srv := zktest.Start(t)
+	s := session(t, srv, "the page")
+	web := httptest.NewServer(ui.Handler(s, ui.Options{}))
+	defer web.Close()
+	c := &http.Client{Transport: &http.Transport{}}
+	defer c.CloseIdleConnections()
+	if status, _ := get(t, c, web.URL); status != http.StatusOK {
+		t.Fatalf("status %d", status)
+	}
+	resp, err := c.Get(web.URL + "/events")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Close()
+	if _, err := io.ReadAll(resp.Body); err != nil { // it ends
+		t.Error(err)
+	}
+	resp.Body.Close()
+}

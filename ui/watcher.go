@@ -1,0 +1,178 @@
+package ui
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/look"
+)
+
+// perSecond is how many requests a second are sent at most, on the average.
+const perSecond = 200
+
+// patience is how long a look may take before what is shown is called old.
+const patience = 10 * time.Second
+
+var errSlow = errors.New("the servers do not answer")
+
+// idle is how much less often the tree is looked at while nobody has the page
+// open.
+const idle = 10
+
+// A watcher looks at the tree, once for all who watch.
+type watcher struct {
+	s     *zsync.Session
+	opts  Options
+	once  sync.Once
+	ended chan struct{} // closed when the session is
+
+	mu       sync.Mutex
+	model    *model        // the latest; guarded by mu
+	changed  chan struct{} // closed when there is another; guarded by mu
+	viewers  int           // guarded by mu
+	asked    time.Time     // when somebody last asked; guarded by mu
+	wake     chan struct{} // has one element when somebody has come
+	brokenAt map[string]bool
+}
+
+func newWatcher(s *zsync.Session, opts Options) *watcher {
+	return &watcher{s: s, opts: opts, ended: make(chan struct{}), changed: make(chan struct{}), wake: make(chan struct{}, 1), brokenAt: map[string]bool{}}
+}
+
+// start begins to look, at the first request.
+func (w *watcher) start() {
+	w.mu.Lock()
+	w.asked = time.Now()
+	w.mu.Unlock()
+	w.once.Do(func() { go w.run() })
+}
+
+// run looks until the session is closed.
+func (w *watcher) run() {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	states := w.s.States(ctx)
+	defer close(w.ended)
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		for state := range states {
+			if state == zsync.StateClosed {
+				return
+			}
+		}
+	}()
+	defer func() { cancel(); <-closed }()
+	for {
+		if w.s.State() == zsync.StateClosed { // before States was called
+			return
+		}
+		pause := w.look(ctx, closed)
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-w.wake:
+		case <-closed:
+			timer.Stop()
+			return
+		}
+		timer.Stop()
+	}
+}
+
+// look looks once, and returns how long to wait before the next.
+func (w *watcher) look(ctx context.Context, closed <-chan struct{}) time.Duration {
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, errSlow)
+	defer cancel()
+
+	go func() {
+		select {
+		case <-closed:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	tree, err := look.Look(ctx, w.s, w.opts.Root)
+	w.mu.Lock()
+	before := w.model
+	w.mu.Unlock()
+	m := newModel(ctx, w.s, w.opts, before, tree, err, w.wasBroken)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.model = m
+	close(w.changed)
+	w.changed = make(chan struct{})
+	pause := max(w.opts.Interval, time.Duration(m.requests)*time.Second/perSecond)
+	if w.viewers == 0 && time.Since(w.asked) > 10*w.opts.Interval {
+		pause *= idle
+	}
+	return pause
+}
+
+// latest returns the latest model, and waits for the first if ctx is not nil.
+func (w *watcher) latest(ctx context.Context) *model {
+	for {
+		m, changed := w.now()
+		if m != nil || ctx == nil {
+			return m
+		}
+		select {
+		case <-changed:
+		case <-w.ended:
+			return nil
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// now returns the latest model, and what is closed when there is another.
+func (w *watcher) now() (*model, <-chan struct{}) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.model, w.changed
+}
+
+// join is somebody who has the page open.
+func (w *watcher) join() (leave func()) {
+	w.mu.Lock()
+	w.viewers++
+	first := w.viewers == 1
+	w.mu.Unlock()
+	if first {
+		w.lookNow()
+	}
+	return func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.viewers--
+	}
+}
+
+// lookNow has run look at once.
+func (w *watcher) lookNow() {
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+// broken takes note of a hold that was broken here.
+func (w *watcher) broken(path, node string) {
+	w.mu.Lock()
+	w.brokenAt[path+"/"+node] = true
+	w.mu.Unlock()
+	w.lookNow()
+}
+
+// wasBroken reports whether that hold was broken here, once.
+func (w *watcher) wasBroken(path, node string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	was := w.brokenAt[path+"/"+node]
+	delete(w.brokenAt, path+"/"+node)
+	return was
+}
