@@ -37,7 +37,7 @@ var costs = []cost{
 		must(t, holder.Lock(t.Context()))
 		return func() {
 			locked := async(func() error { return m.Lock(t.Context()) })
-			time.Sleep(time.Second)
+			time.Sleep(100 * time.Millisecond) // it is in the line
 			from = time.Now()
 			must(t, holder.Unlock())
 			must(t, <-locked)
@@ -186,7 +186,7 @@ var costs = []cost{
 		must(t, b.Close(t.Context()))
 		return func() {
 			through := async(func() error { return NewBarrier(s, "/p/b").Wait(t.Context()) })
-			time.Sleep(time.Second)
+			time.Sleep(100 * time.Millisecond)
 			from = time.Now()
 			must(t, b.Open(t.Context()))
 			must(t, <-through)

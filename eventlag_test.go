@@ -115,6 +115,8 @@ func TestNoPermitTooManyWhenTheServerFailsBehindANotificationAndTheNextLags(t *t
 			must(t, m.Acquire(t.Context(), 1))
 			must(t, m.Release(1))
 		}
+		throughTheGate(sp)
+		throughTheGate(sw)
 		taker.Store(p.ID())
 		gotP := async(func() error { return sp.Acquire(t.Context(), 1) })
 		synctest.Wait() // it has the gate, and has found the permit free

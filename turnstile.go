@@ -324,6 +324,14 @@ func (q *turnstile) passOnLocked(t *share) {
 	close(w.granted)
 }
 
+// wanted reports whether a goroutine of this process has what q is for, or waits
+// for it.
+func (q *turnstile) wanted() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.held) > 0 || len(q.waiting) > 0 || q.seeking != nil
+}
+
 // firstLocked reports whether the first of the queue waits for mode.
 func (q *turnstile) firstLocked(mode Mode) bool {
 	return len(q.waiting) > 0 && q.waiting[0].mode == mode

@@ -131,6 +131,32 @@ func (inc *Incarnation) ExistsFresh(ctx context.Context, path string) (*zk.Stat,
 	return stat, err
 }
 
+// ListFresh lists znodes, as they are not before the call, in one round trip. What
+// does not exist is empty.
+func (inc *Incarnation) ListFresh(ctx context.Context, dirs ...string) (lists [][]string, err error) {
+	var sync *pending[void]
+	var listed []*pending[listing]
+	err = inc.retryAll(ctx, func(b *Batch) {
+		sync, listed = add(b, syncCall(dirs[0])), nil
+		for _, dir := range dirs {
+			listed = append(listed, add(b, childrenCall(dir)))
+		}
+	})
+	switch {
+	case err != nil:
+		return nil, err
+	case sync.err != nil:
+		return nil, sync.err
+	}
+	for _, l := range listed {
+		if l.err != nil && !IsNoNode(l.err) {
+			return nil, l.err
+		}
+		lists = append(lists, l.val.names)
+	}
+	return lists, nil
+}
+
 // ChildrenFresh is Children of what is not older than the call, in one round trip.
 func (inc *Incarnation) ChildrenFresh(ctx context.Context, path string) ([]string, *zk.Stat, error) {
 	l, err := fresh(ctx, inc, childrenCall(path))

@@ -190,6 +190,50 @@ func (inc *Incarnation) CreateAll(ctx context.Context, proof string, check *zk.C
 	}
 }
 
+// CreateThenList makes ephemeral znodes of unique names, all or none, and only if
+// check passes; and then lists dirs, in their order. It takes one round trip, and
+// is tried once. A directory that does not exist is empty.
+//
+// Without an error all were made, and each listing is newer than that, and than
+// the listings before it. Otherwise none was, or withdrawn deletes them; it is nil
+// if none was, or will be.
+func (inc *Incarnation) CreateThenList(ctx context.Context, check *zk.CheckVersionRequest, paths []string, data []byte, dirs ...string) (lists [][]string, withdrawn *Removal, err error) {
+	ops := []any{check}
+	for _, path := range paths {
+		ops = append(ops, &zk.CreateRequest{Path: path, Data: data, Acl: inc.Manager.Config.ACL, Flags: zk.FlagEphemeral})
+	}
+	if err := inc.Vet(ctx, ParentPath(paths[0]), nil); err != nil {
+		return nil, nil, err
+	}
+	if err := inc.mayTakeBack(ctx, ParentPath(paths[0])); err != nil {
+		return nil, nil, err
+	}
+	b := new(Batch)
+	made := add(b, multiCall(ops))
+	var listed []*pending[listing]
+	for _, dir := range dirs {
+		listed = append(listed, add(b, childrenCall(dir)))
+	}
+	if err := inc.begin(ctx, b); err != nil {
+		return nil, nil, err
+	}
+	if _, err = made.Wait(ctx, inc); err == nil {
+		for _, l := range listed {
+			var ls listing
+			if ls, err = l.Wait(ctx, inc); err != nil && !IsNoNode(err) {
+				break
+			}
+			lists, err = append(lists, ls.names), nil
+		}
+	} else if OutcomeOf(err) != Unknown {
+		return nil, nil, err // none was made
+	}
+	if err != nil {
+		return nil, inc.discard(made, paths), err
+	}
+	return lists, nil, nil
+}
+
 // Find looks for the child of dir whose name holds guid, and returns its path
 // or "". It is exact: the sync brings the server up to everything that this
 // session's earlier connections got through to the leader, and what they did

@@ -8,6 +8,16 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
+// Settled waits until r is over, or can wait no longer: for ctx, or because the
+// session has ended, and the znode with it.
+func (r *Removal) Settled(ctx context.Context) {
+	select {
+	case <-r.Done:
+	case <-r.inc.Ctx.Done():
+	case <-ctx.Done():
+	}
+}
+
 // discard deletes znodes in the background once the request that may make them,
 // if there is one, is over.
 func (inc *Incarnation) discard(making *pending[[]zk.MultiResponse], paths []string) *Removal {
