@@ -128,10 +128,12 @@ func (b *Barrier) Wait(ctx context.Context) error {
 	m := b.s.m
 	m.Waiters.Add(1)
 	defer m.Waiters.Add(-1)
+	ctx, end := b.tracers().waiting(ctx, "barrier", b.path)
 	var closed int64 // when what we wait for was closed, by zxid; 0 if it is not known yet
 	err := m.During(ctx, func(inc *session.Incarnation) error {
 		return b.await(ctx, inc, &closed)
 	})
+	end(err)
 	return opError("wait", b.path, err)
 }
 

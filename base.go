@@ -18,6 +18,14 @@ type made struct {
 	err  error // of the constructor's arguments
 }
 
+// tracers are those of the Session, or nil of what was badly made.
+func (m *made) tracers() *tracers {
+	if m.s == nil {
+		return nil
+	}
+	return &m.s.tracers
+}
+
 // misuse returns why a primitive cannot be used, if so.
 func (m *made) misuse() error {
 	if m.s == nil && m.err == nil {

@@ -156,7 +156,9 @@ func (q *Queue[T]) send(ctx context.Context, b queue.Batch, vs []T) error {
 		}
 		b.Data = append(b.Data, data)
 	}
+	ctx, end := q.tracers().queueing(ctx, "send", q.path, len(vs))
 	_, err := q.q.Send(ctx, b)
+	end(err)
 	return err
 }
 
@@ -176,6 +178,7 @@ func (q *Queue[T]) Recv(ctx context.Context) <-chan T {
 	ch := make(chan T)
 	q.consume(ctx, queue.Joining{}, func() { close(ch) }, func(c queue.Consumer, claim queue.Claim) {
 		if offer(c, claim, ch, value[T](claim)) {
+			q.received(ctx)
 			claim.Taken()
 		}
 	})
@@ -214,6 +217,7 @@ type Delivery[T any] struct {
 	ID      string    // unique within the queue
 	claim   queue.Claim
 	cfg     *queueConfig
+	tracers *tracers
 	path    string
 }
 
@@ -232,6 +236,7 @@ func (q *Queue[T]) Deliveries(ctx context.Context) <-chan Delivery[T] {
 	ch := make(chan Delivery[T])
 	q.consume(ctx, queue.Joining{Hand: true}, func() { close(ch) }, func(c queue.Consumer, claim queue.Claim) {
 		if offer(c, claim, ch, q.delivery(claim)) {
+			q.received(ctx)
 			claim.Handed()
 		}
 	})
@@ -241,7 +246,7 @@ func (q *Queue[T]) Deliveries(ctx context.Context) <-chan Delivery[T] {
 // delivery makes a Delivery of what is claimed.
 func (q *Queue[T]) delivery(claim queue.Claim) Delivery[T] {
 	e := claim.Element()
-	return Delivery[T]{Value: value[T](claim), Attempt: e.Attempts + 1, Sent: e.Sent, ID: e.ID, claim: claim, cfg: &q.cfg, path: q.path}
+	return Delivery[T]{Value: value[T](claim), Attempt: e.Attempts + 1, Sent: e.Sent, ID: e.ID, claim: claim, cfg: &q.cfg, path: q.path, tracers: q.tracers()}
 }
 
 // A yielded is what All yields.
@@ -274,6 +279,7 @@ func (q *Queue[T]) All(ctx context.Context) iter.Seq2[Delivery[T], error] {
 		ch := make(chan yielded[T])
 		q.consume(inner, queue.Joining{Hand: true, Odd: true}, func() { close(ch) }, func(c queue.Consumer, claim queue.Claim) {
 			if offer(c, claim, ch, yielded[T]{q.delivery(claim), opError("all", q.path, claim.Element().Fault)}) {
+				q.received(ctx)
 				claim.Handed()
 			}
 		})
@@ -349,7 +355,7 @@ func (d Delivery[T]) Ack(ctx context.Context) error {
 	if d.claim == nil {
 		return opError("ack", d.path, session.Invalid("the Delivery did not come from a Queue"))
 	}
-	return opError("ack", d.path, d.claim.Settle(ctx, queue.Settlement{Fate: queue.Remove}))
+	return opError("ack", d.path, d.settle(ctx, "ack", queue.Settlement{Fate: queue.Remove}))
 }
 
 // Nack returns the element to its place in the queue, to be delivered again
@@ -390,7 +396,7 @@ func (d Delivery[T]) nack(after time.Duration) error {
 	if after > 0 {
 		s = queue.Settlement{Fate: queue.Later, Due: time.Now().Add(after)}
 	}
-	return d.claim.Settle(context.Background(), s)
+	return d.settle(context.Background(), "nack", s)
 }
 
 // Reject sends the element to the dead letters, with the reason, of which 1,000
@@ -405,7 +411,20 @@ func (d Delivery[T]) Reject(ctx context.Context, reason string) error {
 	case d.cfg.layout != LayoutZsync:
 		return opError("reject", d.path, session.Invalid("Reject needs zsync's own layout, not %v", d.cfg.layout))
 	}
-	return opError("reject", d.path, d.claim.Settle(ctx, queue.Settlement{Fate: queue.Bury, Reason: errors.New(reason)}))
+	return opError("reject", d.path, d.settle(ctx, "reject", queue.Settlement{Fate: queue.Bury, Reason: errors.New(reason)}))
+}
+
+func (d Delivery[T]) settle(ctx context.Context, op string, s queue.Settlement) error {
+	ctx, end := d.tracers.queueing(ctx, op, d.path, 1)
+	err := d.claim.Settle(ctx, s)
+	end(err)
+	return err
+}
+
+// received tells the tracer of an element that a consumer with ctx got.
+func (q *Queue[T]) received(ctx context.Context) {
+	_, end := q.tracers().queueing(ctx, "receive", q.path, 1)
+	end(nil)
 }
 
 // Context returns a context that ends with the claim. If the claim is lost,
@@ -442,6 +461,7 @@ func (q *Queue[T]) TryRecv(ctx context.Context) (v T, ok bool, err error) {
 	if err != nil || e == nil {
 		return zero, false, opError("tryrecv", q.path, err)
 	}
+	q.received(ctx)
 	v, _ = e.Value.(T)
 	return v, true, nil
 }

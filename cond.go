@@ -123,7 +123,10 @@ func (c *Cond) check() error {
 // that of Do. Wait then gives up what that Do has, and gets it back; in between
 // the context does not end when L is lost, as it is not held.
 func (c *Cond) Wait(ctx context.Context) error {
-	return opError("wait", c.path, c.wait(ctx))
+	traced, end := c.tracers().waiting(ctx, "cond", c.path)
+	err := c.wait(traced)
+	end(err)
+	return opError("wait", c.path, err)
 }
 
 func (c *Cond) wait(ctx context.Context) error {

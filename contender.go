@@ -2,6 +2,7 @@ package zsync
 
 import (
 	"context"
+	"log/slog"
 	"time"
 
 	"github.com/zsync/zsync/internal/line"
@@ -42,6 +43,23 @@ type Contender struct {
 	Mode    Mode      // what it holds or waits for
 	Holding bool      // whether it holds, as far as the listing tells
 	Since   time.Time // when it came, by the servers' clock
+}
+
+// LogValue gives slog a group of its own: owner, session, mode, since, node, and
+// whether it holds.
+func (c Contender) LogValue() slog.Value {
+	state := "waits"
+	if c.Holding {
+		state = "holds"
+	}
+	return slog.GroupValue(
+		slog.String("owner", c.Owner),
+		slog.String("session", session.Text(c.Session)),
+		slog.String("mode", c.Mode.String()),
+		slog.String("state", state),
+		slog.Time("since", c.Since),
+		slog.String("node", c.Node),
+	)
 }
 
 // A Mode is what a contender holds or waits for.

@@ -80,5 +80,6 @@ func (rw *RWMutex) besides(ctx context.Context, in *doing) (*line.Grant, error) 
 	g = q.grantLocked(q.holdLocked(c, ModeShared), false)
 	q.mu.Unlock()
 	q.report(ModeShared, nil, start)
+	q.s.tracers.acquiring(ctx, q.traced(ModeShared))(g.Name(), nil)
 	return g, nil
 }

@@ -133,12 +133,13 @@ type Election struct {
 
 // A term is one candidacy of an Election, from Campaign to Resign.
 type term struct {
-	grant *line.Grant             // nil as long as it campaigns; guarded by Election.mu
-	led   chan struct{}           // closed, under Election.mu, when grant is set
-	after bool                    // the term before was lost, and was not resigned before this began
-	ahead line.Ahead              // of it, while it campaigns
-	over  chan struct{}           // closed, under Election.mu, when it is no longer Election.term
-	stop  context.CancelCauseFunc // ends the context of Run's function, if there is one; guarded by Election.mu
+	grant  *line.Grant             // nil as long as it campaigns; guarded by Election.mu
+	led    chan struct{}           // closed, under Election.mu, when grant is set
+	after  bool                    // the term before was lost, and was not resigned before this began
+	ahead  line.Ahead              // of it, while it campaigns
+	over   chan struct{}           // closed, under Election.mu, when it is no longer Election.term
+	traced context.Context         // what a tracer has made of Campaign's: that of Run's function is made of it
+	stop   context.CancelCauseFunc // ends the context of Run's function, if there is one; guarded by Election.mu
 }
 
 // NewElection returns the Election at path. It does no I/O; a bad argument is
@@ -189,13 +190,22 @@ func (e *Election) campaign(ctx context.Context) (*term, error) {
 		return nil, ErrDeadlock
 	}
 	start := time.Now()
+	end := e.s.tracers.acquiring(ctx, e.traced)
 	t, err := e.stand(ctx, start)
 	if err == nil {
 		err = e.win(ctx, t, start)
 	}
 	e.s.m.Waited("campaign", e.path, start, err)
-	return t, err
+	if err != nil {
+		end("", err)
+		return t, err
+	}
+	end(t.grant.Name(), nil)
+	t.traced = e.s.tracers.follow(ctx, e.traced, t.grant)
+	return t, nil
 }
+
+func (e *Election) traced() Traced { return e.s.tracers.traced("election", "campaign", e.path) }
 
 // stand begins a term, when the one before is over.
 func (e *Election) stand(ctx context.Context, start time.Time) (*term, error) {
@@ -355,7 +365,7 @@ func (e *Election) Run(ctx context.Context, f func(ctx context.Context) error) e
 		case ctx.Err() != nil:
 			return opError("run", e.path, endOfRun(ctx, err))
 		case errors.Is(ended, ErrLost), errors.Is(ended, ErrNotLocked):
-			e.s.m.Log.Warn("zsync: leadership ended", "path", e.path, "why", ended, "err", err)
+			e.s.m.Log.Warn("zsync: leadership ended", "path", e.path, "reason", ended, "err", err)
 		case err != nil || ended != nil:
 			return opError("run", e.path, cmp.Or(err, ended))
 		}
@@ -372,7 +382,7 @@ func endOfRun(ctx context.Context, err error) error {
 
 // lead runs f in t, and ends t. It returns f's error and that of the release.
 func (e *Election) lead(outer context.Context, t *term, f func(ctx context.Context) error) (err, ended error) {
-	ctx, stop := context.WithCancelCause(outer)
+	ctx, stop := context.WithCancelCause(t.traced)
 	defer stop(nil)
 	e.mu.Lock()
 	t.stop = stop

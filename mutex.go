@@ -101,7 +101,8 @@ func (m *Mutex) lock(ctx context.Context) error {
 	if err := m.check(ctx); err != nil {
 		return err
 	}
-	_, err := m.turn.acquire(ctx, ModeExclusive, false)
+	g, err := m.turn.acquire(ctx, ModeExclusive, false)
+	m.turn.follow(ctx, ModeExclusive, g)
 	return err
 }
 
@@ -239,7 +240,7 @@ func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context) error) error
 	if err != nil {
 		return opError("do", m.path, err)
 	}
-	return m.turn.do(ctx, m.doKey(), "do", g, f)
+	return m.turn.do(m.turn.follow(ctx, ModeExclusive, g), m.doKey(), "do", g, f)
 }
 
 func (m *Mutex) doKey() doKey { return doKey{m.s, m.path, m.turn.line.Bases[0]} }

@@ -167,7 +167,7 @@ func (o *Once) do(ctx context.Context, f func(ctx context.Context, place string)
 		if err != nil {
 			return nil, o.fail("do", err)
 		}
-		data, err := o.run(ctx, h, f)
+		data, err := o.run(o.s.tracers.follow(ctx, o.traced, h), h, f)
 		if errors.Is(err, errMarked) || errors.Is(err, session.ErrEnded) {
 			continue
 		}
@@ -295,6 +295,7 @@ var errMarked = errors.New("zsync: the mark has been made")
 // That it was made before is seen by the read that sets the watch.
 func (o *Once) enter(ctx context.Context) (*line.Grant, error) {
 	start := time.Now()
+	end := o.s.tracers.acquiring(ctx, o.traced)
 	wait, cancel := context.WithCancelCause(ctx)
 	var watching sync.WaitGroup
 	watch := sync.OnceFunc(func() {
@@ -320,17 +321,23 @@ func (o *Once) enter(ctx context.Context) (*line.Grant, error) {
 	case err == nil:
 		// The mark may have been made at this same instant. Step 3 sees it.
 		o.s.m.Waited("do", o.path, start, nil)
-		return p.Grant("do", false), nil
+		g := p.Grant("do", false)
+		end(g.Name(), nil)
+		return g, nil
 	case ctx.Err() != nil:
 		err = session.CtxErr(ctx)
 	case errors.Is(err, errMarked):
+		end("", nil) // there is nothing to wait for any more
 		return nil, errMarked
 	}
 	head, place := behind.Now()
 	err = waitEnded(ctx, o.s, err, start, headContender(head, ModeExclusive), place)
 	o.s.m.Waited("do", o.path, start, err)
+	end("", err)
 	return nil, err
 }
+
+func (o *Once) traced() Traced { return o.s.tracers.traced("once", "do", o.path) }
 
 // run runs f while h stands, and makes the mark if it returns nil. If it is
 // found that f need not be run the error is errMarked, and if it cannot be,

@@ -19,7 +19,8 @@ type Option func(*config)
 
 type config struct {
 	session.Config
-	err error // of an option
+	err     error // of an option
+	tracers tracers
 }
 
 func newConfig(opts []Option) (config, error) {
@@ -135,8 +136,14 @@ func WithOwner(name string) Option { return func(c *config) { c.Owner = name } }
 // 10 ms and doubles up to 2 s, each delay shortened at random by up to half.
 func WithRetry(b Backoff) Option { return func(c *config) { c.Retry = session.Backoff(b) } }
 
-// WithObserver reports what happens to o: acquisitions, losses, reconnects.
-func WithObserver(o Observer) Option { return func(c *config) { c.Observe = observed(o) } }
+// WithObserver reports what happens to o: acquisitions, losses, reconnects. An o
+// that is an [AcquireTracer], [HoldTracer], [WaitTracer] or [QueueTracer] too is
+// told where these begin and end, so that it can make spans.
+func WithObserver(o Observer) Option {
+	return func(c *config) {
+		c.Observe, c.tracers = observed(o), tracersOf(o)
+	}
+}
 
 // WithTrace writes to w who was granted what, and when it was lost or given up:
 // every grant, loss and release of a lock, permit, leadership, Once or part in a

@@ -157,7 +157,9 @@ func (q *Queue[T]) receive(ctx context.Context, n int) (ds []Delivery[T], err er
 	case n < 1:
 		return nil, session.Invalid("%d elements: must be at least 1", n)
 	}
+	ctx, end := q.tracers().queueing(ctx, "receive", q.path, n)
 	claims, err := q.q.Receive(ctx, n)
+	end(err)
 	for _, claim := range claims {
 		ds = append(ds, q.delivery(claim))
 	}

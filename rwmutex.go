@@ -140,7 +140,8 @@ func (rw *RWMutex) Path() string { return rw.path }
 // a ctx that comes from [RWMutex.Do] or [RWMutex.RDo] of the same path Lock
 // returns [ErrDeadlock], as it would wait for its own caller.
 func (rw *RWMutex) Lock(ctx context.Context) error {
-	_, err := rw.acquire(ctx, ModeExclusive, false)
+	g, err := rw.acquire(ctx, ModeExclusive, false)
+	rw.turn.follow(ctx, ModeExclusive, g)
 	return opError("lock", rw.path, err)
 }
 
@@ -150,7 +151,8 @@ func (rw *RWMutex) Lock(ctx context.Context) error {
 // granted at once, for 1 request: the read lock stands beside what that ctx
 // holds, and may outlive it.
 func (rw *RWMutex) RLock(ctx context.Context) error {
-	_, err := rw.acquire(ctx, ModeShared, false)
+	g, err := rw.acquire(ctx, ModeShared, false)
+	rw.turn.follow(ctx, ModeShared, g)
 	return opError("rlock", rw.path, err)
 }
 
@@ -360,7 +362,7 @@ func (rw *RWMutex) do(ctx context.Context, op string, mode Mode, f func(ctx cont
 	if err != nil {
 		return opError(op, rw.path, err)
 	}
-	return rw.turn.do(ctx, rw.doKey(mode), op, g, f)
+	return rw.turn.do(rw.turn.follow(ctx, mode, g), rw.doKey(mode), op, g, f)
 }
 
 // within returns the Do, or else the RDo, of this path in which ctx was made,

@@ -93,19 +93,20 @@ type Semaphore struct {
 
 // An allotment is the permits that a process holds through one ZooKeeper session.
 type allotment struct {
-	inc     *session.Incarnation
-	stake   *session.Stake
-	gone    chan struct{}    // closed, under Semaphore.mu, when it is lost
-	why     error            // of the loss, if it was given up; guarded by Semaphore.mu
-	ended   chan struct{}    // closed, under Semaphore.mu, when nothing of it is held any more
-	taken   []taking         // what was acquired and not released, in order; guarded by Semaphore.mu
-	most    *time.Timer      // gives it up, if it may not last longer; guarded by Semaphore.mu
-	leases  []lease          // guarded by Semaphore.mu
-	permits int64            // the sum of leases; guarded by Semaphore.mu
-	since   time.Time        // of the first
-	lost    bool             // with its session; guarded by Semaphore.mu
-	stop    func() bool      // undoes the registration with the incarnation
-	last    *session.Removal // the last change of what has weight; guarded by Semaphore.mu
+	inc      *session.Incarnation
+	stake    *session.Stake
+	gone     chan struct{}    // closed, under Semaphore.mu, when it is lost
+	why      error            // of the loss, if it was given up; guarded by Semaphore.mu
+	ended    chan struct{}    // closed, under Semaphore.mu, when nothing of it is held any more
+	taken    []taking         // what was acquired and not released, in order; guarded by Semaphore.mu
+	most     *time.Timer      // gives it up, if it may not last longer; guarded by Semaphore.mu
+	leases   []lease          // guarded by Semaphore.mu
+	permits  int64            // the sum of leases; guarded by Semaphore.mu
+	since    time.Time        // of the first
+	lost     bool             // with its session; guarded by Semaphore.mu
+	followed bool             // the tracer knows of it; guarded by Semaphore.mu
+	stop     func() bool      // undoes the registration with the incarnation
+	last     *session.Removal // the last change of what has weight; guarded by Semaphore.mu
 }
 
 // A taking is what was acquired at one time.
@@ -165,8 +166,11 @@ func (m *Semaphore) Acquire(ctx context.Context, n int64) error {
 	if err := m.check(ctx, n); err != nil {
 		return opError("acquire", m.path, err)
 	}
-	_, err := m.acquire(ctx, n, true)
+	told := m.s.tracers.acquiring(ctx, m.traced(n))
+	a, err := m.acquire(ctx, n, true)
 	m.s.m.Waited("acquire", m.path, start, err)
+	told("", err)
+	m.observe(ctx, a)
 	return opError("acquire", m.path, err)
 }
 
@@ -182,6 +186,8 @@ func (m *Semaphore) TryAcquire(ctx context.Context, n int64) (bool, error) {
 	a, err := m.acquire(ctx, n, false)
 	if a != nil {
 		m.s.m.Waited("acquire", m.path, start, nil)
+		m.s.tracers.acquiring(ctx, m.traced(n))("", nil)
+		m.observe(ctx, a)
 	}
 	return a != nil, opError("tryacquire", m.path, err)
 }
@@ -755,6 +761,7 @@ func (m *Semaphore) lose(a *allotment, why error) bool {
 	close(a.gone)
 	m.s.m.Holds.Add(-a.permits)
 	m.mu.Unlock()
+	m.s.m.Log.Warn("zsync: lost", "op", "acquire", "path", m.path, "session", session.Text(a.inc.ID.Load()), "reason", cmp.Or(why, a.inc.Loss()))
 	m.s.m.Observe(session.Event{Kind: session.EventLost, Op: "acquire", Path: m.path, Wait: time.Since(a.since), Err: cmp.Or(why, a.inc.Loss())})
 	return true
 }
@@ -767,7 +774,7 @@ func (m *Semaphore) surrender(a *allotment, why error) {
 	if !m.lose(a, givenUp(inc.ID.Load(), why, time.Now())) {
 		return
 	}
-	m.s.m.Log.Warn("zsync: given up", "path", m.path, "why", why)
+	m.s.m.Log.Warn("zsync: given up", "path", m.path, "reason", why)
 	m.s.m.Spawn(func() {
 		select {
 		case <-time.After(line.GraceOf(inc)):
@@ -833,11 +840,14 @@ func (m *Semaphore) Do(ctx context.Context, n int64, f func(ctx context.Context)
 	if err := m.check(ctx, n); err != nil {
 		return opError("do", m.path, err)
 	}
+	told := m.s.tracers.acquiring(ctx, m.traced(n))
 	a, err := m.acquire(ctx, n, true)
 	m.s.m.Waited("acquire", m.path, start, err)
+	told("", err)
 	if err != nil {
 		return opError("do", m.path, err)
 	}
+	ctx = m.observe(ctx, a)
 	holding, end := context.WithCancelCause(ctx)
 	watched := make(chan struct{})
 	go func() {

@@ -1,6 +1,9 @@
 package zsync
 
 import (
+	"cmp"
+	"context"
+
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/trace"
 )
@@ -46,4 +49,48 @@ func (m *Semaphore) traceLoss(a *allotment, why error) {
 	for _, l := range a.leases {
 		m.s.m.Trace.Lost(l.path, m.s.m.TraceLoss(m.traceLine(a, trace.Loss, l), why))
 	}
+}
+
+// traced is what a tracer is told of n permits.
+func (m *Semaphore) traced(n int64) func() Traced {
+	return func() Traced {
+		t := m.s.tracers.traced("semaphore", "acquire", m.path)
+		t.Count = int(n)
+		return t
+	}
+}
+
+// observe tells the tracer of what m holds, if that is news: nobody can tell which
+// of several permits is released, so they are one hold, from the first that is
+// acquired to the last that is released. It returns what ctx becomes.
+func (m *Semaphore) observe(ctx context.Context, a *allotment) context.Context {
+	if a == nil || m.s.tracers.hold == nil {
+		return ctx
+	}
+	m.mu.Lock()
+	news := !a.followed
+	a.followed = true
+	t := m.traced(a.permits)
+	m.mu.Unlock()
+	if !news {
+		return ctx
+	}
+	ctx, end := m.s.tracers.holding(ctx, t())
+	m.s.m.Spawn(func() {
+		// If it was lost and then released, either is right to end the wait, and
+		// the loss is told.
+		select {
+		case <-a.gone:
+		case <-a.ended:
+		}
+		if session.IsClosed(a.gone) {
+			m.mu.Lock()
+			why := a.why
+			m.mu.Unlock()
+			end(cmp.Or(why, a.inc.Loss()))
+			return
+		}
+		end(nil)
+	})
+	return ctx
 }

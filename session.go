@@ -38,6 +38,8 @@ type Session struct {
 	_ noCopy
 	m *session.Manager
 
+	tracers tracers
+
 	tallies shared[tallyKey, tally]
 	marks   shared[string, mark] // by path of the mark
 	ids     idSet                // of memberships in groups
@@ -67,7 +69,8 @@ func Connect(ctx context.Context, servers string, opts ...Option) (*Session, err
 	if ctx.Err() != nil {
 		return nil, opError("connect", "", session.CtxErr(ctx))
 	}
-	s := &Session{m: session.New(hosts, chroot, cfg.Config)}
+	s := &Session{m: session.New(hosts, chroot, cfg.Config), tracers: cfg.tracers}
+	s.tracers.owner, s.tracers.session = cfg.Owner, s.m.SessionID
 	if err := s.m.Connect(ctx); err != nil {
 		return nil, opError("connect", "", err)
 	}

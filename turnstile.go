@@ -94,9 +94,49 @@ type seeker struct {
 // acquire waits for a grant.
 func (q *turnstile) acquire(ctx context.Context, mode Mode, pin bool) (*line.Grant, error) {
 	start := time.Now()
+	end := q.acquiring(ctx, mode)
 	g, err := q.wait(ctx, mode, pin)
 	q.report(mode, err, start)
+	if g != nil {
+		end(g.Name(), nil)
+	} else {
+		end("", err)
+	}
 	return g, err
+}
+
+// traced is what a tracer is told of q; of a part of something else, which has no
+// operation, it is told nothing.
+func (q *turnstile) traced(mode Mode) func() Traced {
+	return func() Traced {
+		kind := "mutex"
+		if len(q.entries) > 1 {
+			kind = "rwmutex"
+		}
+		return q.s.tracers.traced(kind, q.entries[mode].op, q.path)
+	}
+}
+
+func (q *turnstile) acquiring(ctx context.Context, mode Mode) (end func(hold string, err error)) {
+	if q.entries[mode].op == "" {
+		return func(string, error) {}
+	}
+	return q.s.tracers.acquiring(ctx, q.traced(mode))
+}
+
+// follow tells the tracer of g. It returns what ctx becomes.
+func (q *turnstile) follow(ctx context.Context, mode Mode, g *line.Grant) context.Context {
+	if q.entries[mode].op == "" {
+		return ctx
+	}
+	return q.s.tracers.follow(ctx, q.traced(mode), g)
+}
+
+// got is acquiring and follow for what is granted at once.
+func (q *turnstile) got(ctx context.Context, mode Mode, g *line.Grant) {
+	if q.entries[mode].op != "" {
+		q.s.tracers.got(ctx, q.traced(mode), g)
+	}
 }
 
 func (q *turnstile) report(mode Mode, err error, start time.Time) {
@@ -487,6 +527,7 @@ func (q *turnstile) try(ctx context.Context, mode Mode) (*line.Grant, error) {
 		g := q.grantLocked(t, false)
 		q.mu.Unlock()
 		q.report(mode, nil, start)
+		q.got(ctx, mode, g)
 		return g, nil
 	}
 	q.mu.Unlock()
@@ -510,6 +551,7 @@ func (q *turnstile) try(ctx context.Context, mode Mode) (*line.Grant, error) {
 	g := q.grantLocked(q.holdLocked(c, mode), false)
 	q.mu.Unlock()
 	q.report(mode, nil, start)
+	q.got(ctx, mode, g)
 	return g, nil
 }
 
@@ -646,6 +688,7 @@ func (q *turnstile) yield(d *doing, mode Mode) (again func(ctx context.Context) 
 			return func(ctx context.Context) error {
 				g, err := q.reacquire(ctx, mode, true)
 				if err == nil {
+					q.follow(ctx, mode, g)
 					d.set(q, g)
 				}
 				return err
@@ -653,7 +696,8 @@ func (q *turnstile) yield(d *doing, mode Mode) (again func(ctx context.Context) 
 		}
 	}
 	return func(ctx context.Context) error {
-		_, err := q.reacquire(ctx, mode, false)
+		g, err := q.reacquire(ctx, mode, false)
+		q.follow(ctx, mode, g)
 		return err
 	}, q.giveUp(mode)
 }

@@ -194,7 +194,10 @@ func (wg *WaitGroup) Go(ctx context.Context, f func()) error {
 // if none is. A Wait that fails leaves nothing behind. Where another program's
 // znode stands among those with open tasks, Wait and Count are [ErrInvalid].
 func (wg *WaitGroup) Wait(ctx context.Context) error {
-	return opError("wait", wg.path, wg.wait(ctx))
+	ctx, end := wg.tracers().waiting(ctx, "waitgroup", wg.path)
+	err := wg.wait(ctx)
+	end(err)
+	return opError("wait", wg.path, err)
 }
 
 func (wg *WaitGroup) wait(ctx context.Context) error {
@@ -786,6 +789,8 @@ func (wg *WaitGroup) enter(ctx context.Context, n int) error {
 	m.Waiters.Add(1)
 	defer m.Waiters.Add(-1)
 	start := time.Now()
+	traced := func() Traced { return wg.s.tracers.traced("double barrier", "enter", wg.path) }
+	end := wg.s.tracers.acquiring(ctx, traced)
 	var p *party
 	err := m.During(ctx, func(inc *session.Incarnation) error {
 		for {
@@ -797,8 +802,11 @@ func (wg *WaitGroup) enter(ctx context.Context, n int) error {
 	})
 	m.Waited("enter", wg.path, start, err)
 	if err != nil {
+		end("", err)
 		return err
 	}
+	end(p.name, nil)
+	wg.s.tracers.follow(ctx, traced, p.hold)
 	d.mu.Lock()
 	d.inside = append(d.inside, p)
 	d.mu.Unlock()

@@ -26,6 +26,8 @@ type Grant struct {
 	most  *time.Timer   // ends it, if it may not last longer
 	ended chan struct{} // if it is limited, closed when it is over
 	use   int           // counts the grants of a claim, for the trace
+
+	follow func(error) // is told, without locks, why it is over; guarded by claim.mu
 }
 
 // A tenure is what a claim has from the moment at which its turn has come until
@@ -174,6 +176,7 @@ func (c *Claim) loseIf(why error, so func() bool) bool {
 	c.held.why = why
 	for _, g := range c.held.grants {
 		close(g.Lost)
+		g.tellLocked(why)
 	}
 	c.traceLossLocked()
 	e, fs := c.eventLocked(session.EventLost, why), c.held.onLost
@@ -184,7 +187,12 @@ func (c *Claim) loseIf(why error, so func() bool) bool {
 	c.uncount()
 	// Whoever has found it out may hold a lock that the observer's questions
 	// need.
-	c.Line.Manager.Spawn(func() { c.Line.Manager.Observe(e) })
+	c.Line.Manager.Spawn(func() {
+		if e.Op != "" { // else it is a part of something else
+			c.Line.Manager.Log.Warn("zsync: lost", "op", e.Op, "path", e.Path, "session", session.Text(c.Incarnation.ID.Load()), "reason", why)
+		}
+		c.Line.Manager.Observe(e)
+	})
 	return true
 }
 
@@ -259,9 +267,35 @@ func (g *Grant) endLocked() {
 	c := g.Claim
 	g.unlimitLocked()
 	c.tracePassLocked(g)
+	g.tellLocked(nil)
 	g.over = true
 	c.held.left = true
 	c.held.grants = slices.DeleteFunc(c.held.grants, func(x *Grant) bool { return x == g })
+}
+
+// Follow has f called, once and without locks, when g is over: with nil, or with
+// why it was lost.
+func (g *Grant) Follow(f func(why error)) {
+	g.Claim.mu.Lock()
+	defer g.Claim.mu.Unlock()
+	g.follow = f
+	if g.over || g.Claim.held.why != nil {
+		g.tellLocked(g.Claim.held.why)
+	}
+}
+
+func (g *Grant) tellLocked(why error) {
+	if f := g.follow; f != nil {
+		g.follow = nil
+		g.Claim.Line.Manager.Spawn(func() { f(why) })
+	}
+}
+
+// Name returns the name of the znode of g.
+func (g *Grant) Name() string {
+	g.Claim.mu.Lock()
+	defer g.Claim.mu.Unlock()
+	return g.Claim.Child.Name
 }
 
 // Revoke ends g and closes its lost channel: somebody else gives it up for him
@@ -504,7 +538,7 @@ func (g *Grant) giveUp(why error) {
 	if !c.loseIf(lost, func() bool { return !c.held.over && !g.over }) {
 		return
 	}
-	inc.Manager.Log.Warn("zsync: given up", "path", c.Line.Dir, "why", why)
+	inc.Manager.Log.Warn("zsync: given up", "path", inc.Manager.Bare(c.Line.Dir), "reason", why)
 	inc.Manager.Spawn(func() {
 		select {
 		case <-time.After(GraceOf(inc)):

@@ -348,7 +348,7 @@ func (inc *Incarnation) connected() {
 		close(inc.first)
 	}
 	if entered {
-		m.Log.Info(text, "session", sessionText(inc.ID.Load()), "timeout", time.Duration(inc.Timeout.Load()))
+		m.Log.Info(text, "session", Text(inc.ID.Load()), "timeout", time.Duration(inc.Timeout.Load()))
 		m.tell()
 	}
 }
@@ -366,7 +366,7 @@ func (inc *Incarnation) disconnected() {
 	close(inc.down)
 	inc.mu.Unlock()
 	if entered {
-		inc.Manager.Log.Info("zsync: connection dropped", "session", sessionText(inc.ID.Load()))
+		inc.Manager.Log.Info("zsync: connection dropped", "session", Text(inc.ID.Load()))
 		inc.Manager.tell()
 	}
 }
@@ -433,7 +433,7 @@ func (inc *Incarnation) TraceLine(event, kind, path, hold string) trace.Line {
 	return trace.Line{
 		Event: event, Kind: kind, Path: inc.Manager.Bare(path), Hold: hold,
 		// Blind is read first: what comes in between makes both better.
-		Blind: inc.sight.blind.Load(), Zxid: inc.sight.zxid.Load(), Session: sessionText(inc.ID.Load()),
+		Blind: inc.sight.blind.Load(), Zxid: inc.sight.zxid.Load(), Session: Text(inc.ID.Load()),
 	}
 }
 
@@ -447,11 +447,11 @@ func (m *Manager) TraceLoss(l trace.Line, why error) trace.Line {
 }
 
 func (m *Manager) traceBegin(inc *Incarnation) {
-	m.Trace.Line(trace.Line{Event: trace.Session, Session: sessionText(inc.ID.Load()), Timeout: time.Duration(inc.Timeout.Load()).String(), Zxid: inc.sight.zxid.Load()})
+	m.Trace.Line(trace.Line{Event: trace.Session, Session: Text(inc.ID.Load()), Timeout: time.Duration(inc.Timeout.Load()).String(), Zxid: inc.sight.zxid.Load()})
 }
 
 func (m *Manager) traceEnd(inc *Incarnation, why error) {
 	if m.Trace != nil && inc.ID.Load() != 0 {
-		m.Trace.Line(m.TraceLoss(trace.Line{Event: trace.Expired, Session: sessionText(inc.ID.Load()), Zxid: inc.sight.zxid.Load()}, why))
+		m.Trace.Line(m.TraceLoss(trace.Line{Event: trace.Expired, Session: Text(inc.ID.Load()), Zxid: inc.sight.zxid.Load()}, why))
 	}
 }

@@ -105,7 +105,7 @@ func (m *Manager) run() {
 		// It is told here, not where it was found out: whoever did that may
 		// hold a lock.
 		m.traceEnd(inc, cause)
-		m.Log.Warn("zsync: session lost", "session", sessionText(inc.ID.Load()), "why", cause)
+		m.Log.Warn("zsync: session lost", "session", Text(inc.ID.Load()), "reason", cause)
 		m.tell()
 	}
 	m.enter(nil, StateClosed, Event{})
@@ -314,8 +314,8 @@ func (z zkLogger) Printf(format string, args ...any) {
 	z.log.Debug("go-zookeeper: " + fmt.Sprintf(format, args...))
 }
 
-// sessionText writes a session id as ZooKeeper's own tools do.
-func sessionText(id int64) string { return fmt.Sprintf("0x%x", uint64(id)) }
+// Text writes a session id as ZooKeeper's own tools do.
+func Text(id int64) string { return fmt.Sprintf("0x%x", uint64(id)) }
 
 // Outage returns a channel that is closed while no connection serves the
 // present session.

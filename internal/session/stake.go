@@ -219,7 +219,7 @@ func (inc *Incarnation) watchdog() {
 
 // hangUp closes the connection, so that another server is tried.
 func (inc *Incarnation) hangUp() {
-	inc.Manager.Log.Info("zsync: a server is given up: it does not confirm the session", "session", sessionText(inc.ID.Load()))
+	inc.Manager.Log.Info("zsync: a server is given up: it does not confirm the session", "session", Text(inc.ID.Load()))
 	inc.mu.Lock()
 	l := inc.link
 	inc.mu.Unlock()

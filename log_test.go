@@ -1,0 +1,93 @@
+package zsync
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+// logKeys are the keys of all that is logged.
+var logKeys = []string{
+	"path", "op", "session", "reason", "err",
+	"addr", "at", "attempt", "batches", "id", "key", "tasks", "element", "elements", "owner", "timeout", "version", "buried",
+}
+
+func TestLogKeysAreFixed(t *testing.T) {
+	seen := 0
+	for _, dir := range []string{".", "internal/session", "internal/line", "internal/queue"} {
+		names, err := filepath.Glob(filepath.Join(dir, "*.go"))
+		must(t, err)
+		for _, name := range names {
+			if strings.HasSuffix(name, "_test.go") {
+				continue
+			}
+			fset := token.NewFileSet()
+			f, err := parser.ParseFile(fset, name, nil, 0)
+			must(t, err)
+			ast.Inspect(f, func(n ast.Node) bool {
+				call, ok := n.(*ast.CallExpr)
+				if !ok {
+					return true
+				}
+				sel, ok := call.Fun.(*ast.SelectorExpr)
+				if !ok || !slices.Contains([]string{"Debug", "Info", "Warn", "Error"}, sel.Sel.Name) || len(call.Args) < 2 {
+					return true
+				}
+				if x, ok := sel.X.(*ast.SelectorExpr); !ok || x.Sel.Name != "Log" {
+					return true
+				}
+				for i := 1; i < len(call.Args); i += 2 {
+					seen++
+					lit, ok := call.Args[i].(*ast.BasicLit)
+					if !ok {
+						t.Errorf("%s: a key that is no literal", fset.Position(call.Pos()))
+						continue
+					}
+					key, _ := strconv.Unquote(lit.Value)
+					if !slices.Contains(logKeys, key) {
+						t.Errorf("%s: key %q; want one of %q", fset.Position(call.Pos()), key, logKeys)
+					}
+				}
+				return true
+			})
+		}
+	}
+	if seen < 20 {
+		t.Errorf("%d keys seen", seen)
+	}
+}
+
+func TestALossIsAWarningAndAContenderIsAGroup(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		var out traceBuffer
+		log := slog.New(slog.NewTextHandler(&out, nil))
+		s := open(t, srv, WithLogger(log), WithOwner("me"))
+		m := NewMutex(s, "/m")
+		must(t, m.Lock(t.Context()))
+		cs, err := m.Contenders(t.Context())
+		must(t, err)
+		log.Info("who", "holder", cs[0])
+		srv.Expire(s.ID())
+		<-m.Lost()
+		time.Sleep(time.Second)
+		synctest.Wait()
+		for _, want := range []string{
+			"holder.owner=me", "holder.session=0x", "holder.mode=exclusive", "holder.state=holds", "holder.since=", "holder.node=_c_",
+			`level=WARN msg="zsync: lost" op=lock path=/m session=0x`, `reason="lost: the session has expired"`,
+		} {
+			if !strings.Contains(out.String(), want) {
+				t.Errorf("the log does not say %s:\n%s", want, out.String())
+			}
+		}
+	})
+}
