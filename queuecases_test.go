@@ -484,7 +484,7 @@ func TestQueueElementsOfADeadConsumerGoBackHoweverManyBatchesItHad(t *testing.T)
 		path := "/" + strings.Repeat("long", 250)
 		dead, kill := mortal(t, srv)
 		a, b := NewQueue[int](open(t, srv), path), NewQueue[int](dead, path, WithPrefetch(1))
-		must(t, a.sendAll(t.Context(), counted(n)))
+		sendAll(t, a, counted(n))
 		collect(t, b.Deliveries(t.Context()), n)
 		time.Sleep(time.Second)
 		kill()
@@ -501,7 +501,7 @@ func TestAcksStaySmallHoweverMuchIsUnacknowledged(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		const n = 4000
 		q := NewQueue[int](open(t, srv), "/q")
-		must(t, q.sendAll(t.Context(), counted(n)))
+		sendAll(t, q, counted(n))
 		ds := collect(t, q.Deliveries(t.Context()), n)
 		time.Sleep(time.Second)
 		var written atomic.Int64
@@ -642,7 +642,7 @@ func TestQueueKeepsItsOrderFromConsumerToConsumer(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		const n = 6000
 		q := NewQueue[int](open(t, srv), "/q", WithPrefetch(3000))
-		must(t, q.sendAll(t.Context(), counted(n)))
+		sendAll(t, q, counted(n))
 		ctx, cancel := context.WithCancel(t.Context())
 		ch := q.Recv(ctx)
 		got := collect(t, ch, 1000)

@@ -110,7 +110,7 @@ func TestQueueRequestsForEachElement(t *testing.T) {
 		must(t, err)
 
 		// Four processes share 10,000 elements.
-		must(t, q.sendAll(t.Context(), counted(n)))
+		sendAll(t, q, counted(n))
 		check(t, "take: Recv, four processes, 10,000 waiting", each(requests(srv, func() {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
@@ -187,7 +187,7 @@ func TestQueueTakesALongBacklogAsFastAsAShortOne(t *testing.T) {
 	rate := func(t *testing.T, backlog int) (perSecond float64) {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			q := NewQueue[int](open(t, srv), "/q")
-			must(t, q.sendAll(t.Context(), counted(backlog)))
+			sendAll(t, q, counted(backlog))
 			srv.SetLatency(time.Millisecond) // time is virtual: only round trips count
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()

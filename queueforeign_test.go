@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -428,10 +427,10 @@ func TestCodecsGiveBackWhatTheyTakeOfAnInterface(t *testing.T) {
 			}
 		})
 	}
-	var r io.Reader = strings.NewReader("x")
-	if _, err := encode(Raw, r); !errors.Is(err, ErrInvalid) {
-		t.Errorf("Raw takes an io.Reader: %v", err)
-	}
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		v := NewValue[io.Reader](open(t, srv), "/v", WithCodec(Raw))
+		wantErr(t, v.Store(t.Context(), strings.NewReader("x")), ErrInvalid)
+	})
 }
 
 // With another library's layout, an element is received at most once, and lost

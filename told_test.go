@@ -15,15 +15,15 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
-// A cutOff is a holder of a Mutex, somebody who waits for it, and servers to
+// A severance is a holder of a Mutex, somebody who waits for it, and servers to
 // whom things happen.
-type cutOff struct {
+type severance struct {
 	e       *zktest.Ensemble
 	rnd     *rand.Rand
 	timeout time.Duration
 }
 
-func (c *cutOff) connect(t *testing.T, members ...int) *zsync.Session {
+func (c *severance) connect(t *testing.T, members ...int) *zsync.Session {
 	var servers []string
 	for _, i := range members {
 		servers = append(servers, c.e.Addrs()[i])
@@ -37,7 +37,7 @@ func (c *cutOff) connect(t *testing.T, members ...int) *zsync.Session {
 
 // hurt does one thing to the servers, mostly to that of the holder, and says
 // what.
-func (c *cutOff) hurt(member int) string {
+func (c *severance) hurt(member int) string {
 	if c.rnd.IntN(4) == 0 {
 		member = c.rnd.IntN(3)
 	}
@@ -77,7 +77,7 @@ func (c *cutOff) hurt(member int) string {
 }
 
 // mend undoes all.
-func (c *cutOff) mend() {
+func (c *severance) mend() {
 	c.e.HealAll()
 	for i := range 3 {
 		c.e.Thaw(i)
@@ -111,7 +111,7 @@ func TestAHolderIsToldBeforeAnotherIsGrantedWhateverHappensToTheServers(t *testi
 		tried++
 		synctest.Test(t, func(t *testing.T) {
 			rnd := rand.New(rand.NewPCG(uint64(seed), 11))
-			c := &cutOff{rnd: rnd, timeout: []time.Duration{4, 6, 10, 30}[rnd.IntN(4)] * time.Second}
+			c := &severance{rnd: rnd, timeout: []time.Duration{4, 6, 10, 30}[rnd.IntN(4)] * time.Second}
 			tick := []time.Duration{c.timeout / 2, c.timeout / 5, 500 * time.Millisecond}[rnd.IntN(3)]
 			c.e = zktest.StartEnsemble(t, 3, zktest.WithTick(tick), zktest.WithSyncLimit(2+rnd.IntN(9)),
 				zktest.WithSessionTimeouts(c.timeout, c.timeout))

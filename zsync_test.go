@@ -145,3 +145,11 @@ func setACL(t testing.TB, srv *zktest.Server, path string, acl []zk.ACL) {
 	_, err := plain(t, srv).SetACL(path, acl, -1)
 	must(t, err)
 }
+
+// sendAll sends vs in requests that are not too large.
+func sendAll[T any](t *testing.T, q *Queue[T], vs []T) {
+	t.Helper()
+	for part := range slices.Chunk(vs, 500) {
+		must(t, q.Send(t.Context(), part...))
+	}
+}
