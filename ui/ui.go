@@ -27,7 +27,6 @@ import (
 	"html/template"
 	"io/fs"
 	"net/http"
-	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -223,13 +222,7 @@ func (p *page) znode(at, node string) string {
 	for _, l := range m.Lines {
 		for _, c := range slices.Concat(l.Holders, l.Waiters) {
 			if l.Path == at && c.Node == node {
-				if l.Kind == "semaphore" && c.Holding {
-					return path.Join(at, "leases", node)
-				}
-				if l.Kind == "semaphore" {
-					return path.Join(at, "locks", node)
-				}
-				return path.Join(at, node)
+				return look.Line{Path: at, Kind: l.Kind, Node: node, Holding: c.Holding}.Znode()
 			}
 		}
 	}

@@ -193,10 +193,7 @@ func (d *doctor) contender(ctx context.Context, l look.Line) error {
 	if l.Session != look.SessionText(0) {
 		return nil
 	}
-	at := l.Path + "/" + l.Node
-	if l.Kind == string(kinds.Semaphore) {
-		at = l.Path + "/leases/" + l.Node
-	}
+	at := l.Znode()
 	d.problem("orphan: %s %s, and belongs to no session: it stands there until somebody deletes it", at, l.State)
 	return d.leave(ctx, at, 0)
 }

@@ -44,6 +44,10 @@ func TestEveryPrimitiveIsToldByTheNamesOfItsChildren(t *testing.T) {
 			_, err := zsync.NewSchedule(s, p).Do(ctx, time.Now(), func(context.Context) error { return nil })
 			return err
 		}, kinds.Schedule},
+		"/party": {func(p string) error {
+			_, err := zsync.NewGroup[string](s, p, zsync.WithGroupLayout(zsync.LayoutKazoo)).Join(ctx, "a", "")
+			return err
+		}, kinds.Group},
 		"/queue":       {func(p string) error { return zsync.NewQueue[int](s, p).Send(ctx, 1) }, kinds.Queue},
 		"/delayed":     {func(p string) error { return zsync.NewQueue[int](s, p).SendAt(ctx, time.Now().Add(time.Hour), 1) }, kinds.Queue},
 		"/simple":      {func(p string) error { return send(ctx, s, p, zsync.LayoutSimpleQueue) }, kinds.ForeignQueue},

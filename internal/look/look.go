@@ -245,3 +245,17 @@ type Line struct {
 	Value   rawJSON    `json:"value,omitempty"`  // the data of the znode: as it is if that is JSON, or else as a string
 	Info    string     `json:"info,omitempty"`   // of a member
 }
+
+// Znode returns the path of the znode of one who holds or waits.
+func (l Line) Znode() string {
+	dir := ""
+	switch kinds.Kind(l.Kind) {
+	case kinds.Semaphore:
+		if dir = "locks"; l.Holding {
+			dir = "leases"
+		}
+	case kinds.DoubleBarrier:
+		dir = "parties"
+	}
+	return path.Join(l.Path, dir, l.Node)
+}

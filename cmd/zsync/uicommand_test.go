@@ -1,0 +1,81 @@
+//go:build unix
+
+package main
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/zktest"
+)
+
+func TestThePageIsServedToThisMachineAloneAndReadOnly(t *testing.T) {
+	srv := zktest.Start(t)
+	s := named(t, srv, "the holder")
+	if err := errors.Join(zsync.NewMutex(s, "/jobs/nightly").Lock(t.Context()), zsync.NewMutex(s, "/elsewhere").Lock(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	r := start(t, srv.Addr(), "", "ui", "/jobs", "--listen", "127.0.0.1:0", "--timetable", "/jobs/report=@daily")
+	r.awaitOutput("\n")
+	page := regexp.MustCompile(`^serving on (http://127\.0\.0\.1:\d+/)\n$`).FindStringSubmatch(r.stdout.String())
+	if page == nil {
+		t.Fatalf("it says %q", r.stdout.String())
+	}
+	get := func(url, host string) (int, string) {
+		t.Helper()
+		req, err := http.NewRequest(http.MethodGet, url, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if host != "" {
+			req.Host = host
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		data, _ := io.ReadAll(resp.Body)
+		return resp.StatusCode, string(data)
+	}
+	status, body := get(page[1], "")
+	if status != http.StatusOK || !strings.Contains(body, "the holder") || strings.Contains(body, "/elsewhere") || strings.Contains(body, "Break…") {
+		t.Errorf("status %d and\n%s", status, body)
+	}
+	if status, _ := get(page[1], "localhost:80"); status != http.StatusOK {
+		t.Errorf("status %d as localhost", status)
+	}
+	// A name of another site that leads here, so that its scripts can read the page.
+	if status, body := get(page[1], "evil.example"); status != http.StatusMisdirectedRequest || strings.Contains(body, "holder") {
+		t.Errorf("status %d by another name", status)
+	}
+	if status, _ := get(page[1]+"break?path=/jobs/nightly&node=x", ""); status != http.StatusForbidden {
+		t.Errorf("status %d of a form to break locks", status)
+	}
+	r.cmd.Process.Signal(syscall.SIGTERM)
+	if got := r.wait(); got != 128+int(syscall.SIGTERM) {
+		t.Errorf("exit status %d\n%s", got, &r.stderr)
+	}
+	for args, message := range map[string]string{
+		"ui --timetable /p":    "want PATH=FIELDS",
+		"ui --listen nowhere":  "--listen: ",
+		"ui /no/such/path":     "node does not exist",
+		"ui a b":               "want: zsync ui [PATH] [flags]",
+		"top a b":              "want: zsync top [PATH] [flags]",
+		"top":                  "top wants a terminal; zsync ls --watch does without",
+		"gen man":              "want: zsync gen man DIR",
+		"doctor /p --yes":      "--yes goes with --clean",
+		"group watch /g -n -1": "--count -1: must be at least 1",
+	} {
+		r := start(t, srv.Addr(), "", strings.Fields(args)...)
+		if status := r.wait(); status == 0 || !strings.Contains(r.stderr.String(), message) {
+			t.Errorf("%s: exit status %d and %q, want %q", args, status, r.stderr.String(), message)
+		}
+	}
+}
