@@ -95,6 +95,10 @@ var costs = []cost{
 			must(t, err)
 		}
 	}},
+	{"`Mutex.Revoke`", func(t *testing.T, s, other *Session) func() {
+		must(t, NewMutex(other, "/p/m").Lock(t.Context()))
+		return func() { must(t, NewMutex(s, "/p/m").Revoke(t.Context())) }
+	}},
 	{"`RWMutex.RLock`, free", func(t *testing.T, s, other *Session) func() {
 		rw := NewRWMutex(s, "/p/rw")
 		return func() { must(t, rw.RLock(t.Context())) }
@@ -234,6 +238,13 @@ var costs = []cost{
 		must(t, err)
 		c := NewSchedule(s, "/p/jobs")
 		return func() { _, err := c.Do(t.Context(), noon, func(context.Context) error { return nil }); must(t, err) }
+	}},
+	{"`Flight.Do`, with a result", func(t *testing.T, s, other *Session) func() {
+		one := func(context.Context) (int, error) { return 1, nil }
+		_, _, err := NewFlight[int](other, "/p/f", time.Minute).Do(t.Context(), "k", one)
+		must(t, err)
+		f := NewFlight[int](s, "/p/f", time.Minute)
+		return func() { _, _, err := f.Do(t.Context(), "k", one); must(t, err) }
 	}},
 	{"`Group.Join`", func(t *testing.T, s, other *Session) func() {
 		_, err := NewGroup[int](other, "/p/group").Join(t.Context(), "other", 1)

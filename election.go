@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"strconv"
 	"sync"
 	"time"
 
@@ -21,6 +22,7 @@ type electionConfig struct {
 	id     *string
 	layout Layout
 	limits limits
+	prior  *int // the priority, if it was said
 	err    error
 }
 
@@ -54,6 +56,20 @@ func WithElectionLayout(l Layout) ElectionOption {
 		}
 		c.layout = l
 	}
+}
+
+// WithPriority makes p the candidate's priority: of those who wait, one with a
+// higher priority leads first. Nobody is removed from office for it, and among
+// equals the order is that of arrival.
+//
+// It is done by those with a lower priority: one whose turn has come, while one
+// with a higher waits, goes to the back of the line, which costs 3 requests each
+// time. So it takes that each candidate says its priority. One that does not, as
+// those of Curator and kazoo cannot, leads when its turn comes, and to the others
+// its priority is 0. The priority is in the name of the znode, before what
+// Curator and kazoo look at: path/_c_<uuid>-p<p>-latch-<seq>.
+func WithPriority(p int) ElectionOption {
+	return func(c *electionConfig) { c.prior = &p }
 }
 
 // WithMaxTerm gives a leadership up that has lasted for d, as [WithMaxHold] does
@@ -115,7 +131,7 @@ var electionBases = map[Layout]string{
 // Campaign costs 2 requests in 1 round trip when nobody leads, and 1 in the
 // background if it leads for longer than 10 ms: a watch on its own znode. A wait
 // adds that and a watch which only the candidate ahead can fire, and after it
-// nothing, or one listing where more than one was ahead. Resign costs 1. Observe costs 3 requests and one notification for each
+// one listing. Resign costs 1. Observe costs 3 requests and one notification for each
 // change, and nothing while there is none.
 //
 // # Algorithm
@@ -126,6 +142,7 @@ type Election struct {
 	made
 	id   []byte
 	line line.Line
+	base string // of its own znode's name, up to the number
 
 	mu   sync.Mutex
 	term *term // of this candidate, if it campaigns or leads; guarded by mu
@@ -138,6 +155,7 @@ type term struct {
 	after  bool                    // the term before was lost, and was not resigned before this began
 	ahead  line.Ahead              // of it, while it campaigns
 	over   chan struct{}           // closed, under Election.mu, when it is no longer Election.term
+	left   chan struct{}           // of Run: closed when its function has returned and the znode is given up; guarded by Election.mu
 	traced context.Context         // what a tracer has made of Campaign's: that of Run's function is made of it
 	stop   context.CancelCauseFunc // ends the context of Run's function, if there is one; guarded by Election.mu
 }
@@ -160,6 +178,14 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 	e.line = line.New(s.m, path, c.layout.naming(), electionBases[c.layout])
 	e.line.Strict, e.line.Limits = true, c.limits.ofLine()
 	e.line.Kind = trace.Election
+	e.base = e.line.Bases[0]
+	if c.prior != nil {
+		e.base = priorityMark + strconv.Itoa(*c.prior) + e.base
+		if c.layout != LayoutKazoo {
+			e.base = priorityMark + strconv.Itoa(*c.prior) + "-" + e.line.Bases[0]
+		}
+	}
+	e.line.Defers = func(me line.Child, names []string) bool { return e.defers(me, names, c.prior) }
 	return e
 }
 
@@ -218,7 +244,9 @@ func (e *Election) stand(ctx context.Context, start time.Time) (*term, error) {
 				// Its goroutine may have gone home when Lost was closed:
 				// nobody owes us a Resign. But it may still come: see resign.
 				e.endLocked(ErrLost)
-				last.grant.Release()
+				if last.left == nil { // else Run does, when its function has returned
+					last.grant.Release()
+				}
 			}
 			e.term = t
 			e.mu.Unlock()
@@ -262,7 +290,7 @@ func (e *Election) waitEnded(ctx context.Context, err error, start time.Time, t 
 
 // win waits in the line until t leads.
 func (e *Election) win(ctx context.Context, t *term, start time.Time) error {
-	c, err := e.line.Acquire(ctx, e.line.Bases[0], e.id, line.Exclusive, &t.ahead)
+	c, err := e.line.Acquire(ctx, e.base, e.id, line.Exclusive, &t.ahead)
 	err = e.waitEnded(ctx, err, start, t, 0)
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -289,7 +317,8 @@ func (e *Election) endLocked(why error) {
 
 // Resign gives the leadership up. It returns [ErrNotLocked] if e does not lead,
 // and [ErrLost] if the leadership was lost. The context of a Run in progress
-// ends before anyone else can lead.
+// ends, and nobody else can lead before its function has returned, or the session
+// has ended.
 //
 // Where the leadership before the present one was lost, and Campaign was called
 // again without a Resign in between, nobody can tell whose Resign this is. It
@@ -313,13 +342,26 @@ func (e *Election) resign(ctx context.Context, t *term) error {
 		return ErrNotLocked
 	}
 	e.endLocked(ErrNotLocked)
+	left := t.left
 	if t.after {
 		// This may be the late Resign of the term that was lost before. Whoever
 		// leads now must then hear that he does no more.
 		t.grant.Revoke()
 	}
 	e.mu.Unlock()
-	return e.s.m.GiveUp(ctx, t.grant.Release)
+	if left == nil {
+		return e.s.m.GiveUp(ctx, t.grant.Release)
+	}
+	// Run's function has been told. The next leader begins when it has returned.
+	if err := t.grant.Err(); err != nil {
+		return err
+	}
+	select {
+	case <-left:
+	case <-time.After(session.ReleaseTime):
+	case <-ctx.Done():
+	}
+	return nil
 }
 
 // current returns the term in which e leads.
@@ -347,6 +389,10 @@ func (e *Election) current() (*term, error) {
 // stop as soon as it can; what it returns is logged, and Run campaigns again,
 // because after a loss an error says little about f. So f returns nil to give
 // others their turn, and an error to leave the election.
+//
+// The znode stays until f has returned, whatever ends the leadership but the end
+// of the session: the next leader begins when the last one has stopped. For a
+// function that hangs there are [WithMaxTerm] and [WithLeaderHealth].
 //
 // f must not campaign for the same path with its context: see
 // [Election.Campaign]. If f panics the leadership is given up and the panic
@@ -385,16 +431,42 @@ func (e *Election) lead(outer context.Context, t *term, f func(ctx context.Conte
 	ctx, stop := context.WithCancelCause(t.traced)
 	defer stop(nil)
 	e.mu.Lock()
-	t.stop = stop
-	if e.term != t {
-		stop(ErrNotLocked) // resigned already
+	if t.stop = stop; e.term == t {
+		t.left = make(chan struct{})
+	} else {
+		stop(ErrNotLocked) // resigned already, and given up
 	}
+	left := t.left
 	e.mu.Unlock()
 	err = doHolding(ctx, e.doKey(), newDoing(nil, t.grant), f, func() error {
-		ended = e.resign(outer, t)
+		if ended = e.leave(outer, t); left != nil {
+			close(left)
+		}
 		return nil
 	})
 	return err, ended
+}
+
+// leave is the end of t, whose function has returned. What somebody else has ended
+// is given up now, so that the next leader begins when the last one has stopped.
+func (e *Election) leave(ctx context.Context, t *term) error {
+	e.mu.Lock()
+	resigned, run := e.term != t, t.left != nil
+	if !resigned {
+		e.endLocked(ErrNotLocked)
+		if t.after {
+			t.grant.Revoke() // as in resign
+		}
+	}
+	e.mu.Unlock()
+	var err error
+	if !resigned || run {
+		err = e.s.m.GiveUp(ctx, t.grant.Release)
+	}
+	if resigned && err == nil {
+		err = ErrNotLocked
+	}
+	return err
 }
 
 func (e *Election) doKey() doKey { return doKey{e.s, e.path, "leader " + e.line.Bases[0]} }

@@ -39,6 +39,9 @@ var (
 	// ErrNoLeader means nobody leads at present.
 	ErrNoLeader = errors.New("no leader")
 
+	// ErrNoCandidate means that somebody does not stand for election, or no more.
+	ErrNoCandidate = errors.New("no such candidate")
+
 	// ErrNoValue means nothing has been stored yet.
 	ErrNoValue = errors.New("no value")
 

@@ -201,6 +201,54 @@ func (m *Mutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error)
 	return rs, opError("txn", m.path, err)
 }
 
+// Revoke asks whoever holds m to give it up: its [Mutex.Revoked] tells it. What
+// comes of that is up to the holder. It returns [ErrNotLocked] if nobody holds m.
+//
+// The holder may be a program that uses Curator's InterProcessMutex.makeRevocable,
+// and is asked as Curator's Revoker does it: the data of its znode become
+// __REVOKE__, so Contenders shows that for its owner. It costs 3 requests in 2 round trips.
+func (m *Mutex) Revoke(ctx context.Context) error {
+	return opError("revoke", m.path, m.revoke(ctx))
+}
+
+func (m *Mutex) revoke(ctx context.Context) error {
+	if m.misuse() != nil {
+		return m.misuse()
+	}
+	return m.s.m.During(ctx, func(inc *session.Incarnation) error {
+		dir := m.turn.line.Dir
+		holder, err := m.turn.line.First(ctx, inc, inc.ChildrenFresh)
+		if err != nil {
+			return err
+		}
+		if holder == "" {
+			return ErrNotLocked
+		}
+		// Names are unique: written twice, it asks the same one.
+		_, err = inc.Set(ctx, session.ChildPath(dir, holder), []byte(line.RevokeMessage), -1)
+		if session.IsNoNode(err) {
+			return nil // it has given up meanwhile
+		}
+		return err
+	})
+}
+
+// Revoked returns a channel that is closed when the present holder is asked to give
+// m up, by [Mutex.Revoke] or by Curator's Revoker. While m is not locked it is
+// closed already. It is that of what this process holds in the line: who is handed
+// it by another goroutine of the process is asked too, and once it has been asked
+// it is handed on to other processes only.
+//
+// The first call of a hold costs one request, and sets a watch; after that a Token
+// costs one more.
+func (m *Mutex) Revoked() <-chan struct{} {
+	g, err := m.current()
+	if err != nil {
+		return session.ClosedChan
+	}
+	return g.Claim.Asked()
+}
+
 // Contenders returns who holds m and who waits, in their order. It costs one
 // listing and one read for every 128 of them.
 func (m *Mutex) Contenders(ctx context.Context) ([]Contender, error) {

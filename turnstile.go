@@ -655,7 +655,7 @@ func (q *turnstile) giveUpLocked(t *share, g *line.Grant) error {
 // asks after others.
 func (q *turnstile) passLocked(t *share, g *line.Grant) bool {
 	may := func() bool {
-		return !t.beside && q.firstLocked(ModeExclusive) && !t.lost()
+		return !t.beside && q.firstLocked(ModeExclusive) && !t.lost() && !t.claim.WasAsked()
 	}
 	if q.handoffs == 0 || !may() {
 		return false

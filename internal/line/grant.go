@@ -36,6 +36,7 @@ type tenure struct {
 	begun  sync.Once
 	count  sync.Once // takes it off the gauge
 	stop   func() bool
+	asked  chan struct{} // if not nil, closed when somebody asks the holder to give up
 	quit   chan struct{} // closed when it is released, or nobody has it any more after a loss
 	guard  *guard        // if it is guarded
 	grants []*Grant      // those that last
@@ -339,7 +340,7 @@ func (g *Grant) Token(ctx context.Context, alone bool) (int64, error) {
 		if tok != 0 {
 			return tok, nil
 		}
-		stat, err := c.Incarnation.Set(ctx, path, c.data, -1) // what it says already
+		stat, err := c.touch(ctx, path)
 		c.mu.Lock()
 		switch {
 		case alone && g.over, len(c.held.grants) == 0, c.held.over:
@@ -361,6 +362,35 @@ func (g *Grant) Token(ctx context.Context, alone bool) (int64, error) {
 		}
 		return tok, nil
 	}
+}
+
+// touch writes to c's znode what it says already. Where somebody may have asked
+// the holder to give up it is what is there, so that the message is not lost.
+func (c *Claim) touch(ctx context.Context, path string) (*zk.Stat, error) {
+	c.mu.Lock()
+	heard := c.held.asked != nil
+	c.mu.Unlock()
+	if !heard {
+		return c.Incarnation.Set(ctx, path, c.data, -1)
+	}
+	for {
+		data, stat, err := c.Incarnation.Get(ctx, path)
+		if err != nil {
+			return nil, err
+		}
+		// After a lost reply it may be our own write that has changed it: then
+		// one more does no harm.
+		if stat, err = c.Incarnation.Set(ctx, path, data, stat.Version); !session.IsBadVersion(err) {
+			return stat, err
+		}
+	}
+}
+
+// WasAsked reports whether the holder of c is known to have been asked to give up.
+func (c *Claim) WasAsked() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.held.asked != nil && session.IsClosed(c.held.asked)
 }
 
 // Since returns when c was last granted.

@@ -33,7 +33,12 @@ type Line struct {
 	Bases   []string                       // what marks a child as a contender, before its number
 	name    func(guid, base string) string // makes a name, up to the number
 
-	Strict bool    // nobody enters behind a contender of another kind
+	Strict bool // nobody enters behind a contender of another kind
+
+	// Defers reports, if it is not nil, whether one whose turn has come lets others
+	// go before, given all children: then it goes to the back of the line.
+	Defers func(me Child, names []string) bool
+
 	Limits *Limits // of what is held, if there are any
 	Kind   string  // what the trace calls it; of a read-write lock, a write
 }
@@ -93,10 +98,10 @@ func (l *Line) Acquire(ctx context.Context, base string, data []byte, turn Rule,
 					c = nil
 				}
 			}
-			if !errors.Is(err, session.ErrVanished) {
+			if !errors.Is(err, session.ErrVanished) && !errors.Is(err, errDeferred) {
 				return err
 			}
-			// Somebody deleted our znode. Nobody was told that we hold
+			// We let somebody go before, or somebody deleted our znode. Nobody was told that we hold
 			// anything, so we go to the back of the line.
 		}
 	})
@@ -128,6 +133,9 @@ func (c *Claim) awaitTurn(ctx context.Context, names []string, turn Rule, behind
 		}
 		blocker, alone := turn(ahead) // Step 3.
 		if blocker == nil {
+			if c.Line.Defers != nil && c.Line.Defers(c.Child, names) {
+				return errDeferred // nobody has been told that it was our turn
+			}
 			return c.confirm()
 		}
 		if behind != nil {
@@ -141,7 +149,7 @@ func (c *Claim) awaitTurn(ctx context.Context, names []string, turn Rule, behind
 		if err != nil {
 			return err
 		}
-		if alone { // Step 5.
+		if alone && c.Line.Defers == nil { // Step 5.
 			stands, err := c.stands(ctx, proof)
 			switch {
 			case err != nil:
@@ -156,6 +164,9 @@ func (c *Claim) awaitTurn(ctx context.Context, names []string, turn Rule, behind
 		}
 	}
 }
+
+// errDeferred means that a contender whose turn had come lets others go before.
+var errDeferred = errors.New("zsync: others go before")
 
 // tellAhead lists anew who is ahead of c.
 func (c *Claim) tellAhead(ctx context.Context, behind *Ahead) error {

@@ -1,0 +1,284 @@
+package zsync
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/session"
+)
+
+// A Flight runs a function once for all who ask for the same key at about the
+// same time, in whatever process: golang.org/x/sync/singleflight across
+// processes, whose callers share the result for a while longer.
+//
+// Whoever calls while another runs the function waits, and gets what that one
+// returned; so does whoever calls within keep of its end, by the servers' clock.
+// It is what keeps a hundred processes from filling the same cache at once.
+//
+// A function that fails shares nothing: its caller gets the error, and who waited
+// longest runs its own. The same happens when a function panics, when its process
+// dies, once its session has expired, and when the session is lost while it runs:
+// then its caller gets what it returned together with [ErrLost], as another may have
+// run meanwhile. Nobody's error is taken for a result.
+//
+// Each key has a read-write lock, path/<key>/_c_<uuid>-__READ__<seq> and …__WRIT__…,
+// and its result, path/<key>/result, which is persistent. Keys are written as those
+// of a [Map] are. A result whose time is over is deleted by the process that stored it or, when
+// that is gone, by the next that runs a function for any key. Then nothing is left.
+//
+// Do costs 4 requests in 3 round trips where there is a result: create and list,
+// read, delete. Who runs the function makes about 9 more.
+type Flight[T any] struct {
+	made
+	codec Codec
+	keep  time.Duration
+
+	mu    sync.Mutex
+	swept time.Time // when results of others were last looked after; guarded by mu
+}
+
+// NewFlight returns the Flight at path. A result is shared with those who call
+// less than keep after it was stored; with 0, with those alone who have waited for
+// it. It does no I/O; a bad argument is reported by every method.
+func NewFlight[T any](s *Session, path string, keep time.Duration, opts ...ValueOption) *Flight[T] {
+	c := newValueConfig(opts)
+	if c.err == nil && keep < 0 {
+		c.err = session.Invalid("NewFlight: keep is %v; it must not be negative", keep)
+	}
+	return &Flight[T]{made: made{s: s, path: path, err: checkNew(s, path, c.err)}, codec: c.codec, keep: keep}
+}
+
+// Path returns the path that f was made with.
+func (f *Flight[T]) Path() string { return f.path }
+
+// Do returns the result of fn, or that of another call for key, and then shared is
+// true. fn's context ends, with cause [ErrLost], when others may run theirs; if fn
+// panics the panic goes on.
+//
+// The errors are fn's own, those of [Mutex.Lock], [ErrLost] when fn has returned
+// without an error after its session was lost, or what it returned could not be
+// stored or encoded: v is what it returned then too. A ctx that comes from Do of the
+// same key is refused with [ErrDeadlock]. A result that cannot be decoded is taken for
+// none.
+func (f *Flight[T]) Do(ctx context.Context, key string, fn func(ctx context.Context) (T, error)) (v T, shared bool, err error) {
+	v, shared, err = f.do(ctx, key, fn)
+	if err != nil {
+		err = opError("do", f.path, fmt.Errorf("key %q: %w", key, err))
+	}
+	return v, shared, err
+}
+
+func (f *Flight[T]) do(ctx context.Context, key string, fn func(ctx context.Context) (T, error)) (v T, shared bool, err error) {
+	if f.misuse() != nil {
+		return v, false, f.misuse()
+	}
+	if fn == nil {
+		return v, false, session.Invalid("the function is nil")
+	}
+	rw := f.lockOf(key)
+	if rw.misuse() != nil {
+		return v, false, rw.misuse()
+	}
+	if rw.within(ctx).holds() {
+		return v, false, ErrDeadlock
+	}
+	// Readers wait for who runs, and then read at the same time.
+	err = rw.RDo(ctx, func(ctx context.Context) (err error) {
+		v, shared, err = f.look(ctx, rw)
+		return err
+	})
+	if shared {
+		return v, true, nil // whatever became of the lock since
+	}
+	if err != nil {
+		return v, false, plainError(err)
+	}
+	var own error
+	err = rw.Do(ctx, func(ctx context.Context) error {
+		// Who came before may have stored it meanwhile.
+		if v, shared, err = f.look(ctx, rw); shared || err != nil {
+			return err
+		}
+		f.sweepSoon(ctx, rw)
+		if v, own = fn(ctx); own != nil {
+			return nil
+		}
+		return f.store(ctx, rw, v)
+	})
+	switch {
+	case shared:
+		return v, true, nil
+	case own != nil:
+		return v, false, own // what became of the lock does not matter: nothing is shared
+	}
+	return v, false, plainError(err)
+}
+
+// plainError is err without the operation of the lock, which is none of the
+// caller's.
+func plainError(err error) error {
+	if e, ok := err.(*Error); ok {
+		return e.Err
+	}
+	return err
+}
+
+// lockOf returns the lock of a key. Each call has its own place in the line, which
+// says by its znode when it came.
+func (f *Flight[T]) lockOf(key string) *RWMutex {
+	return NewRWMutex(f.s, session.ChildPath(f.path, session.NameOfKey(key)), WithHandoffs(0))
+}
+
+const flightResult = "result"
+
+// look reads the result, if there is one, and says whether it is for this caller:
+// if it was stored less than keep before he came, or after. Both times are of the
+// servers' clock.
+//
+// Whoever stored a result had the lock for writing before we got it, and our own
+// create is later than that: so the server that has answered it has the result too.
+func (f *Flight[T]) look(ctx context.Context, rw *RWMutex) (v T, ok bool, err error) {
+	g, _, err := rw.current()
+	if err != nil {
+		return v, false, err
+	}
+	own, node, err := f.read(ctx, g)
+	if err != nil || node.Stat == nil || !f.fresh(own, node.Stat) {
+		return v, false, err
+	}
+	if v, err = decode[T](f.codec, node.Data); err != nil {
+		f.s.m.Log.Warn("zsync: a result of a Flight cannot be decoded", "path", rw.path, "err", err)
+		var zero T
+		return zero, false, nil
+	}
+	return v, true, nil
+}
+
+func (f *Flight[T]) fresh(came, stored *zk.Stat) bool {
+	return time.Duration(came.Ctime-stored.Mtime)*time.Millisecond < f.keep || stored.Mzxid > came.Czxid
+}
+
+// read reads the znode of g and the result beside it.
+func (f *Flight[T]) read(ctx context.Context, g *line.Grant) (own *zk.Stat, result session.Node, err error) {
+	c := g.Claim
+	nodes, err := c.Incarnation.GetAll(ctx, []string{c.Znode(), session.ChildPath(c.Line.Dir, flightResult)})
+	if err == nil && nodes[0].Stat == nil {
+		err = zk.ErrNoNode
+	}
+	if err != nil {
+		return nil, result, c.Explain(err)
+	}
+	return nodes[0].Stat, nodes[1], nil
+}
+
+// store stores v while the lock stands.
+func (f *Flight[T]) store(ctx context.Context, rw *RWMutex, v T) error {
+	data, err := encode(f.codec, v)
+	if err != nil {
+		return fmt.Errorf("cannot encode a %T: %w", v, err)
+	}
+	g, _, err := rw.current()
+	if err != nil {
+		return err
+	}
+	path := session.ChildPath(rw.path, flightResult)
+	_, result, err := f.read(ctx, g)
+	if err != nil {
+		return err
+	}
+	// Nobody else writes there while we have the lock, so nothing can change in
+	// between; and after a lost reply Txn finds out.
+	var op any = &zk.SetDataRequest{Path: path, Data: data, Version: -1}
+	if result.Stat == nil {
+		op = &zk.CreateRequest{Path: path, Data: data, Acl: f.s.m.Config.ACL}
+	}
+	if _, err = rw.Txn(ctx, op); err != nil {
+		return plainError(err)
+	}
+	time.AfterFunc(f.sweepAfter(), func() {
+		f.s.m.Spawn(func() { f.remove(rw.path) })
+	})
+	return nil
+}
+
+// sweepAfter is when a result is looked after that was just stored.
+func (f *Flight[T]) sweepAfter() time.Duration { return f.keep + time.Second }
+
+// remove deletes the result below dir if its time is over and nobody is about to
+// use the key: who comes next may look after it.
+func (f *Flight[T]) remove(dir string) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	rw := NewRWMutex(f.s, dir, WithHandoffs(0))
+	if ok, err := rw.TryLock(ctx); !ok || err != nil {
+		return
+	}
+	defer rw.Unlock()
+	g, _, err := rw.current()
+	if err != nil {
+		return
+	}
+	own, result, err := f.read(ctx, g)
+	if err == nil && result.Stat != nil && !f.fresh(own, result.Stat) {
+		_, err = rw.Txn(ctx, &zk.DeleteRequest{Path: session.ChildPath(dir, flightResult), Version: -1})
+	}
+	if err != nil {
+		f.s.m.Log.Debug("zsync: a result of a Flight was not deleted", "path", dir, "err", err)
+	}
+}
+
+// sweepSoon looks after the results of processes that are gone, in the background
+// and not more often than results get old. rw is that of a key, held for writing.
+func (f *Flight[T]) sweepSoon(ctx context.Context, rw *RWMutex) {
+	f.mu.Lock()
+	due := time.Since(f.swept) >= f.sweepAfter()
+	if due {
+		f.swept = time.Now()
+	}
+	f.mu.Unlock()
+	if !due {
+		return
+	}
+	g, _, err := rw.current()
+	if err != nil {
+		return
+	}
+	own, _, err := f.read(ctx, g)
+	if err != nil {
+		return
+	}
+	f.s.m.Spawn(func() { f.sweep(g.Claim, own) })
+}
+
+// sweep removes what is old, compared with when c came, whose znode had own for its
+// Stat.
+func (f *Flight[T]) sweep(c *line.Claim, own *zk.Stat) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	inc, dir := c.Incarnation, f.s.m.Full(f.path)
+	keys, _, err := inc.Children(ctx, dir)
+	if err != nil {
+		return
+	}
+	var paths []string
+	for _, k := range keys {
+		if d := session.ChildPath(dir, k); d != c.Line.Dir {
+			paths = append(paths, session.ChildPath(d, flightResult))
+		}
+	}
+	nodes, err := inc.GetVisible(ctx, paths)
+	if err != nil {
+		return
+	}
+	for i, n := range nodes {
+		if n.Stat != nil && !f.fresh(own, n.Stat) {
+			f.remove(f.s.m.Bare(strings.TrimSuffix(paths[i], "/"+flightResult)))
+		}
+	}
+}

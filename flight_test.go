@@ -1,0 +1,230 @@
+package zsync
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+func TestCallersOfOneKeyShareOneExecution(t *testing.T) {
+	for _, keep := range []time.Duration{0, time.Minute} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			var ran atomic.Int64
+			var shares atomic.Int64
+			var wg sync.WaitGroup
+			for range 6 {
+				f := NewFlight[string](open(t, srv), "/f", keep)
+				for range 2 { // two goroutines of each process
+					wg.Go(func() {
+						v, shared, err := f.Do(t.Context(), "k/1", func(ctx context.Context) (string, error) {
+							ran.Add(1)
+							time.Sleep(5 * time.Second)
+							return "bar", nil
+						})
+						if shared {
+							shares.Add(1)
+						}
+						if v != "bar" || err != nil {
+							t.Errorf("%q, %v", v, err)
+						}
+					})
+				}
+			}
+			wg.Wait()
+			if ran.Load() != 1 || shares.Load() != 11 {
+				t.Errorf("keep %v: ran %d times, %d shared", keep, ran.Load(), shares.Load())
+			}
+		})
+	}
+}
+
+func TestAResultIsKeptForItsTimeByTheServersClock(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := NewFlight[int](open(t, srv), "/f", time.Minute), NewFlight[int](open(t, srv), "/f", time.Minute)
+		n := 0
+		next := func(context.Context) (int, error) { n++; return n, nil }
+		want := func(f *Flight[int], key string, v int, shared bool) {
+			t.Helper()
+			got, s, err := f.Do(t.Context(), key, next)
+			if got != v || s != shared || err != nil {
+				t.Errorf("%d, %v, %v; want %d, %v", got, s, err, v, shared)
+			}
+		}
+		want(a, "k", 1, false)
+		want(a, "k", 1, true)
+		want(b, "k", 1, true)
+		want(b, "other", 2, false)
+		time.Sleep(59 * time.Second)
+		want(b, "k", 1, true)
+		time.Sleep(time.Second)
+		want(b, "k", 3, false)
+		want(a, "k", 3, true)
+	})
+}
+
+func TestWhatFailsOrPanicsIsSharedWithNobody(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := NewFlight[int](open(t, srv), "/f", time.Minute), NewFlight[int](open(t, srv), "/f", time.Minute)
+		bad := errors.New("bad")
+		first := async(func() error {
+			v, shared, err := a.Do(t.Context(), "k", func(context.Context) (int, error) {
+				time.Sleep(time.Second)
+				return 7, bad
+			})
+			if v != 7 || shared {
+				t.Errorf("%d, %v", v, shared)
+			}
+			return err
+		})
+		time.Sleep(100 * time.Millisecond)
+		panicked := make(chan any, 1)
+		go func() {
+			defer func() { panicked <- recover() }()
+			b.Do(t.Context(), "k", func(context.Context) (int, error) { panic("oh") })
+		}()
+		wantErr(t, <-first, bad)
+		if p := <-panicked; p != "oh" {
+			t.Errorf("recovered %v", p)
+		}
+		v, shared, err := a.Do(t.Context(), "k", func(context.Context) (int, error) { return 8, nil })
+		if v != 8 || shared || err != nil {
+			t.Errorf("%d, %v, %v", v, shared, err)
+		}
+	})
+}
+
+func TestALostSessionIsToldAndAnotherRuns(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		fa, fb := NewFlight[int](a, "/f", time.Minute), NewFlight[int](b, "/f", time.Minute)
+		running := make(chan struct{})
+		first := async(func() error {
+			v, _, err := fa.Do(t.Context(), "k", func(ctx context.Context) (int, error) {
+				close(running)
+				<-ctx.Done()
+				wantErr(t, context.Cause(ctx), ErrLost)
+				return 1, nil
+			})
+			if v != 1 {
+				t.Errorf("%d", v)
+			}
+			return err
+		})
+		<-running
+		second := async(func() error {
+			v, shared, err := fb.Do(t.Context(), "k", func(context.Context) (int, error) { return 2, nil })
+			if v != 2 || shared {
+				t.Errorf("%d, %v", v, shared)
+			}
+			return err
+		})
+		synctest.Wait()
+		srv.Expire(a.ID())
+		wantErr(t, <-first, ErrLost)
+		must(t, <-second)
+		if v, shared, err := fa.Do(t.Context(), "k", nil); err == nil {
+			t.Error(v, shared)
+		}
+		v, shared, err := fa.Do(t.Context(), "k", func(context.Context) (int, error) { return 3, nil })
+		if v != 2 || !shared || err != nil {
+			t.Errorf("%d, %v, %v", v, shared, err)
+		}
+	})
+}
+
+func TestOldResultsAreDeletedByWhoStoredThemAndByOthers(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		one := func(context.Context) (int, error) { return 1, nil }
+		fa, fb := NewFlight[int](a, "/f", time.Minute), NewFlight[int](b, "/f", time.Minute)
+		for i := range 20 {
+			_, _, err := fa.Do(t.Context(), fmt.Sprint(i), one)
+			must(t, err)
+		}
+		time.Sleep(2 * time.Minute)
+		if n := childrenOf(t, b, "/f/3"); len(n) != 0 {
+			t.Errorf("left: %v", n)
+		}
+		for i := range 20 {
+			_, _, err := fa.Do(t.Context(), fmt.Sprint(i), one)
+			must(t, err)
+		}
+		must(t, a.Close())
+		time.Sleep(2 * time.Minute)
+		if n := childrenOf(t, b, "/f/3"); len(n) != 1 {
+			t.Fatalf("a process that is gone has left %v", n)
+		}
+		_, _, err := fb.Do(t.Context(), "x", one)
+		must(t, err)
+		time.Sleep(time.Second)
+		for i := range 20 {
+			if n := childrenOf(t, b, fmt.Sprint("/f/", i)); len(n) != 0 {
+				t.Errorf("left: %v", n)
+			}
+		}
+		if n := childrenOf(t, b, "/f/x"); len(n) != 1 {
+			t.Errorf("the new one: %v", n)
+		}
+	})
+}
+
+func TestAFlightStoresOnceWhateverRepliesAreLost(t *testing.T) {
+	for at := range 14 {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			a, b := open(t, srv), open(t, srv)
+			fa, fb := NewFlight[int](a, "/f", time.Minute), NewFlight[int](b, "/f", time.Minute)
+			seen := 0
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				if r.Session == a.ID() && r.Op != zktest.OpPing && r.Op != zktest.OpConnect {
+					if seen++; seen == at+1 {
+						return zktest.DropReply
+					}
+				}
+				return zktest.Pass
+			})
+			ran := 0
+			v, shared, err := fa.Do(t.Context(), "k", func(context.Context) (int, error) { ran++; return ran, nil })
+			srv.Intercept(nil)
+			if v != 1 || shared || err != nil || ran != 1 {
+				t.Errorf("reply %d lost: %d, %v, %v; ran %d times", at, v, shared, err, ran)
+			}
+			if v, shared, err = fb.Do(t.Context(), "k", func(context.Context) (int, error) { return 9, nil }); v != 1 || !shared || err != nil {
+				t.Errorf("reply %d lost: then %d, %v, %v", at, v, shared, err)
+			}
+		})
+	}
+}
+
+func TestFlightRefusesWhatCannotBe(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		one := func(context.Context) (int, error) { return 1, nil }
+		_, _, err := NewFlight[int](s, "f", 0).Do(t.Context(), "k", one)
+		wantErr(t, err, ErrInvalid)
+		_, _, err = NewFlight[int](s, "/f", -1).Do(t.Context(), "k", one)
+		wantErr(t, err, ErrInvalid)
+		_, _, err = NewFlight[int](s, "/f", 0).Do(t.Context(), "k", nil)
+		wantErr(t, err, ErrInvalid)
+		_, _, err = (&Flight[int]{}).Do(t.Context(), "k", one)
+		wantErr(t, err, ErrInvalid)
+		f := NewFlight[int](s, "/f", 0)
+		_, _, err = f.Do(t.Context(), "k", func(ctx context.Context) (int, error) {
+			_, _, err := f.Do(ctx, "k", one)
+			wantErr(t, err, ErrDeadlock)
+			v, _, err := f.Do(ctx, "", one) // another key
+			return v, err
+		})
+		must(t, err)
+		g := NewFlight[func()](s, "/g", 0)
+		if _, _, err = g.Do(t.Context(), "k", func(context.Context) (func(), error) { return nil, nil }); err == nil {
+			t.Error("a func was stored")
+		}
+	})
+}

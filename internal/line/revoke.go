@@ -1,0 +1,45 @@
+package line
+
+import (
+	"github.com/zsync/zsync/internal/session"
+)
+
+// RevokeMessage is the data of the znode of a holder who is asked to give up, as
+// Curator's Revoker writes it.
+const RevokeMessage = "__REVOKE__"
+
+// Asked returns a channel that is closed when somebody asks the holder of c to
+// give up. The first call has the data of its znode watched.
+func (c *Claim) Asked() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.held.asked == nil {
+		c.held.asked = make(chan struct{})
+		asked, path := c.held.asked, c.Path
+		c.Incarnation.Manager.Spawn(func() { c.listen(path, asked) })
+	}
+	return c.held.asked
+}
+
+// listen closes asked when the message is there, as long as c is held.
+func (c *Claim) listen(path string, asked chan struct{}) {
+	inc := c.Incarnation
+	for {
+		w := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: path})
+		data, _, err := inc.Get(inc.Ctx, path)
+		if err == nil && string(data) != RevokeMessage {
+			// What is written once c is given up asks nobody any more.
+			select {
+			case <-w.Fired:
+				inc.Watches.Leave(w)
+				continue
+			case <-c.held.quit:
+			case <-inc.Ctx.Done():
+			}
+		} else if err == nil {
+			close(asked)
+		}
+		inc.Watches.Leave(w)
+		return // it was asked, or is gone
+	}
+}

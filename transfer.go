@@ -1,0 +1,178 @@
+package zsync
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/session"
+)
+
+// This file has what decides, besides the order of arrival, who leads next:
+// priorities, and a leader's wish.
+
+// priorityMark is what a priority follows in the name of a candidate.
+const priorityMark = "p"
+
+// The priority stands right before the base: behind the dash of a Curator name, or
+// behind the hexadecimal digits of a kazoo name.
+var (
+	curatorPriority = regexp.MustCompile(`-p(-?\d+)-$`)
+	kazooPriority   = regexp.MustCompile(`^[0-9a-f]{32}p(-?\d+)$`)
+)
+
+// priorityOf returns the priority that a candidate's name says, or 0.
+func priorityOf(c line.Child) int {
+	before := c.Name[:strings.LastIndex(c.Name, c.Base)]
+	m := curatorPriority.FindStringSubmatch(before)
+	if m == nil {
+		m = kazooPriority.FindStringSubmatch(before)
+	}
+	if m == nil {
+		return 0
+	}
+	p, _ := strconv.Atoi(m[1])
+	return p
+}
+
+// transferMark is what the name of a leader's wish begins with. Curator's and
+// kazoo's candidates do not take it for one of them, or for the last.
+const transferMark = "transfer-"
+
+// wishFor returns how a wish for c ends: with its name up to the number, in which
+// a base would make Curator sort it among the candidates.
+func wishFor(c line.Child) string { return c.Name[:strings.LastIndex(c.Name, c.Base)] }
+
+// defers reports whether me, whose turn has come, lets others go before: one whom
+// the last leader wished for, or those of a higher priority. Whoever defers goes
+// behind them all, so each does so once for each of them.
+func (e *Election) defers(me line.Child, names []string, prior *int) bool {
+	others := line.ParseChildren(names, e.line.Bases...)
+	others = slices.DeleteFunc(others, func(c line.Child) bool { return c.Name == me.Name })
+	wished := func(c line.Child) bool {
+		return slices.ContainsFunc(names, func(name string) bool {
+			return strings.HasPrefix(name, transferMark) && strings.HasSuffix(name, wishFor(c))
+		})
+	}
+	switch {
+	case wished(me):
+		return false
+	case slices.ContainsFunc(others, wished):
+		return true
+	case prior == nil:
+		return false
+	}
+	return slices.ContainsFunc(others, func(c line.Child) bool { return priorityOf(c) > *prior })
+}
+
+// Transfer hands the leadership to another candidate, who must wait in the line:
+// one of [Election.Contenders]. It resigns, and returns when that one is the first
+// in the line, so that it leads as soon as it notices. The context of a Run in
+// progress ends, and to is the first when its function has returned; where Transfer
+// is called with that context it returns at once, so that it can.
+//
+// It returns [ErrNotLocked] if e does not lead, [ErrLost] if the leadership was
+// lost, and [ErrNoCandidate] if to does not wait: then e still leads. When ctx ends,
+// or to leaves the line, after e has resigned, whoever is next leads.
+//
+// Those ahead of to let it go before when their turn comes, and go to the back of
+// the line. Candidates of Curator and kazoo do not: those ahead lead first, and while
+// they do Transfer waits. What a leader wishes is told by an ephemeral znode,
+// path/transfer-<guid>-<name of the candidate>, without number, which is deleted when Transfer is done. It
+// costs about 7 requests, and 3 more for each who lets to go before.
+func (e *Election) Transfer(ctx context.Context, to Contender) error {
+	return opError("transfer", e.path, e.transfer(ctx, to))
+}
+
+func (e *Election) transfer(ctx context.Context, to Contender) error {
+	t, err := e.current()
+	switch {
+	case err != nil:
+		return err
+	case ctx.Err() != nil:
+		return session.CtxErr(ctx)
+	}
+	heir, ok := line.ParseChild(to.Node, e.line.Bases...)
+	if !ok {
+		return session.Invalid("%q is no candidate of this election", to.Node)
+	}
+	c := t.grant.Claim
+	inc := c.Incarnation
+	names, _, err := inc.ChildrenFresh(ctx, e.line.Dir)
+	switch {
+	case err != nil:
+		return c.Explain(err)
+	case c.Child.Name == heir.Name:
+		return c.Err() // it leads
+	case !slices.Contains(names, heir.Name):
+		return fmt.Errorf("%w: %q does not wait", ErrNoCandidate, heir.Name)
+	}
+	wish := session.ChildPath(e.line.Dir, transferMark+session.NewGUID()+"-"+wishFor(heir))
+	if err := inc.CreateAll(ctx, c.Znode(), nil, []string{wish}, e.id); err != nil {
+		if errors.Is(err, session.ErrVanished) {
+			err = zk.ErrNoNode
+		}
+		return c.Explain(err)
+	}
+	resigning := context.WithoutCancel(ctx)
+	within := e.doKey().in(ctx) != nil
+	if within { // what waits for this call to return is not waited for
+		var end context.CancelFunc
+		resigning, end = context.WithCancel(resigning)
+		end()
+	}
+	if err := e.resign(resigning, t); err != nil {
+		inc.Remove(wish)
+		return err
+	}
+	if !within {
+		defer inc.Remove(wish)
+		return e.awaitHeir(ctx, inc, heir)
+	}
+	// Its own function is to return now, and cannot wait.
+	e.s.m.Spawn(func() {
+		defer inc.Remove(wish)
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Duration(inc.Timeout.Load()))
+		defer cancel()
+		e.awaitHeir(ctx, inc, heir)
+	})
+	return nil
+}
+
+// awaitHeir waits until heir is the first in the line, in the session of the wish.
+func (e *Election) awaitHeir(ctx context.Context, inc *session.Incarnation, heir line.Child) error {
+	for {
+		names, _, err := inc.Children(ctx, e.line.Dir)
+		if err != nil && !session.IsNoNode(err) {
+			return e.endedEarly(inc, err)
+		}
+		all, err := e.line.InOrder(ctx, inc, names)
+		switch {
+		case err != nil:
+			return e.endedEarly(inc, err)
+		case !slices.ContainsFunc(all, func(c line.Child) bool { return c.Name == heir.Name }):
+			return fmt.Errorf("%w: %q has left, and whoever was next leads", ErrNoCandidate, heir.Name)
+		case all[0].Name == heir.Name:
+			return nil
+		}
+		if err := inc.AwaitGone(ctx, session.ChildPath(e.line.Dir, all[0].Name)); err != nil {
+			return e.endedEarly(inc, err)
+		}
+	}
+}
+
+// endedEarly says that what was wished for ended with the session of who wished.
+func (e *Election) endedEarly(inc *session.Incarnation, err error) error {
+	if errors.Is(err, session.ErrEnded) {
+		return inc.Loss()
+	}
+	return err
+}

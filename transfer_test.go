@@ -1,0 +1,215 @@
+package zsync
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+// candidates are campaigns in as many processes, which note who leads.
+type candidates struct {
+	es   []*Election
+	done []<-chan error
+	led  chan int
+}
+
+// stand has n candidates campaign one after another, the first of whom leads.
+func standInLine(t *testing.T, srv *zktest.Server, n int, opts func(i int) []ElectionOption) *candidates {
+	c := &candidates{led: make(chan int, 100)}
+	for i := range n {
+		var os []ElectionOption
+		if opts != nil {
+			os = opts(i)
+		}
+		e := NewElection(open(t, srv, WithOwner(fmt.Sprint(i))), "/e", os...)
+		c.es = append(c.es, e)
+		c.done = append(c.done, async(func() error {
+			err := e.Campaign(t.Context())
+			if err == nil {
+				c.led <- i
+			}
+			return err
+		}))
+		synctest.Wait()
+	}
+	return c
+}
+
+// nodeOf returns the contender of the i'th.
+func (c *candidates) contender(t *testing.T, i int) Contender {
+	t.Helper()
+	cs, err := c.es[0].Contenders(t.Context())
+	must(t, err)
+	for _, x := range cs {
+		if x.Owner == fmt.Sprint(i) {
+			return x
+		}
+	}
+	t.Fatalf("%d is not in the line", i)
+	return Contender{}
+}
+
+func TestTransferHandsTheLeadershipToTheNamedCandidate(t *testing.T) {
+	for to := 1; to < 5; to++ {
+		for _, layout := range []Layout{LayoutCurator, LayoutKazoo, LayoutSelector} {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				c := standInLine(t, srv, 5, func(int) []ElectionOption { return []ElectionOption{WithElectionLayout(layout)} })
+				if got := <-c.led; got != 0 {
+					t.Fatalf("%d leads", got)
+				}
+				must(t, c.es[0].Transfer(within(t, time.Minute), c.contender(t, to)))
+				if got := <-c.led; got != to {
+					t.Errorf("%d leads after the transfer to %d", got, to)
+				}
+				wantErr(t, c.es[0].Resign(), ErrNotLocked)
+				time.Sleep(time.Second)
+				for _, name := range childrenOf(t, c.es[0].s, "/e") {
+					if strings.HasPrefix(name, transferMark) {
+						t.Errorf("%q is left", name)
+					}
+				}
+				// Nobody else has left the line for good.
+				leader := to
+				var rest []int
+				for range 3 {
+					must(t, c.es[leader].Resign())
+					leader = <-c.led
+					rest = append(rest, leader)
+				}
+				slices.Sort(rest)
+				want := slices.DeleteFunc([]int{1, 2, 3, 4}, func(i int) bool { return i == to })
+				if !slices.Equal(rest, want) {
+					t.Errorf("then %v led, want %v", rest, want)
+				}
+			})
+		}
+	}
+}
+
+func TestTransferToWhoDoesNotWaitChangesNothing(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		c := standInLine(t, srv, 2, nil)
+		<-c.led
+		wantErr(t, c.es[0].Transfer(t.Context(), Contender{Node: "nobody"}), ErrInvalid)
+		gone := c.contender(t, 1)
+		gone.Node = strings.Replace(gone.Node, "0000000001", "0000000007", 1)
+		wantErr(t, c.es[0].Transfer(t.Context(), gone), ErrNoCandidate)
+		wantErr(t, c.es[1].Transfer(t.Context(), c.contender(t, 0)), ErrNotLocked)
+		must(t, c.es[0].Transfer(t.Context(), c.contender(t, 0))) // to itself
+		if _, err := c.es[0].Token(t.Context()); err != nil {
+			t.Errorf("it does not lead any more: %v", err)
+		}
+		if n := childrenOf(t, c.es[0].s, "/e"); len(n) != 2 {
+			t.Errorf("in the line: %v", n)
+		}
+	})
+}
+
+func TestTransferToACandidateThatDiesLeavesALeader(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		c := standInLine(t, srv, 4, nil)
+		<-c.led
+		heir := c.contender(t, 3)
+		srv.Partition(c.es[3].s.ID()) // it will not notice
+		got := async(func() error { return c.es[0].Transfer(within(t, time.Minute), heir) })
+		leader := <-c.led
+		if leader != 1 && leader != 2 {
+			t.Errorf("%d leads", leader)
+		}
+		if err := <-got; err != nil && !errors.Is(err, ErrNoCandidate) {
+			t.Error(err)
+		}
+	})
+}
+
+func TestRunKeepsTheLeadershipUntilItsFunctionHasReturned(t *testing.T) {
+	ends := map[string]func(t *testing.T, c *candidates, ctx context.Context) error{
+		"Resign": func(t *testing.T, c *candidates, ctx context.Context) error { return c.es[0].Resign() },
+		"Transfer": func(t *testing.T, c *candidates, ctx context.Context) error {
+			return c.es[0].Transfer(ctx, c.contender(t, 1))
+		},
+	}
+	for name, end := range ends {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				c := &candidates{led: make(chan int, 10), es: []*Election{NewElection(open(t, srv, WithOwner("0")), "/e")}}
+				e := NewElection(open(t, srv, WithOwner("1")), "/e")
+				running, other := false, make(chan error, 1)
+				ctx, cancel := context.WithCancel(t.Context())
+				ran := async(func() error {
+					return c.es[0].Run(ctx, func(ctx context.Context) error {
+						running = true
+						go func() { other <- e.Campaign(t.Context()) }()
+						time.Sleep(time.Second)
+						must(t, end(t, c, ctx))
+						<-ctx.Done()
+						time.Sleep(time.Minute) // it takes its time
+						running = false
+						cancel()
+						return nil
+					})
+				})
+				must(t, <-other)
+				if running {
+					t.Error("another leads while the function runs")
+				}
+				wantErr(t, <-ran, context.Canceled)
+			})
+		})
+	}
+	bubble(t, func(t *testing.T, srv *zktest.Server) { // a process that is lost holds nobody up
+		a, b := NewElection(open(t, srv), "/e"), NewElection(open(t, srv), "/e")
+		leads, release := make(chan struct{}), make(chan struct{})
+		go a.Run(t.Context(), func(ctx context.Context) error { close(leads); <-release; return errors.New("enough") })
+		<-leads
+		must(t, a.Resign())
+		got := async(func() error { return b.Campaign(t.Context()) })
+		time.Sleep(time.Hour)
+		pendingStill(t, got)
+		srv.Expire(a.s.ID())
+		must(t, <-got)
+		close(release)
+	})
+}
+
+func TestThoseOfAHigherPriorityLeadFirst(t *testing.T) {
+	for _, layout := range []Layout{LayoutCurator, LayoutKazoo} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			priorities := []int{0, 1, -2, 7, 1, 7, 12}
+			c := standInLine(t, srv, len(priorities), func(i int) []ElectionOption {
+				return []ElectionOption{WithPriority(priorities[i]), WithElectionLayout(layout)}
+			})
+			var order []int
+			leader := <-c.led // nobody is removed from office
+			for range priorities[1:] {
+				synctest.Wait() // those who have let others go before stand in the line again
+				must(t, c.es[leader].Resign())
+				leader = <-c.led
+				order = append(order, priorities[leader])
+			}
+			if want := []int{12, 7, 7, 1, 1, -2}; !slices.Equal(order, want) {
+				t.Errorf("led in the order %v, want %v", order, want)
+			}
+		})
+	}
+	bubble(t, func(t *testing.T, srv *zktest.Server) { // who says nothing does not let others go before
+		c := standInLine(t, srv, 3, func(i int) []ElectionOption {
+			if i == 2 {
+				return []ElectionOption{WithPriority(9)}
+			}
+			return nil
+		})
+		<-c.led
+		must(t, c.es[0].Resign())
+		if got := <-c.led; got != 1 {
+			t.Errorf("%d leads", got)
+		}
+	})
+}
