@@ -78,6 +78,9 @@ func NewQueue[T any](s *Session, path string, opts ...QueueOption) *Queue[T] {
 	if q.misuse() != nil {
 		return q
 	}
+	if cfg.layout == LayoutKazooQueue {
+		s.m.MakeLasting(s.m.Full(path)) // kazoo's objects make it once each
+	}
 	decode := func(data []byte) (any, error) { return decode[T](cfg.codec, data) }
 	if q.q = queue.New(s.m, cfg.engine(path, decode)); cfg.layout != LayoutZsync {
 		q.q = queue.NewForeign(s.m, cfg.engine(path, decode), cfg.layout.String())

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/netip"
 	"strconv"
 	"strings"
 	"time"
@@ -224,6 +225,12 @@ func parseServers(servers string) (hosts []string, chroot string, err error) {
 	return hosts, chroot, nil
 }
 
+// isIP reports whether name is an address, perhaps with a zone as in fe80::1%eth0.
+func isIP(name string) bool {
+	_, err := netip.ParseAddr(name)
+	return err == nil
+}
+
 // hostPort gives host the default port if it has none.
 func hostPort(host string) (string, error) {
 	if host == "" {
@@ -239,7 +246,7 @@ func hostPort(host string) (string, error) {
 	name, port, err := net.SplitHostPort(full)
 	n, portErr := strconv.ParseUint(port, 10, 16)
 	switch {
-	case err != nil, strings.ContainsAny(name, "[]"), strings.ContainsFunc(full, unicode.IsSpace), strings.Contains(name, ":") && net.ParseIP(name) == nil:
+	case err != nil, strings.ContainsAny(name, "[]"), strings.ContainsFunc(full, unicode.IsSpace), strings.Contains(name, ":") && !isIP(name):
 		return "", session.Invalid("server %q is not host:port", host)
 	case name == "":
 		return "", session.Invalid("server %q has no name; want host:port", host)

@@ -1,12 +1,14 @@
 package zsync
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http/httptest"
 	"runtime"
@@ -39,6 +41,10 @@ func TestConnectStringIsSplitAndCheckedAtOnce(t *testing.T) {
 			t.Errorf("ParseServers(%q) = %q, %q, %v; want %q, %q", in, hosts, chroot, err, want.hosts, want.chroot)
 		}
 	}
+	hosts, _, err := ParseServers("[fe80::1%eth0]:2182,fe80::2%1")
+	if want := []string{"[fe80::1%eth0]:2182", "[fe80::2%1]:2181"}; err != nil || !slices.Equal(hosts, want) {
+		t.Errorf("addresses with zones give %q, %v; want %q", hosts, err, want)
+	}
 	for _, in := range []string{
 		"", ",", "a,", "a,,b", ":2181", "a:", "a:b", "a:0", "a:65536", "a:-1", "[::1", "::1]:2", "a:1:2", "[]", "[ ]", "a b:1", "a]", "[x:y]:1",
 		"a/b/", "a//b", "a/..", "a/" + strings.Repeat("x", session.MaxPath), "/chroot",
@@ -53,6 +59,7 @@ func TestConnectStringIsSplitAndCheckedAtOnce(t *testing.T) {
 func FuzzConnectString(f *testing.F) {
 	f.Add("zk1:2181,zk2:2181/chroot")
 	f.Add("[::1]:2181,::1,a")
+	f.Add("[fe80::1%eth0]:2181,fe80::2%1")
 	f.Add("0000]")
 	f.Add("[[::1]]")
 	f.Add("[]")
@@ -174,10 +181,24 @@ func TestSessionOverTLS(t *testing.T) {
 	}
 	must(t, s.Close())
 
-	_, err = Connect(within(t, 2*time.Second), addr, WithTLS(&tls.Config{}))
+	var log bytes.Buffer
+	warns := slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	_, err = Connect(within(t, time.Second), addr, WithTLS(&tls.Config{}), WithLogger(warns))
 	wantErr(t, err, context.DeadlineExceeded)
-	if !strings.Contains(err.Error(), "certificate") {
-		t.Errorf("a server that is not trusted: %v, want the reason in the error", err)
+	var refused *tls.CertificateVerificationError
+	if !errors.As(err, &refused) {
+		t.Errorf("a server that is not trusted: %v, want the certificate's error", err)
+	}
+	if !strings.Contains(log.String(), "certificate") || strings.Count(log.String(), "\n") != 1 {
+		t.Errorf("the refusal of a certificate is logged as %q", log.String())
+	}
+	_, err = Connect(within(t, time.Second), addr)
+	if wantErr(t, err, context.DeadlineExceeded); !strings.Contains(err.Error(), "speaks TLS") {
+		t.Errorf("a server that speaks TLS, without it: %v", err)
+	}
+	_, err = Connect(within(t, time.Second), srv.Addr(), WithTLS(trust))
+	if wantErr(t, err, context.DeadlineExceeded); !strings.Contains(err.Error(), "does not speak TLS") {
+		t.Errorf("a server that does not speak TLS, with it: %v", err)
 	}
 	_, err = Connect(within(t, 200*time.Millisecond), addr, WithTLS(&tls.Config{RootCAs: trust.RootCAs, ServerName: "elsewhere.test"}))
 	wantErr(t, err, context.DeadlineExceeded)

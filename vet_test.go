@@ -295,3 +295,18 @@ func TestTheDirectoryOfAMapIsPersistent(t *testing.T) {
 		}
 	})
 }
+
+func TestThePathOfAQueueThatKazooSharesIsPersistent(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		q := NewQueue[string](s, "/a/q", WithQueueLayout(LayoutKazooQueue))
+		must(t, q.Send(t.Context(), "x"))
+		if v, ok, err := q.TryRecv(t.Context()); v != "x" || !ok || err != nil {
+			t.Fatalf("TryRecv: %q, %v, %v", v, ok, err)
+		}
+		time.Sleep(time.Hour) // the servers have removed what is empty and may be removed
+		if stat, err := live(t, s).Exists(t.Context(), "/a/q"); stat == nil || err != nil {
+			t.Errorf("its path: %v, %v", stat, err)
+		}
+	})
+}

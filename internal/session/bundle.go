@@ -28,7 +28,7 @@ func (inc *Incarnation) GetAll(ctx context.Context, paths []string) ([]Node, err
 	if largest == 0 {
 		largest = bundleGuess
 	}
-	bundles := slices.Collect(slices.Chunk(paths, min(max(bundleBytes/largest, 1), bundleMax)))
+	bundles := bundlesOf(paths, min(max(bundleBytes/largest, 1), bundleMax))
 	results := make([][]Node, len(bundles))
 	err := Parallel(len(bundles), func(i int) (err error) {
 		results[i], err = inc.getBundle(ctx, bundles[i])
@@ -38,6 +38,21 @@ func (inc *Incarnation) GetAll(ctx context.Context, paths []string) ([]Node, err
 		return nil, err
 	}
 	return slices.Concat(results...), nil
+}
+
+// bundlesOf divides paths into bundles of at most n, whose requests the servers
+// take: the names of others may be long.
+func bundlesOf(paths []string, n int) (bundles [][]string) {
+	for len(paths) > 0 {
+		k, size := 0, 0
+		for k < min(n, len(paths)) && (k == 0 || size+len(paths[k])+16 <= MaxPacket/2) {
+			size += len(paths[k]) + 16
+			k++
+		}
+		bundles = append(bundles, paths[:k])
+		paths = paths[k:]
+	}
+	return bundles
 }
 
 func (inc *Incarnation) getBundle(ctx context.Context, paths []string) ([]Node, error) {

@@ -4,8 +4,11 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
+	"io"
 	"math/rand/v2"
 	"net"
+	"net/netip"
 	"sync"
 	"time"
 )
@@ -25,16 +28,36 @@ func (m *Manager) dial(ctx context.Context, addr string, limit time.Duration) (n
 	t := tls.Client(c, cfg)
 	if err := t.HandshakeContext(ctx); err != nil {
 		c.Close()
-		return nil, err
+		return nil, tlsError(err)
 	}
 	return t, nil
+}
+
+// tlsError says what the failure of a TLS handshake means. A server that waits for
+// the ZooKeeper protocol takes what it is sent for the length of a packet, which is
+// too large, and hangs up.
+func tlsError(err error) error {
+	var record tls.RecordHeaderError
+	if errors.As(err, &record) || errors.Is(err, io.EOF) {
+		return fmt.Errorf("the server does not speak TLS on this port: %w", err)
+	}
+	return err
+}
+
+// refusesTLS reports whether a server could not be reached because one side does
+// not take the other's certificate, or the like. Another attempt will hardly cure
+// that.
+func refusesTLS(err error) bool {
+	var certificate *tls.CertificateVerificationError
+	var alert tls.AlertError
+	return errors.As(err, &certificate) || errors.As(err, &alert)
 }
 
 func (m *Manager) dialPlain(ctx context.Context, addr string, limit time.Duration) (net.Conn, error) {
 	if m.Config.Dialer == nil {
 		var d net.Dialer
 		host, port, err := net.SplitHostPort(addr)
-		if err != nil || net.ParseIP(host) != nil {
+		if _, e := netip.ParseAddr(host); err != nil || e == nil {
 			return d.DialContext(ctx, "tcp", addr)
 		}
 		// One name may stand for a whole ensemble: take its servers in
@@ -43,15 +66,38 @@ func (m *Manager) dialPlain(ctx context.Context, addr string, limit time.Duratio
 		if err != nil {
 			return nil, err
 		}
-		var c net.Conn
-		for _, i := range rand.Perm(len(ips)) {
-			if c, err = d.DialContext(ctx, "tcp", net.JoinHostPort(ips[i], port)); err == nil {
-				return c, nil
-			}
-		}
-		return nil, err
+		rand.Shuffle(len(ips), func(i, j int) { ips[i], ips[j] = ips[j], ips[i] })
+		return dialEach(ctx, ips, func(ctx context.Context, ip string) (net.Conn, error) {
+			return d.DialContext(ctx, "tcp", net.JoinHostPort(ip, port))
+		})
 	}
 	return m.dialOwn(ctx, addr, limit)
+}
+
+// dialEach connects to the first of several addresses that can be reached. Each has
+// an equal share of the time that is left, so one that is dead costs no more than
+// that, and none is blamed for the time that others took.
+func dialEach(ctx context.Context, addrs []string, dial func(ctx context.Context, addr string) (net.Conn, error)) (net.Conn, error) {
+	end, _ := ctx.Deadline()
+	var failed error
+	for i, addr := range addrs {
+		share := time.Until(end) / time.Duration(len(addrs)-i)
+		one, cancel := context.WithTimeout(ctx, share)
+		c, err := dial(one, addr)
+		cancel()
+		switch {
+		case err == nil:
+			return c, nil
+		case failed == nil:
+			failed = err
+		case ctx.Err() == nil || i == len(addrs)-1:
+			failed = fmt.Errorf("%w; %w", failed, err)
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return nil, failed
 }
 
 // dialOwn connects with the dialer of WithDialer, which knows no context. When

@@ -30,7 +30,11 @@ func (m *Manager) Connect(ctx context.Context) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.dialErr != nil && ctx.Err() != nil {
+	switch {
+	case m.dialErr == nil || ctx.Err() == nil:
+	case refusesTLS(m.dialErr):
+		err = fmt.Errorf("%w (last attempt: %w)", err, m.dialErr)
+	default: // it may be an error of a context that is not the caller's
 		err = fmt.Errorf("%w (last attempt: %v)", err, m.dialErr)
 	}
 	return err

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"crypto/tls"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -379,8 +380,13 @@ func (l *link) event(body []byte) error {
 // other uses the link.
 func (l *link) handshake() error {
 	var size [4]byte
-	if _, err := io.ReadFull(l.r, size[:]); err != nil {
+	switch _, err := io.ReadFull(l.r, size[:]); {
+	case errors.Is(err, io.EOF) && !isTLS(l.Conn):
+		return fmt.Errorf("%w instead of an answer to the handshake; a server that speaks TLS (see WithTLS) may do so", err)
+	case err != nil:
 		return err
+	case size[0] == 21 && size[1] == 3 && !isTLS(l.Conn): // an alert of TLS, version 1.x
+		return fmt.Errorf("%w: the server speaks TLS: use WithTLS", errHandshake)
 	}
 	n := binary.BigEndian.Uint32(size[:])
 	if n < 20 || n > wire.MaxHandshake {
@@ -440,6 +446,11 @@ func (l *link) handshake() error {
 	l.shook.Store(true)
 	l.inc.Manager.Spawn(l.write)
 	return nil
+}
+
+func isTLS(c net.Conn) bool {
+	_, ok := c.(*tls.Conn)
+	return ok
 }
 
 // confirmPacket is the write that makes a session certain again that is continued

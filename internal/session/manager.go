@@ -265,12 +265,19 @@ func (m *Manager) Observe(e Event) {
 	}
 }
 
-// dialed is told why a server could not be reached.
+// dialed is told why a server could not be reached. What TLS does not permit is
+// for people to see, once.
 func (m *Manager) dialed(addr string, err error) {
-	m.Log.Debug("zsync: cannot reach server", "addr", addr, "err", err)
+	err = fmt.Errorf("%s: %w", addr, err)
 	m.mu.Lock()
-	m.dialErr = fmt.Errorf("%s: %w", addr, err)
+	known := m.dialErr != nil && m.dialErr.Error() == err.Error()
+	m.dialErr = err
 	m.mu.Unlock()
+	level := slog.LevelDebug
+	if refusesTLS(err) && !known {
+		level = slog.LevelWarn
+	}
+	m.Log.Log(context.Background(), level, "zsync: cannot reach server", "addr", addr, "err", err)
 }
 
 // lasting is how long a connection must live to be replaced as the first is. A

@@ -1,0 +1,83 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// Behind one name there may be several addresses.
+func TestADeadAddressCostsItsShareOfTheTimeAndBlamesNoOther(t *testing.T) {
+	refused := errors.New("refused")
+	dial := func(ctx context.Context, addr string) (net.Conn, error) {
+		switch addr {
+		case "dead":
+			<-ctx.Done()
+			return nil, errors.New("dead: no answer")
+		case "refuses":
+			return nil, refused
+		}
+		a, b := net.Pipe()
+		b.Close()
+		return a, ctx.Err()
+	}
+	for _, c := range []struct {
+		addrs []string
+		took  time.Duration
+		err   string
+	}{
+		{[]string{"well"}, 0, ""},
+		{[]string{"dead", "well"}, 3 * time.Second, ""},
+		{[]string{"dead", "dead", "well"}, 4 * time.Second, ""},
+		{[]string{"dead", "refuses", "well"}, 2 * time.Second, ""},
+		{[]string{"refuses", "dead"}, 6 * time.Second, "refused; dead: no answer"},
+		{[]string{"dead", "refuses"}, 3 * time.Second, "dead: no answer; refused"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second)
+			defer cancel()
+			began := time.Now()
+			conn, err := dialEach(ctx, c.addrs, dial)
+			if took := time.Since(began); took != c.took {
+				t.Errorf("%q: %v, want %v", c.addrs, took, c.took)
+			}
+			switch {
+			case c.err == "" && (err != nil || conn == nil):
+				t.Errorf("%q: %v, %v", c.addrs, conn, err)
+			case c.err != "" && (err == nil || err.Error() != c.err || !errors.Is(err, refused)):
+				t.Errorf("%q: %v, want %q", c.addrs, err, c.err)
+			}
+			if conn != nil {
+				conn.Close()
+			}
+		})
+	}
+}
+
+func TestBundlesFitIntoTheirRequestsHoweverLongThePaths(t *testing.T) {
+	var paths []string
+	for i := range 300 {
+		paths = append(paths, "/"+strings.Repeat("x", i*i*7))
+	}
+	bundles := bundlesOf(paths, 128)
+	if !slices.Equal(slices.Concat(bundles...), paths) {
+		t.Error("the paths are not those that were given, in their order")
+	}
+	for i, b := range bundles {
+		size := 0
+		for _, p := range b {
+			size += len(p) + 16
+		}
+		if len(b) > 128 || len(b) == 0 || len(b) > 1 && size > MaxPacket/2 {
+			t.Errorf("bundle %d: %d paths, %d bytes", i, len(b), size)
+		}
+	}
+	if n := len(bundlesOf(paths[:100], 50)); n < 2 {
+		t.Errorf("%d bundles of 50 for 100 paths", n)
+	}
+}
