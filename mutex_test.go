@@ -310,8 +310,9 @@ func TestGoroutinesShareOnePlaceAndHandOverWithoutARoundTrip(t *testing.T) {
 		before := s.Stats().Requests
 		must(t, m.Unlock())
 		wg.Wait()
-		// One listing for each 8 hand-overs, and the last release.
-		if got := s.Stats().Requests - before; got > 100/8+2 {
+		// One listing for each 4 of the 8 hand-overs that are allowed, as it is
+		// asked ahead, and the last release.
+		if got := s.Stats().Requests - before; got > 100/4+2 {
 			t.Errorf("100 hand-overs cost %d requests", got)
 		}
 	})

@@ -151,3 +151,43 @@ func TestNobodyStarvesAtATurnstile(t *testing.T) {
 		})
 	}
 }
+
+// The servers are asked whether others wait while half of the hand-overs are still
+// to come, so none of them waits for the answer.
+func TestNoHandoverWaitsForAListing(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		const latency, hold, rounds = 10 * time.Millisecond, 2 * time.Millisecond, 10
+		m := NewMutex(open(t, srv), "/m")
+		must(t, m.Lock(t.Context()))
+		must(t, m.Unlock())
+		srv.SetLatency(latency)
+		start := time.Now()
+		done := make(chan struct{})
+		var last time.Duration
+		var mu sync.Mutex
+		for range 8 {
+			go func() {
+				for range rounds {
+					if m.Lock(t.Context()) != nil {
+						t.Error("not locked")
+					}
+					time.Sleep(hold)
+					mu.Lock()
+					last = time.Since(start)
+					mu.Unlock()
+					if m.Unlock() != nil {
+						t.Error("not unlocked")
+					}
+				}
+				done <- struct{}{}
+			}()
+		}
+		for range 8 {
+			<-done
+		}
+		if want := latency + 8*rounds*hold; last != want {
+			t.Errorf("80 holds of %v took %v, want %v: hand-overs have waited", hold, last, want)
+		}
+		srv.SetLatency(0)
+	})
+}

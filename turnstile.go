@@ -68,6 +68,7 @@ type share struct {
 	passed int           // hand-overs or joins since the servers were last asked
 	closed bool          // nobody may join it any more
 	asking bool          // somebody is asking whether others wait
+	ask    *question     // if the servers have been asked ahead
 	beside bool          // a reader may stand beside it, and stay when it goes: it cannot be passed on
 	moving chan struct{} // if not nil, Downgrade is exchanging its znode, and closes it after
 }
@@ -663,18 +664,44 @@ func (q *turnstile) passLocked(t *share, g *line.Grant) bool {
 	if t.passed >= q.handoffs {
 		// Somebody of this process waits, and has waited long enough that
 		// others must be asked after.
+		ask := t.ask
+		t.ask = nil
 		q.mu.Unlock()
-		others, err := t.claim.Anyone(q.line.Bases...)
+		<-ask.done
 		q.mu.Lock()
-		if others || err != nil || !may() {
+		if ask.others || !may() {
 			return false
 		}
-		t.passed = 0
+		t.passed -= ask.at
 	}
 	t.passed++
 	g.End()
 	q.passOnLocked(t)
+	if t.ask == nil && 2*t.passed >= q.handoffs {
+		q.askAheadLocked(t)
+	}
 	return true
+}
+
+// A question is whether anybody else waits, asked after so many hand-overs.
+type question struct {
+	at     int
+	done   chan struct{} // closed when others is set
+	others bool          // or it is not known
+}
+
+// askAheadLocked asks whether others wait, when half of the hand-overs are used,
+// so that the answer is there when all are. It says who was in the line when it was
+// asked, so the hand-overs since then count: who comes right behind one question is
+// seen by the next, and waits for no more hand-overs in a row than are allowed.
+func (q *turnstile) askAheadLocked(t *share) {
+	ask := &question{at: t.passed, done: make(chan struct{})}
+	t.ask = ask
+	q.s.m.Spawn(func() {
+		defer close(ask.done)
+		others, err := t.claim.Anyone(q.line.Bases...)
+		ask.others = others || err != nil
+	})
 }
 
 // yield gives up what the caller holds in mode, for Cond.Wait, and returns what

@@ -529,13 +529,21 @@ func (c *Claim) Leave() *session.Removal {
 // what stands in its very place: see RWMutex.Downgrade. If c itself is not there
 // any more it is lost.
 func (c *Claim) others(ctx context.Context, bases ...string) (bool, error) {
+	child := func() Child {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.Child
+	}
+	me := child()
 	names, _, err := c.Incarnation.Children(ctx, c.Line.Dir)
 	if err != nil {
 		return false, c.Explain(err) // without the parent there is no child
 	}
-	c.mu.Lock()
-	me := c.Child
-	c.mu.Unlock()
+	if child() != me {
+		// It was downgraded meanwhile: the listing may show the one, the other or
+		// both, and says nothing of who waits. Nobody's loss.
+		return true, nil
+	}
 	if !slices.Contains(names, me.Name) {
 		return false, c.Explain(zk.ErrNoNode)
 	}
