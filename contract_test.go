@@ -155,6 +155,17 @@ var (
 
 	_ = zsync.Contender{Owner: "", Node: "", Session: int64(0), Mode: zsync.Mode(0), Holding: false, Since: time.Time{}}
 	_ = zsync.Error{Op: "", Path: "", Err: error(nil)}
+
+	_ func(context.Context, ...zsync.Locker) (context.Context, func() error, error)                            = zsync.LockAllContext
+	_ func(time.Duration) zsync.LockOption                                                                     = zsync.WithMaxHold
+	_ func(func(context.Context) error) zsync.LockOption                                                       = zsync.WithHealth
+	_ func(int) zsync.ElectionOption                                                                           = zsync.WithPriority
+	_ func(*zsync.Session, string, time.Duration, ...zsync.ValueOption) *zsync.Flight[int]                     = zsync.NewFlight[int]
+	_ func(*zsync.Flight[int], context.Context, string, func(context.Context) (int, error)) (int, bool, error) = (*zsync.Flight[int]).Do
+	_ func(*zsync.Mutex, context.Context) error                                                                = (*zsync.Mutex).Revoke
+	_ func(*zsync.Mutex) <-chan struct{}                                                                       = (*zsync.Mutex).Revoked
+	_ func(*zsync.Election, context.Context, zsync.Contender) error                                            = (*zsync.Election).Transfer
+	_                                                                                                          = zsync.WaitError{Behind: zsync.Contender{}, Place: 0, Waited: time.Duration(0)}
 )
 
 func TestErrorsOfTheContractAreDistinct(t *testing.T) {
