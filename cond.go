@@ -174,7 +174,11 @@ func (c *Cond) enter(ctx context.Context) (*line.Claim, []string, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	return c.line.Enter(ctx, inc, c.line.Bases[0], []byte(c.s.m.Config.Owner))
+	p, roll, err := c.line.Enter(ctx, inc, c.line.Bases[0], []byte(c.s.m.Config.Owner))
+	if err != nil {
+		return nil, nil, err
+	}
+	return p, roll.Names(), nil
 }
 
 // unlock unlocks L, and returns what locks it again. Unlocking cannot be refused,
@@ -246,7 +250,7 @@ func (c *Cond) guard(ctx context.Context, p *line.Claim, names []string, woken <
 		if names, err = c.mend(ctx, p.Incarnation, names); err != nil { // Step 5.
 			return err
 		}
-		ahead, err := p.Ahead(ctx, names)
+		ahead, err := p.AheadAmong(ctx, names)
 		if errors.Is(err, session.ErrVanished) {
 			return nil
 		}

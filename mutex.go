@@ -76,7 +76,7 @@ func newMutex(s *Session, path string, c lockConfig) *Mutex {
 	}
 	m := &Mutex{made: made{s: s, path: path}}
 	ln := line.New(s.m, path, c.layout.naming(), base)
-	ln.Strict, ln.Limits = true, c.limits.ofLine()
+	ln.Strict, ln.Settled, ln.Limits = true, true, c.limits.ofLine()
 	ln.Kind = trace.Mutex
 	m.turn = turnstile{s: s, path: path, line: ln, handoffs: c.handoffs, entries: map[Mode]lineEntry{
 		ModeExclusive: {base: base, turn: line.Exclusive, op: "lock"},

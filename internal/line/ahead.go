@@ -2,6 +2,7 @@ package line
 
 import (
 	"context"
+	"strings"
 	"sync"
 	"time"
 
@@ -14,9 +15,12 @@ import (
 type Ahead struct {
 	mu    sync.Mutex
 	dir   string
-	first []string // the names of the first of them, in their order
-	place int      // how many there were
-	head  Head     // who was the first of them when that was looked at
+	first []string      // the names of the first of them, in their order
+	place int           // how many there were
+	head  Head          // who was the first of them when that was looked at
+	soon  chan struct{} // has a token when somebody has begun to wait, if anybody looks
+
+	now func() (Head, int) // who knows instead, if it is not nil
 }
 
 // A Head is the first of those ahead. Of one that has not been looked at only
@@ -56,9 +60,29 @@ func (a *Ahead) set(dir string, names []string, place int) {
 func (a *Ahead) setChildren(dir string, ahead []Child) {
 	names := make([]string, 0, lookAmong)
 	for _, c := range ahead[:min(len(ahead), lookAmong)] {
-		names = append(names, c.Name)
+		names = append(names, strings.Clone(c.Name)) // without the whole listing
 	}
 	a.set(dir, names, len(ahead))
+}
+
+// share has now say what is known.
+func (a *Ahead) share(now func() (Head, int)) {
+	if a == nil {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.now = now
+}
+
+// lookSoon has who looks look again as if the wait had just begun.
+func (a *Ahead) lookSoon() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	select {
+	case a.soon <- struct{}{}:
+	default:
+	}
 }
 
 // Now returns the first of those ahead, as far as is known, and how many there
@@ -66,6 +90,9 @@ func (a *Ahead) setChildren(dir string, ahead []Child) {
 func (a *Ahead) Now() (head Head, place int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if a.now != nil {
+		return a.now() // what all waiters of the session know together
+	}
 	switch {
 	case a.head.Name != "":
 		return a.head, a.place
@@ -80,6 +107,9 @@ func (a *Ahead) Now() (head Head, place int) {
 // list lists those ahead anew.
 func (a *Ahead) LookWhileWaiting(ctx context.Context, inc *session.Incarnation, list func(ctx context.Context) error) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
+	a.mu.Lock()
+	a.soon = make(chan struct{}, 1)
+	a.mu.Unlock()
 	begin := time.AfterFunc(lookAfter, func() {
 		inc.Manager.Spawn(func() { a.lookOften(ctx, inc, list) })
 	})
@@ -90,6 +120,9 @@ func (a *Ahead) LookWhileWaiting(ctx context.Context, inc *session.Incarnation, 
 }
 
 func (a *Ahead) lookOften(ctx context.Context, inc *session.Incarnation, list func(ctx context.Context) error) {
+	a.mu.Lock()
+	soon := a.soon
+	a.mu.Unlock()
 	for wait := lookAfter; ; wait = min(2*wait, lookEvery) {
 		// What cannot be read stays unknown.
 		if found, err := a.look(ctx, inc); err == nil && !found && list(ctx) == nil {
@@ -97,6 +130,16 @@ func (a *Ahead) lookOften(ctx context.Context, inc *session.Incarnation, list fu
 		}
 		select {
 		case <-time.After(wait):
+			continue
+		case <-soon:
+			wait = lookAfter / 2
+		case <-ctx.Done():
+			return
+		case <-inc.Ctx.Done():
+			return
+		}
+		select { // those who have just come
+		case <-time.After(lookAfter):
 		case <-ctx.Done():
 			return
 		case <-inc.Ctx.Done():

@@ -33,7 +33,8 @@ type Line struct {
 	Bases   []string                       // what marks a child as a contender, before its number
 	name    func(guid, base string) string // makes a name, up to the number
 
-	Strict bool // nobody enters behind a contender of another kind
+	Strict  bool // nobody enters behind a contender of another kind
+	Settled bool // nobody can come to stand ahead of anyone who is there
 
 	// Defers reports, if it is not nil, whether one whose turn has come lets others
 	// go before, given all children: then it goes to the back of the line.
@@ -110,11 +111,11 @@ func (l *Line) Acquire(ctx context.Context, base string, data []byte, turn Rule,
 
 // Contend is acquire within one session.
 func (l *Line) Contend(ctx context.Context, inc *session.Incarnation, base string, data []byte, turn Rule, behind *Ahead) (*Claim, error) {
-	c, names, err := l.Enter(ctx, inc, base, data) // Steps 1 and 2.
+	c, roll, err := l.Enter(ctx, inc, base, data) // Steps 1 and 2.
 	if err != nil {
 		return nil, err
 	}
-	if err = c.awaitTurn(ctx, names, turn, behind); err != nil {
+	if err = c.awaitTurn(ctx, roll, turn, behind); err != nil {
 		// It may be our turn at this same instant. Leaving is still right:
 		// nobody has been told so, and deleting our child wakes whoever is next.
 		c.withdraw(err)
@@ -123,31 +124,38 @@ func (l *Line) Contend(ctx context.Context, inc *session.Incarnation, base strin
 	return c, nil
 }
 
-// awaitTurn waits until it is c's turn. names are those of the line.
-func (c *Claim) awaitTurn(ctx context.Context, names []string, turn Rule, behind *Ahead) error {
-	waits := false
+// awaitTurn waits until it is c's turn. roll is the line.
+func (c *Claim) awaitTurn(ctx context.Context, roll *session.Roll, turn Rule, behind *Ahead) error {
+	var v *view
 	for {
-		ahead, err := c.Ahead(ctx, names)
+		ahead, err := c.Ahead(ctx, roll)
 		if err != nil {
 			return err
 		}
 		blocker, alone := turn(ahead) // Step 3.
 		if blocker == nil {
-			if c.Line.Defers != nil && c.Line.Defers(c.Child, names) {
+			if c.Line.Defers != nil && c.Line.Defers(c.Child, roll.Names()) {
 				return errDeferred // nobody has been told that it was our turn
 			}
 			return c.confirm()
 		}
-		if behind != nil {
-			behind.setChildren(c.Line.Dir, ahead)
-			if !waits {
-				defer behind.LookWhileWaiting(ctx, c.Incarnation, func(ctx context.Context) error { return c.tellAhead(ctx, behind) })()
-				waits = true
-			}
+		if v == nil {
+			v = viewOf(c.Incarnation, c.Line.Dir, c.Line.Strict, c.Line.Bases)
+			defer v.leave()
+			me := c.Child
+			behind.share(func() (Head, int) { return v.now(me) })
 		}
-		proof, err := c.awaitGone(ctx, blocker.Name) // Step 4.
+		v.update(c.Line.ranks(roll))
+		name, seq := strings.Clone(blocker.Name), blocker.Seq
+		roll, ahead, blocker = nil, nil, nil // not kept while c waits
+		proof, err := c.awaitGone(ctx, name) // Step 4.
 		if err != nil {
 			return err
+		}
+		v.gone(seq)
+		if !alone && c.Line.Settled && !c.Child.Exhausted() {
+			n, there := v.place(c.Child.Seq)
+			alone = there && n == 0
 		}
 		if alone && c.Line.Defers == nil { // Step 5.
 			stands, err := c.stands(ctx, proof)
@@ -159,7 +167,7 @@ func (c *Claim) awaitTurn(ctx context.Context, names []string, turn Rule, behind
 			}
 			return c.confirm()
 		}
-		if names, _, err = c.Incarnation.Children(ctx, c.Line.Dir); err != nil && !session.IsNoNode(err) {
+		if roll, err = c.Incarnation.Roll(ctx, c.Line.Dir); err != nil && !session.IsNoNode(err) {
 			return err
 		}
 	}
@@ -168,18 +176,7 @@ func (c *Claim) awaitTurn(ctx context.Context, names []string, turn Rule, behind
 // errDeferred means that a contender whose turn had come lets others go before.
 var errDeferred = errors.New("zsync: others go before")
 
-// tellAhead lists anew who is ahead of c.
-func (c *Claim) tellAhead(ctx context.Context, behind *Ahead) error {
-	names, _, err := c.Incarnation.Children(ctx, c.Line.Dir)
-	if err != nil {
-		return err
-	}
-	ahead, err := c.Ahead(ctx, names)
-	if err == nil {
-		behind.setChildren(c.Line.Dir, ahead)
-	}
-	return err
-}
+func (l *Line) ranks(r *session.Roll) *ranks { return ranksOf(r, l.Strict, l.Bases) }
 
 // confirm is the last step before anybody is told: it is our turn if the
 // session still stands. That our znode was there, and nobody in the way, is the
@@ -346,13 +343,13 @@ func (c *Claim) disownLocked() {
 }
 
 // Enter makes a claim at the end of the line, and lists who is in it.
-func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string, data []byte) (*Claim, []string, error) {
+func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string, data []byte) (*Claim, *session.Roll, error) {
 	guid := session.NewGUID()
 	name := l.name(guid, base)
 	if i := len(name) - len(base); i > 0 {
 		guid = name[:i] // as the name spells it
 	}
-	path, names, err := inc.CreateChild(ctx, l.Dir, name, guid, data, zk.FlagEphemeralSequential, true)
+	path, roll, err := inc.CreateChild(ctx, l.Dir, name, guid, data, zk.FlagEphemeralSequential, true)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -362,34 +359,13 @@ func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string,
 		err = fmt.Errorf("%w: created %q as %q", session.ErrProtocol, name, path)
 	} else {
 		c.Child = me
-		err = l.unmixed(names, &me)
+		err = unmixed(l.Bases, l.ranks(roll).mixed, &me)
 	}
 	if err != nil {
 		c.withdraw(err)
 		return nil, nil, err
 	}
-	return c, names, nil
-}
-
-// unmixed is ErrMixed if a contender of another kind is among names, before me if
-// there is one: they would not keep each other out.
-//
-// All children of one parent are numbered together, so of two that come at the
-// same time the later one sees the earlier, and alone goes; and nobody who has
-// listed the line needs to look again, since nobody comes before him any more.
-func (l *Line) unmixed(names []string, me *Child) error {
-	if !l.Strict {
-		return nil
-	}
-	for _, name := range names {
-		if _, ours := ParseChild(name, l.Bases...); ours {
-			continue
-		}
-		if c, other := ParseChild(name, contenderBases...); other && (me == nil || c.Exhausted() || c.before(*me)) {
-			return fmt.Errorf("%w: %q stands there; this line is of those with %q before their number", ErrMixed, name, l.Bases)
-		}
-	}
-	return nil
+	return c, roll, nil
 }
 
 // Try takes its turn if it comes at once, and otherwise leaves the line. A
@@ -400,11 +376,11 @@ func (l *Line) Try(ctx context.Context, base string, data []byte, turn Rule) (*C
 		if blocked, err := l.blocked(ctx, inc, turn); blocked || err != nil {
 			return err
 		}
-		c, names, err := l.Enter(ctx, inc, base, data)
+		c, roll, err := l.Enter(ctx, inc, base, data)
 		if err != nil {
 			return err
 		}
-		ahead, err := c.Ahead(ctx, names)
+		ahead, err := c.Ahead(ctx, roll)
 		if err == nil {
 			if blocker, _ := turn(ahead); blocker != nil {
 				err = errBlocked
@@ -438,7 +414,10 @@ func (l *Line) blocked(ctx context.Context, inc *session.Incarnation, turn Rule)
 		return false, err
 	}
 	blocker, _ := turn(ParseChildren(names, l.Bases...))
-	return blocker != nil, l.unmixed(names, nil)
+	if !l.Strict {
+		return blocker != nil, nil
+	}
+	return blocker != nil, unmixed(l.Bases, strangers(names, l.Bases), nil)
 }
 
 // Ahead returns those of names that are ahead of c in the line, in order. Our
@@ -447,14 +426,19 @@ func (l *Line) blocked(ctx context.Context, inc *session.Incarnation, turn Rule)
 // The name is enough: whoever has made the same name anew, by hand, keeps others
 // out as ours would, for as long as we may believe in it, and c.lookAt sees that
 // it is not ours.
-func (c *Claim) Ahead(ctx context.Context, names []string) ([]Child, error) {
-	var all []Child
-	var err error
-	if c.Child.Exhausted() {
-		all, err = c.Line.InOrder(ctx, c.Incarnation, names)
-	} else {
-		all, _ = c.Line.numbered(names) // the others are behind
+func (c *Claim) Ahead(ctx context.Context, roll *session.Roll) ([]Child, error) {
+	if !c.Child.Exhausted() {
+		if ahead, ok := c.Line.ranks(roll).before(c.Child); ok { // the exhausted are behind
+			return ahead, nil
+		}
+		return nil, session.ErrVanished
 	}
+	return c.AheadAmong(ctx, roll.Names())
+}
+
+// AheadAmong is Ahead for a listing of one's own.
+func (c *Claim) AheadAmong(ctx context.Context, names []string) ([]Child, error) {
+	all, err := c.Line.InOrder(ctx, c.Incarnation, names)
 	if err != nil {
 		return nil, err
 	}
@@ -466,32 +450,11 @@ func (c *Claim) Ahead(ctx context.Context, names []string) ([]Child, error) {
 	return nil, session.ErrVanished
 }
 
-// numbered returns the contenders among names whose numbers say when they came,
-// in that order, and those behind them, in none.
-//
-// A parent numbers its children one by one, until it has had 2^31 of them. What
-// comes then depends on the server: a Java server gives 2147483647 again and
-// again, and -2147483648 and what follows it while a create before is still
-// under way. So numbers from there on say nothing but that whoever has one came
-// after all who have others. (Or that somebody has chosen his name himself, and
-// with it to be behind all others.)
-func (l *Line) numbered(names []string) (in, behind []Child) {
-	all := ParseChildren(names, l.Bases...)
-	for _, c := range all {
-		if c.Exhausted() {
-			behind = append(behind, c)
-		} else {
-			in = append(in, c)
-		}
-	}
-	return in, behind
-}
-
 // InOrder returns the contenders among names in the order of their arrival.
 // Those whose numbers do not tell are in the order of the zxids of their creates,
 // which everyone can read. That costs one request for every 128 of them.
 func (l *Line) InOrder(ctx context.Context, inc *session.Incarnation, names []string) ([]Child, error) {
-	all, behind := l.numbered(names)
+	all, behind := numbered(names, l.Bases...)
 	if len(behind) < 2 {
 		return append(all, behind...), nil
 	}

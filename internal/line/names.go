@@ -73,3 +73,24 @@ func KazooName(guid, base string) string { return strings.ReplaceAll(guid, "-", 
 func (c Child) SamePlace(d Child) bool {
 	return c.Name == d.Name || c.Seq == d.Seq && !c.Exhausted()
 }
+
+// numbered returns the contenders among names whose numbers say when they came,
+// in that order, and those behind them, in none.
+//
+// A parent numbers its children one by one, until it has had 2^31 of them. What
+// comes then depends on the server: a Java server gives 2147483647 again and
+// again, and -2147483648 and what follows it while a create before is still
+// under way. So numbers from there on say nothing but that whoever has one came
+// after all who have others. (Or that somebody has chosen his name himself, and
+// with it to be behind all others.)
+func numbered(names []string, bases ...string) (in, behind []Child) {
+	all := ParseChildren(names, bases...)
+	for _, c := range all {
+		if c.Exhausted() {
+			behind = append(behind, c)
+		} else {
+			in = append(in, c)
+		}
+	}
+	return in, behind
+}

@@ -15,13 +15,13 @@ import (
 //
 // When the reply is lost createChild looks for guid. When ctx ends it returns
 // at once, and what may have been made is deleted in the background.
-func (inc *Incarnation) CreateChild(ctx context.Context, dir, name, guid string, data []byte, flags int32, list bool) (path string, names []string, err error) {
+func (inc *Incarnation) CreateChild(ctx context.Context, dir, name, guid string, data []byte, flags int32, list bool) (path string, names *Roll, err error) {
 	return inc.CreateChildOf(ctx, dir, nil, name, guid, data, flags, list)
 }
 
 // CreateChildOf is createChild in a dir that, if it is missing, is made with
 // dirData.
-func (inc *Incarnation) CreateChildOf(ctx context.Context, dir string, dirData []byte, name, guid string, data []byte, flags int32, list bool) (path string, names []string, err error) {
+func (inc *Incarnation) CreateChildOf(ctx context.Context, dir string, dirData []byte, name, guid string, data []byte, flags int32, list bool) (path string, names *Roll, err error) {
 	full := ChildPath(dir, name)
 	if inc.Manager.SizeOf(full, data) > MaxPacket {
 		return "", nil, ErrTooLarge
@@ -39,22 +39,26 @@ func (inc *Incarnation) CreateChildOf(ctx context.Context, dir string, dirData [
 			add(b, inc.dirCall(d, dir, dirData))
 		}
 		create := add(b, inc.createCall(full, data, flags))
-		var listed *pending[listing]
-		if list {
-			listed = add(b, childrenCall(dir))
-		}
 		if err := inc.begin(ctx, b); err != nil {
 			return "", nil, err
 		}
-		// What was answered behind the create has seen it.
+		var listed *Roll
+		if list {
+			listed = inc.roll(dir) // behind the create, unless the connection is replaced between the two
+		}
 		path, err = create.Wait(ctx, inc)
 		switch {
 		case err == nil && !list:
 			return path, nil, nil
 		case err == nil:
-			l, err := listed.Wait(ctx, inc)
-			if names = l.names; OutcomeOf(err) != Answered && ctx.Err() == nil && inc.Ctx.Err() == nil {
-				names, _, err = inc.Children(ctx, dir) // its answer was lost
+			_, err = listed.Wait(ctx, inc)
+			if err == nil && listed.Has(BaseName(path)) {
+				return path, listed, nil
+			}
+			if err == nil || OutcomeOf(err) != Answered && ctx.Err() == nil && inc.Ctx.Err() == nil {
+				// The listing was lost, or was not behind the create after
+				// all because the connection changed between the two.
+				names, err = inc.Roll(ctx, dir)
 			}
 			if err != nil {
 				inc.TakeBack(path).Await(Grace)
@@ -84,7 +88,7 @@ func (inc *Incarnation) CreateChildOf(ctx context.Context, dir string, dirData [
 			}
 			if path != "" {
 				if list {
-					names, _, err = inc.Children(ctx, dir)
+					names, err = inc.Roll(ctx, dir)
 				}
 				if err != nil {
 					inc.TakeBack(path).Await(Grace)
@@ -239,14 +243,24 @@ func (inc *Incarnation) CreateThenList(ctx context.Context, check *zk.CheckVersi
 // session's earlier connections got through to the leader, and what they did
 // not get through can no longer be applied, because the leader refuses requests
 // that come from a server which the session has left (SessionMoved).
+//
+// The listing is shared: where one reply is lost others are too. It is behind the
+// sync, or has come over a later connection, which began with a sync of its own.
 func (inc *Incarnation) Find(ctx context.Context, dir, guid string) (string, error) {
-	names, _, err := inc.ChildrenFresh(ctx, dir)
+	sync, err := start(ctx, inc, syncCall(dir))
+	if err != nil {
+		return "", err
+	}
+	roll, err := inc.Roll(ctx, dir)
 	if err != nil && !IsNoNode(err) {
 		return "", err
 	}
-	for _, name := range names {
+	if _, err := sync.Wait(ctx, inc); err != nil && OutcomeOf(err) == Answered {
+		return "", err
+	}
+	for _, name := range roll.Names() {
 		if strings.Contains(name, guid) {
-			return ChildPath(dir, name), nil
+			return ChildPath(dir, strings.Clone(name)), nil
 		}
 	}
 	return "", nil

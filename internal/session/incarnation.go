@@ -54,6 +54,8 @@ type Incarnation struct {
 	asking *inquiry // under way; guarded by liveMu
 	nobody string   // a path where there is no znode
 
+	Attached sync.Map // what is kept with the session, by keys of whoever keeps it
+
 	kick   chan struct{}          // has a token when the watchdog should look again
 	looked atomic.Pointer[Moment] // when the watchdog has last looked
 

@@ -1,0 +1,192 @@
+package line
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/zsync/zsync/internal/session"
+)
+
+// ranks is what a listing says of a line, worked out once for all who share it.
+type ranks struct {
+	roll  *session.Roll
+	in    []Child // in their order, those whose numbers tell
+	sure  bool    // all numbers tell, and no two are the same
+	mixed []Child // contenders of other kinds, if the line is strict
+}
+
+// ranksKey is what ranks depend on besides the listing.
+type ranksKey struct {
+	bases  string
+	strict bool
+}
+
+func ranksOf(r *session.Roll, strict bool, bases []string) *ranks {
+	key := ranksKey{strings.Join(bases, "/"), strict}
+	return r.Make(key, func(names []string) any {
+		in, behind := numbered(names, bases...)
+		rk := &ranks{roll: r, in: in, sure: len(behind) == 0}
+		for i := 1; i < len(in); i++ {
+			rk.sure = rk.sure && in[i-1].Seq != in[i].Seq
+		}
+		if strict && len(in)+len(behind) < len(names) {
+			rk.mixed = strangers(names, bases)
+		}
+		return rk
+	}).(*ranks)
+}
+
+// before returns those ahead of c, and whether c is there.
+func (rk *ranks) before(c Child) ([]Child, bool) {
+	i, _ := slices.BinarySearchFunc(rk.in, c, func(a, b Child) int {
+		if a.Seq != b.Seq {
+			return cmp.Compare(a.Seq-b.Seq, 0)
+		}
+		return strings.Compare(a.Name, b.Name)
+	})
+	if i < len(rk.in) && rk.in[i].Name == c.Name {
+		return rk.in[:i], true
+	}
+	return nil, false
+}
+
+// A view is what a session knows of a line in which it has waiters: who stood
+// there when it was last listed, without those of whom a waiter has been told
+// since that they have gone.
+//
+// So whoever finds nobody ahead of him in it, and himself, need not list the line
+// again, if nobody can come to stand ahead of anyone there: all who stood ahead of
+// him when it was listed have gone. That a listing is replaced by one that was
+// sent later but is older, or loses what waiters have been told meanwhile, does no
+// harm: who has gone is taken to be there, and the line is listed again.
+type view struct {
+	inc   *session.Incarnation
+	key   viewKey
+	ahead Ahead // of everybody: who is the first
+
+	mu      sync.Mutex
+	of      int64   // the number of the listing
+	seqs    []int32 // in their order; nil if the listing was not sure
+	waiters int     // guarded by views.mu
+	stop    func()  // of looking who is the first
+}
+
+// viewKey is what a session has a view for.
+type viewKey struct{ dir, bases string }
+
+// views guards the views of all sessions coming and going.
+var views sync.Mutex
+
+// viewOf returns the view of a line in inc for a waiter, who must leave it.
+func viewOf(inc *session.Incarnation, dir string, strict bool, bases []string) *view {
+	views.Lock()
+	defer views.Unlock()
+	key := viewKey{dir, strings.Join(bases, "/")}
+	got, _ := inc.Attached.LoadOrStore(key, &view{inc: inc, key: key})
+	v := got.(*view)
+	if v.waiters++; v.waiters > 1 {
+		v.ahead.lookSoon()
+		return v
+	}
+	v.stop = v.ahead.LookWhileWaiting(inc.Ctx, inc, func(ctx context.Context) error {
+		r, err := inc.Roll(ctx, dir)
+		if err == nil {
+			v.update(ranksOf(r, strict, bases))
+		}
+		return err
+	})
+	return v
+}
+
+func (v *view) leave() {
+	views.Lock()
+	defer views.Unlock()
+	if v.waiters--; v.waiters == 0 {
+		v.stop()
+		v.inc.Attached.Delete(v.key)
+	}
+}
+
+// update puts a listing in the place of what v knew, if it was sent later.
+func (v *view) update(rk *ranks) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if rk.roll.Number() <= v.of {
+		return
+	}
+	v.of, v.seqs = rk.roll.Number(), nil
+	if rk.sure {
+		v.seqs = make([]int32, len(rk.in))
+		for i, c := range rk.in {
+			v.seqs[i] = c.Seq
+		}
+	}
+	v.ahead.setChildren(v.key.dir, rk.in)
+}
+
+func (v *view) findLocked(seq int32) (int, bool) {
+	return slices.BinarySearchFunc(v.seqs, seq, func(a, b int32) int { return cmp.Compare(a-b, 0) })
+}
+
+// gone is told that the contender of this number is not there any more.
+func (v *view) gone(seq int32) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	switch i, ok := v.findLocked(seq); {
+	case ok && i == 0:
+		v.seqs = v.seqs[1:]
+	case ok:
+		v.seqs = slices.Delete(v.seqs, i, i+1)
+	}
+}
+
+// place returns how many are ahead of seq, and whether seq is there.
+func (v *view) place(seq int32) (n int, there bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.findLocked(seq)
+}
+
+// now is Ahead.Now for one who waits.
+func (v *view) now(me Child) (head Head, place int) {
+	if place, _ = v.place(me.Seq); place == 0 {
+		return Head{}, 0
+	}
+	head, _ = v.ahead.Now()
+	if head.Name == me.Name {
+		head = Head{} // it has become the first, and was looked at before it knew
+	}
+	return head, place
+}
+
+// strangers returns the contenders of other kinds among names.
+func strangers(names []string, bases []string) (mixed []Child) {
+	for _, name := range names {
+		if _, ours := ParseChild(name, bases...); ours {
+			continue
+		}
+		if c, other := ParseChild(name, contenderBases...); other {
+			mixed = append(mixed, c)
+		}
+	}
+	return mixed
+}
+
+// unmixed is ErrMixed if there is a contender of another kind, before me if there
+// is one: they would not keep each other out.
+//
+// All children of one parent are numbered together, so of two that come at the
+// same time the later one sees the earlier, and alone goes; and nobody who has
+// listed the line needs to look again, since nobody comes before him any more.
+func unmixed(bases []string, mixed []Child, me *Child) error {
+	for _, c := range mixed {
+		if me == nil || c.Exhausted() || c.before(*me) {
+			return fmt.Errorf("%w: %q stands there; this line is of those with %q before their number", ErrMixed, strings.Clone(c.Name), bases)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,85 @@
+package session
+
+import (
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+// crowdIn has n goroutines create a child of /d at once, and returns how many
+// listings of /d the server was asked for. Everyone must find himself.
+func crowdIn(t *testing.T, s *testSession, n int, listings *atomic.Int64) int64 {
+	t.Helper()
+	inc := live(t, s)
+	before := listings.Load()
+	var wg sync.WaitGroup
+	for range n {
+		wg.Go(func() {
+			guid := NewGUID()
+			path, roll, err := inc.CreateChild(t.Context(), "/d", ProtectedName(guid, "x-"), guid, nil, zk.FlagEphemeralSequential, true)
+			if err != nil || !roll.Has(BaseName(path)) {
+				t.Errorf("created %q, %v; it is not in the listing", path, err)
+			}
+		})
+	}
+	wg.Wait()
+	return listings.Load() - before
+}
+
+func TestWhoCreateAtOnceShareAListingThatWasSentBehindAllOfThem(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		_, err := live(t, s).Create(t.Context(), "/d", nil)
+		must(t, err)
+		var listings atomic.Int64
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpGetChildren2 && r.Path == "/d" {
+				listings.Add(1)
+				return zktest.Delay(10 * time.Millisecond) // all others come while it is under way
+			}
+			return zktest.Pass
+		})
+		if n := crowdIn(t, s, 100, &listings); n != 2 {
+			t.Errorf("100 who created at once cost %d listings, want 2: one ahead of the others, and one behind them all", n)
+		}
+	})
+}
+
+func TestASharedListingSurvivesTheConnectionThatItWasAskedForOn(t *testing.T) {
+	for name, action := range map[string]zktest.Action{"lost request": zktest.DropRequest, "lost reply": zktest.DropReply} {
+		for _, op := range []zktest.Op{zktest.OpCreate, zktest.OpGetChildren2} {
+			t.Run(name+" of "+op.String(), func(t *testing.T) {
+				bubble(t, func(t *testing.T, srv *zktest.Server) {
+					s := open(t, srv)
+					_, err := live(t, s).Create(t.Context(), "/d", nil)
+					must(t, err)
+					var listings, seen atomic.Int64
+					srv.Intercept(func(r zktest.Request) zktest.Action {
+						if r.Op == zktest.OpGetChildren2 && r.Path == "/d" {
+							listings.Add(1)
+						}
+						if r.Op == op && seen.Add(1)%7 == 3 && seen.Load() < 40 {
+							return action
+						}
+						return zktest.Pass
+					})
+					crowdIn(t, s, 50, &listings)
+					names := childrenOf(t, s, "/d")
+					if len(names) != 50 {
+						t.Errorf("%d children, want one for each of 50", len(names))
+					}
+					synctest.Wait()
+					if book := live(t, s).rollBook(); len(book.byDir) > 0 && book.byDir["/d"].under != 0 {
+						t.Errorf("%d listings are still taken to be under way", book.byDir["/d"].under)
+					}
+				})
+			})
+		}
+	}
+}
