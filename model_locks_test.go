@@ -411,6 +411,17 @@ func (p *rwProgram) judge(h *modelHold, lost bool, err, own error) {
 	p.gaveUp(h, lost, time.Now(), err)
 }
 
+// ends checks that the context of a function whose hold is lost ends.
+func (p *rwProgram) ends(ctx context.Context, told func() bool) {
+	if !told() || ctx.Err() != nil {
+		return
+	}
+	time.Sleep(time.Microsecond) // it ends in a goroutine of its own
+	if ctx.Err() == nil {
+		p.t.Error("it is lost, and the context of the function has not ended")
+	}
+}
+
 func (p *rwProgram) do(ctx context.Context, rw *RWMutex) {
 	var h *modelHold
 	var lost, reader bool
@@ -470,12 +481,7 @@ func (p *rwProgram) do(ctx context.Context, rw *RWMutex) {
 			own = nil
 			return nil
 		}
-		if told() && ctx.Err() == nil {
-			time.Sleep(time.Microsecond) // it ends in a goroutine of its own
-			if ctx.Err() == nil {
-				p.t.Error("it is lost, and the context of the function has not ended")
-			}
-		}
+		p.ends(ctx, told)
 		lost = p.drop(h)
 		if reader {
 			h = p.take(p.s, false, func() bool { return told() || session.IsClosed(again.Lost()) })
@@ -524,12 +530,7 @@ func (p *rwProgram) rdo(ctx context.Context, rw *RWMutex) {
 		case 2:
 			reader = p.told(h, "RLock in RDo", ctx, again.RLock(ctx))
 		}
-		if told() && ctx.Err() == nil {
-			time.Sleep(time.Microsecond) // it ends in a goroutine of its own
-			if ctx.Err() == nil {
-				p.t.Error("it is lost, and the context of the function has not ended")
-			}
-		}
+		p.ends(ctx, told)
 		lost = p.drop(h)
 		if reader {
 			h = p.take(p.s, false, func() bool { return told() || session.IsClosed(again.Lost()) })
