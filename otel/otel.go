@@ -1,0 +1,370 @@
+// Package otel reports what zsync does to OpenTelemetry: metrics and spans.
+//
+//	tel, err := otel.New()
+//	s, err := zsync.Connect(ctx, servers, zsync.WithObserver(tel))
+//	stop, err := tel.Watch(s) // the margin of the session
+//
+// # Metrics
+//
+//	zsync.acquire.duration  s          how long callers waited, by outcome: acquired, gave_up
+//	zsync.hold.duration     s          how long they held, by outcome: released, lost
+//	zsync.holds             {hold}     held at present
+//	zsync.waiters           {waiter}   waiting for a hold at present
+//	zsync.losses            {loss}     holds lost, by zsync.reason
+//	zsync.leader            {leader}   1 while this process leads
+//	zsync.reconnects        {reconnect} connections replaced within a session
+//	zsync.expiries          {session}  sessions that ended with what was held through them
+//	zsync.session.margin    s          for how long what is held is certainly held: see [Telemetry.Watch]
+//	zsync.dead_letters      {message}  elements of queues that went to the dead letters
+//
+// and for queues messaging.client.operation.duration, messaging.client.sent.messages
+// and messaging.client.consumed.messages, with messaging.system "zsync".
+//
+// Attributes are zsync.kind (mutex, rwmutex, election …), zsync.op and
+// zsync.path.template: paths with what varies taken out, so that their number
+// stays small. See [WithPathTemplate].
+//
+// # Spans
+//
+// Each acquisition, hold, wait and queue operation is a span, with zsync.path in
+// full. The span of a hold is the parent of what Do's function does. That of an
+// acquisition is linked to the hold that it waited for, if that is in this
+// process. What is in another is not linked: its span context would have to
+// travel in the data of its znode, which Curator and kazoo show to people as the
+// owner. Both spans say which znode they are about instead, zsync.hold, by which
+// a search finds the other.
+package otel
+
+import (
+	"context"
+	"errors"
+	"regexp"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/zsync/zsync"
+)
+
+// Scope is the name of the instrumentation.
+const Scope = "github.com/zsync/zsync/otel"
+
+// A Telemetry is an observer of any number of Sessions. Make it with [New].
+type Telemetry struct {
+	template func(path string) string
+	tracer   trace.Tracer
+	meter    metric.Meter
+
+	acquire, hold, operation           metric.Float64Histogram
+	holds, waiters, leader             metric.Int64UpDownCounter
+	losses, reconnects, expiries, dead metric.Int64Counter
+	sent, consumed                     metric.Int64Counter
+	margin                             metric.Float64ObservableGauge
+
+	mu      sync.Mutex
+	present map[string]trace.SpanContext // of who holds a path in this process, the newest; guarded by mu
+}
+
+// What a Telemetry is.
+var (
+	_ zsync.Observer      = (*Telemetry)(nil)
+	_ zsync.AcquireTracer = (*Telemetry)(nil)
+	_ zsync.HoldTracer    = (*Telemetry)(nil)
+	_ zsync.WaitTracer    = (*Telemetry)(nil)
+	_ zsync.QueueTracer   = (*Telemetry)(nil)
+)
+
+type config struct {
+	meters   metric.MeterProvider
+	tracers  trace.TracerProvider
+	template func(path string) string
+}
+
+// An Option changes how [New] sets a Telemetry up.
+type Option func(*config)
+
+// WithMeterProvider reports metrics to p. The default is the global one.
+func WithMeterProvider(p metric.MeterProvider) Option { return func(c *config) { c.meters = p } }
+
+// WithTracerProvider reports spans to p. The default is the global one.
+func WithTracerProvider(p trace.TracerProvider) Option { return func(c *config) { c.tracers = p } }
+
+// WithPathTemplate has f take out of a path what varies, for zsync.path.template:
+// each answer is a time series of its own. The default is [Template].
+func WithPathTemplate(f func(path string) string) Option {
+	return func(c *config) { c.template = f }
+}
+
+var varies = regexp.MustCompile(`[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}|[0-9]+`)
+
+// Template puts * in the place of every UUID and every number: /orders/4711/lock
+// is /orders/*/lock.
+func Template(path string) string { return varies.ReplaceAllString(path, "*") }
+
+// New returns a Telemetry, for [zsync.WithObserver].
+func New(opts ...Option) (*Telemetry, error) {
+	c := config{meters: otel.GetMeterProvider(), tracers: otel.GetTracerProvider(), template: Template}
+	for _, o := range opts {
+		o(&c)
+	}
+	if c.meters == nil || c.tracers == nil || c.template == nil {
+		return nil, errors.New("zsync/otel: an option was given nil")
+	}
+	m := c.meters.Meter(Scope)
+	t := &Telemetry{
+		template: c.template, meter: m, tracer: c.tracers.Tracer(Scope),
+		present: make(map[string]trace.SpanContext),
+	}
+	var errs []error
+	seconds := metric.WithExplicitBucketBoundaries(.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600)
+	histogram := func(name, what string) metric.Float64Histogram {
+		h, err := m.Float64Histogram(name, metric.WithUnit("s"), metric.WithDescription(what), seconds)
+		errs = append(errs, err)
+		return h
+	}
+	counter := func(name, unit, what string) metric.Int64Counter {
+		n, err := m.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(what))
+		errs = append(errs, err)
+		return n
+	}
+	gauge := func(name, unit, what string) metric.Int64UpDownCounter {
+		n, err := m.Int64UpDownCounter(name, metric.WithUnit(unit), metric.WithDescription(what))
+		errs = append(errs, err)
+		return n
+	}
+	t.acquire = histogram("zsync.acquire.duration", "How long callers waited for a lock, permits or a leadership.")
+	t.hold = histogram("zsync.hold.duration", "How long it was held.")
+	t.operation = histogram("messaging.client.operation.duration", "How long an operation of a queue took.")
+	t.holds = gauge("zsync.holds", "{hold}", "Locks, permits and leaderships held at present.")
+	t.waiters = gauge("zsync.waiters", "{waiter}", "Callers that wait for one at present.")
+	t.leader = gauge("zsync.leader", "{leader}", "1 while this process leads.")
+	t.losses = counter("zsync.losses", "{loss}", "Holds that were lost.")
+	t.reconnects = counter("zsync.reconnects", "{reconnect}", "Connections replaced within a session.")
+	t.expiries = counter("zsync.expiries", "{session}", "Sessions that ended with what was held through them.")
+	t.dead = counter("zsync.dead_letters", "{message}", "Elements of queues that went to the dead letters.")
+	t.sent = counter("messaging.client.sent.messages", "{message}", "Elements sent.")
+	t.consumed = counter("messaging.client.consumed.messages", "{message}", "Elements received.")
+	var err error
+	t.margin, err = m.Float64ObservableGauge("zsync.session.margin", metric.WithUnit("s"),
+		metric.WithDescription("For how long what is held is certainly held if nothing more is heard from the servers."))
+	return t, errors.Join(append(errs, err)...)
+}
+
+// Watch reports the margin of s, while it holds something, until stop is called.
+func (t *Telemetry) Watch(s *zsync.Session) (stop func() error, err error) {
+	r, err := t.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		if s.Stats().Holds > 0 {
+			o.ObserveFloat64(t.margin, s.Margin().Seconds())
+		}
+		return nil
+	}, t.margin)
+	if err != nil {
+		return nil, err
+	}
+	return r.Unregister, nil
+}
+
+// Observe is for [zsync.WithObserver].
+func (t *Telemetry) Observe(e zsync.Event) {
+	ctx := context.Background()
+	switch e.Kind {
+	case zsync.Reconnected:
+		t.reconnects.Add(ctx, 1)
+	case zsync.Expired:
+		t.expiries.Add(ctx, 1, metric.WithAttributes(reason(e.Err)))
+	case zsync.Dead:
+		t.dead.Add(ctx, 1, metric.WithAttributes(attribute.String("zsync.path.template", t.template(e.Path))))
+	}
+}
+
+func reason(err error) attribute.KeyValue {
+	word := "unknown"
+	var lost *zsync.LostError
+	if errors.As(err, &lost) {
+		if b, err := lost.Reason.MarshalText(); err == nil {
+			word = string(b)
+		}
+	} else if errors.Is(err, zsync.ErrClosed) {
+		word = "closed"
+	}
+	return attribute.String("zsync.reason", word)
+}
+
+// began is when a span began, in its context.
+type began struct{}
+
+func (t *Telemetry) begin(ctx context.Context, name string, what zsync.Traced, opts ...trace.SpanStartOption) context.Context {
+	attrs := []attribute.KeyValue{
+		attribute.String("zsync.kind", what.Kind), attribute.String("zsync.op", what.Op), attribute.String("zsync.path", what.Path),
+		attribute.String("zsync.owner", what.Owner), attribute.Int64("zsync.session", what.Session),
+	}
+	if what.Hold != "" {
+		attrs = append(attrs, attribute.String("zsync.hold", what.Hold))
+	}
+	if what.Count > 0 {
+		attrs = append(attrs, attribute.Int("zsync.count", what.Count))
+	}
+	opts = append(opts, trace.WithAttributes(attrs...))
+	ctx, _ = t.tracer.Start(ctx, name+" "+t.template(what.Path), opts...)
+	return context.WithValue(ctx, began{}, time.Now())
+}
+
+// finish ends the span of ctx, and returns how long it was.
+func finish(ctx context.Context, err error) time.Duration {
+	span := trace.SpanFromContext(ctx)
+	if err != nil {
+		span.RecordError(err)
+		span.SetStatus(codes.Error, err.Error())
+	}
+	span.End()
+	start, _ := ctx.Value(began{}).(time.Time)
+	return time.Since(start)
+}
+
+// labels are the attributes of metrics.
+func (t *Telemetry) labels(what zsync.Traced, more ...attribute.KeyValue) metric.MeasurementOption {
+	return metric.WithAttributes(append([]attribute.KeyValue{
+		attribute.String("zsync.kind", what.Kind), attribute.String("zsync.op", what.Op), attribute.String("zsync.path.template", t.template(what.Path)),
+	}, more...)...)
+}
+
+// AcquireStart is for [zsync.AcquireTracer].
+func (t *Telemetry) AcquireStart(ctx context.Context, what zsync.Traced) context.Context {
+	t.waiters.Add(ctx, 1, t.labels(what))
+	t.mu.Lock()
+	holder, held := t.present[what.Path]
+	t.mu.Unlock()
+	var opts []trace.SpanStartOption
+	if held {
+		opts = append(opts, trace.WithLinks(linkTo(holder)))
+	}
+	return t.begin(ctx, what.Op, what, opts...)
+}
+
+func linkTo(holder trace.SpanContext) trace.Link {
+	return trace.Link{SpanContext: holder, Attributes: []attribute.KeyValue{attribute.String("zsync.link", "behind")}}
+}
+
+// AcquireEnd is for [zsync.AcquireTracer].
+func (t *Telemetry) AcquireEnd(ctx context.Context, what zsync.Traced, err error) {
+	outcome := "acquired"
+	if err != nil {
+		outcome = "gave_up"
+	}
+	span := trace.SpanFromContext(ctx)
+	if what.Hold != "" {
+		span.SetAttributes(attribute.String("zsync.hold", what.Hold))
+	}
+	d := finish(ctx, err)
+	t.waiters.Add(ctx, -1, t.labels(what))
+	t.acquire.Record(ctx, d.Seconds(), t.labels(what, attribute.String("zsync.outcome", outcome)))
+}
+
+// HoldStart is for [zsync.HoldTracer].
+func (t *Telemetry) HoldStart(ctx context.Context, what zsync.Traced) context.Context {
+	ctx = t.begin(ctx, "hold", what)
+	t.holds.Add(ctx, 1, t.labels(what))
+	if what.Kind == "election" {
+		t.leader.Add(ctx, 1, t.labels(what))
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.present[what.Path] = trace.SpanContextFromContext(ctx)
+	return ctx
+}
+
+// HoldEnd is for [zsync.HoldTracer].
+func (t *Telemetry) HoldEnd(ctx context.Context, what zsync.Traced, err error) {
+	d := finish(ctx, err)
+	outcome := "released"
+	if err != nil {
+		outcome = "lost"
+		t.losses.Add(ctx, 1, t.labels(what, reason(err)))
+	}
+	t.holds.Add(ctx, -1, t.labels(what))
+	if what.Kind == "election" {
+		t.leader.Add(ctx, -1, t.labels(what))
+	}
+	t.hold.Record(ctx, d.Seconds(), t.labels(what, attribute.String("zsync.outcome", outcome)))
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.present[what.Path].Equal(trace.SpanContextFromContext(ctx)) {
+		delete(t.present, what.Path)
+	}
+}
+
+// WaitStart is for [zsync.WaitTracer].
+func (t *Telemetry) WaitStart(ctx context.Context, what zsync.Traced) context.Context {
+	t.waiters.Add(ctx, 1, t.labels(what))
+	return t.begin(ctx, what.Op, what)
+}
+
+// WaitEnd is for [zsync.WaitTracer].
+func (t *Telemetry) WaitEnd(ctx context.Context, what zsync.Traced, err error) {
+	finish(ctx, err)
+	t.waiters.Add(ctx, -1, t.labels(what))
+}
+
+// QueueStart is for [zsync.QueueTracer].
+func (t *Telemetry) QueueStart(ctx context.Context, what zsync.Traced) context.Context {
+	kind := trace.SpanKindClient
+	switch what.Op {
+	case "send":
+		kind = trace.SpanKindProducer
+	case "receive":
+		kind = trace.SpanKindConsumer
+	}
+	return t.begin(ctx, what.Op, what, trace.WithSpanKind(kind), trace.WithAttributes(
+		attribute.String("messaging.system", "zsync"), attribute.String("messaging.operation.name", what.Op),
+		attribute.String("messaging.operation.type", operationType(what.Op)),
+		attribute.String("messaging.destination.name", what.Path), attribute.Int("messaging.batch.message_count", what.Count)))
+}
+
+func operationType(op string) string {
+	switch op {
+	case "send", "receive":
+		return op
+	}
+	return "settle"
+}
+
+// QueueEnd is for [zsync.QueueTracer].
+func (t *Telemetry) QueueEnd(ctx context.Context, what zsync.Traced, err error) {
+	d := finish(ctx, err)
+	attrs := []attribute.KeyValue{
+		attribute.String("messaging.system", "zsync"), attribute.String("messaging.operation.name", what.Op),
+		attribute.String("messaging.destination.template", t.template(what.Path)),
+	}
+	if err != nil {
+		attrs = append(attrs, attribute.String("error.type", errorType(err)))
+	}
+	set := metric.WithAttributes(attrs...)
+	t.operation.Record(ctx, d.Seconds(), set)
+	switch {
+	case err != nil:
+	case what.Op == "send":
+		t.sent.Add(ctx, int64(what.Count), set)
+	case what.Op == "receive":
+		t.consumed.Add(ctx, int64(what.Count), set)
+	}
+}
+
+func errorType(err error) string {
+	for _, c := range []struct {
+		err  error
+		word string
+	}{
+		{zsync.ErrLost, "lost"}, {zsync.ErrClosed, "closed"}, {zsync.ErrTooLarge, "too_large"}, {zsync.ErrFull, "full"},
+		{context.DeadlineExceeded, "timeout"}, {context.Canceled, "canceled"},
+	} {
+		if errors.Is(err, c.err) {
+			return c.word
+		}
+	}
+	return "_OTHER"
+}

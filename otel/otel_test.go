@@ -1,0 +1,429 @@
+package otel_test
+
+import (
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/exporters/otlp/otlpmetric/otlpmetrichttp"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
+	"go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+	"go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	colmetrics "go.opentelemetry.io/proto/otlp/collector/metrics/v1"
+	coltrace "go.opentelemetry.io/proto/otlp/collector/trace/v1"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/otel"
+	"github.com/zsync/zsync/zktest"
+)
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// drive has two sessions do a bit of everything; one lock is waited for, and one
+// leadership is lost.
+func drive(t *testing.T, tel *otel.Telemetry) {
+	t.Helper()
+	srv := zktest.Start(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	open := func(owner string) *zsync.Session {
+		s, err := zsync.Connect(ctx, srv.Addr(), zsync.WithObserver(tel), zsync.WithOwner(owner))
+		must(t, err)
+		t.Cleanup(func() { s.Close() })
+		return s
+	}
+	a, b := open("a"), open("b")
+	stop, err := tel.Watch(a)
+	must(t, err)
+	t.Cleanup(func() { _ = stop() })
+
+	held := zsync.NewMutex(a, "/orders/4711/lock")
+	must(t, held.Lock(ctx))
+	got := make(chan error, 1)
+	go func() {
+		m := zsync.NewMutex(b, "/orders/4711/lock")
+		err := m.Lock(ctx)
+		if err == nil {
+			err = m.Unlock()
+		}
+		got <- err
+	}()
+	for held.Path() != "" {
+		cs, err := held.Contenders(ctx)
+		must(t, err)
+		if len(cs) == 2 {
+			break
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	must(t, held.Unlock())
+	must(t, <-got)
+
+	q := zsync.NewQueue[string](a, "/jobs")
+	must(t, q.Send(ctx, "one", "two"))
+	d, err := q.Receive(ctx)
+	must(t, err)
+	must(t, d.Ack(ctx))
+
+	kept := zsync.NewMutex(a, "/kept/550e8400-e29b-41d4-a716-446655440000")
+	must(t, kept.Lock(ctx))
+	leader := zsync.NewElection(b, "/leader")
+	must(t, leader.Campaign(ctx))
+	srv.Disconnect(a.ID())
+	srv.Expire(b.ID())
+	<-leader.Lost()
+	for a.Stats().Reconnects == 0 || b.Stats().Expiries == 0 {
+		time.Sleep(5 * time.Millisecond)
+	}
+	time.Sleep(50 * time.Millisecond) // what is told of an end is told in another goroutine
+}
+
+// A point is a data point: what it counts, and its attributes as text.
+type point struct {
+	value float64
+	attrs string
+}
+
+func points(t *testing.T, rm *metricdata.ResourceMetrics) map[string][]point {
+	t.Helper()
+	all := make(map[string][]point)
+	text := func(set attribute.Set) string { return set.Encoded(attribute.DefaultEncoder()) }
+	for _, sm := range rm.ScopeMetrics {
+		for _, m := range sm.Metrics {
+			switch data := m.Data.(type) {
+			case metricdata.Sum[int64]:
+				for _, p := range data.DataPoints {
+					all[m.Name] = append(all[m.Name], point{float64(p.Value), text(p.Attributes)})
+				}
+			case metricdata.Gauge[float64]:
+				for _, p := range data.DataPoints {
+					all[m.Name] = append(all[m.Name], point{p.Value, text(p.Attributes)})
+				}
+			case metricdata.Histogram[float64]:
+				for _, p := range data.DataPoints {
+					all[m.Name] = append(all[m.Name], point{float64(p.Count), text(p.Attributes)})
+				}
+			default:
+				t.Errorf("%s is a %T", m.Name, m.Data)
+			}
+		}
+	}
+	return all
+}
+
+func TestMetricsAndSpansTellWhatHappened(t *testing.T) {
+	reader := metric.NewManualReader()
+	spans := tracetest.NewInMemoryExporter()
+	tp := trace.NewTracerProvider(trace.WithSyncer(spans))
+	tel, err := otel.New(otel.WithMeterProvider(metric.NewMeterProvider(metric.WithReader(reader))), otel.WithTracerProvider(tp))
+	must(t, err)
+	drive(t, tel)
+	var rm metricdata.ResourceMetrics
+	must(t, reader.Collect(t.Context(), &rm))
+	all := points(t, &rm)
+	for _, w := range []struct {
+		name, attrs string // parts of the attributes
+		value       float64
+	}{
+		{"zsync.acquire.duration", "zsync.kind=mutex,zsync.op=lock,zsync.outcome=acquired,zsync.path.template=/orders/*/lock", 2},
+		{"zsync.hold.duration", "zsync.outcome=released,zsync.path.template=/orders/*/lock", 2},
+		{"zsync.hold.duration", "zsync.kind=election,zsync.op=campaign,zsync.outcome=lost", 1},
+		{"zsync.holds", "zsync.path.template=/orders/*/lock", 0},
+		{"zsync.holds", "zsync.path.template=/kept/*", 1},
+		{"zsync.waiters", "zsync.path.template=/orders/*/lock", 0},
+		{"zsync.losses", "zsync.kind=election,zsync.op=campaign,zsync.path.template=/leader,zsync.reason=expired", 1},
+		{"zsync.leader", "zsync.path.template=/leader", 0},
+		{"zsync.reconnects", "", 1},
+		{"zsync.expiries", "zsync.reason=expired", 1},
+		{"messaging.client.sent.messages", "messaging.destination.template=/jobs,messaging.operation.name=send,messaging.system=zsync", 2},
+		{"messaging.client.consumed.messages", "messaging.operation.name=receive", 1},
+		{"messaging.client.operation.duration", "messaging.operation.name=ack", 1},
+	} {
+		i := slices.IndexFunc(all[w.name], func(p point) bool { return strings.Contains(p.attrs, w.attrs) })
+		if i < 0 || all[w.name][i].value != w.value {
+			t.Errorf("%s{%s}: %v; want %v", w.name, w.attrs, all[w.name], w.value)
+		}
+	}
+	if m := all["zsync.session.margin"]; len(m) != 1 || m[0].value <= 0 || m[0].value > 10 {
+		t.Errorf("zsync.session.margin: %v", m)
+	}
+	if !linked(t, spans.GetSpans().Snapshots()) {
+		t.Error("no span of a waiter is linked to that of the holder")
+	}
+}
+
+// linked reports whether an acquisition is linked to the hold that it waited for.
+func linked(t *testing.T, spans []trace.ReadOnlySpan) bool {
+	for _, s := range spans {
+		for _, l := range s.Links() {
+			for _, h := range spans {
+				if h.SpanContext().Equal(l.SpanContext) && h.Name() == "hold /orders/*/lock" && s.Name() == "lock /orders/*/lock" {
+					return h.StartTime().Before(s.StartTime())
+				}
+			}
+		}
+	}
+	return false
+}
+
+func TestTheFunctionOfDoIsInTheSpanOfTheHold(t *testing.T) {
+	spans := tracetest.NewInMemoryExporter()
+	tp := trace.NewTracerProvider(trace.WithSyncer(spans))
+	tel, err := otel.New(otel.WithTracerProvider(tp))
+	must(t, err)
+	srv := zktest.Start(t)
+	s, err := zsync.Connect(t.Context(), srv.Addr(), zsync.WithObserver(tel))
+	must(t, err)
+	defer s.Close()
+	root, outer := tp.Tracer("test").Start(t.Context(), "request")
+	must(t, zsync.NewMutex(s, "/m").Do(root, func(ctx context.Context) error {
+		_, inner := tp.Tracer("test").Start(ctx, "work")
+		inner.End()
+		return nil
+	}))
+	outer.End()
+	time.Sleep(50 * time.Millisecond)
+	byName := make(map[string]tracetest.SpanStub)
+	for _, s := range spans.GetSpans() {
+		byName[s.Name] = s
+	}
+	for child, parent := range map[string]string{"lock /m": "request", "hold /m": "request", "work": "hold /m"} {
+		if byName[child].Parent.SpanID() != byName[parent].SpanContext.SpanID() || !byName[parent].SpanContext.IsValid() {
+			t.Errorf("%q is not a child of %q", child, parent)
+		}
+	}
+}
+
+func TestTemplateTakesOutWhatVaries(t *testing.T) {
+	for path, want := range map[string]string{
+		"/locks/accounts":   "/locks/accounts",
+		"/orders/4711/lock": "/orders/*/lock",
+		"/shards/shard-12":  "/shards/shard-*",
+		"/":                 "/",
+		"/x/550e8400-e29b-41d4-a716-446655440000/y": "/x/*/y",
+		"/x/550e8400e29b41d4a716446655440000":       "/x/*",
+	} {
+		if got := otel.Template(path); got != want {
+			t.Errorf("%s: %s, want %s", path, got, want)
+		}
+	}
+}
+
+// A collector takes OTLP over HTTP.
+type collector struct {
+	mu      sync.Mutex
+	metrics map[string]bool
+	spans   map[string]string   // name by span id
+	links   map[string][]string // ids by the name of the span
+}
+
+func (c *collector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body := io.Reader(r.Body)
+	if r.Header.Get("Content-Encoding") == "gzip" {
+		var err error
+		if body, err = gzip.NewReader(body); err != nil {
+			http.Error(w, err.Error(), 400)
+			return
+		}
+	}
+	data, err := io.ReadAll(body)
+	var m colmetrics.ExportMetricsServiceRequest
+	var s coltrace.ExportTraceServiceRequest
+	var reply proto.Message = &colmetrics.ExportMetricsServiceResponse{}
+	switch {
+	case err != nil:
+	case r.URL.Path == "/v1/metrics":
+		err = proto.Unmarshal(data, &m)
+	default:
+		reply = &coltrace.ExportTraceServiceResponse{}
+		err = proto.Unmarshal(data, &s)
+	}
+	if err != nil {
+		http.Error(w, err.Error(), 400)
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, rm := range m.ResourceMetrics {
+		for _, sm := range rm.ScopeMetrics {
+			for _, m := range sm.Metrics {
+				c.metrics[m.Name] = true
+			}
+		}
+	}
+	for _, rs := range s.ResourceSpans {
+		for _, ss := range rs.ScopeSpans {
+			for _, span := range ss.Spans {
+				c.spans[string(span.SpanId)] = span.Name
+				for _, l := range span.Links {
+					c.links[span.Name] = append(c.links[span.Name], string(l.SpanId))
+				}
+			}
+		}
+	}
+	w.Header().Set("Content-Type", "application/x-protobuf")
+	out, _ := proto.Marshal(reply)
+	_, _ = w.Write(out)
+}
+
+// metricNames are those of the package comment.
+func metricNames(t *testing.T) []string {
+	t.Helper()
+	text, err := os.ReadFile("otel.go")
+	must(t, err)
+	var names []string
+	for _, m := range regexp.MustCompile(`(?:Float64ObservableGauge|histogram|counter|gauge)\("([a-z_.]+)"`).FindAllSubmatch(text, -1) {
+		names = append(names, string(m[1]))
+	}
+	if len(names) < 13 {
+		t.Fatalf("names: %q", names)
+	}
+	for _, n := range names {
+		if strings.Count(string(text), n) < 2 {
+			t.Errorf("%s is not in the package comment", n)
+		}
+	}
+	return names
+}
+
+func TestACollectorReceivesMetricsAndLinkedSpans(t *testing.T) {
+	c := &collector{metrics: map[string]bool{}, spans: map[string]string{}, links: map[string][]string{}}
+	server := httptest.NewServer(c)
+	defer server.Close()
+	ctx := t.Context()
+	me, err := otlpmetrichttp.New(ctx, otlpmetrichttp.WithEndpointURL(server.URL+"/v1/metrics"))
+	must(t, err)
+	te, err := otlptracehttp.New(ctx, otlptracehttp.WithEndpointURL(server.URL+"/v1/traces"))
+	must(t, err)
+	mp := metric.NewMeterProvider(metric.WithReader(metric.NewPeriodicReader(me)))
+	tp := trace.NewTracerProvider(trace.WithBatcher(te))
+	tel, err := otel.New(otel.WithMeterProvider(mp), otel.WithTracerProvider(tp))
+	must(t, err)
+	drive(t, tel)
+	must(t, mp.Shutdown(ctx))
+	must(t, tp.Shutdown(ctx))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, name := range metricNames(t) {
+		if name != "zsync.dead_letters" && !c.metrics[name] { // nothing was buried
+			t.Errorf("the collector has not received %s", name)
+		}
+	}
+	found := false
+	for _, id := range c.links["lock /orders/*/lock"] {
+		found = found || c.spans[id] == "hold /orders/*/lock"
+	}
+	if !found {
+		t.Errorf("links %v among spans %v", c.links, c.spans)
+	}
+}
+
+// prometheusName is what Prometheus calls a metric of OpenTelemetry.
+func prometheusNames(name string) []string {
+	n := strings.ReplaceAll(name, ".", "_")
+	return []string{
+		n + "_seconds_bucket", n + "_seconds_count", n + "_seconds_sum", // histograms
+		n + "_seconds", n + "_total", n,
+	}
+}
+
+var ours = regexp.MustCompile(`\b(?:zsync|messaging)_[a-z_]+\b`)
+
+// known checks each metric that an expression names.
+func known(t *testing.T, where, expr string) (n int) {
+	t.Helper()
+	expr = regexp.MustCompile(`\{[^}]*\}|by ?\([^)]*\)`).ReplaceAllString(expr, "") // labels
+	for _, name := range ours.FindAllString(expr, -1) {
+		n++
+		if !slices.ContainsFunc(metricNames(t), func(m string) bool { return slices.Contains(prometheusNames(m), name) }) {
+			t.Errorf("%s names %s, which is no metric", where, name)
+		}
+	}
+	return n
+}
+
+func TestTheDashboardLoadsAndNamesMetricsThatExist(t *testing.T) {
+	names, err := filepath.Glob("grafana/*.json")
+	must(t, err)
+	for _, name := range names {
+		text, err := os.ReadFile(name)
+		must(t, err)
+		var d struct {
+			Title  string
+			Uid    string
+			Panels []struct {
+				ID      int
+				Title   string
+				Type    string
+				GridPos struct{ H, W, X, Y int }
+				Targets []struct{ Expr string }
+			}
+		}
+		must(t, json.Unmarshal(text, &d))
+		seen, ids := 0, map[int]bool{}
+		for _, p := range d.Panels {
+			if ids[p.ID] || p.GridPos.X+p.GridPos.W > 24 || p.Title == "" {
+				t.Errorf("panel %+v", p)
+			}
+			ids[p.ID] = true
+			for _, target := range p.Targets {
+				seen += known(t, p.Title, target.Expr)
+			}
+		}
+		if d.Title == "" || d.Uid == "" || seen < 8 {
+			t.Errorf("%s: %d metrics", name, seen)
+		}
+	}
+	if len(names) == 0 {
+		t.Error("no dashboard")
+	}
+}
+
+func TestTheAlertRulesAreRightAndNameMetricsThatExist(t *testing.T) {
+	names, err := filepath.Glob("prometheus/*.yaml")
+	must(t, err)
+	seen := 0
+	for _, name := range names {
+		if strings.HasSuffix(name, "_test.yaml") {
+			continue
+		}
+		text, err := os.ReadFile(name)
+		must(t, err)
+		for _, m := range regexp.MustCompile(`(?m)^\s+expr: (.*)$`).FindAllStringSubmatch(string(text), -1) {
+			seen += known(t, name, m[1])
+		}
+	}
+	if seen < 4 {
+		t.Errorf("%d metrics in rules", seen)
+	}
+	promtool, err := exec.LookPath("promtool")
+	if err != nil {
+		t.Skip("promtool is not installed (Debian's package prometheus): the rules were not checked by it")
+	}
+	for _, args := range [][]string{{"check", "rules", "prometheus/zsync.yaml"}, {"test", "rules", "prometheus/zsync_test.yaml"}} {
+		if out, err := exec.Command(promtool, args...).CombinedOutput(); err != nil {
+			t.Errorf("promtool %v: %v\n%s", args, err, out)
+		}
+	}
+}
