@@ -257,7 +257,7 @@ func TestWhatCannotBeReadStaysUnknownAndTheWaitGoesOn(t *testing.T) {
 		must(t, m.Lock(t.Context()))
 		looks := 0
 		srv.Intercept(func(r zktest.Request) zktest.Action {
-			if r.Op == zktest.OpGetData && r.Session == b.ID() {
+			if (r.Op == zktest.OpGetData || r.Op == zktest.OpMultiRead) && r.Session == b.ID() {
 				looks++
 				return zktest.DropReply
 			}

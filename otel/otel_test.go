@@ -371,7 +371,7 @@ func TestTheDashboardLoadsAndNamesMetricsThatExist(t *testing.T) {
 		must(t, err)
 		var d struct {
 			Title  string
-			Uid    string
+			UID    string
 			Panels []struct {
 				ID      int
 				Title   string
@@ -391,7 +391,7 @@ func TestTheDashboardLoadsAndNamesMetricsThatExist(t *testing.T) {
 				seen += known(t, p.Title, target.Expr)
 			}
 		}
-		if d.Title == "" || d.Uid == "" || seen < 8 {
+		if d.Title == "" || d.UID == "" || seen < 8 {
 			t.Errorf("%s: %d metrics", name, seen)
 		}
 	}

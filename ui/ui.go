@@ -215,7 +215,7 @@ type target struct {
 
 // znode is the path of a contender that is in a line, or nothing.
 func (p *page) znode(at, node string) string {
-	m := p.watch.latest(nil)
+	m := p.watch.present()
 	if m == nil {
 		return ""
 	}

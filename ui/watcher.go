@@ -112,11 +112,17 @@ func (w *watcher) look(ctx context.Context, closed <-chan struct{}) time.Duratio
 	return pause
 }
 
-// latest returns the latest model, and waits for the first if ctx is not nil.
+// present returns the latest model, or nil if there is none yet.
+func (w *watcher) present() *model {
+	m, _ := w.now()
+	return m
+}
+
+// latest returns the latest model, and waits for the first.
 func (w *watcher) latest(ctx context.Context) *model {
 	for {
 		m, changed := w.now()
-		if m != nil || ctx == nil {
+		if m != nil {
 			return m
 		}
 		select {

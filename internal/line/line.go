@@ -140,10 +140,13 @@ func (c *Claim) awaitTurn(ctx context.Context, roll *session.Roll, turn Rule, be
 			return c.confirm()
 		}
 		if v == nil {
-			v = viewOf(c.Incarnation, c.Line.Dir, c.Line.Strict, c.Line.Bases)
+			v = viewOf(c.Incarnation, c.Line.Dir, c.Line.Bases)
 			defer v.leave()
-			me := c.Child
-			behind.share(func() (Head, int) { return v.now(me) })
+			if behind != nil {
+				v.look(c.Line.Strict)
+				me := c.Child
+				behind.share(func() (Head, int) { return v.now(me) })
+			}
 		}
 		v.update(c.Line.ranks(roll))
 		name, seq := strings.Clone(blocker.Name), blocker.Seq

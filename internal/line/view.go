@@ -72,7 +72,7 @@ type view struct {
 	of      int64   // the number of the listing
 	seqs    []int32 // in their order; nil if the listing was not sure
 	waiters int     // guarded by views.mu
-	stop    func()  // of looking who is the first
+	stop    func()  // of looking who is the first, if somebody wants to know; guarded by views.mu
 }
 
 // viewKey is what a session has a view for.
@@ -82,31 +82,43 @@ type viewKey struct{ dir, bases string }
 var views sync.Mutex
 
 // viewOf returns the view of a line in inc for a waiter, who must leave it.
-func viewOf(inc *session.Incarnation, dir string, strict bool, bases []string) *view {
+func viewOf(inc *session.Incarnation, dir string, bases []string) *view {
 	views.Lock()
 	defer views.Unlock()
 	key := viewKey{dir, strings.Join(bases, "/")}
 	got, _ := inc.Attached.LoadOrStore(key, &view{inc: inc, key: key})
 	v := got.(*view)
-	if v.waiters++; v.waiters > 1 {
+	v.waiters++
+	return v
+}
+
+// look has v look who is the first, for a waiter who has just come and wants to
+// know. Where nobody does, a line in which all are idle costs nothing.
+func (v *view) look(strict bool) {
+	views.Lock()
+	defer views.Unlock()
+	if v.stop != nil {
 		v.ahead.lookSoon()
-		return v
+		return
 	}
-	v.stop = v.ahead.LookWhileWaiting(inc.Ctx, inc, func(ctx context.Context) error {
-		r, err := inc.Roll(ctx, dir)
+	v.stop = v.ahead.LookWhileWaiting(v.inc.Ctx, v.inc, func(ctx context.Context) error {
+		r, err := v.inc.Roll(ctx, v.key.dir)
 		if err == nil {
-			v.update(ranksOf(r, strict, bases))
+			v.update(ranksOf(r, strict, v.bases()))
 		}
 		return err
 	})
-	return v
 }
+
+func (v *view) bases() []string { return strings.Split(v.key.bases, "/") }
 
 func (v *view) leave() {
 	views.Lock()
 	defer views.Unlock()
 	if v.waiters--; v.waiters == 0 {
-		v.stop()
+		if v.stop != nil {
+			v.stop()
+		}
 		v.inc.Attached.Delete(v.key)
 	}
 }
@@ -157,6 +169,10 @@ func (v *view) now(me Child) (head Head, place int) {
 		return Head{}, 0
 	}
 	head, _ = v.ahead.Now()
+	if c, ok := ParseChild(head.Name, v.bases()...); ok && head.Node.Stat != nil {
+		gone, _ := v.place(c.Seq) // a look has found that nobody is there before it
+		place -= gone
+	}
 	if head.Name == me.Name {
 		head = Head{} // it has become the first, and was looked at before it knew
 	}
