@@ -120,8 +120,8 @@ func (rw *RWMutex) standing() (<-chan struct{}, func() error) {
 func (r *rlocker) standing() (<-chan struct{}, func() error) { return r.turn.standing(ModeShared) }
 
 // lockAll is LockAll, and returns ls in the order in which they are locked.
-func lockAll(ctx context.Context, ls []Locker) (sorted []orderedLocker, unlock func() error, err error) {
-	sorted, err = inOrder(ls)
+func lockAll(ctx context.Context, ls []Locker) ([]orderedLocker, func() error, error) {
+	sorted, err := inOrder(ls)
 	if err != nil {
 		return nil, nil, err
 	}

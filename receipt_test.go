@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -267,7 +268,15 @@ func TestAChangeWhoseRepetitionIsRefusedIsToldAsItWas(t *testing.T) {
 				t.Run(fmt.Sprintf("%s/%v/%v", name, lost == zktest.DropReply, expires), func(t *testing.T) {
 					bubble(t, func(t *testing.T, srv *zktest.Server) {
 						ctx := t.Context()
-						s, o := open(t, srv), open(t, srv)
+						// The session ends when what was sent in it is through.
+						var over atomic.Int64
+						s := open(t, srv, WithDialer(func(network, addr string, timeout time.Duration) (net.Conn, error) {
+							if id := over.Swap(0); id != 0 {
+								srv.Expire(id)
+							}
+							return srv.Dial(network, addr, timeout)
+						}))
+						o := open(t, srv)
 						_, err := mustLive(t, o).Create(ctx, "/p-receipts/keep", nil)
 						must(t, err)
 						if u.before != nil {
@@ -278,7 +287,7 @@ func TestAChangeWhoseRepetitionIsRefusedIsToldAsItWas(t *testing.T) {
 							switch n {
 							case 1:
 								if expires {
-									go srv.Expire(session)
+									over.Store(session)
 								}
 								return lost
 							case 2:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -122,24 +123,24 @@ func TestALongWaitCostsOneRequestEachTimeThatItHasDoubled(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				got := async(func() error { return wait(ctx) })
 				time.Sleep(900 * time.Millisecond)
-				var looks, others int
+				var looks, others atomic.Int32
 				srv.Intercept(func(r zktest.Request) zktest.Action {
 					switch {
 					case r.Session != b.ID() || r.Op == zktest.OpPing:
 					case r.Op == zktest.OpGetData || r.Op == zktest.OpMultiRead:
-						looks++
+						looks.Add(1)
 					case r.Op == zktest.OpSync || r.Op == zktest.OpDelete: // keep a session certain that has the gate
-						others++
+						others.Add(1)
 					default:
 						t.Errorf("a request of kind %v", r.Op)
 					}
 					return zktest.Pass
 				})
 				time.Sleep(70 * time.Second) // looks at 1, 2, 4, 8, 16, 32 and 64 s
-				if looks != 7 {
+				if looks := looks.Load(); looks != 7 {
 					t.Errorf("%d looks in a wait of 71 s, want 7", looks)
 				}
-				if others > 0 && !strings.HasPrefix(name, "Semaphore") {
+				if others := others.Load(); others > 0 && !strings.HasPrefix(name, "Semaphore") {
 					t.Errorf("%d other requests", others)
 				}
 				cancel()
@@ -255,10 +256,10 @@ func TestWhatCannotBeReadStaysUnknownAndTheWaitGoesOn(t *testing.T) {
 		a, b := open(t, srv), open(t, srv)
 		m := NewMutex(a, "/m")
 		must(t, m.Lock(t.Context()))
-		looks := 0
+		var looks atomic.Int32
 		srv.Intercept(func(r zktest.Request) zktest.Action {
 			if (r.Op == zktest.OpGetData || r.Op == zktest.OpMultiRead) && r.Session == b.ID() {
-				looks++
+				looks.Add(1)
 				return zktest.DropReply
 			}
 			return zktest.Pass
@@ -266,7 +267,7 @@ func TestWhatCannotBeReadStaysUnknownAndTheWaitGoesOn(t *testing.T) {
 		got := async(func() error { return NewMutex(b, "/m").Lock(t.Context()) })
 		time.Sleep(1500 * time.Millisecond)
 		srv.Intercept(nil)
-		if looks == 0 {
+		if looks.Load() == 0 {
 			t.Error("nobody has looked")
 		}
 		must(t, m.Unlock())

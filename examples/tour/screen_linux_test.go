@@ -78,7 +78,10 @@ func render(t *testing.T, width int, use func(s *liveScreen, draw func())) []str
 	}()
 	ticks := make(chan any)
 	s := newLiveScreen(out, 300, mpb.WithManualRefresh(ticks))
-	use(s, func() { ticks <- time.Now() })
+	draw := func() { ticks <- time.Now() }
+	use(s, draw)
+	draw() // what is drawn by hand is not drawn once more at the end
+	draw() // when this is taken, that one is under way
 	s.close()
 	out.Close()
 	return show(string(<-shown), width)

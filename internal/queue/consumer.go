@@ -133,15 +133,17 @@ func (it *item) Withdrawn() (down, over <-chan struct{}) {
 }
 
 func (it *item) Taken() {
+	p := it.pump
 	it.ledger.settle(it, fateRemove, false)
-	it.pump.done()
+	p.done()
 }
 
 func (it *item) Handed() { it.pump.done() }
 
 func (it *item) PutBack() {
-	it.pump.putBack(it)
-	it.pump.done()
+	p := it.pump
+	p.putBack(it) // and the next consumer may have it
+	p.done()
 }
 
 func (it *item) SetAside() {
