@@ -150,10 +150,10 @@ func (f *follower) readList(ctx context.Context) (missing []string, err error) {
 // had while there is no dir.
 func (f *follower) listed(ctx context.Context, kind watchKind) ([]string, error) {
 	if f.list != nil {
-		f.inc.Watches.Leave(f.list)
+		f.inc.Watches.leaveUntold(f.list, f)
 	}
 	f.list = f.inc.Watches.Join(WatchKey{kind, f.dir})
-	f.inc.Watches.tell(f.list, func() { f.ring(func() { f.relist = true }) })
+	f.inc.Watches.tell(f.list, f, func() { f.ring(func() { f.relist = true }) })
 	if kind == WatchExists {
 		stat, err := f.inc.Exists(ctx, f.dir)
 		if err != nil || stat != nil {
@@ -176,7 +176,7 @@ func (f *follower) readParts(ctx context.Context, names map[string]struct{}) err
 	for i, name := range list {
 		f.drop(name)
 		w := f.inc.Watches.Join(WatchKey{WatchData, ChildPath(f.dir, name)})
-		f.inc.Watches.tell(w, func() { f.ring(func() { f.stale[name] = struct{}{} }) })
+		f.inc.Watches.tell(w, f, func() { f.ring(func() { f.stale[name] = struct{}{} }) })
 		parts[i].w = w
 	}
 	err := Parallel(len(list), func(i int) error {
@@ -190,7 +190,7 @@ func (f *follower) readParts(ctx context.Context, names map[string]struct{}) err
 	})
 	for i, name := range list {
 		if parts[i].Stat == nil {
-			f.inc.Watches.Leave(parts[i].w)
+			f.inc.Watches.leaveUntold(parts[i].w, f)
 			continue
 		}
 		f.parts[name] = parts[i]
@@ -211,7 +211,7 @@ func (f *follower) ring(set func()) {
 
 func (f *follower) drop(name string) {
 	if p, ok := f.parts[name]; ok {
-		f.inc.Watches.Leave(p.w)
+		f.inc.Watches.leaveUntold(p.w, f)
 		delete(f.parts, name)
 	}
 }
@@ -222,7 +222,7 @@ func (f *follower) close() {
 		f.drop(name)
 	}
 	if f.list != nil {
-		f.inc.Watches.Leave(f.list)
+		f.inc.Watches.leaveUntold(f.list, f)
 	}
 }
 

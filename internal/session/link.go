@@ -155,6 +155,9 @@ func (l *link) over() {
 // send puts requests on their way, one right behind the other. It reports false
 // if the link takes none, or none any more; then none of them was sent.
 func (l *link) send(rs ...request) bool {
+	if !l.shook.Load() {
+		return false // it is not open yet, and holds wmu while a server is silent
+	}
 	l.wmu.Lock()
 	defer l.wmu.Unlock()
 	l.mu.Lock()

@@ -134,7 +134,8 @@ func (inc *Incarnation) commitWith(ctx context.Context, r *receipt, ops []any) (
 			return inc.Manager.bareResponses(rs[:min(len(rs), len(ops))]), false, err
 		case !errors.Is(err, ErrEnded):
 			if open {
-				inc.discard(p, []string{r.path}).Await(Grace)
+				// It is in nobody's way, so the session stays though this is refused.
+				inc.InBackground(r.path, inc.discarding(p, []string{r.path})).Await(Grace)
 			} else {
 				inc.file(r, r.version)
 			}

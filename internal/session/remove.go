@@ -21,7 +21,12 @@ func (r *Removal) Settled(ctx context.Context) {
 // discard deletes znodes in the background once the request that may make them,
 // if there is one, is over.
 func (inc *Incarnation) discard(making *pending[[]zk.MultiResponse], paths []string) *Removal {
-	return inc.Vacate(paths[0], func() error {
+	return inc.Vacate(paths[0], inc.discarding(making, paths))
+}
+
+// discarding deletes znodes once the request that may make them is over.
+func (inc *Incarnation) discarding(making *pending[[]zk.MultiResponse], paths []string) func() error {
+	return func() error {
 		if making != nil {
 			select {
 			case <-making.Done:
@@ -30,7 +35,7 @@ func (inc *Incarnation) discard(making *pending[[]zk.MultiResponse], paths []str
 			}
 		}
 		return inc.RemoveAllNow(context.Background(), paths)
-	})
+	}
 }
 
 // Worse returns the error of two deletions that is not just that there was

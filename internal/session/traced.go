@@ -15,11 +15,12 @@ func (s *sight) see(xid int32, zxid int64) {
 	switch {
 	case zxid > 0:
 		// What is newer than all before covers what was told without a name: the
-		// packets of one connection come in the order of the states.
+		// packets of one connection come in the order of the states. The first
+		// answers of the next connection may be older.
 		if zxid > s.zxid.Load() {
 			s.zxid.Store(zxid)
+			s.blind.Store(false)
 		}
-		s.blind.Store(false)
 	case xid < 0: // an event, before ZooKeeper 3.9
 		s.blind.Store(true)
 	}

@@ -104,14 +104,14 @@ const MaxIdleWatches = 64
 // A Watch is one watch on the server, or the wish for one.
 type Watch struct {
 	Key     WatchKey
-	Fired   chan struct{} // closed, under Watches.Mu, when the event has come
-	Event   zk.EventType  // which event; read it only after fired is closed
-	told    []func()      // called, under Watches.Mu, when the event has come; guarded by Watches.Mu
-	waiters int           // guarded by Watches.Mu
-	armed   bool          // the server has it; guarded by Watches.Mu
-	setOn   int64         // the number of the connection on which it was set; guarded by Watches.Mu
-	toldOn  int64         // the number of the connection on which the event came; guarded by Watches.Mu
-	missing bool          // it was set by an exists that found nothing; guarded by Watches.Mu
+	Fired   chan struct{}  // closed, under Watches.Mu, when the event has come
+	Event   zk.EventType   // which event; read it only after fired is closed
+	told    map[any]func() // by whom it is for; called, under Watches.Mu, when the event has come; guarded by Watches.Mu
+	waiters int            // guarded by Watches.Mu
+	armed   bool           // the server has it; guarded by Watches.Mu
+	setOn   int64          // the number of the connection on which it was set; guarded by Watches.Mu
+	toldOn  int64          // the number of the connection on which the event came; guarded by Watches.Mu
+	missing bool           // it was set by an exists that found nothing; guarded by Watches.Mu
 }
 
 func newWatch(key WatchKey) *Watch { return &Watch{Key: key, Fired: make(chan struct{})} }
@@ -143,14 +143,25 @@ func (h *Watches) Join(key WatchKey) *Watch {
 // tell has f called when w fires, for a waiter with more watches than it can
 // select on. f runs with h.mu held: it must not block, nor call h. If w has
 // fired already f is called at once.
-func (h *Watches) tell(w *Watch, f func()) {
+func (h *Watches) tell(w *Watch, owner any, f func()) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
 	if IsClosed(w.Fired) {
 		f()
 		return
 	}
-	w.told = append(w.told, f)
+	if w.told == nil {
+		w.told = make(map[any]func())
+	}
+	w.told[owner] = f
+}
+
+// leaveUntold is Leave for one who was to be told.
+func (h *Watches) leaveUntold(w *Watch, owner any) {
+	h.Mu.Lock()
+	delete(w.told, owner)
+	h.Mu.Unlock()
+	h.Leave(w)
 }
 
 // Leave is the end of a join. It never blocks.

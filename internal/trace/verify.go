@@ -286,7 +286,8 @@ func (r *Report) together(a, b *hold) (how string, excused bool) {
 	if from, to := max(af, bf), min(at, bt); from < to && from != never {
 		return fmt.Sprintf("at transaction 0x%x", from), false
 	}
-	if b.begun.Before(a.begun) {
+	// Of two that began at one instant the first is the one that was over first.
+	if b.begun.Before(a.begun) || b.begun.Equal(a.begun) && b.ended.Before(a.ended) {
 		a, b = b, a
 	}
 	if d := a.ended.Sub(b.begun); d > r.Tolerance {
@@ -321,7 +322,8 @@ func conflict(a, b *hold) bool {
 
 // path judges the holds of one path.
 func (r *Report) path(all []*hold) {
-	slices.SortStableFunc(all, func(a, b *hold) int { return a.begun.Compare(b.begun) })
+	// Of two that began at one instant the first is the one that was over first.
+	slices.SortStableFunc(all, func(a, b *hold) int { return cmp.Or(a.begun.Compare(b.begun), a.ended.Compare(b.ended)) })
 	// The first transaction in which one of those from here on was held for
 	// certain: what was gone by then does not matter to them.
 	firsts := make([]int64, len(all)+1)
