@@ -42,7 +42,6 @@ type Incarnation struct {
 	gone    chan struct{}          // closed when every goroutine of conn has ended
 	park    sync.Once              // closes parked
 	drain   sync.Once              // shuts conn down
-	warned  atomic.Bool            // holders were told that the session is given up, and have some time before it is
 
 	mu   sync.Mutex
 	link *link         // the newest, if any; guarded by mu
@@ -262,11 +261,7 @@ func (inc *Incarnation) loseSince(why LossReason, since time.Time) {
 // giveUp ends the incarnation, and its session on the servers, with everything
 // that is held through it. It is lose without the end of the connection, over
 // which shut closes the session.
-//
-// Who is told so has a tenth of the session timeout, as with everything that is
-// given up, before others can be granted what he held: see shut.
 func (inc *Incarnation) giveUp() {
-	inc.warned.Store(inc.staked()) // before the stakes are dropped
 	inc.end(inc.Manager.Config.Lost(LossGivenUp, inc.ID.Load(), time.Now()))
 }
 
@@ -295,13 +290,6 @@ func (inc *Incarnation) seal(cause error) {
 func (inc *Incarnation) shut() {
 	inc.drain.Do(func() {
 		inc.end(ErrClosed) // the first cause stays
-		if inc.warned.Load() {
-			select {
-			case <-time.After(time.Duration(inc.Timeout.Load() / 10)):
-			case <-inc.Disconnection():
-			case <-inc.Manager.Closing:
-			}
-		}
 		select {
 		case <-inc.Disconnection():
 			// No server can be told. go-zookeeper answers the last request

@@ -266,6 +266,14 @@ func (h *hold) finish(l Line) {
 	}
 }
 
+// until is when h was over: never, if its end is not known.
+func (h *hold) until() time.Time {
+	if h.end == "" {
+		return time.Unix(1<<40, 0)
+	}
+	return h.ended
+}
+
 // certain returns from when to when, in transactions, h was certainly held.
 func (h *hold) certain() (from, to int64) {
 	from = h.sure
@@ -287,7 +295,7 @@ func (r *Report) together(a, b *hold) (how string, excused bool) {
 		return fmt.Sprintf("at transaction 0x%x", from), false
 	}
 	// Of two that began at one instant the first is the one that was over first.
-	if b.begun.Before(a.begun) || b.begun.Equal(a.begun) && b.ended.Before(a.ended) {
+	if b.begun.Before(a.begun) || b.begun.Equal(a.begun) && b.until().Before(a.until()) {
 		a, b = b, a
 	}
 	if d := a.ended.Sub(b.begun); d > r.Tolerance {
@@ -323,7 +331,7 @@ func conflict(a, b *hold) bool {
 // path judges the holds of one path.
 func (r *Report) path(all []*hold) {
 	// Of two that began at one instant the first is the one that was over first.
-	slices.SortStableFunc(all, func(a, b *hold) int { return cmp.Or(a.begun.Compare(b.begun), a.ended.Compare(b.ended)) })
+	slices.SortStableFunc(all, func(a, b *hold) int { return cmp.Or(a.begun.Compare(b.begun), a.until().Compare(b.until())) })
 	// The first transaction in which one of those from here on was held for
 	// certain: what was gone by then does not matter to them.
 	firsts := make([]int64, len(all)+1)

@@ -13,38 +13,6 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
-// Whoever holds something through a session that is given up is told of it, and
-// has a tenth of the session timeout, before the servers can grant it to others.
-func TestHoldersHaveTimeBeforeASessionThatIsGivenUpIsClosed(t *testing.T) {
-	for _, holds := range []bool{false, true} {
-		bubble(t, func(t *testing.T, srv *zktest.Server) {
-			inc := live(t, open(t, srv))
-			if holds {
-				_, err := inc.Stake(t.Context())
-				must(t, err)
-			}
-			var closed atomic.Int64
-			srv.Intercept(func(r zktest.Request) zktest.Action {
-				if r.Op == zktest.OpCloseSession {
-					closed.Store(time.Now().UnixNano())
-				}
-				return zktest.Pass
-			})
-			start := time.Now()
-			inc.giveUp()
-			synctest.Wait()
-			if inc.Ctx.Err() == nil {
-				t.Fatal("nobody was told")
-			}
-			time.Sleep(time.Minute)
-			took := time.Duration(closed.Load() - start.UnixNano())
-			if least := testTimeout / 10; holds && took < least || !holds && took >= least {
-				t.Errorf("holds: %v: the session was closed after %v", holds, took)
-			}
-		})
-	}
-}
-
 func TestAReceiptThatMayNotBeDeletedCostsNobodyTheSession(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
