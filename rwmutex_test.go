@@ -192,6 +192,55 @@ func TestReaderLeavesNobodyBehindWhenTheWriterAheadOfItGivesUp(t *testing.T) {
 	})
 }
 
+// An endingContext ends when it is first waited for, after f.
+type endingContext struct {
+	context.Context
+	once sync.Once
+	f    func()
+	over chan struct{}
+}
+
+func (c *endingContext) Done() <-chan struct{} {
+	c.once.Do(func() { c.f(); close(c.over) })
+	return c.over
+}
+
+func (c *endingContext) Err() error {
+	if session.IsClosed(c.over) {
+		return context.Canceled
+	}
+	return nil
+}
+
+// Readers of one process have no handles: while one is let in whose context ends,
+// another unlocks, and may end the grant of the first.
+func TestReaderWhoIsLetInAsItsContextEndsLeavesNothingThoughAnotherUnlocks(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		rw, other := NewRWMutex(open(t, srv), "/rw"), NewRWMutex(open(t, srv), "/rw")
+		var outcomes [2]int // let in, and given up
+		for range 64 {
+			must(t, rw.RLock(t.Context()))
+			ctx := &endingContext{Context: t.Context(), f: func() { must(t, rw.RUnlock()) }, over: make(chan struct{})}
+			if err := rw.RLock(ctx); err == nil {
+				outcomes[0]++
+				must(t, rw.RUnlock())
+			} else {
+				outcomes[1]++
+				wantErr(t, err, context.Canceled)
+			}
+			synctest.Wait()
+			ok, err := other.TryLock(t.Context())
+			if !ok || err != nil {
+				t.Fatalf("after %v: TryLock = %v, %v", outcomes, ok, err)
+			}
+			must(t, other.Unlock())
+		}
+		if outcomes[0] == 0 || outcomes[1] == 0 {
+			t.Errorf("let in and given up: %v", outcomes)
+		}
+	})
+}
+
 // kazoo's issue 649: readers and writers that give up, here among goroutines
 // of one process too, leave nobody waiting for what is not there.
 func TestCase26NobodyWaitsForAWriterThatHasGivenUp(t *testing.T) {

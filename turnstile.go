@@ -497,7 +497,7 @@ func (q *turnstile) abandon(ctx context.Context, w *turnWaiter) error {
 		// has ended, so it must not keep what it got.
 		q.mu.Unlock()
 		if w.err == nil {
-			q.s.m.GiveUp(ctx, func() error { return q.leave(w.g) })
+			q.s.m.GiveUp(ctx, func() error { return q.renounce(w) })
 		}
 		return session.CtxErr(ctx)
 	default:
@@ -612,6 +612,28 @@ func (q *turnstile) leave(g *line.Grant) error {
 		if t == nil {
 			q.mu.Unlock()
 			return ErrNotLocked // it has been unlocked otherwise
+		}
+		if q.stillLocked(t) {
+			return q.giveUpLocked(t, g)
+		}
+	}
+}
+
+// renounce gives up what w was granted as its wait ended. A reader who unlocks has
+// no handle, and may have ended the grant of w in the place of his own, which is
+// then what nobody else will give up.
+func (q *turnstile) renounce(w *turnWaiter) error {
+	for {
+		q.mu.Lock()
+		t, g := q.shareOfLocked(w.g), w.g
+		if t == nil && w.mode == ModeShared && !w.pin {
+			if t = q.presentLocked(ModeShared, func(t *share) bool { return t.anonymous() != nil }); t != nil {
+				g = t.anonymous()
+			}
+		}
+		if t == nil {
+			q.mu.Unlock()
+			return ErrNotLocked
 		}
 		if q.stillLocked(t) {
 			return q.giveUpLocked(t, g)
