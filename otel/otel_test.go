@@ -4,6 +4,8 @@ import (
 	"compress/gzip"
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -69,14 +71,12 @@ func drive(t *testing.T, tel *otel.Telemetry) {
 		}
 		got <- err
 	}()
-	for held.Path() != "" {
-		cs, err := held.Contenders(ctx)
-		must(t, err)
-		if len(cs) == 2 {
-			break
+	await(t, func() error {
+		if cs, err := held.Contenders(ctx); err != nil || len(cs) != 2 {
+			return fmt.Errorf("in the line: %v, %v; want two", cs, err)
 		}
-		time.Sleep(5 * time.Millisecond)
-	}
+		return nil
+	})
 	must(t, held.Unlock())
 	must(t, <-got)
 
@@ -93,10 +93,26 @@ func drive(t *testing.T, tel *otel.Telemetry) {
 	srv.Disconnect(a.ID())
 	srv.Expire(b.ID())
 	<-leader.Lost()
-	for a.Stats().Reconnects == 0 || b.Stats().Expiries == 0 {
-		time.Sleep(5 * time.Millisecond)
+	await(t, func() error {
+		if a.Stats().Reconnects == 0 || b.Stats().Expiries == 0 {
+			return errors.New("no session has come back")
+		}
+		return nil
+	})
+}
+
+// await waits until what is wrong is nothing: ends are told in another goroutine.
+func await(t *testing.T, wrong func() error) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		err := wrong()
+		if err == nil {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatal(err)
+		}
 	}
-	time.Sleep(50 * time.Millisecond) // what is told of an end is told in another goroutine
 }
 
 // A point is a data point: what it counts, and its attributes as text.
@@ -139,10 +155,7 @@ func TestMetricsAndSpansTellWhatHappened(t *testing.T) {
 	tel, err := otel.New(otel.WithMeterProvider(metric.NewMeterProvider(metric.WithReader(reader))), otel.WithTracerProvider(tp))
 	must(t, err)
 	drive(t, tel)
-	var rm metricdata.ResourceMetrics
-	must(t, reader.Collect(t.Context(), &rm))
-	all := points(t, &rm)
-	for _, w := range []struct {
+	wants := []struct {
 		name, attrs string // parts of the attributes
 		value       float64
 	}{
@@ -159,12 +172,20 @@ func TestMetricsAndSpansTellWhatHappened(t *testing.T) {
 		{"messaging.client.sent.messages", "messaging.destination.template=/jobs,messaging.operation.name=send,messaging.system=zsync", 2},
 		{"messaging.client.consumed.messages", "messaging.operation.name=receive", 1},
 		{"messaging.client.operation.duration", "messaging.operation.name=ack", 1},
-	} {
-		i := slices.IndexFunc(all[w.name], func(p point) bool { return strings.Contains(p.attrs, w.attrs) })
-		if i < 0 || all[w.name][i].value != w.value {
-			t.Errorf("%s{%s}: %v; want %v", w.name, w.attrs, all[w.name], w.value)
-		}
 	}
+	var all map[string][]point
+	await(t, func() error {
+		var rm metricdata.ResourceMetrics
+		must(t, reader.Collect(t.Context(), &rm))
+		all = points(t, &rm)
+		for _, w := range wants {
+			i := slices.IndexFunc(all[w.name], func(p point) bool { return strings.Contains(p.attrs, w.attrs) })
+			if i < 0 || all[w.name][i].value != w.value {
+				return fmt.Errorf("%s{%s}: %v; want %v", w.name, w.attrs, all[w.name], w.value)
+			}
+		}
+		return nil
+	})
 	if m := all["zsync.session.margin"]; len(m) != 1 || m[0].value <= 0 || m[0].value > 10 {
 		t.Errorf("zsync.session.margin: %v", m)
 	}
@@ -203,7 +224,7 @@ func TestTheFunctionOfDoIsInTheSpanOfTheHold(t *testing.T) {
 		return nil
 	}))
 	outer.End()
-	time.Sleep(50 * time.Millisecond)
+	must(t, s.Close()) // when all is told
 	byName := make(map[string]tracetest.SpanStub)
 	for _, s := range spans.GetSpans() {
 		byName[s.Name] = s
@@ -321,22 +342,31 @@ func TestACollectorReceivesMetricsAndLinkedSpans(t *testing.T) {
 	tel, err := otel.New(otel.WithMeterProvider(mp), otel.WithTracerProvider(tp))
 	must(t, err)
 	drive(t, tel)
+	await(t, func() error {
+		must(t, mp.ForceFlush(ctx))
+		must(t, tp.ForceFlush(ctx))
+		return c.lacks(metricNames(t))
+	})
 	must(t, mp.Shutdown(ctx))
 	must(t, tp.Shutdown(ctx))
+}
+
+// lacks says what c has not received of these metrics, but for what the test does
+// not bring about, and of the spans.
+func (c *collector) lacks(names []string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, name := range metricNames(t) {
+	for _, name := range names {
 		if name != "zsync.dead_letters" && !c.metrics[name] { // nothing was buried
-			t.Errorf("the collector has not received %s", name)
+			return fmt.Errorf("the collector has not received %s", name)
 		}
 	}
-	found := false
 	for _, id := range c.links["lock /orders/*/lock"] {
-		found = found || c.spans[id] == "hold /orders/*/lock"
+		if c.spans[id] == "hold /orders/*/lock" {
+			return nil
+		}
 	}
-	if !found {
-		t.Errorf("links %v among spans %v", c.links, c.spans)
-	}
+	return fmt.Errorf("links %v among spans %v", c.links, c.spans)
 }
 
 // prometheusName is what Prometheus calls a metric of OpenTelemetry.

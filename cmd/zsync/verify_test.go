@@ -36,7 +36,10 @@ func TestVerifyPassesRealProcessesAndFindsAPlantedDoubleHold(t *testing.T) {
 	}
 	victim := start(t, srv.Addr(), "", "--trace", filepath.Join(dir, "victim"), "--session", "1s", "lock", "/m", "--", "sh", "-c", "echo here; sleep 100")
 	victim.awaitOutput("here")
-	time.Sleep(50 * time.Millisecond) // the trace is written behind the grant
+	await(t, func() bool { // the trace is written behind the grant
+		text, _ := os.ReadFile(filepath.Join(dir, "victim"))
+		return strings.Contains(string(text), `"grant"`)
+	}, "the grant in the trace")
 	if err := victim.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
