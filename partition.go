@@ -7,7 +7,6 @@ import (
 	"maps"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/zsync/zsync/internal/session"
 )
@@ -298,7 +297,7 @@ func (r *partitioning) own(ctx context.Context, shard string) error {
 			try = 0
 			continue // in the next session
 		}
-		if err := pauseFor(ctx, r.p.s.m.Config.Retry.Delay(try+1)); err != nil {
+		if err := session.Sleep(ctx, r.p.s.m.Config.Retry.Delay(try+1)); err != nil {
 			return err
 		}
 	}
@@ -354,15 +353,5 @@ func balance(owners map[string]string, wants map[string][]string) map[string]str
 		load[now[shard]]--
 		load[to]++
 		now[shard] = to
-	}
-}
-
-// pauseFor waits for d.
-func pauseFor(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-		return nil
-	case <-ctx.Done():
-		return session.CtxErr(ctx)
 	}
 }

@@ -348,12 +348,7 @@ func (v *Value[T]) changed(ctx context.Context, old Version) bool {
 func (v *Value[T]) yield(ctx context.Context, try int) error {
 	const most = 4
 	b := v.s.m.Config.Retry.Min
-	select {
-	case <-time.After(time.Duration(rand.Int64N(int64(b)<<min(try, most) + 1))):
-		return nil
-	case <-ctx.Done():
-		return session.CtxErr(ctx)
-	}
+	return session.Sleep(ctx, time.Duration(rand.Int64N(int64(b)<<min(try, most)+1)))
 }
 
 // Watch returns a channel of the present value, and then of the latest after

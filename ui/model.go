@@ -277,19 +277,31 @@ func (m *model) remember(before *model, sessions map[string]bool, broken func(pa
 		default:
 			e.Why = "released, or its session has ended"
 		}
-		var next []string
-		for key, n := range m.holds {
-			if _, had := before.holds[key]; !had && n.path == h.path && n.kind == h.kind {
-				next = append(next, n.owner)
-			}
-		}
-		slices.Sort(next)
-		e.Next = strings.Join(next, ", ")
+		e.Next = m.newHolders(before, e.Path, e.Kind)
 		ended = append(ended, e)
 	}
 	slices.SortFunc(ended, func(a, b handOver) int { return cmp.Compare(a.Path, b.Path) })
 	m.Timeline = slices.Concat(ended, before.Timeline)
 	m.Timeline = m.Timeline[:min(len(m.Timeline), remembered)]
+	// A look into the middle of a hand-over sees that one has gone, and only the
+	// look behind it who came.
+	for i := len(ended); i < len(m.Timeline) && m.Timeline[i].At.Equal(before.At); i++ {
+		if e := &m.Timeline[i]; e.Next == "" {
+			e.Next = m.newHolders(before, e.Path, e.Kind)
+		}
+	}
+}
+
+// newHolders names who holds now and did not in the look before.
+func (m *model) newHolders(before *model, path, kind string) string {
+	var names []string
+	for key, n := range m.holds {
+		if _, had := before.holds[key]; !had && n.path == path && n.kind == kind {
+			names = append(names, n.owner)
+		}
+	}
+	slices.Sort(names)
+	return strings.Join(names, ", ")
 }
 
 // A graphView is who waits for whom, as a picture and in words.

@@ -64,13 +64,7 @@ func mapGetCommand(c *client) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return withMap(h, cmd, args, 2, 2, func(ctx context.Context, m *sharedMap) error {
 				data, _, err := m.Load(ctx, args[1])
-				if errors.Is(err, zsync.ErrNoValue) {
-					return fail(exitBusy, "%s: there is no key %q", args[0], args[1])
-				}
-				if err != nil {
-					return err
-				}
-				return writeElement(cmd.OutOrStdout(), data, '\n')
+				return writeFound(cmd, data, err, "%s: there is no key %q", args[0], args[1])
 			})
 		},
 	}

@@ -45,18 +45,23 @@ func getCommand(c *client) *cobra.Command {
 			}
 			return withValue(h, cmd, args[0], func(ctx context.Context, v *zsync.Value[[]byte]) error {
 				data, _, err := v.Load(ctx)
-				if errors.Is(err, zsync.ErrNoValue) {
-					return fail(exitBusy, "%s: there is no value", args[0])
-				}
-				if err != nil {
-					return err
-				}
-				return writeElement(cmd.OutOrStdout(), data, '\n')
+				return writeFound(cmd, data, err, "%s: there is no value", args[0])
 			})
 		},
 	}
 	h.addTimeout(cmd)
 	return cmd
+}
+
+// writeFound writes what was loaded, or fails with what there is not.
+func writeFound(cmd *cobra.Command, data []byte, err error, missing string, args ...any) error {
+	if errors.Is(err, zsync.ErrNoValue) {
+		return fail(exitBusy, missing, args...)
+	}
+	if err != nil {
+		return err
+	}
+	return writeElement(cmd.OutOrStdout(), data, '\n')
 }
 
 func setCommand(c *client) *cobra.Command {

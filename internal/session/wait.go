@@ -1,6 +1,7 @@
 package session
 
 import (
+	"context"
 	"time"
 )
 
@@ -34,5 +35,15 @@ func AwaitGrace[T any](done <-chan T, end <-chan struct{}) (v T, ok bool) {
 		return v, true
 	case <-time.After(Grace):
 		return v, false
+	}
+}
+
+// Sleep waits for d, or until ctx ends.
+func Sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return CtxErr(ctx)
 	}
 }
