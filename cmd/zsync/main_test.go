@@ -24,6 +24,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -725,9 +726,22 @@ func TestQueueSendTellsHowManyItHasSent(t *testing.T) {
 
 	in, w := io.Pipe()
 	r = startReading(t, srv.Addr(), in, "queue", "send", "/q")
+	t.Cleanup(func() { w.Close() }) // what reads it is waited for
 	fmt.Fprintln(w, "three")
-	q := zsync.NewQueue[string](connect(t, srv), "/q")
+	s := connect(t, srv)
+	q := zsync.NewQueue[string](s, "/q")
 	await(t, func() bool { n, _ := q.Len(t.Context()); return n == 1 }, "the line")
+	// The next is sent when the first is known to be stored, and has no answer.
+	var asked atomic.Bool
+	srv.Intercept(func(req zktest.Request) zktest.Action {
+		if req.Session == s.ID() || req.Op != zktest.OpMulti {
+			return zktest.Pass
+		}
+		asked.Store(true)
+		return zktest.Hang
+	})
+	fmt.Fprintln(w, "four")
+	await(t, asked.Load, "the next request")
 	r.cmd.Process.Signal(syscall.SIGINT)
 	await(t, func() bool { return strings.Contains(r.stderr.String(), "elements certainly sent: 1: ") }, "the message")
 	w.Close()
