@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -10,13 +10,14 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
 func TestBarrierHoldsBackWhileClosedAndLetsEveryoneThroughWhenOpened(t *testing.T) {
-	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
-		a, b := NewBarrier(connect(), "/gate/b"), NewBarrier(connect(), "/gate/b")
+	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
+		a, b := zsync.NewBarrier(connect(), "/gate/b"), zsync.NewBarrier(connect(), "/gate/b")
 		ctx := within(t, 30*time.Second)
 		must(t, b.Wait(ctx)) // never closed
 		for range 20 {
@@ -49,12 +50,12 @@ func TestBarrierHoldsBackWhileClosedAndLetsEveryoneThroughWhenOpened(t *testing.
 func TestBarrierRefusesBadArguments(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		for _, b := range []*Barrier{NewBarrier(nil, "/b"), NewBarrier(s, ""), NewBarrier(s, "b"), NewBarrier(s, "/"), NewBarrier(s, "/b/")} {
-			wantErr(t, b.Close(t.Context()), ErrInvalid)
-			wantErr(t, b.Open(t.Context()), ErrInvalid)
-			wantErr(t, b.Wait(t.Context()), ErrInvalid)
+		for _, b := range []*zsync.Barrier{zsync.NewBarrier(nil, "/b"), zsync.NewBarrier(s, ""), zsync.NewBarrier(s, "b"), zsync.NewBarrier(s, "/"), zsync.NewBarrier(s, "/b/")} {
+			wantErr(t, b.Close(t.Context()), zsync.ErrInvalid)
+			wantErr(t, b.Open(t.Context()), zsync.ErrInvalid)
+			wantErr(t, b.Wait(t.Context()), zsync.ErrInvalid)
 		}
-		b := NewBarrier(s, "/b")
+		b := zsync.NewBarrier(s, "/b")
 		cause := errors.New("enough")
 		ctx, cancel := context.WithCancelCause(t.Context())
 		cancel(cause)
@@ -65,21 +66,21 @@ func TestBarrierRefusesBadArguments(t *testing.T) {
 			t.Errorf("%d requests were sent", n)
 		}
 		must(t, s.Close())
-		wantErr(t, b.Wait(t.Context()), ErrClosed)
-		wantErr(t, b.Close(t.Context()), ErrClosed)
+		wantErr(t, b.Wait(t.Context()), zsync.ErrClosed)
+		wantErr(t, b.Close(t.Context()), zsync.ErrClosed)
 	})
 }
 
 func TestBarrierCostsOneNotificationToEachWaiter(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		a := NewBarrier(open(t, srv), "/b")
+		a := zsync.NewBarrier(open(t, srv), "/b")
 		must(t, a.Close(t.Context()))
 		synctest.Wait()
 		before := srv.Counts()
 		const sessions, each = 10, 20
 		var wg sync.WaitGroup
 		for range sessions {
-			b := NewBarrier(open(t, srv), "/b")
+			b := zsync.NewBarrier(open(t, srv), "/b")
 			for range each {
 				wg.Go(func() {
 					if err := b.Wait(t.Context()); err != nil {
@@ -113,7 +114,7 @@ func TestBarrierChangesExactlyOnceWhenRepliesAreLost(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
 				a, b := open(t, srv), open(t, srv)
-				ba, bb := NewBarrier(a, "/b"), NewBarrier(b, "/b")
+				ba, bb := zsync.NewBarrier(a, "/b"), zsync.NewBarrier(b, "/b")
 				must(t, ba.Close(t.Context()))
 				must(t, ba.Open(t.Context()))
 				// While a's client is away from the server, b does the opposite.
@@ -155,7 +156,7 @@ func TestBarrierChangesExactlyOnceWhenRepliesAreLost(t *testing.T) {
 }
 
 // isShut reports whether b is closed.
-func isShut(t *testing.T, b *Barrier) bool {
+func isShut(t *testing.T, b *zsync.Barrier) bool {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
@@ -169,7 +170,7 @@ func isShut(t *testing.T, b *Barrier) bool {
 func TestOpenThatFindsNothingToOpenLeavesNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		b := NewBarrier(s, "/x/y")
+		b := zsync.NewBarrier(s, "/x/y")
 		must(t, b.Open(t.Context()))
 		if names := childrenOf(t, s, "/x"); len(names) > 0 {
 			t.Errorf("left behind: %v", names)
@@ -192,7 +193,7 @@ func TestOpenThatFindsNothingToOpenLeavesNothing(t *testing.T) {
 func TestBarrierWaitSeesAnOpeningThatItWasAwayFor(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		ba, bb := NewBarrier(a, "/b"), NewBarrier(b, "/b")
+		ba, bb := zsync.NewBarrier(a, "/b"), zsync.NewBarrier(b, "/b")
 		for _, away := range []func(){
 			func() { srv.Disconnect(b.ID()) },
 			func() { srv.Expire(b.ID()) },
@@ -220,9 +221,9 @@ func TestBarrierWaitSeesAnOpeningThatItWasAwayFor(t *testing.T) {
 func TestBarrierOutlivesTheOneWhoClosedIt(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		must(t, NewBarrier(a, "/b").Close(t.Context()))
+		must(t, zsync.NewBarrier(a, "/b").Close(t.Context()))
 		must(t, a.Close())
-		bb := NewBarrier(b, "/b")
+		bb := zsync.NewBarrier(b, "/b")
 		got := async(func() error { return bb.Wait(t.Context()) })
 		pendingStill(t, got)
 		srv.Expire(b.ID())
@@ -240,7 +241,7 @@ func TestBarrierOutlivesTheOneWhoClosedIt(t *testing.T) {
 func TestCancelledBarrierWaitLeavesNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		b := NewBarrier(s, "/b")
+		b := zsync.NewBarrier(s, "/b")
 		must(t, b.Close(t.Context()))
 		for range 100 {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -255,14 +256,14 @@ func TestCancelledBarrierWaitLeavesNothing(t *testing.T) {
 
 // hammerBarrier closes and opens a gate rounds times while others wait at it.
 // Nobody may get through while it is certainly closed, and in the end all must.
-func hammerBarrier(t *testing.T, rnd *rand.Rand, sessions []*Session, rounds int, pause time.Duration) {
+func hammerBarrier(t *testing.T, rnd *rand.Rand, sessions []*zsync.Session, rounds int, pause time.Duration) {
 	t.Helper()
 	var epoch atomic.Int64 // odd while the gate is certainly closed
 	ctx := within(t, 10*time.Minute)
 	var waiting sync.WaitGroup
 	stop := make(chan struct{})
 	for i := range 2 * len(sessions) {
-		b := NewBarrier(sessions[i%len(sessions)], "/gate")
+		b := zsync.NewBarrier(sessions[i%len(sessions)], "/gate")
 		naps := rand.New(rand.NewPCG(rnd.Uint64(), uint64(i)))
 		waiting.Go(func() {
 			for !session.IsClosed(stop) {
@@ -279,12 +280,12 @@ func hammerBarrier(t *testing.T, rnd *rand.Rand, sessions []*Session, rounds int
 		})
 	}
 	for range rounds {
-		b := NewBarrier(sessions[rnd.IntN(len(sessions))], "/gate")
+		b := zsync.NewBarrier(sessions[rnd.IntN(len(sessions))], "/gate")
 		must(t, b.Close(ctx))
 		epoch.Add(1)
 		time.Sleep(time.Duration(rnd.Int64N(int64(pause))))
 		epoch.Add(1)
-		must(t, NewBarrier(sessions[rnd.IntN(len(sessions))], "/gate").Open(ctx))
+		must(t, zsync.NewBarrier(sessions[rnd.IntN(len(sessions))], "/gate").Open(ctx))
 		time.Sleep(time.Duration(rnd.Int64N(int64(pause))))
 	}
 	close(stop)
@@ -293,7 +294,7 @@ func hammerBarrier(t *testing.T, rnd *rand.Rand, sessions []*Session, rounds int
 
 func TestHammerBarrier(t *testing.T) {
 	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
-		var sessions []*Session
+		var sessions []*zsync.Session
 		for range 3 {
 			sessions = append(sessions, open(t, srv))
 		}
@@ -307,8 +308,8 @@ func TestHammerBarrier(t *testing.T) {
 }
 
 func TestHammerBarrierOnServers(t *testing.T) {
-	onServers(t, func(t *testing.T, connect func(...Option) *Session, stands func(int64) bool) {
-		sessions := []*Session{connect(), connect(), connect()}
+	onServers(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session, stands func(int64) bool) {
+		sessions := []*zsync.Session{connect(), connect(), connect()}
 		rnd := rand.New(rand.NewPCG(1, 1))
 		for until := time.Now().Add(time.Minute); time.Now().Before(until) && !t.Failed(); {
 			hammerBarrier(t, rnd, sessions, 50, 20*time.Millisecond)

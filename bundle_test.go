@@ -1,28 +1,29 @@
-package zsync
+package zsync_test
 
 import (
 	"bytes"
 	"fmt"
 	"testing"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
 func TestGetAllReadsEveryZnodeWithFewRequests(t *testing.T) {
-	anywhere(t, func(t *testing.T, connect func(opts ...Option) *Session) {
+	anywhere(t, func(t *testing.T, connect func(opts ...zsync.Option) *zsync.Session) {
 		s := connect()
 		var paths []string
 		want := make(map[string][]byte)
 		for i := range 300 {
-			path := s.m.Full(fmt.Sprintf("/many/n-%d", i))
+			path := zsync.ManagerOf(s).Full(fmt.Sprintf("/many/n-%d", i))
 			paths = append(paths, path)
 			if i%7 == 3 {
 				continue // missing
 			}
 			want[path] = bytes.Repeat([]byte{byte(i)}, i%5*100) // some are empty
 		}
-		must(t, s.m.During(t.Context(), func(inc *session.Incarnation) error {
+		must(t, zsync.ManagerOf(s).During(t.Context(), func(inc *session.Incarnation) error {
 			for path, data := range want {
 				if _, err := inc.Create(t.Context(), path, data); err != nil {
 					return err
@@ -66,7 +67,7 @@ func TestGetAllDoesWithoutMultiReadWhereServersDoNotKnowIt(t *testing.T) {
 			}
 			return zktest.Pass
 		})
-		must(t, s.m.During(t.Context(), func(inc *session.Incarnation) error {
+		must(t, zsync.ManagerOf(s).During(t.Context(), func(inc *session.Incarnation) error {
 			_, err := inc.Create(t.Context(), "/a", []byte("x"))
 			must(t, err)
 			for range 2 {

@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -17,6 +17,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/line"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
@@ -43,9 +44,9 @@ func op(want zktest.Op) func(zktest.Request) bool {
 }
 
 // live returns the present incarnation of s.
-func live(t testing.TB, s *Session) *session.Incarnation {
+func live(t testing.TB, s *zsync.Session) *session.Incarnation {
 	t.Helper()
-	inc, err := s.m.Incarnation(t.Context())
+	inc, err := zsync.ManagerOf(s).Incarnation(t.Context())
 	must(t, err)
 	return inc
 }
@@ -53,13 +54,13 @@ func live(t testing.TB, s *Session) *session.Incarnation {
 func TestCase02ASessionReplacedWithoutNoticeIsALoss(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		m := NewMutex(s, "/m")
+		m := zsync.NewMutex(s, "/m")
 		must(t, m.Lock(t.Context()))
 		old := s.ID()
 		srv.ChangeSession(old)
 		srv.Disconnect(old)
 		<-m.Lost()
-		wantErr(t, m.Unlock(), ErrLost)
+		wantErr(t, m.Unlock(), zsync.ErrLost)
 		must(t, m.Lock(t.Context()))
 		must(t, m.Unlock())
 	})
@@ -68,7 +69,7 @@ func TestCase02ASessionReplacedWithoutNoticeIsALoss(t *testing.T) {
 func TestCase03ACutOffClientDeclaresTheLossItself(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		m := NewMutex(s, "/m")
+		m := zsync.NewMutex(s, "/m")
 		must(t, m.Lock(t.Context()))
 		time.Sleep(time.Minute)
 		cut := time.Now()
@@ -98,7 +99,7 @@ func TestCase04AHandshakeThatHangsHoldsNobodyUp(t *testing.T) {
 
 		srv.Intercept(func(r zktest.Request) zktest.Action { return zktest.Hang })
 		start = time.Now()
-		_, err := Connect(within(t, time.Second), strings.Join(addrs, ","), WithDialer(srv.Dial))
+		_, err := zsync.Connect(within(t, time.Second), strings.Join(addrs, ","), zsync.WithDialer(srv.Dial))
 		wantErr(t, err, context.DeadlineExceeded)
 		if d := time.Since(start); d > time.Second+100*time.Millisecond {
 			t.Errorf("Connect returned after %v, want its context's second", d)
@@ -131,8 +132,8 @@ func TestCase05AWriteThatFailsWhileCredentialsAreSentIsRetried(t *testing.T) {
 			}
 			return c, err
 		}
-		s := open(t, srv, WithDialer(dial), WithAuth("digest", []byte("me:secret")), WithACL(zk.AuthACL(zk.PermAll)))
-		m := NewMutex(s, "/m")
+		s := open(t, srv, zsync.WithDialer(dial), zsync.WithAuth("digest", []byte("me:secret")), zsync.WithACL(zk.AuthACL(zk.PermAll)))
+		m := zsync.NewMutex(s, "/m")
 		must(t, m.Lock(t.Context()))
 		must(t, m.Unlock())
 		if n := dials.Load(); n < 4 {
@@ -143,7 +144,7 @@ func TestCase05AWriteThatFailsWhileCredentialsAreSentIsRetried(t *testing.T) {
 		must(t, m.Lock(t.Context()))
 		must(t, m.Unlock())
 		stranger := open(t, srv)
-		wantErr(t, NewMutex(stranger, "/m").Lock(t.Context()), zk.ErrNoAuth)
+		wantErr(t, zsync.NewMutex(stranger, "/m").Lock(t.Context()), zk.ErrNoAuth)
 	})
 }
 
@@ -158,12 +159,12 @@ func TestCase06NoChangeOfStateIsDropped(t *testing.T) {
 		srv.Expire(s.ID())
 		time.Sleep(time.Second)
 		s.Close()
-		var want []State
+		var want []zsync.State
 		for range 20 {
-			want = append(want, StateSuspended, StateConnected)
+			want = append(want, zsync.StateSuspended, zsync.StateConnected)
 		}
-		want = append(want, StateSuspended, StateExpired, StateConnecting, StateConnected, StateClosed)
-		var got []State
+		want = append(want, zsync.StateSuspended, zsync.StateExpired, zsync.StateConnecting, zsync.StateConnected, zsync.StateClosed)
+		var got []zsync.State
 		for st := range states {
 			got = append(got, st)
 		}
@@ -176,7 +177,7 @@ func TestCase06NoChangeOfStateIsDropped(t *testing.T) {
 func TestCase07AnAbandonedCreateIsCollected(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		m := NewMutex(s, "/m")
+		m := zsync.NewMutex(s, "/m")
 		must(t, m.Lock(t.Context()))
 		must(t, m.Unlock())
 		srv.Intercept(first(zktest.Delay(2*time.Second), op(zktest.OpCreate)))
@@ -282,7 +283,7 @@ func TestCase12AForeignChildOfAnyNameDoesNoHarm(t *testing.T) {
 			_, err := inc.Create(t.Context(), "/m/"+name, nil)
 			must(t, err)
 		}
-		m := NewMutex(s, "/m")
+		m := zsync.NewMutex(s, "/m")
 		srv.Intercept(first(zktest.DropReply, op(zktest.OpCreate))) // forces the search by GUID
 		must(t, m.Lock(t.Context()))
 		must(t, m.Unlock())
@@ -291,11 +292,11 @@ func TestCase12AForeignChildOfAnyNameDoesNoHarm(t *testing.T) {
 
 func TestCase13CloseIsPromptAndNoSessionIsOpenedAfterIt(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		for _, broken := range []func(*Session){
-			func(*Session) {},
-			func(s *Session) { srv.Stop() },
-			func(s *Session) { srv.Partition(s.ID()) },
-			func(s *Session) {
+		for _, broken := range []func(*zsync.Session){
+			func(*zsync.Session) {},
+			func(s *zsync.Session) { srv.Stop() },
+			func(s *zsync.Session) { srv.Partition(s.ID()) },
+			func(s *zsync.Session) {
 				srv.Intercept(func(zktest.Request) zktest.Action { return zktest.Hang })
 				srv.Disconnect(s.ID())
 			},
@@ -309,7 +310,7 @@ func TestCase13CloseIsPromptAndNoSessionIsOpenedAfterIt(t *testing.T) {
 			if d := time.Since(start); d > 2*time.Second {
 				t.Errorf("Close took %v", d)
 			}
-			wantErr(t, NewMutex(s, "/m").Lock(t.Context()), ErrClosed)
+			wantErr(t, zsync.NewMutex(s, "/m").Lock(t.Context()), zsync.ErrClosed)
 			srv.Intercept(nil)
 			srv.Heal(id)
 			srv.Restart()
@@ -328,7 +329,7 @@ func TestCase13ADialThatHangsDoesNotHoldConnectUp(t *testing.T) {
 			return nil, os.ErrDeadlineExceeded
 		}
 		start := time.Now()
-		_, err := Connect(within(t, 100*time.Millisecond), srv.Addr(), WithDialer(hang))
+		_, err := zsync.Connect(within(t, 100*time.Millisecond), srv.Addr(), zsync.WithDialer(hang))
 		wantErr(t, err, context.DeadlineExceeded)
 		if d := time.Since(start); d > 150*time.Millisecond {
 			t.Errorf("Connect returned after %v, want its context's 100ms", d)
@@ -342,7 +343,7 @@ func TestCase14ARequestOverThePacketLimitIsRefusedAndHurtsNobody(t *testing.T) {
 		s := open(t, srv)
 		big := make([]byte, 1<<20)
 		_, err := s.Txn(t.Context(), &zk.CreateRequest{Path: "/big", Data: big})
-		wantErr(t, err, ErrTooLarge)
+		wantErr(t, err, zsync.ErrTooLarge)
 		if n := s.Stats().Reconnects; n != 0 {
 			t.Errorf("%d reconnects", n)
 		}
@@ -353,8 +354,8 @@ func TestCase14ARequestOverThePacketLimitIsRefusedAndHurtsNobody(t *testing.T) {
 
 func TestCase15TheNegotiatedTimeoutIsWhatCounts(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		s := open(t, srv, WithSessionTimeout(time.Hour)) // the server grants a minute
-		m := NewMutex(s, "/m")
+		s := open(t, srv, zsync.WithSessionTimeout(time.Hour)) // the server grants a minute
+		m := zsync.NewMutex(s, "/m")
 		must(t, m.Lock(t.Context()))
 		srv.Partition(s.ID())
 		start := time.Now()
@@ -368,10 +369,10 @@ func TestCase15TheNegotiatedTimeoutIsWhatCounts(t *testing.T) {
 func TestCase15PathsAreBelowTheChroot(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		plain := open(t, srv)
-		s, err := Connect(t.Context(), srv.Addr()+"/some/root", WithDialer(srv.Dial))
+		s, err := zsync.Connect(t.Context(), srv.Addr()+"/some/root", zsync.WithDialer(srv.Dial))
 		must(t, err)
 		defer s.Close()
-		m := NewMutex(s, "/m")
+		m := zsync.NewMutex(s, "/m")
 		must(t, m.Lock(t.Context()))
 		if n := childrenOf(t, plain, "/some/root/m"); len(n) != 1 {
 			t.Errorf("below the chroot: %v, want one contender", n)
@@ -388,7 +389,7 @@ func TestCase15PathsAreBelowTheChroot(t *testing.T) {
 func TestCase16AnOrphanOfACreateWithoutReplyIsDeleted(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, other := open(t, srv), open(t, srv)
-		m := NewMutex(s, "/m")
+		m := zsync.NewMutex(s, "/m")
 		must(t, m.Lock(t.Context()))
 		must(t, m.Unlock())
 		srv.Intercept(func(r zktest.Request) zktest.Action {
@@ -402,20 +403,20 @@ func TestCase16AnOrphanOfACreateWithoutReplyIsDeleted(t *testing.T) {
 		wantErr(t, m.Lock(within(t, 500*time.Millisecond)), context.DeadlineExceeded)
 		srv.Intercept(nil)
 		time.Sleep(3 * time.Second)
-		must(t, NewMutex(other, "/m").Lock(within(t, time.Second)))
+		must(t, zsync.NewMutex(other, "/m").Lock(within(t, time.Second)))
 	})
 }
 
 func TestCase17AReleaseThatCouldNotBeSentIsMadeUpFor(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, other := open(t, srv), open(t, srv)
-		m := NewMutex(s, "/m")
+		m := zsync.NewMutex(s, "/m")
 		for _, fault := range []zktest.Action{zktest.DropRequest, zktest.DropReply} {
 			must(t, m.Lock(t.Context()))
 			id := s.ID()
 			srv.Intercept(first(fault, op(zktest.OpDelete)))
 			must(t, m.Unlock())
-			om := NewMutex(other, "/m")
+			om := zsync.NewMutex(other, "/m")
 			must(t, om.Lock(within(t, time.Second)))
 			must(t, om.Unlock())
 			if s.ID() != id {
@@ -431,11 +432,11 @@ func TestCase18ADyingNodeOfTheOldSessionIsNeverUsed(t *testing.T) {
 		dial := func(network, addr string, timeout time.Duration) (net.Conn, error) {
 			return srv.Dial(network, addrs[0], timeout)
 		}
-		s := open(t, srv, WithDialer(dial))
-		other := open(t, srv, WithDialer(func(network, _ string, timeout time.Duration) (net.Conn, error) {
+		s := open(t, srv, zsync.WithDialer(dial))
+		other := open(t, srv, zsync.WithDialer(func(network, _ string, timeout time.Duration) (net.Conn, error) {
 			return srv.Dial(network, addrs[1], timeout)
 		}))
-		holder, m := NewMutex(other, "/m"), NewMutex(s, "/m")
+		holder, m := zsync.NewMutex(other, "/m"), zsync.NewMutex(s, "/m")
 		must(t, holder.Lock(t.Context()))
 		// The create is applied, its reply lost; then the session expires, and
 		// the server that s comes back to still shows the node of the old one.
@@ -472,7 +473,7 @@ func TestCase18ADyingNodeOfTheOldSessionIsNeverUsed(t *testing.T) {
 func TestCase19APredecessorThatVanishesBeforeTheWatchOnlyCausesAnotherListing(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b, c := open(t, srv), open(t, srv), open(t, srv)
-		ma, mb, mc := NewMutex(a, "/m"), NewMutex(b, "/m"), NewMutex(c, "/m")
+		ma, mb, mc := zsync.NewMutex(a, "/m"), zsync.NewMutex(b, "/m"), zsync.NewMutex(c, "/m")
 		must(t, ma.Lock(t.Context()))
 		ctx, cancel := context.WithCancel(t.Context())
 		waits := async(func() error { return mb.Lock(ctx) })
@@ -500,7 +501,7 @@ func TestCase19APredecessorThatVanishesBeforeTheWatchOnlyCausesAnotherListing(t 
 func TestCase20AWaiterSurvivesTheTreeBeingRebuilt(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b, admin := open(t, srv), open(t, srv), open(t, srv)
-		ma, mb := NewMutex(a, "/m"), NewMutex(b, "/m")
+		ma, mb := zsync.NewMutex(a, "/m"), zsync.NewMutex(b, "/m")
 		must(t, ma.Lock(t.Context()))
 		got := async(func() error { return mb.Lock(t.Context()) })
 		synctest.Wait()
@@ -514,7 +515,7 @@ func TestCase20AWaiterSurvivesTheTreeBeingRebuilt(t *testing.T) {
 		}
 		must(t, <-got)
 		// a's hold went with its znode, and b's is real.
-		wantErr(t, ma.Unlock(), ErrLost)
+		wantErr(t, ma.Unlock(), zsync.ErrLost)
 		if names := childrenOf(t, admin, "/m"); len(names) != 1 {
 			t.Errorf("in line: %v, want b alone", names)
 		}
@@ -525,7 +526,7 @@ func TestCase20AWaiterSurvivesTheTreeBeingRebuilt(t *testing.T) {
 func TestCase20ALockOnAReapedParentMakesItAgain(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		m := NewMutex(s, "/deep/down/m")
+		m := zsync.NewMutex(s, "/deep/down/m")
 		for range 3 {
 			must(t, m.Lock(t.Context()))
 			must(t, m.Unlock())
@@ -540,7 +541,7 @@ func TestCase20ALockOnAReapedParentMakesItAgain(t *testing.T) {
 func TestCase21AWaiterWhoseNodeIsDeletedIsNeverGrantedOnIt(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b, c := open(t, srv), open(t, srv), open(t, srv)
-		ma, mb, mc := NewMutex(a, "/m"), NewMutex(b, "/m"), NewMutex(c, "/m")
+		ma, mb, mc := zsync.NewMutex(a, "/m"), zsync.NewMutex(b, "/m"), zsync.NewMutex(c, "/m")
 		must(t, ma.Lock(t.Context()))
 		got := async(func() error { return mb.Lock(t.Context()) })
 		synctest.Wait()
@@ -570,17 +571,17 @@ func TestCase21AWaiterWhoseNodeIsDeletedIsNeverGrantedOnIt(t *testing.T) {
 func TestCase21AHolderWhoseNodeIsDeletedLearnsItAtTheNextCall(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		m := NewMutex(s, "/m")
+		m := zsync.NewMutex(s, "/m")
 		must(t, m.Lock(t.Context()))
 		for _, n := range childrenOf(t, s, "/m") {
 			must(t, live(t, s).RemoveNow(t.Context(), "/m/"+n))
 		}
 		_, err := m.Txn(t.Context(), &zk.CreateRequest{Path: "/written"})
-		wantErr(t, err, ErrLost)
+		wantErr(t, err, zsync.ErrLost)
 		if !session.IsClosed(m.Lost()) {
 			t.Error("Lost is open after Txn has found the znode gone")
 		}
-		wantErr(t, m.Unlock(), ErrLost)
+		wantErr(t, m.Unlock(), zsync.ErrLost)
 		if stat, _ := live(t, s).Exists(t.Context(), "/written"); stat != nil {
 			t.Error("Txn wrote without the hold")
 		}
@@ -603,7 +604,7 @@ func TestCase22ATimedOutAcquireLeavesNothingHoweverItEnds(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
 				a, b := open(t, srv), open(t, srv)
-				ma, mb := NewMutex(a, "/m"), NewMutex(b, "/m")
+				ma, mb := zsync.NewMutex(a, "/m"), zsync.NewMutex(b, "/m")
 				must(t, ma.Lock(t.Context()))
 				for range 10 {
 					got := async(func() error { return mb.Lock(within(t, 100*time.Millisecond)) })
@@ -625,16 +626,16 @@ func TestCase22ATimedOutAcquireLeavesNothingHoweverItEnds(t *testing.T) {
 }
 
 func TestCase23TwoGoroutinesOfOneSessionExcludeEachOther(t *testing.T) {
-	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
+	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
 		s := connect()
 		ctx := within(t, 30*time.Second)
 		var in atomic.Int32
 		var wg sync.WaitGroup
-		shared := NewMutex(s, "/m")
+		shared := zsync.NewMutex(s, "/m")
 		for i := range 8 {
 			m := shared
 			if i%2 == 0 {
-				m = NewMutex(s, "/m") // another value, the same Mutex
+				m = zsync.NewMutex(s, "/m") // another value, the same Mutex
 			}
 			wg.Go(func() {
 				for range 10 {
@@ -660,36 +661,36 @@ func TestCase23TwoGoroutinesOfOneSessionExcludeEachOther(t *testing.T) {
 func TestCase24EveryWayOfLearningTellsTheLoss(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		var mu sync.Mutex
-		var kinds []EventKind
-		s := open(t, srv, WithObserver(ObserverFunc(func(e Event) {
+		var kinds []zsync.EventKind
+		s := open(t, srv, zsync.WithObserver(zsync.ObserverFunc(func(e zsync.Event) {
 			mu.Lock()
 			kinds = append(kinds, e.Kind)
 			mu.Unlock()
 		})))
-		m := NewMutex(s, "/m")
+		m := zsync.NewMutex(s, "/m")
 		states := s.States(t.Context())
 		err := m.Do(t.Context(), func(ctx context.Context) error {
 			_, err := m.Token(ctx)
 			must(t, err)
 			srv.Expire(s.ID())
 			<-ctx.Done()
-			wantErr(t, context.Cause(ctx), ErrLost)
+			wantErr(t, context.Cause(ctx), zsync.ErrLost)
 			<-m.Lost()
 			_, err = m.Token(t.Context())
-			wantErr(t, err, ErrLost)
+			wantErr(t, err, zsync.ErrLost)
 			_, err = m.Txn(t.Context(), &zk.CreateRequest{Path: "/x"})
-			wantErr(t, err, ErrLost)
+			wantErr(t, err, zsync.ErrLost)
 			return nil
 		})
-		wantErr(t, err, ErrLost)
+		wantErr(t, err, zsync.ErrLost)
 		synctest.Wait()
 		mu.Lock()
-		if !slices.Contains(kinds, Lost) || !slices.Contains(kinds, Expired) {
+		if !slices.Contains(kinds, zsync.Lost) || !slices.Contains(kinds, zsync.Expired) {
 			t.Errorf("the observer was told %v", kinds)
 		}
 		mu.Unlock()
 		for st := range states {
-			if st == StateExpired {
+			if st == zsync.StateExpired {
 				break
 			}
 		}
@@ -702,7 +703,7 @@ func TestCase24EveryWayOfLearningTellsTheLoss(t *testing.T) {
 func TestCase27TheOrderHoldsAcrossTwoToTheThirtyFirstCreations(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		first := NewMutex(s, "/m")
+		first := zsync.NewMutex(s, "/m")
 		must(t, first.Lock(t.Context()))
 		must(t, first.Unlock())
 		srv.SetSequence("/m", math.MaxInt32-3)
@@ -710,7 +711,7 @@ func TestCase27TheOrderHoldsAcrossTwoToTheThirtyFirstCreations(t *testing.T) {
 		order := make(chan int, 8)
 		var wg sync.WaitGroup
 		for i := range 8 {
-			m := NewMutex(s, "/m")
+			m := zsync.NewMutex(s, "/m")
 			wg.Go(func() {
 				if err := m.Lock(t.Context()); err != nil {
 					t.Error(err)
@@ -735,7 +736,7 @@ func TestCase27TheOrderHoldsAcrossTwoToTheThirtyFirstCreations(t *testing.T) {
 func TestCase27TheOrderHoldsWhereTheServerRepeatsTheLastNumber(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		first := NewMutex(s, "/m")
+		first := zsync.NewMutex(s, "/m")
 		must(t, first.Lock(t.Context()))
 		must(t, first.Unlock())
 		// As a Java server does: the last number over and over, and now and
@@ -756,7 +757,7 @@ func TestCase27TheOrderHoldsWhereTheServerRepeatsTheLastNumber(t *testing.T) {
 		var wg sync.WaitGroup
 		var in atomic.Int32
 		for i := range 20 {
-			m := NewMutex(s, "/m")
+			m := zsync.NewMutex(s, "/m")
 			wg.Go(func() {
 				if err := m.Lock(t.Context()); err != nil {
 					t.Error(err)
@@ -797,7 +798,7 @@ func TestCase28ContextDecidesWithinMillisecondsWhateverTheServersDo(t *testing.T
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
 				s := open(t, srv)
-				m := NewMutex(s, "/m")
+				m := zsync.NewMutex(s, "/m")
 				tt.hurt(srv, s.ID())
 				for i, f := range []func(context.Context) error{
 					m.Lock,
@@ -822,7 +823,7 @@ func TestCase28ContextDecidesWithinMillisecondsWhateverTheServersDo(t *testing.T
 func TestCase03AMachineThatSleptTrustsNoSessionFromBefore(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		// While it slept the monotonic clock stood still, and the servers' went on.
-		sleep := func(s *Session) {
+		sleep := func(s *zsync.Session) {
 			now := time.Now()
 			inc := live(t, s)
 			inc.LiveMu.Lock()
@@ -830,10 +831,10 @@ func TestCase03AMachineThatSleptTrustsNoSessionFromBefore(t *testing.T) {
 			inc.Live.Sure = &session.Moment{Mono: now, Wall: now.Round(0).Add(-testTimeout)}
 		}
 		s := open(t, srv)
-		m := NewMutex(s, "/m")
+		m := zsync.NewMutex(s, "/m")
 		must(t, m.Lock(t.Context()))
 		sleep(s)
-		wantErr(t, m.Unlock(), ErrLost)
+		wantErr(t, m.Unlock(), zsync.ErrLost)
 
 		must(t, m.Lock(t.Context()))
 		woken := time.Now()
@@ -842,7 +843,7 @@ func TestCase03AMachineThatSleptTrustsNoSessionFromBefore(t *testing.T) {
 		if d := time.Since(woken); d > testTimeout/10 {
 			t.Errorf("lost %v after the machine woke up, want %v at most", d, testTimeout/10)
 		}
-		wantErr(t, m.Unlock(), ErrLost)
+		wantErr(t, m.Unlock(), zsync.ErrLost)
 	})
 }
 
@@ -851,7 +852,7 @@ func TestCase13ADialerThatNeverReturnsDoesNotHoldCloseUp(t *testing.T) {
 		var stuck atomic.Bool
 		forever := make(chan struct{})
 		defer close(forever)
-		s := open(t, srv, WithDialer(func(network, addr string, timeout time.Duration) (net.Conn, error) {
+		s := open(t, srv, zsync.WithDialer(func(network, addr string, timeout time.Duration) (net.Conn, error) {
 			if stuck.Load() {
 				<-forever
 			}
@@ -870,7 +871,7 @@ func TestCase13ADialerThatNeverReturnsDoesNotHoldCloseUp(t *testing.T) {
 
 func TestCase13ADialerThatReturnsNothingIsAnError(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		_, err := Connect(within(t, time.Second), srv.Addr(), WithDialer(func(string, string, time.Duration) (net.Conn, error) {
+		_, err := zsync.Connect(within(t, time.Second), srv.Addr(), zsync.WithDialer(func(string, string, time.Duration) (net.Conn, error) {
 			return nil, nil
 		}))
 		wantErr(t, err, context.DeadlineExceeded)
@@ -883,8 +884,8 @@ func TestCase13ADialerThatReturnsNothingIsAnError(t *testing.T) {
 func TestCase31TheLeaderIsTheFirstEvenWhereTheServerRepeatsTheLastNumber(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		observer := NewElection(s, "/e")
-		must(t, NewElection(s, "/e").Campaign(within(t, time.Second)))
+		observer := zsync.NewElection(s, "/e")
+		must(t, zsync.NewElection(s, "/e").Campaign(within(t, time.Second)))
 		var numbers = []int32{math.MaxInt32, math.MinInt32, math.MaxInt32, math.MaxInt32}
 		srv.Intercept(func(r zktest.Request) zktest.Action {
 			if r.Op == zktest.OpCreate {
@@ -893,10 +894,10 @@ func TestCase31TheLeaderIsTheFirstEvenWhereTheServerRepeatsTheLastNumber(t *test
 			}
 			return zktest.Pass
 		})
-		es := make([]*Election, 4)
+		es := make([]*zsync.Election, 4)
 		won := make(chan int, len(es))
 		for i := range es {
-			es[i] = NewElection(s, "/e", WithID(fmt.Sprint(i)))
+			es[i] = zsync.NewElection(s, "/e", zsync.WithID(fmt.Sprint(i)))
 			go func() {
 				if err := es[i].Campaign(t.Context()); err == nil {
 					won <- i
@@ -931,7 +932,7 @@ func TestCase03NothingIsGrantedOnAnAnswerThatIsTooOld(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		old := live(t, s)
-		l := line.New(s.m, "/m", session.ProtectedName, "lock-")
+		l := line.New(zsync.ManagerOf(s), "/m", session.ProtectedName, "lock-")
 		for name, acquire := range map[string]func(context.Context, string, []byte, line.Rule) (*line.Claim, error){
 			"acquire": func(ctx context.Context, base string, data []byte, turn line.Rule) (*line.Claim, error) {
 				return l.Acquire(ctx, base, data, turn, nil)
@@ -966,8 +967,8 @@ func TestCase03NothingIsGrantedOnAnAnswerThatIsTooOld(t *testing.T) {
 func TestCase14AnIDOverThePacketLimitIsRefusedAndHurtsNobody(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		e := NewElection(s, "/e", WithID(strings.Repeat("x", 1<<20)))
-		wantErr(t, e.Campaign(within(t, time.Second)), ErrTooLarge)
+		e := zsync.NewElection(s, "/e", zsync.WithID(strings.Repeat("x", 1<<20)))
+		wantErr(t, e.Campaign(within(t, time.Second)), zsync.ErrTooLarge)
 		if n := s.Stats().Reconnects; n != 0 {
 			t.Errorf("%d reconnects", n)
 		}
@@ -977,13 +978,13 @@ func TestCase14AnIDOverThePacketLimitIsRefusedAndHurtsNobody(t *testing.T) {
 func TestCase24ALostHoldIsNotPassedOnToTheNextGoroutine(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, other := open(t, srv), open(t, srv)
-		m := NewMutex(s, "/m")
+		m := zsync.NewMutex(s, "/m")
 		must(t, m.Lock(t.Context()))
 		next := async(func() error { return m.Lock(t.Context()) })
 		synctest.Wait()
 		srv.Expire(s.ID())
 		time.Sleep(time.Second)
-		wantErr(t, m.Unlock(), ErrLost)
+		wantErr(t, m.Unlock(), zsync.ErrLost)
 		must(t, <-next)
 		if session.IsClosed(m.Lost()) || len(childrenOf(t, other, "/m")) != 1 {
 			t.Error("the next goroutine was given what was lost")
@@ -998,9 +999,9 @@ func TestCase08CancelledWaitsForManyZnodesKeepNoWatches(t *testing.T) {
 		inc := live(t, s)
 		for i := range 2 * session.MaxIdleWatches {
 			path := fmt.Sprintf("/n%d", i)
-			must(t, NewBarrier(s, path).Close(t.Context()))
+			must(t, zsync.NewBarrier(s, path).Close(t.Context()))
 			wantErr(t, inc.AwaitGone(within(t, time.Second), path), context.DeadlineExceeded)
-			wantErr(t, NewBarrier(s, path).Wait(within(t, time.Second)), context.DeadlineExceeded)
+			wantErr(t, zsync.NewBarrier(s, path).Wait(within(t, time.Second)), context.DeadlineExceeded)
 		}
 		synctest.Wait()
 		if client, server := s.Stats().Watches, srv.Counts().Watches; client > session.MaxIdleWatches || server > session.MaxIdleWatches {
@@ -1020,7 +1021,7 @@ func TestCase18OnceRunsNothingInATurnOfTheOldSession(t *testing.T) {
 			}
 			return zktest.Pass
 		})
-		must(t, NewOnce(s, "/o").Do(t.Context(), func(ctx context.Context) error {
+		must(t, zsync.NewOnce(s, "/o").Do(t.Context(), func(ctx context.Context) error {
 			synctest.Wait()
 			if ctx.Err() != nil {
 				t.Error("the function runs without a turn")
@@ -1037,10 +1038,10 @@ func TestCase16ALostReplyIsResolvedOnAServerThatLags(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		addrs := srv.Addrs()
 		var at atomic.Int32
-		s := open(t, srv, WithDialer(func(network, _ string, timeout time.Duration) (net.Conn, error) {
+		s := open(t, srv, zsync.WithDialer(func(network, _ string, timeout time.Duration) (net.Conn, error) {
 			return srv.Dial(network, addrs[at.Load()], timeout)
 		}))
-		m := NewMutex(s, "/m")
+		m := zsync.NewMutex(s, "/m")
 		must(t, m.Lock(t.Context()))
 		must(t, m.Unlock())
 		srv.Intercept(first(zktest.DropReply, func(r zktest.Request) bool {

@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"bytes"
@@ -16,6 +16,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -46,7 +47,7 @@ func counted(n int) []int {
 	return vs
 }
 
-func wantLen[T any](t testing.TB, q *Queue[T], want int) {
+func wantLen[T any](t testing.TB, q *zsync.Queue[T], want int) {
 	t.Helper()
 	if n, err := q.Len(t.Context()); n != want || err != nil {
 		t.Fatalf("Len = %d, %v; want %d", n, err, want)
@@ -66,7 +67,7 @@ func eventually(t testing.TB, f func() error) {
 	t.Fatal(err)
 }
 
-func eventuallyEmpty[T any](t testing.TB, q *Queue[T]) {
+func eventuallyEmpty[T any](t testing.TB, q *zsync.Queue[T]) {
 	t.Helper()
 	eventually(t, func() error {
 		if n, err := q.Len(t.Context()); n != 0 || err != nil {
@@ -77,8 +78,8 @@ func eventuallyEmpty[T any](t testing.TB, q *Queue[T]) {
 }
 
 func TestQueueKeepsTheOrderOfSends(t *testing.T) {
-	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
-		a, b := NewQueue[int](connect(), "/q"), NewQueue[int](connect(), "/q")
+	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
+		a, b := zsync.NewQueue[int](connect(), "/q"), zsync.NewQueue[int](connect(), "/q")
 		const n = 2500
 		must(t, a.Send(t.Context(), counted(n)[:1200]...))
 		for i := 1200; i < 1300; i++ {
@@ -100,8 +101,8 @@ func TestQueueKeepsTheOrderOfSends(t *testing.T) {
 }
 
 func TestQueueTryRecvTakesTheFirstOrNothing(t *testing.T) {
-	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
-		a, b := NewQueue[string](connect(), "/q"), NewQueue[string](connect(), "/q")
+	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
+		a, b := zsync.NewQueue[string](connect(), "/q"), zsync.NewQueue[string](connect(), "/q")
 		if v, ok, err := b.TryRecv(t.Context()); ok || err != nil {
 			t.Fatalf("TryRecv of an empty queue = %q, %v, %v", v, ok, err)
 		}
@@ -121,8 +122,8 @@ func TestQueueTryRecvTakesTheFirstOrNothing(t *testing.T) {
 }
 
 func TestQueueDeliveriesStayUntilAckAndReturnByNack(t *testing.T) {
-	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
-		a, b := NewQueue[int](connect(), "/q"), NewQueue[int](connect(), "/q")
+	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
+		a, b := zsync.NewQueue[int](connect(), "/q"), zsync.NewQueue[int](connect(), "/q")
 		must(t, a.Send(t.Context(), 1, 2, 3))
 		ch := b.Deliveries(t.Context())
 		ds := collect(t, ch, 3)
@@ -131,7 +132,7 @@ func TestQueueDeliveriesStayUntilAckAndReturnByNack(t *testing.T) {
 		wantLen(t, a, 2)
 		must(t, ds[0].Ack(t.Context())) // it is removed, as it was asked
 		must(t, ds[1].Nack())
-		wantErr(t, ds[1].Ack(t.Context()), ErrNotLocked)
+		wantErr(t, ds[1].Ack(t.Context()), zsync.ErrNotLocked)
 		d := <-ch
 		if d.Value != 2 || d.Attempt != 2 || ds[1].Attempt != 1 || d.ID != ds[1].ID {
 			t.Errorf("delivered %+v again after %+v", d, ds[1])
@@ -139,13 +140,13 @@ func TestQueueDeliveriesStayUntilAckAndReturnByNack(t *testing.T) {
 		must(t, d.Ack(t.Context()))
 		must(t, ds[2].Ack(t.Context()))
 		wantLen(t, a, 0)
-		wantErr(t, ds[2].Nack(), ErrNotLocked)
+		wantErr(t, ds[2].Nack(), zsync.ErrNotLocked)
 	})
 }
 
 func TestQueueInFlushesWhenItIsClosed(t *testing.T) {
-	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
-		a, b := NewQueue[int](connect(), "/q"), NewQueue[int](connect(), "/q")
+	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
+		a, b := zsync.NewQueue[int](connect(), "/q"), zsync.NewQueue[int](connect(), "/q")
 		in, done := a.In(t.Context())
 		const n = 3000
 		go func() {
@@ -169,7 +170,7 @@ func TestQueueInFlushesWhenItIsClosed(t *testing.T) {
 
 func TestQueueElementClaimedByACancelledConsumerGoesBackAtOnce(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		a, b, c := NewQueue[int](open(t, srv), "/q"), NewQueue[int](open(t, srv), "/q", WithPrefetch(10)), NewQueue[int](open(t, srv), "/q")
+		a, b, c := zsync.NewQueue[int](open(t, srv), "/q"), zsync.NewQueue[int](open(t, srv), "/q", zsync.WithPrefetch(10)), zsync.NewQueue[int](open(t, srv), "/q")
 		must(t, a.Send(t.Context(), counted(100)...))
 		ctx, cancel := context.WithCancel(t.Context())
 		ch := b.Recv(ctx)
@@ -202,7 +203,7 @@ func TestQueueElementClaimedByACancelledConsumerGoesBackAtOnce(t *testing.T) {
 }
 
 // claimedNow returns how many elements of a queue are claimed.
-func claimedNow[T any](t testing.TB, q *Queue[T]) int {
+func claimedNow[T any](t testing.TB, q *zsync.Queue[T]) int {
 	t.Helper()
 	st, err := q.Stats(t.Context())
 	must(t, err)
@@ -210,9 +211,9 @@ func claimedNow[T any](t testing.TB, q *Queue[T]) int {
 }
 
 // mortal connects a session that can be killed, as with its process.
-func mortal(t testing.TB, srv *zktest.Server) (s *Session, kill func()) {
+func mortal(t testing.TB, srv *zktest.Server) (s *zsync.Session, kill func()) {
 	var dead atomic.Bool
-	s = open(t, srv, WithDialer(func(network, addr string, timeout time.Duration) (net.Conn, error) {
+	s = open(t, srv, zsync.WithDialer(func(network, addr string, timeout time.Duration) (net.Conn, error) {
 		if dead.Load() {
 			return nil, errors.New("the process is dead")
 		}
@@ -227,7 +228,7 @@ func mortal(t testing.TB, srv *zktest.Server) (s *Session, kill func()) {
 func TestQueueElementsOfADeadConsumerGoBack(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		dead, kill := mortal(t, srv)
-		a, b, c := NewQueue[int](open(t, srv), "/q"), NewQueue[int](dead, "/q"), NewQueue[int](open(t, srv), "/q")
+		a, b, c := zsync.NewQueue[int](open(t, srv), "/q"), zsync.NewQueue[int](dead, "/q"), zsync.NewQueue[int](open(t, srv), "/q")
 		must(t, a.Send(t.Context(), counted(50)...))
 		got := collect(t, b.Recv(t.Context()), 10)
 		synctest.Wait()
@@ -248,7 +249,7 @@ func sorted(vs []int) []int {
 func TestAckAfterTheSessionWasLostIsErrLostAndTakesNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		first := open(t, srv)
-		a, b, c := NewQueue[int](open(t, srv), "/q"), NewQueue[int](first, "/q"), NewQueue[int](open(t, srv), "/q")
+		a, b, c := zsync.NewQueue[int](open(t, srv), "/q"), zsync.NewQueue[int](first, "/q"), zsync.NewQueue[int](open(t, srv), "/q")
 		must(t, a.Send(t.Context(), 7))
 		ctx, cancel := context.WithCancel(t.Context())
 		d := <-b.Deliveries(ctx)
@@ -265,8 +266,8 @@ func TestAckAfterTheSessionWasLostIsErrLostAndTakesNothing(t *testing.T) {
 		if d2.Value != 7 || d2.Attempt != 2 {
 			t.Errorf("delivered %+v, want 7 a second time", d2)
 		}
-		wantErr(t, d.Ack(t.Context()), ErrLost)
-		wantErr(t, d.Nack(), ErrLost)
+		wantErr(t, d.Ack(t.Context()), zsync.ErrLost)
+		wantErr(t, d.Nack(), zsync.ErrLost)
 		wantLen(t, a, 1)
 		must(t, d2.Ack(t.Context()))
 		wantLen(t, a, 0)
@@ -279,8 +280,8 @@ func TestQueueSendIsAppliedOnceWhateverHappensToItsReply(t *testing.T) {
 			for k := range 3 { // at the first Send, which makes things, and later
 				bubble(t, func(t *testing.T, srv *zktest.Server) {
 					s := open(t, srv)
-					q := NewQueue[int](s, "/q")
-					other := NewQueue[int](open(t, srv), "/q")
+					q := zsync.NewQueue[int](s, "/q")
+					other := zsync.NewQueue[int](open(t, srv), "/q")
 					for i := range k {
 						must(t, q.Send(t.Context(), i))
 					}
@@ -316,20 +317,20 @@ func TestQueueSendIsAppliedOnceWhateverHappensToItsReply(t *testing.T) {
 }
 
 func TestQueuePoisonGoesToTheDeadLettersAndStopsNobody(t *testing.T) {
-	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
-		raw := NewQueue[[]byte](connect(), "/q", WithCodec(Raw))
+	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
+		raw := zsync.NewQueue[[]byte](connect(), "/q", zsync.WithCodec(zsync.Raw))
 		var told atomic.Int32
-		s := connect(WithObserver(ObserverFunc(func(e Event) {
-			if e.Kind == Dead {
+		s := connect(zsync.WithObserver(zsync.ObserverFunc(func(e zsync.Event) {
+			if e.Kind == zsync.Dead {
 				told.Add(1)
 			}
 		})))
-		q := NewQueue[int](s, "/q")
+		q := zsync.NewQueue[int](s, "/q")
 		must(t, raw.Send(t.Context(), []byte("1"), []byte("{poison"), []byte("2"), []byte("more")))
 		if got := collect(t, q.Recv(t.Context()), 2); !slices.Equal(got, []int{1, 2}) {
 			t.Errorf("received %v", got)
 		}
-		var dead []DeadLetter
+		var dead []zsync.DeadLetter
 		eventually(t, func() error {
 			dead = nil
 			for d, err := range q.Dead(t.Context()) {
@@ -351,10 +352,10 @@ func TestQueuePoisonGoesToTheDeadLettersAndStopsNobody(t *testing.T) {
 }
 
 func TestQueueElementJustBelowTheLimitPassesAndOneAboveIsRefused(t *testing.T) {
-	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
-		q := NewQueue[[]byte](connect(), "/q", WithCodec(Raw))
-		wantErr(t, q.Send(t.Context(), make([]byte, 1<<20)), ErrTooLarge)
-		wantErr(t, q.Send(t.Context(), make([]byte, 600<<10), make([]byte, 600<<10)), ErrTooLarge)
+	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
+		q := zsync.NewQueue[[]byte](connect(), "/q", zsync.WithCodec(zsync.Raw))
+		wantErr(t, q.Send(t.Context(), make([]byte, 1<<20)), zsync.ErrTooLarge)
+		wantErr(t, q.Send(t.Context(), make([]byte, 600<<10), make([]byte, 600<<10)), zsync.ErrTooLarge)
 		wantLen(t, q, 0)
 		big := bytes.Repeat([]byte("x"), 1<<20-1500)
 		must(t, q.Send(t.Context(), big))
@@ -367,7 +368,7 @@ func TestQueueElementJustBelowTheLimitPassesAndOneAboveIsRefused(t *testing.T) {
 
 func TestQueueMaxAttempts(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		q := NewQueue[int](open(t, srv), "/q", WithMaxAttempts(3))
+		q := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithMaxAttempts(3))
 		must(t, q.Send(t.Context(), 1, 2))
 		ch := q.Deliveries(t.Context())
 		for try := 1; try <= 3; try++ {
@@ -398,7 +399,7 @@ func TestQueueMaxAttempts(t *testing.T) {
 func TestQueueAttemptIsCountedWhenTheConsumerDies(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		dying := open(t, srv)
-		a, b := NewQueue[int](dying, "/q", WithMaxAttempts(5)), NewQueue[int](open(t, srv), "/q")
+		a, b := zsync.NewQueue[int](dying, "/q", zsync.WithMaxAttempts(5)), zsync.NewQueue[int](open(t, srv), "/q")
 		must(t, b.Send(t.Context(), 1))
 		<-a.Deliveries(t.Context())
 		srv.Partition(dying.ID())
@@ -411,13 +412,13 @@ func TestQueueAttemptIsCountedWhenTheConsumerDies(t *testing.T) {
 func TestQueuePriorityAndDelay(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		q := NewQueue[string](s, "/q", WithPriorities(3), WithPrefetch(1))
+		q := zsync.NewQueue[string](s, "/q", zsync.WithPriorities(3), zsync.WithPrefetch(1))
 		must(t, q.SendPriority(t.Context(), 2, "low"))
 		must(t, q.Send(t.Context(), "middle"))
 		must(t, q.SendPriority(t.Context(), 0, "high"))
 		must(t, q.SendAt(t.Context(), time.Now().Add(time.Minute), "later"))
 		must(t, q.SendAt(t.Context(), time.Now().Add(time.Second), "sooner"))
-		wantErr(t, q.SendPriority(t.Context(), 3, "x"), ErrInvalid)
+		wantErr(t, q.SendPriority(t.Context(), 3, "x"), zsync.ErrInvalid)
 		wantLen(t, q, 5)
 		start := time.Now()
 		ch := q.Recv(t.Context())
@@ -436,8 +437,8 @@ func TestQueuePriorityAndDelay(t *testing.T) {
 
 func TestQueueMaxLenMakesSendWait(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		a, b := NewQueue[int](open(t, srv), "/q", WithMaxLen(3)), NewQueue[int](open(t, srv), "/q", WithMaxLen(3))
-		wantErr(t, a.Send(t.Context(), 1, 2, 3, 4), ErrInvalid)
+		a, b := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithMaxLen(3)), zsync.NewQueue[int](open(t, srv), "/q", zsync.WithMaxLen(3))
+		wantErr(t, a.Send(t.Context(), 1, 2, 3, 4), zsync.ErrInvalid)
 		must(t, a.Send(t.Context(), 1, 2, 3))
 		wantErr(t, b.Send(within(t, time.Second), 9), context.DeadlineExceeded)
 		sent := async(func() error { return b.Send(t.Context(), 4, 5) })
@@ -455,8 +456,8 @@ func TestQueueMaxLenMakesSendWait(t *testing.T) {
 }
 
 func TestQueueClearAndAll(t *testing.T) {
-	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
-		q := NewQueue[int](connect(), "/q")
+	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
+		q := zsync.NewQueue[int](connect(), "/q")
 		must(t, q.Send(t.Context(), counted(1500)...))
 		if n, err := q.Clear(t.Context()); n != 1500 || err != nil {
 			t.Fatalf("Clear = %d, %v", n, err)
@@ -489,7 +490,7 @@ func TestOneElementWakesOneOfAThousandIdleConsumers(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		var got atomic.Int32
 		for range 50 {
-			q := NewQueue[int](open(t, srv), "/q")
+			q := zsync.NewQueue[int](open(t, srv), "/q")
 			for range 20 {
 				ch := q.Recv(t.Context())
 				go func() {
@@ -500,7 +501,7 @@ func TestOneElementWakesOneOfAThousandIdleConsumers(t *testing.T) {
 			}
 			synctest.Wait()
 		}
-		q := NewQueue[int](open(t, srv), "/q")
+		q := zsync.NewQueue[int](open(t, srv), "/q")
 		must(t, q.Send(t.Context(), 0))
 		time.Sleep(time.Minute)
 		idle := srv.Counts()
@@ -527,7 +528,7 @@ func TestQueueBacklogCostsNoMoreForEachElementThanAShortQueue(t *testing.T) {
 	t.Parallel()
 	cost := func(t *testing.T, backlog int) (perElement float64) {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
-			q := NewQueue[int](open(t, srv), "/q")
+			q := zsync.NewQueue[int](open(t, srv), "/q")
 			in, done := q.In(t.Context())
 			for i := range backlog {
 				in <- i
@@ -559,7 +560,7 @@ func TestQueueBacklogCostsNoMoreForEachElementThanAShortQueue(t *testing.T) {
 func TestQueueChannelsCloseWithTheSessionAndGiveBack(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		q, other := NewQueue[int](s, "/q"), NewQueue[int](open(t, srv), "/q")
+		q, other := zsync.NewQueue[int](s, "/q"), zsync.NewQueue[int](open(t, srv), "/q")
 		must(t, q.Send(t.Context(), counted(10)...))
 		ch, ds := q.Recv(t.Context()), q.Deliveries(t.Context())
 		<-ch
@@ -569,7 +570,7 @@ func TestQueueChannelsCloseWithTheSessionAndGiveBack(t *testing.T) {
 		}
 		for range ds {
 		}
-		if names := childrenOf(t, other.s, "/q-claims"); len(names) != 0 {
+		if names := childrenOf(t, zsync.SessionOf(other), "/q-claims"); len(names) != 0 {
 			t.Errorf("claims are left after Close: %v", names)
 		}
 		collect(t, other.Recv(t.Context()), 9)
@@ -580,47 +581,47 @@ func TestQueueChannelsCloseWithTheSessionAndGiveBack(t *testing.T) {
 func TestQueueRefusesBadArguments(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		for name, q := range map[string]*Queue[int]{
-			"nil session":  NewQueue[int](nil, "/q"),
-			"relative":     NewQueue[int](s, "q"),
-			"nil option":   NewQueue[int](s, "/q", nil),
-			"nil codec":    NewQueue[int](s, "/q", WithCodec(nil)),
-			"prefetch":     NewQueue[int](s, "/q", WithPrefetch(0)),
-			"length":       NewQueue[int](s, "/q", WithMaxLen(-1)),
-			"attempts":     NewQueue[int](s, "/q", WithMaxAttempts(0)),
-			"priorities":   NewQueue[int](s, "/q", WithPriorities(0)),
-			"layout":       NewQueue[int](s, "/q", WithQueueLayout(9)),
-			"limit abroad": NewQueue[int](s, "/q", WithQueueLayout(LayoutKazooQueue), WithMaxLen(3)),
+		for name, q := range map[string]*zsync.Queue[int]{
+			"nil session":  zsync.NewQueue[int](nil, "/q"),
+			"relative":     zsync.NewQueue[int](s, "q"),
+			"nil option":   zsync.NewQueue[int](s, "/q", nil),
+			"nil codec":    zsync.NewQueue[int](s, "/q", zsync.WithCodec(nil)),
+			"prefetch":     zsync.NewQueue[int](s, "/q", zsync.WithPrefetch(0)),
+			"length":       zsync.NewQueue[int](s, "/q", zsync.WithMaxLen(-1)),
+			"attempts":     zsync.NewQueue[int](s, "/q", zsync.WithMaxAttempts(0)),
+			"priorities":   zsync.NewQueue[int](s, "/q", zsync.WithPriorities(0)),
+			"layout":       zsync.NewQueue[int](s, "/q", zsync.WithQueueLayout(9)),
+			"limit abroad": zsync.NewQueue[int](s, "/q", zsync.WithQueueLayout(zsync.LayoutKazooQueue), zsync.WithMaxLen(3)),
 		} {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			wantErr(t, q.Send(ctx, 1), ErrInvalid)
-			wantErr(t, q.SendPriority(ctx, 0, 1), ErrInvalid)
-			wantErr(t, q.SendAt(ctx, time.Now(), 1), ErrInvalid)
+			wantErr(t, q.Send(ctx, 1), zsync.ErrInvalid)
+			wantErr(t, q.SendPriority(ctx, 0, 1), zsync.ErrInvalid)
+			wantErr(t, q.SendAt(ctx, time.Now(), 1), zsync.ErrInvalid)
 			_, _, err := q.TryRecv(ctx)
-			wantErr(t, err, ErrInvalid)
+			wantErr(t, err, zsync.ErrInvalid)
 			_, _, err = q.Peek(ctx)
-			wantErr(t, err, ErrInvalid)
+			wantErr(t, err, zsync.ErrInvalid)
 			_, err = q.Len(ctx)
-			wantErr(t, err, ErrInvalid)
+			wantErr(t, err, zsync.ErrInvalid)
 			_, err = q.Clear(ctx)
-			wantErr(t, err, ErrInvalid)
+			wantErr(t, err, zsync.ErrInvalid)
 			for _, err := range q.All(ctx) {
-				wantErr(t, err, ErrInvalid)
+				wantErr(t, err, zsync.ErrInvalid)
 			}
 			for _, err := range q.Dead(ctx) {
-				wantErr(t, err, ErrInvalid)
+				wantErr(t, err, zsync.ErrInvalid)
 			}
 			in, done := q.In(ctx)
 			in <- 1
 			close(in)
-			wantErr(t, <-done, ErrInvalid)
-			wantErr(t, q.Err(), ErrInvalid)
+			wantErr(t, <-done, zsync.ErrInvalid)
+			wantErr(t, q.Err(), zsync.ErrInvalid)
 			if _, ok := <-q.Recv(ctx); ok {
 				t.Errorf("%s: received an element", name)
 			}
-			wantErr(t, Delivery[int]{}.Ack(t.Context()), ErrInvalid)
-			wantErr(t, Delivery[int]{}.Nack(), ErrInvalid)
+			wantErr(t, zsync.Delivery[int]{}.Ack(t.Context()), zsync.ErrInvalid)
+			wantErr(t, zsync.Delivery[int]{}.Nack(), zsync.ErrInvalid)
 			if q.Path() == "" || !strings.HasSuffix(q.Path(), "q") {
 				t.Errorf("Path = %q", q.Path())
 			}

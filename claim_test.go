@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
@@ -21,7 +22,7 @@ import (
 // it has, what becomes of a lock that nobody was given, and whose znode it is.
 
 // deleteContender deletes the i'th child of path, as an administrator would.
-func deleteContender(t *testing.T, s *Session, path string, i int) {
+func deleteContender(t *testing.T, s *zsync.Session, path string, i int) {
 	t.Helper()
 	names := childrenOf(t, s, path)
 	slices.SortFunc(names, func(a, b string) int { return strings.Compare(a[len(a)-10:], b[len(b)-10:]) })
@@ -29,8 +30,8 @@ func deleteContender(t *testing.T, s *Session, path string, i int) {
 }
 
 // lossOf returns the reason of a loss.
-func lossOf(err error) LossReason {
-	var lost *LostError
+func lossOf(err error) zsync.LossReason {
+	var lost *zsync.LostError
 	if !errors.As(err, &lost) {
 		return 0
 	}
@@ -38,8 +39,8 @@ func lossOf(err error) LossReason {
 }
 
 func TestOneHolderWhenTheServerFailsBehindTheNotificationAndTheNextLags(t *testing.T) {
-	afterEvent(t, nil, func(t *testing.T, w, p *Session, strike func() (mend func())) {
-		mp, mw := NewMutex(p, "/m"), NewMutex(w, "/m")
+	afterEvent(t, nil, func(t *testing.T, w, p *zsync.Session, strike func() (mend func())) {
+		mp, mw := zsync.NewMutex(p, "/m"), zsync.NewMutex(w, "/m")
 		must(t, mp.Lock(t.Context()))
 		gotW := async(func() error { return mw.Lock(t.Context()) })
 		synctest.Wait()
@@ -52,7 +53,7 @@ func TestOneHolderWhenTheServerFailsBehindTheNotificationAndTheNextLags(t *testi
 		}
 		_, err := p.Txn(t.Context(), ops...)
 		must(t, err)
-		wantErr(t, mp.Unlock(), ErrLost)
+		wantErr(t, mp.Unlock(), zsync.ErrLost)
 		if err := mp.Lock(within(t, 10*time.Second)); err != nil {
 			// Both stand in the line anew, and the other was quicker: it alone holds.
 			wantErr(t, err, context.DeadlineExceeded)
@@ -76,8 +77,8 @@ func TestHoldWhoseZnodeIsDeletedIsToldAtOnce(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
 				a, b := open(t, srv), open(t, srv)
-				m, rw, e := NewMutex(a, "/m"), NewRWMutex(a, "/rw"), NewElection(a, "/e")
-				holder, writer, leader := NewMutex(b, "/m"), NewRWMutex(b, "/rw"), NewElection(b, "/e")
+				m, rw, e := zsync.NewMutex(a, "/m"), zsync.NewRWMutex(a, "/rw"), zsync.NewElection(a, "/e")
+				holder, writer, leader := zsync.NewMutex(b, "/m"), zsync.NewRWMutex(b, "/rw"), zsync.NewElection(b, "/e")
 				if wait {
 					must(t, holder.Lock(t.Context()))
 					must(t, writer.Lock(t.Context()))
@@ -106,19 +107,19 @@ func TestHoldWhoseZnodeIsDeletedIsToldAtOnce(t *testing.T) {
 					deleteContender(t, b, path, 0)
 				}
 				synctest.Wait() // no time passes: it is the notification
-				if why := <-ended; lossOf(why) != LossDeleted {
+				if why := <-ended; lossOf(why) != zsync.LossDeleted {
 					t.Errorf("the context of Do ends with %v", why)
 				}
-				if err := <-did; lossOf(err) != LossDeleted {
+				if err := <-did; lossOf(err) != zsync.LossDeleted {
 					t.Errorf("Do: %v", err)
 				}
 				if !session.IsClosed(rw.Lost()) || !session.IsClosed(e.Lost()) {
 					t.Errorf("Lost of a reader closed: %v; of a leader: %v", session.IsClosed(rw.Lost()), session.IsClosed(e.Lost()))
 				}
-				if err := rw.RUnlock(); lossOf(err) != LossDeleted {
+				if err := rw.RUnlock(); lossOf(err) != zsync.LossDeleted {
 					t.Errorf("RUnlock: %v", err)
 				}
-				if err := e.Resign(); lossOf(err) != LossDeleted {
+				if err := e.Resign(); lossOf(err) != zsync.LossDeleted {
 					t.Errorf("Resign: %v", err)
 				}
 			})
@@ -129,7 +130,7 @@ func TestHoldWhoseZnodeIsDeletedIsToldAtOnce(t *testing.T) {
 func TestWhatIsUnlockedInOrderIsNeverToldToBeLost(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		m := NewMutex(s, "/m")
+		m := zsync.NewMutex(s, "/m")
 		must(t, m.Lock(t.Context()))
 		first := m.Lost()
 		next := async(func() error { return m.Lock(t.Context()) })
@@ -142,7 +143,7 @@ func TestWhatIsUnlockedInOrderIsNeverToldToBeLost(t *testing.T) {
 		if session.IsClosed(first) || !session.IsClosed(second) {
 			t.Errorf("Lost of the first, who had unlocked it, closed: %v; of the second, who held it: %v", session.IsClosed(first), session.IsClosed(second))
 		}
-		wantErr(t, m.Unlock(), ErrLost)
+		wantErr(t, m.Unlock(), zsync.ErrLost)
 		// And its own deletion is no loss.
 		must(t, m.Lock(t.Context()))
 		third := m.Lost()
@@ -158,7 +159,7 @@ func TestWhatIsUnlockedInOrderIsNeverToldToBeLost(t *testing.T) {
 func TestWaitInsideDoIsNotToldOfTheLossOfAnotherAndDoIsToldOfItsOwn(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		m, c := NewMutex(a, "/m"), NewCond(a, "/c", nil)
+		m, c := zsync.NewMutex(a, "/m"), zsync.NewCond(a, "/c", nil)
 		c.L = m
 		waited := make(chan error, 1)
 		did := async(func() error {
@@ -172,31 +173,31 @@ func TestWaitInsideDoIsNotToldOfTheLossOfAnotherAndDoIsToldOfItsOwn(t *testing.T
 		must(t, m.Lock(t.Context())) // in the hands of another goroutine
 		srv.Expire(a.ID())
 		time.Sleep(2 * testTimeout)
-		wantErr(t, m.Unlock(), ErrLost)
+		wantErr(t, m.Unlock(), zsync.ErrLost)
 		must(t, <-waited) // woken for nothing, and L is held again
 		time.Sleep(time.Second)
-		if ok, err := NewMutex(b, "/m").TryLock(t.Context()); ok || err != nil {
+		if ok, err := zsync.NewMutex(b, "/m").TryLock(t.Context()); ok || err != nil {
 			t.Fatalf("TryLock elsewhere, beside the Do: %v, %v", ok, err)
 		}
 		srv.Expire(a.ID())
-		wantErr(t, <-did, ErrLost) // the context has ended with what Wait has got again
+		wantErr(t, <-did, zsync.ErrLost) // the context has ended with what Wait has got again
 	})
 }
 
 func TestWaitInsideRDoGivesUpTheReadLockOfItsOwn(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		rw := NewRWMutex(a, "/rw", WithHandoffs(0)) // each reader has a znode
-		must(t, rw.RLock(t.Context()))              // another goroutine's
-		c := NewCond(a, "/c", rw.RLocker())
+		rw := zsync.NewRWMutex(a, "/rw", zsync.WithHandoffs(0)) // each reader has a znode
+		must(t, rw.RLock(t.Context()))                          // another goroutine's
+		c := zsync.NewCond(a, "/c", rw.RLocker())
 		must(t, rw.RDo(t.Context(), func(ctx context.Context) error {
-			must(t, NewCond(b, "/c", NewMutex(b, "/x")).Signal(ctx)) // nobody waits yet
+			must(t, zsync.NewCond(b, "/c", zsync.NewMutex(b, "/x")).Signal(ctx)) // nobody waits yet
 			woken := async(func() error { return c.Wait(ctx) })
 			time.Sleep(time.Second)
 			if n := len(childrenOf(t, b, "/rw")); n != 1 {
 				t.Errorf("%d readers while one of two waits, want 1", n)
 			}
-			must(t, NewCond(b, "/c", NewMutex(b, "/x")).Signal(ctx))
+			must(t, zsync.NewCond(b, "/c", zsync.NewMutex(b, "/x")).Signal(ctx))
 			must(t, <-woken)
 			if n := len(childrenOf(t, b, "/rw")); n != 2 {
 				t.Errorf("%d readers after the wait, want 2", n)
@@ -204,14 +205,14 @@ func TestWaitInsideRDoGivesUpTheReadLockOfItsOwn(t *testing.T) {
 			return nil
 		}))
 		must(t, rw.RUnlock()) // that of the other goroutine is still there
-		wantErr(t, rw.RUnlock(), ErrNotLocked)
+		wantErr(t, rw.RUnlock(), zsync.ErrNotLocked)
 	})
 }
 
 func TestNestedDoTellsWhatWasLostWhileItRan(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		m := NewMutex(a, "/m")
+		m := zsync.NewMutex(a, "/m")
 		var inner error
 		wantErr(t, m.Do(t.Context(), func(ctx context.Context) error {
 			inner = m.Do(ctx, func(context.Context) error {
@@ -220,8 +221,8 @@ func TestNestedDoTellsWhatWasLostWhileItRan(t *testing.T) {
 				return nil
 			})
 			return nil
-		}), ErrLost)
-		wantErr(t, inner, ErrLost)
+		}), zsync.ErrLost)
+		wantErr(t, inner, zsync.ErrLost)
 		// And that the outer one has ended meanwhile.
 		var outlives <-chan error
 		must(t, m.Do(t.Context(), func(ctx context.Context) error {
@@ -232,25 +233,25 @@ func TestNestedDoTellsWhatWasLostWhileItRan(t *testing.T) {
 			<-in
 			return nil
 		}))
-		must(t, NewMutex(b, "/m").Lock(within(t, time.Second)))
-		wantErr(t, <-outlives, ErrNotLocked)
+		must(t, zsync.NewMutex(b, "/m").Lock(within(t, time.Second)))
+		wantErr(t, <-outlives, zsync.ErrNotLocked)
 	})
 }
 
 func TestWhatWasUnlockedInsideDoCanBeLockedAgain(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		m, rw := NewMutex(open(t, srv), "/m"), NewRWMutex(open(t, srv), "/rw")
+		m, rw := zsync.NewMutex(open(t, srv), "/m"), zsync.NewRWMutex(open(t, srv), "/rw")
 		wantErr(t, m.Do(t.Context(), func(ctx context.Context) error {
 			_, err := m.TryLock(ctx)
-			wantErr(t, err, ErrDeadlock)
+			wantErr(t, err, zsync.ErrDeadlock)
 			must(t, m.Unlock())
 			return m.Lock(ctx)
-		}), ErrNotLocked) // what it had is gone; what was locked by hand stays
+		}), zsync.ErrNotLocked) // what it had is gone; what was locked by hand stays
 		must(t, m.Unlock())
 		wantErr(t, rw.Do(t.Context(), func(ctx context.Context) error {
 			must(t, rw.Unlock())
 			return rw.RLock(ctx)
-		}), ErrNotLocked)
+		}), zsync.ErrNotLocked)
 		must(t, rw.RUnlock())
 	})
 }
@@ -258,7 +259,7 @@ func TestWhatWasUnlockedInsideDoCanBeLockedAgain(t *testing.T) {
 func TestLateResignOfALostLeadershipTellsWhoLeadsNow(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		e := NewElection(a, "/e")
+		e := zsync.NewElection(a, "/e")
 		must(t, e.Campaign(t.Context())) // one goroutine
 		srv.Expire(a.ID())
 		time.Sleep(2 * testTimeout)
@@ -268,9 +269,9 @@ func TestLateResignOfALostLeadershipTellsWhoLeadsNow(t *testing.T) {
 		if !session.IsClosed(lost) {
 			t.Error("who leads is not told that he has been resigned")
 		}
-		must(t, NewElection(b, "/e").Campaign(within(t, time.Second)))
+		must(t, zsync.NewElection(b, "/e").Campaign(within(t, time.Second)))
 		// Without a loss before, Resign closes nothing.
-		e = NewElection(b, "/f")
+		e = zsync.NewElection(b, "/f")
 		must(t, e.Campaign(t.Context()))
 		lost = e.Lost()
 		must(t, e.Resign())
@@ -284,7 +285,7 @@ func TestLateResignOfALostLeadershipTellsWhoLeadsNow(t *testing.T) {
 func TestNoHandoverOnAZnodeThatIsGone(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		m := NewMutex(a, "/m", WithHandoffs(2))
+		m := zsync.NewMutex(a, "/m", zsync.WithHandoffs(2))
 		must(t, m.Lock(t.Context()))
 		var holders, most atomic.Int32
 		var all []<-chan error
@@ -297,7 +298,7 @@ func TestNoHandoverOnAZnodeThatIsGone(t *testing.T) {
 					most.Store(max(most.Load(), holders.Add(1)))
 					time.Sleep(time.Second)
 					holders.Add(-1)
-					if err := m.Unlock(); !errors.Is(err, ErrLost) {
+					if err := m.Unlock(); !errors.Is(err, zsync.ErrLost) {
 						return err
 					}
 				}
@@ -306,8 +307,8 @@ func TestNoHandoverOnAZnodeThatIsGone(t *testing.T) {
 		time.Sleep(time.Second)
 		deleteContender(t, b, "/m", 0)
 		synctest.Wait()
-		wantErr(t, m.Unlock(), ErrLost)
-		mb := NewMutex(b, "/m")
+		wantErr(t, m.Unlock(), zsync.ErrLost)
+		mb := zsync.NewMutex(b, "/m")
 		must(t, mb.Lock(t.Context()))
 		if n := holders.Add(1); n > 1 {
 			t.Errorf("%d hold it", n)
@@ -328,7 +329,7 @@ func TestNoHandoverOnAZnodeThatIsGone(t *testing.T) {
 
 func TestTokenOfAnEarlierHoldIsNeverGreaterThoughItsReplyIsLate(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		m := NewMutex(open(t, srv), "/m")
+		m := zsync.NewMutex(open(t, srv), "/m")
 		must(t, m.Lock(t.Context()))
 		next := async(func() error { return m.Lock(t.Context()) })
 		synctest.Wait()
@@ -351,7 +352,7 @@ func TestTokenOfAnEarlierHoldIsNeverGreaterThoughItsReplyIsLate(t *testing.T) {
 		if err := <-asked; err == nil && early >= late {
 			t.Errorf("the token of the earlier hold is %d, that of the later %d", early, late)
 		} else if err != nil {
-			wantErr(t, err, ErrNotLocked)
+			wantErr(t, err, zsync.ErrNotLocked)
 		}
 	})
 }
@@ -359,11 +360,11 @@ func TestTokenOfAnEarlierHoldIsNeverGreaterThoughItsReplyIsLate(t *testing.T) {
 func TestLockAllTakesAgainAReadLockThatWasLostWhileItWaited(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		rw, m := NewRWMutex(a, "/a"), NewMutex(a, "/b")
-		blocker, writer := NewMutex(b, "/b"), NewRWMutex(b, "/a")
+		rw, m := zsync.NewRWMutex(a, "/a"), zsync.NewMutex(a, "/b")
+		blocker, writer := zsync.NewMutex(b, "/b"), zsync.NewRWMutex(b, "/a")
 		must(t, blocker.Lock(t.Context()))
 		var unlock func() error
-		got := async(func() (err error) { unlock, err = LockAll(t.Context(), rw.RLocker(), m); return err })
+		got := async(func() (err error) { unlock, err = zsync.LockAll(t.Context(), rw.RLocker(), m); return err })
 		synctest.Wait()
 		srv.Expire(a.ID())
 		time.Sleep(2 * testTimeout)
@@ -380,9 +381,12 @@ func TestLockAllTakesAgainAReadLockThatWasLostWhileItWaited(t *testing.T) {
 func TestLockAllEndsWithItsContextThoughNothingIsAnswered(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		must(t, NewMutex(b, "/b").Lock(t.Context()))
+		must(t, zsync.NewMutex(b, "/b").Lock(t.Context()))
 		ctx, cancel := context.WithCancel(t.Context())
-		got := async(func() error { _, err := LockAll(ctx, NewMutex(a, "/a"), NewMutex(a, "/b")); return err })
+		got := async(func() error {
+			_, err := zsync.LockAll(ctx, zsync.NewMutex(a, "/a"), zsync.NewMutex(a, "/b"))
+			return err
+		})
 		synctest.Wait()
 		id := a.ID()
 		srv.Intercept(func(r zktest.Request) zktest.Action {
@@ -401,7 +405,7 @@ func TestLockAllEndsWithItsContextThoughNothingIsAnswered(t *testing.T) {
 }
 
 // slowLocker is a Locker that takes its time.
-type slowLocker struct{ *Mutex }
+type slowLocker struct{ *zsync.Mutex }
 
 func (s slowLocker) Lock(ctx context.Context) error {
 	err := s.Mutex.Lock(ctx)
@@ -411,29 +415,29 @@ func (s slowLocker) Lock(ctx context.Context) error {
 
 func TestLockAllHasOneOrderBelowAllChroots(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		below := func(chroot string) *Session {
-			s, err := Connect(t.Context(), srv.Addr()+chroot, WithDialer(srv.Dial), WithSessionTimeout(testTimeout))
+		below := func(chroot string) *zsync.Session {
+			s, err := zsync.Connect(t.Context(), srv.Addr()+chroot, zsync.WithDialer(srv.Dial), zsync.WithSessionTimeout(testTimeout))
 			must(t, err)
 			t.Cleanup(func() { s.Close() })
 			return s
 		}
 		p, q, root := below("/p"), below("/q"), below("")
-		all := func(ls ...Locker) <-chan error {
+		all := func(ls ...zsync.Locker) <-chan error {
 			return async(func() error {
-				unlock, err := LockAll(within(t, time.Hour), ls...)
+				unlock, err := zsync.LockAll(within(t, time.Hour), ls...)
 				if err != nil {
 					return err
 				}
 				return unlock()
 			})
 		}
-		first := all(slowLocker{NewMutex(p, "/z")}, slowLocker{NewMutex(q, "/a")})
-		second := all(slowLocker{NewMutex(root, "/p/z")}, slowLocker{NewMutex(root, "/q/a")})
+		first := all(slowLocker{zsync.NewMutex(p, "/z")}, slowLocker{zsync.NewMutex(q, "/a")})
+		second := all(slowLocker{zsync.NewMutex(root, "/p/z")}, slowLocker{zsync.NewMutex(root, "/q/a")})
 		must(t, <-first)
 		must(t, <-second)
-		_, err := LockAll(t.Context(), NewMutex(p, "/z"), NewMutex(root, "/p/z"))
-		wantErr(t, err, ErrDeadlock)
-		unlock, err := LockAll(t.Context(), NewMutex(p, "/z"), NewMutex(q, "/z"))
+		_, err := zsync.LockAll(t.Context(), zsync.NewMutex(p, "/z"), zsync.NewMutex(root, "/p/z"))
+		wantErr(t, err, zsync.ErrDeadlock)
+		unlock, err := zsync.LockAll(t.Context(), zsync.NewMutex(p, "/z"), zsync.NewMutex(q, "/z"))
 		must(t, err)
 		must(t, unlock())
 	})
@@ -442,16 +446,16 @@ func TestLockAllHasOneOrderBelowAllChroots(t *testing.T) {
 func TestNobodyElseWaitsForALockThatNobodyWasGiven(t *testing.T) {
 	type waiter struct {
 		name   string
-		locker func(t *testing.T, s *Session) (held, wanted Locker, lost <-chan struct{})
+		locker func(t *testing.T, s *zsync.Session) (held, wanted zsync.Locker, lost <-chan struct{})
 	}
 	for _, c := range []waiter{
-		{"Mutex", func(t *testing.T, s *Session) (Locker, Locker, <-chan struct{}) {
-			m := NewMutex(s, "/m", WithHandoffs(0))
+		{"Mutex", func(t *testing.T, s *zsync.Session) (zsync.Locker, zsync.Locker, <-chan struct{}) {
+			m := zsync.NewMutex(s, "/m", zsync.WithHandoffs(0))
 			must(t, m.Lock(t.Context()))
 			return m, m, m.Lost()
 		}},
-		{"RWMutex", func(t *testing.T, s *Session) (Locker, Locker, <-chan struct{}) {
-			m := NewRWMutex(s, "/m")
+		{"RWMutex", func(t *testing.T, s *zsync.Session) (zsync.Locker, zsync.Locker, <-chan struct{}) {
+			m := zsync.NewRWMutex(s, "/m")
 			must(t, m.RLock(t.Context()))
 			return m.RLocker(), m, m.Lost()
 		}},
@@ -465,14 +469,14 @@ func TestNobodyElseWaitsForALockThatNobodyWasGiven(t *testing.T) {
 				srv.Expire(a.ID())
 				<-lost // and its goroutine goes home
 				time.Sleep(time.Minute)
-				var other Locker = NewMutex(b, "/m")
+				var other zsync.Locker = zsync.NewMutex(b, "/m")
 				if c.name == "RWMutex" {
-					other = NewRWMutex(b, "/m")
+					other = zsync.NewRWMutex(b, "/m")
 				}
 				must(t, other.Lock(within(t, time.Second)))
 				must(t, other.Unlock())
 				pendingStill(t, second)
-				wantErr(t, held.Unlock(), ErrLost)
+				wantErr(t, held.Unlock(), zsync.ErrLost)
 				must(t, <-second)
 				must(t, wanted.Unlock())
 			})
@@ -483,7 +487,7 @@ func TestNobodyElseWaitsForALockThatNobodyWasGiven(t *testing.T) {
 func TestWaiterWhoseZnodeIsDeletedStandsInTheLineAgainAtOnce(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b, c := open(t, srv), open(t, srv), open(t, srv)
-		ma, mb, mc := NewMutex(a, "/m"), NewMutex(b, "/m"), NewMutex(c, "/m")
+		ma, mb, mc := zsync.NewMutex(a, "/m"), zsync.NewMutex(b, "/m"), zsync.NewMutex(c, "/m")
 		must(t, ma.Lock(t.Context()))
 		gotB := async(func() error { return mb.Lock(t.Context()) })
 		synctest.Wait()
@@ -505,7 +509,7 @@ func TestWaiterWhoseZnodeIsDeletedStandsInTheLineAgainAtOnce(t *testing.T) {
 func TestHandoverToAnotherProcessCostsOneNotificationAndNoRequest(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		ma, mb := NewMutex(a, "/m"), NewMutex(b, "/m")
+		ma, mb := zsync.NewMutex(a, "/m"), zsync.NewMutex(b, "/m")
 		must(t, ma.Lock(t.Context()))
 		got := async(func() error { return mb.Lock(t.Context()) })
 		synctest.Wait()
@@ -539,18 +543,18 @@ func TestContenderThatMayNotBeDeletedGoesWithItsSession(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
 		other := b.ID()
-		elsewhere := NewMutex(a, "/elsewhere")
+		elsewhere := zsync.NewMutex(a, "/elsewhere")
 		must(t, elsewhere.Lock(t.Context()))
-		must(t, NewMutex(b, "/m").Lock(t.Context()))
+		must(t, zsync.NewMutex(b, "/m").Lock(t.Context()))
 		srv.Intercept(func(r zktest.Request) zktest.Action {
 			if r.Session != other && (r.Op == zktest.OpGetChildren2 && r.Path == "/m" || r.Op == zktest.OpDelete || r.Op == zktest.OpMulti) {
 				return zktest.Fail(zktest.CodeNoAuth)
 			}
 			return zktest.Pass
 		})
-		var first LossReason
+		var first zsync.LossReason
 		for i := range 5 {
-			err := NewMutex(a, "/m").Lock(within(t, time.Minute))
+			err := zsync.NewMutex(a, "/m").Lock(within(t, time.Minute))
 			if err == nil {
 				t.Fatal("locked")
 			}
@@ -563,7 +567,7 @@ func TestContenderThatMayNotBeDeletedGoesWithItsSession(t *testing.T) {
 				must(t, elsewhere.Lock(t.Context()))
 			}
 		}
-		if first != LossGivenUp {
+		if first != zsync.LossGivenUp {
 			t.Errorf("what was held elsewhere is lost for %v", first)
 		}
 		if session.IsClosed(elsewhere.Lost()) {
@@ -581,7 +585,7 @@ func TestForgedNumberCostsNobodyMoreThanAPlaceInTheLine(t *testing.T) {
 			must(t, err)
 		}
 		before := a.Stats().Requests
-		m := NewMutex(a, "/m")
+		m := zsync.NewMutex(a, "/m")
 		must(t, m.Lock(t.Context()))
 		must(t, m.Unlock())
 		if n := a.Stats().Requests - before; n > 3 {
@@ -595,40 +599,49 @@ func TestNobodyEntersBehindAContenderOfAnotherKind(t *testing.T) {
 		a, b := open(t, srv), open(t, srv)
 		type kind struct {
 			name   string
-			lock   func(s *Session) error
-			try    func(s *Session) error
+			lock   func(s *zsync.Session) error
+			try    func(s *zsync.Session) error
 			unlock func() error
 		}
-		mutex := func(opts ...LockOption) kind {
-			var held *Mutex
-			return kind{"Mutex", func(s *Session) error { held = NewMutex(s, "/p", opts...); return held.Lock(t.Context()) },
-				func(s *Session) error { _, err := NewMutex(s, "/p", opts...).TryLock(t.Context()); return err },
+		mutex := func(opts ...zsync.LockOption) kind {
+			var held *zsync.Mutex
+			return kind{"Mutex", func(s *zsync.Session) error { held = zsync.NewMutex(s, "/p", opts...); return held.Lock(t.Context()) },
+				func(s *zsync.Session) error {
+					_, err := zsync.NewMutex(s, "/p", opts...).TryLock(t.Context())
+					return err
+				},
 				func() error { return held.Unlock() }}
 		}
-		rw := func(opts ...LockOption) kind {
-			var held *RWMutex
-			return kind{"RWMutex", func(s *Session) error { held = NewRWMutex(s, "/p", opts...); return held.RLock(t.Context()) },
-				func(s *Session) error { _, err := NewRWMutex(s, "/p", opts...).TryRLock(t.Context()); return err },
+		rw := func(opts ...zsync.LockOption) kind {
+			var held *zsync.RWMutex
+			return kind{"RWMutex", func(s *zsync.Session) error {
+				held = zsync.NewRWMutex(s, "/p", opts...)
+				return held.RLock(t.Context())
+			},
+				func(s *zsync.Session) error {
+					_, err := zsync.NewRWMutex(s, "/p", opts...).TryRLock(t.Context())
+					return err
+				},
 				func() error { return held.RUnlock() }}
 		}
-		election := func(opts ...ElectionOption) kind {
-			var held *Election
-			campaign := func(s *Session) error {
-				held = NewElection(s, "/p", opts...)
+		election := func(opts ...zsync.ElectionOption) kind {
+			var held *zsync.Election
+			campaign := func(s *zsync.Session) error {
+				held = zsync.NewElection(s, "/p", opts...)
 				return held.Campaign(within(t, time.Second))
 			}
 			return kind{"Election", campaign, campaign, func() error { return held.Resign() }}
 		}
-		kinds := []kind{mutex(), mutex(WithLayout(LayoutKazoo)), rw(), election()}
+		kinds := []kind{mutex(), mutex(zsync.WithLayout(zsync.LayoutKazoo)), rw(), election()}
 		for i, held := range kinds {
 			for j, wanted := range kinds {
 				if i == j {
 					continue
 				}
 				must(t, held.lock(a))
-				wantErr(t, wanted.try(b), ErrMixed)
+				wantErr(t, wanted.try(b), zsync.ErrMixed)
 				unlock := held.unlock
-				if err := wanted.lock(b); !errors.Is(err, ErrMixed) {
+				if err := wanted.lock(b); !errors.Is(err, zsync.ErrMixed) {
 					t.Errorf("%s beside %s (%d, %d): %v", wanted.name, held.name, j, i, err)
 				}
 				must(t, unlock())
@@ -638,9 +651,9 @@ func TestNobodyEntersBehindAContenderOfAnotherKind(t *testing.T) {
 			}
 		}
 		// Those that keep each other out share a path.
-		selector := election(WithElectionLayout(LayoutSelector))
+		selector := election(zsync.WithElectionLayout(zsync.LayoutSelector))
 		must(t, selector.lock(a))
-		ok, err := NewMutex(b, "/p").TryLock(t.Context())
+		ok, err := zsync.NewMutex(b, "/p").TryLock(t.Context())
 		if ok || err != nil {
 			t.Errorf("TryLock beside a LeaderSelector: %v, %v", ok, err)
 		}
@@ -651,11 +664,11 @@ func TestNobodyEntersBehindAContenderOfAnotherKind(t *testing.T) {
 func TestRefusedContenderOfAnotherKindHurtsNobodyWhoWaits(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		holder, m := NewMutex(a, "/p"), NewMutex(b, "/p")
+		holder, m := zsync.NewMutex(a, "/p"), zsync.NewMutex(b, "/p")
 		must(t, holder.Lock(t.Context()))
 		got := async(func() error { return m.Lock(t.Context()) })
 		synctest.Wait()
-		wantErr(t, NewElection(a, "/p").Campaign(t.Context()), ErrMixed)
+		wantErr(t, zsync.NewElection(a, "/p").Campaign(t.Context()), zsync.ErrMixed)
 		must(t, holder.Unlock())
 		must(t, <-got)
 		must(t, m.Unlock())

@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -12,15 +12,16 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
 // newCond returns a Cond of s at /c, with a Mutex at /l.
-func newCond(s *Session) *Cond { return NewCond(s, "/c", NewMutex(s, "/l")) }
+func newCond(s *zsync.Session) *zsync.Cond { return zsync.NewCond(s, "/c", zsync.NewMutex(s, "/l")) }
 
 // waitOnce locks, waits once, and unlocks.
-func waitOnce(ctx context.Context, c *Cond) error {
+func waitOnce(ctx context.Context, c *zsync.Cond) error {
 	if err := c.L.Lock(ctx); err != nil {
 		return err
 	}
@@ -31,7 +32,7 @@ func waitOnce(ctx context.Context, c *Cond) error {
 }
 
 // sleepers makes n waiters, in their order, each of a session of its own.
-func sleepers(t *testing.T, srv *zktest.Server, n int) (ss []*Session, woken []<-chan error) {
+func sleepers(t *testing.T, srv *zktest.Server, n int) (ss []*zsync.Session, woken []<-chan error) {
 	for range n {
 		s := open(t, srv)
 		ss = append(ss, s)
@@ -42,7 +43,7 @@ func sleepers(t *testing.T, srv *zktest.Server, n int) (ss []*Session, woken []<
 }
 
 // wantEmpty fails if anything is left of the Cond or its lock.
-func wantEmpty(t *testing.T, s *Session) {
+func wantEmpty(t *testing.T, s *zsync.Session) {
 	t.Helper()
 	synctest.Wait()
 	if got := append(childrenOf(t, s, "/c"), childrenOf(t, s, "/l")...); len(got) != 0 {
@@ -159,7 +160,7 @@ func TestASignalToACancelledWaiterGoesToTheNext(t *testing.T) {
 		synctest.Wait() // the first is woken, and waits for the lock
 		cancel(cause)
 		wantErr(t, <-first, cause, context.Canceled)
-		wantErr(t, ca.L.Unlock(), ErrNotLocked)
+		wantErr(t, ca.L.Unlock(), zsync.ErrNotLocked)
 		pendingStill(t, second)
 		must(t, c.L.Unlock())
 		must(t, <-second)
@@ -173,14 +174,14 @@ func TestACancelledWaitLeavesNothingAndDoesNotHoldTheLock(t *testing.T) {
 		c := newCond(s)
 		for range 20 {
 			wantErr(t, waitOnce(within(t, time.Second), c), context.DeadlineExceeded)
-			wantErr(t, c.L.Unlock(), ErrNotLocked)
+			wantErr(t, c.L.Unlock(), zsync.ErrNotLocked)
 			wantEmpty(t, s)
 		}
 		ended, cancel := context.WithCancel(t.Context())
 		must(t, c.L.Lock(t.Context()))
 		cancel()
 		wantErr(t, c.Wait(ended), context.Canceled)
-		wantErr(t, c.L.Unlock(), ErrNotLocked)
+		wantErr(t, c.L.Unlock(), zsync.ErrNotLocked)
 		if n := s.Stats().Watches; n > 2 {
 			t.Errorf("%d watches are left", n)
 		}
@@ -190,7 +191,7 @@ func TestACancelledWaitLeavesNothingAndDoesNotHoldTheLock(t *testing.T) {
 func TestWaitWithoutTheLockIsRefusedAndLeavesNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		wantErr(t, newCond(s).Wait(t.Context()), ErrNotLocked)
+		wantErr(t, newCond(s).Wait(t.Context()), zsync.ErrNotLocked)
 		wantEmpty(t, s)
 	})
 }
@@ -272,7 +273,7 @@ func TestWaitEndsWithItsContextThoughTheServerDoesNotAnswerUnlock(t *testing.T) 
 			t.Errorf("it took %v", d)
 		}
 		time.Sleep(3 * testTimeout)
-		wantErr(t, c.L.Unlock(), ErrNotLocked)
+		wantErr(t, c.L.Unlock(), zsync.ErrNotLocked)
 		wantEmpty(t, s)
 	})
 }
@@ -294,23 +295,23 @@ func (l localLocker) Unlock() error {
 	case <-l:
 		return nil
 	default:
-		return ErrNotLocked
+		return zsync.ErrNotLocked
 	}
 }
 
 func TestCondWorksWithAnyLocker(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, o := open(t, srv), open(t, srv)
-		for name, l := range map[string]Locker{
-			"write lock":            NewRWMutex(s, "/rw"),
-			"read lock":             NewRWMutex(s, "/rw").RLocker(),
-			"mutex of kazoo's":      NewMutex(s, "/k", WithLayout(LayoutKazoo)),
-			"mutex, strictly":       NewMutex(s, "/l", WithHandoffs(0)),
-			"mutex, other session":  NewMutex(o, "/l"),
+		for name, l := range map[string]zsync.Locker{
+			"write lock":            zsync.NewRWMutex(s, "/rw"),
+			"read lock":             zsync.NewRWMutex(s, "/rw").RLocker(),
+			"mutex of kazoo's":      zsync.NewMutex(s, "/k", zsync.WithLayout(zsync.LayoutKazoo)),
+			"mutex, strictly":       zsync.NewMutex(s, "/l", zsync.WithHandoffs(0)),
+			"mutex, other session":  zsync.NewMutex(o, "/l"),
 			"one of this process":   make(localLocker, 1),
 			"one that sync has too": localSync{new(sync.Mutex)},
 		} {
-			c := NewCond(s, "/c", l)
+			c := zsync.NewCond(s, "/c", l)
 			woken := async(func() error { return waitOnce(t.Context(), c) })
 			pendingStill(t, woken)
 			must(t, l.Lock(t.Context())) // it was given up
@@ -353,7 +354,7 @@ func (l localSync) Unlock() error { l.mu.Unlock(); return nil }
 func TestBroadcastReachesMoreThanFitIntoOneTransaction(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		c := NewCond(s, "/"+strings.Repeat("long", 400), make(localLocker, 1))
+		c := zsync.NewCond(s, "/"+strings.Repeat("long", 400), make(localLocker, 1))
 		var woken []<-chan error
 		for range 400 {
 			woken = append(woken, async(func() error { return waitOnce(t.Context(), c) }))
@@ -371,9 +372,9 @@ func TestBroadcastReachesMoreThanFitIntoOneTransaction(t *testing.T) {
 }
 
 func TestCondWakesInOrderAnywhere(t *testing.T) {
-	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
+	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
 		ctx := within(t, 60*time.Second)
-		sessions := []*Session{connect(), connect(), connect()}
+		sessions := []*zsync.Session{connect(), connect(), connect()}
 		c := newCond(sessions[0])
 		const n = 12
 		var mu sync.Mutex
@@ -427,13 +428,13 @@ func TestCondWakesInOrderAnywhere(t *testing.T) {
 func TestWaitInsideDoTakesTheLockAgain(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		m := NewMutex(s, "/l")
-		c := NewCond(s, "/c", m)
+		m := zsync.NewMutex(s, "/l")
+		c := zsync.NewCond(s, "/c", m)
 		done := async(func() error { return m.Do(t.Context(), c.Wait) })
 		pendingStill(t, done)
 		must(t, c.Signal(t.Context()))
 		must(t, <-done)
-		wantErr(t, m.Unlock(), ErrNotLocked)
+		wantErr(t, m.Unlock(), zsync.ErrNotLocked)
 	})
 }
 
@@ -464,7 +465,7 @@ var mishaps = []mishap{
 // eachRequest runs f once for each mishap and each request that it can befall.
 // These are the requests of the session, as it was then, for which f calls arm,
 // in their order from there on.
-func eachRequest(t *testing.T, f func(t *testing.T, srv *zktest.Server, arm func(*Session))) {
+func eachRequest(t *testing.T, f func(t *testing.T, srv *zktest.Server, arm func(*zsync.Session))) {
 	t.Helper()
 	for _, m := range mishaps {
 		for k := int64(1); ; k++ {
@@ -481,7 +482,7 @@ func eachRequest(t *testing.T, f func(t *testing.T, srv *zktest.Server, arm func
 						}
 						return m.strike(srv, r.Session)
 					})
-					f(t, srv, func(s *Session) { victim.Store(s.ID()) })
+					f(t, srv, func(s *zsync.Session) { victim.Store(s.ID()) })
 				})
 			})
 			if !ok || seen.Load() < k {
@@ -493,7 +494,7 @@ func eachRequest(t *testing.T, f func(t *testing.T, srv *zktest.Server, arm func
 
 func TestAWaiterIsWokenWhateverBefallsItsRequests(t *testing.T) {
 	t.Parallel()
-	eachRequest(t, func(t *testing.T, srv *zktest.Server, arm func(*Session)) {
+	eachRequest(t, func(t *testing.T, srv *zktest.Server, arm func(*zsync.Session)) {
 		a, b, s := open(t, srv), open(t, srv), open(t, srv)
 		ca := newCond(a)
 		must(t, ca.L.Lock(t.Context()))
@@ -514,7 +515,7 @@ func TestAWaiterIsWokenWhateverBefallsItsRequests(t *testing.T) {
 }
 
 func TestASignalPassesFromOneThatGivesUpWhateverBefallsItsRequests(t *testing.T) {
-	eachRequest(t, func(t *testing.T, srv *zktest.Server, arm func(*Session)) {
+	eachRequest(t, func(t *testing.T, srv *zktest.Server, arm func(*zsync.Session)) {
 		a, b, s := open(t, srv), open(t, srv), open(t, srv)
 		ctx, cancel := context.WithCancel(t.Context())
 		first := async(func() error { return waitOnce(ctx, newCond(a)) })
@@ -541,10 +542,10 @@ func TestASignalPassesFromOneThatGivesUpWhateverBefallsItsRequests(t *testing.T)
 
 func TestASignalToTheDeadIsPassedOnWhateverBefallsTheRequestsOfWhoDoesIt(t *testing.T) {
 	t.Parallel()
-	eachRequest(t, func(t *testing.T, srv *zktest.Server, arm func(*Session)) {
+	eachRequest(t, func(t *testing.T, srv *zktest.Server, arm func(*zsync.Session)) {
 		ss, woken := sleepers(t, srv, 3)
 		must(t, ss[2].Close()) // will not do it instead
-		wantErr(t, <-woken[2], ErrClosed)
+		wantErr(t, <-woken[2], zsync.ErrClosed)
 		srv.Partition(ss[0].ID())
 		s := open(t, srv)
 		must(t, newCond(s).Signal(t.Context()))
@@ -557,7 +558,7 @@ func TestASignalToTheDeadIsPassedOnWhateverBefallsTheRequestsOfWhoDoesIt(t *test
 }
 
 func TestSignalWakesOneWhateverBefallsItsRequests(t *testing.T) {
-	eachRequest(t, func(t *testing.T, srv *zktest.Server, arm func(*Session)) {
+	eachRequest(t, func(t *testing.T, srv *zktest.Server, arm func(*zsync.Session)) {
 		ss, woken := sleepers(t, srv, 3)
 		s := open(t, srv)
 		arm(s)
@@ -579,11 +580,11 @@ func TestASignalThatComesLateFromAFormerSessionWakesNobody(t *testing.T) {
 		ss, woken := sleepers(t, srv, 3)
 		s := open(t, srv)
 		c := newCond(s)
-		dir, mark, err := CondMark(t.Context(), c)
+		dir, mark, err := zsync.CondMark(t.Context(), c)
 		must(t, err)
 		id := s.ID()
 		srv.Partition(id)
-		_, err = ManagerOf(SessionOf(c)).CommitAcrossSessions(t.Context(), dir, mark)
+		_, err = zsync.ManagerOf(zsync.SessionOf(c)).CommitAcrossSessions(t.Context(), dir, mark)
 		must(t, err)
 		must(t, <-woken[0])
 		srv.Heal(id)
@@ -597,7 +598,7 @@ func TestASignalThatComesLateFromAFormerSessionWakesNobody(t *testing.T) {
 }
 
 func TestBroadcastWakesAllWhateverBefallsItsRequests(t *testing.T) {
-	eachRequest(t, func(t *testing.T, srv *zktest.Server, arm func(*Session)) {
+	eachRequest(t, func(t *testing.T, srv *zktest.Server, arm func(*zsync.Session)) {
 		ss, woken := sleepers(t, srv, 3)
 		s := open(t, srv)
 		arm(s)
@@ -612,7 +613,7 @@ func TestBroadcastWakesAllWhateverBefallsItsRequests(t *testing.T) {
 
 // ignoreLost drops ErrLost.
 func ignoreLost(err error) error {
-	if errors.Is(err, ErrLost) {
+	if errors.Is(err, zsync.ErrLost) {
 		return nil
 	}
 	return err
@@ -708,17 +709,17 @@ func TestCondRefusesBadArguments(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		ctx := t.Context()
-		wantErr(t, NewCond(s, "/c", nil).Wait(ctx), ErrInvalid)
-		wantErr(t, NewCond(s, "c", NewMutex(s, "/l")).Wait(ctx), ErrInvalid)
-		wantErr(t, NewCond(s, "c", NewMutex(s, "/l")).Signal(ctx), ErrInvalid)
-		wantErr(t, NewCond(nil, "/c", NewMutex(s, "/l")).Broadcast(ctx), ErrInvalid)
-		m := NewMutex(s, "/l")
+		wantErr(t, zsync.NewCond(s, "/c", nil).Wait(ctx), zsync.ErrInvalid)
+		wantErr(t, zsync.NewCond(s, "c", zsync.NewMutex(s, "/l")).Wait(ctx), zsync.ErrInvalid)
+		wantErr(t, zsync.NewCond(s, "c", zsync.NewMutex(s, "/l")).Signal(ctx), zsync.ErrInvalid)
+		wantErr(t, zsync.NewCond(nil, "/c", zsync.NewMutex(s, "/l")).Broadcast(ctx), zsync.ErrInvalid)
+		m := zsync.NewMutex(s, "/l")
 		must(t, m.Lock(ctx))
-		wantErr(t, NewCond(s, "c", m).Wait(ctx), ErrInvalid) // the lock is given up, whatever the error
-		wantErr(t, m.Unlock(), ErrNotLocked)
-		c := NewCond(s, "/c", nil)
+		wantErr(t, zsync.NewCond(s, "c", m).Wait(ctx), zsync.ErrInvalid) // the lock is given up, whatever the error
+		wantErr(t, m.Unlock(), zsync.ErrNotLocked)
+		c := zsync.NewCond(s, "/c", nil)
 		for _, f := range []func(context.Context) error{c.Wait, c.Signal, c.Broadcast} {
-			wantErr(t, f(ctx), ErrInvalid)
+			wantErr(t, f(ctx), zsync.ErrInvalid)
 		}
 		c.L = m // as with sync.Cond it can be set later
 		must(t, c.Signal(ctx))
@@ -728,16 +729,16 @@ func TestCondRefusesBadArguments(t *testing.T) {
 // A bounded buffer among sessions: everything produced is consumed, and nobody
 // sleeps for ever, which would show as a deadlock.
 func TestCondCarriesABoundedBuffer(t *testing.T) {
-	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
+	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
 		ctx := within(t, 60*time.Second)
 		const items, capacity = 40, 2
 		var buffer, consumed int // guarded by the Mutex
 		var wg sync.WaitGroup
 		for range 2 {
 			s := connect()
-			m := NewMutex(s, "/l", WithHandoffs(0))
-			filled, emptied := NewCond(s, "/filled", m), NewCond(s, "/emptied", m)
-			step := func(blocked func() bool, wait *Cond, act func(), wake *Cond) bool {
+			m := zsync.NewMutex(s, "/l", zsync.WithHandoffs(0))
+			filled, emptied := zsync.NewCond(s, "/filled", m), zsync.NewCond(s, "/emptied", m)
+			step := func(blocked func() bool, wait *zsync.Cond, act func(), wake *zsync.Cond) bool {
 				if err := m.Lock(ctx); err != nil {
 					t.Error(err)
 					return false
@@ -782,7 +783,7 @@ func TestCondCarriesABoundedBuffer(t *testing.T) {
 // take a signal with it. A signal that were lost would leave one asleep.
 func TestHammerCond(t *testing.T) {
 	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
-		var sessions []*Session
+		var sessions []*zsync.Session
 		for range 4 {
 			sessions = append(sessions, open(t, srv))
 		}
@@ -800,7 +801,7 @@ func TestHammerCond(t *testing.T) {
 	})
 }
 
-func hammerCond(t *testing.T, rnd *rand.Rand, sessions []*Session) {
+func hammerCond(t *testing.T, rnd *rand.Rand, sessions []*zsync.Session) {
 	const waiters = 8
 	ctx := t.Context()
 	var wg, lasting sync.WaitGroup
@@ -827,7 +828,7 @@ func hammerCond(t *testing.T, rnd *rand.Rand, sessions []*Session) {
 			if err == nil {
 				err = c.L.Unlock()
 			}
-			if err != nil && limit.Err() == nil && !errors.Is(err, ErrLost) {
+			if err != nil && limit.Err() == nil && !errors.Is(err, zsync.ErrLost) {
 				t.Error(err)
 			}
 		})
@@ -836,7 +837,7 @@ func hammerCond(t *testing.T, rnd *rand.Rand, sessions []*Session) {
 		time.Sleep(100 * time.Millisecond)
 	}
 	// All are in Wait once the lock can be had.
-	m := NewMutex(sessions[0], "/l")
+	m := zsync.NewMutex(sessions[0], "/l")
 	for m.Lock(ctx) != nil || m.Unlock() != nil {
 	}
 	for i := range waiters {
@@ -850,8 +851,8 @@ func hammerCond(t *testing.T, rnd *rand.Rand, sessions []*Session) {
 }
 
 func TestHammerCondOnServers(t *testing.T) {
-	onServers(t, func(t *testing.T, connect func(...Option) *Session, stands func(int64) bool) {
-		sessions := []*Session{connect(), connect(), connect()}
+	onServers(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session, stands func(int64) bool) {
+		sessions := []*zsync.Session{connect(), connect(), connect()}
 		start := time.Now()
 		for round := 0; time.Since(start) < time.Minute; round++ {
 			hammerCond(t, rand.New(rand.NewPCG(uint64(round), 1)), sessions)
@@ -866,8 +867,8 @@ func TestDoWhoseWaitFailedGivesUpNothingOfOthers(t *testing.T) {
 	for _, early := range []bool{false, true} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			s, elsewhere := open(t, srv), open(t, srv)
-			m := NewMutex(s, "/l")
-			c := NewCond(s, "/c", m)
+			m := zsync.NewMutex(s, "/l")
+			c := zsync.NewCond(s, "/c", m)
 			ctx, cancel := context.WithCancel(t.Context())
 			inside := make(chan struct{})
 			second := func() error {
@@ -894,8 +895,8 @@ func TestDoWhoseWaitFailedGivesUpNothingOfOthers(t *testing.T) {
 			<-inside
 			cancel()
 			err := <-a
-			wantErr(t, err, context.Canceled, ErrNotLocked)
-			if ok, err := NewMutex(elsewhere, "/l").TryLock(t.Context()); ok || err != nil {
+			wantErr(t, err, context.Canceled, zsync.ErrNotLocked)
+			if ok, err := zsync.NewMutex(elsewhere, "/l").TryLock(t.Context()); ok || err != nil {
 				t.Errorf("TryLock while a Do runs = %v, %v", ok, err)
 			}
 			must(t, <-b)
@@ -906,8 +907,8 @@ func TestDoWhoseWaitFailedGivesUpNothingOfOthers(t *testing.T) {
 func TestWhatWaitTakesAgainBelongsToItsDo(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		rw := NewRWMutex(s, "/l")
-		c := NewCond(s, "/c", rw)
+		rw := zsync.NewRWMutex(s, "/l")
+		c := zsync.NewCond(s, "/c", rw)
 		done := async(func() error {
 			return rw.Do(t.Context(), func(ctx context.Context) error {
 				must(t, c.Wait(ctx))
@@ -925,7 +926,7 @@ func TestWhatWaitTakesAgainBelongsToItsDo(t *testing.T) {
 		pendingStill(t, done)
 		must(t, c.Signal(t.Context()))
 		must(t, <-done)
-		wantErr(t, rw.Unlock(), ErrNotLocked)
+		wantErr(t, rw.Unlock(), zsync.ErrNotLocked)
 		must(t, rw.RUnlock())
 	})
 }
@@ -934,8 +935,8 @@ func TestMutexDoInsideOnceOfItsPath(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		ran := false
-		must(t, NewOnce(s, "/x").Do(t.Context(), func(ctx context.Context) error {
-			return NewMutex(s, "/x").Do(ctx, func(context.Context) error { ran = true; return nil })
+		must(t, zsync.NewOnce(s, "/x").Do(t.Context(), func(ctx context.Context) error {
+			return zsync.NewMutex(s, "/x").Do(ctx, func(context.Context) error { ran = true; return nil })
 		}))
 		if !ran {
 			t.Error("it has not run")

@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/wire"
 	"github.com/zsync/zsync/zktest"
@@ -38,7 +39,7 @@ func TestAnEventThatNoServerSendsCostsItsConnectionAndNoMore(t *testing.T) {
 						}
 						return reply
 					}
-					s, err := Connect(t.Context(), "x:1", WithDialer(i.dial))
+					s, err := zsync.Connect(t.Context(), "x:1", zsync.WithDialer(i.dial))
 					must(t, err)
 					defer s.Close()
 					id := s.ID()
@@ -46,7 +47,7 @@ func TestAnEventThatNoServerSendsCostsItsConnectionAndNoMore(t *testing.T) {
 					if err != nil || stat != nil {
 						t.Errorf("after the event: %v, %v", stat, err)
 					}
-					if st := s.Stats(); s.ID() != id || st.Reconnects != 1 || s.State() != StateConnected {
+					if st := s.Stats(); s.ID() != id || st.Reconnects != 1 || s.State() != zsync.StateConnected {
 						t.Errorf("session %x became %x, %v, %d reconnects; want 1", id, s.ID(), s.State(), st.Reconnects)
 					}
 				})
@@ -58,7 +59,7 @@ func TestAnEventThatNoServerSendsCostsItsConnectionAndNoMore(t *testing.T) {
 func TestWatchesThatTheServerRefusesToSetAgainAreSetOnTheNextConnection(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		ma, mb := NewMutex(a, "/m"), NewMutex(b, "/m")
+		ma, mb := zsync.NewMutex(a, "/m"), zsync.NewMutex(b, "/m")
 		must(t, ma.Lock(t.Context()))
 		got := async(func() error { return mb.Lock(within(t, time.Hour)) })
 		synctest.Wait()
@@ -101,7 +102,7 @@ func TestAServerThatAcceptsAndDropsIsDialledAtThePaceOfRetries(t *testing.T) {
 					}()
 					return client, nil
 				}
-				s, err := Connect(t.Context(), "x:1", WithDialer(dial))
+				s, err := zsync.Connect(t.Context(), "x:1", zsync.WithDialer(dial))
 				must(t, err)
 				time.Sleep(time.Minute)
 				s.Close()
@@ -119,7 +120,7 @@ func TestAServerThatAcceptsAndDropsIsDialledAtThePaceOfRetries(t *testing.T) {
 
 func TestDroppedConnectionsMakeNoCrowdOfSessionsWithLossOnSuspend(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		s := open(t, srv, WithLossOnSuspend())
+		s := open(t, srv, zsync.WithLossOnSuspend())
 		for range 10_000 {
 			if id := s.ID(); id != 0 {
 				srv.Disconnect(id)
@@ -138,7 +139,7 @@ func TestDroppedConnectionsMakeNoCrowdOfSessionsWithLossOnSuspend(t *testing.T) 
 func TestASessionTimeoutOfAMillisecondMakesNoStorm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		i := &impostor{hello: welcome(1, 16), reply: func(xid, op int32) []byte { return frame(replyTo(xid, wire.CodeNoNode)) }}
-		s, err := Connect(t.Context(), "x:1", WithDialer(i.dial))
+		s, err := zsync.Connect(t.Context(), "x:1", zsync.WithDialer(i.dial))
 		must(t, err)
 		defer s.Close()
 		time.Sleep(10 * time.Second)
@@ -153,9 +154,9 @@ func TestAnExpiryCostsOneHandshakeAndTheNextSessionAnother(t *testing.T) {
 		s := open(t, srv)
 		time.Sleep(time.Minute)
 		picked := func() int {
-			s.m.Pace.Mu.Lock()
-			defer s.m.Pace.Mu.Unlock()
-			return s.m.Pace.Next
+			zsync.ManagerOf(s).Pace.Mu.Lock()
+			defer zsync.ManagerOf(s).Pace.Mu.Unlock()
+			return zsync.ManagerOf(s).Pace.Next
 		}
 		before := picked()
 		srv.Expire(s.ID())
@@ -174,7 +175,7 @@ func (nowhere) RemoteAddr() net.Addr { return nil }
 func TestADialersConnectionNeedsNoAddress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		i := &impostor{hello: []byte("HTTP/1.1 400 Bad Request\r\n\r\n")}
-		_, err := Connect(within(t, time.Second), "x:1", WithDialer(func(network, addr string, d time.Duration) (net.Conn, error) {
+		_, err := zsync.Connect(within(t, time.Second), "x:1", zsync.WithDialer(func(network, addr string, d time.Duration) (net.Conn, error) {
 			c, err := i.dial(network, addr, d)
 			return nowhere{c}, err
 		}))
@@ -188,7 +189,7 @@ func TestADialersConnectionNeedsNoAddress(t *testing.T) {
 func TestBackoffPacesWhateverItsLimits(t *testing.T) {
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
-	for _, b := range []Backoff{
+	for _, b := range []zsync.Backoff{
 		{Min: math.MaxInt64, Max: math.MaxInt64},
 		{Min: math.MaxInt64, Max: math.MaxInt64, Jitter: 1},
 		{Min: time.Hour, Max: math.MaxInt64, Factor: math.MaxFloat64},
@@ -196,7 +197,7 @@ func TestBackoffPacesWhateverItsLimits(t *testing.T) {
 		{Min: time.Nanosecond, Max: math.MaxInt64, Jitter: 1},
 		{Min: 10 * time.Millisecond, Max: time.Second, Jitter: 0.5},
 	} {
-		_, err := Connect(over, "127.0.0.1:1", WithRetry(b))
+		_, err := zsync.Connect(over, "127.0.0.1:1", zsync.WithRetry(b))
 		wantErr(t, err, context.Canceled) // and not for b
 		if d := session.Backoff(b).Delay(0); d != 0 {
 			t.Errorf("%+v: the first repetition waits %v", b, d)
@@ -236,7 +237,7 @@ func (c deafConn) Write(p []byte) (int, error) {
 func TestARequestThatIsNeverAnsweredEndsTheConnectionThoughPingsAre(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		var deaf atomic.Bool
-		s := open(t, srv, WithDialer(deafDial(t, srv, &deaf)))
+		s := open(t, srv, zsync.WithDialer(deafDial(t, srv, &deaf)))
 		inc := live(t, s)
 		_, err := inc.Create(t.Context(), "/x", nil)
 		must(t, err)
@@ -266,14 +267,14 @@ func TestReleasesReturnWithinHalfASecondWhateverTheServersDo(t *testing.T) {
 		"nothing is answered":      func(srv *zktest.Server, id int64, deaf *atomic.Bool) { srv.Partition(id) },
 		"stopped":                  func(srv *zktest.Server, id int64, deaf *atomic.Bool) { srv.Stop() },
 	}
-	kinds := map[string]func(t *testing.T, s *Session) (release func() error){
-		"Mutex.Unlock": func(t *testing.T, s *Session) func() error {
-			m := NewMutex(s, "/p")
+	kinds := map[string]func(t *testing.T, s *zsync.Session) (release func() error){
+		"Mutex.Unlock": func(t *testing.T, s *zsync.Session) func() error {
+			m := zsync.NewMutex(s, "/p")
 			must(t, m.Lock(t.Context()))
 			return m.Unlock
 		},
-		"Mutex.Unlock, while another waits in the process": func(t *testing.T, s *Session) func() error {
-			m := NewMutex(s, "/p", WithHandoffs(1))
+		"Mutex.Unlock, while another waits in the process": func(t *testing.T, s *zsync.Session) func() error {
+			m := zsync.NewMutex(s, "/p", zsync.WithHandoffs(1))
 			must(t, m.Lock(t.Context()))
 			for range 3 {
 				go m.Lock(within(t, time.Hour))
@@ -283,33 +284,33 @@ func TestReleasesReturnWithinHalfASecondWhateverTheServersDo(t *testing.T) {
 			synctest.Wait()
 			return m.Unlock
 		},
-		"RWMutex.Unlock": func(t *testing.T, s *Session) func() error {
-			m := NewRWMutex(s, "/p")
+		"RWMutex.Unlock": func(t *testing.T, s *zsync.Session) func() error {
+			m := zsync.NewRWMutex(s, "/p")
 			must(t, m.Lock(t.Context()))
 			return m.Unlock
 		},
-		"RWMutex.RUnlock": func(t *testing.T, s *Session) func() error {
-			m := NewRWMutex(s, "/p")
+		"RWMutex.RUnlock": func(t *testing.T, s *zsync.Session) func() error {
+			m := zsync.NewRWMutex(s, "/p")
 			must(t, m.RLock(t.Context()))
 			return m.RUnlock
 		},
-		"Election.Resign": func(t *testing.T, s *Session) func() error {
-			e := NewElection(s, "/p")
+		"Election.Resign": func(t *testing.T, s *zsync.Session) func() error {
+			e := zsync.NewElection(s, "/p")
 			must(t, e.Campaign(t.Context()))
 			return e.Resign
 		},
-		"Semaphore.Release": func(t *testing.T, s *Session) func() error {
-			m := NewSemaphore(s, "/p", 2)
+		"Semaphore.Release": func(t *testing.T, s *zsync.Session) func() error {
+			m := zsync.NewSemaphore(s, "/p", 2)
 			must(t, m.Acquire(t.Context(), 1))
 			return func() error { return m.Release(1) }
 		},
-		"Semaphore.Release, of a part of a weight": func(t *testing.T, s *Session) func() error {
-			m := NewSemaphore(s, "/p", 5000)
+		"Semaphore.Release, of a part of a weight": func(t *testing.T, s *zsync.Session) func() error {
+			m := zsync.NewSemaphore(s, "/p", 5000)
 			must(t, m.Acquire(t.Context(), 3000))
 			return func() error { return m.Release(1000) }
 		},
-		"WaitGroup.Done": func(t *testing.T, s *Session) func() error {
-			wg := NewWaitGroup(s, "/p")
+		"WaitGroup.Done": func(t *testing.T, s *zsync.Session) func() error {
+			wg := zsync.NewWaitGroup(s, "/p")
 			must(t, wg.Add(t.Context(), 1))
 			return wg.Done
 		},
@@ -319,7 +320,7 @@ func TestReleasesReturnWithinHalfASecondWhateverTheServersDo(t *testing.T) {
 			t.Run(kind+", "+way, func(t *testing.T) {
 				bubble(t, func(t *testing.T, srv *zktest.Server) {
 					var deaf atomic.Bool
-					s := open(t, srv, WithDialer(deafDial(t, srv, &deaf)))
+					s := open(t, srv, zsync.WithDialer(deafDial(t, srv, &deaf)))
 					id := s.ID()
 					release := hold(t, s)
 					synctest.Wait()
@@ -381,11 +382,11 @@ func TestTxnStoresWhatWasInTheBuffersWhenItWasCalled(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		var stuck atomic.Bool
 		gate := make(chan struct{})
-		s := open(t, srv, WithDialer(func(network, addr string, d time.Duration) (net.Conn, error) {
+		s := open(t, srv, zsync.WithDialer(func(network, addr string, d time.Duration) (net.Conn, error) {
 			c, err := srv.Dial(network, addr, d)
 			return stuckConn{c, &stuck, gate}, err
 		}))
-		m := NewMutex(s, "/m")
+		m := zsync.NewMutex(s, "/m")
 		must(t, m.Lock(t.Context()))
 		_, err := s.Txn(t.Context(), &zk.CreateRequest{Path: "/d"}, &zk.CreateRequest{Path: "/e"})
 		must(t, err)

@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
@@ -21,28 +22,30 @@ import (
 func TestAContextThatEndsWithAServersAnswerIsNotTakenForTheAnswer(t *testing.T) {
 	// As errgroup does it: the context of all ends with the error of one.
 	for _, cause := range []error{
-		&Error{Op: "txn", Err: zk.ErrNoNode}, zk.ErrNoNode, zk.ErrNodeExists, zk.ErrBadVersion,
-		fmt.Errorf("x: %w", zk.ErrInvalidFlags), errors.New("unknown error: -6"), ErrLost, ErrClosed,
+		&zsync.Error{Op: "txn", Err: zk.ErrNoNode}, zk.ErrNoNode, zk.ErrNodeExists, zk.ErrBadVersion,
+		fmt.Errorf("x: %w", zk.ErrInvalidFlags), errors.New("unknown error: -6"), zsync.ErrLost, zsync.ErrClosed,
 	} {
 		t.Run(cause.Error(), func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
 				a, b := open(t, srv), open(t, srv)
-				holder := NewMutex(a, "/m")
+				holder := zsync.NewMutex(a, "/m")
 				must(t, holder.Lock(t.Context()))
-				gate := NewBarrier(a, "/gate")
+				gate := zsync.NewBarrier(a, "/gate")
 				must(t, gate.Close(t.Context()))
-				once := NewOnce(a, "/once")
+				once := zsync.NewOnce(a, "/once")
 				running := make(chan struct{})
 				go once.Do(t.Context(), func(ctx context.Context) error { close(running); <-t.Context().Done(); return ctx.Err() })
 				<-running
 				ctx, cancel := context.WithCancelCause(t.Context())
 				waits := map[string]<-chan error{
-					"Lock":         async(func() error { return NewMutex(b, "/m").Lock(ctx) }),
-					"Lock, strict": async(func() error { return NewMutex(b, "/m", WithHandoffs(0)).Lock(ctx) }),
-					"Campaign":     async(func() error { return NewElection(b, "/m", WithElectionLayout(LayoutSelector)).Campaign(ctx) }),
-					"Barrier":      async(func() error { return NewBarrier(b, "/gate").Wait(ctx) }),
+					"Lock":         async(func() error { return zsync.NewMutex(b, "/m").Lock(ctx) }),
+					"Lock, strict": async(func() error { return zsync.NewMutex(b, "/m", zsync.WithHandoffs(0)).Lock(ctx) }),
+					"Campaign": async(func() error {
+						return zsync.NewElection(b, "/m", zsync.WithElectionLayout(zsync.LayoutSelector)).Campaign(ctx)
+					}),
+					"Barrier": async(func() error { return zsync.NewBarrier(b, "/gate").Wait(ctx) }),
 					"Once": async(func() error {
-						return NewOnce(b, "/once").Do(ctx, func(context.Context) error { return nil })
+						return zsync.NewOnce(b, "/once").Do(ctx, func(context.Context) error { return nil })
 					}),
 				}
 				synctest.Wait()
@@ -90,7 +93,7 @@ func TestOpenThatEndsWithItsContextDoesNotClaimToHaveOpened(t *testing.T) {
 			}
 			return zktest.Pass
 		})
-		wantErr(t, NewBarrier(s, "/gate").Open(ctx), context.Canceled)
+		wantErr(t, zsync.NewBarrier(s, "/gate").Open(ctx), context.Canceled)
 	})
 }
 
@@ -98,11 +101,11 @@ func TestAReplyLostAsTheContextEndsIsTheContextsError(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		for i, f := range []func(context.Context) error{
-			func(ctx context.Context) error { _, err := NewMutex(s, "/m").Contenders(ctx); return err },
-			func(ctx context.Context) error { return NewBarrier(s, "/b").Wait(ctx) },
-			func(ctx context.Context) error { return NewBarrier(s, "/b").Close(ctx) },
+			func(ctx context.Context) error { _, err := zsync.NewMutex(s, "/m").Contenders(ctx); return err },
+			func(ctx context.Context) error { return zsync.NewBarrier(s, "/b").Wait(ctx) },
+			func(ctx context.Context) error { return zsync.NewBarrier(s, "/b").Close(ctx) },
 			func(ctx context.Context) error { _, err := s.Txn(ctx, &zk.DeleteRequest{Path: "/x"}); return err },
-			func(ctx context.Context) error { return NewMutex(s, "/m", WithHandoffs(0)).Lock(ctx) },
+			func(ctx context.Context) error { return zsync.NewMutex(s, "/m", zsync.WithHandoffs(0)).Lock(ctx) },
 		} {
 			ctx := &lateCtx{Context: t.Context()}
 			srv.Intercept(func(r zktest.Request) zktest.Action {

@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -20,20 +21,20 @@ import (
 // operation. Paths have been made by then.
 type cost struct {
 	operation string
-	prepare   func(t *testing.T, s, other *Session) (operation func())
+	prepare   func(t *testing.T, s, other *zsync.Session) (operation func())
 }
 
 var costs = []cost{
-	{"`Mutex.Lock`, free", func(t *testing.T, s, other *Session) func() {
-		m := NewMutex(s, "/p/m")
+	{"`Mutex.Lock`, free", func(t *testing.T, s, other *zsync.Session) func() {
+		m := zsync.NewMutex(s, "/p/m")
 		return func() { must(t, m.Lock(t.Context())) }
 	}},
-	{"`Mutex.Lock`, free, below three missing levels", func(t *testing.T, s, other *Session) func() {
-		m := NewMutex(s, "/p/x/y/z")
+	{"`Mutex.Lock`, free, below three missing levels", func(t *testing.T, s, other *zsync.Session) func() {
+		m := zsync.NewMutex(s, "/p/x/y/z")
 		return func() { must(t, m.Lock(t.Context())) }
 	}},
-	{"`Mutex.Lock`, behind a holder", func(t *testing.T, s, other *Session) func() {
-		holder, m := NewMutex(other, "/p/m"), NewMutex(s, "/p/m")
+	{"`Mutex.Lock`, behind a holder", func(t *testing.T, s, other *zsync.Session) func() {
+		holder, m := zsync.NewMutex(other, "/p/m"), zsync.NewMutex(s, "/p/m")
 		must(t, holder.Lock(t.Context()))
 		return func() {
 			locked := async(func() error { return m.Lock(t.Context()) })
@@ -43,8 +44,8 @@ var costs = []cost{
 			must(t, <-locked)
 		}
 	}},
-	{"`Mutex.Lock`, handed over in the process", func(t *testing.T, s, other *Session) func() {
-		m := NewMutex(s, "/p/m")
+	{"`Mutex.Lock`, handed over in the process", func(t *testing.T, s, other *zsync.Session) func() {
+		m := zsync.NewMutex(s, "/p/m")
 		must(t, m.Lock(t.Context()))
 		return func() {
 			locked := async(func() error { return m.Lock(t.Context()) })
@@ -53,218 +54,218 @@ var costs = []cost{
 			must(t, <-locked)
 		}
 	}},
-	{"`Mutex.TryLock`, held elsewhere", func(t *testing.T, s, other *Session) func() {
-		must(t, NewMutex(other, "/p/m").Lock(t.Context()))
-		m := NewMutex(s, "/p/m")
+	{"`Mutex.TryLock`, held elsewhere", func(t *testing.T, s, other *zsync.Session) func() {
+		must(t, zsync.NewMutex(other, "/p/m").Lock(t.Context()))
+		m := zsync.NewMutex(s, "/p/m")
 		return func() {
 			if ok, err := m.TryLock(t.Context()); ok || err != nil {
 				t.Fatal(ok, err)
 			}
 		}
 	}},
-	{"`Mutex.TryLock`, free", func(t *testing.T, s, other *Session) func() {
-		m := NewMutex(s, "/p/m")
+	{"`Mutex.TryLock`, free", func(t *testing.T, s, other *zsync.Session) func() {
+		m := zsync.NewMutex(s, "/p/m")
 		return func() {
 			if ok, err := m.TryLock(t.Context()); !ok || err != nil {
 				t.Fatal(ok, err)
 			}
 		}
 	}},
-	{"`Mutex.Unlock`", func(t *testing.T, s, other *Session) func() {
-		m := NewMutex(s, "/p/m")
+	{"`Mutex.Unlock`", func(t *testing.T, s, other *zsync.Session) func() {
+		m := zsync.NewMutex(s, "/p/m")
 		must(t, m.Lock(t.Context()))
 		return func() { must(t, m.Unlock()) }
 	}},
-	{"`Mutex.Token`, first of a hold", func(t *testing.T, s, other *Session) func() {
-		m := NewMutex(s, "/p/m")
+	{"`Mutex.Token`, first of a hold", func(t *testing.T, s, other *zsync.Session) func() {
+		m := zsync.NewMutex(s, "/p/m")
 		must(t, m.Lock(t.Context()))
 		return func() { _, err := m.Token(t.Context()); must(t, err) }
 	}},
-	{"`Mutex.Token`, later", func(t *testing.T, s, other *Session) func() {
-		m := NewMutex(s, "/p/m")
+	{"`Mutex.Token`, later", func(t *testing.T, s, other *zsync.Session) func() {
+		m := zsync.NewMutex(s, "/p/m")
 		must(t, m.Lock(t.Context()))
 		_, err := m.Token(t.Context())
 		must(t, err)
 		return func() { _, err := m.Token(t.Context()); must(t, err) }
 	}},
-	{"`Mutex.Txn`", func(t *testing.T, s, other *Session) func() {
-		m := NewMutex(s, "/p/m")
+	{"`Mutex.Txn`", func(t *testing.T, s, other *zsync.Session) func() {
+		m := zsync.NewMutex(s, "/p/m")
 		must(t, m.Lock(t.Context()))
 		return func() {
 			_, err := m.Txn(t.Context(), &zk.CreateRequest{Path: "/p/x", Acl: zk.WorldACL(zk.PermAll)})
 			must(t, err)
 		}
 	}},
-	{"`Mutex.Revoke`", func(t *testing.T, s, other *Session) func() {
-		must(t, NewMutex(other, "/p/m").Lock(t.Context()))
-		return func() { must(t, NewMutex(s, "/p/m").Revoke(t.Context())) }
+	{"`Mutex.Revoke`", func(t *testing.T, s, other *zsync.Session) func() {
+		must(t, zsync.NewMutex(other, "/p/m").Lock(t.Context()))
+		return func() { must(t, zsync.NewMutex(s, "/p/m").Revoke(t.Context())) }
 	}},
-	{"`RWMutex.RLock`, free", func(t *testing.T, s, other *Session) func() {
-		rw := NewRWMutex(s, "/p/rw")
+	{"`RWMutex.RLock`, free", func(t *testing.T, s, other *zsync.Session) func() {
+		rw := zsync.NewRWMutex(s, "/p/rw")
 		return func() { must(t, rw.RLock(t.Context())) }
 	}},
-	{"`RWMutex.RLock`, with a reader in the process", func(t *testing.T, s, other *Session) func() {
-		rw := NewRWMutex(s, "/p/rw")
+	{"`RWMutex.RLock`, with a reader in the process", func(t *testing.T, s, other *zsync.Session) func() {
+		rw := zsync.NewRWMutex(s, "/p/rw")
 		must(t, rw.RLock(t.Context()))
 		return func() { must(t, rw.RLock(t.Context())) }
 	}},
-	{"`RWMutex.RUnlock`, last reader of the process", func(t *testing.T, s, other *Session) func() {
-		rw := NewRWMutex(s, "/p/rw")
+	{"`RWMutex.RUnlock`, last reader of the process", func(t *testing.T, s, other *zsync.Session) func() {
+		rw := zsync.NewRWMutex(s, "/p/rw")
 		must(t, rw.RLock(t.Context()))
 		return func() { must(t, rw.RUnlock()) }
 	}},
-	{"`RWMutex.Downgrade`", func(t *testing.T, s, other *Session) func() {
-		rw := NewRWMutex(s, "/p/rw")
+	{"`RWMutex.Downgrade`", func(t *testing.T, s, other *zsync.Session) func() {
+		rw := zsync.NewRWMutex(s, "/p/rw")
 		must(t, rw.Lock(t.Context()))
 		return func() { must(t, rw.Downgrade(t.Context())) }
 	}},
-	{"`Semaphore.Acquire`, free", func(t *testing.T, s, other *Session) func() {
-		sem := NewSemaphore(s, "/p/sem", 3)
-		must(t, NewSemaphore(other, "/p/sem", 3).Acquire(t.Context(), 1))
+	{"`Semaphore.Acquire`, free", func(t *testing.T, s, other *zsync.Session) func() {
+		sem := zsync.NewSemaphore(s, "/p/sem", 3)
+		must(t, zsync.NewSemaphore(other, "/p/sem", 3).Acquire(t.Context(), 1))
 		must(t, sem.Acquire(t.Context(), 1))
 		return func() { must(t, sem.Acquire(t.Context(), 1)) }
 	}},
-	{"`Semaphore.Release`, of what one Acquire got", func(t *testing.T, s, other *Session) func() {
-		sem := NewSemaphore(s, "/p/sem", 3)
+	{"`Semaphore.Release`, of what one Acquire got", func(t *testing.T, s, other *zsync.Session) func() {
+		sem := zsync.NewSemaphore(s, "/p/sem", 3)
 		must(t, sem.Acquire(t.Context(), 1))
 		return func() { must(t, sem.Release(1)) }
 	}},
-	{"`WaitGroup.Add`", func(t *testing.T, s, other *Session) func() {
-		wg := NewWaitGroup(s, "/p/wg")
+	{"`WaitGroup.Add`", func(t *testing.T, s, other *zsync.Session) func() {
+		wg := zsync.NewWaitGroup(s, "/p/wg")
 		must(t, wg.Add(t.Context(), 1))
 		return func() { must(t, wg.Add(t.Context(), 1)) }
 	}},
-	{"`WaitGroup.Done`", func(t *testing.T, s, other *Session) func() {
-		wg := NewWaitGroup(s, "/p/wg")
+	{"`WaitGroup.Done`", func(t *testing.T, s, other *zsync.Session) func() {
+		wg := zsync.NewWaitGroup(s, "/p/wg")
 		must(t, wg.Add(t.Context(), 2))
 		return func() { must(t, wg.Done()) }
 	}},
-	{"`WaitGroup.Wait`, nothing open", func(t *testing.T, s, other *Session) func() {
-		wg := NewWaitGroup(s, "/p/wg")
+	{"`WaitGroup.Wait`, nothing open", func(t *testing.T, s, other *zsync.Session) func() {
+		wg := zsync.NewWaitGroup(s, "/p/wg")
 		return func() { must(t, wg.Wait(t.Context())) }
 	}},
-	{"`Once.Do`, done in this process", func(t *testing.T, s, other *Session) func() {
-		o := NewOnce(s, "/p/once")
+	{"`Once.Do`, done in this process", func(t *testing.T, s, other *zsync.Session) func() {
+		o := zsync.NewOnce(s, "/p/once")
 		must(t, o.Do(t.Context(), ok))
 		return func() { must(t, o.Do(t.Context(), ok)) }
 	}},
-	{"`Once.Do`, done in another", func(t *testing.T, s, other *Session) func() {
-		must(t, NewOnce(other, "/p/once").Do(t.Context(), ok))
-		o := NewOnce(s, "/p/once")
+	{"`Once.Do`, done in another", func(t *testing.T, s, other *zsync.Session) func() {
+		must(t, zsync.NewOnce(other, "/p/once").Do(t.Context(), ok))
+		o := zsync.NewOnce(s, "/p/once")
 		return func() { must(t, o.Do(t.Context(), ok)) }
 	}},
-	{"`Cond.Signal`, one waits", func(t *testing.T, s, other *Session) func() {
-		l := NewMutex(other, "/p/l")
-		c := NewCond(other, "/p/cond", l)
+	{"`Cond.Signal`, one waits", func(t *testing.T, s, other *zsync.Session) func() {
+		l := zsync.NewMutex(other, "/p/l")
+		c := zsync.NewCond(other, "/p/cond", l)
 		must(t, l.Lock(t.Context()))
 		async(func() error { return c.Wait(t.Context()) })
-		return func() { must(t, NewCond(s, "/p/cond", NewMutex(s, "/p/l")).Signal(t.Context())) }
+		return func() { must(t, zsync.NewCond(s, "/p/cond", zsync.NewMutex(s, "/p/l")).Signal(t.Context())) }
 	}},
-	{"`Cond.Signal`, nobody waits", func(t *testing.T, s, other *Session) func() {
-		return func() { must(t, NewCond(s, "/p/cond", NewMutex(s, "/p/l")).Signal(t.Context())) }
+	{"`Cond.Signal`, nobody waits", func(t *testing.T, s, other *zsync.Session) func() {
+		return func() { must(t, zsync.NewCond(s, "/p/cond", zsync.NewMutex(s, "/p/l")).Signal(t.Context())) }
 	}},
-	{"`Election.Campaign`, free", func(t *testing.T, s, other *Session) func() {
-		e := NewElection(s, "/p/e")
+	{"`Election.Campaign`, free", func(t *testing.T, s, other *zsync.Session) func() {
+		e := zsync.NewElection(s, "/p/e")
 		return func() { must(t, e.Campaign(t.Context())) }
 	}},
-	{"`Election.Resign`", func(t *testing.T, s, other *Session) func() {
-		e := NewElection(s, "/p/e")
+	{"`Election.Resign`", func(t *testing.T, s, other *zsync.Session) func() {
+		e := zsync.NewElection(s, "/p/e")
 		must(t, e.Campaign(t.Context()))
 		return func() { must(t, e.Resign()) }
 	}},
-	{"`Election.Leader`", func(t *testing.T, s, other *Session) func() {
-		must(t, NewElection(other, "/p/e").Campaign(t.Context()))
-		e := NewElection(s, "/p/e")
+	{"`Election.Leader`", func(t *testing.T, s, other *zsync.Session) func() {
+		must(t, zsync.NewElection(other, "/p/e").Campaign(t.Context()))
+		e := zsync.NewElection(s, "/p/e")
 		return func() { _, err := e.Leader(t.Context()); must(t, err) }
 	}},
-	{"`Election.Observe`, while nothing changes", func(t *testing.T, s, other *Session) func() {
-		must(t, NewElection(other, "/p/e").Campaign(t.Context()))
-		<-NewElection(s, "/p/e").Observe(t.Context())
+	{"`Election.Observe`, while nothing changes", func(t *testing.T, s, other *zsync.Session) func() {
+		must(t, zsync.NewElection(other, "/p/e").Campaign(t.Context()))
+		<-zsync.NewElection(s, "/p/e").Observe(t.Context())
 		return func() { idle() }
 	}},
-	{"`Barrier.Wait`, open", func(t *testing.T, s, other *Session) func() {
-		return func() { must(t, NewBarrier(s, "/p/b").Wait(t.Context())) }
+	{"`Barrier.Wait`, open", func(t *testing.T, s, other *zsync.Session) func() {
+		return func() { must(t, zsync.NewBarrier(s, "/p/b").Wait(t.Context())) }
 	}},
-	{"`Barrier.Wait`, closed and then opened", func(t *testing.T, s, other *Session) func() {
-		b := NewBarrier(other, "/p/b")
+	{"`Barrier.Wait`, closed and then opened", func(t *testing.T, s, other *zsync.Session) func() {
+		b := zsync.NewBarrier(other, "/p/b")
 		must(t, b.Close(t.Context()))
 		return func() {
-			through := async(func() error { return NewBarrier(s, "/p/b").Wait(t.Context()) })
+			through := async(func() error { return zsync.NewBarrier(s, "/p/b").Wait(t.Context()) })
 			time.Sleep(100 * time.Millisecond)
 			from = time.Now()
 			must(t, b.Open(t.Context()))
 			must(t, <-through)
 		}
 	}},
-	{"`Value.Load`", func(t *testing.T, s, other *Session) func() {
-		v := NewValue[int](s, "/p/v")
+	{"`Value.Load`", func(t *testing.T, s, other *zsync.Session) func() {
+		v := zsync.NewValue[int](s, "/p/v")
 		must(t, v.Store(t.Context(), 1))
 		return func() { _, _, err := v.Load(t.Context()); must(t, err) }
 	}},
-	{"`Value.Store`", func(t *testing.T, s, other *Session) func() {
-		v := NewValue[int](s, "/p/v")
+	{"`Value.Store`", func(t *testing.T, s, other *zsync.Session) func() {
+		v := zsync.NewValue[int](s, "/p/v")
 		must(t, v.Store(t.Context(), 1))
 		return func() { must(t, v.Store(t.Context(), 2)) }
 	}},
-	{"`Value.Update`", func(t *testing.T, s, other *Session) func() {
-		v := NewValue[int](s, "/p/v")
+	{"`Value.Update`", func(t *testing.T, s, other *zsync.Session) func() {
+		v := zsync.NewValue[int](s, "/p/v")
 		must(t, v.Store(t.Context(), 1))
 		return func() { _, err := v.Update(t.Context(), increment); must(t, err) }
 	}},
-	{"`Map.Load`", func(t *testing.T, s, other *Session) func() {
-		m := NewMap[int](s, "/p/map")
+	{"`Map.Load`", func(t *testing.T, s, other *zsync.Session) func() {
+		m := zsync.NewMap[int](s, "/p/map")
 		must(t, m.Store(t.Context(), "k", 1))
 		return func() { _, _, err := m.Load(t.Context(), "k"); must(t, err) }
 	}},
-	{"`Map.Store`", func(t *testing.T, s, other *Session) func() {
-		m := NewMap[int](s, "/p/map")
+	{"`Map.Store`", func(t *testing.T, s, other *zsync.Session) func() {
+		m := zsync.NewMap[int](s, "/p/map")
 		must(t, m.Store(t.Context(), "k", 1))
 		return func() { must(t, m.Store(t.Context(), "k", 2)) }
 	}},
-	{"`Map.CompareAndSwap`", func(t *testing.T, s, other *Session) func() {
-		m := NewMap[int](s, "/p/map")
+	{"`Map.CompareAndSwap`", func(t *testing.T, s, other *zsync.Session) func() {
+		m := zsync.NewMap[int](s, "/p/map")
 		must(t, m.Store(t.Context(), "k", 1))
 		_, version, err := m.Load(t.Context(), "k")
 		must(t, err)
 		return func() { _, err := m.CompareAndSwap(t.Context(), "k", version, 2); must(t, err) }
 	}},
-	{"`Int64.Add`", func(t *testing.T, s, other *Session) func() {
-		n := NewInt64(s, "/p/n")
+	{"`Int64.Add`", func(t *testing.T, s, other *zsync.Session) func() {
+		n := zsync.NewInt64(s, "/p/n")
 		must(t, n.Store(t.Context(), 1))
 		return func() { _, err := n.Add(t.Context(), 1); must(t, err) }
 	}},
-	{"`Schedule.Do`, done in another process", func(t *testing.T, s, other *Session) func() {
-		_, err := NewSchedule(other, "/p/jobs").Do(t.Context(), noon, func(context.Context) error { return nil })
+	{"`Schedule.Do`, done in another process", func(t *testing.T, s, other *zsync.Session) func() {
+		_, err := zsync.NewSchedule(other, "/p/jobs").Do(t.Context(), noon, func(context.Context) error { return nil })
 		must(t, err)
-		c := NewSchedule(s, "/p/jobs")
+		c := zsync.NewSchedule(s, "/p/jobs")
 		return func() { _, err := c.Do(t.Context(), noon, func(context.Context) error { return nil }); must(t, err) }
 	}},
-	{"`Flight.Do`, with a result", func(t *testing.T, s, other *Session) func() {
+	{"`Flight.Do`, with a result", func(t *testing.T, s, other *zsync.Session) func() {
 		one := func(context.Context) (int, error) { return 1, nil }
-		_, _, err := NewFlight[int](other, "/p/f", time.Minute).Do(t.Context(), "k", one)
+		_, _, err := zsync.NewFlight[int](other, "/p/f", time.Minute).Do(t.Context(), "k", one)
 		must(t, err)
-		f := NewFlight[int](s, "/p/f", time.Minute)
+		f := zsync.NewFlight[int](s, "/p/f", time.Minute)
 		return func() { _, _, err := f.Do(t.Context(), "k", one); must(t, err) }
 	}},
-	{"`Group.Join`", func(t *testing.T, s, other *Session) func() {
-		_, err := NewGroup[int](other, "/p/group").Join(t.Context(), "other", 1)
+	{"`Group.Join`", func(t *testing.T, s, other *zsync.Session) func() {
+		_, err := zsync.NewGroup[int](other, "/p/group").Join(t.Context(), "other", 1)
 		must(t, err)
-		g := NewGroup[int](s, "/p/group")
+		g := zsync.NewGroup[int](s, "/p/group")
 		return func() { _, err := g.Join(t.Context(), "me", 1); must(t, err) }
 	}},
-	{"`Membership.Leave`", func(t *testing.T, s, other *Session) func() {
-		m, err := NewGroup[int](s, "/p/group").Join(t.Context(), "me", 1)
+	{"`Membership.Leave`", func(t *testing.T, s, other *zsync.Session) func() {
+		m, err := zsync.NewGroup[int](s, "/p/group").Join(t.Context(), "me", 1)
 		must(t, err)
 		return func() { must(t, m.Leave()) }
 	}},
-	{"`Value.Watch`, while nothing changes", func(t *testing.T, s, other *Session) func() {
-		must(t, NewValue[int](other, "/p/v").Store(t.Context(), 1))
-		<-NewValue[int](s, "/p/v").Watch(t.Context())
+	{"`Value.Watch`, while nothing changes", func(t *testing.T, s, other *zsync.Session) func() {
+		must(t, zsync.NewValue[int](other, "/p/v").Store(t.Context(), 1))
+		<-zsync.NewValue[int](s, "/p/v").Watch(t.Context())
 		return func() { idle() }
 	}},
-	{"`Queue.Recv`, while nothing comes", func(t *testing.T, s, other *Session) func() {
+	{"`Queue.Recv`, while nothing comes", func(t *testing.T, s, other *zsync.Session) func() {
 		ctx, cancel := context.WithCancel(t.Context())
-		ch := NewQueue[int](s, "/p/q").Recv(ctx)
+		ch := zsync.NewQueue[int](s, "/p/q").Recv(ctx)
 		t.Cleanup(func() {
 			cancel()
 			for range ch {
@@ -336,13 +337,13 @@ func TestRequestCountsAreThoseOfTheTable(t *testing.T) {
 }
 
 // begin prepares the operation, and returns the session that is charged.
-func (c cost) begin(t *testing.T, srv *zktest.Server) (*Session, func()) {
+func (c cost) begin(t *testing.T, srv *zktest.Server) (*zsync.Session, func()) {
 	s, other := open(t, srv), open(t, srv)
-	must(t, NewMutex(other, "/p/keep").Lock(t.Context()))
+	must(t, zsync.NewMutex(other, "/p/keep").Lock(t.Context()))
 	for _, f := range []func(){
-		func() { m := NewMutex(s, "/p/m"); must(t, m.Lock(t.Context())); must(t, m.Unlock()) },
-		func() { m := NewRWMutex(s, "/p/rw"); must(t, m.Lock(t.Context())); must(t, m.Unlock()) },
-		func() { e := NewElection(s, "/p/e"); must(t, e.Campaign(t.Context())); must(t, e.Resign()) },
+		func() { m := zsync.NewMutex(s, "/p/m"); must(t, m.Lock(t.Context())); must(t, m.Unlock()) },
+		func() { m := zsync.NewRWMutex(s, "/p/rw"); must(t, m.Lock(t.Context())); must(t, m.Unlock()) },
+		func() { e := zsync.NewElection(s, "/p/e"); must(t, e.Campaign(t.Context())); must(t, e.Resign()) },
 	} {
 		f()
 	}

@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"bufio"
@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
@@ -31,21 +32,21 @@ type crash struct {
 	name string
 
 	// child prepares the operation, calls begin, and does it.
-	child func(ctx context.Context, s *Session, begin func()) error
+	child func(ctx context.Context, s *zsync.Session, begin func()) error
 
 	// beside, if there is one, runs in the parent meanwhile. It prepares what
 	// the operation is to meet and calls ready, which lets it begin. Then it
 	// does what the operation needs to come to its end, and gives up what it
 	// holds. ctx ends when the child has.
-	beside func(ctx context.Context, s *Session, ready func(), child *crashChild) error
+	beside func(ctx context.Context, s *zsync.Session, ready func(), child *crashChild) error
 
 	// after is the operation with its counterparts, for a process that was not
 	// there before. It must not wait longer than the dead session lives.
-	after func(ctx context.Context, s *Session) error
+	after func(ctx context.Context, s *zsync.Session) error
 
 	// sweep, if there is one, is the next use of the path, of which it is promised
 	// that it removes what nobody was left to remove.
-	sweep func(ctx context.Context, s *Session) error
+	sweep func(ctx context.Context, s *zsync.Session) error
 
 	// leaves matches the znodes that may be left, besides crashPath and its
 	// parents.
@@ -174,8 +175,8 @@ func (c crash) at(ctx context.Context, p crashPoint) (n int, err error) {
 	}()
 	ctx, cancel := context.WithTimeout(ctx, crashBound)
 	defer cancel()
-	connect := func() (*Session, error) {
-		return Connect(ctx, srv.Addr(), WithSessionTimeout(testTimeout)) // over TCP, as a child does
+	connect := func() (*zsync.Session, error) {
+		return zsync.Connect(ctx, srv.Addr(), zsync.WithSessionTimeout(testTimeout)) // over TCP, as a child does
 	}
 
 	child := newCrashChild(c.name, p)
@@ -233,11 +234,11 @@ func (c crash) at(ctx context.Context, p crashPoint) (n int, err error) {
 
 // left returns the znodes that should not be there when everybody has done
 // what there was to do. What is deleted in the background is waited for.
-func (c crash) left(ctx context.Context, s *Session) (left []string) {
+func (c crash) left(ctx context.Context, s *zsync.Session) (left []string) {
 	allowed := regexp.MustCompile(`^(/|/zookeeper|/crash|` + crashPath + `|` + c.leaves + `)$`)
 	for {
 		left = left[:0]
-		inc, err := s.m.Incarnation(ctx)
+		inc, err := zsync.ManagerOf(s).Incarnation(ctx)
 		if err != nil {
 			return []string{err.Error()}
 		}
@@ -445,7 +446,7 @@ func TestCrashChild(t *testing.T) {
 		fail(fmt.Errorf("no operation %q", op))
 	}
 	ctx := context.Background()
-	s, err := Connect(ctx, os.Getenv(crashEnv+"_ADDR"), WithSessionTimeout(testTimeout))
+	s, err := zsync.Connect(ctx, os.Getenv(crashEnv+"_ADDR"), zsync.WithSessionTimeout(testTimeout))
 	fail(err)
 	fail(all[i].child(ctx, s, func() {
 		settleSession(s)
@@ -459,7 +460,7 @@ func TestCrashChild(t *testing.T) {
 
 // settleSession waits until s has nothing left to do in the background, so that
 // the requests that follow are those of the operation.
-func settleSession(s *Session) {
+func settleSession(s *zsync.Session) {
 	for last := int64(-1); last != s.Stats().Requests; time.Sleep(5 * time.Millisecond) {
 		last = s.Stats().Requests
 	}

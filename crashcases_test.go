@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -26,11 +27,11 @@ func crashes() []crash {
 }
 
 // A helper runs beside the child: see crash.
-type helper func(ctx context.Context, s *Session, ready func(), child *crashChild) error
+type helper func(ctx context.Context, s *zsync.Session, ready func(), child *crashChild) error
 
 // holdBeside holds what the child wants, until it waits for it or is gone.
-func holdBeside(lock func(s *Session) Locker) helper {
-	return func(ctx context.Context, s *Session, ready func(), child *crashChild) error {
+func holdBeside(lock func(s *zsync.Session) zsync.Locker) helper {
+	return func(ctx context.Context, s *zsync.Session, ready func(), child *crashChild) error {
 		l := lock(s)
 		if err := l.Lock(ctx); err != nil {
 			return err
@@ -42,14 +43,14 @@ func holdBeside(lock func(s *Session) Locker) helper {
 }
 
 // queueBeside waits behind the child, and gets what it waits for in the end.
-func queueBeside(lock func(s *Session) Locker) helper {
-	return behind(func(ctx context.Context, s *Session) error { return lockOnce(ctx, lock(s)) })
+func queueBeside(lock func(s *zsync.Session) zsync.Locker) helper {
+	return behind(func(ctx context.Context, s *zsync.Session) error { return lockOnce(ctx, lock(s)) })
 }
 
 // behind does f when the child is prepared, and has it go on when f is in the
 // line behind it.
-func behind(f func(ctx context.Context, s *Session) error) helper {
-	return func(ctx context.Context, s *Session, ready func(), child *crashChild) error {
+func behind(f func(ctx context.Context, s *zsync.Session) error) helper {
+	return func(ctx context.Context, s *zsync.Session, ready func(), child *crashChild) error {
 		<-child.begun
 		done := async(func() error { return f(context.WithoutCancel(ctx), s) })
 		if err := crowd(ctx, s, 2); err != nil {
@@ -61,9 +62,9 @@ func behind(f func(ctx context.Context, s *Session) error) helper {
 }
 
 // crowd waits until crashPath has n children.
-func crowd(ctx context.Context, s *Session, n int) error {
+func crowd(ctx context.Context, s *zsync.Session, n int) error {
 	for {
-		inc, err := s.m.Incarnation(ctx)
+		inc, err := zsync.ManagerOf(s).Incarnation(ctx)
 		if err != nil {
 			return err
 		}
@@ -86,7 +87,7 @@ func (c *crashChild) awaitWait(ctx context.Context) {
 	}
 }
 
-func lockOnce(ctx context.Context, l Locker) error {
+func lockOnce(ctx context.Context, l zsync.Locker) error {
 	ctx, cancel := context.WithTimeout(ctx, crashBound)
 	defer cancel()
 	if err := l.Lock(ctx); err != nil {
@@ -98,10 +99,10 @@ func lockOnce(ctx context.Context, l Locker) error {
 func crashNothing(context.Context) error { return nil }
 
 // mutex is the one that is tested, and afterMutex what must always be possible.
-func crashMutex(s *Session) Locker { return NewMutex(s, crashPath) }
+func crashMutex(s *zsync.Session) zsync.Locker { return zsync.NewMutex(s, crashPath) }
 
-func afterMutex(ctx context.Context, s *Session) error {
-	m := NewMutex(s, crashPath)
+func afterMutex(ctx context.Context, s *zsync.Session) error {
+	m := zsync.NewMutex(s, crashPath)
 	if err := m.Lock(ctx); err != nil {
 		return err
 	}
@@ -119,9 +120,9 @@ func afterMutex(ctx context.Context, s *Session) error {
 }
 
 // withMutex does an operation of a Mutex that the child holds.
-func withMutex(f func(ctx context.Context, m *Mutex) error) func(context.Context, *Session, func()) error {
-	return func(ctx context.Context, s *Session, begin func()) error {
-		m := NewMutex(s, crashPath)
+func withMutex(f func(ctx context.Context, m *zsync.Mutex) error) func(context.Context, *zsync.Session, func()) error {
+	return func(ctx context.Context, s *zsync.Session, begin func()) error {
+		m := zsync.NewMutex(s, crashPath)
 		if err := m.Lock(ctx); err != nil {
 			return err
 		}
@@ -132,52 +133,52 @@ func withMutex(f func(ctx context.Context, m *Mutex) error) func(context.Context
 
 var mutexCrashes = []crash{{
 	name: "Mutex.Lock",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
-		return NewMutex(s, crashPath).Lock(ctx)
+		return zsync.NewMutex(s, crashPath).Lock(ctx)
 	},
 	after:    afterMutex,
 	requests: 2,
 }, {
 	name: "Mutex.Lock in a line",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
-		return NewMutex(s, crashPath).Lock(ctx)
+		return zsync.NewMutex(s, crashPath).Lock(ctx)
 	},
 	beside:   holdBeside(crashMutex),
 	after:    afterMutex,
 	requests: 3,
 }, {
 	name: "Mutex.TryLock",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
-		_, err := NewMutex(s, crashPath).TryLock(ctx)
+		_, err := zsync.NewMutex(s, crashPath).TryLock(ctx)
 		return err
 	},
 	after:    afterMutex,
 	requests: 3,
 }, {
 	name:     "Mutex.Unlock",
-	child:    withMutex(func(_ context.Context, m *Mutex) error { return m.Unlock() }),
+	child:    withMutex(func(_ context.Context, m *zsync.Mutex) error { return m.Unlock() }),
 	after:    afterMutex,
 	requests: 1,
 }, {
 	name:     "Mutex.Unlock for one who waits",
-	child:    withMutex(func(_ context.Context, m *Mutex) error { return m.Unlock() }),
+	child:    withMutex(func(_ context.Context, m *zsync.Mutex) error { return m.Unlock() }),
 	beside:   queueBeside(crashMutex),
 	after:    afterMutex,
 	requests: 1,
 }, {
 	name: "Mutex.Do",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
-		return NewMutex(s, crashPath).Do(ctx, crashNothing)
+		return zsync.NewMutex(s, crashPath).Do(ctx, crashNothing)
 	},
 	after:    afterMutex,
 	requests: 3,
 }, {
 	name: "Mutex.Token",
-	child: withMutex(func(ctx context.Context, m *Mutex) error {
+	child: withMutex(func(ctx context.Context, m *zsync.Mutex) error {
 		_, err := m.Token(ctx)
 		return err
 	}),
@@ -186,7 +187,7 @@ var mutexCrashes = []crash{{
 	requests: 1,
 }, {
 	name: "Mutex.Txn",
-	child: withMutex(func(ctx context.Context, m *Mutex) error {
+	child: withMutex(func(ctx context.Context, m *zsync.Mutex) error {
 		_, err := m.Txn(ctx, crashTxn...)
 		return err
 	}),
@@ -195,23 +196,23 @@ var mutexCrashes = []crash{{
 	requests: 1,
 }, {
 	name: "LockAll",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
-		_, err := LockAll(ctx, NewMutex(s, crashPath), NewRWMutex(s, crashPath+"2"))
+		_, err := zsync.LockAll(ctx, zsync.NewMutex(s, crashPath), zsync.NewRWMutex(s, crashPath+"2"))
 		return err
 	},
-	after: func(ctx context.Context, s *Session) error {
-		return errors.Join(afterMutex(ctx, s), lockOnce(ctx, NewRWMutex(s, crashPath+"2")))
+	after: func(ctx context.Context, s *zsync.Session) error {
+		return errors.Join(afterMutex(ctx, s), lockOnce(ctx, zsync.NewRWMutex(s, crashPath+"2")))
 	},
 	leaves:   crashPath + "2",
 	requests: 4,
 }}
 
-func crashRWMutex(s *Session) Locker { return NewRWMutex(s, crashPath) }
-func crashRLocker(s *Session) Locker { return NewRWMutex(s, crashPath).RLocker() }
+func crashRWMutex(s *zsync.Session) zsync.Locker { return zsync.NewRWMutex(s, crashPath) }
+func crashRLocker(s *zsync.Session) zsync.Locker { return zsync.NewRWMutex(s, crashPath).RLocker() }
 
-func afterRWMutex(ctx context.Context, s *Session) error {
-	rw := NewRWMutex(s, crashPath)
+func afterRWMutex(ctx context.Context, s *zsync.Session) error {
+	rw := zsync.NewRWMutex(s, crashPath)
 	if err := rw.Lock(ctx); err != nil {
 		return err
 	}
@@ -222,9 +223,9 @@ func afterRWMutex(ctx context.Context, s *Session) error {
 }
 
 // withRWMutex does an operation of an RWMutex that the child holds.
-func withRWMutex(lock func(*RWMutex, context.Context) error, f func(ctx context.Context, rw *RWMutex) error) func(context.Context, *Session, func()) error {
-	return func(ctx context.Context, s *Session, begin func()) error {
-		rw := NewRWMutex(s, crashPath)
+func withRWMutex(lock func(*zsync.RWMutex, context.Context) error, f func(ctx context.Context, rw *zsync.RWMutex) error) func(context.Context, *zsync.Session, func()) error {
+	return func(ctx context.Context, s *zsync.Session, begin func()) error {
+		rw := zsync.NewRWMutex(s, crashPath)
 		if err := lock(rw, ctx); err != nil {
 			return err
 		}
@@ -234,10 +235,10 @@ func withRWMutex(lock func(*RWMutex, context.Context) error, f func(ctx context.
 }
 
 // noLock is for an operation that takes the lock.
-func noLock(*RWMutex, context.Context) error { return nil }
+func noLock(*zsync.RWMutex, context.Context) error { return nil }
 
-func lockRW(ctx context.Context, rw *RWMutex) error  { return rw.Lock(ctx) }
-func rlockRW(ctx context.Context, rw *RWMutex) error { return rw.RLock(ctx) }
+func lockRW(ctx context.Context, rw *zsync.RWMutex) error  { return rw.Lock(ctx) }
+func rlockRW(ctx context.Context, rw *zsync.RWMutex) error { return rw.RLock(ctx) }
 
 var rwMutexCrashes = []crash{{
 	name:     "RWMutex.Lock",
@@ -263,7 +264,7 @@ var rwMutexCrashes = []crash{{
 	requests: 3,
 }, {
 	name: "RWMutex.TryLock",
-	child: withRWMutex(noLock, func(ctx context.Context, rw *RWMutex) error {
+	child: withRWMutex(noLock, func(ctx context.Context, rw *zsync.RWMutex) error {
 		_, err := rw.TryLock(ctx)
 		return err
 	}),
@@ -271,7 +272,7 @@ var rwMutexCrashes = []crash{{
 	requests: 2,
 }, {
 	name: "RWMutex.TryRLock",
-	child: withRWMutex(noLock, func(ctx context.Context, rw *RWMutex) error {
+	child: withRWMutex(noLock, func(ctx context.Context, rw *zsync.RWMutex) error {
 		_, err := rw.TryRLock(ctx)
 		return err
 	}),
@@ -279,40 +280,40 @@ var rwMutexCrashes = []crash{{
 	requests: 2,
 }, {
 	name:     "RWMutex.Downgrade",
-	child:    withRWMutex((*RWMutex).Lock, func(ctx context.Context, rw *RWMutex) error { return rw.Downgrade(ctx) }),
+	child:    withRWMutex((*zsync.RWMutex).Lock, func(ctx context.Context, rw *zsync.RWMutex) error { return rw.Downgrade(ctx) }),
 	after:    afterRWMutex,
 	requests: 2,
 }, {
 	name:     "RWMutex.Downgrade before a writer",
-	child:    withRWMutex((*RWMutex).Lock, func(ctx context.Context, rw *RWMutex) error { return rw.Downgrade(ctx) }),
+	child:    withRWMutex((*zsync.RWMutex).Lock, func(ctx context.Context, rw *zsync.RWMutex) error { return rw.Downgrade(ctx) }),
 	beside:   queueBeside(crashRWMutex),
 	after:    afterRWMutex,
 	requests: 2,
 }, {
 	name:     "RWMutex.Unlock",
-	child:    withRWMutex((*RWMutex).Lock, func(_ context.Context, rw *RWMutex) error { return rw.Unlock() }),
+	child:    withRWMutex((*zsync.RWMutex).Lock, func(_ context.Context, rw *zsync.RWMutex) error { return rw.Unlock() }),
 	beside:   queueBeside(crashRLocker),
 	after:    afterRWMutex,
 	requests: 1,
 }, {
 	name:     "RWMutex.RUnlock",
-	child:    withRWMutex((*RWMutex).RLock, func(_ context.Context, rw *RWMutex) error { return rw.RUnlock() }),
+	child:    withRWMutex((*zsync.RWMutex).RLock, func(_ context.Context, rw *zsync.RWMutex) error { return rw.RUnlock() }),
 	beside:   queueBeside(crashRWMutex),
 	after:    afterRWMutex,
 	requests: 1,
 }, {
 	name:     "RWMutex.Do",
-	child:    withRWMutex(noLock, func(ctx context.Context, rw *RWMutex) error { return rw.Do(ctx, crashNothing) }),
+	child:    withRWMutex(noLock, func(ctx context.Context, rw *zsync.RWMutex) error { return rw.Do(ctx, crashNothing) }),
 	after:    afterRWMutex,
 	requests: 3,
 }, {
 	name:     "RWMutex.RDo",
-	child:    withRWMutex(noLock, func(ctx context.Context, rw *RWMutex) error { return rw.RDo(ctx, crashNothing) }),
+	child:    withRWMutex(noLock, func(ctx context.Context, rw *zsync.RWMutex) error { return rw.RDo(ctx, crashNothing) }),
 	after:    afterRWMutex,
 	requests: 3,
 }, {
 	name: "RWMutex.Token",
-	child: withRWMutex((*RWMutex).Lock, func(ctx context.Context, rw *RWMutex) error {
+	child: withRWMutex((*zsync.RWMutex).Lock, func(ctx context.Context, rw *zsync.RWMutex) error {
 		_, err := rw.Token(ctx)
 		return err
 	}),
@@ -320,7 +321,7 @@ var rwMutexCrashes = []crash{{
 	requests: 1,
 }, {
 	name: "RWMutex.Txn",
-	child: withRWMutex((*RWMutex).Lock, func(ctx context.Context, rw *RWMutex) error {
+	child: withRWMutex((*zsync.RWMutex).Lock, func(ctx context.Context, rw *zsync.RWMutex) error {
 		_, err := rw.Txn(ctx, crashTxn...)
 		return err
 	}),
@@ -331,8 +332,8 @@ var rwMutexCrashes = []crash{{
 }}
 
 // afterOnce makes the thing done, if it is not yet, and then undone.
-func afterOnce(ctx context.Context, s *Session) error {
-	o := NewOnce(s, crashPath)
+func afterOnce(ctx context.Context, s *zsync.Session) error {
+	o := zsync.NewOnce(s, crashPath)
 	if err := o.Do(ctx, crashNothing); err != nil {
 		return err
 	}
@@ -346,27 +347,27 @@ func afterOnce(ctx context.Context, s *Session) error {
 // The mark is for ever, and a receipt of a Reset whose process has died stays.
 const onceLeaves = crashPath + "/(done|[-0-9a-f]{36})"
 
-func crashValue(s *Session, v int) func(context.Context) (int, error) {
-	return OnceValue(s, crashPath, func(context.Context) (int, error) { return v, nil })
+func crashValue(s *zsync.Session, v int) func(context.Context) (int, error) {
+	return zsync.OnceValue(s, crashPath, func(context.Context) (int, error) { return v, nil })
 }
 
 var onceCrashes = []crash{{
 	name: "Once.Do",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
-		return NewOnce(s, crashPath).Do(ctx, crashNothing)
+		return zsync.NewOnce(s, crashPath).Do(ctx, crashNothing)
 	},
 	after:    afterOnce,
 	leaves:   onceLeaves,
 	requests: 6,
 }, {
 	name: "Once.Do while another does it",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
-		return NewOnce(s, crashPath).Do(ctx, crashNothing)
+		return zsync.NewOnce(s, crashPath).Do(ctx, crashNothing)
 	},
-	beside: func(ctx context.Context, s *Session, ready func(), child *crashChild) error {
-		return NewOnce(s, crashPath).Do(context.WithoutCancel(ctx), func(context.Context) error {
+	beside: func(ctx context.Context, s *zsync.Session, ready func(), child *crashChild) error {
+		return zsync.NewOnce(s, crashPath).Do(context.WithoutCancel(ctx), func(context.Context) error {
 			ready()
 			child.awaitWait(ctx)
 			return nil
@@ -377,21 +378,23 @@ var onceCrashes = []crash{{
 	requests: 3,
 }, {
 	name: "Once.Do before one who waits",
-	child: func(ctx context.Context, s *Session, begin func()) error {
-		return NewOnce(s, crashPath).Do(ctx, func(context.Context) error { begin(); return nil })
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
+		return zsync.NewOnce(s, crashPath).Do(ctx, func(context.Context) error { begin(); return nil })
 	},
-	beside:   behind(func(ctx context.Context, s *Session) error { return NewOnce(s, crashPath).Do(ctx, crashNothing) }),
+	beside: behind(func(ctx context.Context, s *zsync.Session) error {
+		return zsync.NewOnce(s, crashPath).Do(ctx, crashNothing)
+	}),
 	after:    afterOnce,
 	leaves:   onceLeaves,
 	requests: 2,
 }, {
 	name: "OnceValue",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
 		_, err := crashValue(s, 1)(ctx)
 		return err
 	},
-	after: func(ctx context.Context, s *Session) error {
+	after: func(ctx context.Context, s *zsync.Session) error {
 		v, err := crashValue(s, 2)(ctx)
 		if err != nil {
 			return err
@@ -406,8 +409,8 @@ var onceCrashes = []crash{{
 	requests: 6,
 }, {
 	name: "Once.Reset",
-	child: func(ctx context.Context, s *Session, begin func()) error {
-		o := NewOnce(s, crashPath)
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
+		o := zsync.NewOnce(s, crashPath)
 		if err := o.Do(ctx, crashNothing); err != nil {
 			return err
 		}
@@ -422,8 +425,8 @@ var onceCrashes = []crash{{
 // A receipt of a process that has died stays.
 const barrierLeaves = crashPath + "-receipts(/[^/]*)?"
 
-func afterBarrier(ctx context.Context, s *Session) error {
-	b := NewBarrier(s, crashPath)
+func afterBarrier(ctx context.Context, s *zsync.Session) error {
+	b := zsync.NewBarrier(s, crashPath)
 	if err := b.Close(ctx); err != nil {
 		return err
 	}
@@ -433,17 +436,17 @@ func afterBarrier(ctx context.Context, s *Session) error {
 
 var barrierCrashes = []crash{{
 	name: "Barrier.Close",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
-		return NewBarrier(s, crashPath).Close(ctx)
+		return zsync.NewBarrier(s, crashPath).Close(ctx)
 	},
 	after:    afterBarrier,
 	leaves:   barrierLeaves,
 	requests: 2,
 }, {
 	name: "Barrier.Open",
-	child: func(ctx context.Context, s *Session, begin func()) error {
-		b := NewBarrier(s, crashPath)
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
+		b := zsync.NewBarrier(s, crashPath)
 		if err := b.Close(ctx); err != nil {
 			return err
 		}
@@ -455,12 +458,12 @@ var barrierCrashes = []crash{{
 	requests: 2,
 }, {
 	name: "Barrier.Wait",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
-		return NewBarrier(s, crashPath).Wait(ctx)
+		return zsync.NewBarrier(s, crashPath).Wait(ctx)
 	},
-	beside: func(ctx context.Context, s *Session, ready func(), child *crashChild) error {
-		b := NewBarrier(s, crashPath)
+	beside: func(ctx context.Context, s *zsync.Session, ready func(), child *crashChild) error {
+		b := zsync.NewBarrier(s, crashPath)
 		if err := b.Close(ctx); err != nil {
 			return err
 		}
@@ -474,15 +477,17 @@ var barrierCrashes = []crash{{
 }}
 
 // crashElection has the methods of an Election as a Locker.
-type crashElection struct{ *Election }
+type crashElection struct{ *zsync.Election }
 
 func (e crashElection) Lock(ctx context.Context) error { return e.Campaign(ctx) }
 func (e crashElection) Unlock() error                  { return e.Resign() }
 
-func electionLocker(s *Session) Locker { return crashElection{NewElection(s, crashPath)} }
+func electionLocker(s *zsync.Session) zsync.Locker {
+	return crashElection{zsync.NewElection(s, crashPath)}
+}
 
-func afterElection(ctx context.Context, s *Session) error {
-	e := NewElection(s, crashPath)
+func afterElection(ctx context.Context, s *zsync.Session) error {
+	e := zsync.NewElection(s, crashPath)
 	if err := e.Campaign(ctx); err != nil {
 		return err
 	}
@@ -491,9 +496,9 @@ func afterElection(ctx context.Context, s *Session) error {
 }
 
 // withElection does an operation of a leader.
-func withElection(f func(ctx context.Context, e *Election) error) func(context.Context, *Session, func()) error {
-	return func(ctx context.Context, s *Session, begin func()) error {
-		e := NewElection(s, crashPath)
+func withElection(f func(ctx context.Context, e *zsync.Election) error) func(context.Context, *zsync.Session, func()) error {
+	return func(ctx context.Context, s *zsync.Session, begin func()) error {
+		e := zsync.NewElection(s, crashPath)
 		if err := e.Campaign(ctx); err != nil {
 			return err
 		}
@@ -504,40 +509,40 @@ func withElection(f func(ctx context.Context, e *Election) error) func(context.C
 
 var electionCrashes = []crash{{
 	name: "Election.Campaign",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
-		return NewElection(s, crashPath).Campaign(ctx)
+		return zsync.NewElection(s, crashPath).Campaign(ctx)
 	},
 	after:    afterElection,
 	requests: 2,
 }, {
 	name: "Election.Campaign against a leader",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
-		return NewElection(s, crashPath).Campaign(ctx)
+		return zsync.NewElection(s, crashPath).Campaign(ctx)
 	},
 	beside:   holdBeside(electionLocker),
 	after:    afterElection,
 	requests: 3,
 }, {
 	name:     "Election.Resign",
-	child:    withElection(func(_ context.Context, e *Election) error { return e.Resign() }),
+	child:    withElection(func(_ context.Context, e *zsync.Election) error { return e.Resign() }),
 	beside:   queueBeside(electionLocker),
 	after:    afterElection,
 	requests: 1,
 }, {
 	name: "Election.Run",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
 		ctx, stop := context.WithCancel(ctx)
-		NewElection(s, crashPath).Run(ctx, func(context.Context) error { stop(); return nil })
+		zsync.NewElection(s, crashPath).Run(ctx, func(context.Context) error { stop(); return nil })
 		return nil
 	},
 	after:    afterElection,
 	requests: 3,
 }, {
 	name: "Election.Token",
-	child: withElection(func(ctx context.Context, e *Election) error {
+	child: withElection(func(ctx context.Context, e *zsync.Election) error {
 		_, err := e.Token(ctx)
 		return err
 	}),
@@ -546,7 +551,7 @@ var electionCrashes = []crash{{
 	requests: 1,
 }, {
 	name: "Election.Txn",
-	child: withElection(func(ctx context.Context, e *Election) error {
+	child: withElection(func(ctx context.Context, e *zsync.Election) error {
 		_, err := e.Txn(ctx, crashTxn...)
 		return err
 	}),
@@ -556,13 +561,13 @@ var electionCrashes = []crash{{
 	requests: 1,
 }, {
 	name: "Election.Leader",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
-		_, err := NewElection(s, crashPath).Leader(ctx)
+		_, err := zsync.NewElection(s, crashPath).Leader(ctx)
 		return err
 	},
-	beside: func(ctx context.Context, s *Session, ready func(), _ *crashChild) error {
-		e := NewElection(s, crashPath)
+	beside: func(ctx context.Context, s *zsync.Session, ready func(), _ *crashChild) error {
+		e := zsync.NewElection(s, crashPath)
 		if err := e.Campaign(ctx); err != nil {
 			return err
 		}
@@ -583,8 +588,8 @@ var crashTxn = []any{
 
 const crashTxnLeaves = "/crash/txn(/[ab])?"
 
-func afterTxn(ctx context.Context, s *Session) error {
-	inc, err := s.m.Incarnation(ctx)
+func afterTxn(ctx context.Context, s *zsync.Session) error {
+	inc, err := zsync.ManagerOf(s).Incarnation(ctx)
 	if err != nil {
 		return err
 	}
@@ -599,8 +604,8 @@ func afterTxn(ctx context.Context, s *Session) error {
 }
 
 // both does f, and then g.
-func both(f, g func(ctx context.Context, s *Session) error) func(ctx context.Context, s *Session) error {
-	return func(ctx context.Context, s *Session) error {
+func both(f, g func(ctx context.Context, s *zsync.Session) error) func(ctx context.Context, s *zsync.Session) error {
+	return func(ctx context.Context, s *zsync.Session) error {
 		if err := f(ctx, s); err != nil {
 			return err
 		}
@@ -610,14 +615,14 @@ func both(f, g func(ctx context.Context, s *Session) error) func(ctx context.Con
 
 var sessionCrashes = []crash{{
 	name: "Session.Txn",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
 		_, err := s.Txn(ctx, crashTxn...)
 		return err
 	},
-	beside: func(ctx context.Context, s *Session, ready func(), _ *crashChild) error {
+	beside: func(ctx context.Context, s *zsync.Session, ready func(), _ *crashChild) error {
 		// The parent of what is created must be there.
-		m := NewMutex(s, crashPath)
+		m := zsync.NewMutex(s, crashPath)
 		err := lockOnce(ctx, m)
 		ready()
 		return err
@@ -627,8 +632,8 @@ var sessionCrashes = []crash{{
 	requests: 1,
 }, {
 	name: "Session.Close",
-	child: func(ctx context.Context, s *Session, begin func()) error {
-		m := NewMutex(s, crashPath)
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
+		m := zsync.NewMutex(s, crashPath)
 		if err := m.Lock(ctx); err != nil {
 			return err
 		}
@@ -640,8 +645,8 @@ var sessionCrashes = []crash{{
 	requests: 1,
 }}
 
-func afterSemaphore(ctx context.Context, s *Session) error {
-	m := NewSemaphore(s, crashPath, 3)
+func afterSemaphore(ctx context.Context, s *zsync.Session) error {
+	m := zsync.NewSemaphore(s, crashPath, 3)
 	if err := m.Acquire(ctx, 3); err != nil {
 		return err
 	}
@@ -652,29 +657,31 @@ const semaphoreLeaves = crashPath + "/(leases|locks)"
 
 // permits makes a Locker of n of the permits.
 type permits struct {
-	*Semaphore
+	*zsync.Semaphore
 	n int64
 }
 
 func (p permits) Lock(ctx context.Context) error { return p.Acquire(ctx, p.n) }
 func (p permits) Unlock() error                  { return p.Release(p.n) }
 
-func crashPermits(s *Session) Locker { return permits{NewSemaphore(s, crashPath, 3), 2} }
+func crashPermits(s *zsync.Session) zsync.Locker {
+	return permits{zsync.NewSemaphore(s, crashPath, 3), 2}
+}
 
 var semaphoreCrashes = []crash{{
 	name: "Semaphore.Acquire",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
-		return NewSemaphore(s, crashPath, 3).Acquire(ctx, 2)
+		return zsync.NewSemaphore(s, crashPath, 3).Acquire(ctx, 2)
 	},
 	after:    afterSemaphore,
 	leaves:   semaphoreLeaves,
 	requests: 6,
 }, {
 	name: "Semaphore.Acquire of what others have",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
-		return NewSemaphore(s, crashPath, 3).Acquire(ctx, 2)
+		return zsync.NewSemaphore(s, crashPath, 3).Acquire(ctx, 2)
 	},
 	beside:   holdBeside(crashPermits),
 	after:    afterSemaphore,
@@ -682,9 +689,9 @@ var semaphoreCrashes = []crash{{
 	requests: 6,
 }, {
 	name: "Semaphore.TryAcquire",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
-		_, err := NewSemaphore(s, crashPath, 3).TryAcquire(ctx, 3)
+		_, err := zsync.NewSemaphore(s, crashPath, 3).TryAcquire(ctx, 3)
 		return err
 	},
 	after:    afterSemaphore,
@@ -692,15 +699,15 @@ var semaphoreCrashes = []crash{{
 	requests: 6,
 }, {
 	name: "Semaphore.Release",
-	child: func(ctx context.Context, s *Session, begin func()) error {
-		m := NewSemaphore(s, crashPath, 3)
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
+		m := zsync.NewSemaphore(s, crashPath, 3)
 		if err := m.Acquire(ctx, 3); err != nil {
 			return err
 		}
 		begin()
 		return m.Release(2)
 	},
-	beside: func(ctx context.Context, s *Session, ready func(), child *crashChild) error {
+	beside: func(ctx context.Context, s *zsync.Session, ready func(), child *crashChild) error {
 		<-child.begun
 		ready()
 		return lockOnce(context.WithoutCancel(ctx), crashPermits(s))
@@ -710,42 +717,42 @@ var semaphoreCrashes = []crash{{
 	requests: 1,
 }, {
 	name: "Semaphore.Release of a part",
-	child: func(ctx context.Context, s *Session, begin func()) error {
-		m := NewSemaphore(s, crashPath, 3*maxUnits)
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
+		m := zsync.NewSemaphore(s, crashPath, 3*maxUnits)
 		if err := m.Acquire(ctx, 3*maxUnits); err != nil {
 			return err
 		}
 		begin()
 		return m.Release(2 * maxUnits)
 	},
-	beside: func(ctx context.Context, s *Session, ready func(), child *crashChild) error {
+	beside: func(ctx context.Context, s *zsync.Session, ready func(), child *crashChild) error {
 		<-child.begun
 		ready()
-		return lockOnce(context.WithoutCancel(ctx), permits{NewSemaphore(s, crashPath, 3*maxUnits), 2 * maxUnits})
+		return lockOnce(context.WithoutCancel(ctx), permits{zsync.NewSemaphore(s, crashPath, 3*maxUnits), 2 * maxUnits})
 	},
-	after: func(ctx context.Context, s *Session) error {
-		return lockOnce(ctx, permits{NewSemaphore(s, crashPath, 3*maxUnits), 3 * maxUnits})
+	after: func(ctx context.Context, s *zsync.Session) error {
+		return lockOnce(ctx, permits{zsync.NewSemaphore(s, crashPath, 3*maxUnits), 3 * maxUnits})
 	},
 	leaves:   semaphoreLeaves,
 	requests: 1,
 }}
 
 // afterTasks has no Wait hang on the dead.
-func afterTasks(ctx context.Context, s *Session) error {
-	wg := NewWaitGroup(s, crashPath)
+func afterTasks(ctx context.Context, s *zsync.Session) error {
+	wg := zsync.NewWaitGroup(s, crashPath)
 	if err := wg.Wait(ctx); err != nil {
 		return err
 	}
 	err := errors.Join(wg.Add(ctx, 2), wg.Done(), wg.Done(), wg.Wait(ctx))
-	if e := wg.Done(); !errors.Is(e, ErrNegativeCounter) {
+	if e := wg.Done(); !errors.Is(e, zsync.ErrNegativeCounter) {
 		err = errors.Join(err, errors.New("a task is left"))
 	}
 	return err
 }
 
 // afterPersistentTasks ends the tasks of the dead, as somebody must.
-func afterPersistentTasks(ctx context.Context, s *Session) error {
-	wg := NewWaitGroup(s, crashPath, WithPersistentTasks())
+func afterPersistentTasks(ctx context.Context, s *zsync.Session) error {
+	wg := zsync.NewWaitGroup(s, crashPath, zsync.WithPersistentTasks())
 	n, err := wg.Count(ctx)
 	if err != nil {
 		return err
@@ -757,9 +764,9 @@ const tasksLeaves = crashPath + "-receipts(/[^/]*)?"
 
 // withTasks does an operation on a WaitGroup to which the child has added two
 // tasks.
-func withTasks(f func(ctx context.Context, wg *WaitGroup) error, opts ...WaitGroupOption) func(context.Context, *Session, func()) error {
-	return func(ctx context.Context, s *Session, begin func()) error {
-		wg := NewWaitGroup(s, crashPath, opts...)
+func withTasks(f func(ctx context.Context, wg *zsync.WaitGroup) error, opts ...zsync.WaitGroupOption) func(context.Context, *zsync.Session, func()) error {
+	return func(ctx context.Context, s *zsync.Session, begin func()) error {
+		wg := zsync.NewWaitGroup(s, crashPath, opts...)
 		if err := wg.Add(ctx, 2); err != nil {
 			return err
 		}
@@ -769,65 +776,65 @@ func withTasks(f func(ctx context.Context, wg *WaitGroup) error, opts ...WaitGro
 }
 
 // waitBeside waits for the tasks of the child.
-func waitBeside(ctx context.Context, s *Session, ready func(), child *crashChild) error {
+func waitBeside(ctx context.Context, s *zsync.Session, ready func(), child *crashChild) error {
 	<-child.begun
 	ready()
-	return NewWaitGroup(s, crashPath).Wait(context.WithoutCancel(ctx))
+	return zsync.NewWaitGroup(s, crashPath).Wait(context.WithoutCancel(ctx))
 }
 
 var waitGroupCrashes = []crash{{
 	name: "WaitGroup.Add",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
-		return NewWaitGroup(s, crashPath).Add(ctx, 2)
+		return zsync.NewWaitGroup(s, crashPath).Add(ctx, 2)
 	},
 	after:    afterTasks,
 	leaves:   tasksLeaves,
 	requests: 1,
 }, {
 	name: "WaitGroup.Add of persistent tasks",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
-		return NewWaitGroup(s, crashPath, WithPersistentTasks()).Add(ctx, 2)
+		return zsync.NewWaitGroup(s, crashPath, zsync.WithPersistentTasks()).Add(ctx, 2)
 	},
 	after:    afterPersistentTasks,
 	leaves:   tasksLeaves,
 	requests: 1,
 }, {
 	name:     "WaitGroup.Add of more",
-	child:    withTasks(func(ctx context.Context, wg *WaitGroup) error { return wg.Add(ctx, 1) }),
+	child:    withTasks(func(ctx context.Context, wg *zsync.WaitGroup) error { return wg.Add(ctx, 1) }),
 	beside:   waitBeside,
 	after:    afterTasks,
 	leaves:   tasksLeaves,
 	requests: 1,
 }, {
 	name:     "WaitGroup.Done",
-	child:    withTasks(func(_ context.Context, wg *WaitGroup) error { return wg.Done() }),
+	child:    withTasks(func(_ context.Context, wg *zsync.WaitGroup) error { return wg.Done() }),
 	beside:   waitBeside,
 	after:    afterTasks,
 	leaves:   tasksLeaves,
 	requests: 1,
 }, {
 	name:     "WaitGroup.Done of the last",
-	child:    withTasks(func(ctx context.Context, wg *WaitGroup) error { return wg.Add(ctx, -2) }),
+	child:    withTasks(func(ctx context.Context, wg *zsync.WaitGroup) error { return wg.Add(ctx, -2) }),
 	beside:   waitBeside,
 	after:    afterTasks,
 	leaves:   tasksLeaves,
 	requests: 1,
 }, {
 	name:     "WaitGroup.Done of persistent tasks",
-	child:    withTasks(func(_ context.Context, wg *WaitGroup) error { return wg.Done() }, WithPersistentTasks()),
+	child:    withTasks(func(_ context.Context, wg *zsync.WaitGroup) error { return wg.Done() }, zsync.WithPersistentTasks()),
 	after:    afterPersistentTasks,
 	leaves:   tasksLeaves,
 	requests: 1,
 }, {
 	name: "WaitGroup.Done of another's task",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
-		return NewWaitGroup(s, crashPath).Done()
+		return zsync.NewWaitGroup(s, crashPath).Done()
 	},
-	beside: func(ctx context.Context, s *Session, ready func(), _ *crashChild) error {
-		wg := NewWaitGroup(s, crashPath)
+	beside: func(ctx context.Context, s *zsync.Session, ready func(), _ *crashChild) error {
+		wg := zsync.NewWaitGroup(s, crashPath)
 		if err := wg.Add(ctx, 2); err != nil {
 			return err
 		}
@@ -840,19 +847,19 @@ var waitGroupCrashes = []crash{{
 		}
 		return wg.Add(ctx, -n)
 	},
-	after: func(ctx context.Context, s *Session) error {
-		return NewWaitGroup(s, crashPath).Wait(ctx)
+	after: func(ctx context.Context, s *zsync.Session) error {
+		return zsync.NewWaitGroup(s, crashPath).Wait(ctx)
 	},
 	leaves:   tasksLeaves,
 	requests: 3,
 }, {
 	name: "WaitGroup.Wait",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
-		return NewWaitGroup(s, crashPath).Wait(ctx)
+		return zsync.NewWaitGroup(s, crashPath).Wait(ctx)
 	},
-	beside: func(ctx context.Context, s *Session, ready func(), child *crashChild) error {
-		wg := NewWaitGroup(s, crashPath)
+	beside: func(ctx context.Context, s *zsync.Session, ready func(), child *crashChild) error {
+		wg := zsync.NewWaitGroup(s, crashPath)
 		if err := wg.Add(ctx, 1); err != nil {
 			return err
 		}
@@ -865,9 +872,9 @@ var waitGroupCrashes = []crash{{
 	requests: 2,
 }, {
 	name: "WaitGroup.Go",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
-		wg := NewWaitGroup(s, crashPath)
+		wg := zsync.NewWaitGroup(s, crashPath)
 		if err := wg.Go(ctx, func() {}); err != nil {
 			return err
 		}
@@ -878,10 +885,10 @@ var waitGroupCrashes = []crash{{
 	requests: 2,
 }}
 
-func afterValue(ctx context.Context, s *Session) error {
-	v := NewValue[int](s, crashPath)
+func afterValue(ctx context.Context, s *zsync.Session) error {
+	v := zsync.NewValue[int](s, crashPath)
 	switch got, _, err := v.Load(ctx); {
-	case errors.Is(err, ErrNoValue):
+	case errors.Is(err, zsync.ErrNoValue):
 	case err != nil:
 		return err
 	case got != 1 && got != 2:
@@ -898,9 +905,9 @@ func afterValue(ctx context.Context, s *Session) error {
 }
 
 // withValue does an operation on a Value that has been stored.
-func withValue(f func(ctx context.Context, v *Value[int]) error) func(context.Context, *Session, func()) error {
-	return func(ctx context.Context, s *Session, begin func()) error {
-		v := NewValue[int](s, crashPath)
+func withValue(f func(ctx context.Context, v *zsync.Value[int]) error) func(context.Context, *zsync.Session, func()) error {
+	return func(ctx context.Context, s *zsync.Session, begin func()) error {
+		v := zsync.NewValue[int](s, crashPath)
 		if err := v.Store(ctx, 1); err != nil {
 			return err
 		}
@@ -913,22 +920,22 @@ const valueLeaves = crashPath + "-receipts(/[^/]*)?"
 
 var valueCrashes = []crash{{
 	name: "Value.Store the first time",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
-		return NewValue[int](s, crashPath).Store(ctx, 1)
+		return zsync.NewValue[int](s, crashPath).Store(ctx, 1)
 	},
 	after:    afterValue,
 	leaves:   valueLeaves,
 	requests: 1,
 }, {
 	name:     "Value.Store",
-	child:    withValue(func(ctx context.Context, v *Value[int]) error { return v.Store(ctx, 2) }),
+	child:    withValue(func(ctx context.Context, v *zsync.Value[int]) error { return v.Store(ctx, 2) }),
 	after:    afterValue,
 	leaves:   valueLeaves,
 	requests: 1,
 }, {
 	name: "Value.CompareAndSwap",
-	child: withValue(func(ctx context.Context, v *Value[int]) error {
+	child: withValue(func(ctx context.Context, v *zsync.Value[int]) error {
 		_, version, err := v.Load(ctx)
 		if err == nil {
 			_, err = v.CompareAndSwap(ctx, version, 2)
@@ -940,7 +947,7 @@ var valueCrashes = []crash{{
 	requests: 2,
 }, {
 	name: "Value.Update",
-	child: withValue(func(ctx context.Context, v *Value[int]) error {
+	child: withValue(func(ctx context.Context, v *zsync.Value[int]) error {
 		_, err := v.Update(ctx, func(n int) (int, error) { return n + 1, nil })
 		return err
 	}),
@@ -953,10 +960,12 @@ var valueCrashes = []crash{{
 // died stays.
 const condLeaves = crashPath + "-lock|" + crashPath + "/[-0-9a-f]{36}"
 
-func newCrashCond(s *Session) *Cond { return NewCond(s, crashPath, NewMutex(s, crashPath+"-lock")) }
+func newCrashCond(s *zsync.Session) *zsync.Cond {
+	return zsync.NewCond(s, crashPath, zsync.NewMutex(s, crashPath+"-lock"))
+}
 
 // condWait waits once.
-func condWait(ctx context.Context, s *Session) error {
+func condWait(ctx context.Context, s *zsync.Session) error {
 	c := newCrashCond(s)
 	if err := c.L.Lock(ctx); err != nil {
 		return err
@@ -968,7 +977,7 @@ func condWait(ctx context.Context, s *Session) error {
 }
 
 // afterCond has one wait, and be woken by another.
-func afterCond(ctx context.Context, s *Session) error {
+func afterCond(ctx context.Context, s *zsync.Session) error {
 	woken := async(func() error { return condWait(ctx, s) })
 	for c := newCrashCond(s); ; time.Sleep(time.Millisecond) {
 		if err := c.Signal(ctx); err != nil {
@@ -984,11 +993,11 @@ func afterCond(ctx context.Context, s *Session) error {
 
 // sweepCond lists the line: whoever does removes the signals of those who died
 // after they were woken, with nobody behind them.
-func sweepCond(ctx context.Context, s *Session) error { return newCrashCond(s).Signal(ctx) }
+func sweepCond(ctx context.Context, s *zsync.Session) error { return newCrashCond(s).Signal(ctx) }
 
 // condBeside waits while the child signals. If the child dies before it has
 // signalled somebody else does it.
-func condBeside(ctx context.Context, s *Session, ready func(), child *crashChild) error {
+func condBeside(ctx context.Context, s *zsync.Session, ready func(), child *crashChild) error {
 	woken := async(func() error { return condWait(context.WithoutCancel(ctx), s) })
 	if err := crowd(ctx, s, 1); err != nil {
 		return err
@@ -1000,7 +1009,7 @@ func condBeside(ctx context.Context, s *Session, ready func(), child *crashChild
 
 var condCrashes = []crash{{
 	name: "Cond.Wait",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		c := newCrashCond(s)
 		if err := c.L.Lock(ctx); err != nil {
 			return err
@@ -1008,7 +1017,7 @@ var condCrashes = []crash{{
 		begin()
 		return c.Wait(ctx)
 	},
-	beside: func(ctx context.Context, s *Session, ready func(), child *crashChild) error {
+	beside: func(ctx context.Context, s *zsync.Session, ready func(), child *crashChild) error {
 		ready()
 		// Not when it watches: whoever holds the lock watches too.
 		if err := crowd(ctx, s, 1); err != nil && ctx.Err() == nil {
@@ -1022,7 +1031,7 @@ var condCrashes = []crash{{
 	requests: 5,
 }, {
 	name: "Cond.Wait before another",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		c := newCrashCond(s)
 		if err := c.L.Lock(ctx); err != nil {
 			return err
@@ -1030,7 +1039,7 @@ var condCrashes = []crash{{
 		begin()
 		return c.Wait(ctx)
 	},
-	beside: func(ctx context.Context, s *Session, ready func(), child *crashChild) error {
+	beside: func(ctx context.Context, s *zsync.Session, ready func(), child *crashChild) error {
 		ready()
 		if err := crowd(ctx, s, 1); err != nil && ctx.Err() == nil {
 			return err
@@ -1056,7 +1065,7 @@ var condCrashes = []crash{{
 	requests: 5,
 }, {
 	name: "Cond.Signal",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
 		return newCrashCond(s).Signal(ctx)
 	},
@@ -1067,7 +1076,7 @@ var condCrashes = []crash{{
 	requests: 3,
 }, {
 	name: "Cond.Broadcast",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
 		return newCrashCond(s).Broadcast(ctx)
 	},

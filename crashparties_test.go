@@ -1,10 +1,11 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
 	"errors"
 	"time"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -15,12 +16,12 @@ const (
 
 // enterBeside has two more parties enter, once begin allows it, and leave. If
 // the child dies before all three are inside they give up.
-func enterBeside(begin func(ctx context.Context, s *Session) error) helper {
-	return func(ctx context.Context, s *Session, ready func(), child *crashChild) error {
+func enterBeside(begin func(ctx context.Context, s *zsync.Session) error) helper {
+	return func(ctx context.Context, s *zsync.Session, ready func(), child *crashChild) error {
 		if err := begin(ctx, s); err != nil {
 			return err
 		}
-		one, two := NewWaitGroup(s, crashPath), NewWaitGroup(s, crashPath)
+		one, two := zsync.NewWaitGroup(s, crashPath), zsync.NewWaitGroup(s, crashPath)
 		first := async(func() error { return one.Enter(ctx, 3) })
 		err := errors.Join(two.Enter(ctx, 3), <-first)
 		select {
@@ -38,17 +39,17 @@ func enterBeside(begin func(ctx context.Context, s *Session) error) helper {
 	}
 }
 
-func leaveIfInside(ctx context.Context, wg *WaitGroup) error {
-	if err := wg.Leave(ctx); !errors.Is(err, ErrNotLocked) {
+func leaveIfInside(ctx context.Context, wg *zsync.WaitGroup) error {
+	if err := wg.Leave(ctx); !errors.Is(err, zsync.ErrNotLocked) {
 		return err
 	}
 	return nil
 }
 
 // roomHas waits until n parties are in the room.
-func roomHas(ctx context.Context, s *Session, n int) error {
+func roomHas(ctx context.Context, s *zsync.Session, n int) error {
 	for {
-		inc, err := s.m.Incarnation(ctx)
+		inc, err := zsync.ManagerOf(s).Incarnation(ctx)
 		if err != nil {
 			return err
 		}
@@ -65,12 +66,12 @@ func roomHas(ctx context.Context, s *Session, n int) error {
 
 // afterParties has the next round enter and leave. As long as the dead are
 // taken for alive they count, so it waits for their end.
-func afterParties(ctx context.Context, s *Session) error {
+func afterParties(ctx context.Context, s *zsync.Session) error {
 	if err := roomHas(ctx, s, 0); err != nil {
 		return err
 	}
 	party := func() error {
-		wg := NewWaitGroup(s, crashPath)
+		wg := zsync.NewWaitGroup(s, crashPath)
 		if err := wg.Enter(ctx, 3); err != nil {
 			return err
 		}
@@ -82,64 +83,64 @@ func afterParties(ctx context.Context, s *Session) error {
 
 var partyCrashes = []crash{{
 	name: "WaitGroup.Enter",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
-		return NewWaitGroup(s, crashPath).Enter(ctx, 3)
+		return zsync.NewWaitGroup(s, crashPath).Enter(ctx, 3)
 	},
-	beside: func(ctx context.Context, s *Session, ready func(), child *crashChild) error {
+	beside: func(ctx context.Context, s *zsync.Session, ready func(), child *crashChild) error {
 		ready()
-		return enterBeside(func(ctx context.Context, s *Session) error { child.awaitWait(ctx); return nil })(ctx, s, ready, child)
+		return enterBeside(func(ctx context.Context, s *zsync.Session) error { child.awaitWait(ctx); return nil })(ctx, s, ready, child)
 	},
 	after:    afterParties,
 	leaves:   partiesLeaves,
 	requests: 2,
 }, {
 	name: "WaitGroup.Enter as the last",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		if err := roomHas(ctx, s, 2); err != nil {
 			return err
 		}
 		begin()
-		return NewWaitGroup(s, crashPath).Enter(ctx, 3)
+		return zsync.NewWaitGroup(s, crashPath).Enter(ctx, 3)
 	},
-	beside: func(ctx context.Context, s *Session, ready func(), child *crashChild) error {
+	beside: func(ctx context.Context, s *zsync.Session, ready func(), child *crashChild) error {
 		go func() {
 			<-child.begun
 			ready()
 		}()
-		return enterBeside(func(context.Context, *Session) error { return nil })(ctx, s, ready, child)
+		return enterBeside(func(context.Context, *zsync.Session) error { return nil })(ctx, s, ready, child)
 	},
 	after:    afterParties,
 	leaves:   partiesLeaves,
 	requests: 4,
 }, {
 	name: "WaitGroup.Leave",
-	child: func(ctx context.Context, s *Session, begin func()) error {
-		wg := NewWaitGroup(s, crashPath)
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
+		wg := zsync.NewWaitGroup(s, crashPath)
 		if err := wg.Enter(ctx, 3); err != nil {
 			return err
 		}
 		begin()
 		return wg.Leave(ctx)
 	},
-	beside:   enterBeside(func(ctx context.Context, s *Session) error { return roomHas(ctx, s, 1) }),
+	beside:   enterBeside(func(ctx context.Context, s *zsync.Session) error { return roomHas(ctx, s, 1) }),
 	after:    afterParties,
 	leaves:   partiesLeaves,
 	requests: 2,
 }, {
 	name: "WaitGroup.Leave as the keeper",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		if err := roomHas(ctx, s, 2); err != nil {
 			return err
 		}
-		wg := NewWaitGroup(s, crashPath)
+		wg := zsync.NewWaitGroup(s, crashPath)
 		if err := wg.Enter(ctx, 3); err != nil {
 			return err
 		}
 		begin()
 		return wg.Leave(ctx)
 	},
-	beside:   enterBeside(func(context.Context, *Session) error { return nil }),
+	beside:   enterBeside(func(context.Context, *zsync.Session) error { return nil }),
 	after:    afterParties,
 	leaves:   partiesLeaves,
 	requests: 2,

@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -8,16 +8,17 @@ import (
 	"strings"
 	"time"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/session"
 )
 
-func newCrashQueue(s *Session, opts ...QueueOption) *Queue[int] {
-	return NewQueue[int](s, crashPath, opts...)
+func newCrashQueue(s *zsync.Session, opts ...zsync.QueueOption) *zsync.Queue[int] {
+	return zsync.NewQueue[int](s, crashPath, opts...)
 }
 
 // sendBeside has elements sent before the child begins.
-func sendBeside(vs []int, opts ...QueueOption) helper {
-	return func(ctx context.Context, s *Session, ready func(), _ *crashChild) error {
+func sendBeside(vs []int, opts ...zsync.QueueOption) helper {
+	return func(ctx context.Context, s *zsync.Session, ready func(), _ *crashChild) error {
 		err := newCrashQueue(s, opts...).Send(ctx, vs...)
 		ready()
 		return err
@@ -25,8 +26,8 @@ func sendBeside(vs []int, opts ...QueueOption) helper {
 }
 
 // takes has the child take n elements of a channel.
-func takes(n int, opts ...QueueOption) func(ctx context.Context, s *Session, begin func()) error {
-	return func(ctx context.Context, s *Session, begin func()) error {
+func takes(n int, opts ...zsync.QueueOption) func(ctx context.Context, s *zsync.Session, begin func()) error {
+	return func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
@@ -42,8 +43,8 @@ func takes(n int, opts ...QueueOption) func(ctx context.Context, s *Session, beg
 }
 
 // delivered has the child get the first element, and do f with it.
-func delivered(f func(ctx context.Context, d Delivery[int]) error) func(ctx context.Context, s *Session, begin func()) error {
-	return func(ctx context.Context, s *Session, begin func()) error {
+func delivered(f func(ctx context.Context, d zsync.Delivery[int]) error) func(ctx context.Context, s *zsync.Session, begin func()) error {
+	return func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
 		return f(ctx, <-newCrashQueue(s).Deliveries(ctx))
 	}
@@ -51,18 +52,18 @@ func delivered(f func(ctx context.Context, d Delivery[int]) error) func(ctx cont
 
 // afterSent receives what is in the queue, which must be one of want, and then
 // sends and receives as usual.
-func afterSent(opts []QueueOption, want ...[]int) func(ctx context.Context, s *Session) error {
+func afterSent(opts []zsync.QueueOption, want ...[]int) func(ctx context.Context, s *zsync.Session) error {
 	return afterQueue(opts, func([]int) {}, want)
 }
 
 // afterReceived is afterSent where the dead have received too: what they had
 // claimed comes back later than what follows it was received.
-func afterReceived(opts []QueueOption, want ...[]int) func(ctx context.Context, s *Session) error {
+func afterReceived(opts []zsync.QueueOption, want ...[]int) func(ctx context.Context, s *zsync.Session) error {
 	return afterQueue(opts, slices.Sort, want)
 }
 
-func afterQueue(opts []QueueOption, order func([]int), want [][]int) func(ctx context.Context, s *Session) error {
-	return func(ctx context.Context, s *Session) error {
+func afterQueue(opts []zsync.QueueOption, order func([]int), want [][]int) func(ctx context.Context, s *zsync.Session) error {
+	return func(ctx context.Context, s *zsync.Session) error {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		q := newCrashQueue(s, opts...)
@@ -100,7 +101,7 @@ func afterQueue(opts []QueueOption, order func([]int), want [][]int) func(ctx co
 
 // emptied receives until nothing is left. What the dead had claimed comes back
 // when they are known to be dead.
-func emptied(ctx context.Context, q *Queue[int], received <-chan int) (got []int, err error) {
+func emptied(ctx context.Context, q *zsync.Queue[int], received <-chan int) (got []int, err error) {
 	for {
 		select {
 		case v, ok := <-received:
@@ -118,8 +119,8 @@ func emptied(ctx context.Context, q *Queue[int], received <-chan int) (got []int
 
 // noClaims reports whether nobody has claims but those who live. Who claims
 // tidies away what the dead have left.
-func noClaims(ctx context.Context, s *Session) (bool, error) {
-	inc, err := s.m.Incarnation(ctx)
+func noClaims(ctx context.Context, s *zsync.Session) (bool, error) {
+	inc, err := zsync.ManagerOf(s).Incarnation(ctx)
 	if err != nil {
 		return false, err
 	}
@@ -147,14 +148,14 @@ func suffixes(vs ...int) (all [][]int) {
 }
 
 // badElement puts an element into the queue that is no int.
-func badElement(ctx context.Context, s *Session, ready func(), _ *crashChild) error {
-	err := NewQueue[string](s, crashPath).Send(ctx, "x")
+func badElement(ctx context.Context, s *zsync.Session, ready func(), _ *crashChild) error {
+	err := zsync.NewQueue[string](s, crashPath).Send(ctx, "x")
 	ready()
 	return err
 }
 
 // afterBad finds the one element either in the queue or among the dead letters.
-func afterBad(ctx context.Context, s *Session) error {
+func afterBad(ctx context.Context, s *zsync.Session) error {
 	q := newCrashQueue(s)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -187,15 +188,15 @@ func afterBad(ctx context.Context, s *Session) error {
 // Buckets last. Receipts of processes that have died stay.
 const queueLeaves = crashPath + `/[bd]-[0-9]+(-[0-9]+)?|` + crashPath + `-(claims|consumers|dead|(senders|receipts)(/[^/]*)?)`
 
-var fewElements = []QueueOption{WithMaxLen(2)}
+var fewElements = []zsync.QueueOption{zsync.WithMaxLen(2)}
 
-var priorities = []QueueOption{WithPriorities(3)}
+var priorities = []zsync.QueueOption{zsync.WithPriorities(3)}
 
-var kazooQueue = []QueueOption{WithQueueLayout(LayoutKazooQueue)}
+var kazooQueue = []zsync.QueueOption{zsync.WithQueueLayout(zsync.LayoutKazooQueue)}
 
 var queueCrashes = []crash{{
 	name: "Queue.Send",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
 		return newCrashQueue(s).Send(ctx, 1, 2, 3)
 	},
@@ -204,7 +205,7 @@ var queueCrashes = []crash{{
 	requests: 2,
 }, {
 	name: "Queue.Send behind others",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
 		return newCrashQueue(s).Send(ctx, 2, 3)
 	},
@@ -214,11 +215,11 @@ var queueCrashes = []crash{{
 	requests: 1,
 }, {
 	name: "Queue.Send to a full queue",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
 		return newCrashQueue(s, fewElements...).Send(ctx, 3)
 	},
-	beside: func(ctx context.Context, s *Session, ready func(), child *crashChild) error {
+	beside: func(ctx context.Context, s *zsync.Session, ready func(), child *crashChild) error {
 		q := newCrashQueue(s, fewElements...)
 		if err := q.Send(ctx, 1, 2); err != nil {
 			return err
@@ -236,7 +237,7 @@ var queueCrashes = []crash{{
 	requests: 4,
 }, {
 	name: "Queue.SendPriority",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
 		return newCrashQueue(s, priorities...).SendPriority(ctx, 0, 2)
 	},
@@ -246,7 +247,7 @@ var queueCrashes = []crash{{
 	requests: 1,
 }, {
 	name: "Queue.SendAt",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
 		return newCrashQueue(s).SendAt(ctx, time.Now().Add(50*time.Millisecond), 1)
 	},
@@ -255,7 +256,7 @@ var queueCrashes = []crash{{
 	requests: 2,
 }, {
 	name: "Queue.In",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
 		in, done := newCrashQueue(s).In(ctx)
 		in <- 1
@@ -276,14 +277,14 @@ var queueCrashes = []crash{{
 }, {
 	name:  "Queue.Recv of what comes later",
 	child: takes(2),
-	beside: func(ctx context.Context, s *Session, ready func(), child *crashChild) error {
+	beside: func(ctx context.Context, s *zsync.Session, ready func(), child *crashChild) error {
 		ready()
 		child.awaitWait(ctx)
 		return newCrashQueue(s).Send(context.WithoutCancel(ctx), 1, 2)
 	},
-	after: func(ctx context.Context, s *Session) error {
+	after: func(ctx context.Context, s *zsync.Session) error {
 		// Wait until they are sent, or have been.
-		inc, err := s.m.Incarnation(ctx)
+		inc, err := zsync.ManagerOf(s).Incarnation(ctx)
 		for n := 0; err == nil && n == 0; time.Sleep(time.Millisecond) {
 			n, err = bucketsOf(ctx, inc)
 		}
@@ -294,7 +295,7 @@ var queueCrashes = []crash{{
 }, {
 	name:   "Queue.TryRecv",
 	beside: sendBeside([]int{1, 2, 3}),
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
 		_, _, err := newCrashQueue(s).TryRecv(ctx)
 		return err
@@ -304,21 +305,21 @@ var queueCrashes = []crash{{
 	requests: 4,
 }, {
 	name:     "Delivery.Ack",
-	child:    delivered(func(ctx context.Context, d Delivery[int]) error { return d.Ack(ctx) }),
+	child:    delivered(func(ctx context.Context, d zsync.Delivery[int]) error { return d.Ack(ctx) }),
 	beside:   sendBeside([]int{1, 2, 3}),
 	after:    afterReceived(nil, []int{1, 2, 3}, []int{2, 3}),
 	leaves:   queueLeaves,
 	requests: 4,
 }, {
 	name:     "Delivery.Nack",
-	child:    delivered(func(_ context.Context, d Delivery[int]) error { return d.Nack() }),
+	child:    delivered(func(_ context.Context, d zsync.Delivery[int]) error { return d.Nack() }),
 	beside:   sendBeside([]int{1, 2, 3}),
 	after:    afterReceived(nil, []int{1, 2, 3}),
 	leaves:   queueLeaves,
 	requests: 4,
 }, {
 	name: "Queue.Clear",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
 		_, err := newCrashQueue(s).Clear(ctx)
 		return err
@@ -329,7 +330,7 @@ var queueCrashes = []crash{{
 	requests: 3,
 }, {
 	name: "Queue.TryRecv of what is no element",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
 		_, _, err := newCrashQueue(s).TryRecv(ctx)
 		return err
@@ -340,8 +341,8 @@ var queueCrashes = []crash{{
 	requests: 4,
 }, {
 	name: "DeadLetter.Requeue",
-	child: func(ctx context.Context, s *Session, begin func()) error {
-		if err := NewQueue[string](s, crashPath).Send(ctx, "x"); err != nil {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
+		if err := zsync.NewQueue[string](s, crashPath).Send(ctx, "x"); err != nil {
 			return err
 		}
 		q := newCrashQueue(s)
@@ -362,7 +363,7 @@ var queueCrashes = []crash{{
 	requests: 1,
 }, {
 	name: "Queue.Send as kazoo",
-	child: func(ctx context.Context, s *Session, begin func()) error {
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
 		return newCrashQueue(s, kazooQueue...).Send(ctx, 1, 2)
 	},

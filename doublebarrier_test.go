@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -12,23 +12,24 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/line"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
 // enter begins Enter in a goroutine.
-func enter(t testing.TB, wg *WaitGroup, n int) <-chan error {
+func enter(t testing.TB, wg *zsync.WaitGroup, n int) <-chan error {
 	return async(func() error { return wg.Enter(t.Context(), n) })
 }
 
-func leave(t testing.TB, wg *WaitGroup) <-chan error {
+func leave(t testing.TB, wg *zsync.WaitGroup) <-chan error {
 	return async(func() error { return wg.Leave(t.Context()) })
 }
 
 // wantEmptyRoom fails if the double barrier at /w has left a znode but its
 // containers.
-func wantEmptyRoom(t testing.TB, s *Session) {
+func wantEmptyRoom(t testing.TB, s *zsync.Session) {
 	t.Helper()
 	names := childrenOf(t, s, "/w/parties")
 	for _, name := range childrenOf(t, s, "/w") {
@@ -48,7 +49,7 @@ type roll struct {
 }
 
 // take goes through rounds from to.
-func (r *roll) take(ctx context.Context, wg *WaitGroup, from, to int) error {
+func (r *roll) take(ctx context.Context, wg *zsync.WaitGroup, from, to int) error {
 	for i := from; i < to; i++ {
 		r.arrived[i].Add(1)
 		if err := wg.Enter(ctx, r.n); err != nil {
@@ -69,13 +70,13 @@ func (r *roll) take(ctx context.Context, wg *WaitGroup, from, to int) error {
 }
 
 func TestPartiesEnterAndLeaveTogetherRoundAfterRound(t *testing.T) {
-	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
+	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
 		r := roll{n: 6}
 		var results []<-chan error
 		ctx := within(t, time.Minute)
 		for range 3 {
 			// Two goroutines share one value.
-			wg := NewWaitGroup(connect(), "/w")
+			wg := zsync.NewWaitGroup(connect(), "/w")
 			for range 2 {
 				results = append(results, async(func() error { return r.take(ctx, wg, 0, 20) }))
 			}
@@ -91,15 +92,15 @@ func TestPartiesEnterAndLeaveTogetherRoundAfterRound(t *testing.T) {
 func TestDoubleBarrierRefusesBadArguments(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		for _, wg := range []*WaitGroup{NewWaitGroup(nil, "/w"), NewWaitGroup(s, "w"), NewWaitGroup(s, "/w", nil)} {
-			wantErr(t, wg.Enter(t.Context(), 1), ErrInvalid)
-			wantErr(t, wg.Leave(t.Context()), ErrInvalid)
+		for _, wg := range []*zsync.WaitGroup{zsync.NewWaitGroup(nil, "/w"), zsync.NewWaitGroup(s, "w"), zsync.NewWaitGroup(s, "/w", nil)} {
+			wantErr(t, wg.Enter(t.Context(), 1), zsync.ErrInvalid)
+			wantErr(t, wg.Leave(t.Context()), zsync.ErrInvalid)
 		}
-		wg := NewWaitGroup(s, "/w")
+		wg := zsync.NewWaitGroup(s, "/w")
 		for _, n := range []int{0, -1, 1 << 20} {
-			wantErr(t, wg.Enter(t.Context(), n), ErrInvalid)
+			wantErr(t, wg.Enter(t.Context(), n), zsync.ErrInvalid)
 		}
-		wantErr(t, wg.Leave(t.Context()), ErrNotLocked)
+		wantErr(t, wg.Leave(t.Context()), zsync.ErrNotLocked)
 		ctx, cancel := context.WithCancelCause(t.Context())
 		cause := errors.New("enough")
 		cancel(cause)
@@ -109,47 +110,47 @@ func TestDoubleBarrierRefusesBadArguments(t *testing.T) {
 		}
 		must(t, wg.Enter(t.Context(), 1))
 		wantErr(t, wg.Leave(ctx), cause, context.Canceled) // and the membership is given up
-		wantErr(t, wg.Leave(t.Context()), ErrNotLocked)
+		wantErr(t, wg.Leave(t.Context()), zsync.ErrNotLocked)
 		synctest.Wait()
 		wantEmptyRoom(t, s)
 		must(t, wg.Enter(t.Context(), 1))
 		must(t, s.Close())
-		wantErr(t, wg.Leave(t.Context()), ErrLost, ErrClosed)
-		wantErr(t, wg.Enter(t.Context(), 1), ErrClosed)
+		wantErr(t, wg.Leave(t.Context()), zsync.ErrLost, zsync.ErrClosed)
+		wantErr(t, wg.Enter(t.Context(), 1), zsync.ErrClosed)
 	})
 }
 
 func TestAnotherNumberOfPartiesIsRefusedUntilTheRoomIsEmpty(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		a, b, c := NewWaitGroup(open(t, srv), "/w"), NewWaitGroup(open(t, srv), "/w"), NewWaitGroup(open(t, srv), "/w")
+		a, b, c := zsync.NewWaitGroup(open(t, srv), "/w"), zsync.NewWaitGroup(open(t, srv), "/w"), zsync.NewWaitGroup(open(t, srv), "/w")
 		entered := enter(t, a, 2)
 		pendingStill(t, entered)
 		err := b.Enter(t.Context(), 3)
-		wantErr(t, err, ErrInvalid)
+		wantErr(t, err, zsync.ErrInvalid)
 		if want := "3 parties, while others enter or are inside with 2"; !strings.Contains(err.Error(), want) {
 			t.Errorf("the error is %q, want it to say %q", err, want)
 		}
 		pendingStill(t, entered)
 		must(t, b.Enter(t.Context(), 2))
 		must(t, <-entered)
-		wantErr(t, c.Enter(t.Context(), 3), ErrInvalid) // inside
+		wantErr(t, c.Enter(t.Context(), 3), zsync.ErrInvalid) // inside
 		left := leave(t, a)
 		must(t, b.Leave(t.Context()))
 		must(t, <-left)
 		must(t, c.Enter(t.Context(), 1)) // empty
 		must(t, c.Leave(t.Context()))
-		wantEmptyRoom(t, SessionOf(c))
+		wantEmptyRoom(t, zsync.SessionOf(c))
 	})
 }
 
 func TestPartiesOfAnotherNumberDoNotCountAndMayAllChangeIt(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		a, b, c := NewWaitGroup(open(t, srv), "/w"), NewWaitGroup(open(t, srv), "/w"), NewWaitGroup(open(t, srv), "/w")
+		a, b, c := zsync.NewWaitGroup(open(t, srv), "/w"), zsync.NewWaitGroup(open(t, srv), "/w"), zsync.NewWaitGroup(open(t, srv), "/w")
 		entered := enter(t, a, 2)
 		pendingStill(t, entered)
 		// b is refused while c sees it.
 		srv.Intercept(func(r zktest.Request) zktest.Action {
-			if r.Session == SessionOf(b).ID() && r.Op == zktest.OpGetData {
+			if r.Session == zsync.SessionOf(b).ID() && r.Op == zktest.OpGetData {
 				return zktest.Delay(time.Second)
 			}
 			return zktest.Pass
@@ -158,7 +159,7 @@ func TestPartiesOfAnotherNumberDoNotCountAndMayAllChangeIt(t *testing.T) {
 		synctest.Wait()
 		must(t, c.Enter(t.Context(), 2))
 		must(t, <-entered)
-		wantErr(t, <-refused, ErrInvalid)
+		wantErr(t, <-refused, zsync.ErrInvalid)
 		srv.Intercept(nil)
 		left := leave(t, a)
 		must(t, c.Leave(t.Context()))
@@ -167,7 +168,7 @@ func TestPartiesOfAnotherNumberDoNotCountAndMayAllChangeIt(t *testing.T) {
 		for n := 3; n > 0; n-- {
 			var done []<-chan error
 			r := roll{n: n}
-			for _, wg := range []*WaitGroup{a, b, c}[:n] {
+			for _, wg := range []*zsync.WaitGroup{a, b, c}[:n] {
 				done = append(done, async(func() error { return r.take(t.Context(), wg, 0, 2) }))
 			}
 			for _, c := range done {
@@ -181,7 +182,7 @@ func TestPartiesOfAnotherNumberDoNotCountAndMayAllChangeIt(t *testing.T) {
 func TestNothingOfARoundWhosePartiesDiedInsideOpensTheNext(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b, c, d := open(t, srv), open(t, srv), open(t, srv), open(t, srv)
-		wa, wb, wc, wd := NewWaitGroup(a, "/w"), NewWaitGroup(b, "/w"), NewWaitGroup(c, "/w"), NewWaitGroup(d, "/w")
+		wa, wb, wc, wd := zsync.NewWaitGroup(a, "/w"), zsync.NewWaitGroup(b, "/w"), zsync.NewWaitGroup(c, "/w"), zsync.NewWaitGroup(d, "/w")
 		entered := enter(t, wa, 2)
 		must(t, wb.Enter(t.Context(), 2))
 		must(t, <-entered)
@@ -193,8 +194,8 @@ func TestNothingOfARoundWhosePartiesDiedInsideOpensTheNext(t *testing.T) {
 		pendingStill(t, entered)
 		must(t, wd.Enter(t.Context(), 2))
 		must(t, <-entered)
-		wantErr(t, wa.Leave(t.Context()), ErrLost)
-		wantErr(t, wb.Leave(t.Context()), ErrLost)
+		wantErr(t, wa.Leave(t.Context()), zsync.ErrLost)
+		wantErr(t, wb.Leave(t.Context()), zsync.ErrLost)
 		left := leave(t, wc)
 		pendingStill(t, left)
 		must(t, wd.Leave(t.Context()))
@@ -205,9 +206,9 @@ func TestNothingOfARoundWhosePartiesDiedInsideOpensTheNext(t *testing.T) {
 func TestPartyThatDiesBeforeItsRoundIsLetInDoesNotCount(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b, c := open(t, srv), open(t, srv), open(t, srv)
-		wb, wc := NewWaitGroup(b, "/w"), NewWaitGroup(c, "/w")
+		wb, wc := zsync.NewWaitGroup(b, "/w"), zsync.NewWaitGroup(c, "/w")
 		ctx, die := context.WithCancel(t.Context())
-		dying := async(func() error { return NewWaitGroup(a, "/w").Enter(ctx, 2) })
+		dying := async(func() error { return zsync.NewWaitGroup(a, "/w").Enter(ctx, 2) })
 		pendingStill(t, dying)
 		// It dies when b has seen it, and is about to let both in.
 		srv.Intercept(func(r zktest.Request) zktest.Action {
@@ -230,12 +231,12 @@ func TestPartyThatDiesInsideCountsAsHavingLeft(t *testing.T) {
 	const n = 4 // the last to enter is the keeper
 	for dies := range n {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
-			var ss []*Session
-			var wgs []*WaitGroup
+			var ss []*zsync.Session
+			var wgs []*zsync.WaitGroup
 			var entered []<-chan error
 			for range n {
 				ss = append(ss, open(t, srv))
-				wgs = append(wgs, NewWaitGroup(ss[len(ss)-1], "/w"))
+				wgs = append(wgs, zsync.NewWaitGroup(ss[len(ss)-1], "/w"))
 				entered = append(entered, enter(t, wgs[len(wgs)-1], n))
 				synctest.Wait()
 			}
@@ -248,7 +249,7 @@ func TestPartyThatDiesInsideCountsAsHavingLeft(t *testing.T) {
 			srv.Expire(ss[dies].ID())
 			time.Sleep(time.Second)
 			pendingStill(t, left)
-			wantErr(t, wgs[dies].Leave(t.Context()), ErrLost)
+			wantErr(t, wgs[dies].Leave(t.Context()), zsync.ErrLost)
 			for i := range n {
 				if i != dies && i != first && i != last {
 					other := leave(t, wgs[i])
@@ -267,7 +268,7 @@ func TestPartyThatDiesInsideCountsAsHavingLeft(t *testing.T) {
 func TestKeeperThatIsCutOffIsSucceeded(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b, c := open(t, srv), open(t, srv), open(t, srv)
-		wa, wb, keeper := NewWaitGroup(a, "/w"), NewWaitGroup(b, "/w"), NewWaitGroup(c, "/w")
+		wa, wb, keeper := zsync.NewWaitGroup(a, "/w"), zsync.NewWaitGroup(b, "/w"), zsync.NewWaitGroup(c, "/w")
 		ea, eb := enter(t, wa, 3), enter(t, wb, 3)
 		synctest.Wait()
 		must(t, keeper.Enter(t.Context(), 3))
@@ -277,7 +278,7 @@ func TestKeeperThatIsCutOffIsSucceeded(t *testing.T) {
 		synctest.Wait()
 		srv.Partition(c.ID())
 		lk := leave(t, keeper)
-		wantErr(t, <-lk, ErrLost)
+		wantErr(t, <-lk, zsync.ErrLost)
 		pendingStill(t, la)
 		time.Sleep(2 * testTimeout)
 		pendingStill(t, la) // b is inside
@@ -289,7 +290,7 @@ func TestKeeperThatIsCutOffIsSucceeded(t *testing.T) {
 
 func TestKeeperWhoseLeaveIsCancelledIsSucceeded(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		a, b, c := NewWaitGroup(open(t, srv), "/w"), NewWaitGroup(open(t, srv), "/w"), NewWaitGroup(open(t, srv), "/w")
+		a, b, c := zsync.NewWaitGroup(open(t, srv), "/w"), zsync.NewWaitGroup(open(t, srv), "/w"), zsync.NewWaitGroup(open(t, srv), "/w")
 		for range 3 {
 			ea, eb := enter(t, a, 3), enter(t, b, 3)
 			synctest.Wait()
@@ -301,13 +302,13 @@ func TestKeeperWhoseLeaveIsCancelledIsSucceeded(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			wantErr(t, c.Leave(ctx), context.DeadlineExceeded)
 			cancel()
-			wantErr(t, c.Leave(t.Context()), ErrNotLocked)
+			wantErr(t, c.Leave(t.Context()), zsync.ErrNotLocked)
 			pendingStill(t, la)
 			must(t, b.Leave(t.Context()))
 			must(t, <-la)
-			wantEmptyRoom(t, SessionOf(a))
+			wantEmptyRoom(t, zsync.SessionOf(a))
 		}
-		if n := SessionOf(c).Stats().Holds; n != 0 {
+		if n := zsync.SessionOf(c).Stats().Holds; n != 0 {
 			t.Errorf("%d holds are left", n)
 		}
 	})
@@ -318,7 +319,7 @@ func TestKeeperWhoseLeaveIsCancelledIsSucceeded(t *testing.T) {
 func TestPartyThatLearnsLateThatItIsInsideIsWaitedFor(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		slow, quick := NewWaitGroup(a, "/w"), NewWaitGroup(b, "/w")
+		slow, quick := zsync.NewWaitGroup(a, "/w"), zsync.NewWaitGroup(b, "/w")
 		for range 3 {
 			entered := enter(t, slow, 2)
 			pendingStill(t, entered)
@@ -341,7 +342,7 @@ func TestPartyThatLearnsLateThatItIsInsideIsWaitedFor(t *testing.T) {
 func TestCancelledEnterLeavesNothingAndDoesNotCount(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		wa, wb := NewWaitGroup(a, "/w"), NewWaitGroup(b, "/w")
+		wa, wb := zsync.NewWaitGroup(a, "/w"), zsync.NewWaitGroup(b, "/w")
 		wantErr(t, wa.Enter(within(t, time.Second), 2), context.DeadlineExceeded) // the paths are made
 		srv.SetLatency(30 * time.Millisecond)
 		for i := range 50 {
@@ -369,7 +370,7 @@ func TestEnterCancelledWhileItLetsTheRoundInCountsOrDoesNot(t *testing.T) {
 	for i := range 40 {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			a, b, c := open(t, srv), open(t, srv), open(t, srv)
-			wa, wb, wc := NewWaitGroup(a, "/w"), NewWaitGroup(b, "/w"), NewWaitGroup(c, "/w")
+			wa, wb, wc := zsync.NewWaitGroup(a, "/w"), zsync.NewWaitGroup(b, "/w"), zsync.NewWaitGroup(c, "/w")
 			entered := enter(t, wa, 2)
 			synctest.Wait()
 			srv.SetLatency(30 * time.Millisecond)
@@ -404,7 +405,7 @@ func TestEnterCancelledWhileItLetsTheRoundInCountsOrDoesNot(t *testing.T) {
 func TestCallerIsNotCountedTwiceWhenItsSessionIsReplaced(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		wa, wb := NewWaitGroup(a, "/w"), NewWaitGroup(b, "/w")
+		wa, wb := zsync.NewWaitGroup(a, "/w"), zsync.NewWaitGroup(b, "/w")
 		entered := enter(t, wa, 2)
 		pendingStill(t, entered)
 		// The client gives its session up while the servers hold it for alive.
@@ -433,7 +434,7 @@ func TestCallerIsNotCountedTwiceWhenItsSessionIsReplaced(t *testing.T) {
 func TestCallerIsNotCountedTwiceWhenItComesAgainAfterAnOutage(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		wa, wb := NewWaitGroup(a, "/w"), NewWaitGroup(b, "/w")
+		wa, wb := zsync.NewWaitGroup(a, "/w"), zsync.NewWaitGroup(b, "/w")
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		entered := async(func() error { return wa.Enter(ctx, 2) })
@@ -445,7 +446,7 @@ func TestCallerIsNotCountedTwiceWhenItComesAgainAfterAnOutage(t *testing.T) {
 			wantErr(t, wa.Enter(ctx, 2), context.DeadlineExceeded)
 			cancel()
 		}
-		if n := Leftovers(wa); n != 1 {
+		if n := zsync.Leftovers(wa); n != 1 {
 			t.Errorf("%d ghosts, want the one that was sent", n)
 		}
 		again := enter(t, wa, 2)
@@ -460,7 +461,7 @@ func TestCallerIsNotCountedTwiceWhenItComesAgainAfterAnOutage(t *testing.T) {
 func TestLeaveOutlivesItsSession(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		wa, wb := NewWaitGroup(a, "/w"), NewWaitGroup(b, "/w")
+		wa, wb := zsync.NewWaitGroup(a, "/w"), zsync.NewWaitGroup(b, "/w")
 		entered := enter(t, wa, 2)
 		synctest.Wait()
 		must(t, wb.Enter(t.Context(), 2))
@@ -488,14 +489,14 @@ func TestRoundsOfManyMorePartiesDoNotMix(t *testing.T) {
 			left := make(map[any]int)
 			var all sync.WaitGroup
 			for i := range parties {
-				wg := NewWaitGroup(open(t, srv), "/w")
+				wg := zsync.NewWaitGroup(open(t, srv), "/w")
 				all.Go(func() {
 					for range rounds {
 						if err := wg.Enter(t.Context(), n); err != nil {
 							t.Error(err)
 							return
 						}
-						id, _ := RoundOf(wg)
+						id, _ := zsync.RoundOf(wg)
 						mu.Lock()
 						inside[id]++
 						mu.Unlock()
@@ -528,36 +529,36 @@ func TestRoundsOfManyMorePartiesDoNotMix(t *testing.T) {
 func TestRoomThatTheServersRemoveBetweenRoundsBeginsAnew(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		r := roll{n: 2}
-		a, b := NewWaitGroup(open(t, srv), "/w"), NewWaitGroup(open(t, srv), "/w")
+		a, b := zsync.NewWaitGroup(open(t, srv), "/w"), zsync.NewWaitGroup(open(t, srv), "/w")
 		for i := range 5 {
 			done := async(func() error { return r.take(t.Context(), a, i, i+1) })
 			must(t, r.take(t.Context(), b, i, i+1))
 			must(t, <-done)
 			time.Sleep(5 * time.Minute)
-			if stat, err := mustLive(t, SessionOf(a)).Exists(t.Context(), "/w/parties"); err != nil || stat != nil {
+			if stat, err := mustLive(t, zsync.SessionOf(a)).Exists(t.Context(), "/w/parties"); err != nil || stat != nil {
 				t.Fatalf("the room is %v, %v; want it gone", stat, err)
 			}
 		}
 	}, zktest.WithContainerCheck(time.Minute))
 }
 
-func mustLive(t testing.TB, s *Session) *session.Incarnation {
+func mustLive(t testing.TB, s *zsync.Session) *session.Incarnation {
 	t.Helper()
-	inc, err := s.m.Incarnation(t.Context())
+	inc, err := zsync.ManagerOf(s).Incarnation(t.Context())
 	must(t, err)
 	return inc
 }
 
 func TestRoomIsReplacedBeforeItsNumbersAreUsedUp(t *testing.T) {
-	for _, at := range []int32{LastParty, LastParty - 1, LastParty - 2, LastParty - 3, 1<<31 - 1} {
+	for _, at := range []int32{zsync.LastParty, zsync.LastParty - 1, zsync.LastParty - 2, zsync.LastParty - 3, 1<<31 - 1} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			r := roll{n: 3}
-			a := NewWaitGroup(open(t, srv), "/w")
+			a := zsync.NewWaitGroup(open(t, srv), "/w")
 			wantErr(t, a.Enter(within(t, time.Second), 3), context.DeadlineExceeded)
 			srv.SetSequence("/w/parties", at)
 			var done []<-chan error
 			for range r.n {
-				wg := NewWaitGroup(open(t, srv), "/w")
+				wg := zsync.NewWaitGroup(open(t, srv), "/w")
 				done = append(done, async(func() error { return r.take(t.Context(), wg, 0, 4) }))
 			}
 			for _, c := range done {
@@ -565,7 +566,7 @@ func TestRoomIsReplacedBeforeItsNumbersAreUsedUp(t *testing.T) {
 					t.Errorf("from %d: %v", at, err)
 				}
 			}
-			for _, name := range childrenOf(t, SessionOf(a), "/w/parties") {
+			for _, name := range childrenOf(t, zsync.SessionOf(a), "/w/parties") {
 				t.Errorf("%s is left", name)
 			}
 		})
@@ -577,11 +578,11 @@ func TestPartiesOnServersThatLagEnterAndLeaveTogether(t *testing.T) {
 		r := roll{n: 3}
 		var done []<-chan error
 		for i, addr := range srv.Addrs() {
-			s, err := Connect(t.Context(), addr, WithDialer(srv.Dial))
+			s, err := zsync.Connect(t.Context(), addr, zsync.WithDialer(srv.Dial))
 			must(t, err)
 			t.Cleanup(func() { s.Close() })
 			srv.SetLag(addr, time.Duration(i)*time.Second)
-			done = append(done, async(func() error { return r.take(t.Context(), NewWaitGroup(s, "/w"), 0, 10) }))
+			done = append(done, async(func() error { return r.take(t.Context(), zsync.NewWaitGroup(s, "/w"), 0, 10) }))
 		}
 		for _, c := range done {
 			must(t, <-c)
@@ -597,7 +598,7 @@ func TestLeaveEndsWithItsContextWhicheverRequestIsNotAnswered(t *testing.T) {
 			more := false
 			t.Run(fmt.Sprintf("request %d, keeper: %v", k, keeper), func(t *testing.T) {
 				bubble(t, func(t *testing.T, srv *zktest.Server) {
-					a, b := NewWaitGroup(open(t, srv), "/w"), NewWaitGroup(open(t, srv), "/w")
+					a, b := zsync.NewWaitGroup(open(t, srv), "/w"), zsync.NewWaitGroup(open(t, srv), "/w")
 					entered := enter(t, b, 2) // the second is the keeper
 					synctest.Wait()
 					must(t, a.Enter(t.Context(), 2))
@@ -609,7 +610,7 @@ func TestLeaveEndsWithItsContextWhicheverRequestIsNotAnswered(t *testing.T) {
 					var n atomic.Int32
 					var ended time.Time
 					srv.Intercept(func(r zktest.Request) zktest.Action {
-						if r.Op == zktest.OpPing || r.Session != SessionOf(a).ID() || n.Add(1) != int32(k) {
+						if r.Op == zktest.OpPing || r.Session != zsync.SessionOf(a).ID() || n.Add(1) != int32(k) {
 							return zktest.Pass
 						}
 						srv.Intercept(nil)
@@ -630,7 +631,7 @@ func TestLeaveEndsWithItsContextWhicheverRequestIsNotAnswered(t *testing.T) {
 						must(t, err)
 					}
 					must(t, <-other)
-					wantEmptyRoom(t, SessionOf(b))
+					wantEmptyRoom(t, zsync.SessionOf(b))
 				})
 			})
 			if !more {
@@ -644,7 +645,7 @@ func TestLeaveEndsWithItsContextWhicheverRequestIsNotAnswered(t *testing.T) {
 // and so is that of its first look when it leaves.
 func TestKeeperThatDoesNotKnowItAndFailsToLeaveIsSucceeded(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		a, b := NewWaitGroup(open(t, srv), "/w"), NewWaitGroup(open(t, srv), "/w")
+		a, b := zsync.NewWaitGroup(open(t, srv), "/w"), zsync.NewWaitGroup(open(t, srv), "/w")
 		entered := enter(t, b, 2)
 		synctest.Wait()
 		srv.Intercept(first(zktest.DropReply, op(zktest.OpMulti)))
@@ -657,11 +658,11 @@ func TestKeeperThatDoesNotKnowItAndFailsToLeaveIsSucceeded(t *testing.T) {
 		if d := time.Since(begun); d > testTimeout {
 			t.Errorf("it took %v", d)
 		}
-		if SessionOf(a).Stats().Expiries > 0 {
+		if zsync.SessionOf(a).Stats().Expiries > 0 {
 			t.Error("the session of the former keeper has ended")
 		}
 		synctest.Wait()
-		wantEmptyRoom(t, SessionOf(b))
+		wantEmptyRoom(t, zsync.SessionOf(b))
 	})
 }
 
@@ -692,9 +693,9 @@ func TestEnterAndLeaveCostAtMostFiveRequestsAParty(t *testing.T) {
 		for name, order := range orders {
 			t.Run(fmt.Sprintf("%d leave %s", n, name), func(t *testing.T) {
 				bubble(t, func(t *testing.T, srv *zktest.Server) {
-					var wgs []*WaitGroup
+					var wgs []*zsync.WaitGroup
 					for range n {
-						wgs = append(wgs, NewWaitGroup(open(t, srv, WithSessionTimeout(time.Hour)), "/w")) // none need be confirmed while a round lasts
+						wgs = append(wgs, zsync.NewWaitGroup(open(t, srv, zsync.WithSessionTimeout(time.Hour)), "/w")) // none need be confirmed while a round lasts
 					}
 					// So the reply to a read and the event behind it do not
 					// come as one, which costs another read at times.
@@ -770,7 +771,7 @@ func TestRoundsAreWholeWhenRequestsAndRepliesAreLost(t *testing.T) {
 			for at, more := 1, true; more; at++ {
 				bubble(t, func(t *testing.T, srv *zktest.Server) {
 					r := roll{n: 3}
-					var ss []*Session
+					var ss []*zsync.Session
 					for range r.n {
 						ss = append(ss, open(t, srv))
 					}
@@ -785,7 +786,7 @@ func TestRoundsAreWholeWhenRequestsAndRepliesAreLost(t *testing.T) {
 					var done []<-chan error
 					for _, s := range ss {
 						done = append(done, async(func() error {
-							return r.take(within(t, time.Minute), NewWaitGroup(s, "/w"), 0, 2)
+							return r.take(within(t, time.Minute), zsync.NewWaitGroup(s, "/w"), 0, 2)
 						}))
 						synctest.Wait()
 					}
@@ -811,7 +812,7 @@ func TestNobodyIsHeldBackByASessionThatEndsAtAnyRequest(t *testing.T) {
 		for _, act := range []zktest.Action{zktest.DropRequest, zktest.DropReply} {
 			for at, more := 1, true; more; at++ {
 				bubble(t, func(t *testing.T, srv *zktest.Server) {
-					var ss []*Session
+					var ss []*zsync.Session
 					for range 3 {
 						ss = append(ss, open(t, srv))
 					}
@@ -825,12 +826,12 @@ func TestNobodyIsHeldBackByASessionThatEndsAtAnyRequest(t *testing.T) {
 						return zktest.Pass
 					})
 					ctx, cancel := context.WithCancel(t.Context())
-					pass := func(s *Session) error {
-						wg := NewWaitGroup(s, "/w")
+					pass := func(s *zsync.Session) error {
+						wg := zsync.NewWaitGroup(s, "/w")
 						if err := wg.Enter(ctx, 3); err != nil {
 							return err
 						}
-						if err := wg.Leave(ctx); err != nil && !errors.Is(err, ErrLost) {
+						if err := wg.Leave(ctx); err != nil && !errors.Is(err, zsync.ErrLost) {
 							return err
 						}
 						return nil
@@ -878,7 +879,7 @@ func TestNobodyIsHeldBackByASessionThatEndsAtAnyRequest(t *testing.T) {
 func TestHammerRoundsNeverMix(t *testing.T) {
 	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
 		r := roll{n: 2 + rnd.IntN(4)}
-		var ss []*Session
+		var ss []*zsync.Session
 		for range 1 + rnd.IntN(r.n) {
 			ss = append(ss, open(t, srv))
 		}
@@ -887,7 +888,7 @@ func TestHammerRoundsNeverMix(t *testing.T) {
 		hurt := async(func() error { bruise(srv, fate, ss, stop); return nil })
 		var done []<-chan error
 		for i := range r.n {
-			wg := NewWaitGroup(ss[i%len(ss)], "/w")
+			wg := zsync.NewWaitGroup(ss[i%len(ss)], "/w")
 			done = append(done, async(func() error { return r.take(within(t, 10*time.Minute), wg, 0, 15) }))
 		}
 		for _, c := range done {
@@ -906,7 +907,7 @@ func TestHammerRoundsNeverMix(t *testing.T) {
 // for a quarter of the session timeout, 2.5 s. Harm is done for 1.7 s at most, then
 // none for 0.7 s. A connection that breaks with 2.5 s left is replaced after a
 // sixteenth of them, so it confirms the session in those 0.7 s, which end before.
-func bruise(srv *zktest.Server, rnd *rand.Rand, sessions []*Session, until <-chan struct{}) {
+func bruise(srv *zktest.Server, rnd *rand.Rand, sessions []*zsync.Session, until <-chan struct{}) {
 	var mu sync.Mutex
 	calm := false
 	draw := func(n int) int {
@@ -967,13 +968,13 @@ func bruise(srv *zktest.Server, rnd *rand.Rand, sessions []*Session, until <-cha
 func TestHammerDoubleBarrierSurvivesEverything(t *testing.T) {
 	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
 		n := 2 + rnd.IntN(3)
-		var ss []*Session
+		var ss []*zsync.Session
 		for range 1 + rnd.IntN(n) {
 			ss = append(ss, open(t, srv))
 		}
-		var wgs []*WaitGroup
+		var wgs []*zsync.WaitGroup
 		for i := range n + rnd.IntN(3) {
-			wgs = append(wgs, NewWaitGroup(ss[i%len(ss)], "/w"))
+			wgs = append(wgs, zsync.NewWaitGroup(ss[i%len(ss)], "/w"))
 		}
 		stop := make(chan struct{})
 		fate := rand.New(rand.NewPCG(rnd.Uint64(), 0))
@@ -998,7 +999,7 @@ func TestHammerDoubleBarrierSurvivesEverything(t *testing.T) {
 
 // hammerParties has parties enter, n at a time, and leave, for so long, and
 // give up at times. stands tells whether the servers may still know a session.
-func hammerParties(t *testing.T, rnd *rand.Rand, wgs []*WaitGroup, n int, stands func(int64) bool, length time.Duration) {
+func hammerParties(t *testing.T, rnd *rand.Rand, wgs []*zsync.WaitGroup, n int, stands func(int64) bool, length time.Duration) {
 	var mu sync.Mutex
 	rounds := make(map[any]map[*line.Grant]bool) // the value: it has begun to leave
 	var all sync.WaitGroup
@@ -1017,7 +1018,7 @@ func hammerParties(t *testing.T, rnd *rand.Rand, wgs []*WaitGroup, n int, stands
 					}
 					continue
 				}
-				round, party := RoundOf(wg)
+				round, party := zsync.RoundOf(wg)
 				mu.Lock()
 				if rounds[round] == nil {
 					rounds[round] = make(map[*line.Grant]bool)
@@ -1044,7 +1045,7 @@ func hammerParties(t *testing.T, rnd *rand.Rand, wgs []*WaitGroup, n int, stands
 						}
 					}
 					mu.Unlock()
-				case errors.Is(err, ErrLost), errors.Is(err, context.DeadlineExceeded):
+				case errors.Is(err, zsync.ErrLost), errors.Is(err, context.DeadlineExceeded):
 				default:
 					t.Errorf("Leave: %v", err)
 				}
@@ -1057,12 +1058,12 @@ func hammerParties(t *testing.T, rnd *rand.Rand, wgs []*WaitGroup, n int, stands
 // The same as TestHammerDoubleBarrierSurvivesEverything on real servers, in
 // shorter parts so that there are more rounds.
 func TestHammerDoubleBarrierOnServers(t *testing.T) {
-	onServers(t, func(t *testing.T, connect func(...Option) *Session, stands func(int64) bool) {
-		sessions := []*Session{connect(), connect(), connect()}
+	onServers(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session, stands func(int64) bool) {
+		sessions := []*zsync.Session{connect(), connect(), connect()}
 		for part := range 6 {
-			var wgs []*WaitGroup // a path for each part: in the last one may be who was cut off
+			var wgs []*zsync.WaitGroup // a path for each part: in the last one may be who was cut off
 			for i := range 5 {
-				wgs = append(wgs, NewWaitGroup(sessions[i%len(sessions)], fmt.Sprint("/w", part)))
+				wgs = append(wgs, zsync.NewWaitGroup(sessions[i%len(sessions)], fmt.Sprint("/w", part)))
 			}
 			rnd := rand.New(rand.NewPCG(uint64(part), 5))
 			hammerParties(t, rnd, wgs, 2+part%3, stands, 10*time.Second)
@@ -1071,9 +1072,9 @@ func TestHammerDoubleBarrierOnServers(t *testing.T) {
 }
 
 func TestWaitGroupTellsWhoIsInsideAndWhoWaits(t *testing.T) {
-	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
-		a, b, c := connect(WithOwner("a")), connect(WithOwner("b")), connect(WithOwner("c"))
-		wga, wgb, wgc := NewWaitGroup(a, "/w"), NewWaitGroup(b, "/w"), NewWaitGroup(c, "/w")
+	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
+		a, b, c := connect(zsync.WithOwner("a")), connect(zsync.WithOwner("b")), connect(zsync.WithOwner("c"))
+		wga, wgb, wgc := zsync.NewWaitGroup(a, "/w"), zsync.NewWaitGroup(b, "/w"), zsync.NewWaitGroup(c, "/w")
 		// want waits until these stand in the room, in their order.
 		want := func(owners string, inside int) {
 			t.Helper()
@@ -1084,7 +1085,7 @@ func TestWaitGroupTellsWhoIsInsideAndWhoWaits(t *testing.T) {
 					if got += c.Owner; c.Holding {
 						n++
 					}
-					if c.Mode != ModeParty || c.Session == 0 || c.Since.IsZero() {
+					if c.Mode != zsync.ModeParty || c.Session == 0 || c.Since.IsZero() {
 						t.Errorf("got %+v", c)
 					}
 				}
@@ -1108,14 +1109,14 @@ func TestWaitGroupTellsWhoIsInsideAndWhoWaits(t *testing.T) {
 		must(t, <-la)
 		want("c", 0)
 		must(t, c.Close())
-		wantErr(t, <-ec, ErrClosed)
+		wantErr(t, <-ec, zsync.ErrClosed)
 	})
 }
 
 func TestWaitGroupLostIsOfTheMembership(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		wg := NewWaitGroup(s, "/w")
+		wg := zsync.NewWaitGroup(s, "/w")
 		if !session.IsClosed(wg.Lost()) {
 			t.Error("not closed: Lost of one who is not inside")
 		}
@@ -1132,7 +1133,7 @@ func TestWaitGroupLostIsOfTheMembership(t *testing.T) {
 		lost := wg.Lost()
 		srv.Expire(s.ID())
 		<-lost
-		wantErr(t, wg.Leave(t.Context()), ErrLost)
+		wantErr(t, wg.Leave(t.Context()), zsync.ErrLost)
 		if !session.IsClosed(wg.Lost()) {
 			t.Error("not closed: Lost of one who has left")
 		}

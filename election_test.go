@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"cmp"
@@ -16,18 +16,19 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
 func TestElectionHasOneLeaderAndPassesOnInOrder(t *testing.T) {
-	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
+	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
 		ctx := within(t, 30*time.Second)
 		s := connect()
-		a, b := NewElection(s, "/e", WithID("a")), NewElection(connect(), "/e", WithID("b"))
+		a, b := zsync.NewElection(s, "/e", zsync.WithID("a")), zsync.NewElection(connect(), "/e", zsync.WithID("b"))
 		_, err := a.Leader(ctx)
-		wantErr(t, err, ErrNoLeader)
-		wantErr(t, a.Resign(), ErrNotLocked)
+		wantErr(t, err, zsync.ErrNoLeader)
+		wantErr(t, a.Resign(), zsync.ErrNotLocked)
 		if !session.IsClosed(a.Lost()) {
 			t.Error("Lost is open while a does not lead")
 		}
@@ -70,14 +71,14 @@ func TestElectionHasOneLeaderAndPassesOnInOrder(t *testing.T) {
 }
 
 func TestElectionLayoutsAreThoseOfCuratorAndKazoo(t *testing.T) {
-	for layout, base := range map[Layout]string{LayoutCurator: "-latch-", LayoutSelector: "-lock-", LayoutKazoo: "__lock__"} {
+	for layout, base := range map[zsync.Layout]string{zsync.LayoutCurator: "-latch-", zsync.LayoutSelector: "-lock-", zsync.LayoutKazoo: "__lock__"} {
 		t.Run(layout.String(), func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
 				s := open(t, srv)
-				e := NewElection(s, "/e", WithElectionLayout(layout), WithID("me"))
+				e := zsync.NewElection(s, "/e", zsync.WithElectionLayout(layout), zsync.WithID("me"))
 				must(t, e.Campaign(t.Context()))
 				names := childrenOf(t, s, "/e")
-				if len(names) != 1 || !strings.HasSuffix(names[0], base+"0000000000") || strings.HasPrefix(names[0], "_c_") == (layout == LayoutKazoo) {
+				if len(names) != 1 || !strings.HasSuffix(names[0], base+"0000000000") || strings.HasPrefix(names[0], "_c_") == (layout == zsync.LayoutKazoo) {
 					t.Errorf("children %q, want one with %q", names, base)
 				}
 				_, err := e.Token(t.Context()) // writes the znode
@@ -94,32 +95,32 @@ func TestElectionRefusesBadArguments(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		f := func(context.Context) error { return nil }
-		for _, e := range []*Election{
-			NewElection(nil, "/e"), NewElection(s, "e"), NewElection(s, "/"),
-			NewElection(s, "/e", nil), NewElection(s, "/e", WithElectionLayout(7)),
+		for _, e := range []*zsync.Election{
+			zsync.NewElection(nil, "/e"), zsync.NewElection(s, "e"), zsync.NewElection(s, "/"),
+			zsync.NewElection(s, "/e", nil), zsync.NewElection(s, "/e", zsync.WithElectionLayout(7)),
 		} {
-			wantErr(t, e.Campaign(t.Context()), ErrInvalid)
-			wantErr(t, e.Resign(), ErrInvalid)
-			wantErr(t, e.Run(t.Context(), f), ErrInvalid)
+			wantErr(t, e.Campaign(t.Context()), zsync.ErrInvalid)
+			wantErr(t, e.Resign(), zsync.ErrInvalid)
+			wantErr(t, e.Run(t.Context(), f), zsync.ErrInvalid)
 			_, err := e.Leader(t.Context())
-			wantErr(t, err, ErrInvalid)
+			wantErr(t, err, zsync.ErrInvalid)
 			_, err = e.Contenders(t.Context())
-			wantErr(t, err, ErrInvalid)
+			wantErr(t, err, zsync.ErrInvalid)
 			_, err = e.Token(t.Context())
-			wantErr(t, err, ErrInvalid)
+			wantErr(t, err, zsync.ErrInvalid)
 			_, err = e.Txn(t.Context())
-			wantErr(t, err, ErrInvalid)
+			wantErr(t, err, zsync.ErrInvalid)
 			if _, ok := <-e.Observe(t.Context()); ok || !session.IsClosed(e.Lost()) {
 				t.Error("Observe or Lost of a bad Election is open")
 			}
 		}
-		wantErr(t, NewElection(s, "/e").Run(t.Context(), nil), ErrInvalid)
-		wantErr(t, NewElection(s, "/e", WithID(strings.Repeat("x", 1<<20))).Campaign(t.Context()), ErrTooLarge)
+		wantErr(t, zsync.NewElection(s, "/e").Run(t.Context(), nil), zsync.ErrInvalid)
+		wantErr(t, zsync.NewElection(s, "/e", zsync.WithID(strings.Repeat("x", 1<<20))).Campaign(t.Context()), zsync.ErrTooLarge)
 		ctx, cancel := context.WithCancelCause(t.Context())
 		cause := errors.New("enough")
 		cancel(cause)
-		wantErr(t, NewElection(s, "/e").Campaign(ctx), cause, context.Canceled)
-		wantErr(t, NewElection(s, "/e").Run(ctx, f), cause, context.Canceled)
+		wantErr(t, zsync.NewElection(s, "/e").Campaign(ctx), cause, context.Canceled)
+		wantErr(t, zsync.NewElection(s, "/e").Run(ctx, f), cause, context.Canceled)
 		if srv.Counts().Requests["create"] != 0 {
 			t.Error("a znode was written")
 		}
@@ -129,7 +130,7 @@ func TestElectionRefusesBadArguments(t *testing.T) {
 func TestCampaignCostsTwoRequestsAndResignOne(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		e := NewElection(s, "/e")
+		e := zsync.NewElection(s, "/e")
 		must(t, e.Campaign(t.Context())) // makes the parent
 		must(t, e.Resign())
 		before := s.Stats().Requests
@@ -145,7 +146,7 @@ func TestCampaignCostsTwoRequestsAndResignOne(t *testing.T) {
 func TestCancelledCampaignLeavesNoZnode(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		ea, eb := NewElection(a, "/e"), NewElection(b, "/e")
+		ea, eb := zsync.NewElection(a, "/e"), zsync.NewElection(b, "/e")
 		must(t, ea.Campaign(t.Context()))
 		cause := errors.New("enough")
 		for i := range 50 {
@@ -162,7 +163,7 @@ func TestCancelledCampaignLeavesNoZnode(t *testing.T) {
 		}
 		must(t, ea.Resign())
 		_, err := eb.Leader(t.Context())
-		wantErr(t, err, ErrNoLeader)
+		wantErr(t, err, zsync.ErrNoLeader)
 		must(t, eb.Campaign(t.Context())) // and the next one is not hindered
 		if st := b.Stats(); st.Waiters != 0 || st.Holds != 1 {
 			t.Errorf("%+v, want one hold and no waiters", st)
@@ -175,7 +176,7 @@ func TestLostRepliesDoNotStandTwice(t *testing.T) {
 		for _, o := range []zktest.Op{zktest.OpCreate, zktest.OpGetChildren2, zktest.OpSetData, zktest.OpDelete} {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
 				s := open(t, srv)
-				e := NewElection(s, "/e")
+				e := zsync.NewElection(s, "/e")
 				srv.Intercept(first(fault, op(o)))
 				must(t, e.Campaign(t.Context()))
 				if n := len(childrenOf(t, s, "/e")); n != 1 {
@@ -198,7 +199,7 @@ func TestLostRepliesDoNotStandTwice(t *testing.T) {
 func TestOldLeaderDoesNotBelieveInItsOldZnode(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		ea, eb := NewElection(a, "/e", WithID("a")), NewElection(b, "/e", WithID("b"))
+		ea, eb := zsync.NewElection(a, "/e", zsync.WithID("a")), zsync.NewElection(b, "/e", zsync.WithID("b"))
 		must(t, ea.Campaign(t.Context()))
 		lost, old := ea.Lost(), a.ID()
 		got := async(func() error { return eb.Campaign(t.Context()) })
@@ -216,7 +217,7 @@ func TestOldLeaderDoesNotBelieveInItsOldZnode(t *testing.T) {
 		pendingStill(t, again)
 		must(t, <-got)
 		pendingStill(t, again)
-		wantErr(t, ea.Resign(), ErrNotLocked)
+		wantErr(t, ea.Resign(), zsync.ErrNotLocked)
 		must(t, eb.Resign())
 		must(t, <-again)
 		if c, err := eb.Leader(t.Context()); err != nil || c.Session != a.ID() {
@@ -228,7 +229,7 @@ func TestOldLeaderDoesNotBelieveInItsOldZnode(t *testing.T) {
 func TestLostLeadershipIsToldByEverything(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		e := NewElection(s, "/e")
+		e := zsync.NewElection(s, "/e")
 		must(t, e.Campaign(t.Context()))
 		lost := e.Lost()
 		srv.Expire(s.ID())
@@ -237,11 +238,11 @@ func TestLostLeadershipIsToldByEverything(t *testing.T) {
 			t.Error("Lost is open")
 		}
 		_, err := e.Token(t.Context())
-		wantErr(t, err, ErrLost)
+		wantErr(t, err, zsync.ErrLost)
 		_, err = e.Txn(t.Context(), &zk.CreateRequest{Path: "/x", Acl: zk.WorldACL(zk.PermAll)})
-		wantErr(t, err, ErrLost)
-		wantErr(t, e.Resign(), ErrLost)
-		wantErr(t, e.Resign(), ErrNotLocked)
+		wantErr(t, err, zsync.ErrLost)
+		wantErr(t, e.Resign(), zsync.ErrLost)
+		wantErr(t, e.Resign(), zsync.ErrNotLocked)
 		must(t, e.Campaign(t.Context()))
 		must(t, e.Resign())
 		if n := s.Stats().Holds; n != 0 {
@@ -253,7 +254,7 @@ func TestLostLeadershipIsToldByEverything(t *testing.T) {
 func TestCampaignWaitsForAnotherGoroutineOfTheSameCandidate(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		e := NewElection(s, "/e")
+		e := zsync.NewElection(s, "/e")
 		must(t, e.Campaign(t.Context()))
 		var got []<-chan error
 		for range 3 {
@@ -283,39 +284,39 @@ func TestCampaignWaitsForAnotherGoroutineOfTheSameCandidate(t *testing.T) {
 		last := async(func() error { return e.Campaign(t.Context()) })
 		pendingStill(t, last)
 		s.Close()
-		wantErr(t, <-last, ErrClosed)
-		wantErr(t, e.Resign(), ErrLost, ErrClosed)
+		wantErr(t, <-last, zsync.ErrClosed)
+		wantErr(t, e.Resign(), zsync.ErrLost, zsync.ErrClosed)
 	})
 }
 
 func TestRunLeadsAgainAfterALossAndEndsTheContextOfEach(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		e := NewElection(s, "/e")
+		e := zsync.NewElection(s, "/e")
 		boom := errors.New("boom")
 		calls := 0
 		err := e.Run(t.Context(), func(ctx context.Context) error {
 			calls++
-			wantErr(t, e.Campaign(ctx), ErrDeadlock)
+			wantErr(t, e.Campaign(ctx), zsync.ErrDeadlock)
 			if calls > 3 {
 				return boom
 			}
 			if calls == 3 {
 				go func() { must(t, e.Resign()) }()
 				<-ctx.Done()
-				wantErr(t, context.Cause(ctx), ErrNotLocked)
+				wantErr(t, context.Cause(ctx), zsync.ErrNotLocked)
 				return ctx.Err()
 			}
 			srv.Expire(s.ID())
 			<-ctx.Done()
-			wantErr(t, context.Cause(ctx), ErrLost)
+			wantErr(t, context.Cause(ctx), zsync.ErrLost)
 			return fmt.Errorf("some consequence of the loss")
 		})
 		wantErr(t, err, boom)
 		if calls != 4 {
 			t.Errorf("f was called %d times, want 4", calls)
 		}
-		wantErr(t, e.Resign(), ErrNotLocked)
+		wantErr(t, e.Resign(), zsync.ErrNotLocked)
 		if n := len(childrenOf(t, s, "/e")); n != 0 {
 			t.Errorf("%d znodes are left", n)
 		}
@@ -329,7 +330,7 @@ func TestRunTakesTurnsWhenItsFunctionReturnsNil(t *testing.T) {
 		var leading, led [3]atomic.Int32
 		var runs []<-chan error
 		for i := range 3 {
-			e := NewElection(open(t, srv), "/e")
+			e := zsync.NewElection(open(t, srv), "/e")
 			runs = append(runs, async(func() error {
 				return e.Run(ctx, func(ctx context.Context) error {
 					if leading[0].Add(1) != 1 {
@@ -356,7 +357,7 @@ func TestRunTakesTurnsWhenItsFunctionReturnsNil(t *testing.T) {
 func TestRunResignsWhenItsFunctionPanics(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		e := NewElection(s, "/e")
+		e := zsync.NewElection(s, "/e")
 		func() {
 			defer func() {
 				if recover() != "boom" {
@@ -365,7 +366,7 @@ func TestRunResignsWhenItsFunctionPanics(t *testing.T) {
 			}()
 			e.Run(t.Context(), func(context.Context) error { panic("boom") })
 		}()
-		wantErr(t, e.Resign(), ErrNotLocked)
+		wantErr(t, e.Resign(), zsync.ErrNotLocked)
 		if n := len(childrenOf(t, s, "/e")); n != 0 {
 			t.Errorf("%d znodes are left", n)
 		}
@@ -373,7 +374,7 @@ func TestRunResignsWhenItsFunctionPanics(t *testing.T) {
 }
 
 // named reads who is observed next, and fails if nobody is when all is quiet.
-func named(t testing.TB, c <-chan Contender) string {
+func named(t testing.TB, c <-chan zsync.Contender) string {
 	t.Helper()
 	synctest.Wait()
 	select {
@@ -391,15 +392,15 @@ func TestObserveNamesTheLeaderAndEveryChangeAndThenIsQuiet(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		o := open(t, srv)
 		ctx, cancel := context.WithCancel(t.Context())
-		seen := NewElection(o, "/deep/e").Observe(ctx)
+		seen := zsync.NewElection(o, "/deep/e").Observe(ctx)
 		if who := named(t, seen); who != "" {
 			t.Fatalf("%q is named, and nobody stood", who)
 		}
 		s := open(t, srv)
-		es := make(map[string]*Election)
+		es := make(map[string]*zsync.Election)
 		var waiting []<-chan error
 		for _, id := range []string{"a", "b", "c"} {
-			es[id] = NewElection(s, "/deep/e", WithID(id))
+			es[id] = zsync.NewElection(s, "/deep/e", zsync.WithID(id))
 			waiting = append(waiting, async(func() error { return es[id].Campaign(t.Context()) }))
 			synctest.Wait()
 		}
@@ -432,7 +433,7 @@ func TestObserveNamesTheLeaderAndEveryChangeAndThenIsQuiet(t *testing.T) {
 		if _, ok := <-seen; ok {
 			t.Error("the channel is open after its context has ended")
 		}
-		seen = NewElection(o, "/deep/e").Observe(t.Context())
+		seen = zsync.NewElection(o, "/deep/e").Observe(t.Context())
 		if who := named(t, seen); who != "b" {
 			t.Fatalf("%q is named, want b", who)
 		}
@@ -446,9 +447,9 @@ func TestObserveNamesTheLeaderAndEveryChangeAndThenIsQuiet(t *testing.T) {
 func TestObserveSkipsToTheLatestForASlowReaderAndOutlivesSessions(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		o, s := open(t, srv), open(t, srv)
-		seen := NewElection(o, "/e").Observe(t.Context())
+		seen := zsync.NewElection(o, "/e").Observe(t.Context())
 		for _, id := range []string{"a", "b", "c"} {
-			e := NewElection(s, "/e", WithID(id))
+			e := zsync.NewElection(s, "/e", zsync.WithID(id))
 			must(t, e.Campaign(t.Context()))
 			synctest.Wait()
 			if id != "c" {
@@ -469,7 +470,7 @@ func TestObserveSkipsToTheLatestForASlowReaderAndOutlivesSessions(t *testing.T) 
 		srv.Partition(id)
 		srv.Expire(s.ID())
 		time.Sleep(time.Second)
-		must(t, NewElection(s, "/e", WithID("d")).Campaign(t.Context()))
+		must(t, zsync.NewElection(s, "/e", zsync.WithID("d")).Campaign(t.Context()))
 		time.Sleep(2 * testTimeout)
 		srv.Heal(id)
 		time.Sleep(time.Second)
@@ -482,10 +483,10 @@ func TestObserveSkipsToTheLatestForASlowReaderAndOutlivesSessions(t *testing.T) 
 func TestObserveDoesNotGoBackOnAServerThatLags(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		o, s := open(t, srv), open(t, srv)
-		ea, eb := NewElection(s, "/e", WithID("a")), NewElection(s, "/e", WithID("b"))
+		ea, eb := zsync.NewElection(s, "/e", zsync.WithID("a")), zsync.NewElection(s, "/e", zsync.WithID("b"))
 		must(t, ea.Campaign(t.Context()))
 		srv.Freeze(srv.Addrs()[1])
-		seen := NewElection(o, "/e").Observe(t.Context())
+		seen := zsync.NewElection(o, "/e").Observe(t.Context())
 		if who := named(t, seen); who != "a" {
 			t.Fatalf("%q is named, want a", who)
 		}
@@ -498,7 +499,7 @@ func TestObserveDoesNotGoBackOnAServerThatLags(t *testing.T) {
 			if who != "" && who != "b" {
 				t.Fatalf("%q is named, want b", who)
 			}
-			if c, err := NewElection(o, "/e").Leader(t.Context()); err != nil || c.Owner != "b" {
+			if c, err := zsync.NewElection(o, "/e").Leader(t.Context()); err != nil || c.Owner != "b" {
 				t.Fatalf("Leader = %+v, %v; want b", c, err)
 			}
 		}
@@ -510,15 +511,15 @@ func TestThousandObserversAndCandidatesCostOneNotificationEach(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		const candidates = 200
 		s := open(t, srv)
-		leader := NewElection(s, "/e")
+		leader := zsync.NewElection(s, "/e")
 		must(t, leader.Campaign(t.Context()))
-		var sessions []*Session
+		var sessions []*zsync.Session
 		for range 10 {
 			sessions = append(sessions, open(t, srv))
 		}
-		turn := make(chan *Election, candidates)
+		turn := make(chan *zsync.Election, candidates)
 		for i := range candidates {
-			e := NewElection(sessions[i%len(sessions)], "/e")
+			e := zsync.NewElection(sessions[i%len(sessions)], "/e")
 			go func() {
 				if err := e.Campaign(t.Context()); err != nil {
 					t.Error(err)
@@ -529,7 +530,7 @@ func TestThousandObserversAndCandidatesCostOneNotificationEach(t *testing.T) {
 		synctest.Wait()
 		watchers := open(t, srv)
 		for range 100 { // of one process: they share a watch
-			c := NewElection(watchers, "/e").Observe(t.Context())
+			c := zsync.NewElection(watchers, "/e").Observe(t.Context())
 			go func() {
 				for range c {
 				}
@@ -556,11 +557,11 @@ func TestThousandObserversAndCandidatesCostOneNotificationEach(t *testing.T) {
 func TestElectionHammer(t *testing.T) {
 	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
 		strict := rnd.IntN(3) == 0
-		var sessions []*Session
+		var sessions []*zsync.Session
 		for range 4 {
 			sessions = append(sessions, open(t, srv))
 		}
-		inc, err := sessions[0].m.Incarnation(t.Context())
+		inc, err := zsync.ManagerOf(sessions[0]).Incarnation(t.Context())
 		must(t, err)
 		_, err = inc.Create(t.Context(), "/log", nil)
 		must(t, err)
@@ -570,11 +571,11 @@ func TestElectionHammer(t *testing.T) {
 		var candidates, watchers sync.WaitGroup
 		var last [2]string
 		for i := range last {
-			c := NewElection(sessions[i], "/e").Observe(t.Context())
+			c := zsync.NewElection(sessions[i], "/e").Observe(t.Context())
 			watchers.Go(func() { last[i] = h.watch(c) })
 		}
 		for i := range 6 {
-			e := NewElection(sessions[i%len(sessions)], "/e", WithID(fmt.Sprint(i)))
+			e := zsync.NewElection(sessions[i%len(sessions)], "/e", zsync.WithID(fmt.Sprint(i)))
 			dice := rand.New(rand.NewPCG(rnd.Uint64(), uint64(i)))
 			candidates.Go(func() { h.candidate(ctx, e, dice) })
 		}
@@ -587,7 +588,7 @@ func TestElectionHammer(t *testing.T) {
 		cancel()
 		candidates.Wait()
 		time.Sleep(2 * testTimeout)
-		e := NewElection(sessions[3], "/e", WithID("the last"))
+		e := zsync.NewElection(sessions[3], "/e", zsync.WithID("the last"))
 		must(t, e.Campaign(t.Context()))
 		time.Sleep(2 * testTimeout)
 		for _, s := range sessions {
@@ -605,7 +606,7 @@ func TestElectionHammer(t *testing.T) {
 
 // cutOff is chaos of the kind in which sessions end only when they have not
 // been heard of for their timeout.
-func cutOff(srv *zktest.Server, rnd *rand.Rand, sessions []*Session, until <-chan struct{}) {
+func cutOff(srv *zktest.Server, rnd *rand.Rand, sessions []*zsync.Session, until <-chan struct{}) {
 	for {
 		id := sessions[rnd.IntN(len(sessions))].ID()
 		srv.Partition(id)
@@ -629,7 +630,7 @@ type electionHammer struct {
 	terms  int        // guarded by mu
 }
 
-func (h *electionHammer) candidate(ctx context.Context, e *Election, dice *rand.Rand) {
+func (h *electionHammer) candidate(ctx context.Context, e *zsync.Election, dice *rand.Rand) {
 	for ctx.Err() == nil {
 		wait, cancel := context.WithTimeout(ctx, time.Duration(dice.IntN(60_000))*time.Millisecond)
 		err := e.Campaign(wait)
@@ -640,7 +641,7 @@ func (h *electionHammer) candidate(ctx context.Context, e *Election, dice *rand.
 			}
 			continue
 		}
-		v := &visit{session: SessionOf(e).ID(), lost: e.Lost()}
+		v := &visit{session: zsync.SessionOf(e).ID(), lost: e.Lost()}
 		h.mu.Lock()
 		if last := h.leads; last != nil && !session.IsClosed(last.lost) && h.stands(last.session) {
 			h.t.Error("two lead")
@@ -663,14 +664,14 @@ func (h *electionHammer) candidate(ctx context.Context, e *Election, dice *rand.
 			h.leads = nil
 		}
 		h.mu.Unlock()
-		if err := e.Resign(); err != nil && !errors.Is(err, ErrLost) {
+		if err := e.Resign(); err != nil && !errors.Is(err, zsync.ErrLost) {
 			h.t.Errorf("Resign: %v", err)
 		}
 	}
 }
 
 // watch reads c to its end and returns whom it names last.
-func (h *electionHammer) watch(c <-chan Contender) (last string) {
+func (h *electionHammer) watch(c <-chan zsync.Contender) (last string) {
 	seen := make(map[string]bool)
 	for c := range c {
 		if seen[c.Node] {
@@ -697,17 +698,17 @@ func (h *electionHammer) check() {
 }
 
 func TestElectionHammerOnServers(t *testing.T) {
-	onServers(t, func(t *testing.T, connect func(...Option) *Session, stands func(int64) bool) {
+	onServers(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session, stands func(int64) bool) {
 		h := electionHammer{t: t, stands: stands}
 		s := connect()
 		ctx := within(t, time.Minute)
-		inc, err := s.m.Incarnation(ctx)
+		inc, err := zsync.ManagerOf(s).Incarnation(ctx)
 		must(t, err)
-		_, err = inc.Create(ctx, s.m.Full("/log"), nil)
+		_, err = inc.Create(ctx, zsync.ManagerOf(s).Full("/log"), nil)
 		must(t, err)
 		var wg sync.WaitGroup
 		for i := range 8 {
-			e := NewElection(connect(), "/e", WithID(fmt.Sprint(i)))
+			e := zsync.NewElection(connect(), "/e", zsync.WithID(fmt.Sprint(i)))
 			dice := rand.New(rand.NewPCG(uint64(i), 31))
 			wg.Go(func() { h.candidate(ctx, e, dice) })
 		}

@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
@@ -17,12 +18,12 @@ import (
 // been called, the server of the first fails at its next read, which is lost,
 // and the session goes on at a server that has seen nothing since strike was
 // called, until mend is. Each request passes hook, if there is one, before it is carried out.
-func afterEvent(t *testing.T, hook func(zktest.Request), f func(t *testing.T, w, p *Session, strike func() (mend func()))) {
+func afterEvent(t *testing.T, hook func(zktest.Request), f func(t *testing.T, w, p *zsync.Session, strike func() (mend func()))) {
 	t.Helper()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a := srv.Addrs()
-		at := func(addrs string) *Session {
-			s, err := Connect(t.Context(), addrs, WithDialer(srv.Dial), WithSessionTimeout(testTimeout))
+		at := func(addrs string) *zsync.Session {
+			s, err := zsync.Connect(t.Context(), addrs, zsync.WithDialer(srv.Dial), zsync.WithSessionTimeout(testTimeout))
 			must(t, err)
 			t.Cleanup(func() { s.Close() })
 			return s
@@ -80,7 +81,7 @@ func TestWhatAnEventHasToldIsNotTakenBackByAServerThatLags(t *testing.T) {
 		}},
 	} {
 		t.Run(c.kind.String(), func(t *testing.T) {
-			afterEvent(t, nil, func(t *testing.T, w, p *Session, strike func() (mend func())) {
+			afterEvent(t, nil, func(t *testing.T, w, p *zsync.Session, strike func() (mend func())) {
 				inc := live(t, w)
 				_, err := inc.Create(t.Context(), "/x", []byte("old"))
 				must(t, err)
@@ -108,15 +109,15 @@ func TestNoPermitTooManyWhenTheServerFailsBehindANotificationAndTheNextLags(t *t
 			<-hold
 		}
 	}
-	afterEvent(t, hook, func(t *testing.T, w, p *Session, strike func() (mend func())) {
+	afterEvent(t, hook, func(t *testing.T, w, p *zsync.Session, strike func() (mend func())) {
 		hold = make(chan struct{})
-		sp, sw := NewSemaphore(p, "/s", 1), NewSemaphore(w, "/s", 1)
-		for _, m := range []*Semaphore{sp, sw} { // makes the containers
+		sp, sw := zsync.NewSemaphore(p, "/s", 1), zsync.NewSemaphore(w, "/s", 1)
+		for _, m := range []*zsync.Semaphore{sp, sw} { // makes the containers
 			must(t, m.Acquire(t.Context(), 1))
 			must(t, m.Release(1))
 		}
-		throughTheGate(sp)
-		throughTheGate(sw)
+		zsync.ThroughTheGate(sp)
+		zsync.ThroughTheGate(sw)
 		taker.Store(p.ID())
 		gotP := async(func() error { return sp.Acquire(t.Context(), 1) })
 		synctest.Wait() // it has the gate, and has found the permit free
@@ -134,11 +135,11 @@ func TestNoPermitTooManyWhenTheServerFailsBehindANotificationAndTheNextLags(t *t
 }
 
 func TestOnceRunsOnceWhenTheServerFailsBehindTheNotificationAndTheNextLags(t *testing.T) {
-	afterEvent(t, nil, func(t *testing.T, w, p *Session, strike func() (mend func())) {
+	afterEvent(t, nil, func(t *testing.T, w, p *zsync.Session, strike func() (mend func())) {
 		var ran atomic.Int32
 		begun, end := make(chan struct{}), make(chan struct{})
 		first := async(func() error {
-			return NewOnce(p, "/o").Do(t.Context(), func(context.Context) error {
+			return zsync.NewOnce(p, "/o").Do(t.Context(), func(context.Context) error {
 				ran.Add(1)
 				close(begun)
 				<-end
@@ -147,7 +148,7 @@ func TestOnceRunsOnceWhenTheServerFailsBehindTheNotificationAndTheNextLags(t *te
 		})
 		<-begun
 		second := async(func() error {
-			return NewOnce(w, "/o").Do(t.Context(), func(context.Context) error {
+			return zsync.NewOnce(w, "/o").Do(t.Context(), func(context.Context) error {
 				ran.Add(1)
 				return nil
 			})
@@ -166,7 +167,7 @@ func TestOnceRunsOnceWhenTheServerFailsBehindTheNotificationAndTheNextLags(t *te
 func TestServerThatCannotCatchUpIsNotBelieved(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		b := NewBarrier(s, "/b")
+		b := zsync.NewBarrier(s, "/b")
 		must(t, b.Close(t.Context()))
 		refused := 0
 		srv.Intercept(func(r zktest.Request) zktest.Action {

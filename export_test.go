@@ -10,9 +10,6 @@ import (
 
 // What tests from outside have to see of the inside.
 
-// UnderRace reports whether the race detector is on.
-const UnderRace = underRace
-
 // LastParty is the greatest number of a party before the room of a double
 // barrier is replaced.
 const LastParty = lastParty
@@ -87,4 +84,11 @@ func DecodePair[T1, T2 any](c Codec, data []byte) (T1, T2, error) {
 func ReadRoom(data []byte) ([]byte, error) {
 	state, err := parseRoomState(data)
 	return state.bytes(), err
+}
+
+// ThroughTheGate has m not try to do without its gate.
+func ThroughTheGate(m *Semaphore) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.need = 1 << 30
 }

@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/ensemble"
 	"github.com/zsync/zsync/internal/netproxy"
 	"github.com/zsync/zsync/internal/session"
@@ -23,18 +24,18 @@ import (
 // latter.
 
 // proxied gives every session a proxy of its own. It uses real time.
-func proxied(t *testing.T, f func(t *testing.T, connect func(opts ...Option) (*Session, *netproxy.Proxy))) {
+func proxied(t *testing.T, f func(t *testing.T, connect func(opts ...zsync.Option) (*zsync.Session, *netproxy.Proxy))) {
 	t.Helper()
 	servers := os.Getenv("ZSYNC_TEST_SERVERS")
 	if servers == "" {
 		servers = strings.Join(zktest.Start(t, zktest.WithTick(100*time.Millisecond)).Addrs(), ",")
 	}
 	chroot := "/zsync-test-" + uuid.NewString()
-	f(t, func(opts ...Option) (*Session, *netproxy.Proxy) {
+	f(t, func(opts ...zsync.Option) (*zsync.Session, *netproxy.Proxy) {
 		t.Helper()
 		p := netproxy.Start(t, servers)
-		opts = append([]Option{WithSessionTimeout(time.Second)}, opts...)
-		s, err := Connect(within(t, 30*time.Second), p.Addr()+chroot, opts...)
+		opts = append([]zsync.Option{zsync.WithSessionTimeout(time.Second)}, opts...)
+		s, err := zsync.Connect(within(t, 30*time.Second), p.Addr()+chroot, opts...)
 		if err != nil {
 			t.Fatalf("Connect: %v", err)
 		}
@@ -48,10 +49,10 @@ func TestPartitionedHolderSeesLostFirstOverTCP(t *testing.T) {
 	if os.Getenv("ZSYNC_TEST_LONG") != "" {
 		rounds = 30
 	}
-	proxied(t, func(t *testing.T, connect func(...Option) (*Session, *netproxy.Proxy)) {
+	proxied(t, func(t *testing.T, connect func(...zsync.Option) (*zsync.Session, *netproxy.Proxy)) {
 		a, proxy := connect()
 		b, _ := connect()
-		ma, mb := NewMutex(a, "/m"), NewMutex(b, "/m")
+		ma, mb := zsync.NewMutex(a, "/m"), zsync.NewMutex(b, "/m")
 		ctx := within(t, 5*time.Minute)
 		for range rounds {
 			must(t, ma.Lock(ctx))
@@ -64,7 +65,7 @@ func TestPartitionedHolderSeesLostFirstOverTCP(t *testing.T) {
 			if !session.IsClosed(lost) {
 				t.Fatal("Lock returned before the former holder's Lost was closed")
 			}
-			wantErr(t, ma.Unlock(), ErrLost)
+			wantErr(t, ma.Unlock(), zsync.ErrLost)
 			must(t, mb.Unlock())
 			proxy.Disconnect()
 			proxy.Heal()
@@ -84,10 +85,10 @@ func pause(t testing.TB, d time.Duration) {
 }
 
 func TestLostRequestsAndRepliesAreResolvedOverTCP(t *testing.T) {
-	proxied(t, func(t *testing.T, connect func(...Option) (*Session, *netproxy.Proxy)) {
-		s, proxy := connect(WithSessionTimeout(10 * time.Second))
+	proxied(t, func(t *testing.T, connect func(...zsync.Option) (*zsync.Session, *netproxy.Proxy)) {
+		s, proxy := connect(zsync.WithSessionTimeout(10 * time.Second))
 		other, _ := connect()
-		m := NewMutex(s, "/m")
+		m := zsync.NewMutex(s, "/m")
 		ctx := within(t, time.Minute)
 		must(t, m.Lock(ctx))
 		must(t, m.Unlock())
@@ -102,12 +103,12 @@ func TestLostRequestsAndRepliesAreResolvedOverTCP(t *testing.T) {
 				})
 				id := s.ID()
 				must(t, m.Lock(ctx))
-				must(t, other.m.During(ctx, func(inc *session.Incarnation) error { return inc.Sync(ctx, other.m.Full("/m")) }))
+				must(t, zsync.ManagerOf(other).During(ctx, func(inc *session.Incarnation) error { return inc.Sync(ctx, zsync.ManagerOf(other).Full("/m")) }))
 				if n := len(childrenOf(t, other, "/m")); n != 1 {
 					t.Errorf("op %d, fault %d: %d contenders, want 1", op, fault, n)
 				}
 				must(t, m.Unlock())
-				om := NewMutex(other, "/m")
+				om := zsync.NewMutex(other, "/m")
 				must(t, om.Lock(ctx))
 				must(t, om.Unlock())
 				if !done.Load() {
@@ -123,10 +124,10 @@ func TestLostRequestsAndRepliesAreResolvedOverTCP(t *testing.T) {
 
 func TestHoldOutlivesTheServersThatAreKilledOrPaused(t *testing.T) {
 	e := ensemble.Faults(t)
-	s, err := Connect(within(t, 30*time.Second), e.Servers()+"/zsync-test-"+uuid.NewString(), WithSessionTimeout(time.Minute))
+	s, err := zsync.Connect(within(t, 30*time.Second), e.Servers()+"/zsync-test-"+uuid.NewString(), zsync.WithSessionTimeout(time.Minute))
 	must(t, err)
 	defer s.Close()
-	m := NewMutex(s, "/m")
+	m := zsync.NewMutex(s, "/m")
 	ctx := within(t, 5*time.Minute)
 	must(t, m.Lock(ctx))
 	for i := range e.Addrs() {
@@ -148,10 +149,10 @@ func TestHoldOutlivesTheServersThatAreKilledOrPaused(t *testing.T) {
 
 func TestEveryServerDownAndUpAgain(t *testing.T) {
 	e := ensemble.Faults(t)
-	s, err := Connect(within(t, 30*time.Second), e.Servers()+"/zsync-test-"+uuid.NewString(), WithSessionTimeout(4*time.Second))
+	s, err := zsync.Connect(within(t, 30*time.Second), e.Servers()+"/zsync-test-"+uuid.NewString(), zsync.WithSessionTimeout(4*time.Second))
 	must(t, err)
 	defer s.Close()
-	m, n := NewMutex(s, "/m"), NewMutex(s, "/n")
+	m, n := zsync.NewMutex(s, "/m"), zsync.NewMutex(s, "/n")
 	ctx := within(t, 2*time.Minute)
 	must(t, m.Lock(ctx))
 	e.Kill(1, 2, 3)

@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -20,7 +21,7 @@ func TestCallersOfOneKeyShareOneExecution(t *testing.T) {
 			var shares atomic.Int64
 			var wg sync.WaitGroup
 			for range 6 {
-				f := NewFlight[string](open(t, srv), "/f", keep)
+				f := zsync.NewFlight[string](open(t, srv), "/f", keep)
 				for range 2 { // two goroutines of each process
 					wg.Go(func() {
 						v, shared, err := f.Do(t.Context(), "k/1", func(ctx context.Context) (string, error) {
@@ -47,10 +48,10 @@ func TestCallersOfOneKeyShareOneExecution(t *testing.T) {
 
 func TestAResultIsKeptForItsTimeByTheServersClock(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		a, b := NewFlight[int](open(t, srv), "/f", time.Minute), NewFlight[int](open(t, srv), "/f", time.Minute)
+		a, b := zsync.NewFlight[int](open(t, srv), "/f", time.Minute), zsync.NewFlight[int](open(t, srv), "/f", time.Minute)
 		n := 0
 		next := func(context.Context) (int, error) { n++; return n, nil }
-		want := func(f *Flight[int], key string, v int, shared bool) {
+		want := func(f *zsync.Flight[int], key string, v int, shared bool) {
 			t.Helper()
 			got, s, err := f.Do(t.Context(), key, next)
 			if got != v || s != shared || err != nil {
@@ -71,7 +72,7 @@ func TestAResultIsKeptForItsTimeByTheServersClock(t *testing.T) {
 
 func TestWhatFailsOrPanicsIsSharedWithNobody(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		a, b := NewFlight[int](open(t, srv), "/f", time.Minute), NewFlight[int](open(t, srv), "/f", time.Minute)
+		a, b := zsync.NewFlight[int](open(t, srv), "/f", time.Minute), zsync.NewFlight[int](open(t, srv), "/f", time.Minute)
 		bad := errors.New("bad")
 		first := async(func() error {
 			v, shared, err := a.Do(t.Context(), "k", func(context.Context) (int, error) {
@@ -103,13 +104,13 @@ func TestWhatFailsOrPanicsIsSharedWithNobody(t *testing.T) {
 func TestALostSessionIsToldAndAnotherRuns(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		fa, fb := NewFlight[int](a, "/f", time.Minute), NewFlight[int](b, "/f", time.Minute)
+		fa, fb := zsync.NewFlight[int](a, "/f", time.Minute), zsync.NewFlight[int](b, "/f", time.Minute)
 		running := make(chan struct{})
 		first := async(func() error {
 			v, _, err := fa.Do(t.Context(), "k", func(ctx context.Context) (int, error) {
 				close(running)
 				<-ctx.Done()
-				wantErr(t, context.Cause(ctx), ErrLost)
+				wantErr(t, context.Cause(ctx), zsync.ErrLost)
 				return 1, nil
 			})
 			if v != 1 {
@@ -127,7 +128,7 @@ func TestALostSessionIsToldAndAnotherRuns(t *testing.T) {
 		})
 		synctest.Wait()
 		srv.Expire(a.ID())
-		wantErr(t, <-first, ErrLost)
+		wantErr(t, <-first, zsync.ErrLost)
 		must(t, <-second)
 		if v, shared, err := fa.Do(t.Context(), "k", nil); err == nil {
 			t.Error(v, shared)
@@ -143,7 +144,7 @@ func TestOldResultsAreDeletedByWhoStoredThemAndByOthers(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
 		one := func(context.Context) (int, error) { return 1, nil }
-		fa, fb := NewFlight[int](a, "/f", time.Minute), NewFlight[int](b, "/f", time.Minute)
+		fa, fb := zsync.NewFlight[int](a, "/f", time.Minute), zsync.NewFlight[int](b, "/f", time.Minute)
 		for i := range 20 {
 			_, _, err := fa.Do(t.Context(), fmt.Sprint(i), one)
 			must(t, err)
@@ -179,7 +180,7 @@ func TestAFlightStoresOnceWhateverRepliesAreLost(t *testing.T) {
 	for at := range 14 {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			a, b := open(t, srv), open(t, srv)
-			fa, fb := NewFlight[int](a, "/f", time.Minute), NewFlight[int](b, "/f", time.Minute)
+			fa, fb := zsync.NewFlight[int](a, "/f", time.Minute), zsync.NewFlight[int](b, "/f", time.Minute)
 			seen := 0
 			srv.Intercept(func(r zktest.Request) zktest.Action {
 				if r.Session == a.ID() && r.Op != zktest.OpPing && r.Op != zktest.OpConnect {
@@ -206,23 +207,23 @@ func TestFlightRefusesWhatCannotBe(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		one := func(context.Context) (int, error) { return 1, nil }
-		_, _, err := NewFlight[int](s, "f", 0).Do(t.Context(), "k", one)
-		wantErr(t, err, ErrInvalid)
-		_, _, err = NewFlight[int](s, "/f", -1).Do(t.Context(), "k", one)
-		wantErr(t, err, ErrInvalid)
-		_, _, err = NewFlight[int](s, "/f", 0).Do(t.Context(), "k", nil)
-		wantErr(t, err, ErrInvalid)
-		_, _, err = (&Flight[int]{}).Do(t.Context(), "k", one)
-		wantErr(t, err, ErrInvalid)
-		f := NewFlight[int](s, "/f", 0)
+		_, _, err := zsync.NewFlight[int](s, "f", 0).Do(t.Context(), "k", one)
+		wantErr(t, err, zsync.ErrInvalid)
+		_, _, err = zsync.NewFlight[int](s, "/f", -1).Do(t.Context(), "k", one)
+		wantErr(t, err, zsync.ErrInvalid)
+		_, _, err = zsync.NewFlight[int](s, "/f", 0).Do(t.Context(), "k", nil)
+		wantErr(t, err, zsync.ErrInvalid)
+		_, _, err = (&zsync.Flight[int]{}).Do(t.Context(), "k", one)
+		wantErr(t, err, zsync.ErrInvalid)
+		f := zsync.NewFlight[int](s, "/f", 0)
 		_, _, err = f.Do(t.Context(), "k", func(ctx context.Context) (int, error) {
 			_, _, err := f.Do(ctx, "k", one)
-			wantErr(t, err, ErrDeadlock)
+			wantErr(t, err, zsync.ErrDeadlock)
 			v, _, err := f.Do(ctx, "", one) // another key
 			return v, err
 		})
 		must(t, err)
-		g := NewFlight[func()](s, "/g", 0)
+		g := zsync.NewFlight[func()](s, "/g", 0)
 		if _, _, err = g.Do(t.Context(), "k", func(context.Context) (func(), error) { return nil, nil }); err == nil {
 			t.Error("a func was stored")
 		}

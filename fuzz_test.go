@@ -1,10 +1,12 @@
-package zsync
+package zsync_test
 
 import (
 	"bytes"
 	"errors"
 	"testing"
 	"time"
+
+	"github.com/zsync/zsync"
 )
 
 func FuzzEnvelopes(f *testing.F) {
@@ -16,17 +18,17 @@ func FuzzEnvelopes(f *testing.F) {
 		C map[string]time.Time
 	}
 	f.Fuzz(func(t *testing.T, first, second []byte) {
-		data, err := EncodePair(Raw, first, string(second))
+		data, err := zsync.EncodePair(zsync.Raw, first, string(second))
 		if err != nil {
 			t.Fatal(err)
 		}
-		a, b, err := DecodePair[[]byte, string](Raw, data)
+		a, b, err := zsync.DecodePair[[]byte, string](zsync.Raw, data)
 		if err != nil || !bytes.Equal(a, first) || b != string(second) {
 			t.Errorf("%q and %q come back as %q and %q, %v", first, second, a, b, err)
 		}
-		for _, c := range []Codec{JSON, Gob, Raw} {
-			_, _, _ = DecodePair[record, string](c, first)
-			_, _, _ = DecodePair[string, record](c, first)
+		for _, c := range []zsync.Codec{zsync.JSON, zsync.Gob, zsync.Raw} {
+			_, _, _ = zsync.DecodePair[record, string](c, first)
+			_, _, _ = zsync.DecodePair[string, record](c, first)
 		}
 	})
 }
@@ -38,14 +40,14 @@ func FuzzRoomState(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		state, err := ReadRoom([]byte(s))
+		state, err := zsync.ReadRoom([]byte(s))
 		if err != nil {
-			if !errors.Is(err, ErrInvalid) {
+			if !errors.Is(err, zsync.ErrInvalid) {
 				t.Errorf("%q: %v", s, err)
 			}
 			return
 		}
-		again, err := ReadRoom(state)
+		again, err := zsync.ReadRoom(state)
 		if err != nil || !bytes.Equal(again, state) {
 			t.Errorf("%q is read as %q, and that as %q, %v", s, state, again, err)
 		}

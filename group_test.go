@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -11,11 +11,12 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/zktest"
 )
 
 // rollCall writes members as one text.
-func rollCall(members []Member[string]) string {
+func rollCall(members []zsync.Member[string]) string {
 	var all []string
 	for _, m := range members {
 		all = append(all, m.ID+"="+m.Info)
@@ -24,12 +25,12 @@ func rollCall(members []Member[string]) string {
 }
 
 func TestMembersAreThoseWhoHaveJoinedAndNotLeft(t *testing.T) {
-	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
+	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
 		ctx := within(t, 30*time.Second)
-		a, b := NewGroup[string](connect(), "/deep/group"), NewGroup[string](connect(), "/deep/group")
+		a, b := zsync.NewGroup[string](connect(), "/deep/group"), zsync.NewGroup[string](connect(), "/deep/group")
 		want := func(want string) {
 			t.Helper()
-			for _, g := range []*Group[string]{a, b} {
+			for _, g := range []*zsync.Group[string]{a, b} {
 				members, err := g.Members(ctx)
 				must(t, err)
 				if got := rollCall(members); got != want {
@@ -48,15 +49,15 @@ func TestMembersAreThoseWhoHaveJoinedAndNotLeft(t *testing.T) {
 		must(t, one.Leave())
 		must(t, one.Leave())
 		want("two/2=2")
-		wantErr(t, one.Set(ctx, "x"), ErrNotLocked)
+		wantErr(t, one.Set(ctx, "x"), zsync.ErrNotLocked)
 		one, err = b.Join(ctx, "one", "3")
 		must(t, err)
 		want("one=3 two/2=2")
 		members, err := a.Members(ctx)
 		must(t, err)
 		for _, m := range members {
-			if m.Session != SessionOf(b).ID() || time.Since(m.Since).Abs() > time.Minute {
-				t.Errorf("member %+v is not of session %#x, or of another time", m, SessionOf(b).ID())
+			if m.Session != zsync.SessionOf(b).ID() || time.Since(m.Since).Abs() > time.Minute {
+				t.Errorf("member %+v is not of session %#x, or of another time", m, zsync.SessionOf(b).ID())
 			}
 		}
 		must(t, one.Leave())
@@ -68,11 +69,11 @@ func TestMembersAreThoseWhoHaveJoinedAndNotLeft(t *testing.T) {
 func TestAnIDHasOneMemberAtATime(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, other := open(t, srv), open(t, srv)
-		for _, next := range []*Session{s, other} {
-			first, err := NewGroup[string](s, "/g").Join(t.Context(), "id", "first")
+		for _, next := range []*zsync.Session{s, other} {
+			first, err := zsync.NewGroup[string](s, "/g").Join(t.Context(), "id", "first")
 			must(t, err)
-			g := NewGroup[string](next, "/g")
-			joined := make(chan *Membership[string])
+			g := zsync.NewGroup[string](next, "/g")
+			joined := make(chan *zsync.Membership[string])
 			done := async(func() error {
 				m, err := g.Join(t.Context(), "id", "second")
 				joined <- m
@@ -102,9 +103,9 @@ func TestAnIDHasOneMemberAtATime(t *testing.T) {
 func TestAMemberJoinsAgainAfterAnExpiryAndADeletion(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, other := open(t, srv), open(t, srv)
-		m, err := NewGroup[string](s, "/g").Join(t.Context(), "id", "1")
+		m, err := zsync.NewGroup[string](s, "/g").Join(t.Context(), "id", "1")
 		must(t, err)
-		g := NewGroup[string](other, "/g")
+		g := zsync.NewGroup[string](other, "/g")
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		watch := g.Watch(ctx)
@@ -125,9 +126,9 @@ func TestAMemberJoinsAgainAfterAnExpiryAndADeletion(t *testing.T) {
 		if after := next("id=1", before); after == before {
 			t.Error("the session has not been replaced")
 		}
-		inc, err := other.m.Incarnation(ctx)
+		inc, err := zsync.ManagerOf(other).Incarnation(ctx)
 		must(t, err)
-		must(t, inc.RemoveNow(ctx, other.m.Full("/g/id")))
+		must(t, inc.RemoveNow(ctx, zsync.ManagerOf(other).Full("/g/id")))
 		must(t, m.Set(ctx, "2"))
 		before = next("id=2", 0)
 		srv.Partition(before)
@@ -142,25 +143,25 @@ func TestAMemberJoinsAgainAfterAnExpiryAndADeletion(t *testing.T) {
 func TestGroupRefusesBadInput(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		for _, g := range []*Group[string]{
-			NewGroup[string](nil, "/g"), NewGroup[string](s, "g"), NewGroup[string](s, "/g", nil),
-			NewGroup[string](s, "/g", WithCodec(nil)), NewGroup[string](s, "/g", WithGroupLayout(LayoutSelector)), {},
+		for _, g := range []*zsync.Group[string]{
+			zsync.NewGroup[string](nil, "/g"), zsync.NewGroup[string](s, "g"), zsync.NewGroup[string](s, "/g", nil),
+			zsync.NewGroup[string](s, "/g", zsync.WithCodec(nil)), zsync.NewGroup[string](s, "/g", zsync.WithGroupLayout(zsync.LayoutSelector)), {},
 		} {
 			_, err := g.Join(t.Context(), "id", "")
-			wantErr(t, err, ErrInvalid)
+			wantErr(t, err, zsync.ErrInvalid)
 			_, err = g.Members(t.Context())
-			wantErr(t, err, ErrInvalid)
+			wantErr(t, err, zsync.ErrInvalid)
 			if _, ok := <-g.Watch(t.Context()); ok {
 				t.Error("Watch of a bad Group is open")
 			}
 		}
-		g := NewGroup[string](s, "/g")
+		g := zsync.NewGroup[string](s, "/g")
 		_, err := g.Join(t.Context(), "", "")
-		wantErr(t, err, ErrInvalid)
+		wantErr(t, err, zsync.ErrInvalid)
 		_, err = g.Join(t.Context(), strings.Repeat("x", 3000), "")
-		wantErr(t, err, ErrInvalid)
+		wantErr(t, err, zsync.ErrInvalid)
 		_, err = g.Join(t.Context(), "id", strings.Repeat("x", 1<<20))
-		wantErr(t, err, ErrTooLarge)
+		wantErr(t, err, zsync.ErrTooLarge)
 		cause := errors.New("enough")
 		ctx, cancel := context.WithCancelCause(t.Context())
 		cancel(cause)
@@ -172,9 +173,9 @@ func TestGroupRefusesBadInput(t *testing.T) {
 func TestAMemberWhoseInfoCannotBeDecodedKeepsTheOthersFromNobody(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		bad, err := NewGroup[string](s, "/g").Join(t.Context(), "bad", "text")
+		bad, err := zsync.NewGroup[string](s, "/g").Join(t.Context(), "bad", "text")
 		must(t, err)
-		g := NewGroup[int](s, "/g")
+		g := zsync.NewGroup[int](s, "/g")
 		good, err := g.Join(t.Context(), "good", 7)
 		must(t, err)
 		members, err := g.Members(t.Context())
@@ -194,7 +195,7 @@ func TestAMemberWhoseInfoCannotBeDecodedKeepsTheOthersFromNobody(t *testing.T) {
 func TestJoinAndLeaveWithServersThatAreAwayKeepTheirTime(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, other := open(t, srv), open(t, srv)
-		g := NewGroup[string](s, "/g")
+		g := zsync.NewGroup[string](s, "/g")
 		m, err := g.Join(t.Context(), "in", "")
 		must(t, err)
 		srv.Intercept(func(r zktest.Request) zktest.Action {
@@ -228,14 +229,14 @@ func TestHammerAGroupEndsUpWithThoseWhoAreIn(t *testing.T) {
 	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
 		ctx := t.Context()
 		var wg sync.WaitGroup
-		var sessions []*Session
+		var sessions []*zsync.Session
 		var mu sync.Mutex
 		in := make(map[string]string)
 		for process := range 3 {
 			s := open(t, srv)
 			sessions = append(sessions, s)
 			r := rand.New(rand.NewPCG(rnd.Uint64(), 1))
-			g := NewGroup[string](s, "/g")
+			g := zsync.NewGroup[string](s, "/g")
 			wg.Go(func() {
 				for n := range 6 {
 					id := fmt.Sprint("id", r.IntN(4))
@@ -272,10 +273,10 @@ func TestHammerAGroupEndsUpWithThoseWhoAreIn(t *testing.T) {
 		}
 		reader := open(t, srv)
 		watching, stop := context.WithCancel(ctx)
-		var last []Member[string]
+		var last []zsync.Member[string]
 		var watched sync.WaitGroup
 		watched.Go(func() {
-			for last = range NewGroup[string](reader, "/g").Watch(watching) {
+			for last = range zsync.NewGroup[string](reader, "/g").Watch(watching) {
 				ids := make(map[string]bool)
 				for _, m := range last {
 					if ids[m.ID] {
@@ -298,7 +299,7 @@ func TestHammerAGroupEndsUpWithThoseWhoAreIn(t *testing.T) {
 				want = append(want, m)
 			}
 		}
-		members, err := NewGroup[string](sessions[0], "/g").Members(ctx)
+		members, err := zsync.NewGroup[string](sessions[0], "/g").Members(ctx)
 		must(t, err)
 		if got := rollCall(members); got != strings.Join(want, " ") {
 			t.Errorf("the members are %q, want %q", got, want)

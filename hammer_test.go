@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"encoding/binary"
@@ -15,6 +15,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
@@ -54,7 +55,7 @@ func seeds(t *testing.T, f func(t *testing.T, srv *zktest.Server, rnd *rand.Rand
 // chaos hurts sessions at random until the channel is closed: it expires them,
 // drops their connections, partitions them for a while, and loses requests and
 // replies. When it returns everything is whole again. rnd is chaos's own.
-func chaos(t testing.TB, srv *zktest.Server, rnd *rand.Rand, sessions []*Session, until <-chan struct{}) {
+func chaos(t testing.TB, srv *zktest.Server, rnd *rand.Rand, sessions []*zsync.Session, until <-chan struct{}) {
 	t.Helper()
 	var mu sync.Mutex
 	loss := rnd.Float64() * 0.02
@@ -111,7 +112,7 @@ func chaos(t testing.TB, srv *zktest.Server, rnd *rand.Rand, sessions []*Session
 // to the sessions that connect opens: see network. stands tells whether the
 // servers can still know a session; one that was cut off is not among those that
 // cannot, as its holders must know first.
-func onServers(t *testing.T, f func(t *testing.T, connect func(...Option) *Session, stands func(session int64) bool)) {
+func onServers(t *testing.T, f func(t *testing.T, connect func(...zsync.Option) *zsync.Session, stands func(session int64) bool)) {
 	t.Helper()
 	if os.Getenv("ZSYNC_TEST_SERVERS") == "" || !longTests() {
 		t.Skip("needs ZSYNC_TEST_SERVERS and ZSYNC_TEST_LONG")
@@ -126,9 +127,9 @@ func onServers(t *testing.T, f func(t *testing.T, connect func(...Option) *Sessi
 		hurting.Wait()
 		t.Logf("%d sessions were ended", len(n.ended))
 	}()
-	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
-		f(t, func(opts ...Option) *Session {
-			return connect(append([]Option{WithDialer(n.client()), WithSessionTimeout(6 * time.Second)}, opts...)...)
+	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
+		f(t, func(opts ...zsync.Option) *zsync.Session {
+			return connect(append([]zsync.Option{zsync.WithDialer(n.client()), zsync.WithSessionTimeout(6 * time.Second)}, opts...)...)
 		}, n.stands)
 	})
 }

@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/wire"
 )
 
@@ -107,7 +108,7 @@ func TestAServerThatAnswersGarbageToTheHandshakeIsLeft(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				i := &impostor{hello: hello}
-				_, err := Connect(within(t, 20*time.Second), "x:1", WithDialer(i.dial))
+				_, err := zsync.Connect(within(t, 20*time.Second), "x:1", zsync.WithDialer(i.dial))
 				wantErr(t, err, context.DeadlineExceeded)
 				if i.dials.Load() < 2 {
 					t.Error("it was not tried again")
@@ -144,13 +145,13 @@ func TestAServerThatAnswersGarbageToARequestCostsAConnectionAtMost(t *testing.T)
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				i := &impostor{hello: welcome(10_000, 16), reply: reply}
-				s, err := Connect(t.Context(), "x:1", WithDialer(i.dial))
+				s, err := zsync.Connect(t.Context(), "x:1", zsync.WithDialer(i.dial))
 				must(t, err)
 				defer s.Close()
 				for n, f := range []func(context.Context) error{
-					NewMutex(s, "/m").Lock,
-					NewMutex(s, "/m", WithHandoffs(0)).Lock,
-					func(ctx context.Context) error { _, err := NewMutex(s, "/m").Contenders(ctx); return err },
+					zsync.NewMutex(s, "/m").Lock,
+					zsync.NewMutex(s, "/m", zsync.WithHandoffs(0)).Lock,
+					func(ctx context.Context) error { _, err := zsync.NewMutex(s, "/m").Contenders(ctx); return err },
 					func(ctx context.Context) error { _, _, err := live(t, s).Get(ctx, "/m"); return err },
 					func(ctx context.Context) error { _, err := live(t, s).Exists(ctx, "/m"); return err },
 					func(ctx context.Context) error { _, err := s.Txn(ctx, &zk.DeleteRequest{Path: "/m"}); return err },
@@ -190,15 +191,15 @@ func FuzzReplies(f *testing.F) {
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
 		defer cancel()
-		s, err := Connect(ctx, "x:1", WithDialer(dial))
+		s, err := zsync.Connect(ctx, "x:1", zsync.WithDialer(dial))
 		if err != nil {
 			return
 		}
 		defer s.Close()
 		calls := []<-chan error{
-			async(func() error { return NewMutex(s, "/m").Lock(ctx) }),
-			async(func() error { _, err := NewMutex(s, "/m").Contenders(ctx); return err }),
-			async(func() error { return NewBarrier(s, "/m").Wait(ctx) }),
+			async(func() error { return zsync.NewMutex(s, "/m").Lock(ctx) }),
+			async(func() error { _, err := zsync.NewMutex(s, "/m").Contenders(ctx); return err }),
+			async(func() error { return zsync.NewBarrier(s, "/m").Wait(ctx) }),
 			async(func() error { _, err := s.Txn(ctx, &zk.DeleteRequest{Path: "/m"}); return err }),
 		}
 		for _, c := range calls {

@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
@@ -17,12 +18,12 @@ func TestWaiterIsWokenThoughTheWatchOfThoseBeforeItWasRemovedBehindARead(t *test
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, o := open(t, srv), open(t, srv)
 		wait := func(path string, d time.Duration) <-chan error {
-			return async(func() error { return NewBarrier(s, path).Wait(within(t, d)) })
+			return async(func() error { return zsync.NewBarrier(s, path).Wait(within(t, d)) })
 		}
 		srv.SetLatency(10 * time.Millisecond)
 		for k := range 20 { // which of the idle ones goes is random
 			path := fmt.Sprint("/b", k)
-			must(t, NewBarrier(o, path).Close(t.Context()))
+			must(t, zsync.NewBarrier(o, path).Close(t.Context()))
 			makeIdle(t, live(t, s), fmt.Sprint("/x", k, "-"))
 			one := wait(path, 22*time.Millisecond) // sync until 10, read until 20
 			time.Sleep(5 * time.Millisecond)
@@ -32,7 +33,7 @@ func TestWaiterIsWokenThoughTheWatchOfThoseBeforeItWasRemovedBehindARead(t *test
 			time.Sleep(100 * time.Millisecond)
 			three := wait(path, time.Hour)
 			time.Sleep(100 * time.Millisecond)
-			must(t, NewBarrier(o, path).Open(t.Context()))
+			must(t, zsync.NewBarrier(o, path).Open(t.Context()))
 			time.Sleep(100 * time.Millisecond)
 			synctest.Wait()
 			select {

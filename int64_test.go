@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -8,15 +8,16 @@ import (
 	"testing"
 	"time"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/zktest"
 )
 
 func TestInt64DoesWhatAtomicInt64Does(t *testing.T) {
-	for name, opts := range map[string][]ValueOption{"decimal": nil, "Curator's": {WithCodec(BigEndian)}} {
+	for name, opts := range map[string][]zsync.ValueOption{"decimal": nil, "Curator's": {zsync.WithCodec(zsync.BigEndian)}} {
 		t.Run(name, func(t *testing.T) {
-			anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
+			anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
 				ctx := within(t, 30*time.Second)
-				a, b := NewInt64(connect(), "/deep/n", opts...), NewInt64(connect(), "/deep/n", opts...)
+				a, b := zsync.NewInt64(connect(), "/deep/n", opts...), zsync.NewInt64(connect(), "/deep/n", opts...)
 				want := func(got int64, err error, want int64) {
 					t.Helper()
 					if got != want || err != nil {
@@ -56,9 +57,9 @@ func TestInt64DoesWhatAtomicInt64Does(t *testing.T) {
 func TestAnEmptyZnodeIsZeroToAnInt64(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		for path, opts := range map[string][]ValueOption{"/decimal": nil, "/big": {WithCodec(BigEndian)}} {
-			must(t, NewValue[[]byte](s, path, WithCodec(Raw)).Store(t.Context(), nil))
-			n := NewInt64(s, path, opts...)
+		for path, opts := range map[string][]zsync.ValueOption{"/decimal": nil, "/big": {zsync.WithCodec(zsync.BigEndian)}} {
+			must(t, zsync.NewValue[[]byte](s, path, zsync.WithCodec(zsync.Raw)).Store(t.Context(), nil))
+			n := zsync.NewInt64(s, path, opts...)
 			if x, err := n.Add(t.Context(), 3); x != 3 || err != nil {
 				t.Errorf("Add = %d, %v; want 3", x, err)
 			}
@@ -69,8 +70,8 @@ func TestAnEmptyZnodeIsZeroToAnInt64(t *testing.T) {
 func TestInt64RefusesWhatIsNoNumber(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		must(t, NewValue[string](s, "/n").Store(t.Context(), "text"))
-		for _, n := range []*Int64{NewInt64(s, "/n"), NewInt64(s, "/n", WithCodec(BigEndian)), NewInt64(s, "n"), NewInt64(nil, "/n"), {}} {
+		must(t, zsync.NewValue[string](s, "/n").Store(t.Context(), "text"))
+		for _, n := range []*zsync.Int64{zsync.NewInt64(s, "/n"), zsync.NewInt64(s, "/n", zsync.WithCodec(zsync.BigEndian)), zsync.NewInt64(s, "n"), zsync.NewInt64(nil, "/n"), {}} {
 			if _, err := n.Load(t.Context()); err == nil {
 				t.Error("Load of no number succeeds")
 			}
@@ -84,7 +85,7 @@ func TestInt64RefusesWhatIsNoNumber(t *testing.T) {
 				t.Error("CompareAndSwap of no number succeeds")
 			}
 		}
-		n := NewInt64(s, "/n")
+		n := zsync.NewInt64(s, "/n")
 		must(t, n.Store(t.Context(), 1))
 		if x, err := n.Load(t.Context()); x != 1 || err != nil {
 			t.Errorf("Load after Store = %d, %v", x, err)
@@ -96,13 +97,13 @@ func TestHammerEveryAddToAnInt64Counts(t *testing.T) {
 	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
 		const clients, adds = 3, 15
 		var wg sync.WaitGroup
-		var sessions []*Session
+		var sessions []*zsync.Session
 		var mu sync.Mutex
 		sums := make(map[int64]bool)
 		for range clients {
 			s := open(t, srv)
 			sessions = append(sessions, s)
-			n := NewInt64(s, "/n")
+			n := zsync.NewInt64(s, "/n")
 			wg.Go(func() {
 				for range adds {
 					x, err := n.Add(context.Background(), 1)
@@ -124,7 +125,7 @@ func TestHammerEveryAddToAnInt64Counts(t *testing.T) {
 		wg.Wait()
 		close(until)
 		<-ended
-		if x, err := NewInt64(sessions[0], "/n").Load(t.Context()); x != clients*adds || err != nil {
+		if x, err := zsync.NewInt64(sessions[0], "/n").Load(t.Context()); x != clients*adds || err != nil {
 			t.Errorf("Load = %d, %v; want %d", x, err, clients*adds)
 		}
 	})

@@ -1,10 +1,11 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
 	"testing"
 	"time"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -13,116 +14,118 @@ import (
 func TestNothingIsAnsweredFromThePast(t *testing.T) {
 	for _, c := range []struct {
 		name   string
-		change func(t *testing.T, s *Session)
-		ask    func(t *testing.T, s *Session)
+		change func(t *testing.T, s *zsync.Session)
+		ask    func(t *testing.T, s *zsync.Session)
 	}{{
 		"TryLock after Unlock",
-		func(t *testing.T, s *Session) {
-			m := NewMutex(s, "/p")
+		func(t *testing.T, s *zsync.Session) {
+			m := zsync.NewMutex(s, "/p")
 			must(t, m.Lock(t.Context()))
 			time.Sleep(time.Minute) // the other server has heard of this
 			must(t, m.Unlock())
 		},
-		func(t *testing.T, s *Session) {
-			ok, err := NewMutex(s, "/p").TryLock(t.Context())
+		func(t *testing.T, s *zsync.Session) {
+			ok, err := zsync.NewMutex(s, "/p").TryLock(t.Context())
 			if must(t, err); !ok {
 				t.Error("not locked, though it is free")
 			}
 		},
 	}, {
 		"TryLock after Lock",
-		func(t *testing.T, s *Session) { must(t, NewMutex(s, "/p").Lock(t.Context())) },
-		func(t *testing.T, s *Session) {
-			ok, err := NewMutex(s, "/p").TryLock(t.Context())
+		func(t *testing.T, s *zsync.Session) { must(t, zsync.NewMutex(s, "/p").Lock(t.Context())) },
+		func(t *testing.T, s *zsync.Session) {
+			ok, err := zsync.NewMutex(s, "/p").TryLock(t.Context())
 			if must(t, err); ok {
 				t.Error("locked, though it is held")
 			}
 		},
 	}, {
 		"TryRLock after Unlock",
-		func(t *testing.T, s *Session) {
-			rw := NewRWMutex(s, "/p")
+		func(t *testing.T, s *zsync.Session) {
+			rw := zsync.NewRWMutex(s, "/p")
 			must(t, rw.Lock(t.Context()))
 			time.Sleep(time.Minute)
 			must(t, rw.Unlock())
 		},
-		func(t *testing.T, s *Session) {
-			ok, err := NewRWMutex(s, "/p").TryRLock(t.Context())
+		func(t *testing.T, s *zsync.Session) {
+			ok, err := zsync.NewRWMutex(s, "/p").TryRLock(t.Context())
 			if must(t, err); !ok {
 				t.Error("not locked, though it is free")
 			}
 		},
 	}, {
 		"TryAcquire after Release",
-		func(t *testing.T, s *Session) {
-			m := NewSemaphore(s, "/p", 2)
+		func(t *testing.T, s *zsync.Session) {
+			m := zsync.NewSemaphore(s, "/p", 2)
 			must(t, m.Acquire(t.Context(), 2))
 			time.Sleep(time.Minute)
 			must(t, m.Release(2))
 		},
-		func(t *testing.T, s *Session) {
-			ok, err := NewSemaphore(s, "/p", 2).TryAcquire(t.Context(), 2)
+		func(t *testing.T, s *zsync.Session) {
+			ok, err := zsync.NewSemaphore(s, "/p", 2).TryAcquire(t.Context(), 2)
 			if must(t, err); !ok {
 				t.Error("not acquired, though they are free")
 			}
 		},
 	}, {
 		"Barrier.Wait after Close",
-		func(t *testing.T, s *Session) { must(t, NewBarrier(s, "/p").Close(t.Context())) },
-		func(t *testing.T, s *Session) {
-			pendingStill(t, async(func() error { return NewBarrier(s, "/p").Wait(t.Context()) }))
+		func(t *testing.T, s *zsync.Session) { must(t, zsync.NewBarrier(s, "/p").Close(t.Context())) },
+		func(t *testing.T, s *zsync.Session) {
+			pendingStill(t, async(func() error { return zsync.NewBarrier(s, "/p").Wait(t.Context()) }))
 		},
 	}, {
 		"WaitGroup.Wait after Add",
-		func(t *testing.T, s *Session) { must(t, NewWaitGroup(s, "/p").Add(t.Context(), 1)) },
-		func(t *testing.T, s *Session) {
-			wg := NewWaitGroup(s, "/p")
+		func(t *testing.T, s *zsync.Session) { must(t, zsync.NewWaitGroup(s, "/p").Add(t.Context(), 1)) },
+		func(t *testing.T, s *zsync.Session) {
+			wg := zsync.NewWaitGroup(s, "/p")
 			wantCount(t, wg, 1)
 			pendingStill(t, async(func() error { return wg.Wait(t.Context()) }))
 		},
 	}, {
 		"Leader after Campaign",
-		func(t *testing.T, s *Session) { must(t, NewElection(s, "/p", WithID("new")).Campaign(t.Context())) },
-		func(t *testing.T, s *Session) {
-			if l, err := NewElection(s, "/p").Leader(t.Context()); err != nil || l.Owner != "new" {
+		func(t *testing.T, s *zsync.Session) {
+			must(t, zsync.NewElection(s, "/p", zsync.WithID("new")).Campaign(t.Context()))
+		},
+		func(t *testing.T, s *zsync.Session) {
+			if l, err := zsync.NewElection(s, "/p").Leader(t.Context()); err != nil || l.Owner != "new" {
 				t.Errorf("leader %+v, %v", l, err)
 			}
 		},
 	}, {
 		"Leader after Resign",
-		func(t *testing.T, s *Session) {
-			e := NewElection(s, "/p")
+		func(t *testing.T, s *zsync.Session) {
+			e := zsync.NewElection(s, "/p")
 			must(t, e.Campaign(t.Context()))
 			time.Sleep(time.Minute)
 			must(t, e.Resign())
 		},
-		func(t *testing.T, s *Session) {
-			_, err := NewElection(s, "/p").Leader(t.Context())
-			wantErr(t, err, ErrNoLeader)
+		func(t *testing.T, s *zsync.Session) {
+			_, err := zsync.NewElection(s, "/p").Leader(t.Context())
+			wantErr(t, err, zsync.ErrNoLeader)
 		},
 	}, {
 		"Once.Done after Do",
-		func(t *testing.T, s *Session) {
-			must(t, NewOnce(s, "/p").Do(t.Context(), func(context.Context) error { return nil }))
+		func(t *testing.T, s *zsync.Session) {
+			must(t, zsync.NewOnce(s, "/p").Do(t.Context(), func(context.Context) error { return nil }))
 		},
-		func(t *testing.T, s *Session) {
-			if done, err := NewOnce(s, "/p").Done(t.Context()); err != nil || !done {
+		func(t *testing.T, s *zsync.Session) {
+			if done, err := zsync.NewOnce(s, "/p").Done(t.Context()); err != nil || !done {
 				t.Errorf("done %v, %v", done, err)
 			}
 		},
 	}, {
 		"Value.Load after Store",
-		func(t *testing.T, s *Session) { must(t, NewValue[int](s, "/p").Store(t.Context(), 7)) },
-		func(t *testing.T, s *Session) {
-			if x, _, err := NewValue[int](s, "/p").Load(t.Context()); err != nil || x != 7 {
+		func(t *testing.T, s *zsync.Session) { must(t, zsync.NewValue[int](s, "/p").Store(t.Context(), 7)) },
+		func(t *testing.T, s *zsync.Session) {
+			if x, _, err := zsync.NewValue[int](s, "/p").Load(t.Context()); err != nil || x != 7 {
 				t.Errorf("value %v, %v", x, err)
 			}
 		},
 	}, {
 		"TryRecv after Send",
-		func(t *testing.T, s *Session) { must(t, NewQueue[int](s, "/p").Send(t.Context(), 7)) },
-		func(t *testing.T, s *Session) {
-			q := NewQueue[int](s, "/p")
+		func(t *testing.T, s *zsync.Session) { must(t, zsync.NewQueue[int](s, "/p").Send(t.Context(), 7)) },
+		func(t *testing.T, s *zsync.Session) {
+			q := zsync.NewQueue[int](s, "/p")
 			if n, err := q.Len(t.Context()); err != nil || n != 1 {
 				t.Errorf("length %v, %v", n, err)
 			}
@@ -133,8 +136,8 @@ func TestNothingIsAnsweredFromThePast(t *testing.T) {
 	}} {
 		t.Run(c.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
-				at := func(addr string) *Session {
-					s, err := Connect(t.Context(), addr, WithDialer(srv.Dial))
+				at := func(addr string) *zsync.Session {
+					s, err := zsync.Connect(t.Context(), addr, zsync.WithDialer(srv.Dial))
 					must(t, err)
 					t.Cleanup(func() { s.Close() })
 					return s

@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
@@ -22,27 +23,27 @@ type hungHold struct {
 }
 
 // limited makes everything that can be given up, with a limit on it.
-func limited(a, b *Session, max time.Duration, health func(context.Context) error) map[string]hungHold {
-	var ls []LockOption
-	var es []ElectionOption
+func limited(a, b *zsync.Session, max time.Duration, health func(context.Context) error) map[string]hungHold {
+	var ls []zsync.LockOption
+	var es []zsync.ElectionOption
 	if max > 0 {
-		ls, es = append(ls, WithMaxHold(max)), append(es, WithMaxTerm(max))
+		ls, es = append(ls, zsync.WithMaxHold(max)), append(es, zsync.WithMaxTerm(max))
 	}
 	if health != nil {
-		ls, es = append(ls, WithHealth(health)), append(es, WithLeaderHealth(health))
+		ls, es = append(ls, zsync.WithHealth(health)), append(es, zsync.WithLeaderHealth(health))
 	}
-	m, rw, e := NewMutex(a, "/m", ls...), NewRWMutex(a, "/rw", ls...), NewElection(a, "/e", es...)
-	r, s := NewRWMutex(a, "/r", ls...), NewSemaphore(a, "/s", 2, ls...)
-	w := NewSemaphore(a, "/w", 5000, ls...)
+	m, rw, e := zsync.NewMutex(a, "/m", ls...), zsync.NewRWMutex(a, "/rw", ls...), zsync.NewElection(a, "/e", es...)
+	r, s := zsync.NewRWMutex(a, "/r", ls...), zsync.NewSemaphore(a, "/s", 2, ls...)
+	w := zsync.NewSemaphore(a, "/w", 5000, ls...)
 	two := func(ctx context.Context) error { return s.Acquire(ctx, 2) }
 	return map[string]hungHold{
-		"Mutex":          {m.Lock, m.Lost, m.Unlock, NewMutex(b, "/m").Lock},
-		"RWMutex":        {rw.Lock, rw.Lost, rw.Unlock, NewRWMutex(b, "/rw").RLock},
-		"RWMutex, reads": {r.RLock, r.Lost, r.RUnlock, NewRWMutex(b, "/r").Lock},
-		"Election":       {e.Campaign, e.Lost, e.Resign, NewElection(b, "/e").Campaign},
-		"Semaphore":      {two, s.Lost, func() error { return s.Release(2) }, func(ctx context.Context) error { return NewSemaphore(b, "/s", 2).Acquire(ctx, 1) }},
+		"Mutex":          {m.Lock, m.Lost, m.Unlock, zsync.NewMutex(b, "/m").Lock},
+		"RWMutex":        {rw.Lock, rw.Lost, rw.Unlock, zsync.NewRWMutex(b, "/rw").RLock},
+		"RWMutex, reads": {r.RLock, r.Lost, r.RUnlock, zsync.NewRWMutex(b, "/r").Lock},
+		"Election":       {e.Campaign, e.Lost, e.Resign, zsync.NewElection(b, "/e").Campaign},
+		"Semaphore":      {two, s.Lost, func() error { return s.Release(2) }, func(ctx context.Context) error { return zsync.NewSemaphore(b, "/s", 2).Acquire(ctx, 1) }},
 		"weights": {func(ctx context.Context) error { return w.Acquire(ctx, 4000) }, w.Lost, func() error { return w.Release(4000) },
-			func(ctx context.Context) error { return NewSemaphore(b, "/w", 5000).Acquire(ctx, 4999) }},
+			func(ctx context.Context) error { return zsync.NewSemaphore(b, "/w", 5000).Acquire(ctx, 4999) }},
 	}
 }
 
@@ -79,8 +80,8 @@ func TestAHungHolderIsToldAndGivenTimeBeforeAnotherIsGranted(t *testing.T) {
 						t.Errorf("another was granted %v after the loss was told, want %v", d, testTimeout/10)
 					}
 					time.Sleep(time.Minute)
-					var e *LostError
-					if err := h.release(); !errors.As(err, &e) || e.Reason != LossGivenUp || e.Err == nil || e.Session != a.ID() || !e.Since.Equal(told) {
+					var e *zsync.LostError
+					if err := h.release(); !errors.As(err, &e) || e.Reason != zsync.LossGivenUp || e.Err == nil || e.Session != a.ID() || !e.Since.Equal(told) {
 						t.Errorf("the release says %v (%+v)", err, e)
 					}
 					if h.release() == nil {
@@ -105,7 +106,7 @@ func TestWhoReleasesWhatWasGivenUpLetsTheNextInAtOnce(t *testing.T) {
 				got := async(func() error { return h.other(t.Context()) })
 				<-h.lost()
 				told := time.Now()
-				wantErr(t, h.release(), ErrLost)
+				wantErr(t, h.release(), zsync.ErrLost)
 				must(t, <-got)
 				if d := time.Since(told); d > 100*time.Millisecond {
 					t.Errorf("granted after %v", d)
@@ -150,18 +151,18 @@ func TestTheContextOfDoEndsWithWhatWasGivenUp(t *testing.T) {
 		sick := func(context.Context) error { return disk }
 		f := func(ctx context.Context) error {
 			<-ctx.Done()
-			var e *LostError
-			if !errors.As(context.Cause(ctx), &e) || e.Reason != LossGivenUp || !errors.Is(e.Err, disk) {
+			var e *zsync.LostError
+			if !errors.As(context.Cause(ctx), &e) || e.Reason != zsync.LossGivenUp || !errors.Is(e.Err, disk) {
 				t.Errorf("the cause is %v", context.Cause(ctx))
 			}
 			return nil
 		}
-		wantErr(t, NewMutex(s, "/m", WithHealth(sick)).Do(t.Context(), f), ErrLost)
-		wantErr(t, NewRWMutex(s, "/rw", WithHealth(sick)).RDo(t.Context(), f), ErrLost)
-		wantErr(t, NewSemaphore(s, "/s", 3, WithHealth(sick)).Do(t.Context(), 2, f), ErrLost)
+		wantErr(t, zsync.NewMutex(s, "/m", zsync.WithHealth(sick)).Do(t.Context(), f), zsync.ErrLost)
+		wantErr(t, zsync.NewRWMutex(s, "/rw", zsync.WithHealth(sick)).RDo(t.Context(), f), zsync.ErrLost)
+		wantErr(t, zsync.NewSemaphore(s, "/s", 3, zsync.WithHealth(sick)).Do(t.Context(), 2, f), zsync.ErrLost)
 		ctx, cancel := context.WithCancel(t.Context())
 		terms := 0
-		err := NewElection(s, "/e", WithLeaderHealth(sick)).Run(ctx, func(ctx context.Context) error {
+		err := zsync.NewElection(s, "/e", zsync.WithLeaderHealth(sick)).Run(ctx, func(ctx context.Context) error {
 			if terms++; terms == 3 {
 				cancel()
 				return nil
@@ -177,7 +178,7 @@ func TestTheContextOfDoEndsWithWhatWasGivenUp(t *testing.T) {
 
 func TestPermitsThatAreAcquiredInTurnsAreNotHeldForTooLong(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		m := NewSemaphore(open(t, srv), "/s", 3, WithMaxHold(10*time.Second))
+		m := zsync.NewSemaphore(open(t, srv), "/s", 3, zsync.WithMaxHold(10*time.Second))
 		must(t, m.Acquire(t.Context(), 1))
 		lost := m.Lost()
 		for range 20 { // there is always one out, and none for more than 6 s
@@ -197,7 +198,7 @@ func TestPermitsThatAreAcquiredInTurnsAreNotHeldForTooLong(t *testing.T) {
 		got := async(func() error { return m.Acquire(t.Context(), 3) })
 		time.Sleep(time.Minute)
 		pendingStill(t, got)
-		wantErr(t, m.Release(1), ErrLost)
+		wantErr(t, m.Release(1), zsync.ErrLost)
 		must(t, <-got)
 		must(t, m.Release(3))
 	})
@@ -206,14 +207,14 @@ func TestPermitsThatAreAcquiredInTurnsAreNotHeldForTooLong(t *testing.T) {
 func TestADowngradeOfWhatIsGivenUpLeavesNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		rw := NewRWMutex(a, "/rw", WithMaxHold(time.Second))
+		rw := zsync.NewRWMutex(a, "/rw", zsync.WithMaxHold(time.Second))
 		must(t, rw.Lock(t.Context()))
 		time.Sleep(900 * time.Millisecond)
 		srv.SetLatency(2 * time.Second) // it is given up meanwhile, but not deleted yet
 		rw.Downgrade(t.Context())
 		time.Sleep(10 * time.Second)
 		srv.SetLatency(0)
-		must(t, NewRWMutex(b, "/rw").Lock(within(t, 5*time.Second)))
+		must(t, zsync.NewRWMutex(b, "/rw").Lock(within(t, 5*time.Second)))
 		if n := childrenOf(t, b, "/rw"); len(n) != 1 {
 			t.Errorf("left: %v", n)
 		}
@@ -223,11 +224,11 @@ func TestADowngradeOfWhatIsGivenUpLeavesNothing(t *testing.T) {
 func TestBadLimitsAreRefused(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		for _, o := range []LockOption{WithMaxHold(0), WithMaxHold(-1), WithHealth(nil)} {
-			wantErr(t, NewMutex(s, "/m", o).Lock(t.Context()), ErrInvalid)
+		for _, o := range []zsync.LockOption{zsync.WithMaxHold(0), zsync.WithMaxHold(-1), zsync.WithHealth(nil)} {
+			wantErr(t, zsync.NewMutex(s, "/m", o).Lock(t.Context()), zsync.ErrInvalid)
 		}
-		for _, o := range []ElectionOption{WithMaxTerm(0), WithLeaderHealth(nil)} {
-			wantErr(t, NewElection(s, "/e", o).Campaign(t.Context()), ErrInvalid)
+		for _, o := range []zsync.ElectionOption{zsync.WithMaxTerm(0), zsync.WithLeaderHealth(nil)} {
+			wantErr(t, zsync.NewElection(s, "/e", o).Campaign(t.Context()), zsync.ErrInvalid)
 		}
 	})
 }
@@ -235,7 +236,7 @@ func TestBadLimitsAreRefused(t *testing.T) {
 func TestWhatIsGivenBackKeepsNoSessionCertain(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		m := NewMutex(a, "/m")
+		m := zsync.NewMutex(a, "/m")
 		must(t, m.Lock(t.Context()))
 		deleteContender(t, b, "/m", 0)
 		// The turn of the next comes while the loss has not been noticed: it is
@@ -245,7 +246,7 @@ func TestWhatIsGivenBackKeepsNoSessionCertain(t *testing.T) {
 		time.Sleep(time.Second)
 		cancel()
 		<-got
-		wantErr(t, m.Unlock(), ErrLost)
+		wantErr(t, m.Unlock(), zsync.ErrLost)
 		time.Sleep(time.Minute)
 		before := a.Stats().Requests
 		time.Sleep(time.Hour)
@@ -259,19 +260,19 @@ func TestLockAllContextEndsWithAnyLossAndSaysWhy(t *testing.T) {
 	for i := range 3 {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			a, b := open(t, srv), open(t, srv)
-			ls := []Locker{NewMutex(a, "/a"), NewRWMutex(a, "/b"), NewRWMutex(a, "/c").RLocker()}
-			held, unlock, err := LockAllContext(t.Context(), ls...)
+			ls := []zsync.Locker{zsync.NewMutex(a, "/a"), zsync.NewRWMutex(a, "/b"), zsync.NewRWMutex(a, "/c").RLocker()}
+			held, unlock, err := zsync.LockAllContext(t.Context(), ls...)
 			must(t, err)
 			if held.Err() != nil {
 				t.Fatal("held has ended")
 			}
 			deleteContender(t, b, []string{"/a", "/b", "/c"}[i], 0)
 			<-held.Done()
-			var e *LostError
-			if !errors.As(context.Cause(held), &e) || e.Reason != LossDeleted {
+			var e *zsync.LostError
+			if !errors.As(context.Cause(held), &e) || e.Reason != zsync.LossDeleted {
 				t.Errorf("lock %d: the cause is %v", i, context.Cause(held))
 			}
-			wantErr(t, unlock(), ErrLost)
+			wantErr(t, unlock(), zsync.ErrLost)
 			for _, l := range ls {
 				must(t, l.Lock(t.Context()))
 				must(t, l.Unlock())
@@ -280,23 +281,23 @@ func TestLockAllContextEndsWithAnyLossAndSaysWhy(t *testing.T) {
 	}
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		held, unlock, err := LockAllContext(t.Context(), NewMutex(s, "/a"), NewMutex(s, "/b"))
+		held, unlock, err := zsync.LockAllContext(t.Context(), zsync.NewMutex(s, "/a"), zsync.NewMutex(s, "/b"))
 		must(t, err)
 		must(t, unlock())
-		if held.Err() == nil || errors.Is(context.Cause(held), ErrLost) {
+		if held.Err() == nil || errors.Is(context.Cause(held), zsync.ErrLost) {
 			t.Errorf("after unlock: %v", context.Cause(held))
 		}
-		held, unlock, err = LockAllContext(t.Context(), NewMutex(s, "/a"), NewMutex(s, "/b"))
+		held, unlock, err = zsync.LockAllContext(t.Context(), zsync.NewMutex(s, "/a"), zsync.NewMutex(s, "/b"))
 		must(t, err)
 		srv.Expire(s.ID())
 		<-held.Done()
-		var e *LostError
-		if !errors.As(context.Cause(held), &e) || e.Reason != LossExpired {
+		var e *zsync.LostError
+		if !errors.As(context.Cause(held), &e) || e.Reason != zsync.LossExpired {
 			t.Errorf("the cause is %v", context.Cause(held))
 		}
-		wantErr(t, unlock(), ErrLost)
+		wantErr(t, unlock(), zsync.ErrLost)
 		ctx, cancel := context.WithCancelCause(t.Context())
-		held, unlock, err = LockAllContext(ctx, NewMutex(s, "/a"))
+		held, unlock, err = zsync.LockAllContext(ctx, zsync.NewMutex(s, "/a"))
 		must(t, err)
 		enough := errors.New("enough")
 		cancel(enough)
@@ -306,7 +307,7 @@ func TestLockAllContextEndsWithAnyLossAndSaysWhy(t *testing.T) {
 		must(t, unlock())
 		ctx, cancelled := context.WithCancel(t.Context())
 		cancelled()
-		if held, unlock, err = LockAllContext(ctx, NewMutex(s, "/a")); err == nil || held != nil || unlock != nil {
+		if held, unlock, err = zsync.LockAllContext(ctx, zsync.NewMutex(s, "/a")); err == nil || held != nil || unlock != nil {
 			t.Error("LockAllContext with a context that has ended")
 		}
 	})

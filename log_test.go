@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"go/ast"
@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -71,8 +72,8 @@ func TestALossIsAWarningAndAContenderIsAGroup(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		var out traceBuffer
 		log := slog.New(slog.NewTextHandler(&out, nil))
-		s := open(t, srv, WithLogger(log), WithOwner("me"))
-		m := NewMutex(s, "/m")
+		s := open(t, srv, zsync.WithLogger(log), zsync.WithOwner("me"))
+		m := zsync.NewMutex(s, "/m")
 		must(t, m.Lock(t.Context()))
 		cs, err := m.Contenders(t.Context())
 		must(t, err)

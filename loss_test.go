@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -10,35 +10,36 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/zktest"
 )
 
 func TestEveryLossTellsItsReasonInEveryWay(t *testing.T) {
 	for _, c := range []struct {
-		reason  LossReason
-		happens func(t *testing.T, srv *zktest.Server, s *Session)
-		opts    []Option
+		reason  zsync.LossReason
+		happens func(t *testing.T, srv *zktest.Server, s *zsync.Session)
+		opts    []zsync.Option
 	}{
-		{LossExpired, func(_ *testing.T, srv *zktest.Server, s *Session) { srv.Expire(s.ID()) }, nil},
-		{LossCutOff, func(_ *testing.T, srv *zktest.Server, s *Session) { srv.Partition(s.ID()) }, nil},
-		{LossDeleted, func(t *testing.T, _ *zktest.Server, s *Session) {
+		{zsync.LossExpired, func(_ *testing.T, srv *zktest.Server, s *zsync.Session) { srv.Expire(s.ID()) }, nil},
+		{zsync.LossCutOff, func(_ *testing.T, srv *zktest.Server, s *zsync.Session) { srv.Partition(s.ID()) }, nil},
+		{zsync.LossDeleted, func(t *testing.T, _ *zktest.Server, s *zsync.Session) {
 			for _, name := range childrenOf(t, s, "/m") {
 				_, err := s.Txn(t.Context(), &zk.DeleteRequest{Path: "/m/" + name, Version: -1})
 				must(t, err)
 			}
-			m := NewMutex(s, "/n") // whose own znode nobody has touched
+			m := zsync.NewMutex(s, "/n") // whose own znode nobody has touched
 			must(t, m.Lock(t.Context()))
 			must(t, m.Unlock())
 		}, nil},
-		{LossClosed, func(t *testing.T, _ *zktest.Server, s *Session) { must(t, s.Close()) }, nil},
-		{LossSuspended, func(_ *testing.T, srv *zktest.Server, s *Session) { srv.Disconnect(s.ID()) }, []Option{WithLossOnSuspend()}},
+		{zsync.LossClosed, func(t *testing.T, _ *zktest.Server, s *zsync.Session) { must(t, s.Close()) }, nil},
+		{zsync.LossSuspended, func(_ *testing.T, srv *zktest.Server, s *zsync.Session) { srv.Disconnect(s.ID()) }, []zsync.Option{zsync.WithLossOnSuspend()}},
 	} {
 		t.Run(c.reason.String(), func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
 				var mu sync.Mutex
 				var told error
-				s := open(t, srv, append(c.opts, WithObserver(ObserverFunc(func(e Event) {
-					if e.Kind == Lost {
+				s := open(t, srv, append(c.opts, zsync.WithObserver(zsync.ObserverFunc(func(e zsync.Event) {
+					if e.Kind == zsync.Lost {
 						mu.Lock()
 						told = e.Err
 						mu.Unlock()
@@ -47,21 +48,21 @@ func TestEveryLossTellsItsReasonInEveryWay(t *testing.T) {
 				id, start := s.ID(), time.Now()
 				check := func(way string, err error) {
 					t.Helper()
-					var lost *LostError
-					if !errors.Is(err, ErrLost) || !errors.As(err, &lost) {
+					var lost *zsync.LostError
+					if !errors.Is(err, zsync.ErrLost) || !errors.As(err, &lost) {
 						t.Fatalf("%s: got %v, want a LostError", way, err)
 					}
 					if lost.Reason != c.reason || lost.Session != id || lost.Since.Before(start) || lost.Since.After(time.Now()) {
 						t.Errorf("%s: got %+v", way, lost)
 					}
-					if got, want := errors.Is(err, ErrClosed), c.reason == LossClosed; got != want {
+					if got, want := errors.Is(err, zsync.ErrClosed), c.reason == zsync.LossClosed; got != want {
 						t.Errorf("%s: ErrClosed is %v", way, got)
 					}
 				}
-				m := NewMutex(s, "/m")
+				m := zsync.NewMutex(s, "/m")
 				err := m.Do(t.Context(), func(ctx context.Context) error {
 					c.happens(t, srv, s)
-					if c.reason == LossDeleted {
+					if c.reason == zsync.LossDeleted {
 						_, err := m.Token(t.Context()) // finds out
 						check("Token", err)
 					}

@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -14,26 +14,27 @@ import (
 
 	"github.com/anishathalye/porcupine"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/zktest"
 )
 
 func TestMapDoesWhatSyncMapDoes(t *testing.T) {
-	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
+	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
 		ctx := within(t, 30*time.Second)
-		a, b := NewMap[int](connect(), "/deep/map"), NewMap[int](connect(), "/deep/map")
+		a, b := zsync.NewMap[int](connect(), "/deep/map"), zsync.NewMap[int](connect(), "/deep/map")
 		_, none, err := a.Load(ctx, "k")
-		wantErr(t, err, ErrNoValue)
+		wantErr(t, err, zsync.ErrNoValue)
 		must(t, a.Delete(ctx, "k")) // of nothing
 		if n, err := b.Len(ctx); n != 0 || err != nil {
 			t.Fatalf("Len = %d, %v", n, err)
 		}
-		loadOrStore := func(m *Map[int], key string, v, want int, loaded bool) {
+		loadOrStore := func(m *zsync.Map[int], key string, v, want int, loaded bool) {
 			t.Helper()
 			if got, l, err := m.LoadOrStore(ctx, key, v); got != want || l != loaded || err != nil {
 				t.Fatalf("LoadOrStore(%q, %d) = %d, %v, %v; want %d, %v", key, v, got, l, err, want, loaded)
 			}
 		}
-		load := func(m *Map[int], key string, want int) Version {
+		load := func(m *zsync.Map[int], key string, want int) zsync.Version {
 			t.Helper()
 			v, version, err := m.Load(ctx, key)
 			if v != want || err != nil {
@@ -106,7 +107,7 @@ func TestMapDoesWhatSyncMapDoes(t *testing.T) {
 
 func TestAnyStringIsAKeyOfAMap(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		m := NewMap[string](open(t, srv), "/m")
+		m := zsync.NewMap[string](open(t, srv), "/m")
 		keys := []string{"", ".", "..", "/", "a/b", "%", "%2E", "ä", "\x00\x1f\x7f", "\xff\xfe", "\uFFFD", "a b", "日本", "..."}
 		for _, key := range keys {
 			must(t, m.Store(t.Context(), key, "value of "+key[:min(len(key), 1)]))
@@ -122,8 +123,8 @@ func TestAnyStringIsAKeyOfAMap(t *testing.T) {
 		if len(seen) != len(keys) {
 			t.Errorf("%d keys, want %d", len(seen), len(keys))
 		}
-		wantErr(t, m.Store(t.Context(), strings.Repeat("k", 2048), ""), ErrInvalid)
-		wantErr(t, m.Store(t.Context(), "big", strings.Repeat("x", 1<<20)), ErrTooLarge)
+		wantErr(t, m.Store(t.Context(), strings.Repeat("k", 2048), ""), zsync.ErrInvalid)
+		wantErr(t, m.Store(t.Context(), "big", strings.Repeat("x", 1<<20)), zsync.ErrTooLarge)
 		if n, err := m.Len(t.Context()); n != 0 || err != nil {
 			t.Errorf("Len = %d, %v", n, err)
 		}
@@ -133,29 +134,29 @@ func TestAnyStringIsAKeyOfAMap(t *testing.T) {
 func TestMapRefusesBadInput(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		for _, m := range []*Map[int]{NewMap[int](nil, "/m"), NewMap[int](s, "m"), NewMap[int](s, "/m", nil), {}} {
+		for _, m := range []*zsync.Map[int]{zsync.NewMap[int](nil, "/m"), zsync.NewMap[int](s, "m"), zsync.NewMap[int](s, "/m", nil), {}} {
 			_, _, err := m.Load(t.Context(), "k")
-			wantErr(t, err, ErrInvalid)
-			wantErr(t, m.Store(t.Context(), "k", 1), ErrInvalid)
-			wantErr(t, m.Clear(t.Context()), ErrInvalid)
-			wantErr(t, m.Range(t.Context(), func(string, int) bool { return true }), ErrInvalid)
+			wantErr(t, err, zsync.ErrInvalid)
+			wantErr(t, m.Store(t.Context(), "k", 1), zsync.ErrInvalid)
+			wantErr(t, m.Clear(t.Context()), zsync.ErrInvalid)
+			wantErr(t, m.Range(t.Context(), func(string, int) bool { return true }), zsync.ErrInvalid)
 			if _, ok := <-m.Watch(t.Context()); ok {
 				t.Error("Watch of a bad Map is open")
 			}
 		}
-		wantErr(t, NewMap[int](s, "/m").Range(t.Context(), nil), ErrInvalid)
+		wantErr(t, zsync.NewMap[int](s, "/m").Range(t.Context(), nil), zsync.ErrInvalid)
 		cause := errors.New("enough")
 		ctx, cancel := context.WithCancelCause(t.Context())
 		cancel(cause)
-		wantErr(t, NewMap[int](s, "/m").Store(ctx, "k", 1), cause, context.Canceled)
+		wantErr(t, zsync.NewMap[int](s, "/m").Store(ctx, "k", 1), cause, context.Canceled)
 	})
 }
 
 func TestMapWithKeysThatCannotBeDecodedGivesTheOthers(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		must(t, NewMap[string](s, "/m").Store(t.Context(), "bad", "text"))
-		m := NewMap[int](s, "/m")
+		must(t, zsync.NewMap[string](s, "/m").Store(t.Context(), "bad", "text"))
+		m := zsync.NewMap[int](s, "/m")
 		must(t, m.Store(t.Context(), "good", 1))
 		var got []string
 		err := m.Range(t.Context(), func(key string, v int) bool { got = append(got, fmt.Sprint(key, v)); return true })
@@ -163,7 +164,7 @@ func TestMapWithKeysThatCannotBeDecodedGivesTheOthers(t *testing.T) {
 			t.Errorf("Range went through %v, %v", got, err)
 		}
 		_, version, err := m.Load(t.Context(), "bad")
-		if err == nil || version == (Version{}) {
+		if err == nil || version == (zsync.Version{}) {
 			t.Errorf("Load = %v, %v; want an error and the Version", version, err)
 		}
 		if ok, err := m.CompareAndSwap(t.Context(), "bad", version, 2); !ok || err != nil {
@@ -180,7 +181,7 @@ func TestRangeAndWatchOfAMapAreOneMoment(t *testing.T) {
 		srv.SetLatency(time.Millisecond)
 		s := open(t, srv)
 		const keys = 300
-		writer := NewMap[int](open(t, srv), "/m")
+		writer := zsync.NewMap[int](open(t, srv), "/m")
 		for i := range keys {
 			must(t, writer.Store(t.Context(), fmt.Sprint(i), 0))
 		}
@@ -211,7 +212,7 @@ func TestRangeAndWatchOfAMapAreOneMoment(t *testing.T) {
 				t.Fatalf("the first key is %d, the last %d", all["0"], all[fmt.Sprint(keys-1)])
 			}
 		}
-		m := NewMap[int](s, "/m")
+		m := zsync.NewMap[int](s, "/m")
 		for range 5 {
 			all := make(map[string]int)
 			must(t, m.Range(t.Context(), func(key string, v int) bool { all[key] = v; return true }))
@@ -231,10 +232,10 @@ func TestRangeAndWatchOfAMapAreOneMoment(t *testing.T) {
 func TestWatchOfAMapSeesAKeyThatWasDeletedAndMadeAgain(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, other := open(t, srv), open(t, srv)
-		m := NewMap[string](other, "/m")
+		m := zsync.NewMap[string](other, "/m")
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		watch := NewMap[string](s, "/m").Watch(ctx)
+		watch := zsync.NewMap[string](s, "/m").Watch(ctx)
 		next := func(want map[string]string) {
 			t.Helper()
 			synctest.Wait()
@@ -269,7 +270,7 @@ func TestWatchOfAMapSeesAKeyThatWasDeletedAndMadeAgain(t *testing.T) {
 func TestMapOfTenThousandKeysIsReadAndFollowed(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		m := NewMap[int](s, "/m")
+		m := zsync.NewMap[int](s, "/m")
 		const keys = 10_000
 		var wg sync.WaitGroup
 		for i := range 50 {
@@ -297,7 +298,7 @@ func TestMapOfTenThousandKeysIsReadAndFollowed(t *testing.T) {
 		reader := open(t, srv)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		watch := NewMap[int](reader, "/m").Watch(ctx)
+		watch := zsync.NewMap[int](reader, "/m").Watch(ctx)
 		if all := <-watch; len(all) != keys {
 			t.Errorf("Watch gives %d keys", len(all))
 		}
@@ -367,16 +368,16 @@ func TestHammerMapIsLinearizableKeyByKey(t *testing.T) {
 		var mu sync.Mutex
 		var history []porcupine.Operation
 		var wg sync.WaitGroup
-		var sessions []*Session
+		var sessions []*zsync.Session
 		next := 0
 		until := make(chan struct{})
 		for client := range 4 {
 			s := open(t, srv)
 			sessions = append(sessions, s)
-			m := NewMap[int](s, "/m")
+			m := zsync.NewMap[int](s, "/m")
 			r := rand.New(rand.NewPCG(rnd.Uint64(), 1))
 			wg.Go(func() {
-				var known Version
+				var known zsync.Version
 				var value int
 				for range 12 {
 					mu.Lock()
@@ -391,7 +392,7 @@ func TestHammerMapIsLinearizableKeyByKey(t *testing.T) {
 					case 0:
 						op.op = "load"
 						res.v, known, err = m.Load(ctx, "k")
-						if errors.Is(err, ErrNoValue) {
+						if errors.Is(err, zsync.ErrNoValue) {
 							err = nil
 						}
 						value = res.v

@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
@@ -44,9 +45,9 @@ type lockRun struct {
 	strikes bool // a stranger deletes znodes
 
 	mu     sync.Mutex
-	ended  map[int64]bool      // by the servers, of their own accord; guarded by mu
-	struck map[int64]time.Time // when a stranger last deleted a znode of it; guarded by mu
-	closed map[*Session]bool   // guarded by mu
+	ended  map[int64]bool          // by the servers, of their own accord; guarded by mu
+	struck map[int64]time.Time     // when a stranger last deleted a znode of it; guarded by mu
+	closed map[*zsync.Session]bool // guarded by mu
 }
 
 // lockModels runs f as models does. A run has some kinds of harm besides the
@@ -55,7 +56,7 @@ type lockRun struct {
 // Session that is closed.
 func lockModels(t *testing.T, paths []string, f func(r *lockRun)) {
 	models(t, func(m *modelRun) {
-		r := &lockRun{modelRun: m, ended: make(map[int64]bool), struck: make(map[int64]time.Time), closed: make(map[*Session]bool)}
+		r := &lockRun{modelRun: m, ended: make(map[int64]bool), struck: make(map[int64]time.Time), closed: make(map[*zsync.Session]bool)}
 		r.refuses, r.freezes, r.strikes = m.rnd.IntN(4) == 0, m.rnd.IntN(3) == 0, m.rnd.IntN(4) == 0
 		ends, closes := m.rnd.IntN(3) == 0, m.rnd.IntN(6) == 0
 		stranger := open(r.t, r.srv)
@@ -109,10 +110,10 @@ func lockModels(t *testing.T, paths []string, f func(r *lockRun)) {
 }
 
 // strike has a stranger delete a znode of somebody who holds or waits.
-func (r *lockRun) strike(s *Session, path string, d *rand.Rand) {
+func (r *lockRun) strike(s *zsync.Session, path string, d *rand.Rand) {
 	ctx, cancel := context.WithTimeout(r.t.Context(), 20*time.Millisecond)
 	defer cancel()
-	inc, err := s.m.Incarnation(ctx)
+	inc, err := zsync.ManagerOf(s).Incarnation(ctx)
 	if err != nil {
 		return
 	}
@@ -150,7 +151,7 @@ func (r *lockRun) believed(h *modelHold) bool {
 func (r *lockRun) model(path string) *lockModel { return &lockModel{lockRun: r, path: path} }
 
 // take is told of a grant.
-func (m *lockModel) take(s *Session, write bool, lost func() bool) *modelHold {
+func (m *lockModel) take(s *zsync.Session, write bool, lost func() bool) *modelHold {
 	h := &modelHold{write: write, session: s.ID(), since: time.Now(), lost: lost}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -188,7 +189,7 @@ func (m *lockModel) told(h *modelHold, what string, ctx context.Context, err err
 	switch {
 	case err == nil:
 		return true
-	case errors.Is(err, ErrLost) && h.lost():
+	case errors.Is(err, zsync.ErrLost) && h.lost():
 	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
 	case m.refuses && errors.Is(err, zk.ErrNoAuth):
 	default:
@@ -241,7 +242,7 @@ func (m *lockModel) ordered() {
 }
 
 // got judges what an acquisition has returned.
-func (r *lockRun) got(what string, s *Session, ctx context.Context, began time.Time, err error) bool {
+func (r *lockRun) got(what string, s *zsync.Session, ctx context.Context, began time.Time, err error) bool {
 	r.mu.Lock()
 	closed := r.closed[s]
 	r.mu.Unlock()
@@ -253,7 +254,7 @@ func (r *lockRun) got(what string, s *Session, ctx context.Context, began time.T
 	case err == nil:
 		return true
 	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
-	case closed && errors.Is(err, ErrClosed):
+	case closed && errors.Is(err, zsync.ErrClosed):
 	case r.refuses && errors.Is(err, zk.ErrNoAuth):
 	default:
 		r.t.Errorf("%s: %v", what, err)
@@ -274,7 +275,7 @@ func (m *lockModel) gaveUp(h *modelHold, lost bool, began time.Time, err error) 
 	switch {
 	case err == nil && lost && (h.write || !m.strikes):
 		m.t.Errorf("%s: given up without an error, and it was lost (write %v)", m.path, h.write)
-	case err != nil && (!errors.Is(err, ErrLost) || !h.lost()):
+	case err != nil && (!errors.Is(err, zsync.ErrLost) || !h.lost()):
 		m.t.Errorf("%s: giving up: %v (lost: %v)", m.path, err, h.lost())
 	}
 }
@@ -286,11 +287,11 @@ func nap(d *rand.Rand, n int) { time.Sleep(time.Duration(d.IntN(n*1000)) * time.
 func closedFunc(c <-chan struct{}) func() bool { return func() bool { return session.IsClosed(c) } }
 
 // handoffs is a random option of a lock.
-func handoffs(d *rand.Rand) LockOption {
+func handoffs(d *rand.Rand) zsync.LockOption {
 	if d.IntN(2) == 0 {
-		return WithHandoffs(defaultHandoffs)
+		return zsync.WithHandoffs(defaultHandoffs)
 	}
-	return WithHandoffs(d.IntN(4))
+	return zsync.WithHandoffs(d.IntN(4))
 }
 
 var errFunction = errors.New("the function's own")
@@ -298,11 +299,11 @@ var errFunction = errors.New("the function's own")
 func TestModelOfRWMutex(t *testing.T) {
 	lockModels(t, []string{"/rw", "/rx"}, func(r *lockRun) {
 		m, other := r.model("/rw"), r.model("/rx")
-		layout := WithLayout([]Layout{LayoutCurator, LayoutKazoo}[r.rnd.IntN(2)])
+		layout := zsync.WithLayout([]zsync.Layout{zsync.LayoutCurator, zsync.LayoutKazoo}[r.rnd.IntN(2)])
 		var wg sync.WaitGroup
 		for _, s := range r.ss {
 			d := r.dice()
-			shared := NewRWMutex(s, "/rw", layout, handoffs(d))
+			shared := zsync.NewRWMutex(s, "/rw", layout, handoffs(d))
 			for range 2 {
 				p := rwProgram{lockModel: m, other: other, s: s, d: r.dice(), shared: shared, layout: layout}
 				wg.Go(p.run)
@@ -318,19 +319,19 @@ func TestModelOfRWMutex(t *testing.T) {
 type rwProgram struct {
 	*lockModel
 	other  *lockModel
-	s      *Session
+	s      *zsync.Session
 	d      *rand.Rand
-	shared *RWMutex
-	layout LockOption
+	shared *zsync.RWMutex
+	layout zsync.LockOption
 }
 
 // value returns a value of the path: that which all of the process use, or one
 // of its own.
-func (p *rwProgram) value() *RWMutex {
+func (p *rwProgram) value() *zsync.RWMutex {
 	if p.d.IntN(3) > 0 {
 		return p.shared
 	}
-	return NewRWMutex(p.s, p.path, p.layout, handoffs(p.d))
+	return zsync.NewRWMutex(p.s, p.path, p.layout, handoffs(p.d))
 }
 
 func (p *rwProgram) run() {
@@ -366,7 +367,7 @@ func (p *rwProgram) run() {
 	}
 }
 
-func (p *rwProgram) writes(rw *RWMutex) {
+func (p *rwProgram) writes(rw *zsync.RWMutex) {
 	h := p.take(p.s, true, closedFunc(rw.Lost()))
 	p.use(p.d, h, rw.Token, rw.Txn)
 	if p.d.IntN(3) > 0 {
@@ -390,7 +391,7 @@ func (p *rwProgram) writes(rw *RWMutex) {
 	p.reads(rw)
 }
 
-func (p *rwProgram) reads(rw *RWMutex) {
+func (p *rwProgram) reads(rw *zsync.RWMutex) {
 	h := p.take(p.s, false, closedFunc(rw.Lost()))
 	p.use(p.d, h, rw.Token, rw.Txn)
 	unlock := rw.RUnlock
@@ -405,7 +406,7 @@ func (p *rwProgram) judge(h *modelHold, lost bool, err, own error) {
 	if own != nil && !errors.Is(err, own) {
 		p.t.Errorf("Do: %v, and its function returned %v", err, own)
 	}
-	if own != nil && !errors.Is(err, ErrLost) {
+	if own != nil && !errors.Is(err, zsync.ErrLost) {
 		err = nil
 	}
 	p.gaveUp(h, lost, time.Now(), err)
@@ -422,7 +423,7 @@ func (p *rwProgram) ends(ctx context.Context, told func() bool) {
 	}
 }
 
-func (p *rwProgram) do(ctx context.Context, rw *RWMutex) {
+func (p *rwProgram) do(ctx context.Context, rw *zsync.RWMutex) {
 	var h *modelHold
 	var lost, reader bool
 	var own error
@@ -447,10 +448,10 @@ func (p *rwProgram) do(ctx context.Context, rw *RWMutex) {
 				p.t.Error("Do in Do returned nil, and its function has not run")
 			}
 		case 1:
-			if err := again.Lock(ctx); ctx.Err() == nil && !errors.Is(err, ErrDeadlock) {
+			if err := again.Lock(ctx); ctx.Err() == nil && !errors.Is(err, zsync.ErrDeadlock) {
 				p.t.Errorf("Lock in Do: %v", err)
 			}
-			if ok, err := again.TryLock(ctx); ok || ctx.Err() == nil && !errors.Is(err, ErrDeadlock) {
+			if ok, err := again.TryLock(ctx); ok || ctx.Err() == nil && !errors.Is(err, zsync.ErrDeadlock) {
 				p.t.Errorf("TryLock in Do: %v, %v", ok, err)
 			}
 		case 2: // a reader that outlives it
@@ -473,7 +474,7 @@ func (p *rwProgram) do(ctx context.Context, rw *RWMutex) {
 			}
 			nap(p.d, 4)
 			p.still(h)
-			if err := again.Do(ctx, func(context.Context) error { return nil }); ctx.Err() == nil && !errors.Is(err, ErrDeadlock) {
+			if err := again.Do(ctx, func(context.Context) error { return nil }); ctx.Err() == nil && !errors.Is(err, zsync.ErrDeadlock) {
 				p.t.Errorf("Do in Do that is downgraded: %v", err)
 			}
 		case 4: // unlocked inside
@@ -492,18 +493,18 @@ func (p *rwProgram) do(ctx context.Context, rw *RWMutex) {
 	case h == nil:
 		p.got("Do", p.s, ctx, began, err)
 	case reader:
-		if errors.Is(err, ErrLost) && !lost && !h.lost() && !session.IsClosed(again.Lost()) && !p.strikes {
+		if errors.Is(err, zsync.ErrLost) && !lost && !h.lost() && !session.IsClosed(again.Lost()) && !p.strikes {
 			p.t.Errorf("Do: %v, and its reader is not lost", err)
 		}
 		p.drop(h)
 		p.reads(again)
-	case errors.Is(err, ErrNotLocked) && h.over && own == nil: // unlocked inside
+	case errors.Is(err, zsync.ErrNotLocked) && h.over && own == nil: // unlocked inside
 	default:
 		p.judge(h, lost, err, own)
 	}
 }
 
-func (p *rwProgram) rdo(ctx context.Context, rw *RWMutex) {
+func (p *rwProgram) rdo(ctx context.Context, rw *zsync.RWMutex) {
 	var h *modelHold
 	var lost, reader bool
 	var own error
@@ -521,10 +522,10 @@ func (p *rwProgram) rdo(ctx context.Context, rw *RWMutex) {
 			err := again.RDo(ctx, func(context.Context) error { nap(p.d, 4); p.still(h); return nil })
 			p.told(h, "RDo in RDo", ctx, err)
 		case 1:
-			if err := again.Do(ctx, func(context.Context) error { return nil }); ctx.Err() == nil && !errors.Is(err, ErrDeadlock) {
+			if err := again.Do(ctx, func(context.Context) error { return nil }); ctx.Err() == nil && !errors.Is(err, zsync.ErrDeadlock) {
 				p.t.Errorf("Do in RDo: %v", err)
 			}
-			if err := again.Lock(ctx); ctx.Err() == nil && !errors.Is(err, ErrDeadlock) {
+			if err := again.Lock(ctx); ctx.Err() == nil && !errors.Is(err, zsync.ErrDeadlock) {
 				p.t.Errorf("Lock in RDo: %v", err)
 			}
 		case 2:
@@ -549,18 +550,18 @@ func (p *rwProgram) rdo(ctx context.Context, rw *RWMutex) {
 }
 
 // all locks two paths.
-func (p *rwProgram) all(ctx context.Context, rw *RWMutex) {
+func (p *rwProgram) all(ctx context.Context, rw *zsync.RWMutex) {
 	began := time.Now()
-	one, two := Locker(rw), NewRWMutex(p.s, p.other.path, p.layout)
+	one, two := zsync.Locker(rw), zsync.NewRWMutex(p.s, p.other.path, p.layout)
 	write := p.d.IntN(2) == 0
 	if !write {
 		one = rw.RLocker()
 	}
-	ls := []Locker{one, two}
+	ls := []zsync.Locker{one, two}
 	if p.d.IntN(2) == 0 {
 		slices.Reverse(ls)
 	}
-	unlock, err := LockAll(ctx, ls...)
+	unlock, err := zsync.LockAll(ctx, ls...)
 	if !p.got("LockAll", p.s, ctx, began, err) {
 		return
 	}
@@ -573,7 +574,7 @@ func (p *rwProgram) all(ctx context.Context, rw *RWMutex) {
 	if d := time.Since(began); d > time.Second {
 		p.t.Errorf("unlock took %v", d)
 	}
-	if err == nil && (lost[0] && write || lost[1]) || err != nil && (!errors.Is(err, ErrLost) || !h.lost() && !o.lost()) {
+	if err == nil && (lost[0] && write || lost[1]) || err != nil && (!errors.Is(err, zsync.ErrLost) || !h.lost() && !o.lost()) {
 		p.t.Errorf("unlock: %v; lost: %v, %v", err, lost, [2]bool{h.lost(), o.lost()})
 	}
 }
@@ -581,18 +582,18 @@ func (p *rwProgram) all(ctx context.Context, rw *RWMutex) {
 func TestModelOfMutex(t *testing.T) {
 	lockModels(t, []string{"/m"}, func(r *lockRun) {
 		m := r.model("/m")
-		layout := WithLayout([]Layout{LayoutCurator, LayoutKazoo}[r.rnd.IntN(2)])
+		layout := zsync.WithLayout([]zsync.Layout{zsync.LayoutCurator, zsync.LayoutKazoo}[r.rnd.IntN(2)])
 		var wg sync.WaitGroup
 		for _, s := range r.ss {
 			d := r.dice()
-			shared := NewMutex(s, "/m", layout, handoffs(d))
+			shared := zsync.NewMutex(s, "/m", layout, handoffs(d))
 			for range 2 {
 				d := r.dice()
-				value := func() *Mutex {
+				value := func() *zsync.Mutex {
 					if d.IntN(3) > 0 {
 						return shared
 					}
-					return NewMutex(s, "/m", layout, handoffs(d))
+					return zsync.NewMutex(s, "/m", layout, handoffs(d))
 				}
 				wg.Go(func() {
 					for range 8 {
@@ -608,7 +609,7 @@ func TestModelOfMutex(t *testing.T) {
 }
 
 // lockOnce locks a Mutex in one of the ways there are.
-func (m *lockModel) lockOnce(s *Session, d *rand.Rand, value func() *Mutex) {
+func (m *lockModel) lockOnce(s *zsync.Session, d *rand.Rand, value func() *zsync.Mutex) {
 	ctx, cancel := cut(m.t, d)
 	defer cancel()
 	began := time.Now()
@@ -632,7 +633,7 @@ func (m *lockModel) lockOnce(s *Session, d *rand.Rand, value func() *Mutex) {
 	}
 }
 
-func (m *lockModel) doOnce(ctx context.Context, s *Session, d *rand.Rand, l, again *Mutex) {
+func (m *lockModel) doOnce(ctx context.Context, s *zsync.Session, d *rand.Rand, l, again *zsync.Mutex) {
 	var h *modelHold
 	var lost, unlocked bool
 	began := time.Now()
@@ -643,7 +644,7 @@ func (m *lockModel) doOnce(ctx context.Context, s *Session, d *rand.Rand, l, aga
 		case 0:
 			m.told(h, "Do in Do", ctx, again.Do(ctx, func(context.Context) error { nap(d, 4); m.still(h); return nil }))
 		case 1:
-			if err := again.Lock(ctx); ctx.Err() == nil && !errors.Is(err, ErrDeadlock) {
+			if err := again.Lock(ctx); ctx.Err() == nil && !errors.Is(err, zsync.ErrDeadlock) {
 				m.t.Errorf("Lock in Do: %v", err)
 			}
 		case 2:
@@ -658,7 +659,7 @@ func (m *lockModel) doOnce(ctx context.Context, s *Session, d *rand.Rand, l, aga
 	case h == nil:
 		m.got("Do", s, ctx, began, err)
 	case unlocked:
-		if !errors.Is(err, ErrNotLocked) {
+		if !errors.Is(err, zsync.ErrNotLocked) {
 			m.t.Errorf("Do of what its function has unlocked: %v", err)
 		}
 	default:
@@ -669,7 +670,7 @@ func (m *lockModel) doOnce(ctx context.Context, s *Session, d *rand.Rand, l, aga
 func TestCampaignThatWaitsForOneThatWasLostNeedsNoResign(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		e := NewElection(s, "/e")
+		e := zsync.NewElection(s, "/e")
 		must(t, e.Campaign(t.Context())) // and goes home when Lost is closed
 		first := e.Lost()
 		next := async(func() error { return e.Campaign(t.Context()) })
@@ -686,7 +687,7 @@ func TestCampaignThatWaitsForOneThatWasLostNeedsNoResign(t *testing.T) {
 func TestReaderIsNeverToldThatItDoesNotHoldBecauseAnotherLeaves(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		srv.SetLatency(10 * time.Millisecond)
-		rw := NewRWMutex(open(t, srv), "/rw")
+		rw := zsync.NewRWMutex(open(t, srv), "/rw")
 		must(t, rw.RDo(t.Context(), func(ctx context.Context) error {
 			for range 20 {
 				must(t, rw.RLock(ctx)) // the present hold, in a znode of its own

@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
@@ -24,7 +25,7 @@ type modelRun struct {
 	t    *testing.T
 	srv  *zktest.Server
 	rnd  *rand.Rand
-	ss   []*Session
+	ss   []*zsync.Session
 	stop chan struct{}
 	done sync.WaitGroup
 
@@ -59,7 +60,7 @@ func models(t *testing.T, f func(r *modelRun)) {
 			}()
 			r := &modelRun{t: t, srv: srv, rnd: rand.New(rand.NewPCG(uint64(seed), 7)), stop: make(chan struct{})}
 			for range 3 {
-				r.ss = append(r.ss, open(t, srv, WithRetry(Backoff{Min: time.Millisecond, Max: 20 * time.Millisecond})))
+				r.ss = append(r.ss, open(t, srv, zsync.WithRetry(zsync.Backoff{Min: time.Millisecond, Max: 20 * time.Millisecond})))
 			}
 			f(r)
 		}, zktest.WithAddrs("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"))
@@ -196,13 +197,13 @@ func TestModelOfSemaphore(t *testing.T) {
 		r.hurt(true)
 		var wg sync.WaitGroup
 		for _, s := range r.ss {
-			shared := NewSemaphore(s, "/s", first)
+			shared := zsync.NewSemaphore(s, "/s", first)
 			for range 2 {
 				d := r.dice()
 				wg.Go(func() {
 					m := shared
 					if d.IntN(3) == 0 {
-						m = NewSemaphore(s, "/s", first) // another value of the process
+						m = zsync.NewSemaphore(s, "/s", first) // another value of the process
 					}
 					for range 6 {
 						ctx, cancel := cut(t, d)
@@ -239,7 +240,7 @@ func TestModelOfSemaphore(t *testing.T) {
 						p.take(t, h, bound)
 						time.Sleep(time.Duration(d.IntN(15)) * time.Millisecond)
 						p.drop(h)
-						if err := m.Release(n); errors.Is(err, ErrNotLocked) {
+						if err := m.Release(n); errors.Is(err, zsync.ErrNotLocked) {
 							t.Errorf("Release of %d: %v", n, err)
 						}
 					}
@@ -249,7 +250,7 @@ func TestModelOfSemaphore(t *testing.T) {
 		wg.Wait()
 		r.heal()
 		time.Sleep(time.Minute)
-		fresh := NewSemaphore(open(t, r.srv), "/s", first)
+		fresh := zsync.NewSemaphore(open(t, r.srv), "/s", first)
 		must(t, fresh.Resize(t.Context(), 3))
 		must(t, fresh.Acquire(within(t, time.Second), 3)) // nothing is out
 		if ok, err := fresh.TryAcquire(t.Context(), 1); ok || err != nil {
@@ -285,14 +286,14 @@ func TestModelOfOnce(t *testing.T) {
 		r.hurt(true)
 		var wg sync.WaitGroup
 		for _, s := range r.ss {
-			shared := NewOnce(s, "/o")
+			shared := zsync.NewOnce(s, "/o")
 			for range 3 {
 				d := r.dice()
 				wg.Go(func() {
 					for range 3 {
 						o := shared
 						if d.IntN(3) == 0 {
-							o = NewOnce(s, "/o")
+							o = zsync.NewOnce(s, "/o")
 						}
 						ctx, cancel := cut(t, d)
 						ran, fails := false, d.IntN(3) == 0
@@ -330,14 +331,14 @@ func TestModelOfOnce(t *testing.T) {
 		wg.Wait()
 		r.heal()
 		time.Sleep(time.Minute)
-		o := NewOnce(open(t, r.srv), "/o")
+		o := zsync.NewOnce(open(t, r.srv), "/o")
 		done, err := o.Done(t.Context())
 		must(t, err)
 		if marked.Load() > 0 && !done {
 			t.Error("it was done, and is not any more")
 		}
 		must(t, o.Do(within(t, time.Second), func(context.Context) error { return nil }))
-		if left := childrenOf(t, SessionOf(o), "/o"); len(left) != 1 || left[0] != "done" {
+		if left := childrenOf(t, zsync.SessionOf(o), "/o"); len(left) != 1 || left[0] != "done" {
 			t.Errorf("left: %q", left)
 		}
 	})
@@ -348,7 +349,7 @@ func TestModelOfOnce(t *testing.T) {
 // of a cancelled Add that others have ended before they were taken back. So one
 // program in three never cancels an Add of a positive number, and one only adds:
 // these are exact above.
-func modelOfWaitGroup(t *testing.T, expire bool, opts ...WaitGroupOption) {
+func modelOfWaitGroup(t *testing.T, expire bool, opts ...zsync.WaitGroupOption) {
 	models(t, func(r *modelRun) {
 		t := r.t
 		r.denies = r.rnd.IntN(2) == 0
@@ -357,7 +358,7 @@ func modelOfWaitGroup(t *testing.T, expire bool, opts ...WaitGroupOption) {
 		r.hurt(expire)
 		var wg sync.WaitGroup
 		for _, s := range r.ss {
-			w := NewWaitGroup(s, "/w", opts...)
+			w := zsync.NewWaitGroup(s, "/w", opts...)
 			for range 2 {
 				d := r.dice()
 				wg.Go(func() {
@@ -374,7 +375,7 @@ func modelOfWaitGroup(t *testing.T, expire bool, opts ...WaitGroupOption) {
 						switch err := w.Add(ctx, delta); {
 						case err == nil:
 							count.Add(int64(delta))
-						case errors.Is(err, ErrNegativeCounter), errors.Is(err, ErrLost):
+						case errors.Is(err, zsync.ErrNegativeCounter), errors.Is(err, zsync.ErrLost):
 						case delta < 0 && (ctx.Err() != nil || !session.IsAnswer(err, zk.ErrNoAuth)):
 							unsure.Add(int64(-delta))
 						case delta > 0 && ctx.Err() != nil && kind != 1: // with none ended it must be taken back whole
@@ -393,7 +394,7 @@ func modelOfWaitGroup(t *testing.T, expire bool, opts ...WaitGroupOption) {
 		wg.Wait()
 		r.heal()
 		time.Sleep(5 * time.Minute)
-		w := NewWaitGroup(open(t, r.srv), "/w", opts...)
+		w := zsync.NewWaitGroup(open(t, r.srv), "/w", opts...)
 		n, err := w.Count(t.Context())
 		must(t, err)
 		if expire && len(opts) == 0 {
@@ -420,5 +421,5 @@ func TestModelOfWaitGroup(t *testing.T) { modelOfWaitGroup(t, false) }
 func TestModelOfWaitGroupWhoseSessionsExpire(t *testing.T) { modelOfWaitGroup(t, true) }
 
 func TestModelOfWaitGroupWithPersistentTasks(t *testing.T) {
-	modelOfWaitGroup(t, true, WithPersistentTasks())
+	modelOfWaitGroup(t, true, zsync.WithPersistentTasks())
 }

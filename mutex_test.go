@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -15,13 +15,14 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
 func TestMutexExcludesAcrossSessionsAndPassesOn(t *testing.T) {
-	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
-		a, b := NewMutex(connect(), "/m"), NewMutex(connect(), "/m")
+	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
+		a, b := zsync.NewMutex(connect(), "/m"), zsync.NewMutex(connect(), "/m")
 		ctx := within(t, 30*time.Second)
 		must(t, a.Lock(ctx))
 		if ok, err := b.TryLock(ctx); ok || err != nil {
@@ -34,7 +35,7 @@ func TestMutexExcludesAcrossSessionsAndPassesOn(t *testing.T) {
 			t.Error("Lost is closed while the lock is held")
 		}
 		must(t, b.Unlock())
-		wantErr(t, b.Unlock(), ErrNotLocked)
+		wantErr(t, b.Unlock(), zsync.ErrNotLocked)
 		if ok, err := a.TryLock(ctx); !ok || err != nil {
 			t.Fatalf("TryLock of a free Mutex = %v, %v; want true, nil", ok, err)
 		}
@@ -45,7 +46,7 @@ func TestMutexExcludesAcrossSessionsAndPassesOn(t *testing.T) {
 func TestMutexCostsTwoRequestsToLockAndOneToUnlock(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		m := NewMutex(s, "/m")
+		m := zsync.NewMutex(s, "/m")
 		must(t, m.Lock(t.Context())) // makes the parent
 		must(t, m.Unlock())
 		before := s.Stats().Requests
@@ -70,8 +71,8 @@ func TestHolderCutOffSeesLostBeforeAnotherLockReturns(t *testing.T) {
 			rnd := rand.New(rand.NewPCG(uint64(seed), 1))
 			timeout := time.Duration(1+rnd.IntN(20)) * time.Second
 			srv.SetLatency(time.Duration(rnd.IntN(50)) * time.Millisecond)
-			a, b := open(t, srv, WithSessionTimeout(timeout)), open(t, srv, WithSessionTimeout(timeout))
-			ma, mb := NewMutex(a, "/m"), NewMutex(b, "/m")
+			a, b := open(t, srv, zsync.WithSessionTimeout(timeout)), open(t, srv, zsync.WithSessionTimeout(timeout))
+			ma, mb := zsync.NewMutex(a, "/m"), zsync.NewMutex(b, "/m")
 			must(t, ma.Lock(t.Context()))
 			lost := ma.Lost()
 			got := async(func() error { return mb.Lock(t.Context()) })
@@ -82,7 +83,7 @@ func TestHolderCutOffSeesLostBeforeAnotherLockReturns(t *testing.T) {
 			if !session.IsClosed(lost) {
 				t.Fatalf("seed %d: Lock returned before the former holder's Lost was closed", seed)
 			}
-			wantErr(t, ma.Unlock(), ErrLost)
+			wantErr(t, ma.Unlock(), zsync.ErrLost)
 			must(t, mb.Unlock())
 			srv.Heal(id)
 		})
@@ -92,7 +93,7 @@ func TestHolderCutOffSeesLostBeforeAnotherLockReturns(t *testing.T) {
 func TestHoldSurvivesAReconnect(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		m := NewMutex(s, "/m")
+		m := zsync.NewMutex(s, "/m")
 		must(t, m.Lock(t.Context()))
 		srv.Disconnect(s.ID())
 		time.Sleep(time.Second)
@@ -113,7 +114,7 @@ func TestHoldSurvivesAReconnect(t *testing.T) {
 func TestWaiterCarriesOnInTheNextSession(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		ma, mb := NewMutex(a, "/m"), NewMutex(b, "/m")
+		ma, mb := zsync.NewMutex(a, "/m"), zsync.NewMutex(b, "/m")
 		must(t, ma.Lock(t.Context()))
 		got := async(func() error { return mb.Lock(t.Context()) })
 		synctest.Wait()
@@ -138,7 +139,7 @@ func TestWaiterCarriesOnInTheNextSession(t *testing.T) {
 func TestCancelledLockLeavesNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		ma, mb := NewMutex(a, "/m"), NewMutex(b, "/m")
+		ma, mb := zsync.NewMutex(a, "/m"), zsync.NewMutex(b, "/m")
 		must(t, ma.Lock(t.Context()))
 		cause := errors.New("enough")
 		for range 100 {
@@ -163,9 +164,9 @@ func TestCancelledLockLeavesNothing(t *testing.T) {
 func TestLockWithServersDownEndsWithItsContext(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		m := NewMutex(s, "/m")
+		m := zsync.NewMutex(s, "/m")
 		must(t, m.Lock(t.Context()))
-		m2 := NewMutex(s, "/n")
+		m2 := zsync.NewMutex(s, "/n")
 		srv.Stop()
 		synctest.Wait()
 		start := time.Now()
@@ -190,7 +191,7 @@ func TestLostReplyToTheCreateIsResolvedByItsGUID(t *testing.T) {
 	for _, fault := range []zktest.Action{zktest.DropRequest, zktest.DropReply} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			s := open(t, srv)
-			m := NewMutex(s, "/m")
+			m := zsync.NewMutex(s, "/m")
 			must(t, m.Lock(t.Context()))
 			must(t, m.Unlock())
 			var once sync.Once
@@ -218,15 +219,15 @@ func TestThousandWaitersCostTwoNotificationsForEachHandover(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		const waiters = 1000
 		holder := open(t, srv)
-		m := NewMutex(holder, "/m")
+		m := zsync.NewMutex(holder, "/m")
 		must(t, m.Lock(t.Context()))
-		var sessions []*Session
+		var sessions []*zsync.Session
 		for range 20 {
 			sessions = append(sessions, open(t, srv))
 		}
-		turn := make(chan *Mutex, waiters)
+		turn := make(chan *zsync.Mutex, waiters)
 		for i := range waiters {
-			w := NewMutex(sessions[i%len(sessions)], "/m")
+			w := zsync.NewMutex(sessions[i%len(sessions)], "/m")
 			go func() {
 				if err := w.Lock(t.Context()); err != nil {
 					t.Error(err)
@@ -256,7 +257,7 @@ func TestThousandWaitersCostTwoNotificationsForEachHandover(t *testing.T) {
 func TestTokensGrowStrictlyEvenWhenTheParentIsMadeAnew(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		ms := []*Mutex{NewMutex(a, "/m"), NewMutex(b, "/m"), NewMutex(a, "/m")}
+		ms := []*zsync.Mutex{zsync.NewMutex(a, "/m"), zsync.NewMutex(b, "/m"), zsync.NewMutex(a, "/m")}
 		var last int64
 		for i := range 30 {
 			m := ms[i%len(ms)]
@@ -283,7 +284,7 @@ func TestTokensGrowStrictlyEvenWhenTheParentIsMadeAnew(t *testing.T) {
 func TestGoroutinesShareOnePlaceAndHandOverWithoutARoundTrip(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		m := NewMutex(s, "/m", WithHandoffs(8))
+		m := zsync.NewMutex(s, "/m", zsync.WithHandoffs(8))
 		must(t, m.Lock(t.Context()))
 		var in, total atomic.Int32
 		var wg sync.WaitGroup
@@ -323,8 +324,8 @@ func TestHandoffsAreBoundedWhileAnotherProcessWaits(t *testing.T) {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
 				a, b := open(t, srv), open(t, srv)
-				m := NewMutex(a, "/m", WithHandoffs(n))
-				other := NewMutex(b, "/m")
+				m := zsync.NewMutex(a, "/m", zsync.WithHandoffs(n))
+				other := zsync.NewMutex(b, "/m")
 				must(t, m.Lock(t.Context()))
 				var passed atomic.Int32
 				var wg sync.WaitGroup
@@ -358,17 +359,17 @@ func TestHandoffsAreBoundedWhileAnotherProcessWaits(t *testing.T) {
 func TestDoIsReentrantAlongItsContextAndLockInsideItIsADeadlock(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		m, same := NewMutex(s, "/m"), NewMutex(s, "/m")
+		m, same := zsync.NewMutex(s, "/m"), zsync.NewMutex(s, "/m")
 		boom := errors.New("boom")
 		var leaked context.Context
 		err := m.Do(t.Context(), func(ctx context.Context) error {
 			leaked = ctx
-			wantErr(t, m.Lock(ctx), ErrDeadlock)
-			wantErr(t, same.Lock(ctx), ErrDeadlock)
+			wantErr(t, m.Lock(ctx), zsync.ErrDeadlock)
+			wantErr(t, same.Lock(ctx), zsync.ErrDeadlock)
 			return same.Do(ctx, func(context.Context) error { return boom })
 		})
 		wantErr(t, err, boom)
-		wantErr(t, m.Unlock(), ErrNotLocked)
+		wantErr(t, m.Unlock(), zsync.ErrNotLocked)
 		if err := leaked.Err(); err == nil {
 			t.Error("Do's context outlives it")
 		}
@@ -378,14 +379,14 @@ func TestDoIsReentrantAlongItsContextAndLockInsideItIsADeadlock(t *testing.T) {
 func TestDoTellsItsFunctionThatTheHoldIsLost(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		m := NewMutex(s, "/m")
+		m := zsync.NewMutex(s, "/m")
 		err := m.Do(t.Context(), func(ctx context.Context) error {
 			srv.Expire(s.ID())
 			<-ctx.Done()
-			wantErr(t, context.Cause(ctx), ErrLost)
+			wantErr(t, context.Cause(ctx), zsync.ErrLost)
 			return nil
 		})
-		wantErr(t, err, ErrLost)
+		wantErr(t, err, zsync.ErrLost)
 		must(t, m.Lock(t.Context()))
 		must(t, m.Unlock())
 	})
@@ -396,13 +397,13 @@ func TestDoOfAnotherLockOfThePathIsNotReentrant(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, other := open(t, srv), open(t, srv)
 		type doer interface {
-			Locker
+			zsync.Locker
 			Do(ctx context.Context, f func(ctx context.Context) error) error
 		}
-		kinds := []func(s *Session) doer{
-			func(s *Session) doer { return NewMutex(s, "/p") },
-			func(s *Session) doer { return NewMutex(s, "/p", WithLayout(LayoutKazoo)) },
-			func(s *Session) doer { return NewRWMutex(s, "/p") },
+		kinds := []func(s *zsync.Session) doer{
+			func(s *zsync.Session) doer { return zsync.NewMutex(s, "/p") },
+			func(s *zsync.Session) doer { return zsync.NewMutex(s, "/p", zsync.WithLayout(zsync.LayoutKazoo)) },
+			func(s *zsync.Session) doer { return zsync.NewRWMutex(s, "/p") },
 		}
 		for i, outer := range kinds {
 			for j, inner := range kinds {
@@ -410,8 +411,8 @@ func TestDoOfAnotherLockOfThePathIsNotReentrant(t *testing.T) {
 					continue
 				}
 				must(t, outer(s).Do(t.Context(), func(ctx context.Context) error {
-					wantErr(t, inner(s).Do(ctx, func(context.Context) error { return nil }), ErrMixed)
-					wantErr(t, inner(other).Do(ctx, func(context.Context) error { return nil }), ErrMixed)
+					wantErr(t, inner(s).Do(ctx, func(context.Context) error { return nil }), zsync.ErrMixed)
+					wantErr(t, inner(other).Do(ctx, func(context.Context) error { return nil }), zsync.ErrMixed)
 					return nil
 				}))
 			}
@@ -422,16 +423,16 @@ func TestDoOfAnotherLockOfThePathIsNotReentrant(t *testing.T) {
 func TestNestedDoNeedsWhatTheOuterOneStillHolds(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		m, rw := NewMutex(s, "/m"), NewRWMutex(s, "/rw")
+		m, rw := zsync.NewMutex(s, "/m"), zsync.NewRWMutex(s, "/rw")
 		never := func(context.Context) error { t.Error("the nested function runs"); return nil }
 		wantErr(t, m.Do(t.Context(), func(ctx context.Context) error {
 			must(t, m.Unlock())
-			wantErr(t, m.Do(ctx, never), ErrNotLocked)
+			wantErr(t, m.Do(ctx, never), zsync.ErrNotLocked)
 			return nil
-		}), ErrNotLocked)
+		}), zsync.ErrNotLocked)
 		must(t, rw.Do(t.Context(), func(ctx context.Context) error {
 			must(t, rw.Downgrade(ctx))
-			wantErr(t, rw.Do(ctx, never), ErrDeadlock)
+			wantErr(t, rw.Do(ctx, never), zsync.ErrDeadlock)
 			ran := false
 			must(t, rw.RDo(ctx, func(context.Context) error { ran = true; return nil }))
 			if !ran {
@@ -443,12 +444,12 @@ func TestNestedDoNeedsWhatTheOuterOneStillHolds(t *testing.T) {
 			wantErr(t, m.Do(context.WithoutCancel(ctx), func(inner context.Context) error {
 				srv.Expire(s.ID())
 				<-inner.Done()
-				wantErr(t, context.Cause(inner), ErrLost)
+				wantErr(t, context.Cause(inner), zsync.ErrLost)
 				return nil
-			}), ErrLost)
-			wantErr(t, m.Do(context.WithoutCancel(ctx), never), ErrLost)
+			}), zsync.ErrLost)
+			wantErr(t, m.Do(context.WithoutCancel(ctx), never), zsync.ErrLost)
 			return nil
-		}), ErrLost)
+		}), zsync.ErrLost)
 	})
 }
 
@@ -456,21 +457,21 @@ func TestNestedDoNeedsWhatTheOuterOneStillHolds(t *testing.T) {
 // no loss.
 func TestUnlockIsNotToldAsALoss(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		var kinds []EventKind
-		s := open(t, srv, WithObserver(ObserverFunc(func(e Event) {
+		var kinds []zsync.EventKind
+		s := open(t, srv, zsync.WithObserver(zsync.ObserverFunc(func(e zsync.Event) {
 			if e.Op == "lock" {
 				kinds = append(kinds, e.Kind)
 			}
 		})))
-		m := NewMutex(s, "/m")
+		m := zsync.NewMutex(s, "/m")
 		must(t, m.Lock(t.Context()))
-		h, err := CurrentGrant(m)
+		h, err := zsync.CurrentGrant(m)
 		must(t, err)
 		lost := m.Lost()
 		must(t, m.Unlock())
 		_, err = h.Token(t.Context(), true)
-		wantErr(t, err, ErrNotLocked)
-		if session.IsClosed(lost) || !slices.Equal(kinds, []EventKind{Acquired, Released}) {
+		wantErr(t, err, zsync.ErrNotLocked)
+		if session.IsClosed(lost) || !slices.Equal(kinds, []zsync.EventKind{zsync.Acquired, zsync.Released}) {
 			t.Errorf("lost %v, events %v", session.IsClosed(lost), kinds)
 		}
 	})
@@ -481,7 +482,7 @@ func TestUnlockIsNotToldAsALoss(t *testing.T) {
 func TestWhatMayNotBeDeletedNowIsDeletedLater(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		m, n, other := NewMutex(a, "/m"), NewMutex(b, "/m"), b.ID()
+		m, n, other := zsync.NewMutex(a, "/m"), zsync.NewMutex(b, "/m"), b.ID()
 		for _, code := range []int32{zktest.CodeThrottled, zktest.CodeNoAuth, -1} {
 			must(t, m.Lock(t.Context()))
 			refusals := 3
@@ -511,39 +512,39 @@ func TestWhatMayNeverBeDeletedGoesWithItsSession(t *testing.T) {
 		take, give func() error
 	}
 	first := context.Background()
-	for name, make := range map[string]func(ctx context.Context, s *Session) held{
-		"Mutex": func(ctx context.Context, s *Session) held {
-			m := NewMutex(s, "/p")
+	for name, make := range map[string]func(ctx context.Context, s *zsync.Session) held{
+		"Mutex": func(ctx context.Context, s *zsync.Session) held {
+			m := zsync.NewMutex(s, "/p")
 			return held{func() error { return m.Lock(ctx) }, m.Unlock}
 		},
-		"RWMutex": func(ctx context.Context, s *Session) held {
-			rw := NewRWMutex(s, "/p")
+		"RWMutex": func(ctx context.Context, s *zsync.Session) held {
+			rw := zsync.NewRWMutex(s, "/p")
 			return held{func() error { return rw.Lock(ctx) }, rw.Unlock}
 		},
-		"reader": func(ctx context.Context, s *Session) held {
-			rw := NewRWMutex(s, "/p")
+		"reader": func(ctx context.Context, s *zsync.Session) held {
+			rw := zsync.NewRWMutex(s, "/p")
 			if ctx == first { // a writer waits for it
 				return held{func() error { return rw.RLock(ctx) }, rw.RUnlock}
 			}
 			return held{func() error { return rw.Lock(ctx) }, rw.Unlock}
 		},
-		"Election": func(ctx context.Context, s *Session) held {
-			e := NewElection(s, "/p")
+		"Election": func(ctx context.Context, s *zsync.Session) held {
+			e := zsync.NewElection(s, "/p")
 			return held{func() error { return e.Campaign(ctx) }, e.Resign}
 		},
-		"Semaphore": func(ctx context.Context, s *Session) held {
-			m := NewSemaphore(s, "/p", 3)
+		"Semaphore": func(ctx context.Context, s *zsync.Session) held {
+			m := zsync.NewSemaphore(s, "/p", 3)
 			return held{func() error { return m.Acquire(ctx, 3) }, func() error { return errors.Join(m.Release(1), m.Release(2)) }}
 		},
-		"weight": func(ctx context.Context, s *Session) held {
-			m := NewSemaphore(s, "/p", 3000)
+		"weight": func(ctx context.Context, s *zsync.Session) held {
+			m := zsync.NewSemaphore(s, "/p", 3000)
 			return held{func() error { return m.Acquire(ctx, 3000) }, func() error { return errors.Join(m.Release(1), m.Release(2999)) }}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
 				s, other := open(t, srv), open(t, srv)
-				elsewhere := NewMutex(s, "/elsewhere")
+				elsewhere := zsync.NewMutex(s, "/elsewhere")
 				must(t, elsewhere.Lock(t.Context()))
 				one, two := make(first, s), make(within(t, time.Minute), other)
 				must(t, one.take())
@@ -565,7 +566,7 @@ func TestWhatMayNeverBeDeletedGoesWithItsSession(t *testing.T) {
 				if d := time.Since(began); d < testTimeout/2 || d > 2*testTimeout {
 					t.Errorf("another has it after %v; the session timeout is %v", d, testTimeout)
 				}
-				if why := lossOf(elsewhere.Unlock()); why != LossGivenUp {
+				if why := lossOf(elsewhere.Unlock()); why != zsync.LossGivenUp {
 					t.Errorf("what is held elsewhere is lost for %v", why)
 				}
 				must(t, two.give())
@@ -577,27 +578,27 @@ func TestWhatMayNeverBeDeletedGoesWithItsSession(t *testing.T) {
 func TestTriesAfterCloseFail(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		m, rw := NewMutex(s, "/m"), NewRWMutex(s, "/rw")
+		m, rw := zsync.NewMutex(s, "/m"), zsync.NewRWMutex(s, "/rw")
 		must(t, m.Lock(t.Context()))
 		must(t, rw.Lock(t.Context()))
 		must(t, s.Close())
 		_, err := m.TryLock(t.Context())
-		wantErr(t, err, ErrClosed)
+		wantErr(t, err, zsync.ErrClosed)
 		_, err = rw.TryLock(t.Context())
-		wantErr(t, err, ErrClosed)
+		wantErr(t, err, zsync.ErrClosed)
 		_, err = rw.TryRLock(t.Context())
-		wantErr(t, err, ErrClosed)
+		wantErr(t, err, zsync.ErrClosed)
 	})
 }
 
 func TestLockAllTakesAgainWhatWasLostWhileItWaited(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, other := open(t, srv), open(t, srv)
-		a, b := NewMutex(s, "/a"), NewMutex(s, "/b")
-		blocker := NewMutex(other, "/b")
+		a, b := zsync.NewMutex(s, "/a"), zsync.NewMutex(s, "/b")
+		blocker := zsync.NewMutex(other, "/b")
 		must(t, blocker.Lock(t.Context()))
 		var unlock func() error
-		got := async(func() (err error) { unlock, err = LockAll(t.Context(), b, a); return err })
+		got := async(func() (err error) { unlock, err = zsync.LockAll(t.Context(), b, a); return err })
 		pendingStill(t, got)
 		srv.Expire(s.ID())
 		time.Sleep(time.Second)
@@ -608,8 +609,8 @@ func TestLockAllTakesAgainWhatWasLostWhileItWaited(t *testing.T) {
 			t.Error("a lock is not held")
 		}
 		must(t, unlock())
-		_, err := LockAll(t.Context(), a, (*Mutex)(nil))
-		wantErr(t, err, ErrInvalid)
+		_, err := zsync.LockAll(t.Context(), a, (*zsync.Mutex)(nil))
+		wantErr(t, err, zsync.ErrInvalid)
 	})
 }
 
@@ -618,7 +619,7 @@ func TestLockAllTakesAgainWhatWasLostWhileItWaited(t *testing.T) {
 func TestDoAndRunEndWithTheirContextThoughTheServersAreSilent(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		m, rw, e := NewMutex(s, "/m"), NewRWMutex(s, "/rw"), NewElection(s, "/e")
+		m, rw, e := zsync.NewMutex(s, "/m"), zsync.NewRWMutex(s, "/rw"), zsync.NewElection(s, "/e")
 		for i, do := range []func(ctx context.Context, f func(ctx context.Context) error) error{m.Do, rw.Do, rw.RDo, e.Run} {
 			ctx, cancel := context.WithCancel(t.Context())
 			var ended time.Time
@@ -641,12 +642,12 @@ func TestDoAndRunEndWithTheirContextThoughTheServersAreSilent(t *testing.T) {
 func TestContendersWhoseZnodesMayNotBeReadAreListedWithoutTheirOwners(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		secret := open(t, srv, WithAuth("digest", []byte("me:secret")))
-		m := NewMutex(s, "/m")
+		secret := open(t, srv, zsync.WithAuth("digest", []byte("me:secret")))
+		m := zsync.NewMutex(s, "/m")
 		must(t, m.Lock(t.Context()))
 		ctx, cancel := context.WithCancel(t.Context())
 		for range 199 { // more than a bundle
-			go NewMutex(open(t, srv), "/m").Lock(ctx)
+			go zsync.NewMutex(open(t, srv), "/m").Lock(ctx)
 		}
 		time.Sleep(time.Second)
 		_, err := secret.Txn(t.Context(), &zk.CreateRequest{

@@ -1,5 +1,5 @@
 //go:build !race
 
-package zsync
+package zsync_test
 
 const underRace = false

@@ -1,35 +1,36 @@
-package zsync
+package zsync_test
 
 import (
 	"testing"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/session"
 )
 
 // The kinds and states that are public are counted as the session counts its
 // own, as one is made of the other by conversion.
 func TestPublicKindsStatesAndReasonsAreThoseOfTheSession(t *testing.T) {
-	for public, own := range map[EventKind]session.EventKind{
-		Acquired: session.EventAcquired, GaveUp: session.EventGaveUp, Released: session.EventReleased, Lost: session.EventLost, Dead: session.EventDead,
-		Connected: session.EventConnected, Suspended: session.EventSuspended, Reconnected: session.EventReconnected, Expired: session.EventExpired,
+	for public, own := range map[zsync.EventKind]session.EventKind{
+		zsync.Acquired: session.EventAcquired, zsync.GaveUp: session.EventGaveUp, zsync.Released: session.EventReleased, zsync.Lost: session.EventLost, zsync.Dead: session.EventDead,
+		zsync.Connected: session.EventConnected, zsync.Suspended: session.EventSuspended, zsync.Reconnected: session.EventReconnected, zsync.Expired: session.EventExpired,
 	} {
-		if EventKind(own) != public {
+		if zsync.EventKind(own) != public {
 			t.Errorf("%v is %d, in the session %d", public, public, own)
 		}
 	}
-	for public, own := range map[LossReason]session.LossReason{
-		LossExpired: session.LossExpired, LossCutOff: session.LossCutOff, LossPaused: session.LossPaused, LossReplaced: session.LossReplaced,
-		LossDeleted: session.LossDeleted, LossClosed: session.LossClosed, LossSuspended: session.LossSuspended, LossGivenUp: session.LossGivenUp,
+	for public, own := range map[zsync.LossReason]session.LossReason{
+		zsync.LossExpired: session.LossExpired, zsync.LossCutOff: session.LossCutOff, zsync.LossPaused: session.LossPaused, zsync.LossReplaced: session.LossReplaced,
+		zsync.LossDeleted: session.LossDeleted, zsync.LossClosed: session.LossClosed, zsync.LossSuspended: session.LossSuspended, zsync.LossGivenUp: session.LossGivenUp,
 	} {
-		if LossReason(own) != public {
+		if zsync.LossReason(own) != public {
 			t.Errorf("%v is %d, in the session %d", public, public, own)
 		}
 	}
-	for public, own := range map[State]session.State{
-		StateConnecting: session.StateConnecting, StateConnected: session.StateConnected, StateSuspended: session.StateSuspended,
-		StateExpired: session.StateExpired, StateClosed: session.StateClosed,
+	for public, own := range map[zsync.State]session.State{
+		zsync.StateConnecting: session.StateConnecting, zsync.StateConnected: session.StateConnected, zsync.StateSuspended: session.StateSuspended,
+		zsync.StateExpired: session.StateExpired, zsync.StateClosed: session.StateClosed,
 	} {
-		if State(own) != public {
+		if zsync.State(own) != public {
 			t.Errorf("%v is %d, in the session %d", public, public, own)
 		}
 	}

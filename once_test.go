@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"bytes"
@@ -15,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
@@ -30,14 +31,14 @@ func nothing(t testing.TB) func(context.Context) error {
 func ok(context.Context) error { return nil }
 
 func TestOnceRunsOneFunctionAmongAllSessionsAndGoroutines(t *testing.T) {
-	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
+	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
 		ctx := within(t, 30*time.Second)
 		var ran atomic.Int32
 		var wg sync.WaitGroup
 		for range 3 {
 			s := connect()
 			for range 2 {
-				o := NewOnce(s, "/o")
+				o := zsync.NewOnce(s, "/o")
 				for range 5 {
 					wg.Go(func() {
 						err := o.Do(ctx, func(context.Context) error {
@@ -66,13 +67,13 @@ func TestOnceCostsNothingHereAndOneRequestElsewhere(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		ctx := t.Context()
 		a, b := open(t, srv), open(t, srv)
-		first, other := NewOnce(a, "/o"), NewOnce(b, "/o")
-		must(t, NewOnce(a, "/p").Do(ctx, ok))
-		m := NewMutex(a, "/o") // makes the parent
+		first, other := zsync.NewOnce(a, "/o"), zsync.NewOnce(b, "/o")
+		must(t, zsync.NewOnce(a, "/p").Do(ctx, ok))
+		m := zsync.NewMutex(a, "/o") // makes the parent
 		must(t, m.Lock(ctx))
 		must(t, m.Unlock())
 
-		cost := func(s *Session, what string, want int64, f func()) {
+		cost := func(s *zsync.Session, what string, want int64, f func()) {
 			t.Helper()
 			synctest.Wait()
 			before := s.Stats().Requests
@@ -93,9 +94,9 @@ func TestOnceCostsNothingHereAndOneRequestElsewhere(t *testing.T) {
 		cost(b, "Do elsewhere", 1, func() { must(t, other.Do(ctx, nothing(t))) })
 		cost(b, "the next there", 0, func() { must(t, other.Do(ctx, nothing(t))) })
 		cost(b, "Done there", 0, func() { other.Done(ctx) })
-		cost(b, "Done of another value", 0, func() { NewOnce(b, "/o").Done(ctx) })
-		cost(b, "Do of another value", 0, func() { must(t, NewOnce(b, "/o").Do(ctx, nothing(t))) })
-		cost(b, "OnceFunc", 0, func() { must(t, OnceFunc(b, "/o", nothing(t))(ctx)) })
+		cost(b, "Done of another value", 0, func() { zsync.NewOnce(b, "/o").Done(ctx) })
+		cost(b, "Do of another value", 0, func() { must(t, zsync.NewOnce(b, "/o").Do(ctx, nothing(t))) })
+		cost(b, "OnceFunc", 0, func() { must(t, zsync.OnceFunc(b, "/o", nothing(t))(ctx)) })
 		cost(b, "Reset", 3, func() { must(t, other.Reset(ctx)) })
 
 		release := make(chan struct{})
@@ -115,10 +116,10 @@ func TestOnceCostsNothingHereAndOneRequestElsewhere(t *testing.T) {
 func TestOnceIsForEverEvenWhenContainersAreReaped(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		must(t, NewOnce(a, "/x/y/o").Do(t.Context(), ok))
+		must(t, zsync.NewOnce(a, "/x/y/o").Do(t.Context(), ok))
 		a.Close()
 		time.Sleep(time.Hour)
-		must(t, NewOnce(b, "/x/y/o").Do(t.Context(), nothing(t)))
+		must(t, zsync.NewOnce(b, "/x/y/o").Do(t.Context(), nothing(t)))
 		synctest.Wait()
 		if got := childrenOf(t, b, "/x/y/o"); len(got) != 1 || got[0] != "done" {
 			t.Errorf("children are %q, want done alone", got)
@@ -129,7 +130,7 @@ func TestOnceIsForEverEvenWhenContainersAreReaped(t *testing.T) {
 func TestAFailedFunctionLetsTheNextDoRunItsOwn(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		oa, ob := NewOnce(a, "/o"), NewOnce(b, "/o")
+		oa, ob := zsync.NewOnce(a, "/o"), zsync.NewOnce(b, "/o")
 		boom := errors.New("boom")
 		failing := async(func() error {
 			return oa.Do(t.Context(), func(context.Context) error {
@@ -156,7 +157,7 @@ func TestAFailedFunctionLetsTheNextDoRunItsOwn(t *testing.T) {
 func TestAPanicCountsAsCalledForThisOnceAlone(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		o, other := NewOnce(a, "/o"), NewOnce(b, "/o")
+		o, other := zsync.NewOnce(a, "/o"), zsync.NewOnce(b, "/o")
 		waiting := make(chan error, 1)
 		func() {
 			defer func() {
@@ -170,13 +171,13 @@ func TestAPanicCountsAsCalledForThisOnceAlone(t *testing.T) {
 				panic("boom")
 			})
 		}()
-		wantErr(t, <-waiting, ErrPanicked)
-		wantErr(t, o.Do(t.Context(), nothing(t)), ErrPanicked)
+		wantErr(t, <-waiting, zsync.ErrPanicked)
+		wantErr(t, o.Do(t.Context(), nothing(t)), zsync.ErrPanicked)
 		if done, err := o.Done(t.Context()); done || err != nil {
 			t.Errorf("Done = %v, %v after a panic", done, err)
 		}
 		must(t, other.Do(t.Context(), ok))
-		wantErr(t, o.Do(t.Context(), nothing(t)), ErrPanicked)
+		wantErr(t, o.Do(t.Context(), nothing(t)), zsync.ErrPanicked)
 		synctest.Wait()
 		if got := childrenOf(t, b, "/o"); len(got) != 1 {
 			t.Errorf("children are %q, want done alone", got)
@@ -188,20 +189,20 @@ func TestAPanicCountsAsCalledForThisOnceAlone(t *testing.T) {
 
 func TestAGoexitCountsAsAPanic(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		o := NewOnce(open(t, srv), "/o")
+		o := zsync.NewOnce(open(t, srv), "/o")
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			o.Do(t.Context(), func(context.Context) error { runtime.Goexit(); return nil })
 		})
 		wg.Wait()
-		wantErr(t, o.Do(t.Context(), nothing(t)), ErrPanicked)
+		wantErr(t, o.Do(t.Context(), nothing(t)), zsync.ErrPanicked)
 	})
 }
 
 func TestASessionLostWhileTheFunctionRunsMarksNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		oa, ob := NewOnce(a, "/o"), NewOnce(b, "/o")
+		oa, ob := zsync.NewOnce(a, "/o"), zsync.NewOnce(b, "/o")
 		ran := make(chan struct{})
 		err := oa.Do(t.Context(), func(ctx context.Context) error {
 			next := async(func() error {
@@ -210,11 +211,11 @@ func TestASessionLostWhileTheFunctionRunsMarksNothing(t *testing.T) {
 			synctest.Wait()
 			srv.Expire(a.ID())
 			<-ctx.Done()
-			wantErr(t, context.Cause(ctx), ErrLost)
+			wantErr(t, context.Cause(ctx), zsync.ErrLost)
 			<-next
 			return nil
 		})
-		wantErr(t, err, ErrLost)
+		wantErr(t, err, zsync.ErrLost)
 		<-ran
 		if done, err := ob.Done(t.Context()); done || err != nil {
 			t.Errorf("Done = %v, %v; want nothing marked", done, err)
@@ -228,14 +229,14 @@ func TestAProcessCutOffInsideItsFunctionLetsTheNextRun(t *testing.T) {
 		a, b := open(t, srv), open(t, srv)
 		stuck := make(chan struct{})
 		first := async(func() error {
-			return NewOnce(a, "/o").Do(t.Context(), func(context.Context) error { <-stuck; return nil })
+			return zsync.NewOnce(a, "/o").Do(t.Context(), func(context.Context) error { <-stuck; return nil })
 		})
 		synctest.Wait()
 		id := a.ID()
 		srv.Partition(id)
-		must(t, NewOnce(b, "/o").Do(t.Context(), ok))
+		must(t, zsync.NewOnce(b, "/o").Do(t.Context(), ok))
 		close(stuck)
-		wantErr(t, <-first, ErrLost)
+		wantErr(t, <-first, zsync.ErrLost)
 		srv.Heal(id)
 	})
 }
@@ -245,10 +246,10 @@ func TestAWaitingDoCarriesOnInTheNextSession(t *testing.T) {
 		a, b := open(t, srv), open(t, srv)
 		release := make(chan struct{})
 		first := async(func() error {
-			return NewOnce(a, "/o").Do(t.Context(), func(context.Context) error { <-release; return nil })
+			return zsync.NewOnce(a, "/o").Do(t.Context(), func(context.Context) error { <-release; return nil })
 		})
 		synctest.Wait()
-		waiting := async(func() error { return NewOnce(b, "/o").Do(t.Context(), nothing(t)) })
+		waiting := async(func() error { return zsync.NewOnce(b, "/o").Do(t.Context(), nothing(t)) })
 		for range 3 {
 			synctest.Wait()
 			srv.Expire(b.ID())
@@ -272,12 +273,12 @@ func TestAThousandWaitersLearnAtOnceThatItIsDone(t *testing.T) {
 		a := open(t, srv)
 		release := make(chan struct{})
 		first := async(func() error {
-			return NewOnce(a, "/o").Do(t.Context(), func(context.Context) error { <-release; return nil })
+			return zsync.NewOnce(a, "/o").Do(t.Context(), func(context.Context) error { <-release; return nil })
 		})
 		time.Sleep(time.Second)
 		var wg sync.WaitGroup
 		for range processes {
-			o := NewOnce(open(t, srv), "/o")
+			o := zsync.NewOnce(open(t, srv), "/o")
 			for range each {
 				wg.Go(func() {
 					if err := o.Do(t.Context(), nothing(t)); err != nil {
@@ -313,11 +314,11 @@ func TestAThousandWaitersLearnAtOnceThatItIsDone(t *testing.T) {
 func TestADoInsideDoIsADeadlock(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		o := NewOnce(s, "/o")
+		o := zsync.NewOnce(s, "/o")
 		must(t, o.Do(t.Context(), func(ctx context.Context) error {
-			wantErr(t, o.Do(ctx, nothing(t)), ErrDeadlock)
-			wantErr(t, NewOnce(s, "/o").Do(ctx, nothing(t)), ErrDeadlock)
-			return NewOnce(s, "/another").Do(ctx, ok)
+			wantErr(t, o.Do(ctx, nothing(t)), zsync.ErrDeadlock)
+			wantErr(t, zsync.NewOnce(s, "/o").Do(ctx, nothing(t)), zsync.ErrDeadlock)
+			return zsync.NewOnce(s, "/another").Do(ctx, ok)
 		}))
 	})
 }
@@ -325,10 +326,10 @@ func TestADoInsideDoIsADeadlock(t *testing.T) {
 func TestACancelledDoLeavesNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		o := NewOnce(b, "/o")
+		o := zsync.NewOnce(b, "/o")
 		release := make(chan struct{})
 		first := async(func() error {
-			return NewOnce(a, "/o").Do(t.Context(), func(context.Context) error { <-release; return nil })
+			return zsync.NewOnce(a, "/o").Do(t.Context(), func(context.Context) error { <-release; return nil })
 		})
 		synctest.Wait()
 		cause := errors.New("enough")
@@ -370,7 +371,7 @@ func TestDoEndsWithItsContextWhicheverRequestIsNotAnswered(t *testing.T) {
 						time.AfterFunc(10*time.Millisecond, func() { ended = time.Now(); cancel() })
 						return zktest.Hang
 					})
-					err := NewOnce(s, "/o").Do(ctx, func(context.Context) error {
+					err := zsync.NewOnce(s, "/o").Do(ctx, func(context.Context) error {
 						if fails {
 							return boom
 						}
@@ -398,18 +399,18 @@ func TestAFunctionThatSucceedsAfterItsContextEndedIsMarked(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, other := open(t, srv), open(t, srv)
 		ctx, cancel := context.WithCancel(t.Context())
-		must(t, NewOnce(s, "/o").Do(ctx, func(context.Context) error { cancel(); return nil }))
+		must(t, zsync.NewOnce(s, "/o").Do(ctx, func(context.Context) error { cancel(); return nil }))
 
 		// With a server that does not answer, Do returns and the mark follows.
 		ctx, cancel = context.WithCancel(t.Context())
-		err := NewOnce(s, "/p").Do(ctx, func(context.Context) error {
+		err := zsync.NewOnce(s, "/p").Do(ctx, func(context.Context) error {
 			srv.SetLatency(time.Second)
 			cancel()
 			return nil
 		})
 		wantErr(t, err, context.Canceled)
 		time.Sleep(5 * time.Second)
-		must(t, NewOnce(other, "/p").Do(t.Context(), nothing(t)))
+		must(t, zsync.NewOnce(other, "/p").Do(t.Context(), nothing(t)))
 	})
 }
 
@@ -419,8 +420,8 @@ func TestALostReplyToTheMarkIsResolved(t *testing.T) {
 			s := open(t, srv)
 			srv.Intercept(first(fault, op(zktest.OpMulti)))
 			var ran int
-			must(t, NewOnce(s, "/o").Do(t.Context(), func(context.Context) error { ran++; return nil }))
-			must(t, NewOnce(open(t, srv), "/o").Do(t.Context(), nothing(t)))
+			must(t, zsync.NewOnce(s, "/o").Do(t.Context(), func(context.Context) error { ran++; return nil }))
+			must(t, zsync.NewOnce(open(t, srv), "/o").Do(t.Context(), nothing(t)))
 			if ran != 1 {
 				t.Errorf("ran %d times", ran)
 			}
@@ -452,13 +453,13 @@ func TestAMarkWhoseReplyAndSessionAreLostIsResolvedInTheNextSession(t *testing.T
 				}
 				return zktest.Pass
 			})
-			err := NewOnce(s, "/o").Do(t.Context(), ok)
+			err := zsync.NewOnce(s, "/o").Do(t.Context(), ok)
 			if c.applied {
 				must(t, err)
 			} else {
-				wantErr(t, err, ErrLost)
+				wantErr(t, err, zsync.ErrLost)
 			}
-			done, err := NewOnce(open(t, srv), "/o").Done(t.Context())
+			done, err := zsync.NewOnce(open(t, srv), "/o").Done(t.Context())
 			must(t, err)
 			if done != c.applied {
 				t.Errorf("%v: done is %v, and Do said otherwise", c.fault, done)
@@ -470,7 +471,7 @@ func TestAMarkWhoseReplyAndSessionAreLostIsResolvedInTheNextSession(t *testing.T
 func TestResetMakesItUndoneForEveryoneWithoutPolling(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		oa, ob := NewOnce(a, "/o"), NewOnce(b, "/o")
+		oa, ob := zsync.NewOnce(a, "/o"), zsync.NewOnce(b, "/o")
 		must(t, oa.Reset(t.Context())) // of nothing
 		for range 3 {
 			must(t, oa.Do(t.Context(), ok))
@@ -493,7 +494,7 @@ func TestResetMakesItUndoneForEveryoneWithoutPolling(t *testing.T) {
 func TestAResetWhoseReplyIsLostDoesNotDeleteALaterMark(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		must(t, NewOnce(a, "/o").Do(t.Context(), ok))
+		must(t, zsync.NewOnce(a, "/o").Do(t.Context(), ok))
 		id := a.ID()
 		var hit, again atomic.Bool
 		srv.Intercept(func(r zktest.Request) zktest.Action {
@@ -505,11 +506,11 @@ func TestAResetWhoseReplyIsLostDoesNotDeleteALaterMark(t *testing.T) {
 			}
 			return zktest.Pass
 		})
-		reset := async(func() error { return NewOnce(a, "/o").Reset(t.Context()) })
+		reset := async(func() error { return zsync.NewOnce(a, "/o").Reset(t.Context()) })
 		time.Sleep(100 * time.Millisecond)
-		must(t, NewOnce(b, "/o").Do(t.Context(), func(context.Context) error { again.Store(true); return nil }))
+		must(t, zsync.NewOnce(b, "/o").Do(t.Context(), func(context.Context) error { again.Store(true); return nil }))
 		must(t, <-reset)
-		if done, err := NewOnce(b, "/o").Done(t.Context()); !again.Load() || !done || err != nil {
+		if done, err := zsync.NewOnce(b, "/o").Done(t.Context()); !again.Load() || !done || err != nil {
 			t.Errorf("after the Reset: ran %v, done %v, %v; want the later mark to stay", again.Load(), done, err)
 		}
 	})
@@ -518,7 +519,7 @@ func TestAResetWhoseReplyIsLostDoesNotDeleteALaterMark(t *testing.T) {
 func TestAOnceThatIsGarbageLeavesItsWatch(t *testing.T) {
 	s := connectLocal(t)
 	ctx := within(t, 30*time.Second)
-	must(t, NewOnce(s, "/o").Do(ctx, ok))
+	must(t, zsync.NewOnce(s, "/o").Do(ctx, ok))
 	inc := live(t, s)
 	idle := func() bool {
 		inc.Watches.Mu.Lock()
@@ -534,9 +535,9 @@ func TestAOnceThatIsGarbageLeavesItsWatch(t *testing.T) {
 }
 
 // connectLocal connects to a server of its own, in real time.
-func connectLocal(t *testing.T) *Session {
+func connectLocal(t *testing.T) *zsync.Session {
 	srv := zktest.Start(t)
-	s, err := Connect(t.Context(), srv.Addr(), WithDialer(srv.Dial))
+	s, err := zsync.Connect(t.Context(), srv.Addr(), zsync.WithDialer(srv.Dial))
 	must(t, err)
 	t.Cleanup(func() { s.Close() })
 	return s
@@ -547,22 +548,22 @@ func TestOnceRefusesBadArgumentsBeforeWritingAnything(t *testing.T) {
 		s := open(t, srv)
 		ctx := t.Context()
 		before := srv.Counts().Total()
-		wantErr(t, NewOnce(s, "o").Do(ctx, ok), ErrInvalid)
-		wantErr(t, NewOnce(nil, "/o").Do(ctx, ok), ErrInvalid)
-		wantErr(t, NewOnce(s, "/o").Do(ctx, nil), ErrInvalid)
-		wantErr(t, NewOnce(s, "/").Reset(ctx), ErrInvalid)
-		_, err := NewOnce(s, "").Done(ctx)
-		wantErr(t, err, ErrInvalid)
-		wantErr(t, OnceFunc(s, "/o", nil)(ctx), ErrInvalid)
-		_, err = OnceValue[int](s, "/o", nil)(ctx)
-		wantErr(t, err, ErrInvalid)
-		_, _, err = OnceValues[int, int](s, "/o", nil)(ctx)
-		wantErr(t, err, ErrInvalid)
-		_, err = OnceValue(s, "/o", func(context.Context) (int, error) { return 1, nil }, WithCodec(nil))(ctx)
-		wantErr(t, err, ErrInvalid)
+		wantErr(t, zsync.NewOnce(s, "o").Do(ctx, ok), zsync.ErrInvalid)
+		wantErr(t, zsync.NewOnce(nil, "/o").Do(ctx, ok), zsync.ErrInvalid)
+		wantErr(t, zsync.NewOnce(s, "/o").Do(ctx, nil), zsync.ErrInvalid)
+		wantErr(t, zsync.NewOnce(s, "/").Reset(ctx), zsync.ErrInvalid)
+		_, err := zsync.NewOnce(s, "").Done(ctx)
+		wantErr(t, err, zsync.ErrInvalid)
+		wantErr(t, zsync.OnceFunc(s, "/o", nil)(ctx), zsync.ErrInvalid)
+		_, err = zsync.OnceValue[int](s, "/o", nil)(ctx)
+		wantErr(t, err, zsync.ErrInvalid)
+		_, _, err = zsync.OnceValues[int, int](s, "/o", nil)(ctx)
+		wantErr(t, err, zsync.ErrInvalid)
+		_, err = zsync.OnceValue(s, "/o", func(context.Context) (int, error) { return 1, nil }, zsync.WithCodec(nil))(ctx)
+		wantErr(t, err, zsync.ErrInvalid)
 		ended, cancel := context.WithCancel(ctx)
 		cancel()
-		wantErr(t, NewOnce(s, "/o").Do(ended, nothing(t)), context.Canceled)
+		wantErr(t, zsync.NewOnce(s, "/o").Do(ended, nothing(t)), context.Canceled)
 		if n := srv.Counts().Total() - before; n != 0 {
 			t.Errorf("%d requests were sent", n)
 		}
@@ -573,7 +574,7 @@ func TestOnceFuncRunsOnce(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		var ran int
 		f := func(context.Context) error { ran++; return nil }
-		a, b := OnceFunc(open(t, srv), "/o", f), OnceFunc(open(t, srv), "/o", f)
+		a, b := zsync.OnceFunc(open(t, srv), "/o", f), zsync.OnceFunc(open(t, srv), "/o", f)
 		for range 3 {
 			must(t, a(t.Context()))
 			must(t, b(t.Context()))
@@ -586,7 +587,7 @@ func TestOnceFuncRunsOnce(t *testing.T) {
 
 // countingCodec counts what is decoded.
 type countingCodec struct {
-	Codec
+	zsync.Codec
 	decoded atomic.Int32
 }
 
@@ -600,7 +601,7 @@ func TestOnceValueIsTheSameEverywhereAndDecodedOnceAProcess(t *testing.T) {
 		X, Y   int
 		hidden int
 	}
-	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
+	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
 		ctx := within(t, 30*time.Second)
 		var ran atomic.Int32
 		f := func(context.Context) (point, error) {
@@ -608,8 +609,8 @@ func TestOnceValueIsTheSameEverywhereAndDecodedOnceAProcess(t *testing.T) {
 			return point{n, 7, 99}, nil
 		}
 		for range 3 {
-			c := &countingCodec{Codec: JSON}
-			get := OnceValue(connect(), "/v", f, WithCodec(c))
+			c := &countingCodec{Codec: zsync.JSON}
+			get := zsync.OnceValue(connect(), "/v", f, zsync.WithCodec(c))
 			for range 3 {
 				v, err := get(ctx)
 				must(t, err)
@@ -630,12 +631,12 @@ func TestOnceValueIsTheSameEverywhereAndDecodedOnceAProcess(t *testing.T) {
 func TestOnceValuesStoresBothWithAnyCodec(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		ctx := t.Context()
-		for i, c := range []Codec{JSON, Gob, Raw} {
+		for i, c := range []zsync.Codec{zsync.JSON, zsync.Gob, zsync.Raw} {
 			for _, first := range []string{"", "one", strings.Repeat("x", 1000)} {
 				path := fmt.Sprintf("/v%d-%d", i, len(first))
 				f := func(context.Context) (string, []byte, error) { return first, []byte("two"), nil }
 				for range 2 {
-					a, b, err := OnceValues(open(t, srv), path, f, WithCodec(c))(ctx)
+					a, b, err := zsync.OnceValues(open(t, srv), path, f, zsync.WithCodec(c))(ctx)
 					must(t, err)
 					if a != first || string(b) != "two" {
 						t.Errorf("%T: got %q, %q", c, a, b)
@@ -651,27 +652,27 @@ func TestAValueThatCannotBeStoredIsGivenToItsCallerAndMarksNothing(t *testing.T)
 		ctx := t.Context()
 		s := open(t, srv)
 		big := bytes.Repeat([]byte{'x'}, 1<<20)
-		v, err := OnceValue(s, "/big", func(context.Context) ([]byte, error) { return big, nil }, WithCodec(Raw))(ctx)
-		wantErr(t, err, ErrTooLarge)
+		v, err := zsync.OnceValue(s, "/big", func(context.Context) ([]byte, error) { return big, nil }, zsync.WithCodec(zsync.Raw))(ctx)
+		wantErr(t, err, zsync.ErrTooLarge)
 		if len(v) != len(big) {
 			t.Errorf("the caller got %d bytes, want f's %d", len(v), len(big))
 		}
-		_, err = OnceValue(s, "/chan", func(context.Context) (chan int, error) { return make(chan int), nil })(ctx)
+		_, err = zsync.OnceValue(s, "/chan", func(context.Context) (chan int, error) { return make(chan int), nil })(ctx)
 		if err == nil {
 			t.Error("a channel was stored as JSON")
 		}
 		boom := errors.New("boom")
-		n, err := OnceValue(s, "/fails", func(context.Context) (int, error) { return 3, boom })(ctx)
+		n, err := zsync.OnceValue(s, "/fails", func(context.Context) (int, error) { return 3, boom })(ctx)
 		if n != 3 || err != boom {
 			t.Errorf("got %v, %v; want f's own 3, boom", n, err)
 		}
 		for _, path := range []string{"/big", "/chan", "/fails"} {
-			if done, err := NewOnce(s, path).Done(ctx); done || err != nil {
+			if done, err := zsync.NewOnce(s, path).Done(ctx); done || err != nil {
 				t.Errorf("%s: Done = %v, %v", path, done, err)
 			}
 		}
 		near := big[:1<<20-1024]
-		v, err = OnceValue(s, "/near", func(context.Context) ([]byte, error) { return near, nil }, WithCodec(Raw))(ctx)
+		v, err = zsync.OnceValue(s, "/near", func(context.Context) ([]byte, error) { return near, nil }, zsync.WithCodec(zsync.Raw))(ctx)
 		must(t, err)
 		if len(v) != len(near) {
 			t.Errorf("got %d bytes, want %d", len(v), len(near))
@@ -682,11 +683,11 @@ func TestAValueThatCannotBeStoredIsGivenToItsCallerAndMarksNothing(t *testing.T)
 func TestAStoredValueThatCannotBeDecodedIsAnErrorAndRunsNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		ctx := t.Context()
-		_, err := OnceValue(open(t, srv), "/v", func(context.Context) (string, error) { return "text", nil })(ctx)
+		_, err := zsync.OnceValue(open(t, srv), "/v", func(context.Context) (string, error) { return "text", nil })(ctx)
 		must(t, err)
 		s := open(t, srv)
-		get := OnceValue(s, "/v", func(context.Context) (int, error) { t.Error("f ran"); return 0, nil })
-		pair := OnceValues(s, "/v", func(context.Context) (int, int, error) { t.Error("f ran"); return 0, 0, nil }, WithCodec(Gob))
+		get := zsync.OnceValue(s, "/v", func(context.Context) (int, error) { t.Error("f ran"); return 0, nil })
+		pair := zsync.OnceValues(s, "/v", func(context.Context) (int, int, error) { t.Error("f ran"); return 0, 0, nil }, zsync.WithCodec(zsync.Gob))
 		for range 2 {
 			if _, err := get(ctx); err == nil {
 				t.Error("a string was decoded as an int")
@@ -695,9 +696,9 @@ func TestAStoredValueThatCannotBeDecodedIsAnErrorAndRunsNothing(t *testing.T) {
 				t.Error("a string was decoded as a pair")
 			}
 		}
-		must(t, NewOnce(s, "/v").Reset(ctx))
+		must(t, zsync.NewOnce(s, "/v").Reset(ctx))
 		synctest.Wait()
-		n, err := OnceValue(s, "/v", func(context.Context) (int, error) { return 5, nil })(ctx)
+		n, err := zsync.OnceValue(s, "/v", func(context.Context) (int, error) { return 5, nil })(ctx)
 		if n != 5 || err != nil {
 			t.Errorf("after Reset: %v, %v", n, err)
 		}
@@ -709,7 +710,7 @@ func TestAStoredValueThatCannotBeDecodedIsAnErrorAndRunsNothing(t *testing.T) {
 // one at a time among sessions that the servers have not ended.
 func TestHammerOnce(t *testing.T) {
 	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
-		var sessions []*Session
+		var sessions []*zsync.Session
 		for range 3 {
 			sessions = append(sessions, open(t, srv))
 		}
@@ -724,14 +725,14 @@ func TestHammerOnce(t *testing.T) {
 	})
 }
 
-func hammerOnce(t *testing.T, rnd *rand.Rand, sessions []*Session, path string, alive func(id int64) bool) {
+func hammerOnce(t *testing.T, rnd *rand.Rand, sessions []*zsync.Session, path string, alive func(id int64) bool) {
 	var succeeded, returned atomic.Int32 // functions that returned nil; Dos of these that did
 	var mu sync.Mutex
-	inside := make(map[*Session]int64) // the session of each function whose context has not ended; guarded by mu
+	inside := make(map[*zsync.Session]int64) // the session of each function whose context has not ended; guarded by mu
 	var wg sync.WaitGroup
 	for i := range 3 * len(sessions) {
 		s := sessions[i%len(sessions)]
-		o := NewOnce(s, path)
+		o := zsync.NewOnce(s, path)
 		delay, work := time.Duration(rnd.IntN(500))*time.Millisecond, time.Duration(rnd.IntN(3000))*time.Millisecond
 		fails, patience := rnd.IntN(3) == 0, time.Duration(1+rnd.IntN(60))*time.Second
 		wg.Go(func() {
@@ -777,7 +778,7 @@ func hammerOnce(t *testing.T, rnd *rand.Rand, sessions []*Session, path string, 
 	wg.Wait()
 	// What has been done stays so, and what has not can still be.
 	ran := false
-	if err := NewOnce(sessions[0], path).Do(t.Context(), func(context.Context) error { ran = true; return nil }); err != nil && !errors.Is(err, ErrLost) {
+	if err := zsync.NewOnce(sessions[0], path).Do(t.Context(), func(context.Context) error { ran = true; return nil }); err != nil && !errors.Is(err, zsync.ErrLost) {
 		t.Error(err)
 	}
 	if ran && returned.Load() > 0 {
@@ -786,8 +787,8 @@ func hammerOnce(t *testing.T, rnd *rand.Rand, sessions []*Session, path string, 
 }
 
 func TestHammerOnceOnServers(t *testing.T) {
-	onServers(t, func(t *testing.T, connect func(...Option) *Session, stands func(int64) bool) {
-		sessions := []*Session{connect(), connect(), connect()}
+	onServers(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session, stands func(int64) bool) {
+		sessions := []*zsync.Session{connect(), connect(), connect()}
 		rnd := rand.New(rand.NewPCG(1, 1))
 		start := time.Now()
 		for round := 0; time.Since(start) < time.Minute; round++ {

@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -32,7 +33,7 @@ func TestBalanceSpreadsEvenlyAndMovesNoMoreThanItMust(t *testing.T) {
 				wants[id] = append(slices.Clone(shards), "")[:len(shards)]
 			}
 			former := owners
-			owners = Balance(former, wants)
+			owners = zsync.Balance(former, wants)
 			if len(wants) == 0 {
 				if len(owners) > 0 {
 					t.Fatalf("%v own something, and nobody is there", owners)
@@ -64,11 +65,11 @@ func TestBalanceSpreadsEvenlyAndMovesNoMoreThanItMust(t *testing.T) {
 }
 
 func TestBalanceGivesAShardOnlyToThoseWhoNameIt(t *testing.T) {
-	got := Balance(map[string]string{"a": "x", "b": "x", "gone": "x"}, map[string][]string{"x": {"a", "b"}, "y": {"b", "c"}, "z": {"d"}})
+	got := zsync.Balance(map[string]string{"a": "x", "b": "x", "gone": "x"}, map[string][]string{"x": {"a", "b"}, "y": {"b", "c"}, "z": {"d"}})
 	if want := map[string]string{"a": "x", "b": "x", "c": "y", "d": "z"}; !maps.Equal(got, want) {
 		t.Errorf("balance = %v, want %v", got, want)
 	}
-	got = Balance(map[string]string{"a": "x", "b": "x", "c": "x"}, map[string][]string{"x": {"a", "b", "c"}, "y": {"c"}})
+	got = zsync.Balance(map[string]string{"a": "x", "b": "x", "c": "x"}, map[string][]string{"x": {"a", "b", "c"}, "y": {"c"}})
 	if want := map[string]string{"a": "x", "b": "x", "c": "y"}; !maps.Equal(got, want) {
 		t.Errorf("balance = %v, want %v", got, want)
 	}
@@ -94,7 +95,7 @@ func newOwners(t *testing.T, srv *zktest.Server) *owners {
 
 // run is the function of a process, which ends at once with its ctx. Nobody may
 // have begun before, unless a server has ended the session of its own accord.
-func (o *owners) run(s *Session, id string) func(ctx context.Context, shard string) error {
+func (o *owners) run(s *zsync.Session, id string) func(ctx context.Context, shard string) error {
 	return func(ctx context.Context, shard string) error {
 		me := owner{id, s.ID()}
 		o.mu.Lock()
@@ -128,7 +129,7 @@ func TestShardsAreSpreadAndMoveWhenProcessesComeAndGo(t *testing.T) {
 		o := newOwners(t, srv)
 		shards := []string{"a", "b", "c/d", "e", "f", ""}
 		type process struct {
-			s    *Session
+			s    *zsync.Session
 			stop context.CancelFunc
 			done <-chan error
 		}
@@ -136,7 +137,7 @@ func TestShardsAreSpreadAndMoveWhenProcessesComeAndGo(t *testing.T) {
 			s := open(t, srv)
 			ctx, stop := context.WithCancel(t.Context())
 			return process{s, stop, async(func() error {
-				return NewPartition(s, "/p", WithMember(id)).Run(ctx, shards, o.run(s, id))
+				return zsync.NewPartition(s, "/p", zsync.WithMember(id)).Run(ctx, shards, o.run(s, id))
 			})}
 		}
 		want := func(want map[string]int) {
@@ -159,7 +160,7 @@ func TestShardsAreSpreadAndMoveWhenProcessesComeAndGo(t *testing.T) {
 		wantErr(t, <-one.done, context.Canceled)
 		want(map[string]int{"two": 3, "three": 3})
 		two.s.Close()
-		wantErr(t, <-two.done, ErrClosed)
+		wantErr(t, <-two.done, zsync.ErrClosed)
 		want(map[string]int{"three": 6})
 		before := three.s.Stats().Requests
 		time.Sleep(time.Hour)
@@ -178,7 +179,7 @@ func TestAFunctionThatFailsEndsRun(t *testing.T) {
 		boom := errors.New("boom")
 		running := 0
 		var mu sync.Mutex
-		err := NewPartition(s, "/p").Run(t.Context(), []string{"a", "b", "c"}, func(ctx context.Context, shard string) error {
+		err := zsync.NewPartition(s, "/p").Run(t.Context(), []string{"a", "b", "c"}, func(ctx context.Context, shard string) error {
 			mu.Lock()
 			running++
 			mu.Unlock()
@@ -208,13 +209,13 @@ func TestPartitionRefusesBadInput(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		f := func(context.Context, string) error { return nil }
-		for _, p := range []*Partition{NewPartition(nil, "/p"), NewPartition(s, "p"), NewPartition(s, "/p", nil), NewPartition(s, "/p", WithMember("")), {}} {
-			wantErr(t, p.Run(t.Context(), nil, f), ErrInvalid)
+		for _, p := range []*zsync.Partition{zsync.NewPartition(nil, "/p"), zsync.NewPartition(s, "p"), zsync.NewPartition(s, "/p", nil), zsync.NewPartition(s, "/p", zsync.WithMember("")), {}} {
+			wantErr(t, p.Run(t.Context(), nil, f), zsync.ErrInvalid)
 		}
-		p := NewPartition(s, "/p")
-		wantErr(t, p.Run(t.Context(), []string{"a"}, nil), ErrInvalid)
-		wantErr(t, p.Run(t.Context(), []string{"a", "b", "a"}, f), ErrInvalid)
-		wantErr(t, p.Run(t.Context(), []string{string(make([]byte, 3000))}, f), ErrInvalid)
+		p := zsync.NewPartition(s, "/p")
+		wantErr(t, p.Run(t.Context(), []string{"a"}, nil), zsync.ErrInvalid)
+		wantErr(t, p.Run(t.Context(), []string{"a", "b", "a"}, f), zsync.ErrInvalid)
+		wantErr(t, p.Run(t.Context(), []string{string(make([]byte, 3000))}, f), zsync.ErrInvalid)
 	})
 }
 
@@ -225,7 +226,7 @@ func TestHammerNoShardHasTwoOwners(t *testing.T) {
 		o := newOwners(t, srv)
 		shards := []string{"a", "b", "c", "d", "e"}
 		var wg sync.WaitGroup
-		var sessions []*Session
+		var sessions []*zsync.Session
 		var stay []context.CancelFunc
 		for process := range 3 {
 			s := open(t, srv)
@@ -242,7 +243,7 @@ func TestHammerNoShardHasTwoOwners(t *testing.T) {
 						defer cancel()
 					}
 					id := fmt.Sprint(process, ".", n)
-					err := NewPartition(s, "/p", WithMember(id)).Run(ctx, shards, o.run(s, id))
+					err := zsync.NewPartition(s, "/p", zsync.WithMember(id)).Run(ctx, shards, o.run(s, id))
 					if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) {
 						t.Errorf("Run = %v", err)
 					}

@@ -1,6 +1,6 @@
 //go:build !unix
 
-package zsync
+package zsync_test
 
 import "os"
 

@@ -27,7 +27,7 @@ func TestNobodyIsGrantedALockBeforeItsHolderIsToldOfTheLoss(t *testing.T) {
 	switch {
 	case os.Getenv("ZSYNC_TEST_LONG") != "":
 		n = 10_000
-	case zsync.UnderRace:
+	case underRace:
 		n = 20
 	}
 	one := os.Getenv("ZSYNC_TEST_SEED")

@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"bytes"
@@ -16,16 +16,17 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
 // Case 32 of docs/guarantees.md: a corrupted element is never lost, in any layout.
 func TestCorruptedElementKeepsItsBytesInEveryLayout(t *testing.T) {
-	for _, layout := range []QueueLayout{LayoutZsync, LayoutSimpleQueue, LayoutDistributedQueue, LayoutKazooQueue} {
-		for name, take := range map[string]func(t *testing.T, q *Queue[int]) int{
-			"recv": func(t *testing.T, q *Queue[int]) int { return <-q.Recv(t.Context()) },
-			"try": func(t *testing.T, q *Queue[int]) int {
+	for _, layout := range []zsync.QueueLayout{zsync.LayoutZsync, zsync.LayoutSimpleQueue, zsync.LayoutDistributedQueue, zsync.LayoutKazooQueue} {
+		for name, take := range map[string]func(t *testing.T, q *zsync.Queue[int]) int{
+			"recv": func(t *testing.T, q *zsync.Queue[int]) int { return <-q.Recv(t.Context()) },
+			"try": func(t *testing.T, q *zsync.Queue[int]) int {
 				v, ok, err := q.TryRecv(t.Context())
 				if !ok || err != nil {
 					t.Errorf("TryRecv = %v, %v", ok, err)
@@ -36,10 +37,10 @@ func TestCorruptedElementKeepsItsBytesInEveryLayout(t *testing.T) {
 			t.Run(layout.String()+"/"+name, func(t *testing.T) {
 				bubble(t, func(t *testing.T, srv *zktest.Server) {
 					s := open(t, srv)
-					raw := NewQueue[string](s, "/q", WithCodec(Raw), WithQueueLayout(layout))
+					raw := zsync.NewQueue[string](s, "/q", zsync.WithCodec(zsync.Raw), zsync.WithQueueLayout(layout))
 					must(t, raw.Send(t.Context(), "not a number"))
 					must(t, raw.Send(t.Context(), "1"))
-					q := NewQueue[int](open(t, srv), "/q", WithQueueLayout(layout))
+					q := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithQueueLayout(layout))
 					if v := take(t, q); v != 1 {
 						t.Errorf("received %d, want 1", v)
 					}
@@ -68,7 +69,7 @@ func TestAckSaysTheTruthWhenItsReplyIsLost(t *testing.T) {
 				name := fmt.Sprintf("%v expire=%v cancelled=%v", fault, expire, cancelled)
 				bubble(t, func(t *testing.T, srv *zktest.Server) {
 					s := open(t, srv)
-					q, other := NewQueue[int](s, "/q"), NewQueue[int](open(t, srv), "/q")
+					q, other := zsync.NewQueue[int](s, "/q"), zsync.NewQueue[int](open(t, srv), "/q")
 					must(t, other.Send(t.Context(), 1))
 					d := <-q.Deliveries(t.Context())
 					time.Sleep(time.Second) // the note that it is in hand is written
@@ -97,7 +98,7 @@ func TestAckSaysTheTruthWhenItsReplyIsLost(t *testing.T) {
 						if err == nil {
 							t.Errorf("%s: delivered again though Ack returned nil", name)
 						}
-						wantErr(t, err, ErrLost)
+						wantErr(t, err, zsync.ErrLost)
 						must(t, d.Ack(t.Context()))
 					default:
 						if err != nil {
@@ -115,7 +116,7 @@ func TestAckSaysTheTruthWhenItsReplyIsLost(t *testing.T) {
 func TestQueueGoesOnAfterALongPartition(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		in, out := NewQueue[int](a, "/q"), NewQueue[int](b, "/q")
+		in, out := zsync.NewQueue[int](a, "/q"), zsync.NewQueue[int](b, "/q")
 		ch := out.Recv(t.Context())
 		must(t, in.Send(t.Context(), 0))
 		if v := <-ch; v != 0 {
@@ -132,7 +133,7 @@ func TestQueueGoesOnAfterALongPartition(t *testing.T) {
 				t.Fatalf("received %d, want %d", v, i)
 			}
 		}
-		for _, s := range []*Session{a, b} {
+		for _, s := range []*zsync.Session{a, b} {
 			id := s.ID()
 			srv.Partition(id)
 			time.Sleep(time.Hour)
@@ -149,7 +150,7 @@ func TestQueueGoesOnAfterALongPartition(t *testing.T) {
 func TestQueueGoesOnWhenItsTreeIsDeleted(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		q := NewQueue[int](s, "/q")
+		q := zsync.NewQueue[int](s, "/q")
 		ch := q.Recv(t.Context())
 		must(t, q.Send(t.Context(), 1))
 		<-ch
@@ -178,7 +179,7 @@ func TestQueueGoesOnWhenItsTreeIsDeleted(t *testing.T) {
 
 func TestSendSaysHowManyBytesAreTooManyBeforeItWrites(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		q := NewQueue[[]byte](open(t, srv), "/q", WithCodec(Raw))
+		q := zsync.NewQueue[[]byte](open(t, srv), "/q", zsync.WithCodec(zsync.Raw))
 		before := srv.Counts()
 		for _, vs := range [][][]byte{
 			{make([]byte, 1<<20)},
@@ -186,7 +187,7 @@ func TestSendSaysHowManyBytesAreTooManyBeforeItWrites(t *testing.T) {
 			slices.Repeat([][]byte{nil}, 20_000),
 		} {
 			err := q.Send(t.Context(), vs...)
-			wantErr(t, err, ErrTooLarge)
+			wantErr(t, err, zsync.ErrTooLarge)
 			if !strings.Contains(err.Error(), fmt.Sprint(len(vs))) || !strings.Contains(err.Error(), "more than fit") {
 				t.Errorf("the error does not say how much is too much: %v", err)
 			}
@@ -195,7 +196,7 @@ func TestSendSaysHowManyBytesAreTooManyBeforeItWrites(t *testing.T) {
 			t.Errorf("refused Sends cost %v", d.Requests)
 		}
 		must(t, q.Send(t.Context(), slices.Repeat([][]byte{make([]byte, 1000)}, 900)...))
-		if err := NewQueue[chan int](open(t, srv), "/q").Send(t.Context(), make(chan int)); err == nil {
+		if err := zsync.NewQueue[chan int](open(t, srv), "/q").Send(t.Context(), make(chan int)); err == nil {
 			t.Error("a channel was encoded")
 		}
 	})
@@ -214,19 +215,19 @@ func TestQueueCodecs(t *testing.T) {
 				t.Errorf("%s: TryRecv = %v, %v, %v; want %v", name, got, ok, err, want)
 			}
 		}
-		for name, codec := range map[string]Codec{"json": JSON, "gob": Gob} {
-			q := NewQueue[pair](s, "/"+name, WithCodec(codec))
+		for name, codec := range map[string]zsync.Codec{"json": zsync.JSON, "gob": zsync.Gob} {
+			q := zsync.NewQueue[pair](s, "/"+name, zsync.WithCodec(codec))
 			must(t, q.Send(t.Context(), pair{1, "x"}))
 			v, ok, err := q.TryRecv(t.Context())
 			check(name, v, pair{1, "x"}, ok, err)
 		}
-		q := NewQueue[string](s, "/raw", WithCodec(Raw))
+		q := zsync.NewQueue[string](s, "/raw", zsync.WithCodec(zsync.Raw))
 		must(t, q.Send(t.Context(), "", "\x00\xff"))
 		for _, want := range []string{"", "\x00\xff"} {
 			v, ok, err := q.TryRecv(t.Context())
 			check("raw", v, want, ok, err)
 		}
-		wantErr(t, NewQueue[int](s, "/raw", WithCodec(Raw)).Send(t.Context(), 1), ErrInvalid)
+		wantErr(t, zsync.NewQueue[int](s, "/raw", zsync.WithCodec(zsync.Raw)).Send(t.Context(), 1), zsync.ErrInvalid)
 	})
 }
 
@@ -235,20 +236,20 @@ func TestQueueSharesItsPathWithCuratorAndKazoo(t *testing.T) {
 		return append(append([]byte{0, 1, 0, 1, 1, 0, 0, 0, byte(len(data))}, data...), 2)
 	}
 	for _, c := range []struct {
-		layout QueueLayout
-		opts   []QueueOption
+		layout zsync.QueueLayout
+		opts   []zsync.QueueOption
 		ours   string // the names that we write
 		theirs []string
 		data   func(string) []byte
 	}{
-		{LayoutSimpleQueue, nil, "qn-0000000000", []string{"qn-"}, func(s string) []byte { return []byte(s) }},
-		{LayoutDistributedQueue, nil, "queue-0000000000", []string{"queue-"}, curator},
-		{LayoutDistributedQueue, []QueueOption{WithPriorities(21)}, "queue-10000000A0000000000", []string{"queue-10000000A", "queue-0FFFFFFFF"}, curator},
-		{LayoutKazooQueue, nil, "entry-100-0000000000", []string{"entry-100-", "entry-050-"}, func(s string) []byte { return []byte(s) }},
+		{zsync.LayoutSimpleQueue, nil, "qn-0000000000", []string{"qn-"}, func(s string) []byte { return []byte(s) }},
+		{zsync.LayoutDistributedQueue, nil, "queue-0000000000", []string{"queue-"}, curator},
+		{zsync.LayoutDistributedQueue, []zsync.QueueOption{zsync.WithPriorities(21)}, "queue-10000000A0000000000", []string{"queue-10000000A", "queue-0FFFFFFFF"}, curator},
+		{zsync.LayoutKazooQueue, nil, "entry-100-0000000000", []string{"entry-100-", "entry-050-"}, func(s string) []byte { return []byte(s) }},
 	} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			s := open(t, srv)
-			q := NewQueue[string](s, "/q", append(c.opts, WithCodec(Raw), WithQueueLayout(c.layout))...)
+			q := zsync.NewQueue[string](s, "/q", append(c.opts, zsync.WithCodec(zsync.Raw), zsync.WithQueueLayout(c.layout))...)
 			must(t, q.Send(t.Context(), "hello"))
 			if names := childrenOf(t, s, "/q"); !slices.Equal(names, []string{c.ours}) {
 				t.Errorf("%v: wrote %v, want %v", c.layout, names, c.ours)
@@ -288,14 +289,14 @@ func TestQueueSharesItsPathWithCuratorAndKazoo(t *testing.T) {
 func TestQueueSaysThatTheNumbersOfAForeignLayoutAreUsedUp(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		q := NewQueue[int](s, "/q", WithQueueLayout(LayoutSimpleQueue))
+		q := zsync.NewQueue[int](s, "/q", zsync.WithQueueLayout(zsync.LayoutSimpleQueue))
 		must(t, q.Send(t.Context(), 1))
 		srv.SetSequence("/q", math.MaxInt32)
 		must(t, q.Send(t.Context(), 2))
 		srv.SetSequence("/q", math.MaxInt32) // as a Java server stays there
 		wantErr(t, q.Send(t.Context(), 3), zk.ErrNodeExists)
 
-		d := NewQueue[int](s, "/d")
+		d := zsync.NewQueue[int](s, "/d")
 		at := time.Now().Add(time.Hour)
 		must(t, d.SendAt(t.Context(), at, 1))
 		delayed := "/d/" + childrenOf(t, s, "/d")[0]
@@ -318,7 +319,7 @@ func TestConsumersOfSeveralProcessesShareFairly(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		for i := range consumers {
-			ch := NewQueue[int](open(t, srv), "/q").Recv(ctx)
+			ch := zsync.NewQueue[int](open(t, srv), "/q").Recv(ctx)
 			working.Go(func() {
 				for range ch {
 					mu.Lock()
@@ -337,7 +338,7 @@ func TestConsumersOfSeveralProcessesShareFairly(t *testing.T) {
 		}
 		synctest.Wait()
 		begin := time.Now()
-		must(t, NewQueue[int](open(t, srv), "/q").Send(t.Context(), counted(n)...))
+		must(t, zsync.NewQueue[int](open(t, srv), "/q").Send(t.Context(), counted(n)...))
 		<-all
 		if d := time.Since(begin); d > 4*time.Second {
 			t.Errorf("five consumers took %v for what takes them 2s", d)
@@ -352,7 +353,7 @@ func TestConsumersOfSeveralProcessesShareFairly(t *testing.T) {
 
 func TestQueueRefusesAnEndedContext(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		q := NewQueue[int](open(t, srv), "/q")
+		q := zsync.NewQueue[int](open(t, srv), "/q")
 		must(t, q.Send(t.Context(), 1))
 		cause := errors.New("over")
 		ctx, cancel := context.WithCancelCause(t.Context())
@@ -375,7 +376,7 @@ func TestQueueRefusesAnEndedContext(t *testing.T) {
 
 func TestAllYieldsErrorsThatRetryingDoesNotCureAndGoesOn(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		q := NewQueue[int](open(t, srv), "/q")
+		q := zsync.NewQueue[int](open(t, srv), "/q")
 		must(t, q.Send(t.Context(), 1))
 		srv.Intercept(func(r zktest.Request) zktest.Action {
 			if strings.HasPrefix(r.Path, "/q-claims") {
@@ -397,10 +398,10 @@ func TestAllYieldsErrorsThatRetryingDoesNotCureAndGoesOn(t *testing.T) {
 		if faults != 3 {
 			t.Errorf("%d errors, want 3", faults)
 		}
-		s := q.s
+		s := zsync.SessionOf(q)
 		go s.Close()
 		for _, err := range q.All(t.Context()) {
-			wantErr(t, err, ErrClosed)
+			wantErr(t, err, zsync.ErrClosed)
 		}
 	})
 }
@@ -411,7 +412,7 @@ func TestClaimThatComesLateClaimsNothing(t *testing.T) {
 	for late := 7500 * time.Millisecond; late < 9500*time.Millisecond; late += 50 * time.Millisecond {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			s := open(t, srv)
-			q := NewQueue[int](s, "/q")
+			q := zsync.NewQueue[int](s, "/q")
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			ch := q.Recv(ctx)
@@ -431,7 +432,7 @@ func TestClaimThatComesLateClaimsNothing(t *testing.T) {
 				}
 				return delay(r)
 			})
-			other := NewQueue[int](open(t, srv), "/q")
+			other := zsync.NewQueue[int](open(t, srv), "/q")
 			must(t, other.Send(t.Context(), 1, 2, 3))
 			if got := collect(t, ch, 3); !slices.Equal(got, []int{1, 2, 3}) {
 				t.Errorf("with a claim that comes after %v: received %v", late, got)
@@ -444,7 +445,7 @@ func TestConsumerThatStopsReadingHoldsBackAtMostItsPrefetch(t *testing.T) {
 	for _, prefetch := range []int{1, 2, 3, 8} {
 		for _, taken := range []int{0, 1, 7} {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
-				q := NewQueue[int](open(t, srv), "/q", WithPrefetch(prefetch))
+				q := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithPrefetch(prefetch))
 				must(t, q.Send(t.Context(), counted(50)...))
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
@@ -457,7 +458,7 @@ func TestConsumerThatStopsReadingHoldsBackAtMostItsPrefetch(t *testing.T) {
 		}
 	}
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		q := NewQueue[int](open(t, srv), "/q", WithQueueLayout(LayoutKazooQueue))
+		q := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithQueueLayout(zsync.LayoutKazooQueue))
 		must(t, q.Send(t.Context(), counted(5)...))
 		q.Recv(t.Context())
 		time.Sleep(time.Second)
@@ -467,7 +468,7 @@ func TestConsumerThatStopsReadingHoldsBackAtMostItsPrefetch(t *testing.T) {
 
 func TestEachConsumerGetsAnElementHoweverSmallThePrefetch(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		q := NewQueue[int](open(t, srv), "/q", WithPrefetch(1))
+		q := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithPrefetch(1))
 		must(t, q.Send(t.Context(), counted(10)...))
 		q.Recv(t.Context()) // nobody reads
 		synctest.Wait()
@@ -483,7 +484,7 @@ func TestQueueElementsOfADeadConsumerGoBackHoweverManyBatchesItHad(t *testing.T)
 		const n = 1500
 		path := "/" + strings.Repeat("long", 250)
 		dead, kill := mortal(t, srv)
-		a, b := NewQueue[int](open(t, srv), path), NewQueue[int](dead, path, WithPrefetch(1))
+		a, b := zsync.NewQueue[int](open(t, srv), path), zsync.NewQueue[int](dead, path, zsync.WithPrefetch(1))
 		sendAll(t, a, counted(n))
 		collect(t, b.Deliveries(t.Context()), n)
 		time.Sleep(time.Second)
@@ -500,7 +501,7 @@ func TestQueueElementsOfADeadConsumerGoBackHoweverManyBatchesItHad(t *testing.T)
 func TestAcksStaySmallHoweverMuchIsUnacknowledged(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		const n = 4000
-		q := NewQueue[int](open(t, srv), "/q")
+		q := zsync.NewQueue[int](open(t, srv), "/q")
 		sendAll(t, q, counted(n))
 		ds := collect(t, q.Deliveries(t.Context()), n)
 		time.Sleep(time.Second)
@@ -523,8 +524,8 @@ func TestAttemptsOfLargeElementsCount(t *testing.T) {
 	for _, size := range []int{100, 600_000, 1_040_000} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			dead, kill := mortal(t, srv)
-			opts := []QueueOption{WithCodec(Raw), WithMaxAttempts(3)}
-			a, b := NewQueue[[]byte](open(t, srv), "/q", opts...), NewQueue[[]byte](dead, "/q", opts...)
+			opts := []zsync.QueueOption{zsync.WithCodec(zsync.Raw), zsync.WithMaxAttempts(3)}
+			a, b := zsync.NewQueue[[]byte](open(t, srv), "/q", opts...), zsync.NewQueue[[]byte](dead, "/q", opts...)
 			must(t, a.Send(t.Context(), make([]byte, size)))
 			must(t, a.Send(t.Context(), slices.Repeat([][]byte{nil}, 100)...)) // which stay in the same batch
 			ch := b.Deliveries(t.Context())
@@ -535,7 +536,7 @@ func TestAttemptsOfLargeElementsCount(t *testing.T) {
 			}
 			time.Sleep(time.Second)
 			kill()
-			var last Delivery[[]byte]
+			var last zsync.Delivery[[]byte]
 			for _, d := range collect(t, a.Deliveries(t.Context()), 101) {
 				if len(d.Value) == size {
 					last = d
@@ -560,7 +561,7 @@ func TestAttemptsOfLargeElementsCount(t *testing.T) {
 func TestRefusedAckStaysClaimedAndIsTriedAgain(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		q := NewQueue[int](s, "/q", WithPriorities(3))
+		q := zsync.NewQueue[int](s, "/q", zsync.WithPriorities(3))
 		must(t, q.SendPriority(t.Context(), 0, 0))
 		must(t, q.SendPriority(t.Context(), 2, 2))
 		ds := collect(t, q.Deliveries(t.Context()), 2)
@@ -582,7 +583,7 @@ func TestRefusedAckStaysClaimedAndIsTriedAgain(t *testing.T) {
 func TestRecvTriesAgainToRemoveWhatItCouldNot(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		q := NewQueue[int](s, "/q")
+		q := zsync.NewQueue[int](s, "/q")
 		must(t, q.Send(t.Context(), 1))
 		bucket := "/q/" + childrenOf(t, s, "/q")[0]
 		setACL(t, srv, bucket, zk.WorldACL(zk.PermRead|zk.PermAdmin))
@@ -600,7 +601,7 @@ func TestRecvTriesAgainToRemoveWhatItCouldNot(t *testing.T) {
 
 func TestElementForTheEndOfTimeIsNotReceivedBefore(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		q := NewQueue[int](open(t, srv), "/q")
+		q := zsync.NewQueue[int](open(t, srv), "/q")
 		for _, at := range []time.Time{time.Unix(1<<63-62135596801, 999999999), time.UnixMilli(math.MaxInt64), time.Unix(math.MaxInt64/1000+1, 0)} {
 			must(t, q.SendAt(t.Context(), at, 2))
 		}
@@ -624,14 +625,14 @@ func TestElementForTheEndOfTimeIsNotReceivedBefore(t *testing.T) {
 func TestSendOfNothingTellsThatTheSessionIsClosed(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		q := NewQueue[int](s, "/q")
+		q := zsync.NewQueue[int](s, "/q")
 		must(t, q.Send(t.Context()))
 		must(t, s.Close())
-		wantErr(t, q.Send(t.Context()), ErrClosed)
+		wantErr(t, q.Send(t.Context()), zsync.ErrClosed)
 		for range 20 {
 			in, done := q.In(t.Context())
 			close(in)
-			wantErr(t, <-done, ErrClosed)
+			wantErr(t, <-done, zsync.ErrClosed)
 		}
 	})
 }
@@ -641,7 +642,7 @@ func TestSendOfNothingTellsThatTheSessionIsClosed(t *testing.T) {
 func TestQueueKeepsItsOrderFromConsumerToConsumer(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		const n = 6000
-		q := NewQueue[int](open(t, srv), "/q", WithPrefetch(3000))
+		q := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithPrefetch(3000))
 		sendAll(t, q, counted(n))
 		ctx, cancel := context.WithCancel(t.Context())
 		ch := q.Recv(ctx)
@@ -666,7 +667,7 @@ func TestQueueKeepsItsOrderFromConsumerToConsumer(t *testing.T) {
 func TestQueueRefusalsAreNobodyElses(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		q := NewQueue[int](s, "/q")
+		q := zsync.NewQueue[int](s, "/q")
 		must(t, q.Send(t.Context(), counted(20)...))
 		ds := collect(t, q.Deliveries(t.Context()), 10)
 		time.Sleep(time.Second)
@@ -689,7 +690,7 @@ func TestQueueRefusalsAreNobodyElses(t *testing.T) {
 	})
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		q := NewQueue[int](s, "/q")
+		q := zsync.NewQueue[int](s, "/q")
 		const n = 300
 		must(t, q.Send(t.Context(), counted(n)...))
 		setACL(t, srv, "/q/"+childrenOf(t, s, "/q")[0], zk.WorldACL(zk.PermRead|zk.PermAdmin))

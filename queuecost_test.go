@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -36,7 +37,7 @@ func TestQueueRequestsForEachElement(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		srv.SetLatency(time.Millisecond)
 		s := open(t, srv)
-		q := NewQueue[int](s, "/q")
+		q := zsync.NewQueue[int](s, "/q")
 		must(t, q.Send(t.Context(), -1))
 		check(t, "put: In", each(requests(srv, func() {
 			in, done := q.In(t.Context())
@@ -116,7 +117,7 @@ func TestQueueRequestsForEachElement(t *testing.T) {
 			defer cancel()
 			got := make(chan int)
 			for range 4 {
-				ch := NewQueue[int](open(t, srv), "/q").Recv(ctx)
+				ch := zsync.NewQueue[int](open(t, srv), "/q").Recv(ctx)
 				go func() {
 					for v := range ch {
 						got <- v
@@ -141,7 +142,7 @@ func TestQueueRequestsForEachElement(t *testing.T) {
 }
 
 func BenchmarkQueuePut(b *testing.B) {
-	q := NewQueue[[]byte](connectBench(b), "/q", WithCodec(Raw))
+	q := zsync.NewQueue[[]byte](connectBench(b), "/q", zsync.WithCodec(zsync.Raw))
 	v := make([]byte, 100)
 	in, done := q.In(b.Context())
 	b.ResetTimer()
@@ -153,7 +154,7 @@ func BenchmarkQueuePut(b *testing.B) {
 }
 
 func BenchmarkQueueTake(b *testing.B) {
-	q := NewQueue[[]byte](connectBench(b), "/q", WithCodec(Raw))
+	q := zsync.NewQueue[[]byte](connectBench(b), "/q", zsync.WithCodec(zsync.Raw))
 	v := make([]byte, 100)
 	in, done := q.In(b.Context())
 	for range b.N {
@@ -168,8 +169,8 @@ func BenchmarkQueueTake(b *testing.B) {
 	}
 }
 
-func connectBench(b *testing.B) *Session {
-	s, err := Connect(b.Context(), zktest.Start(b).Addr())
+func connectBench(b *testing.B) *zsync.Session {
+	s, err := zsync.Connect(b.Context(), zktest.Start(b).Addr())
 	must(b, err)
 	b.Cleanup(func() { s.Close() })
 	return s
@@ -186,7 +187,7 @@ func TestQueueTakesALongBacklogAsFastAsAShortOne(t *testing.T) {
 	}
 	rate := func(t *testing.T, backlog int) (perSecond float64) {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
-			q := NewQueue[int](open(t, srv), "/q")
+			q := zsync.NewQueue[int](open(t, srv), "/q")
 			sendAll(t, q, counted(backlog))
 			srv.SetLatency(time.Millisecond) // time is virtual: only round trips count
 			ctx, cancel := context.WithCancel(t.Context())

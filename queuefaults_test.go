@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
@@ -38,8 +39,8 @@ func oneByOne(srv *zktest.Server, f func(r zktest.Request) zktest.Action) (read 
 func TestConsumersThatLeaveTogetherLoseNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		const n = 600
-		must(t, NewQueue[int](open(t, srv), "/q").Send(t.Context(), counted(n)...))
-		q := NewQueue[int](open(t, srv), "/q", WithPrefetch(2))
+		must(t, zsync.NewQueue[int](open(t, srv), "/q").Send(t.Context(), counted(n)...))
+		q := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithPrefetch(2))
 		srv.SetLatency(time.Millisecond)
 		got := make(chan int, n)
 		recv := func(ctx context.Context) {
@@ -70,7 +71,7 @@ func TestConsumersThatLeaveTogetherLoseNothing(t *testing.T) {
 }
 
 // ackAll acknowledges n deliveries of ch.
-func ackAll[T any](t testing.TB, ch <-chan Delivery[T], n int) {
+func ackAll[T any](t testing.TB, ch <-chan zsync.Delivery[T], n int) {
 	t.Helper()
 	for _, d := range collect(t, ch, n) {
 		must(t, d.Ack(t.Context()))
@@ -79,10 +80,10 @@ func ackAll[T any](t testing.TB, ch <-chan Delivery[T], n int) {
 
 func TestSendGoesOnWhenRoomComesAnywhereInTheQueue(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		q := NewQueue[int](open(t, srv), "/q", WithMaxLen(1500))
+		q := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithMaxLen(1500))
 		must(t, q.Send(t.Context(), counted(1000)...))
 		must(t, q.Send(t.Context(), counted(500)...))
-		ch := NewQueue[int](open(t, srv), "/q").Deliveries(t.Context())
+		ch := zsync.NewQueue[int](open(t, srv), "/q").Deliveries(t.Context())
 		slow := <-ch // keeps its place at the front
 		ackAll(t, ch, 1000)
 		must(t, q.Send(t.Context(), counted(1000)...))
@@ -107,7 +108,7 @@ func TestSendGoesOnWhenRoomComesAnywhereInTheQueue(t *testing.T) {
 
 func TestSendWaitsWhileAFullQueueIsFull(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		q := NewQueue[int](open(t, srv), "/q", WithMaxLen(3), WithPriorities(2))
+		q := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithMaxLen(3), zsync.WithPriorities(2))
 		must(t, q.SendPriority(t.Context(), 0, 1, 2))
 		must(t, q.SendAt(t.Context(), time.Now().Add(time.Hour), 3))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -121,8 +122,8 @@ func TestSendWaitsWhileAFullQueueIsFull(t *testing.T) {
 
 func TestInSendsEverythingToAQueueOfLimitedLength(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		q := NewQueue[int](open(t, srv), "/q", WithMaxLen(10))
-		ch := NewQueue[int](open(t, srv), "/q").Recv(t.Context())
+		q := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithMaxLen(10))
+		ch := zsync.NewQueue[int](open(t, srv), "/q").Recv(t.Context())
 		got := make(chan []int, 1)
 		go func() { got <- collect(t, ch, 100) }()
 		srv.SetLatency(5 * time.Millisecond)
@@ -142,7 +143,7 @@ func TestInSendsEverythingToAQueueOfLimitedLength(t *testing.T) {
 
 func TestBucketThatIsFullCostsNoFailedTransaction(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		q := NewQueue[int](open(t, srv), "/q")
+		q := zsync.NewQueue[int](open(t, srv), "/q")
 		must(t, q.Send(t.Context(), 0))
 		multis := 0
 		read := oneByOne(srv, func(r zktest.Request) zktest.Action {
@@ -174,7 +175,7 @@ func TestLateRemovalNeverPassesForAnother(t *testing.T) {
 		for _, lost := range []bool{false, true} {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
 				s := open(t, srv)
-				q, other := NewQueue[int](s, "/q"), NewQueue[int](open(t, srv), "/q")
+				q, other := zsync.NewQueue[int](s, "/q"), zsync.NewQueue[int](open(t, srv), "/q")
 				must(t, other.Send(t.Context(), counted(200)...))
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
@@ -233,7 +234,7 @@ func TestSendThatWasRefusedIsNotStoredLater(t *testing.T) {
 		for _, made := range []bool{false, true} {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
 				s := open(t, srv)
-				q, other := NewQueue[int](s, "/q"), NewQueue[int](open(t, srv), "/q")
+				q, other := zsync.NewQueue[int](s, "/q"), zsync.NewQueue[int](open(t, srv), "/q")
 				must(t, other.Send(t.Context(), 0))
 				time.Sleep(time.Minute)
 				if made {
@@ -286,8 +287,8 @@ func TestWhatTheDeadHadComesBackToConsumersWhoseLivesAreShort(t *testing.T) {
 	// strand leaves an element in the hands of a process that is dead.
 	strand := func(t *testing.T, srv *zktest.Server) {
 		dead, kill := mortal(t, srv)
-		must(t, NewQueue[int](open(t, srv), "/q").Send(t.Context(), 7))
-		<-NewQueue[int](dead, "/q").Deliveries(t.Context())
+		must(t, zsync.NewQueue[int](open(t, srv), "/q").Send(t.Context(), 7))
+		<-zsync.NewQueue[int](dead, "/q").Deliveries(t.Context())
 		synctest.Wait()
 		kill()
 	}
@@ -308,7 +309,7 @@ func TestWhatTheDeadHadComesBackToConsumersWhoseLivesAreShort(t *testing.T) {
 	t.Run("Recv", func(t *testing.T) {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			strand(t, srv)
-			q := NewQueue[int](open(t, srv), "/q")
+			q := zsync.NewQueue[int](open(t, srv), "/q")
 			within(t, func(ctx context.Context) (int, bool) {
 				v, ok := <-q.Recv(ctx)
 				return v, ok
@@ -318,7 +319,7 @@ func TestWhatTheDeadHadComesBackToConsumersWhoseLivesAreShort(t *testing.T) {
 	t.Run("TryRecv", func(t *testing.T) {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			strand(t, srv)
-			q := NewQueue[int](open(t, srv), "/q")
+			q := zsync.NewQueue[int](open(t, srv), "/q")
 			within(t, func(ctx context.Context) (int, bool) {
 				v, ok, _ := q.TryRecv(ctx)
 				return v, ok
@@ -331,7 +332,7 @@ func TestWhatTheDeadHadComesBackToConsumersWhoseLivesAreShort(t *testing.T) {
 			within(t, func(ctx context.Context) (int, bool) {
 				s := open(t, srv)
 				defer s.Close()
-				v, ok, _ := NewQueue[int](s, "/q").TryRecv(ctx)
+				v, ok, _ := zsync.NewQueue[int](s, "/q").TryRecv(ctx)
 				return v, ok
 			})
 			time.Sleep(time.Minute)
@@ -345,7 +346,7 @@ func TestWhatTheDeadHadComesBackToConsumersWhoseLivesAreShort(t *testing.T) {
 func TestMarkOfADeadClaimantGoesWhenItComesBack(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		q, other := NewQueue[int](s, "/q"), NewQueue[int](open(t, srv), "/q")
+		q, other := zsync.NewQueue[int](s, "/q"), zsync.NewQueue[int](open(t, srv), "/q")
 		must(t, other.Send(t.Context(), 1))
 		ctx, cancel := context.WithCancel(t.Context())
 		<-q.Deliveries(ctx)
@@ -372,7 +373,7 @@ func TestMarkOfADeadClaimantGoesWhenItComesBack(t *testing.T) {
 }
 
 // deleteTree deletes a znode and everything below it.
-func deleteTree(t testing.TB, s *Session, path string) {
+func deleteTree(t testing.TB, s *zsync.Session, path string) {
 	t.Helper()
 	for _, name := range childrenOf(t, s, path) {
 		deleteTree(t, s, session.ChildPath(path, name))
@@ -384,7 +385,7 @@ func TestAckOfAnElementOfADeletedQueueTakesNothingFromTheNext(t *testing.T) {
 	for _, delayed := range []bool{false, true} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			s, at := open(t, srv), time.Now()
-			a, b, c := NewQueue[string](s, "/q"), NewQueue[string](open(t, srv), "/q"), NewQueue[string](open(t, srv), "/q")
+			a, b, c := zsync.NewQueue[string](s, "/q"), zsync.NewQueue[string](open(t, srv), "/q"), zsync.NewQueue[string](open(t, srv), "/q")
 			send := func(v string) {
 				if delayed {
 					must(t, a.SendAt(t.Context(), at, v))
@@ -398,7 +399,7 @@ func TestAckOfAnElementOfADeletedQueueTakesNothingFromTheNext(t *testing.T) {
 			cancel()
 			deleteTree(t, s, "/q")
 			send("new")
-			wantErr(t, d.Ack(t.Context()), ErrLost)
+			wantErr(t, d.Ack(t.Context()), zsync.ErrLost)
 			wantLen(t, a, 1)
 			if v, ok, err := c.TryRecv(t.Context()); v != "new" || !ok || err != nil {
 				t.Errorf("TryRecv = %q, %v, %v", v, ok, err)
@@ -407,7 +408,7 @@ func TestAckOfAnElementOfADeletedQueueTakesNothingFromTheNext(t *testing.T) {
 	}
 }
 
-func listDead[T any](t testing.TB, q *Queue[T]) (ds []DeadLetter) {
+func listDead[T any](t testing.TB, q *zsync.Queue[T]) (ds []zsync.DeadLetter) {
 	t.Helper()
 	for d, err := range q.Dead(t.Context()) {
 		must(t, err)
@@ -418,8 +419,8 @@ func listDead[T any](t testing.TB, q *Queue[T]) (ds []DeadLetter) {
 
 func TestDeadLetterThatWasRemovedIsNeverTakenForALaterOne(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		raw := NewQueue[string](open(t, srv), "/q", WithCodec(Raw))
-		q := NewQueue[int](open(t, srv), "/q")
+		raw := zsync.NewQueue[string](open(t, srv), "/q", zsync.WithCodec(zsync.Raw))
+		q := zsync.NewQueue[int](open(t, srv), "/q")
 		q.Recv(t.Context())
 		must(t, raw.Send(t.Context(), "{first"))
 		time.Sleep(time.Second)
@@ -438,7 +439,7 @@ func TestDeadLetterThatWasRemovedIsNeverTakenForALaterOne(t *testing.T) {
 }
 
 // keepReceipts keeps the receipts' directory, so that a TryRecv need not make it.
-func keepReceipts(t testing.TB, s *Session) {
+func keepReceipts(t testing.TB, s *zsync.Session) {
 	t.Helper()
 	_, err := mustLive(t, s).Create(t.Context(), "/q-receipts/keep", nil)
 	must(t, err)
@@ -446,7 +447,7 @@ func keepReceipts(t testing.TB, s *Session) {
 
 // loseTake loses the reply of the TryRecv of s, and its connection for two
 // seconds.
-func loseTake(s *Session, taken *atomic.Bool) func(r zktest.Request) zktest.Action {
+func loseTake(s *zsync.Session, taken *atomic.Bool) func(r zktest.Request) zktest.Action {
 	return func(r zktest.Request) zktest.Action {
 		switch {
 		case r.Session != s.ID():
@@ -463,7 +464,7 @@ func loseTake(s *Session, taken *atomic.Bool) func(r zktest.Request) zktest.Acti
 func TestElementThatIsPutBackStaysBehindNothingThatCameLater(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s3 := open(t, srv)
-		p1, p2, taker := NewQueue[int](open(t, srv), "/q"), NewQueue[int](open(t, srv), "/q"), NewQueue[int](s3, "/q")
+		p1, p2, taker := zsync.NewQueue[int](open(t, srv), "/q"), zsync.NewQueue[int](open(t, srv), "/q"), zsync.NewQueue[int](s3, "/q")
 		must(t, p1.Send(t.Context(), 0))
 		must(t, p1.Send(t.Context(), 1)) // p1 knows the first bucket
 		must(t, p2.Send(t.Context(), counted(1000)...))
@@ -501,10 +502,10 @@ func TestElementThatIsPutBackStaysBehindNothingThatCameLater(t *testing.T) {
 func TestElementThatAClaimMissedIsReceivedWhenItIsPutBack(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s2, s3 := open(t, srv), open(t, srv)
-		a, taker := NewQueue[int](open(t, srv), "/q"), NewQueue[int](s3, "/q")
+		a, taker := zsync.NewQueue[int](open(t, srv), "/q"), zsync.NewQueue[int](s3, "/q")
 		keepReceipts(t, s3)
 		must(t, a.Send(t.Context(), counted(20)...))
-		ch := NewQueue[int](s2, "/q", WithPrefetch(8)).Deliveries(t.Context())
+		ch := zsync.NewQueue[int](s2, "/q", zsync.WithPrefetch(8)).Deliveries(t.Context())
 		ds := collect(t, ch, 10)
 		synctest.Wait()
 		var taken atomic.Bool
@@ -554,11 +555,11 @@ func (c cleanCodec) Unmarshal(data []byte, v any) error {
 
 func TestOneUnacknowledgedDeliveryKeepsNoOtherInMemory(t *testing.T) {
 	srv := zktest.Start(t)
-	s, err := Connect(t.Context(), srv.Addr(), WithDialer(srv.Dial))
+	s, err := zsync.Connect(t.Context(), srv.Addr(), zsync.WithDialer(srv.Dial))
 	must(t, err)
 	defer s.Close()
 	var garbage atomic.Int64
-	q := NewQueue[[]byte](s, "/q", WithCodec(cleanCodec{&garbage}))
+	q := zsync.NewQueue[[]byte](s, "/q", zsync.WithCodec(cleanCodec{&garbage}))
 	for range 4 {
 		batch := make([][]byte, 100)
 		for i := range batch {
@@ -568,7 +569,7 @@ func TestOneUnacknowledgedDeliveryKeepsNoOtherInMemory(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ch := q.Deliveries(ctx)
-	var kept []Delivery[[]byte]
+	var kept []zsync.Delivery[[]byte]
 	for i := range 400 {
 		d := <-ch
 		if i%20 == 7 {
@@ -593,13 +594,13 @@ func TestOneUnacknowledgedDeliveryKeepsNoOtherInMemory(t *testing.T) {
 func TestDeadLetterIsReportedWhenItIsThereAndOnce(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		var reported atomic.Int64
-		s := open(t, srv, WithObserver(ObserverFunc(func(e Event) {
-			if e.Kind == Dead {
+		s := open(t, srv, zsync.WithObserver(zsync.ObserverFunc(func(e zsync.Event) {
+			if e.Kind == zsync.Dead {
 				reported.Add(1)
 			}
 		})))
-		raw := NewQueue[string](open(t, srv), "/q", WithCodec(Raw))
-		q := NewQueue[int](s, "/q")
+		raw := zsync.NewQueue[string](open(t, srv), "/q", zsync.WithCodec(zsync.Raw))
+		q := zsync.NewQueue[int](s, "/q")
 		must(t, raw.Send(t.Context(), "{"))
 		id := s.ID()
 		srv.Intercept(func(r zktest.Request) zktest.Action {
@@ -625,7 +626,7 @@ func TestDeadLetterIsReportedWhenItIsThereAndOnce(t *testing.T) {
 
 func TestPeekWritesNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		a, q := NewQueue[int](open(t, srv), "/q"), NewQueue[int](open(t, srv), "/q")
+		a, q := zsync.NewQueue[int](open(t, srv), "/q"), zsync.NewQueue[int](open(t, srv), "/q")
 		must(t, a.Send(t.Context(), 1))
 		time.Sleep(time.Minute)
 		srv.Intercept(func(r zktest.Request) zktest.Action {
@@ -645,10 +646,10 @@ func TestPeekWritesNothing(t *testing.T) {
 func TestChannelsOfABadlyMadeQueueCloseAtOnceAndErrSaysWhy(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		for name, q := range map[string]*Queue[int]{
-			"relative path": NewQueue[int](s, "q"),
-			"bad option":    NewQueue[int](s, "/q", WithPrefetch(0)),
-			"no session":    NewQueue[int](nil, "/q"),
+		for name, q := range map[string]*zsync.Queue[int]{
+			"relative path": zsync.NewQueue[int](s, "q"),
+			"bad option":    zsync.NewQueue[int](s, "/q", zsync.WithPrefetch(0)),
+			"no session":    zsync.NewQueue[int](nil, "/q"),
 			"zero":          {},
 		} {
 			if q.Err() == nil {
@@ -684,7 +685,7 @@ func TestChannelsOfABadlyMadeQueueCloseAtOnceAndErrSaysWhy(t *testing.T) {
 				t.Errorf("%s: All and Dead yield %d errors, want one each", name, n)
 			}
 		}
-		if err := NewQueue[int](s, "/q").Err(); err != nil {
+		if err := zsync.NewQueue[int](s, "/q").Err(); err != nil {
 			t.Errorf("Err of a good queue: %v", err)
 		}
 	})
@@ -692,16 +693,16 @@ func TestChannelsOfABadlyMadeQueueCloseAtOnceAndErrSaysWhy(t *testing.T) {
 
 func TestConsumerWhoseTypeDoesNotFitLeavesTheQueueAlone(t *testing.T) {
 	const misfits = 3 // in a row; those that follow are left in the queue
-	for _, layout := range []QueueLayout{LayoutZsync, LayoutSimpleQueue} {
+	for _, layout := range []zsync.QueueLayout{zsync.LayoutZsync, zsync.LayoutSimpleQueue} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			const n = 300
-			a := NewQueue[string](open(t, srv), "/q", WithCodec(Raw), WithQueueLayout(layout))
+			a := zsync.NewQueue[string](open(t, srv), "/q", zsync.WithCodec(zsync.Raw), zsync.WithQueueLayout(layout))
 			vs := make([]string, n)
 			for i := range vs {
 				vs[i] = fmt.Sprintf("{%d", i)
 			}
 			must(t, a.Send(t.Context(), vs...))
-			wrong := NewQueue[int](open(t, srv), "/q", WithQueueLayout(layout))
+			wrong := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithQueueLayout(layout))
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 			defer cancel()
 			told := 0
@@ -732,7 +733,7 @@ func TestConsumerWhoseTypeDoesNotFitLeavesTheQueueAlone(t *testing.T) {
 func TestManyElementsThatDoNotDecodeHoldUpNoOther(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		raw, q := NewQueue[string](s, "/q", WithCodec(Raw)), NewQueue[int](open(t, srv), "/q")
+		raw, q := zsync.NewQueue[string](s, "/q", zsync.WithCodec(zsync.Raw)), zsync.NewQueue[int](open(t, srv), "/q")
 		for range 10 {
 			must(t, raw.Send(t.Context(), "{"))
 		}
@@ -753,7 +754,7 @@ func TestManyElementsThatDoNotDecodeHoldUpNoOther(t *testing.T) {
 
 func TestAllYieldsWhatDoesNotDecode(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		raw, q := NewQueue[string](open(t, srv), "/q", WithCodec(Raw)), NewQueue[int](open(t, srv), "/q")
+		raw, q := zsync.NewQueue[string](open(t, srv), "/q", zsync.WithCodec(zsync.Raw)), zsync.NewQueue[int](open(t, srv), "/q")
 		must(t, raw.Send(t.Context(), "{mend me", "{forget me", "3"))
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -785,7 +786,7 @@ func TestAllYieldsWhatDoesNotDecode(t *testing.T) {
 
 func TestElementThatCannotBeReadHoldsUpNoOther(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		a, b := NewQueue[int](open(t, srv), "/q"), NewQueue[int](open(t, srv), "/q")
+		a, b := zsync.NewQueue[int](open(t, srv), "/q"), zsync.NewQueue[int](open(t, srv), "/q")
 		must(t, a.Send(t.Context(), counted(10)...))
 		hidden := func(path string) bool { return strings.HasSuffix(path, "e-0000000003") }
 		srv.Intercept(func(r zktest.Request) zktest.Action {
@@ -825,7 +826,7 @@ func TestElementThatCannotBeReadHoldsUpNoOther(t *testing.T) {
 func TestTryRecvAndClearAreServedBesideBusyConsumers(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		srv.SetLatency(time.Millisecond)
-		a, b := NewQueue[int](open(t, srv), "/q"), NewQueue[int](open(t, srv), "/q")
+		a, b := zsync.NewQueue[int](open(t, srv), "/q"), zsync.NewQueue[int](open(t, srv), "/q")
 		for range 30 {
 			must(t, a.Send(t.Context(), counted(1000)...))
 		}
@@ -833,7 +834,7 @@ func TestTryRecvAndClearAreServedBesideBusyConsumers(t *testing.T) {
 		defer cancel()
 		for range 2 {
 			go func() {
-				for range NewQueue[int](open(t, srv), "/q").Recv(ctx) {
+				for range zsync.NewQueue[int](open(t, srv), "/q").Recv(ctx) {
 				}
 			}()
 		}
@@ -855,7 +856,7 @@ func TestTryRecvAndClearAreServedBesideBusyConsumers(t *testing.T) {
 
 func TestAckWithAContextThatHasEndedStillRemoves(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		a, b := NewQueue[int](open(t, srv), "/q"), NewQueue[int](open(t, srv), "/q")
+		a, b := zsync.NewQueue[int](open(t, srv), "/q"), zsync.NewQueue[int](open(t, srv), "/q")
 		must(t, a.Send(t.Context(), 1))
 		ctx, cancel := context.WithCancel(t.Context())
 		d := <-b.Deliveries(ctx)

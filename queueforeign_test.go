@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"bytes"
@@ -15,16 +15,17 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/zktest"
 )
 
-var allLayouts = []QueueLayout{LayoutZsync, LayoutSimpleQueue, LayoutDistributedQueue, LayoutKazooQueue}
+var allLayouts = []zsync.QueueLayout{zsync.LayoutZsync, zsync.LayoutSimpleQueue, zsync.LayoutDistributedQueue, zsync.LayoutKazooQueue}
 
 // inAllLayouts runs f in a bubble for each layout.
-func inAllLayouts(t *testing.T, f func(t *testing.T, srv *zktest.Server, layout QueueOption)) {
+func inAllLayouts(t *testing.T, f func(t *testing.T, srv *zktest.Server, layout zsync.QueueOption)) {
 	for _, l := range allLayouts {
 		t.Run(l.String(), func(t *testing.T) {
-			bubble(t, func(t *testing.T, srv *zktest.Server) { f(t, srv, WithQueueLayout(l)) })
+			bubble(t, func(t *testing.T, srv *zktest.Server) { f(t, srv, zsync.WithQueueLayout(l)) })
 		})
 	}
 }
@@ -41,7 +42,7 @@ func curatorFrame(all ...[]byte) []byte {
 }
 
 // elementsIn counts the elements of a queue, and its dead letters, when all is quiet.
-func elementsIn(t *testing.T, s *Session, q *Queue[int]) (elements, dead int) {
+func elementsIn(t *testing.T, s *zsync.Session, q *zsync.Queue[int]) (elements, dead int) {
 	t.Helper()
 	time.Sleep(time.Minute)
 	n, err := q.Len(t.Context())
@@ -57,10 +58,10 @@ func elementsIn(t *testing.T, s *Session, q *Queue[int]) (elements, dead int) {
 // A consumer that leaves at any moment of a claim, and closes its Session then,
 // once or from two goroutines, leaves every element that it has not received.
 func TestElementsSurviveACloseInGoodOrderAtAnyMoment(t *testing.T) {
-	inAllLayouts(t, func(t *testing.T, srv *zktest.Server, layout QueueOption) {
+	inAllLayouts(t, func(t *testing.T, srv *zktest.Server, layout zsync.QueueOption) {
 		for i := range 40 {
 			s, other := open(t, srv), open(t, srv)
-			q, rest := NewQueue[int](s, "/q", layout, WithPrefetch(4)), NewQueue[int](other, "/q", layout)
+			q, rest := zsync.NewQueue[int](s, "/q", layout, zsync.WithPrefetch(4)), zsync.NewQueue[int](other, "/q", layout)
 			must(t, rest.Send(t.Context(), 1, 2, 3, 4, 5, 6))
 			srv.SetLatency(time.Millisecond)
 			ctx, cancel := context.WithCancel(t.Context())
@@ -88,16 +89,16 @@ func TestElementsSurviveACloseInGoodOrderAtAnyMoment(t *testing.T) {
 // The same for TryRecv, of good elements and of one that goes to the dead
 // letters, which is not restored as well.
 func TestElementsSurviveACancelledTryRecvAndClose(t *testing.T) {
-	inAllLayouts(t, func(t *testing.T, srv *zktest.Server, layout QueueOption) {
+	inAllLayouts(t, func(t *testing.T, srv *zktest.Server, layout zsync.QueueOption) {
 		other := open(t, srv)
-		rest := NewQueue[int](other, "/q", layout)
+		rest := zsync.NewQueue[int](other, "/q", layout)
 		for i := range 40 {
 			s := open(t, srv)
-			q := NewQueue[int](s, "/q", layout)
+			q := zsync.NewQueue[int](s, "/q", layout)
 			if i%2 == 0 {
 				must(t, rest.Send(t.Context(), 1))
 			} else {
-				must(t, NewQueue[string](other, "/q", layout).Send(t.Context(), "x"))
+				must(t, zsync.NewQueue[string](other, "/q", layout).Send(t.Context(), "x"))
 			}
 			_, before := elementsIn(t, other, rest)
 			srv.SetLatency(time.Millisecond)
@@ -122,12 +123,12 @@ func TestElementsSurviveACancelledTryRecvAndClose(t *testing.T) {
 // CASES 32: an element that is none stays where it is while the dead letters
 // cannot be written, and does not hold up the others.
 func TestElementThatCannotBeBuriedStays(t *testing.T) {
-	inAllLayouts(t, func(t *testing.T, srv *zktest.Server, layout QueueOption) {
+	inAllLayouts(t, func(t *testing.T, srv *zktest.Server, layout zsync.QueueOption) {
 		s := open(t, srv)
 		_, err := s.Txn(t.Context(), &zk.CreateRequest{Path: "/q-dead", Acl: zk.WorldACL(zk.PermRead | zk.PermAdmin)})
 		must(t, err)
-		must(t, NewQueue[any](s, "/q", layout).Send(t.Context(), "x", 1))
-		q := NewQueue[int](open(t, srv), "/q", layout)
+		must(t, zsync.NewQueue[any](s, "/q", layout).Send(t.Context(), "x", 1))
+		q := zsync.NewQueue[int](open(t, srv), "/q", layout)
 		_, _, err = q.TryRecv(t.Context())
 		wantErr(t, err, zk.ErrNoAuth)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -153,22 +154,22 @@ func TestElementThatCannotBeBuriedStays(t *testing.T) {
 // A dead letter comes back as it was sent, at its priority, whoever met it.
 func TestRequeuedElementIsAsItWasSent(t *testing.T) {
 	for _, c := range []struct {
-		layout QueueLayout
-		opts   []QueueOption
+		layout zsync.QueueLayout
+		opts   []zsync.QueueOption
 		name   string // up to the number; of the bucket in our own layout
 	}{
-		{LayoutZsync, []QueueOption{WithPriorities(30)}, "b-00007-"},
-		{LayoutSimpleQueue, nil, "qn-"},
-		{LayoutDistributedQueue, nil, "queue-"},
-		{LayoutDistributedQueue, []QueueOption{WithPriorities(30)}, "queue-100000007"},
-		{LayoutKazooQueue, nil, "entry-100-"},
-		{LayoutKazooQueue, []QueueOption{WithPriorities(30)}, "entry-007-"},
+		{zsync.LayoutZsync, []zsync.QueueOption{zsync.WithPriorities(30)}, "b-00007-"},
+		{zsync.LayoutSimpleQueue, nil, "qn-"},
+		{zsync.LayoutDistributedQueue, nil, "queue-"},
+		{zsync.LayoutDistributedQueue, []zsync.QueueOption{zsync.WithPriorities(30)}, "queue-100000007"},
+		{zsync.LayoutKazooQueue, nil, "entry-100-"},
+		{zsync.LayoutKazooQueue, []zsync.QueueOption{zsync.WithPriorities(30)}, "entry-007-"},
 	} {
 		for _, try := range []bool{false, true} {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
 				s := open(t, srv)
-				opts := append(c.opts, WithQueueLayout(c.layout))
-				good, bad := NewQueue[string](s, "/q", opts...), NewQueue[int](s, "/q", opts...)
+				opts := append(c.opts, zsync.WithQueueLayout(c.layout))
+				good, bad := zsync.NewQueue[string](s, "/q", opts...), zsync.NewQueue[int](s, "/q", opts...)
 				if c.opts == nil {
 					must(t, good.Send(t.Context(), "x"))
 				} else {
@@ -208,7 +209,7 @@ func TestRequeuedElementIsAsItWasSent(t *testing.T) {
 func TestRequeueKeepsWhatIsInNoFrame(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		q := NewQueue[string](s, "/q", WithCodec(Raw), WithQueueLayout(LayoutDistributedQueue))
+		q := zsync.NewQueue[string](s, "/q", zsync.WithCodec(zsync.Raw), zsync.WithQueueLayout(zsync.LayoutDistributedQueue))
 		putCurator(t, s, []byte("junk"))
 		_, ok, err := q.Peek(t.Context())
 		if ok || err == nil || !strings.Contains(err.Error(), "frame") {
@@ -231,7 +232,7 @@ func TestRequeueKeepsWhatIsInNoFrame(t *testing.T) {
 }
 
 // putCurator stores a znode as Curator's DistributedQueue does.
-func putCurator(t *testing.T, s *Session, data []byte) {
+func putCurator(t *testing.T, s *zsync.Session, data []byte) {
 	t.Helper()
 	inc := live(t, s)
 	_, err := inc.Create(t.Context(), "/q", nil)
@@ -244,7 +245,7 @@ func putCurator(t *testing.T, s *Session, data []byte) {
 // like any other.
 func TestElementsOfOneZnodeAreTakenOneByOne(t *testing.T) {
 	abc := curatorFrame([]byte("a"), []byte("b"), []byte("c"))
-	all := func(t *testing.T, q *Queue[string]) (got []string) {
+	all := func(t *testing.T, q *zsync.Queue[string]) (got []string) {
 		for {
 			v, ok, err := q.TryRecv(t.Context())
 			if must(t, err); !ok {
@@ -253,11 +254,11 @@ func TestElementsOfOneZnodeAreTakenOneByOne(t *testing.T) {
 			got = append(got, v)
 		}
 	}
-	start := func(t *testing.T, srv *zktest.Server) (*Session, *Queue[string]) {
+	start := func(t *testing.T, srv *zktest.Server) (*zsync.Session, *zsync.Queue[string]) {
 		s := open(t, srv)
 		putCurator(t, s, curatorFrame()) // none
 		putCurator(t, s, abc)
-		q := NewQueue[string](s, "/q", WithCodec(Raw), WithQueueLayout(LayoutDistributedQueue), WithPrefetch(2))
+		q := zsync.NewQueue[string](s, "/q", zsync.WithCodec(zsync.Raw), zsync.WithQueueLayout(zsync.LayoutDistributedQueue), zsync.WithPrefetch(2))
 		must(t, q.Send(t.Context(), "z"))
 		if v, ok, err := q.Peek(t.Context()); v != "a" || !ok || err != nil {
 			t.Errorf("Peek = %q, %v, %v", v, ok, err)
@@ -306,7 +307,7 @@ func TestElementsOfOneZnodeAreTakenOneByOne(t *testing.T) {
 			var got []string
 			var taking sync.WaitGroup
 			for i := range 4 {
-				q := NewQueue[string](open(t, srv), "/q", WithCodec(Raw), WithQueueLayout(LayoutDistributedQueue))
+				q := zsync.NewQueue[string](open(t, srv), "/q", zsync.WithCodec(zsync.Raw), zsync.WithQueueLayout(zsync.LayoutDistributedQueue))
 				taking.Go(func() {
 					if i%2 == 0 {
 						vs := all(t, q)
@@ -338,7 +339,7 @@ func TestElementsOfOneZnodeAreTakenOneByOne(t *testing.T) {
 				many = append(many, fmt.Appendf(nil, "%04d %s", i, strings.Repeat("x", 800)))
 			}
 			putCurator(t, s, curatorFrame(many...))
-			q := NewQueue[[]byte](s, "/q", WithCodec(Raw), WithQueueLayout(LayoutDistributedQueue))
+			q := zsync.NewQueue[[]byte](s, "/q", zsync.WithCodec(zsync.Raw), zsync.WithQueueLayout(zsync.LayoutDistributedQueue))
 			for i, want := range many {
 				if i%400 == 0 {
 					v, ok, err := q.Peek(t.Context())
@@ -357,8 +358,8 @@ func TestElementsOfOneZnodeAreTakenOneByOne(t *testing.T) {
 }
 
 func TestDeliveryKnowsItsElementInEveryLayout(t *testing.T) {
-	inAllLayouts(t, func(t *testing.T, srv *zktest.Server, layout QueueOption) {
-		q := NewQueue[int](open(t, srv), "/q", layout)
+	inAllLayouts(t, func(t *testing.T, srv *zktest.Server, layout zsync.QueueOption) {
+		q := zsync.NewQueue[int](open(t, srv), "/q", layout)
 		sent := time.Now()
 		must(t, q.Send(t.Context(), 1, 2))
 		time.Sleep(time.Minute)
@@ -381,20 +382,20 @@ func TestDeliveryKnowsItsElementInEveryLayout(t *testing.T) {
 // it cannot it refuses.
 func TestCodecsGiveBackWhatTheyTakeOfAnInterface(t *testing.T) {
 	for _, c := range []struct {
-		codec Codec
+		codec zsync.Codec
 		v     any
 		ok    bool
 	}{
-		{JSON, "x", true},
-		{Gob, "x", true},
-		{Gob, 7, true},
-		{Gob, []byte("x"), true},
-		{Gob, struct{ A int }{1}, false}, // not registered
-		{Gob, nil, true},
-		{Raw, []byte("x"), true},
-		{Raw, "x", false},
-		{Raw, 7, false},
-		{Raw, nil, false},
+		{zsync.JSON, "x", true},
+		{zsync.Gob, "x", true},
+		{zsync.Gob, 7, true},
+		{zsync.Gob, []byte("x"), true},
+		{zsync.Gob, struct{ A int }{1}, false}, // not registered
+		{zsync.Gob, nil, true},
+		{zsync.Raw, []byte("x"), true},
+		{zsync.Raw, "x", false},
+		{zsync.Raw, 7, false},
+		{zsync.Raw, nil, false},
 	} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			s := open(t, srv)
@@ -404,32 +405,32 @@ func TestCodecsGiveBackWhatTheyTakeOfAnInterface(t *testing.T) {
 					t.Errorf("%T: %s of %#v gives %#v, %v", c.codec, what, c.v, v, err)
 				}
 			}
-			q := NewQueue[any](s, "/q", WithCodec(c.codec))
+			q := zsync.NewQueue[any](s, "/q", zsync.WithCodec(c.codec))
 			err := q.Send(t.Context(), c.v)
 			var v any
 			if err == nil {
 				v, _, err = q.TryRecv(t.Context())
 			}
 			check("a Queue", v, err)
-			if c.codec == Raw && !c.ok {
-				wantErr(t, q.Send(t.Context(), c.v), ErrInvalid)
+			if c.codec == zsync.Raw && !c.ok {
+				wantErr(t, q.Send(t.Context(), c.v), zsync.ErrInvalid)
 			}
 
-			value := NewValue[any](s, "/v", WithCodec(c.codec))
+			value := zsync.NewValue[any](s, "/v", zsync.WithCodec(c.codec))
 			if err = value.Store(t.Context(), c.v); err == nil {
 				v, _, err = value.Load(t.Context())
 			}
 			check("a Value", v, err)
 
 			for range 2 { // computed, and then read
-				v, err = OnceValue(s, "/o", func(context.Context) (any, error) { return c.v, nil }, WithCodec(c.codec))(t.Context())
+				v, err = zsync.OnceValue(s, "/o", func(context.Context) (any, error) { return c.v, nil }, zsync.WithCodec(c.codec))(t.Context())
 				check("a OnceValue", v, err)
 			}
 		})
 	}
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		v := NewValue[io.Reader](open(t, srv), "/v", WithCodec(Raw))
-		wantErr(t, v.Store(t.Context(), strings.NewReader("x")), ErrInvalid)
+		v := zsync.NewValue[io.Reader](open(t, srv), "/v", zsync.WithCodec(zsync.Raw))
+		wantErr(t, v.Store(t.Context(), strings.NewReader("x")), zsync.ErrInvalid)
 	})
 }
 
@@ -438,8 +439,8 @@ func TestCodecsGiveBackWhatTheyTakeOfAnInterface(t *testing.T) {
 // end, whoever has the element in hand.
 func TestHammerForeignQueueLosesNothingWhileProcessesLive(t *testing.T) {
 	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
-		opts := []QueueOption{WithQueueLayout(allLayouts[1+rnd.IntN(3)])}
-		var sessions []*Session
+		opts := []zsync.QueueOption{zsync.WithQueueLayout(allLayouts[1+rnd.IntN(3)])}
+		var sessions []*zsync.Session
 		for range 4 {
 			sessions = append(sessions, open(t, srv))
 		}
@@ -447,7 +448,7 @@ func TestHammerForeignQueueLosesNothingWhileProcessesLive(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var producers, consumers sync.WaitGroup
 		for i := range 3 {
-			q := NewQueue[int](sessions[rnd.IntN(len(sessions))], "/q", opts...)
+			q := zsync.NewQueue[int](sessions[rnd.IntN(len(sessions))], "/q", opts...)
 			dice := rand.New(rand.NewPCG(rnd.Uint64(), 1))
 			producers.Go(func() { s.produce(ctx, q, i, 40, dice, time.Second) })
 		}
@@ -455,9 +456,9 @@ func TestHammerForeignQueueLosesNothingWhileProcessesLive(t *testing.T) {
 			own := open(t, srv)
 			sessions = append(sessions, own)
 			dice := rand.New(rand.NewPCG(rnd.Uint64(), 2))
-			prefetch := WithPrefetch(1 + rnd.IntN(8))
+			prefetch := zsync.WithPrefetch(1 + rnd.IntN(8))
 			consumers.Go(func() {
-				q := NewQueue[int](own, "/q", append(opts, prefetch)...)
+				q := zsync.NewQueue[int](own, "/q", append(opts, prefetch)...)
 				for ctx.Err() == nil {
 					short, stop := context.WithTimeout(ctx, time.Duration(1+dice.IntN(30))*time.Second)
 					switch i {
@@ -487,7 +488,7 @@ func TestHammerForeignQueueLosesNothingWhileProcessesLive(t *testing.T) {
 		cancel()
 		consumers.Wait()
 		wantTidy(t, open(t, srv), "/q")
-		wantLen(t, NewQueue[int](open(t, srv), "/q", opts...), 0)
+		wantLen(t, zsync.NewQueue[int](open(t, srv), "/q", opts...), 0)
 	})
 }
 
@@ -495,10 +496,10 @@ func TestForeignLayoutsRefuseWhatTheyCannotKeep(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		for _, l := range allLayouts[1:] {
-			for _, o := range []QueueOption{WithMaxAttempts(3), WithMaxLen(3)} {
-				wantErr(t, NewQueue[int](s, "/q", WithQueueLayout(l), o).Send(t.Context(), 1), ErrInvalid)
+			for _, o := range []zsync.QueueOption{zsync.WithMaxAttempts(3), zsync.WithMaxLen(3)} {
+				wantErr(t, zsync.NewQueue[int](s, "/q", zsync.WithQueueLayout(l), o).Send(t.Context(), 1), zsync.ErrInvalid)
 			}
-			wantErr(t, NewQueue[int](s, "/q", WithQueueLayout(l)).SendAt(t.Context(), time.Now(), 1), ErrInvalid)
+			wantErr(t, zsync.NewQueue[int](s, "/q", zsync.WithQueueLayout(l)).SendAt(t.Context(), time.Now(), 1), zsync.ErrInvalid)
 		}
 	})
 }

@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
@@ -112,7 +113,7 @@ func (s *stock) await(limit time.Duration) {
 }
 
 // produce sends n elements in batches of random size.
-func (s *stock) produce(ctx context.Context, q *Queue[int], number, n int, rnd *rand.Rand, pause time.Duration) {
+func (s *stock) produce(ctx context.Context, q *zsync.Queue[int], number, n int, rnd *rand.Rand, pause time.Duration) {
 	for i := 0; i < n; {
 		var vs []int
 		for range min(1+rnd.IntN(8), n-i) {
@@ -133,13 +134,13 @@ func (s *stock) produce(ctx context.Context, q *Queue[int], number, n int, rnd *
 
 // ack takes deliveries until the channel is closed. Some are returned, some
 // kept for a while.
-func (s *stock) ack(ctx context.Context, q *Queue[int], rnd *rand.Rand, pause time.Duration) {
+func (s *stock) ack(ctx context.Context, q *zsync.Queue[int], rnd *rand.Rand, pause time.Duration) {
 	for d := range q.Deliveries(ctx) {
 		if rnd.IntN(4) == 0 && pause > 0 {
 			time.Sleep(rand.N(pause))
 		}
 		if rnd.IntN(8) == 0 {
-			if err := d.Nack(); err != nil && !errors.Is(err, ErrLost) {
+			if err := d.Nack(); err != nil && !errors.Is(err, zsync.ErrLost) {
 				s.t.Errorf("Nack: %v", err)
 			}
 			continue
@@ -147,7 +148,7 @@ func (s *stock) ack(ctx context.Context, q *Queue[int], rnd *rand.Rand, pause ti
 		switch err := d.Ack(context.Background()); {
 		case err == nil:
 			s.take(d.Value, false)
-		case !errors.Is(err, ErrLost):
+		case !errors.Is(err, zsync.ErrLost):
 			s.t.Errorf("Ack: %v", err)
 		}
 	}
@@ -155,7 +156,7 @@ func (s *stock) ack(ctx context.Context, q *Queue[int], rnd *rand.Rand, pause ti
 
 // wantTidy fails unless nothing is left of a queue but its own znodes, when
 // nobody uses it any more.
-func wantTidy(t testing.TB, s *Session, path string) {
+func wantTidy(t testing.TB, s *zsync.Session, path string) {
 	t.Helper()
 	eventually(t, func() error {
 		for _, suffix := range []string{"-claims", "-senders", "-receipts", "-consumers", "-dead"} {
@@ -170,7 +171,7 @@ func wantTidy(t testing.TB, s *Session, path string) {
 
 func TestHammerQueueConfirmedElementsComeAndNoneIsAcknowledgedTwice(t *testing.T) {
 	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
-		var sessions []*Session
+		var sessions []*zsync.Session
 		for range 4 {
 			sessions = append(sessions, open(t, srv))
 		}
@@ -178,12 +179,12 @@ func TestHammerQueueConfirmedElementsComeAndNoneIsAcknowledgedTwice(t *testing.T
 		ctx, cancel := context.WithCancel(t.Context())
 		var producers, consumers sync.WaitGroup
 		for i := range 3 {
-			q := NewQueue[int](sessions[rnd.IntN(len(sessions))], "/q")
+			q := zsync.NewQueue[int](sessions[rnd.IntN(len(sessions))], "/q")
 			dice := rand.New(rand.NewPCG(rnd.Uint64(), 1))
 			producers.Go(func() { s.produce(ctx, q, i, 40, dice, time.Second) })
 		}
 		for range 4 {
-			q := NewQueue[int](sessions[rnd.IntN(len(sessions))], "/q", WithPrefetch(1+rnd.IntN(8)))
+			q := zsync.NewQueue[int](sessions[rnd.IntN(len(sessions))], "/q", zsync.WithPrefetch(1+rnd.IntN(8)))
 			dice := rand.New(rand.NewPCG(rnd.Uint64(), 2))
 			consumers.Go(func() {
 				for ctx.Err() == nil { // with a channel of its own now and then
@@ -206,7 +207,7 @@ func TestHammerQueueConfirmedElementsComeAndNoneIsAcknowledgedTwice(t *testing.T
 
 // hasty is chaos without a silence that outlasts a session: what Recv gives
 // out in such a silence others may get as well.
-func hasty(t testing.TB, srv *zktest.Server, rnd *rand.Rand, sessions []*Session, until <-chan struct{}) {
+func hasty(t testing.TB, srv *zktest.Server, rnd *rand.Rand, sessions []*zsync.Session, until <-chan struct{}) {
 	var mu sync.Mutex
 	srv.Intercept(func(r zktest.Request) zktest.Action {
 		if r.Op == zktest.OpConnect || r.Op == zktest.OpPing || r.Op == zktest.OpCloseSession {
@@ -244,7 +245,7 @@ func hasty(t testing.TB, srv *zktest.Server, rnd *rand.Rand, sessions []*Session
 
 func TestHammerQueueRecvGivesEachElementOnceWhileProcessesLive(t *testing.T) {
 	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
-		var sessions []*Session
+		var sessions []*zsync.Session
 		for range 4 {
 			sessions = append(sessions, open(t, srv))
 		}
@@ -253,12 +254,12 @@ func TestHammerQueueRecvGivesEachElementOnceWhileProcessesLive(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var producers, consumers sync.WaitGroup
 		for i := range 3 {
-			q := NewQueue[int](sessions[rnd.IntN(len(sessions))], "/q")
+			q := zsync.NewQueue[int](sessions[rnd.IntN(len(sessions))], "/q")
 			dice := rand.New(rand.NewPCG(rnd.Uint64(), 1))
 			producers.Go(func() { s.produce(ctx, q, i, 60, dice, time.Second) })
 		}
 		for range 1 + 3*rnd.IntN(2) {
-			q := NewQueue[int](sessions[rnd.IntN(len(sessions))], "/q", WithPrefetch(1+rnd.IntN(20)))
+			q := zsync.NewQueue[int](sessions[rnd.IntN(len(sessions))], "/q", zsync.WithPrefetch(1+rnd.IntN(20)))
 			dice := rand.New(rand.NewPCG(rnd.Uint64(), 2))
 			consumers.Go(func() {
 				for v := range q.Recv(ctx) {

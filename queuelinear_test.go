@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 
 	"github.com/anishathalye/porcupine"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -83,7 +84,7 @@ func (h *history) check(t testing.TB) {
 	t.Error("the history is not linearizable")
 }
 
-func (h *history) send(t testing.TB, client int, q *Queue[int], rnd *rand.Rand) {
+func (h *history) send(t testing.TB, client int, q *zsync.Queue[int], rnd *rand.Rand) {
 	t.Helper()
 	op := queueOp{kind: "send"}
 	for range 1 + rnd.IntN(3) {
@@ -94,12 +95,12 @@ func (h *history) send(t testing.TB, client int, q *Queue[int], rnd *rand.Rand) 
 
 func TestQueueIsLinearizable(t *testing.T) {
 	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
-		var sessions []*Session
+		var sessions []*zsync.Session
 		var h history
 		var clients sync.WaitGroup
 		for i := range 4 {
 			sessions = append(sessions, open(t, srv))
-			q := NewQueue[int](sessions[i], "/q")
+			q := zsync.NewQueue[int](sessions[i], "/q")
 			dice := rand.New(rand.NewPCG(rnd.Uint64(), uint64(i)))
 			clients.Go(func() {
 				for range 8 {
@@ -135,7 +136,7 @@ func TestQueueIsLinearizable(t *testing.T) {
 
 func TestQueueIsLinearizableWithOneConsumer(t *testing.T) {
 	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
-		var sessions []*Session
+		var sessions []*zsync.Session
 		var h history
 		var clients sync.WaitGroup
 		var left atomic.Int64
@@ -143,7 +144,7 @@ func TestQueueIsLinearizableWithOneConsumer(t *testing.T) {
 		left.Store(producers)
 		for i := range producers {
 			sessions = append(sessions, open(t, srv))
-			q := NewQueue[int](sessions[i], "/q")
+			q := zsync.NewQueue[int](sessions[i], "/q")
 			dice := rand.New(rand.NewPCG(rnd.Uint64(), uint64(i)))
 			clients.Go(func() {
 				for range sends {
@@ -154,7 +155,7 @@ func TestQueueIsLinearizableWithOneConsumer(t *testing.T) {
 			})
 		}
 		sessions = append(sessions, open(t, srv))
-		q := NewQueue[int](sessions[producers], "/q", WithPrefetch(1+rnd.IntN(5)))
+		q := zsync.NewQueue[int](sessions[producers], "/q", zsync.WithPrefetch(1+rnd.IntN(5)))
 		dice := rand.New(rand.NewPCG(rnd.Uint64(), 9))
 		clients.Go(func() {
 			ctx, cancel := context.WithCancel(t.Context())
@@ -185,7 +186,7 @@ func TestQueueIsLinearizableThroughServersThatLag(t *testing.T) {
 			var h history
 			var clients sync.WaitGroup
 			for i := range 4 {
-				q := NewQueue[int](open(t, srv), "/q")
+				q := zsync.NewQueue[int](open(t, srv), "/q")
 				dice := rand.New(rand.NewPCG(rnd.Uint64(), uint64(i)))
 				clients.Go(func() {
 					for range 8 {

@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"bufio"
@@ -18,6 +18,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -53,7 +54,7 @@ func TestQueueProcess(t *testing.T) {
 		io.Copy(io.Discard, os.Stdin)
 		cancel()
 	}()
-	s, err := Connect(ctx, os.Getenv("ZSYNC_QUEUE_SERVERS"), WithSessionTimeout(time.Second))
+	s, err := zsync.Connect(ctx, os.Getenv("ZSYNC_QUEUE_SERVERS"), zsync.WithSessionTimeout(time.Second))
 	if err != nil {
 		return // nobody wants it any more
 	}
@@ -61,7 +62,7 @@ func TestQueueProcess(t *testing.T) {
 	first, _ := strconv.Atoi(os.Getenv("ZSYNC_QUEUE_FIRST"))
 	left, _ := strconv.Atoi(os.Getenv("ZSYNC_QUEUE_LEFT"))
 	rest, _ := time.ParseDuration(os.Getenv("ZSYNC_QUEUE_REST"))
-	q := NewQueue[int](s, "/q")
+	q := zsync.NewQueue[int](s, "/q")
 	var all sync.WaitGroup
 	defer func() {
 		<-ctx.Done()
@@ -108,9 +109,9 @@ func TestQueueProcess(t *testing.T) {
 	}
 }
 
-func settleAloud(d Delivery[int], say func(format string, args ...any)) {
+func settleAloud(d zsync.Delivery[int], say func(format string, args ...any)) {
 	if rand.IntN(50) == 0 {
-		if err := d.Nack(); err != nil && !errors.Is(err, ErrLost) {
+		if err := d.Nack(); err != nil && !errors.Is(err, zsync.ErrLost) {
 			say("e Nack: %v", err)
 		}
 		return
@@ -119,7 +120,7 @@ func settleAloud(d Delivery[int], say func(format string, args ...any)) {
 	switch err := d.Ack(context.Background()); {
 	case err == nil:
 		say("a %d", d.Value)
-	case errors.Is(err, ErrLost):
+	case errors.Is(err, zsync.ErrLost):
 		say("l %d", d.Value)
 	default:
 		say("e Ack: %v", err)

@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -12,24 +12,25 @@ import (
 	"testing"
 	"time"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/zktest"
 )
 
 func TestContextOfADeliveryEndsWithItsClaim(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		q := NewQueue[int](s, "/q")
-		other := NewQueue[int](open(t, srv), "/q")
+		q := zsync.NewQueue[int](s, "/q")
+		other := zsync.NewQueue[int](open(t, srv), "/q")
 		must(t, other.Send(t.Context(), counted(6)...))
 		ctx, cancel := context.WithCancel(t.Context())
 		ds := collect(t, q.Deliveries(ctx), 6)
 		cancel()
 		time.Sleep(time.Second)
-		end := []func(d Delivery[int]) error{
-			func(d Delivery[int]) error { return d.Ack(t.Context()) },
-			func(d Delivery[int]) error { return d.Nack() },
-			func(d Delivery[int]) error { return d.NackAfter(time.Hour) },
-			func(d Delivery[int]) error { return d.Reject(t.Context(), "bad") },
+		end := []func(d zsync.Delivery[int]) error{
+			func(d zsync.Delivery[int]) error { return d.Ack(t.Context()) },
+			func(d zsync.Delivery[int]) error { return d.Nack() },
+			func(d zsync.Delivery[int]) error { return d.NackAfter(time.Hour) },
+			func(d zsync.Delivery[int]) error { return d.Reject(t.Context(), "bad") },
 		}
 		for i, f := range end {
 			c := ds[i].Context()
@@ -37,7 +38,7 @@ func TestContextOfADeliveryEndsWithItsClaim(t *testing.T) {
 				t.Errorf("%d: ended while the claim stands: %v", i, context.Cause(c))
 			}
 			must(t, f(ds[i]))
-			if !errors.Is(context.Cause(c), context.Canceled) || errors.Is(context.Cause(c), ErrLost) {
+			if !errors.Is(context.Cause(c), context.Canceled) || errors.Is(context.Cause(c), zsync.ErrLost) {
 				t.Errorf("%d: the cause is %v", i, context.Cause(c))
 			}
 		}
@@ -47,16 +48,16 @@ func TestContextOfADeliveryEndsWithItsClaim(t *testing.T) {
 		if n := claimedNow(t, other); n != 2 {
 			t.Errorf("when the context ended %d were claimed, want 2", n)
 		}
-		wantErr(t, context.Cause(held), ErrLost)
-		wantErr(t, context.Cause(ds[5].Context()), ErrLost) // asked for only now
+		wantErr(t, context.Cause(held), zsync.ErrLost)
+		wantErr(t, context.Cause(ds[5].Context()), zsync.ErrLost) // asked for only now
 		srv.Heal(s.ID())
-		wantErr(t, ds[4].Ack(t.Context()), ErrLost)
+		wantErr(t, ds[4].Ack(t.Context()), zsync.ErrLost)
 	})
 }
 
 func TestElementThatIsReturnedForLaterComesThenWithItsHistory(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		a, b := NewQueue[int](open(t, srv), "/q"), NewQueue[int](open(t, srv), "/q", WithMaxAttempts(3))
+		a, b := zsync.NewQueue[int](open(t, srv), "/q"), zsync.NewQueue[int](open(t, srv), "/q", zsync.WithMaxAttempts(3))
 		must(t, a.Send(t.Context(), 1, 2))
 		ch := b.Deliveries(t.Context())
 		first := <-ch
@@ -93,7 +94,7 @@ func TestElementThatIsReturnedForLaterComesThenWithItsHistory(t *testing.T) {
 
 func TestNackBacksOffFromAttemptToAttempt(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		q := NewQueue[int](open(t, srv), "/q", WithRetryBackoff(Backoff{Min: time.Second, Max: time.Minute, Factor: 4}))
+		q := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithRetryBackoff(zsync.Backoff{Min: time.Second, Max: time.Minute, Factor: 4}))
 		must(t, q.Send(t.Context(), 1))
 		ch := q.Deliveries(t.Context())
 		d := <-ch
@@ -110,15 +111,15 @@ func TestNackBacksOffFromAttemptToAttempt(t *testing.T) {
 		if d = <-ch; d.Attempt != 7 || time.Since(start) > 100*time.Millisecond {
 			t.Errorf("attempt %d came after %v", d.Attempt, time.Since(start))
 		}
-		wantErr(t, NewQueue[int](q.s, "/q", WithRetryBackoff(Backoff{})).Err(), ErrInvalid)
+		wantErr(t, zsync.NewQueue[int](zsync.SessionOf(q), "/q", zsync.WithRetryBackoff(zsync.Backoff{})).Err(), zsync.ErrInvalid)
 	})
 }
 
 // settlements are the ways in which an element leaves a consumer for another
 // place, and where it is then.
-var settlements = map[string]func(ctx context.Context, d Delivery[int]) error{
-	"NackAfter": func(ctx context.Context, d Delivery[int]) error { return d.NackAfter(time.Second) },
-	"Reject":    func(ctx context.Context, d Delivery[int]) error { return d.Reject(ctx, "reason") },
+var settlements = map[string]func(ctx context.Context, d zsync.Delivery[int]) error{
+	"NackAfter": func(ctx context.Context, d zsync.Delivery[int]) error { return d.NackAfter(time.Second) },
+	"Reject":    func(ctx context.Context, d zsync.Delivery[int]) error { return d.Reject(ctx, "reason") },
 }
 
 func TestElementThatIsMovedIsThereOnceWhateverIsLost(t *testing.T) {
@@ -127,7 +128,7 @@ func TestElementThatIsMovedIsThereOnceWhateverIsLost(t *testing.T) {
 			for _, expire := range []bool{false, true} {
 				bubble(t, func(t *testing.T, srv *zktest.Server) {
 					s := open(t, srv)
-					q, other := NewQueue[int](s, "/q"), NewQueue[int](open(t, srv), "/q")
+					q, other := zsync.NewQueue[int](s, "/q"), zsync.NewQueue[int](open(t, srv), "/q")
 					must(t, other.Send(t.Context(), 1, 2, 3))
 					ctx, cancel := context.WithCancel(t.Context())
 					ds := collect(t, q.Deliveries(ctx), 3)
@@ -165,7 +166,7 @@ func TestElementThatIsMovedIsThereOnceWhateverIsLost(t *testing.T) {
 
 func TestRejectSaysWhyInTheDeadLetter(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		q := NewQueue[int](open(t, srv), "/q")
+		q := zsync.NewQueue[int](open(t, srv), "/q")
 		must(t, q.Send(t.Context(), 7))
 		ch := q.Deliveries(t.Context())
 		d := <-ch
@@ -173,7 +174,7 @@ func TestRejectSaysWhyInTheDeadLetter(t *testing.T) {
 		time.Sleep(time.Hour)
 		d = <-ch
 		must(t, d.Reject(t.Context(), "no such customer"+strings.Repeat("\xff", 2000)))
-		wantErr(t, d.Ack(t.Context()), ErrNotLocked)
+		wantErr(t, d.Ack(t.Context()), zsync.ErrNotLocked)
 		ds := listDead(t, q)
 		if len(ds) != 1 {
 			t.Fatalf("%d dead letters", len(ds))
@@ -186,37 +187,37 @@ func TestRejectSaysWhyInTheDeadLetter(t *testing.T) {
 		if d := <-ch; d.Value != 7 || d.Attempt != 1 {
 			t.Errorf("%+v", d)
 		}
-		if left := childrenOf(t, q.s, "/q-dead"); len(left) != 0 {
+		if left := childrenOf(t, zsync.SessionOf(q), "/q-dead"); len(left) != 0 {
 			t.Errorf("left: %v", left)
 		}
-		k := NewQueue[int](q.s, "/k", WithQueueLayout(LayoutKazooQueue))
+		k := zsync.NewQueue[int](zsync.SessionOf(q), "/k", zsync.WithQueueLayout(zsync.LayoutKazooQueue))
 		must(t, k.Send(t.Context(), 1))
 		kd := <-k.Deliveries(t.Context())
-		wantErr(t, kd.Reject(t.Context(), "x"), ErrInvalid)
+		wantErr(t, kd.Reject(t.Context(), "x"), zsync.ErrInvalid)
 		must(t, kd.Ack(t.Context()))
-		wantErr(t, Delivery[int]{}.Reject(t.Context(), "x"), ErrInvalid)
-		wantErr(t, Delivery[int]{}.NackAfter(1), ErrInvalid)
-		wantErr(t, context.Cause(Delivery[int]{}.Context()), ErrInvalid)
+		wantErr(t, zsync.Delivery[int]{}.Reject(t.Context(), "x"), zsync.ErrInvalid)
+		wantErr(t, zsync.Delivery[int]{}.NackAfter(1), zsync.ErrInvalid)
+		wantErr(t, context.Cause(zsync.Delivery[int]{}.Context()), zsync.ErrInvalid)
 	})
 }
 
 func TestDeadLettersAreRequeuedAndPurgedByChoice(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		q, other := NewQueue[int](open(t, srv), "/q"), NewQueue[int](open(t, srv), "/q")
+		q, other := zsync.NewQueue[int](open(t, srv), "/q"), zsync.NewQueue[int](open(t, srv), "/q")
 		must(t, q.Send(t.Context(), counted(9)...))
 		ctx, cancel := context.WithCancel(t.Context())
 		for i, d := range collect(t, q.Deliveries(ctx), 9) {
 			must(t, d.Reject(t.Context(), fmt.Sprint("kind ", i%3)))
 		}
 		cancel()
-		kind := func(k string) func(DeadLetter) bool {
-			return func(d DeadLetter) bool { return d.Reason == "kind "+k }
+		kind := func(k string) func(zsync.DeadLetter) bool {
+			return func(d zsync.DeadLetter) bool { return d.Reason == "kind "+k }
 		}
 		if n, err := q.RequeueDead(t.Context(), kind("1")); n != 3 || err != nil {
 			t.Errorf("RequeueDead = %d, %v", n, err)
 		}
 		wantLen(t, q, 3)
-		n, err := q.PurgeDead(t.Context(), func(d DeadLetter) bool {
+		n, err := q.PurgeDead(t.Context(), func(d zsync.DeadLetter) bool {
 			must(t, d.Remove(t.Context())) // as another may in the meantime
 			return kind("2")(d)
 		})
@@ -235,17 +236,17 @@ func TestDeadLettersAreRequeuedAndPurgedByChoice(t *testing.T) {
 		if n, err := other.PurgeDead(t.Context(), nil); n != 4 || err != nil {
 			t.Errorf("PurgeDead = %d, %v", n, err)
 		}
-		if left := childrenOf(t, q.s, "/q-dead"); len(left) != 0 {
+		if left := childrenOf(t, zsync.SessionOf(q), "/q-dead"); len(left) != 0 {
 			t.Errorf("left: %v", left)
 		}
-		_, err = NewQueue[int](nil, "/q").PurgeDead(t.Context(), nil)
-		wantErr(t, err, ErrInvalid)
+		_, err = zsync.NewQueue[int](nil, "/q").PurgeDead(t.Context(), nil)
+		wantErr(t, err, zsync.ErrInvalid)
 	})
 }
 
 func TestWorkAcknowledgesWhatSucceedsAndBacksOffFromWhatDoesNot(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		q := NewQueue[int](open(t, srv), "/q", WithMaxAttempts(4))
+		q := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithMaxAttempts(4))
 		must(t, q.Send(t.Context(), counted(30)...))
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -309,7 +310,7 @@ func TestWorkAcknowledgesWhatSucceedsAndBacksOffFromWhatDoesNot(t *testing.T) {
 
 func TestWorkDrainsWhenItsContextEnds(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		q := NewQueue[int](open(t, srv), "/q")
+		q := zsync.NewQueue[int](open(t, srv), "/q")
 		must(t, q.Send(t.Context(), counted(10)...))
 		ctx, cancel := context.WithCancel(t.Context())
 		type key struct{}
@@ -340,7 +341,7 @@ func TestWorkDrainsWhenItsContextEnds(t *testing.T) {
 func TestCallsOfWorkEndWithTheirClaimAndTheirDeadline(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		q := NewQueue[int](s, "/q")
+		q := zsync.NewQueue[int](s, "/q")
 		must(t, q.Send(t.Context(), 1))
 		ctx, cancel := context.WithCancel(t.Context())
 		causes := make(chan error, 3)
@@ -352,17 +353,17 @@ func TestCallsOfWorkEndWithTheirClaimAndTheirDeadline(t *testing.T) {
 			<-c.Done()
 			causes <- context.Cause(c)
 			return c.Err()
-		}, WithWorkTimeout(time.Minute))
+		}, zsync.WithWorkTimeout(time.Minute))
 		wantErr(t, <-causes, context.DeadlineExceeded)
 		time.Sleep(10 * time.Second) // the second call has begun
 		srv.Expire(s.ID())
-		wantErr(t, <-causes, ErrLost)
+		wantErr(t, <-causes, zsync.ErrLost)
 		time.Sleep(10 * time.Minute)
 		wantLen(t, q, 0)
 		cancel()
 		f := func(context.Context, int) error { return nil }
-		for _, err := range []error{q.Work(t.Context(), 0, f), q.Work(t.Context(), 1, nil), q.Work(t.Context(), 1, f, nil), q.Work(t.Context(), 1, f, WithWorkTimeout(0)), (&Queue[int]{}).Work(t.Context(), 1, f)} {
-			if !errors.Is(err, ErrInvalid) {
+		for _, err := range []error{q.Work(t.Context(), 0, f), q.Work(t.Context(), 1, nil), q.Work(t.Context(), 1, f, nil), q.Work(t.Context(), 1, f, zsync.WithWorkTimeout(0)), (&zsync.Queue[int]{}).Work(t.Context(), 1, f)} {
+			if !errors.Is(err, zsync.ErrInvalid) {
 				t.Errorf("%v, want ErrInvalid", err)
 			}
 		}
@@ -371,11 +372,11 @@ func TestCallsOfWorkEndWithTheirClaimAndTheirDeadline(t *testing.T) {
 
 func TestReceiveClaimsWhatIsAskedForAndNoMore(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		a, b := NewQueue[int](open(t, srv), "/q"), NewQueue[int](open(t, srv), "/q")
+		a, b := zsync.NewQueue[int](open(t, srv), "/q"), zsync.NewQueue[int](open(t, srv), "/q")
 		srv.SetLatency(time.Millisecond)
 		must(t, a.Send(t.Context(), counted(50)...))
 		next := 0
-		var held []Delivery[int]
+		var held []zsync.Delivery[int]
 		for range 5 {
 			d, err := b.Receive(t.Context())
 			must(t, err)
@@ -419,18 +420,18 @@ func TestReceiveClaimsWhatIsAskedForAndNoMore(t *testing.T) {
 			t.Errorf("TryRecv = %d, %v, %v", v, ok, err)
 		}
 		_, err = b.ReceiveN(t.Context(), 0)
-		wantErr(t, err, ErrInvalid)
-		_, err = (&Queue[int]{}).Receive(t.Context())
-		wantErr(t, err, ErrInvalid)
-		must(t, b.s.Close())
+		wantErr(t, err, zsync.ErrInvalid)
+		_, err = (&zsync.Queue[int]{}).Receive(t.Context())
+		wantErr(t, err, zsync.ErrInvalid)
+		must(t, zsync.SessionOf(b).Close())
 		_, err = b.Receive(t.Context())
-		wantErr(t, err, ErrClosed)
+		wantErr(t, err, zsync.ErrClosed)
 	})
 }
 
 func TestReceiveThatIsCancelledKeepsNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		a, b := NewQueue[int](open(t, srv), "/q"), NewQueue[int](open(t, srv), "/q")
+		a, b := zsync.NewQueue[int](open(t, srv), "/q"), zsync.NewQueue[int](open(t, srv), "/q")
 		srv.SetLatency(time.Millisecond)
 		got := 0
 		for i := range 40 {
@@ -460,39 +461,39 @@ func TestReceiveThatIsCancelledKeepsNothing(t *testing.T) {
 
 func TestTrySendIsErrFullWhereSendWouldWait(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		q := NewQueue[int](open(t, srv), "/q", WithMaxLen(3))
+		q := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithMaxLen(3))
 		must(t, q.TrySend(t.Context(), 1, 2))
 		start := time.Now()
-		wantErr(t, q.TrySend(t.Context(), 3, 4), ErrFull)
+		wantErr(t, q.TrySend(t.Context(), 3, 4), zsync.ErrFull)
 		must(t, q.TrySend(t.Context(), 3))
-		wantErr(t, q.TrySend(t.Context(), 4), ErrFull)
+		wantErr(t, q.TrySend(t.Context(), 4), zsync.ErrFull)
 		if d := time.Since(start); d > time.Second {
 			t.Errorf("it took %v", d)
 		}
-		wantErr(t, q.TrySend(t.Context(), 1, 2, 3, 4), ErrInvalid)
+		wantErr(t, q.TrySend(t.Context(), 1, 2, 3, 4), zsync.ErrInvalid)
 		ctx, cancel := context.WithCancel(t.Context())
 		waits := make(chan error, 1)
-		go func() { waits <- NewQueue[int](open(t, srv), "/q", WithMaxLen(3)).Send(ctx, 5, 6) }()
+		go func() { waits <- zsync.NewQueue[int](open(t, srv), "/q", zsync.WithMaxLen(3)).Send(ctx, 5, 6) }()
 		time.Sleep(time.Second)
 		if _, ok, err := q.TryRecv(t.Context()); !ok || err != nil {
 			t.Fatal(ok, err)
 		}
-		wantErr(t, q.TrySend(t.Context(), 7), ErrFull) // the room is another's, who waits for more
+		wantErr(t, q.TrySend(t.Context(), 7), zsync.ErrFull) // the room is another's, who waits for more
 		cancel()
 		<-waits
 		time.Sleep(time.Second)
 		must(t, q.TrySend(t.Context(), 7))
 		wantLen(t, q, 3)
-		free := NewQueue[int](q.s, "/free")
+		free := zsync.NewQueue[int](zsync.SessionOf(q), "/free")
 		must(t, free.TrySend(t.Context(), 1))
-		wantErr(t, (&Queue[int]{}).TrySend(t.Context(), 1), ErrInvalid)
+		wantErr(t, (&zsync.Queue[int]{}).TrySend(t.Context(), 1), zsync.ErrInvalid)
 	})
 }
 
 func TestPrefetchIsBoundedInBytes(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		a := NewQueue[[]byte](open(t, srv), "/q", WithCodec(Raw))
-		b := NewQueue[[]byte](open(t, srv), "/q", WithCodec(Raw), WithPrefetchBytes(100_000))
+		a := zsync.NewQueue[[]byte](open(t, srv), "/q", zsync.WithCodec(zsync.Raw))
+		b := zsync.NewQueue[[]byte](open(t, srv), "/q", zsync.WithCodec(zsync.Raw), zsync.WithPrefetchBytes(100_000))
 		for range 60 {
 			must(t, a.Send(t.Context(), make([]byte, 10_000)))
 		}
@@ -508,8 +509,8 @@ func TestPrefetchIsBoundedInBytes(t *testing.T) {
 
 func TestStatsCountsWhatIsInTheQueueAndWhoHasIt(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		q := NewQueue[int](open(t, srv, WithOwner("worker")), "/q", WithPriorities(2))
-		other := NewQueue[int](open(t, srv, WithOwner("other")), "/q")
+		q := zsync.NewQueue[int](open(t, srv, zsync.WithOwner("worker")), "/q", zsync.WithPriorities(2))
+		other := zsync.NewQueue[int](open(t, srv, zsync.WithOwner("other")), "/q")
 		if st, err := other.Stats(t.Context()); err != nil || st.Ready != 0 || !st.Oldest.IsZero() {
 			t.Errorf("of no queue: %+v, %v", st, err)
 		}
@@ -529,16 +530,16 @@ func TestStatsCountsWhatIsInTheQueueAndWhoHasIt(t *testing.T) {
 		if st.Ready != 11 || st.Claimed != 3 || st.Delayed != 3 || st.Dead != 1 || st.Oldest.Sub(first).Abs() > time.Second {
 			t.Errorf("%+v; the first was sent at %v", st, first)
 		}
-		if want := []QueueHolder{{"worker", 2}, {"other", 1}}; !slices.Equal(st.Holders, want) {
+		if want := []zsync.QueueHolder{{"worker", 2}, {"other", 1}}; !slices.Equal(st.Holders, want) {
 			t.Errorf("holders %+v, want %+v", st.Holders, want)
 		}
 		must(t, d.Nack())
-		k := NewQueue[int](q.s, "/k", WithQueueLayout(LayoutKazooQueue))
+		k := zsync.NewQueue[int](zsync.SessionOf(q), "/k", zsync.WithQueueLayout(zsync.LayoutKazooQueue))
 		must(t, k.Send(t.Context(), 1, 2))
 		if st, err := k.Stats(t.Context()); err != nil || st.Ready != 2 || st.Oldest.IsZero() {
 			t.Errorf("in kazoo's layout: %+v, %v", st, err)
 		}
-		_, err = (&Queue[int]{}).Stats(t.Context())
-		wantErr(t, err, ErrInvalid)
+		_, err = (&zsync.Queue[int]{}).Stats(t.Context())
+		wantErr(t, err, zsync.ErrInvalid)
 	})
 }

@@ -1,6 +1,6 @@
 //go:build race
 
-package zsync
+package zsync_test
 
 // The race detector makes a test several times slower, and needs fewer runs of
 // it to find what it looks for.

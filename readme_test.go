@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"encoding/json"

@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -14,12 +14,13 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
 func TestATxnIsNotInTheWayOfTheNext(t *testing.T) {
-	anywhere(t, func(t *testing.T, connect func(opts ...Option) *Session) {
+	anywhere(t, func(t *testing.T, connect func(opts ...zsync.Option) *zsync.Session) {
 		s := connect()
 		for range 50 {
 			_, err := s.Txn(t.Context(), &zk.CreateRequest{Path: "/a"}, &zk.CreateRequest{Path: "/a/b"})
@@ -38,7 +39,7 @@ func TestATxnThatSetsDataFiresNoWatchOfChildren(t *testing.T) {
 		inc := live(t, o)
 		_, err := inc.Create(t.Context(), "/a/x", nil)
 		must(t, err)
-		m := NewMutex(s, "/a/lock")
+		m := zsync.NewMutex(s, "/a/lock")
 		must(t, m.Lock(t.Context()))
 		w := inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: "/a"})
 		defer inc.Watches.Leave(w)
@@ -66,7 +67,7 @@ func TestEachTxnIsAppliedOnceThoughManyShareReceiptsAndRepliesAreLost(t *testing
 	for seed := range uint64(30) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
-				s := open(t, srv, WithSessionTimeout(time.Minute))
+				s := open(t, srv, zsync.WithSessionTimeout(time.Minute))
 				_, err := s.Txn(t.Context(), &zk.CreateRequest{Path: "/d"}, &zk.CreateRequest{Path: "/n"})
 				must(t, err)
 				var mu sync.Mutex
@@ -175,89 +176,95 @@ func TestAReceiptThatSomebodyHasDeletedOrWrittenIsReplaced(t *testing.T) {
 
 // An attempt is applied, or is not, and its reply is lost; the next is refused.
 func TestAChangeWhoseRepetitionIsRefusedIsToldAsItWas(t *testing.T) {
-	number := func(ctx context.Context, s *Session) (int, error) {
-		n, _, err := NewValue[int](s, "/p").Load(ctx)
+	number := func(ctx context.Context, s *zsync.Session) (int, error) {
+		n, _, err := zsync.NewValue[int](s, "/p").Load(ctx)
 		return n, err
 	}
 	type user struct {
-		before, change func(ctx context.Context, s *Session) error
-		applied        func(ctx context.Context, s *Session) (bool, error)
+		before, change func(ctx context.Context, s *zsync.Session) error
+		applied        func(ctx context.Context, s *zsync.Session) (bool, error)
 	}
 	users := map[string]user{
 		"tasks": {
-			before: func(ctx context.Context, s *Session) error { return NewWaitGroup(s, "/p").Add(ctx, 1) },
-			change: func(ctx context.Context, s *Session) error {
-				return NewWaitGroup(s, "/p", WithPersistentTasks()).Add(ctx, 2)
+			before: func(ctx context.Context, s *zsync.Session) error { return zsync.NewWaitGroup(s, "/p").Add(ctx, 1) },
+			change: func(ctx context.Context, s *zsync.Session) error {
+				return zsync.NewWaitGroup(s, "/p", zsync.WithPersistentTasks()).Add(ctx, 2)
 			},
-			applied: func(ctx context.Context, s *Session) (bool, error) {
-				n, err := NewWaitGroup(s, "/p").Count(ctx)
+			applied: func(ctx context.Context, s *zsync.Session) (bool, error) {
+				n, err := zsync.NewWaitGroup(s, "/p").Count(ctx)
 				return n == 3, err
 			},
 		},
 		"value": {
-			before: func(ctx context.Context, s *Session) error { return NewValue[int](s, "/p").Store(ctx, 1) },
-			change: func(ctx context.Context, s *Session) error { return NewValue[int](s, "/p").Store(ctx, 2) },
-			applied: func(ctx context.Context, s *Session) (bool, error) {
+			before: func(ctx context.Context, s *zsync.Session) error { return zsync.NewValue[int](s, "/p").Store(ctx, 1) },
+			change: func(ctx context.Context, s *zsync.Session) error { return zsync.NewValue[int](s, "/p").Store(ctx, 2) },
+			applied: func(ctx context.Context, s *zsync.Session) (bool, error) {
 				n, err := number(ctx, s)
 				return n == 2, err
 			},
 		},
 		"swap": {
-			before: func(ctx context.Context, s *Session) error { return NewValue[int](s, "/p").Store(ctx, 1) },
-			change: func(ctx context.Context, s *Session) error {
-				_, err := NewValue[int](s, "/p").Update(ctx, func(n int) (int, error) { return n + 1, nil })
+			before: func(ctx context.Context, s *zsync.Session) error { return zsync.NewValue[int](s, "/p").Store(ctx, 1) },
+			change: func(ctx context.Context, s *zsync.Session) error {
+				_, err := zsync.NewValue[int](s, "/p").Update(ctx, func(n int) (int, error) { return n + 1, nil })
 				return err
 			},
-			applied: func(ctx context.Context, s *Session) (bool, error) {
+			applied: func(ctx context.Context, s *zsync.Session) (bool, error) {
 				n, err := number(ctx, s)
 				return n == 2, err
 			},
 		},
 		"map": {
-			before: func(ctx context.Context, s *Session) error { return NewMap[int](s, "/p").Store(ctx, "k", 1) },
-			change: func(ctx context.Context, s *Session) error { return NewMap[int](s, "/p").Store(ctx, "k", 2) },
-			applied: func(ctx context.Context, s *Session) (bool, error) {
-				n, _, err := NewMap[int](s, "/p").Load(ctx, "k")
+			before: func(ctx context.Context, s *zsync.Session) error {
+				return zsync.NewMap[int](s, "/p").Store(ctx, "k", 1)
+			},
+			change: func(ctx context.Context, s *zsync.Session) error {
+				return zsync.NewMap[int](s, "/p").Store(ctx, "k", 2)
+			},
+			applied: func(ctx context.Context, s *zsync.Session) (bool, error) {
+				n, _, err := zsync.NewMap[int](s, "/p").Load(ctx, "k")
 				return n == 2, err
 			},
 		},
 		"barrier": {
-			change: func(ctx context.Context, s *Session) error { return NewBarrier(s, "/p").Close(ctx) },
-			applied: func(ctx context.Context, s *Session) (bool, error) {
+			change: func(ctx context.Context, s *zsync.Session) error { return zsync.NewBarrier(s, "/p").Close(ctx) },
+			applied: func(ctx context.Context, s *zsync.Session) (bool, error) {
 				_, _, err := s.Get(ctx, "/p")
 				return err == nil, nil
 			},
 		},
 		"open barrier": {
-			before: func(ctx context.Context, s *Session) error { return NewBarrier(s, "/p").Close(ctx) },
-			change: func(ctx context.Context, s *Session) error { return NewBarrier(s, "/p").Open(ctx) },
-			applied: func(ctx context.Context, s *Session) (bool, error) {
+			before: func(ctx context.Context, s *zsync.Session) error { return zsync.NewBarrier(s, "/p").Close(ctx) },
+			change: func(ctx context.Context, s *zsync.Session) error { return zsync.NewBarrier(s, "/p").Open(ctx) },
+			applied: func(ctx context.Context, s *zsync.Session) (bool, error) {
 				_, _, err := s.Get(ctx, "/p")
 				return err != nil, nil
 			},
 		},
 		"once": {
-			before: func(ctx context.Context, s *Session) error {
-				return NewOnce(s, "/p").Do(ctx, func(context.Context) error { return nil })
+			before: func(ctx context.Context, s *zsync.Session) error {
+				return zsync.NewOnce(s, "/p").Do(ctx, func(context.Context) error { return nil })
 			},
-			change: func(ctx context.Context, s *Session) error { return NewOnce(s, "/p").Reset(ctx) },
-			applied: func(ctx context.Context, s *Session) (bool, error) {
-				done, err := NewOnce(s, "/p").Done(ctx)
+			change: func(ctx context.Context, s *zsync.Session) error { return zsync.NewOnce(s, "/p").Reset(ctx) },
+			applied: func(ctx context.Context, s *zsync.Session) (bool, error) {
+				done, err := zsync.NewOnce(s, "/p").Done(ctx)
 				return !done, err
 			},
 		},
 		"permits": {
-			change: func(ctx context.Context, s *Session) error { return NewSemaphore(s, "/p", 1).Resize(ctx, 2) },
-			applied: func(ctx context.Context, s *Session) (bool, error) {
+			change: func(ctx context.Context, s *zsync.Session) error {
+				return zsync.NewSemaphore(s, "/p", 1).Resize(ctx, 2)
+			},
+			applied: func(ctx context.Context, s *zsync.Session) (bool, error) {
 				data, _, err := s.Get(ctx, "/p")
 				return string(data) == "2", err
 			},
 		},
 		"queue": {
-			before: func(ctx context.Context, s *Session) error { return NewQueue[int](s, "/p").Send(ctx, 1) },
-			change: func(ctx context.Context, s *Session) error { return NewQueue[int](s, "/p").Send(ctx, 2) },
-			applied: func(ctx context.Context, s *Session) (bool, error) {
-				n, err := NewQueue[int](s, "/p").Len(ctx)
+			before: func(ctx context.Context, s *zsync.Session) error { return zsync.NewQueue[int](s, "/p").Send(ctx, 1) },
+			change: func(ctx context.Context, s *zsync.Session) error { return zsync.NewQueue[int](s, "/p").Send(ctx, 2) },
+			applied: func(ctx context.Context, s *zsync.Session) (bool, error) {
+				n, err := zsync.NewQueue[int](s, "/p").Len(ctx)
 				return n == 2, err
 			},
 		},
@@ -270,7 +277,7 @@ func TestAChangeWhoseRepetitionIsRefusedIsToldAsItWas(t *testing.T) {
 						ctx := t.Context()
 						// The session ends when what was sent in it is through.
 						var over atomic.Int64
-						s := open(t, srv, WithDialer(func(network, addr string, timeout time.Duration) (net.Conn, error) {
+						s := open(t, srv, zsync.WithDialer(func(network, addr string, timeout time.Duration) (net.Conn, error) {
 							if id := over.Swap(0); id != 0 {
 								srv.Expire(id)
 							}
@@ -324,7 +331,7 @@ func TestAChangeIsToldThoughItsReceiptMayNoLongerBeMade(t *testing.T) {
 			s, o := open(t, srv), open(t, srv)
 			_, err := mustLive(t, o).Create(ctx, "/v-receipts/keep", nil)
 			must(t, err)
-			must(t, NewValue[int](o, "/v").Store(ctx, 1))
+			must(t, zsync.NewValue[int](o, "/v").Store(ctx, 1))
 			multisOf(srv, o, func(n int, _ int64) zktest.Action {
 				if n == 1 {
 					return lost
@@ -333,8 +340,8 @@ func TestAChangeIsToldThoughItsReceiptMayNoLongerBeMade(t *testing.T) {
 				must(t, err)
 				return zktest.Pass
 			})
-			err = NewValue[int](s, "/v").Store(ctx, 2)
-			got, _, e := NewValue[int](o, "/v").Load(ctx)
+			err = zsync.NewValue[int](s, "/v").Store(ctx, 2)
+			got, _, e := zsync.NewValue[int](o, "/v").Load(ctx)
 			must(t, e)
 			switch {
 			case lost == zktest.DropReply && (err != nil || got != 2):

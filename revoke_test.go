@@ -1,10 +1,11 @@
-package zsync
+package zsync_test
 
 import (
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
@@ -12,8 +13,8 @@ import (
 func TestAHolderIsAskedToGiveUp(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		ma, mb := NewMutex(a, "/m"), NewMutex(b, "/m")
-		wantErr(t, mb.Revoke(t.Context()), ErrNotLocked)
+		ma, mb := zsync.NewMutex(a, "/m"), zsync.NewMutex(b, "/m")
+		wantErr(t, mb.Revoke(t.Context()), zsync.ErrNotLocked)
 		if !session.IsClosed(ma.Revoked()) {
 			t.Error("Revoked of a Mutex that is not locked is open")
 		}
@@ -45,7 +46,7 @@ func TestAHolderIsAskedToGiveUp(t *testing.T) {
 func TestAQuestionIsHeardThoughATokenIsTakenAtTheSameTime(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		ma, mb := NewMutex(a, "/m"), NewMutex(b, "/m")
+		ma, mb := zsync.NewMutex(a, "/m"), zsync.NewMutex(b, "/m")
 		for i := range 200 {
 			must(t, ma.Lock(t.Context()))
 			srv.SetLatency(10 * time.Millisecond)
@@ -67,7 +68,7 @@ func TestAQuestionIsHeardThoughATokenIsTakenAtTheSameTime(t *testing.T) {
 func TestWhatWasAskedForIsNotHandedOnInTheProcess(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		ma, mb := NewMutex(a, "/m"), NewMutex(b, "/m")
+		ma, mb := zsync.NewMutex(a, "/m"), zsync.NewMutex(b, "/m")
 		must(t, ma.Lock(t.Context()))
 		<-async(func() error { ma.Revoked(); return nil })
 		other := async(func() error { return mb.Lock(t.Context()) })

@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -13,15 +13,16 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
 func TestRWMutexLetsReadersInTogetherAndWritersAlone(t *testing.T) {
-	for _, layout := range []Layout{LayoutCurator, LayoutKazoo} {
+	for _, layout := range []zsync.Layout{zsync.LayoutCurator, zsync.LayoutKazoo} {
 		t.Run(layout.String(), func(t *testing.T) {
-			anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
-				a, b := NewRWMutex(connect(), "/rw", WithLayout(layout)), NewRWMutex(connect(), "/rw", WithLayout(layout))
+			anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
+				a, b := zsync.NewRWMutex(connect(), "/rw", zsync.WithLayout(layout)), zsync.NewRWMutex(connect(), "/rw", zsync.WithLayout(layout))
 				ctx := within(t, 30*time.Second)
 				must(t, a.RLock(ctx))
 				must(t, b.RLock(ctx))
@@ -46,8 +47,8 @@ func TestRWMutexLetsReadersInTogetherAndWritersAlone(t *testing.T) {
 				}
 				must(t, a.RUnlock())
 				must(t, b.RUnlock())
-				wantErr(t, a.Unlock(), ErrNotLocked)
-				wantErr(t, b.RUnlock(), ErrNotLocked)
+				wantErr(t, a.Unlock(), zsync.ErrNotLocked)
+				wantErr(t, b.RUnlock(), zsync.ErrNotLocked)
 				if ok, err := a.TryLock(ctx); !ok || err != nil {
 					t.Fatalf("TryLock of a free RWMutex = %v, %v; want true, nil", ok, err)
 				}
@@ -60,9 +61,9 @@ func TestRWMutexLetsReadersInTogetherAndWritersAlone(t *testing.T) {
 func TestRWMutexRefusesBadArguments(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		for _, rw := range []*RWMutex{
-			NewRWMutex(nil, "/rw"), NewRWMutex(s, "rw"), NewRWMutex(s, "/rw", nil),
-			NewRWMutex(s, "/rw", WithHandoffs(-1)), NewRWMutex(s, "/rw", WithLayout(7)),
+		for _, rw := range []*zsync.RWMutex{
+			zsync.NewRWMutex(nil, "/rw"), zsync.NewRWMutex(s, "rw"), zsync.NewRWMutex(s, "/rw", nil),
+			zsync.NewRWMutex(s, "/rw", zsync.WithHandoffs(-1)), zsync.NewRWMutex(s, "/rw", zsync.WithLayout(7)),
 		} {
 			ctx := t.Context()
 			nop := func(context.Context) error { return nil }
@@ -75,16 +76,16 @@ func TestRWMutexRefusesBadArguments(t *testing.T) {
 				rw.Lock(ctx), rw.RLock(ctx), rw.Unlock(), rw.RUnlock(), rw.Do(ctx, nop), rw.RDo(ctx, nop),
 				rw.Downgrade(ctx), tryErr, tryRErr, tokErr, txnErr, cErr, rw.RLocker().Lock(ctx),
 			} {
-				wantErr(t, err, ErrInvalid)
+				wantErr(t, err, zsync.ErrInvalid)
 			}
 			if !session.IsClosed(rw.Lost()) {
 				t.Error("Lost of an RWMutex that cannot be held is open")
 			}
 		}
-		rw := NewRWMutex(s, "/rw")
-		wantErr(t, rw.Do(t.Context(), nil), ErrInvalid)
-		wantErr(t, rw.RDo(t.Context(), nil), ErrInvalid)
-		wantErr(t, rw.Downgrade(t.Context()), ErrNotLocked)
+		rw := zsync.NewRWMutex(s, "/rw")
+		wantErr(t, rw.Do(t.Context(), nil), zsync.ErrInvalid)
+		wantErr(t, rw.RDo(t.Context(), nil), zsync.ErrInvalid)
+		wantErr(t, rw.Downgrade(t.Context()), zsync.ErrNotLocked)
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
 		wantErr(t, rw.RLock(ended), context.Canceled)
@@ -98,7 +99,7 @@ func TestRWMutexRefusesBadArguments(t *testing.T) {
 func TestRLockAndRUnlockCostThreeRequests(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		rw := NewRWMutex(s, "/rw")
+		rw := zsync.NewRWMutex(s, "/rw")
 		must(t, rw.RLock(t.Context())) // makes the parent
 		must(t, rw.RUnlock())
 		cost := func(f func()) int64 {
@@ -138,9 +139,9 @@ func arrive(t testing.TB, f func() error) <-chan error {
 
 func TestRWMutexServesReadersAndWritersInTheOrderOfArrival(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		var rws []*RWMutex
+		var rws []*zsync.RWMutex
 		for range 7 {
-			rws = append(rws, NewRWMutex(open(t, srv), "/rw"))
+			rws = append(rws, zsync.NewRWMutex(open(t, srv), "/rw"))
 		}
 		ctx := t.Context()
 		must(t, rws[0].RLock(ctx))
@@ -179,7 +180,7 @@ func TestRWMutexServesReadersAndWritersInTheOrderOfArrival(t *testing.T) {
 
 func TestReaderLeavesNobodyBehindWhenTheWriterAheadOfItGivesUp(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		a, b, c := NewRWMutex(open(t, srv), "/rw"), NewRWMutex(open(t, srv), "/rw"), NewRWMutex(open(t, srv), "/rw")
+		a, b, c := zsync.NewRWMutex(open(t, srv), "/rw"), zsync.NewRWMutex(open(t, srv), "/rw"), zsync.NewRWMutex(open(t, srv), "/rw")
 		must(t, a.RLock(t.Context()))
 		ctx, cancel := context.WithCancel(t.Context())
 		write := arrive(t, func() error { return b.Lock(ctx) })
@@ -216,7 +217,7 @@ func (c *endingContext) Err() error {
 // another unlocks, and may end the grant of the first.
 func TestReaderWhoIsLetInAsItsContextEndsLeavesNothingThoughAnotherUnlocks(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		rw, other := NewRWMutex(open(t, srv), "/rw"), NewRWMutex(open(t, srv), "/rw")
+		rw, other := zsync.NewRWMutex(open(t, srv), "/rw"), zsync.NewRWMutex(open(t, srv), "/rw")
 		var outcomes [2]int // let in, and given up
 		for range 64 {
 			must(t, rw.RLock(t.Context()))
@@ -245,9 +246,9 @@ func TestReaderWhoIsLetInAsItsContextEndsLeavesNothingThoughAnotherUnlocks(t *te
 // of one process too, leave nobody waiting for what is not there.
 func TestCase26NobodyWaitsForAWriterThatHasGivenUp(t *testing.T) {
 	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
-		var rws []*RWMutex
+		var rws []*zsync.RWMutex
 		for range 3 {
-			rws = append(rws, NewRWMutex(open(t, srv), "/rw", WithHandoffs(rnd.IntN(4))))
+			rws = append(rws, zsync.NewRWMutex(open(t, srv), "/rw", zsync.WithHandoffs(rnd.IntN(4))))
 		}
 		var wg sync.WaitGroup
 		for i := range 12 {
@@ -278,18 +279,18 @@ func TestCase26NobodyWaitsForAWriterThatHasGivenUp(t *testing.T) {
 			must(t, rw.Lock(within(t, time.Second)))
 			must(t, rw.Unlock())
 		}
-		if names := childrenOf(t, SessionOf(rws[0]), "/rw"); len(names) > 0 {
+		if names := childrenOf(t, zsync.SessionOf(rws[0]), "/rw"); len(names) > 0 {
 			t.Errorf("%v are left", names)
 		}
 	})
 }
 
 func TestCase25NoWriterGetsInBetweenDowngradeAndRUnlock(t *testing.T) {
-	for _, layout := range []Layout{LayoutCurator, LayoutKazoo} {
+	for _, layout := range []zsync.Layout{zsync.LayoutCurator, zsync.LayoutKazoo} {
 		t.Run(layout.String(), func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
-				a, b, c, d := NewRWMutex(open(t, srv), "/rw", WithLayout(layout)), NewRWMutex(open(t, srv), "/rw", WithLayout(layout)),
-					NewRWMutex(open(t, srv), "/rw", WithLayout(layout)), NewRWMutex(open(t, srv), "/rw", WithLayout(layout))
+				a, b, c, d := zsync.NewRWMutex(open(t, srv), "/rw", zsync.WithLayout(layout)), zsync.NewRWMutex(open(t, srv), "/rw", zsync.WithLayout(layout)),
+					zsync.NewRWMutex(open(t, srv), "/rw", zsync.WithLayout(layout)), zsync.NewRWMutex(open(t, srv), "/rw", zsync.WithLayout(layout))
 				ctx := t.Context()
 				must(t, a.Lock(ctx))
 				lost := a.Lost()
@@ -302,8 +303,8 @@ func TestCase25NoWriterGetsInBetweenDowngradeAndRUnlock(t *testing.T) {
 				must(t, <-early) // a reader that came before the writer reads along
 				pendingStill(t, write)
 				pendingStill(t, read)
-				wantErr(t, a.Unlock(), ErrNotLocked)
-				wantErr(t, a.Downgrade(ctx), ErrNotLocked)
+				wantErr(t, a.Unlock(), zsync.ErrNotLocked)
+				wantErr(t, a.Downgrade(ctx), zsync.ErrNotLocked)
 				next, err := a.Token(ctx)
 				must(t, err)
 				if next <= tok || session.IsClosed(lost) || session.IsClosed(a.Lost()) {
@@ -316,7 +317,7 @@ func TestCase25NoWriterGetsInBetweenDowngradeAndRUnlock(t *testing.T) {
 				must(t, b.Unlock())
 				must(t, <-read)
 				must(t, c.RUnlock())
-				if names := childrenOf(t, SessionOf(a), "/rw"); len(names) > 0 {
+				if names := childrenOf(t, zsync.SessionOf(a), "/rw"); len(names) > 0 {
 					t.Errorf("%v are left", names)
 				}
 			})
@@ -327,7 +328,7 @@ func TestCase25NoWriterGetsInBetweenDowngradeAndRUnlock(t *testing.T) {
 func TestCase25AWriterWaitsWhileBothNodesOfADowngradeStand(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		for range 20 { // either order of the two names
-			a, b, c := NewRWMutex(open(t, srv), "/rw"), NewRWMutex(open(t, srv), "/rw"), NewRWMutex(open(t, srv), "/rw")
+			a, b, c := zsync.NewRWMutex(open(t, srv), "/rw"), zsync.NewRWMutex(open(t, srv), "/rw"), zsync.NewRWMutex(open(t, srv), "/rw")
 			ctx := t.Context()
 			must(t, a.Lock(ctx))
 			write := arrive(t, func() error { return b.Lock(ctx) })
@@ -363,7 +364,7 @@ func TestDowngradeIsAllOrNothingWhateverIsLost(t *testing.T) {
 		for _, fault := range []zktest.Action{zktest.DropRequest, zktest.DropReply} {
 			t.Run(fmt.Sprint(op, fault), func(t *testing.T) {
 				bubble(t, func(t *testing.T, srv *zktest.Server) {
-					a, b := NewRWMutex(open(t, srv), "/rw"), NewRWMutex(open(t, srv), "/rw")
+					a, b := zsync.NewRWMutex(open(t, srv), "/rw"), zsync.NewRWMutex(open(t, srv), "/rw")
 					must(t, a.Lock(t.Context()))
 					write := arrive(t, func() error { return b.Lock(t.Context()) })
 					var once sync.Once
@@ -376,7 +377,7 @@ func TestDowngradeIsAllOrNothingWhateverIsLost(t *testing.T) {
 					must(t, a.Downgrade(t.Context()))
 					time.Sleep(time.Second)
 					pendingStill(t, write)
-					if n := len(childrenOf(t, SessionOf(a), "/rw")); n != 2 {
+					if n := len(childrenOf(t, zsync.SessionOf(a), "/rw")); n != 2 {
 						t.Errorf("%d znodes for a reader and a waiting writer", n)
 					}
 					must(t, a.RUnlock())
@@ -391,7 +392,7 @@ func TestDowngradeIsAllOrNothingWhateverIsLost(t *testing.T) {
 func TestDowngradeThatIsCancelledLeavesTheWriterAsItWas(t *testing.T) {
 	for _, drop := range []bool{false, true} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
-			a, b := NewRWMutex(open(t, srv), "/rw"), NewRWMutex(open(t, srv), "/rw")
+			a, b := zsync.NewRWMutex(open(t, srv), "/rw"), zsync.NewRWMutex(open(t, srv), "/rw")
 			must(t, a.Lock(t.Context()))
 			srv.Intercept(func(r zktest.Request) zktest.Action {
 				if r.Op == zktest.OpMulti {
@@ -405,11 +406,11 @@ func TestDowngradeThatIsCancelledLeavesTheWriterAsItWas(t *testing.T) {
 			wantErr(t, a.Downgrade(within(t, 100*time.Millisecond)), context.DeadlineExceeded)
 			srv.Intercept(nil)
 			time.Sleep(5 * time.Second)
-			if names := childrenOf(t, SessionOf(a), "/rw"); len(names) != 1 || !strings.Contains(names[0], "__WRIT__") {
+			if names := childrenOf(t, zsync.SessionOf(a), "/rw"); len(names) != 1 || !strings.Contains(names[0], "__WRIT__") {
 				t.Errorf("left: %v, want the writer", names)
 			}
 			read := arrive(t, func() error { return b.RLock(t.Context()) })
-			wantErr(t, a.RUnlock(), ErrNotLocked)
+			wantErr(t, a.RUnlock(), zsync.ErrNotLocked)
 			must(t, a.Unlock())
 			must(t, <-read)
 			must(t, b.RUnlock())
@@ -420,18 +421,18 @@ func TestDowngradeThatIsCancelledLeavesTheWriterAsItWas(t *testing.T) {
 func TestDowngradeOfALostHoldIsErrLost(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		rw := NewRWMutex(s, "/rw")
+		rw := zsync.NewRWMutex(s, "/rw")
 		must(t, rw.Lock(t.Context()))
 		srv.Expire(s.ID())
 		time.Sleep(time.Second)
-		wantErr(t, rw.Downgrade(t.Context()), ErrLost)
-		wantErr(t, rw.Unlock(), ErrLost)
+		wantErr(t, rw.Downgrade(t.Context()), zsync.ErrLost)
+		wantErr(t, rw.Unlock(), zsync.ErrLost)
 		must(t, rw.Lock(t.Context()))
 		for _, n := range childrenOf(t, s, "/rw") {
 			must(t, live(t, s).RemoveNow(t.Context(), "/rw/"+n))
 		}
-		wantErr(t, rw.Downgrade(t.Context()), ErrLost)
-		wantErr(t, rw.Unlock(), ErrLost)
+		wantErr(t, rw.Downgrade(t.Context()), zsync.ErrLost)
+		wantErr(t, rw.Unlock(), zsync.ErrLost)
 		if names := childrenOf(t, s, "/rw"); len(names) > 0 {
 			t.Errorf("%v are left", names)
 		}
@@ -441,8 +442,8 @@ func TestDowngradeOfALostHoldIsErrLost(t *testing.T) {
 func TestReadersOfOneProcessShareAZnode(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		rw := NewRWMutex(s, "/rw")
-		other := NewRWMutex(open(t, srv), "/rw")
+		rw := zsync.NewRWMutex(s, "/rw")
+		other := zsync.NewRWMutex(open(t, srv), "/rw")
 		must(t, other.Lock(t.Context()))
 		var reads []<-chan error
 		for range 100 {
@@ -465,7 +466,7 @@ func TestReadersOfOneProcessShareAZnode(t *testing.T) {
 		if got := s.Stats().Requests - before; got > 100/defaultHandoffs+2 {
 			t.Errorf("100 more readers, and the end of all, cost %d requests", got)
 		}
-		wantErr(t, rw.RUnlock(), ErrNotLocked)
+		wantErr(t, rw.RUnlock(), zsync.ErrNotLocked)
 		if n := len(childrenOf(t, s, "/rw")); n != 0 {
 			t.Errorf("%d znodes are left", n)
 		}
@@ -478,11 +479,11 @@ func TestReadersOfAProcessStarveNoWriter(t *testing.T) {
 			t.Run(fmt.Sprint(n, local), func(t *testing.T) {
 				bubble(t, func(t *testing.T, srv *zktest.Server) {
 					s := open(t, srv)
-					rw := NewRWMutex(s, "/rw", WithHandoffs(n))
+					rw := zsync.NewRWMutex(s, "/rw", zsync.WithHandoffs(n))
 					writer := rw
 					limit := 0 // a writer of this process is not overtaken at all
 					if !local {
-						writer = NewRWMutex(open(t, srv), "/rw")
+						writer = zsync.NewRWMutex(open(t, srv), "/rw")
 						limit = n
 					}
 					must(t, rw.RLock(t.Context()))
@@ -521,7 +522,7 @@ func TestReadersOfAProcessStarveNoWriter(t *testing.T) {
 func TestReaderOvertakenByNobodyJoinsWhenTheLocalWriterGivesUp(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		rw := NewRWMutex(s, "/rw", WithHandoffs(1))
+		rw := zsync.NewRWMutex(s, "/rw", zsync.WithHandoffs(1))
 		must(t, rw.RLock(t.Context()))
 		ctx, cancel := context.WithCancel(t.Context())
 		write := arrive(t, func() error { return rw.Lock(ctx) })
@@ -543,16 +544,16 @@ func TestReaderOvertakenByNobodyJoinsWhenTheLocalWriterGivesUp(t *testing.T) {
 func TestRDoAndDoAreReentrantAndAnUpgradeIsADeadlock(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		rw, same := NewRWMutex(s, "/rw"), NewRWMutex(s, "/rw")
-		other := NewRWMutex(open(t, srv), "/rw")
+		rw, same := zsync.NewRWMutex(s, "/rw"), zsync.NewRWMutex(s, "/rw")
+		other := zsync.NewRWMutex(open(t, srv), "/rw")
 		nop := func(context.Context) error { return nil }
 		must(t, rw.RDo(t.Context(), func(ctx context.Context) error {
 			write := arrive(t, func() error { return other.Lock(t.Context()) })
-			for _, rw := range []*RWMutex{rw, same} {
-				wantErr(t, rw.Lock(ctx), ErrDeadlock)
-				wantErr(t, rw.Do(ctx, nop), ErrDeadlock)
+			for _, rw := range []*zsync.RWMutex{rw, same} {
+				wantErr(t, rw.Lock(ctx), zsync.ErrDeadlock)
+				wantErr(t, rw.Do(ctx, nop), zsync.ErrDeadlock)
 				_, err := rw.TryLock(ctx)
-				wantErr(t, err, ErrDeadlock)
+				wantErr(t, err, zsync.ErrDeadlock)
 				must(t, rw.RDo(ctx, nop))
 				must(t, rw.RLock(ctx)) // though a writer waits
 				must(t, rw.RUnlock())
@@ -562,8 +563,8 @@ func TestRDoAndDoAreReentrantAndAnUpgradeIsADeadlock(t *testing.T) {
 			return nil
 		}))
 		must(t, rw.Do(t.Context(), func(ctx context.Context) error {
-			for _, rw := range []*RWMutex{rw, same} {
-				wantErr(t, rw.Lock(ctx), ErrDeadlock)
+			for _, rw := range []*zsync.RWMutex{rw, same} {
+				wantErr(t, rw.Lock(ctx), zsync.ErrDeadlock)
 				must(t, rw.Do(ctx, nop))
 				must(t, rw.RDo(ctx, nop))
 				if ok, err := rw.TryRLock(ctx); !ok || err != nil {
@@ -587,7 +588,7 @@ func TestRDoAndDoAreReentrantAndAnUpgradeIsADeadlock(t *testing.T) {
 func TestWriterIsNotHandedOnWhileAReaderFromItsDoStays(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		rw, same := NewRWMutex(s, "/rw"), NewRWMutex(s, "/rw")
+		rw, same := zsync.NewRWMutex(s, "/rw"), zsync.NewRWMutex(s, "/rw")
 		var write <-chan error
 		must(t, rw.Do(t.Context(), func(ctx context.Context) error {
 			write = arrive(t, func() error { return rw.Lock(t.Context()) })
@@ -603,11 +604,11 @@ func TestWriterIsNotHandedOnWhileAReaderFromItsDoStays(t *testing.T) {
 func TestDoThatDowngradesEndsAsAReader(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		rw, other := NewRWMutex(s, "/rw"), NewRWMutex(open(t, srv), "/rw")
+		rw, other := zsync.NewRWMutex(s, "/rw"), zsync.NewRWMutex(open(t, srv), "/rw")
 		must(t, rw.Do(t.Context(), func(ctx context.Context) error {
 			must(t, rw.Downgrade(ctx))
 			must(t, other.RLock(t.Context()))
-			wantErr(t, rw.Lock(ctx), ErrDeadlock)
+			wantErr(t, rw.Lock(ctx), zsync.ErrDeadlock)
 			must(t, rw.RLock(ctx))
 			return rw.RUnlock()
 		}))
@@ -616,10 +617,10 @@ func TestDoThatDowngradesEndsAsAReader(t *testing.T) {
 			must(t, rw.Downgrade(ctx))
 			srv.Expire(s.ID())
 			<-ctx.Done()
-			wantErr(t, context.Cause(ctx), ErrLost)
+			wantErr(t, context.Cause(ctx), zsync.ErrLost)
 			return nil
 		})
-		wantErr(t, err, ErrLost)
+		wantErr(t, err, zsync.ErrLost)
 		must(t, other.Lock(t.Context()))
 		must(t, other.Unlock())
 	})
@@ -628,7 +629,7 @@ func TestDoThatDowngradesEndsAsAReader(t *testing.T) {
 func TestLossOfAReadHoldIsTold(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		rw := NewRWMutex(s, "/rw")
+		rw := zsync.NewRWMutex(s, "/rw")
 		if !session.IsClosed(rw.Lost()) {
 			t.Error("Lost is open while nothing is held")
 		}
@@ -644,11 +645,11 @@ func TestLossOfAReadHoldIsTold(t *testing.T) {
 		pendingStill(t, rdo)
 		srv.Expire(s.ID())
 		<-lost
-		wantErr(t, <-rdo, ErrLost)
+		wantErr(t, <-rdo, zsync.ErrLost)
 		time.Sleep(time.Second)
 		again := arrive(t, func() error { return rw.RLock(t.Context()) })
 		for range 2 {
-			wantErr(t, rw.RUnlock(), ErrLost)
+			wantErr(t, rw.RUnlock(), zsync.ErrLost)
 		}
 		must(t, <-again)
 		if session.IsClosed(rw.Lost()) {
@@ -661,7 +662,7 @@ func TestLossOfAReadHoldIsTold(t *testing.T) {
 func TestReadTokensGrow(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		rw := NewRWMutex(s, "/rw")
+		rw := zsync.NewRWMutex(s, "/rw")
 		ctx := t.Context()
 		var last int64
 		next := func() {
@@ -674,7 +675,7 @@ func TestReadTokensGrow(t *testing.T) {
 			last = tok
 		}
 		_, err := rw.Token(ctx)
-		wantErr(t, err, ErrNotLocked)
+		wantErr(t, err, zsync.ErrNotLocked)
 		must(t, rw.Lock(ctx))
 		next()
 		must(t, rw.Unlock())
@@ -694,18 +695,18 @@ func TestReadTokensGrow(t *testing.T) {
 
 func TestCancelledRLockLeavesNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		a, b := NewRWMutex(open(t, srv), "/rw"), NewRWMutex(open(t, srv), "/rw")
+		a, b := zsync.NewRWMutex(open(t, srv), "/rw"), zsync.NewRWMutex(open(t, srv), "/rw")
 		must(t, a.Lock(t.Context()))
 		cause := errors.New("enough")
 		for range 100 {
 			ctx, cancel := context.WithCancelCause(t.Context())
 			time.AfterFunc(50*time.Millisecond, func() { cancel(cause) })
 			wantErr(t, b.RLock(ctx), cause, context.Canceled)
-			if n := len(childrenOf(t, SessionOf(a), "/rw")); n != 1 {
+			if n := len(childrenOf(t, zsync.SessionOf(a), "/rw")); n != 1 {
 				t.Fatalf("%d znodes after a cancelled RLock, want the writer's", n)
 			}
 		}
-		if st := SessionOf(b).Stats(); st.Watches > 1 || st.Waiters != 0 || st.Holds != 0 {
+		if st := zsync.SessionOf(b).Stats(); st.Watches > 1 || st.Waiters != 0 || st.Holds != 0 {
 			t.Errorf("left: %+v", st)
 		}
 		must(t, a.Unlock())
@@ -715,8 +716,8 @@ func TestCancelledRLockLeavesNothing(t *testing.T) {
 func TestRLockerAndLockAllTakeReadLocks(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		rw, other := NewRWMutex(s, "/rw"), NewRWMutex(open(t, srv), "/rw")
-		unlock, err := LockAll(t.Context(), rw.RLocker(), NewMutex(s, "/m"))
+		rw, other := zsync.NewRWMutex(s, "/rw"), zsync.NewRWMutex(open(t, srv), "/rw")
+		unlock, err := zsync.LockAll(t.Context(), rw.RLocker(), zsync.NewMutex(s, "/m"))
 		must(t, err)
 		must(t, other.RLock(t.Context()))
 		must(t, other.RUnlock())
@@ -737,7 +738,7 @@ func TestThoseWhoWaitForAGoroutineOfTheirProcessFailWhenTheSessionIsClosed(t *te
 			t.Run(fmt.Sprint(handoffs, lost), func(t *testing.T) {
 				bubble(t, func(t *testing.T, srv *zktest.Server) {
 					s := open(t, srv)
-					rw := NewRWMutex(s, "/rw", WithHandoffs(handoffs))
+					rw := zsync.NewRWMutex(s, "/rw", zsync.WithHandoffs(handoffs))
 					must(t, rw.Lock(t.Context()))
 					write := arrive(t, func() error { return rw.Lock(t.Context()) })
 					read := arrive(t, func() error { return rw.RLock(t.Context()) })
@@ -748,10 +749,10 @@ func TestThoseWhoWaitForAGoroutineOfTheirProcessFailWhenTheSessionIsClosed(t *te
 						pendingStill(t, read)
 					}
 					closed := async(s.Close)
-					wantErr(t, <-write, ErrClosed)
-					wantErr(t, <-read, ErrClosed)
+					wantErr(t, <-write, zsync.ErrClosed)
+					wantErr(t, <-read, zsync.ErrClosed)
 					must(t, <-closed)
-					wantErr(t, rw.Unlock(), ErrLost)
+					wantErr(t, rw.Unlock(), zsync.ErrLost)
 				})
 			})
 		}
@@ -764,7 +765,7 @@ func TestNobodyIsGrantedAHoldThatWasLostWhileItsPredecessorLingered(t *testing.T
 	for _, handoffs := range []int{0, 16} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			s := open(t, srv)
-			rw := NewRWMutex(s, "/rw", WithHandoffs(handoffs))
+			rw := zsync.NewRWMutex(s, "/rw", zsync.WithHandoffs(handoffs))
 			must(t, rw.RLock(t.Context()))
 			write := arrive(t, func() error { return rw.Lock(t.Context()) })
 			for range 3 {
@@ -772,7 +773,7 @@ func TestNobodyIsGrantedAHoldThatWasLostWhileItsPredecessorLingered(t *testing.T
 				time.Sleep(time.Second)
 				pendingStill(t, write)
 			}
-			wantErr(t, rw.RUnlock(), ErrLost)
+			wantErr(t, rw.RUnlock(), zsync.ErrLost)
 			must(t, <-write)
 			if session.IsClosed(rw.Lost()) {
 				t.Error("the hold that was granted is lost already")
@@ -787,7 +788,7 @@ func TestNobodyIsGrantedAHoldThatWasLostWhileItsPredecessorLingered(t *testing.T
 
 func TestUnlockWithServersDownReturnsAtOnceThoughHandoffsAreUsedUp(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		rw := NewRWMutex(open(t, srv), "/rw", WithHandoffs(1))
+		rw := zsync.NewRWMutex(open(t, srv), "/rw", zsync.WithHandoffs(1))
 		must(t, rw.Lock(t.Context()))
 		var waits []<-chan error
 		for range 3 {
@@ -814,10 +815,10 @@ func TestUnlockWithServersDownReturnsAtOnceThoughHandoffsAreUsedUp(t *testing.T)
 // The network is cut, or a server slow, at any request, and ctx ends.
 func TestRWMutexCallsEndWithTheirContextAtAnyStepAndLeaveNothing(t *testing.T) {
 	const patience = 100 * time.Millisecond
-	ops := map[string]func(ctx context.Context, rw *RWMutex) (undo func() error, err error){
-		"Lock":  func(ctx context.Context, rw *RWMutex) (func() error, error) { return rw.Unlock, rw.Lock(ctx) },
-		"RLock": func(ctx context.Context, rw *RWMutex) (func() error, error) { return rw.RUnlock, rw.RLock(ctx) },
-		"TryLock": func(ctx context.Context, rw *RWMutex) (func() error, error) {
+	ops := map[string]func(ctx context.Context, rw *zsync.RWMutex) (undo func() error, err error){
+		"Lock":  func(ctx context.Context, rw *zsync.RWMutex) (func() error, error) { return rw.Unlock, rw.Lock(ctx) },
+		"RLock": func(ctx context.Context, rw *zsync.RWMutex) (func() error, error) { return rw.RUnlock, rw.RLock(ctx) },
+		"TryLock": func(ctx context.Context, rw *zsync.RWMutex) (func() error, error) {
 			_, err := rw.TryLock(ctx)
 			return rw.Unlock, err
 		},
@@ -829,12 +830,12 @@ func TestRWMutexCallsEndWithTheirContextAtAnyStepAndLeaveNothing(t *testing.T) {
 					t.Run(fmt.Sprint(name, handoffs, wait, cut), func(t *testing.T) {
 						for k, struck := 0, true; struck; k++ {
 							bubble(t, func(t *testing.T, srv *zktest.Server) {
-								holder, rw := NewRWMutex(open(t, srv), "/rw"), NewRWMutex(open(t, srv), "/rw", WithHandoffs(handoffs))
+								holder, rw := zsync.NewRWMutex(open(t, srv), "/rw"), zsync.NewRWMutex(open(t, srv), "/rw", zsync.WithHandoffs(handoffs))
 								must(t, holder.Lock(t.Context()))
 								if !wait {
 									must(t, holder.Unlock())
 								}
-								id := SessionOf(rw).ID()
+								id := zsync.SessionOf(rw).ID()
 								s := &strike{srv: srv, session: id, k: k, act: zktest.Delay(2 * time.Second)}
 								if cut {
 									s.act, s.also = zktest.Pass, func() { srv.Partition(id) }
@@ -863,7 +864,7 @@ func TestRWMutexCallsEndWithTheirContextAtAnyStepAndLeaveNothing(t *testing.T) {
 								}
 								must(t, holder.Lock(within(t, time.Second)))
 								must(t, holder.Unlock())
-								if names := childrenOf(t, SessionOf(holder), "/rw"); len(names) > 0 {
+								if names := childrenOf(t, zsync.SessionOf(holder), "/rw"); len(names) > 0 {
 									t.Errorf("request %d: %v are left", k, names)
 								}
 							})
@@ -883,7 +884,7 @@ func TestRWMutexCallsSucceedOnceWhateverIsLostAtAnyStep(t *testing.T) {
 					t.Run(fmt.Sprint(write, wait, fault, expire), func(t *testing.T) {
 						for k, struck := 0, true; struck; k++ {
 							bubble(t, func(t *testing.T, srv *zktest.Server) {
-								holder, rw := NewRWMutex(open(t, srv), "/rw"), NewRWMutex(open(t, srv), "/rw")
+								holder, rw := zsync.NewRWMutex(open(t, srv), "/rw"), zsync.NewRWMutex(open(t, srv), "/rw")
 								lock, unlock := rw.RLock, rw.RUnlock
 								if write {
 									lock, unlock = rw.Lock, rw.Unlock
@@ -892,7 +893,7 @@ func TestRWMutexCallsSucceedOnceWhateverIsLostAtAnyStep(t *testing.T) {
 								if !wait {
 									must(t, holder.Unlock())
 								}
-								id := SessionOf(rw).ID()
+								id := zsync.SessionOf(rw).ID()
 								s := &strike{srv: srv, session: id, k: k, act: fault}
 								if expire {
 									s.also = func() { srv.Expire(id) }
@@ -915,14 +916,14 @@ func TestRWMutexCallsSucceedOnceWhateverIsLostAtAnyStep(t *testing.T) {
 								}
 								// When the reply is lost, and right then the session, the
 								// loss may be known before the connection is missed.
-								if err := unlock(); !expire || !errors.Is(err, ErrLost) {
+								if err := unlock(); !expire || !errors.Is(err, zsync.ErrLost) {
 									must(t, err)
 								}
 								struck = s.end()
 								time.Sleep(5 * time.Second)
 								must(t, holder.Lock(within(t, time.Second)))
 								must(t, holder.Unlock())
-								if names := childrenOf(t, SessionOf(holder), "/rw"); len(names) > 0 {
+								if names := childrenOf(t, zsync.SessionOf(holder), "/rw"); len(names) > 0 {
 									t.Errorf("request %d: %v are left", k, names)
 								}
 							})
@@ -936,7 +937,7 @@ func TestRWMutexCallsSucceedOnceWhateverIsLostAtAnyStep(t *testing.T) {
 
 func TestDowngradeEndsWithItsContextThoughTheTidyingIsSlow(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		rw, other := NewRWMutex(open(t, srv), "/rw"), NewRWMutex(open(t, srv), "/rw")
+		rw, other := zsync.NewRWMutex(open(t, srv), "/rw"), zsync.NewRWMutex(open(t, srv), "/rw")
 		must(t, rw.Lock(t.Context()))
 		srv.Intercept(func(r zktest.Request) zktest.Action {
 			if r.Op == zktest.OpDelete {
@@ -1000,14 +1001,14 @@ func (f *floor) leave(v *visit) {
 }
 
 // hammerRWMutex takes rw again and again, in every way.
-func hammerRWMutex(t *testing.T, rw *RWMutex, f *floor, rnd *rand.Rand, loops int, pause time.Duration) {
+func hammerRWMutex(t *testing.T, rw *zsync.RWMutex, f *floor, rnd *rand.Rand, loops int, pause time.Duration) {
 	check := func(err error) {
-		if err != nil && !errors.Is(err, ErrLost) && !errors.Is(err, context.DeadlineExceeded) {
+		if err != nil && !errors.Is(err, zsync.ErrLost) && !errors.Is(err, context.DeadlineExceeded) {
 			t.Error(err)
 		}
 	}
 	stay := func(ctx context.Context, write bool, lost <-chan struct{}) {
-		v := &visit{write: write, session: SessionOf(rw).ID(), lost: lost}
+		v := &visit{write: write, session: zsync.SessionOf(rw).ID(), lost: lost}
 		f.enter(t, v)
 		select {
 		case <-time.After(time.Duration(rnd.Int64N(int64(pause)))):
@@ -1048,7 +1049,7 @@ func hammerRWMutex(t *testing.T, rw *RWMutex, f *floor, rnd *rand.Rand, loops in
 				break
 			}
 			stay(context.Background(), true, rw.Lost())
-			v := &visit{session: SessionOf(rw).ID(), lost: rw.Lost()}
+			v := &visit{session: zsync.SessionOf(rw).ID(), lost: rw.Lost()}
 			f.enter(t, v) // as a reader already: no writer may be here until RUnlock
 			if err := rw.Downgrade(ctx); err == nil {
 				stay(context.Background(), false, rw.Lost())
@@ -1066,14 +1067,14 @@ func hammerRWMutex(t *testing.T, rw *RWMutex, f *floor, rnd *rand.Rand, loops in
 
 func TestHammerRWMutex(t *testing.T) {
 	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
-		var sessions []*Session
+		var sessions []*zsync.Session
 		for range 3 {
-			sessions = append(sessions, open(t, srv, WithSessionTimeout(time.Duration(1+rnd.IntN(5))*time.Second)))
+			sessions = append(sessions, open(t, srv, zsync.WithSessionTimeout(time.Duration(1+rnd.IntN(5))*time.Second)))
 		}
 		f := floor{stands: standing(srv)}
 		var wg sync.WaitGroup
 		for _, s := range sessions {
-			rw := NewRWMutex(s, "/rw", WithHandoffs(rnd.IntN(4)))
+			rw := zsync.NewRWMutex(s, "/rw", zsync.WithHandoffs(rnd.IntN(4)))
 			for range 4 {
 				src := rand.New(rand.NewPCG(rnd.Uint64(), 3))
 				wg.Go(func() { hammerRWMutex(t, rw, &f, src, 15, 100*time.Millisecond) })
@@ -1083,7 +1084,7 @@ func TestHammerRWMutex(t *testing.T) {
 		go func() { wg.Wait(); close(done) }()
 		chaos(t, srv, rand.New(rand.NewPCG(rnd.Uint64(), 4)), sessions, done)
 		time.Sleep(10 * time.Second)
-		last := NewRWMutex(sessions[0], "/rw")
+		last := zsync.NewRWMutex(sessions[0], "/rw")
 		must(t, last.Lock(within(t, time.Minute)))
 		must(t, last.Unlock())
 		for _, s := range sessions {
@@ -1098,12 +1099,12 @@ func TestHammerRWMutex(t *testing.T) {
 }
 
 func TestHammerRWMutexForReal(t *testing.T) {
-	onServers(t, func(t *testing.T, connect func(...Option) *Session, stands func(int64) bool) {
+	onServers(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session, stands func(int64) bool) {
 		f := floor{stands: stands}
 		var wg sync.WaitGroup
 		until := time.Now().Add(time.Minute)
 		for i := range 4 {
-			rw := NewRWMutex(connect(), "/rw", WithHandoffs(i))
+			rw := zsync.NewRWMutex(connect(), "/rw", zsync.WithHandoffs(i))
 			for j := range 4 {
 				src := rand.New(rand.NewPCG(uint64(i), uint64(j)))
 				wg.Go(func() {
@@ -1119,7 +1120,7 @@ func TestHammerRWMutexForReal(t *testing.T) {
 
 func TestWriterWaitsForTheReaderThatCameBesideAReader(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		ra, rb := NewRWMutex(open(t, srv), "/m"), NewRWMutex(open(t, srv), "/m")
+		ra, rb := zsync.NewRWMutex(open(t, srv), "/m"), zsync.NewRWMutex(open(t, srv), "/m")
 		var gotB <-chan error
 		must(t, ra.RDo(t.Context(), func(ctx context.Context) error {
 			gotB = async(func() error { return rb.Lock(t.Context()) })

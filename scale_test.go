@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -23,7 +24,7 @@ func memory() uint64 {
 
 // A throng is many goroutines, each with a Mutex of its own, that want one path.
 type throng struct {
-	sessions []*Session
+	sessions []*zsync.Session
 	got      sync.WaitGroup
 	cancel   context.CancelFunc
 }
@@ -40,7 +41,7 @@ func gather(t *testing.T, srv *zktest.Server, path string, sessions, n int) (c *
 	c.cancel = cancel
 	start := time.Now()
 	for i := range n {
-		m := NewMutex(c.sessions[i%sessions], path)
+		m := zsync.NewMutex(c.sessions[i%sessions], path)
 		c.got.Go(func() {
 			if m.Lock(ctx) == nil {
 				m.Unlock()
@@ -70,7 +71,7 @@ func TestThousandsOfWaitersStandInOneLineAndNoSessionIsLost(t *testing.T) {
 		n, sessions := set.n, set.sessions
 		srv := zktest.Start(t)
 		holder := open(t, srv)
-		m := NewMutex(holder, "/crowd")
+		m := zsync.NewMutex(holder, "/crowd")
 		must(t, m.Lock(t.Context()))
 		before, goroutines := memory(), runtime.NumGoroutine()
 		c, took := gather(t, srv, "/crowd", sessions, n)
@@ -99,12 +100,12 @@ func TestThousandsOfWaitersStandInOneLineAndNoSessionIsLost(t *testing.T) {
 func TestHandOversAmongTheWaitersOfOneSessionListNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		const n = 300
-		m := NewMutex(open(t, srv), "/crowd")
+		m := zsync.NewMutex(open(t, srv), "/crowd")
 		must(t, m.Lock(t.Context()))
 		s := open(t, srv)
 		var got []<-chan error
 		for range n {
-			w := NewMutex(s, "/crowd")
+			w := zsync.NewMutex(s, "/crowd")
 			got = append(got, async(func() error { return errors.Join(w.Lock(t.Context()), w.Unlock()) }))
 		}
 		synctest.Wait()

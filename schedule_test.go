@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -9,18 +9,19 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/zktest"
 )
 
 var noon = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
 func TestScheduleRunsEachInstantOnce(t *testing.T) {
-	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
+	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
 		ctx := within(t, 30*time.Second)
-		a, b := NewSchedule(connect(), "/deep/jobs"), NewSchedule(connect(), "/deep/jobs")
+		a, b := zsync.NewSchedule(connect(), "/deep/jobs"), zsync.NewSchedule(connect(), "/deep/jobs")
 		_, err := a.Last(ctx)
-		wantErr(t, err, ErrNoValue)
-		do := func(c *Schedule, at time.Time, want bool) {
+		wantErr(t, err, zsync.ErrNoValue)
+		do := func(c *zsync.Schedule, at time.Time, want bool) {
 			t.Helper()
 			called := false
 			ran, err := c.Do(ctx, at, func(context.Context) error { called = true; return nil })
@@ -58,7 +59,7 @@ func TestWhoWaitsForAnInstantReturnsWhenItIsDoneAndRunsItWhenItFailed(t *testing
 				err = errors.New("boom")
 			}
 			finish := make(chan error)
-			runner := NewSchedule(open(t, srv), "/jobs")
+			runner := zsync.NewSchedule(open(t, srv), "/jobs")
 			first := async(func() error {
 				_, err := runner.Do(t.Context(), at, func(context.Context) error { return <-finish })
 				return err
@@ -68,7 +69,7 @@ func TestWhoWaitsForAnInstantReturnsWhenItIsDoneAndRunsItWhenItFailed(t *testing
 			var mu sync.Mutex
 			var waiting []<-chan error
 			for range 5 {
-				c := NewSchedule(open(t, srv), "/jobs")
+				c := zsync.NewSchedule(open(t, srv), "/jobs")
 				waiting = append(waiting, async(func() error {
 					_, err := c.Do(t.Context(), at, func(context.Context) error {
 						mu.Lock()
@@ -103,13 +104,13 @@ func TestWhoWaitsForAnInstantReturnsWhenItIsDoneAndRunsItWhenItFailed(t *testing
 func TestScheduleWhoseSessionIsLostRecordsNothingAndAnotherRunsIt(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		a, b := NewSchedule(s, "/jobs"), NewSchedule(open(t, srv), "/jobs")
+		a, b := zsync.NewSchedule(s, "/jobs"), zsync.NewSchedule(open(t, srv), "/jobs")
 		started := make(chan struct{})
 		first := async(func() error {
 			ran, err := a.Do(t.Context(), noon, func(ctx context.Context) error {
 				close(started)
 				<-ctx.Done()
-				if !errors.Is(context.Cause(ctx), ErrLost) {
+				if !errors.Is(context.Cause(ctx), zsync.ErrLost) {
 					t.Errorf("the context ended with %v", context.Cause(ctx))
 				}
 				return nil
@@ -125,7 +126,7 @@ func TestScheduleWhoseSessionIsLostRecordsNothingAndAnotherRunsIt(t *testing.T) 
 		if !ran || err != nil {
 			t.Errorf("Do of another process = %v, %v", ran, err)
 		}
-		wantErr(t, <-first, ErrLost)
+		wantErr(t, <-first, zsync.ErrLost)
 	})
 }
 
@@ -134,28 +135,28 @@ func TestScheduleRefusesBadInput(t *testing.T) {
 		s := open(t, srv)
 		f := func(context.Context) error { return nil }
 		g := func(context.Context, time.Time) error { return nil }
-		for _, c := range []*Schedule{NewSchedule(nil, "/s"), NewSchedule(s, "s"), NewSchedule(s, "/s", nil), NewSchedule(s, "/s", WithMissed(7)), {}} {
+		for _, c := range []*zsync.Schedule{zsync.NewSchedule(nil, "/s"), zsync.NewSchedule(s, "s"), zsync.NewSchedule(s, "/s", nil), zsync.NewSchedule(s, "/s", zsync.WithMissed(7)), {}} {
 			_, err := c.Do(t.Context(), noon, f)
-			wantErr(t, err, ErrInvalid)
-			wantErr(t, c.Run(t.Context(), Every(time.Hour), g), ErrInvalid)
+			wantErr(t, err, zsync.ErrInvalid)
+			wantErr(t, c.Run(t.Context(), zsync.Every(time.Hour), g), zsync.ErrInvalid)
 			_, err = c.Last(t.Context())
-			wantErr(t, err, ErrInvalid)
+			wantErr(t, err, zsync.ErrInvalid)
 		}
-		c := NewSchedule(s, "/s")
+		c := zsync.NewSchedule(s, "/s")
 		_, err := c.Do(t.Context(), noon, nil)
-		wantErr(t, err, ErrInvalid)
+		wantErr(t, err, zsync.ErrInvalid)
 		_, err = c.Do(t.Context(), time.Time{}, f)
-		wantErr(t, err, ErrInvalid)
-		wantErr(t, c.Run(t.Context(), nil, g), ErrInvalid)
-		wantErr(t, c.Run(t.Context(), Every(time.Hour), nil), ErrInvalid)
-		must(t, c.Run(t.Context(), Every(0), g)) // there is no instant
+		wantErr(t, err, zsync.ErrInvalid)
+		wantErr(t, c.Run(t.Context(), nil, g), zsync.ErrInvalid)
+		wantErr(t, c.Run(t.Context(), zsync.Every(time.Hour), nil), zsync.ErrInvalid)
+		must(t, c.Run(t.Context(), zsync.Every(0), g)) // there is no instant
 		_, err = c.Do(t.Context(), noon, func(ctx context.Context) error {
 			_, err := c.Do(ctx, noon.Add(time.Hour), f)
 			return err
 		})
-		wantErr(t, err, ErrDeadlock)
-		must(t, NewValue[string](s, "/bad/last").Store(t.Context(), "text"))
-		if _, err := NewSchedule(s, "/bad").Do(t.Context(), noon, f); err == nil {
+		wantErr(t, err, zsync.ErrDeadlock)
+		must(t, zsync.NewValue[string](s, "/bad/last").Store(t.Context(), "text"))
+		if _, err := zsync.NewSchedule(s, "/bad").Do(t.Context(), noon, f); err == nil {
 			t.Error("Do of a path that is used otherwise succeeds")
 		}
 	})
@@ -174,14 +175,14 @@ func (l timetable) Next(t time.Time) time.Time {
 }
 
 func TestRunDoesWithMissedInstantsWhatThePolicySays(t *testing.T) {
-	for policy, want := range map[MissedPolicy][]int{
-		MissedLatest: {1, 4, 5},
-		MissedSkip:   {1, 5},
-		MissedAll:    {1, 2, 3, 4, 5},
+	for policy, want := range map[zsync.MissedPolicy][]int{
+		zsync.MissedLatest: {1, 4, 5},
+		zsync.MissedSkip:   {1, 5},
+		zsync.MissedAll:    {1, 2, 3, 4, 5},
 	} {
 		t.Run(policy.String(), func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
-				c := NewSchedule(open(t, srv), "/jobs", WithMissed(policy))
+				c := zsync.NewSchedule(open(t, srv), "/jobs", zsync.WithMissed(policy))
 				var hours timetable
 				began := time.Now()
 				for h := 1; h <= 5; h++ {
@@ -211,9 +212,9 @@ func TestRunDoesWithMissedInstantsWhatThePolicySays(t *testing.T) {
 }
 
 func TestRunTriesAFailedInstantAgainWithinItsTime(t *testing.T) {
-	for policy, want := range map[MissedPolicy]bool{MissedLatest: false, MissedAll: true} {
+	for policy, want := range map[zsync.MissedPolicy]bool{zsync.MissedLatest: false, zsync.MissedAll: true} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
-			c := NewSchedule(open(t, srv), "/jobs", WithMissed(policy))
+			c := zsync.NewSchedule(open(t, srv), "/jobs", zsync.WithMissed(policy))
 			began := time.Now()
 			hours := timetable{began.Add(time.Hour), began.Add(2 * time.Hour)}
 			tries, late := 0, false
@@ -236,12 +237,12 @@ func TestRunTriesAFailedInstantAgainWithinItsTime(t *testing.T) {
 
 func TestRunAfterALongPauseGoesStraightToTheLatestInstant(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		c := NewSchedule(open(t, srv), "/jobs")
+		c := zsync.NewSchedule(open(t, srv), "/jobs")
 		_, err := c.Do(t.Context(), time.Now().Add(-365*24*time.Hour), func(context.Context) error { return nil })
 		must(t, err)
 		calls := 0
 		ctx, cancel := context.WithCancel(t.Context())
-		c.Run(ctx, counting{Every(time.Second), &calls}, func(_ context.Context, at time.Time) error {
+		c.Run(ctx, counting{zsync.Every(time.Second), &calls}, func(_ context.Context, at time.Time) error {
 			if time.Since(at) > time.Second {
 				t.Errorf("ran %v, %v ago", at, time.Since(at))
 			}
@@ -284,10 +285,10 @@ func TestHammerScheduleRunsEveryInstantOnceWhateverTheClocks(t *testing.T) {
 			in[at]++
 		}
 		// From the first instant that was ever done on, none may be missed.
-		_, err := NewSchedule(open(t, srv), "/jobs").Do(t.Context(), first.Add(-period), func(context.Context) error { return nil })
+		_, err := zsync.NewSchedule(open(t, srv), "/jobs").Do(t.Context(), first.Add(-period), func(context.Context) error { return nil })
 		must(t, err)
 		var wg sync.WaitGroup
-		var sessions []*Session
+		var sessions []*zsync.Session
 		for process := range processes {
 			s := open(t, srv)
 			sessions = append(sessions, s)
@@ -306,7 +307,7 @@ func TestHammerScheduleRunsEveryInstantOnceWhateverTheClocks(t *testing.T) {
 					for _, at := range table {
 						time.Sleep(time.Until(at.Add(-skew)))
 						for try := 0; ; try++ {
-							ran, err := NewSchedule(s, "/jobs").Do(t.Context(), at, func(ctx context.Context) error { return job(ctx, at) })
+							ran, err := zsync.NewSchedule(s, "/jobs").Do(t.Context(), at, func(ctx context.Context) error { return job(ctx, at) })
 							if err == nil {
 								if ran {
 									count(succeeded, at)
@@ -318,8 +319,8 @@ func TestHammerScheduleRunsEveryInstantOnceWhateverTheClocks(t *testing.T) {
 					return
 				}
 				for {
-					c := NewSchedule(s, "/jobs", WithMissed(MissedAll))
-					SetSkew(c, skew)
+					c := zsync.NewSchedule(s, "/jobs", zsync.WithMissed(zsync.MissedAll))
+					zsync.SetSkew(c, skew)
 					ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+r.IntN(20))*period)
 					err := c.Run(ctx, table, job)
 					cancel()
@@ -344,7 +345,7 @@ func TestHammerScheduleRunsEveryInstantOnceWhateverTheClocks(t *testing.T) {
 				t.Errorf("%v was done %d times, and %d succeeded", at, tried[at], succeeded[at])
 			}
 		}
-		last, err := NewSchedule(sessions[0], "/jobs").Last(t.Context())
+		last, err := zsync.NewSchedule(sessions[0], "/jobs").Last(t.Context())
 		if !last.Equal(table[len(table)-1]) || err != nil {
 			t.Errorf("Last = %v, %v", last, err)
 		}

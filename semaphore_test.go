@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -17,6 +17,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
@@ -26,19 +27,19 @@ var forms = []struct {
 	name   string
 	limit  int64
 	unit   int64 // so that limit is 4 of it
-	layout Layout
+	layout zsync.Layout
 }{
-	{"curator", 4, 1, LayoutCurator},
-	{"heavy", 4000, 1000, LayoutCurator},
-	{"kazoo", 4, 1, LayoutKazoo},
+	{"curator", 4, 1, zsync.LayoutCurator},
+	{"heavy", 4000, 1000, zsync.LayoutCurator},
+	{"kazoo", 4, 1, zsync.LayoutKazoo},
 }
 
 func TestSemaphoreGrantsNoMoreThanItsLimit(t *testing.T) {
 	for _, f := range forms {
 		t.Run(f.name, func(t *testing.T) {
-			anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
-				a := NewSemaphore(connect(), "/s", f.limit, WithLayout(f.layout))
-				b := NewSemaphore(connect(), "/s", f.limit, WithLayout(f.layout))
+			anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
+				a := zsync.NewSemaphore(connect(), "/s", f.limit, zsync.WithLayout(f.layout))
+				b := zsync.NewSemaphore(connect(), "/s", f.limit, zsync.WithLayout(f.layout))
 				ctx := within(t, 30*time.Second)
 				must(t, a.Acquire(ctx, 3*f.unit))
 				if ok, err := b.TryAcquire(ctx, 2*f.unit); ok || err != nil {
@@ -52,8 +53,8 @@ func TestSemaphoreGrantsNoMoreThanItsLimit(t *testing.T) {
 				must(t, a.Release(f.unit))
 				must(t, <-got)
 				must(t, a.Release(f.unit))
-				wantErr(t, a.Release(f.unit), ErrNotLocked)
-				wantErr(t, b.Release(4*f.unit), ErrNotLocked)
+				wantErr(t, a.Release(f.unit), zsync.ErrNotLocked)
+				wantErr(t, b.Release(4*f.unit), zsync.ErrNotLocked)
 				if session.IsClosed(b.Lost()) {
 					t.Error("Lost is closed while permits are held")
 				}
@@ -74,27 +75,27 @@ func TestSemaphoreRefusesBadArguments(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		ctx := t.Context()
-		for _, m := range []*Semaphore{
-			NewSemaphore(nil, "/s", 1), NewSemaphore(s, "s", 1), NewSemaphore(s, "/s", 0), NewSemaphore(s, "/s", -1),
-			NewSemaphore(s, "/s", 1, nil), NewSemaphore(s, "/s", 1, WithLayout(9)),
+		for _, m := range []*zsync.Semaphore{
+			zsync.NewSemaphore(nil, "/s", 1), zsync.NewSemaphore(s, "s", 1), zsync.NewSemaphore(s, "/s", 0), zsync.NewSemaphore(s, "/s", -1),
+			zsync.NewSemaphore(s, "/s", 1, nil), zsync.NewSemaphore(s, "/s", 1, zsync.WithLayout(9)),
 		} {
 			_, tryErr := m.TryAcquire(ctx, 1)
 			_, cErr := m.Contenders(ctx)
 			for _, err := range []error{m.Acquire(ctx, 1), tryErr, m.Release(1), cErr} {
-				wantErr(t, err, ErrInvalid)
+				wantErr(t, err, zsync.ErrInvalid)
 			}
 			if !session.IsClosed(m.Lost()) {
 				t.Error("Lost of a Semaphore that cannot be held is open")
 			}
 		}
-		m := NewSemaphore(s, "/s", 3)
+		m := zsync.NewSemaphore(s, "/s", 3)
 		for _, n := range []int64{0, -1, 4} {
-			wantErr(t, m.Acquire(ctx, n), ErrInvalid)
+			wantErr(t, m.Acquire(ctx, n), zsync.ErrInvalid)
 			_, err := m.TryAcquire(ctx, n)
-			wantErr(t, err, ErrInvalid)
+			wantErr(t, err, zsync.ErrInvalid)
 		}
-		wantErr(t, m.Release(0), ErrInvalid)
-		wantErr(t, m.Release(1), ErrNotLocked)
+		wantErr(t, m.Release(0), zsync.ErrInvalid)
+		wantErr(t, m.Release(1), zsync.ErrNotLocked)
 		ended, cancel := context.WithCancel(ctx)
 		cancel()
 		wantErr(t, m.Acquire(ended, 1), context.Canceled)
@@ -105,20 +106,20 @@ func TestSemaphoreRefusesBadArguments(t *testing.T) {
 }
 
 func TestSemaphoreOfAnotherLimitIsRefused(t *testing.T) {
-	for _, layout := range []Layout{LayoutCurator, LayoutKazoo} {
+	for _, layout := range []zsync.Layout{zsync.LayoutCurator, zsync.LayoutKazoo} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			a, b := open(t, srv), open(t, srv)
-			must(t, NewSemaphore(a, "/s", 3, WithLayout(layout)).Acquire(t.Context(), 1))
-			other := NewSemaphore(b, "/s", 4, WithLayout(layout))
+			must(t, zsync.NewSemaphore(a, "/s", 3, zsync.WithLayout(layout)).Acquire(t.Context(), 1))
+			other := zsync.NewSemaphore(b, "/s", 4, zsync.WithLayout(layout))
 			err := other.Acquire(t.Context(), 1)
-			wantErr(t, err, ErrInvalid)
+			wantErr(t, err, zsync.ErrInvalid)
 			for _, n := range []string{"3", "4", "/s"} {
 				if !strings.Contains(err.Error(), n) {
 					t.Errorf("error %q does not name %s", err, n)
 				}
 			}
 			_, err = other.TryAcquire(t.Context(), 1)
-			wantErr(t, err, ErrInvalid)
+			wantErr(t, err, zsync.ErrInvalid)
 			data, _, err := live(t, a).Get(t.Context(), "/s")
 			must(t, err)
 			if string(data) != "3" {
@@ -132,7 +133,7 @@ func TestSemaphoreCostsThreeRequestsToAcquireAndOneToRelease(t *testing.T) {
 	for _, f := range forms {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			s := open(t, srv)
-			m := NewSemaphore(s, "/s", f.limit, WithLayout(f.layout))
+			m := zsync.NewSemaphore(s, "/s", f.limit, zsync.WithLayout(f.layout))
 			must(t, m.Acquire(t.Context(), 2*f.unit))
 			must(t, m.Release(2*f.unit))
 			before := s.Stats().Requests
@@ -151,9 +152,9 @@ func TestSemaphoreCostsThreeRequestsToAcquireAndOneToRelease(t *testing.T) {
 func TestLargeAcquireIsServedInItsTurn(t *testing.T) {
 	for _, f := range forms {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
-			var ms []*Semaphore
+			var ms []*zsync.Semaphore
 			for range 5 {
-				ms = append(ms, NewSemaphore(open(t, srv), "/s", f.limit, WithLayout(f.layout)))
+				ms = append(ms, zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout)))
 			}
 			ctx := t.Context()
 			for range 4 {
@@ -168,7 +169,7 @@ func TestLargeAcquireIsServedInItsTurn(t *testing.T) {
 			}
 			cs, err := ms[4].Contenders(ctx)
 			must(t, err)
-			if len(cs) != 7 || !cs[3].Holding || cs[4].Holding || cs[6].Mode != ModePermits {
+			if len(cs) != 7 || !cs[3].Holding || cs[4].Holding || cs[6].Mode != zsync.ModePermits {
 				t.Errorf("%d contenders, want 4 holders and 3 that wait: %+v", len(cs), cs)
 			}
 			for range 3 {
@@ -203,7 +204,7 @@ func TestCase29NoPermitIsLeftOutWhateverIsLost(t *testing.T) {
 					t.Run(fmt.Sprint(f.name, op, fault, expire), func(t *testing.T) {
 						bubble(t, func(t *testing.T, srv *zktest.Server) {
 							s := open(t, srv)
-							m := NewSemaphore(s, "/s", f.limit, WithLayout(f.layout))
+							m := zsync.NewSemaphore(s, "/s", f.limit, zsync.WithLayout(f.layout))
 							must(t, m.Acquire(t.Context(), 2*f.unit))
 							must(t, m.Release(2*f.unit))
 							var once sync.Once
@@ -221,7 +222,7 @@ func TestCase29NoPermitIsLeftOutWhateverIsLost(t *testing.T) {
 							must(t, m.Acquire(t.Context(), 2*f.unit))
 							err := m.Release(f.unit)
 							err = errors.Join(err, m.Release(f.unit))
-							if err != nil && !(expire && errors.Is(err, ErrLost)) {
+							if err != nil && !(expire && errors.Is(err, zsync.ErrLost)) {
 								t.Error(err)
 							}
 							srv.Intercept(nil)
@@ -229,7 +230,7 @@ func TestCase29NoPermitIsLeftOutWhateverIsLost(t *testing.T) {
 							must(t, m.Acquire(within(t, time.Second), f.limit))
 							must(t, m.Release(f.limit))
 							leases := "/s/leases"
-							if f.layout == LayoutKazoo {
+							if f.layout == zsync.LayoutKazoo {
 								leases = "/s"
 							}
 							if names := childrenOf(t, s, leases); len(names) > 0 {
@@ -246,8 +247,8 @@ func TestCase29NoPermitIsLeftOutWhateverIsLost(t *testing.T) {
 func TestCancelledAcquireLeavesTheSemaphoreUnchanged(t *testing.T) {
 	for _, f := range forms {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
-			a := NewSemaphore(open(t, srv), "/s", f.limit, WithLayout(f.layout))
-			b := NewSemaphore(open(t, srv), "/s", f.limit, WithLayout(f.layout))
+			a := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout))
+			b := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout))
 			must(t, a.Acquire(t.Context(), f.unit))
 			cause := errors.New("enough")
 			for range 50 {
@@ -260,7 +261,7 @@ func TestCancelledAcquireLeavesTheSemaphoreUnchanged(t *testing.T) {
 					t.Fatalf("%s: %d contenders after a cancelled Acquire, want the holder", f.name, len(cs))
 				}
 			}
-			if st := SessionOf(b).Stats(); st.Watches > 2 || st.Waiters != 0 || st.Holds != 0 {
+			if st := zsync.SessionOf(b).Stats(); st.Watches > 2 || st.Waiters != 0 || st.Holds != 0 {
 				t.Errorf("left: %+v", st)
 			}
 			// Cancelled while the permits are made.
@@ -286,8 +287,8 @@ func TestLostPermitsAreToldAndGoToOthers(t *testing.T) {
 	for _, f := range forms {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			sa := open(t, srv)
-			a := NewSemaphore(sa, "/s", f.limit, WithLayout(f.layout))
-			b := NewSemaphore(open(t, srv), "/s", f.limit, WithLayout(f.layout))
+			a := zsync.NewSemaphore(sa, "/s", f.limit, zsync.WithLayout(f.layout))
+			b := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout))
 			must(t, a.Acquire(t.Context(), f.limit))
 			lost := a.Lost()
 			got := arrive(t, func() error { return b.Acquire(t.Context(), f.limit) })
@@ -299,9 +300,9 @@ func TestLostPermitsAreToldAndGoToOthers(t *testing.T) {
 			}
 			srv.Heal(id)
 			again := arrive(t, func() error { return a.Acquire(t.Context(), f.unit) })
-			wantErr(t, a.Release(f.unit), ErrLost)
+			wantErr(t, a.Release(f.unit), zsync.ErrLost)
 			pendingStill(t, again)
-			wantErr(t, a.Release(f.limit-f.unit), ErrLost)
+			wantErr(t, a.Release(f.limit-f.unit), zsync.ErrLost)
 			pendingStill(t, again)
 			must(t, b.Release(f.limit))
 			must(t, <-again)
@@ -314,8 +315,8 @@ func TestWaitingAcquireCarriesOnInTheNextSession(t *testing.T) {
 	for _, f := range forms {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			sb := open(t, srv)
-			a := NewSemaphore(open(t, srv), "/s", f.limit, WithLayout(f.layout))
-			b := NewSemaphore(sb, "/s", f.limit, WithLayout(f.layout))
+			a := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout))
+			b := zsync.NewSemaphore(sb, "/s", f.limit, zsync.WithLayout(f.layout))
 			must(t, a.Acquire(t.Context(), f.limit))
 			got := arrive(t, func() error { return b.Acquire(t.Context(), f.unit) })
 			for range 3 {
@@ -333,10 +334,10 @@ func TestWaitingAcquireCarriesOnInTheNextSession(t *testing.T) {
 func TestReleaseOfADeletedPermitIsErrLost(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		m := NewSemaphore(s, "/s", 3)
+		m := zsync.NewSemaphore(s, "/s", 3)
 		must(t, m.Acquire(t.Context(), 2))
 		must(t, live(t, s).RemoveNow(t.Context(), "/s/leases/"+childrenOf(t, s, "/s/leases")[0]))
-		wantErr(t, m.Release(2), ErrLost)
+		wantErr(t, m.Release(2), zsync.ErrLost)
 		if names := childrenOf(t, s, "/s/leases"); len(names) > 0 {
 			t.Errorf("%v are left", names)
 		}
@@ -347,7 +348,7 @@ func TestReleaseWithServersDownReturnsAtOnceAndIsMadeUpFor(t *testing.T) {
 	for _, f := range forms {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			s := open(t, srv)
-			m := NewSemaphore(s, "/s", f.limit, WithLayout(f.layout))
+			m := zsync.NewSemaphore(s, "/s", f.limit, zsync.WithLayout(f.layout))
 			must(t, m.Acquire(t.Context(), 4*f.unit))
 			srv.Stop()
 			synctest.Wait()
@@ -359,7 +360,7 @@ func TestReleaseWithServersDownReturnsAtOnceAndIsMadeUpFor(t *testing.T) {
 			}
 			srv.Restart()
 			time.Sleep(2 * time.Second)
-			other := NewSemaphore(open(t, srv), "/s", f.limit, WithLayout(f.layout))
+			other := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout))
 			must(t, other.Acquire(within(t, time.Second), 3*f.unit))
 			if ok, _ := other.TryAcquire(t.Context(), f.unit); ok {
 				t.Error("more permits are out than there are")
@@ -413,16 +414,16 @@ func (s *strike) end() bool {
 
 // leasesOf lists the znodes of the permits that are out, and gateOf those who
 // stand at the gate.
-func leasesOf(t testing.TB, m *Semaphore) []string {
+func leasesOf(t testing.TB, m *zsync.Semaphore) []string {
 	t.Helper()
-	dir, _ := SemaphoreZnodes(m)
-	return childrenOf(t, SessionOf(m), dir)
+	dir, _ := zsync.SemaphoreZnodes(m)
+	return childrenOf(t, zsync.SessionOf(m), dir)
 }
 
-func gateOf(t testing.TB, m *Semaphore) []string {
+func gateOf(t testing.TB, m *zsync.Semaphore) []string {
 	t.Helper()
-	_, dir := SemaphoreZnodes(m)
-	return childrenOf(t, SessionOf(m), dir)
+	_, dir := zsync.SemaphoreZnodes(m)
+	return childrenOf(t, zsync.SessionOf(m), dir)
 }
 
 // Each request of an Acquire, with and without a wait in it, is lost, or its
@@ -443,13 +444,13 @@ func TestAcquireSucceedsOnceWhateverIsLostAtAnyStep(t *testing.T) {
 				t.Run(fmt.Sprint(f.name, wait, fault.name), func(t *testing.T) {
 					for k, struck := 0, true; struck; k++ {
 						bubble(t, func(t *testing.T, srv *zktest.Server) {
-							holder := NewSemaphore(open(t, srv), "/s", f.limit, WithLayout(f.layout))
-							m := NewSemaphore(open(t, srv), "/s", f.limit, WithLayout(f.layout))
+							holder := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout))
+							m := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout))
 							must(t, holder.Acquire(t.Context(), f.limit))
 							if !wait {
 								must(t, holder.Release(f.limit))
 							}
-							id := SessionOf(m).ID()
+							id := zsync.SessionOf(m).ID()
 							s := &strike{srv: srv, session: id, k: k, act: fault.act}
 							if fault.expire {
 								s.also = func() { srv.Expire(id) }
@@ -475,7 +476,7 @@ func TestAcquireSucceedsOnceWhateverIsLostAtAnyStep(t *testing.T) {
 								must(t, holder.Release(want))
 								must(t, m.Release(2*f.unit))
 							} else {
-								wantErr(t, m.Release(2*f.unit), ErrLost)
+								wantErr(t, m.Release(2*f.unit), zsync.ErrLost)
 							}
 							nothingIsLeft(t, k, f.limit, holder, m)
 						})
@@ -487,7 +488,7 @@ func TestAcquireSucceedsOnceWhateverIsLostAtAnyStep(t *testing.T) {
 }
 
 // nothingIsLeft checks that ms hold nothing and nothing stands in the way.
-func nothingIsLeft(t testing.TB, k int, limit int64, ms ...*Semaphore) {
+func nothingIsLeft(t testing.TB, k int, limit int64, ms ...*zsync.Semaphore) {
 	t.Helper()
 	must(t, ms[0].Acquire(within(t, time.Second), limit))
 	must(t, ms[0].Release(limit))
@@ -495,7 +496,7 @@ func nothingIsLeft(t testing.TB, k int, limit int64, ms ...*Semaphore) {
 		t.Errorf("request %d: %v are left", k, left)
 	}
 	for _, m := range ms {
-		if st := SessionOf(m).Stats(); st.Holds != 0 || st.Waiters != 0 {
+		if st := zsync.SessionOf(m).Stats(); st.Holds != 0 || st.Waiters != 0 {
 			t.Errorf("request %d: %d holds and %d waiters are left", k, st.Holds, st.Waiters)
 		}
 	}
@@ -512,13 +513,13 @@ func TestAcquireEndsWithItsContextAtAnyStepAndLeavesNothing(t *testing.T) {
 				t.Run(fmt.Sprint(f.name, wait, how), func(t *testing.T) {
 					for k, struck := 0, true; struck; k++ {
 						bubble(t, func(t *testing.T, srv *zktest.Server) {
-							holder := NewSemaphore(open(t, srv), "/s", f.limit, WithLayout(f.layout))
-							m := NewSemaphore(open(t, srv), "/s", f.limit, WithLayout(f.layout))
+							holder := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout))
+							m := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout))
 							must(t, holder.Acquire(t.Context(), f.limit))
 							if !wait {
 								must(t, holder.Release(f.limit))
 							}
-							id := SessionOf(m).ID()
+							id := zsync.SessionOf(m).ID()
 							s := &strike{srv: srv, session: id, k: k}
 							switch how {
 							case "slow":
@@ -566,11 +567,11 @@ func TestReleaseGivesBackWhatItShouldWhateverIsLost(t *testing.T) {
 		for _, fault := range []zktest.Action{zktest.DropRequest, zktest.DropReply} {
 			for k, struck := 0, true; struck; k++ {
 				bubble(t, func(t *testing.T, srv *zktest.Server) {
-					m := NewSemaphore(open(t, srv), "/s", f.limit, WithLayout(f.layout))
-					other := NewSemaphore(open(t, srv), "/s", f.limit, WithLayout(f.layout))
+					m := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout))
+					other := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout))
 					must(t, m.Acquire(t.Context(), f.unit))
 					must(t, m.Acquire(t.Context(), 3*f.unit))
-					s := &strike{srv: srv, session: SessionOf(m).ID(), k: k, act: fault}
+					s := &strike{srv: srv, session: zsync.SessionOf(m).ID(), k: k, act: fault}
 					s.begin()
 					must(t, m.Release(f.unit))
 					must(t, m.Release(f.unit))
@@ -592,17 +593,17 @@ func TestReleaseGivesBackWhatItShouldWhateverIsLost(t *testing.T) {
 func TestTryAcquireCostsThreeRequestsWhenItFailsAndSixWhenItSucceeds(t *testing.T) {
 	for _, f := range forms {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
-			m := NewSemaphore(open(t, srv), "/s", f.limit, WithLayout(f.layout))
-			other := NewSemaphore(open(t, srv), "/s", f.limit, WithLayout(f.layout))
+			m := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout))
+			other := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout))
 			must(t, m.Acquire(t.Context(), f.unit))
 			must(t, m.Release(f.unit))
 			try := func(n int64, want bool, cost int64) {
 				t.Helper()
-				before := SessionOf(m).Stats().Requests
+				before := zsync.SessionOf(m).Stats().Requests
 				if ok, err := m.TryAcquire(t.Context(), n); ok != want || err != nil {
 					t.Errorf("%s: TryAcquire = %v, %v; want %v, nil", f.name, ok, err, want)
 				}
-				if got := SessionOf(m).Stats().Requests - before; got != cost {
+				if got := zsync.SessionOf(m).Stats().Requests - before; got != cost {
 					t.Errorf("%s: TryAcquire cost %d requests, want %d", f.name, got, cost)
 				}
 			}
@@ -619,22 +620,22 @@ func TestTryAcquireCostsThreeRequestsWhenItFailsAndSixWhenItSucceeds(t *testing.
 func TestAcquireThatWaitsCostsItsListingsAndNotificationsAlone(t *testing.T) {
 	for _, f := range forms {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
-			holder := NewSemaphore(open(t, srv), "/s", f.limit, WithLayout(f.layout))
-			m := NewSemaphore(open(t, srv), "/s", f.limit, WithLayout(f.layout))
+			holder := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout))
+			m := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout))
 			must(t, m.Acquire(t.Context(), f.limit))
 			must(t, m.Release(f.limit))
 			must(t, holder.Acquire(t.Context(), f.limit))
-			throughTheGate(m) // what it costs to try without is in the other table
-			before, sent := srv.Counts(), SessionOf(m).Stats().Requests
+			zsync.ThroughTheGate(m) // what it costs to try without is in the other table
+			before, sent := srv.Counts(), zsync.SessionOf(m).Stats().Requests
 			got := arrive(t, func() error { return m.Acquire(t.Context(), f.unit) })
-			if st := SessionOf(m).Stats(); st.Holds != 0 || st.Waiters != 1 {
+			if st := zsync.SessionOf(m).Stats(); st.Holds != 0 || st.Waiters != 1 {
 				t.Errorf("%s: %d holds and %d waiters, want 0 and 1", f.name, st.Holds, st.Waiters)
 			}
 			must(t, holder.Release(f.unit)) // with weights, a part of one znode
 			must(t, <-got)
 			synctest.Wait()
 			// The six of an Acquire, the listing with a watch and that after it.
-			if got := SessionOf(m).Stats().Requests - sent; got != 8 {
+			if got := zsync.SessionOf(m).Stats().Requests - sent; got != 8 {
 				t.Errorf("%s: an Acquire that waits once cost %d requests, want 8", f.name, got)
 			}
 			if d := srv.Counts().Sub(before); d.Notifications != 1 {
@@ -648,14 +649,14 @@ func TestAcquireThatWaitsCostsItsListingsAndNotificationsAlone(t *testing.T) {
 
 func TestGoroutinesOfAProcessHandTheGateOnForThreeRequests(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		m := NewSemaphore(open(t, srv), "/s", 8)
+		m := zsync.NewSemaphore(open(t, srv), "/s", 8)
 		must(t, m.Acquire(t.Context(), 8))
 		first := arrive(t, func() error { return m.Acquire(t.Context(), 1) })
 		var rest []<-chan error
 		for range 7 {
 			rest = append(rest, arrive(t, func() error { return m.Acquire(t.Context(), 1) }))
 		}
-		before := SessionOf(m).Stats().Requests
+		before := zsync.SessionOf(m).Stats().Requests
 		must(t, m.Release(8))
 		must(t, <-first)
 		for _, r := range rest {
@@ -663,7 +664,7 @@ func TestGoroutinesOfAProcessHandTheGateOnForThreeRequests(t *testing.T) {
 		}
 		// 1 to release, a listing and a transaction for the first, three
 		// for each of the rest, and 1 to give up the gate.
-		if got := SessionOf(m).Stats().Requests - before; got != 1+2+7*3+1 {
+		if got := zsync.SessionOf(m).Stats().Requests - before; got != 1+2+7*3+1 {
 			t.Errorf("a release and 8 grants cost %d requests, want %d", got, 1+2+7*3+1)
 		}
 		must(t, m.Release(8))
@@ -673,15 +674,15 @@ func TestGoroutinesOfAProcessHandTheGateOnForThreeRequests(t *testing.T) {
 func TestWaitersForPermitsAreNoHerd(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		const waiters = 300
-		holder := NewSemaphore(open(t, srv), "/s", 3)
+		holder := zsync.NewSemaphore(open(t, srv), "/s", 3)
 		must(t, holder.Acquire(t.Context(), 3))
-		var sessions []*Session
+		var sessions []*zsync.Session
 		for range 20 {
 			sessions = append(sessions, open(t, srv))
 		}
-		turn := make(chan *Semaphore, waiters)
+		turn := make(chan *zsync.Semaphore, waiters)
 		for i := range waiters {
-			m := NewSemaphore(sessions[i%len(sessions)], "/s", 3)
+			m := zsync.NewSemaphore(sessions[i%len(sessions)], "/s", 3)
 			go func() {
 				if err := m.Acquire(t.Context(), 1); err != nil {
 					t.Error(err)
@@ -713,13 +714,13 @@ func TestPermitsAreGrantedInTheOrderOfArrivalWhateverTheirNumber(t *testing.T) {
 		for _, handoffs := range []int{0, 1, 16} {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
 				rnd := rand.New(rand.NewPCG(uint64(handoffs), 5))
-				holder := NewSemaphore(open(t, srv), "/s", f.limit, WithLayout(f.layout))
+				holder := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout))
 				must(t, holder.Acquire(t.Context(), f.limit))
 				var mu sync.Mutex
 				var order []int
 				var wg sync.WaitGroup
 				for i := range 30 {
-					m := NewSemaphore(open(t, srv), "/s", f.limit, WithLayout(f.layout), WithHandoffs(handoffs))
+					m := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout), zsync.WithHandoffs(handoffs))
 					n := f.unit * (1 + rnd.Int64N(4))
 					wg.Go(func() {
 						if err := m.Acquire(t.Context(), n); err != nil {
@@ -749,8 +750,8 @@ func TestPermitsAreGrantedInTheOrderOfArrivalWhateverTheirNumber(t *testing.T) {
 func TestSmallRequestsOfAProcessDoNotStarveALargeOneOfAnother(t *testing.T) {
 	for _, n := range []int{0, 1, 5} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
-			m := NewSemaphore(open(t, srv), "/s", 4, WithHandoffs(n))
-			large := NewSemaphore(open(t, srv), "/s", 4)
+			m := zsync.NewSemaphore(open(t, srv), "/s", 4, zsync.WithHandoffs(n))
+			large := zsync.NewSemaphore(open(t, srv), "/s", 4)
 			ctx, cancel := context.WithCancel(t.Context())
 			var served atomic.Int32
 			var wg sync.WaitGroup
@@ -788,19 +789,19 @@ func TestSmallRequestsOfAProcessDoNotStarveALargeOneOfAnother(t *testing.T) {
 
 func TestSemaphoreWritesTheZnodesOfCuratorAndKazoo(t *testing.T) {
 	for _, c := range []struct {
-		layout       Layout
+		layout       zsync.Layout
 		limit        int64
 		leases, gate string
 		lease, place string // as regular expressions
 		n            int
 	}{
-		{LayoutCurator, 5, "/s/leases", "/s/locks", `^_c_[0-9a-f-]{36}-lease-\d{10}$`, `^_c_[0-9a-f-]{36}-lock-\d{10}$`, 2},
-		{LayoutCurator, 5000, "/s/leases", "/s/locks", `^_c_[0-9a-f-]{36}-weight-2$`, `^_c_[0-9a-f-]{36}-lock-\d{10}$`, 1},
-		{LayoutKazoo, 5, "/s", "/s-__lock__", `^[0-9a-f]{32}$`, `^[0-9a-f]{32}__lock__\d{10}$`, 2},
+		{zsync.LayoutCurator, 5, "/s/leases", "/s/locks", `^_c_[0-9a-f-]{36}-lease-\d{10}$`, `^_c_[0-9a-f-]{36}-lock-\d{10}$`, 2},
+		{zsync.LayoutCurator, 5000, "/s/leases", "/s/locks", `^_c_[0-9a-f-]{36}-weight-2$`, `^_c_[0-9a-f-]{36}-lock-\d{10}$`, 1},
+		{zsync.LayoutKazoo, 5, "/s", "/s-__lock__", `^[0-9a-f]{32}$`, `^[0-9a-f]{32}__lock__\d{10}$`, 2},
 	} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
-			s := open(t, srv, WithOwner("me"))
-			m := NewSemaphore(s, "/s", c.limit, WithLayout(c.layout))
+			s := open(t, srv, zsync.WithOwner("me"))
+			m := zsync.NewSemaphore(s, "/s", c.limit, zsync.WithLayout(c.layout))
 			must(t, m.Acquire(t.Context(), 2))
 			wait := arrive(t, func() error { return m.Acquire(t.Context(), c.limit) })
 			for dir, want := range map[string]string{c.leases: c.lease, c.gate: c.place} {
@@ -830,11 +831,11 @@ func TestPermitsOfOtherProgramsCountAsOneEach(t *testing.T) {
 	for _, f := range forms {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			s := open(t, srv)
-			m := NewSemaphore(s, "/s", f.limit, WithLayout(f.layout))
+			m := zsync.NewSemaphore(s, "/s", f.limit, zsync.WithLayout(f.layout))
 			must(t, m.Acquire(t.Context(), 1))
 			must(t, m.Release(1))
 			inc := live(t, s)
-			leases, _ := SemaphoreZnodes(m)
+			leases, _ := zsync.SemaphoreZnodes(m)
 			for _, name := range []string{"_c_x-lease-0000000007", "anything"} {
 				_, err := inc.Create(t.Context(), session.ChildPath(inc.Manager.Full(leases), name), nil)
 				must(t, err)
@@ -844,7 +845,7 @@ func TestPermitsOfOtherProgramsCountAsOneEach(t *testing.T) {
 			}
 			must(t, m.Acquire(within(t, time.Second), f.limit-2))
 			must(t, m.Release(f.limit-2))
-			if f.layout != LayoutKazoo && f.limit > maxUnits { // more than there are, and more than can be counted
+			if f.layout != zsync.LayoutKazoo && f.limit > maxUnits { // more than there are, and more than can be counted
 				for range 2 {
 					_, err := inc.Create(t.Context(), fmt.Sprintf("%s/_c_%s-weight-9223372036854775807", inc.Manager.Full(leases), session.NewGUID()), nil)
 					must(t, err)
@@ -862,8 +863,8 @@ func TestSemaphoreWithForeignDataAtItsPathSaysSo(t *testing.T) {
 		s := open(t, srv)
 		_, err := live(t, s).Create(t.Context(), "/s", []byte("10.0.0.7"))
 		must(t, err)
-		err = NewSemaphore(s, "/s", 3).Acquire(t.Context(), 1)
-		wantErr(t, err, ErrInvalid)
+		err = zsync.NewSemaphore(s, "/s", 3).Acquire(t.Context(), 1)
+		wantErr(t, err, zsync.ErrInvalid)
 		if !strings.Contains(err.Error(), "10.0.0.7") {
 			t.Errorf("error %q does not say what is there", err)
 		}
@@ -873,15 +874,15 @@ func TestSemaphoreWithForeignDataAtItsPathSaysSo(t *testing.T) {
 func TestLimitCanChangeOnceTheSemaphoreHasNotBeenUsedForAWhile(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		old, young := NewSemaphore(s, "/s", 3), NewSemaphore(open(t, srv), "/s", 5)
+		old, young := zsync.NewSemaphore(s, "/s", 3), zsync.NewSemaphore(open(t, srv), "/s", 5)
 		must(t, old.Acquire(t.Context(), 1))
-		wantErr(t, young.Acquire(t.Context(), 1), ErrInvalid)
+		wantErr(t, young.Acquire(t.Context(), 1), zsync.ErrInvalid)
 		must(t, old.Release(1))
 		time.Sleep(10 * time.Minute) // the containers are reaped
 		must(t, young.Acquire(t.Context(), 5))
-		wantErr(t, old.Acquire(t.Context(), 1), ErrInvalid)
+		wantErr(t, old.Acquire(t.Context(), 1), zsync.ErrInvalid)
 		_, err := old.TryAcquire(t.Context(), 1)
-		wantErr(t, err, ErrInvalid)
+		wantErr(t, err, zsync.ErrInvalid)
 		if n := len(gateOf(t, young)); n != 0 {
 			t.Errorf("%d are left at the gate", n)
 		}
@@ -892,8 +893,8 @@ func TestLimitCanChangeOnceTheSemaphoreHasNotBeenUsedForAWhile(t *testing.T) {
 func TestSemaphoreSurvivesTheDeletionOfItsTree(t *testing.T) {
 	for _, f := range forms {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
-			m := NewSemaphore(open(t, srv), "/s", f.limit, WithLayout(f.layout))
-			other := NewSemaphore(open(t, srv), "/s", f.limit, WithLayout(f.layout))
+			m := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout))
+			other := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout))
 			must(t, m.Acquire(t.Context(), f.limit))
 			granted := make(chan error, 2) // in either order: who had the gate has lost its place
 			for range 2 {
@@ -909,13 +910,13 @@ func TestSemaphoreSurvivesTheDeletionOfItsTree(t *testing.T) {
 				}
 				ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
 			}
-			if f.layout == LayoutKazoo {
+			if f.layout == zsync.LayoutKazoo {
 				uproot("/s-__lock__")
 			}
 			uproot("/s")
 			_, err := admin.Txn(t.Context(), ops...)
 			must(t, err)
-			wantErr(t, m.Release(f.limit), ErrLost)
+			wantErr(t, m.Release(f.limit), zsync.ErrLost)
 			for range 2 {
 				must(t, <-granted)
 				must(t, other.Release(f.limit))
@@ -930,13 +931,13 @@ func TestSemaphoreSurvivesTheDeletionOfItsTree(t *testing.T) {
 }
 
 // mostAtOnce returns how many permits fit in one Acquire, of so many.
-func mostAtOnce(t *testing.T, m *Semaphore, limit int) int64 {
+func mostAtOnce(t *testing.T, m *zsync.Semaphore, limit int) int64 {
 	return int64(sort.Search(limit, func(n int) bool {
 		err := m.Acquire(t.Context(), int64(n)+1)
 		if err == nil {
 			must(t, m.Release(int64(n)+1))
 		} else {
-			wantErr(t, err, ErrTooLarge)
+			wantErr(t, err, zsync.ErrTooLarge)
 		}
 		return err != nil
 	}))
@@ -945,23 +946,23 @@ func mostAtOnce(t *testing.T, m *Semaphore, limit int) int64 {
 func TestSoManyPermitsThatTheyFitInNoTransactionAreRefusedAtOnce(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		s := open(t, srv, WithOwner(strings.Repeat("x", 4096)))
-		m := NewSemaphore(s, "/s", maxUnits)
-		wantErr(t, m.Acquire(t.Context(), maxUnits), ErrTooLarge)
+		s := open(t, srv, zsync.WithOwner(strings.Repeat("x", 4096)))
+		m := zsync.NewSemaphore(s, "/s", maxUnits)
+		wantErr(t, m.Acquire(t.Context(), maxUnits), zsync.ErrTooLarge)
 		if stat, err := live(t, s).Exists(t.Context(), "/s"); stat != nil || err != nil {
 			t.Errorf("a refused call has made the path: %v, %v", stat, err)
 		}
 		mostAtOnce(t, m, maxUnits)
 
 		// Their deletion takes more than one.
-		k := NewSemaphore(open(t, srv), "/k", 100_000, WithLayout(LayoutKazoo))
-		wantErr(t, k.Acquire(t.Context(), 100_000), ErrTooLarge)
+		k := zsync.NewSemaphore(open(t, srv), "/k", 100_000, zsync.WithLayout(zsync.LayoutKazoo))
+		wantErr(t, k.Acquire(t.Context(), 100_000), zsync.ErrTooLarge)
 		most := mostAtOnce(t, k, 100_000)
 		for range 4 {
 			must(t, k.Acquire(t.Context(), most))
 		}
 		must(t, k.Release(4*most))
-		if st := SessionOf(k).Stats(); st.Reconnects != 0 {
+		if st := zsync.SessionOf(k).Stats(); st.Reconnects != 0 {
 			t.Errorf("%d reconnects", st.Reconnects)
 		}
 		if left := leasesOf(t, k); len(left) > 0 {
@@ -974,20 +975,20 @@ func TestSemaphoreTellsTheObserverOfPermitsAndNotOfItsGate(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		var mu sync.Mutex
 		var events []string
-		s := open(t, srv, WithObserver(ObserverFunc(func(e Event) {
+		s := open(t, srv, zsync.WithObserver(zsync.ObserverFunc(func(e zsync.Event) {
 			mu.Lock()
 			defer mu.Unlock()
 			if e.Path != "" {
 				events = append(events, fmt.Sprint(e.Kind, " ", e.Op, " ", e.Path))
 			}
 		})))
-		m := NewSemaphore(s, "/s", 2)
+		m := zsync.NewSemaphore(s, "/s", 2)
 		must(t, m.Acquire(t.Context(), 2))
 		wantErr(t, m.Acquire(within(t, time.Second), 1), context.DeadlineExceeded)
 		must(t, m.Release(1))
 		srv.Expire(s.ID())
 		time.Sleep(time.Second)
-		wantErr(t, m.Release(1), ErrLost)
+		wantErr(t, m.Release(1), zsync.ErrLost)
 		mu.Lock()
 		defer mu.Unlock()
 		want := []string{"acquired acquire /s", "gave up acquire /s", "released acquire /s", "lost acquire /s"}
@@ -999,12 +1000,12 @@ func TestSemaphoreTellsTheObserverOfPermitsAndNotOfItsGate(t *testing.T) {
 
 func TestAcquireWhoseSessionEndsWithItsContextFailsWithTheContext(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		holder, m := NewSemaphore(open(t, srv), "/s", 2), NewSemaphore(open(t, srv), "/s", 2)
+		holder, m := zsync.NewSemaphore(open(t, srv), "/s", 2), zsync.NewSemaphore(open(t, srv), "/s", 2)
 		must(t, holder.Acquire(t.Context(), 2))
 		for i := range 10 {
 			ctx, cancel := context.WithCancel(t.Context())
 			got := arrive(t, func() error { return m.Acquire(ctx, 1) })
-			inc := live(t, SessionOf(m))
+			inc := live(t, zsync.SessionOf(m))
 			if i%2 == 0 { // either may be noticed first
 				cancel()
 				inc.Lose(session.LossExpired)
@@ -1024,28 +1025,28 @@ func TestAcquireWhoseSessionEndsWithItsContextFailsWithTheContext(t *testing.T) 
 func TestTryAcquireAfterCloseIsErrClosed(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		m := NewSemaphore(s, "/s", 2)
+		m := zsync.NewSemaphore(s, "/s", 2)
 		must(t, m.Acquire(t.Context(), 1))
 		must(t, s.Close())
 		ok, err := m.TryAcquire(t.Context(), 1)
-		wantErr(t, err, ErrClosed)
+		wantErr(t, err, zsync.ErrClosed)
 		if ok {
 			t.Error("it succeeded")
 		}
-		wantErr(t, m.Release(1), ErrLost, ErrClosed)
+		wantErr(t, m.Release(1), zsync.ErrLost, zsync.ErrClosed)
 	})
 }
 
 func TestAcquireFailsWhenItsSessionIsClosed(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		m := NewSemaphore(s, "/s", 2)
+		m := zsync.NewSemaphore(s, "/s", 2)
 		must(t, m.Acquire(t.Context(), 2))
 		got := arrive(t, func() error { return m.Acquire(t.Context(), 1) })
 		must(t, s.Close())
-		wantErr(t, <-got, ErrClosed)
-		wantErr(t, m.Release(2), ErrLost, ErrClosed)
-		other := NewSemaphore(open(t, srv), "/s", 2)
+		wantErr(t, <-got, zsync.ErrClosed)
+		wantErr(t, m.Release(2), zsync.ErrLost, zsync.ErrClosed)
+		other := zsync.NewSemaphore(open(t, srv), "/s", 2)
 		must(t, other.Acquire(within(t, time.Second), 2))
 	})
 }
@@ -1089,9 +1090,9 @@ func (c *till) leave(s *outlay) {
 }
 
 // hammerSemaphore acquires and releases at random.
-func hammerSemaphore(t *testing.T, m *Semaphore, c *till, unit int64, rnd *rand.Rand, loops int, pause time.Duration) {
+func hammerSemaphore(t *testing.T, m *zsync.Semaphore, c *till, unit int64, rnd *rand.Rand, loops int, pause time.Duration) {
 	check := func(err error) {
-		if err != nil && !errors.Is(err, ErrLost) && !errors.Is(err, context.DeadlineExceeded) {
+		if err != nil && !errors.Is(err, zsync.ErrLost) && !errors.Is(err, context.DeadlineExceeded) {
 			t.Error(err)
 		}
 	}
@@ -1109,7 +1110,7 @@ func hammerSemaphore(t *testing.T, m *Semaphore, c *till, unit int64, rnd *rand.
 			continue
 		}
 		for n > 0 {
-			s := &outlay{n, SessionOf(m).ID(), m.Lost()}
+			s := &outlay{n, zsync.SessionOf(m).ID(), m.Lost()}
 			c.enter(t, s)
 			time.Sleep(time.Duration(rnd.Int64N(int64(pause))))
 			c.leave(s)
@@ -1123,14 +1124,14 @@ func hammerSemaphore(t *testing.T, m *Semaphore, c *till, unit int64, rnd *rand.
 func TestHammerSemaphore(t *testing.T) {
 	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
 		f := forms[rnd.IntN(len(forms))]
-		var sessions []*Session
+		var sessions []*zsync.Session
 		for range 3 {
-			sessions = append(sessions, open(t, srv, WithSessionTimeout(time.Duration(1+rnd.IntN(5))*time.Second)))
+			sessions = append(sessions, open(t, srv, zsync.WithSessionTimeout(time.Duration(1+rnd.IntN(5))*time.Second)))
 		}
 		c := &till{limit: f.limit, stands: standing(srv)}
 		var wg sync.WaitGroup
 		for _, s := range sessions {
-			m := NewSemaphore(s, "/s", f.limit, WithLayout(f.layout), WithHandoffs(rnd.IntN(4)))
+			m := zsync.NewSemaphore(s, "/s", f.limit, zsync.WithLayout(f.layout), zsync.WithHandoffs(rnd.IntN(4)))
 			for range 3 {
 				src := rand.New(rand.NewPCG(rnd.Uint64(), 3))
 				wg.Go(func() { hammerSemaphore(t, m, c, f.unit, src, 8, 100*time.Millisecond) })
@@ -1140,7 +1141,7 @@ func TestHammerSemaphore(t *testing.T) {
 		go func() { wg.Wait(); close(done) }()
 		chaos(t, srv, rand.New(rand.NewPCG(rnd.Uint64(), 4)), sessions, done)
 		time.Sleep(10 * time.Second)
-		last := NewSemaphore(sessions[0], "/s", f.limit, WithLayout(f.layout))
+		last := zsync.NewSemaphore(sessions[0], "/s", f.limit, zsync.WithLayout(f.layout))
 		must(t, last.Acquire(within(t, time.Minute), f.limit))
 		must(t, last.Release(f.limit))
 		for _, s := range sessions {
@@ -1154,12 +1155,12 @@ func TestHammerSemaphore(t *testing.T) {
 func TestHammerSemaphoreForReal(t *testing.T) {
 	for _, f := range forms {
 		t.Run(f.name, func(t *testing.T) {
-			onServers(t, func(t *testing.T, connect func(...Option) *Session, stands func(int64) bool) {
+			onServers(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session, stands func(int64) bool) {
 				c := &till{limit: f.limit, stands: stands}
 				var wg sync.WaitGroup
 				until := time.Now().Add(20 * time.Second)
 				for i := range 4 {
-					m := NewSemaphore(connect(), "/s", f.limit, WithLayout(f.layout), WithHandoffs(i))
+					m := zsync.NewSemaphore(connect(), "/s", f.limit, zsync.WithLayout(f.layout), zsync.WithHandoffs(i))
 					for j := range 3 {
 						src := rand.New(rand.NewPCG(uint64(i), uint64(j)))
 						wg.Go(func() {

@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -6,22 +6,16 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/zktest"
 )
 
-// throughTheGate has m not try to do without its gate.
-func throughTheGate(m *Semaphore) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.need = 1 << 30
-}
-
 // warm returns Semaphores of the same path that know its limit, one for each
 // session, and have found it free. Who has used it last has been longest idle.
-func warm(t *testing.T, limit int64, layout Layout, sessions ...*Session) (ms []*Semaphore) {
+func warm(t *testing.T, limit int64, layout zsync.Layout, sessions ...*zsync.Session) (ms []*zsync.Semaphore) {
 	t.Helper()
 	for _, s := range sessions {
-		m := NewSemaphore(s, "/s", limit, WithLayout(layout))
+		m := zsync.NewSemaphore(s, "/s", limit, zsync.WithLayout(layout))
 		must(t, m.Acquire(t.Context(), 1))
 		must(t, m.Release(1))
 		ms = append(ms, m)
@@ -32,7 +26,7 @@ func warm(t *testing.T, limit int64, layout Layout, sessions ...*Session) (ms []
 // Two who come at once may each see the other's permits. Both go to the gate then,
 // and one gets it.
 func TestTwoWhoTakeTheLastPermitAtOnceDoNotBothGetIt(t *testing.T) {
-	for _, layout := range []Layout{LayoutCurator, LayoutKazoo} {
+	for _, layout := range []zsync.Layout{zsync.LayoutCurator, zsync.LayoutKazoo} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			ms := warm(t, 1, layout, open(t, srv), open(t, srv))
 			srv.Intercept(func(r zktest.Request) zktest.Action {
@@ -46,7 +40,7 @@ func TestTwoWhoTakeTheLastPermitAtOnceDoNotBothGetIt(t *testing.T) {
 			b := async(func() error { return ms[1].Acquire(ctx, 1) })
 			time.Sleep(5 * time.Second)
 			var first, second <-chan error
-			var holder, next *Semaphore
+			var holder, next *zsync.Semaphore
 			select {
 			case err := <-a:
 				must(t, err)
@@ -70,12 +64,12 @@ func TestTwoWhoTakeTheLastPermitAtOnceDoNotBothGetIt(t *testing.T) {
 // Who has the gate has counted, and is about to make its permits: who comes past
 // the gate must not take the same.
 func TestWhoHasTheGateAndHasCountedIsNotOvertaken(t *testing.T) {
-	for _, layout := range []Layout{LayoutCurator, LayoutKazoo} {
+	for _, layout := range []zsync.Layout{zsync.LayoutCurator, zsync.LayoutKazoo} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			sg, sf := open(t, srv), open(t, srv)
 			ms := warm(t, 1, layout, sg, sf)
 			g, f := ms[0], ms[1]
-			throughTheGate(g)
+			zsync.ThroughTheGate(g)
 			held, listed := false, 0
 			srv.Intercept(func(r zktest.Request) zktest.Action {
 				if r.Session == sf.ID() && r.Op == zktest.OpGetChildren2 {
@@ -107,7 +101,7 @@ func TestWhoHasTheGateAndHasCountedIsNotOvertaken(t *testing.T) {
 // The limit is lowered when the permits are made and not yet counted: they must not
 // be granted by the limit from before.
 func TestAPermitIsNotGrantedByALimitFromBeforeItWasCounted(t *testing.T) {
-	for _, layout := range []Layout{LayoutCurator, LayoutKazoo} {
+	for _, layout := range []zsync.Layout{zsync.LayoutCurator, zsync.LayoutKazoo} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			sf := open(t, srv)
 			ms := warm(t, 2, layout, sf, open(t, srv))
@@ -137,7 +131,7 @@ func TestAPermitIsNotGrantedByALimitFromBeforeItWasCounted(t *testing.T) {
 
 // Whatever request or reply is lost, the permit is got once, and nothing stays out.
 func TestPermitsTakenAtOnceAreGotOnceWhateverIsLost(t *testing.T) {
-	for _, layout := range []Layout{LayoutCurator, LayoutKazoo} {
+	for _, layout := range []zsync.Layout{zsync.LayoutCurator, zsync.LayoutKazoo} {
 		for _, action := range []zktest.Action{zktest.DropRequest, zktest.DropReply} {
 			for at := range 3 {
 				bubble(t, func(t *testing.T, srv *zktest.Server) {
@@ -155,7 +149,7 @@ func TestPermitsTakenAtOnceAreGotOnceWhateverIsLost(t *testing.T) {
 					})
 					must(t, m.Acquire(t.Context(), 2))
 					srv.Intercept(nil)
-					leases := s.m.Bare(m.leases)
+					leases, _ := zsync.SemaphoreZnodes(m)
 					time.Sleep(time.Second)
 					if out := childrenOf(t, s, leases); len(out) != 2 {
 						t.Errorf("request %d: out are %v, want 2", at+1, out)
@@ -173,7 +167,7 @@ func TestPermitsTakenAtOnceAreGotOnceWhateverIsLost(t *testing.T) {
 func TestAnAcquireAtOnceThatIsCancelledLeavesNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		m := warm(t, 1, LayoutCurator, s)[0]
+		m := warm(t, 1, zsync.LayoutCurator, s)[0]
 		srv.SetLatency(time.Second)
 		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 		defer cancel()

@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -9,16 +9,17 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
 func TestResizeIsFollowedByEveryoneWhoUsesTheSemaphore(t *testing.T) {
-	for _, layout := range []Layout{LayoutCurator, LayoutKazoo} {
+	for _, layout := range []zsync.Layout{zsync.LayoutCurator, zsync.LayoutKazoo} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			ctx := t.Context()
-			a := NewSemaphore(open(t, srv), "/s", 2, WithLayout(layout))
-			b := NewSemaphore(open(t, srv), "/s", 2, WithLayout(layout))
+			a := zsync.NewSemaphore(open(t, srv), "/s", 2, zsync.WithLayout(layout))
+			b := zsync.NewSemaphore(open(t, srv), "/s", 2, zsync.WithLayout(layout))
 			must(t, a.Acquire(ctx, 2))
 			waits := async(func() error { return b.Acquire(ctx, 2) })
 			synctest.Wait()
@@ -48,15 +49,15 @@ func TestResizeIsFollowedByEveryoneWhoUsesTheSemaphore(t *testing.T) {
 			must(t, a.Resize(ctx, 1))
 			time.Sleep(time.Hour) // what is empty has been removed
 			for _, n := range []int64{1, 2, 7} {
-				c := NewSemaphore(open(t, srv), "/s", n, WithLayout(layout))
+				c := zsync.NewSemaphore(open(t, srv), "/s", n, zsync.WithLayout(layout))
 				must(t, c.Acquire(ctx, 1))
 				if ok, err := b.TryAcquire(ctx, 1); ok || err != nil {
 					t.Errorf("a second permit of one: %v, %v", ok, err)
 				}
 				must(t, c.Release(1))
-				wantErr(t, c.Acquire(ctx, 2), ErrInvalid)
+				wantErr(t, c.Acquire(ctx, 2), zsync.ErrInvalid)
 			}
-			must(t, NewSemaphore(open(t, srv), "/s", 9, WithLayout(layout)).Resize(ctx, 5000))
+			must(t, zsync.NewSemaphore(open(t, srv), "/s", 9, zsync.WithLayout(layout)).Resize(ctx, 5000))
 			must(t, b.Acquire(ctx, 3))
 			must(t, b.Release(3))
 		})
@@ -66,15 +67,15 @@ func TestResizeIsFollowedByEveryoneWhoUsesTheSemaphore(t *testing.T) {
 func TestResizeBelowWhatAnAcquireWaitsForEndsIt(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		ctx := t.Context()
-		a, b := NewSemaphore(open(t, srv), "/s", 3), NewSemaphore(open(t, srv), "/s", 3)
-		c := NewSemaphore(open(t, srv), "/s", 3)
+		a, b := zsync.NewSemaphore(open(t, srv), "/s", 3), zsync.NewSemaphore(open(t, srv), "/s", 3)
+		c := zsync.NewSemaphore(open(t, srv), "/s", 3)
 		must(t, a.Acquire(ctx, 1))
 		large := async(func() error { return b.Acquire(ctx, 3) })
 		synctest.Wait()
 		small := async(func() error { return c.Acquire(ctx, 1) })
 		pendingStill(t, small) // behind the large one
 		must(t, a.Resize(ctx, 2))
-		wantErr(t, <-large, ErrInvalid)
+		wantErr(t, <-large, zsync.ErrInvalid)
 		must(t, <-small)
 	})
 }
@@ -83,7 +84,7 @@ func TestNobodyIsGrantedByTheLimitFromBeforeOnceResizeHasReturned(t *testing.T) 
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		ctx := t.Context()
 		sa, sb := open(t, srv), open(t, srv)
-		a, b := NewSemaphore(sa, "/s", 2), NewSemaphore(sb, "/s", 2)
+		a, b := zsync.NewSemaphore(sa, "/s", 2), zsync.NewSemaphore(sb, "/s", 2)
 		must(t, b.Acquire(ctx, 1))
 		// a has read the limit and the permits when the limit changes.
 		hold := make(chan struct{})
@@ -104,10 +105,10 @@ func TestNobodyIsGrantedByTheLimitFromBeforeOnceResizeHasReturned(t *testing.T) 
 }
 
 func TestResizeIsAppliedOnceWhateverHappensToItsReply(t *testing.T) {
-	eachRequest(t, func(t *testing.T, srv *zktest.Server, arm func(*Session)) {
+	eachRequest(t, func(t *testing.T, srv *zktest.Server, arm func(*zsync.Session)) {
 		ctx := t.Context()
 		s := open(t, srv)
-		a, b := NewSemaphore(s, "/s", 2), NewSemaphore(open(t, srv), "/s", 2)
+		a, b := zsync.NewSemaphore(s, "/s", 2), zsync.NewSemaphore(open(t, srv), "/s", 2)
 		must(t, b.Acquire(ctx, 1))
 		arm(s)
 		must(t, a.Resize(ctx, 3))
@@ -124,17 +125,17 @@ func TestResizeRefusesWhatIsNoLimit(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		ctx := t.Context()
 		s := open(t, srv)
-		m := NewSemaphore(s, "/s", 2)
-		wantErr(t, m.Resize(ctx, 0), ErrInvalid)
-		wantErr(t, m.Resize(ctx, -1), ErrInvalid)
-		wantErr(t, NewSemaphore(s, "s", 2).Resize(ctx, 1), ErrInvalid)
-		wantErr(t, new(Semaphore).Resize(ctx, 1), ErrInvalid)
-		must(t, NewValue[string](s, "/v").Store(ctx, "mine"))
-		wantErr(t, NewSemaphore(s, "/v", 2).Resize(ctx, 3), ErrInvalid)
+		m := zsync.NewSemaphore(s, "/s", 2)
+		wantErr(t, m.Resize(ctx, 0), zsync.ErrInvalid)
+		wantErr(t, m.Resize(ctx, -1), zsync.ErrInvalid)
+		wantErr(t, zsync.NewSemaphore(s, "s", 2).Resize(ctx, 1), zsync.ErrInvalid)
+		wantErr(t, new(zsync.Semaphore).Resize(ctx, 1), zsync.ErrInvalid)
+		must(t, zsync.NewValue[string](s, "/v").Store(ctx, "mine"))
+		wantErr(t, zsync.NewSemaphore(s, "/v", 2).Resize(ctx, 3), zsync.ErrInvalid)
 		ended, cancel := context.WithCancel(ctx)
 		cancel()
 		wantErr(t, m.Resize(ended, 3), context.Canceled)
-		if x, _, err := NewValue[string](s, "/v").Load(ctx); x != "mine" || err != nil {
+		if x, _, err := zsync.NewValue[string](s, "/v").Load(ctx); x != "mine" || err != nil {
 			t.Errorf("another program's value is %q, %v", x, err)
 		}
 	})
@@ -144,7 +145,7 @@ func TestSemaphoreDoHoldsWhileItsFunctionRuns(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		ctx := t.Context()
 		sa := open(t, srv)
-		a, b := NewSemaphore(sa, "/s", 3), NewSemaphore(open(t, srv), "/s", 3)
+		a, b := zsync.NewSemaphore(sa, "/s", 3), zsync.NewSemaphore(open(t, srv), "/s", 3)
 		failed := errors.New("failed")
 		wantErr(t, a.Do(ctx, 2, func(context.Context) error {
 			if ok, _ := b.TryAcquire(ctx, 2); ok {
@@ -166,17 +167,17 @@ func TestSemaphoreDoHoldsWhileItsFunctionRuns(t *testing.T) {
 		err := a.Do(ctx, 1, func(ctx context.Context) error {
 			srv.Expire(sa.ID())
 			<-ctx.Done()
-			var lost *LostError
-			if cause := context.Cause(ctx); !errors.As(cause, &lost) || lost.Reason != LossExpired {
+			var lost *zsync.LostError
+			if cause := context.Cause(ctx); !errors.As(cause, &lost) || lost.Reason != zsync.LossExpired {
 				t.Errorf("the cause is %v", cause)
 			}
 			return nil
 		})
-		wantErr(t, err, ErrLost)
+		wantErr(t, err, zsync.ErrLost)
 		must(t, a.Acquire(within(t, time.Second), 3)) // nothing of the loss is left
-		wantErr(t, a.Do(ctx, 1, nil), ErrInvalid)
-		wantErr(t, a.Do(ctx, 0, func(context.Context) error { return nil }), ErrInvalid)
-		wantErr(t, new(Semaphore).Do(ctx, 1, func(context.Context) error { return nil }), ErrInvalid)
+		wantErr(t, a.Do(ctx, 1, nil), zsync.ErrInvalid)
+		wantErr(t, a.Do(ctx, 0, func(context.Context) error { return nil }), zsync.ErrInvalid)
+		wantErr(t, new(zsync.Semaphore).Do(ctx, 1, func(context.Context) error { return nil }), zsync.ErrInvalid)
 	})
 }
 
@@ -184,7 +185,7 @@ func TestPermitsNobodyWasGivenAreNotHeldWhileALossIsUnnoticed(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		ctx := t.Context()
 		a, c := open(t, srv), open(t, srv)
-		sa, sc := NewSemaphore(a, "/s", 2), NewSemaphore(c, "/s", 2)
+		sa, sc := zsync.NewSemaphore(a, "/s", 2), zsync.NewSemaphore(c, "/s", 2)
 		must(t, sa.Acquire(ctx, 1)) // by a goroutine that will go home without a Release
 		must(t, sc.Acquire(ctx, 1))
 		first := async(func() error { return sc.Acquire(ctx, 1) }) // has the gate
@@ -200,20 +201,20 @@ func TestPermitsNobodyWasGivenAreNotHeldWhileALossIsUnnoticed(t *testing.T) {
 			t.Errorf("nobody holds a permit, and both are not to be had: %v, %v; leases %v", ok, err, childrenOf(t, c, "/s/leases"))
 		}
 		must(t, sc.Release(2))
-		wantErr(t, sa.Release(1), ErrLost)
+		wantErr(t, sa.Release(1), zsync.ErrLost)
 		must(t, <-behind)
 	})
 }
 
 func TestSemaphoreWorksAtTheLongestPath(t *testing.T) {
-	for _, layout := range []Layout{LayoutCurator, LayoutKazoo} {
+	for _, layout := range []zsync.Layout{zsync.LayoutCurator, zsync.LayoutKazoo} {
 		for _, n := range []int64{3, 5000} {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
-				m := NewSemaphore(open(t, srv), "/"+strings.Repeat("a", session.MaxPath-1), n, WithLayout(layout))
+				m := zsync.NewSemaphore(open(t, srv), "/"+strings.Repeat("a", session.MaxPath-1), n, zsync.WithLayout(layout))
 				must(t, m.Acquire(t.Context(), 2))
 				must(t, m.Resize(t.Context(), 2))
 				must(t, m.Release(2))
-				wantErr(t, NewSemaphore(open(t, srv), "/"+strings.Repeat("a", session.MaxPath), n, WithLayout(layout)).Acquire(t.Context(), 1), ErrInvalid)
+				wantErr(t, zsync.NewSemaphore(open(t, srv), "/"+strings.Repeat("a", session.MaxPath), n, zsync.WithLayout(layout)).Acquire(t.Context(), 1), zsync.ErrInvalid)
 			})
 		}
 	}
@@ -222,13 +223,15 @@ func TestSemaphoreWorksAtTheLongestPath(t *testing.T) {
 // addTask adds a task with a WaitGroup that is garbage when it returns.
 //
 //go:noinline
-func addTask(t *testing.T, s *Session) { must(t, NewWaitGroup(s, "/w").Add(t.Context(), 1)) }
+func addTask(t *testing.T, s *zsync.Session) {
+	must(t, zsync.NewWaitGroup(s, "/w").Add(t.Context(), 1))
+}
 
 func TestDoneOfALostTaskEndsNoOtherThoughItsWaitGroupWasCollected(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
 		addTask(t, a)
-		wb := NewWaitGroup(b, "/w")
+		wb := zsync.NewWaitGroup(b, "/w")
 		must(t, wb.Add(t.Context(), 1))
 		collect := func() {
 			for range 3 {
@@ -240,7 +243,7 @@ func TestDoneOfALostTaskEndsNoOtherThoughItsWaitGroupWasCollected(t *testing.T) 
 		srv.Expire(a.ID())
 		time.Sleep(20 * time.Second)
 		collect()
-		wantErr(t, NewWaitGroup(a, "/w").Done(), ErrLost)
+		wantErr(t, zsync.NewWaitGroup(a, "/w").Done(), zsync.ErrLost)
 		wantCount(t, wb, 1)
 		// What knows of nothing any more is forgotten.
 		must(t, wb.Done())
@@ -248,7 +251,7 @@ func TestDoneOfALostTaskEndsNoOtherThoughItsWaitGroupWasCollected(t *testing.T) 
 		for range 10 {
 			collect()
 		}
-		if n := KeptTallies(a); n > 0 {
+		if n := zsync.KeptTallies(a); n > 0 {
 			t.Errorf("%d tallies are kept for nothing", n)
 		}
 	})

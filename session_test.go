@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"bytes"
@@ -22,6 +22,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
@@ -36,12 +37,12 @@ func TestConnectStringIsSplitAndCheckedAtOnce(t *testing.T) {
 		"10.0.0.1,[::1]:7,::1,[fe80::2]":  {[]string{"10.0.0.1:2181", "[::1]:7", "[::1]:2181", "[fe80::2]:2181"}, ""},
 		"zk1:2181,zk2:2181/optional/root": {[]string{"zk1:2181", "zk2:2181"}, "/optional/root"},
 	} {
-		hosts, chroot, err := ParseServers(in)
+		hosts, chroot, err := zsync.ParseServers(in)
 		if err != nil || !slices.Equal(hosts, want.hosts) || chroot != want.chroot {
 			t.Errorf("ParseServers(%q) = %q, %q, %v; want %q, %q", in, hosts, chroot, err, want.hosts, want.chroot)
 		}
 	}
-	hosts, _, err := ParseServers("[fe80::1%eth0]:2182,fe80::2%1")
+	hosts, _, err := zsync.ParseServers("[fe80::1%eth0]:2182,fe80::2%1")
 	if want := []string{"[fe80::1%eth0]:2182", "[fe80::2%1]:2181"}; err != nil || !slices.Equal(hosts, want) {
 		t.Errorf("addresses with zones give %q, %v; want %q", hosts, err, want)
 	}
@@ -49,8 +50,8 @@ func TestConnectStringIsSplitAndCheckedAtOnce(t *testing.T) {
 		"", ",", "a,", "a,,b", ":2181", "a:", "a:b", "a:0", "a:65536", "a:-1", "[::1", "::1]:2", "a:1:2", "[]", "[ ]", "a b:1", "a]", "[x:y]:1",
 		"a/b/", "a//b", "a/..", "a/" + strings.Repeat("x", session.MaxPath), "/chroot",
 	} {
-		_, err := Connect(t.Context(), in)
-		if !errors.Is(err, ErrInvalid) {
+		_, err := zsync.Connect(t.Context(), in)
+		if !errors.Is(err, zsync.ErrInvalid) {
 			t.Errorf("Connect to %.40q: %v, want ErrInvalid", in, err)
 		}
 	}
@@ -66,11 +67,11 @@ func FuzzConnectString(f *testing.F) {
 	f.Add("[ ]")
 	f.Add("")
 	f.Fuzz(func(t *testing.T, in string) {
-		hosts, chroot, err := ParseServers(in)
+		hosts, chroot, err := zsync.ParseServers(in)
 		if err != nil {
 			return
 		}
-		again, root, err := ParseServers(strings.Join(hosts, ",") + chroot)
+		again, root, err := zsync.ParseServers(strings.Join(hosts, ",") + chroot)
 		if err != nil || !slices.Equal(again, hosts) || root != chroot {
 			t.Errorf("%q gives %q and %q, and those give %q, %q, %v", in, hosts, chroot, again, root, err)
 		}
@@ -83,27 +84,27 @@ func FuzzConnectString(f *testing.F) {
 }
 
 func TestConnectRefusesBadOptionsAtOnce(t *testing.T) {
-	for name, o := range map[string]Option{
+	for name, o := range map[string]zsync.Option{
 		"nil":                nil,
-		"no TLS":             WithTLS(nil),
-		"no timeout":         WithSessionTimeout(0),
-		"a negative timeout": WithSessionTimeout(-time.Second),
-		"a long timeout":     WithSessionTimeout(1 << 62),
-		"no ACL":             WithACL(nil),
-		"no scheme":          WithAuth("", []byte("x")),
-		"long credentials":   WithAuth("digest", make([]byte, 1<<20)),
-		"a long owner":       WithOwner(strings.Repeat("x", 5000)),
-		"no backoff":         WithRetry(Backoff{}),
-		"a shrinking one":    WithRetry(Backoff{Min: 1, Max: 1, Factor: 0.5}),
-		"too much jitter":    WithRetry(Backoff{Min: 1, Max: 1, Jitter: 2}),
+		"no TLS":             zsync.WithTLS(nil),
+		"no timeout":         zsync.WithSessionTimeout(0),
+		"a negative timeout": zsync.WithSessionTimeout(-time.Second),
+		"a long timeout":     zsync.WithSessionTimeout(1 << 62),
+		"no ACL":             zsync.WithACL(nil),
+		"no scheme":          zsync.WithAuth("", []byte("x")),
+		"long credentials":   zsync.WithAuth("digest", make([]byte, 1<<20)),
+		"a long owner":       zsync.WithOwner(strings.Repeat("x", 5000)),
+		"no backoff":         zsync.WithRetry(zsync.Backoff{}),
+		"a shrinking one":    zsync.WithRetry(zsync.Backoff{Min: 1, Max: 1, Factor: 0.5}),
+		"too much jitter":    zsync.WithRetry(zsync.Backoff{Min: 1, Max: 1, Jitter: 2}),
 	} {
-		if _, err := Connect(t.Context(), "127.0.0.1:1", o); !errors.Is(err, ErrInvalid) {
+		if _, err := zsync.Connect(t.Context(), "127.0.0.1:1", o); !errors.Is(err, zsync.ErrInvalid) {
 			t.Errorf("%s: %v, want ErrInvalid", name, err)
 		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err := Connect(ctx, "127.0.0.1:1")
+	_, err := zsync.Connect(ctx, "127.0.0.1:1")
 	wantErr(t, err, context.Canceled)
 }
 
@@ -165,9 +166,9 @@ func TestSessionOverTLS(t *testing.T) {
 	srv := zktest.Start(t)
 	addr, trust, cut := tlsFront(t, srv)
 	ctx := within(t, 30*time.Second)
-	s, err := Connect(ctx, addr+"/below", WithTLS(trust), WithSessionTimeout(5*time.Second))
+	s, err := zsync.Connect(ctx, addr+"/below", zsync.WithTLS(trust), zsync.WithSessionTimeout(5*time.Second))
 	must(t, err)
-	m := NewMutex(s, "/m")
+	m := zsync.NewMutex(s, "/m")
 	must(t, m.Lock(ctx))
 	id := s.ID()
 	for range 3 {
@@ -183,7 +184,7 @@ func TestSessionOverTLS(t *testing.T) {
 
 	var log bytes.Buffer
 	warns := slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	_, err = Connect(within(t, time.Second), addr, WithTLS(&tls.Config{}), WithLogger(warns))
+	_, err = zsync.Connect(within(t, time.Second), addr, zsync.WithTLS(&tls.Config{}), zsync.WithLogger(warns))
 	wantErr(t, err, context.DeadlineExceeded)
 	var refused *tls.CertificateVerificationError
 	if !errors.As(err, &refused) {
@@ -192,15 +193,15 @@ func TestSessionOverTLS(t *testing.T) {
 	if !strings.Contains(log.String(), "certificate") || strings.Count(log.String(), "\n") != 1 {
 		t.Errorf("the refusal of a certificate is logged as %q", log.String())
 	}
-	_, err = Connect(within(t, time.Second), addr)
+	_, err = zsync.Connect(within(t, time.Second), addr)
 	if wantErr(t, err, context.DeadlineExceeded); !strings.Contains(err.Error(), "speaks TLS") {
 		t.Errorf("a server that speaks TLS, without it: %v", err)
 	}
-	_, err = Connect(within(t, time.Second), srv.Addr(), WithTLS(trust))
+	_, err = zsync.Connect(within(t, time.Second), srv.Addr(), zsync.WithTLS(trust))
 	if wantErr(t, err, context.DeadlineExceeded); !strings.Contains(err.Error(), "does not speak TLS") {
 		t.Errorf("a server that does not speak TLS, with it: %v", err)
 	}
-	_, err = Connect(within(t, 200*time.Millisecond), addr, WithTLS(&tls.Config{RootCAs: trust.RootCAs, ServerName: "elsewhere.test"}))
+	_, err = zsync.Connect(within(t, 200*time.Millisecond), addr, zsync.WithTLS(&tls.Config{RootCAs: trust.RootCAs, ServerName: "elsewhere.test"}))
 	wantErr(t, err, context.DeadlineExceeded)
 }
 
@@ -217,7 +218,7 @@ func TestAServerThatNeverAnswersTLSHoldsNobodyUp(t *testing.T) {
 			return a, nil
 		}
 		start := time.Now()
-		_, err := Connect(within(t, time.Second), "x:1", WithDialer(mute), WithTLS(&tls.Config{}))
+		_, err := zsync.Connect(within(t, time.Second), "x:1", zsync.WithDialer(mute), zsync.WithTLS(&tls.Config{}))
 		wantErr(t, err, context.DeadlineExceeded)
 		if d := time.Since(start); d > 1100*time.Millisecond {
 			t.Errorf("Connect took %v, want its context's second", d)
@@ -232,8 +233,8 @@ func TestAServerThatNeverAnswersTLSHoldsNobodyUp(t *testing.T) {
 
 func TestLossOnSuspendCountsADroppedConnection(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		s, plain := open(t, srv, WithLossOnSuspend()), open(t, srv)
-		m, other := NewMutex(s, "/m"), NewMutex(plain, "/n")
+		s, plain := open(t, srv, zsync.WithLossOnSuspend()), open(t, srv)
+		m, other := zsync.NewMutex(s, "/m"), zsync.NewMutex(plain, "/n")
 		must(t, m.Lock(t.Context()))
 		must(t, other.Lock(t.Context()))
 		srv.Disconnect(s.ID())
@@ -242,7 +243,7 @@ func TestLossOnSuspendCountsADroppedConnection(t *testing.T) {
 		if !session.IsClosed(m.Lost()) || session.IsClosed(other.Lost()) {
 			t.Errorf("lost with WithLossOnSuspend: %v, without: %v", session.IsClosed(m.Lost()), session.IsClosed(other.Lost()))
 		}
-		wantErr(t, m.Unlock(), ErrLost)
+		wantErr(t, m.Unlock(), zsync.ErrLost)
 		must(t, m.Lock(t.Context())) // in the next session
 		must(t, m.Unlock())
 		must(t, other.Unlock())
@@ -259,8 +260,8 @@ func TestCredentialsAreSentFirstOnEachConnection(t *testing.T) {
 			ops = append(ops, r.Op)
 			return zktest.Pass
 		})
-		s := open(t, srv, WithAuth("digest", []byte("a:1")), WithAuth("digest", []byte("b:2")))
-		m := NewMutex(s, "/m")
+		s := open(t, srv, zsync.WithAuth("digest", []byte("a:1")), zsync.WithAuth("digest", []byte("b:2")))
+		m := zsync.NewMutex(s, "/m")
 		for range 3 {
 			must(t, m.Lock(t.Context()))
 			must(t, m.Unlock())
@@ -291,10 +292,10 @@ func TestCredentialsAreSentFirstOnEachConnection(t *testing.T) {
 
 func TestCredentialsThatAreRefusedEndTheSession(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		s, err := Connect(within(t, time.Minute), srv.Addr(), WithDialer(srv.Dial), WithAuth("kerberos", []byte("x")))
+		s, err := zsync.Connect(within(t, time.Minute), srv.Addr(), zsync.WithDialer(srv.Dial), zsync.WithAuth("kerberos", []byte("x")))
 		if err == nil { // the refusal may come right behind the handshake
 			defer s.Close()
-			err = NewMutex(s, "/m").Lock(within(t, time.Minute))
+			err = zsync.NewMutex(s, "/m").Lock(within(t, time.Minute))
 		}
 		wantErr(t, err, zk.ErrAuthFailed)
 	})
@@ -303,16 +304,16 @@ func TestCredentialsThatAreRefusedEndTheSession(t *testing.T) {
 func TestEveryZnodeHasTheACL(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		acl := zk.DigestACL(zk.PermAll, "me", "secret")
-		s, err := Connect(t.Context(), srv.Addr()+"/deep/root", WithDialer(srv.Dial),
-			WithACL(acl), WithAuth("digest", []byte("me:secret")))
+		s, err := zsync.Connect(t.Context(), srv.Addr()+"/deep/root", zsync.WithDialer(srv.Dial),
+			zsync.WithACL(acl), zsync.WithAuth("digest", []byte("me:secret")))
 		must(t, err)
 		defer s.Close()
-		m := NewMutex(s, "/a/m")
+		m := zsync.NewMutex(s, "/a/m")
 		must(t, m.Lock(t.Context()))
 		_, err = m.Txn(t.Context(), &zk.CreateRequest{Path: "/a/data"})
 		must(t, err)
-		must(t, NewBarrier(s, "/a/b").Close(t.Context()))
-		must(t, NewOnce(s, "/a/once").Do(t.Context(), func(context.Context) error { return nil }))
+		must(t, zsync.NewBarrier(s, "/a/b").Close(t.Context()))
+		must(t, zsync.NewOnce(s, "/a/once").Do(t.Context(), func(context.Context) error { return nil }))
 		synctest.Wait() // what is deleted in the background is gone
 		me := plain(t, srv, "me:secret")
 		var walk func(path string)
@@ -342,8 +343,8 @@ func TestFailoverIsImmediateAndThenBacksOff(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		var mu sync.Mutex
 		var dials []time.Time
-		s := open(t, srv, WithRetry(Backoff{Min: 10 * time.Millisecond, Max: 200 * time.Millisecond, Factor: 2}),
-			WithDialer(func(network, addr string, timeout time.Duration) (net.Conn, error) {
+		s := open(t, srv, zsync.WithRetry(zsync.Backoff{Min: 10 * time.Millisecond, Max: 200 * time.Millisecond, Factor: 2}),
+			zsync.WithDialer(func(network, addr string, timeout time.Duration) (net.Conn, error) {
 				mu.Lock()
 				defer mu.Unlock()
 				dials = append(dials, time.Now())
@@ -371,7 +372,7 @@ func TestFailoverIsImmediateAndThenBacksOff(t *testing.T) {
 		if d := dials[len(dials)-1].Sub(down); d > 3200*time.Millisecond {
 			t.Errorf("back %v after the servers went away for 3s", d)
 		}
-		if s.State() != StateConnected {
+		if s.State() != zsync.StateConnected {
 			t.Errorf("state %v", s.State())
 		}
 	}, zktest.WithAddrs("127.0.0.1:7001", "127.0.0.1:7002", "127.0.0.1:7003"))
@@ -391,11 +392,11 @@ func TestStatesThatNobodyReadsDoNotHoldCloseUpAndAreNotDropped(t *testing.T) {
 		if d := time.Since(start); d > time.Second {
 			t.Errorf("Close took %v", d)
 		}
-		var got []State
+		var got []zsync.State
 		for st := range states {
 			got = append(got, st)
 		}
-		if len(got) != 2*drops+1 || got[len(got)-1] != StateClosed {
+		if len(got) != 2*drops+1 || got[len(got)-1] != zsync.StateClosed {
 			t.Errorf("%d changes, the last of them %v; want %d and closed", len(got), got[len(got)-1], 2*drops+1)
 		}
 		for st := range s.States(t.Context()) {
@@ -423,7 +424,7 @@ func TestStatesEndWithTheirContext(t *testing.T) {
 func TestStatsCountWhatThereIs(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		m, n := NewMutex(a, "/m"), NewMutex(b, "/m")
+		m, n := zsync.NewMutex(a, "/m"), zsync.NewMutex(b, "/m")
 		must(t, m.Lock(t.Context()))
 		got := async(func() error { return n.Lock(t.Context()) })
 		synctest.Wait()
@@ -449,7 +450,7 @@ func TestStatsCountWhatThereIs(t *testing.T) {
 		if st := b.Stats(); st.Holds != 0 {
 			t.Errorf("who has lost its hold and does not know: %+v", st)
 		}
-		wantErr(t, n.Unlock(), ErrLost)
+		wantErr(t, n.Unlock(), zsync.ErrLost)
 		must(t, b.Close())
 		if st := b.Stats(); st.Holds != 0 || st.Waiters != 0 || st.Watches != 0 {
 			t.Errorf("who is closed: %+v", st)
@@ -461,8 +462,8 @@ func TestObserverIsToldEverythingOnceAndMayAskTheSession(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		var mu sync.Mutex
 		var told []string
-		var session atomic.Pointer[Session]
-		a := open(t, srv, WithObserver(ObserverFunc(func(e Event) {
+		var session atomic.Pointer[zsync.Session]
+		a := open(t, srv, zsync.WithObserver(zsync.ObserverFunc(func(e zsync.Event) {
 			if s := session.Load(); s != nil { // what only reads must not deadlock
 				s.Stats()
 				s.State()
@@ -470,14 +471,14 @@ func TestObserverIsToldEverythingOnceAndMayAskTheSession(t *testing.T) {
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			if e.Op != "" && e.Path != "/m" || e.Wait < 0 || (e.Err != nil) != (e.Kind == GaveUp || e.Kind == Lost || e.Kind == Expired) {
+			if e.Op != "" && e.Path != "/m" || e.Wait < 0 || (e.Err != nil) != (e.Kind == zsync.GaveUp || e.Kind == zsync.Lost || e.Kind == zsync.Expired) {
 				t.Errorf("event %+v", e)
 			}
 			told = append(told, strings.TrimSpace(e.Kind.String()+" "+e.Op))
 		})))
 		session.Store(a)
 		b := open(t, srv)
-		m, other := NewMutex(a, "/m"), NewMutex(b, "/m")
+		m, other := zsync.NewMutex(a, "/m"), zsync.NewMutex(b, "/m")
 		must(t, m.Lock(t.Context()))
 		must(t, m.Unlock())
 		must(t, other.Lock(t.Context()))
@@ -488,7 +489,7 @@ func TestObserverIsToldEverythingOnceAndMayAskTheSession(t *testing.T) {
 		time.Sleep(time.Second)
 		srv.Expire(a.ID())
 		time.Sleep(time.Second)
-		wantErr(t, m.Unlock(), ErrLost)
+		wantErr(t, m.Unlock(), zsync.ErrLost)
 		ok, err := m.TryLock(t.Context())
 		if must(t, err); !ok {
 			t.Fatal("not locked")
@@ -525,43 +526,43 @@ func TestSyncLockerPanicsWithTheError(t *testing.T) {
 			}()
 			f()
 		}
-		l := SyncLocker(t.Context(), NewMutex(s, "/m"))
+		l := zsync.SyncLocker(t.Context(), zsync.NewMutex(s, "/m"))
 		l.Lock()
-		pass := async(func() error { SyncLocker(t.Context(), NewMutex(s, "/m")).Lock(); return nil })
+		pass := async(func() error { zsync.SyncLocker(t.Context(), zsync.NewMutex(s, "/m")).Lock(); return nil })
 		pendingStill(t, pass)
 		l.Unlock()
 		must(t, <-pass)
 		srv.Expire(s.ID()) // whose Mutex is gone with it
 		time.Sleep(time.Second)
-		panicsWith(ErrNotLocked, l.Unlock)
+		panicsWith(zsync.ErrNotLocked, l.Unlock)
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		panicsWith(context.Canceled, SyncLocker(ctx, NewMutex(s, "/m")).Lock)
-		panicsWith(ErrInvalid, SyncLocker(t.Context(), NewMutex(s, "bad")).Lock)
+		panicsWith(context.Canceled, zsync.SyncLocker(ctx, zsync.NewMutex(s, "/m")).Lock)
+		panicsWith(zsync.ErrInvalid, zsync.SyncLocker(t.Context(), zsync.NewMutex(s, "bad")).Lock)
 		l.Lock()
 		srv.Expire(s.ID())
 		time.Sleep(time.Second)
-		panicsWith(ErrLost, l.Unlock)
+		panicsWith(zsync.ErrLost, l.Unlock)
 	})
 }
 
 func TestAClosedSessionSaysSoUnlessTheContextHasEnded(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		m := NewMutex(s, "/m")
-		e := NewElection(s, "/e")
+		m := zsync.NewMutex(s, "/m")
+		e := zsync.NewElection(s, "/e")
 		must(t, m.Lock(t.Context()))
 		nothing := func(context.Context) error { return nil }
-		once, running, deaf := NewOnce(s, "/o"), make(chan struct{}), make(chan struct{})
+		once, running, deaf := zsync.NewOnce(s, "/o"), make(chan struct{}), make(chan struct{})
 		ran := async(func() error {
 			return once.Do(t.Context(), func(context.Context) error { close(running); <-deaf; return nil })
 		})
 		<-running
 		waits := []<-chan error{
-			async(func() error { return NewMutex(s, "/m").Lock(t.Context()) }),
+			async(func() error { return zsync.NewMutex(s, "/m").Lock(t.Context()) }),
 			async(func() error { return m.Lock(t.Context()) }), // behind the one of its own process
 			async(func() error { return once.Do(t.Context(), nothing) }),
-			async(func() error { return NewMutex(s, "/m", WithHandoffs(0)).Lock(t.Context()) }),
+			async(func() error { return zsync.NewMutex(s, "/m", zsync.WithHandoffs(0)).Lock(t.Context()) }),
 			async(func() error {
 				return e.Run(t.Context(), func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
 			}),
@@ -577,18 +578,18 @@ func TestAClosedSessionSaysSoUnlessTheContextHasEnded(t *testing.T) {
 		synctest.Wait()
 		must(t, s.Close())
 		for i, w := range waits {
-			if err := <-w; !errors.Is(err, ErrClosed) {
+			if err := <-w; !errors.Is(err, zsync.ErrClosed) {
 				t.Errorf("call %d: %v, want ErrClosed", i, err)
 			}
 		}
 		close(deaf)
-		wantErr(t, <-ran, ErrLost, ErrClosed)
-		wantErr(t, m.Unlock(), ErrLost, ErrClosed)
+		wantErr(t, <-ran, zsync.ErrLost, zsync.ErrClosed)
+		wantErr(t, m.Unlock(), zsync.ErrLost, zsync.ErrClosed)
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
 		for i, f := range []func(context.Context) error{
-			m.Lock, NewBarrier(s, "/b").Wait, NewBarrier(s, "/b").Open, e.Campaign,
-			NewOnce(s, "/o").Reset,
+			m.Lock, zsync.NewBarrier(s, "/b").Wait, zsync.NewBarrier(s, "/b").Open, e.Campaign,
+			zsync.NewOnce(s, "/o").Reset,
 			func(ctx context.Context) error { _, err := m.TryLock(ctx); return err },
 			func(ctx context.Context) error { _, err := m.Contenders(ctx); return err },
 			func(ctx context.Context) error { _, err := e.Leader(ctx); return err },
@@ -597,7 +598,7 @@ func TestAClosedSessionSaysSoUnlessTheContextHasEnded(t *testing.T) {
 				return m.Do(ctx, func(context.Context) error { return errors.New("ran") })
 			},
 		} {
-			if err := f(t.Context()); !errors.Is(err, ErrClosed) {
+			if err := f(t.Context()); !errors.Is(err, zsync.ErrClosed) {
 				t.Errorf("method %d: %v, want ErrClosed", i, err)
 			}
 			if err := f(ended); !errors.Is(err, context.Canceled) {
@@ -610,19 +611,19 @@ func TestAClosedSessionSaysSoUnlessTheContextHasEnded(t *testing.T) {
 func TestDoRunsNothingInsideAHoldThatIsLost(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		m, rw := NewMutex(s, "/m"), NewRWMutex(s, "/rw")
+		m, rw := zsync.NewMutex(s, "/m"), zsync.NewRWMutex(s, "/rw")
 		f := func(context.Context) error { t.Error("ran without the lock"); return nil }
 		err := m.Do(t.Context(), func(ctx context.Context) error {
 			return rw.Do(ctx, func(ctx context.Context) error {
 				srv.Expire(s.ID())
 				<-ctx.Done()
-				wantErr(t, m.Do(ctx, f), ErrLost)
-				wantErr(t, rw.Do(ctx, f), ErrLost)
-				wantErr(t, rw.RDo(ctx, f), ErrLost)
+				wantErr(t, m.Do(ctx, f), zsync.ErrLost)
+				wantErr(t, rw.Do(ctx, f), zsync.ErrLost)
+				wantErr(t, rw.RDo(ctx, f), zsync.ErrLost)
 				return nil
 			})
 		})
-		wantErr(t, err, ErrLost)
+		wantErr(t, err, zsync.ErrLost)
 	})
 }
 
@@ -659,13 +660,13 @@ func TestTheLargestTxnPassesWithItsReceiptAndProof(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		path := "/" + strings.Repeat("m", 1000)
-		m := NewMutex(s, path)
+		m := zsync.NewMutex(s, path)
 		must(t, m.Lock(t.Context()))
 		// Whatever is not refused must not cost the connection.
 		largest := 0
 		for size := session.MaxPacket - 8000; size < session.MaxPacket; size += 50 {
 			_, err := m.Txn(within(t, time.Second), &zk.SetDataRequest{Path: path, Data: make([]byte, size), Version: -1})
-			if errors.Is(err, ErrTooLarge) {
+			if errors.Is(err, zsync.ErrTooLarge) {
 				break
 			}
 			must(t, err)
@@ -719,7 +720,7 @@ func TestANameIsLookedUpAgainForEachConnection(t *testing.T) {
 	_, port, err := net.SplitHostPort(one.Addr())
 	must(t, err)
 	two := zktest.Start(t, zktest.WithAddr("127.0.0.2:"+port))
-	s, err := Connect(within(t, 10*time.Second), "zk.example.test:"+port)
+	s, err := zsync.Connect(within(t, 10*time.Second), "zk.example.test:"+port)
 	must(t, err)
 	defer s.Close()
 	if n := len(one.Sessions()); n != 1 {
@@ -729,11 +730,11 @@ func TestANameIsLookedUpAgainForEachConnection(t *testing.T) {
 	addr.Store("127.0.0.2") // the server has moved
 	one.Stop()
 	for st := range states {
-		if st == StateExpired { // it is another ensemble, to be exact
+		if st == zsync.StateExpired { // it is another ensemble, to be exact
 			break
 		}
 	}
-	must(t, NewBarrier(s, "/b").Wait(within(t, 10*time.Second)))
+	must(t, zsync.NewBarrier(s, "/b").Wait(within(t, 10*time.Second)))
 	if n := len(two.Sessions()); n != 1 {
 		t.Errorf("%d sessions on the second server", n)
 	}
@@ -763,7 +764,7 @@ func TestReceiptOfATxnIsNotInTheWay(t *testing.T) {
 		must(t, err)
 
 		_, err = s.Txn(ctx, &zk.CreateRequest{Path: "/big", Data: make([]byte, 700_000), Acl: slices.Repeat(zk.DigestACL(zk.PermAll, "u", "p"), 20_000)})
-		wantErr(t, err, ErrTooLarge)
+		wantErr(t, err, zsync.ErrTooLarge)
 		if n := s.Stats().Reconnects; n != 0 {
 			t.Errorf("%d reconnects", n)
 		}
@@ -772,7 +773,7 @@ func TestReceiptOfATxnIsNotInTheWay(t *testing.T) {
 
 func TestTxnMakesAMissingChroot(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		s, err := Connect(t.Context(), srv.Addr()+"/deep/er", WithDialer(srv.Dial))
+		s, err := zsync.Connect(t.Context(), srv.Addr()+"/deep/er", zsync.WithDialer(srv.Dial))
 		must(t, err)
 		defer s.Close()
 		_, err = s.Txn(t.Context(), &zk.CreateRequest{Path: "/x"})
@@ -806,17 +807,17 @@ func TestTxnWhoseReplyIsLostTellsWhatItMade(t *testing.T) {
 }
 
 func TestConnectFailsWithCredentialsThatAreRefused(t *testing.T) {
-	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
-		servers := connect().m.Hosts
+	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
+		servers := zsync.ManagerOf(connect()).Hosts
 		for range 20 {
-			s, err := Connect(within(t, 10*time.Second), strings.Join(servers, ","), WithAuth("nosuch", []byte("x")))
+			s, err := zsync.Connect(within(t, 10*time.Second), strings.Join(servers, ","), zsync.WithAuth("nosuch", []byte("x")))
 			if err == nil {
 				s.Close()
 			}
 			wantErr(t, err, zk.ErrAuthFailed)
 		}
-		s := connect(WithAuth("digest", []byte("u:p")), WithAuth("digest", []byte("v:q")))
-		must(t, NewMutex(s, "/m").Lock(within(t, 10*time.Second)))
+		s := connect(zsync.WithAuth("digest", []byte("u:p")), zsync.WithAuth("digest", []byte("v:q")))
+		must(t, zsync.NewMutex(s, "/m").Lock(within(t, 10*time.Second)))
 	})
 }
 
@@ -836,7 +837,7 @@ func TestConnectTellsThatAServerIsNone(t *testing.T) {
 	})
 	defer served.Wait()
 	defer l.Close()
-	_, err = Connect(within(t, 300*time.Millisecond), l.Addr().String())
+	_, err = zsync.Connect(within(t, 300*time.Millisecond), l.Addr().String())
 	wantErr(t, err, context.DeadlineExceeded)
 	if !strings.Contains(err.Error(), "handshake") {
 		t.Errorf("%v; want what is wrong with the server", err)
@@ -846,11 +847,11 @@ func TestConnectTellsThatAServerIsNone(t *testing.T) {
 func TestClosedSessionHasNoWatches(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, other := open(t, srv), open(t, srv)
-		must(t, NewMutex(other, "/m").Lock(t.Context()))
-		got := async(func() error { return NewMutex(s, "/m").Lock(t.Context()) })
+		must(t, zsync.NewMutex(other, "/m").Lock(t.Context()))
+		got := async(func() error { return zsync.NewMutex(s, "/m").Lock(t.Context()) })
 		pendingStill(t, got)
 		must(t, s.Close())
-		wantErr(t, <-got, ErrClosed)
+		wantErr(t, <-got, zsync.ErrClosed)
 		if n := s.Stats().Watches; n != 0 {
 			t.Errorf("%d watches", n)
 		}
@@ -860,7 +861,7 @@ func TestClosedSessionHasNoWatches(t *testing.T) {
 func TestWhatIsLostIsNotCountedAsHeld(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		m, p, wg := NewMutex(s, "/m"), NewSemaphore(s, "/p", 5), NewWaitGroup(s, "/w")
+		m, p, wg := zsync.NewMutex(s, "/m"), zsync.NewSemaphore(s, "/p", 5), zsync.NewWaitGroup(s, "/w")
 		must(t, m.Lock(t.Context()))
 		must(t, p.Acquire(t.Context(), 3))
 		must(t, wg.Enter(t.Context(), 1))
@@ -872,9 +873,9 @@ func TestWhatIsLostIsNotCountedAsHeld(t *testing.T) {
 		if n := s.Stats().Holds; n != 0 {
 			t.Errorf("%d holds after the loss", n)
 		}
-		wantErr(t, m.Unlock(), ErrLost)
-		wantErr(t, p.Release(3), ErrLost)
-		wantErr(t, wg.Leave(t.Context()), ErrLost)
+		wantErr(t, m.Unlock(), zsync.ErrLost)
+		wantErr(t, p.Release(3), zsync.ErrLost)
+		wantErr(t, wg.Leave(t.Context()), zsync.ErrLost)
 		if n := s.Stats().Holds; n != 0 {
 			t.Errorf("%d holds in the end", n)
 		}
@@ -887,16 +888,16 @@ func TestZeroValuesSayWhatToDo(t *testing.T) {
 	ctx := t.Context()
 	nop := func(context.Context) error { return nil }
 	var (
-		m  Mutex
-		rw RWMutex
-		wg WaitGroup
-		o  Once
-		c  Cond
-		e  Election
-		b  Barrier
-		p  Semaphore
-		v  Value[int]
-		q  Queue[int]
+		m  zsync.Mutex
+		rw zsync.RWMutex
+		wg zsync.WaitGroup
+		o  zsync.Once
+		c  zsync.Cond
+		e  zsync.Election
+		b  zsync.Barrier
+		p  zsync.Semaphore
+		v  zsync.Value[int]
+		q  zsync.Queue[int]
 	)
 	_, tryLock := m.TryLock(ctx)
 	_, token := m.Token(ctx)
@@ -926,7 +927,7 @@ func TestZeroValuesSayWhatToDo(t *testing.T) {
 		v.Store(ctx, 1), load, update,
 		q.Send(ctx, 1), tryRecv, length, peek, clear, <-sent,
 	} {
-		if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "New") {
+		if !errors.Is(err, zsync.ErrInvalid) || !strings.Contains(err.Error(), "New") {
 			t.Errorf("%d: %v", i, err)
 		}
 	}
@@ -950,14 +951,14 @@ func TestZeroValuesSayWhatToDo(t *testing.T) {
 		t.Error("a leader")
 	}
 	for _, err := range q.Dead(ctx) {
-		wantErr(t, err, ErrInvalid)
+		wantErr(t, err, zsync.ErrInvalid)
 	}
 }
 
 func TestCreateThatWasRefusedLeavesNobodyTrying(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		m := NewMutex(s, "/m")
+		m := zsync.NewMutex(s, "/m")
 		must(t, m.Lock(t.Context()))
 		must(t, m.Unlock())
 		srv.Intercept(func(r zktest.Request) zktest.Action {
@@ -1001,7 +1002,7 @@ func TestSuccessOfATxnIsNotForgottenWhenItsContextEnds(t *testing.T) {
 func TestSessionOfAConnectionThatBreaksAtOnceDoesNotCount(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		srv.Intercept(first(zktest.DropRequest, op(zktest.OpAuth)))
-		s := open(t, srv, WithAuth("digest", []byte("u:p")))
+		s := open(t, srv, zsync.WithAuth("digest", []byte("u:p")))
 		if st := s.Stats(); st.Expiries != 0 {
 			t.Errorf("%d sessions have expired", st.Expiries)
 		}

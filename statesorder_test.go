@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -17,8 +18,8 @@ func TestStatesAndEventsComeInOrderHoweverSlowTheObserver(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		var slow atomic.Bool
 		var mu sync.Mutex
-		var told []EventKind
-		s := open(t, srv, WithObserver(ObserverFunc(func(e Event) {
+		var told []zsync.EventKind
+		s := open(t, srv, zsync.WithObserver(zsync.ObserverFunc(func(e zsync.Event) {
 			mu.Lock()
 			told = append(told, e.Kind)
 			mu.Unlock()
@@ -36,18 +37,18 @@ func TestStatesAndEventsComeInOrderHoweverSlowTheObserver(t *testing.T) {
 		}
 		slow.Store(false)
 		time.Sleep(100 * testTimeout)
-		if st := s.State(); st != StateConnected {
+		if st := s.State(); st != zsync.StateConnected {
 			t.Errorf("%v at the end", st)
 		}
 		cancel()
-		last := StateConnected
+		last := zsync.StateConnected
 		n := 0
 		for st := range states {
-			if n++; !slices.Contains(map[State][]State{
-				StateConnected:  {StateSuspended, StateExpired},
-				StateSuspended:  {StateConnected, StateExpired},
-				StateExpired:    {StateConnecting},
-				StateConnecting: {StateConnected, StateExpired},
+			if n++; !slices.Contains(map[zsync.State][]zsync.State{
+				zsync.StateConnected:  {zsync.StateSuspended, zsync.StateExpired},
+				zsync.StateSuspended:  {zsync.StateConnected, zsync.StateExpired},
+				zsync.StateExpired:    {zsync.StateConnecting},
+				zsync.StateConnecting: {zsync.StateConnected, zsync.StateExpired},
 			}[last], st) {
 				t.Errorf("state %d: %v after %v", n, st, last)
 			}
@@ -57,15 +58,15 @@ func TestStatesAndEventsComeInOrderHoweverSlowTheObserver(t *testing.T) {
 		defer mu.Unlock()
 		lost := 0
 		for i, k := range told[1:] {
-			if !slices.Contains(map[EventKind][]EventKind{
-				Connected:   {Suspended, Expired},
-				Suspended:   {Reconnected, Expired},
-				Reconnected: {Suspended, Expired},
-				Expired:     {Connected, Expired},
+			if !slices.Contains(map[zsync.EventKind][]zsync.EventKind{
+				zsync.Connected:   {zsync.Suspended, zsync.Expired},
+				zsync.Suspended:   {zsync.Reconnected, zsync.Expired},
+				zsync.Reconnected: {zsync.Suspended, zsync.Expired},
+				zsync.Expired:     {zsync.Connected, zsync.Expired},
 			}[told[i]], k) {
 				t.Errorf("%v after %v", k, told[i])
 			}
-			if k == Expired {
+			if k == zsync.Expired {
 				lost++
 			}
 		}
@@ -78,16 +79,16 @@ func TestStatesAndEventsComeInOrderHoweverSlowTheObserver(t *testing.T) {
 func TestASessionIsConnectedWhenACallSaysSo(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		// Whatever waits for a connection goes on beside what is told of it.
-		slow := WithObserver(ObserverFunc(func(Event) { time.Sleep(time.Millisecond) }))
+		slow := zsync.WithObserver(zsync.ObserverFunc(func(zsync.Event) { time.Sleep(time.Millisecond) }))
 		for range 20 {
 			s := open(t, srv, slow)
-			if st := s.State(); st != StateConnected {
+			if st := s.State(); st != zsync.StateConnected {
 				t.Fatalf("%v after Connect", st)
 			}
 			srv.Disconnect(s.ID())
 			synctest.Wait()
 			_, err := live(t, s).Exists(t.Context(), "/x")
-			if must(t, err); s.State() != StateConnected {
+			if must(t, err); s.State() != zsync.StateConnected {
 				t.Fatalf("%v after a call", s.State())
 			}
 			must(t, s.Close())
@@ -108,18 +109,18 @@ func (h askingHandler) WithGroup(string) slog.Handler             { return h }
 
 func TestObserversAndLogHandlersMayAskBack(t *testing.T) {
 	ways := map[string]struct {
-		opts []Option
-		lose func(srv *zktest.Server, s *Session)
+		opts []zsync.Option
+		lose func(srv *zktest.Server, s *zsync.Session)
 	}{
-		"expired":         {nil, func(srv *zktest.Server, s *Session) { srv.Expire(s.ID()) }},
-		"cut off":         {nil, func(srv *zktest.Server, s *Session) { srv.Partition(s.ID()) }},
-		"loss on suspend": {[]Option{WithLossOnSuspend()}, func(srv *zktest.Server, s *Session) { srv.Disconnect(s.ID()) }},
-		"deleted": {nil, func(srv *zktest.Server, s *Session) {
-			inc, _ := s.m.Incarnation(context.Background())
+		"expired":         {nil, func(srv *zktest.Server, s *zsync.Session) { srv.Expire(s.ID()) }},
+		"cut off":         {nil, func(srv *zktest.Server, s *zsync.Session) { srv.Partition(s.ID()) }},
+		"loss on suspend": {[]zsync.Option{zsync.WithLossOnSuspend()}, func(srv *zktest.Server, s *zsync.Session) { srv.Disconnect(s.ID()) }},
+		"deleted": {nil, func(srv *zktest.Server, s *zsync.Session) {
+			inc, _ := zsync.ManagerOf(s).Incarnation(context.Background())
 			inc.RemoveAllNow(context.Background(), ephemerals(srv, s.ID()))
 		}},
-		"disconnected": {nil, func(srv *zktest.Server, s *Session) { srv.Disconnect(s.ID()) }},
-		"closed":       {nil, func(srv *zktest.Server, s *Session) { s.Close() }},
+		"disconnected": {nil, func(srv *zktest.Server, s *zsync.Session) { srv.Disconnect(s.ID()) }},
+		"closed":       {nil, func(srv *zktest.Server, s *zsync.Session) { s.Close() }},
 	}
 	for name, way := range ways {
 		t.Run(name, func(t *testing.T) {
@@ -132,12 +133,12 @@ func TestObserversAndLogHandlersMayAskBack(t *testing.T) {
 						asks.Add(1)
 					}
 				}
-				opts := append([]Option{
-					WithObserver(ObserverFunc(func(Event) { ask() })),
-					WithLogger(slog.New(askingHandler{ask: ask})),
+				opts := append([]zsync.Option{
+					zsync.WithObserver(zsync.ObserverFunc(func(zsync.Event) { ask() })),
+					zsync.WithLogger(slog.New(askingHandler{ask: ask})),
 				}, way.opts...)
 				s := open(t, srv, opts...)
-				m, rw, e, sem := NewMutex(s, "/m"), NewRWMutex(s, "/rw"), NewElection(s, "/e"), NewSemaphore(s, "/s", 3)
+				m, rw, e, sem := zsync.NewMutex(s, "/m"), zsync.NewRWMutex(s, "/rw"), zsync.NewElection(s, "/e"), zsync.NewSemaphore(s, "/s", 3)
 				f := func() {
 					s.State()
 					s.Stats()

@@ -99,7 +99,7 @@ func TestAHolderIsToldBeforeAnotherIsGrantedWhateverHappensToTheServers(t *testi
 	switch {
 	case os.Getenv("ZSYNC_TEST_LONG") != "":
 		seeds = 10_000
-	case zsync.UnderRace:
+	case underRace:
 		seeds = 20
 	}
 	only := os.Getenv("ZSYNC_TEST_SEED")

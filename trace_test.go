@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"bytes"
@@ -15,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/trace"
 	"github.com/zsync/zsync/zktest"
 )
@@ -59,9 +60,9 @@ func events(f *trace.File, path string) (list []string) {
 func TestTraceTellsGrantTokenHandOverReleaseAndLoss(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		var w traceBuffer
-		s := open(t, srv, WithTrace(&w), WithOwner("me"))
+		s := open(t, srv, zsync.WithTrace(&w), zsync.WithOwner("me"))
 		ctx := t.Context()
-		m := NewMutex(s, "/m")
+		m := zsync.NewMutex(s, "/m")
 		must(t, m.Lock(ctx))
 		token, err := m.Token(ctx)
 		must(t, err)
@@ -71,15 +72,15 @@ func TestTraceTellsGrantTokenHandOverReleaseAndLoss(t *testing.T) {
 		must(t, <-next)
 		must(t, m.Unlock())
 
-		rw := NewRWMutex(s, "/rw")
+		rw := zsync.NewRWMutex(s, "/rw")
 		must(t, rw.Lock(ctx))
 		must(t, rw.Downgrade(ctx))
 		must(t, rw.RUnlock())
 
-		sem := NewSemaphore(s, "/s", 2000)
+		sem := zsync.NewSemaphore(s, "/s", 2000)
 		must(t, sem.Acquire(ctx, 3))
 		must(t, sem.Release(1))
-		e := NewElection(s, "/e")
+		e := zsync.NewElection(s, "/e")
 		must(t, e.Campaign(ctx))
 		srv.Expire(s.ID())
 		<-e.Lost()
@@ -128,10 +129,10 @@ func TestTraceTellsGrantTokenHandOverReleaseAndLoss(t *testing.T) {
 func TestVerifyFindsALockThatTwoHold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var ws [2]traceBuffer
-		var ms [2]*Mutex
+		var ms [2]*zsync.Mutex
 		for i := range ms {
-			s := open(t, zktest.Start(t), WithTrace(&ws[i]), WithOwner(fmt.Sprint("party ", i)))
-			ms[i] = NewMutex(s, "/m")
+			s := open(t, zktest.Start(t), zsync.WithTrace(&ws[i]), zsync.WithOwner(fmt.Sprint("party ", i)))
+			ms[i] = zsync.NewMutex(s, "/m")
 			must(t, ms[i].Lock(t.Context()))
 			_, err := ms[i].Token(t.Context())
 			must(t, err)
@@ -161,10 +162,10 @@ func TestVerifyFindsALockThatTwoHold(t *testing.T) {
 func TestVerifyFindsALossThatIsToldTooLate(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		var ws [2]traceBuffer
-		a, b := open(t, srv, WithTrace(&ws[0])), open(t, srv, WithTrace(&ws[1]))
-		m := NewMutex(a, "/m")
+		a, b := open(t, srv, zsync.WithTrace(&ws[0])), open(t, srv, zsync.WithTrace(&ws[1]))
+		m := zsync.NewMutex(a, "/m")
 		must(t, m.Lock(t.Context()))
-		next := async(func() error { return NewMutex(b, "/m").Lock(t.Context()) })
+		next := async(func() error { return zsync.NewMutex(b, "/m").Lock(t.Context()) })
 		synctest.Wait()
 		id := a.ID()
 		srv.Partition(id)
@@ -188,15 +189,15 @@ func TestTracesOfARunWithFaultsHaveNoViolation(t *testing.T) {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			rnd := rand.New(rand.NewPCG(uint64(seed), 12))
 			var ws [4]traceBuffer
-			var ss [4]*Session
+			var ss [4]*zsync.Session
 			for i := range ss {
-				ss[i] = open(t, srv, WithTrace(&ws[i]), WithOwner(fmt.Sprint("process ", i)))
+				ss[i] = open(t, srv, zsync.WithTrace(&ws[i]), zsync.WithOwner(fmt.Sprint("process ", i)))
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
 			var all sync.WaitGroup
 			for i, s := range ss {
-				m, rw, sem, e := NewMutex(s, "/m"), NewRWMutex(s, "/rw"), NewSemaphore(s, "/s", 3), NewElection(s, "/e")
+				m, rw, sem, e := zsync.NewMutex(s, "/m"), zsync.NewRWMutex(s, "/rw"), zsync.NewSemaphore(s, "/s", 3), zsync.NewElection(s, "/e")
 				for g := range 4 {
 					d := rand.New(rand.NewPCG(uint64(seed), uint64(100+10*i+g)))
 					hold := func(ctx context.Context) error {
@@ -294,8 +295,8 @@ func TestATraceThatCannotBeWrittenHoldsNobodyUpAndIsToldOnce(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
 				var log traceBuffer
 				w := &failing{go_: make(chan struct{})}
-				s := open(t, srv, WithTrace(w), WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
-				m := NewMutex(s, "/m")
+				s := open(t, srv, zsync.WithTrace(w), zsync.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+				m := zsync.NewMutex(s, "/m")
 				synctest.Wait()
 				w.how.Store(&how)
 				start := time.Now()

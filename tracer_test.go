@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -24,9 +25,9 @@ type recorder struct {
 
 type recordedKey struct{}
 
-func (r *recorder) Observe(Event) {}
+func (r *recorder) Observe(zsync.Event) {}
 
-func (r *recorder) start(ctx context.Context, what string, t Traced) context.Context {
+func (r *recorder) start(ctx context.Context, what string, t zsync.Traced) context.Context {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	around, _ := ctx.Value(recordedKey{}).(string)
@@ -40,7 +41,7 @@ func (r *recorder) start(ctx context.Context, what string, t Traced) context.Con
 	return context.WithValue(context.WithValue(ctx, recordedKey{}, name), r, id)
 }
 
-func (r *recorder) end(ctx context.Context, t Traced, err error) {
+func (r *recorder) end(ctx context.Context, t zsync.Traced, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	id, _ := ctx.Value(r).(*int)
@@ -51,7 +52,7 @@ func (r *recorder) end(ctx context.Context, t Traced, err error) {
 	delete(r.open, id)
 	switch {
 	case err == nil:
-	case errors.Is(err, ErrLost):
+	case errors.Is(err, zsync.ErrLost):
 		name += " lost"
 	default:
 		name += " failed"
@@ -59,22 +60,22 @@ func (r *recorder) end(ctx context.Context, t Traced, err error) {
 	r.list = append(r.list, "end "+name)
 }
 
-func (r *recorder) AcquireStart(ctx context.Context, t Traced) context.Context {
+func (r *recorder) AcquireStart(ctx context.Context, t zsync.Traced) context.Context {
 	return r.start(ctx, "acquire", t)
 }
-func (r *recorder) AcquireEnd(ctx context.Context, t Traced, err error) { r.end(ctx, t, err) }
-func (r *recorder) HoldStart(ctx context.Context, t Traced) context.Context {
+func (r *recorder) AcquireEnd(ctx context.Context, t zsync.Traced, err error) { r.end(ctx, t, err) }
+func (r *recorder) HoldStart(ctx context.Context, t zsync.Traced) context.Context {
 	return r.start(ctx, "hold", t)
 }
-func (r *recorder) HoldEnd(ctx context.Context, t Traced, err error) { r.end(ctx, t, err) }
-func (r *recorder) WaitStart(ctx context.Context, t Traced) context.Context {
+func (r *recorder) HoldEnd(ctx context.Context, t zsync.Traced, err error) { r.end(ctx, t, err) }
+func (r *recorder) WaitStart(ctx context.Context, t zsync.Traced) context.Context {
 	return r.start(ctx, "wait", t)
 }
-func (r *recorder) WaitEnd(ctx context.Context, t Traced, err error) { r.end(ctx, t, err) }
-func (r *recorder) QueueStart(ctx context.Context, t Traced) context.Context {
+func (r *recorder) WaitEnd(ctx context.Context, t zsync.Traced, err error) { r.end(ctx, t, err) }
+func (r *recorder) QueueStart(ctx context.Context, t zsync.Traced) context.Context {
 	return r.start(ctx, "queue", t)
 }
-func (r *recorder) QueueEnd(ctx context.Context, t Traced, err error) { r.end(ctx, t, err) }
+func (r *recorder) QueueEnd(ctx context.Context, t zsync.Traced, err error) { r.end(ctx, t, err) }
 
 // took returns what has been recorded since the last call.
 func (r *recorder) took() string {
@@ -89,7 +90,7 @@ func (r *recorder) took() string {
 func TestEveryPrimitiveIsTracedFromStartToEnd(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		r := new(recorder)
-		s := open(t, srv, WithObserver(r))
+		s := open(t, srv, zsync.WithObserver(r))
 		ctx := t.Context()
 		inside := func(want string) func(ctx context.Context) error {
 			return func(ctx context.Context) error {
@@ -99,19 +100,19 @@ func TestEveryPrimitiveIsTracedFromStartToEnd(t *testing.T) {
 				return nil
 			}
 		}
-		rw := NewRWMutex(s, "/rw")
-		e := NewElection(s, "/e")
-		q := NewQueue[int](s, "/q")
-		once := NewOnce(s, "/once")
+		rw := zsync.NewRWMutex(s, "/rw")
+		e := zsync.NewElection(s, "/e")
+		q := zsync.NewQueue[int](s, "/q")
+		once := zsync.NewOnce(s, "/once")
 		for _, c := range []struct {
 			name string
 			do   func() error
 			want string
 		}{
-			{"Mutex.Do", func() error { return NewMutex(s, "/m").Do(ctx, inside("hold mutex lock")) },
+			{"Mutex.Do", func() error { return zsync.NewMutex(s, "/m").Do(ctx, inside("hold mutex lock")) },
 				"acquire mutex lock in; end acquire mutex lock; hold mutex lock in; end hold mutex lock"},
 			{"Mutex.TryLock", func() error {
-				m := NewMutex(s, "/m")
+				m := zsync.NewMutex(s, "/m")
 				ok, err := m.TryLock(ctx)
 				if !ok || err != nil {
 					return fmt.Errorf("%v, %w", ok, err)
@@ -124,21 +125,21 @@ func TestEveryPrimitiveIsTracedFromStartToEnd(t *testing.T) {
 				return errors.Join(rw.Lock(ctx), rw.Downgrade(ctx), rw.RUnlock())
 			}, "acquire rwmutex lock in; end acquire rwmutex lock; hold rwmutex lock in; end hold rwmutex lock"},
 			{"Semaphore", func() error {
-				m := NewSemaphore(s, "/s", 5)
+				m := zsync.NewSemaphore(s, "/s", 5)
 				return errors.Join(m.Acquire(ctx, 2), m.Acquire(ctx, 1), m.Release(1), m.Release(2))
 			}, "acquire semaphore acquire in; end acquire semaphore acquire; hold semaphore acquire in; " +
 				"acquire semaphore acquire in; end acquire semaphore acquire; end hold semaphore acquire"},
-			{"Semaphore.Do", func() error { return NewSemaphore(s, "/s", 5).Do(ctx, 1, inside("hold semaphore acquire")) },
+			{"Semaphore.Do", func() error { return zsync.NewSemaphore(s, "/s", 5).Do(ctx, 1, inside("hold semaphore acquire")) },
 				"acquire semaphore acquire in; end acquire semaphore acquire; hold semaphore acquire in; end hold semaphore acquire"},
 			{"Election", func() error { return errors.Join(e.Campaign(ctx), e.Resign()) },
 				"acquire election campaign in; end acquire election campaign; hold election campaign in; end hold election campaign"},
 			{"Once", func() error { return once.Do(ctx, inside("hold once do")) },
 				"acquire once do in; end acquire once do; hold once do in; end hold once do"},
 			{"Once again", func() error { return once.Do(ctx, inside("never")) }, ""},
-			{"Barrier", func() error { return NewBarrier(s, "/b").Wait(ctx) }, "wait barrier wait in; end wait barrier wait"},
-			{"WaitGroup", func() error { return NewWaitGroup(s, "/w").Wait(ctx) }, "wait waitgroup wait in; end wait waitgroup wait"},
+			{"Barrier", func() error { return zsync.NewBarrier(s, "/b").Wait(ctx) }, "wait barrier wait in; end wait barrier wait"},
+			{"WaitGroup", func() error { return zsync.NewWaitGroup(s, "/w").Wait(ctx) }, "wait waitgroup wait in; end wait waitgroup wait"},
 			{"double barrier", func() error {
-				w := NewWaitGroup(s, "/d")
+				w := zsync.NewWaitGroup(s, "/d")
 				return errors.Join(w.Enter(ctx, 1), w.Leave(ctx))
 			}, "acquire double barrier enter in; end acquire double barrier enter; hold double barrier enter in; end hold double barrier enter"},
 			{"Queue", func() error {
@@ -173,7 +174,7 @@ func TestEveryPrimitiveIsTracedFromStartToEnd(t *testing.T) {
 			}, "acquire rwmutex lock in; end acquire rwmutex lock; hold rwmutex lock in; acquire rwmutex lock in; " +
 				"end acquire rwmutex lock failed; end hold rwmutex lock"},
 			{"handed over in the process", func() error {
-				m := NewMutex(s, "/m")
+				m := zsync.NewMutex(s, "/m")
 				must(t, m.Lock(ctx))
 				next := async(func() error { return m.Lock(ctx) })
 				synctest.Wait()
@@ -189,8 +190,8 @@ func TestEveryPrimitiveIsTracedFromStartToEnd(t *testing.T) {
 				t.Errorf("%s:\n%s\nwant\n%s", c.name, got, c.want)
 			}
 		}
-		m := NewMutex(s, "/m")
-		cond := NewCond(s, "/c", m)
+		m := zsync.NewMutex(s, "/m")
+		cond := zsync.NewCond(s, "/c", m)
 		must(t, m.Lock(ctx))
 		woken := async(func() error { return cond.Wait(ctx) })
 		time.Sleep(time.Second)
@@ -200,7 +201,7 @@ func TestEveryPrimitiveIsTracedFromStartToEnd(t *testing.T) {
 			t.Errorf("Cond: %s", got)
 		}
 		must(t, e.Campaign(ctx))
-		sem := NewSemaphore(s, "/s", 5)
+		sem := zsync.NewSemaphore(s, "/s", 5)
 		must(t, sem.Acquire(ctx, 1))
 		r.took()
 		srv.Expire(s.ID())

@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -10,25 +10,26 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/zktest"
 )
 
 // candidates are campaigns in as many processes, which note who leads.
 type candidates struct {
-	es   []*Election
+	es   []*zsync.Election
 	done []<-chan error
 	led  chan int
 }
 
 // stand has n candidates campaign one after another, the first of whom leads.
-func standInLine(t *testing.T, srv *zktest.Server, n int, opts func(i int) []ElectionOption) *candidates {
+func standInLine(t *testing.T, srv *zktest.Server, n int, opts func(i int) []zsync.ElectionOption) *candidates {
 	c := &candidates{led: make(chan int, 100)}
 	for i := range n {
-		var os []ElectionOption
+		var os []zsync.ElectionOption
 		if opts != nil {
 			os = opts(i)
 		}
-		e := NewElection(open(t, srv, WithOwner(fmt.Sprint(i))), "/e", os...)
+		e := zsync.NewElection(open(t, srv, zsync.WithOwner(fmt.Sprint(i))), "/e", os...)
 		c.es = append(c.es, e)
 		c.done = append(c.done, async(func() error {
 			err := e.Campaign(t.Context())
@@ -43,7 +44,7 @@ func standInLine(t *testing.T, srv *zktest.Server, n int, opts func(i int) []Ele
 }
 
 // nodeOf returns the contender of the i'th.
-func (c *candidates) contender(t *testing.T, i int) Contender {
+func (c *candidates) contender(t *testing.T, i int) zsync.Contender {
 	t.Helper()
 	cs, err := c.es[0].Contenders(t.Context())
 	must(t, err)
@@ -53,14 +54,14 @@ func (c *candidates) contender(t *testing.T, i int) Contender {
 		}
 	}
 	t.Fatalf("%d is not in the line", i)
-	return Contender{}
+	return zsync.Contender{}
 }
 
 func TestTransferHandsTheLeadershipToTheNamedCandidate(t *testing.T) {
 	for to := 1; to < 5; to++ {
-		for _, layout := range []Layout{LayoutCurator, LayoutKazoo, LayoutSelector} {
+		for _, layout := range []zsync.Layout{zsync.LayoutCurator, zsync.LayoutKazoo, zsync.LayoutSelector} {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
-				c := standInLine(t, srv, 5, func(int) []ElectionOption { return []ElectionOption{WithElectionLayout(layout)} })
+				c := standInLine(t, srv, 5, func(int) []zsync.ElectionOption { return []zsync.ElectionOption{zsync.WithElectionLayout(layout)} })
 				if got := <-c.led; got != 0 {
 					t.Fatalf("%d leads", got)
 				}
@@ -68,10 +69,10 @@ func TestTransferHandsTheLeadershipToTheNamedCandidate(t *testing.T) {
 				if got := <-c.led; got != to {
 					t.Errorf("%d leads after the transfer to %d", got, to)
 				}
-				wantErr(t, c.es[0].Resign(), ErrNotLocked)
+				wantErr(t, c.es[0].Resign(), zsync.ErrNotLocked)
 				time.Sleep(time.Second)
-				for _, name := range childrenOf(t, c.es[0].s, "/e") {
-					if strings.HasPrefix(name, transferMark) {
+				for _, name := range childrenOf(t, zsync.SessionOf(c.es[0]), "/e") {
+					if strings.HasPrefix(name, "transfer-") {
 						t.Errorf("%q is left", name)
 					}
 				}
@@ -97,16 +98,16 @@ func TestTransferToWhoDoesNotWaitChangesNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		c := standInLine(t, srv, 2, nil)
 		<-c.led
-		wantErr(t, c.es[0].Transfer(t.Context(), Contender{Node: "nobody"}), ErrInvalid)
+		wantErr(t, c.es[0].Transfer(t.Context(), zsync.Contender{Node: "nobody"}), zsync.ErrInvalid)
 		gone := c.contender(t, 1)
 		gone.Node = strings.Replace(gone.Node, "0000000001", "0000000007", 1)
-		wantErr(t, c.es[0].Transfer(t.Context(), gone), ErrNoCandidate)
-		wantErr(t, c.es[1].Transfer(t.Context(), c.contender(t, 0)), ErrNotLocked)
+		wantErr(t, c.es[0].Transfer(t.Context(), gone), zsync.ErrNoCandidate)
+		wantErr(t, c.es[1].Transfer(t.Context(), c.contender(t, 0)), zsync.ErrNotLocked)
 		must(t, c.es[0].Transfer(t.Context(), c.contender(t, 0))) // to itself
 		if _, err := c.es[0].Token(t.Context()); err != nil {
 			t.Errorf("it does not lead any more: %v", err)
 		}
-		if n := childrenOf(t, c.es[0].s, "/e"); len(n) != 2 {
+		if n := childrenOf(t, zsync.SessionOf(c.es[0]), "/e"); len(n) != 2 {
 			t.Errorf("in the line: %v", n)
 		}
 	})
@@ -117,13 +118,13 @@ func TestTransferToACandidateThatDiesLeavesALeader(t *testing.T) {
 		c := standInLine(t, srv, 4, nil)
 		<-c.led
 		heir := c.contender(t, 3)
-		srv.Partition(c.es[3].s.ID()) // it will not notice
+		srv.Partition(zsync.SessionOf(c.es[3]).ID()) // it will not notice
 		got := async(func() error { return c.es[0].Transfer(within(t, time.Minute), heir) })
 		leader := <-c.led
 		if leader != 1 && leader != 2 {
 			t.Errorf("%d leads", leader)
 		}
-		if err := <-got; err != nil && !errors.Is(err, ErrNoCandidate) {
+		if err := <-got; err != nil && !errors.Is(err, zsync.ErrNoCandidate) {
 			t.Error(err)
 		}
 	})
@@ -139,8 +140,8 @@ func TestRunKeepsTheLeadershipUntilItsFunctionHasReturned(t *testing.T) {
 	for name, end := range ends {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
-				c := &candidates{led: make(chan int, 10), es: []*Election{NewElection(open(t, srv, WithOwner("0")), "/e")}}
-				e := NewElection(open(t, srv, WithOwner("1")), "/e")
+				c := &candidates{led: make(chan int, 10), es: []*zsync.Election{zsync.NewElection(open(t, srv, zsync.WithOwner("0")), "/e")}}
+				e := zsync.NewElection(open(t, srv, zsync.WithOwner("1")), "/e")
 				running, other := false, make(chan error, 1)
 				ctx, cancel := context.WithCancel(t.Context())
 				ran := async(func() error {
@@ -165,7 +166,7 @@ func TestRunKeepsTheLeadershipUntilItsFunctionHasReturned(t *testing.T) {
 		})
 	}
 	bubble(t, func(t *testing.T, srv *zktest.Server) { // a process that is lost holds nobody up
-		a, b := NewElection(open(t, srv), "/e"), NewElection(open(t, srv), "/e")
+		a, b := zsync.NewElection(open(t, srv), "/e"), zsync.NewElection(open(t, srv), "/e")
 		leads, release := make(chan struct{}), make(chan struct{})
 		go a.Run(t.Context(), func(ctx context.Context) error { close(leads); <-release; return errors.New("enough") })
 		<-leads
@@ -173,18 +174,18 @@ func TestRunKeepsTheLeadershipUntilItsFunctionHasReturned(t *testing.T) {
 		got := async(func() error { return b.Campaign(t.Context()) })
 		time.Sleep(time.Hour)
 		pendingStill(t, got)
-		srv.Expire(a.s.ID())
+		srv.Expire(zsync.SessionOf(a).ID())
 		must(t, <-got)
 		close(release)
 	})
 }
 
 func TestThoseOfAHigherPriorityLeadFirst(t *testing.T) {
-	for _, layout := range []Layout{LayoutCurator, LayoutKazoo} {
+	for _, layout := range []zsync.Layout{zsync.LayoutCurator, zsync.LayoutKazoo} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			priorities := []int{0, 1, -2, 7, 1, 7, 12}
-			c := standInLine(t, srv, len(priorities), func(i int) []ElectionOption {
-				return []ElectionOption{WithPriority(priorities[i]), WithElectionLayout(layout)}
+			c := standInLine(t, srv, len(priorities), func(i int) []zsync.ElectionOption {
+				return []zsync.ElectionOption{zsync.WithPriority(priorities[i]), zsync.WithElectionLayout(layout)}
 			})
 			var order []int
 			leader := <-c.led // nobody is removed from office
@@ -200,9 +201,9 @@ func TestThoseOfAHigherPriorityLeadFirst(t *testing.T) {
 		})
 	}
 	bubble(t, func(t *testing.T, srv *zktest.Server) { // who says nothing does not let others go before
-		c := standInLine(t, srv, 3, func(i int) []ElectionOption {
+		c := standInLine(t, srv, 3, func(i int) []zsync.ElectionOption {
 			if i == 2 {
-				return []ElectionOption{WithPriority(9)}
+				return []zsync.ElectionOption{zsync.WithPriority(9)}
 			}
 			return nil
 		})

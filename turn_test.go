@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -9,19 +9,20 @@ import (
 	"testing"
 	"time"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/zktest"
 )
 
 // hammerMutex takes m again and again, in every way, and checks that it is
 // alone and that tokens grow.
-func hammerMutex(t *testing.T, m *Mutex, f *floor, highest *atomic.Int64, rnd *rand.Rand, loops int, pause time.Duration) {
+func hammerMutex(t *testing.T, m *zsync.Mutex, f *floor, highest *atomic.Int64, rnd *rand.Rand, loops int, pause time.Duration) {
 	check := func(err error) {
-		if err != nil && !errors.Is(err, ErrLost) && !errors.Is(err, context.DeadlineExceeded) {
+		if err != nil && !errors.Is(err, zsync.ErrLost) && !errors.Is(err, context.DeadlineExceeded) {
 			t.Error(err)
 		}
 	}
 	stay := func(ctx context.Context) {
-		v := &visit{write: true, session: SessionOf(m).ID(), lost: m.Lost()}
+		v := &visit{write: true, session: zsync.SessionOf(m).ID(), lost: m.Lost()}
 		f.enter(t, v)
 		defer f.leave(v)
 		if before := highest.Load(); rnd.IntN(2) == 0 {
@@ -59,16 +60,16 @@ func hammerMutex(t *testing.T, m *Mutex, f *floor, highest *atomic.Int64, rnd *r
 
 func TestHammerMutex(t *testing.T) {
 	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
-		var sessions []*Session
+		var sessions []*zsync.Session
 		for range 3 {
-			sessions = append(sessions, open(t, srv, WithSessionTimeout(time.Duration(1+rnd.IntN(5))*time.Second)))
+			sessions = append(sessions, open(t, srv, zsync.WithSessionTimeout(time.Duration(1+rnd.IntN(5))*time.Second)))
 		}
-		layout := Layout(rnd.IntN(2))
+		layout := zsync.Layout(rnd.IntN(2))
 		f := floor{stands: standing(srv)}
 		var highest atomic.Int64
 		var wg sync.WaitGroup
 		for _, s := range sessions {
-			m := NewMutex(s, "/m", WithHandoffs(rnd.IntN(4)), WithLayout(layout))
+			m := zsync.NewMutex(s, "/m", zsync.WithHandoffs(rnd.IntN(4)), zsync.WithLayout(layout))
 			for range 4 {
 				src := rand.New(rand.NewPCG(rnd.Uint64(), 3))
 				wg.Go(func() { hammerMutex(t, m, &f, &highest, src, 12, 100*time.Millisecond) })
@@ -78,7 +79,7 @@ func TestHammerMutex(t *testing.T) {
 		go func() { wg.Wait(); close(done) }()
 		chaos(t, srv, rand.New(rand.NewPCG(rnd.Uint64(), 4)), sessions, done)
 		time.Sleep(10 * time.Second)
-		last := NewMutex(sessions[0], "/m", WithLayout(layout))
+		last := zsync.NewMutex(sessions[0], "/m", zsync.WithLayout(layout))
 		must(t, last.Lock(within(t, time.Minute)))
 		must(t, last.Unlock())
 		for _, s := range sessions {
@@ -93,13 +94,13 @@ func TestHammerMutex(t *testing.T) {
 }
 
 func TestHammerMutexForReal(t *testing.T) {
-	onServers(t, func(t *testing.T, connect func(...Option) *Session, stands func(int64) bool) {
+	onServers(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session, stands func(int64) bool) {
 		f := floor{stands: stands}
 		var highest atomic.Int64
 		var wg sync.WaitGroup
 		until := time.Now().Add(time.Minute)
 		for i := range 4 {
-			m := NewMutex(connect(), "/m", WithHandoffs(i))
+			m := zsync.NewMutex(connect(), "/m", zsync.WithHandoffs(i))
 			for j := range 4 {
 				src := rand.New(rand.NewPCG(uint64(i), uint64(j)))
 				wg.Go(func() {
@@ -118,8 +119,8 @@ func TestHammerMutexForReal(t *testing.T) {
 func TestNobodyStarvesAtATurnstile(t *testing.T) {
 	for _, n := range []int{0, 1, 5} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
-			m := NewRWMutex(open(t, srv), "/rw", WithHandoffs(n))
-			other := NewRWMutex(open(t, srv), "/rw", WithHandoffs(n))
+			m := zsync.NewRWMutex(open(t, srv), "/rw", zsync.WithHandoffs(n))
+			other := zsync.NewRWMutex(open(t, srv), "/rw", zsync.WithHandoffs(n))
 			ctx, cancel := context.WithCancel(t.Context())
 			var wg sync.WaitGroup
 			for i := range 6 {
@@ -157,7 +158,7 @@ func TestNobodyStarvesAtATurnstile(t *testing.T) {
 func TestNoHandoverWaitsForAListing(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		const latency, hold, rounds = 10 * time.Millisecond, 2 * time.Millisecond, 10
-		m := NewMutex(open(t, srv), "/m")
+		m := zsync.NewMutex(open(t, srv), "/m")
 		must(t, m.Lock(t.Context()))
 		must(t, m.Unlock())
 		srv.SetLatency(latency)

@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"bytes"
@@ -20,28 +20,29 @@ import (
 	"github.com/anishathalye/porcupine"
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/zktest"
 )
 
 func increment(n int) (int, error) { return n + 1, nil }
 
 func TestValueIsStoredLoadedSwappedAndUpdated(t *testing.T) {
-	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
+	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
 		ctx := within(t, 30*time.Second)
 		s := connect()
-		a, b := NewValue[int](s, "/deep/v"), NewValue[int](connect(), "/deep/v")
+		a, b := zsync.NewValue[int](s, "/deep/v"), zsync.NewValue[int](connect(), "/deep/v")
 		_, none, err := a.Load(ctx)
-		wantErr(t, err, ErrNoValue)
-		if none != (Version{}) {
+		wantErr(t, err, zsync.ErrNoValue)
+		if none != (zsync.Version{}) {
 			t.Errorf("Version %v of no value", none)
 		}
-		swap := func(v *Value[int], old Version, x int, want bool) {
+		swap := func(v *zsync.Value[int], old zsync.Version, x int, want bool) {
 			t.Helper()
 			if ok, err := v.CompareAndSwap(ctx, old, x); ok != want || err != nil {
 				t.Fatalf("CompareAndSwap = %v, %v; want %v", ok, err, want)
 			}
 		}
-		load := func(v *Value[int], want int) Version {
+		load := func(v *zsync.Value[int], want int) zsync.Version {
 			t.Helper()
 			x, ver, err := v.Load(ctx)
 			if x != want || err != nil {
@@ -67,18 +68,18 @@ func TestValueIsStoredLoadedSwappedAndUpdated(t *testing.T) {
 		_, err = a.Update(ctx, func(int) (int, error) { return 9, boom })
 		wantErr(t, err, boom)
 		load(b, 4)
-		inc, err := s.m.Incarnation(ctx)
+		inc, err := zsync.ManagerOf(s).Incarnation(ctx)
 		must(t, err)
-		data, _, err := inc.Get(ctx, s.m.Full("/deep/v"))
+		data, _, err := inc.Get(ctx, zsync.ManagerOf(s).Full("/deep/v"))
 		if string(data) != "4" || err != nil {
 			t.Errorf("the znode is %q, %v; want the JSON and nothing else", data, err)
 		}
 		// The znode made anew counts from 0 again, as the first did.
-		must(t, inc.RemoveNow(ctx, s.m.Full("/deep/v")))
+		must(t, inc.RemoveNow(ctx, zsync.ManagerOf(s).Full("/deep/v")))
 		swap(a, v1, 5, false)
 		must(t, b.Store(ctx, 6))
 		swap(a, v1, 5, false)
-		if x, err := NewValue[int](s, "/deep/w").Update(ctx, increment); x != 1 || err != nil {
+		if x, err := zsync.NewValue[int](s, "/deep/w").Update(ctx, increment); x != 1 || err != nil {
 			t.Errorf("Update of no value = %v, %v; want 1", x, err)
 		}
 	})
@@ -87,32 +88,32 @@ func TestValueIsStoredLoadedSwappedAndUpdated(t *testing.T) {
 func TestValueRefusesBadInputBeforeAnythingIsSent(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		for _, v := range []*Value[string]{
-			NewValue[string](nil, "/v"), NewValue[string](s, "v"), NewValue[string](s, "/"),
-			NewValue[string](s, "/v", nil), NewValue[string](s, "/v", WithCodec(nil)),
+		for _, v := range []*zsync.Value[string]{
+			zsync.NewValue[string](nil, "/v"), zsync.NewValue[string](s, "v"), zsync.NewValue[string](s, "/"),
+			zsync.NewValue[string](s, "/v", nil), zsync.NewValue[string](s, "/v", zsync.WithCodec(nil)),
 		} {
 			_, _, err := v.Load(t.Context())
-			wantErr(t, err, ErrInvalid)
-			wantErr(t, v.Store(t.Context(), "x"), ErrInvalid)
-			_, err = v.CompareAndSwap(t.Context(), Version{}, "x")
-			wantErr(t, err, ErrInvalid)
+			wantErr(t, err, zsync.ErrInvalid)
+			wantErr(t, v.Store(t.Context(), "x"), zsync.ErrInvalid)
+			_, err = v.CompareAndSwap(t.Context(), zsync.Version{}, "x")
+			wantErr(t, err, zsync.ErrInvalid)
 			_, err = v.Update(t.Context(), func(string) (string, error) { return "", nil })
-			wantErr(t, err, ErrInvalid)
+			wantErr(t, err, zsync.ErrInvalid)
 			if _, ok := <-v.Watch(t.Context()); ok {
 				t.Error("Watch of a bad Value is open")
 			}
 		}
-		v := NewValue[string](s, "/v", WithCodec(Raw))
+		v := zsync.NewValue[string](s, "/v", zsync.WithCodec(zsync.Raw))
 		_, err := v.Update(t.Context(), nil)
-		wantErr(t, err, ErrInvalid)
+		wantErr(t, err, zsync.ErrInvalid)
 		big := strings.Repeat("x", 1<<20)
-		wantErr(t, v.Store(t.Context(), big), ErrTooLarge)
-		_, err = v.CompareAndSwap(t.Context(), Version{}, big)
-		wantErr(t, err, ErrTooLarge)
+		wantErr(t, v.Store(t.Context(), big), zsync.ErrTooLarge)
+		_, err = v.CompareAndSwap(t.Context(), zsync.Version{}, big)
+		wantErr(t, err, zsync.ErrTooLarge)
 		_, err = v.Update(t.Context(), func(string) (string, error) { return big, nil })
-		wantErr(t, err, ErrTooLarge)
-		wantErr(t, NewValue[int](s, "/v", WithCodec(Raw)).Store(t.Context(), 1), ErrInvalid)
-		if err := NewValue[func()](s, "/v").Store(t.Context(), nil); err == nil {
+		wantErr(t, err, zsync.ErrTooLarge)
+		wantErr(t, zsync.NewValue[int](s, "/v", zsync.WithCodec(zsync.Raw)).Store(t.Context(), 1), zsync.ErrInvalid)
+		if err := zsync.NewValue[func()](s, "/v").Store(t.Context(), nil); err == nil {
 			t.Error("a function was stored")
 		}
 		cause := errors.New("enough")
@@ -135,7 +136,7 @@ func TestValueRefusesBadInputBeforeAnythingIsSent(t *testing.T) {
 func TestValueCosts(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		v := NewValue[int](s, "/v")
+		v := zsync.NewValue[int](s, "/v")
 		must(t, v.Store(t.Context(), 1))
 		_, ver, err := v.Load(t.Context())
 		must(t, err)
@@ -169,11 +170,11 @@ func TestValueCosts(t *testing.T) {
 func TestUndecodableValueIsAnErrorAndCanBeReplaced(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		must(t, NewValue[string](s, "/v", WithCodec(Raw)).Store(t.Context(), "{"))
-		v := NewValue[int](s, "/v")
+		must(t, zsync.NewValue[string](s, "/v", zsync.WithCodec(zsync.Raw)).Store(t.Context(), "{"))
+		v := zsync.NewValue[int](s, "/v")
 		values := v.Watch(t.Context())
 		_, ver, err := v.Load(t.Context())
-		if err == nil || errors.Is(err, ErrNoValue) {
+		if err == nil || errors.Is(err, zsync.ErrNoValue) {
 			t.Errorf("Load = %v", err)
 		}
 		if _, err := v.Update(t.Context(), increment); err == nil {
@@ -194,9 +195,9 @@ func TestEveryWriteIsAppliedOnceWhateverBefallsItsRequests(t *testing.T) {
 	t.Parallel()
 	type write struct {
 		name string
-		do   func(ctx context.Context, v *Value[int]) error
+		do   func(ctx context.Context, v *zsync.Value[int]) error
 	}
-	swap := func(ctx context.Context, v *Value[int], old Version) error {
+	swap := func(ctx context.Context, v *zsync.Value[int], old zsync.Version) error {
 		ok, err := v.CompareAndSwap(ctx, old, 7)
 		if err == nil && !ok {
 			err = errors.New("not swapped")
@@ -205,15 +206,15 @@ func TestEveryWriteIsAppliedOnceWhateverBefallsItsRequests(t *testing.T) {
 	}
 	for _, there := range []bool{false, true} {
 		for _, w := range []write{
-			{"Store", func(ctx context.Context, v *Value[int]) error { return v.Store(ctx, 7) }},
-			{"CompareAndSwap", func(ctx context.Context, v *Value[int]) error {
+			{"Store", func(ctx context.Context, v *zsync.Value[int]) error { return v.Store(ctx, 7) }},
+			{"CompareAndSwap", func(ctx context.Context, v *zsync.Value[int]) error {
 				_, old, err := v.Load(ctx)
-				if err != nil && !errors.Is(err, ErrNoValue) {
+				if err != nil && !errors.Is(err, zsync.ErrNoValue) {
 					return err
 				}
 				return swap(ctx, v, old)
 			}},
-			{"Update", func(ctx context.Context, v *Value[int]) error {
+			{"Update", func(ctx context.Context, v *zsync.Value[int]) error {
 				x, err := v.Update(ctx, func(n int) (int, error) { return n + 7, nil })
 				if err == nil && x != 7 {
 					err = fmt.Errorf("Update = %d", x)
@@ -222,9 +223,9 @@ func TestEveryWriteIsAppliedOnceWhateverBefallsItsRequests(t *testing.T) {
 			}},
 		} {
 			t.Run(fmt.Sprintf("%s, there %v", w.name, there), func(t *testing.T) {
-				eachRequest(t, func(t *testing.T, srv *zktest.Server, arm func(*Session)) {
+				eachRequest(t, func(t *testing.T, srv *zktest.Server, arm func(*zsync.Session)) {
 					s, o := open(t, srv), open(t, srv)
-					v, other := NewValue[int](s, "/deep/v"), NewValue[int](o, "/deep/v")
+					v, other := zsync.NewValue[int](s, "/deep/v"), zsync.NewValue[int](o, "/deep/v")
 					if there {
 						must(t, other.Store(t.Context(), 0))
 					}
@@ -254,7 +255,7 @@ func TestAWriteThatComesLateFromAFormerSessionIsNotApplied(t *testing.T) {
 	for range 20 { // now and then the next session comes too late for that
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			s, o := open(t, srv), open(t, srv)
-			v, other := NewValue[int](s, "/v"), NewValue[int](o, "/v")
+			v, other := zsync.NewValue[int](s, "/v"), zsync.NewValue[int](o, "/v")
 			must(t, other.Store(t.Context(), 0))
 			id := s.ID()
 			srv.Partition(id)
@@ -280,9 +281,9 @@ func TestAWriteThatComesLateFromAFormerSessionIsNotApplied(t *testing.T) {
 
 // A swap that is beaten says so, and is not applied later either.
 func TestABeatenSwapIsNeverAppliedWhateverBefallsItsRequests(t *testing.T) {
-	eachRequest(t, func(t *testing.T, srv *zktest.Server, arm func(*Session)) {
+	eachRequest(t, func(t *testing.T, srv *zktest.Server, arm func(*zsync.Session)) {
 		s, o := open(t, srv), open(t, srv)
-		v, other := NewValue[int](s, "/v"), NewValue[int](o, "/v")
+		v, other := zsync.NewValue[int](s, "/v"), zsync.NewValue[int](o, "/v")
 		must(t, other.Store(t.Context(), 1))
 		_, old, err := v.Load(t.Context())
 		must(t, err)
@@ -292,7 +293,7 @@ func TestABeatenSwapIsNeverAppliedWhateverBefallsItsRequests(t *testing.T) {
 			t.Errorf("CompareAndSwap = %v, %v", ok, err)
 		}
 		// One that passes the look at the Version, and is beaten then.
-		if ok, err := SwapBlindly(t.Context(), v, old, []byte("7")); ok || err != nil {
+		if ok, err := zsync.SwapBlindly(t.Context(), v, old, []byte("7")); ok || err != nil {
 			t.Errorf("swap = %v, %v", ok, err)
 		}
 		time.Sleep(5 * testTimeout)
@@ -307,9 +308,9 @@ func TestABeatenSwapIsNeverAppliedWhateverBefallsItsRequests(t *testing.T) {
 
 func TestLoadAndWatchAreRightWhateverBefallsTheirRequests(t *testing.T) {
 	t.Parallel()
-	eachRequest(t, func(t *testing.T, srv *zktest.Server, arm func(*Session)) {
+	eachRequest(t, func(t *testing.T, srv *zktest.Server, arm func(*zsync.Session)) {
 		s, o := open(t, srv), open(t, srv)
-		v, w := NewValue[int](s, "/v"), NewValue[int](o, "/v")
+		v, w := zsync.NewValue[int](s, "/v"), zsync.NewValue[int](o, "/v")
 		arm(o)
 		values := w.Watch(t.Context()) // before there is a value
 		synctest.Wait()
@@ -340,14 +341,14 @@ func TestLoadAndWatchAreRightWhateverBefallsTheirRequests(t *testing.T) {
 
 func TestUpdatesFromEverywhereAreAllCounted(t *testing.T) {
 	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
-		var sessions []*Session
+		var sessions []*zsync.Session
 		for range 3 {
 			sessions = append(sessions, open(t, srv))
 		}
 		var done, total atomic.Int64
 		quiet := make(chan struct{})
 		for i := range 6 {
-			v := NewValue[int](sessions[i%3], "/v")
+			v := zsync.NewValue[int](sessions[i%3], "/v")
 			go func() {
 				for range 10 {
 					if _, err := v.Update(t.Context(), increment); err != nil {
@@ -362,7 +363,7 @@ func TestUpdatesFromEverywhereAreAllCounted(t *testing.T) {
 			}()
 		}
 		chaos(t, srv, rnd, sessions, quiet)
-		if x, _, err := NewValue[int](sessions[0], "/v").Load(t.Context()); int64(x) != total.Load() || err != nil {
+		if x, _, err := zsync.NewValue[int](sessions[0], "/v").Load(t.Context()); int64(x) != total.Load() || err != nil {
 			t.Errorf("%d after %d Updates that add one, %v", x, total.Load(), err)
 		}
 	})
@@ -370,19 +371,19 @@ func TestUpdatesFromEverywhereAreAllCounted(t *testing.T) {
 
 // Case 34: the counter of the servers wraps, and -1 means any.
 func TestCase34ASwapAtMinusOneIsStillACompareAndSwap(t *testing.T) {
-	if ops := SwapOps("/v", nil, -2); len(ops) != 1 || ops[0].(*zk.SetDataRequest).Version != -2 {
+	if ops := zsync.SwapOps("/v", nil, -2); len(ops) != 1 || ops[0].(*zk.SetDataRequest).Version != -2 {
 		t.Errorf("at -2: %+v", ops)
 	}
-	ops := SwapOps("/v", nil, -1)
+	ops := zsync.SwapOps("/v", nil, -1)
 	if len(ops) != 2 || ops[0].(*zk.SetDataRequest).Version != -1 || ops[1].(*zk.CheckVersionRequest).Version != 0 {
 		t.Fatalf("at -1: %+v; want a write, and the check that it took the counter to 0", ops)
 	}
 	// That servers let a check see the write before it, shown where the counter
 	// can be brought to.
-	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
+	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
 		s := connect()
 		ctx := within(t, 30*time.Second)
-		v := NewValue[int](s, "/v")
+		v := zsync.NewValue[int](s, "/v")
 		for i := range 4 {
 			must(t, v.Store(ctx, i))
 		}
@@ -528,15 +529,15 @@ func TestCase34AValueGoesOnWhenItsVersionOverflowsAndPassesMinusOne(t *testing.T
 	for _, by := range []int32{math.MaxInt32 - 5, -6} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			ctx := t.Context()
-			counted := WithDialer(func(network, addr string, limit time.Duration) (net.Conn, error) {
+			counted := zsync.WithDialer(func(network, addr string, limit time.Duration) (net.Conn, error) {
 				c, err := srv.Dial(network, addr, limit)
 				return &countedConn{Conn: c, path: "/v", by: by, reads: make(map[int32]int32)}, err
 			})
-			v, other := NewValue[int](open(t, srv, counted), "/v"), NewValue[int](open(t, srv, counted), "/v")
+			v, other := zsync.NewValue[int](open(t, srv, counted), "/v"), zsync.NewValue[int](open(t, srv, counted), "/v")
 			must(t, v.Store(ctx, 0))
 			values := other.Watch(ctx)
 			wantSent(t, values, 0)
-			var before []Version
+			var before []zsync.Version
 			for n := 0; n < 12; n++ {
 				x, now, err := other.Load(ctx)
 				if x != n || !strings.HasPrefix(now.String(), fmt.Sprint(by+int32(n), "@")) || err != nil {
@@ -548,7 +549,7 @@ func TestCase34AValueGoesOnWhenItsVersionOverflowsAndPassesMinusOne(t *testing.T
 					if ok, err := v.CompareAndSwap(ctx, old, -1); ok || err != nil {
 						t.Fatalf("at %v: CompareAndSwap of %v = %v, %v", now, old, ok, err)
 					}
-					if ok, err := SwapBlindly(ctx, v, old, []byte("-1")); ok || err != nil {
+					if ok, err := zsync.SwapBlindly(ctx, v, old, []byte("-1")); ok || err != nil {
 						t.Fatalf("at %v: swap of %v = %v, %v", now, old, ok, err)
 					}
 				}
@@ -594,9 +595,9 @@ func wantSent[T comparable](t testing.TB, c <-chan T, want T) {
 func TestWatchSendsTheLatestAndThenIsQuiet(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, o := open(t, srv), open(t, srv)
-		v := NewValue[int](s, "/deep/v")
+		v := zsync.NewValue[int](s, "/deep/v")
 		ctx, cancel := context.WithCancel(t.Context())
-		c := NewValue[int](o, "/deep/v").Watch(ctx)
+		c := zsync.NewValue[int](o, "/deep/v").Watch(ctx)
 		if x, ok := sent(t, c); ok {
 			t.Fatalf("%d is sent, and there is no value", x)
 		}
@@ -612,7 +613,7 @@ func TestWatchSendsTheLatestAndThenIsQuiet(t *testing.T) {
 		if d := srv.Counts().Sub(before); d.Total() != 0 || d.Notifications != 0 {
 			t.Errorf("an hour of watching cost %v and %d notifications", d.Requests, d.Notifications)
 		}
-		inc, err := s.m.Incarnation(t.Context())
+		inc, err := zsync.ManagerOf(s).Incarnation(t.Context())
 		must(t, err)
 		must(t, inc.RemoveNow(t.Context(), "/deep/v"))
 		if x, ok := sent(t, c); ok {
@@ -624,7 +625,7 @@ func TestWatchSendsTheLatestAndThenIsQuiet(t *testing.T) {
 		if _, ok := <-c; ok {
 			t.Error("the channel is open after its context has ended")
 		}
-		c = NewValue[int](o, "/deep/v").Watch(t.Context())
+		c = zsync.NewValue[int](o, "/deep/v").Watch(t.Context())
 		synctest.Wait()
 		must(t, o.Close())
 		if _, ok := <-c; ok {
@@ -637,9 +638,9 @@ func TestWatchSendsTheLatestAndThenIsQuiet(t *testing.T) {
 func TestCase34WatchIsNotStaleAfterReconnectsAndNewSessions(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, o := open(t, srv), open(t, srv)
-		v := NewValue[int](s, "/v")
+		v := zsync.NewValue[int](s, "/v")
 		must(t, v.Store(t.Context(), 0))
-		c := NewValue[int](o, "/v").Watch(t.Context())
+		c := zsync.NewValue[int](o, "/v").Watch(t.Context())
 		wantSent(t, c, 0)
 		for i, hurt := range []func(id int64){
 			srv.Disconnect,
@@ -665,7 +666,7 @@ func TestWatchNeverGoesBackWhicheverServerAnswers(t *testing.T) {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			rnd := rand.New(rand.NewPCG(uint64(seed), 34))
 			s, o := open(t, srv), open(t, srv)
-			v, w := NewValue[int](s, "/v"), NewValue[int](o, "/v")
+			v, w := zsync.NewValue[int](s, "/v"), zsync.NewValue[int](o, "/v")
 			must(t, v.Store(t.Context(), 0))
 			c := w.Watch(t.Context())
 			var last atomic.Int64
@@ -709,24 +710,24 @@ func TestWatchNeverGoesBackWhicheverServerAnswers(t *testing.T) {
 
 func TestWatchAndObserveBeginWithWhatIsNewOnServersThatLag(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		var sessions []*Session
+		var sessions []*zsync.Session
 		for range 6 { // on all of the servers, very likely
 			sessions = append(sessions, open(t, srv))
 		}
-		v := NewValue[int](sessions[0], "/v")
+		v := zsync.NewValue[int](sessions[0], "/v")
 		must(t, v.Store(t.Context(), 0))
 		for _, addr := range srv.Addrs() {
 			srv.Freeze(addr)
 		}
 		for i, s := range sessions {
 			must(t, v.Store(t.Context(), i))
-			e := NewElection(sessions[0], "/e", WithID(fmt.Sprint(i)))
+			e := zsync.NewElection(sessions[0], "/e", zsync.WithID(fmt.Sprint(i)))
 			must(t, e.Campaign(t.Context()))
 			ctx, cancel := context.WithCancel(t.Context())
-			if x := <-NewValue[int](s, "/v").Watch(ctx); x != i {
+			if x := <-zsync.NewValue[int](s, "/v").Watch(ctx); x != i {
 				t.Errorf("Watch begins with %d, want %d", x, i)
 			}
-			if c := <-NewElection(s, "/e").Observe(ctx); c.Owner != fmt.Sprint(i) {
+			if c := <-zsync.NewElection(s, "/e").Observe(ctx); c.Owner != fmt.Sprint(i) {
 				t.Errorf("Observe begins with %s, want %d", c.Owner, i)
 			}
 			cancel()
@@ -774,7 +775,7 @@ var valueModel = porcupine.Model{
 
 func TestValueIsLinearizableUnderFaults(t *testing.T) {
 	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
-		checkLinearizable(t, srv, rnd, func(sessions []*Session, quiet <-chan struct{}) {
+		checkLinearizable(t, srv, rnd, func(sessions []*zsync.Session, quiet <-chan struct{}) {
 			chaos(t, srv, rnd, sessions, quiet)
 		})
 	})
@@ -787,7 +788,7 @@ func TestValueIsLinearizableOnServersThatLag(t *testing.T) {
 			for i, addr := range srv.Addrs() {
 				srv.SetLag(addr, time.Duration(i)*time.Second)
 			}
-			checkLinearizable(t, srv, rnd, func(sessions []*Session, quiet <-chan struct{}) {
+			checkLinearizable(t, srv, rnd, func(sessions []*zsync.Session, quiet <-chan struct{}) {
 				for {
 					select {
 					case <-quiet:
@@ -801,8 +802,8 @@ func TestValueIsLinearizableOnServersThatLag(t *testing.T) {
 	}
 }
 
-func checkLinearizable(t *testing.T, srv *zktest.Server, rnd *rand.Rand, hurt func(sessions []*Session, quiet <-chan struct{})) {
-	var sessions []*Session
+func checkLinearizable(t *testing.T, srv *zktest.Server, rnd *rand.Rand, hurt func(sessions []*zsync.Session, quiet <-chan struct{})) {
+	var sessions []*zsync.Session
 	for range 4 {
 		sessions = append(sessions, open(t, srv))
 	}
@@ -811,11 +812,11 @@ func checkLinearizable(t *testing.T, srv *zktest.Server, rnd *rand.Rand, hurt fu
 	var history []porcupine.Operation
 	var clients sync.WaitGroup
 	for i, s := range sessions {
-		v := NewValue[int](s, "/v")
+		v := zsync.NewValue[int](s, "/v")
 		dice := rand.New(rand.NewPCG(rnd.Uint64(), uint64(i)))
 		clients.Go(func() {
 			var seen int
-			var version Version
+			var version zsync.Version
 			for range 12 {
 				call := clock.Add(1)
 				op, answer, err := valueOp{x: int(number.Add(1))}, valueAnswer{}, error(nil)
@@ -823,7 +824,7 @@ func checkLinearizable(t *testing.T, srv *zktest.Server, rnd *rand.Rand, hurt fu
 				case 0:
 					op.kind = "load"
 					answer.x, version, err = v.Load(t.Context())
-					if errors.Is(err, ErrNoValue) {
+					if errors.Is(err, zsync.ErrNoValue) {
 						err = nil
 					}
 					seen = answer.x
@@ -859,15 +860,15 @@ func checkLinearizable(t *testing.T, srv *zktest.Server, rnd *rand.Rand, hurt fu
 }
 
 func TestHammerValueOnServers(t *testing.T) {
-	onServers(t, func(t *testing.T, connect func(...Option) *Session, stands func(int64) bool) {
+	onServers(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session, stands func(int64) bool) {
 		var total atomic.Int64
 		var updating, watching sync.WaitGroup
 		until := time.Now().Add(time.Minute)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		must(t, NewValue[int](connect(), "/v").Store(ctx, 0))
+		must(t, zsync.NewValue[int](connect(), "/v").Store(ctx, 0))
 		for range 4 {
-			v := NewValue[int](connect(), "/v")
+			v := zsync.NewValue[int](connect(), "/v")
 			values := v.Watch(ctx)
 			watching.Go(func() {
 				last := -1
@@ -888,7 +889,7 @@ func TestHammerValueOnServers(t *testing.T) {
 			})
 		}
 		updating.Wait()
-		x, _, err := NewValue[int](connect(), "/v").Load(ctx)
+		x, _, err := zsync.NewValue[int](connect(), "/v").Load(ctx)
 		if must(t, err); int64(x) != total.Load() {
 			t.Errorf("%d after %d increments", x, total.Load())
 		}

@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -9,71 +9,76 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/zktest"
 )
 
 // usersOf are operations that write, each below the path of its own name.
-var usersOf = map[string]func(ctx context.Context, s *Session, path string) error{
-	"mutex": func(ctx context.Context, s *Session, path string) error {
-		m := NewMutex(s, path)
+var usersOf = map[string]func(ctx context.Context, s *zsync.Session, path string) error{
+	"mutex": func(ctx context.Context, s *zsync.Session, path string) error {
+		m := zsync.NewMutex(s, path)
 		if err := m.Lock(ctx); err != nil {
 			return err
 		}
 		return m.Unlock()
 	},
-	"rwmutex": func(ctx context.Context, s *Session, path string) error {
-		rw := NewRWMutex(s, path)
+	"rwmutex": func(ctx context.Context, s *zsync.Session, path string) error {
+		rw := zsync.NewRWMutex(s, path)
 		if err := rw.RLock(ctx); err != nil {
 			return err
 		}
 		return rw.RUnlock()
 	},
-	"election": func(ctx context.Context, s *Session, path string) error {
-		e := NewElection(s, path)
+	"election": func(ctx context.Context, s *zsync.Session, path string) error {
+		e := zsync.NewElection(s, path)
 		if err := e.Campaign(ctx); err != nil {
 			return err
 		}
 		return e.Resign()
 	},
-	"semaphore": func(ctx context.Context, s *Session, path string) error {
-		return NewSemaphore(s, path, 2).Do(ctx, 1, func(context.Context) error { return nil })
+	"semaphore": func(ctx context.Context, s *zsync.Session, path string) error {
+		return zsync.NewSemaphore(s, path, 2).Do(ctx, 1, func(context.Context) error { return nil })
 	},
-	"once": func(ctx context.Context, s *Session, path string) error {
-		return NewOnce(s, path).Do(ctx, func(context.Context) error { return nil })
+	"once": func(ctx context.Context, s *zsync.Session, path string) error {
+		return zsync.NewOnce(s, path).Do(ctx, func(context.Context) error { return nil })
 	},
-	"waitgroup": func(ctx context.Context, s *Session, path string) error {
-		wg := NewWaitGroup(s, path)
+	"waitgroup": func(ctx context.Context, s *zsync.Session, path string) error {
+		wg := zsync.NewWaitGroup(s, path)
 		if err := wg.Add(ctx, 1); err != nil {
 			return err
 		}
 		return wg.Done()
 	},
-	"parties": func(ctx context.Context, s *Session, path string) error {
-		wg := NewWaitGroup(s, path)
+	"parties": func(ctx context.Context, s *zsync.Session, path string) error {
+		wg := zsync.NewWaitGroup(s, path)
 		if err := wg.Enter(ctx, 1); err != nil {
 			return err
 		}
 		return wg.Leave(ctx)
 	},
-	"value":   func(ctx context.Context, s *Session, path string) error { return NewValue[int](s, path).Store(ctx, 1) },
-	"barrier": func(ctx context.Context, s *Session, path string) error { return NewBarrier(s, path).Close(ctx) },
-	"map": func(ctx context.Context, s *Session, path string) error {
-		return NewMap[int](s, path).Store(ctx, "k", 1)
+	"value": func(ctx context.Context, s *zsync.Session, path string) error {
+		return zsync.NewValue[int](s, path).Store(ctx, 1)
 	},
-	"schedule": func(ctx context.Context, s *Session, path string) error {
-		_, err := NewSchedule(s, path).Do(ctx, noon, func(context.Context) error { return nil })
+	"barrier": func(ctx context.Context, s *zsync.Session, path string) error {
+		return zsync.NewBarrier(s, path).Close(ctx)
+	},
+	"map": func(ctx context.Context, s *zsync.Session, path string) error {
+		return zsync.NewMap[int](s, path).Store(ctx, "k", 1)
+	},
+	"schedule": func(ctx context.Context, s *zsync.Session, path string) error {
+		_, err := zsync.NewSchedule(s, path).Do(ctx, noon, func(context.Context) error { return nil })
 		return err
 	},
-	"group": func(ctx context.Context, s *Session, path string) error {
-		m, err := NewGroup[int](s, path).Join(ctx, "me", 1)
+	"group": func(ctx context.Context, s *zsync.Session, path string) error {
+		m, err := zsync.NewGroup[int](s, path).Join(ctx, "me", 1)
 		if err != nil {
 			return err
 		}
 		return m.Leave()
 	},
-	"partition": func(ctx context.Context, s *Session, path string) error {
+	"partition": func(ctx context.Context, s *zsync.Session, path string) error {
 		enough := errors.New("enough")
-		err := NewPartition(s, path).Run(ctx, []string{"a"}, func(context.Context, string) error { return enough })
+		err := zsync.NewPartition(s, path).Run(ctx, []string{"a"}, func(context.Context, string) error { return enough })
 		if errors.Is(err, enough) {
 			return nil
 		}
@@ -81,8 +86,8 @@ var usersOf = map[string]func(ctx context.Context, s *Session, path string) erro
 	},
 }
 
-func openAs(t *testing.T, srv *zktest.Server, user string, acl []zk.ACL) *Session {
-	return open(t, srv, WithAuth("digest", []byte(user+":secret")), WithACL(acl))
+func openAs(t *testing.T, srv *zktest.Server, user string, acl []zk.ACL) *zsync.Session {
+	return open(t, srv, zsync.WithAuth("digest", []byte(user+":secret")), zsync.WithACL(acl))
 }
 
 func TestDirectoryThatAStrangerHasMadeIsRefused(t *testing.T) {
@@ -101,7 +106,7 @@ func TestDirectoryThatAStrangerHasMadeIsRefused(t *testing.T) {
 					_, err := stranger.Txn(ctx, &zk.CreateRequest{Path: "/p", Acl: acl})
 					must(t, err)
 					for _, own := range [][]zk.ACL{mine, zk.AuthACL(zk.PermAll)} {
-						wantErr(t, use(ctx, openAs(t, srv, "me", own), "/p"), ErrUnprotected)
+						wantErr(t, use(ctx, openAs(t, srv, "me", own), "/p"), zsync.ErrUnprotected)
 					}
 					other := name == "value" || name == "barrier" // their receipts lie beside the path
 					if !other && len(acl) == 1 && acl[0].Perms == zk.PermAll {
@@ -166,7 +171,7 @@ func TestACLOfADirectoryIsAskedForOnceASession(t *testing.T) {
 		mine := zk.DigestACL(zk.PermAll, "me", "secret")
 		use := usersOf["mutex"]
 		must(t, use(ctx, openAs(t, srv, "me", mine), "/p"))
-		count := func(s *Session) (n int) {
+		count := func(s *zsync.Session) (n int) {
 			srv.Intercept(func(r zktest.Request) zktest.Action {
 				if r.Op == zktest.OpGetACL {
 					n++
@@ -190,31 +195,31 @@ func TestACLOfADirectoryIsAskedForOnceASession(t *testing.T) {
 
 func TestWhatKazooSharesIsNotRemovedWhenItIsEmpty(t *testing.T) {
 	for name, c := range map[string]struct {
-		use   func(ctx context.Context, s *Session) error
+		use   func(ctx context.Context, s *zsync.Session) error
 		paths []string
 	}{
-		"lock": {func(ctx context.Context, s *Session) error {
-			return lockOnce(ctx, NewMutex(s, "/a/p", WithLayout(LayoutKazoo)))
+		"lock": {func(ctx context.Context, s *zsync.Session) error {
+			return lockOnce(ctx, zsync.NewMutex(s, "/a/p", zsync.WithLayout(zsync.LayoutKazoo)))
 		}, []string{"/a/p"}},
-		"read lock": {func(ctx context.Context, s *Session) error {
-			return lockOnce(ctx, NewRWMutex(s, "/a/p", WithLayout(LayoutKazoo)).RLocker())
+		"read lock": {func(ctx context.Context, s *zsync.Session) error {
+			return lockOnce(ctx, zsync.NewRWMutex(s, "/a/p", zsync.WithLayout(zsync.LayoutKazoo)).RLocker())
 		}, []string{"/a/p"}},
-		"election": {func(ctx context.Context, s *Session) error {
-			e := NewElection(s, "/a/p", WithElectionLayout(LayoutKazoo))
+		"election": {func(ctx context.Context, s *zsync.Session) error {
+			e := zsync.NewElection(s, "/a/p", zsync.WithElectionLayout(zsync.LayoutKazoo))
 			if err := e.Campaign(ctx); err != nil {
 				return err
 			}
 			return e.Resign()
 		}, []string{"/a/p"}},
-		"semaphore": {func(ctx context.Context, s *Session) error {
-			return NewSemaphore(s, "/a/p", 2, WithLayout(LayoutKazoo)).Do(ctx, 1, func(context.Context) error { return nil })
+		"semaphore": {func(ctx context.Context, s *zsync.Session) error {
+			return zsync.NewSemaphore(s, "/a/p", 2, zsync.WithLayout(zsync.LayoutKazoo)).Do(ctx, 1, func(context.Context) error { return nil })
 		}, []string{"/a/p", "/a/p-__lock__"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
 				s := open(t, srv)
 				must(t, c.use(t.Context(), s))
-				must(t, lockOnce(t.Context(), NewMutex(s, "/b/p")))
+				must(t, lockOnce(t.Context(), zsync.NewMutex(s, "/b/p")))
 				time.Sleep(time.Hour)
 				if stat, err := live(t, s).Exists(t.Context(), "/b/p"); stat != nil || err != nil {
 					t.Errorf("what nobody else shares stays: %v, %v", stat, err)
@@ -237,32 +242,32 @@ func TestAnEmptyZnodeIsNoValue(t *testing.T) {
 			_, err := s.Txn(ctx, &zk.CreateRequest{Path: p})
 			must(t, err)
 		}
-		n, err := NewValue[int](s, "/u").Update(ctx, func(n int) (int, error) { return n + 1, nil })
+		n, err := zsync.NewValue[int](s, "/u").Update(ctx, func(n int) (int, error) { return n + 1, nil })
 		if must(t, err); n != 1 {
 			t.Errorf("updated to %d, want 1", n)
 		}
-		c := NewValue[int](s, "/c")
+		c := zsync.NewValue[int](s, "/c")
 		_, version, err := c.Load(ctx)
-		wantErr(t, err, ErrNoValue)
+		wantErr(t, err, zsync.ErrNoValue)
 		if ok, err := c.CompareAndSwap(ctx, version, 2); !ok || err != nil {
 			t.Errorf("swapped by its version: %v, %v", ok, err)
 		}
-		z := NewValue[int](s, "/z")
-		if ok, err := z.CompareAndSwap(ctx, Version{}, 3); !ok || err != nil {
+		z := zsync.NewValue[int](s, "/z")
+		if ok, err := z.CompareAndSwap(ctx, zsync.Version{}, 3); !ok || err != nil {
 			t.Errorf("swapped as no value: %v, %v", ok, err)
 		}
-		if ok, err := z.CompareAndSwap(ctx, Version{}, 4); ok || err != nil {
+		if ok, err := z.CompareAndSwap(ctx, zsync.Version{}, 4); ok || err != nil {
 			t.Errorf("swapped though there is a value: %v, %v", ok, err)
 		}
 		watch, stop := context.WithCancel(ctx)
 		defer stop()
-		values := NewValue[int](s, "/w").Watch(watch)
+		values := zsync.NewValue[int](s, "/w").Watch(watch)
 		time.Sleep(time.Second)
-		must(t, NewValue[int](s, "/w").Store(ctx, 5))
+		must(t, zsync.NewValue[int](s, "/w").Store(ctx, 5))
 		if x := <-values; x != 5 {
 			t.Errorf("watched %d, want 5", x)
 		}
-		if x, _, err := NewValue[[]byte](s, "/raw", WithCodec(Raw)).Load(ctx); len(x) != 0 || err != nil {
+		if x, _, err := zsync.NewValue[[]byte](s, "/raw", zsync.WithCodec(zsync.Raw)).Load(ctx); len(x) != 0 || err != nil {
 			t.Errorf("to the raw codec it is %q, %v; want an empty value", x, err)
 		}
 	})
@@ -271,23 +276,23 @@ func TestAnEmptyZnodeIsNoValue(t *testing.T) {
 func TestAScheduleDoesNotBelieveARecordThatAStrangerMayWrite(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		stranger := open(t, srv)
-		_, err := NewSchedule(stranger, "/p").Do(t.Context(), noon, func(context.Context) error { return nil })
+		_, err := zsync.NewSchedule(stranger, "/p").Do(t.Context(), noon, func(context.Context) error { return nil })
 		must(t, err)
 		s := openAs(t, srv, "me", zk.DigestACL(zk.PermAll, "me", "secret"))
-		_, err = NewSchedule(s, "/p").Do(t.Context(), noon, func(context.Context) error { return nil })
-		wantErr(t, err, ErrUnprotected)
+		_, err = zsync.NewSchedule(s, "/p").Do(t.Context(), noon, func(context.Context) error { return nil })
+		wantErr(t, err, zsync.ErrUnprotected)
 	})
 }
 
 func TestTheDirectoryOfAMapIsPersistent(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		m := NewMap[int](open(t, srv), "/a/m")
+		m := zsync.NewMap[int](open(t, srv), "/a/m")
 		must(t, m.Store(t.Context(), "k", 1))
 		_, version, err := m.Load(t.Context(), "k")
 		must(t, err)
 		must(t, m.Delete(t.Context(), "k"))
 		time.Sleep(time.Hour) // the servers have removed what is empty and may be removed
-		if stat, err := live(t, SessionOf(m)).Exists(t.Context(), "/a/m"); stat == nil || err != nil {
+		if stat, err := live(t, zsync.SessionOf(m)).Exists(t.Context(), "/a/m"); stat == nil || err != nil {
 			t.Errorf("its directory: %v, %v", stat, err)
 		}
 		if ok, err := m.CompareAndSwap(t.Context(), "k", version, 2); ok || err != nil {
@@ -299,7 +304,7 @@ func TestTheDirectoryOfAMapIsPersistent(t *testing.T) {
 func TestThePathOfAQueueThatKazooSharesIsPersistent(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		q := NewQueue[string](s, "/a/q", WithQueueLayout(LayoutKazooQueue))
+		q := zsync.NewQueue[string](s, "/a/q", zsync.WithQueueLayout(zsync.LayoutKazooQueue))
 		must(t, q.Send(t.Context(), "x"))
 		if v, ok, err := q.TryRecv(t.Context()); v != "x" || !ok || err != nil {
 			t.Fatalf("TryRecv: %q, %v, %v", v, ok, err)

@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -10,15 +10,16 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/zktest"
 )
 
 // waitErrorOf returns the WaitError in the chain of err, which must also be the
 // end of ctx.
-func waitErrorOf(t *testing.T, ctx context.Context, err error) *WaitError {
+func waitErrorOf(t *testing.T, ctx context.Context, err error) *zsync.WaitError {
 	t.Helper()
 	wantErr(t, err, ctx.Err(), context.Cause(ctx))
-	var w *WaitError
+	var w *zsync.WaitError
 	if !errors.As(err, &w) {
 		t.Fatalf("%v: no WaitError in the chain", err)
 	}
@@ -27,61 +28,61 @@ func waitErrorOf(t *testing.T, ctx context.Context, err error) *WaitError {
 
 // waits are all that can be waited for, with a holder in another process, and
 // what waits behind it.
-var waits = map[string]func(t *testing.T, holder, waiter *Session) (wait func(ctx context.Context) error){
-	"Mutex": func(t *testing.T, a, b *Session) func(context.Context) error {
-		must(t, NewMutex(a, "/x").Lock(t.Context()))
-		return NewMutex(b, "/x").Lock
+var waits = map[string]func(t *testing.T, holder, waiter *zsync.Session) (wait func(ctx context.Context) error){
+	"Mutex": func(t *testing.T, a, b *zsync.Session) func(context.Context) error {
+		must(t, zsync.NewMutex(a, "/x").Lock(t.Context()))
+		return zsync.NewMutex(b, "/x").Lock
 	},
-	"Mutex in strict order": func(t *testing.T, a, b *Session) func(context.Context) error {
-		must(t, NewMutex(a, "/x").Lock(t.Context()))
-		return NewMutex(b, "/x", WithHandoffs(0)).Lock
+	"Mutex in strict order": func(t *testing.T, a, b *zsync.Session) func(context.Context) error {
+		must(t, zsync.NewMutex(a, "/x").Lock(t.Context()))
+		return zsync.NewMutex(b, "/x", zsync.WithHandoffs(0)).Lock
 	},
-	"Mutex.Do": func(t *testing.T, a, b *Session) func(context.Context) error {
-		must(t, NewMutex(a, "/x").Lock(t.Context()))
+	"Mutex.Do": func(t *testing.T, a, b *zsync.Session) func(context.Context) error {
+		must(t, zsync.NewMutex(a, "/x").Lock(t.Context()))
 		return func(ctx context.Context) error {
-			return NewMutex(b, "/x").Do(ctx, func(context.Context) error { return nil })
+			return zsync.NewMutex(b, "/x").Do(ctx, func(context.Context) error { return nil })
 		}
 	},
-	"RWMutex, behind a reader": func(t *testing.T, a, b *Session) func(context.Context) error {
-		must(t, NewRWMutex(a, "/x").RLock(t.Context()))
-		return NewRWMutex(b, "/x").Lock
+	"RWMutex, behind a reader": func(t *testing.T, a, b *zsync.Session) func(context.Context) error {
+		must(t, zsync.NewRWMutex(a, "/x").RLock(t.Context()))
+		return zsync.NewRWMutex(b, "/x").Lock
 	},
-	"RWMutex, behind a writer": func(t *testing.T, a, b *Session) func(context.Context) error {
-		must(t, NewRWMutex(a, "/x").Lock(t.Context()))
-		return NewRWMutex(b, "/x").RLock
+	"RWMutex, behind a writer": func(t *testing.T, a, b *zsync.Session) func(context.Context) error {
+		must(t, zsync.NewRWMutex(a, "/x").Lock(t.Context()))
+		return zsync.NewRWMutex(b, "/x").RLock
 	},
-	"Semaphore": func(t *testing.T, a, b *Session) func(context.Context) error {
-		must(t, NewSemaphore(a, "/x", 1).Acquire(t.Context(), 1))
-		m := NewSemaphore(b, "/x", 1)
+	"Semaphore": func(t *testing.T, a, b *zsync.Session) func(context.Context) error {
+		must(t, zsync.NewSemaphore(a, "/x", 1).Acquire(t.Context(), 1))
+		m := zsync.NewSemaphore(b, "/x", 1)
 		return func(ctx context.Context) error { return m.Acquire(ctx, 1) }
 	},
-	"Semaphore with weights": func(t *testing.T, a, b *Session) func(context.Context) error {
-		must(t, NewSemaphore(a, "/x", 5000).Acquire(t.Context(), 5000))
-		m := NewSemaphore(b, "/x", 5000)
+	"Semaphore with weights": func(t *testing.T, a, b *zsync.Session) func(context.Context) error {
+		must(t, zsync.NewSemaphore(a, "/x", 5000).Acquire(t.Context(), 5000))
+		m := zsync.NewSemaphore(b, "/x", 5000)
 		return func(ctx context.Context) error { return m.Do(ctx, 7, func(context.Context) error { return nil }) }
 	},
-	"Election": func(t *testing.T, a, b *Session) func(context.Context) error {
-		must(t, NewElection(a, "/x").Campaign(t.Context()))
-		return NewElection(b, "/x").Campaign
+	"Election": func(t *testing.T, a, b *zsync.Session) func(context.Context) error {
+		must(t, zsync.NewElection(a, "/x").Campaign(t.Context()))
+		return zsync.NewElection(b, "/x").Campaign
 	},
-	"Election.Run": func(t *testing.T, a, b *Session) func(context.Context) error {
-		must(t, NewElection(a, "/x").Campaign(t.Context()))
+	"Election.Run": func(t *testing.T, a, b *zsync.Session) func(context.Context) error {
+		must(t, zsync.NewElection(a, "/x").Campaign(t.Context()))
 		return func(ctx context.Context) error {
-			return NewElection(b, "/x").Run(ctx, func(context.Context) error { return nil })
+			return zsync.NewElection(b, "/x").Run(ctx, func(context.Context) error { return nil })
 		}
 	},
-	"LockAll": func(t *testing.T, a, b *Session) func(context.Context) error {
-		must(t, NewMutex(a, "/x").Lock(t.Context()))
+	"LockAll": func(t *testing.T, a, b *zsync.Session) func(context.Context) error {
+		must(t, zsync.NewMutex(a, "/x").Lock(t.Context()))
 		return func(ctx context.Context) error {
-			_, err := LockAll(ctx, NewMutex(b, "/x"), NewMutex(b, "/y"))
+			_, err := zsync.LockAll(ctx, zsync.NewMutex(b, "/x"), zsync.NewMutex(b, "/y"))
 			return err
 		}
 	},
-	"Once": func(t *testing.T, a, b *Session) func(context.Context) error {
-		go NewOnce(a, "/x").Do(t.Context(), func(ctx context.Context) error { <-ctx.Done(); return nil })
+	"Once": func(t *testing.T, a, b *zsync.Session) func(context.Context) error {
+		go zsync.NewOnce(a, "/x").Do(t.Context(), func(ctx context.Context) error { <-ctx.Done(); return nil })
 		synctest.Wait()
 		return func(ctx context.Context) error {
-			return NewOnce(b, "/x").Do(ctx, func(context.Context) error { return nil })
+			return zsync.NewOnce(b, "/x").Do(ctx, func(context.Context) error { return nil })
 		}
 	},
 }
@@ -90,7 +91,7 @@ func TestAnEndedWaitSaysBehindWhomForHowLongAndAtWhichPlace(t *testing.T) {
 	for name, prepare := range waits {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
-				a, b := open(t, srv, WithOwner("holder:1")), open(t, srv, WithOwner("waiter:2"))
+				a, b := open(t, srv, zsync.WithOwner("holder:1")), open(t, srv, zsync.WithOwner("waiter:2"))
 				wait := prepare(t, a, b)
 				cause := errors.New("enough")
 				for _, d := range []time.Duration{500 * time.Millisecond, 5 * time.Second} {
@@ -154,9 +155,9 @@ func TestAWaitThatEndsKnowsWhoHasGoneAheadOfIt(t *testing.T) {
 	for _, n := range []int{3, 12} { // as many as are kept, and more
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
-				var ms []*Mutex
+				var ms []*zsync.Mutex
 				for i := range n + 1 {
-					ms = append(ms, NewMutex(open(t, srv, WithOwner(fmt.Sprint("p", i))), "/m"))
+					ms = append(ms, zsync.NewMutex(open(t, srv, zsync.WithOwner(fmt.Sprint("p", i))), "/m"))
 				}
 				must(t, ms[0].Lock(t.Context()))
 				for _, m := range ms[1:n] {
@@ -183,8 +184,8 @@ func TestAWaitThatEndsKnowsWhoHasGoneAheadOfIt(t *testing.T) {
 
 func TestAWaitWithinOneProcessKnowsTheHolderWithoutARequest(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		s := open(t, srv, WithOwner("me"))
-		m, e := NewMutex(s, "/m"), NewElection(s, "/e", WithID("cand"))
+		s := open(t, srv, zsync.WithOwner("me"))
+		m, e := zsync.NewMutex(s, "/m"), zsync.NewElection(s, "/e", zsync.WithID("cand"))
 		must(t, m.Lock(t.Context()))
 		must(t, e.Campaign(t.Context()))
 		ctx, cancel := context.WithCancel(t.Context())
@@ -210,42 +211,42 @@ func TestAWaitWithinOneProcessKnowsTheHolderWithoutARequest(t *testing.T) {
 
 func TestThePlaceAmongThoseWhoAskForPermitsCountsThemAll(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		a, b, c := open(t, srv), open(t, srv, WithOwner("first")), open(t, srv)
-		must(t, NewSemaphore(a, "/s", 1).Acquire(t.Context(), 1))
-		go NewSemaphore(b, "/s", 1).Acquire(t.Context(), 1)
+		a, b, c := open(t, srv), open(t, srv, zsync.WithOwner("first")), open(t, srv)
+		must(t, zsync.NewSemaphore(a, "/s", 1).Acquire(t.Context(), 1))
+		go zsync.NewSemaphore(b, "/s", 1).Acquire(t.Context(), 1)
 		synctest.Wait()
 		ctx := within(t, 3*time.Second)
-		w := waitErrorOf(t, ctx, errorAt(ctx, NewSemaphore(c, "/s", 1)))
-		if w.Place != 2 || w.Behind.Owner != "first" || w.Behind.Holding || w.Behind.Mode != ModePermits {
+		w := waitErrorOf(t, ctx, errorAt(ctx, zsync.NewSemaphore(c, "/s", 1)))
+		if w.Place != 2 || w.Behind.Owner != "first" || w.Behind.Holding || w.Behind.Mode != zsync.ModePermits {
 			t.Errorf("%+v; want place 2 behind the first who asks", *w)
 		}
 	})
 }
 
-func errorAt(ctx context.Context, m *Semaphore) error { return m.Acquire(ctx, 1) }
+func errorAt(ctx context.Context, m *zsync.Semaphore) error { return m.Acquire(ctx, 1) }
 
 func TestAWaitThatWasClosedOrHadNoPlaceSaysSo(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		a, b := open(t, srv, WithOwner("holder")), open(t, srv)
-		must(t, NewMutex(a, "/m").Lock(t.Context()))
-		got := async(func() error { return NewMutex(b, "/m").Lock(t.Context()) })
+		a, b := open(t, srv, zsync.WithOwner("holder")), open(t, srv)
+		must(t, zsync.NewMutex(a, "/m").Lock(t.Context()))
+		got := async(func() error { return zsync.NewMutex(b, "/m").Lock(t.Context()) })
 		time.Sleep(3 * time.Second)
 		b.Close()
 		err := <-got
-		wantErr(t, err, ErrClosed)
-		if w := (*WaitError)(nil); !errors.As(err, &w) || w.Place != 1 || w.Behind.Owner != "holder" {
+		wantErr(t, err, zsync.ErrClosed)
+		if w := (*zsync.WaitError)(nil); !errors.As(err, &w) || w.Place != 1 || w.Behind.Owner != "holder" {
 			t.Errorf("%v: want one that says behind whom", err)
 		}
 		c := open(t, srv)
 		srv.Stop()
 		defer srv.Restart()
 		ctx := within(t, time.Minute)
-		w := waitErrorOf(t, ctx, NewMutex(c, "/m").Lock(ctx))
-		if w.Place != 0 || w.Behind != (Contender{}) || !strings.Contains(w.Error(), "without a place") {
+		w := waitErrorOf(t, ctx, zsync.NewMutex(c, "/m").Lock(ctx))
+		if w.Place != 0 || w.Behind != (zsync.Contender{}) || !strings.Contains(w.Error(), "without a place") {
 			t.Errorf("%v: %+v", w, *w)
 		}
 		// One that has ended before is no wait.
-		if err := NewMutex(a, "/m").Lock(ctx); errors.As(err, &w) {
+		if err := zsync.NewMutex(a, "/m").Lock(ctx); errors.As(err, &w) {
 			t.Errorf("%v: it has not waited", err)
 		}
 	})
@@ -254,7 +255,7 @@ func TestAWaitThatWasClosedOrHadNoPlaceSaysSo(t *testing.T) {
 func TestWhatCannotBeReadStaysUnknownAndTheWaitGoesOn(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		m := NewMutex(a, "/m")
+		m := zsync.NewMutex(a, "/m")
 		must(t, m.Lock(t.Context()))
 		var looks atomic.Int32
 		srv.Intercept(func(r zktest.Request) zktest.Action {
@@ -264,7 +265,7 @@ func TestWhatCannotBeReadStaysUnknownAndTheWaitGoesOn(t *testing.T) {
 			}
 			return zktest.Pass
 		})
-		got := async(func() error { return NewMutex(b, "/m").Lock(t.Context()) })
+		got := async(func() error { return zsync.NewMutex(b, "/m").Lock(t.Context()) })
 		time.Sleep(1500 * time.Millisecond)
 		srv.Intercept(nil)
 		if looks.Load() == 0 {

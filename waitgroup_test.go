@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -15,11 +15,12 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
-func wantCount(t testing.TB, wg *WaitGroup, want int) {
+func wantCount(t testing.TB, wg *zsync.WaitGroup, want int) {
 	t.Helper()
 	got, err := wg.Count(t.Context())
 	if err != nil || got != want {
@@ -28,8 +29,8 @@ func wantCount(t testing.TB, wg *WaitGroup, want int) {
 }
 
 func TestWaitGroupWaitsForTheTasksOfAllSessions(t *testing.T) {
-	anywhere(t, func(t *testing.T, connect func(...Option) *Session) {
-		a, b, c := NewWaitGroup(connect(), "/w/g"), NewWaitGroup(connect(), "/w/g"), NewWaitGroup(connect(), "/w/g")
+	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
+		a, b, c := zsync.NewWaitGroup(connect(), "/w/g"), zsync.NewWaitGroup(connect(), "/w/g"), zsync.NewWaitGroup(connect(), "/w/g")
 		ctx := within(t, 30*time.Second)
 		must(t, a.Wait(ctx)) // nothing added
 		for range 5 {
@@ -47,8 +48,8 @@ func TestWaitGroupWaitsForTheTasksOfAllSessions(t *testing.T) {
 			}
 			must(t, c.Done())
 			must(t, <-got)
-			wantErr(t, c.Done(), ErrNegativeCounter)
-			wantErr(t, a.Done(), ErrNegativeCounter)
+			wantErr(t, c.Done(), zsync.ErrNegativeCounter)
+			wantErr(t, a.Done(), zsync.ErrNegativeCounter)
 			must(t, a.Wait(ctx))
 		}
 	})
@@ -57,14 +58,14 @@ func TestWaitGroupWaitsForTheTasksOfAllSessions(t *testing.T) {
 func TestWaitGroupSeesWhatWasAddedThroughAnotherServerBefore(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		addrs := srv.Addrs()
-		at := func(addr string) *Session {
-			s, err := Connect(t.Context(), addr, WithDialer(srv.Dial))
+		at := func(addr string) *zsync.Session {
+			s, err := zsync.Connect(t.Context(), addr, zsync.WithDialer(srv.Dial))
 			must(t, err)
 			t.Cleanup(func() { s.Close() })
 			return s
 		}
-		a, b := NewWaitGroup(at(addrs[0]), "/w"), NewWaitGroup(at(addrs[1]), "/w")
-		gate, late := NewBarrier(SessionOf(a), "/b"), NewBarrier(SessionOf(b), "/b")
+		a, b := zsync.NewWaitGroup(at(addrs[0]), "/w"), zsync.NewWaitGroup(at(addrs[1]), "/w")
+		gate, late := zsync.NewBarrier(zsync.SessionOf(a), "/b"), zsync.NewBarrier(zsync.SessionOf(b), "/b")
 		srv.SetLag(addrs[1], 5*time.Second)
 		must(t, a.Add(t.Context(), 1))
 		pendingStill(t, async(func() error { return b.Wait(t.Context()) }))
@@ -82,17 +83,17 @@ func TestWaitGroupSeesWhatWasAddedThroughAnotherServerBefore(t *testing.T) {
 func TestWaitGroupRefusesBadArguments(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		for _, wg := range []*WaitGroup{NewWaitGroup(nil, "/w"), NewWaitGroup(s, "w"), NewWaitGroup(s, "/w", nil)} {
-			wantErr(t, wg.Add(t.Context(), 1), ErrInvalid)
-			wantErr(t, wg.Done(), ErrInvalid)
-			wantErr(t, wg.Wait(t.Context()), ErrInvalid)
-			wantErr(t, wg.Go(t.Context(), func() {}), ErrInvalid)
+		for _, wg := range []*zsync.WaitGroup{zsync.NewWaitGroup(nil, "/w"), zsync.NewWaitGroup(s, "w"), zsync.NewWaitGroup(s, "/w", nil)} {
+			wantErr(t, wg.Add(t.Context(), 1), zsync.ErrInvalid)
+			wantErr(t, wg.Done(), zsync.ErrInvalid)
+			wantErr(t, wg.Wait(t.Context()), zsync.ErrInvalid)
+			wantErr(t, wg.Go(t.Context(), func() {}), zsync.ErrInvalid)
 			_, err := wg.Count(t.Context())
-			wantErr(t, err, ErrInvalid)
+			wantErr(t, err, zsync.ErrInvalid)
 		}
-		wg := NewWaitGroup(s, "/w")
-		wantErr(t, wg.Go(t.Context(), nil), ErrInvalid)
-		wantErr(t, wg.Add(t.Context(), math.MinInt), ErrInvalid)
+		wg := zsync.NewWaitGroup(s, "/w")
+		wantErr(t, wg.Go(t.Context(), nil), zsync.ErrInvalid)
+		wantErr(t, wg.Add(t.Context(), math.MinInt), zsync.ErrInvalid)
 		ctx, cancel := context.WithCancelCause(t.Context())
 		cause := errors.New("enough")
 		cancel(cause)
@@ -104,26 +105,26 @@ func TestWaitGroupRefusesBadArguments(t *testing.T) {
 			t.Errorf("%d requests were sent", n)
 		}
 		must(t, s.Close())
-		wantErr(t, wg.Add(t.Context(), 1), ErrClosed)
-		wantErr(t, wg.Wait(t.Context()), ErrClosed)
-		wantErr(t, wg.Done(), ErrClosed)
+		wantErr(t, wg.Add(t.Context(), 1), zsync.ErrClosed)
+		wantErr(t, wg.Wait(t.Context()), zsync.ErrClosed)
+		wantErr(t, wg.Done(), zsync.ErrClosed)
 	})
 }
 
 func TestNegativeCounterIsRefusedAndChangesNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		a, b, c := NewWaitGroup(open(t, srv), "/w"), NewWaitGroup(open(t, srv), "/w"), NewWaitGroup(open(t, srv), "/w")
-		wantErr(t, a.Done(), ErrNegativeCounter)
+		a, b, c := zsync.NewWaitGroup(open(t, srv), "/w"), zsync.NewWaitGroup(open(t, srv), "/w"), zsync.NewWaitGroup(open(t, srv), "/w")
+		wantErr(t, a.Done(), zsync.ErrNegativeCounter)
 		must(t, a.Add(t.Context(), 2))
 		must(t, b.Add(t.Context(), 3))
-		wantErr(t, a.Add(t.Context(), -6), ErrNegativeCounter)
-		wantErr(t, c.Add(t.Context(), -6), ErrNegativeCounter)
+		wantErr(t, a.Add(t.Context(), -6), zsync.ErrNegativeCounter)
+		wantErr(t, c.Add(t.Context(), -6), zsync.ErrNegativeCounter)
 		wantCount(t, c, 5)
 		must(t, c.Add(t.Context(), -4))
 		wantCount(t, a, 1)
 		must(t, a.Add(t.Context(), -1))
 		wantCount(t, b, 0)
-		wantErr(t, b.Done(), ErrNegativeCounter)
+		wantErr(t, b.Done(), zsync.ErrNegativeCounter)
 	})
 }
 
@@ -131,7 +132,7 @@ func TestAddsAndDonesOfManyGoroutinesShareRequests(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		srv.SetLatency(time.Millisecond)
 		s := open(t, srv)
-		wg, same := NewWaitGroup(s, "/w"), NewWaitGroup(s, "/w")
+		wg, same := zsync.NewWaitGroup(s, "/w"), zsync.NewWaitGroup(s, "/w")
 		must(t, wg.Add(t.Context(), 1))
 		synctest.Wait()
 		time.Sleep(time.Second)
@@ -171,14 +172,14 @@ func TestAddsAndDonesOfManyGoroutinesShareRequests(t *testing.T) {
 func TestWaitCostsOneNotificationForEachSessionWithTasks(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		const sessions, tasks = 10, 50
-		var wgs []*WaitGroup
+		var wgs []*zsync.WaitGroup
 		for range sessions {
-			wg := NewWaitGroup(open(t, srv), "/w")
+			wg := zsync.NewWaitGroup(open(t, srv), "/w")
 			must(t, wg.Add(t.Context(), tasks))
 			wgs = append(wgs, wg)
 		}
 		waiter := open(t, srv)
-		got := async(func() error { return NewWaitGroup(waiter, "/w").Wait(t.Context()) })
+		got := async(func() error { return zsync.NewWaitGroup(waiter, "/w").Wait(t.Context()) })
 		synctest.Wait()
 		before := srv.Counts()
 		requests := waiter.Stats().Requests
@@ -200,12 +201,12 @@ func TestWaitCostsOneNotificationForEachSessionWithTasks(t *testing.T) {
 func TestCountOfAFewSessionsCostsFiveRequests(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		for range 3 {
-			must(t, NewWaitGroup(open(t, srv), "/w").Add(t.Context(), 2))
+			must(t, zsync.NewWaitGroup(open(t, srv), "/w").Add(t.Context(), 2))
 		}
 		s := open(t, srv)
 		synctest.Wait()
 		before := s.Stats().Requests
-		wantCount(t, NewWaitGroup(s, "/w"), 6)
+		wantCount(t, zsync.NewWaitGroup(s, "/w"), 6)
 		if n := s.Stats().Requests - before; n != 5 {
 			t.Errorf("%d requests, want 5", n)
 		}
@@ -215,30 +216,30 @@ func TestCountOfAFewSessionsCostsFiveRequests(t *testing.T) {
 func TestWaitAndCountSayThatAZnodeIsNoNumberOfTasks(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		wg := NewWaitGroup(s, "/w")
+		wg := zsync.NewWaitGroup(s, "/w")
 		_, err := live(t, s).Create(t.Context(), "/w/"+session.ProtectedName(session.NewGUID(), "tasks"), []byte("three"))
 		must(t, err)
 		_, err = wg.Count(t.Context())
-		wantErr(t, err, ErrInvalid)
-		wantErr(t, wg.Wait(within(t, time.Second)), ErrInvalid)
+		wantErr(t, err, zsync.ErrInvalid)
+		wantErr(t, wg.Wait(within(t, time.Second)), zsync.ErrInvalid)
 	})
 }
 
 func TestDoneAfterCloseIsErrLostAndErrClosed(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		wg := NewWaitGroup(s, "/w")
+		wg := zsync.NewWaitGroup(s, "/w")
 		must(t, wg.Add(t.Context(), 2))
 		must(t, s.Close())
-		wantErr(t, wg.Done(), ErrLost, ErrClosed)
-		wantErr(t, wg.Done(), ErrLost, ErrClosed)
+		wantErr(t, wg.Done(), zsync.ErrLost, zsync.ErrClosed)
+		wantErr(t, wg.Done(), zsync.ErrLost, zsync.ErrClosed)
 	})
 }
 
 func TestTasksEndWithTheSessionThatAddedThem(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		dying, other := NewWaitGroup(a, "/w"), NewWaitGroup(b, "/w")
+		dying, other := zsync.NewWaitGroup(a, "/w"), zsync.NewWaitGroup(b, "/w")
 		must(t, dying.Add(t.Context(), 2))
 		must(t, other.Add(t.Context(), 1))
 		got := async(func() error { return other.Wait(t.Context()) })
@@ -248,8 +249,8 @@ func TestTasksEndWithTheSessionThatAddedThem(t *testing.T) {
 		wantCount(t, other, 1)
 		// Its Dones end none of the tasks of others, and not its own later ones.
 		must(t, other.Add(t.Context(), 1))
-		wantErr(t, dying.Done(), ErrLost)
-		wantErr(t, dying.Add(t.Context(), -1), ErrLost)
+		wantErr(t, dying.Done(), zsync.ErrLost)
+		wantErr(t, dying.Add(t.Context(), -1), zsync.ErrLost)
 		must(t, dying.Add(t.Context(), 1))
 		wantCount(t, other, 3)
 		must(t, dying.Done())
@@ -257,7 +258,7 @@ func TestTasksEndWithTheSessionThatAddedThem(t *testing.T) {
 		pendingStill(t, got)
 		must(t, other.Done())
 		must(t, <-got)
-		wantErr(t, dying.Done(), ErrNegativeCounter)
+		wantErr(t, dying.Done(), zsync.ErrNegativeCounter)
 		// The same with a process that is killed: nothing comes back.
 		must(t, dying.Add(t.Context(), 1))
 		got = async(func() error { return other.Wait(t.Context()) })
@@ -274,7 +275,7 @@ func TestTasksEndWithTheSessionThatAddedThem(t *testing.T) {
 func TestPersistentTasksOutliveTheirSession(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		wa, wb := NewWaitGroup(a, "/w", WithPersistentTasks()), NewWaitGroup(b, "/w")
+		wa, wb := zsync.NewWaitGroup(a, "/w", zsync.WithPersistentTasks()), zsync.NewWaitGroup(b, "/w")
 		must(t, wa.Add(t.Context(), 4))
 		srv.Expire(a.ID())
 		time.Sleep(time.Second)
@@ -293,7 +294,7 @@ func TestPersistentTasksOutliveTheirSession(t *testing.T) {
 
 func TestGoEndsItsTaskWhenTheFunctionReturnsOrExits(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		wg := NewWaitGroup(open(t, srv), "/w")
+		wg := zsync.NewWaitGroup(open(t, srv), "/w")
 		var ran atomic.Int32
 		for i := range 10 {
 			must(t, wg.Go(t.Context(), func() {
@@ -314,7 +315,7 @@ func TestGoEndsItsTaskWhenTheFunctionReturnsOrExits(t *testing.T) {
 func TestDoneReturnsAtOnceWhileTheConnectionIsDown(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		wa, wb := NewWaitGroup(a, "/w"), NewWaitGroup(b, "/w")
+		wa, wb := zsync.NewWaitGroup(a, "/w"), zsync.NewWaitGroup(b, "/w")
 		must(t, wa.Add(t.Context(), 1))
 		srv.Stop()
 		synctest.Wait()
@@ -336,7 +337,7 @@ func TestDoneReturnsAtOnceWhileTheConnectionIsDown(t *testing.T) {
 func TestCancelledAddIsTakenBack(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		wg := NewWaitGroup(s, "/w")
+		wg := zsync.NewWaitGroup(s, "/w")
 		must(t, wg.Add(t.Context(), 1))
 		synctest.Wait()
 		srv.SetLatency(100 * time.Millisecond)
@@ -359,7 +360,7 @@ func TestCancelledAddIsTakenBack(t *testing.T) {
 
 // multisOf has act decide about the multis of all sessions but one, by their
 // number from 1.
-func multisOf(srv *zktest.Server, but *Session, act func(n int, session int64) zktest.Action) {
+func multisOf(srv *zktest.Server, but *zsync.Session, act func(n int, session int64) zktest.Action) {
 	var n atomic.Int32
 	srv.Intercept(func(r zktest.Request) zktest.Action {
 		if r.Op != zktest.OpMulti || r.Session == but.ID() {
@@ -370,13 +371,13 @@ func multisOf(srv *zktest.Server, but *Session, act func(n int, session int64) z
 }
 
 func TestACancelledAddIsTakenBackAsFarAsNobodyHasEndedItsTasks(t *testing.T) {
-	for name, opts := range map[string][]WaitGroupOption{"ephemeral": nil, "persistent": {WithPersistentTasks()}} {
+	for name, opts := range map[string][]zsync.WaitGroupOption{"ephemeral": nil, "persistent": {zsync.WithPersistentTasks()}} {
 		for ended := range 4 {
 			t.Run(name, func(t *testing.T) {
 				bubble(t, func(t *testing.T, srv *zktest.Server) {
-					a, b := NewWaitGroup(open(t, srv), "/w", opts...), NewWaitGroup(open(t, srv), "/w", opts...)
+					a, b := zsync.NewWaitGroup(open(t, srv), "/w", opts...), zsync.NewWaitGroup(open(t, srv), "/w", opts...)
 					must(t, a.Add(t.Context(), 1))
-					multisOf(srv, SessionOf(b), func(n int, _ int64) zktest.Action {
+					multisOf(srv, zsync.SessionOf(b), func(n int, _ int64) zktest.Action {
 						switch n {
 						case 1:
 							return zktest.DropReply
@@ -403,13 +404,13 @@ func TestACancelledAddIsTakenBackAsFarAsNobodyHasEndedItsTasks(t *testing.T) {
 }
 
 func TestTasksAreEndedAsToldThoughTheServersRefuseItAtFirst(t *testing.T) {
-	for name, opts := range map[string][]WaitGroupOption{"ephemeral": nil, "persistent": {WithPersistentTasks()}} {
+	for name, opts := range map[string][]zsync.WaitGroupOption{"ephemeral": nil, "persistent": {zsync.WithPersistentTasks()}} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
-				a, b := NewWaitGroup(open(t, srv), "/w", opts...), NewWaitGroup(open(t, srv), "/w", opts...)
+				a, b := zsync.NewWaitGroup(open(t, srv), "/w", opts...), zsync.NewWaitGroup(open(t, srv), "/w", opts...)
 				must(t, a.Add(t.Context(), 2))
 				refused := 0
-				multisOf(srv, SessionOf(b), func(n int, _ int64) zktest.Action {
+				multisOf(srv, zsync.SessionOf(b), func(n int, _ int64) zktest.Action {
 					switch {
 					case n == 1: // the Add
 						return zktest.Delay(time.Second)
@@ -424,7 +425,7 @@ func TestTasksAreEndedAsToldThoughTheServersRefuseItAtFirst(t *testing.T) {
 				wantErr(t, a.Add(ctx, 3), context.DeadlineExceeded)
 				time.Sleep(time.Hour)
 				wantCount(t, b, 2)
-				multisOf(srv, SessionOf(b), func(n int, _ int64) zktest.Action {
+				multisOf(srv, zsync.SessionOf(b), func(n int, _ int64) zktest.Action {
 					switch {
 					case n == 1:
 						time.Sleep(time.Second) // Done does not wait for so long
@@ -443,12 +444,12 @@ func TestTasksAreEndedAsToldThoughTheServersRefuseItAtFirst(t *testing.T) {
 					t.Errorf("%d requests were refused", refused)
 				}
 				// Who gives nothing up is told, and it is not tried again.
-				multisOf(srv, SessionOf(b), func(int, int64) zktest.Action { return zktest.Fail(zktest.CodeNoAuth) })
+				multisOf(srv, zsync.SessionOf(b), func(int, int64) zktest.Action { return zktest.Fail(zktest.CodeNoAuth) })
 				wantErr(t, a.Add(t.Context(), -1), zk.ErrNoAuth)
 				srv.Intercept(nil)
 				time.Sleep(time.Hour)
 				wantCount(t, b, 1)
-				multisOf(srv, b.s, func(int, int64) zktest.Action { return zktest.Fail(zktest.CodeNoAuth) })
+				multisOf(srv, zsync.SessionOf(b), func(int, int64) zktest.Action { return zktest.Fail(zktest.CodeNoAuth) })
 				must(t, a.Done())
 				time.Sleep(time.Hour)
 				wantCount(t, b, 1)
@@ -465,26 +466,26 @@ func TestTasksAreEndedAsToldThoughTheServersRefuseItAtFirst(t *testing.T) {
 func TestWaitGroupCountsExactlyOnceWhenRequestsAndRepliesAreLost(t *testing.T) {
 	ops := []struct {
 		name string
-		f    func(ctx context.Context, own, other *WaitGroup) error
+		f    func(ctx context.Context, own, other *zsync.WaitGroup) error
 		want int // beside 2 of own and 2 of other
 		err  error
 	}{
-		{"first add", func(ctx context.Context, own, other *WaitGroup) error {
-			return NewWaitGroup(SessionOf(own), own.Path(), WithPersistentTasks()).Add(ctx, 3)
+		{"first add", func(ctx context.Context, own, other *zsync.WaitGroup) error {
+			return zsync.NewWaitGroup(zsync.SessionOf(own), own.Path(), zsync.WithPersistentTasks()).Add(ctx, 3)
 		}, 3, nil},
-		{"add", func(ctx context.Context, own, other *WaitGroup) error { return own.Add(ctx, 3) }, 3, nil},
-		{"done", func(ctx context.Context, own, other *WaitGroup) error { return own.Done() }, -1, nil},
-		{"end all own", func(ctx context.Context, own, other *WaitGroup) error { return own.Add(ctx, -2) }, -2, nil},
-		{"end others' too", func(ctx context.Context, own, other *WaitGroup) error { return own.Add(ctx, -3) }, -3, nil},
-		{"end all", func(ctx context.Context, own, other *WaitGroup) error { return own.Add(ctx, -4) }, -4, nil},
-		{"end too many", func(ctx context.Context, own, other *WaitGroup) error { return own.Add(ctx, -5) }, 0, ErrNegativeCounter},
+		{"add", func(ctx context.Context, own, other *zsync.WaitGroup) error { return own.Add(ctx, 3) }, 3, nil},
+		{"done", func(ctx context.Context, own, other *zsync.WaitGroup) error { return own.Done() }, -1, nil},
+		{"end all own", func(ctx context.Context, own, other *zsync.WaitGroup) error { return own.Add(ctx, -2) }, -2, nil},
+		{"end others' too", func(ctx context.Context, own, other *zsync.WaitGroup) error { return own.Add(ctx, -3) }, -3, nil},
+		{"end all", func(ctx context.Context, own, other *zsync.WaitGroup) error { return own.Add(ctx, -4) }, -4, nil},
+		{"end too many", func(ctx context.Context, own, other *zsync.WaitGroup) error { return own.Add(ctx, -5) }, 0, zsync.ErrNegativeCounter},
 	}
 	for _, op := range ops {
 		for _, act := range []zktest.Action{zktest.DropRequest, zktest.DropReply} {
 			for at := range 10 { // the at'th request
 				bubble(t, func(t *testing.T, srv *zktest.Server) {
 					a, b := open(t, srv), open(t, srv)
-					own, other := NewWaitGroup(a, "/w"), NewWaitGroup(b, "/w")
+					own, other := zsync.NewWaitGroup(a, "/w"), zsync.NewWaitGroup(b, "/w")
 					must(t, own.Add(t.Context(), 2))
 					must(t, other.Add(t.Context(), 2))
 					synctest.Wait()
@@ -517,7 +518,7 @@ func TestWaitGroupChangeIsCarriedOverToTheNextSession(t *testing.T) {
 		for at := range 8 {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
 				a, b := open(t, srv), open(t, srv)
-				own, other := NewWaitGroup(a, "/w"), NewWaitGroup(b, "/w")
+				own, other := zsync.NewWaitGroup(a, "/w"), zsync.NewWaitGroup(b, "/w")
 				must(t, other.Add(t.Context(), 10))
 				arm := func() {
 					var n atomic.Int32
@@ -551,7 +552,7 @@ func TestWaitGroupChangeIsCarriedOverToTheNextSession(t *testing.T) {
 
 func TestHammerPersistentTasksAreCountedExactlyOnce(t *testing.T) {
 	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
-		var sessions []*Session
+		var sessions []*zsync.Session
 		for range 3 {
 			sessions = append(sessions, open(t, srv))
 		}
@@ -561,7 +562,7 @@ func TestHammerPersistentTasksAreCountedExactlyOnce(t *testing.T) {
 		var total atomic.Int64
 		var gs sync.WaitGroup
 		for i := range 6 {
-			wg := NewWaitGroup(sessions[i%3], "/w", WithPersistentTasks())
+			wg := zsync.NewWaitGroup(sessions[i%3], "/w", zsync.WithPersistentTasks())
 			rnd := rand.New(rand.NewPCG(rnd.Uint64(), uint64(i)))
 			gs.Go(func() {
 				for range 15 {
@@ -569,7 +570,7 @@ func TestHammerPersistentTasksAreCountedExactlyOnce(t *testing.T) {
 					switch err := wg.Add(t.Context(), delta); {
 					case err == nil:
 						total.Add(int64(delta))
-					case delta < 0 && errors.Is(err, ErrNegativeCounter):
+					case delta < 0 && errors.Is(err, zsync.ErrNegativeCounter):
 					default:
 						t.Errorf("Add(%d): %v", delta, err)
 					}
@@ -580,13 +581,13 @@ func TestHammerPersistentTasksAreCountedExactlyOnce(t *testing.T) {
 		gs.Wait()
 		close(stop)
 		<-hurt
-		wantCount(t, NewWaitGroup(open(t, srv), "/w"), int(total.Load()))
+		wantCount(t, zsync.NewWaitGroup(open(t, srv), "/w"), int(total.Load()))
 	})
 }
 
 func TestHammerWaitReturnsNeitherTooEarlyNorNever(t *testing.T) {
 	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
-		var sessions []*Session
+		var sessions []*zsync.Session
 		for range 3 {
 			sessions = append(sessions, open(t, srv))
 		}
@@ -596,7 +597,7 @@ func TestHammerWaitReturnsNeitherTooEarlyNorNever(t *testing.T) {
 		hammerTasks(t, rnd, sessions, standing(srv), 8, time.Second)
 		close(stop)
 		<-hurt
-		waiter := NewWaitGroup(sessions[0], "/w")
+		waiter := zsync.NewWaitGroup(sessions[0], "/w")
 		must(t, waiter.Wait(within(t, time.Minute)))
 		wantCount(t, waiter, 0)
 	})
@@ -604,9 +605,9 @@ func TestHammerWaitReturnsNeitherTooEarlyNorNever(t *testing.T) {
 
 // hammerTasks adds tasks and ends them, each of six goroutines so many times, while
 // others wait for them.
-func hammerTasks(t *testing.T, rnd *rand.Rand, sessions []*Session, stands func(int64) bool, rounds int, pause time.Duration) {
+func hammerTasks(t *testing.T, rnd *rand.Rand, sessions []*zsync.Session, stands func(int64) bool, rounds int, pause time.Duration) {
 	type task struct {
-		s       *Session
+		s       *zsync.Session
 		session int64 // as it was before the task was added
 		ending  atomic.Bool
 	}
@@ -615,7 +616,7 @@ func hammerTasks(t *testing.T, rnd *rand.Rand, sessions []*Session, stands func(
 	var gs sync.WaitGroup
 	for i := range 6 {
 		s := sessions[i%len(sessions)]
-		wg := NewWaitGroup(s, "/w")
+		wg := zsync.NewWaitGroup(s, "/w")
 		rnd := rand.New(rand.NewPCG(rnd.Uint64(), uint64(i)))
 		gs.Go(func() {
 			for range rounds {
@@ -632,14 +633,14 @@ func hammerTasks(t *testing.T, rnd *rand.Rand, sessions []*Session, stands func(
 				mu.Lock()
 				open = slices.DeleteFunc(open, func(x *task) bool { return x == tk })
 				mu.Unlock()
-				if err := wg.Done(); err != nil && !errors.Is(err, ErrLost) {
+				if err := wg.Done(); err != nil && !errors.Is(err, zsync.ErrLost) {
 					t.Errorf("Done: %v", err)
 				}
 				time.Sleep(time.Duration(rnd.Int64N(int64(2 * pause))))
 			}
 		})
 	}
-	waiter := NewWaitGroup(sessions[0], "/w")
+	waiter := zsync.NewWaitGroup(sessions[0], "/w")
 	ctx, cancel := context.WithCancel(t.Context())
 	watching := async(func() error {
 		for {
@@ -663,32 +664,32 @@ func hammerTasks(t *testing.T, rnd *rand.Rand, sessions []*Session, stands func(
 }
 
 func TestHammerTasksOnServers(t *testing.T) {
-	onServers(t, func(t *testing.T, connect func(...Option) *Session, stands func(int64) bool) {
-		sessions := []*Session{connect(), connect(), connect()}
+	onServers(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session, stands func(int64) bool) {
+		sessions := []*zsync.Session{connect(), connect(), connect()}
 		for start, part := time.Now(), uint64(0); time.Since(start) < time.Minute && !t.Failed(); part++ {
 			hammerTasks(t, rand.New(rand.NewPCG(part, 6)), sessions, stands, 20, 20*time.Millisecond)
 		}
-		waiter := NewWaitGroup(sessions[0], "/w")
+		waiter := zsync.NewWaitGroup(sessions[0], "/w")
 		must(t, waiter.Wait(within(t, time.Minute)))
 		wantCount(t, waiter, 0)
 	})
 }
 
 func TestHammerPersistentTasksOnServers(t *testing.T) {
-	onServers(t, func(t *testing.T, connect func(...Option) *Session, stands func(int64) bool) {
-		sessions := []*Session{connect(), connect(), connect()}
+	onServers(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session, stands func(int64) bool) {
+		sessions := []*zsync.Session{connect(), connect(), connect()}
 		var total atomic.Int64
 		var gs sync.WaitGroup
 		until := time.Now().Add(time.Minute)
 		for i := range 6 {
-			wg := NewWaitGroup(sessions[i%3], "/w", WithPersistentTasks())
+			wg := zsync.NewWaitGroup(sessions[i%3], "/w", zsync.WithPersistentTasks())
 			gs.Go(func() {
 				for time.Now().Before(until) {
 					delta := rand.IntN(9) - 4
 					switch err := wg.Add(t.Context(), delta); {
 					case err == nil:
 						total.Add(int64(delta))
-					case delta < 0 && errors.Is(err, ErrNegativeCounter):
+					case delta < 0 && errors.Is(err, zsync.ErrNegativeCounter):
 					default:
 						t.Errorf("Add(%d): %v", delta, err)
 						return
@@ -697,6 +698,6 @@ func TestHammerPersistentTasksOnServers(t *testing.T) {
 			})
 		}
 		gs.Wait()
-		wantCount(t, NewWaitGroup(connect(), "/w"), int(total.Load()))
+		wantCount(t, zsync.NewWaitGroup(connect(), "/w"), int(total.Load()))
 	})
 }

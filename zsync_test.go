@@ -1,4 +1,4 @@
-package zsync
+package zsync_test
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"github.com/google/uuid"
 	"go.uber.org/goleak"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
@@ -36,10 +37,10 @@ func bubble(t *testing.T, f func(t *testing.T, srv *zktest.Server), opts ...zkte
 }
 
 // open connects a session to srv, through its in-memory transport.
-func open(t testing.TB, srv *zktest.Server, opts ...Option) *Session {
+func open(t testing.TB, srv *zktest.Server, opts ...zsync.Option) *zsync.Session {
 	t.Helper()
-	opts = append([]Option{WithDialer(srv.Dial), WithSessionTimeout(testTimeout)}, opts...)
-	s, err := Connect(t.Context(), strings.Join(srv.Addrs(), ","), opts...)
+	opts = append([]zsync.Option{zsync.WithDialer(srv.Dial), zsync.WithSessionTimeout(testTimeout)}, opts...)
+	s, err := zsync.Connect(t.Context(), strings.Join(srv.Addrs(), ","), opts...)
 	if err != nil {
 		t.Fatalf("Connect: %v", err)
 	}
@@ -50,19 +51,19 @@ func open(t testing.TB, srv *zktest.Server, opts ...Option) *Session {
 // anywhere runs f against an in-process server or, if ZSYNC_TEST_SERVERS names
 // an ensemble, against that. connect makes a session below a chroot that is
 // f's own; timing is real.
-func anywhere(t *testing.T, f func(t *testing.T, connect func(opts ...Option) *Session)) {
+func anywhere(t *testing.T, f func(t *testing.T, connect func(opts ...zsync.Option) *zsync.Session)) {
 	t.Helper()
 	servers := os.Getenv("ZSYNC_TEST_SERVERS")
 	if servers == "" {
 		servers = strings.Join(zktest.Start(t).Addrs(), ",")
 	}
 	chroot := "/zsync-test-" + uuid.NewString()
-	f(t, func(opts ...Option) *Session {
+	f(t, func(opts ...zsync.Option) *zsync.Session {
 		t.Helper()
-		opts = append([]Option{WithSessionTimeout(4 * time.Second)}, opts...)
+		opts = append([]zsync.Option{zsync.WithSessionTimeout(4 * time.Second)}, opts...)
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		defer cancel()
-		s, err := Connect(ctx, servers+chroot, opts...)
+		s, err := zsync.Connect(ctx, servers+chroot, opts...)
 		if err != nil {
 			t.Fatalf("Connect: %v", err)
 		}
@@ -114,11 +115,11 @@ func pendingStill(t testing.TB, c <-chan error) {
 }
 
 // childrenOf lists a znode with the session of its own.
-func childrenOf(t testing.TB, s *Session, path string) []string {
+func childrenOf(t testing.TB, s *zsync.Session, path string) []string {
 	t.Helper()
-	inc, err := s.m.Incarnation(t.Context())
+	inc, err := zsync.ManagerOf(s).Incarnation(t.Context())
 	must(t, err)
-	names, _, err := inc.Children(t.Context(), s.m.Full(path))
+	names, _, err := inc.Children(t.Context(), zsync.ManagerOf(s).Full(path))
 	if session.IsNoNode(err) {
 		return nil
 	}
@@ -147,9 +148,15 @@ func setACL(t testing.TB, srv *zktest.Server, path string, acl []zk.ACL) {
 }
 
 // sendAll sends vs in requests that are not too large.
-func sendAll[T any](t *testing.T, q *Queue[T], vs []T) {
+func sendAll[T any](t *testing.T, q *zsync.Queue[T], vs []T) {
 	t.Helper()
 	for part := range slices.Chunk(vs, 500) {
 		must(t, q.Send(t.Context(), part...))
 	}
 }
+
+// What the library has as its defaults and limits.
+const (
+	defaultHandoffs = 16
+	maxUnits        = 1000
+)

@@ -256,6 +256,7 @@ func TestDoctorCleansUpOnlyWhatIsStillAsShown(t *testing.T) {
 	// What has changed since it was shown is left alone.
 	in, out := io.Pipe()
 	r = startReading(t, srv.Addr(), in, "doctor", "--clean", "--older", "0")
+	t.Cleanup(func() { out.Close() }) // what reads it is waited for
 	r.awaitOutput("delete 3 znodes? [y/N] ")
 	if _, err := conn.Set("/gone-claims", []byte("in use again"), -1); err != nil {
 		t.Fatal(err)
