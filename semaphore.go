@@ -777,7 +777,7 @@ func (m *Semaphore) surrender(a *allotment, why error) {
 	m.s.m.Log.Warn("zsync: given up", "path", m.path, "reason", why)
 	m.s.m.Spawn(func() {
 		select {
-		case <-time.After(line.GraceOf(inc)):
+		case <-time.After(inc.LossTime()):
 		case <-a.ended:
 		case <-inc.Ctx.Done():
 			return

@@ -571,7 +571,7 @@ func (g *Grant) giveUp(why error) {
 	inc.Manager.Log.Warn("zsync: given up", "path", inc.Manager.Bare(c.Line.Dir), "reason", why)
 	inc.Manager.Spawn(func() {
 		select {
-		case <-time.After(GraceOf(inc)):
+		case <-time.After(inc.LossTime()):
 		case <-c.held.quit:
 		case <-inc.Ctx.Done(): // which deletes it
 			return

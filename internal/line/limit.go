@@ -19,12 +19,6 @@ type Limits struct {
 // errUnhealthy means that a health function did not return in time.
 var errUnhealthy = errors.New("the health function did not return in time")
 
-// GraceOf is how long whoever is told that his hold is given up has before it is
-// granted to others: a tenth of the session timeout, as much as there is between
-// the moment at which a client that is cut off tells its losses and the end of
-// its session.
-func GraceOf(inc *session.Incarnation) time.Duration { return time.Duration(inc.Timeout.Load() / 10) }
-
 // Guard asks l.Health every third of the session timeout of inc, until end is
 // closed, and calls giveUp, once, when that fails, or has not returned by the time
 // of the next.

@@ -53,6 +53,7 @@ type Incarnation struct {
 	stakes int      // what is held through the session; guarded by liveMu
 	asking *inquiry // under way; guarded by liveMu
 	nobody string   // a path where there is no znode
+	gaveUp bool     // the session is given up, and whoever is told so has LossTime; guarded by liveMu, and stays once it is set
 
 	Attached sync.Map // what is kept with the session, by keys of whoever keeps it
 
@@ -260,9 +261,41 @@ func (inc *Incarnation) loseSince(why LossReason, since time.Time) {
 
 // giveUp ends the incarnation, and its session on the servers, with everything
 // that is held through it. It is lose without the end of the connection, over
-// which shut closes the session.
+// which shut closes the session when those who held something have had LossTime.
+//
+// There may be many reasons to give a session up, before and after it was. The
+// first counts: an incarnation is given up once.
 func (inc *Incarnation) giveUp() {
+	inc.LiveMu.Lock()
+	inc.gaveUp = true // before end, after which shut looks
+	inc.LiveMu.Unlock()
 	inc.end(inc.Manager.Config.Lost(LossGivenUp, inc.ID.Load(), time.Now()))
+}
+
+// LossTime is how long whoever is told that what he held is given up has before
+// it can be granted to others: a tenth of the session timeout, as much as there
+// is between the moment at which a client that is cut off tells its losses and
+// the end of its session.
+func (inc *Incarnation) LossTime() time.Duration { return time.Duration(inc.Timeout.Load() / 10) }
+
+// leaveTime waits until those who held something through the session, if it was
+// given up, have had their time. All were told when the incarnation ended.
+func (inc *Incarnation) leaveTime() {
+	inc.LiveMu.Lock()
+	gaveUp := inc.gaveUp
+	inc.LiveMu.Unlock()
+	if !gaveUp {
+		return
+	}
+	// Whichever is picked when several are ready, shut looks again. Without a
+	// connection the session stays until it expires, which is later than LossTime:
+	// it was certain to live for as long when it was given up. Who closes the
+	// Session gives up by himself, and waits for nobody.
+	select {
+	case <-time.After(inc.LossTime()):
+	case <-inc.Disconnection():
+	case <-inc.Manager.Closing:
+	}
 }
 
 // fail ends the incarnation, and the whole Session with it, because of
@@ -290,6 +323,7 @@ func (inc *Incarnation) seal(cause error) {
 func (inc *Incarnation) shut() {
 	inc.drain.Do(func() {
 		inc.end(ErrClosed) // the first cause stays
+		inc.leaveTime()
 		select {
 		case <-inc.Disconnection():
 			// No server can be told. go-zookeeper answers the last request
