@@ -4,15 +4,12 @@ import (
 	"context"
 	"time"
 
+	"github.com/zsync/zsync/internal/double"
 	"github.com/zsync/zsync/internal/line"
 	"github.com/zsync/zsync/internal/session"
 )
 
 // What tests from outside have to see of the inside.
-
-// LastParty is the greatest number of a party before the room of a double
-// barrier is replaced.
-const LastParty = lastParty
 
 var (
 	ParseServers = parseServers
@@ -50,14 +47,8 @@ func SwapBlindly[T any](ctx context.Context, v *Value[T], old Version, data []by
 	return v.swap(ctx, old, data)
 }
 
-// RoundOf returns which round of a double barrier wg is in, and by which hold.
-func RoundOf(wg *WaitGroup) (round any, hold *line.Grant) {
-	p := wg.double.inside[0]
-	return p.round, p.hold
-}
-
-// Leftovers returns how many znodes of parties wg has to look for.
-func Leftovers(wg *WaitGroup) int { return len(wg.double.leftovers) }
+// DoubleOf returns the double barrier of wg.
+func DoubleOf(wg *WaitGroup) *double.Barrier { return wg.double }
 
 // KeptTallies returns how many tallies s keeps.
 func KeptTallies(s *Session) int {
@@ -77,13 +68,6 @@ func EncodePair[T1, T2 any](c Codec, first T1, second T2) ([]byte, error) {
 func DecodePair[T1, T2 any](c Codec, data []byte) (T1, T2, error) {
 	p, err := decodePair[T1, T2](c, data)
 	return p.first, p.second, err
-}
-
-// ReadRoom returns what the data of a double barrier's room is read as, written
-// again.
-func ReadRoom(data []byte) ([]byte, error) {
-	state, err := parseRoomState(data)
-	return state.bytes(), err
 }
 
 // ThroughTheGate has m not try to do without its gate.

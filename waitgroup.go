@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/double"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -70,7 +71,7 @@ import (
 type WaitGroup struct {
 	made
 	tally  *tally
-	double *doubleBarrier
+	double *double.Barrier
 }
 
 // A WaitGroupOption changes a WaitGroup.
@@ -99,7 +100,7 @@ func NewWaitGroup(s *Session, path string, opts ...WaitGroupOption) *WaitGroup {
 	if wg.err = checkNew(s, path, err); wg.err == nil {
 		t := &tally{m: s.m, all: &s.tallies, dir: s.m.Full(path), keep: c.keep}
 		wg.tally = s.tallies.of(tallyKey{t.dir, t.keep}, t)
-		wg.double = newDoubleBarrier(s.m, path)
+		wg.double = double.New(s.m, path)
 	}
 	return wg
 }
@@ -779,37 +780,23 @@ func (wg *WaitGroup) enter(ctx context.Context, n int) error {
 	if wg.misuse() != nil {
 		return wg.misuse()
 	}
-	d, m := wg.double, wg.s.m
-	if most := (session.MaxPacket - 1024) / (len(d.room) + 128); n < 1 || n > most {
-		return session.Invalid("%d parties; want from 1 to %d, which one transaction can let in", n, most)
+	if err := wg.double.Check(n); err != nil {
+		return err
 	}
 	if ctx.Err() != nil {
 		return session.CtxErr(ctx)
 	}
-	m.Waiters.Add(1)
-	defer m.Waiters.Add(-1)
 	start := time.Now()
 	traced := func() Traced { return wg.s.tracers.traced("double barrier", "enter", wg.path) }
 	end := wg.s.tracers.acquiring(ctx, traced)
-	var p *party
-	err := m.During(ctx, func(inc *session.Incarnation) error {
-		for {
-			var err error
-			if p, err = d.enter(ctx, inc, n); !errors.Is(err, session.ErrVanished) {
-				return err
-			}
-		}
-	})
-	m.Waited("enter", wg.path, start, err)
+	g, err := wg.double.Enter(ctx, n)
+	wg.s.m.Waited("enter", wg.path, start, err)
 	if err != nil {
 		end("", err)
 		return err
 	}
-	end(p.name, nil)
-	wg.s.tracers.follow(ctx, traced, p.hold)
-	d.mu.Lock()
-	d.inside = append(d.inside, p)
-	d.mu.Unlock()
+	end(g.Name(), nil)
+	wg.s.tracers.follow(ctx, traced, g)
 	return nil
 }
 
@@ -823,31 +810,10 @@ func (wg *WaitGroup) enter(ctx context.Context, n int) error {
 // are inside. Once it has left, Leave outlives a session. For the cost see
 // [WaitGroup.Enter].
 func (wg *WaitGroup) Leave(ctx context.Context) error {
-	return opError("leave", wg.path, wg.leave(ctx))
-}
-
-func (wg *WaitGroup) leave(ctx context.Context) error {
 	if wg.misuse() != nil {
-		return wg.misuse()
+		return opError("leave", wg.path, wg.misuse())
 	}
-	d := wg.double
-	d.mu.Lock()
-	if len(d.inside) == 0 {
-		d.mu.Unlock()
-		return ErrNotLocked
-	}
-	p := d.inside[0]
-	d.inside = slices.Delete(d.inside, 0, 1)
-	d.mu.Unlock()
-	if err := p.hold.Err(); err != nil {
-		p.hold.Release()
-		return err
-	}
-	err := d.leave(ctx, p.hold.Claim.Incarnation, p)
-	if errors.Is(err, session.ErrEnded) {
-		err = wg.s.m.During(ctx, func(inc *session.Incarnation) error { return d.leave(ctx, inc, p) })
-	}
-	return err
+	return opError("leave", wg.path, wg.double.Leave(ctx))
 }
 
 // Lost returns a channel that is closed when the membership is lost that
@@ -858,13 +824,11 @@ func (wg *WaitGroup) Lost() <-chan struct{} {
 	if wg.misuse() != nil {
 		return session.ClosedChan
 	}
-	d := wg.double
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if len(d.inside) == 0 || d.inside[0].hold.Err() != nil {
+	hold, _ := wg.double.Membership()
+	if hold == nil || hold.Err() != nil {
 		return session.ClosedChan
 	}
-	return d.inside[0].hold.Lost
+	return hold.Lost
 }
 
 // Contenders returns the parties of the double barrier, in their order: who is
@@ -875,8 +839,11 @@ func (wg *WaitGroup) Contenders(ctx context.Context) ([]Contender, error) {
 		return nil, opError("contenders", wg.path, wg.misuse())
 	}
 	var out []Contender
-	err := wg.s.m.During(ctx, func(inc *session.Incarnation) (err error) {
-		out, err = wg.double.parties(ctx, inc)
+	err := wg.s.m.During(ctx, func(inc *session.Incarnation) error {
+		names, inside, err := wg.double.Parties(ctx, inc)
+		if err == nil && len(names) > 0 {
+			out, err = describe(ctx, inc, wg.double.Room(), names, func(i int) (Mode, bool) { return ModeParty, inside(i) })
+		}
 		if session.IsNoNode(err) {
 			return nil // there is no room
 		}

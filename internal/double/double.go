@@ -1,4 +1,6 @@
-package zsync
+// Package double is the double barrier: parties enter together and leave
+// together, round after round. It is one of the two faces of a WaitGroup.
+package double
 
 import (
 	"context"
@@ -17,8 +19,8 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// The other face of a WaitGroup is a double barrier: parties enter together
-// and leave together, round after round.
+// A Barrier is the double barrier of one path. Each value keeps its own
+// memberships.
 //
 // The parties are ephemeral, sequential children of one znode, the room. Its
 // data tells up to which number they have been let in, so no marker of one
@@ -57,10 +59,7 @@ import (
 //
 // Step 6 comes before step 7 because the keeper waits for our child: so its
 // znode cannot go before we watch it unless the keeper dies.
-
-// A doubleBarrier is that face of a WaitGroup. Each value keeps its own
-// memberships.
-type doubleBarrier struct {
+type Barrier struct {
 	line line.Line // only says where the holds are
 	room string    // the parent of the parties, as the server knows it
 	dir  string    // the path of the WaitGroup, as the server knows it
@@ -166,9 +165,21 @@ func parseRoomState(data []byte) (roomState, error) {
 	return s, nil
 }
 
-func newDoubleBarrier(m *session.Manager, path string) *doubleBarrier {
+// New returns the double barrier at path. It does no I/O.
+func New(m *session.Manager, path string) *Barrier {
 	dir := m.Full(path)
-	return &doubleBarrier{line: line.Line{Manager: m, Dir: dir, Kind: trace.Party}, room: session.ChildPath(dir, "parties"), dir: dir}
+	return &Barrier{line: line.Line{Manager: m, Dir: dir, Kind: trace.Party}, room: session.ChildPath(dir, "parties"), dir: dir}
+}
+
+// Room returns the parent of the parties, as the server knows it.
+func (b *Barrier) Room() string { return b.room }
+
+// Check returns why there cannot be rounds of n, if so.
+func (b *Barrier) Check(n int) error {
+	if most := (session.MaxPacket - 1024) / (len(b.room) + 128); n < 1 || n > most {
+		return session.Invalid("%d parties; want from 1 to %d, which one transaction can let in", n, most)
+	}
+	return nil
 }
 
 const partyBase = "party-"
@@ -179,16 +190,16 @@ func partyOf(n int) string { return strconv.Itoa(n) + "-" + partyBase }
 
 func isPartyOf(n int, name string) bool { return strings.Contains(name, "-"+partyOf(n)) }
 
-// lastParty is where a room is given up for the next, long before its numbers
+// LastParty is where a room is given up for the next, long before its numbers
 // are used up: see Line.InOrder for what happens then. Whoever lets a round in
 // that reaches it closes the room for all others at once, so nobody waits in it
 // for those who have gone on. Between two rounds 2^30 parties may come and give
 // up; the rest would have to leave before the others go on.
-const lastParty = 1 << 30
+const LastParty = 1 << 30
 
 // keeperPath is the same for everyone in a round, and never used again.
-func (d *doubleBarrier) keeperPath(id roundID) string {
-	return session.ChildPath(d.dir, fmt.Sprintf("keeper-%x-%d", id.room, id.version))
+func (b *Barrier) keeperPath(id roundID) string {
+	return session.ChildPath(b.dir, fmt.Sprintf("keeper-%x-%d", id.room, id.version))
 }
 
 // The reasons to leave a room at once.
@@ -197,25 +208,82 @@ var (
 	errUsedUp    = errors.New("zsync: the room's numbers are used up")
 )
 
+// Enter waits until n parties have entered and all are let in together. The hold
+// is that of the caller's membership, which [Barrier.Leave] ends.
+func (b *Barrier) Enter(ctx context.Context, n int) (*line.Grant, error) {
+	m := b.line.Manager
+	m.Waiters.Add(1)
+	defer m.Waiters.Add(-1)
+	var p *party
+	err := m.During(ctx, func(inc *session.Incarnation) error {
+		for {
+			var err error
+			if p, err = b.enter(ctx, inc, n); !errors.Is(err, session.ErrVanished) {
+				return err
+			}
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.inside = append(b.inside, p)
+	return p.hold, nil
+}
+
+// Leave gives up the earliest membership that Enter gave, and waits until all of
+// that round have left.
+func (b *Barrier) Leave(ctx context.Context) error {
+	b.mu.Lock()
+	if len(b.inside) == 0 {
+		b.mu.Unlock()
+		return line.ErrNotLocked
+	}
+	p := b.inside[0]
+	b.inside = slices.Delete(b.inside, 0, 1)
+	b.mu.Unlock()
+	if err := p.hold.Err(); err != nil {
+		p.hold.Release()
+		return err
+	}
+	err := b.leave(ctx, p.hold.Claim.Incarnation, p)
+	if errors.Is(err, session.ErrEnded) {
+		err = b.line.Manager.During(ctx, func(inc *session.Incarnation) error { return b.leave(ctx, inc, p) })
+	}
+	return err
+}
+
+// Membership returns the hold of the earliest membership, that which Leave would
+// end, and which round it is in; nil if there is none.
+func (b *Barrier) Membership() (hold *line.Grant, round any) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.inside) == 0 {
+		return nil, nil
+	}
+	return b.inside[0].hold, b.inside[0].round
+}
+
 // enter is Enter within one session. It is ErrVanished if Enter should begin
 // anew, because the room or our child is gone.
-func (d *doubleBarrier) enter(ctx context.Context, inc *session.Incarnation, n int) (*party, error) {
+func (b *Barrier) enter(ctx context.Context, inc *session.Incarnation, n int) (*party, error) {
 	// Nothing is made while there is no connection, so that what is given up
 	// then leaves no ghost.
 	if err := inc.Connection(ctx); err != nil {
 		return nil, err
 	}
-	if err := d.removeLeftovers(ctx, inc); err != nil {
+	if err := b.removeLeftovers(ctx, inc); err != nil {
 		return nil, err
 	}
-	if err := inc.Vet(ctx, d.dir, nil); err != nil {
+	if err := inc.Vet(ctx, b.dir, nil); err != nil {
 		return nil, err
 	}
 	guid := session.NewGUID()
-	path, _, err := inc.CreateChildOf(ctx, d.room, roomState{n: n}.bytes(), // Step 1.
+	path, _, err := inc.CreateChildOf(ctx, b.room, roomState{n: n}.bytes(), // Step 1.
 		session.ProtectedName(guid, partyOf(n)), guid, []byte(inc.Manager.Config.Owner), zk.FlagEphemeralSequential, false)
 	if err != nil {
-		d.leaveBehind(guid)
+		b.leaveBehind(guid)
 		return nil, err
 	}
 	me, ok := line.ParseChild(session.BaseName(path), partyBase)
@@ -224,20 +292,20 @@ func (d *doubleBarrier) enter(ctx context.Context, inc *session.Incarnation, n i
 	}
 	p := &party{name: me.Name, path: path, seq: me.Seq}
 	var s *session.Stake
-	if err = d.await(ctx, inc, p, n); err == nil {
+	if err = b.await(ctx, inc, p, n); err == nil {
 		s, err = inc.Stake(ctx)
 	}
 	if err == nil {
-		p.hold = (&line.Claim{Line: &d.line, Incarnation: inc, Path: path, Child: me, Unwatched: true, Stake: s}).Grant("enter", false)
+		p.hold = (&line.Claim{Line: &b.line, Incarnation: inc, Path: path, Child: me, Unwatched: true, Stake: s}).Grant("enter", false)
 		return p, nil
 	}
 	// We may be let in at this same instant. Then we count as having left.
-	gone := d.withdraw(inc, p)
+	gone := b.withdraw(inc, p)
 	switch {
 	case errors.Is(err, errOtherSize), errors.Is(err, errUsedUp):
 		select {
 		case <-gone.Done:
-			return nil, d.replace(ctx, inc, n, p.round.room, err)
+			return nil, b.replace(ctx, inc, n, p.round.room, err)
 		case <-gone.Refused:
 			err = gone.Refusal
 		case <-ctx.Done():
@@ -249,7 +317,7 @@ func (d *doubleBarrier) enter(ctx context.Context, inc *session.Incarnation, n i
 		gone.Await(session.Grace)
 	}
 	if !session.IsClosed(gone.Done) || gone.Err != nil {
-		d.leaveBehind(guid)
+		b.leaveBehind(guid)
 	}
 	return nil, err
 }
@@ -258,10 +326,10 @@ func (d *doubleBarrier) enter(ctx context.Context, inc *session.Incarnation, n i
 // znode: its deletion is under way, or its session is lost to us and lives on for
 // the servers. It must not make up the number together with the next Enter
 // of the very caller that has left, or goes on in the next session.
-func (d *doubleBarrier) leaveBehind(guid string) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.leftovers = append(d.leftovers, guid)
+func (b *Barrier) leaveBehind(guid string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.leftovers = append(b.leftovers, guid)
 }
 
 // removeLeftovers deletes the znodes of ghosts. They stay ghosts until that is done,
@@ -270,12 +338,12 @@ func (d *doubleBarrier) leaveBehind(guid string) {
 // Within a session find is exact. A create of a former session can still come
 // after it only if it is held up on its way for longer than the session can be
 // taken for alive here; it is then, to the servers, a party that dies.
-func (d *doubleBarrier) removeLeftovers(ctx context.Context, inc *session.Incarnation) error {
-	d.mu.Lock()
-	ghosts := slices.Clone(d.leftovers)
-	d.mu.Unlock()
+func (b *Barrier) removeLeftovers(ctx context.Context, inc *session.Incarnation) error {
+	b.mu.Lock()
+	ghosts := slices.Clone(b.leftovers)
+	b.mu.Unlock()
 	for _, guid := range ghosts {
-		path, err := inc.Find(ctx, d.room, guid)
+		path, err := inc.Find(ctx, b.room, guid)
 		if err != nil {
 			return err
 		}
@@ -292,16 +360,16 @@ func (d *doubleBarrier) removeLeftovers(ctx context.Context, inc *session.Incarn
 				return gone.Err
 			}
 		}
-		d.mu.Lock()
-		d.leftovers = slices.DeleteFunc(d.leftovers, func(g string) bool { return g == guid })
-		d.mu.Unlock()
+		b.mu.Lock()
+		b.leftovers = slices.DeleteFunc(b.leftovers, func(g string) bool { return g == guid })
+		b.mu.Unlock()
 	}
 	return nil
 }
 
 // withdraw deletes what p has made, in the background: its child, and the
 // keeper's znode if that is p's.
-func (d *doubleBarrier) withdraw(inc *session.Incarnation, p *party) *session.Removal {
+func (b *Barrier) withdraw(inc *session.Incarnation, p *party) *session.Removal {
 	return inc.Vacate(p.path, func() error {
 		ctx := inc.Ctx // there is nobody else to wait for
 		if err := inc.RemoveNow(ctx, p.path); err != nil && !session.IsNoNode(err) {
@@ -320,7 +388,7 @@ func (d *doubleBarrier) withdraw(inc *session.Incarnation, p *party) *session.Re
 				return nil
 			}
 		}
-		keeper := d.keeperPath(p.round)
+		keeper := b.keeperPath(p.round)
 		data, _, err := inc.Get(ctx, keeper)
 		if err == nil && string(data) == p.name {
 			err = inc.RemoveNow(ctx, keeper)
@@ -335,16 +403,16 @@ func (d *doubleBarrier) withdraw(inc *session.Incarnation, p *party) *session.Re
 // replace deletes the room, so that another takes its place, when nobody is in
 // it; if the room is for another number of parties, only if nobody of these is.
 // It returns nothing but an error: ErrVanished if Enter should begin anew.
-func (d *doubleBarrier) replace(ctx context.Context, inc *session.Incarnation, n int, room int64, why error) error {
+func (b *Barrier) replace(ctx context.Context, inc *session.Incarnation, n int, room int64, why error) error {
 	for {
-		err := inc.DeleteEmpty(ctx, d.room)
+		err := inc.DeleteEmpty(ctx, b.room)
 		switch {
 		case err == nil, session.IsNoNode(err):
 			return session.ErrVanished
 		case !errors.Is(err, zk.ErrNotEmpty):
 			return err
 		}
-		names, stat, err := inc.Children(ctx, d.room)
+		names, stat, err := inc.Children(ctx, b.room)
 		switch {
 		case session.IsNoNode(err), err == nil && stat.Czxid != room:
 			return session.ErrVanished // others have replaced it
@@ -356,17 +424,17 @@ func (d *doubleBarrier) replace(ctx context.Context, inc *session.Incarnation, n
 			return session.Invalid("%d parties, while others enter or are inside with%s", n, strings.TrimPrefix(why.Error(), errOtherSize.Error()))
 		}
 		// Nobody is let in here any more: they leave as we do, or are inside.
-		if err := d.awaitAll(ctx, inc, names); err != nil {
+		if err := b.awaitAll(ctx, inc, names); err != nil {
 			return err
 		}
 	}
 }
 
 // await is Enter after step 1.
-func (d *doubleBarrier) await(ctx context.Context, inc *session.Incarnation, p *party, n int) error {
+func (b *Barrier) await(ctx context.Context, inc *session.Incarnation, p *party, n int) error {
 	for {
-		w := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: d.room})
-		inside, err := d.look(ctx, inc, w, p, n)
+		w := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: b.room})
+		inside, err := b.look(ctx, inc, w, p, n)
 		inc.Watches.Leave(w)
 		switch {
 		case err != nil, inside:
@@ -376,8 +444,8 @@ func (d *doubleBarrier) await(ctx context.Context, inc *session.Incarnation, p *
 }
 
 // look goes through steps 2 to 5 once.
-func (d *doubleBarrier) look(ctx context.Context, inc *session.Incarnation, w *session.Watch, p *party, n int) (inside bool, err error) {
-	data, stat, err := inc.Get(ctx, d.room) // Step 2.
+func (b *Barrier) look(ctx context.Context, inc *session.Incarnation, w *session.Watch, p *party, n int) (inside bool, err error) {
+	data, stat, err := inc.Get(ctx, b.room) // Step 2.
 	switch {
 	case session.IsNoNode(err), err == nil && p.round.room != 0 && p.round.room != stat.Czxid:
 		return false, session.ErrVanished // somebody deleted the room, and us with it
@@ -396,12 +464,12 @@ func (d *doubleBarrier) look(ctx context.Context, inc *session.Incarnation, w *s
 		p.round.version = r.version
 		return true, nil
 	}
-	if state.admitted() >= lastParty || (line.Child{Seq: p.seq}).Exhausted() {
+	if state.admitted() >= LastParty || (line.Child{Seq: p.seq}).Exhausted() {
 		return false, errUsedUp
 	}
 	nth := int(p.seq - state.admitted()) // at most: some who came before us may be gone
 	if nth >= n && int(stat.NumChildren) >= n {
-		place, inside, err := d.letIn(ctx, inc, state, p) // Step 4.
+		place, inside, err := b.letIn(ctx, inc, state, p) // Step 4.
 		if err != nil || inside || place >= n {
 			return inside, err
 		}
@@ -425,8 +493,8 @@ func (d *doubleBarrier) look(ctx context.Context, inc *session.Incarnation, w *s
 // letIn is step 4: it lets the next round in if p is the n'th who waits, or
 // behind. It says which p was, and whether p is inside. Unless p is inside or
 // one of the first n-1, p has to look again.
-func (d *doubleBarrier) letIn(ctx context.Context, inc *session.Incarnation, state roomState, p *party) (nth int, inside bool, err error) {
-	names, _, err := inc.Children(ctx, d.room)
+func (b *Barrier) letIn(ctx context.Context, inc *session.Incarnation, state roomState, p *party) (nth int, inside bool, err error) {
+	names, _, err := inc.Children(ctx, b.room)
 	if err != nil && !session.IsNoNode(err) {
 		return 0, false, err
 	}
@@ -444,11 +512,11 @@ func (d *doubleBarrier) letIn(ctx context.Context, inc *session.Incarnation, sta
 	in := waiting[:state.n]
 	next := state.next(p.round.version, all, in)
 	data := next.bytes()
-	ops := []any{&zk.SetDataRequest{Path: d.room, Data: data, Version: p.round.version - 1}}
+	ops := []any{&zk.SetDataRequest{Path: b.room, Data: data, Version: p.round.version - 1}}
 	size := 512 + len(data)
 	others := make([]string, 0, len(in)-1) // not nil
 	for _, c := range in {
-		path := session.ChildPath(d.room, c.Name)
+		path := session.ChildPath(b.room, c.Name)
 		ops = append(ops, &zk.CheckVersionRequest{Path: path, Version: -1})
 		size += 32 + len(path)
 		if c.Name != p.name {
@@ -457,10 +525,10 @@ func (d *doubleBarrier) letIn(ctx context.Context, inc *session.Incarnation, sta
 	}
 	if nth == state.n {
 		// Somebody behind would keep it only until it is inside itself.
-		ops = append(ops, &zk.CreateRequest{Path: d.keeperPath(p.round), Data: []byte(p.name), Flags: zk.FlagEphemeral, Acl: inc.Manager.Config.ACL})
+		ops = append(ops, &zk.CreateRequest{Path: b.keeperPath(p.round), Data: []byte(p.name), Flags: zk.FlagEphemeral, Acl: inc.Manager.Config.ACL})
 	}
 	if size > session.MaxPacket {
-		return nth, false, ErrTooLarge
+		return nth, false, session.ErrTooLarge
 	}
 	p.asked = p.asked || nth == state.n
 	_, err = inc.AttemptMulti(ctx, ops)
@@ -483,8 +551,8 @@ func (d *doubleBarrier) letIn(ctx context.Context, inc *session.Incarnation, sta
 // leave is Leave within one session, which is p's own the first time. It is
 // ErrEnded only if p has left. If it fails, p keeps the round no longer, and
 // somebody else becomes the keeper.
-func (d *doubleBarrier) leave(ctx context.Context, inc *session.Incarnation, p *party) error {
-	err := d.depart(ctx, inc, p)
+func (b *Barrier) leave(ctx context.Context, inc *session.Incarnation, p *party) error {
+	err := b.depart(ctx, inc, p)
 	switch {
 	case err == nil, p.left && !p.asked:
 		return err
@@ -495,19 +563,19 @@ func (d *doubleBarrier) leave(ctx context.Context, inc *session.Incarnation, p *
 		p.left = true
 		p.hold.Left()
 	}
-	d.withdraw(inc, p).Await(session.Grace)
+	b.withdraw(inc, p).Await(session.Grace)
 	return err
 }
 
 // depart goes through steps 6 to 11.
-func (d *doubleBarrier) depart(ctx context.Context, inc *session.Incarnation, p *party) error {
+func (b *Barrier) depart(ctx context.Context, inc *session.Incarnation, p *party) error {
 	if p.keeps {
 		p.keeps = false
-		return d.keep(ctx, inc, p)
+		return b.keep(ctx, inc, p)
 	}
 	for {
-		w := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: d.keeperPath(p.round)})
-		done, err := d.follow(ctx, inc, w, p)
+		w := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: b.keeperPath(p.round)})
+		done, err := b.follow(ctx, inc, w, p)
 		inc.Watches.Leave(w)
 		if done || err != nil {
 			return err
@@ -516,10 +584,10 @@ func (d *doubleBarrier) depart(ctx context.Context, inc *session.Incarnation, p 
 }
 
 // follow goes through steps 6 to 9 once, or becomes the keeper.
-func (d *doubleBarrier) follow(ctx context.Context, inc *session.Incarnation, w *session.Watch, p *party) (done bool, err error) {
+func (b *Barrier) follow(ctx context.Context, inc *session.Incarnation, w *session.Watch, p *party) (done bool, err error) {
 	data, stat, err := inc.Get(ctx, w.Key.Path) // Step 6.
 	if err == nil && string(data) == p.name && stat.EphemeralOwner == inc.ID.Load() {
-		return true, d.keep(ctx, inc, p)
+		return true, b.keep(ctx, inc, p)
 	}
 	if err != nil && !session.IsNoNode(err) {
 		return false, err
@@ -533,7 +601,7 @@ func (d *doubleBarrier) follow(ctx context.Context, inc *session.Incarnation, w 
 	if err != nil { // Step 8.
 		// Either the keeper has died, or it has told that all have left while
 		// we did not listen. As the keeper we find out.
-		return d.succeed(ctx, inc, p)
+		return b.succeed(ctx, inc, p)
 	}
 	if err := inc.AwaitFired(ctx, w); err != nil { // Step 9.
 		return false, err
@@ -543,9 +611,9 @@ func (d *doubleBarrier) follow(ctx context.Context, inc *session.Incarnation, w 
 }
 
 // succeed is step 8. Unless it has done or failed, p has to look again.
-func (d *doubleBarrier) succeed(ctx context.Context, inc *session.Incarnation, p *party) (done bool, err error) {
+func (b *Barrier) succeed(ctx context.Context, inc *session.Incarnation, p *party) (done bool, err error) {
 	p.asked = true
-	create, err := inc.StartCreate(ctx, d.keeperPath(p.round), []byte(p.name), zk.FlagEphemeral)
+	create, err := inc.StartCreate(ctx, b.keeperPath(p.round), []byte(p.name), zk.FlagEphemeral)
 	if err != nil {
 		return false, err
 	}
@@ -554,7 +622,7 @@ func (d *doubleBarrier) succeed(ctx context.Context, inc *session.Incarnation, p
 	switch {
 	case err == nil:
 		// Our server, should it have lagged, has come up to this moment.
-		return true, d.keep(ctx, inc, p)
+		return true, b.keep(ctx, inc, p)
 	case session.IsNoNode(err):
 		return true, nil // the servers have removed the empty path
 	case session.IsNodeExists(err):
@@ -566,23 +634,23 @@ func (d *doubleBarrier) succeed(ctx context.Context, inc *session.Incarnation, p
 }
 
 // keep is steps 10 and 11.
-func (d *doubleBarrier) keep(ctx context.Context, inc *session.Incarnation, p *party) error {
+func (b *Barrier) keep(ctx context.Context, inc *session.Incarnation, p *party) error {
 	names, err := p.others, error(nil)
 	if names == nil {
-		names, err = d.rest(ctx, inc, p)
+		names, err = b.rest(ctx, inc, p)
 	}
 	if err == nil {
-		err = d.awaitAll(ctx, inc, names)
+		err = b.awaitAll(ctx, inc, names)
 	}
 	if err == nil {
-		err = d.tell(ctx, inc, p)
+		err = b.tell(ctx, inc, p)
 	}
 	return err
 }
 
 // rest returns the names of those of p's round, but for p, who are inside.
-func (d *doubleBarrier) rest(ctx context.Context, inc *session.Incarnation, p *party) ([]string, error) {
-	data, stat, err := inc.Get(ctx, d.room)
+func (b *Barrier) rest(ctx context.Context, inc *session.Incarnation, p *party) ([]string, error) {
+	data, stat, err := inc.Get(ctx, b.room)
 	if session.IsNoNode(err) || err == nil && stat.Czxid != p.round.room {
 		return nil, nil // a room goes only when nobody is in it
 	}
@@ -597,7 +665,7 @@ func (d *doubleBarrier) rest(ctx context.Context, inc *session.Incarnation, p *p
 	if !ok {
 		return nil, nil // a round is forgotten only when nobody of it is left
 	}
-	names, _, err := inc.Children(ctx, d.room)
+	names, _, err := inc.Children(ctx, b.room)
 	if err != nil && !session.IsNoNode(err) {
 		return nil, err
 	}
@@ -615,13 +683,13 @@ func (d *doubleBarrier) rest(ctx context.Context, inc *session.Incarnation, p *p
 // but if that is nobody it is a request too many. So it must be paid for by what
 // listings have saved before; or, once, be all but certain to save some: among
 // many, several that were picked at random had gone already.
-func (d *doubleBarrier) awaitAll(ctx context.Context, inc *session.Incarnation, names []string) error {
+func (b *Barrier) awaitAll(ctx context.Context, inc *session.Incarnation, names []string) error {
 	const several, many = 3, 16
 	names = slices.Clone(names)
 	guess := len(names) - 1 // those who come last often go last
 	for found, saved := 0, 0; len(names) > 0; guess = rand.IntN(max(1, len(names))) {
 		found++
-		err := inc.WhileThere(ctx, session.ChildPath(d.room, names[guess]), func(w *session.Watch) error {
+		err := inc.WhileThere(ctx, session.ChildPath(b.room, names[guess]), func(w *session.Watch) error {
 			found = 0
 			return inc.AwaitFired(ctx, w)
 		})
@@ -633,7 +701,7 @@ func (d *doubleBarrier) awaitAll(ctx context.Context, inc *session.Incarnation, 
 		if len(names) < 2 || saved <= 0 && !likely {
 			continue
 		}
-		list, _, err := inc.Children(ctx, d.room)
+		list, _, err := inc.Children(ctx, b.room)
 		if err != nil && !session.IsNoNode(err) {
 			return err
 		}
@@ -650,8 +718,8 @@ func (d *doubleBarrier) awaitAll(ctx context.Context, inc *session.Incarnation, 
 
 // tell is step 11. Those who wait see that the znode was written, as that comes
 // first in the transaction.
-func (d *doubleBarrier) tell(ctx context.Context, inc *session.Incarnation, p *party) error {
-	path := d.keeperPath(p.round)
+func (b *Barrier) tell(ctx context.Context, inc *session.Incarnation, p *party) error {
+	path := b.keeperPath(p.round)
 	ops := []any{&zk.SetDataRequest{Path: path, Version: -1}, &zk.DeleteRequest{Path: path, Version: -1}}
 	apply := func(ops []any) error {
 		_, err := inc.Multi(ctx, ops...)
@@ -677,30 +745,31 @@ func (d *doubleBarrier) tell(ctx context.Context, inc *session.Incarnation, p *p
 	return nil
 }
 
-// parties describes everyone in the room.
-func (d *doubleBarrier) parties(ctx context.Context, inc *session.Incarnation) ([]Contender, error) {
-	names, _, err := inc.Children(ctx, d.room)
+// Parties returns the names of everyone in the room, in their order, and who of
+// them is inside.
+func (b *Barrier) Parties(ctx context.Context, inc *session.Incarnation) (names []string, inside func(i int) bool, err error) {
+	names, _, err = inc.Children(ctx, b.room)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	all := line.ParseChildren(names, partyBase)
 	if len(all) == 0 {
-		return nil, nil // and perhaps the room has no data yet
+		return nil, nil, nil // and perhaps the room has no data yet
 	}
-	data, _, err := inc.Get(ctx, d.room) // after the listing, so that nobody who is inside seems to wait
+	data, _, err := inc.Get(ctx, b.room) // after the listing, so that nobody who is inside seems to wait
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	state, err := parseRoomState(data)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	names = names[:0]
 	for _, c := range all {
 		names = append(names, c.Name)
 	}
-	return describe(ctx, inc, d.room, names, func(i int) (Mode, bool) {
+	return names, func(i int) bool {
 		_, inside := state.find(func(r round) bool { return r.has(all[i].Seq) })
-		return ModeParty, inside
-	})
+		return inside
+	}, nil
 }
