@@ -1013,23 +1013,35 @@ func TestCase08CancelledWaitsForManyZnodesKeepNoWatches(t *testing.T) {
 func TestCase18OnceRunsNothingInATurnOfTheOldSession(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
+		id := s.ID()
 		var looks atomic.Int32
 		srv.Intercept(func(r zktest.Request) zktest.Action {
-			if r.Op == zktest.OpGetData && looks.Add(1) == 2 { // it is our turn: look for the mark again
+			if r.Op == zktest.OpExists && strings.HasSuffix(r.Path, "/done") && r.Session == id && looks.Add(1) == 2 { // it is our turn: look for the mark again
 				go srv.Expire(r.Session)
 				return zktest.DropReply
 			}
 			return zktest.Pass
 		})
-		must(t, zsync.NewOnce(s, "/o").Do(t.Context(), func(ctx context.Context) error {
-			synctest.Wait()
-			if ctx.Err() != nil {
-				t.Error("the function runs without a turn")
-			}
-			return nil
-		}))
-		if looks.Load() < 3 {
-			t.Errorf("%d looks for the mark", looks.Load())
+		fail := make(chan error)
+		ahead := async(func() error {
+			return zsync.NewOnce(open(t, srv), "/o").Do(t.Context(), func(context.Context) error { return <-fail })
+		})
+		synctest.Wait()
+		waiting := async(func() error {
+			return zsync.NewOnce(s, "/o").Do(t.Context(), func(ctx context.Context) error {
+				synctest.Wait()
+				if ctx.Err() != nil {
+					t.Error("the function runs without a turn")
+				}
+				return nil
+			})
+		})
+		synctest.Wait()
+		fail <- errors.ErrUnsupported
+		wantErr(t, <-ahead, errors.ErrUnsupported)
+		must(t, <-waiting)
+		if s.ID() == id || looks.Load() != 2 {
+			t.Errorf("%d looks for the mark in the first session", looks.Load())
 		}
 	})
 }

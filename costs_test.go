@@ -144,6 +144,21 @@ var costs = []cost{
 		wg := zsync.NewWaitGroup(s, "/p/wg")
 		return func() { must(t, wg.Wait(t.Context())) }
 	}},
+	{"`Once.Do`, the first", func(t *testing.T, s, other *zsync.Session) func() {
+		o := zsync.NewOnce(s, "/p/m") // a path that is there
+		return func() { must(t, o.Do(t.Context(), ok)) }
+	}},
+	{"`OnceValue`, the first", func(t *testing.T, s, other *zsync.Session) func() {
+		get := zsync.OnceValue(s, "/p/m", func(context.Context) (int, error) { return 1, nil })
+		return func() { _, err := get(t.Context()); must(t, err) }
+	}},
+	{"`OnceValue`, done in another", func(t *testing.T, s, other *zsync.Session) func() {
+		one := func(context.Context) (int, error) { return 1, nil }
+		_, err := zsync.OnceValue(other, "/p/m", one)(t.Context())
+		must(t, err)
+		get := zsync.OnceValue(s, "/p/m", one)
+		return func() { _, err := get(t.Context()); must(t, err) }
+	}},
 	{"`Once.Do`, done in this process", func(t *testing.T, s, other *zsync.Session) func() {
 		o := zsync.NewOnce(s, "/p/once")
 		must(t, o.Do(t.Context(), ok))

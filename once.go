@@ -45,8 +45,9 @@ import (
 //
 // Do costs nothing when this process has seen the mark, through any Once of the
 // path that is still in use, and 1 request when another process made it. The
-// first Do of all costs at most 8 requests in 5 round trips, besides what the function
-// does. One that waits costs 8, and is told by one
+// Do that runs its function costs 5 requests in 3 round trips, besides what the
+// function does, and somewhat more where path is missing; that of [OnceValue] 1
+// request and round trip more. One that waits costs 7, and is told by one
 // notification that it is done, as all who wait are at once: they are the ones
 // who can go on. The deletion of their znodes notifies each once more, and
 // nobody asks the servers anything because of that.
@@ -56,12 +57,13 @@ import (
 // The protocol is "Locks" from the ZooKeeper recipes, around a mark:
 //
 //  1. If the mark is there, it is done. Leave a watch on the mark: until that
-//     fires it remains done, and nothing needs to be asked.
+//     fires it remains done, and nothing needs to be asked. If it is not there
+//     leave a watch too, on its making.
 //  2. Wait in line, and for the mark, whichever comes first.
-//  3. With our turn, look for the mark again, and then run the function.
-//  4. Make the mark, in one transaction with the proof that it is still our
-//     turn.
-//  5. Leave the line.
+//  3. With our turn, look for the mark again, unless nobody was ahead, and the
+//     watch says that it is still missing; and then run the function.
+//  4. Make the mark and leave the line, in one transaction: that we can leave is
+//     the proof that it was still our turn.
 //
 // It is tempting to wait in line alone, and look for the mark when our turn has
 // come. Then those who wait would learn that it is done one after the other,
@@ -72,6 +74,7 @@ type Once struct {
 	mark *mark
 	turn chan struct{} // has a token while a goroutine of this process asks the servers, waits or runs
 
+	valued   bool        // the data of the mark are wanted
 	panicked atomic.Bool // a function panicked
 }
 
@@ -156,23 +159,30 @@ func (o *Once) do(ctx context.Context, f func(ctx context.Context, place string)
 		if data, ok, err := o.settled(); ok {
 			return data, o.fail("do", err)
 		}
-		g, err := o.mark.look(ctx) // Step 1.
-		if g != nil || err != nil {
-			return g.value(), o.fail("do", err)
-		}
-		h, err := o.enter(ctx)
-		if errors.Is(err, errMarked) {
-			continue
-		}
-		if err != nil {
-			return nil, o.fail("do", err)
-		}
-		data, err := o.run(o.s.tracers.follow(ctx, o.traced, h), h, f)
+		data, err := o.round(ctx, f)
 		if errors.Is(err, errMarked) || errors.Is(err, session.ErrEnded) {
 			continue
 		}
 		return data, err
 	}
+}
+
+// round is do once. If the error is errMarked or ErrEnded it is for another round
+// to find out what to do.
+func (o *Once) round(ctx context.Context, f func(ctx context.Context, place string) ([]byte, error)) ([]byte, error) {
+	g, none, err := o.mark.look(ctx, o.valued) // Step 1.
+	if g != nil || err != nil {
+		return g.value(), o.fail("do", err)
+	}
+	defer none.leave()
+	h, first, err := o.enter(ctx, none)
+	if errors.Is(err, errMarked) {
+		return nil, err
+	}
+	if err != nil {
+		return nil, o.fail("do", err)
+	}
+	return o.run(o.s.tracers.follow(ctx, o.traced, h), h, first && none.lastsFor(h), f)
 }
 
 // check is what every method asks first.
@@ -193,6 +203,9 @@ func (o *Once) settled() (data []byte, ok bool, err error) {
 		return nil, true, ErrPanicked
 	}
 	g := o.mark.known()
+	if g != nil && o.valued && !g.read {
+		return nil, false, nil
+	}
 	return g.value(), g != nil, nil
 }
 
@@ -211,7 +224,35 @@ type mark struct {
 type sight struct {
 	inc  *session.Incarnation
 	w    *session.Watch
+	read bool // data is set
 	data []byte
+}
+
+// An absence is that the mark was not there, with the watch that was left on its
+// making. That of a look that has left none is nil.
+type absence struct {
+	inc *session.Incarnation
+	w   *session.Watch // joined
+}
+
+// leave is the end of a.
+func (a *absence) leave() {
+	if a != nil {
+		a.inc.Watches.Leave(a.w)
+	}
+}
+
+// lastsFor reports whether the mark cannot be there while h stands, before whom
+// nobody was in the line when he had entered it.
+//
+// The listing that showed that h is the first was made after a was. It has been
+// read, and a's watch was armed and has not fired: events come ahead of every
+// answer that is as new, on one connection; and on each further one the watch is set
+// again ahead of all calls, and what it has missed is told. So there was no mark at
+// the listing. From then on nobody makes one while h's znode is there: all others
+// are behind it.
+func (a *absence) lastsFor(h *line.Grant) bool {
+	return a != nil && a.inc == h.Claim.Incarnation && a.inc.Watches.Armed(a.w) && !session.IsClosed(a.w.Fired)
 }
 
 // stands reports whether the mark is still there, as far as can be known. It
@@ -248,27 +289,59 @@ func (k *mark) known() *sight {
 	return g
 }
 
-// look reads the mark and remembers it, or returns nil if there is none.
-func (k *mark) look(ctx context.Context) (*sight, error) {
-	var g *sight
-	err := k.m.During(ctx, func(inc *session.Incarnation) error {
-		w := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: k.path})
-		data, _, err := inc.Get(ctx, k.path)
-		if err != nil {
-			inc.Watches.Leave(w)
-			if session.IsNoNode(err) {
-				err = nil
-			}
+// look looks for the mark and remembers it. If there is none it is nil, and none is
+// that; the caller leaves it. With value the mark is read, which leaves no watch
+// where there is none.
+func (k *mark) look(ctx context.Context, value bool) (g *sight, none *absence, err error) {
+	err = k.m.During(ctx, func(inc *session.Incarnation) error {
+		if value {
+			g, err = k.lookValue(ctx, inc)
 			return err
 		}
-		g = &sight{inc, w, data}
+		w := inc.Watches.Join(session.WatchKey{Kind: session.WatchExists, Path: k.path})
+		switch stat, err := inc.Exists(ctx, k.path); {
+		case err != nil:
+			inc.Watches.Leave(w)
+			return err
+		case stat != nil:
+			g = &sight{inc: inc, w: w}
+		default:
+			none = &absence{inc, w}
+		}
 		return nil
 	})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	k.remember(g)
-	return g, nil
+	return g, none, nil
+}
+
+// lookValue reads the mark. It is nil if there is none.
+func (k *mark) lookValue(ctx context.Context, inc *session.Incarnation) (*sight, error) {
+	w := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: k.path})
+	data, _, err := inc.Get(ctx, k.path)
+	if err != nil {
+		inc.Watches.Leave(w)
+		if session.IsNoNode(err) {
+			err = nil
+		}
+		return nil, err
+	}
+	return &sight{inc, w, true, data}, nil
+}
+
+// await waits until the mark is, or was, there. If none still is what was seen of
+// it, that costs nothing.
+func (k *mark) await(ctx context.Context, none *absence) error {
+	return k.m.During(ctx, func(inc *session.Incarnation) error {
+		if none != nil && none.inc == inc {
+			if err := inc.AwaitFired(ctx, none.w); err != nil || none.w.Event == zk.EventNodeCreated {
+				return err
+			}
+		}
+		return inc.AwaitMade(ctx, k.path)
+	})
 }
 
 // remember replaces what has been seen of the mark; nil is nothing. Who is
@@ -291,25 +364,25 @@ var errMarked = errors.New("zsync: the mark has been made")
 
 // enter waits until it is our turn or the mark is made; then it is errMarked.
 //
-// The mark is watched once somebody is found to be ahead: nobody else makes it.
-// That it was made before is seen by the read that sets the watch.
-func (o *Once) enter(ctx context.Context) (*line.Grant, error) {
+// The mark is waited for once somebody is found to be ahead: nobody else makes it.
+// That it was made before is seen by the read that sets the watch. first is that
+// nobody ever was.
+func (o *Once) enter(ctx context.Context, none *absence) (h *line.Grant, first bool, err error) {
 	start := time.Now()
 	end := o.s.tracers.acquiring(ctx, o.traced)
 	wait, cancel := context.WithCancelCause(ctx)
 	var watching sync.WaitGroup
-	watch := sync.OnceFunc(func() {
-		watching.Add(1)
-		o.s.m.Spawn(func() {
-			defer watching.Done()
-			if o.s.m.During(wait, func(inc *session.Incarnation) error { return inc.AwaitMade(wait, o.mark.path) }) == nil {
-				cancel(errMarked)
-			}
-		})
-	})
+	first = true
 	turn := func(ahead []line.Child) (blocker *line.Child, alone bool) {
-		if len(ahead) > 0 {
-			watch()
+		if len(ahead) > 0 && first {
+			first = false
+			watching.Add(1)
+			o.s.m.Spawn(func() {
+				defer watching.Done()
+				if o.mark.await(wait, none) == nil {
+					cancel(errMarked)
+				}
+			})
 		}
 		return line.Exclusive(ahead)
 	}
@@ -323,27 +396,32 @@ func (o *Once) enter(ctx context.Context) (*line.Grant, error) {
 		o.s.m.Waited("do", o.path, start, nil)
 		g := p.Grant("do", false)
 		end(g.Name(), nil)
-		return g, nil
+		return g, first, nil
 	case ctx.Err() != nil:
 		err = session.CtxErr(ctx)
 	case errors.Is(err, errMarked):
 		end("", nil) // there is nothing to wait for any more
-		return nil, errMarked
+		return nil, false, errMarked
 	}
 	head, place := behind.Now()
 	err = waitEnded(ctx, o.s, err, start, headContender(head, ModeExclusive), place)
 	o.s.m.Waited("do", o.path, start, err)
 	end("", err)
-	return nil, err
+	return nil, false, err
 }
 
 func (o *Once) traced() Traced { return o.s.tracers.traced("once", "do", o.path) }
 
-// run runs f while h stands, and makes the mark if it returns nil. If it is
-// found that f need not be run the error is errMarked, and if it cannot be,
-// because h is lost, ErrEnded.
-func (o *Once) run(ctx context.Context, h *line.Grant, f func(ctx context.Context, place string) ([]byte, error)) (data []byte, err error) {
-	g, err := o.mark.look(ctx) // Step 3.
+// run runs f while h stands, and makes the mark if it returns nil; unmarked means
+// that there is certainly none. If it is found that f need not be run the error is
+// errMarked, and if it cannot be, because h is lost, ErrEnded.
+func (o *Once) run(ctx context.Context, h *line.Grant, unmarked bool, f func(ctx context.Context, place string) ([]byte, error)) (data []byte, err error) {
+	var g *sight
+	if !unmarked {
+		var none *absence
+		g, none, err = o.mark.look(ctx, o.valued) // Step 3.
+		none.leave()
+	}
 	switch {
 	case err != nil:
 		o.s.m.GiveUp(ctx, h.Release)
@@ -381,14 +459,7 @@ func (o *Once) run(ctx context.Context, h *line.Grant, f func(ctx context.Contex
 // servers that answer have answered.
 func (o *Once) finish(ctx context.Context, h *line.Grant, data []byte) error {
 	done := make(chan error, 1)
-	o.s.m.Spawn(func() {
-		err := o.write(h, data)
-		if err == nil {
-			o.watchOwn(h.Claim.Incarnation)
-		}
-		h.Release() // Step 5. If h is lost by now, the mark is made nevertheless.
-		done <- err
-	})
+	o.s.m.Spawn(func() { done <- o.write(h, data) })
 	if err, ok := session.AwaitGrace(done, ctx.Done()); ok {
 		return err
 	}
@@ -398,34 +469,31 @@ func (o *Once) finish(ctx context.Context, h *line.Grant, data []byte) error {
 	return session.CtxErr(ctx)
 }
 
-// watchOwn looks at the mark that was just made, so that the next Do costs
-// nothing. It does not wait for a connection.
-func (o *Once) watchOwn(inc *session.Incarnation) {
-	seen := make(chan struct{})
-	o.s.m.Spawn(func() {
-		defer close(seen)
-		o.mark.look(inc.Ctx)
-	})
-	select {
-	case <-seen:
-	case <-inc.Disconnection():
-	case <-inc.Ctx.Done():
-	}
-}
-
-// write makes the mark. Step 4.
+// write makes the mark, and leaves the line. Step 4. What it has made it reads at
+// once, so that the next Do costs nothing.
 func (o *Once) write(h *line.Grant, data []byte) error {
 	if err := h.Err(); err != nil {
+		h.Release()
 		return err // lost while f ran: nothing has been sent
 	}
-	ctx := context.Background() // the end of h's session ends the transaction
-	_, err := h.Txn(ctx, []any{&zk.CreateRequest{Path: o.s.m.Bare(o.mark.path), Data: data}})
+	inc := h.Claim.Incarnation
+	w := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: o.mark.path})
+	made, open := false, false
+	err := h.ReleaseBy(func(own string) (err error) {
+		made, open, err = inc.MakeAndLeave(o.mark.path, data, own)
+		return err
+	})
+	if made {
+		o.mark.remember(&sight{inc, w, true, data})
+	} else {
+		inc.Watches.Leave(w)
+	}
 	switch {
 	case session.IsNodeExists(err):
 		// Not by any Do: they make it in their turn only, and we saw none in
 		// ours. Somebody has made it by hand.
 		return errMarked
-	case errors.Is(err, ErrLost) && o.isMine(ctx, h, data):
+	case open && o.isMine(context.Background(), h, data):
 		return nil
 	}
 	return err
@@ -467,14 +535,17 @@ func (o *Once) done(ctx context.Context) (bool, error) {
 	if o.mark.known() != nil {
 		return true, nil
 	}
-	if g, err := o.mark.look(ctx); g != nil || err != nil {
+	g, none, err := o.mark.look(ctx, false)
+	none.leave()
+	if g != nil || err != nil {
 		return g != nil, err
 	}
-	err := o.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.Sync(ctx, o.mark.path) })
+	err = o.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.Sync(ctx, o.mark.path) })
 	if err != nil {
 		return false, err
 	}
-	g, err := o.mark.look(ctx)
+	g, none, err = o.mark.look(ctx, false)
+	none.leave()
 	return g != nil, err
 }
 

@@ -85,6 +85,7 @@ type keeper[T any] struct {
 
 func newKeeper[T any](s *Session, path string, err error, encode func(T) ([]byte, error), decode func([]byte) (T, error)) *keeper[T] {
 	o := NewOnce(s, path)
+	o.valued = true
 	if o.err == nil {
 		o.err = err
 	}

@@ -325,6 +325,38 @@ func (g *Grant) Release() error {
 	return err
 }
 
+// ReleaseBy is Release by f, a transaction that deletes the znode at own. Where f
+// fails the znode is deleted otherwise, and the error is that of f; if it is
+// ErrVanished it was deleted before, by somebody else, and that is a loss.
+//
+// What f deletes is not watched over any more when f begins: the event of that is
+// no loss.
+func (g *Grant) ReleaseBy(f func(own string) error) error {
+	c := g.Claim
+	defer g.End()
+	if err := c.finish(); err != nil {
+		return err
+	}
+	switch err := f(c.Znode()); {
+	case err == nil:
+		c.disown()
+		c.released()
+		return nil
+	case errors.Is(err, session.ErrVanished):
+		c.disown()
+		lost := c.Incarnation.Deleted()
+		c.loseIf(lost, func() bool { return true })
+		return lost
+	default:
+		if lost := c.Leave().Result(); lost != nil {
+			c.loseIf(lost, func() bool { return true })
+		} else {
+			c.released()
+		}
+		return err
+	}
+}
+
 // Token returns the fencing token of g: the zxid of a write to its own znode,
 // made while it stands, and after every write of those who held before. Those
 // who share a claim share its token; alone means that nobody can.

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"slices"
@@ -300,4 +301,77 @@ func (inc *Incarnation) Exchange(ctx context.Context, old, name string, data []b
 		return nil // an attempt without a reply has been applied: nobody else makes this name
 	}
 	return err
+}
+
+// MakeAndLeave makes a persistent znode and deletes own, which is ephemeral and of
+// a unique name, in one transaction, and reads what it has made: made means that
+// this has been seen, and that the watch is set that was joined for it. The error
+// is NodeExists if it is there already, and ErrVanished if own is not there any
+// more. After any error but ErrLost, with open set, nothing has been applied, nor
+// will be.
+//
+// A lost reply needs no receipt. Nobody makes the name of own again: while own is
+// there no attempt has been applied, and when it is gone none will be. Then either
+// an attempt of ours has deleted it, and made what is at path, or somebody has
+// deleted it by hand; which of them it was is told by what is there. If that is not
+// ours the error is ErrVanished, though ours may have been there and be gone again.
+func (inc *Incarnation) MakeAndLeave(path string, data []byte, own string) (made, open bool, err error) {
+	if inc.Manager.SizeOf(path, data)+inc.Manager.SizeOf(own, nil)+256 > MaxPacket {
+		return false, false, ErrTooLarge
+	}
+	ctx := context.Background() // ends with the session
+	ops := []any{
+		&zk.CreateRequest{Path: path, Data: data, Acl: inc.Manager.Config.ACL},
+		&zk.DeleteRequest{Path: own, Version: -1},
+	}
+	for try := 0; ; try++ {
+		b := new(Batch)
+		txn, read := add(b, multiCall(ops)), add(b, getCall(path))
+		if err = inc.begin(ctx, b); err == nil {
+			_, err = txn.Wait(ctx, inc)
+			open = open || OutcomeOf(err) == Unknown || errors.Is(err, ErrEnded)
+		}
+		switch {
+		case err == nil:
+			// The read is of the same connection, right behind: it has seen this
+			// mark, or one that was made since.
+			n, e := read.Wait(ctx, inc)
+			return e == nil && bytes.Equal(n.Data, data), false, nil
+		case errors.Is(err, ErrEnded):
+			return false, open, inc.Loss()
+		case OutcomeOf(err) == Answered && open:
+			return inc.foundOut(ctx, path, data, own, err)
+		case OutcomeOf(err) == Answered && IsNoNode(err):
+			return false, false, ErrVanished // with the directory, or without
+		case OutcomeOf(err) == Answered:
+			return false, false, err
+		}
+		if err = inc.Pause(ctx, try); err != nil {
+			return false, open, inc.Loss()
+		}
+	}
+}
+
+// foundOut is what became of the attempts of MakeAndLeave, of which the last was
+// refused, and one before it has no answer. Refusals are answered in the servers'
+// one order, so what is read now is of after all of them.
+func (inc *Incarnation) foundOut(ctx context.Context, path string, data []byte, own string, refusal error) (made, open bool, err error) {
+	stat, err := inc.Exists(ctx, own)
+	if err == nil && stat == nil {
+		var stored []byte
+		stored, _, err = inc.Get(ctx, path)
+		if made = err == nil && bytes.Equal(stored, data); made {
+			return true, false, nil
+		}
+		if err == nil || IsNoNode(err) {
+			return false, false, ErrVanished
+		}
+	}
+	switch {
+	case errors.Is(err, ErrEnded):
+		return false, true, inc.Loss()
+	case err != nil:
+		return false, false, err
+	}
+	return false, false, refusal
 }
