@@ -668,3 +668,50 @@ func TestContendersWhoseZnodesMayNotBeReadAreListedWithoutTheirOwners(t *testing
 		cancel()
 	})
 }
+
+// The directory, and what Lock has made in it, is deleted between its create and
+// the listing behind that. Nobody holds anything yet, so Lock begins anew.
+func TestLockSurvivesThatTheTreeIsDeletedWithinItsRoundTrip(t *testing.T) {
+	for _, try := range []bool{false, true} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			a, b := open(t, srv), open(t, srv)
+			me, times := a.ID(), 3
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				if r.Session != me || r.Op != zktest.OpGetChildren2 || r.Path != "/dir/m" || times == 0 {
+					return zktest.Pass
+				}
+				names := childrenOf(t, b, "/dir/m")
+				if len(names) == 0 {
+					return zktest.Pass // before the create
+				}
+				times--
+				for _, name := range names {
+					must(t, live(t, b).RemoveNow(t.Context(), "/dir/m/"+name))
+				}
+				must(t, live(t, b).RemoveNow(t.Context(), "/dir/m"))
+				must(t, live(t, b).RemoveNow(t.Context(), "/dir"))
+				return zktest.Pass
+			})
+			m, n := zsync.NewMutex(a, "/dir/m"), zsync.NewMutex(b, "/dir/m")
+			if try {
+				ok, err := m.TryLock(t.Context())
+				if must(t, err); !ok {
+					t.Fatal("not locked, and nobody holds it")
+				}
+			} else {
+				must(t, m.Lock(t.Context()))
+			}
+			if times != 0 {
+				t.Fatalf("deleted %d times less than was meant", times)
+			}
+			got := async(func() error { return n.Lock(t.Context()) })
+			pendingStill(t, got)
+			must(t, m.Unlock())
+			must(t, <-got)
+			must(t, n.Unlock())
+			if names := childrenOf(t, b, "/dir/m"); len(names) > 0 {
+				t.Errorf("%v are left", names)
+			}
+		})
+	}
+}

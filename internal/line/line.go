@@ -139,13 +139,14 @@ func (c *Claim) awaitTurn(ctx context.Context, roll *session.Roll, turn Rule, be
 			}
 			return c.confirm()
 		}
+		dir := roll.Czxid() // ours is in it, and in no other of its name
 		if v == nil {
 			v = viewOf(c.Incarnation, c.Line.Dir, c.Line.Bases)
 			defer v.leave()
 			if behind != nil {
 				v.look(c.Line.Strict)
 				me := c.Child
-				behind.share(func() (Head, int) { return v.now(me) })
+				behind.share(func() (Head, int) { return v.now(dir, me) })
 			}
 		}
 		v.update(c.Line.ranks(roll))
@@ -155,9 +156,9 @@ func (c *Claim) awaitTurn(ctx context.Context, roll *session.Roll, turn Rule, be
 		if err != nil {
 			return err
 		}
-		v.gone(seq)
+		v.gone(dir, seq)
 		if !alone && c.Line.Settled && !c.Child.Exhausted() {
-			n, there := v.place(c.Child.Seq)
+			n, there := v.place(dir, c.Child.Seq)
 			alone = there && n == 0
 		}
 		if alone && c.Line.Defers == nil { // Step 5.

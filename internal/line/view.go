@@ -63,6 +63,12 @@ func (rk *ranks) before(c Child) ([]Child, bool) {
 // him when it was listed have gone. That a listing is replaced by one that was
 // sent later but is older, or loses what waiters have been told meanwhile, does no
 // harm: who has gone is taken to be there, and the line is listed again.
+//
+// Contenders are known by their numbers, which begin again where the directory was
+// deleted and made anew. So a view is of one directory, by its czxid. What is said
+// of another, by a waiter who is late or early, is not believed: else one who has
+// gone with the former directory would be struck off in place of one who stands in
+// this, or a waiter in this find himself among those of the former.
 type view struct {
 	inc   *session.Incarnation
 	key   viewKey
@@ -70,6 +76,7 @@ type view struct {
 
 	mu      sync.Mutex
 	of      int64   // the number of the listing
+	dir     int64   // the czxid of the directory
 	seqs    []int32 // in their order; nil if the listing was not sure
 	waiters int     // guarded by views.mu
 	stop    func()  // of looking who is the first, if somebody wants to know; guarded by views.mu
@@ -130,7 +137,7 @@ func (v *view) update(rk *ranks) {
 	if rk.roll.Number() <= v.of {
 		return
 	}
-	v.of, v.seqs = rk.roll.Number(), nil
+	v.of, v.dir, v.seqs = rk.roll.Number(), rk.roll.Czxid(), nil
 	if rk.sure {
 		v.seqs = make([]int32, len(rk.in))
 		for i, c := range rk.in {
@@ -144,11 +151,12 @@ func (v *view) findLocked(seq int32) (int, bool) {
 	return slices.BinarySearchFunc(v.seqs, seq, func(a, b int32) int { return cmp.Compare(a-b, 0) })
 }
 
-// gone is told that the contender of this number is not there any more.
-func (v *view) gone(seq int32) {
+// gone is told that the contender of this number in dir is not there any more.
+func (v *view) gone(dir int64, seq int32) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	switch i, ok := v.findLocked(seq); {
+	case v.dir != dir: // see view
 	case ok && i == 0:
 		v.seqs = v.seqs[1:]
 	case ok:
@@ -156,21 +164,24 @@ func (v *view) gone(seq int32) {
 	}
 }
 
-// place returns how many are ahead of seq, and whether seq is there.
-func (v *view) place(seq int32) (n int, there bool) {
+// place returns how many are ahead of seq in dir, and whether seq is there.
+func (v *view) place(dir int64, seq int32) (n int, there bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	if v.dir != dir {
+		return 0, false // see view
+	}
 	return v.findLocked(seq)
 }
 
-// now is Ahead.Now for one who waits.
-func (v *view) now(me Child) (head Head, place int) {
-	if place, _ = v.place(me.Seq); place == 0 {
+// now is Ahead.Now for one who waits in dir.
+func (v *view) now(dir int64, me Child) (head Head, place int) {
+	if place, _ = v.place(dir, me.Seq); place == 0 {
 		return Head{}, 0
 	}
 	head, _ = v.ahead.Now()
 	if c, ok := ParseChild(head.Name, v.bases()...); ok && head.Node.Stat != nil {
-		gone, _ := v.place(c.Seq) // a look has found that nobody is there before it
+		gone, _ := v.place(dir, c.Seq) // a look has found that nobody is there before it
 		place -= gone
 	}
 	if head.Name == me.Name {

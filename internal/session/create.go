@@ -15,7 +15,8 @@ import (
 // right after the create; both requests are on their way at once.
 //
 // When the reply is lost createChild looks for guid. When ctx ends it returns
-// at once, and what may have been made is deleted in the background.
+// at once, and what may have been made is deleted in the background: so it must be
+// ephemeral. What somebody deletes before it has been listed is made again.
 func (inc *Incarnation) CreateChild(ctx context.Context, dir, name, guid string, data []byte, flags int32, list bool) (path string, names *Roll, err error) {
 	return inc.CreateChildOf(ctx, dir, nil, name, guid, data, flags, list)
 }
@@ -33,7 +34,9 @@ func (inc *Incarnation) CreateChildOf(ctx context.Context, dir string, dirData [
 	if err := inc.mayTakeBack(ctx, dir); err != nil {
 		return "", nil, err
 	}
-	var missing []string // the directories to make first
+	// The directories to make first. They stay for the attempts behind one that has
+	// no answer: if it has made them that costs a NodeExists each, and nothing else.
+	var missing []string
 	for try := 0; ; try++ {
 		b := new(Batch)
 		for _, d := range missing {
@@ -61,11 +64,17 @@ func (inc *Incarnation) CreateChildOf(ctx context.Context, dir string, dirData [
 				// all because the connection changed between the two.
 				names, err = inc.Roll(ctx, dir)
 			}
-			if err != nil {
+			switch {
+			case err == nil:
+				return path, names, nil
+			case !IsNoNode(err):
 				inc.TakeBack(path).Await(Grace)
 				return "", nil, err
 			}
-			return path, names, nil
+			// The listing is of later than the create: on another connection too,
+			// where nothing is older than an answer that has come before. So dir
+			// has been deleted since, and our child before it, which stands in the
+			// way of that; nobody was told of it. We make another.
 		case errors.Is(err, ErrEnded):
 			return "", nil, err // it was ephemeral, or its owner retries under its own name
 		case ctx.Err() != nil:
@@ -91,11 +100,13 @@ func (inc *Incarnation) CreateChildOf(ctx context.Context, dir string, dirData [
 				if list {
 					names, err = inc.Roll(ctx, dir)
 				}
-				if err != nil {
+				switch {
+				case err == nil:
+					return path, names, nil
+				case !IsNoNode(err): // else as above
 					inc.TakeBack(path).Await(Grace)
 					return "", nil, err
 				}
-				return path, names, nil
 			}
 		}
 		if err := inc.Pause(ctx, try); err != nil {
@@ -246,30 +257,49 @@ func (inc *Incarnation) CreateThenList(ctx context.Context, check *zk.CheckVersi
 // that come from a server which the session has left (SessionMoved).
 //
 // The listing is shared: where one reply is lost others are too. It is behind the
-// sync, or has come over a later connection, which began with a sync of its own.
+// sync, or has come over a later connection, which began with a sync of its own. A
+// listing whose sync was not carried out, as by a server that has put it aside, has
+// not been read: we ask again.
 func (inc *Incarnation) Find(ctx context.Context, dir, guid string) (string, error) {
-	sync, err := start(ctx, inc, syncCall(dir))
-	if err != nil {
-		return "", err
-	}
-	roll, err := inc.Roll(ctx, dir)
-	if err != nil && !IsNoNode(err) {
-		return "", err
-	}
-	if _, err := sync.Wait(ctx, inc); err != nil && OutcomeOf(err) == Answered {
-		return "", err
-	}
-	for _, name := range roll.Names() {
-		if strings.Contains(name, guid) {
-			return ChildPath(dir, strings.Clone(name)), nil
+	for try := 0; ; try++ {
+		sync, err := start(ctx, inc, syncCall(dir))
+		if err != nil {
+			return "", err
+		}
+		roll, err := inc.Roll(ctx, dir)
+		if err != nil && !IsNoNode(err) {
+			return "", err
+		}
+		_, err = sync.Wait(ctx, inc)
+		switch {
+		case err == nil:
+			return findIn(roll, dir, guid), nil
+		case errors.Is(err, ErrEnded), OutcomeOf(err) == Answered:
+			return "", err
+		case ctx.Err() != nil:
+			return "", CtxErr(ctx)
+		}
+		if err := inc.Pause(ctx, try); err != nil {
+			return "", err
 		}
 	}
-	return "", nil
 }
 
-// collect deletes in the background what an abandoned create may have made.
+// findIn returns the path of the child of dir that is listed and whose name holds
+// guid, or "".
+func findIn(roll *Roll, dir, guid string) string {
+	for _, name := range roll.Names() {
+		if strings.Contains(name, guid) {
+			return ChildPath(dir, strings.Clone(name))
+		}
+	}
+	return ""
+}
+
+// collect deletes in the background what an abandoned create may have made. It
+// goes with its session if the servers do not let us find it, or delete it.
 func (inc *Incarnation) collect(create *pending[string], dir, guid string) *Removal {
-	return inc.InBackground(dir, func() error {
+	return inc.Vacate(ChildPath(dir, guid), func() error {
 		ctx := inc.Ctx // there is nobody else to wait for
 		select {
 		case <-create.Done:

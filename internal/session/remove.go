@@ -99,7 +99,7 @@ type Removal struct {
 // InBackground runs f, which deletes something at path that is in nobody's way,
 // until it succeeds.
 func (inc *Incarnation) InBackground(path string, f func() error) *Removal {
-	return inc.remove(path, f, func(time.Duration) error { return nil })
+	return inc.remove(path, f, 0)
 }
 
 // Vacate is InBackground for ephemeral znodes that others wait for, or may come
@@ -108,22 +108,16 @@ func (inc *Incarnation) InBackground(path string, f func() error) *Removal {
 // else is held through it is told to be lost, with LossGivenUp. So nobody waits
 // longer for one who has left than for one who has died.
 func (inc *Incarnation) Vacate(path string, f func() error) *Removal {
-	return inc.remove(path, f, func(refused time.Duration) error {
-		if refused < time.Duration(inc.Timeout.Load()) {
-			return nil
-		}
-		inc.giveUpOver(path)
-		return ErrEnded
-	})
+	return inc.remove(path, f, time.Duration(inc.Timeout.Load()))
 }
 
-// remove runs f until it succeeds. For as long as the servers refuse, patient
-// is asked whether to go on.
-func (inc *Incarnation) remove(path string, f func() error, patient func(refused time.Duration) error) *Removal {
+// remove runs f until it succeeds. If limit is not 0 it is how long the servers may
+// refuse before the session is given up.
+func (inc *Incarnation) remove(path string, f func() error, limit time.Duration) *Removal {
 	r := &Removal{inc: inc, Done: make(chan struct{}), Refused: make(chan struct{})}
 	inc.Manager.Spawn(func() {
 		defer close(r.Done)
-		var since time.Time // the first refusal
+		ctx := context.Background()
 		for try := 0; ; try++ {
 			r.Err = f()
 			if r.Err == nil || IsNoNode(r.Err) || OutcomeOf(r.Err) != Answered {
@@ -131,13 +125,22 @@ func (inc *Incarnation) remove(path string, f func() error, patient func(refused
 			}
 			if try == 0 {
 				inc.Manager.Log.Error("zsync: cannot delete, and goes on trying", "path", path, "err", r.Err)
-				since, r.Refusal = time.Now(), r.Err
+				r.Refusal = r.Err
 				close(r.Refused)
+				if limit > 0 {
+					// Pauses end there too, however long the user has them be.
+					var cancel context.CancelFunc
+					ctx, cancel = context.WithTimeout(ctx, limit)
+					defer cancel()
+				}
 			}
-			if r.Err = patient(time.Since(since)); r.Err != nil {
+			switch err := inc.Pause(ctx, try+1); {
+			case errors.Is(err, ErrEnded):
+				r.Err = err
 				return
-			}
-			if r.Err = inc.Pause(context.Background(), try+1); r.Err != nil {
+			case ctx.Err() != nil:
+				inc.giveUpOver(path)
+				r.Err = ErrEnded
 				return
 			}
 		}

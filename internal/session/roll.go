@@ -35,6 +35,15 @@ type Roll struct {
 // [wire.Scanner.Strings].
 func (r *Roll) Names() []string { return r.val.names }
 
+// Czxid returns that of the directory, which tells it from one that was made
+// anew in its place, with numbers that begin again. It is 0 if there was none.
+func (r *Roll) Czxid() int64 {
+	if r.val.stat == nil {
+		return 0
+	}
+	return r.val.stat.Czxid
+}
+
 // Number says which of all rolls of the session r is.
 func (r *Roll) Number() int64 { return r.number }
 

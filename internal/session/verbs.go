@@ -164,14 +164,15 @@ func (inc *Incarnation) addDir(ctx context.Context, path string, data []byte) (b
 
 // TakeBack deletes, in the background, an ephemeral znode that was made for a
 // call which has failed. Where the servers do not permit that, the session is
-// given up, which deletes it: what nobody uses, and nobody can delete, would hold
+// given up at once, and where they refuse it for another reason, as with Vacate:
+// what nobody uses, and nobody can delete, would hold
 // up everybody else for as long as the session lasts. What else is held is told
 // to be lost, with LossGivenUp.
 //
 // To look first, before every create, would cost a round trip each time for what
 // hardly ever happens. So we look first where it has happened: see mayTakeBack.
 func (inc *Incarnation) TakeBack(path string) *Removal {
-	return inc.InBackground(path, func() error { return inc.takeBackNow(context.Background(), path) })
+	return inc.Vacate(path, func() error { return inc.takeBackNow(context.Background(), path) })
 }
 
 func (inc *Incarnation) takeBackNow(ctx context.Context, path string) error {

@@ -1,0 +1,104 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+// A server that has put the sync aside may show what was before the create.
+func TestAListingWhoseSyncWasNotCarriedOutIsNotBelieved(t *testing.T) {
+	for _, code := range []int32{zktest.CodeThrottled, -7, -4} { // as do those that do not know: OperationTimeout, ConnectionLoss
+		synctest.Test(t, func(t *testing.T) {
+			srv := zktest.Start(t, zktest.WithAddrs("127.0.0.1:1", "127.0.0.1:2"))
+			dialTo := func(addr string) func(*Config) {
+				return WithDialer(func(network, _ string, limit time.Duration) (net.Conn, error) { return srv.Dial(network, addr, limit) })
+			}
+			ours, theirs := open(t, srv, dialTo(srv.Addrs()[1])), open(t, srv, dialTo(srv.Addrs()[0]))
+			inc, admin := live(t, ours), live(t, theirs)
+			must(t, admin.MakeDir(t.Context(), "/d"))
+			must(t, inc.Sync(t.Context(), "/d"))
+			srv.Freeze(srv.Addrs()[1])
+			guid := NewGUID()
+			_, _, err := admin.CreateChild(t.Context(), "/d", ProtectedName(guid, "x-"), guid, nil, zk.FlagEphemeralSequential, false)
+			must(t, err)
+			var refused atomic.Int32
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				if r.Op == zktest.OpSync && r.Session == ours.ID() && refused.Add(1) <= 3 {
+					return zktest.Fail(code)
+				}
+				return zktest.Pass
+			})
+			path, err := inc.Find(t.Context(), "/d", guid)
+			if err != nil || path == "" {
+				t.Errorf("code %d: found %q, %v, of what is there", code, path, err)
+			}
+		})
+	}
+}
+
+// What may have been made, and may neither be read nor be found, goes with the
+// session as what may not be deleted does.
+func TestWhatMayNotBeFoundGoesWithItsSession(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		ours, theirs := open(t, srv), open(t, srv)
+		inc, me := live(t, ours), ours.ID()
+		must(t, inc.MakeDir(t.Context(), "/d"))
+		var lost atomic.Bool
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			switch {
+			case r.Session != me:
+			case r.Op == zktest.OpCreate && lost.CompareAndSwap(false, true):
+				return zktest.DropReply
+			case r.Op == zktest.OpGetChildren2:
+				return zktest.Fail(zktest.CodeNoAuth)
+			}
+			return zktest.Pass
+		})
+		guid := NewGUID()
+		_, _, err := inc.CreateChild(t.Context(), "/d", ProtectedName(guid, "x-"), guid, nil, zk.FlagEphemeralSequential, true)
+		if !errors.Is(err, zk.ErrNoAuth) {
+			t.Fatalf("%v", err)
+		}
+		if n := len(childrenOf(t, theirs, "/d")); n != 1 {
+			t.Fatalf("%d were made", n)
+		}
+		time.Sleep(testTimeout + testTimeout/10 + time.Second)
+		if n := len(childrenOf(t, theirs, "/d")); n != 0 {
+			t.Errorf("it is there, and would be for as long as the session lives")
+		}
+		if !errors.Is(context.Cause(inc.Ctx), ErrLost) {
+			t.Errorf("%v", context.Cause(inc.Ctx))
+		}
+	})
+}
+
+// The pace of attempts, which users choose, does not say how long others wait.
+func TestWhatMayNotBeDeletedGoesWithItsSessionInTimeWhateverThePace(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv, func(c *Config) { c.Retry = Backoff{Min: time.Hour, Max: time.Hour, Factor: 1} })
+		inc, me := live(t, s), s.ID()
+		path, _, err := inc.CreateChild(t.Context(), "/d", ProtectedName(NewGUID(), "x-"), "", nil, zk.FlagEphemeralSequential, false)
+		must(t, err)
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpDelete && r.Session == me {
+				return zktest.Fail(zktest.CodeNoAuth)
+			}
+			return zktest.Pass
+		})
+		start := time.Now()
+		r := inc.Remove(path)
+		<-r.Done
+		if took := time.Since(start); took != testTimeout || !errors.Is(r.Err, ErrEnded) {
+			t.Errorf("%v after %v, want the session to be given up after %v", r.Err, took, testTimeout)
+		}
+	})
+}
