@@ -19,12 +19,14 @@ func TestEverySnippetOfTheDocumentsCompiles(t *testing.T) {
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"testing"
 	"time"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/fence"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -38,6 +40,9 @@ var (
 
 func work(context.Context) error { return nil }
 func condition() bool            { return true }
+
+var db *sql.DB
+var _ = fence.NewTable
 `)
 	blocks := 0
 	for _, file := range []string{"README.md", "docs/migrating.md", "docs/operations.md"} {

@@ -1,0 +1,102 @@
+// Package fence makes writes fail that come too late.
+//
+// No lock service can stop a process that held a lock, was paused, and goes on
+// writing when another holds the lock. What is written to can: each hold comes
+// with a fencing token ([github.com/zsync/zsync.Mutex.Token] and its like),
+// greater than that of every earlier hold. Whoever writes sends the token
+// along, and what is written to keeps the greatest that it has seen and
+// refuses smaller ones:
+//
+//   - [Table], for whatever a database/sql transaction writes;
+//   - [NewHandler], for an HTTP service;
+//   - [WriteFile] and [DoFile], for files.
+//
+// A stale write is refused with a [StaleError], which is [ErrStale]. Its
+// resource is unchanged.
+//
+// A resource is whatever one lock protects: an account, a table, a file. Its
+// tokens must all come from the same path of the same ZooKeeper ensemble.
+// Tokens of etcd (revisions) or of a lock of your own do as well: any positive
+// numbers that grow from one holder to the next. The same token may write
+// again and again.
+package fence
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+)
+
+// ErrStale means that the write was refused, since a greater token has been
+// seen for its resource: whoever makes it does not hold the lock any more.
+var ErrStale = errors.New("fence: stale token")
+
+// ErrInvalid means that an argument breaks a rule. Nothing was written.
+var ErrInvalid = errors.New("fence: invalid argument")
+
+// A StaleError says which write was refused. errors.Is(err, ErrStale) holds.
+type StaleError struct {
+	Resource string
+	Token    int64 // of the write
+	Newest   int64 // the greatest that is known to have been seen; 0 if that could not be read
+}
+
+func (e *StaleError) Error() string {
+	if e.Newest == 0 {
+		return fmt.Sprintf("fence: %s: token %d is stale", e.Resource, e.Token)
+	}
+	return fmt.Sprintf("fence: %s: token %d is stale, %d has been seen", e.Resource, e.Token, e.Newest)
+}
+
+// Is reports whether target is ErrStale.
+func (e *StaleError) Is(target error) bool { return target == ErrStale }
+
+// A Store keeps the greatest token of each resource. [Memory], [Dir] and what
+// [Table.Store] returns are Stores.
+type Store interface {
+	// Advance records that a token was seen. If a greater one was, it changes
+	// nothing and returns a *StaleError.
+	Advance(ctx context.Context, resource string, token int64) error
+}
+
+// A Memory is a Store that lasts as long as its process. Its zero value is
+// ready for use.
+//
+// When the process starts again it knows no tokens, and the first that comes
+// is taken, stale or not. Use it where what is written ends with the process
+// too.
+type Memory struct {
+	mu     sync.Mutex
+	newest map[string]int64 // guarded by mu
+}
+
+// Advance implements [Store].
+func (m *Memory) Advance(_ context.Context, resource string, token int64) error {
+	if err := check(resource, token); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if newest := m.newest[resource]; token < newest {
+		return &StaleError{resource, token, newest}
+	}
+	if m.newest == nil {
+		m.newest = make(map[string]int64)
+	}
+	m.newest[resource] = token
+	return nil
+}
+
+// longest is how many bytes the name of a resource may have.
+const longest = 255
+
+func check(resource string, token int64) error {
+	switch {
+	case resource == "" || len(resource) > longest:
+		return fmt.Errorf("%w: a resource of %d bytes, want 1 to %d", ErrInvalid, len(resource), longest)
+	case token <= 0:
+		return fmt.Errorf("%w: token %d for %s, want a positive number", ErrInvalid, token, resource)
+	}
+	return nil
+}

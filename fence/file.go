@@ -1,0 +1,156 @@
+package fence
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// WriteFile replaces the file called name, whole and at once, unless a greater
+// token has written to it; then it returns a [*StaleError] and leaves the file
+// as it is. Whoever reads needs nothing special, and sees the old contents or
+// the new.
+//
+// The greatest token stands in a file beside it, name.fence. That is also
+// locked (flock) while the file is written, so all who write must do so with
+// this function or [DoFile]. The directory must be of a local file system.
+//
+// ctx governs the wait for another writer. A process that is paused while it
+// writes keeps the others waiting until it goes on or ends.
+//
+// It works on Linux, macOS and the BSDs; elsewhere the error is
+// errors.ErrUnsupported.
+func WriteFile(ctx context.Context, name string, data []byte, perm fs.FileMode, token int64) error {
+	return DoFile(ctx, name, token, func() error { return replace(name, data, perm) })
+}
+
+// DoFile calls write, which may do what it likes to the file called name,
+// unless a greater token has been seen for that. See [WriteFile].
+func DoFile(ctx context.Context, name string, token int64, write func() error) error {
+	if write == nil {
+		return fmt.Errorf("%w: write is nil", ErrInvalid)
+	}
+	if name == "" || token <= 0 {
+		return fmt.Errorf("%w: file %q, token %d, want a name and a positive number", ErrInvalid, name, token)
+	}
+	return advance(ctx, name+suffix, name, token, write)
+}
+
+const suffix = ".fence"
+
+// A Dir is a [Store] that keeps the token of each resource in a file of its
+// own, in the directory of that name, which must be there. The file is called
+// by the SHA-256 of the resource: some file systems take "a" and "A" for the
+// same name.
+type Dir string
+
+// Advance implements [Store].
+func (d Dir) Advance(ctx context.Context, resource string, token int64) error {
+	if err := check(resource, token); err != nil {
+		return err
+	}
+	file := filepath.Join(string(d), fmt.Sprintf("%x", sha256.Sum256([]byte(resource)))+suffix)
+	return advance(ctx, file, resource, token, func() error { return nil })
+}
+
+// width is the length of a token in its file. It is always the same, so that
+// one is replaced by another in one write.
+const width = 20
+
+// advance calls write while it has the token's file locked and the token is in
+// it. The token is stored first: a write that fails half way is then one of
+// the newest token, and none with a smaller can come after it.
+func advance(ctx context.Context, file, resource string, token int64, write func() error) (err error) {
+	f, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE, 0o666)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }() // which unlocks
+	if err := lock(ctx, f); err != nil {
+		return err
+	}
+	newest, err := stored(f)
+	if err != nil {
+		return err
+	}
+	if token < newest {
+		return &StaleError{resource, token, newest}
+	}
+	if token > newest {
+		if _, err := f.WriteAt(fmt.Appendf(nil, "%0*d\n", width, token), 0); err != nil {
+			return err
+		}
+		if err := f.Sync(); err != nil {
+			return err
+		}
+	}
+	return write()
+}
+
+// stored returns the token in a file; 0 if it is empty.
+func stored(f *os.File) (int64, error) {
+	data, err := io.ReadAll(io.LimitReader(f, width+2))
+	if err != nil || len(data) == 0 {
+		return 0, err
+	}
+	text, whole := strings.CutSuffix(string(data), "\n")
+	token, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || !whole || token <= 0 {
+		return 0, fmt.Errorf("fence: %s is damaged: got %q, want a number of %d digits", f.Name(), data, width)
+	}
+	return token, nil
+}
+
+// How often a lock that another has is tried again.
+const (
+	soon = time.Millisecond
+	late = 50 * time.Millisecond
+)
+
+// lock waits until nobody else has f locked.
+func lock(ctx context.Context, f *os.File) error {
+	for pause := soon; ; pause = min(2*pause, late) {
+		if ok, err := tryLock(f); ok || err != nil {
+			return err
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return fmt.Errorf("fence: %s is locked by another writer: %w", f.Name(), context.Cause(ctx))
+		}
+	}
+}
+
+// replace puts data in the place of the file called name.
+func replace(name string, data []byte, perm fs.FileMode) (err error) {
+	dir := filepath.Dir(name)
+	f, err := os.CreateTemp(dir, "."+filepath.Base(name)+".*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			os.Remove(f.Name())
+		}
+	}()
+	_, err1 := f.Write(data)
+	if err := errors.Join(err1, f.Chmod(perm), f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(f.Name(), name); err != nil {
+		return err
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}

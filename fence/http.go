@@ -1,0 +1,205 @@
+package fence
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"sync"
+)
+
+// Header is the header field of a request that has the token, in decimal
+// digits. A response that refuses a stale token has the newest in it.
+const Header = "Fencing-Token"
+
+// SetToken puts a token into the header of a request.
+func SetToken(h http.Header, token int64) { h.Set(Header, strconv.FormatInt(token, 10)) }
+
+// Token returns the token in the header of a request.
+func Token(h http.Header) (int64, error) {
+	values := h.Values(Header)
+	if len(values) != 1 {
+		return 0, fmt.Errorf("%w: %d %s fields, want one", ErrInvalid, len(values), Header)
+	}
+	token, err := strconv.ParseInt(values[0], 10, 64)
+	if err != nil || token <= 0 {
+		return 0, fmt.Errorf("%w: %s %q, want a positive number", ErrInvalid, Header, values[0])
+	}
+	return token, nil
+}
+
+// NewHandler returns a handler that lets next serve the requests whose token is
+// not stale:
+//
+//	http.Handle("/accounts/", fence.NewHandler(accounts, fence.Dir("/var/lib/accounts/fences"), nil))
+//
+// It answers 412 Precondition Failed where a greater token has been seen for
+// the resource, 428 Precondition Required where there is no token, 400 Bad
+// Request where it is no number, and 503 Service Unavailable where the store
+// fails. A GET, HEAD or OPTIONS without a token is served: reading harms
+// nobody.
+//
+// When a greater token comes while next still serves requests with smaller
+// ones, the contexts of these end with [ErrStale] as their cause, and the
+// greater waits until next has returned from them. So next never serves two
+// tokens of one resource at once, and none after a greater.
+//
+// The store keeps the greatest tokens; nil keeps them in memory, until the
+// process ends. resource says what a request writes to; nil takes the path of
+// its URL.
+//
+// That holds for one process. If several serve the same resource they may share
+// a store, and a request that one has let pass can still write after another
+// has served a greater token: there have the write itself checked, by
+// [Table.Do].
+func NewHandler(next http.Handler, store Store, resource func(*http.Request) string) http.Handler {
+	if store == nil {
+		store = new(Memory)
+	}
+	if resource == nil {
+		resource = func(r *http.Request) string { return r.URL.Path }
+	}
+	return &handler{next: next, store: store, resource: resource, doors: make(map[string]*door)}
+}
+
+type handler struct {
+	next     http.Handler
+	store    Store
+	resource func(*http.Request) string
+
+	mu    sync.Mutex
+	doors map[string]*door // of the resources that there are requests for; guarded by mu
+}
+
+// A door is where the requests for one resource go in. Its fields are guarded
+// by the handler's mu.
+type door struct {
+	requests int // all that have come and not left, waiting or inside
+	newest   int64
+	inside   int
+	serving  int64             // the token of those inside
+	end      func(cause error) // ends the contexts of those inside
+	empty    chan struct{}     // closed when nobody is inside any more
+	ctx      context.Context   // ends with those inside
+}
+
+func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if len(r.Header.Values(Header)) == 0 {
+		switch r.Method {
+		case http.MethodGet, http.MethodHead, http.MethodOptions:
+			h.next.ServeHTTP(w, r)
+		default:
+			http.Error(w, "fence: this needs a "+Header, http.StatusPreconditionRequired)
+		}
+		return
+	}
+	token, err := Token(r.Header)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	name := h.resource(r)
+	d := h.come(name)
+	defer h.leave(name, d)
+	// The store speaks first, and enter again afterwards: a greater token may
+	// have come and gone between the two. The door remembers it, since it
+	// stays as long as this request does.
+	err = h.store.Advance(r.Context(), name, token)
+	if err == nil {
+		err = h.enter(r.Context(), name, d, token)
+	}
+	if err != nil {
+		refuse(w, err)
+		return
+	}
+	defer h.exit(d)
+	ctx, cancel := context.WithCancelCause(r.Context())
+	defer cancel(nil)
+	stop := context.AfterFunc(d.ctx, func() { cancel(context.Cause(d.ctx)) })
+	defer stop()
+	h.next.ServeHTTP(w, r.WithContext(ctx))
+}
+
+func refuse(w http.ResponseWriter, err error) {
+	status := http.StatusServiceUnavailable
+	var stale *StaleError
+	switch {
+	case errors.As(err, &stale):
+		status = http.StatusPreconditionFailed
+		if stale.Newest > 0 {
+			SetToken(w.Header(), stale.Newest)
+		}
+	case errors.Is(err, ErrInvalid):
+		status = http.StatusBadRequest
+	}
+	http.Error(w, err.Error(), status)
+}
+
+// come counts a request for a resource.
+func (h *handler) come(resource string) *door {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	d := h.doors[resource]
+	if d == nil {
+		d = new(door)
+		h.doors[resource] = d
+	}
+	d.requests++
+	return d
+}
+
+// leave forgets the door when nobody needs it any more.
+func (h *handler) leave(resource string, d *door) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if d.requests--; d.requests == 0 {
+		delete(h.doors, resource)
+	}
+}
+
+// enter waits until nobody with a smaller token is inside, and goes in. It
+// fails if a greater token comes first, or ctx ends.
+func (h *handler) enter(ctx context.Context, resource string, d *door, token int64) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for {
+		if token < d.newest {
+			return &StaleError{resource, token, d.newest}
+		}
+		d.newest = token
+		if d.inside == 0 || d.serving == token {
+			break
+		}
+		// Those inside have a smaller token, as none is greater than newest.
+		d.end(&StaleError{resource, d.serving, token})
+		empty := d.empty
+		h.mu.Unlock()
+		select {
+		case <-empty:
+			// Somebody else may have gone in since, or come with a greater
+			// token: look again.
+		case <-ctx.Done():
+			// The place may have become free as well. Going is right: nobody
+			// waits for this request any more, and nothing was written.
+			h.mu.Lock()
+			return context.Cause(ctx)
+		}
+		h.mu.Lock()
+	}
+	if d.inside++; d.inside == 1 {
+		d.serving, d.empty = token, make(chan struct{})
+		d.ctx, d.end = context.WithCancelCause(context.Background())
+	}
+	return nil
+}
+
+// exit goes out.
+func (h *handler) exit(d *door) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if d.inside--; d.inside == 0 {
+		d.end(nil)
+		close(d.empty)
+	}
+}
