@@ -37,24 +37,27 @@ import (
 // An element is a znode whose data are the bytes that the codec makes. The
 // elements stand in buckets of about 1,000 below path, b-<priority>-<number>
 // and, delayed, d-<priority>-<number>, so no listing is longer than a bucket however
-// long the queue is: a consumer reads about 10 names for each element. Beside path
-// stand <path>-claims, <path>-consumers (a line of ephemeral znodes, one for
-// each Queue value that wants elements), <path>-senders (receipts, deleted
-// when a producer pauses), <path>-receipts and <path>-dead, the dead letters.
-// path, its buckets and <path>-claims are persistent; the others are
+// long the queue is. The data of a bucket say which of its elements are claimed, and
+// t-<priority> which bucket is the newest. Beside path stand <path>-claims (who has
+// claimed what), <path>-live (an ephemeral znode for each of them), <path>-consumers
+// (a line of ephemeral znodes, one for each Queue value that waits for elements),
+// <path>-senders (receipts, deleted when a producer pauses), <path>-receipts and
+// <path>-dead, the dead letters. path and its children are persistent; the others are
 // containers. See [WithQueueLayout] to share a path with other libraries.
 //
 // # Cost
 //
 // Send costs one transaction for all that the goroutines of a process send at
 // about the same time. Claims, reads and removals are each one request for many
-// elements: 100 elements that wait cost a consumer about 7 requests, one that
+// elements: 100 elements that wait cost a consumer about 5 requests, one that
 // comes to an empty queue 12. An idle queue costs nothing, however many consume,
 // and an element that is sent to it wakes one process.
 //
-// Consumers of several processes take turns. Of elements that wait each process
-// claims at most its prefetch in a turn. Of those that come one by one it gets
-// up to 16, as long as it has a consumer that waits, and then passes the turn on.
+// Consumers of several processes that wait for elements take turns. Of those that
+// come one by one a process gets up to 16, as long as it has a consumer that waits,
+// and then passes the turn on. While there are more than one can claim at once, all
+// claim at the same time: the first bucket, or, if another was quicker, one of
+// the next. Each claims at most its prefetch at a time.
 //
 // # Limits
 //
@@ -62,7 +65,8 @@ import (
 // life a queue takes 2^31 delayed elements of each priority, others without end. The
 // delayed elements of one priority are listed together; from about 30,000 on
 // that listing is larger than 1 MiB, which zsync reads and other clients may
-// refuse. The names of buckets make a listing of 1 MiB at 40 million elements.
+// refuse. While several processes consume a queue of several buckets, elements of a
+// later one may be received before those of an earlier one. The names of buckets make a listing of 1 MiB at 40 million elements.
 type Queue[T any] struct {
 	made
 	cfg queueConfig

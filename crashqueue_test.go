@@ -1,11 +1,11 @@
 package zsync_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/zsync/zsync"
@@ -128,15 +128,11 @@ func noClaims(ctx context.Context, s *zsync.Session) (bool, error) {
 	if session.IsNoNode(err) {
 		return true, nil
 	}
-	live := make(map[string]bool)
-	for _, name := range names {
-		if guid, ok := strings.CutSuffix(name, "-live"); ok {
-			live[guid] = true
-		}
+	live, _, e := inc.Children(ctx, crashPath+"-live")
+	if session.IsNoNode(e) {
+		e = nil
 	}
-	return !slices.ContainsFunc(names, func(name string) bool {
-		return !live[name[:len(session.NewGUID())]]
-	}), err
+	return !slices.ContainsFunc(names, func(name string) bool { return !slices.Contains(live, name) }), cmp.Or(err, e)
 }
 
 // suffixes are vs without some of the first.
@@ -186,7 +182,7 @@ func afterBad(ctx context.Context, s *zsync.Session) error {
 }
 
 // Buckets last. Receipts of processes that have died stay.
-const queueLeaves = crashPath + `/[bd]-[0-9]+(-[0-9]+)?|` + crashPath + `-(claims|consumers|dead|(senders|receipts)(/[^/]*)?)`
+const queueLeaves = crashPath + `/[bdt]-[0-9]+(-[0-9]+)?|` + crashPath + `-(claims|live|consumers|dead|(senders|receipts)(/[^/]*)?)`
 
 var fewElements = []zsync.QueueOption{zsync.WithMaxLen(2)}
 

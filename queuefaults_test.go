@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -165,7 +166,12 @@ func TestBucketThatIsFullCostsNoFailedTransaction(t *testing.T) {
 
 // isPost reports whether a request settles elements.
 func isPost(r zktest.Request) bool {
-	return r.Op == zktest.OpMulti && len(r.Ops) > 1 && r.Ops[0].Op == zktest.OpSetData && strings.HasSuffix(r.Ops[0].Path, "-state")
+	if r.Op != zktest.OpMulti || !strings.HasPrefix(r.Ops[0].Path, "/q-claims/") {
+		return false
+	}
+	return slices.ContainsFunc(r.Ops, func(op zktest.Request) bool {
+		return op.Op == zktest.OpDelete && strings.Contains(op.Path, "/q/b-") || op.Op == zktest.OpSetData && strings.Contains(op.Path, "/e-")
+	})
 }
 
 func TestLateRemovalNeverPassesForAnother(t *testing.T) {
@@ -188,7 +194,7 @@ func TestLateRemovalNeverPassesForAnother(t *testing.T) {
 					switch {
 					case r.Op == zktest.OpConnect && r.Session == id && stage > 0:
 						return zktest.Hang
-					case r.Op == zktest.OpSetData && strings.HasSuffix(r.Path, "-state"):
+					case r.Op == zktest.OpSetData && strings.HasPrefix(r.Path, "/q-claims/"):
 						if bars++; lost && bars == 1 {
 							return zktest.DropReply
 						}
@@ -352,7 +358,7 @@ func TestMarkOfADeadClaimantGoesWhenItComesBack(t *testing.T) {
 		<-q.Deliveries(ctx)
 		cancel()
 		srv.Intercept(func(r zktest.Request) zktest.Action {
-			if r.Op == zktest.OpDelete && strings.HasSuffix(r.Path, "-live") {
+			if isPost(r) {
 				return zktest.Delay(900 * time.Millisecond) // its return takes nearly as long as it is given
 			}
 			return zktest.Pass

@@ -159,7 +159,7 @@ func (s *stock) ack(ctx context.Context, q *zsync.Queue[int], rnd *rand.Rand, pa
 func wantTidy(t testing.TB, s *zsync.Session, path string) {
 	t.Helper()
 	eventually(t, func() error {
-		for _, suffix := range []string{"-claims", "-senders", "-receipts", "-consumers", "-dead"} {
+		for _, suffix := range []string{"-claims", "-live", "-senders", "-receipts", "-consumers", "-dead"} {
 			if names := childrenOf(t, s, path+suffix); len(names) > 0 {
 				time.Sleep(time.Second)
 				return errors.New(path + suffix + " still has " + names[0])

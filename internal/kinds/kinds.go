@@ -49,7 +49,7 @@ func of(name string) (kind Kind, ok bool) {
 		return Lock, number
 	case base == "qn-", base == "queue-", strings.HasPrefix(base, "entry-"):
 		return ForeignQueue, number
-	case strings.HasPrefix(name, "b-0"), strings.HasPrefix(name, "d-0"):
+	case strings.HasPrefix(name, "b-0"), strings.HasPrefix(name, "d-0"), strings.HasPrefix(name, "t-0"):
 		return Queue, strings.Trim(name[1:], "-0123456789") == ""
 	case strings.HasPrefix(name, "_c_") && strings.HasSuffix(name, "-tasks"):
 		return WaitGroup, true
@@ -125,7 +125,7 @@ func Mixed(kinds []Kind) bool {
 }
 
 // besides are the endings of znodes that belong to the one before them.
-var besides = []string{"-claims", "-consumers", "-senders", "-receipts", "-dead", "-__lock__"}
+var besides = []string{"-claims", "-live", "-consumers", "-senders", "-receipts", "-dead", "-__lock__"}
 
 // Beside returns the name of the znode to which the one with this name belongs,
 // as its neighbour.

@@ -23,15 +23,16 @@ type core struct {
 	cfg Config
 
 	// As the server knows them.
-	dir, claims, senders, receipts string
+	dir, claims, live, senders, receipts string
 
 	foreign *foreign  // another library's layout, or nil
 	line    line.Line // of those who want elements
 	room    line.Line // of those who wait for room
-	cache   batchCache
+	delays  delayCache
 	out     outbox
 	under   reaper
 	skips   skipper
+	gate    gate
 	zxid    atomic.Int64 // that made path, as last seen by the pump
 	pull    *core        // of Receive: it claims nothing ahead
 
@@ -60,11 +61,13 @@ func newCore(m *session.Manager, cfg Config, f *foreign) *core {
 	c := &core{m: m, cfg: cfg, foreign: f}
 	c.dir = m.Full(cfg.Path)
 	c.claims, c.senders, c.receipts = c.dir+"-claims", c.dir+"-senders", c.dir+"-receipts"
+	c.live = c.dir + "-live"
 	c.deadLetters = deadLetters{m: m, path: cfg.Path, dead: c.dir + "-dead", receipts: c.receipts}
 	c.listeners.m, c.listeners.path = m, cfg.Path
 	c.under.q, c.skips.complain = c, c.complain
 	c.line = line.New(m, cfg.Path+"-consumers", session.ProtectedName, "turn-")
 	c.room = line.New(m, cfg.Path+"-senders", session.ProtectedName, "room-")
+	c.gate.turn = make(chan struct{}, 1)
 	c.out = outbox{q: c, more: make(chan struct{}, 1)}
 	return c
 }
@@ -199,7 +202,7 @@ func (q *core) Peek(ctx context.Context) (e *Element, err error) {
 			it, err = q.firstForeign(ctx, inc, false)
 			return err
 		}
-		it, _, err = q.first(ctx, inc, true)
+		it, _, err = q.first(ctx, inc, 1, true)
 		return err
 	})
 	if err != nil || it == nil {

@@ -3,6 +3,7 @@ package queue
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,17 +18,25 @@ import (
 //	b-<priority>-<number>   a bucket; its children are e-<seq>, in order
 //	d-<priority>-<number>   elements that wait for their time: t<unix ms>-<seq>, or
 //	                        t<unix ms>-<attempts>.<unix ms when first sent>-<seq>
+//	t-<priority>            the tail: its data is the number of the newest bucket
+//
+// The data of a bucket are the numbers of its elements that are claimed, as
+// spans. An element is free if it is there and not among them. ZooKeeper gives
+// numbers in order and never twice, so a number that is not there, and is lower
+// than one that is, never comes again: claims are a few spans, however many
+// elements they are of.
 //
 // The number of a first bucket, and of what waits, is the zxid that made the
 // queue's path. So when somebody deletes a queue with all its elements and
 // another is made in its place, no name comes again, and who still has an
 // element of the former in hand cannot remove one of the new.
 //
-// A producer that finds a bucket full seals it, by writing its data, and makes
-// the next in the same transaction; every Send checks that its bucket is not
-// sealed. So a bucket that has a successor gets no more elements, buckets are
-// in order and so are the elements in each, no listing is ever long, and no
-// sequence number wraps, however much the queue holds.
+// A producer that finds a bucket full makes the next and writes its number into
+// the tail, in one transaction; every Send checks the version of the tail. So a
+// bucket that has a successor gets no more elements, buckets are in order and so
+// are the elements in each, no listing is ever long, and no sequence number wraps,
+// however much the queue holds. The tail stays as long as the queue, so no bucket is
+// made twice, though those that are empty are deleted.
 
 // bucketSize is how many elements a bucket gets before the next is made. One
 // Send may exceed it.
@@ -42,6 +51,7 @@ type bucket struct {
 }
 
 func bucketName(prio int, number int64) string { return fmt.Sprintf("b-%05d-%010d", prio, number) }
+func tailName(prio int) string                 { return fmt.Sprintf("t-%05d", prio) }
 func delayedName(prio int, number int64) string {
 	return fmt.Sprintf("d-%05d-%010d", prio, number)
 }
@@ -159,71 +169,58 @@ func (e *element) parseHistory(text string) bool {
 	return ok && err == nil && err2 == nil && n >= 0 && ms >= 0
 }
 
-// Claims stand below <path>-claims. A claimant, which is the consumers of one
-// Queue value in one ZooKeeper session, has there
+// A claimant is the consumers of one Engine in one ZooKeeper session. It has
 //
-//	<guid>-live     ephemeral: the claimant's session stands
-//	<guid>-state    persistent: counts its transactions
-//	<guid>-r<n>     persistent: a batch of elements that are its own
-//	<guid>-gone     persistent: made by whoever first finds that the mark has gone
-//
-// and the data of a batch is one line for each bucket: its name, and the names
-// of the elements in it. One that is in a consumer's hands is marked with the
-// version that its znode has, as in e-0000000012*0.
+//	<path>-claims/<guid>       persistent: its journal, with what it owns
+//	<path>-live/<guid>         ephemeral: its session stands
+//	<path>-claims/<guid>-gone  persistent: made by whoever first finds that it does not
 
-const (
-	liveSuffix  = "live"
-	stateSuffix = "state"
-	goneSuffix  = "gone"
-)
+const goneSuffix = "-gone"
 
-// parseClaim splits the name of a znode below <path>-claims.
-func parseClaim(name string) (guid, suffix string, ok bool) {
-	const n = 36
-	if len(name) < n+2 || name[n] != '-' {
-		return "", "", false
-	}
-	guid, suffix = name[:n], name[n+1:]
-	return guid, suffix, suffix == liveSuffix || suffix == stateSuffix || suffix == goneSuffix || suffix[0] == 'r'
+// A holding is what a claimant has of one bucket: the numbers that it owns, and
+// those of them that are in a consumer's hands. What was removed may be among
+// either: it never comes again.
+type holding struct{ owned, hand spans }
+
+// A record is the data of a journal. That of a producer has no holdings.
+type record struct {
+	serial    int64 // of the last transaction that was applied
+	givenBack bool  // others have begun to give back what it owned
+	holdings  map[string]holding
 }
 
-// marked is the key of an element that is in hand.
-func marked(key string, version int32) string { return key + "*" + strconv.Itoa(int(version)) }
-
-// marshalKeys writes the keys of elements, marked or not, as the data of a
-// batch.
-func marshalKeys(keys []string) []byte {
-	var b strings.Builder
-	last := ""
-	for _, key := range keys {
-		dir, name, _ := strings.Cut(key, "/")
-		if dir != last {
-			if last != "" {
-				b.WriteByte('\n')
-			}
-			b.WriteString(dir)
-			last = dir
+// marshal writes r.
+func (r record) marshal() []byte {
+	b := strconv.AppendInt(nil, r.serial, 10)
+	if r.givenBack {
+		b = append(b, " given back"...)
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.holdings)) {
+		h := r.holdings[name]
+		b = append(b, "\n"+name+" "+h.owned.String()...)
+		if len(h.hand) > 0 {
+			b = append(b, " "+h.hand.String()...)
 		}
-		b.WriteByte(' ')
-		b.WriteString(name)
 	}
-	return []byte(b.String())
+	return b
 }
 
-// unmarshalKeys is the inverse of marshalKeys. hand holds the keys that were
-// marked, and the versions.
-func unmarshalKeys(data []byte) (keys []string, hand map[string]int32) {
-	hand = make(map[string]int32)
-	for line := range strings.SplitSeq(string(data), "\n") {
+// parseRecord reads what marshal has written.
+func parseRecord(data []byte) record {
+	head, rest, _ := strings.Cut(string(data), "\n")
+	number, flag, _ := strings.Cut(head, " ")
+	r := record{givenBack: flag != "", holdings: make(map[string]holding)}
+	r.serial, _ = strconv.ParseInt(number, 10, 64)
+	for line := range strings.SplitSeq(rest, "\n") {
 		words := strings.Fields(line)
-		for i := 1; i < len(words); i++ {
-			name, version, _ := strings.Cut(words[i], "*")
-			key := words[0] + "/" + name
-			keys = append(keys, key)
-			if n, err := strconv.ParseInt(version, 10, 32); err == nil {
-				hand[key] = int32(n)
-			}
+		if len(words) < 2 {
+			continue
 		}
+		h := holding{owned: parseSpans(words[1])}
+		if len(words) > 2 {
+			h.hand = parseSpans(words[2])
+		}
+		r.holdings[words[0]] = h
 	}
-	return keys, hand
+	return r
 }

@@ -1,10 +1,10 @@
 package queue
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"strconv"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -17,31 +17,31 @@ import (
 // becomes of the elements: each is removed, given back or buried, by one entry.
 // Entries are posted many at once, in one transaction after another.
 //
-// Each transaction writes the claimant's state znode and expects its version,
-// so it is applied exactly once however often it is sent, and through whatever
-// session. This matters when a session ends: a consumer may have taken an
-// element and the deletion not have got through. The ledger's batches are
-// persistent, so nobody can claim the element anew before they are deleted;
-// that does the ledger itself, in the next session, with or after what was
-// still to be posted. Others do it only when they have not seen the claimant's
-// live mark for orphanTime, as they must if the process is dead; if it was cut
-// off for so long, its transaction finds no state znode and is not applied.
+// A journal sees to it that each transaction is applied exactly once, through
+// whatever session. This matters when a session ends: a consumer may have taken an
+// element and the deletion not have got through. What the journal says is ours
+// nobody can claim anew before we, in the next session, have settled it: it is
+// among what is claimed of its bucket. Others give it back only when they have not
+// seen the claimant's live mark for orphanTime, as they must if the process is
+// dead; they write the journal for it, so if the process was only cut off for so
+// long its transactions are not applied any more, and it learns of the loss.
 type ledger struct {
 	q    *core
 	inc  *session.Incarnation
 	guid string
 
 	mu       sync.Mutex
-	begun    bool // the live mark and the state may have been made
 	batches  map[*batch]struct{}
+	live     map[string]int // by bucket: how many claimed items have no posted entry
 	stake    *session.Stake // while there are batches, once one of them has been offered
-	serial   int            // of the last batch
 	queue    []*entry       // not posted yet
+	want     *want          // a claim that is to be made with what is posted next, or nil
 	running  bool           // a goroutine posts
 	hand     map[*item]bool // delivered, neither acknowledged nor returned
 	fresh    []*item        // those of hand that note will write down
 	refused  []*entry       // what retry will post again
 	patience time.Duration  // after which it does; 0 if the last was allowed
+	size     int            // of the journal's data
 	ended    bool           // nothing more is claimed, what is not out goes back
 	lost     bool           // the session has ended: what is in hand goes back
 	void     bool           // somebody has given the claims back
@@ -49,22 +49,27 @@ type ledger struct {
 	posted   chan struct{}  // closed when it has ended and what went back then is back
 	over     chan struct{}  // closed when nothing is left
 
-	// What follows belongs to the goroutine that posts.
-
-	version int32  // of the state znode
-	unknown bool   // an attempt that expects version may have been applied, or may be yet
-	bar     string // what was written, or may have been, to bar that attempt; or empty
-	barred  bool   // the live mark has been deleted
+	journal *journal // belongs to the goroutine that posts
 }
 
 // A batch is what is claimed in one transaction.
 type batch struct {
-	name  string // of its znode, below <path>-claims
-	size  int    // of its znode's data, from above
 	items []*item
 	left  map[*item]bool // those without a posted entry; guarded by ledger.mu
 
 	claiming bool // its claim is under way; guarded by ledger.mu
+}
+
+// A want is a claim that is to be made.
+type want struct {
+	batch *batch
+	lot   *lot
+	es    []element
+	done  chan struct{}
+
+	// Read them only after done is closed.
+	made bool
+	err  error
 }
 
 // An item is an element that is claimed.
@@ -82,9 +87,10 @@ type item struct {
 	misfit  bool      // it cannot be decoded by us
 	value   any       // as decoded
 	decoded bool
-	out     bool   // it is with a consumer, taken or not; guarded by ledger.mu
-	noted   bool   // that it is in hand is written down, or will be; guarded by ledger.mu
-	final   *entry // what becomes of it; guarded by ledger.mu
+	out     bool            // it is with a consumer, taken or not; guarded by ledger.mu
+	note    <-chan struct{} // closed when that is written down, where attempts are limited; guarded by ledger.mu
+	noted   bool            // that it is in hand is written down, or will be; guarded by ledger.mu
+	final   *entry          // what becomes of it; guarded by ledger.mu
 
 	ctx    context.Context         // of the claim; nil until somebody asks; guarded by ledger.mu
 	cancel context.CancelCauseFunc // ends ctx; guarded by ledger.mu
@@ -149,10 +155,12 @@ func newLedger(ctx context.Context, q *core, inc *session.Incarnation) (*ledger,
 	l := &ledger{
 		q: q, inc: inc, guid: session.NewGUID(),
 		batches: make(map[*batch]struct{}),
+		live:    make(map[string]int),
 		hand:    make(map[*item]bool),
 		posted:  make(chan struct{}),
 		over:    make(chan struct{}),
 	}
+	l.journal = &journal{m: q.m, path: session.ChildPath(q.claims, l.guid), mark: session.ChildPath(q.live, l.guid), home: inc}
 	q.mu.Lock()
 	if ctx.Err() != nil { // a later pump may have opened one already
 		q.mu.Unlock()
@@ -187,39 +195,62 @@ func (l *ledger) newBatch(es []element) *batch {
 	if l.ended {
 		return nil
 	}
-	b := &batch{name: l.batchNameLocked(), left: make(map[*item]bool, len(es))}
+	b := &batch{left: make(map[*item]bool, len(es)), claiming: len(es) > 0}
 	for _, e := range es {
 		it := &item{element: e, ledger: l, batch: b}
 		b.items = append(b.items, it)
 		b.left[it] = true
+		l.live[e.bucket]++
 	}
-	b.claiming = len(es) > 0
-	b.size = len(marshalKeys(b.keys())) + len(es)*len("*-2147483648")
 	l.batches[b] = struct{}{}
 	return b
 }
 
-// open makes the live mark and the state. No claim is sent before they are
-// there, so whatever a session has left on its way when it ends, the claims
-// among it expect the live mark.
-func (l *ledger) open(ctx context.Context) error {
+// claim claims es, which are free elements of t, and reports whether that was
+// done; if not what was read of t is stale.
+func (l *ledger) claim(t *lot, es []element) (*batch, bool, error) {
+	b := l.newBatch(es)
+	if b == nil {
+		return nil, false, l.ending()
+	}
+	w := &want{batch: b, lot: t, es: es, done: make(chan struct{})}
 	l.mu.Lock()
-	begun := l.begun
-	l.begun = true // or may have
+	l.want = w
+	l.startLocked()
 	l.mu.Unlock()
-	if begun {
-		return nil
+	select {
+	case <-w.done:
+		return b, w.made, w.err
+	case <-l.inc.Ctx.Done():
+		// It may have been made, or be made yet: the ledger gives it back.
+		return nil, false, session.ErrEnded
 	}
-	q := l.q
-	ops := []any{
-		&zk.CreateRequest{Path: session.ChildPath(q.claims, l.guid+"-"+stateSuffix), Acl: q.m.Config.ACL},
-		&zk.CreateRequest{Path: session.ChildPath(q.claims, l.guid+"-"+liveSuffix), Data: []byte(q.m.Config.Owner), Acl: q.m.Config.ACL, Flags: zk.FlagEphemeral},
+}
+
+// claimed is told what came of a claim. Until then its batch is not given back.
+func (l *ledger) claimed(w *want) {
+	l.mu.Lock()
+	w.batch.claiming = false
+	switch {
+	case !w.made:
+		for _, it := range w.batch.items {
+			l.unliveLocked(it)
+		}
+		l.dropLocked(w.batch)
+	case l.ended:
+		l.giveBackLocked(w.batch)
 	}
-	_, err := l.inc.Multi(ctx, ops...)
-	if session.IsNodeExists(err) { // an attempt whose reply was lost
-		return nil
+	if l.ended {
+		l.startLocked()
 	}
-	return err
+	l.mu.Unlock()
+	close(w.done)
+}
+
+func (l *ledger) unliveLocked(it *item) {
+	if l.live[it.bucket]--; l.live[it.bucket] <= 0 {
+		delete(l.live, it.bucket)
+	}
 }
 
 // ending returns why nothing may be claimed any more.
@@ -233,11 +264,6 @@ func (l *ledger) ending() error {
 		return session.ErrVanished
 	}
 	return session.ErrClosed
-}
-
-func (l *ledger) batchNameLocked() string {
-	l.serial++
-	return l.guid + "-r" + strconv.Itoa(l.serial)
 }
 
 // stands reports whether what is claimed certainly is, and goes on to be known
@@ -282,27 +308,6 @@ func (l *ledger) forget(b *batch) {
 	if l.ended {
 		l.startLocked()
 	}
-}
-
-// claimed is told that a batch was made, or that the session has ended before
-// that was known. Until then it is not given back: the return could be quicker
-// than the claim, and find nothing.
-func (l *ledger) claimed(b *batch) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	b.claiming = false
-	if l.ended {
-		l.giveBackLocked(b)
-		l.startLocked()
-	}
-}
-
-func (b *batch) keys() []string {
-	keys := make([]string, len(b.items))
-	for i, it := range b.items {
-		keys[i] = it.key()
-	}
-	return keys
 }
 
 // miss is told which items were gone before they could be read.
@@ -442,14 +447,42 @@ func (l *ledger) handing(it *item) (noted <-chan struct{}) {
 	switch {
 	case l.q.foreign != nil:
 	case l.q.cfg.MaxAttempts > 0:
-		it.noted = true
-		return l.enterLocked(it, fateHand, false).done
+		if !it.noted {
+			l.noteAheadLocked(it)
+		}
+		return it.note
 	default:
 		if l.fresh = append(l.fresh, it); len(l.fresh) == 1 {
 			time.AfterFunc(noteAfter, l.note)
 		}
 	}
 	return session.ClosedChan
+}
+
+// noteAhead is how many are noted at once where attempts are limited.
+const noteAhead = 64
+
+// noteAheadLocked writes down that an item is in hand, and with it others of its
+// batch that are about to be: to write down each by itself would take a round trip
+// for each. If the process dies those others are taken for tried too, though they
+// were not, but never twice: what was tried before is noted by itself. So is
+// everything where one attempt is all there is.
+func (l *ledger) noteAheadLocked(it *item) {
+	note := l.enterLocked(it, fateHand, false).done
+	it.noted, it.note = true, note
+	if it.attempts() > 0 || l.q.cfg.MaxAttempts == 1 {
+		return
+	}
+	n := 1
+	for _, other := range it.batch.items {
+		if n == noteAhead {
+			return
+		}
+		if other.final == nil && !other.noted && other.attempts() == 0 {
+			other.noted, other.note = true, note
+			n++
+		}
+	}
 }
 
 // note writes down what has come into hand.
@@ -521,27 +554,38 @@ func (l *ledger) giveBackLocked(b *batch) {
 	}
 }
 
-// run posts entries until there are none.
+// run posts entries, and claims, until there are none.
 func (l *ledger) run() {
 	for {
-		es := l.next()
-		if es == nil {
+		es, w := l.next()
+		if es == nil && w == nil {
 			return
 		}
-		culprit, err := l.post(es)
-		l.finish(es, culprit, err)
+		p := &posting{l: l, es: es, want: w, absent: make(map[string]bool)}
+		err := p.post()
+		l.finish(p, err)
+		if w != nil {
+			switch w.made = p.want != nil && err == nil; {
+			case w.made:
+				w.lot.claimed, w.lot.version = p.wrote[w.lot.name].claimed, w.lot.version+1
+			case p.want != nil:
+				w.err = err
+			}
+			l.claimed(w)
+		}
 	}
 }
 
 // maxPost is how many entries go into one transaction.
 const maxPost = 500
 
-// next returns the entries of the next transaction, or nil when run is to end.
-func (l *ledger) next() []*entry {
+// next returns what the next transaction is for, or nothing when run is to end.
+func (l *ledger) next() ([]*entry, *want) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	size, n := 4096, 0
-	batches := make(map[*batch]bool)
+	w := l.want
+	l.want = nil
+	size, n := 4096+2*l.size, 0
 	for n < len(l.queue) && n < maxPost {
 		e := l.queue[n]
 		size += 2 * l.q.m.SizeOf(l.q.dir+"/"+e.item.key(), nil)
@@ -551,19 +595,15 @@ func (l *ledger) next() []*entry {
 		if e.fate == fateBury {
 			size += maxReason + 1024
 		}
-		if b := e.item.batch; !batches[b] {
-			batches[b] = true
-			size += 2*l.q.m.SizeOf(l.q.claims+"/"+b.name, nil) + b.size
-		}
 		if n > 0 && (size > session.MaxPacket/2 || e.alone || l.queue[0].alone) {
 			break
 		}
 		n++
 	}
-	if n > 0 {
+	if n > 0 || w != nil {
 		es := l.queue[:n:n]
 		l.queue = l.queue[n:]
-		return es
+		return es, w
 	}
 	l.running = false
 	if l.ended && !session.IsClosed(l.posted) && !l.offersLocked() {
@@ -571,7 +611,7 @@ func (l *ledger) next() []*entry {
 	}
 	if l.ended && len(l.batches) == 0 && !l.swept {
 		l.swept = true
-		mark := l.begun && !l.void
+		mark := (l.journal.made || l.journal.open) && !l.void
 		l.q.m.Spawn(func() {
 			if mark {
 				l.sweep()
@@ -579,7 +619,7 @@ func (l *ledger) next() []*entry {
 			close(l.over)
 		})
 	}
-	return nil
+	return nil, nil
 }
 
 // offersLocked reports whether an item is being offered, or claimed in another
@@ -606,14 +646,15 @@ func (l *ledger) loss() error {
 	return l.inc.Deleted()
 }
 
-// sweep deletes the live mark and the state, when no batch is left.
+// sweep deletes the live mark and the journal, when no batch is left.
 func (l *ledger) sweep() {
 	ctx := context.Background() // ends with the Session
+	j := l.journal
 	l.q.m.During(ctx, func(inc *session.Incarnation) error {
-		err := inc.RemoveAllNow(ctx, []string{session.ChildPath(l.q.claims, l.guid+"-"+liveSuffix), session.ChildPath(l.q.claims, l.guid+"-"+stateSuffix)})
-		if inc != l.inc && (err == nil || session.IsNoNode(err)) {
+		err := inc.RemoveAllNow(ctx, []string{j.mark, j.path})
+		if (inc != l.inc || j.bare) && (err == nil || session.IsNoNode(err)) {
 			// Others may have noted that the session had gone.
-			err = inc.RemoveNow(ctx, session.ChildPath(l.q.claims, l.guid+"-"+goneSuffix))
+			err = inc.RemoveNow(ctx, j.path+goneSuffix)
 		}
 		return err
 	})
@@ -621,7 +662,8 @@ func (l *ledger) sweep() {
 
 // finish tells the result of a transaction. If the servers refuse it because of
 // one entry, the culprit, the others are posted without it.
-func (l *ledger) finish(es []*entry, culprit *entry, err error) {
+func (l *ledger) finish(p *posting, err error) {
+	es, culprit := p.es, p.culprit
 	var buried []*entry
 	defer func() { // the log and the observer are not called under a lock
 		for _, e := range buried {
@@ -630,6 +672,11 @@ func (l *ledger) finish(es []*entry, culprit *entry, err error) {
 	}()
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.size = p.size
+	if p.applied && err != nil { // and then the claims were given back
+		defer l.voidLocked()
+		err = nil
+	}
 	if errors.Is(err, session.ErrLost) {
 		l.voidLocked()
 	}
@@ -669,6 +716,7 @@ func (l *ledger) finish(es []*entry, culprit *entry, err error) {
 			// Others of its batch may be in hand for long.
 			e.item.data, e.item.framed, e.item.value = nil, nil, nil
 			delete(b.left, e.item)
+			l.unliveLocked(e.item)
 			if len(b.left) == 0 {
 				l.dropLocked(b)
 			}
@@ -736,268 +784,253 @@ func (l *ledger) voidLocked() {
 type posting struct {
 	l       *ledger
 	es      []*entry
-	renamed map[*batch]string // what takes the place of a batch
-	absent  map[string]bool   // znodes that need not be deleted, or written
-	ops     []any
-	owners  []*entry                                                          // for whom each of ops is; nil if for several
-	cures   []func(inc *session.Incarnation, err error) (cured bool, _ error) // nil if there is none
+	want    *want           // nil if there is none, or it is in vain
+	absent  map[string]bool // znodes that need not be deleted, or written
+	reread  bool            // what was read of buckets was stale
+	next    map[string]holding
+	wrote   map[string]*lot // what it leaves of buckets
+	size    int
+	culprit *entry // whom the servers refuse
+	applied bool   // though the error is that others have given the claims back
+
+	ops    []any
+	owners []*entry                                                          // for whom each of ops is; nil if for several
+	cures  []func(inc *session.Incarnation, err error) (cured bool, _ error) // nil if there is none
 }
 
-// post posts entries, in this session or a later one. If the servers refuse
-// one of them, that is the culprit.
-func (l *ledger) post(es []*entry) (culprit *entry, err error) {
-	if l.q.foreign != nil {
-		return l.postForeign(es)
-	}
-	p := &posting{l: l, es: es, renamed: make(map[*batch]string), absent: make(map[string]bool)}
-	ctx := context.Background() // ends with the Session
-	err = l.q.m.During(ctx, func(inc *session.Incarnation) (err error) {
-		culprit, err = p.send(ctx, inc)
-		if l.unknown && err != nil && session.OutcomeOf(err) == session.Answered {
-			// It is refused before it was sent here. What was sent in a former
-			// session must be known before anything else is posted.
-			if applied, e := l.close(inc); e != nil || applied {
-				return cmp.Or(e, p.applied(applied))
-			}
-		}
-		return err
-	})
-	return culprit, err
-}
-
-// send sends the transaction within one session.
-func (p *posting) send(ctx context.Context, inc *session.Incarnation) (culprit *entry, err error) {
+// post posts entries, in this session or a later one.
+func (p *posting) post() (err error) {
 	l := p.l
-	if inc != l.inc && !l.barred {
-		// A claim of the former session may still be on its way. It expects
-		// the live mark, so from here on it can do nothing.
-		if err := inc.RemoveNow(ctx, session.ChildPath(l.q.claims, l.guid+"-"+liveSuffix)); err != nil && !session.IsNoNode(err) {
-			return nil, err
-		}
-		l.barred = true
+	if l.q.foreign != nil {
+		p.culprit, err = l.postForeign(p.es)
+		return err
 	}
+	_, err = l.journal.apply(context.Background(), p.build) // ends with the Session
+	var taken errTaken
+	if errors.As(err, &taken) {
+		p.applied = taken.applied
+		l.q.m.Log.Warn("zsync: claims were given back by others", "path", l.q.cfg.Path)
+		return l.loss()
+	}
+	return err
+}
+
+// build makes the transaction.
+func (p *posting) build(inc *session.Incarnation) (*transaction, error) {
+	ctx := context.Background() // ends with the session
+	p.l.mu.Lock()
+	if p.l.ended || inc != p.l.inc {
+		p.want = nil
+	}
+	p.l.mu.Unlock()
+	if p.want == nil && len(p.es) == 0 {
+		return nil, nil
+	}
+	if err := p.bumpLarge(ctx, inc); err != nil {
+		return nil, err
+	}
+	lots, err := p.lots(ctx, inc)
+	if err != nil {
+		return nil, err
+	}
+	p.wrote = lots
+	p.assemble(lots)
+	kept := record{holdings: p.next}
+	p.size = len(kept.marshal())
+	return &transaction{kept: kept, ops: p.ops, refused: p.refuse}, nil
+}
+
+// bumpLarge counts the attempts of elements that do not fit beside the rest.
+func (p *posting) bumpLarge(ctx context.Context, inc *session.Incarnation) error {
 	for _, e := range p.es {
-		path := session.ChildPath(l.q.dir, e.item.key())
+		path := session.ChildPath(p.l.q.dir, e.item.key())
 		if e.bump && len(e.item.data) > session.MaxPacket/2 && !p.absent[path] {
-			// It does not fit beside the rest.
-			if err := l.q.bump(ctx, inc, e.item.key(), e.item.version); err != nil {
-				return e, err
+			if err := p.l.q.bump(ctx, inc, e.item.key(), e.item.version); err != nil {
+				p.culprit = e
+				return err
 			}
 			p.absent[path] = true
 		}
 	}
-	for try := 0; ; {
-		p.build()
-		ops := p.ops // an attempt that is abandoned may read them when the next are built
-		rs, err := inc.AttemptMulti(ctx, ops)
-		i := session.FailedOp(rs)
-		switch {
-		case err == nil:
-			return nil, p.applied(true)
-		case errors.Is(err, session.ErrEnded):
-			l.unknown = true // it may have been sent
-			return nil, err
-		case session.OutcomeOf(err) != session.Answered:
-			l.unknown = l.unknown || session.OutcomeOf(err) == session.Unknown
-			if err := inc.Pause(ctx, try); err != nil {
-				return nil, err
-			}
-			try++
-			continue
-		case l.unknown:
-			// The servers refuse this attempt, but one without a reply may have
-			// been applied before, or come later. Which it is must be known
-			// before anything else is done at this version.
-			if applied, e := l.close(inc); e != nil || applied {
-				return nil, cmp.Or(e, p.applied(applied))
-			}
-			continue
-		case i == 0 && (session.IsNoNode(err) || session.IsBadVersion(err)):
-			return nil, l.givenBack()
-		case i < 0:
-			return nil, err
-		}
-		cured := false
-		if cure := p.cures[i]; cure != nil {
-			if cured, err = cure(inc, err); err != nil {
-				return p.owners[i], err
-			}
-		}
-		if !cured {
-			return p.owners[i], rs[i].Error
-		}
-	}
-}
-
-// givenBack is what is told when others have given the claims back.
-func (l *ledger) givenBack() error {
-	l.q.m.Log.Warn("zsync: claims were given back by others", "path", l.q.cfg.Path)
-	return l.loss()
-}
-
-// close finds out whether an attempt of open outcome was applied, and sees to it
-// that otherwise it never is: it writes the state itself, at the version that the
-// attempt expects. So one of the two is applied, and not the other. An attempt
-// writes no data, and close something unique, so when the reply to close is lost
-// too the state says who was first. This holds whatever comes between, another
-// session included, because nobody else writes the state; others only delete it.
-//
-// What the servers refuse is tried again until the session ends: nothing can be
-// posted before it is known.
-func (l *ledger) close(inc *session.Incarnation) (applied bool, err error) {
-	ctx := context.Background() // ends with the session
-	state := session.ChildPath(l.q.claims, l.guid+"-"+stateSuffix)
-	if l.bar == "" {
-		l.bar = session.NewGUID()
-	}
-	for try := 0; ; try++ {
-		_, err := inc.Set(ctx, state, []byte(l.bar), l.version)
-		if session.IsBadVersion(err) {
-			// The refusal came in the servers' one order, so this read knows
-			// of whatever was applied before it.
-			var data []byte
-			if data, _, err = inc.Get(ctx, state); err == nil {
-				applied = string(data) != l.bar
-			}
-		}
-		switch {
-		case err == nil:
-			if l.unknown, l.bar = false, ""; !applied {
-				l.version++
-			}
-			return applied, nil
-		case session.IsNoNode(err):
-			return false, l.givenBack()
-		case session.OutcomeOf(err) != session.Answered:
-			return false, err // the session has ended
-		}
-		if err := inc.Pause(ctx, try+1); err != nil {
-			return false, err
-		}
-	}
-}
-
-// applied is told whether the transaction was applied.
-func (p *posting) applied(was bool) error {
-	if !was {
-		return nil
-	}
-	p.l.version++
-	p.l.unknown, p.l.bar = false, ""
-	p.l.mu.Lock()
-	defer p.l.mu.Unlock()
-	for b, name := range p.renamed {
-		b.name = name
-	}
 	return nil
+}
+
+// lots returns what is claimed of the buckets into which something is returned, or
+// from which something is claimed. If that is stale the transaction is refused.
+func (p *posting) lots(ctx context.Context, inc *session.Incarnation) (map[string]*lot, error) {
+	lots := make(map[string]*lot)
+	if w := p.want; w != nil {
+		lots[w.lot.name] = &lot{version: w.lot.version, claimed: w.lot.with(w.es)}
+	}
+	var names, paths []string
+	for _, e := range p.es {
+		name := e.item.bucket
+		if e.fate == fateReturn && lots[name] == nil && !slices.Contains(names, name) {
+			names, paths = append(names, name), append(paths, session.ChildPath(p.l.q.dir, name))
+		}
+	}
+	if names == nil {
+		return lots, nil
+	}
+	if p.reread {
+		if err := inc.Sync(ctx, p.l.q.dir); err != nil {
+			return nil, err
+		}
+	}
+	nodes, err := inc.GetAll(ctx, paths)
+	if err != nil {
+		return nil, err
+	}
+	for i, n := range nodes {
+		if n.Stat != nil { // otherwise somebody has deleted the queue
+			lots[names[i]] = &lot{version: n.Stat.Version, claimed: parseSpans(string(n.Data))}
+		}
+	}
+	return lots, nil
+}
+
+// refuse is told that the i'th operation was refused.
+func (p *posting) refuse(inc *session.Incarnation, i int, err error) (again bool, _ error) {
+	if i < 0 {
+		return false, err
+	}
+	cured := false
+	if cure := p.cures[i]; cure != nil {
+		var e error
+		if cured, e = cure(inc, err); e != nil {
+			p.culprit = p.owners[i]
+			return false, e
+		}
+	}
+	if cured {
+		return true, nil
+	}
+	p.culprit = p.owners[i]
+	return false, err
 }
 
 func (p *posting) add(owner *entry, op any, cure func(inc *session.Incarnation, err error) (bool, error)) {
 	p.ops, p.owners, p.cures = append(p.ops, op), append(p.owners, owner), append(p.cures, cure)
 }
 
-// build makes the transaction.
-func (p *posting) build() {
-	l, q := p.l, p.l.q
-	acl := q.m.Config.ACL
+// assemble makes the operations, and what the journal is to hold.
+func (p *posting) assemble(lots map[string]*lot) {
 	p.ops, p.owners, p.cures = nil, nil, nil
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	p.add(nil, &zk.SetDataRequest{Path: session.ChildPath(q.claims, l.guid+"-"+stateSuffix), Version: l.version}, nil)
-
-	posted := make(map[*batch]map[*item]bool)
-	returns, notes, bell := make(map[*batch]bool), make(map[*batch]bool), false
-	for _, e := range p.es {
-		b := e.item.batch
-		if posted[b] == nil {
-			posted[b] = make(map[*item]bool)
+	p.next = maps.Clone(p.l.journal.kept.holdings)
+	if p.next == nil {
+		p.next = make(map[string]holding)
+	}
+	p.l.mu.Lock()
+	defer p.l.mu.Unlock()
+	if w := p.want; w != nil {
+		h := p.next[w.lot.name]
+		for _, x := range w.lot.runs(w.es) {
+			h.owned = h.owned.add(x)
 		}
+		p.next[w.lot.name] = h
+	}
+	settled := make(map[string]int) // by bucket
+	bell := false
+	for _, e := range p.es {
 		if e.fate == fateHand {
-			notes[b] = true
+			p.noteLocked(e.item.batch)
 			continue
 		}
-		posted[b][e.item] = true
-		path := session.ChildPath(q.dir, e.item.key())
-		gone := func(_ *session.Incarnation, err error) (bool, error) {
-			e.gone = session.IsNoNode(err) // by somebody who deletes what is not his
-			return e.gone, nil
-		}
-		switch {
-		case e.gone:
-		case e.fate == fateRemove:
-			p.add(e, &zk.DeleteRequest{Path: path, Version: -1}, gone)
-		case e.fate == fateBury:
-			for _, op := range q.letterOf(e.item, e.fault, e.tries) {
-				p.add(e, op, func(inc *session.Incarnation, err error) (bool, error) {
-					return session.IsNoNode(err), inc.MakeDir(context.Background(), q.dead)
-				})
-			}
-			p.add(e, &zk.DeleteRequest{Path: path, Version: -1}, gone)
-		case e.fate == fateLater:
-			bell = true // consumers that wait must learn of the time
-			dir := session.ChildPath(q.dir, delayedName(e.item.prio, q.zxid.Load()))
-			p.add(e, &zk.CreateRequest{Path: session.ChildPath(dir, laterName(e.due, int32(e.tries), e.item.sent.UnixMilli())), Data: e.item.data, Acl: acl, Flags: zk.FlagSequence},
-				func(inc *session.Incarnation, err error) (bool, error) {
-					if !session.IsNoNode(err) {
-						return false, nil
-					}
-					return true, q.makeDelayed(inc, e)
-				})
-			p.add(e, &zk.DeleteRequest{Path: path, Version: -1}, gone)
-		case e.fate == fateMissing:
-			// Whoever has taken it may put it back, and it must not be taken
-			// for claimed then.
-			returns[b] = true
-		case e.fate == fateReturn:
-			returns[b] = true
-			if e.bump && !p.absent[path] {
-				p.add(e, &zk.SetDataRequest{Path: path, Data: e.item.data, Version: e.item.version},
-					func(_ *session.Incarnation, err error) (bool, error) {
-						p.absent[path] = true
-						return session.IsNoNode(err) || session.IsBadVersion(err), nil
-					})
+		settled[e.item.bucket]++
+		p.settle(e)
+		bell = bell || e.fate == fateReturn || e.fate == fateLater // consumers that wait must learn of the time
+		if e.fate == fateReturn {
+			x := span{e.item.seq, e.item.seq}
+			h := p.next[e.item.bucket]
+			p.next[e.item.bucket] = holding{h.owned.without(x), h.hand.without(x)}
+			if t := lots[e.item.bucket]; t != nil {
+				t.claimed = t.claimed.without(x)
 			}
 		}
 	}
-	for b, items := range posted {
-		path := session.ChildPath(q.claims, b.name)
-		rest := len(items) < len(b.left)
-		var keys []string
-		for _, it := range b.items {
-			switch {
-			case !b.left[it] || items[it]:
-			case l.hand[it] && it.noted:
-				keys = append(keys, marked(it.key(), it.version))
-			default:
-				keys = append(keys, it.key())
-			}
+	for name := range p.next {
+		if p.l.live[name] <= settled[name] {
+			delete(p.next, name)
 		}
-		missing := func(_ *session.Incarnation, err error) (bool, error) {
-			p.absent[path] = true
-			return session.IsNoNode(err), nil
-		}
-		switch {
-		case p.absent[path]:
-		case !rest || returns[b]:
-			p.add(nil, &zk.DeleteRequest{Path: path, Version: -1}, missing)
-		case notes[b]:
-			p.add(nil, &zk.SetDataRequest{Path: path, Data: marshalKeys(keys), Version: -1}, missing)
-		}
-		if !rest || !returns[b] {
-			continue // nothing of it becomes free, or all
-		}
-		if p.renamed[b] == "" {
-			p.renamed[b] = l.batchNameLocked()
-		}
-		p.add(nil, &zk.CreateRequest{Path: session.ChildPath(q.claims, p.renamed[b]), Data: marshalKeys(keys), Acl: acl}, nil)
 	}
-	if (len(returns) > 0 || bell) && !p.absent[q.dir] {
-		p.add(nil, &zk.SetDataRequest{Path: q.dir, Version: -1}, // the bell
+	for _, name := range slices.Sorted(maps.Keys(lots)) {
+		p.write(name, lots[name])
+	}
+	if bell && !p.absent[p.l.q.dir] {
+		p.add(nil, &zk.SetDataRequest{Path: p.l.q.dir, Version: -1},
 			func(_ *session.Incarnation, err error) (bool, error) {
-				p.absent[q.dir] = true
+				p.absent[p.l.q.dir] = true
 				return session.IsNoNode(err) || errors.Is(err, zk.ErrNoAuth), nil // it only wakes others sooner
 			})
 	}
+}
+
+// noteLocked writes down which items of a batch are in hand.
+func (p *posting) noteLocked(b *batch) {
+	for it := range b.left {
+		h := p.next[it.bucket]
+		if x := (span{it.seq, it.seq}); it.noted && it.final == nil {
+			h.hand = h.hand.add(x)
+		} else {
+			h.hand = h.hand.without(x)
+		}
+		p.next[it.bucket] = h
+	}
+}
+
+// settle adds what becomes of an item.
+func (p *posting) settle(e *entry) {
+	q := p.l.q
+	acl := q.m.Config.ACL
+	path := session.ChildPath(q.dir, e.item.key())
+	gone := func(_ *session.Incarnation, err error) (bool, error) {
+		e.gone = session.IsNoNode(err) // by somebody who deletes what is not his
+		return e.gone, nil
+	}
+	switch {
+	case e.gone:
+	case e.fate == fateRemove:
+		p.add(e, &zk.DeleteRequest{Path: path, Version: -1}, gone)
+	case e.fate == fateBury:
+		for _, op := range q.letterOf(e.item, e.fault, e.tries) {
+			p.add(e, op, func(inc *session.Incarnation, err error) (bool, error) {
+				return session.IsNoNode(err), inc.MakeDir(context.Background(), q.dead)
+			})
+		}
+		p.add(e, &zk.DeleteRequest{Path: path, Version: -1}, gone)
+	case e.fate == fateLater:
+		dir := session.ChildPath(q.dir, delayedName(e.item.prio, q.zxid.Load()))
+		p.add(e, &zk.CreateRequest{Path: session.ChildPath(dir, laterName(e.due, int32(e.tries), e.item.sent.UnixMilli())), Data: e.item.data, Acl: acl, Flags: zk.FlagSequence},
+			func(inc *session.Incarnation, err error) (bool, error) {
+				if !session.IsNoNode(err) {
+					return false, nil
+				}
+				return true, q.makeDelayed(inc, e)
+			})
+		p.add(e, &zk.DeleteRequest{Path: path, Version: -1}, gone)
+	case e.fate == fateReturn && e.bump && !p.absent[path]:
+		p.add(e, &zk.SetDataRequest{Path: path, Data: e.item.data, Version: e.item.version},
+			func(_ *session.Incarnation, err error) (bool, error) {
+				p.absent[path] = true
+				return session.IsNoNode(err) || session.IsBadVersion(err), nil
+			})
+	}
+}
+
+// write adds that a bucket's claims are what t says.
+func (p *posting) write(name string, t *lot) {
+	path := session.ChildPath(p.l.q.dir, name)
+	p.add(nil, &zk.SetDataRequest{Path: path, Data: []byte(t.claimed.String()), Version: t.version},
+		func(_ *session.Incarnation, err error) (bool, error) {
+			if !session.IsNoNode(err) && !session.IsBadVersion(err) {
+				return false, nil
+			}
+			p.reread = true
+			if p.want != nil && p.want.lot.name == name {
+				p.want = nil // somebody else was quicker
+			}
+			return true, nil
+		})
 }
 
 // makeDelayed makes the znode in which elements of its priority wait. If the
@@ -1016,4 +1049,76 @@ func (q *core) makeDelayed(inc *session.Incarnation, e *entry) error {
 		_, err = inc.Create(ctx, session.ChildPath(q.dir, delayedName(e.item.prio, stat.Czxid)), nil)
 	}
 	return err
+}
+
+// A reading is what was read of claimed elements.
+type reading struct {
+	nodes   []session.Node
+	refused []error // why the servers did not let us read one
+	err     error
+	done    chan struct{}
+}
+
+// read begins to read elements. It may be begun before they are claimed: while
+// nobody has claimed them nobody changes them, and if the claim is made nobody else
+// had one since the search, whose reads came before this.
+func (l *ledger) read(ctx context.Context, es []element) *reading {
+	r := &reading{refused: make([]error, len(es)), done: make(chan struct{})}
+	paths := make([]string, len(es))
+	for i, e := range es {
+		paths[i] = session.ChildPath(l.q.dir, e.key())
+	}
+	l.q.m.Spawn(func() {
+		defer close(r.done)
+		r.nodes, r.err = l.inc.GetAll(ctx, paths)
+		if r.err != nil && session.OutcomeOf(r.err) == session.Answered {
+			r.nodes, r.err = l.fetchEach(ctx, paths, r.refused)
+		}
+	})
+	return r
+}
+
+// fetch gives the items of a batch what was read. Those that are gone, or cannot
+// be read, are taken off the batch.
+func (l *ledger) fetch(b *batch, r *reading) ([]*item, error) {
+	items := slices.Clone(b.items)
+	<-r.done
+	if r.err != nil {
+		return nil, r.err
+	}
+	for i, err := range r.refused {
+		if err != nil {
+			l.settle(items[i], fateReturn, false)
+			l.q.skips.unreadable(items[i].key(), err)
+		}
+	}
+	for i, n := range r.nodes {
+		it := items[i]
+		if r.refused[i] != nil {
+			continue
+		}
+		if it.missing = n.Stat == nil; !it.missing {
+			it.read(n.Data, n.Stat)
+		}
+	}
+	l.miss(items)
+	i := -1
+	return slices.DeleteFunc(items, func(it *item) bool { i++; return it.missing || r.refused[i] != nil }), nil
+}
+
+// fetchEach reads elements one by one, and notes which of them the servers do
+// not let us read.
+func (l *ledger) fetchEach(ctx context.Context, paths []string, refused []error) ([]session.Node, error) {
+	nodes := make([]session.Node, len(paths))
+	return nodes, session.Parallel(len(paths), func(i int) error {
+		data, stat, err := l.inc.Get(ctx, paths[i])
+		if err != nil && session.OutcomeOf(err) == session.Answered {
+			if !session.IsNoNode(err) {
+				refused[i] = err
+			}
+			return nil
+		}
+		nodes[i] = session.Node{Data: data, Stat: stat}
+		return err
+	})
 }

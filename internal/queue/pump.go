@@ -12,19 +12,18 @@ import (
 
 // A pump claims elements for all consumers of one Queue value.
 //
-// The pumps of all processes stand in one line, <path>-consumers, and only the
-// first of it looks at the queue:
-//
-//  1. Wait until a consumer wants elements, and for the turn.
-//  2. Look for free elements. If there are none watch the bell, which is the
-//     data of the queue's znode: every Send writes it, and so does whoever gives
-//     elements back. Wait until it rings, a delayed element is due, or the live
-//     mark of a claimant goes.
+//  1. Wait until a consumer wants elements, and for the turn: all pumps stand in one
+//     line, <path>-consumers.
+//  2. Look for free elements. If there are none watch the bell, which is the data
+//     of the queue's znode: every Send writes it, and so does whoever gives elements
+//     back. Wait until it rings, a delayed element is due, or the live mark of a
+//     claimant goes.
 //  3. Claim as many as there is room for.
-//  4. Pass the turn on when no consumer here waits any more, or when others
-//     stand in line and this process has had its share: as much as it may
-//     claim ahead, of a queue that has more, or several claims of one that has
-//     not.
+//  4. Leave the line when there is more, which is for whoever stands behind, when no
+//     consumer here waits any more, or when others stand in line and this process
+//     has had several claims.
+//  5. While there is more go on without a turn: of those who claim from one bucket
+//     at once one is quicker, and the others go on to other buckets. Then go to 1.
 //
 // So one element on an empty queue wakes one process, and an idle queue costs
 // nothing. How many elements are claimed ahead begins at one and doubles, up to
@@ -44,6 +43,16 @@ type pump struct {
 	ahead     int           // how many may be claimed ahead
 	starved   bool          // a consumer has waited since the last claim
 	size      int           // of an element of the last claim, in bytes; 0 before the first
+	pace      pace
+	shedding  bool // shed is about to be called
+
+	// What follows belongs to the goroutine that claims.
+
+	found   *finding  // what is free and not claimed yet, or nil
+	foundAt time.Time // when that was looked for
+	spread  int       // from how many buckets one is chosen; more than 1 after others were quicker
+	visited time.Time // when the claims of the dead were looked for
+	due     time.Time // when those of one that has been found go back, or zero
 }
 
 // join makes the caller a consumer. It must leave.
@@ -51,7 +60,7 @@ func (q *core) join() *pump {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.pump == nil {
-		p := &pump{q: q, changed: make(chan struct{}), ahead: 1}
+		p := &pump{q: q, changed: make(chan struct{}), ahead: 1, spread: 1}
 		p.ctx, p.cancel = context.WithCancel(context.Background())
 		q.pump = p
 		q.m.Spawn(p.run)
@@ -97,6 +106,9 @@ func (p *pump) changeLocked() {
 func (p *pump) next(ctx context.Context) (*item, error) {
 	p.mu.Lock()
 	p.waiting++
+	if p.waiting == 1 {
+		p.pace.asked(time.Now())
+	}
 	p.changeLocked()
 	defer func() {
 		p.waiting--
@@ -111,6 +123,7 @@ func (p *pump) next(ctx context.Context) (*item, error) {
 			p.ready = p.ready[1:]
 			if it.ledger.take(it) {
 				p.offering++
+				p.pace.took(time.Now())
 				if len(p.ready) <= p.ahead/2 {
 					p.changeLocked()
 				}
@@ -247,6 +260,7 @@ func (p *pump) session(inc *session.Incarnation) error {
 		p.mu.Unlock()
 		l.end(false)
 	}()
+	p.found, p.due = nil, time.Time{}
 	for {
 		if err := p.awaitRoom(inc, 0); err != nil { // Step 1.
 			return err
@@ -264,6 +278,9 @@ func (p *pump) session(inc *session.Incarnation) error {
 			err = p.turn(inc, l)
 		}
 		place.Leave()
+		if err == nil {
+			err = p.gather(inc, l)
+		}
 		if err != nil {
 			return err
 		}
@@ -281,7 +298,7 @@ func (p *pump) room() int {
 // gets one, however few that may be. Consumers that leave together put back more
 // than there is room for: there is none then, never less.
 func (p *pump) roomLocked() int {
-	ahead := p.ahead
+	ahead := min(p.ahead, p.slowedLocked())
 	if p.size > 0 {
 		ahead = min(ahead, max(p.q.cfg.PrefetchBytes/p.size, 1))
 	}
@@ -331,67 +348,120 @@ const maxClaims = 16
 // written down again which of them are in hand.
 const maxBatch = bucketSize
 
+// gather claims elements while there are more than can be claimed at once. What
+// comes one by one it leaves to those who stand in the line.
+func (p *pump) gather(inc *session.Incarnation, l *ledger) error {
+	for p.found != nil && (len(p.found.es) > 0 || p.found.more) {
+		if err := p.awaitRoom(inc, 0); err != nil {
+			return err
+		}
+		if p.foundNothing() {
+			if err := p.search(inc); err != nil {
+				return err
+			}
+		}
+		for err := error(nil); p.found != nil && len(p.found.es) > 0; {
+			if _, err = p.claim(inc, l); err != nil {
+				return err
+			}
+			if p.found != nil {
+				break
+			}
+			if err = p.search(inc); err != nil { // somebody else was quicker
+				return err
+			}
+		}
+		if time.Since(p.visited) > orphanTime {
+			p.visited = time.Now()
+			if _, _, err := p.q.under.visit(p.ctx, inc); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// staleAfter is how long what was found is believed to be the first that is free.
+const staleAfter = 20 * time.Millisecond
+
+// foundNothing reports that nothing is known to be free.
+func (p *pump) foundNothing() bool {
+	if p.found != nil && (len(p.found.es) == 0 || time.Since(p.foundAt) > staleAfter) {
+		p.found = nil
+	}
+	return p.found == nil
+}
+
+// search looks for free elements.
+func (p *pump) search(inc *session.Incarnation) (err error) {
+	p.found, err = p.q.search(p.ctx, inc, bucketSize/2, p.spread, false)
+	p.foundAt = time.Now()
+	return err
+}
+
+// maxSpread bounds spread.
+const maxSpread = 64
+
+// claim is step 3, of what was found. It returns how many were claimed.
+func (p *pump) claim(inc *session.Incarnation, l *ledger) (n int, err error) {
+	room := min(p.room(), maxBatch)
+	f := p.found
+	if n = min(len(f.es), room); n == 0 {
+		return 0, nil
+	}
+	var r *reading
+	if p.spread == 1 { // others are not likely to be quicker
+		r = l.read(p.ctx, f.es[:n])
+	}
+	b, ok, err := l.claim(f.lot, f.es[:n])
+	if err != nil {
+		return 0, err
+	}
+	if !ok {
+		p.found, p.spread = nil, min(2*p.spread, maxSpread)
+		return 0, inc.Sync(p.ctx, p.q.dir)
+	}
+	if r == nil {
+		r = l.read(p.ctx, f.es[:n])
+	}
+	p.spread = max(p.spread/2, 1)
+	f.es = f.es[n:]
+	items, err := l.fetch(b, r)
+	if err != nil {
+		return 0, err
+	}
+	p.fill(items, n, n == room)
+	return n, nil
+}
+
 // turn claims elements while it is our turn.
 func (p *pump) turn(inc *session.Incarnation, l *ledger) error {
-	q, ctx := p.q, p.ctx
 	claims := 0
-	var es []element
-	var v *view
 	for {
 		if err := p.awaitRoom(inc, patienceForRoom); err == errNoRoom {
 			return nil // Step 4.
 		} else if err != nil {
 			return err
 		}
-		if len(es) == 0 { // Step 2.
-			w := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: q.dir})
-			var next time.Time
-			var err error
-			v, es, next, err = p.search(inc)
-			if err == nil && len(es) == 0 && !p.wanted() && q.othersWait(ctx, inc) {
-				err = errNoRoom
-			}
-			if err == nil && len(es) == 0 {
-				err = p.idle(inc, l, v, w, next)
-			}
-			inc.Watches.Leave(w)
-			if err == errNoRoom {
+		if p.foundNothing() { // Step 2.
+			if err := p.await(inc); err == errNoRoom {
 				return nil // Step 4.
 			} else if err != nil {
 				return err
 			}
-			if len(es) == 0 {
-				continue
-			}
-		}
-		room := p.room()
-		n := min(len(es), room, maxBatch)
-		if n == 0 {
 			continue
 		}
-		var others bool
-		var asked sync.WaitGroup
-		asked.Go(func() { others = q.othersWait(ctx, inc) })
-		b, ok, err := l.claim(ctx, v, es[:n]) // Step 3.
-		asked.Wait()
+		n, err := p.claim(inc, l) // Step 3.
 		if err != nil {
 			return err
 		}
-		if !ok {
-			es = nil
-			if err := inc.Sync(ctx, q.claims); err != nil {
-				return err
-			}
-			continue
+		if p.found != nil && (len(p.found.es) > 0 || p.found.more) {
+			return nil // Step 4. There is something for the next too.
 		}
-		es = es[n:]
-		items, err := l.fetch(ctx, b)
-		if err != nil {
-			return err
+		if n > 0 {
+			claims++
 		}
-		claims++
-		full := p.fill(items, n, n == min(room, maxBatch))
-		if others && (full && len(es) > 0 || claims >= maxClaims) { // Step 4.
+		if claims >= maxClaims && p.q.othersWait(p.ctx, inc) {
 			return nil
 		}
 	}
@@ -433,6 +503,7 @@ func (p *pump) fill(items []*item, n int, most bool) (full bool) {
 	}
 	p.size = size/max(len(items), 1) + 1
 	p.ready = append(p.ready, items...)
+	p.watchPaceLocked()
 	p.changeLocked()
 	return full
 }
@@ -443,52 +514,78 @@ func (q *core) othersWait(ctx context.Context, inc *session.Incarnation) bool {
 	return err == nil && len(line.ParseChildren(names, q.line.Bases...)) > 1
 }
 
-// search is the first half of step 2. The caller has joined the watch on the
-// bell, which is read first: what comes after that rings it.
-func (p *pump) search(inc *session.Incarnation) (v *view, es []element, next time.Time, err error) {
+// await looks for free elements, and if there are none waits until that may have
+// changed.
+func (p *pump) await(inc *session.Incarnation) error {
 	q := p.q
-	for {
-		_, stat, err := inc.Get(p.ctx, q.dir)
-		if session.IsNoNode(err) {
-			if _, err = inc.Create(p.ctx, q.dir, nil); err == nil {
-				continue
-			}
+	watches := []*session.Watch{inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: q.dir})}
+	defer func() {
+		for _, w := range watches {
+			inc.Watches.Leave(w)
 		}
-		if err != nil {
-			return nil, nil, next, err
+	}()
+	// The bell is read first: what comes after that rings it.
+	_, stat, err := inc.Get(p.ctx, q.dir)
+	if session.IsNoNode(err) {
+		_, err = inc.Create(p.ctx, q.dir, nil)
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	q.zxid.Store(stat.Czxid)
+	if err := p.search(inc); err != nil || len(p.found.es) > 0 {
+		return err
+	}
+	// As long as the watch on the live marks is set nobody has died since the last
+	// visit. It stays set while we claim.
+	marks := inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: q.live})
+	watches = append(watches, marks)
+	if !inc.Watches.Armed(marks) || !p.due.IsZero() && !time.Now().Before(p.due) {
+		p.visited = time.Now()
+		var buried bool
+		if p.due, buried, err = q.under.visit(p.ctx, inc); err != nil || buried {
+			return err
 		}
-		q.zxid.Store(stat.Czxid)
-		if v, err = q.look(p.ctx, inc, false); err != nil {
-			return nil, nil, next, err
-		}
-		dead, buried, err := q.under.visit(p.ctx, inc, v)
-		if err != nil {
-			return nil, nil, next, err
-		}
-		if buried {
-			continue
-		}
-		es, next, err = q.free(p.ctx, inc, v, bucketSize/2)
-		if !dead.IsZero() && (next.IsZero() || dead.Before(next)) {
-			next = dead
-		}
-		return v, es, next, err
+	}
+	next := p.found.due
+	if !p.due.IsZero() && (next.IsZero() || p.due.Before(next)) {
+		next = p.due
+	}
+	if !p.wanted() && q.othersWait(p.ctx, inc) {
+		return errNoRoom
+	}
+	q.m.Waiters.Add(1)
+	defer q.m.Waiters.Add(-1)
+	return inc.AwaitAny(p.ctx, watches, next)
+}
+
+// slowedLocked returns how many elements may be claimed ahead of consumers that
+// are slow: what they take in a second.
+func (p *pump) slowedLocked() int { return p.pace.perSecond(time.Now(), p.waiting == 0) }
+
+// shedEvery is how often a pump looks whether its consumers have become slow.
+const shedEvery = time.Second
+
+// watchPaceLocked sees to it that what is claimed ahead of consumers that become
+// slow goes back.
+func (p *pump) watchPaceLocked() {
+	if !p.shedding && len(p.ready) > 1 {
+		p.shedding = true
+		time.AfterFunc(shedEvery, p.shed)
 	}
 }
 
-// idle is the second half of step 2.
-func (p *pump) idle(inc *session.Incarnation, l *ledger, v *view, bell *session.Watch, next time.Time) error {
-	watches := []*session.Watch{bell}
-	for _, mark := range p.q.liveMarks(v, l.guid) {
-		w := inc.Watches.Join(session.WatchKey{Kind: session.WatchExists, Path: mark})
-		defer inc.Watches.Leave(w)
-		stat, err := inc.Exists(p.ctx, mark)
-		if err != nil || stat == nil {
-			return err // or gone since we looked
+// shed gives back what is claimed too far ahead.
+func (p *pump) shed() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.shedding = false
+	if n := p.slowedLocked(); n < len(p.ready) {
+		for _, it := range p.ready[n:] {
+			it.ledger.settle(it, fateReturn, false)
 		}
-		watches = append(watches, w)
+		p.ready = p.ready[:n:n]
 	}
-	p.q.m.Waiters.Add(1)
-	defer p.q.m.Waiters.Add(-1)
-	return inc.AwaitAny(p.ctx, watches, next)
+	p.watchPaceLocked()
 }

@@ -1,9 +1,9 @@
 package queue
 
 import (
-	"cmp"
 	"context"
 	"errors"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -11,56 +11,60 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// awaitRoom waits until n more elements fit into a queue of limited length,
-// and returns with the caller first in the line of those who send; it must
-// leave. The first of the line alone counts and watches, so the limit is exact
-// among those who keep it, and one is woken when elements are consumed.
+// A gate keeps the place of one Queue value among those who send to a queue of
+// limited length. The first of the line alone counts and watches, so the limit is
+// exact among those who keep it, and one is woken when elements are consumed.
+//
+// Who has counted keeps its place for a moment, and sends without counting again
+// while there is certainly room: others may consume meanwhile, and nobody who keeps
+// the limit can send.
 //
 // Whoever is first when its session ends may be followed by another while its
 // own elements are still under way, and the queue become longer by those.
+type gate struct {
+	turn chan struct{} // who holds its one token asks for room
+
+	mu      sync.Mutex
+	place   *line.Claim          // nil if there is none
+	inc     *session.Incarnation // whose it is
+	until   time.Time            // when it is to be left
+	left    int                  // how many more elements certainly fit
+	sending int                  // those who have room, and have not sent yet
+	sent    chan struct{}        // closed when there are none
+}
+
+// keepPlace is how long a place is kept for the next who send. It is shorter than
+// turnPatience.
+const keepPlace = 50 * time.Millisecond
+
+// awaitRoom waits until n more elements fit into a queue of limited length. Until
+// the caller leaves nobody else among those who keep the limit sends.
 func (q *core) awaitRoom(ctx context.Context, n int) (leave func(), err error) {
-	if n > q.cfg.MaxLen {
-		return nil, session.Invalid("%d elements never fit into a queue of at most %d; see WithMaxLen", n, q.cfg.MaxLen)
-	}
 	q.m.Waiters.Add(1)
 	defer q.m.Waiters.Add(-1)
-	err = q.m.During(ctx, func(inc *session.Incarnation) error {
+	return q.enterGate(ctx, n, nil, func(inc *session.Incarnation) error {
 		place, err := q.firstPlace(ctx, inc)
-		if err != nil {
-			return err
+		if err == nil {
+			q.gate.settle(inc, place)
 		}
-		for {
-			fits, err := q.fits(ctx, inc, n)
-			if err != nil {
-				place.Leave().Await(session.Grace)
-				return err
-			}
-			if fits && inc.Alive() {
-				leave = func() { place.Leave() }
-				return nil
-			}
-		}
-	})
-	return leave, err
+		return err
+	}, q.fits)
 }
 
 // tryRoom is awaitRoom, but ErrFull when it would have to wait for room.
 func (q *core) tryRoom(ctx context.Context, n int) (leave func(), err error) {
-	if n > q.cfg.MaxLen {
-		return nil, session.Invalid("%d elements never fit into a queue of at most %d; see WithMaxLen", n, q.cfg.MaxLen)
-	}
-	full := func(inc *session.Incarnation) error {
+	full := func(ctx context.Context, inc *session.Incarnation, n int) (int, error) {
 		have, err := q.length(ctx, inc)
 		if err == nil && have+n > q.cfg.MaxLen {
 			err = ErrFull
 		}
-		return err
+		return q.cfg.MaxLen - have, err
 	}
-	err = q.m.During(ctx, func(inc *session.Incarnation) error {
+	return q.enterGate(ctx, n, time.After(turnPatience), func(inc *session.Incarnation) error {
 		if err := inc.Sync(ctx, q.dir); err != nil { // it is full only if the leader says so
 			return err
 		}
-		if err := full(inc); err != nil {
+		if _, err := full(ctx, inc, n); err != nil {
 			return err
 		}
 		limited, cancel := context.WithTimeout(ctx, turnPatience)
@@ -69,18 +73,169 @@ func (q *core) tryRoom(ctx context.Context, n int) (leave func(), err error) {
 		if err != nil && limited.Err() != nil && ctx.Err() == nil {
 			return ErrFull // those who stand before us wait for room
 		}
-		if err != nil {
+		if err == nil {
+			q.gate.settle(inc, place)
+		}
+		return err
+	}, full)
+}
+
+// enterGate has room made for n elements: by what is left, or behind a new place,
+// which take takes, and a count. count returns how many fit; it may return less
+// than n, and is asked again. When patience has a value others of this process
+// still wait for room, and it is ErrFull.
+func (q *core) enterGate(ctx context.Context, n int, patience <-chan time.Time, take func(inc *session.Incarnation) error, count func(ctx context.Context, inc *session.Incarnation, n int) (int, error)) (leave func(), err error) {
+	if n > q.cfg.MaxLen {
+		return nil, session.Invalid("%d elements never fit into a queue of at most %d; see WithMaxLen", n, q.cfg.MaxLen)
+	}
+	g := &q.gate
+	select {
+	case g.turn <- struct{}{}:
+	case <-ctx.Done():
+		return nil, session.CtxErr(ctx)
+	case <-patience:
+		return nil, ErrFull
+	}
+	defer func() { <-g.turn }()
+	err = q.m.During(ctx, func(inc *session.Incarnation) error {
+		if g.reserve(inc, n) {
+			return nil
+		}
+		// What is still being sent may be counted or not.
+		if err := g.allSent(ctx, inc); err != nil {
 			return err
 		}
-		if err := full(inc); err != nil || !inc.Alive() {
-			place.Leave().Await(session.Grace)
-			return cmp.Or(err, session.ErrEnded)
+		if !g.begin(inc) {
+			if err := take(inc); err != nil {
+				g.done()
+				return err
+			}
 		}
-		leave = func() { place.Leave() }
-		return nil
+		for {
+			room, err := count(ctx, inc, n)
+			if err == nil && !inc.Alive() {
+				err = session.ErrEnded
+			}
+			if err != nil {
+				g.leave().Await(session.Grace)
+				g.done()
+				return err
+			}
+			if room >= n {
+				g.fill(room - n)
+				return nil
+			}
+		}
 	})
-	return leave, err
+	return g.done, err
 }
+
+// settle is told of a new place.
+func (g *gate) settle(inc *session.Incarnation, place *line.Claim) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.inc, g.place, g.until, g.left = inc, place, time.Now().Add(keepPlace), 0
+}
+
+// fill is told how many more elements fit.
+func (g *gate) fill(left int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.left = left
+}
+
+func (g *gate) sendLocked() {
+	if g.sending++; g.sending == 1 {
+		g.sent = make(chan struct{})
+	}
+}
+
+// reserve reports whether n more elements certainly fit.
+func (g *gate) reserve(inc *session.Incarnation, n int) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.standsLocked(inc) || g.left < n {
+		return false
+	}
+	g.left -= n
+	g.sendLocked()
+	return true
+}
+
+// begin keeps the place from being left until done, and reports whether there is
+// one; if it is too old it is left.
+func (g *gate) begin(inc *session.Incarnation) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.sendLocked()
+	if g.standsLocked(inc) {
+		return true
+	}
+	g.leaveLocked()
+	return false
+}
+
+func (g *gate) standsLocked(inc *session.Incarnation) bool {
+	return g.place != nil && g.inc == inc && inc.Alive() && time.Now().Before(g.until)
+}
+
+// allSent waits until nothing is being sent.
+func (g *gate) allSent(ctx context.Context, inc *session.Incarnation) error {
+	g.mu.Lock()
+	sent := g.sent
+	if g.sending == 0 {
+		sent = session.ClosedChan
+	}
+	g.mu.Unlock()
+	select {
+	case <-sent:
+		return nil
+	case <-ctx.Done():
+		return session.CtxErr(ctx)
+	case <-inc.Ctx.Done():
+		return session.ErrEnded
+	}
+}
+
+// done is told that somebody who had room has sent, or has failed to.
+func (g *gate) done() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.sending--; g.sending > 0 {
+		return
+	}
+	close(g.sent)
+	place, rest := g.place, time.Until(g.until)
+	if place == nil || rest <= 0 {
+		g.leaveLocked()
+		return
+	}
+	time.AfterFunc(rest, func() {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		if g.place == place && g.sending == 0 {
+			g.leaveLocked()
+		}
+	})
+}
+
+// leave leaves the place, if there is one.
+func (g *gate) leave() *session.Removal {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.leaveLocked()
+}
+
+func (g *gate) leaveLocked() *session.Removal {
+	place := g.place
+	if g.place = nil; place == nil {
+		return nil
+	}
+	return place.Leave()
+}
+
+// turnPatience is how long TrySend waits for those who stand before it.
+const turnPatience = 100 * time.Millisecond
 
 // firstPlace waits for the first place in the line of those who send.
 func (q *core) firstPlace(ctx context.Context, inc *session.Incarnation) (*line.Claim, error) {
@@ -92,12 +247,12 @@ func (q *core) firstPlace(ctx context.Context, inc *session.Incarnation) (*line.
 	}
 }
 
-// fits reports whether n more elements fit. If not it waits until something
-// has been consumed, and the question must be asked again.
-func (q *core) fits(ctx context.Context, inc *session.Incarnation, n int) (bool, error) {
+// fits returns how many elements fit. If these are less than n it waits until
+// something has been consumed, and the question must be asked again.
+func (q *core) fits(ctx context.Context, inc *session.Incarnation, n int) (room int, err error) {
 	have, err := q.length(ctx, inc)
-	if err != nil || have+n <= q.cfg.MaxLen {
-		return err == nil, err
+	if room = q.cfg.MaxLen - have; err != nil || room >= n {
+		return room, err
 	}
 	// Elements can be consumed from any bucket: those at the front may be in the
 	// hands of a consumer that is slow. What is counted here is no newer than
@@ -110,10 +265,10 @@ func (q *core) fits(ctx context.Context, inc *session.Incarnation, n int) (bool,
 	}()
 	names, _, err := inc.Children(ctx, q.dir)
 	if session.IsNoNode(err) {
-		return false, nil // the queue was deleted: count anew
+		return 0, nil // the queue was deleted: count anew
 	}
 	if err != nil {
-		return false, err
+		return 0, err
 	}
 	buckets := parseBuckets(names)
 	for _, b := range buckets {
@@ -127,11 +282,11 @@ func (q *core) fits(ctx context.Context, inc *session.Incarnation, n int) (bool,
 	})
 	switch {
 	case session.IsNoNode(err):
-		return false, nil // a bucket was deleted, so something was consumed
+		return 0, nil // a bucket was deleted, so something was consumed
 	case err != nil:
-		return false, err
-	case int(listed.Load())+n <= q.cfg.MaxLen:
-		return true, nil
+		return 0, err
+	case q.cfg.MaxLen-int(listed.Load()) >= n:
+		return q.cfg.MaxLen - int(listed.Load()), nil
 	}
-	return false, inc.AwaitAny(ctx, watches, time.Time{})
+	return 0, inc.AwaitAny(ctx, watches, time.Time{})
 }

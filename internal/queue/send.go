@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,14 +30,9 @@ type parcel struct {
 
 // An outbox stores parcels, those of all goroutines in one transaction after
 // another: what comes while one is under way goes into the next. The order is
-// that in which they came.
-//
-// Each transaction is applied exactly once, whatever happens to its reply and
-// to the session, because it carries a receipt: a persistent znode,
-// <path>-senders/<guid>, of which it expects and increases the version. Sent
-// again after it was applied it fails with BadVersion, and an attempt of a
-// former session that comes late fails likewise. To look for the elements
-// instead would prove nothing: they may have been consumed already.
+// that in which they came. A journal sees to it that each is applied once; to look
+// for the elements instead would prove nothing: they may have been consumed
+// already.
 type outbox struct {
 	q *core
 
@@ -46,25 +43,24 @@ type outbox struct {
 
 	// What follows belongs to the goroutine that sends.
 
-	receipt string        // of this outbox; empty if it has none
-	made    bool          // the receipt certainly exists
-	version int32         // of the receipt; -1 before it is made
-	wait    time.Duration // for how long a former session's attempt may still come
-	newest  map[int]*newest
-	last    *session.Incarnation // in which the receipt was used
+	journal *journal
+	first   int64         // the number of first buckets, and of those of delayed elements
+	tails   map[int]*tail // by priority, as far as they are known
+	swept   time.Time     // when the journals of others were looked at
 }
 
-// newest is the bucket of a priority that gets its elements.
-type newest struct {
-	number int64 // -1: there is none yet
-	first  int64 // the number of the first, and of what is delayed
-	full   bool
+// A tail is what is known of the tail of a priority.
+type tail struct {
+	made    bool  // it exists
+	version int32 // if it does
+	bucket  int64 // the newest; less than 0 if there is none
+	full    bool  // it gets no more
 }
 
 // A lastOp is the creation of the last element of a priority in a transaction.
 type lastOp struct {
-	op     int   // which operation it is
-	bucket int64 // the number of the bucket that it goes into
+	op   int  // which operation it is
+	tail tail // as the transaction leaves it
 }
 
 // linger is how long a receipt is kept for the next Send.
@@ -95,7 +91,7 @@ func (o *outbox) add(p *parcel) {
 	}
 }
 
-// run sends until nothing is left and the receipt has been tidied away.
+// run sends until nothing is left and the journal has been tidied away.
 func (o *outbox) run() {
 	leaving, stay := o.q.m.BeforeClose()
 	defer stay()
@@ -107,17 +103,21 @@ func (o *outbox) run() {
 			}
 			continue
 		}
-		if o.receipt != "" {
+		if j := o.journal; j != nil {
+			var wait time.Duration // for how long a former session's attempt may still come
+			if j.moved {
+				wait = 2 * time.Duration(j.last.Timeout.Load())
+			}
 			select {
 			case <-o.more:
 				continue
-			case <-time.After(max(linger, o.wait)):
-				o.drop()
+			case <-time.After(max(linger, wait)):
+				o.drop(false)
 			case <-leaving:
-				if o.wait == 0 {
-					o.drop()
+				if wait == 0 {
+					o.drop(false)
 				}
-				o.receipt = "" // rather left behind than applied twice
+				o.journal = nil // rather left behind than applied twice
 			}
 		}
 		o.mu.Lock()
@@ -157,10 +157,14 @@ func (o *outbox) take() (group []*parcel) {
 	return group
 }
 
-// drop deletes the receipt, in the background.
-func (o *outbox) drop() {
-	o.q.m.DropReceipt(o.last, o.receipt, o.last.Ctx.Err() != nil)
-	o.receipt, o.wait = "", 0
+// drop deletes the journal, in the background; with later when no attempt can be
+// on its way any more.
+func (o *outbox) drop(later bool) {
+	j := o.journal
+	if j.made || later {
+		o.q.m.DropReceipt(j.last, j.path, later || j.last.Ctx.Err() != nil)
+	}
+	o.journal = nil
 }
 
 // post stores a group.
@@ -178,259 +182,240 @@ func (o *outbox) post(group []*parcel) error {
 			}
 		})()
 	}
-	if o.receipt == "" {
-		o.receipt, o.made, o.version = session.ChildPath(o.q.senders, session.NewGUID()), false, -1
+	if o.journal == nil {
+		o.journal = &journal{m: o.q.m, path: session.ChildPath(o.q.senders, session.NewGUID())}
 	}
-	open := false // an attempt is of unknown outcome
-	err := o.q.m.During(ctx, func(inc *session.Incarnation) error {
-		if open && o.last != inc {
-			o.wait = 2 * time.Duration(o.last.Timeout.Load())
-		}
-		o.last = inc
-		return o.attempt(ctx, inc, group, &open)
-	})
+	g := &posted{o: o, group: group}
+	rs, err := o.journal.apply(ctx, g.build)
 	switch {
 	case err == nil:
-		o.made = true
-		if o.version++; o.version > 1<<30 {
-			o.drop()
+		g.learn(rs)
+		if o.journal.version > 1<<30 {
+			o.drop(false)
 		}
-	case open:
-		// The receipt's version is unknown. An attempt may still be on its
-		// way, and must not find that a receipt it would make was deleted.
-		o.q.m.DropReceipt(o.last, o.receipt, true)
-		o.receipt = ""
-	case !o.made:
-		o.receipt = ""
+	case o.journal.open:
+		// An attempt may still be on its way, and must not find that a journal
+		// that it would make was deleted.
+		o.forget() // the queue may be another when the next attempt is made
+		o.drop(true)
+	case errors.As(err, new(errTaken)):
+		o.journal = nil
+		err = fmt.Errorf("the journal of a producer was deleted, so whether it was stored is unknown: %w", zk.ErrNoNode)
 	}
 	return err
 }
 
-// attempt stores a group within one session.
-func (o *outbox) attempt(ctx context.Context, inc *session.Incarnation, group []*parcel, open *bool) error {
-	for try := 0; ; {
-		if err := o.locate(ctx, inc, group); err != nil {
-			return err
+// A posted is a group that is being stored.
+type posted struct {
+	o     *outbox
+	group []*parcel
+	ops   []any
+	prios []int          // of which priority's bucket an operation is; -1 for others
+	lasts map[int]lastOp // by priority
+}
+
+func (g *posted) build(inc *session.Incarnation) (*transaction, error) {
+	if err := g.o.locate(inc, g.group); err != nil {
+		return nil, err
+	}
+	g.assemble()
+	return &transaction{ops: g.ops, refused: g.refused}, nil
+}
+
+// learn notes how full the buckets are, from the responses, if there are any.
+func (g *posted) learn(rs []zk.MultiResponse) {
+	o := g.o
+	if rs == nil {
+		o.forget()
+		return
+	}
+	for prio, last := range g.lasts {
+		if c, ok := line.ParseChild(rs[last.op].String, "/e-"); ok {
+			last.tail.full = c.Seq >= bucketSize-1
+			o.tails[prio] = &last.tail
 		}
-		ops, prios, lasts := o.ops(group)
-		p, err := inc.StartMulti(ctx, ops)
-		if err != nil {
-			return err
-		}
-		rs, err := p.Wait(ctx, inc)
-		switch {
-		case err == nil:
-			for prio, last := range lasts {
-				if c, ok := line.ParseChild(rs[last.op].String, "/e-"); ok {
-					o.newest[prio] = &newest{number: last.bucket, first: o.newest[prio].first, full: c.Seq >= bucketSize-1}
-				}
-			}
-			return nil
-		case errors.Is(err, session.ErrEnded), ctx.Err() != nil, session.OutcomeOf(err) == session.Unknown:
-			*open = true
-			o.forget() // the queue may be another when the next attempt is made
-			if errors.Is(err, session.ErrEnded) || ctx.Err() != nil {
-				return err
-			}
-		case session.OutcomeOf(err) == session.Answered:
-			i := session.FailedOp(rs)
-			if i >= 0 {
-				var stored bool
-				if stored, err = o.failed(ctx, inc, i, prios[i], ops[i], rs[i].Error, *open); stored {
-					return nil
-				} else if err == nil {
-					continue
-				}
-			}
-			if *open && i != 0 && session.OutcomeOf(err) == session.Answered {
-				// It is refused, so an attempt without a reply must not store it
-				// any more, unless it has done so already.
-				if stored, e := o.close(ctx, inc); e != nil || stored {
-					return e
-				}
-				*open = false
-			}
-			return err
-		}
-		if err := inc.Pause(ctx, try); err != nil {
-			return err
-		}
-		try++
 	}
 }
 
-// close finds out whether an attempt of open outcome was applied, and sees to it
-// that otherwise it never is: it makes, or writes, the receipt itself, and an
-// attempt that comes later finds it so. What it writes is unique, so that if the
-// reply to this is lost too the receipt says who was first.
-func (o *outbox) close(ctx context.Context, inc *session.Incarnation) (applied bool, err error) {
-	mark := session.NewGUID()
-	if o.made {
-		_, err = inc.Set(ctx, o.receipt, []byte(mark), o.version)
-	} else {
-		var created bool
-		if created, err = inc.Create(ctx, o.receipt, []byte(mark)); err == nil && !created {
-			err = zk.ErrNodeExists
-		}
-	}
-	if session.IsBadVersion(err) || session.IsNodeExists(err) {
-		var data []byte
-		if data, _, err = inc.Get(ctx, o.receipt); err == nil {
-			applied = string(data) != mark
-		}
-	}
-	if err == nil && !applied {
-		o.made = true
-		o.version++ // from -1, if it was made
-	}
-	return applied, err
-}
-
-// locate finds the newest bucket of each priority that a group needs.
-func (o *outbox) locate(ctx context.Context, inc *session.Incarnation, group []*parcel) error {
+// locate reads the tails that a group needs and that are not known.
+func (o *outbox) locate(inc *session.Incarnation, group []*parcel) error {
 	if o.q.foreign != nil {
 		return nil
 	}
-	missing := false
+	ctx := context.Background() // ends with the session
+	paths := []string{o.q.dir}
+	var prios []int
 	for _, p := range group {
-		missing = missing || o.newest[p.prio] == nil
+		if o.tails[p.prio] == nil && !slices.Contains(prios, p.prio) {
+			prios = append(prios, p.prio)
+			paths = append(paths, session.ChildPath(o.q.dir, tailName(p.prio)))
+		}
 	}
-	if !missing {
+	if prios == nil {
 		return nil
 	}
-	names, stat, err := inc.Children(ctx, o.q.dir)
-	for session.IsNoNode(err) {
+	nodes, err := inc.GetAll(ctx, paths)
+	for err == nil && nodes[0].Stat == nil {
 		// It is no container: its zxid is in the names of the buckets.
-		if _, err := inc.Create(ctx, o.q.dir, nil); err != nil {
-			return err
+		if _, err = inc.Create(ctx, o.q.dir, nil); err == nil {
+			nodes, err = inc.GetAll(ctx, paths)
 		}
-		names, stat, err = inc.Children(ctx, o.q.dir)
 	}
 	if err != nil {
 		return err
 	}
-	found := make(map[int]*newest)
-	for _, b := range parseBuckets(names) {
-		if !b.delayed {
-			found[b.prio] = &newest{number: b.number, first: stat.Czxid}
-		}
+	o.first = nodes[0].Stat.Czxid
+	if o.tails == nil {
+		o.tails = make(map[int]*tail)
 	}
-	for _, p := range group {
-		if found[p.prio] == nil {
-			found[p.prio] = &newest{number: -1, first: stat.Czxid}
+	for i, prio := range prios {
+		t := &tail{bucket: -1}
+		if n := nodes[i+1]; n.Stat != nil {
+			t.made, t.version = true, n.Stat.Version
+			t.bucket, err = strconv.ParseInt(string(n.Data), 10, 64)
 		}
+		if !t.made || err != nil {
+			if t.bucket, err = o.newestBucket(ctx, inc, prio); err != nil {
+				return err
+			}
+			t.full = true
+		}
+		o.tails[prio] = t
 	}
-	o.newest = found
 	return nil
 }
 
-// ops returns the transaction that stores a group. prios tells for each
-// operation on a bucket which priority it is of, and is -1 for others; lasts
-// tells where the last element of each priority is made.
-func (o *outbox) ops(group []*parcel) (ops []any, prios []int, lasts map[int]lastOp) {
-	acl := o.q.m.Config.ACL
-	add := func(prio int, op any) {
-		ops, prios = append(ops, op), append(prios, prio)
+// newestBucket finds the bucket that a tail would name, if somebody has deleted
+// or written it by hand.
+func (o *outbox) newestBucket(ctx context.Context, inc *session.Incarnation, prio int) (number int64, err error) {
+	names, _, err := inc.Children(ctx, o.q.dir)
+	number = -1
+	for _, b := range parseBuckets(names) {
+		if b.prio == prio && !b.delayed {
+			number = b.number
+		}
 	}
-	if o.made {
-		add(-1, &zk.SetDataRequest{Path: o.receipt, Version: o.version})
-	} else {
-		add(-1, &zk.CreateRequest{Path: o.receipt, Acl: acl})
+	if session.IsNoNode(err) {
+		err = nil
 	}
-	lasts = make(map[int]lastOp)
+	return number, err
+}
+
+// assemble makes the operations.
+func (g *posted) assemble() {
+	o, acl := g.o, g.o.q.m.Config.ACL
+	g.ops, g.prios, g.lasts = nil, nil, make(map[int]lastOp)
 	if f := o.q.foreign; f != nil {
-		for _, p := range group {
+		for _, p := range g.group {
 			for _, data := range p.data {
-				add(-1, &zk.CreateRequest{Path: session.ChildPath(o.q.dir, f.name(o.q.foreignPriority(p.prio))), Data: f.frame(data), Acl: acl, Flags: zk.FlagSequence})
+				g.add(-1, &zk.CreateRequest{Path: session.ChildPath(o.q.dir, f.name(o.q.foreignPriority(p.prio))), Data: f.frame(data), Acl: acl, Flags: zk.FlagSequence})
 			}
 		}
-		return ops, prios, lasts
+		return
 	}
-	add(-1, &zk.SetDataRequest{Path: o.q.dir, Version: -1}) // the bell
-	into := make(map[int]string)
-	numbers := make(map[int]int64)
-	for _, p := range group {
+	g.add(-1, &zk.SetDataRequest{Path: o.q.dir, Version: -1}) // the bell
+	into := make(map[int]tail)
+	for _, p := range g.group {
 		for _, op := range p.with {
-			add(-1, op)
+			g.add(-1, op)
 		}
-		dir := session.ChildPath(o.q.dir, delayedName(p.prio, o.newest[p.prio].first))
+		dir := session.ChildPath(o.q.dir, delayedName(p.prio, o.first))
 		if p.due == 0 {
-			if into[p.prio] == "" {
-				n := o.newest[p.prio]
-				switch number := n.number; {
-				case number < 0:
-					n = &newest{number: n.first}
-					add(p.prio, &zk.CreateRequest{Path: session.ChildPath(o.q.dir, bucketName(p.prio, n.number)), Acl: acl})
-				case n.full:
-					n = &newest{number: number + 1}
-					add(p.prio, &zk.SetDataRequest{Path: session.ChildPath(o.q.dir, bucketName(p.prio, number)), Version: 0, Data: []byte("sealed")})
-					add(p.prio, &zk.CreateRequest{Path: session.ChildPath(o.q.dir, bucketName(p.prio, n.number)), Acl: acl})
-				default:
-					add(p.prio, &zk.CheckVersionRequest{Path: session.ChildPath(o.q.dir, bucketName(p.prio, number)), Version: 0})
-				}
-				into[p.prio] = session.ChildPath(o.q.dir, bucketName(p.prio, n.number))
-				numbers[p.prio] = n.number
+			t, ok := into[p.prio]
+			if !ok {
+				t = g.open(p.prio)
+				into[p.prio] = t
 			}
-			dir = into[p.prio]
+			dir = session.ChildPath(o.q.dir, bucketName(p.prio, t.bucket))
 		}
 		for _, data := range p.data {
 			if p.due == 0 {
-				lasts[p.prio] = lastOp{op: len(ops), bucket: numbers[p.prio]}
+				g.lasts[p.prio] = lastOp{len(g.ops), into[p.prio]}
 			}
-			add(p.prio, &zk.CreateRequest{Path: session.ChildPath(dir, elementName(p.due)), Data: data, Acl: acl, Flags: zk.FlagSequence})
+			g.add(p.prio, &zk.CreateRequest{Path: session.ChildPath(dir, elementName(p.due)), Data: data, Acl: acl, Flags: zk.FlagSequence})
 		}
 	}
-	return ops, prios, lasts
 }
 
-// failed cures what made the i'th operation fail, or reports that the
-// transaction had been applied before, or that nothing can be done.
-func (o *outbox) failed(ctx context.Context, inc *session.Incarnation, i, prio int, op any, err error, open bool) (applied bool, _ error) {
+func (g *posted) add(prio int, op any) {
+	g.ops, g.prios = append(g.ops, op), append(g.prios, prio)
+}
+
+// open adds what a bucket needs that is to get elements: a check that it is the
+// newest, or the next. It returns the tail as it is after that.
+func (g *posted) open(prio int) tail {
+	t, acl := *g.o.tails[prio], g.o.q.m.Config.ACL
+	path := session.ChildPath(g.o.q.dir, tailName(prio))
+	if t.made && !t.full && t.bucket >= 0 {
+		g.add(prio, &zk.CheckVersionRequest{Path: path, Version: t.version})
+		return t
+	}
+	if t.bucket++; t.bucket == 0 {
+		t.bucket = g.o.first
+	}
+	number := []byte(strconv.FormatInt(t.bucket, 10))
+	if t.made {
+		g.add(prio, &zk.SetDataRequest{Path: path, Data: number, Version: t.version})
+		t.version++
+	} else {
+		g.add(prio, &zk.CreateRequest{Path: path, Data: number, Acl: acl})
+		t.version = 0
+	}
+	g.add(prio, &zk.CreateRequest{Path: session.ChildPath(g.o.q.dir, bucketName(prio, t.bucket)), Acl: acl})
+	t.made, t.full = true, false
+	return t
+}
+
+// refused cures what made the i'th operation fail, or says that nothing can be
+// done.
+func (g *posted) refused(inc *session.Incarnation, i int, err error) (again bool, _ error) {
+	if i < 0 {
+		return false, err
+	}
+	o, ctx := g.o, context.Background() // ends with the session
+	prio := g.prios[i]
+	c, creates := g.ops[i].(*zk.CreateRequest)
+	sequential := creates && c.Flags&zk.FlagSequence != 0
 	switch {
-	case i == 0 && open && (session.IsNodeExists(err) || session.IsBadVersion(err)):
-		o.forget() // how full the buckets are is unknown
-		return true, nil
-	case i == 0 && !o.made && session.IsNoNode(err):
-		return false, inc.MakeDir(ctx, o.q.senders)
-	case i == 0 && o.made && !open && (session.IsNoNode(err) || session.IsBadVersion(err)):
-		// Somebody has tampered with the receipt. Nothing is under way, so
-		// another will do.
-		o.receipt, o.made, o.version = session.ChildPath(o.q.senders, session.NewGUID()), false, -1
-		return false, nil
-	case i == 0 && session.IsNoNode(err):
-		return false, fmt.Errorf("the receipt has been deleted, so whether it was stored is unknown: %w", err)
-	case i == 1 && prio < 0 && session.IsNoNode(err):
+	case prio < 0 && o.q.foreign == nil && i == 0 && session.IsNoNode(err):
 		// The queue itself. It is no container: the numbers of its buckets
 		// must not start again.
+		o.forget()
 		_, err := inc.Create(ctx, o.q.dir, nil)
-		return false, err
-	case session.IsNodeExists(err) && isSequential(op):
+		return true, err
+	case o.q.foreign != nil && sequential && session.IsNoNode(err):
+		_, err := inc.Create(ctx, o.q.dir, nil)
+		return true, err
+	case session.IsNodeExists(err) && sequential:
 		// A server stays at the number 2147483647 when it has given it. A
 		// bucket never gets so far, but the delayed elements of one priority
 		// and another library's layout do, after 2^31 elements.
-		return false, fmt.Errorf("%s has used its sequence numbers up: %w", session.ParentPath(op.(*zk.CreateRequest).Path), err)
+		return false, fmt.Errorf("%s has used its sequence numbers up: %w", session.ParentPath(c.Path), err)
+	case prio >= 0 && sequential && session.IsNoNode(err) && session.ParentPath(c.Path) == session.ChildPath(o.q.dir, delayedName(prio, o.first)):
+		return true, o.makeDelayed(ctx, inc, prio)
+	case prio >= 0 && sequential && session.IsNoNode(err):
+		o.tails[prio].full = true // somebody has deleted the newest bucket
+		return true, nil
 	case prio >= 0 && (session.IsNoNode(err) || session.IsNodeExists(err) || session.IsBadVersion(err)):
-		// Another producer has made the next bucket, or ours was deleted.
-		c, ok := op.(*zk.CreateRequest)
-		first := o.newest[prio].first
-		o.forget()
-		dir := session.ChildPath(o.q.dir, delayedName(prio, first))
-		if !ok || !session.IsNoNode(err) || session.ParentPath(c.Path) != dir {
-			return false, nil
-		}
-		// It was never made, or the queue was deleted, and made anew.
-		if stat, err := inc.Exists(ctx, o.q.dir); err != nil || stat == nil || stat.Czxid != first {
-			return false, err
-		}
-		_, err := inc.Create(ctx, dir, nil)
-		return false, err
+		o.forget() // another producer has made the next bucket
+		return true, nil
 	}
 	return false, err
 }
 
-func (o *outbox) forget() { o.newest = nil }
-
-func isSequential(op any) bool {
-	c, ok := op.(*zk.CreateRequest)
-	return ok && c.Flags&zk.FlagSequence != 0
+// makeDelayed makes the bucket of the delayed elements of a priority. It was
+// never made, or the queue was deleted, and made anew.
+func (o *outbox) makeDelayed(ctx context.Context, inc *session.Incarnation, prio int) error {
+	stat, err := inc.Exists(ctx, o.q.dir)
+	if err != nil {
+		return err
+	}
+	if stat == nil || stat.Czxid != o.first {
+		o.forget()
+		return nil
+	}
+	_, err = inc.Create(ctx, session.ChildPath(o.q.dir, delayedName(prio, o.first)), nil)
+	return err
 }
+
+func (o *outbox) forget() { o.tails = nil }

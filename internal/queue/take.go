@@ -2,12 +2,14 @@ package queue
 
 import (
 	"context"
+	"maps"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/go-zookeeper/zk"
 
-	"github.com/zsync/zsync/internal/line"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -16,24 +18,14 @@ import (
 func (q *core) pluck(ctx context.Context) (*item, error) {
 	var taken *item
 	err := q.m.During(ctx, func(inc *session.Incarnation) error {
-		var turn *line.Claim
-		defer func() {
-			if turn != nil {
-				turn.Leave()
-			}
-		}()
 		for tries := 0; ; tries++ {
-			if tries > 1 && turn == nil {
-				turn = q.takeTurn(ctx, inc)
-			}
-			it, v, err := q.first(ctx, inc, false)
+			it, t, err := q.first(ctx, inc, min(1<<(3*min(tries, 2)), maxSpread), false)
 			if err != nil || it == nil {
 				return err
 			}
 			ops := []any{&zk.DeleteRequest{Path: session.ChildPath(q.dir, it.key()), Version: it.version}}
-			if v != nil {
-				// Nobody has claimed it as long as nobody has claimed anything.
-				ops = append(ops, &zk.CheckVersionRequest{Path: q.claims, Version: v.version})
+			if t != nil {
+				ops = append(ops, t.claiming(q, it.element)) // nobody else has claimed it then
 			}
 			fault := q.check(it)
 			if it.misfit && !q.skips.misfit() {
@@ -66,47 +58,28 @@ func (q *core) pluck(ctx context.Context) (*item, error) {
 	return taken, err
 }
 
-// turnPatience is how long one who only takes an element, or clears the queue,
-// waits for a turn. A consumer that has the turn and finds nothing keeps it.
-const turnPatience = 100 * time.Millisecond
-
-// takeTurn waits for a turn among the consumers, who claim more quickly than
-// others can look what is free. It returns nil if that takes too long. In another
-// library's layout turns are not needed.
-func (q *core) takeTurn(ctx context.Context, inc *session.Incarnation) *line.Claim {
-	if q.foreign != nil {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, turnPatience)
-	defer cancel()
-	place, err := q.line.Contend(ctx, inc, q.line.Bases[0], []byte(q.m.Config.Owner), line.Exclusive, nil)
-	if err != nil {
-		return nil
-	}
-	return place
-}
-
-// first returns the first free element, and what was seen of the claims, which
-// another library's layout has not. The element is nil if there is none.
-// With aside it writes nothing, and does not wait for what the dead had claimed.
-func (q *core) first(ctx context.Context, inc *session.Incarnation, aside bool) (*item, *view, error) {
+// first returns the first free element, and its bucket, which another library's
+// layout has not. The element is nil if there is none. With spread it may be the
+// first of one of so many buckets. With aside it writes nothing, and does not wait
+// for what the dead had claimed.
+func (q *core) first(ctx context.Context, inc *session.Incarnation, spread int, aside bool) (*item, *lot, error) {
 	if q.foreign != nil {
 		it, err := q.firstForeign(ctx, inc, true)
 		return it, nil, err
 	}
 	for synced := false; ; {
-		v, err := q.look(ctx, inc, aside)
+		f, err := q.search(ctx, inc, maxPost, spread, aside)
 		if err != nil {
 			return nil, nil, err
 		}
-		es, _, err := q.free(ctx, inc, v, 1)
-		if err != nil {
-			return nil, nil, err
-		}
-		for _, e := range es {
+		for _, e := range f.es {
 			data, stat, err := inc.Get(ctx, session.ChildPath(q.dir, e.key()))
 			if session.IsNoNode(err) {
-				continue
+				// Somebody consumes them as we look: what follows goes next.
+				if !aside {
+					spread = min(spread+1, maxSpread)
+				}
+				break
 			}
 			if err != nil && session.OutcomeOf(err) == session.Answered {
 				q.skips.unreadable(e.key(), err)
@@ -117,10 +90,10 @@ func (q *core) first(ctx context.Context, inc *session.Incarnation, aside bool) 
 			}
 			it := &item{element: e}
 			it.read(data, stat)
-			return it, v, nil
+			return it, f.lot, nil
 		}
-		if len(es) > 0 {
-			continue // all of them were consumed in the meantime
+		if len(f.es) > 0 {
+			continue // consumed in the meantime
 		}
 		if !synced {
 			// This server may lag. There is nothing only if the leader says so.
@@ -130,15 +103,19 @@ func (q *core) first(ctx context.Context, inc *session.Incarnation, aside bool) 
 			}
 			continue
 		}
-		if aside {
-			return nil, v, nil
+		taken := 0
+		for _, n := range f.claims {
+			taken += n
 		}
-		next, buried, err := q.under.visit(ctx, inc, v)
+		if aside || taken == 0 {
+			return nil, nil, nil
+		}
+		next, buried, err := q.under.visit(ctx, inc)
 		if err != nil {
 			return nil, nil, err
 		}
 		if next.IsZero() && !buried {
-			return nil, v, nil
+			return nil, nil, nil
 		}
 		select {
 		case <-time.After(time.Until(next)):
@@ -168,7 +145,7 @@ func (q *core) remove(ctx context.Context, it *item, ops []any) error {
 			return
 		}
 		if err == nil && !it.missing {
-			if _, err := q.restore([]*item{it}); err != nil {
+			if err := q.putBack(it); err != nil {
 				q.m.Log.Error("zsync: cannot put an element back", "path", q.cfg.Path, "element", it.key(), "err", err)
 			}
 		}
@@ -184,7 +161,56 @@ func (q *core) remove(ctx context.Context, it *item, ops []any) error {
 	}
 }
 
-// restore puts elements that nobody has got back to their places, exactly once,
+// claiming returns the operation that claims an element of the lot, and is refused
+// if what was read of it is stale.
+func (t *lot) claiming(q *core, es ...element) any {
+	return &zk.SetDataRequest{Path: session.ChildPath(q.dir, t.name), Data: []byte(t.with(es).String()), Version: t.version}
+}
+
+// putBack puts an element that was removed, and that nobody has got, back to its
+// place, exactly once.
+//
+// In our own layout no name comes again, so it becomes one of the delayed that are
+// due, which go ahead of the others: its time is that at which it was sent, so
+// several keep their order.
+func (q *core) putBack(it *item) error {
+	if q.foreign != nil {
+		_, err := q.restore([]*item{it})
+		return err
+	}
+	ctx := context.Background() // ends with the Session
+	due := it.due
+	if due == 0 {
+		due = max(it.sent.UnixMilli(), 1)
+	}
+	for {
+		var dir string
+		err := q.m.During(ctx, func(inc *session.Incarnation) error {
+			if _, err := inc.Create(ctx, q.dir, nil); err != nil {
+				return err
+			}
+			stat, err := inc.Exists(ctx, q.dir)
+			if err != nil || stat == nil {
+				return err
+			}
+			dir = session.ChildPath(q.dir, delayedName(it.prio, stat.Czxid))
+			_, err = inc.Create(ctx, dir, nil)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		_, err = q.m.CommitAcrossSessions(ctx, q.receipts, []any{
+			&zk.CreateRequest{Path: session.ChildPath(dir, laterName(due, int32(it.attempts()), it.sent.UnixMilli())), Data: it.data, Acl: q.m.Config.ACL, Flags: zk.FlagSequence},
+			&zk.SetDataRequest{Path: q.dir, Version: -1}, // the bell
+		})
+		if !session.IsNoNode(err) {
+			return err
+		}
+	}
+}
+
+// restore puts elements of another library's layout, that nobody has got, back to their places, exactly once,
 // but for one that is too large to carry a receipt. If the servers refuse that because of one of them it
 // returns its index, and otherwise -1.
 func (q *core) restore(items []*item) (culprit int, err error) {
@@ -210,11 +236,8 @@ func (q *core) restore(items []*item) (culprit int, err error) {
 				ops, owners = append(ops, op), append(owners, i)
 			}
 		}
-		switch {
-		case len(ops) == 0:
+		if len(ops) == 0 {
 			return -1, nil
-		case q.foreign == nil:
-			ops = append(ops, &zk.SetDataRequest{Path: q.dir, Version: -1}) // the bell
 		}
 		rs, err := q.m.CommitAcrossSessions(ctx, q.receipts, ops)
 		i := session.FailedOp(rs)
@@ -225,18 +248,9 @@ func (q *core) restore(items []*item) (culprit int, err error) {
 		case session.IsNodeExists(err):
 			there[culprit] = true
 		case session.IsNoNode(err):
-			// What holds it was empty, and was deleted.
+			// The queue was empty, and was deleted.
 			err = q.m.During(ctx, func(inc *session.Incarnation) error {
 				_, err := inc.Create(ctx, q.dir, nil)
-				if bucket := session.ChildPath(q.dir, items[culprit].bucket); err == nil && bucket != q.dir {
-					// It had a successor, so nobody else may put anything into
-					// it: the version says so, not the data. See queuelayout.go.
-					_, err = inc.Multi(ctx, &zk.CreateRequest{Path: bucket, Acl: q.m.Config.ACL},
-						&zk.SetDataRequest{Path: bucket, Data: []byte("sealed")})
-					if session.IsNodeExists(err) {
-						err = nil
-					}
-				}
 				return err
 			})
 			if err != nil {
@@ -260,92 +274,210 @@ func (q *core) length(ctx context.Context, inc *session.Incarnation) (int, error
 		return len(q.foreign.elements(names)), nil
 	}
 	buckets := parseBuckets(names)
-	var n atomic.Int64
-	err = session.Parallel(len(buckets), func(i int) error {
-		stat, err := inc.Exists(ctx, session.ChildPath(q.dir, buckets[i].name))
-		if stat != nil {
-			n.Add(int64(stat.NumChildren))
+	paths := make([]string, len(buckets))
+	for i, b := range buckets {
+		paths[i] = session.ChildPath(q.dir, b.name)
+	}
+	nodes, err := inc.GetVisible(ctx, paths)
+	n := 0
+	for _, node := range nodes {
+		if node.Stat != nil {
+			n += int(node.Stat.NumChildren)
 		}
-		return err
-	})
-	return int(n.Load()), err
+	}
+	return n, err
 }
 
 func (q *core) Clear(ctx context.Context) (n int, err error) {
-	var turn *line.Claim
-	defer func() {
-		if turn != nil {
-			turn.Leave()
-		}
-	}()
-	for misses := 0; ; {
-		var paths []string
-		var v *view
+	for {
+		var ops []any
 		err := q.m.During(ctx, func(inc *session.Incarnation) (err error) {
-			if misses > 1 && turn == nil {
-				turn = q.takeTurn(ctx, inc)
+			if err = inc.Sync(ctx, q.dir); err == nil {
+				ops, err = q.clearing(ctx, inc)
 			}
-			paths, v, err = q.clearable(ctx, inc)
 			return err
 		})
-		if err != nil || len(paths) == 0 {
+		if err != nil || len(ops) == 0 {
 			return n, err
-		}
-		var ops []any
-		if v != nil {
-			ops = append(ops, &zk.CheckVersionRequest{Path: q.claims, Version: v.version})
-		}
-		for _, path := range paths[:min(len(paths), maxPost)] {
-			ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
 		}
 		_, err = q.m.CommitAcrossSessions(ctx, q.receipts, ops)
 		switch {
 		case err == nil:
-			n += min(len(paths), maxPost)
+			for _, op := range ops {
+				if _, ok := op.(*zk.DeleteRequest); ok {
+					n++
+				}
+			}
 		case !session.IsNoNode(err) && !session.IsBadVersion(err):
 			return n, err
-		default:
-			misses++
 		}
 	}
 }
 
-// clearable lists elements that nobody has claimed, delayed ones too.
-func (q *core) clearable(ctx context.Context, inc *session.Incarnation) (paths []string, v *view, err error) {
-	if err := inc.Sync(ctx, q.dir); err != nil {
-		return nil, nil, err
-	}
-	if q.foreign == nil {
-		if v, err = q.look(ctx, inc, false); err != nil {
-			return nil, nil, err
-		}
-	}
+// clearing returns operations that remove elements of one bucket that nobody has
+// claimed, delayed ones too.
+func (q *core) clearing(ctx context.Context, inc *session.Incarnation) (ops []any, err error) {
 	names, _, err := inc.Children(ctx, q.dir)
 	if session.IsNoNode(err) {
-		return nil, v, nil
+		return nil, nil
 	}
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if q.foreign != nil {
 		for _, e := range q.foreign.elements(names) {
-			paths = append(paths, session.ChildPath(q.dir, e.name))
-		}
-		return paths, nil, nil
-	}
-	for _, b := range parseBuckets(names) {
-		names, _, err := inc.Children(ctx, session.ChildPath(q.dir, b.name))
-		if err != nil && !session.IsNoNode(err) {
-			return nil, nil, err
-		}
-		for _, e := range parseElements(b, names) {
-			if !v.claimed[e.key()] {
-				paths = append(paths, session.ChildPath(q.dir, e.key()))
+			if len(ops) < maxPost {
+				ops = append(ops, &zk.DeleteRequest{Path: session.ChildPath(q.dir, e.name), Version: -1})
 			}
 		}
-		if len(paths) >= maxPost {
-			break
+		return ops, nil
+	}
+	buckets := parseBuckets(names)
+	for from := 0; from < len(buckets); from += lotsAtOnce {
+		lots, err := q.lots(ctx, inc, buckets[from:min(from+lotsAtOnce, len(buckets))])
+		if err != nil {
+			return nil, err
+		}
+		q.deleteEmpty(inc, lots, buckets[from:])
+		for _, t := range lots {
+			if t.exhausted() {
+				continue
+			}
+			if err := q.list(ctx, inc, t); err != nil {
+				return nil, err
+			}
+			var es []element
+			for _, e := range t.elements {
+				if !t.claimed.has(e.seq) && len(es) < maxPost {
+					es = append(es, e)
+					ops = append(ops, &zk.DeleteRequest{Path: session.ChildPath(q.dir, e.key()), Version: -1})
+				}
+			}
+			if ops != nil {
+				return append(ops, t.claiming(q, es...)), nil
+			}
 		}
 	}
-	return paths, v, nil
+	return nil, nil
+}
+
+func (q *core) stats(ctx context.Context, inc *session.Incarnation) (st Stats, err error) {
+	if err := inc.Sync(ctx, q.dir); err != nil {
+		return st, err
+	}
+	if st.Dead, err = q.countDead(ctx, inc); err != nil {
+		return st, err
+	}
+	names, _, err := inc.Children(ctx, q.dir)
+	if session.IsNoNode(err) {
+		return st, nil
+	}
+	if err != nil {
+		return st, err
+	}
+	var fronts []element
+	if q.foreign != nil {
+		es := q.foreign.elements(names)
+		if st.Ready = len(es); st.Ready > 0 {
+			fronts = es[:1]
+		}
+	} else {
+		claimed := make(map[string]spans)
+		if fronts, err = q.countBuckets(ctx, inc, parseBuckets(names), &st, claimed); err != nil {
+			return st, err
+		}
+		if st.Holders, err = q.holders(ctx, inc, claimed); err != nil {
+			return st, err
+		}
+	}
+	for _, e := range fronts {
+		stat, err := inc.Exists(ctx, session.ChildPath(q.dir, e.key()))
+		if err != nil {
+			return st, err
+		}
+		if stat == nil {
+			continue // consumed in the meantime
+		}
+		if t := time.UnixMilli(stat.Ctime); st.Oldest.IsZero() || t.Before(st.Oldest) {
+			st.Oldest = t
+		}
+	}
+	return st, nil
+}
+
+// countBuckets counts what is in buckets, and returns the first free element of
+// each priority. It notes which of those that are there are claimed.
+func (q *core) countBuckets(ctx context.Context, inc *session.Incarnation, buckets []bucket, st *Stats, claimed map[string]spans) ([]element, error) {
+	lots, err := q.lots(ctx, inc, buckets)
+	if err != nil {
+		return nil, err
+	}
+	var mu sync.Mutex
+	now := time.Now().UnixMilli()
+	fronts := make(map[int]element)
+	err = session.Parallel(len(lots), func(i int) error {
+		t := lots[i]
+		if t.children == 0 {
+			return nil
+		}
+		if err := q.list(ctx, inc, t); err != nil {
+			return err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		for _, e := range t.elements {
+			switch {
+			case t.claimed.has(e.seq):
+				st.Claimed++
+				claimed[t.name] = claimed[t.name].add(span{e.seq, e.seq})
+			case e.due > now:
+				st.Delayed++
+			default:
+				st.Ready++
+				if f, ok := fronts[e.prio]; e.due == 0 && (!ok || e.before(f)) {
+					fronts[e.prio] = e
+				}
+			}
+		}
+		return nil
+	})
+	return slices.Collect(maps.Values(fronts)), err
+}
+
+// holders tells who has claimed how many of those that are claimed.
+func (q *core) holders(ctx context.Context, inc *session.Incarnation, claimed map[string]spans) (hs []Holder, err error) {
+	names, _, err := inc.Children(ctx, q.claims)
+	if session.IsNoNode(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var paths []string
+	for _, name := range names {
+		if len(name) == len(noGUID) {
+			paths = append(paths, session.ChildPath(q.claims, name), session.ChildPath(q.live, name))
+		}
+	}
+	nodes, err := inc.GetAll(ctx, paths)
+	if err != nil {
+		return nil, err
+	}
+	for i := 0; i < len(nodes); i += 2 {
+		h := Holder{Owner: string(nodes[i+1].Data)}
+		for bucket, had := range parseRecord(nodes[i].Data).holdings {
+			for _, x := range claimed[bucket] {
+				for n := x.a; n <= x.b; n++ {
+					if had.owned.has(n) { // it may name what has gone already
+						h.Claimed++
+					}
+				}
+			}
+		}
+		if h.Claimed > 0 {
+			hs = append(hs, h)
+		}
+	}
+	slices.SortFunc(hs, func(a, b Holder) int { return b.Claimed - a.Claimed })
+	return hs, nil
 }

@@ -1,0 +1,237 @@
+package queue
+
+import (
+	"context"
+	"errors"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/session"
+)
+
+// A journal has transactions applied exactly once, whatever happens to their
+// replies and to the session. It is a persistent znode that only its owner
+// writes, and every transaction writes it: it expects the version that the one
+// before has left, and counts up the serial in the data. So
+//
+//   - sent again after it was applied it fails with BadVersion, and an attempt of
+//     a former session that comes late fails likewise;
+//   - if it fails for another reason while an attempt without a reply is open, the
+//     journal is written without the transaction, at the same version. One of the
+//     two is applied and not the other, and the serial says which, however often
+//     the replies are lost, because refusals come in the servers' one order: what
+//     is read after one knows of every attempt before;
+//   - whoever takes over what the owner had writes the journal too, and leaves the
+//     serial as it is. So the owner learns both whether its last transaction
+//     was applied and that it is the last.
+//
+// While an attempt is open only the same operations are sent again. One
+// transaction is on its way at a time; the methods belong to one goroutine.
+type journal struct {
+	m       *session.Manager
+	path    string
+	mark    string               // an ephemeral znode that is made with the journal in home, or empty
+	home    *session.Incarnation // whose session mark belongs to
+	made    bool                 // certainly
+	marked  bool                 // and the mark
+	bare    bool                 // it was there without the mark for a while
+	version int32
+	kept    record // as it was written last
+	open    bool   // an attempt without a reply may have been applied, or may be yet
+	last    *session.Incarnation
+	moved   bool // an attempt was open when its session ended
+}
+
+// A transaction is what a journal applies.
+type transaction struct {
+	kept record // what the journal is to hold, but for the serial
+	ops  []any
+	// refused is told that the servers have refused operation i of ops, or with
+	// i < 0 all, and that nothing was applied. It reports whether the transaction
+	// is to be built and sent again.
+	refused func(inc *session.Incarnation, i int, err error) (again bool, _ error)
+}
+
+// errTaken means that others have taken over what the journal's owner had, or
+// have deleted the journal. applied tells whether the last transaction is
+// certainly among what was applied.
+type errTaken struct{ applied bool }
+
+func (errTaken) Error() string { return "zsync: the journal was taken over" }
+
+// apply applies the transaction that build returns: it may be called several
+// times, and with nil operations nothing is done. An error that is no answer of the
+// servers leaves the outcome open: then nothing more can be applied before close,
+// or apply with the same transaction, has found out. rs are nil if the reply was
+// lost.
+func (j *journal) apply(ctx context.Context, build func(inc *session.Incarnation) (*transaction, error)) (rs []zk.MultiResponse, err error) {
+	var t *transaction
+	err = j.m.During(ctx, func(inc *session.Incarnation) (err error) {
+		j.enter(inc)
+		for try := 0; ; {
+			if !j.open {
+				if t, err = build(inc); err != nil || t == nil {
+					return err
+				}
+			}
+			if rs, err = inc.AttemptMulti(ctx, j.ops(inc, t)); err == nil {
+				if j.made {
+					j.version++
+				}
+				j.done(t)
+				rs = rs[len(rs)-len(t.ops):]
+				return nil
+			}
+			if session.OutcomeOf(err) != session.Answered {
+				// An attempt that was not sent is taken for open as well:
+				// sending the same again is right for both.
+				j.open = true
+				if errors.Is(err, session.ErrEnded) || ctx.Err() != nil {
+					return err
+				}
+				if err := inc.Pause(ctx, try); err != nil {
+					return err
+				}
+				try++
+				continue
+			}
+			again, err := j.answered(ctx, inc, t, rs, err)
+			if rs = nil; !again {
+				return err
+			}
+		}
+	})
+	return rs, err
+}
+
+// enter is told in which session attempts are made from here on.
+func (j *journal) enter(inc *session.Incarnation) {
+	j.moved = j.moved || j.open && j.last != inc
+	j.last = inc
+}
+
+// ops returns a transaction with what the journal adds.
+func (j *journal) ops(inc *session.Incarnation, t *transaction) (ops []any) {
+	next := t.kept
+	next.serial = j.kept.serial + 1
+	acl := j.m.Config.ACL
+	if j.made {
+		ops = append(ops, &zk.SetDataRequest{Path: j.path, Data: next.marshal(), Version: j.version})
+	} else {
+		ops = append(ops, &zk.CreateRequest{Path: j.path, Data: next.marshal(), Acl: acl})
+	}
+	if j.mark != "" && !j.marked && inc == j.home {
+		ops = append(ops, &zk.CreateRequest{Path: j.mark, Data: []byte(j.m.Config.Owner), Acl: acl, Flags: zk.FlagEphemeral})
+	}
+	return append(ops, t.ops...)
+}
+
+// done notes that a transaction was applied.
+func (j *journal) done(t *transaction) {
+	serial := j.kept.serial + 1
+	j.made, j.marked, j.open = true, true, false
+	j.kept = t.kept
+	j.kept.serial = serial
+}
+
+// answered is told that the servers have refused an attempt, and reports whether
+// another is to be made.
+func (j *journal) answered(ctx context.Context, inc *session.Incarnation, t *transaction, rs []zk.MultiResponse, err error) (again bool, _ error) {
+	i := session.FailedOp(rs)
+	own := len(rs) - len(t.ops) // what the journal has added
+	if j.open {
+		applied, e := j.settle(ctx, inc)
+		switch {
+		case e != nil:
+			return false, e
+		case applied:
+			j.done(t)
+			return false, nil
+		}
+		return true, nil // refused again, it is certain that nothing was applied
+	}
+	switch {
+	case i >= own && i >= 0:
+		return t.refused(inc, i-own, err)
+	case i == 0 && j.made && (session.IsNoNode(err) || session.IsBadVersion(err)):
+		return false, errTaken{}
+	case i >= 0 && session.IsNoNode(err):
+		return true, j.makeDirs(ctx, inc)
+	case i == 0 && !j.made && session.IsNodeExists(err):
+		return false, errTaken{} // somebody plays with names that are unique
+	}
+	return t.refused(inc, -1, err)
+}
+
+// settle finds out whether an open attempt was applied, and sees to it that
+// otherwise it never is. What the servers refuse it tries again until the session
+// ends: nothing can be applied before it is known.
+func (j *journal) settle(ctx context.Context, inc *session.Incarnation) (applied bool, err error) {
+	for try := 0; ; try++ {
+		version, err := j.write(ctx, inc)
+		if err == nil {
+			j.bare = j.bare || !j.marked
+			j.made, j.version, j.open = true, version, false
+			return false, nil
+		}
+		if session.IsBadVersion(err) || session.IsNodeExists(err) {
+			var data []byte
+			var stat *zk.Stat
+			if data, stat, err = inc.Get(ctx, j.path); err == nil {
+				r := parseRecord(data)
+				applied = r.serial > j.kept.serial
+				j.bare = j.bare || !j.marked && !applied
+				j.made, j.version, j.open = true, stat.Version, false
+				if r.givenBack {
+					return applied, errTaken{applied}
+				}
+				return applied, nil
+			}
+		}
+		switch {
+		case session.IsNoNode(err) && j.made:
+			j.open = false
+			return false, errTaken{}
+		case session.OutcomeOf(err) != session.Answered:
+			return false, err
+		}
+		if err := inc.Pause(ctx, try+1); err != nil {
+			return false, err
+		}
+	}
+}
+
+// write writes the journal as it was, without a transaction.
+func (j *journal) write(ctx context.Context, inc *session.Incarnation) (version int32, err error) {
+	if j.made {
+		stat, err := inc.Set(ctx, j.path, j.kept.marshal(), j.version)
+		if err != nil {
+			return 0, err
+		}
+		return stat.Version, nil
+	}
+	created, err := inc.Create(ctx, j.path, j.kept.marshal())
+	if err == nil && !created {
+		err = zk.ErrNodeExists
+	}
+	return 0, err
+}
+
+// close is settle through as many sessions as it takes, if an attempt is open.
+func (j *journal) close(ctx context.Context) (applied bool, err error) {
+	err = j.m.During(ctx, func(inc *session.Incarnation) (err error) {
+		j.enter(inc)
+		if j.open {
+			applied, err = j.settle(ctx, inc)
+		}
+		return err
+	})
+	return applied, err
+}
+
+func (j *journal) makeDirs(ctx context.Context, inc *session.Incarnation) error {
+	if err := inc.MakeDir(ctx, session.ParentPath(j.path)); err != nil || j.mark == "" {
+		return err
+	}
+	return inc.MakeDir(ctx, session.ParentPath(j.mark))
+}

@@ -1,0 +1,314 @@
+package queue
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/session"
+)
+
+// To claim elements:
+//
+//  1. List the buckets, and read many of them at once: their data are the numbers
+//     that are claimed, and their Stat tells without a listing whether any is not.
+//  2. List the first bucket that may have free elements.
+//  3. In one transaction write our journal, which says that they are ours, and the
+//     bucket's data, expecting the version of step 1. If it fails somebody else has
+//     claimed in the meantime: go to 1, and perhaps to another bucket.
+//
+// A server that lags does no harm. The version decides, and what is listed is not
+// older than what was read before it in the same session: so an element that is
+// listed, and not among the claimed of that version, is nobody's when the transaction
+// is applied, and one whose number is lower than another's, and that is not listed,
+// is gone for ever.
+
+// A lot is a bucket as somebody has read it.
+type lot struct {
+	bucket
+	version  int32 // of its data
+	claimed  spans
+	children int32
+	last     int32 // the highest number that it has given; of what is not delayed
+	pzxid    int64 // tells listings apart
+	elements []element
+}
+
+func newLot(b bucket, n session.Node) *lot {
+	return &lot{
+		bucket: b, version: n.Stat.Version, claimed: parseSpans(string(n.Data)), pzxid: n.Stat.Pzxid, children: n.Stat.NumChildren,
+		// ZooKeeper counts creations, and tells twice as many less what is there.
+		last: int32((int64(n.Stat.Cversion)+int64(n.Stat.NumChildren))/2) - 1,
+	}
+}
+
+// exhausted reports that no element of it is free, as far as that is known
+// without a listing.
+func (t *lot) exhausted() bool {
+	return t.children == 0 || !t.delayed && t.claimed.covers(t.last)
+}
+
+// with returns what is claimed when es, elements of the lot, are as well.
+func (t *lot) with(es []element) spans {
+	s := t.claimed
+	for _, x := range t.runs(es) {
+		s = s.add(x)
+	}
+	there := make([]int32, len(t.elements))
+	for i, e := range t.elements {
+		there[i] = e.seq
+	}
+	slices.Sort(there)
+	return s.concise(there, !t.delayed)
+}
+
+// runs returns the numbers of es as few spans. Between two numbers of one span no
+// other element is there.
+func (t *lot) runs(es []element) (s spans) {
+	if !t.delayed {
+		// Both are in order.
+		i := 0
+		for _, e := range t.elements {
+			switch {
+			case i == len(es) || e.seq != es[i].seq:
+				continue
+			case i > 0 && t.adjacent(es[i-1].seq, e.seq):
+				s[len(s)-1].b = e.seq
+			default:
+				s = append(s, span{e.seq, e.seq})
+			}
+			i++
+		}
+		return s
+	}
+	for _, e := range es {
+		s = s.add(span{e.seq, e.seq})
+	}
+	return s
+}
+
+// adjacent reports whether no element stands between two.
+func (t *lot) adjacent(a, b int32) bool {
+	i, _ := slices.BinarySearchFunc(t.elements, a, func(e element, n int32) int { return int(int64(e.seq) - int64(n)) })
+	return i+1 < len(t.elements) && t.elements[i+1].seq == b
+}
+
+// free returns up to n elements that nobody has claimed, and when the next delayed
+// one is due.
+func (t *lot) free(n int, skipped func(key string) bool) (es []element, due time.Time) {
+	now := time.Now().UnixMilli()
+	for _, e := range t.elements {
+		switch {
+		case len(es) == n:
+			return es, due
+		case t.claimed.has(e.seq):
+		case e.due > now:
+			return es, time.UnixMilli(e.due)
+		case !skipped(e.key()):
+			es = append(es, e)
+		}
+	}
+	return es, due
+}
+
+// others returns how many elements of it are claimed, if it is exhausted or
+// listed.
+func (t *lot) taken() (n int) {
+	if !t.delayed && t.claimed.covers(t.last) {
+		return int(t.children)
+	}
+	for _, e := range t.elements {
+		if t.claimed.has(e.seq) {
+			n++
+		}
+	}
+	return n
+}
+
+// A finding is what a search has found.
+type finding struct {
+	lot    *lot
+	es     []element      // free ones of it; none if there are none anywhere
+	due    time.Time      // when something may become free without the bell
+	claims map[string]int // if nothing is free: how many are claimed, by bucket
+	more   bool           // there is another bucket that may have free ones
+}
+
+// lotsAtOnce is how many buckets are read with one request.
+const lotsAtOnce = 100
+
+// search is steps 1 and 2: up to n free elements, all of one bucket. It is the
+// first that has any, or one of the first few, as many as spread, of the same
+// priority: those who have claimed from one bucket at once go to several. With
+// aside nothing is written.
+func (q *core) search(ctx context.Context, inc *session.Incarnation, n, spread int, aside bool) (*finding, error) {
+	f := &finding{claims: make(map[string]int)}
+	again, full := q.skips.next()
+	if f.due = again; full {
+		return f, nil
+	}
+	names, _, err := inc.Children(ctx, q.dir)
+	if session.IsNoNode(err) {
+		return f, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	buckets := parseBuckets(names)
+	for from := 0; from < len(buckets); from += lotsAtOnce {
+		part := buckets[from:min(from+lotsAtOnce, len(buckets))]
+		lots, err := q.lots(ctx, inc, part)
+		if err != nil {
+			return nil, err
+		}
+		if !aside {
+			q.deleteEmpty(inc, lots, buckets[from:])
+		}
+		for len(lots) > 0 {
+			i := pick(lots, spread)
+			if i < 0 {
+				break
+			}
+			spread = 1 // if that has none, the first
+			t := lots[i]
+			if err := q.list(ctx, inc, t); err != nil {
+				return nil, err
+			}
+			es, due := t.free(n, q.skips.skipped)
+			if !due.IsZero() && (f.due.IsZero() || due.Before(f.due)) {
+				f.due = due
+			}
+			if len(es) > 0 {
+				f.lot, f.es = t, es
+				f.more = pick(slices.Delete(lots, i, i+1), 1) >= 0
+				return f, nil
+			}
+			f.claims[t.name] = t.taken()
+			lots = slices.Delete(lots, i, i+1)
+		}
+		for _, t := range lots {
+			f.claims[t.name] = t.taken()
+		}
+	}
+	return f, nil
+}
+
+// pick chooses among the first few lots that may have free elements, and returns
+// -1 if there are none. Of the delayed ones only the first is chosen.
+func pick(lots []*lot, spread int) int {
+	var choice []int
+	for i, t := range lots {
+		if t.exhausted() {
+			continue
+		}
+		if len(choice) > 0 && (t.prio != lots[choice[0]].prio || t.delayed != lots[choice[0]].delayed) {
+			break
+		}
+		if choice = append(choice, i); len(choice) >= spread {
+			break
+		}
+	}
+	if choice == nil {
+		return -1
+	}
+	return choice[rand.IntN(len(choice))]
+}
+
+// lots reads buckets. Those that are gone, or may not be read, are left out.
+func (q *core) lots(ctx context.Context, inc *session.Incarnation, buckets []bucket) (lots []*lot, err error) {
+	paths := make([]string, len(buckets))
+	for i, b := range buckets {
+		paths[i] = session.ChildPath(q.dir, b.name)
+	}
+	nodes, err := inc.GetAll(ctx, paths)
+	if err != nil && session.OutcomeOf(err) == session.Answered {
+		nodes, err = inc.GetVisible(ctx, paths)
+	}
+	if err != nil {
+		return nil, err
+	}
+	for i, n := range nodes {
+		switch {
+		case n.Stat == nil || q.skips.skipped(buckets[i].name):
+		case int(n.Stat.DataLength) != len(n.Data):
+			q.skips.unreadable(buckets[i].name, zk.ErrNoAuth)
+		default:
+			lots = append(lots, newLot(buckets[i], n))
+		}
+	}
+	return lots, nil
+}
+
+// deleteEmpty deletes the buckets that are empty and have a successor: nothing
+// comes into them any more. all are those that begin with lots.
+func (q *core) deleteEmpty(inc *session.Incarnation, lots []*lot, all []bucket) {
+	newest := make(map[int]int64)
+	for _, b := range all {
+		if !b.delayed {
+			newest[b.prio] = b.number
+		}
+	}
+	for _, t := range lots {
+		if t.children == 0 && !t.delayed && t.number < newest[t.prio] {
+			q.m.Tidy(inc.Remove(session.ChildPath(q.dir, t.name)))
+		}
+	}
+}
+
+// list lists the elements of a lot. Those of delayed ones, which may be many and
+// seldom change, are remembered.
+func (q *core) list(ctx context.Context, inc *session.Incarnation, t *lot) error {
+	if t.delayed {
+		if es, ok := q.delays.get(t.name, t.pzxid); ok {
+			t.elements = es
+			return nil
+		}
+	}
+	names, stat, err := inc.Children(ctx, session.ChildPath(q.dir, t.name))
+	if session.IsNoNode(err) {
+		return nil // was empty, and deleted
+	}
+	if err != nil && session.OutcomeOf(err) == session.Answered {
+		q.skips.unreadable(t.name, err)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	t.elements = parseElements(t.bucket, names)
+	if t.delayed {
+		q.delays.put(t.name, stat.Pzxid, t.elements)
+	}
+	return nil
+}
+
+// A delayCache remembers listings of delayed elements.
+type delayCache struct {
+	mu    sync.Mutex
+	known map[string]delays // by bucket; guarded by mu
+}
+
+type delays struct {
+	pzxid    int64
+	elements []element // not to be changed
+}
+
+func (c *delayCache) get(bucket string, pzxid int64) ([]element, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	d, ok := c.known[bucket]
+	return d.elements, ok && d.pzxid == pzxid
+}
+
+func (c *delayCache) put(bucket string, pzxid int64, es []element) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.known == nil {
+		c.known = make(map[string]delays)
+	}
+	c.known[bucket] = delays{pzxid, es}
+}

@@ -1,0 +1,128 @@
+package queue
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// A span is the numbers from a to b, both included.
+type span struct{ a, b int32 }
+
+// A spans is a set of numbers that are not negative, as spans in order, of which
+// no two overlap or touch. It is never changed in place.
+type spans []span
+
+// after returns the index of the first span that does not end before n.
+func (s spans) after(n int32) int {
+	i, _ := slices.BinarySearchFunc(s, n, func(x span, n int32) int {
+		if x.b < n {
+			return -1
+		}
+		return 1
+	})
+	return i
+}
+
+func (s spans) has(n int32) bool {
+	i := s.after(n)
+	return i < len(s) && s[i].a <= n
+}
+
+// covers reports whether s holds every number from 0 to n.
+func (s spans) covers(n int32) bool { return n < 0 || len(s) > 0 && s[0].a == 0 && s[0].b >= n }
+
+// add returns s with the numbers of x.
+func (s spans) add(x span) spans {
+	if n := len(s); n > 0 && s[n-1].b < x.a { // most often behind all others
+		if s[n-1].b+1 < x.a {
+			return append(s[:n:n], x)
+		}
+		return append(s[:n-1:n-1], span{s[n-1].a, x.b})
+	}
+	i := s.after(max(x.a-1, 0))
+	j := i
+	for ; j < len(s) && (s[j].a <= x.b || s[j].a-1 == x.b); j++ {
+		x = span{min(x.a, s[j].a), max(x.b, s[j].b)}
+	}
+	return slices.Concat(s[:i], spans{x}, s[j:])
+}
+
+// without returns s without the numbers of x.
+func (s spans) without(x span) spans {
+	i := s.after(x.a)
+	var parts spans
+	j := i
+	for ; j < len(s) && s[j].a <= x.b; j++ {
+		if s[j].a < x.a {
+			parts = append(parts, span{s[j].a, x.a - 1})
+		}
+		if s[j].b > x.b {
+			parts = append(parts, span{x.b + 1, s[j].b})
+		}
+	}
+	return slices.Concat(s[:i], parts, s[j:])
+}
+
+// String writes s as in 0-127,130.
+func (s spans) String() string {
+	var b strings.Builder
+	for i, x := range s {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		b.WriteString(strconv.Itoa(int(x.a)))
+		if x.b > x.a {
+			b.WriteByte('-')
+			b.WriteString(strconv.Itoa(int(x.b)))
+		}
+	}
+	return b.String()
+}
+
+// parseSpans reads what String has written. What is not understood is left out:
+// somebody has written it by hand.
+func parseSpans(text string) (s spans) {
+	for part := range strings.SplitSeq(text, ",") {
+		first, last, more := strings.Cut(part, "-")
+		a, err := strconv.ParseInt(first, 10, 32)
+		b := a
+		if err == nil && more {
+			b, err = strconv.ParseInt(last, 10, 32)
+		}
+		if err == nil && 0 <= a && a <= b {
+			s = s.add(span{int32(a), int32(b)})
+		}
+	}
+	return s
+}
+
+// concise returns a set that holds the same of the numbers there, which are in
+// order, and of those behind them, with few spans: other numbers do not matter,
+// because they never come again. All before the first that is not in s are in the
+// result if whole is set: then it begins at 0, see [spans.covers].
+func (s spans) concise(there []int32, whole bool) (t spans) {
+	from, taken := int32(0), whole // of the gap between two that are not in s
+	end := int32(-1)               // of what is taken in it
+	for _, n := range there {
+		if s.has(n) {
+			taken, end = true, n
+			continue
+		}
+		if taken && n > from {
+			t = append(t, span{from, n - 1})
+		}
+		from, taken, end = n+1, false, -1
+	}
+	if len(s) > 0 && s[len(s)-1].b >= from {
+		last := s[len(s)-1].b
+		switch {
+		case taken, len(there) == 0 || last > there[len(there)-1]:
+			end = max(end, last)
+		}
+	}
+	if end >= from {
+		t = append(t, span{from, end})
+	}
+	return t
+}

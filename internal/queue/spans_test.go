@@ -1,0 +1,138 @@
+package queue
+
+import (
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"testing"
+)
+
+// FuzzSpans compares spans with a set.
+func FuzzSpans(f *testing.F) {
+	f.Add([]byte{1, 2, 3, 0x84, 2, 9, 200, 1})
+	f.Add([]byte{0, 0, 5, 5, 0x80 | 3, 1, 4, 40})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var s spans
+		set := make(map[int32]bool)
+		for i := 0; i+1 < len(data); i += 2 {
+			x := span{int32(data[i] & 0x7f), int32(data[i]&0x7f) + int32(data[i+1]%8)}
+			before := slices.Clone(s)
+			kept := s
+			if data[i]&0x80 != 0 {
+				s = s.without(x)
+			} else {
+				s = s.add(x)
+			}
+			for n := x.a; n <= x.b; n++ {
+				set[n] = data[i]&0x80 == 0
+			}
+			if !slices.Equal(before, kept) {
+				t.Fatalf("%v was changed in place to %v", before, kept)
+			}
+		}
+		for i, x := range s {
+			if x.a > x.b || i > 0 && x.a <= s[i-1].b+1 {
+				t.Fatalf("%v: spans %d and before overlap, touch or are no spans", s, i)
+			}
+		}
+		all := true
+		for n := int32(0); n < 140; n++ {
+			if s.has(n) != set[n] {
+				t.Errorf("%v: has %d is %v", s, n, s.has(n))
+			}
+			if all = all && set[n]; s.covers(n) != all {
+				t.Errorf("%v: covers %d is %v", s, n, !all)
+			}
+		}
+		if back := parseSpans(s.String()); !slices.Equal(back, s) {
+			t.Errorf("%v is read as %v", s, back)
+		}
+		rnd := rand.New(rand.NewPCG(uint64(len(data)), 7))
+		for _, whole := range []bool{false, true} {
+			var there []int32
+			for n := int32(0); n < 140; n++ {
+				if rnd.IntN(3) == 0 {
+					there = append(there, n)
+				}
+			}
+			c := s.concise(there, whole)
+			free, gone := 0, true
+			for _, n := range there {
+				if c.has(n) != set[n] {
+					t.Errorf("%v of %v: concise is %v, which differs at %d", s, there, c, n)
+				}
+				if !set[n] {
+					free++
+				}
+			}
+			if len(c) > free+1 {
+				t.Errorf("%v of %v: concise is %v, more than %d spans", s, there, c, free+1)
+			}
+			// What is behind all that are there may only be there later.
+			last := int32(-1)
+			if len(there) > 0 {
+				last = there[len(there)-1]
+			}
+			end := int32(-1)
+			if len(s) > 0 {
+				end = s[len(s)-1].b
+			}
+			for n := max(last, end) + 1; n < 150; n++ {
+				gone = gone && !c.has(n)
+			}
+			if !gone {
+				t.Errorf("%v of %v: concise is %v, which takes what has not come yet", s, there, c)
+			}
+			if whole && free == 0 && end >= last && !c.covers(end) {
+				t.Errorf("%v of %v: concise is %v, which does not say that all are taken", s, there, c)
+			}
+		}
+	})
+}
+
+func TestRecordsAreReadAsTheyWereWritten(t *testing.T) {
+	for _, r := range []record{
+		{holdings: map[string]holding{}},
+		{serial: 1 << 40, holdings: map[string]holding{"b-00000-0000000007": {owned: spans{{0, 5}, {9, 9}}}}},
+		{serial: 3, givenBack: true, holdings: map[string]holding{
+			"b-00000-0000000007": {owned: spans{{0, 5}}, hand: spans{{1, 1}, {4, 5}}},
+			"d-00003-0000000001": {owned: spans{{2, 2}}},
+		}},
+	} {
+		if got := parseRecord(r.marshal()); !reflect.DeepEqual(got, r) {
+			t.Errorf("%q is read as %+v, want %+v", r.marshal(), got, r)
+		}
+	}
+}
+
+// The lists of runs bridge what is gone, never what is somebody else's.
+func TestRunsOfAClaimHoldNoElementOfOthers(t *testing.T) {
+	b := bucket{name: "b-00000-0000000001"}
+	rnd := rand.New(rand.NewPCG(1, 2))
+	for range 2000 {
+		t1 := &lot{bucket: b}
+		for n := int32(0); n < 40; n++ {
+			if rnd.IntN(3) > 0 {
+				t1.elements = append(t1.elements, element{bucket: b.name, seq: n})
+				if rnd.IntN(3) == 0 {
+					t1.claimed = t1.claimed.add(span{n, n})
+				}
+			}
+		}
+		es, _ := t1.free(1+rnd.IntN(20), func(string) bool { return rnd.IntN(8) == 0 })
+		var ours spans
+		for _, x := range t1.runs(es) {
+			ours = ours.add(x)
+		}
+		after := t1.with(es)
+		for _, e := range t1.elements {
+			mine := slices.Contains(es, e)
+			if ours.has(e.seq) != mine {
+				t.Fatalf("of %v, claimed %v: %v are %v", t1.elements, t1.claimed, es, ours)
+			}
+			if after.has(e.seq) != (mine || t1.claimed.has(e.seq)) {
+				t.Fatalf("of %v, claimed %v: with %v claimed are %v", t1.elements, t1.claimed, es, after)
+			}
+		}
+	}
+}
