@@ -260,7 +260,7 @@ func (p *pump) session(inc *session.Incarnation) error {
 		p.mu.Unlock()
 		l.end(false)
 	}()
-	p.found, p.due = nil, time.Time{}
+	p.found, p.visited, p.due = nil, time.Time{}, time.Time{}
 	for {
 		if err := p.awaitRoom(inc, 0); err != nil { // Step 1.
 			return err
@@ -372,13 +372,21 @@ func (p *pump) gather(inc *session.Incarnation, l *ledger) error {
 			}
 		}
 		if time.Since(p.visited) > orphanTime {
-			p.visited = time.Now()
-			if _, _, err := p.q.under.visit(p.ctx, inc); err != nil {
+			if _, err := p.visit(inc); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
+}
+
+// visit gives back what the dead had claimed, and notes when that of others is due.
+func (p *pump) visit(inc *session.Incarnation) (buried bool, err error) {
+	p.due, buried, err = p.q.under.visit(p.ctx, inc)
+	if err == nil {
+		p.visited = time.Now()
+	}
+	return buried, err
 }
 
 // staleAfter is how long what was found is believed to be the first that is free.
@@ -538,13 +546,13 @@ func (p *pump) await(inc *session.Incarnation) error {
 		return err
 	}
 	// As long as the watch on the live marks is set nobody has died since the last
-	// visit. It stays set while we claim.
+	// visit. It stays set while we claim. But a pump's first visit is always made:
 	marks := inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: q.live})
 	watches = append(watches, marks)
-	if !inc.Watches.Armed(marks) || !p.due.IsZero() && !time.Now().Before(p.due) {
-		p.visited = time.Now()
-		var buried bool
-		if p.due, buried, err = q.under.visit(p.ctx, inc); err != nil || buried {
+	// others of this process may have set it, and have left without giving back
+	// what they had found.
+	if p.visited.IsZero() || !inc.Watches.Armed(marks) || !p.due.IsZero() && !time.Now().Before(p.due) {
+		if buried, err := p.visit(inc); err != nil || buried {
 			return err
 		}
 	}
