@@ -174,6 +174,16 @@ func isPost(r zktest.Request) bool {
 	})
 }
 
+// isClaim reports whether a request claims elements, and settles none.
+func isClaim(r zktest.Request) bool {
+	if r.Op != zktest.OpMulti || !strings.HasPrefix(r.Ops[0].Path, "/q-claims/") || isPost(r) {
+		return false
+	}
+	return slices.ContainsFunc(r.Ops, func(op zktest.Request) bool {
+		return op.Op == zktest.OpSetData && strings.HasPrefix(op.Path, "/q/b-") && !strings.Contains(op.Path, "/e-")
+	})
+}
+
 func TestLateRemovalNeverPassesForAnother(t *testing.T) {
 	// The first removal is on its way when its session is given up, comes
 	// late, and is refused in between.
@@ -517,7 +527,7 @@ func TestElementThatAClaimMissedIsReceivedWhenItIsPutBack(t *testing.T) {
 		var taken atomic.Bool
 		lose := loseTake(s3, &taken)
 		srv.Intercept(func(r zktest.Request) zktest.Action {
-			if r.Session == s2.ID() && r.Op == zktest.OpMulti && len(r.Ops) > 1 && r.Ops[0].Op == zktest.OpCreate && strings.HasPrefix(r.Ops[0].Path, "/q-claims/") {
+			if r.Session == s2.ID() && isClaim(r) {
 				return zktest.Delay(300 * time.Millisecond) // the claim comes after TryRecv
 			}
 			return lose(r)
