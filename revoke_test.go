@@ -84,3 +84,58 @@ func TestWhatWasAskedForIsNotHandedOnInTheProcess(t *testing.T) {
 		must(t, <-local)
 	})
 }
+
+func TestAQuestionThatWasNotHeardYetIsNotOverwrittenByAToken(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		ma, mb := zsync.NewMutex(a, "/m"), zsync.NewMutex(b, "/m")
+		must(t, ma.Lock(t.Context()))
+		for range 2 { // the token of the second is asked for when that of the first was written
+			must(t, mb.Revoke(t.Context()))
+			tok, err := ma.Token(t.Context())
+			must(t, err)
+			next := async(func() error { return ma.Lock(t.Context()) })
+			synctest.Wait()
+			must(t, ma.Unlock()) // handed on: nobody has listened
+			must(t, <-next)
+			if later, err := ma.Token(t.Context()); err != nil || later <= tok {
+				t.Errorf("token %d after %d, %v", later, tok, err)
+			}
+		}
+		select {
+		case <-ma.Revoked():
+		case <-time.After(time.Minute):
+			t.Error("the question was not heard")
+		}
+		must(t, ma.Unlock())
+	})
+}
+
+func TestATokenWhoseReplyIsLostIsTakenAgainAndAsksNobody(t *testing.T) {
+	for _, fate := range []zktest.Action{zktest.DropRequest, zktest.DropReply} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			m := zsync.NewMutex(open(t, srv), "/m")
+			must(t, m.Lock(t.Context()))
+			lost := false
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				if r.Op == zktest.OpSetData && !lost {
+					lost = true
+					return fate
+				}
+				return zktest.Pass
+			})
+			tok, err := m.Token(t.Context())
+			must(t, err)
+			_, stat, err := live(t, zsync.SessionOf(m)).Get(t.Context(), "/m/"+childrenOf(t, zsync.SessionOf(m), "/m")[0])
+			must(t, err)
+			if !lost || stat.Mzxid != tok {
+				t.Errorf("token %d, and the znode was written last at %d", tok, stat.Mzxid)
+			}
+			time.Sleep(time.Minute)
+			if session.IsClosed(m.Revoked()) {
+				t.Error("asked by nobody")
+			}
+			must(t, m.Unlock())
+		})
+	}
+}

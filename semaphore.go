@@ -277,6 +277,9 @@ func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *line.
 			return nil, err // somebody else has unlocked our own gate: it cannot be
 		}
 		leases, err := m.take(ctx, gate, n, wait, ahead) // Steps 2 to 4.
+		if errors.Is(err, session.ErrEnded) && m.s.m.Failure() == nil {
+			ahead.Forget() // it is not the first who asks any more
+		}
 		// If the gate is lost that says nothing of the permits: the proof was
 		// in the transaction that made them.
 		m.s.m.GiveUp(ctx, m.gate.unlock)

@@ -63,9 +63,12 @@ func waitEnded(ctx context.Context, s *Session, err error, start time.Time, behi
 	return &WaitError{Behind: behind, Place: place, Waited: time.Since(start), err: err}
 }
 
-// headContender is the contender of h, who holds in mode.
+// headContender is the contender of h, who holds in mode, if there is one.
 func headContender(h line.Head, mode Mode) Contender {
-	c := Contender{Node: h.Name, Mode: mode, Holding: h.Name != ""}
+	if h.Name == "" {
+		return Contender{}
+	}
+	c := Contender{Node: h.Name, Mode: mode, Holding: true}
 	if h.Node.Stat != nil {
 		c.Owner, c.Session = string(h.Node.Data), h.Node.Stat.EphemeralOwner
 		c.Since = time.UnixMilli(h.Node.Stat.Ctime)

@@ -75,6 +75,14 @@ func (a *Ahead) share(now func() (Head, int)) {
 	a.now = now
 }
 
+// Forget is for one who does not stand in the line any more, or not yet.
+func (a *Ahead) Forget() {
+	if a != nil {
+		a.share(nil)
+		a.Set("", nil)
+	}
+}
+
 // lookSoon has who looks look again as if the wait had just begun.
 func (a *Ahead) lookSoon() {
 	a.mu.Lock()

@@ -396,25 +396,39 @@ func (g *Grant) Token(ctx context.Context, alone bool) (int64, error) {
 	}
 }
 
-// touch writes to c's znode what it says already. Where somebody may have asked
-// the holder to give up it is what is there, so that the message is not lost.
+// touch writes to c's znode what it says already. It expects the version that its
+// own last write has left, so that it never writes over what somebody else has
+// written meanwhile: that the holder should give up (Mutex.Revoke), which he may
+// not have heard yet, or may not listen to before his next call.
 func (c *Claim) touch(ctx context.Context, path string) (*zk.Stat, error) {
 	c.mu.Lock()
-	heard := c.held.asked != nil
+	data, version := c.data, c.version
 	c.mu.Unlock()
-	if !heard {
-		return c.Incarnation.Set(ctx, path, c.data, -1)
-	}
 	for {
-		data, stat, err := c.Incarnation.Get(ctx, path)
-		if err != nil {
+		stat, err := c.Incarnation.Set(ctx, path, data, version)
+		switch {
+		case err == nil:
+			c.wrote(path, stat.Version)
+			return stat, nil
+		case !session.IsBadVersion(err):
 			return nil, err
 		}
-		// After a lost reply it may be our own write that has changed it: then
-		// one more does no harm.
-		if stat, err = c.Incarnation.Set(ctx, path, data, stat.Version); !session.IsBadVersion(err) {
-			return stat, err
+		// Somebody has written it: or we, and the reply was lost, or another
+		// goroutine, which wants the token too. What stands there stays.
+		if data, stat, err = c.Incarnation.Get(ctx, path); err != nil {
+			return nil, err
 		}
+		version = stat.Version
+	}
+}
+
+// wrote notes which version a write of ours has left. Of two at the same time the
+// later counts; if it is wrong nevertheless, the next write finds out.
+func (c *Claim) wrote(path string, version int32) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.Path == path {
+		c.version = max(c.version, version)
 	}
 }
 
@@ -456,7 +470,7 @@ func (c *Claim) Move(to *Claim, op string) (former string) {
 	c.disownLocked()
 	former = c.Path
 	was := c.Child.Name
-	c.Path, c.Child = to.Path, to.Child
+	c.Path, c.Child, c.version = to.Path, to.Child, 0
 	c.held.op, c.held.since = op, time.Now()
 	c.traceMoveLocked(was)
 	c.newEpochLocked()

@@ -77,7 +77,10 @@ type Claim struct {
 	Path  string         // of its znode, as the server knows it; guarded by mu once its turn has come
 	Child Child          // guarded by mu once its turn has come
 	own   *session.Watch // on its znode, joined, if it is watched; guarded by mu
-	held  tenure
+
+	version int32 // of its znode, after our last write to it; guarded by mu
+
+	held tenure
 }
 
 // Acquire waits for its turn in the line, whatever happens to sessions and
@@ -88,16 +91,17 @@ func (l *Line) Acquire(ctx context.Context, base string, data []byte, turn Rule,
 	defer l.Manager.Waiters.Add(-1)
 	var c *Claim
 	err := l.Manager.During(ctx, func(inc *session.Incarnation) error {
-		if behind != nil {
-			behind.Set("", nil) // those of the session before
-		}
 		for {
+			behind.Forget() // those of the place before
 			var err error
 			if c, err = l.Contend(ctx, inc, base, data, turn, behind); err == nil {
 				if err = c.assure(ctx); err != nil {
 					c.withdraw(err)
 					c = nil
 				}
+			}
+			if errors.Is(err, session.ErrEnded) && l.Manager.Failure() == nil {
+				behind.Forget() // it stands nowhere until there is another session
 			}
 			if !errors.Is(err, session.ErrVanished) && !errors.Is(err, errDeferred) {
 				return err
@@ -150,16 +154,15 @@ func (c *Claim) awaitTurn(ctx context.Context, roll *session.Roll, turn Rule, be
 			}
 		}
 		v.update(c.Line.ranks(roll))
-		name, seq := strings.Clone(blocker.Name), blocker.Seq
+		name, gone := strings.Clone(blocker.Name), spotOf(*blocker)
 		roll, ahead, blocker = nil, nil, nil // not kept while c waits
 		proof, err := c.awaitGone(ctx, name) // Step 4.
 		if err != nil {
 			return err
 		}
-		v.gone(dir, seq)
+		v.gone(dir, gone)
 		if !alone && c.Line.Settled && !c.Child.Exhausted() {
-			n, there := v.place(dir, c.Child.Seq)
-			alone = there && n == 0
+			alone = v.nobodyAhead(dir, c.Child)
 		}
 		if alone && c.Line.Defers == nil { // Step 5.
 			stands, err := c.stands(ctx, proof)

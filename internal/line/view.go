@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"hash/maphash"
 	"slices"
 	"strings"
 	"sync"
@@ -75,12 +76,24 @@ type view struct {
 	ahead Ahead // of everybody: who is the first
 
 	mu      sync.Mutex
-	of      int64   // the number of the listing
-	dir     int64   // the czxid of the directory
-	seqs    []int32 // in their order; nil if the listing was not sure
-	waiters int     // guarded by views.mu
-	stop    func()  // of looking who is the first, if somebody wants to know; guarded by views.mu
+	of      int64  // the number of the listing
+	dir     int64  // the czxid of the directory
+	sure    bool   // of the listing
+	spots   []spot // in their order: those whose numbers tell
+	waiters int    // guarded by views.mu
+	stop    func() // of looking who is the first, if somebody wants to know; guarded by views.mu
 }
+
+// A spot is what a view keeps of a contender: not its name, of which there may be
+// very many. Two of one number are told apart by the hash.
+type spot struct {
+	seq  int32
+	hash uint64
+}
+
+var spotSeed = maphash.MakeSeed()
+
+func spotOf(c Child) spot { return spot{c.Seq, maphash.String(spotSeed, c.Name)} }
 
 // viewKey is what a session has a view for.
 type viewKey struct{ dir, bases string }
@@ -137,55 +150,72 @@ func (v *view) update(rk *ranks) {
 	if rk.roll.Number() <= v.of {
 		return
 	}
-	v.of, v.dir, v.seqs = rk.roll.Number(), rk.roll.Czxid(), nil
-	if rk.sure {
-		v.seqs = make([]int32, len(rk.in))
-		for i, c := range rk.in {
-			v.seqs[i] = c.Seq
-		}
+	v.of, v.dir = rk.roll.Number(), rk.roll.Czxid()
+	v.sure, v.spots = rk.sure, make([]spot, len(rk.in))
+	for i, c := range rk.in {
+		v.spots[i] = spotOf(c)
 	}
 	v.ahead.setChildren(v.key.dir, rk.in)
 }
 
-func (v *view) findLocked(seq int32) (int, bool) {
-	return slices.BinarySearchFunc(v.seqs, seq, func(a, b int32) int { return cmp.Compare(a-b, 0) })
+// findLocked returns where the first of a number is, or would be.
+func (v *view) findLocked(seq int32) int {
+	i, _ := slices.BinarySearchFunc(v.spots, seq, func(a spot, b int32) int { return cmp.Compare(a.seq-b, 0) })
+	return i
 }
 
-// gone is told that the contender of this number in dir is not there any more.
-func (v *view) gone(dir int64, seq int32) {
+// spotLocked returns where s is, and whether it is there.
+func (v *view) spotLocked(s spot) (int, bool) {
+	for i := v.findLocked(s.seq); i < len(v.spots) && v.spots[i].seq == s.seq; i++ {
+		if v.spots[i] == s {
+			return i, true
+		}
+	}
+	return 0, false
+}
+
+// gone is told that a contender in dir is not there any more.
+func (v *view) gone(dir int64, s spot) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	switch i, ok := v.findLocked(seq); {
+	switch i, there := v.spotLocked(s); {
 	case v.dir != dir: // see view
-	case ok && i == 0:
-		v.seqs = v.seqs[1:]
-	case ok:
-		v.seqs = slices.Delete(v.seqs, i, i+1)
+	case there && i == 0:
+		v.spots = v.spots[1:]
+	case there:
+		v.spots = slices.Delete(v.spots, i, i+1)
 	}
 }
 
-// place returns how many are ahead of seq in dir, and whether seq is there.
-func (v *view) place(dir int64, seq int32) (n int, there bool) {
+// place returns how many are ahead of c in dir, if it is there. Of one number nobody
+// is ahead of the other. If first is there, nobody is ahead of that any more.
+func (v *view) place(dir int64, c, first Child) int {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.dir != dir {
-		return 0, false // see view
+	if _, there := v.spotLocked(spotOf(c)); v.dir != dir || !there {
+		return 0 // see view
 	}
-	return v.findLocked(seq)
+	gone, _ := v.spotLocked(spotOf(first))
+	return max(v.findLocked(c.Seq)-gone, 0)
+}
+
+// nobodyAhead reports whether c is there, in dir, and nobody ahead of it, as far as
+// numbers tell for certain.
+func (v *view) nobodyAhead(dir int64, c Child) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.dir == dir && v.sure && len(v.spots) > 0 && v.spots[0] == spotOf(c)
 }
 
 // now is Ahead.Now for one who waits in dir.
 func (v *view) now(dir int64, me Child) (head Head, place int) {
-	if place, _ = v.place(dir, me.Seq); place == 0 {
-		return Head{}, 0
-	}
 	head, _ = v.ahead.Now()
-	if c, ok := ParseChild(head.Name, v.bases()...); ok && head.Node.Stat != nil {
-		gone, _ := v.place(dir, c.Seq) // a look has found that nobody is there before it
-		place -= gone
+	var first Child
+	if head.Node.Stat != nil { // a look has found it, and nobody before it
+		first, _ = ParseChild(head.Name, v.bases()...)
 	}
-	if head.Name == me.Name {
-		head = Head{} // it has become the first, and was looked at before it knew
+	if place = v.place(dir, me, first); place == 0 || head.Name == me.Name {
+		head = Head{} // nobody, or it has become the first, and was looked at before it knew
 	}
 	return head, place
 }

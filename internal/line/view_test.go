@@ -63,7 +63,7 @@ func TestOneWhoHasGoneWithAFormerDirectoryIsNotStruckOffThePresentOne(t *testing
 			line := mutexOf(ours, "/m")
 
 			// In the former directory: one of theirs, and the one of ours who will lag.
-			_, _, err = mutexOf(theirs, "/m").Enter(t.Context(), admin, "lock-", nil)
+			first, _, err := mutexOf(theirs, "/m").Enter(t.Context(), admin, "lock-", nil)
 			must(t, err)
 			lags, roll, err := line.Enter(t.Context(), inc, "lock-", nil)
 			must(t, err)
@@ -101,9 +101,9 @@ func TestOneWhoHasGoneWithAFormerDirectoryIsNotStruckOffThePresentOne(t *testing
 			defer v.leave()
 			switch late {
 			case "who has gone":
-				v.gone(dir, 0)
+				v.gone(dir, spotOf(first.Child))
 			case "where he is": // 1 is there, but it is another
-				if n, there := v.place(dir, lags.Child.Seq); there {
+				if n := v.place(dir, lags.Child, Child{}); n != 0 || v.nobodyAhead(dir, lags.Child) {
 					t.Errorf("one of the former directory finds himself in the present one, behind %d", n)
 				}
 			}
