@@ -35,7 +35,11 @@ func (rw *RWMutex) downgrade(ctx context.Context) error {
 	}
 	// From the moment in which the read node was made nobody could write, so
 	// it does not matter when, or by whom, the other is deleted.
-	former := t.claim.Move(c, q.entries[ModeShared].op)
+	former, err := t.claim.Move(c, q.entries[ModeShared].op)
+	if err != nil {
+		q.mu.Unlock()
+		return err
+	}
 	t.mode, t.passed = ModeShared, 0
 	q.readLocked(t)
 	q.advanceLocked()

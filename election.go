@@ -245,7 +245,7 @@ func (e *Election) stand(ctx context.Context, start time.Time) (*term, error) {
 				// nobody owes us a Resign. But it may still come: see resign.
 				e.endLocked(ErrLost)
 				if last.left == nil { // else Run does, when its function has returned
-					last.grant.Release()
+					last.grant.Abandon()
 				}
 			}
 			e.term = t

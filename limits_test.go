@@ -312,3 +312,63 @@ func TestLockAllContextEndsWithAnyLossAndSaysWhy(t *testing.T) {
 		}
 	})
 }
+
+func TestALeaderWhoseTermIsOverHasTimeThoughAnotherGoroutineCampaigns(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		e := zsync.NewElection(a, "/e", zsync.WithMaxTerm(3*time.Second))
+		for range 3 { // each of them goes home when it is told
+			must(t, e.Campaign(t.Context()))
+			lost, began := e.Lost(), time.Now()
+			other := zsync.NewElection(b, "/e")
+			ctx, cancel := context.WithCancel(t.Context())
+			led := async(func() error { return other.Campaign(ctx) })
+			synctest.Wait()
+			mine := async(func() error { return e.Campaign(ctx) }) // another goroutine of its process
+			<-lost
+			told := time.Now()
+			if d := told.Sub(began); d != 3*time.Second {
+				t.Errorf("told after %v, want 3 s", d)
+			}
+			must(t, <-led)
+			if d := time.Since(told); d < testTimeout/10 || d > testTimeout/10+100*time.Millisecond {
+				t.Errorf("another leads %v after the loss was told, want %v", d, testTimeout/10)
+			}
+			cancel()
+			<-mine
+			must(t, other.Resign())
+			time.Sleep(time.Second)
+			if names := childrenOf(t, b, "/e"); len(names) > 0 || a.Stats().Holds != 0 {
+				t.Errorf("left: %v, and %d holds", names, a.Stats().Holds)
+			}
+		}
+	})
+}
+
+func TestAWriterWhoIsGivenUpInADowngradeHasTimeBeforeAnybodyReads(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		rw := zsync.NewRWMutex(a, "/rw", zsync.WithMaxHold(3*time.Second))
+		must(t, rw.Lock(t.Context()))
+		lost := rw.Lost()
+		reads := async(func() error { return zsync.NewRWMutex(b, "/rw").RLock(t.Context()) })
+		time.Sleep(2 * time.Second)
+		srv.SetLatency(1500 * time.Millisecond)
+		down := async(func() error { return rw.Downgrade(t.Context()) })
+		<-lost // the read node is made, and the answer on its way
+		told := time.Now()
+		srv.SetLatency(0)
+		must(t, <-reads)
+		if d := time.Since(told); d < testTimeout/10 {
+			t.Errorf("another reads %v after the writer was told of its loss, want %v", d, testTimeout/10)
+		}
+		wantErr(t, <-down, zsync.ErrLost)
+		if err := rw.Unlock(); lossOf(err) != zsync.LossGivenUp {
+			t.Errorf("Unlock: %v", err)
+		}
+		time.Sleep(time.Second)
+		if names := childrenOf(t, b, "/rw"); len(names) != 1 {
+			t.Errorf("left: %v; want the reader's alone", names)
+		}
+	})
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -322,4 +323,28 @@ func TestAWaitWhoseSessionHasEndedHasNoPlaceAndNamesNobody(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestAWaitHasAPlaceWhereNumbersSayNothingAnyMore(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		var ms []*zsync.Mutex
+		for range 4 {
+			ms = append(ms, zsync.NewMutex(open(t, srv), "/m"))
+		}
+		_, err := live(t, zsync.SessionOf(ms[0])).Create(t.Context(), "/m", nil)
+		must(t, err)
+		srv.SetSequence("/m", math.MaxInt32-1)
+		must(t, ms[0].Lock(t.Context()))
+		holder := childrenOf(t, zsync.SessionOf(ms[0]), "/m")[0]
+		for i, m := range ms[1:] {
+			ctx := within(t, time.Duration(5-i)*time.Second)
+			got := async(func() error { return m.Lock(ctx) })
+			synctest.Wait()
+			defer func() {
+				if w := waitErrorOf(t, ctx, <-got); w.Place != i+1 || w.Behind.Node != holder {
+					t.Errorf("%+v; want place %d behind %q", *w, i+1, holder)
+				}
+			}()
+		}
+	})
 }

@@ -45,6 +45,7 @@ type tenure struct {
 	since  time.Time     // of the last grant
 	why    error         // of the loss, an ErrLost
 	over   bool          // it is being released: that others do not find the znode is no loss
+	spared bool          // it was given up by itself, and is deleted when giveUp says so
 	left   bool          // a grant has ended since the last began
 	token  int64         // the fencing token, 0 until it is asked for
 	epoch  int           // grows when the token is not for those who come any more
@@ -463,8 +464,18 @@ func (g *Grant) Left() {
 
 // Move makes c the claim of another znode of the same session, and returns the
 // path of the former. Whoever has a grant keeps it.
-func (c *Claim) Move(to *Claim, op string) (former string) {
+//
+// If c is lost by now it stays what it was, and the other is deleted: whoever has c
+// is told of the loss of what he had, and where that was given up it stands for as
+// long as he has to notice.
+func (c *Claim) Move(to *Claim, op string) (former string, lost error) {
 	c.mu.Lock()
+	if lost = c.held.why; lost != nil {
+		c.mu.Unlock()
+		to.Leave()
+		return "", lost
+	}
+	defer c.mu.Unlock()
 	e := c.eventLocked(session.EventReleased, nil) // as what it was
 	c.unguardLocked()
 	c.disownLocked()
@@ -475,14 +486,9 @@ func (c *Claim) Move(to *Claim, op string) (former string) {
 	c.traceMoveLocked(was)
 	c.newEpochLocked()
 	c.guardLocked()
-	lost := c.held.why != nil
-	c.mu.Unlock()
-	if lost {
-		c.Leave() // given up meanwhile; what was there before is, or will be, deleted too
-	}
 	to.Stake.Drop()                                            // c has its own, in the same session
 	c.Line.Manager.Spawn(func() { c.Line.Manager.Observe(e) }) // the caller holds a lock
-	return former
+	return former, nil
 }
 
 // errMoved means that the znode of a claim was exchanged while it was named in a
@@ -561,6 +567,22 @@ func (c *Claim) finish() error {
 	return nil
 }
 
+// Abandon is Release for somebody else than him who has g, and has lost it: who
+// takes the place of one who may have gone home when he was told. He may also have
+// been told this instant: what was given up stays for him for as long as if nobody
+// came. Everything else is gone for the servers already, or was never theirs to keep.
+func (g *Grant) Abandon() {
+	c := g.Claim
+	c.mu.Lock()
+	spared := c.held.spared
+	c.mu.Unlock()
+	if spared {
+		g.End() // giveUp finishes the claim
+		return
+	}
+	g.Release()
+}
+
 // released ends a release.
 func (c *Claim) released() {
 	c.mu.Lock()
@@ -611,7 +633,11 @@ func (g *Grant) giveUp(why error) {
 	c := g.Claim
 	inc := c.Incarnation
 	lost := c.Line.Limits.Lost(inc.ID.Load(), why, time.Now())
-	if !c.loseIf(lost, func() bool { return !c.held.over && !g.over }) {
+	// Under c.mu with the loss, so that whoever finds one finds the other.
+	if !c.loseIf(lost, func() bool {
+		c.held.spared = !c.held.over && !g.over
+		return c.held.spared
+	}) {
 		return
 	}
 	inc.Manager.Log.Warn("zsync: given up", "path", inc.Manager.Bare(c.Line.Dir), "reason", why)
@@ -620,8 +646,10 @@ func (g *Grant) giveUp(why error) {
 		case <-time.After(inc.LossTime()):
 		case <-c.held.quit:
 		case <-inc.Ctx.Done(): // which deletes it
+			c.finish()
 			return
 		}
+		c.finish() // nobody may come to do it
 		c.Leave()
 	})
 }

@@ -147,11 +147,13 @@ func (c *Claim) awaitTurn(ctx context.Context, roll *session.Roll, turn Rule, be
 		if v == nil {
 			v = viewOf(c.Incarnation, c.Line.Dir, c.Line.Bases)
 			defer v.leave()
-			if behind != nil {
+			if me := c.Child; behind != nil && !me.Exhausted() {
 				v.look(c.Line.Strict)
-				me := c.Child
 				behind.share(func() (Head, int) { return v.now(dir, me) })
 			}
+		}
+		if behind != nil && c.Child.Exhausted() { // a view has no place for it
+			behind.setChildren(c.Line.Dir, ahead)
 		}
 		v.update(c.Line.ranks(roll))
 		name, gone := strings.Clone(blocker.Name), spotOf(*blocker)

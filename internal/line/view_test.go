@@ -63,7 +63,7 @@ func TestOneWhoHasGoneWithAFormerDirectoryIsNotStruckOffThePresentOne(t *testing
 			line := mutexOf(ours, "/m")
 
 			// In the former directory: one of theirs, and the one of ours who will lag.
-			first, _, err := mutexOf(theirs, "/m").Enter(t.Context(), admin, "lock-", nil)
+			_, _, err = mutexOf(theirs, "/m").Enter(t.Context(), admin, "lock-", nil)
 			must(t, err)
 			lags, roll, err := line.Enter(t.Context(), inc, "lock-", nil)
 			must(t, err)
@@ -101,7 +101,7 @@ func TestOneWhoHasGoneWithAFormerDirectoryIsNotStruckOffThePresentOne(t *testing
 			defer v.leave()
 			switch late {
 			case "who has gone":
-				v.gone(dir, spotOf(first.Child))
+				v.gone(dir, spotOf(holder.Child)) // one of the same name, in the former
 			case "where he is": // 1 is there, but it is another
 				if n := v.place(dir, lags.Child, Child{}); n != 0 || v.nobodyAhead(dir, lags.Child) {
 					t.Errorf("one of the former directory finds himself in the present one, behind %d", n)
