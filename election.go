@@ -144,8 +144,9 @@ type Election struct {
 	line line.Line
 	base string // of its own znode's name, up to the number
 
-	mu   sync.Mutex
-	term *term // of this candidate, if it campaigns or leads; guarded by mu
+	mu     sync.Mutex
+	term   *term    // of this candidate, if it campaigns or leads; guarded by mu
+	wishes []string // names of those that it should lead, read when its turn came; guarded by mu
 }
 
 // A term is one candidacy of an Election, from Campaign to Resign.
@@ -299,6 +300,7 @@ func (e *Election) win(ctx context.Context, t *term, start time.Time) error {
 		return err
 	}
 	t.grant = c.Grant("campaign", false)
+	e.fulfilLocked(c.Incarnation)
 	close(t.led)
 	return nil
 }

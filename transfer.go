@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/go-zookeeper/zk"
 
@@ -51,19 +50,36 @@ const transferMark = "transfer-"
 // a base would make Curator sort it among the candidates.
 func wishFor(c line.Child) string { return c.Name[:strings.LastIndex(c.Name, c.Base)] }
 
+// wishesFor returns those of names that are wishes for c.
+func wishesFor(c line.Child, names []string) (wishes []string) {
+	for _, name := range names {
+		if strings.HasPrefix(name, transferMark) && strings.HasSuffix(name, wishFor(c)) {
+			wishes = append(wishes, strings.Clone(name))
+		}
+	}
+	return wishes
+}
+
 // defers reports whether me, whose turn has come, lets others go before: one whom
 // the last leader wished for, or those of a higher priority. Whoever defers goes
 // behind them all, so each does so once for each of them.
+//
+// A wish is heard by everyone whose turn comes after the leader who wished: it was
+// made before that one's znode was deleted, and is read after. It stays until its
+// heir leads, or is gone, however late anybody reads it. And it keeps nobody from
+// leading for long: only who finds the heir in the line lets it go before, and is
+// behind it then, so that what is waited for is a contender like any other, which
+// leads or goes with its session.
 func (e *Election) defers(me line.Child, names []string, prior *int) bool {
 	others := line.ParseChildren(names, e.line.Bases...)
 	others = slices.DeleteFunc(others, func(c line.Child) bool { return c.Name == me.Name })
-	wished := func(c line.Child) bool {
-		return slices.ContainsFunc(names, func(name string) bool {
-			return strings.HasPrefix(name, transferMark) && strings.HasSuffix(name, wishFor(c))
-		})
-	}
+	wished := func(c line.Child) bool { return len(wishesFor(c, names)) > 0 }
+	mine := wishesFor(me, names)
+	e.mu.Lock()
+	e.wishes = mine
+	e.mu.Unlock()
 	switch {
-	case wished(me):
+	case len(mine) > 0:
 		return false
 	case slices.ContainsFunc(others, wished):
 		return true
@@ -86,8 +102,9 @@ func (e *Election) defers(me line.Child, names []string, prior *int) bool {
 // Those ahead of to let it go before when their turn comes, and go to the back of
 // the line. Candidates of Curator and kazoo do not: those ahead lead first, and while
 // they do Transfer waits. What a leader wishes is told by an ephemeral znode,
-// path/transfer-<guid>-<name of the candidate>, without number, which is deleted when Transfer is done. It
-// costs about 7 requests, and 3 more for each who lets to go before.
+// path/transfer-<guid>-<name of the candidate>, without number, which is deleted
+// when to leads, or has left. It costs 6 requests, 2 for to, and 3 more for each
+// who lets it go before.
 func (e *Election) Transfer(ctx context.Context, to Contender) error {
 	return opError("transfer", e.path, e.transfer(ctx, to))
 }
@@ -130,21 +147,47 @@ func (e *Election) transfer(ctx context.Context, to Contender) error {
 		end()
 	}
 	if err := e.resign(resigning, t); err != nil {
-		inc.Remove(wish)
+		dropWish(inc, wish)
 		return err
 	}
-	if !within {
-		defer inc.Remove(wish)
-		return e.awaitHeir(ctx, inc, heir)
+	if within {
+		// Its own function is to return now, and cannot wait.
+		e.keepWish(inc, wish, heir)
+		return nil
 	}
-	// Its own function is to return now, and cannot wait.
-	e.s.m.Spawn(func() {
-		defer inc.Remove(wish)
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Duration(inc.Timeout.Load()))
-		defer cancel()
-		e.awaitHeir(ctx, inc, heir)
-	})
+	if err := e.awaitHeir(ctx, inc, heir); err != nil {
+		dropWish(inc, wish) // nobody is waited for any more, and nothing is promised
+		return err
+	}
+	e.keepWish(inc, wish, heir)
 	return nil
+}
+
+// keepWish keeps a wish, in the background, until the heir has gone: that it is the
+// first is not enough, as it may read the line much later, and would let one of a
+// higher priority go before. An heir that is a program of zsync deletes the wish
+// itself as soon as it leads. The wish goes with the session of who wished, too: it
+// is ephemeral.
+func (e *Election) keepWish(inc *session.Incarnation, wish string, heir line.Child) {
+	e.s.m.Spawn(func() {
+		if inc.AwaitGone(inc.Ctx, session.ChildPath(e.line.Dir, heir.Name)) == nil {
+			dropWish(inc, wish)
+		}
+	})
+}
+
+// fulfilLocked deletes the wishes for e, which leads now and has read of them when
+// its turn came. Election.mu must be held.
+func (e *Election) fulfilLocked(inc *session.Incarnation) {
+	for _, name := range e.wishes {
+		dropWish(inc, session.ChildPath(e.line.Dir, name))
+	}
+	e.wishes = nil
+}
+
+// dropWish deletes a wish in the background: it is in nobody's way.
+func dropWish(inc *session.Incarnation, path string) {
+	inc.InBackground(path, func() error { return inc.RemoveNow(context.Background(), path) })
 }
 
 // awaitHeir waits until heir is the first in the line, in the session of the wish.

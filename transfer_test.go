@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -213,4 +214,146 @@ func TestThoseOfAHigherPriorityLeadFirst(t *testing.T) {
 			t.Errorf("%d leads", got)
 		}
 	})
+}
+
+// wishes returns those that stand in the line.
+func wishes(t *testing.T, s *zsync.Session) []string {
+	return slices.DeleteFunc(childrenOf(t, s, "/e"), func(name string) bool { return !strings.HasPrefix(name, "transfer-") })
+}
+
+// withPriorities has candidates of these priorities stand in line, the first of whom leads.
+func withPriorities(t *testing.T, srv *zktest.Server, ps ...int) *candidates {
+	c := standInLine(t, srv, len(ps), func(i int) []zsync.ElectionOption { return []zsync.ElectionOption{zsync.WithPriority(ps[i])} })
+	if got := <-c.led; got != 0 {
+		t.Fatalf("%d leads", got)
+	}
+	return c
+}
+
+func TestTransferToALowerPriorityHoldsHoweverLateTheHeirLists(t *testing.T) {
+	for _, late := range []time.Duration{time.Millisecond, 100 * time.Millisecond, 3 * time.Second} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			c := withPriorities(t, srv, 0, 1, 5, 7)
+			slow := zsync.SessionOf(c.es[1]).ID()
+			heir := c.contender(t, 1)
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				if r.Session == slow && r.Op == zktest.OpGetChildren2 && r.Path == "/e" {
+					return zktest.Delay(late)
+				}
+				return zktest.Pass
+			})
+			must(t, c.es[0].Transfer(within(t, time.Minute), heir))
+			if got := <-c.led; got != 1 {
+				t.Errorf("listing %v late: transferred to 1, and %d leads", late, got)
+			}
+			time.Sleep(time.Second)
+			if w := wishes(t, zsync.SessionOf(c.es[0])); len(w) > 0 {
+				t.Errorf("the heir leads, and %q is left", w)
+			}
+		})
+	}
+}
+
+func TestTransferHoldsHoweverLongTheFunctionOfRunGoesOn(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		c := &candidates{led: make(chan int, 10)}
+		for i, p := range []int{0, 1, 5} {
+			c.es = append(c.es, zsync.NewElection(open(t, srv, zsync.WithOwner(fmt.Sprint(i))), "/e", zsync.WithPriority(p)))
+		}
+		ran := async(func() error {
+			return c.es[0].Run(t.Context(), func(ctx context.Context) error {
+				for i := range 2 {
+					go func() {
+						if c.es[i+1].Campaign(t.Context()) == nil {
+							c.led <- i + 1
+						}
+					}()
+					synctest.Wait()
+				}
+				must(t, c.es[0].Transfer(ctx, c.contender(t, 1)))
+				time.Sleep(time.Hour)
+				return errors.New("enough")
+			})
+		})
+		if got := <-c.led; got != 1 {
+			t.Errorf("transferred to 1, and %d leads", got)
+		}
+		zsync.SessionOf(c.es[0]).Close()
+		<-ran
+	})
+}
+
+// With the process that wishes, or the heir, or both killed at each moment of a
+// transfer somebody leads when their sessions have ended.
+func TestAWishOfAKilledLeaderKeepsNobodyFromLeading(t *testing.T) {
+	for killed, who := range map[string][]int{"the leader": {0}, "the heir": {1}, "both": {0, 1}} {
+		t.Run(killed, func(t *testing.T) {
+			for k := 1; ; k++ { // at the k'th request
+				over := false
+				bubble(t, func(t *testing.T, srv *zktest.Server) {
+					c := withPriorities(t, srv, 0, 1, 5, 7)
+					heir := c.contender(t, 1)
+					var n atomic.Int32
+					start := time.Now()
+					srv.Intercept(func(r zktest.Request) zktest.Action {
+						if time.Since(start) < time.Second && int(n.Add(1)) == k {
+							for _, i := range who {
+								srv.Partition(zsync.SessionOf(c.es[i]).ID())
+							}
+						}
+						return zktest.Pass
+					})
+					ctx, cancel := context.WithCancel(t.Context())
+					defer cancel()
+					go c.es[0].Transfer(ctx, heir)
+					time.Sleep(3 * testTimeout)
+					leads := -1
+					for len(c.led) > 0 {
+						leads = <-c.led
+					}
+					if over = int(n.Load()) < k; leads < 0 || !over && slices.Contains(who, leads) {
+						t.Errorf("killed at request %d: %d leads", k, leads)
+					}
+				})
+				if over || t.Failed() {
+					break
+				}
+			}
+		})
+	}
+}
+
+func TestTransferReachesTheHeirWhateverRequestOrReplyIsLost(t *testing.T) {
+	for _, who := range []int{0, 1} {
+		for fate, action := range map[string]zktest.Action{"request": zktest.DropRequest, "reply": zktest.DropReply} {
+			t.Run(fmt.Sprintf("%s of %d", fate, who), func(t *testing.T) {
+				for k := 1; ; k++ {
+					over := false
+					bubble(t, func(t *testing.T, srv *zktest.Server) {
+						c := withPriorities(t, srv, 0, 1, 5)
+						heir, id := c.contender(t, 1), zsync.SessionOf(c.es[who]).ID()
+						var n atomic.Int32
+						srv.Intercept(func(r zktest.Request) zktest.Action {
+							if r.Session == id && r.Op != zktest.OpPing && r.Op != zktest.OpConnect && int(n.Add(1)) == k {
+								return action
+							}
+							return zktest.Pass
+						})
+						must(t, c.es[0].Transfer(within(t, time.Minute), heir))
+						if got := <-c.led; got != 1 {
+							t.Errorf("without %s %d: %d leads", fate, k, got)
+						}
+						time.Sleep(time.Second)
+						if w := wishes(t, zsync.SessionOf(c.es[2])); len(w) > 0 {
+							t.Errorf("without %s %d: %q is left", fate, k, w)
+						}
+						over = int(n.Load()) < k
+					})
+					if over || t.Failed() {
+						break
+					}
+				}
+			})
+		}
+	}
 }
