@@ -946,7 +946,9 @@ func TestCase03NothingIsGrantedOnAnAnswerThatIsTooOld(t *testing.T) {
 					// machine sleeps for longer than the session lives.
 					slept = true
 					now := time.Now()
-					old.Heard.Store(&session.Moment{Mono: now, Wall: now.Round(0).Add(-testTimeout)})
+					old.LiveMu.Lock()
+					old.Heard = session.Moment{Mono: now, Wall: now.Round(0).Add(-testTimeout)}
+					old.LiveMu.Unlock()
 				}
 				return line.Exclusive(ahead)
 			})

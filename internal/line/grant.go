@@ -54,8 +54,8 @@ type tenure struct {
 
 // A guard watches the znode of a claim that is held.
 type guard struct {
-	end   chan struct{}
-	later *time.Timer // begins it, if it has not begun at once
+	end   chan struct{} // if it has begun, closed at its end
+	later *time.Timer   // begins it, if it has not begun at once
 }
 
 // watchAfter is how long a claim is held before its znode is watched, unless it
@@ -108,14 +108,24 @@ func (c *Claim) guardLocked() {
 	if c.Unwatched {
 		return
 	}
-	g := &guard{end: make(chan struct{})}
+	g := new(guard)
 	c.held.guard = g
-	watch := func() { c.Incarnation.Manager.Spawn(func() { c.watchOver(g) }) }
-	if c.own != nil {
-		watch() // it is watched already
+	if c.own != nil { // it is watched already
+		c.beginLocked(g)
 		return
 	}
-	g.later = time.AfterFunc(watchAfter, watch)
+	g.later = time.AfterFunc(watchAfter, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.held.guard == g {
+			c.beginLocked(g)
+		}
+	})
+}
+
+func (c *Claim) beginLocked(g *guard) {
+	g.end = make(chan struct{})
+	c.Incarnation.Manager.Spawn(func() { c.watchOver(g) })
 }
 
 // watchOver watches the znode of c until it is gone or g has ended. The loss is
@@ -158,7 +168,9 @@ func (c *Claim) unguardLocked() {
 		if c.held.guard.later != nil {
 			c.held.guard.later.Stop()
 		}
-		close(c.held.guard.end)
+		if c.held.guard.end != nil {
+			close(c.held.guard.end)
+		}
 		c.held.guard = nil
 	}
 }
@@ -536,7 +548,7 @@ func (c *Claim) release() error {
 	if err := c.finish(); err != nil {
 		return err
 	}
-	if err := c.Leave().Result(); err != nil {
+	if err := c.Incarnation.Unhold(c.Znode(), c.disown); err != nil {
 		c.loseIf(err, func() bool { return true })
 		return err
 	}

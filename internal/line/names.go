@@ -85,6 +85,9 @@ func (c Child) SamePlace(d Child) bool {
 // with it to be behind all others.)
 func numbered(names []string, bases ...string) (in, behind []Child) {
 	all := ParseChildren(names, bases...)
+	if !slices.ContainsFunc(all, Child.Exhausted) {
+		return all, nil
+	}
 	for _, c := range all {
 		if c.Exhausted() {
 			behind = append(behind, c)

@@ -25,7 +25,7 @@ import (
 //
 // A Batch is used once.
 type Batch struct {
-	requests []batched
+	requests []request // all batched
 }
 
 // A batched request is a pending, of whatever type.
@@ -53,12 +53,8 @@ func (inc *Incarnation) begin(ctx context.Context, b *Batch) error {
 	if err != nil {
 		return err
 	}
-	rs := make([]request, len(b.requests))
-	for i, r := range b.requests {
-		rs[i] = r
-	}
-	if !l.send(rs...) {
-		for _, r := range rs {
+	if !l.send(b.requests...) {
+		for _, r := range b.requests {
 			r.fail(errUnsent) // the connection has just gone
 		}
 	}
@@ -71,7 +67,7 @@ func (inc *Incarnation) begin(ctx context.Context, b *Batch) error {
 // it returns their error, and what has no answer is of unknown outcome.
 func (b *Batch) wait(ctx context.Context, inc *Incarnation) error {
 	for _, r := range b.requests {
-		if err := r.settle(ctx, inc); OutcomeOf(err) != Answered {
+		if err := r.(batched).settle(ctx, inc); OutcomeOf(err) != Answered {
 			return err
 		}
 	}

@@ -38,12 +38,9 @@ func (inc *Incarnation) CreateChildOf(ctx context.Context, dir string, dirData [
 	// no answer: if it has made them that costs a NodeExists each, and nothing else.
 	var missing []string
 	for try := 0; ; try++ {
-		b := new(Batch)
-		for _, d := range missing {
-			add(b, inc.dirCall(d, dir, dirData))
-		}
-		create := add(b, inc.createCall(full, data, flags))
-		if err := inc.begin(ctx, b); err != nil {
+		var create *pending[string]
+		create, err = inc.startIn(ctx, dir, dirData, missing, inc.createCall(full, data, flags))
+		if err != nil {
 			return "", nil, err
 		}
 		var listed *Roll
@@ -113,6 +110,19 @@ func (inc *Incarnation) CreateChildOf(ctx context.Context, dir string, dirData [
 			return "", nil, err
 		}
 	}
+}
+
+// startIn starts a create in dir, behind those of the directories that are missing.
+func (inc *Incarnation) startIn(ctx context.Context, dir string, dirData []byte, missing []string, c call[string]) (*pending[string], error) {
+	if missing == nil {
+		return start(ctx, inc, c)
+	}
+	b := new(Batch)
+	for _, d := range missing {
+		add(b, inc.dirCall(d, dir, dirData))
+	}
+	create := add(b, c)
+	return create, inc.begin(ctx, b)
 }
 
 // missingDirs returns the directories to make in one batch with what is made in

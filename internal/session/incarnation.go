@@ -30,18 +30,18 @@ type Incarnation struct {
 	Ctx context.Context
 	end context.CancelCauseFunc
 
-	ID      atomic.Int64           // the session id; 0 before the first handshake
-	Timeout atomic.Int64           // the negotiated session timeout, in nanoseconds
-	Heard   atomic.Pointer[Moment] // when the last answered request was sent; nil before the first
-	zxid    atomic.Int64           // the last that a reply has shown
-	vetted  sync.Map               // by path: the directories that nobody else may change
-	ready   chan struct{}          // closed when conn is set
-	first   chan struct{}          // closed when the first handshake has succeeded
-	parked  chan struct{}          // closed when conn, after the end, is between two attempts to connect
-	quit    chan struct{}          // closed when conn.Close has been called
-	gone    chan struct{}          // closed when every goroutine of conn has ended
-	park    sync.Once              // closes parked
-	drain   sync.Once              // shuts conn down
+	ID      atomic.Int64  // the session id; 0 before the first handshake
+	Timeout atomic.Int64  // the negotiated session timeout, in nanoseconds
+	Heard   Moment        // when the last answered request was sent; zero before the first; guarded by LiveMu
+	zxid    atomic.Int64  // the last that a reply has shown
+	vetted  sync.Map      // by path: the directories that nobody else may change
+	ready   chan struct{} // closed when conn is set
+	first   chan struct{} // closed when the first handshake has succeeded
+	parked  chan struct{} // closed when conn, after the end, is between two attempts to connect
+	quit    chan struct{} // closed when conn.Close has been called
+	gone    chan struct{} // closed when every goroutine of conn has ended
+	park    sync.Once     // closes parked
+	drain   sync.Once     // shuts conn down
 
 	mu   sync.Mutex
 	link *link         // the newest, if any; guarded by mu
@@ -182,8 +182,8 @@ func (inc *Incarnation) handshake(l *link, id int64, timeout time.Duration) erro
 	inc.Timeout.Store(int64(timeout))
 	inc.LiveMu.Lock()
 	inc.Live.connect(l.asked, isNew, timeout)
+	inc.heardLocked(l.asked)
 	inc.LiveMu.Unlock()
-	inc.heardAt(l.asked)
 	return nil
 }
 
@@ -200,21 +200,17 @@ func (inc *Incarnation) contact(s stamp, p proof) {
 	before := inc.Live.Sure
 	inc.Live.answer(s, p, time.Now())
 	confirmed := inc.Live.Sure != before && inc.stakes > 0
+	inc.heardLocked(s.at)
 	inc.LiveMu.Unlock()
 	if confirmed {
 		inc.Manager.Pace.confirmed()
 	}
-	inc.heardAt(s.at)
 }
 
-// heardAt records that a request sent at this time has been answered.
-func (inc *Incarnation) heardAt(at time.Time) {
-	m := momentOf(at)
-	for {
-		old := inc.Heard.Load()
-		if old != nil && !at.After(old.Mono) || inc.Heard.CompareAndSwap(old, m) {
-			return
-		}
+// heardLocked records that a request sent at this time has been answered.
+func (inc *Incarnation) heardLocked(at time.Time) {
+	if at.After(inc.Heard.Mono) {
+		inc.Heard = momentOf(at)
 	}
 }
 
@@ -222,16 +218,15 @@ func (inc *Incarnation) heardAt(at time.Time) {
 // heard.
 func (inc *Incarnation) left() time.Duration {
 	inc.LiveMu.Lock()
-	left, staked := inc.Live.left(time.Now()), inc.stakes > 0
-	inc.LiveMu.Unlock()
-	if staked {
-		return left
-	}
-	m := inc.Heard.Load()
-	if m == nil {
+	defer inc.LiveMu.Unlock()
+	now := time.Now()
+	switch {
+	case inc.stakes > 0:
+		return inc.Live.left(now)
+	case inc.Heard.Mono.IsZero():
 		return time.Duration(inc.Timeout.Load()) // nothing is held yet
 	}
-	return time.Duration(float64(inc.Timeout.Load())*patience) - m.since(time.Now())
+	return time.Duration(float64(inc.Timeout.Load())*patience) - inc.Heard.since(now)
 }
 
 // Alive reports whether the session certainly stands. It does not rely on the

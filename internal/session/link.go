@@ -213,11 +213,12 @@ func (l *link) write() {
 		}
 		l.wmu.Lock()
 		p := l.out
-		l.out, l.spare = l.spare, nil
-		l.wmu.Unlock()
-		if len(p) == 0 {
+		if len(p) == 0 { // it has gone with what came before
+			l.wmu.Unlock()
 			continue
 		}
+		l.out, l.spare = l.spare, nil
+		l.wmu.Unlock()
 		if _, err := l.Conn.Write(p); err != nil {
 			l.Close() // it may be there in part, and what comes behind it would be taken for the rest
 			return

@@ -163,7 +163,8 @@ func (v *liveness) ripe(at time.Time) int {
 
 func (v *liveness) confirm(t time.Time) {
 	if v.Sure == nil || t.After(v.Sure.Mono) {
-		v.Sure = momentOf(t)
+		m := momentOf(t)
+		v.Sure = &m
 	}
 }
 
@@ -217,7 +218,7 @@ func proofOf(op, code int32) proof {
 // for nothing does less harm than to believe in one that has ended.
 type Moment struct{ Mono, Wall time.Time }
 
-func momentOf(t time.Time) *Moment { return &Moment{Mono: t, Wall: t.Round(0)} }
+func momentOf(t time.Time) Moment { return Moment{Mono: t, Wall: t.Round(0)} }
 
 // since returns how long ago m was, by the clock that says more.
 func (m *Moment) since(now time.Time) time.Duration {

@@ -50,6 +50,8 @@ type Manager struct {
 	wg      sync.WaitGroup // every goroutine of this session but run
 	sealed  bool           // wg is being waited for; guarded by spawnMu
 	spawnMu sync.RWMutex   // taken before wg is added to
+	jobs    chan func()    // to goroutines that wait for something to do
+	idlers  atomic.Int32   // how many they are
 }
 
 func New(hosts []string, chroot string, cfg Config) *Manager {
@@ -65,6 +67,7 @@ func New(hosts []string, chroot string, cfg Config) *Manager {
 		feeds:   make(map[listener]struct{}),
 		Closing: make(chan struct{}),
 		ended:   make(chan struct{}),
+		jobs:    make(chan func()),
 	}
 	m.Pace = pacer{hosts: hosts, retry: cfg.Retry}
 	if cfg.Trace != nil {
@@ -149,8 +152,31 @@ func (m *Manager) Spawn(f func()) {
 		go f()
 		return
 	}
-	m.wg.Go(f)
+	select {
+	case m.jobs <- f:
+	default:
+		m.wg.Go(func() { f(); m.idle() })
+	}
 }
+
+// idle takes over what is spawned next, until the session is closed, unless enough
+// goroutines do so. Most of what is spawned is short, and to make the stack of a
+// new goroutine as large as it needs takes longer than the rest of it.
+func (m *Manager) idle() {
+	for m.idlers.Add(1) <= maxIdlers {
+		select {
+		case f := <-m.jobs:
+			m.idlers.Add(-1)
+			f()
+		case <-m.Closing:
+			return
+		}
+	}
+	m.idlers.Add(-1)
+}
+
+// maxIdlers is how many goroutines of a session wait for something to do.
+const maxIdlers = 2
 
 // Incarnation returns the incarnation that is established and has not ended, and
 // waits for it. It fails with ctx, or when there will be none any more.

@@ -156,9 +156,21 @@ func (inc *Incarnation) Remove(path string) *Removal {
 // RemoveNow deletes the znode at path. Names are unique, so a repeated deletion
 // deletes nothing else.
 func (inc *Incarnation) RemoveNow(ctx context.Context, path string) error {
+	return inc.removeAfter(ctx, nil, path)
+}
+
+// removeAfter is RemoveNow whose first attempt, if it is not nil, has been sent.
+func (inc *Incarnation) removeAfter(ctx context.Context, p *pending[void], path string) error {
 	mayBeDone := false // an attempt without a reply may have been applied
 	for try := 0; ; try++ {
-		_, err := attempt(ctx, inc, deleteCall(path))
+		var err error
+		if p == nil {
+			p, err = start(ctx, inc, deleteCall(path))
+		}
+		if err == nil {
+			_, err = p.Wait(ctx, inc)
+		}
+		p = nil
 		switch {
 		case err == nil, IsNoNode(err) && mayBeDone:
 			return nil
@@ -173,6 +185,38 @@ func (inc *Incarnation) RemoveNow(ctx context.Context, path string) error {
 			return err
 		}
 	}
+}
+
+// Unhold deletes the ephemeral znode of what was held, and says what came of it, as
+// Result does. What is not done by then goes on in the background. It calls after
+// when the znode is gone, or its session has ended.
+//
+// The first attempt is made here, so that servers that answer cost no goroutine.
+func (inc *Incarnation) Unhold(path string, after func()) error {
+	limit := time.NewTimer(ReleaseTime)
+	defer limit.Stop()
+	p := &pending[void]{Done: make(chan struct{}), call: deleteCall(path)}
+	if !inc.newestLink().send(p) {
+		p.fail(errUnsent) // there is no connection
+	}
+	// Several may be ready. What is known goes before.
+	select {
+	case <-p.Done:
+	case <-inc.Disconnection():
+	case <-inc.Ctx.Done():
+	case <-limit.C:
+		limit.Reset(0) // for result
+	}
+	if IsClosed(p.Done) && p.err == nil {
+		after()
+		return nil // deleted by us, so it was ours until then, even if the session has ended since
+	}
+	return inc.Vacate(path, func() error {
+		err := inc.removeAfter(context.Background(), p, path)
+		p = nil // what is refused is sent again
+		after()
+		return err
+	}).result(limit.C)
 }
 
 // Await waits for the end of r, but no longer than limit, and not while there
@@ -190,12 +234,14 @@ func (r *Removal) Await(limit time.Duration) {
 // says what came of it: nil, or an ErrLost. It does not wait for long, nor while
 // there is no connection: the deletion goes on. Nor is it an error that the
 // servers refuse it, which they may not do for good: see Vacate.
-func (r *Removal) Result() error {
+func (r *Removal) Result() error { return r.result(time.After(ReleaseTime)) }
+
+func (r *Removal) result(limit <-chan time.Time) error {
 	select {
 	case <-r.Done:
 	case <-r.inc.Disconnection():
 	case <-r.inc.Ctx.Done():
-	case <-time.After(ReleaseTime):
+	case <-limit:
 	}
 	// Several may be ready. What is known goes before what must be feared.
 	switch {

@@ -26,6 +26,7 @@ type pending[T any] struct {
 	val  T
 	err  error
 	call call[T]
+	scan wire.Scanner // of the reply; here so that it is not allocated anew
 }
 
 func (p *pending[T]) opcode() int32 { return p.call.op }
@@ -49,16 +50,17 @@ func (p *pending[T]) key() (key WatchKey, ok bool) {
 }
 
 func (p *pending[T]) answer(code int32, body []byte) (whole int32, ok bool) {
-	s := wire.Scanner{Rest: body}
+	p.scan.Rest = body
 	switch {
 	case code != 0:
 		p.err = codeError(code)
 	case p.call.judge != nil:
-		p.val, code, p.err = p.call.judge(&s)
+		p.val, code, p.err = p.call.judge(&p.scan)
 	case p.call.take != nil:
-		p.val = p.call.take(&s)
+		p.val = p.call.take(&p.scan)
 	}
-	return code, !s.Bad
+	p.scan.Rest = nil // it is the link's
+	return code, !p.scan.Bad
 }
 
 func (p *pending[T]) done() { close(p.Done) }

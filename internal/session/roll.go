@@ -3,6 +3,7 @@ package session
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 )
 
@@ -28,8 +29,11 @@ type Roll struct {
 	has  map[string]struct{}
 
 	mu   sync.Mutex
-	made map[any]any // guarded by mu
+	made []madeOf // guarded by mu
 }
+
+// A madeOf is what one has made of a roll for all.
+type madeOf struct{ key, v any }
 
 // Names returns the names that are listed. They share memory: see
 // [wire.Scanner.Strings].
@@ -49,6 +53,9 @@ func (r *Roll) Number() int64 { return r.number }
 
 // Has reports whether name is listed.
 func (r *Roll) Has(name string) bool {
+	if len(r.val.names) <= fewNames {
+		return slices.Contains(r.val.names, name)
+	}
 	r.once.Do(func() {
 		r.has = make(map[string]struct{}, len(r.val.names))
 		for _, n := range r.val.names {
@@ -63,16 +70,18 @@ func (r *Roll) Has(name string) bool {
 func (r *Roll) Make(key any, f func(names []string) any) any {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	v, ok := r.made[key]
-	if !ok {
-		v = f(r.val.names)
-		if r.made == nil {
-			r.made = make(map[any]any)
+	for _, m := range r.made {
+		if m.key == key {
+			return m.v
 		}
-		r.made[key] = v
 	}
+	v := f(r.val.names)
+	r.made = append(r.made, madeOf{key, v})
 	return v
 }
+
+// fewNames is how many names are looked through rather than indexed.
+const fewNames = 8
 
 // rolls are the listings of one directory. Their fields are guarded by
 // rollBook.mu.

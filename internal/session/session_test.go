@@ -47,7 +47,10 @@ func TestCase03TheLastContactIsWhenTheAnsweredRequestWasSent(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		heard := func(what string, want time.Time, s *testSession) {
 			t.Helper()
-			if got := live(t, s).Heard.Load().Mono; !got.Equal(want) {
+			inc := live(t, s)
+			inc.LiveMu.Lock()
+			defer inc.LiveMu.Unlock()
+			if got := inc.Heard.Mono; !got.Equal(want) {
 				t.Errorf("%s: heard of it %v after it was sent", what, got.Sub(want))
 			}
 		}

@@ -45,8 +45,13 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 		now := time.Now()
 		if inc.Live.left(now) > enough {
 			inc.stakes++
+			// The watchdog looks by itself every tenth of the timeout. It is
+			// woken where something is due before that.
+			_, due := inc.Live.next(now, false)
 			inc.LiveMu.Unlock()
-			inc.wake()
+			if due < inc.lookEvery() {
+				inc.wake()
+			}
 			return &Stake{inc: inc}, nil
 		}
 		inc.LiveMu.Unlock()
@@ -193,8 +198,9 @@ func (inc *Incarnation) watchdog() {
 		return
 	}
 	for inc.Alive() {
-		inc.looked.Store(momentOf(time.Now()))
-		wait := min(inc.left(), time.Duration(inc.Timeout.Load()/10))
+		looked := momentOf(time.Now())
+		inc.looked.Store(&looked)
+		wait := min(inc.left(), inc.lookEvery())
 		var answered <-chan struct{}
 		if inc.staked() {
 			q, due := inc.inquire(false)
@@ -216,6 +222,9 @@ func (inc *Incarnation) watchdog() {
 		}
 	}
 }
+
+// lookEvery is how often the watchdog looks.
+func (inc *Incarnation) lookEvery() time.Duration { return time.Duration(inc.Timeout.Load() / 10) }
 
 // hangUp closes the connection, so that another server is tried.
 func (inc *Incarnation) hangUp() {
