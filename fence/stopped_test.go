@@ -106,7 +106,9 @@ func hold(args string) error {
 	if err := errors.Join(json.Unmarshal([]byte(args), x), x.open()); err != nil {
 		return err
 	}
-	s, err := zsync.Connect(ctx, x.Servers, zsync.WithSessionTimeout(holderTimeout), zsync.WithOwner("holder"))
+	s, err := zsync.Connect(ctx, x.Servers, zsync.WithOwner("holder"), zsync.WithSessionTimeout(holderTimeout),
+		// Its connection breaks in each round, which is no reason to dial more slowly here.
+		zsync.WithRetry(zsync.Backoff{Min: time.Millisecond, Max: 10 * time.Millisecond}))
 	if err != nil {
 		return err
 	}

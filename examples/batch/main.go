@@ -1,0 +1,96 @@
+// Batch works in phases: nobody begins the next before all have ended the last.
+// A phase in which one was killed is done again.
+//
+//	go run ./examples/batch
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/examples/internal/demo"
+)
+
+// A step is a phase, and how often it has been begun.
+type step struct{ Phase, Try int }
+
+func main() {
+	parties := flag.Int("parties", 3, "how many processes work together")
+	phases := flag.Int("phases", 4, "how many phases there are")
+	takes := flag.Duration("takes", 1500*time.Millisecond, "how long one takes")
+	demo.Main("Three processes begin each phase together and end it together.", func(ctx context.Context, p *demo.Process) error {
+		b := &batch{
+			Process: p, parties: *parties, takes: *takes,
+			barrier: zsync.NewWaitGroup(p.Session, "/examples/batch"),
+			step:    zsync.NewValue[step](p.Session, "/examples/batch-step"),
+			done:    zsync.NewMap[int](p.Session, "/examples/batch-done"),
+		}
+		for {
+			if now, err := b.phase(ctx); err != nil || now.Phase > *phases {
+				return err
+			}
+		}
+	})
+}
+
+type batch struct {
+	*demo.Process
+	parties int
+	takes   time.Duration
+	barrier *zsync.WaitGroup
+	step    *zsync.Value[step]
+	done    *zsync.Map[int] // who has done its part, by step and process
+}
+
+// phase takes part in one phase, and returns what comes next.
+func (b *batch) phase(ctx context.Context) (next step, err error) {
+	b.Say("waits until %d are there", b.parties)
+	if err := b.barrier.Enter(ctx, b.parties); err != nil {
+		return next, err
+	}
+	// Inside, all see the same step: it is changed when all have left.
+	now, version, err := b.step.Load(ctx)
+	if errors.Is(err, zsync.ErrNoValue) {
+		now, err = step{1, 1}, nil
+	}
+	if err != nil {
+		return next, err
+	}
+	name := fmt.Sprintf("phase %d, try %d", now.Phase, now.Try)
+	b.KillMe("begins %s", name)
+	if err := demo.Sleep(ctx, b.takes); err != nil {
+		return next, err
+	}
+	if err := b.done.Store(ctx, fmt.Sprintf("%s, %d", name, os.Getpid()), now.Phase); err != nil {
+		return next, err
+	}
+	if err := b.barrier.Leave(ctx); err != nil && !errors.Is(err, zsync.ErrLost) {
+		return next, err
+	}
+	// All have left, so who has done its part is known, and all agree on it.
+	parts := 0
+	err = b.done.Range(ctx, func(key string, _ int) bool {
+		if strings.HasPrefix(key, name+",") {
+			parts++
+		}
+		return true
+	})
+	if err != nil {
+		return next, err
+	}
+	if parts == b.parties {
+		next = step{now.Phase + 1, 1}
+		b.Say("all have ended phase %d", now.Phase)
+	} else {
+		next = step{now.Phase, now.Try + 1}
+		b.Say("%d of %d have ended phase %d: it is done again", parts, b.parties, now.Phase)
+	}
+	_, err = b.step.CompareAndSwap(ctx, version, next) // one of them does it
+	return next, err
+}

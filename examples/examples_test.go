@@ -1,0 +1,379 @@
+//go:build unix
+
+// Package examples_test runs the examples as somebody does who tries them:
+// processes of their own, one of which is killed.
+package examples_test
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// bin is where the examples are built.
+var bin string
+
+func TestMain(m *testing.M) { os.Exit(run(m)) }
+
+func run(m *testing.M) int {
+	var err error
+	if bin, err = os.MkdirTemp("", "zsync-examples-"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(bin)
+	if out, err := exec.Command("go", "build", "-o", bin, "./...").CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "go build: %v\n%s", err, out)
+		return 1
+	}
+	return m.Run()
+}
+
+// An example is one that runs.
+type example struct {
+	t       *testing.T
+	cmd     *exec.Cmd
+	lines   chan string
+	seen    []string
+	servers string // for one process more; what else it needs with it
+}
+
+// start starts an example on a server of its own, or on the ensemble that
+// ZSYNC_TEST_SERVERS names.
+func start(t *testing.T, name string, args ...string) *example {
+	t.Helper()
+	t.Parallel() // they mostly wait
+	servers := os.Getenv("ZSYNC_TEST_SERVERS")
+	if servers != "" {
+		servers += "/zsync-test-" + uuid.NewString()
+		args = append(args, "--servers", servers)
+		if !slices.Contains(args, "--processes") {
+			args = append(args, "--processes", "3")
+		}
+	}
+	return command(t, servers, name, append(args, "--session", "500ms")...)
+}
+
+func command(t *testing.T, servers, name string, args ...string) *example {
+	t.Helper()
+	x := &example{t: t, cmd: exec.Command(filepath.Join(bin, name), args...), lines: make(chan string, 1000), servers: servers}
+	x.cmd.Env = append(os.Environ(), "ZSYNC_SERVERS=", "TMPDIR="+t.TempDir())
+	x.cmd.Stderr = os.Stderr
+	out, err := x.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := x.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		for s := bufio.NewScanner(out); s.Scan(); {
+			x.lines <- s.Text()
+		}
+		close(x.lines) // when the last of the processes has gone
+	}()
+	t.Cleanup(func() {
+		if x.cmd.ProcessState == nil {
+			x.cmd.Process.Kill() // which its children notice
+			x.rest()
+			x.cmd.Wait()
+		}
+		if t.Failed() {
+			t.Logf("the output:\n%s", strings.Join(x.seen, "\n"))
+		}
+	})
+	return x
+}
+
+var address = regexp.MustCompile(`a server in memory is at (\S+);`)
+
+// next returns the next line, if there is one.
+func (x *example) next() (string, bool) {
+	x.t.Helper()
+	select {
+	case line, ok := <-x.lines:
+		if ok {
+			x.seen = append(x.seen, line)
+			if m := address.FindStringSubmatch(line); m != nil {
+				x.servers = m[1]
+			}
+		}
+		return line, ok
+	case <-time.After(time.Minute):
+		x.t.Fatal("nothing more is printed")
+		return "", false
+	}
+}
+
+// wants waits for a line that matches, and returns its process and what the
+// parentheses match.
+func (x *example) wants(pattern string) (pid int, parts []string) {
+	x.t.Helper()
+	re := regexp.MustCompile(`\[(\d+)\] ` + pattern)
+	for {
+		line, ok := x.next()
+		if !ok {
+			x.t.Fatalf("it has ended without %q", pattern)
+		}
+		if m := re.FindStringSubmatch(line); m != nil {
+			pid, _ = strconv.Atoi(m[1])
+			return pid, m[2:]
+		}
+	}
+}
+
+const now = `.*now kill this one: kill -9 (\d+)$`
+
+// killsOne does what a line of that pattern says: it kills the process.
+func (x *example) killsOne(pattern string) (pid int, parts []string) {
+	x.t.Helper()
+	pid, parts = x.wants(pattern + now)
+	if told := parts[len(parts)-1]; told != strconv.Itoa(pid) {
+		x.t.Fatalf("process %d says to kill %s", pid, told)
+	}
+	x.signal(pid, syscall.SIGKILL)
+	return pid, parts
+}
+
+func (x *example) signal(pid int, s syscall.Signal) {
+	x.t.Helper()
+	if err := syscall.Kill(pid, s); err != nil {
+		x.t.Fatalf("process %d: %v", pid, err)
+	}
+}
+
+// rest reads what there is until all processes have ended.
+func (x *example) rest() {
+	for ok := true; ok; {
+		_, ok = x.next()
+	}
+}
+
+// ends waits until the example has ended by itself, as it must without an
+// error, and returns all that it has printed.
+func (x *example) ends() []string {
+	x.t.Helper()
+	x.rest()
+	if err := x.cmd.Wait(); err != nil {
+		x.t.Error(err)
+	}
+	return x.seen
+}
+
+// count counts the lines that match.
+func count(lines []string, pattern string) (n int) {
+	re := regexp.MustCompile(pattern)
+	for _, line := range lines {
+		if re.MatchString(line) {
+			n++
+		}
+	}
+	return n
+}
+
+func TestNightlyDoesTheJobOfOneThatWasKilledAndEachOnce(t *testing.T) {
+	x := start(t, "nightly", "--every", "4s", "--takes", "500ms")
+	killed, parts := x.killsOne(`does the job of (\S+);`)
+	by, _ := x.wants("the job of " + parts[0] + " is done")
+	if by == killed {
+		t.Error("it was done by the dead")
+	}
+	_, after := x.wants(`the job of (\S+) is done`)
+	if n := count(x.seen, "the job of "+parts[0]+" is done"); n != 1 || after[0] == parts[0] {
+		t.Errorf("the job of %s was done %d times, and then that of %s", parts[0], n, after[0])
+	}
+}
+
+func TestLeaderIsReplacedWhenItIsKilledAndHandsOverWhenItIsAsked(t *testing.T) {
+	x := start(t, "leader")
+	first, parts := x.killsOne(`leads, in term (\d+);`)
+	second, later := x.wants(`leads, in term (\d+);`)
+	if a, b := numbers(t, parts[0]), numbers(t, later[0]); second == first || b[0] <= a[0] {
+		t.Errorf("process %d in term %d, then %d in term %d", first, a, second, b)
+	}
+	x.signal(second, syscall.SIGTERM)
+	if by, _ := x.wants("hands over"); by != second {
+		t.Errorf("process %d hands over, and %d was asked", by, second)
+	}
+	began := time.Now()
+	if third, _ := x.wants("leads, in term"); third == second {
+		t.Error("it leads again")
+	}
+	t.Logf("the next leads %v after the hand-over", time.Since(began))
+}
+
+func numbers(t *testing.T, texts ...string) (all []int) {
+	t.Helper()
+	for _, text := range texts {
+		n, err := strconv.Atoi(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, n)
+	}
+	return all
+}
+
+func TestWorkqueueGivesTheJobOfOneThatWasKilledToAnother(t *testing.T) {
+	x := start(t, "workqueue", "--jobs", "12", "--takes", "300ms")
+	killed, parts := x.killsOne(`works on job (\d+), attempt 1;`)
+	by, _ := x.wants("works on job " + parts[0] + ", attempt 2")
+	if by == killed {
+		t.Error("it was done by the dead")
+	}
+	all := x.ends()
+	if n := count(all, "12 of 12 jobs are done"); n == 0 {
+		t.Error("not all jobs are done")
+	}
+	for job := 1; job <= 12; job++ {
+		if n := count(all, fmt.Sprintf("job %d is done", job)); n != 1 {
+			t.Errorf("job %d was done %d times", job, n)
+		}
+	}
+}
+
+func TestPoolNeverGivesMoreLicencesThanThereAre(t *testing.T) {
+	x := start(t, "pool", "--processes", "5", "--turns", "3", "--takes", "300ms")
+	x.killsOne("has a licence, turn 1 of 3;")
+	users, most := make(map[string]bool), 0
+	line := regexp.MustCompile(`\[(\d+)\] (has a|gives its) licence|process (\d+) has ended`)
+	all := x.ends()
+	for _, text := range all {
+		switch m := line.FindStringSubmatch(text); {
+		case m == nil:
+		case m[2] == "has a":
+			users[m[1]] = true
+		default:
+			delete(users, m[1]+m[3])
+		}
+		if most = max(most, len(users)); len(users) > 2 {
+			t.Fatalf("%d use licences at once, behind %q", len(users), text)
+		}
+	}
+	if full := count(all, "turn 3 of 3"); most != 2 || full != 5 {
+		t.Errorf("at most %d used licences at once, and %d processes had all their turns", most, full)
+	}
+}
+
+func TestBatchDoesThePhaseAgainInWhichOneWasKilled(t *testing.T) {
+	x := start(t, "batch", "--phases", "3", "--takes", "600ms")
+	x.killsOne("begins phase 2, try 1;")
+	x.wants("2 of 3 have ended phase 2: it is done again")
+	ended := make(map[string]int)
+	line := regexp.MustCompile(`(begins|all have ended) phase (\d)`)
+	for _, text := range x.ends() {
+		m := line.FindStringSubmatch(text)
+		switch {
+		case m == nil:
+		case m[1] != "begins":
+			ended[m[2]]++
+		case m[2] != "1" && ended[string(m[2][0]-1)] != 3:
+			t.Errorf("%q, when %d have ended the one before", text, ended[string(m[2][0]-1)])
+		}
+	}
+	if ended["1"] != 3 || ended["2"] != 3 || ended["3"] != 3 {
+		t.Errorf("phases were ended by %v", ended)
+	}
+}
+
+func TestMigrationIsDoneByAnotherWhenItsProcessIsKilled(t *testing.T) {
+	x := start(t, "migration", "--steps", "3", "--takes", "200ms")
+	killed, _ := x.killsOne("migrates, step 2 of 3;")
+	if by, _ := x.wants("migrates, step 1 of 3"); by == killed {
+		t.Error("it was done by the dead")
+	}
+	all := x.ends()
+	if migrated, on := count(all, "has migrated"), count(all, "goes on"); migrated != 1 || on != 3 {
+		t.Errorf("%d have migrated, %d went on; want 1 and 3", migrated, on)
+	}
+}
+
+func TestConfigIsFollowedWhoeverChangesIt(t *testing.T) {
+	x := start(t, "config", "--every", "300ms")
+	killed, _ := x.killsOne("is the tuner;")
+	if next, _ := x.wants("is the tuner;"); next == killed {
+		t.Error("it tunes still")
+	}
+	other := command(t, "", "config", "--servers", x.servers, "--set", "rate=1000") // from another terminal
+	other.ends()
+	followers := make(map[int]bool)
+	for len(followers) < 3 {
+		pid, _ := x.wants(`the settings are map\[rate:10\d\d\]`)
+		followers[pid] = true
+	}
+	if bad, err := exec.Command(filepath.Join(bin, "config"), "--servers", x.servers, "--set", "rate=x").CombinedOutput(); err == nil {
+		t.Errorf("a bad setting was taken: %s", bad)
+	}
+}
+
+func TestFencedRefusesOneThatWasPausedAndComesBack(t *testing.T) {
+	x := start(t, "fenced", "--takes", "300ms")
+	x.wants("has written the balance, 1$")
+	paused, parts := x.wants(`has read the balance, (\d+), under token (\d+);.*now kill this one`)
+	x.signal(paused, syscall.SIGSTOP)
+	for range 2 {
+		if by, _ := x.wants("has written the balance"); by == paused {
+			t.Error("it was written by one that is paused")
+		}
+	}
+	x.signal(paused, syscall.SIGCONT)
+	by, tokens := x.wants(`is refused: fence: account: token (\d+) is stale, (\d+) has been seen`)
+	if by != paused || tokens[0] != parts[1] {
+		t.Errorf("process %d is refused with token %s; process %d was paused with %s", by, tokens[0], paused, parts[1])
+	}
+	x.wants("has written the balance")
+	balance := 0
+	for _, text := range x.seen {
+		if m := regexp.MustCompile(`written the balance, (\d+)`).FindStringSubmatch(text); m != nil {
+			if balance++; m[1] != strconv.Itoa(balance) {
+				t.Errorf("%q, want %d", text, balance)
+			}
+		}
+	}
+}
+
+func TestNothingIsLeftWhenTheFirstProcessIsKilled(t *testing.T) {
+	x := start(t, "leader")
+	leader, _ := x.wants("leads")
+	if err := x.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	x.rest() // which ends when all have closed their output
+	x.cmd.Wait()
+	if err := syscall.Kill(leader, 0); err == nil {
+		// It may be a zombie until whoever has taken it over reaps it.
+		if state, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", leader)); len(state) > 0 && !strings.Contains(string(state), ") Z ") {
+			t.Errorf("process %d is left: %s", leader, state)
+		}
+	}
+}
+
+func TestAnExampleThatIsInterruptedEndsWithoutAnError(t *testing.T) {
+	x := start(t, "nightly")
+	x.wants("a server in memory|Each night")
+	time.Sleep(300 * time.Millisecond) // wherever it is
+	x.signal(x.cmd.Process.Pid, syscall.SIGINT)
+	x.ends()
+}
+
+func TestBadFlagsAreRefused(t *testing.T) {
+	for _, name := range []string{"nightly", "leader", "workqueue", "pool", "batch", "migration", "config", "fenced"} {
+		out, err := exec.Command(filepath.Join(bin, name), "surplus").CombinedOutput()
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) || exit.ExitCode() != 2 || !strings.Contains(string(out), "-servers") {
+			t.Errorf("%s: %v, want status 2 and the flags\n%s", name, err, out)
+		}
+	}
+}

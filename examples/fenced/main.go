@@ -1,0 +1,110 @@
+// Fenced writes to a database under a lock. A process that is paused while it
+// holds the lock, and goes on when another has it, is refused by the database.
+//
+//	go run ./examples/fenced
+package main
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"time"
+
+	_ "modernc.org/sqlite"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/examples/internal/demo"
+	"github.com/zsync/zsync/fence"
+)
+
+func main() {
+	file := flag.String("db", "", "the SQLite database; if empty, one in a new temporary directory")
+	takes := flag.Duration("takes", time.Second, "for how long the lock is held")
+	demo.Prepare = func() (string, func(), error) {
+		if *file != "" {
+			return " --db " + *file, func() {}, nil
+		}
+		dir, err := os.MkdirTemp("", "zsync-fenced-")
+		*file = filepath.Join(dir, "account.db")
+		return " --db " + *file, func() { os.RemoveAll(dir) }, err
+	}
+	demo.Main("Several processes add to one balance, in a database that refuses whoever has lost the lock.", func(ctx context.Context, p *demo.Process) error {
+		db, err := openAccount(ctx, *file)
+		if err != nil {
+			return err
+		}
+		defer db.Close()
+		a := &account{p, db, fence.NewTable(fence.SQLite, "fences"), zsync.NewMutex(p.Session, "/examples/account"), *takes}
+		if err := a.fences.Create(ctx, db); err != nil {
+			return err
+		}
+		for ctx.Err() == nil {
+			if err := a.turn(ctx); err != nil {
+				return err
+			}
+		}
+		return ctx.Err()
+	})
+}
+
+func openAccount(ctx context.Context, file string) (*sql.DB, error) {
+	if file == "" {
+		return nil, errors.New("--servers needs --db too: the first process has told which")
+	}
+	db, err := sql.Open("sqlite", "file:"+file+"?_pragma=busy_timeout(10000)")
+	if err != nil {
+		return nil, err
+	}
+	_, err = db.ExecContext(ctx, `CREATE TABLE IF NOT EXISTS account (id INTEGER PRIMARY KEY, balance INTEGER NOT NULL);
+		INSERT OR IGNORE INTO account VALUES (1, 0)`)
+	return db, err
+}
+
+type account struct {
+	*demo.Process
+	db     *sql.DB
+	fences *fence.Table
+	lock   *zsync.Mutex
+	takes  time.Duration
+}
+
+// turn adds 1 to the balance under the lock: it reads, takes its time, and
+// writes.
+func (a *account) turn(ctx context.Context) error {
+	if err := a.lock.Lock(ctx); err != nil {
+		return err
+	}
+	defer a.lock.Unlock() // nothing rests on it: the fence has the last word
+	token, err := a.lock.Token(ctx)
+	if errors.Is(err, zsync.ErrLost) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var balance int
+	if err := a.db.QueryRowContext(ctx, "SELECT balance FROM account").Scan(&balance); err != nil {
+		return err
+	}
+	a.KillMe("has read the balance, %d, under token %d; or pause it: kill -STOP %d; sleep 5; kill -CONT %[3]d", balance, token, os.Getpid())
+	if err := demo.Sleep(ctx, a.takes); err != nil {
+		return err
+	}
+	// It may have been paused just here, and the lock be with somebody else.
+	err = a.fences.Do(ctx, a.db, "account", token, func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, "UPDATE account SET balance = ?", balance+1)
+		return err
+	})
+	switch {
+	case errors.Is(err, fence.ErrStale):
+		a.Say("is refused: %v", err)
+	case err != nil:
+		return err
+	default:
+		a.Say("has written the balance, %d", balance+1)
+	}
+	return nil
+}

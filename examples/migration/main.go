@@ -1,0 +1,38 @@
+// Migration does something once and for all, before any of several processes
+// goes on: here it changes the schema of a database.
+//
+//	go run ./examples/migration
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"time"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/examples/internal/demo"
+)
+
+func main() {
+	steps := flag.Int("steps", 5, "how many steps the migration has")
+	takes := flag.Duration("takes", time.Second, "how long a step takes")
+	demo.Main("One process migrates the schema, the others wait; if it is killed, another does it.", func(ctx context.Context, p *demo.Process) error {
+		migrated := zsync.NewOnce(p.Session, "/examples/migration-0042")
+		p.Say("starts")
+		err := migrated.Do(ctx, func(ctx context.Context) error {
+			for i := 1; i <= *steps; i++ {
+				p.KillMe("migrates, step %d of %d", i, *steps)
+				if err := demo.Sleep(ctx, *takes); err != nil {
+					return fmt.Errorf("step %d: %w", i, err)
+				}
+			}
+			p.Say("has migrated the schema")
+			return nil
+		})
+		if err == nil {
+			p.Say("goes on: the schema is migrated")
+		}
+		return err
+	})
+}

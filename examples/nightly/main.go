@@ -1,0 +1,31 @@
+// Nightly is a job that runs once a night, on one of all the machines that
+// could run it. Here a night lasts some seconds.
+//
+//	go run ./examples/nightly
+package main
+
+import (
+	"context"
+	"flag"
+	"time"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/examples/internal/demo"
+)
+
+func main() {
+	every := flag.Duration("every", 8*time.Second, "how long a night is")
+	takes := flag.Duration("takes", 2*time.Second, "how long the job takes")
+	demo.Main("Each night's job is done once, by one of several processes, though one be killed while it does it.", func(ctx context.Context, p *demo.Process) error {
+		nights := zsync.NewSchedule(p.Session, "/examples/nightly")
+		return nights.Run(ctx, zsync.Every(*every), func(ctx context.Context, at time.Time) error {
+			night := at.Local().Format("15:04:05")
+			p.KillMe("does the job of %s", night)
+			if err := demo.Sleep(ctx, *takes); err != nil {
+				return err // the night is not done: somebody else does it
+			}
+			p.Say("the job of %s is done", night)
+			return nil
+		})
+	})
+}

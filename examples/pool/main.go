@@ -1,0 +1,35 @@
+// Pool bounds how many use something at once: here, two licences for all
+// processes together.
+//
+//	go run ./examples/pool
+package main
+
+import (
+	"context"
+	"flag"
+	"time"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/examples/internal/demo"
+)
+
+func main() {
+	limit := flag.Int64("limit", 2, "how many licences there are")
+	turns := flag.Int("turns", 4, "how often each process uses one")
+	takes := flag.Duration("takes", time.Second, "for how long")
+	demo.Processes = 5
+	demo.Main("Several processes share a few licences; that of one which is killed comes back.", func(ctx context.Context, p *demo.Process) error {
+		licences := zsync.NewSemaphore(p.Session, "/examples/licences", *limit)
+		for turn := 1; turn <= *turns; turn++ {
+			err := licences.Do(ctx, 1, func(ctx context.Context) error {
+				p.KillMe("has a licence, turn %d of %d", turn, *turns)
+				defer p.Say("gives its licence back")
+				return demo.Sleep(ctx, *takes)
+			})
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
