@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/turnstile"
 )
 
 // A doKey is the key under which Do puts itself into a context. The kind tells
@@ -21,13 +22,13 @@ type doing struct {
 	over atomic.Bool
 
 	mu      sync.Mutex
-	q       *turnstile    // whose grant it is; nil if it is not that of a lock; guarded by mu
-	g       *line.Grant   // nil while Cond.Wait has given it up; guarded by mu
-	changed chan struct{} // closed when g changes; guarded by mu
+	q       *lockTurnstile // whose grant it is; nil if it is not that of a lock; guarded by mu
+	g       *line.Grant    // nil while Cond.Wait has given it up; guarded by mu
+	changed chan struct{}  // closed when g changes; guarded by mu
 }
 
 // nest runs f inside d, which has what it needs: as long as that is held.
-func (d *doing) nest(ctx context.Context, op, path string, mode Mode, f func(ctx context.Context) error) error {
+func (d *doing) nest(ctx context.Context, op, path string, mode turnstile.Mode, f func(ctx context.Context) error) error {
 	if err := d.stands(mode); err != nil {
 		return opError(op, path, err)
 	}
@@ -36,7 +37,7 @@ func (d *doing) nest(ctx context.Context, op, path string, mode Mode, f func(ctx
 	err := f(ctx)
 	// What was so before f says nothing of the time in which it ran. A reader is
 	// enough here: f may have downgraded it.
-	return alsoErr(err, opError(op, path, d.stands(ModeShared)))
+	return alsoErr(err, opError(op, path, d.stands(turnstile.Shared)))
 }
 
 // in returns the run of Do that made ctx, unless it is over.
@@ -62,13 +63,13 @@ func doHolding(ctx context.Context, key doKey, d *doing, f func(ctx context.Cont
 
 // do runs f while it has g, and gives up g, or what Cond.Wait has locked in its
 // place. What f may have unlocked otherwise is not its own any more.
-func (q *turnstile) do(ctx context.Context, key doKey, op string, g *line.Grant, f func(ctx context.Context) error) error {
+func (q *lockTurnstile) do(ctx context.Context, key doKey, op string, g *line.Grant, f func(ctx context.Context) error) error {
 	d := newDoing(q, g)
 	return doHolding(ctx, key, d, f, func() error {
 		q, g := d.now()
 		if g == nil {
-			return opError(op, q.path, ErrNotLocked)
+			return opError(op, q.Path, ErrNotLocked)
 		}
-		return opError(op, q.path, q.s.m.GiveUp(ctx, func() error { return q.leave(g) }))
+		return opError(op, q.Path, q.s.m.GiveUp(ctx, func() error { return q.Leave(g) }))
 	})
 }

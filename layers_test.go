@@ -18,7 +18,7 @@ const module = "github.com/zsync/zsync"
 
 // rooms are the packages of the library from the bottom up: each may import
 // those before it, and nothing else of this module.
-var rooms = []string{"internal/trace", "internal/wire", "internal/session", "internal/line", "internal/double", "internal/queue", "."}
+var rooms = []string{"internal/trace", "internal/wire", "internal/session", "internal/line", "internal/double", "internal/turnstile", "internal/queue", "."}
 
 // parseDir parses the files of a package, without its tests.
 func parseDir(t *testing.T, fset *token.FileSet, dir string) []*ast.File {
@@ -98,7 +98,7 @@ func TestTheTestServerIsAnIndependentWitness(t *testing.T) {
 // of uses: whoever changes one of them has to know all. The bounds may only
 // shrink.
 func TestCirclesOfFilesDoNotGrow(t *testing.T) {
-	bounds := map[string]int{"internal/trace": 1, "internal/wire": 1, "internal/session": 5, "internal/line": 2, "internal/double": 1, "internal/queue": 10, ".": 8}
+	bounds := map[string]int{"internal/trace": 1, "internal/wire": 1, "internal/session": 5, "internal/line": 2, "internal/double": 1, "internal/turnstile": 1, "internal/queue": 10, ".": 8}
 	for _, dir := range rooms {
 		largest := slices.MaxFunc(circles(uses(t, dir)), func(a, b []string) int { return len(a) - len(b) })
 		if bound := bounds[dir]; len(largest) > bound {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/turnstile"
 )
 
 // A Locker is what can be locked and unlocked: [sync.Locker], with a context
@@ -111,13 +112,17 @@ func holdOf(l Locker) (lost <-chan struct{}, why func() error) {
 	return nil, nil
 }
 
-func (m *Mutex) standing() (<-chan struct{}, func() error) { return m.turn.standing(ModeExclusive) }
-
-func (rw *RWMutex) standing() (<-chan struct{}, func() error) {
-	return rw.turn.standing(ModeExclusive, ModeShared)
+func (m *Mutex) standing() (<-chan struct{}, func() error) {
+	return m.turn.Standing(turnstile.Exclusive)
 }
 
-func (r *rlocker) standing() (<-chan struct{}, func() error) { return r.turn.standing(ModeShared) }
+func (rw *RWMutex) standing() (<-chan struct{}, func() error) {
+	return rw.turn.Standing(turnstile.Exclusive, turnstile.Shared)
+}
+
+func (r *rlocker) standing() (<-chan struct{}, func() error) {
+	return r.turn.Standing(turnstile.Shared)
+}
 
 // lockAll is LockAll, and returns ls in the order in which they are locked.
 func lockAll(ctx context.Context, ls []Locker) ([]orderedLocker, func() error, error) {

@@ -9,6 +9,7 @@ import (
 	"github.com/zsync/zsync/internal/line"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/trace"
+	"github.com/zsync/zsync/internal/turnstile"
 )
 
 // A Mutex is a mutual exclusion lock shared by every process that names the
@@ -52,7 +53,7 @@ import (
 // against lost replies, as Curator's InterProcessMutex has them.
 type Mutex struct {
 	made
-	turn turnstile
+	turn lockTurnstile
 }
 
 // NewMutex returns the Mutex at path. It does no I/O; a bad argument is
@@ -78,9 +79,9 @@ func newMutex(s *Session, path string, c lockConfig) *Mutex {
 	ln := line.New(s.m, path, c.layout.naming(), base)
 	ln.Strict, ln.Settled, ln.Limits = true, true, c.limits.ofLine()
 	ln.Kind = trace.Mutex
-	m.turn = turnstile{s: s, path: path, line: ln, handoffs: c.handoffs, entries: map[Mode]lineEntry{
-		ModeExclusive: {base: base, turn: line.Exclusive, op: "lock"},
-	}}
+	m.turn.init(s, path, ln, c.handoffs, map[turnstile.Mode]turnstile.Entry{
+		turnstile.Exclusive: {Base: base, Rule: line.Exclusive, Op: "lock"},
+	})
 	return m
 }
 
@@ -101,8 +102,8 @@ func (m *Mutex) lock(ctx context.Context) error {
 	if err := m.check(ctx); err != nil {
 		return err
 	}
-	g, err := m.turn.acquire(ctx, ModeExclusive, false)
-	m.turn.follow(ctx, ModeExclusive, g)
+	g, err := m.turn.acquire(ctx, turnstile.Exclusive, false)
+	m.turn.follow(ctx, turnstile.Exclusive, g)
 	return err
 }
 
@@ -133,7 +134,7 @@ func (m *Mutex) tryLock(ctx context.Context) (bool, error) {
 	if err := m.check(ctx); err != nil {
 		return false, err
 	}
-	g, err := m.turn.try(ctx, ModeExclusive)
+	g, err := m.turn.try(ctx, turnstile.Exclusive)
 	return g != nil, err
 }
 
@@ -150,14 +151,14 @@ func (m *Mutex) Unlock() error {
 	return opError("unlock", m.path, m.unlock())
 }
 
-func (m *Mutex) unlock() error { return m.turn.giveUp(ModeExclusive) }
+func (m *Mutex) unlock() error { return m.turn.GiveUp(turnstile.Exclusive) }
 
 // current returns what this process holds, for the goroutine that has it.
 func (m *Mutex) current() (*line.Grant, error) {
 	if m.misuse() != nil {
 		return nil, m.misuse()
 	}
-	g, _, err := m.turn.current()
+	g, _, err := m.turn.Current()
 	return g, err
 }
 
@@ -168,7 +169,7 @@ func (m *Mutex) Lost() <-chan struct{} {
 	if m.misuse() != nil {
 		return session.ClosedChan
 	}
-	return m.turn.lost(ModeExclusive)
+	return m.turn.lost(turnstile.Exclusive)
 }
 
 // Token returns the fencing token of the present hold: a number greater than
@@ -216,8 +217,8 @@ func (m *Mutex) revoke(ctx context.Context) error {
 		return m.misuse()
 	}
 	return m.s.m.During(ctx, func(inc *session.Incarnation) error {
-		dir := m.turn.line.Dir
-		holder, err := m.turn.line.First(ctx, inc, inc.ChildrenFresh)
+		dir := m.turn.Line.Dir
+		holder, err := m.turn.Line.First(ctx, inc, inc.ChildrenFresh)
 		if err != nil {
 			return err
 		}
@@ -255,7 +256,7 @@ func (m *Mutex) Contenders(ctx context.Context) ([]Contender, error) {
 	if m.misuse() != nil {
 		return nil, opError("contenders", m.path, m.misuse())
 	}
-	cs, err := contenders(ctx, &m.turn.line, func(all []line.Child, i int) (Mode, bool) {
+	cs, err := contenders(ctx, &m.turn.Line, func(all []line.Child, i int) (Mode, bool) {
 		return ModeExclusive, i == 0
 	})
 	return cs, opError("contenders", m.path, err)
@@ -278,38 +279,38 @@ func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context) error) error
 	}
 	if m.misuse() == nil && ctx.Err() == nil {
 		if d := m.holderOf(ctx); d != nil {
-			return d.nest(ctx, "do", m.path, ModeExclusive, f)
+			return d.nest(ctx, "do", m.path, turnstile.Exclusive, f)
 		}
 	}
 	if err := m.check(ctx); err != nil {
 		return opError("do", m.path, err)
 	}
-	g, err := m.turn.acquire(ctx, ModeExclusive, true)
+	g, err := m.turn.acquire(ctx, turnstile.Exclusive, true)
 	if err != nil {
 		return opError("do", m.path, err)
 	}
-	return m.turn.do(m.turn.follow(ctx, ModeExclusive, g), m.doKey(), "do", g, f)
+	return m.turn.do(m.turn.follow(ctx, turnstile.Exclusive, g), m.doKey(), "do", g, f)
 }
 
-func (m *Mutex) doKey() doKey { return doKey{m.s, m.path, m.turn.line.Bases[0]} }
+func (m *Mutex) doKey() doKey { return doKey{m.s, m.path, m.turn.Line.Bases[0]} }
 
 // holderOf returns the Do of this path in which ctx was made, if that still
 // runs.
 func (m *Mutex) holderOf(ctx context.Context) *doing { return m.doKey().in(ctx) }
 
-func newDoing(q *turnstile, g *line.Grant) *doing {
+func newDoing(q *lockTurnstile, g *line.Grant) *doing {
 	return &doing{q: q, g: g, changed: make(chan struct{})}
 }
 
 // now returns what d has; its grant may have been unlocked since.
-func (d *doing) now() (*turnstile, *line.Grant) {
+func (d *doing) now() (*lockTurnstile, *line.Grant) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.q, d.g
 }
 
 // set gives d another grant, or none.
-func (d *doing) set(q *turnstile, g *line.Grant) {
+func (d *doing) set(q *lockTurnstile, g *line.Grant) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.q, d.g = q, g
@@ -319,12 +320,12 @@ func (d *doing) set(q *turnstile, g *line.Grant) {
 
 // mode returns in which mode d has a lock, if it has it and it was not unlocked.
 // It may be lost.
-func (d *doing) mode() (mode Mode, ok bool) {
+func (d *doing) mode() (mode turnstile.Mode, ok bool) {
 	q, g := d.now()
 	if q == nil || g == nil {
 		return 0, false
 	}
-	return q.modeOf(g)
+	return q.ModeOf(g)
 }
 
 // holds reports whether d has what it is the Do of, and has not unlocked it.
@@ -340,14 +341,14 @@ func (d *doing) holds() bool {
 }
 
 // stands returns nil while d has its lock for mode, or one that will do.
-func (d *doing) stands(mode Mode) error {
+func (d *doing) stands(mode turnstile.Mode) error {
 	had, ok := d.mode()
 	switch q, g := d.now(); {
 	case q == nil && !d.over.Load():
 		return g.Err() // that of a Once, whose line a Mutex shares
 	case !ok || d.over.Load():
 		return ErrNotLocked // the function has unlocked it, or has returned
-	case had != mode && mode == ModeExclusive:
+	case had != mode && mode == turnstile.Exclusive:
 		return ErrDeadlock // the function has downgraded it
 	default:
 		return g.Err()
@@ -356,7 +357,7 @@ func (d *doing) stands(mode Mode) error {
 
 // yield is for Cond.Wait.
 func (m *Mutex) yield(ctx context.Context) (func(context.Context) error, error) {
-	return m.turn.yield(m.holderOf(ctx), ModeExclusive)
+	return m.turn.yield(m.holderOf(ctx), turnstile.Exclusive)
 }
 
 // untilLost returns a context that ends when what d has is lost. stop ends it,

@@ -9,6 +9,7 @@ import (
 	"github.com/zsync/zsync/internal/line"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/trace"
+	"github.com/zsync/zsync/internal/turnstile"
 )
 
 // An RWMutex is a reader/writer mutual exclusion lock shared by every process
@@ -72,7 +73,7 @@ import (
 //  5. Go to 2, unless it was the only one and nobody can have taken its place.
 type RWMutex struct {
 	made
-	turn turnstile
+	turn lockTurnstile
 }
 
 // NewRWMutex returns the RWMutex at path. It does no I/O; a bad argument is
@@ -88,16 +89,13 @@ func NewRWMutex(s *Session, path string, opts ...LockOption) *RWMutex {
 		write, read = "__lock__", "__rlock__"
 		s.m.MakeLasting(s.m.Full(path)) // kazoo's objects make it once each
 	}
-	rw.turn = turnstile{
-		s: s, path: path, handoffs: c.handoffs,
-		line: line.New(s.m, path, c.layout.naming(), write, read),
-		entries: map[Mode]lineEntry{
-			ModeExclusive: {base: write, turn: writersTurn, op: "lock"},
-			ModeShared:    {base: read, turn: readersTurn(write), op: "rlock"},
-		},
-	}
-	rw.turn.line.Strict, rw.turn.line.Limits = true, c.limits.ofLine()
-	rw.turn.line.Kind = trace.Write
+	ln := line.New(s.m, path, c.layout.naming(), write, read)
+	ln.Strict, ln.Limits = true, c.limits.ofLine()
+	ln.Kind = trace.Write
+	rw.turn.init(s, path, ln, c.handoffs, map[turnstile.Mode]turnstile.Entry{
+		turnstile.Exclusive: {Base: write, Rule: writersTurn, Op: "lock"},
+		turnstile.Shared:    {Base: read, Rule: readersTurn(write), Op: "rlock"},
+	})
 	return rw
 }
 
@@ -140,8 +138,8 @@ func (rw *RWMutex) Path() string { return rw.path }
 // a ctx that comes from [RWMutex.Do] or [RWMutex.RDo] of the same path Lock
 // returns [ErrDeadlock], as it would wait for its own caller.
 func (rw *RWMutex) Lock(ctx context.Context) error {
-	g, err := rw.acquire(ctx, ModeExclusive, false)
-	rw.turn.follow(ctx, ModeExclusive, g)
+	g, err := rw.acquire(ctx, turnstile.Exclusive, false)
+	rw.turn.follow(ctx, turnstile.Exclusive, g)
 	return opError("lock", rw.path, err)
 }
 
@@ -151,12 +149,12 @@ func (rw *RWMutex) Lock(ctx context.Context) error {
 // granted at once, for 1 request: the read lock stands beside what that ctx
 // holds, and may outlive it.
 func (rw *RWMutex) RLock(ctx context.Context) error {
-	g, err := rw.acquire(ctx, ModeShared, false)
-	rw.turn.follow(ctx, ModeShared, g)
+	g, err := rw.acquire(ctx, turnstile.Shared, false)
+	rw.turn.follow(ctx, turnstile.Shared, g)
 	return opError("rlock", rw.path, err)
 }
 
-func (rw *RWMutex) acquire(ctx context.Context, mode Mode, pin bool) (*line.Grant, error) {
+func (rw *RWMutex) acquire(ctx context.Context, mode turnstile.Mode, pin bool) (*line.Grant, error) {
 	if err := rw.check(ctx, mode); err != nil {
 		return nil, err
 	}
@@ -167,13 +165,13 @@ func (rw *RWMutex) acquire(ctx context.Context, mode Mode, pin bool) (*line.Gran
 }
 
 // check is what every acquisition asks first.
-func (rw *RWMutex) check(ctx context.Context, mode Mode) error {
+func (rw *RWMutex) check(ctx context.Context, mode turnstile.Mode) error {
 	switch {
 	case rw.misuse() != nil:
 		return rw.misuse()
 	case ctx.Err() != nil:
 		return session.CtxErr(ctx)
-	case mode == ModeExclusive && rw.within(ctx).holds():
+	case mode == turnstile.Exclusive && rw.within(ctx).holds():
 		return ErrDeadlock
 	}
 	return nil
@@ -183,7 +181,7 @@ func (rw *RWMutex) check(ctx context.Context, mode Mode) error {
 // does not wait for others, but for the server's answers it does. It costs 3
 // requests, and believes what is said of others as [Mutex.TryLock] does.
 func (rw *RWMutex) TryLock(ctx context.Context) (bool, error) {
-	ok, err := rw.try(ctx, ModeExclusive)
+	ok, err := rw.try(ctx, turnstile.Exclusive)
 	return ok, opError("trylock", rw.path, err)
 }
 
@@ -191,11 +189,11 @@ func (rw *RWMutex) TryLock(ctx context.Context) (bool, error) {
 // costs what TryLock does, and nothing if a goroutine of this process reads
 // already and may be joined.
 func (rw *RWMutex) TryRLock(ctx context.Context) (bool, error) {
-	ok, err := rw.try(ctx, ModeShared)
+	ok, err := rw.try(ctx, turnstile.Shared)
 	return ok, opError("tryrlock", rw.path, err)
 }
 
-func (rw *RWMutex) try(ctx context.Context, mode Mode) (bool, error) {
+func (rw *RWMutex) try(ctx context.Context, mode turnstile.Mode) (bool, error) {
 	if err := rw.check(ctx, mode); err != nil {
 		return false, err
 	}
@@ -211,20 +209,20 @@ func (rw *RWMutex) try(ctx context.Context, mode Mode) (bool, error) {
 // for writing, and [ErrLost] if the hold was lost, in which case there is
 // nothing to unlock any more. It cannot fail to give up: see [Mutex.Unlock].
 func (rw *RWMutex) Unlock() error {
-	return opError("unlock", rw.path, rw.giveUp(ModeExclusive))
+	return opError("unlock", rw.path, rw.giveUp(turnstile.Exclusive))
 }
 
 // RUnlock undoes a single [RWMutex.RLock]. Its errors are those of Unlock. The
 // znode is deleted when the last goroutine that reads under it leaves.
 func (rw *RWMutex) RUnlock() error {
-	return opError("runlock", rw.path, rw.giveUp(ModeShared))
+	return opError("runlock", rw.path, rw.giveUp(turnstile.Shared))
 }
 
-func (rw *RWMutex) giveUp(mode Mode) error {
+func (rw *RWMutex) giveUp(mode turnstile.Mode) error {
 	if rw.misuse() != nil {
 		return rw.misuse()
 	}
-	return rw.turn.giveUp(mode)
+	return rw.turn.GiveUp(mode)
 }
 
 // RLocker returns a [Locker] whose Lock and Unlock are rw's RLock and RUnlock.
@@ -262,7 +260,7 @@ func (rw *RWMutex) Lost() <-chan struct{} {
 	if rw.misuse() != nil {
 		return session.ClosedChan
 	}
-	return rw.turn.lost(ModeExclusive, ModeShared)
+	return rw.turn.lost(turnstile.Exclusive, turnstile.Shared)
 }
 
 // Token returns the fencing token of the present hold, for writing if this
@@ -271,8 +269,8 @@ func (rw *RWMutex) Lost() <-chan struct{} {
 // Goroutines that read together have one token, which can grow while they do.
 func (rw *RWMutex) Token(ctx context.Context) (int64, error) {
 	var tok int64
-	err := rw.withCurrent(func(g *line.Grant, mode Mode) (err error) {
-		tok, err = g.Token(ctx, mode == ModeExclusive)
+	err := rw.withCurrent(func(g *line.Grant, mode turnstile.Mode) (err error) {
+		tok, err = g.Token(ctx, mode == turnstile.Exclusive)
 		return err
 	})
 	return tok, opError("token", rw.path, err)
@@ -282,7 +280,7 @@ func (rw *RWMutex) Token(ctx context.Context) (int64, error) {
 // stands, for writing or for reading. See [Mutex.Txn].
 func (rw *RWMutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	var rs []zk.MultiResponse
-	err := rw.withCurrent(func(g *line.Grant, _ Mode) (err error) {
+	err := rw.withCurrent(func(g *line.Grant, _ turnstile.Mode) (err error) {
 		rs, err = g.Txn(ctx, ops)
 		return err
 	})
@@ -293,7 +291,7 @@ func (rw *RWMutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, err
 // be another goroutine's, which unlocks it just now: then f, which has done
 // nothing if its error is ErrNotLocked, is called with what is held still. So
 // whoever holds rw for the whole of the call never hears that it is not locked.
-func (rw *RWMutex) withCurrent(f func(g *line.Grant, mode Mode) error) error {
+func (rw *RWMutex) withCurrent(f func(g *line.Grant, mode turnstile.Mode) error) error {
 	for {
 		g, mode, err := rw.current()
 		if err != nil {
@@ -305,11 +303,11 @@ func (rw *RWMutex) withCurrent(f func(g *line.Grant, mode Mode) error) error {
 	}
 }
 
-func (rw *RWMutex) current() (*line.Grant, Mode, error) {
+func (rw *RWMutex) current() (*line.Grant, turnstile.Mode, error) {
 	if rw.misuse() != nil {
 		return nil, 0, rw.misuse()
 	}
-	return rw.turn.current()
+	return rw.turn.Current()
 }
 
 // Contenders returns who holds rw and who waits, in their order. Goroutines of
@@ -319,19 +317,19 @@ func (rw *RWMutex) Contenders(ctx context.Context) ([]Contender, error) {
 	if rw.misuse() != nil {
 		return nil, opError("contenders", rw.path, rw.misuse())
 	}
-	write, read := rw.turn.entries[ModeExclusive], rw.turn.entries[ModeShared]
-	cs, err := contenders(ctx, &rw.turn.line, func(all []line.Child, i int) (Mode, bool) {
+	write, read := rw.turn.Entries[turnstile.Exclusive], rw.turn.Entries[turnstile.Shared]
+	cs, err := contenders(ctx, &rw.turn.Line, func(all []line.Child, i int) (Mode, bool) {
 		// Those with the same number are a writer and its own read node.
 		ahead := all[:i]
 		for len(ahead) > 0 && ahead[len(ahead)-1].SamePlace(all[i]) {
 			ahead = ahead[:len(ahead)-1]
 		}
-		mode, turn := ModeShared, read.turn
-		if all[i].Base == write.base {
-			mode, turn = ModeExclusive, write.turn
+		mode, rule := turnstile.Shared, read.Rule
+		if all[i].Base == write.Base {
+			mode, rule = turnstile.Exclusive, write.Rule
 		}
-		blocker, _ := turn(ahead)
-		return mode, blocker == nil
+		blocker, _ := rule(ahead)
+		return Mode(mode), blocker == nil
 	})
 	return cs, opError("contenders", rw.path, err)
 }
@@ -340,16 +338,16 @@ func (rw *RWMutex) Contenders(ctx context.Context) ([]Contender, error) {
 // along its context. With a ctx that comes from [RWMutex.RDo] of the same path
 // it returns [ErrDeadlock].
 func (rw *RWMutex) Do(ctx context.Context, f func(ctx context.Context) error) error {
-	return rw.do(ctx, "do", ModeExclusive, f)
+	return rw.do(ctx, "do", turnstile.Exclusive, f)
 }
 
 // RDo runs f while it holds rw for reading, as [Mutex.Do] does. With a ctx that
 // comes from [RWMutex.Do] or RDo of the same path it runs f at once.
 func (rw *RWMutex) RDo(ctx context.Context, f func(ctx context.Context) error) error {
-	return rw.do(ctx, "rdo", ModeShared, f)
+	return rw.do(ctx, "rdo", turnstile.Shared, f)
 }
 
-func (rw *RWMutex) do(ctx context.Context, op string, mode Mode, f func(ctx context.Context) error) error {
+func (rw *RWMutex) do(ctx context.Context, op string, mode turnstile.Mode, f func(ctx context.Context) error) error {
 	if rw.misuse() == nil && f == nil {
 		return opError(op, rw.path, session.Invalid("the function is nil"))
 	}
@@ -368,23 +366,23 @@ func (rw *RWMutex) do(ctx context.Context, op string, mode Mode, f func(ctx cont
 // within returns the Do, or else the RDo, of this path in which ctx was made,
 // if that still runs.
 func (rw *RWMutex) within(ctx context.Context) *doing {
-	return cmp.Or(rw.doKey(ModeExclusive).in(ctx), rw.doKey(ModeShared).in(ctx))
+	return cmp.Or(rw.doKey(turnstile.Exclusive).in(ctx), rw.doKey(turnstile.Shared).in(ctx))
 }
 
-func (rw *RWMutex) doKey(mode Mode) doKey {
-	return doKey{rw.s, rw.path, "rw " + rw.turn.entries[mode].base}
+func (rw *RWMutex) doKey(mode turnstile.Mode) doKey {
+	return doKey{rw.s, rw.path, "rw " + rw.turn.Entries[mode].Base}
 }
 
 // yield is for Cond.Wait.
 func (rw *RWMutex) yield(ctx context.Context) (func(context.Context) error, error) {
-	return rw.turn.yield(rw.within(ctx), ModeExclusive)
+	return rw.turn.yield(rw.within(ctx), turnstile.Exclusive)
 }
 
 func (r *rlocker) yield(ctx context.Context) (func(context.Context) error, error) {
 	rw := (*RWMutex)(r)
-	return rw.turn.yield(rw.within(ctx), ModeShared)
+	return rw.turn.yield(rw.within(ctx), turnstile.Shared)
 }
 
 // Lost returns a channel that is closed when one of the read locks that this
 // process holds is lost.
-func (r *rlocker) Lost() <-chan struct{} { return (*RWMutex)(r).turn.lost(ModeShared) }
+func (r *rlocker) Lost() <-chan struct{} { return (*RWMutex)(r).turn.lost(turnstile.Shared) }

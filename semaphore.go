@@ -18,6 +18,7 @@ import (
 	"github.com/zsync/zsync/internal/line"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/trace"
+	"github.com/zsync/zsync/internal/turnstile"
 )
 
 // A Semaphore is a weighted semaphore shared by every process that names the
@@ -144,7 +145,7 @@ func NewSemaphore(s *Session, path string, n int64, opts ...LockOption) *Semapho
 	}
 	m.limits, c.limits = c.limits.ofLine(), limits{} // which are of the permits
 	m.gate = newMutex(s, gate, c)
-	m.gate.turn.entries[ModeExclusive] = lineEntry{base: m.gate.turn.line.Bases[0], turn: line.Exclusive} // no op: it is no hold of its own
+	m.gate.turn.Entries[turnstile.Exclusive] = turnstile.Entry{Base: m.gate.turn.Line.Bases[0], Rule: line.Exclusive} // no op: it is no hold of its own
 	return m
 }
 
@@ -1023,7 +1024,7 @@ func (m *Semaphore) Contenders(ctx context.Context) ([]Contender, error) {
 		return nil, opError("contenders", m.path, err)
 	}
 	slices.SortStableFunc(out, func(a, b Contender) int { return a.Since.Compare(b.Since) })
-	waiting, err := contenders(ctx, &m.gate.turn.line, func([]line.Child, int) (Mode, bool) { return ModePermits, false })
+	waiting, err := contenders(ctx, &m.gate.turn.Line, func([]line.Child, int) (Mode, bool) { return ModePermits, false })
 	if err != nil {
 		return nil, opError("contenders", m.path, err)
 	}

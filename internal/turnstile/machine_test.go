@@ -1,0 +1,549 @@
+package turnstile
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// A fakeClaim is a claim of the tests.
+type fakeClaim struct{ lost, asked bool }
+
+func (c *fakeClaim) Err() error {
+	if c.lost {
+		return errors.New("lost")
+	}
+	return nil
+}
+func (c *fakeClaim) WasAsked() bool { return c.asked }
+
+// A script tells a machine of events, by name, and writes down what is to be done.
+// Goroutines are called E1, S2 and so on, by their mode and a number.
+type script struct {
+	t       *testing.T
+	m       machine
+	waiters map[string]*waiter
+	uses    map[string]*use
+	left    map[string]*use // who has left, and had to ask
+	claim   *fakeClaim      // the newest
+}
+
+func (s *script) name(w *waiter, u *use) string {
+	for n, x := range s.waiters {
+		if x == w {
+			return n
+		}
+	}
+	for n, x := range s.uses {
+		if x == u {
+			return n
+		}
+	}
+	return "?"
+}
+
+// do tells of one event, and returns what came out.
+func (s *script) do(event string) string {
+	verb, who, _ := strings.Cut(event, " ")
+	m := &s.m
+	mode := Exclusive
+	if strings.HasPrefix(who, "S") {
+		mode = Shared
+	}
+	say := ""
+	switch verb {
+	case "comes":
+		s.waiters[who] = &waiter{mode: mode}
+		m.arrive(s.waiters[who])
+	case "pinned": // by Do
+		s.waiters[who] = &waiter{mode: mode, pin: true}
+		m.arrive(s.waiters[who])
+	case "goes": // from the queue
+		say = fmt.Sprint("left=", m.withdraw(s.waiters[who]))
+	case "tries":
+		u, busy := m.joinAtOnce(mode)
+		if say = fmt.Sprint("busy=", busy); u != nil {
+			s.uses[who] = u
+		}
+	case "enters":
+		s.claim = &fakeClaim{}
+		if u := m.enter(&share{claim: s.claim, mode: mode}, false); u != nil {
+			s.uses[who] = u
+		} else {
+			say = "unusable"
+		}
+	case "found":
+		s.claim = &fakeClaim{}
+		usable, taken := m.found(&share{claim: s.claim, mode: m.seeking.mode})
+		if !usable {
+			say = "unusable"
+		} else if !taken {
+			say = "give back"
+		}
+	case "failed":
+		m.failed(errors.New("failed"))
+	case "leaves":
+		say = [...]string{"stays", "passes", "is given up", "must ask", "must wait"}[m.leave(s.use(who))]
+	case "told": // what leaves had to ask
+		u := s.left[strings.Fields(who)[0]]
+		say = [...]string{"stays", "passes", "is given up"}[m.resume(u, strings.HasSuffix(who, "others"))]
+	case "answered":
+		m.answered(m.held[0], who == "others")
+	case "lost":
+		s.claim.lost = true
+	case "asked": // to give it up
+		s.claim.asked = true
+	case "beside":
+		m.held[0].beside = true
+	case "exchanging":
+		m.exchange()
+	case "exchanged":
+		m.exchanged(m.held[0], who == "done")
+	default:
+		s.t.Fatalf("event %q", event)
+	}
+	var out []string
+	for _, a := range m.actions() {
+		name := [...]string{"admit", "refuse", "seek", "cancel", "join", "ask", "ask ahead", "lose", "drop", "end"}[a.verb]
+		switch a.verb {
+		case admit:
+			if a.waiter != nil {
+				s.uses[s.name(a.waiter, nil)] = a.use
+			}
+			name += " " + s.name(a.waiter, a.use)
+		case refuse:
+			name += " " + s.name(a.waiter, nil)
+		case end:
+			name += " " + s.name(nil, a.use)
+		case lose:
+			a.share.claim.(*fakeClaim).lost = true
+		}
+		out = append(out, name)
+	}
+	if say != "" {
+		out = append(out, say)
+	}
+	return strings.Join(out, ", ")
+}
+
+func (s *script) use(who string) *use {
+	u := s.uses[who]
+	s.left[who] = u
+	return u
+}
+
+// Each line of a script is an event, and what is to be done.
+func TestMachineSaysWhatIsToBeDone(t *testing.T) {
+	for name, lines := range map[string]string{
+		"the first is sought for, and the next takes over": `
+			comes E1 -> seek
+			found -> admit E1
+			comes E2 ->
+			leaves E1 -> end E1, admit E2, ask ahead, passes
+			leaves E2 -> drop, is given up`,
+		"a question says when it is enough": `
+			comes E1 -> seek
+			found -> admit E1
+			comes E2 ->
+			comes E3 ->
+			comes E4 ->
+			leaves E1 -> end E1, admit E2, ask ahead, passes
+			leaves E2 -> end E2, admit E3, passes
+			leaves E3 -> must ask
+			comes E5 ->
+			told E3 nobody -> end E3, admit E4, ask ahead, passes
+			leaves E4 -> must ask
+			told E4 others -> drop, seek, is given up`,
+		"who has been asked to give up does not hand over": `
+			comes E1 -> seek
+			found -> admit E1
+			comes E2 ->
+			asked ->
+			leaves E1 -> drop, seek, is given up`,
+		"what a reader stands beside is not handed over": `
+			comes E1 -> seek
+			found -> admit E1
+			comes E2 ->
+			beside ->
+			leaves E1 -> drop, seek, is given up`,
+		"readers enter together, and who comes later joins, twice": `
+			comes S1 -> seek
+			comes S2 ->
+			comes E3 ->
+			comes S4 ->
+			found -> join, admit S1, admit S2, seek
+			goes E3 -> admit S4, cancel, left=true
+			comes S5 -> admit S5, cancel
+			failed ->
+			comes S6 -> ask
+			answered nobody -> admit S6
+			comes S7 -> admit S7
+			comes S8 -> ask
+			answered others -> seek
+			leaves S1 -> end S1, stays`,
+		"who is admitted as it goes is told so": `
+			comes E1 -> seek
+			found -> admit E1
+			goes E1 -> left=false`,
+		"what nobody waits for any more goes back": `
+			comes E1 -> seek
+			goes E1 -> cancel, left=true
+			found -> give back
+			comes E2 -> seek`,
+		"nobody joins a seeker that was called back": `
+			comes E1 -> seek
+			goes E1 -> cancel, left=true
+			comes S2 -> cancel
+			failed -> seek
+			found -> join, admit S2`,
+		"a refusal is told to everybody": `
+			comes E1 -> seek
+			comes S2 ->
+			failed -> refuse E1, refuse S2`,
+		"what is found while others are here means that they have lost": `
+			comes E1 -> seek
+			found -> admit E1
+			enters E2 -> lose, unusable
+			leaves E1 -> drop, is given up
+			enters E2 -> admit E2`,
+		"nobody is let in beside a loss that is not noticed": `
+			comes S1 -> seek
+			found -> join, admit S1
+			lost ->
+			comes S2 ->
+			tries S3 -> busy=true
+			leaves S1 -> drop, seek, is given up`,
+		"who tries joins readers, unless somebody waits to write": `
+			comes S1 -> seek
+			found -> join, admit S1
+			tries S2 -> admit S2, busy=false
+			tries E3 -> busy=true
+			comes E4 -> seek
+			tries S5 -> busy=true`,
+		"a downgrade lets readers in, and who leaves meanwhile waits": `
+			comes E1 -> seek
+			found -> admit E1
+			comes S2 ->
+			exchanging ->
+			leaves E1 -> must wait
+			exchanged done -> join, admit S2
+			leaves E1 -> end E1, stays
+			leaves S2 -> drop, is given up`,
+		"a downgrade that fails changes nothing": `
+			comes E1 -> seek
+			found -> admit E1
+			comes E2 ->
+			exchanging ->
+			exchanged not ->
+			leaves E1 -> end E1, admit E2, ask ahead, passes`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := &script{t: t, m: machine{handoffs: 2}, waiters: make(map[string]*waiter), uses: make(map[string]*use), left: make(map[string]*use)}
+			for l := range strings.SplitSeq(strings.TrimSpace(lines), "\n") {
+				event, want, _ := strings.Cut(strings.TrimSpace(l), " ->")
+				if got := s.do(event); got != strings.TrimSpace(want) {
+					t.Fatalf("%s -> %s; want%s", event, got, want)
+				}
+			}
+		})
+	}
+}
+
+// A hall is the model: who is inside, who waits, and nothing of how it came to be.
+// It knows what must never be, and what must be before everybody rests.
+type hall struct {
+	t        *testing.T
+	m        machine
+	rnd      *rand.Rand
+	waiting  []*waiter
+	inside   map[*use]bool
+	shares   map[*share]*standing
+	seeker   *seeker
+	asked    []*share      // answers that are under way
+	leaving  map[*use]bool // who waits for the answer of a question
+	refused  bool          // the seeker has just failed
+	admitted int
+	order    map[*use]int // in which they were admitted, so that a seed tells all
+}
+
+// A standing is a share as the model knows it.
+type standing struct {
+	exclusive bool
+	passes    int               // how often it went from one to the next
+	asked     map[*question]int // how often it had by then
+	base      int               // how often it had when others were last asked after, and were none
+	moving    bool
+}
+
+func (h *hall) fail(format string, args ...any) {
+	h.t.Helper()
+	h.t.Fatalf(format, args...)
+}
+
+// mayEnter reports whether somebody may come in beside those who are inside.
+func (h *hall) mayEnter(t *share, mode Mode) bool {
+	for x, s := range h.shares {
+		switch {
+		case x == t && mode == Shared && !s.exclusive && x.claim.Err() == nil:
+		case x == t && mode == Exclusive && s.exclusive && !h.occupied(x):
+		case x != t && mode == Shared && !s.exclusive && x.claim.Err() == nil:
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+func (h *hall) occupied(t *share) bool {
+	for u := range h.inside {
+		if u.share == t {
+			return true
+		}
+	}
+	return false
+}
+
+// perform carries out what the machine says, and complains where that breaks a rule.
+func (h *hall) perform() {
+	for _, a := range h.m.actions() {
+		switch a.verb {
+		case admit:
+			mode := a.use.share.mode
+			if s := h.shares[a.use.share]; s == nil {
+				h.shares[a.use.share] = &standing{exclusive: mode == Exclusive, asked: make(map[*question]int)}
+			} else if mode == Exclusive {
+				if s.passes++; s.passes-s.base > h.m.handoffs {
+					h.fail("%d hand-overs in a row", s.passes-s.base)
+				}
+			}
+			if !h.mayEnter(a.use.share, mode) {
+				h.fail("admitted in mode %v beside what does not go with it", mode)
+			}
+			if a.waiter != nil {
+				if len(h.waiting) == 0 || h.waiting[0] != a.waiter {
+					h.fail("admitted out of turn")
+				}
+				if a.waiter.mode != mode || a.waiter.pin != a.use.pin {
+					h.fail("admitted to what it did not ask for")
+				}
+				h.waiting = h.waiting[1:]
+			}
+			h.inside[a.use] = true
+			h.admitted++
+			h.order[a.use] = h.admitted
+		case refuse:
+			if !h.refused || len(h.waiting) == 0 || h.waiting[0] != a.waiter {
+				h.fail("refused without a reason")
+			}
+			h.waiting = h.waiting[1:]
+		case seek:
+			if h.seeker != nil || len(h.waiting) == 0 || h.waiting[0].mode != a.seeker.mode {
+				h.fail("sought for nobody")
+			}
+			h.seeker = a.seeker
+		case cancel:
+			if h.seeker != a.seeker || len(h.waiting) > 0 && h.waiting[0].mode == a.seeker.mode && !a.seeker.unwanted {
+				h.fail("called back what is wanted")
+			}
+		case ask:
+			if slices.Contains(h.asked, a.share) {
+				h.fail("asked twice")
+			}
+			h.asked = append(h.asked, a.share)
+		case askAhead:
+			h.shares[a.share].asked[a.question] = h.shares[a.share].passes
+		case lose:
+			a.share.claim.(*fakeClaim).lost = true
+		case drop:
+			if h.shares[a.share] == nil || h.occupied(a.share) {
+				h.fail("given up while somebody has it")
+			}
+			delete(h.shares, a.share)
+		case end:
+			if h.inside[a.use] {
+				h.fail("ended while somebody has it")
+			}
+		}
+	}
+	h.refused = false
+	h.rest()
+}
+
+// rest complains if somebody waits, and nothing that happens next can let it in.
+func (h *hall) rest() {
+	if len(h.waiting) == 0 || h.seeker != nil || len(h.asked) > 0 {
+		return
+	}
+	for x, s := range h.shares {
+		if s.exclusive || x.claim.Err() != nil {
+			return // it will go, and then the next is let in
+		}
+	}
+	h.fail("%d wait, and nobody does anything for them", len(h.waiting))
+}
+
+func some[K comparable, V any](rnd *rand.Rand, m map[K]V, less func(K) int) (k K, ok bool) {
+	keys := make([]K, 0, len(m))
+	for x := range m {
+		keys = append(keys, x)
+	}
+	if len(keys) == 0 {
+		return k, false
+	}
+	slices.SortFunc(keys, func(a, b K) int { return less(a) - less(b) })
+	return keys[rnd.IntN(len(keys))], true
+}
+
+// event tells the machine of something that can happen now.
+func (h *hall) event(leaveOnly bool) {
+	n := 12
+	if leaveOnly {
+		n = 5
+	}
+	byOrder := func(u *use) int { return h.order[u] }
+	switch h.rnd.IntN(n) {
+	case 0: // who is inside leaves
+		if u, ok := some(h.rnd, h.inside, byOrder); ok {
+			h.leave(u)
+		}
+	case 1: // the seeker comes back
+		if h.seeker != nil {
+			h.comeBack()
+		}
+	case 2: // somebody is answered whether others wait
+		if len(h.asked) > 0 {
+			t := h.asked[0]
+			h.asked = h.asked[1:]
+			h.m.answered(t, h.rnd.IntN(2) == 0)
+		}
+	case 3: // so is who leaves
+		if u, ok := some(h.rnd, h.leaving, byOrder); ok {
+			delete(h.leaving, u)
+			s, q := h.shares[u.share], u.share.ask
+			others := h.rnd.IntN(3) == 0
+			if at, ok := s.asked[q]; !ok {
+				h.fail("must ask what was never asked")
+			} else if !others {
+				s.base = at
+			}
+			if h.m.resume(u, others) == passes && others {
+				h.fail("handed over while others wait")
+			}
+		}
+	case 4: // an exchange ends
+		for t, s := range h.shares {
+			if s.moving { // there is only one exclusive share
+				s.moving = false
+				done := h.rnd.IntN(2) == 0
+				s.exclusive = s.exclusive && !done
+				h.m.exchanged(t, done)
+			}
+		}
+	case 5, 6, 7: // somebody comes
+		w := &waiter{mode: Mode(h.rnd.IntN(2)), pin: h.rnd.IntN(4) == 0}
+		h.waiting = append(h.waiting, w)
+		h.m.arrive(w)
+	case 8: // somebody who waits goes
+		if len(h.waiting) > 0 {
+			i := h.rnd.IntN(len(h.waiting))
+			w := h.waiting[i]
+			h.waiting = slices.Delete(h.waiting, i, i+1)
+			if !h.m.withdraw(w) {
+				h.fail("who waits is not in the queue")
+			}
+		}
+	case 9: // somebody tries
+		mode := Mode(h.rnd.IntN(2))
+		if _, busy := h.m.joinAtOnce(mode); !busy && len(h.m.out) == 0 {
+			h.m.enter(h.newShare(mode), false)
+		}
+	case 10: // something is lost
+		if t, ok := some(h.rnd, h.shares, func(t *share) int { return slices.Index(h.m.held, t) }); ok {
+			t.claim.(*fakeClaim).lost = h.rnd.IntN(2) == 0 || t.claim.(*fakeClaim).lost
+		}
+	case 11: // a writer becomes a reader
+		if t := h.m.exchange(); t != nil {
+			h.shares[t].moving = true
+		}
+	}
+	h.perform()
+}
+
+func (h *hall) newShare(mode Mode) *share {
+	return &share{claim: &fakeClaim{lost: h.rnd.IntN(10) == 0}, mode: mode}
+}
+
+func (h *hall) leave(u *use) {
+	delete(h.inside, u)
+	d := h.m.leave(u)
+	switch d {
+	case mustWait:
+		if !h.shares[u.share].moving {
+			h.fail("must wait for nothing")
+		}
+		h.inside[u] = true
+	case mustAsk:
+		h.leaving[u] = true
+	case stays:
+		if !h.occupied(u.share) {
+			h.fail("stays with nobody")
+		}
+	}
+}
+
+func (h *hall) comeBack() {
+	s := h.seeker
+	if s.unwanted && h.rnd.IntN(2) == 0 || h.rnd.IntN(20) == 0 {
+		h.seeker, h.refused = nil, !s.unwanted
+		h.m.failed(errors.New("failed"))
+		return
+	}
+	t := h.newShare(s.mode)
+	was := h.m.seeking
+	usable, taken := h.m.found(t)
+	switch {
+	case !usable:
+		if h.m.seeking != was {
+			h.fail("the seeker has gone without anything")
+		}
+	case taken, !taken:
+		h.seeker = nil
+	}
+}
+
+// Whatever happens in whatever order: nobody is beside whom it must not be beside,
+// the queue is served in its order, nobody waits for nothing, others are asked after
+// in time, and when everybody goes nothing is left.
+func TestMachineKeepsItsRulesWhateverHappens(t *testing.T) {
+	admitted := 0
+	for seed := range uint64(3000) {
+		h := &hall{
+			t: t, rnd: rand.New(rand.NewPCG(seed, 1)), inside: make(map[*use]bool),
+			shares: make(map[*share]*standing), leaving: make(map[*use]bool), order: make(map[*use]int),
+		}
+		h.m.handoffs = 1 + h.rnd.IntN(4)
+		for range 60 {
+			h.event(false)
+		}
+		for i := 0; len(h.inside)+len(h.waiting)+len(h.shares)+len(h.leaving) > 0 || h.seeker != nil; i++ {
+			if i == 10000 {
+				t.Fatalf("seed %d: %d wait, %d are inside, seeker %v", seed, len(h.waiting), len(h.inside), h.seeker)
+			}
+			h.event(true)
+		}
+		if m := &h.m; len(m.held) > 0 || len(m.waiting) > 0 || m.seeking != nil {
+			t.Fatalf("seed %d: the machine still has %d shares, %d waiters", seed, len(m.held), len(m.waiting))
+		}
+		admitted += h.admitted
+	}
+	if admitted < 10000 {
+		t.Errorf("only %d were ever admitted", admitted)
+	}
+}

@@ -1,0 +1,524 @@
+// Package turnstile is the local half of a Mutex and of an RWMutex: it lets the
+// goroutines of one process share places in a line.
+package turnstile
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/session"
+)
+
+// A Turnstile lets the goroutines of one process share places in a line.
+//
+// They queue locally, in the order in which they come, and the process has at
+// most one place in the line that waits on behalf of the first of them. What
+// the process has got it passes on among its goroutines without asking the
+// servers: a hold for one from goroutine to goroutine, a hold for several by
+// letting others join. Either is bounded while somebody else waits.
+//
+// The zero value holds nothing, and can do nothing else than say so.
+//
+// Who is let in when is decided by its machine. What the machine cannot do, because
+// it waits for somebody or asks the servers, is done here.
+type Turnstile struct {
+	Manager *session.Manager
+	Path    string
+	Line    line.Line
+	Entries map[Mode]Entry
+
+	mu      sync.Mutex
+	machine machine
+	freed   chan struct{} // if not nil, closed when something is not held any more; guarded by mu
+	reading *reading      // if something is held for several; guarded by mu
+}
+
+// An Entry is how contenders of one mode enter a line.
+type Entry struct {
+	Base string    // of their names
+	Rule line.Rule // who stands in their way
+	Op   string    // for the observer; "" for what is a part of something else
+}
+
+// A reading lasts from the moment in which a process holds something for several
+// until it holds nothing of that kind. Who has one of several shares, and no
+// handle, does not know which: so the loss of one is the loss of all.
+type reading struct {
+	lost chan struct{}
+	once sync.Once // closes lost
+	why  error     // of the first loss; set before lost is closed
+}
+
+// A Behind is whom a wait is for, as far as is known, and how many are ahead.
+type Behind struct {
+	Own   *line.Claim // what a goroutine of this process holds, or nil
+	Head  line.Head   // the first in the line, unless it is that
+	Mode  Mode
+	Place int
+}
+
+// Init makes q the turnstile of ln. What it holds may change hands so often before
+// others are asked after; if that is 0 every goroutine has a place of its own.
+func (q *Turnstile) Init(m *session.Manager, path string, ln line.Line, handoffs int, entries map[Mode]Entry) {
+	q.Manager, q.Path, q.Line, q.Entries = m, path, ln, entries
+	q.machine.handoffs = handoffs
+}
+
+// step tells the machine of an event, and does what it says.
+func (q *Turnstile) step(event func(m *machine)) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	event(&q.machine)
+	for _, a := range q.machine.actions() {
+		q.perform(a)
+	}
+}
+
+// perform does what the machine says, of which nothing takes time. It is called
+// with mu held.
+func (q *Turnstile) perform(a action) {
+	switch a.verb {
+	case admit:
+		t := a.use.share
+		a.use.grant = claimOf(t).Grant(q.Entries[t.mode].Op, a.use.pin)
+		if a.waiter != nil {
+			close(a.waiter.over)
+		}
+	case refuse:
+		close(a.waiter.over)
+	case seek:
+		ctx, cancel := context.WithCancel(context.Background())
+		a.seeker.search = &search{ctx: ctx, cancel: cancel, done: make(chan struct{})}
+		q.Manager.Spawn(func() { q.send(a.seeker) })
+	case cancel:
+		a.seeker.cancel()
+	case join:
+		q.read(a.share)
+	case ask:
+		q.Manager.Spawn(func() {
+			waits, err := claimOf(a.share).Anyone(q.Entries[Exclusive].Base)
+			q.step(func(m *machine) { m.answered(a.share, waits || err != nil) })
+		})
+	case askAhead:
+		a.question.done = make(chan struct{})
+		q.Manager.Spawn(func() {
+			defer close(a.question.done)
+			others, err := claimOf(a.share).Anyone(q.Line.Bases...)
+			a.question.others = others || err != nil
+		})
+	case lose:
+		c := claimOf(a.share)
+		c.Lose(c.Incarnation.Deleted())
+	case drop:
+		if q.machine.present(Shared, func(*share) bool { return true }) == nil {
+			q.reading = nil
+		}
+		if q.freed != nil {
+			close(q.freed)
+			q.freed = nil
+		}
+	case end:
+		a.use.grant.End()
+	}
+}
+
+func claimOf(t *share) *line.Claim { return t.claim.(*line.Claim) }
+
+// read makes t, which is for several, a part of the present reading. It is called
+// with mu held.
+func (q *Turnstile) read(t *share) {
+	if q.reading == nil {
+		q.reading = &reading{lost: make(chan struct{})}
+	}
+	r, c := q.reading, claimOf(t)
+	c.OnLost(func() {
+		r.once.Do(func() {
+			r.why = c.Loss()
+			close(r.lost)
+		})
+	})
+}
+
+// Waited tells of a wait in mode that is over.
+func (q *Turnstile) Waited(mode Mode, start time.Time, err error) {
+	q.Manager.Waited(q.Entries[mode].Op, q.Path, start, err)
+}
+
+// Acquire waits for a grant; pin says that it is that of a Do. If it fails,
+// behind is whom it waited for.
+func (q *Turnstile) Acquire(ctx context.Context, mode Mode, pin bool) (g *line.Grant, behind Behind, err error) {
+	if q.machine.handoffs == 0 { // which never changes
+		// Everyone has a place of its own in the line.
+		var ahead line.Ahead
+		var u *use
+		err := q.seek(ctx, mode, &ahead, func(t *share) bool {
+			q.step(func(m *machine) { u = m.enter(t, pin) })
+			return u != nil
+		})
+		if err != nil {
+			return nil, q.behindOf(ahead.Now()), err
+		}
+		return u.grant, Behind{}, nil
+	}
+	w := &waiter{mode: mode, pin: pin, over: make(chan struct{})}
+	q.step(func(m *machine) { m.arrive(w) })
+	select {
+	case <-w.over:
+		if w.err != nil {
+			return nil, Behind{}, w.err
+		}
+		return w.use.grant, Behind{}, nil
+	case <-ctx.Done():
+		behind := q.behind(w)
+		return nil, behind, q.abandon(ctx, w)
+	case <-q.Manager.Closing:
+		// Who has what we wait for may never give it up.
+		behind := q.behind(w)
+		q.abandon(ctx, w)
+		return nil, behind, q.Manager.Failure()
+	}
+}
+
+// behind returns whom w waits for: in the line those ahead of the seeker, if there
+// is one, and then the goroutines of this process that came before.
+func (q *Turnstile) behind(w *waiter) Behind {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	m := &q.machine
+	before := max(slices.Index(m.waiting, w), 0)
+	if m.seeking != nil {
+		if head, place := m.seeking.ahead.Now(); place > 0 {
+			return q.behindOf(head, place+before)
+		}
+	}
+	if len(m.held) > 0 && !m.held[0].lost() {
+		return Behind{Own: claimOf(m.held[0]), Mode: m.held[0].mode, Place: 1 + before}
+	}
+	return Behind{}
+}
+
+// behindOf is behind head, which is in the mode that its name says.
+func (q *Turnstile) behindOf(head line.Head, place int) Behind {
+	mode := Exclusive
+	if c, ok := line.ParseChild(head.Name, q.Line.Bases...); ok && c.Base == q.Entries[Shared].Base {
+		mode = Shared
+	}
+	return Behind{Head: head, Mode: mode, Place: place}
+}
+
+// send is the goroutine of a seeker.
+func (q *Turnstile) send(s *seeker) {
+	defer close(s.done)
+	defer s.cancel()
+	err := q.seek(s.ctx, s.mode, &s.ahead, func(t *share) (usable bool) {
+		var taken bool
+		q.step(func(m *machine) { usable, taken = m.found(t) })
+		if usable && !taken {
+			claimOf(t).GiveBack()
+		}
+		return usable
+	})
+	if err != nil {
+		q.step(func(m *machine) { m.failed(err) })
+	}
+}
+
+// seek waits in the line for a claim that settle takes.
+//
+// What is still held here when the servers grant a claim that could not be beside
+// it is lost, and its goroutine has not noticed. Nobody is told that he has the
+// claim before that one has noticed, which keeps goroutines of one process apart
+// even then. But that can take for ever, so the claim is given back meanwhile:
+// other processes need not wait for it.
+func (q *Turnstile) seek(ctx context.Context, mode Mode, ahead *line.Ahead, settle func(t *share) bool) error {
+	e := q.Entries[mode]
+	for {
+		if err := q.awaitNoLoss(ctx); err != nil {
+			return err
+		}
+		c, err := q.Line.Acquire(ctx, e.Base, []byte(q.Manager.Config.Owner), e.Rule, ahead)
+		if err != nil {
+			return err
+		}
+		if settle(&share{claim: c, mode: mode}) {
+			return nil
+		}
+		q.Manager.GiveUp(ctx, c.GiveBack)
+		if ctx.Err() != nil {
+			return session.CtxErr(ctx)
+		}
+	}
+}
+
+// awaitNoLoss waits until everybody here has noticed what he has lost.
+func (q *Turnstile) awaitNoLoss(ctx context.Context) error {
+	for {
+		freed := q.untilFreed()
+		if freed == nil {
+			return nil
+		}
+		// If ctx has ended as well it does not matter which is picked: whoever
+		// acquires looks at ctx first.
+		select {
+		case <-freed:
+		case <-ctx.Done():
+			return session.CtxErr(ctx)
+		case <-q.Manager.Closing:
+			return q.Manager.Failure()
+		}
+	}
+}
+
+// untilFreed returns what is closed when something is not held any more, or nil
+// if nothing that is held is lost.
+func (q *Turnstile) untilFreed() <-chan struct{} {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !slices.ContainsFunc(q.machine.held, (*share).lost) {
+		return nil
+	}
+	if q.freed == nil {
+		q.freed = make(chan struct{})
+	}
+	return q.freed
+}
+
+// abandon takes w out of the queue because its ctx has ended.
+func (q *Turnstile) abandon(ctx context.Context, w *waiter) error {
+	var left, last bool
+	var s *seeker
+	q.step(func(m *machine) {
+		left, s = m.withdraw(w), m.seeking
+		last = s != nil && s.unwanted
+	})
+	if !left {
+		// It was admitted at the same instant. The caller is told that its ctx
+		// has ended, so it must not keep what it got.
+		if w.err == nil {
+			q.Manager.GiveUp(ctx, func() error { return q.renounce(w) })
+		}
+		return session.CtxErr(ctx)
+	}
+	if last {
+		select {
+		case <-s.done: // nothing is left in the line
+		case <-time.After(session.Grace):
+		}
+	}
+	return session.CtxErr(ctx)
+}
+
+// Try makes one attempt at a grant. It is nil if somebody stands in the way.
+func (q *Turnstile) Try(ctx context.Context, mode Mode) (*line.Grant, error) {
+	start := time.Now()
+	var u *use
+	var busy bool
+	q.step(func(m *machine) { u, busy = m.joinAtOnce(mode) })
+	if u != nil {
+		q.Waited(mode, start, nil)
+		return u.grant, nil
+	}
+	if busy {
+		return nil, q.Manager.Failure() // none unless the Session is closed
+	}
+	e := q.Entries[mode]
+	c, err := q.Line.Try(ctx, e.Base, []byte(q.Manager.Config.Owner), e.Rule)
+	if c == nil {
+		return nil, err
+	}
+	// Another goroutine's seeker may be in the line, but behind us.
+	q.step(func(m *machine) { u = m.enter(&share{claim: c, mode: mode}, false) })
+	if u == nil {
+		// Another goroutine has got, and lost, it in the meantime, and does
+		// not know it yet. See seek.
+		q.Manager.GiveUp(ctx, c.GiveBack)
+		return nil, nil
+	}
+	q.Waited(mode, start, nil)
+	return u.grant, nil
+}
+
+// GiveUp is the end of a grant of mode, for a goroutine without a handle.
+func (q *Turnstile) GiveUp(mode Mode) error {
+	return q.depart(func(m *machine) *use { return m.anonymous(mode) })
+}
+
+// Leave is the end of g.
+func (q *Turnstile) Leave(g *line.Grant) error {
+	return q.depart(func(m *machine) *use { return m.useOf(g) }) // nil if it has been unlocked otherwise
+}
+
+// renounce gives up what w was admitted to as its wait ended. A reader who unlocks
+// has no handle, and may have ended the use of w in the place of his own, which is
+// then what nobody else will give up.
+func (q *Turnstile) renounce(w *waiter) error {
+	return q.depart(func(m *machine) *use {
+		u := m.useOf(w.use.grant)
+		if u == nil && w.mode == Shared && !w.pin {
+			u = m.anonymous(Shared)
+		}
+		return u
+	})
+}
+
+// depart is the end of the use that which returns; nil means that there is none.
+func (q *Turnstile) depart(which func(m *machine) *use) error {
+	for {
+		var u *use
+		var d departure
+		var moved chan struct{}
+		q.step(func(m *machine) {
+			if u = which(m); u != nil {
+				d, moved = m.leave(u), u.share.moved
+			}
+		})
+		if u == nil {
+			return line.ErrNotLocked
+		}
+		if d == mustWait {
+			<-moved
+			continue
+		}
+		if d == mustAsk {
+			question := u.share.ask
+			<-question.done
+			q.step(func(m *machine) { d = m.resume(u, question.others) })
+		}
+		switch d {
+		case stays:
+			return claimOf(u.share).Err()
+		case passes:
+			return nil
+		default:
+			return u.grant.Release()
+		}
+	}
+}
+
+// Downgrade makes what is held exclusively shared.
+func (q *Turnstile) Downgrade(ctx context.Context) error {
+	start := time.Now()
+	var t *share
+	q.step(func(m *machine) {
+		if t = m.exchange(); t != nil {
+			t.moved = make(chan struct{})
+		}
+	})
+	if t == nil {
+		return line.ErrNotLocked
+	}
+	own, e := claimOf(t), q.Entries[Shared]
+	c, err := own.Beside(ctx, e.Base, []byte(q.Manager.Config.Owner))
+	if err != nil {
+		err = own.Explain(err)
+	}
+	var former string
+	q.step(func(m *machine) {
+		if err == nil {
+			// From the moment in which the read node was made nobody could write,
+			// so it does not matter when, or by whom, the other is deleted.
+			former, err = own.Move(c, e.Op)
+		}
+		close(t.moved)
+		m.exchanged(t, err == nil)
+	})
+	if err != nil {
+		return err
+	}
+	q.Waited(Shared, start, nil)
+	r := c.Incarnation.Remove(former)
+	select {
+	case <-r.Done:
+	case <-r.Refused: // readers behind it wait, until the deletion has been allowed
+	case <-c.Incarnation.Disconnection():
+	case <-c.Incarnation.Ctx.Done(): // the loss is told to who holds what there is now
+	case <-ctx.Done(): // it has been done; only the tidying is not over
+	}
+	return nil
+}
+
+// Beside returns a shared grant of q that stands beside g, a grant of from, which
+// is of the same path.
+func (q *Turnstile) Beside(ctx context.Context, from *Turnstile, g *line.Grant) (*line.Grant, error) {
+	start := time.Now()
+	var u *use
+	from.step(func(m *machine) {
+		if u = m.useOf(g); u != nil {
+			// Before its end is decided on: it cannot go to somebody else now.
+			u.share.beside = true
+		}
+	})
+	if u == nil {
+		return nil, line.ErrNotLocked // it has just been unlocked
+	}
+	own := claimOf(u.share)
+	c, err := own.Beside(ctx, q.Entries[Shared].Base, []byte(q.Manager.Config.Owner))
+	if err != nil {
+		err = own.Explain(err)
+		q.Waited(Shared, start, err)
+		return nil, err
+	}
+	q.step(func(m *machine) {
+		t := &share{claim: c, mode: Shared}
+		m.hold(t)
+		u = m.admit(t, nil, false)
+	})
+	q.Waited(Shared, start, nil)
+	return u.grant, nil
+}
+
+// Standing returns a channel that is closed when what is held in the first of
+// these modes in which something is held is lost, and what says why, once that is
+// closed. It is closed if nothing is held.
+func (q *Turnstile) Standing(modes ...Mode) (lost <-chan struct{}, why func() error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, mode := range modes {
+		switch t := q.machine.present(mode, (*share).used); {
+		case t == nil:
+			continue
+		case t.lost():
+			return session.ClosedChan, t.claim.Err
+		case mode == Shared:
+			r := q.reading
+			return r.lost, func() error { return r.why }
+		default:
+			g := t.uses[0].grant
+			return g.Lost, g.Loss
+		}
+	}
+	return session.ClosedChan, func() error { return line.ErrNotLocked }
+}
+
+// Wanted reports whether a goroutine of this process has what q is for, or waits
+// for it.
+func (q *Turnstile) Wanted() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.machine.held) > 0 || len(q.machine.waiting) > 0 || q.machine.seeking != nil
+}
+
+// Current returns what this process holds: exclusively, or else shared.
+func (q *Turnstile) Current() (*line.Grant, Mode, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, mode := range []Mode{Exclusive, Shared} {
+		if t := q.machine.present(mode, (*share).used); t != nil {
+			return t.uses[len(t.uses)-1].grant, mode, nil
+		}
+	}
+	return nil, 0, line.ErrNotLocked
+}
+
+// ModeOf returns the mode in which g is held, if it is.
+func (q *Turnstile) ModeOf(g *line.Grant) (mode Mode, ok bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if u := q.machine.useOf(g); u != nil {
+		return u.share.mode, true
+	}
+	return 0, false
+}
