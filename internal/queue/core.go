@@ -33,6 +33,7 @@ type core struct {
 	under   reaper
 	skips   skipper
 	gate    gate
+	sweeper *sweeper
 	zxid    atomic.Int64 // that made path, as last seen by the pump
 	pull    *core        // of Receive: it claims nothing ahead
 
@@ -54,11 +55,12 @@ func newEngine(m *session.Manager, cfg Config, f *foreign) Engine {
 	c := newCore(m, cfg, f)
 	cfg.Prefetch = 1
 	c.pull = newCore(m, cfg, f)
+	c.pull.sweeper = c.sweeper
 	return c
 }
 
 func newCore(m *session.Manager, cfg Config, f *foreign) *core {
-	c := &core{m: m, cfg: cfg, foreign: f}
+	c := &core{m: m, cfg: cfg, foreign: f, sweeper: new(sweeper)}
 	c.dir = m.Full(cfg.Path)
 	c.claims, c.senders, c.receipts = c.dir+"-claims", c.dir+"-senders", c.dir+"-receipts"
 	c.live = c.dir + "-live"

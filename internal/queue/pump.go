@@ -556,9 +556,14 @@ func (p *pump) await(inc *session.Incarnation) error {
 			return err
 		}
 	}
-	next := p.found.due
-	if !p.due.IsZero() && (next.IsZero() || p.due.Before(next)) {
-		next = p.due
+	if err := q.sweep(p.ctx, inc); err != nil {
+		return err
+	}
+	next := q.sweeper.next()
+	for _, at := range []time.Time{p.found.due, p.due} {
+		if !at.IsZero() && at.Before(next) {
+			next = at
+		}
 	}
 	if !p.wanted() && q.othersWait(p.ctx, inc) {
 		return errNoRoom

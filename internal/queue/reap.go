@@ -27,10 +27,9 @@ const orphanTimeByServers = 6 * time.Second
 // journal tells by the servers' clock when the first of them saw that a claimant
 // was dead.
 type reaper struct {
-	q     *core
-	mu    sync.Mutex
-	seen  map[string]time.Time // when a claimant was first seen without its session; guarded by mu
-	swept time.Time            // when the journals of producers were looked at; guarded by mu
+	q    *core
+	mu   sync.Mutex
+	seen map[string]time.Time // when a claimant was first seen without its session; guarded by mu
 }
 
 // visit gives back what is due, and returns when to come again: the zero time

@@ -46,7 +46,6 @@ type outbox struct {
 	journal *journal
 	first   int64         // the number of first buckets, and of those of delayed elements
 	tails   map[int]*tail // by priority, as far as they are known
-	swept   time.Time     // when the journals of others were looked at
 }
 
 // A tail is what is known of the tail of a priority.
@@ -113,6 +112,7 @@ func (o *outbox) run() {
 				continue
 			case <-time.After(max(linger, wait)):
 				o.drop(false)
+				o.q.m.Spawn(func() { o.idle(j.last) })
 			case <-leaving:
 				if wait == 0 {
 					o.drop(false)
@@ -155,6 +155,11 @@ func (o *outbox) take() (group []*parcel) {
 		}
 	}
 	return group
+}
+
+// idle is called when nothing has been sent for a moment.
+func (o *outbox) idle(inc *session.Incarnation) {
+	o.q.sweep(inc.Ctx, inc) // what fails is left for the next time
 }
 
 // drop deletes the journal, in the background; with later when no attempt can be

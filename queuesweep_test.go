@@ -1,0 +1,130 @@
+package zsync_test
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/zktest"
+)
+
+// killSending kills a process whose Send has just been applied, and returns the
+// path of the journal that it leaves.
+func killSending(t *testing.T, srv *zktest.Server) (journal string) {
+	t.Helper()
+	s, kill := mortal(t, srv)
+	must(t, zsync.NewQueue[int](s, "/q").Send(t.Context(), 1))
+	kill()
+	time.Sleep(time.Minute)
+	for _, name := range childrenOf(t, open(t, srv), "/q-senders") {
+		if !strings.Contains(name, "room-") {
+			journal = "/q-senders/" + name
+		}
+	}
+	if journal == "" {
+		t.Fatal("no journal is left: the case did not come about")
+	}
+	return journal
+}
+
+func TestJournalsOfKilledProducersAreGoneAfterADay(t *testing.T) {
+	t.Run("a consumer waits", func(t *testing.T) {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			ch := zsync.NewQueue[int](open(t, srv), "/q").Recv(t.Context())
+			go func() {
+				for range ch {
+				}
+			}()
+			synctest.Wait()
+			journal := killSending(t, srv)
+			time.Sleep(10 * time.Hour)
+			wantThere(t, srv, journal, true) // its producer may be cut off
+			time.Sleep(14 * time.Hour)
+			wantThere(t, srv, journal, false)
+		})
+	})
+	t.Run("another produces", func(t *testing.T) {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			q := zsync.NewQueue[int](open(t, srv), "/q")
+			journal := killSending(t, srv)
+			for range 24 {
+				time.Sleep(time.Hour)
+				must(t, q.Send(t.Context(), 2))
+			}
+			time.Sleep(time.Minute)
+			wantThere(t, srv, journal, false)
+		})
+	})
+}
+
+func wantThere(t *testing.T, srv *zktest.Server, path string, want bool) {
+	t.Helper()
+	if there, _, err := plain(t, srv).Exists(path); err != nil || there != want {
+		t.Errorf("%s is there: %v, %v; want %v", path, there, err, want)
+	}
+}
+
+func TestASweepOfJournalsSparesOneThatIsWrittenAtThatMoment(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		journal := killSending(t, srv)
+		time.Sleep(13 * time.Hour)
+		writer, meddled := plain(t, srv), false
+		read := oneByOne(srv, func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpMulti && r.Ops[0].Op == zktest.OpDelete && r.Ops[0].Path == journal && !meddled {
+				meddled = true
+				return zktest.Delay(time.Second)
+			}
+			return zktest.Pass
+		})
+		ch := zsync.NewQueue[int](open(t, srv), "/q").Recv(t.Context())
+		go func() {
+			for range ch {
+			}
+		}()
+		time.Sleep(500 * time.Millisecond)
+		read(func() {
+			if !meddled {
+				t.Fatal("the journal was not about to be deleted: the case did not come about")
+			}
+		})
+		_, err := writer.Set(journal, []byte("7"), -1)
+		must(t, err)
+		time.Sleep(time.Minute)
+		wantThere(t, srv, journal, true)
+	})
+}
+
+func TestAProducerThatFindsItsJournalSweptSaysThatTheOutcomeIsUnknown(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		q := zsync.NewQueue[int](s, "/q")
+		must(t, q.Send(t.Context(), 1))
+		id := s.ID()
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			switch {
+			case r.Session == id && r.Op == zktest.OpMulti:
+				return zktest.DropReply
+			case r.Op == zktest.OpConnect && r.Session == id:
+				return zktest.Hang
+			}
+			return zktest.Pass
+		})
+		sent := make(chan error, 1)
+		go func() { sent <- q.Send(t.Context(), 2) }()
+		synctest.Wait()
+		names := childrenOf(t, open(t, srv), "/q-senders")
+		if len(names) != 1 {
+			t.Fatalf("%q are there, want the journal alone", names)
+		}
+		must(t, plain(t, srv).Delete("/q-senders/"+names[0], -1)) // as the sweep of another process does
+		srv.Intercept(nil)
+		wantErr(t, <-sent, zk.ErrNoNode)
+		wantLen(t, q, 2)
+		must(t, q.Send(t.Context(), 3))
+		wantLen(t, q, 3)
+	})
+}
