@@ -60,10 +60,11 @@ func newEngine(m *session.Manager, cfg Config, f *foreign) Engine {
 }
 
 func newCore(m *session.Manager, cfg Config, f *foreign) *core {
-	c := &core{m: m, cfg: cfg, foreign: f, sweeper: new(sweeper)}
+	c := &core{m: m, cfg: cfg, foreign: f}
 	c.dir = m.Full(cfg.Path)
 	c.claims, c.senders, c.receipts = c.dir+"-claims", c.dir+"-senders", c.dir+"-receipts"
 	c.live = c.dir + "-live"
+	c.sweeper = &sweeper{senders: c.senders}
 	c.deadLetters = deadLetters{m: m, path: cfg.Path, dead: c.dir + "-dead", receipts: c.receipts}
 	c.listeners.m, c.listeners.path = m, cfg.Path
 	c.under.q, c.skips.complain = c, c.complain

@@ -556,7 +556,7 @@ func (p *pump) await(inc *session.Incarnation) error {
 			return err
 		}
 	}
-	if err := q.sweep(p.ctx, inc); err != nil {
+	if err := q.sweeper.sweep(p.ctx, inc); err != nil {
 		return err
 	}
 	next := q.sweeper.next()

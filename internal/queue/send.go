@@ -159,7 +159,7 @@ func (o *outbox) take() (group []*parcel) {
 
 // idle is called when nothing has been sent for a moment.
 func (o *outbox) idle(inc *session.Incarnation) {
-	o.q.sweep(inc.Ctx, inc) // what fails is left for the next time
+	o.q.sweeper.sweep(inc.Ctx, inc) // what fails is left for the next time
 }
 
 // drop deletes the journal, in the background; with later when no attempt can be

@@ -14,6 +14,8 @@ import (
 // producers that were killed. The head of the consumers' line sweeps when it has
 // nothing else to do, and a producer when it has become idle, once in sweepEvery.
 type sweeper struct {
+	senders string // where the journals of producers are
+
 	mu   sync.Mutex
 	last time.Time // guarded by mu
 }
@@ -56,35 +58,35 @@ func (s *sweeper) again() {
 
 // sweep deletes what is left over, if it is time to. What the servers refuse is
 // left for the next time.
-func (q *core) sweep(ctx context.Context, inc *session.Incarnation) error {
-	if q.foreign != nil || !q.sweeper.begin() {
+func (s *sweeper) sweep(ctx context.Context, inc *session.Incarnation) error {
+	if !s.begin() {
 		return nil
 	}
-	err := q.sweepSenders(ctx, inc)
+	err := s.sweepSenders(ctx, inc)
 	if err == nil || session.OutcomeOf(err) == session.Answered {
 		return nil
 	}
-	q.sweeper.again()
+	s.again()
 	return err
 }
 
 // sweepSenders deletes the journals of producers that nobody has written for long.
 // Each is deleted at the version at which it was read, so not if it is written now.
-func (q *core) sweepSenders(ctx context.Context, inc *session.Incarnation) error {
-	names, _, err := inc.Children(ctx, q.senders)
+func (s *sweeper) sweepSenders(ctx context.Context, inc *session.Incarnation) error {
+	names, _, err := inc.Children(ctx, s.senders)
 	if err != nil {
 		return err
 	}
 	var paths []string
 	for _, name := range names {
 		if len(name) == len(noGUID) { // others stand in the line for room
-			paths = append(paths, session.ChildPath(q.senders, name))
+			paths = append(paths, session.ChildPath(s.senders, name))
 		}
 	}
 	if len(paths) == 0 {
 		return nil
 	}
-	now, err := inc.Set(ctx, q.senders, nil, -1) // for the servers' time
+	now, err := inc.Set(ctx, s.senders, nil, -1) // for the servers' time
 	if err != nil {
 		return err
 	}
