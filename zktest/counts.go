@@ -1,6 +1,9 @@
 package zktest
 
-import "maps"
+import (
+	"maps"
+	"slices"
+)
 
 // Counts is what a server has done since it was made, and what it holds now.
 type Counts struct {
@@ -80,4 +83,27 @@ func (s *Server) count(op Op) {
 		op = 0
 	}
 	s.requests[op]++
+}
+
+// A Watch is what a client has the server tell it of.
+type Watch struct {
+	Path     string
+	Children bool // the list of the node's children; otherwise the node itself, there or not yet there
+}
+
+// Watches returns the watches that the connection of a session has left here, by
+// path. Without a connection there are none: a client sets them again.
+func (s *Server) Watches(session int64) []Watch {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var watches []Watch
+	for c := range s.conns {
+		if c.session == nil || c.session.id != session {
+			continue
+		}
+		for _, key := range slices.SortedFunc(maps.Keys(c.watched), compareKeys) {
+			watches = append(watches, Watch{Path: key.path, Children: key.children})
+		}
+	}
+	return watches
 }
