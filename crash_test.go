@@ -73,6 +73,7 @@ const (
 // way together. With ZSYNC_TEST_LONG both are done. Under the race detector a
 // third of the requests must do, with the first ones.
 func TestCrashLeavesNothingThatBlocksAnyone(t *testing.T) {
+	inMemory(t)
 	if _, err := os.Executable(); err != nil {
 		t.Skip("cannot run the test binary again: ", err)
 	}

@@ -23,6 +23,7 @@ import (
 //
 // ZSYNC_TEST_SEED runs one seed and prints what happens; ZSYNC_TEST_LONG runs 10,000.
 func TestNobodyIsGrantedALockBeforeItsHolderIsToldOfTheLoss(t *testing.T) {
+	inMemory(t)
 	first, n := uint64(0), uint64(200)
 	switch {
 	case os.Getenv("ZSYNC_TEST_LONG") != "":

@@ -94,6 +94,7 @@ func (c *severance) mend() {
 }
 
 func TestAHolderIsToldBeforeAnotherIsGrantedWhateverHappensToTheServers(t *testing.T) {
+	inMemory(t)
 	t.Parallel()
 	seeds, grants := 150, 0
 	switch {

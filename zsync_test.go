@@ -27,9 +27,19 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // a test which waits for real shows it.
 const testTimeout = 10 * time.Second
 
+// inMemory says that a test runs in memory whatever servers there are. It is
+// skipped where ZSYNC_TEST_ONLY=servers asks only for those that use them.
+func inMemory(t testing.TB) {
+	t.Helper()
+	if os.Getenv("ZSYNC_TEST_ONLY") == "servers" {
+		t.Skip("ZSYNC_TEST_ONLY=servers, and this runs in memory")
+	}
+}
+
 // bubble runs f in a synctest bubble with a server of its own.
 func bubble(t *testing.T, f func(t *testing.T, srv *zktest.Server), opts ...zktest.Option) {
 	t.Helper()
+	inMemory(t)
 	synctest.Test(t, func(t *testing.T) {
 		srv := zktest.Start(t, opts...)
 		f(t, srv)

@@ -7,6 +7,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"os/user"
@@ -78,6 +79,7 @@ type server struct {
 	err       error
 	dir       string
 	cmd       *exec.Cmd
+	stdin     io.WriteCloser
 	databases atomic.Int64
 }
 
@@ -153,8 +155,11 @@ func (s *server) start(program string) (err error) {
 		return fmt.Errorf("%v: %w\n%s", install, err, out)
 	}
 	var out bytes.Buffer
-	s.cmd = exec.Command(program, s.run(s.dir)...)
+	s.cmd = exec.Command("sh", append([]string{"-c", untilInputEnds, "sh", program}, s.run(s.dir)...)...)
 	s.cmd.SysProcAttr, s.cmd.Dir, s.cmd.Stdout, s.cmd.Stderr = as, s.dir, &out, &out
+	if s.stdin, err = s.cmd.StdinPipe(); err != nil {
+		return err
+	}
 	if err := s.cmd.Start(); err != nil {
 		return err
 	}
@@ -189,12 +194,14 @@ func (s *server) credential() (*syscall.SysProcAttr, error) {
 	return &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}}, nil
 }
 
+// untilInputEnds runs a program until the standard input ends: with the test,
+// however that ends.
+const untilInputEnds = `"$@" & cat >/dev/null; kill -TERM $!; wait $!`
+
 func (s *server) end() {
-	if s.cmd != nil && s.cmd.Process != nil {
-		s.cmd.Process.Signal(syscall.SIGTERM)
-		late := time.AfterFunc(20*time.Second, func() { s.cmd.Process.Kill() })
+	if s.stdin != nil {
+		s.stdin.Close()
 		s.cmd.Wait()
-		late.Stop()
 	}
 	os.RemoveAll(s.dir)
 }

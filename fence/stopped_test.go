@@ -114,13 +114,20 @@ func hold(args string) error {
 	}
 	defer s.Close()
 	m := zsync.NewMutex(s, lockPath)
-	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+	said := make(chan string)
+	go func() {
+		for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+			said <- in.Text()
+		}
+		os.Exit(1) // with the test, whatever is under way
+	}()
+	for range said {
 		token, err := writeAsHolder(ctx, m, x)
 		if err != nil {
 			return err
 		}
 		fmt.Println("holding", token)
-		in.Scan()
+		<-said
 		verdicts := make(map[string]string)
 		for target, err := range x.write(ctx, token) {
 			switch {

@@ -31,6 +31,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/need"
 	"github.com/zsync/zsync/otel"
 	"github.com/zsync/zsync/zktest"
 )
@@ -447,10 +448,7 @@ func TestTheAlertRulesAreRightAndNameMetricsThatExist(t *testing.T) {
 	if seen < 4 {
 		t.Errorf("%d metrics in rules", seen)
 	}
-	promtool, err := exec.LookPath("promtool")
-	if err != nil {
-		t.Skip("promtool is not installed (Debian's package prometheus): the rules were not checked by it")
-	}
+	promtool := need.Command(t, "promtool")
 	for _, args := range [][]string{{"check", "rules", "prometheus/zsync.yaml"}, {"test", "rules", "prometheus/zsync_test.yaml"}} {
 		if out, err := exec.Command(promtool, args...).CombinedOutput(); err != nil {
 			t.Errorf("promtool %v: %v\n%s", args, err, out)

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/need"
 	"github.com/zsync/zsync/ui"
 	"github.com/zsync/zsync/zktest"
 )
@@ -31,10 +32,7 @@ type browser struct {
 
 func openBrowser(t *testing.T) *browser {
 	t.Helper()
-	program, err := exec.LookPath("chromium")
-	if err != nil {
-		t.Skip("chromium is not installed")
-	}
+	program := need.Command(t, "chromium")
 	fromUs, to, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/look"
+	"github.com/zsync/zsync/internal/need"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -27,9 +28,7 @@ type terminals struct {
 
 func openTerminals(t *testing.T, env ...string) *terminals {
 	t.Helper()
-	if _, err := exec.LookPath("tmux"); err != nil {
-		t.Skip("tmux is not installed")
-	}
+	need.Command(t, "tmux")
 	x := &terminals{t, t.TempDir() + "/tmux", append(os.Environ(), append(env, "TERM=xterm", "LC_ALL=C.UTF-8")...)}
 	x.tmux("-f", "/dev/null", "new-session", "-d", "-s", "s", "-n", "first", "-x", "120", "-y", "20", "sleep 600")
 	t.Cleanup(func() { x.tmux("kill-server") })
