@@ -29,6 +29,7 @@ func describe(ctx context.Context, inc *session.Incarnation, dir string, names [
 		out = append(out, Contender{
 			Owner: string(n.Data), Node: names[i], Session: n.Stat.EphemeralOwner,
 			Mode: mode, Holding: holding, Since: time.UnixMilli(n.Stat.Ctime),
+			Retained: holding && line.MayBeKept(names[i]),
 		})
 	}
 	return out, nil
@@ -43,13 +44,20 @@ type Contender struct {
 	Mode    Mode      // what it holds or waits for
 	Holding bool      // whether it holds, as far as the listing tells
 	Since   time.Time // when it came, by the servers' clock
+
+	// Retained says of one who holds that he uses [WithRetention]: he may have
+	// unlocked, and only keep his place until somebody else comes.
+	Retained bool
 }
 
 // LogValue gives slog a group of its own: owner, session, mode, since, node, and
-// whether it holds.
+// whether it holds, or may only keep its place.
 func (c Contender) LogValue() slog.Value {
 	state := "waits"
-	if c.Holding {
+	switch {
+	case c.Retained:
+		state = "holds or keeps"
+	case c.Holding:
 		state = "holds"
 	}
 	return slog.GroupValue(

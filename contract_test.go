@@ -57,6 +57,7 @@ var (
 	_ func(o zsync.Observer) zsync.Option             = zsync.WithObserver
 	_ func() zsync.Option                             = zsync.WithLossOnSuspend
 	_ func(n int) zsync.LockOption                    = zsync.WithHandoffs
+	_ func(d time.Duration) zsync.LockOption          = zsync.WithRetention
 	_ func(l zsync.Layout) zsync.LockOption           = zsync.WithLayout
 	_ func() zsync.WaitGroupOption                    = zsync.WithPersistentTasks
 	_ func(n int) zsync.QueueOption                   = zsync.WithPrefetch

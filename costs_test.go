@@ -54,6 +54,33 @@ var costs = []cost{
 			must(t, <-locked)
 		}
 	}},
+	{"`Mutex.Lock`, retained", func(t *testing.T, s, other *zsync.Session) func() {
+		m := zsync.NewMutex(s, "/p/m", zsync.WithRetention(time.Minute))
+		must(t, m.Lock(t.Context()))
+		must(t, m.Unlock())
+		return func() { must(t, m.Lock(t.Context())) }
+	}},
+	{"`Mutex.Unlock`, keeping the place", func(t *testing.T, s, other *zsync.Session) func() {
+		m := zsync.NewMutex(s, "/p/m", zsync.WithRetention(time.Minute))
+		must(t, m.Lock(t.Context()))
+		return func() { must(t, m.Unlock()) }
+	}},
+	{"`Mutex.Lock`, the place kept elsewhere", func(t *testing.T, s, other *zsync.Session) func() {
+		m := zsync.NewMutex(other, "/p/m", zsync.WithRetention(time.Minute))
+		must(t, m.Lock(t.Context()))
+		must(t, m.Unlock())
+		return func() { must(t, zsync.NewMutex(s, "/p/m").Lock(t.Context())) }
+	}},
+	{"`Mutex.TryLock`, the place kept elsewhere", func(t *testing.T, s, other *zsync.Session) func() {
+		m := zsync.NewMutex(other, "/p/m", zsync.WithRetention(time.Minute))
+		must(t, m.Lock(t.Context()))
+		must(t, m.Unlock())
+		return func() {
+			if ok, err := zsync.NewMutex(s, "/p/m").TryLock(t.Context()); !ok || err != nil {
+				t.Fatal(ok, err)
+			}
+		}
+	}},
 	{"`Mutex.TryLock`, held elsewhere", func(t *testing.T, s, other *zsync.Session) func() {
 		must(t, zsync.NewMutex(other, "/p/m").Lock(t.Context()))
 		m := zsync.NewMutex(s, "/p/m")

@@ -169,6 +169,56 @@ var mutexCrashes = []crash{{
 	after:    afterMutex,
 	requests: 1,
 }, {
+	name: "Mutex.Lock that keeps its place later",
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
+		begin()
+		m := zsync.NewMutex(s, crashPath, zsync.WithRetention(time.Minute))
+		for range 3 {
+			if err := lockOnce(ctx, m); err != nil {
+				return err
+			}
+		}
+		_, err := s.Txn(ctx, &zk.CheckVersionRequest{Path: crashPath, Version: -1}) // killed while it keeps it
+		return err
+	},
+	after:    afterMutex,
+	requests: 3,
+}, {
+	name: "Mutex.Unlock that keeps its place, until it is recalled",
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
+		m := zsync.NewMutex(s, crashPath, zsync.WithRetention(time.Minute))
+		if err := lockOnce(ctx, m); err != nil {
+			return err
+		}
+		begin()
+		return lockOnce(ctx, m) // behind who has recalled it, or before him
+	},
+	beside: func(ctx context.Context, s *zsync.Session, ready func(), child *crashChild) error {
+		<-child.begun
+		defer ready()
+		return lockOnce(context.WithoutCancel(ctx), crashMutex(s))
+	},
+	after:    afterMutex,
+	requests: 1,
+}, {
+	name: "Mutex.TryLock of a place that is kept",
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
+		begin()
+		_, err := zsync.NewMutex(s, crashPath).TryLock(ctx)
+		return err
+	},
+	beside: func(ctx context.Context, s *zsync.Session, ready func(), child *crashChild) error {
+		m := zsync.NewMutex(s, crashPath, zsync.WithRetention(time.Minute))
+		if err := lockOnce(ctx, m); err != nil {
+			return err
+		}
+		ready()
+		<-ctx.Done()
+		return nil
+	},
+	after:    afterMutex,
+	requests: 4,
+}, {
 	name: "Mutex.Do",
 	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()

@@ -286,12 +286,17 @@ func nap(d *rand.Rand, n int) { time.Sleep(time.Duration(d.IntN(n*1000)) * time.
 // closedFunc reports whether c is closed.
 func closedFunc(c <-chan struct{}) func() bool { return func() bool { return session.IsClosed(c) } }
 
-// handoffs is a random option of a lock.
-func handoffs(d *rand.Rand) zsync.LockOption {
+// lockOptions are the layout of a lock, and others at random.
+func lockOptions(d *rand.Rand, layout zsync.LockOption) []zsync.LockOption {
+	n := defaultHandoffs
 	if d.IntN(2) == 0 {
-		return zsync.WithHandoffs(defaultHandoffs)
+		n = d.IntN(4)
 	}
-	return zsync.WithHandoffs(d.IntN(4))
+	opts := []zsync.LockOption{layout, zsync.WithHandoffs(n)}
+	if n > 0 && d.IntN(3) == 0 {
+		opts = append(opts, zsync.WithRetention(time.Duration(1+d.IntN(20_000))*time.Millisecond))
+	}
+	return opts
 }
 
 var errFunction = errors.New("the function's own")
@@ -303,7 +308,7 @@ func TestModelOfRWMutex(t *testing.T) {
 		var wg sync.WaitGroup
 		for _, s := range r.ss {
 			d := r.dice()
-			shared := zsync.NewRWMutex(s, "/rw", layout, handoffs(d))
+			shared := zsync.NewRWMutex(s, "/rw", lockOptions(d, layout)...)
 			for range 2 {
 				p := rwProgram{lockModel: m, other: other, s: s, d: r.dice(), shared: shared, layout: layout}
 				wg.Go(p.run)
@@ -331,7 +336,7 @@ func (p *rwProgram) value() *zsync.RWMutex {
 	if p.d.IntN(3) > 0 {
 		return p.shared
 	}
-	return zsync.NewRWMutex(p.s, p.path, p.layout, handoffs(p.d))
+	return zsync.NewRWMutex(p.s, p.path, lockOptions(p.d, p.layout)...)
 }
 
 func (p *rwProgram) run() {
@@ -586,14 +591,14 @@ func TestModelOfMutex(t *testing.T) {
 		var wg sync.WaitGroup
 		for _, s := range r.ss {
 			d := r.dice()
-			shared := zsync.NewMutex(s, "/m", layout, handoffs(d))
+			shared := zsync.NewMutex(s, "/m", lockOptions(d, layout)...)
 			for range 2 {
 				d := r.dice()
 				value := func() *zsync.Mutex {
 					if d.IntN(3) > 0 {
 						return shared
 					}
-					return zsync.NewMutex(s, "/m", layout, handoffs(d))
+					return zsync.NewMutex(s, "/m", lockOptions(d, layout)...)
 				}
 				wg.Go(func() {
 					for range 8 {

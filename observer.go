@@ -37,7 +37,7 @@ type EventKind int
 const (
 	Acquired    EventKind = iota + 1 // a lock, permit, leadership or claim was granted
 	GaveUp                           // a wait ended without a grant
-	Released                         // a hold was given back to the servers; a hand-over between goroutines is none
+	Released                         // a hold was given back; a hand-over between goroutines is none
 	Lost                             // a hold was lost with its session
 	Dead                             // a queue element went to the dead letters
 	Connected                        // a new ZooKeeper session was established

@@ -92,7 +92,10 @@ func NewRWMutex(s *Session, path string, opts ...LockOption) *RWMutex {
 	ln := line.New(s.m, path, c.layout.naming(), write, read)
 	ln.Strict, ln.Limits = true, c.limits.ofLine()
 	ln.Kind = trace.Write
-	rw.turn.init(s, path, ln, c.handoffs, map[turnstile.Mode]turnstile.Entry{
+	if c.retain > 0 {
+		ln.Kept = write
+	}
+	rw.turn.init(s, path, ln, c, map[turnstile.Mode]turnstile.Entry{
 		turnstile.Exclusive: {Base: write, Rule: writersTurn, Op: "lock"},
 		turnstile.Shared:    {Base: read, Rule: readersTurn(write), Op: "rlock"},
 	})

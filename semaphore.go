@@ -131,8 +131,11 @@ func NewSemaphore(s *Session, path string, n int64, opts ...LockOption) *Semapho
 	c := newLockConfig(opts)
 	m := &Semaphore{made: made{s: s, path: path}, named: n, layout: c.layout}
 	m.limit.Store(n)
-	if m.err = checkNew(s, path, c.err); m.err == nil && n <= 0 {
+	switch m.err = checkNew(s, path, c.err); {
+	case m.err == nil && n <= 0:
 		m.err = session.Invalid("a semaphore of %d permits; want at least 1", n)
+	case m.err == nil && c.retain > 0:
+		m.err = session.Invalid("WithRetention: permits are not kept; it is for a Mutex or RWMutex")
 	}
 	if m.misuse() != nil {
 		return m

@@ -13,6 +13,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/turnstile"
 )
 
 // A Session is a program's connection to a ZooKeeper ensemble. All primitives
@@ -44,6 +45,7 @@ type Session struct {
 	tallies shared[tallyKey, tally]
 	marks   shared[string, mark] // by path of the mark
 	ids     idSet                // of memberships in groups
+	kept    turnstile.Keepers    // of places that are kept though nobody has them
 }
 
 // Connect establishes a session with an ensemble.

@@ -17,9 +17,12 @@ type lockTurnstile struct {
 	s *Session
 }
 
-func (q *lockTurnstile) init(s *Session, path string, ln line.Line, handoffs int, entries map[turnstile.Mode]turnstile.Entry) {
+func (q *lockTurnstile) init(s *Session, path string, ln line.Line, c lockConfig, entries map[turnstile.Mode]turnstile.Entry) {
 	q.s = s
-	q.Init(s.m, path, ln, handoffs, entries)
+	q.Init(s.m, path, ln, c.handoffs, entries)
+	if c.retain > 0 {
+		q.Retain(c.retain, &s.kept)
+	}
 }
 
 // acquire waits for a grant; pin says that it is that of a Do.

@@ -188,6 +188,9 @@ func (m *model) line(s *zsync.Session, opts Options, kind string, lines []look.L
 			v.Waiters = append(v.Waiters, w)
 			continue
 		}
+		if l.Retained {
+			v.State = "may only be kept"
+		}
 		if l.Session == look.SessionText(s.ID()) {
 			w.Margin = s.Margin().Round(100 * time.Millisecond).String()
 		}

@@ -126,6 +126,9 @@ func sumUp(lines []look.Line) (rows []summary) {
 			if row.Holders++; row.Since == nil {
 				row.Owner, row.Since = l.Owner, l.Since
 			}
+			if l.Retained {
+				row.State = "may only be kept"
+			}
 		default:
 			if row.Waiters++; row.Oldest == nil || l.Since.Before(*row.Oldest) {
 				row.Oldest = l.Since

@@ -47,6 +47,8 @@ type tenure struct {
 	over   bool          // it is being released: that others do not find the znode is no loss
 	spared bool          // it was given up by itself, and is deleted when giveUp says so
 	left   bool          // a grant has ended since the last began
+	idle   bool          // it is kept, though nobody has it: see Grant.Keep
+	off    bool          // it is not on the gauge any more
 	token  int64         // the fencing token, 0 until it is asked for
 	epoch  int           // grows when the token is not for those who come any more
 	uses   int           // grants, for the trace
@@ -72,6 +74,7 @@ func (c *Claim) Grant(op string, pin bool) *Grant {
 	c.held.grants = append(c.held.grants, g)
 	c.held.uses++
 	g.use = c.held.uses
+	c.idleLocked(false)
 	c.traceGrantLocked(g)
 	if c.held.why != nil {
 		close(g.Lost)
@@ -91,6 +94,19 @@ func (c *Claim) Grant(op string, pin bool) *Grant {
 func (c *Claim) newEpochLocked() {
 	c.held.token = 0
 	c.held.epoch++
+}
+
+// idleLocked says whether c is kept though nobody has it: then it is no hold.
+func (c *Claim) idleLocked(idle bool) {
+	if c.held.idle == idle || c.held.off {
+		return
+	}
+	c.held.idle = idle
+	if idle {
+		c.Line.Manager.Holds.Add(-1)
+	} else {
+		c.Line.Manager.Holds.Add(1)
+	}
 }
 
 // begin begins the tenure: from here on the loss of c is told.
@@ -194,6 +210,9 @@ func (c *Claim) loseIf(why error, so func() bool) bool {
 	}
 	c.traceLossLocked()
 	e, fs := c.eventLocked(session.EventLost, why), c.held.onLost
+	if c.held.idle {
+		e.Op = "" // it is nobody's loss
+	}
 	c.mu.Unlock()
 	for _, f := range fs {
 		f()
@@ -223,7 +242,13 @@ func (c *Claim) OnLost(f func()) {
 
 func (c *Claim) uncount() {
 	c.held.count.Do(func() {
-		c.Line.Manager.Holds.Add(-1)
+		c.mu.Lock()
+		c.held.off = true
+		idle := c.held.idle
+		c.mu.Unlock()
+		if !idle {
+			c.Line.Manager.Holds.Add(-1)
+		}
 		c.Stake.Drop()
 	})
 }
@@ -491,6 +516,7 @@ func (c *Claim) Move(to *Claim, op string) (former string, lost error) {
 	e := c.eventLocked(session.EventReleased, nil) // as what it was
 	c.unguardLocked()
 	c.disownLocked()
+	c.leaveAroundLocked()
 	former = c.Path
 	was := c.Child.Name
 	c.Path, c.Child, c.version = to.Path, to.Child, 0
@@ -570,6 +596,7 @@ func (c *Claim) finish() error {
 	if !session.IsClosed(c.held.quit) {
 		close(c.held.quit)
 	}
+	c.leaveAroundLocked()
 	if lost != nil {
 		c.disownLocked()
 		return lost

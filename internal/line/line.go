@@ -41,6 +41,7 @@ type Line struct {
 	Defers func(me Child, names []string) bool
 
 	Limits *Limits // of what is held, if there are any
+	Kept   string  // which of Bases may be kept in their places when nobody has them, if any
 	Kind   string  // what the trace calls it; of a read-write lock, a write
 }
 
@@ -73,10 +74,11 @@ type Claim struct {
 	Stake       *session.Stake       // nil until something is held by it
 	beside      string               // the znode in whose very place it was made
 
-	mu    sync.Mutex
-	Path  string         // of its znode, as the server knows it; guarded by mu once its turn has come
-	Child Child          // guarded by mu once its turn has come
-	own   *session.Watch // on its znode, joined, if it is watched; guarded by mu
+	mu     sync.Mutex
+	Path   string         // of its znode, as the server knows it; guarded by mu once its turn has come
+	Child  Child          // guarded by mu once its turn has come
+	own    *session.Watch // on its znode, joined, if it is watched; guarded by mu
+	around *session.Watch // on the line, joined, if it was alone there when that was set; guarded by mu
 
 	version int32 // of its znode, after our last write to it; guarded by mu
 
@@ -342,6 +344,7 @@ func (c *Claim) disown() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.disownLocked()
+	c.leaveAroundLocked()
 }
 
 func (c *Claim) disownLocked() {
@@ -353,22 +356,30 @@ func (c *Claim) disownLocked() {
 
 // Enter makes a claim at the end of the line, and lists who is in it.
 func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string, data []byte) (*Claim, *session.Roll, error) {
-	guid := session.NewGUID()
+	guid, around := session.NewGUID(), (*session.Watch)(nil)
+	if base == l.Kept && base != "" {
+		guid, around = session.NewMarkedGUID(), l.joinAround(inc) // which the listing sets
+	}
 	name := l.name(guid, base)
 	if i := len(name) - len(base); i > 0 {
 		guid = name[:i] // as the name spells it
 	}
 	path, roll, err := inc.CreateChild(ctx, l.Dir, name, guid, data, zk.FlagEphemeralSequential, true)
 	if err != nil {
+		if around != nil {
+			inc.Watches.Leave(around)
+		}
 		return nil, nil, err
 	}
 	c := &Claim{Line: l, Incarnation: inc, Path: path, data: data}
+	rk := l.ranks(roll)
+	c.lookAround(around, len(rk.in) == 1 && rk.sure)
 	me, ok := ParseChild(session.BaseName(path), l.Bases...)
 	if !ok { // no server that speaks the protocol answers so
 		err = fmt.Errorf("%w: created %q as %q", session.ErrProtocol, name, path)
 	} else {
 		c.Child = me
-		err = unmixed(l.Bases, l.ranks(roll).mixed, &me)
+		err = unmixed(l.Bases, rk.mixed, &me)
 	}
 	if err != nil {
 		c.withdraw(err)
@@ -378,7 +389,8 @@ func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string,
 }
 
 // Try takes its turn if it comes at once, and otherwise leaves the line. A
-// line in which somebody already stands in the way is only read.
+// line in which somebody already stands in the way is only read, unless that is one
+// who may only keep his place: he is recalled, and waited for, for a moment.
 func (l *Line) Try(ctx context.Context, base string, data []byte, turn Rule) (*Claim, error) {
 	var won *Claim
 	err := l.Manager.During(ctx, func(inc *session.Incarnation) error {
@@ -389,13 +401,8 @@ func (l *Line) Try(ctx context.Context, base string, data []byte, turn Rule) (*C
 		if err != nil {
 			return err
 		}
-		ahead, err := c.Ahead(ctx, roll)
-		if err == nil {
-			if blocker, _ := turn(ahead); blocker != nil {
-				err = errBlocked
-			} else {
-				err = c.assure(ctx)
-			}
+		if err = c.tryTurn(ctx, roll, turn); err == nil {
+			err = c.assure(ctx)
 		}
 		switch {
 		case err == nil:
@@ -411,6 +418,73 @@ func (l *Line) Try(ctx context.Context, base string, data []byte, turn Rule) (*C
 	return won, err
 }
 
+// tryTurn is errBlocked if it is not c's turn, nor comes to be at once. roll is the
+// line.
+func (c *Claim) tryTurn(ctx context.Context, roll *session.Roll, turn Rule) error {
+	ahead, err := c.Ahead(ctx, roll)
+	if err != nil {
+		return err
+	}
+	switch blocker, _ := turn(ahead); {
+	case blocker == nil:
+		return c.confirm()
+	case !onlyKept(ahead):
+		return errBlocked
+	}
+	return c.awaitRecall(ctx, ahead[0].Name, turn)
+}
+
+// RecallTime is how long who does not wait for a holder waits for one who may only
+// keep his place: for an event to go there, and a deletion to come back.
+const RecallTime = 500 * time.Millisecond
+
+// onlyKept reports whether a single one is ahead, and may only keep its place.
+func onlyKept(ahead []Child) bool { return len(ahead) == 1 && MayBeKept(ahead[0].Name) }
+
+// awaitRecall waits for the contender of this name, the only one ahead of c, to go.
+// The create of c has recalled it. If it does not go in time it is in use, or its
+// process does not answer: then the error is errBlocked.
+func (c *Claim) awaitRecall(ctx context.Context, name string, turn Rule) error {
+	short, cancel := context.WithTimeout(ctx, RecallTime)
+	defer cancel()
+	proof, err := c.awaitGone(short, name)
+	if err == nil {
+		err = c.mustBeFirst(short, proof, turn)
+	}
+	switch {
+	case err == nil:
+		return c.confirm()
+	case ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded):
+		return errBlocked
+	}
+	return err
+}
+
+// mustBeFirst is errBlocked if anybody stands in the way of c, when the only one
+// ahead has gone, which connection proof has told. Where others can come to stand
+// ahead, as a read lock in the place of a write lock, the line is listed again.
+func (c *Claim) mustBeFirst(ctx context.Context, proof int64, turn Rule) error {
+	if c.Line.Settled && !c.Child.Exhausted() {
+		stands, err := c.stands(ctx, proof)
+		if err == nil && !stands {
+			err = session.ErrVanished
+		}
+		return err
+	}
+	roll, err := c.Incarnation.Roll(ctx, c.Line.Dir)
+	if err != nil {
+		return err
+	}
+	ahead, err := c.Ahead(ctx, roll)
+	if err != nil {
+		return err
+	}
+	if blocker, _ := turn(ahead); blocker != nil {
+		return errBlocked
+	}
+	return nil
+}
+
 // errBlocked means that somebody stands in the way of one who does not wait.
 var errBlocked = errors.New("zsync: somebody stands in the way")
 
@@ -422,11 +496,13 @@ func (l *Line) blocked(ctx context.Context, inc *session.Incarnation, turn Rule)
 	if err != nil && !session.IsNoNode(err) {
 		return false, err
 	}
-	blocker, _ := turn(ParseChildren(names, l.Bases...))
+	ahead := ParseChildren(names, l.Bases...)
+	blocker, _ := turn(ahead)
+	blocked := blocker != nil && !onlyKept(ahead)
 	if !l.Strict {
-		return blocker != nil, nil
+		return blocked, nil
 	}
-	return blocker != nil, unmixed(l.Bases, strangers(names, l.Bases), nil)
+	return blocked, unmixed(l.Bases, strangers(names, l.Bases), nil)
 }
 
 // Ahead returns those of names that are ahead of c in the line, in order. Our
@@ -486,6 +562,34 @@ func (l *Line) InOrder(ctx context.Context, inc *session.Incarnation, names []st
 	return append(all, behind...), nil
 }
 
+// joinAround joins the watch on the line.
+func (l *Line) joinAround(inc *session.Incarnation) *session.Watch {
+	return inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: l.Dir})
+}
+
+// lookAround gives c a watch on the line that was joined before the line was listed;
+// alone says that nobody else was in that listing. A nil watch changes nothing.
+func (c *Claim) lookAround(w *session.Watch, alone bool) {
+	if w == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.leaveAroundLocked()
+	if alone && !c.held.over && c.held.why == nil && c.Incarnation.Watches.Armed(w) && !session.IsClosed(w.Fired) {
+		c.around = w
+		return
+	}
+	c.Incarnation.Watches.Leave(w)
+}
+
+func (c *Claim) leaveAroundLocked() {
+	if c.around != nil {
+		c.Incarnation.Watches.Leave(c.around)
+		c.around = nil
+	}
+}
+
 // Leave deletes c, in the background.
 func (c *Claim) Leave() *session.Removal {
 	c.Stake.Drop()
@@ -507,6 +611,12 @@ func (c *Claim) others(ctx context.Context, bases ...string) (bool, error) {
 		return c.Child
 	}
 	me := child()
+	var around *session.Watch
+	if me.Base == c.Line.Kept && me.Base != "" {
+		around = c.Line.joinAround(c.Incarnation)
+	}
+	alone := false
+	defer func() { c.lookAround(around, alone) }()
 	names, _, err := c.Incarnation.Children(ctx, c.Line.Dir)
 	if err != nil {
 		return false, c.Explain(err) // without the parent there is no child
@@ -524,6 +634,7 @@ func (c *Claim) others(ctx context.Context, bases ...string) (bool, error) {
 			return true, nil
 		}
 	}
+	alone = true
 	return false, nil
 }
 

@@ -97,3 +97,18 @@ func numbered(names []string, bases ...string) (in, behind []Child) {
 	}
 	return in, behind
 }
+
+// MayBeKept reports whether the contender of this name may only keep its place.
+func MayBeKept(name string) bool {
+	const dashed, bare = 14, 12 // of a UUID: where its version stands
+	i := bare
+	if len(name) > 3 && name[:3] == "_c_" {
+		i = 3 + dashed
+	}
+	return len(name) > i && name[i] == '8' && isContender(name)
+}
+
+func isContender(name string) bool {
+	_, ok := ParseChild(name, contenderBases...)
+	return ok
+}

@@ -108,11 +108,14 @@ func (a *asker) contenders(ctx context.Context) (lines []Line, err error) {
 // lineOf describes one who holds or waits.
 func lineOf(path, kind, mode string, c zsync.Contender) Line {
 	state := "waits"
-	if c.Holding {
+	switch {
+	case c.Retained:
+		state = "holds, or only keeps its place"
+	case c.Holding:
 		state = "holds"
 	}
 	return Line{
-		Path: path, Kind: kind, Mode: mode, State: state, Holding: c.Holding, Owner: c.Owner,
+		Path: path, Kind: kind, Mode: mode, State: state, Holding: c.Holding, Retained: c.Retained, Owner: c.Owner,
 		Since: &c.Since, Session: SessionText(c.Session), Node: c.Node,
 	}
 }

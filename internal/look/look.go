@@ -230,20 +230,21 @@ func (x *explorer) group() {
 
 // A Line is one who holds or waits, or one thing that is known of a path.
 type Line struct {
-	Path    string     `json:"path"`
-	Kind    string     `json:"kind"` // empty if the path is free
-	Mode    string     `json:"mode,omitempty"`
-	State   string     `json:"state"` // in words
-	Holding bool       `json:"holding"`
-	Owner   string     `json:"owner,omitempty"`
-	Since   *time.Time `json:"since,omitempty"`
-	Session string     `json:"session,omitempty"`
-	Node    string     `json:"node,omitempty"`
-	Count   *int       `json:"count,omitempty"`  // elements of a queue, tasks of a wait group
-	Dead    *int       `json:"dead,omitempty"`   // dead letters of a queue
-	Layout  string     `json:"layout,omitempty"` // of a queue, as --layout calls it
-	Value   rawJSON    `json:"value,omitempty"`  // the data of the znode: as it is if that is JSON, or else as a string
-	Info    string     `json:"info,omitempty"`   // of a member
+	Path     string     `json:"path"`
+	Kind     string     `json:"kind"` // empty if the path is free
+	Mode     string     `json:"mode,omitempty"`
+	State    string     `json:"state"` // in words
+	Holding  bool       `json:"holding"`
+	Retained bool       `json:"retained,omitempty"` // it may only keep its place, and hold nothing
+	Owner    string     `json:"owner,omitempty"`
+	Since    *time.Time `json:"since,omitempty"`
+	Session  string     `json:"session,omitempty"`
+	Node     string     `json:"node,omitempty"`
+	Count    *int       `json:"count,omitempty"`  // elements of a queue, tasks of a wait group
+	Dead     *int       `json:"dead,omitempty"`   // dead letters of a queue
+	Layout   string     `json:"layout,omitempty"` // of a queue, as --layout calls it
+	Value    rawJSON    `json:"value,omitempty"`  // the data of the znode: as it is if that is JSON, or else as a string
+	Info     string     `json:"info,omitempty"`   // of a member
 }
 
 // Znode returns the path of the znode of one who holds or waits.

@@ -71,6 +71,14 @@ const MaxPath = 2048
 // dashed, as Curator wants them.
 func NewGUID() string { return uuid.NewString() }
 
+// NewMarkedGUID is NewGUID with a mark on it, which costs nothing: it is a UUID of
+// version 8, that of one's own design, where others are random, of version 4.
+func NewMarkedGUID() string {
+	id := uuid.New()
+	id[6] = id[6]&0x0f | 0x80
+	return id.String()
+}
+
 // ProtectedName is Curator's form of a name that its creator can find again
 // when the reply to the create was lost.
 func ProtectedName(guid, base string) string { return "_c_" + guid + "-" + base }

@@ -85,6 +85,12 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 	}
 }
 
+// Assured reports whether the session is as certain to live as a new stake would
+// have it be. It asks nobody.
+func (inc *Incarnation) Assured() bool {
+	return inc.Alive() && inc.certain() > time.Duration(inc.Timeout.Load()/4)
+}
+
 // An inquiry is a request that is to confirm the session.
 type inquiry struct {
 	limit time.Time     // when to give up the connection; used by the watchdog alone

@@ -21,9 +21,11 @@ import (
 //  4. Who leaves last gives up the claim, or passes it on.
 type machine struct {
 	handoffs int       // how often a claim may change hands before others are asked after
+	retains  bool      // a place may be kept that nobody has
 	held     []*share  // what this process holds, until it is given up even if it is lost
 	waiting  []*waiter // goroutines of this process, in order
 	seeking  *seeker   // who waits in the line for the first of waiting
+	kept     *share    // the place that is kept, if nobody has it; then nothing is held exclusively, and nobody waits
 	out      []action
 }
 
@@ -48,13 +50,16 @@ type share struct {
 	beside bool      // a reader may stand beside it, and stay when it goes: it cannot be passed on
 	moving bool      // Downgrade is exchanging its znode
 
-	moved chan struct{} // closed when moving is over; not the machine's
+	moved  chan struct{} // closed when moving is over; not the machine's
+	keeper *keeper       // if it has been kept, and not been recalled since; not the machine's
 }
 
 // A claim is what the machine has to know of a line.Claim.
 type claim interface {
 	Err() error // not nil if it is lost
 	WasAsked() bool
+	Alone() bool // nobody else is in the line
+	Ready() bool // it may be granted again though nobody has had it meanwhile
 }
 
 func (t *share) lost() bool { return t.claim.Err() != nil }
@@ -66,6 +71,7 @@ type use struct {
 	pin   bool // it is that of a Do or RDo
 
 	grant *line.Grant // made when it is admitted; not the machine's
+	event func()      // tells the observer of its end, if its place was kept; not the machine's
 }
 
 // A waiter is one goroutine that waits for a use.
@@ -125,6 +131,9 @@ const (
 	lose                 // a share is lost, as its claim should have known
 	drop                 // a share is not held any more
 	end                  // end the grant of a use, not the claim's
+	keep                 // end the grant of a use, and keep the claim's place: or else see unkept
+	again                // a place that was kept is in use again
+	discard              // give up a place that was kept
 )
 
 func (m *machine) emit(a action) { m.out = append(m.out, a) }
@@ -160,6 +169,9 @@ func (m *machine) withdraw(w *waiter) bool {
 // several. It is nil if that cannot be done; busy says that somebody of this
 // process is in the way.
 func (m *machine) joinAtOnce(mode Mode) (u *use, busy bool) {
+	if u = m.regain(mode, false); u != nil {
+		return u, false
+	}
 	busy = m.occupied(mode) || slices.ContainsFunc(m.waiting, func(w *waiter) bool {
 		return mode == Exclusive || w.mode == Exclusive
 	})
@@ -233,6 +245,7 @@ const (
 	stays    departure = iota // others have it
 	passes                    // the next of this process has it
 	leaves                    // it is to be given up
+	keeps                     // nobody has it, and its place is kept
 	mustAsk                   // that is known when the question t.ask is answered: see resume
 	mustWait                  // until its znode has been exchanged; nothing has been done
 )
@@ -251,7 +264,14 @@ func (m *machine) leave(u *use) departure {
 	}
 	switch {
 	case t.mode == Shared || m.handoffs == 0 || !m.mayPass(t):
-		return m.giveUp(t)
+		return m.vacate(t, u)
+	case m.retains && t.claim.Alone():
+		// Nobody else waits. What was asked before somebody came says nothing of
+		// him: from then on everything is counted anew.
+		t.passed, t.ask = 0, nil
+		m.emit(action{verb: end, use: u})
+		m.pass(t)
+		return passes
 	case t.passed >= m.handoffs:
 		// Somebody of this process waits, and has waited long enough that
 		// others must be asked after.
@@ -266,7 +286,7 @@ func (m *machine) resume(u *use, others bool) departure {
 	at := t.ask.at
 	t.ask = nil
 	if others || !m.mayPass(t) {
-		return m.giveUp(t)
+		return m.vacate(t, u)
 	}
 	t.passed -= at
 	return m.handOver(t, u)
@@ -292,6 +312,71 @@ func (m *machine) handOver(t *share, u *use) departure {
 		m.emit(action{verb: askAhead, share: t, question: t.ask})
 	}
 	return passes
+}
+
+// vacate is the end of t, which u was the last use of, in the hands of this process:
+// its place is kept, or given up.
+//
+// Whoever comes at this same instant has fired the watch, and t is not alone; or
+// does later, and then recalled is told.
+func (m *machine) vacate(t *share, u *use) departure {
+	if !m.retains || t.mode != Exclusive || t.beside || len(m.waiting) > 0 || m.kept != nil ||
+		!t.claim.Alone() || t.lost() || t.claim.WasAsked() {
+		return m.giveUp(t)
+	}
+	m.kept = t
+	m.emit(action{verb: keep, use: u, share: t})
+	m.giveUp(t)
+	return keeps
+}
+
+// unkept tells that the place of t cannot be kept after all.
+func (m *machine) unkept(t *share) {
+	if m.kept == t {
+		m.kept = nil
+	}
+}
+
+// recalled tells that t, if nobody has it, is to be kept no more.
+func (m *machine) recalled(t *share) {
+	if m.kept == t {
+		m.discard()
+	}
+}
+
+// discard gives up the place that is kept, if there is one.
+func (m *machine) discard() {
+	if m.kept != nil {
+		m.emit(action{verb: discard, share: m.kept})
+		m.kept = nil
+	}
+}
+
+// regain is a use of the place that is kept. What is not good for that is given up:
+// because others read, or somebody else has come, or the session is not certain
+// enough. In the last case whoever wants it goes to the line, where nobody is told
+// that he holds anything before it is.
+func (m *machine) regain(mode Mode, pin bool) *use {
+	if m.retake(mode) {
+		return m.admit(m.held[len(m.held)-1], nil, pin)
+	}
+	return nil
+}
+
+// retake takes the place that is kept into the hands of this process, for mode.
+func (m *machine) retake(mode Mode) bool {
+	t := m.kept
+	if t == nil {
+		return false
+	}
+	if mode != Exclusive || t.lost() || t.claim.WasAsked() || !t.claim.Ready() {
+		m.discard()
+		return false
+	}
+	m.kept = nil
+	m.held = append(m.held, t)
+	m.emit(action{verb: again, share: t})
+	return true
 }
 
 // giveUp takes t, which nobody has any more, out of the hands of this process.
@@ -331,6 +416,7 @@ func (m *machine) exchanged(t *share, done bool) {
 // this process. What could not stand beside it is lost: the servers would not have
 // let t's turn come before that was gone.
 func (m *machine) usable(t *share) bool {
+	m.discard() // what is kept here would have kept t's turn from coming
 	for _, h := range m.held {
 		if t.mode == Exclusive || h.mode == Exclusive {
 			m.emit(action{verb: lose, share: h})
@@ -381,6 +467,9 @@ func (m *machine) first(mode Mode) bool { return len(m.waiting) > 0 && m.waiting
 // advance does what can be done for the first of the queue. It is called whenever
 // the queue or what is held has changed.
 func (m *machine) advance() {
+	if len(m.waiting) > 0 && m.retake(m.waiting[0].mode) {
+		m.pass(m.held[len(m.held)-1])
+	}
 	asking := m.joinAll()
 	if s := m.seeking; s != nil && !m.first(s.mode) {
 		// It tells when it has gone, and nobody joins it meanwhile.

@@ -14,7 +14,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // A fakeClaim is a claim of the tests.
-type fakeClaim struct{ lost, asked bool }
+type fakeClaim struct{ lost, asked, others, doubtful bool }
 
 func (c *fakeClaim) Err() error {
 	if c.lost {
@@ -23,6 +23,8 @@ func (c *fakeClaim) Err() error {
 	return nil
 }
 func (c *fakeClaim) WasAsked() bool { return c.asked }
+func (c *fakeClaim) Alone() bool    { return !c.others }
+func (c *fakeClaim) Ready() bool    { return !c.others && !c.doubtful }
 
 // A script tells a machine of events, by name, and writes down what is to be done.
 // Goroutines are called E1, S2 and so on, by their mode and a number.
@@ -90,12 +92,20 @@ func (s *script) do(event string) string {
 	case "failed":
 		m.failed(errors.New("failed"))
 	case "leaves":
-		say = [...]string{"stays", "passes", "is given up", "must ask", "must wait"}[m.leave(s.use(who))]
+		say = [...]string{"stays", "passes", "is given up", "is kept", "must ask", "must wait"}[m.leave(s.use(who))]
 	case "told": // what leaves had to ask
 		u := s.left[strings.Fields(who)[0]]
-		say = [...]string{"stays", "passes", "is given up"}[m.resume(u, strings.HasSuffix(who, "others"))]
+		say = [...]string{"stays", "passes", "is given up", "is kept"}[m.resume(u, strings.HasSuffix(who, "others"))]
 	case "answered":
 		m.answered(m.held[0], who == "others")
+	case "retains":
+		m.retains = true
+	case "others": // come to the line, or have gone from it
+		s.claim.others = who == "come"
+	case "doubtful": // the session is
+		s.claim.doubtful = true
+	case "recalled":
+		m.recalled(m.kept)
 	case "lost":
 		s.claim.lost = true
 	case "asked": // to give it up
@@ -111,7 +121,7 @@ func (s *script) do(event string) string {
 	}
 	var out []string
 	for _, a := range m.actions() {
-		name := [...]string{"admit", "refuse", "seek", "cancel", "join", "ask", "ask ahead", "lose", "drop", "end"}[a.verb]
+		name := [...]string{"admit", "refuse", "seek", "cancel", "join", "ask", "ask ahead", "lose", "drop", "end", "keep", "again", "discard"}[a.verb]
 		switch a.verb {
 		case admit:
 			if a.waiter != nil {
@@ -148,6 +158,77 @@ func TestMachineSaysWhatIsToBeDone(t *testing.T) {
 			comes E2 ->
 			leaves E1 -> end E1, admit E2, ask ahead, passes
 			leaves E2 -> drop, is given up`,
+		"a place is kept until somebody else comes": `
+			retains ->
+			comes E1 -> seek
+			found -> admit E1
+			leaves E1 -> keep, drop, is kept
+			comes E2 -> again, admit E2
+			leaves E2 -> keep, drop, is kept
+			tries E3 -> again, admit E3, busy=false
+			others come ->
+			leaves E3 -> drop, is given up
+			comes E4 -> seek
+			found -> admit E4
+			leaves E4 -> keep, drop, is kept
+			recalled -> discard
+			comes E5 -> seek`,
+		"who waits keeps others from keeping a place, and a reader has it given up": `
+			retains ->
+			comes E1 -> seek
+			found -> admit E1
+			comes S2 ->
+			leaves E1 -> drop, seek, is given up
+			found -> join, admit S2
+			leaves S2 -> drop, is given up
+			comes E3 -> seek
+			found -> admit E3
+			leaves E3 -> keep, drop, is kept
+			tries S4 -> discard, busy=false
+			comes E5 -> seek
+			found -> admit E5
+			leaves E5 -> keep, drop, is kept
+			comes S6 -> discard, seek`,
+		"what is doubtful, lost or asked for is not granted again": `
+			retains ->
+			comes E1 -> seek
+			found -> admit E1
+			leaves E1 -> keep, drop, is kept
+			doubtful ->
+			comes E2 -> discard, seek
+			found -> admit E2
+			leaves E2 -> keep, drop, is kept
+			lost ->
+			comes E3 -> discard, seek
+			found -> admit E3
+			asked ->
+			leaves E3 -> drop, is given up`,
+		"while nobody else is there hand-overs are not counted, and from then on all are": `
+			retains ->
+			comes E1 -> seek
+			found -> admit E1
+			comes E2 ->
+			comes E3 ->
+			comes E4 ->
+			comes E5 ->
+			comes E6 ->
+			comes E7 ->
+			leaves E1 -> end E1, admit E2, passes
+			leaves E2 -> end E2, admit E3, passes
+			leaves E3 -> end E3, admit E4, passes
+			others come ->
+			leaves E4 -> end E4, admit E5, ask ahead, passes
+			others go ->
+			leaves E5 -> end E5, admit E6, passes
+			others come ->
+			leaves E6 -> end E6, admit E7, ask ahead, passes
+			leaves E7 -> drop, is given up`,
+		"what was granted means that what is kept is gone": `
+			retains ->
+			comes E1 -> seek
+			found -> admit E1
+			leaves E1 -> keep, drop, is kept
+			enters E2 -> discard, admit E2`,
 		"a question says when it is enough": `
 			comes E1 -> seek
 			found -> admit E1

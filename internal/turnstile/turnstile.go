@@ -34,6 +34,9 @@ type Turnstile struct {
 	machine machine
 	freed   chan struct{} // if not nil, closed when something is not held any more; guarded by mu
 	reading *reading      // if something is held for several; guarded by mu
+
+	retain  time.Duration // how long a place is kept that nobody has; 0 if none is
+	keepers *Keepers
 }
 
 // An Entry is how contenders of one mode enter a line.
@@ -65,6 +68,12 @@ type Behind struct {
 func (q *Turnstile) Init(m *session.Manager, path string, ln line.Line, handoffs int, entries map[Mode]Entry) {
 	q.Manager, q.Path, q.Line, q.Entries = m, path, ln, entries
 	q.machine.handoffs = handoffs
+}
+
+// Retain has q keep its place for up to d when nobody has it, as one of those that
+// all may keep together.
+func (q *Turnstile) Retain(d time.Duration, all *Keepers) {
+	q.retain, q.keepers, q.machine.retains = d, all, true
 }
 
 // step tells the machine of an event, and does what it says.
@@ -122,6 +131,97 @@ func (q *Turnstile) perform(a action) {
 		}
 	case end:
 		a.use.grant.End()
+	case keep:
+		if !q.keep(a.share, a.use) {
+			q.machine.unkept(a.share)
+		}
+	case again:
+		a.share.keeper.used()
+	case discard:
+		q.unkeep(a.share)
+		q.Manager.Spawn(claimOf(a.share).Discard)
+	}
+}
+
+// keep keeps the place of t, which u was the last use of. It fails if that is lost, or
+// too many are kept. It is called with mu held, as unkeep is.
+func (q *Turnstile) keep(t *share, u *use) bool {
+	if t.keeper == nil && !q.beginKeeper(t) {
+		return false
+	}
+	e, kept := u.grant.Keep()
+	if !kept {
+		q.unkeep(t)
+		return false
+	}
+	u.event = func() { q.Manager.Observe(e) }
+	t.keeper.unused()
+	return true
+}
+
+// unkeep ends the keeper of t, if it has one.
+func (q *Turnstile) unkeep(t *share) {
+	if k := t.keeper; k != nil {
+		t.keeper = nil
+		q.keepers.remove(k)
+		close(k.over)
+	}
+}
+
+// beginKeeper gives t a keeper, unless there are too many places in use.
+func (q *Turnstile) beginKeeper(t *share) bool {
+	k := &keeper{over: make(chan struct{})}
+	k.end = func() { q.endKeeper(t, k) }
+	if !q.keepers.add(k, q.Manager.Spawn) {
+		return false
+	}
+	t.keeper = k
+	q.Manager.Spawn(func() { q.lookAfter(t, k) })
+	return true
+}
+
+// endKeeper ends k, the keeper of t, and gives up the place if nobody has it.
+func (q *Turnstile) endKeeper(t *share, k *keeper) {
+	q.step(func(m *machine) {
+		switch {
+		case t.keeper != k: // it has ended
+		case m.kept == t:
+			m.recalled(t)
+		default:
+			q.unkeep(t)
+		}
+	})
+}
+
+// lookAfter is the goroutine of k, the keeper of t.
+func (q *Turnstile) lookAfter(t *share, k *keeper) {
+	c := claimOf(t)
+	timer := time.NewTimer(q.retain)
+	defer timer.Stop()
+	for {
+		// Of several that are ready it does not matter which is picked: what has
+		// been in use meanwhile stays, and the others give up what nobody has.
+		select {
+		case <-c.Recall():
+			k.end()
+			return
+		case <-c.Incarnation.Ctx.Done():
+			k.end()
+			return
+		case <-k.over:
+			return
+		case <-timer.C:
+			left := q.retain
+			q.step(func(m *machine) {
+				if left -= k.unusedFor(); left <= 0 && t.keeper == k {
+					m.recalled(t)
+				}
+			})
+			if left <= 0 {
+				return
+			}
+			timer.Reset(left)
+		}
 	}
 }
 
@@ -392,6 +492,12 @@ func (q *Turnstile) depart(which func(m *machine) *use) error {
 			return claimOf(u.share).Err()
 		case passes:
 			return nil
+		case keeps:
+			if u.event == nil {
+				return u.grant.Release() // it could not be kept
+			}
+			u.event()
+			return nil
 		default:
 			return u.grant.Release()
 		}
@@ -498,7 +604,7 @@ func (q *Turnstile) Standing(modes ...Mode) (lost <-chan struct{}, why func() er
 func (q *Turnstile) Wanted() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return len(q.machine.held) > 0 || len(q.machine.waiting) > 0 || q.machine.seeking != nil
+	return len(q.machine.held) > 0 || len(q.machine.waiting) > 0 || q.machine.seeking != nil || q.machine.kept != nil
 }
 
 // Current returns what this process holds: exclusively, or else shared.

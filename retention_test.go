@@ -1,0 +1,707 @@
+package zsync_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/trace"
+	"github.com/zsync/zsync/zktest"
+)
+
+// retained returns a Mutex at /m whose place was kept by an Unlock just now.
+func retained(t *testing.T, s *zsync.Session, opts ...zsync.LockOption) *zsync.Mutex {
+	t.Helper()
+	m := zsync.NewMutex(s, "/m", append([]zsync.LockOption{zsync.WithRetention(time.Minute)}, opts...)...)
+	must(t, m.Lock(t.Context()))
+	must(t, m.Unlock())
+	return m
+}
+
+func TestARetainedLockCostsNoRequestAndGoesWhenItWasIdleForLongEnough(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := open(t, srv), open(t, srv)
+		m := retained(t, s)
+		names := childrenOf(t, other, "/m")
+		before := s.Stats().Requests
+		for range 100 {
+			must(t, m.Lock(t.Context()))
+			if h := s.Stats().Holds; h != 1 {
+				t.Fatalf("%d holds while it is locked", h)
+			}
+			must(t, m.Unlock())
+			wantErr(t, m.Unlock(), zsync.ErrNotLocked)
+			if _, open := <-m.Lost(); open || s.Stats().Holds != 0 {
+				t.Fatalf("%d holds after Unlock", s.Stats().Holds)
+			}
+		}
+		if n := s.Stats().Requests - before; n != 0 {
+			t.Errorf("100 times Lock and Unlock cost %d requests", n)
+		}
+		if now := childrenOf(t, other, "/m"); !slices.Equal(now, names) || len(names) != 1 {
+			t.Errorf("the place %q became %q", names, now)
+		}
+		time.Sleep(40 * time.Second)
+		must(t, m.Lock(t.Context()))
+		must(t, m.Unlock())
+		time.Sleep(time.Minute - time.Millisecond)
+		if now := childrenOf(t, other, "/m"); len(now) != 1 {
+			t.Errorf("after less than a minute of idleness there is %q", now)
+		}
+		time.Sleep(2 * time.Millisecond)
+		if now := childrenOf(t, other, "/m"); len(now) != 0 {
+			t.Errorf("after a minute of idleness there is %q", now)
+		}
+		must(t, m.Lock(t.Context()))
+		must(t, m.Unlock())
+	})
+}
+
+func TestAPlaceThatIsKeptGoesAtOnceWhenSomebodyElseComes(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		for _, delay := range []time.Duration{0, 30 * time.Millisecond} {
+			a, b := open(t, srv), open(t, srv)
+			m, other := retained(t, a), zsync.NewMutex(b, "/m")
+			srv.SetLatency(delay)
+			start := time.Now()
+			must(t, other.Lock(t.Context()))
+			// The create, the event, the deletion, the notification: two round trips.
+			// The watch on the one ahead may add one before it can fire.
+			if d := time.Since(start); d > 6*delay+time.Millisecond {
+				t.Errorf("Lock beside a place that is kept took %v at %v each way", d, delay)
+			}
+			got := async(func() error { return m.Lock(t.Context()) })
+			pendingStill(t, got)
+			must(t, other.Unlock())
+			must(t, <-got)
+			srv.SetLatency(0)
+			must(t, m.Unlock())
+			time.Sleep(2 * time.Minute)
+		}
+	})
+}
+
+func TestWhatIsRecalledInUseIsHandedOnNoMoreOftenThanHandoffsSay(t *testing.T) {
+	for _, n := range []int{1, 5, 16} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			a, b := open(t, srv), open(t, srv)
+			m, other := retained(t, a, zsync.WithHandoffs(n)), zsync.NewMutex(b, "/m")
+			var passed, since atomic.Int64
+			var wg sync.WaitGroup
+			for range 4 {
+				wg.Go(func() {
+					for range 200 {
+						must(t, m.Lock(t.Context()))
+						passed.Add(1)
+						time.Sleep(time.Millisecond)
+						must(t, m.Unlock())
+					}
+				})
+			}
+			time.Sleep(300 * time.Millisecond)
+			if p := passed.Load(); p < 250 {
+				t.Fatalf("%d holds in 300 ms of 1 ms each", p)
+			}
+			before := a.Stats().Requests
+			time.Sleep(300 * time.Millisecond)
+			if r := a.Stats().Requests - before; r > 2 {
+				t.Errorf("%d requests while nobody else wanted it", r)
+			}
+			since.Store(passed.Load())
+			must(t, other.Lock(t.Context()))
+			if p := passed.Load() - since.Load(); p > int64(n)+1 {
+				t.Errorf("n=%d: %d holds of one process while another waited", n, p)
+			}
+			must(t, other.Unlock())
+			wg.Wait()
+		})
+	}
+}
+
+func TestASecondWaiterToARetainedLockWaitsNoLongerThanTheFirst(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		m, other := retained(t, a, zsync.WithHandoffs(4)), zsync.NewMutex(b, "/m")
+		stop := make(chan struct{})
+		var passed atomic.Int64
+		var wg sync.WaitGroup
+		for range 3 {
+			wg.Go(func() {
+				for !session.IsClosed(stop) {
+					must(t, m.Lock(t.Context()))
+					passed.Add(1)
+					time.Sleep(time.Millisecond)
+					must(t, m.Unlock())
+				}
+			})
+		}
+		// One who comes and goes fires the watch; a listing that is asked for then
+		// sets it again, and what it said must not count for the next who comes.
+		for range 20 {
+			time.Sleep(time.Duration(3+passed.Load()%13) * time.Millisecond)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			other.Lock(ctx)
+			cancel()
+			time.Sleep(time.Duration(passed.Load()%11) * time.Millisecond)
+			from := passed.Load()
+			must(t, other.Lock(t.Context()))
+			if p := passed.Load() - from; p > 5 {
+				t.Errorf("%d holds of one process while another waited", p)
+			}
+			must(t, other.Unlock())
+		}
+		close(stop)
+		wg.Wait()
+	})
+}
+
+func TestASessionThatIsNotCertainToLiveGrantsNothingThatItKeeps(t *testing.T) {
+	t.Parallel()
+	runs := 200
+	if underRace {
+		runs = 20
+	}
+	for seed := range runs {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			a, b := open(t, srv), open(t, srv)
+			m := zsync.NewMutex(a, "/m", zsync.WithRetention(time.Hour))
+			must(t, m.Lock(t.Context()))
+			must(t, m.Unlock())
+			time.Sleep(time.Duration(seed) * 77 * time.Millisecond)
+			id := a.ID()
+			srv.Partition(id)
+			got := async(func() error { return zsync.NewMutex(b, "/m").Lock(t.Context()) })
+			// Take it again and again for as long as it is to be had without servers.
+			var lost <-chan struct{}
+			var margin time.Duration
+			for {
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+				margin = a.Margin()
+				err := m.Lock(ctx)
+				cancel()
+				if err != nil {
+					break
+				}
+				if margin <= testTimeout/4 {
+					t.Fatalf("seed %d: granted with %v left", seed, margin)
+				}
+				lost = m.Lost()
+				select {
+				case <-lost:
+					t.Fatalf("seed %d: lost at once", seed)
+				default:
+				}
+				time.Sleep(10 * time.Millisecond)
+				if seed%2 == 0 {
+					break // and hold it
+				}
+				must(t, m.Unlock()) // which gives it up: nobody can say who waits
+			}
+			must(t, <-got)
+			if lost != nil && !session.IsClosed(lost) && seed%2 == 0 {
+				t.Fatalf("seed %d: granted elsewhere before the loss was told", seed)
+			}
+			srv.Heal(id)
+		})
+	}
+}
+
+func TestAPlaceThatIsLostWhileItIsKeptIsNobodysLoss(t *testing.T) {
+	for name, lose := range map[string]func(t *testing.T, srv *zktest.Server, s, other *zsync.Session){
+		"the session expires":  func(t *testing.T, srv *zktest.Server, s, _ *zsync.Session) { srv.Expire(s.ID()) },
+		"the znode is deleted": func(t *testing.T, _ *zktest.Server, _, other *zsync.Session) { deleteChildren(t, other, "/m") },
+		"the connection drops": func(t *testing.T, srv *zktest.Server, s, _ *zsync.Session) { srv.Disconnect(s.ID()) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				var events atomic.Pointer[[]zsync.Event]
+				events.Store(new([]zsync.Event))
+				var mu sync.Mutex
+				s := open(t, srv, zsync.WithObserver(zsync.ObserverFunc(func(e zsync.Event) {
+					mu.Lock()
+					defer mu.Unlock()
+					if e.Op != "" {
+						all := append(slices.Clone(*events.Load()), e)
+						events.Store(&all)
+					}
+				})))
+				other := open(t, srv)
+				m := retained(t, s)
+				for range 3 {
+					must(t, m.Lock(t.Context()))
+					time.Sleep(time.Second)
+					must(t, m.Unlock())
+					time.Sleep(time.Second)
+					lose(t, srv, s, other)
+					time.Sleep(time.Second)
+					if h := s.Stats().Holds; h != 0 {
+						t.Errorf("%d holds", h)
+					}
+				}
+				must(t, m.Lock(t.Context()))
+				if n := len(childrenOf(t, other, "/m")); n != 1 {
+					t.Errorf("it is locked by %d znodes", n)
+				}
+				must(t, m.Unlock())
+				acquired, released := 0, 0
+				for _, e := range *events.Load() {
+					switch e.Kind {
+					case zsync.Acquired:
+						acquired++
+					case zsync.Released:
+						released++
+						if released > 1 && released < 5 && e.Wait != time.Second {
+							t.Errorf("released after %v", e.Wait)
+						}
+					default:
+						t.Errorf("told of %v", e)
+					}
+				}
+				if acquired != 5 || released != 5 {
+					t.Errorf("told of %d acquisitions and %d releases, want 5 of each", acquired, released)
+				}
+			})
+		})
+	}
+}
+
+// deleteChildren has a stranger delete all that is below path.
+func deleteChildren(t *testing.T, s *zsync.Session, path string) {
+	t.Helper()
+	for _, name := range childrenOf(t, s, path) {
+		_, err := s.Txn(t.Context(), &zk.DeleteRequest{Path: path + "/" + name, Version: -1})
+		must(t, err)
+	}
+}
+
+func TestLockWhileAKeptPlaceIsBeingDeletedWaitsBehindWhoRecalledIt(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		m, other := retained(t, a), zsync.NewMutex(b, "/m")
+		id := a.ID()
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Session == id && r.Op == zktest.OpDelete {
+				return zktest.Delay(time.Second)
+			}
+			return zktest.Pass
+		})
+		first := async(func() error { return other.Lock(t.Context()) })
+		time.Sleep(100 * time.Millisecond) // the deletion is on its way
+		second := async(func() error { return m.Lock(t.Context()) })
+		must(t, <-first)
+		pendingStill(t, second)
+		must(t, other.Unlock())
+		must(t, <-second)
+		must(t, m.Unlock())
+	})
+}
+
+func TestUnlockKeepsNothingOnceSomebodyElseHasCome(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		m, other := retained(t, a), zsync.NewMutex(b, "/m")
+		must(t, m.Lock(t.Context()))
+		got := async(func() error { return other.Lock(t.Context()) })
+		synctest.Wait()
+		before := srv.Counts()
+		must(t, m.Unlock())
+		if n := srv.Counts().Sub(before).Requests["delete"]; n != 1 {
+			t.Errorf("Unlock sent %d deletions, want 1", n)
+		}
+		must(t, <-got)
+		must(t, other.Unlock())
+		must(t, m.Lock(t.Context())) // alone again
+		must(t, m.Unlock())
+		before = srv.Counts()
+		must(t, m.Lock(t.Context()))
+		must(t, m.Unlock())
+		if n := srv.Counts().Sub(before).Total(); n != 0 {
+			t.Errorf("alone again, Lock and Unlock cost %d requests", n)
+		}
+	})
+}
+
+func TestEachHoldOfARetainedLockHasAGreaterToken(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		m, other := retained(t, a), zsync.NewMutex(b, "/m", zsync.WithRetention(time.Second))
+		last := int64(0)
+		for i := range 30 {
+			l := m
+			if i%7 == 3 {
+				l = other
+			}
+			must(t, l.Do(t.Context(), func(ctx context.Context) error {
+				tok, err := l.Token(ctx)
+				must(t, err)
+				if again, _ := l.Token(ctx); tok <= last || again != tok {
+					t.Errorf("token %d (then %d) after %d", tok, again, last)
+				}
+				last = tok
+				rs, err := l.Txn(ctx, &zk.CreateRequest{Path: fmt.Sprintf("/x%d", i), Acl: zk.WorldACL(zk.PermAll)})
+				if must(t, err); len(rs) != 1 {
+					t.Error(rs)
+				}
+				return nil
+			}))
+			_, err := l.Token(t.Context())
+			wantErr(t, err, zsync.ErrNotLocked)
+			_, err = l.Txn(t.Context())
+			wantErr(t, err, zsync.ErrNotLocked)
+		}
+	})
+}
+
+func TestTryLockTakesAPlaceThatIsOnlyKeptAndNotOneInUse(t *testing.T) {
+	for _, layout := range []zsync.Layout{zsync.LayoutCurator, zsync.LayoutKazoo} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			a, b := open(t, srv), open(t, srv)
+			m := retained(t, a, zsync.WithLayout(layout))
+			other := zsync.NewMutex(b, "/m", zsync.WithLayout(layout))
+			srv.SetLatency(20 * time.Millisecond)
+			ok, err := other.TryLock(t.Context())
+			if !ok || err != nil {
+				t.Fatalf("TryLock of what is only kept: %v, %v", ok, err)
+			}
+			start := time.Now()
+			if ok, err := m.TryLock(t.Context()); ok || err != nil || time.Since(start) > 100*time.Millisecond {
+				t.Errorf("TryLock of a common lock: %v, %v after %v", ok, err, time.Since(start))
+			}
+			must(t, other.Unlock())
+			if ok, err := m.TryLock(t.Context()); !ok || err != nil {
+				t.Fatalf("TryLock of what is free: %v, %v", ok, err)
+			}
+			start = time.Now()
+			if ok, err := other.TryLock(t.Context()); ok || err != nil || time.Since(start) > time.Second {
+				t.Errorf("TryLock of what is in use: %v, %v after %v", ok, err, time.Since(start))
+			}
+			waits := async(func() error { return other.Lock(t.Context()) })
+			time.Sleep(time.Second)
+			start = time.Now()
+			if ok, err := zsync.NewMutex(b, "/m", zsync.WithLayout(layout)).TryLock(t.Context()); ok || err != nil || time.Since(start) > 100*time.Millisecond {
+				t.Errorf("TryLock behind one who waits: %v, %v after %v", ok, err, time.Since(start))
+			}
+			must(t, m.Unlock())
+			must(t, <-waits)
+			must(t, other.Unlock())
+			must(t, m.Lock(t.Context()))
+			must(t, m.Unlock())
+			before := srv.Counts()
+			if ok, err := m.TryLock(t.Context()); !ok || err != nil {
+				t.Errorf("TryLock of what this process keeps: %v, %v", ok, err)
+			}
+			if n := srv.Counts().Sub(before).Total(); n != 0 {
+				t.Errorf("it cost %d requests", n)
+			}
+			must(t, m.Unlock())
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
+			defer cancel()
+			if ok, err := other.TryLock(ctx); ok || err == nil {
+				t.Errorf("TryLock whose context ends: %v, %v", ok, err)
+			}
+		})
+	}
+}
+
+func TestAWriteLockIsKeptAndAReadLockIsNot(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		rw := zsync.NewRWMutex(a, "/rw", zsync.WithRetention(time.Minute))
+		cost := func(f func()) int64 {
+			synctest.Wait()
+			before := srv.Counts()
+			f()
+			return srv.Counts().Sub(before).Total()
+		}
+		write := func() { must(t, rw.Lock(t.Context())); must(t, rw.Unlock()) }
+		read := func() { must(t, rw.RLock(t.Context())); must(t, rw.RUnlock()) }
+		write()
+		if n := cost(write); n != 0 {
+			t.Errorf("the second write lock cost %d requests", n)
+		}
+		read() // which its own kept place must not hold up
+		if n := cost(read); n != 3 {
+			t.Errorf("a read lock cost %d requests, want 3: none is kept", n)
+		}
+		write()
+		if ok, err := rw.TryRLock(t.Context()); !ok || err != nil {
+			t.Errorf("TryRLock over the process's own kept place: %v, %v", ok, err)
+		}
+		must(t, rw.RUnlock())
+		write()
+		must(t, rw.Lock(t.Context()))
+		must(t, rw.Downgrade(t.Context()))
+		must(t, rw.RUnlock())
+		if names := childrenOf(t, b, "/rw"); len(names) != 0 {
+			t.Errorf("after a downgrade %q is kept", names)
+		}
+		write()
+		must(t, rw.Do(t.Context(), func(ctx context.Context) error { return rw.RLock(ctx) }))
+		if names := childrenOf(t, b, "/rw"); len(names) != 1 {
+			t.Errorf("beside a reader %q is kept", names)
+		}
+		must(t, rw.RUnlock())
+		write()
+		if ok, err := zsync.NewRWMutex(b, "/rw").TryRLock(t.Context()); !ok || err != nil {
+			t.Errorf("TryRLock elsewhere of what is only kept: %v, %v", ok, err)
+		}
+	})
+}
+
+func TestASessionKeepsNoMoreThan128Places(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := open(t, srv), open(t, srv)
+		left := func() (n int) {
+			for _, name := range childrenOf(t, other, "/many") {
+				n += len(childrenOf(t, other, "/many/"+name))
+			}
+			return n
+		}
+		lock := func(i int) *zsync.Mutex {
+			m := zsync.NewMutex(s, fmt.Sprintf("/many/%03d", i), zsync.WithRetention(time.Hour))
+			must(t, m.Lock(t.Context()))
+			return m
+		}
+		inUse := lock(0)
+		must(t, inUse.Unlock())
+		must(t, inUse.Lock(t.Context()))
+		for i := range 150 {
+			time.Sleep(time.Millisecond)
+			must(t, lock(i+1).Unlock())
+		}
+		synctest.Wait()
+		if n := left(); n != 128 {
+			t.Errorf("%d places are there, want 128", n)
+		}
+		if n := len(childrenOf(t, other, "/many/000")); n != 1 {
+			t.Error("the one in use is gone")
+		}
+		if n := len(childrenOf(t, other, "/many/001")); n != 0 {
+			t.Error("the one that was idle for longest is kept")
+		}
+		must(t, inUse.Unlock())
+	})
+}
+
+func TestLimitsOfAHoldDoNotCountWhileItsPlaceIsKept(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := open(t, srv), open(t, srv)
+		var asked atomic.Int32
+		m := retained(t, s, zsync.WithMaxHold(10*time.Second), zsync.WithHealth(func(context.Context) error { asked.Add(1); return nil }))
+		time.Sleep(30 * time.Second)
+		if n := asked.Load(); n != 0 {
+			t.Errorf("asked %d times whether nobody is well", n)
+		}
+		before := srv.Counts().Requests["create"]
+		must(t, m.Lock(t.Context()))
+		if srv.Counts().Requests["create"] != before {
+			t.Error("the place was not kept")
+		}
+		lost := m.Lost()
+		time.Sleep(9 * time.Second)
+		if session.IsClosed(lost) {
+			t.Error("lost before its time")
+		}
+		got := async(func() error { return zsync.NewMutex(other, "/m").Lock(t.Context()) })
+		time.Sleep(2 * time.Second)
+		if !session.IsClosed(lost) {
+			t.Error("not given up in time")
+		}
+		wantErr(t, m.Unlock(), zsync.ErrLost)
+		must(t, <-got)
+	})
+}
+
+func TestWhoeverWasAskedToGiveUpKeepsNothing(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		m := retained(t, a)
+		must(t, m.Lock(t.Context()))
+		revoked := m.Revoked()
+		time.Sleep(time.Second)
+		must(t, zsync.NewMutex(b, "/m").Revoke(t.Context()))
+		<-revoked
+		must(t, m.Unlock())
+		if names := childrenOf(t, b, "/m"); len(names) != 0 {
+			t.Errorf("%q is kept", names)
+		}
+		// Asked while nobody has it: the next hold is another's business.
+		must(t, m.Lock(t.Context()))
+		m.Revoked()
+		time.Sleep(time.Second)
+		must(t, m.Unlock())
+		must(t, zsync.NewMutex(b, "/m").Revoke(t.Context()))
+		time.Sleep(time.Second)
+		must(t, m.Lock(t.Context()))
+		select {
+		case <-m.Revoked():
+			t.Error("a hold was asked to give up before it began")
+		case <-time.After(time.Second):
+		}
+		must(t, m.Unlock())
+	})
+}
+
+func TestValuesOfOnePathRecallEachOthersPlaces(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		one, two := retained(t, s), zsync.NewMutex(s, "/m", zsync.WithRetention(time.Minute))
+		for range 5 {
+			must(t, two.Lock(t.Context()))
+			must(t, two.Unlock())
+			must(t, one.Lock(t.Context()))
+			must(t, one.Unlock())
+		}
+		before := s.Stats().Requests
+		must(t, two.Lock(t.Context()))
+		must(t, two.Unlock())
+		must(t, two.Lock(t.Context()))
+		must(t, two.Unlock())
+		between := s.Stats().Requests
+		must(t, two.Lock(t.Context()))
+		must(t, two.Unlock())
+		if n := s.Stats().Requests - between; n != 0 {
+			t.Errorf("the third time in a row cost %d requests, after %d", n, between-before)
+		}
+	})
+}
+
+func TestContendersTellWhoMayOnlyKeepItsPlace(t *testing.T) {
+	for _, layout := range []zsync.Layout{zsync.LayoutCurator, zsync.LayoutKazoo} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			a, b := open(t, srv), open(t, srv)
+			m := retained(t, a, zsync.WithLayout(layout))
+			other := zsync.NewMutex(b, "/m", zsync.WithLayout(layout))
+			cs, err := other.Contenders(t.Context())
+			must(t, err)
+			if len(cs) != 1 || !cs[0].Retained || !cs[0].Holding {
+				t.Errorf("a place that is kept: %+v", cs)
+			}
+			must(t, other.Lock(t.Context()))
+			waits := async(func() error { return m.Lock(t.Context()) })
+			synctest.Wait()
+			cs, err = other.Contenders(t.Context())
+			must(t, err)
+			if len(cs) != 2 || cs[0].Retained || !cs[0].Holding || cs[1].Retained || cs[1].Holding {
+				t.Errorf("a common lock, and one who waits: %+v", cs)
+			}
+			must(t, other.Unlock())
+			must(t, <-waits)
+		})
+	}
+}
+
+func TestRetentionIsRefusedWhereItMakesNoSense(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		for _, l := range []zsync.Locker{
+			zsync.NewMutex(s, "/m", zsync.WithRetention(0)),
+			zsync.NewMutex(s, "/m", zsync.WithRetention(-time.Second)),
+			zsync.NewMutex(s, "/m", zsync.WithRetention(time.Second), zsync.WithHandoffs(0)),
+			zsync.NewRWMutex(s, "/m", zsync.WithHandoffs(0), zsync.WithRetention(time.Second)),
+		} {
+			wantErr(t, l.Lock(t.Context()), zsync.ErrInvalid)
+		}
+		wantErr(t, zsync.NewSemaphore(s, "/s", 3, zsync.WithRetention(time.Second)).Acquire(t.Context(), 1), zsync.ErrInvalid)
+	})
+}
+
+func TestRetentionCostsAWaiterAtMostOneNotificationMore(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		const waiters = 50
+		count := func(opts ...zsync.LockOption) int64 {
+			first := zsync.NewMutex(open(t, srv), "/m", opts...)
+			must(t, first.Lock(t.Context()))
+			var wg sync.WaitGroup
+			before := srv.Counts()
+			for range waiters {
+				m := zsync.NewMutex(open(t, srv), "/m", opts...)
+				wg.Go(func() {
+					must(t, m.Lock(t.Context()))
+					must(t, m.Unlock())
+				})
+				synctest.Wait()
+			}
+			must(t, first.Unlock())
+			wg.Wait()
+			synctest.Wait()
+			return srv.Counts().Sub(before).Notifications
+		}
+		common := count()
+		kept := count(zsync.WithRetention(time.Second))
+		if kept > common+waiters+1 {
+			t.Errorf("%d waiters got %d notifications, and %d with retention", waiters, common, kept)
+		}
+	})
+}
+
+func TestACloseGivesUpWhatIsKept(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		m := retained(t, a)
+		must(t, a.Close())
+		if names := childrenOf(t, b, "/m"); len(names) != 0 {
+			t.Errorf("%q is left", names)
+		}
+		wantErr(t, m.Lock(t.Context()), zsync.ErrClosed)
+	})
+}
+
+func TestATraceOfARetainedLockIsInOrder(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		var ta, tb traceBuffer
+		a, b := open(t, srv, zsync.WithTrace(&ta)), open(t, srv, zsync.WithTrace(&tb))
+		m, other := retained(t, a), zsync.NewMutex(b, "/m", zsync.WithRetention(time.Minute))
+		srv.SetLatency(time.Millisecond)
+		for range 5 {
+			for _, l := range []*zsync.Mutex{m, m, other, other} {
+				must(t, l.Lock(t.Context()))
+				_, err := l.Token(t.Context())
+				must(t, err)
+				must(t, l.Unlock())
+			}
+		}
+		srv.Expire(a.ID())
+		must(t, m.Lock(t.Context()))
+		must(t, m.Unlock())
+		srv.Expire(a.ID())
+		time.Sleep(time.Second)
+		must(t, a.Close())
+		must(t, b.Close())
+		r := trace.Verify([]*trace.File{ta.file(t, "a"), tb.file(t, "b")}, 0)
+		if len(r.Violations)+len(r.Missing) > 0 || r.Holds < 11 {
+			t.Errorf("%+v", r)
+		}
+	})
+}
+
+func TestCondWaitGivesUpARetainedLockToOthers(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		m, other := retained(t, a), retained(t, b)
+		mine, theirs := zsync.NewCond(a, "/c", m), zsync.NewCond(b, "/c", other)
+		must(t, m.Lock(t.Context()))
+		woken := async(func() error { return mine.Wait(t.Context()) })
+		synctest.Wait()
+		must(t, other.Lock(t.Context()))
+		must(t, theirs.Signal(t.Context()))
+		must(t, other.Unlock())
+		must(t, <-woken)
+		must(t, m.Unlock())
+		unlock, err := zsync.LockAll(t.Context(), m, zsync.NewMutex(a, "/m2", zsync.WithRetention(time.Second)))
+		must(t, err)
+		must(t, unlock())
+		sl := zsync.SyncLocker(t.Context(), m)
+		sl.Lock()
+		sl.Unlock()
+	})
+}
