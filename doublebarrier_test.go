@@ -1148,3 +1148,53 @@ func TestWaitGroupLostIsOfTheMembership(t *testing.T) {
 		}
 	})
 }
+
+// A round is Enter and then Leave of all, one right behind the other. The last who
+// enters takes three round trips: his create and the room; the listing; the
+// transaction, with which all others are told. The keeper takes two: he asks after
+// all, and tells.
+func TestARoundOfTheDoubleBarrierTakesFewRoundTrips(t *testing.T) {
+	const latency = 10 * time.Millisecond
+	for _, c := range []struct{ n, sessions, most int }{{8, 1, 5}, {8, 8, 5}, {32, 1, 6}, {32, 32, 6}} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			var wgs []*zsync.WaitGroup
+			for i := range c.n {
+				var s *zsync.Session
+				if i < c.sessions {
+					s = open(t, srv, zsync.WithSessionTimeout(time.Hour))
+				} else {
+					s = zsync.SessionOf(wgs[0])
+				}
+				wgs = append(wgs, zsync.NewWaitGroup(s, "/w"))
+			}
+			all := func(f func(testing.TB, *zsync.WaitGroup) <-chan error) {
+				var over []<-chan error
+				for _, wg := range wgs {
+					over = append(over, f(t, wg))
+				}
+				for _, ch := range over {
+					must(t, <-ch)
+				}
+			}
+			round := func() {
+				all(func(t testing.TB, wg *zsync.WaitGroup) <-chan error { return enter(t, wg, c.n) })
+				all(leave)
+			}
+			round() // makes the paths
+			srv.SetLatency(latency)
+			var worst, sum time.Duration
+			const rounds = 20
+			for range rounds {
+				start := time.Now()
+				round()
+				took := time.Since(start)
+				worst, sum = max(worst, took), sum+took
+			}
+			t.Logf("%d parties of %d sessions: %.1f round trips, at most %d", c.n, c.sessions, float64(sum)/rounds/float64(latency), worst/latency)
+			if int(worst/latency) > c.most {
+				t.Errorf("%d parties of %d sessions: a round took %d round trips, want at most %d", c.n, c.sessions, worst/latency, c.most)
+			}
+			srv.SetLatency(0)
+		}, zktest.WithSessionTimeouts(time.Second, time.Hour))
+	}
+}

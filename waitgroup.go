@@ -763,7 +763,8 @@ func (t *tally) pathsOf(names []string) []string {
 // round come 2 more requests by the last who enters and, as its part of
 // leaving, some to find the others gone: n-1 at most, in whatever order they
 // leave, and far fewer for n beyond 20, where it may rarely be one more.
-// Together that is at most 5 a party, and about 4.4 for n = 32. A party that
+// Together that is at most 5 a party, and about 4.3 for n = 32. A round in which
+// all come at once takes 5 round trips for n up to 8, and 6 for n = 32. A party that
 // finds the containers missing, because nobody made them yet or because the
 // servers have removed them empty, needs 2 to 4 more. Parties beyond n that wait
 // for a later round are woken, and read the room, for each round before it.

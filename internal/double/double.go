@@ -32,7 +32,8 @@ import (
 // Enter:
 //
 //  1. Create a child of the room.
-//  2. Read the room, with a watch. Its Stat tells how many children it has.
+//  2. Read the room, with a watch. Its Stat tells how many children it has. The
+//     first time this takes one round trip together with step 1.
 //  3. If our number has been let in, we are inside.
 //  4. If our number is the n'th or a later one after those let in, and there
 //     are that many children, list them. If we are the n'th of those who wait,
@@ -44,7 +45,8 @@ import (
 // Leave:
 //
 //  6. Read the keeper's znode, with a watch. If we are the keeper go to 10.
-//  7. Delete our child, unless that is done.
+//  7. Delete our child, unless that is done. Together with step 6 that takes one
+//     round trip.
 //  8. If there is no keeper, be the keeper: create the znode. Go to 6.
 //  9. Wait for the keeper's znode. If it is written all have left. If it is
 //     deleted without that the keeper has died: go to 6.
@@ -280,9 +282,11 @@ func (b *Barrier) enter(ctx context.Context, inc *session.Incarnation, n int) (*
 		return nil, err
 	}
 	guid := session.NewGUID()
-	path, _, err := inc.CreateChildOf(ctx, b.room, roomState{n: n}.bytes(), // Step 1.
-		session.ProtectedName(guid, partyOf(n)), guid, []byte(inc.Manager.Config.Owner), zk.FlagEphemeralSequential, false)
+	w := b.watchRoom(inc)
+	path, room, unread, err := inc.CreateChildAndGet(ctx, b.room, roomState{n: n}.bytes(), // Steps 1 and 2.
+		session.ProtectedName(guid, partyOf(n)), guid, []byte(inc.Manager.Config.Owner), zk.FlagEphemeralSequential)
 	if err != nil {
+		inc.Watches.Leave(w)
 		b.leaveBehind(guid)
 		return nil, err
 	}
@@ -292,7 +296,7 @@ func (b *Barrier) enter(ctx context.Context, inc *session.Incarnation, n int) (*
 	}
 	p := &party{name: me.Name, path: path, seq: me.Seq}
 	var s *session.Stake
-	if err = b.await(ctx, inc, p, n); err == nil {
+	if err = b.await(ctx, inc, w, room, unread, p, n); err == nil {
 		s, err = inc.Stake(ctx)
 	}
 	if err == nil {
@@ -430,22 +434,27 @@ func (b *Barrier) replace(ctx context.Context, inc *session.Incarnation, n int, 
 	}
 }
 
-// await is Enter after step 1.
-func (b *Barrier) await(ctx context.Context, inc *session.Incarnation, p *party, n int) error {
+func (b *Barrier) watchRoom(inc *session.Incarnation) *session.Watch {
+	return inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: b.room})
+}
+
+// await is Enter after step 1. The room has been read, with the watch w, which is
+// joined, or could not be: the error is unread.
+func (b *Barrier) await(ctx context.Context, inc *session.Incarnation, w *session.Watch, room session.Node, unread error, p *party, n int) error {
 	for {
-		w := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: b.room})
-		inside, err := b.look(ctx, inc, w, p, n)
+		inside, err := b.look(ctx, inc, w, room.Data, room.Stat, unread, p, n)
 		inc.Watches.Leave(w)
 		switch {
 		case err != nil, inside:
 			return err
 		}
+		w = b.watchRoom(inc)
+		room.Data, room.Stat, unread = inc.Get(ctx, b.room) // Step 2.
 	}
 }
 
-// look goes through steps 2 to 5 once.
-func (b *Barrier) look(ctx context.Context, inc *session.Incarnation, w *session.Watch, p *party, n int) (inside bool, err error) {
-	data, stat, err := inc.Get(ctx, b.room) // Step 2.
+// look goes through steps 3 to 5 once, with what was read in step 2.
+func (b *Barrier) look(ctx context.Context, inc *session.Incarnation, w *session.Watch, data []byte, stat *zk.Stat, err error, p *party, n int) (inside bool, _ error) {
 	switch {
 	case session.IsNoNode(err), err == nil && p.round.room != 0 && p.round.room != stat.Czxid:
 		return false, session.ErrVanished // somebody deleted the room, and us with it
@@ -585,18 +594,21 @@ func (b *Barrier) depart(ctx context.Context, inc *session.Incarnation, p *party
 
 // follow goes through steps 6 to 9 once, or becomes the keeper.
 func (b *Barrier) follow(ctx context.Context, inc *session.Incarnation, w *session.Watch, p *party) (done bool, err error) {
-	data, stat, err := inc.Get(ctx, w.Key.Path) // Step 6.
-	if err == nil && string(data) == p.name && stat.EphemeralOwner == inc.ID.Load() {
+	var keeper session.Node
+	if p.left {
+		keeper.Data, keeper.Stat, err = inc.Get(ctx, w.Key.Path) // Step 6.
+	} else {
+		p.left = true
+		var lost error
+		if keeper, err, lost = b.goOut(ctx, inc, w.Key.Path, p); lost != nil { // Steps 6 and 7.
+			return false, lost
+		}
+	}
+	if err == nil && string(keeper.Data) == p.name && keeper.Stat.EphemeralOwner == inc.ID.Load() {
 		return true, b.keep(ctx, inc, p)
 	}
 	if err != nil && !session.IsNoNode(err) {
 		return false, err
-	}
-	if !p.left { // Step 7.
-		p.left = true
-		if lost := inc.Manager.GiveUp(ctx, p.hold.Release); lost != nil {
-			return false, lost
-		}
 	}
 	if err != nil { // Step 8.
 		// Either the keeper has died, or it has told that all have left while
@@ -608,6 +620,36 @@ func (b *Barrier) follow(ctx context.Context, inc *session.Incarnation, w *sessi
 	}
 	// A client that was away meanwhile hears only of the deletion.
 	return w.Event == zk.EventNodeDataChanged, nil
+}
+
+// goOut is steps 6 and 7: it reads the keeper's znode and deletes p's child. The
+// error of the former is unread; lost is that p was not inside any more. When ctx
+// ends it goes on in the background.
+func (b *Barrier) goOut(ctx context.Context, inc *session.Incarnation, path string, p *party) (keeper session.Node, unread, lost error) {
+	type found struct {
+		keeper session.Node
+		err    error
+	}
+	read := make(chan found, 1)
+	lost = inc.Manager.GiveUp(ctx, func() error {
+		return p.hold.ReleaseBy(func(own string) error {
+			n, unread, err := inc.GetThenRemove(context.Background(), path, own)
+			switch {
+			case session.IsNoNode(err):
+				err = session.ErrVanished
+			case errors.Is(err, session.ErrEnded):
+				err = inc.Loss()
+			}
+			read <- found{n, unread}
+			return err
+		})
+	})
+	select {
+	case f := <-read:
+		return f.keeper, f.err, lost
+	default:
+		return keeper, session.CtxErr(ctx), lost // or it is lost, and nothing was sent
+	}
 }
 
 // succeed is step 8. Unless it has done or failed, p has to look again.
@@ -677,27 +719,30 @@ func (b *Barrier) rest(ctx context.Context, inc *session.Incarnation, p *party) 
 
 // awaitAll waits until none of these children of the room is left.
 //
-// One after the other, that costs a request each. In random order it takes few
-// notifications, whatever the order of leaving: on average whom we wait for goes
-// after half of those that are left. A listing tells of all who have gone since,
-// but if that is nobody it is a request too many. So it must be paid for by what
-// listings have saved before; or, once, be all but certain to save some: among
-// many, several that were picked at random had gone already.
+// That costs a request each, and a round trip for all that are asked after at a
+// time. If they are few that is all of them; otherwise some, picked at random, so
+// that it takes few notifications, whatever the order of leaving: when these have
+// gone most of the others have. A listing tells who, but if that is nobody it is a
+// request too many. So it must be paid for by what listings have saved before; or,
+// once, be all but certain to save some: among many.
 func (b *Barrier) awaitAll(ctx context.Context, inc *session.Incarnation, names []string) error {
-	const several, many = 3, 16
+	const few, some, many = 7, 5, 16
 	names = slices.Clone(names)
-	guess := len(names) - 1 // those who come last often go last
-	for found, saved := 0, 0; len(names) > 0; guess = rand.IntN(max(1, len(names))) {
-		found++
-		err := inc.WhileThere(ctx, session.ChildPath(b.room, names[guess]), func(w *session.Watch) error {
-			found = 0
-			return inc.AwaitFired(ctx, w)
-		})
-		if err != nil {
+	rand.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
+	for saved := 0; len(names) > 0; {
+		n := len(names)
+		if n > few {
+			n = some
+		}
+		paths := make([]string, n)
+		for i, name := range names[:n] {
+			paths[i] = session.ChildPath(b.room, name)
+		}
+		if err := inc.AwaitAllGone(ctx, paths); err != nil {
 			return err
 		}
-		names = slices.Delete(names, guess, guess+1)
-		likely := saved == 0 && found >= several && len(names) > many
+		names = names[n:]
+		likely := saved == 0 && len(names) > many
 		if len(names) < 2 || saved <= 0 && !likely {
 			continue
 		}

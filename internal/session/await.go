@@ -16,6 +16,38 @@ func (inc *Incarnation) AwaitGone(ctx context.Context, path string) error {
 	return inc.WhileThere(ctx, path, func(w *Watch) error { return inc.AwaitFired(ctx, w) })
 }
 
+// AwaitAllGone waits until there is no znode at any of paths. It costs one round
+// trip for all of them, and a notification for each that is still there.
+func (inc *Incarnation) AwaitAllGone(ctx context.Context, paths []string) error {
+	watches := make([]*Watch, len(paths))
+	for i, path := range paths {
+		watches[i] = inc.Watches.Join(WatchKey{WatchChildren, path})
+	}
+	defer func() {
+		for _, w := range watches {
+			inc.Watches.Leave(w)
+		}
+	}()
+	var there []*pending[listing]
+	err := inc.retryAll(ctx, func(b *Batch) {
+		there = nil
+		for _, path := range paths {
+			there = append(there, add(b, childrenCall(path)))
+		}
+	})
+	for i := 0; i < len(paths) && err == nil; i++ {
+		switch err = there[i].err; {
+		case IsNoNode(err):
+			err = nil
+		case err == nil:
+			if err = inc.AwaitFired(ctx, watches[i]); err == nil && watches[i].Event != zk.EventNodeDeleted {
+				err = inc.AwaitGone(ctx, paths[i])
+			}
+		}
+	}
+	return err
+}
+
 // WhileThere is awaitGone with f, which is to return when w has fired.
 func (inc *Incarnation) WhileThere(ctx context.Context, path string, f func(w *Watch) error) error {
 	for {

@@ -24,6 +24,32 @@ func (inc *Incarnation) CreateChild(ctx context.Context, dir, name, guid string,
 // CreateChildOf is createChild in a dir that, if it is missing, is made with
 // dirData.
 func (inc *Incarnation) CreateChildOf(ctx context.Context, dir string, dirData []byte, name, guid string, data []byte, flags int32, list bool) (path string, names *Roll, err error) {
+	return inc.createChild(ctx, dir, dirData, name, guid, data, flags, list, nil)
+}
+
+// CreateChildAndGet is CreateChildOf that also reads dir, as it is right after the
+// create; both requests are on their way at once. That the read has failed, with
+// readErr, does not undo the create.
+func (inc *Incarnation) CreateChildAndGet(ctx context.Context, dir string, dirData []byte, name, guid string, data []byte, flags int32) (path string, n Node, readErr, err error) {
+	var read *pending[Node]
+	path, _, err = inc.createChild(ctx, dir, dirData, name, guid, data, flags, false, func() { read, readErr = start(ctx, inc, getCall(dir)) })
+	if err != nil {
+		return "", n, nil, err
+	}
+	// The read is behind the create, or over a later connection. What has come
+	// over the one before is older than that, or never will be: see Find.
+	if readErr == nil {
+		n, readErr = read.Wait(ctx, inc)
+	}
+	if readErr != nil && OutcomeOf(readErr) != Answered {
+		n, readErr = retry(ctx, inc, getCall(dir))
+	}
+	return path, n, readErr, nil
+}
+
+// createChild is CreateChildOf that calls then, if there is one, when it has sent
+// a create.
+func (inc *Incarnation) createChild(ctx context.Context, dir string, dirData []byte, name, guid string, data []byte, flags int32, list bool, then func()) (path string, names *Roll, err error) {
 	full := ChildPath(dir, name)
 	if inc.Manager.SizeOf(full, data) > MaxPacket {
 		return "", nil, ErrTooLarge
@@ -46,6 +72,9 @@ func (inc *Incarnation) CreateChildOf(ctx context.Context, dir string, dirData [
 		var listed *Roll
 		if list {
 			listed = inc.roll(dir) // behind the create, unless the connection is replaced between the two
+		}
+		if then != nil {
+			then()
 		}
 		path, err = create.Wait(ctx, inc)
 		switch {
