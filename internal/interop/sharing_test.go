@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -525,4 +526,145 @@ func addsUp[T int32 | int64](t *testing.T, p *interop.Program, verb, path string
 	must(t, "Load", err)
 	check(t, "Load", fmt.Sprint(x), "55")
 	check(t, "the program reads", p.Do("%s %s 0", verb, path), "55")
+}
+
+func TestInt64IsSharedWithForeignCounters(t *testing.T) {
+	everywhere(t, func(t *testing.T, d driver, servers string) {
+		ctx, p := brief(t), d.program(t, servers, long)
+		path := fresh(p) + "/number"
+		var opts []zsync.ValueOption
+		if d.name == curator.name { // DistributedAtomicLong; kazoo's Counter writes digits
+			opts = append(opts, zsync.WithCodec(zsync.BigEndian))
+		}
+		n := zsync.NewInt64(connect(t, servers), path, opts...)
+		load := func(want int64) {
+			t.Helper()
+			x, err := n.Load(ctx)
+			must(t, "Load", err)
+			check(t, "Load", fmt.Sprint(x), fmt.Sprint(want))
+			check(t, "the program reads", p.Do("count %s 0", path), fmt.Sprint(want))
+		}
+
+		// The program makes it, and they add beside each other.
+		check(t, "the program adds", p.Do("count %s 5", path), "5")
+		for range 10 {
+			p.Send("count %s 3", path)
+		}
+		for range 10 {
+			_, err := n.Add(ctx, -2)
+			must(t, "Add", err)
+		}
+		for range 10 {
+			p.Ok()
+		}
+		load(15)
+
+		// What zsync replaces the program adds to, below zero too.
+		old, err := n.Swap(ctx, -1<<40)
+		must(t, "Swap", err)
+		check(t, "Swap", fmt.Sprint(old), "15")
+		check(t, "the program adds", p.Do("count %s 1", path), fmt.Sprint(-1<<40+1))
+		ok, err := n.CompareAndSwap(ctx, -1<<40, 7)
+		must(t, "CompareAndSwap", err)
+		check(t, "CompareAndSwap of what the program has changed", fmt.Sprint(ok), "false")
+		ok, err = n.CompareAndSwap(ctx, -1<<40+1, 7)
+		must(t, "CompareAndSwap", err)
+		check(t, "CompareAndSwap of what the program has left", fmt.Sprint(ok), "true")
+		load(7)
+		must(t, "Store", n.Store(ctx, 0))
+		check(t, "the program adds", p.Do("count %s 9", path), "9")
+		load(9)
+
+		// zsync makes it, and the program adds.
+		path += "2"
+		n = zsync.NewInt64(connect(t, servers), path, opts...)
+		_, err = n.Add(ctx, 1)
+		must(t, "Add", err)
+		check(t, "the program adds", p.Do("count %s 1", path), "2")
+		load(2)
+	})
+}
+
+func TestGroupIsSharedWithForeignMembers(t *testing.T) {
+	everywhere(t, func(t *testing.T, d driver, servers string) {
+		ctx := brief(t)
+		p, doomed := d.program(t, servers, long), d.mortal(t, servers, short)
+		path := fresh(p) + "/group"
+		g := zsync.NewGroup[string](connect(t, servers), path, zsync.WithGroupLayout(layoutOf(d)), zsync.WithCodec(zsync.Raw))
+		info := func(s string) string { // kazoo's members have none
+			if d.name == kazoo.name {
+				return ""
+			}
+			return s
+		}
+
+		// Who comes first makes the path: here the program, and then zsync sees it.
+		p.Do("join theirs %s theirs one", path)
+		watch, stop := context.WithCancel(ctx)
+		seen := g.Watch(watch)
+		wantSeen := func(want ...string) {
+			t.Helper()
+			all := strings.Join(want, ",")
+			for members := range seen {
+				if list(members) == all {
+					break
+				}
+			}
+			members, err := g.Members(ctx)
+			must(t, "Members", err)
+			check(t, "Members", list(members), all)
+			eventually(t, all, func() string { return p.Do("members theirs") })
+		}
+		wantSeen("theirs=" + info("one"))
+
+		mine, err := g.Join(ctx, "mine", info("two"))
+		must(t, "Join", err)
+		wantSeen("mine="+info("two"), "theirs="+info("one"))
+		if d.name == curator.name {
+			must(t, "Set", mine.Set(ctx, "three"))
+			wantSeen("mine=three", "theirs=one")
+			must(t, "Set", mine.Set(ctx, "two"))
+		}
+
+		// One that dies is gone for both when its session has ended.
+		doomed.Do("join doomed %s doomed four", path)
+		wantSeen("doomed="+info("four"), "mine="+info("two"), "theirs="+info("one"))
+		doomed.Kill()
+		wantSeen("mine="+info("two"), "theirs="+info("one"))
+
+		must(t, "Leave", mine.Leave())
+		wantSeen("theirs=" + info("one"))
+
+		// The last goes, and zsync makes a path that the program then uses.
+		p.Do("release theirs")
+		for members := range seen {
+			if len(members) == 0 {
+				break
+			}
+		}
+		stop()
+		for range seen {
+		}
+		path += "2"
+		g = zsync.NewGroup[string](connect(t, servers), path, zsync.WithGroupLayout(layoutOf(d)), zsync.WithCodec(zsync.Raw))
+		first, err := g.Join(ctx, "first", info("one"))
+		must(t, "Join", err)
+		p.Do("join theirs %s second two", path)
+		eventually(t, "first="+info("one")+",second="+info("two"), func() string { return p.Do("members theirs") })
+		must(t, "Leave", first.Leave())
+		eventually(t, "second="+info("two"), func() string { return p.Do("members theirs") })
+		members, err := g.Members(ctx)
+		must(t, "Members", err)
+		check(t, "Members", list(members), "second="+info("two"))
+	})
+}
+
+// list writes members as the program does.
+func list(members []zsync.Member[string]) string {
+	var all []string
+	for _, m := range members {
+		all = append(all, m.ID+"="+m.Info)
+	}
+	slices.Sort(all)
+	return strings.Join(all, ",")
 }

@@ -9,11 +9,13 @@ import java.util.Collections;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.TreeMap;
 import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.Callable;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.TimeUnit;
+import java.util.stream.Collectors;
 import org.apache.curator.framework.CuratorFramework;
 import org.apache.curator.framework.CuratorFrameworkFactory;
 import org.apache.curator.framework.recipes.atomic.DistributedAtomicLong;
@@ -28,6 +30,7 @@ import org.apache.curator.framework.recipes.locks.InterProcessMutex;
 import org.apache.curator.framework.recipes.locks.InterProcessReadWriteLock;
 import org.apache.curator.framework.recipes.locks.InterProcessSemaphoreV2;
 import org.apache.curator.framework.recipes.locks.Lease;
+import org.apache.curator.framework.recipes.nodes.GroupMember;
 import org.apache.curator.framework.recipes.queue.DistributedPriorityQueue;
 import org.apache.curator.framework.recipes.queue.DistributedQueue;
 import org.apache.curator.framework.recipes.queue.QueueBase;
@@ -52,6 +55,7 @@ public class Driver {
     final BlockingQueue<WatchedEvent> events = new LinkedBlockingQueue<>();
     final Map<String, Callable<?>> held = new HashMap<>(); // by name, how to release it
     final Map<String, DistributedDoubleBarrier> barriers = new HashMap<>();
+    final Map<String, GroupMember> members = new HashMap<>();
     final Map<String, BlockingQueue<String>> queues = new HashMap<>(); // by path, what was consumed
     CuratorCache cache;
 
@@ -229,6 +233,17 @@ public class Driver {
                         if (counter.trySetCount(seen, sum)) return sum;
                     }
                 }
+            }
+            case "join": {
+                var member = new GroupMember(client, a[2], a[3], bytes(a[4]));
+                member.start();
+                members.put(a[1], member);
+                hold(a[1], () -> { member.close(); return null; });
+                return null;
+            }
+            case "members": {
+                var sorted = new TreeMap<String, byte[]>(members.get(a[1]).getCurrentMembers());
+                return sorted.entrySet().stream().map(e -> e.getKey() + "=" + text(e.getValue())).collect(Collectors.joining(","));
             }
             default: throw new IllegalArgumentException(a[0]);
         }

@@ -31,6 +31,8 @@ Recipes. NAME is the test's word for one object of the client library; acquiring
   offer PATH VALUE / poll PATH                 a SimpleDistributedQueue (Curator only)
   count PATH DELTA              adds to a counter, answers the sum
   share PATH DELTA              the same with Curator's SharedCount
+  join NAME PATH ID INFO        become a member of a group (kazoo's have no info); release leaves
+  members NAME                  whom that member sees: ID=INFO, sorted, separated by commas
 """
 
 import logging
@@ -258,6 +260,27 @@ def share(path, delta):
 def add(counter, delta):
     counter += int(delta)
     return counter.value
+
+
+class Membership:
+    """A Party, as something to release."""
+
+    def __init__(self, path, identifier):
+        self.party = client.Party(path, identifier)
+        self.party.join()
+
+    def release(self):
+        self.party.leave()
+
+
+@command
+def join(name, path, identifier, info):
+    held[name] = Membership(path, identifier)
+
+
+@command
+def members(name):
+    return ",".join(sorted(i + "=" for i in held[name].party))
 
 
 def boolean(x):
