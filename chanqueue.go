@@ -8,6 +8,7 @@ import (
 	"iter"
 	"time"
 
+	"github.com/zsync/zsync/internal/codec"
 	"github.com/zsync/zsync/internal/queue"
 	"github.com/zsync/zsync/internal/session"
 )
@@ -85,7 +86,7 @@ func NewQueue[T any](s *Session, path string, opts ...QueueOption) *Queue[T] {
 	if cfg.layout == LayoutKazooQueue {
 		s.m.MakeLasting(s.m.Full(path)) // kazoo's objects make it once each
 	}
-	decode := func(data []byte) (any, error) { return decode[T](cfg.codec, data) }
+	decode := func(data []byte) (any, error) { return codec.Decode[T](cfg.codec, data) }
 	if q.q = queue.New(s.m, cfg.engine(path, decode)); cfg.layout != LayoutZsync {
 		q.q = queue.NewForeign(s.m, cfg.engine(path, decode), cfg.layout.String())
 	}
@@ -157,7 +158,7 @@ func (q *Queue[T]) send(ctx context.Context, b queue.Batch, vs []T) error {
 		return err
 	}
 	for i, v := range vs {
-		data, err := encode(q.cfg.codec, v)
+		data, err := codec.Encode(q.cfg.codec, v)
 		if err != nil {
 			return fmt.Errorf("element %d: %w", i, err)
 		}
@@ -495,7 +496,7 @@ func (q *Queue[T]) Peek(ctx context.Context) (v T, ok bool, err error) {
 		return v, false, opError("peek", q.path, err)
 	}
 	if err = e.Fault; err == nil {
-		v, err = decode[T](q.cfg.codec, e.Data)
+		v, err = codec.Decode[T](q.cfg.codec, e.Data)
 	}
 	return v, err == nil, opError("peek", q.path, err)
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/zsync/zsync/internal/line"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/tally"
 )
 
 // The errors of this package. Match them with [errors.Is]; what a method
@@ -31,7 +32,7 @@ var (
 	ErrMixed = line.ErrMixed
 
 	// ErrNegativeCounter means a WaitGroup's counter would have become negative.
-	ErrNegativeCounter = errors.New("negative counter")
+	ErrNegativeCounter = tally.ErrNegativeCounter
 
 	// ErrPanicked means the function given to a Once panicked when it was called.
 	ErrPanicked = errors.New("function panicked")

@@ -51,24 +51,10 @@ func SwapBlindly[T any](ctx context.Context, v *Value[T], old Version, data []by
 func DoubleOf(wg *WaitGroup) *double.Barrier { return wg.double }
 
 // KeptTallies returns how many tallies s keeps.
-func KeptTallies(s *Session) int {
-	s.tallies.mu.Lock()
-	defer s.tallies.mu.Unlock()
-	return len(s.tallies.kept)
-}
+func KeptTallies(s *Session) int { return s.tallies.Kept() }
 
 // SetSkew sets how much the clock of c is ahead.
 func SetSkew(c *Schedule, skew time.Duration) { c.skew = skew }
-
-// EncodePair and DecodePair are the format of OnceValues.
-func EncodePair[T1, T2 any](c Codec, first T1, second T2) ([]byte, error) {
-	return encodePair(c, pair[T1, T2]{first, second})
-}
-
-func DecodePair[T1, T2 any](c Codec, data []byte) (T1, T2, error) {
-	p, err := decodePair[T1, T2](c, data)
-	return p.first, p.second, err
-}
 
 // ThroughTheGate has m not try to do without its gate.
 func ThroughTheGate(m *Semaphore) {

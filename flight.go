@@ -9,6 +9,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/codec"
 	"github.com/zsync/zsync/internal/line"
 	"github.com/zsync/zsync/internal/session"
 )
@@ -152,7 +153,7 @@ func (f *Flight[T]) look(ctx context.Context, rw *RWMutex) (v T, ok bool, err er
 	if err != nil || node.Stat == nil || !f.fresh(own, node.Stat) {
 		return v, false, err
 	}
-	if v, err = decode[T](f.codec, node.Data); err != nil {
+	if v, err = codec.Decode[T](f.codec, node.Data); err != nil {
 		f.s.m.Log.Warn("zsync: a result of a Flight cannot be decoded", "path", rw.path, "err", err)
 		var zero T
 		return zero, false, nil
@@ -179,7 +180,7 @@ func (f *Flight[T]) read(ctx context.Context, g *line.Grant) (own *zk.Stat, resu
 
 // store stores v while the lock stands.
 func (f *Flight[T]) store(ctx context.Context, rw *RWMutex, v T) error {
-	data, err := encode(f.codec, v)
+	data, err := codec.Encode(f.codec, v)
 	if err != nil {
 		return fmt.Errorf("cannot encode a %T: %w", v, err)
 	}

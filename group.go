@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/zsync/zsync/internal/codec"
 	"github.com/zsync/zsync/internal/line"
 	"github.com/zsync/zsync/internal/session"
 )
@@ -195,7 +196,7 @@ func (m *Membership[T]) encode(info T) ([]byte, error) {
 	if m.g.kazoo {
 		return []byte(m.id), nil
 	}
-	data, err := encode(m.g.codec, info)
+	data, err := codec.Encode(m.g.codec, info)
 	if err != nil {
 		return nil, fmt.Errorf("cannot encode a %T: %w", info, err)
 	}
@@ -400,7 +401,7 @@ func (g *Group[T]) members(nodes map[string]session.Node) (members []Member[T], 
 		}
 		member.ID = unescaped(name)
 		var err error
-		if member.Info, err = decode[T](g.codec, n.Data); err != nil {
+		if member.Info, err = codec.Decode[T](g.codec, n.Data); err != nil {
 			bad = append(bad, fmt.Errorf("member %q: %w", name, err))
 			continue
 		}

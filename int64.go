@@ -2,9 +2,9 @@ package zsync
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 
+	"github.com/zsync/zsync/internal/codec"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -49,20 +49,8 @@ type Int64 struct {
 // reported by every method.
 func NewInt64(s *Session, path string, opts ...ValueOption) *Int64 {
 	v := NewValue[int64](s, path, opts...)
-	v.codec = zeroCodec{v.codec}
+	v.codec = codec.Zero{Codec: v.codec}
 	return &Int64{v}
-}
-
-// A zeroCodec takes no bytes for 0: other programs create the znode before they
-// write it.
-type zeroCodec struct{ Codec }
-
-func (c zeroCodec) Unmarshal(data []byte, v any) error {
-	if n, ok := v.(*int64); ok && len(data) == 0 {
-		*n = 0
-		return nil
-	}
-	return c.Codec.Unmarshal(data, v)
 }
 
 // bad returns why a zero Int64 cannot be used.
@@ -146,34 +134,4 @@ func (n *Int64) CompareAndSwap(ctx context.Context, old, x int64) (bool, error) 
 // BigEndian is the [Codec] of the integers of Curator: an int64 is eight bytes,
 // as in DistributedAtomicLong, and an int32 four, as in SharedCount and
 // DistributedAtomicInteger, the highest byte first. It takes nothing else.
-var BigEndian Codec = bigEndianCodec{}
-
-type bigEndianCodec struct{}
-
-func (bigEndianCodec) Marshal(v any) ([]byte, error) {
-	switch v := v.(type) {
-	case int64:
-		return binary.BigEndian.AppendUint64(nil, uint64(v)), nil
-	case int32:
-		return binary.BigEndian.AppendUint32(nil, uint32(v)), nil
-	}
-	return nil, session.Invalid("codec BigEndian cannot encode a %T; it takes int64 and int32", v)
-}
-
-func (bigEndianCodec) Unmarshal(data []byte, v any) error {
-	switch v := v.(type) {
-	case *int64:
-		if len(data) != 8 {
-			return session.Invalid("codec BigEndian: an int64 of %d bytes; want 8", len(data))
-		}
-		*v = int64(binary.BigEndian.Uint64(data))
-	case *int32:
-		if len(data) != 4 {
-			return session.Invalid("codec BigEndian: an int32 of %d bytes; want 4", len(data))
-		}
-		*v = int32(binary.BigEndian.Uint32(data))
-	default:
-		return session.Invalid("codec BigEndian cannot decode into a %T; it takes *int64 and *int32", v)
-	}
-	return nil
-}
+var BigEndian Codec = codec.BigEndian{}

@@ -3,9 +3,12 @@ package zsync_test
 import (
 	"go/ast"
 	"go/parser"
+	"go/scanner"
 	"go/token"
 	"go/types"
 	"io/fs"
+	"maps"
+	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -18,7 +21,10 @@ const module = "github.com/zsync/zsync"
 
 // rooms are the packages of the library from the bottom up: each may import
 // those before it, and nothing else of this module.
-var rooms = []string{"internal/trace", "internal/wire", "internal/session", "internal/line", "internal/double", "internal/turnstile", "internal/queue", "."}
+var rooms = []string{
+	"internal/trace", "internal/wire", "internal/shared", "internal/session", "internal/codec", "internal/tally", "internal/line",
+	"internal/double", "internal/turnstile", "internal/queue", ".",
+}
 
 // parseDir parses the files of a package, without its tests.
 func parseDir(t *testing.T, fset *token.FileSet, dir string) []*ast.File {
@@ -98,7 +104,7 @@ func TestTheTestServerIsAnIndependentWitness(t *testing.T) {
 // of uses: whoever changes one of them has to know all. The bounds may only
 // shrink.
 func TestCirclesOfFilesDoNotGrow(t *testing.T) {
-	bounds := map[string]int{"internal/trace": 1, "internal/wire": 1, "internal/session": 5, "internal/line": 2, "internal/double": 1, "internal/turnstile": 1, "internal/queue": 10, ".": 8}
+	bounds := map[string]int{"internal/trace": 1, "internal/wire": 1, "internal/session": 5, "internal/line": 2, "internal/double": 1, "internal/turnstile": 1, "internal/shared": 1, "internal/codec": 1, "internal/tally": 1, "internal/queue": 10, ".": 4}
 	for _, dir := range rooms {
 		largest := slices.MaxFunc(circles(uses(t, dir)), func(a, b []string) int { return len(a) - len(b) })
 		if bound := bounds[dir]; len(largest) > bound {
@@ -107,6 +113,176 @@ func TestCirclesOfFilesDoNotGrow(t *testing.T) {
 			t.Errorf("%s: the largest circle has %d files; lower its bound of %d", dir, len(largest), bound)
 		}
 	}
+}
+
+// TestTheTopLayerStaysThin bounds what somebody has to know of the root package:
+// what is not public and not about one primitive belongs into a room below. The
+// bounds may only shrink.
+func TestTheTopLayerStaysThin(t *testing.T) {
+	const maxLines, maxPrivateTypes, maxTestNames = 7500, 45, 15
+	fset := token.NewFileSet()
+	lines, private := 0, []string(nil)
+	for _, f := range parseDir(t, fset, ".") {
+		lines += codeLines(t, fset.File(f.Pos()).Name())
+		for _, name := range declared(f, token.TYPE) {
+			if !ast.IsExported(name) {
+				private = append(private, name)
+			}
+		}
+	}
+	if lines > maxLines {
+		t.Errorf("%d lines of code without comments, want at most %d", lines, maxLines)
+	}
+	if len(private) > maxPrivateTypes {
+		t.Errorf("%d private types, want at most %d: %v", len(private), maxPrivateTypes, private)
+	}
+	t.Logf("%d lines of code, %d private types", lines, len(private))
+
+	// What the tests of the root see of its inside.
+	names, err := filepath.Glob("*_test.go")
+	if err != nil || len(names) == 0 {
+		t.Fatalf("%d test files, %v", len(names), err)
+	}
+	for _, name := range names {
+		f, err := parser.ParseFile(fset, name, nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if name != "export_test.go" {
+			if f.Name.Name != "zsync_test" {
+				t.Errorf("%s is package %s; tests of the root are zsync_test", name, f.Name.Name)
+			}
+			continue
+		}
+		var exported []string
+		for _, tok := range []token.Token{token.CONST, token.VAR, token.TYPE, token.FUNC} {
+			exported = append(exported, slices.DeleteFunc(declared(f, tok), func(n string) bool { return !ast.IsExported(n) })...)
+		}
+		if len(exported) > maxTestNames {
+			t.Errorf("%d names in export_test.go, want at most %d: %v", len(exported), maxTestNames, exported)
+		}
+		t.Logf("%d names in export_test.go", len(exported))
+	}
+}
+
+// TestTheTopLayerOfAMutexIsSmall bounds how many private types of the root package
+// somebody has to know who changes Mutex: those that its file uses, and what they
+// are made of. docs/design.md names them.
+func TestTheTopLayerOfAMutexIsSmall(t *testing.T) {
+	const most = 9
+	fset := token.NewFileSet()
+	files := parseDir(t, fset, ".")
+	info := &types.Info{Uses: make(map[*ast.Ident]types.Object), Defs: make(map[*ast.Ident]types.Object)}
+	conf := types.Config{Importer: stub{}, Error: func(error) {}} // of what the stubs do not define
+	pkg, _ := conf.Check(".", fset, files, info)
+	known := make(map[string]bool)
+	var learn func(n ast.Node)
+	byName := make(map[string]*ast.TypeSpec)
+	for _, f := range files {
+		ast.Inspect(f, func(n ast.Node) bool {
+			if spec, ok := n.(*ast.TypeSpec); ok {
+				byName[spec.Name.Name] = spec
+			}
+			return true
+		})
+	}
+	learn = func(n ast.Node) {
+		ast.Inspect(n, func(n ast.Node) bool {
+			id, ok := n.(*ast.Ident)
+			if !ok {
+				return true
+			}
+			o := info.Uses[id]
+			if o == nil {
+				o = info.Defs[id]
+			}
+			if o == nil || o.Pkg() != pkg || o.Type() == nil {
+				return true
+			}
+			typ := o.Type()
+			if fn, ok := o.(*types.Func); ok && fn.Signature().Recv() != nil {
+				typ = fn.Signature().Recv().Type()
+			}
+			if p, ok := typ.(*types.Pointer); ok {
+				typ = p.Elem()
+			}
+			named, ok := typ.(*types.Named)
+			if !ok || named.Obj().Pkg() != pkg || known[named.Obj().Name()] || ast.IsExported(named.Obj().Name()) {
+				return true
+			}
+			known[named.Obj().Name()] = true
+			if spec := byName[named.Obj().Name()]; spec != nil {
+				learn(spec.Type)
+			}
+			return true
+		})
+	}
+	for _, f := range files {
+		if filepath.Base(fset.Position(f.Pos()).Filename) == "mutex.go" {
+			learn(f)
+		}
+	}
+	names := slices.Sorted(maps.Keys(known))
+	if len(names) > most || len(names) == 0 {
+		t.Errorf("%d private types, want at most %d: %v", len(names), most, names)
+	}
+	design, err := os.ReadFile("docs/design.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := "`" + strings.Join(names, "`, `") + "`"
+	if !strings.Contains(strings.Join(strings.Fields(string(design)), " "), list) {
+		t.Errorf("docs/design.md does not list %s", list)
+	}
+}
+
+// codeLines counts the lines of a file that have more on them than comments.
+func codeLines(t *testing.T, name string) int {
+	t.Helper()
+	src, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s scanner.Scanner
+	file := token.NewFileSet().AddFile(name, -1, len(src))
+	s.Init(file, src, nil, 0)
+	lines := make(map[int]bool)
+	for {
+		p, tok, text := s.Scan()
+		switch {
+		case tok == token.EOF:
+			return len(lines)
+		case tok == token.SEMICOLON && text == "\n":
+			continue
+		}
+		for i := range 1 + strings.Count(text, "\n") {
+			lines[file.Line(p)+i] = true
+		}
+	}
+}
+
+// declared returns the names that a file declares for the package, of one kind.
+func declared(f *ast.File, kind token.Token) (names []string) {
+	for _, d := range f.Decls {
+		if fn, ok := d.(*ast.FuncDecl); ok && kind == token.FUNC && (fn.Recv == nil || ast.IsExported(fn.Name.Name)) {
+			names = append(names, fn.Name.Name)
+		}
+		g, ok := d.(*ast.GenDecl)
+		if !ok || g.Tok != kind {
+			continue
+		}
+		for _, spec := range g.Specs {
+			switch spec := spec.(type) {
+			case *ast.TypeSpec:
+				names = append(names, spec.Name.Name)
+			case *ast.ValueSpec:
+				for _, id := range spec.Names {
+					names = append(names, id.Name)
+				}
+			}
+		}
+	}
+	return names
 }
 
 // stub imports every package as an empty one: only uses within a package count.

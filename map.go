@@ -10,6 +10,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/codec"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -111,7 +112,7 @@ func (m *Map[V]) znode(ctx context.Context, key string) (string, error) {
 
 // encode refuses what does not fit into a transaction.
 func (m *Map[V]) encode(znode string, v V) ([]byte, error) {
-	data, err := encode(m.codec, v)
+	data, err := codec.Encode(m.codec, v)
 	if err != nil {
 		return nil, fmt.Errorf("cannot encode a %T: %w", v, err)
 	}
@@ -122,7 +123,7 @@ func (m *Map[V]) encode(znode string, v V) ([]byte, error) {
 }
 
 func (m *Map[V]) decode(data []byte) (V, error) {
-	v, err := decode[V](m.codec, data)
+	v, err := codec.Decode[V](m.codec, data)
 	if err != nil {
 		var zero V // what was decoded of it is no value
 		return zero, fmt.Errorf("cannot decode %d bytes: %w", len(data), err)

@@ -86,7 +86,7 @@ func NewOnce(s *Session, path string) *Once {
 		o.line = line.New(s.m, path, session.ProtectedName, "lock-")
 		o.line.Kind = trace.Once
 		k := &mark{m: s.m, path: session.ChildPath(o.line.Dir, "done")}
-		o.mark = s.marks.of(k.path, k)
+		o.mark = s.marks.Of(k.path, k)
 	}
 	return o
 }

@@ -3,11 +3,10 @@ package zsync
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
-	"errors"
 	"fmt"
 	"sync"
 
+	"github.com/zsync/zsync/internal/codec"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -44,8 +43,8 @@ func OnceFunc(s *Session, path string, f func(ctx context.Context) error) func(c
 func OnceValue[T any](s *Session, path string, f func(ctx context.Context) (T, error), opts ...ValueOption) func(ctx context.Context) (T, error) {
 	c := newValueConfig(opts)
 	k := newKeeper(s, path, c.err,
-		func(v T) ([]byte, error) { return encode(c.codec, v) },
-		func(data []byte) (T, error) { return decode[T](c.codec, data) })
+		func(v T) ([]byte, error) { return codec.Encode(c.codec, v) },
+		func(data []byte) (T, error) { return codec.Decode[T](c.codec, data) })
 	return func(ctx context.Context) (T, error) { return k.get(ctx, f) }
 }
 
@@ -55,18 +54,18 @@ func OnceValue[T any](s *Session, path string, f func(ctx context.Context) (T, e
 func OnceValues[T1, T2 any](s *Session, path string, f func(ctx context.Context) (T1, T2, error), opts ...ValueOption) func(ctx context.Context) (T1, T2, error) {
 	c := newValueConfig(opts)
 	k := newKeeper(s, path, c.err,
-		func(v pair[T1, T2]) ([]byte, error) { return encodePair(c.codec, v) },
-		func(data []byte) (pair[T1, T2], error) { return decodePair[T1, T2](c.codec, data) })
-	var both func(ctx context.Context) (pair[T1, T2], error)
+		func(v codec.Pair[T1, T2]) ([]byte, error) { return codec.EncodePair(c.codec, v) },
+		func(data []byte) (codec.Pair[T1, T2], error) { return codec.DecodePair[T1, T2](c.codec, data) })
+	var both func(ctx context.Context) (codec.Pair[T1, T2], error)
 	if f != nil {
-		both = func(ctx context.Context) (v pair[T1, T2], err error) {
-			v.first, v.second, err = f(ctx)
+		both = func(ctx context.Context) (v codec.Pair[T1, T2], err error) {
+			v.First, v.Second, err = f(ctx)
 			return v, err
 		}
 	}
 	return func(ctx context.Context) (T1, T2, error) {
 		v, err := k.get(ctx, both)
-		return v.first, v.second, err
+		return v.First, v.Second, err
 	}
 }
 
@@ -128,35 +127,4 @@ func (k *keeper[T]) decoded(data []byte) (T, error) {
 		k.have, k.data = true, data
 	}
 	return k.v, k.err
-}
-
-// A pair is what OnceValues stores.
-type pair[T1, T2 any] struct {
-	first  T1
-	second T2
-}
-
-func encodePair[T1, T2 any](c Codec, v pair[T1, T2]) ([]byte, error) {
-	first, err := encode(c, v.first)
-	if err != nil {
-		return nil, err
-	}
-	second, err := encode(c, v.second)
-	if err != nil {
-		return nil, err
-	}
-	data := binary.BigEndian.AppendUint32(nil, uint32(len(first)))
-	return append(append(data, first...), second...), nil
-}
-
-func decodePair[T1, T2 any](c Codec, data []byte) (v pair[T1, T2], err error) {
-	if len(data) < 4 || uint64(binary.BigEndian.Uint32(data)) > uint64(len(data)-4) {
-		return v, errors.New("the stored bytes are not a pair of values")
-	}
-	n := binary.BigEndian.Uint32(data)
-	if v.first, err = decode[T1](c, data[4:4+n]); err != nil {
-		return v, err
-	}
-	v.second, err = decode[T2](c, data[4+n:])
-	return v, err
 }

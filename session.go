@@ -13,6 +13,8 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/shared"
+	"github.com/zsync/zsync/internal/tally"
 	"github.com/zsync/zsync/internal/turnstile"
 )
 
@@ -42,10 +44,10 @@ type Session struct {
 
 	tracers tracers
 
-	tallies shared[tallyKey, tally]
-	marks   shared[string, mark] // by path of the mark
-	ids     idSet                // of memberships in groups
-	kept    turnstile.Keepers    // of places that are kept though nobody has them
+	tallies tally.Tallies
+	marks   shared.Map[string, mark] // by path of the mark
+	ids     idSet                    // of memberships in groups
+	kept    turnstile.Keepers        // of places that are kept though nobody has them
 }
 
 // Connect establishes a session with an ensemble.

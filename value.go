@@ -8,6 +8,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/codec"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -127,7 +128,7 @@ func (v *Value[T]) full() string { return v.s.m.Full(v.path) }
 // decode is ErrNoValue for an empty znode, as other programs make it before they
 // have a value, unless that is one to the codec.
 func (v *Value[T]) decode(data []byte) (T, error) {
-	x, err := decode[T](v.codec, data)
+	x, err := codec.Decode[T](v.codec, data)
 	if err != nil {
 		var zero T // what was decoded of it is no value
 		if len(data) == 0 {
@@ -140,7 +141,7 @@ func (v *Value[T]) decode(data []byte) (T, error) {
 
 // encode refuses what does not fit into a transaction.
 func (v *Value[T]) encode(x T) ([]byte, error) {
-	data, err := encode(v.codec, x)
+	data, err := codec.Encode(v.codec, x)
 	if err != nil {
 		return nil, fmt.Errorf("cannot encode a %T: %w", x, err)
 	}

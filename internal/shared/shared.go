@@ -1,4 +1,5 @@
-package zsync
+// Package shared finds what the values of one path have in common.
+package shared
 
 import (
 	"runtime"
@@ -6,16 +7,16 @@ import (
 	"weak"
 )
 
-// A shared finds what the values of one key in a Session have in common, for as
+// A Map finds what the values of one key in a Session have in common, for as
 // long as any of them is in use, or it is kept. The zero value is ready for use.
-type shared[K comparable, V any] struct {
+type Map[K comparable, V any] struct {
 	mu   sync.Mutex
 	in   map[K]weak.Pointer[V] // guarded by mu
 	kept map[K]*V              // those that must not be forgotten; guarded by mu
 }
 
-// of returns what those of key share; if there is none yet it is v.
-func (s *shared[K, V]) of(key K, v *V) *V {
+// Of returns what those of key share; if there is none yet it is v.
+func (s *Map[K, V]) Of(key K, v *V) *V {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if old := s.in[key].Value(); old != nil {
@@ -30,7 +31,7 @@ func (s *shared[K, V]) of(key K, v *V) *V {
 }
 
 // drop is told that what those of key shared is garbage.
-func (s *shared[K, V]) drop(key K) {
+func (s *Map[K, V]) drop(key K) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.in[key].Value() == nil { // not made anew
@@ -38,9 +39,9 @@ func (s *shared[K, V]) drop(key K) {
 	}
 }
 
-// keep holds v, which is what those of key share, even while none of them is in
+// Keep holds v, which is what those of key share, even while none of them is in
 // use, until it is called with hold false.
-func (s *shared[K, V]) keep(key K, v *V, hold bool) {
+func (s *Map[K, V]) Keep(key K, v *V, hold bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !hold {
@@ -51,4 +52,11 @@ func (s *shared[K, V]) keep(key K, v *V, hold bool) {
 		s.kept = make(map[K]*V)
 	}
 	s.kept[key] = v
+}
+
+// Kept returns how many are held so.
+func (s *Map[K, V]) Kept() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.kept)
 }

@@ -1,0 +1,177 @@
+// Package codec turns values into bytes and back.
+package codec
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/gob"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+
+	"github.com/zsync/zsync/internal/session"
+)
+
+// A Codec is the public Codec.
+type Codec interface {
+	Marshal(v any) ([]byte, error)
+	Unmarshal(data []byte, v any) error
+}
+
+// JSON is encoding/json.
+type JSON struct{}
+
+func (JSON) Marshal(v any) ([]byte, error)      { return json.Marshal(v) }
+func (JSON) Unmarshal(data []byte, v any) error { return json.Unmarshal(data, v) }
+
+// Gob is encoding/gob, each value with its type.
+type Gob struct{}
+
+func (Gob) Marshal(v any) ([]byte, error) {
+	var b bytes.Buffer
+	err := gob.NewEncoder(&b).Encode(v)
+	return b.Bytes(), err
+}
+
+func (Gob) Unmarshal(data []byte, v any) error {
+	return gob.NewDecoder(bytes.NewReader(data)).Decode(v)
+}
+
+// Raw takes []byte and string as they are.
+type Raw struct{}
+
+func (Raw) Marshal(v any) ([]byte, error) {
+	switch v := v.(type) {
+	case []byte:
+		return bytes.Clone(v), nil // the caller may change it when a call has been cancelled
+	case string:
+		return []byte(v), nil
+	case *any:
+		if b, ok := (*v).([]byte); ok {
+			return bytes.Clone(b), nil
+		}
+		return nil, session.Invalid("codec Raw cannot encode an any that holds a %T; it takes []byte", *v)
+	}
+	return nil, session.Invalid("codec Raw cannot encode a %T; it takes []byte and string", v)
+}
+
+func (Raw) Unmarshal(data []byte, v any) error {
+	switch v := v.(type) {
+	case *[]byte:
+		*v = bytes.Clone(data)
+	case *string:
+		*v = string(data)
+	case *any:
+		*v = bytes.Clone(data)
+	default:
+		return session.Invalid("codec Raw cannot decode into a %T; it takes *[]byte and *string", v)
+	}
+	return nil
+}
+
+// BigEndian takes int64 and int32, the highest byte first.
+type BigEndian struct{}
+
+func (BigEndian) Marshal(v any) ([]byte, error) {
+	switch v := v.(type) {
+	case int64:
+		return binary.BigEndian.AppendUint64(nil, uint64(v)), nil
+	case int32:
+		return binary.BigEndian.AppendUint32(nil, uint32(v)), nil
+	}
+	return nil, session.Invalid("codec BigEndian cannot encode a %T; it takes int64 and int32", v)
+}
+
+func (BigEndian) Unmarshal(data []byte, v any) error {
+	switch v := v.(type) {
+	case *int64:
+		if len(data) != 8 {
+			return session.Invalid("codec BigEndian: an int64 of %d bytes; want 8", len(data))
+		}
+		*v = int64(binary.BigEndian.Uint64(data))
+	case *int32:
+		if len(data) != 4 {
+			return session.Invalid("codec BigEndian: an int32 of %d bytes; want 4", len(data))
+		}
+		*v = int32(binary.BigEndian.Uint32(data))
+	default:
+		return session.Invalid("codec BigEndian cannot decode into a %T; it takes *int64 and *int32", v)
+	}
+	return nil
+}
+
+// A Zero takes no bytes for 0: other programs create the znode before they
+// write it.
+type Zero struct{ Codec }
+
+func (c Zero) Unmarshal(data []byte, v any) error {
+	if n, ok := v.(*int64); ok && len(data) == 0 {
+		*n = 0
+		return nil
+	}
+	return c.Codec.Unmarshal(data, v)
+}
+
+// Encode marshals v, and gives an error, not a panic, whatever the codec does.
+//
+// Gob and Raw are given a pointer if T is an interface: to decode, they need to
+// know that it is.
+func Encode[T any](c Codec, v T) (data []byte, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("codec %T panicked: %v", c, r)
+		}
+	}()
+	switch c.(type) {
+	case Gob, Raw:
+		if reflect.TypeFor[T]().Kind() == reflect.Interface {
+			return c.Marshal(&v)
+		}
+	}
+	return c.Marshal(v)
+}
+
+// Decode is the inverse of Encode.
+func Decode[T any](c Codec, data []byte) (v T, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("codec %T panicked: %v", c, r)
+		}
+	}()
+	err = c.Unmarshal(data, &v)
+	return v, err
+}
+
+// A Pair is two values that are stored together.
+type Pair[T1, T2 any] struct {
+	First  T1
+	Second T2
+}
+
+// EncodePair encodes both.
+func EncodePair[T1, T2 any](c Codec, v Pair[T1, T2]) ([]byte, error) {
+	first, err := Encode(c, v.First)
+	if err != nil {
+		return nil, err
+	}
+	second, err := Encode(c, v.Second)
+	if err != nil {
+		return nil, err
+	}
+	data := binary.BigEndian.AppendUint32(nil, uint32(len(first)))
+	return append(append(data, first...), second...), nil
+}
+
+// DecodePair is the inverse of EncodePair.
+func DecodePair[T1, T2 any](c Codec, data []byte) (v Pair[T1, T2], err error) {
+	if len(data) < 4 || uint64(binary.BigEndian.Uint32(data)) > uint64(len(data)-4) {
+		return v, errors.New("the stored bytes are not a pair of values")
+	}
+	n := binary.BigEndian.Uint32(data)
+	if v.First, err = Decode[T1](c, data[4:4+n]); err != nil {
+		return v, err
+	}
+	v.Second, err = Decode[T2](c, data[4+n:])
+	return v, err
+}
