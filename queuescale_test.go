@@ -4,7 +4,9 @@ import (
 	"context"
 	"io"
 	"net"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -246,15 +248,19 @@ func costAmong(t *testing.T, s surrounding, n int) (single, many float64) {
 				collect(t, ch, 1000)
 			}
 		})) / 5000
-		// Those who hold something have their sessions confirmed, whatever happens.
-		idle := requests(srv, func() { time.Sleep(20 * time.Second) })
-		single = float64(requests(srv, func() {
-			for i := range 20 {
+		// Those who hold something have their sessions confirmed, whatever happens, and
+		// all at the same time: so it takes long to measure how often.
+		const window = 400
+		idle := float64(requests(srv, func() { time.Sleep(window * time.Second) })) / window
+		begin := time.Now()
+		all := requests(srv, func() {
+			for i := range window / 4 {
 				must(t, p.Send(t.Context(), i))
 				collect(t, ch, 1)
 				time.Sleep(time.Second)
 			}
-		})-idle) / 20
+		})
+		single = (float64(all) - idle*time.Since(begin).Seconds()) / (window / 4)
 	})
 	return single, many
 }
@@ -406,6 +412,118 @@ func TestTryRecvGetsItsShareBesideABusyConsumer(t *testing.T) {
 		t.Logf("TryRecv took %v at most", worst)
 		if worst > 50*time.Millisecond {
 			t.Errorf("TryRecv took %v, want at most 50 ms", worst)
+		}
+	})
+}
+
+// hang makes processes idle consumers, one behind the other, and those before the
+// last hang: as far as the servers know they are connected, but they hear nothing.
+func hang(t *testing.T, srv *zktest.Server, n int) <-chan int {
+	t.Helper()
+	srv.SetLatency(time.Millisecond)
+	for range n {
+		s := open(t, srv)
+		zsync.NewQueue[int](s, "/q").Recv(t.Context())
+		time.Sleep(time.Second)
+		t.Cleanup(func() { srv.Heal(s.ID()) })
+		defer srv.Partition(s.ID())
+	}
+	ch := zsync.NewQueue[int](open(t, srv), "/q").Recv(t.Context())
+	time.Sleep(time.Second)
+	return ch
+}
+
+func TestAnIdleConsumerThatHangsHoldsUpItsNeighbourForASecondAtMost(t *testing.T) {
+	t.Parallel()
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		ch := hang(t, srv, 1)
+		q := zsync.NewQueue[int](open(t, srv), "/q")
+		var worst time.Duration
+		for i := range 4 {
+			begin := time.Now()
+			must(t, q.Send(t.Context(), i))
+			<-ch
+			worst = max(worst, time.Since(begin))
+			time.Sleep(100 * time.Millisecond)
+		}
+		t.Logf("an element came after %v at most", worst)
+		if worst > time.Second {
+			t.Errorf("an element came after %v, want a second at most", worst)
+		}
+	})
+}
+
+func TestIdleConsumersThatHangLoseTheirPlacesOneAfterTheOther(t *testing.T) {
+	t.Parallel()
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		ch := hang(t, srv, 2)
+		begin := time.Now()
+		must(t, zsync.NewQueue[int](open(t, srv), "/q").Send(t.Context(), 1))
+		<-ch
+		if took := time.Since(begin); took > 1500*time.Millisecond {
+			t.Errorf("an element came after %v, want a second and a half at most", took)
+		}
+	})
+}
+
+// A producer that never pauses looks as well.
+func TestAConsumerThatHangsHoldsUpNobodyThoughTheProducerNeverPauses(t *testing.T) {
+	t.Parallel()
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		ch := hang(t, srv, 1)
+		q := zsync.NewQueue[int](open(t, srv), "/q")
+		var sender sync.WaitGroup
+		sender.Go(func() {
+			for i := range 100 {
+				must(t, q.Send(t.Context(), i))
+				time.Sleep(10 * time.Millisecond)
+			}
+		})
+		begin := time.Now()
+		<-ch
+		if took := time.Since(begin); took > time.Second {
+			t.Errorf("the first element came after %v, want a second at most", took)
+		}
+		collect(t, ch, 99)
+		sender.Wait()
+	})
+}
+
+// What all pass over costs few places, and no more than that.
+func TestAnElementThatConsumersPassOverCostsThemAPlaceAFewTimesAtMost(t *testing.T) {
+	t.Parallel()
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		bad := zsync.NewQueue[string](open(t, srv), "/q")
+		must(t, bad.Send(t.Context(), make([]string, 20)...)) // each consumer makes three dead letters of them
+		var chs []<-chan int
+		for range 5 {
+			chs = append(chs, zsync.NewQueue[int](open(t, srv), "/q").Recv(t.Context()))
+		}
+		time.Sleep(10 * time.Second)
+		var evictions atomic.Int32
+		by := zsync.SessionOf(bad).ID()
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Session == by && r.Op == zktest.OpDelete && strings.HasPrefix(r.Path, "/q-consumers/") {
+				evictions.Add(1)
+			}
+			return zktest.Pass
+		})
+		must(t, bad.Send(t.Context(), "e"))
+		time.Sleep(10 * time.Second)
+		if n := evictions.Load(); n < 1 || n > 3 {
+			t.Errorf("%d places were lost, want 1 to 3", n)
+		}
+		must(t, zsync.NewQueue[int](open(t, srv), "/q").Send(t.Context(), 7))
+		got := make(chan int)
+		for _, ch := range chs {
+			go func() {
+				for v := range ch {
+					got <- v
+				}
+			}()
+		}
+		if v := <-got; v != 7 {
+			t.Errorf("received %d, want 7", v)
 		}
 	})
 }

@@ -34,6 +34,7 @@ type core struct {
 	skips   skipper
 	gate    gate
 	sweeper *sweeper
+	usher   usher
 	zxid    atomic.Int64 // that made path, as last seen by the pump
 	pull    *core        // of Receive: it claims nothing ahead
 
@@ -69,6 +70,7 @@ func newCore(m *session.Manager, cfg Config, f *foreign) *core {
 	c.listeners.m, c.listeners.path = m, cfg.Path
 	c.under.q, c.skips.complain = c, c.complain
 	c.line = line.New(m, cfg.Path+"-consumers", session.ProtectedName, "turn-")
+	c.usher.m, c.usher.line = m, &c.line
 	c.room = line.New(m, cfg.Path+"-senders", session.ProtectedName, "room-")
 	c.gate.turn = make(chan struct{}, 1)
 	c.out = outbox{q: c, more: make(chan struct{}, 1)}

@@ -460,7 +460,7 @@ func (l *ledger) handing(it *item) (noted <-chan struct{}) {
 }
 
 // noteAhead is how many are noted at once where attempts are limited.
-const noteAhead = 64
+const noteAhead = 128
 
 // noteAheadLocked writes down that an item is in hand, and with it others of its
 // batch that are about to be: to write down each by itself would take a round trip

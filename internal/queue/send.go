@@ -234,11 +234,17 @@ func (g *posted) learn(rs []zk.MultiResponse) {
 		o.forget()
 		return
 	}
+	var arrived []arrival
 	for prio, last := range g.lasts {
-		if c, ok := line.ParseChild(rs[last.op].String, "/e-"); ok {
+		path := rs[last.op].String
+		if c, ok := line.ParseChild(path, "/e-"); ok {
 			last.tail.full = c.Seq >= bucketSize-1
 			o.tails[prio] = &last.tail
+			arrived = append(arrived, arrival{session.ParentPath(path), path, c.Seq})
 		}
+	}
+	if arrived != nil {
+		o.q.usher.sent(o.journal.last, arrived)
 	}
 }
 
