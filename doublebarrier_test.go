@@ -888,13 +888,19 @@ func TestNobodyIsHeldBackByASessionThatEndsAtAnyRequest(t *testing.T) {
 func TestHammerRoundsNeverMix(t *testing.T) {
 	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
 		r := roll{n: 2 + rnd.IntN(4)}
+		// With the longer timeout there is a time in which to be confirmed in each
+		// quarter of it, whatever is done without a break.
+		calm, timeout := 300*time.Millisecond, testTimeout
+		if rnd.IntN(2) == 0 {
+			calm, timeout = 0, 4*testTimeout
+		}
 		var ss []*zsync.Session
 		for range 1 + rnd.IntN(r.n) {
-			ss = append(ss, open(t, srv))
+			ss = append(ss, open(t, srv, zsync.WithSessionTimeout(timeout)))
 		}
 		stop := make(chan struct{})
 		fate := rand.New(rand.NewPCG(rnd.Uint64(), 0))
-		hurt := async(func() error { bruise(srv, fate, ss, stop); return nil })
+		hurt := async(func() error { bruise(srv, fate, ss, calm, stop); return nil })
 		var done []<-chan error
 		for i := range r.n {
 			wg := zsync.NewWaitGroup(ss[i%len(ss)], "/w")
@@ -912,11 +918,12 @@ func TestHammerRoundsNeverMix(t *testing.T) {
 	})
 }
 
-// bruise is chaos by which no session is lost. What is granted is certain to last
-// for a quarter of the session timeout, 2.5 s. Harm is done for 1.7 s at most, then
-// none for 0.7 s. A connection that breaks with 2.5 s left is replaced after a
-// sixteenth of them, so it confirms the session in those 0.7 s, which end before.
-func bruise(srv *zktest.Server, rnd *rand.Rand, sessions []*zsync.Session, until <-chan struct{}) {
+// bruise is chaos by which no session is lost, with a pause now and then if that is
+// not 0. What is granted is certain to last for a quarter of the session timeout,
+// 2.5 s of 10. Harm is done for 2.2 s at most, delays included, then none for 0.2 s.
+// A connection that breaks with 2.5 s left is replaced after a sixteenth of them,
+// 0.16 s, so it confirms the session in those 0.2 s, which end before.
+func bruise(srv *zktest.Server, rnd *rand.Rand, sessions []*zsync.Session, pause time.Duration, until <-chan struct{}) {
 	var mu sync.Mutex
 	calm := false
 	draw := func(n int) int {
@@ -945,7 +952,7 @@ func bruise(srv *zktest.Server, rnd *rand.Rand, sessions []*zsync.Session, until
 	})
 	defer srv.Intercept(nil)
 	for {
-		end := time.Now().Add(1600 * time.Millisecond) // and a delay
+		end := time.Now().Add(2400*time.Millisecond - pause) // and a delay
 		for time.Now().Before(end) {
 			select {
 			case <-until:
@@ -961,10 +968,13 @@ func bruise(srv *zktest.Server, rnd *rand.Rand, sessions []*zsync.Session, until
 			time.Sleep(min(time.Duration(draw(2000))*time.Millisecond, time.Until(end)))
 			srv.Heal(id)
 		}
+		if pause == 0 {
+			continue
+		}
 		mu.Lock()
 		calm = true
 		mu.Unlock()
-		time.Sleep(800 * time.Millisecond) // less a delay
+		time.Sleep(pause) // less a delay
 		mu.Lock()
 		calm = false
 		mu.Unlock()

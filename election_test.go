@@ -555,6 +555,15 @@ func TestThousandObserversAndCandidatesCostOneNotificationEach(t *testing.T) {
 // leaders write comes in the order of their tokens, and in the end, when all is
 // quiet, observers know who leads.
 func TestElectionHammer(t *testing.T) {
+	runs, terms := 0, 0
+	defer func() {
+		// What is usual: of 1,000 runs the least had 12 terms, the mean was 32, the
+		// deviation 7. So fewer than 20 on average of the 8 of the shortest run are not
+		// chance.
+		if runs >= 8 && terms < 20*runs {
+			t.Errorf("%d terms in %d runs", terms, runs)
+		}
+	}()
 	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
 		strict := rnd.IntN(3) == 0
 		var sessions []*zsync.Session
@@ -596,6 +605,8 @@ func TestElectionHammer(t *testing.T) {
 		}
 		watchers.Wait()
 		h.check()
+		runs++
+		terms += h.terms
 		for _, who := range last {
 			if who != "the last" {
 				t.Errorf("an observer names %q last", who)
@@ -691,7 +702,8 @@ func (h *electionHammer) check() {
 	}
 	// The worst that a minute can bring: each leader is cut off as it is elected,
 	// and holds up the others until the servers end its session, 10 s later and up
-	// to a tick of 2 s. So at least one in 12 s is elected.
+	// to a tick of 2 s. So at least one in 12 s is elected. More is not certain in any
+	// one run; what is usual is asked of all of them together.
 	if h.terms < 60/12 {
 		h.t.Errorf("only %d terms", h.terms)
 	}

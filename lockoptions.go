@@ -56,8 +56,8 @@ func newLockConfig(opts []LockOption) lockConfig {
 // WithHandoffs lets the goroutines that use one value pass the lock among
 // themselves up to n times in a row while others wait: other processes, or
 // other values of the same path in this one. Such a hand-over costs no round
-// trip; a listing, asked for when half of them are used, tells whether somebody
-// else waits. With 0
+// trip; a listing, asked for while some of them are still to come, tells whether
+// somebody else waits. With 0
 // every goroutine takes its own place in the line, and the order is the order
 // of arrival across all processes. The default is 16.
 func WithHandoffs(n int) LockOption {

@@ -47,6 +47,7 @@ type share struct {
 	closed bool      // nobody may join it any more
 	asking bool      // somebody is asking whether others wait
 	ask    *question // if the servers have been asked ahead
+	lead   int       // how many hand-overs ahead they are asked next; 0 if no answer has told yet
 	beside bool      // a reader may stand beside it, and stay when it goes: it cannot be passed on
 	moving bool      // Downgrade is exchanging its znode
 
@@ -299,20 +300,29 @@ func (m *machine) mayPass(t *share) bool {
 
 // handOver hands t, which u was the use of, to the next of this process.
 //
-// When half of the hand-overs are used it asks whether others wait, so that the
-// answer is there when all are. It says who was in the line when it was asked, so
-// the hand-overs since then count: who comes right behind one question is seen by
-// the next, and waits for no more hand-overs in a row than are allowed.
+// Before all hand-overs are used it asks whether others wait, so that the answer is
+// there when they are: the first time when half of them are used, and then as late as
+// the last answer allows, twice over. An answer says who was in the line when it was
+// asked, so the hand-overs since then count: who comes right behind one question is
+// seen by the next, and waits for no more hand-overs in a row than are allowed.
 func (m *machine) handOver(t *share, u *use) departure {
 	t.passed++
 	m.emit(action{verb: end, use: u})
 	m.pass(t)
-	if t.ask == nil && 2*t.passed >= m.handoffs {
+	lead := m.handoffs / 2
+	if t.lead > 0 {
+		lead = min(t.lead, lead)
+	}
+	if t.ask == nil && t.passed >= m.handoffs-lead {
 		t.ask = &question{at: t.passed}
 		m.emit(action{verb: askAhead, share: t, question: t.ask})
 	}
 	return passes
 }
+
+// heard tells that q, which was asked ahead of t, has an answer: so many hand-overs
+// went by meanwhile.
+func (m *machine) heard(t *share, q *question) { t.lead = 2 * (max(t.passed-q.at, 0) + 1) }
 
 // vacate is the end of t, which u was the last use of, in the hands of this process:
 // its place is kept, or given up.

@@ -337,6 +337,47 @@ func TestMachineSaysWhatIsToBeDone(t *testing.T) {
 	}
 }
 
+// With 10 hand-overs in a row, of 100, and answers that take so many hand-overs.
+func TestOthersAreAskedAfterAsLateAsAnswersAllow(t *testing.T) {
+	for took, want := range map[int]struct{ questions, waits int }{
+		0: {12, 0}, // after 5, and then for every 8
+		1: {16, 0}, // for every 6
+		4: {18, 0}, // never sooner than when half of them are used
+		9: {18, 17},
+	} {
+		m := machine{handoffs: 10}
+		first := &waiter{}
+		m.arrive(first)
+		m.found(&share{claim: &fakeClaim{}})
+		u, questions, waits, due := first.use, 0, 0, -1
+		for i := range 100 {
+			next := &waiter{}
+			m.arrive(next)
+			if i == due {
+				m.heard(u.share, u.share.ask)
+			}
+			if m.leave(u) == mustAsk {
+				if waits++; i < due {
+					m.heard(u.share, u.share.ask)
+				} else {
+					waits--
+				}
+				m.resume(u, false)
+			}
+			for _, a := range m.actions() {
+				if a.verb == askAhead {
+					questions++
+					due = i + 1 + took
+				}
+			}
+			u = next.use
+		}
+		if questions != want.questions || waits != want.waits {
+			t.Errorf("answers that take %d hand-overs: %d questions, and %d hand-overs have waited; want %+v", took, questions, waits, want)
+		}
+	}
+}
+
 // A hall is the model: who is inside, who waits, and nothing of how it came to be.
 // It knows what must never be, and what must be before everybody rests.
 type hall struct {
@@ -504,6 +545,9 @@ func (h *hall) event(leaveOnly bool) {
 			h.asked = h.asked[1:]
 			h.m.answered(t, h.rnd.IntN(2) == 0)
 		}
+		if u, ok := some(h.rnd, h.inside, byOrder); ok && u.share.ask != nil {
+			h.m.heard(u.share, u.share.ask)
+		}
 	case 3: // so is who leaves
 		if u, ok := some(h.rnd, h.leaving, byOrder); ok {
 			delete(h.leaving, u)
@@ -609,7 +653,7 @@ func TestMachineKeepsItsRulesWhateverHappens(t *testing.T) {
 			t: t, rnd: rand.New(rand.NewPCG(seed, 1)), inside: make(map[*use]bool),
 			shares: make(map[*share]*standing), leaving: make(map[*use]bool), order: make(map[*use]int),
 		}
-		h.m.handoffs = 1 + h.rnd.IntN(4)
+		h.m.handoffs = 1 + h.rnd.IntN(8)
 		for range 60 {
 			h.event(false)
 		}

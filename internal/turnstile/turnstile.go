@@ -117,6 +117,7 @@ func (q *Turnstile) perform(a action) {
 			defer close(a.question.done)
 			others, err := claimOf(a.share).Anyone(q.Line.Bases...)
 			a.question.others = others || err != nil
+			q.step(func(m *machine) { m.heard(a.share, a.question) })
 		})
 	case lose:
 		c := claimOf(a.share)
