@@ -20,9 +20,6 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
-// longTests reports whether ZSYNC_TEST_LONG asks for the long run of a test.
-func longTests() bool { return os.Getenv("ZSYNC_TEST_LONG") != "" }
-
 // seeds runs f in a bubble of its own with one random source after another:
 // 100, 8 under the race detector, or 1,000 in a long run. The first failure ends it and names the seed;
 // ZSYNC_TEST_SEED runs that one alone.

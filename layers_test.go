@@ -100,6 +100,21 @@ func TestTheTestServerIsAnIndependentWitness(t *testing.T) {
 	}
 }
 
+// The tests of every layer use the harness, so it may know none of them.
+func TestEachLayerCanUseTheHarness(t *testing.T) {
+	files := parseDir(t, token.NewFileSet(), "internal/harness")
+	for _, f := range files {
+		for _, dir := range imported(f) {
+			if dir != "zktest" {
+				t.Errorf("internal/harness imports %s", dir)
+			}
+		}
+	}
+	if len(files) == 0 {
+		t.Error("internal/harness has no files")
+	}
+}
+
 // TestCirclesOfFilesDoNotGrow bounds how many files of one package form a circle
 // of uses: whoever changes one of them has to know all. The bounds may only
 // shrink.

@@ -11,6 +11,7 @@ import (
 	"github.com/go-zookeeper/zk"
 	"go.uber.org/goleak"
 
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
@@ -21,7 +22,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func open(t *testing.T, srv *zktest.Server) *session.Manager {
 	t.Helper()
 	m := session.New(srv.Addrs(), "", session.Config{
-		Timeout: 10 * time.Second,
+		Timeout: harness.Timeout,
 		ACL:     zk.WorldACL(zk.PermAll),
 		Log:     slog.New(slog.DiscardHandler),
 		Owner:   "test",
@@ -29,16 +30,9 @@ func open(t *testing.T, srv *zktest.Server) *session.Manager {
 		Dialer:  srv.Dial,
 		Lost:    func(session.LossReason, int64, time.Time) error { return session.ErrLost },
 	})
-	must(t, m.Connect(t.Context()))
+	harness.Must(t, m.Connect(t.Context()))
 	t.Cleanup(m.Close)
 	return m
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // mutexOf is the line of a Mutex at path.
@@ -57,28 +51,28 @@ func TestOneWhoHasGoneWithAFormerDirectoryIsNotStruckOffThePresentOne(t *testing
 			srv := zktest.Start(t)
 			ours, theirs := open(t, srv), open(t, srv)
 			inc, err := ours.Incarnation(t.Context())
-			must(t, err)
+			harness.Must(t, err)
 			admin, err := theirs.Incarnation(t.Context())
-			must(t, err)
+			harness.Must(t, err)
 			line := mutexOf(ours, "/m")
 
 			// In the former directory: one of theirs, and the one of ours who will lag.
 			_, _, err = mutexOf(theirs, "/m").Enter(t.Context(), admin, "lock-", nil)
-			must(t, err)
+			harness.Must(t, err)
 			lags, roll, err := line.Enter(t.Context(), inc, "lock-", nil)
-			must(t, err)
+			harness.Must(t, err)
 			former := viewOf(inc, "/m", line.Bases)
 			defer former.leave()
 			former.update(line.ranks(roll))
 			dir := roll.Czxid()
 			for _, name := range roll.Names() {
-				must(t, admin.RemoveNow(t.Context(), "/m/"+name))
+				harness.Must(t, admin.RemoveNow(t.Context(), "/m/"+name))
 			}
-			must(t, admin.RemoveNow(t.Context(), "/m"))
+			harness.Must(t, admin.RemoveNow(t.Context(), "/m"))
 
 			// In the present one: theirs, who has the lock, and two of ours behind.
 			holder, err := mutexOf(theirs, "/m").Acquire(t.Context(), "lock-", nil, Exclusive, nil)
-			must(t, err)
+			harness.Must(t, err)
 			second, leave := context.WithCancel(t.Context())
 			granted := make(chan error, 2)
 			go func() {
@@ -117,9 +111,9 @@ func TestOneWhoHasGoneWithAFormerDirectoryIsNotStruckOffThePresentOne(t *testing
 				t.Fatalf("granted beside the holder: %v", err)
 			default:
 			}
-			must(t, holder.GiveBack())
-			must(t, <-granted)
-			must(t, third.GiveBack())
+			harness.Must(t, holder.GiveBack())
+			harness.Must(t, <-granted)
+			harness.Must(t, third.GiveBack())
 		})
 	}
 }

@@ -1,19 +1,17 @@
 package session
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"log/slog"
-	"os"
 	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/go-zookeeper/zk"
 	"go.uber.org/goleak"
 
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/wire"
 	"github.com/zsync/zsync/zktest"
 )
@@ -22,18 +20,15 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // The helpers of all tests of this package.
 
-// longTests reports whether ZSYNC_TEST_LONG asks for the long run of a test.
-func longTests() bool { return os.Getenv("ZSYNC_TEST_LONG") != "" }
+const testTimeout = harness.Timeout
 
-// testTimeout is the session timeout of tests in a bubble. It is long, so that
-// a test which waits for real shows it.
-const testTimeout = 10 * time.Second
-
-// bubble runs f in a synctest bubble with a server of its own.
-func bubble(t *testing.T, f func(t *testing.T, srv *zktest.Server)) {
-	t.Helper()
-	synctest.Test(t, func(t *testing.T) { f(t, zktest.Start(t)) })
-}
+var (
+	longTests = harness.Long
+	bubble    = harness.Bubble
+	within    = harness.Within
+	must      = harness.Must
+	wantErr   = harness.WantErr
+)
 
 // testConfig is what a session of the tests is told.
 func testConfig() Config {
@@ -84,29 +79,6 @@ func live(t testing.TB, c *testSession) *Incarnation {
 	inc, err := c.m.Incarnation(t.Context())
 	must(t, err)
 	return inc
-}
-
-// within returns a context that ends after d.
-func within(t testing.TB, d time.Duration) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), d)
-	t.Cleanup(cancel)
-	return ctx
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-func wantErr(t testing.TB, got error, want ...error) {
-	t.Helper()
-	for _, w := range want {
-		if !errors.Is(got, w) {
-			t.Fatalf("got error %v, want one that is %v", got, w)
-		}
-	}
 }
 
 // childrenOf lists a znode with the session of its own.

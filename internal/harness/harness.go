@@ -1,0 +1,103 @@
+// Package harness is what the tests of all layers have in common: bubbles of
+// virtual time with a server, contexts, errors, and calls that wait. It knows the
+// test server and nothing of zsync, so the tests of every layer can use it.
+package harness
+
+import (
+	"context"
+	"errors"
+	"os"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+// Timeout is the session timeout of tests in a bubble. It is long, so that a test
+// which waits for real shows it.
+const Timeout = 10 * time.Second
+
+// Long reports whether ZSYNC_TEST_LONG asks for the long run of a test.
+func Long() bool { return os.Getenv("ZSYNC_TEST_LONG") != "" }
+
+// InMemory says that a test runs in memory whatever servers there are. It is
+// skipped where ZSYNC_TEST_ONLY=servers asks only for those that use them.
+func InMemory(t testing.TB) {
+	t.Helper()
+	if os.Getenv("ZSYNC_TEST_ONLY") == "servers" {
+		t.Skip("ZSYNC_TEST_ONLY=servers, and this runs in memory")
+	}
+}
+
+// Bubble runs f in a synctest bubble with a server of its own.
+func Bubble(t *testing.T, f func(t *testing.T, srv *zktest.Server), opts ...zktest.Option) {
+	t.Helper()
+	InMemory(t)
+	synctest.Test(t, func(t *testing.T) { f(t, zktest.Start(t, opts...)) })
+}
+
+// Within returns a context that ends after d.
+func Within(t testing.TB, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// Must ends the test if err is one.
+func Must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// WantErr ends the test unless got is each of want.
+func WantErr(t testing.TB, got error, want ...error) {
+	t.Helper()
+	for _, w := range want {
+		if !errors.Is(got, w) {
+			t.Fatalf("got error %v, want one that is %v", got, w)
+		}
+	}
+}
+
+// Async runs f in a goroutine and returns the channel of its result.
+func Async(f func() error) <-chan error {
+	c := make(chan error, 1)
+	go func() { c <- f() }()
+	return c
+}
+
+// PendingStill fails if c has a result by the time everything in the bubble is
+// idle.
+func PendingStill(t testing.TB, c <-chan error) {
+	t.Helper()
+	synctest.Wait()
+	select {
+	case err := <-c:
+		t.Fatalf("returned %v, want it to wait", err)
+	default:
+	}
+}
+
+// Plain is a client of go-zookeeper's own, for what zsync does not do.
+func Plain(t testing.TB, srv *zktest.Server, credentials ...string) *zk.Conn {
+	t.Helper()
+	c, _, err := zk.Connect(srv.Addrs(), Timeout, zk.WithDialer(srv.Dial), zk.WithLogInfo(false))
+	Must(t, err)
+	t.Cleanup(c.Close)
+	for _, text := range credentials {
+		Must(t, c.AddAuth("digest", []byte(text)))
+	}
+	return c
+}
+
+// SetACL gives a znode another ACL.
+func SetACL(t testing.TB, srv *zktest.Server, path string, acl []zk.ACL) {
+	t.Helper()
+	_, err := Plain(t, srv).SetACL(path, acl, -1)
+	Must(t, err)
+}
