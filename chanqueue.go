@@ -157,17 +157,26 @@ func (q *Queue[T]) send(ctx context.Context, b queue.Batch, vs []T) error {
 	if err := q.s.m.Failure(); err != nil || len(vs) == 0 {
 		return err
 	}
+	b, err := q.fill(b, vs)
+	if err != nil {
+		return err
+	}
+	ctx, end := q.tracers().queueing(ctx, "send", q.path, len(vs))
+	err = q.q.Send(ctx, b)
+	end(err)
+	return err
+}
+
+// fill puts vs into b.
+func (q *Queue[T]) fill(b queue.Batch, vs []T) (queue.Batch, error) {
 	for i, v := range vs {
 		data, err := codec.Encode(q.cfg.codec, v)
 		if err != nil {
-			return fmt.Errorf("element %d: %w", i, err)
+			return b, fmt.Errorf("element %d: %w", i, err)
 		}
 		b.Data = append(b.Data, data)
 	}
-	ctx, end := q.tracers().queueing(ctx, "send", q.path, len(vs))
-	_, err := q.q.Send(ctx, b)
-	end(err)
-	return err
+	return b, nil
 }
 
 // Recv returns a channel of elements. An element is removed from the queue

@@ -176,29 +176,43 @@ func (it *item) Settle(ctx context.Context, s Settlement) error {
 	case s.Fate == Return:
 		model = entry{fate: fateReturn, bump: true}
 	}
-	return l.settleNow(ctx, it, model)
+	_, err := l.settleNow(ctx, it, model)
+	return err
 }
 
-// settleNow decides the fate of an item and waits until it is carried out.
-func (l *ledger) settleNow(ctx context.Context, it *item, model entry) error {
+// settleNow decides the fate of an item and waits until it is carried out. It
+// returns the entry of the fate that was decided.
+func (l *ledger) settleNow(ctx context.Context, it *item, model entry) (e *entry, err error) {
 	alive := l.inc.Alive()
 	if !alive {
 		l.end(true) // the registration may not have had its turn yet
 	}
-	e, ok := l.decide(it, model)
-	l.mu.Lock()
-	lost := l.lost || l.void
-	l.mu.Unlock()
-	switch {
-	case !ok && lost:
-		return l.loss()
-	case !ok:
-		return line.ErrNotLocked
-	case e.fate == fateReturn && e.bump && lost && !alive:
-		return l.loss()
+	for {
+		var ok bool
+		e, ok = l.decide(it, model)
+		l.mu.Lock()
+		lost := l.lost || l.void
+		l.mu.Unlock()
+		switch {
+		case !ok && lost:
+			return e, l.loss()
+		case !ok:
+			return e, line.ErrNotLocked
+		case e.fate == fateReturn && e.bump && lost && !alive:
+			return e, l.loss()
+		}
+		err = l.await(ctx, e)
+		if e.with == nil || e.with == model.with || !session.IsClosed(e.done) || l.settled(it) {
+			return e, err
+		}
+		// Another's txn was refused, so nothing is decided.
 	}
+}
+
+// await waits until a fate is carried out.
+func (l *ledger) await(ctx context.Context, e *entry) error {
 	var down <-chan struct{}
-	if model.fate == fateReturn || model.fate == fateLater {
+	if e.fate == fateReturn || e.fate == fateLater {
 		down = l.inc.Disconnection()
 	}
 	select {

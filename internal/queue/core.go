@@ -110,13 +110,27 @@ func dueAt(t time.Time) int64 {
 	return max(t.UnixMilli(), 1)
 }
 
-func (q *core) Send(ctx context.Context, b Batch) ([]string, error) {
+func (q *core) Send(ctx context.Context, b Batch) error {
 	if ctx.Err() != nil {
-		return nil, session.CtxErr(ctx)
+		return session.CtxErr(ctx)
 	}
 	if err := q.m.Failure(); err != nil || len(b.Data) == 0 {
-		return nil, err
+		return err
 	}
+	p, err := q.parcel(ctx, b)
+	if err != nil {
+		return err
+	}
+	leave, err := q.reserve(ctx, b)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	return q.dispatch(p)
+}
+
+// parcel makes a parcel of b.
+func (q *core) parcel(ctx context.Context, b Batch) (*parcel, error) {
 	p := &parcel{ctx: ctx, prio: b.Priority, data: b.Data, done: make(chan error, 1)}
 	if p.prio == Middle {
 		p.prio = (q.cfg.Priorities - 1) / 2
@@ -133,18 +147,19 @@ func (q *core) Send(ctx context.Context, b Batch) ([]string, error) {
 	if limit := session.MaxPacket - q.out.overhead(); p.size > limit {
 		return nil, fmt.Errorf("%d elements need a request of %d bytes, %d more than fit: %w", len(b.Data), p.size, p.size-limit, session.ErrTooLarge)
 	}
-	if q.cfg.MaxLen > 0 {
-		room := q.awaitRoom
-		if b.NoWait {
-			room = q.tryRoom
-		}
-		leave, err := room(ctx, len(b.Data))
-		if err != nil {
-			return nil, err
-		}
-		defer leave()
+	return p, nil
+}
+
+// reserve waits until there is room for b, where the length is limited. The room is
+// kept until leave is called.
+func (q *core) reserve(ctx context.Context, b Batch) (leave func(), err error) {
+	switch {
+	case q.cfg.MaxLen == 0:
+		return func() {}, nil
+	case b.NoWait:
+		return q.tryRoom(ctx, len(b.Data))
 	}
-	return nil, q.dispatch(p)
+	return q.awaitRoom(ctx, len(b.Data))
 }
 
 // dispatch sends a parcel and waits until that is done, or its context ends.

@@ -51,17 +51,11 @@ type Config struct {
 // under way when it ended is then either done or not.
 type Engine interface {
 	// Send stores the elements of b at the end of the queue, in order, all or
-	// none, exactly once, and returns their IDs. Batches of one goroutine keep
-	// their order, and so do those of many, in the order of the calls. Errors:
-	// session.ErrTooLarge, ErrFull, ErrKnown, session.ErrInvalid for what the
-	// layout has not (Due, ID, Key). Nothing is stored then.
-	Send(ctx context.Context, b Batch) (ids []string, err error)
-
-	// Prepare returns the operations that store b as a part of somebody else's
-	// transaction in inc, and ErrInvalid if the layout cannot. They are good for
-	// one attempt: when the servers refuse one of them, because the queue has
-	// moved on, they are to be prepared anew.
-	Prepare(ctx context.Context, inc *session.Incarnation, b Batch) (ops []any, err error)
+	// none, exactly once. Batches of one goroutine keep their order, and so do
+	// those of many, in the order of the calls. Errors: session.ErrTooLarge,
+	// ErrFull, ErrKnown, session.ErrInvalid for what the layout has not (Due, ID,
+	// Keys). Nothing is stored then.
+	Send(ctx context.Context, b Batch) error
 
 	// Cancel removes the element that was sent with the ID, if nobody has
 	// claimed it, and reports whether it did. The ID is not forgotten by that.

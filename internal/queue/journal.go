@@ -39,7 +39,8 @@ type journal struct {
 	kept    record // as it was written last
 	open    bool   // an attempt without a reply may have been applied, or may be yet
 	last    *session.Incarnation
-	moved   bool // an attempt was open when its session ended
+	moved   bool  // an attempt was open when its session ended
+	zxid    int64 // of the last transaction, if its reply was lost
 }
 
 // A transaction is what a journal applies.
@@ -181,7 +182,7 @@ func (j *journal) settle(ctx context.Context, inc *session.Incarnation) (applied
 				r := parseRecord(data)
 				applied = r.serial > j.kept.serial
 				j.bare = j.bare || !j.marked && !applied
-				j.made, j.version, j.open = true, stat.Version, false
+				j.made, j.version, j.open, j.zxid = true, stat.Version, false, stat.Mzxid
 				if r.givenBack {
 					return applied, errTaken{applied}
 				}

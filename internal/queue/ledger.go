@@ -136,6 +136,7 @@ type entry struct {
 	again bool  // it was refused before
 	alone bool  // it goes into a transaction of its own; guarded by ledger.mu
 	fault error // why it is buried
+	with  *txn  // what else its transaction does, or nil; of fateRemove
 	due   int64 // when it may be received again, in Unix milliseconds; of fateLater
 	tries int   // how often it was delivered, of one that is buried
 	done  chan struct{}
@@ -353,6 +354,8 @@ func (l *ledger) enterFateLocked(it *item, model entry) *entry {
 	e.item, e.done = it, make(chan struct{})
 	if e.fate != fateHand {
 		it.final = e
+	}
+	if e.fate != fateHand && e.with == nil {
 		l.unhandLocked(it)
 		l.finishContextLocked(it)
 	}
@@ -386,7 +389,7 @@ func (l *ledger) finishContextLocked(it *item) {
 	case l.lost: // the Session is being closed
 		cause = l.inc.EndError(session.ErrClosed)
 	}
-	if it.final != nil && it.final.fate != fateReturn {
+	if it.final != nil && it.final.fate != fateReturn && it.final.with == nil {
 		cause = nil // settled by the consumer
 	}
 	it.cancel(cause)
@@ -546,6 +549,9 @@ func (l *ledger) giveBackLocked(b *batch) {
 	for _, it := range b.items {
 		switch {
 		case it.final != nil:
+			if it.final.with != nil && l.lost {
+				l.finishContextLocked(it) // it may be refused in another session
+			}
 		case !it.out:
 			l.enterLocked(it, fateReturn, false)
 		case l.lost && l.hand[it]:
@@ -584,7 +590,11 @@ func (l *ledger) next() ([]*entry, *want) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	w := l.want
-	l.want = nil
+	if len(l.queue) > 0 && l.queue[0].with != nil {
+		w = nil // a txn may need all the space
+	} else {
+		l.want = nil
+	}
 	size, n := 4096+2*l.size, 0
 	for n < len(l.queue) && n < maxPost {
 		e := l.queue[n]
@@ -680,6 +690,10 @@ func (l *ledger) finish(p *posting, err error) {
 	if errors.Is(err, session.ErrLost) {
 		l.voidLocked()
 	}
+	if culprit != nil && culprit.with != nil && err != nil {
+		l.refuseTxnLocked(culprit, err)
+		return
+	}
 	if err != nil && session.OutcomeOf(err) == session.Answered {
 		if culprit == nil && len(es) > 1 { // each by itself will tell
 			for _, e := range es {
@@ -712,6 +726,10 @@ func (l *ledger) finish(p *posting, err error) {
 		if b := e.item.batch; e.fate != fateHand {
 			if err == nil && e.fate == fateBury && !e.gone {
 				buried = append(buried, e)
+			}
+			if e.with != nil {
+				l.unhandLocked(e.item)
+				l.finishContextLocked(e.item)
 			}
 			// Others of its batch may be in hand for long.
 			e.item.data, e.item.framed, e.item.value = nil, nil, nil
@@ -772,8 +790,8 @@ func (l *ledger) voidLocked() {
 		l.unhandLocked(it)
 		if it.final == nil {
 			it.final = &entry{item: it, fate: fateReturn, done: session.ClosedChan, err: l.loss()}
-			l.finishContextLocked(it)
 		}
+		l.finishContextLocked(it)
 	}
 	for b := range l.batches {
 		l.dropLocked(b)
@@ -805,8 +823,14 @@ func (p *posting) post() (err error) {
 		p.culprit, err = l.postForeign(p.es)
 		return err
 	}
-	_, err = l.journal.apply(context.Background(), p.build) // ends with the Session
+	rs, err := l.journal.apply(context.Background(), p.build) // ends with the Session
 	var taken errTaken
+	errors.As(err, &taken)
+	for _, e := range p.es {
+		if e.with != nil && (err == nil || taken.applied) {
+			e.with.answered(l.journal, rs)
+		}
+	}
 	if errors.As(err, &taken) {
 		p.applied = taken.applied
 		l.q.m.Log.Warn("zsync: claims were given back by others", "path", l.q.cfg.Path)
@@ -827,6 +851,9 @@ func (p *posting) build(inc *session.Incarnation) (*transaction, error) {
 		return nil, nil
 	}
 	if err := p.bumpLarge(ctx, inc); err != nil {
+		return nil, err
+	}
+	if err := p.prepare(inc); err != nil {
 		return nil, err
 	}
 	lots, err := p.lots(ctx, inc)
@@ -969,7 +996,7 @@ func (p *posting) assemble(lots map[string]*lot) {
 func (p *posting) noteLocked(b *batch) {
 	for it := range b.left {
 		h := p.next[it.bucket]
-		if x := (span{it.seq, it.seq}); it.noted && it.final == nil {
+		if x := (span{it.seq, it.seq}); it.noted && (it.final == nil || it.final.with != nil) {
 			h.hand = h.hand.add(x)
 		} else {
 			h.hand = h.hand.without(x)
@@ -989,6 +1016,8 @@ func (p *posting) settle(e *entry) {
 	}
 	switch {
 	case e.gone:
+	case e.with != nil:
+		p.txn(e, path)
 	case e.fate == fateRemove:
 		p.add(e, &zk.DeleteRequest{Path: path, Version: -1}, gone)
 	case e.fate == fateBury:

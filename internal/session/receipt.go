@@ -104,11 +104,11 @@ func (inc *Incarnation) commitWith(ctx context.Context, r *receipt, ops []any) (
 		switch {
 		case err == nil:
 			inc.file(r, r.version+1)
-			return inc.Manager.bareResponses(rs[:len(ops)]), false, nil
+			return inc.Manager.BareResponses(rs[:len(ops)]), false, nil
 		case r.given(stat):
-			rs = inc.recall(ctx, ops, stat.Mzxid)
+			rs = inc.Recall(ctx, ops, stat.Mzxid)
 			inc.file(r, stat.Version)
-			return inc.Manager.bareResponses(rs), false, nil
+			return inc.Manager.BareResponses(rs), false, nil
 		case OutcomeOf(err) == Answered && IsNoNode(err) && !based:
 			if based = true; inc.MakeDir(ctx, inc.Manager.chroot) == nil {
 				continue
@@ -131,7 +131,7 @@ func (inc *Incarnation) commitWith(ctx context.Context, r *receipt, ops []any) (
 		switch {
 		case OutcomeOf(err) == Answered:
 			inc.file(r, r.version) // nothing was applied, nor will be
-			return inc.Manager.bareResponses(rs[:min(len(rs), len(ops))]), false, err
+			return inc.Manager.BareResponses(rs[:min(len(rs), len(ops))]), false, err
 		case !errors.Is(err, ErrEnded):
 			if open {
 				// It is in nobody's way, so the session stays though this is refused.
@@ -186,7 +186,7 @@ func (inc *Incarnation) commitBare(ctx context.Context, ops []any) ([]zk.MultiRe
 		rs, err = p.Wait(ctx, inc)
 		switch {
 		case OutcomeOf(err) == Answered:
-			return inc.Manager.bareResponses(rs), err
+			return inc.Manager.BareResponses(rs), err
 		case errors.Is(err, ErrEnded):
 			return nil, inc.Loss()
 		case ctx.Err() != nil:
@@ -200,9 +200,9 @@ func (inc *Incarnation) commitBare(ctx context.Context, ops []any) ([]zk.MultiRe
 	}
 }
 
-// recall finds out the responses of a transaction that was applied at zxid, but
+// Recall finds out the responses of a transaction that was applied at zxid, but
 // whose reply was lost. What others have changed since cannot be found out.
-func (inc *Incarnation) recall(ctx context.Context, ops []any, zxid int64) []zk.MultiResponse {
+func (inc *Incarnation) Recall(ctx context.Context, ops []any, zxid int64) []zk.MultiResponse {
 	rs := presumed(ops)
 	found := make(map[string]bool)
 	for i, op := range slices.Backward(ops) {
@@ -249,8 +249,8 @@ func presumed(ops []any) []zk.MultiResponse {
 	return rs
 }
 
-// bareResponses takes the chroot off the paths of rs.
-func (m *Manager) bareResponses(rs []zk.MultiResponse) []zk.MultiResponse {
+// BareResponses takes the chroot off the paths of rs.
+func (m *Manager) BareResponses(rs []zk.MultiResponse) []zk.MultiResponse {
 	for i := range rs {
 		if rs[i].String != "" {
 			rs[i].String = m.Bare(rs[i].String)
@@ -431,7 +431,7 @@ func (m *Manager) CommitAcrossSessions(ctx context.Context, receipts string, ops
 	default:
 		err = fmt.Errorf("it may have been applied: %w", err)
 	}
-	return m.bareResponses(rs), err
+	return m.BareResponses(rs), err
 }
 
 // settle finds out, after an attempt that was refused, whether one before it

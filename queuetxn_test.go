@@ -1,0 +1,287 @@
+package zsync_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/zktest"
+)
+
+// loseEach runs f again and again: with each of the requests lost that its session
+// sends between begin and end, with each of the replies lost, and with the session
+// over as well.
+func loseEach(t *testing.T, f func(t *testing.T, srv *zktest.Server, s *zsync.Session, begin, end func())) {
+	t.Helper()
+	faults := []struct {
+		name   string
+		action zktest.Action
+		expire bool
+	}{{"request", zktest.DropRequest, false}, {"reply", zktest.DropReply, false}, {"request and session", zktest.DropRequest, true}, {"reply and session", zktest.DropReply, true}}
+	for _, fault := range faults {
+		n := int64(0)
+		for struck := true; struck && !t.Failed(); {
+			n++
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s := open(t, srv)
+				id, on, seen := s.ID(), atomic.Bool{}, atomic.Int64{}
+				srv.Intercept(func(r zktest.Request) zktest.Action {
+					if r.Session != id || !on.Load() || r.Op == zktest.OpConnect || r.Op == zktest.OpPing || r.Op == zktest.OpCloseSession || seen.Add(1) != n {
+						return zktest.Pass
+					}
+					if fault.expire {
+						go srv.Expire(id)
+					}
+					return fault.action
+				})
+				defer func() {
+					if t.Failed() {
+						t.Logf("lost: %s %d", fault.name, n)
+					}
+				}()
+				f(t, srv, s, func() { on.Store(true) }, func() { on.Store(false) })
+				struck = seen.Load() >= n
+			})
+		}
+		if n < 2 {
+			t.Errorf("nothing was sent, so no %s was lost", fault.name)
+		}
+	}
+}
+
+// noneLeft fails if there is an element that can be received, once the claims of
+// the dead would be back.
+func noneLeft(t *testing.T, q *zsync.Queue[int]) {
+	t.Helper()
+	time.Sleep(time.Minute)
+	if v, ok, err := q.TryRecv(t.Context()); ok || err != nil {
+		t.Errorf("TryRecv = %v, %v, %v; want no element", v, ok, err)
+	}
+}
+
+func TestTxnAcknowledgesSendsAndWritesAllOrNoneWhateverIsLost(t *testing.T) {
+	t.Parallel()
+	loseEach(t, func(t *testing.T, srv *zktest.Server, s *zsync.Session, begin, end func()) {
+		other := open(t, srv)
+		from, to := zsync.NewQueue[int](s, "/from"), zsync.NewQueue[int](s, "/to", zsync.WithMaxLen(10))
+		_, err := other.Txn(t.Context(), &zk.CreateRequest{Path: "/count"})
+		must(t, err)
+		must(t, zsync.NewQueue[int](other, "/from").Send(t.Context(), 1))
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		tries := 0
+		for d := range from.Deliveries(ctx) {
+			begin()
+			tries++
+			rs, err := d.Txn(t.Context(), &zk.SetDataRequest{Path: "/count", Version: 0, Data: []byte("1")}, to.SendOp(7, 8),
+				&zk.CreateRequest{Path: "/count/n-", Flags: zk.FlagSequence})
+			end()
+			if errors.Is(err, zsync.ErrLost) && tries < 3 {
+				continue
+			}
+			must(t, err)
+			if len(rs) != 2 || rs[0].Stat == nil || rs[0].Stat.Version != 1 || rs[1].String != "/count/n-0000000000" {
+				t.Errorf("responses %+v", rs)
+			}
+			must(t, d.Ack(t.Context())) // tells it once more
+			break
+		}
+		cancel()
+		noneLeft(t, zsync.NewQueue[int](other, "/from"))
+		if got := collect(t, zsync.NewQueue[int](other, "/to").Recv(t.Context()), 2); !slices.Equal(got, []int{7, 8}) {
+			t.Errorf("the other queue has %v", got)
+		}
+		noneLeft(t, zsync.NewQueue[int](other, "/to"))
+		if n := len(childrenOf(t, other, "/count")); n != 1 {
+			t.Errorf("%d znodes were created", n)
+		}
+	})
+}
+
+func TestTxnThatIsRefusedChangesNothingWhateverIsLost(t *testing.T) {
+	t.Parallel()
+	loseEach(t, func(t *testing.T, srv *zktest.Server, s *zsync.Session, begin, end func()) {
+		other := open(t, srv)
+		from, to := zsync.NewQueue[int](s, "/from"), zsync.NewQueue[int](s, "/to")
+		_, err := other.Txn(t.Context(), &zk.CreateRequest{Path: "/lock"}, &zk.CreateRequest{Path: "/other"})
+		must(t, err)
+		must(t, zsync.NewQueue[int](other, "/from").Send(t.Context(), 1))
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		for d := range from.Deliveries(ctx) {
+			begin()
+			rs, err := d.Txn(t.Context(), to.SendOp(7), &zk.DeleteRequest{Path: "/lock", Version: 0}, &zk.CheckVersionRequest{Path: "/other", Version: 9})
+			end()
+			if errors.Is(err, zsync.ErrLost) {
+				continue
+			}
+			wantErr(t, err, zk.ErrBadVersion)
+			if len(rs) != 2 || rs[1].Error == nil && rs[0].Error == nil {
+				t.Errorf("responses %+v", rs)
+			}
+			if d.Context().Err() == nil {
+				must(t, d.Ack(t.Context()))
+				break
+			}
+			if err := d.Ack(t.Context()); err == nil {
+				break
+			}
+		}
+		cancel()
+		noneLeft(t, zsync.NewQueue[int](other, "/from"))
+		wantLen(t, zsync.NewQueue[int](other, "/to"), 0)
+		if names := childrenOf(t, other, "/"); !slices.Contains(names, "lock") {
+			t.Error("an operation of a transaction that was refused was applied")
+		}
+	})
+}
+
+func TestTxnThatIsRefusedLeavesTheElementWithItsConsumer(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		q := zsync.NewQueue[int](s, "/q")
+		must(t, q.Send(t.Context(), 1, 2))
+		ctx, cancel := context.WithCancel(t.Context())
+		d := <-q.Deliveries(ctx)
+		cancel()
+		for range 3 {
+			_, err := d.Txn(t.Context(), &zk.DeleteRequest{Path: "/none", Version: -1})
+			wantErr(t, err, zk.ErrNoNode)
+		}
+		time.Sleep(time.Minute)
+		if err := d.Context().Err(); err != nil {
+			t.Errorf("the claim has ended: %v", err)
+		}
+		must(t, d.Nack())
+		next := <-q.Deliveries(t.Context())
+		if next.Value != 1 || next.Attempt != 2 {
+			t.Errorf("got %d, attempt %d; want 1, attempt 2", next.Value, next.Attempt)
+		}
+		_, err := next.Txn(t.Context())
+		must(t, err)
+		_, err = next.Txn(t.Context(), &zk.CreateRequest{Path: "/late"})
+		wantErr(t, err, zsync.ErrNotLocked)
+		wantErr(t, next.Nack(), zsync.ErrNotLocked)
+	})
+}
+
+func TestTxnOfAnElementThatWasDeletedIsNotApplied(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		q := zsync.NewQueue[int](s, "/q")
+		must(t, q.Send(t.Context(), 1))
+		d := <-q.Deliveries(t.Context())
+		must(t, live(t, s).RemoveNow(t.Context(), "/q/"+d.ID))
+		_, err := d.Txn(t.Context(), &zk.CreateRequest{Path: "/x"})
+		wantErr(t, err, zsync.ErrLost)
+		if slices.Contains(childrenOf(t, s, "/"), "x") {
+			t.Error("the operation was applied, though the element was somebody else's")
+		}
+	})
+}
+
+func TestTxnWaitsForRoomInTheOtherQueueAndGivesItBack(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		from, to := zsync.NewQueue[int](s, "/from"), zsync.NewQueue[int](s, "/to", zsync.WithMaxLen(1))
+		must(t, from.Send(t.Context(), 1))
+		must(t, to.Send(t.Context(), 5))
+		d := <-from.Deliveries(t.Context())
+		short, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := d.Txn(short, to.SendOp(6))
+		wantErr(t, err, context.DeadlineExceeded)
+		done := async(func() error { _, err := d.Txn(t.Context(), to.SendOp(6)); return err })
+		synctest.Wait()
+		if v, ok, err := to.TryRecv(t.Context()); v != 5 || !ok || err != nil {
+			t.Fatalf("TryRecv = %d, %v, %v", v, ok, err)
+		}
+		must(t, <-done)
+		wantErr(t, to.TrySend(t.Context(), 7), zsync.ErrFull)
+		if v, _, _ := to.TryRecv(t.Context()); v != 6 {
+			t.Errorf("the other queue has %d", v)
+		}
+		must(t, to.TrySend(t.Context(), 7))
+	})
+}
+
+func TestTxnNamesWhatIsWrongWithItsOperations(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		q := zsync.NewQueue[int](s, "/q")
+		must(t, q.Send(t.Context(), 1))
+		d := <-q.Deliveries(t.Context())
+		for i, op := range []any{nil, 7, (*zk.DeleteRequest)(nil), &zk.DeleteRequest{Path: "x"}, q.SendOp(), zsync.NewQueue[int](s, "q").SendOp(1),
+			zsync.NewQueue[int](open(t, srv), "/q").SendOp(1)} {
+			if _, err := d.Txn(t.Context(), op); !errors.Is(err, zsync.ErrInvalid) {
+				t.Errorf("case %d: %v, want ErrInvalid", i, err)
+			}
+		}
+		_, err := d.Txn(t.Context(), &zk.SetDataRequest{Path: "/q", Data: make([]byte, 700<<10)})
+		wantErr(t, err, zsync.ErrTooLarge)
+		_, err = zsync.Delivery[int]{}.Txn(t.Context())
+		wantErr(t, err, zsync.ErrInvalid)
+		must(t, d.Ack(t.Context()))
+	})
+}
+
+func TestElementsMoveFromQueueToQueueOnceEachThroughChaos(t *testing.T) {
+	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
+		var sessions []*zsync.Session
+		for range 4 {
+			sessions = append(sessions, open(t, srv))
+		}
+		const n = 60
+		s := newStock(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		var movers sync.WaitGroup
+		for _, ss := range sessions[:3] {
+			from, to := zsync.NewQueue[int](ss, "/from", zsync.WithPrefetch(4)), zsync.NewQueue[int](ss, "/to")
+			movers.Go(func() {
+				for d := range from.Deliveries(ctx) {
+					op := &zk.CreateRequest{Path: "/done/" + strconv.Itoa(d.Value)}
+					if _, err := d.Txn(context.Background(), op, to.SendOp(d.Value)); err != nil && !errors.Is(err, zsync.ErrLost) {
+						t.Errorf("Txn: %v", err)
+					}
+				}
+			})
+		}
+		must(t, live(t, sessions[3]).MakeDir(t.Context(), "/done"))
+		quiet := make(chan struct{})
+		go func() {
+			defer close(quiet)
+			s.produce(ctx, zsync.NewQueue[int](sessions[3], "/from"), 0, n, rnd, time.Second)
+		}()
+		chaos(t, srv, rnd, sessions, quiet)
+		s.close()
+		movers.Go(func() {
+			for d := range zsync.NewQueue[int](sessions[3], "/to").Deliveries(ctx) {
+				switch err := d.Ack(context.Background()); {
+				case err == nil:
+					s.take(d.Value, false)
+				case !errors.Is(err, zsync.ErrLost):
+					t.Errorf("Ack: %v", err)
+				}
+			}
+		})
+		s.await(10 * time.Minute)
+		cancel()
+		movers.Wait()
+		tidy := open(t, srv)
+		wantTidy(t, tidy, "/from")
+		wantTidy(t, tidy, "/to")
+		if got := len(childrenOf(t, tidy, "/done")); got != n {
+			t.Errorf("%d elements are noted as done, want %d", got, n)
+		}
+	})
+}
