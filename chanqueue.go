@@ -71,6 +71,7 @@ import (
 type Queue[T any] struct {
 	made
 	cfg queueConfig
+	key func(T) string // of WithKey, or nil
 	q   queue.Engine
 }
 
@@ -79,7 +80,11 @@ type Queue[T any] struct {
 // and [Queue.Deliveries] are closed at once then, and [Queue.Err] says why.
 func NewQueue[T any](s *Session, path string, opts ...QueueOption) *Queue[T] {
 	cfg := newQueueConfig(opts)
-	q := &Queue[T]{made: made{s: s, path: path, err: checkNew(s, path, cfg.err)}, cfg: cfg}
+	key, ok := cfg.key.(func(T) string)
+	if cfg.err == nil && cfg.key != nil && !ok {
+		cfg.err = session.Invalid("WithKey: a %T, want a %T", cfg.key, key)
+	}
+	q := &Queue[T]{made: made{s: s, path: path, err: checkNew(s, path, cfg.err)}, cfg: cfg, key: key}
 	if q.misuse() != nil {
 		return q
 	}
@@ -175,6 +180,9 @@ func (q *Queue[T]) fill(b queue.Batch, vs []T) (queue.Batch, error) {
 			return b, fmt.Errorf("element %d: %w", i, err)
 		}
 		b.Data = append(b.Data, data)
+		if q.key != nil {
+			b.Keys = append(b.Keys, q.key(v))
+		}
 	}
 	return b, nil
 }

@@ -3,6 +3,7 @@ package zsync
 import (
 	"fmt"
 	"strconv"
+	"time"
 
 	"github.com/zsync/zsync/internal/queue"
 	"github.com/zsync/zsync/internal/session"
@@ -24,6 +25,9 @@ type queueConfig struct {
 	priorities    int
 	layout        QueueLayout
 	retry         *Backoff
+	key           any // a func(T) string, or nil
+	idMemory      time.Duration
+	keepDead      time.Duration
 	err           error
 }
 
@@ -43,6 +47,7 @@ func (c *queueConfig) engine(path string, decode func(data []byte) (any, error))
 		Path: path, Decode: decode,
 		Prefetch: c.prefetch, PrefetchBytes: c.prefetchBytes,
 		MaxLen: c.maxLen, MaxAttempts: c.maxAttempts, Priorities: c.priorities,
+		IDMemory: c.idMemory, KeepDead: c.keepDead,
 	}
 }
 
@@ -107,6 +112,36 @@ func WithRetryBackoff(b Backoff) QueueOption {
 	})
 }
 
+// WithKey has the elements of one key delivered in the order in which they were
+// sent, one at a time: the next when the one before is acknowledged, removed or with
+// the dead letters. Elements of other keys are delivered beside them, and so are those
+// whose key is "". key is called for each element that is sent; what it returns is
+// not stored, only a short hash, and two keys may have the same one: those are
+// served as one key.
+//
+// It is for the producers: consumers, with the option or without, find what has a
+// key. An element that comes back, by Nack, after a delay, or because its consumer
+// has died, keeps its place: others of its key wait for it, for the whole of the
+// delay. One at a time holds across priorities, the order within each. One of
+// [Queue.SendAt] is in nobody's way before its time, and goes ahead of others then.
+// [Queue.Recv] has done with an element when it is taken from the channel: to have
+// the work done in order use Deliveries. What a dead letter is requeued as comes
+// last, with its key.
+//
+// Such a queue makes one claim at a time: its consumers take turns, however much
+// waits, and each acknowledgement wakes the first of them. A claim reads
+// "keys", and lists the buckets that have claimed elements and those before the
+// first that is free: some 10 requests, for as many elements as keys are free there.
+// It needs [LayoutZsync].
+func WithKey[T any](key func(T) string) QueueOption {
+	return queueOption(func(c *queueConfig) {
+		if key == nil {
+			c.err = session.Invalid("WithKey(nil): the function is nil")
+		}
+		c.key = key
+	})
+}
+
 // WithPriorities gives the queue n priorities, at most 1,000, for
 // [Queue.SendPriority]. It is for the producers; consumers find them.
 func WithPriorities(n int) QueueOption {
@@ -145,14 +180,15 @@ func newQueueConfig(opts []QueueOption) queueConfig {
 	default:
 		c.prefetch = 1
 	}
-	if c.err == nil && c.layout != LayoutZsync && c.maxLen > 0 {
-		c.err = session.Invalid("WithMaxLen needs zsync's own layout, not %v", c.layout)
-	}
-	if c.err == nil && c.layout != LayoutZsync && c.maxAttempts > 0 {
-		c.err = session.Invalid("WithMaxAttempts needs zsync's own layout, not %v", c.layout)
-	}
-	if c.err == nil && c.layout != LayoutZsync && c.retry != nil {
-		c.err = session.Invalid("WithRetryBackoff needs zsync's own layout, not %v", c.layout)
+	for _, o := range []struct {
+		name string
+		used bool
+	}{
+		{"WithMaxLen", c.maxLen > 0}, {"WithMaxAttempts", c.maxAttempts > 0}, {"WithRetryBackoff", c.retry != nil}, {"WithKey", c.key != nil},
+	} {
+		if c.err == nil && c.layout != LayoutZsync && o.used {
+			c.err = session.Invalid("%s needs zsync's own layout, not %v", o.name, c.layout)
+		}
 	}
 	if c.err == nil && c.layout == LayoutSimpleQueue && c.priorities > 1 {
 		c.err = session.Invalid("WithPriorities: layout %v has none", c.layout)

@@ -36,6 +36,7 @@ type core struct {
 	sweeper *sweeper
 	usher   usher
 	zxid    atomic.Int64 // that made path, as last seen by the pump
+	keyed   atomic.Bool  // elements have had keys
 	pull    *core        // of Receive: it claims nothing ahead
 
 	mu     sync.Mutex
@@ -141,7 +142,12 @@ func (q *core) parcel(ctx context.Context, b Batch) (*parcel, error) {
 	if q.foreign != nil && p.due > 0 {
 		return nil, session.Invalid("no delay in the layout of another library")
 	}
-	for _, data := range b.Data {
+	for i, data := range b.Data {
+		key := ""
+		if b.Keys != nil {
+			key = b.Keys[i]
+		}
+		p.tags = append(p.tags, tagOf(key, b.ID))
 		p.size += q.elementSize(data)
 	}
 	if limit := session.MaxPacket - q.out.overhead(); p.size > limit {
@@ -175,7 +181,7 @@ func (q *core) dispatch(p *parcel) error {
 
 // elementSize is what an element adds to a transaction, from above.
 func (q *core) elementSize(data []byte) int {
-	n := len(data) + len(q.dir) + len("/b-00000-0000000000/t0000000000000-") + 48
+	n := len(data) + len(q.dir) + len("/b-00000-0000000000/t0000000000000-") + 48 + 2 + keyDigits + idDigits
 	if q.foreign != nil {
 		n += 32
 	}
@@ -245,7 +251,7 @@ func (q *core) Stats(ctx context.Context) (st Stats, err error) {
 func (q *core) letterOf(it *item, fault error, attempts int) []any {
 	class := it.class
 	if q.foreign == nil {
-		class = fmt.Sprintf("%05d", it.prio)
+		class = fmt.Sprintf("%05d%s", it.prio, keyOf(it.tag))
 	}
 	return q.letter(class, it.stored(), it.sent, attempts, fault)
 }
@@ -284,11 +290,11 @@ func (q *core) Requeue(ctx context.Context, d *Letter) error {
 		_, err = q.m.CommitAcrossSessions(ctx, q.receipts, append(remove, create))
 		return err
 	}
-	prio, err := priorityOf(d)
+	prio, tag, err := placeOf(d)
 	if err != nil {
 		return err
 	}
-	p := &parcel{ctx: ctx, prio: prio, data: [][]byte{d.Data}, with: remove, done: make(chan error, 1)}
+	p := &parcel{ctx: ctx, prio: prio, data: [][]byte{d.Data}, tags: []string{tag}, with: remove, done: make(chan error, 1)}
 	p.size = q.elementSize(d.Data) + size
 	return q.dispatch(p)
 }

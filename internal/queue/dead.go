@@ -194,12 +194,15 @@ func (q *deadLetters) Discard(ctx context.Context, d *Letter) (removed bool, err
 	return err == nil, err
 }
 
-// priorityOf reads the priority that stands in the name of a dead letter of
-// zsync's own layout.
-func priorityOf(d *Letter) (int, error) {
-	prio, err := strconv.Atoi(d.Priority)
-	if err != nil {
-		return 0, session.Invalid("the priority of dead letter %s is no number", d.ID)
+// placeOf reads the priority, and the key, that stand in the name of a dead letter
+// of zsync's own layout.
+func placeOf(d *Letter) (prio int, tag string, err error) {
+	text, key, found := strings.Cut(d.Priority, "k")
+	if found {
+		tag = "k" + key
 	}
-	return prio, nil
+	if prio, err = strconv.Atoi(text); err != nil || found && !isTag(tag) {
+		return 0, "", session.Invalid("%q, of dead letter %s, is no priority", d.Priority, d.ID)
+	}
+	return prio, tag, nil
 }

@@ -2,6 +2,8 @@ package queue
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"maps"
 	"slices"
@@ -19,6 +21,10 @@ import (
 //	d-<priority>-<number>   elements that wait for their time: t<unix ms>-<seq>, or
 //	                        t<unix ms>-<attempts>.<unix ms when first sent>-<seq>
 //	t-<priority>            the tail: its data is the number of the newest bucket
+//	keys                    there if elements may have keys: every claim writes it
+//
+// Before the number of an element may stand its tag: k and a hash of its key, i and
+// a hash of its ID.
 //
 // The data of a bucket are the numbers of its elements that are claimed, as
 // spans. An element is free if it is there and not among them. ZooKeeper gives
@@ -105,49 +111,83 @@ type element struct {
 	tries  int32  // how many attempts there were before it was delayed
 	first  int64  // when it was first sent, in Unix milliseconds; 0: when its znode was made
 	seq    int32
+	tag    string // of its key and its ID, if it has any
 	part   string // in another library's layout: its place in a znode of several
 }
 
 // key names the element within its queue, for as long as the queue exists.
 func (e element) key() string { return strings.TrimPrefix(e.bucket+"/"+e.name, "/") }
 
-// elementName is the name of an element up to its number.
-func elementName(due int64) string {
-	if due == 0 {
-		return "e-"
+// keysName is the name of the znode that every claim writes if elements have keys.
+const keysName = "keys"
+
+// The lengths of hashes. Two keys with one hash are taken for one, which does no
+// more harm than that; two IDs must not be.
+const (
+	keyDigits = 8
+	idDigits  = 32
+)
+
+func hash(text string, digits int) string {
+	sum := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(sum[:])[:digits]
+}
+
+// tagOf returns the tag of an element. The empty key, and ID, are none.
+func tagOf(key, id string) (tag string) {
+	if key != "" {
+		tag = "k" + hash(key, keyDigits)
 	}
-	return fmt.Sprintf("t%013d-", due)
+	if id != "" {
+		tag += "i" + hash(id, idDigits)
+	}
+	return tag
+}
+
+// keyOf returns the part of a tag that is of the key.
+func keyOf(tag string) string {
+	if strings.HasPrefix(tag, "k") {
+		return tag[:1+keyDigits]
+	}
+	return ""
+}
+
+// isTag reports whether text is what tagOf returns.
+func isTag(text string) bool {
+	if rest, ok := strings.CutPrefix(text, "k"); ok && len(rest) >= keyDigits {
+		if text = rest[keyDigits:]; text == "" {
+			return true
+		}
+	}
+	return len(text) == 1+idDigits && text[0] == 'i'
+}
+
+func withTag(name, tag string) string {
+	if tag == "" {
+		return name
+	}
+	return name + tag + "-"
+}
+
+// elementName is the name of an element up to its number.
+func elementName(due int64, tag string) string {
+	if due == 0 {
+		return withTag("e-", tag)
+	}
+	return withTag(fmt.Sprintf("t%013d-", due), tag)
 }
 
 // laterName is elementName for one that was delivered and waits for its time
 // again.
-func laterName(due int64, tries int32, first int64) string {
-	return fmt.Sprintf("t%013d-%d.%d-", due, tries, first)
+func laterName(due int64, tries int32, first int64, tag string) string {
+	return withTag(fmt.Sprintf("t%013d-%d.%d-", due, tries, first), tag)
 }
 
 // parseElements returns the elements among the children of b, in order.
 func parseElements(b bucket, names []string) []element {
 	es := make([]element, 0, len(names))
 	for _, name := range names {
-		e := element{bucket: b.name, name: name, prio: b.prio}
-		var seq string
-		var ok bool
-		if b.delayed {
-			var due string
-			due, seq, ok = strings.Cut(strings.TrimPrefix(name, "t"), "-")
-			e.due, _ = strconv.ParseInt(due, 10, 64)
-			ok = ok && e.due > 0
-			if history, rest, more := strings.Cut(seq, "-"); ok && more && history != "" {
-				seq = rest
-				ok = e.parseHistory(history)
-			}
-		} else {
-			seq, ok = strings.CutPrefix(name, "e-")
-		}
-		if !ok {
-			continue
-		}
-		if e.seq, ok = session.ParseSeq(seq); ok {
+		if e, ok := parseElement(b, name); ok {
 			es = append(es, e)
 		}
 	}
@@ -158,6 +198,27 @@ func parseElements(b bucket, names []string) []element {
 		return cmp.Compare(a.seq, b.seq)
 	})
 	return es
+}
+
+func parseElement(b bucket, name string) (e element, ok bool) {
+	e = element{bucket: b.name, name: name, prio: b.prio}
+	rest, ok := strings.CutPrefix(name, "e-")
+	if b.delayed {
+		var due string
+		due, rest, ok = strings.Cut(strings.TrimPrefix(name, "t"), "-")
+		e.due, _ = strconv.ParseInt(due, 10, 64)
+		ok = ok && e.due > 0
+		if history, more, found := strings.Cut(rest, "-"); ok && found && strings.Contains(history, ".") {
+			rest, ok = more, e.parseHistory(history)
+		}
+	}
+	if tag, more, found := strings.Cut(rest, "-"); ok && found && tag != "" {
+		e.tag, rest, ok = tag, more, isTag(tag)
+	}
+	if ok {
+		e.seq, ok = session.ParseSeq(rest)
+	}
+	return e, ok
 }
 
 // parseHistory reads the part of a name that laterName has made.

@@ -573,7 +573,7 @@ func (l *ledger) run() {
 		if w != nil {
 			switch w.made = p.want != nil && err == nil; {
 			case w.made:
-				w.lot.claimed, w.lot.version = p.wrote[w.lot.name].claimed, w.lot.version+1
+				w.lot.claimed, w.lot.version, w.lot.keys = p.wrote[w.lot.name].claimed, w.lot.version+1, w.lot.keys+1
 			case p.want != nil:
 				w.err = err
 			}
@@ -957,7 +957,7 @@ func (p *posting) assemble(lots map[string]*lot) {
 		p.next[w.lot.name] = h
 	}
 	settled := make(map[string]int) // by bucket
-	bell := false
+	bell, moved := false, false
 	for _, e := range p.es {
 		if e.fate == fateHand {
 			p.noteLocked(e.item.batch)
@@ -965,7 +965,9 @@ func (p *posting) assemble(lots map[string]*lot) {
 		}
 		settled[e.item.bucket]++
 		p.settle(e)
-		bell = bell || e.fate == fateReturn || e.fate == fateLater // consumers that wait must learn of the time
+		// Consumers that wait must learn of the time, and of what waited for its key.
+		bell = bell || e.fate == fateReturn || e.fate == fateLater || keyOf(e.item.tag) != ""
+		moved = moved || e.fate == fateLater && keyOf(e.item.tag) != ""
 		if e.fate == fateReturn {
 			x := span{e.item.seq, e.item.seq}
 			h := p.next[e.item.bucket]
@@ -982,6 +984,18 @@ func (p *posting) assemble(lots map[string]*lot) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(lots)) {
 		p.write(name, lots[name])
+	}
+	if keys := session.ChildPath(p.l.q.dir, keysName); moved && !p.absent[keys] {
+		p.add(nil, &zk.SetDataRequest{Path: keys, Version: -1}, func(_ *session.Incarnation, err error) (bool, error) {
+			p.absent[keys] = true
+			return session.IsNoNode(err), nil
+		})
+	}
+	if w := p.want; w != nil && w.lot.keyed {
+		p.add(nil, w.lot.exclusion(p.l.q), func(_ *session.Incarnation, err error) (bool, error) {
+			p.want = nil // somebody else was quicker
+			return session.IsNoNode(err) || session.IsBadVersion(err), nil
+		})
 	}
 	if bell && !p.absent[p.l.q.dir] {
 		p.add(nil, &zk.SetDataRequest{Path: p.l.q.dir, Version: -1},
@@ -1029,7 +1043,7 @@ func (p *posting) settle(e *entry) {
 		p.add(e, &zk.DeleteRequest{Path: path, Version: -1}, gone)
 	case e.fate == fateLater:
 		dir := session.ChildPath(q.dir, delayedName(e.item.prio, q.zxid.Load()))
-		p.add(e, &zk.CreateRequest{Path: session.ChildPath(dir, laterName(e.due, int32(e.tries), e.item.sent.UnixMilli())), Data: e.item.data, Acl: acl, Flags: zk.FlagSequence},
+		p.add(e, &zk.CreateRequest{Path: session.ChildPath(dir, laterName(e.due, int32(e.tries), e.item.sent.UnixMilli(), e.item.tag)), Data: e.item.data, Acl: acl, Flags: zk.FlagSequence},
 			func(inc *session.Incarnation, err error) (bool, error) {
 				if !session.IsNoNode(err) {
 					return false, nil

@@ -36,6 +36,8 @@ type lot struct {
 	last     int32 // the highest number that it has given; of what is not delayed
 	pzxid    int64 // tells listings apart
 	elements []element
+	keyed    bool  // elements of the queue may have keys
+	keys     int32 // the version of "keys" before anything else was read
 }
 
 func newLot(b bucket, n session.Node) *lot {
@@ -97,9 +99,9 @@ func (t *lot) adjacent(a, b int32) bool {
 	return i+1 < len(t.elements) && t.elements[i+1].seq == b
 }
 
-// free returns up to n elements that nobody has claimed, and when the next delayed
-// one is due.
-func (t *lot) free(n int, skipped func(key string) bool) (es []element, due time.Time) {
+// free returns up to n elements that nobody has claimed and that may be, and when
+// the next delayed one is due.
+func (t *lot) free(n int, may func(element) bool) (es []element, due time.Time) {
 	now := time.Now().UnixMilli()
 	for _, e := range t.elements {
 		switch {
@@ -108,14 +110,14 @@ func (t *lot) free(n int, skipped func(key string) bool) (es []element, due time
 		case t.claimed.has(e.seq):
 		case e.due > now:
 			return es, time.UnixMilli(e.due)
-		case !skipped(e.key()):
+		case may(e):
 			es = append(es, e)
 		}
 	}
 	return es, due
 }
 
-// others returns how many elements of it are claimed, if it is exhausted or
+// taken returns how many elements of it are claimed, if it is exhausted or
 // listed.
 func (t *lot) taken() (n int) {
 	if !t.delayed && t.claimed.covers(t.last) {
@@ -141,6 +143,13 @@ type finding struct {
 // lotsAtOnce is how many buckets are read with one request.
 const lotsAtOnce = 100
 
+// wait notes that something may become free at a time, unless it is zero.
+func (f *finding) wait(at time.Time) {
+	if !at.IsZero() && (f.due.IsZero() || at.Before(f.due)) {
+		f.due = at
+	}
+}
+
 // search is steps 1 and 2: up to n free elements, all of one bucket. It is the
 // first that has any, or one of the first few, as many as spread, of the same
 // priority: those who have claimed from one bucket at once go to several. With
@@ -151,19 +160,53 @@ func (q *core) search(ctx context.Context, inc *session.Incarnation, n, spread i
 	if f.due = again; full {
 		return f, nil
 	}
-	names, _, err := inc.Children(ctx, q.dir)
-	if session.IsNoNode(err) {
-		return f, nil
+	path := session.ChildPath(q.dir, keysName)
+	for {
+		var keys *zk.Stat
+		var err error
+		if q.keyed.Load() {
+			if keys, err = inc.Exists(ctx, path); err != nil {
+				return nil, err
+			}
+		}
+		names, _, err := inc.Children(ctx, q.dir)
+		if session.IsNoNode(err) {
+			return f, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		buckets := parseBuckets(names)
+		switch {
+		case keys != nil:
+			return q.searchKeyed(ctx, inc, f, buckets, n, keys.Version, aside)
+		case slices.Contains(names, keysName):
+			q.keyed.Store(true)
+			continue
+		}
+		q.keyed.Store(false)
+		if err := q.searchAll(ctx, inc, f, buckets, n, spread, aside); err != nil {
+			return nil, err
+		}
+		if !slices.ContainsFunc(f.es, func(e element) bool { return keyOf(e.tag) != "" }) {
+			return f, nil
+		}
+		// The first that has a key has come meanwhile; or somebody has deleted "keys".
+		q.keyed.Store(true)
+		if _, err := inc.Create(ctx, path, nil); err != nil && !session.IsNoNode(err) {
+			return nil, err
+		}
+		*f = finding{due: again, claims: make(map[string]int)}
 	}
-	if err != nil {
-		return nil, err
-	}
-	buckets := parseBuckets(names)
+}
+
+// searchAll is search where no element has a key.
+func (q *core) searchAll(ctx context.Context, inc *session.Incarnation, f *finding, buckets []bucket, n, spread int, aside bool) error {
 	for from := 0; from < len(buckets); from += lotsAtOnce {
 		part := buckets[from:min(from+lotsAtOnce, len(buckets))]
 		lots, err := q.lots(ctx, inc, part)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		if !aside {
 			q.deleteEmpty(inc, lots, buckets[from:])
@@ -176,16 +219,14 @@ func (q *core) search(ctx context.Context, inc *session.Incarnation, n, spread i
 			spread = 1 // if that has none, the first
 			t := lots[i]
 			if err := q.list(ctx, inc, t); err != nil {
-				return nil, err
+				return err
 			}
-			es, due := t.free(n, q.skips.skipped)
-			if !due.IsZero() && (f.due.IsZero() || due.Before(f.due)) {
-				f.due = due
-			}
+			es, due := t.free(n, func(e element) bool { return !q.skips.skipped(e.key()) })
+			f.wait(due)
 			if len(es) > 0 {
 				f.lot, f.es = t, es
 				f.more = pick(slices.Delete(lots, i, i+1), 1) >= 0
-				return f, nil
+				return nil
 			}
 			f.claims[t.name] = t.taken()
 			lots = slices.Delete(lots, i, i+1)
@@ -194,7 +235,7 @@ func (q *core) search(ctx context.Context, inc *session.Incarnation, n, spread i
 			f.claims[t.name] = t.taken()
 		}
 	}
-	return f, nil
+	return nil
 }
 
 // pick chooses among the first few lots that may have free elements, and returns
@@ -260,9 +301,10 @@ func (q *core) deleteEmpty(inc *session.Incarnation, lots []*lot, all []bucket) 
 }
 
 // list lists the elements of a lot. Those of delayed ones, which may be many and
-// seldom change, are remembered.
+// seldom change, are remembered, and so are all where elements have keys: one may
+// have to look behind many that wait.
 func (q *core) list(ctx context.Context, inc *session.Incarnation, t *lot) error {
-	if t.delayed {
+	if t.delayed || t.keyed {
 		if es, ok := q.delays.get(t.name, t.pzxid); ok {
 			t.elements = es
 			return nil
@@ -280,13 +322,13 @@ func (q *core) list(ctx context.Context, inc *session.Incarnation, t *lot) error
 		return err
 	}
 	t.elements = parseElements(t.bucket, names)
-	if t.delayed {
+	if t.delayed || t.keyed {
 		q.delays.put(t.name, stat.Pzxid, t.elements)
 	}
 	return nil
 }
 
-// A delayCache remembers listings of delayed elements.
+// A delayCache remembers listings.
 type delayCache struct {
 	mu    sync.Mutex
 	known map[string]delays // by bucket; guarded by mu
@@ -311,4 +353,17 @@ func (c *delayCache) put(bucket string, pzxid int64, es []element) {
 		c.known = make(map[string]delays)
 	}
 	c.known[bucket] = delays{pzxid, es}
+}
+
+// keep forgets all but lots.
+func (c *delayCache) keep(lots []*lot) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	known := make(map[string]delays)
+	for _, t := range lots {
+		if d, ok := c.known[t.name]; ok {
+			known[t.name] = d
+		}
+	}
+	c.known = known
 }

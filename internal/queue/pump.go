@@ -349,9 +349,10 @@ const maxClaims = 16
 const maxBatch = bucketSize
 
 // gather claims elements while there are more than can be claimed at once. What
-// comes one by one it leaves to those who stand in the line.
+// comes one by one it leaves to those who stand in the line, and so it does where
+// elements have keys: one claim at a time is made there.
 func (p *pump) gather(inc *session.Incarnation, l *ledger) error {
-	for p.found != nil && (len(p.found.es) > 0 || p.found.more) {
+	for p.found != nil && (len(p.found.es) > 0 && !p.found.lot.keyed || p.found.more) {
 		if err := p.awaitRoom(inc, 0); err != nil {
 			return err
 		}

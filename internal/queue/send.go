@@ -23,9 +23,15 @@ type parcel struct {
 	prio int
 	due  int64 // in Unix milliseconds; 0 if it is not delayed
 	data [][]byte
+	tags []string   // of each
 	size int        // of its requests, estimated from above
 	with []any      // more operations; a parcel that has some travels alone
 	done chan error // has room for the result
+}
+
+// keyed reports whether an element of p has a key.
+func (p *parcel) keyed() bool {
+	return slices.ContainsFunc(p.tags, func(tag string) bool { return keyOf(tag) != "" })
 }
 
 // An outbox stores parcels, those of all goroutines in one transaction after
@@ -210,12 +216,15 @@ func (o *outbox) post(group []*parcel) error {
 	return err
 }
 
+// ofKeys stands for the priority of the check that "keys" is there.
+const ofKeys = -2
+
 // A posted is a group that is being stored.
 type posted struct {
 	o     *outbox
 	group []*parcel
 	ops   []any
-	prios []int          // of which priority's bucket an operation is; -1 for others
+	prios []int          // of which priority's bucket an operation is; less than 0 for others
 	lasts map[int]lastOp // by priority
 }
 
@@ -326,6 +335,9 @@ func (g *posted) assemble() {
 	}
 	g.add(-1, &zk.SetDataRequest{Path: o.q.dir, Version: -1}) // the bell
 	into := make(map[int]tail)
+	if slices.ContainsFunc(g.group, (*parcel).keyed) {
+		g.add(ofKeys, &zk.CheckVersionRequest{Path: session.ChildPath(o.q.dir, keysName), Version: -1})
+	}
 	for _, p := range g.group {
 		for _, op := range p.with {
 			g.add(-1, op)
@@ -339,11 +351,11 @@ func (g *posted) assemble() {
 			}
 			dir = session.ChildPath(o.q.dir, bucketName(p.prio, t.bucket))
 		}
-		for _, data := range p.data {
+		for i, data := range p.data {
 			if p.due == 0 {
 				g.lasts[p.prio] = lastOp{len(g.ops), into[p.prio]}
 			}
-			g.add(p.prio, &zk.CreateRequest{Path: session.ChildPath(dir, elementName(p.due)), Data: data, Acl: acl, Flags: zk.FlagSequence})
+			g.add(p.prio, &zk.CreateRequest{Path: session.ChildPath(dir, elementName(p.due, p.tags[i])), Data: data, Acl: acl, Flags: zk.FlagSequence})
 		}
 	}
 }
@@ -394,6 +406,9 @@ func (g *posted) refused(inc *session.Incarnation, i int, err error) (again bool
 		o.forget()
 		_, err := inc.Create(ctx, o.q.dir, nil)
 		return true, err
+	case prio == ofKeys && session.IsNoNode(err):
+		_, err := inc.Create(ctx, session.ChildPath(o.q.dir, keysName), nil)
+		return err == nil || session.IsNoNode(err), err
 	case o.q.foreign != nil && sequential && session.IsNoNode(err):
 		_, err := inc.Create(ctx, o.q.dir, nil)
 		return true, err

@@ -25,7 +25,10 @@ func (q *core) pluck(ctx context.Context) (*item, error) {
 			}
 			ops := []any{&zk.DeleteRequest{Path: session.ChildPath(q.dir, it.key()), Version: it.version}}
 			if t != nil {
-				ops = append(ops, t.claiming(q, it.element)) // nobody else has claimed it then
+				ops = append(ops, t.claiming(q, it.element)...) // nobody else has claimed it then
+			}
+			if keyOf(it.tag) != "" {
+				ops = append(ops, &zk.SetDataRequest{Path: q.dir, Version: -1}) // the bell: the next with its key may go
 			}
 			fault := q.check(it)
 			if it.misfit && !q.skips.misfit() {
@@ -161,10 +164,14 @@ func (q *core) remove(ctx context.Context, it *item, ops []any) error {
 	}
 }
 
-// claiming returns the operation that claims an element of the lot, and is refused
+// claiming returns the operations that claim elements of the lot, and are refused
 // if what was read of it is stale.
-func (t *lot) claiming(q *core, es ...element) any {
-	return &zk.SetDataRequest{Path: session.ChildPath(q.dir, t.name), Data: []byte(t.with(es).String()), Version: t.version}
+func (t *lot) claiming(q *core, es ...element) []any {
+	ops := []any{&zk.SetDataRequest{Path: session.ChildPath(q.dir, t.name), Data: []byte(t.with(es).String()), Version: t.version}}
+	if t.keyed {
+		ops = append(ops, t.exclusion(q))
+	}
+	return ops
 }
 
 // putBack puts an element that was removed, and that nobody has got, back to its
@@ -194,16 +201,22 @@ func (q *core) putBack(it *item) error {
 				return err
 			}
 			dir = session.ChildPath(q.dir, delayedName(it.prio, stat.Czxid))
-			_, err = inc.Create(ctx, dir, nil)
+			if _, err = inc.Create(ctx, dir, nil); err == nil && keyOf(it.tag) != "" {
+				_, err = inc.Create(ctx, session.ChildPath(q.dir, keysName), nil)
+			}
 			return err
 		})
 		if err != nil {
 			return err
 		}
-		_, err = q.m.CommitAcrossSessions(ctx, q.receipts, []any{
-			&zk.CreateRequest{Path: session.ChildPath(dir, laterName(due, int32(it.attempts()), it.sent.UnixMilli())), Data: it.data, Acl: q.m.Config.ACL, Flags: zk.FlagSequence},
+		ops := []any{
+			&zk.CreateRequest{Path: session.ChildPath(dir, laterName(due, int32(it.attempts()), it.sent.UnixMilli(), it.tag)), Data: it.data, Acl: q.m.Config.ACL, Flags: zk.FlagSequence},
 			&zk.SetDataRequest{Path: q.dir, Version: -1}, // the bell
-		})
+		}
+		if keyOf(it.tag) != "" {
+			ops = append(ops, &zk.SetDataRequest{Path: session.ChildPath(q.dir, keysName), Version: -1})
+		}
+		_, err = q.m.CommitAcrossSessions(ctx, q.receipts, ops)
 		if !session.IsNoNode(err) {
 			return err
 		}
@@ -354,7 +367,7 @@ func (q *core) clearing(ctx context.Context, inc *session.Incarnation) (ops []an
 				}
 			}
 			if ops != nil {
-				return append(ops, t.claiming(q, es...)), nil
+				return append(ops, t.claiming(q, es...)...), nil
 			}
 		}
 	}

@@ -1,0 +1,342 @@
+package zsync_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/zktest"
+)
+
+// keyOfInt makes the tens of a number its key.
+func keyOfInt(v int) string { return strconv.Itoa(v / 10) }
+
+// keyed returns a Queue whose elements have keys.
+func keyed(s *zsync.Session, opts ...zsync.QueueOption) *zsync.Queue[int] {
+	return zsync.NewQueue[int](s, "/q", append(opts, zsync.WithKey(keyOfInt))...)
+}
+
+// nextOf returns what one of two channels offers first, or -1 if there is nothing
+// for a minute.
+func nextOf(a, b <-chan zsync.Delivery[int]) (d zsync.Delivery[int], v int) {
+	select {
+	case d = <-a:
+		return d, d.Value
+	case d = <-b:
+		return d, d.Value
+	case <-time.After(time.Minute):
+		return d, -1
+	}
+}
+
+func wantNextOf(t *testing.T, a, b <-chan zsync.Delivery[int], want int) zsync.Delivery[int] {
+	t.Helper()
+	d, v := nextOf(a, b)
+	if v != want {
+		t.Fatalf("received %d, want %d", v, want)
+	}
+	return d
+}
+
+func wantNext(t *testing.T, ch <-chan zsync.Delivery[int], want int) zsync.Delivery[int] {
+	t.Helper()
+	return wantNextOf(t, ch, nil, want)
+}
+
+func TestElementsOfOneKeyComeOneAtATimeAndOthersBesideThem(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		must(t, keyed(open(t, srv)).Send(t.Context(), 10, 11, 20, 12, 30, 21))
+		// The consumers do not say that there are keys.
+		a, b := zsync.NewQueue[int](open(t, srv), "/q").Deliveries(t.Context()), zsync.NewQueue[int](open(t, srv), "/q").Deliveries(t.Context())
+		d10 := wantNextOf(t, a, b, 10)
+		d20 := wantNextOf(t, a, b, 20)
+		d30 := wantNextOf(t, a, b, 30)
+		wantNextOf(t, a, b, -1)
+		must(t, d20.Ack(t.Context()))
+		d21 := wantNextOf(t, a, b, 21)
+		must(t, d10.Ack(t.Context()))
+		d11 := wantNextOf(t, a, b, 11)
+		must(t, d30.Ack(t.Context()))
+		must(t, d21.Ack(t.Context()))
+		wantNextOf(t, a, b, -1)
+		must(t, d11.Ack(t.Context()))
+		must(t, wantNextOf(t, a, b, 12).Ack(t.Context()))
+	})
+}
+
+func TestElementThatComesBackKeepsItsPlaceBeforeOthersOfItsKey(t *testing.T) {
+	back := map[string]struct {
+		give  func(t *testing.T, d zsync.Delivery[int], kill func())
+		after time.Duration
+	}{
+		"Nack":      {func(t *testing.T, d zsync.Delivery[int], _ func()) { must(t, d.Nack()) }, 0},
+		"NackAfter": {func(t *testing.T, d zsync.Delivery[int], _ func()) { must(t, d.NackAfter(10*time.Second)) }, 10 * time.Second},
+		"death":     {func(_ *testing.T, _ zsync.Delivery[int], kill func()) { time.Sleep(time.Second); kill() }, 0},
+		"NackAfter, and death of the next": {func(t *testing.T, d zsync.Delivery[int], kill func()) {
+			must(t, d.NackAfter(time.Second))
+			time.Sleep(3 * time.Second)
+			kill()
+		}, time.Second},
+	}
+	for name, how := range back {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				mine, kill := mortal(t, srv)
+				must(t, keyed(open(t, srv)).Send(t.Context(), 10, 11, 20))
+				ch := keyed(mine).Deliveries(t.Context())
+				d := wantNext(t, ch, 10)
+				begin := time.Now()
+				how.give(t, d, kill)
+				others := keyed(open(t, srv)).Deliveries(t.Context())
+				got := make(chan zsync.Delivery[int])
+				take := func(ch <-chan zsync.Delivery[int]) {
+					for d := range ch {
+						got <- d
+					}
+				}
+				go take(ch)
+				go take(others)
+				first := 0
+				for range 3 {
+					d, v := nextOf(got, nil)
+					switch {
+					case v == 10:
+						if d.Attempt < 2 || time.Since(begin) < how.after {
+							t.Errorf("10 came as attempt %d after %v", d.Attempt, time.Since(begin))
+						}
+						first = v
+					case v == 11 && first != 10:
+						t.Error("11 came before 10")
+					case v == -1:
+						t.Fatal("an element is missing")
+					}
+					must(t, d.Ack(t.Context()))
+				}
+			})
+		})
+	}
+}
+
+func TestKeysHoldAcrossPrioritiesAndDelays(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		q := keyed(open(t, srv), zsync.WithPriorities(3))
+		must(t, q.SendPriority(t.Context(), 2, 10))
+		a, b := keyed(open(t, srv)).Deliveries(t.Context()), keyed(open(t, srv)).Deliveries(t.Context())
+		d := wantNextOf(t, a, b, 10)
+		must(t, q.SendPriority(t.Context(), 2, 12))
+		must(t, q.SendPriority(t.Context(), 0, 11)) // goes first, but not beside
+		must(t, q.SendAt(t.Context(), time.Now().Add(5*time.Minute), 13))
+		wantNextOf(t, a, b, -1)
+		must(t, d.Ack(t.Context()))
+		d = wantNextOf(t, a, b, 11)
+		wantNextOf(t, a, b, -1)
+		must(t, d.NackAfter(10*time.Minute)) // and keeps its key for so long
+		must(t, q.SendPriority(t.Context(), 0, 14))
+		time.Sleep(8 * time.Minute) // 13 is due
+		wantNextOf(t, a, b, -1)
+		for _, v := range []int{11, 14, 13, 12} {
+			if v == 11 {
+				time.Sleep(2 * time.Minute)
+			}
+			got := wantNextOf(t, a, b, v)
+			wantNextOf(t, a, b, -1)
+			must(t, got.Ack(t.Context()))
+		}
+	})
+}
+
+func TestKeyIsFreeWhenItsElementIsBuriedTakenOrCleared(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		q := keyed(s)
+		must(t, q.Send(t.Context(), 10, 11, 12, 13))
+		ch := q.Deliveries(t.Context())
+		must(t, wantNext(t, ch, 10).Reject(t.Context(), "no"))
+		d := wantNext(t, ch, 11)
+		other := keyed(open(t, srv))
+		if _, ok, err := other.TryRecv(t.Context()); ok || err != nil {
+			t.Errorf("TryRecv = %v, %v beside one with its key", ok, err)
+		}
+		if _, ok, err := other.Peek(t.Context()); ok || err != nil {
+			t.Errorf("Peek = %v, %v beside one with its key", ok, err)
+		}
+		must(t, d.NackAfter(time.Hour))
+		if _, ok, err := other.TryRecv(t.Context()); ok || err != nil {
+			t.Errorf("TryRecv = %v, %v behind one with its key that waits", ok, err)
+		}
+		if n, err := q.Clear(t.Context()); n != 3 || err != nil {
+			t.Errorf("Clear = %d, %v; want 3", n, err)
+		}
+		must(t, q.Send(t.Context(), 14, 15))
+		if n, err := q.RequeueDead(t.Context(), nil); n != 1 || err != nil {
+			t.Errorf("RequeueDead = %d, %v", n, err)
+		}
+		d = wantNext(t, ch, 14)
+		wantNext(t, ch, -1)
+		must(t, d.Ack(t.Context()))
+		d = wantNext(t, ch, 15)
+		wantNext(t, ch, -1) // what was requeued has its key still
+		must(t, d.Ack(t.Context()))
+		must(t, wantNext(t, ch, 10).Ack(t.Context()))
+	})
+}
+
+func TestFirstElementWithAKeyIsRespectedByConsumersThatRunAlready(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		plain := zsync.NewQueue[int](s, "/q")
+		ch := plain.Deliveries(t.Context())
+		must(t, plain.Send(t.Context(), 1))
+		must(t, wantNext(t, ch, 1).Ack(t.Context()))
+		// The key comes between the look for the children and the listing.
+		began := false
+		oneByOne(srv, func(r zktest.Request) zktest.Action {
+			if !began && r.Op == zktest.OpMulti && r.Session == s.ID() {
+				began = true
+			}
+			return zktest.Pass
+		})
+		must(t, keyed(open(t, srv)).Send(t.Context(), 10, 11, 20))
+		d := wantNext(t, ch, 10)
+		wantNext(t, ch, 20)
+		wantNext(t, ch, -1)
+		must(t, d.Ack(t.Context()))
+		must(t, wantNext(t, ch, 11).Ack(t.Context()))
+	})
+}
+
+func TestOneStuckKeyDoesNotHoldUpOthersHoweverMuchOfItWaits(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		q := keyed(open(t, srv))
+		vs := make([]int, 3000)
+		for i := range vs {
+			vs[i] = i % 10 // all of one key
+		}
+		for from := 0; from < len(vs); from += 500 {
+			must(t, q.Send(t.Context(), vs[from:from+500]...))
+		}
+		ch := keyed(open(t, srv)).Deliveries(t.Context())
+		wantNext(t, ch, 0) // stuck
+		must(t, q.Send(t.Context(), 70))
+		must(t, wantNext(t, ch, 70).Ack(t.Context()))
+		n := requests(srv, func() {
+			must(t, q.Send(t.Context(), 80))
+			must(t, wantNext(t, ch, 80).Ack(t.Context()))
+		})
+		if n > 25 {
+			t.Errorf("an element behind 3,000 of a stuck key costs %d requests", n)
+		}
+		wantNext(t, ch, -1)
+	})
+}
+
+func TestWithKeyOfAnotherTypeIsRefused(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		for _, q := range []*zsync.Queue[int]{
+			zsync.NewQueue[int](s, "/q", zsync.WithKey(func(string) string { return "" })),
+			zsync.NewQueue[int](s, "/q", zsync.WithKey[int](nil)),
+			zsync.NewQueue[int](s, "/q", zsync.WithKey(keyOfInt), zsync.WithQueueLayout(zsync.LayoutKazooQueue)),
+		} {
+			wantErr(t, q.Send(t.Context(), 1), zsync.ErrInvalid)
+		}
+	})
+}
+
+// A keyring watches that elements of one key are held one at a time, in order.
+type keyring struct {
+	t    testing.TB
+	mu   sync.Mutex
+	held map[int]zsync.Delivery[int] // by key
+	last map[int]int                 // by key: the last that was acknowledged
+}
+
+// got is told of a delivery.
+func (k *keyring) got(d zsync.Delivery[int]) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	key := d.Value % 7
+	if o, ok := k.held[key]; ok && o.Context().Err() == nil && d.Context().Err() == nil {
+		k.t.Errorf("%d was delivered beside %d", d.Value, o.Value)
+	}
+	if last, ok := k.last[key]; ok && d.Value < last {
+		k.t.Errorf("%d was delivered after %d was acknowledged", d.Value, last)
+	}
+	k.held[key] = d
+}
+
+// gone is told that it is about to be settled.
+func (k *keyring) gone(d zsync.Delivery[int]) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.held[d.Value%7].ID == d.ID {
+		delete(k.held, d.Value%7)
+	}
+}
+
+func (k *keyring) acked(d zsync.Delivery[int]) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.last[d.Value%7] = max(k.last[d.Value%7], d.Value)
+}
+
+func TestHammerKeysKeepTheirOrderOneAtATime(t *testing.T) {
+	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
+		var sessions []*zsync.Session
+		for range 4 {
+			sessions = append(sessions, open(t, srv))
+		}
+		withKey := zsync.WithKey(func(v int) string { return strconv.Itoa(v % 7) })
+		s := newStock(t)
+		k := &keyring{t: t, held: make(map[int]zsync.Delivery[int]), last: make(map[int]int)}
+		ctx, cancel := context.WithCancel(t.Context())
+		var consumers sync.WaitGroup
+		for range 4 {
+			q := zsync.NewQueue[int](sessions[rnd.IntN(len(sessions))], "/q", zsync.WithPrefetch(1+rnd.IntN(8)))
+			dice := rand.New(rand.NewPCG(rnd.Uint64(), 2))
+			consumers.Go(func() {
+				for ctx.Err() == nil {
+					short, stop := context.WithTimeout(ctx, time.Duration(1+dice.IntN(30))*time.Second)
+					for d := range q.Deliveries(short) {
+						k.got(d)
+						if dice.IntN(4) == 0 {
+							time.Sleep(time.Duration(dice.IntN(3000)) * time.Millisecond)
+						}
+						k.gone(d)
+						var err error
+						switch dice.IntN(10) {
+						case 0:
+							err = d.Nack()
+						case 1:
+							err = d.NackAfter(time.Duration(dice.IntN(2000)) * time.Millisecond)
+						default:
+							if err = d.Ack(context.Background()); err == nil {
+								k.acked(d)
+								s.take(d.Value, false)
+							}
+						}
+						if err != nil && !errors.Is(err, zsync.ErrLost) {
+							t.Errorf("settling %d: %v", d.Value, err)
+						}
+					}
+					stop()
+				}
+			})
+		}
+		quiet := make(chan struct{})
+		producer := zsync.NewQueue[int](sessions[rnd.IntN(len(sessions))], "/q", withKey)
+		dice := rand.New(rand.NewPCG(rnd.Uint64(), 1))
+		go func() { defer close(quiet); s.produce(ctx, producer, 0, 60, dice, time.Second) }()
+		chaos(t, srv, rand.New(rand.NewPCG(rnd.Uint64(), 3)), sessions, quiet)
+		s.close()
+		s.await(10 * time.Minute)
+		cancel()
+		consumers.Wait()
+		wantTidy(t, open(t, srv), "/q")
+	})
+}
