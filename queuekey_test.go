@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -186,27 +187,72 @@ func TestKeyIsFreeWhenItsElementIsBuriedTakenOrCleared(t *testing.T) {
 	})
 }
 
-func TestFirstElementWithAKeyIsRespectedByConsumersThatRunAlready(t *testing.T) {
+func TestClaimThatOthersOvertakeInAnotherBucketIsRefused(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		s := open(t, srv)
-		plain := zsync.NewQueue[int](s, "/q")
-		ch := plain.Deliveries(t.Context())
-		must(t, plain.Send(t.Context(), 1))
-		must(t, wantNext(t, ch, 1).Ack(t.Context()))
-		// The key comes between the look for the children and the listing.
-		began := false
-		oneByOne(srv, func(r zktest.Request) zktest.Action {
-			if !began && r.Op == zktest.OpMulti && r.Session == s.ID() {
-				began = true
+		late, quick := open(t, srv), keyed(open(t, srv), zsync.WithPriorities(3))
+		must(t, quick.SendPriority(t.Context(), 2, 10))
+		delayed := 0
+		read := oneByOne(srv, func(r zktest.Request) zktest.Action {
+			if r.Session == late.ID() && r.Op == zktest.OpMulti && delayed == 0 {
+				delayed++
+				return zktest.Delay(5 * time.Second)
 			}
 			return zktest.Pass
 		})
-		must(t, keyed(open(t, srv)).Send(t.Context(), 10, 11, 20))
+		taken := make(chan bool, 1)
+		go func() {
+			_, ok, err := keyed(late).TryRecv(t.Context())
+			taken <- ok || err != nil
+		}()
+		time.Sleep(time.Second) // it has found 10, and is about to claim it
+		must(t, quick.SendPriority(t.Context(), 0, 11))
+		ctx, cancel := context.WithCancel(t.Context())
+		d := wantNext(t, quick.Deliveries(ctx), 11)
+		cancel()
+		if <-taken {
+			t.Error("10 was taken while 11, with its key, was held")
+		}
+		read(func() {
+			if delayed != 1 {
+				t.Error("the case did not come about")
+			}
+		})
+		must(t, d.Ack(t.Context()))
+		must(t, wantNext(t, quick.Deliveries(t.Context()), 10).Ack(t.Context()))
+	})
+}
+
+func TestFirstElementWithAKeyIsRespectedByConsumersThatRunAlready(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := open(t, srv), open(t, srv)
+		plain := zsync.NewQueue[int](s, "/q")
+		must(t, plain.Send(t.Context(), 1))
+		// The first with a key comes when the consumer has looked for the mark, and
+		// before it lists the bucket.
+		stage := 0
+		sent := make(chan error, 1)
+		read := oneByOne(srv, func(r zktest.Request) zktest.Action {
+			if r.Session == s.ID() && strings.HasPrefix(r.Path, "/q/b-") && (r.Op == zktest.OpGetChildren || r.Op == zktest.OpGetChildren2) && stage == 0 {
+				stage++
+				go func() { sent <- keyed(other).Send(t.Context(), 10, 11, 20) }()
+				return zktest.Delay(time.Second)
+			}
+			return zktest.Pass
+		})
+		ch := zsync.NewQueue[int](s, "/q").Deliveries(t.Context())
+		d1 := wantNext(t, ch, 1)
+		must(t, <-sent)
 		d := wantNext(t, ch, 10)
 		wantNext(t, ch, 20)
 		wantNext(t, ch, -1)
 		must(t, d.Ack(t.Context()))
 		must(t, wantNext(t, ch, 11).Ack(t.Context()))
+		must(t, d1.Ack(t.Context()))
+		read(func() {
+			if stage != 1 {
+				t.Error("the case did not come about")
+			}
+		})
 	})
 }
 
