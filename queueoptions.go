@@ -165,7 +165,7 @@ func WithQueueLayout(l QueueLayout) QueueOption {
 }
 
 func newQueueConfig(opts []QueueOption) queueConfig {
-	c := queueConfig{codec: JSON, priorities: 1, prefetchBytes: defaultPrefetchBytes}
+	c := queueConfig{codec: JSON, priorities: 1, prefetchBytes: defaultPrefetchBytes, idMemory: defaultIDMemory}
 	for i, o := range opts {
 		if o == nil {
 			c.err = session.Invalid("queue option %d is nil", i)

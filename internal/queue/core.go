@@ -23,7 +23,7 @@ type core struct {
 	cfg Config
 
 	// As the server knows them.
-	dir, claims, live, senders, receipts string
+	dir, claims, live, senders, receipts, ids string
 
 	foreign *foreign  // another library's layout, or nil
 	line    line.Line // of those who want elements
@@ -65,9 +65,9 @@ func newCore(m *session.Manager, cfg Config, f *foreign) *core {
 	c := &core{m: m, cfg: cfg, foreign: f}
 	c.dir = m.Full(cfg.Path)
 	c.claims, c.senders, c.receipts = c.dir+"-claims", c.dir+"-senders", c.dir+"-receipts"
-	c.live = c.dir + "-live"
-	c.sweeper = &sweeper{senders: c.senders}
+	c.live, c.ids = c.dir+"-live", c.dir+"-ids"
 	c.deadLetters = deadLetters{m: m, path: cfg.Path, dead: c.dir + "-dead", receipts: c.receipts}
+	c.sweeper = &sweeper{senders: c.senders, ids: c.ids, dead: &c.deadLetters, keep: cfg.KeepDead}
 	c.listeners.m, c.listeners.path = m, cfg.Path
 	c.under.q, c.skips.complain = c, c.complain
 	c.line = line.New(m, cfg.Path+"-consumers", session.ProtectedName, "turn-")
@@ -139,8 +139,12 @@ func (q *core) parcel(ctx context.Context, b Batch) (*parcel, error) {
 	if !b.Due.IsZero() {
 		p.due = dueAt(b.Due)
 	}
-	if q.foreign != nil && p.due > 0 {
-		return nil, session.Invalid("no delay in the layout of another library")
+	if q.foreign != nil && (p.due > 0 || b.ID != "" || b.Keys != nil) {
+		return nil, session.Invalid("no delay, ID or key in the layout of another library")
+	}
+	if b.ID != "" {
+		p.id = tagOf("", b.ID)[1:]
+		p.size += 2 * q.m.SizeOf(q.idPath(p.id), make([]byte, 64))
 	}
 	for i, data := range b.Data {
 		key := ""

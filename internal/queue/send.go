@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,7 +14,6 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
-	"github.com/zsync/zsync/internal/line"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -24,9 +24,15 @@ type parcel struct {
 	due  int64 // in Unix milliseconds; 0 if it is not delayed
 	data [][]byte
 	tags []string   // of each
+	id   string     // the hash of its ID, or empty
 	size int        // of its requests, estimated from above
 	with []any      // more operations; a parcel that has some travels alone
 	done chan error // has room for the result
+
+	// Of one with an ID, and belonging to the goroutine that sends.
+
+	stale *zk.Stat // of the ID's note, if that is to be replaced
+	err   error    // why it is not sent
 }
 
 // keyed reports whether an element of p has a key.
@@ -104,7 +110,7 @@ func (o *outbox) run() {
 		if group := o.take(); len(group) > 0 {
 			err := o.post(group)
 			for _, p := range group {
-				p.done <- err
+				p.done <- cmp.Or(p.err, err)
 			}
 			continue
 		}
@@ -151,7 +157,8 @@ func (o *outbox) take() (group []*parcel) {
 		}
 		size += p.size + o.overhead() // it may need a bucket of its own
 		n += len(p.data)
-		if len(group) > 0 && (size > session.MaxPacket || n > maxGroup || len(p.with) > 0) {
+		twice := p.id != "" && slices.ContainsFunc(group, func(o *parcel) bool { return o.id == p.id })
+		if len(group) > 0 && (size > session.MaxPacket || n > maxGroup || len(p.with) > 0 || twice) {
 			break
 		}
 		group = append(group, p)
@@ -196,7 +203,7 @@ func (o *outbox) post(group []*parcel) error {
 	if o.journal == nil {
 		o.journal = &journal{m: o.q.m, path: session.ChildPath(o.q.senders, session.NewGUID())}
 	}
-	g := &posted{o: o, group: group}
+	g := &posted{o: o, group: slices.Clone(group)}
 	rs, err := o.journal.apply(ctx, g.build)
 	switch {
 	case err == nil:
@@ -216,21 +223,29 @@ func (o *outbox) post(group []*parcel) error {
 	return err
 }
 
-// ofKeys stands for the priority of the check that "keys" is there.
-const ofKeys = -2
+// What stands for the priority of other operations.
+const (
+	ofOthers = -1
+	ofKeys   = -2 // the check that "keys" is there
+)
 
 // A posted is a group that is being stored.
 type posted struct {
 	o     *outbox
 	group []*parcel
 	ops   []any
-	prios []int          // of which priority's bucket an operation is; less than 0 for others
-	lasts map[int]lastOp // by priority
+	ids   map[int]*parcel // of whose ID an operation is
+	prios []int           // of which priority's bucket an operation is; less than 0 for others
+	lasts map[int]lastOp  // by priority
 }
 
 func (g *posted) build(inc *session.Incarnation) (*transaction, error) {
 	if err := g.o.locate(inc, g.group); err != nil {
 		return nil, err
+	}
+	g.group = slices.DeleteFunc(g.group, func(p *parcel) bool { return p.err != nil })
+	if g.lasts = nil; len(g.group) == 0 {
+		return nil, nil
 	}
 	g.assemble()
 	return &transaction{ops: g.ops, refused: g.refused}, nil
@@ -239,17 +254,17 @@ func (g *posted) build(inc *session.Incarnation) (*transaction, error) {
 // learn notes how full the buckets are, from the responses, if there are any.
 func (g *posted) learn(rs []zk.MultiResponse) {
 	o := g.o
-	if rs == nil {
+	if rs == nil && len(g.group) > 0 {
 		o.forget()
 		return
 	}
 	var arrived []arrival
 	for prio, last := range g.lasts {
 		path := rs[last.op].String
-		if c, ok := line.ParseChild(path, "/e-"); ok {
-			last.tail.full = c.Seq >= bucketSize-1
+		if e, ok := parseElement(bucket{}, session.BaseName(path)); ok {
+			last.tail.full = e.seq >= bucketSize-1
 			o.tails[prio] = &last.tail
-			arrived = append(arrived, arrival{session.ParentPath(path), path, c.Seq})
+			arrived = append(arrived, arrival{session.ParentPath(path), path, e.seq})
 		}
 	}
 	if arrived != nil {
@@ -324,23 +339,23 @@ func (o *outbox) newestBucket(ctx context.Context, inc *session.Incarnation, pri
 // assemble makes the operations.
 func (g *posted) assemble() {
 	o, acl := g.o, g.o.q.m.Config.ACL
-	g.ops, g.prios, g.lasts = nil, nil, make(map[int]lastOp)
+	g.ops, g.prios, g.lasts, g.ids = nil, nil, make(map[int]lastOp), make(map[int]*parcel)
 	if f := o.q.foreign; f != nil {
 		for _, p := range g.group {
 			for _, data := range p.data {
-				g.add(-1, &zk.CreateRequest{Path: session.ChildPath(o.q.dir, f.name(o.q.foreignPriority(p.prio))), Data: f.frame(data), Acl: acl, Flags: zk.FlagSequence})
+				g.add(ofOthers, &zk.CreateRequest{Path: session.ChildPath(o.q.dir, f.name(o.q.foreignPriority(p.prio))), Data: f.frame(data), Acl: acl, Flags: zk.FlagSequence})
 			}
 		}
 		return
 	}
-	g.add(-1, &zk.SetDataRequest{Path: o.q.dir, Version: -1}) // the bell
+	g.add(ofOthers, &zk.SetDataRequest{Path: o.q.dir, Version: -1}) // the bell
 	into := make(map[int]tail)
 	if slices.ContainsFunc(g.group, (*parcel).keyed) {
 		g.add(ofKeys, &zk.CheckVersionRequest{Path: session.ChildPath(o.q.dir, keysName), Version: -1})
 	}
 	for _, p := range g.group {
 		for _, op := range p.with {
-			g.add(-1, op)
+			g.add(ofOthers, op)
 		}
 		dir := session.ChildPath(o.q.dir, delayedName(p.prio, o.first))
 		if p.due == 0 {
@@ -351,6 +366,7 @@ func (g *posted) assemble() {
 			}
 			dir = session.ChildPath(o.q.dir, bucketName(p.prio, t.bucket))
 		}
+		g.identify(p, session.BaseName(dir))
 		for i, data := range p.data {
 			if p.due == 0 {
 				g.lasts[p.prio] = lastOp{len(g.ops), into[p.prio]}
@@ -400,6 +416,8 @@ func (g *posted) refused(inc *session.Incarnation, i int, err error) (again bool
 	c, creates := g.ops[i].(*zk.CreateRequest)
 	sequential := creates && c.Flags&zk.FlagSequence != 0
 	switch {
+	case g.ids[i] != nil:
+		return o.known(ctx, inc, g.ids[i], err)
 	case prio < 0 && o.q.foreign == nil && i == 0 && session.IsNoNode(err):
 		// The queue itself. It is no container: the numbers of its buckets
 		// must not start again.

@@ -1,0 +1,232 @@
+package zsync_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/zktest"
+)
+
+func wantSentID(t *testing.T, q *zsync.Queue[int], id string, v int, want bool) {
+	t.Helper()
+	if sent, err := q.SendID(t.Context(), id, v); sent != want || err != nil {
+		t.Fatalf("SendID(%q) = %v, %v; want %v", id, sent, err, want)
+	}
+}
+
+func TestSendIDStoresOnceAndCancelRemovesOnceWhateverIsLost(t *testing.T) {
+	t.Parallel()
+	loseEach(t, func(t *testing.T, srv *zktest.Server, s *zsync.Session, begin, end func()) {
+		q, other := zsync.NewQueue[int](s, "/q"), zsync.NewQueue[int](open(t, srv), "/q")
+		begin()
+		wantSentID(t, q, "a", 1, true)
+		wantSentID(t, q, "b", 2, true)
+		wantSentID(t, q, "a", 3, false)
+		done, err := q.Cancel(t.Context(), "b")
+		end()
+		must(t, err)
+		if !done {
+			t.Error("Cancel has removed nothing")
+		}
+		wantSentID(t, other, "b", 4, false)
+		if got := collect(t, other.Recv(t.Context()), 1); got[0] != 1 {
+			t.Errorf("received %v", got)
+		}
+		noneLeft(t, other)
+	})
+}
+
+func TestIDIsForgottenWhenItsTimeIsOverWhateverIsLost(t *testing.T) {
+	t.Parallel()
+	loseEach(t, func(t *testing.T, srv *zktest.Server, s *zsync.Session, begin, end func()) {
+		short := zsync.WithIDMemory(time.Hour)
+		q, other := zsync.NewQueue[int](s, "/q", short), zsync.NewQueue[int](open(t, srv), "/q", zsync.WithIDMemory(time.Minute))
+		wantSentID(t, other, "a", 1, true)
+		time.Sleep(59 * time.Second)
+		wantSentID(t, q, "a", 2, false)
+		time.Sleep(time.Second)
+		begin()
+		wantSentID(t, q, "a", 3, true)
+		end()
+		time.Sleep(59 * time.Minute)
+		wantSentID(t, other, "a", 4, false)
+		if got := collect(t, other.Recv(t.Context()), 2); !slices.Equal(got, []int{1, 3}) {
+			t.Errorf("received %v", got)
+		}
+		noneLeft(t, other)
+	})
+}
+
+func TestCancelTakesNothingFromAConsumer(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		q := zsync.NewQueue[int](open(t, srv), "/q")
+		for i, id := range []string{"a", "b", "c"} {
+			wantSentID(t, q, id, i, true)
+		}
+		cancel := func(id string, want bool) {
+			t.Helper()
+			if done, err := q.Cancel(t.Context(), id); done != want || err != nil {
+				t.Errorf("Cancel(%q) = %v, %v; want %v", id, done, err, want)
+			}
+		}
+		ds, err := zsync.NewQueue[int](open(t, srv), "/q").ReceiveN(t.Context(), 2)
+		must(t, err)
+		cancel("a", false)
+		cancel("c", true)
+		cancel("c", false)
+		cancel("none", false)
+		must(t, ds[0].NackAfter(time.Hour)) // is somewhere else now
+		cancel("a", true)
+		must(t, ds[1].Nack())
+		cancel("b", true)
+		wantLen(t, q, 0)
+		wantSentID(t, q, "b", 1, false)
+	})
+}
+
+func TestSendsWithIDsShareTransactionsAndFillBuckets(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		q := zsync.NewQueue[int](open(t, srv), "/q")
+		const n = 2500
+		var sent, known sync.WaitGroup
+		for i := range n {
+			sent.Go(func() { wantSentID(t, q, fmt.Sprint(i), i, true) })
+		}
+		sent.Wait()
+		srv.SetLatency(time.Millisecond)
+		cost := requests(srv, func() {
+			for i := range 100 {
+				known.Go(func() { wantSentID(t, q, fmt.Sprint(n+i), n+i, true) })
+			}
+			known.Wait()
+		})
+		if cost > 20 {
+			t.Errorf("100 SendIDs at once cost %d requests", cost)
+		}
+		if buckets := slices.DeleteFunc(childrenOf(t, open(t, srv), "/q"), func(name string) bool { return name[:2] != "b-" }); len(buckets) < 2 {
+			t.Errorf("%d elements stand in %d buckets", n, len(buckets))
+		}
+		wantSentID(t, q, "17", 1, false)
+		var first, both sync.WaitGroup
+		won := make(chan int, 10)
+		for i := range 10 { // at once, so in one transaction
+			both.Go(func() {
+				first.Wait()
+				if sent, err := q.SendID(t.Context(), "twice", i); err != nil {
+					t.Error(err)
+				} else if sent {
+					won <- i
+				}
+			})
+		}
+		both.Wait()
+		if len(won) != 1 {
+			t.Errorf("one ID was sent %d times", len(won))
+		}
+	})
+}
+
+func TestIDsAreCheckedBeforeAnythingIsSent(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		for _, q := range []*zsync.Queue[int]{zsync.NewQueue[int](s, "/q", zsync.WithIDMemory(0)), zsync.NewQueue[int](s, "/q", zsync.WithQueueLayout(zsync.LayoutKazooQueue)), zsync.NewQueue[int](s, "q")} {
+			_, err := q.SendID(t.Context(), "a", 1)
+			wantErr(t, err, zsync.ErrInvalid)
+			_, err = q.Cancel(t.Context(), "a")
+			wantErr(t, err, zsync.ErrInvalid)
+		}
+		_, err := zsync.NewQueue[int](s, "/q").SendID(t.Context(), "", 1)
+		wantErr(t, err, zsync.ErrInvalid)
+	})
+}
+
+func TestHammerSendIDStoresEachOnceThoughAllSendAll(t *testing.T) {
+	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
+		var sessions []*zsync.Session
+		for range 4 {
+			sessions = append(sessions, open(t, srv))
+		}
+		const n = 30
+		s := newStock(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		var producers, consumers sync.WaitGroup
+		canceled := make(map[int]bool)
+		var mu sync.Mutex
+		for _, ss := range sessions {
+			q := zsync.NewQueue[int](ss, "/q")
+			dice := rand.New(rand.NewPCG(rnd.Uint64(), 1))
+			producers.Go(func() {
+				for _, v := range dice.Perm(n) {
+					s.sending([]int{v})
+					id := fmt.Sprint(v)
+					if dice.IntN(3) > 0 { // it gives up, and tries again
+						short, stop := context.WithTimeout(ctx, time.Duration(dice.IntN(300))*time.Millisecond)
+						q.SendID(short, id, v)
+						stop()
+					}
+					if _, err := q.SendID(ctx, id, v); err != nil {
+						t.Errorf("SendID: %v", err)
+					}
+					if dice.IntN(8) == 0 {
+						done, err := q.Cancel(ctx, id)
+						if err != nil {
+							t.Errorf("Cancel: %v", err)
+						}
+						mu.Lock()
+						if done && canceled[v] {
+							t.Errorf("%d was canceled twice", v)
+						}
+						canceled[v] = canceled[v] || done
+						mu.Unlock()
+					}
+					time.Sleep(time.Duration(dice.IntN(1000)) * time.Millisecond)
+				}
+			})
+		}
+		consumers.Go(func() {
+			for d := range zsync.NewQueue[int](sessions[0], "/q").Deliveries(ctx) {
+				time.Sleep(100 * time.Millisecond)
+				switch err := d.Ack(context.Background()); {
+				case err == nil:
+					s.take(d.Value, false)
+				case !errors.Is(err, zsync.ErrLost):
+					t.Errorf("Ack: %v", err)
+				}
+			}
+		})
+		quiet := make(chan struct{})
+		go func() { defer close(quiet); producers.Wait() }()
+		chaos(t, srv, rand.New(rand.NewPCG(rnd.Uint64(), 3)), sessions, quiet)
+		var left []int
+		for v := range n {
+			if canceled[v] {
+				s.mu.Lock()
+				if s.taken[v] > 0 {
+					t.Errorf("%d was canceled, and received", v)
+				}
+				s.mu.Unlock()
+			} else {
+				left = append(left, v)
+			}
+		}
+		s.mu.Lock()
+		for _, v := range left {
+			if s.sent[v] = true; s.taken[v] == 0 {
+				s.left++
+			}
+		}
+		s.mu.Unlock()
+		s.close()
+		s.await(10 * time.Minute)
+		cancel()
+		consumers.Wait()
+		wantTidy(t, open(t, srv), "/q")
+	})
+}
