@@ -42,8 +42,9 @@ import (
 // t-<priority> which bucket is the newest. Beside path stand <path>-claims (who has
 // claimed what), <path>-live (an ephemeral znode for each of them), <path>-consumers
 // (a line of ephemeral znodes, one for each Queue value that waits for elements),
-// <path>-senders (receipts, deleted when a producer pauses), <path>-receipts and
-// <path>-dead, the dead letters. path and its children are persistent; the others are
+// <path>-senders (receipts, deleted when a producer pauses), <path>-receipts,
+// <path>-ids (see [Queue.SendID]) and <path>-dead, the dead letters; with [WithKey] the
+// znode keys stands below path. path and its children are persistent; the others are
 // containers. See [WithQueueLayout] to share a path with other libraries.
 //
 // # Cost

@@ -305,6 +305,38 @@ var costs = []cost{
 		<-zsync.NewValue[int](s, "/p/v").Watch(t.Context())
 		return func() { idle() }
 	}},
+	{"`Delivery.Ack`", func(t *testing.T, s, other *zsync.Session) func() {
+		d := waitingDelivery(t, s)
+		return func() { must(t, d.Ack(t.Context())) }
+	}},
+	{"`Delivery.Txn`, with writes", func(t *testing.T, s, other *zsync.Session) func() {
+		d := waitingDelivery(t, s)
+		return func() {
+			_, err := d.Txn(t.Context(), &zk.CreateRequest{Path: "/done"}, &zk.SetDataRequest{Path: "/p", Version: -1})
+			must(t, err)
+		}
+	}},
+	{"`Delivery.Txn`, with a Send", func(t *testing.T, s, other *zsync.Session) func() {
+		to := zsync.NewQueue[int](s, "/p/to")
+		must(t, to.Send(t.Context(), 1))
+		d := waitingDelivery(t, s)
+		return func() { _, err := d.Txn(t.Context(), to.SendOp(2)); must(t, err) }
+	}},
+	{"`Queue.SendID`", func(t *testing.T, s, other *zsync.Session) func() {
+		q := zsync.NewQueue[int](s, "/p/q")
+		_, err := q.SendID(t.Context(), "a", 1)
+		must(t, err)
+		must(t, live(t, s).MakeDir(t.Context(), "/p/q-ids/3e")) // that of b
+		return func() { _, err := q.SendID(t.Context(), "b", 1); must(t, err) }
+	}},
+	{"`Queue.Cancel`", func(t *testing.T, s, other *zsync.Session) func() {
+		q := zsync.NewQueue[int](s, "/p/q")
+		_, err := q.SendID(t.Context(), "a", 1)
+		must(t, err)
+		must(t, live(t, s).MakeDir(t.Context(), "/p/q-receipts"))
+		time.Sleep(time.Minute)
+		return func() { _, err := q.Cancel(t.Context(), "a"); must(t, err) }
+	}},
 	{"`Queue.Recv`, while nothing comes", func(t *testing.T, s, other *zsync.Session) func() {
 		ctx, cancel := context.WithCancel(t.Context())
 		ch := zsync.NewQueue[int](s, "/p/q").Recv(ctx)
@@ -315,6 +347,22 @@ var costs = []cost{
 		})
 		return func() { idle() }
 	}},
+}
+
+// waitingDelivery returns a delivery whose consumer waits for another.
+func waitingDelivery(t *testing.T, s *zsync.Session) zsync.Delivery[int] {
+	q := zsync.NewQueue[int](s, "/p/q")
+	must(t, q.Send(t.Context(), 1))
+	ctx, cancel := context.WithCancel(t.Context())
+	ch := q.Deliveries(ctx)
+	d := <-ch
+	t.Cleanup(func() {
+		cancel()
+		for range ch {
+		}
+	})
+	time.Sleep(time.Second)
+	return d
 }
 
 // idle lets an hour pass.

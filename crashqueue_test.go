@@ -43,10 +43,11 @@ func takes(n int, opts ...zsync.QueueOption) func(ctx context.Context, s *zsync.
 }
 
 // delivered has the child get the first element, and do f with it.
-func delivered(f func(ctx context.Context, d zsync.Delivery[int]) error) func(ctx context.Context, s *zsync.Session, begin func()) error {
+func delivered(f func(ctx context.Context, d zsync.Delivery[int], q *zsync.Queue[int]) error) func(ctx context.Context, s *zsync.Session, begin func()) error {
 	return func(ctx context.Context, s *zsync.Session, begin func()) error {
 		begin()
-		return f(ctx, <-newCrashQueue(s).Deliveries(ctx))
+		q := newCrashQueue(s)
+		return f(ctx, <-q.Deliveries(ctx), q)
 	}
 }
 
@@ -182,9 +183,11 @@ func afterBad(ctx context.Context, s *zsync.Session) error {
 }
 
 // Buckets last. Receipts of processes that have died stay.
-const queueLeaves = crashPath + `/[bdt]-[0-9]+(-[0-9]+)?|` + crashPath + `-(claims|live|consumers|dead|(senders|receipts)(/[^/]*)?)`
+const queueLeaves = crashPath + `/[bdt]-[0-9]+(-[0-9]+)?|` + crashPath + `-(claims|live|consumers|dead|ids(/.*)?|(senders|receipts)(/[^/]*)?)|` + crashPath + `/keys`
 
 var fewElements = []zsync.QueueOption{zsync.WithMaxLen(2)}
+
+var oneKey = zsync.WithKey(func(int) string { return "k" })
 
 var priorities = []zsync.QueueOption{zsync.WithPriorities(3)}
 
@@ -301,14 +304,66 @@ var queueCrashes = []crash{{
 	requests: 4,
 }, {
 	name:     "Delivery.Ack",
-	child:    delivered(func(ctx context.Context, d zsync.Delivery[int]) error { return d.Ack(ctx) }),
+	child:    delivered(func(ctx context.Context, d zsync.Delivery[int], _ *zsync.Queue[int]) error { return d.Ack(ctx) }),
 	beside:   sendBeside([]int{1, 2, 3}),
 	after:    afterReceived(nil, []int{1, 2, 3}, []int{2, 3}),
 	leaves:   queueLeaves,
 	requests: 4,
 }, {
+	name: "Delivery.Txn",
+	child: delivered(func(ctx context.Context, d zsync.Delivery[int], q *zsync.Queue[int]) error {
+		_, err := d.Txn(ctx, q.SendOp(1))
+		return err
+	}),
+	beside:   sendBeside([]int{1, 2, 3}),
+	after:    afterReceived(nil, []int{1, 2, 3}), // one of them once more, or not, and never none
+	leaves:   queueLeaves,
+	requests: 5,
+}, {
+	name: "Queue.SendID",
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
+		begin()
+		_, err := newCrashQueue(s).SendID(ctx, "a", 1)
+		return err
+	},
+	after: func(ctx context.Context, s *zsync.Session) error {
+		if _, err := newCrashQueue(s).SendID(ctx, "a", 1); err != nil { // the next tries again
+			return err
+		}
+		return afterReceived(nil, []int{1})(ctx, s)
+	},
+	leaves:   queueLeaves,
+	requests: 3,
+}, {
+	name: "Queue.Cancel",
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
+		q := newCrashQueue(s)
+		if _, err := q.SendID(ctx, "a", 1); err != nil {
+			return err
+		}
+		begin()
+		_, err := q.Cancel(ctx, "a")
+		return err
+	},
+	after:    afterSent(nil, nil, []int{1}),
+	leaves:   queueLeaves,
+	requests: 4,
+}, {
+	name: "Delivery.Ack of one with a key",
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
+		q := newCrashQueue(s, oneKey)
+		if err := q.Send(ctx, 1, 2, 3); err != nil {
+			return err
+		}
+		begin()
+		return (<-q.Deliveries(ctx)).Ack(ctx)
+	},
+	after:    afterSent(nil, []int{1, 2, 3}, []int{2, 3}), // in order
+	leaves:   queueLeaves,
+	requests: 5,
+}, {
 	name:     "Delivery.Nack",
-	child:    delivered(func(_ context.Context, d zsync.Delivery[int]) error { return d.Nack() }),
+	child:    delivered(func(_ context.Context, d zsync.Delivery[int], _ *zsync.Queue[int]) error { return d.Nack() }),
 	beside:   sendBeside([]int{1, 2, 3}),
 	after:    afterReceived(nil, []int{1, 2, 3}),
 	leaves:   queueLeaves,

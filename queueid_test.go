@@ -230,3 +230,54 @@ func TestHammerSendIDStoresEachOnceThoughAllSendAll(t *testing.T) {
 		wantTidy(t, open(t, srv), "/q")
 	})
 }
+
+func TestWhatIsForgottenAndNotToBeKeptIsDeleted(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		q := zsync.NewQueue[int](s, "/q", zsync.WithDeadRetention(48*time.Hour))
+		for i := range 20 {
+			wantSentID(t, q, fmt.Sprint("short", i), i, true)
+		}
+		wantSentID(t, zsync.NewQueue[int](s, "/q", zsync.WithIDMemory(100*time.Hour)), "long", 20, true)
+		ch := q.Deliveries(t.Context())
+		ds := collect(t, ch, 21)
+		must(t, ds[0].Reject(t.Context(), "early"))
+		for _, d := range ds[2:] {
+			must(t, d.Ack(t.Context()))
+		}
+		notes := func() (n int) {
+			for _, dir := range childrenOf(t, s, "/q-ids") {
+				n += len(childrenOf(t, s, "/q-ids/"+dir))
+			}
+			return n
+		}
+		letters := func() (n int) {
+			for _, err := range q.Dead(t.Context()) {
+				must(t, err)
+				n++
+			}
+			return n
+		}
+		time.Sleep(23 * time.Hour)
+		must(t, ds[1].Reject(t.Context(), "late"))
+		if n, m := notes(), letters(); n != 21 || m != 2 {
+			t.Errorf("after 23 hours %d IDs are noted, and there are %d dead letters; want 21 and 2", n, m)
+		}
+		time.Sleep(8 * time.Hour)
+		if n := notes(); n != 1 {
+			t.Errorf("after 31 hours %d IDs are noted, want 1", n)
+		}
+		wantSentID(t, q, "long", 1, false)
+		time.Sleep(24 * time.Hour)
+		if m := letters(); m != 1 {
+			t.Errorf("after 55 hours there are %d dead letters, want 1", m)
+		}
+		time.Sleep(50 * time.Hour)
+		if n, m := notes(), letters(); n != 0 || m != 0 {
+			t.Errorf("in the end %d IDs are noted, and there are %d dead letters", n, m)
+		}
+		if names := childrenOf(t, s, "/q-dead"); len(names) > 0 {
+			t.Errorf("left: %v", names)
+		}
+	})
+}

@@ -99,6 +99,19 @@ func WithMaxAttempts(n int) QueueOption {
 	return positive("WithMaxAttempts", n, func(c *queueConfig) { c.maxAttempts = n })
 }
 
+// WithDeadRetention has consumers delete dead letters that were set aside longer than
+// d ago, by the servers' clock; without it they are kept until somebody removes them.
+// Consumers look when they have nothing else to do, every d, but not more often than
+// each minute, and at least each six hours.
+func WithDeadRetention(d time.Duration) QueueOption {
+	return queueOption(func(c *queueConfig) {
+		if d <= 0 {
+			c.err = session.Invalid("WithDeadRetention(%v): must be more than 0", d)
+		}
+		c.keepDead = d
+	})
+}
+
 // WithRetryBackoff makes [Delivery.Nack] wait before the element is delivered
 // again, after the first attempt b.Min, and longer after each: it is
 // [Delivery.NackAfter] then. What is lost with a consumer comes back at once. It is

@@ -108,6 +108,8 @@ func Part(name string, siblings []string) bool {
 		return slices.ContainsFunc(siblings, func(s string) bool { return strings.HasPrefix(s, "keeper-") })
 	case "locks", "leases":
 		return slices.Contains(siblings, "leases") && slices.Contains(siblings, "locks")
+	case "keys":
+		return slices.ContainsFunc(siblings, func(s string) bool { return strings.HasPrefix(s, "t-0") })
 	}
 	_, ok := of(name)
 	return ok || strings.HasPrefix(name, "_c_")
@@ -125,7 +127,7 @@ func Mixed(kinds []Kind) bool {
 }
 
 // besides are the endings of znodes that belong to the one before them.
-var besides = []string{"-claims", "-live", "-consumers", "-senders", "-receipts", "-dead", "-__lock__"}
+var besides = []string{"-claims", "-live", "-consumers", "-senders", "-receipts", "-dead", "-ids", "-__lock__"}
 
 // Beside returns the name of the znode to which the one with this name belongs,
 // as its neighbour.

@@ -2,6 +2,9 @@ package queue
 
 import (
 	"context"
+	"fmt"
+
+	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/line"
 	"github.com/zsync/zsync/internal/session"
@@ -280,4 +283,102 @@ func (q *core) Receive(ctx context.Context, n int) (claims []Claim, err error) {
 			return claims, nil
 		}
 	}
+}
+
+// newTxn makes a txn of what Claim.Txn was given. With other queues of limited
+// length it waits for room there, which is kept until leave.
+func (l *ledger) newTxn(ctx context.Context, ops []any) (x *txn, err error) {
+	x = &txn{}
+	defer func() {
+		if err != nil {
+			x.leave()
+		}
+	}()
+	m := l.q.m
+	for i, op := range ops {
+		out, ok := op.(*Outgoing)
+		if !ok {
+			x.ops = append(x.ops, op)
+			continue
+		}
+		other, ok := out.Engine.(*core)
+		if !ok || other.m != m {
+			return x, session.Invalid("operation %d sends to a queue of another Session", i)
+		}
+		p, err := other.parcel(ctx, out.Batch)
+		if err != nil {
+			return x, fmt.Errorf("operation %d: %w", i, err)
+		}
+		done, err := other.reserve(ctx, out.Batch)
+		if err != nil {
+			return x, fmt.Errorf("operation %d: %w", i, err)
+		}
+		x.rooms = append(x.rooms, done)
+		x.sends, x.size = append(x.sends, &sending{q: other, p: p}), x.size+p.size+other.out.overhead()
+	}
+	for _, op := range x.ops {
+		x.size += sizeOf(m, op)
+	}
+	if len(x.ops) > 0 {
+		x.ops, _, err = m.CheckOps(x.ops)
+	}
+	if err == nil && x.size > session.MaxPacket/2 {
+		err = fmt.Errorf("a transaction of %d bytes, %d more than fit beside an element's removal: %w", x.size, x.size-session.MaxPacket/2, session.ErrTooLarge)
+	}
+	return x, err
+}
+
+// leave gives up the room.
+func (x *txn) leave() {
+	for _, f := range x.rooms {
+		f()
+	}
+}
+
+func sizeOf(m *session.Manager, op any) int {
+	switch op := op.(type) {
+	case *zk.CreateRequest:
+		if op != nil {
+			return m.SizeOf(m.Full(op.Path), op.Data)
+		}
+	case *zk.SetDataRequest:
+		if op != nil {
+			return m.SizeOf(m.Full(op.Path), op.Data)
+		}
+	}
+	return 512
+}
+
+func (it *item) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
+	l := it.ledger
+	if l.q.foreign != nil {
+		return nil, session.Invalid("Txn needs zsync's own layout")
+	}
+	if ctx.Err() != nil {
+		return nil, session.CtxErr(ctx)
+	}
+	x, err := l.newTxn(ctx, ops)
+	if err != nil {
+		return nil, err
+	}
+	e, err := l.settleNow(ctx, it, entry{fate: fateRemove, with: x, alone: true})
+	switch {
+	case e == nil || e.with != x:
+		x.leave()
+		if err == nil {
+			err = line.ErrNotLocked // settled, but not by this
+		}
+		return nil, err
+	case session.IsClosed(e.done):
+		x.leave()
+		return x.rs, e.err
+	}
+	l.q.m.Spawn(func() { // it goes on, and the room is its
+		defer x.leave()
+		select {
+		case <-e.done:
+		case <-l.q.m.Closing:
+		}
+	})
+	return nil, err
 }

@@ -1,14 +1,5 @@
 package queue
 
-import (
-	"context"
-	"time"
-
-	"github.com/go-zookeeper/zk"
-
-	"github.com/zsync/zsync/internal/session"
-)
-
 // Elements with keys. Of those of one key one is claimed at a time, in order; the
 // next is free when it is gone for good.
 //
@@ -34,12 +25,6 @@ import (
 // Between priorities it is the priority that counts, as without keys; but
 // one at a time holds across all of them.
 
-// exclusion returns the operation that is refused if another claim was made, or an
-// element was moved, since the lot was read.
-func (t *lot) exclusion(q *core) any {
-	return &zk.SetDataRequest{Path: session.ChildPath(q.dir, keysName), Version: t.keys}
-}
-
 // A ward tells, by key, which element alone may be claimed next: none if the value
 // is another's name that nobody has.
 type ward map[string]string
@@ -57,60 +42,4 @@ func (w ward) bar(e element, owner string) {
 	if key := keyOf(e.tag); key != "" {
 		w[key] = owner
 	}
-}
-
-// searchKeyed is search where elements have keys. It must look at every element
-// that is claimed, to know its key.
-func (q *core) searchKeyed(ctx context.Context, inc *session.Incarnation, f *finding, buckets []bucket, n int, keys int32, aside bool) (*finding, error) {
-	var lots []*lot
-	for from := 0; from < len(buckets); from += lotsAtOnce {
-		part, err := q.lots(ctx, inc, buckets[from:min(from+lotsAtOnce, len(buckets))])
-		if err != nil {
-			return nil, err
-		}
-		lots = append(lots, part...)
-	}
-	if !aside {
-		q.deleteEmpty(inc, lots, buckets)
-	}
-	q.delays.keep(lots)
-	w := make(ward)
-	for _, t := range lots {
-		t.keyed, t.keys = true, keys
-		if t.children == 0 || len(t.claimed) == 0 && !t.delayed {
-			continue
-		}
-		if err := q.list(ctx, inc, t); err != nil {
-			return nil, err
-		}
-		for _, e := range t.elements {
-			if t.claimed.has(e.seq) {
-				w.bar(e, nobody)
-			} else if e.first > 0 && w.allows(e) {
-				w.bar(e, e.key())
-			}
-		}
-	}
-	for _, t := range lots {
-		if !t.exhausted() {
-			if err := q.list(ctx, inc, t); err != nil { // again, from memory
-				return nil, err
-			}
-			var due time.Time
-			if f.es, due = t.free(n, func(e element) bool {
-				skip := q.skips.skipped(e.key())
-				ok := !skip && w.allows(e)
-				if ok || skip {
-					w.bar(e, nobody) // what is passed over keeps its place
-				}
-				return ok
-			}); len(f.es) > 0 {
-				f.lot = t
-				return f, nil
-			}
-			f.wait(due)
-		}
-		f.claims[t.name] = t.taken()
-	}
-	return f, nil
 }

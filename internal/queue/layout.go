@@ -9,6 +9,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
+
+	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/session"
 )
@@ -285,3 +288,30 @@ func parseRecord(data []byte) record {
 	}
 	return r
 }
+
+// What was sent with an ID is noted in the transaction that stores it, in
+//
+//	<path>-ids/<2 digits>/<30 digits>   of the ID's hash
+//
+// whose data say for how long, and where the element was put. While that is there
+// the servers refuse to make it again; one whose time is over, by the servers'
+// clock, is replaced. Whoever looks after the queue deletes those, see sweep.
+
+// A note is the data of the znode of an ID.
+type note struct {
+	memory time.Duration
+	bucket string // into which the element went
+}
+
+func (n note) marshal() []byte { return fmt.Appendf(nil, "%d %s", n.memory.Milliseconds(), n.bucket) }
+
+func parseNote(data []byte) (n note) {
+	var ms int64
+	fmt.Sscan(string(data), &ms, &n.bucket)
+	n.memory = time.Duration(ms) * time.Millisecond
+	return n
+}
+
+// over reports whether the time of a note with this Stat is over, when now was just
+// written.
+func (n note) over(stat, now *zk.Stat) bool { return now.Mtime-stat.Mtime >= n.memory.Milliseconds() }

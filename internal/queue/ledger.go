@@ -1165,3 +1165,78 @@ func (l *ledger) fetchEach(ctx context.Context, paths []string, refused []error)
 		return err
 	})
 }
+
+// A txn is what is done in one transaction with the removal of an element. The
+// ledger's journal sees to it that it is applied once. Until it has been, the
+// element stays in hand: a txn that is refused changes nothing.
+type txn struct {
+	ops   []any              // the caller's; their paths are the server's
+	sends []*sending         // to other queues
+	size  int                // from above
+	rooms []func()           // give up the room for them
+	at    int                // where ops begin in the transaction
+	rs    []zk.MultiResponse // of ops
+}
+
+// prepare has the sends of e's txn, if it has any, prepared for one attempt.
+func (p *posting) prepare(inc *session.Incarnation) error {
+	for _, e := range p.es {
+		if e.with == nil {
+			continue
+		}
+		for _, s := range e.with.sends {
+			if _, err := s.prepare(inc); err != nil {
+				if !errors.Is(err, session.ErrEnded) {
+					p.culprit = e
+				}
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// txn adds what else is done in the transaction that removes e's element.
+func (p *posting) txn(e *entry, path string) {
+	x := e.with
+	p.add(e, &zk.DeleteRequest{Path: path, Version: -1}, func(_ *session.Incarnation, err error) (bool, error) {
+		e.gone = session.IsNoNode(err) // by somebody who deletes what is not his
+		return false, nil
+	})
+	x.at = len(p.ops)
+	for i, op := range x.ops {
+		p.add(e, op, func(_ *session.Incarnation, err error) (bool, error) {
+			x.rs = make([]zk.MultiResponse, len(x.ops))
+			x.rs[i].Error = err
+			return false, nil
+		})
+	}
+	for _, s := range x.sends {
+		for i, op := range s.g.ops {
+			p.add(e, op, func(inc *session.Incarnation, err error) (bool, error) { return s.g.refused(inc, i, err) })
+		}
+	}
+}
+
+// answered is told that a txn was applied, with the responses to the whole
+// transaction, if its reply came.
+func (x *txn) answered(j *journal, rs []zk.MultiResponse) {
+	if rs != nil {
+		x.rs = j.m.BareResponses(rs[x.at : x.at+len(x.ops)])
+	} else {
+		x.rs = j.m.BareResponses(j.last.Recall(context.Background(), x.ops, j.zxid))
+	}
+}
+
+// refuseTxnLocked tells that the servers have refused a txn. The element is in
+// hand as before; if the session was lost meanwhile it goes back now.
+func (l *ledger) refuseTxnLocked(e *entry, err error) {
+	if e.err = err; e.gone {
+		e.err = l.loss()
+	}
+	e.item.final = nil
+	close(e.done)
+	if l.ended {
+		l.giveBackLocked(e.item.batch)
+	}
+}

@@ -200,6 +200,62 @@ func (q *core) search(ctx context.Context, inc *session.Incarnation, n, spread i
 	}
 }
 
+// searchKeyed is search where elements have keys. It must look at every element
+// that is claimed, to know its key.
+func (q *core) searchKeyed(ctx context.Context, inc *session.Incarnation, f *finding, buckets []bucket, n int, keys int32, aside bool) (*finding, error) {
+	var lots []*lot
+	for from := 0; from < len(buckets); from += lotsAtOnce {
+		part, err := q.lots(ctx, inc, buckets[from:min(from+lotsAtOnce, len(buckets))])
+		if err != nil {
+			return nil, err
+		}
+		lots = append(lots, part...)
+	}
+	if !aside {
+		q.deleteEmpty(inc, lots, buckets)
+	}
+	q.delays.keep(lots)
+	w := make(ward)
+	for _, t := range lots {
+		t.keyed, t.keys = true, keys
+		if t.children == 0 || len(t.claimed) == 0 && !t.delayed {
+			continue
+		}
+		if err := q.list(ctx, inc, t); err != nil {
+			return nil, err
+		}
+		for _, e := range t.elements {
+			if t.claimed.has(e.seq) {
+				w.bar(e, nobody)
+			} else if e.first > 0 && w.allows(e) {
+				w.bar(e, e.key())
+			}
+		}
+	}
+	for _, t := range lots {
+		if !t.exhausted() {
+			if err := q.list(ctx, inc, t); err != nil { // again, from memory
+				return nil, err
+			}
+			var due time.Time
+			if f.es, due = t.free(n, func(e element) bool {
+				skip := q.skips.skipped(e.key())
+				ok := !skip && w.allows(e)
+				if ok || skip {
+					w.bar(e, nobody) // what is passed over keeps its place
+				}
+				return ok
+			}); len(f.es) > 0 {
+				f.lot = t
+				return f, nil
+			}
+			f.wait(due)
+		}
+		f.claims[t.name] = t.taken()
+	}
+	return f, nil
+}
+
 // searchAll is search where no element has a key.
 func (q *core) searchAll(ctx context.Context, inc *session.Incarnation, f *finding, buckets []bucket, n, spread int, aside bool) error {
 	for from := 0; from < len(buckets); from += lotsAtOnce {
@@ -366,4 +422,10 @@ func (c *delayCache) keep(lots []*lot) {
 		}
 	}
 	c.known = known
+}
+
+// exclusion returns the operation that is refused if another claim was made, or an
+// element was moved, since the lot was read.
+func (t *lot) exclusion(q *core) any {
+	return &zk.SetDataRequest{Path: session.ChildPath(q.dir, keysName), Version: t.keys}
 }

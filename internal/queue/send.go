@@ -264,7 +264,9 @@ func (g *posted) learn(rs []zk.MultiResponse) {
 		if e, ok := parseElement(bucket{}, session.BaseName(path)); ok {
 			last.tail.full = e.seq >= bucketSize-1
 			o.tails[prio] = &last.tail
-			arrived = append(arrived, arrival{session.ParentPath(path), path, e.seq})
+			if keyOf(e.tag) == "" { // what waits for its key keeps nobody
+				arrived = append(arrived, arrival{session.ParentPath(path), path, e.seq})
+			}
 		}
 	}
 	if arrived != nil {
@@ -463,3 +465,74 @@ func (o *outbox) makeDelayed(ctx context.Context, inc *session.Incarnation, prio
 }
 
 func (o *outbox) forget() { o.tails = nil }
+
+// idPath is the path of the znode of the ID with a hash.
+func (q *core) idPath(hash string) string { return q.ids + "/" + hash[:2] + "/" + hash[2:] }
+
+// identify adds the note of p's ID, if it has one.
+func (g *posted) identify(p *parcel, bucket string) {
+	if p.id == "" {
+		return
+	}
+	q := g.o.q
+	path := q.idPath(p.id)
+	g.ids[len(g.ops)] = p
+	data := note{q.cfg.IDMemory, bucket}.marshal()
+	if p.stale != nil {
+		g.add(ofOthers, &zk.SetDataRequest{Path: path, Data: data, Version: p.stale.Version})
+	} else {
+		g.add(ofOthers, &zk.CreateRequest{Path: path, Data: data, Acl: q.m.Config.ACL})
+	}
+}
+
+// known is told that the note of p's ID was refused. If the ID is remembered p is
+// taken out of the group.
+func (o *outbox) known(ctx context.Context, inc *session.Incarnation, p *parcel, err error) (again bool, _ error) {
+	path := o.q.idPath(p.id)
+	switch {
+	case session.IsNoNode(err) && p.stale == nil:
+		err := inc.MakeDir(ctx, session.ParentPath(path))
+		return err == nil, err
+	case session.IsNoNode(err), session.IsBadVersion(err):
+		p.stale = nil // somebody else has replaced, or deleted, it
+		return true, nil
+	case !session.IsNodeExists(err):
+		return false, err
+	}
+	data, stat, err := inc.Get(ctx, path)
+	if session.IsNoNode(err) {
+		return true, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	dir, err := inc.Set(ctx, session.ParentPath(path), nil, -1) // for the servers' time
+	if err != nil {
+		return session.IsNoNode(err), err
+	}
+	if parseNote(data).over(stat, dir) {
+		p.stale = stat
+	} else {
+		p.err = ErrKnown
+	}
+	return true, nil
+}
+
+// A sending stores a parcel as a part of somebody else's transaction. What it
+// knows of the queue is read for each attempt: a Send checks versions, so what is
+// stale is refused.
+type sending struct {
+	q *core
+	p *parcel
+	g *posted // of the present attempt
+}
+
+// prepare returns the operations. They are good for one attempt.
+func (s *sending) prepare(inc *session.Incarnation) ([]any, error) {
+	s.g = &posted{o: &outbox{q: s.q}, group: []*parcel{s.p}}
+	if err := s.g.o.locate(inc, s.g.group); err != nil {
+		return nil, err
+	}
+	s.g.assemble()
+	return s.g.ops, nil
+}

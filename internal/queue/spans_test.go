@@ -119,7 +119,7 @@ func TestRunsOfAClaimHoldNoElementOfOthers(t *testing.T) {
 				}
 			}
 		}
-		es, _ := t1.free(1+rnd.IntN(20), func(string) bool { return rnd.IntN(8) == 0 })
+		es, _ := t1.free(1+rnd.IntN(20), func(element) bool { return rnd.IntN(8) > 0 })
 		var ours spans
 		for _, x := range t1.runs(es) {
 			ours = ours.add(x)

@@ -10,11 +10,14 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A sweeper deletes what the dead have left and nobody looks for: journals of
-// producers that were killed. The head of the consumers' line sweeps when it has
+// A sweeper deletes what nobody looks for: journals of producers that were killed,
+// IDs that are forgotten, dead letters that are not to be kept. The head of the consumers' line sweeps when it has
 // nothing else to do, and a producer when it has become idle, once in sweepEvery.
 type sweeper struct {
 	senders string // where the journals of producers are
+	ids     string // where what was sent with an ID is noted
+	dead    *deadLetters
+	keep    time.Duration // for how long dead letters are kept; 0: for ever
 
 	mu   sync.Mutex
 	last time.Time // guarded by mu
@@ -29,20 +32,31 @@ const (
 	// deletes it a moment after the last: only one that has been cut off for so long
 	// while it sends finds it deleted, and is told that the outcome is unknown.
 	abandonedAfter = 12 * time.Hour
+
+	// sweepAtOnce is how many notes are deleted in one transaction.
+	sweepAtOnce = 500
 )
+
+// every is how often to sweep.
+func (s *sweeper) every() time.Duration {
+	if s.keep > 0 {
+		return min(max(s.keep, time.Minute), sweepEvery)
+	}
+	return sweepEvery
+}
 
 // next returns when to sweep.
 func (s *sweeper) next() time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.last.Add(sweepEvery)
+	return s.last.Add(s.every())
 }
 
 // begin reports whether the caller is to sweep now.
 func (s *sweeper) begin() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.last.IsZero() && time.Since(s.last) < sweepEvery {
+	if !s.last.IsZero() && time.Since(s.last) < s.every() {
 		return false
 	}
 	s.last = time.Now()
@@ -62,12 +76,95 @@ func (s *sweeper) sweep(ctx context.Context, inc *session.Incarnation) error {
 	if !s.begin() {
 		return nil
 	}
-	err := s.sweepSenders(ctx, inc)
-	if err == nil || session.OutcomeOf(err) == session.Answered {
+	for _, f := range []func(context.Context, *session.Incarnation) error{s.sweepSenders, s.sweepIDs, s.sweepDead} {
+		if err := f(ctx, inc); err != nil && session.OutcomeOf(err) != session.Answered {
+			s.again()
+			return err
+		}
+	}
+	return nil
+}
+
+// sweepIDs deletes the notes of IDs that are forgotten. Another sweep, or a SendID
+// that asks for the time, writes the directory too: then what is left is left for
+// the next time. So nothing is deleted but what was read: to make a note anew one
+// has to delete the old one, and to write it changes its version.
+func (s *sweeper) sweepIDs(ctx context.Context, inc *session.Incarnation) error {
+	shards, stat, err := inc.Children(ctx, s.ids)
+	// One process is enough; by whose clock that is does not matter much.
+	if err != nil || time.Since(time.UnixMilli(stat.Mtime)) < sweepEvery/2 {
+		return err
+	}
+	if _, err := inc.Set(ctx, s.ids, nil, stat.Version); err != nil {
+		return err // another was quicker
+	}
+	for _, shard := range shards {
+		dir := session.ChildPath(s.ids, shard)
+		now, err := inc.Set(ctx, dir, nil, -1) // for the servers' time
+		if session.IsNoNode(err) {
+			continue // it was empty
+		}
+		if err != nil {
+			return err
+		}
+		names, _, err := inc.Children(ctx, dir)
+		if err != nil {
+			return err
+		}
+		paths := make([]string, len(names))
+		for i, name := range names {
+			paths[i] = session.ChildPath(dir, name)
+		}
+		nodes, err := inc.GetAll(ctx, paths)
+		if err != nil {
+			return err
+		}
+		ops := []any{&zk.CheckVersionRequest{Path: dir, Version: now.Version}}
+		for i, n := range nodes {
+			if n.Stat != nil && parseNote(n.Data).over(n.Stat, now) {
+				ops = append(ops, &zk.DeleteRequest{Path: paths[i], Version: n.Stat.Version})
+			}
+			if len(ops) > sweepAtOnce || i == len(nodes)-1 && len(ops) > 1 {
+				if _, err := inc.Multi(ctx, ops...); err != nil {
+					return err
+				}
+				ops = ops[:1]
+			}
+		}
+	}
+	return nil
+}
+
+// sweepDead deletes the dead letters that are older than they are to be kept. No
+// name of one comes again.
+func (s *sweeper) sweepDead(ctx context.Context, inc *session.Incarnation) error {
+	if s.keep == 0 {
 		return nil
 	}
-	s.again()
-	return err
+	ids, err := s.dead.Dead(ctx)
+	if err != nil || len(ids) == 0 {
+		return err
+	}
+	now, err := inc.Set(ctx, s.dead.dead, nil, -1) // for the servers' time
+	if err != nil {
+		return err
+	}
+	for _, id := range ids { // the oldest first
+		d, err := s.dead.Letter(ctx, id)
+		if session.IsNoNode(err) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if time.UnixMilli(now.Mtime).Sub(d.Since) < s.keep {
+			return nil
+		}
+		if _, err := s.dead.Discard(ctx, d); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // sweepSenders deletes the journals of producers that nobody has written for long.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -493,4 +494,70 @@ func (q *core) holders(ctx context.Context, inc *session.Incarnation, claimed ma
 	}
 	slices.SortFunc(hs, func(a, b Holder) int { return b.Claimed - a.Claimed })
 	return hs, nil
+}
+
+func (q *core) Cancel(ctx context.Context, id string) (canceled bool, err error) {
+	for {
+		var ops []any
+		err := q.m.During(ctx, func(inc *session.Incarnation) (err error) {
+			if err = inc.Sync(ctx, q.dir); err == nil {
+				ops, err = q.cancelling(ctx, inc, id)
+			}
+			return err
+		})
+		if err != nil || ops == nil {
+			return false, err
+		}
+		_, err = q.m.CommitAcrossSessions(ctx, q.receipts, ops)
+		if err == nil || !session.IsNoNode(err) && !session.IsBadVersion(err) {
+			return err == nil, err
+		}
+	}
+}
+
+// cancelling returns operations that remove the element with an ID, if it is there
+// and nobody has claimed it.
+func (q *core) cancelling(ctx context.Context, inc *session.Incarnation, id string) ([]any, error) {
+	tag := tagOf("", id)
+	data, _, err := inc.Get(ctx, q.idPath(tag[1:]))
+	if session.IsNoNode(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	b, ok := parseBucket(parseNote(data).bucket)
+	if !ok {
+		return nil, nil
+	}
+	names, _, err := inc.Children(ctx, q.dir)
+	if session.IsNoNode(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	// It is where it was put, or, given back for later, among what waits. Who gives
+	// it back so has it in hand; so if it is in neither, looked at in this order, it
+	// was claimed in between, or is gone.
+	buckets := slices.DeleteFunc(parseBuckets(names), func(o bucket) bool { return o.name != b.name && (o.prio != b.prio || !o.delayed) })
+	slices.Reverse(buckets)
+	lots, err := q.lots(ctx, inc, buckets)
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range lots {
+		if err := q.list(ctx, inc, t); err != nil {
+			return nil, err
+		}
+		for _, e := range t.elements {
+			if strings.HasSuffix(e.tag, tag) && !t.claimed.has(e.seq) {
+				return append([]any{
+					&zk.DeleteRequest{Path: session.ChildPath(q.dir, e.key()), Version: -1},
+					&zk.SetDataRequest{Path: q.dir, Version: -1}, // the bell: what waits for its key may go
+				}, t.claiming(q, e)...), nil
+			}
+		}
+	}
+	return nil, nil
 }
