@@ -1,10 +1,12 @@
 // Command bench measures zsync on real servers, in the words of other
 // libraries' benchmarks, so that the figures can be set side by side:
 //
-//	bench -servers HOST:PORT -workload lock_uncontended [-n N] [-dur 3s] [-warm 1s]
+//	bench -servers HOST:PORT -workload lock_uncontended [-n N] [-dur 3s] [-warm 1s] [-peer zsync]
 //
-// It prints one line a measurement, "zsync,<workload>,<n>,<operations per second>",
-// and to standard error what each operation cost in requests.
+// It prints one line a measurement, "<peer>,<workload>,<n>,<operations per second>",
+// and to standard error what each operation cost in requests. With -peer zk.Lock it
+// measures go-zookeeper in the same way; a workload that a peer does not have ends
+// with the exit code 64. To compare, see bench/compare.
 package main
 
 import (
@@ -15,7 +17,6 @@ import (
 	"log"
 	"os"
 	"slices"
-	"sort"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -31,21 +32,25 @@ type workload struct {
 }
 
 var workloads = []workload{
-	{"lock_uncontended", func(b *bench) { b.locks(1, false) }},    // one session, one path: pairs of Lock and Unlock
-	{"lock_shared_session", func(b *bench) { b.locks(1, false) }}, // n goroutines, one Mutex, one session: hand-overs
-	{"lock_strict", func(b *bench) { b.locks(1, true) }},          // the same in strict global order: every goroutine in the line
-	{"lock_sessions", func(b *bench) { b.locks(b.n, false) }},     // n sessions, one path: hand-overs between processes
-	{"queue", (*bench).queue},                                     // n elements of 100 bytes into the channel of In (queue_put), then out of that of Recv (queue_take)
-	{"queue_send", (*bench).sends},                                // n elements of 100 bytes by Send, one after the other by one goroutine
-	{"barrier", (*bench).barrier},                                 // rounds of a double barrier with n parties on one session
+	{"lock_uncontended", func(b *bench) { b.locks(1, false) }},                                // one session, one path: pairs of Lock and Unlock
+	{"lock_shared_session", func(b *bench) { b.locks(1, false) }},                             // n goroutines, one Mutex, one session: hand-overs
+	{"lock_retained", func(b *bench) { b.locks(1, false, zsync.WithRetention(time.Minute)) }}, // lock_uncontended, or lock_shared_session, WithRetention
+	{"lock_strict", func(b *bench) { b.locks(1, true) }},                                      // the same in strict global order: every goroutine in the line
+	{"lock_sessions", func(b *bench) { b.locks(b.n, false) }},                                 // n sessions, one path: hand-overs between processes
+	{"queue", (*bench).queue},                                                                 // n elements of 100 bytes into the channel of In (queue_put), then out of that of Recv (queue_take)
+	{"queue_send", (*bench).sends},                                                            // n elements of 100 bytes by Send, one after the other by one goroutine
+	{"barrier", (*bench).barrier},                                                             // rounds of a double barrier with n parties on one session
 }
 
 // A bench is one run of the command.
 type bench struct {
+	peer      string
 	servers   string
 	workload  string
 	n         int
 	dur, warm time.Duration
+
+	requests func() int64 // sent so far, if that is known
 }
 
 func main() {
@@ -54,18 +59,23 @@ func main() {
 	for _, w := range workloads {
 		names = append(names, w.name)
 	}
+	flag.StringVar(&b.peer, "peer", "zsync", "zsync | zk.Lock")
 	flag.StringVar(&b.servers, "servers", os.Getenv("ZSYNC_TEST_SERVERS"), "ZooKeeper connect `string`")
 	flag.StringVar(&b.workload, "workload", "lock_uncontended", strings.Join(names, " | "))
 	flag.IntVar(&b.n, "n", 1, "contenders, parties or items")
 	flag.DurationVar(&b.dur, "dur", 3*time.Second, "measured time")
 	flag.DurationVar(&b.warm, "warm", time.Second, "time before it")
 	flag.Parse()
-	i := slices.Index(names, b.workload)
-	if i < 0 || b.servers == "" || b.n < 1 {
+	peers := map[string][]workload{"zsync": workloads, "zk.Lock": goZookeeper()}
+	if b.servers == "" || b.n < 1 || peers[b.peer] == nil {
 		flag.Usage()
 		os.Exit(2)
 	}
-	workloads[i].run(&b)
+	i := slices.IndexFunc(peers[b.peer], func(w workload) bool { return w.name == b.workload })
+	if i < 0 {
+		unknown(b.peer, b.workload)
+	}
+	peers[b.peer][i].run(&b)
 }
 
 func must(err error) {
@@ -91,14 +101,13 @@ func (b *bench) session() (s *zsync.Session, requests func() int64) {
 
 // report prints the rate of ops operations in d, and their cost.
 func (b *bench) report(workload string, ops float64, d time.Duration, requests int64) {
-	fmt.Printf("zsync,%s,%d,%.1f\n", workload, b.n, ops/d.Seconds())
-	fmt.Fprintf(os.Stderr, "REQ,zsync,%s,%d,%.2f\n", workload, b.n, float64(requests)/ops)
+	b.line(workload, ops/d.Seconds())
+	fmt.Fprintf(os.Stderr, "REQ,%s,%s,%d,%.2f\n", b.peer, workload, b.n, float64(requests)/ops)
 }
 
-// locks has n goroutines lock and unlock in a closed loop.
-func (b *bench) locks(sessions int, strict bool) {
+// locks has n goroutines lock and unlock, over so many sessions.
+func (b *bench) locks(sessions int, strict bool, opts ...zsync.LockOption) {
 	path := b.path()
-	var opts []zsync.LockOption
 	if strict {
 		opts = append(opts, zsync.WithHandoffs(0))
 	}
@@ -110,53 +119,84 @@ func (b *bench) locks(sessions int, strict bool) {
 		all = append(all, s)
 		mutexes = append(mutexes, zsync.NewMutex(s, path, opts...))
 	}
-	requests := func() (sum int64) {
+	b.requests = func() (sum int64) {
 		for _, s := range all {
 			sum += s.Stats().Requests
 		}
 		return sum
 	}
-	ctx := context.Background()
-	var measuring, stop atomic.Bool
-	var ops, inside atomic.Int64
-	var mu sync.Mutex
-	var waits []time.Duration
-	var wg sync.WaitGroup
+	var loops []closedLoop
 	for i := range b.n {
 		m := mutexes[i%len(mutexes)]
+		loops = append(loops, closedLoop{func() error { return m.Lock(context.Background()) }, m.Unlock, true})
+	}
+	b.drive(loops)
+}
+
+// A closedLoop is what one goroutine does again and again: begin and end are one
+// operation. If it excludes nobody else is between the two.
+type closedLoop struct {
+	begin, end func() error
+	excludes   bool
+}
+
+// counted is a counter that has a cache line to itself, and the longest operation.
+type counted struct {
+	n       atomic.Int64
+	longest atomic.Int64
+	_       [48]byte
+}
+
+// drive runs loops at the same time, and reports how many operations they did.
+func (b *bench) drive(loops []closedLoop) {
+	var stop atomic.Bool
+	var inside atomic.Int64
+	counts := make([]counted, len(loops))
+	var wg sync.WaitGroup
+	for i, l := range loops {
+		c := &counts[i]
 		wg.Go(func() {
-			var mine []time.Duration
 			for !stop.Load() {
 				start := time.Now()
-				must(m.Lock(ctx))
-				if inside.Add(1) != 1 {
+				must(l.begin())
+				if l.excludes && inside.Add(1) != 1 {
 					log.Fatal("two hold the lock")
 				}
-				inside.Add(-1)
-				must(m.Unlock())
-				if measuring.Load() {
-					ops.Add(1)
-					mine = append(mine, time.Since(start))
+				if l.excludes {
+					inside.Add(-1)
+				}
+				must(l.end())
+				c.n.Add(1)
+				if d := int64(time.Since(start)); d > c.longest.Load() {
+					c.longest.Store(d)
 				}
 			}
-			mu.Lock()
-			defer mu.Unlock()
-			waits = append(waits, mine...)
 		})
 	}
+	sum := func() (n int64) {
+		for i := range counts {
+			n += counts[i].n.Load()
+		}
+		return n
+	}
+	if b.requests == nil {
+		b.requests = func() int64 { return 0 }
+	}
 	time.Sleep(b.warm)
-	before, start := requests(), time.Now()
-	measuring.Store(true)
+	for i := range counts {
+		counts[i].longest.Store(0)
+	}
+	before, first, start := b.requests(), sum(), time.Now()
 	time.Sleep(b.dur)
-	measuring.Store(false)
-	n, d := ops.Load(), time.Since(start)
-	b.report(b.workload, float64(n), d, requests()-before)
+	n, d := sum()-first, time.Since(start)
+	b.report(b.workload, float64(n), d, b.requests()-before)
+	longest := int64(0)
+	for i := range counts {
+		longest = max(longest, counts[i].longest.Load())
+	}
+	fmt.Fprintf(os.Stderr, "LONGEST,%s,%s,%d,%v\n", b.peer, b.workload, b.n, time.Duration(longest))
 	stop.Store(true)
 	wg.Wait()
-	sort.Slice(waits, func(i, j int) bool { return waits[i] < waits[j] })
-	if len(waits) > 0 {
-		fmt.Fprintf(os.Stderr, "LAT,zsync,%s,%d,p50=%v,p99=%v\n", b.workload, b.n, waits[len(waits)/2], waits[len(waits)*99/100])
-	}
 }
 
 // element is what the queues carry.

@@ -467,7 +467,11 @@ func (m *machine) admit(t *share, w *waiter, pin bool) *use {
 // pass gives t to the first of the queue.
 func (m *machine) pass(t *share) {
 	w := m.waiting[0]
-	m.waiting = m.waiting[1:]
+	if m.waiting[0] = nil; len(m.waiting) == 1 {
+		m.waiting = m.waiting[:0] // and its memory for the next
+	} else {
+		m.waiting = m.waiting[1:]
+	}
 	m.admit(t, w, w.pin)
 }
 

@@ -81,9 +81,12 @@ func (q *Turnstile) step(event func(m *machine)) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	event(&q.machine)
-	for _, a := range q.machine.actions() {
+	actions := q.machine.actions()
+	for _, a := range actions {
 		q.perform(a)
 	}
+	clear(actions)
+	q.machine.out = actions[:0] // for the next
 }
 
 // perform does what the machine says, of which nothing takes time. It is called
@@ -155,10 +158,14 @@ func (q *Turnstile) keep(t *share, u *use) bool {
 		q.unkeep(t)
 		return false
 	}
-	u.event = func() { q.Manager.Observe(e) }
+	if u.event = nothing; q.Manager.Config.Observe != nil {
+		u.event = func() { q.Manager.Observe(e) }
+	}
 	t.keeper.unused()
 	return true
 }
+
+func nothing() {}
 
 // unkeep ends the keeper of t, if it has one.
 func (q *Turnstile) unkeep(t *share) {
@@ -263,6 +270,13 @@ func (q *Turnstile) Acquire(ctx context.Context, mode Mode, pin bool) (g *line.G
 			return nil, q.behindOf(ahead.Now()), err
 		}
 		return u.grant, Behind{}, nil
+	}
+	if q.retain > 0 {
+		var u *use
+		q.step(func(m *machine) { u = m.regain(mode, pin) })
+		if u != nil {
+			return u.grant, Behind{}, nil
+		}
 	}
 	w := &waiter{mode: mode, pin: pin, over: make(chan struct{})}
 	q.step(func(m *machine) { m.arrive(w) })

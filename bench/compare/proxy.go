@@ -1,0 +1,72 @@
+package main
+
+import (
+	"io"
+	"net"
+	"time"
+)
+
+// A chunk is what came together, and when it is to be passed on.
+type chunk struct {
+	due   time.Time
+	bytes []byte
+}
+
+// startProxy listens on loopback and passes everything on to a server, each byte a
+// fixed time after it came, in both directions: a link of that latency, on which
+// nothing is lost and which is never full.
+func startProxy(to string, oneWay time.Duration) (addr string, stop func(), err error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", nil, err
+	}
+	go func() {
+		for {
+			client, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				server, err := net.Dial("tcp", to)
+				if err != nil {
+					client.Close()
+					return
+				}
+				go carry(server, client, oneWay)
+				carry(client, server, oneWay)
+			}()
+		}
+	}()
+	return l.Addr().String(), func() { l.Close() }, nil
+}
+
+// carry passes on what comes from one end to the other, until either is closed.
+func carry(to, from net.Conn, oneWay time.Duration) {
+	under := make(chan chunk, 1<<14)
+	go func() {
+		defer to.Close()
+		for c := range under {
+			time.Sleep(time.Until(c.due))
+			if _, err := to.Write(c.bytes); err != nil {
+				from.Close()
+				for range under { // until the other has noticed
+				}
+				return
+			}
+		}
+	}()
+	defer close(under)
+	for {
+		buf := make([]byte, 32<<10)
+		n, err := from.Read(buf)
+		if n > 0 {
+			under <- chunk{time.Now().Add(oneWay), buf[:n]}
+		}
+		if err != nil {
+			if err != io.EOF {
+				from.Close()
+			}
+			return
+		}
+	}
+}

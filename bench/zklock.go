@@ -1,0 +1,96 @@
+package main
+
+import (
+	"fmt"
+	"log"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// goZookeeper returns the workloads of go-zookeeper: zk.Lock and, below it, the
+// bare requests, with no recipe at all.
+func goZookeeper() []workload {
+	return []workload{
+		{"lock_uncontended", func(b *bench) { b.drive(b.zkLocks(1)) }},
+		{"lock_shared_session", func(b *bench) { b.drive(b.zkLocks(1)) }},
+		{"lock_sessions", func(b *bench) { b.drive(b.zkLocks(b.n)) }},
+		{"raw_create_delete", func(b *bench) { b.drive(b.rawPairs()) }}, // an ephemeral, sequential znode made and deleted
+		{"raw_get", func(b *bench) { b.drive(b.rawGets()) }},
+	}
+}
+
+func (b *bench) dialZK() *zk.Conn {
+	c, events, err := zk.Connect(strings.Split(b.servers, ","), 20*time.Second, zk.WithLogInfo(false))
+	must(err)
+	for e := range events {
+		if e.State == zk.StateHasSession {
+			break
+		}
+	}
+	go func() {
+		for range events {
+		}
+	}()
+	return c
+}
+
+// zkLocks returns n locks of one path, over so many sessions.
+func (b *bench) zkLocks(sessions int) []closedLoop {
+	var conns []*zk.Conn
+	for range sessions {
+		conns = append(conns, b.dialZK())
+	}
+	path := b.path()
+	var all []closedLoop
+	for i := range b.n {
+		l := zk.NewLock(conns[i%len(conns)], path, zk.WorldACL(zk.PermAll))
+		all = append(all, closedLoop{l.Lock, l.Unlock, true})
+	}
+	return all
+}
+
+func (b *bench) rawPairs() []closedLoop {
+	c, dir := b.dialZK(), b.path()
+	_, err := c.Create(dir, nil, 0, zk.WorldACL(zk.PermAll))
+	must(err)
+	var all []closedLoop
+	for range b.n {
+		var made string
+		all = append(all, closedLoop{func() (err error) {
+			made, err = c.Create(dir+"/n-", nil, zk.FlagEphemeral|zk.FlagSequence, zk.WorldACL(zk.PermAll))
+			return err
+		}, func() error { return c.Delete(made, -1) }, false})
+	}
+	return all
+}
+
+func (b *bench) rawGets() []closedLoop {
+	c, path := b.dialZK(), b.path()
+	_, err := c.Create(path, element, zk.FlagEphemeral, zk.WorldACL(zk.PermAll))
+	must(err)
+	var all []closedLoop
+	for range b.n {
+		all = append(all, closedLoop{func() error {
+			_, _, err := c.Get(path)
+			return err
+		}, func() error { return nil }, false})
+	}
+	return all
+}
+
+// unknown ends the command because the peer has no such workload: that is no
+// failure of a comparison.
+func unknown(peer, name string) {
+	log.Printf("%s has no workload %s", peer, name)
+	os.Exit(noWorkload)
+}
+
+// noWorkload is the exit code that says so.
+const noWorkload = 64
+
+func (b *bench) line(workload string, rate float64) {
+	fmt.Printf("%s,%s,%d,%.1f\n", b.peer, workload, b.n, rate)
+}
