@@ -42,7 +42,7 @@ func OnceFunc(s *Session, path string, f func(ctx context.Context) error) func(c
 // run. To have it run again, use [Once.Reset] of the same path.
 func OnceValue[T any](s *Session, path string, f func(ctx context.Context) (T, error), opts ...ValueOption) func(ctx context.Context) (T, error) {
 	c := newValueConfig(opts)
-	k := newKeeper(s, path, c.err,
+	k := newStored(s, path, c.err,
 		func(v T) ([]byte, error) { return codec.Encode(c.codec, v) },
 		func(data []byte) (T, error) { return codec.Decode[T](c.codec, data) })
 	return func(ctx context.Context) (T, error) { return k.get(ctx, f) }
@@ -53,7 +53,7 @@ func OnceValue[T any](s *Session, path string, f func(ctx context.Context) (T, e
 // each as the codec encodes it.
 func OnceValues[T1, T2 any](s *Session, path string, f func(ctx context.Context) (T1, T2, error), opts ...ValueOption) func(ctx context.Context) (T1, T2, error) {
 	c := newValueConfig(opts)
-	k := newKeeper(s, path, c.err,
+	k := newStored(s, path, c.err,
 		func(v codec.Pair[T1, T2]) ([]byte, error) { return codec.EncodePair(c.codec, v) },
 		func(data []byte) (codec.Pair[T1, T2], error) { return codec.DecodePair[T1, T2](c.codec, data) })
 	var both func(ctx context.Context) (codec.Pair[T1, T2], error)
@@ -69,8 +69,8 @@ func OnceValues[T1, T2 any](s *Session, path string, f func(ctx context.Context)
 	}
 }
 
-// A keeper keeps the value of a OnceValue for this process.
-type keeper[T any] struct {
+// A storedValue keeps the value of a OnceValue for this process.
+type storedValue[T any] struct {
 	once   *Once
 	encode func(T) ([]byte, error)
 	decode func([]byte) (T, error)
@@ -82,17 +82,17 @@ type keeper[T any] struct {
 	err  error  // guarded by mu
 }
 
-func newKeeper[T any](s *Session, path string, err error, encode func(T) ([]byte, error), decode func([]byte) (T, error)) *keeper[T] {
+func newStored[T any](s *Session, path string, err error, encode func(T) ([]byte, error), decode func([]byte) (T, error)) *storedValue[T] {
 	o := NewOnce(s, path)
 	o.valued = true
 	if o.err == nil {
 		o.err = err
 	}
-	return &keeper[T]{once: o, encode: encode, decode: decode}
+	return &storedValue[T]{once: o, encode: encode, decode: decode}
 }
 
 // get returns the value, after running f if nobody has yet.
-func (k *keeper[T]) get(ctx context.Context, f func(ctx context.Context) (T, error)) (T, error) {
+func (k *storedValue[T]) get(ctx context.Context, f func(ctx context.Context) (T, error)) (T, error) {
 	var own T
 	if k.once.err == nil && f == nil {
 		return own, k.once.fail("do", session.Invalid("the function is nil"))
@@ -118,7 +118,7 @@ func (k *keeper[T]) get(ctx context.Context, f func(ctx context.Context) (T, err
 }
 
 // decoded decodes data, unless these bytes were decoded the last time.
-func (k *keeper[T]) decoded(data []byte) (T, error) {
+func (k *storedValue[T]) decoded(data []byte) (T, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if !k.have || !bytes.Equal(k.data, data) {

@@ -227,15 +227,15 @@ func (c *Claim) withdraw(err error) {
 //
 // Both watches are set at the same time.
 func (c *Claim) awaitGone(ctx context.Context, name string) (proof int64, err error) {
-	inc, hub := c.Incarnation, c.Incarnation.Watches
+	inc, watches := c.Incarnation, c.Incarnation.Watches
 	var looked <-chan error
 	own := c.watch()
-	if !hub.Armed(own) {
+	if !watches.Armed(own) {
 		looked = c.lookSoon(ctx)
 	}
 	for {
-		w := hub.Join(session.WatchKey{Kind: session.WatchChildren, Path: session.ChildPath(c.Line.Dir, name)})
-		conn := hub.Connection()
+		w := watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: session.ChildPath(c.Line.Dir, name)})
+		conn := watches.Connection()
 		_, _, err := inc.Children(ctx, w.Key.Path)
 		for err == nil && !session.IsClosed(w.Fired) {
 			// Whichever is picked of several that are ready, it is right: that
@@ -254,7 +254,7 @@ func (c *Claim) awaitGone(ctx context.Context, name string) (proof int64, err er
 				err = session.ErrEnded
 			}
 		}
-		hub.Leave(w)
+		watches.Leave(w)
 		if looked != nil && (err == nil || session.IsNoNode(err)) {
 			// Our own look was under way at the same time, and is needed.
 			if e := <-looked; e != nil {
@@ -264,14 +264,14 @@ func (c *Claim) awaitGone(ctx context.Context, name string) (proof int64, err er
 		}
 		switch {
 		case session.IsNoNode(err):
-			if hub.Connection() != conn {
+			if watches.Connection() != conn {
 				conn = 0 // it was sent on one, and answered on another
 			}
 			return conn, nil
 		case err != nil:
 			return 0, err
 		case w.Event == zk.EventNodeDeleted:
-			return hub.Told(w), nil
+			return watches.Told(w), nil
 		}
 	}
 }
