@@ -1,12 +1,12 @@
-// Package gosync runs Go's own tests of package sync, and those of
-// golang.org/x/sync/semaphore, against zsync.
+// Package gosync runs Go's own tests of package sync, and those of semaphore
+// and singleflight in golang.org/x/sync, against zsync.
 //
 // The tests are read where Go and the module cache have them, at test time;
-// none is copied. Their imports are turned to the packages sync and semaphore
-// below this one, which are thin adapters: each type has the methods, the zero
+// none is copied. Their imports are turned to the packages sync, semaphore and
+// singleflight below this one, which are thin adapters: each type has the methods, the zero
 // value and the panics of its model, and does nothing but call the primitive
-// of zsync, which has a path of its own. Package testenv stands in for
-// internal/testenv.
+// of zsync, which has a path of its own. Packages testenv and isync stand in for
+// internal/testenv and internal/sync.
 //
 // This package has what the adapters share: the sessions, and the paths.
 package gosync

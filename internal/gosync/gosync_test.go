@@ -14,7 +14,9 @@ import (
 	model "golang.org/x/sync/semaphore"
 
 	"github.com/zsync/zsync/internal/gosync"
+	_ "github.com/zsync/zsync/internal/gosync/isync"
 	"github.com/zsync/zsync/internal/gosync/semaphore"
+	_ "github.com/zsync/zsync/internal/gosync/singleflight"
 	_ "github.com/zsync/zsync/internal/gosync/sync" // so that a cached result goes with it
 )
 
@@ -49,23 +51,23 @@ func goSync(t *testing.T) suite {
 		adapter: "sync",
 		imports: map[string]string{
 			"sync":             here + "/sync",
+			"internal/sync":    here + "/isync",
 			"internal/testenv": here + "/testenv",
 		},
 		// A call of zsync may allocate.
 		diverts: map[string]string{"testing.AllocsPerRun": "AllocsPerRun"},
 		filesOut: map[string]string{
-			"example_pool_test.go":  notOurs,
-			"export_test.go":        "has what is internal to Go",
-			"map_bench_test.go":     notOurs,
-			"map_reference_test.go": notOurs,
-			"map_test.go":           notOurs,
-			"pool_test.go":          notOurs,
-			"runtime_sema_test.go":  "has benchmarks of the runtime's semaphore",
+			"example_pool_test.go": notOurs,
+			"export_test.go":       "has what is internal to Go",
+			"map_bench_test.go":    "has benchmarks of the inside of Go's Map",
+			"pool_test.go":         notOurs,
+			"runtime_sema_test.go": "has benchmarks of the runtime's semaphore",
 		},
 		leftOut: map[string]string{
-			"TestSemaphore": "is of the runtime's own semaphore",
-			"TestOnceXGC":   "asks the runtime what the garbage collector keeps",
-			"TestCondCopy":  "wants a copy noticed at run time, as vet notices one of zsync's",
+			"TestIssue40999": "asks the runtime what the garbage collector keeps",
+			"TestSemaphore":  "is of the runtime's own semaphore",
+			"TestOnceXGC":    "asks the runtime what the garbage collector keeps",
+			"TestCondCopy":   "wants a copy noticed at run time, as vet notices one of zsync's",
 		},
 		alone: map[string]string{
 			"TestOncePanic":              panics,
@@ -78,7 +80,9 @@ func goSync(t *testing.T) suite {
 		},
 		lower: []change{
 			{"TestMutex", "1000", "300"},
-			{"TestRWMutex", "1000", "20"}, // it is 5 if testing.Short
+			{"TestConcurrentRange", "mapSize = 1 << 10", "mapSize = 1 << 6"},
+			{"TestConcurrentRange", "iters := 1 << 10", "iters := 1 << 4"}, // as if testing.Short
+			{"TestRWMutex", "1000", "20"},                                  // it is 5 if testing.Short
 			{"TestWaitGroupRace", "1000", "100"},
 			{"TestCondSignalGenerations", "100", "50"},
 			{"TestCondBroadcast", "200", "20"},
@@ -101,6 +105,18 @@ func xSemaphore(t *testing.T) suite {
 	}
 }
 
+func xSingleflight(t *testing.T) suite {
+	return suite{
+		dir:     filepath.Join(command(t, "go", "list", "-m", "-f", "{{.Dir}}", "golang.org/x/sync"), "singleflight"),
+		adapter: "singleflight",
+		leftOut: map[string]string{
+			"TestForget":                "is of Forget, which zsync does not have: a result is kept for the stated time",
+			"TestPanicDoSharedByDoChan": "a function that panics shares nothing: who has waited runs its own",
+			"ExampleGroup":              "wants the caller whose function ran to know of others, who may be in other processes",
+		},
+	}
+}
+
 // TestGoSync runs Go's tests of package sync against zsync.
 func TestGoSync(t *testing.T) {
 	needGo(t)
@@ -111,6 +127,13 @@ func TestGoSync(t *testing.T) {
 func TestXSemaphore(t *testing.T) {
 	needGo(t)
 	xSemaphore(t).test(t)
+}
+
+// TestXSingleflight runs the tests of golang.org/x/sync/singleflight against
+// zsync.
+func TestXSingleflight(t *testing.T) {
+	needGo(t)
+	xSingleflight(t).test(t)
 }
 
 // The module that is borrowed from is in the module cache wherever this
