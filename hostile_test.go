@@ -174,7 +174,11 @@ func FuzzReplies(f *testing.F) {
 	f.Add(welcome(10_000, 16), append(words(1, 0), 0, 0, 0, 0, 2, '/', 'x', 0xff, 0xff, 0xff, 0xff, 1), true)
 	f.Add(welcome(10_000, 16), append(words(2, 1), "a\x00\x00\x00\x01b"...), true)
 	f.Add(welcome(10_000, 16), append(words(1), append([]byte("x"), make([]byte, wire.StatSize)...)...), true)
-	f.Add(welcome(10_000, 16), frame(replyTo(wire.XidEvent, 0, append(words(4, 3, 2), "/m"...)...)), false)
+	for _, state := range []int64{3, 0, -112, 5} {
+		for kind := int64(-2); kind <= 7; kind++ {
+			f.Add(welcome(10_000, 16), frame(replyTo(wire.XidEvent, 0, wire.AppendString(words(kind, state), "/m")...)), false)
+		}
+	}
 	f.Fuzz(func(t *testing.T, hello, body []byte, framed bool) {
 		i := &impostor{hello: hello, reply: func(xid, op int32) []byte {
 			if framed {

@@ -168,8 +168,8 @@ func WithTrace(w io.Writer) Option {
 	}
 }
 
-// WithLossOnSuspend counts a dropped connection as the loss of the session.
-// Without it a hold survives a reconnect within the session's timeout.
+// WithLossOnSuspend counts a dropped connection as the loss of the session, which
+// is then ended over another connection, a tenth of its timeout later. Without it a hold survives a reconnect within the session's timeout.
 func WithLossOnSuspend() Option { return func(c *config) { c.LossOnSuspend = true } }
 
 // A Backoff paces attempts. The first repetition of anything is immediate, as

@@ -231,6 +231,37 @@ func TestAServerThatNeverAnswersTLSHoldsNobodyUp(t *testing.T) {
 	})
 }
 
+// Who has abandoned a session with its connection does not wait behind himself
+// until it expires; nor is anybody granted what he held before he has had his time.
+func TestLossOnSuspendHoldsUpNobodyForLong(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := open(t, srv, zsync.WithLossOnSuspend()), open(t, srv)
+		m, n := zsync.NewMutex(s, "/m"), zsync.NewMutex(other, "/m")
+		must(t, m.Lock(t.Context()))
+		got := async(func() error { return n.Lock(t.Context()) })
+		pendingStill(t, got)
+		srv.Disconnect(s.ID())
+		<-m.Lost()
+		told := time.Now()
+		wantErr(t, m.Unlock(), zsync.ErrLost)
+		must(t, <-got)
+		if took := time.Since(told); took < testTimeout/10 || took > testTimeout/5 {
+			t.Errorf("granted to another %v after the loss was told, want a tenth of %v", took, testTimeout)
+		}
+		must(t, n.Unlock())
+		must(t, m.Lock(t.Context()))
+		srv.Disconnect(s.ID())
+		<-m.Lost()
+		told = time.Now()
+		wantErr(t, m.Unlock(), zsync.ErrLost)
+		must(t, m.Lock(t.Context()))
+		if took := time.Since(told); took < testTimeout/10 || took > testTimeout/5 {
+			t.Errorf("granted to the same process %v after its loss, want a tenth of %v", took, testTimeout)
+		}
+		must(t, m.Unlock())
+	})
+}
+
 func TestLossOnSuspendCountsADroppedConnection(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, plain := open(t, srv, zsync.WithLossOnSuspend()), open(t, srv)

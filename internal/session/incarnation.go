@@ -48,12 +48,13 @@ type Incarnation struct {
 	up   chan struct{} // closed while a connection serves the session; guarded by mu
 	down chan struct{} // closed while none does; guarded by mu
 
-	LiveMu sync.Mutex
-	Live   liveness // guarded by liveMu
-	stakes int      // what is held through the session; guarded by liveMu
-	asking *inquiry // under way; guarded by liveMu
-	nobody string   // a path where there is no znode
-	gaveUp bool     // the session is given up, and whoever is told so has LossTime; guarded by liveMu, and stays once it is set
+	LiveMu    sync.Mutex
+	Live      liveness  // guarded by liveMu
+	stakes    int       // what is held through the session; guarded by liveMu
+	asking    *inquiry  // under way; guarded by liveMu
+	nobody    string    // a path where there is no znode
+	abandoned time.Time // when the session was abandoned; guarded by liveMu, and stays once it is set
+	password  []byte    // of the session; guarded by liveMu
 
 	Attached sync.Map // what is kept with the session, by keys of whoever keeps it
 
@@ -261,9 +262,7 @@ func (inc *Incarnation) loseSince(why LossReason, since time.Time) {
 // There may be many reasons to give a session up, before and after it was. The
 // first counts: an incarnation is given up once.
 func (inc *Incarnation) giveUp() {
-	inc.LiveMu.Lock()
-	inc.gaveUp = true // before end, after which shut looks
-	inc.LiveMu.Unlock()
+	inc.abandon() // before end, after which shut looks
 	inc.end(inc.Manager.Config.Lost(LossGivenUp, inc.ID.Load(), time.Now()))
 }
 
@@ -276,18 +275,16 @@ func (inc *Incarnation) LossTime() time.Duration { return time.Duration(inc.Time
 // leaveTime waits until those who held something through the session, if it was
 // given up, have had their time. All were told when the incarnation ended.
 func (inc *Incarnation) leaveTime() {
-	inc.LiveMu.Lock()
-	gaveUp := inc.gaveUp
-	inc.LiveMu.Unlock()
-	if !gaveUp {
+	left := inc.leftAt()
+	if left.IsZero() {
 		return
 	}
 	// Whichever is picked when several are ready, shut looks again. Without a
-	// connection the session stays until it expires, which is later than LossTime:
-	// it was certain to live for as long when it was given up. Who closes the
-	// Session gives up by himself, and waits for nobody.
+	// connection endOrphan waits as long; and if the session expires first, that is
+	// later than LossTime too: it was certain to live for as long when it was given
+	// up. Who closes the Session gives up by himself, and waits for nobody.
 	select {
-	case <-time.After(inc.LossTime()):
+	case <-time.After(time.Until(left.Add(inc.LossTime()))):
 	case <-inc.Disconnection():
 	case <-inc.Manager.Closing:
 	}
@@ -325,6 +322,9 @@ func (inc *Incarnation) shut() {
 			// at once if it finds it between two attempts to connect.
 			inc.seal(ErrClosed)
 			<-inc.parked
+			if left := inc.leftAt(); !left.IsZero() {
+				inc.Manager.Spawn(func() { inc.endOrphan(left) })
+			}
 		default:
 		}
 		closed := make(chan struct{})
@@ -389,6 +389,7 @@ func (inc *Incarnation) disconnected() {
 		return // it was a handshake that failed
 	}
 	if inc.Manager.Config.LossOnSuspend && inc.Ctx.Err() == nil {
+		inc.abandon() // before its end, after which shut looks
 		inc.Lose(LossSuspended)
 	}
 	entered := inc.Manager.enter(inc, StateSuspended, Event{Kind: EventSuspended})

@@ -2,6 +2,7 @@ package session
 
 import (
 	"bufio"
+	"bytes"
 	"crypto/tls"
 	"encoding/binary"
 	"errors"
@@ -29,8 +30,8 @@ import (
 //     session id without any word of expiry, ends the incarnation before
 //     go-zookeeper learns of it. So no request ever runs in a session that
 //     it was not made for.
-//   - Credentials and watches are sent right behind the handshake, ahead of
-//     every request. (go-zookeeper would send watches behind queued calls,
+//   - Credentials are sent with the handshake, and watches right behind it, ahead
+//     of every request. (go-zookeeper would send watches behind queued calls,
 //     and can deadlock for good while it sends credentials.)
 //   - A new connection of a session shows nothing older than the one before:
 //     its server catches up with the leader ahead of every request.
@@ -272,9 +273,16 @@ func (l *link) writeHandshake(p []byte) (int, error) {
 		l.relative = l.inc.zxid.Load()
 		binary.BigEndian.PutUint64(p[8:], uint64(l.relative))
 	}
+	// Credentials go with the handshake, which saves a round trip. A server does not
+	// read on before the session is established, and answers in this order.
+	out := bytes.Clone(p)
+	for _, a := range l.inc.Manager.Config.Auths {
+		out = append(out, authPacket(a)...)
+	}
 	l.asked = time.Now()
 	l.Conn.SetDeadline(l.hardLimit)
-	return l.Conn.Write(p)
+	n, err := l.Conn.Write(out)
+	return min(n, len(p)), err
 }
 
 // Read hands the server's packets to go-zookeeper.
@@ -419,9 +427,6 @@ func (l *link) handshake() error {
 	}
 	// Behind the handshake, ahead of every call.
 	var out []byte
-	for _, a := range l.inc.Manager.Config.Auths {
-		out = append(out, authPacket(a)...)
-	}
 	if continued && l.inc.staked() {
 		out = append(out, l.confirmPacket()...)
 	}
@@ -443,6 +448,9 @@ func (l *link) handshake() error {
 	if err := l.authenticated(len(l.inc.Manager.Config.Auths)); err != nil {
 		return err
 	}
+	l.inc.LiveMu.Lock()
+	l.inc.password = passwordIn(body)
+	l.inc.LiveMu.Unlock()
 	// Until go-zookeeper knows of the session it can ask for another.
 	l.inc.ID.Store(id)
 	l.Conn.SetDeadline(time.Time{})
@@ -450,6 +458,12 @@ func (l *link) handshake() error {
 	l.shook.Store(true)
 	l.inc.Manager.Spawn(l.write)
 	return nil
+}
+
+// passwordIn returns the password in the reply to a handshake, whose size has been
+// looked at.
+func passwordIn(body []byte) []byte {
+	return bytes.Clone(body[20 : 20+binary.BigEndian.Uint32(body[16:])])
 }
 
 func isTLS(c net.Conn) bool {

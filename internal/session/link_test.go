@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"slices"
 	"strings"
@@ -25,6 +26,10 @@ func FuzzLinkRead(f *testing.F) {
 	f.Add(frame(replyTo(firstXid+1, 0, append(words(-1, 0), 1, 2, 3, 4)...)), 7, uint8(2))
 	f.Add(frame(replyTo(1, 0)), 7, uint8(2))
 	f.Add(words(-5), 1, uint8(3))
+	for _, e := range everyEvent() {
+		f.Add(append(e, frame(replyTo(firstXid+1, 0, words(0)...))...), 5, uint8(0))
+		f.Add(append(frame(replyTo(firstXid+1, -101)), e...), 9, uint8(5))
+	}
 	f.Fuzz(func(t *testing.T, in []byte, piece int, kind uint8) {
 		if piece < 1 || piece > 64 {
 			piece = 5
@@ -36,6 +41,10 @@ func FuzzLinkRead(f *testing.F) {
 			l := newLink(inc, scripted{r: strings.NewReader(string(in)), piece: piece}, "x:1", time.Now().Add(time.Minute))
 			l.shook.Store(true)
 			l.open()
+			var waits []*Watch
+			for _, k := range []watchKind{WatchData, WatchExists, WatchChildren} {
+				waits = append(waits, inc.Watches.Join(WatchKey{k, "/x"}))
+			}
 			r, said := someRequest(kind)
 			if !l.send(r) {
 				t.Fatal("the link takes no request")
@@ -43,13 +52,72 @@ func FuzzLinkRead(f *testing.F) {
 			l.Write(wire.EndPacket(wire.AppendHeader(nil, 1, wire.OpCloseSession)))
 			out, _ := io.ReadAll(l)
 			l.over() // a second answer closes a channel again
-			return fmt.Sprintf("%q %s", out, said())
+			text := fmt.Sprintf("%q %s", out, said())
+			for _, w := range waits {
+				if IsClosed(w.Fired) {
+					text += fmt.Sprint(" ", w.Key.Kind, " ", w.Event)
+				}
+				inc.Watches.Leave(w) // whether or not it has fired
+			}
+			return text
 		}
 		whole := read(1 << 20)
 		if got := read(piece); got != whole {
 			t.Errorf("in pieces of %d: %s; at once: %s", piece, got, whole)
 		}
 	})
+}
+
+// everyEvent is every type of event, those that there are not included, in every
+// state of a server; of znodes that are watched, and not; and ill-made ones.
+func everyEvent() (all [][]byte) {
+	for _, state := range []int64{3, -112, -1, 0, 1, 2, 4, 5, 6, math.MaxInt32} {
+		for t := int64(-3); t <= 9; t++ {
+			for _, path := range []string{"/x", "/y", ""} {
+				all = append(all, frame(replyTo(wire.XidEvent, 0, wire.AppendString(words(t, state), path)...)))
+			}
+		}
+	}
+	return append(all,
+		frame(replyTo(wire.XidEvent, 0)),
+		frame(replyTo(wire.XidEvent, 0, words(4, 3)...)),
+		frame(replyTo(wire.XidEvent, 0, words(4, 3, -1)...)),
+		frame(replyTo(wire.XidEvent, 0, words(4, 3, math.MaxInt32)...)),
+		frame(replyTo(wire.XidEvent, -4, wire.AppendString(words(4, 3), "/x")...)),
+		frame(replyTo(wire.XidEvent, 0, append(wire.AppendString(words(4, 3), "/x"), 1, 2, 3)...)))
+}
+
+// What comes as an event and is none is not the protocol; and none there is fires
+// anything but the watches of its znode.
+func TestEveryEventFiresTheWatchesOfItsZnodeOrEndsTheConnection(t *testing.T) {
+	for state := int64(-3); state <= 7; state++ {
+		for kind := int64(-3); kind <= 9; kind++ {
+			inc := newIncarnation(&Manager{})
+			in := frame(replyTo(wire.XidEvent, 0, wire.AppendString(words(kind, state), "/x")...))
+			l := newLink(inc, scripted{r: strings.NewReader(string(in)), piece: 3}, "x:1", time.Now().Add(time.Minute))
+			l.shook.Store(true)
+			l.open()
+			ws, others := make(map[watchKind]*Watch), []*Watch(nil)
+			for _, k := range []watchKind{WatchData, WatchExists, WatchChildren} {
+				ws[k] = inc.Watches.Join(WatchKey{k, "/x"})
+				others = append(others, inc.Watches.Join(WatchKey{k, "/y"}))
+			}
+			err := l.nextPacket()
+			want := map[int64][]watchKind{1: {WatchExists}, 2: {WatchData, WatchExists, WatchChildren}, 3: {WatchData, WatchExists}, 4: {WatchChildren}}[kind]
+			if (err == nil) != (want != nil) {
+				t.Errorf("type %d in state %d: %v", kind, state, err)
+			}
+			for k, w := range ws {
+				if IsClosed(w.Fired) != slices.Contains(want, k) {
+					t.Errorf("type %d in state %d: the watch of kind %d has fired: %v", kind, state, k, IsClosed(w.Fired))
+				}
+			}
+			if slices.ContainsFunc(others, func(w *Watch) bool { return IsClosed(w.Fired) }) {
+				t.Errorf("type %d in state %d: a watch of another znode has fired", kind, state)
+			}
+			inc.end(nil)
+		}
+	}
 }
 
 // someRequest returns a request of one of the kinds there are, and what tells its
