@@ -1039,3 +1039,35 @@ func TestSessionOfAConnectionThatBreaksAtOnceDoesNotCount(t *testing.T) {
 		}
 	})
 }
+
+// The same of a real server: it ends a session by its id and password, and nobody
+// waits until it expires.
+func TestASessionIsEndedOverAnotherConnectionByItsServers(t *testing.T) {
+	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
+		var mu sync.Mutex
+		var newest net.Conn
+		s := connect(zsync.WithLossOnSuspend(), zsync.WithSessionTimeout(6*time.Second), zsync.WithAuth("digest", []byte("u:p")),
+			zsync.WithDialer(func(network, addr string, limit time.Duration) (net.Conn, error) {
+				c, err := net.DialTimeout(network, addr, limit)
+				mu.Lock()
+				defer mu.Unlock()
+				newest = c
+				return c, err
+			}))
+		other := connect()
+		m, n := zsync.NewMutex(s, "/m"), zsync.NewMutex(other, "/m")
+		must(t, m.Lock(within(t, 10*time.Second)))
+		got := async(func() error { return n.Lock(within(t, 10*time.Second)) })
+		mu.Lock()
+		newest.Close()
+		mu.Unlock()
+		<-m.Lost()
+		told := time.Now()
+		wantErr(t, m.Unlock(), zsync.ErrLost)
+		must(t, <-got)
+		if took := time.Since(told); took < 500*time.Millisecond || took > 4*time.Second {
+			t.Errorf("granted to another %v after the loss was told, want 600ms, and not 6s", took)
+		}
+		must(t, n.Unlock())
+	})
+}

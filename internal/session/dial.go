@@ -216,3 +216,60 @@ func (h *hostProvider) Next() (addr string, retryStart bool) {
 	<-h.inc.quit
 	return addr, true
 }
+
+// endOrphan ends an abandoned session that has no connection, when those who held
+// something have had their time. It makes attempts until the session has expired by
+// itself, or the Session is closed: its Close does not wait for it.
+func (inc *Incarnation) endOrphan(left time.Time) {
+	m := inc.Manager
+	inc.LiveMu.Lock()
+	w := will{inc.ID.Load(), inc.password, time.Duration(inc.Timeout.Load())}
+	inc.LiveMu.Unlock()
+	if w.id == 0 {
+		return // there never was one
+	}
+	wait := time.Until(left.Add(inc.LossTime()))
+	for try := 0; time.Since(left)+wait < w.timeout; try++ {
+		select {
+		case <-time.After(wait):
+		case <-m.Closing:
+			return
+		}
+		addr := m.Hosts[try%len(m.Hosts)]
+		err := m.endOver(addr, w)
+		if err == nil {
+			return
+		}
+		m.Log.Debug("zsync: cannot end the session that was left", "session", Text(w.id), "addr", addr, "err", err)
+		wait = max(m.Config.Retry.Delay(1+try/len(m.Hosts)), w.timeout/20)
+	}
+}
+
+// endOver executes w at the server at addr.
+func (m *Manager) endOver(addr string, w will) error {
+	limit := min(w.timeout/5, 5*time.Second)
+	ctx, cancel := m.untilClosing()
+	defer cancel()
+	c, err := m.dial(ctx, addr, limit)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	defer context.AfterFunc(ctx, func() { c.Close() })()
+	c.SetDeadline(time.Now().Add(limit))
+	m.requests.Add(1)
+	return w.execute(c)
+}
+
+// untilClosing returns a context that ends when the Session is closed.
+func (m *Manager) untilClosing() (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(context.Background())
+	m.Spawn(func() {
+		select {
+		case <-m.Closing:
+			cancel()
+		case <-ctx.Done():
+		}
+	})
+	return ctx, cancel
+}

@@ -266,6 +266,23 @@ func (inc *Incarnation) giveUp() {
 	inc.end(inc.Manager.Config.Lost(LossGivenUp, inc.ID.Load(), time.Now()))
 }
 
+// abandon notes that the session is left to its fate, and when those who held
+// something were told, or are about to be.
+func (inc *Incarnation) abandon() {
+	inc.LiveMu.Lock()
+	defer inc.LiveMu.Unlock()
+	if inc.abandoned.IsZero() {
+		inc.abandoned = time.Now()
+	}
+}
+
+// leftAt returns when the session was abandoned, or a zero time.
+func (inc *Incarnation) leftAt() time.Time {
+	inc.LiveMu.Lock()
+	defer inc.LiveMu.Unlock()
+	return inc.abandoned
+}
+
 // LossTime is how long whoever is told that what he held is given up has before
 // it can be granted to others: a tenth of the session timeout, as much as there
 // is between the moment at which a client that is cut off tells its losses and

@@ -6,19 +6,6 @@ import (
 	"time"
 )
 
-// untilClosing returns a context that ends when the Session is closed.
-func (m *Manager) untilClosing() (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(context.Background())
-	m.Spawn(func() {
-		select {
-		case <-m.Closing:
-			cancel()
-		case <-ctx.Done():
-		}
-	})
-	return ctx, cancel
-}
-
 // GiveUp runs f, which gives something up for a call with ctx, and returns its
 // verdict. Once ctx has ended that is waited for no longer than grace: then f
 // goes on in the background, and nothing is known against it.

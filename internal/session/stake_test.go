@@ -1,0 +1,48 @@
+package session
+
+import (
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+// With little time left, holding begins behind an inquiry that was answered, not
+// behind one that was lost with its connection, or refused: that has made nothing
+// more certain.
+func TestAHoldDoesNotBeginOnTheStrengthOfAnInquiryThatProvedNothing(t *testing.T) {
+	for name, fault := range map[string]zktest.Action{
+		"a lost request": zktest.DropRequest,
+		"a lost reply":   zktest.DropReply,
+		"a refusal":      zktest.Fail(zktest.CodeThrottled),
+		"no permission":  zktest.Fail(zktest.CodeNoAuth),
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				inc := live(t, open(t, srv))
+				time.Sleep(testTimeout * 7 / 10)
+				if left := inc.certain(); left <= 0 || left >= testTimeout/4 {
+					t.Fatalf("%v is left, which is not little", left)
+				}
+				var asked, answered atomic.Int32
+				srv.Intercept(func(r zktest.Request) zktest.Action {
+					switch {
+					case r.Op != zktest.OpDelete && r.Op != zktest.OpSync || r.Path == "/": // that is what a new connection begins with
+						return zktest.Pass
+					case asked.Add(1) <= 3:
+						return fault
+					}
+					answered.Add(1)
+					return zktest.Pass
+				})
+				stake, err := inc.Stake(t.Context())
+				must(t, err)
+				defer stake.Drop()
+				if answered.Load() == 0 || asked.Load() < 4 || IsClosed(inc.Disconnection()) {
+					t.Errorf("something is held after %d inquiries, of which %d were answered", asked.Load(), answered.Load())
+				}
+			})
+		})
+	}
+}
