@@ -3,13 +3,17 @@ package zsync_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -116,6 +120,101 @@ func TestHandOversAmongTheWaitersOfOneSessionListNothing(t *testing.T) {
 		}
 		if lists := srv.Counts().Sub(before).Requests["getChildren2"]; lists > 10 {
 			t.Errorf("%d hand-overs cost %d listings: each is told of the one ahead", n, lists)
+		}
+	})
+}
+
+// What is measured is what comes on top of a goroutine that waits for anything.
+func TestAGoroutineThatWaitsForAMutexCostsNoOtherAndLittleMemory(t *testing.T) {
+	n := 2000
+	if longTests() {
+		n = 10_000
+	}
+	var waiting sync.WaitGroup
+	released := make(chan struct{})
+	before := memory()
+	for range n {
+		waiting.Go(func() { <-released })
+	}
+	time.Sleep(50 * time.Millisecond)
+	bare := int64(memory()-before) / int64(n)
+	close(released)
+	waiting.Wait()
+
+	m := zsync.NewMutex(open(t, zktest.Start(t)), "/crowd")
+	must(t, m.Lock(t.Context()))
+	ctx, cancel := context.WithCancel(t.Context())
+	before, goroutines := memory(), runtime.NumGoroutine()
+	for range n {
+		waiting.Go(func() { m.Lock(ctx) })
+	}
+	time.Sleep(200 * time.Millisecond)
+	each := int64(memory()-before)/int64(n) - bare
+	if more := runtime.NumGoroutine() - goroutines; more > n+10 {
+		t.Errorf("%d goroutines wait in %d", n, more)
+	}
+	t.Logf("%d bytes a waiter, and %d for its goroutine", each, bare)
+	if !underRace && each > 4<<10 {
+		t.Errorf("%d bytes a waiter, besides %d for its goroutine", each, bare)
+	}
+	cancel()
+	waiting.Wait()
+}
+
+func TestALockThatIsHeldCostsNoGoroutineAndLittleMemory(t *testing.T) {
+	const n = 1000
+	srv := zktest.Start(t)
+	s := open(t, srv)
+	path := func(kind string, i int) string { return fmt.Sprintf("/%s/%04d", kind, i) }
+	grown := func(f func(i int)) int64 {
+		before := memory()
+		for i := range n {
+			f(i)
+		}
+		time.Sleep(100 * time.Millisecond) // what is held is watched by then
+		return int64(memory()-before) / n
+	}
+	servers := grown(func(i int) { // the same znodes
+		guid := session.NewGUID()
+		_, _, err := live(t, s).CreateChild(t.Context(), path("none", i), session.ProtectedName(guid, "lock-"), guid, nil, zk.FlagEphemeralSequential, false)
+		must(t, err)
+	})
+	goroutines := runtime.NumGoroutine()
+	var held []*zsync.Mutex
+	each := grown(func(i int) {
+		m := zsync.NewMutex(s, path("held", i))
+		must(t, m.Lock(t.Context()))
+		held = append(held, m)
+	}) - servers
+	if more := runtime.NumGoroutine() - goroutines; more > 10 {
+		t.Errorf("%d held locks cost %d goroutines", len(held), more)
+	}
+	t.Logf("%d bytes a lock, and %d of the test server", each, servers)
+	if !underRace && each > 7<<9 {
+		t.Errorf("%d bytes a lock that is held, its Mutex and the server's watch included", each)
+	}
+}
+
+func TestALockHeldForLongIsLostAtOnceWhenItsZnodeIsDeletedAgainAndAgain(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := open(t, srv), open(t, srv)
+		for _, held := range []time.Duration{0, 5 * time.Millisecond, time.Second, time.Hour} {
+			m := zsync.NewMutex(s, "/m")
+			must(t, m.Lock(t.Context()))
+			if held > 0 {
+				_, err := m.Token(t.Context()) // writes the znode, which is no loss
+				must(t, err)
+			}
+			time.Sleep(held)
+			if session.IsClosed(m.Lost()) {
+				t.Fatalf("lost after %v though nobody has deleted it", held)
+			}
+			must(t, live(t, other).RemoveNow(t.Context(), "/m/"+childrenOf(t, other, "/m")[0]))
+			time.Sleep(20 * time.Millisecond)
+			if !session.IsClosed(m.Lost()) {
+				t.Errorf("held for %v: not lost 20 ms after its znode was deleted", held)
+			}
+			wantErr(t, m.Unlock(), zsync.ErrLost)
 		}
 	})
 }

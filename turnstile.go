@@ -63,7 +63,10 @@ func (q *lockTurnstile) try(ctx context.Context, mode turnstile.Mode) (*line.Gra
 	return g, err
 }
 
-func (q *lockTurnstile) told(mode turnstile.Mode) bool { return q.Entries[mode].Op != "" }
+// told reports whether there is a tracer that is told of mode.
+func (q *lockTurnstile) told(mode turnstile.Mode) bool {
+	return q.Entries[mode].Op != "" && (q.s.tracers.acquire != nil || q.s.tracers.hold != nil)
+}
 
 // traced is what a tracer is told of q.
 func (q *lockTurnstile) traced(mode turnstile.Mode) func() Traced {

@@ -56,8 +56,8 @@ type tenure struct {
 
 // A guard watches the znode of a claim that is held.
 type guard struct {
-	end   chan struct{} // if it has begun, closed at its end
-	later *time.Timer   // begins it, if it has not begun at once
+	later *time.Timer    // begins it, if it has not begun at once
+	told  *session.Watch // which tells it, if it has begun
 }
 
 // watchAfter is how long a claim is held before its znode is watched, unless it
@@ -133,49 +133,51 @@ func (c *Claim) guardLocked() {
 	g.later = time.AfterFunc(watchAfter, func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if c.held.guard == g {
+		if g.later = nil; c.held.guard == g {
 			c.beginLocked(g)
 		}
 	})
 }
 
 func (c *Claim) beginLocked(g *guard) {
-	g.end = make(chan struct{})
 	c.Incarnation.Manager.Spawn(func() { c.watchOver(g) })
 }
 
-// watchOver watches the znode of c until it is gone or g has ended. The loss is
-// told as soon as the notification is there.
+// watchOver looks after the znode of c: now, and when its watch fires, until it is
+// gone or g has ended. The loss is told as soon as the notification is there. In
+// between nobody waits: what is held for long costs no goroutine.
 func (c *Claim) watchOver(g *guard) {
-	for {
-		c.mu.Lock()
-		if c.held.guard != g {
-			c.mu.Unlock()
-			return
-		}
-		own := c.ownLocked()
-		path := c.Path
+	c.mu.Lock()
+	if c.held.guard != g {
 		c.mu.Unlock()
-		if !c.Incarnation.Watches.Armed(own) {
-			stands, err := c.lookAt(c.Incarnation.Ctx, path)
-			if err != nil && !errors.Is(err, session.ErrEnded) {
+		return
+	}
+	own := c.ownLocked()
+	path := c.Path
+	c.mu.Unlock()
+	if !c.Incarnation.Watches.Armed(own) {
+		stands, err := c.lookAt(c.Incarnation.Ctx, path)
+		if err != nil {
+			if !errors.Is(err, session.ErrEnded) {
 				// It may not be read. The next write, or the release, finds out.
 				c.Incarnation.Manager.Log.Debug("zsync: cannot watch what is held", "path", path, "err", err)
-				return
 			}
-			if err == nil && !stands {
-				c.loseIf(c.Incarnation.Deleted(), func() bool { return c.held.guard == g && !c.held.over })
-				return
-			}
-		}
-		select {
-		case <-own.Fired: // Look: it may be that somebody has made it anew.
-		case <-g.end:
 			return
-		case <-c.Incarnation.Ctx.Done():
+		}
+		if !stands {
+			c.loseIf(c.Incarnation.Deleted(), func() bool { return c.held.guard == g && !c.held.over })
 			return
 		}
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.held.guard != g {
+		return
+	}
+	g.told = own
+	// If it has fired meanwhile, this is at once. Look then: it may be that somebody
+	// has made it anew.
+	c.Incarnation.Watches.Tell(own, g, func() { c.Incarnation.Manager.Spawn(func() { c.watchOver(g) }) })
 }
 
 // unguardLocked is the end of guardLocked.
@@ -184,8 +186,8 @@ func (c *Claim) unguardLocked() {
 		if c.held.guard.later != nil {
 			c.held.guard.later.Stop()
 		}
-		if c.held.guard.end != nil {
-			close(c.held.guard.end)
+		if w := c.held.guard.told; w != nil {
+			c.Incarnation.Watches.Untell(w, c.held.guard)
 		}
 		c.held.guard = nil
 	}

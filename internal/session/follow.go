@@ -153,7 +153,7 @@ func (f *follower) listed(ctx context.Context, kind watchKind) ([]string, error)
 		f.inc.Watches.leaveUntold(f.list, f)
 	}
 	f.list = f.inc.Watches.Join(WatchKey{kind, f.dir})
-	f.inc.Watches.tell(f.list, f, func() { f.ring(func() { f.relist = true }) })
+	f.inc.Watches.Tell(f.list, f, func() { f.ring(func() { f.relist = true }) })
 	if kind == WatchExists {
 		stat, err := f.inc.Exists(ctx, f.dir)
 		if err != nil || stat != nil {
@@ -176,7 +176,7 @@ func (f *follower) readParts(ctx context.Context, names map[string]struct{}) err
 	for i, name := range list {
 		f.drop(name)
 		w := f.inc.Watches.Join(WatchKey{WatchData, ChildPath(f.dir, name)})
-		f.inc.Watches.tell(w, f, func() { f.ring(func() { f.stale[name] = struct{}{} }) })
+		f.inc.Watches.Tell(w, f, func() { f.ring(func() { f.stale[name] = struct{}{} }) })
 		parts[i].w = w
 	}
 	err := Parallel(len(list), func(i int) error {

@@ -104,14 +104,20 @@ const MaxIdleWatches = 64
 // A Watch is one watch on the server, or the wish for one.
 type Watch struct {
 	Key     WatchKey
-	Fired   chan struct{}  // closed, under Watches.Mu, when the event has come
-	Event   zk.EventType   // which event; read it only after fired is closed
-	told    map[any]func() // by whom it is for; called, under Watches.Mu, when the event has come; guarded by Watches.Mu
-	waiters int            // guarded by Watches.Mu
-	armed   bool           // the server has it; guarded by Watches.Mu
-	setOn   int64          // the number of the connection on which it was set; guarded by Watches.Mu
-	toldOn  int64          // the number of the connection on which the event came; guarded by Watches.Mu
-	missing bool           // it was set by an exists that found nothing; guarded by Watches.Mu
+	Fired   chan struct{} // closed, under Watches.Mu, when the event has come
+	Event   zk.EventType  // which event; read it only after fired is closed
+	told    []telling     // guarded by Watches.Mu
+	waiters int           // guarded by Watches.Mu
+	armed   bool          // the server has it; guarded by Watches.Mu
+	setOn   int64         // the number of the connection on which it was set; guarded by Watches.Mu
+	toldOn  int64         // the number of the connection on which the event came; guarded by Watches.Mu
+	missing bool          // it was set by an exists that found nothing; guarded by Watches.Mu
+}
+
+// A telling is what is called, under Watches.Mu, when the event has come.
+type telling struct {
+	owner any // whom it is for
+	f     func()
 }
 
 func newWatch(key WatchKey) *Watch { return &Watch{Key: key, Fired: make(chan struct{})} }
@@ -140,27 +146,34 @@ func (h *Watches) Join(key WatchKey) *Watch {
 	return w
 }
 
-// tell has f called when w fires, for a waiter with more watches than it can
-// select on. f runs with h.mu held: it must not block, nor call h. If w has
-// fired already f is called at once.
-func (h *Watches) tell(w *Watch, owner any, f func()) {
+// Tell has f called when w fires, for a waiter with more watches than it can
+// select on, or without a goroutine to wait in. f runs with h.mu held: it must not
+// block, nor call h. If w has fired already f is called at once.
+func (h *Watches) Tell(w *Watch, owner any, f func()) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
 	if IsClosed(w.Fired) {
 		f()
 		return
 	}
-	if w.told == nil {
-		w.told = make(map[any]func())
-	}
-	w.told[owner] = f
+	h.untellLocked(w, owner)
+	w.told = append(w.told, telling{owner, f})
+}
+
+// Untell is the end of Tell.
+func (h *Watches) Untell(w *Watch, owner any) {
+	h.Mu.Lock()
+	defer h.Mu.Unlock()
+	h.untellLocked(w, owner)
+}
+
+func (h *Watches) untellLocked(w *Watch, owner any) {
+	w.told = slices.DeleteFunc(w.told, func(t telling) bool { return t.owner == owner })
 }
 
 // leaveUntold is Leave for one who was to be told.
 func (h *Watches) leaveUntold(w *Watch, owner any) {
-	h.Mu.Lock()
-	delete(w.told, owner)
-	h.Mu.Unlock()
+	h.Untell(w, owner)
 	h.Leave(w)
 }
 
@@ -309,8 +322,8 @@ func (h *Watches) fireLocked(t zk.EventType, key WatchKey) {
 	}
 	w.Event, w.toldOn = t, h.conn
 	close(w.Fired)
-	for _, f := range w.told {
-		f()
+	for _, t := range w.told {
+		t.f()
 	}
 	delete(h.watches, key)
 	delete(h.Idle, key)
