@@ -76,9 +76,9 @@ func TestModelOfCond(t *testing.T) {
 					}
 					r.got("a wait", s, ctx, began, err)
 				})
-				d = r.dice()
+				e := r.dice()
 				wg.Go(func() {
-					nap(d, 60)
+					nap(e, 60)
 					ctx, cancel := context.WithTimeout(r.t.Context(), 5*time.Minute)
 					defer cancel()
 					put := func(context.Context) error {
@@ -92,7 +92,7 @@ func TestModelOfCond(t *testing.T) {
 						r.got("Do", s, ctx, began, err)
 					}
 					signal := write.Signal
-					if i == 0 && d.IntN(2) == 0 {
+					if i == 0 && e.IntN(2) == 0 {
 						signal = read.Broadcast
 					}
 					r.got("a signal", s, ctx, began, signal(ctx))

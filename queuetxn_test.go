@@ -258,9 +258,10 @@ func TestElementsMoveFromQueueToQueueOnceEachThroughChaos(t *testing.T) {
 		}
 		must(t, live(t, sessions[3]).MakeDir(t.Context(), "/done"))
 		quiet := make(chan struct{})
+		own := rand.New(rand.NewPCG(rnd.Uint64(), 1))
 		go func() {
 			defer close(quiet)
-			s.produce(ctx, zsync.NewQueue[int](sessions[3], "/from"), 0, n, rnd, time.Second)
+			s.produce(ctx, zsync.NewQueue[int](sessions[3], "/from"), 0, n, own, time.Second)
 		}()
 		chaos(t, srv, rnd, sessions, quiet)
 		s.close()

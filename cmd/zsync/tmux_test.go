@@ -70,12 +70,16 @@ func (x *terminals) screen(name string) string {
 	return x.tmux("capture-pane", "-p", "-J", "-t", "s:"+name)
 }
 
-// await waits until what is seen matches.
+// prompts are what the shell puts before what others print, where a command was
+// typed before the shell asked for it.
+var prompts = regexp.MustCompile(`(?m)^(\$ )+`)
+
+// await waits until what is seen, without prompts, matches.
 func (x *terminals) await(name, pattern string) string {
 	x.t.Helper()
 	last := ""
 	for deadline := time.Now().Add(40 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
-		if last = x.screen(name); regexp.MustCompile(pattern).MatchString(last) {
+		if last = prompts.ReplaceAllString(x.screen(name), ""); regexp.MustCompile(pattern).MatchString(last) {
 			return last
 		}
 	}
