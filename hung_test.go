@@ -2,7 +2,6 @@ package zsync_test
 
 import (
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net"
 	"strings"
@@ -61,7 +60,7 @@ func (d *deafness) dial(network, addr string, limit time.Duration) (net.Conn, er
 		for {
 			n, err := from.Read(p)
 			if n > 0 && !d.is(addr) {
-				io.WriteString(to, string(p[:n]))
+				to.Write(p[:n])
 			}
 			if err != nil {
 				return

@@ -286,3 +286,43 @@ func TestElementsMoveFromQueueToQueueOnceEachThroughChaos(t *testing.T) {
 		}
 	})
 }
+
+func TestTxnsThatSendSeveralTimesIntoLimitedQueuesWaitForNoRoomOfTheirOwn(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		ctx := within(t, time.Hour)
+		s, other := open(t, srv), open(t, srv)
+		limited := func(s *zsync.Session, path string) *zsync.Queue[int] {
+			return zsync.NewQueue[int](s, path, zsync.WithMaxLen(4))
+		}
+		var txns sync.WaitGroup
+		for i, ss := range []*zsync.Session{s, other, s, other} {
+			from := zsync.NewQueue[int](ss, "/from"+strconv.Itoa(i))
+			must(t, from.Send(ctx, i))
+			x, y := limited(ss, "/x"), limited(ss, "/y")
+			if i%2 == 1 {
+				x, y = y, x
+			}
+			txns.Go(func() {
+				for d := range from.Deliveries(ctx) {
+					_, err := d.Txn(ctx, x.SendOp(1), y.SendOp(2), x.SendOp(3), y.SendOp(4))
+					must(t, err)
+					return
+				}
+			})
+		}
+		xs, ys := zsync.NewQueue[int](open(t, srv), "/x").Recv(ctx), zsync.NewQueue[int](open(t, srv), "/y").Recv(ctx)
+		sum := 0
+		for range 16 {
+			select {
+			case v := <-xs:
+				sum += v
+			case v := <-ys:
+				sum += v
+			}
+		}
+		if want := 4 * (1 + 2 + 3 + 4); sum != want {
+			t.Errorf("what came makes %d, want %d", sum, want)
+		}
+		txns.Wait()
+	})
+}

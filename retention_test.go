@@ -702,6 +702,8 @@ func TestCondWaitGivesUpARetainedLockToOthers(t *testing.T) {
 		must(t, unlock())
 		sl := zsync.SyncLocker(t.Context(), m)
 		sl.Lock()
+		_, err = m.Token(t.Context()) // it is held
+		must(t, err)
 		sl.Unlock()
 	})
 }

@@ -76,6 +76,17 @@ var usersOf = map[string]func(ctx context.Context, s *zsync.Session, path string
 		}
 		return m.Leave()
 	},
+	"queue": func(ctx context.Context, s *zsync.Session, path string) error {
+		q := zsync.NewQueue[int](s, path)
+		if err := q.Send(ctx, 1); err != nil {
+			return err
+		}
+		_, ok, err := q.TryRecv(ctx)
+		if err == nil && !ok {
+			return errors.New("nothing received")
+		}
+		return err
+	},
 	"partition": func(ctx context.Context, s *zsync.Session, path string) error {
 		enough := errors.New("enough")
 		err := zsync.NewPartition(s, path).Run(ctx, []string{"a"}, func(context.Context, string) error { return enough })
@@ -115,6 +126,29 @@ func TestDirectoryThatAStrangerHasMadeIsRefused(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// A queue has directories beside its path, each of which is vetted.
+func TestQueueWhoseDirectoriesAStrangerHasMadeIsRefused(t *testing.T) {
+	for _, suffix := range []string{"-claims", "-live", "-senders", "-ids", "-dead"} {
+		t.Run(suffix, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				ctx := t.Context()
+				stranger := open(t, srv)
+				for _, path := range []string{"/q" + suffix, "/q" + suffix + "/dead-00000-0123456789abcdef0123456789abcdef-0000000000"} {
+					_, err := stranger.Txn(ctx, &zk.CreateRequest{Path: path, Acl: zk.WorldACL(zk.PermAll)})
+					must(t, err)
+				}
+				s := openAs(t, srv, "me", zk.DigestACL(zk.PermAll, "me", "secret"))
+				q := zsync.NewQueue[int](s, "/q")
+				wantErr(t, q.Send(ctx, 1), zsync.ErrUnprotected)
+				if suffix == "-dead" {
+					_, err := q.RequeueDead(ctx, nil)
+					wantErr(t, err, zsync.ErrUnprotected)
+				}
+			})
+		})
 	}
 }
 

@@ -569,14 +569,16 @@ func (l *Line) joinAround(inc *session.Incarnation) *session.Watch {
 
 // lookAround gives c a watch on the line that was joined before the line was listed;
 // alone says that nobody else was in that listing. A nil watch changes nothing.
+// Nor does a listing that failed: somebody may be waiting for the watch that c has. One
+// that shows others comes behind the event of that watch, if it was armed.
 func (c *Claim) lookAround(w *session.Watch, alone bool) {
 	if w == nil {
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.leaveAroundLocked()
 	if alone && !c.held.over && c.held.why == nil && c.Incarnation.Watches.Armed(w) && !session.IsClosed(w.Fired) {
+		c.leaveAroundLocked()
 		c.around = w
 		return
 	}

@@ -1,8 +1,10 @@
 package queue
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/go-zookeeper/zk"
 
@@ -295,6 +297,7 @@ func (l *ledger) newTxn(ctx context.Context, ops []any) (x *txn, err error) {
 		}
 	}()
 	m := l.q.m
+	var needs needs
 	for i, op := range ops {
 		out, ok := op.(*Outgoing)
 		if !ok {
@@ -309,12 +312,8 @@ func (l *ledger) newTxn(ctx context.Context, ops []any) (x *txn, err error) {
 		if err != nil {
 			return x, fmt.Errorf("operation %d: %w", i, err)
 		}
-		done, err := other.reserve(ctx, out.Batch)
-		if err != nil {
-			return x, fmt.Errorf("operation %d: %w", i, err)
-		}
-		x.rooms = append(x.rooms, done)
-		x.sends, x.size = append(x.sends, &sending{q: other, p: p}), x.size+p.size+other.out.overhead()
+		needs.add(other, out.Batch, i)
+		x.send(other, p)
 	}
 	for _, op := range x.ops {
 		x.size += sizeOf(m, op)
@@ -325,7 +324,64 @@ func (l *ledger) newTxn(ctx context.Context, ops []any) (x *txn, err error) {
 	if err == nil && x.size > session.MaxPacket/2 {
 		err = fmt.Errorf("a transaction of %d bytes, %d more than fit beside an element's removal: %w", x.size, x.size-session.MaxPacket/2, session.ErrTooLarge)
 	}
+	if err == nil {
+		x.rooms, err = needs.reserve(ctx)
+	}
 	return x, err
+}
+
+// A need is for room in a queue, from the first operation op of a Txn that sends
+// there.
+type need struct {
+	q     *core
+	batch Batch
+	op    int
+}
+
+// needs are those of a Txn. Who has asked for room keeps others from sending, so all
+// that goes to a queue is asked for at once, and queues in the order of their paths:
+// a Txn waits for no room that it has itself, nor two for each other's.
+type needs []need
+
+func (ns *needs) add(q *core, b Batch, op int) {
+	i := slices.IndexFunc(*ns, func(n need) bool { return n.q.dir == q.dir })
+	if i < 0 {
+		b.Data = slices.Clone(b.Data)
+		*ns = append(*ns, need{q, b, op})
+		return
+	}
+	n := &(*ns)[i]
+	n.batch.Data = append(n.batch.Data, b.Data...)
+	if n.q.cfg.MaxLen == 0 {
+		n.q = q // the limit is that of a Queue value
+	}
+}
+
+// reserve returns what gives the room up.
+func (ns needs) reserve(ctx context.Context) (rooms []func(), err error) {
+	slices.SortFunc(ns, func(a, b need) int { return cmp.Compare(a.q.dir, b.q.dir) })
+	for _, n := range ns {
+		done, err := n.q.reserve(ctx, n.batch)
+		if err != nil {
+			return rooms, fmt.Errorf("operation %d: %w", n.op, err)
+		}
+		rooms = append(rooms, done)
+	}
+	return rooms, nil
+}
+
+// send adds what is sent to q. All that goes to a queue is sent together: each sending
+// checks the tail, which that before it would have moved.
+func (x *txn) send(q *core, p *parcel) {
+	x.size += p.size
+	for _, s := range x.sends {
+		if s.q.dir == q.dir {
+			s.group = append(s.group, p)
+			return
+		}
+	}
+	x.size += q.out.overhead()
+	x.sends = append(x.sends, &sending{q: q, group: []*parcel{p}})
 }
 
 // leave gives up the room.

@@ -35,9 +35,10 @@ type core struct {
 	gate    gate
 	sweeper *sweeper
 	usher   usher
-	zxid    atomic.Int64 // that made path, as last seen by the pump
-	keyed   atomic.Bool  // elements have had keys
-	pull    *core        // of Receive: it claims nothing ahead
+	vetted  atomic.Pointer[session.Incarnation] // in which the directories were found to be ours
+	zxid    atomic.Int64                        // that made path, as last seen by the pump
+	keyed   atomic.Bool                         // elements have had keys
+	pull    *core                               // of Receive: it claims nothing ahead
 
 	mu     sync.Mutex
 	pump   *pump   // of the present consumers; guarded by mu
@@ -301,4 +302,20 @@ func (q *core) Requeue(ctx context.Context, d *Letter) error {
 	p := &parcel{ctx: ctx, prio: prio, data: [][]byte{d.Data}, tags: []string{tag}, with: remove, done: make(chan error, 1)}
 	p.size = q.elementSize(d.Data) + size
 	return q.dispatch(p)
+}
+
+// vet refuses the queue if others may change what is in its directories. With an ACL of
+// one's own those that are missing are made now, so that nobody makes them between this
+// look and their use; without one it does nothing. It asks once in a session.
+func (q *core) vet(ctx context.Context, inc *session.Incarnation) error {
+	if q.vetted.Load() == inc {
+		return nil
+	}
+	for _, dir := range []string{q.dir, q.claims, q.live, q.senders, q.ids, q.dead} {
+		if err := inc.Vet(ctx, dir, nil); err != nil {
+			return err
+		}
+	}
+	q.vetted.Store(inc)
+	return nil
 }

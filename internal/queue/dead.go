@@ -107,7 +107,9 @@ func parseDead(name string) (deadName, bool) {
 func (q *deadLetters) Dead(ctx context.Context) (ids []string, err error) {
 	var names []string
 	err = q.m.During(ctx, func(inc *session.Incarnation) (err error) {
-		names, _, err = inc.Children(ctx, q.dead)
+		if err = inc.VetHere(ctx, q.dead); err == nil {
+			names, _, err = inc.Children(ctx, q.dead)
+		}
 		return err
 	})
 	if session.IsNoNode(err) {
@@ -146,6 +148,9 @@ func (q *deadLetters) Letter(ctx context.Context, id string) (*Letter, error) {
 	d := &Letter{ID: id, Priority: name.class}
 	why := session.ChildPath(q.dead, whyName(name.digits))
 	err := q.m.During(ctx, func(inc *session.Incarnation) error {
+		if err := inc.VetHere(ctx, q.dead); err != nil {
+			return err // a stranger may have written it
+		}
 		nodes, err := inc.GetAll(ctx, []string{session.ChildPath(q.dead, id), why})
 		switch {
 		case err != nil:

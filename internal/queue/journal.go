@@ -29,6 +29,7 @@ import (
 // transaction is on its way at a time; the methods belong to one goroutine.
 type journal struct {
 	m       *session.Manager
+	q       *core // whose directories are vetted before anything is applied; nil: none
 	path    string
 	mark    string               // an ephemeral znode that is made with the journal in home, or empty
 	home    *session.Incarnation // whose session mark belongs to
@@ -62,13 +63,18 @@ func (errTaken) Error() string { return "zsync: the journal was taken over" }
 
 // apply applies the transaction that build returns: it may be called several
 // times, and with nil operations nothing is done. An error that is no answer of the
-// servers leaves the outcome open: then nothing more can be applied before close,
+// servers leaves the outcome open: then nothing more can be applied before settle,
 // or apply with the same transaction, has found out. rs are nil if the reply was
 // lost.
 func (j *journal) apply(ctx context.Context, build func(inc *session.Incarnation) (*transaction, error)) (rs []zk.MultiResponse, err error) {
 	var t *transaction
 	err = j.m.During(ctx, func(inc *session.Incarnation) (err error) {
 		j.enter(inc)
+		if j.q != nil && !j.open {
+			if err := j.q.vet(ctx, inc); err != nil {
+				return err
+			}
+		}
 		for try := 0; ; {
 			if !j.open {
 				if t, err = build(inc); err != nil || t == nil {
@@ -216,18 +222,6 @@ func (j *journal) write(ctx context.Context, inc *session.Incarnation) (version 
 		err = zk.ErrNodeExists
 	}
 	return 0, err
-}
-
-// close is settle through as many sessions as it takes, if an attempt is open.
-func (j *journal) close(ctx context.Context) (applied bool, err error) {
-	err = j.m.During(ctx, func(inc *session.Incarnation) (err error) {
-		j.enter(inc)
-		if j.open {
-			applied, err = j.settle(ctx, inc)
-		}
-		return err
-	})
-	return applied, err
 }
 
 func (j *journal) makeDirs(ctx context.Context, inc *session.Incarnation) error {

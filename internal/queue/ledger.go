@@ -161,7 +161,7 @@ func newLedger(ctx context.Context, q *core, inc *session.Incarnation) (*ledger,
 		posted:  make(chan struct{}),
 		over:    make(chan struct{}),
 	}
-	l.journal = &journal{m: q.m, path: session.ChildPath(q.claims, l.guid), mark: session.ChildPath(q.live, l.guid), home: inc}
+	l.journal = &journal{m: q.m, q: q, path: session.ChildPath(q.claims, l.guid), mark: session.ChildPath(q.live, l.guid), home: inc}
 	q.mu.Lock()
 	if ctx.Err() != nil { // a later pump may have opened one already
 		q.mu.Unlock()
@@ -316,7 +316,7 @@ func (l *ledger) miss(items []*item) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, it := range items {
-		if it.missing {
+		if it.missing && it.final == nil { // the end of the ledger may have decided already
 			l.enterLocked(it, fateMissing, false)
 		}
 	}
@@ -694,7 +694,10 @@ func (l *ledger) finish(p *posting, err error) {
 		l.refuseTxnLocked(culprit, err)
 		return
 	}
-	if err != nil && session.OutcomeOf(err) == session.Answered {
+	// The journal tells every outcome, through as many sessions as it takes. So an
+	// error that is not a loss, nor the end of the Session, says that nothing was
+	// applied, whether the servers refused it or what it needs could not be made.
+	if err != nil && !errors.Is(err, session.ErrLost) && l.q.m.Failure() == nil {
 		if culprit == nil && len(es) > 1 { // each by itself will tell
 			for _, e := range es {
 				e.alone = true
@@ -1037,7 +1040,10 @@ func (p *posting) settle(e *entry) {
 	case e.fate == fateBury:
 		for _, op := range q.letterOf(e.item, e.fault, e.tries) {
 			p.add(e, op, func(inc *session.Incarnation, err error) (bool, error) {
-				return session.IsNoNode(err), inc.MakeDir(context.Background(), q.dead)
+				if !session.IsNoNode(err) {
+					return false, nil
+				}
+				return true, inc.MakeDir(context.Background(), q.dead)
 			})
 		}
 		p.add(e, &zk.DeleteRequest{Path: path, Version: -1}, gone)

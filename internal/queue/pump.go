@@ -48,11 +48,12 @@ type pump struct {
 
 	// What follows belongs to the goroutine that claims.
 
-	found   *finding  // what is free and not claimed yet, or nil
-	foundAt time.Time // when that was looked for
-	spread  int       // from how many buckets one is chosen; more than 1 after others were quicker
-	visited time.Time // when the claims of the dead were looked for
-	due     time.Time // when those of one that has been found go back, or zero
+	found   *finding       // what is free and not claimed yet, or nil
+	foundAt time.Time      // when that was looked for
+	spread  int            // from how many buckets one is chosen; more than 1 after others were quicker
+	visited time.Time      // when the claims of the dead were looked for
+	marks   *session.Watch // on the live marks, behind which they were looked for last while waiting
+	due     time.Time      // when those of one that has been found go back, or zero
 }
 
 // join makes the caller a consumer. It must leave.
@@ -260,7 +261,7 @@ func (p *pump) session(inc *session.Incarnation) error {
 		p.mu.Unlock()
 		l.end(false)
 	}()
-	p.found, p.visited, p.due = nil, time.Time{}, time.Time{}
+	p.found, p.visited, p.due, p.marks = nil, time.Time{}, time.Time{}, nil
 	for {
 		if err := p.awaitRoom(inc, 0); err != nil { // Step 1.
 			return err
@@ -546,16 +547,17 @@ func (p *pump) await(inc *session.Incarnation) error {
 	if err := p.search(inc); err != nil || len(p.found.es) > 0 {
 		return err
 	}
-	// As long as the watch on the live marks is set nobody has died since the last
-	// visit. It stays set while we claim. But a pump's first visit is always made:
+	// As long as the watch on the live marks is the one behind which this pump has
+	// visited, nobody has died since. It stays set while we claim. Others of this
+	// process may have set a new one, have visited, and have left without giving back
+	// what they had found: then it is another watch, and this pump visits.
 	marks := inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: q.live})
 	watches = append(watches, marks)
-	// others of this process may have set it, and have left without giving back
-	// what they had found.
-	if p.visited.IsZero() || !inc.Watches.Armed(marks) || !p.due.IsZero() && !time.Now().Before(p.due) {
+	if p.marks != marks || !inc.Watches.Armed(marks) || !p.due.IsZero() && !time.Now().Before(p.due) {
 		if buried, err := p.visit(inc); err != nil || buried {
 			return err
 		}
+		p.marks = marks
 	}
 	if err := q.sweeper.sweep(p.ctx, inc); err != nil {
 		return err

@@ -175,6 +175,13 @@ func (q *core) giveBack(ctx context.Context, inc *session.Incarnation, guid stri
 			return false, err
 		}
 		r := parseRecord(data)
+		if version < 0 && !r.givenBack {
+			// Its mark may have been made since the marks were listed: with a write of
+			// the journal, so it is there now, or the version will have moved on.
+			if mark, err := inc.Exists(ctx, session.ChildPath(q.live, guid)); err != nil || mark != nil {
+				return mark != nil, err
+			}
+		}
 		if !r.givenBack && version >= 0 && stat.Version != version {
 			return true, nil // it writes itself
 		}

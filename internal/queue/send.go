@@ -201,7 +201,7 @@ func (o *outbox) post(group []*parcel) error {
 		})()
 	}
 	if o.journal == nil {
-		o.journal = &journal{m: o.q.m, path: session.ChildPath(o.q.senders, session.NewGUID())}
+		o.journal = &journal{m: o.q.m, q: o.q, path: session.ChildPath(o.q.senders, session.NewGUID())}
 	}
 	g := &posted{o: o, group: slices.Clone(group)}
 	rs, err := o.journal.apply(ctx, g.build)
@@ -518,18 +518,22 @@ func (o *outbox) known(ctx context.Context, inc *session.Incarnation, p *parcel,
 	return true, nil
 }
 
-// A sending stores a parcel as a part of somebody else's transaction. What it
-// knows of the queue is read for each attempt: a Send checks versions, so what is
-// stale is refused.
+// A sending stores parcels as a part of somebody else's transaction. What it
+// knows of the queue is read for the first attempt and kept: a Send checks versions, so
+// what is stale is refused, and forgotten.
 type sending struct {
-	q *core
-	p *parcel
-	g *posted // of the present attempt
+	q     *core
+	group []*parcel
+	g     *posted // of the present attempt
 }
 
 // prepare returns the operations. They are good for one attempt.
 func (s *sending) prepare(inc *session.Incarnation) ([]any, error) {
-	s.g = &posted{o: &outbox{q: s.q}, group: []*parcel{s.p}}
+	o := &outbox{q: s.q}
+	if s.g != nil {
+		o = s.g.o // what a refusal has taught: that the newest bucket is full, or gone
+	}
+	s.g = &posted{o: o, group: s.group}
 	if err := s.g.o.locate(inc, s.g.group); err != nil {
 		return nil, err
 	}

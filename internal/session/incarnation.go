@@ -290,21 +290,24 @@ func (inc *Incarnation) leftAt() time.Time {
 func (inc *Incarnation) LossTime() time.Duration { return time.Duration(inc.Timeout.Load() / 10) }
 
 // leaveTime waits until those who held something through the session, if it was
-// given up, have had their time. All were told when the incarnation ended.
-func (inc *Incarnation) leaveTime() {
-	left := inc.leftAt()
+// given up, have had their time. All were told when the incarnation ended. It
+// reports whether there is a connection, and has been all the time: one that is
+// made anew does not count, as nobody has waited on it.
+func (inc *Incarnation) leaveTime() (connected bool) {
+	left, down := inc.leftAt(), inc.Disconnection()
 	if left.IsZero() {
-		return
+		return !IsClosed(down)
 	}
-	// Whichever is picked when several are ready, shut looks again. Without a
+	// Whichever is picked when several are ready, down is looked at again. Without a
 	// connection endOrphan waits as long; and if the session expires first, that is
 	// later than LossTime too: it was certain to live for as long when it was given
 	// up. Who closes the Session gives up by himself, and waits for nobody.
 	select {
 	case <-time.After(time.Until(left.Add(inc.LossTime()))):
-	case <-inc.Disconnection():
+	case <-down:
 	case <-inc.Manager.Closing:
 	}
+	return !IsClosed(down)
 }
 
 // fail ends the incarnation, and the whole Session with it, because of
@@ -332,9 +335,7 @@ func (inc *Incarnation) seal(cause error) {
 func (inc *Incarnation) shut() {
 	inc.drain.Do(func() {
 		inc.end(ErrClosed) // the first cause stays
-		inc.leaveTime()
-		select {
-		case <-inc.Disconnection():
+		if !inc.leaveTime() {
 			// No server can be told. go-zookeeper answers the last request
 			// at once if it finds it between two attempts to connect.
 			inc.seal(ErrClosed)
@@ -342,7 +343,6 @@ func (inc *Incarnation) shut() {
 			if left := inc.leftAt(); !left.IsZero() {
 				inc.Manager.Spawn(func() { inc.endOrphan(left) })
 			}
-		default:
 		}
 		closed := make(chan struct{})
 		inc.Manager.Spawn(func() {

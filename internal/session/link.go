@@ -418,9 +418,17 @@ func (l *link) handshake() error {
 	defer l.wmu.Unlock()
 	continued := l.inc.ID.Load() != 0
 	if err := l.inc.handshake(l, id, timeout); err != nil {
-		if id != 0 {
-			// Nobody will use this session: either it is not the one that
-			// was asked for, or the incarnation ended in the meantime.
+		switch {
+		case id == 0:
+		case id == l.inc.ID.Load() && l.inc.Manager.Failure() == nil:
+			// The incarnation has ended meanwhile, and those who held something
+			// have only just been told. endOrphan ends the session when they
+			// have had their time; left out, it would live for another timeout,
+			// as this handshake has touched it.
+			l.inc.abandon()
+		default:
+			// Nobody will use this session: it is not the one that was asked for,
+			// or the whole Session is closed.
 			l.Conn.Write(wire.AppendHeader(nil, 1, wire.OpCloseSession))
 		}
 		return err

@@ -46,8 +46,10 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 		if inc.Live.left(now) > enough {
 			inc.stakes++
 			// The watchdog looks by itself every tenth of the timeout. It is
-			// woken where something is due before that.
+			// woken where something is due before that, or belief ends: this stake
+			// may rest on little, until the next confirmation.
 			_, due := inc.Live.next(now, false)
+			due = min(due, inc.Live.left(now))
 			inc.LiveMu.Unlock()
 			if due < inc.lookEvery() {
 				inc.wake()

@@ -126,6 +126,9 @@ func (q *Turnstile) perform(a action) {
 		c := claimOf(a.share)
 		c.Lose(c.Incarnation.Deleted())
 	case drop:
+		if q.machine.kept != a.share {
+			q.unkeep(a.share) // it was kept once; a keep that belongs to this drop has begun a new one
+		}
 		if q.machine.present(Shared, func(*share) bool { return true }) == nil {
 			q.reading = nil
 		}

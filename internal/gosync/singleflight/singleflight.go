@@ -55,6 +55,8 @@ func (g *Group) DoChan(key string, fn func() (any, error)) <-chan Result {
 
 // A panicError is what the model panics with for a function that has panicked.
 // A Flight lets the function's own panic go on.
+//
+//lint:ignore U1000 the tests of the model use it
 type panicError struct{ value any }
 
 func (p *panicError) Error() string { return fmt.Sprint(p.value) }
