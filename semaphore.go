@@ -997,7 +997,8 @@ func (m *Semaphore) change(a *allotment, paths []string, whole, rest string) *se
 
 // Lost returns a channel that is closed when the permits that m holds are lost:
 // the session has ended, or may have. While m holds none, the channel is closed
-// already. It is not closed by Release.
+// already. It is not closed by Release. That somebody else has deleted the znode of a
+// permit is not seen here, but told by Release.
 func (m *Semaphore) Lost() <-chan struct{} {
 	m.mu.Lock()
 	defer m.mu.Unlock()
