@@ -29,7 +29,7 @@ import (
 // transaction is on its way at a time; the methods belong to one goroutine.
 type journal struct {
 	m       *session.Manager
-	q       *core // whose directories are vetted before anything is applied; nil: none
+	vet     func(ctx context.Context, inc *session.Incarnation) error // of what it writes to, before anything is applied
 	path    string
 	mark    string               // an ephemeral znode that is made with the journal in home, or empty
 	home    *session.Incarnation // whose session mark belongs to
@@ -70,8 +70,8 @@ func (j *journal) apply(ctx context.Context, build func(inc *session.Incarnation
 	var t *transaction
 	err = j.m.During(ctx, func(inc *session.Incarnation) (err error) {
 		j.enter(inc)
-		if j.q != nil && !j.open {
-			if err := j.q.vet(ctx, inc); err != nil {
+		if j.vet != nil && !j.open {
+			if err := j.vet(ctx, inc); err != nil {
 				return err
 			}
 		}

@@ -161,7 +161,7 @@ func newLedger(ctx context.Context, q *core, inc *session.Incarnation) (*ledger,
 		posted:  make(chan struct{}),
 		over:    make(chan struct{}),
 	}
-	l.journal = &journal{m: q.m, q: q, path: session.ChildPath(q.claims, l.guid), mark: session.ChildPath(q.live, l.guid), home: inc}
+	l.journal = &journal{m: q.m, vet: q.vet, path: session.ChildPath(q.claims, l.guid), mark: session.ChildPath(q.live, l.guid), home: inc}
 	q.mu.Lock()
 	if ctx.Err() != nil { // a later pump may have opened one already
 		q.mu.Unlock()

@@ -201,7 +201,7 @@ func (o *outbox) post(group []*parcel) error {
 		})()
 	}
 	if o.journal == nil {
-		o.journal = &journal{m: o.q.m, q: o.q, path: session.ChildPath(o.q.senders, session.NewGUID())}
+		o.journal = &journal{m: o.q.m, vet: o.q.vet, path: session.ChildPath(o.q.senders, session.NewGUID())}
 	}
 	g := &posted{o: o, group: slices.Clone(group)}
 	rs, err := o.journal.apply(ctx, g.build)
