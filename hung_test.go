@@ -100,7 +100,7 @@ func TestTwoOfFiveServersThatHangCostNobodyTheSession(t *testing.T) {
 			must(t, held.Lock(t.Context()))
 			must(t, first.Lock(t.Context()))
 			got := async(func() error { return wanted.Lock(t.Context()) })
-			time.Sleep(time.Duration(rnd.IntN(int(testTimeout))))
+			time.Sleep(time.Duration(rnd.Int64N(int64(testTimeout))))
 			pendingStill(t, got)
 
 			// Theirs, and another.

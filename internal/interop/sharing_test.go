@@ -563,7 +563,7 @@ func TestInt64IsSharedWithForeignCounters(t *testing.T) {
 		old, err := n.Swap(ctx, -1<<40)
 		must(t, "Swap", err)
 		check(t, "Swap", fmt.Sprint(old), "15")
-		check(t, "the program adds", p.Do("count %s 1", path), fmt.Sprint(-1<<40+1))
+		check(t, "the program adds", p.Do("count %s 1", path), fmt.Sprint(int64(-1<<40+1)))
 		ok, err := n.CompareAndSwap(ctx, -1<<40, 7)
 		must(t, "CompareAndSwap", err)
 		check(t, "CompareAndSwap of what the program has changed", fmt.Sprint(ok), "false")
