@@ -79,7 +79,16 @@ func TestThousandsOfWaitersStandInOneLineAndNoSessionIsLost(t *testing.T) {
 		must(t, m.Lock(t.Context()))
 		before, goroutines := memory(), runtime.NumGoroutine()
 		c, took := gather(t, srv, "/crowd", sessions, n)
-		time.Sleep(200 * time.Millisecond) // the requests of those who came last
+		eventually(t, func() error { // those who came last have asked who is ahead of them
+			waiters := 0
+			for _, s := range c.sessions {
+				waiters += int(s.Stats().Waiters)
+			}
+			if waiters < n {
+				return fmt.Errorf("%d wait of %d", waiters, n)
+			}
+			return nil
+		})
 		each := int64(memory()-before) / int64(n)
 		more := float64(runtime.NumGoroutine()-goroutines) / float64(n)
 		standing := srv.Counts()
@@ -130,69 +139,72 @@ func TestAGoroutineThatWaitsForAMutexCostsNoOtherAndLittleMemory(t *testing.T) {
 	if longTests() {
 		n = 10_000
 	}
-	var waiting sync.WaitGroup
-	released := make(chan struct{})
-	before := memory()
-	for range n {
-		waiting.Go(func() { <-released })
-	}
-	time.Sleep(50 * time.Millisecond)
-	bare := int64(memory()-before) / int64(n)
-	close(released)
-	waiting.Wait()
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		var waiting sync.WaitGroup
+		released := make(chan struct{})
+		before := memory()
+		for range n {
+			waiting.Go(func() { <-released })
+		}
+		synctest.Wait()
+		bare := int64(memory()-before) / int64(n)
+		close(released)
+		waiting.Wait()
 
-	m := zsync.NewMutex(open(t, zktest.Start(t)), "/crowd")
-	must(t, m.Lock(t.Context()))
-	ctx, cancel := context.WithCancel(t.Context())
-	before, goroutines := memory(), runtime.NumGoroutine()
-	for range n {
-		waiting.Go(func() { m.Lock(ctx) })
-	}
-	time.Sleep(200 * time.Millisecond)
-	each := int64(memory()-before)/int64(n) - bare
-	if more := runtime.NumGoroutine() - goroutines; more > n+10 {
-		t.Errorf("%d goroutines wait in %d", n, more)
-	}
-	t.Logf("%d bytes a waiter, and %d for its goroutine", each, bare)
-	if !underRace && each > 4<<10 {
-		t.Errorf("%d bytes a waiter, besides %d for its goroutine", each, bare)
-	}
-	cancel()
-	waiting.Wait()
+		m := zsync.NewMutex(open(t, srv), "/crowd")
+		must(t, m.Lock(t.Context()))
+		ctx, cancel := context.WithCancel(t.Context())
+		before, goroutines := memory(), runtime.NumGoroutine()
+		for range n {
+			waiting.Go(func() { m.Lock(ctx) })
+		}
+		synctest.Wait()
+		each := int64(memory()-before)/int64(n) - bare
+		if more := runtime.NumGoroutine() - goroutines; more > n+10 {
+			t.Errorf("%d goroutines wait in %d", n, more)
+		}
+		t.Logf("%d bytes a waiter, and %d for its goroutine", each, bare)
+		if !underRace && each > 4<<10 {
+			t.Errorf("%d bytes a waiter, besides %d for its goroutine", each, bare)
+		}
+		cancel()
+		waiting.Wait()
+	})
 }
 
 func TestALockThatIsHeldCostsNoGoroutineAndLittleMemory(t *testing.T) {
 	const n = 1000
-	srv := zktest.Start(t)
-	s := open(t, srv)
-	path := func(kind string, i int) string { return fmt.Sprintf("/%s/%04d", kind, i) }
-	grown := func(f func(i int)) int64 {
-		before := memory()
-		for i := range n {
-			f(i)
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		path := func(kind string, i int) string { return fmt.Sprintf("/%s/%04d", kind, i) }
+		grown := func(f func(i int)) int64 {
+			before := memory()
+			for i := range n {
+				f(i)
+			}
+			synctest.Wait() // what is held is watched then
+			return int64(memory()-before) / n
 		}
-		time.Sleep(100 * time.Millisecond) // what is held is watched by then
-		return int64(memory()-before) / n
-	}
-	servers := grown(func(i int) { // the same znodes
-		guid := session.NewGUID()
-		_, _, err := live(t, s).CreateChild(t.Context(), path("none", i), session.ProtectedName(guid, "lock-"), guid, nil, zk.FlagEphemeralSequential, false)
-		must(t, err)
+		servers := grown(func(i int) { // the same znodes
+			guid := session.NewGUID()
+			_, _, err := live(t, s).CreateChild(t.Context(), path("none", i), session.ProtectedName(guid, "lock-"), guid, nil, zk.FlagEphemeralSequential, false)
+			must(t, err)
+		})
+		goroutines := runtime.NumGoroutine()
+		var held []*zsync.Mutex
+		each := grown(func(i int) {
+			m := zsync.NewMutex(s, path("held", i))
+			must(t, m.Lock(t.Context()))
+			held = append(held, m)
+		}) - servers
+		if more := runtime.NumGoroutine() - goroutines; more > 10 {
+			t.Errorf("%d held locks cost %d goroutines", len(held), more)
+		}
+		t.Logf("%d bytes a lock, and %d of the test server", each, servers)
+		if !underRace && each > 7<<9 {
+			t.Errorf("%d bytes a lock that is held, its Mutex and the server's watch included", each)
+		}
 	})
-	goroutines := runtime.NumGoroutine()
-	var held []*zsync.Mutex
-	each := grown(func(i int) {
-		m := zsync.NewMutex(s, path("held", i))
-		must(t, m.Lock(t.Context()))
-		held = append(held, m)
-	}) - servers
-	if more := runtime.NumGoroutine() - goroutines; more > 10 {
-		t.Errorf("%d held locks cost %d goroutines", len(held), more)
-	}
-	t.Logf("%d bytes a lock, and %d of the test server", each, servers)
-	if !underRace && each > 7<<9 {
-		t.Errorf("%d bytes a lock that is held, its Mutex and the server's watch included", each)
-	}
 }
 
 func TestALockHeldForLongIsLostAtOnceWhenItsZnodeIsDeletedAgainAndAgain(t *testing.T) {
