@@ -8,6 +8,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -124,7 +125,7 @@ func BenchmarkSendRecv(b *testing.B) {
 // What is guarded is the ratio: what the test server and go-zookeeper's reading
 // and pinging allocate is in both.
 func TestLockAndUnlockAllocateNoMoreThanThoseOfGoZookeeper(t *testing.T) {
-	if underRace {
+	if harness.UnderRace {
 		t.Skip("the race detector allocates")
 	}
 	theirs := goZookeepers(t)
@@ -138,7 +139,7 @@ func TestLockAndUnlockAllocateNoMoreThanThoseOfGoZookeeper(t *testing.T) {
 }
 
 func TestAnRLockBesideAnotherReaderAllocatesLittle(t *testing.T) {
-	if underRace {
+	if harness.UnderRace {
 		t.Skip("the race detector allocates")
 	}
 	rw := zsync.NewRWMutex(open(t, zktest.Start(t)), "/rw", zsync.WithHandoffs(1<<30))

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
@@ -86,7 +87,7 @@ func TestCrashLeavesNothingThatBlocksAnyone(t *testing.T) {
 			}
 			points := []crashPoint{{1, crashDropped}}
 			for k := 1; k <= n; k++ {
-				if underRace && k > 2 && k%3 != 0 {
+				if harness.UnderRace && k > 2 && k%3 != 0 {
 					continue
 				}
 				points = append(points, crashPoint{k, crashApplied})
@@ -97,11 +98,11 @@ func TestCrashLeavesNothingThatBlocksAnyone(t *testing.T) {
 			kills := c.atEach(t, points)
 			// If this time it came through with fewer requests than before, the
 			// last one has had no kill, and if it made more neither.
-			for last := n; !underRace && kills[crashPoint{last, crashApplied}]; {
+			for last := n; !harness.UnderRace && kills[crashPoint{last, crashApplied}]; {
 				last++
 				maps.Copy(kills, c.atEach(t, []crashPoint{{last, crashApplied}}))
 			}
-			if len(kills) <= c.requests && !underRace {
+			if len(kills) <= c.requests && !harness.UnderRace {
 				t.Errorf("killed at %v; it makes at least %d requests", slices.Collect(maps.Keys(kills)), c.requests)
 			}
 			t.Logf("killed %d times", len(kills))

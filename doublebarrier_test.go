@@ -14,6 +14,7 @@ import (
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/double"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/line"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
@@ -713,7 +714,7 @@ func TestEnterAndLeaveCostAtMostFiveRequestsAParty(t *testing.T) {
 					if n > 20 {
 						rounds = 25 // the keeper guesses whom to wait for
 					}
-					if underRace {
+					if harness.UnderRace {
 						rounds /= 2
 					}
 					once := func() {

@@ -16,6 +16,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
@@ -26,26 +27,12 @@ import (
 func seeds(t *testing.T, f func(t *testing.T, srv *zktest.Server, rnd *rand.Rand)) {
 	t.Helper()
 	t.Parallel()
-	n := 100
-	switch {
-	case longTests():
-		n = 1000
-	case underRace:
-		n = 8
-	}
-	only := os.Getenv("ZSYNC_TEST_SEED")
-	for seed := range n {
-		if only != "" && only != strconv.Itoa(seed) {
-			continue
-		}
-		ok := t.Run(strconv.Itoa(seed), func(t *testing.T) {
+	for seed := range harness.Seeds(t, 100, 8, 1000) {
+		t.Run(strconv.Itoa(seed), func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
 				f(t, srv, rand.New(rand.NewPCG(uint64(seed), 2)))
 			})
 		})
-		if !ok {
-			return
-		}
 	}
 }
 

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/zktest"
 )
@@ -91,6 +93,53 @@ func TestInt64RefusesWhatIsNoNumber(t *testing.T) {
 			t.Errorf("Load after Store = %d, %v", x, err)
 		}
 	})
+}
+
+func TestCompareAndSwapDoesNotAnswerByANumberOfBeforeTheCall(t *testing.T) {
+	// The first look is at a server that lags: there the number is still 0. The
+	// look that is to tell whether that was so at the time of the call fails.
+	fails := map[string]func(cancel func()) zktest.Action{
+		"ctx ends":    func(cancel func()) zktest.Action { cancel(); return zktest.DropReply },
+		"refused":     func(func()) zktest.Action { return zktest.Fail(zktest.CodeNoAuth) },
+		"is answered": func(func()) zktest.Action { return zktest.Pass },
+	}
+	for name, fail := range fails {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				quick, slow := openAt(t, srv, 0), openAt(t, srv, 1)
+				srv.SetLag(srv.Addrs()[1], 5*time.Second)
+				must(t, zsync.NewInt64(quick, "/n").Store(t.Context(), 1))
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				looks := 0
+				read := oneByOne(srv, func(r zktest.Request) zktest.Action {
+					if r.Session != slow.ID() || r.Op != zktest.OpGetData {
+						return zktest.Pass
+					}
+					if looks++; looks == 2 {
+						return fail(cancel)
+					}
+					return zktest.Pass
+				})
+				ok, err := zsync.NewInt64(slow, "/n").CompareAndSwap(ctx, 1, 2)
+				switch name {
+				case "ctx ends":
+					wantErr(t, err, context.Canceled)
+				case "refused":
+					wantErr(t, err, zk.ErrNoAuth)
+				default:
+					if !ok || err != nil {
+						t.Errorf("CompareAndSwap = %v, %v of a number that is as it expects", ok, err)
+					}
+				}
+				read(func() {
+					if looks < 2 {
+						t.Error("the case did not come about")
+					}
+				})
+			}, zktest.WithAddrs("127.0.0.1:1", "127.0.0.1:2"))
+		})
+	}
 }
 
 func TestHammerEveryAddToAnInt64Counts(t *testing.T) {

@@ -136,13 +136,7 @@ func TestNothingIsAnsweredFromThePast(t *testing.T) {
 	}} {
 		t.Run(c.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
-				at := func(addr string) *zsync.Session {
-					s, err := zsync.Connect(t.Context(), addr, zsync.WithDialer(srv.Dial))
-					must(t, err)
-					t.Cleanup(func() { s.Close() })
-					return s
-				}
-				quick, slow := at(srv.Addrs()[0]), at(srv.Addrs()[1])
+				quick, slow := openAt(t, srv, 0), openAt(t, srv, 1)
 				srv.SetLag(srv.Addrs()[1], 5*time.Second)
 				c.change(t, quick)
 				c.ask(t, slow)

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
-	"os"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -14,6 +12,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
@@ -40,33 +39,14 @@ type modelRun struct {
 func models(t *testing.T, f func(r *modelRun)) {
 	t.Helper()
 	t.Parallel()
-	n := 150
-	switch {
-	case longTests():
-		n = 2000
-	case underRace:
-		n = 8
-	}
-	only := os.Getenv("ZSYNC_TEST_SEED")
-	for seed := range n {
-		if only != "" && only != strconv.Itoa(seed) {
-			continue
-		}
+	for seed := range harness.Seeds(t, 150, 8, 2000) {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
-			defer func() {
-				if t.Failed() {
-					t.Logf("ZSYNC_TEST_SEED=%d runs this one alone", seed)
-				}
-			}()
 			r := &modelRun{t: t, srv: srv, rnd: rand.New(rand.NewPCG(uint64(seed), 7)), stop: make(chan struct{})}
 			for range 3 {
 				r.ss = append(r.ss, open(t, srv, zsync.WithRetry(zsync.Backoff{Min: time.Millisecond, Max: 20 * time.Millisecond})))
 			}
 			f(r)
 		}, zktest.WithAddrs("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"))
-		if t.Failed() {
-			return
-		}
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
@@ -63,7 +64,7 @@ func TestMutexCostsTwoRequestsToLockAndOneToUnlock(t *testing.T) {
 func TestHolderCutOffSeesLostBeforeAnotherLockReturns(t *testing.T) {
 	t.Parallel()
 	runs := 1000
-	if underRace {
+	if harness.UnderRace {
 		runs = 100
 	}
 	for seed := range runs {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -26,9 +27,9 @@ func TestNobodyIsGrantedALockBeforeItsHolderIsToldOfTheLoss(t *testing.T) {
 	inMemory(t)
 	first, n := uint64(0), uint64(200)
 	switch {
-	case os.Getenv("ZSYNC_TEST_LONG") != "":
+	case longTests():
 		n = 10_000
-	case underRace:
+	case harness.UnderRace:
 		n = 20
 	}
 	one := os.Getenv("ZSYNC_TEST_SEED")

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -182,7 +183,7 @@ func TestQueueTakesALongBacklogAsFastAsAShortOne(t *testing.T) {
 	switch {
 	case longTests():
 		long = 100_000
-	case underRace:
+	case harness.UnderRace:
 		long = 5000
 	}
 	rate := func(t *testing.T, backlog int) (perSecond float64) {

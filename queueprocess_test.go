@@ -19,6 +19,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -386,7 +387,7 @@ func queueTrial(t *testing.T, elements int, ordered bool, rest, limit time.Durat
 
 // trialSize is how many elements a trial has where time is short.
 func trialSize() int {
-	if underRace {
+	if harness.UnderRace {
 		return 1500
 	}
 	return 4000

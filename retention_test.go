@@ -13,6 +13,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/trace"
 	"github.com/zsync/zsync/zktest"
@@ -167,7 +168,7 @@ func TestASecondWaiterToARetainedLockWaitsNoLongerThanTheFirst(t *testing.T) {
 func TestASessionThatIsNotCertainToLiveGrantsNothingThatItKeeps(t *testing.T) {
 	t.Parallel()
 	runs := 200
-	if underRace {
+	if harness.UnderRace {
 		runs = 20
 	}
 	for seed := range runs {

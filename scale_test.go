@@ -13,6 +13,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
@@ -164,7 +165,7 @@ func TestAGoroutineThatWaitsForAMutexCostsNoOtherAndLittleMemory(t *testing.T) {
 			t.Errorf("%d goroutines wait in %d", n, more)
 		}
 		t.Logf("%d bytes a waiter, and %d for its goroutine", each, bare)
-		if !underRace && each > 4<<10 {
+		if !harness.UnderRace && each > 4<<10 {
 			t.Errorf("%d bytes a waiter, besides %d for its goroutine", each, bare)
 		}
 		cancel()
@@ -201,7 +202,7 @@ func TestALockThatIsHeldCostsNoGoroutineAndLittleMemory(t *testing.T) {
 			t.Errorf("%d held locks cost %d goroutines", len(held), more)
 		}
 		t.Logf("%d bytes a lock, and %d of the test server", each, servers)
-		if !underRace && each > 7<<9 {
+		if !harness.UnderRace && each > 7<<9 {
 			t.Errorf("%d bytes a lock that is held, its Mutex and the server's watch included", each)
 		}
 	})

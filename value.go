@@ -303,11 +303,14 @@ func (v *Value[T]) update(ctx context.Context, f func(T) (T, error)) (zero T, er
 	fresh := false
 	for try := 0; ; try++ {
 		x, data, old, err := v.successor(ctx, fresh, f)
-		if err != nil {
-			// An error, too, must be about a value not older than the call.
-			if fresh || !v.changed(ctx, old) {
-				return zero, err
-			}
+		switch {
+		case err != nil && fresh:
+			return zero, err
+		case err != nil:
+			// An error, too, must be about a value not older than the call. Nobody
+			// knows whether this one was, until a look that is not old has been
+			// answered: if that is prevented, by the end of ctx or by a refusal,
+			// Update says what prevented it, and not what f thought of an old value.
 			fresh = true
 			continue
 		}
@@ -335,12 +338,6 @@ func (v *Value[T]) successor(ctx context.Context, fresh bool, f func(T) (T, erro
 	}
 	data, err = v.encode(x)
 	return x, data, old, err
-}
-
-// changed reports whether the version is certainly another than old.
-func (v *Value[T]) changed(ctx context.Context, old Version) bool {
-	_, now, _ := v.load(ctx, true)
-	return ctx.Err() == nil && now != old
 }
 
 // yield waits a little before the next attempt, so that those who compete do

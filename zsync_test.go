@@ -48,6 +48,15 @@ func open(t testing.TB, srv *zktest.Server, opts ...zsync.Option) *zsync.Session
 	return s
 }
 
+// openAt opens a session that knows one server alone.
+func openAt(t testing.TB, srv *zktest.Server, server int) *zsync.Session {
+	t.Helper()
+	s, err := zsync.Connect(t.Context(), srv.Addrs()[server], zsync.WithDialer(srv.Dial), zsync.WithSessionTimeout(testTimeout))
+	must(t, err)
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
 // anywhere runs f against an in-process server or, if ZSYNC_TEST_SERVERS names
 // an ensemble, against that. connect makes a session below a chroot that is
 // f's own; timing is real.

@@ -5,9 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
-	"os"
 	"slices"
-	"strconv"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -15,6 +13,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -312,25 +311,9 @@ func (x *watchWorld) run() {
 // What the client takes for armed is a part of what the server has, after every
 // step; and nobody sleeps through a change of what he has read.
 func TestWhatIsTakenForArmedIsOnTheServerWhateverHappens(t *testing.T) {
-	n := 100
-	switch {
-	case longTests():
-		n = 2000
-	case underRace:
-		n = 10
-	}
-	only := os.Getenv("ZSYNC_TEST_SEED")
 	runs, checks := 0, 0
-	for seed := range n {
-		if only != "" && only != strconv.Itoa(seed) {
-			continue
-		}
+	for seed := range harness.Seeds(t, 100, 10, 2000) {
 		synctest.Test(t, func(t *testing.T) {
-			defer func() {
-				if t.Failed() {
-					t.Logf("ZSYNC_TEST_SEED=%d runs this one alone", seed)
-				}
-			}()
 			srv := zktest.Start(t, zktest.WithAddrs("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"))
 			first := WithDialer(func(network, _ string, limit time.Duration) (net.Conn, error) {
 				return srv.Dial(network, srv.Addrs()[0], limit)
@@ -345,9 +328,6 @@ func TestWhatIsTakenForArmedIsOnTheServerWhateverHappens(t *testing.T) {
 			x.run()
 			runs, checks = runs+1, checks+x.checks
 		})
-		if t.Failed() {
-			return
-		}
 	}
 	if checks < 30*runs {
 		t.Errorf("only %d checks in %d runs", checks, runs)

@@ -6,6 +6,8 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"github.com/zsync/zsync/internal/harness"
 )
 
 func TestConfirmedIsWhatALaterRequestProves(t *testing.T) {
@@ -472,7 +474,7 @@ func TestNoSessionEndsWithinATimeoutOfWhatIsConfirmed(t *testing.T) {
 	switch {
 	case longTests():
 		seeds = 30_000
-	case underRace:
+	case harness.UnderRace:
 		seeds = 300
 	}
 	for seed := range uint64(seeds) {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/wire"
 	"github.com/zsync/zsync/zktest"
 )
@@ -46,7 +47,7 @@ func TestCase08CancelledWaitsLeaveNoWatches(t *testing.T) {
 		s := open(t, srv)
 		inc := live(t, s)
 		n := 100_000
-		if underRace {
+		if harness.UnderRace {
 			n = 20_000
 		}
 		if testing.Short() {

@@ -1,0 +1,46 @@
+package harness
+
+import (
+	"iter"
+	"os"
+	"strconv"
+	"testing"
+)
+
+// Seeds yields the seeds of a random test: 0 to short-1; as many as race under the
+// race detector, or as long in a long run. ZSYNC_TEST_SEED names one that is to be
+// run alone. Where the test fails it says with which seed, and no other follows.
+func Seeds(t testing.TB, short, race, long int) iter.Seq[int] {
+	n := short
+	switch {
+	case Long():
+		n = long
+	case UnderRace:
+		n = race
+	}
+	first := 0
+	if only := os.Getenv("ZSYNC_TEST_SEED"); only != "" {
+		seed, err := strconv.Atoi(only)
+		if err != nil {
+			t.Fatalf("ZSYNC_TEST_SEED: %v", err)
+		}
+		first, n = seed, seed+1
+	}
+	return func(yield func(int) bool) {
+		for seed := first; seed < n; seed++ {
+			if !try(t, seed, yield) {
+				return
+			}
+		}
+	}
+}
+
+// try yields a seed. The test may end in it.
+func try(t testing.TB, seed int, yield func(int) bool) (goOn bool) {
+	defer func() {
+		if t.Failed() {
+			t.Logf("ZSYNC_TEST_SEED=%d runs this one alone", seed)
+		}
+	}()
+	return yield(seed) && !t.Failed()
+}

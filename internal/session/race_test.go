@@ -1,7 +1,0 @@
-//go:build race
-
-package session
-
-// The race detector makes a test several times slower, and needs fewer runs of
-// it to find what it looks for.
-const underRace = true

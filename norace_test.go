@@ -1,5 +1,0 @@
-//go:build !race
-
-package zsync_test
-
-const underRace = false
