@@ -26,23 +26,6 @@ import (
 // Each test here is about a fault that broke another library. The number is
 // that of the case in docs/guarantees.md.
 
-// first returns an interceptor that applies a to the first request that match
-// accepts, and passes all others.
-func first(a zktest.Action, match func(zktest.Request) bool) func(zktest.Request) zktest.Action {
-	var done atomic.Bool
-	return func(r zktest.Request) zktest.Action {
-		if match(r) && done.CompareAndSwap(false, true) {
-			return a
-		}
-		return zktest.Pass
-	}
-}
-
-// op matches requests of one kind.
-func op(want zktest.Op) func(zktest.Request) bool {
-	return func(r zktest.Request) bool { return r.Op == want }
-}
-
 // live returns the present incarnation of s.
 func live(t testing.TB, s *zsync.Session) *session.Incarnation {
 	t.Helper()

@@ -17,26 +17,14 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/zktest"
 )
 
 // collect takes n values from ch.
 func collect[T any](t testing.TB, ch <-chan T, n int) []T {
 	t.Helper()
-	var vs []T
-	timeout := time.After(time.Minute)
-	for len(vs) < n {
-		select {
-		case v, ok := <-ch:
-			if !ok {
-				t.Fatalf("the channel was closed after %d of %d values", len(vs), n)
-			}
-			vs = append(vs, v)
-		case <-timeout:
-			t.Fatalf("%d of %d values came within a minute", len(vs), n)
-		}
-	}
-	return vs
+	return harness.Collect(t, ch, n)
 }
 
 func counted(n int) []int {
@@ -52,19 +40,6 @@ func wantLen[T any](t testing.TB, q *zsync.Queue[T], want int) {
 	if n, err := q.Len(t.Context()); n != want || err != nil {
 		t.Fatalf("Len = %d, %v; want %d", n, err, want)
 	}
-}
-
-// eventually waits until f returns nil.
-func eventually(t testing.TB, f func() error) {
-	t.Helper()
-	var err error
-	for range 500 {
-		if err = f(); err == nil {
-			return
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	t.Fatal(err)
 }
 
 func eventuallyEmpty[T any](t testing.TB, q *zsync.Queue[T]) {

@@ -6,7 +6,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -20,22 +19,6 @@ import (
 )
 
 const codeNoAuth = -102
-
-// oneByOne makes an interceptor of f that is called by one connection at a time,
-// and returns a function that reads what f writes.
-func oneByOne(srv *zktest.Server, f func(r zktest.Request) zktest.Action) (read func(func())) {
-	var mu sync.Mutex
-	srv.Intercept(func(r zktest.Request) zktest.Action {
-		mu.Lock()
-		defer mu.Unlock()
-		return f(r)
-	})
-	return func(f func()) {
-		mu.Lock()
-		defer mu.Unlock()
-		f()
-	}
-}
 
 func TestConsumersThatLeaveTogetherLoseNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -127,14 +126,6 @@ func TestRLockAndRUnlockCostThreeRequests(t *testing.T) {
 			t.Errorf("%d znodes are left", n)
 		}
 	})
-}
-
-// arrive starts f and waits until it waits.
-func arrive(t testing.TB, f func() error) <-chan error {
-	t.Helper()
-	c := async(f)
-	pendingStill(t, c)
-	return c
 }
 
 func TestRWMutexServesReadersAndWritersInTheOrderOfArrival(t *testing.T) {
@@ -954,12 +945,6 @@ func TestDowngradeEndsWithItsContextThoughTheTidyingIsSlow(t *testing.T) {
 		must(t, other.RUnlock())
 		must(t, rw.RUnlock())
 	})
-}
-
-// standing returns a test of whether a session's holds stand, as the server of
-// a bubble has it. A session that chaos ends at once learns it a little later.
-func standing(srv *zktest.Server) func(id int64) bool {
-	return func(id int64) bool { return slices.Contains(srv.Sessions(), id) }
 }
 
 // A floor is where holders meet: it knows who is there, and that those who may

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -100,4 +101,17 @@ func SetACL(t testing.TB, srv *zktest.Server, path string, acl []zk.ACL) {
 	t.Helper()
 	_, err := Plain(t, srv).SetACL(path, acl, -1)
 	Must(t, err)
+}
+
+// Children lists what is below a znode, sorted, for a client of go-zookeeper's
+// own. There is none below one that does not exist.
+func Children(t testing.TB, c *zk.Conn, path string) []string {
+	t.Helper()
+	names, _, err := c.Children(path)
+	if err == zk.ErrNoNode {
+		return nil
+	}
+	Must(t, err)
+	slices.Sort(names)
+	return names
 }

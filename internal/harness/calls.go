@@ -1,0 +1,66 @@
+package harness
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+// Arrive runs f in a goroutine, and returns the channel of its result once it
+// waits.
+func Arrive(t testing.TB, f func() error) <-chan error {
+	t.Helper()
+	c := Async(f)
+	PendingStill(t, c)
+	return c
+}
+
+// Eventually waits until f returns nil.
+func Eventually(t testing.TB, f func() error) {
+	t.Helper()
+	var err error
+	for range 500 {
+		if err = f(); err == nil {
+			return
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	t.Fatal(err)
+}
+
+// Closed reports whether c is closed.
+func Closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// Collect takes n values from ch.
+func Collect[T any](t testing.TB, ch <-chan T, n int) []T {
+	t.Helper()
+	var vs []T
+	timeout := time.After(time.Minute)
+	for len(vs) < n {
+		select {
+		case v, ok := <-ch:
+			if !ok {
+				t.Fatalf("the channel was closed after %d of %d values", len(vs), n)
+			}
+			vs = append(vs, v)
+		case <-timeout:
+			t.Fatalf("%d of %d values came within a minute", len(vs), n)
+		}
+	}
+	return vs
+}
+
+// Standing returns a test of whether a session's holds stand, as the server of
+// a bubble has it. A session that [Chaos] ends at once learns it a little later.
+func Standing(srv *zktest.Server) func(session int64) bool {
+	return func(session int64) bool { return slices.Contains(srv.Sessions(), session) }
+}

@@ -1,0 +1,115 @@
+package harness
+
+import (
+	"math/rand/v2"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+// First returns an interceptor that applies a to the first request that match
+// accepts, and passes all others.
+func First(a zktest.Action, match func(zktest.Request) bool) func(zktest.Request) zktest.Action {
+	var done atomic.Bool
+	return func(r zktest.Request) zktest.Action {
+		if match(r) && done.CompareAndSwap(false, true) {
+			return a
+		}
+		return zktest.Pass
+	}
+}
+
+// Op matches requests of one kind.
+func Op(want zktest.Op) func(zktest.Request) bool {
+	return func(r zktest.Request) bool { return r.Op == want }
+}
+
+// OneByOne makes an interceptor of f that is called by one connection at a time,
+// and returns a function that reads what f writes.
+func OneByOne(srv *zktest.Server, f func(r zktest.Request) zktest.Action) (read func(func())) {
+	var mu sync.Mutex
+	srv.Intercept(func(r zktest.Request) zktest.Action {
+		mu.Lock()
+		defer mu.Unlock()
+		return f(r)
+	})
+	return func(f func()) {
+		mu.Lock()
+		defer mu.Unlock()
+		f()
+	}
+}
+
+// EachSeed runs f in a bubble of its own with one random source after another:
+// 100, 8 under the race detector, or 1,000 in a long run. The first failure ends it and names the seed;
+// ZSYNC_TEST_SEED runs that one alone.
+func EachSeed(t *testing.T, f func(t *testing.T, srv *zktest.Server, rnd *rand.Rand)) {
+	t.Helper()
+	t.Parallel()
+	for seed := range Seeds(t, 100, 8, 1000) {
+		t.Run(strconv.Itoa(seed), func(t *testing.T) {
+			Bubble(t, func(t *testing.T, srv *zktest.Server) {
+				f(t, srv, rand.New(rand.NewPCG(uint64(seed), 2)))
+			})
+		})
+	}
+}
+
+// Chaos hurts sessions at random until the channel is closed: it expires them,
+// drops their connections, partitions them for a while, and loses requests and
+// replies. When it returns everything is whole again. rnd is Chaos's own.
+func Chaos[S interface{ ID() int64 }](t testing.TB, srv *zktest.Server, rnd *rand.Rand, sessions []S, until <-chan struct{}) {
+	t.Helper()
+	var mu sync.Mutex
+	loss := rnd.Float64() * 0.02
+	srv.Intercept(func(r zktest.Request) zktest.Action {
+		if r.Op == zktest.OpConnect || r.Op == zktest.OpPing || r.Op == zktest.OpCloseSession {
+			return zktest.Pass
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		switch x := rnd.Float64(); {
+		case x < loss:
+			return zktest.DropRequest
+		case x < 2*loss:
+			return zktest.DropReply
+		case x < 4*loss:
+			return zktest.Delay(time.Duration(rnd.IntN(20)) * time.Millisecond)
+		}
+		return zktest.Pass
+	})
+	defer srv.Intercept(nil)
+	draw := func(n int) int {
+		mu.Lock()
+		defer mu.Unlock()
+		return rnd.IntN(n)
+	}
+	for {
+		select {
+		case <-until:
+			return
+		case <-time.After(time.Duration(draw(1000)) * time.Millisecond):
+		}
+		id := sessions[draw(len(sessions))].ID()
+		if id == 0 {
+			continue
+		}
+		switch draw(6) {
+		case 0:
+			srv.Expire(id)
+		case 1:
+			srv.Partition(id)
+			select {
+			case <-until:
+			case <-time.After(time.Duration(draw(20_000)) * time.Millisecond):
+			}
+			srv.Heal(id)
+		default:
+			srv.Disconnect(id)
+		}
+	}
+}

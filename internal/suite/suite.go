@@ -1,0 +1,91 @@
+// Package suite is what tests through the public API have in common: sessions of
+// a test server, or of a real ensemble. Each folder below it holds one guarantee
+// of docs/guarantees.md for all primitives, and its doc.go says which.
+package suite
+
+import (
+	"context"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/zktest"
+)
+
+// Open connects a session to srv, through its in-memory transport.
+func Open(t testing.TB, srv *zktest.Server, opts ...zsync.Option) *zsync.Session {
+	t.Helper()
+	opts = append([]zsync.Option{zsync.WithDialer(srv.Dial), zsync.WithSessionTimeout(harness.Timeout)}, opts...)
+	s, err := zsync.Connect(t.Context(), strings.Join(srv.Addrs(), ","), opts...)
+	if err != nil {
+		t.Fatalf("Connect: %v", err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+// OpenAt opens a session that knows one server alone.
+func OpenAt(t testing.TB, srv *zktest.Server, server int) *zsync.Session {
+	t.Helper()
+	s, err := zsync.Connect(t.Context(), srv.Addrs()[server], zsync.WithDialer(srv.Dial), zsync.WithSessionTimeout(harness.Timeout))
+	harness.Must(t, err)
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+// Anywhere runs f against an in-process server or, if ZSYNC_TEST_SERVERS names
+// an ensemble, against that. connect makes a session below a chroot that is
+// f's own; timing is real.
+func Anywhere(t *testing.T, f func(t *testing.T, connect func(opts ...zsync.Option) *zsync.Session)) {
+	t.Helper()
+	servers := os.Getenv("ZSYNC_TEST_SERVERS")
+	if servers == "" {
+		servers = strings.Join(zktest.Start(t).Addrs(), ",")
+	}
+	chroot := "/zsync-test-" + uuid.NewString()
+	f(t, func(opts ...zsync.Option) *zsync.Session {
+		t.Helper()
+		opts = append([]zsync.Option{zsync.WithSessionTimeout(4 * time.Second)}, opts...)
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		defer cancel()
+		s, err := zsync.Connect(ctx, servers+chroot, opts...)
+		if err != nil {
+			t.Fatalf("Connect: %v", err)
+		}
+		t.Cleanup(func() { s.Close() })
+		return s
+	})
+}
+
+// OnServers runs f, a hammer of about a minute, on the ensemble that
+// ZSYNC_TEST_SERVERS names, beside other such hammers, while everything happens
+// to the sessions that connect opens: see [harness.Network]. stands tells whether
+// the servers can still know a session; one that was cut off is not among those
+// that cannot, as its holders must know first.
+func OnServers(t *testing.T, f func(t *testing.T, connect func(...zsync.Option) *zsync.Session, stands func(session int64) bool)) {
+	t.Helper()
+	if os.Getenv("ZSYNC_TEST_SERVERS") == "" || !harness.Long() {
+		t.Skip("needs ZSYNC_TEST_SERVERS and ZSYNC_TEST_LONG")
+	}
+	t.Parallel()
+	var n harness.Network
+	stop := make(chan struct{})
+	var hurting sync.WaitGroup
+	hurting.Go(func() { n.Hurt(stop) })
+	defer func() {
+		close(stop)
+		hurting.Wait()
+		t.Logf("%d sessions were ended", n.Ended())
+	}()
+	Anywhere(t, func(t *testing.T, connect func(opts ...zsync.Option) *zsync.Session) {
+		f(t, func(opts ...zsync.Option) *zsync.Session {
+			return connect(append([]zsync.Option{zsync.WithDialer(n.Client()), zsync.WithSessionTimeout(6 * time.Second)}, opts...)...)
+		}, n.Stands)
+	})
+}
