@@ -352,3 +352,10 @@ func TestThePathOfAQueueThatKazooSharesIsPersistent(t *testing.T) {
 		}
 	})
 }
+
+func lockOnce(ctx context.Context, l zsync.Locker) error {
+	if err := l.Lock(ctx); err != nil {
+		return err
+	}
+	return l.Unlock()
+}

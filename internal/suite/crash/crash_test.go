@@ -1,7 +1,8 @@
-package zsync_test
+package crash
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"maps"
 	"os"
 	"os/exec"
+	"path"
 	"regexp"
 	"runtime"
 	"slices"
@@ -18,9 +20,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
-	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -74,7 +77,7 @@ const (
 // way together. With ZSYNC_TEST_LONG both are done. Under the race detector a
 // third of the requests must do, with the first ones.
 func TestCrashLeavesNothingThatBlocksAnyone(t *testing.T) {
-	inMemory(t)
+	harness.InMemory(t)
 	if _, err := os.Executable(); err != nil {
 		t.Skip("cannot run the test binary again: ", err)
 	}
@@ -91,7 +94,7 @@ func TestCrashLeavesNothingThatBlocksAnyone(t *testing.T) {
 					continue
 				}
 				points = append(points, crashPoint{k, crashApplied})
-				if k > 1 && longTests() {
+				if k > 1 && harness.Long() {
 					points = append(points, crashPoint{k, crashDropped})
 				}
 			}
@@ -177,15 +180,17 @@ func (c crash) at(ctx context.Context, p crashPoint) (n int, err error) {
 	}()
 	ctx, cancel := context.WithTimeout(ctx, crashBound)
 	defer cancel()
+	ctx, closeTree := withTree(ctx, srv.Addr())
+	defer closeTree()
 	connect := func() (*zsync.Session, error) {
-		return zsync.Connect(ctx, srv.Addr(), zsync.WithSessionTimeout(testTimeout)) // over TCP, as a child does
+		return zsync.Connect(ctx, srv.Addr(), zsync.WithSessionTimeout(harness.Timeout)) // over TCP, as a child does
 	}
 
 	child := newCrashChild(c.name, p)
 	srv.Intercept(child.intercept)
 	besideCtx, besideEnd := context.WithCancel(ctx)
 	defer besideEnd()
-	beside := async(func() error { return nil })
+	beside := harness.Async(func() error { return nil })
 	if c.beside == nil {
 		child.ready()
 	} else {
@@ -194,7 +199,7 @@ func (c crash) at(ctx context.Context, p crashPoint) (n int, err error) {
 			return 0, err
 		}
 		defer s.Close()
-		beside = async(func() error {
+		beside = harness.Async(func() error {
 			defer child.ready()
 			return c.beside(besideCtx, s, child.ready, child)
 		})
@@ -214,7 +219,7 @@ func (c crash) at(ctx context.Context, p crashPoint) (n int, err error) {
 		return n, err
 	}
 	defer fresh.Close()
-	done := async(func() error { return c.after(ctx, fresh) })
+	done := harness.Async(func() error { return c.after(ctx, fresh) })
 	time.Sleep(time.Millisecond)
 	srv.Expire(child.session)
 	if err := <-done; err != nil {
@@ -228,7 +233,7 @@ func (c crash) at(ctx context.Context, p crashPoint) (n int, err error) {
 			return n, fmt.Errorf("the next: %w", err)
 		}
 	}
-	if left := c.left(ctx, fresh); len(left) > 0 {
+	if left := c.left(ctx); len(left) > 0 {
 		return n, fmt.Errorf("left behind: %v", left)
 	}
 	return n, nil
@@ -236,24 +241,20 @@ func (c crash) at(ctx context.Context, p crashPoint) (n int, err error) {
 
 // left returns the znodes that should not be there when everybody has done
 // what there was to do. What is deleted in the background is waited for.
-func (c crash) left(ctx context.Context, s *zsync.Session) (left []string) {
+func (c crash) left(ctx context.Context) (left []string) {
 	allowed := regexp.MustCompile(`^(/|/zookeeper|/crash|` + crashPath + `|` + c.leaves + `)$`)
 	for {
 		left = left[:0]
-		inc, err := zsync.ManagerOf(s).Incarnation(ctx)
-		if err != nil {
-			return []string{err.Error()}
-		}
 		for paths := []string{"/"}; len(paths) > 0; paths = paths[1:] {
-			if !allowed.MatchString(paths[0]) && !isPage(ctx, inc, paths[0]) {
+			if !allowed.MatchString(paths[0]) && !isPage(ctx, paths[0]) {
 				left = append(left, paths[0])
 			}
-			names, _, err := inc.Children(ctx, paths[0])
-			if err != nil && !session.IsNoNode(err) {
+			names, err := childrenOf(ctx, paths[0])
+			if err != nil {
 				return append(left, err.Error())
 			}
 			for _, name := range names {
-				if p := session.ChildPath(strings.TrimSuffix(paths[0], "/"), name); p != "/zookeeper" {
+				if p := path.Join(paths[0], name); p != "/zookeeper" {
 					paths = append(paths, p)
 				}
 			}
@@ -271,9 +272,57 @@ func (c crash) left(ctx context.Context, s *zsync.Session) (left []string) {
 
 // isPage reports whether path is a page for receipts. It goes with its session,
 // and that of the dead has ended, so it is kept by one who lives.
-func isPage(ctx context.Context, inc *session.Incarnation, path string) bool {
-	stat, err := inc.Exists(ctx, path)
-	return strings.HasSuffix(path, "-txn") && err == nil && stat != nil && stat.EphemeralOwner != 0
+func isPage(ctx context.Context, path string) bool {
+	if !strings.HasSuffix(path, "-txn") {
+		return false
+	}
+	c, err := treeOf(ctx)
+	if err != nil {
+		return false
+	}
+	_, stat, err := c.Exists(path)
+	return err == nil && stat.EphemeralOwner != 0
+}
+
+// A tree is what the servers have, as a client of go-zookeeper's own sees it,
+// whose requests are not among those that are counted. It connects when it is
+// first asked.
+type tree struct {
+	connect func() (*zk.Conn, error)
+}
+
+type treeKey struct{}
+
+// withTree returns a context for the functions of a crash, with the tree of the
+// server at addr.
+func withTree(ctx context.Context, addr string) (_ context.Context, end func()) {
+	var conn *zk.Conn
+	t := &tree{sync.OnceValues(func() (c *zk.Conn, err error) {
+		conn, _, err = zk.Connect([]string{addr}, harness.Timeout, zk.WithLogInfo(false))
+		return conn, err
+	})}
+	return context.WithValue(ctx, treeKey{}, t), func() {
+		if conn != nil {
+			conn.Close()
+		}
+	}
+}
+
+func treeOf(ctx context.Context) (*zk.Conn, error) {
+	return ctx.Value(treeKey{}).(*tree).connect()
+}
+
+// childrenOf returns what is below path: nothing if it does not exist.
+func childrenOf(ctx context.Context, path string) ([]string, error) {
+	c, err := treeOf(ctx)
+	if err := cmp.Or(err, ctx.Err()); err != nil {
+		return nil, err
+	}
+	names, _, err := c.Children(path)
+	if errors.Is(err, zk.ErrNoNode) {
+		err = nil
+	}
+	return names, err
 }
 
 // A crashChild is the process that is killed, as the parent sees it.
@@ -447,8 +496,8 @@ func TestCrashChild(t *testing.T) {
 	if i < 0 {
 		fail(fmt.Errorf("no operation %q", op))
 	}
-	ctx := context.Background()
-	s, err := zsync.Connect(ctx, os.Getenv(crashEnv+"_ADDR"), zsync.WithSessionTimeout(testTimeout))
+	ctx, _ := withTree(context.Background(), os.Getenv(crashEnv+"_ADDR"))
+	s, err := zsync.Connect(ctx, os.Getenv(crashEnv+"_ADDR"), zsync.WithSessionTimeout(harness.Timeout))
 	fail(err)
 	fail(all[i].child(ctx, s, func() {
 		settleSession(s)

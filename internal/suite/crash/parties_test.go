@@ -1,4 +1,4 @@
-package zsync_test
+package crash
 
 import (
 	"context"
@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/zsync/zsync"
-	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/harness"
 )
 
 const (
@@ -22,7 +22,7 @@ func enterBeside(begin func(ctx context.Context, s *zsync.Session) error) helper
 			return err
 		}
 		one, two := zsync.NewWaitGroup(s, crashPath), zsync.NewWaitGroup(s, crashPath)
-		first := async(func() error { return one.Enter(ctx, 3) })
+		first := harness.Async(func() error { return one.Enter(ctx, 3) })
 		err := errors.Join(two.Enter(ctx, 3), <-first)
 		select {
 		case <-child.begun: // with Enter done, or to do it
@@ -31,7 +31,7 @@ func enterBeside(begin func(ctx context.Context, s *zsync.Session) error) helper
 		}
 		// Who is inside, leaves; the others are not members.
 		ctx = context.WithoutCancel(ctx)
-		first = async(func() error { return leaveIfInside(ctx, one) })
+		first = harness.Async(func() error { return leaveIfInside(ctx, one) })
 		if left := errors.Join(leaveIfInside(ctx, two), <-first); left != nil {
 			return left
 		}
@@ -47,17 +47,10 @@ func leaveIfInside(ctx context.Context, wg *zsync.WaitGroup) error {
 }
 
 // roomHas waits until n parties are in the room.
-func roomHas(ctx context.Context, s *zsync.Session, n int) error {
+func roomHas(ctx context.Context, n int) error {
 	for {
-		inc, err := zsync.ManagerOf(s).Incarnation(ctx)
-		if err != nil {
-			return err
-		}
-		names, _, err := inc.Children(ctx, crashRoom)
-		if (err == nil || session.IsNoNode(err)) && len(names) == n {
-			return nil
-		}
-		if err != nil && !session.IsNoNode(err) {
+		names, err := childrenOf(ctx, crashRoom)
+		if len(names) == n || err != nil {
 			return err
 		}
 		time.Sleep(time.Millisecond)
@@ -67,7 +60,7 @@ func roomHas(ctx context.Context, s *zsync.Session, n int) error {
 // afterParties has the next round enter and leave. As long as the dead are
 // taken for alive they count, so it waits for their end.
 func afterParties(ctx context.Context, s *zsync.Session) error {
-	if err := roomHas(ctx, s, 0); err != nil {
+	if err := roomHas(ctx, 0); err != nil {
 		return err
 	}
 	party := func() error {
@@ -77,7 +70,7 @@ func afterParties(ctx context.Context, s *zsync.Session) error {
 		}
 		return wg.Leave(ctx)
 	}
-	one, two := async(party), async(party)
+	one, two := harness.Async(party), harness.Async(party)
 	return errors.Join(party(), <-one, <-two)
 }
 
@@ -97,7 +90,7 @@ var partyCrashes = []crash{{
 }, {
 	name: "WaitGroup.Enter as the last",
 	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
-		if err := roomHas(ctx, s, 2); err != nil {
+		if err := roomHas(ctx, 2); err != nil {
 			return err
 		}
 		begin()
@@ -123,14 +116,14 @@ var partyCrashes = []crash{{
 		begin()
 		return wg.Leave(ctx)
 	},
-	beside:   enterBeside(func(ctx context.Context, s *zsync.Session) error { return roomHas(ctx, s, 1) }),
+	beside:   enterBeside(func(ctx context.Context, s *zsync.Session) error { return roomHas(ctx, 1) }),
 	after:    afterParties,
 	leaves:   partiesLeaves,
 	requests: 2,
 }, {
 	name: "WaitGroup.Leave as the keeper",
 	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
-		if err := roomHas(ctx, s, 2); err != nil {
+		if err := roomHas(ctx, 2); err != nil {
 			return err
 		}
 		wg := zsync.NewWaitGroup(s, crashPath)

@@ -1,4 +1,4 @@
-package zsync_test
+package crash
 
 import (
 	"context"
@@ -9,7 +9,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
-	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/harness"
 )
 
 // crashes returns the operations in which a process is killed: all but those
@@ -52,8 +52,8 @@ func queueBeside(lock func(s *zsync.Session) zsync.Locker) helper {
 func behind(f func(ctx context.Context, s *zsync.Session) error) helper {
 	return func(ctx context.Context, s *zsync.Session, ready func(), child *crashChild) error {
 		<-child.begun
-		done := async(func() error { return f(context.WithoutCancel(ctx), s) })
-		if err := crowd(ctx, s, 2); err != nil {
+		done := harness.Async(func() error { return f(context.WithoutCancel(ctx), s) })
+		if err := crowd(ctx, 2); err != nil {
 			return err
 		}
 		ready()
@@ -62,17 +62,10 @@ func behind(f func(ctx context.Context, s *zsync.Session) error) helper {
 }
 
 // crowd waits until crashPath has n children.
-func crowd(ctx context.Context, s *zsync.Session, n int) error {
+func crowd(ctx context.Context, n int) error {
 	for {
-		inc, err := zsync.ManagerOf(s).Incarnation(ctx)
-		if err != nil {
-			return err
-		}
-		names, _, err := inc.Children(ctx, crashPath)
-		if err == nil && len(names) >= n {
-			return nil
-		}
-		if err != nil && !session.IsNoNode(err) {
+		names, err := childrenOf(ctx, crashPath)
+		if len(names) >= n || err != nil {
 			return err
 		}
 		time.Sleep(time.Millisecond)
@@ -480,7 +473,7 @@ func afterBarrier(ctx context.Context, s *zsync.Session) error {
 	if err := b.Close(ctx); err != nil {
 		return err
 	}
-	waited := async(func() error { return b.Wait(ctx) })
+	waited := harness.Async(func() error { return b.Wait(ctx) })
 	return errors.Join(b.Open(ctx), <-waited, b.Wait(ctx))
 }
 
@@ -638,16 +631,9 @@ var crashTxn = []any{
 
 const crashTxnLeaves = "/crash/txn(/[ab])?"
 
-func afterTxn(ctx context.Context, s *zsync.Session) error {
-	inc, err := zsync.ManagerOf(s).Incarnation(ctx)
-	if err != nil {
-		return err
-	}
-	names, _, err := inc.Children(ctx, "/crash/txn")
-	if session.IsNoNode(err) {
-		return nil
-	}
-	if err == nil && len(names) != 2 {
+func afterTxn(ctx context.Context, _ *zsync.Session) error {
+	names, err := childrenOf(ctx, "/crash/txn")
+	if err == nil && len(names) != 0 && len(names) != 2 {
 		err = fmt.Errorf("half of a transaction: %q", names)
 	}
 	return err
@@ -702,6 +688,9 @@ func afterSemaphore(ctx context.Context, s *zsync.Session) error {
 	}
 	return m.Release(3)
 }
+
+// manyPermits are more than have a znode each.
+const manyPermits = 3000
 
 const semaphoreLeaves = crashPath + "/(leases|locks)"
 
@@ -768,20 +757,20 @@ var semaphoreCrashes = []crash{{
 }, {
 	name: "Semaphore.Release of a part",
 	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
-		m := zsync.NewSemaphore(s, crashPath, 3*maxUnits)
-		if err := m.Acquire(ctx, 3*maxUnits); err != nil {
+		m := zsync.NewSemaphore(s, crashPath, manyPermits)
+		if err := m.Acquire(ctx, manyPermits); err != nil {
 			return err
 		}
 		begin()
-		return m.Release(2 * maxUnits)
+		return m.Release(manyPermits - 1000)
 	},
 	beside: func(ctx context.Context, s *zsync.Session, ready func(), child *crashChild) error {
 		<-child.begun
 		ready()
-		return lockOnce(context.WithoutCancel(ctx), permits{zsync.NewSemaphore(s, crashPath, 3*maxUnits), 2 * maxUnits})
+		return lockOnce(context.WithoutCancel(ctx), permits{zsync.NewSemaphore(s, crashPath, manyPermits), manyPermits - 1000})
 	},
 	after: func(ctx context.Context, s *zsync.Session) error {
-		return lockOnce(ctx, permits{zsync.NewSemaphore(s, crashPath, 3*maxUnits), 3 * maxUnits})
+		return lockOnce(ctx, permits{zsync.NewSemaphore(s, crashPath, manyPermits), manyPermits})
 	},
 	leaves:   semaphoreLeaves,
 	requests: 1,
@@ -1028,7 +1017,7 @@ func condWait(ctx context.Context, s *zsync.Session) error {
 
 // afterCond has one wait, and be woken by another.
 func afterCond(ctx context.Context, s *zsync.Session) error {
-	woken := async(func() error { return condWait(ctx, s) })
+	woken := harness.Async(func() error { return condWait(ctx, s) })
 	for c := newCrashCond(s); ; time.Sleep(time.Millisecond) {
 		if err := c.Signal(ctx); err != nil {
 			return err
@@ -1048,8 +1037,8 @@ func sweepCond(ctx context.Context, s *zsync.Session) error { return newCrashCon
 // condBeside waits while the child signals. If the child dies before it has
 // signalled somebody else does it.
 func condBeside(ctx context.Context, s *zsync.Session, ready func(), child *crashChild) error {
-	woken := async(func() error { return condWait(context.WithoutCancel(ctx), s) })
-	if err := crowd(ctx, s, 1); err != nil {
+	woken := harness.Async(func() error { return condWait(context.WithoutCancel(ctx), s) })
+	if err := crowd(ctx, 1); err != nil {
 		return err
 	}
 	ready()
@@ -1070,7 +1059,7 @@ var condCrashes = []crash{{
 	beside: func(ctx context.Context, s *zsync.Session, ready func(), child *crashChild) error {
 		ready()
 		// Not when it watches: whoever holds the lock watches too.
-		if err := crowd(ctx, s, 1); err != nil && ctx.Err() == nil {
+		if err := crowd(ctx, 1); err != nil && ctx.Err() == nil {
 			return err
 		}
 		return newCrashCond(s).Signal(context.WithoutCancel(ctx))
@@ -1091,13 +1080,13 @@ var condCrashes = []crash{{
 	},
 	beside: func(ctx context.Context, s *zsync.Session, ready func(), child *crashChild) error {
 		ready()
-		if err := crowd(ctx, s, 1); err != nil && ctx.Err() == nil {
+		if err := crowd(ctx, 1); err != nil && ctx.Err() == nil {
 			return err
 		}
 		ctx = context.WithoutCancel(ctx)
 		// One signal is enough for both if the dead does not take it: the
 		// other must be the one that gets it.
-		woken := async(func() error { return condWait(ctx, s) })
+		woken := harness.Async(func() error { return condWait(ctx, s) })
 		for c := newCrashCond(s); ; time.Sleep(time.Millisecond) {
 			if err := c.Signal(ctx); err != nil {
 				return err

@@ -1,7 +1,6 @@
-package zsync_test
+package crash
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,7 +8,6 @@ import (
 	"time"
 
 	"github.com/zsync/zsync"
-	"github.com/zsync/zsync/internal/session"
 )
 
 func newCrashQueue(s *zsync.Session, opts ...zsync.QueueOption) *zsync.Queue[int] {
@@ -83,7 +81,7 @@ func afterQueue(opts []zsync.QueueOption, order func([]int), want [][]int) func(
 			if v != 10 {
 				return errors.New("sent 10, and did not receive it")
 			}
-			tidied, err = noClaims(ctx, s)
+			tidied, err = noClaims(ctx)
 		}
 		if err != nil {
 			return err
@@ -120,20 +118,13 @@ func emptied(ctx context.Context, q *zsync.Queue[int], received <-chan int) (got
 
 // noClaims reports whether nobody has claims but those who live. Who claims
 // tidies away what the dead have left.
-func noClaims(ctx context.Context, s *zsync.Session) (bool, error) {
-	inc, err := zsync.ManagerOf(s).Incarnation(ctx)
-	if err != nil {
-		return false, err
+func noClaims(ctx context.Context) (bool, error) {
+	names, err := childrenOf(ctx, crashPath+"-claims")
+	if err != nil || len(names) == 0 {
+		return err == nil, err
 	}
-	names, _, err := inc.Children(ctx, crashPath+"-claims")
-	if session.IsNoNode(err) {
-		return true, nil
-	}
-	live, _, e := inc.Children(ctx, crashPath+"-live")
-	if session.IsNoNode(e) {
-		e = nil
-	}
-	return !slices.ContainsFunc(names, func(name string) bool { return !slices.Contains(live, name) }), cmp.Or(err, e)
+	live, err := childrenOf(ctx, crashPath+"-live")
+	return !slices.ContainsFunc(names, func(name string) bool { return !slices.Contains(live, name) }), err
 }
 
 // suffixes are vs without some of the first.
@@ -283,9 +274,9 @@ var queueCrashes = []crash{{
 	},
 	after: func(ctx context.Context, s *zsync.Session) error {
 		// Wait until they are sent, or have been.
-		inc, err := zsync.ManagerOf(s).Incarnation(ctx)
-		for n := 0; err == nil && n == 0; time.Sleep(time.Millisecond) {
-			n, err = bucketsOf(ctx, inc)
+		var err error
+		for buckets := []string(nil); err == nil && len(buckets) == 0; time.Sleep(time.Millisecond) {
+			buckets, err = childrenOf(ctx, crashPath)
 		}
 		return errors.Join(err, afterReceived(nil, suffixes(1, 2)...)(ctx, s))
 	},
@@ -429,12 +420,3 @@ var queueCrashes = []crash{{
 	leaves:   queueLeaves,
 	requests: 3,
 }}
-
-// bucketsOf counts the buckets of the queue.
-func bucketsOf(ctx context.Context, inc *session.Incarnation) (int, error) {
-	names, _, err := inc.Children(ctx, crashPath)
-	if session.IsNoNode(err) {
-		err = nil
-	}
-	return len(names), err
-}
