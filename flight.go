@@ -2,6 +2,7 @@ package zsync
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -64,7 +65,8 @@ func (f *Flight[T]) Path() string { return f.path }
 //
 // The errors are fn's own, those of [Mutex.Lock], [ErrLost] when fn has returned
 // without an error after its session was lost, or what it returned could not be
-// stored or encoded: v is what it returned then too. A ctx that comes from Do of the
+// stored or encoded: v is what it returned then too. If the session is lost before
+// fn has begun, Do carries on in the next one. A ctx that comes from Do of the
 // same key is refused with [ErrDeadlock]. A result that cannot be decoded is taken for
 // none.
 func (f *Flight[T]) Do(ctx context.Context, key string, fn func(ctx context.Context) (T, error)) (v T, shared bool, err error) {
@@ -89,6 +91,22 @@ func (f *Flight[T]) do(ctx context.Context, key string, fn func(ctx context.Cont
 	if rw.within(ctx).holds() {
 		return v, false, ErrDeadlock
 	}
+	for {
+		ran := false
+		v, shared, err = f.try(ctx, rw, func(ctx context.Context) (T, error) {
+			ran = true
+			return fn(ctx)
+		})
+		// What was lost before fn began was only a wait.
+		if shared || ran || !errors.Is(err, ErrLost) || errors.Is(err, ErrClosed) {
+			return v, shared, err
+		}
+		rw = f.lockOf(key)
+	}
+}
+
+// try is do within one session, with the lock of the key.
+func (f *Flight[T]) try(ctx context.Context, rw *RWMutex, fn func(ctx context.Context) (T, error)) (v T, shared bool, err error) {
 	// Readers wait for who runs, and then read at the same time.
 	err = rw.RDo(ctx, func(ctx context.Context) (err error) {
 		v, shared, err = f.look(ctx, rw)

@@ -213,25 +213,20 @@ func (m *Membership[T]) ID() string { return m.id }
 func (m *Membership[T]) run() {
 	defer close(m.ended)
 	free := m.g.s.ids.take(m.leaving, m.path)
-	defer free()
-	err := m.g.s.m.During(m.leaving, func(inc *session.Incarnation) error {
-		for {
-			if err := m.enter(inc); err != nil {
-				return err
-			}
-			// Somebody may delete the znode: then it is made again.
-			err := inc.AwaitGone(m.leaving, m.path)
-			m.mu.Lock()
-			m.inc = nil
-			m.mu.Unlock()
-			if err != nil {
-				if !errors.Is(err, session.ErrEnded) {
-					inc.Remove(m.path).Await(session.Grace)
-				}
-				return err
-			}
+	var gone *session.Removal
+	err := m.g.s.m.During(m.leaving, func(inc *session.Incarnation) (err error) {
+		if gone, err = m.stay(inc); gone != nil {
+			gone.Await(session.Grace)
 		}
+		return err
 	})
+	if gone == nil || session.IsClosed(gone.Done) {
+		free()
+	} else {
+		// Until it is deleted the next of this Session with the id would take it
+		// for his own.
+		m.g.s.m.Spawn(func() { <-gone.Done; free() })
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.err = err; m.leaving.Err() == nil && m.g.s.m.Failure() == nil {
@@ -239,29 +234,51 @@ func (m *Membership[T]) run() {
 	}
 }
 
-// enter makes the znode in inc's session, when nobody else has it any more.
+// stay keeps m in the group within one session. What it returns with the error is
+// the deletion of the znode, if there is, or may be, one.
+func (m *Membership[T]) stay(inc *session.Incarnation) (gone *session.Removal, err error) {
+	for {
+		if gone, err := m.enter(inc); err != nil {
+			return gone, err
+		}
+		err := inc.AwaitGone(m.leaving, m.path)
+		m.mu.Lock()
+		m.inc = nil
+		m.mu.Unlock()
+		switch {
+		case errors.Is(err, session.ErrEnded):
+			return nil, err
+		case err != nil:
+			return inc.RemoveOwn(m.path), err
+		}
+		// Somebody has deleted the znode: it is made again.
+	}
+}
+
+// enter makes the znode in inc's session, when nobody else has it any more. If it
+// fails it deletes what it may have made, and gone is that.
 //
 // Our own, of a session before, is waited for like anybody else's: it goes with
 // that session, which the servers may take for alive a little longer than we do.
-func (m *Membership[T]) enter(inc *session.Incarnation) error {
+func (m *Membership[T]) enter(inc *session.Incarnation) (gone *session.Removal, err error) {
 	for {
 		m.mu.Lock()
 		data := m.data
 		m.mu.Unlock()
 		if m.g.kazoo { // whose objects make the path once, and rely on it
 			if _, err := inc.Create(m.leaving, m.g.dir(), nil); err != nil {
-				return err
+				return nil, err
 			}
 		}
-		err := inc.CreateOwn(m.leaving, m.path, data)
+		gone, err := inc.CreateOwn(m.leaving, m.path, data)
 		if session.IsNodeExists(err) {
 			if err := inc.AwaitGone(m.leaving, m.path); err != nil {
-				return err
+				return nil, err
 			}
 			continue
 		}
 		if err != nil {
-			return err
+			return gone, err
 		}
 		m.mu.Lock()
 		m.inc = inc
@@ -269,7 +286,13 @@ func (m *Membership[T]) enter(inc *session.Incarnation) error {
 		m.mu.Unlock()
 		if !same { // Set did not know yet that there was a znode to write
 			if err := m.write(m.leaving, inc); err != nil && !session.IsNoNode(err) {
-				return err
+				m.mu.Lock()
+				m.inc = nil
+				m.mu.Unlock()
+				if errors.Is(err, session.ErrEnded) {
+					return nil, err
+				}
+				return inc.RemoveOwn(m.path), err
 			}
 		}
 		select {
@@ -277,7 +300,7 @@ func (m *Membership[T]) enter(inc *session.Incarnation) error {
 		default:
 			close(m.joined)
 		}
-		return nil
+		return nil, nil
 	}
 }
 
@@ -302,7 +325,8 @@ func (m *Membership[T]) write(ctx context.Context, inc *session.Incarnation) err
 }
 
 // Set replaces the info. While the session is being replaced it returns at once:
-// then m joins with the new info. It costs 1 request.
+// then m joins with the new info. If ctx ends while the request is on its way, the
+// info may be replaced now, with the next session, or not. It costs 1 request.
 func (m *Membership[T]) Set(ctx context.Context, info T) error {
 	return opError("set", m.g.path, m.set(ctx, info))
 }
@@ -320,6 +344,7 @@ func (m *Membership[T]) set(ctx context.Context, info T) error {
 		return ErrNotLocked
 	}
 	m.mu.Lock()
+	former := m.data
 	m.data = data
 	inc := m.inc
 	m.mu.Unlock()
@@ -327,8 +352,16 @@ func (m *Membership[T]) set(ctx context.Context, info T) error {
 		return nil // enter writes it, or reads it when it has created
 	}
 	err = m.write(ctx, inc)
-	if errors.Is(err, session.ErrEnded) || session.IsNoNode(err) {
-		return nil // the next znode is made with it
+	switch {
+	case err == nil, errors.Is(err, session.ErrEnded), session.IsNoNode(err):
+		return nil // or the next znode is made with it
+	case session.OutcomeOf(err) == session.Answered:
+		// Refused: the next znode must not be made with it either.
+		m.mu.Lock()
+		if slices.Equal(m.data, data) {
+			m.data = former
+		}
+		m.mu.Unlock()
 	}
 	return err
 }

@@ -520,9 +520,15 @@ const snapshotTries = 4
 
 // snapshot reads the whole map, by key, as it was at one moment.
 //
-// It reads everything twice. What is the same both times, by the Versions, was
-// so all the time from the end of the first reading to the beginning of the
-// second. A map that changes all the time is followed instead, see follower.
+// It lists the keys, reads them, and does so again. If the directory has neither
+// got nor lost a child from the first listing to the second, by its pzxid, the keys
+// were these all that time; and a value that is the same both times, by its
+// Version, was so from the first reading of it to the second. All of that holds at
+// the second listing, which is later than the first readings and earlier than the
+// second. The Versions alone would not do: a key that is made after the first
+// listing, and deleted before the second reading, is in neither, and others may
+// have changed only while it was there. A map that changes all the time is followed
+// instead, see follower.
 func (m *Map[V]) snapshot(ctx context.Context) (nodes map[string]session.Node, err error) {
 	if err := m.check(ctx); err != nil {
 		return nil, err
@@ -533,15 +539,17 @@ func (m *Map[V]) snapshot(ctx context.Context) (nodes map[string]session.Node, e
 			return err
 		}
 		var before map[string]session.Node
+		var listed, relisted int64
 		for try := range snapshotTries {
-			if nodes, err = m.readAll(ctx, inc); err != nil {
+			if nodes, relisted, err = m.readAll(ctx, inc); err != nil {
 				return err
 			}
-			if try > 0 && maps.EqualFunc(before, nodes, func(a, b session.Node) bool { return versionOf(a.Stat) == versionOf(b.Stat) }) {
+			same := func(a, b session.Node) bool { return versionOf(a.Stat) == versionOf(b.Stat) }
+			if try > 0 && listed == relisted && maps.EqualFunc(before, nodes, same) {
 				settled = true
 				return nil
 			}
-			before = nodes
+			before, listed = nodes, relisted
 		}
 		return nil
 	})
@@ -559,11 +567,18 @@ func (m *Map[V]) snapshot(ctx context.Context) (nodes map[string]session.Node, e
 	return nodes, err
 }
 
-// readAll reads every key.
-func (m *Map[V]) readAll(ctx context.Context, inc *session.Incarnation) (map[string]session.Node, error) {
-	names, err := m.names(ctx, inc.Children)
+// readAll reads every key. listed is the transaction by which the directory had got
+// or lost its last child when it was listed, or 0 if there was none.
+func (m *Map[V]) readAll(ctx context.Context, inc *session.Incarnation) (nodes map[string]session.Node, listed int64, err error) {
+	names, err := m.names(ctx, func(ctx context.Context, dir string) ([]string, *zk.Stat, error) {
+		names, stat, err := inc.Children(ctx, dir)
+		if err == nil {
+			listed = stat.Pzxid
+		}
+		return names, stat, err
+	})
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	paths := make([]string, len(names))
 	for i, name := range names {
@@ -571,15 +586,15 @@ func (m *Map[V]) readAll(ctx context.Context, inc *session.Incarnation) (map[str
 	}
 	list, err := inc.GetAll(ctx, paths)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	nodes := make(map[string]session.Node, len(names))
+	nodes = make(map[string]session.Node, len(names))
 	for i, n := range list {
 		if n.Stat != nil {
 			nodes[names[i]] = n
 		}
 	}
-	return keyed(nodes), nil
+	return keyed(nodes), listed, nil
 }
 
 // keyed returns nodes by key instead of name, without those that are no key's.

@@ -174,16 +174,20 @@ func (c *Schedule) do(ctx context.Context, at time.Time, f func(ctx context.Cont
 			return false, ErrDeadlock
 		}
 		turn := c.await(ctx, at)
+		recorded := false
 		err := lock.Do(turn.ctx, func(ctx context.Context) error {
 			if !turn.take() {
 				return errPassed
 			}
 			var err error
 			ran, err = c.run(ctx, lock, at, f)
+			recorded = ran && err == nil
 			return err
 		})
 		passed := turn.end()
 		switch {
+		case recorded:
+			return true, nil // whatever became of the lock since
 		case ran:
 			return true, err
 		case ctx.Err() != nil:
@@ -242,6 +246,12 @@ func (c *Schedule) record(ctx context.Context, lock *Mutex, at time.Time) error 
 	return err
 }
 
+// ahead is how far in the future an instant may be that is remembered to have been
+// done: as far as two clocks that are five minutes wrong. What is further, of a
+// broken clock, somebody may take back by deleting path/last, so it is asked for
+// each time.
+const ahead = 10 * time.Minute
+
 // learn remembers that an instant has been done.
 func (c *Schedule) learn(at time.Time) {
 	c.mu.Lock()
@@ -256,7 +266,7 @@ func (c *Schedule) learn(at time.Time) {
 // nothing. It is never yes although it has not.
 func (c *Schedule) passed(ctx context.Context, at time.Time) (bool, error) {
 	c.mu.Lock()
-	known := !c.done.Before(at)
+	known := !c.done.Before(at) && !c.done.After(c.now().Add(ahead))
 	c.mu.Unlock()
 	if known {
 		return true, session.CtxErr(ctx)

@@ -10,12 +10,20 @@ import (
 // CreateOwn makes an ephemeral znode whose name is not unique, with its parents.
 // The error is NodeExists if there is one. No other goroutine of this process may
 // create there meanwhile: so when a reply is lost, and a znode of this very
-// session is there, it is the one. When ctx ends nothing is left.
-func (inc *Incarnation) CreateOwn(ctx context.Context, path string, data []byte) error {
+// session is there, it is the one. When it fails nothing is left: what may have
+// been made is deleted in the background, and undo is that, if there is any. Until
+// it is over nobody of this process may create there.
+func (inc *Incarnation) CreateOwn(ctx context.Context, path string, data []byte) (undo *Removal, err error) {
 	if err := inc.Vet(ctx, ParentPath(path), nil); err != nil {
-		return err
+		return nil, err
 	}
 	open := false // an attempt without a reply may have been applied
+	withdrawn := func() *Removal {
+		if !open {
+			return nil
+		}
+		return inc.withdrawOwn(nil, path)
+	}
 	for try := 0; ; try++ {
 		p, err := start(ctx, inc, inc.createCall(path, data, zk.FlagEphemeral))
 		if err == nil {
@@ -23,47 +31,45 @@ func (inc *Incarnation) CreateOwn(ctx context.Context, path string, data []byte)
 		}
 		switch {
 		case err == nil:
-			return nil
+			return nil, nil
 		case errors.Is(err, ErrEnded):
-			return err // it was ephemeral
+			return nil, err // it was ephemeral
 		case ctx.Err() != nil && OutcomeOf(err) != Answered:
 			if p != nil || open {
-				inc.withdrawOwn(p, path).Await(Grace)
+				undo = inc.withdrawOwn(p, path)
 			}
-			return CtxErr(ctx)
+			return undo, CtxErr(ctx)
 		case IsNodeExists(err) && open:
 			stat, e := inc.Exists(ctx, path)
 			switch {
-			case e != nil && !errors.Is(e, ErrEnded):
-				inc.withdrawOwn(nil, path).Await(Grace)
-				return e
+			case errors.Is(e, ErrEnded):
+				return nil, e
 			case e != nil:
-				return e
+				return withdrawn(), e
 			case stat != nil && stat.EphemeralOwner == inc.ID.Load():
-				return nil
+				return nil, nil
 			case stat != nil:
-				return err
+				return nil, err // another's, so none of ours
 			}
 			continue // gone in between
 		case IsNoNode(err):
+			open = false // where there is no parent there is no child
 			if err := inc.MakeDir(ctx, ParentPath(path)); err != nil {
-				return err
+				return nil, err
 			}
 			continue
 		case OutcomeOf(err) == Answered:
-			return err
+			// A refusal says nothing of the attempts before it.
+			return withdrawn(), err
 		}
 		open = open || OutcomeOf(err) == Unknown
 		if err := inc.Pause(ctx, try); err != nil {
-			if open {
-				inc.withdrawOwn(nil, path).Await(Grace)
-			}
-			return err
+			return withdrawn(), err
 		}
 	}
 }
 
-// withdrawOwn deletes in the background what createOwn may have made, once the
+// withdrawOwn deletes in the background what CreateOwn may have made, once the
 // request is over, if it is this session's.
 func (inc *Incarnation) withdrawOwn(making *pending[string], path string) *Removal {
 	return inc.Vacate(path, func() error {
@@ -74,13 +80,45 @@ func (inc *Incarnation) withdrawOwn(making *pending[string], path string) *Remov
 				return ErrEnded
 			}
 		}
-		ctx := inc.Ctx // there is nobody else to wait for
-		stat, err := inc.ExistsFresh(ctx, path)
-		if err != nil || stat == nil || stat.EphemeralOwner != inc.ID.Load() {
+		return inc.removeOwn(inc.Ctx, path, false) // there is nobody else to wait for
+	})
+}
+
+// RemoveOwn deletes in the background what CreateOwn has made. Unlike Remove it
+// never deletes what another session has made there after it.
+func (inc *Incarnation) RemoveOwn(path string) *Removal {
+	sure := true
+	return inc.Vacate(path, func() error {
+		defer func() { sure = false }()
+		return inc.removeOwn(inc.Ctx, path, sure)
+	})
+}
+
+// removeOwn deletes the znode at path if it is this session's; sure is that it was
+// a moment ago. A deletion without a reply may have been applied, and another may
+// have made the next znode since: so each repetition looks first. The look is not
+// older than that deletion, and none of a session comes late (see find): what it
+// finds of this session is still there when the repetition comes, as nobody else
+// deletes it.
+func (inc *Incarnation) removeOwn(ctx context.Context, path string, sure bool) error {
+	for try := 0; ; try++ {
+		if !sure || try > 0 {
+			stat, err := inc.ExistsFresh(ctx, path)
+			if err != nil || stat == nil || stat.EphemeralOwner != inc.ID.Load() {
+				return err
+			}
+		}
+		p, err := start(ctx, inc, deleteCall(path))
+		if err == nil {
+			_, err = p.Wait(ctx, inc)
+		}
+		if err == nil || errors.Is(err, ErrEnded) || ctx.Err() != nil || OutcomeOf(err) == Answered {
 			return err
 		}
-		return inc.RemoveNow(ctx, path)
-	})
+		if err := inc.Pause(ctx, try); err != nil {
+			return err
+		}
+	}
 }
 
 // GetThenRemove reads the znode at path, and deletes own, which is ephemeral and of
