@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 )
@@ -217,9 +218,11 @@ func (h *hostProvider) Next() (addr string, retryStart bool) {
 	return addr, true
 }
 
-// endOrphan ends an abandoned session that has no connection, when those who held
-// something have had their time. It makes attempts until the session has expired by
-// itself, or the Session is closed: its Close does not wait for it.
+// endOrphan ends an abandoned session that has no connection, or whose server has
+// not answered that it is ended, when those who held something have had their time.
+// The server of its last connection is asked after all others. Attempts are made
+// until the session has expired by itself, or the Session is closed: its Close does
+// not wait for it.
 func (inc *Incarnation) endOrphan(left time.Time) {
 	m := inc.Manager
 	inc.LiveMu.Lock()
@@ -228,14 +231,18 @@ func (inc *Incarnation) endOrphan(left time.Time) {
 	if w.id == 0 {
 		return // there never was one
 	}
-	wait := time.Until(left.Add(inc.LossTime()))
+	first := 0
+	if l := inc.newestLink(); l != nil {
+		first = 1 + slices.Index(m.Hosts, l.addr)
+	}
+	wait := max(time.Microsecond, time.Until(left.Add(inc.LossTime())))
 	for try := 0; time.Since(left)+wait < w.timeout; try++ {
 		select {
 		case <-time.After(wait):
 		case <-m.Closing:
 			return
 		}
-		addr := m.Hosts[try%len(m.Hosts)]
+		addr := m.Hosts[(first+try)%len(m.Hosts)]
 		err := m.endOver(addr, w)
 		if err == nil {
 			return

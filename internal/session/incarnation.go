@@ -54,6 +54,7 @@ type Incarnation struct {
 	asking    *inquiry  // under way; guarded by liveMu
 	nobody    string    // a path where there is no znode
 	abandoned time.Time // when the session was abandoned; guarded by liveMu, and stays once it is set
+	over      bool      // the servers have answered that they have ended the session; guarded by liveMu
 	password  []byte    // of the session; guarded by liveMu
 
 	Attached sync.Map // what is kept with the session, by keys of whoever keeps it
@@ -283,6 +284,21 @@ func (inc *Incarnation) leftAt() time.Time {
 	return inc.abandoned
 }
 
+// endedOnServer is told that the servers have ended the session because they were
+// asked to.
+func (inc *Incarnation) endedOnServer() {
+	inc.LiveMu.Lock()
+	inc.over = true
+	inc.LiveMu.Unlock()
+}
+
+// ended reports whether the servers have said so.
+func (inc *Incarnation) ended() bool {
+	inc.LiveMu.Lock()
+	defer inc.LiveMu.Unlock()
+	return inc.over
+}
+
 // LossTime is how long whoever is told that what he held is given up has before
 // it can be granted to others: a tenth of the session timeout, as much as there
 // is between the moment at which a client that is cut off tells its losses and
@@ -340,9 +356,6 @@ func (inc *Incarnation) shut() {
 			// at once if it finds it between two attempts to connect.
 			inc.seal(ErrClosed)
 			<-inc.parked
-			if left := inc.leftAt(); !left.IsZero() {
-				inc.Manager.Spawn(func() { inc.endOrphan(left) })
-			}
 		}
 		closed := make(chan struct{})
 		inc.Manager.Spawn(func() {
@@ -355,6 +368,12 @@ func (inc *Incarnation) shut() {
 		close(inc.quit)
 		<-closed
 		inc.seal(ErrClosed)
+		// Nothing may have been asked, for want of a connection, or the server was
+		// silent: then another is asked. What the silent one passes on after all ends
+		// the same session.
+		if left := inc.leftAt(); !left.IsZero() && !inc.ended() {
+			inc.Manager.Spawn(func() { inc.endOrphan(left) })
+		}
 	})
 	<-inc.gone
 }

@@ -545,6 +545,9 @@ func (l *link) received(xid, code int32, body []byte) error {
 		l.inc.Watches.answered(info.ask, code)
 	}
 	if info.r == nil {
+		if info.op == wire.OpCloseSession && code == 0 {
+			l.inc.endedOnServer()
+		}
 		l.inc.contact(info.at, proofOf(info.op, code))
 		if xid > 0 {
 			l.pre = append(append(make([]byte, 0, len(l.head)+len(body)), l.head[:]...), body...)
