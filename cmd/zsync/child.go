@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -35,8 +36,9 @@ func (c *child) run() (status int, err error) {
 	}
 	cmd.Env = c.environment()
 	p := newProcess(cmd)
-	orphans := orphaned()
-	if err := cmd.Start(); err != nil {
+	orphans, stop := orphaned()
+	defer stop()
+	if err := ours.start(cmd); err != nil {
 		if errors.Is(err, exec.ErrNotFound) || errors.Is(err, os.ErrNotExist) {
 			return exitNotFound, fmt.Errorf("%s: no such command", c.argv[0])
 		}
@@ -45,7 +47,7 @@ func (c *child) run() (status int, err error) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		cmd.Wait() // what it says is in cmd.ProcessState
+		ours.wait(cmd) // what it says is in cmd.ProcessState
 	}()
 	var kill <-chan time.Time
 	told := func() {} // waits for what was told of the loss
@@ -75,6 +77,38 @@ func (c *child) run() (status int, err error) {
 	}
 }
 
+// ours are the processes that have been started and not waited for. What was
+// adopted is reaped, and these must not be: see reap.
+var ours processTable
+
+type processTable struct {
+	mu   sync.Mutex
+	pids map[int]bool
+}
+
+// start starts cmd. Nothing is reaped until it is known whose it is.
+func (t *processTable) start(cmd *exec.Cmd) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	if t.pids == nil {
+		t.pids = map[int]bool{}
+	}
+	t.pids[cmd.Process.Pid] = true
+	return nil
+}
+
+// wait waits for what start has started.
+func (t *processTable) wait(cmd *exec.Cmd) error {
+	err := cmd.Wait()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.pids, cmd.Process.Pid)
+	return err
+}
+
 // telling is how long what is run at a loss may take.
 const telling = 10 * time.Second
 
@@ -86,14 +120,14 @@ func (c *child) tell(p *process) (wait func()) {
 	ctx, cancel := context.WithTimeout(context.Background(), telling)
 	cmd := exec.CommandContext(ctx, shell[0], append(shell[1:], c.onLost)...)
 	cmd.Stdout, cmd.Stderr, cmd.Env, cmd.WaitDelay = os.Stdout, os.Stderr, c.environment(), time.Second
-	err := cmd.Start()
+	err := ours.start(cmd)
 	if err == nil {
 		p.spared = cmd.Process.Pid
 	}
 	return func() {
 		defer cancel()
 		if err == nil {
-			err = cmd.Wait()
+			err = ours.wait(cmd)
 		}
 		if err != nil {
 			say(fmt.Errorf("--on-lost: %w", err))

@@ -47,8 +47,10 @@ func (p *process) rest() []int {
 
 // reap asks how those have ended that were adopted, which makes an end of them.
 func (p *process) reap() {
+	ours.mu.Lock()
+	defer ours.mu.Unlock()
 	for _, c := range processes()[os.Getpid()] {
-		if c.ended && c.pid != p.cmd.Process.Pid && c.pid != p.spared {
+		if c.ended && !ours.pids[c.pid] {
 			syscall.Wait4(c.pid, nil, syscall.WNOHANG, nil)
 		}
 	}

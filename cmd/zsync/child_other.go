@@ -35,6 +35,6 @@ func (p *process) clear(<-chan time.Time) {}
 func (p *process) reap() {}
 
 // orphaned tells of nothing here.
-func orphaned() <-chan os.Signal { return nil }
+func orphaned() (_ <-chan os.Signal, stop func()) { return nil, func() {} }
 
 func exitStatus(state *os.ProcessState) int { return state.ExitCode() }

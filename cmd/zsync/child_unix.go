@@ -121,10 +121,10 @@ func (p *process) clear(kill <-chan time.Time) {
 }
 
 // orphaned tells when something that was adopted may have ended.
-func orphaned() <-chan os.Signal {
+func orphaned() (_ <-chan os.Signal, stop func()) {
 	ch := make(chan os.Signal, 1)
 	signal.Notify(ch, syscall.SIGCHLD)
-	return ch
+	return ch, func() { signal.Stop(ch) }
 }
 
 // exitStatus is what a shell would say.

@@ -802,8 +802,8 @@ func TestQueueRecvRunsACommandForEachElement(t *testing.T) {
 	}
 	start(t, srv.Addr(), "", "queue", "send", "/q", "one", "two", "", "three").want(0, "")
 	recv(`cat; echo " $ZSYNC_ATTEMPT"`, "-n", "1").want(0, "one 1\n")
-	recv(`cat; exit 3`).want(3, "two")
-	recv(`cat; echo " $ZSYNC_ATTEMPT ${ZSYNC_ID##*/}"; false`).want(1, "two 2 e-0000000001\n")
+	recv(`cat; exit 3`, "--backoff", "0").want(3, "two")
+	recv(`cat; echo " $ZSYNC_ATTEMPT ${ZSYNC_ID##*/}"; false`, "--backoff", "0").want(1, "two 2 e-0000000001\n")
 	start(t, srv.Addr(), "", "queue", "recv", "/q", "--", "/no/such/command").want(exitNotFound, "")
 	recv(`cat; echo " $ZSYNC_ATTEMPT"`).want(0, "two 4\n 1\nthree 1\n")
 	recv(`cat`, "-n", "1").want(exitBusy, "")
@@ -1271,7 +1271,7 @@ func TestDeadLettersArePutBackOrPurged(t *testing.T) {
 	queue(0, "", "send", "/q", "good", "bad", "good too", "bad\x1b as well")
 	queue(0, "good\n", "peek", "/q")
 	script := `read -r job; echo "$job" $ZSYNC_ATTEMPT; case $job in bad*) false; esac`
-	out := queue(0, "?", "recv", "/q", "--max-attempts", "2", "--", "sh", "-c", script)
+	out := queue(0, "?", "recv", "/q", "--max-attempts", "2", "--backoff", "0", "--", "sh", "-c", script)
 	lines := strings.Split(strings.TrimSpace(out), "\n")
 	want := []string{"bad 1", "bad 2", "bad\x1b as well 1", "bad\x1b as well 2", "good 1", "good too 1"}
 	slices.Sort(lines)
@@ -1280,8 +1280,8 @@ func TestDeadLettersArePutBackOrPurged(t *testing.T) {
 		t.Errorf("the command was run for %q, want %q", lines, want)
 	}
 	out = queue(0, "?", "dead", "/q")
-	rows := regexp.MustCompile(`(?m)^(dead-\S+) +20\S+ \S+ +(\d+) +(.*)$`).FindAllStringSubmatch(out, -1)
-	if len(rows) != 2 || rows[0][3] != "bad" || rows[1][3] != `"bad\x1b as well"` || rows[0][2] != "3" {
+	rows := regexp.MustCompile(`(?m)^(dead-\S+) +20\S+ \S+ +(\d+) +exit status 1 +(.*)$`).FindAllStringSubmatch(out, -1)
+	if len(rows) != 2 || rows[0][3] != "bad" || rows[1][3] != `"bad\x1b as well"` || rows[0][2] != "2" {
 		t.Fatalf("got\n%s", out)
 	}
 	if out := queue(0, "?", "dead", "/q", "--json"); !strings.Contains(out, `"data": "YmFk"`) {
@@ -1291,7 +1291,7 @@ func TestDeadLettersArePutBackOrPurged(t *testing.T) {
 	queue(0, "bad\n", "recv", "/q")
 	queue(0, "1\n", "purge", "/q", "--all")
 	queue(0, "0\n", "purge", "/q", "--all")
-	queue(0, "ID   SINCE   BYTES   DATA\n", "dead", "/q")
+	queue(0, "ID   SINCE   ATTEMPTS   REASON   DATA\n", "dead", "/q")
 
 	queue(0, "", "send", "/q", "later", "--delay", "1h")
 	queue(0, "", "send", "/q", "middle", "--priorities", "10")
@@ -1368,6 +1368,18 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 		{srv.Addr(), "queue send /q x --priority 1", exitUsage, "of how many? give --priorities"},
 		{srv.Addr(), "queue send /q x --priorities 2 --priority 1 --delay 1", exitUsage, "do not go together"},
 		{srv.Addr(), "queue recv /q --max-attempts 2", exitUsage, "goes with a command"},
+		{srv.Addr(), "queue recv /q -j 2", exitUsage, "--jobs goes with a command"},
+		{srv.Addr(), "queue recv /q --backoff 1", exitUsage, "--backoff goes with a command"},
+		{srv.Addr(), "queue recv /q --jobs 0 -- true", exitUsage, "--jobs 0: must be at least 1"},
+		{srv.Addr(), "queue recv /q --max-attempts 0 -- true", exitUsage, "--max-attempts 0: must be at least 1"},
+		{srv.Addr(), "queue recv /q --layout kazoo --backoff 1 -- true", exitUsage, "--backoff needs zsync's own layout, not kazoo"},
+		{srv.Addr(), "queue recv /q --layout kazoo --max-attempts 2 -- true", exitUsage, "WithMaxAttempts needs zsync's own layout"},
+		{srv.Addr(), "queue send /q x y --id 7", exitUsage, "--id is of one element, and here are 2"},
+		{srv.Addr(), "queue send /q x --id 7 --delay 1", exitUsage, "--id does not go with --priority and --delay"},
+		{srv.Addr(), "queue send /q x --id 7 --layout kazoo", exitUsage, "IDs need zsync's own layout"},
+		{srv.Addr(), "queue cancel /q", exitUsage, "want: zsync queue cancel PATH ID [flags]"},
+		{srv.Addr(), "queue cancel /q 7", exitBusy, "there is no element with the ID 7"},
+		{srv.Addr(), "queue stats", exitUsage, "want: zsync queue stats PATH [flags]"},
 		{srv.Addr(), "queue requeue /q", exitUsage, "want: zsync queue requeue PATH ID..."},
 		{srv.Addr(), "queue purge /q x --all", exitUsage, "want: zsync queue purge PATH ID..."},
 		{srv.Addr(), "value set", exitUsage, "want: zsync value set PATH [VALUE] [flags]"},

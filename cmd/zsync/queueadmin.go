@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"slices"
 	"text/tabwriter"
 	"time"
@@ -77,12 +78,109 @@ and prints how many there were. Dead letters stay: see zsync queue purge.`,
 	return cmd
 }
 
+func cancelCommand(c *client) *cobra.Command {
+	q := &queueing{holding: *newHolding(c)}
+	cmd := &cobra.Command{
+		Use:   "cancel PATH ID [flags]",
+		Short: "remove the element that was sent with an ID",
+		Long: `cancel removes the element of the queue at PATH that was sent with --id ID, if
+nobody is about to receive it. Exit status 75 means that it is not there any more,
+or is being worked on. The ID is remembered all the same.`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 2 {
+				return fail(exitUsage, "want: %s", cmd.UseLine())
+			}
+			return q.withQueue(cmd, args[0], func(ctx context.Context, queue *zsync.Queue[[]byte]) error {
+				removed, err := queue.Cancel(ctx, args[1])
+				if err == nil && !removed {
+					err = fail(exitBusy, "%s: there is no element with the ID %s that nobody has received", args[0], printable(args[1]))
+				}
+				return err
+			})
+		},
+	}
+	q.addFlags(cmd)
+	return cmd
+}
+
+// A statsLine is what is in a queue, in JSON.
+type statsLine struct {
+	Ready   int          `json:"ready"`
+	Claimed int          `json:"claimed"`
+	Delayed int          `json:"delayed"`
+	Dead    int          `json:"dead"`
+	Oldest  *time.Time   `json:"oldest,omitempty"`
+	Holders []holderLine `json:"holders"`
+}
+
+type holderLine struct {
+	Owner   string `json:"owner"`
+	Claimed int    `json:"claimed"`
+}
+
+func statsCommand(c *client) *cobra.Command {
+	q := &queueing{holding: *newHolding(c)}
+	asJSON := false
+	cmd := &cobra.Command{
+		Use:   "stats PATH [flags]",
+		Short: "count what is in a queue, and tell who has it",
+		Long: `stats prints of the queue at PATH how many elements are ready to be received, how
+many are claimed by consumers, delayed and with the dead letters, how long the
+oldest that is ready has waited, and which consumer has claimed how many. What
+moves while it counts may be counted twice, or not at all.
+
+With --json it prints an object with ready, claimed, delayed, dead, oldest (a
+time) and holders (an array of objects with owner and claimed).`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return fail(exitUsage, "want: %s", cmd.UseLine())
+			}
+			return q.withQueue(cmd, args[0], func(ctx context.Context, queue *zsync.Queue[[]byte]) error {
+				st, err := queue.Stats(ctx)
+				if err != nil {
+					return err
+				}
+				l := statsLine{Ready: st.Ready, Claimed: st.Claimed, Delayed: st.Delayed, Dead: st.Dead, Holders: []holderLine{}}
+				if !st.Oldest.IsZero() {
+					l.Oldest = &st.Oldest
+				}
+				for _, h := range st.Holders {
+					l.Holders = append(l.Holders, holderLine(h))
+				}
+				if asJSON {
+					return outputError(writeJSON(cmd.OutOrStdout(), l))
+				}
+				return outputError(l.print(cmd.OutOrStdout(), time.Now()))
+			})
+		},
+	}
+	q.addFlags(cmd)
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+func (l statsLine) print(w io.Writer, now time.Time) error {
+	t := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
+	fmt.Fprintf(t, "ready\t%d\nclaimed\t%d\ndelayed\t%d\ndead\t%d\noldest\t%s\n", l.Ready, l.Claimed, l.Delayed, l.Dead, age(now, l.Oldest))
+	for _, h := range l.Holders {
+		owner := h.Owner
+		if owner == "" {
+			owner = "a session that has ended"
+		}
+		fmt.Fprintf(t, "claimed by %s\t%d\n", printable(owner), h.Claimed)
+	}
+	return t.Flush()
+}
+
 // A letterLine is a dead letter in JSON.
 type letterLine struct {
-	ID    string    `json:"id"`
-	Since time.Time `json:"since"`
-	Size  int       `json:"size"`
-	Data  []byte    `json:"data"` // in base64
+	ID       string     `json:"id"`
+	Since    time.Time  `json:"since"`
+	Attempts int        `json:"attempts"`
+	First    *time.Time `json:"first,omitempty"`
+	Reason   string     `json:"reason,omitempty"`
+	Size     int        `json:"size"`
+	Data     []byte     `json:"data"` // in base64
 }
 
 func deadCommand(c *client) *cobra.Command {
@@ -92,9 +190,10 @@ func deadCommand(c *client) *cobra.Command {
 		Use:   "dead PATH [flags]",
 		Short: "show the dead letters",
 		Long: `dead lists the elements of the queue at PATH that were set aside, because they
-could not be decoded or were delivered too often: their IDs, since when, how
-many bytes they have and how they begin. With --json it prints an array of
-objects with id, since, size, and data in base64.`,
+could not be decoded, were delivered too often, or were rejected: their IDs, since
+when, how often they had been delivered, why they were set aside, and the element.
+With --json it prints an array of objects with id, since, attempts, first (when it
+was sent), reason, size in bytes, and data in base64.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())
@@ -105,15 +204,19 @@ objects with id, since, size, and data in base64.`,
 					if err != nil {
 						return err
 					}
-					lines = append(lines, letterLine{d.ID, d.Since, len(d.Data), d.Data})
+					l := letterLine{ID: d.ID, Since: d.Since, Attempts: d.Attempts, Reason: d.Reason, Size: len(d.Data), Data: d.Data}
+					if !d.First.IsZero() {
+						l.First = &d.First
+					}
+					lines = append(lines, l)
 				}
 				if asJSON {
 					return outputError(writeJSON(cmd.OutOrStdout(), lines))
 				}
 				t := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 3, ' ', 0)
-				fmt.Fprintln(t, "ID\tSINCE\tBYTES\tDATA")
+				fmt.Fprintln(t, "ID\tSINCE\tATTEMPTS\tREASON\tDATA")
 				for _, l := range lines {
-					fmt.Fprintf(t, "%s\t%s\t%d\t%s\n", plain(l.ID), l.Since.Local().Format(time.DateTime), l.Size, printable(string(l.Data)))
+					fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s\n", plain(l.ID), l.Since.Local().Format(time.DateTime), l.Attempts, dash(printable(l.Reason)), printable(string(l.Data)))
 				}
 				return outputError(t.Flush())
 			})

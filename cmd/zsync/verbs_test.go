@@ -286,13 +286,15 @@ func TestManPagesAndCompletionsAreWritten(t *testing.T) {
 	start(t, "", "", "gen", "man", dir+"/man").want(0, "")
 	start(t, "", "", "gen", "completion", dir+"/completion").want(0, "")
 	for name, want := range map[string]string{
-		"man/zsync.1":           "\n64    bad command line\n",
-		"man/zsync-lock.1":      `\fB--on-lost\fP`,
-		"man/zsync-int-add.1":   "zsync int add /stock/apples -12",
-		"completion/zsync.bash": "__start_zsync",
-		"completion/_zsync":     "#compdef zsync",
-		"completion/zsync.fish": "complete -c zsync",
-		"completion/zsync.ps1":  "Register-ArgumentCompleter",
+		"man/zsync.1":             "\n64    bad command line\n",
+		"man/zsync-lock.1":        `\fB--on-lost\fP`,
+		"man/zsync-int-add.1":     "zsync int add /stock/apples -12",
+		"man/zsync-queue-recv.1":  `\fB--max-attempts\fP`,
+		"man/zsync-queue-stats.1": "stats prints of the queue",
+		"completion/zsync.bash":   "__start_zsync",
+		"completion/_zsync":       "#compdef zsync",
+		"completion/zsync.fish":   "complete -c zsync",
+		"completion/zsync.ps1":    "Register-ArgumentCompleter",
 	} {
 		data, err := os.ReadFile(dir + "/" + name)
 		if err != nil || !strings.Contains(string(data), want) {

@@ -1,0 +1,182 @@
+//go:build unix
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/zktest"
+)
+
+// recvCommandOf starts queue recv of /q with a script.
+func recvCommandOf(t *testing.T, srv *zktest.Server, script string, args ...string) *run {
+	t.Helper()
+	return start(t, srv.Addr(), "", append(append([]string{"queue", "recv", "/q"}, args...), "--", "sh", "-c", script)...)
+}
+
+func TestPoisonHoldsUpNobodyAndIsSetAsideWithItsReason(t *testing.T) {
+	srv := zktest.Start(t)
+	const script = `read -r job; case $job in bad) exit 3; esac; echo "$job"`
+	start(t, srv.Addr(), "", "queue", "send", "/q", "bad", "one", "two").want(0, "")
+	r := recvCommandOf(t, srv, script, "--follow", "--backoff", "0.01")
+	r.awaitOutput("one\n")
+	r.awaitOutput("two\n")
+	await(t, func() bool {
+		return regexp.MustCompile(`zsync: /q: \S+: exit status 3 at attempt 2; again after 20ms\n`).MatchString(r.stderr.String())
+	}, "the second attempt")
+	start(t, srv.Addr(), "", "queue", "send", "/q", "three").want(0, "")
+	r.awaitOutput("three\n")
+	r.cmd.Process.Signal(syscall.SIGTERM)
+	r.want(128+int(syscall.SIGTERM), "one\ntwo\nthree\n")
+
+	// It has had two attempts, or more, so that this is the last.
+	start(t, srv.Addr(), "", "queue", "send", "/q", "four").want(0, "")
+	r = recvCommandOf(t, srv, script, "--follow", "--max-attempts", "1", "--backoff", "0.01")
+	r.awaitOutput("four\n")
+	q := zsync.NewQueue[string](connect(t, srv), "/q", zsync.WithCodec(zsync.Raw))
+	await(t, func() bool { n, err := q.Len(t.Context()); return err == nil && n == 0 }, "an empty queue")
+	r.cmd.Process.Signal(syscall.SIGTERM)
+	r.want(128+int(syscall.SIGTERM), "four\n")
+	start(t, srv.Addr(), "", "queue", "purge", "/q", "--all").want(0, "1\n")
+
+	start(t, srv.Addr(), "", "queue", "send", "/q", "bad", "five").want(0, "")
+	r = recvCommandOf(t, srv, script, "--max-attempts", "2", "--backoff", "0.01")
+	r.want(3, "five\n")
+	if got := r.stderr.String(); strings.Count(got, "exit status 3 at attempt 1; again after 10ms\n") != 1 || strings.Count(got, "exit status 3 at attempt 2, the last: it is set aside\n") != 1 {
+		t.Errorf("it says\n%s", got)
+	}
+	r = start(t, srv.Addr(), "", "queue", "dead", "/q", "--json")
+	r.wait()
+	var letters []letterLine
+	if err := json.Unmarshal([]byte(r.stdout.String()), &letters); err != nil || len(letters) != 1 ||
+		string(letters[0].Data) != "bad" || letters[0].Reason != "exit status 3" || letters[0].Attempts != 2 || letters[0].First == nil {
+		t.Errorf("dead letters: %v\n%s", err, &r.stdout)
+	}
+}
+
+func TestStatusOfQueueRecvIsThatOfWhatFailedUnlessItWasDoneLater(t *testing.T) {
+	srv := zktest.Start(t)
+	start(t, srv.Addr(), "", "queue", "send", "/q", "one", "two").want(0, "")
+	r := recvCommandOf(t, srv, `cat; echo " $ZSYNC_ATTEMPT"; test $ZSYNC_ATTEMPT -gt 1 || exit 4`, "--max-attempts", "5", "--backoff", "0")
+	status, lines := r.wait(), strings.SplitAfter(r.stdout.String(), "\n")
+	slices.Sort(lines)
+	if got := strings.Join(lines, ""); status != 0 || got != "one 1\none 2\ntwo 1\ntwo 2\n" {
+		t.Errorf("exit status %d, and output, sorted,\n%s%s", status, got, &r.stderr)
+	}
+	// Nobody waits here for what is tried again, and it is not there yet.
+	start(t, srv.Addr(), "", "queue", "send", "/q", "one", "two").want(0, "")
+	recvCommandOf(t, srv, `cat; exit 5`, "--backoff", "1h").want(5, "onetwo")
+	recvCommandOf(t, srv, `cat`).want(0, "")
+	start(t, srv.Addr(), "", "queue", "stats", "/q").want(0, "ready     0\nclaimed   0\ndelayed   2\ndead      0\noldest    -\n")
+}
+
+func TestQueueRecvRunsSoManyCommandsAtOnce(t *testing.T) {
+	srv := zktest.Start(t)
+	dir := t.TempDir()
+	elements := strings.Fields("a b c d e f g h")
+	start(t, srv.Addr(), "", append([]string{"queue", "send", "/q"}, elements...)...).want(0, "")
+	// Each writes down how many there are, itself included. It leaves an orphan behind,
+	// which somebody must reap, and not the others with it.
+	const script = `cd "$0"; read -r job; mkdir run.$job; set -- run.*; echo $# >>peaks; while [ ! -e go ]; do sleep 0.01; done; (true &); rmdir run.$job; echo $job`
+	r := start(t, srv.Addr(), "", "queue", "recv", "/q", "--jobs", "3", "--", "sh", "-c", script, dir)
+	await(t, func() bool { began, _ := filepath.Glob(dir + "/run.*"); return len(began) == 3 }, "three commands at once")
+	stats := start(t, srv.Addr(), "", "queue", "stats", "/q", "--json")
+	stats.wait()
+	var st statsLine
+	if err := json.Unmarshal([]byte(stats.stdout.String()), &st); err != nil || st.Claimed < 3 || st.Claimed+st.Ready != len(elements) ||
+		st.Oldest == nil || len(st.Holders) != 1 || st.Holders[0].Claimed != st.Claimed || st.Holders[0].Owner == "" {
+		t.Errorf("stats: %v\n%s", err, &stats.stdout)
+	}
+	if err := os.WriteFile(dir+"/go", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if status := r.wait(); status != 0 {
+		t.Errorf("exit status %d\n%s", status, &r.stderr)
+	}
+	done := strings.Fields(r.stdout.String())
+	slices.Sort(done)
+	if !slices.Equal(done, elements) {
+		t.Errorf("done: %q", done)
+	}
+	peaks, _ := os.ReadFile(dir + "/peaks")
+	if regexp.MustCompile(`[4-9]`).Match(peaks) || !strings.Contains(string(peaks), "3") {
+		t.Errorf("so many ran at once: %q", peaks)
+	}
+}
+
+func TestSignalToQueueRecvGoesToAllItsCommands(t *testing.T) {
+	srv := zktest.Start(t)
+	start(t, srv.Addr(), "", "queue", "send", "/q", "one", "two", "three").want(0, "")
+	r := recvCommandOf(t, srv, `trap 'echo told; exit 0' TERM; read -r job; echo $job; while :; do sleep 0.01; done`, "-f", "-j", "2")
+	r.awaitOutput("one\n")
+	r.awaitOutput("two\n")
+	r.cmd.Process.Signal(syscall.SIGTERM)
+	if status := r.wait(); status != 128+int(syscall.SIGTERM) || strings.Count(r.stdout.String(), "told\n") != 2 {
+		t.Errorf("exit status %d, and output\n%s%s", status, &r.stdout, &r.stderr)
+	}
+	start(t, srv.Addr(), "", "queue", "recv", "/q").want(0, "three\n")
+}
+
+func TestElementsOfOneKeyAreWorkedOnOneAtATime(t *testing.T) {
+	srv := zktest.Start(t)
+	dir := t.TempDir()
+	start(t, srv.Addr(), "", "queue", "send", "/q", "a1", "a2", "--key", "a").want(0, "")
+	start(t, srv.Addr(), "b1\n", "queue", "send", "/q", "--key", "b").want(0, "")
+	// a1 ends when b1, which came behind a2, has begun.
+	const script = `cd "$0"; read -r job; echo $job begins; case $job in a1) while [ ! -e b ]; do sleep 0.01; done;; b1) touch b;; esac; echo $job ends`
+	r := start(t, srv.Addr(), "", "queue", "recv", "/q", "--jobs", "3", "--", "sh", "-c", script, dir)
+	if status := r.wait(); status != 0 {
+		t.Errorf("exit status %d\n%s", status, &r.stderr)
+	}
+	got := regexp.MustCompile(`(?m)^b1 .*\n`).ReplaceAllString(r.stdout.String(), "")
+	if got != "a1 begins\na1 ends\na2 begins\na2 ends\n" {
+		t.Errorf("got\n%s", &r.stdout)
+	}
+}
+
+func TestElementIsSentOnceForItsIDAndCanBeCancelled(t *testing.T) {
+	srv := zktest.Start(t)
+	for i := range 2 {
+		r := start(t, srv.Addr(), "", "queue", "send", "/q", "the order", "--id", "42")
+		r.want(0, "")
+		if got, want := r.stderr.String(), []string{"", "zsync: /q: an element with the ID 42 was sent before; nothing is stored\n"}[i]; got != want {
+			t.Errorf("time %d: the message is %q, want %q", i+1, got, want)
+		}
+	}
+	start(t, srv.Addr(), "one line\n", "queue", "send", "/q", "--id", "43").want(0, "")
+	start(t, srv.Addr(), "", "queue", "cancel", "/q", "42").want(0, "")
+	start(t, srv.Addr(), "", "queue", "cancel", "/q", "42").want(exitBusy, "")
+	start(t, srv.Addr(), "", "queue", "recv", "/q").want(0, "one line\n")
+	r := start(t, srv.Addr(), "one\ntwo\n", "queue", "send", "/q", "--id", "44")
+	r.want(exitUsage, "")
+	if got := r.stderr.String(); !strings.Contains(got, "--id is of one element") {
+		t.Errorf("the message is %q", got)
+	}
+}
+
+func TestWhatHasFailedWaitsLongerEachTime(t *testing.T) {
+	w := working{backoff: time.Second}
+	got := ""
+	for attempt := range 9 {
+		got += fmt.Sprint(w.pause(attempt+1), " ")
+	}
+	if want := "1s 2s 4s 8s 16s 32s 1m0s 1m0s 1m0s "; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	for _, d := range []time.Duration{0, 2 * time.Minute} { // never less than it says
+		w.backoff = d
+		if got := w.pause(5); got != d {
+			t.Errorf("--backoff %v: %v", d, got)
+		}
+	}
+}

@@ -1,0 +1,306 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/zsync/zsync"
+)
+
+func recvCommand(c *client) *cobra.Command {
+	q := &queueing{holding: *newHolding(c)}
+	n, follow, w := 0, false, working{jobs: 1, backoff: time.Second}
+	cmd := &cobra.Command{
+		Use:   "recv PATH [flags] [-- CMD [ARG...]]",
+		Short: "take elements out of a queue",
+		Long: `recv writes the elements of the queue at PATH to its standard output, a line
+each, and removes them. It ends when none is left, when it has received as many
+as --count says, or with --follow waits for more.
+
+An element is removed once it is written. One that cannot be written goes back
+to its place. If recv is killed, or loses its session, in between, the element
+is received a second time, by whoever comes next; recv says so, if it can, and
+ends with status 76. The layouts of other libraries keep no element for one who
+has not removed it: with these, one that recv has taken is lost if it is killed.
+
+With a command nothing is written: the command is run for each element, --jobs
+of them at once, and finds the element in its standard input, its name in ZSYNC_ID
+and how often it has been received in ZSYNC_ATTEMPT: 1 the first time, and with
+another library's layout every time. If the command succeeds the element is
+removed.
+
+If it fails, the element is tried again after --backoff, then after twice that,
+and so on up to a minute; meanwhile recv goes on with the others. What has failed
+--max-attempts times is set aside with the command's exit status as the reason:
+see zsync queue dead. Without --max-attempts it is tried for ever. When recv
+ends by itself, its status is that of the last command that failed, unless all
+that failed was done later. It waits for its own retries only if --max-attempts
+bounds them. With --backoff 0, and in the layouts of other libraries, a failure
+without --max-attempts ends recv, and the element goes back to its place.
+
+A command that does not exist or cannot be executed ends recv. Signals are passed
+on to all commands. Neither --timeout nor a lost session stops a command; both are
+seen to when it has ended.
+
+Exit status 75 means that fewer elements came than --count says.`,
+		Example: `  zsync queue recv -n 1 --follow --timeout 1m /jobs
+  zsync queue recv --follow /jobs --jobs 4 --max-attempts 5 -- ./work
+  zsync queue recv --follow /jobs | while read -r job; do ./work "$job"; done`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			path, argv, err := pathAndPerhapsCommand(cmd, args)
+			if err != nil {
+				return err
+			}
+			if n < 0 || n == 0 && cmd.Flags().Changed("count") {
+				return fail(exitUsage, "--count %d: must be at least 1", n)
+			}
+			w.argv = argv
+			if err := w.check(cmd, q.layoutName); err != nil {
+				return err
+			}
+			var opts []zsync.QueueOption
+			if w.attempts > 0 {
+				opts = append(opts, zsync.WithMaxAttempts(w.attempts))
+			}
+			switch {
+			case argv != nil:
+				opts = append(opts, zsync.WithPrefetch(1)) // others may be free
+			case n > 0:
+				opts = append(opts, zsync.WithPrefetch(min(n, maxUnacknowledged)))
+			}
+			t, queue, err := q.open(cmd, path, opts...)
+			if err != nil {
+				return err
+			}
+			defer t.session.Close()
+			r := &receiver{
+				queue: queue, path: path, out: cmd.OutOrStdout(), end: q.end(), want: n, follow: follow,
+				working: w, slots: make(chan struct{}, maxUnacknowledged), failing: map[failing]int{},
+			}
+			err = r.receive(t.waiting)
+			r.removals.Wait()
+			return r.verdict(err)
+		},
+	}
+	q.addFlags(cmd)
+	q.addNull(cmd)
+	cmd.Flags().IntVarP(&n, "count", "n", 0, "receive `N` elements at most, or run the command so often (default: all)")
+	cmd.Flags().IntVarP(&w.jobs, "jobs", "j", 1, "run the command for `N` elements at once")
+	cmd.Flags().IntVar(&w.attempts, "max-attempts", 0, "try each element `N` times with the command, then set it aside (default: without end)")
+	cmd.Flags().Var((*seconds)(&w.backoff), "backoff", "a `TIME`: how long what has failed waits for its second attempt; twice that for the third, and so on up to a minute")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "wait for more when none is left")
+	return cmd
+}
+
+// maxUnacknowledged is how many elements may be written and not yet removed.
+const maxUnacknowledged = 128
+
+// A receiver writes the elements of a queue, or runs a command for each.
+type receiver struct {
+	queue  *zsync.Queue[[]byte]
+	path   string
+	out    io.Writer
+	end    byte
+	want   int // 0: as many as there are
+	follow bool
+	got    int // how many were written, or given to the command
+
+	working
+	removals sync.WaitGroup
+	slots    chan struct{} // one for each removal that may be under way
+
+	mu      sync.Mutex      // guards what follows
+	doubts  int             // how many removals may not have been: the elements may be received again
+	failed  error           // of a removal
+	ending  bool            // a signal has come that ends recv
+	running []*job          // the commands
+	failing map[failing]int // those that are to be tried again: how many
+	status  error           // of the last command that has failed
+	dead    bool            // something was set aside
+	retried time.Time       // when the last that is to be tried again may be
+	stop    error           // what a command's end ends recv with
+}
+
+// receive takes what there is, or with follow what will be.
+func (r *receiver) receive(ctx context.Context) error {
+	// A reader that has gone must not end us before the elements are back.
+	broken := make(chan os.Signal, 1)
+	signal.Notify(broken, syscall.SIGPIPE)
+	if r.argv != nil {
+		defer r.passSignals()()
+	}
+	for {
+		err := r.round(ctx)
+		if !errors.Is(err, errEmpty) {
+			return err
+		}
+		// What our own consumer had claimed has gone back by now.
+		if _, more, err := r.queue.Peek(ctx); err != nil || !more {
+			return verdict(err, exitBusy)
+		}
+	}
+}
+
+// verdict says what came of it all, when nothing is under way any more.
+func (r *receiver) verdict(err error) error {
+	switch {
+	case r.doubts > 0:
+		return fail(exitLost, "%s: the session was lost: %s may be received again", r.path, count(r.doubts, "element"))
+	case r.failed != nil:
+		return &statusError{exitOf(verdict(r.failed, exitServers)), fmt.Errorf("elements may be received again: %w", r.failed)}
+	case err == nil && (r.dead || len(r.failing) > 0):
+		return r.status
+	case err == nil && r.got < r.want:
+		return fail(exitBusy, "%s: received %d of %s: there are no more", r.path, r.got, count(r.want, "element"))
+	}
+	return err
+}
+
+func (r *receiver) full() bool { return r.want > 0 && r.got >= r.want }
+
+// errEmpty means that there was nothing to receive.
+var errEmpty = errors.New("the queue is empty")
+
+// idle is how long nothing must come before the queue is looked at.
+const idle = 50 * time.Millisecond
+
+// round consumes until it has enough, or unless it follows until nothing is left.
+func (r *receiver) round(ctx context.Context) (err error) {
+	inner, cancel := context.WithCancel(ctx)
+	elements := r.queue.Deliveries(inner)
+	free, stopped := make(chan struct{}, r.jobs), make(chan struct{})
+	var jobs sync.WaitGroup
+	defer func() {
+		cancel()
+		for d := range elements { // they go back to their places
+			d.NackAfter(0)
+		}
+		jobs.Wait()
+		if r.stop != nil {
+			err = r.stop
+		}
+	}()
+	for !r.full() {
+		select {
+		case free <- struct{}{}: // somebody can work on the next
+		case <-stopped:
+			return nil
+		}
+		d, ok, err := r.next(ctx, elements, free, stopped)
+		if err != nil || !ok {
+			return err
+		}
+		r.got++
+		if r.argv == nil {
+			if err := r.write(ctx, d); err != nil {
+				return err
+			}
+			<-free
+			continue
+		}
+		jobs.Go(func() {
+			defer func() { <-free }()
+			if err := r.run(ctx, d); err != nil {
+				r.mu.Lock()
+				defer r.mu.Unlock()
+				if r.stop == nil {
+					r.stop = err
+					close(stopped)
+				}
+			}
+		})
+	}
+	return nil
+}
+
+// next waits for an element. It has a place in free already. Without an error ok
+// is false when a command has ended recv.
+func (r *receiver) next(ctx context.Context, elements <-chan zsync.Delivery[[]byte], free chan struct{}, stopped <-chan struct{}) (d zsync.Delivery[[]byte], ok bool, err error) {
+	for {
+		var look <-chan time.Time
+		if !r.follow {
+			look = time.After(idle)
+		}
+		select {
+		case d, ok = <-elements:
+			if !ok {
+				return d, false, r.ended(ctx)
+			}
+			return d, true, nil
+		case <-stopped:
+			return d, false, nil
+		case <-look:
+			// What is being worked on may come back, and what is to be tried again will,
+			// unless others take it.
+			if len(free) > 1 || time.Now().Before(r.retry()) {
+				continue
+			}
+			if _, more, err := r.queue.Peek(ctx); err != nil {
+				return d, false, verdict(err, exitBusy)
+			} else if !more {
+				return d, false, errEmpty
+			}
+		}
+	}
+}
+
+// ended says why the elements have ended.
+func (r *receiver) ended(ctx context.Context) error {
+	if ctx.Err() == nil {
+		return fail(exitServers, "%s: the session is closed", r.path)
+	}
+	return verdict(context.Cause(ctx), exitBusy)
+}
+
+// write writes an element, and begins to remove it.
+func (r *receiver) write(ctx context.Context, d zsync.Delivery[[]byte]) error {
+	if _, err := r.out.Write(append(d.Value, r.end)); err != nil {
+		r.got--
+		d.Nack()
+		if errors.Is(err, syscall.EPIPE) {
+			return &statusError{128 + int(syscall.SIGPIPE), nil}
+		}
+		return outputError(err)
+	}
+	r.slots <- struct{}{}
+	r.removals.Go(func() {
+		defer func() { <-r.slots }()
+		r.remove(ctx, d)
+	})
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.failed
+}
+
+// remove removes what is written or done, even if a signal has come. Removals that are
+// under way at the same time share requests.
+func (r *receiver) remove(ctx context.Context, d zsync.Delivery[[]byte]) {
+	r.settle(ctx, d.Ack)
+}
+
+// settle decides what becomes of an element.
+func (r *receiver) settle(ctx context.Context, how func(ctx context.Context) error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removal)
+	defer cancel()
+	err := how(ctx)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case errors.Is(err, zsync.ErrLost):
+		r.doubts++
+	case err != nil && r.failed == nil:
+		r.failed = err
+	}
+}
+
+// removal is how long a removal is tried, across sessions.
+const removal = time.Minute

@@ -1,0 +1,213 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/zsync/zsync"
+)
+
+// This file runs the command of queue recv.
+
+// A working is what the command line says about the command.
+type working struct {
+	argv     []string // nil: there is none, and elements are written
+	jobs     int
+	attempts int // 0: without end
+	backoff  time.Duration
+}
+
+// longest is how long what has failed waits at most.
+const longest = time.Minute
+
+// check judges what the command line says.
+func (w *working) check(cmd *cobra.Command, layout string) error {
+	flags := cmd.Flags()
+	for _, name := range []string{"jobs", "max-attempts", "backoff"} {
+		if flags.Changed(name) && w.argv == nil {
+			return fail(exitUsage, "--%s goes with a command: %s", name, cmd.UseLine())
+		}
+	}
+	switch {
+	case w.jobs < 1:
+		return fail(exitUsage, "--jobs %d: must be at least 1", w.jobs)
+	case flags.Changed("max-attempts") && w.attempts < 1:
+		return fail(exitUsage, "--max-attempts %d: must be at least 1", w.attempts)
+	case layout != "zsync" && flags.Changed("backoff") && w.backoff > 0:
+		return fail(exitUsage, "--backoff needs zsync's own layout, not %s", layout)
+	case layout != "zsync":
+		w.backoff = 0
+	}
+	return nil
+}
+
+// pause is how long an element waits that has failed so many times.
+func (w *working) pause(attempt int) time.Duration {
+	d := w.backoff
+	for ; attempt > 1 && d < longest; attempt-- {
+		d = min(2*d, max(longest, w.backoff))
+	}
+	return d
+}
+
+// A job is a command that runs.
+type job struct{ signals chan os.Signal }
+
+// passSignals passes signals on to all commands that run, until stop is called.
+func (r *receiver) passSignals() (stop func()) {
+	all, ended, gone := make(chan os.Signal, 16), make(chan struct{}), make(chan struct{})
+	signal.Notify(all, passedOn...)
+	go func() {
+		defer close(gone)
+		for {
+			select {
+			case sig := <-all:
+				r.mu.Lock()
+				r.ending = r.ending || ends(sig)
+				for _, j := range r.running {
+					select {
+					case j.signals <- sig:
+					default: // it has 16 to get
+					}
+				}
+				r.mu.Unlock()
+			case <-ended:
+				return
+			}
+		}
+	}()
+	return func() {
+		signal.Stop(all)
+		close(ended)
+		<-gone
+	}
+}
+
+// begin makes a job that gets the signals which come from now on; nil if one has
+// come that ends recv.
+func (r *receiver) begin() *job {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.ending {
+		return nil
+	}
+	j := &job{make(chan os.Signal, 16)}
+	r.running = append(r.running, j)
+	return j
+}
+
+// finish removes a job, and reports whether a signal has come that ends recv.
+func (r *receiver) finish(j *job) (ending bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.running = slices.DeleteFunc(r.running, func(o *job) bool { return o == j })
+	return r.ending
+}
+
+// run runs the command for an element, and decides what becomes of that. What it
+// returns ends recv.
+func (r *receiver) run(ctx context.Context, d zsync.Delivery[[]byte]) error {
+	j := r.begin()
+	if j == nil {
+		<-ctx.Done() // the same signal ends it
+	}
+	if ctx.Err() != nil {
+		if j != nil {
+			r.finish(j)
+		}
+		d.NackAfter(0)
+		return nil // and the elements end
+	}
+	// The kernel kills the command if the thread ends that has started it.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	c := &child{argv: r.argv, stdin: bytes.NewReader(d.Value), signals: j.signals,
+		env: []string{"ZSYNC_ID=" + d.ID, "ZSYNC_ATTEMPT=" + strconv.Itoa(d.Attempt)}}
+	value := d.Value
+	status, err := c.run()
+	ending := r.finish(j)
+	switch {
+	case status == 0:
+		r.done(d, value)
+		r.remove(ctx, d)
+		return nil
+	case ending || ctx.Err() != nil: // it may have been stopped
+		d.NackAfter(0)
+		<-ctx.Done() // the same signal ends it
+		return r.ended(ctx)
+	case status == exitNotFound || status == exitNoExec, // that would fail for all
+		r.attempts == 0 && r.backoff == 0:
+		d.NackAfter(0)
+		return &statusError{status, err}
+	}
+	r.again(ctx, d, value, &statusError{status, nil})
+	return nil
+}
+
+// again has an element tried again that has failed, or sets it aside.
+func (r *receiver) again(ctx context.Context, d zsync.Delivery[[]byte], value []byte, status *statusError) {
+	why := fmt.Sprintf("exit status %d", status.status)
+	last := r.attempts > 0 && d.Attempt >= r.attempts
+	pause := r.pause(d.Attempt)
+	r.mu.Lock()
+	r.forget(d, value)
+	switch {
+	case last:
+		r.dead = true
+	case !r.follow || r.want > 0: // else nobody asks
+		r.failing[failing{d.Sent, string(value)}]++
+	}
+	r.status = status
+	if due := time.Now().Add(pause); r.attempts > 0 && !last && due.After(r.retried) {
+		r.retried = due
+	}
+	r.mu.Unlock()
+	if last {
+		say(fmt.Errorf("%s: %s: %s at attempt %d, the last: it is set aside", r.path, d.ID, why, d.Attempt))
+		r.settle(ctx, func(ctx context.Context) error { return d.Reject(ctx, why) })
+		return
+	}
+	say(fmt.Errorf("%s: %s: %s at attempt %d; again after %v", r.path, d.ID, why, d.Attempt, pause))
+	r.settle(ctx, func(context.Context) error { return d.NackAfter(pause) })
+}
+
+// A failing is what is known of an element that is tried again: it has another ID
+// then.
+type failing struct {
+	sent  time.Time
+	value string
+}
+
+// done takes note that the command has succeeded.
+func (r *receiver) done(d zsync.Delivery[[]byte], value []byte) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.forget(d, value)
+}
+
+// forget removes an element from those that are to be tried again. r.mu is held.
+func (r *receiver) forget(d zsync.Delivery[[]byte], value []byte) {
+	if d.Attempt == 1 {
+		return // another like it may be
+	}
+	key := failing{d.Sent, string(value)}
+	if r.failing[key]--; r.failing[key] <= 0 {
+		delete(r.failing, key)
+	}
+}
+
+// retry is until when something is to be tried again.
+func (r *receiver) retry() time.Time {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.retried
+}
