@@ -15,7 +15,7 @@ func verifyCommand() *cobra.Command {
 	tolerance := trace.DefaultTolerance
 	cmd := &cobra.Command{
 		Use:   "verify TRACE...",
-		Short: "judge traces: never two holders, tokens in order, losses told in time",
+		Short: "judge traces: never two holders, tokens in order, losses told in time, elements removed once",
 		Long: `verify reads what --trace, ZSYNC_TRACE or the library's WithTrace has written, of
 one process or of many, and says whether
 
@@ -24,6 +24,7 @@ one process or of many, and says whether
   - a loss was told before the next was granted
   - fencing tokens grow from holder to holder
   - what was released or lost had been granted, and ended once
+  - an element of a queue had one owner at a time, and was removed once
 
 Give it the traces of everybody who used the paths; - is standard input. It needs
 no server.

@@ -41,7 +41,7 @@ type journal struct {
 	open    bool   // an attempt without a reply may have been applied, or may be yet
 	last    *session.Incarnation
 	moved   bool  // an attempt was open when its session ended
-	zxid    int64 // of the last transaction, if its reply was lost
+	zxid    int64 // of the last transaction; 0 if that is not known
 }
 
 // A transaction is what a journal applies.
@@ -86,6 +86,7 @@ func (j *journal) apply(ctx context.Context, build func(inc *session.Incarnation
 					j.version++
 				}
 				j.done(t)
+				j.zxid = zxidOf(rs)
 				rs = rs[len(rs)-len(t.ops):]
 				return nil
 			}
@@ -109,6 +110,16 @@ func (j *journal) apply(ctx context.Context, build func(inc *session.Incarnation
 		}
 	})
 	return rs, err
+}
+
+// zxidOf returns the transaction of rs, or 0 if no response tells it.
+func zxidOf(rs []zk.MultiResponse) int64 {
+	for _, r := range rs {
+		if r.Stat != nil && r.Stat.Mzxid != 0 {
+			return r.Stat.Mzxid
+		}
+	}
+	return 0
 }
 
 // enter is told in which session attempts are made from here on.

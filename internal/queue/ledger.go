@@ -11,6 +11,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/trace"
 )
 
 // A ledger is the claims of one Queue value in one ZooKeeper session, and what
@@ -50,6 +51,7 @@ type ledger struct {
 	over     chan struct{}  // closed when nothing is left
 
 	journal *journal // belongs to the goroutine that posts
+	trace   claimTrace
 }
 
 // A batch is what is claimed in one transaction.
@@ -90,6 +92,7 @@ type item struct {
 	out     bool            // it is with a consumer, taken or not; guarded by ledger.mu
 	note    <-chan struct{} // closed when that is written down, where attempts are limited; guarded by ledger.mu
 	noted   bool            // that it is in hand is written down, or will be; guarded by ledger.mu
+	told    bool            // the trace tells that its claim is lost; guarded by ledger.mu
 	final   *entry          // what becomes of it; guarded by ledger.mu
 
 	ctx    context.Context         // of the claim; nil until somebody asks; guarded by ledger.mu
@@ -162,6 +165,9 @@ func newLedger(ctx context.Context, q *core, inc *session.Incarnation) (*ledger,
 		over:    make(chan struct{}),
 	}
 	l.journal = &journal{m: q.m, vet: q.vet, path: session.ChildPath(q.claims, l.guid), mark: session.ChildPath(q.live, l.guid), home: inc}
+	if q.m.Trace != nil && q.foreign == nil { // in other layouts whoever has an element has deleted it
+		l.trace = claimTrace{inc: inc, dir: q.dir, guid: l.guid}
+	}
 	q.mu.Lock()
 	if ctx.Err() != nil { // a later pump may have opened one already
 		q.mu.Unlock()
@@ -441,6 +447,7 @@ func (l *ledger) handing(it *item) (noted <-chan struct{}) {
 	l.hand[it] = true
 	l.q.m.Holds.Add(1)
 	if l.lost { // since it was taken from the channel: see end
+		l.traceLossLocked(l.lossCause(), it)
 		l.enterLocked(it, fateReturn, true)
 		return session.ClosedChan
 	}
@@ -546,18 +553,22 @@ func (l *ledger) end(lost bool) {
 }
 
 func (l *ledger) giveBackLocked(b *batch) {
+	var lost []*item
 	for _, it := range b.items {
 		switch {
 		case it.final != nil:
 			if it.final.with != nil && l.lost {
+				lost = append(lost, it)
 				l.finishContextLocked(it) // it may be refused in another session
 			}
 		case !it.out:
 			l.enterLocked(it, fateReturn, false)
 		case l.lost && l.hand[it]:
+			lost = append(lost, it)
 			l.enterLocked(it, fateReturn, true)
 		}
 	}
+	l.traceLossLocked(l.lossCause(), lost...)
 }
 
 // run posts entries, and claims, until there are none.
@@ -569,11 +580,13 @@ func (l *ledger) run() {
 		}
 		p := &posting{l: l, es: es, want: w, absent: make(map[string]bool)}
 		err := p.post()
+		l.traceSettled(p, err)
 		l.finish(p, err)
 		if w != nil {
 			switch w.made = p.want != nil && err == nil; {
 			case w.made:
 				w.lot.claimed, w.lot.version, w.lot.keys = p.wrote[w.lot.name].claimed, w.lot.version+1, w.lot.keys+1
+				l.traceClaim(w.batch.items)
 			case p.want != nil:
 				w.err = err
 			}
@@ -654,6 +667,68 @@ func (l *ledger) loss() error {
 		return l.inc.Loss()
 	}
 	return l.inc.Deleted()
+}
+
+// lossCause says why what is in hand goes back.
+func (l *ledger) lossCause() error {
+	if l.inc.Ctx.Err() != nil {
+		return l.inc.Loss()
+	}
+	return l.inc.EndError(session.ErrClosed)
+}
+
+func (l *ledger) traceClaim(items []*item) {
+	if !l.trace.on() {
+		return
+	}
+	var keys []string
+	for _, it := range items {
+		keys = append(keys, it.key())
+	}
+	l.trace.granted(keys, l.journal.zxid)
+}
+
+// traceSettled writes what a posting has settled, if it was applied. When others
+// have taken the journal over since, its last transaction is theirs.
+func (l *ledger) traceSettled(p *posting, err error) {
+	if !l.trace.on() || err != nil && !p.applied {
+		return
+	}
+	zxid := l.journal.zxid
+	if p.applied {
+		zxid = 0
+	}
+	keys := make(map[string][]string)
+	for _, e := range p.es {
+		word := fateWords[e.fate]
+		if e.gone {
+			word = trace.Missing
+		}
+		if e.fate != fateHand {
+			keys[word] = append(keys[word], e.item.key())
+		}
+	}
+	l.trace.settled(keys, zxid)
+}
+
+// fateWords are the fates in the trace.
+var fateWords = map[fate]string{
+	fateRemove: trace.Removed, fateReturn: trace.Returned, fateLater: trace.Delayed, fateBury: trace.Buried, fateMissing: trace.Missing,
+}
+
+// traceLossLocked writes that the claims of items are lost, once of each.
+func (l *ledger) traceLossLocked(why error, items ...*item) {
+	if !l.trace.on() {
+		return
+	}
+	var keys []string
+	for _, it := range items {
+		if !it.told {
+			it.told = true
+			keys = append(keys, it.key())
+		}
+	}
+	l.trace.lost(keys, why)
 }
 
 // sweep deletes the live mark and the journal, when no batch is left.
@@ -797,6 +872,7 @@ func (l *ledger) voidLocked() {
 		l.finishContextLocked(it)
 	}
 	for b := range l.batches {
+		l.traceLossLocked(l.loss(), slices.Collect(maps.Keys(b.left))...)
 		l.dropLocked(b)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/trace"
 )
 
 // pluck removes the first free element. One with a fault goes to the dead
@@ -143,7 +144,10 @@ func (q *core) remove(ctx context.Context, it *item, ops []any) error {
 	done := make(chan error, 1)
 	q.m.Spawn(func() {
 		defer stay()
-		_, err := q.m.CommitAcrossSessions(context.Background(), q.receipts, ops)
+		rs, err := q.m.CommitAcrossSessions(context.Background(), q.receipts, ops)
+		if err == nil {
+			q.traceTaken(it, rs)
+		}
 		if state.CompareAndSwap(0, 2) {
 			done <- err
 			return
@@ -163,6 +167,18 @@ func (q *core) remove(ctx context.Context, it *item, ops []any) error {
 		}
 		return <-done
 	}
+}
+
+// traceTaken tells that it was removed by who had not claimed it.
+func (q *core) traceTaken(it *item, rs []zk.MultiResponse) {
+	if q.m.Trace == nil || q.foreign != nil {
+		return
+	}
+	l := trace.Line{Event: trace.Take, Kind: trace.Element, Path: q.m.Bare(q.dir), Elements: []string{it.key()}, Fate: trace.Removed, Zxid: zxidOf(rs)}
+	if it.missing {
+		l.Fate = trace.Buried
+	}
+	q.m.Trace.Line(l)
 }
 
 // claiming returns the operations that claim elements of the lot, and are refused

@@ -26,6 +26,7 @@ const (
 	Loss    = "loss"    // the holder was told that it is lost
 	Release = "release" // it is held no more, and its znode is about to be deleted
 	Gone    = "gone"    // the servers have deleted the znode
+	Take    = "take"    // elements of a queue were removed by who had not claimed them
 	Dropped = "dropped" // lines are missing here: they came faster than they could be written
 	End     = "end"     // the last line: the Session was closed
 )
@@ -39,6 +40,16 @@ const (
 	Once      = "once" // the right to run its function
 	Party     = "party"
 	Semaphore = "semaphore" // one line for each znode of permits
+	Element   = "element"   // of a queue: one line for all of a transaction
+)
+
+// What has become of elements that were claimed.
+const (
+	Removed  = "removed"  // received, or acknowledged
+	Returned = "returned" // to their places
+	Delayed  = "delayed"  // given back for a later time, under other names
+	Buried   = "buried"   // set aside as dead letters
+	Missing  = "missing"  // somebody had deleted them
 )
 
 // A Line is one line of a trace.
@@ -55,11 +66,16 @@ type Line struct {
 	Use  int    `json:"use,omitempty"`  // grant, pass: which use of the hold
 	From string `json:"from,omitempty"` // move: the hold that this one continues; grant: that beside which it stands
 
+	Elements []string `json:"elements,omitempty"` // of a queue: what the line is about, names that are never used again
+	Claim    string   `json:"claim,omitempty"`    // of elements: which claimant of the process
+	Fate     string   `json:"fate,omitempty"`     // release and take of elements: what has become of them
+
 	Session string `json:"session,omitempty"`
 	Owner   string `json:"owner,omitempty"` // begin
 	Timeout string `json:"timeout,omitempty"`
 
-	// Zxid of gone and token is that of the very write. Of other events it is
+	// Zxid of gone and token is that of the very write, and of elements that of
+	// the grant, release and take, or 0 where it is not known. Of other events it is
 	// the newest transaction that the session had been told of. Blind says that
 	// the servers have told something since without saying of which transaction.
 	Zxid  int64 `json:"zxid,omitempty"`

@@ -3,39 +3,15 @@ package trace
 import (
 	"cmp"
 	"fmt"
-	"io"
+	"maps"
 	"math"
 	"slices"
-	"strings"
 	"time"
 )
 
 // DefaultTolerance is how far the clocks of two processes may be apart before
 // [Verify] draws conclusions from them.
 const DefaultTolerance = 100 * time.Millisecond
-
-// A Report is what Verify has found.
-type Report struct {
-	Violations []Finding // what must never be
-	Missing    []Finding // what keeps the traces from being judged as a whole
-	Notes      []Finding // what is allowed, and worth knowing
-
-	Traces, Sessions, Paths, Holds, Losses, Tokens, Lines int
-	Tolerance                                             time.Duration
-}
-
-// A Finding is one of these, at a path if it belongs to one.
-type Finding struct {
-	Path string
-	Text string
-}
-
-func (f Finding) String() string {
-	if f.Path == "" {
-		return f.Text
-	}
-	return f.Path + ": " + f.Text
-}
 
 // Verify judges traces, which should be those of all who use a path:
 //
@@ -45,12 +21,14 @@ func (f Finding) String() string {
 //   - A loss is told before the next is granted, by the clocks.
 //   - Fencing tokens grow from hold to hold.
 //   - What ends has begun, and ends once.
+//   - An element of a queue has one owner at a time, and is removed once.
 //
 // A loss because somebody has deleted the znode, or because the process was
 // stopped, can be told no sooner than it is known: such an overlap is a note.
 func Verify(files []*File, tolerance time.Duration) *Report {
 	r := &Report{Tolerance: tolerance}
 	byPath := make(map[string][]*hold)
+	elements := make(map[string][]*claim)
 	for _, f := range files {
 		r.Lines += len(f.Lines)
 		if f.Cut {
@@ -65,6 +43,9 @@ func Verify(files []*File, tolerance time.Duration) *Report {
 		for _, h := range r.holds(t) {
 			byPath[h.path] = append(byPath[h.path], h)
 		}
+		for _, c := range r.claims(t) {
+			elements[c.path+"\x00"+c.element] = append(elements[c.path+"\x00"+c.element], c)
+		}
 	}
 	paths := make([]string, 0, len(byPath))
 	for p := range byPath {
@@ -76,19 +57,10 @@ func Verify(files []*File, tolerance time.Duration) *Report {
 		r.Holds += len(byPath[p])
 		r.path(byPath[p])
 	}
+	for _, name := range slices.Sorted(maps.Keys(elements)) {
+		r.element(elements[name])
+	}
 	return r
-}
-
-func (r *Report) violation(path, format string, args ...any) {
-	r.Violations = append(r.Violations, Finding{path, fmt.Sprintf(format, args...)})
-}
-
-func (r *Report) note(path, format string, args ...any) {
-	r.Notes = append(r.Notes, Finding{path, fmt.Sprintf(format, args...)})
-}
-
-func (r *Report) missing(format string, args ...any) {
-	r.Missing = append(r.Missing, Finding{"", fmt.Sprintf(format, args...)})
 }
 
 // A hold is what one znode stood for, from when its owner was told to when he gave
@@ -149,6 +121,9 @@ func (r *Report) holds(t *one) (all []*hold) {
 		next = l.N + 1
 		if l.Session != "" {
 			lastOf[l.Session] = l
+		}
+		if l.Kind == Element {
+			continue // see claims
 		}
 		h := open[key(l)]
 		odd := func(what string) {
@@ -420,46 +395,4 @@ func (h *hold) fate() string {
 		return "moved at " + clock(h.ended)
 	}
 	return "released at " + clock(h.ended)
-}
-
-func clock(t time.Time) string { return t.UTC().Format("15:04:05.000000") }
-
-// Whole reports whether nothing was found that must not be, and nothing is
-// missing.
-func (r *Report) Whole() bool { return len(r.Violations) == 0 && len(r.Missing) == 0 }
-
-// Print writes r for people.
-func (r *Report) Print(w io.Writer) error {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%d lines of %s: %s, %s of %s, %s, %s\n", r.Lines, count(r.Traces, "trace"), count(r.Sessions, "session"),
-		count(r.Holds, "hold"), count(r.Paths, "path"), count(r.Losses, "loss"), count(r.Tokens, "token"))
-	for _, v := range r.Violations {
-		fmt.Fprintf(&b, "VIOLATION  %s\n", v)
-	}
-	for _, v := range r.Missing {
-		fmt.Fprintf(&b, "missing    %s\n", v)
-	}
-	for _, v := range r.Notes {
-		fmt.Fprintf(&b, "note       %s\n", v)
-	}
-	switch {
-	case len(r.Violations) > 0:
-		fmt.Fprintf(&b, "%s\n", count(len(r.Violations), "violation"))
-	case len(r.Missing) > 0:
-		b.WriteString("no violation, as far as the lines go that are there\n")
-	default:
-		fmt.Fprintf(&b, "no violation: never two holders, tokens in order, losses told in time (clocks within %v)\n", r.Tolerance)
-	}
-	_, err := io.WriteString(w, b.String())
-	return err
-}
-
-func count(n int, what string) string {
-	switch {
-	case n == 1:
-		return "1 " + what
-	case strings.HasSuffix(what, "s"):
-		return fmt.Sprintf("%d %ses", n, what)
-	}
-	return fmt.Sprintf("%d %ss", n, what)
 }

@@ -1,0 +1,89 @@
+package trace
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+)
+
+// A Report is what Verify has found.
+type Report struct {
+	Violations []Finding // what must never be
+	Missing    []Finding // what keeps the traces from being judged as a whole
+	Notes      []Finding // what is allowed, and worth knowing
+
+	Traces, Sessions, Paths, Holds, Losses, Tokens, Lines int
+	Claims, Removed                                       int // of elements
+	Tolerance                                             time.Duration
+}
+
+// A Finding is one of these, at a path if it belongs to one.
+type Finding struct {
+	Path string
+	Text string
+}
+
+func (f Finding) String() string {
+	if f.Path == "" {
+		return f.Text
+	}
+	return f.Path + ": " + f.Text
+}
+
+func (r *Report) violation(path, format string, args ...any) {
+	r.Violations = append(r.Violations, Finding{path, fmt.Sprintf(format, args...)})
+}
+
+func (r *Report) note(path, format string, args ...any) {
+	r.Notes = append(r.Notes, Finding{path, fmt.Sprintf(format, args...)})
+}
+
+func (r *Report) missing(format string, args ...any) {
+	r.Missing = append(r.Missing, Finding{"", fmt.Sprintf(format, args...)})
+}
+
+func clock(t time.Time) string { return t.UTC().Format("15:04:05.000000") }
+
+// Whole reports whether nothing was found that must not be, and nothing is
+// missing.
+func (r *Report) Whole() bool { return len(r.Violations) == 0 && len(r.Missing) == 0 }
+
+// Print writes r for people.
+func (r *Report) Print(w io.Writer) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d lines of %s: %s, %s of %s, %s, %s\n", r.Lines, count(r.Traces, "trace"), count(r.Sessions, "session"),
+		count(r.Holds, "hold"), count(r.Paths, "path"), count(r.Losses, "loss"), count(r.Tokens, "token"))
+	if r.Claims > 0 {
+		fmt.Fprintf(&b, "of queues: %s of elements, %d removed\n", count(r.Claims, "claim"), r.Removed)
+	}
+	for _, v := range r.Violations {
+		fmt.Fprintf(&b, "VIOLATION  %s\n", v)
+	}
+	for _, v := range r.Missing {
+		fmt.Fprintf(&b, "missing    %s\n", v)
+	}
+	for _, v := range r.Notes {
+		fmt.Fprintf(&b, "note       %s\n", v)
+	}
+	switch {
+	case len(r.Violations) > 0:
+		fmt.Fprintf(&b, "%s\n", count(len(r.Violations), "violation"))
+	case len(r.Missing) > 0:
+		b.WriteString("no violation, as far as the lines go that are there\n")
+	default:
+		fmt.Fprintf(&b, "no violation: never two holders, tokens in order, losses told in time (clocks within %v)\n", r.Tolerance)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func count(n int, what string) string {
+	switch {
+	case n == 1:
+		return "1 " + what
+	case strings.HasSuffix(what, "s"):
+		return fmt.Sprintf("%d %ses", n, what)
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}

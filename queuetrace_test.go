@@ -1,0 +1,172 @@
+package zsync_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/trace"
+	"github.com/zsync/zsync/zktest"
+)
+
+func TestTraceTellsWhoseElementsAreAndWhatBecomesOfThem(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		var w traceBuffer
+		s := open(t, srv, zsync.WithTrace(&w))
+		ctx := t.Context()
+		q := zsync.NewQueue[string](s, "/q")
+		must(t, q.Send(ctx, "acknowledged", "returned", "delayed", "rejected"))
+		ds, err := q.ReceiveN(ctx, 4)
+		must(t, err)
+		if len(ds) != 4 {
+			t.Fatalf("received %d", len(ds))
+		}
+		must(t, ds[0].Ack(ctx))
+		must(t, ds[1].Nack())
+		must(t, ds[2].NackAfter(time.Hour))
+		must(t, ds[3].Reject(ctx, "no use"))
+		if v, ok, err := q.TryRecv(ctx); v != "returned" || !ok || err != nil {
+			t.Fatalf("TryRecv: %q, %v, %v", v, ok, err)
+		}
+		must(t, q.Send(ctx, "lost"))
+		lost, err := q.Receive(ctx)
+		must(t, err)
+		srv.Expire(s.ID())
+		<-lost.Context().Done()
+		again, err := q.Receive(ctx)
+		must(t, err)
+		must(t, again.Ack(ctx))
+		must(t, s.Close())
+
+		f := w.file(t, "f")
+		var got []string
+		last := int64(0)
+		for _, l := range f.Lines {
+			if l.Path != "/q" {
+				continue
+			}
+			got = append(got, strings.TrimSpace(fmt.Sprintf("%s %d %s%s", l.Event, len(l.Elements), l.Fate, l.Reason)))
+			if l.Zxid < last && l.Event != trace.Loss {
+				t.Errorf("%s of transaction %d after one of %d", l.Event, l.Zxid, last)
+			}
+			last = max(last, l.Zxid)
+		}
+		want := "grant 4, release 1 removed, release 1 returned, release 1 delayed, release 1 buried, take 1 removed, grant 1, loss 1 expired, release 1 returned, grant 1, release 1 removed"
+		if strings.Join(got, ", ") != want {
+			t.Errorf("got\n%s\nwant\n%s", strings.Join(got, ", "), want)
+		}
+		r := trace.Verify([]*trace.File{f}, 0)
+		if !r.Whole() || r.Claims != 7 || r.Removed != 3 {
+			t.Errorf("%+v", r)
+		}
+	})
+}
+
+func TestTracesOfQueuesInARunWithFaultsHaveNoViolationAndAPlantedOneIsFound(t *testing.T) {
+	for seed := range harness.Seeds(t, 4, 2, 300) {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			rnd := rand.New(rand.NewPCG(uint64(seed), 34))
+			var ws [4]traceBuffer
+			var ss [4]*zsync.Session
+			for i := range ss {
+				ss[i] = open(t, srv, zsync.WithTrace(&ws[i]), zsync.WithOwner(fmt.Sprint("process ", i)))
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			var all sync.WaitGroup
+			for i, s := range ss {
+				q := zsync.NewQueue[int](s, "/q", zsync.WithPrefetch(3))
+				d := rand.New(rand.NewPCG(uint64(seed), uint64(100+i)))
+				all.Go(func() {
+					for n := 0; ctx.Err() == nil; n++ {
+						_ = q.Send(ctx, n)
+						select {
+						case <-time.After(time.Duration(d.IntN(400)) * time.Millisecond):
+						case <-ctx.Done():
+						}
+					}
+				})
+				e := rand.New(rand.NewPCG(uint64(seed), uint64(200+i)))
+				all.Go(func() {
+					if i == 0 {
+						for ctx.Err() == nil {
+							_, _, _ = q.TryRecv(ctx)
+							select {
+							case <-time.After(time.Duration(e.IntN(1000)) * time.Millisecond):
+							case <-ctx.Done():
+							}
+						}
+						return
+					}
+					for v := range q.Deliveries(ctx) {
+						select {
+						case <-time.After(time.Duration(e.IntN(500)) * time.Millisecond):
+						case <-ctx.Done():
+						}
+						switch e.IntN(5) {
+						case 0:
+							_ = v.Nack()
+						case 1:
+							_ = v.NackAfter(time.Second)
+						default:
+							_ = v.Ack(ctx)
+						}
+					}
+				})
+			}
+			for ctx.Err() == nil {
+				s := ss[rnd.IntN(len(ss))]
+				time.Sleep(time.Duration(rnd.IntN(3000)) * time.Millisecond)
+				id := s.ID()
+				if id == 0 {
+					continue
+				}
+				if rnd.IntN(2) > 0 {
+					srv.Disconnect(id)
+					continue
+				}
+				srv.Partition(id)
+				time.Sleep(time.Duration(rnd.IntN(15000)) * time.Millisecond)
+				srv.Heal(id)
+			}
+			all.Wait()
+			var files []*trace.File
+			for i, s := range ss {
+				must(t, s.Close())
+				files = append(files, ws[i].file(t, fmt.Sprint(i)))
+			}
+			synctest.Wait()
+			r := trace.Verify(files, 0) // one clock
+			if !r.Whole() || r.Claims < 100 || r.Removed < 50 {
+				var out strings.Builder
+				_ = r.Print(&out)
+				t.Errorf("seed %d:\n%s", seed, out.String())
+			}
+			if seed == 0 {
+				t.Logf("seed 0: %d claims, %d removed, %d losses in %d lines", r.Claims, r.Removed, r.Losses, r.Lines)
+			}
+			// Another process says that it removed the same.
+			for _, l := range files[1].Lines {
+				if l.Fate == trace.Removed {
+					twice := *files[2]
+					twice.Lines = slices.Clone(twice.Lines)
+					end := &twice.Lines[len(twice.Lines)-1]
+					end.Event, end.Kind, end.Path, end.Elements, end.Fate = trace.Take, l.Kind, l.Path, l.Elements[:1], trace.Removed
+					if r := trace.Verify([]*trace.File{files[1], &twice}, 0); len(r.Violations) != 1 || !strings.Contains(r.Violations[0].Text, "removed twice") {
+						t.Errorf("seed %d: of a planted removal it says %v", seed, r.Violations)
+					}
+					return
+				}
+			}
+			t.Errorf("seed %d: nothing was removed by process 1", seed)
+		})
+	}
+}
