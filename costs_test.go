@@ -2,6 +2,7 @@ package zsync_test
 
 import (
 	"context"
+	"errors"
 	"os"
 	"regexp"
 	"strconv"
@@ -44,6 +45,8 @@ var costs = []cost{
 			must(t, <-locked)
 		}
 	}},
+	{"`Mutex.Lock`, behind two of other sessions", behindOthers(2)},
+	{"`Mutex.Lock`, behind three of other sessions", behindOthers(3)},
 	{"`Mutex.Lock`, handed over in the process", func(t *testing.T, s, other *zsync.Session) func() {
 		m := zsync.NewMutex(s, "/p/m")
 		must(t, m.Lock(t.Context()))
@@ -363,6 +366,35 @@ func waitingDelivery(t *testing.T, s *zsync.Session) zsync.Delivery[int] {
 	})
 	time.Sleep(time.Second)
 	return d
+}
+
+// behindOthers is a Lock behind n of other sessions, who unlock as soon as they can.
+func behindOthers(n int) func(t *testing.T, s, other *zsync.Session) func() {
+	return func(t *testing.T, s, other *zsync.Session) func() {
+		holder, m := zsync.NewMutex(other, "/p/m"), zsync.NewMutex(s, "/p/m")
+		must(t, holder.Lock(t.Context()))
+		var between []<-chan error
+		for i := range n - 1 {
+			m := zsync.NewMutex(other, "/p/m") // in the line by itself
+			between = append(between, async(func() error {
+				err := m.Lock(t.Context())
+				if i == n-2 {
+					from = time.Now()
+				}
+				return errors.Join(err, m.Unlock())
+			}))
+			synctest.Wait()
+		}
+		return func() {
+			locked := async(func() error { return m.Lock(t.Context()) })
+			time.Sleep(100 * time.Millisecond) // it is in the line
+			must(t, holder.Unlock())
+			must(t, <-locked)
+			for _, b := range between {
+				must(t, <-b)
+			}
+		}
+	}
 }
 
 // idle lets an hour pass.
