@@ -3,7 +3,6 @@ package zsync_test
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -11,7 +10,6 @@ import (
 	"time"
 
 	"github.com/zsync/zsync"
-	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -250,69 +248,6 @@ func TestCancelledBarrierWaitLeavesNothing(t *testing.T) {
 		}
 		if st := s.Stats(); st.Watches > 1 || st.Waiters != 0 {
 			t.Errorf("%d watches and %d waiters are left", st.Watches, st.Waiters)
-		}
-	})
-}
-
-// hammerBarrier closes and opens a gate rounds times while others wait at it.
-// Nobody may get through while it is certainly closed, and in the end all must.
-func hammerBarrier(t *testing.T, rnd *rand.Rand, sessions []*zsync.Session, rounds int, pause time.Duration) {
-	t.Helper()
-	var epoch atomic.Int64 // odd while the gate is certainly closed
-	ctx := within(t, 10*time.Minute)
-	var waiting sync.WaitGroup
-	stop := make(chan struct{})
-	for i := range 2 * len(sessions) {
-		b := zsync.NewBarrier(sessions[i%len(sessions)], "/gate")
-		naps := rand.New(rand.NewPCG(rnd.Uint64(), uint64(i)))
-		waiting.Go(func() {
-			for !session.IsClosed(stop) {
-				e := epoch.Load()
-				if err := b.Wait(ctx); err != nil {
-					t.Errorf("Wait: %v", err)
-					return
-				}
-				if e%2 == 1 && epoch.Load() == e {
-					t.Error("Wait returned while the gate was closed")
-				}
-				time.Sleep(time.Duration(naps.Int64N(int64(pause))))
-			}
-		})
-	}
-	for range rounds {
-		b := zsync.NewBarrier(sessions[rnd.IntN(len(sessions))], "/gate")
-		must(t, b.Close(ctx))
-		epoch.Add(1)
-		time.Sleep(time.Duration(rnd.Int64N(int64(pause))))
-		epoch.Add(1)
-		must(t, zsync.NewBarrier(sessions[rnd.IntN(len(sessions))], "/gate").Open(ctx))
-		time.Sleep(time.Duration(rnd.Int64N(int64(pause))))
-	}
-	close(stop)
-	waiting.Wait()
-}
-
-func TestHammerBarrier(t *testing.T) {
-	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
-		var sessions []*zsync.Session
-		for range 3 {
-			sessions = append(sessions, open(t, srv))
-		}
-		stop := make(chan struct{})
-		fate := rand.New(rand.NewPCG(rnd.Uint64(), 0))
-		hurt := async(func() error { chaos(t, srv, fate, sessions, stop); return nil })
-		hammerBarrier(t, rnd, sessions, 10, 2*time.Second)
-		close(stop)
-		<-hurt
-	})
-}
-
-func TestHammerBarrierOnServers(t *testing.T) {
-	onServers(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session, stands func(int64) bool) {
-		sessions := []*zsync.Session{connect(), connect(), connect()}
-		rnd := rand.New(rand.NewPCG(1, 1))
-		for until := time.Now().Add(time.Minute); time.Now().Before(until) && !t.Failed(); {
-			hammerBarrier(t, rnd, sessions, 50, 20*time.Millisecond)
 		}
 	})
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/suite"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -27,19 +28,9 @@ func collect[T any](t testing.TB, ch <-chan T, n int) []T {
 	return harness.Collect(t, ch, n)
 }
 
-func counted(n int) []int {
-	vs := make([]int, n)
-	for i := range vs {
-		vs[i] = i
-	}
-	return vs
-}
-
 func wantLen[T any](t testing.TB, q *zsync.Queue[T], want int) {
 	t.Helper()
-	if n, err := q.Len(t.Context()); n != want || err != nil {
-		t.Fatalf("Len = %d, %v; want %d", n, err, want)
-	}
+	suite.WantLen(t, q, want)
 }
 
 func eventuallyEmpty[T any](t testing.TB, q *zsync.Queue[T]) {

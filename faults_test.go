@@ -73,17 +73,6 @@ func TestPartitionedHolderSeesLostFirstOverTCP(t *testing.T) {
 	})
 }
 
-// pause lets real time pass, where the passing of time is what is tested.
-func pause(t testing.TB, d time.Duration) {
-	t.Helper()
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-t.Context().Done():
-	}
-}
-
 func TestLostRequestsAndRepliesAreResolvedOverTCP(t *testing.T) {
 	proxied(t, func(t *testing.T, connect func(...zsync.Option) (*zsync.Session, *netproxy.Proxy)) {
 		s, proxy := connect(zsync.WithSessionTimeout(10 * time.Second))

@@ -3,8 +3,6 @@ package zsync_test
 import (
 	"context"
 	"math"
-	"math/rand/v2"
-	"sync"
 	"testing"
 	"time"
 
@@ -140,42 +138,4 @@ func TestCompareAndSwapDoesNotAnswerByANumberOfBeforeTheCall(t *testing.T) {
 			}, zktest.WithAddrs("127.0.0.1:1", "127.0.0.1:2"))
 		})
 	}
-}
-
-func TestHammerEveryAddToAnInt64Counts(t *testing.T) {
-	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
-		const clients, adds = 3, 15
-		var wg sync.WaitGroup
-		var sessions []*zsync.Session
-		var mu sync.Mutex
-		sums := make(map[int64]bool)
-		for range clients {
-			s := open(t, srv)
-			sessions = append(sessions, s)
-			n := zsync.NewInt64(s, "/n")
-			wg.Go(func() {
-				for range adds {
-					x, err := n.Add(context.Background(), 1)
-					if err != nil {
-						t.Error(err)
-						return
-					}
-					mu.Lock()
-					if sums[x] {
-						t.Errorf("two Adds returned %d", x)
-					}
-					sums[x] = true
-					mu.Unlock()
-				}
-			})
-		}
-		until := make(chan struct{})
-		ended := async(func() error { chaos(t, srv, rnd, sessions, until); return nil })
-		wg.Wait()
-		close(until)
-		<-ended
-		if x, err := zsync.NewInt64(sessions[0], "/n").Load(t.Context()); x != clients*adds || err != nil {
-			t.Errorf("Load = %d, %v; want %d", x, err, clients*adds)
-		}
-	})
 }

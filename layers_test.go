@@ -115,6 +115,47 @@ func TestEachLayerCanUseTheHarness(t *testing.T) {
 	}
 }
 
+// What the suites hold is promised to users, so they see what users see.
+func TestTheSuitesUseThePublicAPIAndSayWhatTheyHold(t *testing.T) {
+	docs, err := filepath.Glob("internal/suite/*/doc.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	folders, err := filepath.Glob("internal/suite/*/")
+	if err != nil || len(folders) == 0 || len(folders) != len(docs) {
+		t.Fatalf("%d folders, %d of them with a doc.go; %v", len(folders), len(docs), err)
+	}
+	for _, name := range docs {
+		f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ParseComments)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if f.Doc == nil || !strings.Contains(f.Doc.Text(), "docs/guarantees.md") {
+			t.Errorf("%s does not say which guarantee of docs/guarantees.md it holds", name)
+		}
+	}
+	tests, err := filepath.Glob("internal/suite/*/*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := 0
+	for _, name := range tests {
+		f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ImportsOnly)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, dir := range imported(f) {
+			seen++
+			if !slices.Contains([]string{".", "zktest", "internal/harness", "internal/suite"}, dir) {
+				t.Errorf("%s imports %s", name, dir)
+			}
+		}
+	}
+	if seen == 0 {
+		t.Error("the suites import nothing")
+	}
+}
+
 // TestCirclesOfFilesDoNotGrow bounds how many files of one package form a circle
 // of uses: whoever changes one of them has to know all. The bounds may only
 // shrink.

@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -431,64 +430,6 @@ func TestCodecsGiveBackWhatTheyTakeOfAnInterface(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		v := zsync.NewValue[io.Reader](open(t, srv), "/v", zsync.WithCodec(zsync.Raw))
 		wantErr(t, v.Store(t.Context(), strings.NewReader("x")), zsync.ErrInvalid)
-	})
-}
-
-// With another library's layout, an element is received at most once, and lost
-// only if a process dies: not when sessions end, connections break or contexts
-// end, whoever has the element in hand.
-func TestHammerForeignQueueLosesNothingWhileProcessesLive(t *testing.T) {
-	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
-		opts := []zsync.QueueOption{zsync.WithQueueLayout(allLayouts[1+rnd.IntN(3)])}
-		var sessions []*zsync.Session
-		for range 4 {
-			sessions = append(sessions, open(t, srv))
-		}
-		s := newStock(t)
-		ctx, cancel := context.WithCancel(t.Context())
-		var producers, consumers sync.WaitGroup
-		for i := range 3 {
-			q := zsync.NewQueue[int](sessions[rnd.IntN(len(sessions))], "/q", opts...)
-			dice := rand.New(rand.NewPCG(rnd.Uint64(), 1))
-			producers.Go(func() { s.produce(ctx, q, i, 40, dice, time.Second) })
-		}
-		for i := range 4 {
-			own := open(t, srv)
-			sessions = append(sessions, own)
-			dice := rand.New(rand.NewPCG(rnd.Uint64(), 2))
-			prefetch := zsync.WithPrefetch(1 + rnd.IntN(8))
-			consumers.Go(func() {
-				q := zsync.NewQueue[int](own, "/q", append(opts, prefetch)...)
-				for ctx.Err() == nil {
-					short, stop := context.WithTimeout(ctx, time.Duration(1+dice.IntN(30))*time.Second)
-					switch i {
-					case 0, 1:
-						s.ack(short, q, dice, 3*time.Second)
-					case 2:
-						for v := range q.Recv(short) {
-							s.take(v, false)
-						}
-					case 3:
-						try, stop := context.WithTimeout(short, time.Duration(dice.IntN(100))*time.Millisecond)
-						if v, ok, err := q.TryRecv(try); ok && err == nil {
-							s.take(v, false)
-						}
-						stop()
-						time.Sleep(time.Second)
-					}
-					stop()
-				}
-			})
-		}
-		quiet := make(chan struct{})
-		go func() { producers.Wait(); close(quiet) }()
-		chaos(t, srv, rand.New(rand.NewPCG(rnd.Uint64(), 3)), sessions, quiet)
-		s.close()
-		s.await(10 * time.Minute)
-		cancel()
-		consumers.Wait()
-		wantTidy(t, open(t, srv), "/q")
-		wantLen(t, zsync.NewQueue[int](open(t, srv), "/q", opts...), 0)
 	})
 }
 

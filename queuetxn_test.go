@@ -3,7 +3,6 @@ package zsync_test
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"slices"
 	"strconv"
 	"sync"
@@ -232,58 +231,6 @@ func TestTxnNamesWhatIsWrongWithItsOperations(t *testing.T) {
 		_, err = zsync.Delivery[int]{}.Txn(t.Context())
 		wantErr(t, err, zsync.ErrInvalid)
 		must(t, d.Ack(t.Context()))
-	})
-}
-
-func TestElementsMoveFromQueueToQueueOnceEachThroughChaos(t *testing.T) {
-	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
-		var sessions []*zsync.Session
-		for range 4 {
-			sessions = append(sessions, open(t, srv))
-		}
-		const n = 60
-		s := newStock(t)
-		ctx, cancel := context.WithCancel(t.Context())
-		var movers sync.WaitGroup
-		for _, ss := range sessions[:3] {
-			from, to := zsync.NewQueue[int](ss, "/from", zsync.WithPrefetch(4)), zsync.NewQueue[int](ss, "/to")
-			movers.Go(func() {
-				for d := range from.Deliveries(ctx) {
-					op := &zk.CreateRequest{Path: "/done/" + strconv.Itoa(d.Value)}
-					if _, err := d.Txn(context.Background(), op, to.SendOp(d.Value)); err != nil && !errors.Is(err, zsync.ErrLost) {
-						t.Errorf("Txn: %v", err)
-					}
-				}
-			})
-		}
-		must(t, live(t, sessions[3]).MakeDir(t.Context(), "/done"))
-		quiet := make(chan struct{})
-		own := rand.New(rand.NewPCG(rnd.Uint64(), 1))
-		go func() {
-			defer close(quiet)
-			s.produce(ctx, zsync.NewQueue[int](sessions[3], "/from"), 0, n, own, time.Second)
-		}()
-		chaos(t, srv, rnd, sessions, quiet)
-		s.close()
-		movers.Go(func() {
-			for d := range zsync.NewQueue[int](sessions[3], "/to").Deliveries(ctx) {
-				switch err := d.Ack(context.Background()); {
-				case err == nil:
-					s.take(d.Value, false)
-				case !errors.Is(err, zsync.ErrLost):
-					t.Errorf("Ack: %v", err)
-				}
-			}
-		})
-		s.await(10 * time.Minute)
-		cancel()
-		movers.Wait()
-		tidy := open(t, srv)
-		wantTidy(t, tidy, "/from")
-		wantTidy(t, tidy, "/to")
-		if got := len(childrenOf(t, tidy, "/done")); got != n {
-			t.Errorf("%d elements are noted as done, want %d", got, n)
-		}
 	})
 }
 

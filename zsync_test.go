@@ -30,6 +30,11 @@ var (
 	plain        = harness.Plain
 	setACL       = harness.SetACL
 	eventually   = harness.Eventually
+	counted      = harness.Counted
+	requests     = harness.Requests
+	pause        = harness.Pause
+	wantCount    = suite.WantCount
+	rollCall     = suite.RollCall
 	arrive       = harness.Arrive
 	first        = harness.First
 	op           = harness.Op
@@ -60,9 +65,7 @@ func childrenOf(t testing.TB, s *zsync.Session, path string) []string {
 // sendAll sends vs in requests that are not too large.
 func sendAll[T any](t *testing.T, q *zsync.Queue[T], vs []T) {
 	t.Helper()
-	for part := range slices.Chunk(vs, 500) {
-		must(t, q.Send(t.Context(), part...))
-	}
+	suite.SendAll(t, q, vs)
 }
 
 // What the library has as its defaults and limits.

@@ -3,6 +3,7 @@ package harness
 import (
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/zsync/zsync/zktest"
@@ -59,8 +60,39 @@ func Collect[T any](t testing.TB, ch <-chan T, n int) []T {
 	return vs
 }
 
+// Counted returns the numbers from 0 to n-1.
+func Counted(n int) []int {
+	vs := make([]int, n)
+	for i := range vs {
+		vs[i] = i
+	}
+	return vs
+}
+
+// Requests returns how many requests f costs, all that it leaves to be done
+// behind it included.
+func Requests(srv *zktest.Server, f func()) int64 {
+	synctest.Wait()
+	before := srv.Counts()
+	f()
+	time.Sleep(time.Second)
+	synctest.Wait()
+	return srv.Counts().Sub(before).Total()
+}
+
 // Standing returns a test of whether a session's holds stand, as the server of
 // a bubble has it. A session that [Chaos] ends at once learns it a little later.
 func Standing(srv *zktest.Server) func(session int64) bool {
 	return func(session int64) bool { return slices.Contains(srv.Sessions(), session) }
+}
+
+// Pause lets real time pass, where the passing of time is what is tested.
+func Pause(t testing.TB, d time.Duration) {
+	t.Helper()
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-t.Context().Done():
+	}
 }

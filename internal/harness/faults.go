@@ -113,3 +113,42 @@ func Chaos[S interface{ ID() int64 }](t testing.TB, srv *zktest.Server, rnd *ran
 		}
 	}
 }
+
+// Hasty is [Chaos] without a silence that outlasts a session: what Recv gives
+// out in such a silence others may get as well.
+func Hasty[S interface{ ID() int64 }](t testing.TB, srv *zktest.Server, rnd *rand.Rand, sessions []S, until <-chan struct{}) {
+	t.Helper()
+	var mu sync.Mutex
+	srv.Intercept(func(r zktest.Request) zktest.Action {
+		if r.Op == zktest.OpConnect || r.Op == zktest.OpPing || r.Op == zktest.OpCloseSession {
+			return zktest.Pass
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		switch rnd.IntN(100) {
+		case 0:
+			return zktest.DropRequest
+		case 1:
+			return zktest.DropReply
+		case 2:
+			return zktest.Delay(time.Duration(rnd.IntN(20)) * time.Millisecond)
+		}
+		return zktest.Pass
+	})
+	defer srv.Intercept(nil)
+	for {
+		mu.Lock()
+		d, victim, expire := time.Duration(rnd.IntN(2000))*time.Millisecond, rnd.IntN(len(sessions)), rnd.IntN(3) == 0
+		mu.Unlock()
+		select {
+		case <-until:
+			return
+		case <-time.After(d):
+		}
+		if id := sessions[victim].ID(); expire {
+			srv.Expire(id)
+		} else {
+			srv.Disconnect(id)
+		}
+	}
+}

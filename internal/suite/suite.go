@@ -6,6 +6,7 @@ package suite
 import (
 	"context"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -88,4 +89,38 @@ func OnServers(t *testing.T, f func(t *testing.T, connect func(...zsync.Option) 
 			return connect(append([]zsync.Option{zsync.WithDialer(n.Client()), zsync.WithSessionTimeout(6 * time.Second)}, opts...)...)
 		}, n.Stands)
 	})
+}
+
+// SendAll sends vs in requests that are not too large.
+func SendAll[T any](t testing.TB, q *zsync.Queue[T], vs []T) {
+	t.Helper()
+	for part := range slices.Chunk(vs, 500) {
+		harness.Must(t, q.Send(t.Context(), part...))
+	}
+}
+
+// WantLen ends the test unless q has so many elements.
+func WantLen[T any](t testing.TB, q *zsync.Queue[T], want int) {
+	t.Helper()
+	if n, err := q.Len(t.Context()); n != want || err != nil {
+		t.Fatalf("Len = %d, %v; want %d", n, err, want)
+	}
+}
+
+// WantCount ends the test unless wg has so many open tasks.
+func WantCount(t testing.TB, wg *zsync.WaitGroup, want int) {
+	t.Helper()
+	got, err := wg.Count(t.Context())
+	if err != nil || got != want {
+		t.Fatalf("Count = %d, %v; want %d", got, err, want)
+	}
+}
+
+// RollCall writes members as one text.
+func RollCall(members []zsync.Member[string]) string {
+	var all []string
+	for _, m := range members {
+		all = append(all, m.ID+"="+m.Info)
+	}
+	return strings.Join(all, " ")
 }

@@ -1,8 +1,10 @@
 //go:build !unix
 
-package zsync_test
+package hammer
 
-import "os"
+import (
+	"os"
+)
 
 // stopProcess does nothing: no process can be stopped here.
 func stopProcess(*os.Process) (goOn func()) { return func() {} }

@@ -1,4 +1,4 @@
-package zsync_test
+package cancel
 
 import (
 	"context"
@@ -12,7 +12,8 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
-	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/suite"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -26,25 +27,25 @@ func TestAContextThatEndsWithAServersAnswerIsNotTakenForTheAnswer(t *testing.T) 
 		fmt.Errorf("x: %w", zk.ErrInvalidFlags), errors.New("unknown error: -6"), zsync.ErrLost, zsync.ErrClosed,
 	} {
 		t.Run(cause.Error(), func(t *testing.T) {
-			bubble(t, func(t *testing.T, srv *zktest.Server) {
-				a, b := open(t, srv), open(t, srv)
+			harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+				a, b := suite.Open(t, srv), suite.Open(t, srv)
 				holder := zsync.NewMutex(a, "/m")
-				must(t, holder.Lock(t.Context()))
+				harness.Must(t, holder.Lock(t.Context()))
 				gate := zsync.NewBarrier(a, "/gate")
-				must(t, gate.Close(t.Context()))
+				harness.Must(t, gate.Close(t.Context()))
 				once := zsync.NewOnce(a, "/once")
 				running := make(chan struct{})
 				go once.Do(t.Context(), func(ctx context.Context) error { close(running); <-t.Context().Done(); return ctx.Err() })
 				<-running
 				ctx, cancel := context.WithCancelCause(t.Context())
 				waits := map[string]<-chan error{
-					"Lock":         async(func() error { return zsync.NewMutex(b, "/m").Lock(ctx) }),
-					"Lock, strict": async(func() error { return zsync.NewMutex(b, "/m", zsync.WithHandoffs(0)).Lock(ctx) }),
-					"Campaign": async(func() error {
+					"Lock":         harness.Async(func() error { return zsync.NewMutex(b, "/m").Lock(ctx) }),
+					"Lock, strict": harness.Async(func() error { return zsync.NewMutex(b, "/m", zsync.WithHandoffs(0)).Lock(ctx) }),
+					"Campaign": harness.Async(func() error {
 						return zsync.NewElection(b, "/m", zsync.WithElectionLayout(zsync.LayoutSelector)).Campaign(ctx)
 					}),
-					"Barrier": async(func() error { return zsync.NewBarrier(b, "/gate").Wait(ctx) }),
-					"Once": async(func() error {
+					"Barrier": harness.Async(func() error { return zsync.NewBarrier(b, "/gate").Wait(ctx) }),
+					"Once": harness.Async(func() error {
 						return zsync.NewOnce(b, "/once").Do(ctx, func(context.Context) error { return nil })
 					}),
 				}
@@ -56,11 +57,11 @@ func TestAContextThatEndsWithAServersAnswerIsNotTakenForTheAnswer(t *testing.T) 
 					}
 				}
 				_, err := holder.Token(ctx)
-				if err == nil || session.IsClosed(holder.Lost()) {
-					t.Errorf("Token with an ended context: %v, and the hold is lost: %v", err, session.IsClosed(holder.Lost()))
+				if err == nil || harness.Closed(holder.Lost()) {
+					t.Errorf("Token with an ended context: %v, and the hold is lost: %v", err, harness.Closed(holder.Lost()))
 				}
 				time.Sleep(time.Second)
-				if n := childrenOf(t, a, "/m"); len(n) != 1 {
+				if n := harness.Children(t, harness.Plain(t, srv), "/m"); len(n) != 1 {
 					t.Errorf("in line: %v, want the holder alone", n)
 				}
 			})
@@ -82,10 +83,10 @@ func (c *lateCtx) Err() error {
 }
 
 func TestOpenThatEndsWithItsContextDoesNotClaimToHaveOpened(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		s := open(t, srv)
-		_, err := live(t, s).Create(t.Context(), "/gate", nil) // by another library: no receipts yet
-		must(t, err)
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := suite.Open(t, srv)
+		_, err := s.Txn(t.Context(), &zk.CreateRequest{Path: "/gate"}) // by another library: no receipts yet
+		harness.Must(t, err)
 		ctx := &lateCtx{Context: t.Context()}
 		srv.Intercept(func(r zktest.Request) zktest.Action {
 			if r.Op == zktest.OpMulti {
@@ -93,13 +94,13 @@ func TestOpenThatEndsWithItsContextDoesNotClaimToHaveOpened(t *testing.T) {
 			}
 			return zktest.Pass
 		})
-		wantErr(t, zsync.NewBarrier(s, "/gate").Open(ctx), context.Canceled)
+		harness.WantErr(t, zsync.NewBarrier(s, "/gate").Open(ctx), context.Canceled)
 	})
 }
 
 func TestAReplyLostAsTheContextEndsIsTheContextsError(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		s := open(t, srv)
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := suite.Open(t, srv)
 		for i, f := range []func(context.Context) error{
 			func(ctx context.Context) error { _, err := zsync.NewMutex(s, "/m").Contenders(ctx); return err },
 			func(ctx context.Context) error { return zsync.NewBarrier(s, "/b").Wait(ctx) },
@@ -120,7 +121,7 @@ func TestAReplyLostAsTheContextEndsIsTheContextsError(t *testing.T) {
 			srv.Intercept(nil)
 			time.Sleep(time.Second)
 		}
-		if n := childrenOf(t, s, "/m"); len(n) != 0 {
+		if n := harness.Children(t, harness.Plain(t, srv), "/m"); len(n) != 0 {
 			t.Errorf("left behind: %v", n)
 		}
 	})

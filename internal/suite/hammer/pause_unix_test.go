@@ -1,6 +1,6 @@
 //go:build unix
 
-package zsync_test
+package hammer
 
 import (
 	"os"

@@ -1,4 +1,4 @@
-package zsync_test
+package lag
 
 import (
 	"context"
@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/suite"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -20,22 +22,22 @@ func TestNothingIsAnsweredFromThePast(t *testing.T) {
 		"TryLock after Unlock",
 		func(t *testing.T, s *zsync.Session) {
 			m := zsync.NewMutex(s, "/p")
-			must(t, m.Lock(t.Context()))
+			harness.Must(t, m.Lock(t.Context()))
 			time.Sleep(time.Minute) // the other server has heard of this
-			must(t, m.Unlock())
+			harness.Must(t, m.Unlock())
 		},
 		func(t *testing.T, s *zsync.Session) {
 			ok, err := zsync.NewMutex(s, "/p").TryLock(t.Context())
-			if must(t, err); !ok {
+			if harness.Must(t, err); !ok {
 				t.Error("not locked, though it is free")
 			}
 		},
 	}, {
 		"TryLock after Lock",
-		func(t *testing.T, s *zsync.Session) { must(t, zsync.NewMutex(s, "/p").Lock(t.Context())) },
+		func(t *testing.T, s *zsync.Session) { harness.Must(t, zsync.NewMutex(s, "/p").Lock(t.Context())) },
 		func(t *testing.T, s *zsync.Session) {
 			ok, err := zsync.NewMutex(s, "/p").TryLock(t.Context())
-			if must(t, err); ok {
+			if harness.Must(t, err); ok {
 				t.Error("locked, though it is held")
 			}
 		},
@@ -43,13 +45,13 @@ func TestNothingIsAnsweredFromThePast(t *testing.T) {
 		"TryRLock after Unlock",
 		func(t *testing.T, s *zsync.Session) {
 			rw := zsync.NewRWMutex(s, "/p")
-			must(t, rw.Lock(t.Context()))
+			harness.Must(t, rw.Lock(t.Context()))
 			time.Sleep(time.Minute)
-			must(t, rw.Unlock())
+			harness.Must(t, rw.Unlock())
 		},
 		func(t *testing.T, s *zsync.Session) {
 			ok, err := zsync.NewRWMutex(s, "/p").TryRLock(t.Context())
-			if must(t, err); !ok {
+			if harness.Must(t, err); !ok {
 				t.Error("not locked, though it is free")
 			}
 		},
@@ -57,34 +59,34 @@ func TestNothingIsAnsweredFromThePast(t *testing.T) {
 		"TryAcquire after Release",
 		func(t *testing.T, s *zsync.Session) {
 			m := zsync.NewSemaphore(s, "/p", 2)
-			must(t, m.Acquire(t.Context(), 2))
+			harness.Must(t, m.Acquire(t.Context(), 2))
 			time.Sleep(time.Minute)
-			must(t, m.Release(2))
+			harness.Must(t, m.Release(2))
 		},
 		func(t *testing.T, s *zsync.Session) {
 			ok, err := zsync.NewSemaphore(s, "/p", 2).TryAcquire(t.Context(), 2)
-			if must(t, err); !ok {
+			if harness.Must(t, err); !ok {
 				t.Error("not acquired, though they are free")
 			}
 		},
 	}, {
 		"Barrier.Wait after Close",
-		func(t *testing.T, s *zsync.Session) { must(t, zsync.NewBarrier(s, "/p").Close(t.Context())) },
+		func(t *testing.T, s *zsync.Session) { harness.Must(t, zsync.NewBarrier(s, "/p").Close(t.Context())) },
 		func(t *testing.T, s *zsync.Session) {
-			pendingStill(t, async(func() error { return zsync.NewBarrier(s, "/p").Wait(t.Context()) }))
+			harness.PendingStill(t, harness.Async(func() error { return zsync.NewBarrier(s, "/p").Wait(t.Context()) }))
 		},
 	}, {
 		"WaitGroup.Wait after Add",
-		func(t *testing.T, s *zsync.Session) { must(t, zsync.NewWaitGroup(s, "/p").Add(t.Context(), 1)) },
+		func(t *testing.T, s *zsync.Session) { harness.Must(t, zsync.NewWaitGroup(s, "/p").Add(t.Context(), 1)) },
 		func(t *testing.T, s *zsync.Session) {
 			wg := zsync.NewWaitGroup(s, "/p")
-			wantCount(t, wg, 1)
-			pendingStill(t, async(func() error { return wg.Wait(t.Context()) }))
+			suite.WantCount(t, wg, 1)
+			harness.PendingStill(t, harness.Async(func() error { return wg.Wait(t.Context()) }))
 		},
 	}, {
 		"Leader after Campaign",
 		func(t *testing.T, s *zsync.Session) {
-			must(t, zsync.NewElection(s, "/p", zsync.WithID("new")).Campaign(t.Context()))
+			harness.Must(t, zsync.NewElection(s, "/p", zsync.WithID("new")).Campaign(t.Context()))
 		},
 		func(t *testing.T, s *zsync.Session) {
 			if l, err := zsync.NewElection(s, "/p").Leader(t.Context()); err != nil || l.Owner != "new" {
@@ -95,18 +97,18 @@ func TestNothingIsAnsweredFromThePast(t *testing.T) {
 		"Leader after Resign",
 		func(t *testing.T, s *zsync.Session) {
 			e := zsync.NewElection(s, "/p")
-			must(t, e.Campaign(t.Context()))
+			harness.Must(t, e.Campaign(t.Context()))
 			time.Sleep(time.Minute)
-			must(t, e.Resign())
+			harness.Must(t, e.Resign())
 		},
 		func(t *testing.T, s *zsync.Session) {
 			_, err := zsync.NewElection(s, "/p").Leader(t.Context())
-			wantErr(t, err, zsync.ErrNoLeader)
+			harness.WantErr(t, err, zsync.ErrNoLeader)
 		},
 	}, {
 		"Once.Done after Do",
 		func(t *testing.T, s *zsync.Session) {
-			must(t, zsync.NewOnce(s, "/p").Do(t.Context(), func(context.Context) error { return nil }))
+			harness.Must(t, zsync.NewOnce(s, "/p").Do(t.Context(), func(context.Context) error { return nil }))
 		},
 		func(t *testing.T, s *zsync.Session) {
 			if done, err := zsync.NewOnce(s, "/p").Done(t.Context()); err != nil || !done {
@@ -115,7 +117,9 @@ func TestNothingIsAnsweredFromThePast(t *testing.T) {
 		},
 	}, {
 		"Value.Load after Store",
-		func(t *testing.T, s *zsync.Session) { must(t, zsync.NewValue[int](s, "/p").Store(t.Context(), 7)) },
+		func(t *testing.T, s *zsync.Session) {
+			harness.Must(t, zsync.NewValue[int](s, "/p").Store(t.Context(), 7))
+		},
 		func(t *testing.T, s *zsync.Session) {
 			if x, _, err := zsync.NewValue[int](s, "/p").Load(t.Context()); err != nil || x != 7 {
 				t.Errorf("value %v, %v", x, err)
@@ -123,7 +127,9 @@ func TestNothingIsAnsweredFromThePast(t *testing.T) {
 		},
 	}, {
 		"TryRecv after Send",
-		func(t *testing.T, s *zsync.Session) { must(t, zsync.NewQueue[int](s, "/p").Send(t.Context(), 7)) },
+		func(t *testing.T, s *zsync.Session) {
+			harness.Must(t, zsync.NewQueue[int](s, "/p").Send(t.Context(), 7))
+		},
 		func(t *testing.T, s *zsync.Session) {
 			q := zsync.NewQueue[int](s, "/p")
 			if n, err := q.Len(t.Context()); err != nil || n != 1 {
@@ -135,8 +141,8 @@ func TestNothingIsAnsweredFromThePast(t *testing.T) {
 		},
 	}} {
 		t.Run(c.name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, srv *zktest.Server) {
-				quick, slow := openAt(t, srv, 0), openAt(t, srv, 1)
+			harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+				quick, slow := suite.OpenAt(t, srv, 0), suite.OpenAt(t, srv, 1)
 				srv.SetLag(srv.Addrs()[1], 5*time.Second)
 				c.change(t, quick)
 				c.ask(t, slow)

@@ -1,27 +1,16 @@
-package zsync_test
+package costs
 
 import (
 	"context"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/suite"
 	"github.com/zsync/zsync/zktest"
 )
-
-// requests returns how many requests f costs, all that it leaves to be done
-// behind it included.
-func requests(srv *zktest.Server, f func()) int64 {
-	synctest.Wait()
-	before := srv.Counts()
-	f()
-	time.Sleep(time.Second)
-	synctest.Wait()
-	return srv.Counts().Sub(before).Total()
-}
 
 // The table in the documentation.
 func TestQueueRequestsForEachElement(t *testing.T) {
@@ -35,18 +24,18 @@ func TestQueueRequestsForEachElement(t *testing.T) {
 			t.Errorf("%s costs %.4f requests for each element, want at most %.4f", what, got, most)
 		}
 	}
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		srv.SetLatency(time.Millisecond)
-		s := open(t, srv)
+		s := suite.Open(t, srv)
 		q := zsync.NewQueue[int](s, "/q")
-		must(t, q.Send(t.Context(), -1))
-		check(t, "put: In", each(requests(srv, func() {
+		harness.Must(t, q.Send(t.Context(), -1))
+		check(t, "put: In", each(harness.Requests(srv, func() {
 			in, done := q.In(t.Context())
 			for i := range n {
 				in <- i
 			}
 			close(in)
-			must(t, <-done)
+			harness.Must(t, <-done)
 		}), n), 0.01)
 		if _, ok, err := q.TryRecv(t.Context()); !ok || err != nil {
 			t.Fatalf("TryRecv = %v, %v", ok, err)
@@ -54,54 +43,54 @@ func TestQueueRequestsForEachElement(t *testing.T) {
 		recv := func() {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			collect(t, q.Recv(ctx), n)
+			harness.Collect(t, q.Recv(ctx), n)
 		}
-		check(t, "take: Recv, one consumer, 10,000 waiting", each(requests(srv, recv), n), 0.12)
+		check(t, "take: Recv, one consumer, 10,000 waiting", each(harness.Requests(srv, recv), n), 0.12)
 
-		check(t, "put: Send of 100 elements", each(requests(srv, func() {
+		check(t, "put: Send of 100 elements", each(harness.Requests(srv, func() {
 			for i := range n / 100 {
-				must(t, q.Send(t.Context(), counted(n)[100*i:100*i+100]...))
+				harness.Must(t, q.Send(t.Context(), harness.Counted(n)[100*i:100*i+100]...))
 			}
 		}), n), 0.013)
-		check(t, "take: Deliveries, each acknowledged by its goroutine", each(requests(srv, func() {
+		check(t, "take: Deliveries, each acknowledged by its goroutine", each(harness.Requests(srv, func() {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			ch := q.Deliveries(ctx)
 			var acks sync.WaitGroup
 			for range n {
 				d := <-ch
-				acks.Go(func() { must(t, d.Ack(t.Context())) })
+				acks.Go(func() { harness.Must(t, d.Ack(t.Context())) })
 			}
 			acks.Wait()
 		}), n), 0.15)
 
-		check(t, "put: Send of 1 element by each of 100 goroutines at once", each(requests(srv, func() {
+		check(t, "put: Send of 1 element by each of 100 goroutines at once", each(harness.Requests(srv, func() {
 			var senders sync.WaitGroup
 			for range 100 {
 				senders.Go(func() {
 					for i := range 10 {
-						must(t, q.Send(t.Context(), i))
+						harness.Must(t, q.Send(t.Context(), i))
 					}
 				})
 			}
 			senders.Wait()
 		}), 1000), 0.03)
-		check(t, "take: Deliveries, acknowledged one by one", each(requests(srv, func() {
+		check(t, "take: Deliveries, acknowledged one by one", each(harness.Requests(srv, func() {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			ch := q.Deliveries(ctx)
 			for range 1000 {
 				d := <-ch
-				must(t, d.Ack(t.Context()))
+				harness.Must(t, d.Ack(t.Context()))
 			}
 		}), 1000), 1.8)
 
-		check(t, "put: Send of 1 element at a time", each(requests(srv, func() {
+		check(t, "put: Send of 1 element at a time", each(harness.Requests(srv, func() {
 			for i := range 1000 {
-				must(t, q.Send(t.Context(), i))
+				harness.Must(t, q.Send(t.Context(), i))
 			}
 		}), 1000), 1.01)
-		check(t, "take: TryRecv", each(requests(srv, func() {
+		check(t, "take: TryRecv", each(harness.Requests(srv, func() {
 			for range 100 {
 				if _, ok, err := q.TryRecv(t.Context()); !ok || err != nil {
 					t.Fatalf("TryRecv = %v, %v", ok, err)
@@ -109,31 +98,31 @@ func TestQueueRequestsForEachElement(t *testing.T) {
 			}
 		}), 100), 6.1)
 		_, err := q.Clear(t.Context())
-		must(t, err)
+		harness.Must(t, err)
 
 		// Four processes share 10,000 elements.
-		sendAll(t, q, counted(n))
-		check(t, "take: Recv, four processes, 10,000 waiting", each(requests(srv, func() {
+		suite.SendAll(t, q, harness.Counted(n))
+		check(t, "take: Recv, four processes, 10,000 waiting", each(harness.Requests(srv, func() {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			got := make(chan int)
 			for range 4 {
-				ch := zsync.NewQueue[int](open(t, srv), "/q").Recv(ctx)
+				ch := zsync.NewQueue[int](suite.Open(t, srv), "/q").Recv(ctx)
 				go func() {
 					for v := range ch {
 						got <- v
 					}
 				}()
 			}
-			collect(t, got, n)
+			harness.Collect(t, got, n)
 		}), n), 0.3)
 
 		// One element at a time, on an empty queue.
 		ctx, cancel := context.WithCancel(t.Context())
 		ch := q.Recv(ctx)
-		check(t, "put and take: one element on an empty queue", each(requests(srv, func() {
+		check(t, "put and take: one element on an empty queue", each(harness.Requests(srv, func() {
 			for i := range 100 {
-				must(t, q.Send(t.Context(), i))
+				harness.Must(t, q.Send(t.Context(), i))
 				<-ch
 				time.Sleep(time.Second)
 			}
@@ -151,7 +140,7 @@ func BenchmarkQueuePut(b *testing.B) {
 		in <- v
 	}
 	close(in)
-	must(b, <-done)
+	harness.Must(b, <-done)
 }
 
 func BenchmarkQueueTake(b *testing.B) {
@@ -162,7 +151,7 @@ func BenchmarkQueueTake(b *testing.B) {
 		in <- v
 	}
 	close(in)
-	must(b, <-done)
+	harness.Must(b, <-done)
 	ch := q.Recv(b.Context())
 	b.ResetTimer()
 	for range b.N {
@@ -172,7 +161,7 @@ func BenchmarkQueueTake(b *testing.B) {
 
 func connectBench(b *testing.B) *zsync.Session {
 	s, err := zsync.Connect(b.Context(), zktest.Start(b).Addr())
-	must(b, err)
+	harness.Must(b, err)
 	b.Cleanup(func() { s.Close() })
 	return s
 }
@@ -181,20 +170,20 @@ func TestQueueTakesALongBacklogAsFastAsAShortOne(t *testing.T) {
 	t.Parallel()
 	long := 20_000
 	switch {
-	case longTests():
+	case harness.Long():
 		long = 100_000
 	case harness.UnderRace:
 		long = 5000
 	}
 	rate := func(t *testing.T, backlog int) (perSecond float64) {
-		bubble(t, func(t *testing.T, srv *zktest.Server) {
-			q := zsync.NewQueue[int](open(t, srv), "/q")
-			sendAll(t, q, counted(backlog))
+		harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+			q := zsync.NewQueue[int](suite.Open(t, srv), "/q")
+			suite.SendAll(t, q, harness.Counted(backlog))
 			srv.SetLatency(time.Millisecond) // time is virtual: only round trips count
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			begin := time.Now()
-			collect(t, q.Recv(ctx), backlog)
+			harness.Collect(t, q.Recv(ctx), backlog)
 			perSecond = float64(backlog) / time.Since(begin).Seconds()
 		})
 		return perSecond

@@ -1,4 +1,4 @@
-package zsync_test
+package linear
 
 import (
 	"context"
@@ -12,6 +12,8 @@ import (
 	"github.com/anishathalye/porcupine"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/suite"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -94,12 +96,12 @@ func (h *history) send(t testing.TB, client int, q *zsync.Queue[int], rnd *rand.
 }
 
 func TestQueueIsLinearizable(t *testing.T) {
-	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
+	harness.EachSeed(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
 		var sessions []*zsync.Session
 		var h history
 		var clients sync.WaitGroup
 		for i := range 4 {
-			sessions = append(sessions, open(t, srv))
+			sessions = append(sessions, suite.Open(t, srv))
 			q := zsync.NewQueue[int](sessions[i], "/q")
 			dice := rand.New(rand.NewPCG(rnd.Uint64(), uint64(i)))
 			clients.Go(func() {
@@ -129,13 +131,13 @@ func TestQueueIsLinearizable(t *testing.T) {
 		}
 		quiet := make(chan struct{})
 		go func() { clients.Wait(); close(quiet) }()
-		chaos(t, srv, rand.New(rand.NewPCG(rnd.Uint64(), 3)), sessions, quiet)
+		harness.Chaos(t, srv, rand.New(rand.NewPCG(rnd.Uint64(), 3)), sessions, quiet)
 		h.check(t)
 	})
 }
 
 func TestQueueIsLinearizableWithOneConsumer(t *testing.T) {
-	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
+	harness.EachSeed(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
 		var sessions []*zsync.Session
 		var h history
 		var clients sync.WaitGroup
@@ -143,7 +145,7 @@ func TestQueueIsLinearizableWithOneConsumer(t *testing.T) {
 		const producers, sends = 3, 6
 		left.Store(producers)
 		for i := range producers {
-			sessions = append(sessions, open(t, srv))
+			sessions = append(sessions, suite.Open(t, srv))
 			q := zsync.NewQueue[int](sessions[i], "/q")
 			dice := rand.New(rand.NewPCG(rnd.Uint64(), uint64(i)))
 			clients.Go(func() {
@@ -154,7 +156,7 @@ func TestQueueIsLinearizableWithOneConsumer(t *testing.T) {
 				left.Add(-1)
 			})
 		}
-		sessions = append(sessions, open(t, srv))
+		sessions = append(sessions, suite.Open(t, srv))
 		q := zsync.NewQueue[int](sessions[producers], "/q", zsync.WithPrefetch(1+rnd.IntN(5)))
 		dice := rand.New(rand.NewPCG(rnd.Uint64(), 9))
 		clients.Go(func() {
@@ -171,14 +173,14 @@ func TestQueueIsLinearizableWithOneConsumer(t *testing.T) {
 		})
 		quiet := make(chan struct{})
 		go func() { clients.Wait(); close(quiet) }()
-		hasty(t, srv, rand.New(rand.NewPCG(rnd.Uint64(), 3)), sessions, quiet)
+		harness.Hasty(t, srv, rand.New(rand.NewPCG(rnd.Uint64(), 3)), sessions, quiet)
 		h.check(t)
 	})
 }
 
 func TestQueueIsLinearizableThroughServersThatLag(t *testing.T) {
 	for seed := range 20 {
-		bubble(t, func(t *testing.T, srv *zktest.Server) {
+		harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 			rnd := rand.New(rand.NewPCG(uint64(seed), 35))
 			for i, addr := range srv.Addrs() {
 				srv.SetLag(addr, time.Duration(i)*time.Second)
@@ -186,7 +188,7 @@ func TestQueueIsLinearizableThroughServersThatLag(t *testing.T) {
 			var h history
 			var clients sync.WaitGroup
 			for i := range 4 {
-				q := zsync.NewQueue[int](open(t, srv), "/q")
+				q := zsync.NewQueue[int](suite.Open(t, srv), "/q")
 				dice := rand.New(rand.NewPCG(rnd.Uint64(), uint64(i)))
 				clients.Go(func() {
 					for range 8 {

@@ -1,4 +1,4 @@
-package zsync_test
+package hammer
 
 import (
 	"bufio"
@@ -83,7 +83,7 @@ func TestQueueProcess(t *testing.T) {
 				say("e Send: %v", err)
 			}
 			first, left = first+len(vs), left-len(vs)
-			pause(t, rand.N(rest)) // so that there is time for faults
+			harness.Pause(t, rand.N(rest)) // so that there is time for faults
 		}
 	})
 	ordered := os.Getenv("ZSYNC_QUEUE_ORDERED") != ""
@@ -169,11 +169,11 @@ func (tr *trial) start(i int) {
 		cmd.Env = append(cmd.Env, "ZSYNC_QUEUE_ORDERED=1")
 	}
 	in, err := cmd.StdinPipe()
-	must(tr.t, err)
+	harness.Must(tr.t, err)
 	out, err := cmd.StdoutPipe()
-	must(tr.t, err)
+	harness.Must(tr.t, err)
 	cmd.Stderr = os.Stderr
-	must(tr.t, cmd.Start())
+	harness.Must(tr.t, cmd.Start())
 	tr.procs[i] = cmd
 	tr.stdins = append(tr.stdins, in)
 	tr.running.Go(func() {
@@ -298,12 +298,12 @@ func (tr *trial) hurt(srv *zktest.Server, done <-chan struct{}) {
 		case 3:
 			if p := tr.victim(); p != nil { // its session ends while it sleeps
 				goOn := stopProcess(p)
-				pause(tr.t, 1500*time.Millisecond)
+				harness.Pause(tr.t, 1500*time.Millisecond)
 				goOn()
 			}
 		case 4:
 			srv.Stop()
-			pause(tr.t, rand.N(300*time.Millisecond))
+			harness.Pause(tr.t, rand.N(300*time.Millisecond))
 			srv.Restart()
 		default:
 			ids := srv.Sessions()
@@ -341,13 +341,13 @@ func queueTrial(t *testing.T, elements int, ordered bool, rest, limit time.Durat
 	deadline := time.Now().Add(limit)
 	begin := time.Now()
 	for tr.missing() < 0 && time.Now().Before(deadline) {
-		pause(t, 50*time.Millisecond)
+		harness.Pause(t, 50*time.Millisecond)
 	}
 	close(done)
 	harm.Wait()
 	sending := time.Since(begin)
 	for tr.missing() > 0 && time.Now().Before(deadline) && !t.Failed() {
-		pause(t, 50*time.Millisecond)
+		harness.Pause(t, 50*time.Millisecond)
 	}
 	if n := tr.missing(); n != 0 {
 		t.Errorf("%d elements were confirmed and never came", n)
@@ -402,14 +402,14 @@ func TestQueueOfFourProcessesKeepsTheOrderForOneConsumer(t *testing.T) {
 }
 
 func TestLongQueueOfFourProcessesUnderFaults(t *testing.T) {
-	if !longTests() {
+	if !harness.Long() {
 		t.Skip("ZSYNC_TEST_LONG is not set")
 	}
 	queueTrial(t, 200_000, false, 100*time.Millisecond, 20*time.Minute)
 }
 
 func TestLongQueueOfFourProcessesKeepsTheOrderForOneConsumer(t *testing.T) {
-	if !longTests() {
+	if !harness.Long() {
 		t.Skip("ZSYNC_TEST_LONG is not set")
 	}
 	queueTrial(t, 200_000, true, 100*time.Millisecond, 20*time.Minute)

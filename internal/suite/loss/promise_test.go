@@ -1,4 +1,4 @@
-package zsync_test
+package loss
 
 import (
 	"context"
@@ -24,10 +24,10 @@ import (
 //
 // ZSYNC_TEST_SEED runs one seed and prints what happens; ZSYNC_TEST_LONG runs 10,000.
 func TestNobodyIsGrantedALockBeforeItsHolderIsToldOfTheLoss(t *testing.T) {
-	inMemory(t)
+	harness.InMemory(t)
 	first, n := uint64(0), uint64(200)
 	switch {
-	case longTests():
+	case harness.Long():
 		n = 10_000
 	case harness.UnderRace:
 		n = 20

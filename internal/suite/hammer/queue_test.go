@@ -1,4 +1,4 @@
-package zsync_test
+package hammer
 
 import (
 	"context"
@@ -10,7 +10,8 @@ import (
 	"time"
 
 	"github.com/zsync/zsync"
-	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/suite"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -62,7 +63,7 @@ func (s *stock) close() {
 }
 
 func (s *stock) checkLocked() {
-	if s.full && s.left == 0 && !session.IsClosed(s.done) {
+	if s.full && s.left == 0 && !harness.Closed(s.done) {
 		close(s.done)
 	}
 }
@@ -154,26 +155,33 @@ func (s *stock) ack(ctx context.Context, q *zsync.Queue[int], rnd *rand.Rand, pa
 	}
 }
 
-// wantTidy fails unless nothing is left of a queue but its own znodes, when
-// nobody uses it any more.
-func wantTidy(t testing.TB, s *zsync.Session, path string) {
-	t.Helper()
-	eventually(t, func() error {
-		for _, suffix := range []string{"-claims", "-live", "-senders", "-receipts", "-consumers", "-dead"} {
-			if names := childrenOf(t, s, path+suffix); len(names) > 0 {
-				time.Sleep(time.Second)
-				return errors.New(path + suffix + " still has " + names[0])
+// finish waits until all that was confirmed has been taken, ends those who take,
+// and fails unless nothing is left of the queues at paths but their own znodes.
+func (s *stock) finish(srv *zktest.Server, cancel func(), consumers *sync.WaitGroup, paths ...string) {
+	s.t.Helper()
+	s.close()
+	s.await(10 * time.Minute)
+	cancel()
+	consumers.Wait()
+	tree := harness.Plain(s.t, srv)
+	for _, path := range paths {
+		harness.Eventually(s.t, func() error {
+			for _, suffix := range []string{"-claims", "-live", "-senders", "-receipts", "-consumers", "-dead"} {
+				if names := harness.Children(s.t, tree, path+suffix); len(names) > 0 {
+					time.Sleep(time.Second)
+					return errors.New(path + suffix + " still has " + names[0])
+				}
 			}
-		}
-		return nil
-	})
+			return nil
+		})
+	}
 }
 
 func TestHammerQueueConfirmedElementsComeAndNoneIsAcknowledgedTwice(t *testing.T) {
-	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
+	harness.EachSeed(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
 		var sessions []*zsync.Session
 		for range 4 {
-			sessions = append(sessions, open(t, srv))
+			sessions = append(sessions, suite.Open(t, srv))
 		}
 		s := newStock(t)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -196,58 +204,16 @@ func TestHammerQueueConfirmedElementsComeAndNoneIsAcknowledgedTwice(t *testing.T
 		}
 		quiet := make(chan struct{})
 		go func() { producers.Wait(); close(quiet) }()
-		chaos(t, srv, rand.New(rand.NewPCG(rnd.Uint64(), 3)), sessions, quiet)
-		s.close()
-		s.await(10 * time.Minute)
-		cancel()
-		consumers.Wait()
-		wantTidy(t, open(t, srv), "/q")
+		harness.Chaos(t, srv, rand.New(rand.NewPCG(rnd.Uint64(), 3)), sessions, quiet)
+		s.finish(srv, cancel, &consumers, "/q")
 	})
-}
-
-// hasty is chaos without a silence that outlasts a session: what Recv gives
-// out in such a silence others may get as well.
-func hasty(t testing.TB, srv *zktest.Server, rnd *rand.Rand, sessions []*zsync.Session, until <-chan struct{}) {
-	var mu sync.Mutex
-	srv.Intercept(func(r zktest.Request) zktest.Action {
-		if r.Op == zktest.OpConnect || r.Op == zktest.OpPing || r.Op == zktest.OpCloseSession {
-			return zktest.Pass
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		switch rnd.IntN(100) {
-		case 0:
-			return zktest.DropRequest
-		case 1:
-			return zktest.DropReply
-		case 2:
-			return zktest.Delay(time.Duration(rnd.IntN(20)) * time.Millisecond)
-		}
-		return zktest.Pass
-	})
-	defer srv.Intercept(nil)
-	for {
-		mu.Lock()
-		d, victim, expire := time.Duration(rnd.IntN(2000))*time.Millisecond, rnd.IntN(len(sessions)), rnd.IntN(3) == 0
-		mu.Unlock()
-		select {
-		case <-until:
-			return
-		case <-time.After(d):
-		}
-		if id := sessions[victim].ID(); expire {
-			srv.Expire(id)
-		} else {
-			srv.Disconnect(id)
-		}
-	}
 }
 
 func TestHammerQueueRecvGivesEachElementOnceWhileProcessesLive(t *testing.T) {
-	seeds(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
+	harness.EachSeed(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
 		var sessions []*zsync.Session
 		for range 4 {
-			sessions = append(sessions, open(t, srv))
+			sessions = append(sessions, suite.Open(t, srv))
 		}
 		s := newStock(t)
 		alone := rnd.IntN(2) == 0 // one consumer: the order is kept
@@ -275,11 +241,7 @@ func TestHammerQueueRecvGivesEachElementOnceWhileProcessesLive(t *testing.T) {
 		}
 		quiet := make(chan struct{})
 		go func() { producers.Wait(); close(quiet) }()
-		hasty(t, srv, rand.New(rand.NewPCG(rnd.Uint64(), 3)), sessions, quiet)
-		s.close()
-		s.await(10 * time.Minute)
-		cancel()
-		consumers.Wait()
-		wantTidy(t, open(t, srv), "/q")
+		harness.Hasty(t, srv, rand.New(rand.NewPCG(rnd.Uint64(), 3)), sessions, quiet)
+		s.finish(srv, cancel, &consumers, "/q")
 	})
 }

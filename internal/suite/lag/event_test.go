@@ -1,4 +1,4 @@
-package zsync_test
+package lag
 
 import (
 	"strings"
@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/zktest"
 )

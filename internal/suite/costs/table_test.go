@@ -1,4 +1,4 @@
-package zsync_test
+package costs
 
 import (
 	"context"
@@ -14,6 +14,8 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/suite"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -28,56 +30,56 @@ type cost struct {
 var costs = []cost{
 	{"`Mutex.Lock`, free", func(t *testing.T, s, other *zsync.Session) func() {
 		m := zsync.NewMutex(s, "/p/m")
-		return func() { must(t, m.Lock(t.Context())) }
+		return func() { harness.Must(t, m.Lock(t.Context())) }
 	}},
 	{"`Mutex.Lock`, free, below three missing levels", func(t *testing.T, s, other *zsync.Session) func() {
 		m := zsync.NewMutex(s, "/p/x/y/z")
-		return func() { must(t, m.Lock(t.Context())) }
+		return func() { harness.Must(t, m.Lock(t.Context())) }
 	}},
 	{"`Mutex.Lock`, behind a holder", func(t *testing.T, s, other *zsync.Session) func() {
 		holder, m := zsync.NewMutex(other, "/p/m"), zsync.NewMutex(s, "/p/m")
-		must(t, holder.Lock(t.Context()))
+		harness.Must(t, holder.Lock(t.Context()))
 		return func() {
-			locked := async(func() error { return m.Lock(t.Context()) })
+			locked := harness.Async(func() error { return m.Lock(t.Context()) })
 			time.Sleep(100 * time.Millisecond) // it is in the line
 			from = time.Now()
-			must(t, holder.Unlock())
-			must(t, <-locked)
+			harness.Must(t, holder.Unlock())
+			harness.Must(t, <-locked)
 		}
 	}},
 	{"`Mutex.Lock`, behind two of other sessions", behindOthers(2)},
 	{"`Mutex.Lock`, behind three of other sessions", behindOthers(3)},
 	{"`Mutex.Lock`, handed over in the process", func(t *testing.T, s, other *zsync.Session) func() {
 		m := zsync.NewMutex(s, "/p/m")
-		must(t, m.Lock(t.Context()))
+		harness.Must(t, m.Lock(t.Context()))
 		return func() {
-			locked := async(func() error { return m.Lock(t.Context()) })
+			locked := harness.Async(func() error { return m.Lock(t.Context()) })
 			synctest.Wait()
-			must(t, m.Unlock())
-			must(t, <-locked)
+			harness.Must(t, m.Unlock())
+			harness.Must(t, <-locked)
 		}
 	}},
 	{"`Mutex.Lock`, retained", func(t *testing.T, s, other *zsync.Session) func() {
 		m := zsync.NewMutex(s, "/p/m", zsync.WithRetention(time.Minute))
-		must(t, m.Lock(t.Context()))
-		must(t, m.Unlock())
-		return func() { must(t, m.Lock(t.Context())) }
+		harness.Must(t, m.Lock(t.Context()))
+		harness.Must(t, m.Unlock())
+		return func() { harness.Must(t, m.Lock(t.Context())) }
 	}},
 	{"`Mutex.Unlock`, keeping the place", func(t *testing.T, s, other *zsync.Session) func() {
 		m := zsync.NewMutex(s, "/p/m", zsync.WithRetention(time.Minute))
-		must(t, m.Lock(t.Context()))
-		return func() { must(t, m.Unlock()) }
+		harness.Must(t, m.Lock(t.Context()))
+		return func() { harness.Must(t, m.Unlock()) }
 	}},
 	{"`Mutex.Lock`, the place kept elsewhere", func(t *testing.T, s, other *zsync.Session) func() {
 		m := zsync.NewMutex(other, "/p/m", zsync.WithRetention(time.Minute))
-		must(t, m.Lock(t.Context()))
-		must(t, m.Unlock())
-		return func() { must(t, zsync.NewMutex(s, "/p/m").Lock(t.Context())) }
+		harness.Must(t, m.Lock(t.Context()))
+		harness.Must(t, m.Unlock())
+		return func() { harness.Must(t, zsync.NewMutex(s, "/p/m").Lock(t.Context())) }
 	}},
 	{"`Mutex.TryLock`, the place kept elsewhere", func(t *testing.T, s, other *zsync.Session) func() {
 		m := zsync.NewMutex(other, "/p/m", zsync.WithRetention(time.Minute))
-		must(t, m.Lock(t.Context()))
-		must(t, m.Unlock())
+		harness.Must(t, m.Lock(t.Context()))
+		harness.Must(t, m.Unlock())
 		return func() {
 			if ok, err := zsync.NewMutex(s, "/p/m").TryLock(t.Context()); !ok || err != nil {
 				t.Fatal(ok, err)
@@ -85,7 +87,7 @@ var costs = []cost{
 		}
 	}},
 	{"`Mutex.TryLock`, held elsewhere", func(t *testing.T, s, other *zsync.Session) func() {
-		must(t, zsync.NewMutex(other, "/p/m").Lock(t.Context()))
+		harness.Must(t, zsync.NewMutex(other, "/p/m").Lock(t.Context()))
 		m := zsync.NewMutex(s, "/p/m")
 		return func() {
 			if ok, err := m.TryLock(t.Context()); ok || err != nil {
@@ -103,242 +105,245 @@ var costs = []cost{
 	}},
 	{"`Mutex.Unlock`", func(t *testing.T, s, other *zsync.Session) func() {
 		m := zsync.NewMutex(s, "/p/m")
-		must(t, m.Lock(t.Context()))
-		return func() { must(t, m.Unlock()) }
+		harness.Must(t, m.Lock(t.Context()))
+		return func() { harness.Must(t, m.Unlock()) }
 	}},
 	{"`Mutex.Token`, first of a hold", func(t *testing.T, s, other *zsync.Session) func() {
 		m := zsync.NewMutex(s, "/p/m")
-		must(t, m.Lock(t.Context()))
-		return func() { _, err := m.Token(t.Context()); must(t, err) }
+		harness.Must(t, m.Lock(t.Context()))
+		return func() { _, err := m.Token(t.Context()); harness.Must(t, err) }
 	}},
 	{"`Mutex.Token`, later", func(t *testing.T, s, other *zsync.Session) func() {
 		m := zsync.NewMutex(s, "/p/m")
-		must(t, m.Lock(t.Context()))
+		harness.Must(t, m.Lock(t.Context()))
 		_, err := m.Token(t.Context())
-		must(t, err)
-		return func() { _, err := m.Token(t.Context()); must(t, err) }
+		harness.Must(t, err)
+		return func() { _, err := m.Token(t.Context()); harness.Must(t, err) }
 	}},
 	{"`Mutex.Txn`", func(t *testing.T, s, other *zsync.Session) func() {
 		m := zsync.NewMutex(s, "/p/m")
-		must(t, m.Lock(t.Context()))
+		harness.Must(t, m.Lock(t.Context()))
 		return func() {
 			_, err := m.Txn(t.Context(), &zk.CreateRequest{Path: "/p/x", Acl: zk.WorldACL(zk.PermAll)})
-			must(t, err)
+			harness.Must(t, err)
 		}
 	}},
 	{"`Mutex.Revoke`", func(t *testing.T, s, other *zsync.Session) func() {
-		must(t, zsync.NewMutex(other, "/p/m").Lock(t.Context()))
-		return func() { must(t, zsync.NewMutex(s, "/p/m").Revoke(t.Context())) }
+		harness.Must(t, zsync.NewMutex(other, "/p/m").Lock(t.Context()))
+		return func() { harness.Must(t, zsync.NewMutex(s, "/p/m").Revoke(t.Context())) }
 	}},
 	{"`RWMutex.RLock`, free", func(t *testing.T, s, other *zsync.Session) func() {
 		rw := zsync.NewRWMutex(s, "/p/rw")
-		return func() { must(t, rw.RLock(t.Context())) }
+		return func() { harness.Must(t, rw.RLock(t.Context())) }
 	}},
 	{"`RWMutex.RLock`, with a reader in the process", func(t *testing.T, s, other *zsync.Session) func() {
 		rw := zsync.NewRWMutex(s, "/p/rw")
-		must(t, rw.RLock(t.Context()))
-		return func() { must(t, rw.RLock(t.Context())) }
+		harness.Must(t, rw.RLock(t.Context()))
+		return func() { harness.Must(t, rw.RLock(t.Context())) }
 	}},
 	{"`RWMutex.RUnlock`, last reader of the process", func(t *testing.T, s, other *zsync.Session) func() {
 		rw := zsync.NewRWMutex(s, "/p/rw")
-		must(t, rw.RLock(t.Context()))
-		return func() { must(t, rw.RUnlock()) }
+		harness.Must(t, rw.RLock(t.Context()))
+		return func() { harness.Must(t, rw.RUnlock()) }
 	}},
 	{"`RWMutex.Downgrade`", func(t *testing.T, s, other *zsync.Session) func() {
 		rw := zsync.NewRWMutex(s, "/p/rw")
-		must(t, rw.Lock(t.Context()))
-		return func() { must(t, rw.Downgrade(t.Context())) }
+		harness.Must(t, rw.Lock(t.Context()))
+		return func() { harness.Must(t, rw.Downgrade(t.Context())) }
 	}},
 	{"`Semaphore.Acquire`, free", func(t *testing.T, s, other *zsync.Session) func() {
 		sem := zsync.NewSemaphore(s, "/p/sem", 3)
-		must(t, zsync.NewSemaphore(other, "/p/sem", 3).Acquire(t.Context(), 1))
-		must(t, sem.Acquire(t.Context(), 1))
-		return func() { must(t, sem.Acquire(t.Context(), 1)) }
+		harness.Must(t, zsync.NewSemaphore(other, "/p/sem", 3).Acquire(t.Context(), 1))
+		harness.Must(t, sem.Acquire(t.Context(), 1))
+		return func() { harness.Must(t, sem.Acquire(t.Context(), 1)) }
 	}},
 	{"`Semaphore.Release`, of what one Acquire got", func(t *testing.T, s, other *zsync.Session) func() {
 		sem := zsync.NewSemaphore(s, "/p/sem", 3)
-		must(t, sem.Acquire(t.Context(), 1))
-		return func() { must(t, sem.Release(1)) }
+		harness.Must(t, sem.Acquire(t.Context(), 1))
+		return func() { harness.Must(t, sem.Release(1)) }
 	}},
 	{"`WaitGroup.Add`", func(t *testing.T, s, other *zsync.Session) func() {
 		wg := zsync.NewWaitGroup(s, "/p/wg")
-		must(t, wg.Add(t.Context(), 1))
-		return func() { must(t, wg.Add(t.Context(), 1)) }
+		harness.Must(t, wg.Add(t.Context(), 1))
+		return func() { harness.Must(t, wg.Add(t.Context(), 1)) }
 	}},
 	{"`WaitGroup.Done`", func(t *testing.T, s, other *zsync.Session) func() {
 		wg := zsync.NewWaitGroup(s, "/p/wg")
-		must(t, wg.Add(t.Context(), 2))
-		return func() { must(t, wg.Done()) }
+		harness.Must(t, wg.Add(t.Context(), 2))
+		return func() { harness.Must(t, wg.Done()) }
 	}},
 	{"`WaitGroup.Wait`, nothing open", func(t *testing.T, s, other *zsync.Session) func() {
 		wg := zsync.NewWaitGroup(s, "/p/wg")
-		return func() { must(t, wg.Wait(t.Context())) }
+		return func() { harness.Must(t, wg.Wait(t.Context())) }
 	}},
 	{"`Once.Do`, the first", func(t *testing.T, s, other *zsync.Session) func() {
 		o := zsync.NewOnce(s, "/p/m") // a path that is there
-		return func() { must(t, o.Do(t.Context(), ok)) }
+		return func() { harness.Must(t, o.Do(t.Context(), nothing)) }
 	}},
 	{"`OnceValue`, the first", func(t *testing.T, s, other *zsync.Session) func() {
 		get := zsync.OnceValue(s, "/p/m", func(context.Context) (int, error) { return 1, nil })
-		return func() { _, err := get(t.Context()); must(t, err) }
+		return func() { _, err := get(t.Context()); harness.Must(t, err) }
 	}},
 	{"`OnceValue`, done in another", func(t *testing.T, s, other *zsync.Session) func() {
 		one := func(context.Context) (int, error) { return 1, nil }
 		_, err := zsync.OnceValue(other, "/p/m", one)(t.Context())
-		must(t, err)
+		harness.Must(t, err)
 		get := zsync.OnceValue(s, "/p/m", one)
-		return func() { _, err := get(t.Context()); must(t, err) }
+		return func() { _, err := get(t.Context()); harness.Must(t, err) }
 	}},
 	{"`Once.Do`, done in this process", func(t *testing.T, s, other *zsync.Session) func() {
 		o := zsync.NewOnce(s, "/p/once")
-		must(t, o.Do(t.Context(), ok))
-		return func() { must(t, o.Do(t.Context(), ok)) }
+		harness.Must(t, o.Do(t.Context(), nothing))
+		return func() { harness.Must(t, o.Do(t.Context(), nothing)) }
 	}},
 	{"`Once.Do`, done in another", func(t *testing.T, s, other *zsync.Session) func() {
-		must(t, zsync.NewOnce(other, "/p/once").Do(t.Context(), ok))
+		harness.Must(t, zsync.NewOnce(other, "/p/once").Do(t.Context(), nothing))
 		o := zsync.NewOnce(s, "/p/once")
-		return func() { must(t, o.Do(t.Context(), ok)) }
+		return func() { harness.Must(t, o.Do(t.Context(), nothing)) }
 	}},
 	{"`Cond.Signal`, one waits", func(t *testing.T, s, other *zsync.Session) func() {
 		l := zsync.NewMutex(other, "/p/l")
 		c := zsync.NewCond(other, "/p/cond", l)
-		must(t, l.Lock(t.Context()))
-		async(func() error { return c.Wait(t.Context()) })
-		return func() { must(t, zsync.NewCond(s, "/p/cond", zsync.NewMutex(s, "/p/l")).Signal(t.Context())) }
+		harness.Must(t, l.Lock(t.Context()))
+		harness.Async(func() error { return c.Wait(t.Context()) })
+		return func() { harness.Must(t, zsync.NewCond(s, "/p/cond", zsync.NewMutex(s, "/p/l")).Signal(t.Context())) }
 	}},
 	{"`Cond.Signal`, nobody waits", func(t *testing.T, s, other *zsync.Session) func() {
-		return func() { must(t, zsync.NewCond(s, "/p/cond", zsync.NewMutex(s, "/p/l")).Signal(t.Context())) }
+		return func() { harness.Must(t, zsync.NewCond(s, "/p/cond", zsync.NewMutex(s, "/p/l")).Signal(t.Context())) }
 	}},
 	{"`Election.Campaign`, free", func(t *testing.T, s, other *zsync.Session) func() {
 		e := zsync.NewElection(s, "/p/e")
-		return func() { must(t, e.Campaign(t.Context())) }
+		return func() { harness.Must(t, e.Campaign(t.Context())) }
 	}},
 	{"`Election.Resign`", func(t *testing.T, s, other *zsync.Session) func() {
 		e := zsync.NewElection(s, "/p/e")
-		must(t, e.Campaign(t.Context()))
-		return func() { must(t, e.Resign()) }
+		harness.Must(t, e.Campaign(t.Context()))
+		return func() { harness.Must(t, e.Resign()) }
 	}},
 	{"`Election.Leader`", func(t *testing.T, s, other *zsync.Session) func() {
-		must(t, zsync.NewElection(other, "/p/e").Campaign(t.Context()))
+		harness.Must(t, zsync.NewElection(other, "/p/e").Campaign(t.Context()))
 		e := zsync.NewElection(s, "/p/e")
-		return func() { _, err := e.Leader(t.Context()); must(t, err) }
+		return func() { _, err := e.Leader(t.Context()); harness.Must(t, err) }
 	}},
 	{"`Election.Observe`, while nothing changes", func(t *testing.T, s, other *zsync.Session) func() {
-		must(t, zsync.NewElection(other, "/p/e").Campaign(t.Context()))
+		harness.Must(t, zsync.NewElection(other, "/p/e").Campaign(t.Context()))
 		<-zsync.NewElection(s, "/p/e").Observe(t.Context())
 		return func() { idle() }
 	}},
 	{"`Barrier.Wait`, open", func(t *testing.T, s, other *zsync.Session) func() {
-		return func() { must(t, zsync.NewBarrier(s, "/p/b").Wait(t.Context())) }
+		return func() { harness.Must(t, zsync.NewBarrier(s, "/p/b").Wait(t.Context())) }
 	}},
 	{"`Barrier.Wait`, closed and then opened", func(t *testing.T, s, other *zsync.Session) func() {
 		b := zsync.NewBarrier(other, "/p/b")
-		must(t, b.Close(t.Context()))
+		harness.Must(t, b.Close(t.Context()))
 		return func() {
-			through := async(func() error { return zsync.NewBarrier(s, "/p/b").Wait(t.Context()) })
+			through := harness.Async(func() error { return zsync.NewBarrier(s, "/p/b").Wait(t.Context()) })
 			time.Sleep(100 * time.Millisecond)
 			from = time.Now()
-			must(t, b.Open(t.Context()))
-			must(t, <-through)
+			harness.Must(t, b.Open(t.Context()))
+			harness.Must(t, <-through)
 		}
 	}},
 	{"`Value.Load`", func(t *testing.T, s, other *zsync.Session) func() {
 		v := zsync.NewValue[int](s, "/p/v")
-		must(t, v.Store(t.Context(), 1))
-		return func() { _, _, err := v.Load(t.Context()); must(t, err) }
+		harness.Must(t, v.Store(t.Context(), 1))
+		return func() { _, _, err := v.Load(t.Context()); harness.Must(t, err) }
 	}},
 	{"`Value.Store`", func(t *testing.T, s, other *zsync.Session) func() {
 		v := zsync.NewValue[int](s, "/p/v")
-		must(t, v.Store(t.Context(), 1))
-		return func() { must(t, v.Store(t.Context(), 2)) }
+		harness.Must(t, v.Store(t.Context(), 1))
+		return func() { harness.Must(t, v.Store(t.Context(), 2)) }
 	}},
 	{"`Value.Update`", func(t *testing.T, s, other *zsync.Session) func() {
 		v := zsync.NewValue[int](s, "/p/v")
-		must(t, v.Store(t.Context(), 1))
-		return func() { _, err := v.Update(t.Context(), increment); must(t, err) }
+		harness.Must(t, v.Store(t.Context(), 1))
+		return func() { _, err := v.Update(t.Context(), increment); harness.Must(t, err) }
 	}},
 	{"`Map.Load`", func(t *testing.T, s, other *zsync.Session) func() {
 		m := zsync.NewMap[int](s, "/p/map")
-		must(t, m.Store(t.Context(), "k", 1))
-		return func() { _, _, err := m.Load(t.Context(), "k"); must(t, err) }
+		harness.Must(t, m.Store(t.Context(), "k", 1))
+		return func() { _, _, err := m.Load(t.Context(), "k"); harness.Must(t, err) }
 	}},
 	{"`Map.Store`", func(t *testing.T, s, other *zsync.Session) func() {
 		m := zsync.NewMap[int](s, "/p/map")
-		must(t, m.Store(t.Context(), "k", 1))
-		return func() { must(t, m.Store(t.Context(), "k", 2)) }
+		harness.Must(t, m.Store(t.Context(), "k", 1))
+		return func() { harness.Must(t, m.Store(t.Context(), "k", 2)) }
 	}},
 	{"`Map.CompareAndSwap`", func(t *testing.T, s, other *zsync.Session) func() {
 		m := zsync.NewMap[int](s, "/p/map")
-		must(t, m.Store(t.Context(), "k", 1))
+		harness.Must(t, m.Store(t.Context(), "k", 1))
 		_, version, err := m.Load(t.Context(), "k")
-		must(t, err)
-		return func() { _, err := m.CompareAndSwap(t.Context(), "k", version, 2); must(t, err) }
+		harness.Must(t, err)
+		return func() { _, err := m.CompareAndSwap(t.Context(), "k", version, 2); harness.Must(t, err) }
 	}},
 	{"`Int64.Add`", func(t *testing.T, s, other *zsync.Session) func() {
 		n := zsync.NewInt64(s, "/p/n")
-		must(t, n.Store(t.Context(), 1))
-		return func() { _, err := n.Add(t.Context(), 1); must(t, err) }
+		harness.Must(t, n.Store(t.Context(), 1))
+		return func() { _, err := n.Add(t.Context(), 1); harness.Must(t, err) }
 	}},
 	{"`Schedule.Do`, done in another process", func(t *testing.T, s, other *zsync.Session) func() {
 		_, err := zsync.NewSchedule(other, "/p/jobs").Do(t.Context(), noon, func(context.Context) error { return nil })
-		must(t, err)
+		harness.Must(t, err)
 		c := zsync.NewSchedule(s, "/p/jobs")
-		return func() { _, err := c.Do(t.Context(), noon, func(context.Context) error { return nil }); must(t, err) }
+		return func() {
+			_, err := c.Do(t.Context(), noon, func(context.Context) error { return nil })
+			harness.Must(t, err)
+		}
 	}},
 	{"`Flight.Do`, with a result", func(t *testing.T, s, other *zsync.Session) func() {
 		one := func(context.Context) (int, error) { return 1, nil }
 		_, _, err := zsync.NewFlight[int](other, "/p/f", time.Minute).Do(t.Context(), "k", one)
-		must(t, err)
+		harness.Must(t, err)
 		f := zsync.NewFlight[int](s, "/p/f", time.Minute)
-		return func() { _, _, err := f.Do(t.Context(), "k", one); must(t, err) }
+		return func() { _, _, err := f.Do(t.Context(), "k", one); harness.Must(t, err) }
 	}},
 	{"`Group.Join`", func(t *testing.T, s, other *zsync.Session) func() {
 		_, err := zsync.NewGroup[int](other, "/p/group").Join(t.Context(), "other", 1)
-		must(t, err)
+		harness.Must(t, err)
 		g := zsync.NewGroup[int](s, "/p/group")
-		return func() { _, err := g.Join(t.Context(), "me", 1); must(t, err) }
+		return func() { _, err := g.Join(t.Context(), "me", 1); harness.Must(t, err) }
 	}},
 	{"`Membership.Leave`", func(t *testing.T, s, other *zsync.Session) func() {
 		m, err := zsync.NewGroup[int](s, "/p/group").Join(t.Context(), "me", 1)
-		must(t, err)
-		return func() { must(t, m.Leave()) }
+		harness.Must(t, err)
+		return func() { harness.Must(t, m.Leave()) }
 	}},
 	{"`Value.Watch`, while nothing changes", func(t *testing.T, s, other *zsync.Session) func() {
-		must(t, zsync.NewValue[int](other, "/p/v").Store(t.Context(), 1))
+		harness.Must(t, zsync.NewValue[int](other, "/p/v").Store(t.Context(), 1))
 		<-zsync.NewValue[int](s, "/p/v").Watch(t.Context())
 		return func() { idle() }
 	}},
 	{"`Delivery.Ack`", func(t *testing.T, s, other *zsync.Session) func() {
 		d := waitingDelivery(t, s)
-		return func() { must(t, d.Ack(t.Context())) }
+		return func() { harness.Must(t, d.Ack(t.Context())) }
 	}},
 	{"`Delivery.Txn`, with writes", func(t *testing.T, s, other *zsync.Session) func() {
 		d := waitingDelivery(t, s)
 		return func() {
 			_, err := d.Txn(t.Context(), &zk.CreateRequest{Path: "/done"}, &zk.SetDataRequest{Path: "/p", Version: -1})
-			must(t, err)
+			harness.Must(t, err)
 		}
 	}},
 	{"`Delivery.Txn`, with a Send", func(t *testing.T, s, other *zsync.Session) func() {
 		to := zsync.NewQueue[int](s, "/p/to")
-		must(t, to.Send(t.Context(), 1))
+		harness.Must(t, to.Send(t.Context(), 1))
 		d := waitingDelivery(t, s)
-		return func() { _, err := d.Txn(t.Context(), to.SendOp(2)); must(t, err) }
+		return func() { _, err := d.Txn(t.Context(), to.SendOp(2)); harness.Must(t, err) }
 	}},
 	{"`Queue.SendID`", func(t *testing.T, s, other *zsync.Session) func() {
 		q := zsync.NewQueue[int](s, "/p/q")
 		_, err := q.SendID(t.Context(), "a", 1)
-		must(t, err)
-		must(t, live(t, s).MakeDir(t.Context(), "/p/q-ids/3e")) // that of b
-		return func() { _, err := q.SendID(t.Context(), "b", 1); must(t, err) }
+		harness.Must(t, err)
+		makeZnode(t, other, "/p/q-ids/3e") // that of b
+		return func() { _, err := q.SendID(t.Context(), "b", 1); harness.Must(t, err) }
 	}},
 	{"`Queue.Cancel`", func(t *testing.T, s, other *zsync.Session) func() {
 		q := zsync.NewQueue[int](s, "/p/q")
 		_, err := q.SendID(t.Context(), "a", 1)
-		must(t, err)
-		must(t, live(t, s).MakeDir(t.Context(), "/p/q-receipts"))
+		harness.Must(t, err)
+		makeZnode(t, other, "/p/q-receipts")
 		time.Sleep(time.Minute)
-		return func() { _, err := q.Cancel(t.Context(), "a"); must(t, err) }
+		return func() { _, err := q.Cancel(t.Context(), "a"); harness.Must(t, err) }
 	}},
 	{"`Queue.Recv`, while nothing comes", func(t *testing.T, s, other *zsync.Session) func() {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -352,10 +357,21 @@ var costs = []cost{
 	}},
 }
 
+var noon = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+
+func nothing(context.Context) error { return nil }
+
+func increment(n int) (int, error) { return n + 1, nil }
+
+func makeZnode(t *testing.T, s *zsync.Session, path string) {
+	_, err := s.Txn(t.Context(), &zk.CreateRequest{Path: path})
+	harness.Must(t, err)
+}
+
 // waitingDelivery returns a delivery whose consumer waits for another.
 func waitingDelivery(t *testing.T, s *zsync.Session) zsync.Delivery[int] {
 	q := zsync.NewQueue[int](s, "/p/q")
-	must(t, q.Send(t.Context(), 1))
+	harness.Must(t, q.Send(t.Context(), 1))
 	ctx, cancel := context.WithCancel(t.Context())
 	ch := q.Deliveries(ctx)
 	d := <-ch
@@ -412,8 +428,8 @@ var from time.Time
 // trips are the time that the operation takes where nothing but the way takes
 // time.
 func TestRequestCountsAreThoseOfTheTable(t *testing.T) {
-	doc, err := os.ReadFile("docs/guarantees.md")
-	must(t, err)
+	doc, err := os.ReadFile("../../../docs/guarantees.md")
+	harness.Must(t, err)
 	_, section, _ := strings.Cut(string(doc), "\n## Requests\n")
 	section, _, _ = strings.Cut(section, "\nCosts that depend on")
 	row := regexp.MustCompile(`(?m)^\| (.+?) \| (\d+) \| (\d+) \|`)
@@ -430,7 +446,7 @@ func TestRequestCountsAreThoseOfTheTable(t *testing.T) {
 			t.Errorf("the table has no row %q", c.operation)
 		}
 		t.Run(c.operation, func(t *testing.T) {
-			bubble(t, func(t *testing.T, srv *zktest.Server) {
+			harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 				s, f := c.begin(t, srv)
 				before := s.Stats().Requests
 				f()
@@ -439,7 +455,7 @@ func TestRequestCountsAreThoseOfTheTable(t *testing.T) {
 					t.Errorf("%d requests, want %d", got, want.requests)
 				}
 			})
-			bubble(t, func(t *testing.T, srv *zktest.Server) {
+			harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 				_, f := c.begin(t, srv)
 				const latency = 10 * time.Millisecond
 				srv.SetLatency(latency)
@@ -460,12 +476,24 @@ func TestRequestCountsAreThoseOfTheTable(t *testing.T) {
 
 // begin prepares the operation, and returns the session that is charged.
 func (c cost) begin(t *testing.T, srv *zktest.Server) (*zsync.Session, func()) {
-	s, other := open(t, srv), open(t, srv)
-	must(t, zsync.NewMutex(other, "/p/keep").Lock(t.Context()))
+	s, other := suite.Open(t, srv), suite.Open(t, srv)
+	harness.Must(t, zsync.NewMutex(other, "/p/keep").Lock(t.Context()))
 	for _, f := range []func(){
-		func() { m := zsync.NewMutex(s, "/p/m"); must(t, m.Lock(t.Context())); must(t, m.Unlock()) },
-		func() { m := zsync.NewRWMutex(s, "/p/rw"); must(t, m.Lock(t.Context())); must(t, m.Unlock()) },
-		func() { e := zsync.NewElection(s, "/p/e"); must(t, e.Campaign(t.Context())); must(t, e.Resign()) },
+		func() {
+			m := zsync.NewMutex(s, "/p/m")
+			harness.Must(t, m.Lock(t.Context()))
+			harness.Must(t, m.Unlock())
+		},
+		func() {
+			m := zsync.NewRWMutex(s, "/p/rw")
+			harness.Must(t, m.Lock(t.Context()))
+			harness.Must(t, m.Unlock())
+		},
+		func() {
+			e := zsync.NewElection(s, "/p/e")
+			harness.Must(t, e.Campaign(t.Context()))
+			harness.Must(t, e.Resign())
+		},
 	} {
 		f()
 	}

@@ -1,4 +1,4 @@
-package zsync_test
+package loss
 
 import (
 	"context"
@@ -93,7 +93,7 @@ func (c *severance) mend() {
 }
 
 func TestAHolderIsToldBeforeAnotherIsGrantedWhateverHappensToTheServers(t *testing.T) {
-	inMemory(t)
+	harness.InMemory(t)
 	t.Parallel()
 	tried, grants := 0, 0
 	for seed := range harness.Seeds(t, 150, 20, 10_000) {

@@ -1,0 +1,51 @@
+package hammer
+
+import (
+	"context"
+	"math/rand/v2"
+	"sync"
+	"testing"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/suite"
+	"github.com/zsync/zsync/zktest"
+)
+
+func TestHammerEveryAddToAnInt64Counts(t *testing.T) {
+	harness.EachSeed(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
+		const clients, adds = 3, 15
+		var wg sync.WaitGroup
+		var sessions []*zsync.Session
+		var mu sync.Mutex
+		sums := make(map[int64]bool)
+		for range clients {
+			s := suite.Open(t, srv)
+			sessions = append(sessions, s)
+			n := zsync.NewInt64(s, "/n")
+			wg.Go(func() {
+				for range adds {
+					x, err := n.Add(context.Background(), 1)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					mu.Lock()
+					if sums[x] {
+						t.Errorf("two Adds returned %d", x)
+					}
+					sums[x] = true
+					mu.Unlock()
+				}
+			})
+		}
+		until := make(chan struct{})
+		ended := harness.Async(func() error { harness.Chaos(t, srv, rnd, sessions, until); return nil })
+		wg.Wait()
+		close(until)
+		<-ended
+		if x, err := zsync.NewInt64(sessions[0], "/n").Load(t.Context()); x != clients*adds || err != nil {
+			t.Errorf("Load = %d, %v; want %d", x, err, clients*adds)
+		}
+	})
+}

@@ -1,0 +1,172 @@
+package hammer
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/suite"
+	"github.com/zsync/zsync/zktest"
+)
+
+// A floor is where holders meet: it knows who is there, and that those who may
+// not meet do not while the holds of both stand.
+type floor struct {
+	stands func(session int64) bool
+	mu     sync.Mutex
+	here   map[*visit]bool
+}
+
+type visit struct {
+	write   bool
+	session int64
+	lost    <-chan struct{}
+}
+
+func (f *floor) valid(v *visit) bool {
+	return !harness.Closed(v.lost) && f.stands(v.session)
+}
+
+func (f *floor) enter(t *testing.T, v *visit) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for o := range f.here {
+		if (o.write || v.write) && f.valid(o) && f.valid(v) {
+			t.Errorf("write %v of session %x meets write %v of session %x", v.write, v.session, o.write, o.session)
+		}
+	}
+	if f.here == nil {
+		f.here = make(map[*visit]bool)
+	}
+	f.here[v] = true
+}
+
+func (f *floor) leave(v *visit) {
+	f.mu.Lock()
+	delete(f.here, v)
+	f.mu.Unlock()
+}
+
+// hammerRWMutex takes rw again and again, in every way.
+func hammerRWMutex(t *testing.T, s *zsync.Session, rw *zsync.RWMutex, f *floor, rnd *rand.Rand, loops int, pause time.Duration) {
+	check := func(err error) {
+		if err != nil && !errors.Is(err, zsync.ErrLost) && !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+	}
+	stay := func(ctx context.Context, write bool, lost <-chan struct{}) {
+		v := &visit{write: write, session: s.ID(), lost: lost}
+		f.enter(t, v)
+		select {
+		case <-time.After(time.Duration(rnd.Int64N(int64(pause)))):
+		case <-ctx.Done():
+		}
+		f.leave(v)
+	}
+	for range loops {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Duration(rnd.Int64N(int64(200*pause))))
+		switch rnd.IntN(6) {
+		case 0:
+			check(rw.Do(ctx, func(ctx context.Context) error {
+				stay(ctx, true, ctx.Done())
+				return nil
+			}))
+		case 1, 2:
+			check(rw.RDo(ctx, func(ctx context.Context) error {
+				stay(ctx, false, ctx.Done())
+				return nil
+			}))
+		case 3:
+			if err := rw.RLock(ctx); err == nil {
+				stay(context.Background(), false, rw.Lost())
+				check(rw.RUnlock())
+			} else {
+				check(err)
+			}
+		case 4:
+			if ok, err := rw.TryLock(ctx); ok {
+				stay(context.Background(), true, rw.Lost())
+				check(rw.Unlock())
+			} else {
+				check(err)
+			}
+		case 5:
+			err := rw.Lock(ctx)
+			if check(err); err != nil {
+				break
+			}
+			stay(context.Background(), true, rw.Lost())
+			v := &visit{session: s.ID(), lost: rw.Lost()}
+			f.enter(t, v) // as a reader already: no writer may be here until RUnlock
+			if err := rw.Downgrade(ctx); err == nil {
+				stay(context.Background(), false, rw.Lost())
+				f.leave(v)
+				check(rw.RUnlock())
+			} else {
+				check(err)
+				f.leave(v)
+				check(rw.Unlock())
+			}
+		}
+		cancel()
+	}
+}
+
+func TestHammerRWMutex(t *testing.T) {
+	harness.EachSeed(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
+		var sessions []*zsync.Session
+		for range 3 {
+			sessions = append(sessions, suite.Open(t, srv, zsync.WithSessionTimeout(time.Duration(1+rnd.IntN(5))*time.Second)))
+		}
+		f := floor{stands: harness.Standing(srv)}
+		var wg sync.WaitGroup
+		for _, s := range sessions {
+			rw := zsync.NewRWMutex(s, "/rw", zsync.WithHandoffs(rnd.IntN(4)))
+			for range 4 {
+				src := rand.New(rand.NewPCG(rnd.Uint64(), 3))
+				wg.Go(func() { hammerRWMutex(t, s, rw, &f, src, 15, 100*time.Millisecond) })
+			}
+		}
+		done := make(chan struct{})
+		go func() { wg.Wait(); close(done) }()
+		harness.Chaos(t, srv, rand.New(rand.NewPCG(rnd.Uint64(), 4)), sessions, done)
+		time.Sleep(10 * time.Second)
+		last := zsync.NewRWMutex(sessions[0], "/rw")
+		harness.Must(t, last.Lock(harness.Within(t, time.Minute)))
+		harness.Must(t, last.Unlock())
+		for _, s := range sessions {
+			if st := s.Stats(); st.Holds != 0 || st.Waiters != 0 {
+				t.Errorf("%d holds and %d waiters are left", st.Holds, st.Waiters)
+			}
+		}
+		if names := harness.Children(t, harness.Plain(t, srv), "/rw"); len(names) > 0 {
+			t.Errorf("%v are left", names)
+		}
+	})
+}
+
+func TestHammerRWMutexForReal(t *testing.T) {
+	suite.OnServers(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session, stands func(int64) bool) {
+		f := floor{stands: stands}
+		var wg sync.WaitGroup
+		until := time.Now().Add(time.Minute)
+		for i := range 4 {
+			s := connect()
+			rw := zsync.NewRWMutex(s, "/rw", zsync.WithHandoffs(i))
+			for j := range 4 {
+				src := rand.New(rand.NewPCG(uint64(i), uint64(j)))
+				wg.Go(func() {
+					for time.Now().Before(until) {
+						hammerRWMutex(t, s, rw, &f, src, 10, 5*time.Millisecond)
+					}
+				})
+			}
+		}
+		wg.Wait()
+	})
+}
