@@ -388,11 +388,11 @@ func waitingDelivery(t *testing.T, s *zsync.Session) zsync.Delivery[int] {
 func behindOthers(n int) func(t *testing.T, s, other *zsync.Session) func() {
 	return func(t *testing.T, s, other *zsync.Session) func() {
 		holder, m := zsync.NewMutex(other, "/p/m"), zsync.NewMutex(s, "/p/m")
-		must(t, holder.Lock(t.Context()))
+		harness.Must(t, holder.Lock(t.Context()))
 		var between []<-chan error
 		for i := range n - 1 {
 			m := zsync.NewMutex(other, "/p/m") // in the line by itself
-			between = append(between, async(func() error {
+			between = append(between, harness.Async(func() error {
 				err := m.Lock(t.Context())
 				if i == n-2 {
 					from = time.Now()
@@ -402,12 +402,12 @@ func behindOthers(n int) func(t *testing.T, s, other *zsync.Session) func() {
 			synctest.Wait()
 		}
 		return func() {
-			locked := async(func() error { return m.Lock(t.Context()) })
+			locked := harness.Async(func() error { return m.Lock(t.Context()) })
 			time.Sleep(100 * time.Millisecond) // it is in the line
-			must(t, holder.Unlock())
-			must(t, <-locked)
+			harness.Must(t, holder.Unlock())
+			harness.Must(t, <-locked)
 			for _, b := range between {
-				must(t, <-b)
+				harness.Must(t, <-b)
 			}
 		}
 	}
