@@ -519,10 +519,11 @@ func (q *Queue[T]) Peek(ctx context.Context) (v T, ok bool, err error) {
 	return v, err == nil, opError("peek", q.path, err)
 }
 
-// Clear removes the elements that nobody has claimed, delayed ones too, those
-// that come while it runs perhaps not, and returns how many it has removed. When
-// it fails it may have removed some. It costs about 6 requests for every 500
-// elements, and 4 to find that none is left.
+// Clear removes the elements that are there when it begins and that nobody has
+// claimed, delayed ones too, and returns how many it has removed: the last first,
+// so that it frees none for a consumer that waits for the key of another, see
+// [WithKey]. When it fails it may have removed some. It costs 6 requests, and 5
+// more for every 500 elements.
 func (q *Queue[T]) Clear(ctx context.Context) (int, error) {
 	if q.misuse() != nil {
 		return 0, opError("clear", q.path, q.misuse())

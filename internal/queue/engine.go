@@ -87,8 +87,8 @@ type Engine interface {
 	// Stats counts. It writes nothing, and is no snapshot.
 	Stats(ctx context.Context) (Stats, error)
 
-	// Clear removes what nobody has claimed, delayed elements too, and returns
-	// how many. When it fails it may have removed some.
+	// Clear removes what is there and nobody has claimed, delayed elements too, the
+	// last first, and returns how many. When it fails it may have removed some.
 	Clear(ctx context.Context) (int, error)
 
 	// Dead returns the IDs of the dead letters, the oldest first.

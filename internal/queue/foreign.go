@@ -423,3 +423,36 @@ func (q *core) foreignPriority(prio int) int {
 	}
 	return prio
 }
+
+// clearForeign is Clear.
+func (q *core) clearForeign(ctx context.Context) (n int, err error) {
+	for {
+		var ops []any
+		err := q.m.During(ctx, func(inc *session.Incarnation) error {
+			ops = nil
+			if err := inc.Sync(ctx, q.dir); err != nil {
+				return err
+			}
+			names, _, err := inc.Children(ctx, q.dir)
+			if session.IsNoNode(err) {
+				return nil
+			}
+			for _, e := range q.foreign.elements(names) {
+				if len(ops) < maxPost {
+					ops = append(ops, &zk.DeleteRequest{Path: session.ChildPath(q.dir, e.name), Version: -1})
+				}
+			}
+			return err
+		})
+		if err != nil || len(ops) == 0 {
+			return n, err
+		}
+		_, err = q.m.CommitAcrossSessions(ctx, q.receipts, ops)
+		switch {
+		case err == nil:
+			n += len(ops)
+		case !session.IsNoNode(err):
+			return n, err
+		}
+	}
+}

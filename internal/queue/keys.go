@@ -11,6 +11,8 @@ package queue
 //
 //   - An element is removed, buried, or cancelled: then its key is free. It was
 //     seen before, so others of its key waited in vain. The removal rings the bell.
+//     Clear removes what stands behind before what it waits for, so that nothing
+//     is freed that it is about to remove.
 //   - An element is given back to its place, by its consumer or because that
 //     died: it was there all the time, so the others waited for it and go on to.
 //   - An element is given back for later, and so gets another place: that writes

@@ -318,77 +318,109 @@ func (q *core) length(ctx context.Context, inc *session.Incarnation) (int, error
 	return n, err
 }
 
+// Clear goes from the end of the queue to its front, and comes to what was given back
+// for later at last. So it frees nothing on its way: an element that waits for its key
+// waits for one that is removed after it, or that was claimed. It looks but once what
+// there is: it does not run after producers.
 func (q *core) Clear(ctx context.Context) (n int, err error) {
-	for {
-		var ops []any
-		err := q.m.During(ctx, func(inc *session.Incarnation) (err error) {
-			if err = inc.Sync(ctx, q.dir); err == nil {
-				ops, err = q.clearing(ctx, inc)
-			}
-			return err
-		})
-		if err != nil || len(ops) == 0 {
-			return n, err
-		}
-		_, err = q.m.CommitAcrossSessions(ctx, q.receipts, ops)
-		switch {
-		case err == nil:
-			for _, op := range ops {
-				if _, ok := op.(*zk.DeleteRequest); ok {
-					n++
+	if q.foreign != nil {
+		return q.clearForeign(ctx)
+	}
+	lots, err := q.survey(ctx)
+	if err != nil {
+		return 0, err
+	}
+	for _, back := range []bool{false, true} {
+		for _, t := range slices.Backward(lots) {
+			for more := !t.exhausted() && (t.delayed || !back); more; {
+				var removed int
+				removed, more, err = q.clear(ctx, t, back)
+				if n += removed; err != nil {
+					return n, err
 				}
 			}
-		case !session.IsNoNode(err) && !session.IsBadVersion(err):
-			return n, err
 		}
 	}
+	if len(lots) > 1 {
+		_, err = q.survey(ctx) // what is empty now goes
+	}
+	return n, err
 }
 
-// clearing returns operations that remove elements of one bucket that nobody has
-// claimed, delayed ones too.
-func (q *core) clearing(ctx context.Context, inc *session.Incarnation) (ops []any, err error) {
-	names, _, err := inc.Children(ctx, q.dir)
-	if session.IsNoNode(err) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	if q.foreign != nil {
-		for _, e := range q.foreign.elements(names) {
-			if len(ops) < maxPost {
-				ops = append(ops, &zk.DeleteRequest{Path: session.ChildPath(q.dir, e.name), Version: -1})
-			}
+// survey reads all buckets, and deletes those that are empty and get no more.
+func (q *core) survey(ctx context.Context) (lots []*lot, err error) {
+	err = q.m.During(ctx, func(inc *session.Incarnation) error {
+		lots = nil
+		if err := inc.Sync(ctx, q.dir); err != nil {
+			return err
 		}
-		return ops, nil
-	}
-	buckets := parseBuckets(names)
-	for from := 0; from < len(buckets); from += lotsAtOnce {
-		lots, err := q.lots(ctx, inc, buckets[from:min(from+lotsAtOnce, len(buckets))])
+		names, _, err := inc.Children(ctx, q.dir)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		q.deleteEmpty(inc, lots, buckets[from:])
-		for _, t := range lots {
-			if t.exhausted() {
-				continue
+		buckets := parseBuckets(names)
+		for from := 0; from < len(buckets); from += lotsAtOnce {
+			part, err := q.lots(ctx, inc, buckets[from:min(from+lotsAtOnce, len(buckets))])
+			if err != nil {
+				return err
 			}
-			if err := q.list(ctx, inc, t); err != nil {
-				return nil, err
-			}
-			var es []element
-			for _, e := range t.elements {
-				if !t.claimed.has(e.seq) && len(es) < maxPost {
-					es = append(es, e)
-					ops = append(ops, &zk.DeleteRequest{Path: session.ChildPath(q.dir, e.key()), Version: -1})
-				}
-			}
-			if ops != nil {
-				return append(ops, t.claiming(q, es...)...), nil
-			}
+			lots = append(lots, part...)
 		}
+		q.deleteEmpty(inc, lots, buckets)
+		return nil
+	})
+	if session.IsNoNode(err) {
+		err = nil
 	}
-	return nil, nil
+	return lots, err
+}
+
+// clear removes the last elements of a bucket that nobody has claimed, as many as fit
+// into a transaction, of those that were in it when it was read as was. back says
+// whether these are those that were given back for later, or all others.
+func (q *core) clear(ctx context.Context, was *lot, back bool) (n int, more bool, err error) {
+	var ops []any
+	err = q.m.During(ctx, func(inc *session.Incarnation) error {
+		ops, n, more = nil, 0, false
+		if err := inc.Sync(ctx, q.dir); err != nil {
+			return err
+		}
+		lots, err := q.lots(ctx, inc, []bucket{was.bucket})
+		if err != nil || len(lots) == 0 {
+			return err
+		}
+		t := lots[0]
+		if err := q.list(ctx, inc, t); err != nil {
+			return err
+		}
+		es := slices.DeleteFunc(slices.Clone(t.elements), func(e element) bool {
+			return t.claimed.has(e.seq) || e.seq > was.last || (e.first > 0) != back
+		})
+		if n = min(len(es), maxPost); n == 0 {
+			return nil
+		}
+		more, es = n < len(es), es[len(es)-n:]
+		for _, e := range es {
+			ops = append(ops, &zk.DeleteRequest{Path: session.ChildPath(q.dir, e.key()), Version: -1})
+		}
+		ops = append(ops, t.claiming(q, es...)...)
+		if slices.ContainsFunc(es, func(e element) bool { return keyOf(e.tag) != "" }) {
+			// The bell: what comes while this runs may have waited for its key.
+			ops = append(ops, &zk.SetDataRequest{Path: q.dir, Version: -1})
+		}
+		return nil
+	})
+	if err != nil || ops == nil {
+		return 0, false, err
+	}
+	_, err = q.m.CommitAcrossSessions(ctx, q.receipts, ops)
+	switch {
+	case err == nil:
+		return n, more, nil
+	case session.IsNoNode(err), session.IsBadVersion(err):
+		return 0, true, nil // somebody else was quicker
+	}
+	return 0, false, err
 }
 
 func (q *core) stats(ctx context.Context, inc *session.Incarnation) (st Stats, err error) {
