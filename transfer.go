@@ -187,7 +187,7 @@ func (e *Election) fulfilLocked(inc *session.Incarnation) {
 
 // dropWish deletes a wish in the background: it is in nobody's way.
 func dropWish(inc *session.Incarnation, path string) {
-	inc.InBackground(path, func() error { return inc.RemoveNow(context.Background(), path) })
+	inc.InBackground(path, nil)
 }
 
 // awaitHeir waits until heir is the first in the line, in the session of the wish.

@@ -576,7 +576,7 @@ func (c *Claim) release() error {
 	if err := c.finish(); err != nil {
 		return err
 	}
-	if err := c.Incarnation.Unhold(c.Znode(), c.disown); err != nil {
+	if err := c.Incarnation.RemoveThen(c.Znode(), c.disown).Result(); err != nil {
 		c.loseIf(err, func() bool { return true })
 		return err
 	}

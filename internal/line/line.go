@@ -707,12 +707,9 @@ func (c *Claim) leaveAroundLocked() {
 // Leave deletes c, in the background.
 func (c *Claim) Leave() *session.Removal {
 	c.Stake.Drop()
-	path := c.Znode()
-	return c.Incarnation.Vacate(path, func() error {
-		err := c.Incarnation.RemoveNow(context.Background(), path)
-		c.disown() // not before, so that the watch is not removed while it is about to fire
-		return err
-	})
+	// Its own watch is left behind the deletion, so that it is not removed while it is
+	// about to fire.
+	return c.Incarnation.RemoveThen(c.Znode(), c.disown)
 }
 
 // others reports whether anyone of these bases is in the line, besides c and

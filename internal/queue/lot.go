@@ -351,7 +351,7 @@ func (q *core) deleteEmpty(inc *session.Incarnation, lots []*lot, all []bucket) 
 	}
 	for _, t := range lots {
 		if t.children == 0 && !t.delayed && t.number < newest[t.prio] {
-			q.m.Tidy(inc.Remove(session.ChildPath(q.dir, t.name)))
+			inc.Tidy(session.ChildPath(q.dir, t.name), nil)
 		}
 	}
 }

@@ -30,18 +30,6 @@ func (m *Manager) BeforeClose() (begun <-chan struct{}, done func()) {
 	})
 }
 
-// Tidy has Close wait for r, the deletion of a persistent znode.
-func (m *Manager) Tidy(r *Removal) {
-	_, done := m.BeforeClose()
-	m.Spawn(func() {
-		select {
-		case <-r.Done:
-		case <-r.Refused: // Close is no time to wait for permissions
-		}
-		done()
-	})
-}
-
 // sayFarewell is the first thing that Close does. Who closes the session while
 // another does waits with him.
 func (m *Manager) sayFarewell() {

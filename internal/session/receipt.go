@@ -158,19 +158,9 @@ func (inc *Incarnation) file(r *receipt, version int32) {
 	switch {
 	case ParentPath(r.path) == inc.Manager.Full("/") && inc.book.keep(r), version < 0:
 	case ParentPath(r.path) == inc.Manager.Full("/"):
-		inc.Manager.Spawn(func() { inc.RemoveNow(context.Background(), r.path) })
+		inc.reap(&Removal{path: r.path, kind: removeOnce})
 	default:
-		gone := make(chan struct{})
-		inc.Manager.Spawn(func() {
-			defer close(gone)
-			inc.RemoveNow(context.Background(), r.path)
-		})
-		select {
-		case <-gone:
-		case <-inc.Disconnection():
-		case <-inc.Ctx.Done():
-		case <-time.After(ReleaseTime):
-		}
+		inc.reap(&Removal{path: r.path, kind: removeOnce}).Await(ReleaseTime)
 	}
 }
 
@@ -479,21 +469,16 @@ func (inc *Incarnation) bar(ctx context.Context, receipt string) (applied bool, 
 	return string(data) != mark, nil
 }
 
-// removeSoon deletes a persistent znode in the background, in this session or,
-// if it ends first, the next. What the servers refuse is tried again in this
-// session alone.
-func (m *Manager) removeSoon(inc *Incarnation, path string) *Removal {
-	return inc.InBackground(path, func() error {
-		ctx := context.Background() // ends with the Session
-		return m.During(ctx, func(inc *Incarnation) error { return inc.RemoveNow(ctx, path) })
-	})
-}
-
-// DropReceipt deletes a receipt in the background: at once, or when no attempt
-// that carries it can still be on its way.
+// DropReceipt deletes a receipt in the background, in this session or, if it ends
+// first, the next: at once, or when no attempt that carries it can still be on its
+// way. What the servers refuse is tried again in this session alone.
 func (m *Manager) DropReceipt(inc *Incarnation, receipt string, later bool) {
+	drop := func() error {
+		ctx := context.Background() // ends with the Session
+		return m.During(ctx, func(inc *Incarnation) error { return inc.RemoveNow(ctx, receipt) })
+	}
 	if !later {
-		m.Tidy(m.removeSoon(inc, receipt))
+		inc.Tidy(receipt, drop)
 		return
 	}
 	wait := 2 * time.Duration(inc.Timeout.Load())
@@ -503,7 +488,7 @@ func (m *Manager) DropReceipt(inc *Incarnation, receipt string, later bool) {
 		case <-m.Closing:
 			return
 		}
-		m.removeSoon(inc, receipt)
+		inc.InBackground(receipt, drop)
 	})
 }
 

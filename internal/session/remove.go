@@ -13,7 +13,7 @@ import (
 func (r *Removal) Settled(ctx context.Context) {
 	select {
 	case <-r.Done:
-	case <-r.inc.Ctx.Done():
+	case <-r.reaper.inc.Ctx.Done():
 	case <-ctx.Done():
 	}
 }
@@ -85,21 +85,17 @@ func (inc *Incarnation) RemoveAllNow(ctx context.Context, paths []string) error 
 	return err
 }
 
-// A Removal is a deletion in the background. It is repeated until the znode is
-// gone or the ZooKeeper session, and every ephemeral znode with it, has ended:
-// what the servers refuse, they may allow later.
-type Removal struct {
-	inc     *Incarnation
-	Done    chan struct{} // closed when err is set
-	Err     error         // nil; NoNode if it was gone before; or ErrEnded
-	Refused chan struct{} // closed when refusal is set
-	Refusal error         // the servers' first
+// InBackground runs f, which deletes something at path that is in nobody's way,
+// until it succeeds. f repeats what has no answer; nil deletes what is at path.
+func (inc *Incarnation) InBackground(path string, f func() error) *Removal {
+	return inc.reap(&Removal{path: path, f: f, kind: removeIdle})
 }
 
-// InBackground runs f, which deletes something at path that is in nobody's way,
-// until it succeeds.
-func (inc *Incarnation) InBackground(path string, f func() error) *Removal {
-	return inc.remove(path, f, 0)
+// Tidy is InBackground for what is persistent: Close waits for it, but not long,
+// and not for permissions.
+func (inc *Incarnation) Tidy(path string, f func() error) *Removal {
+	_, stay := inc.Manager.BeforeClose()
+	return inc.reap(&Removal{path: path, f: f, kind: removeIdle, stay: stay})
 }
 
 // Vacate is InBackground for ephemeral znodes that others wait for, or may come
@@ -108,49 +104,40 @@ func (inc *Incarnation) InBackground(path string, f func() error) *Removal {
 // else is held through it is told to be lost, with LossGivenUp. So nobody waits
 // longer for one who has left than for one who has died.
 func (inc *Incarnation) Vacate(path string, f func() error) *Removal {
-	return inc.remove(path, f, time.Duration(inc.Timeout.Load()))
+	return inc.reap(&Removal{path: path, f: f, kind: removeOwn})
 }
 
-// remove runs f until it succeeds. If limit is not 0 it is how long the servers may
-// refuse before the session is given up.
-func (inc *Incarnation) remove(path string, f func() error, limit time.Duration) *Removal {
-	r := &Removal{inc: inc, Done: make(chan struct{}), Refused: make(chan struct{})}
-	inc.Manager.Spawn(func() {
-		defer close(r.Done)
-		ctx := context.Background()
-		for try := 0; ; try++ {
-			r.Err = f()
-			if r.Err == nil || IsNoNode(r.Err) || OutcomeOf(r.Err) != Answered {
-				return
-			}
-			if try == 0 {
-				inc.Manager.Log.Error("zsync: cannot delete, and goes on trying", "path", path, "err", r.Err)
-				r.Refusal = r.Err
-				close(r.Refused)
-				if limit > 0 {
-					// Pauses end there too, however long the user has them be.
-					var cancel context.CancelFunc
-					ctx, cancel = context.WithTimeout(ctx, limit)
-					defer cancel()
-				}
-			}
-			switch err := inc.Pause(ctx, try+1); {
-			case errors.Is(err, ErrEnded):
-				r.Err = err
-				return
-			case ctx.Err() != nil:
-				inc.giveUpOver(path)
-				r.Err = ErrEnded
-				return
-			}
-		}
-	})
-	return r
+// Remove is Vacate of the ephemeral znode at path.
+func (inc *Incarnation) Remove(path string) *Removal { return inc.Vacate(path, nil) }
+
+// RemoveThen is Remove that calls then when the znode is gone, or its session has
+// ended. then must not wait: it may be called by the goroutine that reads from the
+// network.
+func (inc *Incarnation) RemoveThen(path string, then func()) *Removal {
+	return inc.reap(&Removal{path: path, kind: removeOwn, told: then})
 }
 
-// Remove deletes the ephemeral znode at path in the background.
-func (inc *Incarnation) Remove(path string) *Removal {
-	return inc.Vacate(path, func() error { return inc.RemoveNow(context.Background(), path) })
+// TakeBack deletes, in the background, an ephemeral znode that was made for a
+// call which has failed. Where the servers do not permit that, the session is
+// given up at once, and where they refuse it for another reason, as with Vacate:
+// what nobody uses, and nobody can delete, would hold
+// up everybody else for as long as the session lasts. What else is held is told
+// to be lost, with LossGivenUp.
+//
+// To look first, before every create, would cost a round trip each time for what
+// hardly ever happens. So we look first where it has happened: see mayTakeBack.
+func (inc *Incarnation) TakeBack(path string) *Removal {
+	return inc.reap(&Removal{path: path, kind: removeUnused})
+}
+
+// takeBackNow is TakeBack that is waited for.
+func (inc *Incarnation) takeBackNow(ctx context.Context, path string) error {
+	err := inc.RemoveNow(ctx, path)
+	if !IsAnswer(err, zk.ErrNoAuth) {
+		return err
+	}
+	inc.giveUpOver(path)
+	return ErrEnded
 }
 
 // RemoveNow deletes the znode at path. Names are unique, so a repeated deletion
@@ -187,46 +174,16 @@ func (inc *Incarnation) removeAfter(ctx context.Context, p *pending[void], path 
 	}
 }
 
-// Unhold deletes the ephemeral znode of what was held, and says what came of it, as
-// Result does. What is not done by then goes on in the background. It calls after
-// when the znode is gone, or its session has ended.
-//
-// The first attempt is made here, so that servers that answer cost no goroutine.
-func (inc *Incarnation) Unhold(path string, after func()) error {
-	limit := time.NewTimer(ReleaseTime)
-	defer limit.Stop()
-	p := &pending[void]{Done: make(chan struct{}), call: deleteCall(path)}
-	if !inc.newestLink().send(p) {
-		p.fail(errUnsent) // there is no connection
-	}
-	// Several may be ready. What is known goes before.
-	select {
-	case <-p.Done:
-	case <-inc.Disconnection():
-	case <-inc.Ctx.Done():
-	case <-limit.C:
-		limit.Reset(0) // for result
-	}
-	if IsClosed(p.Done) && p.err == nil {
-		after()
-		return nil // deleted by us, so it was ours until then, even if the session has ended since
-	}
-	return inc.Vacate(path, func() error {
-		err := inc.removeAfter(context.Background(), p, path)
-		p = nil // what is refused is sent again
-		after()
-		return err
-	}).result(limit.C)
-}
-
 // Await waits for the end of r, but no longer than limit, and not while there
 // is no connection.
 func (r *Removal) Await(limit time.Duration) {
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
 	select {
 	case <-r.Done:
-	case <-r.inc.Disconnection():
-	case <-r.inc.Ctx.Done():
-	case <-time.After(limit):
+	case <-r.reaper.inc.Disconnection():
+	case <-r.reaper.inc.Ctx.Done():
+	case <-timer.C:
 	}
 }
 
@@ -234,23 +191,16 @@ func (r *Removal) Await(limit time.Duration) {
 // says what came of it: nil, or an ErrLost. It does not wait for long, nor while
 // there is no connection: the deletion goes on. Nor is it an error that the
 // servers refuse it, which they may not do for good: see Vacate.
-func (r *Removal) Result() error { return r.result(time.After(ReleaseTime)) }
-
-func (r *Removal) result(limit <-chan time.Time) error {
-	select {
-	case <-r.Done:
-	case <-r.inc.Disconnection():
-	case <-r.inc.Ctx.Done():
-	case <-limit:
-	}
+func (r *Removal) Result() error {
+	r.Await(ReleaseTime)
 	// Several may be ready. What is known goes before what must be feared.
-	switch {
+	switch inc := r.reaper.inc; {
 	case IsClosed(r.Done) && r.Err == nil:
 		return nil // deleted by us, so it was ours until then, even if the session has ended since
 	case IsClosed(r.Done) && IsNoNode(r.Err):
-		return r.inc.Deleted() // by somebody else, so others may have it
-	case !r.inc.Alive():
-		return r.inc.Loss() // r.Err is ErrEnded, if r is over
+		return inc.Deleted() // by somebody else, so others may have it
+	case !inc.Alive():
+		return inc.Loss() // r.Err is ErrEnded, if r is over
 	}
 	// Whether or not the deletion has got through, it will be repeated for as
 	// long as the session can last.

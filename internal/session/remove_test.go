@@ -18,7 +18,7 @@ func TestADeletionWhoseOutcomeIsKnownIsToldThoughTheConnectionIsGone(t *testing.
 		srv.Stop()
 		synctest.Wait()
 		for range 100 {
-			r := &Removal{inc: inc, Done: make(chan struct{}), Refused: make(chan struct{}), Err: zk.ErrNoNode}
+			r := &Removal{reaper: inc.reaper(), Done: make(chan struct{}), Refused: make(chan struct{}), Err: zk.ErrNoNode}
 			close(r.Done)
 			if err := r.Result(); !errors.Is(err, ErrLost) {
 				t.Fatalf("a znode that somebody else has deleted: %v", err)

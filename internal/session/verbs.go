@@ -167,36 +167,6 @@ func (inc *Incarnation) addDir(ctx context.Context, path string, data []byte) (b
 	}
 }
 
-// TakeBack deletes, in the background, an ephemeral znode that was made for a
-// call which has failed. Where the servers do not permit that, the session is
-// given up at once, and where they refuse it for another reason, as with Vacate:
-// what nobody uses, and nobody can delete, would hold
-// up everybody else for as long as the session lasts. What else is held is told
-// to be lost, with LossGivenUp.
-//
-// To look first, before every create, would cost a round trip each time for what
-// hardly ever happens. So we look first where it has happened: see mayTakeBack.
-func (inc *Incarnation) TakeBack(path string) *Removal {
-	return inc.Vacate(path, func() error { return inc.takeBackNow(context.Background(), path) })
-}
-
-func (inc *Incarnation) takeBackNow(ctx context.Context, path string) error {
-	err := inc.RemoveNow(ctx, path)
-	if !IsAnswer(err, zk.ErrNoAuth) {
-		return err
-	}
-	inc.giveUpOver(path)
-	return ErrEnded
-}
-
-// giveUpOver gives up the session, because a znode of it at path may not be deleted. In
-// the next one that is tried before anything is made beside it.
-func (inc *Incarnation) giveUpOver(path string) {
-	inc.Manager.Log.Error("zsync: what was made may not be deleted; giving up the session", "path", path)
-	inc.Manager.barred.Store(ParentPath(path), struct{}{})
-	inc.giveUp()
-}
-
 // mayTakeBack fails if what is made in dir may not be deleted again. It asks
 // where that was so once.
 func (inc *Incarnation) mayTakeBack(ctx context.Context, dir string) error {

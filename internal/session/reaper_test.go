@@ -1,0 +1,148 @@
+package session
+
+import (
+	"fmt"
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+func TestDeletionsThatWaitForAConnectionCostOneGoroutineAndGoInOnePieceWhenThereIsOne(t *testing.T) {
+	const n = 500
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		inc := live(t, s)
+		paths := make([]string, n)
+		for i := range paths {
+			paths[i] = fmt.Sprintf("/d/%d", i)
+			if _, err := inc.CreateOwn(t.Context(), paths[i], nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		srv.Stop()
+		synctest.Wait()
+		before := runtime.NumGoroutine()
+		told := 0 // by one goroutine
+		rs := make([]*Removal, n)
+		for i, path := range paths {
+			rs[i] = inc.RemoveThen(path, func() { told++ })
+		}
+		synctest.Wait()
+		if more := runtime.NumGoroutine() - before; more > 1 {
+			t.Errorf("%d deletions cost %d goroutines, want 1", n, more)
+		}
+		srv.Restart()
+		for i, r := range rs {
+			select {
+			case <-r.Done:
+			case <-time.After(time.Minute):
+				t.Fatalf("%s was not deleted", paths[i])
+			}
+			if r.Err != nil {
+				t.Errorf("%s: %v", paths[i], r.Err)
+			}
+		}
+		if told != n {
+			t.Errorf("%d were told, want %d", told, n)
+		}
+		for _, path := range paths {
+			if stat, err := inc.Exists(t.Context(), path); stat != nil || err != nil {
+				t.Errorf("%s is there still, %v", path, err)
+			}
+		}
+		synctest.Wait()
+		if rp := inc.reaper(); rp.running {
+			t.Error("the reaper runs though nothing waits")
+		}
+	})
+}
+
+// One that is refused keeps nobody waiting, and none of those that are answered is
+// sent again.
+func TestADeletionThatIsRefusedHoldsUpNoOther(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		inc := live(t, s)
+		for _, path := range []string{"/a", "/b"} {
+			if _, err := inc.CreateOwn(t.Context(), path, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var allowed atomic.Bool
+		var sent atomic.Int32
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op != zktest.OpDelete || r.Path != "/a" {
+				return zktest.Pass
+			}
+			sent.Add(1)
+			if allowed.Load() {
+				return zktest.Pass
+			}
+			return zktest.Fail(zktest.CodeNoAuth)
+		})
+		a, b := inc.InBackground("/a", nil), inc.Remove("/b")
+		select {
+		case <-b.Done:
+		case <-time.After(Grace):
+			t.Fatal("it waits for one that is refused")
+		}
+		select {
+		case <-a.Refused:
+		case <-time.After(Grace):
+			t.Fatal("nobody was told of the refusal")
+		}
+		if !IsAnswer(a.Refusal, zk.ErrNoAuth) || IsClosed(a.Done) {
+			t.Errorf("refusal %v, done %v; want NoAuth and not yet", a.Refusal, IsClosed(a.Done))
+		}
+		time.Sleep(2 * inc.Manager.Config.Retry.Delay(1))
+		allowed.Store(true)
+		select {
+		case <-a.Done:
+		case <-time.After(time.Minute):
+			t.Fatal("it was given up")
+		}
+		if a.Err != nil || sent.Load() < 2 {
+			t.Errorf("%d attempts, %v; want several, and success", sent.Load(), a.Err)
+		}
+	})
+}
+
+// The reply is lost, and the repetition finds nothing: that was us.
+func TestADeletionWhoseReplyIsLostIsOursWhenItIsGone(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		inc := live(t, s)
+		if _, err := inc.CreateOwn(t.Context(), "/a", nil); err != nil {
+			t.Fatal(err)
+		}
+		var sent atomic.Int32
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op != zktest.OpDelete || r.Path != "/a" {
+				return zktest.Pass
+			}
+			if sent.Add(1) == 1 {
+				return zktest.DropReply
+			}
+			return zktest.Pass
+		})
+		r := inc.Remove("/a")
+		<-r.Done
+		if r.Err != nil || sent.Load() != 2 {
+			t.Errorf("%d attempts, %v; want 2, and success", sent.Load(), r.Err)
+		}
+		if err := r.Result(); err != nil {
+			t.Errorf("it was ours: %v", err)
+		}
+		r = inc.Remove("/a")
+		<-r.Done
+		if !IsNoNode(r.Err) {
+			t.Errorf("what is not there: %v, want NoNode", r.Err)
+		}
+	})
+}
