@@ -13,6 +13,12 @@ type QueueStats struct {
 	Dead    int       // dead letters
 	Oldest  time.Time // of those that stand first among the ready ones of each priority, and are not of SendAt: when the oldest was stored; zero if there is none
 
+	// Attempts is how often one was delivered that is not claimed now, at most: of
+	// those that stand first among the ready ones of each priority, and of those
+	// that were given back for a later time. If it is large something fails again and
+	// again; see [WithMaxAttempts].
+	Attempts int
+
 	Holders []QueueHolder // who has claimed what, most first
 }
 
@@ -33,7 +39,7 @@ func (q *Queue[T]) Stats(ctx context.Context) (QueueStats, error) {
 		return QueueStats{}, opError("stats", q.path, q.misuse())
 	}
 	st, err := q.q.Stats(ctx)
-	all := QueueStats{Ready: st.Ready, Claimed: st.Claimed, Delayed: st.Delayed, Dead: st.Dead, Oldest: st.Oldest}
+	all := QueueStats{Ready: st.Ready, Claimed: st.Claimed, Delayed: st.Delayed, Dead: st.Dead, Oldest: st.Oldest, Attempts: st.Attempts}
 	for _, h := range st.Holders {
 		all.Holders = append(all.Holders, QueueHolder(h))
 	}

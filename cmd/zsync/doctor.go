@@ -41,7 +41,8 @@ servers, and tells
     servers do not know: they will never go away
   mixed kinds: a path that is used as two kinds of lock, which do not see each
     other, so that two are let in
-  dead letters of queues
+  poison: dead letters of queues, and elements that were received five times or
+    more and are not done
   leftovers: znodes that belong to something that is not there any more, and
     receipts of writes of killed processes, a day old (--older) or more
   parents whose sequence numbers are nearly used up
@@ -155,6 +156,11 @@ func (d *doctor) examine(ctx context.Context, root string) error {
 			if l.Dead != nil {
 				d.problem("dead letters: %s has %d: see zsync queue dead %s", p.Path, *l.Dead, p.Path)
 			}
+			if l.Count != nil && *l.Count > 0 && l.Layout == "zsync" {
+				if err := d.poison(ctx, p.Path); err != nil {
+					return err
+				}
+			}
 			if err := d.contender(ctx, l); err != nil {
 				return err
 			}
@@ -196,6 +202,21 @@ func (d *doctor) contender(ctx context.Context, l look.Line) error {
 	at := l.Znode()
 	d.problem("orphan: %s %s, and belongs to no session: it stands there until somebody deletes it", at, l.State)
 	return d.leave(ctx, at, 0)
+}
+
+// often is after how many attempts an element is taken for poison.
+const often = 5
+
+// poison looks for elements of a queue that fail again and again.
+func (d *doctor) poison(ctx context.Context, path string) error {
+	st, err := zsync.NewQueue[[]byte](d.session, path, zsync.WithCodec(zsync.Raw)).Stats(ctx)
+	if errors.Is(err, zk.ErrNoNode) || errors.Is(err, zk.ErrNoAuth) {
+		return nil
+	}
+	if err == nil && st.Attempts >= often {
+		d.problem("poison: %s has an element that was received %d times, and is not done: zsync queue recv --max-attempts, or WithMaxAttempts, sets such aside", path, st.Attempts)
+	}
+	return err
 }
 
 // deadlocks tells the circles that are there at two looks: what is read is no

@@ -144,6 +144,35 @@ func TestDoctorNamesWhatIsWrong(t *testing.T) {
 		t.Fatal(err)
 	}
 	q.TryRecv(ctx)
+	// One that fails again and again, and one that has failed less often.
+	for path, attempts := range map[string]int{"/poisoned": 6, "/unlucky": 4} {
+		q := zsync.NewQueue[int](sessions[0], path)
+		if err := q.Send(ctx, 7); err != nil {
+			t.Fatal(err)
+		}
+		for range attempts {
+			d, err := q.Receive(ctx)
+			if err == nil {
+				err = d.Nack()
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	delayed := zsync.NewQueue[int](sessions[0], "/delayed")
+	if err := delayed.Send(ctx, 7); err != nil {
+		t.Fatal(err)
+	}
+	for attempt := range 5 { // the last waits for an hour
+		d, err := delayed.Receive(ctx)
+		if err == nil {
+			err = d.NackAfter(time.Duration(attempt/4) * time.Hour)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
 
 	r = start(t, srv.Addr(), "", "doctor", "--session", "5s")
 	if got := r.wait(); got != exitFindings {
@@ -153,6 +182,8 @@ func TestDoctorNamesWhatIsWrong(t *testing.T) {
 		"problem: deadlock: one waits at /locks/of-two for two, two waits at /locks/of-three for three, three waits at /locks/of-one for one\n",
 		"problem: mixed kinds: /mixed is used as election and lock: ",
 		"problem: dead letters: /queue has 1: ",
+		"problem: poison: /delayed has an element that was received 5 times, and is not done: ",
+		"problem: poison: /poisoned has an element that was received 6 times, and is not done: ",
 		"problem: orphan: /mixed/" + guid + "-lock-0000000000 holds, and belongs to no session: ",
 		"problem: sequence numbers: those of /old have come to 2100000000 of 2147483647",
 		"note: leftover: /gone-claims ",
@@ -161,6 +192,9 @@ func TestDoctorNamesWhatIsWrong(t *testing.T) {
 		if strings.Count(r.stdout.String(), want) != 1 {
 			t.Errorf("does not tell once: %s\n%s", want, &r.stdout)
 		}
+	}
+	if got := r.stdout.String(); strings.Count(got, "poison: ") != 2 {
+		t.Errorf("poison:\n%s", got)
 	}
 	if got := r.stdout.String(); strings.Contains(got, "outside") || strings.Count(got, "deadlock") != 1 {
 		t.Errorf("takes for a deadlock what is none:\n%s", got)

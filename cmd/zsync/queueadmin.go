@@ -105,12 +105,13 @@ or is being worked on. The ID is remembered all the same.`,
 
 // A statsLine is what is in a queue, in JSON.
 type statsLine struct {
-	Ready   int          `json:"ready"`
-	Claimed int          `json:"claimed"`
-	Delayed int          `json:"delayed"`
-	Dead    int          `json:"dead"`
-	Oldest  *time.Time   `json:"oldest,omitempty"`
-	Holders []holderLine `json:"holders"`
+	Ready    int          `json:"ready"`
+	Claimed  int          `json:"claimed"`
+	Delayed  int          `json:"delayed"`
+	Dead     int          `json:"dead"`
+	Attempts int          `json:"attempts"`
+	Oldest   *time.Time   `json:"oldest,omitempty"`
+	Holders  []holderLine `json:"holders"`
 }
 
 type holderLine struct {
@@ -126,11 +127,12 @@ func statsCommand(c *client) *cobra.Command {
 		Short: "count what is in a queue, and tell who has it",
 		Long: `stats prints of the queue at PATH how many elements are ready to be received, how
 many are claimed by consumers, delayed and with the dead letters, how long the
-oldest that is ready has waited, and which consumer has claimed how many. What
+oldest that is ready has waited, how often one of those that stand first or are
+delayed has been received in vain, and which consumer has claimed how many. What
 moves while it counts may be counted twice, or not at all.
 
-With --json it prints an object with ready, claimed, delayed, dead, oldest (a
-time) and holders (an array of objects with owner and claimed).`,
+With --json it prints an object with ready, claimed, delayed, dead, attempts, oldest
+(a time) and holders (an array of objects with owner and claimed).`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())
@@ -140,7 +142,7 @@ time) and holders (an array of objects with owner and claimed).`,
 				if err != nil {
 					return err
 				}
-				l := statsLine{Ready: st.Ready, Claimed: st.Claimed, Delayed: st.Delayed, Dead: st.Dead, Holders: []holderLine{}}
+				l := statsLine{Ready: st.Ready, Claimed: st.Claimed, Delayed: st.Delayed, Dead: st.Dead, Attempts: st.Attempts, Holders: []holderLine{}}
 				if !st.Oldest.IsZero() {
 					l.Oldest = &st.Oldest
 				}
@@ -161,7 +163,7 @@ time) and holders (an array of objects with owner and claimed).`,
 
 func (l statsLine) print(w io.Writer, now time.Time) error {
 	t := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
-	fmt.Fprintf(t, "ready\t%d\nclaimed\t%d\ndelayed\t%d\ndead\t%d\noldest\t%s\n", l.Ready, l.Claimed, l.Delayed, l.Dead, age(now, l.Oldest))
+	fmt.Fprintf(t, "ready\t%d\nclaimed\t%d\ndelayed\t%d\ndead\t%d\noldest\t%s\nattempts\t%d\n", l.Ready, l.Claimed, l.Delayed, l.Dead, age(now, l.Oldest), l.Attempts)
 	for _, h := range l.Holders {
 		owner := h.Owner
 		if owner == "" {

@@ -77,7 +77,7 @@ func TestStatusOfQueueRecvIsThatOfWhatFailedUnlessItWasDoneLater(t *testing.T) {
 	start(t, srv.Addr(), "", "queue", "send", "/q", "one", "two").want(0, "")
 	recvCommandOf(t, srv, `cat; exit 5`, "--backoff", "1h").want(5, "onetwo")
 	recvCommandOf(t, srv, `cat`).want(0, "")
-	start(t, srv.Addr(), "", "queue", "stats", "/q").want(0, "ready     0\nclaimed   0\ndelayed   2\ndead      0\noldest    -\n")
+	start(t, srv.Addr(), "", "queue", "stats", "/q").want(0, "ready      0\nclaimed    0\ndelayed    2\ndead       0\noldest     -\nattempts   1\n")
 }
 
 func TestQueueRecvRunsSoManyCommandsAtOnce(t *testing.T) {

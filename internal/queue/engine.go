@@ -243,12 +243,13 @@ type Settlement struct {
 
 // Stats says what is in a queue.
 type Stats struct {
-	Ready   int       // may be received now
-	Claimed int       // belong to a consumer, in hand or ahead
-	Delayed int       // wait for their time, by the clock of this machine
-	Dead    int       // dead letters
-	Oldest  time.Time // of those that stand first among the ready ones of each priority, and are not delayed: when the oldest was stored; zero if there is none
-	Holders []Holder  // who has claimed what, most first
+	Ready    int       // may be received now
+	Claimed  int       // belong to a consumer, in hand or ahead
+	Delayed  int       // wait for their time, by the clock of this machine
+	Dead     int       // dead letters
+	Attempts int       // of those that stand first and those that wait for their time: how often one of them was delivered, at most
+	Oldest   time.Time // of those that stand first among the ready ones of each priority, and are not delayed: when the oldest was stored; zero if there is none
+	Holders  []Holder  // who has claimed what, most first
 }
 
 // A Holder is who has claimed elements.

@@ -460,6 +460,9 @@ func (q *core) stats(ctx context.Context, inc *session.Incarnation) (st Stats, e
 		if stat == nil {
 			continue // consumed in the meantime
 		}
+		if q.foreign == nil { // in others the version says nothing
+			st.Attempts = max(st.Attempts, int(e.tries)+int(stat.Version))
+		}
 		if t := time.UnixMilli(stat.Ctime); st.Oldest.IsZero() || t.Before(st.Oldest) {
 			st.Oldest = t
 		}
@@ -494,8 +497,10 @@ func (q *core) countBuckets(ctx context.Context, inc *session.Incarnation, bucke
 				claimed[t.name] = claimed[t.name].add(span{e.seq, e.seq})
 			case e.due > now:
 				st.Delayed++
+				st.Attempts = max(st.Attempts, int(e.tries))
 			default:
 				st.Ready++
+				st.Attempts = max(st.Attempts, int(e.tries))
 				if f, ok := fronts[e.prio]; e.due == 0 && (!ok || e.before(f)) {
 					fronts[e.prio] = e
 				}
