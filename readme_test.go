@@ -12,9 +12,11 @@ import (
 )
 
 // Each block of Go in these files compiles: as the body of a function that has
-// ctx and s, or as it is if it declares a function.
-func TestEverySnippetOfTheDocumentsCompiles(t *testing.T) {
-	var code strings.Builder
+// ctx and s, or as it is if it declares a function. Each is run, on a server of its
+// own, and ends without an error or, if it goes on for as long as its context does,
+// with that; but for those that want a database.
+func TestEverySnippetOfTheDocumentsCompilesAndRuns(t *testing.T) {
+	var code, runs strings.Builder
 	code.WriteString(`package snippets
 
 import (
@@ -43,6 +45,24 @@ func condition() bool            { return true }
 
 var db *sql.DB
 var _ = fence.NewTable
+var servers string // of the snippet that connects
+
+func run(t *testing.T, name string, snippet func(ctx context.Context, s *zsync.Session) error) {
+	t.Run(name, func(t *testing.T) {
+		srv := zktest.Start(t)
+		s, err := zsync.Connect(t.Context(), srv.Addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		servers = srv.Addr()
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		defer cancel()
+		if err := snippet(ctx, s); err != nil && !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+	})
+}
 `)
 	blocks := 0
 	for _, file := range []string{"README.md", "docs/migrating.md", "docs/operations.md"} {
@@ -66,19 +86,25 @@ var _ = fence.NewTable
 			if strings.HasPrefix(block, "s, err :=") {
 				s = "_ *zsync.Session"
 			}
-			fmt.Fprintf(&code, "\nfunc _(ctx context.Context, %s) error {\n//line %s:%d\n%s%s}\n", s, file, line, block, end)
+			block = strings.ReplaceAll(block, `"zk1:2181,zk2:2181,zk3:2181"`, "servers")
+			fmt.Fprintf(&code, "\nfunc snippet%d(ctx context.Context, %s) error {\n//line %s:%d\n%s%s}\n", blocks, s, file, line, block, end)
+			if !strings.Contains(block, "db,") {
+				fmt.Fprintf(&runs, "\trun(t, %q, snippet%d)\n", fmt.Sprintf("%s:%d", file, line), blocks)
+			}
 		}
 	}
 	if blocks < 15 {
 		t.Errorf("only %d snippets were found", blocks)
 	}
+	fmt.Fprintf(&code, "\nfunc TestSnippets(t *testing.T) {\n%s}\n", &runs)
 	dir := t.TempDir()
-	source, overlay := filepath.Join(dir, "snippets.go"), filepath.Join(dir, "overlay.json")
+	binary := filepath.Join(dir, "snippets.test")
+	source, overlay := filepath.Join(dir, "snippets_test.go"), filepath.Join(dir, "overlay.json")
 	root, err := os.Getwd()
 	if err != nil {
 		t.Fatal(err)
 	}
-	replace, err := json.Marshal(map[string]map[string]string{"Replace": {filepath.Join(root, "internal/snippets/snippets.go"): source}})
+	replace, err := json.Marshal(map[string]map[string]string{"Replace": {filepath.Join(root, "internal/snippets/snippets_test.go"): source}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,7 +113,11 @@ var _ = fence.NewTable
 			t.Fatal(err)
 		}
 	}
-	if out, err := exec.Command("go", "build", "-overlay", overlay, "./internal/snippets").CombinedOutput(); err != nil {
-		t.Errorf("%v\n%s", err, out)
+	if out, err := exec.Command("go", "test", "-c", "-vet=off", "-o", binary, "-overlay", overlay, "./internal/snippets").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	out, err := exec.Command(binary, "-test.v").CombinedOutput()
+	if n := strings.Count(string(out), "--- PASS: TestSnippets/"); err != nil || n < blocks-3 { // all but the one with a database and the test
+		t.Errorf("%d of %d were run: %v\n%s", n, blocks, err, out)
 	}
 }

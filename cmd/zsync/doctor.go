@@ -181,10 +181,15 @@ func (d *doctor) examine(ctx context.Context, root string) error {
 	for _, path := range t.Refused {
 		d.note("not ours to read: %s", path)
 	}
+	d.clock()
+	return nil
+}
+
+// clock judges the clock of the server that has dated the newest contender.
+func (d *doctor) clock() {
 	if ahead := time.Until(d.newest); ahead > 2*time.Second {
 		d.note("clocks: that of a server is %v ahead of this machine's, or more: waits and holds seem shorter than they are", ahead.Round(time.Second))
 	}
-	return nil
 }
 
 // contender looks at one who holds or waits.

@@ -206,14 +206,15 @@ func TestDoctorNamesWhatIsWrong(t *testing.T) {
 	}
 }
 
-func TestDoctorJudgesTheSettingsOfTheServers(t *testing.T) {
-	srv := zktest.Start(t, zktest.WithSessionTimeouts(time.Millisecond, 4*time.Second))
+// tells starts a server that answers four-letter words, and does nothing else.
+func tells(t *testing.T, words map[string]string) (addr string) {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	go func() { // a server that tells its settings and does nothing else
+	t.Cleanup(func() { l.Close() })
+	go func() {
 		for {
 			conn, err := l.Accept()
 			if err != nil {
@@ -221,14 +222,24 @@ func TestDoctorJudgesTheSettingsOfTheServers(t *testing.T) {
 			}
 			word := make([]byte, 4)
 			io.ReadFull(conn, word)
-			fmt.Fprint(conn, map[string]string{
-				"conf": "clientPort=2181\ntickTime=2000\nmaxClientCnxns=5\nminSessionTimeout=3000\nsyncLimit=5\n",
-				"srvr": "Zookeeper version: 3.8.0\nMode: standalone\n",
-				"dump": "SessionTracker dump:\nephemeral nodes dump:\nSessions with Ephemerals (0):\n",
-			}[string(word)])
+			fmt.Fprint(conn, words[string(word)])
 			conn.Close()
 		}
 	}()
+	return l.Addr().String()
+}
+
+func TestDoctorJudgesTheSettingsOfTheServers(t *testing.T) {
+	srv := zktest.Start(t, zktest.WithSessionTimeouts(time.Millisecond, 4*time.Second))
+	one := tells(t, map[string]string{
+		"conf": "clientPort=2181\ntickTime=2000\nmaxClientCnxns=5\nminSessionTimeout=3000\nsyncLimit=5\n",
+		"srvr": "Zookeeper version: 3.8.0\nMode: standalone\n",
+		"dump": "SessionTracker dump:\nephemeral nodes dump:\nSessions with Ephemerals (0):\n",
+	})
+	other := tells(t, map[string]string{
+		"conf": "clientPort=2181\ntickTime=2000\nminSessionTimeout=4000\nsyncLimit=1\n",
+		"srvr": "This ZooKeeper instance is not currently serving requests\n",
+	})
 	admin := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Date", time.Now().Add(-time.Hour).UTC().Format(http.TimeFormat))
 		fmt.Fprint(w, `{"jute.maxbuffer": "4096", "command": "system_properties"}`)
@@ -238,7 +249,7 @@ func TestDoctorJudgesTheSettingsOfTheServers(t *testing.T) {
 	if err := zsync.NewMutex(named(t, srv, "holder"), "/p").Lock(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	r := start(t, srv.Addr()+","+l.Addr().String(), "", "doctor", "--session", "10s", "--admin-port", port)
+	r := start(t, srv.Addr()+","+one+","+other, "", "doctor", "--session", "10s", "--admin-port", port)
 	if got := r.wait(); got != exitFindings {
 		t.Errorf("exit status %d, want %d\n%s", got, exitFindings, &r.stderr)
 	}
@@ -247,13 +258,29 @@ func TestDoctorJudgesTheSettingsOfTheServers(t *testing.T) {
 		"syncLimit × tickTime is 10s, more than the session timeout of 4s",
 		": minSessionTimeout is 3s, less than two ticks of 2s",
 		": maxClientCnxns is 5",
-		l.Addr().String() + " is standalone, though the connect string names 2 servers",
+		one + " is standalone, though the connect string names 3 servers",
+		"problem: tickTime is 20 at " + srv.Addr() + " and 2000 at " + one + ": what is granted depends on which of them leads",
+		"problem: minSessionTimeout is 1 at " + srv.Addr() + " and 4000 at " + other,
+		"problem: " + other + " serves nobody: it has no quorum",
 		"problem: orphan: at /p is a contender of session 0x",
-		"problem: " + l.Addr().String() + ": jute.maxbuffer is 4096, less than 1048575",
-		"note: clocks: that of " + l.Addr().String() + " is -1h0m",
+		"problem: " + one + ": jute.maxbuffer is 4096, less than 1048575",
+		"note: clocks: that of " + one + " is -1h0m",
 	} {
 		if strings.Count(r.stdout.String(), want) != 1 {
 			t.Errorf("does not tell once: %s\n%s", want, &r.stdout)
+		}
+	}
+}
+
+func TestDoctorTellsAClockThatIsAhead(t *testing.T) {
+	for ahead, want := range map[time.Duration]string{0: "[]", time.Second: "[]", time.Hour: "[note: clocks: that of a server is 1h0m0s ahead"} {
+		d := doctor{sessions: map[string]string{}}
+		since := time.Now().Add(ahead)
+		if err := d.contender(t.Context(), look.Line{Path: "/p", Kind: "lock", Node: "n", Session: "0x1", Since: &since}); err != nil {
+			t.Fatal(err)
+		}
+		if d.clock(); !strings.HasPrefix(fmt.Sprint(d.findings), want) {
+			t.Errorf("%v ahead: %v", ahead, d.findings)
 		}
 	}
 }
