@@ -13,62 +13,73 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A Queue is a Go channel that reaches across processes: what one sends to it
-// another receives.
+// A Queue is a Go channel shared by processes. One sends, another receives:
+//
+//	err := q.Send(ctx, job)
+//
+//	for job := range q.Recv(ctx) { … }     // removed when it is taken
+//	for d := range q.Deliveries(ctx) { … } // removed by d.Ack, returned by d.Nack
+//	err := q.Work(ctx, 4, do)              // removed when do returns nil
 //
 // Elements are received in the order in which ZooKeeper stored them, smaller
-// priorities first. With one consumer the channel keeps that order; among
-// several, each element goes to one of them. An element stays in ZooKeeper
-// until the consumer has taken it from the channel ([Queue.Recv]) or has
-// acknowledged it ([Queue.Deliveries]). One that is claimed but not taken when
-// the context ends, the process dies or its session expires goes back to its
-// place. Nothing is stored twice when a reply is lost, and nothing is received
-// twice while the processes live: a process whose session has expired settles
-// what its consumers had taken in the next one, before anybody else can claim
-// it. Only one that has been cut off for longer than its session timeout and three
-// seconds more finds that what it had just taken was given to another.
+// priorities first, and each goes to one consumer. With one consumer the channel
+// keeps that order. An element that a consumer has claimed but not taken goes back
+// to its place when the consumer's context ends, its process dies or its session
+// expires.
+//
+// Nothing is stored twice when a reply is lost. Nothing is received twice while the
+// processes live: after an expiry a process first settles what its consumers had
+// taken, and then others can claim the rest. The exception is a process that is cut
+// off for longer than its session timeout and three seconds: what it had just taken
+// may have been given to another.
 //
 // # Loss
 //
 // A Send that waits, and a consumer, carry on in the next session. A delivery
 // is lost with its session: Ack then returns [ErrLost].
 //
+// # Limits
+//
+// The elements of one Send must fit into 1 MiB. While several processes consume a
+// backlog of several thousand, elements that came later may be received before
+// earlier ones. Delayed elements of one priority are listed together: from about
+// 30,000 on other ZooKeeper clients may refuse that listing, which zsync reads. Each
+// priority takes 2^31 delayed elements in the life of the queue; there is no such
+// limit on others. At 40 million elements the listing of the buckets comes to 1 MiB.
+//
 // # Znodes
 //
-// An element is a znode whose data are the bytes that the codec makes. The
-// elements stand in buckets of about 1,000 below path, b-<priority>-<number>
-// and, delayed, d-<priority>-<number>, so no listing is longer than a bucket however
-// long the queue is. The data of a bucket say which of its elements are claimed, and
-// t-<priority> which bucket is the newest. Beside path stand <path>-claims (who has
-// claimed what), <path>-live (an ephemeral znode for each of them), <path>-consumers
-// (a line of ephemeral znodes, one for each Queue value that waits for elements),
-// <path>-senders (receipts, deleted when a producer pauses), <path>-receipts,
-// <path>-ids (see [Queue.SendID]) and <path>-dead, the dead letters; with [WithKey] the
-// znode keys stands below path. path and its children are persistent; the others are
-// containers. See [WithQueueLayout] to share a path with other libraries.
+// An element is a znode whose data are the bytes that the codec makes. Elements
+// stand in buckets of about 1,000 below path: b-<priority>-<number>, and delayed ones
+// in d-<priority>-<number>. So no listing is longer than a bucket, however long the
+// queue is. The data of a bucket says which of its elements are claimed; t-<priority>
+// says which bucket is the newest. With [WithKey] there is the znode keys besides.
+//
+// Beside path stand
+//
+//   - <path>-claims: who has claimed what
+//   - <path>-live: an ephemeral znode for each of them
+//   - <path>-consumers: a line of ephemeral znodes, one for each Queue value that
+//     waits for elements
+//   - <path>-senders and <path>-receipts: receipts, deleted when a producer pauses
+//   - <path>-ids: see [Queue.SendID]
+//   - <path>-dead: the dead letters
+//
+// path and its children are persistent; the others are containers. See
+// [WithQueueLayout] to share a path with other libraries.
 //
 // # Cost
 //
 // Send costs one transaction for all that the goroutines of a process send at
 // about the same time. Claims, reads and removals are each one request for many
-// elements: 100 elements that wait cost a consumer about 5 requests, one that
-// comes to an empty queue 12. An idle queue costs nothing, however many consume,
-// and an element that is sent to it wakes one process.
+// elements: a consumer sends about 5 requests for 100 elements that wait, and 12 for
+// one that comes to an empty queue. An idle queue costs nothing, however many
+// consume. An element that is sent to it wakes one process.
 //
-// Consumers of several processes that wait for elements take turns. Of those that
-// come one by one a process gets up to 16, as long as it has a consumer that waits,
-// and then passes the turn on. While there are more than one can claim at once, all
-// claim at the same time: the first bucket, or, if another was quicker, one of
-// the next. Each claims at most its prefetch at a time.
-//
-// # Limits
-//
-// Its limits: a Send is one request, below ZooKeeper's limit of 1 MiB. In its
-// life a queue takes 2^31 delayed elements of each priority, others without end. The
-// delayed elements of one priority are listed together; from about 30,000 on
-// that listing is larger than 1 MiB, which zsync reads and other clients may
-// refuse. While several processes consume a queue of several buckets, elements of a
-// later one may be received before those of an earlier one. The names of buckets make a listing of 1 MiB at 40 million elements.
+// When there is a backlog, all consumers claim at the same time, each up to
+// [WithPrefetch] elements, in different buckets if need be. When elements come one by
+// one, processes take turns: each gets up to 16 as long as it waits for more, and
+// then passes the turn on.
 type Queue[T any] struct {
 	made
 	cfg queueConfig
@@ -255,9 +266,9 @@ type Delivery[T any] struct {
 // those that were received.
 //
 // The channel is closed as that of [Queue.Recv]. With [WithMaxAttempts] an
-// element that is about to be delivered once too often goes to the dead
-// letters instead; a delivery then costs one more round trip, shared with
-// others, because that it is tried is written down before.
+// element that is about to be delivered once too often goes to the dead letters
+// instead. Each delivery then waits for one more round trip, which it shares with
+// others: the attempt is written down first.
 func (q *Queue[T]) Deliveries(ctx context.Context) <-chan Delivery[T] {
 	ch := make(chan Delivery[T])
 	q.consume(ctx, queue.Joining{Hand: true}, func() { close(ch) }, func(c queue.Consumer, claim queue.Claim) {
@@ -476,8 +487,11 @@ func (d Delivery[T]) Context() context.Context {
 // the elements to come back that it had claimed.
 //
 // If ctx ends while the removal is under way, and it succeeds, the element is
-// put back to its place. TryRecv costs about 6 requests; a consumer of many
-// elements had better use [Queue.Recv].
+// put back to its place. To receive many elements use [Queue.Recv].
+//
+// # Cost
+//
+// About 6 requests.
 func (q *Queue[T]) TryRecv(ctx context.Context) (v T, ok bool, err error) {
 	var zero T
 	if q.misuse() != nil {
@@ -493,7 +507,11 @@ func (q *Queue[T]) TryRecv(ctx context.Context) (v T, ok bool, err error) {
 }
 
 // Len returns how many elements are in the queue, those that are claimed or
-// delayed included. It costs a sync, a listing, and 1 request for each bucket of
+// delayed included.
+//
+// # Cost
+//
+// A sync, a listing, and 1 request for each bucket of
 // about 1,000 elements, which are on their way at once.
 func (q *Queue[T]) Len(ctx context.Context) (int, error) {
 	if q.misuse() != nil {
@@ -504,7 +522,11 @@ func (q *Queue[T]) Len(ctx context.Context) (int, error) {
 }
 
 // Peek returns the first element that nobody has claimed, and leaves it where
-// it is. ok is false if there is none. It costs about 6 requests.
+// it is. ok is false if there is none.
+//
+// # Cost
+//
+// About 6 requests.
 func (q *Queue[T]) Peek(ctx context.Context) (v T, ok bool, err error) {
 	if q.misuse() != nil {
 		return v, false, opError("peek", q.path, q.misuse())
@@ -522,8 +544,11 @@ func (q *Queue[T]) Peek(ctx context.Context) (v T, ok bool, err error) {
 // Clear removes the elements that are there when it begins and that nobody has
 // claimed, delayed ones too, and returns how many it has removed: the last first,
 // so that it frees none for a consumer that waits for the key of another, see
-// [WithKey]. When it fails it may have removed some. It costs 6 requests, and 5
-// more for every 500 elements.
+// [WithKey]. When it fails it may have removed some.
+//
+// # Cost
+//
+// 6 requests, and 5 more for every 500 elements.
 func (q *Queue[T]) Clear(ctx context.Context) (int, error) {
 	if q.misuse() != nil {
 		return 0, opError("clear", q.path, q.misuse())

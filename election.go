@@ -101,8 +101,11 @@ var electionBases = map[Layout]string{
 	LayoutKazoo:    "__lock__",
 }
 
-// An Election chooses one leader among the processes that name the same path.
-// One *Election is one candidate.
+// An Election chooses one leader among the processes that name the same path:
+//
+//	err := e.Run(ctx, func(ctx context.Context) error { … }) // while this process leads
+//
+// or Campaign and Resign. One *Election is one candidate.
 //
 // At most one live session leads. Candidates lead in the order in which the
 // servers saw them arrive.

@@ -13,7 +13,11 @@ import (
 )
 
 // A Mutex is a mutual exclusion lock shared by every process that names the
-// same path.
+// same path:
+//
+//	err := m.Do(ctx, func(ctx context.Context) error { … }) // ctx ends if the lock is lost
+//
+// or, as with sync.Mutex, Lock and Unlock.
 //
 // At most one live session holds the Mutex. Waiters are served in the order in
 // which the servers saw them arrive; see [WithHandoffs] for the goroutines that

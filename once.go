@@ -17,7 +17,9 @@ import (
 )
 
 // A Once is a thing that is done once by all processes that name the same path
-// together.
+// together:
+//
+//	err := zsync.NewOnce(s, "/migrations/0042").Do(ctx, migrate)
 //
 // When a function given to [Once.Do] returns nil the thing is done, for every
 // process and for ever, or until [Once.Reset]. At most one live session runs a
@@ -47,10 +49,9 @@ import (
 // path that is still in use, and 1 request when another process made it. The
 // Do that runs its function costs 5 requests in 3 round trips, besides what the
 // function does, and somewhat more where path is missing; that of [OnceValue] 1
-// request and round trip more. One that waits costs 7, and is told by one
-// notification that it is done, as all who wait are at once: they are the ones
-// who can go on. The deletion of their znodes notifies each once more, and
-// nobody asks the servers anything because of that.
+// request and round trip more. A Do that has to wait sends 7 requests. When the
+// function has succeeded, each that waits gets one notification, and another when
+// the znode ahead of its own is deleted, which it answers with no request.
 //
 // # Algorithm
 //

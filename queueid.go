@@ -61,7 +61,11 @@ func (q *Queue[T]) SendID(ctx context.Context, id string, v T) (sent bool, err e
 // one that is with the dead letters, or was requeued, cannot. The ID is remembered
 // all the same: SendID with it stores nothing.
 //
-// If ctx ends first the element is removed or not. It costs about 7 requests.
+// If ctx ends first the element is removed or not.
+//
+// # Cost
+//
+// About 7 requests.
 func (q *Queue[T]) Cancel(ctx context.Context, id string) (bool, error) {
 	err := q.checkID(id)
 	if err == nil && ctx.Err() != nil {

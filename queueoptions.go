@@ -85,9 +85,12 @@ func WithPrefetchBytes(n int) QueueOption {
 }
 
 // WithMaxLen makes Send wait while its elements would make the queue longer
-// than n. Producers then take turns, in the order in which they came, and each
-// Send costs about 5 requests more. Those who send to the path without this
-// option are not held back.
+// than n. Producers then take turns, in the order in which they came. Those who
+// send to the path without this option are not held back.
+//
+// # Cost
+//
+// About 5 requests more for each Send.
 func WithMaxLen(n int) QueueOption {
 	return positive("WithMaxLen", n, func(c *queueConfig) { c.maxLen = n })
 }
@@ -141,11 +144,13 @@ func WithRetryBackoff(b Backoff) QueueOption {
 // the work done in order use Deliveries. What a dead letter is requeued as comes
 // last, with its key.
 //
-// Such a queue makes one claim at a time: its consumers take turns, however much
-// waits, and each acknowledgement wakes the first of them. A claim reads
-// "keys", and lists the buckets that have claimed elements and those before the
-// first that is free: some 10 requests, for as many elements as keys are free there.
 // It needs [LayoutZsync].
+//
+// # Cost
+//
+// Such a queue makes one claim at a time: its consumers take turns, however much
+// waits, and each acknowledgement wakes the first of them. A claim costs some 10
+// requests, for as many elements as there are keys that nobody works on.
 func WithKey[T any](key func(T) string) QueueOption {
 	return queueOption(func(c *queueConfig) {
 		if key == nil {

@@ -30,10 +30,14 @@ type QueueHolder struct {
 }
 
 // Stats counts what is in the queue. It is no snapshot: what moves while it
-// counts may be counted where it was, where it is, or not at all. It costs a
-// sync, a listing of each bucket of about 1,000 elements, and what it takes to
-// read the claims; it writes nothing. In the layouts of other libraries, where
-// what is claimed is in the queue no more, only Ready, Dead and Oldest are told.
+// counts may be counted where it was, where it is, or not at all. In the layouts
+// of other libraries, where what is claimed is in the queue no more, only Ready,
+// Dead and Oldest are told.
+//
+// # Cost
+//
+// A sync, a listing of each bucket of about 1,000 elements, and what it takes to
+// read the claims. It writes nothing.
 func (q *Queue[T]) Stats(ctx context.Context) (QueueStats, error) {
 	if q.misuse() != nil {
 		return QueueStats{}, opError("stats", q.path, q.misuse())

@@ -132,8 +132,11 @@ func protect(f func() error) error {
 
 // Receive waits for an element and returns it, to be settled as one of
 // [Queue.Deliveries]. Nothing is claimed ahead, so it suits work that is slow or
-// seldom; it costs about 15 requests, and several consumers of a busy queue had
-// better use Deliveries. If ctx ends first nothing is claimed.
+// seldom; for a busy queue use Deliveries. If ctx ends first nothing is claimed.
+//
+// # Cost
+//
+// About 15 requests.
 func (q *Queue[T]) Receive(ctx context.Context) (Delivery[T], error) {
 	ds, err := q.receive(ctx, 1)
 	if err != nil {
@@ -171,8 +174,11 @@ var ErrFull = queue.ErrFull
 
 // TrySend is [Queue.Send], but where Send waits because of [WithMaxLen] it
 // returns [ErrFull], and stores nothing. It is also ErrFull if others wait for
-// room, or do not make way within 100 ms. It costs two requests for each bucket
-// of the queue more than Send does.
+// room, or do not make way within 100 ms.
+//
+// # Cost
+//
+// That of Send, and two requests for each bucket of the queue.
 func (q *Queue[T]) TrySend(ctx context.Context, vs ...T) error {
 	return opError("send", q.path, q.send(ctx, queue.Batch{Priority: queue.Middle, NoWait: true}, vs))
 }

@@ -14,7 +14,10 @@ import (
 
 // An RWMutex is a reader/writer mutual exclusion lock shared by every process
 // that names the same path. It can be held by any number of readers or by one
-// writer.
+// writer:
+//
+//	err := rw.RDo(ctx, func(ctx context.Context) error { … }) // beside other readers
+//	err := rw.Do(ctx, func(ctx context.Context) error { … })  // alone
 //
 // While a live session holds it for writing no other holds it at all. Waiters
 // are served in the order in which the servers saw them arrive, readers and
@@ -23,6 +26,10 @@ import (
 // terminology of the Go memory model, the n'th Unlock synchronizes before the
 // m'th Lock for n < m, and before every RLock that comes after it; an RUnlock
 // synchronizes before the Lock that comes after it; for callers in one process.
+//
+// Do not take a read lock twice in one goroutine but through [RWMutex.RDo]: as
+// with sync.RWMutex, a writer that comes in between waits for the first and
+// holds up the second. A read lock cannot be upgraded.
 //
 // # Loss
 //
@@ -55,10 +62,6 @@ import (
 // listing tells whether a writer waits, and if so the next reader goes to the
 // back of the line. A goroutine that waits for writing is not overtaken by
 // later ones of its process.
-//
-// Do not take a read lock twice in one goroutine but through [RWMutex.RDo]: as
-// with sync.RWMutex, a writer that comes in between waits for the first and
-// holds up the second. A read lock cannot be upgraded.
 //
 // # Algorithm
 //

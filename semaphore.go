@@ -23,7 +23,11 @@ import (
 
 // A Semaphore is a weighted semaphore shared by every process that names the
 // same path: [golang.org/x/sync/semaphore] across processes. At most n permits
-// are held at a time.
+// are held at a time:
+//
+//	err := m.Do(ctx, 1, func(ctx context.Context) error { … })
+//
+// or Acquire and Release.
 //
 // Who asks is served in the order of arrival, however many permits it asks for,
 // so many small requests do not starve a large one; see [WithHandoffs] for the

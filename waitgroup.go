@@ -15,6 +15,9 @@ import (
 // whichever process, and [WaitGroup.Wait] returns when none is open. With
 // nothing added Wait returns at once.
 //
+//	err := wg.Go(ctx, func() { … }) // Add, and Done at its end
+//	err := wg.Wait(ctx)             // here, or in another process
+//
 // Its other face is a double barrier, with which parties begin and end a piece
 // of work together: see [WaitGroup.Enter] and [WaitGroup.Leave]. The two faces
 // do not affect each other, even on one path.
