@@ -114,6 +114,19 @@ func Chaos[S interface{ ID() int64 }](t testing.TB, srv *zktest.Server, rnd *ran
 	}
 }
 
+// UnderChaos runs f while [Chaos] hurts sessions.
+func UnderChaos[S interface{ ID() int64 }](t testing.TB, srv *zktest.Server, rnd *rand.Rand, sessions []S, f func()) {
+	t.Helper()
+	until, over := make(chan struct{}), make(chan struct{})
+	fate := rand.New(rand.NewPCG(rnd.Uint64(), 0))
+	go func() { defer close(over); Chaos(t, srv, fate, sessions, until) }()
+	defer func() { // also where f ends the test
+		close(until)
+		<-over
+	}()
+	f()
+}
+
 // Hasty is [Chaos] without a silence that outlasts a session: what Recv gives
 // out in such a silence others may get as well.
 func Hasty[S interface{ ID() int64 }](t testing.TB, srv *zktest.Server, rnd *rand.Rand, sessions []S, until <-chan struct{}) {

@@ -31,6 +31,15 @@ func Open(t testing.TB, srv *zktest.Server, opts ...zsync.Option) *zsync.Session
 	return s
 }
 
+// OpenEach connects n sessions to srv.
+func OpenEach(t testing.TB, srv *zktest.Server, n int) (sessions []*zsync.Session) {
+	t.Helper()
+	for range n {
+		sessions = append(sessions, Open(t, srv))
+	}
+	return sessions
+}
+
 // OpenAt opens a session that knows one server alone.
 func OpenAt(t testing.TB, srv *zktest.Server, server int) *zsync.Session {
 	t.Helper()

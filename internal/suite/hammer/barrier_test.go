@@ -53,16 +53,8 @@ func hammerBarrier(t *testing.T, rnd *rand.Rand, sessions []*zsync.Session, roun
 
 func TestHammerBarrier(t *testing.T) {
 	harness.EachSeed(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
-		var sessions []*zsync.Session
-		for range 3 {
-			sessions = append(sessions, suite.Open(t, srv))
-		}
-		stop := make(chan struct{})
-		fate := rand.New(rand.NewPCG(rnd.Uint64(), 0))
-		hurt := harness.Async(func() error { harness.Chaos(t, srv, fate, sessions, stop); return nil })
-		hammerBarrier(t, rnd, sessions, 10, 2*time.Second)
-		close(stop)
-		<-hurt
+		sessions := suite.OpenEach(t, srv, 3)
+		harness.UnderChaos(t, srv, rnd, sessions, func() { hammerBarrier(t, rnd, sessions, 10, 2*time.Second) })
 	})
 }
 

@@ -21,16 +21,8 @@ import (
 // take a signal with it. A signal that were lost would leave one asleep.
 func TestHammerCond(t *testing.T) {
 	harness.EachSeed(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
-		var sessions []*zsync.Session
-		for range 4 {
-			sessions = append(sessions, suite.Open(t, srv))
-		}
-		until, quiet := make(chan struct{}), make(chan struct{})
-		faults := rand.New(rand.NewPCG(rnd.Uint64(), 3))
-		go func() { defer close(quiet); harness.Chaos(t, srv, faults, sessions, until) }()
-		hammerCond(t, rnd, sessions)
-		close(until)
-		<-quiet
+		sessions := suite.OpenEach(t, srv, 4)
+		harness.UnderChaos(t, srv, rnd, sessions, func() { hammerCond(t, rnd, sessions) })
 		time.Sleep(3 * harness.Timeout)
 		// A signal is left only if all who could take it have gone; the next
 		// who lists the line deletes it.

@@ -35,10 +35,7 @@ func TestElectionHammer(t *testing.T) {
 	}()
 	harness.EachSeed(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
 		strict := rnd.IntN(3) == 0
-		var sessions []*zsync.Session
-		for range 4 {
-			sessions = append(sessions, suite.Open(t, srv))
-		}
+		sessions := suite.OpenEach(t, srv, 4)
 		_, err := sessions[0].Txn(t.Context(), &zk.CreateRequest{Path: "/log"})
 		harness.Must(t, err)
 		h := electionHammer{t: t, stands: harness.Standing(srv)}

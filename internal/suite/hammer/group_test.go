@@ -78,11 +78,7 @@ func TestHammerAGroupEndsUpWithThoseWhoAreIn(t *testing.T) {
 				}
 			}
 		})
-		until := make(chan struct{})
-		ended := harness.Async(func() error { harness.Chaos(t, srv, rnd, append(sessions, reader), until); return nil })
-		wg.Wait()
-		close(until)
-		<-ended
+		harness.UnderChaos(t, srv, rnd, append(sessions, reader), wg.Wait)
 		time.Sleep(2 * time.Minute) // sessions end, and everyone joins again
 		synctest.Wait()
 		var want []string

@@ -39,11 +39,7 @@ func TestHammerEveryAddToAnInt64Counts(t *testing.T) {
 				}
 			})
 		}
-		until := make(chan struct{})
-		ended := harness.Async(func() error { harness.Chaos(t, srv, rnd, sessions, until); return nil })
-		wg.Wait()
-		close(until)
-		<-ended
+		harness.UnderChaos(t, srv, rnd, sessions, wg.Wait)
 		if x, err := zsync.NewInt64(sessions[0], "/n").Load(t.Context()); x != clients*adds || err != nil {
 			t.Errorf("Load = %d, %v; want %d", x, err, clients*adds)
 		}

@@ -77,9 +77,7 @@ func TestHammerMutex(t *testing.T) {
 				wg.Go(func() { hammerMutex(t, s, m, &f, &highest, src, 12, 100*time.Millisecond) })
 			}
 		}
-		done := make(chan struct{})
-		go func() { wg.Wait(); close(done) }()
-		harness.Chaos(t, srv, rand.New(rand.NewPCG(rnd.Uint64(), 4)), sessions, done)
+		harness.UnderChaos(t, srv, rnd, sessions, wg.Wait)
 		time.Sleep(10 * time.Second)
 		last := zsync.NewMutex(sessions[0], "/m", zsync.WithLayout(layout))
 		harness.Must(t, last.Lock(harness.Within(t, time.Minute)))

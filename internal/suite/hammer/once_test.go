@@ -22,18 +22,12 @@ import (
 // one at a time among sessions that the servers have not ended.
 func TestHammerOnce(t *testing.T) {
 	harness.EachSeed(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
-		var sessions []*zsync.Session
-		for range 3 {
-			sessions = append(sessions, suite.Open(t, srv))
-		}
-		until, quiet := make(chan struct{}), make(chan struct{})
-		faults := rand.New(rand.NewPCG(rnd.Uint64(), 3))
-		go func() { defer close(quiet); harness.Chaos(t, srv, faults, sessions, until) }()
-		for round := range 5 {
-			hammerOnce(t, rnd, sessions, fmt.Sprintf("/o%d", round), harness.Standing(srv))
-		}
-		close(until)
-		<-quiet
+		sessions := suite.OpenEach(t, srv, 3)
+		harness.UnderChaos(t, srv, rnd, sessions, func() {
+			for round := range 5 {
+				hammerOnce(t, rnd, sessions, fmt.Sprintf("/o%d", round), harness.Standing(srv))
+			}
+		})
 	})
 }
 

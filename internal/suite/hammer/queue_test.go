@@ -179,10 +179,7 @@ func (s *stock) finish(srv *zktest.Server, cancel func(), consumers *sync.WaitGr
 
 func TestHammerQueueConfirmedElementsComeAndNoneIsAcknowledgedTwice(t *testing.T) {
 	harness.EachSeed(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
-		var sessions []*zsync.Session
-		for range 4 {
-			sessions = append(sessions, suite.Open(t, srv))
-		}
+		sessions := suite.OpenEach(t, srv, 4)
 		s := newStock(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		var producers, consumers sync.WaitGroup
@@ -202,19 +199,14 @@ func TestHammerQueueConfirmedElementsComeAndNoneIsAcknowledgedTwice(t *testing.T
 				}
 			})
 		}
-		quiet := make(chan struct{})
-		go func() { producers.Wait(); close(quiet) }()
-		harness.Chaos(t, srv, rand.New(rand.NewPCG(rnd.Uint64(), 3)), sessions, quiet)
+		harness.UnderChaos(t, srv, rnd, sessions, producers.Wait)
 		s.finish(srv, cancel, &consumers, "/q")
 	})
 }
 
 func TestHammerQueueRecvGivesEachElementOnceWhileProcessesLive(t *testing.T) {
 	harness.EachSeed(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
-		var sessions []*zsync.Session
-		for range 4 {
-			sessions = append(sessions, suite.Open(t, srv))
-		}
+		sessions := suite.OpenEach(t, srv, 4)
 		s := newStock(t)
 		alone := rnd.IntN(2) == 0 // one consumer: the order is kept
 		ctx, cancel := context.WithCancel(t.Context())

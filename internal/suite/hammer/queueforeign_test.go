@@ -21,10 +21,7 @@ var foreign = []zsync.QueueLayout{zsync.LayoutSimpleQueue, zsync.LayoutDistribut
 func TestHammerForeignQueueLosesNothingWhileProcessesLive(t *testing.T) {
 	harness.EachSeed(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
 		opts := []zsync.QueueOption{zsync.WithQueueLayout(foreign[rnd.IntN(len(foreign))])}
-		var sessions []*zsync.Session
-		for range 4 {
-			sessions = append(sessions, suite.Open(t, srv))
-		}
+		sessions := suite.OpenEach(t, srv, 4)
 		s := newStock(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		var producers, consumers sync.WaitGroup
@@ -61,9 +58,7 @@ func TestHammerForeignQueueLosesNothingWhileProcessesLive(t *testing.T) {
 				}
 			})
 		}
-		quiet := make(chan struct{})
-		go func() { producers.Wait(); close(quiet) }()
-		harness.Chaos(t, srv, rand.New(rand.NewPCG(rnd.Uint64(), 3)), sessions, quiet)
+		harness.UnderChaos(t, srv, rnd, sessions, producers.Wait)
 		s.finish(srv, cancel, &consumers, "/q")
 		suite.WantLen(t, zsync.NewQueue[int](suite.Open(t, srv), "/q", opts...), 0)
 	})

@@ -17,10 +17,7 @@ import (
 
 func TestHammerSendIDStoresEachOnceThoughAllSendAll(t *testing.T) {
 	harness.EachSeed(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
-		var sessions []*zsync.Session
-		for range 4 {
-			sessions = append(sessions, suite.Open(t, srv))
-		}
+		sessions := suite.OpenEach(t, srv, 4)
 		const n = 30
 		s := newStock(t)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -69,9 +66,7 @@ func TestHammerSendIDStoresEachOnceThoughAllSendAll(t *testing.T) {
 				}
 			}
 		})
-		quiet := make(chan struct{})
-		go func() { defer close(quiet); producers.Wait() }()
-		harness.Chaos(t, srv, rand.New(rand.NewPCG(rnd.Uint64(), 3)), sessions, quiet)
+		harness.UnderChaos(t, srv, rnd, sessions, producers.Wait)
 		var left []int
 		for v := range n {
 			if canceled[v] {

@@ -54,10 +54,7 @@ func (k *keyring) acked(d zsync.Delivery[int]) {
 
 func TestHammerKeysKeepTheirOrderOneAtATime(t *testing.T) {
 	harness.EachSeed(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
-		var sessions []*zsync.Session
-		for range 4 {
-			sessions = append(sessions, suite.Open(t, srv))
-		}
+		sessions := suite.OpenEach(t, srv, 4)
 		withKey := zsync.WithKey(func(v int) string { return strconv.Itoa(v % 7) })
 		s := newStock(t)
 		k := &keyring{t: t, held: make(map[int]zsync.Delivery[int]), last: make(map[int]int)}

@@ -19,10 +19,7 @@ import (
 
 func TestElementsMoveFromQueueToQueueOnceEachThroughChaos(t *testing.T) {
 	harness.EachSeed(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
-		var sessions []*zsync.Session
-		for range 4 {
-			sessions = append(sessions, suite.Open(t, srv))
-		}
+		sessions := suite.OpenEach(t, srv, 4)
 		const n = 60
 		s := newStock(t)
 		ctx, cancel := context.WithCancel(t.Context())

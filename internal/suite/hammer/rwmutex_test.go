@@ -132,9 +132,7 @@ func TestHammerRWMutex(t *testing.T) {
 				wg.Go(func() { hammerRWMutex(t, s, rw, &f, src, 15, 100*time.Millisecond) })
 			}
 		}
-		done := make(chan struct{})
-		go func() { wg.Wait(); close(done) }()
-		harness.Chaos(t, srv, rand.New(rand.NewPCG(rnd.Uint64(), 4)), sessions, done)
+		harness.UnderChaos(t, srv, rnd, sessions, wg.Wait)
 		time.Sleep(10 * time.Second)
 		last := zsync.NewRWMutex(sessions[0], "/rw")
 		harness.Must(t, last.Lock(harness.Within(t, time.Minute)))

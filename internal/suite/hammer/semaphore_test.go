@@ -112,9 +112,7 @@ func TestHammerSemaphore(t *testing.T) {
 				wg.Go(func() { hammerSemaphore(t, s, m, c, f.unit, src, 8, 100*time.Millisecond) })
 			}
 		}
-		done := make(chan struct{})
-		go func() { wg.Wait(); close(done) }()
-		harness.Chaos(t, srv, rand.New(rand.NewPCG(rnd.Uint64(), 4)), sessions, done)
+		harness.UnderChaos(t, srv, rnd, sessions, wg.Wait)
 		time.Sleep(10 * time.Second)
 		last := zsync.NewSemaphore(sessions[0], "/s", f.limit, zsync.WithLayout(f.layout))
 		harness.Must(t, last.Acquire(harness.Within(t, time.Minute), f.limit))

@@ -18,51 +18,37 @@ import (
 
 func TestHammerPersistentTasksAreCountedExactlyOnce(t *testing.T) {
 	harness.EachSeed(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
-		var sessions []*zsync.Session
-		for range 3 {
-			sessions = append(sessions, suite.Open(t, srv))
-		}
-		stop := make(chan struct{})
-		fate := rand.New(rand.NewPCG(rnd.Uint64(), 0))
-		hurt := harness.Async(func() error { harness.Chaos(t, srv, fate, sessions, stop); return nil })
+		sessions := suite.OpenEach(t, srv, 3)
 		var total atomic.Int64
-		var gs sync.WaitGroup
-		for i := range 6 {
-			wg := zsync.NewWaitGroup(sessions[i%3], "/w", zsync.WithPersistentTasks())
-			rnd := rand.New(rand.NewPCG(rnd.Uint64(), uint64(i)))
-			gs.Go(func() {
-				for range 15 {
-					delta := rnd.IntN(9) - 4
-					switch err := wg.Add(t.Context(), delta); {
-					case err == nil:
-						total.Add(int64(delta))
-					case delta < 0 && errors.Is(err, zsync.ErrNegativeCounter):
-					default:
-						t.Errorf("Add(%d): %v", delta, err)
+		harness.UnderChaos(t, srv, rnd, sessions, func() {
+			var gs sync.WaitGroup
+			for i := range 6 {
+				wg := zsync.NewWaitGroup(sessions[i%3], "/w", zsync.WithPersistentTasks())
+				rnd := rand.New(rand.NewPCG(rnd.Uint64(), uint64(i)))
+				gs.Go(func() {
+					for range 15 {
+						delta := rnd.IntN(9) - 4
+						switch err := wg.Add(t.Context(), delta); {
+						case err == nil:
+							total.Add(int64(delta))
+						case delta < 0 && errors.Is(err, zsync.ErrNegativeCounter):
+						default:
+							t.Errorf("Add(%d): %v", delta, err)
+						}
+						time.Sleep(time.Duration(rnd.IntN(500)) * time.Millisecond)
 					}
-					time.Sleep(time.Duration(rnd.IntN(500)) * time.Millisecond)
-				}
-			})
-		}
-		gs.Wait()
-		close(stop)
-		<-hurt
+				})
+			}
+			gs.Wait()
+		})
 		suite.WantCount(t, zsync.NewWaitGroup(suite.Open(t, srv), "/w"), int(total.Load()))
 	})
 }
 
 func TestHammerWaitReturnsNeitherTooEarlyNorNever(t *testing.T) {
 	harness.EachSeed(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
-		var sessions []*zsync.Session
-		for range 3 {
-			sessions = append(sessions, suite.Open(t, srv))
-		}
-		stop := make(chan struct{})
-		fate := rand.New(rand.NewPCG(rnd.Uint64(), 0))
-		hurt := harness.Async(func() error { harness.Chaos(t, srv, fate, sessions, stop); return nil })
-		hammerTasks(t, rnd, sessions, harness.Standing(srv), 8, time.Second)
-		close(stop)
-		<-hurt
+		sessions := suite.OpenEach(t, srv, 3)
+		harness.UnderChaos(t, srv, rnd, sessions, func() { hammerTasks(t, rnd, sessions, harness.Standing(srv), 8, time.Second) })
 		waiter := zsync.NewWaitGroup(sessions[0], "/w")
 		harness.Must(t, waiter.Wait(harness.Within(t, time.Minute)))
 		suite.WantCount(t, waiter, 0)

@@ -129,9 +129,7 @@ func TestQueueIsLinearizable(t *testing.T) {
 				}
 			})
 		}
-		quiet := make(chan struct{})
-		go func() { clients.Wait(); close(quiet) }()
-		harness.Chaos(t, srv, rand.New(rand.NewPCG(rnd.Uint64(), 3)), sessions, quiet)
+		harness.UnderChaos(t, srv, rnd, sessions, clients.Wait)
 		h.check(t)
 	})
 }

@@ -84,10 +84,7 @@ func TestValueIsLinearizableOnServersThatLag(t *testing.T) {
 }
 
 func checkLinearizable(t *testing.T, srv *zktest.Server, rnd *rand.Rand, hurt func(sessions []*zsync.Session, quiet <-chan struct{})) {
-	var sessions []*zsync.Session
-	for range 4 {
-		sessions = append(sessions, suite.Open(t, srv))
-	}
+	sessions := suite.OpenEach(t, srv, 4)
 	var clock, number atomic.Int64
 	var mu sync.Mutex // guards history
 	var history []porcupine.Operation
