@@ -2,7 +2,6 @@ package session
 
 import (
 	"context"
-	"errors"
 
 	"github.com/go-zookeeper/zk"
 )
@@ -77,24 +76,14 @@ func (b *Batch) wait(ctx context.Context, inc *Incarnation) error {
 // retryAll makes attempts at the requests that f adds, which may safely be
 // applied twice, until every one is answered in one attempt.
 func (inc *Incarnation) retryAll(ctx context.Context, f func(b *Batch)) error {
-	for try := 0; ; try++ {
+	return inc.repeat(ctx, func(*attempts) error {
 		b := new(Batch)
 		f(b)
-		err := inc.begin(ctx, b)
-		if err != nil {
+		if err := inc.begin(ctx, b); err != nil {
 			return err
 		}
-		err = b.wait(ctx, inc)
-		switch {
-		case err == nil, errors.Is(err, ErrEnded):
-			return err
-		case ctx.Err() != nil:
-			return CtxErr(ctx)
-		}
-		if err := inc.Pause(ctx, try); err != nil {
-			return err
-		}
-	}
+		return b.wait(ctx, inc)
+	})
 }
 
 // fresh makes a read behind a sync: what it sees is not older than the call. If

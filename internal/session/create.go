@@ -211,38 +211,36 @@ func (inc *Incarnation) CreateAll(ctx context.Context, proof string, check *zk.C
 	if err := inc.mayTakeBack(ctx, ParentPath(paths[0])); err != nil {
 		return err
 	}
-	for try := 0; ; try++ {
-		multi, err := inc.StartMulti(ctx, ops)
-		var rs []zk.MultiResponse
-		if err == nil {
-			rs, err = multi.Wait(ctx, inc)
+	var multi *pending[[]zk.MultiResponse]
+	var rs []zk.MultiResponse
+	open := false
+	err := inc.repeat(ctx, func(a *attempts) (err error) {
+		var p *pending[[]zk.MultiResponse]
+		if p, err = inc.StartMulti(ctx, ops); err == nil {
+			multi = p
+			rs, err = p.Wait(ctx, inc)
+			a.outcome(err)
 		}
-		switch {
-		case err == nil:
-			return nil
-		case errors.Is(err, ErrEnded):
-			return err // they were ephemeral
-		case len(rs) > first && IsNodeExists(rs[first].Error):
+		open = a.open
+		if len(rs) > first && IsNodeExists(rs[first].Error) {
 			return nil // an attempt without a reply has been applied: nobody else makes this name
-		case ctx.Err() != nil, OutcomeOf(err) == Answered:
-			// An attempt before this one may have been applied, or this one
-			// may be yet, if its reply is open.
-			if try > 0 || OutcomeOf(err) != Answered {
-				inc.discard(multi, paths).Await(Grace)
-			}
-			switch {
-			case ctx.Err() != nil:
-				return CtxErr(ctx)
-			case len(rs) > 0 && IsNoNode(rs[0].Error):
-				return ErrVanished
-			}
-			return err
 		}
-		if err := inc.Pause(ctx, try); err != nil {
-			inc.discard(multi, paths).Await(Grace)
-			return err
-		}
+		return err
+	})
+	switch {
+	case err == nil, errors.Is(err, ErrEnded): // they were ephemeral
+		return err
+	case open:
+		// An attempt before the last may have been applied, or the last may be yet.
+		inc.discard(multi, paths).Await(Grace)
 	}
+	switch {
+	case ctx.Err() != nil:
+		return CtxErr(ctx)
+	case len(rs) > 0 && IsNoNode(rs[0].Error):
+		return ErrVanished
+	}
+	return err
 }
 
 // CreateThenList makes ephemeral znodes of unique names, all or none, and only if
@@ -300,28 +298,22 @@ func (inc *Incarnation) CreateThenList(ctx context.Context, check *zk.CheckVersi
 // listing whose sync was not carried out, as by a server that has put it aside, has
 // not been read: we ask again.
 func (inc *Incarnation) Find(ctx context.Context, dir, guid string) (string, error) {
-	for try := 0; ; try++ {
+	var path string
+	err := inc.repeat(ctx, func(*attempts) error {
 		sync, err := start(ctx, inc, syncCall(dir))
 		if err != nil {
-			return "", err
+			return err
 		}
 		roll, err := inc.Roll(ctx, dir)
 		if err != nil && !IsNoNode(err) {
-			return "", err
+			return err
 		}
-		_, err = sync.Wait(ctx, inc)
-		switch {
-		case err == nil:
-			return findIn(roll, dir, guid), nil
-		case errors.Is(err, ErrEnded), OutcomeOf(err) == Answered:
-			return "", err
-		case ctx.Err() != nil:
-			return "", CtxErr(ctx)
+		if _, err = sync.Wait(ctx, inc); err == nil {
+			path = findIn(roll, dir, guid)
 		}
-		if err := inc.Pause(ctx, try); err != nil {
-			return "", err
-		}
-	}
+		return err
+	})
+	return path, err
 }
 
 // findIn returns the path of the child of dir that is listed and whose name holds
@@ -393,32 +385,33 @@ func (inc *Incarnation) MakeAndLeave(path string, data []byte, own string) (made
 		&zk.CreateRequest{Path: path, Data: data, Acl: inc.Manager.Config.ACL},
 		&zk.DeleteRequest{Path: own, Version: -1},
 	}
-	for try := 0; ; try++ {
+	var read *pending[Node]
+	err = inc.repeat(ctx, func(a *attempts) error {
 		b := new(Batch)
-		txn, read := add(b, multiCall(ops)), add(b, getCall(path))
-		if err = inc.begin(ctx, b); err == nil {
-			_, err = txn.Wait(ctx, inc)
-			open = open || OutcomeOf(err) == Unknown || errors.Is(err, ErrEnded)
+		txn := add(b, multiCall(ops))
+		read = add(b, getCall(path))
+		if err := inc.begin(ctx, b); err != nil {
+			return err
 		}
-		switch {
-		case err == nil:
-			// The read is of the same connection, right behind: it has seen this
-			// mark, or one that was made since.
-			n, e := read.Wait(ctx, inc)
-			return e == nil && bytes.Equal(n.Data, data), false, nil
-		case errors.Is(err, ErrEnded):
-			return false, open, inc.Loss()
-		case OutcomeOf(err) == Answered && open:
-			return inc.foundOut(ctx, path, data, own, err)
-		case OutcomeOf(err) == Answered && IsNoNode(err):
-			return false, false, ErrVanished // with the directory, or without
-		case OutcomeOf(err) == Answered:
-			return false, false, err
-		}
-		if err = inc.Pause(ctx, try); err != nil {
-			return false, open, inc.Loss()
-		}
+		_, err := txn.Wait(ctx, inc)
+		a.outcome(err)
+		open = a.open
+		return err
+	})
+	switch {
+	case err == nil:
+		// The read is of the same connection, right behind: it has seen this
+		// mark, or one that was made since.
+		n, e := read.Wait(ctx, inc)
+		return e == nil && bytes.Equal(n.Data, data), false, nil
+	case OutcomeOf(err) != Answered: // ErrEnded, as ctx does not end
+		return false, open, inc.Loss()
+	case open:
+		return inc.foundOut(ctx, path, data, own, err)
+	case IsNoNode(err):
+		return false, false, ErrVanished // with the directory, or without
 	}
+	return false, false, err
 }
 
 // foundOut is what became of the attempts of MakeAndLeave, of which the last was

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// GiveUp runs f, which gives something up for a call with ctx, and returns its
-// verdict. Once ctx has ended that is waited for no longer than grace: then f
+// GiveUp runs f, which gives something up for a call with ctx, and returns what
+// came of it. Once ctx has ended that is waited for no longer than grace: then f
 // goes on in the background, and nothing is known against it.
 func (m *Manager) GiveUp(ctx context.Context, f func() error) error {
 	done := make(chan error, 1)

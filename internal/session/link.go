@@ -35,8 +35,8 @@ import (
 //     and can deadlock for good while it sends credentials.)
 //   - A new connection of a session shows nothing older than the one before:
 //     its server catches up with the leader ahead of every request.
-//   - The watch flag of a read is set when the hub waits for that znode, and
-//     events go to the hub.
+//   - The watch flag of a read is set when Watches wants that znode watched, and
+//     events go to Watches.
 //   - What is sent and answered, and when, is noted: see liveness.
 //   - Deadlines: a handshake may not hang, and silence is noticed early enough
 //     to try another server before the session must be given up.
@@ -110,7 +110,7 @@ const firstXid = 1 << 30
 type sentInfo struct {
 	at  stamp
 	op  int32
-	ask *ask    // what the hub makes of the reply, if the read carries a watch
+	ask *ask    // what Watches makes of the reply, if the read carries a watch
 	r   request // nil if it is not one of the session's own
 
 	deletes []string // the paths that it deletes, if that is traced
@@ -374,7 +374,7 @@ func (l *link) readBody(n int) ([]byte, error) {
 	return body[:n], err
 }
 
-// event tells the hub of an event.
+// event tells Watches of an event.
 func (l *link) event(body []byte) error {
 	s := wire.Scanner{Rest: body}
 	t := zk.EventType(s.Int32())
@@ -554,7 +554,7 @@ func (l *link) received(xid, code int32, body []byte) error {
 		}
 		return nil
 	}
-	// The hub and the liveness know before the caller goes on.
+	// Watches and the liveness know before the caller goes on.
 	whole, ok := info.r.answer(code, body)
 	if !ok {
 		info.r.fail(zk.ErrConnectionClosed) // it may have been applied

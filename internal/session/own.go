@@ -17,56 +17,44 @@ func (inc *Incarnation) CreateOwn(ctx context.Context, path string, data []byte)
 	if err := inc.Vet(ctx, ParentPath(path), nil); err != nil {
 		return nil, err
 	}
-	open := false // an attempt without a reply may have been applied
-	withdrawn := func() *Removal {
-		if !open {
-			return nil
-		}
-		return inc.withdrawOwn(nil, path)
-	}
-	for try := 0; ; try++ {
+	var create *pending[string]
+	open := false // an attempt without a reply may have been applied, or may be yet
+	err = inc.repeat(ctx, func(a *attempts) error {
 		p, err := start(ctx, inc, inc.createCall(path, data, zk.FlagEphemeral))
-		if err == nil {
-			_, err = p.Wait(ctx, inc)
+		if err != nil {
+			return err
 		}
+		create = p
+		_, err = p.Wait(ctx, inc)
+		a.outcome(err)
+		if IsNoNode(err) {
+			a.open = false // where there is no parent there is no child
+		}
+		open = a.open // a refusal says nothing of the attempts before it
 		switch {
-		case err == nil:
-			return nil, nil
-		case errors.Is(err, ErrEnded):
-			return nil, err // it was ephemeral
-		case ctx.Err() != nil && OutcomeOf(err) != Answered:
-			if p != nil || open {
-				undo = inc.withdrawOwn(p, path)
+		case IsNoNode(err):
+			if err := inc.MakeDir(ctx, ParentPath(path)); err != nil {
+				return a.last(err)
 			}
-			return undo, CtxErr(ctx)
+			return errAgain
 		case IsNodeExists(err) && open:
 			stat, e := inc.Exists(ctx, path)
 			switch {
-			case errors.Is(e, ErrEnded):
-				return nil, e
 			case e != nil:
-				return withdrawn(), e
-			case stat != nil && stat.EphemeralOwner == inc.ID.Load():
-				return nil, nil
-			case stat != nil:
-				return nil, err // another's, so none of ours
+				return e
+			case stat == nil:
+				return errAgain // gone in between
+			case stat.EphemeralOwner == inc.ID.Load():
+				return nil
 			}
-			continue // gone in between
-		case IsNoNode(err):
-			open = false // where there is no parent there is no child
-			if err := inc.MakeDir(ctx, ParentPath(path)); err != nil {
-				return nil, err
-			}
-			continue
-		case OutcomeOf(err) == Answered:
-			// A refusal says nothing of the attempts before it.
-			return withdrawn(), err
+			open = false // another's, so none of ours
 		}
-		open = open || OutcomeOf(err) == Unknown
-		if err := inc.Pause(ctx, try); err != nil {
-			return withdrawn(), err
-		}
+		return err
+	})
+	if err != nil && open && !errors.Is(err, ErrEnded) { // else it was ephemeral
+		undo = inc.withdrawOwn(create, path)
 	}
+	return undo, err
 }
 
 // withdrawOwn deletes in the background what CreateOwn may have made, once the

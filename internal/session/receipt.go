@@ -354,7 +354,7 @@ func (m *Manager) CommitAcrossSessions(ctx context.Context, receipts string, ops
 				return err
 			}
 		}
-		for try := 0; ; try++ {
+		return inc.repeat(ctx, func(a *attempts) error {
 			var got []zk.MultiResponse
 			p, err := inc.StartMulti(ctx, all)
 			if err == nil {
@@ -365,11 +365,6 @@ func (m *Manager) CommitAcrossSessions(ctx context.Context, receipts string, ops
 			switch {
 			case err == nil:
 				rs = got[1:]
-				return nil
-			case errors.Is(err, ErrEnded):
-				return err
-			case ctx.Err() != nil && OutcomeOf(err) != Answered:
-				return CtxErr(ctx)
 			case mine && IsNodeExists(got[0].Error):
 				rs = presumed(ops)
 				return nil
@@ -383,9 +378,9 @@ func (m *Manager) CommitAcrossSessions(ctx context.Context, receipts string, ops
 					}
 				}
 				if err := inc.MakeDir(ctx, receipts); err != nil {
-					return err
+					return a.last(err)
 				}
-				continue
+				return errAgain
 			case OutcomeOf(err) == Answered:
 				if mine {
 					rs = got[1:]
@@ -394,7 +389,7 @@ func (m *Manager) CommitAcrossSessions(ctx context.Context, receipts string, ops
 					absent := mine && got[0].Error == nil // the receipt could be made: what failed is behind it
 					applied, e := inc.settle(ctx, receipt, moved, absent)
 					if e != nil {
-						return e
+						return a.last(e)
 					}
 					open = false
 					if applied {
@@ -402,12 +397,9 @@ func (m *Manager) CommitAcrossSessions(ctx context.Context, receipts string, ops
 						return nil
 					}
 				}
-				return err
 			}
-			if err := inc.Pause(ctx, try); err != nil {
-				return err
-			}
-		}
+			return err
+		})
 	})
 	// A receipt that bars what a former session may still send is deleted as
 	// late as one that was given.

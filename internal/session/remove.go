@@ -148,30 +148,19 @@ func (inc *Incarnation) RemoveNow(ctx context.Context, path string) error {
 
 // removeAfter is RemoveNow whose first attempt, if it is not nil, has been sent.
 func (inc *Incarnation) removeAfter(ctx context.Context, p *pending[void], path string) error {
-	mayBeDone := false // an attempt without a reply may have been applied
-	for try := 0; ; try++ {
-		var err error
+	return inc.repeat(ctx, func(a *attempts) (err error) {
 		if p == nil {
-			p, err = start(ctx, inc, deleteCall(path))
+			if p, err = start(ctx, inc, deleteCall(path)); err != nil {
+				return err
+			}
 		}
-		if err == nil {
-			_, err = p.Wait(ctx, inc)
-		}
+		_, err = p.Wait(ctx, inc)
 		p = nil
-		switch {
-		case err == nil, IsNoNode(err) && mayBeDone:
+		if IsNoNode(err) && a.open {
 			return nil
-		case errors.Is(err, ErrEnded), ctx.Err() != nil:
-			return err
-		case OutcomeOf(err) == Answered:
-			return err
-		case OutcomeOf(err) == Unknown:
-			mayBeDone = true
 		}
-		if err := inc.Pause(ctx, try); err != nil {
-			return err
-		}
-	}
+		return a.outcome(err)
+	})
 }
 
 // Await waits for the end of r, but no longer than limit, and not while there

@@ -137,17 +137,60 @@ func attempt[T any](ctx context.Context, inc *Incarnation, c call[T]) (T, error)
 
 // retry makes attempts at a request that may safely be applied twice, until it
 // is answered. It is for reads, and for writes that name what they expect.
-func retry[T any](ctx context.Context, inc *Incarnation, c call[T]) (T, error) {
+func retry[T any](ctx context.Context, inc *Incarnation, c call[T]) (v T, err error) {
+	err = inc.repeat(ctx, func(*attempts) (err error) {
+		v, err = attempt(ctx, inc, c)
+		return err
+	})
+	return v, err
+}
+
+// attempts are those that were made so far at something.
+type attempts struct {
+	// open is that one of them was sent and has no answer: it may have been applied,
+	// or may be yet, unless something that was answered since says that it cannot.
+	open bool
+	over bool // no other is made, whatever came of the last
+}
+
+// outcome notes what came of an attempt that was sent, and returns it.
+func (a *attempts) outcome(err error) error {
+	a.open = a.open || OutcomeOf(err) == Unknown
+	return err
+}
+
+// last says that no other attempt is made, as err is not about one: something
+// that had to be done in between has failed.
+func (a *attempts) last(err error) error {
+	a.over = true
+	return err
+}
+
+// errAgain is returned by an attempt that is to be made again, at once: it was
+// refused, for a reason that is none any more.
+var errAgain = errors.New("zsync: BUG: to be tried again")
+
+// repeat is how everything is tried again that has no answer. It calls f, which
+// makes an attempt, until that is answered, and returns the answer: nil, or an error
+// of the server's. When ctx or the incarnation ends first it is CtxErr or ErrEnded.
+//
+// Whoever does what must not be applied twice has f note the outcome of each attempt
+// in a. Then a.open tells f that a refusal may be the work of an attempt before; and
+// its caller, when all is over without success, that something has to be undone.
+func (inc *Incarnation) repeat(ctx context.Context, f func(a *attempts) error) error {
+	a := new(attempts)
 	for try := 0; ; try++ {
-		v, err := attempt(ctx, inc, c)
+		err := f(a)
 		switch {
-		case errors.Is(err, ErrEnded), OutcomeOf(err) == Answered:
-			return v, err
+		case err == errAgain:
+			continue
+		case a.over, errors.Is(err, ErrEnded), OutcomeOf(err) == Answered:
+			return err
 		case ctx.Err() != nil:
-			return v, CtxErr(ctx)
+			return CtxErr(ctx)
 		}
 		if err := inc.Pause(ctx, try); err != nil {
-			return v, err
+			return err
 		}
 	}
 }

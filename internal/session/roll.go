@@ -2,7 +2,6 @@ package session
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"sync"
 )
@@ -199,28 +198,16 @@ func (rs *rolls) ended(r *Roll) {
 // Roll returns a listing of dir that was sent after it was asked for. It may be
 // shared with others.
 func (inc *Incarnation) Roll(ctx context.Context, dir string) (*Roll, error) {
-	for try := 0; ; try++ {
-		if ctx.Err() != nil {
-			return nil, CtxErr(ctx)
+	var r *Roll
+	err := inc.repeat(ctx, func(*attempts) error {
+		if _, err := inc.openLink(ctx); err != nil {
+			return err
 		}
-		if err := inc.Connection(ctx); err != nil {
-			return nil, err
-		}
-		if inc.Ctx.Err() != nil {
-			return nil, ErrEnded
-		}
-		r := inc.roll(dir)
+		r = inc.roll(dir)
 		_, err := r.Wait(ctx, inc)
-		switch {
-		case errors.Is(err, ErrEnded), OutcomeOf(err) == Answered:
-			return r, err
-		case ctx.Err() != nil:
-			return nil, CtxErr(ctx)
-		}
-		if err := inc.Pause(ctx, try); err != nil {
-			return nil, err
-		}
-	}
+		return err
+	})
+	return r, err
 }
 
 var _ request = (*Roll)(nil)

@@ -54,12 +54,12 @@ type WatchKey struct {
 //
 // When the connection is replaced, the watches that are armed are set again
 // ahead of any call; the server answers with the events that were missed.
-// When the session is replaced the hub goes with it.
+// When the session is replaced its Watches go with it.
 //
 // A watch that nobody waits for any more stays for the next who comes, up to
 // a limit; beyond it the server is asked to forget it.
 //
-// The hub alone decides whether the server has a watch, from what the link
+// Watches alone decides whether the server has a watch, from what the link
 // tells it in the order of the packets:
 //
 //	ask        a read is written: with the flag, if it is wanted and not armed
@@ -68,7 +68,7 @@ type WatchKey struct {
 //	fire       the event has come: not armed
 //	resend     a new connection: what is armed is set again before all else
 //
-// So a watch that the hub takes for armed is on the server, or its event is on
+// So a watch that is taken for armed is on the server, or its event is on
 // its way, or it is set again before anything else is asked. The opposite may
 // happen, and does no harm: an event that nobody waits for is ignored.
 type Watches struct {
