@@ -33,9 +33,9 @@ func (l limits) ofLine() *line.Limits {
 // A LockOption changes a Mutex, RWMutex or Semaphore.
 type LockOption func(*lockConfig)
 
-// defaultHandoffs is a compromise: an eighth of the local hand-overs' speed is
-// lost to asking whether somebody else waits, and no other process waits for
-// more than so many critical sections.
+// defaultHandoffs is a compromise: where others wait a local hand-over costs a
+// sixteenth of what one to another process does, and no other process waits for more
+// than so many critical sections.
 const defaultHandoffs = 16
 
 func newLockConfig(opts []LockOption) lockConfig {
@@ -57,7 +57,8 @@ func newLockConfig(opts []LockOption) lockConfig {
 // themselves up to n times in a row while others wait: other processes, or
 // other values of the same path in this one. Such a hand-over costs no round
 // trip; a listing, asked for while some of them are still to come, tells whether
-// somebody else waits. With 0
+// somebody else waits. If nobody does, a watch that it sets tells when somebody
+// comes, and hand-overs count from then on. With 0
 // every goroutine takes its own place in the line, and the order is the order
 // of arrival across all processes. The default is 16.
 func WithHandoffs(n int) LockOption {

@@ -1,6 +1,7 @@
 package zsync_test
 
 import (
+	"context"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -81,5 +82,66 @@ func TestSessionsThatContendHandALockOnInOneRoundTripEach(t *testing.T) {
 		if got > 1.05 || want < 1.95 {
 			t.Errorf("%.2f round trips from grant to grant, want 1; zk.Lock %.2f, want 2", got, want)
 		}
+	})
+}
+
+// Once a listing has shown that nobody else is there a watch tells of who comes: no
+// hand-over waits for the servers, however long the way.
+func TestGoroutinesOfAProcessHandALockOnWithoutTheServers(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		const hold = way / 1000
+		s := open(t, srv)
+		m := zsync.NewMutex(s, "/ours")
+		var ours []contending
+		for range 8 {
+			ours = append(ours, ofZsync(t, m))
+		}
+		before := s.Stats().Requests
+		got := cycle(t, srv, hold, ours)
+		if want := float64(hold) / float64(way); got > 1.01*want {
+			t.Errorf("%.5f round trips from grant to grant, want %.5f: none", got, want)
+		}
+		// Create and list; the watches on what is held and on the line; delete, what
+		// they make behind it, and what confirms the session.
+		if n := s.Stats().Requests - before; n > 12 {
+			t.Errorf("%d requests", n)
+		}
+	})
+}
+
+// Who comes waits for the event of his coming, for 16 hand-overs and the question that
+// they end with, and for the event of the deletion.
+func TestWhoComesWaitsForSixteenHandOversAndThreeRoundTrips(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		const hold = way / 1000
+		m, rival := zsync.NewMutex(open(t, srv), "/m"), zsync.NewMutex(open(t, srv), "/m")
+		must(t, rival.Lock(t.Context())) // makes the path
+		must(t, rival.Unlock())
+		ctx, cancel := context.WithCancel(t.Context())
+		var loops []<-chan error
+		srv.SetLatency(way)
+		for range 8 {
+			loops = append(loops, async(func() error {
+				for m.Lock(ctx) == nil {
+					time.Sleep(hold)
+					must(t, m.Unlock())
+				}
+				return nil
+			}))
+		}
+		for i := range 50 {
+			time.Sleep(5*way + time.Duration(i)*way*7/10)
+			start := time.Now()
+			must(t, rival.Lock(t.Context()))
+			if took := time.Since(start); took > 3*way+16*hold {
+				t.Errorf("the %dth time a rival waited for %v, %.1f round trips", i, took, float64(took)/float64(way))
+			}
+			must(t, rival.Unlock())
+		}
+		cancel()
+		for _, l := range loops {
+			must(t, <-l)
+		}
+		srv.SetLatency(0)
 	})
 }

@@ -714,8 +714,9 @@ func (c *Claim) Leave() *session.Removal {
 
 // others reports whether anyone of these bases is in the line, besides c and
 // what stands in its very place: see RWMutex.Downgrade. If c itself is not there
-// any more it is lost.
-func (c *Claim) others(ctx context.Context, bases ...string) (bool, error) {
+// any more it is lost. With watch the listing sets the watch that c.Alone asks; bases
+// must be those of all then.
+func (c *Claim) others(ctx context.Context, watch bool, bases ...string) (bool, error) {
 	child := func() Child {
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -723,7 +724,7 @@ func (c *Claim) others(ctx context.Context, bases ...string) (bool, error) {
 	}
 	me := child()
 	var around *session.Watch
-	if me.Base == c.Line.Kept && me.Base != "" {
+	if watch {
 		around = c.Line.joinAround(c.Incarnation)
 	}
 	alone := false
@@ -809,7 +810,13 @@ func (c *Claim) Beside(ctx context.Context, base string, data []byte) (*Claim, e
 // Anyone reports whether anybody of these bases waits behind c. It fails when
 // there is no connection, or no answer for askTime: whoever gives up does not
 // wait for the next.
-func (c *Claim) Anyone(bases ...string) (bool, error) {
+func (c *Claim) Anyone(bases ...string) (bool, error) { return c.ask(false, bases) }
+
+// AnyoneElse is Anyone of all bases. If there is nobody c.Alone says so from then on,
+// until somebody comes, or c goes: the listing sets a watch.
+func (c *Claim) AnyoneElse() (bool, error) { return c.ask(true, c.Line.Bases) }
+
+func (c *Claim) ask(watch bool, bases []string) (bool, error) {
 	inc := c.Incarnation
 	ctx, cancel := context.WithTimeout(context.Background(), askTime)
 	defer cancel()
@@ -821,5 +828,5 @@ func (c *Claim) Anyone(bases ...string) (bool, error) {
 		case <-ctx.Done():
 		}
 	})
-	return c.others(ctx, bases...)
+	return c.others(ctx, watch, bases...)
 }

@@ -59,7 +59,7 @@ type share struct {
 type claim interface {
 	Err() error // not nil if it is lost
 	WasAsked() bool
-	Alone() bool // nobody else is in the line
+	Alone() bool // nobody else is in the line, as a watch would have told
 	Ready() bool // it may be granted again though nobody has had it meanwhile
 }
 
@@ -266,9 +266,10 @@ func (m *machine) leave(u *use) departure {
 	switch {
 	case t.mode == Shared || m.handoffs == 0 || !m.mayPass(t):
 		return m.vacate(t, u)
-	case m.retains && t.claim.Alone():
-		// Nobody else waits. What was asked before somebody came says nothing of
-		// him: from then on everything is counted anew.
+	case t.claim.Alone():
+		// Nobody else waits, or the event of his coming is on its way. What was asked
+		// before somebody came says nothing of him: from then on everything is counted
+		// anew.
 		t.passed, t.ask = 0, nil
 		m.emit(action{verb: end, use: u})
 		m.pass(t)
@@ -300,8 +301,9 @@ func (m *machine) mayPass(t *share) bool {
 
 // handOver hands t, which u was the use of, to the next of this process.
 //
-// Before all hand-overs are used it asks whether others wait, so that the answer is
-// there when they are: the first time when half of them are used, and then as late as
+// Before all hand-overs are used it asks whether others wait, and has the line
+// watched: if nobody does nothing is counted, nor asked, until somebody comes. It asks
+// ahead, so that the answer is there when it is needed: the first time when half of them are used, and then as late as
 // the last answer allows, twice over. An answer says who was in the line when it was
 // asked, so the hand-overs since then count: who comes right behind one question is
 // seen by the next, and waits for no more hand-overs in a row than are allowed.

@@ -14,7 +14,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // A fakeClaim is a claim of the tests.
-type fakeClaim struct{ lost, asked, others, doubtful bool }
+type fakeClaim struct{ lost, asked, watched, others, doubtful bool }
 
 func (c *fakeClaim) Err() error {
 	if c.lost {
@@ -23,7 +23,7 @@ func (c *fakeClaim) Err() error {
 	return nil
 }
 func (c *fakeClaim) WasAsked() bool { return c.asked }
-func (c *fakeClaim) Alone() bool    { return !c.others }
+func (c *fakeClaim) Alone() bool    { return c.watched && !c.others }
 func (c *fakeClaim) Ready() bool    { return !c.others && !c.doubtful }
 
 // A script tells a machine of events, by name, and writes down what is to be done.
@@ -75,14 +75,14 @@ func (s *script) do(event string) string {
 			s.uses[who] = u
 		}
 	case "enters":
-		s.claim = &fakeClaim{}
+		s.claim = &fakeClaim{watched: m.retains}
 		if u := m.enter(&share{claim: s.claim, mode: mode}, false); u != nil {
 			s.uses[who] = u
 		} else {
 			say = "unusable"
 		}
 	case "found":
-		s.claim = &fakeClaim{}
+		s.claim = &fakeClaim{watched: m.retains}
 		usable, taken := m.found(&share{claim: s.claim, mode: m.seeking.mode})
 		if !usable {
 			say = "unusable"
@@ -100,6 +100,8 @@ func (s *script) do(event string) string {
 		m.answered(m.held[0], who == "others")
 	case "retains":
 		m.retains = true
+	case "watched": // the line is, and nobody else is there
+		s.claim.watched = true
 	case "others": // come to the line, or have gone from it
 		s.claim.others = who == "come"
 	case "doubtful": // the session is
@@ -242,6 +244,29 @@ func TestMachineSaysWhatIsToBeDone(t *testing.T) {
 			told E3 nobody -> end E3, admit E4, ask ahead, passes
 			leaves E4 -> must ask
 			told E4 others -> drop, seek, is given up`,
+		"once nobody else is there, and the line watched, nothing is counted until others come": `
+			comes E1 -> seek
+			found -> admit E1
+			comes E2 ->
+			comes E3 ->
+			comes E4 ->
+			comes E5 ->
+			comes E6 ->
+			comes E7 ->
+			leaves E1 -> end E1, admit E2, ask ahead, passes
+			watched ->
+			leaves E2 -> end E2, admit E3, passes
+			leaves E3 -> end E3, admit E4, passes
+			leaves E4 -> end E4, admit E5, passes
+			others come ->
+			leaves E5 -> end E5, admit E6, ask ahead, passes
+			leaves E6 -> end E6, admit E7, passes
+			leaves E7 -> drop, is given up`,
+		"without retention a place is not kept, though nobody else is there": `
+			comes E1 -> seek
+			found -> admit E1
+			watched ->
+			leaves E1 -> drop, is given up`,
 		"who has been asked to give up does not hand over": `
 			comes E1 -> seek
 			found -> admit E1

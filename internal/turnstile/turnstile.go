@@ -118,7 +118,7 @@ func (q *Turnstile) perform(a action) {
 		a.question.done = make(chan struct{})
 		q.Manager.Spawn(func() {
 			defer close(a.question.done)
-			others, err := claimOf(a.share).Anyone(q.Line.Bases...)
+			others, err := claimOf(a.share).AnyoneElse()
 			a.question.others = others || err != nil
 			q.step(func(m *machine) { m.heard(a.share, a.question) })
 		})
