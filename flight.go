@@ -91,6 +91,10 @@ func (f *Flight[T]) do(ctx context.Context, key string, fn func(ctx context.Cont
 	if rw.within(ctx).holds() {
 		return v, false, ErrDeadlock
 	}
+	// Whoever may change what is in it may put a lock of his own in the place of ours.
+	if err := f.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.Vet(ctx, f.s.m.Full(f.path), nil) }); err != nil {
+		return v, false, err
+	}
 	for {
 		ran := false
 		v, shared, err = f.try(ctx, rw, func(ctx context.Context) (T, error) {

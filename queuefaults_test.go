@@ -507,10 +507,11 @@ func TestElementThatAClaimMissedIsReceivedWhenItIsPutBack(t *testing.T) {
 		ch := zsync.NewQueue[int](s2, "/q", zsync.WithPrefetch(8)).Deliveries(t.Context())
 		ds := collect(t, ch, 10)
 		synctest.Wait()
-		var taken atomic.Bool
+		var taken, late atomic.Bool
 		lose := loseTake(s3, &taken)
 		srv.Intercept(func(r zktest.Request) zktest.Action {
 			if r.Session == s2.ID() && isClaim(r) {
+				late.Store(true)
 				return zktest.Delay(300 * time.Millisecond) // the claim comes after TryRecv
 			}
 			return lose(r)
@@ -526,8 +527,8 @@ func TestElementThatAClaimMissedIsReceivedWhenItIsPutBack(t *testing.T) {
 		defer stop()
 		taker.TryRecv(try)
 		time.Sleep(30 * time.Second)
-		if !taken.Load() {
-			t.Fatal("nothing was taken: the case did not come about")
+		if !taken.Load() || !late.Load() {
+			t.Fatalf("taken %v, a claim came late %v: the case did not come about", taken.Load(), late.Load())
 		}
 		srv.Intercept(nil)
 		seen := make(map[int]bool)

@@ -967,23 +967,6 @@ func TestZeroValuesSayWhatToDo(t *testing.T) {
 			t.Errorf("Lost %d is open", i)
 		}
 	}
-	short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
-	defer cancel()
-	for range q.Recv(short) {
-		t.Error("received something")
-	}
-	for range q.Deliveries(short) {
-		t.Error("delivered something")
-	}
-	for range v.Watch(short) {
-		t.Error("a value")
-	}
-	for range e.Observe(short) {
-		t.Error("a leader")
-	}
-	for _, err := range q.Dead(ctx) {
-		wantErr(t, err, zsync.ErrInvalid)
-	}
 }
 
 func TestCreateThatWasRefusedLeavesNobodyTrying(t *testing.T) {

@@ -3,6 +3,7 @@ package zsync_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -87,6 +88,27 @@ var usersOf = map[string]func(ctx context.Context, s *zsync.Session, path string
 		}
 		return err
 	},
+	"cond": func(ctx context.Context, s *zsync.Session, path string) error {
+		m := zsync.NewMutex(s, fmt.Sprintf("/lock-of-%x", s.ID()))
+		if err := m.Lock(ctx); err != nil {
+			return err
+		}
+		defer m.Unlock()
+		short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
+		defer cancel()
+		if err := zsync.NewCond(s, path, m).Wait(short); !errors.Is(err, context.DeadlineExceeded) {
+			return err
+		}
+		return nil
+	},
+	"flight": func(ctx context.Context, s *zsync.Session, path string) error {
+		_, _, err := zsync.NewFlight[int](s, path, 0).Do(ctx, "k", func(context.Context) (int, error) { return 1, nil })
+		return err
+	},
+	"int64": func(ctx context.Context, s *zsync.Session, path string) error {
+		_, err := zsync.NewInt64(s, path).Add(ctx, 1)
+		return err
+	},
 	"partition": func(ctx context.Context, s *zsync.Session, path string) error {
 		enough := errors.New("enough")
 		err := zsync.NewPartition(s, path).Run(ctx, []string{"a"}, func(context.Context, string) error { return enough })
@@ -117,9 +139,14 @@ func TestDirectoryThatAStrangerHasMadeIsRefused(t *testing.T) {
 					_, err := stranger.Txn(ctx, &zk.CreateRequest{Path: "/p", Acl: acl})
 					must(t, err)
 					for _, own := range [][]zk.ACL{mine, zk.AuthACL(zk.PermAll)} {
-						wantErr(t, use(ctx, openAs(t, srv, "me", own), "/p"), zsync.ErrUnprotected)
+						err := use(ctx, openAs(t, srv, "me", own), "/p")
+						if name == "int64" && acl[0].Perms == zk.PermDelete {
+							wantErr(t, err, zk.ErrNoAuth) // it reads first
+							continue
+						}
+						wantErr(t, err, zsync.ErrUnprotected)
 					}
-					other := name == "value" || name == "barrier" // their receipts lie beside the path
+					other := name == "value" || name == "int64" || name == "barrier" // their receipts lie beside the path
 					if !other && len(acl) == 1 && acl[0].Perms == zk.PermAll {
 						must(t, use(ctx, stranger, "/p")) // who asks for nothing is not bothered
 					}
@@ -161,7 +188,7 @@ func TestDirectoryOfTheRightACLIsUsed(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				bubble(t, func(t *testing.T, srv *zktest.Server) {
 					ctx := t.Context()
-					if name != "value" { // its znode would be a value
+					if name != "value" && name != "int64" { // its znode would be a value
 						_, err := open(t, srv).Txn(ctx, &zk.CreateRequest{Path: "/p", Acl: acl})
 						must(t, err)
 					}

@@ -1,0 +1,311 @@
+package zsync_test
+
+import (
+	"context"
+	"log/slog"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/zktest"
+)
+
+// A size costs a server nothing, and the client no memory before the bytes have come.
+func TestASizeThatIsAnnouncedCostsAConnectionAndNoMemory(t *testing.T) {
+	const connections = 20
+	synctest.Test(t, func(t *testing.T) {
+		i := &impostor{hello: welcome(10_000, 16), reply: func(xid, op int32) []byte {
+			return words(200<<20, int64(xid), 0, 0, 0) // the header alone; nothing comes behind it
+		}}
+		s, err := zsync.Connect(t.Context(), "x:1", zsync.WithDialer(i.dial))
+		must(t, err)
+		defer s.Close()
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		lock := async(func() error { return zsync.NewMutex(s, "/m").Lock(ctx) })
+		for i.dials.Load() < connections {
+			time.Sleep(time.Second)
+		}
+		runtime.ReadMemStats(&after)
+		if took := after.TotalAlloc - before.TotalAlloc; took > 20<<20 {
+			t.Errorf("%d MB for %d connections, none of which has brought more than a header", took>>20, connections)
+		}
+		pendingStill(t, lock)
+		cancel()
+		wantErr(t, <-lock, context.Canceled)
+	})
+}
+
+// Observers and log handlers may make requests, too: nothing that they are told of
+// is told under a lock that a request needs.
+func TestObserversAndLogHandlersMayMakeRequests(t *testing.T) {
+	for name, lose := range map[string]func(srv *zktest.Server, s *zsync.Session){
+		"expired":      func(srv *zktest.Server, s *zsync.Session) { srv.Expire(s.ID()) },
+		"cut off":      func(srv *zktest.Server, s *zsync.Session) { srv.Partition(s.ID()) },
+		"disconnected": func(srv *zktest.Server, s *zsync.Session) { srv.Disconnect(s.ID()) },
+		"another session": func(srv *zktest.Server, s *zsync.Session) {
+			srv.ChangeSession(s.ID())
+			srv.Disconnect(s.ID())
+		},
+		"a silent server": func(srv *zktest.Server, s *zsync.Session) {
+			id := s.ID()
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				if r.Session == id && r.Op != zktest.OpConnect {
+					return zktest.Hang
+				}
+				return zktest.Pass
+			})
+		},
+		"refusals": func(srv *zktest.Server, s *zsync.Session) {
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				if r.Op == zktest.OpDelete && strings.HasPrefix(r.Path, "/m/") {
+					return zktest.Fail(zktest.CodeNoAuth)
+				}
+				return zktest.Pass
+			})
+		},
+		"closed": func(srv *zktest.Server, s *zsync.Session) { s.Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				var asks, answers atomic.Int64
+				var busy atomic.Bool
+				var back atomic.Pointer[func() error]
+				ask := func() {
+					f := back.Load()
+					if f == nil || !busy.CompareAndSwap(false, true) { // what it logs itself is not asked about
+						return
+					}
+					defer busy.Store(false)
+					asks.Add(1)
+					if (*f)() == nil {
+						answers.Add(1)
+					}
+				}
+				s := open(t, srv,
+					zsync.WithObserver(zsync.ObserverFunc(func(zsync.Event) { ask() })),
+					zsync.WithLogger(slog.New(askingHandler{ask: ask})))
+				m, v := zsync.NewMutex(s, "/m"), zsync.NewValue[int](s, "/v")
+				f := func() error {
+					ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
+					defer cancel()
+					if _, err := m.Contenders(ctx); err != nil {
+						return err
+					}
+					return v.Store(ctx, 1)
+				}
+				back.Store(&f)
+				must(t, m.Lock(t.Context()))
+				time.Sleep(time.Second)
+				lose(srv, s)
+				time.Sleep(testTimeout / 2)
+				m.Unlock()
+				time.Sleep(2 * testTimeout)
+				srv.Intercept(nil)
+				must(t, s.Close())
+				if asks.Load() == 0 || answers.Load() == 0 && name != "closed" {
+					t.Errorf("%d asked, %d were answered", asks.Load(), answers.Load())
+				}
+			})
+		})
+	}
+}
+
+// What a Session says of its timeout is what the servers have granted.
+func TestTimeoutIsThatWhichTheServersHaveGranted(t *testing.T) {
+	for _, c := range []struct{ asked, want time.Duration }{
+		{time.Minute, 4 * time.Second},
+		{time.Second, 2 * time.Second},
+		{3 * time.Second, 3 * time.Second},
+	} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			s := open(t, srv, zsync.WithSessionTimeout(c.asked))
+			check := func(when string) {
+				t.Helper()
+				if d := s.Timeout(); d != c.want {
+					t.Errorf("asked for %v, %s: %v, want %v", c.asked, when, d, c.want)
+				}
+			}
+			check("at first")
+			srv.Disconnect(s.ID())
+			time.Sleep(c.want / 4)
+			live(t, s)
+			check("over another connection")
+			id := s.ID()
+			srv.Expire(id)
+			time.Sleep(c.want)
+			live(t, s)
+			if s.ID() == id {
+				t.Fatal("the same session")
+			}
+			check("in another session")
+			srv.Stop()
+			time.Sleep(2 * c.want)
+			if d := s.Timeout(); d != 0 {
+				t.Errorf("%v while there is no session", d)
+			}
+			srv.Restart()
+			live(t, s)
+			check("after an outage")
+		}, zktest.WithSessionTimeouts(2*time.Second, 4*time.Second))
+	}
+}
+
+// Nobody waits at a channel of what was not made, though its context never ends.
+func TestChannelsOfZeroValuesAreClosedAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := t.Context()
+		var (
+			q zsync.Queue[int]
+			v zsync.Value[int]
+			e zsync.Election
+			m zsync.Map[int]
+			g zsync.Group[int]
+		)
+		ended := make(map[string]*atomic.Bool)
+		all := func(name string, loop func()) {
+			var over atomic.Bool
+			ended[name] = &over
+			go func() { loop(); over.Store(true) }()
+		}
+		all("Queue.Recv", func() {
+			for range q.Recv(ctx) {
+				t.Error("received something")
+			}
+		})
+		all("Queue.Deliveries", func() {
+			for range q.Deliveries(ctx) {
+				t.Error("delivered something")
+			}
+		})
+		all("Queue.All", func() {
+			for _, err := range q.All(ctx) {
+				wantErr(t, err, zsync.ErrInvalid)
+			}
+		})
+		all("Queue.Dead", func() {
+			for _, err := range q.Dead(ctx) {
+				wantErr(t, err, zsync.ErrInvalid)
+			}
+		})
+		all("Value.Watch", func() {
+			for range v.Watch(ctx) {
+				t.Error("a value")
+			}
+		})
+		all("Election.Observe", func() {
+			for range e.Observe(ctx) {
+				t.Error("a leader")
+			}
+		})
+		all("Map.Watch", func() {
+			for range m.Watch(ctx) {
+				t.Error("a map")
+			}
+		})
+		all("Map.All", func() {
+			for _, err := range m.All(ctx) {
+				wantErr(t, err, zsync.ErrInvalid)
+			}
+		})
+		all("Group.Watch", func() {
+			for range g.Watch(ctx) {
+				t.Error("members")
+			}
+		})
+		synctest.Wait()
+		for name, over := range ended {
+			if !over.Load() {
+				t.Errorf("%s goes on", name)
+			}
+		}
+	})
+}
+
+// goroutines returns how many there are. Unlike [runtime.NumGoroutine] it does not
+// count those that have just ended.
+func goroutines() int {
+	buf := make([]byte, 4<<20)
+	return strings.Count(string(buf[:runtime.Stack(buf, true)]), "\n\ngoroutine ")
+}
+
+// Who gives up while the servers are silent leaves neither a goroutine nor a znode
+// once they are back.
+func TestCancelledLocksLeaveNeitherGoroutinesNorZnodes(t *testing.T) {
+	const n = 400
+	for name, silent := range map[string]zktest.Action{"hang": zktest.Hang, "hang with the reply": zktest.HangReply} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s, other := open(t, srv), open(t, srv)
+				holder := zsync.NewMutex(other, "/m")
+				must(t, holder.Lock(t.Context()))
+				m := zsync.NewMutex(s, "/m")
+				_, err := m.TryLock(t.Context())
+				must(t, err)
+				synctest.Wait()
+				before, id := goroutines(), s.ID()
+				var quiet atomic.Bool
+				quiet.Store(true)
+				srv.Intercept(func(r zktest.Request) zktest.Action {
+					if quiet.Load() && r.Session == id && r.Op != zktest.OpConnect {
+						return silent
+					}
+					return zktest.Pass
+				})
+				var locks []<-chan error
+				for range n {
+					locks = append(locks, async(func() error { return zsync.NewMutex(s, "/m").Lock(within(t, time.Millisecond)) }))
+				}
+				for _, c := range locks {
+					wantErr(t, <-c, context.DeadlineExceeded)
+				}
+				quiet.Store(false)
+				time.Sleep(2 * testTimeout)
+				synctest.Wait()
+				if more := goroutines() - before; more > 2 {
+					t.Errorf("%d more goroutines at the end", more)
+				}
+				if s.ID() != id {
+					t.Error("the session was lost")
+				}
+				cs, err := holder.Contenders(t.Context())
+				must(t, err)
+				if len(cs) != 1 {
+					t.Errorf("%d contenders, want the holder", len(cs))
+				}
+				must(t, holder.Unlock())
+			})
+		})
+	}
+}
+
+// Clear costs a few requests for each 500 elements, however many there are.
+func TestClearCostsFewRequests(t *testing.T) {
+	n := 4_000
+	if longTests() {
+		n = 50_000
+	}
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		q := zsync.NewQueue[int](open(t, srv), "/q")
+		for i := 0; i < n; i += 500 {
+			must(t, q.Send(t.Context(), counted(500)...))
+		}
+		cleared := 0
+		took := requests(srv, func() {
+			var err error
+			cleared, err = q.Clear(t.Context())
+			must(t, err)
+		})
+		t.Logf("%d requests for %d elements", took, n)
+		if cleared != n || took > int64(10*n/500) {
+			t.Errorf("%d of %d elements, %d requests", cleared, n, took)
+		}
+		wantLen(t, q, 0)
+	})
+}
