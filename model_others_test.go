@@ -38,8 +38,14 @@ type modelRun struct {
 // ZSYNC_TEST_SEED runs that one alone.
 func models(t *testing.T, f func(r *modelRun)) {
 	t.Helper()
+	modelsOf(t, 150, f)
+}
+
+// modelsOf is models with another number of seeds in a short run.
+func modelsOf(t *testing.T, short int, f func(r *modelRun)) {
+	t.Helper()
 	t.Parallel()
-	for seed := range harness.Seeds(t, 150, 8, 2000) {
+	for seed := range harness.Seeds(t, short, min(short, 8), 2000) {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			r := &modelRun{t: t, srv: srv, rnd: rand.New(rand.NewPCG(uint64(seed), 7)), stop: make(chan struct{})}
 			for range 3 {

@@ -1,0 +1,410 @@
+package zsync_test
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+
+	"github.com/zsync/zsync"
+)
+
+// A modelHistory is what the calls of a model were and returned, in the order of
+// time, for porcupine.
+type modelHistory[Op any] struct {
+	mu    sync.Mutex
+	begun time.Time
+	ops   []porcupine.Operation
+}
+
+// add adds a call. One that failed may still be applied, at any time, and its
+// client goes on.
+func (h *modelHistory[Op]) add(client int, op Op, call time.Time, failed bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	back := time.Since(h.begun)
+	if failed {
+		client, back = 100+len(h.ops), time.Hour
+	}
+	h.ops = append(h.ops, porcupine.Operation{ClientId: client, Input: op, Call: int64(call.Sub(h.begun)), Return: int64(back)})
+}
+
+func (h *modelHistory[Op]) check(t *testing.T, m porcupine.NondeterministicModel) {
+	t.Helper()
+	if porcupine.CheckOperationsTimeout(m.ToModel(), h.ops, 0) != porcupine.Ok {
+		for _, o := range h.ops {
+			t.Logf("%v-%v: %+v", time.Duration(o.Call), time.Duration(o.Return), o.Input)
+		}
+		t.Error("not linearizable")
+	}
+}
+
+// errUneven is what the function of an Update says of an uneven number.
+var errUneven = errors.New("uneven")
+
+// A numberOp is a call of a method of a Value. Every write writes another number,
+// which so stands for the Version; 0 is no value.
+type numberOp struct {
+	op    string
+	old   int // of a swap: what it expects; of an update: what it was given
+	x     int // what is written, or was loaded
+	maybe bool
+	ok    bool
+}
+
+var numberModel = porcupine.NondeterministicModel{
+	Init: func() []any { return []any{0} },
+	Step: func(state, input, _ any) []any {
+		now, op := state.(int), input.(numberOp)
+		next, right := now, true
+		switch op.op {
+		case "load":
+			right = op.x == now
+		case "store":
+			next = op.x
+		case "swap":
+			if right = op.ok == (now == op.old); now == op.old {
+				next = op.x
+			}
+		case "update":
+			next, right = op.x, op.old == now
+		case "update of an uneven number":
+			right = op.old == now
+		}
+		switch {
+		case op.maybe:
+			return []any{now, next}
+		case right:
+			return []any{next}
+		}
+		return nil
+	},
+}
+
+func TestModelOfValue(t *testing.T) {
+	modelsOf(t, 30, func(r *modelRun) {
+		t := r.t
+		h := modelHistory[numberOp]{begun: time.Now()}
+		number := 0
+		next := func() int {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			number++
+			return number
+		}
+		r.refuses, r.freezes = r.rnd.IntN(4) == 0, r.rnd.IntN(2) == 0
+		watching, stop := context.WithCancel(t.Context())
+		var watched sync.WaitGroup
+		last := make([]int, len(r.ss))
+		for i, s := range r.ss {
+			watched.Go(func() {
+				seen := make(map[int]bool)
+				for x := range zsync.NewValue[int](s, "/v").Watch(watching) {
+					if last[i] = x; seen[x] {
+						t.Errorf("Watch goes back to %d", x)
+					}
+					seen[x] = true
+				}
+				if watching.Err() == nil && !r.refuses {
+					t.Error("Watch has ended")
+				}
+			})
+		}
+		r.hurt(true)
+		var wg sync.WaitGroup
+		for i, s := range r.ss {
+			shared := zsync.NewValue[int](s, "/v")
+			for j := range 2 {
+				d := r.dice()
+				wg.Go(func() {
+					var version zsync.Version
+					var known int
+					for range 5 {
+						v := shared
+						if d.IntN(3) == 0 {
+							v = zsync.NewValue[int](s, "/v")
+						}
+						ctx, cancel := cut(t, d)
+						op := numberOp{x: next()}
+						call := time.Now()
+						var err error
+						switch d.IntN(5) {
+						case 0, 1:
+							op.op = "load"
+							var now zsync.Version
+							op.x, now, err = v.Load(ctx)
+							if errors.Is(err, zsync.ErrNoValue) {
+								err = nil
+							}
+							if err == nil {
+								version, known = now, op.x
+							}
+						case 2:
+							op.op = "store"
+							err = v.Store(ctx, op.x)
+						case 3:
+							op.op, op.old = "swap", known
+							op.ok, err = v.CompareAndSwap(ctx, version, op.x)
+						case 4:
+							op.op = "update"
+							fussy := d.IntN(2) == 0
+							_, err = v.Update(ctx, func(old int) (int, error) {
+								if op.old = old; fussy && old%2 == 1 {
+									return 0, errUneven
+								}
+								return op.x, nil
+							})
+							if errors.Is(err, errUneven) {
+								op.op, err = "update of an uneven number", nil
+							}
+						}
+						if op.maybe = err != nil; op.maybe {
+							r.mayFail(op.op, ctx, err)
+						}
+						h.add(2*i+j, op, call, op.maybe)
+						cancel()
+						nap(d, 20)
+					}
+				})
+			}
+		}
+		wg.Wait()
+		r.heal()
+		h.check(t, numberModel)
+		time.Sleep(time.Minute)
+		now, _, err := zsync.NewValue[int](open(t, r.srv), "/v").Load(t.Context())
+		if err != nil && !errors.Is(err, zsync.ErrNoValue) {
+			t.Error(err)
+		}
+		stop()
+		watched.Wait()
+		for _, x := range last {
+			if x != now && !r.refuses {
+				t.Errorf("Watch ended with %d; the value is %d", x, now)
+			}
+		}
+	})
+}
+
+// A tableOp is a call of a method of a Map of two keys. Every write writes another
+// number, and 0 is no key.
+type tableOp struct {
+	op    string
+	key   int // 0 or 1
+	old   int // whose Version was given
+	x     int // what is written
+	maybe bool
+	ok    bool
+	v     int    // what was loaded, or Len
+	all   [2]int // Range
+}
+
+var tableKeys = [2]string{"a", "b/%"}
+
+var tableModel = porcupine.NondeterministicModel{
+	Init: func() []any { return []any{[2]int{}} },
+	Step: func(state, input, _ any) []any {
+		table, op := state.([2]int), input.(tableOp)
+		now, next, right := table[op.key], table[op.key], true
+		switch op.op {
+		case "load":
+			right = op.v == now
+		case "store":
+			next = op.x
+		case "delete":
+			next = 0
+		case "loadorstore":
+			if right = op.ok == (now != 0) && (!op.ok || op.v == now); now == 0 {
+				next = op.x
+			}
+		case "loadanddelete":
+			next, right = 0, op.ok == (now != 0) && op.v == now
+		case "swap":
+			next, right = op.x, op.ok == (now != 0) && op.v == now
+		case "compareandswap":
+			if right = op.ok == (now == op.old); now == op.old {
+				next = op.x
+			}
+		case "compareanddelete":
+			if right = op.ok == (now == op.old); now == op.old {
+				next = 0
+			}
+		case "range":
+			right = op.all == table
+		case "len":
+			n := 0
+			for _, x := range table {
+				if x != 0 {
+					n++
+				}
+			}
+			right = op.v == n
+		}
+		after := table
+		after[op.key] = next
+		switch {
+		case op.maybe && after != table:
+			return []any{table, after}
+		case op.maybe:
+			return []any{table}
+		case right:
+			return []any{after}
+		}
+		return nil
+	},
+}
+
+// tableCall makes one random call; known is what the caller has loaded of a key,
+// and its Version.
+func tableCall(ctx context.Context, m *zsync.Map[int], which int, op *tableOp, known *tableKnown) (err error) {
+	key := tableKeys[op.key]
+	switch which {
+	case 0, 1:
+		op.op = "load"
+		var version zsync.Version
+		op.v, version, err = m.Load(ctx, key)
+		if errors.Is(err, zsync.ErrNoValue) {
+			err = nil
+		}
+		if err == nil {
+			known.v[op.key], known.version[op.key] = op.v, version
+		}
+	case 2:
+		op.op = "store"
+		err = m.Store(ctx, key, op.x)
+	case 3:
+		op.op = "delete"
+		err = m.Delete(ctx, key)
+	case 4:
+		op.op = "loadorstore"
+		op.v, op.ok, err = m.LoadOrStore(ctx, key, op.x)
+	case 5:
+		op.op = "loadanddelete"
+		op.v, op.ok, err = m.LoadAndDelete(ctx, key)
+	case 6:
+		op.op = "swap"
+		op.v, op.ok, err = m.Swap(ctx, key, op.x)
+	case 7, 8:
+		op.op, op.old = "compareandswap", known.v[op.key]
+		op.ok, err = m.CompareAndSwap(ctx, key, known.version[op.key], op.x)
+	case 9:
+		op.op, op.old = "compareanddelete", known.v[op.key]
+		if op.old == 0 { // of no key there is no Version
+			op.op = "delete"
+			return m.Delete(ctx, key)
+		}
+		op.ok, err = m.CompareAndDelete(ctx, key, known.version[op.key])
+	case 10, 11:
+		op.op = "range"
+		err = m.Range(ctx, func(key string, v int) bool {
+			for i, k := range tableKeys {
+				if k == key {
+					op.all[i] = v
+				}
+			}
+			return true
+		})
+	case 12:
+		op.op = "len"
+		op.v, err = m.Len(ctx)
+	}
+	return err
+}
+
+type tableKnown struct {
+	v       [2]int
+	version [2]zsync.Version
+}
+
+func TestModelOfMap(t *testing.T) {
+	modelsOf(t, 30, func(r *modelRun) {
+		t := r.t
+		h := modelHistory[tableOp]{begun: time.Now()}
+		number := 0
+		next := func() int {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			number++
+			return number
+		}
+		r.refuses, r.freezes = r.rnd.IntN(4) == 0, r.rnd.IntN(2) == 0
+		watching, stop := context.WithCancel(t.Context())
+		var watched sync.WaitGroup
+		last := make([]map[string]int, len(r.ss))
+		for i, s := range r.ss {
+			watched.Go(func() {
+				was := make(map[string]int)
+				seen := make(map[int]bool) // numbers that were there, and are not any more
+				for all := range zsync.NewMap[int](s, "/m").Watch(watching) {
+					for key, x := range all {
+						if was[key] != x && seen[x] {
+							t.Errorf("Watch goes back to %d", x)
+						}
+						seen[x] = true
+					}
+					was, last[i] = all, all
+				}
+				if watching.Err() == nil && !r.refuses {
+					t.Error("Watch has ended")
+				}
+			})
+		}
+		r.hurt(true)
+		var wg sync.WaitGroup
+		for i, s := range r.ss {
+			shared := zsync.NewMap[int](s, "/m")
+			for j := range 2 {
+				d := r.dice()
+				wg.Go(func() {
+					var known tableKnown
+					for range 5 {
+						m := shared
+						if d.IntN(3) == 0 {
+							m = zsync.NewMap[int](s, "/m")
+						}
+						ctx, cancel := cut(t, d)
+						call, which := time.Now(), d.IntN(14)
+						if which == 13 { // Clear deletes each key, and not in one step
+							err := m.Clear(ctx)
+							if err != nil {
+								r.mayFail("clear", ctx, err)
+							}
+							for key := range tableKeys {
+								h.add(2*i+j+10*(key+1), tableOp{op: "delete", key: key, maybe: err != nil}, call, err != nil)
+							}
+						} else {
+							op := tableOp{key: d.IntN(2), x: next()}
+							err := tableCall(ctx, m, which, &op, &known)
+							if op.maybe = err != nil; op.maybe {
+								r.mayFail(op.op, ctx, err)
+							}
+							h.add(2*i+j, op, call, op.maybe)
+						}
+						cancel()
+						nap(d, 20)
+					}
+				})
+			}
+		}
+		wg.Wait()
+		r.heal()
+		h.check(t, tableModel)
+		time.Sleep(time.Minute)
+		now := make(map[string]int)
+		for e, err := range zsync.NewMap[int](open(t, r.srv), "/m").All(t.Context()) {
+			must(t, err)
+			now[e.Key] = e.Value
+		}
+		stop()
+		watched.Wait()
+		for _, all := range last {
+			if !maps.Equal(all, now) && !r.refuses {
+				t.Errorf("Watch ended with %v; the map is %v", all, now)
+			}
+		}
+	})
+}
