@@ -90,6 +90,16 @@ func (inc *Incarnation) createChild(ctx context.Context, dir string, dirData []b
 				// all because the connection changed between the two.
 				names, err = inc.Roll(ctx, dir)
 			}
+			if err != nil && OutcomeOf(err) != Answered {
+				// The listing was lost, or put aside, and it is not asked for again: of
+				// that nobody is to be told, but why.
+				switch {
+				case inc.Ctx.Err() != nil:
+					return "", nil, ErrEnded // what was made goes with it
+				case ctx.Err() != nil:
+					err = CtxErr(ctx)
+				}
+			}
 			switch {
 			case err == nil:
 				return path, names, nil

@@ -308,6 +308,34 @@ var costs = []cost{
 		harness.Must(t, err)
 		return func() { harness.Must(t, m.Leave()) }
 	}},
+	{"`LockAllContext`, two free locks", func(t *testing.T, s, other *zsync.Session) func() {
+		a, b := zsync.NewMutex(s, "/p/a"), zsync.NewMutex(s, "/p/b")
+		for _, m := range []*zsync.Mutex{a, b} {
+			must(t, m.Lock(t.Context()))
+			must(t, m.Unlock())
+		}
+		return func() { _, _, err := zsync.LockAllContext(t.Context(), a, b); must(t, err) }
+	}},
+	{"`Election.Transfer`, to the next in the line", func(t *testing.T, s, other *zsync.Session) func() {
+		e := zsync.NewElection(s, "/p/e")
+		must(t, e.Campaign(t.Context()))
+		waits := async(func() error { return zsync.NewElection(other, "/p/e").Campaign(t.Context()) })
+		time.Sleep(time.Second)
+		all, err := e.Contenders(t.Context())
+		must(t, err)
+		return func() {
+			from = time.Now()
+			must(t, e.Transfer(t.Context(), all[1]))
+			took := time.Now()
+			must(t, <-waits)
+			time.Sleep(time.Until(took))
+		}
+	}},
+	{"`Partition.Run`, until one shard is owned", func(t *testing.T, s, other *zsync.Session) func() {
+		stop := ownAll(t, s, "a") // the paths are there
+		stop()
+		return func() { ownAll(t, s, "a") }
+	}},
 	{"`Value.Watch`, while nothing changes", func(t *testing.T, s, other *zsync.Session) func() {
 		harness.Must(t, zsync.NewValue[int](other, "/p/v").Store(t.Context(), 1))
 		<-zsync.NewValue[int](s, "/p/v").Watch(t.Context())
@@ -471,6 +499,27 @@ func TestRequestCountsAreThoseOfTheTable(t *testing.T) {
 	}
 	for operation := range table {
 		t.Errorf("row %q is not measured", operation)
+	}
+}
+
+// ownAll takes part in a Partition, returns when it owns the shards, and stops on
+// demand.
+func ownAll(t *testing.T, s *zsync.Session, shards ...string) (stop func()) {
+	ctx, cancel := context.WithCancel(t.Context())
+	owned := make(chan struct{}, len(shards))
+	done := async(func() error {
+		return zsync.NewPartition(s, "/p/shards").Run(ctx, shards, func(ctx context.Context, _ string) error {
+			owned <- struct{}{}
+			<-ctx.Done()
+			return nil
+		})
+	})
+	for range shards {
+		<-owned
+	}
+	return func() {
+		cancel()
+		<-done
 	}
 }
 

@@ -19,7 +19,8 @@ func crashes() []crash {
 	for _, some := range [][]crash{
 		mutexCrashes, rwMutexCrashes, waitGroupCrashes, onceCrashes, condCrashes,
 		electionCrashes, barrierCrashes, semaphoreCrashes, valueCrashes, sessionCrashes,
-		partyCrashes, queueCrashes,
+		partyCrashes, queueCrashes, mapCrashes, int64Crashes, scheduleCrashes, flightCrashes,
+		groupCrashes, partitionCrashes, resizeCrashes, transferCrashes,
 	} {
 		all = append(all, some...)
 	}
