@@ -311,24 +311,22 @@ var costs = []cost{
 	{"`LockAllContext`, two free locks", func(t *testing.T, s, other *zsync.Session) func() {
 		a, b := zsync.NewMutex(s, "/p/a"), zsync.NewMutex(s, "/p/b")
 		for _, m := range []*zsync.Mutex{a, b} {
-			must(t, m.Lock(t.Context()))
-			must(t, m.Unlock())
+			harness.Must(t, m.Lock(t.Context()))
+			harness.Must(t, m.Unlock())
 		}
-		return func() { _, _, err := zsync.LockAllContext(t.Context(), a, b); must(t, err) }
+		return func() { _, _, err := zsync.LockAllContext(t.Context(), a, b); harness.Must(t, err) }
 	}},
 	{"`Election.Transfer`, to the next in the line", func(t *testing.T, s, other *zsync.Session) func() {
 		e := zsync.NewElection(s, "/p/e")
-		must(t, e.Campaign(t.Context()))
-		waits := async(func() error { return zsync.NewElection(other, "/p/e").Campaign(t.Context()) })
+		harness.Must(t, e.Campaign(t.Context()))
+		waits := harness.Async(func() error { return zsync.NewElection(other, "/p/e").Campaign(t.Context()) })
 		time.Sleep(time.Second)
 		all, err := e.Contenders(t.Context())
-		must(t, err)
+		harness.Must(t, err)
 		return func() {
 			from = time.Now()
-			must(t, e.Transfer(t.Context(), all[1]))
-			took := time.Now()
-			must(t, <-waits)
-			time.Sleep(time.Until(took))
+			harness.Must(t, e.Transfer(t.Context(), all[1]))
+			harness.Must(t, <-waits)
 		}
 	}},
 	{"`Partition.Run`, until one shard is owned", func(t *testing.T, s, other *zsync.Session) func() {
@@ -507,7 +505,7 @@ func TestRequestCountsAreThoseOfTheTable(t *testing.T) {
 func ownAll(t *testing.T, s *zsync.Session, shards ...string) (stop func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	owned := make(chan struct{}, len(shards))
-	done := async(func() error {
+	done := harness.Async(func() error {
 		return zsync.NewPartition(s, "/p/shards").Run(ctx, shards, func(ctx context.Context, _ string) error {
 			owned <- struct{}{}
 			<-ctx.Done()
