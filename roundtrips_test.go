@@ -89,7 +89,7 @@ func TestSessionsThatContendHandALockOnInOneRoundTripEach(t *testing.T) {
 // hand-over waits for the servers, however long the way.
 func TestGoroutinesOfAProcessHandALockOnWithoutTheServers(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		const hold = way / 1000
+		const hold = way / 50
 		s := open(t, srv)
 		m := zsync.NewMutex(s, "/ours")
 		var ours []contending
@@ -113,7 +113,7 @@ func TestGoroutinesOfAProcessHandALockOnWithoutTheServers(t *testing.T) {
 // they end with, and for the event of the deletion.
 func TestWhoComesWaitsForSixteenHandOversAndThreeRoundTrips(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		const hold = way / 1000
+		const hold = way / 50
 		m, rival := zsync.NewMutex(open(t, srv), "/m"), zsync.NewMutex(open(t, srv), "/m")
 		must(t, rival.Lock(t.Context())) // makes the path
 		must(t, rival.Unlock())
@@ -129,7 +129,7 @@ func TestWhoComesWaitsForSixteenHandOversAndThreeRoundTrips(t *testing.T) {
 				return nil
 			}))
 		}
-		for i := range 50 {
+		for i := range 12 {
 			time.Sleep(5*way + time.Duration(i)*way*7/10)
 			start := time.Now()
 			must(t, rival.Lock(t.Context()))
