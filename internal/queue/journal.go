@@ -56,8 +56,8 @@ type transaction struct {
 
 // errTaken means that others have taken over what the journal's owner had, or
 // have deleted the journal. applied tells whether the last transaction is
-// certainly among what was applied.
-type errTaken struct{ applied bool }
+// certainly among what was applied, and unapplied whether it is certainly not.
+type errTaken struct{ applied, unapplied bool }
 
 func (errTaken) Error() string { return "zsync: the journal was taken over" }
 
@@ -172,11 +172,11 @@ func (j *journal) answered(ctx context.Context, inc *session.Incarnation, t *tra
 	case i >= own && i >= 0:
 		return t.refused(inc, i-own, err)
 	case i == 0 && j.made && (session.IsNoNode(err) || session.IsBadVersion(err)):
-		return false, errTaken{}
+		return false, errTaken{unapplied: true} // no attempt is open
 	case i >= 0 && session.IsNoNode(err):
 		return true, j.makeDirs(ctx, inc)
 	case i == 0 && !j.made && session.IsNodeExists(err):
-		return false, errTaken{} // somebody plays with names that are unique
+		return false, errTaken{unapplied: true} // somebody plays with names that are unique
 	}
 	return t.refused(inc, -1, err)
 }
@@ -201,7 +201,7 @@ func (j *journal) settle(ctx context.Context, inc *session.Incarnation) (applied
 				j.bare = j.bare || !j.marked && !applied
 				j.made, j.version, j.open, j.zxid = true, stat.Version, false, stat.Mzxid
 				if r.givenBack {
-					return applied, errTaken{applied}
+					return applied, errTaken{applied: applied}
 				}
 				return applied, nil
 			}

@@ -66,6 +66,7 @@ type tail struct {
 	version int32 // if it does
 	bucket  int64 // the newest; less than 0 if there is none
 	full    bool  // it gets no more
+	gone    bool  // somebody has deleted the newest bucket, and not the queue
 }
 
 // A lastOp is the creation of the last element of a priority in a transaction.
@@ -200,10 +201,26 @@ func (o *outbox) post(group []*parcel) error {
 			}
 		})()
 	}
+	g := &posted{o: o, group: slices.Clone(group)}
+	for {
+		err := o.apply(ctx, g)
+		var taken errTaken
+		if !errors.As(err, &taken) {
+			return err
+		}
+		// Somebody has deleted the journal. Where that was found out by the first attempt,
+		// or after all others were known to have failed, another journal serves.
+		if o.journal = nil; !taken.unapplied {
+			return fmt.Errorf("the journal of a producer was deleted, so whether it was stored is unknown: %w", zk.ErrNoNode)
+		}
+	}
+}
+
+// apply stores a group with the present journal.
+func (o *outbox) apply(ctx context.Context, g *posted) error {
 	if o.journal == nil {
 		o.journal = &journal{m: o.q.m, vet: o.q.vet, path: session.ChildPath(o.q.senders, session.NewGUID())}
 	}
-	g := &posted{o: o, group: slices.Clone(group)}
 	rs, err := o.journal.apply(ctx, g.build)
 	switch {
 	case err == nil:
@@ -216,9 +233,6 @@ func (o *outbox) post(group []*parcel) error {
 		// that it would make was deleted.
 		o.forget() // the queue may be another when the next attempt is made
 		o.drop(true)
-	case errors.As(err, new(errTaken)):
-		o.journal = nil
-		err = fmt.Errorf("the journal of a producer was deleted, so whether it was stored is unknown: %w", zk.ErrNoNode)
 	}
 	return err
 }
@@ -300,6 +314,10 @@ func (o *outbox) locate(inc *session.Incarnation, group []*parcel) error {
 	}
 	if err != nil {
 		return err
+	}
+	if czxid := nodes[0].Stat.Czxid; o.first != czxid && len(o.tails) > 0 {
+		o.forget() // they are of a queue that was deleted
+		return o.locate(inc, group)
 	}
 	o.first = nodes[0].Stat.Czxid
 	if o.tails == nil {
@@ -395,6 +413,11 @@ func (g *posted) open(prio int) tail {
 		t.bucket = g.o.first
 	}
 	number := []byte(strconv.FormatInt(t.bucket, 10))
+	if t.made && t.bucket > g.o.first && !t.gone {
+		// A queue that was deleted and made anew has a tail too, which may have this
+		// version; but no bucket of this name, because its number is of the queue's zxid.
+		g.add(prio, &zk.CheckVersionRequest{Path: session.ChildPath(g.o.q.dir, bucketName(prio, t.bucket-1)), Version: -1})
+	}
 	if t.made {
 		g.add(prio, &zk.SetDataRequest{Path: path, Data: number, Version: t.version})
 		t.version++
@@ -403,7 +426,7 @@ func (g *posted) open(prio int) tail {
 		t.version = 0
 	}
 	g.add(prio, &zk.CreateRequest{Path: session.ChildPath(g.o.q.dir, bucketName(prio, t.bucket)), Acl: acl})
-	t.made, t.full = true, false
+	t.made, t.full, t.gone = true, false, false
 	return t
 }
 
@@ -440,8 +463,7 @@ func (g *posted) refused(inc *session.Incarnation, i int, err error) (again bool
 	case prio >= 0 && sequential && session.IsNoNode(err) && session.ParentPath(c.Path) == session.ChildPath(o.q.dir, delayedName(prio, o.first)):
 		return true, o.makeDelayed(ctx, inc, prio)
 	case prio >= 0 && sequential && session.IsNoNode(err):
-		o.tails[prio].full = true // somebody has deleted the newest bucket
-		return true, nil
+		return true, o.missing(ctx, inc, prio)
 	case prio >= 0 && (session.IsNoNode(err) || session.IsNodeExists(err) || session.IsBadVersion(err)):
 		o.forget() // another producer has made the next bucket
 		return true, nil
@@ -449,18 +471,33 @@ func (g *posted) refused(inc *session.Incarnation, i int, err error) (again bool
 	return false, err
 }
 
+// same reports whether the queue is the one whose tails are known. If not they are
+// forgotten: it was deleted, and made anew.
+func (o *outbox) same(ctx context.Context, inc *session.Incarnation) (bool, error) {
+	stat, err := inc.Exists(ctx, o.q.dir)
+	if err != nil || stat != nil && stat.Czxid == o.first {
+		return err == nil, err
+	}
+	o.forget()
+	return false, nil
+}
+
+// missing is told that the newest bucket of a priority is not there.
+func (o *outbox) missing(ctx context.Context, inc *session.Incarnation, prio int) error {
+	if same, err := o.same(ctx, inc); !same {
+		return err
+	}
+	o.tails[prio].full, o.tails[prio].gone = true, true
+	return nil
+}
+
 // makeDelayed makes the bucket of the delayed elements of a priority. It was
 // never made, or the queue was deleted, and made anew.
 func (o *outbox) makeDelayed(ctx context.Context, inc *session.Incarnation, prio int) error {
-	stat, err := inc.Exists(ctx, o.q.dir)
-	if err != nil {
+	if same, err := o.same(ctx, inc); !same {
 		return err
 	}
-	if stat == nil || stat.Czxid != o.first {
-		o.forget()
-		return nil
-	}
-	_, err = inc.Create(ctx, session.ChildPath(o.q.dir, delayedName(prio, o.first)), nil)
+	_, err := inc.Create(ctx, session.ChildPath(o.q.dir, delayedName(prio, o.first)), nil)
 	return err
 }
 
