@@ -215,7 +215,7 @@ func TestLostReplyToTheCreateIsResolvedByItsGUID(t *testing.T) {
 	}
 }
 
-func TestThousandWaitersCostThreeNotificationsForEachHandover(t *testing.T) {
+func TestThousandWaitersCostTwoNotificationsForEachHandover(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		const waiters = 1000
@@ -247,9 +247,9 @@ func TestThousandWaitersCostThreeNotificationsForEachHandover(t *testing.T) {
 		}
 		synctest.Wait()
 		d := srv.Counts().Sub(before)
-		// To the next in the line, to the one behind that, who makes ready, and to the
-		// one who has left; those are one if they are of one process.
-		if d.Notifications < waiters || d.Notifications > 3*waiters {
+		// To the next in the line, and to the one who has left, which is one if
+		// they are of one process.
+		if d.Notifications < waiters || d.Notifications > 2*waiters {
 			t.Errorf("%d notifications for %d hand-overs", d.Notifications, waiters)
 		}
 	})

@@ -27,13 +27,6 @@ import (
 //  4. Otherwise watch only the nearest who does, and wait until it is gone.
 //  5. If nobody else stood in our way, and our own child is still there, it is
 //     our turn; otherwise go to 2.
-//
-// Where several stand in our way, and nobody can come to stand ahead of us, step 4
-// has two halves: first the one before the nearest is watched. When that is gone the
-// nearest has the turn, or soon will have: then the nearest is watched, and the line
-// listed, both at once. So it is known that nobody else is ahead by the time at which
-// the nearest goes, and a hand-over takes the one round trip of deletion and event,
-// instead of that and the one of a listing behind it.
 type Line struct {
 	Manager *session.Manager
 	Dir     string                         // the parent, as the server knows it
@@ -140,8 +133,6 @@ func (l *Line) Contend(ctx context.Context, inc *session.Incarnation, base strin
 // awaitTurn waits until it is c's turn. roll is the line.
 func (c *Claim) awaitTurn(ctx context.Context, roll *session.Roll, turn Rule, behind *Ahead) error {
 	var v *view
-	var ready *gaze // at the nearest, if it is watched already
-	defer func() { ready.end() }()
 	for {
 		ahead, err := c.Ahead(ctx, roll)
 		if err != nil {
@@ -167,37 +158,13 @@ func (c *Claim) awaitTurn(ctx context.Context, roll *session.Roll, turn Rule, be
 			behind.setChildren(c.Line.Dir, ahead)
 		}
 		v.update(c.Line.ranks(roll))
-		nearest := c.markOf(*blocker)
-		before := c.before(ahead, *blocker, alone)
+		name, gone := strings.Clone(blocker.Name), spotOf(*blocker)
 		roll, ahead, blocker = nil, nil, nil // not kept while c waits
-		if before != nil {
-			if _, err := c.awaitGone(ctx, before.name, nil); err != nil { // Step 4, its first half.
-				return err
-			}
-			v.gone(dir, before.spot)
-			if !ready.isAt(nearest.name) {
-				ready.end()
-				if ready, err = c.gazeAt(ctx, nearest.name); err != nil {
-					return err
-				}
-			}
-			if alone = v.onlyAhead(dir, c.Child, nearest.spot); !alone {
-				if roll, err = c.Incarnation.Roll(ctx, c.Line.Dir); err != nil && !session.IsNoNode(err) {
-					return err
-				}
-				continue
-			}
-		}
-		if ready != nil && !ready.isAt(nearest.name) {
-			ready.end() // that one has gone, or is not the nearest any more
-			ready = nil
-		}
-		proof, err := c.awaitGone(ctx, nearest.name, ready) // Step 4.
-		ready = nil
+		proof, err := c.awaitGone(ctx, name) // Step 4.
 		if err != nil {
 			return err
 		}
-		v.gone(dir, nearest.spot)
+		v.gone(dir, gone)
 		if !alone && c.Line.Settled && !c.Child.Exhausted() {
 			alone = v.nobodyAhead(dir, c.Child)
 		}
@@ -215,29 +182,6 @@ func (c *Claim) awaitTurn(ctx context.Context, roll *session.Roll, turn Rule, be
 			return err
 		}
 	}
-}
-
-// A mark is what is kept of one who stands ahead: not its whole listing.
-type mark struct {
-	name string
-	spot spot
-}
-
-func (c *Claim) markOf(o Child) *mark { return &mark{strings.Clone(o.Name), spotOf(o)} }
-
-// before returns the one whose going is waited for before that of the nearest who
-// stands in the way, or nil.
-//
-// It is nil where the listing has shown that there is no other. And if the nearest is
-// of this very session it is for that to find out: when it has its turn the session
-// knows that nobody is ahead of it, and when it goes c need not ask.
-func (c *Claim) before(ahead []Child, nearest Child, alone bool) *mark {
-	i := len(ahead) - 2
-	if alone || i < 0 || !c.Line.Settled || c.Child.Exhausted() ||
-		ahead[i+1].Name != nearest.Name || session.SameMaker(nearest.Name, c.Child.Name) {
-		return nil
-	}
-	return c.markOf(ahead[i])
 }
 
 // errDeferred means that a contender whose turn had come lets others go before.
@@ -276,54 +220,13 @@ func (c *Claim) withdraw(err error) {
 	c.disown()
 }
 
-// A gaze is a look at another contender, with the watch on it, that may still be
-// under way. A nil gaze is at nobody.
-type gaze struct {
-	c     *Claim
-	watch *session.Watch // joined
-	conn  int64          // over which the look was sent, or one before it
-	wait  func(ctx context.Context) error
-}
-
-// gazeAt looks at the contender of this name, and does not wait for the answer.
-func (c *Claim) gazeAt(ctx context.Context, name string) (*gaze, error) {
-	inc := c.Incarnation
-	g := &gaze{c: c, watch: c.joinOn(name), conn: inc.Watches.Connection()}
-	look, err := inc.StartChildren(ctx, g.watch.Key.Path)
-	if err != nil {
-		g.end()
-		return nil, err
-	}
-	g.wait = func(ctx context.Context) error {
-		_, err := look.Wait(ctx, inc)
-		return err
-	}
-	return g, nil
-}
-
-// joinOn joins the watch on the contender of this name.
-func (c *Claim) joinOn(name string) *session.Watch {
-	return c.Incarnation.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: session.ChildPath(c.Line.Dir, name)})
-}
-
-func (g *gaze) isAt(name string) bool {
-	return g != nil && g.watch.Key.Path == session.ChildPath(g.c.Line.Dir, name)
-}
-
-func (g *gaze) end() {
-	if g != nil {
-		g.c.Incarnation.Watches.Leave(g.watch)
-	}
-}
-
 // awaitGone waits until the contender of this name is gone, and c's own znode is
 // watched meanwhile: if that is gone first the error is ErrVanished, at once. It
 // returns the number of the connection that has told that the other is gone, or
-// 0 if that is not certain. If early is not nil it is a gaze at that one, which this
-// ends.
+// 0 if that is not certain.
 //
 // Both watches are set at the same time.
-func (c *Claim) awaitGone(ctx context.Context, name string, early *gaze) (proof int64, err error) {
+func (c *Claim) awaitGone(ctx context.Context, name string) (proof int64, err error) {
 	inc, watches := c.Incarnation, c.Incarnation.Watches
 	var looked <-chan error
 	own := c.watch()
@@ -331,22 +234,9 @@ func (c *Claim) awaitGone(ctx context.Context, name string, early *gaze) (proof 
 		looked = c.lookSoon(ctx)
 	}
 	for {
-		var w *session.Watch
-		var conn int64
-		var err error
-		if early != nil {
-			w, conn, err = early.watch, early.conn, early.wait(ctx)
-			early = nil
-			if err != nil && session.OutcomeOf(err) != session.Answered && ctx.Err() == nil && inc.Ctx.Err() == nil {
-				// The look was lost with its connection. Should it have set the watch
-				// all the same, and that have fired, this finds the other gone.
-				conn = watches.Connection()
-				_, _, err = inc.Children(ctx, w.Key.Path)
-			}
-		} else {
-			w, conn = c.joinOn(name), watches.Connection()
-			_, _, err = inc.Children(ctx, w.Key.Path)
-		}
+		w := watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: session.ChildPath(c.Line.Dir, name)})
+		conn := watches.Connection()
+		_, _, err := inc.Children(ctx, w.Key.Path)
 		for err == nil && !session.IsClosed(w.Fired) {
 			// Whichever is picked of several that are ready, it is right: that
 			// the other is gone is proof of nothing before c.stands has looked
@@ -466,12 +356,10 @@ func (c *Claim) disownLocked() {
 
 // Enter makes a claim at the end of the line, and lists who is in it.
 func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string, data []byte) (*Claim, *session.Roll, error) {
-	var around *session.Watch
-	kept := base == l.Kept && base != ""
-	if kept {
-		around = l.joinAround(inc) // which the listing sets
+	guid, around := session.NewGUID(), (*session.Watch)(nil)
+	if base == l.Kept && base != "" {
+		guid, around = session.NewMarkedGUID(), l.joinAround(inc) // which the listing sets
 	}
-	guid := session.NewGUIDOf(inc.ID.Load(), kept)
 	name := l.name(guid, base)
 	if i := len(name) - len(base); i > 0 {
 		guid = name[:i] // as the name spells it
@@ -559,7 +447,7 @@ func onlyKept(ahead []Child) bool { return len(ahead) == 1 && MayBeKept(ahead[0]
 func (c *Claim) awaitRecall(ctx context.Context, name string, turn Rule) error {
 	short, cancel := context.WithTimeout(ctx, RecallTime)
 	defer cancel()
-	proof, err := c.awaitGone(short, name, nil)
+	proof, err := c.awaitGone(short, name)
 	if err == nil {
 		err = c.mustBeFirst(short, proof, turn)
 	}

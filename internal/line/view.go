@@ -207,14 +207,6 @@ func (v *view) nobodyAhead(dir int64, c Child) bool {
 	return v.dir == dir && v.sure && len(v.spots) > 0 && v.spots[0] == spotOf(c)
 }
 
-// onlyAhead reports whether c and o are there, in dir, and nobody is ahead of c but o,
-// as far as numbers tell for certain.
-func (v *view) onlyAhead(dir int64, c Child, o spot) bool {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	return v.dir == dir && v.sure && len(v.spots) > 1 && v.spots[0] == o && v.spots[1] == spotOf(c)
-}
-
 // now is Ahead.Now for one who waits in dir.
 func (v *view) now(dir int64, me Child) (head Head, place int) {
 	head, _ = v.ahead.Now()

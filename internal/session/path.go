@@ -71,41 +71,12 @@ const MaxPath = 2048
 // dashed, as Curator wants them.
 func NewGUID() string { return uuid.NewString() }
 
-// NewGUIDOf is NewGUID for what the session of this id makes, so that SameMaker tells:
-// the last 48 bits of the UUID are those of the id, if it is not 0. With marked there
-// is a mark on it, which costs nothing: it is of version 8, that of one's own design,
-// where others are of version 4, that of random ones.
-func NewGUIDOf(session int64, marked bool) string {
+// NewMarkedGUID is NewGUID with a mark on it, which costs nothing: it is a UUID of
+// version 8, that of one's own design, where others are random, of version 4.
+func NewMarkedGUID() string {
 	id := uuid.New()
-	if marked {
-		id[6] = id[6]&0x0f | 0x80
-	}
-	if session != 0 {
-		for i := range 6 {
-			id[len(id)-1-i] = byte(session >> (8 * i))
-		}
-	}
+	id[6] = id[6]&0x0f | 0x80
 	return id.String()
-}
-
-// SameMaker reports whether two children, named after a GUID with or without dashes,
-// were made by one session. Of other libraries' children it is wrong once in 2^48.
-func SameMaker(a, b string) bool {
-	m := makerOf(a)
-	return m != "" && m == makerOf(b)
-}
-
-// makerOf returns the digits of the session that made the child of this name.
-func makerOf(name string) string {
-	const dashed, bare, digits = 24, 20, 12 // where they begin, and how many there are
-	from := bare
-	if strings.HasPrefix(name, "_c_") {
-		from = len("_c_") + dashed
-	}
-	if len(name) < from+digits {
-		return ""
-	}
-	return name[from : from+digits]
 }
 
 // ProtectedName is Curator's form of a name that its creator can find again

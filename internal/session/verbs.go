@@ -43,11 +43,6 @@ func (inc *Incarnation) Children(ctx context.Context, path string) ([]string, *z
 	return l.names, l.stat, err
 }
 
-// StartChildren is a single attempt at Children, without waiting for the answer.
-func (inc *Incarnation) StartChildren(ctx context.Context, path string) (*pending[listing], error) {
-	return start(ctx, inc, childrenCall(path))
-}
-
 // Sync makes the server that answers catch up with the leader.
 func (inc *Incarnation) Sync(ctx context.Context, path string) error {
 	_, err := retry(ctx, inc, syncCall(path))

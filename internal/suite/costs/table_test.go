@@ -2,7 +2,6 @@ package costs
 
 import (
 	"context"
-	"errors"
 	"os"
 	"regexp"
 	"strconv"
@@ -47,8 +46,6 @@ var costs = []cost{
 			harness.Must(t, <-locked)
 		}
 	}},
-	{"`Mutex.Lock`, behind two of other sessions", behindOthers(2)},
-	{"`Mutex.Lock`, behind three of other sessions", behindOthers(3)},
 	{"`Mutex.Lock`, handed over in the process", func(t *testing.T, s, other *zsync.Session) func() {
 		m := zsync.NewMutex(s, "/p/m")
 		harness.Must(t, m.Lock(t.Context()))
@@ -408,35 +405,6 @@ func waitingDelivery(t *testing.T, s *zsync.Session) zsync.Delivery[int] {
 	})
 	time.Sleep(time.Second)
 	return d
-}
-
-// behindOthers is a Lock behind n of other sessions, who unlock as soon as they can.
-func behindOthers(n int) func(t *testing.T, s, other *zsync.Session) func() {
-	return func(t *testing.T, s, other *zsync.Session) func() {
-		holder, m := zsync.NewMutex(other, "/p/m"), zsync.NewMutex(s, "/p/m")
-		harness.Must(t, holder.Lock(t.Context()))
-		var between []<-chan error
-		for i := range n - 1 {
-			m := zsync.NewMutex(other, "/p/m") // in the line by itself
-			between = append(between, harness.Async(func() error {
-				err := m.Lock(t.Context())
-				if i == n-2 {
-					from = time.Now()
-				}
-				return errors.Join(err, m.Unlock())
-			}))
-			synctest.Wait()
-		}
-		return func() {
-			locked := harness.Async(func() error { return m.Lock(t.Context()) })
-			time.Sleep(100 * time.Millisecond) // it is in the line
-			harness.Must(t, holder.Unlock())
-			harness.Must(t, <-locked)
-			for _, b := range between {
-				harness.Must(t, <-b)
-			}
-		}
-	}
 }
 
 // idle lets an hour pass.
