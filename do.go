@@ -2,6 +2,7 @@ package zsync
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -21,10 +22,39 @@ type doKey struct {
 type doing struct {
 	over atomic.Bool
 
-	mu      sync.Mutex
-	q       *lockTurnstile // whose grant it is; nil if it is not that of a lock; guarded by mu
-	g       *line.Grant    // nil while Cond.Wait has given it up; guarded by mu
-	changed chan struct{}  // closed when g changes; guarded by mu
+	mu    sync.Mutex
+	q     *lockTurnstile // whose grant it is; nil if it is not that of a lock; guarded by mu
+	g     *line.Grant    // nil while Cond.Wait has given it up; guarded by mu
+	until endings        // of the contexts that end when g is lost; guarded by mu
+}
+
+// endings are what ends the contexts that end with a hold. They are called under the
+// lock of the hold, where no code of the user's may run: see endingContext.
+type endings []*context.CancelCauseFunc
+
+// endingContext returns a context of ctx, what ends it, and what is called without
+// locks when nobody calls that any more.
+//
+// The end of a context calls Done and Value of the one that it was made of: so that
+// is one of ours, and only rest calls the user's. What is made of it in turn ends
+// without calls, or in goroutines of its own.
+func endingContext(ctx context.Context) (_ context.Context, end *context.CancelCauseFunc, rest context.CancelFunc) {
+	ours, rest := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancelCause(ours)
+	return ctx, &cancel, rest
+}
+
+func (es *endings) add(end *context.CancelCauseFunc) { *es = append(*es, end) }
+
+func (es *endings) remove(end *context.CancelCauseFunc) {
+	*es = slices.DeleteFunc(*es, func(x *context.CancelCauseFunc) bool { return x == end })
+}
+
+// all ends them all.
+func (es endings) all(why error) {
+	for _, end := range es {
+		(*end)(why)
+	}
 }
 
 // nest runs f inside d, which has what it needs: as long as that is held.

@@ -417,13 +417,9 @@ func (p *rwProgram) judge(h *modelHold, lost bool, err, own error) {
 	p.gaveUp(h, lost, time.Now(), err)
 }
 
-// ends checks that the context of a function whose hold is lost ends.
+// ends checks that the context of a function whose hold is lost has ended.
 func (p *rwProgram) ends(ctx context.Context, told func() bool) {
-	if !told() || ctx.Err() != nil {
-		return
-	}
-	time.Sleep(time.Microsecond) // it ends in a goroutine of its own
-	if ctx.Err() == nil {
+	if told() && ctx.Err() == nil {
 		p.t.Error("it is lost, and the context of the function has not ended")
 	}
 }
@@ -566,7 +562,16 @@ func (p *rwProgram) all(ctx context.Context, rw *zsync.RWMutex) {
 	if p.d.IntN(2) == 0 {
 		slices.Reverse(ls)
 	}
-	unlock, err := zsync.LockAll(ctx, ls...)
+	lockAll := func() (held context.Context, unlock func() error, err error) {
+		held = context.Background()
+		unlock, err = zsync.LockAll(ctx, ls...)
+		return held, unlock, err
+	}
+	ends := p.d.IntN(2) == 0
+	if ends {
+		lockAll = func() (context.Context, func() error, error) { return zsync.LockAllContext(ctx, ls...) }
+	}
+	held, unlock, err := lockAll()
 	if !p.got("LockAll", p.s, ctx, began, err) {
 		return
 	}
@@ -578,6 +583,9 @@ func (p *rwProgram) all(ctx context.Context, rw *zsync.RWMutex) {
 	err = unlock()
 	if d := time.Since(began); d > time.Second {
 		p.t.Errorf("unlock took %v", d)
+	}
+	if ends && (held.Err() == nil || ctx.Err() == nil && (lost[0] || lost[1]) && !errors.Is(context.Cause(held), zsync.ErrLost)) {
+		p.t.Errorf("the context of LockAllContext ends with %v; lost: %v", context.Cause(held), lost)
 	}
 	if err == nil && (lost[0] && write || lost[1]) || err != nil && (!errors.Is(err, zsync.ErrLost) || !h.lost() && !o.lost()) {
 		p.t.Errorf("unlock: %v; lost: %v, %v", err, lost, [2]bool{h.lost(), o.lost()})

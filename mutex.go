@@ -308,7 +308,9 @@ func (m *Mutex) doKey() doKey { return doKey{m.s, m.path, m.turn.Line.Bases[0]} 
 func (m *Mutex) holderOf(ctx context.Context) *doing { return m.doKey().in(ctx) }
 
 func newDoing(q *lockTurnstile, g *line.Grant) *doing {
-	return &doing{q: q, g: g, changed: make(chan struct{})}
+	d := new(doing)
+	d.set(q, g)
+	return d
 }
 
 // now returns what d has; its grant may have been unlocked since.
@@ -321,10 +323,20 @@ func (d *doing) now() (*lockTurnstile, *line.Grant) {
 // set gives d another grant, or none.
 func (d *doing) set(q *lockTurnstile, g *line.Grant) {
 	d.mu.Lock()
-	defer d.mu.Unlock()
 	d.q, d.g = q, g
-	close(d.changed)
-	d.changed = make(chan struct{})
+	d.mu.Unlock()
+	if g != nil { // else what it had may be lost now, and that is not told: see lost
+		g.OnLoss(func(why error) { d.lost(g, why) })
+	}
+}
+
+// lost is told, under the lock of its claim, that g is lost.
+func (d *doing) lost(g *line.Grant, why error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.g == g {
+		d.until.all(why)
+	}
 }
 
 // mode returns in which mode d has a lock, if it has it and it was not unlocked.
@@ -369,37 +381,26 @@ func (m *Mutex) yield(ctx context.Context) (func(context.Context) error, error) 
 	return m.turn.yield(m.holderOf(ctx), turnstile.Exclusive)
 }
 
-// untilLost returns a context that ends when what d has is lost. stop ends it,
-// and returns when nothing of it is left.
+// untilLost returns a context that ends when what d has is lost, before anybody is
+// told of the loss in another way. stop ends it.
 func (d *doing) untilLost(ctx context.Context) (_ context.Context, stop func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	stopped, ended := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(ended)
-		for {
-			d.mu.Lock()
-			g, changed := d.g, d.changed
-			d.mu.Unlock()
-			var lost <-chan struct{}
-			if g != nil {
-				lost = g.Lost
-			}
-			// When g is lost and given up at the same instant either is right:
-			// it was lost while it lasted.
-			select {
-			case <-lost:
-				cancel(g.Loss())
-				return
-			case <-changed:
-			case <-stopped:
-				return
-			}
+	ctx, end, rest := endingContext(ctx)
+	d.mu.Lock()
+	d.until.add(end)
+	g := d.g
+	d.mu.Unlock()
+	if g != nil {
+		// A loss before this has not found it, and one after it has.
+		if lost, why := g.IsLost(); lost {
+			(*end)(why)
 		}
-	}()
+	}
 	return ctx, func() {
-		close(stopped)
-		<-ended
-		cancel(nil)
+		d.mu.Lock()
+		d.until.remove(end)
+		d.mu.Unlock()
+		(*end)(nil)
+		rest()
 	}
 }
 

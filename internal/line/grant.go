@@ -27,6 +27,7 @@ type Grant struct {
 	ended chan struct{} // if it is limited, closed when it is over
 	use   int           // counts the grants of a claim, for the trace
 
+	onLoss func(error) // is told, under claim.mu, why it is lost; guarded by claim.mu
 	follow func(error) // is told, without locks, why it is over; guarded by claim.mu
 }
 
@@ -207,7 +208,7 @@ func (c *Claim) loseIf(why error, so func() bool) bool {
 	}
 	c.held.why = why
 	for _, g := range c.held.grants {
-		close(g.Lost)
+		g.closeLocked(why)
 		g.tellLocked(why)
 	}
 	c.traceLossLocked()
@@ -347,8 +348,35 @@ func (g *Grant) Revoke() {
 	defer c.mu.Unlock()
 	if c.held.why == nil && !g.over {
 		g.endLocked()
-		close(g.Lost)
+		g.closeLocked(nil)
 	}
+}
+
+// OnLoss has f called when Lost is closed, with why g is lost; that is nil after
+// Revoke. Contexts end in f, and they must have ended before anybody is told of the
+// loss in another way, by the error of a Token for one: so f runs under the lock
+// behind which every such answer is, before Lost is closed. It must not block, and
+// call nothing of the user's.
+func (g *Grant) OnLoss(f func(why error)) {
+	g.Claim.mu.Lock()
+	defer g.Claim.mu.Unlock()
+	if g.onLoss = f; session.IsClosed(g.Lost) {
+		f(g.Claim.held.why)
+	}
+}
+
+// IsLost reports whether Lost is closed, and why.
+func (g *Grant) IsLost() (bool, error) {
+	g.Claim.mu.Lock()
+	defer g.Claim.mu.Unlock()
+	return session.IsClosed(g.Lost), g.Claim.held.why
+}
+
+func (g *Grant) closeLocked(why error) {
+	if g.onLoss != nil {
+		g.onLoss(why)
+	}
+	close(g.Lost)
 }
 
 func (g *Grant) Err() error { return g.Claim.Err() }

@@ -85,9 +85,11 @@ func (inc *Incarnation) createChild(ctx context.Context, dir string, dirData []b
 			if err == nil && listed.Has(BaseName(path)) {
 				return path, listed, nil
 			}
-			if err == nil || OutcomeOf(err) != Answered && ctx.Err() == nil && inc.Ctx.Err() == nil {
+			if err == nil || OutcomeOf(err) != Answered {
 				// The listing was lost, or was not behind the create after
-				// all because the connection changed between the two.
+				// all because the connection changed between the two. If ctx or
+				// the session has ended at this same instant, that is what Roll
+				// says: the caller is not told of what he could try again.
 				names, err = inc.Roll(ctx, dir)
 			}
 			if err != nil && OutcomeOf(err) != Answered {
@@ -326,11 +328,12 @@ func (inc *Incarnation) Find(ctx context.Context, dir, guid string) (string, err
 	return path, err
 }
 
-// findIn returns the path of the child of dir that is listed and whose name holds
-// guid, or "".
+// findIn returns the path of the child of dir that is listed and whose name begins
+// with guid, protected or not; or "". Other names may hold it too, as that of a wish
+// for a candidate of an Election does: they are not what was made.
 func findIn(roll *Roll, dir, guid string) string {
 	for _, name := range roll.Names() {
-		if strings.Contains(name, guid) {
+		if strings.HasPrefix(name, guid) || strings.HasPrefix(name, ProtectedName(guid, "")) {
 			return ChildPath(dir, strings.Clone(name))
 		}
 	}

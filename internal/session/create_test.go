@@ -102,3 +102,28 @@ func TestWhatMayNotBeDeletedGoesWithItsSessionInTimeWhateverThePace(t *testing.T
 		}
 	})
 }
+
+// The name of somebody's wish for a candidate holds that of the candidate. It is not
+// taken for what a create without an answer has made, nor deleted in its place.
+func TestFindIsNotMisledByANameThatHoldsAnother(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		inc := live(t, open(t, srv))
+		guid := NewGUID()
+		must(t, inc.MakeDir(t.Context(), "/e"))
+		_, err := inc.Create(t.Context(), "/e/transfer-"+NewGUID()+"-"+ProtectedName(guid, ""), nil)
+		must(t, err)
+		for _, of := range []string{guid, ProtectedName(guid, "")} {
+			if path, err := inc.Find(t.Context(), "/e", of); path != "" || err != nil {
+				t.Errorf("found %q, %v, and nothing was made", path, err)
+			}
+		}
+		mine := "/e/" + ProtectedName(guid, "lock-0000000001")
+		_, err = inc.Create(t.Context(), mine, nil)
+		must(t, err)
+		for _, of := range []string{guid, ProtectedName(guid, "")} {
+			if path, err := inc.Find(t.Context(), "/e", of); path != mine || err != nil {
+				t.Errorf("found %q, %v; want %q", path, err, mine)
+			}
+		}
+	})
+}

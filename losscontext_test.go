@@ -1,0 +1,147 @@
+package zsync_test
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/zktest"
+)
+
+// A holding is a way to hold something at /h while a function runs.
+type holding struct {
+	name string
+	hold func(t *testing.T, s *zsync.Session, f func(ctx context.Context, h held) error) error
+}
+
+// A held is what the function may do.
+type held struct {
+	lost  <-chan struct{}
+	token func(context.Context) (int64, error)
+	txn   func(context.Context, ...any) ([]zk.MultiResponse, error)
+}
+
+func holdings() []holding {
+	lock := func(name string, do func(t *testing.T, s *zsync.Session, m *zsync.Mutex, f func(context.Context) error) error) holding {
+		return holding{name, func(t *testing.T, s *zsync.Session, f func(context.Context, held) error) error {
+			m := zsync.NewMutex(s, "/h")
+			return do(t, s, m, func(ctx context.Context) error { return f(ctx, held{m.Lost(), m.Token, m.Txn}) })
+		}}
+	}
+	rw := func(name string, do func(rw *zsync.RWMutex) func(context.Context, func(context.Context) error) error) holding {
+		return holding{name, func(t *testing.T, s *zsync.Session, f func(context.Context, held) error) error {
+			rw := zsync.NewRWMutex(s, "/h")
+			return do(rw)(t.Context(), func(ctx context.Context) error { return f(ctx, held{rw.Lost(), rw.Token, rw.Txn}) })
+		}}
+	}
+	return []holding{
+		lock("Mutex.Do", func(t *testing.T, _ *zsync.Session, m *zsync.Mutex, f func(context.Context) error) error {
+			return m.Do(t.Context(), f)
+		}),
+		lock("Do in Mutex.Do", func(t *testing.T, s *zsync.Session, m *zsync.Mutex, f func(context.Context) error) error {
+			return m.Do(t.Context(), func(ctx context.Context) error { return zsync.NewMutex(s, "/h").Do(ctx, f) })
+		}),
+		lock("Mutex.Do after Cond.Wait", func(t *testing.T, s *zsync.Session, m *zsync.Mutex, f func(context.Context) error) error {
+			return m.Do(t.Context(), func(ctx context.Context) error {
+				c := zsync.NewCond(s, "/c", m)
+				signalled := async(func() error {
+					must(t, m.Lock(t.Context())) // once the other waits
+					must(t, c.Signal(t.Context()))
+					return m.Unlock()
+				})
+				must(t, c.Wait(ctx))
+				must(t, <-signalled)
+				return f(ctx)
+			})
+		}),
+		rw("RWMutex.Do", func(rw *zsync.RWMutex) func(context.Context, func(context.Context) error) error { return rw.Do }),
+		rw("RWMutex.RDo", func(rw *zsync.RWMutex) func(context.Context, func(context.Context) error) error { return rw.RDo }),
+		{"Election.Run", func(t *testing.T, s *zsync.Session, f func(context.Context, held) error) error {
+			e := zsync.NewElection(s, "/h")
+			ctx, stop := context.WithCancel(t.Context())
+			return e.Run(ctx, func(ctx context.Context) error {
+				defer stop() // after a loss it would begin again
+				return f(ctx, held{e.Lost(), e.Token, e.Txn})
+			})
+		}},
+	}
+}
+
+// Whoever is told of a loss by a call finds that Lost is closed, and that the
+// context of the function has ended, without any other goroutine having had a turn.
+func TestWhoeverIsToldOfALossByACallFindsTheContextEnded(t *testing.T) {
+	strikes := map[string]struct {
+		reason zsync.LossReason
+		strike func(t *testing.T, srv *zktest.Server, s, stranger *zsync.Session)
+	}{
+		"deleted": {zsync.LossDeleted, func(t *testing.T, _ *zktest.Server, _, stranger *zsync.Session) {
+			deleteContender(t, stranger, "/h", 0)
+		}},
+		"closed": {zsync.LossClosed, func(_ *testing.T, _ *zktest.Server, s, _ *zsync.Session) { s.Close() }},
+	}
+	for _, h := range holdings() {
+		for what, c := range strikes {
+			for _, call := range []string{"Token", "Txn"} {
+				t.Run(h.name+" "+call+" "+what, func(t *testing.T) {
+					bubble(t, func(t *testing.T, srv *zktest.Server) {
+						s, stranger := open(t, srv), open(t, srv)
+						h.hold(t, s, func(ctx context.Context, h held) error {
+							c.strike(t, srv, s, stranger)
+							var err error
+							if call == "Token" {
+								_, err = h.token(t.Context())
+							} else {
+								_, err = h.txn(t.Context(), &zk.CheckVersionRequest{Path: "/h", Version: -1})
+							}
+							ended, lost := ctx.Err() != nil, session.IsClosed(h.lost)
+							if lossOf(err) != c.reason {
+								t.Errorf("%s: %v", call, err)
+							}
+							if !lost || !ended || lossOf(context.Cause(ctx)) != c.reason {
+								t.Errorf("%s has told the loss, and Lost is closed: %v; the context has ended: %v (%v)", call, lost, ended, context.Cause(ctx))
+							}
+							return nil
+						})
+					})
+				})
+			}
+		}
+	}
+}
+
+// A lateContext has ended, and the goroutine that closes Done has not had its turn
+// yet: who waits for something else too may be woken by that.
+type lateContext struct {
+	context.Context
+	ended atomic.Bool
+}
+
+func (c *lateContext) Err() error {
+	if c.ended.Load() {
+		return context.Canceled
+	}
+	return nil
+}
+
+// The server puts the listing behind a create aside at the instant at which the
+// context ends: it is the context that has ended the wait.
+func TestAListingThatIsPutAsideWhenTheContextEndsIsTheEndOfTheContext(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		e := zsync.NewElection(open(t, srv), "/h")
+		must(t, e.Campaign(t.Context()))
+		must(t, e.Resign())
+		ctx := &lateContext{Context: t.Context()}
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpGetChildren || r.Op == zktest.OpGetChildren2 {
+				ctx.ended.Store(true)
+				return zktest.Fail(zktest.CodeThrottled)
+			}
+			return zktest.Pass
+		})
+		wantErr(t, e.Campaign(ctx), context.Canceled)
+	})
+}
