@@ -392,11 +392,9 @@ func (b *Barrier) withdraw(inc *session.Incarnation, p *party) *session.Removal 
 				return nil
 			}
 		}
-		keeper := b.keeperPath(p.round)
-		data, _, err := inc.Get(ctx, keeper)
-		if err == nil && string(data) == p.name {
-			err = inc.RemoveNow(ctx, keeper)
-		}
+		// A deletion without a reply is not repeated blindly: by then the keeper's
+		// znode may be that of somebody else.
+		err := inc.RemoveIfData(ctx, b.keeperPath(p.round), p.name)
 		if session.IsNoNode(err) {
 			err = nil
 		}

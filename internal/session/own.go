@@ -83,30 +83,43 @@ func (inc *Incarnation) RemoveOwn(path string) *Removal {
 }
 
 // removeOwn deletes the znode at path if it is this session's; sure is that it was
-// a moment ago. A deletion without a reply may have been applied, and another may
-// have made the next znode since: so each repetition looks first. The look is not
-// older than that deletion, and none of a session comes late (see find): what it
-// finds of this session is still there when the repetition comes, as nobody else
-// deletes it.
+// a moment ago.
 func (inc *Incarnation) removeOwn(ctx context.Context, path string, sure bool) error {
-	for try := 0; ; try++ {
-		if !sure || try > 0 {
-			stat, err := inc.ExistsFresh(ctx, path)
-			if err != nil || stat == nil || stat.EphemeralOwner != inc.ID.Load() {
+	return inc.removeWhile(ctx, path, sure, func() (bool, error) {
+		stat, err := inc.ExistsFresh(ctx, path)
+		return stat != nil && stat.EphemeralOwner == inc.ID.Load(), err
+	})
+}
+
+// RemoveIfData deletes the znode at path, which this session has made, if its data
+// is data, which no other znode there ever has.
+func (inc *Incarnation) RemoveIfData(ctx context.Context, path, data string) error {
+	return inc.removeWhile(ctx, path, false, func() (bool, error) {
+		was, _, err := inc.GetFresh(ctx, path)
+		return string(was) == data, err
+	})
+}
+
+// removeWhile deletes the znode at path as long as ours says that it is ours; sure is
+// that it was a moment ago. A deletion without a reply may have been applied, and
+// another may have made the next znode since: so each repetition looks first. The
+// look, which is fresh, is not older than that deletion, and none of a session comes
+// late (see find): what it finds of this session is still there when the repetition
+// comes, as nobody else deletes it.
+func (inc *Incarnation) removeWhile(ctx context.Context, path string, sure bool, ours func() (bool, error)) error {
+	return inc.repeat(ctx, func(*attempts) error {
+		if !sure {
+			if is, err := ours(); !is || err != nil {
 				return err
 			}
 		}
+		sure = false
 		p, err := start(ctx, inc, deleteCall(path))
 		if err == nil {
 			_, err = p.Wait(ctx, inc)
 		}
-		if err == nil || errors.Is(err, ErrEnded) || ctx.Err() != nil || OutcomeOf(err) == Answered {
-			return err
-		}
-		if err := inc.Pause(ctx, try); err != nil {
-			return err
-		}
-	}
+		return err
+	})
 }
 
 // GetThenRemove reads the znode at path, and deletes own, which is ephemeral and of

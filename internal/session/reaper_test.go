@@ -146,3 +146,50 @@ func TestADeletionWhoseReplyIsLostIsOursWhenItIsGone(t *testing.T) {
 		}
 	})
 }
+
+// A deletion may have been applied though its reply is lost. What another has made
+// there since is not deleted by the repetition.
+func TestADeletionWhoseReplyIsLostSparesWhatAnotherMakesThereNext(t *testing.T) {
+	ways := map[string]func(t *testing.T, inc *Incarnation) error{
+		"own":     func(t *testing.T, inc *Incarnation) error { r := inc.RemoveOwn("/a"); <-r.Done; return r.Err },
+		"by data": func(t *testing.T, inc *Incarnation) error { return inc.RemoveIfData(t.Context(), "/a", "mine") },
+	}
+	for name, remove := range ways {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				inc, other := live(t, open(t, srv)), live(t, open(t, srv))
+				if _, err := inc.CreateOwn(t.Context(), "/a", []byte("mine")); err != nil {
+					t.Fatal(err)
+				}
+				var sent atomic.Int32
+				made := make(chan error, 1)
+				srv.Intercept(func(r zktest.Request) zktest.Action {
+					switch {
+					case r.Op == zktest.OpDelete && r.Path == "/a" && sent.Add(1) == 1:
+						go func() {
+							time.Sleep(100 * time.Millisecond) // it is deleted by now
+							_, err := other.CreateOwn(t.Context(), "/a", []byte("another's"))
+							made <- err
+						}()
+						return zktest.DropReply
+					case r.Op == zktest.OpConnect && sent.Load() == 1:
+						return zktest.Delay(time.Second) // the other is quicker
+					}
+					return zktest.Pass
+				})
+				if err := remove(t, inc); err != nil && !IsNoNode(err) {
+					t.Error(err)
+				}
+				if err := <-made; err != nil {
+					t.Error(err)
+				}
+				if data, _, err := other.Get(t.Context(), "/a"); string(data) != "another's" || err != nil {
+					t.Errorf("there is %q, %v", data, err)
+				}
+				if n := sent.Load(); n != 1 {
+					t.Errorf("%d deletions, want 1", n)
+				}
+			})
+		})
+	}
+}
