@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -17,14 +18,18 @@ import (
 
 // What can happen between two requests of one method, and was overlooked once.
 
-// requestsOf has f decide about the requests of a session, which are counted from 1.
+// requestsOf has f decide about the requests of a session, one by one, which are counted
+// from 1. f may wait for what another session does.
 func requestsOf(srv *zktest.Server, s *zsync.Session, f func(n int, r zktest.Request) zktest.Action) {
+	var mu sync.Mutex // a session has one connection after another
 	id, n := s.ID(), 0
 	srv.Intercept(func(r zktest.Request) zktest.Action {
 		switch {
 		case r.Session != id, r.Op == zktest.OpPing, r.Op == zktest.OpConnect, r.Op == zktest.OpCloseSession:
 			return zktest.Pass
 		}
+		mu.Lock()
+		defer mu.Unlock()
 		n++
 		return f(n, r)
 	})

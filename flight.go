@@ -101,8 +101,9 @@ func (f *Flight[T]) do(ctx context.Context, key string, fn func(ctx context.Cont
 			ran = true
 			return fn(ctx)
 		})
-		// What was lost before fn began was only a wait.
-		if shared || ran || !errors.Is(err, ErrLost) || errors.Is(err, ErrClosed) {
+		// What was lost before fn began was only a wait; but ctx may have ended
+		// because of a loss as well, one of the caller's.
+		if shared || ran || ctx.Err() != nil || !errors.Is(err, ErrLost) || errors.Is(err, ErrClosed) {
 			return v, shared, err
 		}
 		rw = f.lockOf(key)

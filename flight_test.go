@@ -140,6 +140,38 @@ func TestALostSessionIsToldAndAnotherRuns(t *testing.T) {
 	})
 }
 
+func TestAFlightEndsWhenWhatItsCallerHeldIsLost(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		running, end := make(chan struct{}), make(chan struct{})
+		slow := async(func() error {
+			_, _, err := zsync.NewFlight[int](open(t, srv), "/f", 0).Do(t.Context(), "k", func(context.Context) (int, error) {
+				close(running)
+				<-end
+				return 1, nil
+			})
+			return err
+		})
+		<-running
+		s := open(t, srv)
+		m := zsync.NewMutex(s, "/m")
+		waiting := async(func() error {
+			return m.Do(t.Context(), func(ctx context.Context) error {
+				_, _, err := zsync.NewFlight[int](s, "/f", 0).Do(ctx, "k", func(context.Context) (int, error) { return 2, nil })
+				wantErr(t, err, zsync.ErrLost) // of the Mutex
+				return err
+			})
+		})
+		time.Sleep(time.Second) // it waits for the slow one
+		other := plain(t, srv)
+		names, _, err := other.Children("/m")
+		must(t, err)
+		must(t, other.Delete("/m/"+names[0], -1))
+		wantErr(t, <-waiting, zsync.ErrLost)
+		close(end)
+		must(t, <-slow)
+	})
+}
+
 func TestOldResultsAreDeletedByWhoStoredThemAndByOthers(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)

@@ -174,17 +174,19 @@ func (c *Schedule) do(ctx context.Context, at time.Time, f func(ctx context.Cont
 			return false, ErrDeadlock
 		}
 		turn := c.await(ctx, at)
-		recorded := false
-		err := lock.Do(turn.ctx, func(ctx context.Context) error {
-			if !turn.take() {
-				return errPassed
-			}
-			var err error
-			ran, err = c.run(ctx, lock, at, f)
-			recorded = ran && err == nil
-			return err
-		})
-		passed := turn.end()
+		recorded, passed := false, false
+		err := func() error {
+			defer func() { passed = turn.end() }() // also if f panics
+			return lock.Do(turn.ctx, func(ctx context.Context) error {
+				if !turn.take() {
+					return errPassed
+				}
+				var err error
+				ran, err = c.run(ctx, lock, at, f)
+				recorded = ran && err == nil
+				return err
+			})
+		}()
 		switch {
 		case recorded:
 			return true, nil // whatever became of the lock since

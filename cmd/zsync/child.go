@@ -26,6 +26,14 @@ type child struct {
 	missed    os.Signal        // set by run: came when the command had just ended
 }
 
+// notRun returns the exit status for a command that cannot be run, and says why.
+func notRun(name string, err error) (status int, why error) {
+	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, os.ErrNotExist) {
+		return exitNotFound, fmt.Errorf("%s: no such command", name)
+	}
+	return exitNoExec, err
+}
+
 // run runs the command to its end and returns its exit status.
 func (c *child) run() (status int, err error) {
 	cmd := exec.Command(c.argv[0], c.argv[1:]...)
@@ -39,10 +47,7 @@ func (c *child) run() (status int, err error) {
 	orphans, stop := orphaned()
 	defer stop()
 	if err := ours.start(cmd); err != nil {
-		if errors.Is(err, exec.ErrNotFound) || errors.Is(err, os.ErrNotExist) {
-			return exitNotFound, fmt.Errorf("%s: no such command", c.argv[0])
-		}
-		return exitNoExec, err
+		return notRun(c.argv[0], err)
 	}
 	ended := make(chan struct{})
 	go func() {

@@ -805,7 +805,7 @@ func TestQueueRecvRunsACommandForEachElement(t *testing.T) {
 	recv(`cat; exit 3`, "--backoff", "0").want(3, "two")
 	recv(`cat; echo " $ZSYNC_ATTEMPT ${ZSYNC_ID##*/}"; false`, "--backoff", "0").want(1, "two 2 e-0000000001\n")
 	start(t, srv.Addr(), "", "queue", "recv", "/q", "--", "/no/such/command").want(exitNotFound, "")
-	recv(`cat; echo " $ZSYNC_ATTEMPT"`).want(0, "two 4\n 1\nthree 1\n")
+	recv(`cat; echo " $ZSYNC_ATTEMPT"`).want(0, "two 3\n 1\nthree 1\n")
 	recv(`cat`, "-n", "1").want(exitBusy, "")
 	recv(`cat`, "-f", "--timeout", "100ms").want(exitBusy, "")
 	start(t, srv.Addr(), strings.Repeat("x", 200<<10), "queue", "send", "/q").want(0, "")

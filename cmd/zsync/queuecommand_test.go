@@ -36,6 +36,8 @@ func TestPoisonHoldsUpNobodyAndIsSetAsideWithItsReason(t *testing.T) {
 	}, "the second attempt")
 	start(t, srv.Addr(), "", "queue", "send", "/q", "three").want(0, "")
 	r.awaitOutput("three\n")
+	q := zsync.NewQueue[string](connect(t, srv), "/q", zsync.WithCodec(zsync.Raw))
+	await(t, func() bool { n, err := q.Len(t.Context()); return err == nil && n == 1 }, "the bad one alone")
 	r.cmd.Process.Signal(syscall.SIGTERM)
 	r.want(128+int(syscall.SIGTERM), "one\ntwo\nthree\n")
 
@@ -43,7 +45,6 @@ func TestPoisonHoldsUpNobodyAndIsSetAsideWithItsReason(t *testing.T) {
 	start(t, srv.Addr(), "", "queue", "send", "/q", "four").want(0, "")
 	r = recvCommandOf(t, srv, script, "--follow", "--max-attempts", "1", "--backoff", "0.01")
 	r.awaitOutput("four\n")
-	q := zsync.NewQueue[string](connect(t, srv), "/q", zsync.WithCodec(zsync.Raw))
 	await(t, func() bool { n, err := q.Len(t.Context()); return err == nil && n == 0 }, "an empty queue")
 	r.cmd.Process.Signal(syscall.SIGTERM)
 	r.want(128+int(syscall.SIGTERM), "four\n")

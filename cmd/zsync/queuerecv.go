@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"os/signal"
 	"sync"
 	"syscall"
@@ -66,6 +67,13 @@ Exit status 75 means that fewer elements came than --count says.`,
 			w.argv = argv
 			if err := w.check(cmd, q.layoutName); err != nil {
 				return err
+			}
+			if argv != nil {
+				// Before any element is claimed: what is given back has had an attempt.
+				if _, err := exec.LookPath(argv[0]); err != nil {
+					status, err := notRun(argv[0], err)
+					return &statusError{status, err}
+				}
 			}
 			var opts []zsync.QueueOption
 			if w.attempts > 0 {

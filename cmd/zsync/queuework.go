@@ -167,9 +167,6 @@ func (r *receiver) again(ctx context.Context, d zsync.Delivery[[]byte], value []
 		r.failing[failing{d.Sent, string(value)}]++
 	}
 	r.status = status
-	if due := time.Now().Add(pause); r.attempts > 0 && !last && due.After(r.retried) {
-		r.retried = due
-	}
 	r.mu.Unlock()
 	if last {
 		say(fmt.Errorf("%s: %s: %s at attempt %d, the last: it is set aside", r.path, d.ID, why, d.Attempt))
@@ -178,6 +175,11 @@ func (r *receiver) again(ctx context.Context, d zsync.Delivery[[]byte], value []
 	}
 	say(fmt.Errorf("%s: %s: %s at attempt %d; again after %v", r.path, d.ID, why, d.Attempt, pause))
 	r.settle(ctx, func(context.Context) error { return d.NackAfter(pause) })
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if due := time.Now().Add(pause); r.attempts > 0 && due.After(r.retried) {
+		r.retried = due // not before the element is due
+	}
 }
 
 // A failing is what is known of an element that is tried again: it has another ID

@@ -359,6 +359,8 @@ func (b *Barrier) removeLeftovers(ctx context.Context, inc *session.Incarnation)
 				return gone.Refusal
 			case <-ctx.Done():
 				return session.CtxErr(ctx)
+			case <-inc.Ctx.Done():
+				return session.ErrEnded // and the ghost with it
 			}
 			if gone.Err != nil && !session.IsNoNode(gone.Err) {
 				return gone.Err

@@ -41,7 +41,7 @@ type tenure struct {
 	quit   chan struct{} // closed when it is released, or nobody has it any more after a loss
 	guard  *guard        // if it is guarded
 	grants []*Grant      // those that last
-	onLost []func()      // called when it is lost
+	onLost []func(error) // called, under claim.mu, when it is lost
 	op     string        // for the observer
 	since  time.Time     // of the last grant
 	why    error         // of the loss, an ErrLost
@@ -211,15 +211,16 @@ func (c *Claim) loseIf(why error, so func() bool) bool {
 		g.closeLocked(why)
 		g.tellLocked(why)
 	}
+	// Before c.mu is free: whoever is told of the loss by a call finds these told.
+	for _, f := range c.held.onLost {
+		f(why)
+	}
 	c.traceLossLocked()
-	e, fs := c.eventLocked(session.EventLost, why), c.held.onLost
+	e := c.eventLocked(session.EventLost, why)
 	if c.held.idle {
 		e.Op = "" // it is nobody's loss
 	}
 	c.mu.Unlock()
-	for _, f := range fs {
-		f()
-	}
 	c.uncount()
 	// Whoever has found it out may hold a lock that the observer's questions
 	// need.
@@ -232,14 +233,14 @@ func (c *Claim) loseIf(why error, so func() bool) bool {
 	return true
 }
 
-// OnLost has f called when c is lost. f must not block, nor use a turnstile.
-func (c *Claim) OnLost(f func()) {
+// OnLost has f called when c is lost, with the reason. f must not block, nor use c or
+// a turnstile: it is called under their locks.
+func (c *Claim) OnLost(f func(why error)) {
 	c.mu.Lock()
-	lost := c.held.why != nil
+	defer c.mu.Unlock()
 	c.held.onLost = append(c.held.onLost, f)
-	c.mu.Unlock()
-	if lost {
-		f()
+	if c.held.why != nil {
+		f(c.held.why)
 	}
 }
 

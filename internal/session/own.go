@@ -107,6 +107,7 @@ func (inc *Incarnation) RemoveIfData(ctx context.Context, path, data string) err
 // late (see find): what it finds of this session is still there when the repetition
 // comes, as nobody else deletes it.
 func (inc *Incarnation) removeWhile(ctx context.Context, path string, sure bool, ours func() (bool, error)) error {
+	sure = sure && !IsClosed(inc.Disconnection()) // what was long ago may not be so any more
 	return inc.repeat(ctx, func(*attempts) error {
 		if !sure {
 			if is, err := ours(); !is || err != nil {

@@ -91,11 +91,17 @@ func (inc *Incarnation) InBackground(path string, f func() error) *Removal {
 	return inc.reap(&Removal{path: path, f: f, kind: removeIdle})
 }
 
-// Tidy is InBackground for what is persistent: Close waits for it, but not long,
-// and not for permissions.
+// Tidy deletes what is persistent and in nobody's way, in the background: Close waits
+// for it, but not long, and not for permissions. f repeats what has no answer, and is
+// called again when the servers refuse. With nil what is at path is deleted, and stays
+// if that is refused: whoever finds it there again asks again.
 func (inc *Incarnation) Tidy(path string, f func() error) *Removal {
 	_, stay := inc.Manager.BeforeClose()
-	return inc.reap(&Removal{path: path, f: f, kind: removeIdle, stay: stay})
+	kind := removeIdle
+	if f == nil {
+		kind = removeOnce
+	}
+	return inc.reap(&Removal{path: path, f: f, kind: kind, stay: stay})
 }
 
 // Vacate is InBackground for ephemeral znodes that others wait for, or may come

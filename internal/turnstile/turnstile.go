@@ -244,10 +244,10 @@ func (q *Turnstile) read(t *share) {
 	if q.reading == nil {
 		q.reading = &reading{lost: make(chan struct{})}
 	}
-	r, c := q.reading, claimOf(t)
-	c.OnLost(func() {
+	r := q.reading
+	claimOf(t).OnLost(func(why error) {
 		r.once.Do(func() {
-			r.why = c.Loss()
+			r.why = why
 			close(r.lost)
 		})
 	})
