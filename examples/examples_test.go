@@ -63,7 +63,12 @@ func start(t *testing.T, name string, args ...string) *example {
 			args = append(args, "--processes", "3")
 		}
 	}
-	return command(t, servers, name, append(args, "--session", "500ms")...)
+	// A machine that is busy, or servers that are, may stand still for a second.
+	session := "2s"
+	if servers != "" {
+		session = "4s"
+	}
+	return command(t, servers, name, append(args, "--session", session)...)
 }
 
 func command(t *testing.T, servers, name string, args ...string) *example {

@@ -39,16 +39,16 @@ func work(ctx context.Context, p *demo.Process, jobs int, takes time.Duration) e
 		return err
 	}
 
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	working, end := context.WithCancel(ctx)
+	defer end()
 	go func() {
-		for results := range done.Watch(ctx) {
+		for results := range done.Watch(working) {
 			if len(results) == jobs {
-				cancel() // nothing is left to do
+				end() // nothing is left to do
 			}
 		}
 	}()
-	for delivery := range queue.Deliveries(ctx) {
+	for delivery := range queue.Deliveries(working) {
 		p.KillMe("works on job %d, attempt %d", delivery.Value, delivery.Attempt)
 		time.Sleep(takes)
 		key := fmt.Sprintf("job-%d", delivery.Value)
