@@ -20,7 +20,6 @@ const testTimeout = harness.Timeout
 
 var (
 	longTests    = harness.Long
-	inMemory     = harness.InMemory
 	bubble       = harness.Bubble
 	within       = harness.Within
 	must         = harness.Must
