@@ -13,36 +13,6 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// A modelHistory is what the calls of a model were and returned, in the order of
-// time, for porcupine.
-type modelHistory[Op any] struct {
-	mu    sync.Mutex
-	begun time.Time
-	ops   []porcupine.Operation
-}
-
-// add adds a call. One that failed may still be applied, at any time, and its
-// client goes on.
-func (h *modelHistory[Op]) add(client int, op Op, call time.Time, failed bool) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	back := time.Since(h.begun)
-	if failed {
-		client, back = 100+len(h.ops), time.Hour
-	}
-	h.ops = append(h.ops, porcupine.Operation{ClientId: client, Input: op, Call: int64(call.Sub(h.begun)), Return: int64(back)})
-}
-
-func (h *modelHistory[Op]) check(t *testing.T, m porcupine.NondeterministicModel) {
-	t.Helper()
-	if porcupine.CheckOperationsTimeout(m.ToModel(), h.ops, 0) != porcupine.Ok {
-		for _, o := range h.ops {
-			t.Logf("%v-%v: %+v", time.Duration(o.Call), time.Duration(o.Return), o.Input)
-		}
-		t.Error("not linearizable")
-	}
-}
-
 // errUneven is what the function of an Update says of an uneven number.
 var errUneven = errors.New("uneven")
 
@@ -89,13 +59,6 @@ func TestModelOfValue(t *testing.T) {
 	modelsOf(t, 30, func(r *modelRun) {
 		t := r.t
 		h := modelHistory[numberOp]{begun: time.Now()}
-		number := 0
-		next := func() int {
-			h.mu.Lock()
-			defer h.mu.Unlock()
-			number++
-			return number
-		}
 		r.refuses, r.freezes = r.rnd.IntN(4) == 0, r.rnd.IntN(2) == 0
 		watching, stop := context.WithCancel(t.Context())
 		var watched sync.WaitGroup
@@ -129,7 +92,7 @@ func TestModelOfValue(t *testing.T) {
 							v = zsync.NewValue[int](s, "/v")
 						}
 						ctx, cancel := cut(t, d)
-						op := numberOp{x: next()}
+						op := numberOp{x: h.another()}
 						call := time.Now()
 						var err error
 						switch d.IntN(5) {
@@ -324,13 +287,6 @@ func TestModelOfMap(t *testing.T) {
 	modelsOf(t, 30, func(r *modelRun) {
 		t := r.t
 		h := modelHistory[tableOp]{begun: time.Now()}
-		number := 0
-		next := func() int {
-			h.mu.Lock()
-			defer h.mu.Unlock()
-			number++
-			return number
-		}
 		r.refuses, r.freezes = r.rnd.IntN(4) == 0, r.rnd.IntN(2) == 0
 		watching, stop := context.WithCancel(t.Context())
 		var watched sync.WaitGroup
@@ -377,7 +333,7 @@ func TestModelOfMap(t *testing.T) {
 								h.add(2*i+j+10*(key+1), tableOp{op: "delete", key: key, maybe: err != nil}, call, err != nil)
 							}
 						} else {
-							op := tableOp{key: d.IntN(2), x: next()}
+							op := tableOp{key: d.IntN(2), x: h.another()}
 							err := tableCall(ctx, m, which, &op, &known)
 							if op.maybe = err != nil; op.maybe {
 								r.mayFail(op.op, ctx, err)

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/anishathalye/porcupine"
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
@@ -53,6 +54,45 @@ func modelsOf(t *testing.T, short int, f func(r *modelRun)) {
 			}
 			f(r)
 		}, zktest.WithAddrs("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"))
+	}
+}
+
+// A modelHistory is what the calls of a model were and returned, in the order of
+// time, for porcupine.
+type modelHistory[Op any] struct {
+	mu    sync.Mutex
+	begun time.Time
+	ops   []porcupine.Operation
+	given int
+}
+
+// another returns a number that it has not returned before, for what a call writes.
+func (h *modelHistory[Op]) another() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.given++
+	return h.given
+}
+
+// add adds a call. One that failed may still be applied, at any time, and its
+// client goes on.
+func (h *modelHistory[Op]) add(client int, op Op, call time.Time, failed bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	back := time.Since(h.begun)
+	if failed {
+		client, back = 100+len(h.ops), time.Hour
+	}
+	h.ops = append(h.ops, porcupine.Operation{ClientId: client, Input: op, Call: int64(call.Sub(h.begun)), Return: int64(back)})
+}
+
+func (h *modelHistory[Op]) check(t *testing.T, m porcupine.NondeterministicModel) {
+	t.Helper()
+	if porcupine.CheckOperationsTimeout(m.ToModel(), h.ops, 0) != porcupine.Ok {
+		for _, o := range h.ops {
+			t.Logf("%v-%v: %+v", time.Duration(o.Call), time.Duration(o.Return), o.Input)
+		}
+		t.Error("not linearizable")
 	}
 }
 

@@ -53,11 +53,9 @@ var int64Model = porcupine.NondeterministicModel{
 
 func TestModelOfInt64(t *testing.T) {
 	models(t, func(r *modelRun) {
-		var mu sync.Mutex
-		var history []porcupine.Operation
+		h := modelHistory[int64Op]{begun: time.Now()}
 		r.refuses = r.rnd.IntN(4) == 0
 		r.hurt(true)
-		begun := time.Now()
 		var wg sync.WaitGroup
 		for i, s := range r.ss {
 			shared := zsync.NewInt64(s, "/n")
@@ -71,7 +69,7 @@ func TestModelOfInt64(t *testing.T) {
 						}
 						ctx, cancel := cut(r.t, d)
 						op := int64Op{a: int64(d.IntN(3)), b: int64(d.IntN(3))}
-						call := time.Since(begun)
+						call := time.Now()
 						var err error
 						switch d.IntN(5) {
 						case 0:
@@ -90,18 +88,11 @@ func TestModelOfInt64(t *testing.T) {
 							op.op = "cas"
 							op.ok, err = n.CompareAndSwap(ctx, op.a, op.b)
 						}
-						back := time.Since(begun)
-						if err != nil {
+						if op.maybe = err != nil; op.maybe {
 							r.mayFail(op.op, ctx, err)
-							op.maybe, back = true, time.Hour // it may still be applied
 						}
+						h.add(2*i+j, op, call, op.maybe)
 						cancel()
-						mu.Lock()
-						history = append(history, porcupine.Operation{ClientId: 2*i + j, Input: op, Call: int64(call), Return: int64(back)})
-						if op.maybe {
-							history[len(history)-1].ClientId = 100 + len(history) // its client goes on
-						}
-						mu.Unlock()
 						nap(d, 20)
 					}
 				})
@@ -109,9 +100,7 @@ func TestModelOfInt64(t *testing.T) {
 		}
 		wg.Wait()
 		r.heal()
-		if porcupine.CheckOperationsTimeout(int64Model.ToModel(), history, 0) != porcupine.Ok {
-			r.t.Errorf("not linearizable: %+v", history)
-		}
+		h.check(r.t, int64Model)
 	})
 }
 

@@ -1,6 +1,7 @@
 package zsync_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -65,9 +66,9 @@ func TestClearFreesNothingForAConsumerThatLooksInBetween(t *testing.T) {
 }
 
 func TestClearDoesNotRunAfterProducers(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
+	inAllLayouts(t, func(t *testing.T, srv *zktest.Server, layout zsync.QueueOption) {
 		s, other := open(t, srv), open(t, srv)
-		q, producer := zsync.NewQueue[int](s, "/q"), zsync.NewQueue[int](other, "/q")
+		q, producer := zsync.NewQueue[int](s, "/q", layout), zsync.NewQueue[int](other, "/q", layout)
 		must(t, producer.Send(t.Context(), counted(2500)...))
 		sends := make(chan error, 100)
 		sent := 0
@@ -91,6 +92,24 @@ func TestClearDoesNotRunAfterProducers(t *testing.T) {
 			must(t, <-sends)
 		}
 		wantLen(t, q, n)
+	})
+}
+
+func TestClearWorksAtTheLongestPath(t *testing.T) {
+	inAllLayouts(t, func(t *testing.T, srv *zktest.Server, layout zsync.QueueOption) {
+		s := open(t, srv)
+		q := zsync.NewQueue[int](s, "/"+strings.Repeat("q", 2047), layout)
+		const n = 1000
+		for range n / 100 {
+			must(t, q.Send(t.Context(), counted(100)...)) // more do not fit into a request
+		}
+		if got, err := q.Clear(within(t, time.Minute)); got != n || err != nil {
+			t.Errorf("Clear = %d, %v; want %d", got, err, n)
+		}
+		if st := s.Stats(); st.Reconnects > 0 {
+			t.Errorf("it cost %d connections", st.Reconnects)
+		}
+		wantLen(t, q, 0)
 	})
 }
 

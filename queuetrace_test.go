@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/zsync/zsync"
@@ -74,15 +73,7 @@ func TestTracesOfQueuesInARunWithFaultsHaveNoViolationAndAPlantedOneIsFound(t *t
 	for seed := range harness.Seeds(t, 4, 2, 300) {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			rnd := rand.New(rand.NewPCG(uint64(seed), 34))
-			var ws [4]traceBuffer
-			var ss [4]*zsync.Session
-			for i := range ss {
-				ss[i] = open(t, srv, zsync.WithTrace(&ws[i]), zsync.WithOwner(fmt.Sprint("process ", i)))
-			}
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-			defer cancel()
-			var all sync.WaitGroup
-			for i, s := range ss {
+			files := tracedRun(t, srv, rnd, time.Minute, 2, func(ctx context.Context, i int, s *zsync.Session, all *sync.WaitGroup) {
 				q := zsync.NewQueue[int](s, "/q", zsync.WithPrefetch(3))
 				d := rand.New(rand.NewPCG(uint64(seed), uint64(100+i)))
 				all.Go(func() {
@@ -121,29 +112,7 @@ func TestTracesOfQueuesInARunWithFaultsHaveNoViolationAndAPlantedOneIsFound(t *t
 						}
 					}
 				})
-			}
-			for ctx.Err() == nil {
-				s := ss[rnd.IntN(len(ss))]
-				time.Sleep(time.Duration(rnd.IntN(3000)) * time.Millisecond)
-				id := s.ID()
-				if id == 0 {
-					continue
-				}
-				if rnd.IntN(2) > 0 {
-					srv.Disconnect(id)
-					continue
-				}
-				srv.Partition(id)
-				time.Sleep(time.Duration(rnd.IntN(15000)) * time.Millisecond)
-				srv.Heal(id)
-			}
-			all.Wait()
-			var files []*trace.File
-			for i, s := range ss {
-				must(t, s.Close())
-				files = append(files, ws[i].file(t, fmt.Sprint(i)))
-			}
-			synctest.Wait()
+			})
 			r := trace.Verify(files, 0) // one clock
 			if !r.Whole() || r.Claims < 100 || r.Removed < 50 {
 				var out strings.Builder

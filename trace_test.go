@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/trace"
 	"github.com/zsync/zsync/zktest"
 )
@@ -180,23 +181,51 @@ func TestVerifyFindsALossThatIsToldTooLate(t *testing.T) {
 	})
 }
 
-func TestTracesOfARunWithFaultsHaveNoViolation(t *testing.T) {
-	seeds := 6
-	if longTests() {
-		seeds = 500
+// tracedRun returns the traces of four processes, each of which begins to work in all,
+// while they are disconnected at random, and every calm'th time cut off. Their ctx ends
+// after a while, and then their sessions.
+func tracedRun(t *testing.T, srv *zktest.Server, rnd *rand.Rand, long time.Duration, calm int,
+	work func(ctx context.Context, i int, s *zsync.Session, all *sync.WaitGroup)) (files []*trace.File) {
+	var ws [4]traceBuffer
+	var ss [4]*zsync.Session
+	for i := range ss {
+		ss[i] = open(t, srv, zsync.WithTrace(&ws[i]), zsync.WithOwner(fmt.Sprint("process ", i)))
 	}
-	for seed := range seeds {
+	ctx, cancel := context.WithTimeout(t.Context(), long)
+	defer cancel()
+	var all sync.WaitGroup
+	for i, s := range ss {
+		work(ctx, i, s, &all)
+	}
+	for ctx.Err() == nil {
+		s := ss[rnd.IntN(len(ss))]
+		time.Sleep(time.Duration(rnd.IntN(3000)) * time.Millisecond)
+		id := s.ID()
+		if id == 0 {
+			continue
+		}
+		if rnd.IntN(calm) > 0 {
+			srv.Disconnect(id)
+			continue
+		}
+		srv.Partition(id)
+		time.Sleep(time.Duration(rnd.IntN(15000)) * time.Millisecond)
+		srv.Heal(id)
+	}
+	all.Wait()
+	for i, s := range ss {
+		must(t, s.Close())
+		files = append(files, ws[i].file(t, fmt.Sprint(i)))
+	}
+	synctest.Wait()
+	return files
+}
+
+func TestTracesOfARunWithFaultsHaveNoViolation(t *testing.T) {
+	for seed := range harness.Seeds(t, 6, 6, 500) {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			rnd := rand.New(rand.NewPCG(uint64(seed), 12))
-			var ws [4]traceBuffer
-			var ss [4]*zsync.Session
-			for i := range ss {
-				ss[i] = open(t, srv, zsync.WithTrace(&ws[i]), zsync.WithOwner(fmt.Sprint("process ", i)))
-			}
-			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-			defer cancel()
-			var all sync.WaitGroup
-			for i, s := range ss {
+			files := tracedRun(t, srv, rnd, 2*time.Minute, 3, func(ctx context.Context, i int, s *zsync.Session, all *sync.WaitGroup) {
 				m, rw, sem, e := zsync.NewMutex(s, "/m"), zsync.NewRWMutex(s, "/rw"), zsync.NewSemaphore(s, "/s", 3), zsync.NewElection(s, "/e")
 				for g := range 4 {
 					d := rand.New(rand.NewPCG(uint64(seed), uint64(100+10*i+g)))
@@ -231,28 +260,7 @@ func TestTracesOfARunWithFaultsHaveNoViolation(t *testing.T) {
 						}
 					})
 				}
-			}
-			for ctx.Err() == nil {
-				s := ss[rnd.IntN(len(ss))]
-				time.Sleep(time.Duration(rnd.IntN(3000)) * time.Millisecond)
-				id := s.ID()
-				if id == 0 {
-					continue
-				}
-				if rnd.IntN(3) > 0 {
-					srv.Disconnect(id)
-					continue
-				}
-				srv.Partition(id)
-				time.Sleep(time.Duration(rnd.IntN(15000)) * time.Millisecond)
-				srv.Heal(id)
-			}
-			all.Wait()
-			var files []*trace.File
-			for i, s := range ss {
-				must(t, s.Close())
-				files = append(files, ws[i].file(t, fmt.Sprint(i)))
-			}
+			})
 			r := trace.Verify(files, 0) // one clock
 			if !r.Whole() || r.Holds < 100 || r.Tokens == 0 {
 				var out strings.Builder

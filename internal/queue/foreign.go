@@ -81,6 +81,12 @@ func (f *foreign) element(name string) (e element, ok bool) {
 	return e, false
 }
 
+// whole returns the name of the znode that split has taken the one of this name from.
+func whole(name string) string {
+	name, _, _ = strings.Cut(name, "#")
+	return name
+}
+
 // elements returns the elements among names, in order.
 func (f *foreign) elements(names []string) []element {
 	var es []element
@@ -426,6 +432,7 @@ func (q *core) foreignPriority(prio int) int {
 
 // clearForeign is Clear.
 func (q *core) clearForeign(ctx context.Context) (n int, err error) {
+	var there map[string]bool // the znodes that were there when it began
 	for {
 		var ops []any
 		err := q.m.During(ctx, func(inc *session.Incarnation) error {
@@ -437,12 +444,24 @@ func (q *core) clearForeign(ctx context.Context) (n int, err error) {
 			if session.IsNoNode(err) {
 				return nil
 			}
-			for _, e := range q.foreign.elements(names) {
-				if len(ops) < maxPost {
-					ops = append(ops, &zk.DeleteRequest{Path: session.ChildPath(q.dir, e.name), Version: -1})
+			if err != nil {
+				return err
+			}
+			es := q.foreign.elements(names)
+			if there == nil {
+				there = make(map[string]bool, len(es))
+				for _, e := range es {
+					there[whole(e.name)] = true
 				}
 			}
-			return err
+			ops = q.deletions(func(yield func(name string) bool) {
+				for _, e := range es {
+					if there[whole(e.name)] && !yield(e.name) {
+						return
+					}
+				}
+			})
+			return nil
 		})
 		if err != nil || len(ops) == 0 {
 			return n, err

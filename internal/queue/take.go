@@ -2,6 +2,7 @@ package queue
 
 import (
 	"context"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -396,13 +397,18 @@ func (q *core) clear(ctx context.Context, was *lot, back bool) (n int, more bool
 		es := slices.DeleteFunc(slices.Clone(t.elements), func(e element) bool {
 			return t.claimed.has(e.seq) || e.seq > was.last || (e.first > 0) != back
 		})
-		if n = min(len(es), maxPost); n == 0 {
+		if len(es) == 0 {
 			return nil
 		}
+		ops = q.deletions(func(yield func(name string) bool) {
+			for _, e := range slices.Backward(es) {
+				if !yield(e.key()) {
+					return
+				}
+			}
+		})
+		n = len(ops)
 		more, es = n < len(es), es[len(es)-n:]
-		for _, e := range es {
-			ops = append(ops, &zk.DeleteRequest{Path: session.ChildPath(q.dir, e.key()), Version: -1})
-		}
 		ops = append(ops, t.claiming(q, es...)...)
 		if slices.ContainsFunc(es, func(e element) bool { return keyOf(e.tag) != "" }) {
 			// The bell: what comes while this runs may have waited for its key.
@@ -421,6 +427,20 @@ func (q *core) clear(ctx context.Context, was *lot, back bool) (n int, more bool
 		return 0, true, nil // somebody else was quicker
 	}
 	return 0, false, err
+}
+
+// deletions returns what deletes the first of these names, as many as one transaction
+// holds, however long the path is.
+func (q *core) deletions(names iter.Seq[string]) (ops []any) {
+	size := 0
+	for name := range names {
+		path := session.ChildPath(q.dir, name)
+		if size += q.m.SizeOf(path, nil); len(ops) == maxPost || len(ops) > 0 && size > session.MaxPacket/2 {
+			break
+		}
+		ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
+	}
+	return ops
 }
 
 func (q *core) stats(ctx context.Context, inc *session.Incarnation) (st Stats, err error) {

@@ -113,7 +113,7 @@ func FuzzParse(f *testing.F) {
 		for _, l := range file.Lines {
 			line, err := json.Marshal(l)
 			if err != nil {
-				t.Skip() // of years that JSON has not
+				return // it has a year that JSON has not
 			}
 			again = append(append(again, line...), '\n')
 		}

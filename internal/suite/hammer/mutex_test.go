@@ -82,14 +82,7 @@ func TestHammerMutex(t *testing.T) {
 		last := zsync.NewMutex(sessions[0], "/m", zsync.WithLayout(layout))
 		harness.Must(t, last.Lock(harness.Within(t, time.Minute)))
 		harness.Must(t, last.Unlock())
-		for _, s := range sessions {
-			if st := s.Stats(); st.Holds != 0 || st.Waiters != 0 {
-				t.Errorf("%d holds and %d waiters are left", st.Holds, st.Waiters)
-			}
-		}
-		if names := harness.Children(t, harness.Plain(t, srv), "/m"); len(names) > 0 {
-			t.Errorf("%v are left", names)
-		}
+		wantNothingLeft(t, srv, sessions, "/m")
 	})
 }
 

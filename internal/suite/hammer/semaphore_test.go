@@ -117,11 +117,7 @@ func TestHammerSemaphore(t *testing.T) {
 		last := zsync.NewSemaphore(sessions[0], "/s", f.limit, zsync.WithLayout(f.layout))
 		harness.Must(t, last.Acquire(harness.Within(t, time.Minute), f.limit))
 		harness.Must(t, last.Release(f.limit))
-		for _, s := range sessions {
-			if st := s.Stats(); st.Holds != 0 || st.Waiters != 0 {
-				t.Errorf("%d holds and %d waiters are left", st.Holds, st.Waiters)
-			}
-		}
+		wantNothingHeld(t, sessions)
 	})
 }
 
