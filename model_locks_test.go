@@ -280,9 +280,6 @@ func (m *lockModel) gaveUp(h *modelHold, lost bool, began time.Time, err error) 
 	}
 }
 
-// nap sleeps for up to n milliseconds.
-func nap(d *rand.Rand, n int) { time.Sleep(time.Duration(d.IntN(n*1000)) * time.Microsecond) }
-
 // closedFunc reports whether c is closed.
 func closedFunc(c <-chan struct{}) func() bool { return func() bool { return session.IsClosed(c) } }
 

@@ -1,13 +1,13 @@
 package zsync_test
 
 import (
+	"context"
 	"errors"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/anishathalye/porcupine"
-	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
 )
@@ -104,12 +104,142 @@ func TestModelOfInt64(t *testing.T) {
 	})
 }
 
-// mayFail judges an error of a method that waits for nobody.
-func (r *modelRun) mayFail(what string, ctx interface{ Err() error }, err error) {
-	switch {
-	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
-	case r.refuses && errors.Is(err, zk.ErrNoAuth):
-	default:
-		r.t.Errorf("%s: %v", what, err)
-	}
+// errUneven is what the function of an Update says of an uneven number.
+var errUneven = errors.New("uneven")
+
+// A numberOp is a call of a method of a Value. Every write writes another number,
+// which so stands for the Version; 0 is no value.
+type numberOp struct {
+	op    string
+	old   int // of a swap: what it expects; of an update: what it was given
+	x     int // what is written, or was loaded
+	maybe bool
+	ok    bool
+}
+
+var numberModel = porcupine.NondeterministicModel{
+	Init: func() []any { return []any{0} },
+	Step: func(state, input, _ any) []any {
+		now, op := state.(int), input.(numberOp)
+		next, right := now, true
+		switch op.op {
+		case "load":
+			right = op.x == now
+		case "store":
+			next = op.x
+		case "swap":
+			if right = op.ok == (now == op.old); now == op.old {
+				next = op.x
+			}
+		case "update":
+			next, right = op.x, op.old == now
+		case "update of an uneven number":
+			right = op.old == now
+		}
+		switch {
+		case op.maybe:
+			return []any{now, next}
+		case right:
+			return []any{next}
+		}
+		return nil
+	},
+}
+
+func TestModelOfValue(t *testing.T) {
+	modelsOf(t, 30, func(r *modelRun) {
+		t := r.t
+		h := modelHistory[numberOp]{begun: time.Now()}
+		r.refuses, r.freezes = r.rnd.IntN(4) == 0, r.rnd.IntN(2) == 0
+		watching, stop := context.WithCancel(t.Context())
+		var watched sync.WaitGroup
+		last := make([]int, len(r.ss))
+		for i, s := range r.ss {
+			watched.Go(func() {
+				seen := make(map[int]bool)
+				for x := range zsync.NewValue[int](s, "/v").Watch(watching) {
+					if last[i] = x; seen[x] {
+						t.Errorf("Watch goes back to %d", x)
+					}
+					seen[x] = true
+				}
+				if watching.Err() == nil && !r.refuses {
+					t.Error("Watch has ended")
+				}
+			})
+		}
+		r.hurt(true)
+		var wg sync.WaitGroup
+		for i, s := range r.ss {
+			shared := zsync.NewValue[int](s, "/v")
+			for j := range 2 {
+				d := r.dice()
+				wg.Go(func() {
+					var version zsync.Version
+					var known int
+					for range 5 {
+						v := shared
+						if d.IntN(3) == 0 {
+							v = zsync.NewValue[int](s, "/v")
+						}
+						ctx, cancel := cut(t, d)
+						op := numberOp{x: h.another()}
+						call := time.Now()
+						var err error
+						switch d.IntN(5) {
+						case 0, 1:
+							op.op = "load"
+							var now zsync.Version
+							op.x, now, err = v.Load(ctx)
+							if errors.Is(err, zsync.ErrNoValue) {
+								err = nil
+							}
+							if err == nil {
+								version, known = now, op.x
+							}
+						case 2:
+							op.op = "store"
+							err = v.Store(ctx, op.x)
+						case 3:
+							op.op, op.old = "swap", known
+							op.ok, err = v.CompareAndSwap(ctx, version, op.x)
+						case 4:
+							op.op = "update"
+							fussy := d.IntN(2) == 0
+							_, err = v.Update(ctx, func(old int) (int, error) {
+								if op.old = old; fussy && old%2 == 1 {
+									return 0, errUneven
+								}
+								return op.x, nil
+							})
+							if errors.Is(err, errUneven) {
+								op.op, err = "update of an uneven number", nil
+							}
+						}
+						if op.maybe = err != nil; op.maybe {
+							r.mayFail(op.op, ctx, err)
+						}
+						h.add(2*i+j, op, call, op.maybe)
+						cancel()
+						nap(d, 20)
+					}
+				})
+			}
+		}
+		wg.Wait()
+		r.heal()
+		h.check(t, numberModel)
+		time.Sleep(time.Minute)
+		now, _, err := zsync.NewValue[int](open(t, r.srv), "/v").Load(t.Context())
+		if err != nil && !errors.Is(err, zsync.ErrNoValue) {
+			t.Error(err)
+		}
+		stop()
+		watched.Wait()
+		for _, x := range last {
+			if x != now && !r.refuses {
+				t.Errorf("Watch ended with %d; the value is %d", x, now)
+			}
+		}
+	})
 }

@@ -7,6 +7,9 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
+// A queue, or a part of it, is deleted by somebody else and made again beside producers
+// that knew the former.
+
 func TestProducerThatKnewADeletedQueueSendsBehindWhatTheNextHas(t *testing.T) {
 	for name, before := range map[string]int{"into a bucket": 1, "into the next bucket": 1000} {
 		t.Run(name, func(t *testing.T) {

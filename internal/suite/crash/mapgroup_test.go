@@ -11,6 +11,9 @@ import (
 	"github.com/zsync/zsync/internal/harness"
 )
 
+// Crashes in operations of Map, Int64, Flight, Schedule, Group and Partition, and in
+// Semaphore.Resize and Election.Transfer.
+
 // A receipt of a process that has died stays.
 const mapLeaves = crashPath + "-receipts(/[^/]*)?"
 

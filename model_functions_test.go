@@ -12,6 +12,8 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
+// Models of what runs a function: OnceFunc, OnceValue and OnceValues, Flight, Schedule.
+
 // An onlyOne is what must run once, or one at a time: those who have been told that
 // they are not alone any more do not count.
 type onlyOne struct {

@@ -1,0 +1,204 @@
+package zsync_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/zktest"
+)
+
+// What the models have in common, which stand in the files model_*_test.go: each runs
+// random programs of all methods of a primitive, and compares what they return with
+// what they could return in one process.
+
+// A modelRun is one random program over the public API of a primitive, run by
+// several processes while servers lag, connections drop, requests and replies
+// are lost, requests are refused, and sessions are cut off until they expire.
+type modelRun struct {
+	t    *testing.T
+	srv  *zktest.Server
+	rnd  *rand.Rand
+	ss   []*zsync.Session
+	stop chan struct{}
+	done sync.WaitGroup
+
+	denies  bool // some transactions are refused with NoAuth
+	refuses bool // requests are refused at times, with NoAuth
+	freezes bool // followers stand still at times
+}
+
+// models runs f with one seed after another: 150, 8 under the race detector, or
+// 2,000 in a long run. The first failure ends it and names the seed;
+// ZSYNC_TEST_SEED runs that one alone.
+func models(t *testing.T, f func(r *modelRun)) {
+	t.Helper()
+	modelsOf(t, 150, f)
+}
+
+// modelsOf is models with another number of seeds in a short run.
+func modelsOf(t *testing.T, short int, f func(r *modelRun)) {
+	t.Helper()
+	t.Parallel()
+	for seed := range harness.Seeds(t, short, min(short, 8), 2000) {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			r := &modelRun{t: t, srv: srv, rnd: rand.New(rand.NewPCG(uint64(seed), 7)), stop: make(chan struct{})}
+			for range 3 {
+				r.ss = append(r.ss, open(t, srv, zsync.WithRetry(zsync.Backoff{Min: time.Millisecond, Max: 20 * time.Millisecond})))
+			}
+			f(r)
+		}, zktest.WithAddrs("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"))
+	}
+}
+
+// A modelHistory is what the calls of a model were and returned, in the order of
+// time, for porcupine.
+type modelHistory[Op any] struct {
+	mu    sync.Mutex
+	begun time.Time
+	ops   []porcupine.Operation
+	given int
+}
+
+// another returns a number that it has not returned before, for what a call writes.
+func (h *modelHistory[Op]) another() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.given++
+	return h.given
+}
+
+// add adds a call. One that failed may still be applied, at any time, and its
+// client goes on.
+func (h *modelHistory[Op]) add(client int, op Op, call time.Time, failed bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	back := time.Since(h.begun)
+	if failed {
+		client, back = 100+len(h.ops), time.Hour
+	}
+	h.ops = append(h.ops, porcupine.Operation{ClientId: client, Input: op, Call: int64(call.Sub(h.begun)), Return: int64(back)})
+}
+
+func (h *modelHistory[Op]) check(t *testing.T, m porcupine.NondeterministicModel) {
+	t.Helper()
+	if porcupine.CheckOperationsTimeout(m.ToModel(), h.ops, 0) != porcupine.Ok {
+		for _, o := range h.ops {
+			t.Logf("%v-%v: %+v", time.Duration(o.Call), time.Duration(o.Return), o.Input)
+		}
+		t.Error("not linearizable")
+	}
+}
+
+// hurt begins to do harm, until heal.
+func (r *modelRun) hurt(expire bool) {
+	a := r.srv.Addrs()
+	r.srv.SetLag(a[1], time.Duration(1+r.rnd.IntN(300))*time.Millisecond)
+	r.srv.SetLag(a[2], time.Duration(1+r.rnd.IntN(40))*time.Millisecond)
+	r.srv.SetLatency(time.Duration(r.rnd.IntN(3)) * time.Millisecond)
+	var mu sync.Mutex
+	dice := rand.New(rand.NewPCG(r.rnd.Uint64(), 8))
+	draw := func(n int) int {
+		mu.Lock()
+		defer mu.Unlock()
+		return dice.IntN(n)
+	}
+	r.srv.Intercept(func(q zktest.Request) zktest.Action {
+		switch q.Op {
+		case zktest.OpConnect, zktest.OpPing, zktest.OpCloseSession:
+			return zktest.Pass
+		}
+		switch draw(100) {
+		case 0:
+			return zktest.DropRequest
+		case 1:
+			return zktest.DropReply
+		case 2:
+			return zktest.Delay(time.Duration(draw(20)) * time.Millisecond)
+		case 3:
+			if r.denies && q.Op == zktest.OpMulti {
+				return zktest.Fail(zktest.CodeNoAuth)
+			}
+			if draw(4) == 0 && q.Op != zktest.OpDelete {
+				return zktest.Fail(zktest.CodeThrottled)
+			}
+		case 4:
+			if r.refuses && draw(3) == 0 {
+				return zktest.Fail(zktest.CodeNoAuth)
+			}
+		}
+		return zktest.Pass
+	})
+	r.done.Go(func() {
+		for {
+			select {
+			case <-r.stop:
+				return
+			case <-time.After(time.Duration(draw(60)) * time.Millisecond):
+			}
+			if a := a[1+draw(2)]; r.freezes && draw(6) == 0 {
+				r.srv.Freeze(a)
+				select {
+				case <-r.stop:
+				case <-time.After(time.Duration(draw(2000)) * time.Millisecond):
+				}
+				r.srv.SetLag(a, time.Duration(1+draw(100))*time.Millisecond)
+			}
+			id := r.ss[draw(len(r.ss))].ID()
+			if expire && draw(12) == 0 {
+				// Its holders must know before the servers end the session.
+				r.srv.Partition(id)
+				select {
+				case <-r.stop:
+				case <-time.After(time.Duration(draw(int(2*testTimeout/time.Millisecond))) * time.Millisecond):
+				}
+				r.srv.Heal(id)
+			} else {
+				r.srv.Disconnect(id)
+			}
+		}
+	})
+}
+
+// heal ends the harm.
+func (r *modelRun) heal() {
+	close(r.stop)
+	r.done.Wait()
+	r.srv.Intercept(nil)
+	r.srv.SetLatency(0)
+	for _, a := range r.srv.Addrs()[1:] {
+		r.srv.Thaw(a)
+	}
+}
+
+// dice returns a random source for one goroutine.
+func (r *modelRun) dice() *rand.Rand { return rand.New(rand.NewPCG(r.rnd.Uint64(), 9)) }
+
+// cut returns a context that ends early in one case of three.
+func cut(t *testing.T, d *rand.Rand) (context.Context, context.CancelFunc) {
+	if d.IntN(3) == 0 {
+		return context.WithTimeout(t.Context(), time.Duration(d.IntN(40))*time.Millisecond)
+	}
+	return context.WithTimeout(t.Context(), 5*time.Minute)
+}
+
+// mayFail judges an error of a method that waits for nobody.
+func (r *modelRun) mayFail(what string, ctx interface{ Err() error }, err error) {
+	switch {
+	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
+	case r.refuses && errors.Is(err, zk.ErrNoAuth):
+	default:
+		r.t.Errorf("%s: %v", what, err)
+	}
+}
+
+// nap sleeps for up to n milliseconds.
+func nap(d *rand.Rand, n int) { time.Sleep(time.Duration(d.IntN(n*1000)) * time.Microsecond) }
