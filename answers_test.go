@@ -11,13 +11,14 @@ import (
 	"time"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/zktest"
 )
 
 // A size costs a server nothing, and the client no memory before the bytes have come.
 func TestASizeThatIsAnnouncedCostsAConnectionAndNoMemory(t *testing.T) {
 	const connections = 20
-	synctest.Test(t, func(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
 		i := &impostor{hello: welcome(10_000, 16), reply: func(xid, op int32) []byte {
 			return words(200<<20, int64(xid), 0, 0, 0) // the header alone; nothing comes behind it
 		}}
@@ -159,7 +160,7 @@ func TestTimeoutIsThatWhichTheServersHaveGranted(t *testing.T) {
 
 // Nobody waits at a channel of what was not made, though its context never ends.
 func TestChannelsOfZeroValuesAreClosedAtOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
 		ctx := t.Context()
 		var (
 			q zsync.Queue[int]
@@ -268,7 +269,8 @@ func TestCancelledLocksLeaveNeitherGoroutinesNorZnodes(t *testing.T) {
 				quiet.Store(false)
 				time.Sleep(2 * testTimeout)
 				synctest.Wait()
-				if more := goroutines() - before; more > 2 {
+				// Each of the two sessions keeps up to two goroutines for what it does next.
+				if more := goroutines() - before; more > 4 {
 					t.Errorf("%d more goroutines at the end", more)
 				}
 				if s.ID() != id {

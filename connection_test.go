@@ -15,6 +15,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/wire"
 	"github.com/zsync/zsync/zktest"
@@ -26,7 +27,7 @@ func TestAnEventThatNoServerSendsCostsItsConnectionAndNoMore(t *testing.T) {
 	for _, typ := range []int64{-2, -1, 0, 5, 6, 7, 1 << 20} {
 		for _, state := range []int64{-112, 0, 1, 3, 100, 101} {
 			t.Run(fmt.Sprintf("type %d in state %d", typ, state), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
+				harness.VirtualTime(t, func(t *testing.T) {
 					var n atomic.Int32
 					i := &impostor{hello: welcome(10_000, 16)}
 					i.reply = func(xid, op int32) []byte {
@@ -87,7 +88,7 @@ func TestWatchesThatTheServerRefusesToSetAgainAreSetOnTheNextConnection(t *testi
 func TestAServerThatAcceptsAndDropsIsDialledAtThePaceOfRetries(t *testing.T) {
 	for _, life := range []time.Duration{0, 11 * time.Millisecond, 500 * time.Millisecond} {
 		t.Run(life.String(), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			harness.VirtualTime(t, func(t *testing.T) {
 				var dials atomic.Int64
 				dial := func(string, string, time.Duration) (net.Conn, error) {
 					dials.Add(1)
@@ -137,7 +138,7 @@ func TestDroppedConnectionsMakeNoCrowdOfSessionsWithLossOnSuspend(t *testing.T) 
 }
 
 func TestASessionTimeoutOfAMillisecondMakesNoStorm(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
 		i := &impostor{hello: welcome(1, 16), reply: func(xid, op int32) []byte { return frame(replyTo(xid, wire.CodeNoNode)) }}
 		s, err := zsync.Connect(t.Context(), "x:1", zsync.WithDialer(i.dial))
 		must(t, err)
@@ -173,7 +174,7 @@ type nowhere struct{ net.Conn }
 func (nowhere) RemoteAddr() net.Addr { return nil }
 
 func TestADialersConnectionNeedsNoAddress(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
 		i := &impostor{hello: []byte("HTTP/1.1 400 Bad Request\r\n\r\n")}
 		_, err := zsync.Connect(within(t, time.Second), "x:1", zsync.WithDialer(func(network, addr string, d time.Duration) (net.Conn, error) {
 			c, err := i.dial(network, addr, d)

@@ -9,12 +9,12 @@ import (
 	"net"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/wire"
 )
 
@@ -106,7 +106,7 @@ func TestAServerThatAnswersGarbageToTheHandshakeIsLeft(t *testing.T) {
 		"no session":         frame(make([]byte, 36)),
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			harness.VirtualTime(t, func(t *testing.T) {
 				i := &impostor{hello: hello}
 				_, err := zsync.Connect(within(t, 20*time.Second), "x:1", zsync.WithDialer(i.dial))
 				wantErr(t, err, context.DeadlineExceeded)
@@ -143,7 +143,7 @@ func TestAServerThatAnswersGarbageToARequestCostsAConnectionAtMost(t *testing.T)
 		"foreign names": func(xid, op int32) []byte { return frame(replyTo(xid, 0, append(words(2), "/x"...)...)) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			harness.VirtualTime(t, func(t *testing.T) {
 				i := &impostor{hello: welcome(10_000, 16), reply: reply}
 				s, err := zsync.Connect(t.Context(), "x:1", zsync.WithDialer(i.dial))
 				must(t, err)

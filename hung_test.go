@@ -7,10 +7,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
@@ -83,7 +83,7 @@ func TestTwoOfFiveServersThatHangCostNobodyTheSession(t *testing.T) {
 		rounds = 300
 	}
 	for seed := range rounds {
-		synctest.Test(t, func(t *testing.T) {
+		harness.VirtualTime(t, func(t *testing.T) {
 			srv := zktest.Start(t, zktest.WithAddrs(fiveAddrs...))
 			rnd := rand.New(rand.NewPCG(uint64(seed), 3))
 			holder, waiter := &deafness{srv: srv}, &deafness{srv: srv}

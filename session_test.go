@@ -23,6 +23,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
@@ -206,7 +207,7 @@ func TestSessionOverTLS(t *testing.T) {
 }
 
 func TestAServerThatNeverAnswersTLSHoldsNobodyUp(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
 		var ends []net.Conn
 		var mu sync.Mutex
 		mute := func(string, string, time.Duration) (net.Conn, error) {

@@ -128,7 +128,7 @@ func TestTraceTellsGrantTokenHandOverReleaseAndLoss(t *testing.T) {
 // Two ensembles that know nothing of each other grant one lock twice: as if
 // ZooKeeper, or zsync, had failed.
 func TestVerifyFindsALockThatTwoHold(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
 		var ws [2]traceBuffer
 		var ms [2]*zsync.Mutex
 		for i := range ms {

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"runtime/debug"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -37,7 +38,21 @@ func InMemory(t testing.TB) {
 func Bubble(t *testing.T, f func(t *testing.T, srv *zktest.Server), opts ...zktest.Option) {
 	t.Helper()
 	InMemory(t)
-	synctest.Test(t, func(t *testing.T) { f(t, zktest.Start(t, opts...)) })
+	VirtualTime(t, func(t *testing.T) { f(t, zktest.Start(t, opts...)) })
+}
+
+// VirtualTime runs f in a synctest bubble. When ten days have passed in it the tests
+// end, with the stacks of all goroutines: sessions ping, so whoever waits for what
+// never comes would wait, and keep a core busy, for as long as the tests may take.
+func VirtualTime(t *testing.T, f func(t *testing.T)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		time.AfterFunc(10*24*time.Hour, func() {
+			debug.SetTraceback("all")
+			panic(t.Name() + " has waited for ten days")
+		})
+		f(t)
+	})
 }
 
 // Within returns a context that ends after d.

@@ -47,7 +47,7 @@ func mutexOf(m *session.Manager, path string) *Line {
 // the first of this one has the lock.
 func TestOneWhoHasGoneWithAFormerDirectoryIsNotStruckOffThePresentOne(t *testing.T) {
 	for _, late := range []string{"who has gone", "where he is"} {
-		synctest.Test(t, func(t *testing.T) {
+		harness.VirtualTime(t, func(t *testing.T) {
 			srv := zktest.Start(t)
 			ours, theirs := open(t, srv), open(t, srv)
 			inc, err := ours.Incarnation(t.Context())

@@ -313,7 +313,7 @@ func (x *watchWorld) run() {
 func TestWhatIsTakenForArmedIsOnTheServerWhateverHappens(t *testing.T) {
 	runs, checks := 0, 0
 	for seed := range harness.Seeds(t, 100, 10, 2000) {
-		synctest.Test(t, func(t *testing.T) {
+		harness.VirtualTime(t, func(t *testing.T) {
 			srv := zktest.Start(t, zktest.WithAddrs("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"))
 			first := WithDialer(func(network, _ string, limit time.Duration) (net.Conn, error) {
 				return srv.Dial(network, srv.Addrs()[0], limit)

@@ -6,18 +6,18 @@ import (
 	"net"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/zktest"
 )
 
 // A server that has put the sync aside may show what was before the create.
 func TestAListingWhoseSyncWasNotCarriedOutIsNotBelieved(t *testing.T) {
 	for _, code := range []int32{zktest.CodeThrottled, -7, -4} { // as do those that do not know: OperationTimeout, ConnectionLoss
-		synctest.Test(t, func(t *testing.T) {
+		harness.VirtualTime(t, func(t *testing.T) {
 			srv := zktest.Start(t, zktest.WithAddrs("127.0.0.1:1", "127.0.0.1:2"))
 			dialTo := func(addr string) func(*Config) {
 				return WithDialer(func(network, _ string, limit time.Duration) (net.Conn, error) { return srv.Dial(network, addr, limit) })

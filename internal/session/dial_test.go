@@ -3,11 +3,11 @@ package session
 import (
 	"context"
 	"errors"
+	"github.com/zsync/zsync/internal/harness"
 	"net"
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 )
 
@@ -38,7 +38,7 @@ func TestADeadAddressCostsItsShareOfTheTimeAndBlamesNoOther(t *testing.T) {
 		{[]string{"refuses", "dead"}, 6 * time.Second, "refused; dead: no answer"},
 		{[]string{"dead", "refuses"}, 3 * time.Second, "dead: no answer; refused"},
 	} {
-		synctest.Test(t, func(t *testing.T) {
+		harness.VirtualTime(t, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second)
 			defer cancel()
 			began := time.Now()

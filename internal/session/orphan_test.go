@@ -6,6 +6,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -13,7 +14,7 @@ import (
 // nobody up until it expires; but those who held something have their time.
 func TestASessionAbandonedWithItsConnectionIsEndedOverAnother(t *testing.T) {
 	for _, how := range []string{"suspended", "given up"} {
-		synctest.Test(t, func(t *testing.T) {
+		harness.VirtualTime(t, func(t *testing.T) {
 			srv := zktest.Start(t, zktest.WithAddrs("127.0.0.1:1", "127.0.0.1:2"))
 			s, b := open(t, srv, func(c *Config) { c.LossOnSuspend = how == "suspended" }), open(t, srv)
 			inc, id := live(t, s), s.ID()
@@ -82,7 +83,7 @@ func TestAnAbandonedSessionIsEndedThoughServersFail(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			harness.VirtualTime(t, func(t *testing.T) {
 				srv := zktest.Start(t, zktest.WithAddrs("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"))
 				s := open(t, srv, func(c *Config) { c.LossOnSuspend = true })
 				inc, id := live(t, s), s.ID()

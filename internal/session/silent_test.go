@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -22,7 +23,7 @@ func TestASessionThatIsGivenUpAndWhoseServerIsSilentIsEndedOverAnother(t *testin
 		"one that is hit": zktest.Pass,
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			harness.VirtualTime(t, func(t *testing.T) {
 				srv := zktest.Start(t, zktest.WithAddrs("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"))
 				s, b := open(t, srv), open(t, srv)
 				inc, id := live(t, s), s.ID()

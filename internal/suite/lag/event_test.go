@@ -10,6 +10,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -28,7 +29,7 @@ type eventThenLag struct {
 // lagAfterEvent runs f in a bubble. Once strike has been called, member 1 applies nothing
 // new for some seconds, and member 0 fails at the next read of the waiter.
 func lagAfterEvent(t *testing.T, f func(t *testing.T, x *eventThenLag)) {
-	synctest.Test(t, func(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
 		x := &eventThenLag{e: zktest.StartEnsemble(t, 3, zktest.WithTick(2*time.Second))}
 		a := x.e.Addrs()
 		connect := func(servers string) *zsync.Session {

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/zsync/zsync"
@@ -44,7 +43,7 @@ func TestNobodyIsGrantedALockBeforeItsHolderIsToldOfTheLoss(t *testing.T) {
 	grants, losses := 0, 0
 	for seed := first; seed < first+n; seed++ {
 		ok := t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			harness.VirtualTime(t, func(t *testing.T) {
 				p := newPromise(t, seed)
 				p.run()
 				g, l := p.judge()

@@ -6,7 +6,6 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/zsync/zsync"
@@ -98,7 +97,7 @@ func TestAHolderIsToldBeforeAnotherIsGrantedWhateverHappensToTheServers(t *testi
 	tried, grants := 0, 0
 	for seed := range harness.Seeds(t, 150, 20, 10_000) {
 		tried++
-		synctest.Test(t, func(t *testing.T) {
+		harness.VirtualTime(t, func(t *testing.T) {
 			rnd := rand.New(rand.NewPCG(uint64(seed), 11))
 			c := &severance{rnd: rnd, timeout: []time.Duration{4, 6, 10, 30}[rnd.IntN(4)] * time.Second}
 			tick := []time.Duration{c.timeout / 2, c.timeout / 5, 500 * time.Millisecond}[rnd.IntN(3)]
