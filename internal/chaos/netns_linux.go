@@ -24,12 +24,12 @@ func Namespaced(cmd *exec.Cmd) {
 
 // namespaces is a network of one namespace for each server and the caller's for
 // the clients, joined by a bridge in the caller's. A process in each, which ends
-// with this one, keeps it.
+// with this one, anchors it.
 //
 // What one server sends to another is cut by giving the first a wrong hardware
 // address for the second: the packets leave, and nobody takes them.
 type namespaces struct {
-	keepers [Servers + 1]*exec.Cmd
+	anchors [Servers + 1]*exec.Cmd
 	stdin   [Servers + 1]io.Closer
 }
 
@@ -54,17 +54,17 @@ func newNamespaces(start func(*exec.Cmd) error) (_ *namespaces, err error) {
 		return nil, err
 	}
 	for i := 1; i <= Servers; i++ {
-		keeper := exec.Command("cat")
-		keeper.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
-		in, err := keeper.StdinPipe()
+		anchor := exec.Command("cat")
+		anchor.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
+		in, err := anchor.StdinPipe()
 		if err != nil {
 			return nil, err
 		}
-		if err := start(keeper); err != nil {
+		if err := start(anchor); err != nil {
 			return nil, err
 		}
-		n.keepers[i], n.stdin[i] = keeper, in
-		if err := n.ip(0, fmt.Sprintf("link add v%d type veth peer name eth0 netns %d", i, keeper.Process.Pid),
+		n.anchors[i], n.stdin[i] = anchor, in
+		if err := n.ip(0, fmt.Sprintf("link add v%d type veth peer name eth0 netns %d", i, anchor.Process.Pid),
 			fmt.Sprintf("link set v%d master br0", i), fmt.Sprintf("link set v%d up", i)); err != nil {
 			return nil, err
 		}
@@ -114,7 +114,7 @@ func (n *namespaces) members(int) string {
 }
 
 func (n *namespaces) command(i int, argv ...string) *exec.Cmd {
-	net := fmt.Sprintf("--net=/proc/%d/ns/net", n.keepers[i].Process.Pid)
+	net := fmt.Sprintf("--net=/proc/%d/ns/net", n.anchors[i].Process.Pid)
 	return exec.Command("nsenter", append([]string{net}, argv...)...)
 }
 
@@ -137,7 +137,7 @@ func (n *namespaces) set(ways [][2]int, pass bool) error {
 }
 
 func (n *namespaces) close() {
-	for i, k := range n.keepers {
+	for i, k := range n.anchors {
 		if k != nil {
 			_ = n.stdin[i].Close()
 			_ = k.Process.Kill()
