@@ -44,10 +44,10 @@ type Session struct {
 
 	tracers tracers
 
-	tallies tally.Tallies
-	marks   shared.Map[string, mark] // by path of the mark
-	ids     idSet                    // of memberships in groups
-	kept    turnstile.Keepers        // of places that are kept though nobody has them
+	tallies    tally.Tallies
+	marks      shared.Map[string, mark] // by path of the mark
+	ids        idSet                    // of memberships in groups
+	retentions turnstile.Retentions
 }
 
 // Connect establishes a session with an ensemble.

@@ -21,7 +21,7 @@ func (q *lockTurnstile) init(s *Session, path string, ln line.Line, c lockConfig
 	q.s = s
 	q.Init(s.m, path, ln, c.handoffs, entries)
 	if c.retain > 0 {
-		q.Retain(c.retain, &s.kept)
+		q.Retain(c.retain, &s.retentions)
 	}
 }
 

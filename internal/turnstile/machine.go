@@ -51,8 +51,8 @@ type share struct {
 	beside bool      // a reader may stand beside it, and stay when it goes: it cannot be passed on
 	moving bool      // Downgrade is exchanging its znode
 
-	moved  chan struct{} // closed when moving is over; not the machine's
-	keeper *keeper       // if it has been kept, and not been recalled since; not the machine's
+	moved     chan struct{} // closed when moving is over; not the machine's
+	retention *retention    // if it has been kept, and not been recalled since; not the machine's
 }
 
 // A claim is what the machine has to know of a line.Claim.
@@ -133,7 +133,7 @@ const (
 	drop                 // a share is not held any more
 	end                  // end the grant of a use, not the claim's
 	keep                 // end the grant of a use, and keep the claim's place: or else see unkept
-	again                // a place that was kept is in use again
+	reuse                // a place that was kept is in use again
 	discard              // give up a place that was kept
 )
 
@@ -387,7 +387,7 @@ func (m *machine) retake(mode Mode) bool {
 	}
 	m.kept = nil
 	m.held = append(m.held, t)
-	m.emit(action{verb: again, share: t})
+	m.emit(action{verb: reuse, share: t})
 	return true
 }
 

@@ -123,7 +123,7 @@ func (s *script) do(event string) string {
 	}
 	var out []string
 	for _, a := range m.actions() {
-		name := [...]string{"admit", "refuse", "seek", "cancel", "join", "ask", "ask ahead", "lose", "drop", "end", "keep", "again", "discard"}[a.verb]
+		name := [...]string{"admit", "refuse", "seek", "cancel", "join", "ask", "ask ahead", "lose", "drop", "end", "keep", "reuse", "discard"}[a.verb]
 		switch a.verb {
 		case admit:
 			if a.waiter != nil {
@@ -165,9 +165,9 @@ func TestMachineSaysWhatIsToBeDone(t *testing.T) {
 			comes E1 -> seek
 			found -> admit E1
 			leaves E1 -> keep, drop, is kept
-			comes E2 -> again, admit E2
+			comes E2 -> reuse, admit E2
 			leaves E2 -> keep, drop, is kept
-			tries E3 -> again, admit E3, busy=false
+			tries E3 -> reuse, admit E3, busy=false
 			others come ->
 			leaves E3 -> drop, is given up
 			comes E4 -> seek

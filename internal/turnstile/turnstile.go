@@ -35,8 +35,8 @@ type Turnstile struct {
 	freed   chan struct{} // if not nil, closed when something is not held any more; guarded by mu
 	reading *reading      // if something is held for several; guarded by mu
 
-	retain  time.Duration // how long a place is kept that nobody has; 0 if none is
-	keepers *Keepers
+	retain     time.Duration // how long a place is kept that nobody has; 0 if none is
+	retentions *Retentions
 }
 
 // An Entry is how contenders of one mode enter a line.
@@ -72,8 +72,8 @@ func (q *Turnstile) Init(m *session.Manager, path string, ln line.Line, handoffs
 
 // Retain has q keep its place for up to d when nobody has it, as one of those that
 // all may keep together.
-func (q *Turnstile) Retain(d time.Duration, all *Keepers) {
-	q.retain, q.keepers, q.machine.retains = d, all, true
+func (q *Turnstile) Retain(d time.Duration, all *Retentions) {
+	q.retain, q.retentions, q.machine.retains = d, all, true
 }
 
 // step tells the machine of an event, and does what it says.
@@ -142,8 +142,8 @@ func (q *Turnstile) perform(a action) {
 		if !q.keep(a.share, a.use) {
 			q.machine.unkept(a.share)
 		}
-	case again:
-		a.share.keeper.used()
+	case reuse:
+		a.share.retention.used()
 	case discard:
 		q.unkeep(a.share)
 		q.Manager.Spawn(claimOf(a.share).Discard)
@@ -153,7 +153,7 @@ func (q *Turnstile) perform(a action) {
 // keep keeps the place of t, which u was the last use of. It fails if that is lost, or
 // too many are kept. It is called with mu held, as unkeep is.
 func (q *Turnstile) keep(t *share, u *use) bool {
-	if t.keeper == nil && !q.beginKeeper(t) {
+	if t.retention == nil && !q.beginRetention(t) {
 		return false
 	}
 	e, kept := u.grant.Keep()
@@ -164,38 +164,38 @@ func (q *Turnstile) keep(t *share, u *use) bool {
 	if u.event = nothing; q.Manager.Config.Observe != nil {
 		u.event = func() { q.Manager.Observe(e) }
 	}
-	t.keeper.unused()
+	t.retention.unused()
 	return true
 }
 
 func nothing() {}
 
-// unkeep ends the keeper of t, if it has one.
+// unkeep ends the retention of t, if it has one.
 func (q *Turnstile) unkeep(t *share) {
-	if k := t.keeper; k != nil {
-		t.keeper = nil
-		q.keepers.remove(k)
-		close(k.over)
+	if r := t.retention; r != nil {
+		t.retention = nil
+		q.retentions.remove(r)
+		close(r.over)
 	}
 }
 
-// beginKeeper gives t a keeper, unless there are too many places in use.
-func (q *Turnstile) beginKeeper(t *share) bool {
-	k := &keeper{over: make(chan struct{})}
-	k.end = func() { q.endKeeper(t, k) }
-	if !q.keepers.add(k, q.Manager.Spawn) {
+// beginRetention begins one of t, unless too many places are in use.
+func (q *Turnstile) beginRetention(t *share) bool {
+	r := &retention{over: make(chan struct{})}
+	r.end = func() { q.endRetention(t, r) }
+	if !q.retentions.add(r, q.Manager.Spawn) {
 		return false
 	}
-	t.keeper = k
-	q.Manager.Spawn(func() { q.lookAfter(t, k) })
+	t.retention = r
+	q.Manager.Spawn(func() { q.lookAfter(t, r) })
 	return true
 }
 
-// endKeeper ends k, the keeper of t, and gives up the place if nobody has it.
-func (q *Turnstile) endKeeper(t *share, k *keeper) {
+// endRetention ends r, that of t, and gives up the place if nobody has it.
+func (q *Turnstile) endRetention(t *share, r *retention) {
 	q.step(func(m *machine) {
 		switch {
-		case t.keeper != k: // it has ended
+		case t.retention != r: // it has ended
 		case m.kept == t:
 			m.recalled(t)
 		default:
@@ -204,8 +204,8 @@ func (q *Turnstile) endKeeper(t *share, k *keeper) {
 	})
 }
 
-// lookAfter is the goroutine of k, the keeper of t.
-func (q *Turnstile) lookAfter(t *share, k *keeper) {
+// lookAfter is the goroutine of r, the retention of t.
+func (q *Turnstile) lookAfter(t *share, r *retention) {
 	c := claimOf(t)
 	timer := time.NewTimer(q.retain)
 	defer timer.Stop()
@@ -214,17 +214,17 @@ func (q *Turnstile) lookAfter(t *share, k *keeper) {
 		// been in use meanwhile stays, and the others give up what nobody has.
 		select {
 		case <-c.Recall():
-			k.end()
+			r.end()
 			return
 		case <-c.Incarnation.Ctx.Done():
-			k.end()
+			r.end()
 			return
-		case <-k.over:
+		case <-r.over:
 			return
 		case <-timer.C:
 			left := q.retain
 			q.step(func(m *machine) {
-				if left -= k.unusedFor(); left <= 0 && t.keeper == k {
+				if left -= r.unusedFor(); left <= 0 && t.retention == r {
 					m.recalled(t)
 				}
 			})
