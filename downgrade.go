@@ -15,7 +15,7 @@ func (rw *RWMutex) downgrade(ctx context.Context) error {
 	case ctx.Err() != nil:
 		return session.CtxErr(ctx)
 	}
-	return rw.turn.Downgrade(ctx)
+	return rw.turnstile.Downgrade(ctx)
 }
 
 // besides makes the caller, whose ctx holds rw already, a reader of its own.
@@ -24,7 +24,7 @@ func (rw *RWMutex) besides(ctx context.Context, in *doing) (*line.Grant, error) 
 	if g == nil {
 		return nil, ErrNotLocked // Cond.Wait has just given it up
 	}
-	q := &rw.turn
+	q := &rw.turnstile
 	g, err := q.Beside(ctx, &from.Turnstile, g)
 	if err == nil {
 		q.s.tracers.acquiring(ctx, q.traced(turnstile.Shared))(g.Name(), nil)

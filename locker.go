@@ -113,15 +113,15 @@ func holdOf(l Locker) (lost <-chan struct{}, why func() error) {
 }
 
 func (m *Mutex) standing() (<-chan struct{}, func() error) {
-	return m.turn.Standing(turnstile.Exclusive)
+	return m.turnstile.Standing(turnstile.Exclusive)
 }
 
 func (rw *RWMutex) standing() (<-chan struct{}, func() error) {
-	return rw.turn.Standing(turnstile.Exclusive, turnstile.Shared)
+	return rw.turnstile.Standing(turnstile.Exclusive, turnstile.Shared)
 }
 
 func (r *rlocker) standing() (<-chan struct{}, func() error) {
-	return r.turn.Standing(turnstile.Shared)
+	return r.turnstile.Standing(turnstile.Shared)
 }
 
 // lockAll is LockAll, and returns ls in the order in which they are locked.

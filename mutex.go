@@ -58,7 +58,7 @@ import (
 // against lost replies, as Curator's InterProcessMutex has them.
 type Mutex struct {
 	made
-	turn lockTurnstile
+	turnstile lockTurnstile
 }
 
 // NewMutex returns the Mutex at path. It does no I/O; a bad argument is
@@ -87,7 +87,7 @@ func newMutex(s *Session, path string, c lockConfig) *Mutex {
 	if c.retain > 0 {
 		ln.Kept = base
 	}
-	m.turn.init(s, path, ln, c, map[turnstile.Mode]turnstile.Entry{
+	m.turnstile.init(s, path, ln, c, map[turnstile.Mode]turnstile.Entry{
 		turnstile.Exclusive: {Base: base, Rule: line.Exclusive, Op: "lock"},
 	})
 	return m
@@ -110,8 +110,8 @@ func (m *Mutex) lock(ctx context.Context) error {
 	if err := m.check(ctx); err != nil {
 		return err
 	}
-	g, err := m.turn.acquire(ctx, turnstile.Exclusive, false)
-	m.turn.follow(ctx, turnstile.Exclusive, g)
+	g, err := m.turnstile.acquire(ctx, turnstile.Exclusive, false)
+	m.turnstile.follow(ctx, turnstile.Exclusive, g)
 	return err
 }
 
@@ -143,7 +143,7 @@ func (m *Mutex) tryLock(ctx context.Context) (bool, error) {
 	if err := m.check(ctx); err != nil {
 		return false, err
 	}
-	g, err := m.turn.try(ctx, turnstile.Exclusive)
+	g, err := m.turnstile.try(ctx, turnstile.Exclusive)
 	return g != nil, err
 }
 
@@ -160,14 +160,14 @@ func (m *Mutex) Unlock() error {
 	return opError("unlock", m.path, m.unlock())
 }
 
-func (m *Mutex) unlock() error { return m.turn.GiveUp(turnstile.Exclusive) }
+func (m *Mutex) unlock() error { return m.turnstile.GiveUp(turnstile.Exclusive) }
 
 // current returns what this process holds, for the goroutine that has it.
 func (m *Mutex) current() (*line.Grant, error) {
 	if m.misuse() != nil {
 		return nil, m.misuse()
 	}
-	g, _, err := m.turn.Current()
+	g, _, err := m.turnstile.Current()
 	return g, err
 }
 
@@ -178,7 +178,7 @@ func (m *Mutex) Lost() <-chan struct{} {
 	if m.misuse() != nil {
 		return session.ClosedChan
 	}
-	return m.turn.lost(turnstile.Exclusive)
+	return m.turnstile.lost(turnstile.Exclusive)
 }
 
 // Token returns the fencing token of the present hold: a number greater than
@@ -226,8 +226,8 @@ func (m *Mutex) revoke(ctx context.Context) error {
 		return m.misuse()
 	}
 	return m.s.m.During(ctx, func(inc *session.Incarnation) error {
-		dir := m.turn.Line.Dir
-		holder, err := m.turn.Line.First(ctx, inc, inc.ChildrenFresh)
+		dir := m.turnstile.Line.Dir
+		holder, err := m.turnstile.Line.First(ctx, inc, inc.ChildrenFresh)
 		if err != nil {
 			return err
 		}
@@ -265,7 +265,7 @@ func (m *Mutex) Contenders(ctx context.Context) ([]Contender, error) {
 	if m.misuse() != nil {
 		return nil, opError("contenders", m.path, m.misuse())
 	}
-	cs, err := contenders(ctx, &m.turn.Line, func(all []line.Child, i int) (Mode, bool) {
+	cs, err := contenders(ctx, &m.turnstile.Line, func(all []line.Child, i int) (Mode, bool) {
 		return ModeExclusive, i == 0
 	})
 	return cs, opError("contenders", m.path, err)
@@ -294,14 +294,14 @@ func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context) error) error
 	if err := m.check(ctx); err != nil {
 		return opError("do", m.path, err)
 	}
-	g, err := m.turn.acquire(ctx, turnstile.Exclusive, true)
+	g, err := m.turnstile.acquire(ctx, turnstile.Exclusive, true)
 	if err != nil {
 		return opError("do", m.path, err)
 	}
-	return m.turn.do(m.turn.follow(ctx, turnstile.Exclusive, g), m.doKey(), "do", g, f)
+	return m.turnstile.do(m.turnstile.follow(ctx, turnstile.Exclusive, g), m.doKey(), "do", g, f)
 }
 
-func (m *Mutex) doKey() doKey { return doKey{m.s, m.path, m.turn.Line.Bases[0]} }
+func (m *Mutex) doKey() doKey { return doKey{m.s, m.path, m.turnstile.Line.Bases[0]} }
 
 // holderOf returns the Do of this path in which ctx was made, if that still
 // runs.
@@ -378,7 +378,7 @@ func (d *doing) stands(mode turnstile.Mode) error {
 
 // yield is for Cond.Wait.
 func (m *Mutex) yield(ctx context.Context) (func(context.Context) error, error) {
-	return m.turn.yield(m.holderOf(ctx), turnstile.Exclusive)
+	return m.turnstile.yield(m.holderOf(ctx), turnstile.Exclusive)
 }
 
 // untilLost returns a context that ends when what d has is lost, before anybody is

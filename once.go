@@ -73,7 +73,7 @@ type Once struct {
 	made
 	line line.Line
 	mark *mark
-	turn chan struct{} // has a token while a goroutine of this process asks the servers, waits or runs
+	busy chan struct{} // has a token while a goroutine of this process asks the servers, waits or runs
 
 	valued   bool        // the data of the mark are wanted
 	panicked atomic.Bool // a function panicked
@@ -82,7 +82,7 @@ type Once struct {
 // NewOnce returns the Once at path. It does no I/O; a bad argument is reported
 // by every method.
 func NewOnce(s *Session, path string) *Once {
-	o := &Once{made: made{s: s, path: path}, turn: make(chan struct{}, 1)}
+	o := &Once{made: made{s: s, path: path}, busy: make(chan struct{}, 1)}
 	if o.err = checkNew(s, path, nil); o.err == nil {
 		o.line = line.New(s.m, path, session.ProtectedName, "lock-")
 		o.line.Kind = trace.Once
@@ -146,16 +146,16 @@ func (o *Once) do(ctx context.Context, f func(ctx context.Context, place string)
 	if data, ok, err := o.settled(); ok {
 		return data, o.fail("do", err)
 	}
-	// The goroutines of a process take turns, so they cost one place in the
+	// The goroutines of a process go one at a time, so they cost one place in the
 	// line, and all but one of them no request.
 	select {
-	case o.turn <- struct{}{}:
+	case o.busy <- struct{}{}:
 	case <-ctx.Done():
 		return nil, o.fail("do", session.CtxErr(ctx))
-	case <-o.s.m.Closing: // who has the turn may run a function that does not return
+	case <-o.s.m.Closing: // the one ahead may run a function that does not return
 		return nil, o.fail("do", o.s.m.Failure())
 	}
-	defer func() { <-o.turn }()
+	defer func() { <-o.busy }()
 	for {
 		if data, ok, err := o.settled(); ok {
 			return data, o.fail("do", err)
@@ -374,7 +374,7 @@ func (o *Once) enter(ctx context.Context, none *absence) (h *line.Grant, first b
 	wait, cancel := context.WithCancelCause(ctx)
 	var watching sync.WaitGroup
 	first = true
-	turn := func(ahead []line.Child) (blocker *line.Child, alone bool) {
+	rule := func(ahead []line.Child) (blocker *line.Child, alone bool) {
 		if len(ahead) > 0 && first {
 			first = false
 			watching.Add(1)
@@ -388,7 +388,7 @@ func (o *Once) enter(ctx context.Context, none *absence) (h *line.Grant, first b
 		return line.Exclusive(ahead)
 	}
 	var behind line.Ahead
-	p, err := o.line.Acquire(wait, o.line.Bases[0], []byte(o.s.m.Config.Owner), turn, &behind) // Step 2.
+	p, err := o.line.Acquire(wait, o.line.Bases[0], []byte(o.s.m.Config.Owner), rule, &behind) // Step 2.
 	cancel(nil)
 	watching.Wait()
 	switch {

@@ -260,13 +260,13 @@ func (r *partitioning) follow(ctx context.Context, now plan, runs *sync.WaitGrou
 		}
 		// If it is ours again before its function has returned, the next run
 		// waits for that in the line, like anybody else's.
-		turn, stop := context.WithCancelCause(ctx)
-		run := &shardRun{ctx: turn, stop: stop, ended: make(chan struct{})}
+		owned, stop := context.WithCancelCause(ctx)
+		run := &shardRun{ctx: owned, stop: stop, ended: make(chan struct{})}
 		r.mine[shard] = run
 		runs.Go(func() {
 			defer close(run.ended)
 			defer stop(nil)
-			if err := r.own(turn, shard); err != nil && turn.Err() == nil {
+			if err := r.own(owned, shard); err != nil && owned.Err() == nil {
 				report(err)
 			}
 		})

@@ -76,7 +76,7 @@ import (
 //  5. Go to 2, unless it was the only one and nobody can have taken its place.
 type RWMutex struct {
 	made
-	turn lockTurnstile
+	turnstile lockTurnstile
 }
 
 // NewRWMutex returns the RWMutex at path. It does no I/O; a bad argument is
@@ -98,29 +98,29 @@ func NewRWMutex(s *Session, path string, opts ...LockOption) *RWMutex {
 	if c.retain > 0 {
 		ln.Kept = write
 	}
-	rw.turn.init(s, path, ln, c, map[turnstile.Mode]turnstile.Entry{
-		turnstile.Exclusive: {Base: write, Rule: writersTurn, Op: "lock"},
-		turnstile.Shared:    {Base: read, Rule: readersTurn(write), Op: "rlock"},
+	rw.turnstile.init(s, path, ln, c, map[turnstile.Mode]turnstile.Entry{
+		turnstile.Exclusive: {Base: write, Rule: writersRule, Op: "lock"},
+		turnstile.Shared:    {Base: read, Rule: readersRule(write), Op: "rlock"},
 	})
 	return rw
 }
 
-// writersTurn is the rule of those who write: everyone ahead is in the way.
+// writersRule is the rule of those who write: everyone ahead is in the way.
 //
 // That the only one ahead has gone never proves that nobody is ahead. A writer
 // may have become a reader, and a reader may have let another stand beside it
 // (RLock within RDo): with another name and the same number, which is smaller
 // than ours. So whoever writes lists the line again.
-func writersTurn(ahead []line.Child) (blocker *line.Child, alone bool) {
+func writersRule(ahead []line.Child) (blocker *line.Child, alone bool) {
 	if len(ahead) == 0 {
 		return nil, false
 	}
 	return &ahead[len(ahead)-1], false
 }
 
-// readersTurn is the rule of those who read: only writers are in the way. No
+// readersRule is the rule of those who read: only writers are in the way. No
 // other can come to be ahead.
-func readersTurn(write string) line.Rule {
+func readersRule(write string) line.Rule {
 	return func(ahead []line.Child) (blocker *line.Child, alone bool) {
 		writers := 0
 		for i := range ahead {
@@ -145,7 +145,7 @@ func (rw *RWMutex) Path() string { return rw.path }
 // returns [ErrDeadlock], as it would wait for its own caller.
 func (rw *RWMutex) Lock(ctx context.Context) error {
 	g, err := rw.acquire(ctx, turnstile.Exclusive, false)
-	rw.turn.follow(ctx, turnstile.Exclusive, g)
+	rw.turnstile.follow(ctx, turnstile.Exclusive, g)
 	return opError("lock", rw.path, err)
 }
 
@@ -156,7 +156,7 @@ func (rw *RWMutex) Lock(ctx context.Context) error {
 // holds, and may outlive it.
 func (rw *RWMutex) RLock(ctx context.Context) error {
 	g, err := rw.acquire(ctx, turnstile.Shared, false)
-	rw.turn.follow(ctx, turnstile.Shared, g)
+	rw.turnstile.follow(ctx, turnstile.Shared, g)
 	return opError("rlock", rw.path, err)
 }
 
@@ -167,7 +167,7 @@ func (rw *RWMutex) acquire(ctx context.Context, mode turnstile.Mode, pin bool) (
 	if in := rw.within(ctx); in.holds() {
 		return rw.besides(ctx, in)
 	}
-	return rw.turn.acquire(ctx, mode, pin)
+	return rw.turnstile.acquire(ctx, mode, pin)
 }
 
 // check is what every acquisition asks first.
@@ -207,7 +207,7 @@ func (rw *RWMutex) try(ctx context.Context, mode turnstile.Mode) (bool, error) {
 		_, err := rw.besides(ctx, in)
 		return err == nil, err
 	}
-	g, err := rw.turn.try(ctx, mode)
+	g, err := rw.turnstile.try(ctx, mode)
 	return g != nil, err
 }
 
@@ -228,7 +228,7 @@ func (rw *RWMutex) giveUp(mode turnstile.Mode) error {
 	if rw.misuse() != nil {
 		return rw.misuse()
 	}
-	return rw.turn.GiveUp(mode)
+	return rw.turnstile.GiveUp(mode)
 }
 
 // RLocker returns a [Locker] whose Lock and Unlock are rw's RLock and RUnlock.
@@ -266,7 +266,7 @@ func (rw *RWMutex) Lost() <-chan struct{} {
 	if rw.misuse() != nil {
 		return session.ClosedChan
 	}
-	return rw.turn.lost(turnstile.Exclusive, turnstile.Shared)
+	return rw.turnstile.lost(turnstile.Exclusive, turnstile.Shared)
 }
 
 // Token returns the fencing token of the present hold, for writing if this
@@ -313,7 +313,7 @@ func (rw *RWMutex) current() (*line.Grant, turnstile.Mode, error) {
 	if rw.misuse() != nil {
 		return nil, 0, rw.misuse()
 	}
-	return rw.turn.Current()
+	return rw.turnstile.Current()
 }
 
 // Contenders returns who holds rw and who waits, in their order. Goroutines of
@@ -323,8 +323,8 @@ func (rw *RWMutex) Contenders(ctx context.Context) ([]Contender, error) {
 	if rw.misuse() != nil {
 		return nil, opError("contenders", rw.path, rw.misuse())
 	}
-	write, read := rw.turn.Entries[turnstile.Exclusive], rw.turn.Entries[turnstile.Shared]
-	cs, err := contenders(ctx, &rw.turn.Line, func(all []line.Child, i int) (Mode, bool) {
+	write, read := rw.turnstile.Entries[turnstile.Exclusive], rw.turnstile.Entries[turnstile.Shared]
+	cs, err := contenders(ctx, &rw.turnstile.Line, func(all []line.Child, i int) (Mode, bool) {
 		// Those with the same number are a writer and its own read node.
 		ahead := all[:i]
 		for len(ahead) > 0 && ahead[len(ahead)-1].SamePlace(all[i]) {
@@ -366,7 +366,7 @@ func (rw *RWMutex) do(ctx context.Context, op string, mode turnstile.Mode, f fun
 	if err != nil {
 		return opError(op, rw.path, err)
 	}
-	return rw.turn.do(rw.turn.follow(ctx, mode, g), rw.doKey(mode), op, g, f)
+	return rw.turnstile.do(rw.turnstile.follow(ctx, mode, g), rw.doKey(mode), op, g, f)
 }
 
 // within returns the Do, or else the RDo, of this path in which ctx was made,
@@ -376,19 +376,19 @@ func (rw *RWMutex) within(ctx context.Context) *doing {
 }
 
 func (rw *RWMutex) doKey(mode turnstile.Mode) doKey {
-	return doKey{rw.s, rw.path, "rw " + rw.turn.Entries[mode].Base}
+	return doKey{rw.s, rw.path, "rw " + rw.turnstile.Entries[mode].Base}
 }
 
 // yield is for Cond.Wait.
 func (rw *RWMutex) yield(ctx context.Context) (func(context.Context) error, error) {
-	return rw.turn.yield(rw.within(ctx), turnstile.Exclusive)
+	return rw.turnstile.yield(rw.within(ctx), turnstile.Exclusive)
 }
 
 func (r *rlocker) yield(ctx context.Context) (func(context.Context) error, error) {
 	rw := (*RWMutex)(r)
-	return rw.turn.yield(rw.within(ctx), turnstile.Shared)
+	return rw.turnstile.yield(rw.within(ctx), turnstile.Shared)
 }
 
 // Lost returns a channel that is closed when one of the read locks that this
 // process holds is lost.
-func (r *rlocker) Lost() <-chan struct{} { return (*RWMutex)(r).turn.lost(turnstile.Shared) }
+func (r *rlocker) Lost() <-chan struct{} { return (*RWMutex)(r).turnstile.lost(turnstile.Shared) }

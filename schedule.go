@@ -173,12 +173,12 @@ func (c *Schedule) do(ctx context.Context, at time.Time, f func(ctx context.Cont
 		if lock.holderOf(ctx) != nil {
 			return false, ErrDeadlock
 		}
-		turn := c.await(ctx, at)
+		wait := c.await(ctx, at)
 		recorded, passed := false, false
 		err := func() error {
-			defer func() { passed = turn.end() }() // also if f panics
-			return lock.Do(turn.ctx, func(ctx context.Context) error {
-				if !turn.take() {
+			defer func() { passed = wait.end() }() // also if f panics
+			return lock.Do(wait.ctx, func(ctx context.Context) error {
+				if !wait.take() {
 					return errPassed
 				}
 				var err error
@@ -312,8 +312,8 @@ func (c *Schedule) parse(data []byte) (time.Time, error) {
 	return last, nil
 }
 
-// A scheduleTurn is a wait for the lock that ends when the instant is done.
-type scheduleTurn struct {
+// An instantWait is a wait for the lock that ends when the instant is done.
+type instantWait struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	ended  chan struct{} // closed when nothing of the watching is left
@@ -324,26 +324,26 @@ type scheduleTurn struct {
 }
 
 // await begins to watch for at being done.
-func (c *Schedule) await(ctx context.Context, at time.Time) *scheduleTurn {
-	t := &scheduleTurn{ended: make(chan struct{})}
-	t.ctx, t.cancel = context.WithCancelCause(ctx)
-	watch, stop := context.WithCancel(t.ctx)
-	cancel := t.cancel
-	t.cancel = func(cause error) { stop(); cancel(cause) }
+func (c *Schedule) await(ctx context.Context, at time.Time) *instantWait {
+	w := &instantWait{ended: make(chan struct{})}
+	w.ctx, w.cancel = context.WithCancelCause(ctx)
+	watch, stop := context.WithCancel(w.ctx)
+	cancel := w.cancel
+	w.cancel = func(cause error) { stop(); cancel(cause) }
 	c.s.m.Spawn(func() {
-		defer close(t.ended)
+		defer close(w.ended)
 		err := c.s.m.During(watch, func(inc *session.Incarnation) error { return c.watch(watch, inc, at) })
 		if err != nil {
 			return // the lock tells what is wrong
 		}
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		if !t.taken {
-			t.passed = true
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if !w.taken {
+			w.passed = true
 			cancel(errPassed)
 		}
 	})
-	return t
+	return w
 }
 
 // watch returns nil when at has been done.
@@ -373,21 +373,21 @@ func (c *Schedule) watch(ctx context.Context, inc *session.Incarnation, at time.
 	}
 }
 
-// take makes t.ctx that of the function, if the instant has not been done.
-func (t *scheduleTurn) take() bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.taken = !t.passed
-	return t.taken
+// take makes w.ctx that of the function, if the instant has not been done.
+func (w *instantWait) take() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.taken = !w.passed
+	return w.taken
 }
 
 // end reports whether the wait was ended because the instant is done.
-func (t *scheduleTurn) end() bool {
-	t.cancel(nil)
-	<-t.ended
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.passed
+func (w *instantWait) end() bool {
+	w.cancel(nil)
+	<-w.ended
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.passed
 }
 
 // Last returns the last instant that was done, or [ErrNoValue]. It is at least

@@ -152,7 +152,7 @@ func NewSemaphore(s *Session, path string, n int64, opts ...LockOption) *Semapho
 	}
 	m.limits, c.limits = c.limits.ofLine(), limits{} // which are of the permits
 	m.gate = newMutex(s, gate, c)
-	m.gate.turn.Entries[turnstile.Exclusive] = turnstile.Entry{Base: m.gate.turn.Line.Bases[0], Rule: line.Exclusive} // no op: it is no hold of its own
+	m.gate.turnstile.Entries[turnstile.Exclusive] = turnstile.Entry{Base: m.gate.turnstile.Line.Bases[0], Rule: line.Exclusive} // no op: it is no hold of its own
 	return m
 }
 
@@ -1032,7 +1032,7 @@ func (m *Semaphore) Contenders(ctx context.Context) ([]Contender, error) {
 		return nil, opError("contenders", m.path, err)
 	}
 	slices.SortStableFunc(out, func(a, b Contender) int { return a.Since.Compare(b.Since) })
-	waiting, err := contenders(ctx, &m.gate.turn.Line, func([]line.Child, int) (Mode, bool) { return ModePermits, false })
+	waiting, err := contenders(ctx, &m.gate.turnstile.Line, func([]line.Child, int) (Mode, bool) { return ModePermits, false })
 	if err != nil {
 		return nil, opError("contenders", m.path, err)
 	}

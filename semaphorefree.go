@@ -67,7 +67,7 @@ type knownQuota struct {
 // if they are not there; over says that this is the answer to who does not wait.
 func (m *Semaphore) acquireAtOnce(ctx context.Context, n int64, wait bool) (a *allotment, over bool, err error) {
 	known := m.known.Load()
-	if known == nil || !m.seemsFree() || n > known.q.limit || m.gate.turn.Wanted() {
+	if known == nil || !m.seemsFree() || n > known.q.limit || m.gate.turnstile.Wanted() {
 		return nil, false, nil
 	}
 	inc, err := m.s.m.Incarnation(ctx)
@@ -90,7 +90,7 @@ func (m *Semaphore) acquireAtOnce(ctx context.Context, n int64, wait bool) (a *a
 	defer m.s.m.Waiters.Add(-1)
 	leases := m.name(known.q.limit, n)
 	same := &zk.CheckVersionRequest{Path: m.root, Version: known.q.version}
-	lists, withdrawn, err := inc.CreateThenList(ctx, same, pathsOf(leases), []byte(m.s.m.Config.Owner), m.gate.turn.Line.Dir, m.leases)
+	lists, withdrawn, err := inc.CreateThenList(ctx, same, pathsOf(leases), []byte(m.s.m.Config.Owner), m.gate.turnstile.Line.Dir, m.leases)
 	if err == nil && (len(lists[0]) > 0 || m.weightOfAll(lists[1]) > known.q.limit || session.IsClosed(w.Fired)) {
 		withdrawn = inc.RemoveAll(pathsOf(leases))
 	}
@@ -152,7 +152,7 @@ func unlessEnded(err error) error {
 // looksFree reports whether nobody was at the gate, and n permits were there, one
 // after the other, not before the call.
 func (m *Semaphore) looksFree(ctx context.Context, inc *session.Incarnation, n, limit int64) (bool, error) {
-	lists, err := inc.ListFresh(ctx, m.gate.turn.Line.Dir, m.leases)
+	lists, err := inc.ListFresh(ctx, m.gate.turnstile.Line.Dir, m.leases)
 	if err != nil {
 		return false, err
 	}

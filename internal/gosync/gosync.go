@@ -82,8 +82,8 @@ func (s *Shared[T]) All(make func(s *zsync.Session, path string) T) []T {
 	return s.all
 }
 
-// Turn returns whose turn it is, of n.
-func Turn(n int) int { return int(turns.Add(1) % int64(n)) }
+// Next returns the next of n, in turn.
+func Next(n int) int { return int(turns.Add(1) % int64(n)) }
 
 // Fatal ends the process as the runtime does at misuse that cannot be
 // recovered from.

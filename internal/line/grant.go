@@ -267,7 +267,7 @@ func (c *Claim) eventLocked(kind session.EventKind, why error) session.Event {
 // error that is ErrLost, and ErrClosed too after Session.Close.
 func (c *Claim) Err() error {
 	if !c.Incarnation.Alive() {
-		c.Lose(c.Incarnation.Loss()) // the registration may not have had its turn yet
+		c.Lose(c.Incarnation.Loss()) // what was registered may not have run yet
 		return c.Incarnation.Loss()
 	}
 	return c.Loss()
@@ -588,8 +588,8 @@ func (g *Grant) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) 
 		rs = rs[1:]
 	}
 	if err == session.ErrEnded || errors.Is(err, session.ErrLost) {
-		// The session has ended, and the registration may not have had its turn
-		// yet: Lost is closed before anybody is told otherwise.
+		// The session has ended, and what was registered may not have run yet:
+		// Lost is closed before anybody is told otherwise.
 		if lost := c.Err(); lost != nil {
 			err = lost
 		}

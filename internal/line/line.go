@@ -88,7 +88,7 @@ type Claim struct {
 // Acquire waits for its turn in the line, whatever happens to sessions and
 // znodes in between. When ctx ends it leaves nothing in the line. While it waits
 // it says in behind, if that is not nil, whom it waits for.
-func (l *Line) Acquire(ctx context.Context, base string, data []byte, turn Rule, behind *Ahead) (*Claim, error) {
+func (l *Line) Acquire(ctx context.Context, base string, data []byte, rule Rule, behind *Ahead) (*Claim, error) {
 	l.Manager.Waiters.Add(1)
 	defer l.Manager.Waiters.Add(-1)
 	var c *Claim
@@ -96,7 +96,7 @@ func (l *Line) Acquire(ctx context.Context, base string, data []byte, turn Rule,
 		for {
 			behind.Forget() // those of the place before
 			var err error
-			if c, err = l.Contend(ctx, inc, base, data, turn, behind); err == nil {
+			if c, err = l.Contend(ctx, inc, base, data, rule, behind); err == nil {
 				if err = c.assure(ctx); err != nil {
 					c.withdraw(err)
 					c = nil
@@ -116,12 +116,12 @@ func (l *Line) Acquire(ctx context.Context, base string, data []byte, turn Rule,
 }
 
 // Contend is acquire within one session.
-func (l *Line) Contend(ctx context.Context, inc *session.Incarnation, base string, data []byte, turn Rule, behind *Ahead) (*Claim, error) {
+func (l *Line) Contend(ctx context.Context, inc *session.Incarnation, base string, data []byte, rule Rule, behind *Ahead) (*Claim, error) {
 	c, roll, err := l.Enter(ctx, inc, base, data) // Steps 1 and 2.
 	if err != nil {
 		return nil, err
 	}
-	if err = c.awaitTurn(ctx, roll, turn, behind); err != nil {
+	if err = c.awaitTurn(ctx, roll, rule, behind); err != nil {
 		// It may be our turn at this same instant. Leaving is still right:
 		// nobody has been told so, and deleting our child wakes whoever is next.
 		c.withdraw(err)
@@ -131,14 +131,14 @@ func (l *Line) Contend(ctx context.Context, inc *session.Incarnation, base strin
 }
 
 // awaitTurn waits until it is c's turn. roll is the line.
-func (c *Claim) awaitTurn(ctx context.Context, roll *session.Roll, turn Rule, behind *Ahead) error {
+func (c *Claim) awaitTurn(ctx context.Context, roll *session.Roll, rule Rule, behind *Ahead) error {
 	var v *view
 	for {
 		ahead, err := c.Ahead(ctx, roll)
 		if err != nil {
 			return err
 		}
-		blocker, alone := turn(ahead) // Step 3.
+		blocker, alone := rule(ahead) // Step 3.
 		if blocker == nil {
 			if c.Line.Defers != nil && c.Line.Defers(c.Child, roll.Names()) {
 				return errDeferred // nobody has been told that it was our turn
@@ -391,17 +391,17 @@ func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string,
 // Try takes its turn if it comes at once, and otherwise leaves the line. A
 // line in which somebody already stands in the way is only read, unless that is one
 // who may only keep his place: he is recalled, and waited for, for a moment.
-func (l *Line) Try(ctx context.Context, base string, data []byte, turn Rule) (*Claim, error) {
+func (l *Line) Try(ctx context.Context, base string, data []byte, rule Rule) (*Claim, error) {
 	var won *Claim
 	err := l.Manager.During(ctx, func(inc *session.Incarnation) error {
-		if blocked, err := l.blocked(ctx, inc, turn); blocked || err != nil {
+		if blocked, err := l.blocked(ctx, inc, rule); blocked || err != nil {
 			return err
 		}
 		c, roll, err := l.Enter(ctx, inc, base, data)
 		if err != nil {
 			return err
 		}
-		if err = c.tryTurn(ctx, roll, turn); err == nil {
+		if err = c.tryTurn(ctx, roll, rule); err == nil {
 			err = c.assure(ctx)
 		}
 		switch {
@@ -420,18 +420,18 @@ func (l *Line) Try(ctx context.Context, base string, data []byte, turn Rule) (*C
 
 // tryTurn is errBlocked if it is not c's turn, nor comes to be at once. roll is the
 // line.
-func (c *Claim) tryTurn(ctx context.Context, roll *session.Roll, turn Rule) error {
+func (c *Claim) tryTurn(ctx context.Context, roll *session.Roll, rule Rule) error {
 	ahead, err := c.Ahead(ctx, roll)
 	if err != nil {
 		return err
 	}
-	switch blocker, _ := turn(ahead); {
+	switch blocker, _ := rule(ahead); {
 	case blocker == nil:
 		return c.confirm()
 	case !onlyKept(ahead):
 		return errBlocked
 	}
-	return c.awaitRecall(ctx, ahead[0].Name, turn)
+	return c.awaitRecall(ctx, ahead[0].Name, rule)
 }
 
 // RecallTime is how long who does not wait for a holder waits for one who may only
@@ -444,12 +444,12 @@ func onlyKept(ahead []Child) bool { return len(ahead) == 1 && MayBeKept(ahead[0]
 // awaitRecall waits for the contender of this name, the only one ahead of c, to go.
 // The create of c has recalled it. If it does not go in time it is in use, or its
 // process does not answer: then the error is errBlocked.
-func (c *Claim) awaitRecall(ctx context.Context, name string, turn Rule) error {
+func (c *Claim) awaitRecall(ctx context.Context, name string, rule Rule) error {
 	short, cancel := context.WithTimeout(ctx, RecallTime)
 	defer cancel()
 	proof, err := c.awaitGone(short, name)
 	if err == nil {
-		err = c.mustBeFirst(short, proof, turn)
+		err = c.mustBeFirst(short, proof, rule)
 	}
 	switch {
 	case err == nil:
@@ -463,7 +463,7 @@ func (c *Claim) awaitRecall(ctx context.Context, name string, turn Rule) error {
 // mustBeFirst is errBlocked if anybody stands in the way of c, when the only one
 // ahead has gone, which connection proof has told. Where others can come to stand
 // ahead, as a read lock in the place of a write lock, the line is listed again.
-func (c *Claim) mustBeFirst(ctx context.Context, proof int64, turn Rule) error {
+func (c *Claim) mustBeFirst(ctx context.Context, proof int64, rule Rule) error {
 	if c.Line.Settled && !c.Child.Exhausted() {
 		stands, err := c.stands(ctx, proof)
 		if err == nil && !stands {
@@ -479,7 +479,7 @@ func (c *Claim) mustBeFirst(ctx context.Context, proof int64, turn Rule) error {
 	if err != nil {
 		return err
 	}
-	if blocker, _ := turn(ahead); blocker != nil {
+	if blocker, _ := rule(ahead); blocker != nil {
 		return errBlocked
 	}
 	return nil
@@ -491,13 +491,13 @@ var errBlocked = errors.New("zsync: somebody stands in the way")
 // blocked reports whether somebody stands in the way of one who would enter
 // now. Of a server that lags that is not believed: whoever stood there may have
 // left before we were called.
-func (l *Line) blocked(ctx context.Context, inc *session.Incarnation, turn Rule) (bool, error) {
+func (l *Line) blocked(ctx context.Context, inc *session.Incarnation, rule Rule) (bool, error) {
 	names, _, err := inc.ChildrenFresh(ctx, l.Dir)
 	if err != nil && !session.IsNoNode(err) {
 		return false, err
 	}
 	ahead := ParseChildren(names, l.Bases...)
-	blocker, _ := turn(ahead)
+	blocker, _ := rule(ahead)
 	blocked := blocker != nil && !onlyKept(ahead)
 	if !l.Strict {
 		return blocked, nil

@@ -160,7 +160,7 @@ func (it *item) SetAside() {
 func (it *item) Context() context.Context {
 	l := it.ledger
 	if !l.inc.Alive() {
-		l.end(true) // the registration may not have had its turn yet
+		l.end(true) // what was registered may not have run yet
 	}
 	return l.context(it)
 }
@@ -190,7 +190,7 @@ func (it *item) Settle(ctx context.Context, s Settlement) error {
 func (l *ledger) settleNow(ctx context.Context, it *item, model entry) (e *entry, err error) {
 	alive := l.inc.Alive()
 	if !alive {
-		l.end(true) // the registration may not have had its turn yet
+		l.end(true) // what was registered may not have run yet
 	}
 	for {
 		var ok bool

@@ -74,7 +74,7 @@ func newCore(m *session.Manager, cfg Config, f *foreign) *core {
 	c.line = line.New(m, cfg.Path+"-consumers", session.ProtectedName, "turn-")
 	c.usher.m, c.usher.line = m, &c.line
 	c.room = line.New(m, cfg.Path+"-senders", session.ProtectedName, "room-")
-	c.gate.turn = make(chan struct{}, 1)
+	c.gate.busy = make(chan struct{}, 1)
 	c.out = outbox{q: c, more: make(chan struct{}, 1)}
 	return c
 }

@@ -231,9 +231,9 @@ func (q *core) split(ctx context.Context, inc *session.Incarnation, it *item, al
 	return err
 }
 
-// turnForeign is turn in another library's layout: it watches the children of
+// serveForeign is serve in another library's layout: it watches the children of
 // the queue, and claims by deleting.
-func (p *pump) turnForeign(inc *session.Incarnation, l *ledger) error {
+func (p *pump) serveForeign(inc *session.Incarnation, l *ledger) error {
 	q, ctx := p.q, p.ctx
 	var es []element
 	refused := make(map[string]bool) // names of those that can be neither taken nor buried

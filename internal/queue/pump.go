@@ -274,9 +274,9 @@ func (p *pump) session(inc *session.Incarnation) error {
 			return err
 		}
 		if p.q.foreign != nil {
-			err = p.turnForeign(inc, l)
+			err = p.serveForeign(inc, l)
 		} else {
-			err = p.turn(inc, l)
+			err = p.serve(inc, l)
 		}
 		place.Leave()
 		if err == nil {
@@ -444,8 +444,8 @@ func (p *pump) claim(inc *session.Incarnation, l *ledger) (n int, err error) {
 	return n, nil
 }
 
-// turn claims elements while it is our turn.
-func (p *pump) turn(inc *session.Incarnation, l *ledger) error {
+// serve claims elements while it is our turn.
+func (p *pump) serve(inc *session.Incarnation, l *ledger) error {
 	claims := 0
 	for {
 		if err := p.awaitRoom(inc, patienceForRoom); err == errNoRoom {

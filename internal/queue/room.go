@@ -22,7 +22,7 @@ import (
 // Whoever is first when its session ends may be followed by another while its
 // own elements are still under way, and the queue become longer by those.
 type gate struct {
-	turn chan struct{} // who holds its one token asks for room
+	busy chan struct{} // has a token while a goroutine of this process asks for room
 
 	mu      sync.Mutex
 	place   *line.Claim          // nil if there is none
@@ -34,7 +34,7 @@ type gate struct {
 }
 
 // keepPlace is how long a place is kept for the next who send. It is shorter than
-// turnPatience.
+// roomPatience.
 const keepPlace = 50 * time.Millisecond
 
 // awaitRoom waits until n more elements fit into a queue of limited length. Until
@@ -60,14 +60,14 @@ func (q *core) tryRoom(ctx context.Context, n int) (leave func(), err error) {
 		}
 		return q.cfg.MaxLen - have, err
 	}
-	return q.enterGate(ctx, n, time.After(turnPatience), func(inc *session.Incarnation) error {
+	return q.enterGate(ctx, n, time.After(roomPatience), func(inc *session.Incarnation) error {
 		if err := inc.Sync(ctx, q.dir); err != nil { // it is full only if the leader says so
 			return err
 		}
 		if _, err := full(ctx, inc, n); err != nil {
 			return err
 		}
-		limited, cancel := context.WithTimeout(ctx, turnPatience)
+		limited, cancel := context.WithTimeout(ctx, roomPatience)
 		defer cancel()
 		place, err := q.firstPlace(limited, inc)
 		if err != nil && limited.Err() != nil && ctx.Err() == nil {
@@ -90,13 +90,13 @@ func (q *core) enterGate(ctx context.Context, n int, patience <-chan time.Time, 
 	}
 	g := &q.gate
 	select {
-	case g.turn <- struct{}{}:
+	case g.busy <- struct{}{}:
 	case <-ctx.Done():
 		return nil, session.CtxErr(ctx)
 	case <-patience:
 		return nil, ErrFull
 	}
-	defer func() { <-g.turn }()
+	defer func() { <-g.busy }()
 	err = q.m.During(ctx, func(inc *session.Incarnation) error {
 		if g.reserve(inc, n) {
 			return nil
@@ -234,8 +234,8 @@ func (g *gate) leaveLocked() *session.Removal {
 	return place.Leave()
 }
 
-// turnPatience is how long TrySend waits for those who stand before it.
-const turnPatience = 100 * time.Millisecond
+// roomPatience is how long TrySend waits for those who stand before it.
+const roomPatience = 100 * time.Millisecond
 
 // firstPlace waits for the first place in the line of those who send.
 func (q *core) firstPlace(ctx context.Context, inc *session.Incarnation) (*line.Claim, error) {

@@ -232,7 +232,7 @@ func (inc *Incarnation) left() time.Duration {
 }
 
 // Alive reports whether the session certainly stands. It does not rely on the
-// watchdog having had its turn.
+// watchdog having run.
 func (inc *Incarnation) Alive() bool {
 	if inc.Ctx.Err() != nil {
 		return false

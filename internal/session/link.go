@@ -42,7 +42,7 @@ import (
 //     to try another server before the session must be given up.
 //
 // Packets are written by one goroutine, which takes all there are: what is
-// requested while it writes, or before it has had its turn, goes in one write.
+// requested while it writes, or before it runs, goes in one write.
 // It has no deadline of its own. A server that does not read does not answer
 // either, and that is noticed by whoever reads.
 type link struct {

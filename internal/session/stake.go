@@ -71,7 +71,7 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 		} else {
 			ripe = time.After(wait)
 		}
-		// Whichever is picked when several are ready, the next turn of the loop
+		// Whichever is picked when several are ready, the next pass of the loop
 		// looks at all of them again.
 		select {
 		case <-answered:

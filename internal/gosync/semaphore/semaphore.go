@@ -36,7 +36,7 @@ func (w *Weighted) Acquire(ctx context.Context, n int64) error {
 		return ctx.Err()
 	}
 	all := w.all()
-	i := gosync.Turn(len(all))
+	i := gosync.Next(len(all))
 	err := all[i].Acquire(ctx, n)
 	switch {
 	case err == nil:
@@ -56,7 +56,7 @@ func (w *Weighted) Acquire(ctx context.Context, n int64) error {
 // TryAcquire tries to acquire n permits.
 func (w *Weighted) TryAcquire(n int64) bool {
 	all := w.all()
-	i := gosync.Turn(len(all))
+	i := gosync.Next(len(all))
 	ok, err := all[i].TryAcquire(context.Background(), n)
 	gosync.Must(err)
 	if ok {

@@ -30,7 +30,7 @@ func (g *Group) Do(key string, fn func() (any, error)) (v any, err error, shared
 		return zsync.NewFlight[string](s, path, 0, zsync.WithCodec(zsync.Raw))
 	})
 	var own error
-	text, shared, err := all[gosync.Turn(len(all))].Do(context.Background(), key, func(context.Context) (string, error) {
+	text, shared, err := all[gosync.Next(len(all))].Do(context.Background(), key, func(context.Context) (string, error) {
 		v, own = fn()
 		return gosync.Text(v), own
 	})

@@ -33,7 +33,7 @@ func (m *Mutex) all() []*zsync.Mutex {
 // Lock locks m.
 func (m *Mutex) Lock() {
 	all := m.all()
-	i := gosync.Turn(len(all))
+	i := gosync.Next(len(all))
 	gosync.Must(all[i].Lock(context.Background()))
 	m.holder.Store(int64(i) + 1)
 }
@@ -41,7 +41,7 @@ func (m *Mutex) Lock() {
 // TryLock tries to lock m and reports whether it succeeded.
 func (m *Mutex) TryLock() bool {
 	all := m.all()
-	i := gosync.Turn(len(all))
+	i := gosync.Next(len(all))
 	ok, err := all[i].TryLock(context.Background())
 	gosync.Must(err)
 	if ok {

@@ -24,7 +24,7 @@ func (o *Once) Do(f func()) {
 
 func one[T any](s *gosync.Shared[T], make func(s *zsync.Session, path string) T) T {
 	all := s.All(make)
-	return all[gosync.Turn(len(all))]
+	return all[gosync.Next(len(all))]
 }
 
 // A call is f of a OnceFunc and its like, and what it panicked with: sync

@@ -26,7 +26,7 @@ func (rw *RWMutex) all() []*zsync.RWMutex {
 // Lock locks rw for writing.
 func (rw *RWMutex) Lock() {
 	all := rw.all()
-	i := gosync.Turn(len(all))
+	i := gosync.Next(len(all))
 	gosync.Must(all[i].Lock(context.Background()))
 	rw.writer.Store(int64(i) + 1)
 }
@@ -34,7 +34,7 @@ func (rw *RWMutex) Lock() {
 // TryLock tries to lock rw for writing and reports whether it succeeded.
 func (rw *RWMutex) TryLock() bool {
 	all := rw.all()
-	i := gosync.Turn(len(all))
+	i := gosync.Next(len(all))
 	ok, err := all[i].TryLock(context.Background())
 	gosync.Must(err)
 	if ok {
@@ -52,7 +52,7 @@ func (rw *RWMutex) Unlock() {
 // RLock locks rw for reading.
 func (rw *RWMutex) RLock() {
 	all := rw.all()
-	i := gosync.Turn(len(all))
+	i := gosync.Next(len(all))
 	gosync.Must(all[i].RLock(context.Background()))
 	rw.reads(i)
 }
@@ -60,7 +60,7 @@ func (rw *RWMutex) RLock() {
 // TryRLock tries to lock rw for reading and reports whether it succeeded.
 func (rw *RWMutex) TryRLock() bool {
 	all := rw.all()
-	i := gosync.Turn(len(all))
+	i := gosync.Next(len(all))
 	ok, err := all[i].TryRLock(context.Background())
 	gosync.Must(err)
 	if ok {
