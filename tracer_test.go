@@ -161,6 +161,7 @@ func TestEveryPrimitiveIsTracedFromStartToEnd(t *testing.T) {
 				ctx, cancel := context.WithCancel(ctx)
 				defer cancel()
 				d := <-q.Deliveries(ctx)
+				synctest.Wait() // the consumer notes that it has handed it out
 				return d.Nack()
 			}, "queue queue send in; end queue queue send; queue queue receive in; end queue queue receive; queue queue nack in; end queue queue nack"},
 			{"gave up", func() error {
