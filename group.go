@@ -183,10 +183,7 @@ func (g *Group[T]) join(ctx context.Context, id string, info T) (*Membership[T],
 		// It may have joined at this same instant. The caller is told that it
 		// has not, so it must not stay.
 		m.leave()
-		select {
-		case <-m.ended:
-		case <-time.After(session.Grace):
-		}
+		session.AwaitFor(m.ended, session.Grace)
 		return nil, session.CtxErr(ctx)
 	}
 }
@@ -371,10 +368,7 @@ func (m *Membership[T]) set(ctx context.Context, info T) error {
 // twice is no error.
 func (m *Membership[T]) Leave() error {
 	m.leave()
-	select {
-	case <-m.ended:
-	case <-time.After(leaveLimit):
-	}
+	session.AwaitFor(m.ended, leaveLimit)
 	return nil
 }
 

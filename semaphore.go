@@ -787,10 +787,7 @@ func (m *Semaphore) surrender(a *allotment, why error) {
 	}
 	m.s.m.Log.Warn("zsync: given up", "path", m.path, "reason", why)
 	m.s.m.Spawn(func() {
-		select {
-		case <-time.After(inc.LossTime()):
-		case <-a.ended:
-		case <-inc.Ctx.Done():
+		if !inc.AwaitLossTime(a.ended) {
 			return
 		}
 		m.mu.Lock()

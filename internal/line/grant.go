@@ -712,15 +712,11 @@ func (g *Grant) giveUp(why error) {
 	}
 	inc.Manager.Log.Warn("zsync: given up", "path", inc.Manager.Bare(c.Line.Dir), "reason", why)
 	inc.Manager.Spawn(func() {
-		select {
-		case <-time.After(inc.LossTime()):
-		case <-c.held.quit:
-		case <-inc.Ctx.Done(): // which deletes it
-			c.finish()
-			return
-		}
+		stands := inc.AwaitLossTime(c.held.quit)
 		c.finish() // nobody may come to do it
-		c.Leave()
+		if stands {
+			c.Leave()
+		}
 	})
 }
 

@@ -89,12 +89,7 @@ func (p *pump) leave() {
 	if !last || l == nil {
 		return
 	}
-	select {
-	case <-l.posted:
-	case <-l.inc.Disconnection():
-	case <-l.inc.Ctx.Done():
-	case <-time.After(session.Grace):
-	}
+	l.inc.AwaitConnected(l.posted, session.Grace)
 }
 
 func (p *pump) changeLocked() {

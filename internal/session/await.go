@@ -121,3 +121,31 @@ func (inc *Incarnation) AwaitAny(ctx context.Context, watches []*Watch, due time
 	}
 	return nil
 }
+
+// AwaitConnected is AwaitFor for what needs the servers: it does not wait while
+// there is no connection.
+func (inc *Incarnation) AwaitConnected(done <-chan struct{}, limit time.Duration) {
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-done:
+	case <-inc.Disconnection():
+	case <-inc.Ctx.Done():
+	case <-timer.C:
+	}
+}
+
+// AwaitLossTime waits until whoever was told of a loss at this moment has had as
+// long to stop as one who is cut off, or has said that he has: then done is closed.
+// It reports false if the session has ended instead, and with it what was lost.
+func (inc *Incarnation) AwaitLossTime(done <-chan struct{}) bool {
+	timer := time.NewTimer(inc.LossTime())
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-done:
+	case <-inc.Ctx.Done():
+		return false
+	}
+	return true
+}

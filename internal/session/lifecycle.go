@@ -24,10 +24,7 @@ func (m *Manager) Connect(ctx context.Context) error {
 		return nil
 	}
 	m.fail(ErrClosed)
-	select {
-	case <-m.ended:
-	case <-time.After(Grace): // a dialer that hangs ends by itself
-	}
+	AwaitFor(m.ended, Grace) // a dialer that hangs ends by itself
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {

@@ -166,28 +166,22 @@ func (inc *Incarnation) file(r *receipt, version int32) {
 
 // commitBare is commit where no receipt may be made: it does not try again
 // unless nothing was sent.
-func (inc *Incarnation) commitBare(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
-	for try := 0; ; try++ {
-		var rs []zk.MultiResponse
+func (inc *Incarnation) commitBare(ctx context.Context, ops []any) (rs []zk.MultiResponse, err error) {
+	err = inc.repeat(ctx, func(a *attempts) error {
 		p, err := inc.StartMulti(ctx, ops)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		rs, err = p.Wait(ctx, inc)
 		switch {
-		case OutcomeOf(err) == Answered:
-			return inc.Manager.BareResponses(rs), err
 		case errors.Is(err, ErrEnded):
-			return nil, inc.Loss()
-		case ctx.Err() != nil:
-			return nil, CtxErr(ctx)
-		case OutcomeOf(err) == Unknown:
-			return nil, fmt.Errorf("it may have been applied, and without permission to create beside it that cannot be found out: %w", err)
+			return a.last(inc.Loss())
+		case OutcomeOf(err) == Unknown && ctx.Err() == nil:
+			return a.last(fmt.Errorf("it may have been applied, and without permission to create beside it that cannot be found out: %w", err))
 		}
-		if err := inc.Pause(ctx, try); err != nil {
-			return nil, err
-		}
-	}
+		return err
+	})
+	return inc.Manager.BareResponses(rs), err
 }
 
 // Recall finds out the responses of a transaction that was applied at zxid, but

@@ -172,14 +172,7 @@ func (inc *Incarnation) removeAfter(ctx context.Context, p *pending[void], path 
 // Await waits for the end of r, but no longer than limit, and not while there
 // is no connection.
 func (r *Removal) Await(limit time.Duration) {
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
-	select {
-	case <-r.Done:
-	case <-r.reaper.inc.Disconnection():
-	case <-r.reaper.inc.Ctx.Done():
-	case <-timer.C:
-	}
+	r.reaper.inc.AwaitConnected(r.Done, limit)
 }
 
 // Result waits for r, the deletion of what was held through its session, and

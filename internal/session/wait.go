@@ -22,19 +22,30 @@ func IsClosed(c <-chan struct{}) bool {
 
 var ClosedChan = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
 
-// AwaitGrace waits for done, once end is closed for no longer than grace. ok tells
+// What follows is how a call waits for a while for something that then goes on in
+// the background: AwaitFor and its like. When done comes at the very end of the
+// limit either outcome is right, because whoever waits does nothing else then.
+
+// AwaitFor waits for done, but no longer than limit. ok tells whether it came.
+func AwaitFor[T any](done <-chan T, limit time.Duration) (v T, ok bool) {
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case v = <-done:
+		return v, true
+	case <-timer.C:
+		return v, false
+	}
+}
+
+// AwaitGrace waits for done, once end is closed for no longer than Grace. ok tells
 // whether it came.
 func AwaitGrace[T any](done <-chan T, end <-chan struct{}) (v T, ok bool) {
 	select {
 	case v = <-done:
 		return v, true
 	case <-end:
-	}
-	select {
-	case v = <-done:
-		return v, true
-	case <-time.After(Grace):
-		return v, false
+		return AwaitFor(done, Grace)
 	}
 }
 

@@ -111,7 +111,7 @@ func (t *Tally) Done() error {
 	case <-t.m.Outage(): // usually the connection is replaced at once, and we can still tell
 	case <-time.After(session.ReleaseTime):
 	}
-	if _, ok := session.AwaitGrace(c.done, session.ClosedChan); ok {
+	if _, ok := session.AwaitFor(c.done, session.Grace); ok {
 		return c.err
 	}
 	return t.owe(c)

@@ -421,10 +421,7 @@ func (q *Turnstile) abandon(ctx context.Context, w *waiter) error {
 		return session.CtxErr(ctx)
 	}
 	if last {
-		select {
-		case <-s.done: // nothing is left in the line
-		case <-time.After(session.Grace):
-		}
+		session.AwaitFor(s.done, session.Grace) // then nothing is left in the line
 	}
 	return session.CtxErr(ctx)
 }
