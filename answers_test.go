@@ -2,6 +2,7 @@ package zsync_test
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"runtime"
 	"strings"
@@ -236,54 +237,80 @@ func goroutines() int {
 	return strings.Count(string(buf[:runtime.Stack(buf, true)]), "\n\ngoroutine ")
 }
 
-// Who gives up while the servers are silent leaves neither a goroutine nor a znode
-// once they are back.
+// Who gives up while the servers are silent leaves no goroutine meanwhile, over one
+// connection and the next, and neither a goroutine nor a znode once they are back.
 func TestCancelledLocksLeaveNeitherGoroutinesNorZnodes(t *testing.T) {
 	const n = 400
-	for name, silent := range map[string]zktest.Action{"hang": zktest.Hang, "hang with the reply": zktest.HangReply} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, srv *zktest.Server) {
-				s, other := open(t, srv), open(t, srv)
-				holder := zsync.NewMutex(other, "/m")
-				must(t, holder.Lock(t.Context()))
-				m := zsync.NewMutex(s, "/m")
-				_, err := m.TryLock(t.Context())
-				must(t, err)
-				synctest.Wait()
-				before, id := goroutines(), s.ID()
-				var quiet atomic.Bool
-				quiet.Store(true)
-				srv.Intercept(func(r zktest.Request) zktest.Action {
-					if quiet.Load() && r.Session == id && r.Op != zktest.OpConnect {
-						return silent
+	for _, one := range []bool{true, false} {
+		for name, silent := range map[string]zktest.Action{"hang": zktest.Hang, "hang with the reply": zktest.HangReply} {
+			t.Run(fmt.Sprintf("%s, one path %v", name, one), func(t *testing.T) {
+				bubble(t, func(t *testing.T, srv *zktest.Server) {
+					s, other := open(t, srv), open(t, srv)
+					paths := make([]string, n)
+					for i := range paths {
+						paths[i] = "/m"
+						if !one {
+							paths[i] = fmt.Sprintf("/m/%d", i)
+						}
 					}
-					return zktest.Pass
+					holders := make(map[string]*zsync.Mutex)
+					for _, path := range paths {
+						if holders[path] != nil {
+							continue
+						}
+						holders[path] = zsync.NewMutex(other, path)
+						must(t, holders[path].Lock(t.Context()))
+						_, err := zsync.NewMutex(s, path).TryLock(t.Context()) // its directory is known
+						must(t, err)
+					}
+					synctest.Wait()
+					before, id := goroutines(), s.ID()
+					var quiet atomic.Bool
+					quiet.Store(true)
+					srv.Intercept(func(r zktest.Request) zktest.Action {
+						if quiet.Load() && r.Session == id && r.Op != zktest.OpConnect {
+							return silent
+						}
+						return zktest.Pass
+					})
+					check := func(when string) {
+						t.Helper()
+						synctest.Wait()
+						// The session keeps up to two goroutines for what it does next.
+						if more := goroutines() - before; more > 4 {
+							t.Errorf("%s: %d more goroutines", when, more)
+						}
+					}
+					var locks []<-chan error
+					for _, path := range paths {
+						locks = append(locks, async(func() error { return zsync.NewMutex(s, path).Lock(within(t, time.Millisecond)) }))
+					}
+					for _, c := range locks {
+						wantErr(t, <-c, context.DeadlineExceeded)
+					}
+					check("right after they gave up")
+					time.Sleep(testTimeout * 5 / 8) // silence costs a connection after half of it, and the session after three quarters
+					if got := s.Stats().Reconnects; got != 1 {
+						t.Errorf("%d connections were replaced, want 1", got)
+					}
+					check("over the next connection, which is as silent")
+					quiet.Store(false)
+					time.Sleep(2 * testTimeout)
+					check("at the end")
+					if s.ID() != id {
+						t.Error("the session was lost")
+					}
+					for path, holder := range holders {
+						cs, err := holder.Contenders(t.Context())
+						must(t, err)
+						if len(cs) != 1 {
+							t.Errorf("%d contenders for %s, want the holder", len(cs), path)
+						}
+						must(t, holder.Unlock())
+					}
 				})
-				var locks []<-chan error
-				for range n {
-					locks = append(locks, async(func() error { return zsync.NewMutex(s, "/m").Lock(within(t, time.Millisecond)) }))
-				}
-				for _, c := range locks {
-					wantErr(t, <-c, context.DeadlineExceeded)
-				}
-				quiet.Store(false)
-				time.Sleep(2 * testTimeout)
-				synctest.Wait()
-				// Each of the two sessions keeps up to two goroutines for what it does next.
-				if more := goroutines() - before; more > 4 {
-					t.Errorf("%d more goroutines at the end", more)
-				}
-				if s.ID() != id {
-					t.Error("the session was lost")
-				}
-				cs, err := holder.Contenders(t.Context())
-				must(t, err)
-				if len(cs) != 1 {
-					t.Errorf("%d contenders, want the holder", len(cs))
-				}
-				must(t, holder.Unlock())
 			})
-		})
+		}
 	}
 }
 

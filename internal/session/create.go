@@ -321,7 +321,7 @@ func (inc *Incarnation) Find(ctx context.Context, dir, guid string) (string, err
 			return err
 		}
 		if _, err = sync.Wait(ctx, inc); err == nil {
-			path = findIn(roll, dir, guid)
+			path = findIn(roll.Names(), dir, guid)
 		}
 		return err
 	})
@@ -331,9 +331,10 @@ func (inc *Incarnation) Find(ctx context.Context, dir, guid string) (string, err
 // findIn returns the path of the child of dir that is listed and whose name begins
 // with guid, protected or not; or "". Other names may hold it too, as that of a wish
 // for a candidate of an Election does: they are not what was made.
-func findIn(roll *Roll, dir, guid string) string {
-	for _, name := range roll.Names() {
-		if strings.HasPrefix(name, guid) || strings.HasPrefix(name, ProtectedName(guid, "")) {
+func findIn(names []string, dir, guid string) string {
+	protected := ProtectedName(guid, "")
+	for _, name := range names {
+		if strings.HasPrefix(name, guid) || strings.HasPrefix(name, protected) {
 			return ChildPath(dir, strings.Clone(name))
 		}
 	}
@@ -343,25 +344,18 @@ func findIn(roll *Roll, dir, guid string) string {
 // collect deletes in the background what an abandoned create may have made. It
 // goes with its session if the servers do not let us find it, or delete it.
 func (inc *Incarnation) collect(create *pending[string], dir, guid string) *Removal {
-	return inc.Vacate(ChildPath(dir, guid), func() error {
-		ctx := inc.Ctx // there is nobody else to wait for
-		select {
-		case <-create.Done:
-		case <-ctx.Done():
-			return ErrEnded
+	r := inc.removal(&Removal{path: ChildPath(dir, guid), kind: removeOwn, guid: guid})
+	create.then(func() {
+		switch err := create.err; {
+		case err == nil:
+			r.found(create.val)
+		case OutcomeOf(err) != Unknown:
+			r.over(nil) // nothing was made, nor will be
+			return
 		}
-		path, err := create.val, create.err
-		switch {
-		case OutcomeOf(err) == Unknown:
-			path, err = inc.Find(ctx, dir, guid)
-		case err != nil:
-			return nil // nothing was made
-		}
-		if err == nil && path != "" {
-			err = inc.takeBackNow(ctx, path)
-		}
-		return err
+		r.reaper.wait(r)
 	})
+	return r
 }
 
 // Exchange makes an ephemeral znode of a unique name in place of another, in

@@ -60,16 +60,9 @@ func (inc *Incarnation) CreateOwn(ctx context.Context, path string, data []byte)
 // withdrawOwn deletes in the background what CreateOwn may have made, once the
 // request is over, if it is this session's.
 func (inc *Incarnation) withdrawOwn(making *pending[string], path string) *Removal {
-	return inc.Vacate(path, func() error {
-		if making != nil {
-			select {
-			case <-making.Done:
-			case <-inc.Ctx.Done():
-				return ErrEnded
-			}
-		}
+	return inc.reapAfter(making, &Removal{path: path, kind: removeOwn, f: func() error {
 		return inc.removeOwn(inc.Ctx, path, false) // there is nobody else to wait for
-	})
+	}})
 }
 
 // RemoveOwn deletes in the background what CreateOwn has made. Unlike Remove it

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"slices"
 	"sync"
 	"time"
 
@@ -18,15 +19,20 @@ import (
 // lives for as long as anything waits. When there is a connection again it sends
 // all of them in one piece.
 //
-// What must be found out first, as what an abandoned create has made, is a function,
-// which has a goroutine for as long as it runs, but none between two attempts.
+// What an abandoned request may yet make waits for its answer without a goroutine:
+// see reapAfter. What an abandoned create without an answer has made, whose name is
+// not known, is looked for together with all others, in one goroutine: see search.
+//
+// Where more must be found out first that is a function, which has a goroutine for
+// as long as it runs, but none between two attempts.
 type reaper struct {
 	inc *Incarnation
 
-	mu      sync.Mutex
-	waiting []*Removal    // those that run has not looked at yet; guarded by mu
-	running bool          // there is a run; guarded by mu
-	bell    chan struct{} // has a token when something was added to waiting
+	mu        sync.Mutex
+	waiting   []*Removal    // those that run has not looked at yet; guarded by mu
+	running   bool          // there is a run; guarded by mu
+	searching bool          // there is a search; guarded by mu
+	bell      chan struct{} // has a token when something was added to waiting
 }
 
 type reaperKey struct{}
@@ -51,6 +57,7 @@ type Removal struct {
 	path   string
 	f      func() error // what deletes, and repeats what has no answer; nil: the znode at path is deleted
 	kind   removalKind
+	guid   string // begins the name in the directory of path, while it is not known; "": it is path
 	told   func() // called when r is over; it must not wait, and may be nil
 	stay   func() // called when r is over, or was refused once, likewise
 
@@ -79,7 +86,7 @@ const (
 
 // reap begins r.
 func (inc *Incarnation) reap(r *Removal) *Removal {
-	r.reaper, r.Done, r.Refused = inc.reaper(), make(chan struct{}), make(chan struct{})
+	inc.removal(r)
 	switch {
 	case r.f != nil:
 		// At once: it may have something to do even if the session has ended.
@@ -87,6 +94,19 @@ func (inc *Incarnation) reap(r *Removal) *Removal {
 	case !inc.newestLink().send(r):
 		r.reaper.wait(r)
 	}
+	return r
+}
+
+// removal returns r, which is not begun.
+func (inc *Incarnation) removal(r *Removal) *Removal {
+	r.reaper, r.Done, r.Refused = inc.reaper(), make(chan struct{}), make(chan struct{})
+	return r
+}
+
+// reapAfter begins r when the request is over that may make what r deletes.
+func (inc *Incarnation) reapAfter(making interface{ then(f func()) }, r *Removal) *Removal {
+	inc.removal(r)
+	making.then(func() { r.reaper.wait(r) })
 	return r
 }
 
@@ -99,6 +119,11 @@ func (rp *reaper) wait(r *Removal) {
 		rp.running = true
 		rp.inc.Manager.Spawn(rp.run)
 	}
+	rp.ring()
+}
+
+// ring has run look again.
+func (rp *reaper) ring() {
 	select {
 	case rp.bell <- struct{}{}:
 	default: // run will see it with what is there already
@@ -183,12 +208,15 @@ func (rp *reaper) next(rs []*Removal) (left []*Removal) {
 			wake = t
 		}
 	}
+	rp.mu.Lock()
+	searching := rp.searching // its end rings the bell
+	rp.mu.Unlock()
 	var due []*Removal
 	for _, r := range rs {
 		switch {
 		case !r.limit.IsZero() && !now.Before(r.limit):
 			rp.giveUpOver(r)
-		case connected && !now.Before(r.due):
+		case connected && !now.Before(r.due) && !(searching && sought(r)):
 			due = append(due, r)
 		default:
 			if now.Before(r.due) {
@@ -197,6 +225,18 @@ func (rp *reaper) next(rs []*Removal) (left []*Removal) {
 			sooner(r.limit)
 			left = append(left, r)
 		}
+	}
+	if slices.ContainsFunc(due, sought) {
+		// The others are looked for with it, whether or not it is their time.
+		var rest []*Removal
+		for _, r := range left {
+			if sought(r) {
+				due = append(due, r)
+			} else {
+				rest = append(rest, r)
+			}
+		}
+		left = rest
 	}
 	if len(due) > 0 || len(left) < len(rs) {
 		rp.attempt(due)
@@ -222,21 +262,83 @@ func (rp *reaper) next(rs []*Removal) (left []*Removal) {
 // attempt makes an attempt at each of rs, in one piece where that is a request.
 func (rp *reaper) attempt(rs []*Removal) {
 	var requests []request
+	var lost []*Removal
 	for _, r := range rs {
-		if r.f == nil {
+		switch {
+		case sought(r):
+			lost = append(lost, r)
+		case r.f == nil:
 			requests = append(requests, r)
-			continue
+		default:
+			rp.inc.Manager.Spawn(func() {
+				r.err = r.f()
+				r.done()
+			})
 		}
-		rp.inc.Manager.Spawn(func() {
-			r.err = r.f()
-			r.done()
-		})
+	}
+	if len(lost) > 0 {
+		rp.mu.Lock()
+		rp.searching = true // run alone begins one, and found none under way
+		rp.mu.Unlock()
+		rp.inc.Manager.Spawn(func() { rp.search(lost) })
 	}
 	if len(requests) > 0 && !rp.inc.newestLink().send(requests...) {
 		for _, r := range requests {
 			r.fail(errUnsent) // the connection has just gone
 		}
 	}
+}
+
+// search looks for what abandoned creates without an answer have made, in one round
+// trip for all of rs. That what is not listed is not there, nor will be, is for the
+// reason that makes [Incarnation.Find] exact: the listings are behind a sync.
+func (rp *reaper) search(rs []*Removal) {
+	inc := rp.inc
+	var sync *pending[void]
+	var listed map[string]*pending[listing] // by directory
+	err := inc.retryAll(inc.Ctx, func(b *Batch) {
+		sync, listed = add(b, syncCall(ParentPath(rs[0].path))), make(map[string]*pending[listing])
+		for _, r := range rs {
+			if dir := ParentPath(r.path); listed[dir] == nil {
+				listed[dir] = add(b, childrenCall(dir))
+			}
+		}
+	})
+	if err != nil {
+		err = ErrEnded // nothing else ends it
+	} else {
+		err = sync.err
+	}
+	rp.mu.Lock()
+	rp.searching = false // before wait, which rings the bell
+	rp.mu.Unlock()
+	for _, r := range rs {
+		dir := ParentPath(r.path)
+		switch l := listed[dir]; {
+		case err != nil:
+			r.fail(err)
+		case IsNoNode(l.err):
+			r.over(nil)
+		case l.err != nil:
+			r.fail(l.err)
+		default:
+			if path := findIn(l.val.names, dir, r.guid); path == "" {
+				r.over(nil)
+			} else {
+				r.found(path)
+				rp.wait(r)
+			}
+		}
+	}
+	rp.ring() // there may be others to look for
+}
+
+// sought reports whether the znode that r deletes must be looked for.
+func sought(r *Removal) bool { return r.guid != "" }
+
+// found says what r deletes: what was made for a call that has failed.
+func (r *Removal) found(path string) {
+	r.path, r.guid, r.kind, r.err = path, "", removeUnused, nil
 }
 
 // giveUpOver ends r, and the session with it, as it may not be deleted.

@@ -135,7 +135,7 @@ func (inc *Incarnation) commitWith(ctx context.Context, r *receipt, ops []any) (
 		case !errors.Is(err, ErrEnded):
 			if open {
 				// It is in nobody's way, so the session stays though this is refused.
-				inc.InBackground(r.path, inc.discarding(p, []string{r.path})).Await(Grace)
+				inc.discardReceipt(p, r.path).Await(Grace)
 			} else {
 				inc.file(r, r.version)
 			}

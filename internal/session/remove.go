@@ -21,21 +21,16 @@ func (r *Removal) Settled(ctx context.Context) {
 // discard deletes znodes in the background once the request that may make them,
 // if there is one, is over.
 func (inc *Incarnation) discard(making *pending[[]zk.MultiResponse], paths []string) *Removal {
-	return inc.Vacate(paths[0], inc.discarding(making, paths))
+	r := &Removal{path: paths[0], kind: removeOwn, f: func() error { return inc.RemoveAllNow(context.Background(), paths) }}
+	if making == nil {
+		return inc.reap(r)
+	}
+	return inc.reapAfter(making, r)
 }
 
-// discarding deletes znodes once the request that may make them is over.
-func (inc *Incarnation) discarding(making *pending[[]zk.MultiResponse], paths []string) func() error {
-	return func() error {
-		if making != nil {
-			select {
-			case <-making.Done:
-			case <-inc.Ctx.Done():
-				return ErrEnded
-			}
-		}
-		return inc.RemoveAllNow(context.Background(), paths)
-	}
+// discardReceipt is discard of what is in nobody's way.
+func (inc *Incarnation) discardReceipt(making *pending[[]zk.MultiResponse], path string) *Removal {
+	return inc.reapAfter(making, &Removal{path: path, kind: removeIdle})
 }
 
 // Worse returns the error of two deletions that is not just that there was

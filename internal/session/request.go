@@ -3,6 +3,7 @@ package session
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"github.com/zsync/zsync/internal/wire"
@@ -27,6 +28,7 @@ type pending[T any] struct {
 	err  error
 	call call[T]
 	scan wire.Scanner // of the reply; here so that it is not allocated anew
+	heir atomic.Pointer[func()]
 }
 
 func (p *pending[T]) opcode() int32 { return p.call.op }
@@ -63,12 +65,36 @@ func (p *pending[T]) answer(code int32, body []byte) (whole int32, ok bool) {
 	return code, !p.scan.Bad
 }
 
-func (p *pending[T]) done() { close(p.Done) }
+func (p *pending[T]) done() {
+	close(p.Done)
+	p.handOn()
+}
 
 func (p *pending[T]) fail(err error) {
 	var zero T
 	p.val, p.err = zero, err
-	close(p.Done)
+	p.done()
+}
+
+// then has f called once, when Done is closed: so nobody needs a goroutine to wait
+// for what a caller who has left would have waited for. f must not wait itself, as
+// it may be called by the goroutine that reads from the network. It is called once
+// at the latest when the session has ended and its connection is down, as what has
+// no reply then fails. There is one f for a request.
+func (p *pending[T]) then(f func()) {
+	p.heir.Store(&f)
+	if IsClosed(p.Done) {
+		p.handOn()
+	}
+}
+
+// handOn calls what then was given. It is called behind the close of Done, and
+// behind the store of heir where Done is closed already: so the later of the two
+// finds both, and where both do one of them takes it.
+func (p *pending[T]) handOn() {
+	if f := p.heir.Swap(nil); f != nil {
+		(*f)()
+	}
 }
 
 // Wait waits for the reply. When ctx or the incarnation ends first it returns

@@ -1,0 +1,110 @@
+package session
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+// What abandoned creates have made, or have not, whose connection was lost, is looked
+// for in one round trip; and one directory that may not be listed holds up no other.
+func TestWhatAbandonedCreatesHaveMadeIsLookedForTogether(t *testing.T) {
+	const dirs, each = 5, 40
+	for _, name := range []string{"made", "not made"} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				ours, theirs := open(t, srv), open(t, srv)
+				inc, other := live(t, ours), live(t, theirs)
+				dir := func(i int) string { return fmt.Sprintf("/d/%d", i%dirs) }
+				for i := range dirs {
+					must(t, inc.MakeDir(t.Context(), dir(i)))
+				}
+				var quiet, refuse atomic.Bool
+				if name == "made" {
+					srv.SetLatency(time.Second) // what is made is answered later than the connection lasts
+				} else {
+					quiet.Store(true)
+				}
+				refuse.Store(true)
+				var syncs, listings, deletions atomic.Int32
+				me := ours.ID()
+				srv.Intercept(func(r zktest.Request) zktest.Action {
+					switch {
+					case r.Session != me || r.Op == zktest.OpConnect:
+					case quiet.Load():
+						return zktest.Hang
+					case r.Op == zktest.OpSync && r.Path != "/": // and not that with which a connection begins
+						syncs.Add(1)
+					case r.Op == zktest.OpDelete:
+						deletions.Add(1)
+					case r.Op == zktest.OpGetChildren2:
+						listings.Add(1)
+						if refuse.Load() && r.Path == dir(0) {
+							return zktest.Fail(zktest.CodeNoAuth)
+						}
+					}
+					return zktest.Pass
+				})
+				left := make(chan error, dirs*each)
+				for i := range dirs * each {
+					go func() {
+						ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+						defer cancel()
+						guid := NewGUID()
+						_, _, err := inc.CreateChild(ctx, dir(i), ProtectedName(guid, "x-"), guid, nil, zk.FlagEphemeralSequential, false)
+						left <- err
+					}()
+				}
+				for range dirs * each {
+					wantErr(t, <-left, context.DeadlineExceeded)
+				}
+				if name == "made" {
+					srv.SetLatency(0)
+					for i := range dirs {
+						names, _, err := other.Children(t.Context(), dir(i))
+						must(t, err)
+						if len(names) != each {
+							t.Errorf("%d of %d were made in %s", len(names), each, dir(i))
+						}
+					}
+				}
+				quiet.Store(false)
+				srv.Disconnect(me)
+				time.Sleep(time.Millisecond) // earlier than what was refused is tried again
+				if syncs.Load() != 1 || listings.Load() != dirs {
+					t.Errorf("%d syncs, %d listings; want 1 and one of each of the %d directories", syncs.Load(), listings.Load(), dirs)
+				}
+				for i := 1; i < dirs; i++ {
+					if names, _, err := other.Children(t.Context(), dir(i)); len(names) != 0 || err != nil && !IsNoNode(err) {
+						t.Errorf("%s: %d are left, %v", dir(i), len(names), err)
+					}
+				}
+				time.Sleep(time.Second)
+				if n := syncs.Load(); n > 20 {
+					t.Errorf("%d syncs while one directory may not be listed", n)
+				}
+				refuse.Store(false)
+				time.Sleep(testTimeout / 2)
+				if names, _, err := other.Children(t.Context(), dir(0)); len(names) != 0 || err != nil && !IsNoNode(err) {
+					t.Errorf("%s: %d are left, %v", dir(0), len(names), err)
+				}
+				want := int32(dirs * each)
+				if name == "not made" {
+					want = 0
+				}
+				if deletions.Load() != want {
+					t.Errorf("%d deletions, want %d", deletions.Load(), want)
+				}
+				if inc.Ctx.Err() != nil {
+					t.Errorf("the session ended: %v", context.Cause(inc.Ctx))
+				}
+			})
+		})
+	}
+}
