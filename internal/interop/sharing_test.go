@@ -585,6 +585,58 @@ func TestInt64IsSharedWithForeignCounters(t *testing.T) {
 	})
 }
 
+// Nobody has made the znode before they begin. kazoo's Counter makes it empty, and
+// sets it then; Curator's makes it with a number.
+func TestEachAdditionCountsWhereAForeignCounterAndOursBeginTogether(t *testing.T) {
+	everywhere(t, func(t *testing.T, d driver, servers string) {
+		const rounds, each = 20, 3
+		p, s := d.program(t, servers, long), connect(t, servers)
+		base := fresh(p)
+		var opts []zsync.ValueOption
+		if d.name == curator.name { // DistributedAtomicLong; kazoo's Counter writes digits
+			opts = append(opts, zsync.WithCodec(zsync.BigEndian))
+		}
+		for i := range rounds {
+			path := fmt.Sprintf("%s/%d", base, i)
+			add := func(ctx context.Context) error {
+				_, err := zsync.NewInt64(s, path, opts...).Add(ctx, 2)
+				return err
+			}
+			if i%2 == 0 {
+				v := zsync.NewValue[int64](s, path, opts...)
+				add = func(ctx context.Context) error {
+					_, err := v.Update(ctx, func(x int64) (int64, error) { return x + 2, nil })
+					return err
+				}
+			}
+			ctx := brief(t)
+			ours := make(chan error, 1)
+			lead := time.Duration(i/2-rounds/4) * time.Millisecond // of the program
+			go func() {
+				time.Sleep(lead)
+				var err error
+				for n := 0; n < each && err == nil; n++ {
+					err = add(ctx)
+				}
+				ours <- err
+			}()
+			time.Sleep(-lead)
+			for range each {
+				p.Send("count %s 3", path)
+			}
+			for range each {
+				p.Ok()
+			}
+			must(t, "add", <-ours)
+			want := fmt.Sprint(each * (2 + 3))
+			check(t, "the program reads", p.Do("count %s 0", path), want)
+			x, err := zsync.NewInt64(s, path, opts...).Load(ctx)
+			must(t, "Load", err)
+			check(t, "Load", fmt.Sprint(x), want)
+		}
+	})
+}
+
 func TestGroupIsSharedWithForeignMembers(t *testing.T) {
 	everywhere(t, func(t *testing.T, d driver, servers string) {
 		ctx := brief(t)
