@@ -32,10 +32,10 @@ import (
 //
 // # Cost
 //
-// Close and Open cost 1 round trip, and 1 more request in the background if
-// they change anything; where the container is missing some more, and an Open
-// that finds nothing to open then makes none. Wait costs 2 requests; if the Barrier is closed there
-// is a watch besides, which fires when it is opened.
+// Close and Open cost 1 round trip, and 1 more request in the background if they
+// change anything; where the container is missing they make it with a few requests
+// more, but for an Open that finds nothing to open. Wait costs 2 requests, and if
+// the Barrier is closed a watch, which fires when it is opened.
 //
 // # Algorithm
 //

@@ -411,12 +411,12 @@ func (d Delivery[T]) Nack() error {
 	return opError("nack", d.path, d.nack(after))
 }
 
-// NackAfter is Nack for an element that nobody is to receive before delay is
-// over, by the clocks of the consumers' machines. It is then served before those
-// that came later, and has another ID; its Attempt and Sent go on. Where it was
-// stands nothing, so it holds up nobody, and if the claim is lost before this is
-// written down, the element is in its place at once. It needs [LayoutZsync]: in
-// others it is Nack, with an error that is [ErrInvalid].
+// NackAfter is Nack for an element that nobody is to receive before delay is over,
+// by the clocks of the consumers' machines. It is then served before those that
+// came later, and has another ID; its Attempt and Sent go on. It leaves its place,
+// so it holds up nobody. If the claim is lost before that is written down, the
+// element is back in its former place at once. It needs [LayoutZsync]: in others it
+// is Nack, with an error that is [ErrInvalid].
 func (d Delivery[T]) NackAfter(delay time.Duration) error {
 	switch {
 	case d.claim == nil:
@@ -437,10 +437,10 @@ func (d Delivery[T]) nack(after time.Duration) error {
 }
 
 // Reject sends the element to the dead letters, with the reason, of which 1,000
-// bytes are kept. It is for what no other attempt would cure. Losses and errors
-// are those of [Delivery.Ack]. In the layouts of other libraries, in which what
-// was received is in the queue no more, it is not possible, and the error is
-// [ErrInvalid].
+// bytes are kept. Use it for an element that no other attempt would help. Losses
+// and errors are those of [Delivery.Ack]. In the layouts of other libraries, in
+// which what was received is in the queue no more, it is not possible, and the
+// error is [ErrInvalid].
 func (d Delivery[T]) Reject(ctx context.Context, reason string) error {
 	switch {
 	case d.claim == nil:

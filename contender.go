@@ -35,7 +35,7 @@ func describe(ctx context.Context, inc *session.Incarnation, dir string, names [
 	return out, nil
 }
 
-// A Contender is one who holds or waits, as the server that was asked knows it:
+// A Contender is one who holds or waits, as far as the server that was asked knows;
 // it may lag behind the others.
 type Contender struct {
 	Owner   string    // the data of its znode: WithOwner's text, or what another library writes; empty if we may not read it

@@ -17,16 +17,16 @@
 //
 // # What to use
 //
-//   - one at a time: [Mutex], [RWMutex]; so many at a time: [Semaphore]; several
+//   - one at a time: [Mutex], [RWMutex]; up to n at a time: [Semaphore]; several
 //     locks at once: [LockAll]
 //   - one of all processes, as long as it lives: [Election]
-//   - a job that one of them shall do at each of its instants: [Schedule]
+//   - a job that one process runs at each of its times: [Schedule]
 //   - what is done once and for all: [Once], [OnceValue]
 //   - wait for tasks: [WaitGroup]; begin and end together: [WaitGroup.Enter]; a
 //     gate: [Barrier]; a condition: [Cond]
 //   - work to hand out: [Queue]; shards to share out: [Partition]; who is there:
 //     [Group]
-//   - state that all see: [Value], [Map], [Int64]
+//   - state that all see: [Value], [Map], [Int64]; one call for all who ask: [Flight]
 //
 // # Rules that hold everywhere
 //
@@ -36,8 +36,9 @@
 // their znodes (WaitGroup, Once, Cond and, unless an option says otherwise,
 // Queue have znodes of their own).
 //
-// Whatever may wait takes a context first; whatever gives up takes none, as it
-// cannot be refused. A cancelled wait leaves nothing behind.
+// A method that may wait takes a context first. A method that gives something up
+// takes none, because giving up cannot be refused. A cancelled wait leaves nothing
+// behind.
 //
 // A hold belongs to one ZooKeeper session. When that session is over, or may
 // be over as far as this client can know, the hold is lost and everyone is
@@ -59,8 +60,8 @@
 //
 // # What zsync cannot do
 //
-// A program that does not look cannot be stopped: between the loss of a hold
-// and the moment its holder notices lie a pause of the garbage collector, of
-// the scheduler, of the machine. Where that matters, give [Mutex.Token] to the
-// storage that is written to, or write to ZooKeeper with [Mutex.Txn].
+// It cannot stop a program that does not look. Between the loss of a hold and the
+// moment at which its holder notices, the garbage collector, the scheduler or the
+// whole machine may pause. Where that matters, give [Mutex.Token] to the storage
+// that is written to, or write to ZooKeeper with [Mutex.Txn].
 package zsync

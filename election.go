@@ -62,12 +62,12 @@ func WithElectionLayout(l Layout) ElectionOption {
 // higher priority leads first. Nobody is removed from office for it, and among
 // equals the order is that of arrival.
 //
-// It is done by those with a lower priority: one whose turn has come, while one
-// with a higher waits, goes to the back of the line, which costs 3 requests each
-// time. So it takes that each candidate says its priority. One that does not, as
-// those of Curator and kazoo cannot, leads when its turn comes, and to the others
-// its priority is 0. The priority is in the name of the znode, before what
-// Curator and kazoo look at: path/_c_<uuid>-p<p>-latch-<seq>.
+// Those with a lower priority make way: a candidate whose turn comes while one with
+// a higher priority waits goes to the back of the line, which costs 3 requests each
+// time. So every candidate should state its priority. One that does not, as those
+// of Curator and kazoo cannot, leads when its turn comes; to the others its
+// priority is 0. The priority is in the name of the znode, before what Curator and
+// kazoo look at: path/_c_<uuid>-p<p>-latch-<seq>.
 func WithPriority(p int) ElectionOption {
 	return func(c *electionConfig) { c.prior = &p }
 }
@@ -526,8 +526,8 @@ func (e *Election) Contenders(ctx context.Context) ([]Contender, error) {
 	return cs, opError("contenders", e.path, err)
 }
 
-// Leader returns who leads, or [ErrNoLeader]. The answer is not older than the
-// call. It costs 3 requests.
+// Leader returns who leads, or [ErrNoLeader]. The answer is at least as new as the
+// moment of the call. It costs 3 requests.
 //
 // The leader is the first in the line, which nobody can join in front of: who
 // leads stays so until its znode is gone.
@@ -562,9 +562,9 @@ func (e *Election) leader(ctx context.Context) (Contender, error) {
 }
 
 // Observe returns a channel of the present leader, and then of every other that
-// follows. It names nobody who was not the first in the line, nobody twice in a
-// row, and once nothing changes any more the last one named is who leads. While
-// nobody leads it waits.
+// follows. Everyone it names was the first in the line at some moment, and nobody
+// is named twice in a row. Once nothing changes any more, the last one named is the
+// leader. While nobody leads it waits.
 //
 // The channel has no buffer. A reader who is slower than the elections gets the
 // present leader, not those that came and went in the meantime; so does one

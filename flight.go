@@ -15,27 +15,40 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A Flight runs a function once for all who ask for the same key at about the
-// same time, in whatever process: golang.org/x/sync/singleflight across
-// processes, whose callers share the result for a while longer.
+// A Flight runs a function once for all who ask for the same key at about the same
+// time, in any process: golang.org/x/sync/singleflight across processes. It keeps a
+// hundred processes from filling the same cache at once.
 //
-// Whoever calls while another runs the function waits, and gets what that one
-// returned; so does whoever calls within keep of its end, by the servers' clock.
-// It is what keeps a hundred processes from filling the same cache at once.
+//	prices := zsync.NewFlight[string](s, "/cache/prices", time.Minute)
+//	v, shared, err := prices.Do(ctx, "EUR", fetch)
 //
-// A function that fails shares nothing: its caller gets the error, and who waited
-// longest runs its own. The same happens when a function panics, when its process
-// dies, once its session has expired, and when the session is lost while it runs:
-// then its caller gets what it returned together with [ErrLost], as another may have
-// run meanwhile. Nobody's error is taken for a result.
+// Whoever calls while another runs the function waits, and gets the same result. So
+// does whoever calls less than keep after the result was stored, by the servers'
+// clock; keep is the argument of [NewFlight].
 //
-// Each key has a read-write lock, path/<key>/_c_<uuid>-__READ__<seq> and …__WRIT__…,
-// and its result, path/<key>/result, which is persistent. Keys are written as those
-// of a [Map] are. A result whose time is over is deleted by the process that stored it or, when
-// that is gone, by the next that runs a function for any key. Then nothing is left.
+// Only success is shared. If a function fails, its own caller gets the error, and
+// the one who has waited longest runs its function. The same happens if a function
+// panics.
 //
-// Do costs 4 requests in 3 round trips where there is a result: create and list,
-// read, delete. Who runs the function makes about 9 more.
+// # Loss
+//
+// If the process dies while its function runs, the next one runs its own as soon as
+// the session has expired. If the session is lost but the process lives, the caller
+// gets what the function returned together with [ErrLost], because another may have
+// run meanwhile. A Do that only waits carries on in the next session.
+//
+// # Znodes
+//
+// Each key has a read-write lock, path/<key>/_c_<uuid>-__READ__<seq> and
+// …__WRIT__…, and its result, path/<key>/result, which is persistent. Keys are
+// written as those of a [Map] are. A result whose time is over is deleted by the
+// process that stored it or, when that is gone, by the next that runs a function
+// for any key. After that nothing is left.
+//
+// # Cost
+//
+// Do costs 4 requests in 3 round trips if there is a result: create and list, read,
+// delete. A Do that runs the function makes about 9 more.
 type Flight[T any] struct {
 	made
 	codec Codec

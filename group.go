@@ -15,8 +15,8 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A Group is a set of processes that know of each other: who is there, and with
-// what to tell.
+// A Group is a set of processes that know of each other: who is there, and what
+// each says of itself.
 //
 //	g := zsync.NewGroup[Backend](s, "/services/billing")
 //	me, err := g.Join(ctx, "billing-7", Backend{Addr: addr})

@@ -25,9 +25,9 @@ import (
 //
 // # Errors
 //
-// When ctx ends while a change is on its way, it may be applied or not. What is
-// stored there and is no number is an error, and is left as it is by everything
-// but Store. Add and Swap wrap around, as in Go.
+// When ctx ends while a change is on its way, it may be applied or not. If what is
+// stored there is no number, every method but Store returns an error and leaves it
+// as it is. Add and Swap wrap around, as in Go.
 //
 // # Znodes
 //

@@ -117,9 +117,10 @@ func WithLayout(l Layout) LockOption {
 // WithMaxHold gives a hold up that has lasted for d, whatever its holder does: one
 // that is hung but connected would keep everybody else waiting for ever. It is a
 // loss like others, with [LossGivenUp]: Lost is closed, the context of Do ends, and
-// the release says [ErrLost]. Others can be granted it when the holder has released
-// it after that, or a tenth of the session timeout later: as long as a holder has
-// who is cut off. So d must be longer than what is done under the lock ever takes.
+// the release says [ErrLost]. Others can be granted it once the holder has released
+// it, or a tenth of the session timeout later, which is as long as a holder who is
+// cut off has to stop. So d must be longer than what is done under the lock ever
+// takes.
 //
 // A hold lasts from one grant to its release: goroutines that hand a lock on have
 // d each. Readers of one process that read together lose together. Permits of a

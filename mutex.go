@@ -128,12 +128,12 @@ func (m *Mutex) check(ctx context.Context) error {
 	return nil
 }
 
-// TryLock tries to lock m and reports whether it succeeded. It does not wait
-// for a holder, but for the server's answers it does; and, for half a second at
-// most, for one who may only keep his place ([WithRetention]). It costs 3 requests.
-// That somebody else holds or waits is believed only of a server that has
-// caught up with the others, so what was unlocked before is found free. With a ctx
-// that comes from [Mutex.Do] of the same path, TryLock returns [ErrDeadlock].
+// TryLock tries to lock m and reports whether it succeeded. It waits for the
+// servers' answers, but not for a holder, unless that one may only keep his place
+// ([WithRetention]): for him it waits up to half a second. Before it reports false
+// it has asked a server that has caught up with the others, so what was unlocked
+// before is found free. It costs 3 requests. With a ctx that comes from [Mutex.Do]
+// of the same path, TryLock returns [ErrDeadlock].
 func (m *Mutex) TryLock(ctx context.Context) (bool, error) {
 	ok, err := m.tryLock(ctx)
 	return ok, opError("trylock", m.path, err)
@@ -245,9 +245,11 @@ func (m *Mutex) revoke(ctx context.Context) error {
 
 // Revoked returns a channel that is closed when the present holder is asked to give
 // m up, by [Mutex.Revoke] or by Curator's Revoker. While m is not locked it is
-// closed already. It is that of what this process holds in the line: who is handed
-// it by another goroutine of the process is asked too, and once it has been asked
-// it is handed on to other processes only.
+// closed already. The whole process is asked: a goroutine that is handed m by
+// another one of the process is asked too, and from then on m is handed on to other
+// processes only.
+//
+// # Cost
 //
 // The first call of a hold costs one request, and sets a watch; after that a Token
 // costs one more.

@@ -16,8 +16,7 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// A Once is a thing that is done once by all processes that name the same path
-// together:
+// A Once has something done once by all processes that name the same path together:
 //
 //	err := zsync.NewOnce(s, "/migrations/0042").Do(ctx, migrate)
 //
@@ -96,7 +95,7 @@ func NewOnce(s *Session, path string) *Once {
 func (o *Once) Path() string { return o.path }
 
 // Do runs f, unless it is done already or another process does it first, and
-// returns nil when it is done. Of those who wait one at a time runs its f.
+// returns nil when it is done. Of those who wait, one at a time runs its f.
 //
 // If f fails Do returns its error as it is, nothing is marked, and the next Do
 // that waits, in whichever process, runs its own f. If f panics the panic goes
@@ -118,9 +117,10 @@ func (o *Once) Path() string { return o.path }
 // With a ctx that comes from Do of the same path, Do returns [ErrDeadlock]
 // instead of waiting for itself.
 //
-// A Reset by another process is learnt of by a notification: until it arrives
-// Do finds it done. A process cut off from all servers finds it done for no
-// longer than its session can live; after that, and in a new session, Do asks.
+// Do learns of a Reset by another process through a notification, and until that
+// arrives takes the thing for done. A process cut off from all servers finds it
+// done for no longer than its session can live; after that, and in a new session,
+// Do asks.
 func (o *Once) Do(ctx context.Context, f func(ctx context.Context) error) error {
 	if o.misuse() == nil && f == nil {
 		return o.fail("do", session.Invalid("the function is nil"))

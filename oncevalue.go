@@ -19,9 +19,9 @@ func OnceFunc(s *Session, path string, f func(ctx context.Context) error) func(c
 	return func(ctx context.Context) error { return o.Do(ctx, f) }
 }
 
-// OnceValue returns a function that runs f once among all processes that name
-// the same path, and returns the value that f returned, in every process the
-// same. The guarantees and costs are those of [Once.Do].
+// OnceValue returns a function that runs f once among all processes that name the
+// same path, and returns the value that f returned, in every process the same. The
+// guarantees are those of [Once.Do]; for the costs see [Once].
 //
 // The value is stored in the mark, path/done, as the codec encodes it (JSON;
 // see [WithCodec]), and is limited by ZooKeeper's packet of 1 MiB. Everyone gets

@@ -140,9 +140,9 @@ func WithRetryBackoff(b Backoff) QueueOption {
 // has died, keeps its place: others of its key wait for it, for the whole of the
 // delay. One at a time holds across priorities, the order within each. One of
 // [Queue.SendAt] is in nobody's way before its time, and goes ahead of others then.
-// [Queue.Recv] has done with an element when it is taken from the channel: to have
-// the work done in order use Deliveries. What a dead letter is requeued as comes
-// last, with its key.
+// [Queue.Recv] is done with an element when it is taken from the channel: to have
+// the work done in order use Deliveries. A dead letter that is requeued comes last,
+// with its key.
 //
 // It needs [LayoutZsync].
 //

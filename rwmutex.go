@@ -19,17 +19,17 @@ import (
 //	err := rw.RDo(ctx, func(ctx context.Context) error { … }) // beside other readers
 //	err := rw.Do(ctx, func(ctx context.Context) error { … })  // alone
 //
-// While a live session holds it for writing no other holds it at all. Waiters
-// are served in the order in which the servers saw them arrive, readers and
-// writers alike, so neither starve the other; see [WithHandoffs] for the
-// goroutines that use one *RWMutex, which share places in the line. In the
-// terminology of the Go memory model, the n'th Unlock synchronizes before the
-// m'th Lock for n < m, and before every RLock that comes after it; an RUnlock
-// synchronizes before the Lock that comes after it; for callers in one process.
+// While a live session holds it for writing no other holds it at all. Waiters are
+// served in the order in which the servers saw them arrive, readers and writers
+// alike, so neither starves the other; see [WithHandoffs] for the goroutines that
+// use one *RWMutex, which share places in the line. In the terminology of the Go
+// memory model, the n'th Unlock synchronizes before the m'th Lock for n < m, and
+// before every RLock that comes after it; an RUnlock synchronizes before the Lock
+// that comes after it; for callers in one process.
 //
-// Do not take a read lock twice in one goroutine but through [RWMutex.RDo]: as
-// with sync.RWMutex, a writer that comes in between waits for the first and
-// holds up the second. A read lock cannot be upgraded.
+// Do not take a read lock twice in one goroutine, except through [RWMutex.RDo]: as
+// with sync.RWMutex, a writer that comes in between waits for the first and holds
+// up the second. A read lock cannot be upgraded.
 //
 // # Loss
 //
@@ -183,9 +183,9 @@ func (rw *RWMutex) check(ctx context.Context, mode turnstile.Mode) error {
 	return nil
 }
 
-// TryLock tries to lock rw for writing and reports whether it succeeded. It
-// does not wait for others, but for the server's answers it does. It costs 3
-// requests, and believes what is said of others as [Mutex.TryLock] does.
+// TryLock tries to lock rw for writing and reports whether it succeeded. It waits
+// for the servers' answers, but not for others. It costs 3 requests, and finds free
+// what was unlocked before, as [Mutex.TryLock] does.
 func (rw *RWMutex) TryLock(ctx context.Context) (bool, error) {
 	ok, err := rw.try(ctx, turnstile.Exclusive)
 	return ok, opError("trylock", rw.path, err)

@@ -41,10 +41,10 @@ import (
 //
 // Who waits or runs is in the line of a [Mutex] at the same path. path/last is
 // persistent; its first line is the last instant that was done, in the form of
-// [time.RFC3339Nano], the second the owner who did it ([WithOwner]), and the
-// third is unique. path and its parents are containers, kept by path/last. An
-// instant far in the future, of a broken clock, stops a Schedule until then:
-// delete path/last.
+// [time.RFC3339Nano], the second the owner who did it ([WithOwner]), and the third
+// is unique. path and its parents are containers, kept by path/last. If a broken
+// clock has recorded an instant far in the future, nothing runs until then; delete
+// path/last to go on.
 //
 // # Cost
 //
@@ -408,14 +408,16 @@ func (c *Schedule) Last(ctx context.Context) (time.Time, error) {
 // is given, as the schedules of robfig/cron do, and the zero time when there is
 // none any more: then Run returns nil.
 //
-// The first instant ever is the first after Run was called. What was missed
-// since the last that was done is up to [WithMissed]. When f fails it is
-// called again, here or in another process, after a pause ([WithRetry]), until
-// the next instant is due; with MissedAll for as long as it takes. What f
-// returns is logged. Run itself fails with ctx, with Close, and with an error
-// that retrying cannot cure.
+// The first instant ever is the first after Run was called. [WithMissed] says what
+// becomes of the instants that were missed since the last one that was done. When f
+// fails it is called again, here or in another process, after a pause
+// ([WithRetry]), until the next instant is due; with MissedAll for as long as it
+// takes. What f returns is logged. Run itself returns an error when ctx ends, when
+// the Session is closed, and when retrying cannot cure what is wrong.
 //
-// At an instant that another process does Run costs what Do costs.
+// # Cost
+//
+// An instant that another process runs costs what it costs with Do.
 func (c *Schedule) Run(ctx context.Context, next interface{ Next(time.Time) time.Time }, f func(ctx context.Context, at time.Time) error) error {
 	err := c.misuse()
 	switch {

@@ -21,23 +21,23 @@ import (
 // A Session is a program's connection to a ZooKeeper ensemble. All primitives
 // made with it share it, and a program usually has one.
 //
-// Behind it stands one ZooKeeper session at a time. When the connection drops,
-// the same session is continued over the next server that answers; holds and
-// watches survive. When the session ends, or when it cannot be known any more
-// to have more than a tenth of its timeout to live, everything held through
-// it is lost and told so, a new session is established, and calls that were
-// only waiting carry on in it. A client that is cut off thus gives up its
-// holds before the servers can give them to someone else, provided that the
-// clocks of both run at about the same rate. Time in which the machine slept
-// counts, by the wall clock; so setting that forward by as much is a loss too.
+// Behind it stands one ZooKeeper session at a time. When the connection drops, the
+// same session is continued over the next server that answers; holds and watches
+// survive. When the session ends, or when it is no longer certain to live for
+// another tenth of its timeout, everything held through it is lost and its holders
+// are told, a new session is established, and calls that were only waiting carry on
+// in it. A client that is cut off thus gives up its holds before the servers can
+// give them to someone else, provided that the clocks of both run at about the same
+// rate. Time in which the machine slept counts, by the wall clock; so setting that
+// clock forward by as much causes a loss too.
+//
+// A Session may be used by many goroutines at once.
 //
 // # Cost
 //
 // A session through which nothing is held sends pings. One that holds something
 // also sends two small requests every quarter of its timeout, unless the
 // program's own have proved as much.
-//
-// A Session may be used by many goroutines at once.
 type Session struct {
 	_ noCopy
 	m *session.Manager
@@ -104,12 +104,11 @@ func (s *Session) ID() int64 { return s.m.SessionID() }
 // session.
 func (s *Session) Timeout() time.Duration { return s.m.Granted() }
 
-// Margin returns for how long what is held through s is certainly held if
-// nothing more is heard from the servers. When it comes to 0 the loss is told.
-// Others can be granted what was held no earlier than a tenth of
+// Margin returns for how much longer everything held through s is certain to be
+// held if nothing more is heard from the servers. When it reaches 0 the loss is
+// told. Others can be granted what was held no earlier than a tenth of
 // [Session.Timeout] after that, so there is some time to stop. While nothing is
-// held the servers are asked less, and Margin may be 0 in a session that is
-// alive.
+// held the servers are asked less, and Margin may be 0 in a session that is alive.
 func (s *Session) Margin() time.Duration { return s.m.Certain() }
 
 // State returns the present state.

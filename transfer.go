@@ -100,11 +100,15 @@ func (e *Election) defers(me line.Child, names []string, prior *int) bool {
 // or to leaves the line, after e has resigned, whoever is next leads.
 //
 // Those ahead of to let it go before when their turn comes, and go to the back of
-// the line. Candidates of Curator and kazoo do not: those ahead lead first, and while
-// they do Transfer waits. What a leader wishes is told by an ephemeral znode,
+// the line. Candidates of Curator and kazoo do not: those ahead lead first, and
+// while they do Transfer waits. The leader's wish is an ephemeral znode,
 // path/transfer-<guid>-<name of the candidate>, without number, which is deleted
-// when to leads, or has left. It costs 6 requests, 2 for to, and 3 more for each
-// who lets it go before.
+// when to leads, or has left.
+//
+// # Cost
+//
+// Transfer costs 6 requests, to makes 2, and each candidate that lets it go before
+// makes 3.
 func (e *Election) Transfer(ctx context.Context, to Contender) error {
 	return opError("transfer", e.path, e.transfer(ctx, to))
 }

@@ -15,14 +15,17 @@ import (
 // A Value is a value of type T that every process which names the same path
 // can read, replace and follow: [atomic.Value], across processes.
 //
-// All operations are linearizable, whichever servers the processes are
-// connected to, and each write is applied exactly once or not at all, even when
-// replies are lost and sessions end in between: of a hundred Updates that add
-// one, each counts. For Load that is as sure as ZooKeeper's sync: a leader that
-// has been cut off from the others and has not noticed yet may answer for the
-// seconds that it takes; writes depend on no such answer. A Value is not held by
-// anyone, so a lost session takes nothing away: operations and Watch carry on in
-// the next one.
+// All operations are linearizable, whichever servers the processes are connected
+// to, and each write is applied exactly once or not at all, even when replies are
+// lost and sessions end in between: of a hundred Updates that add one, each counts.
+// For Load that holds as far as ZooKeeper's sync does: a leader that was cut off
+// from the others may answer for the few seconds until it notices. Writes do not
+// depend on such an answer.
+//
+// # Loss
+//
+// A Value is not held by anyone, so a lost session takes nothing away: operations
+// and Watch carry on in the next one.
 //
 // # Znodes
 //
@@ -73,10 +76,10 @@ func NewValue[T any](s *Session, path string, opts ...ValueOption) *Value[T] {
 // Path returns the path that v was made with.
 func (v *Value[T]) Path() string { return v.path }
 
-// Load returns the value and its Version, or [ErrNoValue]. It is not older than
-// the call. A value that cannot be decoded is an error, and is returned with
-// its Version, so that it can be replaced. An empty znode, as kazoo's Counter
-// makes it, is no value, unless it is one to the codec.
+// Load returns the value, at least as new as the moment of the call, and its
+// Version; or [ErrNoValue]. A value that cannot be decoded is an error, and is
+// returned with its Version, so that it can be replaced. An empty znode, as kazoo's
+// Counter makes it, is no value, unless it is one to the codec.
 func (v *Value[T]) Load(ctx context.Context) (T, Version, error) {
 	x, version, err := v.load(ctx, true)
 	if err == nil && version == (Version{}) {

@@ -110,9 +110,9 @@ func xSingleflight(t *testing.T) suite {
 		dir:     filepath.Join(command(t, "go", "list", "-m", "-f", "{{.Dir}}", "golang.org/x/sync"), "singleflight"),
 		adapter: "singleflight",
 		leftOut: map[string]string{
-			"TestForget":                "is of Forget, which zsync does not have: a result is kept for the stated time",
-			"TestPanicDoSharedByDoChan": "a function that panics shares nothing: who has waited runs its own",
-			"ExampleGroup":              "wants the caller whose function ran to know of others, who may be in other processes",
+			"TestForget":                "is of Forget, which a Flight does not have: a result is kept for the time that was stated, and no longer",
+			"TestPanicDoSharedByDoChan": "wants a panic to end whoever waits; a Flight shares no panic, which may be in another process, and who has waited runs its own",
+			"ExampleGroup":              "wants the caller whose function ran to be told that others shared it, who may be in other processes and come later",
 		},
 	}
 }
