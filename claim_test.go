@@ -98,20 +98,22 @@ func TestHoldWhoseZnodeIsDeletedIsToldAtOnce(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
 				a, b := open(t, srv), open(t, srv)
 				m, rw, e := zsync.NewMutex(a, "/m"), zsync.NewRWMutex(a, "/rw"), zsync.NewElection(a, "/e")
+				sem, permit := zsync.NewSemaphore(a, "/s", 1), zsync.NewSemaphore(b, "/s", 1)
 				holder, writer, leader := zsync.NewMutex(b, "/m"), zsync.NewRWMutex(b, "/rw"), zsync.NewElection(b, "/e")
 				if wait {
 					must(t, holder.Lock(t.Context()))
 					must(t, writer.Lock(t.Context()))
 					must(t, leader.Campaign(t.Context()))
+					must(t, permit.Acquire(t.Context(), 1))
 				}
-				ended := make(chan error, 1)
-				did := async(func() error {
-					return m.Do(t.Context(), func(ctx context.Context) error {
-						<-ctx.Done()
-						ended <- context.Cause(ctx)
-						return nil
-					})
-				})
+				ended := make(chan error, 2)
+				f := func(ctx context.Context) error {
+					<-ctx.Done()
+					ended <- context.Cause(ctx)
+					return nil
+				}
+				did := async(func() error { return m.Do(t.Context(), f) })
+				semDid := async(func() error { return sem.Do(t.Context(), 1, f) })
 				reads := async(func() error { return rw.RLock(t.Context()) })
 				leads := async(func() error { return e.Campaign(t.Context()) })
 				synctest.Wait()
@@ -119,22 +121,34 @@ func TestHoldWhoseZnodeIsDeletedIsToldAtOnce(t *testing.T) {
 					must(t, holder.Unlock())
 					must(t, writer.Unlock())
 					must(t, leader.Resign())
+					must(t, permit.Release(1))
 				}
 				must(t, <-reads)
 				must(t, <-leads)
 				time.Sleep(time.Minute)
-				for _, path := range []string{"/m", "/rw", "/e"} {
+				lost := sem.Lost()
+				if session.IsClosed(lost) {
+					t.Error("Lost of permits is closed before")
+				}
+				for _, path := range []string{"/m", "/rw", "/e", "/s/leases"} {
 					deleteContender(t, b, path, 0)
 				}
 				synctest.Wait() // no time passes: it is the notification
-				if why := <-ended; lossOf(why) != zsync.LossDeleted {
-					t.Errorf("the context of Do ends with %v", why)
+				if n := len(ended); n != 2 {
+					t.Fatalf("%d contexts of Do have ended, want 2", n)
 				}
-				if err := <-did; lossOf(err) != zsync.LossDeleted {
-					t.Errorf("Do: %v", err)
+				for range 2 {
+					if why := <-ended; lossOf(why) != zsync.LossDeleted {
+						t.Errorf("the context of Do ends with %v", why)
+					}
 				}
-				if !session.IsClosed(rw.Lost()) || !session.IsClosed(e.Lost()) {
-					t.Errorf("Lost of a reader closed: %v; of a leader: %v", session.IsClosed(rw.Lost()), session.IsClosed(e.Lost()))
+				for _, did := range []<-chan error{did, semDid} {
+					if err := <-did; lossOf(err) != zsync.LossDeleted {
+						t.Errorf("Do: %v", err)
+					}
+				}
+				if !session.IsClosed(rw.Lost()) || !session.IsClosed(e.Lost()) || !session.IsClosed(lost) {
+					t.Errorf("Lost of a reader closed: %v; of a leader: %v; of permits: %v", session.IsClosed(rw.Lost()), session.IsClosed(e.Lost()), session.IsClosed(lost))
 				}
 				if err := rw.RUnlock(); lossOf(err) != zsync.LossDeleted {
 					t.Errorf("RUnlock: %v", err)

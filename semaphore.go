@@ -41,7 +41,10 @@ import (
 // may hold them already: [Semaphore.Lost] is closed, and Release returns
 // [ErrLost]. An Acquire that only waits carries on in the next session, at the
 // back of the line. After a loss nobody of this process gets a permit before
-// the lost ones have been released.
+// the lost ones have been released. If somebody else deletes the znode of a permit
+// all that this process held through this Semaphore are lost: nobody can tell whose
+// it was. The other znodes are deleted when all have been released, or a tenth of
+// the session timeout later.
 //
 // # Znodes
 //
@@ -62,6 +65,8 @@ import (
 // all 1 more. One that finds too few for the first time costs 4 more. A wait for its turn adds one watch, and after it
 // one request. While there are not enough permits, each release wakes the first
 // in the line, and nobody else; that adds 2 requests each time. Release costs 1.
+// What has been held for 10 ms is watched: 1 request in the background for each
+// znode, and a notification to this process when it is released.
 //
 // # Algorithm
 //
@@ -112,6 +117,7 @@ type allotment struct {
 	followed bool             // the tracer knows of it; guarded by Semaphore.mu
 	stop     func() bool      // undoes the registration with the incarnation
 	last     *session.Removal // the last change of what has weight; guarded by Semaphore.mu
+	guard    *session.Guard   // of leases
 }
 
 // A taking is what was acquired at one time.
@@ -732,7 +738,8 @@ func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, leases [
 	defer m.mu.Unlock()
 	if m.held == nil {
 		a := &allotment{inc: inc, stake: s, since: time.Now(), gone: make(chan struct{}), ended: make(chan struct{})}
-		a.stop = context.AfterFunc(inc.Ctx, func() { m.lose(a, nil) })
+		a.stop = context.AfterFunc(inc.Ctx, func() { m.lose(a, nil, always) })
+		a.guard = inc.NewGuard(func(path string) { m.deleted(a, path) })
 		m.limits.Guard(inc, a.ended, func(why error) { m.surrender(a, why) })
 		m.held = a
 	}
@@ -754,16 +761,17 @@ func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, leases [
 	m.limitLocked(a)
 	m.trace(a, trace.Grant, leases...)
 	a.leases = append(a.leases, leases...)
+	a.guard.Add(pathsOf(leases)...)
 	a.permits += n
 	m.s.m.Holds.Add(n)
 	return a, nil
 }
 
 // lose is the loss of a: of its session if why is nil. It reports whether a is
-// lost by this.
-func (m *Semaphore) lose(a *allotment, why error) bool {
+// lost by this, which it is if so holds under m.mu.
+func (m *Semaphore) lose(a *allotment, why error, so func() bool) bool {
 	m.mu.Lock()
-	if a.lost || session.IsClosed(a.ended) {
+	if a.lost || session.IsClosed(a.ended) || !so() {
 		m.mu.Unlock()
 		return false
 	}
@@ -777,15 +785,31 @@ func (m *Semaphore) lose(a *allotment, why error) bool {
 	return true
 }
 
-// surrender gives a up, though whoever has it does nothing, in the order of every
-// loss: Lost is closed first; the znodes are deleted when everything has been
-// released, or whoever was told has had as long for it as one who is cut off.
-func (m *Semaphore) surrender(a *allotment, why error) {
-	inc := a.inc
-	if !m.lose(a, givenUp(inc.ID.Load(), why, time.Now())) {
-		return
+func always() bool { return true }
+
+// deleted is told that the znode at path is gone. Unless it is not one of a any more,
+// because it has been released, somebody else may have what it stood for; and as
+// nobody can tell whose of several permits that was, all are lost.
+func (m *Semaphore) deleted(a *allotment, path string) {
+	ours := func() bool { return slices.ContainsFunc(a.leases, func(l lease) bool { return l.path == path }) }
+	if m.lose(a, a.inc.Deleted(), ours) {
+		m.withdraw(a)
 	}
-	m.s.m.Log.Warn("zsync: given up", "path", m.path, "reason", why)
+}
+
+// surrender gives a up, though whoever has it does nothing.
+func (m *Semaphore) surrender(a *allotment, why error) {
+	if m.lose(a, givenUp(a.inc.ID.Load(), why, time.Now()), always) {
+		m.s.m.Log.Warn("zsync: given up", "path", m.path, "reason", why)
+		m.withdraw(a)
+	}
+}
+
+// withdraw deletes the znodes of a, which is lost though its session lasts, in the
+// order of every loss: Lost was closed first; they go when everything has been
+// released, or whoever was told has had as long for it as one who is cut off.
+func (m *Semaphore) withdraw(a *allotment) {
+	inc := a.inc
 	m.s.m.Spawn(func() {
 		if !inc.AwaitLossTime(a.ended) {
 			return
@@ -916,7 +940,7 @@ func (m *Semaphore) releaseOf(a *allotment, n int64) error {
 	if m.returnedLocked(a, n); why == nil {
 		r = m.giveLocked(a, n)
 	} else {
-		a.permits -= n // surrender deletes the znodes
+		a.permits -= n // withdraw deletes the znodes
 	}
 	if !a.lost {
 		m.s.m.Holds.Add(-n)
@@ -972,10 +996,15 @@ func (m *Semaphore) giveLocked(a *allotment, n int64) *session.Removal {
 // the order of the calls: one may delete what the one before has not made yet.
 func (m *Semaphore) change(a *allotment, paths []string, whole, rest string) *session.Removal {
 	if whole == "" && a.last == nil {
-		return a.inc.RemoveAll(paths) // nothing before it can matter
+		return a.inc.RemoveAllThen(paths, a.guard.Drop(paths...)) // nothing before it can matter
+	}
+	then := a.guard.Drop(append(paths, whole)...)
+	if rest != "" {
+		gone, made := then, a.guard.Expect(rest)
+		then = func() { gone(); made() }
 	}
 	before := a.last
-	a.last = a.inc.Vacate(append(paths, whole)[0], func() (err error) {
+	a.last = a.inc.VacateThen(append(paths, whole)[0], func() (err error) {
 		if before != nil {
 			select {
 			case <-before.Done:
@@ -992,14 +1021,14 @@ func (m *Semaphore) change(a *allotment, paths []string, whole, rest string) *se
 			err = session.Worse(err, a.inc.RemoveAllNow(context.Background(), paths))
 		}
 		return err
-	})
+	}, then)
 	return a.last
 }
 
 // Lost returns a channel that is closed when the permits that m holds are lost:
-// the session has ended, or may have. While m holds none, the channel is closed
-// already. It is not closed by Release. That somebody else has deleted the znode of a
-// permit is not seen here, but told by Release.
+// the session has ended, or may have, or somebody else has deleted the znode of one
+// of them. While m holds none, the channel is closed already. It is not closed by
+// Release.
 func (m *Semaphore) Lost() <-chan struct{} {
 	m.mu.Lock()
 	defer m.mu.Unlock()

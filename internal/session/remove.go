@@ -45,6 +45,12 @@ func Worse(a, b error) error {
 // RemoveAll deletes znodes in the background.
 func (inc *Incarnation) RemoveAll(paths []string) *Removal { return inc.discard(nil, paths) }
 
+// RemoveAllThen is RemoveAll that calls then when they are gone, or the session has
+// ended. then must not wait.
+func (inc *Incarnation) RemoveAllThen(paths []string, then func()) *Removal {
+	return inc.VacateThen(paths[0], func() error { return inc.RemoveAllNow(context.Background(), paths) }, then)
+}
+
 // RemoveAllNow deletes znodes, in one transaction if all are there and it is not
 // too large. The error is NoNode if one of them certainly was not.
 func (inc *Incarnation) RemoveAllNow(ctx context.Context, paths []string) error {
@@ -65,13 +71,23 @@ func (inc *Incarnation) RemoveAllNow(ctx context.Context, paths []string) error 
 	if err == nil || errors.Is(err, ErrEnded) {
 		return err
 	}
-	// The reply is lost, or one of them is gone and has kept the others: one
-	// by one then.
+	// The reply is lost, or one of them is gone and has kept the others: each by
+	// itself then, all in one round trip. Names are unique, so to repeat it deletes
+	// nothing else.
 	missing := IsNoNode(err)
-	err = nil
-	for _, path := range paths {
-		if e := inc.RemoveNow(ctx, path); e != nil && !IsNoNode(e) {
-			err = e
+	var each []*pending[void]
+	err = inc.retryAll(ctx, func(b *Batch) {
+		each = nil
+		for _, path := range paths {
+			each = append(each, add(b, deleteCall(path)))
+		}
+	})
+	if err != nil {
+		return err
+	}
+	for _, d := range each {
+		if d.err != nil && !IsNoNode(d.err) {
+			err = d.err
 		}
 	}
 	if err == nil && missing {
@@ -106,6 +122,12 @@ func (inc *Incarnation) Tidy(path string, f func() error) *Removal {
 // longer for one who has left than for one who has died.
 func (inc *Incarnation) Vacate(path string, f func() error) *Removal {
 	return inc.reap(&Removal{path: path, f: f, kind: removeOwn})
+}
+
+// VacateThen is Vacate that calls then when f has succeeded, or the session has ended.
+// then must not wait.
+func (inc *Incarnation) VacateThen(path string, f func() error, then func()) *Removal {
+	return inc.reap(&Removal{path: path, f: f, kind: removeOwn, told: then})
 }
 
 // Remove is Vacate of the ephemeral znode at path.

@@ -1,0 +1,322 @@
+package zsync_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/zktest"
+)
+
+// What is told when somebody else deletes the znode of a permit that is held.
+
+// watched is longer than what is held may be held unwatched.
+const watched = 20 * time.Millisecond
+
+// deleteLease has s delete the znode of one of m's permits.
+func deleteLease(t *testing.T, s *zsync.Session, m *zsync.Semaphore, i int) {
+	t.Helper()
+	dir, _ := zsync.SemaphoreZnodes(m)
+	names := childrenOf(t, s, dir)
+	slices.Sort(names)
+	must(t, live(t, s).RemoveNow(t.Context(), session.ChildPath(dir, names[i])))
+}
+
+func TestAllPermitsAreToldAtOnceWhenTheZnodeOfOneIsDeletedAndTheOthersGoSoon(t *testing.T) {
+	for _, f := range forms {
+		for _, part := range []bool{false, true} {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				a, b := open(t, srv), open(t, srv)
+				m, other := zsync.NewSemaphore(a, "/s", f.limit, zsync.WithLayout(f.layout)), zsync.NewSemaphore(b, "/s", f.limit, zsync.WithLayout(f.layout))
+				must(t, m.Acquire(t.Context(), 2*f.unit))
+				must(t, m.Acquire(t.Context(), f.unit))
+				time.Sleep(watched)
+				n := 3 * f.unit
+				if part { // where permits have weight, another znode takes the place of one
+					n -= f.unit + f.unit/2
+					must(t, m.Release(f.unit+f.unit/2))
+					time.Sleep(watched)
+				}
+				lost := m.Lost()
+				if session.IsClosed(lost) {
+					t.Fatalf("%s: Lost is closed by Release", f.name)
+				}
+				deleteLease(t, b, m, 0)
+				synctest.Wait() // no time passes
+				if !session.IsClosed(lost) {
+					t.Fatalf("%s: Lost is not closed", f.name)
+				}
+				if ok, err := m.TryAcquire(t.Context(), 1); ok || err != nil {
+					t.Errorf("%s: TryAcquire beside what is lost = %v, %v", f.name, ok, err)
+				}
+				// Whoever was told may have gone home.
+				time.Sleep(testTimeout/10 + time.Second)
+				if left := leasesOf(t, other); len(left) > 0 {
+					t.Errorf("%s: left: %q", f.name, left)
+				}
+				must(t, other.Acquire(within(t, time.Second), f.limit))
+				must(t, other.Release(f.limit))
+				for ; n > 0; n -= f.unit {
+					if err := m.Release(min(n, f.unit)); lossOf(err) != zsync.LossDeleted {
+						t.Errorf("%s: Release: %v", f.name, err)
+					}
+				}
+				if st := a.Stats(); st.Holds != 0 {
+					t.Errorf("%s: %d holds are left", f.name, st.Holds)
+				}
+				must(t, m.Acquire(t.Context(), f.limit))
+				must(t, m.Release(f.limit))
+			})
+		}
+	}
+}
+
+func TestReleaseOfPermitsThatAreWatchedIsNoLossOfTheOthers(t *testing.T) {
+	for _, f := range forms {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			m := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout))
+			must(t, m.Acquire(t.Context(), f.limit))
+			lost := m.Lost()
+			for n := f.limit; n > f.unit; n -= f.unit {
+				time.Sleep(watched)
+				must(t, m.Release(f.unit))
+			}
+			time.Sleep(watched)
+			if session.IsClosed(lost) {
+				t.Errorf("%s: Lost is closed by Release", f.name)
+			}
+			must(t, m.Release(f.unit))
+			time.Sleep(watched)
+			if session.IsClosed(lost) {
+				t.Errorf("%s: Lost is closed by the last Release", f.name)
+			}
+		})
+	}
+}
+
+// The deletion of a permit that is being released is that one's loss, or nobody's:
+// whoever holds the others is not disturbed.
+func TestPermitDeletedJustAsItIsReleasedIsNoLossOfTheOthers(t *testing.T) {
+	for after := range 8 { // steps of what the deletion is ahead of the release, and behind it
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			a, b := open(t, srv), open(t, srv)
+			m := zsync.NewSemaphore(a, "/s", 2)
+			must(t, m.Acquire(t.Context(), 1))
+			must(t, m.Acquire(t.Context(), 1))
+			dir, _ := zsync.SemaphoreZnodes(m)
+			time.Sleep(watched)
+			srv.SetLatency(4 * time.Millisecond)
+			lost, id := m.Lost(), a.ID()
+			asked := make(chan string, 1)
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				if r.Session == id && r.Op == zktest.OpDelete && session.ParentPath(r.Path) == dir {
+					select {
+					case asked <- r.Path:
+					default: // the last Release
+					}
+					return zktest.Delay(20 * time.Millisecond)
+				}
+				return zktest.Pass
+			})
+			released := async(func() error { return m.Release(1) })
+			time.Sleep(time.Duration(8+4*after) * time.Millisecond)
+			deleted := live(t, b).RemoveNow(t.Context(), <-asked)
+			err := <-released
+			if first := deleted == nil; first != (lossOf(err) == zsync.LossDeleted) || !first && err != nil {
+				t.Errorf("step %d: deletion: %v; Release: %v", after, deleted, err)
+			}
+			time.Sleep(time.Second)
+			if session.IsClosed(lost) {
+				t.Errorf("step %d: the other is lost", after)
+			}
+			must(t, m.Release(1))
+		})
+	}
+}
+
+func TestPermitsDeletedWhileTheirProcessIsDisconnectedAreToldWhenItIsBack(t *testing.T) {
+	for name, begin := range map[string]time.Duration{"watched": watched, "not watched yet": 0} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				a, b := open(t, srv), open(t, srv)
+				m := zsync.NewSemaphore(a, "/s", 3)
+				must(t, m.Acquire(t.Context(), 3))
+				lost := m.Lost()
+				time.Sleep(begin)
+				id := a.ID()
+				srv.Partition(id)
+				time.Sleep(testTimeout / 10)
+				deleteLease(t, b, m, 1)
+				time.Sleep(testTimeout / 10)
+				if session.IsClosed(lost) {
+					t.Fatal("nobody can know yet")
+				}
+				srv.Disconnect(id)
+				srv.Heal(id)
+				time.Sleep(testTimeout / 4)
+				if !session.IsClosed(lost) || a.ID() != id {
+					t.Errorf("Lost closed: %v; the session lasts: %v", session.IsClosed(lost), a.ID() == id)
+				}
+				if err := m.Release(3); lossOf(err) != zsync.LossDeleted {
+					t.Errorf("Release: %v", err)
+				}
+			})
+		})
+	}
+}
+
+// The server of the holder is late with everything, the deletion included; after it
+// has failed, so is the next.
+func TestPermitsDeletedWhileTheServerLagsAreToldWithTheEventAndNotBefore(t *testing.T) {
+	for _, moves := range []bool{false, true} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			addrs := srv.Addrs()
+			at := func(addr string) *zsync.Session {
+				s, err := zsync.Connect(t.Context(), addr, zsync.WithDialer(srv.Dial), zsync.WithSessionTimeout(testTimeout))
+				must(t, err)
+				t.Cleanup(func() { s.Close() })
+				return s
+			}
+			a, b := at(addrs[1]), at(addrs[0])
+			srv.SetLag(addrs[1], 100*time.Millisecond)
+			m := zsync.NewSemaphore(a, "/s", 2)
+			must(t, m.Acquire(t.Context(), 2))
+			lost := m.Lost()
+			time.Sleep(5 * time.Second)
+			if session.IsClosed(lost) {
+				t.Fatal("what the server has not heard of yet is taken for a deletion")
+			}
+			srv.Freeze(addrs[1])
+			deleteLease(t, b, m, 0)
+			if moves {
+				srv.Disconnect(a.ID()) // and the watch is set again before the server hears of it
+				time.Sleep(time.Second)
+			} else if synctest.Wait(); session.IsClosed(lost) {
+				t.Error("told before its server has heard of it")
+			}
+			srv.Thaw(addrs[1])
+			time.Sleep(testTimeout / 10)
+			if !session.IsClosed(lost) {
+				t.Errorf("moves %v: Lost is not closed", moves)
+			}
+			if err := m.Release(2); lossOf(err) != zsync.LossDeleted {
+				t.Errorf("moves %v: Release: %v", moves, err)
+			}
+		}, zktest.WithAddrs("127.0.0.1:1", "127.0.0.1:2"))
+	}
+}
+
+func TestPermitsThatAreHeldForAMomentAreNotWatchedAndOthersTellNobodyElse(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		m, next := zsync.NewSemaphore(a, "/s", 2), zsync.NewSemaphore(b, "/s", 2)
+		must(t, m.Acquire(t.Context(), 2)) // everything is made
+		must(t, m.Release(2))
+		must(t, m.Acquire(t.Context(), 1)) // lasts
+		time.Sleep(watched)
+		cost := func(held time.Duration) (requests uint64, notifications int) {
+			before, sent := srv.Counts(), a.Stats().Requests
+			must(t, m.Acquire(t.Context(), 1))
+			time.Sleep(held)
+			must(t, m.Release(1))
+			time.Sleep(watched)
+			return uint64(a.Stats().Requests - sent), int(srv.Counts().Sub(before).Notifications)
+		}
+		if r, n := cost(9 * time.Millisecond); r != 4 || n != 0 {
+			t.Errorf("held for 9 ms: %d requests, %d notifications; want 4, 0", r, n)
+		}
+		if r, n := cost(11 * time.Millisecond); r != 5 || n != 1 {
+			t.Errorf("held for 11 ms: %d requests, %d notifications; want 5, 1", r, n)
+		}
+		must(t, m.Acquire(t.Context(), 1))
+		time.Sleep(watched)
+		waits := arrive(t, func() error { return next.Acquire(t.Context(), 1) })
+		before := srv.Counts()
+		must(t, m.Release(1))
+		must(t, <-waits)
+		synctest.Wait()
+		if d := srv.Counts().Sub(before); d.Notifications != 2 {
+			t.Errorf("%d notifications for a release, want 2: to the next, and to the one who gave up", d.Notifications)
+		}
+		must(t, next.Release(1))
+		must(t, m.Release(1))
+	})
+}
+
+func TestAThousandPermitsAreWatchedInOneRoundTripAndWithoutGoroutines(t *testing.T) {
+	const n = 1000
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		m := zsync.NewSemaphore(a, "/s", n)
+		must(t, m.Acquire(t.Context(), 1))
+		time.Sleep(watched)
+		srv.SetLatency(10 * time.Millisecond)
+		before := runtime.NumGoroutine()
+		sent := a.Stats().Requests
+		must(t, m.Acquire(t.Context(), n-1))
+		acquired := a.Stats().Requests
+		time.Sleep(45 * time.Millisecond) // 10 ms, and a round trip of 20
+		if r := a.Stats().Requests - acquired; r != n-1 {
+			t.Errorf("%d requests to watch what took %d to acquire, want %d", r, acquired-sent, n-1)
+		}
+		if more := runtime.NumGoroutine() - before; more > 2 {
+			t.Errorf("%d goroutines more", more)
+		}
+		lost := m.Lost()
+		deleteLease(t, b, m, n/2)
+		time.Sleep(50 * time.Millisecond)
+		if !session.IsClosed(lost) {
+			t.Error("Lost is not closed")
+		}
+		if err := m.Release(n); !errors.Is(err, zsync.ErrLost) {
+			t.Errorf("Release: %v", err)
+		}
+		time.Sleep(time.Second)
+		if left := leasesOf(t, zsync.NewSemaphore(b, "/s", n)); len(left) > 0 {
+			t.Errorf("%d are left", len(left))
+		}
+		if w := a.Stats().Watches; w > 2*session.MaxIdleWatches {
+			t.Errorf("%d watches are left", w)
+		}
+	})
+}
+
+// Do of one goroutine is told of it as well though the znode was another's, and the
+// Session goes on.
+func TestEveryDoIsToldOfAPermitThatIsDeleted(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		m := zsync.NewSemaphore(a, "/s", 3)
+		var did []<-chan error
+		for range 3 {
+			did = append(did, async(func() error {
+				return m.Do(t.Context(), 1, func(ctx context.Context) error {
+					<-ctx.Done()
+					if why := context.Cause(ctx); lossOf(why) != zsync.LossDeleted {
+						t.Errorf("the context ends with %v", why)
+					}
+					return nil
+				})
+			}))
+		}
+		time.Sleep(time.Second)
+		id := a.ID()
+		deleteLease(t, b, m, 2)
+		synctest.Wait()
+		for _, d := range did {
+			if err := <-d; lossOf(err) != zsync.LossDeleted {
+				t.Errorf("Do: %v", err)
+			}
+		}
+		must(t, m.Do(within(t, time.Second), 3, func(ctx context.Context) error { return ctx.Err() }))
+		if a.ID() != id {
+			t.Error("the session was replaced")
+		}
+	})
+}
