@@ -45,9 +45,9 @@ func add[T any](b *Batch, c call[T]) *pending[T] {
 	return p
 }
 
-// begin sends b as soon as there is a connection, and returns without waiting for
+// startBatch sends b as soon as there is a connection, and returns without waiting for
 // the answers. If there is an error nothing was sent.
-func (inc *Incarnation) begin(ctx context.Context, b *Batch) error {
+func (inc *Incarnation) startBatch(ctx context.Context, b *Batch) error {
 	l, err := inc.openLink(ctx)
 	if err != nil {
 		return err
@@ -79,7 +79,7 @@ func (inc *Incarnation) retryAll(ctx context.Context, f func(b *Batch)) error {
 	return inc.repeat(ctx, func(*attempts) error {
 		b := new(Batch)
 		f(b)
-		if err := inc.begin(ctx, b); err != nil {
+		if err := inc.startBatch(ctx, b); err != nil {
 			return err
 		}
 		return b.wait(ctx, inc)

@@ -26,7 +26,7 @@ func TestTheRequestsOfABatchTakeOneRoundTripTogether(t *testing.T) {
 			&zk.CreateRequest{Path: "/a/b-", Acl: zk.WorldACL(zk.PermAll), Flags: zk.FlagSequence},
 		}))
 		names, data, none := add(b, childrenCall("/a")), add(b, getCall("/a")), add(b, existsCall("/none"))
-		must(t, inc.begin(t.Context(), b))
+		must(t, inc.startBatch(t.Context(), b))
 		must(t, b.wait(t.Context(), inc))
 		if d := time.Since(start); d != 10*time.Millisecond {
 			t.Errorf("it took %v, want one round trip", d)
@@ -69,7 +69,7 @@ func TestABatchIsNotContinuedOverTheNextConnection(t *testing.T) {
 				first := add(b, inc.createCall("/a", nil, zk.FlagPersistent))
 				add(b, inc.createCall("/b", nil, zk.FlagPersistent))
 				third := add(b, inc.createCall("/c", nil, zk.FlagPersistent))
-				must(t, inc.begin(t.Context(), b))
+				must(t, inc.startBatch(t.Context(), b))
 				if err := b.wait(t.Context(), inc); OutcomeOf(err) != Unknown {
 					t.Fatalf("error %v, want an unknown outcome", err)
 				}
@@ -153,7 +153,7 @@ func TestABatchEndsWithItsConnectionWithItsContextAndWithItsSession(t *testing.T
 				b := new(Batch)
 				add(b, syncCall("/"))
 				add(b, existsCall("/"))
-				err := inc.begin(ctx, b)
+				err := inc.startBatch(ctx, b)
 				if err == nil {
 					err = b.wait(ctx, inc)
 				}
@@ -178,6 +178,6 @@ func TestABatchEndsWithItsConnectionWithItsContextAndWithItsSession(t *testing.T
 		inc.Lose(LossExpired)
 		wantErr(t, <-last, ErrEnded)
 		srv.Intercept(nil)
-		wantErr(t, inc.begin(t.Context(), new(Batch)), ErrEnded)
+		wantErr(t, inc.startBatch(t.Context(), new(Batch)), ErrEnded)
 	})
 }

@@ -163,7 +163,7 @@ func (inc *Incarnation) startIn(ctx context.Context, dir string, dirData []byte,
 		add(b, inc.dirCall(d, dir, dirData))
 	}
 	create := add(b, c)
-	return create, inc.begin(ctx, b)
+	return create, inc.startBatch(ctx, b)
 }
 
 // missingDirs returns the directories to make in one batch with what is made in
@@ -279,7 +279,7 @@ func (inc *Incarnation) CreateThenList(ctx context.Context, check *zk.CheckVersi
 	for _, dir := range dirs {
 		listed = append(listed, add(b, childrenCall(dir)))
 	}
-	if err := inc.begin(ctx, b); err != nil {
+	if err := inc.startBatch(ctx, b); err != nil {
 		return nil, nil, err
 	}
 	if _, err = made.Wait(ctx, inc); err == nil {
@@ -397,7 +397,7 @@ func (inc *Incarnation) MakeAndLeave(path string, data []byte, own string) (made
 		b := new(Batch)
 		txn := add(b, multiCall(ops))
 		read = add(b, getCall(path))
-		if err := inc.begin(ctx, b); err != nil {
+		if err := inc.startBatch(ctx, b); err != nil {
 			return err
 		}
 		_, err := txn.Wait(ctx, inc)

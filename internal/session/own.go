@@ -123,7 +123,7 @@ func (inc *Incarnation) removeWhile(ctx context.Context, path string, sure bool,
 func (inc *Incarnation) GetThenRemove(ctx context.Context, path, own string) (n Node, readErr, err error) {
 	b := new(Batch)
 	read, remove := add(b, getCall(path)), add(b, deleteCall(own))
-	if err := inc.begin(ctx, b); err != nil {
+	if err := inc.startBatch(ctx, b); err != nil {
 		return n, err, err
 	}
 	n, readErr = read.Wait(ctx, inc)

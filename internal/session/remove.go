@@ -153,16 +153,6 @@ func (inc *Incarnation) TakeBack(path string) *Removal {
 	return inc.reap(&Removal{path: path, kind: removeUnused})
 }
 
-// takeBackNow is TakeBack that is waited for.
-func (inc *Incarnation) takeBackNow(ctx context.Context, path string) error {
-	err := inc.RemoveNow(ctx, path)
-	if !IsAnswer(err, zk.ErrNoAuth) {
-		return err
-	}
-	inc.giveUpOver(path)
-	return ErrEnded
-}
-
 // RemoveNow deletes the znode at path. Names are unique, so a repeated deletion
 // deletes nothing else.
 func (inc *Incarnation) RemoveNow(ctx context.Context, path string) error {
