@@ -547,7 +547,7 @@ func (c *Claim) Move(to *Claim, op string) (former string, lost error) {
 	e := c.eventLocked(session.EventReleased, nil) // as what it was
 	c.unguardLocked()
 	c.disownLocked()
-	c.leaveAroundLocked()
+	c.leaveLineWatchLocked()
 	former = c.Path
 	was := c.Child.Name
 	c.Path, c.Child, c.version = to.Path, to.Child, 0
@@ -627,7 +627,7 @@ func (c *Claim) finish() error {
 	if !session.IsClosed(c.held.quit) {
 		close(c.held.quit)
 	}
-	c.leaveAroundLocked()
+	c.leaveLineWatchLocked()
 	if lost != nil {
 		c.disownLocked()
 		return lost

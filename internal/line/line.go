@@ -74,11 +74,11 @@ type Claim struct {
 	Stake       *session.Stake       // nil until something is held by it
 	beside      string               // the znode in whose very place it was made
 
-	mu     sync.Mutex
-	Path   string         // of its znode, as the server knows it; guarded by mu once its turn has come
-	Child  Child          // guarded by mu once its turn has come
-	own    *session.Watch // on its znode, joined, if it is watched; guarded by mu
-	around *session.Watch // on the line, joined, if it was alone there when that was set; guarded by mu
+	mu        sync.Mutex
+	Path      string         // of its znode, as the server knows it; guarded by mu once its turn has come
+	Child     Child          // guarded by mu once its turn has come
+	own       *session.Watch // on its znode, joined, if it is watched; guarded by mu
+	lineWatch *session.Watch // on the line, joined, if it was alone there when that was set; guarded by mu
 
 	version int32 // of its znode, after our last write to it; guarded by mu
 
@@ -344,7 +344,7 @@ func (c *Claim) disown() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.disownLocked()
-	c.leaveAroundLocked()
+	c.leaveLineWatchLocked()
 }
 
 func (c *Claim) disownLocked() {
@@ -356,9 +356,9 @@ func (c *Claim) disownLocked() {
 
 // Enter makes a claim at the end of the line, and lists who is in it.
 func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string, data []byte) (*Claim, *session.Roll, error) {
-	guid, around := session.NewGUID(), (*session.Watch)(nil)
+	guid, lineWatch := session.NewGUID(), (*session.Watch)(nil)
 	if base == l.Kept && base != "" {
-		guid, around = session.NewMarkedGUID(), l.joinAround(inc) // which the listing sets
+		guid, lineWatch = session.NewMarkedGUID(), l.joinLineWatch(inc) // which the listing sets
 	}
 	name := l.name(guid, base)
 	if i := len(name) - len(base); i > 0 {
@@ -366,14 +366,14 @@ func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string,
 	}
 	path, roll, err := inc.CreateChild(ctx, l.Dir, name, guid, data, zk.FlagEphemeralSequential, true)
 	if err != nil {
-		if around != nil {
-			inc.Watches.Leave(around)
+		if lineWatch != nil {
+			inc.Watches.Leave(lineWatch)
 		}
 		return nil, nil, err
 	}
 	c := &Claim{Line: l, Incarnation: inc, Path: path, data: data}
 	rk := l.ranks(roll)
-	c.lookAround(around, len(rk.in) == 1 && rk.sure)
+	c.keepLineWatch(lineWatch, len(rk.in) == 1 && rk.sure)
 	me, ok := ParseChild(session.BaseName(path), l.Bases...)
 	if !ok { // no server that speaks the protocol answers so
 		err = fmt.Errorf("%w: created %q as %q", session.ErrProtocol, name, path)
@@ -562,33 +562,33 @@ func (l *Line) InOrder(ctx context.Context, inc *session.Incarnation, names []st
 	return append(all, behind...), nil
 }
 
-// joinAround joins the watch on the line.
-func (l *Line) joinAround(inc *session.Incarnation) *session.Watch {
+// joinLineWatch joins the watch on the line.
+func (l *Line) joinLineWatch(inc *session.Incarnation) *session.Watch {
 	return inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: l.Dir})
 }
 
-// lookAround gives c a watch on the line that was joined before the line was listed;
+// keepLineWatch gives c a watch on the line that was joined before the line was listed;
 // alone says that nobody else was in that listing. A nil watch changes nothing.
 // Nor does a listing that failed: somebody may be waiting for the watch that c has. One
 // that shows others comes behind the event of that watch, if it was armed.
-func (c *Claim) lookAround(w *session.Watch, alone bool) {
+func (c *Claim) keepLineWatch(w *session.Watch, alone bool) {
 	if w == nil {
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if alone && !c.held.over && c.held.why == nil && c.Incarnation.Watches.Armed(w) && !session.IsClosed(w.Fired) {
-		c.leaveAroundLocked()
-		c.around = w
+		c.leaveLineWatchLocked()
+		c.lineWatch = w
 		return
 	}
 	c.Incarnation.Watches.Leave(w)
 }
 
-func (c *Claim) leaveAroundLocked() {
-	if c.around != nil {
-		c.Incarnation.Watches.Leave(c.around)
-		c.around = nil
+func (c *Claim) leaveLineWatchLocked() {
+	if c.lineWatch != nil {
+		c.Incarnation.Watches.Leave(c.lineWatch)
+		c.lineWatch = nil
 	}
 }
 
@@ -611,12 +611,12 @@ func (c *Claim) others(ctx context.Context, watch bool, bases ...string) (bool, 
 		return c.Child
 	}
 	me := child()
-	var around *session.Watch
+	var lineWatch *session.Watch
 	if watch {
-		around = c.Line.joinAround(c.Incarnation)
+		lineWatch = c.Line.joinLineWatch(c.Incarnation)
 	}
 	alone := false
-	defer func() { c.lookAround(around, alone) }()
+	defer func() { c.keepLineWatch(lineWatch, alone) }()
 	names, _, err := c.Incarnation.Children(ctx, c.Line.Dir)
 	if err != nil {
 		return false, c.Explain(err) // without the parent there is no child

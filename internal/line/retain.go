@@ -25,10 +25,10 @@ import "github.com/zsync/zsync/internal/session"
 func (c *Claim) Recall() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.around == nil {
+	if c.lineWatch == nil {
 		return session.ClosedChan
 	}
-	return c.around.Fired
+	return c.lineWatch.Fired
 }
 
 // Alone reports whether nobody else is in the line, as far as this process has been
