@@ -47,8 +47,9 @@ import (
 // Lock costs 2 requests in 1 round trip when the Mutex is free, and 1 in the
 // background if it is held for longer than 10 ms: a watch on its own znode. A
 // wait adds two watches in 1 round trip, on that and on the one ahead in the line,
-// which only its going can fire; after it nothing, or one listing where more than
-// one was ahead. Unlock costs 1, and a notification. A hand-over between
+// which only its going can fire; after it nothing. Where more than one was ahead
+// listings are made meanwhile, as a rule one to four and eight at most, or one after
+// the wait where the servers answer within a millisecond. Unlock costs 1, and a notification. A hand-over between
 // goroutines that use one *Mutex costs none, and with [WithRetention] a Lock that
 // follows an Unlock of the same process costs none either while nobody else comes.
 //

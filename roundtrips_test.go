@@ -20,9 +20,9 @@ const way = 10 * time.Millisecond
 type contending struct{ lock, unlock func() error }
 
 // cycle returns how many round trips pass from one grant to the next among all, on
-// average, when they have contended for a while. Between Lock and Unlock a goroutine
-// spends hold.
-func cycle(t *testing.T, srv *zktest.Server, hold time.Duration, all []contending) float64 {
+// average, when they have contended for a while, and how many grants there were with
+// those before. Between Lock and Unlock a goroutine spends hold.
+func cycle(t *testing.T, srv *zktest.Server, hold time.Duration, all []contending) (trips float64, total int64) {
 	t.Helper()
 	var grants atomic.Int64
 	var stop atomic.Bool
@@ -53,7 +53,7 @@ func cycle(t *testing.T, srv *zktest.Server, hold time.Duration, all []contendin
 		must(t, <-l)
 	}
 	srv.SetLatency(0)
-	return float64(long) / float64(way) / float64(n)
+	return float64(long) / float64(way) / float64(n), grants.Load()
 }
 
 func ofZsync(t *testing.T, m *zsync.Mutex) contending {
@@ -68,21 +68,40 @@ func ofGoZookeeper(t *testing.T, srv *zktest.Server, path string) contending {
 	return contending{l.Lock, l.Unlock}
 }
 
-// The next is told by the event of the deletion. With several ahead it lists the line
-// behind that, because nobody told it of the others.
-func TestSessionsThatContendHandALockOnInTwoRoundTripsEachAsZkLockDoes(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		var ours, theirs []contending
-		for range 8 {
-			ours = append(ours, ofZsync(t, zsync.NewMutex(open(t, srv), "/ours")))
-			theirs = append(theirs, ofGoZookeeper(t, srv, "/theirs"))
-		}
-		got, want := cycle(t, srv, 0, ours), cycle(t, srv, 0, theirs)
-		t.Logf("%.2f round trips from grant to grant; zk.Lock %.2f", got, want)
-		if got > 2.01 || want < 1.95 {
-			t.Errorf("%.2f round trips from grant to grant, zk.Lock %.2f, want 2 of both", got, want)
-		}
-	})
+// The next is told by the event of the deletion, and needs nothing else: it has listed
+// the line while the one ahead had the lock, though nobody told it when.
+func TestSessionsThatContendHandALockOnInOneRoundTripEach(t *testing.T) {
+	for _, hold := range []time.Duration{0, way} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			var ours, theirs []contending
+			var sessions []*zsync.Session
+			for range 8 {
+				s := open(t, srv)
+				sessions = append(sessions, s)
+				ours = append(ours, ofZsync(t, zsync.NewMutex(s, "/ours")))
+				theirs = append(theirs, ofGoZookeeper(t, srv, "/theirs"))
+			}
+			requests := func() (n int64) {
+				for _, s := range sessions {
+					n += s.Stats().Requests
+				}
+				return n
+			}
+			before, notified := requests(), srv.Counts().Notifications
+			got, n := cycle(t, srv, hold, ours)
+			r, w := float64(requests()-before)/float64(n), float64(srv.Counts().Notifications-notified)/float64(n)
+			want, _ := cycle(t, srv, hold, theirs)
+			held := float64(hold) / float64(way)
+			t.Logf("held for %v: %.2f round trips from grant to grant, %.2f requests, %.2f notifications; zk.Lock %.2f", hold, got, r, w, want)
+			if got > held+1.05 || want < held+1.95 {
+				t.Errorf("held for %v: %.2f round trips from grant to grant, want %.2f; zk.Lock %.2f, want 1 more", hold, got, held+1, want)
+			}
+			// To the next, and to the one who left: whoever makes ready is told nothing.
+			if w > 2 || r > 10 {
+				t.Errorf("held for %v: %.2f notifications and %.2f requests for each grant, want at most 2 and 10", hold, w, r)
+			}
+		})
+	}
 }
 
 // Once a listing has shown that nobody else is there a watch tells of who comes: no
@@ -97,7 +116,7 @@ func TestGoroutinesOfAProcessHandALockOnWithoutTheServers(t *testing.T) {
 			ours = append(ours, ofZsync(t, m))
 		}
 		before := s.Stats().Requests
-		got := cycle(t, srv, hold, ours)
+		got, _ := cycle(t, srv, hold, ours)
 		if want := float64(hold) / float64(way); got > 1.01*want {
 			t.Errorf("%.5f round trips from grant to grant, want %.5f: none", got, want)
 		}

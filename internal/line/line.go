@@ -27,6 +27,9 @@ import (
 //  4. Otherwise watch only the nearest who does, and wait until it is gone.
 //  5. If nobody else stood in our way, and our own child is still there, it is
 //     our turn; otherwise go to 2.
+//
+// If others stand between us and the first, the children are also listed during step
+// 4, so that step 5 knows that they have gone: see view.foresee.
 type Line struct {
 	Manager *session.Manager
 	Dir     string                         // the parent, as the server knows it
@@ -117,11 +120,12 @@ func (l *Line) Acquire(ctx context.Context, base string, data []byte, rule Rule,
 
 // Contend is acquire within one session.
 func (l *Line) Contend(ctx context.Context, inc *session.Incarnation, base string, data []byte, rule Rule, behind *Ahead) (*Claim, error) {
+	start := time.Now()
 	c, roll, err := l.Enter(ctx, inc, base, data) // Steps 1 and 2.
 	if err != nil {
 		return nil, err
 	}
-	if err = c.awaitTurn(ctx, roll, rule, behind); err != nil {
+	if err = c.awaitTurn(ctx, roll, rule, behind, time.Since(start)); err != nil {
 		// It may be our turn at this same instant. Leaving is still right:
 		// nobody has been told so, and deleting our child wakes whoever is next.
 		c.withdraw(err)
@@ -130,8 +134,9 @@ func (l *Line) Contend(ctx context.Context, inc *session.Incarnation, base strin
 	return c, nil
 }
 
-// awaitTurn waits until it is c's turn. roll is the line.
-func (c *Claim) awaitTurn(ctx context.Context, roll *session.Roll, rule Rule, behind *Ahead) error {
+// awaitTurn waits until it is c's turn. roll is the line, and trip is how long a
+// round trip takes.
+func (c *Claim) awaitTurn(ctx context.Context, roll *session.Roll, rule Rule, behind *Ahead, trip time.Duration) error {
 	var v *view
 	for {
 		ahead, err := c.Ahead(ctx, roll)
@@ -160,7 +165,12 @@ func (c *Claim) awaitTurn(ctx context.Context, roll *session.Roll, rule Rule, be
 		v.update(c.Line.ranks(roll))
 		name, gone := strings.Clone(blocker.Name), spotOf(*blocker)
 		roll, ahead, blocker = nil, nil, nil // not kept while c waits
+		stop := func() {}
+		if !alone && c.Line.Settled && c.Line.Defers == nil && !c.Child.Exhausted() {
+			stop = v.foresee(ctx, dir, c.Child, c.Line.Strict, trip)
+		}
 		proof, err := c.awaitGone(ctx, name) // Step 4.
+		stop()
 		if err != nil {
 			return err
 		}

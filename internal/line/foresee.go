@@ -1,0 +1,111 @@
+package line
+
+import (
+	"context"
+	"time"
+)
+
+// foresee lists the line now and then while me, of which v is told, waits in dir for
+// the one just ahead, if others are ahead of that one. When a listing shows that these
+// have gone, the event of that one's deletion is all that me needs to know: the
+// hand-over takes one round trip, and otherwise the one of a listing more.
+//
+// That could be told by a watch too, but then each release would be told to one who
+// cannot go on yet. So nobody is told anything, and me asks instead, at the times at
+// which it will probably be the next but for one. What comes of it is an entry in v:
+// whether it comes at a good time, in time, or at all, is a matter of speed alone.
+//
+// trip is how long a round trip takes. stop ends it, and does not wait.
+func (v *view) foresee(ctx context.Context, dir int64, me Child, strict bool, trip time.Duration) (stop func()) {
+	p := pace{trip: trip, each: trip, ahead: v.place(dir, me, Child{})}
+	if p.ahead < 2 || trip < foreseeTrip || !v.single() {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	begin := time.AfterFunc(p.wait(), func() {
+		v.inc.Manager.Spawn(func() { v.listOften(ctx, dir, me, strict, p) })
+	})
+	return func() {
+		begin.Stop()
+		cancel()
+	}
+}
+
+const (
+	// Where servers answer sooner than this, a listing is not worth foreseeing.
+	foreseeTrip = time.Millisecond
+
+	// So many listings one wait may cost. With them holds of 20 round trips are
+	// foreseen; behind a longer one a round trip more does not count.
+	foreseeMost = 8
+)
+
+// single reports whether there is one waiter only. Of several each knows what the
+// others have been told, and ten thousand must not list the line all the time.
+func (v *view) single() bool {
+	views.Lock()
+	defer views.Unlock()
+	return v.waiters == 1
+}
+
+// listOften lists the line as often as p says, until at most one is ahead of me, or ctx
+// ends, or the session. A listing that fails ends it too: then me lists the line when
+// the one ahead has gone.
+func (v *view) listOften(ctx context.Context, dir int64, me Child, strict bool, p pace) {
+	for range foreseeMost {
+		r, err := v.inc.Roll(ctx, v.key.dir)
+		if err != nil {
+			return
+		}
+		v.update(ranksOf(r, strict, v.bases()))
+		if p.left(v.place(dir, me, Child{})); p.ahead < 2 {
+			return // or it is not there any more
+		}
+		// Whichever is picked of several that are ready: a listing more does no harm.
+		select {
+		case <-time.After(p.wait()):
+		case <-ctx.Done():
+			return
+		case <-v.inc.Ctx.Done():
+			return
+		}
+	}
+}
+
+// A pace is how fast a line goes on, as far as its listings tell.
+type pace struct {
+	trip  time.Duration // of a listing; no hand-over takes less
+	each  time.Duration // how long a hand-over takes
+	ahead int           // at the last listing
+	gone  int           // how many have gone since the first listing
+	since time.Duration // from the first listing to the last
+	still bool          // the last listing has shown no fewer
+	took  time.Duration // the last wait
+}
+
+// wait returns how long to wait after the answer to a listing, before the next is sent.
+//
+// The one just ahead is the first for as long as a hand-over takes. At the first
+// listing it is not known how long the present first has been that: so the next is
+// for a quarter of that time before the one ahead must be the first, and if that is
+// too soon there is time for one more. A listing begins one round trip after the last.
+func (p *pace) wait() time.Duration {
+	gap := p.each*time.Duration(p.ahead-1) - p.each/4
+	if p.still {
+		gap = p.each / 2
+	}
+	p.took = max(gap, p.trip)
+	return p.took - p.trip
+}
+
+// left is told how many are ahead at the next listing.
+func (p *pace) left(ahead int) {
+	p.since += p.took
+	if p.still = ahead >= p.ahead; p.still {
+		p.each += p.each / 2
+		return
+	}
+	p.gone += p.ahead - ahead
+	p.ahead = ahead
+	p.each = max(p.since/time.Duration(p.gone+1), p.trip) // one more may be about to go: rather too soon than too late
+}
