@@ -41,6 +41,35 @@ func TestAReceiptThatMayNotBeDeletedCostsNobodyTheSession(t *testing.T) {
 	})
 }
 
+// The reply is lost, there is no connection for another attempt, and ctx ends.
+func TestATransactionGivenUpBetweenTwoAttemptsLeavesNoReceipt(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := open(t, srv), open(t, srv)
+		inc, me := live(t, s), s.ID()
+		var lost atomic.Bool
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			switch {
+			case r.Session == me && r.Op == zktest.OpMulti && lost.CompareAndSwap(false, true):
+				return zktest.DropReply
+			case r.Session == me && r.Op == zktest.OpConnect && lost.Load():
+				return zktest.Delay(time.Second)
+			}
+			return zktest.Pass
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second/2)
+		defer cancel()
+		_, err := s.m.Commit(ctx, []any{&zk.CreateRequest{Path: "/x"}})
+		wantErr(t, err, context.DeadlineExceeded)
+		if names := childrenOf(t, other, "/"); len(names) != 3 { // zookeeper, x, the receipt
+			t.Fatalf("%q", names)
+		}
+		time.Sleep(testTimeout)
+		if names := childrenOf(t, other, "/"); len(names) != 2 || live(t, s) != inc {
+			t.Errorf("%q are left", names)
+		}
+	})
+}
+
 func TestFollowersOfAQuietDirectoryAreForgotten(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)

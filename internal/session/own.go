@@ -60,7 +60,7 @@ func (inc *Incarnation) CreateOwn(ctx context.Context, path string, data []byte)
 // withdrawOwn deletes in the background what CreateOwn may have made, once the
 // request is over, if it is this session's.
 func (inc *Incarnation) withdrawOwn(making *pending[string], path string) *Removal {
-	return inc.reapAfter(making, &Removal{path: path, kind: removeOwn, f: func() error {
+	return reapAfter(inc, making, &Removal{path: path, kind: removeOwn, f: func() error {
 		return inc.removeOwn(inc.Ctx, path, false) // there is nobody else to wait for
 	}})
 }

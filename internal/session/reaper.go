@@ -103,8 +103,12 @@ func (inc *Incarnation) removal(r *Removal) *Removal {
 	return r
 }
 
-// reapAfter begins r when the request is over that may make what r deletes.
-func (inc *Incarnation) reapAfter(making interface{ then(f func()) }, r *Removal) *Removal {
+// reapAfter begins r when the request is over that may make what r deletes; at once
+// if that is nil: the last attempt was not sent, and those before it are over.
+func reapAfter[T any](inc *Incarnation, making *pending[T], r *Removal) *Removal {
+	if making == nil {
+		return inc.reap(r)
+	}
 	inc.removal(r)
 	making.then(func() { r.reaper.wait(r) })
 	return r

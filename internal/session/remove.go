@@ -22,15 +22,12 @@ func (r *Removal) Settled(ctx context.Context) {
 // if there is one, is over.
 func (inc *Incarnation) discard(making *pending[[]zk.MultiResponse], paths []string) *Removal {
 	r := &Removal{path: paths[0], kind: removeOwn, f: func() error { return inc.RemoveAllNow(context.Background(), paths) }}
-	if making == nil {
-		return inc.reap(r)
-	}
-	return inc.reapAfter(making, r)
+	return reapAfter(inc, making, r)
 }
 
 // discardReceipt is discard of what is in nobody's way.
 func (inc *Incarnation) discardReceipt(making *pending[[]zk.MultiResponse], path string) *Removal {
-	return inc.reapAfter(making, &Removal{path: path, kind: removeIdle})
+	return reapAfter(inc, making, &Removal{path: path, kind: removeIdle})
 }
 
 // Worse returns the error of two deletions that is not just that there was
