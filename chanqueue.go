@@ -487,7 +487,8 @@ func (d Delivery[T]) Context() context.Context {
 // the elements to come back that it had claimed.
 //
 // If ctx ends while the removal is under way, and it succeeds, the element is
-// put back to its place. To receive many elements use [Queue.Recv].
+// put back to its place: until the servers allow that only this process has it.
+// To receive many elements use [Queue.Recv].
 //
 // # Cost
 //

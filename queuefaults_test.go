@@ -867,3 +867,50 @@ func TestAckWithAContextThatHasEndedStillRemoves(t *testing.T) {
 		must(t, d.Ack(t.Context()))
 	})
 }
+
+func TestElementThatTheServersRefuseToPutBackIsPutBackLater(t *testing.T) {
+	for _, layout := range []zsync.QueueLayout{zsync.LayoutZsync, zsync.LayoutKazooQueue} {
+		for _, closed := range []bool{false, true} {
+			t.Run(fmt.Sprint(layout, " closed ", closed), func(t *testing.T) {
+				bubble(t, func(t *testing.T, srv *zktest.Server) {
+					s := open(t, srv)
+					q := zsync.NewQueue[int](s, "/q", zsync.WithQueueLayout(layout))
+					must(t, q.Send(t.Context(), 0, 1))
+					_, _, err := q.TryRecv(t.Context()) // makes the directory of the receipts
+					must(t, err)
+					time.Sleep(time.Second)
+					var multis atomic.Int64
+					srv.Intercept(func(r zktest.Request) zktest.Action {
+						if r.Op != zktest.OpMulti || r.Session != s.ID() {
+							return zktest.Pass
+						}
+						switch n := multis.Add(1); {
+						case n == 1: // the removal
+							return zktest.Delay(100 * time.Millisecond)
+						case n < 5 && !closed, n == 2:
+							return zktest.Fail(zktest.CodeNoAuth)
+						}
+						return zktest.Pass
+					})
+					ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+					defer cancel()
+					_, _, err = q.TryRecv(ctx)
+					wantErr(t, err, context.DeadlineExceeded)
+					if time.Sleep(200 * time.Millisecond); closed {
+						must(t, s.Close())
+					} else {
+						time.Sleep(time.Minute)
+					}
+					if n := multis.Load(); n < 3 {
+						t.Fatalf("%d transactions: nothing was refused", n)
+					}
+					other := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithQueueLayout(layout))
+					wantLen(t, other, 1)
+					if v, ok, err := other.TryRecv(t.Context()); v != 1 || !ok || err != nil {
+						t.Errorf("TryRecv = %d, %v, %v; want 1", v, ok, err)
+					}
+				})
+			})
+		}
+	}
+}

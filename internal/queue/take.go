@@ -154,7 +154,7 @@ func (q *core) remove(ctx context.Context, it *item, ops []any) error {
 			return
 		}
 		if err == nil && !it.missing {
-			if err := q.putBack(it); err != nil {
+			if err := q.putBack(it, leaving); err != nil {
 				q.m.Log.Error("zsync: cannot put an element back", "path", q.cfg.Path, "element", it.key(), "err", err)
 			}
 		}
@@ -193,12 +193,30 @@ func (t *lot) claiming(q *core, es ...element) []any {
 }
 
 // putBack puts an element that was removed, and that nobody has got, back to its
-// place, exactly once.
+// place, exactly once. It exists nowhere else, so what the servers refuse is tried
+// again, until the Session is being closed: then once more. An outcome that is in doubt
+// is no answer, see [session.OutcomeOf]: the element might be there twice.
+func (q *core) putBack(it *item, leaving <-chan struct{}) error {
+	last := false
+	for wait := retryAfter; ; wait = min(2*wait, time.Minute) {
+		err := q.putBackNow(it)
+		if err == nil || last || session.OutcomeOf(err) != session.Answered {
+			return err
+		}
+		select {
+		case <-time.After(wait):
+		case <-leaving: // if both are ready it is tried again all the same
+			last = true
+		}
+	}
+}
+
+// putBackNow is one attempt of putBack.
 //
 // In our own layout no name comes again, so it becomes one of the delayed that are
 // due, which go ahead of the others: its time is that at which it was sent, so
 // several keep their order.
-func (q *core) putBack(it *item) error {
+func (q *core) putBackNow(it *item) error {
 	if q.foreign != nil {
 		_, err := q.restore([]*item{it})
 		return err
