@@ -34,6 +34,8 @@ type modelRun struct {
 	denies  bool // some transactions are refused with NoAuth
 	refuses bool // requests are refused at times, with NoAuth
 	freezes bool // followers stand still at times
+
+	cuts func(begin bool) // is told when a session is cut off, and when no more
 }
 
 // models runs f with one seed after another: 150, 8 under the race detector, or
@@ -50,7 +52,7 @@ func modelsOf(t *testing.T, short int, f func(r *modelRun)) {
 	t.Parallel()
 	for seed := range harness.Seeds(t, short, min(short, 8), 2000) {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
-			r := &modelRun{t: t, srv: srv, rnd: rand.New(rand.NewPCG(uint64(seed), 7)), stop: make(chan struct{})}
+			r := &modelRun{t: t, srv: srv, rnd: rand.New(rand.NewPCG(uint64(seed), 7)), stop: make(chan struct{}), cuts: func(bool) {}}
 			for range 3 {
 				r.ss = append(r.ss, open(t, srv, zsync.WithRetry(zsync.Backoff{Min: time.Millisecond, Max: 20 * time.Millisecond})))
 			}
@@ -155,12 +157,14 @@ func (r *modelRun) hurt(expire bool) {
 			id := r.ss[draw(len(r.ss))].ID()
 			if expire && draw(12) == 0 {
 				// Its holders must know before the servers end the session.
+				r.cuts(true)
 				r.srv.Partition(id)
 				select {
 				case <-r.stop:
 				case <-time.After(time.Duration(draw(int(2*testTimeout/time.Millisecond))) * time.Millisecond):
 				}
 				r.srv.Heal(id)
+				r.cuts(false)
 			} else {
 				r.srv.Disconnect(id)
 			}
