@@ -82,6 +82,9 @@ type waiter struct {
 	use  *use // when it was admitted
 	err  error
 	over chan struct{} // closed when use or err is set; not the machine's
+
+	sought *seeker // with err: who waited in the line on its behalf
+	before int     // and how many goroutines were before it
 }
 
 // A seeker waits in the line on behalf of the waiting goroutines.
@@ -221,8 +224,8 @@ func (m *machine) failed(err error) {
 	s := m.seeking
 	m.seeking = nil
 	if !s.unwanted {
-		for _, w := range m.waiting {
-			w.err = err
+		for i, w := range m.waiting {
+			w.err, w.sought, w.before = err, s, i
 			m.emit(action{verb: refuse, waiter: w})
 		}
 		m.waiting = nil

@@ -286,7 +286,9 @@ func (q *Turnstile) Acquire(ctx context.Context, mode Mode, pin bool) (g *line.G
 	select {
 	case <-w.over:
 		if w.err != nil {
-			return nil, Behind{}, w.err
+			// The Session may be closed: that reaches the seeker and us at once, and
+			// whichever is first, we have waited behind the same.
+			return nil, q.behind(w), w.err
 		}
 		return w.use.grant, Behind{}, nil
 	case <-ctx.Done():
@@ -306,9 +308,12 @@ func (q *Turnstile) behind(w *waiter) Behind {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	m := &q.machine
-	before := max(slices.Index(m.waiting, w), 0)
-	if m.seeking != nil {
-		if head, place := m.seeking.ahead.Now(); place > 0 {
+	s, before := m.seeking, max(slices.Index(m.waiting, w), 0)
+	if w.sought != nil { // it has failed, by now or while we came here
+		s, before = w.sought, w.before
+	}
+	if s != nil {
+		if head, place := s.ahead.Now(); place > 0 {
 			return q.behindOf(head, place+before)
 		}
 	}
