@@ -1002,8 +1002,8 @@ func TestCase18OnceRunsNothingInATurnOfTheOldSession(t *testing.T) {
 		var looks atomic.Int32
 		srv.Intercept(func(r zktest.Request) zktest.Action {
 			if r.Op == zktest.OpExists && strings.HasSuffix(r.Path, "/done") && r.Session == id && looks.Add(1) == 2 { // it is our turn: look for the mark again
-				go srv.Expire(r.Session)
-				return zktest.DropReply
+				srv.Expire(r.Session)
+				return zktest.DropRequest
 			}
 			return zktest.Pass
 		})

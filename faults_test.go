@@ -50,8 +50,9 @@ func TestPartitionedHolderSeesLostFirstOverTCP(t *testing.T) {
 		rounds = 30
 	}
 	proxied(t, func(t *testing.T, connect func(...zsync.Option) (*zsync.Session, *netproxy.Proxy)) {
-		a, proxy := connect()
-		b, _ := connect()
+		// A process may stand still for half a second on a busy machine.
+		a, proxy := connect(zsync.WithSessionTimeout(4 * time.Second))
+		b, _ := connect(zsync.WithSessionTimeout(4 * time.Second))
 		ma, mb := zsync.NewMutex(a, "/m"), zsync.NewMutex(b, "/m")
 		ctx := within(t, 5*time.Minute)
 		for range rounds {
@@ -59,7 +60,7 @@ func TestPartitionedHolderSeesLostFirstOverTCP(t *testing.T) {
 			lost := ma.Lost()
 			got := async(func() error { return mb.Lock(ctx) })
 			// The cut falls anywhere between two pings.
-			pause(t, rand.N(400*time.Millisecond))
+			pause(t, rand.N(1600*time.Millisecond))
 			proxy.Partition()
 			must(t, <-got)
 			if !session.IsClosed(lost) {

@@ -472,6 +472,7 @@ func TestElementThatIsPutBackStaysBehindNothingThatCameLater(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ch := p2.Recv(ctx)
 		collect(t, ch, 1001) // leaves one in the first bucket
+		synctest.Wait()      // the next is offered, and nobody takes it
 		cancel()
 		for range ch {
 		}

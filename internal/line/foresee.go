@@ -2,6 +2,7 @@ package line
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 )
 
@@ -15,16 +16,23 @@ import (
 // which it will probably be the next but for one. What comes of it is an entry in v:
 // whether it comes at a good time, in time, or at all, is a matter of speed alone.
 //
-// trip is how long a round trip takes. stop ends it, and does not wait.
-func (v *view) foresee(ctx context.Context, dir int64, me Child, strict bool, trip time.Duration) (stop func()) {
+// trip is how long a round trip takes, and budget is how many listings me may still
+// make. stop ends it, and does not wait.
+func (v *view) foresee(ctx context.Context, dir int64, me Child, strict bool, trip time.Duration, budget *atomic.Int32) (stop func()) {
 	p := pace{trip: trip, each: trip, ahead: v.place(dir, me, Child{})}
 	if p.ahead < 2 || trip < foreseeTrip || !v.single() {
 		return func() {}
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	begin := time.AfterFunc(p.wait(), func() {
-		v.inc.Manager.Spawn(func() { v.listOften(ctx, dir, me, strict, p) })
-	})
+	start := func() {
+		v.inc.Manager.Spawn(func() { v.listOften(ctx, dir, me, strict, p, budget) })
+	}
+	first := p.wait()
+	if first == 0 {
+		start()
+		return cancel
+	}
+	begin := time.AfterFunc(first, start)
 	return func() {
 		begin.Stop()
 		cancel()
@@ -35,8 +43,9 @@ const (
 	// Where servers answer sooner than this, a listing is not worth foreseeing.
 	foreseeTrip = time.Millisecond
 
-	// So many listings one wait may cost. With them holds of 20 round trips are
-	// foreseen; behind a longer one a round trip more does not count.
+	// So many listings one wait may cost, whoever leaves the line meanwhile. With them
+	// holds of 20 round trips are foreseen; behind a longer one a round trip more does
+	// not count.
 	foreseeMost = 8
 )
 
@@ -51,8 +60,8 @@ func (v *view) single() bool {
 // listOften lists the line as often as p says, until at most one is ahead of me, or ctx
 // ends, or the session. A listing that fails ends it too: then me lists the line when
 // the one ahead has gone.
-func (v *view) listOften(ctx context.Context, dir int64, me Child, strict bool, p pace) {
-	for range foreseeMost {
+func (v *view) listOften(ctx context.Context, dir int64, me Child, strict bool, p pace, budget *atomic.Int32) {
+	for budget.Add(-1) >= 0 {
 		r, err := v.inc.Roll(ctx, v.key.dir)
 		if err != nil {
 			return
@@ -61,9 +70,13 @@ func (v *view) listOften(ctx context.Context, dir int64, me Child, strict bool, 
 		if p.left(v.place(dir, me, Child{})); p.ahead < 2 {
 			return // or it is not there any more
 		}
+		wait := p.wait()
+		if wait == 0 {
+			continue // Roll finds out whether ctx or the session has ended
+		}
 		// Whichever is picked of several that are ready: a listing more does no harm.
 		select {
-		case <-time.After(p.wait()):
+		case <-time.After(wait):
 		case <-ctx.Done():
 			return
 		case <-v.inc.Ctx.Done():
@@ -88,11 +101,13 @@ type pace struct {
 // The one just ahead is the first for as long as a hand-over takes. At the first
 // listing it is not known how long the present first has been that: so the next is
 // for a quarter of that time before the one ahead must be the first, and if that is
-// too soon there is time for one more. A listing begins one round trip after the last.
+// too soon there is time for one more. Where nobody has gone, the next is sooner than
+// by the pace so far, as more may have gone at once, but each of those ahead takes one
+// round trip at least. A listing begins one round trip after the last.
 func (p *pace) wait() time.Duration {
 	gap := p.each*time.Duration(p.ahead-1) - p.each/4
 	if p.still {
-		gap = p.each / 2
+		gap = max(p.each/2, p.trip*time.Duration(p.ahead-1)-p.trip/4)
 	}
 	p.took = max(gap, p.trip)
 	return p.took - p.trip

@@ -49,11 +49,6 @@ func leaveInOrder(t *testing.T, order []int, apart time.Duration, nth int64, nam
 		inc, err := m.Incarnation(t.Context())
 		harness.Must(t, err)
 		srv.SetLatency(10 * time.Millisecond)
-		var claim *Claim
-		granted := harness.Async(func() (err error) {
-			claim, err = mutexOf(m, "/m").Acquire(t.Context(), "lock-", nil, Exclusive, nil)
-			return err
-		})
 		var n, listed atomic.Int64
 		srv.Intercept(func(r zktest.Request) zktest.Action {
 			if r.Session != inc.ID.Load() || r.Op == zktest.OpPing {
@@ -66,6 +61,11 @@ func leaveInOrder(t *testing.T, order []int, apart time.Duration, nth int64, nam
 				return fault
 			}
 			return zktest.Pass
+		})
+		var claim *Claim
+		granted := harness.Async(func() (err error) {
+			claim, err = mutexOf(m, "/m").Acquire(t.Context(), "lock-", nil, Exclusive, nil)
+			return err
 		})
 		time.Sleep(15 * time.Millisecond)
 		for i, who := range order {
@@ -136,4 +136,16 @@ func TestWhoeverWaitsForLongStopsListingTheLine(t *testing.T) {
 		ahead[1].Leave()
 		harness.Must(t, <-granted)
 	})
+}
+
+// However long the first keeps the lock: each of those ahead takes a round trip at
+// least, and until then no listing helps.
+func TestWhoeverStandsFarBackListsNoSoonerThanItsTurnCanCome(t *testing.T) {
+	p := pace{trip: 10 * time.Millisecond, each: 10 * time.Millisecond, ahead: 999}
+	for i := range foreseeMost {
+		if wait := p.wait(); wait < 990*p.trip {
+			t.Errorf("listing %d comes %v after the last, behind %d", i+1, wait, p.ahead)
+		}
+		p.left(999)
+	}
 }

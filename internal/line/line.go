@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -138,6 +139,8 @@ func (l *Line) Contend(ctx context.Context, inc *session.Incarnation, base strin
 // round trip takes.
 func (c *Claim) awaitTurn(ctx context.Context, roll *session.Roll, rule Rule, behind *Ahead, trip time.Duration) error {
 	var v *view
+	var listings atomic.Int32
+	listings.Store(foreseeMost)
 	for {
 		ahead, err := c.Ahead(ctx, roll)
 		if err != nil {
@@ -167,7 +170,7 @@ func (c *Claim) awaitTurn(ctx context.Context, roll *session.Roll, rule Rule, be
 		roll, ahead, blocker = nil, nil, nil // not kept while c waits
 		stop := func() {}
 		if !alone && c.Line.Settled && c.Line.Defers == nil && !c.Child.Exhausted() {
-			stop = v.foresee(ctx, dir, c.Child, c.Line.Strict, trip)
+			stop = v.foresee(ctx, dir, c.Child, c.Line.Strict, trip, &listings)
 		}
 		proof, err := c.awaitGone(ctx, name) // Step 4.
 		stop()

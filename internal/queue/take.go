@@ -203,6 +203,9 @@ func (q *core) putBack(it *item, leaving <-chan struct{}) error {
 		if err == nil || last || session.OutcomeOf(err) != session.Answered {
 			return err
 		}
+		if wait == retryAfter {
+			q.m.Log.Warn("zsync: an element that was taken for nobody is put back later", "path", q.cfg.Path, "element", it.key(), "err", err)
+		}
 		select {
 		case <-time.After(wait):
 		case <-leaving: // if both are ready it is tried again all the same
@@ -233,8 +236,11 @@ func (q *core) putBackNow(it *item) error {
 				return err
 			}
 			stat, err := inc.Exists(ctx, q.dir)
-			if err != nil || stat == nil {
+			if err != nil {
 				return err
+			}
+			if stat == nil {
+				return zk.ErrNoNode // deleted since
 			}
 			dir = session.ChildPath(q.dir, delayedName(it.prio, stat.Czxid))
 			if _, err = inc.Create(ctx, dir, nil); err == nil && keyOf(it.tag) != "" {

@@ -4,8 +4,6 @@ import (
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/go-zookeeper/zk"
 )
 
 // A Guard watches znodes of unique names that are held through one session, and
@@ -50,9 +48,14 @@ func (inc *Incarnation) NewGuard(gone func(path string)) *Guard {
 
 // Add guards znodes that have been made.
 func (g *Guard) Add(paths ...string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	for _, path := range paths {
-		g.Expect(path)()
+		p := &post{path: path}
+		g.posts[path] = p
+		g.ageLocked(p)
 	}
+	g.waitLocked()
 }
 
 // Expect guards a znode that is being made: from when made is called, which does
@@ -65,10 +68,15 @@ func (g *Guard) Expect(path string) (made func()) {
 	return func() {
 		g.mu.Lock()
 		defer g.mu.Unlock()
-		p.due = time.Now().Add(guardAfter)
-		g.young = append(g.young, p)
+		g.ageLocked(p)
 		g.waitLocked()
 	}
+}
+
+// ageLocked has p, whose znode is there, be looked at when it has been held for a while.
+func (g *Guard) ageLocked(p *post) {
+	p.due = time.Now().Add(guardAfter)
+	g.young = append(g.young, p)
 }
 
 // Drop ends the guard of what is about to be deleted. gone is to be called when it
@@ -131,6 +139,9 @@ func (g *Guard) look(posts []*post) {
 		p.watch = g.inc.Watches.Join(WatchKey{WatchChildren, p.path})
 	}
 	g.mu.Unlock()
+	if len(posts) == 0 {
+		return
+	}
 	var reads []*pending[listing]
 	err := g.inc.retryAll(g.inc.Ctx, func(b *Batch) {
 		reads = nil
@@ -161,20 +172,20 @@ func (g *Guard) look(posts []*post) {
 	}
 }
 
-// fired is told that the watch of p has fired.
+// fired is told that the watch of p has fired. A server that ends the session deletes
+// what was held in it, and may tell that before the end: so it looks again, which has
+// no answer then, and the end is told.
 func (g *Guard) fired(p *post) {
 	g.mu.Lock()
-	again := !p.over && p.watch.Event != zk.EventNodeDeleted
-	if again {
+	over := p.over
+	if !over {
 		g.inc.Watches.Leave(p.watch)
 		p.watch = nil
 	}
 	g.mu.Unlock()
-	if again {
+	if !over {
 		g.look([]*post{p})
-		return
 	}
-	g.tell(p)
 }
 
 // tell tells that the znode of p is gone.
