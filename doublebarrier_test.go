@@ -316,6 +316,56 @@ func TestKeeperWhoseLeaveIsCancelledIsSucceeded(t *testing.T) {
 	})
 }
 
+// A party is away while the keeper leaves the round to another. The servers tell it of
+// the other's znode as of a change of the former's, and somebody is still inside.
+func TestAnotherKeeperFoundAfterAnOutageIsNoWordThatAllHaveLeft(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		var ss []*zsync.Session
+		var wgs []*zsync.WaitGroup
+		var entered []<-chan error
+		for range 4 {
+			s := open(t, srv)
+			ss, wgs = append(ss, s), append(wgs, zsync.NewWaitGroup(s, "/w"))
+			entered = append(entered, enter(t, wgs[len(wgs)-1], 4)) // the last is the keeper
+			synctest.Wait()
+		}
+		for _, c := range entered {
+			must(t, <-c)
+		}
+		left := leave(t, wgs[0])
+		pendingStill(t, left)
+		id := ss[0].ID()
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpConnect && r.Session == id {
+				return zktest.Delay(time.Second)
+			}
+			return zktest.Pass
+		})
+		before := ss[0].Stats().Reconnects
+		srv.Disconnect(id)
+		synctest.Wait()
+		short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		wantErr(t, wgs[3].Leave(short), context.DeadlineExceeded)
+		next := leave(t, wgs[1])
+		pendingStill(t, next)
+		if ss[0].Stats().Reconnects != before {
+			t.Fatal("the party was not away while the keeper changed")
+		}
+		time.Sleep(3 * time.Second)
+		if ss[0].Stats().Reconnects == before || ss[0].ID() != id {
+			t.Fatal("the party has not come back to its session")
+		}
+		pendingStill(t, left)
+		pendingStill(t, next)
+		must(t, wgs[2].Leave(t.Context()))
+		must(t, <-left)
+		must(t, <-next)
+		time.Sleep(time.Second)
+		wantEmptyRoom(t, ss[1])
+	})
+}
+
 // Curator's parties that wake late count the members anew, and are left behind
 // if others leave already.
 func TestPartyThatLearnsLateThatItIsInsideIsWaitedFor(t *testing.T) {

@@ -49,7 +49,8 @@ import (
 //     round trip.
 //  8. If there is no keeper, be the keeper: create the znode. Go to 6.
 //  9. Wait for the keeper's znode. If it is written all have left. If it is
-//     deleted without that the keeper has died: go to 6.
+//     deleted without that the keeper has died, and if the connection was
+//     replaced meanwhile it may be the next keeper's: go to 6.
 //  10. Wait until all others of the round are gone.
 //  11. Write and delete the keeper's znode, and delete our child if it is still
 //     there, in one transaction.
@@ -618,8 +619,12 @@ func (b *Barrier) follow(ctx context.Context, inc *session.Incarnation, w *sessi
 	if err := inc.AwaitFired(ctx, w); err != nil { // Step 9.
 		return false, err
 	}
-	// A client that was away meanwhile hears only of the deletion.
-	return w.Event == zk.EventNodeDataChanged, nil
+	// Written it was only if the event comes over the connection over which the watch
+	// was set. A client that was away hears of the deletion; or, if the keeper has
+	// left the round to another meanwhile, of what stands there now, which is newer
+	// than what it has seen, so that the servers call it changed. Then look again.
+	told := inc.Watches.Told(w) == inc.Watches.ArmedOn(w)
+	return w.Event == zk.EventNodeDataChanged && told, nil
 }
 
 // goOut is steps 6 and 7: it reads the keeper's znode and deletes p's child. The
