@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -450,6 +451,29 @@ func TestEnterCancelledWhileItLetsTheRoundInCountsOrDoesNot(t *testing.T) {
 			must(t, wa.Leave(t.Context()))
 			time.Sleep(time.Second)
 			wantEmptyRoom(t, c)
+		})
+	}
+}
+
+// Whichever of the two is seen first, the caller is told of his context.
+func TestEnterWhoseContextEndsAsItsConnectionIsLostTellsOfTheContext(t *testing.T) {
+	for i := range 400 {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			s := open(t, srv)
+			wg := zsync.NewWaitGroup(s, "/w")
+			must(t, wg.Enter(t.Context(), 1))
+			must(t, wg.Leave(t.Context()))
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			srv.Intercept(first(zktest.Delay(time.Second), op(zktest.OpMulti))) // that which lets the round in
+			got := async(func() error { return wg.Enter(ctx, 1) })
+			pendingStill(t, got)
+			srv.Disconnect(s.ID())
+			for range i % 50 {
+				runtime.Gosched() // meanwhile the client learns of it
+			}
+			cancel()
+			wantErr(t, <-got, context.Canceled)
 		})
 	}
 }

@@ -549,8 +549,10 @@ func (b *Barrier) letIn(ctx context.Context, inc *session.Incarnation, state roo
 	case err == nil, session.IsNoNode(err), session.IsBadVersion(err):
 		// Done; or somebody has gone; or somebody was quicker. Look again.
 		return state.n, false, nil
-	case errors.Is(err, session.ErrEnded), ctx.Err() != nil, session.OutcomeOf(err) == session.Answered:
+	case errors.Is(err, session.ErrEnded), session.OutcomeOf(err) == session.Answered:
 		return nth, false, err
+	case ctx.Err() != nil:
+		return nth, false, session.CtxErr(ctx) // also if the connection was lost at this same instant
 	}
 	// Whether it was applied is not known. The room tells if we are inside, and
 	// the keeper's znode, when we leave, if we are the keeper. What was not
@@ -674,8 +676,10 @@ func (b *Barrier) succeed(ctx context.Context, inc *session.Incarnation, p *part
 		return true, nil // the servers have removed the empty path
 	case session.IsNodeExists(err):
 		return false, nil // somebody was quicker
-	case errors.Is(err, session.ErrEnded), ctx.Err() != nil, session.OutcomeOf(err) == session.Answered:
+	case errors.Is(err, session.ErrEnded), session.OutcomeOf(err) == session.Answered:
 		return false, err
+	case ctx.Err() != nil:
+		return false, session.CtxErr(ctx) // also if the connection was lost at this same instant
 	}
 	return false, inc.Pause(ctx, 1) // if it was made, step 6 finds that we are the keeper
 }
