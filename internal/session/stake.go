@@ -64,6 +64,11 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 			return nil, err
 		}
 		q, wait := inc.inquire(true)
+		if q == nil && inc.certain() > enough {
+			// Another's inquiry was answered since we looked, and so none is due
+			// for a quarter of the timeout. Nobody need wait for that.
+			continue
+		}
 		var answered <-chan struct{}
 		var ripe <-chan time.Time
 		if q != nil {

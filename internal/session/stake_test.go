@@ -1,6 +1,7 @@
 package session
 
 import (
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -43,6 +44,34 @@ func TestAHoldDoesNotBeginOnTheStrengthOfAnInquiryThatProvedNothing(t *testing.T
 					t.Errorf("something is held after %d inquiries, of which %d were answered", asked.Load(), answered.Load())
 				}
 			})
+		})
+	}
+}
+
+// Several holds that begin at once, with little time left, rest on one inquiry; who
+// looks for it as it is answered waits for no other, which is not due for long.
+func TestHoldsThatBeginAtOnceDoNotWaitForASecondInquiry(t *testing.T) {
+	for range 50 {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			inc := live(t, open(t, srv))
+			for range 10 {
+				time.Sleep(testTimeout * 7 / 10)
+				began := time.Now()
+				var all sync.WaitGroup
+				for range 20 {
+					all.Go(func() {
+						stake, err := inc.Stake(t.Context())
+						if err != nil {
+							t.Error(err)
+						}
+						stake.Drop()
+					})
+				}
+				all.Wait()
+				if d := time.Since(began); d > 0 {
+					t.Fatalf("a hold began %v late, and the server answers at once", d)
+				}
+			}
 		})
 	}
 }
