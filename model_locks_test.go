@@ -42,7 +42,8 @@ type modelHold struct {
 // A lockRun is a modelRun of locks, and what was done to its sessions.
 type lockRun struct {
 	*modelRun
-	strikes bool // a stranger deletes znodes
+	stranger *zsync.Session
+	strikes  bool // he deletes znodes
 
 	mu     sync.Mutex
 	ended  map[int64]bool          // by the servers, of their own accord; guarded by mu
@@ -50,63 +51,80 @@ type lockRun struct {
 	closed map[*zsync.Session]bool // guarded by mu
 }
 
-// lockModels runs f as models does. A run has some kinds of harm besides the
-// common ones: sessions that are ended by the servers while their clients are
-// connected, refusals, followers that stand still, znodes that are deleted, a
-// Session that is closed.
+// lockModels runs f as models does, with all the harm of a lockRun, and looks for
+// what was left below paths.
 func lockModels(t *testing.T, paths []string, f func(r *lockRun)) {
 	models(t, func(m *modelRun) {
-		r := &lockRun{modelRun: m, ended: make(map[int64]bool), struck: make(map[int64]time.Time), closed: make(map[*zsync.Session]bool)}
-		r.refuses, r.freezes, r.strikes = m.rnd.IntN(4) == 0, m.rnd.IntN(3) == 0, m.rnd.IntN(4) == 0
-		ends, closes := m.rnd.IntN(3) == 0, m.rnd.IntN(6) == 0
-		stranger := open(r.t, r.srv)
-		_, err := live(r.t, stranger).Create(r.t.Context(), "/log", nil)
-		must(r.t, err)
-		for _, s := range r.ss {
-			must(r.t, live(r.t, s).Sync(r.t.Context(), "/log"))
-		}
-		r.hurt(m.rnd.IntN(2) == 0)
-		d := r.dice()
-		r.done.Go(func() {
-			for {
-				select {
-				case <-r.stop:
-					return
-				case <-time.After(time.Duration(d.IntN(300)) * time.Millisecond):
-				}
-				s := r.ss[d.IntN(len(r.ss))]
-				switch k := d.IntN(8); {
-				case k == 0 && ends:
-					id := s.ID()
-					r.mu.Lock()
-					r.ended[id] = true
-					r.mu.Unlock()
-					r.srv.Expire(id)
-				case k == 1 && closes:
-					closes = false
-					r.mu.Lock()
-					r.closed[s] = true
-					r.mu.Unlock()
-					s.Close()
-				case k <= 4 && r.strikes:
-					r.strike(stranger, paths[d.IntN(len(paths))], d)
-				}
-			}
-		})
+		r := newLockRun(m)
+		r.harm(paths)
 		f(r)
 		r.heal()
 		time.Sleep(time.Minute)
-		for _, s := range r.ss {
-			if st := s.Stats(); st.Holds != 0 || st.Waiters != 0 {
-				r.t.Errorf("%d holds and %d waiters are left", st.Holds, st.Waiters)
-			}
-		}
+		r.idle()
 		for _, path := range paths {
-			if names := childrenOf(r.t, stranger, path); len(names) > 0 {
+			if names := childrenOf(r.t, r.stranger, path); len(names) > 0 {
 				r.t.Errorf("left below %s: %q", path, names)
 			}
 		}
 	})
+}
+
+func newLockRun(m *modelRun) *lockRun {
+	r := &lockRun{modelRun: m, ended: make(map[int64]bool), struck: make(map[int64]time.Time), closed: make(map[*zsync.Session]bool)}
+	r.refuses, r.freezes, r.strikes = m.rnd.IntN(4) == 0, m.rnd.IntN(3) == 0, m.rnd.IntN(4) == 0
+	r.stranger = open(r.t, r.srv)
+	_, err := live(r.t, r.stranger).Create(r.t.Context(), "/log", nil)
+	must(r.t, err)
+	for _, s := range r.ss {
+		must(r.t, live(r.t, s).Sync(r.t.Context(), "/log"))
+	}
+	return r
+}
+
+// harm begins to do harm, until heal. A run has some kinds besides the common ones:
+// sessions that are ended by the servers while their clients are connected, refusals,
+// followers that stand still, znodes below paths that are deleted, a Session that is
+// closed.
+func (r *lockRun) harm(paths []string) {
+	ends, closes := r.rnd.IntN(3) == 0, r.rnd.IntN(6) == 0
+	r.strikes = r.strikes && len(paths) > 0
+	r.hurt(r.rnd.IntN(2) == 0)
+	d := r.dice()
+	r.done.Go(func() {
+		for {
+			select {
+			case <-r.stop:
+				return
+			case <-time.After(time.Duration(d.IntN(300)) * time.Millisecond):
+			}
+			s := r.ss[d.IntN(len(r.ss))]
+			switch k := d.IntN(8); {
+			case k == 0 && ends:
+				id := s.ID()
+				r.mu.Lock()
+				r.ended[id] = true
+				r.mu.Unlock()
+				r.srv.Expire(id)
+			case k == 1 && closes:
+				closes = false
+				r.mu.Lock()
+				r.closed[s] = true
+				r.mu.Unlock()
+				s.Close()
+			case k <= 4 && r.strikes:
+				r.strike(r.stranger, paths[d.IntN(len(paths))], d)
+			}
+		}
+	})
+}
+
+// idle checks, in the end, that nobody holds or waits.
+func (r *lockRun) idle() {
+	for _, s := range r.ss {
+		if st := s.Stats(); st.Holds != 0 || st.Waiters != 0 {
+			r.t.Errorf("%d holds and %d waiters are left", st.Holds, st.Waiters)
+		}
+	}
 }
 
 // strike has a stranger delete a znode of somebody who holds or waits.
