@@ -670,8 +670,8 @@ func (m *Semaphore) heavy(limit int64) bool { return limit > maxUnits && m.layou
 // that of q. It is BadVersion if that has changed.
 func (m *Semaphore) make(ctx context.Context, gate *line.Grant, q quota, n int64) ([]lease, error) {
 	inc := gate.Claim.Incarnation
-	leases := m.name(q.limit, n)
 	for {
+		leases := m.name(q.limit, n) // anew each time: those of the last may still be deleted
 		same := &zk.CheckVersionRequest{Path: m.root, Version: q.version}
 		err := inc.CreateAll(ctx, gate.Claim.Znode(), same, pathsOf(leases), []byte(m.s.m.Config.Owner))
 		if !session.IsNoNode(err) {

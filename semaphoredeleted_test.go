@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -349,6 +351,39 @@ func TestPermitsOfASessionThatEndsAreNotSaidToBeDeleted(t *testing.T) {
 			if err := m.Release(2); lossOf(err) != want {
 				t.Errorf("%v: Release: %v", want, err)
 			}
+		})
+	}
+}
+
+// The first transaction has no answer, the second finds no directory, and what the
+// first may have made is deleted for longer than is waited for. The third makes
+// permits that nobody deletes.
+func TestPermitsAreNotDeletedByWhatAnEarlierAttemptHasLeftToDelete(t *testing.T) {
+	for _, f := range forms {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			a, b := open(t, srv), open(t, srv)
+			m, other := zsync.NewSemaphore(a, "/s", f.limit, zsync.WithLayout(f.layout)), zsync.NewSemaphore(b, "/s", f.limit, zsync.WithLayout(f.layout))
+			dir, _ := zsync.SemaphoreZnodes(m)
+			id, made := a.ID(), atomic.Int32{}
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				switch {
+				case r.Session != id:
+				case r.Op == zktest.OpMulti && made.Add(1) == 1:
+					return zktest.Fail(-4) // ConnectionLoss: whether it was applied is not known
+				case r.Op == zktest.OpDelete && strings.HasPrefix(r.Path, dir+"/") && made.Load() < 3:
+					return zktest.Fail(-4)
+				}
+				return zktest.Pass
+			})
+			must(t, m.Acquire(within(t, 5*time.Second), 3*f.unit))
+			time.Sleep(time.Second)
+			if session.IsClosed(m.Lost()) {
+				t.Errorf("%s: our own permits were deleted", f.name)
+			}
+			if ok, err := other.TryAcquire(t.Context(), f.limit); ok || err != nil {
+				t.Errorf("%s: TryAcquire of all = %v, %v", f.name, ok, err)
+			}
+			must(t, m.Release(3*f.unit))
 		})
 	}
 }

@@ -201,7 +201,8 @@ func (inc *Incarnation) dirCall(dir, last string, data []byte) call[string] {
 // CreateAll makes ephemeral znodes of unique names, all or none, and only if
 // there is a znode at proof and check, if there is one, passes. It is
 // ErrVanished if there is none, and NoNode if a parent is missing. When ctx
-// ends, or after any other error, nothing is left.
+// ends, or after any other error, nothing is left that is not being deleted: so the
+// names must not be used again.
 func (inc *Incarnation) CreateAll(ctx context.Context, proof string, check *zk.CheckVersionRequest, paths []string, data []byte) error {
 	ops := []any{&zk.CheckVersionRequest{Path: proof, Version: -1}}
 	size := 256 + len(proof)
