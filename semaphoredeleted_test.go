@@ -15,7 +15,8 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
-// What is told when somebody else deletes the znode of a permit that is held.
+// What becomes of permits that are held when a znode of theirs is deleted: by somebody
+// else, with the session, or, which must not be, by ourselves.
 
 // watched is longer than what is held may be held unwatched.
 const watched = 20 * time.Millisecond

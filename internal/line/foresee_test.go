@@ -12,6 +12,27 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
+// live returns a session that is there.
+func live(t *testing.T, srv *zktest.Server) (*session.Manager, *session.Incarnation) {
+	t.Helper()
+	m := open(t, srv)
+	inc, err := m.Incarnation(t.Context())
+	harness.Must(t, err)
+	return m, inc
+}
+
+// stand has n enter the line at /m, each in a session of its own.
+func stand(t *testing.T, srv *zktest.Server, n int) (claims []*Claim) {
+	t.Helper()
+	for range n {
+		m, inc := live(t, srv)
+		c, _, err := mutexOf(m, "/m").Enter(t.Context(), inc, "lock-", nil)
+		harness.Must(t, err)
+		claims = append(claims, c)
+	}
+	return claims
+}
+
 // Three stand ahead of one who lists the line meanwhile, and leave in every order, one
 // after the other, or all so soon that the listings, their answers and the events cross.
 // One of his requests is lost, or its answer, with the connection. He has his turn when
@@ -36,18 +57,8 @@ func leaveInOrder(t *testing.T, order []int, apart time.Duration, nth int64, nam
 	harness.VirtualTime(t, func(t *testing.T) {
 		what := fmt.Sprintf("they leave in the order %v, %v apart, %s %d is lost", order, apart, name, nth)
 		srv := zktest.Start(t)
-		var ahead []*Claim
-		for range order {
-			m := open(t, srv)
-			inc, err := m.Incarnation(t.Context())
-			harness.Must(t, err)
-			c, _, err := mutexOf(m, "/m").Enter(t.Context(), inc, "lock-", nil)
-			harness.Must(t, err)
-			ahead = append(ahead, c)
-		}
-		m := open(t, srv)
-		inc, err := m.Incarnation(t.Context())
-		harness.Must(t, err)
+		ahead := stand(t, srv, len(order))
+		m, inc := live(t, srv)
 		srv.SetLatency(10 * time.Millisecond)
 		var n, listed atomic.Int64
 		srv.Intercept(func(r zktest.Request) zktest.Action {
@@ -102,18 +113,8 @@ func leaveInOrder(t *testing.T, order []int, apart time.Duration, nth int64, nam
 func TestWhoeverWaitsForLongStopsListingTheLine(t *testing.T) {
 	harness.VirtualTime(t, func(t *testing.T) {
 		srv := zktest.Start(t)
-		var ahead []*Claim
-		for range 2 {
-			m := open(t, srv)
-			inc, err := m.Incarnation(t.Context())
-			harness.Must(t, err)
-			c, _, err := mutexOf(m, "/m").Enter(t.Context(), inc, "lock-", nil)
-			harness.Must(t, err)
-			ahead = append(ahead, c)
-		}
-		m := open(t, srv)
-		inc, err := m.Incarnation(t.Context())
-		harness.Must(t, err)
+		ahead := stand(t, srv, 2)
+		m, inc := live(t, srv)
 		var listed atomic.Int64
 		srv.Intercept(func(r zktest.Request) zktest.Action {
 			if r.Session == inc.ID.Load() && r.Path == "/m" {
