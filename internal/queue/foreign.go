@@ -147,7 +147,7 @@ func (q *core) readForeign(ctx context.Context, inc *session.Incarnation, e elem
 	if err != nil {
 		return nil, nil, err
 	}
-	it = &item{element: e, framed: data, version: stat.Version, sent: time.UnixMilli(stat.Ctime)}
+	it = &item{element: e, framed: data, size: len(data), version: stat.Version, sent: time.UnixMilli(stat.Ctime)}
 	if all, it.fault = q.foreign.open(data); it.fault != nil {
 		all = [][]byte{data}
 	}

@@ -80,6 +80,7 @@ type item struct {
 	ledger  *ledger
 	batch   *batch
 	data    []byte
+	size    int       // of what is stored; it stays when the data is dropped
 	version int32     // of its znode: how many attempts there were before
 	sent    time.Time // when it was stored, by the servers' clock
 	pump    *pump     // from which it is being offered
@@ -109,11 +110,15 @@ func (it *item) stored() []byte {
 
 // read is told what was read of its znode.
 func (it *item) read(data []byte, stat *zk.Stat) {
-	it.data, it.version, it.sent = data, stat.Version, time.UnixMilli(stat.Ctime)
+	it.data, it.size, it.version, it.sent = data, len(data), stat.Version, time.UnixMilli(stat.Ctime)
 	if it.first > 0 {
 		it.sent = time.UnixMilli(it.first)
 	}
 }
+
+// drop forgets its data, which others of its batch would keep for as long as they
+// are in hand. Nobody reads them once its fate is posted.
+func (it *item) drop() { it.data, it.framed, it.value = nil, nil, nil }
 
 // attempts returns how often it was delivered before.
 func (it *item) attempts() int { return int(it.tries) + int(it.version) }
@@ -314,17 +319,6 @@ func (l *ledger) forget(b *batch) {
 	l.dropLocked(b)
 	if l.ended {
 		l.startLocked()
-	}
-}
-
-// miss is told which items were gone before they could be read.
-func (l *ledger) miss(items []*item) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, it := range items {
-		if it.missing && it.final == nil { // the end of the ledger may have decided already
-			l.enterLocked(it, fateMissing, false)
-		}
 	}
 }
 
@@ -809,8 +803,7 @@ func (l *ledger) finish(p *posting, err error) {
 				l.unhandLocked(e.item)
 				l.finishContextLocked(e.item)
 			}
-			// Others of its batch may be in hand for long.
-			e.item.data, e.item.framed, e.item.value = nil, nil, nil
+			e.item.drop()
 			delete(b.left, e.item)
 			l.unliveLocked(e.item)
 			if len(b.left) == 0 {
@@ -1204,31 +1197,33 @@ func (l *ledger) read(ctx context.Context, es []element) *reading {
 }
 
 // fetch gives the items of a batch what was read. Those that are gone, or cannot
-// be read, are taken off the batch.
+// be read, are taken off the batch. What the end of the ledger gives back
+// meanwhile belongs to whoever posts that, and is left alone.
 func (l *ledger) fetch(b *batch, r *reading) ([]*item, error) {
-	items := slices.Clone(b.items)
 	<-r.done
 	if r.err != nil {
 		return nil, r.err
 	}
 	for i, err := range r.refused {
 		if err != nil {
-			l.settle(items[i], fateReturn, false)
-			l.q.skips.unreadable(items[i].key(), err)
+			l.settle(b.items[i], fateReturn, false)
+			l.q.skips.unreadable(b.items[i].key(), err)
 		}
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var ours []*item
 	for i, n := range r.nodes {
-		it := items[i]
-		if r.refused[i] != nil {
-			continue
-		}
-		if it.missing = n.Stat == nil; !it.missing {
+		switch it := b.items[i]; {
+		case it.final != nil: // refused above, or given back
+		case n.Stat == nil:
+			l.enterLocked(it, fateMissing, false)
+		default:
 			it.read(n.Data, n.Stat)
+			ours = append(ours, it)
 		}
 	}
-	l.miss(items)
-	i := -1
-	return slices.DeleteFunc(items, func(it *item) bool { i++; return it.missing || r.refused[i] != nil }), nil
+	return ours, nil
 }
 
 // fetchEach reads elements one by one, and notes which of them the servers do

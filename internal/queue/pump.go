@@ -504,7 +504,7 @@ func (p *pump) fill(items []*item, n int, most bool) (full bool) {
 	p.starved = false
 	size := 0
 	for _, it := range items {
-		size += len(it.stored())
+		size += it.size
 	}
 	p.size = size/max(len(items), 1) + 1
 	p.ready = append(p.ready, items...)

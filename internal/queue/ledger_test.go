@@ -1,0 +1,57 @@
+package queue
+
+import (
+	"testing"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/session"
+)
+
+// claimedOf returns a ledger with one batch of n elements, and what was read of them.
+func claimedOf(n int) (*ledger, *batch, *reading) {
+	l := &ledger{q: &core{}}
+	b := &batch{}
+	r := &reading{refused: make([]error, n), done: session.ClosedChan}
+	for range n {
+		b.items = append(b.items, &item{ledger: l, batch: b})
+		r.nodes = append(r.nodes, session.Node{Data: []byte("data"), Stat: &zk.Stat{Version: 3}})
+	}
+	return l, b, r
+}
+
+// Who posts that they go back reads them without a lock.
+func TestElementsThatAreGivenBackWhileTheyAreReadAreLeftAlone(t *testing.T) {
+	l, b, r := claimedOf(3)
+	b.items[1].final = &entry{fate: fateReturn}
+	items, err := l.fetch(b, r)
+	if err != nil || len(items) != 2 || items[0] != b.items[0] || items[1] != b.items[2] {
+		t.Errorf("fetch = %v, %v, want the first and the last of three", items, err)
+	}
+	if it := b.items[1]; it.data != nil || it.version != 0 {
+		t.Errorf("what is being given back was given data %q and version %d", it.data, it.version)
+	}
+}
+
+// The race detector judges: the end of a ledger drops the data of what it gave back
+// whenever that is posted.
+func TestElementsMayBeGivenBackWhileConsumersAreGivenThem(t *testing.T) {
+	l, b, r := claimedOf(3)
+	items, err := l.fetch(b, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for _, it := range b.items {
+			it.drop()
+		}
+	}()
+	p := &pump{q: l.q, changed: make(chan struct{}), ahead: 1}
+	p.fill(items, 3, true)
+	<-done
+	if p.size != 5 {
+		t.Errorf("elements of 4 bytes are taken for %d bytes each, want one more than they have", p.size)
+	}
+}

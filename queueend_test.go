@@ -1,0 +1,50 @@
+package zsync_test
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/zktest"
+)
+
+// The claim and the read of what is claimed are answered half a round trip after
+// each other, or together: whatever has come when the end comes, the rest goes back.
+func TestElementsAreAllThereWheneverTheirConsumerEnds(t *testing.T) {
+	const n = 12
+	for at := range 40 {
+		for _, closes := range []bool{true, false} {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				a, b := open(t, srv), open(t, srv)
+				q := zsync.NewQueue[int](a, "/q")
+				must(t, q.Send(t.Context(), counted(n)...))
+				srv.SetLatency(time.Millisecond)
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				received := make(chan []int, 1)
+				go func() {
+					var got []int
+					for x := range zsync.NewQueue[int](b, "/q", zsync.WithPrefetch(4)).Recv(ctx) {
+						got = append(got, x)
+					}
+					received <- got
+				}()
+				time.Sleep(time.Duration(at) * time.Millisecond / 2)
+				if closes {
+					must(t, b.Close())
+				}
+				cancel()
+				got := <-received
+				time.Sleep(time.Second) // it goes back
+				left, err := q.Len(t.Context())
+				must(t, err)
+				got = append(got, collect(t, q.Recv(t.Context()), left)...)
+				if !slices.Equal(sorted(got), counted(n)) {
+					t.Errorf("ended after %d half milliseconds, by closing %v: received %v", at, closes, got)
+				}
+			})
+		}
+	}
+}
