@@ -201,14 +201,14 @@ func (j *journal) settle(ctx context.Context, inc *session.Incarnation) (applied
 				j.bare = j.bare || !j.marked && !applied
 				j.made, j.version, j.open, j.zxid = true, stat.Version, false, stat.Mzxid
 				if r.givenBack {
-					return applied, errTaken{applied: applied}
+					return applied, errTaken{applied, !applied}
 				}
 				return applied, nil
 			}
 		}
 		switch {
 		case session.IsNoNode(err) && j.made:
-			j.open = false
+			j.open = false // nothing can be applied any more
 			return false, errTaken{}
 		case session.OutcomeOf(err) != session.Answered:
 			return false, err

@@ -1,8 +1,10 @@
 package queue
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -788,7 +790,7 @@ func (l *ledger) finish(p *posting, err error) {
 	for _, e := range es {
 		switch {
 		case err != nil:
-			e.err = err
+			e.err = cmp.Or(e.err, err) // that of doubt
 		case e.gone:
 			e.err = l.loss()
 		}
@@ -904,11 +906,34 @@ func (p *posting) post() (err error) {
 		}
 	}
 	if errors.As(err, &taken) {
-		p.applied = taken.applied
+		if p.applied = taken.applied; taken == (errTaken{}) {
+			p.doubt()
+		}
 		l.q.m.Log.Warn("zsync: claims were given back by others", "path", l.q.cfg.Path)
 		return l.loss()
 	}
 	return err
+}
+
+// doubt is told that the journal is gone, with what it said of the last transaction.
+// Whoever gave the claims back has deleted it, and perhaps after that was applied. What
+// removes an element was certainly not applied if that is there: no name comes again,
+// and without the journal it cannot come late. If it is not, we may have removed it, or
+// another since. What returns one is as good as a loss: the element is back, either way.
+func (p *posting) doubt() {
+	ctx := context.Background() // ends with the Session
+	session.Parallel(len(p.es), func(i int) error {
+		e, there := p.es[i], false
+		err := p.l.q.m.During(ctx, func(inc *session.Incarnation) error {
+			stat, err := inc.ExistsFresh(ctx, session.ChildPath(p.l.q.dir, e.item.key()))
+			there = stat != nil
+			return err
+		})
+		if e.fate != fateReturn && e.fate != fateHand && (err != nil || !there) {
+			e.err = fmt.Errorf("its claim was given back by others, and is gone, so whether it was applied before is unknown: %w", zk.ErrNoNode)
+		}
+		return nil
+	})
 }
 
 // build makes the transaction.
