@@ -48,3 +48,22 @@ func TestElementsAreAllThereWheneverTheirConsumerEnds(t *testing.T) {
 		}
 	}
 }
+
+// Its claim begins in another goroutine, and makes room for what it asks for at once.
+func TestTheFirstReceiveNGetsAsManyAsItAsksFor(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		q := zsync.NewQueue[int](open(t, srv), "/q")
+		must(t, q.Send(t.Context(), counted(500)...))
+		for range 100 {
+			ds, err := q.ReceiveN(t.Context(), 5)
+			if err != nil || len(ds) != 5 {
+				t.Fatalf("received %d, %v", len(ds), err)
+			}
+			must(t, ds[0].Ack(t.Context()))
+			for _, d := range ds[1:] {
+				must(t, d.Nack())
+			}
+			time.Sleep(time.Second) // they are back, and nobody consumes
+		}
+	})
+}

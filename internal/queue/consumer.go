@@ -34,7 +34,7 @@ func (q *core) Join(ctx context.Context, o Joining) Consumer {
 		}
 	})
 	if c.ctx.Err() == nil {
-		c.p = q.join()
+		c.p = q.join(0)
 	}
 	return c
 }
@@ -54,7 +54,7 @@ func (c *consumer) Next() (Claim, error) {
 		return nil, session.CtxErr(c.ctx)
 	}
 	for {
-		it, err := c.p.next(c.ctx)
+		it, err := c.p.next(c.ctx, 0)
 		if err != nil {
 			return nil, err
 		}
@@ -256,13 +256,10 @@ func (q *core) Receive(ctx context.Context, n int) (claims []Claim, err error) {
 		case <-inner.Done():
 		}
 	})
-	p := q.join()
+	p := q.join(n)
 	defer p.leave()
-	p.expect(n - 1)
-	for expected := n - 1; ; {
-		it, err := p.next(inner)
-		p.expect(-expected)
-		expected = 0
+	for counted := n; ; counted = 0 {
+		it, err := p.next(inner, counted)
 		if err != nil {
 			return nil, err
 		}

@@ -56,20 +56,23 @@ type pump struct {
 	due     time.Time      // when those of one that has been found go back, or zero
 }
 
-// join makes the caller a consumer. It must leave.
-func (q *core) join() *pump {
+// join makes the caller a consumer, which waits for so many items already: the first
+// claim makes room for them all. It must leave.
+func (q *core) join(waiting int) *pump {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.pump == nil {
-		p := &pump{q: q, changed: make(chan struct{}), ahead: 1, spread: 1}
+	p := q.pump
+	if p == nil {
+		p = &pump{q: q, changed: make(chan struct{}), ahead: 1, spread: 1}
 		p.ctx, p.cancel = context.WithCancel(context.Background())
 		q.pump = p
-		q.m.Spawn(p.run)
+		defer q.m.Spawn(p.run)
 	}
-	q.pump.mu.Lock()
-	q.pump.consumers++
-	q.pump.mu.Unlock()
-	return q.pump
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.consumers++
+	p.waitLocked(waiting)
+	return p
 }
 
 // leave is the end of a consumer. After the last it waits a moment until what
@@ -97,17 +100,26 @@ func (p *pump) changeLocked() {
 	p.changed = make(chan struct{})
 }
 
-// next returns the next item for a consumer to offer. It must call done when
-// that is taken, or put back.
-func (p *pump) next(ctx context.Context) (*item, error) {
-	p.mu.Lock()
-	p.waiting++
-	if p.waiting == 1 {
+// waitLocked counts n more that consumers wait for.
+func (p *pump) waitLocked(n int) {
+	if p.waiting == 0 && n > 0 {
 		p.pace.asked(time.Now())
 	}
+	p.waiting += n
 	p.changeLocked()
+}
+
+// next returns the next item for a consumer to offer. It must call done when
+// that is taken, or put back. counted is how many join has counted for it, which
+// it does not wait for any more when this returns.
+func (p *pump) next(ctx context.Context, counted int) (*item, error) {
+	p.mu.Lock()
+	if counted == 0 {
+		counted = 1
+		p.waitLocked(1)
+	}
 	defer func() {
-		p.waiting--
+		p.waiting -= counted
 		p.mu.Unlock()
 	}()
 	for {
@@ -141,14 +153,6 @@ func (p *pump) next(ctx context.Context) (*item, error) {
 			return nil, err
 		}
 	}
-}
-
-// expect makes room for so many more than consumers wait for, or takes it back.
-func (p *pump) expect(n int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.waiting += n
-	p.changeLocked()
 }
 
 // poll is next for one who does not wait: it returns nil if there is none.
