@@ -391,10 +391,7 @@ func (d Delivery[T]) Data() []byte {
 // the session goes on trying. Acks of many goroutines share transactions. After
 // Nack the error is [ErrNotLocked].
 func (d Delivery[T]) Ack(ctx context.Context) error {
-	if d.claim == nil {
-		return opError("ack", d.path, session.Invalid("the Delivery did not come from a Queue"))
-	}
-	return opError("ack", d.path, d.settle(ctx, "ack", queue.Settlement{Fate: queue.Remove}))
+	return d.settle(ctx, "ack", queue.Settlement{Fate: queue.Remove})
 }
 
 // Nack returns the element to its place in the queue, to be delivered again
@@ -403,14 +400,17 @@ func (d Delivery[T]) Ack(ctx context.Context) error {
 // the session goes on trying. The errors are [ErrLost], and the servers', as of
 // Ack, and [ErrNotLocked] after Ack.
 func (d Delivery[T]) Nack() error {
-	if d.claim == nil {
-		return opError("nack", d.path, session.Invalid("the Delivery did not come from a Queue"))
-	}
 	var after time.Duration
-	if b := d.cfg.retry; b != nil {
-		after = session.Backoff(*b).Delay(d.Attempt)
+	if d.cfg != nil && d.cfg.retry != nil {
+		after = session.Backoff(*d.cfg.retry).Delay(d.Attempt)
 	}
-	return opError("nack", d.path, d.nack(after))
+	return d.nack(after)
+}
+
+// Release is Nack at once, for an element with which nothing was tried: it counts as no
+// attempt, unless the claim is lost before that is written down.
+func (d Delivery[T]) Release() error {
+	return d.settle(context.Background(), "release", queue.Settlement{Fate: queue.Return, Untried: true})
 }
 
 // NackAfter is Nack for an element that nobody is to receive before delay is over,
@@ -420,14 +420,11 @@ func (d Delivery[T]) Nack() error {
 // element is back in its former place at once. It needs [LayoutZsync]: in others it
 // is Nack, with an error that is [ErrInvalid].
 func (d Delivery[T]) NackAfter(delay time.Duration) error {
-	switch {
-	case d.claim == nil:
-		return opError("nack", d.path, session.Invalid("the Delivery did not come from a Queue"))
-	case d.cfg.layout != LayoutZsync && delay > 0:
+	if d.cfg != nil && d.cfg.layout != LayoutZsync && delay > 0 {
 		d.nack(0)
 		return opError("nack", d.path, session.Invalid("NackAfter needs zsync's own layout, not %v", d.cfg.layout))
 	}
-	return opError("nack", d.path, d.nack(delay))
+	return d.nack(delay)
 }
 
 func (d Delivery[T]) nack(after time.Duration) error {
@@ -444,20 +441,20 @@ func (d Delivery[T]) nack(after time.Duration) error {
 // which what was received is in the queue no more, it is not possible, and the
 // error is [ErrInvalid].
 func (d Delivery[T]) Reject(ctx context.Context, reason string) error {
-	switch {
-	case d.claim == nil:
-		return opError("reject", d.path, session.Invalid("the Delivery did not come from a Queue"))
-	case d.cfg.layout != LayoutZsync:
+	if d.cfg != nil && d.cfg.layout != LayoutZsync {
 		return opError("reject", d.path, session.Invalid("Reject needs zsync's own layout, not %v", d.cfg.layout))
 	}
-	return opError("reject", d.path, d.settle(ctx, "reject", queue.Settlement{Fate: queue.Bury, Reason: errors.New(reason)}))
+	return d.settle(ctx, "reject", queue.Settlement{Fate: queue.Bury, Reason: errors.New(reason)})
 }
 
 func (d Delivery[T]) settle(ctx context.Context, op string, s queue.Settlement) error {
+	if d.claim == nil {
+		return opError(op, d.path, session.Invalid("the Delivery did not come from a Queue"))
+	}
 	ctx, end := d.tracers.queueing(ctx, op, d.path, 1)
 	err := d.claim.Settle(ctx, s)
 	end(err)
-	return err
+	return opError(op, d.path, err)
 }
 
 // received tells the tracer of an element that a consumer with ctx got.

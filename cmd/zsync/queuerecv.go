@@ -190,7 +190,7 @@ func (r *receiver) round(ctx context.Context) (err error) {
 	defer func() {
 		cancel()
 		for d := range elements { // they go back to their places
-			d.NackAfter(0)
+			d.Release()
 		}
 		jobs.Wait()
 		if r.stop != nil {

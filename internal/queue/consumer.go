@@ -90,10 +90,11 @@ func (q *core) present(ctx context.Context, it *item, o Joining) (offer, back bo
 		return true, false
 	}
 	select {
-	case <-it.ledger.handing(it): // a consumer that dies of the element must be found to have tried
+	case <-it.ledger.noting(it): // a consumer that dies of the element must be found to have tried
 		return true, false
 	case <-ctx.Done():
 	case <-inc.Disconnection():
+	case <-inc.Ctx.Done():
 	}
 	return false, true
 }
@@ -143,7 +144,10 @@ func (it *item) Taken() {
 	p.done()
 }
 
-func (it *item) Handed() { it.pump.done() }
+func (it *item) Handed() {
+	it.ledger.handed(it)
+	it.pump.done()
+}
 
 func (it *item) PutBack() {
 	p := it.pump
@@ -179,7 +183,7 @@ func (it *item) Settle(ctx context.Context, s Settlement) error {
 	case s.Fate == Later:
 		model = entry{fate: fateLater, due: dueAt(s.Due), tries: it.attempts() + 1}
 	case s.Fate == Return:
-		model = entry{fate: fateReturn, bump: true}
+		model = entry{fate: fateReturn, bump: !s.Untried}
 	}
 	_, err := l.settleNow(ctx, it, model)
 	return err
@@ -270,9 +274,11 @@ func (q *core) Receive(ctx context.Context, n int) (claims []Claim, err error) {
 				it.PutBack()
 				break
 			}
-			p.done()
 			if offer {
+				it.Handed()
 				claims = append(claims, it)
+			} else {
+				p.done()
 			}
 			if len(claims) == n {
 				break

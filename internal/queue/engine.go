@@ -189,7 +189,8 @@ type Claim interface {
 	// session, before anybody else can claim it.
 	Taken()
 
-	// Handed is told that the program has the element now, and will settle it.
+	// Handed is told that the program has the element now, and will settle it. From
+	// here on it counts as an attempt if the claim is lost.
 	Handed()
 
 	// PutBack makes it the first that is offered to our other consumers, or gives
@@ -236,9 +237,10 @@ const (
 
 // A Settlement decides what becomes of an element.
 type Settlement struct {
-	Fate   Fate
-	Due    time.Time // of Later, by the consumer's clock
-	Reason error     // of Bury
+	Fate    Fate
+	Due     time.Time // of Later, by the consumer's clock
+	Reason  error     // of Bury
+	Untried bool      // of Return: the attempt does not count
 }
 
 // Stats says what is in a queue.

@@ -430,39 +430,48 @@ func (l *ledger) take(it *item) bool {
 // noteAfter is how long an item is in hand before that is written down.
 const noteAfter = 20 * time.Millisecond
 
-// handing notes that an item is being delivered, so that an attempt is counted
-// if the process dies. The note is written down soon, with others, unless the
-// item is acknowledged first; or, if attempts are limited, before noted is
-// closed.
-func (l *ledger) handing(it *item) (noted <-chan struct{}) {
+// noting is told that an item is about to be offered. If attempts are limited noted is
+// closed when it is written down that it is in hand, so that the attempt counts if the
+// process dies.
+func (l *ledger) noting(it *item) (noted <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if it.final != nil {
+	if it.final != nil || l.q.foreign != nil || l.q.cfg.MaxAttempts == 0 {
 		return session.ClosedChan
 	}
-	l.hand[it] = true
-	l.q.m.Holds.Add(1)
-	if l.lost { // since it was taken from the channel: see end
-		l.traceLossLocked(l.lossCause(), it)
-		l.enterLocked(it, fateReturn, true)
-		return session.ClosedChan
+	if !it.noted {
+		l.noteAheadLocked(it)
 	}
+	return it.note
+}
+
+// handed is told that a consumer has taken an item, and settles it. Where attempts are not
+// limited that is written down soon, with others, unless the item is acknowledged first.
+//
+// Until here the item was only offered: what ends the ledger does not count that as an
+// attempt, and leaves it to whoever offers. So if that was while the consumer took it,
+// it is here that it goes back.
+func (l *ledger) handed(it *item) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if l.ended {
 		l.startLocked() // it is not being offered any more
 	}
+	if !it.batch.left[it] || it.final != nil && it.final.with == nil {
+		return // it is settled already
+	}
+	l.hand[it] = true
+	l.q.m.Holds.Add(1)
 	switch {
-	case l.q.foreign != nil:
-	case l.q.cfg.MaxAttempts > 0:
-		if !it.noted {
-			l.noteAheadLocked(it)
-		}
-		return it.note
-	default:
+	case it.final != nil: // a txn, which may be refused
+	case l.lost || l.void:
+		l.traceLossLocked(l.lossCause(), it)
+		l.enterLocked(it, fateReturn, true)
+	case l.q.foreign == nil && l.q.cfg.MaxAttempts == 0:
 		if l.fresh = append(l.fresh, it); len(l.fresh) == 1 {
 			time.AfterFunc(noteAfter, l.note)
 		}
 	}
-	return session.ClosedChan
 }
 
 // noteAhead is how many are noted at once where attempts are limited.
@@ -521,13 +530,13 @@ func (l *ledger) unhandLocked(it *item) {
 func (l *ledger) withdraw(it *item) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	it.out = false
-	l.unhandLocked(it)
+	noted := it.noted
+	it.out, it.noted = false, false
 	switch {
-	case l.ended && it.final == nil:
+	case it.final != nil:
+	case l.ended:
 		l.enterLocked(it, fateReturn, false)
-	case it.noted && it.final == nil:
-		it.noted = false
+	case noted:
 		l.enterLocked(it, fateHand, false) // that it is not
 	}
 	return !l.ended
@@ -824,18 +833,17 @@ const retryAfter = time.Second
 // item stays what it is, and is tried again: what they refuse, they may allow
 // later.
 func (l *ledger) refuseLocked(e *entry, err error) {
-	e.err = err
-	close(e.done)
-	if e.fate == fateHand {
-		return
-	}
 	if !e.again {
 		l.q.m.Log.Error("zsync: cannot settle an element, and goes on trying", "path", l.q.cfg.Path, "element", e.item.key(), "err", err)
 	}
 	next := *e
-	next.err, next.gone, next.again, next.alone, next.done = nil, false, true, true, make(chan struct{})
-	e.item.final = &next
-	if l.refused = append(l.refused, e.item.final); len(l.refused) == 1 {
+	next.gone, next.again, next.alone = false, true, true
+	if e.fate != fateHand { // who waits for a note offers nothing before it is written down
+		e.err, next.done = err, make(chan struct{})
+		close(e.done)
+		e.item.final = &next
+	}
+	if l.refused = append(l.refused, &next); len(l.refused) == 1 {
 		l.patience = min(max(2*l.patience, retryAfter), time.Minute)
 		time.AfterFunc(l.patience, l.retry)
 	}
@@ -846,6 +854,10 @@ func (l *ledger) retry() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, e := range l.refused {
+		if e.fate == fateHand && len(e.item.batch.left) == 0 {
+			close(e.done) // nothing is in hand
+			continue
+		}
 		l.queueLocked(e)
 	}
 	l.refused = nil
@@ -1055,9 +1067,13 @@ func (p *posting) assemble(lots map[string]*lot) {
 	}
 	settled := make(map[string]int) // by bucket
 	bell, moved := false, false
-	for _, e := range p.es {
+	for _, e := range p.es { // before what is returned: that is not in hand any more
 		if e.fate == fateHand {
 			p.noteLocked(e.item.batch)
+		}
+	}
+	for _, e := range p.es {
+		if e.fate == fateHand {
 			continue
 		}
 		settled[e.item.bucket]++
@@ -1103,11 +1119,12 @@ func (p *posting) assemble(lots map[string]*lot) {
 	}
 }
 
-// noteLocked writes down which items of a batch are in hand.
+// noteLocked writes down which items of a batch are in hand. What is being settled is, until
+// that is posted: if the process dies before, it was tried.
 func (p *posting) noteLocked(b *batch) {
 	for it := range b.left {
 		h := p.next[it.bucket]
-		if x := (span{it.seq, it.seq}); it.noted && (it.final == nil || it.final.with != nil) {
+		if x := (span{it.seq, it.seq}); it.noted {
 			h.hand = h.hand.add(x)
 		} else {
 			h.hand = h.hand.without(x)

@@ -55,3 +55,22 @@ func TestElementsMayBeGivenBackWhileConsumersAreGivenThem(t *testing.T) {
 		t.Errorf("elements of 4 bytes are taken for %d bytes each, want one more than they have", p.size)
 	}
 }
+
+// Else one that was tried once could be tried again when its process dies then.
+func TestWhatIsBeingSettledIsInHandUntilThatIsPosted(t *testing.T) {
+	l, b, _ := claimedOf(3)
+	l.q.m = &session.Manager{}
+	l.journal, l.live, b.left = &journal{}, map[string]int{"b": 3}, make(map[*item]bool)
+	for i, it := range b.items {
+		it.bucket, it.seq, it.noted = "b", int32(i), true
+		b.left[it] = true
+	}
+	b.items[0].final = &entry{item: b.items[0], fate: fateRemove} // not posted yet
+	back := &entry{item: b.items[2], fate: fateReturn}
+	b.items[2].final = back
+	p := &posting{l: l, absent: make(map[string]bool), es: []*entry{back, {item: b.items[1], fate: fateHand}}}
+	p.assemble(nil)
+	if got := p.next["b"].hand.String(); got != "0-1" {
+		t.Errorf("in hand are %q, want 0-1: what is acknowledged, and what is noted, but not what is returned", got)
+	}
+}
