@@ -65,6 +65,7 @@ type Error struct {
 	Err  error  // the reason
 }
 
+// Error says what failed, where and why: "zsync: lock /jobs/nightly: lost: …".
 func (e *Error) Error() string {
 	if e.Path == "" {
 		return "zsync: " + e.Op + ": " + e.Err.Error()

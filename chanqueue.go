@@ -38,6 +38,12 @@ import (
 // A Send that waits, and a consumer, carry on in the next session. A delivery
 // is lost with its session: Ack then returns [ErrLost].
 //
+// # Errors
+//
+// Send returns [ErrTooLarge] if the elements of one call do not fit into one
+// request. TrySend returns [ErrFull] where Send would wait for room, see
+// [WithMaxLen].
+//
 // # Limits
 //
 // The elements of one Send must fit into 1 MiB. While several processes consume a

@@ -14,23 +14,23 @@ import (
 )
 
 // A Cond is a condition variable shared by every process that names the same
-// path: a point where processes wait for, or announce, that something has
+// path. Processes wait at it until another one announces that something has
 // happened. L is the lock that is held while the condition is looked at or
-// changed; all processes must use the same.
+// changed; all processes must use the same lock.
 //
-// Signal wakes the one that has waited longest, Broadcast all that wait. A
-// waiter counts from the moment at which Wait has entered the line, and it does
-// that while L is still held, so no wake-up is lost between Wait's unlock and
-// its sleep, whoever signals, in whichever process. A signal wakes one waiter:
-// if its process dies, or its ctx ends, before Wait has returned, the signal
-// goes to the next of those who waited when it was given. Signals given at the
-// same time wake different waiters.
+// Signal wakes the one that has waited longest, Broadcast wakes all.
+//
+// Wait enters the line while L is still held, and unlocks L after that. So no
+// wake-up is lost between the unlock and the sleep, whichever process signals.
+// A signal wakes one waiter. If its process dies, or its ctx ends, before Wait
+// has returned, the signal goes to the next of those who waited when it was
+// given. Signals given at the same time wake different waiters.
 //
 // # Loss
 //
-// If the session ends during Wait, Wait takes L again and returns nil, a
-// spurious wake-up, and so it does if L is found lost. So call Wait in a loop,
-// as with [sync.Cond]:
+// If the session ends during Wait, or L is found lost, Wait locks L again and
+// returns nil: a spurious wake-up. So call Wait in a loop, as with
+// [sync.Cond]:
 //
 //	must(c.L.Lock(ctx))
 //	for !condition() {
@@ -41,42 +41,45 @@ import (
 //
 // # Znodes
 //
-// Each waiter has one ephemeral, sequential znode, path/_c_<uuid>-wait-<seq>,
-// whose data is the owner ([WithOwner]). A signal to it is the persistent znode
-// path/<uuid>-wait-<seq>-signal, made together with a write to the waiter's own
-// znode, which empties that and wakes its owner. A signal whose waiter is gone
-// has not been taken and is passed on. path and its parents are containers.
+// Each waiter is an ephemeral, sequential znode, path/_c_<uuid>-wait-<seq>,
+// whose data is the owner ([WithOwner]). A signal is a persistent znode,
+// path/<uuid>-wait-<seq>-signal. The transaction that creates it also empties
+// the waiter's znode, and that write wakes the waiter. If a waiter goes
+// without having taken its signal, another waiter passes the signal on. path
+// and its parents are containers.
 //
 // # Cost
 //
-// Wait costs 3 requests and 1 when it is woken, besides an Unlock and a Lock of
-// L. If others wait ahead it costs 1 more, and when the one just ahead goes 1, or
-// 2 if yet another is ahead. It is told by
-// one notification that it is woken, and by one that the waiter ahead of it has
-// gone: somebody must look after a signal that the dead had not taken, and only
-// another waiter is sure to be there. Signal costs 3 requests and a deletion in
-// the background, or 2 if nobody waits; Broadcast 3, and 1 more for each further
-// thousand that wait.
+// Wait costs 3 requests, 1 more when it is woken, and an Unlock and a Lock of
+// L. If others wait ahead it costs 1 more. When the waiter just ahead goes, it
+// costs 1, or 2 if yet another is ahead.
+//
+// A waiter gets one notification when it is signalled, and one when the waiter
+// just ahead has gone: that one may have died with a signal, and only another
+// waiter is sure to be there to pass it on.
+//
+// Signal costs 3 requests and a deletion in the background, or 2 requests if
+// nobody waits. Broadcast costs 3, and 1 more for each further thousand
+// waiters.
 //
 // # Algorithm
 //
 // ZooKeeper has no recipe for it. The protocol is:
 //
 //  1. Wait enters the line, with L held, lists who is in it, and unlocks L.
-//  2. It watches its own znode, and the one just ahead of it in the line.
-//  3. Signal lists the line, and marks the first that has no signal yet, in one
-//     transaction that fails if another signal was quicker; then it tries the
-//     next.
-//  4. A waiter that finds itself marked locks L, and then deletes itself and
-//     the signal, in one transaction.
-//  5. Who has listed the line, and sees a signal without its waiter, passes it
-//     on to the first that has none, if that was in the line before the signal;
-//     if there is none it deletes the signal.
-//  6. A waiter whose predecessor has gone lists the line, for step 5, and goes
-//     to 2.
 //
-// It is tempting to signal by deleting the znode of the waiter. Then a signal to
-// a process that has died, and whose session has not ended yet, is lost.
+// 2. It watches its own znode, and the one just ahead of it in the line.  3.
+// Signal lists the line, and marks the first that has no signal yet, in
+// one transaction that fails if another signal was quicker; then it tries
+// the next.  4. A waiter that finds itself marked locks L, and then deletes
+// itself and     the signal, in one transaction.  5. Who has listed the line,
+// and sees a signal without its waiter, passes it     on to the first that has
+// none, if that was in the line before the signal;     if there is none it
+// deletes the signal.  6. A waiter whose predecessor has gone lists the line,
+// for step 5, and goes     to 2.
+//
+// It is tempting to signal by deleting the znode of the waiter. Then a signal
+// to a process that has died, and whose session has not ended yet, is lost.
 type Cond struct {
 	made
 
@@ -86,8 +89,9 @@ type Cond struct {
 	line line.Line
 }
 
-// NewCond returns the Cond at path, with the lock l. It does no I/O; a bad
-// argument is reported by every method. l is usually a [Mutex] of another path.
+// NewCond returns the Cond at path, with the lock l, which is usually a
+// [Mutex] of another path. It does no I/O; a bad argument is reported by every
+// method.
 func NewCond(s *Session, path string, l Locker) *Cond {
 	c := &Cond{L: l, made: made{s: s, path: path}}
 	if c.err = checkNew(s, path, nil); c.err == nil {
@@ -107,21 +111,22 @@ func (c *Cond) check() error {
 	return c.misuse()
 }
 
-// Wait unlocks c.L, waits to be woken and locks c.L again before it returns nil.
+// Wait unlocks c.L, waits to be woken, and locks c.L again before it returns
+// nil.
 //
-// When Wait returns an error, whichever it is, c.L is not held and nothing is
-// left in the line; a signal that had reached this waiter goes to the next. The
-// errors are those of ctx, even if it had ended before, and of c.L: if that is
-// not held its [ErrNotLocked].
+// When Wait returns an error, c.L is not held and nothing is left in the line.
+// A signal that had reached this waiter goes to the next. The error is that of
+// ctx, even if ctx had ended before the call, or that of c.L, such as
+// [ErrNotLocked] if c.L is not held.
 //
-// If c.L turns out to be lost, Wait takes it again and returns nil: what was
-// seen under it must be looked at again, and the caller's loop does that. Who
-// must know whether it still stood asks [Mutex.Lost], or uses [Mutex.Txn],
-// before Wait.
+// If Wait finds that c.L was lost, it locks c.L again and returns nil, and the
+// caller's loop looks at the condition again. A caller that must know whether
+// its hold still stood asks [Mutex.Lost], or uses [Mutex.Txn], before Wait.
 //
-// Inside [Mutex.Do] of c.L, or [RWMutex.RDo] where c.L is its RLocker, ctx may be
-// that of Do. Wait then gives up what that Do has, and gets it back; in between
-// the context does not end when L is lost, as it is not held.
+// Inside [Mutex.Do] of c.L, ctx may be that of Do; the same holds for
+// [RWMutex.RDo] where c.L is its RLocker. Wait then gives up the hold of that
+// Do, and gets it back. In between L is not held, so its loss does not end the
+// context of Do.
 func (c *Cond) Wait(ctx context.Context) error {
 	traced, end := c.tracers().waiting(ctx, "cond", c.path)
 	err := c.wait(traced)
@@ -501,12 +506,12 @@ func unlessChanged(err error) error {
 	return err
 }
 
-// Signal wakes the one that has waited longest, if there is any. It does not
-// wait for it. The caller may hold c.L, but need not.
+// Signal wakes the one that has waited longest, if there is any, and does not
+// wait for it to return. The caller may hold c.L, but need not.
 //
-// Signal gives one signal, even if a reply or the session is lost; for that a
-// receipt, path/<uuid>, is made with it and deleted in the background. If ctx
-// ends first it may or may not have been given.
+// Signal gives one signal, even if a reply or the session is lost. For that it
+// makes a receipt, path/<uuid>, which is deleted in the background. If ctx
+// ends first, the signal may have been given or not.
 func (c *Cond) Signal(ctx context.Context) error {
 	return opError("signal", c.path, c.signal(ctx))
 }
@@ -551,8 +556,9 @@ func (c *Cond) waiting(ctx context.Context) ([]line.Child, error) {
 	return waiting, err
 }
 
-// Broadcast wakes all that wait. It does not wait for them. The caller may hold
-// c.L, but need not. If ctx ends first some may have been woken.
+// Broadcast wakes all that wait, and does not wait for them to return. The
+// caller may hold c.L, but need not. If ctx ends first, some may have been
+// woken.
 func (c *Cond) Broadcast(ctx context.Context) error {
 	return opError("broadcast", c.path, c.broadcast(ctx))
 }

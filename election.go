@@ -120,14 +120,22 @@ var electionBases = map[Layout]string{
 // pass [Election.Token] along, and one that writes to ZooKeeper should use
 // [Election.Txn].
 //
+// # Errors
+//
+// Resign, Token and Transfer return [ErrNotLocked] if this Election does not
+// lead, and ErrLost if the leadership was lost. Campaign returns [ErrDeadlock]
+// with a ctx that comes from Run of the same path, and [ErrMixed] behind a
+// contender of a lock, or of another layout. Leader returns [ErrNoLeader]
+// while nobody leads, and Transfer [ErrNoCandidate] if the other does not
+// stand for election.
+//
 // # Znodes
 //
 // Each candidate writes one ephemeral, sequential znode,
 // path/_c_<uuid>-latch-<seq>, whose data is its id in plain text ([WithID]);
 // other names with [WithElectionLayout]. path and its parents are containers,
 // created if missing, and removed by the servers once empty. Children with
-// other names are ignored, but behind a contender of a lock, or of another layout,
-// Campaign fails with [ErrMixed].
+// other names are ignored.
 //
 // # Cost
 //

@@ -15,40 +15,46 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A Flight runs a function once for all who ask for the same key at about the same
-// time, in any process: golang.org/x/sync/singleflight across processes. It keeps a
-// hundred processes from filling the same cache at once.
+// A Flight runs a function once for all who ask for the same key at about the
+// same time, in any process: golang.org/x/sync/singleflight across processes.
+// It keeps a hundred processes from filling the same cache at once.
 //
 //	prices := zsync.NewFlight[string](s, "/cache/prices", time.Minute)
 //	v, shared, err := prices.Do(ctx, "EUR", fetch)
 //
-// Whoever calls while another runs the function waits, and gets the same result. So
-// does whoever calls less than keep after the result was stored, by the servers'
-// clock; keep is the argument of [NewFlight].
+// Whoever calls while another runs the function waits, and gets the same
+// result. So does whoever calls less than keep after the result was stored, by
+// the servers' clock; keep is the argument of [NewFlight].
 //
-// Only success is shared. If a function fails, its own caller gets the error, and
-// the one who has waited longest runs its function. The same happens if a function
-// panics.
+// Only success is shared. If a function fails, its own caller gets the error,
+// and the one who has waited longest runs its function. The same happens if a
+// function panics.
 //
 // # Loss
 //
-// If the process dies while its function runs, the next one runs its own as soon as
-// the session has expired. If the session is lost but the process lives, the caller
-// gets what the function returned together with [ErrLost], because another may have
-// run meanwhile. A Do that only waits carries on in the next session.
+// If the process dies while its function runs, the next one runs its own as
+// soon as the session has expired. If the session is lost but the process
+// lives, the caller gets what the function returned together with [ErrLost],
+// because another may have run meanwhile. A Do that only waits carries on in
+// the next session.
+//
+// # Errors
+//
+// Do returns the error of the function, and [ErrDeadlock] with a ctx that
+// comes from Do of the same key.
 //
 // # Znodes
 //
 // Each key has a read-write lock, path/<key>/_c_<uuid>-__READ__<seq> and
 // …__WRIT__…, and its result, path/<key>/result, which is persistent. Keys are
-// written as those of a [Map] are. A result whose time is over is deleted by the
-// process that stored it or, when that is gone, by the next that runs a function
-// for any key. After that nothing is left.
+// written as those of a [Map] are. A result whose time is over is deleted by
+// the process that stored it or, when that is gone, by the next that runs a
+// function for any key. After that nothing is left.
 //
 // # Cost
 //
-// Do costs 4 requests in 3 round trips if there is a result: create and list, read,
-// delete. A Do that runs the function makes about 9 more.
+// Do costs 4 requests in 3 round trips if there is a result: create and list,
+// read, delete. A Do that runs the function makes about 9 more.
 type Flight[T any] struct {
 	made
 	codec Codec

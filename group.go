@@ -36,6 +36,11 @@ import (
 // until its ZooKeeper session ends: a Group tells who is there, not who may do
 // something alone. For that there are [Mutex] and [Election].
 //
+// # Errors
+//
+// Join returns [ErrInvalid] for a bad id, and [ErrTooLarge] for an info that
+// does not fit into ZooKeeper's packet of 1 MiB.
+//
 // # Znodes
 //
 // A member is the ephemeral znode path/<id>, whose data is the info in the form

@@ -39,31 +39,42 @@ func (s *syncLocker) Unlock() {
 	}
 }
 
-// LockAll locks all of ls, or none. Whatever order they are given in, they are
-// taken in one global order, that of their paths with the chroots, so that two
-// callers never wait for each other. Each must have a method Path() string, as
-// the lockers of this package have; a locker that is given twice is refused.
+// LockAll locks all of ls, or none, and returns the function that unlocks
+// them. Whatever the order of its arguments, it locks in one global order,
+// that of the paths with their chroots, so callers of LockAll do not deadlock
+// with each other. Each of ls must have a method Path() string, as the lockers
+// of this package have.
 //
-// unlock unlocks them all, in reverse, and returns the errors of those that
-// could not be. A hold that is lost is told by the Lost of its locker, and by
-// unlock; one that is lost while LockAll still waits for others is taken anew.
-// When LockAll fails nothing stays locked; when ctx has ended it does not wait for
-// servers that do not answer, and unlocks in the background. The errors are those of Lock,
-// [ErrInvalid] and [ErrDeadlock] for what is given twice. It costs what the
-// locks cost, one after the other.
+// unlock unlocks them all, in reverse order, and returns the errors of those
+// that could not be unlocked. If a hold is lost, the Lost of its locker tells
+// it, and so does unlock. A lock that is lost while LockAll still waits for
+// others is locked again.
+//
+// When LockAll fails, nothing stays locked. When ctx has ended, it does not
+// wait for servers that do not answer, and unlocks in the background.
+//
+// # Errors
+//
+// The errors are those of Lock, [ErrInvalid], and [ErrDeadlock] if a locker is
+// given twice.
+//
+// # Cost
+//
+// LockAll costs what the locks cost, one after the other.
 func LockAll(ctx context.Context, ls ...Locker) (unlock func() error, err error) {
 	_, unlock, err = lockAll(ctx, ls)
 	return unlock, err
 }
 
-// LockAllContext is [LockAll] with a context that ends with the first hold that is
-// lost, and a cause that is a [*LostError], as that of [Mutex.Do] does; and when ctx
-// ends, or unlock is called. A locker that is not of this package, nor has one in
-// it, counts as lost when its method Lost() <-chan struct{} says so, without a
-// reason; one without that method never does.
+// LockAllContext is [LockAll] with a context, held, that ends with the first
+// hold that is lost; its cause is then a [*LostError], as in [Mutex.Do]. held
+// also ends when ctx ends or unlock is called. Call unlock whenever
+// LockAllContext has returned without an error, even if a hold is lost.
 //
-// What is lost stays to be unlocked: call unlock whenever LockAllContext has
-// returned without an error.
+// A locker that is not of this package, and does not embed one of it, counts
+// as lost when the channel of its method Lost() <-chan struct{} is closed; the
+// LostError then has no reason. If it has no such method, it never counts as
+// lost.
 func LockAllContext(ctx context.Context, ls ...Locker) (held context.Context, unlock func() error, err error) {
 	sorted, release, err := lockAll(ctx, ls)
 	if err != nil {

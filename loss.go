@@ -24,6 +24,7 @@ type LostError struct {
 	Err error
 }
 
+// Error says why it was lost: "lost: the session has expired".
 func (e *LostError) Error() string {
 	if e.Err != nil {
 		return "lost: " + e.Reason.String() + ": " + e.Err.Error()

@@ -20,38 +20,49 @@ import (
 // or, as with sync.Mutex, Lock and Unlock.
 //
 // At most one live session holds the Mutex. Waiters are served in the order in
-// which the servers saw them arrive; see [WithHandoffs] for the goroutines that
-// use one *Mutex, which share one place in the line. In the terminology of the Go
-// memory model, the n'th Unlock synchronizes before the m'th Lock for n < m,
-// for callers in one process.
+// which the servers saw them arrive; see [WithHandoffs] for the goroutines
+// that use one *Mutex, which share one place in the line. In the terminology
+// of the Go memory model, the n'th Unlock synchronizes before the m'th Lock
+// for n < m, for callers in one process.
 //
 // # Loss
 //
-// If the session ends, or somebody deletes the znode, the Mutex is no longer held
-// and another process may hold it already: [Mutex.Lost] is closed, and Unlock
-// returns [ErrLost]. A Lock that only waits carries on in the next session, at the back of the
-// line. Code that writes elsewhere while holding m should pass [Mutex.Token]
-// along, and code that writes to ZooKeeper should use [Mutex.Txn].
+// If the session ends, or somebody deletes the znode, the Mutex is no longer
+// held and another process may hold it already: [Mutex.Lost] is closed, and
+// Unlock returns [ErrLost]. A Lock that only waits carries on in the next
+// session, at the back of the line. Code that writes elsewhere while holding m
+// should pass [Mutex.Token] along, and code that writes to ZooKeeper should
+// use [Mutex.Txn].
+//
+// # Errors
+//
+// Unlock and Token return [ErrNotLocked] if m is not locked, and ErrLost if
+// the hold was lost. Lock and TryLock return [ErrDeadlock] with a ctx that
+// comes from Do of the same path. Lock returns [ErrMixed] behind a contender
+// of another kind of lock, or of another layout.
 //
 // # Znodes
 //
 // Each Lock writes one ephemeral, sequential znode, path/_c_<uuid>-lock-<seq>,
-// whose data is the owner in plain text ([WithOwner]). path and its parents are
-// containers, created if missing, and removed by the servers once empty. With
-// [LayoutKazoo] the name is <guid>__lock__<seq>. Children with other names are
-// ignored, but behind a contender of another kind of lock, or of another layout,
-// Lock fails with [ErrMixed].
+// whose data is the owner in plain text ([WithOwner]). path and its parents
+// are containers, created if missing, and removed by the servers once empty.
+// With [LayoutKazoo] the name is <guid>__lock__<seq>. Children with other
+// names are ignored.
 //
 // # Cost
 //
 // Lock costs 2 requests in 1 round trip when the Mutex is free, and 1 in the
-// background if it is held for longer than 10 ms: a watch on its own znode. A
-// wait adds two watches in 1 round trip, on that and on the one ahead in the line,
-// which only its going can fire; after it nothing. Where more than one was ahead
-// listings are made meanwhile, as a rule one to four and eight at most, or one after
-// the wait where the servers answer within a millisecond. Unlock costs 1, and a notification. A hand-over between
-// goroutines that use one *Mutex costs none, and with [WithRetention] a Lock that
-// follows an Unlock of the same process costs none either while nobody else comes.
+// background if it is held for longer than 10 ms: a watch on its own znode.
+//
+// A wait adds two watches in 1 round trip: one on that znode, and one on the
+// znode just ahead in the line, which fires only when that one goes. After the
+// wait nothing more is sent. Where more than one was ahead, listings are made
+// in the meantime: as a rule one to four, and eight at most. Where the servers
+// answer within a millisecond it is one, after the wait.
+//
+// Unlock costs 1, and a notification. A hand-over between goroutines that use
+// one *Mutex costs none. With [WithRetention] a Lock that follows an Unlock of
+// the same process costs none either, as long as nobody else comes.
 //
 // # Algorithm
 //

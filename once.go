@@ -33,6 +33,12 @@ import (
 // elsewhere should bear being run again. A Do that only waits carries on in the
 // next session.
 //
+// # Errors
+//
+// Do returns the error of the function as it is. It returns [ErrPanicked] if
+// the function given to this *Once has panicked before, and [ErrDeadlock] with
+// a ctx that comes from Do of the same path.
+//
 // # Znodes
 //
 // Who waits or runs has one ephemeral, sequential znode,

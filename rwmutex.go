@@ -39,6 +39,14 @@ import (
 // the line. After a loss nobody gets the lock anew through this *RWMutex before those
 // who lost it have called Unlock or RUnlock.
 //
+// # Errors
+//
+// Unlock, RUnlock and Token return [ErrNotLocked] if there is nothing to
+// unlock, and ErrLost if the hold was lost. Lock returns [ErrDeadlock] with a
+// ctx that comes from Do or RDo of the same path, and Do with one that comes
+// from RDo. Lock and RLock return [ErrMixed] behind a contender of another
+// kind of lock, or of another layout.
+//
 // # Znodes
 //
 // Lock writes one ephemeral, sequential znode, path/_c_<uuid>-__WRIT__<seq>, and
@@ -47,21 +55,24 @@ import (
 // [LayoutKazoo] they are <guid>__lock__<seq> and <guid>__rlock__<seq>. A
 // downgraded writer has a read node with its own number. path and its parents
 // are containers, created if missing, and removed by the servers once empty.
-// Children with other names are ignored, but behind a contender of another kind
-// of lock, or of another layout, Lock and RLock fail with [ErrMixed].
+// Children with other names are ignored.
 //
 // # Cost
 //
 // Lock and RLock cost 2 requests in 1 round trip when nobody is in the way, and 1
-// in the background if held for longer than 10 ms: a watch on the own znode. A
-// wait adds that and a watch on the nearest one ahead who is in the way; after it
-// a reader behind one writer needs nothing, and others one listing. So the end of a writer wakes the readers behind it, up to the next
-// writer, and nobody else. Unlock and RUnlock cost 1. Goroutines that use one
-// *RWMutex read under one znode: who joins costs nothing, and who leaves
-// before the last neither. After as many joins as [WithHandoffs] allows, one
-// listing tells whether a writer waits, and if so the next reader goes to the
-// back of the line. A goroutine that waits for writing is not overtaken by
-// later ones of its process.
+// in the background if held for longer than 10 ms: a watch on the own znode.
+// Unlock and RUnlock cost 1.
+//
+// A wait adds that watch and one on the nearest znode ahead that is in the way.
+// After the wait, a reader behind one writer sends nothing more, and others send
+// one listing. So the end of a writer wakes the readers behind it, up to the next
+// writer, and nobody else.
+//
+// Goroutines that use one *RWMutex read under one znode: a reader who joins costs
+// nothing, nor does one who leaves before the last. After as many joins as
+// [WithHandoffs] allows, one listing tells whether a writer waits; if so, the next
+// reader goes to the back of the line. A goroutine that waits for writing is not
+// overtaken by later ones of its process.
 //
 // # Algorithm
 //

@@ -37,6 +37,12 @@ import (
 // effects elsewhere should bear being run again. A Do or Run that only waits
 // carries on in the next session.
 //
+// # Errors
+//
+// Do returns the error of the function, and [ErrDeadlock] with a ctx that
+// comes from Do of the same path. Last returns [ErrNoValue] if no instant has
+// been done.
+//
 // # Znodes
 //
 // Who waits or runs is in the line of a [Mutex] at the same path. path/last is

@@ -22,62 +22,79 @@ import (
 )
 
 // A Semaphore is a weighted semaphore shared by every process that names the
-// same path: [golang.org/x/sync/semaphore] across processes. At most n permits
-// are held at a time:
+// same path: golang.org/x/sync/semaphore across processes. All processes
+// together hold at most n permits:
 //
 //	err := m.Do(ctx, 1, func(ctx context.Context) error { … })
 //
 // or Acquire and Release.
 //
-// Who asks is served in the order of arrival, however many permits it asks for,
-// so many small requests do not starve a large one; see [WithHandoffs] for the
-// goroutines of one process. All processes must name the same n: it is stored
-// at the path, and who names another is refused. [Semaphore.Resize] changes it
-// for all of them.
+// Requests are served in the order of their arrival, however many permits each
+// asks for, so many small requests do not starve a large one. For the
+// goroutines of one process see [WithHandoffs].
+//
+// All processes must name the same n. It is stored at the path, and a process
+// that names another n is refused. [Semaphore.Resize] changes it for all of
+// them.
 //
 // # Loss
 //
-// If the session ends, all permits that this process held are lost and others
-// may hold them already: [Semaphore.Lost] is closed, and Release returns
-// [ErrLost]. An Acquire that only waits carries on in the next session, at the
-// back of the line. After a loss nobody of this process gets a permit before
-// the lost ones have been released. If somebody else deletes the znode of a permit
-// all that this process held through this Semaphore are lost: nobody can tell whose
-// it was. The other znodes are deleted when all have been released, or a tenth of
-// the session timeout later.
+// If the session ends, this process has lost all its permits and others may
+// hold them already: [Semaphore.Lost] is closed, and Release returns
+// [ErrLost]. This *Semaphore acquires no new permits before the lost ones have
+// been released. An Acquire that only waits carries on in the next session, at
+// the back of the line.
+//
+// If somebody else deletes the znode of a permit, all permits that this
+// process holds through this *Semaphore are lost, because nobody can tell
+// whose it was. The other znodes are deleted when all have been released, or a
+// tenth of the session timeout later.
+//
+// # Errors
+//
+// Acquire returns [ErrInvalid] for a number of permits that is not positive or
+// above the limit, and [ErrTooLarge] for one whose znodes do not fit into one
+// transaction. Release returns [ErrNotLocked] if this *Semaphore holds fewer
+// permits.
 //
 // # Znodes
 //
-// These are the znodes of Curator's InterProcessSemaphoreV2: for each permit
-// one that is ephemeral, path/leases/_c_<uuid>-lease-<number>, with the owner
-// as data ([WithOwner]), and the line of those who ask, a [Mutex] at
-// path/locks. The data of path is n in decimal, as in kazoo. Where n is above
-// 1,000 the permits of one Acquire are one znode, path/leases/_c_<uuid>-weight-<n>,
-// which Curator would count as one permit. With [LayoutKazoo] a permit is
-// path/<guid> and the line is at path-__lock__. All parents are containers,
-// removed by the servers when they are empty, but for path with LayoutKazoo.
+// Each permit is an ephemeral znode, path/leases/_c_<uuid>-lease-<number>,
+// whose data is the owner ([WithOwner]). Those who ask for permits stand in
+// the line of a [Mutex] at path/locks. These are the znodes of Curator's
+// InterProcessSemaphoreV2. The data of path is n in decimal, as in kazoo.
+//
+// Where n is above 1,000, the permits of one Acquire are one znode,
+// path/leases/_c_<uuid>-weight-<number of permits>, which Curator would count
+// as one permit. With [LayoutKazoo] a permit is path/<guid> and the line is at
+// path-__lock__. All parents are containers, which the servers remove once
+// they are empty; only path itself is none with LayoutKazoo.
 //
 // # Cost
 //
 // Acquire costs 3 requests in 1 round trip when there are enough permits and
-// nobody waits. The first Acquire of a Semaphore, and one behind others, costs 6
-// in 4, and 3 less if a goroutine of this process hands the turn on; the first of
-// all 1 more. One that finds too few for the first time costs 4 more. A wait for its turn adds one watch, and after it
-// one request. While there are not enough permits, each release wakes the first
-// in the line, and nobody else; that adds 2 requests each time. Release costs 1.
-// What has been held for 10 ms is watched: 1 request in the background for each
-// znode, and a notification to this process when it is released.
+// nobody waits. The first Acquire of a Semaphore, and one behind others, costs
+// 6 requests in 4 round trips, or 3 fewer if a goroutine of this process hands
+// its turn on. The first of all at a path costs 1 more. An Acquire that finds
+// too few permits costs 4 more the first time.
+//
+// A wait for the turn adds one watch, and one request after it. While there
+// are too few permits, each release wakes the first in the line and nobody
+// else, which costs that one 2 requests. Release costs 1.
+//
+// Permits that are held for longer than 10 ms are watched: 1 request in the
+// background for each znode, and a notification when it is released.
 //
 // # Algorithm
 //
 // The algorithm is that of Curator and kazoo, for several permits at a time:
 //
-//  1. Lock the gate. Who has it is the first in the line, so nobody else takes
-//     permits.
-//  2. Read the limit, and list the permits that are out.
-//  3. If there are not enough, list them with a watch, wait, and list again.
-//  4. Create the znodes of the permits, in one transaction with the proof that
-//     the gate is still ours, and unlock the gate.
+//  1. Lock the gate. Who has it is the first in the line, so nobody else
+//
+// takes permits.  2. Read the limit, and list the permits that are out.  3. If
+// there are not enough, list them with a watch, wait, and list again.  4.
+// Create the znodes of the permits, in one transaction with the proof     that
+// the gate is still ours, and unlock the gate.
 //
 // While there are enough and nobody waits, the gate is not needed: see
 // semaphorefree.go.
@@ -165,16 +182,19 @@ func NewSemaphore(s *Session, path string, n int64, opts ...LockOption) *Semapho
 // Path returns the path that m was made with.
 func (m *Semaphore) Path() string { return m.path }
 
-// Acquire acquires n permits, all at once. It waits until they are there, ctx
-// ends, or the Session is closed.
+// Acquire acquires n permits, all at once. It waits until there are enough,
+// ctx ends, or the Session is closed.
 //
 // When Acquire returns an error it leaves the semaphore unchanged. A ctx that
-// has ended already fails even if there are permits. An n that is not positive,
-// or above the limit, is refused with [ErrInvalid], also when [Semaphore.Resize]
-// takes the limit below n while Acquire waits; and so is everything where the
-// path has another limit and nobody has resized it. So many that their znodes do not fit into one
-// transaction, thousands with [LayoutKazoo] or hundreds with a very long
-// [WithOwner], are refused with [ErrTooLarge].
+// has ended already fails even if there are permits.
+//
+// An n that is not positive, or above the limit, is refused with [ErrInvalid],
+// also when [Semaphore.Resize] takes the limit below n while Acquire waits.
+// Every n is refused where the path has another limit than the one that
+// [NewSemaphore] was given, unless somebody has resized it. ErrTooLarge means
+// that the znodes of n permits do not fit into one transaction: that happens
+// with thousands of permits with LayoutKazoo, or with hundreds and a very long
+// WithOwner.
 func (m *Semaphore) Acquire(ctx context.Context, n int64) error {
 	start := time.Now()
 	if err := m.check(ctx, n); err != nil {
@@ -189,9 +209,10 @@ func (m *Semaphore) Acquire(ctx context.Context, n int64) error {
 }
 
 // TryAcquire tries to acquire n permits and reports whether it succeeded. It
-// does not wait for others, but for the server's answers it does. It fails
-// while somebody else is about to acquire, or waits to. It costs 3 requests in
-// 1 round trip if it fails, and 6 in 2 if it succeeds; some more the first time.
+// waits for the server's answers, but not for other holders. It reports false
+// while somebody else waits for permits or is about to acquire some. It costs
+// 3 requests in 1 round trip if it fails, and 6 in 2 if it succeeds; the first
+// time it costs some more.
 func (m *Semaphore) TryAcquire(ctx context.Context, n int64) (bool, error) {
 	start := time.Now()
 	if err := m.check(ctx, n); err != nil {
@@ -458,22 +479,24 @@ func (m *Semaphore) resized() string {
 	return session.ChildPath(m.root, "resized")
 }
 
-// Resize makes n the limit of the semaphore, for every process. Whoever uses the
-// path follows it from then on, whatever limit was named to [NewSemaphore], and
-// so does whoever comes later.
+// Resize makes n the limit of the semaphore, for every process that uses the
+// path now or later, whatever limit it gave to [NewSemaphore].
 //
-// No permit is taken away. If more than n are out, nobody gets one before enough
-// have been released; if there are more than before, who waits first gets them at
-// once. An Acquire that waits for more than n fails with [ErrInvalid]. Once
-// Resize has returned nobody gets a permit by the limit from before.
+// No permit is taken away. If more than n are out, nobody gets one before
+// enough have been released. If n is larger than before, those who wait first
+// get the new permits at once. An Acquire that waits for more than n fails
+// with [ErrInvalid]. Once Resize has returned, nobody gets a permit by the old
+// limit. If ctx ends while the request is under way, the limit may be changed
+// or not.
 //
 // Resize writes n to the znode at path and makes the persistent znode
-// path/resized, or path-__resized__ with [LayoutKazoo], so the limit stays when
-// nobody uses the semaphore any more. kazoo compares the limit when it uses a
-// path for the first time, and refuses another; Curator keeps to its own. Resize
-// costs 2 requests in 2 round trips, and 1 in the background; the first one of a
-// path some more. If ctx ends while the request is under way, the limit may be
-// changed or not.
+// path/resized, or path-__resized__ with [LayoutKazoo], so the limit stays
+// when nobody uses the semaphore any more. kazoo compares the limit when it
+// uses a path for the first time, and refuses another; Curator keeps to its
+// own.
+//
+// Resize costs 2 requests in 2 round trips, and 1 in the background; the first
+// one of a path costs some more.
 func (m *Semaphore) Resize(ctx context.Context, n int64) error {
 	return opError("resize", m.path, m.resize(ctx, n))
 }
@@ -1038,9 +1061,9 @@ func (m *Semaphore) Lost() <-chan struct{} {
 	return m.held.gone
 }
 
-// Contenders returns who holds permits, one for each znode, and who asks for
-// some, in their order. It costs two listings and a read
-// for every 128 of them.
+// Contenders returns who holds permits, one Contender for each znode, and then
+// who waits for some, in their order. It costs two listings and a read for
+// every 128 of them.
 func (m *Semaphore) Contenders(ctx context.Context) ([]Contender, error) {
 	if m.misuse() != nil {
 		return nil, opError("contenders", m.path, m.misuse())

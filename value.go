@@ -27,6 +27,13 @@ import (
 // A Value is not held by anyone, so a lost session takes nothing away: operations
 // and Watch carry on in the next one.
 //
+// # Errors
+//
+// Load returns [ErrNoValue] if nothing has been stored. A write returns
+// [ErrTooLarge] for a value that does not fit into ZooKeeper's packet of 1
+// MiB; nothing is sent then. When ctx ends while a write is on its way, it may
+// be applied or not.
+//
 // # Znodes
 //
 // The value is the data of the znode at path, persistent, in the form that the

@@ -36,6 +36,7 @@ type WaitError struct {
 	err    error
 }
 
+// Error says how long the wait was, behind whom, and why it ended.
 func (e *WaitError) Error() string {
 	waited := e.Waited.Round(time.Millisecond)
 	switch {

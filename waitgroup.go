@@ -39,6 +39,12 @@ import (
 // process adds tasks for others to end, [WithPersistentTasks] keeps them. A
 // Wait outlives a session.
 //
+// # Errors
+//
+// Add and Done return [ErrNegativeCounter] if the counter would become
+// negative, and leave it as it is. Done returns ErrLost if the task ended with
+// the session in which this process added it.
+//
 // # Znodes
 //
 // Each session that has open tasks writes one ephemeral znode,

@@ -42,6 +42,7 @@ type StaleError struct {
 	Newest   int64 // the greatest that is known to have been seen; 0 if that could not be read
 }
 
+// Error names the resource, the token and, if it is known, the newest one.
 func (e *StaleError) Error() string {
 	if e.Newest == 0 {
 		return fmt.Sprintf("fence: %s: token %d is stale", e.Resource, e.Token)

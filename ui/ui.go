@@ -1,19 +1,21 @@
-// Package ui is a page that shows what there is in a tree of znodes: who holds
-// each lock and who waits, deadlocks, leaders, queues, groups and schedules, live.
+// Package ui is a web page that shows, live, what zsync keeps in ZooKeeper:
+// who holds each lock and who waits, deadlocks, leaders, queues, groups and
+// schedules.
 //
 //	mux.Handle("/zsync/", http.StripPrefix("/zsync", ui.Handler(s, ui.Options{ReadOnly: true})))
 //
-// The page needs nothing from elsewhere, its links are relative, and it can be
-// read without JavaScript. Whoever can open it sees the names of owners and the
-// values of znodes: put it behind the authentication that the rest of the
-// program has.
+// The page loads nothing from other hosts, its links are relative, and it can
+// be read without JavaScript. Whoever can open it sees the names of owners and
+// the values of znodes, so put it behind the authentication that the rest of
+// your program has.
 //
 // # Cost
 //
-// The tree is looked at once for all who watch, at [Options.Interval], and less
-// often if it is large: no more than some 200 requests a second are sent, eight at
-// once, and no watches are set. While nobody has the page open it is looked at
-// ten times less often, for the timeline.
+// However many people watch, the tree is read once for all of them, every
+// [Options.Interval]. A large tree is read less often: the page sends at most
+// about 200 requests a second, eight at a time, and sets no watches. While
+// nobody has the page open, the tree is read ten times less often, for the
+// timeline.
 package ui
 
 import (
@@ -38,24 +40,25 @@ import (
 	"github.com/zsync/zsync/internal/look"
 )
 
-// Options say what a page shows, and what may be done with it.
+// Options say what the page shows, and what can be done with it.
 type Options struct {
-	// ReadOnly leaves out the forms that break locks, and refuses them. Set it,
-	// unless everybody who can open the page may do so.
+	// ReadOnly removes the forms that break locks, and refuses such requests.
+	// Set it, unless everybody who can open the page may break locks.
 	ReadOnly bool
 
-	// Format, if it is not nil, returns what is shown in place of the owner of a
-	// contender, or the info of a member of a group, at a path.
+	// Format, if not nil, returns the text that is shown in place of the owner of
+	// a contender, or of the info of a group's member, at path.
 	Format func(path, text string) string
 
-	// Root is the path below which everything is shown; the default is /.
+	// Root limits the page to what is at this path and below it. The default is /,
+	// everything that the session sees.
 	Root string
 
-	// Interval is how often the tree is looked at; the default is a second.
+	// Interval is how often the tree is read. The default is one second.
 	Interval time.Duration
 
-	// Timetables are those of schedules, by path: ZooKeeper only knows when they
-	// ran last. With one the page shows when the next run is due.
+	// Timetables has the timetables of schedules by path, so that the page can
+	// show when the next run is due: ZooKeeper only knows of the last.
 	Timetables map[string]interface{ Next(time.Time) time.Time }
 }
 
@@ -78,9 +81,9 @@ type page struct {
 	mux   *http.ServeMux
 }
 
-// Handler returns the page of what s sees. It may be mounted below any path, with
-// [http.StripPrefix]. It looks at the tree from the first request on until s is
-// closed.
+// Handler returns the page of what s sees. It may be mounted below any path,
+// with [http.StripPrefix]. It reads the tree from the first request on, until
+// s is closed.
 func Handler(s *zsync.Session, opts Options) http.Handler {
 	if opts.Root == "" {
 		opts.Root = "/"

@@ -21,8 +21,8 @@ type Counts struct {
 	Connections int // open
 }
 
-// Counts returns the counts as they are now. To see what a piece of code
-// costs, take them before and after and see [Counts.Sub].
+// Counts returns the present counts. To see what a piece of code costs, take
+// them before and after it and use [Counts.Sub].
 func (s *Server) Counts() Counts {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -48,7 +48,7 @@ func (s *Server) Counts() Counts {
 	return c
 }
 
-// Total returns how many requests there were but for pings.
+// Total returns the number of requests of all kinds. Pings are not among them.
 func (c Counts) Total() int64 {
 	var total int64
 	for _, n := range c.Requests {
@@ -57,8 +57,8 @@ func (c Counts) Total() int64 {
 	return total
 }
 
-// Sub returns c with everything that earlier counted taken off, and without
-// the kinds of which nothing is left.
+// Sub returns the difference between c and an earlier Counts. Kinds of
+// requests that did not occur in between are left out.
 func (c Counts) Sub(earlier Counts) Counts {
 	d := c
 	d.Requests = maps.Clone(c.Requests)
@@ -85,14 +85,15 @@ func (s *Server) count(op Op) {
 	s.requests[op]++
 }
 
-// A Watch is what a client has the server tell it of.
+// A Watch is one change that a client has asked the server to tell it of.
 type Watch struct {
 	Path     string
 	Children bool // the list of the node's children; otherwise the node itself, there or not yet there
 }
 
-// Watches returns the watches that the connection of a session has left here, by
-// path. Without a connection there are none: a client sets them again.
+// Watches returns the watches that the connection of a session has set here,
+// sorted by path. Without a connection there are none: clients set them again
+// when they reconnect.
 func (s *Server) Watches(session int64) []Watch {
 	s.mu.Lock()
 	defer s.mu.Unlock()

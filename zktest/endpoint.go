@@ -163,11 +163,11 @@ func (s *Server) mustFind(addr string) *endpoint {
 	return e
 }
 
-// Dial connects to the server in memory, without the network; it can be given
-// to go-zookeeper as a zk.Dialer. An address that is none of the server's, or
-// one that is stopped, is refused as by TCP. Dial never waits, so timeout is
-// not looked at. A server made in a testing/synctest bubble must be dialled
-// from within that bubble.
+// Dial connects to the server in memory, without the network. It can be given
+// to go-zookeeper as a zk.Dialer. An address that is not one of the server's,
+// or that is stopped, is refused as TCP refuses it. Dial never waits, so it
+// ignores timeout. A server made in a [testing/synctest] bubble must be
+// dialled from within that bubble.
 func (s *Server) Dial(network, address string, timeout time.Duration) (net.Conn, error) {
 	s.mu.Lock()
 	e := s.find(address)

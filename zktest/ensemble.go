@@ -52,9 +52,10 @@ const (
 	defaultDelay        = time.Millisecond
 )
 
-// WithSyncLimit sets for how many ticks the members of an ensemble wait for one
-// another before they give each other up. The default is 5, as in the
-// configuration that comes with ZooKeeper. It does nothing to a single server.
+// WithSyncLimit sets for how many ticks the members of an ensemble wait for
+// one another before they give each other up. The default is 5, as in the
+// configuration that comes with ZooKeeper. It has no effect on a single
+// server.
 func WithSyncLimit(ticks int) Option {
 	return func(s *Server) {
 		rule(ticks > 0, "WithSyncLimit: the limit is %d ticks; want more than 0", ticks)
@@ -63,8 +64,8 @@ func WithSyncLimit(ticks int) Option {
 }
 
 // WithElectionTime sets how long the members of an ensemble take to elect a
-// leader, or to find the one that there is. The default is 200 ms. It does
-// nothing to a single server.
+// leader, or to find the present one. The default is 200 ms. It has no effect
+// on a single server.
 func WithElectionTime(d time.Duration) Option {
 	return func(s *Server) {
 		rule(d >= 0, "WithElectionTime: the time is %v; want 0 or more", d)
@@ -73,9 +74,9 @@ func WithElectionTime(d time.Duration) Option {
 }
 
 // NewEnsemble starts an ensemble of n members, each on a free port of the
-// loopback interface; in a testing/synctest bubble they do not listen, see
-// [NewServer]. The options hold for every member; WithAddr and WithAddrs cannot
-// be given. The last member leads at first.
+// loopback interface. In a [testing/synctest] bubble they do not listen; see
+// [NewServer]. The options hold for every member, but WithAddr and WithAddrs
+// are not allowed. The last member leads at first.
 func NewEnsemble(n int, opts ...Option) *Ensemble {
 	rule(1 <= n && n <= 63, "NewEnsemble: %d members; want 1 to 63", n)
 	e := &Ensemble{wake: make(chan struct{}, 1), quit: make(chan struct{})}
@@ -115,8 +116,8 @@ func NewEnsemble(n int, opts ...Option) *Ensemble {
 	return e
 }
 
-// StartEnsemble is [NewEnsemble] for a test or benchmark, at whose end the
-// ensemble is closed.
+// StartEnsemble is [NewEnsemble] for a test or benchmark, and closes the
+// ensemble at its end.
 func StartEnsemble(tb testing.TB, n int, opts ...Option) *Ensemble {
 	tb.Helper()
 	e := NewEnsemble(n, opts...)
@@ -165,8 +166,8 @@ func (e *Ensemble) Addrs() []string {
 // Addr returns the connect string of the whole ensemble.
 func (e *Ensemble) Addr() string { return strings.Join(e.Addrs(), ",") }
 
-// Dial connects to the member that has the address, in memory; it can be given
-// to go-zookeeper as a zk.Dialer. See [Server.Dial].
+// Dial connects in memory to the member that has the address. It can be given
+// to go-zookeeper as a zk.Dialer; see [Server.Dial].
 func (e *Ensemble) Dial(network, address string, timeout time.Duration) (net.Conn, error) {
 	for _, m := range e.members {
 		if m.s.find(address) != nil {
@@ -183,8 +184,8 @@ func (e *Ensemble) member(i int) *member {
 
 func (e *Ensemble) majority() int { return len(e.members)/2 + 1 }
 
-// Leader returns the member that leads, or -1 if none does. While an older
-// leader has not noticed that it was replaced, it is the newer one.
+// Leader returns the member that leads, or -1 if none does. If an older leader
+// has not yet noticed that it was replaced, Leader returns the newer one.
 func (e *Ensemble) Leader() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -205,16 +206,17 @@ func (e *Ensemble) leading() *leadership {
 	return newest
 }
 
-// Serving reports whether member i answers its clients as far as it knows: it
-// leads or follows. It may be frozen, or cut off and not yet aware of it.
+// Serving reports whether member i leads or follows, as far as it knows, and
+// so answers its clients. It may be frozen, or be cut off and not know it yet.
 func (e *Ensemble) Serving(i int) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.member(i).serving()
 }
 
-// MemberOf returns the member that a session's client is connected to, or -1.
-// A connection that was left in silence counts until it is closed.
+// MemberOf returns the member that the client of a session is connected to, or
+// -1. A connection over which nothing passes any more counts until it is
+// closed.
 func (e *Ensemble) MemberOf(session int64) int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -228,8 +230,8 @@ func (e *Ensemble) MemberOf(session int64) int {
 	return at
 }
 
-// Expire ends a session as its leader would if nothing had been heard of it for
-// its timeout. The members hear of it as of every transaction.
+// Expire ends a session as the leader does when it has heard nothing of it for
+// its timeout. The members learn of it as they do of every transaction.
 func (e *Ensemble) Expire(session int64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -251,17 +253,17 @@ func (e *Ensemble) setSequence(path string, next int32) {
 	}
 }
 
-// Crash ends member i as SIGKILL does: its connections to clients and to other
-// members are closed, which the others learn of as fast as the ways allow, and
-// what it has logged is kept for [Ensemble.Restart].
+// Crash ends member i as SIGKILL does. Its connections to clients and to other
+// members are closed, and the others learn of that as fast as the ways between
+// them allow. What it has logged is kept for [Ensemble.Restart].
 func (e *Ensemble) Crash(i int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.member(i).crash()
 }
 
-// Restart starts member i after a crash. It looks for the leader, or for enough
-// others to elect one, and takes over what it has missed.
+// Restart starts member i after a crash. The member looks for the leader, or
+// for enough others to elect one, and then takes over what it has missed.
 func (e *Ensemble) Restart(i int) {
 	e.mu.Lock()
 	m := e.member(i)
@@ -273,55 +275,58 @@ func (e *Ensemble) Restart(i int) {
 }
 
 // Freeze stops member i as SIGSTOP does: it does nothing, and its connections
-// stay open and silent. What is sent to it waits for [Ensemble.Thaw].
+// stay open and silent. What is sent to it is kept until [Ensemble.Thaw].
 func (e *Ensemble) Freeze(i int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.member(i).freeze()
 }
 
-// Thaw lets a frozen member go on: first with what its clocks have made due,
-// then with what was sent to it.
+// Thaw lets a frozen member go on. First it does what its clocks have made
+// due, then it reads what was sent to it.
 func (e *Ensemble) Thaw(i int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.member(i).thaw()
 }
 
-// SetLag has member i, while it follows, apply transactions d after it has heard
-// that they are committed; 0 ends it. It goes on answering pings and reads, from
-// its older tree, and agreeing to transactions. With a lag longer than the test
-// it stays before a chosen transaction.
+// SetLag makes member i, while it follows, apply each transaction d after it
+// has heard that it is committed; 0 ends that. In the meantime the member
+// answers pings and reads from its older tree, and still agrees to
+// transactions. A lag longer than the test keeps the member at a chosen
+// transaction.
 func (e *Ensemble) SetLag(i int, d time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.member(i).setLag(max(d, 0))
 }
 
-// SetDelay sets how long what one member sends to another is on its way. The
-// default is 1 ms. What is on its way already is not overtaken.
+// SetDelay sets how long a message from one member takes to another. The
+// default is 1 ms. Messages keep their order.
 func (e *Ensemble) SetDelay(from, to int, d time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.way(from, to).delay = max(d, 0)
 }
 
-// Cut lets nothing more that one member sends to another arrive. What is on
-// its way already does; see [Ensemble.CutLosing]. Neither is told.
+// Cut stops what one member sends to another: nothing that it sends from now
+// on arrives before [Ensemble.Heal]. What is already on its way still arrives;
+// see [Ensemble.CutLosing]. Neither member is told.
 func (e *Ensemble) Cut(from, to int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.way(from, to).shut(false)
 }
 
-// CutLosing is [Ensemble.Cut] for what is on its way as well.
+// CutLosing is [Ensemble.Cut] that stops what is already on its way as well.
 func (e *Ensemble) CutLosing(from, to int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.way(from, to).shut(true)
 }
 
-// Isolate cuts a member off from all others, in both directions. Clients still reach it.
+// Isolate cuts a member off from all others, in both directions. Clients can
+// still reach it.
 func (e *Ensemble) Isolate(i int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -60,10 +60,11 @@ func Delay(d time.Duration) Action {
 	return Action{delay: d}
 }
 
-// Intercept has f decide what becomes of every request from now on, pings,
-// handshakes and auth included; nil removes it. f is called on the goroutine
-// of the connection, for many connections at once, and may call the server's
-// methods except Close. It must not change what the request points to.
+// Intercept makes f decide what becomes of every request from now on,
+// including pings, handshakes and auth; nil ends that. f is called on the
+// goroutine of the connection, for many connections at once. It may call the
+// server's methods except Close. It must not change what the request points
+// to.
 func (s *Server) Intercept(f func(Request) Action) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -77,9 +78,10 @@ func (s *Server) Sessions() []int64 {
 	return slices.Sorted(maps.Keys(s.sessions))
 }
 
-// Expire ends a session at once, as if nothing had been heard of it for its
-// timeout: its ephemerals go, its connection is closed, and when the client
-// comes back it is told that the session has expired. No such session: nothing.
+// Expire ends a session at once, as if the server had heard nothing of it for
+// its timeout. Its ephemerals are deleted, its connection is closed, and when
+// the client comes back it is told that the session has expired. If there is
+// no such session, Expire does nothing.
 func (s *Server) Expire(session int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -90,8 +92,8 @@ func (s *Server) Expire(session int64) {
 	}
 }
 
-// Disconnect closes the connection of a session, which lives on: the client
-// may come back to it until it expires.
+// Disconnect closes the connection of a session. The session lives on, and its
+// client may come back to it until it expires.
 func (s *Server) Disconnect(session int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -102,14 +104,15 @@ func (s *Server) Disconnect(session int64) {
 	}
 }
 
-// Partition cuts a session's client off: nothing passes in either direction,
-// though its connection stays open and neither side is told. When the client
-// connects anew and asks for the same session it gets no answer. The session
-// expires in its time; the client hears nothing of that either. What the
-// client sends is on its way until [Server.Heal].
+// Partition cuts off the client of a session: nothing passes in either
+// direction, though its connection stays open and neither side is told. When
+// the client connects anew and asks for the same session, it gets no answer.
+// The session expires when its timeout is over, and the client does not hear
+// of that either. What the client sends is kept on its way until
+// [Server.Heal].
 //
-// A client that asks for a new session is another client as far as the server
-// can know, and gets through.
+// A client that asks for a new session gets through: the server cannot know
+// that it is the same client.
 func (s *Server) Partition(session int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -135,27 +138,28 @@ func (s *Server) Heal(session int64) {
 	}
 }
 
-// ChangeSession has the server grant a new session when the client next comes
-// back to this one, expired or not, instead of resuming it or saying that it
-// has expired. ZooKeeper does not do so; servers that speak its protocol do.
-// The old session, if it has not expired, is left to.
+// ChangeSession makes the server grant a new session when the client next
+// comes back to this one, expired or not, instead of resuming the old one or
+// saying that it has expired. ZooKeeper does not do so, but servers that speak
+// its protocol do. The old session, if it has not expired, goes on.
 func (s *Server) ChangeSession(session int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.changeling[session] = true
 }
 
-// SetLatency makes every packet leave d later, as a long way does: replies
-// come later, but requests may follow one another without waiting.
+// SetLatency delays every packet that the server sends by d, as a long way
+// does: replies come later, but requests may follow one another without
+// waiting.
 func (s *Server) SetLatency(d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.latency = d
 }
 
-// Stop is a crash: all connections are dropped at once, partitioned ones too,
-// and no new ones are taken on any address. The tree and the sessions survive,
-// and time does not count for sessions until [Server.Restart].
+// Stop crashes the server: all connections are dropped at once, those of
+// partitioned clients too, and no address accepts new ones. The tree and the
+// sessions survive, and no session expires before [Server.Restart].
 func (s *Server) Stop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -168,9 +172,9 @@ func (s *Server) Stop() {
 	s.dropConns(nil)
 }
 
-// Restart takes connections again, on all addresses. Each session has its
-// whole timeout again for its client to come back. On a server that runs it
-// only brings back what [Server.StopAddr] took down.
+// Restart accepts connections again, on all addresses. Each session gets its
+// whole timeout for its client to come back. On a server that was not stopped
+// it only brings back the addresses that [Server.StopAddr] took down.
 func (s *Server) Restart() {
 	s.mu.Lock()
 	if s.member != nil {
@@ -189,8 +193,8 @@ func (s *Server) Restart() {
 	}
 }
 
-// StopAddr takes one address down: its connections are dropped and no new ones
-// are taken. The sessions live on and can move to the other addresses.
+// StopAddr takes one address down: its connections are dropped, and it accepts
+// no new ones. The sessions live on and can move to the other addresses.
 func (s *Server) StopAddr(addr string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -308,9 +308,10 @@ func isSpecial(path string) bool {
 	return false
 }
 
-// SetSequence makes next the number that the next sequential node below path
-// gets, which is otherwise the number of children that path ever had. With
-// math.MaxInt32 the one after the next wraps to -2147483648.
+// SetSequence makes next the number of the next sequential node below path.
+// Without it that is the number of children that path has ever had. With
+// math.MaxInt32 the one after the next gets -2147483648. It panics if there is
+// no such path.
 func (s *Server) SetSequence(path string, next int32) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -63,8 +63,8 @@ func rule(holds bool, format string, args ...any) {
 	}
 }
 
-// WithAddr has the server listen on addr, host:port, which may have port 0. The
-// default is "127.0.0.1:0".
+// WithAddr sets the address that the server listens on, host:port; the port
+// may be 0. The default is "127.0.0.1:0".
 func WithAddr(addr string) Option {
 	return withAddrs("WithAddr", []string{addr})
 }
@@ -107,9 +107,9 @@ func WithSessionTimeouts(shortest, longest time.Duration) Option {
 	}
 }
 
-// WithMaxBuffer sets the longest packet that is taken from a client, as
-// ZooKeeper's jute.maxbuffer does. The default is ZooKeeper's, 1,048,575 bytes.
-// A longer one ends the connection.
+// WithMaxBuffer sets the longest packet that the server accepts from a client,
+// as ZooKeeper's jute.maxbuffer does. A longer one ends the connection. The
+// default is ZooKeeper's, 1,048,575 bytes.
 func WithMaxBuffer(n int) Option {
 	return func(s *Server) {
 		rule(n > 0, "WithMaxBuffer: the longest packet is %d bytes; want more than 0", n)
@@ -193,7 +193,8 @@ func (s *Server) open() {
 	}
 }
 
-// Start is [NewServer] for a test or benchmark, at whose end the server is closed.
+// Start is [NewServer] for a test or benchmark, and closes the server at its
+// end.
 func Start(tb testing.TB, opts ...Option) *Server {
 	tb.Helper()
 	s := NewServer(opts...)
@@ -216,9 +217,9 @@ func (s *Server) Addrs() []string {
 }
 
 // Close drops all connections and returns when every goroutine of the server
-// has ended. If something keeps one for five seconds, such as a function given
-// to [Server.Intercept] that does not return, Close writes to standard error
-// what it waits for. Calls after the first return at once.
+// has ended. If one of them has not ended after five seconds, as when a
+// function given to [Server.Intercept] does not return, Close writes to
+// standard error what it waits for. Later calls return at once.
 func (s *Server) Close() error {
 	if s.member != nil {
 		return s.member.e.Close()

@@ -99,11 +99,11 @@ func (s *Server) moveWatches(e *endpoint, to *view) {
 }
 
 // SetLag makes reads through addr, one of the server's addresses, see the tree
-// as it was d ago, as on a follower that lags behind its leader; 0 ends it.
+// as it was d ago, as on a follower that lags behind its leader; 0 ends that.
 // As on a follower, a client never sees a state from before its own writes: a
-// write, a new session or a sync through addr catches it up to that moment.
-// Watches left through addr fire when addr sees the change. A client that has
-// seen newer transactions elsewhere is refused.
+// write, a new session or a sync through addr brings addr up to that moment.
+// Watches that were left through addr fire when addr sees the change. A client
+// that has seen newer transactions elsewhere is refused.
 func (s *Server) SetLag(addr string, d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -115,8 +115,9 @@ func (s *Server) SetLag(addr string, d time.Duration) {
 	s.setLag(e, max(d, 0))
 }
 
-// Freeze is [Server.SetLag] for ever: reads through addr see nothing new until
-// [Server.Thaw] but for what that client's own requests bring there.
+// Freeze makes addr lag without end, see [Server.SetLag]: until [Server.Thaw],
+// reads through addr see nothing new except what the client's own requests
+// bring there.
 func (s *Server) Freeze(addr string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -128,7 +129,7 @@ func (s *Server) Freeze(addr string) {
 	s.setLag(e, frozen)
 }
 
-// Thaw lets an address that lags catch up and stay so.
+// Thaw ends the lag of an address: it catches up at once.
 func (s *Server) Thaw(addr string) {
 	s.SetLag(addr, 0)
 }
