@@ -303,13 +303,13 @@ func TestQueuePoisonGoesToTheDeadLettersAndStopsNobody(t *testing.T) {
 				must(t, err)
 				dead = append(dead, d)
 			}
-			if len(dead) != 2 {
-				return fmt.Errorf("dead letters %v", dead)
+			if len(dead) != 2 || told.Load() != 2 {
+				return fmt.Errorf("dead letters %v, reported %d times", dead, told.Load())
 			}
 			return nil
 		})
-		if !bytes.Equal(dead[0].Data, []byte("{poison")) || told.Load() != 2 {
-			t.Errorf("dead letter %q, reported %d times", dead[0].Data, told.Load())
+		if !bytes.Equal(dead[0].Data, []byte("{poison")) {
+			t.Errorf("dead letter %q", dead[0].Data)
 		}
 		must(t, dead[0].Remove(t.Context()))
 		must(t, dead[1].Requeue(t.Context()))

@@ -63,12 +63,8 @@ func start(t *testing.T, name string, args ...string) *example {
 			args = append(args, "--processes", "3")
 		}
 	}
-	// A machine that is busy, or servers that are, may stand still for a second.
-	session := "2s"
-	if servers != "" {
-		session = "4s"
-	}
-	return command(t, servers, name, append(args, "--session", session)...)
+	// A machine that is busy, or servers that are, may stand still for seconds.
+	return command(t, servers, name, append(args, "--session", "4s")...)
 }
 
 func command(t *testing.T, servers, name string, args ...string) *example {
@@ -189,7 +185,7 @@ func count(lines []string, pattern string) (n int) {
 }
 
 func TestNightlyDoesTheJobOfOneThatWasKilledAndEachOnce(t *testing.T) {
-	x := start(t, "nightly", "--every", "4s", "--takes", "500ms")
+	x := start(t, "nightly", "--every", "8s", "--takes", "500ms")
 	killed, parts := x.killsOne(`does the job of (\S+);`)
 	by, _ := x.wants("the job of " + parts[0] + " is done")
 	if by == killed {

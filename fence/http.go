@@ -116,7 +116,8 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer h.exit(d)
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
-	stop := context.AfterFunc(d.ctx, func() { cancel(context.Cause(d.ctx)) })
+	inside := d.ctx // who comes when all of us have gone gets another
+	stop := context.AfterFunc(inside, func() { cancel(context.Cause(inside)) })
 	defer stop()
 	h.next.ServeHTTP(w, r.WithContext(ctx))
 }

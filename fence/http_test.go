@@ -7,8 +7,11 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/zsync/zsync/fence"
 )
@@ -214,5 +217,33 @@ func TestAHandlerThatPanicsLetsTheNextTokenIn(t *testing.T) {
 	}()
 	if got := send(t.Context(), h, "PUT", "/a", 2); got.StatusCode != http.StatusOK {
 		t.Errorf("got %d", got.StatusCode)
+	}
+}
+
+// The race detector judges too: a request that ends by itself may do so while a newer
+// one takes its place.
+func TestRequestsOfRisingTokensMayEndWhileNewerOnesBegin(t *testing.T) {
+	var running, done atomic.Int64
+	h := fence.NewHandler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		running.Add(1)
+		time.Sleep(20 * time.Microsecond)
+		running.Add(-1)
+		done.Add(1)
+	}), nil, nil)
+	var wg sync.WaitGroup
+	var last atomic.Int64
+	for range 8 {
+		wg.Go(func() {
+			for range 500 {
+				send(t.Context(), h, "PUT", "/a", last.Add(1))
+			}
+		})
+	}
+	wg.Wait()
+	if running.Load() != 0 || done.Load() == 0 {
+		t.Errorf("%d run, and %d have ended", running.Load(), done.Load())
+	}
+	if got := send(t.Context(), h, "PUT", "/a", 1); got.StatusCode != http.StatusPreconditionFailed {
+		t.Errorf("the first token again: got %d", got.StatusCode)
 	}
 }

@@ -41,10 +41,22 @@ func openBrowser(t *testing.T) *browser {
 	if err != nil {
 		t.Fatal(err)
 	}
+	profile, err := os.MkdirTemp("", "zsync-ui-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { // its children may write for a moment after it
+		for range 200 {
+			if os.RemoveAll(profile) == nil {
+				return
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+	})
 	cmd := exec.Command(program, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-		"--disable-background-networking", "--remote-debugging-pipe", "--user-data-dir="+t.TempDir(), "--window-size=1000,800", "about:blank")
+		"--disable-background-networking", "--remote-debugging-pipe", "--user-data-dir="+profile, "--window-size=1000,800", "about:blank")
 	cmd.ExtraFiles = []*os.File{fromUs, toUs}
-	cmd.Env = append(os.Environ(), "HOME="+t.TempDir())
+	cmd.Env = append(os.Environ(), "HOME="+profile)
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

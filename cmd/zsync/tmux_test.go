@@ -78,7 +78,7 @@ var prompts = regexp.MustCompile(`(?m)^(\$ )+`)
 func (x *terminals) await(name, pattern string) string {
 	x.t.Helper()
 	last := ""
-	for deadline := time.Now().Add(40 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(90 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
 		if last = prompts.ReplaceAllString(x.screen(name), ""); regexp.MustCompile(pattern).MatchString(last) {
 			return last
 		}
@@ -89,13 +89,13 @@ func (x *terminals) await(name, pattern string) string {
 
 func TestInTwoTerminalsTheCommandOfTheLostHolderIsGoneBeforeTheOtherStarts(t *testing.T) {
 	t.Parallel()
-	for name, asked := range map[string]string{"above what is granted": "12", "at what is granted": "4", "below what is granted": "1"} {
+	for name, asked := range map[string]string{"above what is granted": "24", "at what is granted": "8", "below what is granted": "2"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
 			x := openTerminals(t, "Z="+binary)
 			x.open("server")
-			x.enter("server", "$Z server --listen 127.0.0.1:0 --min-session 4 --max-session 4 --partition-every 12")
+			x.enter("server", "$Z server --listen 127.0.0.1:0 --min-session 8 --max-session 8 --partition-every 20")
 			seen := x.await("server", `serving on \S+,`)
 			servers := regexp.MustCompile(`serving on (\S+),`).FindStringSubmatch(seen)[1]
 			// It does not stop when told, and writes down that it is there.

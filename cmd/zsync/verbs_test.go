@@ -112,9 +112,9 @@ func TestMemberIsThereWhileItsCommandRuns(t *testing.T) {
 	}
 	// An id is one member's, and the next waits for it; a lost session takes no
 	// member away for good, nor its command.
-	second := start(t, srv.Addr(), "", "group", "join", "/g", "a", "--timeout", "0.1", "-E", "9", "--", "echo", "no")
+	second := start(t, srv.Addr(), "", "group", "join", "/g", "a", "--timeout", "2", "-E", "9", "--", "echo", "no")
 	second.want(9, "")
-	if got := second.stderr.String(); !strings.Contains(got, "gave up after 100ms: a is a member since 20") {
+	if got := second.stderr.String(); !strings.Contains(got, "gave up after 2s: a is a member since 20") {
 		t.Errorf("the message is %q", got)
 	}
 	expireAll(srv)
@@ -149,7 +149,7 @@ func TestScheduleRunsEachInstantOnce(t *testing.T) {
 	var runs []*run
 	for range 2 {
 		runs = append(runs, start(t, srv.Addr(), "", "schedule", "run", "/r", "--every", "0.25", "--", "sh", "-c",
-			`mkdir "$0/first" 2>/dev/null && exit 3; echo $ZSYNC_INSTANT >>"$0/done"`, dir))
+			`trap "" TERM; mkdir "$0/first" 2>/dev/null && exit 3; echo $ZSYNC_INSTANT >>"$0/done"`, dir))
 	}
 	instants := func() []string {
 		data, _ := os.ReadFile(dir + "/done")
@@ -193,7 +193,7 @@ func TestSignalToAScheduleGoesToItsCommandAndEndsIt(t *testing.T) {
 
 func TestCommandOfAScheduleIsStoppedWhenTheHoldIsLost(t *testing.T) {
 	srv := zktest.Start(t)
-	r := start(t, srv.Addr(), "", "schedule", "do", "/s", "--every", "1h", "--", "sh", "-c", `trap 'echo terminated; exit 0' TERM; sleep 60 & echo $!; wait`)
+	r := start(t, srv.Addr(), "", "schedule", "do", "/s", "--every", "1h", "--kill-after", "20s", "--", "sh", "-c", `trap 'echo terminated; exit 0' TERM; sleep 60 & echo $!; wait`)
 	r.awaitOutput("\n")
 	sleeper, _ := strconv.Atoi(strings.TrimSpace(r.stdout.String()))
 	expireAll(srv)
@@ -229,9 +229,9 @@ func TestLatestInstantIsTheLastThatIsNotAfterNow(t *testing.T) {
 func TestWhoHasClosedAGateIsNamed(t *testing.T) {
 	srv := zktest.Start(t)
 	start(t, srv.Addr(), "", "barrier", "close", "/gate", "--owner", "the deploy").want(0, "")
-	r := start(t, srv.Addr(), "", "barrier", "wait", "/gate", "--timeout", "0.1")
+	r := start(t, srv.Addr(), "", "barrier", "wait", "/gate", "--timeout", "2")
 	r.want(exitBusy, "")
-	if got := r.stderr.String(); !strings.Contains(got, "gave up after 100ms: closed by the deploy since 20") {
+	if got := r.stderr.String(); !strings.Contains(got, "gave up after 2s: closed by the deploy since 20") {
 		t.Errorf("the message is %q", got)
 	}
 	loud := start(t, srv.Addr(), "", "barrier", "wait", "/gate", "-v")

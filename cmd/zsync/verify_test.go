@@ -28,7 +28,7 @@ func TestVerifyPassesRealProcessesAndFindsAPlantedDoubleHold(t *testing.T) {
 		if i >= 2 {
 			name = filepath.Join(dir, fmt.Sprint(i))
 		}
-		runs = append(runs, start(t, srv.Addr(), "", "--trace", name, "--owner", fmt.Sprint("worker ", i), "--session", "1s",
+		runs = append(runs, start(t, srv.Addr(), "", "--trace", name, "--owner", fmt.Sprint("worker ", i), "--session", "10s",
 			"lock", "/m", "--", "sh", "-c", `test -n "$ZSYNC_TOKEN" && sleep 0.05`))
 	}
 	for _, r := range runs {
@@ -68,9 +68,9 @@ func TestVerifyPassesRealProcessesAndFindsAPlantedDoubleHold(t *testing.T) {
 		if err := json.Unmarshal([]byte(line), &l); err != nil {
 			t.Fatal(err)
 		}
-		l.Time = l.Time.Add(-3 * time.Second)
+		l.Time = l.Time.Add(-time.Minute)
 		if l.Event == trace.Release {
-			l.Time = l.Time.Add(6 * time.Second)
+			l.Time = l.Time.Add(2 * time.Minute)
 		}
 		out, err := json.Marshal(l)
 		if err != nil {

@@ -202,7 +202,7 @@ func command(t *testing.T, name string, args ...string) string {
 
 // run runs tests that are in a binary, and returns what it says of each.
 func run(binary, dir string, tests []string, env ...string) (verdicts map[string]string, out []byte, err error) {
-	limit := "2m"
+	limit := "8m"
 	if long() {
 		limit = "30m"
 	}

@@ -99,7 +99,7 @@ func xSemaphore(t *testing.T) suite {
 		change: []change{
 			// The time in which a permit that is there must be got; servers that
 			// agree on it before they answer need longer.
-			{"TestWeightedAcquire", "10*time.Millisecond", "500*time.Millisecond"},
+			{"TestWeightedAcquire", "10*time.Millisecond", "5*time.Second"},
 		},
 		lower: []change{{"TestWeighted", "10000", "1000"}},
 	}
@@ -109,6 +109,12 @@ func xSingleflight(t *testing.T) suite {
 	return suite{
 		dir:     filepath.Join(command(t, "go", "list", "-m", "-f", "{{.Dir}}", "golang.org/x/sync"), "singleflight"),
 		adapter: "singleflight",
+		change: []change{
+			// The time in which five callers, one after another as nobody shares a
+			// panic, must be through.
+			{"TestPanicDo", "time.Second", "30*time.Second"},
+			{"TestGoexitDo", "time.Second", "30*time.Second"},
+		},
 		leftOut: map[string]string{
 			"TestForget":                "is of Forget, which a Flight does not have: a result is kept for the time that was stated, and no longer",
 			"TestPanicDoSharedByDoChan": "wants a panic to end whoever waits; a Flight shares no panic, which may be in another process, and who has waited runs its own",

@@ -136,6 +136,10 @@ func (p *Proxy) Accept() {
 		return
 	}
 	l, err := net.Listen("tcp", p.addr)
+	for i := 0; err != nil && i < 500; i++ { // a connection of somebody's may have the port for a moment
+		time.Sleep(10 * time.Millisecond)
+		l, err = net.Listen("tcp", p.addr)
+	}
 	if err != nil {
 		p.tb.Errorf("netproxy: cannot listen again: %v", err)
 		return

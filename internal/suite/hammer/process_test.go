@@ -394,11 +394,11 @@ func trialSize() int {
 }
 
 func TestQueueOfFourProcessesUnderFaults(t *testing.T) {
-	queueTrial(t, trialSize(), false, 200*time.Millisecond, time.Minute)
+	queueTrial(t, trialSize(), false, 200*time.Millisecond, 4*time.Minute)
 }
 
 func TestQueueOfFourProcessesKeepsTheOrderForOneConsumer(t *testing.T) {
-	queueTrial(t, trialSize(), true, 200*time.Millisecond, time.Minute)
+	queueTrial(t, trialSize(), true, 200*time.Millisecond, 4*time.Minute)
 }
 
 func TestLongQueueOfFourProcessesUnderFaults(t *testing.T) {
