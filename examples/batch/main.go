@@ -23,8 +23,8 @@ type step struct{ Phase, Try int }
 func main() {
 	parties := flag.Int("parties", 3, "how many processes work together")
 	phases := flag.Int("phases", 4, "how many phases there are")
-	takes := flag.Duration("takes", 1500*time.Millisecond, "how long one takes")
-	demo.Main("Three processes begin each phase together and end it together.", func(ctx context.Context, p *demo.Process) error {
+	takes := flag.Duration("takes", 4*time.Second, "how long one takes")
+	demo.Main("Several processes begin each phase together and end it together. When one is killed, its phase is done again.", func(ctx context.Context, p *demo.Process) error {
 		b := &batch{
 			Process: p, parties: *parties, takes: *takes,
 			barrier: zsync.NewWaitGroup(p.Session, "/examples/batch"),

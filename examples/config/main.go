@@ -20,7 +20,7 @@ import (
 func main() {
 	set := flag.String("set", "", "change a setting, `name=number`, and end")
 	every := flag.Duration("every", 2*time.Second, "how often the tuner changes a setting")
-	demo.Main("Several processes follow the same settings; one of them tunes one, and another does when it is killed.", func(ctx context.Context, p *demo.Process) error {
+	demo.Main("Several processes follow the same settings. One of them, the tuner, changes a setting; when it is killed, another does.", func(ctx context.Context, p *demo.Process) error {
 		settings := zsync.NewMap[int](p.Session, "/examples/settings")
 		if *set != "" {
 			return change(ctx, settings, *set)

@@ -22,7 +22,7 @@ import (
 
 func main() {
 	file := flag.String("db", "", "the SQLite database; if empty, one in a new temporary directory")
-	takes := flag.Duration("takes", time.Second, "for how long the lock is held")
+	takes := flag.Duration("takes", 4*time.Second, "for how long the lock is held")
 	demo.Prepare = func() (string, func(), error) {
 		if *file != "" {
 			return " --db " + *file, func() {}, nil
@@ -31,7 +31,7 @@ func main() {
 		*file = filepath.Join(dir, "account.db")
 		return " --db " + *file, func() { os.RemoveAll(dir) }, err
 	}
-	demo.Main("Several processes add to one balance, in a database that refuses whoever has lost the lock.", func(ctx context.Context, p *demo.Process) error {
+	demo.Main("Several processes add to one balance under a lock. The database refuses a write of one that has lost the lock.", func(ctx context.Context, p *demo.Process) error {
 		db, err := openAccount(ctx, *file)
 		if err != nil {
 			return err
@@ -89,7 +89,7 @@ func (a *account) turn(ctx context.Context) error {
 	if err := a.db.QueryRowContext(ctx, "SELECT balance FROM account").Scan(&balance); err != nil {
 		return err
 	}
-	a.KillMe("has read the balance, %d, under token %d; or pause it: kill -STOP %d; sleep 5; kill -CONT %[3]d", balance, token, os.Getpid())
+	a.KillMe("has read the balance, %d, under token %d; to see it refused: kill -STOP %d; sleep 10; kill -CONT %[3]d", balance, token, os.Getpid())
 	if err := demo.Sleep(ctx, a.takes); err != nil {
 		return err
 	}

@@ -15,7 +15,7 @@ import (
 )
 
 func main() {
-	demo.Main("One of several processes leads; when it ends or is killed, another does.", func(ctx context.Context, p *demo.Process) error {
+	demo.Main("One of several processes leads. When it ends or is killed, another leads.", func(ctx context.Context, p *demo.Process) error {
 		leader := zsync.NewElection(p.Session, "/examples/leader")
 		p.Say("is a candidate")
 		return leader.Run(ctx, func(ctx context.Context) error { return lead(ctx, p, leader) })
@@ -29,7 +29,7 @@ func lead(ctx context.Context, p *demo.Process, leader *zsync.Election) error {
 	if err != nil {
 		return err
 	}
-	p.KillMe("leads, in term %d; it hands over at once by kill %d", term, os.Getpid())
+	p.KillMe("leads, in term %d; to have it hand over at once: kill %d", term, os.Getpid())
 	for n := 1; ctx.Err() == nil; n++ {
 		demo.Sleep(ctx, 300*time.Millisecond) // until there is something to do
 	}

@@ -16,8 +16,8 @@ import (
 
 func main() {
 	steps := flag.Int("steps", 5, "how many steps the migration has")
-	takes := flag.Duration("takes", time.Second, "how long a step takes")
-	demo.Main("One process migrates the schema, the others wait; if it is killed, another does it.", func(ctx context.Context, p *demo.Process) error {
+	takes := flag.Duration("takes", 2*time.Second, "how long a step takes")
+	demo.Main("One process migrates the schema, and the others wait for it. When it is killed, another does it.", func(ctx context.Context, p *demo.Process) error {
 		migrated := zsync.NewOnce(p.Session, "/examples/migration-0042")
 		p.Say("starts")
 		err := migrated.Do(ctx, func(ctx context.Context) error {

@@ -14,9 +14,9 @@ import (
 )
 
 func main() {
-	every := flag.Duration("every", 8*time.Second, "how long a night is")
-	takes := flag.Duration("takes", 2*time.Second, "how long the job takes")
-	demo.Main("Each night's job is done once, by one of several processes, though one be killed while it does it.", func(ctx context.Context, p *demo.Process) error {
+	every := flag.Duration("every", 10*time.Second, "how long a night is")
+	takes := flag.Duration("takes", 4*time.Second, "how long the job takes")
+	demo.Main("Several processes could do the job of each night; one of them does it. When that one is killed, another does it instead.", func(ctx context.Context, p *demo.Process) error {
 		nights := zsync.NewSchedule(p.Session, "/examples/nightly")
 		return nights.Run(ctx, zsync.Every(*every), func(ctx context.Context, at time.Time) error {
 			night := at.Local().Format("15:04:05")

@@ -15,10 +15,10 @@ import (
 
 func main() {
 	limit := flag.Int64("limit", 2, "how many licences there are")
-	turns := flag.Int("turns", 4, "how often each process uses one")
-	takes := flag.Duration("takes", time.Second, "for how long")
+	turns := flag.Int("turns", 3, "how often each process uses one")
+	takes := flag.Duration("takes", 4*time.Second, "for how long")
 	demo.Processes = 5
-	demo.Main("Several processes share a few licences; that of one which is killed comes back.", func(ctx context.Context, p *demo.Process) error {
+	demo.Main("Several processes share a few licences. When one is killed, another gets its licence.", func(ctx context.Context, p *demo.Process) error {
 		licences := zsync.NewSemaphore(p.Session, "/examples/licences", *limit)
 		for turn := 1; turn <= *turns; turn++ {
 			err := licences.Do(ctx, 1, func(ctx context.Context) error {

@@ -16,8 +16,8 @@ import (
 
 func main() {
 	jobs := flag.Int("jobs", 20, "how many jobs there are")
-	takes := flag.Duration("takes", 700*time.Millisecond, "how long a job takes")
-	demo.Main("Several processes do the jobs of one queue; none is lost when one of them is killed.", func(ctx context.Context, p *demo.Process) error {
+	takes := flag.Duration("takes", 4*time.Second, "how long a job takes")
+	demo.Main("Several processes do the jobs of one queue. When one is killed, another does its job.", func(ctx context.Context, p *demo.Process) error {
 		return work(ctx, p, *jobs, *takes)
 	})
 }

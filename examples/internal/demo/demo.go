@@ -108,7 +108,7 @@ func role(ctx context.Context, purpose string, f func(ctx context.Context, p *Pr
 		srv := zktest.NewServer()
 		defer srv.Close()
 		*servers = srv.Addr()
-		say("a server in memory is at " + srv.Addr() + "; for one process more, in another terminal:")
+		say("a server in memory is at " + srv.Addr() + "; to add a process, run in another terminal:")
 		say("    go run ./examples/" + filepath.Base(os.Args[0]) + " --servers " + srv.Addr() + flags)
 	}
 	return lead(ctx)
