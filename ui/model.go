@@ -52,6 +52,12 @@ type lineView struct {
 	State            string
 }
 
+// Ours reports whether our own session holds it, so that it is known for how long
+// that is certain.
+func (l lineView) Ours() bool {
+	return slices.ContainsFunc(l.Holders, func(w who) bool { return w.Margin != "" })
+}
+
 // longest is since when the first waits.
 func (l lineView) longest() time.Time {
 	if len(l.Waiters) == 0 {
@@ -388,7 +394,7 @@ func draw(g *look.Graph) *graphView {
 		v.Edges = append(v.Edges, edgeView{
 			From: a.Name, To: b.Name, Path: look.Printable(s.Path), Stuck: stuck[s],
 			X1: a.X + int(dx/long*off), Y1: a.Y + int(dy/long*off), X2: b.X - int(dx/long*off), Y2: b.Y - int(dy/long*off),
-			TX: (a.X + b.X) / 2, TY: (a.Y+b.Y)/2 - 6,
+			TX: (a.X + b.X) / 2, TY: (a.Y+b.Y)/2 + 4, // on the line, which leaves room for it
 		})
 	}
 	return v
