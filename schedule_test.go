@@ -5,11 +5,13 @@ import (
 	"errors"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -262,9 +264,38 @@ type counting struct {
 
 func (c counting) Next(t time.Time) time.Time { *c.calls++; return c.next.Next(t) }
 
+// A killable is a process that can be killed: its session falls silent for good, and
+// the process that takes its place has another.
+type killable struct {
+	srv *zktest.Server
+	s   atomic.Pointer[zsync.Session]
+}
+
+func (m *killable) ID() int64 { return m.s.Load().ID() }
+
+// live runs f, a process. If mayDie it is killed after that time, if it takes as
+// long, and another one is started.
+func (m *killable) live(t *testing.T, ctx context.Context, mayDie bool, after time.Duration, f func(ctx context.Context, s *zsync.Session) error) error {
+	s := m.s.Load()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if !mayDie {
+		return f(ctx, s)
+	}
+	death := time.AfterFunc(after, func() {
+		m.srv.Partition(s.ID())
+		cancel()
+	})
+	err := f(ctx, s)
+	if !death.Stop() {
+		m.s.Store(open(t, m.srv))
+	}
+	return err
+}
+
 // Processes whose clocks differ by up to six instants either way do what is due
 // every ten seconds, some by Run and some by Do, while sessions break and end and
-// processes are replaced. No instant succeeds twice, and none is left out.
+// processes are killed and replaced. No instant succeeds twice, and none is left out.
 func TestHammerScheduleRunsEveryInstantOnceWhateverTheClocks(t *testing.T) {
 	processes, instants := 4, 4
 	if longTests() {
@@ -288,10 +319,11 @@ func TestHammerScheduleRunsEveryInstantOnceWhateverTheClocks(t *testing.T) {
 		_, err := zsync.NewSchedule(open(t, srv), "/jobs").Do(t.Context(), first.Add(-period), func(context.Context) error { return nil })
 		must(t, err)
 		var wg sync.WaitGroup
-		var sessions []*zsync.Session
+		var ps []*killable
 		for process := range processes {
-			s := open(t, srv)
-			sessions = append(sessions, s)
+			m := &killable{srv: srv}
+			m.s.Store(open(t, srv))
+			ps = append(ps, m)
 			r := rand.New(rand.NewPCG(rnd.Uint64(), 1))
 			skew := time.Duration(r.Int64N(int64(12*period))) - 6*period
 			job := func(ctx context.Context, at time.Time) error {
@@ -306,28 +338,35 @@ func TestHammerScheduleRunsEveryInstantOnceWhateverTheClocks(t *testing.T) {
 				if process%2 == 1 { // by Do, whose result tells who succeeded
 					for _, at := range table {
 						time.Sleep(time.Until(at.Add(-skew)))
-						for try := 0; ; try++ {
-							ran, err := zsync.NewSchedule(s, "/jobs").Do(t.Context(), at, func(ctx context.Context) error { return job(ctx, at) })
-							if err == nil {
-								if ran {
+						err := errors.New("not tried")
+						for try := 0; err != nil; try++ {
+							if try > 500 {
+								t.Errorf("%v is not done after %d tries: %v", at, try, err)
+								return
+							}
+							err = m.live(t, t.Context(), r.IntN(6) == 0, time.Duration(r.IntN(3000))*time.Millisecond, func(ctx context.Context, s *zsync.Session) error {
+								ran, err := zsync.NewSchedule(s, "/jobs").Do(ctx, at, func(ctx context.Context) error { return job(ctx, at) })
+								if err == nil && ran {
 									count(succeeded, at)
 								}
-								break
-							}
+								return err
+							})
 						}
 					}
 					return
 				}
 				for {
-					c := zsync.NewSchedule(s, "/jobs", zsync.WithMissed(zsync.MissedAll))
-					zsync.SetSkew(c, skew)
 					ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+r.IntN(20))*period)
-					err := c.Run(ctx, table, job)
+					err := m.live(t, ctx, r.IntN(4) == 0, time.Duration(r.Int64N(int64(10*period))), func(ctx context.Context, s *zsync.Session) error {
+						c := zsync.NewSchedule(s, "/jobs", zsync.WithMissed(zsync.MissedAll))
+						zsync.SetSkew(c, skew)
+						return c.Run(ctx, table, job)
+					})
 					cancel()
 					if err == nil {
 						return
 					}
-					if !errors.Is(err, context.DeadlineExceeded) {
+					if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) {
 						t.Error(err)
 						return
 					}
@@ -336,7 +375,7 @@ func TestHammerScheduleRunsEveryInstantOnceWhateverTheClocks(t *testing.T) {
 			})
 		}
 		until := make(chan struct{})
-		ended := async(func() error { chaos(t, srv, rnd, sessions, until); return nil })
+		ended := async(func() error { harness.Chaos(t, srv, rnd, ps, until); return nil })
 		wg.Wait()
 		close(until)
 		<-ended
@@ -345,7 +384,7 @@ func TestHammerScheduleRunsEveryInstantOnceWhateverTheClocks(t *testing.T) {
 				t.Errorf("%v was done %d times, and %d succeeded", at, tried[at], succeeded[at])
 			}
 		}
-		last, err := zsync.NewSchedule(sessions[0], "/jobs").Last(t.Context())
+		last, err := zsync.NewSchedule(open(t, srv), "/jobs").Last(t.Context())
 		if !last.Equal(table[len(table)-1]) || err != nil {
 			t.Errorf("Last = %v, %v", last, err)
 		}

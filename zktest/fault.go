@@ -112,11 +112,12 @@ func (s *Server) Disconnect(session int64) {
 // [Server.Heal].
 //
 // A client that asks for a new session gets through: the server cannot know
-// that it is the same client.
+// that it is the same client. A client that has no session at the moment has the
+// id 0, and Partition does nothing.
 func (s *Server) Partition(session int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.partitions[session] != nil {
+	if session == 0 || s.partitions[session] != nil {
 		return
 	}
 	gate := make(chan struct{})

@@ -215,6 +215,14 @@ func TestPartitionedSessionExpiresUnheard(t *testing.T) {
 	})
 }
 
+func TestAPartitionOfNoSessionKeepsNobodyOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := Start(t)
+		s.Partition(0) // of a client that had no session when its ID was asked for
+		connected(t, s, time.Second)
+	})
+}
+
 func TestReconnectMovesTheSessionAndWrongPasswordDoesNot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := Start(t)
