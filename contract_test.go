@@ -3,6 +3,8 @@ package zsync_test
 import (
 	"context"
 	"crypto/tls"
+	"io"
+	"iter"
 	"log/slog"
 	"sync"
 	"testing"
@@ -167,6 +169,75 @@ var (
 	_ func(*zsync.Mutex) <-chan struct{}                                                                       = (*zsync.Mutex).Revoked
 	_ func(*zsync.Election, context.Context, zsync.Contender) error                                            = (*zsync.Election).Transfer
 	_                                                                                                          = zsync.WaitError{Behind: zsync.Contender{}, Place: 0, Waited: time.Duration(0)}
+
+	_ interface {
+		Timeout() time.Duration
+		Margin() time.Duration
+	} = (*zsync.Session)(nil)
+	_ func(io.Writer) zsync.Option = zsync.WithTrace
+	_ error                        = &zsync.LostError{Reason: zsync.LossExpired, Session: int64(0), Since: time.Time{}}
+	_                              = []zsync.LossReason{zsync.LossCutOff, zsync.LossPaused, zsync.LossReplaced, zsync.LossDeleted, zsync.LossClosed, zsync.LossSuspended, zsync.LossGivenUp}
+	_ error                        = (*zsync.WaitError)(nil)
+	_ error                        = zsync.ErrMixed
+	_                              = zsync.Contender{Retained: false}
+
+	_ interface {
+		Do(ctx context.Context, n int64, f func(ctx context.Context) error) error
+		Resize(ctx context.Context, n int64) error
+	} = (*zsync.Semaphore)(nil)
+
+	_ func(*zsync.Session, string, ...zsync.ValueOption) *zsync.Map[int] = zsync.NewMap[int]
+	_ interface {
+		Load(ctx context.Context, key string) (int, zsync.Version, error)
+		Store(ctx context.Context, key string, v int) error
+		LoadOrStore(ctx context.Context, key string, v int) (actual int, loaded bool, err error)
+		LoadAndDelete(ctx context.Context, key string) (int, bool, error)
+		Delete(ctx context.Context, key string) error
+		Swap(ctx context.Context, key string, v int) (previous int, loaded bool, err error)
+		CompareAndSwap(ctx context.Context, key string, old zsync.Version, v int) (bool, error)
+		CompareAndDelete(ctx context.Context, key string, old zsync.Version) (bool, error)
+		Len(ctx context.Context) (int, error)
+		Clear(ctx context.Context) error
+		Range(ctx context.Context, f func(key string, v int) bool) error
+		All(ctx context.Context) iter.Seq2[zsync.MapEntry[int], error]
+		Watch(ctx context.Context) <-chan map[string]int
+	} = (*zsync.Map[int])(nil)
+	_ = zsync.MapEntry[int]{Key: "", Value: 0, Version: zsync.Version{}}
+
+	_ func(*zsync.Session, string, ...zsync.ValueOption) *zsync.Int64 = zsync.NewInt64
+	_ interface {
+		Load(ctx context.Context) (int64, error)
+		Store(ctx context.Context, n int64) error
+		Add(ctx context.Context, delta int64) (int64, error)
+		Swap(ctx context.Context, n int64) (int64, error)
+		CompareAndSwap(ctx context.Context, old, new int64) (bool, error)
+	} = (*zsync.Int64)(nil)
+
+	_ func(*zsync.Session, string, ...zsync.ScheduleOption) *zsync.Schedule = zsync.NewSchedule
+	_ interface {
+		Do(ctx context.Context, at time.Time, f func(ctx context.Context) error) (ran bool, err error)
+		Run(ctx context.Context, next interface{ Next(time.Time) time.Time }, f func(ctx context.Context, at time.Time) error) error
+		Last(ctx context.Context) (time.Time, error)
+	} = (*zsync.Schedule)(nil)
+	_ func(time.Duration) interface{ Next(time.Time) time.Time } = zsync.Every
+	_ func(zsync.MissedPolicy) zsync.ScheduleOption              = zsync.WithMissed
+	_                                                            = []zsync.MissedPolicy{zsync.MissedLatest, zsync.MissedSkip, zsync.MissedAll}
+
+	_ func(*zsync.Session, string, ...zsync.GroupOption) *zsync.Group[int] = zsync.NewGroup[int]
+	_ interface {
+		Join(ctx context.Context, id string, info int) (*zsync.Membership[int], error)
+		Members(ctx context.Context) ([]zsync.Member[int], error)
+		Watch(ctx context.Context) <-chan []zsync.Member[int]
+	} = (*zsync.Group[int])(nil)
+	_ = zsync.Member[int]{ID: "", Info: 0, Session: int64(0), Since: time.Time{}}
+	_ interface {
+		Set(ctx context.Context, info int) error
+		Leave() error
+	} = (*zsync.Membership[int])(nil)
+	_ func(*zsync.Session, string, ...zsync.PartitionOption) *zsync.Partition = zsync.NewPartition
+	_ interface {
+		Run(ctx context.Context, shards []string, f func(ctx context.Context, shard string) error) error
+	} = (*zsync.Partition)(nil)
 )
 
 func TestErrorsOfTheContractAreDistinct(t *testing.T) {

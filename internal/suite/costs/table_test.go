@@ -159,6 +159,11 @@ var costs = []cost{
 		harness.Must(t, sem.Acquire(t.Context(), 1))
 		return func() { harness.Must(t, sem.Release(1)) }
 	}},
+	{"`Semaphore.Resize`", func(t *testing.T, s, other *zsync.Session) func() {
+		m := zsync.NewSemaphore(s, "/p/sem", 2)
+		harness.Must(t, m.Resize(t.Context(), 3))
+		return func() { harness.Must(t, m.Resize(t.Context(), 4)) }
+	}},
 	{"`WaitGroup.Add`", func(t *testing.T, s, other *zsync.Session) func() {
 		wg := zsync.NewWaitGroup(s, "/p/wg")
 		harness.Must(t, wg.Add(t.Context(), 1))
@@ -294,6 +299,16 @@ var costs = []cost{
 		f := zsync.NewFlight[int](s, "/p/f", time.Minute)
 		return func() { _, _, err := f.Do(t.Context(), "k", one); harness.Must(t, err) }
 	}},
+	{"`Flight.Do`, which runs the function", func(t *testing.T, s, other *zsync.Session) func() {
+		f := zsync.NewFlight[int](s, "/p/f", 2*time.Second)
+		do := func() {
+			_, _, err := f.Do(t.Context(), "k", func(context.Context) (int, error) { return 1, nil })
+			harness.Must(t, err)
+		}
+		do() // the paths are there
+		time.Sleep(1500 * time.Millisecond)
+		return do // half a second after the time of the result, and before it is deleted
+	}},
 	{"`Group.Join`", func(t *testing.T, s, other *zsync.Session) func() {
 		_, err := zsync.NewGroup[int](other, "/p/group").Join(t.Context(), "other", 1)
 		harness.Must(t, err)
@@ -304,6 +319,17 @@ var costs = []cost{
 		m, err := zsync.NewGroup[int](s, "/p/group").Join(t.Context(), "me", 1)
 		harness.Must(t, err)
 		return func() { harness.Must(t, m.Leave()) }
+	}},
+	{"`Membership.Set`", func(t *testing.T, s, other *zsync.Session) func() {
+		m, err := zsync.NewGroup[int](s, "/p/group").Join(t.Context(), "me", 1)
+		harness.Must(t, err)
+		return func() { harness.Must(t, m.Set(t.Context(), 2)) }
+	}},
+	{"`Group.Members`", func(t *testing.T, s, other *zsync.Session) func() {
+		g := zsync.NewGroup[int](s, "/p/group")
+		_, err := g.Join(t.Context(), "me", 1)
+		harness.Must(t, err)
+		return func() { _, err := g.Members(t.Context()); harness.Must(t, err) }
 	}},
 	{"`LockAllContext`, two free locks", func(t *testing.T, s, other *zsync.Session) func() {
 		a, b := zsync.NewMutex(s, "/p/a"), zsync.NewMutex(s, "/p/b")
