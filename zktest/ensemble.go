@@ -318,7 +318,8 @@ func (e *Ensemble) Cut(from, to int) {
 	e.way(from, to).shut(false)
 }
 
-// CutLosing is [Ensemble.Cut] that stops what is already on its way as well.
+// CutLosing is as [Ensemble.Cut], and also holds up what is already on its
+// way.
 func (e *Ensemble) CutLosing(from, to int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
