@@ -587,7 +587,7 @@ func (l *ledger) run() {
 		err := p.post()
 		l.traceSettled(p, err)
 		l.finish(p, err)
-		if w != nil {
+		if w != nil && !p.postponed {
 			switch w.made = p.want != nil && err == nil; {
 			case w.made:
 				w.lot.claimed, w.lot.version, w.lot.keys = p.wrote[w.lot.name].claimed, w.lot.version+1, w.lot.keys+1
@@ -897,6 +897,8 @@ type posting struct {
 	culprit *entry // whom the servers refuse
 	applied bool   // though the error is that others have given the claims back
 
+	postponed bool // want is left to the next
+
 	ops    []any
 	owners []*entry                                                          // for whom each of ops is; nil if for several
 	cures  []func(inc *session.Incarnation, err error) (cured bool, _ error) // nil if there is none
@@ -965,15 +967,54 @@ func (p *posting) build(inc *session.Incarnation) (*transaction, error) {
 	if err := p.prepare(inc); err != nil {
 		return nil, err
 	}
-	lots, err := p.lots(ctx, inc)
-	if err != nil {
-		return nil, err
+	for {
+		lots, err := p.lots(ctx, inc)
+		if err != nil {
+			return nil, err
+		}
+		p.wrote = lots
+		p.assemble(lots)
+		kept := record{holdings: p.next}
+		if p.size = len(kept.marshal()); p.bytes() <= session.MaxPacket || !p.cut() {
+			return &transaction{kept: kept, ops: p.ops, refused: p.refuse}, nil
+		}
 	}
-	p.wrote = lots
-	p.assemble(lots)
-	kept := record{holdings: p.next}
-	p.size = len(kept.marshal())
-	return &transaction{kept: kept, ops: p.ops, refused: p.refuse}, nil
+}
+
+// bytes is how large the transaction is, from above. How much of it is what it writes of
+// buckets is not known before they are read.
+func (p *posting) bytes() int {
+	m, j := p.l.q.m, p.l.journal
+	n := p.size + m.SizeOf(j.path, nil) + m.SizeOf(j.mark, []byte(m.Config.Owner))
+	for _, op := range p.ops {
+		switch op := op.(type) {
+		case *zk.CreateRequest:
+			n += m.SizeOf(op.Path, op.Data)
+		case *zk.SetDataRequest:
+			n += m.SizeOf(op.Path, op.Data)
+		case *zk.DeleteRequest:
+			n += m.SizeOf(op.Path, nil)
+		}
+	}
+	return n
+}
+
+// cut leaves half of the transaction to the next, and reports whether there was more than
+// one thing to do.
+func (p *posting) cut() bool {
+	l, half := p.l, len(p.es)/2
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case half > 0:
+		l.queue = slices.Concat(p.es[half:], l.queue)
+		p.es = p.es[:half:half]
+	case half == 0 && len(p.es) > 0 && p.want != nil:
+		l.want, p.want, p.postponed = p.want, nil, true
+	default:
+		return false
+	}
+	return true
 }
 
 // bumpLarge counts the attempts of elements that do not fit beside the rest.

@@ -43,8 +43,9 @@ type lot struct {
 func newLot(b bucket, n session.Node) *lot {
 	return &lot{
 		bucket: b, version: n.Stat.Version, claimed: parseSpans(string(n.Data)), pzxid: n.Stat.Pzxid, children: n.Stat.NumChildren,
-		// ZooKeeper counts creations, and tells twice as many less what is there.
-		last: int32((int64(n.Stat.Cversion)+int64(n.Stat.NumChildren))/2) - 1,
+		// ZooKeeper counts creations, and tells twice as many less what is there; which
+		// is 32 bits of it, and negative from 2^30 on.
+		last: int32(uint32(n.Stat.Cversion+n.Stat.NumChildren)/2) - 1,
 	}
 }
 

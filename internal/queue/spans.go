@@ -90,8 +90,12 @@ func parseSpans(text string) (s spans) {
 		if err == nil && more {
 			b, err = strconv.ParseInt(last, 10, 32)
 		}
-		if err == nil && 0 <= a && a <= b {
-			s = s.add(span{int32(a), int32(b)})
+		switch x := (span{int32(a), int32(b)}); {
+		case err != nil || a < 0 || b < a:
+		case len(s) == 0 || int64(s[len(s)-1].b)+1 < a:
+			s = append(s, x) // nobody else has it yet
+		default:
+			s = s.add(x)
 		}
 	}
 	return s
