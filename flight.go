@@ -131,9 +131,10 @@ func (f *Flight[T]) do(ctx context.Context, key string, fn func(ctx context.Cont
 
 // try is do within one session, with the lock of the key.
 func (f *Flight[T]) try(ctx context.Context, rw *RWMutex, fn func(ctx context.Context) (T, error)) (v T, shared bool, err error) {
+	var came *zk.Stat // of the znode that came first
 	// Readers wait for who runs, and then read at the same time.
 	err = rw.RDo(ctx, func(ctx context.Context) (err error) {
-		v, shared, err = f.look(ctx, rw)
+		v, shared, err = f.look(ctx, rw, &came)
 		return err
 	})
 	if shared {
@@ -144,8 +145,8 @@ func (f *Flight[T]) try(ctx context.Context, rw *RWMutex, fn func(ctx context.Co
 	}
 	var own error
 	err = rw.Do(ctx, func(ctx context.Context) error {
-		// Who came before may have stored it meanwhile.
-		if v, shared, err = f.look(ctx, rw); shared || err != nil {
+		// Who came before may have stored it meanwhile, or somebody between our two places in the line.
+		if v, shared, err = f.look(ctx, rw, &came); shared || err != nil {
 			return err
 		}
 		f.sweepSoon(ctx, rw)
@@ -186,13 +187,18 @@ const flightResult = "result"
 //
 // Whoever stored a result had the lock for writing before we got it, and our own
 // create is later than that: so the server that has answered it has the result too.
-func (f *Flight[T]) look(ctx context.Context, rw *RWMutex) (v T, ok bool, err error) {
+//
+// came is the znode that this caller made first. If it is nil it is set.
+func (f *Flight[T]) look(ctx context.Context, rw *RWMutex, came **zk.Stat) (v T, ok bool, err error) {
 	g, _, err := rw.current()
 	if err != nil {
 		return v, false, err
 	}
 	own, node, err := f.read(ctx, g)
-	if err != nil || node.Stat == nil || !f.fresh(own, node.Stat) {
+	if *came == nil {
+		*came = own
+	}
+	if err != nil || node.Stat == nil || !f.fresh(*came, node.Stat) {
 		return v, false, err
 	}
 	if v, err = codec.Decode[T](f.codec, node.Data); err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -98,6 +99,34 @@ func TestWhatFailsOrPanicsIsSharedWithNobody(t *testing.T) {
 		if v != 8 || shared || err != nil {
 			t.Errorf("%d, %v, %v", v, shared, err)
 		}
+	})
+}
+
+// Between a caller's look and its turn to run somebody else may run and be gone.
+func TestWhoIsOvertakenBeforeItsTurnGetsTheResult(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		fa, fb := zsync.NewFlight[int](a, "/f", 0), zsync.NewFlight[int](b, "/f", 0)
+		id := a.ID()
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Session == id && r.Op == zktest.OpCreate && strings.Contains(r.Path, "__WRIT__") {
+				return zktest.Delay(time.Second)
+			}
+			return zktest.Pass
+		})
+		first := async(func() error {
+			v, shared, err := fa.Do(t.Context(), "k", func(context.Context) (int, error) { return 1, nil })
+			if v != 2 || !shared {
+				t.Errorf("%d, %v; want the result of the other", v, shared)
+			}
+			return err
+		})
+		time.Sleep(500 * time.Millisecond)
+		v, shared, err := fb.Do(t.Context(), "k", func(context.Context) (int, error) { return 2, nil })
+		if v != 2 || shared || err != nil {
+			t.Errorf("%d, %v, %v", v, shared, err)
+		}
+		must(t, <-first)
 	})
 }
 
