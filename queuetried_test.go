@@ -19,7 +19,7 @@ func TestElementThatWasOnlyOfferedWhenTheSessionEndsWasNotTried(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
-				for i := range 20 {
+				for i := range 3 {
 					s := open(t, srv)
 					q := zsync.NewQueue[int](s, "/q", zsync.WithMaxAttempts(1))
 					must(t, q.Send(t.Context(), i))
