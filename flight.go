@@ -114,9 +114,10 @@ func (f *Flight[T]) do(ctx context.Context, key string, fn func(ctx context.Cont
 	if err := f.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.Vet(ctx, f.s.m.Full(f.path), nil) }); err != nil {
 		return v, false, err
 	}
+	var came *zk.Stat // of the znode that came first, in whichever session
 	for {
 		ran := false
-		v, shared, err = f.try(ctx, rw, func(ctx context.Context) (T, error) {
+		v, shared, err = f.try(ctx, rw, &came, func(ctx context.Context) (T, error) {
 			ran = true
 			return fn(ctx)
 		})
@@ -130,11 +131,10 @@ func (f *Flight[T]) do(ctx context.Context, key string, fn func(ctx context.Cont
 }
 
 // try is do within one session, with the lock of the key.
-func (f *Flight[T]) try(ctx context.Context, rw *RWMutex, fn func(ctx context.Context) (T, error)) (v T, shared bool, err error) {
-	var came *zk.Stat // of the znode that came first
+func (f *Flight[T]) try(ctx context.Context, rw *RWMutex, came **zk.Stat, fn func(ctx context.Context) (T, error)) (v T, shared bool, err error) {
 	// Readers wait for who runs, and then read at the same time.
 	err = rw.RDo(ctx, func(ctx context.Context) (err error) {
-		v, shared, err = f.look(ctx, rw, &came)
+		v, shared, err = f.look(ctx, rw, came)
 		return err
 	})
 	if shared {
@@ -146,7 +146,7 @@ func (f *Flight[T]) try(ctx context.Context, rw *RWMutex, fn func(ctx context.Co
 	var own error
 	err = rw.Do(ctx, func(ctx context.Context) error {
 		// Who came before may have stored it meanwhile, or somebody between our two places in the line.
-		if v, shared, err = f.look(ctx, rw, &came); shared || err != nil {
+		if v, shared, err = f.look(ctx, rw, came); shared || err != nil {
 			return err
 		}
 		f.sweepSoon(ctx, rw)

@@ -3,9 +3,12 @@ package zsync_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/zktest"
@@ -96,5 +99,85 @@ func TestNothingIsOfferedWhoseAttemptTheServersDoNotLetUsWriteDown(t *testing.T)
 		srv.Heal(id)
 		wantErr(t, d.Ack(t.Context()), zsync.ErrLost)
 		wantLen(t, other, 0)
+	})
+}
+
+// A note that finds that others have given the claims back was not written down.
+func TestNothingIsOfferedWhoseNoteFindsThatTheClaimIsLost(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, o := open(t, srv), open(t, srv)
+		id := s.ID()
+		q := zsync.NewQueue[int](s, "/q", zsync.WithMaxAttempts(1))
+		must(t, q.Send(t.Context(), 1))
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Session == id && r.Op == zktest.OpMulti && len(r.Ops) == 1 {
+				return zktest.Fail(codeNoAuth)
+			}
+			return zktest.Pass
+		})
+		ch := q.Deliveries(t.Context())
+		time.Sleep(5 * time.Second) // it waits for its note
+		names := childrenOf(t, o, "/q-live")
+		if len(names) != 1 {
+			t.Fatalf("marks %q, want one", names)
+		}
+		_, err := o.Txn(t.Context(), &zk.DeleteRequest{Path: "/q-live/" + names[0], Version: -1})
+		must(t, err)
+		d := wantNext(t, zsync.NewQueue[int](o, "/q", zsync.WithMaxAttempts(1)).Deliveries(t.Context()), 1)
+		srv.Intercept(nil)
+		select {
+		case ours := <-ch:
+			t.Errorf("attempt %d is delivered here, and attempt %d elsewhere", ours.Attempt, d.Attempt)
+		case <-time.After(2 * time.Minute):
+		}
+		must(t, d.Ack(t.Context()))
+	})
+}
+
+func TestATxnThatWasToldToBeRefusedIsNotDoneLater(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		id := s.ID()
+		q := zsync.NewQueue[int](s, "/q")
+		must(t, q.Send(t.Context(), 1))
+		d := wantNext(t, q.Deliveries(t.Context()), 1)
+		time.Sleep(time.Second)
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Session == id && r.Op == zktest.OpMulti {
+				return zktest.Fail(codeNoAuth)
+			}
+			return zktest.Pass
+		})
+		_, err := d.Txn(t.Context(), &zk.CreateRequest{Path: "/done"})
+		wantErr(t, err, zk.ErrNoAuth)
+		srv.Intercept(nil)
+		time.Sleep(time.Minute)
+		if slices.Contains(childrenOf(t, s, "/"), "done") {
+			t.Error("it was done after all")
+		}
+		_, err = d.Txn(t.Context(), &zk.CreateRequest{Path: "/done"})
+		must(t, err)
+		wantLen(t, q, 0)
+	})
+}
+
+func TestReceiveNAsksForAllAgainWhenWhatItGotWasNone(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		q := zsync.NewQueue[int](s, "/q")
+		must(t, zsync.NewQueue[string](s, "/q").Send(t.Context(), "no number"))
+		got := make(chan int, 1)
+		go func() {
+			ds, err := q.ReceiveN(t.Context(), 5)
+			if err != nil {
+				t.Error(err)
+			}
+			got <- len(ds)
+		}()
+		time.Sleep(time.Second)
+		must(t, q.Send(t.Context(), counted(5)...))
+		if n := <-got; n != 5 {
+			t.Errorf("received %d of 5", n)
+		}
 	})
 }

@@ -36,9 +36,9 @@ func (q *Queue[T]) SendOp(vs ...T) any {
 // check or send is there when and only when the element is gone. The responses are
 // those to ops, one for each that is not a SendOp.
 //
-// If the servers refuse one of ops nothing is done, the element stays claimed, as
-// if Txn had not been called, and the error is that operation's; the responses tell
-// which. If the session ends before the reply Txn goes on in the next one, as Ack
+// If the servers refuse the transaction nothing is done, then or later, and the
+// element stays claimed, as if Txn had not been called. If it is one of ops that they
+// refuse the error is that operation's; the responses tell which. If the session ends before the reply Txn goes on in the next one, as Ack
 // does: ephemeral znodes of ops belong to that one then. If ctx ends first, it goes
 // on in the background, and Ack tells what came of it; if it was refused by then Ack
 // acknowledges the element without it. Where the queue of a SendOp is limited

@@ -54,7 +54,7 @@ func (c *consumer) Next() (Claim, error) {
 		return nil, session.CtxErr(c.ctx)
 	}
 	for {
-		it, err := c.p.next(c.ctx, 0)
+		it, err := c.p.next(c.ctx, 1, false)
 		if err != nil {
 			return nil, err
 		}
@@ -91,7 +91,9 @@ func (q *core) present(ctx context.Context, it *item, o Joining) (offer, back bo
 	}
 	select {
 	case <-it.ledger.noting(it): // a consumer that dies of the element must be found to have tried
-		return true, false
+		if it.ledger.noted() {
+			return true, false
+		}
 	case <-ctx.Done():
 	case <-inc.Disconnection():
 	case <-inc.Ctx.Done():
@@ -260,10 +262,11 @@ func (q *core) Receive(ctx context.Context, n int) (claims []Claim, err error) {
 		case <-inner.Done():
 		}
 	})
-	p := q.join(n)
+	room := min(n, maxBatch) // a sum of them overflows nothing
+	p := q.join(room)
 	defer p.leave()
-	for counted := n; ; counted = 0 {
-		it, err := p.next(inner, counted)
+	for counted := true; ; counted = false {
+		it, err := p.next(inner, room, counted)
 		if err != nil {
 			return nil, err
 		}

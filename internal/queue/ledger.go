@@ -445,6 +445,14 @@ func (l *ledger) noting(it *item) (noted <-chan struct{}) {
 	return it.note
 }
 
+// noted reports whether a note that is over was written down: it was not if the claims
+// are found to be lost, or the Session is closed.
+func (l *ledger) noted() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !l.void && l.q.m.Failure() == nil
+}
+
 // handed is told that a consumer has taken an item, and settles it. Where attempts are not
 // limited that is written down soon, with others, unless the item is acknowledged first.
 //
@@ -457,14 +465,13 @@ func (l *ledger) handed(it *item) {
 	if l.ended {
 		l.startLocked() // it is not being offered any more
 	}
-	if !it.batch.left[it] || it.final != nil && it.final.with == nil {
-		return // it is settled already
+	if !it.batch.left[it] || it.final != nil && (it.final.with == nil || session.IsClosed(it.final.done)) {
+		return // it is settled already, or its txn is lost
 	}
 	l.hand[it] = true
 	l.q.m.Holds.Add(1)
 	switch {
-	case it.final != nil: // a txn, which may be refused
-	case l.lost || l.void:
+	case it.final == nil && (l.lost || l.void):
 		l.traceLossLocked(l.lossCause(), it)
 		l.enterLocked(it, fateReturn, true)
 	case l.q.foreign == nil && l.q.cfg.MaxAttempts == 0:
@@ -778,6 +785,10 @@ func (l *ledger) finish(p *posting, err error) {
 	// error that is not a loss, nor the end of the Session, says that nothing was
 	// applied, whether the servers refused it or what it needs could not be made.
 	if err != nil && !errors.Is(err, session.ErrLost) && l.q.m.Failure() == nil {
+		if culprit == nil && len(es) == 1 && es[0].with != nil && !l.journal.open { // it has been told, so it is not done later
+			l.refuseTxnLocked(es[0], err)
+			return
+		}
 		if culprit == nil && len(es) > 1 { // each by itself will tell
 			for _, e := range es {
 				e.alone = true
@@ -866,11 +877,11 @@ func (l *ledger) retry() {
 // voidLocked is the end of claims that others have given back.
 func (l *ledger) voidLocked() {
 	l.void, l.ended = true, true
-	for _, e := range l.queue {
+	for _, e := range slices.Concat(l.queue, l.refused) {
 		e.err = l.loss()
 		close(e.done)
 	}
-	l.queue = nil
+	l.queue, l.refused = nil, nil
 	for it := range l.hand {
 		l.unhandLocked(it)
 		if it.final == nil {
@@ -943,7 +954,7 @@ func (p *posting) doubt() {
 			there = stat != nil
 			return err
 		})
-		if e.fate != fateReturn && e.fate != fateHand && (err != nil || !there) {
+		if e.fate != fateReturn && e.fate != fateHand && !e.gone && (err != nil || !there) {
 			e.err = fmt.Errorf("its claim was given back by others, and is gone, so whether it was applied before is unknown: %w", zk.ErrNoNode)
 		}
 		return nil

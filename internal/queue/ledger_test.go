@@ -74,3 +74,36 @@ func TestWhatIsBeingSettledIsInHandUntilThatIsPosted(t *testing.T) {
 		t.Errorf("in hand are %q, want 0-1: what is acknowledged, and what is noted, but not what is returned", got)
 	}
 }
+
+// offeredTxn returns an item whose program calls Txn before its offer is over.
+func offeredTxn() (*ledger, *item) {
+	l, b, _ := claimedOf(1)
+	l.q.m, l.inc = &session.Manager{}, &session.Incarnation{}
+	l.running, l.hand, b.left = true, make(map[*item]bool), make(map[*item]bool)
+	it := b.items[0]
+	b.left[it], it.out = true, true
+	it.final = &entry{item: it, fate: fateRemove, with: &txn{}, done: make(chan struct{})}
+	return l, it
+}
+
+func TestATxnThatIsLostBeforeItsOfferIsOverIsNotInHand(t *testing.T) {
+	l, it := offeredTxn()
+	l.void, l.ended = true, true
+	close(it.final.done)
+	l.handed(it)
+	if len(l.hand) != 0 || l.q.m.Holds.Load() != 0 {
+		t.Errorf("%d in hand, %d holds, for ever", len(l.hand), l.q.m.Holds.Load())
+	}
+}
+
+func TestATxnThatIsRefusedAfterItsOfferIsOverWasAnAttempt(t *testing.T) {
+	l, it := offeredTxn()
+	e := it.final
+	l.handed(it)
+	l.mu.Lock()
+	l.refuseTxnLocked(e, nil)
+	l.mu.Unlock()
+	if len(l.hand) != 1 || len(l.fresh) != 1 {
+		t.Errorf("%d in hand, %d to be noted", len(l.hand), len(l.fresh))
+	}
+}

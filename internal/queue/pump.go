@@ -110,16 +110,15 @@ func (p *pump) waitLocked(n int) {
 }
 
 // next returns the next item for a consumer to offer. It must call done when
-// that is taken, or put back. counted is how many join has counted for it, which
-// it does not wait for any more when this returns.
-func (p *pump) next(ctx context.Context, counted int) (*item, error) {
+// that is taken, or put back. It counts as n that wait until this returns; counted
+// tells that join has counted them already.
+func (p *pump) next(ctx context.Context, n int, counted bool) (*item, error) {
 	p.mu.Lock()
-	if counted == 0 {
-		counted = 1
-		p.waitLocked(1)
+	if !counted {
+		p.waitLocked(n)
 	}
 	defer func() {
-		p.waiting -= counted
+		p.waiting -= n
 		p.mu.Unlock()
 	}()
 	for {
