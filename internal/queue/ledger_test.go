@@ -98,12 +98,13 @@ func TestATxnThatIsLostBeforeItsOfferIsOverIsNotInHand(t *testing.T) {
 
 func TestATxnThatIsRefusedAfterItsOfferIsOverWasAnAttempt(t *testing.T) {
 	l, it := offeredTxn()
+	l.fresh = []*item{{}} // one before it, so no timer is set
 	e := it.final
 	l.handed(it)
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.refuseTxnLocked(e, nil)
-	l.mu.Unlock()
-	if len(l.hand) != 1 || len(l.fresh) != 1 {
+	if len(l.hand) != 1 || len(l.fresh) != 2 || l.fresh[1] != it {
 		t.Errorf("%d in hand, %d to be noted", len(l.hand), len(l.fresh))
 	}
 }
