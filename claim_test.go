@@ -72,6 +72,12 @@ func TestOneHolderWhenTheServerFailsBehindTheNotificationAndTheNextLags(t *testi
 					must(t, <-gotW)
 					mend()
 					time.Sleep(time.Second)
+					if session.IsClosed(mw.Lost()) { // granted a moment before it was told that its znode is gone
+						wantErr(t, mw.Unlock(), zsync.ErrLost)
+						must(t, <-gotP)
+						must(t, mp.Unlock())
+						return
+					}
 					pendingStill(t, gotP)
 					must(t, mw.Unlock())
 					must(t, <-gotP)
@@ -80,6 +86,14 @@ func TestOneHolderWhenTheServerFailsBehindTheNotificationAndTheNextLags(t *testi
 				}
 				must(t, mp.Lock(t.Context()))
 				time.Sleep(5 * time.Second)
+				select {
+				case err := <-gotW: // granted a moment before it was told that its znode is gone
+					must(t, err)
+					wantErr(t, mw.Unlock(), zsync.ErrLost)
+					gotW = async(func() error { return mw.Lock(t.Context()) })
+					time.Sleep(time.Second)
+				default:
+				}
 				pendingStill(t, gotW)
 				mend()
 				time.Sleep(time.Second)
