@@ -41,6 +41,11 @@ func lossOf(err error) zsync.LossReason {
 // The znode of one who waits is deleted, and the one ahead with it: it has been told
 // of both when it looks, and its server fails. Both stand in the line anew, and
 // whoever is the first there alone holds, though the other's server lags.
+//
+// Both go in one transaction, and its events come one after the other: between them
+// the waiter is granted the lock, as the one ahead of it has gone and nothing tells
+// that it has not stood then. Such a hold is that of somebody whose znode a stranger
+// deletes: it is told to be lost, at the latest when its connection is back.
 func TestOneHolderWhenTheServerFailsBehindTheNotificationAndTheNextLags(t *testing.T) {
 	for _, first := range []string{"the holder", "the waiter"} {
 		t.Run(first, func(t *testing.T) {

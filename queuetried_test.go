@@ -64,6 +64,16 @@ func TestElementThatIsReleasedComesBackWithTheSameAttempt(t *testing.T) {
 	})
 }
 
+// refuseNotes has what a session writes down of attempts refused.
+func refuseNotes(srv *zktest.Server, id int64) {
+	srv.Intercept(func(r zktest.Request) zktest.Action {
+		if r.Session == id && r.Op == zktest.OpMulti && len(r.Ops) == 1 {
+			return zktest.Fail(codeNoAuth)
+		}
+		return zktest.Pass
+	})
+}
+
 // Else a consumer that dies of it could be given it again.
 func TestNothingIsOfferedWhoseAttemptTheServersDoNotLetUsWriteDown(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
@@ -71,12 +81,7 @@ func TestNothingIsOfferedWhoseAttemptTheServersDoNotLetUsWriteDown(t *testing.T)
 		id := s.ID()
 		q := zsync.NewQueue[int](s, "/q", zsync.WithMaxAttempts(1))
 		must(t, q.Send(t.Context(), 1))
-		srv.Intercept(func(r zktest.Request) zktest.Action {
-			if r.Session == id && r.Op == zktest.OpMulti && len(r.Ops) == 1 {
-				return zktest.Fail(codeNoAuth)
-			}
-			return zktest.Pass
-		})
+		refuseNotes(srv, id)
 		ch := q.Deliveries(t.Context())
 		time.Sleep(time.Minute)
 		select {
@@ -106,15 +111,9 @@ func TestNothingIsOfferedWhoseAttemptTheServersDoNotLetUsWriteDown(t *testing.T)
 func TestNothingIsOfferedWhoseNoteFindsThatTheClaimIsLost(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, o := open(t, srv), open(t, srv)
-		id := s.ID()
 		q := zsync.NewQueue[int](s, "/q", zsync.WithMaxAttempts(1))
 		must(t, q.Send(t.Context(), 1))
-		srv.Intercept(func(r zktest.Request) zktest.Action {
-			if r.Session == id && r.Op == zktest.OpMulti && len(r.Ops) == 1 {
-				return zktest.Fail(codeNoAuth)
-			}
-			return zktest.Pass
-		})
+		refuseNotes(srv, s.ID())
 		ch := q.Deliveries(t.Context())
 		time.Sleep(5 * time.Second) // it waits for its note
 		names := childrenOf(t, o, "/q-live")

@@ -55,7 +55,7 @@ import (
 // # Cost
 //
 // Do of an instant that has been done costs 1 request, or none if this process
-// knows of it. To run costs 6 requests in 6 round trips: two reads, a Lock and an
+// knows of it. To run costs 6 requests in 5 round trips: two reads, a Lock and an
 // Unlock of a Mutex, and a transaction; and up to 3 for a watch on path/last, beside
 // the Lock. Who waits waits as for a Mutex, and the watch tells all who wait at once
 // that it is done.
