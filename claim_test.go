@@ -75,14 +75,20 @@ func TestOneHolderWhenTheServerFailsBehindTheNotificationAndTheNextLags(t *testi
 					time.Sleep(100 * time.Millisecond) // it has made its znode
 					gotP := async(func() error { return mp.Lock(t.Context()) })
 					must(t, <-gotW)
+					token := async(func() error { _, err := mw.Token(t.Context()); return err })
+					txn := async(func() error { _, err := mw.Txn(t.Context(), &zk.CreateRequest{Path: "/written"}); return err })
 					mend()
 					time.Sleep(time.Second)
 					if session.IsClosed(mw.Lost()) { // granted a moment before it was told that its znode is gone
+						wantErr(t, <-token, zsync.ErrLost)
+						wantErr(t, <-txn, zsync.ErrLost)
 						wantErr(t, mw.Unlock(), zsync.ErrLost)
 						must(t, <-gotP)
 						must(t, mp.Unlock())
 						return
 					}
+					must(t, <-token)
+					must(t, <-txn)
 					pendingStill(t, gotP)
 					must(t, mw.Unlock())
 					must(t, <-gotP)
