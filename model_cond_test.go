@@ -101,6 +101,5 @@ func TestModelOfCond(t *testing.T) {
 		}
 		wg.Wait()
 		sleeping.Wait()
-		time.Sleep(time.Minute)
 	})
 }
