@@ -979,7 +979,7 @@ func TestHammerRoundsNeverMix(t *testing.T) {
 		var done []<-chan error
 		for i := range r.n {
 			wg := zsync.NewWaitGroup(ss[i%len(ss)], "/w")
-			done = append(done, async(func() error { return r.take(within(t, 10*time.Minute), wg, 0, 15) }))
+			done = append(done, async(func() error { return r.take(within(t, time.Hour), wg, 0, 15) }))
 		}
 		for _, c := range done {
 			if err := <-c; err != nil {

@@ -359,6 +359,7 @@ func TestQueueRefusesAnEndedContext(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		d := <-q.Deliveries(t.Context())
 		cancel(cause)
+		srv.SetLatency(time.Millisecond) // an Ack whose answer is there returns that
 		_, _, err1 := q.TryRecv(ctx)
 		_, _, err2 := q.Peek(ctx)
 		_, err3 := q.Len(ctx)
