@@ -5,6 +5,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -26,7 +27,7 @@ import (
 // # Znodes
 //
 // The Barrier is closed while the znode path exists. It is persistent and its
-// data is the owner in plain text ([WithOwner]). The container path-receipts
+// data is "zsync: closed by " and the owner ([WithOwner]), in plain text. The container path-receipts
 // holds a znode for each Close and Open in progress, and the parents of path
 // are containers too, so the servers remove what an open Barrier leaves.
 //
@@ -73,7 +74,7 @@ func (b *Barrier) Path() string { return b.path }
 func (b *Barrier) Close(ctx context.Context) error {
 	err := b.change(ctx, func(znode string) any {
 		m := b.s.m
-		return &zk.CreateRequest{Path: znode, Data: []byte(m.Config.Owner), Acl: m.Config.ACL}
+		return &zk.CreateRequest{Path: znode, Data: []byte(marks.Gate + m.Config.Owner), Acl: m.Config.ACL}
 	})
 	if session.IsNodeExists(err) {
 		// Closed by somebody else: but is it by one of those whom the ACL allows?

@@ -11,6 +11,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/codec"
+	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -49,8 +50,8 @@ import (
 // Each key is a persistent znode, path/<key>, whose data is the value in the
 // form that the codec gives it ([WithCodec]; the default is JSON). Bytes that
 // ZooKeeper does not allow in a name are written as % and two hexadecimal
-// digits, and so is % itself. path is persistent too; its version counts
-// deletions. Each write makes a receipt below path-receipts, in the same
+// digits, and so is % itself. path is persistent too; its data are "zsync map", and
+// its version counts deletions. Each write makes a receipt below path-receipts, in the same
 // transaction, and deletes it in the background.
 //
 // # Cost
@@ -182,7 +183,7 @@ func (m *Map[V]) create(ctx context.Context, path string, data []byte) error {
 		}
 		// It is persistent, unlike other directories: its version must not
 		// begin anew while somebody relies on it.
-		m.s.m.MakeLasting(m.dir())
+		m.s.m.MarkLasting(m.dir(), []byte(marks.Map))
 		if err := m.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.MakeDir(ctx, m.dir()) }); err != nil {
 			return err
 		}
@@ -248,9 +249,15 @@ func (m *Map[V]) Delete(ctx context.Context, key string) error {
 	return m.fail("delete", key, err)
 }
 
+// counting counts a deletion. What the version counts, the data do not say: they
+// tell tools that this is a map.
+func (m *Map[V]) counting() any {
+	return &zk.SetDataRequest{Path: m.dir(), Data: []byte(marks.Map), Version: -1}
+}
+
 // deletion returns what deletes a key and counts that.
 func (m *Map[V]) deletion(path string, version int32) []any {
-	return []any{&zk.DeleteRequest{Path: path, Version: version}, &zk.SetDataRequest{Path: m.dir(), Version: -1}}
+	return []any{&zk.DeleteRequest{Path: path, Version: version}, m.counting()}
 }
 
 // LoadAndDelete deletes key and returns the value that it had, if it was there.
@@ -366,7 +373,7 @@ func (m *Map[V]) change(ctx context.Context, key string, ops func(path string, n
 		}
 		if deletions == -1 {
 			// A request cannot ask for −1, which means any. Take it further.
-			if _, err := m.commit(ctx, &zk.SetDataRequest{Path: m.dir(), Version: -1}); err != nil {
+			if _, err := m.commit(ctx, m.counting()); err != nil {
 				return err
 			}
 			continue
@@ -453,7 +460,7 @@ func (m *Map[V]) deleteAll(ctx context.Context, names []string) error {
 	for _, name := range names {
 		ops = append(ops, &zk.DeleteRequest{Path: session.ChildPath(m.dir(), name), Version: -1})
 	}
-	_, err := m.commit(ctx, append(ops, &zk.SetDataRequest{Path: m.dir(), Version: -1})...)
+	_, err := m.commit(ctx, append(ops, m.counting())...)
 	if !session.IsNoNode(err) || len(names) == 1 {
 		if session.IsNoNode(err) {
 			err = nil

@@ -3,11 +3,13 @@ package main
 import (
 	"context"
 	"errors"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/marks"
 )
 
 func barrierCommand(c *client) *cobra.Command {
@@ -75,8 +77,8 @@ func (t *task) gate() string {
 		return ""
 	}
 	by := ""
-	if len(data) > 0 {
-		by = " by " + printable(string(data))
+	if owner := strings.TrimPrefix(string(data), marks.Gate); owner != "" {
+		by = " by " + printable(owner)
 	}
 	return "closed" + by + " since " + time.UnixMilli(stat.Ctime).Format(time.DateTime)
 }

@@ -356,6 +356,9 @@ func TestListTellsGroupsAndAsksABigTreeForLittle(t *testing.T) {
 		if err := m.Store(ctx, fmt.Sprint(i), i); err != nil {
 			t.Fatal(err)
 		}
+		if err := zsync.NewValue[int](s, fmt.Sprint("/values/", i)).Store(ctx, i); err != nil {
+			t.Fatal(err)
+		}
 	}
 	var asked atomic.Int64
 	srv.Intercept(func(r zktest.Request) zktest.Action {
@@ -365,12 +368,16 @@ func TestListTellsGroupsAndAsksABigTreeForLittle(t *testing.T) {
 		return zktest.Pass
 	})
 	r := start(t, srv.Addr(), "", "status", "/")
-	if status := r.wait(); status != 0 || strings.Count(r.stdout.String(), "/map/") != n {
-		t.Errorf("exit status %d, and of the map %d keys\n%s", status, strings.Count(r.stdout.String(), "/map/"), &r.stderr)
+	if status := r.wait(); status != 0 || strings.Count(r.stdout.String(), "/values/") != n {
+		t.Errorf("exit status %d, and %d values\n%s", status, strings.Count(r.stdout.String(), "/values/"), &r.stderr)
 	}
-	// A znode costs a listing, and one that has data a sync and a read.
-	if got := asked.Load(); got < 3*n || got > 3*n+100 {
-		t.Errorf("%d requests for %d keys", got, n)
+	if got := r.stdout.String(); !regexp.MustCompile(`\n/map +map +- +300 keys `).MatchString(got) || strings.Contains(got, "/map/") {
+		t.Errorf("a map is one line, and its entries are none:\n%s", got)
+	}
+	// A znode costs a listing, and one that has data, and is no entry, a sync and a
+	// read. One whose data are as long as the mark of a map is read once more.
+	if got := asked.Load(); got < 4*n || got > 4*n+100 {
+		t.Errorf("%d requests for %d values, and a map of as many keys", got, n)
 	}
 	r = start(t, srv.Addr(), "", "ls", "/services")
 	r.wait()

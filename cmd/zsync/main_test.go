@@ -911,7 +911,7 @@ func TestStatusInJSONIsCompleteAndTyped(t *testing.T) {
 		{"path": "/waitgroup", "kind": "wait group", "state": "3 open tasks", "count": 3.0},
 		{"path": "/value", "kind": "data", "state": `{"a":1}`, "value": map[string]any{"a": 1.0}},
 		{"path": "/text", "kind": "data", "state": "twice", "value": "twice"},
-		{"path": "/gate", "kind": "gate", "state": "closed", "owner": "<an owner\x1b>", "value": "<an owner\x1b>"},
+		{"path": "/gate", "kind": "gate", "state": "closed", "owner": "<an owner\x1b>", "value": "zsync: closed by <an owner\x1b>"},
 		{"path": "/free", "kind": "", "state": "free"},
 	}
 	for _, w := range want {

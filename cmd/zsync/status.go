@@ -28,11 +28,13 @@ of a schedule was the last. Times are those of the
 servers' clocks. A path, or an owner, that we may not read costs the others
 nothing; the exit status is then 77.
 
+A closed gate and a map are known by what zsync writes into their znodes, and the
+children of a map are entries, whatever they are called and hold. Of a semaphore
+that nobody uses the limit is shown, if it can be told that it is one.
 Where there is nothing of these the data of the znode is shown, if it has any:
-that is a Value, or the limit of a semaphore that nobody uses. A closed gate is
-a znode too, with the name of who has closed it: text that is not JSON and was
-written once is taken for that. Otherwise the path is free. So is, for all that
-can be seen, a gate that kazoo has closed, as it leaves no name.
+that is a Value; or a gate that Curator has closed, or a map that an older zsync
+has made, as nothing tells them for certain. Otherwise the path is free. So is, for
+all that can be seen, a gate that kazoo has closed.
 
 --json prints an array of objects, one for each line of the table, with the
 fields path, kind (empty if the path is free), mode, state, holding, owner,

@@ -11,7 +11,8 @@ import (
 // A Kind is a primitive in a layout.
 type Kind string
 
-// The kinds that are told by the children of their znode.
+// The kinds that are told by the children of their znode, if no mark tells
+// another.
 const (
 	Lock          Kind = "lock"            // a Mutex, or the line of a Once, a Schedule or a LeaderSelector
 	RWLock        Kind = "read-write lock" // an RWMutex
@@ -27,6 +28,13 @@ const (
 	Queue         Kind = "queue"
 	ForeignQueue  Kind = "foreign queue" // of another library
 	Group         Kind = "group"         // by its name only kazoo's
+)
+
+// The kinds that are told by marks.
+const (
+	Gate  Kind = "gate"  // a closed Barrier
+	Map   Kind = "map"   // its children are entries, whatever they are called and hold
+	Entry Kind = "entry" // a key of a Map and its value
 )
 
 // lines are the kinds of which two at one path do not see each other, though
@@ -127,7 +135,7 @@ func Mixed(kinds []Kind) bool {
 }
 
 // besides are the endings of znodes that belong to the one before them.
-var besides = []string{"-claims", "-live", "-consumers", "-senders", "-receipts", "-dead", "-ids", "-__lock__"}
+var besides = []string{"-claims", "-live", "-consumers", "-senders", "-receipts", "-dead", "-ids", "-__lock__", "-__resized__"}
 
 // Beside returns the name of the znode to which the one with this name belongs,
 // as its neighbour.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/kinds"
+	"github.com/zsync/zsync/internal/marks"
 )
 
 type rawJSON = json.RawMessage
@@ -28,6 +29,20 @@ func At(ctx context.Context, s *zsync.Session, path string) ([]Line, error) {
 		return nil, err
 	}
 	a := &asker{s: s, path: path, names: names, all: true}
+	entry, err := inMap(ctx, s, path)
+	if err != nil {
+		return nil, err
+	}
+	if !entry || len(names) > 0 {
+		if a.isMap, err = isMap(ctx, s, path); err != nil {
+			return nil, err
+		}
+	}
+	if entry && !a.isMap { // what is beside it are entries too
+		if a.all, a.kinds = false, kinds.Of(names); len(a.kinds) == 0 {
+			a.kinds = []kinds.Kind{kinds.Entry}
+		}
+	}
 	return a.ask(ctx)
 }
 
@@ -36,7 +51,7 @@ func (p *Place) look(ctx context.Context, s *zsync.Session) ([]Line, error) {
 	if len(p.Kinds) == 0 && !p.Data {
 		return nil, nil
 	}
-	a := &asker{s: s, path: p.Path, names: p.Names, kinds: p.Kinds}
+	a := &asker{s: s, path: p.Path, names: p.Names, kinds: p.Kinds, isMap: slices.Contains(p.Kinds, kinds.Map), gated: p.Gated}
 	return a.ask(ctx)
 }
 
@@ -47,6 +62,8 @@ type asker struct {
 	names []string // of the children
 	kinds []kinds.Kind
 	all   bool // ask for everything
+	isMap bool // so its children are entries, but for those who hold or wait
+	gated bool // it has the neighbour of kazoo's semaphore
 }
 
 func (a *asker) wants(of ...kinds.Kind) bool {
@@ -54,7 +71,11 @@ func (a *asker) wants(of ...kinds.Kind) bool {
 }
 
 func (a *asker) ask(ctx context.Context) (lines []Line, err error) {
-	for _, ask := range []func(context.Context) ([]Line, error){a.contenders, a.facts, a.queue, a.members} {
+	asks := []func(context.Context) ([]Line, error){a.contenders, a.facts, a.queue, a.members}
+	if a.isMap {
+		asks = []func(context.Context) ([]Line, error){a.contenders, a.members, a.keys}
+	}
+	for _, ask := range asks {
 		more, err := ask(ctx)
 		lines = append(lines, more...)
 		if err != nil {
@@ -94,6 +115,9 @@ func (a *asker) contenders(ctx context.Context) (lines []Line, err error) {
 		for _, c := range contenders {
 			if c.Holding && kind.holders != nil && !kind.holders.MatchString(c.Node) {
 				continue
+			}
+			if c.Session == 0 && (a.isMap || kind.name == kinds.KazooPermits) {
+				continue // an entry, or a child of something else, that has such a name
 			}
 			mode := c.Mode.String()
 			if kind.name == kinds.Cond {
@@ -260,22 +284,65 @@ func (a *asker) members(ctx context.Context) (lines []Line, err error) {
 	return lines, nil
 }
 
+// keys describes a map.
+func (a *asker) keys(ctx context.Context) ([]Line, error) {
+	n, err := zsync.NewMap[[]byte](a.s, a.path, zsync.WithCodec(zsync.Raw)).Len(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return []Line{{Path: a.path, Kind: string(kinds.Map), State: Count(n, "key"), Count: &n}}, nil
+}
+
+// idle describes a semaphore that nobody uses: its limit is there, and where
+// those stand who use it.
+func (a *asker) idle(ctx context.Context, data []byte) ([]Line, error) {
+	limit, err := strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
+	if err != nil || limit <= 0 {
+		return nil, nil
+	}
+	has := func(name string) bool { return slices.Contains(a.names, name) }
+	kind := kinds.Semaphore
+	if !has("resized") && !(has("leases") && has("locks")) {
+		if kind = kinds.KazooPermits; a.all {
+			_, _, err := a.s.Children(ctx, a.path+"-__lock__")
+			if err != nil && !errors.Is(err, zk.ErrNoNode) {
+				return nil, err
+			}
+			a.gated = err == nil
+		}
+		if !a.gated {
+			return nil, nil
+		}
+	}
+	return []Line{{Path: a.path, Kind: string(kind), State: "free, " + Count(int(limit), "permit")}}, nil
+}
+
 // value describes the data at a path where nothing else is.
 func (a *asker) value(ctx context.Context) ([]Line, error) {
+	entry := slices.Contains(a.kinds, kinds.Entry)
 	data, version, err := zsync.NewValue[[]byte](a.s, a.path, zsync.WithCodec(zsync.Raw)).Load(ctx)
 	switch {
+	case entry && err == nil && len(data) == 0:
+		return []Line{{Path: a.path, Kind: string(kinds.Entry), State: "empty"}}, nil
 	case errors.Is(err, zsync.ErrNoValue), err == nil && len(data) == 0:
 		return []Line{{Path: a.path, State: "free"}}, nil
 	case err != nil:
 		return nil, err
-	case json.Valid(data):
-		return []Line{{Path: a.path, Kind: "data", State: Printable(string(data)), Value: data}}, nil
+	}
+	kind := "data"
+	if entry {
+		kind = string(kinds.Entry)
+	} else if lines, err := a.idle(ctx, data); len(lines) > 0 || err != nil {
+		return lines, err
+	}
+	if json.Valid(data) {
+		return []Line{{Path: a.path, Kind: kind, State: Printable(string(data)), Value: data}}, nil
 	}
 	value, err := json.Marshal(string(data))
-	l := Line{Path: a.path, Kind: "data", State: Printable(string(data)), Value: value}
-	// A closed gate is made, with the name of who closes it, and not written.
-	if len(a.names) == 0 && strings.HasPrefix(version.String(), "0@") {
-		l.Kind, l.State, l.Owner = "gate", "closed", string(data)
+	l := Line{Path: a.path, Kind: kind, State: Printable(string(data)), Value: value}
+	// A closed gate is made, and not written.
+	if owner, ok := strings.CutPrefix(string(data), marks.Gate); ok && !entry && len(a.names) == 0 && strings.HasPrefix(version.String(), "0@") {
+		l.Kind, l.State, l.Owner = string(kinds.Gate), "closed", owner
 	}
 	return []Line{l}, err
 }

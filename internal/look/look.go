@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"path"
+	"regexp"
 	"slices"
 	"sync"
 	"time"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/kinds"
+	"github.com/zsync/zsync/internal/marks"
 )
 
 // Atonce is how many requests, or places, are looked at together.
@@ -28,10 +30,11 @@ const TooMany = 20_000
 // A Place is a path at which a primitive may be.
 type Place struct {
 	Path  string
-	Kinds []kinds.Kind // by the names of its children and neighbours
-	Names []string     // of its children
+	Kinds []kinds.Kind // by its mark, or else by the names of its children and neighbours
+	Names []string     // of its children; of a map's, those that are no entries
 	Made  int64        // how many children it has had, about
 	Data  bool         // it holds data
+	Gated bool         // it has the neighbour at which those stand who wait for kazoo's permits
 	Lines []Line       // set by Look
 }
 
@@ -71,8 +74,12 @@ func Look(ctx context.Context, s *zsync.Session, root string) (*Tree, error) {
 	return t, nil
 }
 
-// dropMarks removes the places that are only what a once or a schedule has
-// written.
+// rounds matches what a double barrier writes into the parent of its parties: n,
+// and what is to be known of the last rounds.
+var rounds = regexp.MustCompile(`^\d+( -?\d+:-?\d+:-?\d+)+$`)
+
+// dropMarks removes the places that are only what a once, a schedule or a double
+// barrier that nobody uses has written.
 func (t *Tree) dropMarks() {
 	marks := map[string]bool{}
 	for _, p := range t.Places {
@@ -85,7 +92,10 @@ func (t *Tree) dropMarks() {
 			}
 		}
 	}
-	t.Places = slices.DeleteFunc(t.Places, func(p Place) bool { return marks[p.Path] })
+	t.Places = slices.DeleteFunc(t.Places, func(p Place) bool {
+		idle := path.Base(p.Path) == "parties" && len(p.Lines) == 1 && rounds.MatchString(p.Lines[0].State)
+		return marks[p.Path] || idle
+	})
 }
 
 // each calls f for 0 to n-1, some at once, until one fails.
@@ -122,10 +132,16 @@ func each(ctx context.Context, n int, f func(i int) error) error {
 }
 
 // Explore looks at everything below root, with one request for each znode that
-// is not known to be part of a primitive.
+// is not known to be part of a primitive, and one more for root and for each that
+// may be a map. The entries of a map are counted, but are no places, unless one is
+// root.
 func Explore(ctx context.Context, s *zsync.Session, root string) (*Tree, error) {
-	x := &explorer{groups: map[string]bool{}}
-	for level := []found{{path: root}}; len(level) > 0; {
+	x := &explorer{root: root, groups: map[string]bool{}, inMaps: map[string][]string{}}
+	entry, err := inMap(ctx, s, root)
+	if err != nil {
+		return nil, err
+	}
+	for level := []found{{path: root, entry: entry}}; len(level) > 0; {
 		if room := TooMany - x.tree.Znodes; len(level) > room {
 			level, x.tree.Cut = level[:room], true
 		}
@@ -135,6 +151,9 @@ func Explore(ctx context.Context, s *zsync.Session, root string) (*Tree, error) 
 		err := each(ctx, len(level), func(i int) error {
 			at := level[i]
 			names, stat, err := s.Children(ctx, at.path)
+			if err == nil && stat.DataLength == int32(len(marks.Map)) && !(at.entry && len(names) == 0) {
+				at.isMap, err = isMap(ctx, s, at.path)
+			}
 			mu.Lock()
 			defer mu.Unlock()
 			switch {
@@ -155,6 +174,7 @@ func Explore(ctx context.Context, s *zsync.Session, root string) (*Tree, error) 
 		level = below
 	}
 	x.group()
+	x.holdInMaps()
 	t := &x.tree
 	slices.SortFunc(t.Places, func(a, b Place) int { return cmp.Compare(a.Path, b.Path) })
 	slices.Sort(t.Strays)
@@ -165,11 +185,34 @@ func Explore(ctx context.Context, s *zsync.Session, root string) (*Tree, error) 
 type found struct {
 	path   string
 	beside bool // it has a neighbour that only a queue has
+	gated  bool // it has one that only kazoo's semaphore has
+	entry  bool // its parent is a map
+	isMap  bool
 }
 
 type explorer struct {
+	root   string
 	tree   Tree
-	groups map[string]bool // have ephemeral children that are nothing else
+	groups map[string]bool     // have ephemeral children that are nothing else
+	inMaps map[string][]string // the ephemeral children of maps that have the name of something
+}
+
+// isMap reports whether a znode has the mark of a map. One that may not be read
+// has it not, as far as can be told.
+func isMap(ctx context.Context, s *zsync.Session, path string) (bool, error) {
+	data, _, err := s.Get(ctx, path)
+	if errors.Is(err, zk.ErrNoNode) || errors.Is(err, zk.ErrNoAuth) {
+		err = nil
+	}
+	return err == nil && string(data) == marks.Map, err
+}
+
+// inMap reports whether the parent of a path is a map.
+func inMap(ctx context.Context, s *zsync.Session, at string) (bool, error) {
+	if parent := path.Dir(at); parent != "/" {
+		return isMap(ctx, s, parent)
+	}
+	return false, nil
 }
 
 // add takes note of a znode, and returns the children to look at.
@@ -177,12 +220,49 @@ func (x *explorer) add(at found, names []string, stat *zk.Stat) (below []found) 
 	p := Place{Path: at.path, Kinds: kinds.Of(names), Names: names, Data: stat.DataLength > 0}
 	// A server counts what is made and what is deleted, in 32 bits.
 	p.Made = (int64(uint32(stat.Cversion)) + int64(stat.NumChildren)) / 2
+	p.Gated = at.gated
 	if at.beside && !slices.Contains(p.Kinds, kinds.Queue) {
 		p.Kinds = append(p.Kinds, kinds.Queue)
 	}
-	queues := map[string]bool{}
+	below = x.children(at, names)
+	switch {
+	case at.isMap:
+		p.Kinds, p.Names, p.Made = []kinds.Kind{kinds.Map}, nil, 0
+	case stat.EphemeralOwner == 0 && at.entry && len(p.Kinds) == 0:
+		if p.Kinds = []kinds.Kind{kinds.Entry}; at.path != x.root {
+			return below
+		}
+	}
+	if stat.EphemeralOwner != 0 {
+		if dir, name := path.Split(at.path); at.entry && len(kinds.Of([]string{name})) > 0 {
+			x.inMaps[path.Clean(dir)] = append(x.inMaps[path.Clean(dir)], name)
+		} else {
+			x.groups[path.Clean(dir)] = true
+		}
+		return below
+	}
+	if at.path != "/" && (len(p.Kinds) > 0 || p.Data || len(names) == 0) {
+		x.tree.Places = append(x.tree.Places, p)
+	}
+	return below
+}
+
+// children returns those of the znode at which we are that are to be looked at.
+func (x *explorer) children(at found, names []string) (below []found) {
+	if at.isMap { // whatever they are called
+		for _, name := range names {
+			below = append(below, found{path: path.Join(at.path, name), entry: true})
+		}
+		return below
+	}
+	queues, gates := map[string]bool{}, map[string]bool{}
 	for _, name := range names {
-		if of, ok := kinds.Beside(name); ok && name != of+"-receipts" && name != of+"-__lock__" {
+		of, ok := kinds.Beside(name)
+		switch {
+		case !ok || name == of+"-receipts":
+		case name == of+"-__lock__", name == of+"-__resized__":
+			gates[of] = true
+		default:
 			queues[of] = true
 		}
 	}
@@ -195,17 +275,21 @@ func (x *explorer) add(at found, names []string, stat *zk.Stat) (below []found) 
 		case beside && name != of+"-dead": // dead letters may well outlive their queue
 			x.tree.Strays = append(x.tree.Strays, child)
 		default:
-			below = append(below, found{child, queues[name]})
+			below = append(below, found{path: child, beside: queues[name], gated: gates[name]})
 		}
 	}
-	if stat.EphemeralOwner != 0 {
-		x.groups[path.Dir(at.path)] = true
-		return below
-	}
-	if at.path != "/" && (len(p.Kinds) > 0 || p.Data || len(names) == 0) {
-		x.tree.Places = append(x.tree.Places, p)
-	}
 	return below
+}
+
+// holdInMaps adds to maps the kinds of what stands among their entries. An entry
+// is never ephemeral, and who holds or waits always is.
+func (x *explorer) holdInMaps() {
+	for i := range x.tree.Places {
+		if p := &x.tree.Places[i]; len(p.Kinds) > 0 && p.Kinds[0] == kinds.Map {
+			p.Names = x.inMaps[p.Path]
+			p.Kinds = append(p.Kinds, kinds.Of(p.Names)...)
+		}
+	}
 }
 
 // group makes a place of each path whose children are members of a group. A

@@ -137,6 +137,9 @@ func (inc *Incarnation) addDir(ctx context.Context, path string, data []byte) (b
 	}
 	for {
 		flags := int32(zk.FlagContainer)
+		if data == nil {
+			data = inc.Manager.mark(path)
+		}
 		if inc.Manager.lasts(path) {
 			flags = zk.FlagPersistent
 		}

@@ -34,7 +34,17 @@ func (m *Manager) lasts(path string) bool {
 // MakeLasting has the directory at path, if this session makes it, be
 // persistent. It is remembered for as long as the Session: not longer than the
 // znode that it leaves.
-func (m *Manager) MakeLasting(path string) { m.lasting.Store(path, struct{}{}) }
+func (m *Manager) MakeLasting(path string) { m.MarkLasting(path, nil) }
+
+// MarkLasting is MakeLasting of a directory that begins with data.
+func (m *Manager) MarkLasting(path string, data []byte) { m.lasting.Store(path, data) }
+
+// mark is what a directory begins with.
+func (m *Manager) mark(path string) []byte {
+	mark, _ := m.lasting.Load(path)
+	data, _ := mark.([]byte)
+	return data
+}
 
 // Vet refuses the directory at path if others may change what is in it. It asks
 // once in a session; if there is no directory it makes one that begins with data.

@@ -73,6 +73,40 @@ func crowd(ctx context.Context, n int) error {
 	}
 }
 
+// holdAndBeAsked holds what the child wants revoked until that is gone, and is then
+// told of it if, and only if, its znode says so.
+func holdAndBeAsked(ctx context.Context, s *zsync.Session, ready func(), _ *crashChild) error {
+	m := zsync.NewMutex(s, crashPath)
+	if err := m.Lock(ctx); err != nil {
+		return err
+	}
+	asked := m.Revoked()
+	ready()
+	<-ctx.Done()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), crashBound)
+	defer cancel()
+	cs, err := m.Contenders(ctx)
+	if err != nil || len(cs) != 1 {
+		return fmt.Errorf("who asks stands in no line: %v, %w", cs, err)
+	}
+	written := cs[0].Owner == "__REVOKE__"
+	if written {
+		select {
+		case <-asked:
+		case <-ctx.Done():
+			return errors.New("the holder is not told what is written in its znode")
+		}
+	}
+	select {
+	case <-asked:
+		if !written {
+			return errors.New("the holder is asked, and nobody has written it")
+		}
+	default:
+	}
+	return m.Unlock()
+}
+
 // awaitWait returns when the child waits for something, or is gone.
 func (c *crashChild) awaitWait(ctx context.Context) {
 	select {
@@ -238,6 +272,15 @@ var mutexCrashes = []crash{{
 	after:    both(afterTxn, afterMutex),
 	leaves:   crashTxnLeaves,
 	requests: 1,
+}, {
+	name: "Mutex.Revoke",
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
+		begin()
+		return zsync.NewMutex(s, crashPath).Revoke(ctx)
+	},
+	beside:   holdAndBeAsked,
+	after:    afterMutex,
+	requests: 3,
 }, {
 	name: "LockAll",
 	child: func(ctx context.Context, s *zsync.Session, begin func()) error {

@@ -1,0 +1,208 @@
+package look_test
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/kinds"
+	"github.com/zsync/zsync/internal/look"
+	"github.com/zsync/zsync/zktest"
+)
+
+// told returns the kinds at each path, as a look at the whole tree tells them, and
+// checks that a look at the path alone tells the same.
+func told(t *testing.T, eyes *zsync.Session, root string) map[string]string {
+	t.Helper()
+	tree, err := look.Look(t.Context(), eyes, root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]string{}
+	for _, p := range tree.Places {
+		all[p.Path] = words(p.Lines)
+		lines, err := look.At(t.Context(), eyes, p.Path)
+		if err != nil {
+			t.Fatal(p.Path, err)
+		}
+		// Only the whole tree tells that there is a group.
+		if at := words(lines); at != all[p.Path] && all[p.Path] != "group" {
+			t.Errorf("%s is told to be %q in the tree, and %q alone", p.Path, all[p.Path], at)
+		}
+	}
+	return all
+}
+
+// words returns the kinds of lines, each once, with what is said beside who holds
+// and who waits.
+func words(lines []look.Line) string {
+	var all []string
+	for _, l := range lines {
+		w := l.Kind
+		if l.Since == nil {
+			w = strings.TrimPrefix(l.Kind+": "+l.State, ": ")
+		}
+		if !slices.Contains(all, w) && w != "free" {
+			all = append(all, w)
+		}
+	}
+	return strings.Join(all, "; ")
+}
+
+// wantTold fails unless each path below root is told to be what is wanted, and
+// nothing else is told to be anything.
+func wantTold(t *testing.T, eyes *zsync.Session, root string, want map[string]string) {
+	t.Helper()
+	got := told(t, eyes, root)
+	maps.DeleteFunc(got, func(_, words string) bool { return words == "" })
+	for path, words := range got {
+		if words != want[path] {
+			t.Errorf("%s is told to be %q, want %q", path, words, want[path])
+		}
+	}
+	for path := range want {
+		if got[path] == "" {
+			t.Errorf("%s is told to be nothing, want %q", path, want[path])
+		}
+	}
+}
+
+func noError(t *testing.T, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestEveryPrimitiveIsToldInUseAndIdle(t *testing.T) {
+	srv := zktest.Start(t)
+	s, eyes := connect(t, srv), connect(t, srv)
+	ctx, kazoo := t.Context(), zsync.WithLayout(zsync.LayoutKazoo)
+	nothing := func(context.Context) error { return nil }
+	lock, rw, other := zsync.NewMutex(s, "/lock"), zsync.NewRWMutex(s, "/rw"), zsync.NewMutex(s, "/kazoo", kazoo)
+	permits, resized, theirs := zsync.NewSemaphore(s, "/permits", 3), zsync.NewSemaphore(s, "/resized", 3), zsync.NewSemaphore(s, "/theirs", 3, kazoo)
+	election, tasks, parties := zsync.NewElection(s, "/election"), zsync.NewWaitGroup(s, "/tasks"), zsync.NewWaitGroup(s, "/parties")
+	gate, settings, queue := zsync.NewBarrier(s, "/gate"), zsync.NewMap[string](s, "/settings"), zsync.NewQueue[int](s, "/queue")
+	noError(t, lock.Lock(ctx), rw.Lock(ctx), other.Lock(ctx), permits.Acquire(ctx, 1), resized.Resize(ctx, 5), theirs.Acquire(ctx, 1),
+		election.Campaign(ctx), tasks.Add(ctx, 1), parties.Enter(ctx, 1), gate.Close(ctx), settings.Store(ctx, "a", "text"), queue.Send(ctx, 1),
+		zsync.NewOnce(s, "/once").Do(ctx, nothing), zsync.NewValue[string](s, "/value").Store(ctx, "x"))
+	member, err := zsync.NewGroup[string](s, "/group").Join(ctx, "me", "")
+	noError(t, err)
+	_, _, err = zsync.NewFlight[int](s, "/flight", time.Hour).Do(ctx, "key", func(context.Context) (int, error) { return 1, nil })
+	noError(t, err)
+	at := time.Date(2030, 6, 1, 12, 0, 0, 0, time.Local)
+	_, err = zsync.NewSchedule(s, "/schedule").Do(ctx, at, nothing)
+	noError(t, err)
+	_, err = zsync.NewInt64(s, "/int").Add(ctx, 3)
+	noError(t, err)
+
+	const last = "schedule: last done: that of 2030-06-01 12:00:00"
+	wantTold(t, eyes, "/", map[string]string{
+		"/lock": "lock", "/rw": "read-write lock", "/kazoo": "kazoo lock", "/permits": "semaphore", "/resized": "semaphore: free, 5 permits",
+		"/theirs": "kazoo semaphore", "/election": "election", "/tasks": "wait group: 1 open task", "/parties": "double barrier", "/gate": "gate: closed",
+		"/settings": "map: 1 key", "/queue": "queue: 1 element", "/once": "once: done", "/schedule": last, "/value": `data: "x"`, "/int": "data: 3",
+		"/group": "group", "/flight/key/result": "data: 1",
+	})
+	tasks.Done()
+	noError(t, lock.Unlock(), rw.Unlock(), other.Unlock(), permits.Release(1), theirs.Release(1), election.Resign(), tasks.Wait(ctx), parties.Leave(ctx),
+		gate.Open(ctx), settings.Delete(ctx, "a"), member.Leave())
+	element, err := queue.Receive(ctx)
+	noError(t, err, element.Ack(ctx))
+	wantTold(t, eyes, "/", map[string]string{
+		"/permits": "semaphore: free, 3 permits", "/resized": "semaphore: free, 5 permits", "/theirs": "kazoo semaphore: free, 3 permits",
+		"/settings": "map: 0 keys", "/queue": "queue: 0 elements", "/once": "once: done", "/schedule": last, "/value": `data: "x"`, "/int": "data: 3",
+		"/flight/key/result": "data: 1",
+	})
+}
+
+// What others have chosen, the names and the texts, must not pass for what zsync
+// does with them.
+func TestEntriesOfAMapAreEntriesWhateverTheyAreCalledAndHold(t *testing.T) {
+	srv := zktest.Start(t)
+	s, eyes := connect(t, srv), connect(t, srv)
+	ctx := t.Context()
+	const guid = "_c_48e50edc-09ec-4785-b44e-13769185aea0"
+	entries := map[string]string{
+		"text": "plain text", "number": "3", "empty": "", "gate": "zsync: closed by me", "map": "zsync map", "JSON": `{"a":1}`,
+		guid + "-lock-0000000000": "me", guid + "-latch-2100000000": "me", guid + "-__WRIT__0000000001": "me", guid + "-wait-0000000001": "me",
+		"deb315576356492b9a38f45828136a03": "an MD5", "deb315576356492b9a38f45828136a03__lock__0000000001": "me", "me__party__": "me",
+		"done": "yes", "last": "2030-06-01T12:00:00Z", "leases": "", "locks": "", "resized": "", "parties": "", "keeper-0000000001": "",
+		"t-0000000000": "", "queue-0000000001": "", "text-claims": "", "text-dead": "", "number-__lock__": "", "gone-live": "", guid + "-tasks": "2",
+	}
+	m := zsync.NewMap[string](s, "/maps/m", zsync.WithCodec(zsync.Raw))
+	for key, text := range entries {
+		noError(t, m.Store(ctx, key, text))
+	}
+	whole := look.Count(len(entries), "key")
+	wantTold(t, eyes, "/", map[string]string{"/maps/m": "map: " + whole})
+	tree, err := look.Look(ctx, eyes, "/")
+	noError(t, err)
+	if len(tree.Strays) > 0 || len(tree.Places) != 1 || len(tree.Places[0].Names) > 0 || kinds.Mixed(tree.Places[0].Kinds) {
+		t.Errorf("%d places, of which the first is %+v, and strays: %q", len(tree.Places), tree.Places[0], tree.Strays)
+	}
+	for key, text := range entries {
+		if text == "" {
+			text = "empty"
+		}
+		wantTold(t, eyes, "/maps/m/"+key, map[string]string{"/maps/m/" + key: "entry: " + text})
+	}
+
+	// Other things there are seen nevertheless, if they are used.
+	noError(t, zsync.NewMutex(s, "/maps/m/text").Lock(ctx), zsync.NewMap[string](s, "/maps/m/inner").Store(ctx, "a", "b"),
+		zsync.NewMap[string](s, "/maps/n").Store(ctx, "a", "b"), zsync.NewMutex(s, "/maps/n").Lock(ctx))
+	wantTold(t, eyes, "/", map[string]string{
+		"/maps/m": "map: " + look.Count(len(entries)+2, "key"), // as Len counts, which takes all that is there for keys
+		"/maps/n": "lock; map: 2 keys", "/maps/m/text": "lock", "/maps/m/inner": "map: 1 key",
+	})
+	lines, err := look.At(ctx, eyes, "/maps/n")
+	if noError(t, err); len(lines) != 2 || !lines[0].Holding || lines[0].Session == look.SessionText(0) {
+		t.Errorf("at a map that is a lock too: %+v", lines)
+	}
+}
+
+func TestWhatCarriesNoMarkIsDataAndNoMore(t *testing.T) {
+	srv := zktest.Start(t)
+	s, eyes := connect(t, srv), connect(t, srv)
+	ctx := t.Context()
+	raw := func(path, text string) {
+		noError(t, zsync.NewValue[string](s, path, zsync.WithCodec(zsync.Raw)).Store(ctx, text))
+	}
+	raw("/curator", "127.0.0.1") // as Curator leaves a gate
+	raw("/text", "written once")
+	raw("/three", "3")
+	raw("/images/resized", "a directory")
+	raw("/json", `"zsync: closed by me"`)
+	raw("/long", "zsync map ")
+	raw("/written", "zsync: closed by me")
+	raw("/written", "zsync: closed by me")
+	conn, _, err := zk.Connect([]string{srv.Addr()}, 10*time.Second, zk.WithLogInfo(false))
+	noError(t, err)
+	defer conn.Close()
+	create := func(path, text string) {
+		t.Helper()
+		_, err := conn.Create(path, []byte(text), 0, zk.WorldACL(zk.PermAll))
+		noError(t, err)
+	}
+	create("/old", "") // a map as an older zsync has made it, or another language
+	create("/old/entry", "text")
+	create("/old/gone", "text")
+	want := map[string]string{
+		"/curator": "data: 127.0.0.1", "/text": "data: written once", "/three": "data: 3", "/images/resized": "data: a directory",
+		"/json": `data: "zsync: closed by me"`, "/long": "data: zsync map ", "/written": "data: zsync: closed by me",
+		"/old/entry": "data: text", "/old/gone": "data: text",
+	}
+	wantTold(t, eyes, "/", want)
+	// The first deletion, which is written there anyway, leaves the mark.
+	noError(t, zsync.NewMap[string](s, "/old").Delete(ctx, "gone"))
+	delete(want, "/old/entry")
+	delete(want, "/old/gone")
+	want["/old"] = "map: 1 key"
+	wantTold(t, eyes, "/", want)
+}
