@@ -131,7 +131,7 @@ func modelOfWaitGroup(t *testing.T, expire bool, opts ...zsync.WaitGroupOption) 
 		}
 		wg.Wait()
 		r.heal()
-		time.Sleep(5 * time.Minute)
+		time.Sleep(time.Minute)
 		w := zsync.NewWaitGroup(open(t, r.srv), "/w", opts...)
 		n, err := w.Count(t.Context())
 		must(t, err)

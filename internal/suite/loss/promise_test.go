@@ -24,11 +24,12 @@ import (
 // ZSYNC_TEST_SEED runs one seed and prints what happens; ZSYNC_TEST_LONG runs 10,000.
 func TestNobodyIsGrantedALockBeforeItsHolderIsToldOfTheLoss(t *testing.T) {
 	harness.InMemory(t)
+	t.Parallel()
 	first, n := uint64(0), uint64(200)
 	switch {
 	case harness.Long():
 		n = 10_000
-	case harness.UnderRace:
+	case harness.UnderRace || testing.Short():
 		n = 20
 	}
 	one := os.Getenv("ZSYNC_TEST_SEED")
