@@ -13,7 +13,6 @@ import (
 
 var (
 	ParseServers = parseServers
-	Balance      = balance
 	SwapOps      = swapOps
 )
 

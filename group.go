@@ -181,9 +181,7 @@ func (g *Group[T]) join(ctx context.Context, id string, info T) (*Membership[T],
 	case <-m.joined:
 		return m, nil
 	case <-m.ended:
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		return nil, m.err
+		return nil, m.failure()
 	case <-ctx.Done():
 		// It may have joined at this same instant. The caller is told that it
 		// has not, so it must not stay.
@@ -210,6 +208,13 @@ func (m *Membership[T]) encode(info T) ([]byte, error) {
 
 // ID returns the id that m has joined with.
 func (m *Membership[T]) ID() string { return m.id }
+
+// failure returns why m has ended.
+func (m *Membership[T]) failure() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.err
+}
 
 // run keeps m in the group until it leaves or the Session is closed.
 func (m *Membership[T]) run() {
@@ -243,7 +248,7 @@ func (m *Membership[T]) stay(inc *session.Incarnation) (gone *session.Removal, e
 		if gone, err := m.enter(inc); err != nil {
 			return gone, err
 		}
-		err := inc.AwaitGone(m.leaving, m.path)
+		err := inc.AwaitOwnGone(m.leaving, m.path)
 		m.mu.Lock()
 		m.inc = nil
 		m.mu.Unlock()
@@ -328,7 +333,8 @@ func (m *Membership[T]) write(ctx context.Context, inc *session.Incarnation) err
 
 // Set replaces the info. While the session is being replaced it returns at once:
 // then m joins with the new info. If ctx ends while the request is on its way, the
-// info may be replaced now, with the next session, or not. It costs 1 request.
+// info may be replaced now, with the next session, or not. If m could not join again
+// in a later session it returns why: m is no member any more. It costs 1 request.
 func (m *Membership[T]) Set(ctx context.Context, info T) error {
 	return opError("set", m.g.path, m.set(ctx, info))
 }
@@ -344,6 +350,8 @@ func (m *Membership[T]) set(ctx context.Context, info T) error {
 		return m.g.s.m.Failure()
 	case m.leaving.Err() != nil:
 		return ErrNotLocked
+	case session.IsClosed(m.ended):
+		return m.failure()
 	}
 	m.mu.Lock()
 	former := m.data
@@ -418,6 +426,7 @@ func (g *Group[T]) Members(ctx context.Context) ([]Member[T], error) {
 
 // members decodes znodes.
 func (g *Group[T]) members(nodes map[string]session.Node) (members []Member[T], bad []error) {
+	members = []Member[T]{} // nil says that they could not be read
 	for name, n := range nodes {
 		if n.Stat.EphemeralOwner == 0 {
 			continue // another program's

@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/spread"
 )
 
 // A Partition spreads shards over the processes that name the same path: each
@@ -41,8 +42,8 @@ import (
 // # Cost
 //
 // While nothing changes a Partition costs nothing. When a process comes or goes
-// each process reads the group and the plan, and one writes the plan; each shard
-// that moves costs the former owner 1 request and the new one 2.
+// each process reads the group and the plan, and one writes the plan, as also when
+// somebody else has written one that does not fit; each shard that moves costs the former owner 1 request and the new one 2.
 type Partition struct {
 	made
 	id string
@@ -134,16 +135,16 @@ func (p *Partition) run(ctx context.Context, shards []string, f func(ctx context
 	}
 	// The group and the plan vet what is theirs. Who may delete in path could
 	// delete these.
-	if err := p.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.Vet(ctx, p.s.m.Full(p.path), nil) }); err != nil {
+	err := p.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.Vet(ctx, p.s.m.Full(p.path), nil) })
+	if err != nil {
 		return err
 	}
-	me, err := r.group.join(ctx, id, shards)
-	if err != nil {
+	if r.me, err = r.group.join(ctx, id, shards); err != nil {
 		return err
 	}
 	// Others are given our shards when we have left, and get them when we have
 	// given them up: in this order nobody waits for us.
-	defer me.Leave()
+	defer r.me.Leave()
 	err = r.run(ctx)
 	if ctx.Err() != nil && (err == nil || errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
 		return session.CtxErr(ctx)
@@ -162,8 +163,12 @@ type partitioning struct {
 	id    string
 	group *Group[[]string]
 	plan  *Value[plan]
+	me    *Membership[[]string]
 
-	mine map[string]*shardRun // by shard: what this process owns, or waits for; used by run alone
+	// Used by run alone.
+	mine  map[string]*shardRun // by shard: what this process owns, or waits for
+	wants map[string][]string  // by member: the shards that it names, as last told; nil before that
+	told  map[string]string    // the owners in the plan, as last told; nil if there are none
 }
 
 // A shardRun is one shard that is to be ours.
@@ -185,20 +190,31 @@ func (r *partitioning) run(outer context.Context) (err error) {
 	}
 	var runs sync.WaitGroup
 	members, plans := r.group.Watch(ctx), r.plan.Watch(ctx)
-	// Nothing is decided by the order in which these come: each leads to the
-	// same look at both. The channels close when ctx ends or the Session does.
+	// Nothing is decided by the order in which these come: after each the plan is held
+	// against the group, as both were last told. In the end the last of both has been
+	// told to everyone, and if they did not fit the plan would have been written anew.
+	// The channels close when ctx ends or the Session does. When our membership has
+	// ended as well, which only an error or that of the Session does, either is told.
 	for open := true; open; {
+		var there []Member[[]string]
 		var now plan
 		select {
-		case _, open = <-members:
+		case there, open = <-members:
 			if open {
-				if e := r.replan(ctx); e != nil && ctx.Err() == nil {
-					report(e)
-				}
+				r.wants = wanted(there)
 			}
 		case now, open = <-plans:
 			if open {
+				r.told = now.Owners
 				r.follow(ctx, now, &runs, report)
+			}
+		case <-r.me.ended:
+			open = false
+			report(r.me.failure()) // others would be given all shards, and we none
+		}
+		if open && r.wants != nil && (r.told == nil || !maps.Equal(spread.Balance(r.told, r.wants), r.told)) {
+			if e := r.replan(ctx); e != nil && ctx.Err() == nil {
+				report(e)
 			}
 		}
 	}
@@ -215,24 +231,30 @@ func (r *partitioning) run(outer context.Context) (err error) {
 	return err
 }
 
+// wanted returns the shards that each member names.
+func wanted(members []Member[[]string]) map[string][]string {
+	wants := make(map[string][]string, len(members))
+	for _, m := range members {
+		wants[m.ID] = m.Info
+	}
+	return wants
+}
+
 // replan makes the plan fit the group.
 //
 // The group is read after the plan, so a plan that is written, which it only is
 // if nobody has written another since, knows of a newer group than the one
-// before it. So a process that lags never undoes what a newer group has led to,
-// and whoever comes or goes is seen by every other, the last of which sees all.
+// before it. So a process that lags never undoes what a newer group has led to.
+// By the time it is written the group may be another, which run is told of; but not
+// of who came and went in between: then the plan that run is told does not fit.
 func (r *partitioning) replan(ctx context.Context) error {
 	unchanged := errors.New("unchanged")
 	_, err := r.plan.update(ctx, func(old plan) (plan, error) {
 		members, err := r.group.Members(ctx)
-		if members == nil && err != nil {
+		if members == nil {
 			return old, err // otherwise it is about members that have no list of shards
 		}
-		wants := make(map[string][]string, len(members))
-		for _, m := range members {
-			wants[m.ID] = m.Info
-		}
-		now := plan{balance(old.Owners, wants)}
+		now := plan{spread.Balance(old.Owners, wanted(members))}
 		if maps.Equal(now.Owners, old.Owners) && old.Owners != nil {
 			return old, unchanged
 		}
@@ -300,58 +322,5 @@ func (r *partitioning) own(ctx context.Context, shard string) error {
 		if err := session.Sleep(ctx, r.p.s.m.Config.Retry.Delay(try+1)); err != nil {
 			return err
 		}
-	}
-}
-
-// balance returns who is to own which shard. wants are the shards that each
-// member names. What was theirs before stays theirs as far as an even spread
-// allows. It depends on its arguments alone.
-//
-//  1. What nobody names any more, and what belongs to who has gone or does not
-//     name it, is taken away.
-//  2. What has no owner goes to the one with the fewest of those who name it.
-//  3. While somebody has two more than another who names one of them, that one
-//     moves.
-func balance(owners map[string]string, wants map[string][]string) map[string]string {
-	named := make(map[string][]string) // by shard: who names it
-	load := make(map[string]int, len(wants))
-	ids := slices.Sorted(maps.Keys(wants))
-	for _, id := range ids {
-		for _, shard := range wants[id] {
-			named[shard] = append(named[shard], id)
-		}
-	}
-	shards := slices.Sorted(maps.Keys(named))
-	now := make(map[string]string, len(named))
-	for _, shard := range shards { // Step 1.
-		if owner := owners[shard]; slices.Contains(named[shard], owner) {
-			now[shard] = owner
-			load[owner]++
-		}
-	}
-	fewest := func(ids []string) string {
-		return slices.MinFunc(ids, func(a, b string) int { return cmp.Or(load[a]-load[b], cmp.Compare(a, b)) })
-	}
-	for _, shard := range shards { // Step 2.
-		if _, ok := now[shard]; !ok {
-			now[shard] = fewest(named[shard])
-			load[now[shard]]++
-		}
-	}
-	for { // Step 3. Each move lowers the sum of the squares of the loads.
-		best, widest := -1, 1
-		for i, shard := range shards {
-			if gap := load[now[shard]] - load[fewest(named[shard])]; gap > widest {
-				best, widest = i, gap
-			}
-		}
-		if best < 0 {
-			return now
-		}
-		shard := shards[best]
-		to := fewest(named[shard])
-		load[now[shard]]--
-		load[to]++
-		now[shard] = to
 	}
 }

@@ -16,65 +16,6 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
-func TestBalanceSpreadsEvenlyAndMovesNoMoreThanItMust(t *testing.T) {
-	rnd := rand.New(rand.NewPCG(1, 2))
-	for range 300 {
-		var shards []string
-		for i := range rnd.IntN(60) {
-			shards = append(shards, fmt.Sprint("shard", i))
-		}
-		wants := make(map[string][]string)
-		var owners map[string]string
-		for range 20 {
-			before := len(wants)
-			if id := fmt.Sprint("member", rnd.IntN(8)); wants[id] != nil {
-				delete(wants, id)
-			} else {
-				wants[id] = append(slices.Clone(shards), "")[:len(shards)]
-			}
-			former := owners
-			owners = zsync.Balance(former, wants)
-			if len(wants) == 0 {
-				if len(owners) > 0 {
-					t.Fatalf("%v own something, and nobody is there", owners)
-				}
-				continue
-			}
-			load := make(map[string]int)
-			moved := 0
-			for _, shard := range shards {
-				owner := owners[shard]
-				if wants[owner] == nil {
-					t.Fatalf("%q belongs to %q, who is not there", shard, owner)
-				}
-				load[owner]++
-				if former[shard] != owner {
-					moved++
-				}
-			}
-			for id := range wants {
-				if load[id] < len(shards)/len(wants) || load[id] > (len(shards)+len(wants)-1)/len(wants) {
-					t.Fatalf("%d shards over %d members: %v", len(shards), len(wants), load)
-				}
-			}
-			if most := (len(shards)+len(wants)-1)/len(wants) + 1; before > 0 && moved > most {
-				t.Fatalf("%d of %d shards moved, with %d members before and %d now; want at most %d", moved, len(shards), before, len(wants), most)
-			}
-		}
-	}
-}
-
-func TestBalanceGivesAShardOnlyToThoseWhoNameIt(t *testing.T) {
-	got := zsync.Balance(map[string]string{"a": "x", "b": "x", "gone": "x"}, map[string][]string{"x": {"a", "b"}, "y": {"b", "c"}, "z": {"d"}})
-	if want := map[string]string{"a": "x", "b": "x", "c": "y", "d": "z"}; !maps.Equal(got, want) {
-		t.Errorf("balance = %v, want %v", got, want)
-	}
-	got = zsync.Balance(map[string]string{"a": "x", "b": "x", "c": "x"}, map[string][]string{"x": {"a", "b", "c"}, "y": {"c"}})
-	if want := map[string]string{"a": "x", "b": "x", "c": "y"}; !maps.Equal(got, want) {
-		t.Errorf("balance = %v, want %v", got, want)
-	}
-}
-
 // owners keeps who runs a function for which shard.
 type owners struct {
 	t   *testing.T

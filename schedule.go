@@ -65,7 +65,7 @@ type Schedule struct {
 	skew   time.Duration // by which this process's clock is taken to be ahead; not 0 in tests alone
 
 	mu   sync.Mutex
-	done time.Time // the last instant that is known to have been done; guarded by mu
+	done time.Time // the last instant that was done, as last heard; guarded by mu
 }
 
 // A ScheduleOption changes a [Schedule].
@@ -261,13 +261,17 @@ func (c *Schedule) record(ctx context.Context, lock *Mutex, at time.Time) error 
 // each time.
 const ahead = 10 * time.Minute
 
-// learn remembers that an instant has been done.
+// learn remembers what was last heard of the last instant that was done. That two
+// who heard it at the same time come in the other order costs a request: if what is
+// remembered is too early, the servers are asked. Nor is it kept until its time
+// comes if it is far ahead, as it may have been deleted by then.
 func (c *Schedule) learn(at time.Time) {
+	if at.After(c.now().Add(ahead)) {
+		at = time.Time{}
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if at.After(c.done) {
-		c.done = at
-	}
+	c.done = at
 }
 
 // passed reports whether at, or a later instant, has been done. From a server
@@ -299,6 +303,7 @@ func (c *Schedule) load(ctx context.Context, fresh bool) (last time.Time, err er
 		data, _, err := read(ctx, c.s.m.Full(c.last()))
 		if session.IsNoNode(err) {
 			last = time.Time{}
+			c.learn(last)
 			return nil
 		}
 		if err == nil {
@@ -413,7 +418,8 @@ func (c *Schedule) Last(ctx context.Context) (time.Time, error) {
 // Run calls f for each instant of the timetable that is not done by another
 // process, until ctx ends. next returns the first instant after the one that it
 // is given, as the schedules of robfig/cron do, and the zero time when there is
-// none any more: then Run returns nil.
+// none any more: then Run returns nil. It is given times of the local zone, as cron
+// gives them: for processes in several zones a timetable must name its own.
 //
 // The first instant ever is the first after Run was called. [WithMissed] says what
 // becomes of the instants that were missed since the last one that was done. When f
@@ -446,12 +452,23 @@ func (c *Schedule) runAll(ctx context.Context, next interface{ Next(time.Time) t
 		if err != nil {
 			return err
 		}
-		at, err := c.due(last, began, c.now(), next)
+		now := c.now()
+		at, err := c.due(last, began, now, next)
 		if err != nil || at.IsZero() {
 			return err
 		}
-		if err := c.sleepUntil(ctx, at); err != nil {
+		until := at
+		if soon := now.Add(time.Minute); last.After(now.Add(ahead)) && soon.Before(at) {
+			until = soon // then it is looked whether path/last has been deleted
+		}
+		if err := c.sleepUntil(ctx, until); err != nil {
 			return err
+		}
+		// A machine that sleeps, or a clock that is set, has several due at once. The
+		// latest of them does not lie ahead when it is looked for again, however soon
+		// the next is due.
+		if until != at || c.missed == MissedLatest && at.After(now) && c.over(at, next) {
+			continue
 		}
 		if err := c.runAt(ctx, at, next, f); err != nil {
 			return err
@@ -470,7 +487,7 @@ func (c *Schedule) due(last, began, now time.Time, next interface{ Next(time.Tim
 		from = began
 	}
 	after := func(t time.Time) (time.Time, error) {
-		at := next.Next(t)
+		at := next.Next(t.Local())
 		if !at.IsZero() && !at.After(t) {
 			return at, session.Invalid("the timetable gives %v as the next after %v", at, t)
 		}
@@ -487,7 +504,7 @@ func (c *Schedule) due(last, began, now time.Time, next interface{ Next(time.Tim
 	}
 	// The latest that is not in the future, without going through years of them:
 	// begin a little before now, and go further back until there is one.
-	for back := time.Second; now.Add(-back).After(from); back *= 2 {
+	for back := time.Second; back > 0 && now.Add(-back).After(from); back *= 2 {
 		at, err := after(now.Add(-back))
 		if err != nil {
 			return at, err
@@ -511,9 +528,7 @@ func (c *Schedule) due(last, began, now time.Time, next interface{ Next(time.Tim
 // runAt does one instant, and tries again until the next is due.
 func (c *Schedule) runAt(ctx context.Context, at time.Time, next interface{ Next(time.Time) time.Time }, f func(ctx context.Context, at time.Time) error) error {
 	for try := 1; ; try++ {
-		later := next.Next(at)
-		due := !later.IsZero() && !c.now().Before(later)
-		if due && c.missed != MissedAll && (try > 1 || c.missed == MissedSkip) {
+		if c.missed != MissedAll && (try > 1 || c.missed == MissedSkip) && c.over(at, next) {
 			return nil // its time is over
 		}
 		ran, err := c.do(ctx, at, func(ctx context.Context) error { return f(ctx, at) })
@@ -522,14 +537,20 @@ func (c *Schedule) runAt(ctx context.Context, at time.Time, next interface{ Next
 			return nil
 		case ctx.Err() != nil:
 			return session.CtxErr(ctx)
-		case !ran, errors.Is(err, ErrClosed):
+		case !ran:
 			return err
 		}
 		c.s.m.Log.Warn("zsync: scheduled function failed", "path", c.path, "at", at, "err", err)
-		if err := c.sleepUntil(ctx, c.now().Add(c.s.m.Config.Retry.Delay(try))); err != nil {
+		if err := c.sleep(ctx, c.s.m.Config.Retry.Delay(try)); err != nil {
 			return err
 		}
 	}
+}
+
+// over reports whether the instant after at is due.
+func (c *Schedule) over(at time.Time, next interface{ Next(time.Time) time.Time }) bool {
+	later := next.Next(at.Local())
+	return !later.IsZero() && !c.now().Before(later)
 }
 
 // now is the time by the wall clock, which the other processes' are compared to.
@@ -543,15 +564,22 @@ func (c *Schedule) sleepUntil(ctx context.Context, at time.Time) error {
 		if left <= 0 {
 			return session.CtxErr(ctx)
 		}
-		timer := time.NewTimer(min(left, time.Minute))
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return session.CtxErr(ctx)
-		case <-c.s.m.Closing:
-			timer.Stop()
-			return c.s.m.Failure()
+		if err := c.sleep(ctx, min(left, time.Minute)); err != nil {
+			return err
 		}
+	}
+}
+
+// sleep waits for d, whatever becomes of the wall clock.
+func (c *Schedule) sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return session.CtxErr(ctx)
+	case <-c.s.m.Closing:
+		return c.s.m.Failure()
 	}
 }

@@ -65,6 +65,27 @@ func (inc *Incarnation) withdrawOwn(making *pending[string], path string) *Remov
 	}})
 }
 
+// AwaitOwnGone waits until what CreateOwn has made is gone: also if another session has
+// made its own there since. To a watch that is set again after an outage the znode has
+// only changed then. It is not told of a change of the data, see AwaitGone.
+func (inc *Incarnation) AwaitOwnGone(ctx context.Context, path string) error {
+	for {
+		w := inc.Watches.Join(WatchKey{WatchChildren, path})
+		_, stat, err := inc.Children(ctx, path)
+		ours := err == nil && stat.EphemeralOwner == inc.ID.Load()
+		if ours {
+			err = inc.AwaitFired(ctx, w)
+		}
+		inc.Watches.Leave(w)
+		switch {
+		case IsNoNode(err):
+			return nil
+		case err != nil, !ours, w.Event == zk.EventNodeDeleted:
+			return err
+		}
+	}
+}
+
 // RemoveOwn deletes in the background what CreateOwn has made. Unlike Remove it
 // never deletes what another session has made there after it.
 func (inc *Incarnation) RemoveOwn(path string) *Removal {
