@@ -1,6 +1,7 @@
 package zsync
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -221,8 +222,8 @@ func (q *Queue[T]) Recv(ctx context.Context) <-chan T {
 	ch := make(chan T)
 	q.consume(ctx, queue.Joining{}, func() { close(ch) }, func(c queue.Consumer, claim queue.Claim) {
 		if offer(c, claim, ch, value[T](claim)) {
-			q.received(ctx)
 			claim.Taken()
+			q.received(ctx) // last: how long the tracer takes is the program's own
 		}
 	})
 	return ch
@@ -279,8 +280,8 @@ func (q *Queue[T]) Deliveries(ctx context.Context) <-chan Delivery[T] {
 	ch := make(chan Delivery[T])
 	q.consume(ctx, queue.Joining{Hand: true}, func() { close(ch) }, func(c queue.Consumer, claim queue.Claim) {
 		if offer(c, claim, ch, q.delivery(claim)) {
-			q.received(ctx)
 			claim.Handed()
+			q.received(ctx)
 		}
 	})
 	return ch
@@ -322,8 +323,8 @@ func (q *Queue[T]) All(ctx context.Context) iter.Seq2[Delivery[T], error] {
 		ch := make(chan yielded[T])
 		q.consume(inner, queue.Joining{Hand: true, Odd: true}, func() { close(ch) }, func(c queue.Consumer, claim queue.Claim) {
 			if offer(c, claim, ch, yielded[T]{q.delivery(claim), opError("all", q.path, claim.Element().Fault)}) {
-				q.received(ctx)
 				claim.Handed()
+				q.received(ctx)
 			}
 		})
 		for {
@@ -375,12 +376,13 @@ func (q *Queue[T]) consume(ctx context.Context, o queue.Joining, finish func(), 
 }
 
 // Data returns the element as it is stored, without the frame that the layouts
-// of other libraries may have. It is nil once the Delivery is settled.
+// of other libraries may have; the bytes are the caller's. It is nil once the Delivery
+// is settled.
 func (d Delivery[T]) Data() []byte {
 	if d.claim == nil {
 		return nil
 	}
-	return d.claim.Data()
+	return bytes.Clone(d.claim.Data())
 }
 
 // Ack removes the element from the queue. It returns [ErrLost] if the claim was

@@ -175,15 +175,16 @@ func newLedger(ctx context.Context, q *core, inc *session.Incarnation) (*ledger,
 	if q.m.Trace != nil && q.foreign == nil { // in other layouts whoever has an element has deleted it
 		l.trace = claimTrace{inc: inc, dir: q.dir, guid: l.guid}
 	}
+	leaving, stay := q.m.BeforeClose()
+	l.ended = session.IsClosed(leaving) // Close would not wait for what is claimed now
 	q.mu.Lock()
 	if ctx.Err() != nil { // a later pump may have opened one already
 		q.mu.Unlock()
+		stay()
 		return nil, session.CtxErr(ctx)
 	}
 	q.ledger = l
 	q.mu.Unlock()
-	leaving, stay := q.m.BeforeClose()
-	l.ended = session.IsClosed(leaving) // Close would not wait for what is claimed now
 	q.m.Spawn(func() {
 		defer stay()
 		select {
