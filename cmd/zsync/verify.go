@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"sync"
 
 	"github.com/spf13/cobra"
 
@@ -80,10 +81,25 @@ func readTrace(stdin io.Reader, name string) (*trace.File, error) {
 
 // openTrace opens the file of --trace. Processes may share it: each write is of
 // whole lines, at its end.
-func openTrace(name string) (*os.File, error) {
+func openTrace(name string) (*traceFile, error) {
 	f, err := os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return nil, fmt.Errorf("--trace: %w", err)
 	}
-	return f, nil
+	return &traceFile{f: f}, nil
+}
+
+// A traceFile says once that it cannot be written. That ends nothing: a trace is
+// not worth a hold.
+type traceFile struct {
+	f    *os.File
+	once sync.Once
+}
+
+func (t *traceFile) Write(lines []byte) (int, error) {
+	n, err := t.f.Write(lines)
+	if err != nil {
+		t.once.Do(func() { say(fmt.Errorf("--trace: lines are missing: %w", err)) })
+	}
+	return n, err
 }

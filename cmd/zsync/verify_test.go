@@ -106,3 +106,15 @@ func (r *run) wantExit(status int) {
 		r.t.Fatalf("%v: exit status %d, want %d\n%s%s", r.cmd.Args[1:], got, status, r.stdout.String(), r.stderr.String())
 	}
 }
+
+func TestATraceThatCannotBeWrittenIsToldAndEndsNothing(t *testing.T) {
+	if _, err := os.Stat("/dev/full"); err != nil {
+		t.Skip("no /dev/full")
+	}
+	srv := zktest.Start(t)
+	r := start(t, srv.Addr(), "", "--trace", "/dev/full", "lock", "/m", "--", "echo", "done")
+	r.want(0, "done\n")
+	if got := r.stderr.String(); strings.Count(got, "zsync: --trace: lines are missing: ") != 1 || !strings.Contains(got, "no space left") {
+		t.Errorf("got %q", got)
+	}
+}
