@@ -20,7 +20,7 @@ func TestTheServersOfTheComposeFileAreThoseThatPeopleAreToldOf(t *testing.T) {
 	}
 	compose := read("compose.yaml")
 	var addresses, ensemble []string
-	services := regexp.MustCompile(`\n  (zk\d):\n    <<: \*server\n    hostname: (zk\d)\n    ports: \["(127\.0\.0\.1:\d+):(\d+)"\]\n    environment: \{<<: \*environment, ZOO_MY_ID: (\d)\}\n`)
+	services := regexp.MustCompile(`(?m)^  (zk\d):\n    <<: \*server\n    hostname: (zk\d)\n    ports: \["(127\.0\.0\.1:\d+):(\d+)"\]\n    environment: \{<<: \*environment, ZOO_MY_ID: (\d)\}$`)
 	for _, m := range services.FindAllStringSubmatch(compose, -1) {
 		name, host, outside, inside, id := m[1], m[2], m[3], m[4], m[5]
 		if name != host {
