@@ -20,6 +20,7 @@ func TestTraceTellsWhoseElementsAreAndWhatBecomesOfThem(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		var w traceBuffer
 		s := open(t, srv, zsync.WithTrace(&w))
+		srv.SetLatency(time.Millisecond) // what one answer has led to is written before the next
 		ctx := t.Context()
 		q := zsync.NewQueue[string](s, "/q")
 		must(t, q.Send(ctx, "acknowledged", "returned", "delayed", "rejected"))
