@@ -95,8 +95,8 @@ func TestBarrierCostsOneNotificationToEachWaiter(t *testing.T) {
 		if d.Notifications != sessions {
 			t.Errorf("%d notifications for waiters in %d sessions", d.Notifications, sessions)
 		}
-		if n, want := d.Total(), int64(sessions*(1+2*each)+2); n != want {
-			t.Errorf("%d requests, want %d: a handshake a session, 2 a Wait, 2 for Open", n, want)
+		if n, want := d.Total(), int64(sessions*(1+2*each)+1); n != want {
+			t.Errorf("%d requests, want %d: a handshake a session, 2 a Wait, 1 for Open", n, want)
 		}
 		if w := srv.Counts().Watches; w != 0 {
 			t.Errorf("%d watches are left", w)

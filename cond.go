@@ -58,8 +58,8 @@ import (
 // just ahead has gone: that one may have died with a signal, and only another
 // waiter is sure to be there to pass it on.
 //
-// Signal costs 3 requests and a deletion in the background, or 2 requests if
-// nobody waits. Broadcast costs 3, and 1 more for each further thousand
+// Signal costs 3 requests, or 2 if nobody waits, and one in the background a
+// second after the last Signal. Broadcast costs 3, and 1 more for each further thousand
 // waiters.
 //
 // # Algorithm
@@ -510,7 +510,7 @@ func unlessChanged(err error) error {
 // wait for it to return. The caller may hold c.L, but need not.
 //
 // Signal gives one signal, even if a reply or the session is lost. For that it
-// makes a receipt, path/<uuid>, which is deleted in the background. If ctx
+// makes a receipt, path/<uuid>, which is kept for a second for the next. If ctx
 // ends first, the signal may have been given or not.
 func (c *Cond) Signal(ctx context.Context) error {
 	return opError("signal", c.path, c.signal(ctx))

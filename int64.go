@@ -34,13 +34,14 @@ import (
 // The number is the data of the persistent znode at path, in decimal digits: as
 // kazoo's Counter has it. With [WithCodec]([BigEndian]) it is eight bytes, as
 // Curator's DistributedAtomicLong has it. An empty znode is 0 in both. Each
-// change also makes a receipt below path-receipts, in the same transaction, and
-// deletes it in the background.
+// change also writes a receipt below path-receipts, in the same transaction; it is
+// deleted in the background when nothing has changed for a second.
 //
 // # Cost
 //
 // Load costs 2 requests. Store costs 1 round trip, Add and Swap 2 without
-// competition, CompareAndSwap 3; each change adds the deletion of its receipt.
+// competition, CompareAndSwap 3; a second after the last change comes one request
+// more in the background.
 type Int64 struct {
 	v *Value[int64]
 }

@@ -51,14 +51,15 @@ import (
 // form that the codec gives it ([WithCodec]; the default is JSON). Bytes that
 // ZooKeeper does not allow in a name are written as % and two hexadecimal
 // digits, and so is % itself. path is persistent too; its data are "zsync map", and
-// its version counts deletions. Each write makes a receipt below path-receipts, in the same
-// transaction, and deletes it in the background.
+// its version counts deletions. Each write also writes a receipt below path-receipts,
+// in the same transaction; it is deleted in the background when nothing has been
+// written for a second.
 //
 // # Cost
 //
 // Load costs 2 requests. Store and Delete cost 1 round trip, LoadOrStore 2, the
-// others 3; each write adds the deletion of its receipt. Range costs 4 requests
-// and 2 for every 128 keys, in 4 round trips. Watch costs 3 requests and one for
+// others 3; a second after the last write comes one request more in the background.
+// Range costs 4 requests and 2 for every 128 keys, in 4 round trips. Watch costs 3 requests and one for
 // each key at first; then one notification and one request for each change.
 type Map[V any] struct {
 	made

@@ -272,8 +272,9 @@ func TestAChangeWhoseRepetitionIsRefusedIsToldAsItWas(t *testing.T) {
 	}
 	for name, u := range users {
 		for _, lost := range []zktest.Action{zktest.DropReply, zktest.DropRequest} {
-			for _, expires := range []bool{false, true} {
-				t.Run(fmt.Sprintf("%s/%v/%v", name, lost == zktest.DropReply, expires), func(t *testing.T) {
+			for i := range 4 {
+				expires, kept := i%2 == 1, i/2 == 1
+				t.Run(fmt.Sprintf("%s/%v/%v/%v", name, lost == zktest.DropReply, expires, kept), func(t *testing.T) {
 					bubble(t, func(t *testing.T, srv *zktest.Server) {
 						ctx := t.Context()
 						// The session ends when what was sent in it is through.
@@ -289,6 +290,9 @@ func TestAChangeWhoseRepetitionIsRefusedIsToldAsItWas(t *testing.T) {
 						must(t, err)
 						if u.before != nil {
 							must(t, u.before(ctx, o))
+						}
+						if kept {
+							must(t, commitAcross(t, s, "/p-receipts", &zk.CreateRequest{Path: "/x", Acl: zk.WorldACL(zk.PermAll)}))
 						}
 						refused := false
 						multisOf(srv, o, func(n int, session int64) zktest.Action {

@@ -39,14 +39,16 @@ import (
 // The value is the data of the znode at path, persistent, in the form that the
 // codec gives it and nothing else ([WithCodec]; the default is JSON), so that
 // other programs can read and write it too. Missing parents are made as
-// containers. Each write also makes a znode of unique name below
-// <path>-receipts, in the same transaction, and deletes it in the background;
-// a process that dies in between leaves it, which harms nobody.
+// containers. The writes of a process also write a znode of unique name below
+// <path>-receipts, in the same transaction. It is made by the first, and deleted
+// in the background when nothing has been written for a second; a process that
+// dies before leaves it, which harms nobody.
 //
 // # Cost
 //
 // Load costs 2 requests in 1 round trip. Store costs 1 round trip, CompareAndSwap and an
-// Update without competition 2; each write adds the deletion of its receipt.
+// Update without competition 2; each of these is one request. A second after the
+// last write comes one more in the background.
 // The first write of all costs some more.
 type Value[T any] struct {
 	made

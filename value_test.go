@@ -142,13 +142,13 @@ func TestValueCosts(t *testing.T) {
 		synctest.Wait()
 		for _, c := range []struct {
 			name string
-			want int64 // with the deletion of the receipt
+			want int64 // the receipt is kept
 			f    func() error
 		}{
-			{"CompareAndSwap", 3, func() error { _, err := v.CompareAndSwap(t.Context(), ver, 2); return err }},
-			{"Store", 2, func() error { return v.Store(t.Context(), 2) }},
+			{"CompareAndSwap", 2, func() error { _, err := v.CompareAndSwap(t.Context(), ver, 2); return err }},
+			{"Store", 1, func() error { return v.Store(t.Context(), 2) }},
 			{"Load", 2, func() error { _, _, err := v.Load(t.Context()); return err }},
-			{"Update", 3, func() error { _, err := v.Update(t.Context(), increment); return err }},
+			{"Update", 2, func() error { _, err := v.Update(t.Context(), increment); return err }},
 		} {
 			before := s.Stats().Requests
 			must(t, c.f())
@@ -158,7 +158,7 @@ func TestValueCosts(t *testing.T) {
 			}
 		}
 		must(t, v.Store(t.Context(), 3))
-		must(t, s.Close()) // with the last deletion on its way
+		must(t, s.Close()) // with the receipt kept
 		s = open(t, srv)
 		if names := childrenOf(t, s, "/v-receipts"); len(names) != 0 {
 			t.Errorf("%q are left", names)
@@ -203,7 +203,7 @@ func TestEveryWriteIsAppliedOnceWhateverBefallsItsRequests(t *testing.T) {
 		}
 		return err
 	}
-	for _, there := range []bool{false, true} {
+	for _, before := range []string{"nobody", "another", "itself, a moment ago"} {
 		for _, w := range []write{
 			{"Store", func(ctx context.Context, v *zsync.Value[int]) error { return v.Store(ctx, 7) }},
 			{"CompareAndSwap", func(ctx context.Context, v *zsync.Value[int]) error {
@@ -221,12 +221,15 @@ func TestEveryWriteIsAppliedOnceWhateverBefallsItsRequests(t *testing.T) {
 				return err
 			}},
 		} {
-			t.Run(fmt.Sprintf("%s, there %v", w.name, there), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%s, written before by %s", w.name, before), func(t *testing.T) {
 				eachRequest(t, func(t *testing.T, srv *zktest.Server, arm func(*zsync.Session)) {
 					s, o := open(t, srv), open(t, srv)
 					v, other := zsync.NewValue[int](s, "/deep/v"), zsync.NewValue[int](o, "/deep/v")
-					if there {
+					switch before {
+					case "another":
 						must(t, other.Store(t.Context(), 0))
+					case "itself, a moment ago": // so it has a receipt already
+						must(t, v.Store(t.Context(), 0))
 					}
 					arm(s)
 					must(t, w.do(t.Context(), v))
@@ -251,11 +254,14 @@ func TestEveryWriteIsAppliedOnceWhateverBefallsItsRequests(t *testing.T) {
 // what it sent in the first, which they have not given up yet.
 func TestAWriteThatComesLateFromAFormerSessionIsNotApplied(t *testing.T) {
 	late := int64(0)
-	for range 20 { // now and then the next session comes too late for that
+	for i := range 20 { // now and then the next session comes too late for that
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			s, o := open(t, srv), open(t, srv)
 			v, other := zsync.NewValue[int](s, "/v"), zsync.NewValue[int](o, "/v")
 			must(t, other.Store(t.Context(), 0))
+			if i%2 == 1 { // it has a receipt already
+				must(t, v.Store(t.Context(), 0))
+			}
 			id := s.ID()
 			srv.Partition(id)
 			must(t, v.Store(t.Context(), 7))

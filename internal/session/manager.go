@@ -45,6 +45,7 @@ type Manager struct {
 	telling bool                  // somebody is in tell; guarded by mu
 	dialErr error                 // the last failure to reach a server; guarded by mu
 	leaving farewell
+	shelf   shelf
 	Closing chan struct{}  // closed when err is set
 	ended   chan struct{}  // closed when nothing is left
 	wg      sync.WaitGroup // every goroutine of this session but run

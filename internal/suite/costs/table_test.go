@@ -538,6 +538,6 @@ func (c cost) begin(t *testing.T, srv *zktest.Server) (*zsync.Session, func()) {
 		f()
 	}
 	f := c.prepare(t, s, other)
-	time.Sleep(time.Second) // what is held is watched by then
+	time.Sleep(1100 * time.Millisecond) // what is held is watched by then, and receipts that nobody uses are deleted
 	return s, f
 }
