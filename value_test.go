@@ -613,6 +613,7 @@ func TestWatchSendsTheLatestAndThenIsQuiet(t *testing.T) {
 			synctest.Wait()
 		}
 		wantSent(t, c, 9)
+		time.Sleep(2 * time.Second) // the receipt of the last Store is deleted
 		before := srv.Counts()
 		time.Sleep(time.Hour)
 		if d := srv.Counts().Sub(before); d.Total() != 0 || d.Notifications != 0 {

@@ -509,7 +509,7 @@ var onceCrashes = []crash{{
 	},
 	after:    afterOnce,
 	leaves:   onceLeaves,
-	requests: 3,
+	requests: 2,
 }}
 
 // A receipt of a process that has died stays.
@@ -545,7 +545,7 @@ var barrierCrashes = []crash{{
 	},
 	after:    afterBarrier,
 	leaves:   barrierLeaves,
-	requests: 2,
+	requests: 1,
 }, {
 	name: "Barrier.Wait",
 	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
