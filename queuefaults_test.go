@@ -3,6 +3,7 @@ package zsync_test
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"runtime"
 	"slices"
 	"strings"
@@ -915,4 +916,88 @@ func TestElementThatTheServersRefuseToPutBackIsPutBackLater(t *testing.T) {
 			})
 		}
 	}
+}
+
+// Whoever has removed an element for a caller that has left puts it back into a path
+// that others may change at present, when they may no more.
+func TestElementIsPutBackWhenItsPathIsProtectedAgain(t *testing.T) {
+	for _, layout := range []zsync.QueueLayout{zsync.LayoutZsync, zsync.LayoutKazooQueue} {
+		t.Run(fmt.Sprint(layout), func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				mine := zk.DigestACL(zk.PermAll, "me", "secret")
+				s, o := openAs(t, srv, "me", mine), openAs(t, srv, "me", mine)
+				q := zsync.NewQueue[int](s, "/q", zsync.WithQueueLayout(layout))
+				must(t, q.Send(t.Context(), 0, 1))
+				_, _, err := q.TryRecv(t.Context()) // makes the directory of the receipts
+				must(t, err)
+				time.Sleep(time.Second)
+				c := plain(t, srv)
+				must(t, c.AddAuth("digest", []byte("me:secret")))
+				opened := func(acl []zk.ACL) {
+					for _, dir := range []string{"/q", "/q-receipts"} {
+						_, err := c.SetACL(dir, acl, -1)
+						must(t, err)
+					}
+				}
+				srv.SetLatency(40 * time.Millisecond)
+				ctx, cancel := context.WithCancel(t.Context())
+				var multis atomic.Int64
+				srv.Intercept(func(r zktest.Request) zktest.Action {
+					if r.Op != zktest.OpMulti || r.Session == o.ID() || multis.Add(1) != 1 {
+						return zktest.Pass
+					}
+					cancel()
+					// The removal is done, and its reply lost with the session.
+					id := r.Session
+					time.AfterFunc(10*time.Millisecond, func() { srv.Expire(id) })
+					return zktest.DropReply
+				})
+				_, _, err = q.TryRecv(ctx)
+				wantErr(t, err, context.Canceled)
+				opened(zk.WorldACL(zk.PermAll))
+				time.Sleep(3 * time.Minute)
+				if n := multis.Load(); n != 2 {
+					t.Fatalf("%d transactions, want the removal, twice, and nothing put back", n)
+				}
+				opened(mine)
+				time.Sleep(3 * time.Minute)
+				other := zsync.NewQueue[int](o, "/q", zsync.WithQueueLayout(layout))
+				wantLen(t, other, 1)
+				if v, ok, err := other.TryRecv(t.Context()); v != 1 || !ok || err != nil {
+					t.Errorf("TryRecv = %d, %v, %v; want 1", v, ok, err)
+				}
+			})
+		})
+	}
+}
+
+func TestALogHandlerMayAskForTheDeliveryWhoseSettlementIsRefused(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		var d zsync.Delivery[int]
+		var told atomic.Int64
+		s := open(t, srv, zsync.WithLogger(slog.New(logHandler{slog.DiscardHandler, func(msg string) {
+			if strings.Contains(msg, "cannot settle") {
+				told.Add(1)
+				d.Data()
+				<-d.Context().Done() // an Ack has decided
+			}
+		}})))
+		q := zsync.NewQueue[int](s, "/q")
+		must(t, q.Send(t.Context(), 1))
+		d = wantNext(t, q.Deliveries(t.Context()), 1)
+		time.Sleep(time.Second)
+		var multis atomic.Int64
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpMulti && multis.Add(1) == 1 {
+				return zktest.Fail(zktest.CodeNoAuth)
+			}
+			return zktest.Pass
+		})
+		wantErr(t, d.Ack(t.Context()), zk.ErrNoAuth)
+		time.Sleep(time.Minute)
+		must(t, d.Ack(t.Context()))
+		if told.Load() != 1 {
+			t.Errorf("told %d times", told.Load())
+		}
+	})
 }

@@ -762,10 +762,13 @@ func (l *ledger) sweep() {
 // one entry, the culprit, the others are posted without it.
 func (l *ledger) finish(p *posting, err error) {
 	es, culprit := p.es, p.culprit
-	var buried []*entry
+	var buried, refused []*entry
 	defer func() { // the log and the observer are not called under a lock
 		for _, e := range buried {
 			l.q.report(e.item.key(), e.fault)
+		}
+		for _, e := range refused {
+			l.q.m.Log.Error("zsync: cannot settle an element, and goes on trying", "path", l.q.cfg.Path, "element", e.item.key(), "err", err)
 		}
 	}()
 	l.mu.Lock()
@@ -800,6 +803,9 @@ func (l *ledger) finish(p *posting, err error) {
 		var others []*entry
 		for _, e := range es {
 			if culprit == nil || e == culprit {
+				if !e.again {
+					refused = append(refused, e)
+				}
 				l.refuseLocked(e, err)
 			} else {
 				others = append(others, e)
@@ -845,9 +851,6 @@ const retryAfter = time.Second
 // item stays what it is, and is tried again: what they refuse, they may allow
 // later.
 func (l *ledger) refuseLocked(e *entry, err error) {
-	if !e.again {
-		l.q.m.Log.Error("zsync: cannot settle an element, and goes on trying", "path", l.q.cfg.Path, "element", e.item.key(), "err", err)
-	}
 	next := *e
 	next.gone, next.again, next.alone = false, true, true
 	if e.fate != fateHand { // who waits for a note offers nothing before it is written down

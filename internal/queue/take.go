@@ -2,6 +2,7 @@ package queue
 
 import (
 	"context"
+	"errors"
 	"iter"
 	"maps"
 	"slices"
@@ -195,12 +196,13 @@ func (t *lot) claiming(q *core, es ...element) []any {
 // putBack puts an element that was removed, and that nobody has got, back to its
 // place, exactly once. It exists nowhere else, so what the servers refuse is tried
 // again, until the Session is being closed: then once more. An outcome that is in doubt
-// is no answer, see [session.OutcomeOf]: the element might be there twice.
+// is no answer, see [session.OutcomeOf]: the element might be there twice. ErrUnprotected
+// says that nothing was sent.
 func (q *core) putBack(it *item, leaving <-chan struct{}) error {
 	last := false
 	for wait := retryAfter; ; wait = min(2*wait, time.Minute) {
 		err := q.putBackNow(it)
-		if err == nil || last || session.OutcomeOf(err) != session.Answered {
+		if err == nil || last || session.OutcomeOf(err) != session.Answered && !errors.Is(err, session.ErrUnprotected) {
 			return err
 		}
 		if wait == retryAfter {

@@ -3,6 +3,7 @@ package session
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -52,7 +53,7 @@ func (m *Manager) CommitAcrossSessions(ctx context.Context, receipts string, ops
 	}
 	switch {
 	case err == nil || !x.open || ctx.Err() != nil:
-	case IsNoNode(err), IsNodeExists(err), IsBadVersion(err):
+	case IsNoNode(err), IsNodeExists(err), IsBadVersion(err), errors.Is(err, ErrUnprotected):
 		err = fmt.Errorf("it may have been applied: %v", err) // not the answer to ops, for which callers would take it
 	default:
 		err = fmt.Errorf("it may have been applied: %w", err)
@@ -86,8 +87,9 @@ func (x *across) during(ctx context.Context, inc *Incarnation) error {
 	if x.r == nil {
 		x.r = x.m.shelf.take(x.dir)
 	}
-	// What only deletes makes no directory. See makeDir.
-	if _, deletes := x.ops[0].(*zk.DeleteRequest); !deletes || len(x.ops) > 1 {
+	// What only deletes makes no directory. See makeDir. While an attempt may have
+	// been applied that is what must be found out, whoever may write here by now.
+	if _, deletes := x.ops[0].(*zk.DeleteRequest); !x.open && (!deletes || len(x.ops) > 1) {
 		if err := inc.Vet(ctx, x.dir, nil); err != nil {
 			return err
 		}
