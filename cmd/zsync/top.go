@@ -85,6 +85,8 @@ func (t *task) top(root string, every time.Duration) error {
 	again()
 	ticks := time.NewTicker(max(every, 100*time.Millisecond))
 	defer ticks.Stop()
+	draws := time.NewTicker(250 * time.Millisecond) // ages go on, and the window may have another size
+	defer draws.Stop()
 	v := &view{root: root}
 	for {
 		width, height, err := term.GetSize(int(os.Stdout.Fd()))
@@ -113,6 +115,7 @@ func (t *task) top(root string, every time.Duration) error {
 			}
 		case <-ticks.C:
 			again()
+		case <-draws.C:
 		case <-t.waiting.Done():
 			return verdict(context.Cause(t.waiting), exitBusy)
 		}
