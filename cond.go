@@ -510,7 +510,7 @@ func unlessChanged(err error) error {
 // wait for it to return. The caller may hold c.L, but need not.
 //
 // Signal gives one signal, even if a reply or the session is lost. For that it
-// makes a receipt, path/<uuid>, which is kept for a second for the next. If ctx
+// makes a receipt, path/_c_<uuid>-receipt, which is kept for a second for the next. If ctx
 // ends first, the signal may have been given or not.
 func (c *Cond) Signal(ctx context.Context) error {
 	return opError("signal", c.path, c.signal(ctx))

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
+	"unicode/utf8"
 
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/spread"
@@ -43,7 +45,8 @@ import (
 //
 // While nothing changes a Partition costs nothing. When a process comes or goes
 // each process reads the group and the plan, and one writes the plan, as also when
-// somebody else has written one that does not fit; each shard that moves costs the former owner 1 request and the new one 2.
+// somebody else has written what does not fit, or is no plan. Each shard that moves
+// costs the former owner 1 request and the new one 2.
 type Partition struct {
 	made
 	id string
@@ -62,8 +65,11 @@ type partitionConfig struct {
 // is the owner ([WithOwner]) with a unique number.
 func WithMember(id string) PartitionOption {
 	return func(c *partitionConfig) {
-		if c.id = id; id == "" {
+		switch c.id = id; {
+		case id == "":
 			c.err = session.Invalid("WithMember: the id is empty")
+		case !utf8.ValidString(id):
+			c.err = session.Invalid("WithMember: the id %q is not valid UTF-8, which the plan is", id)
 		}
 	}
 }
@@ -84,11 +90,6 @@ func NewPartition(s *Session, path string, opts ...PartitionOption) *Partition {
 
 // Path returns the path that p was made with.
 func (p *Partition) Path() string { return p.path }
-
-// A plan says who is to own which shard.
-type plan struct {
-	Owners map[string]string `json:"owners"` // by shard: the id of the member
-}
 
 // Run takes part in the Partition: it joins, and calls f in a goroutine of its
 // own for each shard that it owns, until ctx ends or an f fails. f should return
@@ -119,18 +120,21 @@ func (p *Partition) run(ctx context.Context, shards []string, f func(ctx context
 		if i > 0 && shard == shards[i-1] {
 			return session.Invalid("shard %q is given twice", shard)
 		}
+		if !utf8.ValidString(shard) {
+			return session.Invalid("shard %q is not valid UTF-8, which the plan is", shard)
+		}
 		if path := p.shardPath(shard); len(path) > session.MaxPath {
 			return session.Invalid("shard %q: its path has %d bytes; the limit is %d", shard, len(path), session.MaxPath)
 		}
 	}
 	id := p.id
 	if id == "" {
-		id = p.s.m.Config.Owner + " " + session.NewGUID()
+		id = strings.ToValidUTF8(p.s.m.Config.Owner, "\uFFFD") + " " + session.NewGUID()
 	}
 	r := &partitioning{
 		p: p, f: f, id: id,
 		group: NewGroup[[]string](p.s, session.ChildPath(p.path, "members")),
-		plan:  NewValue[plan](p.s, session.ChildPath(p.path, "plan")),
+		plan:  NewValue[spread.Plan](p.s, session.ChildPath(p.path, "plan"), WithCodec(spread.PlanCodec{})),
 		mine:  make(map[string]*shardRun),
 	}
 	// The group and the plan vet what is theirs. Who may delete in path could
@@ -162,7 +166,7 @@ type partitioning struct {
 	f     func(ctx context.Context, shard string) error
 	id    string
 	group *Group[[]string]
-	plan  *Value[plan]
+	plan  *Value[spread.Plan]
 	me    *Membership[[]string]
 
 	// Used by run alone.
@@ -197,7 +201,7 @@ func (r *partitioning) run(outer context.Context) (err error) {
 	// ended as well, which only an error or that of the Session does, either is told.
 	for open := true; open; {
 		var there []Member[[]string]
-		var now plan
+		var now spread.Plan
 		select {
 		case there, open = <-members:
 			if open {
@@ -235,7 +239,9 @@ func (r *partitioning) run(outer context.Context) (err error) {
 func wanted(members []Member[[]string]) map[string][]string {
 	wants := make(map[string][]string, len(members))
 	for _, m := range members {
-		wants[m.ID] = m.Info
+		if utf8.ValidString(m.ID) { // else no plan can name it: it would be made anew for ever
+			wants[m.ID] = m.Info
+		}
 	}
 	return wants
 }
@@ -249,12 +255,12 @@ func wanted(members []Member[[]string]) map[string][]string {
 // of who came and went in between: then the plan that run is told does not fit.
 func (r *partitioning) replan(ctx context.Context) error {
 	unchanged := errors.New("unchanged")
-	_, err := r.plan.update(ctx, func(old plan) (plan, error) {
+	_, err := r.plan.update(ctx, func(old spread.Plan) (spread.Plan, error) {
 		members, err := r.group.Members(ctx)
 		if members == nil {
 			return old, err // otherwise it is about members that have no list of shards
 		}
-		now := plan{spread.Balance(old.Owners, wanted(members))}
+		now := spread.Plan{Owners: spread.Balance(old.Owners, wanted(members))}
 		if maps.Equal(now.Owners, old.Owners) && old.Owners != nil {
 			return old, unchanged
 		}
@@ -267,7 +273,7 @@ func (r *partitioning) replan(ctx context.Context) error {
 }
 
 // follow begins what the plan gives to us, and ends what it does not.
-func (r *partitioning) follow(ctx context.Context, now plan, runs *sync.WaitGroup, report func(error)) {
+func (r *partitioning) follow(ctx context.Context, now spread.Plan, runs *sync.WaitGroup, report func(error)) {
 	for shard, run := range r.mine {
 		if now.Owners[shard] != r.id {
 			run.stop(ErrNotLocked)

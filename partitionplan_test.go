@@ -59,7 +59,7 @@ func TestAPlanForAMemberWhoCameAndWentUnseenIsMadeAnew(t *testing.T) {
 			}
 			return zktest.Pass
 		})
-		must(t, x.Set(t.Context(), []string{}))
+		must(t, x.Set(t.Context(), []string{"x's own"}))
 		time.Sleep(500 * time.Millisecond)
 		guest, err := group.Join(t.Context(), "guest", shards)
 		must(t, err)
@@ -80,7 +80,7 @@ func TestAPlanThatAStrangerHasWrittenIsMadeAnew(t *testing.T) {
 		even := map[string]int{"one": 2, "two": 2}
 		o.settled(even)
 		stranger := plain(t, srv)
-		for _, plan := range []string{`{}`, `{"owners":{"a":"nobody","e":"one"}}`, `{"owners":{"a":"one","b":"one","c":"one","d":"one"}}`} {
+		for _, plan := range []string{`{}`, ``, `x`, `{"owners":5}`, `{"owners":{"a":"nobody","e":"one"}}`, `{"owners":{"a":"one","b":"one","c":"one","d":"one"}}`} {
 			_, err := stranger.Set("/p/plan", []byte(plan), -1)
 			must(t, err)
 			o.settled(even)
@@ -206,5 +206,32 @@ func TestAMemberWhoseZnodeIsAnothersWaitsForThat(t *testing.T) {
 		want("id=first again")
 		must(t, first.Leave())
 		want("")
+	})
+}
+
+// A member whose id no plan can name, and shards so named, are nobody's.
+func TestAMemberWhoseIDIsNoTextHasThePlanStandStill(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		o := newOwners(t, srv)
+		s := open(t, srv, zsync.WithOwner("caf\xe9"))
+		partake(t, o, s, "one", []string{"a", "b"})
+		alone := map[string]int{"one": 2}
+		o.settled(alone)
+		stranger := plain(t, srv)
+		_, err := stranger.Create("/p/members/%FF", []byte(`["a","b"]`), zk.FlagEphemeral, zk.WorldACL(zk.PermAll))
+		must(t, err)
+		o.settled(alone)
+		_, before, err := stranger.Get("/p/plan")
+		must(t, err)
+		time.Sleep(time.Minute)
+		_, after, err := stranger.Get("/p/plan")
+		if must(t, err); after.Version > before.Version {
+			t.Errorf("the plan was written %d times in a minute", after.Version-before.Version)
+		}
+		run := func(p *zsync.Partition, shard string) error {
+			return p.Run(within(t, time.Minute), []string{shard}, func(context.Context, string) error { return nil })
+		}
+		wantErr(t, run(zsync.NewPartition(s, "/p", zsync.WithMember("\xff")), "a"), zsync.ErrInvalid)
+		wantErr(t, run(zsync.NewPartition(s, "/p"), "\xff"), zsync.ErrInvalid)
 	})
 }

@@ -268,6 +268,17 @@ func (d *doctor) receipts(ctx context.Context, root string, t *look.Tree) error 
 	parents := map[string]bool{root: true}
 	for _, p := range t.Places {
 		parents[path.Dir(p.Path)] = true
+		before := len(d.leftovers)
+		for _, name := range p.Names { // of a Cond or a Once
+			if strings.HasPrefix(name, "_c_") && strings.HasSuffix(name, "-receipt") {
+				if err := d.leave(ctx, path.Join(p.Path, name), d.older); err != nil {
+					return err
+				}
+			}
+		}
+		if n := len(d.leftovers) - before; n > 0 {
+			d.note("leftover: %s has %s of processes that were killed", p.Path, count(n, "receipt"))
+		}
 	}
 	for _, dir := range slices.Sorted(maps.Keys(parents)) {
 		names, _, err := d.session.Children(ctx, dir)

@@ -293,7 +293,8 @@ func TestDoctorCleansUpOnlyWhatIsStillAsShown(t *testing.T) {
 	}
 	defer conn.Close()
 	const orphan = "/p/_c_48e50edc-09ec-4785-b44e-13769185aea0-lock-0000000000"
-	for _, path := range []string{"/p", orphan, "/v", "/v-receipts", "/v-receipts/_c_48e50edc-09ec-4785-b44e-13769185aea0", "/gone-claims", "/full-claims", "/full-claims/a"} {
+	const receipt = "/p/_c_58e50edc-09ec-4785-b44e-13769185aea0-receipt"
+	for _, path := range []string{"/p", orphan, receipt, "/v", "/v-receipts", "/v-receipts/_c_48e50edc-09ec-4785-b44e-13769185aea0", "/gone-claims", "/full-claims", "/full-claims/a"} {
 		if _, err := conn.Create(path, nil, 0, zk.WorldACL(zk.PermAll)); err != nil {
 			t.Fatal(path, err)
 		}
@@ -318,7 +319,7 @@ func TestDoctorCleansUpOnlyWhatIsStillAsShown(t *testing.T) {
 	in, out := io.Pipe()
 	r = startReading(t, srv.Addr(), in, "doctor", "--clean", "--older", "0")
 	t.Cleanup(func() { out.Close() }) // what reads it is waited for
-	r.awaitOutput("delete 3 znodes? [y/N] ")
+	r.awaitOutput("delete 4 znodes? [y/N] ")
 	if _, err := conn.Set("/gone-claims", []byte("in use again"), -1); err != nil {
 		t.Fatal(err)
 	}
@@ -327,7 +328,7 @@ func TestDoctorCleansUpOnlyWhatIsStillAsShown(t *testing.T) {
 	if status := r.wait(); status != exitFindings {
 		t.Errorf("exit status %d\n%s", status, &r.stderr)
 	}
-	for _, want := range []string{"deleted " + orphan, "deleted /v-receipts/", "left alone, as it has changed: /gone-claims"} {
+	for _, want := range []string{"deleted " + orphan, "deleted " + receipt, "deleted /v-receipts/", "left alone, as it has changed: /gone-claims"} {
 		if !strings.Contains(r.stdout.String(), want) {
 			t.Errorf("no %q in\n%s", want, &r.stdout)
 		}

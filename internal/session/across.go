@@ -1,11 +1,13 @@
 package session
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -112,8 +114,10 @@ func (x *across) attempt(ctx context.Context, inc *Incarnation, a *attempts) err
 		return err
 	}
 	var own error // what was said of the receipt, if anything was
-	if len(got) > 0 {
-		own, x.rs = got[0].Error, got[1:]
+	if x.rs = nil; len(got) > 0 {
+		if own = got[0].Error; own == nil {
+			x.rs = got[1:]
+		}
 	}
 	kept := x.r.version >= 0
 	switch {
@@ -127,19 +131,29 @@ func (x *across) attempt(ctx context.Context, inc *Incarnation, a *attempts) err
 	case kept && (IsNoNode(own) || IsBadVersion(own)), kept && IsAnswer(own, zk.ErrNoAuth) && !x.open:
 		// Somebody else has deleted it, or written it, or we may not write what we
 		// have made. Nothing of ours that expects it is on its way.
-		if IsAnswer(own, zk.ErrNoAuth) {
-			x.m.shelf.refuse()
-		}
-		if !IsNoNode(own) {
-			x.m.DropReceipt(inc, x.r.path, false)
-		}
-		x.r = newReceipt(x.dir)
-		return errAgain
+		return x.anew(inc, own)
 	case x.open:
 		// The receipt was as it was before: what failed is behind it.
-		return a.last(x.refused(ctx, inc, err, len(got) > 0 && own == nil))
+		e := x.refused(ctx, inc, err, len(got) > 0 && own == nil)
+		if e != nil && !x.open && !x.moved && kept && IsAnswer(own, zk.ErrNoAuth) {
+			return x.anew(inc, own) // nothing was applied, and it may be with another
+		}
+		return a.last(e)
 	}
 	return err
+}
+
+// anew takes a new receipt in place of one that was kept, because of what was said of
+// that.
+func (x *across) anew(inc *Incarnation, own error) error {
+	if IsAnswer(own, zk.ErrNoAuth) {
+		x.m.shelf.refuse()
+	}
+	if !IsNoNode(own) {
+		x.m.DropReceipt(inc, x.r.path, false)
+	}
+	x.r = newReceipt(x.dir)
+	return errAgain
 }
 
 // op is the operation that gives the receipt.
@@ -147,17 +161,55 @@ func (x *across) op() any {
 	if x.r.version < 0 {
 		return &zk.CreateRequest{Path: x.r.path, Acl: x.m.Config.ACL}
 	}
-	return &zk.SetDataRequest{Path: x.r.path, Version: x.r.version}
+	return &zk.SetDataRequest{Path: x.r.path, Data: x.said(), Version: x.r.version}
+}
+
+// said is the data of a receipt that is given: of the one that was made none, and else
+// what tells it from a bar and from what a stranger writes.
+func (x *across) said() []byte {
+	if x.r.version < 0 {
+		return nil
+	}
+	return strconv.AppendInt(nil, int64(x.r.version), 10)
 }
 
 // given is called when the receipt is found given: by an attempt before, or by our
-// own bar, if we have tried to bar them and were not told what came of it.
+// own bar, if we have tried to bar them and were not told what came of it. One that
+// was kept may have been written by a stranger; then nobody can say.
 func (x *across) given(ctx context.Context, inc *Incarnation) error {
 	if x.refusal != nil {
 		return x.refused(ctx, inc, x.refusal, false)
 	}
+	if x.r.version >= 0 {
+		if applied, err := x.find(ctx, inc); err != nil || !applied {
+			return cmp.Or(err, zk.ErrBadVersion)
+		}
+	}
 	x.rs = presumed(x.ops)
 	return nil
+}
+
+// find looks whether the receipt is given.
+func (x *across) find(ctx context.Context, inc *Incarnation) (applied bool, err error) {
+	data, stat, err := inc.GetFresh(ctx, x.r.path)
+	switch {
+	case IsNoNode(err) && x.r.version < 0:
+		return false, nil
+	case IsNoNode(err):
+		return false, fmt.Errorf("its receipt %s was deleted: %w", x.m.Bare(x.r.path), err)
+	case err != nil || !x.r.given(stat):
+		return false, err
+	}
+	return x.ours(data, stat)
+}
+
+// ours reports that the receipt was given by this transaction, or that nobody can say,
+// as a stranger has written it.
+func (x *across) ours(data []byte, stat *zk.Stat) (bool, error) {
+	if x.r.version >= 0 && (stat.Version != x.r.version+1 || !bytes.Equal(data, x.said())) {
+		return false, fmt.Errorf("its receipt %s was written by another", x.m.Bare(x.r.path))
+	}
+	return true, nil
 }
 
 // makeDir makes the directory of the receipts, for the next attempt.
@@ -195,13 +247,9 @@ func (x *across) refused(ctx context.Context, inc *Incarnation, err error, absen
 	switch {
 	case x.moved:
 		x.refusal = err
-		applied, e = inc.bar(ctx, x.r)
+		applied, e = x.bar(ctx, inc)
 	case !absent:
-		var stat *zk.Stat
-		if stat, e = inc.ExistsFresh(ctx, x.r.path); e == nil && stat == nil && x.r.version >= 0 {
-			e = fmt.Errorf("its receipt %s was deleted: %w", x.m.Bare(x.r.path), err)
-		}
-		applied = x.r.given(stat)
+		applied, e = x.find(ctx, inc)
 	}
 	if e != nil {
 		return e
@@ -216,7 +264,8 @@ func (x *across) refused(ctx context.Context, inc *Incarnation, err error, absen
 
 // bar gives a receipt without its transaction, so that no attempt can be applied any
 // more, unless one has been already: that is reported.
-func (inc *Incarnation) bar(ctx context.Context, r *receipt) (applied bool, err error) {
+func (x *across) bar(ctx context.Context, inc *Incarnation) (applied bool, err error) {
+	r := x.r
 	const mark = "barred"
 	barred := false
 	if r.version < 0 {
@@ -237,8 +286,10 @@ func (inc *Incarnation) bar(ctx context.Context, r *receipt) (applied bool, err 
 		return false, cmp.Or(err, e)
 	case !r.given(stat):
 		return false, err
+	case string(data) == mark:
+		return false, nil
 	}
-	return string(data) != mark, nil
+	return x.ours(data, stat)
 }
 
 // keepReceipt keeps a receipt for the next transaction in dir, or deletes it.
@@ -276,7 +327,7 @@ func (m *Manager) sweepReceipts(leaving <-chan struct{}) {
 		case <-time.After(time.Until(next.Add(receiptIdle))):
 		case <-leaving:
 			// Here, and not behind us: Close waits for us.
-			all, _, _ := m.shelf.idle(time.Now())
+			all, _, _ := m.shelf.idle(time.Now().Add(time.Hour)) // whenever they were used
 			for some := range slices.Chunk(all, bundleMax) {
 				m.During(ctx, func(inc *Incarnation) error { return inc.RemoveAllNow(ctx, some) })
 			}

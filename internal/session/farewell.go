@@ -17,7 +17,7 @@ func (m *Manager) BeforeClose() (begun <-chan struct{}, done func()) {
 	if f.begun == nil {
 		f.begun = make(chan struct{})
 	}
-	if f.over {
+	if f.over && f.staff == 0 {
 		return f.begun, func() {}
 	}
 	f.staff++

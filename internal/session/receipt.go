@@ -306,8 +306,8 @@ func (m *Manager) CheckOps(ops []any, extra ...string) (full []any, dir string, 
 	return full, dir, nil
 }
 
-// ReceiptName is as long as the name of a receipt.
-const ReceiptName = "_c_xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx-txn"
+// ReceiptName is as long as the name of a receipt may be.
+const ReceiptName = "_c_xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx-receipt"
 
 // checkOpPath is CheckPath, but the path of a sequential create may end in a
 // slash: the number is then the whole name.

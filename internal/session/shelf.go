@@ -36,7 +36,9 @@ func (s *shelf) take(dir string) *receipt {
 	return r
 }
 
-func newReceipt(dir string) *receipt { return &receipt{ChildPath(dir, NewGUID()), -1} }
+func newReceipt(dir string) *receipt {
+	return &receipt{ChildPath(dir, ProtectedName(NewGUID(), "receipt")), -1}
+}
 
 // keep puts r back, unless there is no room. With sweep nobody deletes those that
 // are not used, and the caller must see to it.

@@ -10,7 +10,7 @@ import (
 // Balance returns who is to own which shard. wants are the shards that each
 // member names. What was theirs before stays theirs as far as an even spread
 // allows. It depends on its arguments alone, and what it has returned it returns
-// again.
+// again. Versions that run side by side must agree on what needs no change.
 //
 //  1. What nobody names any more, and what belongs to who has gone or does not
 //     name it, is taken away.

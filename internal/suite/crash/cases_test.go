@@ -435,7 +435,7 @@ func afterOnce(ctx context.Context, s *zsync.Session) error {
 }
 
 // The mark is for ever, and a receipt of a Reset whose process has died stays.
-const onceLeaves = crashPath + "/(done|[-0-9a-f]{36})"
+const onceLeaves = crashPath + "/(done|_c_[-0-9a-f]{36}-receipt)"
 
 func crashValue(s *zsync.Session, v int) func(context.Context) (int, error) {
 	return zsync.OnceValue(s, crashPath, func(context.Context) (int, error) { return v, nil })
@@ -1044,7 +1044,7 @@ var valueCrashes = []crash{{
 
 // The lock of the Cond lies beside it. A receipt of a Signal whose process has
 // died stays.
-const condLeaves = crashPath + "-lock|" + crashPath + "/[-0-9a-f]{36}"
+const condLeaves = crashPath + "-lock|" + crashPath + "/_c_[-0-9a-f]{36}-receipt"
 
 func newCrashCond(s *zsync.Session) *zsync.Cond {
 	return zsync.NewCond(s, crashPath, zsync.NewMutex(s, crashPath+"-lock"))
