@@ -547,7 +547,8 @@ func (p *rwProgram) rdo(ctx context.Context, rw *zsync.RWMutex) {
 		case 2:
 			reader = p.told(h, "RLock in RDo", ctx, again.RLock(ctx))
 		}
-		p.ends(ctx, told)
+		// Lost is closed when another reader of the process has lost its znode, too;
+		// this one may have its own still, and then its context goes on.
 		lost = p.drop(h)
 		if reader {
 			h = p.take(p.s, false, func() bool { return told() || session.IsClosed(again.Lost()) })

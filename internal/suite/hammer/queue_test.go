@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/suite"
@@ -22,6 +24,7 @@ type stock struct {
 	mu    sync.Mutex
 	sent  map[int]bool // true when Send has confirmed it
 	taken map[int]int  // how often an element was acknowledged, or received
+	maybe map[int]bool // it is gone, and nothing tells whether it was acknowledged here
 	left  int          // confirmed and not taken
 	last  map[int]int  // by producer: the last element taken
 	full  bool         // nothing more is sent
@@ -29,7 +32,7 @@ type stock struct {
 }
 
 func newStock(t testing.TB) *stock {
-	return &stock{t: t, sent: make(map[int]bool), taken: make(map[int]int), last: make(map[int]int), done: make(chan struct{})}
+	return &stock{t: t, sent: make(map[int]bool), taken: make(map[int]int), maybe: make(map[int]bool), last: make(map[int]int), done: make(chan struct{})}
 }
 
 // perProducer tells the elements of one producer from those of others.
@@ -48,7 +51,7 @@ func (s *stock) confirm(vs []int) {
 	defer s.mu.Unlock()
 	for _, v := range vs {
 		s.sent[v] = true
-		if s.taken[v] == 0 {
+		if s.taken[v] == 0 && !s.maybe[v] {
 			s.left++
 		}
 	}
@@ -82,13 +85,27 @@ func (s *stock) take(v int, ordered bool) {
 		s.t.Errorf("took %d %d times", v, s.taken[v])
 		return
 	}
-	if confirmed {
+	if confirmed && !s.maybe[v] {
 		s.left--
 	}
 	if last, ok := s.last[v/perProducer]; ordered && ok && v < last {
 		s.t.Errorf("took %d after %d", v, last)
 	}
 	s.last[v/perProducer] = v
+	s.checkLocked()
+}
+
+// takeMaybe is told of an element that is gone, and that was acknowledged here or by
+// another who was given it.
+func (s *stock) takeMaybe(v int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.taken[v] > 0 || s.maybe[v] {
+		return
+	}
+	if s.maybe[v] = true; s.sent[v] {
+		s.left--
+	}
 	s.checkLocked()
 }
 
@@ -104,7 +121,7 @@ func (s *stock) await(limit time.Duration) {
 		defer s.mu.Unlock()
 		var missing []int
 		for v, confirmed := range s.sent {
-			if confirmed && s.taken[v] == 0 {
+			if confirmed && s.taken[v] == 0 && !s.maybe[v] {
 				missing = append(missing, v)
 			}
 		}
@@ -149,6 +166,8 @@ func (s *stock) ack(ctx context.Context, q *zsync.Queue[int], rnd *rand.Rand, pa
 		switch err := d.Ack(context.Background()); {
 		case err == nil:
 			s.take(d.Value, false)
+		case errors.Is(err, zk.ErrNoNode):
+			s.takeMaybe(d.Value) // others have given its claims back, and it is gone
 		case !errors.Is(err, zsync.ErrLost):
 			s.t.Errorf("Ack: %v", err)
 		}
