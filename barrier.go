@@ -27,16 +27,17 @@ import (
 // # Znodes
 //
 // The Barrier is closed while the znode path exists. It is persistent and its
-// data is "zsync: closed by " and the owner ([WithOwner]), in plain text. The container path-receipts
-// holds a znode for each Close and Open in progress, kept for a second, and the parents of path
-// are containers too, so the servers remove what an open Barrier leaves.
+// data is "zsync: closed by " and the owner ([WithOwner]), in plain text. The
+// container path-receipts holds a znode for each Close and Open in progress, kept
+// for a second, and the parents of path are containers too, so the servers remove
+// what an open Barrier leaves.
 //
 // # Cost
 //
 // Close and Open cost 1 round trip, and 1 more request in the background a second
-// after the last that changed anything; where the container is missing they make it with a few requests
-// more, but for an Open that finds nothing to open. Wait costs 2 requests, and if
-// the Barrier is closed a watch, which fires when it is opened.
+// after the last that changed anything; where the container is missing they make it
+// with a few requests more, but for an Open that finds nothing to open. Wait costs 2
+// requests, and if the Barrier is closed a watch, which fires when it is opened.
 //
 // # Algorithm
 //

@@ -59,8 +59,9 @@ import (
 //
 // Load costs 2 requests. Store and Delete cost 1 round trip, LoadOrStore 2, the
 // others 3; a second after the last write comes one request more in the background.
-// Range costs 4 requests and 2 for every 128 keys, in 4 round trips. Watch costs 3 requests and one for
-// each key at first; then one notification and one request for each change.
+// Range costs 4 requests and 2 for every 128 keys, in 4 round trips. Watch costs 3
+// requests and one for each key at first; then one notification and one request for
+// each change.
 type Map[V any] struct {
 	made
 	codec Codec

@@ -547,8 +547,11 @@ func (p *rwProgram) rdo(ctx context.Context, rw *zsync.RWMutex) {
 		case 2:
 			reader = p.told(h, "RLock in RDo", ctx, again.RLock(ctx))
 		}
-		// Lost is closed when another reader of the process has lost its znode, too;
-		// this one may have its own still, and then its context goes on.
+		// Lost is closed when another reader of the process has lost its znode, too. So
+		// it is an RDo within that tells whether this one has.
+		if err := again.RDo(ctx, func(context.Context) error { return nil }); errors.Is(err, zsync.ErrLost) && ctx.Err() == nil {
+			p.t.Errorf("the context of an RDo goes on, and an RDo within tells: %v", err)
+		}
 		lost = p.drop(h)
 		if reader {
 			h = p.take(p.s, false, func() bool { return told() || session.IsClosed(again.Lost()) })

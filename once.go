@@ -566,7 +566,8 @@ func (o *Once) done(ctx context.Context) (bool, error) {
 // The deletion is applied once, even if the reply to it is lost, so that it
 // does not hit a later mark; for that a receipt, path/_c_<uuid>-receipt, is
 // made with it, and kept for a second for the next. Reset costs 2 requests in 2
-// round trips, and one in the background when the receipt is deleted. If ctx ends first the mark may or may not have been deleted.
+// round trips, and one in the background when the receipt is deleted. If ctx ends
+// first the mark may or may not have been deleted.
 func (o *Once) Reset(ctx context.Context) error {
 	return o.fail("reset", o.reset(ctx))
 }

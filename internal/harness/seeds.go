@@ -8,14 +8,14 @@ import (
 )
 
 // Seeds yields the seeds of a random test: 0 to short-1; as many as race under the
-// race detector and with -short, or as long in a long run. ZSYNC_TEST_SEED names one that is to be
+// race detector, or as long in a long run. ZSYNC_TEST_SEED names one that is to be
 // run alone. Where the test fails it says with which seed, and no other follows.
 func Seeds(t testing.TB, short, race, long int) iter.Seq[int] {
 	n := short
 	switch {
 	case Long():
 		n = long
-	case UnderRace || testing.Short():
+	case UnderRace:
 		n = race
 	}
 	first := 0

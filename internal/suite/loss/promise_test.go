@@ -29,7 +29,7 @@ func TestNobodyIsGrantedALockBeforeItsHolderIsToldOfTheLoss(t *testing.T) {
 	switch {
 	case harness.Long():
 		n = 10_000
-	case harness.UnderRace || testing.Short():
+	case harness.UnderRace:
 		n = 20
 	}
 	one := os.Getenv("ZSYNC_TEST_SEED")
