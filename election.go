@@ -518,7 +518,7 @@ func (e *Election) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, err
 	if err != nil {
 		return nil, opError("txn", e.path, err)
 	}
-	rs, err := t.grant.Txn(ctx, ops)
+	rs, _, err := t.grant.Txn(ctx, ops) // a leadership is never handed over
 	return rs, opError("txn", e.path, err)
 }
 

@@ -219,7 +219,7 @@ func (m *Mutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error)
 	if err != nil {
 		return nil, opError("txn", m.path, err)
 	}
-	rs, err := g.Txn(ctx, ops)
+	rs, err := m.turnstile.Txn(ctx, g, ops)
 	return rs, opError("txn", m.path, err)
 }
 

@@ -321,6 +321,64 @@ func TestGoroutinesShareOnePlaceAndHandOverWithoutARoundTrip(t *testing.T) {
 	})
 }
 
+// A Txn without a reply may be applied late. That is not in the hold of the next one of
+// this process: neither who waits, nor who comes back to a place that is kept, nor who
+// begins to read beside who read when it wrote.
+func TestNoTxnIsAppliedWhenAnotherGoroutineHasTheLock(t *testing.T) {
+	write := &zk.SetDataRequest{Path: "/log", Version: -1}
+	for name, f := range map[string]func(t *testing.T, s *zsync.Session, short context.Context) error{
+		"who waits": func(t *testing.T, s *zsync.Session, short context.Context) error {
+			m := zsync.NewMutex(s, "/m")
+			must(t, m.Lock(t.Context()))
+			next := async(func() error { return m.Lock(t.Context()) })
+			_, err := m.Txn(short, write)
+			must(t, m.Unlock())
+			must(t, <-next)
+			return err
+		},
+		"who comes back": func(t *testing.T, s *zsync.Session, short context.Context) error {
+			m := zsync.NewMutex(s, "/m", zsync.WithRetention(time.Minute))
+			must(t, m.Lock(t.Context()))
+			_, err := m.Txn(short, write)
+			must(t, m.Unlock())
+			must(t, m.Lock(t.Context()))
+			return err
+		},
+		"who reads": func(t *testing.T, s *zsync.Session, short context.Context) error {
+			rw := zsync.NewRWMutex(s, "/rw")
+			must(t, rw.Do(t.Context(), func(ctx context.Context) (err error) {
+				must(t, rw.RLock(ctx)) // it stands beside, and stays
+				_, err = rw.Txn(short, write)
+				wantErr(t, err, context.DeadlineExceeded)
+				return nil
+			}))
+			must(t, rw.RLock(t.Context()))
+			err := short.Err()
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s, other := open(t, srv), live(t, open(t, srv))
+				_, err := other.Create(t.Context(), "/log", nil)
+				must(t, err)
+				srv.Intercept(first(zktest.Delay(3*time.Second), func(r zktest.Request) bool {
+					return slices.ContainsFunc(r.Ops, func(o zktest.Request) bool { return o.Path == "/log" })
+				}))
+				wantErr(t, f(t, s, within(t, time.Second)), context.DeadlineExceeded)
+				before, err := other.Exists(t.Context(), "/log")
+				must(t, err)
+				time.Sleep(10 * time.Second)
+				after, err := other.Exists(t.Context(), "/log")
+				must(t, err)
+				if before.Version != after.Version || after.Version == 0 {
+					t.Errorf("written %d times when the next one had the lock, and %d in the end", before.Version, after.Version)
+				}
+			})
+		})
+	}
+}
+
 func TestHandoffsAreBoundedWhileAnotherProcessWaits(t *testing.T) {
 	for _, n := range []int{0, 1, 5} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {

@@ -298,7 +298,7 @@ func (rw *RWMutex) Token(ctx context.Context) (int64, error) {
 func (rw *RWMutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	var rs []zk.MultiResponse
 	err := rw.withCurrent(func(g *line.Grant, _ turnstile.Mode) (err error) {
-		rs, err = g.Txn(ctx, ops)
+		rs, err = rw.turnstile.Txn(ctx, g, ops)
 		return err
 	})
 	return rs, opError("txn", rw.path, err)

@@ -688,6 +688,38 @@ func TestTxnWhoseContextEndsLeavesNoReceipt(t *testing.T) {
 	})
 }
 
+// Exists is refused by servers that ask for the permission to read. Nobody knows then what
+// became of a transaction without a reply, and its receipt is of no use to the next.
+func TestATxnWhoseReceiptMayNotBeReadIsOfUnknownOutcome(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		for i := range 3 { // with a new receipt, and with one that was used before
+			path := fmt.Sprintf("/%d", i)
+			lost := first(zktest.DropReply, op(zktest.OpMulti))
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				if r.Op == zktest.OpExists && strings.HasSuffix(r.Path, "-txn") {
+					return zktest.Fail(zktest.CodeNoAuth)
+				}
+				return lost(r)
+			})
+			_, err := s.Txn(t.Context(), &zk.CreateRequest{Path: path})
+			wantErr(t, err, zk.ErrNoAuth)
+			if err == nil || !strings.Contains(err.Error(), "it may have been applied") {
+				t.Errorf("%v; want that it may have been applied", err)
+			}
+			srv.Intercept(nil)
+			for range 20 {
+				_, err = s.Txn(t.Context(), &zk.SetDataRequest{Path: path, Version: -1})
+				must(t, err)
+			}
+		}
+		time.Sleep(10 * time.Second)
+		if names := childrenOf(t, s, "/"); len(names) != 5 { // 3, a page and the servers' own
+			t.Errorf("left: %q", names)
+		}
+	})
+}
+
 func TestTheLargestTxnPassesWithItsReceiptAndProof(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {

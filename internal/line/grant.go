@@ -564,26 +564,29 @@ func (c *Claim) Move(to *Claim, op string) (former string, lost error) {
 // transaction. Nothing was applied.
 var errMoved = errors.New("the lock was downgraded at the same time")
 
-// Txn applies ops if g still stands, in one transaction with the proof.
-func (g *Grant) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
+// Txn applies ops if g still stands, in one transaction with the proof. Where it is
+// not known whether that was applied, open says that it still may be, until the znode
+// is gone or the session has ended.
+func (g *Grant) Txn(ctx context.Context, ops []any) (rs []zk.MultiResponse, open bool, err error) {
 	c := g.Claim
 	m, inc, dir := c.Line.Manager, c.Incarnation, c.Line.Dir
 	path := c.Znode()
-	ops, _, err := m.CheckOps(ops, path, session.ChildPath(dir, session.ReceiptName))
+	ops, _, err = m.CheckOps(ops, path, session.ChildPath(dir, session.ReceiptName))
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	if err := c.Err(); err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	proof := &zk.CheckVersionRequest{Path: path, Version: -1}
-	rs, err := inc.Commit(ctx, dir, append([]any{proof}, ops...))
+	rs, err = inc.Commit(ctx, dir, append([]any{proof}, ops...))
+	open = session.OutcomeOf(err) != session.Answered
 	if len(rs) > 0 {
 		if session.IsNoNode(rs[0].Error) {
 			if c.Znode() != path {
-				return nil, errMoved
+				return nil, false, errMoved
 			}
-			return nil, c.Explain(rs[0].Error)
+			return nil, false, c.Explain(rs[0].Error)
 		}
 		rs = rs[1:]
 	}
@@ -594,7 +597,7 @@ func (g *Grant) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) 
 			err = lost
 		}
 	}
-	return rs, err
+	return rs, open, err
 }
 
 // release ends the tenure of c. It returns once the znode is gone; if the

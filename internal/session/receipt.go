@@ -95,7 +95,12 @@ func (inc *Incarnation) commitWith(ctx context.Context, r *receipt, ops []any) (
 			// read next knows of every attempt before: it has been applied, or
 			// never will be.
 			var e error
-			if stat, e = inc.Exists(ctx, r.path); e != nil {
+			switch stat, e = inc.Exists(ctx, r.path); {
+			case e != nil && OutcomeOf(e) == Answered:
+				// The receipt may not be looked at, and is not used any more.
+				inc.discardReceipt(p, r.path)
+				return nil, false, fmt.Errorf("it may have been applied, and its receipt %s cannot be read: %w", inc.Manager.Bare(r.path), e)
+			case e != nil:
 				err = e
 			}
 		}

@@ -50,6 +50,7 @@ type share struct {
 	lead   int       // how many hand-overs ahead they are asked next; 0 if no answer has told yet
 	beside bool      // a reader may stand beside it, and stay when it goes: it cannot be passed on
 	moving bool      // Downgrade is exchanging its znode
+	open   int       // transactions of those who have, or had, it that may be applied yet
 
 	moved     chan struct{} // closed when moving is over; not the machine's
 	retention *retention    // if it has been kept, and not been recalled since; not the machine's
@@ -298,8 +299,12 @@ func (m *machine) resume(u *use, others bool) departure {
 }
 
 // mayPass reports whether t, which nobody has, may go to the next of this process.
+//
+// A transaction without a reply may lie anywhere on its way, and is applied as long as
+// the znode of t stands: so the znode goes, and what has not been applied by then never
+// will be.
 func (m *machine) mayPass(t *share) bool {
-	return !t.beside && m.first(Exclusive) && !t.lost() && !t.claim.WasAsked()
+	return !t.beside && t.open == 0 && m.first(Exclusive) && !t.lost() && !t.claim.WasAsked()
 }
 
 // handOver hands t, which u was the use of, to the next of this process.
@@ -335,7 +340,7 @@ func (m *machine) heard(t *share, q *question) { t.lead = 2 * (max(t.passed-q.at
 // Whoever comes at this same instant has fired the watch, and t is not alone; or
 // does later, and then recalled is told.
 func (m *machine) vacate(t *share, u *use) departure {
-	if !m.retains || t.mode != Exclusive || t.beside || len(m.waiting) > 0 || m.kept != nil ||
+	if !m.retains || t.mode != Exclusive || t.beside || t.open > 0 || len(m.waiting) > 0 || m.kept != nil ||
 		!t.claim.Alone() || t.lost() || t.claim.WasAsked() {
 		return m.giveUp(t)
 	}
@@ -397,6 +402,7 @@ func (m *machine) retake(mode Mode) bool {
 // giveUp takes t, which nobody has any more, out of the hands of this process.
 // Those of this process who still wait go to the back of the line.
 func (m *machine) giveUp(t *share) departure {
+	m.settle(t)
 	m.held = slices.DeleteFunc(m.held, func(x *share) bool { return x == t })
 	m.emit(action{verb: drop, share: t})
 	m.advance()
@@ -420,12 +426,39 @@ func (m *machine) exchanged(t *share, done bool) {
 	if !done {
 		return
 	}
+	m.settle(t)
 	t.mode, t.passed = Shared, 0
 	m.emit(action{verb: join, share: t})
 	m.advance()
 }
 
+// begin tells of a transaction of who has g, and returns the share that it is part of;
+// nil if nobody has g any more.
+func (m *machine) begin(g *line.Grant) *share {
+	u := m.useOf(g)
+	if u == nil {
+		return nil
+	}
+	u.share.open++
+	return u.share
+}
+
+// ended tells that a transaction of t has been applied, or never will be.
+func (m *machine) ended(t *share) { t.open-- }
+
 // What events do.
+
+// settle is for t, which was held exclusively and whose znode goes. If a transaction of it
+// may be applied until then, nobody reads by what stands beside it but those who do so
+// already: who comes now goes to the line, behind that znode.
+func (m *machine) settle(t *share) {
+	if t.mode == Shared || t.open == 0 {
+		return
+	}
+	for _, h := range m.held {
+		h.closed = true
+	}
+}
 
 // usable reports whether t, whose turn has come, may be given to a goroutine of
 // this process. What could not stand beside it is lost: the servers would not have

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/zsync/zsync/internal/line"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -114,10 +116,21 @@ func (s *script) do(event string) string {
 		s.claim.asked = true
 	case "beside":
 		m.held[0].beside = true
+		if who != "" {
+			t := &share{claim: &fakeClaim{}, mode: mode}
+			m.hold(t)
+			s.uses[who] = m.admit(t, nil, false)
+		}
 	case "exchanging":
 		m.exchange()
 	case "exchanged":
 		m.exchanged(m.held[0], who == "done")
+	case "writes": // begins a transaction
+		if m.begin(s.use(who).grant) != s.use(who).share {
+			say = "not held"
+		}
+	case "written": // it is known what became of it
+		m.ended(s.uses[who].share)
 	default:
 		s.t.Fatalf("event %q", event)
 	}
@@ -126,6 +139,7 @@ func (s *script) do(event string) string {
 		name := [...]string{"admit", "refuse", "seek", "cancel", "join", "ask", "ask ahead", "lose", "drop", "end", "keep", "reuse", "discard"}[a.verb]
 		switch a.verb {
 		case admit:
+			a.use.grant = new(line.Grant)
 			if a.waiter != nil {
 				s.uses[s.name(a.waiter, nil)] = a.use
 			}
@@ -273,6 +287,53 @@ func TestMachineSaysWhatIsToBeDone(t *testing.T) {
 			comes E2 ->
 			asked ->
 			leaves E1 -> drop, seek, is given up`,
+		"what may be written yet is not handed over, nor kept": `
+			comes E1 -> seek
+			found -> admit E1
+			comes E2 ->
+			comes E3 ->
+			writes E1 ->
+			written E1 ->
+			leaves E1 -> end E1, admit E2, ask ahead, passes
+			writes E2 ->
+			leaves E2 -> drop, seek, is given up
+			writes E2 -> not held
+			retains ->
+			found -> admit E3
+			writes E3 ->
+			leaves E3 -> drop, is given up`,
+		"who has left by the time of the answer was asked for writes nothing any more": `
+			comes E1 -> seek
+			found -> admit E1
+			comes E2 ->
+			comes E3 ->
+			comes E4 ->
+			leaves E1 -> end E1, admit E2, ask ahead, passes
+			leaves E2 -> end E2, admit E3, passes
+			writes E3 ->
+			leaves E3 -> drop, seek, is given up
+			written E3 ->
+			found -> admit E4`,
+		"nobody begins to read beside what may be written yet": `
+			comes E1 -> seek
+			found -> admit E1
+			writes E1 ->
+			comes S2 ->
+			exchanging ->
+			exchanged done -> join, seek
+			tries S3 -> busy=false
+			leaves E1 -> drop, is given up
+			found -> join, admit S2`,
+		"nor by what stands beside that": `
+			comes E1 -> seek
+			found -> admit E1
+			beside S2 -> join, admit S2
+			comes S3 ->
+			writes E1 ->
+			leaves E1 -> drop, seek, is given up
+			tries S4 -> busy=false
+			found -> join, admit S3
+			tries S5 -> admit S5, busy=false`,
 		"what a reader stands beside is not handed over": `
 			comes E1 -> seek
 			found -> admit E1
@@ -416,6 +477,7 @@ type hall struct {
 	asked    []*share      // answers that are under way
 	leaving  map[*use]bool // who waits for the answer of a question
 	refused  bool          // the seeker has just failed
+	open     []*share      // whose transactions may be applied yet
 	admitted int
 	order    map[*use]int // in which they were admitted, so that a seed tells all
 }
@@ -427,6 +489,7 @@ type standing struct {
 	asked     map[*question]int // how often it had by then
 	base      int               // how often it had when others were last asked after, and were none
 	moving    bool
+	sealed    bool // something may be written yet by who wrote before those who read by it
 }
 
 func (h *hall) fail(format string, args ...any) {
@@ -470,6 +533,10 @@ func (h *hall) perform() {
 					h.fail("%d hand-overs in a row", s.passes-s.base)
 				}
 			}
+			a.use.grant = new(line.Grant)
+			if s := h.shares[a.use.share]; s.sealed || s.passes > 0 && mode == Exclusive && slices.Contains(h.open, a.use.share) {
+				h.fail("admitted in mode %v beside what may be written yet", mode)
+			}
 			if !h.mayEnter(a.use.share, mode) {
 				h.fail("admitted in mode %v beside what does not go with it", mode)
 			}
@@ -512,6 +579,7 @@ func (h *hall) perform() {
 			if h.shares[a.share] == nil || h.occupied(a.share) {
 				h.fail("given up while somebody has it")
 			}
+			h.seal(a.share)
 			delete(h.shares, a.share)
 		case end:
 			if h.inside[a.use] {
@@ -550,7 +618,7 @@ func some[K comparable, V any](rnd *rand.Rand, m map[K]V, less func(K) int) (k K
 
 // event tells the machine of something that can happen now.
 func (h *hall) event(leaveOnly bool) {
-	n := 12
+	n := 14
 	if leaveOnly {
 		n = 5
 	}
@@ -592,6 +660,9 @@ func (h *hall) event(leaveOnly bool) {
 			if s.moving { // there is only one exclusive share
 				s.moving = false
 				done := h.rnd.IntN(2) == 0
+				if done {
+					h.seal(t)
+				}
 				s.exclusive = s.exclusive && !done
 				h.m.exchanged(t, done)
 			}
@@ -622,8 +693,28 @@ func (h *hall) event(leaveOnly bool) {
 		if t := h.m.exchange(); t != nil {
 			h.shares[t].moving = true
 		}
+	case 12: // somebody writes
+		if u, ok := some(h.rnd, h.inside, byOrder); ok {
+			h.open = append(h.open, h.m.begin(u.grant))
+		}
+	case 13: // it is known what became of it
+		if len(h.open) > 0 {
+			h.m.ended(h.open[0])
+			h.open = h.open[1:]
+		}
 	}
 	h.perform()
+}
+
+// seal is for t, which was held exclusively and whose znode goes. Until it has gone what
+// has been begun may be written, which the machine does not hear of: so nobody is let in
+// by what stands here.
+func (h *hall) seal(t *share) {
+	if h.shares[t].exclusive && slices.Contains(h.open, t) {
+		for _, s := range h.shares {
+			s.sealed = true
+		}
+	}
 }
 
 func (h *hall) newShare(mode Mode) *share {

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync/internal/line"
 	"github.com/zsync/zsync/internal/session"
 )
@@ -522,6 +524,23 @@ func (q *Turnstile) depart(which func(m *machine) *use) error {
 			return u.grant.Release()
 		}
 	}
+}
+
+// Txn is that of g. If g is not held any more it is line.ErrNotLocked.
+//
+// That g is held is looked at in the step that counts the transaction, and a release
+// decides in a step too: either it knows of the transaction, or that is not begun.
+func (q *Turnstile) Txn(ctx context.Context, g *line.Grant, ops []any) ([]zk.MultiResponse, error) {
+	var t *share
+	q.step(func(m *machine) { t = m.begin(g) })
+	if t == nil {
+		return nil, line.ErrNotLocked
+	}
+	rs, open, err := g.Txn(ctx, ops)
+	if !open {
+		q.step(func(m *machine) { m.ended(t) })
+	}
+	return rs, err
 }
 
 // Downgrade makes what is held exclusively shared.
