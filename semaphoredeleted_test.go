@@ -79,6 +79,49 @@ func TestAllPermitsAreToldAtOnceWhenTheZnodeOfOneIsDeletedAndTheOthersGoSoon(t *
 	}
 }
 
+// The reply to the transaction that makes two permits is lost, and somebody deletes the
+// first before it is tried again: then the first is made and the second is there.
+func TestPermitDeletedBeforeItsReplyWasHeardIsALossAndNoFailure(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		m, other := zsync.NewSemaphore(a, "/s", 3), zsync.NewSemaphore(b, "/s", 3)
+		must(t, other.Acquire(t.Context(), 2))
+		got := async(func() error { return m.Acquire(t.Context(), 2) })
+		synctest.Wait()
+		dir, _ := zsync.SemaphoreZnodes(m)
+		theirs := childrenOf(t, b, dir)
+		lost, deleted := first(zktest.DropReply, func(r zktest.Request) bool {
+			return r.Op == zktest.OpMulti && len(r.Ops) > 2 && r.Session == a.ID() && strings.HasPrefix(r.Ops[len(r.Ops)-1].Path, dir)
+		}), false
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpConnect && r.Session == a.ID() {
+				ours := slices.DeleteFunc(childrenOf(t, b, dir), func(name string) bool { return slices.Contains(theirs, name) })
+				slices.Sort(ours)
+				if deleted = len(ours) == 2; deleted {
+					must(t, live(t, b).RemoveNow(t.Context(), session.ChildPath(dir, ours[0])))
+				}
+			}
+			return lost(r)
+		})
+		must(t, other.Release(2))
+		must(t, <-got)
+		if !deleted {
+			t.Fatal("nothing was deleted")
+		}
+		time.Sleep(watched)
+		if !session.IsClosed(m.Lost()) {
+			t.Error("Lost is not closed")
+		}
+		if err := m.Release(2); lossOf(err) != zsync.LossDeleted {
+			t.Errorf("Release: %v", err)
+		}
+		time.Sleep(10 * time.Second)
+		if left := leasesOf(t, other); len(left) > 0 {
+			t.Errorf("left: %q", left)
+		}
+	})
+}
+
 func TestReleaseOfPermitsThatAreWatchedIsNoLossOfTheOthers(t *testing.T) {
 	for _, f := range forms {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {

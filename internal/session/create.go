@@ -235,8 +235,10 @@ func (inc *Incarnation) CreateAll(ctx context.Context, proof string, check *zk.C
 			a.outcome(err)
 		}
 		open = a.open
-		if len(rs) > first && IsNodeExists(rs[first].Error) {
-			return nil // an attempt without a reply has been applied: nobody else makes this name
+		if i := FailedOp(rs); i >= first && IsNodeExists(rs[i].Error) {
+			// An attempt without a reply has been applied: nobody else makes such a name. Those
+			// before it are not there if somebody has deleted them, which is told as a loss.
+			return nil
 		}
 		return err
 	})
