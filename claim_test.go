@@ -328,6 +328,19 @@ func TestLateResignOfALostLeadershipTellsWhoLeadsNow(t *testing.T) {
 		if !session.IsClosed(lost) {
 			t.Error("who leads is not told that he has been resigned")
 		}
+		must(t, e.Campaign(t.Context())) // a third
+		lost = e.Lost()
+		must(t, e.Resign()) // the second's own, as late
+		if !session.IsClosed(lost) {
+			t.Error("the third is not told that he has been resigned")
+		}
+		wantErr(t, e.Resign(), zsync.ErrNotLocked) // the third's
+		must(t, e.Campaign(t.Context()))
+		lost = e.Lost()
+		must(t, e.Resign())
+		if session.IsClosed(lost) {
+			t.Error("Lost is closed by Resign, and none is owed")
+		}
 		must(t, zsync.NewElection(b, "/e").Campaign(within(t, time.Second)))
 		// Without a loss before, Resign closes nothing.
 		e = zsync.NewElection(b, "/f")

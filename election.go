@@ -157,6 +157,7 @@ type Election struct {
 
 	mu     sync.Mutex
 	term   *term    // of this candidate, if it campaigns or leads; guarded by mu
+	owed   int      // terms that are over though nobody has resigned them: that Resign may come yet; guarded by mu
 	wishes []string // names of those that it should lead, read when its turn came; guarded by mu
 }
 
@@ -164,7 +165,6 @@ type Election struct {
 type term struct {
 	grant  *line.Grant             // nil as long as it campaigns; guarded by Election.mu
 	led    chan struct{}           // closed, under Election.mu, when grant is set
-	after  bool                    // the term before was lost, and was not resigned before this began
 	ahead  line.Ahead              // of it, while it campaigns
 	over   chan struct{}           // closed, under Election.mu, when it is no longer Election.term
 	left   chan struct{}           // of Run: closed when its function has returned and the znode is given up; guarded by Election.mu
@@ -251,10 +251,11 @@ func (e *Election) stand(ctx context.Context, start time.Time) (*term, error) {
 		e.mu.Lock()
 		last := e.term
 		if last == nil || last.lost() {
-			t := &term{over: make(chan struct{}), led: make(chan struct{}), after: last != nil}
+			t := &term{over: make(chan struct{}), led: make(chan struct{})}
 			if last != nil {
 				// Its goroutine may have gone home when Lost was closed:
 				// nobody owes us a Resign. But it may still come: see resign.
+				e.owed++
 				e.endLocked(ErrLost)
 				if last.left == nil { // else Run does, when its function has returned
 					last.grant.Abandon()
@@ -333,16 +334,21 @@ func (e *Election) endLocked(why error) {
 // ends, and nobody else can lead before its function has returned, or the session
 // has ended.
 //
-// Where the leadership before the present one was lost, and Campaign was called
-// again without a Resign in between, nobody can tell whose Resign this is. It
-// ends the present leadership and closes its Lost too.
+// Where an earlier leadership was lost, and Campaign was called again without a
+// Resign in between, nobody can tell whose Resign this is. It ends the present
+// leadership and closes its Lost too, until a Resign has come that finds none.
 //
 // Resign cannot fail to give up. It returns within half a second, and at once if
 // the connection is down: what is not done by then the Session goes on with.
 func (e *Election) Resign() error {
 	t, err := e.current()
-	if err == nil {
+	switch {
+	case err == nil:
 		err = e.resign(context.Background(), t)
+	case err == ErrNotLocked:
+		e.mu.Lock()
+		e.owed = max(0, e.owed-1) // it was of a term that is over
+		e.mu.Unlock()
 	}
 	return opError("resign", e.path, err)
 }
@@ -356,9 +362,10 @@ func (e *Election) resign(ctx context.Context, t *term) error {
 	}
 	e.endLocked(ErrNotLocked)
 	left := t.left
-	if t.after {
-		// This may be the late Resign of the term that was lost before. Whoever
-		// leads now must then hear that he does no more.
+	if e.owed > 0 {
+		// This may be the late Resign of a term that is over. Whoever leads now must then
+		// hear that he does no more; and his own Resign may come as late, so as many are
+		// owed as before.
 		t.grant.Revoke()
 	}
 	e.mu.Unlock()
@@ -467,7 +474,7 @@ func (e *Election) leave(ctx context.Context, t *term) error {
 	resigned, run := e.term != t, t.left != nil
 	if !resigned {
 		e.endLocked(ErrNotLocked)
-		if t.after {
+		if e.owed > 0 {
 			t.grant.Revoke() // as in resign
 		}
 	}
