@@ -48,11 +48,11 @@ import (
 // # Limits
 //
 // The elements of one Send must fit into 1 MiB. While several processes consume a
-// backlog of several thousand, or others cancel and take from it beside one consumer,
-// later elements may be received before earlier ones. Delayed elements of one priority are listed together: from about
-// 30,000 on other ZooKeeper clients may refuse that listing, which zsync reads. Each
-// priority takes 2^31 delayed elements in the life of the queue; there is no such
-// limit on others. At 40 million elements the listing of the buckets comes to 1 MiB.
+// backlog of several thousand, later elements may be received before earlier ones.
+// Delayed elements of one priority are listed together: from about 30,000 on other
+// ZooKeeper clients may refuse that listing, which zsync reads. Each priority takes
+// 2^31 delayed elements in the life of the queue; there is no such limit on others. At
+// 40 million elements the listing of the buckets comes to 1 MiB.
 //
 // # Znodes
 //

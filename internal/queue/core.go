@@ -39,6 +39,7 @@ type core struct {
 	zxid    atomic.Int64                        // that made path, as last seen by the pump
 	keyed   atomic.Bool                         // elements have had keys
 	pull    *core                               // of Receive: it claims nothing ahead
+	order   *order                              // shared with pull
 
 	mu     sync.Mutex
 	pump   *pump   // of the present consumers; guarded by mu
@@ -58,12 +59,12 @@ func newEngine(m *session.Manager, cfg Config, f *foreign) Engine {
 	c := newCore(m, cfg, f)
 	cfg.Prefetch = 1
 	c.pull = newCore(m, cfg, f)
-	c.pull.sweeper = c.sweeper
+	c.pull.sweeper, c.pull.order = c.sweeper, c.order
 	return c
 }
 
 func newCore(m *session.Manager, cfg Config, f *foreign) *core {
-	c := &core{m: m, cfg: cfg, foreign: f}
+	c := &core{m: m, cfg: cfg, foreign: f, order: &order{}}
 	c.dir = m.Full(cfg.Path)
 	c.claims, c.senders, c.receipts = c.dir+"-claims", c.dir+"-senders", c.dir+"-receipts"
 	c.live, c.ids = c.dir+"-live", c.dir+"-ids"

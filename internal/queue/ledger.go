@@ -44,6 +44,7 @@ type ledger struct {
 	fresh    []*item        // those of hand that note will write down
 	refused  []*entry       // what retry will post again
 	patience time.Duration  // after which it does; 0 if the last was allowed
+	soon     bool           // retry is called before patience is over
 	size     int            // of the journal's data
 	ended    bool           // nothing more is claimed, what is not out goes back
 	lost     bool           // the session has ended: what is in hand goes back
@@ -69,6 +70,7 @@ type want struct {
 	batch *batch
 	lot   *lot
 	es    []element
+	since uint64 // of the order, when es were looked for
 	done  chan struct{}
 
 	// Read them only after done is closed.
@@ -141,14 +143,16 @@ const (
 type entry struct {
 	item  *item
 	fate  fate
-	bump  bool  // count it as an attempt
-	gone  bool  // the znode was found deleted
-	again bool  // it was refused before
-	alone bool  // it goes into a transaction of its own; guarded by ledger.mu
-	fault error // why it is buried
-	with  *txn  // what else its transaction does, or nil; of fateRemove
-	due   int64 // when it may be received again, in Unix milliseconds; of fateLater
-	tries int   // how often it was delivered, of one that is buried
+	bump  bool      // count it as an attempt
+	gone  bool      // the znode was found deleted
+	again bool      // it was refused before
+	alone bool      // it goes into a transaction of its own; guarded by ledger.mu
+	back  bool      // the order waits for it; guarded by ledger.mu
+	tried time.Time // when it was refused first
+	fault error     // why it is buried
+	with  *txn      // what else its transaction does, or nil; of fateRemove
+	due   int64     // when it may be received again, in Unix milliseconds; of fateLater
+	tries int       // how often it was delivered, of one that is buried
 	done  chan struct{}
 	err   error // read it only after done is closed
 }
@@ -185,8 +189,10 @@ func newLedger(ctx context.Context, q *core, inc *session.Incarnation) (*ledger,
 	}
 	q.ledger = l
 	q.mu.Unlock()
+	q.order.claimant(l.guid, true)
 	q.m.Spawn(func() {
 		defer stay()
+		defer q.order.claimant(l.guid, false)
 		select {
 		case <-inc.Ctx.Done():
 			l.end(true)
@@ -221,14 +227,14 @@ func (l *ledger) newBatch(es []element) *batch {
 	return b
 }
 
-// claim claims es, which are free elements of t, and reports whether that was
-// done; if not what was read of t is stale.
-func (l *ledger) claim(t *lot, es []element) (*batch, bool, error) {
+// claim claims es, which are free elements of t, found when the order was at since, and
+// reports whether that was done; if not what was read of t is stale.
+func (l *ledger) claim(t *lot, es []element, since uint64) (*batch, bool, error) {
 	b := l.newBatch(es)
 	if b == nil {
 		return nil, false, l.ending()
 	}
-	w := &want{batch: b, lot: t, es: es, done: make(chan struct{})}
+	w := &want{batch: b, lot: t, es: es, since: since, done: make(chan struct{})}
 	l.mu.Lock()
 	l.want = w
 	l.startLocked()
@@ -362,8 +368,19 @@ func (l *ledger) enterFateLocked(it *item, model entry) *entry {
 		l.unhandLocked(it)
 		l.finishContextLocked(it)
 	}
+	if e.back = e.fate == fateReturn; e.back {
+		l.q.order.begin(!e.bump)
+	}
 	l.queueLocked(e)
 	return e
+}
+
+// closeLocked tells the outcome of an entry.
+func (l *ledger) closeLocked(e *entry) {
+	if close(e.done); e.back {
+		e.back = false
+		l.q.order.end()
+	}
 }
 
 // context returns the context of a claim, which ends with it.
@@ -402,7 +419,7 @@ func (l *ledger) finishContextLocked(it *item) {
 func (l *ledger) queueLocked(e *entry) {
 	if l.void {
 		e.err = l.loss()
-		close(e.done)
+		l.closeLocked(e)
 		return
 	}
 	l.queue = append(l.queue, e)
@@ -839,7 +856,7 @@ func (l *ledger) finish(p *posting, err error) {
 				l.dropLocked(b)
 			}
 		}
-		close(e.done)
+		l.closeLocked(e)
 	}
 }
 
@@ -853,14 +870,29 @@ const retryAfter = time.Second
 func (l *ledger) refuseLocked(e *entry, err error) {
 	next := *e
 	next.gone, next.again, next.alone = false, true, true
+	if next.tried.IsZero() {
+		next.tried = time.Now()
+	}
+	// What was given back by its consumer, who is told, keeps nothing back any more.
+	next.back = e.back && !e.bump && time.Since(next.tried) < refusedFor
+	e.back = e.back && !next.back
 	if e.fate != fateHand { // who waits for a note offers nothing before it is written down
 		e.err, next.done = err, make(chan struct{})
-		close(e.done)
+		l.closeLocked(e)
 		e.item.final = &next
 	}
 	if l.refused = append(l.refused, &next); len(l.refused) == 1 {
 		l.patience = min(max(2*l.patience, retryAfter), time.Minute)
 		time.AfterFunc(l.patience, l.retry)
+	}
+	if next.back && !l.soon { // consumers wait for it
+		l.soon = true
+		time.AfterFunc(4*retryAfter, func() {
+			l.mu.Lock()
+			l.soon = false
+			l.mu.Unlock()
+			l.retry()
+		})
 	}
 }
 
@@ -883,7 +915,7 @@ func (l *ledger) voidLocked() {
 	l.void, l.ended = true, true
 	for _, e := range slices.Concat(l.queue, l.refused) {
 		e.err = l.loss()
-		close(e.done)
+		l.closeLocked(e)
 	}
 	l.queue, l.refused = nil, nil
 	for it := range l.hand {
@@ -969,8 +1001,8 @@ func (p *posting) doubt() {
 func (p *posting) build(inc *session.Incarnation) (*transaction, error) {
 	ctx := context.Background() // ends with the session
 	p.l.mu.Lock()
-	if p.l.ended || inc != p.l.inc {
-		p.want = nil
+	if p.l.ended || inc != p.l.inc || p.want != nil && p.want.since != p.l.q.order.now() {
+		p.want = nil // the last: something that goes back may come before it
 	}
 	p.l.mu.Unlock()
 	if p.want == nil && len(p.es) == 0 {

@@ -50,6 +50,7 @@ type pump struct {
 
 	found   *finding       // what is free and not claimed yet, or nil
 	foundAt time.Time      // when that was looked for
+	since   uint64         // of the order, when it was looked for
 	spread  int            // from how many buckets one is chosen; more than 1 after others were quicker
 	visited time.Time      // when the claims of the dead were looked for
 	marks   *session.Watch // on the live marks, behind which they were looked for last while waiting
@@ -92,6 +93,7 @@ func (p *pump) leave() {
 	if !last || l == nil {
 		return
 	}
+	p.q.order.leaving(l)
 	l.inc.AwaitConnected(l.posted, session.Grace)
 }
 
@@ -249,6 +251,9 @@ func (p *pump) session(inc *session.Incarnation) error {
 			return session.ErrEnded
 		}
 	}
+	if _, err := p.q.order.await(p.ctx, p.q.m); err != nil {
+		return err
+	}
 	l, err := newLedger(p.ctx, p.q, inc)
 	if err != nil {
 		return err
@@ -400,10 +405,15 @@ func (p *pump) foundNothing() bool {
 	return p.found == nil
 }
 
-// search looks for free elements.
+// search looks for free elements, when what goes back is back.
 func (p *pump) search(inc *session.Incarnation) (err error) {
+	if p.since, err = p.q.order.await(p.ctx, p.q.m); err != nil {
+		return err
+	}
 	p.found, err = p.q.search(p.ctx, inc, bucketSize/2, p.spread, false)
-	p.foundAt = time.Now()
+	if p.foundAt = time.Now(); err == nil && len(p.found.es) == 0 {
+		p.spread = 1 // nobody has anything to make way for
+	}
 	return err
 }
 
@@ -421,13 +431,13 @@ func (p *pump) claim(inc *session.Incarnation, l *ledger) (n int, err error) {
 	if p.spread == 1 { // others are not likely to be quicker
 		r = l.read(p.ctx, f.es[:n])
 	}
-	b, ok, err := l.claim(f.lot, f.es[:n])
+	b, ok, err := l.claim(f.lot, f.es[:n], p.since)
 	if err != nil {
 		return 0, err
 	}
 	if !ok {
-		p.found, p.spread = nil, min(2*p.spread, maxSpread)
-		return 0, inc.Sync(p.ctx, p.q.dir)
+		p.found = nil
+		return 0, p.makeWay(inc)
 	}
 	if r == nil {
 		r = l.read(p.ctx, f.es[:n])
@@ -440,6 +450,26 @@ func (p *pump) claim(inc *session.Incarnation, l *ledger) (n int, err error) {
 	}
 	p.fill(items, n, n == room)
 	return n, nil
+}
+
+// makeWay is told that a claim was refused: its bucket was written meanwhile. If that may
+// have been another consumer we look for another bucket. An only consumer stays at the
+// first, to keep the order: others cancel, clear or take something, or it was our own
+// process that gave something back.
+func (p *pump) makeWay(inc *session.Incarnation) error {
+	if err := inc.Sync(p.ctx, p.q.dir); err != nil {
+		return err
+	}
+	marks, _, err := inc.Children(p.ctx, p.q.live)
+	switch {
+	case err != nil && !session.IsNoNode(err):
+		return err
+	case p.q.order.others(marks):
+		p.spread = min(2*p.spread, maxSpread)
+	default:
+		p.spread = 1
+	}
+	return nil
 }
 
 // serve claims elements while it is our turn.

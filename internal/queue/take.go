@@ -21,12 +21,22 @@ import (
 // letters and is returned as missing.
 func (q *core) pluck(ctx context.Context) (*item, error) {
 	var taken *item
+	if _, err := q.order.await(ctx, q.m); err != nil {
+		return nil, err
+	}
 	err := q.m.During(ctx, func(inc *session.Incarnation) error {
-		for tries := 0; ; tries++ {
-			it, t, err := q.first(ctx, inc, min(1<<(3*min(tries, 2)), maxSpread), false)
+		beaten, was := 0, ""
+		for {
+			it, t, err := q.first(ctx, inc, min(1<<(3*min(max(beaten-1, 0), 2)), maxSpread), false)
 			if err != nil || it == nil {
 				return err
 			}
+			// What is still there was refused for another's sake. One that is gone may have
+			// been cancelled; when the second is as well, others take what is first.
+			if was != "" && was != it.key() {
+				beaten++
+			}
+			was = it.key()
 			ops := []any{&zk.DeleteRequest{Path: session.ChildPath(q.dir, it.key()), Version: it.version}}
 			if t != nil {
 				ops = append(ops, t.claiming(q, it.element)...) // nobody else has claimed it then
@@ -74,6 +84,7 @@ func (q *core) first(ctx context.Context, inc *session.Incarnation, spread int, 
 		it, err := q.firstForeign(ctx, inc, true)
 		return it, nil, err
 	}
+	missed := false
 	for synced := false; ; {
 		f, err := q.search(ctx, inc, maxPost, spread, aside)
 		if err != nil {
@@ -82,10 +93,12 @@ func (q *core) first(ctx context.Context, inc *session.Incarnation, spread int, 
 		for _, e := range f.es {
 			data, stat, err := inc.Get(ctx, session.ChildPath(q.dir, e.key()))
 			if session.IsNoNode(err) {
-				// Somebody consumes them as we look: what follows goes next.
-				if !aside {
+				// Somebody consumes them as we look: what follows goes next. A single one
+				// may have been cancelled.
+				if missed && !aside {
 					spread = min(spread+1, maxSpread)
 				}
+				missed = true
 				break
 			}
 			if err != nil && session.OutcomeOf(err) == session.Answered {
@@ -142,7 +155,7 @@ func (q *core) remove(ctx context.Context, it *item, ops []any) error {
 		stay()
 		return session.ErrClosed
 	}
-	var state atomic.Int32 // 1: the caller has left; 2: the outcome has come
+	var state atomic.Int32 // 1: the caller has left, and the order waits; 2: the outcome has come
 	done := make(chan error, 1)
 	q.m.Spawn(func() {
 		defer stay()
@@ -154,8 +167,10 @@ func (q *core) remove(ctx context.Context, it *item, ops []any) error {
 			done <- err
 			return
 		}
+		tried := sync.OnceFunc(q.order.end)
+		defer tried()
 		if err == nil && !it.missing {
-			if err := q.putBack(it, leaving); err != nil {
+			if err := q.putBack(it, leaving, tried); err != nil {
 				q.m.Log.Error("zsync: cannot put an element back", "path", q.cfg.Path, "element", it.key(), "err", err)
 			}
 		}
@@ -164,9 +179,11 @@ func (q *core) remove(ctx context.Context, it *item, ops []any) error {
 	case err := <-done:
 		return err
 	case <-ctx.Done():
+		q.order.begin(true) // the next TryRecv must not get what comes after it
 		if state.CompareAndSwap(0, 1) {
 			return session.CtxErr(ctx)
 		}
+		q.order.end()
 		return <-done
 	}
 }
@@ -197,11 +214,12 @@ func (t *lot) claiming(q *core, es ...element) []any {
 // place, exactly once. It exists nowhere else, so what the servers refuse is tried
 // again, until the Session is being closed: then once more. An outcome that is in doubt
 // is no answer, see [session.OutcomeOf]: the element might be there twice. ErrUnprotected
-// says that nothing was sent.
-func (q *core) putBack(it *item, leaving <-chan struct{}) error {
+// says that nothing was sent. tried is called after the first attempt.
+func (q *core) putBack(it *item, leaving <-chan struct{}, tried func()) error {
 	last := false
 	for wait := retryAfter; ; wait = min(2*wait, time.Minute) {
 		err := q.putBackNow(it)
+		tried()
 		if err == nil || last || session.OutcomeOf(err) != session.Answered && !errors.Is(err, session.ErrUnprotected) {
 			return err
 		}
@@ -228,8 +246,8 @@ func (q *core) putBackNow(it *item) error {
 	}
 	ctx := context.Background() // ends with the Session
 	due := it.due
-	if due == 0 {
-		due = max(it.sent.UnixMilli(), 1)
+	if due == 0 { // now at the latest, by our own clock too
+		due = max(min(it.sent.UnixMilli(), time.Now().UnixMilli()), 1)
 	}
 	for {
 		var dir string
