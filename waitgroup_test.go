@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -533,6 +534,62 @@ func TestWaitGroupCountsExactlyOnceWhenRequestsAndRepliesAreLost(t *testing.T) {
 }
 
 // The session ends while a request of a change is under way.
+// The reply to a change is lost, and the servers do not show its receipt. Then the znode
+// of the tasks tells what became of it; if they do not show that either, nobody knows, and
+// what may have been made goes.
+func TestWaitGroupCountsExactlyOnceThoughReceiptsAreNotShown(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := open(t, srv), zsync.NewWaitGroup(open(t, srv), "/w")
+		wg := zsync.NewWaitGroup(s, "/w")
+		var shown atomic.Bool
+		hurt := func() {
+			lost := first(zktest.DropReply, op(zktest.OpMulti))
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				switch {
+				case r.Session != s.ID(),
+					r.Op != zktest.OpExists && r.Op != zktest.OpGetData,
+					!strings.HasSuffix(r.Path, "-txn") && shown.Load():
+					if r.Session == s.ID() {
+						return lost(r)
+					}
+					return zktest.Pass
+				}
+				return zktest.Fail(zktest.CodeNoAuth)
+			})
+		}
+		count := func(want int) {
+			t.Helper()
+			if n, err := other.Count(t.Context()); n != want || err != nil {
+				t.Errorf("Count = %d, %v; want %d", n, err, want)
+			}
+		}
+		shown.Store(true)
+		hurt()
+		must(t, wg.Add(t.Context(), 2))
+		count(2)
+		hurt()
+		must(t, wg.Add(t.Context(), 3))
+		count(5)
+		hurt()
+		must(t, wg.Done())
+		count(4)
+		hurt()
+		must(t, wg.Add(t.Context(), -4))
+		count(0)
+		shown.Store(false)
+		hurt()
+		if err := wg.Add(t.Context(), 1); err == nil || !strings.Contains(err.Error(), "may have been applied") {
+			t.Errorf("Add of which nothing is shown: %v", err)
+		}
+		srv.Intercept(nil)
+		time.Sleep(10 * time.Second)
+		count(0)
+		must(t, wg.Add(t.Context(), 1))
+		count(1)
+		must(t, wg.Done())
+	})
+}
+
 func TestWaitGroupChangeIsCarriedOverToTheNextSession(t *testing.T) {
 	for _, act := range []zktest.Action{zktest.DropRequest, zktest.DropReply} {
 		for at := range 8 {

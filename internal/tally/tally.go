@@ -418,6 +418,13 @@ func (t *Tally) writeOwn(ctx context.Context, inc *session.Incarnation, next int
 	}
 	for {
 		err := t.commit(ctx, inc, op)
+		if !t.keep && session.OutcomeOf(err) == session.Unknown && !errors.Is(err, session.ErrEnded) {
+			written, e := t.look(ctx, inc, own, data, err)
+			if !written && e == nil {
+				continue
+			}
+			err = e
+		}
 		if _, ok := op.(*zk.CreateRequest); ok && session.IsNoNode(err) {
 			if err = inc.MakeDir(ctx, t.dir); err == nil {
 				continue
@@ -434,6 +441,33 @@ func (t *Tally) writeOwn(ctx context.Context, inc *session.Incarnation, next int
 	}
 	t.setOwn(inc, own)
 	return nil
+}
+
+// look finds out whether data was written to our own znode, where the receipt does not
+// tell, as somebody has deleted it or the servers do not show it. Nobody but us writes
+// the znode for more tasks, and no attempt comes after the answer to this. Where the
+// znode is not shown either nobody can tell: then it is err, and what was made is deleted.
+func (t *Tally) look(ctx context.Context, inc *session.Incarnation, own openTasks, data []byte, err error) (written bool, _ error) {
+	found, stat, e := inc.GetFresh(ctx, own.path)
+	switch made := own.version < 0; {
+	case errors.Is(e, session.ErrEnded):
+		return false, e
+	case session.IsNoNode(e) && made:
+		return false, nil
+	case session.IsNoNode(e) && string(data) == "0":
+		return true, nil // it was deleted, by whomever
+	case session.IsNoNode(e):
+		return false, e
+	case e == nil && made:
+		return true, nil // somebody may have ended a part of it since, which the next write tells
+	case e == nil && stat.Version == own.version:
+		return false, nil
+	case e == nil && stat.Version == own.version+1 && string(found) == string(data):
+		return true, nil
+	case made:
+		inc.RemoveAll([]string{own.path})
+	}
+	return false, err
 }
 
 // commit applies a change of our own znode exactly once. It is ErrEnded if the
