@@ -255,9 +255,9 @@ func (e *Election) stand(ctx context.Context, start time.Time) (*term, error) {
 			if last != nil {
 				// Its goroutine may have gone home when Lost was closed:
 				// nobody owes us a Resign. But it may still come: see resign.
-				e.owed++
 				e.endLocked(ErrLost)
 				if last.left == nil { // else Run does, when its function has returned
+					e.owed++
 					last.grant.Abandon()
 				}
 			}
