@@ -142,6 +142,7 @@ const (
 // An entry is the fate of one item, or a note of its being in hand.
 type entry struct {
 	item  *item
+	notes []*item // of fateHand: those whose being in hand, or not, is to be written down
 	fate  fate
 	bump  bool      // count it as an attempt
 	gone  bool      // the znode was found deleted
@@ -508,8 +509,8 @@ const noteAhead = 128
 // were not, but never twice: what was tried before is noted by itself. So is
 // everything where one attempt is all there is.
 func (l *ledger) noteAheadLocked(it *item) {
-	note := l.enterLocked(it, fateHand, false).done
-	it.noted, it.note = true, note
+	e := l.enterNoteLocked(it)
+	it.noted, it.note = true, e.done
 	if it.attempts() > 0 || l.q.cfg.MaxAttempts == 1 {
 		return
 	}
@@ -519,7 +520,8 @@ func (l *ledger) noteAheadLocked(it *item) {
 			return
 		}
 		if other.final == nil && !other.noted && other.attempts() == 0 {
-			other.noted, other.note = true, note
+			other.noted, other.note = true, e.done
+			e.notes = append(e.notes, other)
 			n++
 		}
 	}
@@ -529,18 +531,25 @@ func (l *ledger) noteAheadLocked(it *item) {
 func (l *ledger) note() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	entered := make(map[*batch]bool)
+	entered := make(map[*batch]*entry) // one for each batch
 	for _, it := range l.fresh {
 		if !l.hand[it] {
 			continue
 		}
 		it.noted = true
-		if !entered[it.batch] { // one entry writes down all of a batch
-			entered[it.batch] = true
-			l.enterLocked(it, fateHand, false)
+		if e := entered[it.batch]; e != nil {
+			e.notes = append(e.notes, it)
+		} else {
+			entered[it.batch] = l.enterNoteLocked(it)
 		}
 	}
 	l.fresh = nil
+}
+
+// enterNoteLocked has it written down whether it is in hand. More may be added to the
+// entry's notes at once.
+func (l *ledger) enterNoteLocked(it *item) *entry {
+	return l.enterFateLocked(it, entry{fate: fateHand, notes: []*item{it}})
 }
 
 func (l *ledger) unhandLocked(it *item) {
@@ -562,7 +571,7 @@ func (l *ledger) withdraw(it *item) bool {
 	case l.ended:
 		l.enterLocked(it, fateReturn, false)
 	case noted:
-		l.enterLocked(it, fateHand, false) // that it is not
+		l.enterNoteLocked(it) // that it is not
 	}
 	return !l.ended
 }
@@ -572,8 +581,12 @@ func (l *ledger) withdraw(it *item) bool {
 func (l *ledger) end(lost bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.ended = true
+	was := l.lost
 	l.lost = l.lost || lost || l.inc.Ctx.Err() != nil
+	if l.ended && l.lost == was {
+		return // that was done; each settlement after a loss asks for it
+	}
+	l.ended = true
 	for b := range l.batches {
 		if !b.claiming {
 			l.giveBackLocked(b)
@@ -828,7 +841,9 @@ func (l *ledger) finish(p *posting, err error) {
 				others = append(others, e)
 			}
 		}
-		l.queue = append(others, l.queue...)
+		if others != nil {
+			l.queue = append(others, l.queue...)
+		}
 		return
 	}
 	for _, e := range es {
@@ -1148,18 +1163,13 @@ func (p *posting) assemble(lots map[string]*lot) {
 	defer p.l.mu.Unlock()
 	if w := p.want; w != nil {
 		h := p.next[w.lot.name]
-		for _, x := range w.lot.runs(w.es) {
-			h.owned = h.owned.add(x)
-		}
+		h.owned = h.owned.union(w.lot.runs(w.es))
 		p.next[w.lot.name] = h
 	}
 	settled := make(map[string]int) // by bucket
 	bell, moved := false, false
-	for _, e := range p.es { // before what is returned: that is not in hand any more
-		if e.fate == fateHand {
-			p.noteLocked(e.item.batch)
-		}
-	}
+	p.noteLocked() // before what is returned: that is not in hand any more
+	returned := make(map[string][]int32)
 	for _, e := range p.es {
 		if e.fate == fateHand {
 			continue
@@ -1170,12 +1180,14 @@ func (p *posting) assemble(lots map[string]*lot) {
 		bell = bell || e.fate == fateReturn || e.fate == fateLater || keyOf(e.item.tag) != ""
 		moved = moved || e.fate == fateLater && keyOf(e.item.tag) != ""
 		if e.fate == fateReturn {
-			x := span{e.item.seq, e.item.seq}
-			h := p.next[e.item.bucket]
-			p.next[e.item.bucket] = holding{h.owned.without(x), h.hand.without(x)}
-			if t := lots[e.item.bucket]; t != nil {
-				t.claimed = t.claimed.without(x)
-			}
+			returned[e.item.bucket] = append(returned[e.item.bucket], e.item.seq)
+		}
+	}
+	for name, numbers := range returned {
+		back, h := spansOf(numbers), p.next[name]
+		p.next[name] = holding{h.owned.minus(back), h.hand.minus(back)}
+		if t := lots[name]; t != nil {
+			t.claimed = t.claimed.minus(back)
 		}
 	}
 	for name := range p.next {
@@ -1207,17 +1219,28 @@ func (p *posting) assemble(lots map[string]*lot) {
 	}
 }
 
-// noteLocked writes down which items of a batch are in hand. What is being settled is, until
+// noteLocked writes down which items are in hand. What is being settled is, until
 // that is posted: if the process dies before, it was tried.
-func (p *posting) noteLocked(b *batch) {
-	for it := range b.left {
-		h := p.next[it.bucket]
-		if x := (span{it.seq, it.seq}); it.noted {
-			h.hand = h.hand.add(x)
-		} else {
-			h.hand = h.hand.without(x)
+func (p *posting) noteLocked() {
+	in, out := make(map[string][]int32), make(map[string][]int32) // by bucket
+	for _, e := range p.es {
+		for _, it := range e.notes {
+			switch {
+			case !it.batch.left[it]: // posted already
+			case it.noted:
+				in[it.bucket] = append(in[it.bucket], it.seq)
+			default:
+				out[it.bucket] = append(out[it.bucket], it.seq)
+			}
 		}
-		p.next[it.bucket] = h
+	}
+	for name, numbers := range out {
+		h := p.next[name]
+		p.next[name] = holding{h.owned, h.hand.minus(spansOf(numbers))}
+	}
+	for name, numbers := range in {
+		h := p.next[name]
+		p.next[name] = holding{h.owned, h.hand.union(spansOf(numbers))}
 	}
 }
 

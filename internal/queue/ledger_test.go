@@ -68,7 +68,7 @@ func TestWhatIsBeingSettledIsInHandUntilThatIsPosted(t *testing.T) {
 	b.items[0].final = &entry{item: b.items[0], fate: fateRemove} // not posted yet
 	back := &entry{item: b.items[2], fate: fateReturn}
 	b.items[2].final = back
-	p := &posting{l: l, absent: make(map[string]bool), es: []*entry{back, {item: b.items[1], fate: fateHand}}}
+	p := &posting{l: l, absent: make(map[string]bool), es: []*entry{back, {item: b.items[1], fate: fateHand, notes: b.items}}}
 	p.assemble(nil)
 	if got := p.next["b"].hand.String(); got != "0-1" {
 		t.Errorf("in hand are %q, want 0-1: what is acknowledged, and what is noted, but not what is returned", got)

@@ -57,10 +57,7 @@ func (t *lot) exhausted() bool {
 
 // with returns what is claimed when es, elements of the lot, are as well.
 func (t *lot) with(es []element) spans {
-	s := t.claimed
-	for _, x := range t.runs(es) {
-		s = s.add(x)
-	}
+	s := t.claimed.union(t.runs(es))
 	there := make([]int32, len(t.elements))
 	for i, e := range t.elements {
 		there[i] = e.seq
@@ -88,10 +85,11 @@ func (t *lot) runs(es []element) (s spans) {
 		}
 		return s
 	}
-	for _, e := range es {
-		s = s.add(span{e.seq, e.seq})
+	numbers := make([]int32, len(es))
+	for i, e := range es {
+		numbers[i] = e.seq
 	}
-	return s
+	return spansOf(numbers)
 }
 
 // adjacent reports whether no element stands between two.

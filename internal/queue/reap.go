@@ -230,17 +230,11 @@ func (q *core) giveBackSome(ctx context.Context, inc *session.Incarnation, path 
 			return false, err
 		}
 		ops = bumps
-		for _, x := range tried {
-			h.hand = h.hand.without(x)
-		}
-		if len(h.hand) > 0 {
+		if h.hand = h.hand.minus(tried); len(h.hand) > 0 {
 			r.holdings[name] = h // more attempts are to be counted first
 			break
 		}
-		claimed := parseSpans(string(data))
-		for _, x := range h.owned {
-			claimed = claimed.without(x)
-		}
+		claimed := parseSpans(string(data)).minus(h.owned)
 		delete(r.holdings, name)
 		ops = append(ops, &zk.SetDataRequest{Path: bucket, Data: []byte(claimed.String()), Version: stat.Version},
 			&zk.SetDataRequest{Path: q.dir, Version: -1}) // the bell
@@ -281,6 +275,7 @@ func (q *core) bumps(ctx context.Context, inc *session.Incarnation, name string,
 		return nil, h.hand, nil
 	}
 	size := 0
+	var counted []int32
 	for i, n := range nodes {
 		if n.Stat != nil {
 			if size += q.m.SizeOf(paths[i], n.Data); len(ops) > 0 && size > session.MaxPacket/2 {
@@ -288,9 +283,9 @@ func (q *core) bumps(ctx context.Context, inc *session.Incarnation, name string,
 			}
 			ops = append(ops, &zk.SetDataRequest{Path: paths[i], Data: n.Data, Version: n.Stat.Version})
 		}
-		tried = tried.add(span{numbers[i], numbers[i]})
+		counted = append(counted, numbers[i])
 	}
-	if len(tried) == 0 || len(paths) < maxPost && size <= session.MaxPacket/2 {
+	if tried = spansOf(counted); len(tried) == 0 || len(paths) < maxPost && size <= session.MaxPacket/2 {
 		tried = h.hand // nothing else of it is there
 	}
 	return ops, tried, nil

@@ -64,6 +64,65 @@ func (s spans) without(x span) spans {
 	return slices.Concat(s[:i], parts, s[j:])
 }
 
+// spansOf returns the set of numbers, which it sorts.
+func spansOf(numbers []int32) (s spans) {
+	slices.Sort(numbers)
+	for _, n := range numbers {
+		if i := len(s) - 1; i >= 0 && int64(n) <= int64(s[i].b)+1 {
+			s[i].b = n
+		} else {
+			s = append(s, span{n, n})
+		}
+	}
+	return s
+}
+
+// union returns the numbers of s and of t. It takes as long as both are, where to add
+// the spans of t one by one would copy s for each.
+func (s spans) union(t spans) (u spans) {
+	if len(s) == 0 || len(t) == 0 {
+		return slices.Concat(s, t)
+	}
+	for len(s)+len(t) > 0 {
+		var x span
+		if len(t) == 0 || len(s) > 0 && s[0].a <= t[0].a {
+			x, s = s[0], s[1:]
+		} else {
+			x, t = t[0], t[1:]
+		}
+		if i := len(u) - 1; i >= 0 && int64(x.a) <= int64(u[i].b)+1 {
+			u[i].b = max(u[i].b, x.b)
+		} else {
+			u = append(u, x)
+		}
+	}
+	return u
+}
+
+// minus returns the numbers of s that are not of t, likewise.
+func (s spans) minus(t spans) (u spans) {
+	for _, x := range s {
+		for len(t) > 0 && t[0].b < x.a {
+			t = t[1:]
+		}
+		rest := t // the last of these may reach into the next of s
+		for ; len(rest) > 0 && rest[0].a <= x.b; rest = rest[1:] {
+			if rest[0].a > x.a {
+				u = append(u, span{x.a, rest[0].a - 1})
+			}
+			if rest[0].b >= x.b {
+				break
+			}
+			x.a = rest[0].b + 1
+		}
+		if len(rest) == 0 || rest[0].a > x.b {
+			u = append(u, x)
+		}
+		t = rest
+	}
+	return u
+}
+
 // String writes s as in 0-127,130.
 func (s spans) String() string {
 	var b strings.Builder

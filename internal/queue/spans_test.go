@@ -7,6 +7,33 @@ import (
 	"testing"
 )
 
+// wantTogether compares what is done with many numbers with what is done one by one.
+func wantTogether(t *testing.T, s spans, data []byte) {
+	t.Helper()
+	var numbers []int32
+	for _, b := range data {
+		numbers = append(numbers, int32(b&0x7f))
+	}
+	var all spans
+	with, without, kept := s, s, slices.Clone(s)
+	for _, n := range numbers {
+		x := span{n, n}
+		all, with, without = all.add(x), with.add(x), without.without(x)
+	}
+	if got := spansOf(numbers); !slices.Equal(got, all) {
+		t.Errorf("%v are the set %v, want %v", numbers, got, all)
+	}
+	if got := s.union(all); !slices.Equal(got, with) {
+		t.Errorf("%v with %v is %v, want %v", s, all, got, with)
+	}
+	if got := s.minus(all); !slices.Equal(got, without) {
+		t.Errorf("%v without %v is %v, want %v", s, all, got, without)
+	}
+	if !slices.Equal(s, kept) {
+		t.Errorf("%v was changed in place to %v", kept, s)
+	}
+}
+
 // FuzzSpans compares spans with a set.
 func FuzzSpans(f *testing.F) {
 	f.Add([]byte{1, 2, 3, 0x84, 2, 9, 200, 1})
@@ -47,6 +74,7 @@ func FuzzSpans(f *testing.F) {
 		if back := parseSpans(s.String()); !slices.Equal(back, s) {
 			t.Errorf("%v is read as %v", s, back)
 		}
+		wantTogether(t, s, data)
 		rnd := rand.New(rand.NewPCG(uint64(len(data)), 7))
 		for _, whole := range []bool{false, true} {
 			var there []int32

@@ -554,11 +554,12 @@ func (q *core) countBuckets(ctx context.Context, inc *session.Incarnation, bucke
 		}
 		mu.Lock()
 		defer mu.Unlock()
+		var taken []int32
 		for _, e := range t.elements {
 			switch {
 			case t.claimed.has(e.seq):
 				st.Claimed++
-				claimed[t.name] = claimed[t.name].add(span{e.seq, e.seq})
+				taken = append(taken, e.seq)
 			case e.due > now:
 				st.Delayed++
 				st.Attempts = max(st.Attempts, int(e.tries))
@@ -570,6 +571,7 @@ func (q *core) countBuckets(ctx context.Context, inc *session.Incarnation, bucke
 				}
 			}
 		}
+		claimed[t.name] = spansOf(taken)
 		return nil
 	})
 	return slices.Collect(maps.Values(fronts)), err
