@@ -499,7 +499,10 @@ func (d Delivery[T]) Context() context.Context {
 //
 // # Cost
 //
-// About 6 requests.
+// About 6 requests, however much is claimed ahead of what it finds; 1 more for every
+// 100 buckets that it passes over, and 1 for each priority that has delayed elements
+// which have changed since this Queue value listed them. With [WithKey] it is also 1
+// for each bucket in which something is claimed that has changed since.
 func (q *Queue[T]) TryRecv(ctx context.Context) (v T, ok bool, err error) {
 	var zero T
 	if q.misuse() != nil {

@@ -1,0 +1,114 @@
+package zsync_test
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/zktest"
+)
+
+// hold receives n elements and claims no more.
+func hold(t *testing.T, q *zsync.Queue[int], n int) []zsync.Delivery[int] {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	ch := q.Deliveries(ctx)
+	ds := collect(t, ch, n)
+	cancel()
+	for range ch {
+	}
+	return ds
+}
+
+// tryingCosts calls TryRecv until nothing is left, and returns what it got and the most
+// requests that a call has cost.
+func tryingCosts(t *testing.T, srv *zktest.Server, q *zsync.Queue[int]) (got []int, most int) {
+	t.Helper()
+	for {
+		before := srv.Counts()
+		v, ok, err := q.TryRecv(t.Context())
+		must(t, err)
+		most = max(most, int(srv.Counts().Sub(before).Total()))
+		if !ok {
+			return got, most
+		}
+		got = append(got, v)
+		time.Sleep(time.Minute) // what goes on in the background is over
+	}
+}
+
+func TestTryRecvFindsWhatIsInALaterBucketInAFewRequests(t *testing.T) {
+	for name, c := range map[string]struct {
+		buckets func(t *testing.T, srv *zktest.Server, q, other *zsync.Queue[int]) []int
+		limit   int
+	}{
+		"the first ones are claimed": {func(t *testing.T, srv *zktest.Server, q, other *zsync.Queue[int]) []int {
+			for i := 0; i < 4600; i += 200 {
+				must(t, q.Send(t.Context(), counted(i + 200)[i:]...))
+			}
+			hold(t, other, 4590)
+			return counted(4600)[4590:]
+		}, 10},
+		"the first ones are claimed, and some of them settled": {func(t *testing.T, srv *zktest.Server, q, other *zsync.Queue[int]) []int {
+			for i := 0; i < 4600; i += 200 {
+				must(t, q.Send(t.Context(), counted(i + 200)[i:]...))
+			}
+			for i, d := range hold(t, other, 4590) {
+				if i%7 < 3 || i%1000 > 900 {
+					must(t, d.Ack(t.Context()))
+				}
+			}
+			return counted(4600)[4590:]
+		}, 10},
+		"the first ones are empty": {func(t *testing.T, srv *zktest.Server, q, other *zsync.Queue[int]) []int {
+			for i := 0; i < 4600; i += 200 {
+				must(t, q.Send(t.Context(), counted(i + 200)[i:]...))
+			}
+			for _, d := range hold(t, other, 4590) {
+				must(t, d.Ack(t.Context()))
+			}
+			return counted(4600)[4590:]
+		}, 10},
+		"all priorities but the last are claimed": {func(t *testing.T, srv *zktest.Server, q, other *zsync.Queue[int]) []int {
+			for i := range 300 {
+				must(t, q.SendPriority(t.Context(), i, i))
+			}
+			hold(t, other, 299)
+			return []int{299}
+		}, 14},
+		"all priorities have one that is not due": {func(t *testing.T, srv *zktest.Server, q, other *zsync.Queue[int]) []int {
+			for i := range 150 {
+				must(t, q.SendPriority(t.Context(), i, -1))
+			}
+			for _, d := range hold(t, other, 150) {
+				must(t, d.NackAfter(1000*time.Hour))
+			}
+			for i := range 3 {
+				must(t, q.SendPriority(t.Context(), 299, i))
+			}
+			_, _, err := q.Peek(t.Context()) // lists what is not due, and remembers it
+			must(t, err)
+			return counted(3)
+		}, 14},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				opts := []zsync.QueueOption{zsync.WithPrefetch(1), zsync.WithPriorities(300)}
+				s := open(t, srv)
+				q, other := zsync.NewQueue[int](s, "/q", opts...), zsync.NewQueue[int](open(t, srv), "/q", opts...)
+				keepReceipts(t, s)
+				want := c.buckets(t, srv, q, other)
+				time.Sleep(time.Minute)
+				got, most := tryingCosts(t, srv, q)
+				if !slices.Equal(got, want) {
+					t.Errorf("received %v, want %v", got, want)
+				}
+				if most > c.limit {
+					t.Errorf("a TryRecv has cost %d requests, want %d at most", most, c.limit)
+				}
+			})
+		})
+	}
+}
