@@ -758,10 +758,19 @@ func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, leases [
 		return nil, err
 	}
 	m.mu.Lock()
-	defer m.mu.Unlock()
+	a, err := m.enterLocked(inc, s, leases, n)
+	m.mu.Unlock()
+	if err == nil && inc.Ctx.Err() != nil {
+		m.lose(a, nil, always) // what was to tell it may have told the others already
+	}
+	return a, err
+}
+
+// enterLocked is the part of keep that needs m.mu.
+func (m *Semaphore) enterLocked(inc *session.Incarnation, s *session.Stake, leases []lease, n int64) (*allotment, error) {
 	if m.held == nil {
 		a := &allotment{inc: inc, stake: s, since: time.Now(), gone: make(chan struct{}), ended: make(chan struct{})}
-		a.stop = context.AfterFunc(inc.Ctx, func() { m.lose(a, nil, always) })
+		a.stop = inc.OnEnd(func() { m.lose(a, nil, always) })
 		a.guard = inc.NewGuard(func(path string) { m.deleted(a, path) })
 		m.limits.Guard(inc, a.ended, func(why error) { m.surrender(a, why) })
 		m.held = a
@@ -794,17 +803,27 @@ func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, leases [
 // lost by this, which it is if so holds under m.mu.
 func (m *Semaphore) lose(a *allotment, why error, so func() bool) bool {
 	m.mu.Lock()
-	if a.lost || session.IsClosed(a.ended) || !so() {
-		m.mu.Unlock()
+	defer m.mu.Unlock()
+	return !session.IsClosed(a.ended) && so() && m.loseLocked(a, why)
+}
+
+// loseLocked is lose whether or not a is still held.
+func (m *Semaphore) loseLocked(a *allotment, why error) bool {
+	if a.lost {
 		return false
 	}
 	a.lost, a.why = true, why
-	m.traceLoss(a, cmp.Or(why, a.inc.Loss()))
+	if why == nil {
+		why = a.inc.Loss()
+	}
+	m.traceLoss(a, why)
 	close(a.gone)
 	m.s.m.Holds.Add(-a.permits)
-	m.mu.Unlock()
-	m.s.m.Log.Warn("zsync: lost", "op", "acquire", "path", m.path, "session", session.Text(a.inc.ID.Load()), "reason", cmp.Or(why, a.inc.Loss()))
-	m.s.m.Observe(session.Event{Kind: session.EventLost, Op: "acquire", Path: m.path, Wait: time.Since(a.since), Err: cmp.Or(why, a.inc.Loss())})
+	e := session.Event{Kind: session.EventLost, Op: "acquire", Path: m.path, Wait: time.Since(a.since), Err: why}
+	m.s.m.Spawn(func() { // a log handler may take its time, and the session waits for us when it is closed
+		m.s.m.Log.Warn("zsync: lost", "op", e.Op, "path", e.Path, "session", session.Text(a.inc.ID.Load()), "reason", why)
+		m.s.m.Observe(e)
+	})
 	return true
 }
 
@@ -983,6 +1002,11 @@ func (m *Semaphore) releaseOf(a *allotment, n int64) error {
 		return why
 	}
 	if err := r.Result(); err != nil {
+		if a.inc.Ctx.Err() != nil {
+			m.mu.Lock()
+			m.loseLocked(a, nil) // Lost is closed before anybody hears of it otherwise
+			m.mu.Unlock()
+		}
 		return err
 	}
 	m.s.m.Observe(session.Event{Kind: session.EventReleased, Op: "acquire", Path: m.path, Wait: time.Since(a.since)})

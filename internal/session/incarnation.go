@@ -62,6 +62,7 @@ type Incarnation struct {
 	kick   chan struct{}          // has a token when the watchdog should look again
 	looked atomic.Pointer[Moment] // when the watchdog has last looked
 
+	endings endings      // who must hear of the end first
 	book    book         // of receipts
 	largest atomic.Int64 // bytes of the largest znode in a late bundle
 
@@ -351,6 +352,7 @@ func (inc *Incarnation) seal(cause error) {
 func (inc *Incarnation) shut() {
 	inc.drain.Do(func() {
 		inc.end(ErrClosed) // the first cause stays
+		inc.endings.await()
 		if !inc.leaveTime() {
 			// No server can be told. go-zookeeper answers the last request
 			// at once if it finds it between two attempts to connect.
