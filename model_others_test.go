@@ -3,6 +3,7 @@ package zsync_test
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -89,6 +90,10 @@ func TestModelOfOnce(t *testing.T) {
 // these are exact above.
 func modelOfWaitGroup(t *testing.T, expire bool, opts ...zsync.WaitGroupOption) {
 	models(t, func(r *modelRun) {
+		if r.rnd.IntN(2) == 0 {
+			modelOfTasks(r, expire, opts)
+			return
+		}
 		t := r.t
 		r.denies = r.rnd.IntN(2) == 0
 		kind := r.rnd.IntN(3)
@@ -152,6 +157,188 @@ func modelOfWaitGroup(t *testing.T, expire bool, opts ...zsync.WaitGroupOption) 
 		}
 		must(t, w.Wait(within(t, time.Second)))
 	})
+}
+
+// A taskRun is a program of a WaitGroup whose tasks are each added and then ended
+// once, while a process that nothing befalls has some open throughout.
+type taskRun struct {
+	*modelRun
+	mortal bool // tasks end with their sessions, and sessions end
+	litter bool // a stranger's znode stands at times among those with open tasks
+	kept   int  // how many that process has
+	opts   []zsync.WaitGroupOption
+}
+
+// A taskPool is how many tasks are added, and not ended by anyone yet.
+type taskPool struct{ n atomic.Int64 }
+
+// take takes up to k tasks out of the pool, to end them.
+func (p *taskPool) take(k int64) int {
+	for {
+		n := p.n.Load()
+		if k = min(k, n); p.n.CompareAndSwap(n, n-k) {
+			return int(k)
+		}
+	}
+}
+
+// modelOfTasks: in the end just the tasks are open that nobody has ended. Whatever
+// Done could tell and however late it was done, it has ended one task, and that of
+// nobody else; and what an Add that failed had added was taken back.
+func modelOfTasks(m *modelRun, expire bool, opts []zsync.WaitGroupOption) {
+	r := &taskRun{m, expire && len(opts) == 0, m.rnd.IntN(3) == 0, 1 + m.rnd.IntN(3), opts}
+	t := r.t
+	r.denies = r.rnd.IntN(2) == 0
+	keeper := zsync.NewWaitGroup(open(t, r.srv), "/w", opts...)
+	must(t, keeper.Add(t.Context(), r.kept))
+	r.hurt(expire)
+	if r.rnd.IntN(2) == 0 {
+		d := r.dice()
+		r.done.Go(func() { r.bar(d) })
+	}
+	if r.litter {
+		d, s := r.dice(), open(t, r.srv)
+		r.done.Go(func() { r.litterWith(d, s) })
+	}
+	var program, each sync.WaitGroup
+	each.Add(2 * len(r.ss))
+	shared := new(taskPool) // tasks have no names, so anyone may end them
+	for _, s := range r.ss {
+		pool := shared
+		if r.mortal {
+			pool = new(taskPool) // but for those that a session takes along
+		}
+		w := zsync.NewWaitGroup(s, "/w", opts...)
+		for range 2 {
+			d := r.dice()
+			program.Go(func() {
+				for range 6 {
+					r.add(d, w, pool)
+					nap(d, 30)
+					r.end(d, w, pool, 1+d.IntN(3))
+					r.look(d, w)
+				}
+				each.Done()
+				each.Wait()
+				for r.end(d, w, pool, 1) {
+				}
+			})
+		}
+	}
+	program.Wait()
+	r.heal()
+	time.Sleep(time.Minute)
+	wantCount(t, zsync.NewWaitGroup(open(t, r.srv), "/w", opts...), r.kept)
+	must(t, keeper.Add(t.Context(), -r.kept))
+	for _, s := range r.ss {
+		must(t, zsync.NewWaitGroup(s, "/w", opts...).Wait(within(t, time.Second)))
+	}
+}
+
+// bar has the servers refuse every transaction for a while, again and again.
+func (r *taskRun) bar(d *rand.Rand) {
+	for r.pause(d) {
+		r.barred.Store(true)
+		r.pause(d)
+		r.barred.Store(false)
+	}
+}
+
+// litterWith has a stranger's znode stand among those with open tasks for a while,
+// again and again: then nobody can tell how many there are.
+func (r *taskRun) litterWith(d *rand.Rand, s *zsync.Session) {
+	inc := live(r.t, s)
+	path := "/w/" + session.ProtectedName(session.NewGUID(), "tasks")
+	for r.pause(d) {
+		_, err := inc.Create(context.Background(), path, []byte("litter"))
+		must(r.t, err)
+		r.pause(d)
+		must(r.t, inc.RemoveNow(context.Background(), path))
+	}
+}
+
+// pause sleeps for up to 700 ms, and reports whether the harm goes on.
+func (r *taskRun) pause(d *rand.Rand) bool {
+	select {
+	case <-r.stop:
+		return false
+	case <-time.After(time.Duration(d.IntN(700)) * time.Millisecond):
+		return true
+	}
+}
+
+// unable reports an error after which nothing was changed, as a call may be told by
+// the servers or because of a stranger.
+func (r *taskRun) unable(err error) bool {
+	return session.IsAnswer(err, zk.ErrNoAuth) || r.litter && errors.Is(err, zsync.ErrInvalid)
+}
+
+// add adds tasks.
+func (r *taskRun) add(d *rand.Rand, w *zsync.WaitGroup, pool *taskPool) {
+	ctx, cancel := cut(r.t, d)
+	defer cancel()
+	n, err := 0, error(nil)
+	if d.IntN(4) == 0 {
+		nap := time.Duration(d.IntN(50)) * time.Millisecond
+		err = w.Go(ctx, func() { time.Sleep(nap) })
+	} else {
+		n = 1 + d.IntN(3)
+		err = w.Add(ctx, n)
+	}
+	switch {
+	case err == nil:
+		pool.n.Add(int64(n))
+	case ctx.Err() != nil && errors.Is(err, ctx.Err()), r.unable(err):
+	default:
+		r.t.Errorf("Add: %v", err)
+	}
+}
+
+// end ends up to n of the tasks that are in the pool, and reports whether there were
+// any.
+func (r *taskRun) end(d *rand.Rand, w *zsync.WaitGroup, pool *taskPool, n int) bool {
+	n = pool.take(int64(n))
+	if n > 1 && d.IntN(3) == 0 {
+		err := w.Add(within(r.t, 5*time.Minute), -n)
+		switch {
+		case r.unable(err):
+			pool.n.Add(int64(n))
+		case err != nil && !(r.mortal && errors.Is(err, zsync.ErrLost)):
+			r.t.Errorf("Add of %d: %v", -n, err)
+		}
+		return true
+	}
+	for range n {
+		began := time.Now()
+		switch err := w.Done(); {
+		case err == nil, r.mortal && errors.Is(err, zsync.ErrLost):
+		case r.litter && errors.Is(err, zsync.ErrInvalid):
+			pool.n.Add(1)
+		default:
+			r.t.Errorf("Done: %v", err)
+		}
+		if took := time.Since(began); took > 500*time.Millisecond {
+			r.t.Errorf("Done took %v", took)
+		}
+	}
+	return n > 0
+}
+
+// look calls what changes nothing.
+func (r *taskRun) look(d *rand.Rand, w *zsync.WaitGroup) {
+	ctx, cancel := cutWithin(r.t, d, 400)
+	defer cancel()
+	switch d.IntN(4) {
+	case 0:
+		if err := w.Wait(ctx); err == nil || ctx.Err() == nil && !r.unable(err) {
+			r.t.Errorf("Wait: %v, while %d tasks are open", err, r.kept)
+		}
+	case 1:
+		// While others end tasks of that process the sum may be of several instants.
+		if n, err := w.Count(ctx); err == nil && (n < 0 || r.mortal && n < r.kept) {
+			r.t.Errorf("%d tasks are open; want %d at least", n, r.kept)
+		}
+	}
 }
 
 func TestModelOfWaitGroup(t *testing.T) { modelOfWaitGroup(t, false) }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -31,9 +32,10 @@ type modelRun struct {
 	stop chan struct{}
 	done sync.WaitGroup
 
-	denies  bool // some transactions are refused with NoAuth
-	refuses bool // requests are refused at times, with NoAuth
-	freezes bool // followers stand still at times
+	denies  bool        // some transactions are refused with NoAuth
+	refuses bool        // requests are refused at times, with NoAuth
+	freezes bool        // followers stand still at times
+	barred  atomic.Bool // every transaction is refused with NoAuth, at present
 
 	cuts func(begin bool) // is told when a session is cut off, and when no more
 }
@@ -117,6 +119,9 @@ func (r *modelRun) hurt(expire bool) {
 		switch q.Op {
 		case zktest.OpConnect, zktest.OpPing, zktest.OpCloseSession:
 			return zktest.Pass
+		}
+		if q.Op == zktest.OpMulti && r.barred.Load() {
+			return zktest.Fail(zktest.CodeNoAuth)
 		}
 		switch draw(100) {
 		case 0:

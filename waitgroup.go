@@ -138,16 +138,17 @@ func (wg *WaitGroup) add(ctx context.Context, delta int) error {
 //
 // Done cannot fail to give up: if the connection is down, or no server answers
 // within half a second, or the servers refuse it, it returns nil, and the Session
-// ends the task as soon as it can.
+// ends the task as soon as it can. It is [ErrInvalid], and nothing is ended, where
+// another program's znode hides whether another session has an open task.
 func (wg *WaitGroup) Done() error {
 	if wg.misuse() != nil {
 		return opError("done", wg.path, wg.misuse())
 	}
-	return opError("done", wg.path, wg.tally.Done())
+	return opError("done", wg.path, wg.tally.Done(true))
 }
 
-// Go adds one task, calls f in a goroutine and ends the task when f returns.
-// If the task cannot be added f is not called.
+// Go adds one task, calls f in a goroutine and ends the task when f returns,
+// or as soon as the Session can. If the task cannot be added f is not called.
 //
 // If f panics the panic goes on, as in sync, and ends the process. The task is
 // not ended first, so that no Wait takes it for done: it ends with the session.
@@ -163,7 +164,7 @@ func (wg *WaitGroup) Go(ctx context.Context, f func()) error {
 			if x := recover(); x != nil {
 				panic(x)
 			}
-			if err := wg.tally.Done(); err != nil {
+			if err := wg.tally.Done(false); err != nil {
 				wg.s.m.Log.Warn("zsync: task of Go", "path", wg.path, "err", err)
 			}
 		}()

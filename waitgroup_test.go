@@ -482,6 +482,46 @@ func TestTasksAreEndedAsToldThoughTheServersRefuseItAtFirst(t *testing.T) {
 	}
 }
 
+// Another program's znode among those with open tasks hides how many there are. A
+// task whose end nobody would be told of is ended when that znode has gone.
+func TestTasksAreEndedAsToldThoughAnotherProgramsZnodeIsInTheWayAtFirst(t *testing.T) {
+	for name, end := range map[string]func(t *testing.T, srv *zktest.Server, a, b *zsync.WaitGroup, done chan struct{}){
+		"Go": func(_ *testing.T, _ *zktest.Server, _, _ *zsync.WaitGroup, done chan struct{}) { close(done) },
+		"a Done that has returned": func(t *testing.T, srv *zktest.Server, a, b *zsync.WaitGroup, _ chan struct{}) {
+			multisOf(srv, zsync.SessionOf(b), func(n int, _ int64) zktest.Action {
+				if n == 1 {
+					time.Sleep(time.Second) // Done does not wait for so long
+				}
+				return zktest.Pass
+			})
+			must(t, a.Done())
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				a, b := zsync.NewWaitGroup(open(t, srv), "/w"), zsync.NewWaitGroup(open(t, srv), "/w")
+				done := make(chan struct{})
+				if name != "Go" {
+					must(t, a.Add(t.Context(), 1))
+				} else {
+					must(t, a.Go(t.Context(), func() { <-done }))
+				}
+				must(t, b.Done()) // the one of a, which does not know of it
+				must(t, b.Add(t.Context(), 1))
+				stranger := live(t, open(t, srv))
+				litter := "/w/" + session.ProtectedName(session.NewGUID(), "tasks")
+				_, err := stranger.Create(t.Context(), litter, []byte("three"))
+				must(t, err)
+				end(t, srv, a, b, done)
+				time.Sleep(time.Minute)
+				must(t, stranger.RemoveNow(t.Context(), litter))
+				time.Sleep(time.Minute)
+				wantCount(t, b, 0)
+			})
+		})
+	}
+}
+
 // Each request that a change of the counter sends is lost once, and its reply
 // once.
 func TestWaitGroupCountsExactlyOnceWhenRequestsAndRepliesAreLost(t *testing.T) {

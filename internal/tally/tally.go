@@ -93,7 +93,7 @@ type openTasks struct {
 // Add adds delta, which is not 0, to the counter. If ctx ends first it is not
 // added, or taken back.
 func (t *Tally) Add(ctx context.Context, delta int) error {
-	c := t.submit(delta, false)
+	c := t.submit(&change{delta: delta})
 	select {
 	case <-c.done:
 		return c.err
@@ -103,9 +103,11 @@ func (t *Tally) Add(ctx context.Context, delta int) error {
 	}
 }
 
-// Done ends one task. If it is not done soon, it is done in the background.
-func (t *Tally) Done() error {
-	c := t.submit(-1, true)
+// Done ends one task. If it is not done soon, it is done in the background. Where
+// nobody calls it again after an error, heard is false: then it is done in the
+// background too if something is in the way, such as another program's znode.
+func (t *Tally) Done(heard bool) error {
+	c := t.submit(&change{delta: -1, insist: true, owed: !heard})
 	select {
 	case <-c.done:
 	case <-t.m.Outage(): // usually the connection is replaced at once, and we can still tell
@@ -174,9 +176,9 @@ func (t *Tally) Count(ctx context.Context) (total int, err error) {
 	return total, err
 }
 
-// submit begins a change. With insist the servers' refusal does not end it. Step 1.
-func (t *Tally) submit(delta int, insist bool) *change {
-	c := &change{delta: delta, insist: insist, done: make(chan struct{})}
+// submit begins a change. Step 1.
+func (t *Tally) submit(c *change) *change {
+	c.done = make(chan struct{})
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !t.busy {
