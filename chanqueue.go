@@ -392,7 +392,8 @@ func (d Delivery[T]) Data() []byte {
 // If the session ends before the reply, Ack finds out in the next one whether
 // the element was removed. If this process was cut off for so long that others have
 // given its claims back, and the element is gone, nothing tells whether it was Ack that
-// removed it: then the error says so, and is go-zookeeper's ErrNoNode. If ctx ends first, or has ended
+// removed it: then the error says so, and is go-zookeeper's ErrNoNode. If the Session is
+// closed before it is known the error is [ErrClosed] alone. If ctx ends first, or has ended
 // before, Ack goes on in the background, because the work is done; calling it
 // again tells what came of it. If the servers refuse, as
 // without permission, Ack returns their error, the element stays claimed, and

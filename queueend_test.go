@@ -67,3 +67,21 @@ func TestTheFirstReceiveNGetsAsManyAsItAsksFor(t *testing.T) {
 		}
 	})
 }
+
+// Its journal has known no session then.
+func TestASendThatEndsBeforeThereIsASessionLeavesNothing(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		q := zsync.NewQueue[int](s, "/q")
+		srv.Stop()
+		time.Sleep(time.Minute) // the session is over, and there is no other
+		if err := q.Send(within(t, time.Second), 1); err == nil {
+			t.Error("it was sent to nobody")
+		}
+		time.Sleep(time.Second) // nothing more is sent for a moment
+		srv.Restart()
+		must(t, q.Send(within(t, time.Minute), 2))
+		ackAll(t, q.Deliveries(t.Context()), 1)
+		wantLen(t, q, 0)
+	})
+}

@@ -76,3 +76,36 @@ func TestSettlementThatWasDoneIsNotToldToBeLostHoweverLateItsAnswerIs(t *testing
 		})
 	}
 }
+
+// ErrLost would say that another gets the element.
+func TestAckThatWasDoneIsNotToldToBeLostWhenTheSessionIsClosedBeforeItsReply(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		id := s.ID()
+		q := zsync.NewQueue[int](s, "/q")
+		must(t, q.Send(t.Context(), 1))
+		d, err := q.Receive(within(t, time.Minute))
+		must(t, err)
+		time.Sleep(time.Second)
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			switch {
+			case r.Session == id && r.Op == zktest.OpMulti:
+				return zktest.DropReply
+			case r.Op == zktest.OpConnect:
+				return zktest.Hang
+			}
+			return zktest.Pass
+		})
+		acked := make(chan error, 1)
+		go func() { acked <- d.Ack(t.Context()) }()
+		time.Sleep(100 * time.Millisecond)
+		must(t, s.Close())
+		err = <-acked
+		wantErr(t, err, zsync.ErrClosed)
+		if errors.Is(err, zsync.ErrLost) {
+			t.Errorf("Ack: %v; and it was done", err)
+		}
+		srv.Intercept(nil)
+		wantLen(t, zsync.NewQueue[int](open(t, srv), "/q"), 0)
+	})
+}

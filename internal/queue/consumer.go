@@ -236,8 +236,13 @@ func (l *ledger) await(ctx context.Context, e *entry) error {
 		case <-e.done:
 			return e.err
 		default:
-			return l.inc.EndError(session.ErrClosed)
 		}
+		if e.fate == fateReturn {
+			return l.inc.EndError(session.ErrClosed) // it goes back, sooner or later
+		}
+		// It may have been carried out, so it is not told to be lost: that would say
+		// that somebody else gets the element.
+		return session.ErrClosed
 	case <-ctx.Done():
 		return session.CtxErr(ctx)
 	}

@@ -124,8 +124,9 @@ func (o *outbox) run() {
 			case <-o.more:
 				continue
 			case <-time.After(max(linger, wait)):
-				o.drop(false)
-				o.q.m.Spawn(func() { o.idle(j.last) })
+				if o.drop(false); j.last != nil { // otherwise all of them ended before there was a session
+					o.q.m.Spawn(func() { o.idle(j.last) })
+				}
 			case <-leaving:
 				if wait == 0 {
 					o.drop(false)
