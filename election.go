@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"strconv"
 	"sync"
 	"time"
 
@@ -192,12 +191,16 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 	e.line.Kind = trace.Election
 	e.base = e.line.Bases[0]
 	if c.prior != nil {
-		e.base = priorityMark + strconv.Itoa(*c.prior) + e.base
-		if c.layout != LayoutKazoo {
-			e.base = priorityMark + strconv.Itoa(*c.prior) + "-" + e.line.Bases[0]
-		}
+		e.base = line.WithPriority(e.base, *c.prior, c.layout == LayoutKazoo)
 	}
-	e.line.Defers = func(me line.Child, names []string) bool { return e.defers(me, names, c.prior) }
+	e.line.Defers = func(me line.Child, names []string) (defers bool) {
+		var wishes []string
+		defers, wishes = line.Defers(me, names, e.line.Bases, c.prior)
+		e.mu.Lock()
+		e.wishes = wishes
+		e.mu.Unlock()
+		return defers
+	}
 	return e
 }
 

@@ -4,10 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/go-zookeeper/zk"
 
@@ -15,79 +12,8 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file has what decides, besides the order of arrival, who leads next:
-// priorities, and a leader's wish.
-
-// priorityMark is what a priority follows in the name of a candidate.
-const priorityMark = "p"
-
-// The priority stands right before the base: behind the dash of a Curator name, or
-// behind the hexadecimal digits of a kazoo name.
-var (
-	curatorPriority = regexp.MustCompile(`-p(-?\d+)-$`)
-	kazooPriority   = regexp.MustCompile(`^[0-9a-f]{32}p(-?\d+)$`)
-)
-
-// priorityOf returns the priority that a candidate's name says, or 0.
-func priorityOf(c line.Child) int {
-	before := c.Name[:strings.LastIndex(c.Name, c.Base)]
-	m := curatorPriority.FindStringSubmatch(before)
-	if m == nil {
-		m = kazooPriority.FindStringSubmatch(before)
-	}
-	if m == nil {
-		return 0
-	}
-	p, _ := strconv.Atoi(m[1])
-	return p
-}
-
-// transferMark is what the name of a leader's wish begins with. Curator's and
-// kazoo's candidates do not take it for one of them, or for the last.
-const transferMark = "transfer-"
-
-// wishFor returns how a wish for c ends: with its name up to the number, in which
-// a base would make Curator sort it among the candidates.
-func wishFor(c line.Child) string { return c.Name[:strings.LastIndex(c.Name, c.Base)] }
-
-// wishesFor returns those of names that are wishes for c.
-func wishesFor(c line.Child, names []string) (wishes []string) {
-	for _, name := range names {
-		if strings.HasPrefix(name, transferMark) && strings.HasSuffix(name, wishFor(c)) {
-			wishes = append(wishes, strings.Clone(name))
-		}
-	}
-	return wishes
-}
-
-// defers reports whether me, whose turn has come, lets others go before: one whom
-// the last leader wished for, or those of a higher priority. Whoever defers goes
-// behind them all, so each does so once for each of them.
-//
-// A wish is heard by everyone whose turn comes after the leader who wished: it was
-// made before that one's znode was deleted, and is read after. It stays until its
-// heir leads, or is gone, however late anybody reads it. And it keeps nobody from
-// leading for long: only who finds the heir in the line lets it go before, and is
-// behind it then, so that what is waited for is a contender like any other, which
-// leads or goes with its session.
-func (e *Election) defers(me line.Child, names []string, prior *int) bool {
-	others := line.ParseChildren(names, e.line.Bases...)
-	others = slices.DeleteFunc(others, func(c line.Child) bool { return c.Name == me.Name })
-	wished := func(c line.Child) bool { return len(wishesFor(c, names)) > 0 }
-	mine := wishesFor(me, names)
-	e.mu.Lock()
-	e.wishes = mine
-	e.mu.Unlock()
-	switch {
-	case len(mine) > 0:
-		return false
-	case slices.ContainsFunc(others, wished):
-		return true
-	case prior == nil:
-		return false
-	}
-	return slices.ContainsFunc(others, func(c line.Child) bool { return priorityOf(c) > *prior })
-}
+// This file has the leader's wish: what decides, besides the order of arrival and
+// priorities, who leads next.
 
 // Transfer hands the leadership to another candidate, who must wait in the line:
 // one of [Election.Contenders]. It resigns, and returns when that one is the first
@@ -136,7 +62,7 @@ func (e *Election) transfer(ctx context.Context, to Contender) error {
 	case !slices.Contains(names, heir.Name):
 		return fmt.Errorf("%w: %q does not wait", ErrNoCandidate, heir.Name)
 	}
-	wish := session.ChildPath(e.line.Dir, transferMark+session.NewGUID()+"-"+wishFor(heir))
+	wish := session.ChildPath(e.line.Dir, line.WishFor(heir))
 	if err := inc.CreateAll(ctx, c.Znode(), nil, []string{wish}, e.id); err != nil {
 		if errors.Is(err, session.ErrVanished) {
 			err = zk.ErrNoNode
