@@ -380,6 +380,28 @@ func (inc *Incarnation) shut() {
 	<-inc.gone
 }
 
+// OnEnd has f called once when the incarnation has ended, in a goroutine of its own; if
+// it has ended already, at once. The servers are asked to end the session only when f has
+// returned, so f must not wait.
+//
+// A session that ends otherwise was certain to live for longer than f takes. But who closes
+// the Session gives up what he holds at that instant, and the next may have it within a
+// round trip.
+func (inc *Incarnation) OnEnd(f func()) (stop func() bool) {
+	inc.endings.add(1)
+	stopped := context.AfterFunc(inc.Ctx, func() {
+		defer inc.endings.add(-1)
+		f()
+	})
+	return func() bool {
+		ok := stopped()
+		if ok {
+			inc.endings.add(-1)
+		}
+		return ok
+	}
+}
+
 // event is go-zookeeper's callback. It runs in that library's goroutines and
 // must not block.
 func (inc *Incarnation) event(e zk.Event) {

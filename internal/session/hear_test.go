@@ -15,7 +15,7 @@ func TestServersHearOfACloseBehindThoseWhoHoldSomething(t *testing.T) {
 	for took, want := range map[time.Duration]time.Duration{
 		0:                      0,
 		500 * time.Millisecond: 500 * time.Millisecond,
-		time.Hour:              farewellTime, // a fault must not keep Close from returning
+		time.Hour:              hearTime, // a fault must not keep Close from returning
 	} {
 		harness.VirtualTime(t, func(t *testing.T) {
 			srv := zktest.Start(t)
