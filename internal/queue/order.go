@@ -73,17 +73,17 @@ func (o *order) now() uint64 {
 }
 
 // leaving is told that the last consumer of a ledger has left: what it had claimed is
-// about to go back, also if its claim is still under way.
-func (o *order) leaving(l *ledger) {
-	if session.IsClosed(l.posted) {
+// about to go back, also if its claim is still under way. posted is closed then.
+func (o *order) leaving(m *session.Manager, posted <-chan struct{}) {
+	if session.IsClosed(posted) {
 		return
 	}
 	o.begin(true)
-	l.q.m.Spawn(func() {
+	m.Spawn(func() {
 		defer o.end()
 		select {
-		case <-l.posted:
-		case <-l.q.m.Closing:
+		case <-posted:
+		case <-m.Closing:
 		}
 	})
 }

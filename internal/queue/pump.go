@@ -93,7 +93,7 @@ func (p *pump) leave() {
 	if !last || l == nil {
 		return
 	}
-	p.q.order.leaving(l)
+	p.q.order.leaving(p.q.m, l.posted)
 	l.inc.AwaitConnected(l.posted, session.Grace)
 }
 
@@ -457,19 +457,24 @@ func (p *pump) claim(inc *session.Incarnation, l *ledger) (n int, err error) {
 // first, to keep the order: others cancel, clear or take something, or it was our own
 // process that gave something back.
 func (p *pump) makeWay(inc *session.Incarnation) error {
-	if err := inc.Sync(p.ctx, p.q.dir); err != nil {
-		return err
-	}
-	marks, _, err := inc.Children(p.ctx, p.q.live)
-	switch {
-	case err != nil && !session.IsNoNode(err):
-		return err
-	case p.q.order.others(marks):
-		p.spread = min(2*p.spread, maxSpread)
-	default:
+	others, err := p.q.othersConsume(p.ctx, inc)
+	if p.spread = min(2*p.spread, maxSpread); !others {
 		p.spread = 1
 	}
-	return nil
+	return err
+}
+
+// othersConsume reports whether another Queue value has something claimed. What is read
+// after it is not older than what made a write fail before it.
+func (q *core) othersConsume(ctx context.Context, inc *session.Incarnation) (bool, error) {
+	if err := inc.Sync(ctx, q.dir); err != nil {
+		return false, err
+	}
+	marks, _, err := inc.Children(ctx, q.live)
+	if err != nil && !session.IsNoNode(err) {
+		return false, err
+	}
+	return q.order.others(marks), nil
 }
 
 // serve claims elements while it is our turn.

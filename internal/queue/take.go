@@ -25,9 +25,9 @@ func (q *core) pluck(ctx context.Context) (*item, error) {
 		return nil, err
 	}
 	err := q.m.During(ctx, func(inc *session.Incarnation) error {
-		beaten, was := 0, ""
+		beaten, was := -1, ""
 		for {
-			it, t, err := q.first(ctx, inc, min(1<<(3*min(max(beaten-1, 0), 2)), maxSpread), false)
+			it, t, err := q.first(ctx, inc, min(1<<(3*min(max(beaten, 0), 2)), maxSpread), false)
 			if err != nil || it == nil {
 				return err
 			}
@@ -57,10 +57,15 @@ func (q *core) pluck(ctx context.Context) (*item, error) {
 			}
 			err = q.remove(ctx, it, ops)
 			if session.IsNoNode(err) || session.IsBadVersion(err) {
-				if err := inc.Sync(ctx, q.dir); err != nil {
+				// Somebody else was quicker. If others consume we make way for them at once.
+				others, err := q.othersConsume(ctx, inc)
+				if err != nil {
 					return err
 				}
-				continue // somebody else was quicker
+				if others {
+					beaten, was = max(beaten, 0)+1, ""
+				}
+				continue
 			}
 			if err != nil {
 				return err
