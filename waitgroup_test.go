@@ -630,6 +630,29 @@ func TestWaitGroupCountsExactlyOnceThoughReceiptsAreNotShown(t *testing.T) {
 	})
 }
 
+func TestPersistentTasksAreEndedOnceThoughReceiptsAreNotShown(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		wg := zsync.NewWaitGroup(s, "/w", zsync.WithPersistentTasks())
+		must(t, wg.Add(t.Context(), 5))
+		must(t, wg.Done()) // its receipt is kept for the next
+		lost, hidden := first(zktest.DropReply, op(zktest.OpMulti)), 0
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpGetData && strings.HasPrefix(r.Path, "/w-receipts/") {
+				hidden++
+				return zktest.Fail(zktest.CodeNoAuth)
+			}
+			return lost(r)
+		})
+		must(t, wg.Done())
+		srv.Intercept(nil)
+		time.Sleep(10 * time.Second)
+		if n, err := wg.Count(t.Context()); n != 3 || err != nil || hidden == 0 {
+			t.Errorf("Count = %d, %v, with %d receipts not shown; want 3", n, err, hidden)
+		}
+	})
+}
+
 func TestWaitGroupChangeIsCarriedOverToTheNextSession(t *testing.T) {
 	for _, act := range []zktest.Action{zktest.DropRequest, zktest.DropReply} {
 		for at := range 8 {

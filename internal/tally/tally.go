@@ -418,14 +418,18 @@ func (t *Tally) writeOwn(ctx context.Context, inc *session.Incarnation, next int
 	default:
 		op = &zk.SetDataRequest{Path: own.path, Data: data, Version: own.version}
 	}
+	doubt := false // an attempt may have been applied, or may be yet: one at most, as each expects the same version
 	for {
 		err := t.commit(ctx, inc, op)
-		if !t.keep && session.OutcomeOf(err) == session.Unknown && !errors.Is(err, session.ErrEnded) {
-			written, e := t.look(ctx, inc, own, data, err)
-			if !written && e == nil {
+		unknown := session.OutcomeOf(err) == session.Unknown
+		doubt = doubt || unknown
+		if doubt && err != nil && !errors.Is(err, session.ErrEnded) {
+			switch written, e := t.look(ctx, inc, own, data, err); {
+			case written || e != nil:
+				err = e
+			case unknown:
 				continue
 			}
-			err = e
 		}
 		if _, ok := op.(*zk.CreateRequest); ok && session.IsNoNode(err) {
 			if err = inc.MakeDir(ctx, t.dir); err == nil {
@@ -447,10 +451,21 @@ func (t *Tally) writeOwn(ctx context.Context, inc *session.Incarnation, next int
 
 // look finds out whether data was written to our own znode, where the receipt does not
 // tell, as somebody has deleted it or the servers do not show it. Nobody but us writes
-// the znode for more tasks, and no attempt comes after the answer to this. Where the
-// znode is not shown either nobody can tell: then it is err, and what was made is deleted.
+// the znode for more tasks. Where the znode is not shown either nobody can tell: then it
+// is err, and what was made is deleted.
 func (t *Tally) look(ctx context.Context, inc *session.Incarnation, own openTasks, data []byte, err error) (written bool, _ error) {
-	found, stat, e := inc.GetFresh(ctx, own.path)
+	var found []byte
+	var stat *zk.Stat
+	read := func(inc *session.Incarnation) (e error) {
+		found, stat, e = inc.GetFresh(ctx, own.path)
+		return e
+	}
+	var e error
+	if t.keep {
+		e = t.m.During(ctx, read)
+	} else {
+		e = read(inc)
+	}
 	switch made := own.version < 0; {
 	case errors.Is(e, session.ErrEnded):
 		return false, e
