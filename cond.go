@@ -538,9 +538,9 @@ func (c *Cond) signal(ctx context.Context) error {
 //
 // Whoever had unlocked L before Signal was called must be among them, whichever
 // way the caller knows of that: hence the sync, which brings the server up to
-// the leader. A caller that holds L through the same session needs it not: the
-// waiter's create is older than the deletion that let the caller have L, and the
-// caller's server has seen that one.
+// the leader. That the caller holds L is not enough: a goroutine of this process
+// that waits through another Session may have handed it over, and of that no server
+// has told this one.
 func (c *Cond) waiting(ctx context.Context) ([]line.Child, error) {
 	var waiting []line.Child
 	err := c.s.m.During(ctx, func(inc *session.Incarnation) error {

@@ -42,11 +42,11 @@ func (s *syncLocker) Unlock() {
 // LockAll locks all of ls, or none, and returns the function that unlocks
 // them. Whatever the order of its arguments, it locks in one global order,
 // that of the paths with their chroots, so callers of LockAll do not deadlock
-// with each other. Each of ls must have a method Path() string, as the lockers
-// of this package have.
+// with each other, nor with who locks one by one in that order. Each of ls must
+// have a method Path() string, as the lockers of this package have.
 //
-// unlock unlocks them all, in reverse order, and returns the errors of those
-// that could not be unlocked. If a hold is lost, the Lost of its locker tells
+// unlock unlocks them all, and returns the errors of those that could not be
+// unlocked. If a hold is lost, the Lost of its locker tells
 // it, and so does unlock. A lock that is lost while LockAll still waits for
 // others is locked again.
 //
@@ -60,7 +60,17 @@ func (s *syncLocker) Unlock() {
 //
 // # Cost
 //
-// LockAll costs what the locks cost, one after the other.
+// LockAll of k free locks costs k+1 requests in 1 round trip, and unlock k in 1:
+// one transaction makes all znodes, and each line is listed.
+//
+// Where one is not free LockAll waits in its line, and leaves those that come behind
+// it in the order: until the servers have answered, others who want these wait for it,
+// and TryLock says false. They cost a request more each, and are locked one after
+// the other, at 2 requests in 1 round trip if free.
+//
+// What goroutines of this process have or wait for, or keep ([WithRetention]), is
+// locked as by Lock; so is each lock with WithHandoffs(0), and each locker of another
+// type. The others are locked together from there on, if they are of one Session.
 func LockAll(ctx context.Context, ls ...Locker) (unlock func() error, err error) {
 	_, unlock, err = lockAll(ctx, ls)
 	return unlock, err
@@ -113,26 +123,30 @@ func LockAllContext(ctx context.Context, ls ...Locker) (held context.Context, un
 // holdOf returns what is closed when l is lost, and what says why.
 func holdOf(l Locker) (lost <-chan struct{}, why func() error) {
 	switch l := l.(type) {
-	case interface {
-		standing() (<-chan struct{}, func() error)
-	}:
-		return l.standing()
+	case stander:
+		q, modes := l.stand()
+		return q.Standing(modes...)
 	case interface{ Lost() <-chan struct{} }:
 		return l.Lost(), func() error { return &LostError{Since: time.Now()} }
 	}
 	return nil, nil
 }
 
-func (m *Mutex) standing() (<-chan struct{}, func() error) {
-	return m.turnstile.Standing(turnstile.Exclusive)
+// A stander says where it holds what it holds, and in which modes: first that of Lock.
+type stander interface {
+	stand() (*turnstile.Turnstile, []turnstile.Mode)
 }
 
-func (rw *RWMutex) standing() (<-chan struct{}, func() error) {
-	return rw.turnstile.Standing(turnstile.Exclusive, turnstile.Shared)
+func (m *Mutex) stand() (*turnstile.Turnstile, []turnstile.Mode) {
+	return &m.turnstile.Turnstile, []turnstile.Mode{turnstile.Exclusive}
 }
 
-func (r *rlocker) standing() (<-chan struct{}, func() error) {
-	return r.turnstile.Standing(turnstile.Shared)
+func (rw *RWMutex) stand() (*turnstile.Turnstile, []turnstile.Mode) {
+	return &rw.turnstile.Turnstile, []turnstile.Mode{turnstile.Exclusive, turnstile.Shared}
+}
+
+func (r *rlocker) stand() (*turnstile.Turnstile, []turnstile.Mode) {
+	return &r.turnstile.Turnstile, []turnstile.Mode{turnstile.Shared}
 }
 
 // lockAll is LockAll, and returns ls in the order in which they are locked.
@@ -141,34 +155,30 @@ func lockAll(ctx context.Context, ls []Locker) ([]orderedLocker, func() error, e
 	if err != nil {
 		return nil, nil, err
 	}
-	locked := 0
-	release := func() error {
-		var errs []error
-		for ; locked > 0; locked-- {
-			if err := sorted[locked-1].Unlock(); err != nil {
-				errs = append(errs, err)
-			}
+	parts := make([]turnstile.Part, len(sorted))
+	for i, l := range sorted {
+		parts[i].Locker = l
+		switch l.Locker.(type) {
+		case *Mutex, *RWMutex, *rlocker: // what embeds one may lock it in a way of its own
+			q, modes := l.Locker.(stander).stand()
+			parts[i].Place = turnstile.Place{Of: q, Mode: modes[0]}
 		}
-		return session.JoinErrors(errs)
 	}
 	lost := func(l orderedLocker) bool {
-		h, ok := l.Locker.(interface{ Lost() <-chan struct{} })
-		return ok && session.IsClosed(h.Lost())
+		lost, _ := holdOf(l.Locker)
+		return session.IsClosed(lost)
 	}
 	for {
-		for _, l := range sorted {
-			if err := l.Lock(ctx); err != nil {
-				unlockSoon(ctx, release)
-				return nil, nil, err
-			}
-			locked++
+		unlock, err := turnstile.LockAll(ctx, parts)
+		switch {
+		case err != nil:
+			return nil, nil, err
+		case !slices.ContainsFunc(sorted, lost):
+			return sorted, unlock, nil
 		}
-		// What was locked first may have been lost while the last was waited for.
-		// Nobody has been told anything, so it is a wait that outlives its session.
-		if !slices.ContainsFunc(sorted, lost) {
-			return sorted, sync.OnceValue(release), nil
-		}
-		if !unlockSoon(ctx, release) {
+		// What was locked first was lost while the last was waited for. Nobody has
+		// been told anything, so it is a wait that outlives its session.
+		if !turnstile.UnlockSoon(ctx, unlock) {
 			return nil, nil, opError("lockall", "", session.CtxErr(ctx))
 		}
 	}

@@ -2,21 +2,11 @@ package zsync
 
 import (
 	"cmp"
-	"context"
 	"reflect"
 	"slices"
 
 	"github.com/zsync/zsync/internal/session"
 )
-
-// unlockSoon unlocks, and reports whether that has been done. Once ctx has ended
-// it is waited for no longer than grace, and goes on in the background.
-func unlockSoon(ctx context.Context, unlock func() error) bool {
-	done := make(chan error, 1)
-	go func() { done <- unlock() }()
-	_, ok := session.AwaitGrace(done, ctx.Done())
-	return ok
-}
 
 // An orderedLocker is a locker of LockAll and where it stands in the order.
 type orderedLocker struct {

@@ -89,10 +89,23 @@ type Claim struct {
 	held tenure
 }
 
+// An Arrival is a claim that has just been made at the end of its line, with who was in
+// the line then. It waits in [Line.AcquireFrom].
+type Arrival struct {
+	Claim *Claim
+	roll  *session.Roll
+	trip  time.Duration // how long a round trip takes
+}
+
 // Acquire waits for its turn in the line, whatever happens to sessions and
 // znodes in between. When ctx ends it leaves nothing in the line. While it waits
 // it says in behind, if that is not nil, whom it waits for.
 func (l *Line) Acquire(ctx context.Context, base string, data []byte, rule Rule, behind *Ahead) (*Claim, error) {
+	return l.AcquireFrom(ctx, nil, base, data, rule, behind)
+}
+
+// AcquireFrom is Acquire that begins as a, if that is not nil, which has entered already.
+func (l *Line) AcquireFrom(ctx context.Context, a *Arrival, base string, data []byte, rule Rule, behind *Ahead) (*Claim, error) {
 	l.Manager.Waiters.Add(1)
 	defer l.Manager.Waiters.Add(-1)
 	var c *Claim
@@ -100,7 +113,13 @@ func (l *Line) Acquire(ctx context.Context, base string, data []byte, rule Rule,
 		for {
 			behind.Forget() // those of the place before
 			var err error
-			if c, err = l.Contend(ctx, inc, base, data, rule, behind); err == nil {
+			if first := a; first != nil {
+				a = nil
+				c, err = first.await(ctx, rule, behind) // ErrEnded if inc is another
+			} else {
+				c, err = l.Contend(ctx, inc, base, data, rule, behind)
+			}
+			if err == nil {
 				if err = c.assure(ctx); err != nil {
 					c.withdraw(err)
 					c = nil
@@ -116,6 +135,9 @@ func (l *Line) Acquire(ctx context.Context, base string, data []byte, rule Rule,
 			// anything, so we go to the back of the line.
 		}
 	})
+	if a != nil {
+		a.Claim.withdraw(err) // ctx had ended before, or the Session
+	}
 	return c, err
 }
 
@@ -126,13 +148,18 @@ func (l *Line) Contend(ctx context.Context, inc *session.Incarnation, base strin
 	if err != nil {
 		return nil, err
 	}
-	if err = c.awaitTurn(ctx, roll, rule, behind, time.Since(start)); err != nil {
+	return (&Arrival{c, roll, time.Since(start)}).await(ctx, rule, behind)
+}
+
+// await is the rest of Contend.
+func (a *Arrival) await(ctx context.Context, rule Rule, behind *Ahead) (*Claim, error) {
+	if err := a.Claim.awaitTurn(ctx, a.roll, rule, behind, a.trip); err != nil {
 		// It may be our turn at this same instant. Leaving is still right:
 		// nobody has been told so, and deleting our child wakes whoever is next.
-		c.withdraw(err)
+		a.Claim.withdraw(err)
 		return nil, err
 	}
-	return c, nil
+	return a.Claim, nil
 }
 
 // awaitTurn waits until it is c's turn. roll is the line, and trip is how long a
@@ -369,36 +396,59 @@ func (c *Claim) disownLocked() {
 
 // Enter makes a claim at the end of the line, and lists who is in it.
 func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string, data []byte) (*Claim, *session.Roll, error) {
-	guid, lineWatch := session.NewGUID(), (*session.Watch)(nil)
-	if base == l.Kept && base != "" {
-		guid, lineWatch = session.NewMarkedGUID(), l.joinLineWatch(inc) // which the listing sets
-	}
-	name := l.name(guid, base)
-	if i := len(name) - len(base); i > 0 {
-		guid = name[:i] // as the name spells it
-	}
-	path, roll, err := inc.CreateChild(ctx, l.Dir, name, guid, data, zk.FlagEphemeralSequential, true)
+	n := l.newcomer(inc, base)
+	path, roll, err := inc.CreateChild(ctx, l.Dir, n.name, n.guid, data, zk.FlagEphemeralSequential, true)
 	if err != nil {
-		if lineWatch != nil {
-			inc.Watches.Leave(lineWatch)
-		}
+		n.turnBack(inc)
 		return nil, nil, err
 	}
-	c := &Claim{Line: l, Incarnation: inc, Path: path, data: data}
-	rk := l.ranks(roll)
-	c.keepLineWatch(lineWatch, len(rk.in) == 1 && rk.sure)
-	me, ok := ParseChild(session.BaseName(path), l.Bases...)
-	if !ok { // no server that speaks the protocol answers so
-		err = fmt.Errorf("%w: created %q as %q", session.ErrProtocol, name, path)
-	} else {
-		c.Child = me
-		err = unmixed(l.Bases, rk.mixed, &me)
-	}
+	c, err := n.arrive(inc, path, data, roll)
 	if err != nil {
 		c.withdraw(err)
 		return nil, nil, err
 	}
 	return c, roll, nil
+}
+
+// A newcomer is about to enter a line.
+type newcomer struct {
+	line       *Line
+	name, guid string         // of the znode; guid as the name spells it
+	lineWatch  *session.Watch // joined if the place may be kept; the listing sets it
+}
+
+func (l *Line) newcomer(inc *session.Incarnation, base string) newcomer {
+	n := newcomer{line: l, guid: session.NewGUID()}
+	if base == l.Kept && base != "" {
+		n.guid, n.lineWatch = session.NewMarkedGUID(), l.joinLineWatch(inc)
+	}
+	n.name = l.name(n.guid, base)
+	if i := len(n.name) - len(base); i > 0 {
+		n.guid = n.name[:i]
+	}
+	return n
+}
+
+// turnBack is the end of n, whose znode was not made.
+func (n newcomer) turnBack(inc *session.Incarnation) {
+	if n.lineWatch != nil {
+		inc.Watches.Leave(n.lineWatch)
+	}
+}
+
+// arrive returns the claim of n, whose znode was made at path before roll was listed.
+// If there is an error the claim is to be withdrawn.
+func (n newcomer) arrive(inc *session.Incarnation, path string, data []byte, roll *session.Roll) (*Claim, error) {
+	l := n.line
+	c := &Claim{Line: l, Incarnation: inc, Path: path, data: data}
+	rk := l.ranks(roll)
+	c.keepLineWatch(n.lineWatch, len(rk.in) == 1 && rk.sure)
+	me, ok := ParseChild(session.BaseName(path), l.Bases...)
+	if !ok { // no server that speaks the protocol answers so
+		return c, fmt.Errorf("%w: created %q as %q", session.ErrProtocol, n.name, path)
+	}
+	c.Child = me
+	return c, unmixed(l.Bases, rk.mixed, &me)
 }
 
 // Try takes its turn if it comes at once, and otherwise leaves the line. A

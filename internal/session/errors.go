@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/go-zookeeper/zk"
@@ -146,7 +147,7 @@ func isUnimplemented(err error) bool { return err != nil && err.Error() == "unkn
 
 // JoinErrors is errors.Join, but a single error stays itself.
 func JoinErrors(errs []error) error {
-	if len(errs) == 1 {
+	if errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil }); len(errs) == 1 {
 		return errs[0]
 	}
 	return errors.Join(errs...)

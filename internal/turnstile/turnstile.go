@@ -48,6 +48,21 @@ type Entry struct {
 	Op   string    // for the observer; "" for what is a part of something else
 }
 
+// A Place is a turnstile, and in which mode to acquire it.
+type Place struct {
+	Of   *Turnstile
+	Mode Mode
+}
+
+// A reserver, which is a value of a context, has queued at several places for the
+// goroutine that comes to acquire them one by one: see party.
+type reserver interface {
+	// waiter returns who has queued at place, if anybody has, for the caller to await.
+	waiter(ctx context.Context, place Place) *waiter
+}
+
+type reserverKey struct{}
+
 // A reading lasts from the moment in which a process holds something for several
 // until it holds nothing of that kind. Who has one of several shares, and no
 // handle, does not know which: so the loss of one is the loss of all.
@@ -104,9 +119,8 @@ func (q *Turnstile) perform(a action) {
 	case refuse:
 		close(a.waiter.over)
 	case seek:
-		ctx, cancel := context.WithCancel(context.Background())
-		a.seeker.search = &search{ctx: ctx, cancel: cancel, done: make(chan struct{})}
-		q.Manager.Spawn(func() { q.send(a.seeker) })
+		a.seeker.search = newSearch()
+		q.Manager.Spawn(func() { q.send(a.seeker, nil) })
 	case cancel:
 		a.seeker.cancel()
 	case join:
@@ -263,11 +277,16 @@ func (q *Turnstile) Waited(mode Mode, start time.Time, err error) {
 // Acquire waits for a grant; pin says that it is that of a Do. If it fails,
 // behind is whom it waited for.
 func (q *Turnstile) Acquire(ctx context.Context, mode Mode, pin bool) (g *line.Grant, behind Behind, err error) {
+	if p, ok := ctx.Value(reserverKey{}).(reserver); ok {
+		if w := p.waiter(ctx, Place{q, mode}); w != nil {
+			return q.await(ctx, w)
+		}
+	}
 	if q.machine.handoffs == 0 { // which never changes
 		// Everyone has a place of its own in the line.
 		var ahead line.Ahead
 		var u *use
-		err := q.seek(ctx, mode, &ahead, func(t *share) bool {
+		err := q.seek(ctx, mode, &ahead, nil, func(t *share) bool {
 			q.step(func(m *machine) { u = m.enter(t, pin) })
 			return u != nil
 		})
@@ -285,6 +304,11 @@ func (q *Turnstile) Acquire(ctx context.Context, mode Mode, pin bool) (g *line.G
 	}
 	w := &waiter{mode: mode, pin: pin, over: make(chan struct{})}
 	q.step(func(m *machine) { m.arrive(w) })
+	return q.await(ctx, w)
+}
+
+// await is the rest of Acquire for w, which has queued.
+func (q *Turnstile) await(ctx context.Context, w *waiter) (g *line.Grant, behind Behind, err error) {
 	select {
 	case <-w.over:
 		if w.err != nil {
@@ -334,37 +358,48 @@ func (q *Turnstile) behindOf(head line.Head, place int) Behind {
 	return Behind{Head: head, Mode: mode, Place: place}
 }
 
-// send is the goroutine of a seeker.
-func (q *Turnstile) send(s *seeker) {
+// send is the goroutine of a seeker, who begins as a if that has entered already.
+func (q *Turnstile) send(s *seeker, a *line.Arrival) {
 	defer close(s.done)
 	defer s.cancel()
-	err := q.seek(s.ctx, s.mode, &s.ahead, func(t *share) (usable bool) {
-		var taken bool
-		q.step(func(m *machine) { usable, taken = m.found(t) })
-		if usable && !taken {
-			claimOf(t).GiveBack()
-		}
-		return usable
-	})
-	if err != nil {
+	if err := q.seek(s.ctx, s.mode, &s.ahead, a, q.find); err != nil {
 		q.step(func(m *machine) { m.failed(err) })
 	}
 }
 
-// seek waits in the line for a claim that settle takes.
+func newSearch() *search {
+	ctx, cancel := context.WithCancel(context.Background())
+	return &search{ctx: ctx, cancel: cancel, done: make(chan struct{})}
+}
+
+// find is told that the seeker has got t, and reports whether that can be used.
+func (q *Turnstile) find(t *share) (usable bool) {
+	var taken bool
+	q.step(func(m *machine) { usable, taken = m.found(t) })
+	if usable && !taken {
+		claimOf(t).GiveBack()
+	}
+	return usable
+}
+
+// seek waits in the line for a claim that settle takes. If a is not nil it stands there
+// already, and was not kept waiting by what is lost here.
 //
 // What is still held here when the servers grant a claim that could not be beside
 // it is lost, and its goroutine has not noticed. Nobody is told that he has the
 // claim before that one has noticed, which keeps goroutines of one process apart
 // even then. But that can take for ever, so the claim is given back meanwhile:
 // other processes need not wait for it.
-func (q *Turnstile) seek(ctx context.Context, mode Mode, ahead *line.Ahead, settle func(t *share) bool) error {
+func (q *Turnstile) seek(ctx context.Context, mode Mode, ahead *line.Ahead, a *line.Arrival, settle func(t *share) bool) error {
 	e := q.Entries[mode]
 	for {
-		if err := q.awaitNoLoss(ctx); err != nil {
-			return err
+		if a == nil {
+			if err := q.awaitNoLoss(ctx); err != nil {
+				return err
+			}
 		}
-		c, err := q.Line.Acquire(ctx, e.Base, []byte(q.Manager.Config.Owner), e.Rule, ahead)
+		c, err := q.Line.AcquireFrom(ctx, a, e.Base, []byte(q.Manager.Config.Owner), e.Rule, ahead)
+		a = nil
 		if err != nil {
 			return err
 		}

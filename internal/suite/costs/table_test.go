@@ -332,12 +332,28 @@ var costs = []cost{
 		return func() { _, err := g.Members(t.Context()); harness.Must(t, err) }
 	}},
 	{"`LockAllContext`, two free locks", func(t *testing.T, s, other *zsync.Session) func() {
-		a, b := zsync.NewMutex(s, "/p/a"), zsync.NewMutex(s, "/p/b")
-		for _, m := range []*zsync.Mutex{a, b} {
-			harness.Must(t, m.Lock(t.Context()))
-			harness.Must(t, m.Unlock())
+		ls := free(t, s, 2)
+		return func() { _, _, err := zsync.LockAllContext(t.Context(), ls...); harness.Must(t, err) }
+	}},
+	{"`LockAll`, five free locks", func(t *testing.T, s, other *zsync.Session) func() {
+		ls := free(t, s, 5)
+		return func() { _, err := zsync.LockAll(t.Context(), ls...); harness.Must(t, err) }
+	}},
+	{"`LockAll`, the first of three held elsewhere", func(t *testing.T, s, other *zsync.Session) func() {
+		ls, holder := free(t, s, 3), zsync.NewMutex(other, "/p/a")
+		harness.Must(t, holder.Lock(t.Context()))
+		return func() {
+			locked := harness.Async(func() error { _, err := zsync.LockAll(t.Context(), ls...); return err })
+			time.Sleep(100 * time.Millisecond) // it is in the line
+			from = time.Now()
+			harness.Must(t, holder.Unlock())
+			harness.Must(t, <-locked)
 		}
-		return func() { _, _, err := zsync.LockAllContext(t.Context(), a, b); harness.Must(t, err) }
+	}},
+	{"the unlock of `LockAll`, five locks", func(t *testing.T, s, other *zsync.Session) func() {
+		unlock, err := zsync.LockAll(t.Context(), free(t, s, 5)...)
+		harness.Must(t, err)
+		return func() { harness.Must(t, unlock()) }
 	}},
 	{"`Election.Transfer`, to the next in the line", func(t *testing.T, s, other *zsync.Session) func() {
 		e := zsync.NewElection(s, "/p/e")
@@ -437,6 +453,17 @@ func waitingDelivery(t *testing.T, s *zsync.Session) zsync.Delivery[int] {
 func idle() {
 	time.Sleep(time.Hour)
 	from = time.Now()
+}
+
+// free are n locks of s whose paths are there.
+func free(t *testing.T, s *zsync.Session, n int) (ls []zsync.Locker) {
+	for i := range n {
+		m := zsync.NewMutex(s, "/p/"+string(rune('a'+i)))
+		harness.Must(t, m.Lock(t.Context()))
+		harness.Must(t, m.Unlock())
+		ls = append(ls, m)
+	}
+	return ls
 }
 
 // from is when the round trips of the operation that is measured begin to count:
