@@ -90,34 +90,12 @@ func LockAllContext(ctx context.Context, ls ...Locker) (held context.Context, un
 	if err != nil {
 		return nil, nil, err
 	}
-	held, cancel := context.WithCancelCause(ctx)
-	var told []func()
-	var watching sync.WaitGroup
-	for _, l := range sorted {
-		lost, why := holdOf(l.Locker)
-		watching.Go(func() {
-			// A loss at the instant at which held ends otherwise may be told or
-			// not: unlock looks again.
-			select {
-			case <-lost:
-				cancel(why())
-			case <-held.Done():
-			}
-		})
-		told = append(told, func() {
-			if session.IsClosed(lost) {
-				cancel(why())
-			}
-		})
+	holds := make([]turnstile.Hold, len(sorted))
+	for i, l := range sorted {
+		holds[i].Lost, holds[i].Why = holdOf(l.Locker)
 	}
-	return held, sync.OnceValue(func() error {
-		for _, tell := range told {
-			tell()
-		}
-		cancel(nil)
-		watching.Wait()
-		return release()
-	}), nil
+	held, end := turnstile.WhileHeld(ctx, holds)
+	return held, sync.OnceValue(func() error { end(); return release() }), nil
 }
 
 // holdOf returns what is closed when l is lost, and what says why.
