@@ -271,7 +271,7 @@ func (e *Election) stand(ctx context.Context, start time.Time) (*term, error) {
 		led := last.led
 		var lost <-chan struct{}
 		if last.grant != nil {
-			led, lost = nil, last.grant.Lost
+			led, lost = nil, last.grant.Lost()
 		}
 		e.mu.Unlock()
 		// Whichever is picked of several that are ready, we look again. A loss
@@ -314,7 +314,7 @@ func (e *Election) win(ctx context.Context, t *term, start time.Time) error {
 		e.endLocked(err)
 		return err
 	}
-	t.grant = c.Grant("campaign", false)
+	t.grant = c.Grant("campaign")
 	e.fulfilLocked(c.Incarnation)
 	close(t.led)
 	return nil
@@ -502,7 +502,7 @@ func (e *Election) Lost() <-chan struct{} {
 	if err != nil {
 		return session.ClosedChan
 	}
-	return t.grant.Lost
+	return t.grant.Lost()
 }
 
 // Token returns the fencing token of the present leadership: a number greater

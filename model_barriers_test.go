@@ -295,7 +295,7 @@ type seatValue struct {
 
 // believedIn reports whether nothing is known against a membership.
 func (r *partyRun) believedIn(s *seat) bool {
-	return !session.IsClosed(s.hold.Lost) && s.hold.Err() == nil && standing(r.srv)(s.hold.Claim.Incarnation.ID.Load())
+	return !session.IsClosed(s.hold.Lost()) && s.hold.Err() == nil && standing(r.srv)(s.hold.Claim.Incarnation.ID.Load())
 }
 
 // seatLocked notes a membership, once.
@@ -406,7 +406,7 @@ func (r *partyRun) leave(ctx context.Context, v *seatValue) {
 	s, round := r.seatLocked(hold, id, time.Time{}, time.Now())
 	s.leaving = true
 	r.mu.Unlock()
-	lost, began := session.IsClosed(hold.Lost), time.Now()
+	lost, began := session.IsClosed(hold.Lost()), time.Now()
 	result := async(func() error { return v.wg.Leave(ctx) })
 	for len(result) == 0 { // what Leave does first is to take it
 		if next, _ := zsync.DoubleOf(v.wg).Membership(); next != hold {
@@ -420,7 +420,7 @@ func (r *partyRun) leave(ctx context.Context, v *seatValue) {
 	defer r.mu.Unlock()
 	switch {
 	case errors.Is(err, zsync.ErrLost):
-		if !session.IsClosed(hold.Lost) {
+		if !session.IsClosed(hold.Lost()) {
 			r.t.Errorf("Leave = %v, and Lost is not closed", err)
 		}
 		return
@@ -450,7 +450,7 @@ func (r *partyRun) inside(d *rand.Rand, v *seatValue) {
 	s := r.seats[hold]
 	sure := r.believedIn(s)
 	r.mu.Unlock()
-	if lost := v.wg.Lost(); sure && lost != hold.Lost && r.believedIn(s) {
+	if lost := v.wg.Lost(); sure && lost != hold.Lost() && r.believedIn(s) {
 		r.t.Error("Lost is not of the membership")
 	}
 	if d.IntN(3) > 0 {

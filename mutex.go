@@ -85,25 +85,25 @@ func NewMutex(s *Session, path string, opts ...LockOption) *Mutex {
 
 // newMutex is NewMutex without a look at its arguments.
 func newMutex(s *Session, path string, c lockConfig) *Mutex {
-	base := "lock-"
+	entries := &mutexEntries
 	if c.layout == LayoutKazoo {
-		base = "__lock__"
-	}
-	if c.layout == LayoutKazoo {
+		entries = &kazooMutexEntries
 		s.m.MakeLasting(s.m.Full(path)) // kazoo's objects make it once each
 	}
+	base := entries.Of(turnstile.Exclusive).Base
 	m := &Mutex{made: made{s: s, path: path}}
 	ln := line.New(s.m, path, c.layout.naming(), base)
 	ln.Strict, ln.Settled, ln.Limits = true, true, c.limits.ofLine()
-	ln.Kind = trace.Mutex
-	if c.retain > 0 {
-		ln.Kept = base
-	}
-	m.turnstile.init(s, path, ln, c, map[turnstile.Mode]turnstile.Entry{
-		turnstile.Exclusive: {Base: base, Rule: line.Exclusive, Op: "lock"},
-	})
+	ln.Kind, ln.Keeps = trace.Mutex, c.retain > 0
+	m.turnstile.init(s, path, ln, c, entries)
 	return m
 }
+
+// How a Mutex is entered, by layout.
+var (
+	mutexEntries      = turnstile.Entries{turnstile.Exclusive: {Base: "lock-", Rule: line.Exclusive, Op: "lock"}}
+	kazooMutexEntries = turnstile.Entries{turnstile.Exclusive: {Base: "__lock__", Rule: line.Exclusive, Op: "lock"}}
+)
 
 // Path returns the path that m was made with.
 func (m *Mutex) Path() string { return m.path }

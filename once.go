@@ -401,7 +401,7 @@ func (o *Once) enter(ctx context.Context, none *absence) (h *line.Grant, first b
 	case err == nil:
 		// The mark may have been made at this same instant. Step 3 sees it.
 		o.s.m.Waited("do", o.path, start, nil)
-		g := p.Grant("do", false)
+		g := p.Grant("do")
 		end(g.Name(), nil)
 		return g, first, nil
 	case ctx.Err() != nil:

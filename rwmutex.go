@@ -98,22 +98,28 @@ func NewRWMutex(s *Session, path string, opts ...LockOption) *RWMutex {
 	if rw.err = checkNew(s, path, c.err); rw.err != nil {
 		return rw
 	}
-	write, read := "__WRIT__", "__READ__"
+	entries := &rwmutexEntries
 	if c.layout == LayoutKazoo {
-		write, read = "__lock__", "__rlock__"
+		entries = &kazooRWMutexEntries
 		s.m.MakeLasting(s.m.Full(path)) // kazoo's objects make it once each
 	}
-	ln := line.New(s.m, path, c.layout.naming(), write, read)
+	write := entries.Of(turnstile.Exclusive).Base
+	ln := line.New(s.m, path, c.layout.naming(), write, entries.Of(turnstile.Shared).Base)
 	ln.Strict, ln.Limits = true, c.limits.ofLine()
-	ln.Kind = trace.Write
-	if c.retain > 0 {
-		ln.Kept = write
-	}
-	rw.turnstile.init(s, path, ln, c, map[turnstile.Mode]turnstile.Entry{
-		turnstile.Exclusive: {Base: write, Rule: writersRule, Op: "lock"},
-		turnstile.Shared:    {Base: read, Rule: readersRule(write), Op: "rlock"},
-	})
+	ln.Kind, ln.Keeps = trace.Write, c.retain > 0 // those who write
+	rw.turnstile.init(s, path, ln, c, entries)
 	return rw
+}
+
+// How an RWMutex is entered, by layout.
+var (
+	rwmutexEntries      = entriesOfRWMutex("__WRIT__", "__READ__")
+	kazooRWMutexEntries = entriesOfRWMutex("__lock__", "__rlock__")
+)
+
+func entriesOfRWMutex(write, read string) turnstile.Entries {
+	writer := turnstile.Entry{Base: write, Rule: writersRule, Op: "lock"}
+	return turnstile.Entries{writer, {Base: read, Rule: readersRule(write), Op: "rlock"}}
 }
 
 // writersRule is the rule of those who write: everyone ahead is in the way.
@@ -334,7 +340,7 @@ func (rw *RWMutex) Contenders(ctx context.Context) ([]Contender, error) {
 	if rw.misuse() != nil {
 		return nil, opError("contenders", rw.path, rw.misuse())
 	}
-	write, read := rw.turnstile.Entries[turnstile.Exclusive], rw.turnstile.Entries[turnstile.Shared]
+	write, read := rw.turnstile.Entries.Of(turnstile.Exclusive), rw.turnstile.Entries.Of(turnstile.Shared)
 	cs, err := contenders(ctx, &rw.turnstile.Line, func(all []line.Child, i int) (Mode, bool) {
 		// Those with the same number are a writer and its own read node.
 		ahead := all[:i]
@@ -387,7 +393,7 @@ func (rw *RWMutex) within(ctx context.Context) *doing {
 }
 
 func (rw *RWMutex) doKey(mode turnstile.Mode) doKey {
-	return doKey{rw.s, rw.path, "rw " + rw.turnstile.Entries[mode].Base}
+	return doKey{rw.s, rw.path, "rw " + rw.turnstile.Entries.Of(mode).Base}
 }
 
 // yield is for Cond.Wait.

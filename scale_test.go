@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"runtime"
 	"sync"
 	"testing"
@@ -173,25 +174,35 @@ func TestAGoroutineThatWaitsForAMutexCostsNoOtherAndLittleMemory(t *testing.T) {
 	})
 }
 
-func TestALockThatIsHeldCostsNoGoroutineAndLittleMemory(t *testing.T) {
+// inUse is what the heap holds after a collection, to the byte.
+func inUse() uint64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
+func TestALockThatIsHeldCostsNoGoroutineAndTwoKilobytes(t *testing.T) {
 	const n = 1000
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		path := func(kind string, i int) string { return fmt.Sprintf("/%s/%04d", kind, i) }
 		grown := func(f func(i int)) int64 {
-			before := memory()
+			before := inUse()
 			for i := range n {
 				f(i)
+				time.Sleep(20 * time.Millisecond) // what is held is watched then
 			}
-			synctest.Wait() // what is held is watched then
-			return int64(memory()-before) / n
+			synctest.Wait()
+			return int64(inUse()-before) / n
 		}
 		servers := grown(func(i int) { // the same znodes
 			guid := session.NewGUID()
 			_, _, err := live(t, s).CreateChild(t.Context(), path("none", i), session.ProtectedName(guid, "lock-"), guid, nil, zk.FlagEphemeralSequential, false)
 			must(t, err)
 		})
-		goroutines := runtime.NumGoroutine()
+		goroutines, watches := runtime.NumGoroutine(), srv.Counts().Watches
 		var held []*zsync.Mutex
 		each := grown(func(i int) {
 			m := zsync.NewMutex(s, path("held", i))
@@ -201,9 +212,99 @@ func TestALockThatIsHeldCostsNoGoroutineAndLittleMemory(t *testing.T) {
 		if more := runtime.NumGoroutine() - goroutines; more > 10 {
 			t.Errorf("%d held locks cost %d goroutines", len(held), more)
 		}
+		if more := srv.Counts().Watches - watches; more != n {
+			t.Errorf("%d of %d held locks are watched", more, n)
+		}
 		t.Logf("%d bytes a lock, and %d of the test server", each, servers)
-		if !harness.UnderRace && each > 7<<9 {
+		if !harness.UnderRace && each > 2<<10 {
 			t.Errorf("%d bytes a lock that is held, its Mutex and the server's watch included", each)
+		}
+	})
+}
+
+// They are all in one list of their session, from which each goes in any order.
+func TestOfManyLocksThoseThatAreStillHeldAreToldOfTheEndOfTheirSession(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		const n = 64
+		s := open(t, srv)
+		lock := func(i int) *zsync.Mutex {
+			m := zsync.NewMutex(s, fmt.Sprintf("/m/%d", i))
+			must(t, m.Lock(t.Context()))
+			return m
+		}
+		held, told := make(map[int]*zsync.Mutex), make(map[int]<-chan struct{})
+		for i := range n {
+			held[i] = lock(i)
+		}
+		r := rand.New(rand.NewPCG(1, 2))
+		for range 10 * n { // unlocked in any order, and some locked again
+			i := r.IntN(n)
+			if m := held[i]; m != nil {
+				delete(held, i)
+				must(t, m.Unlock())
+			} else {
+				held[i] = lock(i)
+			}
+		}
+		if len(held) < n/4 || len(held) > n*3/4 {
+			t.Fatalf("%d of %d are held", len(held), n)
+		}
+		for i, m := range held {
+			if i%2 == 0 { // the others are asked when it has happened
+				if told[i] = m.Lost(); session.IsClosed(told[i]) {
+					t.Fatalf("%d is lost already", i)
+				}
+			}
+		}
+		srv.Expire(s.ID())
+		time.Sleep(time.Second) // the next handshake tells it
+		for i, m := range held {
+			if lost := told[i]; lost != nil && !session.IsClosed(lost) {
+				t.Errorf("%d was not told that it is lost", i)
+			}
+			if !session.IsClosed(m.Lost()) {
+				t.Errorf("%d does not say that it is lost", i)
+			}
+			wantErr(t, m.Unlock(), zsync.ErrLost)
+		}
+		for i := range n { // in the next session nothing of it is left
+			must(t, lock(i).Unlock())
+		}
+		if h := s.Stats().Holds; h != 0 {
+			t.Errorf("%d count as held", h)
+		}
+	})
+}
+
+// The one goroutine that tells all who hold locks is slow here.
+func TestServersHearOfACloseBehindAllWhoHoldLocks(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		var lost []<-chan struct{}
+		for i := range 3 {
+			m := zsync.NewMutex(s, fmt.Sprintf("/m/%d", i))
+			must(t, m.Lock(t.Context()))
+			g, err := zsync.CurrentGrant(m)
+			must(t, err)
+			g.Claim.OnLost(func(error) { time.Sleep(50 * time.Millisecond) })
+			lost = append(lost, m.Lost())
+		}
+		time.Sleep(time.Second) // nothing else wants the claims' locks, or time would stand still
+		asked := false
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpCloseSession {
+				asked = true
+				for i, c := range lost {
+					if !session.IsClosed(c) {
+						t.Errorf("%d was not told before the servers", i)
+					}
+				}
+			}
+			return zktest.Pass
+		})
+		must(t, s.Close())
+		if !asked {
+			t.Error("the servers were not asked to end the session")
 		}
 	})
 }

@@ -18,7 +18,6 @@ import (
 	"github.com/zsync/zsync/internal/line"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/trace"
-	"github.com/zsync/zsync/internal/turnstile"
 )
 
 // A Semaphore is a weighted semaphore shared by every process that names the
@@ -175,7 +174,7 @@ func NewSemaphore(s *Session, path string, n int64, opts ...LockOption) *Semapho
 	}
 	m.limits, c.limits = c.limits.ofLine(), limits{} // which are of the permits
 	m.gate = newMutex(s, gate, c)
-	m.gate.turnstile.Entries[turnstile.Exclusive] = turnstile.Entry{Base: m.gate.turnstile.Line.Bases[0], Rule: line.Exclusive} // no op: it is no hold of its own
+	m.gate.turnstile.Entries = m.gate.turnstile.Entries.Untold() // it is no hold of its own
 	return m
 }
 

@@ -17,7 +17,7 @@ type lockTurnstile struct {
 	s *Session
 }
 
-func (q *lockTurnstile) init(s *Session, path string, ln line.Line, c lockConfig, entries map[turnstile.Mode]turnstile.Entry) {
+func (q *lockTurnstile) init(s *Session, path string, ln line.Line, c lockConfig, entries *turnstile.Entries) {
 	q.s = s
 	q.Init(s.m, path, ln, c.handoffs, entries)
 	if c.retain > 0 {
@@ -65,17 +65,17 @@ func (q *lockTurnstile) try(ctx context.Context, mode turnstile.Mode) (*line.Gra
 
 // told reports whether there is a tracer that is told of mode.
 func (q *lockTurnstile) told(mode turnstile.Mode) bool {
-	return q.Entries[mode].Op != "" && (q.s.tracers.acquire != nil || q.s.tracers.hold != nil)
+	return q.Entries.Of(mode).Op != "" && (q.s.tracers.acquire != nil || q.s.tracers.hold != nil)
 }
 
 // traced is what a tracer is told of q.
 func (q *lockTurnstile) traced(mode turnstile.Mode) func() Traced {
 	return func() Traced {
 		kind := "mutex"
-		if len(q.Entries) > 1 {
+		if q.Entries.Of(turnstile.Shared).Base != "" {
 			kind = "rwmutex"
 		}
-		return q.s.tracers.traced(kind, q.Entries[mode].Op, q.Path)
+		return q.s.tracers.traced(kind, q.Entries.Of(mode).Op, q.Path)
 	}
 }
 

@@ -299,7 +299,7 @@ func (wg *WaitGroup) Lost() <-chan struct{} {
 	if hold == nil || hold.Err() != nil {
 		return session.ClosedChan
 	}
-	return hold.Lost
+	return hold.Lost()
 }
 
 // Contenders returns the parties of the double barrier, in their order: who is

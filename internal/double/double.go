@@ -301,7 +301,7 @@ func (b *Barrier) enter(ctx context.Context, inc *session.Incarnation, n int) (*
 		s, err = inc.Stake(ctx)
 	}
 	if err == nil {
-		p.hold = (&line.Claim{Line: &b.line, Incarnation: inc, Path: path, Child: me, Unwatched: true, Stake: s}).Grant("enter", false)
+		p.hold = (&line.Claim{Line: &b.line, Incarnation: inc, Path: path, Child: me, Unwatched: true, Stake: s}).Grant("enter")
 		return p, nil
 	}
 	// We may be let in at this same instant. Then we count as having left.

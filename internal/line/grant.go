@@ -20,39 +20,15 @@ import (
 // lost while the grant lasts, and never after.
 type Grant struct {
 	Claim *Claim
-	Pin   bool          // it belongs to a Do, which alone gives it up
-	Lost  chan struct{} // closed, under claim.mu, when the claim is lost while the grant lasts
 	over  bool          // it has been given up; guarded by claim.mu
+	told  bool          // it is lost, and lost is closed; guarded by claim.mu
+	lost  chan struct{} // if somebody has asked for it; guarded by claim.mu
 	most  *time.Timer   // ends it, if it may not last longer
 	ended chan struct{} // if it is limited, closed when it is over
 	use   int           // counts the grants of a claim, for the trace
 
 	onLoss func(error) // is told, under claim.mu, why it is lost; guarded by claim.mu
 	follow func(error) // is told, without locks, why it is over; guarded by claim.mu
-}
-
-// A tenure is what a claim has from the moment at which its turn has come until
-// it is released. Its fields are guarded by claim.mu, but for begun.
-type tenure struct {
-	begun  sync.Once
-	count  sync.Once // takes it off the gauge
-	stop   func() bool
-	asked  chan struct{} // if not nil, closed when somebody asks the holder to give up
-	quit   chan struct{} // closed when it is released, or nobody has it any more after a loss
-	guard  *guard        // if it is guarded
-	grants []*Grant      // those that last
-	onLost []func(error) // called, under claim.mu, when it is lost
-	op     string        // for the observer
-	since  time.Time     // of the last grant
-	why    error         // of the loss, an ErrLost
-	over   bool          // it is being released: that others do not find the znode is no loss
-	spared bool          // it was given up by itself, and is deleted when giveUp says so
-	left   bool          // a grant has ended since the last began
-	idle   bool          // it is kept, though nobody has it: see Grant.Keep
-	off    bool          // it is not on the gauge any more
-	token  int64         // the fencing token, 0 until it is asked for
-	epoch  int           // grows when the token is not for those who come any more
-	uses   int           // grants, for the trace
 }
 
 // A guard watches the znode of a claim that is held.
@@ -66,43 +42,46 @@ type guard struct {
 const watchAfter = 10 * time.Millisecond
 
 // Grant is the next use of c, whose turn has come. op is for the observer.
-func (c *Claim) Grant(op string, pin bool) *Grant {
-	c.held.begun.Do(c.begin)
-	g := &Grant{Claim: c, Pin: pin, Lost: make(chan struct{})}
+func (c *Claim) Grant(op string) *Grant {
+	g := &Grant{Claim: c}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.held.op, c.held.since = op, time.Now()
-	c.held.grants = append(c.held.grants, g)
-	c.held.uses++
-	g.use = c.held.uses
+	if !c.begun {
+		c.begun = true
+		c.beginLocked()
+	}
+	c.op, c.since = op, time.Now()
+	c.grants = append(c.grants, g)
+	c.uses++
+	g.use = c.uses
 	c.idleLocked(false)
 	c.traceGrantLocked(g)
-	if c.held.why != nil {
-		close(g.Lost)
+	if c.why != nil {
+		g.told = true
 		c.traceLossLocked()
 	} else {
 		g.limitLocked()
 	}
-	if c.held.left {
+	if c.left {
 		// A fencing token that somebody may have taken with him who had it
 		// before is not for him who comes after.
-		c.held.left = false
+		c.left = false
 		c.newEpochLocked()
 	}
 	return g
 }
 
 func (c *Claim) newEpochLocked() {
-	c.held.token = 0
-	c.held.epoch++
+	c.token = 0
+	c.epoch++
 }
 
 // idleLocked says whether c is kept though nobody has it: then it is no hold.
 func (c *Claim) idleLocked(idle bool) {
-	if c.held.idle == idle || c.held.off {
+	if c.idle == idle || c.off {
 		return
 	}
-	c.held.idle = idle
+	c.idle = idle
 	if idle {
 		c.Line.Manager.Holds.Add(-1)
 	} else {
@@ -110,14 +89,74 @@ func (c *Claim) idleLocked(idle bool) {
 	}
 }
 
-// begin begins the tenure: from here on the loss of c is told.
-func (c *Claim) begin() {
+// beginLocked is for the first grant of c: from here on its loss is told.
+func (c *Claim) beginLocked() {
 	c.Line.Manager.Holds.Add(1)
-	c.held.quit = make(chan struct{})
-	c.held.stop = context.AfterFunc(c.Incarnation.Ctx, func() { c.Lose(c.Incarnation.Loss()) })
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	heldThrough(c.Incarnation).add(c)
 	c.guardLocked()
+}
+
+// heldClaims are the claims that are held through one session. All are told of its end
+// by one call, so what is held costs none of its own.
+type heldClaims struct {
+	inc *session.Incarnation
+
+	mu  sync.Mutex // may be taken with Claim.mu held, and never the other way round
+	all []*Claim   // in no order
+	end bool       // the session has ended, and all who were here by then are told; guarded by mu
+}
+
+// heldKey is what an incarnation has its heldClaims for.
+type heldKey struct{}
+
+// heldThrough returns those of inc.
+func heldThrough(inc *session.Incarnation) *heldClaims {
+	if h, ok := inc.Attached.Load(heldKey{}); ok {
+		return h.(*heldClaims)
+	}
+	h, _ := inc.Attached.LoadOrStore(heldKey{}, &heldClaims{inc: inc})
+	return h.(*heldClaims)
+}
+
+// add has c told of the end of the session, until it is removed.
+func (h *heldClaims) add(c *Claim) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case h.end:
+		h.inc.OnEnd(func() { c.Lose(h.inc.Loss()) }) // elsewhere: c.mu is held
+		return
+	case h.all == nil: // the first
+		h.inc.OnEnd(h.lose)
+	}
+	c.at = len(h.all)
+	h.all = append(h.all, c)
+}
+
+// remove is the end of add. c may be told at this same instant, which is right: whoever
+// gives it up has looked whether it is lost, or does so behind c.mu.
+func (h *heldClaims) remove(c *Claim) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	last := len(h.all) - 1
+	if i := c.at; i <= last && h.all[i] == c {
+		moved := h.all[last]
+		h.all[i], moved.at = moved, i
+		h.all[last] = nil
+		h.all = h.all[:last]
+	}
+}
+
+// lose tells all that the session has ended. One does not keep the others waiting:
+// nothing that is called under the lock of a claim may block.
+func (h *heldClaims) lose() {
+	h.mu.Lock()
+	all := h.all
+	h.all, h.end = nil, true
+	h.mu.Unlock()
+	for _, c := range all {
+		c.Lose(h.inc.Loss())
+	}
 }
 
 // guardLocked has the znode of c watched soon.
@@ -126,21 +165,21 @@ func (c *Claim) guardLocked() {
 		return
 	}
 	g := new(guard)
-	c.held.guard = g
+	c.guard = g
 	if c.own != nil { // it is watched already
-		c.beginLocked(g)
+		c.watchSoon(g)
 		return
 	}
 	g.later = time.AfterFunc(watchAfter, func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if g.later = nil; c.held.guard == g {
-			c.beginLocked(g)
+		if g.later = nil; c.guard == g {
+			c.watchSoon(g)
 		}
 	})
 }
 
-func (c *Claim) beginLocked(g *guard) {
+func (c *Claim) watchSoon(g *guard) {
 	c.Incarnation.Manager.Spawn(func() { c.watchOver(g) })
 }
 
@@ -149,7 +188,7 @@ func (c *Claim) beginLocked(g *guard) {
 // between nobody waits: what is held for long costs no goroutine.
 func (c *Claim) watchOver(g *guard) {
 	c.mu.Lock()
-	if c.held.guard != g {
+	if c.guard != g {
 		c.mu.Unlock()
 		return
 	}
@@ -166,13 +205,13 @@ func (c *Claim) watchOver(g *guard) {
 			return
 		}
 		if !stands {
-			c.loseIf(c.Incarnation.Deleted(), func() bool { return c.held.guard == g && !c.held.over })
+			c.loseIf(c.Incarnation.Deleted(), func() bool { return c.guard == g && !c.over })
 			return
 		}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.held.guard != g {
+	if c.guard != g {
 		return
 	}
 	g.told = own
@@ -183,45 +222,46 @@ func (c *Claim) watchOver(g *guard) {
 
 // unguardLocked is the end of guardLocked.
 func (c *Claim) unguardLocked() {
-	if c.held.guard != nil {
-		if c.held.guard.later != nil {
-			c.held.guard.later.Stop()
+	if c.guard != nil {
+		if c.guard.later != nil {
+			c.guard.later.Stop()
 		}
-		if w := c.held.guard.told; w != nil {
-			c.Incarnation.Watches.Untell(w, c.held.guard)
+		if w := c.guard.told; w != nil {
+			c.Incarnation.Watches.Untell(w, c.guard)
 		}
-		c.held.guard = nil
+		c.guard = nil
 	}
 }
 
 // Lose tells everyone who has a grant that c is lost, unless it is given up
 // already.
-func (c *Claim) Lose(why error) { c.loseIf(why, func() bool { return !c.held.over }) }
+func (c *Claim) Lose(why error) { c.loseIf(why, func() bool { return !c.over }) }
 
 // loseIf is lose if, under c.mu, it is still so. It reports whether c is lost by
 // this.
 func (c *Claim) loseIf(why error, so func() bool) bool {
 	c.mu.Lock()
-	if c.held.why != nil || !so() {
+	if c.why != nil || !so() {
 		c.mu.Unlock()
 		return false
 	}
-	c.held.why = why
-	for _, g := range c.held.grants {
+	c.why = why
+	for _, g := range c.grants {
 		g.closeLocked(why)
 		g.tellLocked(why)
 	}
 	// Before c.mu is free: whoever is told of the loss by a call finds these told.
-	for _, f := range c.held.onLost {
+	for _, f := range c.onLost {
 		f(why)
 	}
 	c.traceLossLocked()
 	e := c.eventLocked(session.EventLost, why)
-	if c.held.idle {
+	if c.idle {
 		e.Op = "" // it is nobody's loss
 	}
+	c.uncountLocked()
 	c.mu.Unlock()
-	c.uncount()
+	c.Stake.Drop()
 	// Whoever has found it out may hold a lock that the observer's questions
 	// need.
 	c.Line.Manager.Spawn(func() {
@@ -238,29 +278,24 @@ func (c *Claim) loseIf(why error, so func() bool) bool {
 func (c *Claim) OnLost(f func(why error)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.held.onLost = append(c.held.onLost, f)
-	if c.held.why != nil {
-		f(c.held.why)
+	c.onLost = append(c.onLost, f)
+	if c.why != nil {
+		f(c.why)
 	}
 }
 
-func (c *Claim) uncount() {
-	c.held.count.Do(func() {
-		c.mu.Lock()
-		c.held.off = true
-		idle := c.held.idle
-		c.mu.Unlock()
-		if !idle {
-			c.Line.Manager.Holds.Add(-1)
-		}
-		c.Stake.Drop()
-	})
+// uncountLocked takes c off the gauge.
+func (c *Claim) uncountLocked() {
+	if !c.off && !c.idle {
+		c.Line.Manager.Holds.Add(-1)
+	}
+	c.off = true
 }
 
-// eventLocked is what the observer is told of the end of a tenure, when c.mu is
+// eventLocked is what the observer is told of the end of c, when c.mu is
 // not held any more.
 func (c *Claim) eventLocked(kind session.EventKind, why error) session.Event {
-	return session.Event{Kind: kind, Op: c.held.op, Path: c.Line.Manager.Bare(c.Line.Dir), Wait: time.Since(c.held.since), Err: why}
+	return session.Event{Kind: kind, Op: c.op, Path: c.Line.Manager.Bare(c.Line.Dir), Wait: time.Since(c.since), Err: why}
 }
 
 // Err returns nil while c stands, as far as can be known here; otherwise an
@@ -277,7 +312,7 @@ func (c *Claim) Err() error {
 func (c *Claim) Loss() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.held.why
+	return c.why
 }
 
 // Explain turns the error of a request about c's own znode into what it means:
@@ -312,8 +347,8 @@ func (g *Grant) endLocked() {
 	c.tracePassLocked(g)
 	g.tellLocked(nil)
 	g.over = true
-	c.held.left = true
-	c.held.grants = slices.DeleteFunc(c.held.grants, func(x *Grant) bool { return x == g })
+	c.left = true
+	c.grants = slices.DeleteFunc(c.grants, func(x *Grant) bool { return x == g })
 }
 
 // Follow has f called, once and without locks, when g is over: with nil, or with
@@ -322,8 +357,8 @@ func (g *Grant) Follow(f func(why error)) {
 	g.Claim.mu.Lock()
 	defer g.Claim.mu.Unlock()
 	g.follow = f
-	if g.over || g.Claim.held.why != nil {
-		g.tellLocked(g.Claim.held.why)
+	if g.over || g.Claim.why != nil {
+		g.tellLocked(g.Claim.why)
 	}
 }
 
@@ -347,7 +382,7 @@ func (g *Grant) Revoke() {
 	c := g.Claim
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.held.why == nil && !g.over {
+	if c.why == nil && !g.over {
 		g.endLocked()
 		g.closeLocked(nil)
 	}
@@ -361,23 +396,39 @@ func (g *Grant) Revoke() {
 func (g *Grant) OnLoss(f func(why error)) {
 	g.Claim.mu.Lock()
 	defer g.Claim.mu.Unlock()
-	if g.onLoss = f; session.IsClosed(g.Lost) {
-		f(g.Claim.held.why)
+	if g.onLoss = f; g.told {
+		f(g.Claim.why)
 	}
+}
+
+// Lost returns a channel that is closed, under claim.mu, when the claim is lost while g
+// lasts. It is made when somebody asks for it: few do, and many locks may be held.
+func (g *Grant) Lost() <-chan struct{} {
+	g.Claim.mu.Lock()
+	defer g.Claim.mu.Unlock()
+	if g.lost == nil {
+		if g.told {
+			return session.ClosedChan
+		}
+		g.lost = make(chan struct{})
+	}
+	return g.lost
 }
 
 // IsLost reports whether Lost is closed, and why.
 func (g *Grant) IsLost() (bool, error) {
 	g.Claim.mu.Lock()
 	defer g.Claim.mu.Unlock()
-	return session.IsClosed(g.Lost), g.Claim.held.why
+	return g.told, g.Claim.why
 }
 
 func (g *Grant) closeLocked(why error) {
 	if g.onLoss != nil {
 		g.onLoss(why)
 	}
-	close(g.Lost)
+	if g.told = true; g.lost != nil {
+		close(g.lost)
+	}
 }
 
 func (g *Grant) Err() error { return g.Claim.Err() }
@@ -436,7 +487,7 @@ func (g *Grant) Token(ctx context.Context, alone bool) (int64, error) {
 			return 0, err
 		}
 		c.mu.Lock()
-		tok, path, epoch := c.held.token, c.Path, c.held.epoch
+		tok, path, epoch := c.token, c.Path, c.epoch
 		c.mu.Unlock()
 		if tok != 0 {
 			return tok, nil
@@ -444,19 +495,19 @@ func (g *Grant) Token(ctx context.Context, alone bool) (int64, error) {
 		stat, err := c.touch(ctx, path)
 		c.mu.Lock()
 		switch {
-		case alone && g.over, len(c.held.grants) == 0, c.held.over:
+		case alone && g.over, len(c.grants) == 0, c.over:
 			// It has been unlocked meanwhile. The write may be younger than
 			// that of the goroutine to whom the claim has gone.
 			c.mu.Unlock()
 			return 0, ErrNotLocked
-		case c.held.epoch != epoch:
+		case c.epoch != epoch:
 			c.mu.Unlock()
 			continue // somebody has left and come, or it has moved to another znode
-		case err == nil && c.held.token == 0: // two callers may have written: the first answer stays
-			c.held.token = stat.Mzxid
+		case err == nil && c.token == 0: // two callers may have written: the first answer stays
+			c.token = stat.Mzxid
 			c.traceTokenLocked()
 		}
-		tok = c.held.token
+		tok = c.token
 		c.mu.Unlock()
 		if err := c.Explain(err); err != nil {
 			return 0, err
@@ -505,14 +556,14 @@ func (c *Claim) wrote(path string, version int32) {
 func (c *Claim) WasAsked() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.held.asked != nil && session.IsClosed(c.held.asked)
+	return c.asked != nil && session.IsClosed(c.asked)
 }
 
 // Since returns when c was last granted.
 func (c *Claim) Since() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.held.since
+	return c.since
 }
 
 // Znode returns the path of c's znode.
@@ -538,7 +589,7 @@ func (g *Grant) Left() {
 // long as he has to notice.
 func (c *Claim) Move(to *Claim, op string) (former string, lost error) {
 	c.mu.Lock()
-	if lost = c.held.why; lost != nil {
+	if lost = c.why; lost != nil {
 		c.mu.Unlock()
 		to.Leave()
 		return "", lost
@@ -551,7 +602,7 @@ func (c *Claim) Move(to *Claim, op string) (former string, lost error) {
 	former = c.Path
 	was := c.Child.Name
 	c.Path, c.Child, c.version = to.Path, to.Child, 0
-	c.held.op, c.held.since = op, time.Now()
+	c.op, c.since = op, time.Now()
 	c.traceMoveLocked(was)
 	c.newEpochLocked()
 	c.guardLocked()
@@ -600,7 +651,7 @@ func (g *Grant) Txn(ctx context.Context, ops []any) (rs []zk.MultiResponse, open
 	return rs, open, err
 }
 
-// release ends the tenure of c. It returns once the znode is gone; if the
+// release gives up c. It returns once the znode is gone; if the
 // connection drops, or is down, it returns at once and the deletion goes on in
 // the background, as it does when it is refused. It is ErrLost if c was lost, even
 // at the last moment, and nothing else.
@@ -619,25 +670,44 @@ func (c *Claim) release() error {
 // finish begins a release. It is c.err if there is nothing to release any more.
 func (c *Claim) finish() error {
 	lost := c.Err()
-	c.uncount()
-	c.held.stop()
+	defer c.Stake.Drop()
+	heldThrough(c.Incarnation).remove(c)
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.uncountLocked()
 	if lost == nil {
-		lost = c.held.why // found out at this same instant
+		lost = c.why // found out at this same instant
 	}
 	c.unguardLocked()
-	if !session.IsClosed(c.held.quit) {
-		close(c.held.quit)
+	if !c.ended && c.quit != nil {
+		close(c.quit)
 	}
+	c.ended = true
 	c.leaveLineWatchLocked()
 	if lost != nil {
 		c.disownLocked()
 		return lost
 	}
-	c.held.over = true
+	c.over = true
 	c.traceLocked(trace.Release)
 	return nil
+}
+
+// end returns what is closed when c is released, or nobody has it any more after a loss.
+func (c *Claim) end() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.endLocked()
+}
+
+func (c *Claim) endLocked() <-chan struct{} {
+	if c.quit == nil {
+		if c.ended {
+			return session.ClosedChan
+		}
+		c.quit = make(chan struct{})
+	}
+	return c.quit
 }
 
 // Abandon is Release for somebody else than him who has g, and has lost it: who
@@ -647,7 +717,7 @@ func (c *Claim) finish() error {
 func (g *Grant) Abandon() {
 	c := g.Claim
 	c.mu.Lock()
-	spared := c.held.spared
+	spared := c.spared
 	c.mu.Unlock()
 	if spared {
 		g.End() // giveUp finishes the claim
@@ -708,14 +778,14 @@ func (g *Grant) giveUp(why error) {
 	lost := c.Line.Limits.Lost(inc.ID.Load(), why, time.Now())
 	// Under c.mu with the loss, so that whoever finds one finds the other.
 	if !c.loseIf(lost, func() bool {
-		c.held.spared = !c.held.over && !g.over
-		return c.held.spared
+		c.spared = !c.over && !g.over
+		return c.spared
 	}) {
 		return
 	}
 	inc.Manager.Log.Warn("zsync: given up", "path", inc.Manager.Bare(c.Line.Dir), "reason", why)
 	inc.Manager.Spawn(func() {
-		stands := inc.AwaitLossTime(c.held.quit)
+		stands := inc.AwaitLossTime(c.end())
 		c.finish() // nobody may come to do it
 		if stands {
 			c.Leave()
@@ -729,12 +799,12 @@ func (g *Grant) giveUp(why error) {
 // tracedLocked reports whether c is traced: if there is a trace, and c is not a
 // part of something else, which has no operation.
 func (c *Claim) tracedLocked() bool {
-	return c.Line.Manager.Trace != nil && c.held.op != "" && c.Line.Kind != "" && c.held.uses > 0
+	return c.Line.Manager.Trace != nil && c.op != "" && c.Line.Kind != "" && c.uses > 0
 }
 
 func (c *Claim) traceLineLocked(event string) trace.Line {
 	kind := c.Line.Kind
-	if c.held.op == "rlock" {
+	if c.op == "rlock" {
 		kind = trace.Read
 	}
 	return c.Incarnation.TraceLine(event, kind, c.Line.Dir, c.Child.Name)
@@ -761,7 +831,7 @@ func (c *Claim) traceGrantLocked(g *Grant) {
 
 // tracePassLocked is for the end of a grant whose claim stays.
 func (c *Claim) tracePassLocked(g *Grant) {
-	if c.tracedLocked() && !g.over && !c.held.over && c.held.why == nil {
+	if c.tracedLocked() && !g.over && !c.over && c.why == nil {
 		l := c.traceLineLocked(trace.Pass)
 		l.Use = g.use
 		c.Line.Manager.Trace.Line(l)
@@ -771,7 +841,7 @@ func (c *Claim) tracePassLocked(g *Grant) {
 func (c *Claim) traceTokenLocked() {
 	if c.tracedLocked() {
 		l := c.traceLineLocked(trace.Token)
-		l.Token, l.Zxid, l.Blind = c.held.token, c.held.token, false
+		l.Token, l.Zxid, l.Blind = c.token, c.token, false
 		c.Line.Manager.Trace.Line(l)
 	}
 }
@@ -787,6 +857,6 @@ func (c *Claim) traceMoveLocked(was string) {
 
 func (c *Claim) traceLossLocked() {
 	if c.tracedLocked() {
-		c.Line.Manager.Trace.Lost(c.Path, c.Line.Manager.TraceLoss(c.traceLineLocked(trace.Loss), c.held.why))
+		c.Line.Manager.Trace.Lost(c.Path, c.Line.Manager.TraceLoss(c.traceLineLocked(trace.Loss), c.why))
 	}
 }

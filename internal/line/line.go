@@ -39,13 +39,13 @@ type Line struct {
 
 	Strict  bool // nobody enters behind a contender of another kind
 	Settled bool // nobody can come to stand ahead of anyone who is there
+	Keeps   bool // who is of the first of Bases may be kept in his place when nobody has it
 
 	// Defers reports, if it is not nil, whether one whose turn has come lets others
 	// go before, given all children: then it goes to the back of the line.
 	Defers func(me Child, names []string) bool
 
 	Limits *Limits // of what is held, if there are any
-	Kept   string  // which of Bases may be kept in their places when nobody has them, if any
 	Kind   string  // what the trace calls it; of a read-write lock, a write
 }
 
@@ -74,19 +74,37 @@ type Claim struct {
 	Line        *Line
 	Incarnation *session.Incarnation // whose session its znode belongs to
 	data        []byte               // of its znode
-	Unwatched   bool                 // its znode is looked after by somebody else
 	Stake       *session.Stake       // nil until something is held by it
 	beside      string               // the znode in whose very place it was made
+	Unwatched   bool                 // its znode is looked after by somebody else
 
 	mu        sync.Mutex
+	version   int32          // of its znode, after our last write to it; guarded by mu
 	Path      string         // of its znode, as the server knows it; guarded by mu once its turn has come
 	Child     Child          // guarded by mu once its turn has come
 	own       *session.Watch // on its znode, joined, if it is watched; guarded by mu
 	lineWatch *session.Watch // on the line, joined, if it was alone there when that was set; guarded by mu
 
-	version int32 // of its znode, after our last write to it; guarded by mu
-
-	held tenure
+	// From its first grant until it is released; guarded by mu, but for at.
+	begun  bool          // it is on the gauge, told of the end of its session, and watched
+	off    bool          // it is not on the gauge any more
+	over   bool          // it is being released: that others do not find the znode is no loss
+	ended  bool          // quit is closed, if it is asked for
+	spared bool          // it was given up by itself, and is deleted when giveUp says so
+	left   bool          // a grant has ended since the last began
+	idle   bool          // it is kept, though nobody has it: see Grant.Keep
+	why    error         // of the loss, an ErrLost
+	quit   chan struct{} // if not nil, closed when it is released, or nobody has it any more after a loss
+	asked  chan struct{} // if not nil, closed when somebody asks the holder to give up
+	guard  *guard        // if it is guarded
+	grants []*Grant      // those that last
+	onLost []func(error) // called, under mu, when it is lost
+	op     string        // for the observer
+	since  time.Time     // of the last grant
+	token  int64         // the fencing token, 0 until it is asked for
+	epoch  int           // grows when the token is not for those who come any more
+	uses   int           // grants, for the trace
+	at     int           // where it is in heldClaims.all; guarded by its mu
 }
 
 // An Arrival is a claim that has just been made at the end of its line, with who was in
@@ -419,7 +437,7 @@ type newcomer struct {
 
 func (l *Line) newcomer(inc *session.Incarnation, base string) newcomer {
 	n := newcomer{line: l, guid: session.NewGUID()}
-	if base == l.Kept && base != "" {
+	if l.Keeps && base == l.Bases[0] {
 		n.guid, n.lineWatch = session.NewMarkedGUID(), l.joinLineWatch(inc)
 	}
 	n.name = l.name(n.guid, base)
@@ -640,7 +658,7 @@ func (c *Claim) keepLineWatch(w *session.Watch, alone bool) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if alone && !c.held.over && c.held.why == nil && c.Incarnation.Watches.Armed(w) && !session.IsClosed(w.Fired) {
+	if alone && !c.over && c.why == nil && c.Incarnation.Watches.Armed(w) && !session.IsClosed(w.Fired) {
 		c.leaveLineWatchLocked()
 		c.lineWatch = w
 		return

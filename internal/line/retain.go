@@ -50,7 +50,7 @@ func (g *Grant) Keep() (e session.Event, kept bool) {
 	c := g.Claim
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.held.why != nil || g.over {
+	if c.why != nil || g.over {
 		return e, false
 	}
 	e = c.eventLocked(session.EventReleased, nil)

@@ -13,16 +13,16 @@ const RevokeMessage = "__REVOKE__"
 func (c *Claim) Asked() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.held.asked == nil {
-		c.held.asked = make(chan struct{})
-		asked, path := c.held.asked, c.Path
-		c.Incarnation.Manager.Spawn(func() { c.listen(path, asked) })
+	if c.asked == nil {
+		c.asked = make(chan struct{})
+		asked, path, end := c.asked, c.Path, c.endLocked()
+		c.Incarnation.Manager.Spawn(func() { c.listen(path, asked, end) })
 	}
-	return c.held.asked
+	return c.asked
 }
 
-// listen closes asked when the message is there, as long as c is held.
-func (c *Claim) listen(path string, asked chan struct{}) {
+// listen closes asked when the message is there, until end is closed, as long as c is held.
+func (c *Claim) listen(path string, asked chan struct{}, end <-chan struct{}) {
 	inc := c.Incarnation
 	for {
 		w := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: path})
@@ -33,7 +33,7 @@ func (c *Claim) listen(path string, asked chan struct{}) {
 			case <-w.Fired:
 				inc.Watches.Leave(w)
 				continue
-			case <-c.held.quit:
+			case <-end:
 			case <-inc.Ctx.Done():
 			}
 		} else if err == nil {

@@ -30,7 +30,7 @@ type machine struct {
 }
 
 // A Mode is how something is held.
-type Mode int
+type Mode int8
 
 const (
 	Exclusive Mode = iota // by one goroutine
@@ -42,14 +42,14 @@ const (
 type share struct {
 	claim  claim
 	mode   Mode
-	uses   []*use    // of those who have it, in the order in which they got it
-	passed int       // hand-overs or joins since the servers were last asked
 	closed bool      // nobody may join it any more
 	asking bool      // somebody is asking whether others wait
-	ask    *question // if the servers have been asked ahead
-	lead   int       // how many hand-overs ahead they are asked next; 0 if no answer has told yet
 	beside bool      // a reader may stand beside it, and stay when it goes: it cannot be passed on
 	moving bool      // Downgrade is exchanging its znode
+	uses   []*use    // of those who have it, in the order in which they got it
+	passed int       // hand-overs or joins since the servers were last asked
+	ask    *question // if the servers have been asked ahead
+	lead   int       // how many hand-overs ahead they are asked next; 0 if no answer has told yet
 	open   int       // transactions of those who have, or had, it that may be applied yet
 
 	moved     chan struct{} // closed when moving is over; not the machine's

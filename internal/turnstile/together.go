@@ -224,7 +224,7 @@ func arrive(ctx context.Context, ts []*ticket) {
 	}
 	es := make([]line.Entering, len(ts))
 	for i, t := range ts {
-		es[i] = line.Entering{Line: &t.Line, Base: t.Entries[t.seeker.mode].Base}
+		es[i] = line.Entering{Line: &t.Line, Base: t.Entries.Of(t.seeker.mode).Base}
 	}
 	arrivals, err := line.EnterTogether(ctx, inc, es, []byte(m.Config.Owner))
 	if err != nil {
@@ -265,7 +265,7 @@ func (m *machine) lead(w *waiter) *seeker {
 
 // free reports whether t has entered its line and nobody stood in its way there.
 func (t *ticket) free(ctx context.Context) bool {
-	return t.arrival != nil && t.arrival.Free(ctx, t.Entries[t.seeker.mode].Rule)
+	return t.arrival != nil && t.arrival.Free(ctx, t.Entries.Of(t.seeker.mode).Rule)
 }
 
 // settle takes the turn of t, which is free, and reports whether that could be done.

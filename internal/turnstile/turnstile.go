@@ -30,7 +30,7 @@ type Turnstile struct {
 	Manager *session.Manager
 	Path    string
 	Line    line.Line
-	Entries map[Mode]Entry
+	Entries *Entries // shared by all locks of a kind: nobody writes to it
 
 	mu      sync.Mutex
 	machine machine
@@ -63,6 +63,27 @@ type reserver interface {
 
 type reserverKey struct{}
 
+// Entries are how contenders of each mode enter a line. What one mode is enough for has
+// no entry of the other, and nil is none at all.
+type Entries [Shared + 1]Entry
+
+// Of returns the entry of mode.
+func (es *Entries) Of(mode Mode) Entry {
+	if es == nil {
+		return Entry{}
+	}
+	return es[mode]
+}
+
+// Untold returns the same of what is a part of something else.
+func (es *Entries) Untold() *Entries {
+	part := *es
+	for mode := range part {
+		part[mode].Op = ""
+	}
+	return &part
+}
+
 // A reading lasts from the moment in which a process holds something for several
 // until it holds nothing of that kind. Who has one of several shares, and no
 // handle, does not know which: so the loss of one is the loss of all.
@@ -82,7 +103,7 @@ type Behind struct {
 
 // Init makes q the turnstile of ln. What it holds may change hands so often before
 // others are asked after; if that is 0 every goroutine has a place of its own.
-func (q *Turnstile) Init(m *session.Manager, path string, ln line.Line, handoffs int, entries map[Mode]Entry) {
+func (q *Turnstile) Init(m *session.Manager, path string, ln line.Line, handoffs int, entries *Entries) {
 	q.Manager, q.Path, q.Line, q.Entries = m, path, ln, entries
 	q.machine.handoffs = handoffs
 }
@@ -112,7 +133,7 @@ func (q *Turnstile) perform(a action) {
 	switch a.verb {
 	case admit:
 		t := a.use.share
-		a.use.grant = claimOf(t).Grant(q.Entries[t.mode].Op, a.use.pin)
+		a.use.grant = claimOf(t).Grant(q.Entries.Of(t.mode).Op)
 		if a.waiter != nil {
 			close(a.waiter.over)
 		}
@@ -127,7 +148,7 @@ func (q *Turnstile) perform(a action) {
 		q.read(a.share)
 	case ask:
 		q.Manager.Spawn(func() {
-			waits, err := claimOf(a.share).Anyone(q.Entries[Exclusive].Base)
+			waits, err := claimOf(a.share).Anyone(q.Entries.Of(Exclusive).Base)
 			q.step(func(m *machine) { m.answered(a.share, waits || err != nil) })
 		})
 	case askAhead:
@@ -271,7 +292,7 @@ func (q *Turnstile) read(t *share) {
 
 // Waited tells of a wait in mode that is over.
 func (q *Turnstile) Waited(mode Mode, start time.Time, err error) {
-	q.Manager.Waited(q.Entries[mode].Op, q.Path, start, err)
+	q.Manager.Waited(q.Entries.Of(mode).Op, q.Path, start, err)
 }
 
 // Acquire waits for a grant; pin says that it is that of a Do. If it fails,
@@ -352,7 +373,7 @@ func (q *Turnstile) behind(w *waiter) Behind {
 // behindOf is behind head, which is in the mode that its name says.
 func (q *Turnstile) behindOf(head line.Head, place int) Behind {
 	mode := Exclusive
-	if c, ok := line.ParseChild(head.Name, q.Line.Bases...); ok && c.Base == q.Entries[Shared].Base {
+	if c, ok := line.ParseChild(head.Name, q.Line.Bases...); ok && c.Base == q.Entries.Of(Shared).Base {
 		mode = Shared
 	}
 	return Behind{Head: head, Mode: mode, Place: place}
@@ -391,7 +412,7 @@ func (q *Turnstile) find(t *share) (usable bool) {
 // even then. But that can take for ever, so the claim is given back meanwhile:
 // other processes need not wait for it.
 func (q *Turnstile) seek(ctx context.Context, mode Mode, ahead *line.Ahead, a *line.Arrival, settle func(t *share) bool) error {
-	e := q.Entries[mode]
+	e := q.Entries.Of(mode)
 	for {
 		if a == nil {
 			if err := q.awaitNoLoss(ctx); err != nil {
@@ -481,7 +502,7 @@ func (q *Turnstile) Try(ctx context.Context, mode Mode) (*line.Grant, error) {
 	if busy {
 		return nil, q.Manager.Failure() // none unless the Session is closed
 	}
-	e := q.Entries[mode]
+	e := q.Entries.Of(mode)
 	c, err := q.Line.Try(ctx, e.Base, []byte(q.Manager.Config.Owner), e.Rule)
 	if c == nil {
 		return nil, err
@@ -590,7 +611,7 @@ func (q *Turnstile) Downgrade(ctx context.Context) error {
 	if t == nil {
 		return line.ErrNotLocked
 	}
-	own, e := claimOf(t), q.Entries[Shared]
+	own, e := claimOf(t), q.Entries.Of(Shared)
 	c, err := own.Beside(ctx, e.Base, []byte(q.Manager.Config.Owner))
 	if err != nil {
 		err = own.Explain(err)
@@ -635,7 +656,7 @@ func (q *Turnstile) Beside(ctx context.Context, from *Turnstile, g *line.Grant) 
 		return nil, line.ErrNotLocked // it has just been unlocked
 	}
 	own := claimOf(u.share)
-	c, err := own.Beside(ctx, q.Entries[Shared].Base, []byte(q.Manager.Config.Owner))
+	c, err := own.Beside(ctx, q.Entries.Of(Shared).Base, []byte(q.Manager.Config.Owner))
 	if err != nil {
 		err = own.Explain(err)
 		q.Waited(Shared, start, err)
@@ -667,7 +688,7 @@ func (q *Turnstile) Standing(modes ...Mode) (lost <-chan struct{}, why func() er
 			return r.lost, func() error { return r.why }
 		default:
 			g := t.uses[0].grant
-			return g.Lost, g.Loss
+			return g.Lost(), g.Loss
 		}
 	}
 	return session.ClosedChan, func() error { return line.ErrNotLocked }
