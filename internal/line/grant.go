@@ -41,8 +41,18 @@ type guard struct {
 // was while it waited. What is held for less costs no request for that.
 const watchAfter = 10 * time.Millisecond
 
-// Grant is the next use of c, whose turn has come. op is for the observer.
+// Grant is the next use of c, whose turn has come. op is for the observer. If the session
+// has ended by now the grant is lost when Grant returns: the servers may have been asked
+// already to let others go on.
 func (c *Claim) Grant(op string) *Grant {
+	g := c.grant(op)
+	if c.Incarnation.Ctx.Err() != nil {
+		c.Lose(c.Incarnation.Loss())
+	}
+	return g
+}
+
+func (c *Claim) grant(op string) *Grant {
 	g := &Grant{Claim: c}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -124,8 +134,7 @@ func (h *heldClaims) add(c *Claim) {
 	defer h.mu.Unlock()
 	switch {
 	case h.end:
-		h.inc.OnEnd(func() { c.Lose(h.inc.Loss()) }) // elsewhere: c.mu is held
-		return
+		return // Claim.Grant tells it
 	case h.all == nil: // the first
 		h.inc.OnEnd(h.lose)
 	}

@@ -49,18 +49,19 @@ func TestWhatIsHeldThroughASessionIsListedOnceWhateverTheOrderInWhichItComesAndG
 	}
 }
 
-func TestWhoIsGrantedAClaimAsItsSessionEndsIsToldOfTheLossBeforeOrAfter(t *testing.T) {
+func TestWhoIsGrantedAClaimAsItsSessionEndsIsToldOfTheLossAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gone := fmt.Errorf("%w: gone", session.ErrLost)
 		_, cs, end := through(3)
 		before := cs[0].Grant("")
+		defer synctest.Wait()
 		if before.Lost() == nil || session.IsClosed(before.Lost()) {
 			t.Fatal("lost already")
 		}
 		end(gone)
+		granted := cs[1].Grant("") // whether or not those who were here have been told
 		synctest.Wait()
-		for i, g := range []*Grant{before, cs[1].Grant(""), cs[2].Grant("")} {
-			synctest.Wait()
+		for i, g := range []*Grant{before, granted, cs[2].Grant("")} {
 			if lost, why := g.IsLost(); !lost || !errors.Is(why, gone) {
 				t.Errorf("%d: lost is %t: %v", i, lost, why)
 			}
