@@ -18,8 +18,8 @@ type doKey struct {
 	kind string
 }
 
-// A doing is one run of Do, and the grant that it has.
-type doing struct {
+// A doCall is one call of Do, and the grant that it has.
+type doCall struct {
 	over atomic.Bool
 
 	mu    sync.Mutex
@@ -58,7 +58,7 @@ func (es endings) all(why error) {
 }
 
 // nest runs f inside d, which has what it needs: as long as that is held.
-func (d *doing) nest(ctx context.Context, op, path string, mode turnstile.Mode, f func(ctx context.Context) error) error {
+func (d *doCall) nest(ctx context.Context, op, path string, mode turnstile.Mode, f func(ctx context.Context) error) error {
 	if err := d.stands(mode); err != nil {
 		return opError(op, path, err)
 	}
@@ -71,8 +71,8 @@ func (d *doing) nest(ctx context.Context, op, path string, mode turnstile.Mode, 
 }
 
 // in returns the run of Do that made ctx, unless it is over.
-func (k doKey) in(ctx context.Context) *doing {
-	d, _ := ctx.Value(k).(*doing)
+func (k doKey) in(ctx context.Context) *doCall {
+	d, _ := ctx.Value(k).(*doCall)
 	if d == nil || d.over.Load() {
 		return nil
 	}
@@ -81,7 +81,7 @@ func (k doKey) in(ctx context.Context) *doing {
 
 // doHolding runs f with a context that says so and that ends with the hold, and
 // releases.
-func doHolding(ctx context.Context, key doKey, d *doing, f func(ctx context.Context) error, release func() error) (err error) {
+func doHolding(ctx context.Context, key doKey, d *doCall, f func(ctx context.Context) error, release func() error) (err error) {
 	ctx, stop := d.untilLost(context.WithValue(ctx, key, d))
 	defer func() {
 		d.over.Store(true)
@@ -94,7 +94,7 @@ func doHolding(ctx context.Context, key doKey, d *doing, f func(ctx context.Cont
 // do runs f while it has g, and gives up g, or what Cond.Wait has locked in its
 // place. What f may have unlocked otherwise is not its own any more.
 func (q *lockTurnstile) do(ctx context.Context, key doKey, op string, g *line.Grant, f func(ctx context.Context) error) error {
-	d := newDoing(q, g)
+	d := newDoCall(q, g)
 	return doHolding(ctx, key, d, f, func() error {
 		q, g := d.now()
 		if g == nil {

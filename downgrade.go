@@ -19,7 +19,7 @@ func (rw *RWMutex) downgrade(ctx context.Context) error {
 }
 
 // besides makes the caller, whose ctx holds rw already, a reader of its own.
-func (rw *RWMutex) besides(ctx context.Context, in *doing) (*line.Grant, error) {
+func (rw *RWMutex) besides(ctx context.Context, in *doCall) (*line.Grant, error) {
 	from, g := in.now()
 	if g == nil {
 		return nil, ErrNotLocked // Cond.Wait has just given it up

@@ -461,7 +461,7 @@ func (e *Election) lead(outer context.Context, t *term, f func(ctx context.Conte
 	}
 	left := t.left
 	e.mu.Unlock()
-	err = doHolding(ctx, e.doKey(), newDoing(nil, t.grant), f, func() error {
+	err = doHolding(ctx, e.doKey(), newDoCall(nil, t.grant), f, func() error {
 		if ended = e.leave(outer, t); left != nil {
 			close(left)
 		}

@@ -319,23 +319,23 @@ func (m *Mutex) doKey() doKey { return doKey{m.s, m.path, m.turnstile.Line.Bases
 
 // holderOf returns the Do of this path in which ctx was made, if that still
 // runs.
-func (m *Mutex) holderOf(ctx context.Context) *doing { return m.doKey().in(ctx) }
+func (m *Mutex) holderOf(ctx context.Context) *doCall { return m.doKey().in(ctx) }
 
-func newDoing(q *lockTurnstile, g *line.Grant) *doing {
-	d := new(doing)
+func newDoCall(q *lockTurnstile, g *line.Grant) *doCall {
+	d := new(doCall)
 	d.set(q, g)
 	return d
 }
 
 // now returns what d has; its grant may have been unlocked since.
-func (d *doing) now() (*lockTurnstile, *line.Grant) {
+func (d *doCall) now() (*lockTurnstile, *line.Grant) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.q, d.g
 }
 
 // set gives d another grant, or none.
-func (d *doing) set(q *lockTurnstile, g *line.Grant) {
+func (d *doCall) set(q *lockTurnstile, g *line.Grant) {
 	d.mu.Lock()
 	d.q, d.g = q, g
 	d.mu.Unlock()
@@ -345,7 +345,7 @@ func (d *doing) set(q *lockTurnstile, g *line.Grant) {
 }
 
 // lost is told, under the lock of its claim, that g is lost.
-func (d *doing) lost(g *line.Grant, why error) {
+func (d *doCall) lost(g *line.Grant, why error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.g == g {
@@ -355,7 +355,7 @@ func (d *doing) lost(g *line.Grant, why error) {
 
 // mode returns in which mode d has a lock, if it has it and it was not unlocked.
 // It may be lost.
-func (d *doing) mode() (mode turnstile.Mode, ok bool) {
+func (d *doCall) mode() (mode turnstile.Mode, ok bool) {
 	q, g := d.now()
 	if q == nil || g == nil {
 		return 0, false
@@ -364,7 +364,7 @@ func (d *doing) mode() (mode turnstile.Mode, ok bool) {
 }
 
 // holds reports whether d has what it is the Do of, and has not unlocked it.
-func (d *doing) holds() bool {
+func (d *doCall) holds() bool {
 	if d == nil {
 		return false
 	}
@@ -376,7 +376,7 @@ func (d *doing) holds() bool {
 }
 
 // stands returns nil while d has its lock for mode, or one that will do.
-func (d *doing) stands(mode turnstile.Mode) error {
+func (d *doCall) stands(mode turnstile.Mode) error {
 	had, ok := d.mode()
 	switch q, g := d.now(); {
 	case q == nil && !d.over.Load():
@@ -397,7 +397,7 @@ func (m *Mutex) yield(ctx context.Context) (func(context.Context) error, error) 
 
 // untilLost returns a context that ends when what d has is lost, before anybody is
 // told of the loss in another way. stop ends it.
-func (d *doing) untilLost(ctx context.Context) (_ context.Context, stop func()) {
+func (d *doCall) untilLost(ctx context.Context) (_ context.Context, stop func()) {
 	ctx, end, rest := endingContext(ctx)
 	d.mu.Lock()
 	d.until.add(end)

@@ -444,7 +444,7 @@ func (o *Once) run(ctx context.Context, h *line.Grant, unmarked bool, f func(ctx
 	}
 	var failed error
 	returned := false
-	err = doHolding(ctx, o.doKey(), newDoing(nil, h), func(ctx context.Context) error {
+	err = doHolding(ctx, o.doKey(), newDoCall(nil, h), func(ctx context.Context) error {
 		data, failed = f(ctx, session.BaseName(h.Claim.Path))
 		returned = true
 		return failed

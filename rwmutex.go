@@ -388,7 +388,7 @@ func (rw *RWMutex) do(ctx context.Context, op string, mode turnstile.Mode, f fun
 
 // within returns the Do, or else the RDo, of this path in which ctx was made,
 // if that still runs.
-func (rw *RWMutex) within(ctx context.Context) *doing {
+func (rw *RWMutex) within(ctx context.Context) *doCall {
 	return cmp.Or(rw.doKey(turnstile.Exclusive).in(ctx), rw.doKey(turnstile.Shared).in(ctx))
 }
 

@@ -95,7 +95,7 @@ func (q *lockTurnstile) lost(modes ...turnstile.Mode) <-chan struct{} {
 // yield gives up what the caller holds in mode, for Cond.Wait, and returns what
 // gets it back. What belongs to the Do d, if the caller is in one, belongs to it
 // again afterwards; in between d has nothing, and hears of no loss.
-func (q *lockTurnstile) yield(d *doing, mode turnstile.Mode) (again func(ctx context.Context) error, err error) {
+func (q *lockTurnstile) yield(d *doCall, mode turnstile.Mode) (again func(ctx context.Context) error, err error) {
 	if d != nil {
 		if had, ok := d.mode(); ok && had == mode {
 			from, g := d.now()

@@ -16,17 +16,17 @@ import (
 //  2. The first in the queue joins what the process holds for several, unless
 //     it is used up. Then one listing tells whether somebody waits behind it:
 //     if nobody does it is as new, otherwise nobody joins it any more.
-//  3. Otherwise one goroutine, the seeker, acquires a claim for it, and for
+//  3. Otherwise one goroutine, the acquisition, acquires a claim for it, and for
 //     those right behind it if they can share it.
 //  4. Who leaves last gives up the claim, or passes it on.
 type machine struct {
-	handoffs int       // how often a claim may change hands before others are asked after
-	retains  bool      // a place may be kept that nobody has
-	held     []*share  // what this process holds, until it is given up even if it is lost
-	waiting  []*waiter // goroutines of this process, in order
-	seeking  *seeker   // who waits in the line for the first of waiting
-	kept     *share    // the place that is kept, if nobody has it; then nothing is held exclusively, and nobody waits
-	out      []action
+	handoffs  int          // how often a claim may change hands before others are asked after
+	retains   bool         // a place may be kept that nobody has
+	held      []*share     // what this process holds, until it is given up even if it is lost
+	waiting   []*waiter    // goroutines of this process, in order
+	acquiring *acquisition // who waits in the line for the first of waiting
+	kept      *share       // the place that is kept, if nobody has it; then nothing is held exclusively, and nobody waits
+	out       []action
 }
 
 // A Mode is how something is held.
@@ -84,20 +84,16 @@ type waiter struct {
 	err  error
 	over chan struct{} // closed when use or err is set; not the machine's
 
-	sought *seeker // with err: who waited in the line on its behalf
-	before int     // and how many goroutines were before it
+	sought *acquisition // with err: who waited in the line on its behalf
+	before int          // and how many goroutines were before it
 }
 
-// A seeker waits in the line on behalf of the waiting goroutines.
-type seeker struct {
+// An acquisition waits in the line, on behalf of the waiting goroutines, for a claim.
+type acquisition struct {
 	mode     Mode
 	unwanted bool // cancelled because nobody waits for it any more
 
-	*search
-}
-
-// A search is the way of a seeker to its claim, of which the machine knows nothing.
-type search struct {
+	// These are not the machine's: see begin.
 	ahead  line.Ahead
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -115,12 +111,12 @@ type question struct {
 // An action is what is to be done about an event. Which of the fields are set
 // depends on the verb.
 type action struct {
-	verb     verb
-	share    *share
-	use      *use
-	waiter   *waiter
-	seeker   *seeker
-	question *question
+	verb        verb
+	share       *share
+	use         *use
+	waiter      *waiter
+	acquisition *acquisition
+	question    *question
 }
 
 type verb int
@@ -128,8 +124,8 @@ type verb int
 const (
 	admit    verb = iota // make the grant of a use and, if it is of a waiter, wake that
 	refuse               // wake a waiter, who has an error
-	seek                 // send a seeker to the line
-	cancel               // call a seeker back
+	seek                 // send an acquisition to the line
+	cancel               // call an acquisition back
 	join                 // a share is for several now
 	ask                  // ask whether somebody waits behind a share: see answered
 	askAhead             // the same for a question: see resume
@@ -197,15 +193,15 @@ func (m *machine) enter(t *share, pin bool) *use {
 	return m.admit(t, nil, pin)
 }
 
-// found tells that the seeker has got t, a new share, and gives it to those it was
+// found tells that the acquisition has got t, a new share, and gives it to those it was
 // sought for: the first of the queue, and those right behind who can share it. If t
-// is not usable the seeker has to go on; if it is, but was not taken, all who waited
+// is not usable the acquisition has to go on; if it is, but was not taken, all who waited
 // for it have left.
 func (m *machine) found(t *share) (usable, taken bool) {
 	if !m.usable(t) {
 		return false, false
 	}
-	m.seeking = nil
+	m.acquiring = nil
 	if !m.first(t.mode) {
 		m.advance()
 		return true, false
@@ -219,11 +215,11 @@ func (m *machine) found(t *share) (usable, taken bool) {
 	return true, true
 }
 
-// failed tells that the seeker has got nothing. What retrying cannot cure, it
+// failed tells that the acquisition has got nothing. What retrying cannot cure, it
 // cannot cure for any of those who wait.
 func (m *machine) failed(err error) {
-	s := m.seeking
-	m.seeking = nil
+	s := m.acquiring
+	m.acquiring = nil
 	if !s.unwanted {
 		for i, w := range m.waiting {
 			w.err, w.sought, w.before = err, s, i
@@ -523,15 +519,15 @@ func (m *machine) advance() {
 		m.pass(m.held[len(m.held)-1])
 	}
 	asking := m.joinAll()
-	if s := m.seeking; s != nil && !m.first(s.mode) {
+	if s := m.acquiring; s != nil && !m.first(s.mode) {
 		// It tells when it has gone, and nobody joins it meanwhile.
 		s.unwanted = true
-		m.emit(action{verb: cancel, seeker: s})
+		m.emit(action{verb: cancel, acquisition: s})
 		return
 	}
-	if m.seeking == nil && !asking && len(m.waiting) > 0 && !m.occupied(Shared) {
-		m.seeking = &seeker{mode: m.waiting[0].mode} // Step 3.
-		m.emit(action{verb: seek, seeker: m.seeking})
+	if m.acquiring == nil && !asking && len(m.waiting) > 0 && !m.occupied(Shared) {
+		m.acquiring = &acquisition{mode: m.waiting[0].mode} // Step 3.
+		m.emit(action{verb: seek, acquisition: m.acquiring})
 	}
 }
 

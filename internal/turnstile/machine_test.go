@@ -85,7 +85,7 @@ func (s *script) do(event string) string {
 		}
 	case "found":
 		s.claim = &fakeClaim{watched: m.retains}
-		usable, taken := m.found(&share{claim: s.claim, mode: m.seeking.mode})
+		usable, taken := m.found(&share{claim: s.claim, mode: m.acquiring.mode})
 		if !usable {
 			say = "unusable"
 		} else if !taken {
@@ -364,7 +364,7 @@ func TestMachineSaysWhatIsToBeDone(t *testing.T) {
 			goes E1 -> cancel, left=true
 			found -> give back
 			comes E2 -> seek`,
-		"nobody joins a seeker that was called back": `
+		"nobody joins an acquisition that was called back": `
 			comes E1 -> seek
 			goes E1 -> cancel, left=true
 			comes S2 -> cancel
@@ -467,19 +467,19 @@ func TestOthersAreAskedAfterAsLateAsAnswersAllow(t *testing.T) {
 // A hall is the model: who is inside, who waits, and nothing of how it came to be.
 // It knows what must never be, and what must be before everybody rests.
 type hall struct {
-	t        *testing.T
-	m        machine
-	rnd      *rand.Rand
-	waiting  []*waiter
-	inside   map[*use]bool
-	shares   map[*share]*standing
-	seeker   *seeker
-	asked    []*share      // answers that are under way
-	leaving  map[*use]bool // who waits for the answer of a question
-	refused  bool          // the seeker has just failed
-	open     []*share      // whose transactions may be applied yet
-	admitted int
-	order    map[*use]int // in which they were admitted, so that a seed tells all
+	t           *testing.T
+	m           machine
+	rnd         *rand.Rand
+	waiting     []*waiter
+	inside      map[*use]bool
+	shares      map[*share]*standing
+	acquisition *acquisition
+	asked       []*share      // answers that are under way
+	leaving     map[*use]bool // who waits for the answer of a question
+	refused     bool          // the acquisition has just failed
+	open        []*share      // whose transactions may be applied yet
+	admitted    int
+	order       map[*use]int // in which they were admitted, so that a seed tells all
 }
 
 // A standing is a share as the model knows it.
@@ -558,12 +558,12 @@ func (h *hall) perform() {
 			}
 			h.waiting = h.waiting[1:]
 		case seek:
-			if h.seeker != nil || len(h.waiting) == 0 || h.waiting[0].mode != a.seeker.mode {
+			if h.acquisition != nil || len(h.waiting) == 0 || h.waiting[0].mode != a.acquisition.mode {
 				h.fail("sought for nobody")
 			}
-			h.seeker = a.seeker
+			h.acquisition = a.acquisition
 		case cancel:
-			if h.seeker != a.seeker || len(h.waiting) > 0 && h.waiting[0].mode == a.seeker.mode && !a.seeker.unwanted {
+			if h.acquisition != a.acquisition || len(h.waiting) > 0 && h.waiting[0].mode == a.acquisition.mode && !a.acquisition.unwanted {
 				h.fail("called back what is wanted")
 			}
 		case ask:
@@ -593,7 +593,7 @@ func (h *hall) perform() {
 
 // rest complains if somebody waits, and nothing that happens next can let it in.
 func (h *hall) rest() {
-	if len(h.waiting) == 0 || h.seeker != nil || len(h.asked) > 0 {
+	if len(h.waiting) == 0 || h.acquisition != nil || len(h.asked) > 0 {
 		return
 	}
 	for x, s := range h.shares {
@@ -628,8 +628,8 @@ func (h *hall) event(leaveOnly bool) {
 		if u, ok := some(h.rnd, h.inside, byOrder); ok {
 			h.leave(u)
 		}
-	case 1: // the seeker comes back
-		if h.seeker != nil {
+	case 1: // the acquisition comes back
+		if h.acquisition != nil {
 			h.comeBack()
 		}
 	case 2: // somebody is answered whether others wait
@@ -740,22 +740,22 @@ func (h *hall) leave(u *use) {
 }
 
 func (h *hall) comeBack() {
-	s := h.seeker
+	s := h.acquisition
 	if s.unwanted && h.rnd.IntN(2) == 0 || h.rnd.IntN(20) == 0 {
-		h.seeker, h.refused = nil, !s.unwanted
+		h.acquisition, h.refused = nil, !s.unwanted
 		h.m.failed(errors.New("failed"))
 		return
 	}
 	t := h.newShare(s.mode)
-	was := h.m.seeking
+	was := h.m.acquiring
 	usable, taken := h.m.found(t)
 	switch {
 	case !usable:
-		if h.m.seeking != was {
-			h.fail("the seeker has gone without anything")
+		if h.m.acquiring != was {
+			h.fail("the acquisition has gone without anything")
 		}
 	case taken, !taken:
-		h.seeker = nil
+		h.acquisition = nil
 	}
 }
 
@@ -773,13 +773,13 @@ func TestMachineKeepsItsRulesWhateverHappens(t *testing.T) {
 		for range 60 {
 			h.event(false)
 		}
-		for i := 0; len(h.inside)+len(h.waiting)+len(h.shares)+len(h.leaving) > 0 || h.seeker != nil; i++ {
+		for i := 0; len(h.inside)+len(h.waiting)+len(h.shares)+len(h.leaving) > 0 || h.acquisition != nil; i++ {
 			if i == 10000 {
-				t.Fatalf("seed %d: %d wait, %d are inside, seeker %v", seed, len(h.waiting), len(h.inside), h.seeker)
+				t.Fatalf("seed %d: %d wait, %d are inside, acquisition %v", seed, len(h.waiting), len(h.inside), h.acquisition)
 			}
 			h.event(true)
 		}
-		if m := &h.m; len(m.held) > 0 || len(m.waiting) > 0 || m.seeking != nil {
+		if m := &h.m; len(m.held) > 0 || len(m.waiting) > 0 || m.acquiring != nil {
 			t.Fatalf("seed %d: the machine still has %d shares, %d waiters", seed, len(m.held), len(m.waiting))
 		}
 		admitted += h.admitted

@@ -101,7 +101,7 @@ func WhileHeld(ctx context.Context, holds []Hold) (held context.Context, end fun
 // other.
 //
 // The first that it acquires of those that nobody here has, or waits for, takes those
-// that follow along: their seekers enter their lines in one transaction, and all lines
+// that follow along: their acquisitions enter their lines in one transaction, and all lines
 // are listed right behind it. As far as nobody is ahead, from the first place on, they
 // are granted. The first of which that is not so stays in its line, and the others
 // leave theirs before anything is waited for. From there on each is acquired when the one
@@ -152,7 +152,7 @@ func (p *party) end(ctx context.Context) {
 	}
 	limit := time.Now().Add(session.Grace)
 	for _, t := range p.home {
-		session.AwaitFor(t.seeker.done, time.Until(limit))
+		session.AwaitFor(t.acquisition.done, time.Until(limit))
 	}
 	left.Wait()
 }
@@ -160,12 +160,12 @@ func (p *party) end(ctx context.Context) {
 // A ticket is one place of a party on its way.
 type ticket struct {
 	*Turnstile
-	waiter  *waiter
-	seeker  *seeker
-	arrival *line.Arrival // nil if it has not entered
+	waiter      *waiter
+	acquisition *acquisition
+	arrival     *line.Arrival // nil if it has not entered
 }
 
-// enter has the seekers of p enter their lines, from place i on.
+// enter has the acquisitions of p enter their lines, from place i on.
 func (p *party) enter(ctx context.Context, i int) {
 	var ts []*ticket
 	for _, place := range p.places[i:] {
@@ -224,7 +224,7 @@ func arrive(ctx context.Context, ts []*ticket) {
 	}
 	es := make([]line.Entering, len(ts))
 	for i, t := range ts {
-		es[i] = line.Entering{Line: &t.Line, Base: t.Entries.Of(t.seeker.mode).Base}
+		es[i] = line.Entering{Line: &t.Line, Base: t.Entries.Of(t.acquisition.mode).Base}
 	}
 	arrivals, err := line.EnterTogether(ctx, inc, es, []byte(m.Config.Owner))
 	if err != nil {
@@ -241,31 +241,31 @@ func arrive(ctx context.Context, ts []*ticket) {
 func (p Place) ticket() *ticket {
 	t := &ticket{Turnstile: p.Of, waiter: &waiter{mode: p.Mode, over: make(chan struct{})}}
 	p.Of.step(func(m *machine) {
-		if t.seeker = m.lead(t.waiter); t.seeker != nil {
-			t.seeker.search = newSearch()
+		if t.acquisition = m.lead(t.waiter); t.acquisition != nil {
+			t.acquisition.begin()
 		}
 	})
-	if t.seeker == nil {
+	if t.acquisition == nil {
 		return nil
 	}
 	return t
 }
 
-// lead queues w, and returns the seeker who is to be sent to the line for it. It does
+// lead queues w, and returns the acquisition who is to be sent to the line for it. It does
 // nothing, and returns nil, if somebody is there already; or where nobody queues, as
 // everyone has a place of his own in the line.
-func (m *machine) lead(w *waiter) *seeker {
-	if m.handoffs == 0 || m.kept != nil || m.seeking != nil || len(m.held)+len(m.waiting) > 0 {
+func (m *machine) lead(w *waiter) *acquisition {
+	if m.handoffs == 0 || m.kept != nil || m.acquiring != nil || len(m.held)+len(m.waiting) > 0 {
 		return nil
 	}
 	m.arrive(w)
 	m.out = slices.DeleteFunc(m.out, func(a action) bool { return a.verb == seek }) // it is the caller who sends
-	return m.seeking
+	return m.acquiring
 }
 
 // free reports whether t has entered its line and nobody stood in its way there.
 func (t *ticket) free(ctx context.Context) bool {
-	return t.arrival != nil && t.arrival.Free(ctx, t.Entries.Of(t.seeker.mode).Rule)
+	return t.arrival != nil && t.arrival.Free(ctx, t.Entries.Of(t.acquisition.mode).Rule)
 }
 
 // settle takes the turn of t, which is free, and reports whether that could be done.
@@ -274,14 +274,14 @@ func (t *ticket) settle(ctx context.Context) bool {
 		return false
 	}
 	c := t.arrival.Claim
-	if !t.find(&share{claim: c, mode: t.seeker.mode}) {
+	if !t.find(&share{claim: c, mode: t.acquisition.mode}) {
 		c.Stake.Drop()
 		return false
 	}
-	t.seeker.cancel()
-	close(t.seeker.done)
+	t.acquisition.cancel()
+	close(t.acquisition.done)
 	return true
 }
 
-// goOn has the seeker of t wait in its line, or enter it, like any other.
-func (t *ticket) goOn() { t.Manager.Spawn(func() { t.send(t.seeker, t.arrival) }) }
+// goOn has the acquisition of t wait in its line, or enter it, like any other.
+func (t *ticket) goOn() { t.Manager.Spawn(func() { t.send(t.acquisition, t.arrival) }) }

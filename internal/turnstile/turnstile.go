@@ -140,10 +140,10 @@ func (q *Turnstile) perform(a action) {
 	case refuse:
 		close(a.waiter.over)
 	case seek:
-		a.seeker.search = newSearch()
-		q.Manager.Spawn(func() { q.send(a.seeker, nil) })
+		a.acquisition.begin()
+		q.Manager.Spawn(func() { q.send(a.acquisition, nil) })
 	case cancel:
-		a.seeker.cancel()
+		a.acquisition.cancel()
 	case join:
 		q.read(a.share)
 	case ask:
@@ -333,7 +333,7 @@ func (q *Turnstile) await(ctx context.Context, w *waiter) (g *line.Grant, behind
 	select {
 	case <-w.over:
 		if w.err != nil {
-			// The Session may be closed: that reaches the seeker and us at once, and
+			// The Session may be closed: that reaches the acquisition and us at once, and
 			// whichever is first, we have waited behind the same.
 			return nil, q.behind(w), w.err
 		}
@@ -349,13 +349,13 @@ func (q *Turnstile) await(ctx context.Context, w *waiter) (g *line.Grant, behind
 	}
 }
 
-// behind returns whom w waits for: in the line those ahead of the seeker, if there
+// behind returns whom w waits for: in the line those ahead of the acquisition, if there
 // is one, and then the goroutines of this process that came before.
 func (q *Turnstile) behind(w *waiter) Behind {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	m := &q.machine
-	s, before := m.seeking, max(slices.Index(m.waiting, w), 0)
+	s, before := m.acquiring, max(slices.Index(m.waiting, w), 0)
 	if w.sought != nil { // it has failed, by now or while we came here
 		s, before = w.sought, w.before
 	}
@@ -379,8 +379,8 @@ func (q *Turnstile) behindOf(head line.Head, place int) Behind {
 	return Behind{Head: head, Mode: mode, Place: place}
 }
 
-// send is the goroutine of a seeker, who begins as a if that has entered already.
-func (q *Turnstile) send(s *seeker, a *line.Arrival) {
+// send is the goroutine of an acquisition, who begins as a if that has entered already.
+func (q *Turnstile) send(s *acquisition, a *line.Arrival) {
 	defer close(s.done)
 	defer s.cancel()
 	if err := q.seek(s.ctx, s.mode, &s.ahead, a, q.find); err != nil {
@@ -388,12 +388,13 @@ func (q *Turnstile) send(s *seeker, a *line.Arrival) {
 	}
 }
 
-func newSearch() *search {
-	ctx, cancel := context.WithCancel(context.Background())
-	return &search{ctx: ctx, cancel: cancel, done: make(chan struct{})}
+// begin makes what is needed to wait, and to be called back.
+func (s *acquisition) begin() {
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.done = make(chan struct{})
 }
 
-// find is told that the seeker has got t, and reports whether that can be used.
+// find is told that the acquisition has got t, and reports whether that can be used.
 func (q *Turnstile) find(t *share) (usable bool) {
 	var taken bool
 	q.step(func(m *machine) { usable, taken = m.found(t) })
@@ -470,9 +471,9 @@ func (q *Turnstile) untilFreed() <-chan struct{} {
 // abandon takes w out of the queue because its ctx has ended.
 func (q *Turnstile) abandon(ctx context.Context, w *waiter) error {
 	var left, last bool
-	var s *seeker
+	var s *acquisition
 	q.step(func(m *machine) {
-		left, s = m.withdraw(w), m.seeking
+		left, s = m.withdraw(w), m.acquiring
 		last = s != nil && s.unwanted
 	})
 	if !left {
@@ -507,7 +508,7 @@ func (q *Turnstile) Try(ctx context.Context, mode Mode) (*line.Grant, error) {
 	if c == nil {
 		return nil, err
 	}
-	// Another goroutine's seeker may be in the line, but behind us.
+	// Another goroutine's acquisition may be in the line, but behind us.
 	q.step(func(m *machine) { u = m.enter(&share{claim: c, mode: mode}, false) })
 	if u == nil {
 		// Another goroutine has got, and lost, it in the meantime, and does
@@ -699,7 +700,7 @@ func (q *Turnstile) Standing(modes ...Mode) (lost <-chan struct{}, why func() er
 func (q *Turnstile) Wanted() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return len(q.machine.held) > 0 || len(q.machine.waiting) > 0 || q.machine.seeking != nil || q.machine.kept != nil
+	return len(q.machine.held) > 0 || len(q.machine.waiting) > 0 || q.machine.acquiring != nil || q.machine.kept != nil
 }
 
 // Current returns what this process holds: exclusively, or else shared.
