@@ -277,8 +277,13 @@ type Delivery[T any] struct {
 // instead. Each delivery then waits for one more round trip, which it shares with
 // others: the attempt is written down first.
 func (q *Queue[T]) Deliveries(ctx context.Context) <-chan Delivery[T] {
+	return q.deliveries(ctx, nil)
+}
+
+// deliveries is Deliveries for those who say by ready that they wait, unless it is nil.
+func (q *Queue[T]) deliveries(ctx context.Context, ready <-chan struct{}) <-chan Delivery[T] {
 	ch := make(chan Delivery[T])
-	q.consume(ctx, queue.Joining{Hand: true}, func() { close(ch) }, func(c queue.Consumer, claim queue.Claim) {
+	q.consume(ctx, queue.Joining{Hand: true, Ready: ready}, func() { close(ch) }, func(c queue.Consumer, claim queue.Claim) {
 		if offer(c, claim, ch, q.delivery(claim)) {
 			claim.Handed()
 			q.received(ctx)
@@ -320,14 +325,18 @@ func (q *Queue[T]) All(ctx context.Context) iter.Seq2[Delivery[T], error] {
 		defer q.q.Listen(faults, false)
 		inner, cancel := context.WithCancel(ctx)
 		defer cancel()
-		ch := make(chan yielded[T])
-		q.consume(inner, queue.Joining{Hand: true, Odd: true}, func() { close(ch) }, func(c queue.Consumer, claim queue.Claim) {
+		ch, ready := make(chan yielded[T]), make(chan struct{}, 1)
+		q.consume(inner, queue.Joining{Hand: true, Odd: true, Ready: ready}, func() { close(ch) }, func(c queue.Consumer, claim queue.Claim) {
 			if offer(c, claim, ch, yielded[T]{q.delivery(claim), opError("all", q.path, claim.Element().Fault)}) {
 				claim.Handed()
 				q.received(ctx)
 			}
 		})
 		for {
+			select {
+			case ready <- struct{}{}:
+			default: // an error was yielded meanwhile
+			}
 			select {
 			case y, ok := <-ch:
 				if !ok {

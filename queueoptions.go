@@ -98,6 +98,10 @@ func WithMaxLen(n int) QueueOption {
 // WithMaxAttempts sends an element to the dead letters that has been delivered
 // n times and was returned, or lost with its consumer, each time. It is for
 // the consumers. It needs [LayoutZsync]: others have no place for the count.
+//
+// An attempt is written down before the element is offered. So a process that is killed
+// has also tried what the channel of [Queue.Deliveries] offered at that moment; with
+// [Queue.Work], [Queue.All] and [Queue.Receive] that is only what was handed out.
 func WithMaxAttempts(n int) QueueOption {
 	return positive("WithMaxAttempts", n, func(c *queueConfig) { c.maxAttempts = n })
 }

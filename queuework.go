@@ -67,11 +67,20 @@ func (q *Queue[T]) Work(ctx context.Context, n int, f func(ctx context.Context, 
 	case cfg.err != nil:
 		return opError("work", q.path, cfg.err)
 	}
-	ch := q.Deliveries(ctx)
+	ready := make(chan struct{}, n) // has room for all of them
+	ch := q.deliveries(ctx, ready)
 	var workers sync.WaitGroup
 	for range n {
 		workers.Go(func() {
-			for d := range ch {
+			for {
+				select {
+				case ready <- struct{}{}:
+				default: // nobody asks
+				}
+				d, more := <-ch
+				if !more {
+					return
+				}
 				q.work(ctx, d, f, cfg)
 			}
 		})

@@ -20,6 +20,7 @@ type consumer struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	stay   func() // lets Session.Close go on
+	ready  bool   // somebody waits for an element, and has none yet
 }
 
 func (q *core) Join(ctx context.Context, o Joining) Consumer {
@@ -53,6 +54,13 @@ func (c *consumer) Next() (Claim, error) {
 	if c.p == nil {
 		return nil, session.CtxErr(c.ctx)
 	}
+	if c.Ready != nil && c.q.cfg.MaxAttempts > 0 && !c.ready {
+		select {
+		case <-c.Ready:
+			c.ready = true
+		case <-c.ctx.Done():
+		}
+	}
 	for {
 		it, err := c.p.next(c.ctx, 1, false)
 		if err != nil {
@@ -60,6 +68,7 @@ func (c *consumer) Next() (Claim, error) {
 		}
 		it.pump = c.p
 		if offer, back := c.q.present(c.ctx, it, c.Joining); offer {
+			it.to = c
 			return it, nil
 		} else if back {
 			it.PutBack()
@@ -90,7 +99,7 @@ func (q *core) present(ctx context.Context, it *item, o Joining) (offer, back bo
 		return true, false
 	}
 	select {
-	case <-it.ledger.noting(it): // a consumer that dies of the element must be found to have tried
+	case <-it.ledger.noting(it, it.pump.notes()): // a consumer that dies of the element must be found to have tried
 		if it.ledger.noted() {
 			return true, false
 		}
@@ -147,6 +156,9 @@ func (it *item) Taken() {
 }
 
 func (it *item) Handed() {
+	if it.to != nil {
+		it.to.ready = false
+	}
 	it.ledger.handed(it)
 	it.pump.done()
 }
@@ -276,7 +288,7 @@ func (q *core) Receive(ctx context.Context, n int) (claims []Claim, err error) {
 			return nil, err
 		}
 		for ; it != nil; it = p.poll() {
-			it.pump = p
+			it.pump, it.to = p, nil
 			offer, back := q.present(inner, it, Joining{Hand: true})
 			if back {
 				it.PutBack()

@@ -145,6 +145,11 @@ type Joining struct {
 	// later. Otherwise it is removed when it was taken.
 	Hand bool
 
+	// Ready, unless it is nil, tells by a token for each element that somebody waits for
+	// it. Where attempts are limited nothing is offered before, nor noted: it would count
+	// as tried if the process is killed while it works on another.
+	Ready <-chan struct{}
+
 	// Odd means that the consumer wants misfits offered too, with their Fault.
 	Odd bool
 }

@@ -97,6 +97,7 @@ type item struct {
 	out     bool            // it is with a consumer, taken or not; guarded by ledger.mu
 	note    <-chan struct{} // closed when that is written down, where attempts are limited; guarded by ledger.mu
 	noted   bool            // that it is in hand is written down, or will be; guarded by ledger.mu
+	to      *consumer       // to whom it is being offered, if by a channel; belongs to its goroutine
 	told    bool            // the trace tells that its claim is lost; guarded by ledger.mu
 	final   *entry          // what becomes of it; guarded by ledger.mu
 
@@ -449,17 +450,18 @@ func (l *ledger) take(it *item) bool {
 // noteAfter is how long an item is in hand before that is written down.
 const noteAfter = 20 * time.Millisecond
 
-// noting is told that an item is about to be offered. If attempts are limited noted is
+// noting is told that an item is about to be offered, and how many may be noted at once.
+// If attempts are limited noted is
 // closed when it is written down that it is in hand, so that the attempt counts if the
 // process dies.
-func (l *ledger) noting(it *item) (noted <-chan struct{}) {
+func (l *ledger) noting(it *item, most int) (noted <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if it.final != nil || l.q.foreign != nil || l.q.cfg.MaxAttempts == 0 {
 		return session.ClosedChan
 	}
 	if !it.noted {
-		l.noteAheadLocked(it)
+		l.noteAheadLocked(it, most)
 	}
 	return it.note
 }
@@ -500,7 +502,7 @@ func (l *ledger) handed(it *item) {
 	}
 }
 
-// noteAhead is how many are noted at once where attempts are limited.
+// noteAhead is how many are noted at once where attempts are limited, at most.
 const noteAhead = 128
 
 // noteAheadLocked writes down that an item is in hand, and with it others of its
@@ -508,7 +510,7 @@ const noteAhead = 128
 // for each. If the process dies those others are taken for tried too, though they
 // were not, but never twice: what was tried before is noted by itself. So is
 // everything where one attempt is all there is.
-func (l *ledger) noteAheadLocked(it *item) {
+func (l *ledger) noteAheadLocked(it *item, most int) {
 	e := l.enterNoteLocked(it)
 	it.noted, it.note = true, e.done
 	if it.attempts() > 0 || l.q.cfg.MaxAttempts == 1 {
@@ -516,7 +518,7 @@ func (l *ledger) noteAheadLocked(it *item) {
 	}
 	n := 1
 	for _, other := range it.batch.items {
-		if n == noteAhead {
+		if n >= most {
 			return
 		}
 		if other.final == nil && !other.noted && other.attempts() == 0 {

@@ -44,6 +44,7 @@ type pump struct {
 	starved   bool          // a consumer has waited since the last claim
 	size      int           // of an element of the last claim, in bytes; 0 before the first
 	pace      pace
+	noted     int  // how many may be noted at once, if that is not too many
 	shedding  bool // shed is about to be called
 
 	// What follows belongs to the goroutine that claims.
@@ -612,6 +613,17 @@ func (p *pump) await(inc *session.Incarnation) error {
 // slowedLocked returns how many elements may be claimed ahead of consumers that
 // are slow: what they take in a second.
 func (p *pump) slowedLocked() int { return p.pace.perSecond(time.Now(), p.waiting == 0) }
+
+// notes returns how many items may be noted at once, where attempts are limited: those
+// that consumers take until the next would be noted were attempts not limited, because
+// what is noted counts as tried if the process dies. At first that is not known.
+func (p *pump) notes() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := max(min(p.noted, p.slowedLocked()/int(time.Second/noteAfter)), 1)
+	p.noted = min(max(2*p.noted, 1), noteAhead)
+	return n
+}
 
 // shedEvery is how often a pump looks whether its consumers have become slow.
 const shedEvery = time.Second
