@@ -72,6 +72,7 @@ type server struct {
 	account string   // who runs it, as root may not
 	finds   []string // where its programs are besides PATH
 	program string   // runs it
+	uses    []string // other programs, without which it cannot be installed
 	install func(bin func(name string) string, dir string) []string
 	run     func(dir string) []string
 
@@ -88,6 +89,7 @@ var postgres = &server{
 	dsn:     "host=%s dbname=%s user=fence sslmode=disable",
 	finds:   []string{"/usr/lib/postgresql/*/bin"},
 	program: "postgres",
+	uses:    []string{"initdb"},
 	install: func(bin func(string) string, dir string) []string {
 		return []string{bin("initdb"), "-D", dir + "/data", "-U", "fence", "-A", "trust", "-N", "--locale=C"}
 	},
@@ -99,6 +101,7 @@ var mariadb = &server{
 	dsn:     "root@unix(%s/socket)/%s",
 	finds:   []string{"/usr/sbin"},
 	program: "mariadbd",
+	uses:    []string{"mariadb-install-db", "my_print_defaults"}, // the second is of another package
 	install: func(bin func(string) string, dir string) []string {
 		return []string{bin("mariadb-install-db"), "--no-defaults", "--datadir=" + dir + "/data", "--auth-root-authentication-method=normal", "--skip-test-db"}
 	},
@@ -111,11 +114,12 @@ var mariadb = &server{
 // is not installed.
 func (s *server) empty(t *testing.T) database {
 	t.Helper()
-	program := s.find(s.program)
-	if program == "" {
-		need.Missing(t, s.program, "it is not installed")
+	for _, name := range append([]string{s.program}, s.uses...) {
+		if s.find(name) == "" {
+			need.Missing(t, name, "it is not installed")
+		}
 	}
-	s.once.Do(func() { s.err = s.start(program) })
+	s.once.Do(func() { s.err = s.start(s.find(s.program)) })
 	if s.err != nil {
 		t.Fatal(s.err)
 	}
