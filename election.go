@@ -156,7 +156,7 @@ type Election struct {
 
 	mu     sync.Mutex
 	term   *term    // of this candidate, if it campaigns or leads; guarded by mu
-	owed   int      // terms that are over though nobody has resigned them: that Resign may come yet; guarded by mu
+	owed   bool     // a term is over though nobody has resigned it: that Resign may come yet; guarded by mu
 	wishes []string // names of those that it should lead, read when its turn came; guarded by mu
 }
 
@@ -260,7 +260,7 @@ func (e *Election) stand(ctx context.Context, start time.Time) (*term, error) {
 				// nobody owes us a Resign. But it may still come: see resign.
 				e.endLocked(ErrLost)
 				if last.left == nil { // else Run does, when its function has returned
-					e.owed++
+					e.owed = true
 					last.grant.Abandon()
 				}
 			}
@@ -337,21 +337,16 @@ func (e *Election) endLocked(why error) {
 // ends, and nobody else can lead before its function has returned, or the session
 // has ended.
 //
-// Where an earlier leadership was lost, and Campaign was called again without a
-// Resign in between, nobody can tell whose Resign this is. It ends the present
-// leadership and closes its Lost too, until a Resign has come that finds none.
+// Once a leadership was lost, and Campaign was called again without a Resign in
+// between, nobody can tell whose Resign one is. It ends the present leadership and
+// closes its Lost too.
 //
 // Resign cannot fail to give up. It returns within half a second, and at once if
 // the connection is down: what is not done by then the Session goes on with.
 func (e *Election) Resign() error {
 	t, err := e.current()
-	switch {
-	case err == nil:
+	if err == nil {
 		err = e.resign(context.Background(), t)
-	case err == ErrNotLocked:
-		e.mu.Lock()
-		e.owed = max(0, e.owed-1) // it was of a term that is over
-		e.mu.Unlock()
 	}
 	return opError("resign", e.path, err)
 }
@@ -365,10 +360,10 @@ func (e *Election) resign(ctx context.Context, t *term) error {
 	}
 	e.endLocked(ErrNotLocked)
 	left := t.left
-	if e.owed > 0 {
+	if e.owed {
 		// This may be the late Resign of a term that is over. Whoever leads now must then
-		// hear that he does no more; and his own Resign may come as late, so as many are
-		// owed as before.
+		// hear that he does no more; and his own Resign may come as late. Nor is one that
+		// finds no term the one that is owed: many resign twice, to be sure.
 		t.grant.Revoke()
 	}
 	e.mu.Unlock()
@@ -477,7 +472,7 @@ func (e *Election) leave(ctx context.Context, t *term) error {
 	resigned, run := e.term != t, t.left != nil
 	if !resigned {
 		e.endLocked(ErrNotLocked)
-		if e.owed > 0 {
+		if e.owed {
 			t.grant.Revoke() // as in resign
 		}
 	}

@@ -361,6 +361,45 @@ func TestLockAllMakesAgainWhatWasDeletedBeforeItWasListed(t *testing.T) {
 
 // A goroutine that queues for a lock which LockAll turns out not to need yet has it at
 // once, with the znode that is there.
+// A goroutine that tries a lock is not in the queue that LockAll looks at. What it gets,
+// and gives up, is handed on to LockAll, which by then may have found the first lock held,
+// and want the second no more.
+func TestLockAllKeepsNothingThatWasHandedOnToItWhileItEnteredTheLines(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := open(t, srv), open(t, srv)
+		tried := 0
+		for k := range 10 {
+			a, b := fmt.Sprintf("/a%d", k), fmt.Sprintf("/b%d", k)
+			ma, mb := zsync.NewMutex(s, a), zsync.NewMutex(s, b)
+			first, theirs := zsync.NewMutex(other, a), zsync.NewMutex(other, b)
+			for _, m := range []*zsync.Mutex{mb, first} {
+				must(t, m.Lock(t.Context()))
+			}
+			must(t, mb.Unlock())
+			srv.SetLatency(50 * time.Millisecond)
+			try := async(func() error {
+				ok, err := mb.TryLock(t.Context())
+				if ok {
+					tried++
+					err = mb.Unlock()
+				}
+				return err
+			})
+			time.Sleep(time.Duration(25*k+1) * time.Millisecond)
+			_, err := zsync.LockAll(within(t, 2*time.Second), ma, mb)
+			wantErr(t, err, context.DeadlineExceeded)
+			must(t, <-try)
+			must(t, theirs.Lock(within(t, time.Minute)))
+			must(t, theirs.Unlock())
+			srv.SetLatency(0)
+			must(t, first.Unlock())
+		}
+		if tried == 0 {
+			t.Error("nobody has got the second lock before")
+		}
+	})
+}
+
 func TestWhatLockAllLeavesGoesToAGoroutineThatHasQueuedBehindIt(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, other := open(t, srv), open(t, srv)

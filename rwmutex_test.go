@@ -947,6 +947,28 @@ func TestDowngradeEndsWithItsContextThoughTheTidyingIsSlow(t *testing.T) {
 	})
 }
 
+// The reader inside Do may be of another value of the path, which knows nothing of the
+// writer.
+func TestNobodyElseReadsByWhatStandsBesideAWriter(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		rw := zsync.NewRWMutex(s, "/rw")
+		for _, beside := range []*zsync.RWMutex{rw, zsync.NewRWMutex(s, "/rw")} {
+			must(t, rw.Do(t.Context(), func(ctx context.Context) error {
+				must(t, beside.RLock(ctx))
+				wantErr(t, beside.RLock(within(t, time.Second)), context.DeadlineExceeded)
+				if ok, err := beside.TryRLock(t.Context()); ok || err != nil {
+					t.Errorf("TryRLock beside a writer = %v, %v", ok, err)
+				}
+				return nil
+			}))
+			must(t, beside.RLock(within(t, time.Second)))
+			must(t, beside.RUnlock())
+			must(t, beside.RUnlock())
+		}
+	})
+}
+
 func TestWriterWaitsForTheReaderThatCameBesideAReader(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		ra, rb := zsync.NewRWMutex(open(t, srv), "/m"), zsync.NewRWMutex(open(t, srv), "/m")

@@ -680,9 +680,9 @@ func (c *Claim) release() error {
 func (c *Claim) finish() error {
 	lost := c.Err()
 	defer c.Stake.Drop()
-	heldThrough(c.Incarnation).remove(c)
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	defer heldThrough(c.Incarnation).remove(c) // when it is over: until then a Close waits for it
 	c.uncountLocked()
 	if lost == nil {
 		lost = c.why // found out at this same instant

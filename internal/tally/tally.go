@@ -451,7 +451,8 @@ func (t *Tally) writeOwn(ctx context.Context, inc *session.Incarnation, next int
 
 // look finds out whether data was written to our own znode, where the receipt does not
 // tell, as somebody has deleted it or the servers do not show it. Nobody but us writes
-// the znode for more tasks. Where the znode is not shown either nobody can tell: then it
+// the znode for more tasks; that another process has ended as many of them, with the same
+// number left, at the instant at which our own reply was lost, cannot be told. Where the znode is not shown either nobody can tell: then it
 // is err, and what was made is deleted.
 func (t *Tally) look(ctx context.Context, inc *session.Incarnation, own openTasks, data []byte, err error) (written bool, _ error) {
 	var found []byte

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/zsync/zsync/internal/line"
@@ -121,13 +122,15 @@ type party struct {
 	waiters []*waiter // of places, as long as nobody has taken them over; nil if there is none
 	waits   bool      // one was in a line that was not free: no others are taken along any more
 	home    []*ticket // those that were taken along in vain
+
+	over atomic.Bool // LockAll has returned, or is about to: whoever has kept its context is alone
 }
 
 // waiter returns who waits for the place on behalf of p, or has it already; nil if
 // nobody does.
 func (p *party) waiter(ctx context.Context, place Place) *waiter {
 	i := slices.Index(p.places, place)
-	if i < 0 {
+	if i < 0 || p.over.Load() {
 		return nil
 	}
 	if i >= p.entered {
@@ -144,6 +147,7 @@ func (p *party) waiter(ctx context.Context, place Place) *waiter {
 // end is the end of p: what has been admitted and is not wanted is given up. Then nothing
 // is left in the lines, but where that takes long, or others have come to want it.
 func (p *party) end(ctx context.Context) {
+	p.over.Store(true)
 	var left sync.WaitGroup
 	for i, w := range p.waiters {
 		if w != nil {
@@ -207,7 +211,13 @@ func (p *party) enter(ctx context.Context, i int) {
 // keep its place in the line.
 func (p *party) sendHome(ts []*ticket) {
 	for _, t := range ts {
-		t.step(func(m *machine) { m.withdraw(t.waiter) })
+		var left bool
+		t.step(func(m *machine) { left = m.withdraw(t.waiter) })
+		if !left && t.waiter.err == nil {
+			// What somebody of this process had by then, TryLock for one, was handed on to
+			// it, though its acquisition has got nothing.
+			t.Manager.Spawn(func() { t.renounce(t.waiter) })
+		}
 		t.goOn()
 	}
 	p.home = append(p.home, ts...)

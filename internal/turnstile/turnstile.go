@@ -647,8 +647,11 @@ func (q *Turnstile) Downgrade(ctx context.Context) error {
 func (q *Turnstile) Beside(ctx context.Context, from *Turnstile, g *line.Grant) (*line.Grant, error) {
 	start := time.Now()
 	var u *use
+	alone := false
 	from.step(func(m *machine) {
 		if u = m.useOf(g); u != nil {
+			// q knows nothing of from: nobody joins there what stands beside a writer.
+			alone = from != q && u.share.mode == Exclusive
 			// Before its end is decided on: it cannot go to somebody else now.
 			u.share.beside = true
 		}
@@ -664,7 +667,7 @@ func (q *Turnstile) Beside(ctx context.Context, from *Turnstile, g *line.Grant) 
 		return nil, err
 	}
 	q.step(func(m *machine) {
-		t := &share{claim: c, mode: Shared}
+		t := &share{claim: c, mode: Shared, closed: alone}
 		m.hold(t)
 		u = m.admit(t, nil, false)
 	})
