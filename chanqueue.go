@@ -332,13 +332,17 @@ func (q *Queue[T]) All(ctx context.Context) iter.Seq2[Delivery[T], error] {
 				q.received(ctx)
 			}
 		})
-		for {
-			select {
-			case ready <- struct{}{}:
-			default: // an error was yielded meanwhile
+		for asked := false; ; {
+			if !asked { // no second time though an error was yielded meanwhile
+				select {
+				case ready <- struct{}{}:
+				default: // nobody asks, see Joining.Ready
+				}
+				asked = true
 			}
 			select {
 			case y, ok := <-ch:
+				asked = false
 				if !ok {
 					err := cmp.Or(session.CtxErr(ctx), q.s.m.Failure(), ErrClosed)
 					yield(Delivery[T]{}, opError("all", q.path, err))

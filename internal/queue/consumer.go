@@ -67,7 +67,7 @@ func (c *consumer) Next() (Claim, error) {
 			return nil, err
 		}
 		it.pump = c.p
-		if offer, back := c.q.present(c.ctx, it, c.Joining); offer {
+		if offer, back := c.q.present(c.ctx, it, c.Joining, c.p.notes()); offer {
 			it.to = c
 			return it, nil
 		} else if back {
@@ -80,7 +80,7 @@ func (c *consumer) Next() (Claim, error) {
 
 // present reports whether an item may be offered, after having set it aside if
 // it must not; back tells that it is to be offered again later.
-func (q *core) present(ctx context.Context, it *item, o Joining) (offer, back bool) {
+func (q *core) present(ctx context.Context, it *item, o Joining, most int) (offer, back bool) {
 	if !it.decoded && it.fault == nil {
 		it.fault = q.check(it)
 	}
@@ -99,8 +99,9 @@ func (q *core) present(ctx context.Context, it *item, o Joining) (offer, back bo
 		return true, false
 	}
 	select {
-	case <-it.ledger.noting(it, it.pump.notes()): // a consumer that dies of the element must be found to have tried
+	case <-it.ledger.noting(it, most): // a consumer that dies of the element must be found to have tried
 		if it.ledger.noted() {
+			it.pump.presented()
 			return true, false
 		}
 	case <-ctx.Done():
@@ -289,7 +290,7 @@ func (q *core) Receive(ctx context.Context, n int) (claims []Claim, err error) {
 		}
 		for ; it != nil; it = p.poll() {
 			it.pump, it.to = p, nil
-			offer, back := q.present(inner, it, Joining{Hand: true})
+			offer, back := q.present(inner, it, Joining{Hand: true}, min(n-len(claims), noteAhead))
 			if back {
 				it.PutBack()
 				break

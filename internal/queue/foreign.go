@@ -236,6 +236,7 @@ func (q *core) split(ctx context.Context, inc *session.Incarnation, it *item, al
 func (p *pump) serveForeign(inc *session.Incarnation, l *ledger) error {
 	q, ctx := p.q, p.ctx
 	var es []element
+	var since uint64                 // of the order, when es were listed
 	refused := make(map[string]bool) // names of those that can be neither taken nor buried
 	claimed := 0
 	for {
@@ -245,6 +246,12 @@ func (p *pump) serveForeign(inc *session.Incarnation, l *ledger) error {
 			return err
 		}
 		if len(es) == 0 {
+			var err error
+			if since, err = q.order.await(ctx, q.m, patienceForOrder); err == errNoRoom {
+				return nil
+			} else if err != nil {
+				return err
+			}
 			w := inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: q.dir})
 			names, _, err := inc.Children(ctx, q.dir)
 			if session.IsNoNode(err) {
@@ -273,12 +280,19 @@ func (p *pump) serveForeign(inc *session.Incarnation, l *ledger) error {
 		if n == 0 {
 			continue
 		}
+		p.setClaiming(true)
+		if since != q.order.now() { // what goes back may come before es
+			p.setClaiming(false)
+			es = nil
+			continue
+		}
 		items, split, err := q.seize(ctx, inc, l, es[:n], refused)
 		if es = es[n:]; split {
 			es = nil // list them anew
 		}
 		claimed += len(items)
 		full := p.fill(items, len(items), n == room)
+		p.setClaiming(false)
 		if err != nil {
 			return err
 		}

@@ -45,6 +45,7 @@ type ledger struct {
 	refused  []*entry       // what retry will post again
 	patience time.Duration  // after which it does; 0 if the last was allowed
 	soon     bool           // retry is called before patience is over
+	timer    *time.Timer    // that calls retry when it is
 	size     int            // of the journal's data
 	ended    bool           // nothing more is claimed, what is not out goes back
 	lost     bool           // the session has ended: what is in hand goes back
@@ -690,6 +691,12 @@ func (l *ledger) next() ([]*entry, *want) {
 	return nil, nil
 }
 
+func (l *ledger) offers() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.offersLocked()
+}
+
 // offersLocked reports whether an item is being offered, or claimed in another
 // library's layout.
 func (l *ledger) offersLocked() bool {
@@ -900,7 +907,10 @@ func (l *ledger) refuseLocked(e *entry, err error) {
 	}
 	if l.refused = append(l.refused, &next); len(l.refused) == 1 {
 		l.patience = min(max(2*l.patience, retryAfter), time.Minute)
-		time.AfterFunc(l.patience, l.retry)
+		if l.timer != nil {
+			l.timer.Stop() // what it was for is tried with this
+		}
+		l.timer = time.AfterFunc(l.patience, l.retry)
 	}
 	if next.back && !l.soon { // consumers wait for it
 		l.soon = true

@@ -47,7 +47,11 @@ func (o *order) end() {
 
 // await waits until nothing is about to be back. What is found from then on is
 // believed to be first as long as the number that it returns is the present one.
-func (o *order) await(ctx context.Context, m *session.Manager) (since uint64, err error) {
+func (o *order) await(ctx context.Context, m *session.Manager, limit time.Duration) (since uint64, err error) {
+	var expired <-chan time.Time
+	if limit > 0 {
+		expired = time.After(limit)
+	}
 	for {
 		o.mu.Lock()
 		backs, none, since := o.backs, o.none, o.since
@@ -57,6 +61,8 @@ func (o *order) await(ctx context.Context, m *session.Manager) (since uint64, er
 		}
 		select {
 		case <-none:
+		case <-expired:
+			return 0, errNoRoom
 		case <-ctx.Done():
 			return 0, session.CtxErr(ctx)
 		case <-m.Closing:

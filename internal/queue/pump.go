@@ -46,6 +46,7 @@ type pump struct {
 	pace      pace
 	noted     int  // how many may be noted at once, if that is not too many
 	shedding  bool // shed is about to be called
+	claiming  bool // a claim is under way: what it brings comes behind ready
 
 	// What follows belongs to the goroutine that claims.
 
@@ -94,7 +95,10 @@ func (p *pump) leave() {
 	if !last || l == nil {
 		return
 	}
-	p.q.order.leaving(p.q.m, l.posted)
+	l.end(false) // from here on it claims nothing, so it is known whether anything goes back
+	if l.offers() {
+		p.q.order.leaving(p.q.m, l.posted)
+	}
 	l.inc.AwaitConnected(l.posted, session.Grace)
 }
 
@@ -252,7 +256,7 @@ func (p *pump) session(inc *session.Incarnation) error {
 			return session.ErrEnded
 		}
 	}
-	if _, err := p.q.order.await(p.ctx, p.q.m); err != nil {
+	if _, err := p.q.order.await(p.ctx, p.q.m, 0); err != nil {
 		return err
 	}
 	l, err := newLedger(p.ctx, p.q, inc)
@@ -268,6 +272,10 @@ func (p *pump) session(inc *session.Incarnation) error {
 	p.found, p.visited, p.due, p.marks = nil, time.Time{}, time.Time{}, nil
 	for {
 		if err := p.awaitRoom(inc, 0); err != nil { // Step 1.
+			return err
+		}
+		// Not in the line: others need not wait for what is ours.
+		if _, err := p.q.order.await(p.ctx, p.q.m, 0); err != nil {
 			return err
 		}
 		place, err := p.q.line.Contend(p.ctx, inc, p.q.line.Bases[0], []byte(p.q.m.Config.Owner), line.Exclusive, nil)
@@ -346,6 +354,15 @@ func (p *pump) awaitRoom(inc *session.Incarnation, limit time.Duration) error {
 // waits: a fast consumer comes back in less.
 const patienceForRoom = 5 * time.Millisecond
 
+// patienceForOrder is how long a turn is kept while something goes back.
+const patienceForOrder = 100 * time.Millisecond
+
+func (p *pump) setClaiming(on bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.claiming = on
+}
+
 // maxClaims is how many claims one turn has while others wait.
 const maxClaims = 16
 
@@ -362,7 +379,7 @@ func (p *pump) gather(inc *session.Incarnation, l *ledger) error {
 			return err
 		}
 		if p.foundNothing() {
-			if err := p.search(inc); err != nil {
+			if err := p.search(inc, 0); err != nil {
 				return err
 			}
 		}
@@ -373,7 +390,7 @@ func (p *pump) gather(inc *session.Incarnation, l *ledger) error {
 			if p.found != nil {
 				break
 			}
-			if err = p.search(inc); err != nil { // somebody else was quicker
+			if err = p.search(inc, 0); err != nil { // somebody else was quicker
 				return err
 			}
 		}
@@ -407,8 +424,9 @@ func (p *pump) foundNothing() bool {
 }
 
 // search looks for free elements, when what goes back is back.
-func (p *pump) search(inc *session.Incarnation) (err error) {
-	if p.since, err = p.q.order.await(p.ctx, p.q.m); err != nil {
+// With limit it waits for that no longer.
+func (p *pump) search(inc *session.Incarnation, limit time.Duration) (err error) {
+	if p.since, err = p.q.order.await(p.ctx, p.q.m, limit); err != nil {
 		return err
 	}
 	p.found, err = p.q.search(p.ctx, inc, bucketSize/2, p.spread, false)
@@ -432,6 +450,8 @@ func (p *pump) claim(inc *session.Incarnation, l *ledger) (n int, err error) {
 	if p.spread == 1 { // others are not likely to be quicker
 		r = l.read(p.ctx, f.es[:n])
 	}
+	p.setClaiming(true)
+	defer p.setClaiming(false)
 	b, ok, err := l.claim(f.lot, f.es[:n], p.since)
 	if err != nil {
 		return 0, err
@@ -578,7 +598,7 @@ func (p *pump) await(inc *session.Incarnation) error {
 		return err
 	}
 	q.zxid.Store(stat.Czxid)
-	if err := p.search(inc); err != nil || len(p.found.es) > 0 {
+	if err := p.search(inc, patienceForOrder); err != nil || len(p.found.es) > 0 {
 		return err
 	}
 	// As long as the watch on the live marks is the one behind which this pump has
@@ -625,6 +645,14 @@ func (p *pump) notes() int {
 	return n
 }
 
+// presented is told that an item is offered from now on: what went before, as to write
+// it down, is not the consumer's time.
+func (p *pump) presented() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.pace.took(time.Now())
+}
+
 // shedEvery is how often a pump looks whether its consumers have become slow.
 const shedEvery = time.Second
 
@@ -642,7 +670,7 @@ func (p *pump) shed() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.shedding = false
-	if n := p.slowedLocked(); n < len(p.ready) {
+	if n := p.slowedLocked(); n < len(p.ready) && !p.claiming {
 		for _, it := range p.ready[n:] {
 			it.ledger.settle(it, fateReturn, false)
 		}

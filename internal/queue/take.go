@@ -21,7 +21,7 @@ import (
 // letters and is returned as missing.
 func (q *core) pluck(ctx context.Context) (*item, error) {
 	var taken *item
-	if _, err := q.order.await(ctx, q.m); err != nil {
+	if _, err := q.order.await(ctx, q.m, 0); err != nil {
 		return nil, err
 	}
 	err := q.m.During(ctx, func(inc *session.Incarnation) error {
