@@ -2,6 +2,7 @@ package queue
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -44,6 +45,10 @@ func (o *order) end() {
 		close(o.none)
 	}
 }
+
+// errNoRoom means that a turn is better left for a while: consumers have had as much as
+// they want, or something goes back.
+var errNoRoom = errors.New("zsync: no room")
 
 // await waits until nothing is about to be back. What is found from then on is
 // believed to be first as long as the number that it returns is the present one.

@@ -322,9 +322,6 @@ func (p *pump) roomLocked() int {
 	return n
 }
 
-// errNoRoom means that consumers have had as much as they want, for a while.
-var errNoRoom = errors.New("zsync: no room")
-
 // awaitRoom waits until there is room; with limit no longer than that.
 func (p *pump) awaitRoom(inc *session.Incarnation, limit time.Duration) error {
 	var expired <-chan time.Time
