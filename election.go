@@ -491,7 +491,8 @@ func (e *Election) doKey() doKey { return doKey{e.s, e.path, "leader " + e.line.
 
 // Lost returns a channel that is closed when the present leadership is lost:
 // the session has ended, or may have, or the znode was found deleted. While e
-// does not lead, the channel is closed already. It is not closed by Resign.
+// does not lead, the channel is closed already. It is not closed by Resign, but for
+// what [Election.Resign] says of a leadership that was lost before.
 func (e *Election) Lost() <-chan struct{} {
 	t, err := e.current()
 	if err != nil {

@@ -359,8 +359,6 @@ func TestLockAllMakesAgainWhatWasDeletedBeforeItWasListed(t *testing.T) {
 	}
 }
 
-// A goroutine that queues for a lock which LockAll turns out not to need yet has it at
-// once, with the znode that is there.
 // A goroutine that tries a lock is not in the queue that LockAll looks at. What it gets,
 // and gives up, is handed on to LockAll, which by then may have found the first lock held,
 // and want the second no more.
@@ -400,6 +398,8 @@ func TestLockAllKeepsNothingThatWasHandedOnToItWhileItEnteredTheLines(t *testing
 	})
 }
 
+// A goroutine that queues for a lock which LockAll turns out not to need yet has it at
+// once, with the znode that is there.
 func TestWhatLockAllLeavesGoesToAGoroutineThatHasQueuedBehindIt(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, other := open(t, srv), open(t, srv)

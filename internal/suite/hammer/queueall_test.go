@@ -42,12 +42,11 @@ func (p *seat) ID() int64 { return p.s.Load().ID() }
 
 // A fortune is what is known of one element.
 type fortune struct {
-	stored   bool // certainly, by whoever sent it
-	removed  int  // how often it was certainly removed, by who was told so
-	maybe    bool // it may have been removed
-	moved    bool // by a Txn, certainly
-	canceled bool
-	log      []string
+	stored  bool // certainly, by whoever sent it
+	removed int  // how often it was certainly removed, by who was told so
+	maybe   bool // it may have been removed
+	moved   bool // by a Txn, certainly
+	log     []string
 }
 
 // A ledgerOfAll is what is known of all that was sent.
