@@ -452,9 +452,8 @@ func (l *ledger) take(it *item) bool {
 const noteAfter = 20 * time.Millisecond
 
 // noting is told that an item is about to be offered, and how many may be noted at once.
-// If attempts are limited noted is
-// closed when it is written down that it is in hand, so that the attempt counts if the
-// process dies.
+// If attempts are limited noted is closed when it is written down that it is in hand, so
+// that the attempt counts if the process dies.
 func (l *ledger) noting(it *item, most int) (noted <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -420,8 +420,8 @@ func (p *pump) foundNothing() bool {
 	return p.found == nil
 }
 
-// search looks for free elements, when what goes back is back.
-// With limit it waits for that no longer.
+// search looks for free elements, when what goes back is back; with limit it waits for
+// that no longer.
 func (p *pump) search(inc *session.Incarnation, limit time.Duration) (err error) {
 	if p.since, err = p.q.order.await(p.ctx, p.q.m, limit); err != nil {
 		return err

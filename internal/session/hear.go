@@ -5,6 +5,9 @@ import (
 	"time"
 )
 
+// This file has who must hear of the end of a session before the servers do. What is held,
+// and how it is lost, is for those who register with OnEnd.
+
 // hearTime is how long the end of a session waits for those who must hear of it. They
 // do not wait for anything: it is for faults.
 const hearTime = time.Second

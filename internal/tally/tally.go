@@ -418,7 +418,9 @@ func (t *Tally) writeOwn(ctx context.Context, inc *session.Incarnation, next int
 	default:
 		op = &zk.SetDataRequest{Path: own.path, Data: data, Version: own.version}
 	}
-	doubt := false // an attempt may have been applied, or may be yet: one at most, as each expects the same version
+	// An attempt may have been applied, or may be yet: one at most, as each expects the
+	// same version.
+	doubt := false
 	for {
 		err := t.commit(ctx, inc, op)
 		unknown := session.OutcomeOf(err) == session.Unknown
@@ -451,9 +453,11 @@ func (t *Tally) writeOwn(ctx context.Context, inc *session.Incarnation, next int
 
 // look finds out whether data was written to our own znode, where the receipt does not
 // tell, as somebody has deleted it or the servers do not show it. Nobody but us writes
-// the znode for more tasks; that another process has ended as many of them, with the same
-// number left, at the instant at which our own reply was lost, cannot be told. Where the znode is not shown either nobody can tell: then it
-// is err, and what was made is deleted.
+// the znode for more tasks. That another process has left the same number there, by
+// ending tasks of ours at the instant at which our reply was lost, cannot be told.
+//
+// Where the znode is not shown either nobody can tell: then it is err, and what was made
+// is deleted.
 func (t *Tally) look(ctx context.Context, inc *session.Incarnation, own openTasks, data []byte, err error) (written bool, _ error) {
 	var found []byte
 	var stat *zk.Stat
