@@ -185,13 +185,21 @@ func (m *lockModel) transfer(s *zsync.Session, h *modelHold, d *rand.Rand, e *zs
 	}
 }
 
-// run leads by Run, up to two terms.
+// run leads by Run, up to two terms that its function ends. Where its function is slower
+// than its longest term it is never the one that ends one, and with the highest priority
+// Run would be elected until ctx ends while all others wait: it goes home before that.
 func (m *lockModel) run(ctx context.Context, s *zsync.Session, d *rand.Rand, e *zsync.Election) {
+	ctx, home := context.WithCancel(ctx)
+	defer home()
+	terms := 0
 	for range 2 {
 		var h *modelHold
 		began := time.Now()
 		err := e.Run(ctx, func(ctx context.Context) error {
 			h = m.take(s, true, func() bool { return ctx.Err() != nil })
+			if terms++; terms > 50 {
+				home()
+			}
 			m.useTerm(d, h, e)
 			if d.IntN(4) == 0 {
 				m.leads(d, s, h, e)
