@@ -121,9 +121,20 @@ func (e *signalError) number() int {
 // programs. After stop it does not, and all signals go to signals.
 func untilSignal(ctx context.Context) (_ context.Context, signals <-chan os.Signal, stop func()) {
 	all := make(chan os.Signal, 16)
-	signal.Notify(all, passedOn...)
+	hear(all)
 	ctx, stop = untilSignalOf(ctx, all)
 	return ctx, all, stop
+}
+
+// hear has the signals of passedOn sent to ch, but for those that whoever started
+// us has had ignored, as nohup does with SIGHUP. They stay ignored, and so does
+// the command, which inherits that.
+func hear(ch chan<- os.Signal) {
+	for _, sig := range passedOn {
+		if !signal.Ignored(sig) {
+			signal.Notify(ch, sig)
+		}
+	}
 }
 
 // untilSignalOf is untilSignal for signals that come through a channel.

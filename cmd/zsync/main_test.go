@@ -16,6 +16,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"reflect"
 	"regexp"
@@ -39,6 +40,13 @@ import (
 var binary string // the command, built
 
 func TestMain(m *testing.M) {
+	// What we were started to ignore, as in the background of a script, the command
+	// would ignore too.
+	for _, sig := range passedOn {
+		if signal.Ignored(sig) {
+			signal.Notify(make(chan os.Signal, 1), sig)
+		}
+	}
 	dir, err := os.MkdirTemp("", "zsync-command-")
 	if err != nil {
 		panic(err)
@@ -547,6 +555,27 @@ func TestSignalsArePassedOn(t *testing.T) {
 		r.awaitOutput("ready\n")
 		r.cmd.Process.Signal(sig)
 		r.want(3, "ready\ngot it\n")
+	}
+}
+
+// As nohup does, and a shell with what a script runs in the background.
+func TestSignalThatZsyncWasStartedToIgnoreEndsNeitherItNorItsCommand(t *testing.T) {
+	srv := zktest.Start(t)
+	for _, args := range [][]string{
+		{"lock", "/p", "--"},
+		{"queue", "recv", "/q", "-n", "1", "--"},
+	} {
+		start(t, srv.Addr(), "", "queue", "send", "/q", "one").want(0, "")
+		dir := t.TempDir()
+		cmd := exec.Command("sh", append([]string{"-c", `trap '' HUP INT; exec "$@"`, "sh", binary}, append(args,
+			"sh", "-c", `kill -HUP $PPID $$; kill -INT $PPID $$; sleep 0.1; touch "$0/on"`, dir)...)...)
+		cmd.Env = append(os.Environ(), "ZSYNC_SERVERS="+srv.Addr())
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%v: %v\n%s", args, err, out)
+		}
+		if _, err := os.Stat(filepath.Join(dir, "on")); err != nil {
+			t.Errorf("%v: the command did not go on: %v", args, err)
+		}
 	}
 }
 
