@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -120,6 +122,10 @@ func (h *holding) begin(ctx context.Context, path string, argv []string) (*task,
 		return nil, fail(exitUsage, "-E %d: an exit status is from 0 to 255", h.busy)
 	}
 	t := &task{holding: h, path: path, argv: argv}
+	if argv != nil {
+		// Whoever read our messages may go; the command, and what is held, are worth more.
+		signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	}
 	var stopSignals, stopTimer func()
 	ctx, t.signals, stopSignals = untilSignal(ctx)
 	t.waiting, stopTimer = within(ctx, h.timeout, "gave up after %v")

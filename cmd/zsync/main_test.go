@@ -579,6 +579,34 @@ func TestSignalThatZsyncWasStartedToIgnoreEndsNeitherItNorItsCommand(t *testing.
 	}
 }
 
+// With -v there is something to say: whose reader has gone must not end the hold,
+// nor have the command killed with zsync.
+func TestMessagesThatNobodyReadsEndNoHold(t *testing.T) {
+	srv := zktest.Start(t)
+	nobody, in, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	nobody.Close()
+	defer in.Close()
+	for _, args := range [][]string{
+		{"lock", "/p"},
+		{"semaphore", "-n", "1", "/s"},
+		{"elect", "/e"},
+		{"once", "/o"},
+		{"barrier", "enter", "-n", "1", "/b"},
+		{"schedule", "do", "/j", "--every", "1h"},
+		{"group", "join", "/g", "me"},
+	} {
+		cmd := exec.Command(binary, append(append([]string{"-v"}, args...), "--", "sh", "-c", "sleep 0.2; echo done")...)
+		cmd.Env = append(os.Environ(), "ZSYNC_SERVERS="+srv.Addr())
+		cmd.Stderr = in
+		if out, err := cmd.Output(); err != nil || string(out) != "done\n" {
+			t.Errorf("%v: %v, output %q", args, err, out)
+		}
+	}
+}
+
 func TestSignalWhileWaitingEndsTheWaitAndLeavesNothing(t *testing.T) {
 	srv := zktest.Start(t)
 	m := zsync.NewMutex(connect(t, srv), "/p")
