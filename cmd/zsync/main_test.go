@@ -854,7 +854,10 @@ func TestQueueElementStaysUntilItIsWritten(t *testing.T) {
 	if got := cmd.ProcessState.ExitCode(); got != 128+int(syscall.SIGPIPE) {
 		t.Errorf("exit status %d (%v), want that of SIGPIPE", got, err)
 	}
-	// Sent back, and not only when a session would have expired.
+	// Sent back, and not only when a session would have expired; nor was it tried.
+	if st := start(t, srv.Addr(), "", "queue", "stats", "/q", "--json"); st.wait() != 0 || !strings.Contains(st.stdout.String(), `"attempts": 0`) {
+		t.Errorf("after what could not be written:\n%s%s", &st.stdout, &st.stderr)
+	}
 	start(t, srv.Addr(), "", "queue", "recv", "/q", "--timeout", "5s").want(0, "one\ntwo\nthree\n")
 }
 

@@ -273,7 +273,7 @@ func (r *receiver) ended(ctx context.Context) error {
 func (r *receiver) write(ctx context.Context, d zsync.Delivery[[]byte]) error {
 	if _, err := r.out.Write(append(d.Value, r.end)); err != nil {
 		r.got--
-		d.Nack()
+		d.Release() // it is not to blame
 		if errors.Is(err, syscall.EPIPE) {
 			return &statusError{128 + int(syscall.SIGPIPE), nil}
 		}
