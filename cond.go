@@ -67,16 +67,17 @@ import (
 // ZooKeeper has no recipe for it. The protocol is:
 //
 //  1. Wait enters the line, with L held, lists who is in it, and unlocks L.
-//
-// 2. It watches its own znode, and the one just ahead of it in the line.  3.
-// Signal lists the line, and marks the first that has no signal yet, in
-// one transaction that fails if another signal was quicker; then it tries
-// the next.  4. A waiter that finds itself marked locks L, and then deletes
-// itself and     the signal, in one transaction.  5. Who has listed the line,
-// and sees a signal without its waiter, passes it     on to the first that has
-// none, if that was in the line before the signal;     if there is none it
-// deletes the signal.  6. A waiter whose predecessor has gone lists the line,
-// for step 5, and goes     to 2.
+//  2. It watches its own znode, and the one just ahead of it in the line.
+//  3. Signal lists the line, and marks the first that has no signal yet, in one
+//     transaction that fails if another signal was quicker; then it tries the
+//     next.
+//  4. A waiter that finds itself marked locks L, and then deletes itself and the
+//     signal, in one transaction.
+//  5. Who has listed the line, and sees a signal without its waiter, passes it on
+//     to the first that has none, if that was in the line before the signal; if
+//     there is none it deletes the signal.
+//  6. A waiter whose predecessor has gone lists the line, for step 5, and goes to
+//     2.
 //
 // It is tempting to signal by deleting the znode of the waiter. Then a signal
 // to a process that has died, and whose session has not ended yet, is lost.

@@ -88,12 +88,12 @@ import (
 //
 // The algorithm is that of Curator and kazoo, for several permits at a time:
 //
-//  1. Lock the gate. Who has it is the first in the line, so nobody else
-//
-// takes permits.  2. Read the limit, and list the permits that are out.  3. If
-// there are not enough, list them with a watch, wait, and list again.  4.
-// Create the znodes of the permits, in one transaction with the proof     that
-// the gate is still ours, and unlock the gate.
+//  1. Lock the gate. Who has it is the first in the line, so nobody else takes
+//     permits.
+//  2. Read the limit, and list the permits that are out.
+//  3. If there are not enough, list them with a watch, wait, and list again.
+//  4. Create the znodes of the permits, in one transaction with the proof that
+//     the gate is still ours, and unlock the gate.
 //
 // While there are enough and nobody waits, the gate is not needed: see
 // semaphorefree.go.
