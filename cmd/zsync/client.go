@@ -95,7 +95,7 @@ func verdict(err error, late int) error {
 		return &statusError{128 + sig.number(), nil}
 	case errors.Is(err, zsync.ErrInvalid), errors.Is(err, zsync.ErrTooLarge):
 		return &statusError{exitUsage, err}
-	case errors.Is(err, zsync.ErrMixed):
+	case errors.Is(err, zsync.ErrMixed), errors.As(err, new(*noNumberError)):
 		return &statusError{exitConfig, err}
 	case errors.Is(err, zk.ErrNoAuth), errors.Is(err, zk.ErrAuthFailed):
 		return &statusError{exitRefused, err}

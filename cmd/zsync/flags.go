@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -11,18 +12,28 @@ import (
 // is not negative.
 type seconds time.Duration
 
-func (s *seconds) String() string { return time.Duration(*s).String() }
-func (s *seconds) Type() string   { return "time" }
+func (s *seconds) Type() string { return "time" }
+
+// String is 0 for none: help shows no such default. What none means, a flag says.
+func (s *seconds) String() string {
+	if *s == 0 {
+		return "0"
+	}
+	return time.Duration(*s).String()
+}
 
 func (s *seconds) Set(text string) error {
 	d, err := time.ParseDuration(text)
+	zero := !strings.ContainsAny(text, "123456789")
 	if f, number := strconv.ParseFloat(text, 64); number == nil {
 		if math.IsNaN(f) || math.Abs(f) > math.MaxInt64/float64(time.Second) {
 			return errors.New("out of range")
 		}
-		d, err = time.Duration(f*float64(time.Second)), nil
+		d, err, zero = time.Duration(f*float64(time.Second)), nil, f == 0
 	}
 	switch {
+	case err == nil && d == 0 && !zero: // as 0 it would often mean for ever
+		return errors.New("out of range")
 	case err != nil:
 		return errors.New("want seconds, or a number with a unit, such as 5, 0.5, 5s or 1m30s")
 	case d < 0:

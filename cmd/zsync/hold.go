@@ -57,7 +57,7 @@ type holding struct {
 func newHolding(c *client) *holding { return &holding{client: c, busy: exitBusy} }
 
 func (h *holding) addTimeout(cmd *cobra.Command) {
-	cmd.Flags().VarP((*seconds)(&h.timeout), "timeout", "w", "how long to wait at most, a `TIME`; 0: for ever")
+	cmd.Flags().VarP((*seconds)(&h.timeout), "timeout", "w", "how long to wait at most, a `TIME` (default: for ever)")
 }
 
 func (h *holding) addFlags(cmd *cobra.Command) {

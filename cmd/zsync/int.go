@@ -47,10 +47,23 @@ func (n *number) addFlags(cmd *cobra.Command) {
 
 func (n *number) codec() zsync.Codec {
 	if n.curator {
-		return zsync.BigEndian
+		return numberCodec{zsync.BigEndian}
 	}
-	return zsync.JSON
+	return numberCodec{zsync.JSON}
 }
+
+// A numberCodec tells what is no number from servers that fail.
+type numberCodec struct{ zsync.Codec }
+
+func (c numberCodec) Unmarshal(data []byte, v any) error {
+	if err := c.Codec.Unmarshal(data, v); err != nil {
+		return &noNumberError{err}
+	}
+	return nil
+}
+
+// A noNumberError is what is at a path in place of a number.
+type noNumberError struct{ error }
 
 // with connects to the number at the path that is the first of the arguments, of
 // which there must be from least to most.

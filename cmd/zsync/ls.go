@@ -67,7 +67,7 @@ for. With --watch it is shown again and again; zsync top is that in a terminal.`
 					return outputError(err)
 				}
 				select {
-				case <-time.After(time.Duration(every)):
+				case <-time.After(max(time.Duration(every), shortest)):
 					fmt.Fprintln(out)
 				case <-t.waiting.Done():
 					return verdict(context.Cause(t.waiting), exitBusy)

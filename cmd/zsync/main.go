@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -84,7 +85,10 @@ func execute(args []string) int {
 	switch {
 	case err == nil:
 		return 0
-	case !errors.As(err, &status):
+	case errors.As(err, &status):
+	case errors.As(err, new(*fs.PathError)): // of what cobra writes: --version, completions
+		status = &statusError{exitOutput, err}
+	default:
 		// Only cobra's own errors come without a status.
 		status = &statusError{exitUsage, err}
 	}
@@ -143,6 +147,22 @@ func newRoot() *cobra.Command {
 		},
 	)
 	completePaths(c, root)
+	root.InitDefaultCompletionCmd()
+	root.InitDefaultHelpCmd()
+	for _, cmd := range root.Commands() {
+		switch show := cmd.Run; cmd.Name() {
+		case "completion":
+			cmd.RunE = wantSubcommand
+		case "help":
+			cmd.RunE = func(cmd *cobra.Command, args []string) error {
+				if _, _, err := root.Find(args); err != nil {
+					return fail(exitUsage, "%w", err)
+				}
+				show(cmd, args)
+				return nil
+			}
+		}
+	}
 	return root
 }
 

@@ -1217,7 +1217,8 @@ func TestOutputThatCannotBeWrittenIsAnError(t *testing.T) {
 	defer full.Close()
 	srv := zktest.Start(t)
 	start(t, srv.Addr(), "", "queue", "send", "/q", "one").want(0, "")
-	for _, args := range [][]string{{"queue", "recv", "/q"}, {"queue", "len", "/q"}, {"status", "/q"}, {"status", "--json", "/q"}} {
+	for _, args := range [][]string{{"queue", "recv", "/q"}, {"queue", "len", "/q"}, {"status", "/q"}, {"status", "--json", "/q"},
+		{"--version"}, {"completion", "bash"}, {"server", "--listen", "127.0.0.1:0"}} {
 		cmd := exec.Command(binary, args...)
 		cmd.Env = append(os.Environ(), "ZSYNC_SERVERS="+srv.Addr())
 		cmd.Stdout = full
@@ -1374,8 +1375,18 @@ func TestDeadLettersArePutBackOrPurged(t *testing.T) {
 	queue(0, "0\n", "len", "/q")
 }
 
+func TestListThatIsShownAgainAndAgainDoesNotWearTheServersOut(t *testing.T) {
+	srv := zktest.Start(t)
+	r := start(t, srv.Addr(), "", "ls", "--watch", "--interval", "0", "--timeout", "1")
+	r.wait()
+	if got := strings.Count(r.stdout.String(), "PATH"); got < 1 || got > 10 {
+		t.Errorf("shown %d times in a second, want at most every 100 ms", got)
+	}
+}
+
 func TestErrorsSayWhatToDo(t *testing.T) {
 	srv := zktest.Start(t)
+	start(t, srv.Addr(), "", "value", "set", "/text", "abc").want(0, "")
 	for _, tt := range []struct {
 		servers string
 		args    string
@@ -1410,6 +1421,15 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 		{srv.Addr(), "lock /p --timeout 5x -- true", exitUsage, "want seconds, or a number with a unit"},
 		{srv.Addr(), "lock /p --timeout NaN -- true", exitUsage, "out of range"},
 		{srv.Addr(), "lock /p --timeout 1e30 -- true", exitUsage, "out of range"},
+		{srv.Addr(), "lock /p --timeout 1e-10 -- true", exitUsage, "out of range"}, // not 0, which is for ever
+		{srv.Addr(), "lock /p --timeout 0.1ns -- true", exitUsage, "out of range"},
+		{srv.Addr(), "ls p", exitUsage, `path "p" is relative`},
+		{srv.Addr(), "doctor p/q", exitUsage, `path "p/q" is relative`},
+		{srv.Addr(), "int get /text", exitConfig, "load /text: cannot decode 3 bytes"},
+		{srv.Addr(), "int add /text --curator", exitConfig, "add /text: cannot decode 3 bytes"},
+		{srv.Addr(), "int watch /text", exitConfig, "load /text: cannot decode 3 bytes"},
+		{"", "help foo", exitUsage, `unknown command "foo"`},
+		{"", "completion foo", exitUsage, `unknown command "foo" for "zsync completion"`},
 		{srv.Addr(), "lock /p /q /p -- true", exitUsage, "/p is given twice"},
 		{srv.Addr(), "elect /p /q -- true", exitUsage, "want: zsync elect PATH [flags] -- CMD [ARG...]"},
 		{srv.Addr(), "lock /p -E 256 -- true", exitUsage, "an exit status is from 0 to 255"},

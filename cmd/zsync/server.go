@@ -28,8 +28,9 @@ Programs in any language can be tried against what goes wrong in production:
 with --latency every packet takes longer; with --disconnect-every all
 connections are dropped at that interval, and with --expire-every all sessions
 end; with --partition-every the session that is there for longest is cut off, so
-that neither it nor the server is told; with --lose-replies so many requests in a hundred are carried out, and the
-connection drops before the reply. What is done is told on standard error.`,
+that neither it nor the server is told; with --lose-replies so many requests in a
+hundred are carried out, and the connection drops before the reply. What is done
+is told on standard error.`,
 		Example: `  zsync server --listen 127.0.0.1:2181
   zsync server --latency 20ms --disconnect-every 30s --lose-replies 1`,
 		Args: noArgs,
@@ -39,8 +40,8 @@ connection drops before the reply. What is done is told on standard error.`,
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&f.listen, "listen", "127.0.0.1:2181", "`ADDRESS` to listen on; port 0: any that is free")
-	flags.Var(&f.shortest, "min-session", "the shortest session timeout that is granted, a `TIME`")
-	flags.Var(&f.longest, "max-session", "the longest session timeout that is granted, a `TIME`")
+	flags.Var(&f.shortest, "min-session", "the shortest session timeout that is granted, a `TIME` (default: 40ms, or none with --max-session)")
+	flags.Var(&f.longest, "max-session", "the longest session timeout that is granted, a `TIME` (default: 1m, or none with --min-session)")
 	flags.Var(&f.latency, "latency", "a `TIME` by which every packet comes later")
 	flags.Var(&f.disconnect, "disconnect-every", "a `TIME`, after which all connections are dropped, again and again")
 	flags.Var(&f.expire, "expire-every", "a `TIME`, after which all sessions are ended, again and again")
@@ -85,7 +86,10 @@ func (f *faults) serve(out io.Writer) error {
 	signal.Notify(stop, os.Interrupt, syscall.SIGTERM)
 	srv := zktest.NewServer(opts...)
 	f.bring(srv)
-	fmt.Fprintf(out, "serving on %s, from memory\n", srv.Addr())
+	if _, err := fmt.Fprintf(out, "serving on %s, from memory\n", srv.Addr()); err != nil {
+		srv.Close()
+		return outputError(err)
+	}
 	<-stop
 	return srv.Close()
 }

@@ -55,6 +55,9 @@ for whom somebody has waited longest. Its keys:
 	return cmd
 }
 
+// shortest is the time between two looks at everything, at least.
+const shortest = 100 * time.Millisecond
+
 // top shows what is below root until it is told to quit.
 func (t *task) top(root string, every time.Duration) error {
 	before, err := term.MakeRaw(int(os.Stdin.Fd()))
@@ -83,7 +86,7 @@ func (t *task) top(root string, every time.Duration) error {
 		}
 	}
 	again()
-	ticks := time.NewTicker(max(every, 100*time.Millisecond))
+	ticks := time.NewTicker(max(every, shortest))
 	defer ticks.Stop()
 	draws := time.NewTicker(250 * time.Millisecond) // ages go on, and the window may have another size
 	defer draws.Stop()

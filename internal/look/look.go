@@ -137,6 +137,10 @@ func each(ctx context.Context, n int, f func(i int) error) error {
 // root.
 func Explore(ctx context.Context, s *zsync.Session, root string) (*Tree, error) {
 	x := &explorer{root: root, groups: map[string]bool{}, inMaps: map[string][]string{}}
+	if root == "" || root[0] != '/' { // it has no parent to ask first
+		_, _, err := s.Children(ctx, root)
+		return nil, err
+	}
 	entry, err := inMap(ctx, s, root)
 	if err != nil {
 		return nil, err
