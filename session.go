@@ -36,7 +36,7 @@ import (
 // # Cost
 //
 // A session through which nothing is held sends pings. One that holds something
-// also sends two small requests every quarter of its timeout, unless the
+// also sends two small requests every 11/40 of its timeout, unless the
 // program's own have proved as much.
 type Session struct {
 	_ noCopy
