@@ -87,6 +87,7 @@ func bundleCall(paths []string) call[bundle] {
 		body: func(p []byte) []byte { return wire.AppendReads(p, paths) },
 		judge: func(s *wire.Scanner) (b bundle, code int32, err error) {
 			b.nodes, b.refused, err = parseBundle(s.Rest, len(paths))
+			s.Bad = err != nil
 			return b, 0, err
 		},
 	}

@@ -62,9 +62,10 @@ type Incarnation struct {
 	kick   chan struct{}          // has a token when the watchdog should look again
 	looked atomic.Pointer[Moment] // when the watchdog has last looked
 
-	endings endings      // who must hear of the end first
-	book    book         // of receipts
-	largest atomic.Int64 // bytes of the largest znode in a late bundle
+	endings endings       // who must hear of the end first
+	last    chan struct{} // has a token while lastly runs, and for good when shut goes on
+	book    book          // of receipts
+	largest atomic.Int64  // bytes of the largest znode in a late bundle
 
 	sight sight
 }
@@ -96,6 +97,7 @@ func newIncarnation(m *Manager) *Incarnation {
 		down:    make(chan struct{}),
 		nobody:  "/" + NewGUID() + "/none",
 		kick:    make(chan struct{}, 1),
+		last:    make(chan struct{}, 1),
 	}
 	close(inc.down)
 	inc.Timeout.Store(int64(m.Config.Timeout))
@@ -353,6 +355,7 @@ func (inc *Incarnation) shut() {
 	inc.drain.Do(func() {
 		inc.end(ErrClosed) // the first cause stays
 		inc.endings.await()
+		inc.last <- struct{}{} // the connection that lastly uses is not closed under it
 		if !inc.leaveTime() {
 			// No server can be told. go-zookeeper answers the last request
 			// at once if it finds it between two attempts to connect.
@@ -378,6 +381,19 @@ func (inc *Incarnation) shut() {
 		}
 	})
 	<-inc.gone
+}
+
+// lastly has f end the session over a connection that comes as the Session is closed:
+// behind those who must hear of it first, as shut does.
+func (inc *Incarnation) lastly(f func()) {
+	select {
+	case inc.last <- struct{}{}:
+		inc.endings.await()
+		f()
+		<-inc.last
+	default: // shut goes on, so all have heard
+		f()
+	}
 }
 
 // OnEnd has f called once when the incarnation has ended, in a goroutine of its own; if

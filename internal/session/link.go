@@ -426,13 +426,17 @@ func (l *link) handshake() error {
 			// have had their time; left out, it would live for another timeout,
 			// as this handshake has touched it.
 			l.inc.abandon()
+		case id == l.inc.ID.Load():
+			// The whole Session is closed.
+			l.inc.lastly(l.endSession)
 		default:
-			// Nobody will use this session: it is not the one that was asked for,
-			// or the whole Session is closed.
-			l.Conn.Write(wire.AppendHeader(nil, 1, wire.OpCloseSession))
+			l.endSession() // nobody will use it: it is not the one that was asked for
 		}
 		return err
 	}
+	// go-zookeeper pings by what it reads there, and a connection without a reply is
+	// given up by what the session has.
+	binary.BigEndian.PutUint32(body[4:], uint32(l.inc.Timeout.Load()/int64(time.Millisecond)))
 	// Behind the handshake, ahead of every call.
 	var out []byte
 	if continued && l.inc.staked() {
@@ -467,6 +471,9 @@ func (l *link) handshake() error {
 	l.inc.Manager.Spawn(l.write)
 	return nil
 }
+
+// endSession has the server end the session of the handshake.
+func (l *link) endSession() { l.Conn.Write(wire.AppendHeader(nil, 1, wire.OpCloseSession)) }
 
 // passwordIn returns the password in the reply to a handshake, whose size has been
 // looked at.

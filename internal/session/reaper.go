@@ -192,6 +192,9 @@ func (rp *reaper) look(r *Removal) bool {
 	return true
 }
 
+// manyWait is how many may wait before a look at all of them takes long.
+const manyWait = 100
+
 // next waits until something can be done about one of rs, all of which wait, or
 // others are handed in; does it, and returns those that go on waiting.
 func (rp *reaper) next(rs []*Removal) (left []*Removal) {
@@ -246,9 +249,17 @@ func (rp *reaper) next(rs []*Removal) (left []*Removal) {
 		rp.attempt(due)
 		return left
 	}
+	if len(left) > manyWait {
+		// Every look is at all of them. So that many whose times differ do not cost a
+		// look each, what comes due meanwhile is seen together.
+		select {
+		case <-time.After(time.Duration(len(left)) * time.Microsecond):
+		case <-rp.inc.Ctx.Done():
+		}
+	}
 	var timer <-chan time.Time
 	if !wake.IsZero() {
-		timer = time.After(wake.Sub(now))
+		timer = time.After(max(time.Until(wake), time.Microsecond))
 	}
 	if connected {
 		up = nil // it is time that is waited for

@@ -102,6 +102,9 @@ func (inc *Incarnation) commitWith(ctx context.Context, r *receipt, ops []any) (
 				return nil, false, fmt.Errorf("it may have been applied, and its receipt %s cannot be read: %w", inc.Manager.Bare(r.path), e)
 			case e != nil:
 				err = e
+			case stat == nil && r.version >= 0:
+				// The page was there, and somebody else has deleted it.
+				return nil, false, fmt.Errorf("it may have been applied: its receipt %s was deleted: %v", inc.Manager.Bare(r.path), err)
 			}
 		}
 		mine := FailedOp(rs) == len(ops) // it is the receipt that is refused
@@ -119,9 +122,6 @@ func (inc *Incarnation) commitWith(ctx context.Context, r *receipt, ops []any) (
 			}
 		case OutcomeOf(err) == Answered && mine && r.version >= 0 && (IsNoNode(err) || IsBadVersion(err)):
 			// Somebody else has deleted the page, or written it.
-			if open && stat == nil {
-				return nil, false, fmt.Errorf("it may have been applied: its receipt %s was deleted: %w", inc.Manager.Bare(r.path), err)
-			}
 			r = &receipt{ChildPath(ParentPath(r.path), ProtectedName(NewGUID(), "txn")), -1}
 			all[len(ops)], open = r.op(inc.Manager.Config.ACL), false
 			continue

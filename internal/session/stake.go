@@ -82,7 +82,8 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 		case <-answered:
 			// An inquiry that was lost with its connection has made nothing more
 			// certain: holding would begin in a hurry, and without a connection.
-			if q.proved {
+			// What a write has carried the next inquiry confirms, at once.
+			if q.proved && !(q.op == wire.OpDelete && inc.confirmable()) {
 				enough = 0 // it is as certain as can be
 			}
 		case <-ripe:
@@ -90,6 +91,14 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 		case <-inc.Ctx.Done():
 		}
 	}
+}
+
+// confirmable reports whether there is something that a sync would confirm.
+func (inc *Incarnation) confirmable() bool {
+	inc.LiveMu.Lock()
+	defer inc.LiveMu.Unlock()
+	p, wait := inc.Live.next(time.Now(), true)
+	return p == provesLeader && wait <= 0
 }
 
 // Assured reports whether the session is as certain to live as a new stake would
