@@ -985,3 +985,44 @@ func TestWriterWaitsForTheReaderThatCameBesideAReader(t *testing.T) {
 		must(t, rb.Unlock())
 	})
 }
+
+// A token is greater than that of every hold that had ended before, also for a reader
+// who joins another goroutine of his process.
+func TestReaderWhoJoinsHasAGreaterTokenThanWhoHadLeftBefore(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a := zsync.NewRWMutex(open(t, srv), "/rw")
+		b := zsync.NewRWMutex(open(t, srv), "/rw")
+		must(t, a.RLock(t.Context()))
+		_, err := a.Token(t.Context())
+		must(t, err)
+		must(t, b.RLock(t.Context()))
+		former, err := b.Token(t.Context())
+		must(t, err)
+		must(t, b.RUnlock())
+		must(t, a.RLock(t.Context())) // begins when that has ended
+		tok, err := a.Token(t.Context())
+		must(t, err)
+		if tok <= former {
+			t.Errorf("token %d of a hold that began after that of %d had ended", tok, former)
+		}
+		must(t, a.RUnlock())
+		must(t, a.RUnlock())
+	})
+}
+
+// After a loss nobody gets the lock anew through the same value before it was unlocked,
+// not even beside the znode, which stands for a while yet.
+func TestNobodyReadsBesideAWriteLockThatIsGivenUp(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a := zsync.NewRWMutex(open(t, srv), "/rw", zsync.WithMaxHold(time.Second))
+		err := a.Do(t.Context(), func(ctx context.Context) error {
+			<-ctx.Done()
+			wantErr(t, a.RLock(context.WithoutCancel(ctx)), zsync.ErrLost)
+			b := zsync.NewRWMutex(open(t, srv), "/rw")
+			must(t, b.Lock(within(t, time.Minute)))
+			must(t, b.Unlock())
+			return nil
+		})
+		wantErr(t, err, zsync.ErrLost)
+	})
+}

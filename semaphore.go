@@ -904,7 +904,9 @@ func (m *Semaphore) returnedLocked(a *allotment, n int64) {
 // joined. If f panics the permits are released and the panic goes on.
 //
 // Within f, Acquire and Do ask for more permits, and may wait for ever for those
-// that f has. What f releases of its own accord Do does not release again.
+// that f has. Permits have no names: f must not release those that Do has acquired. At
+// its end Do releases n, or as many as this value still has, and then the error is
+// [ErrNotLocked].
 func (m *Semaphore) Do(ctx context.Context, n int64, f func(ctx context.Context) error) (err error) {
 	if m.misuse() == nil && f == nil {
 		return opError("do", m.path, session.Invalid("the function is nil"))
@@ -966,16 +968,20 @@ func (m *Semaphore) release(n int64) error {
 	return m.releaseOf(nil, n)
 }
 
-// releaseOf is release of a, or of what is held if a is nil.
+// releaseOf is release of a, or of what is held if a is nil; of that there may be less,
+// which a Do has acquired: then the rest is released, and the error is ErrNotLocked.
 func (m *Semaphore) releaseOf(a *allotment, n int64) error {
+	rest := a != nil
 	m.mu.Lock()
 	if a == nil {
 		a = m.held
 	}
-	if a == nil || a != m.held || a.permits < n {
+	if a == nil || a != m.held || a.permits < n && !rest {
 		m.mu.Unlock()
 		return ErrNotLocked
 	}
+	short := a.permits < n
+	n = min(n, a.permits)
 	why := a.why
 	var r *session.Removal
 	if m.returnedLocked(a, n); why == nil {
@@ -1009,6 +1015,9 @@ func (m *Semaphore) releaseOf(a *allotment, n int64) error {
 		return err
 	}
 	m.s.m.Observe(session.Event{Kind: session.EventReleased, Op: "acquire", Path: m.path, Wait: time.Since(a.since)})
+	if short {
+		return ErrNotLocked
+	}
 	return nil
 }
 

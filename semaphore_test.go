@@ -1050,3 +1050,14 @@ func TestAcquireFailsWhenItsSessionIsClosed(t *testing.T) {
 		must(t, other.Acquire(within(t, time.Second), 2))
 	})
 }
+
+// A function that releases some of what Do has acquired leaves none of the rest behind.
+func TestDoReleasesWhatIsLeftOfItsPermits(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		m := zsync.NewSemaphore(open(t, srv), "/s", 2)
+		err := m.Do(t.Context(), 2, func(ctx context.Context) error { return m.Release(1) })
+		wantErr(t, err, zsync.ErrNotLocked)
+		other := zsync.NewSemaphore(open(t, srv), "/s", 2)
+		must(t, other.Acquire(within(t, time.Hour), 2))
+	})
+}

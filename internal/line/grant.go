@@ -72,10 +72,10 @@ func (c *Claim) grant(op string) *Grant {
 	} else {
 		g.limitLocked()
 	}
-	if c.left {
-		// A fencing token that somebody may have taken with him who had it
-		// before is not for him who comes after.
-		c.left = false
+	if c.uses > 1 {
+		// A fencing token is not for him who comes after: somebody may have taken it
+		// with him who had it before, and a reader elsewhere may have got a greater
+		// one, and gone.
 		c.newEpochLocked()
 	}
 	return g
@@ -356,7 +356,6 @@ func (g *Grant) endLocked() {
 	c.tracePassLocked(g)
 	g.tellLocked(nil)
 	g.over = true
-	c.left = true
 	c.grants = slices.DeleteFunc(c.grants, func(x *Grant) bool { return x == g })
 }
 
@@ -509,9 +508,15 @@ func (g *Grant) Token(ctx context.Context, alone bool) (int64, error) {
 			// that of the goroutine to whom the claim has gone.
 			c.mu.Unlock()
 			return 0, ErrNotLocked
+		case err == nil && c.epoch != epoch && c.Path == path:
+			c.mu.Unlock()
+			if err := c.Err(); err != nil {
+				return 0, err
+			}
+			return stat.Mzxid, nil // somebody has come meanwhile, for whom it may be too old
 		case c.epoch != epoch:
 			c.mu.Unlock()
-			continue // somebody has left and come, or it has moved to another znode
+			continue // it has moved to another znode
 		case err == nil && c.token == 0: // two callers may have written: the first answer stays
 			c.token = stat.Mzxid
 			c.traceTokenLocked()

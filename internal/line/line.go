@@ -91,7 +91,6 @@ type Claim struct {
 	over   bool          // it is being released: that others do not find the znode is no loss
 	ended  bool          // quit is closed, if it is asked for
 	spared bool          // it was given up by itself, and is deleted when giveUp says so
-	left   bool          // a grant has ended since the last began
 	idle   bool          // it is kept, though nobody has it: see Grant.Keep
 	why    error         // of the loss, an ErrLost
 	quit   chan struct{} // if not nil, closed when it is released, or nobody has it any more after a loss
@@ -553,7 +552,7 @@ func (c *Claim) mustBeFirst(ctx context.Context, proof int64, rule Rule) error {
 		return err
 	}
 	roll, err := c.Incarnation.Roll(ctx, c.Line.Dir)
-	if err != nil {
+	if err != nil && !session.IsNoNode(err) { // without the directory our own znode is gone too, as Ahead tells
 		return err
 	}
 	ahead, err := c.Ahead(ctx, roll)

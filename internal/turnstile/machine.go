@@ -460,13 +460,16 @@ func (m *machine) settle(t *share) {
 // this process. What could not stand beside it is lost: the servers would not have
 // let t's turn come before that was gone.
 func (m *machine) usable(t *share) bool {
+	if t.lost() {
+		return false // what is held may have been got since, in the next session
+	}
 	m.discard() // what is kept here would have kept t's turn from coming
 	for _, h := range m.held {
 		if t.mode == Exclusive || h.mode == Exclusive {
 			m.emit(action{verb: lose, share: h})
 		}
 	}
-	return !m.occupied(t.mode) && !t.lost()
+	return !m.occupied(t.mode)
 }
 
 // occupied reports whether something stands that must go before a goroutine of

@@ -663,6 +663,10 @@ func (q *Turnstile) Beside(ctx context.Context, from *Turnstile, g *line.Grant) 
 	c, err := own.Beside(ctx, q.Entries.Of(Shared).Base, []byte(q.Manager.Config.Owner))
 	if err != nil {
 		err = own.Explain(err)
+	} else if err = own.Err(); err != nil {
+		c.Leave() // what is given up stands for a while, and nobody gets anything beside it
+	}
+	if err != nil {
 		q.Waited(Shared, start, err)
 		return nil, err
 	}
