@@ -105,6 +105,10 @@ type electionHammer struct {
 	terms  int        // guarded by mu
 }
 
+func (h *electionHammer) valid(v *visit) bool {
+	return !harness.Closed(v.lost) && h.stands(v.session)
+}
+
 func (h *electionHammer) candidate(ctx context.Context, s *zsync.Session, e *zsync.Election, dice *rand.Rand) {
 	for ctx.Err() == nil {
 		wait, cancel := context.WithTimeout(ctx, time.Duration(dice.IntN(60_000))*time.Millisecond)
@@ -118,7 +122,8 @@ func (h *electionHammer) candidate(ctx context.Context, s *zsync.Session, e *zsy
 		}
 		v := &visit{session: s.ID(), lost: e.Lost()}
 		h.mu.Lock()
-		if last := h.leads; last != nil && !harness.Closed(last.lost) && h.stands(last.session) {
+		// Whose session others have ended was elected before, and is not told yet.
+		if last := h.leads; last != nil && h.valid(last) && h.valid(v) {
 			h.t.Error("two lead")
 		}
 		h.leads = v
