@@ -149,13 +149,16 @@ func TestEveryServerDownAndUpAgain(t *testing.T) {
 	start := time.Now()
 	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 	defer cancel()
+	// Neither waits for the servers, which come back only after both. A process may
+	// stand still for half a second on a busy machine: what they take besides is
+	// tested in virtual time.
 	wantErr(t, n.Lock(short), context.DeadlineExceeded)
-	if d := time.Since(start); d > 150*time.Millisecond {
+	if d := time.Since(start); d > 2*time.Second {
 		t.Errorf("Lock with a context of 50ms took %v", d)
 	}
 	start = time.Now()
 	must(t, m.Unlock())
-	if d := time.Since(start); d > 50*time.Millisecond {
+	if d := time.Since(start); d > 2*time.Second {
 		t.Errorf("Unlock took %v", d)
 	}
 	e.Restart(1, 2, 3)
