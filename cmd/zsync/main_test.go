@@ -397,14 +397,16 @@ func runs(pid int) bool {
 	return err == nil && !strings.Contains(string(stat), ") Z ") && !strings.Contains(string(stat), ") X ")
 }
 
+// From the SIGKILL until another holds there may be no more than a twentieth of the
+// session timeout: a second here, as a machine that is busy may stand still for half of one.
 func TestCommandIsGoneBeforeAnotherHoldsWhateverTimeoutTheServersGrant(t *testing.T) {
 	for name, granted := range map[string]struct {
 		asked             string
 		shortest, longest time.Duration
 	}{
-		"what was asked for": {"8s", time.Millisecond, time.Hour},
-		"less":               {"60s", time.Millisecond, 8 * time.Second},
-		"more":               {"1s", 8 * time.Second, time.Hour},
+		"what was asked for": {"20s", time.Millisecond, time.Hour},
+		"less":               {"60s", time.Millisecond, 20 * time.Second},
+		"more":               {"1s", 20 * time.Second, time.Hour},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
