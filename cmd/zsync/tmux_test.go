@@ -89,13 +89,13 @@ func (x *terminals) await(name, pattern string) string {
 
 func TestInTwoTerminalsTheCommandOfTheLostHolderIsGoneBeforeTheOtherStarts(t *testing.T) {
 	t.Parallel()
-	for name, asked := range map[string]string{"above what is granted": "24", "at what is granted": "8", "below what is granted": "2"} {
+	for name, asked := range map[string]string{"above what is granted": "60", "at what is granted": "20", "below what is granted": "2"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
 			x := openTerminals(t, "Z="+binary)
 			x.open("server")
-			x.enter("server", "$Z server --listen 127.0.0.1:0 --min-session 8 --max-session 8 --partition-every 20")
+			x.enter("server", "$Z server --listen 127.0.0.1:0 --min-session 20 --max-session 20 --partition-every 40")
 			seen := x.await("server", `serving on \S+,`)
 			servers := regexp.MustCompile(`serving on (\S+),`).FindStringSubmatch(seen)[1]
 			// It does not stop when told, and writes down that it is there.
