@@ -516,7 +516,8 @@ func (d Delivery[T]) Context() context.Context {
 // About 6 requests, however much is claimed ahead of what it finds; 1 more for every
 // 100 buckets that it passes over, and 1 for each priority that has delayed elements
 // which have changed since this Queue value listed them. With [WithKey] it is also 1
-// for each bucket in which something is claimed that has changed since.
+// for each bucket in which something is claimed that has changed since. Once in three
+// seconds 2 more look for what a process that has died had claimed.
 func (q *Queue[T]) TryRecv(ctx context.Context) (v T, ok bool, err error) {
 	var zero T
 	if q.misuse() != nil {

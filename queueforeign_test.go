@@ -444,3 +444,51 @@ func TestForeignLayoutsRefuseWhatTheyCannotKeep(t *testing.T) {
 		}
 	})
 }
+
+func TestTryRecvGetsToWhatDecodesBehindManyMisfits(t *testing.T) {
+	for _, layout := range []zsync.QueueLayout{zsync.LayoutZsync, zsync.LayoutSimpleQueue} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			a := zsync.NewQueue[any](open(t, srv), "/q", zsync.WithQueueLayout(layout))
+			must(t, a.Send(t.Context(), "a", "b", "c", "d", 5, 6))
+			q := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithQueueLayout(layout))
+			var last error
+			for range 100 {
+				v, ok, err := q.TryRecv(t.Context())
+				if ok && v == 5 {
+					return
+				}
+				last = err
+				time.Sleep(time.Second)
+			}
+			t.Errorf("layout %v: TryRecv never gets to what decodes: %v", layout, last)
+		})
+	}
+}
+
+func TestElementThatMayNotBeReadStopsNobodyInAnyLayout(t *testing.T) {
+	for _, layout := range []zsync.QueueLayout{zsync.LayoutZsync, zsync.LayoutSimpleQueue} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			a := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithQueueLayout(layout))
+			must(t, a.Send(t.Context(), 1, 2, 3))
+			hidden := func(path string) bool {
+				return strings.HasSuffix(path, "-0000000000") && strings.HasPrefix(path, "/q/")
+			}
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				read := r.Op == zktest.OpGetData && hidden(r.Path)
+				for _, op := range r.Ops {
+					read = read || op.Op == zktest.OpGetData && hidden(op.Path)
+				}
+				if read {
+					return zktest.Fail(codeNoAuth)
+				}
+				return zktest.Pass
+			})
+			q := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithQueueLayout(layout))
+			select {
+			case <-q.Recv(t.Context()):
+			case <-time.After(10 * time.Minute):
+				t.Errorf("%v: nothing is received behind one that may not be read", layout)
+			}
+		})
+	}
+}

@@ -3,7 +3,9 @@ package zsync_test
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -192,5 +194,92 @@ func TestWhatIsForgottenAndNotToBeKeptIsDeleted(t *testing.T) {
 		if names := childrenOf(t, s, "/q-dead"); len(names) > 0 {
 			t.Errorf("left: %v", names)
 		}
+	})
+}
+
+// SendID: a producer that was cut off after it found its ID's time over must not
+// take a note that was made since for the one that it has read.
+func TestProducerThatWasCutOffTakesNoLaterNoteForTheOneItRead(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		mem := zsync.WithIDMemory(time.Hour)
+		a, b := open(t, srv), open(t, srv)
+		qa, qb := zsync.NewQueue[int](a, "/q", mem), zsync.NewQueue[int](b, "/q", mem)
+		wantSentID(t, qb, "x", 1, true)
+		time.Sleep(5 * time.Hour) // over, and not swept yet
+		var cut atomic.Bool
+		aid := a.ID()
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Session == aid && r.Op == zktest.OpMulti && !cut.Load() {
+				for _, o := range r.Ops {
+					if o.Op == zktest.OpSetData && strings.Contains(o.Path, "-ids/") {
+						cut.Store(true)
+						go srv.Partition(aid)
+						return zktest.DropRequest
+					}
+				}
+			}
+			return zktest.Pass
+		})
+		done := make(chan error, 1)
+		var second bool
+		go func() {
+			var err error
+			second, err = qa.SendID(t.Context(), "x", 2)
+			done <- err
+		}()
+		time.Sleep(2 * time.Second)
+		if !cut.Load() {
+			t.Fatal("the case did not come about")
+		}
+		// Whoever becomes idle sweeps: a new process.
+		c := zsync.NewQueue[int](open(t, srv), "/q", mem)
+		must(t, c.Send(t.Context(), 100))
+		time.Sleep(time.Second)
+		left := 0
+		for _, dir := range childrenOf(t, b, "/q-ids") {
+			left += len(childrenOf(t, b, "/q-ids/"+dir))
+		}
+		if left > 0 {
+			t.Fatalf("%d notes are left after the sweep", left)
+		}
+		wantSentID(t, qb, "x", 3, true)
+		srv.Heal(aid)
+		must(t, <-done)
+		if second {
+			t.Error("two were sent with one ID within its memory")
+		}
+		wantLen(t, qb, 3) // 1, 100, 3
+	})
+}
+
+// Those of one request whose IDs were over share directories now and then: none waits for
+// another for ever.
+func TestIDsThatAreOverAreSentAgainTogether(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		q := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithIDMemory(time.Hour))
+		const n = 600 // of 256 directories
+		all := func() (sent int64) {
+			var wg sync.WaitGroup
+			var count atomic.Int64
+			for i := range n {
+				wg.Go(func() {
+					ok, err := q.SendID(within(t, 10*time.Minute), fmt.Sprint(i), i)
+					must(t, err)
+					if ok {
+						count.Add(1)
+					}
+				})
+			}
+			wg.Wait()
+			return count.Load()
+		}
+		srv.SetLatency(time.Millisecond)
+		for range 2 {
+			if sent := all(); sent != n {
+				t.Errorf("%d of %d were sent", sent, n)
+			}
+			time.Sleep(2 * time.Hour)
+		}
+		wantLen(t, q, 2*n)
 	})
 }

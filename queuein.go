@@ -16,8 +16,8 @@ import (
 // error at once, and what comes through in is thrown away until ctx ends.
 //
 // What comes while a request is under way goes into the next, up to 1,000
-// elements, or as many as [WithMaxLen] allows in the queue, which are all stored
-// or none.
+// elements, which are all stored or none. With [WithMaxLen] it is as many as there is
+// room for.
 func (q *Queue[T]) In(ctx context.Context) (in chan<- T, done <-chan error) {
 	ch, result := make(chan T), make(chan error, 1)
 	if q.misuse() != nil {
@@ -83,7 +83,7 @@ func (q *Queue[T]) drain(ctx context.Context, in <-chan T) error {
 			if err != nil {
 				first, held = err, nil
 			}
-			if ctx.Err() != nil || errors.Is(err, ErrClosed) {
+			if err != nil && (ctx.Err() != nil || errors.Is(err, ErrClosed)) {
 				return first
 			}
 		case <-ctx.Done():
@@ -103,9 +103,17 @@ func (q *Queue[T]) sendAll(ctx context.Context, vs []T) error {
 	}
 	for len(vs) > 0 {
 		n = min(n, len(vs))
-		switch err := q.Send(ctx, vs[:n]...); {
+		send := q.Send
+		if q.cfg.maxLen > 0 && n > 1 {
+			send = q.TrySend // so much room there may never be at once: some of what is there may stay
+		}
+		switch err := send(ctx, vs[:n]...); {
 		case err == nil:
-			vs = vs[n:]
+			if vs = vs[n:]; q.cfg.maxLen > 0 {
+				n = min(2*n, q.cfg.maxLen)
+			}
+		case errors.Is(err, ErrFull):
+			n /= 2
 		case errors.Is(err, ErrTooLarge) && n > 1:
 			n /= 2
 		default:

@@ -2,7 +2,11 @@ package zsync_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/zsync/zsync"
@@ -86,4 +90,160 @@ func TestOnlyWhatWasHandedToAConsumerThatIsKilledWasTried(t *testing.T) {
 			}
 		})
 	}
+}
+
+// What a dead consumer of a queue with keys had comes back though there is always more.
+func TestWhatTheDeadHadComesBackThoughTheQueueIsNeverEmpty(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		key := zsync.WithKey(func(v int) string { return fmt.Sprint(v % 1000) })
+		mk := func(s *zsync.Session, o ...zsync.QueueOption) *zsync.Queue[int] {
+			return zsync.NewQueue[int](s, "/q", append(o, key)...)
+		}
+		dead, kill := mortal(t, srv)
+		p := mk(open(t, srv))
+		must(t, p.Send(t.Context(), 7))
+		<-mk(dead, zsync.WithPrefetch(1)).Deliveries(t.Context())
+		synctest.Wait()
+		kill()
+		time.Sleep(time.Minute) // longer than the session
+		srv.SetLatency(time.Millisecond)
+		ctx, stop := context.WithCancel(t.Context())
+		defer func() { stop(); time.Sleep(time.Second) }()
+		next := 0
+		send := func(n int) {
+			vs := make([]int, n)
+			for i := range vs {
+				if next++; next%1000 == 7 {
+					next++
+				}
+				vs[i] = next
+			}
+			p.Send(ctx, vs...)
+		}
+		send(200)
+		go func() {
+			for ctx.Err() == nil {
+				send(100) // there is always more
+				time.Sleep(10 * time.Millisecond)
+			}
+		}()
+		ch := mk(open(t, srv)).Deliveries(ctx)
+		start := time.Now()
+		n := 0
+		for time.Since(start) < 2*time.Minute {
+			d := <-ch
+			n++
+			time.Sleep(time.Millisecond)
+			if d.Value == 7 {
+				return
+			}
+			go d.Ack(ctx)
+		}
+		left, _ := p.Len(t.Context())
+		t.Errorf("what the dead consumer had is not back after two minutes, in which %d others were received (%d in the queue)", n, left)
+	})
+}
+
+func TestWhatTheDeadHadComesBackToWhoReceivesOneByOne(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		dead, kill := mortal(t, srv)
+		p := zsync.NewQueue[int](open(t, srv), "/q")
+		must(t, p.Send(t.Context(), 7))
+		<-zsync.NewQueue[int](dead, "/q").Deliveries(t.Context())
+		time.Sleep(time.Second)
+		kill()
+		time.Sleep(time.Minute)
+		vs := make([]int, 8000)
+		for i := range vs {
+			vs[i] = 100 + i
+		}
+		for i := 0; i < len(vs); i += 1000 {
+			must(t, p.Send(t.Context(), vs[i:i+1000]...))
+		}
+		srv.SetLatency(time.Millisecond)
+		q := zsync.NewQueue[int](open(t, srv), "/q")
+		start := time.Now()
+		for range 8000 {
+			d, err := q.Receive(t.Context())
+			must(t, err)
+			must(t, d.Ack(t.Context()))
+			if d.Value == 7 {
+				return
+			}
+		}
+		t.Errorf("not back within %v, in which 8000 were received", time.Since(start))
+	})
+}
+
+func TestWhatTheDeadHadComesBackToWhoTriesAgainAndAgain(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		dead, kill := mortal(t, srv)
+		p := zsync.NewQueue[int](open(t, srv), "/q")
+		must(t, p.Send(t.Context(), 7))
+		<-zsync.NewQueue[int](dead, "/q").Deliveries(t.Context())
+		time.Sleep(time.Second)
+		kill()
+		time.Sleep(time.Minute)
+		vs := make([]int, 8000)
+		for i := range vs {
+			vs[i] = 100 + i
+		}
+		for i := 0; i < len(vs); i += 1000 {
+			must(t, p.Send(t.Context(), vs[i:i+1000]...))
+		}
+		srv.SetLatency(time.Millisecond)
+		q := zsync.NewQueue[int](open(t, srv), "/q")
+		start := time.Now()
+		for range 8000 {
+			v, ok, err := q.TryRecv(t.Context())
+			must(t, err)
+			if !ok {
+				t.Fatal("the queue is empty")
+			}
+			if v == 7 {
+				return
+			}
+		}
+		t.Errorf("not back within %v, in which 8000 were received", time.Since(start))
+	})
+}
+
+// What counts an attempt of a large element does not fit into one request with all that
+// the dead had besides.
+func TestLargeElementOfTheDeadComesBackBesideManyOthers(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		const prios = 60
+		opts := []zsync.QueueOption{zsync.WithPriorities(prios), zsync.WithCodec(zsync.Raw), zsync.WithPrefetchBytes(64 << 20)}
+		dead, kill := mortal(t, srv)
+		p := zsync.NewQueue[[]byte](open(t, srv), "/q", opts...)
+		for prio := 1; prio < prios; prio++ {
+			must(t, p.SendPriority(t.Context(), prio, []byte("x")))
+		}
+		size := 1 << 20
+		for ; ; size -= 8 {
+			err := p.SendPriority(t.Context(), 0, make([]byte, size))
+			if err == nil {
+				break
+			}
+			if !errors.Is(err, zsync.ErrTooLarge) {
+				t.Fatal(err)
+			}
+		}
+		collect(t, zsync.NewQueue[[]byte](dead, "/q", opts...).Deliveries(t.Context()), prios)
+		time.Sleep(time.Second)
+		kill()
+		time.Sleep(time.Minute)
+		s := open(t, srv)
+		var got atomic.Int64
+		ch := zsync.NewQueue[[]byte](s, "/q", opts...).Deliveries(t.Context())
+		go func() {
+			for range ch {
+				got.Add(1)
+			}
+		}()
+		time.Sleep(10 * time.Minute)
+		if n := got.Load(); n != prios || s.Stats().Reconnects > 0 {
+			t.Errorf("%d of %d back after ten minutes, %d reconnects", n, prios, s.Stats().Reconnects)
+		}
+	})
 }

@@ -1,13 +1,13 @@
 package zsync_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/go-zookeeper/zk"
-
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/zktest"
 )
@@ -126,5 +126,44 @@ func TestAProducerThatFindsItsJournalSweptSaysThatTheOutcomeIsUnknown(t *testing
 		wantLen(t, q, 2)
 		must(t, q.Send(t.Context(), 3))
 		wantLen(t, q, 3)
+	})
+}
+
+// A sweep that meets a SendID in one directory leaves that one, and none that follows.
+func TestSweepThatMeetsASendIDGoesOnWithTheOtherDirectories(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		mem := zsync.WithIDMemory(time.Hour)
+		s := open(t, srv)
+		q := zsync.NewQueue[int](s, "/q", mem)
+		for i := range 400 {
+			wantSentID(t, q, fmt.Sprint(i), i, true)
+		}
+		q.Clear(t.Context())
+		notes := func() (n int) {
+			for _, dir := range childrenOf(t, s, "/q-ids") {
+				n += len(childrenOf(t, s, "/q-ids/"+dir))
+			}
+			return n
+		}
+		time.Sleep(6*time.Hour + time.Minute)
+		w := plain(t, srv)
+		dirs := 0
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpMulti && len(r.Ops) > 1 && r.Ops[0].Op == zktest.OpCheck && strings.HasPrefix(r.Ops[0].Path, "/q-ids/") {
+				if dirs++; dirs == 3 {
+					go func() { w.Set(r.Ops[0].Path, nil, -1) }()
+					return zktest.Delay(time.Second)
+				}
+			}
+			return zktest.Pass
+		})
+		must(t, zsync.NewQueue[int](open(t, srv), "/q", mem).Send(t.Context(), 1))
+		c := zsync.NewQueue[int](open(t, srv), "/q", mem)
+		c.TryRecv(t.Context())
+		time.Sleep(time.Minute)
+		srv.Intercept(nil)
+		if left := notes(); dirs < 100 || left > 10 {
+			t.Errorf("%d of 400 notes are left, all of which are over, in %d directories", left, dirs)
+		}
 	})
 }

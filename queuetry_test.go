@@ -105,8 +105,8 @@ func TestTryRecvFindsWhatIsInALaterBucketInAFewRequests(t *testing.T) {
 				if !slices.Equal(got, want) {
 					t.Errorf("received %v, want %v", got, want)
 				}
-				if most > c.limit {
-					t.Errorf("a TryRecv has cost %d requests, want %d at most", most, c.limit)
+				if looks := 2; most > c.limit+looks { // the first also looks for who has died
+					t.Errorf("a TryRecv has cost %d requests, want %d at most", most, c.limit+looks)
 				}
 			})
 		})

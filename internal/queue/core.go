@@ -71,7 +71,7 @@ func newCore(m *session.Manager, cfg Config, f *foreign) *core {
 	c.deadLetters = deadLetters{m: m, path: cfg.Path, dead: c.dir + "-dead", receipts: c.receipts}
 	c.sweeper = &sweeper{senders: c.senders, ids: c.ids, dead: &c.deadLetters, keep: cfg.KeepDead}
 	c.listeners.m, c.listeners.path = m, cfg.Path
-	c.under.q, c.skips.complain = c, c.complain
+	c.under.q, c.under.last, c.skips.complain = c, time.Now(), c.complain
 	c.line = line.New(m, cfg.Path+"-consumers", session.ProtectedName, "turn-")
 	c.usher.m, c.usher.line = m, &c.line
 	c.room = line.New(m, cfg.Path+"-senders", session.ProtectedName, "room-")

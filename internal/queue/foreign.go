@@ -167,7 +167,14 @@ func (q *core) firstForeign(ctx context.Context, inc *session.Incarnation, alone
 		}
 		changed := false
 		for _, e := range q.foreign.elements(names) {
+			if q.skips.skipped(e.key()) {
+				continue
+			}
 			it, all, err := q.readForeign(ctx, inc, e)
+			if err != nil && !session.IsNoNode(err) && session.OutcomeOf(err) == session.Answered {
+				q.skips.unreadable(e.key(), err)
+				continue
+			}
 			switch {
 			case session.IsNoNode(err):
 				changed = true
@@ -261,10 +268,11 @@ func (p *pump) serveForeign(inc *session.Incarnation, l *ledger) error {
 				}
 				continue
 			}
-			es = slices.DeleteFunc(q.foreign.elements(names), func(e element) bool { return refused[e.name] })
+			es = slices.DeleteFunc(q.foreign.elements(names), func(e element) bool { return refused[e.name] || q.skips.skipped(e.key()) })
 			if err == nil && len(es) == 0 {
 				q.m.Waiters.Add(1)
-				err = inc.AwaitFired(ctx, w)
+				again, _ := q.skips.next()
+				err = inc.AwaitAny(ctx, []*session.Watch{w}, again)
 				q.m.Waiters.Add(-1)
 			}
 			inc.Watches.Leave(w)
@@ -310,6 +318,10 @@ func (q *core) seize(ctx context.Context, inc *session.Incarnation, l *ledger, e
 	all := make([][][]byte, len(es))
 	err = session.Parallel(len(es), func(i int) (err error) {
 		found[i], all[i], err = q.readForeign(ctx, inc, es[i])
+		if err != nil && !session.IsNoNode(err) && session.OutcomeOf(err) == session.Answered {
+			q.skips.unreadable(es[i].key(), err)
+			found[i], err = nil, nil
+		}
 		if session.IsNoNode(err) {
 			return nil
 		}
@@ -332,7 +344,6 @@ func (q *core) seize(ctx context.Context, inc *session.Incarnation, l *ledger, e
 				continue
 			}
 			if it.misfit && !q.skips.misfit() {
-				refused[it.name] = true
 				q.skips.leave(it.key(), fault)
 				continue
 			}

@@ -512,6 +512,9 @@ func (p *pump) serve(inc *session.Incarnation, l *ledger) error {
 			}
 			continue
 		}
+		if err := p.q.under.look(p.ctx, inc); err != nil {
+			return err
+		}
 		n, err := p.claim(inc, l) // Step 3.
 		if err != nil {
 			return err
@@ -624,6 +627,7 @@ func (p *pump) await(inc *session.Incarnation) error {
 	}
 	q.m.Waiters.Add(1)
 	defer q.m.Waiters.Add(-1)
+	defer q.under.looked() // the watch on the marks has
 	return inc.AwaitAny(p.ctx, watches, next)
 }
 

@@ -30,6 +30,29 @@ type reaper struct {
 	q    *core
 	mu   sync.Mutex
 	seen map[string]time.Time // when a claimant was first seen without its session; guarded by mu
+	last time.Time            // until when nobody certainly has died unseen; guarded by mu
+}
+
+// looked is told that whoever had died by now is known, or is about to be.
+func (u *reaper) looked() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.last = time.Now()
+}
+
+// look is visit for those who always find something, once in orphanTime: what the
+// dead had must come back though nobody is ever idle.
+func (u *reaper) look(ctx context.Context, inc *session.Incarnation) error {
+	u.mu.Lock()
+	late := time.Since(u.last) > orphanTime
+	u.mu.Unlock()
+	if !late {
+		return nil
+	}
+	if _, _, err := u.visit(ctx, inc); session.OutcomeOf(err) != session.Answered {
+		return err
+	}
+	return nil // what the servers refuse here keeps nobody from consuming
 }
 
 // visit gives back what is due, and returns when to come again: the zero time
@@ -38,6 +61,7 @@ type reaper struct {
 // Journals are listed before live marks. A journal is made with its mark, so one
 // without has lost it, whichever server answers.
 func (u *reaper) visit(ctx context.Context, inc *session.Incarnation) (next time.Time, buried bool, err error) {
+	u.looked()
 	names, _, err := inc.Children(ctx, u.q.claims)
 	if session.IsNoNode(err) {
 		return next, false, nil
@@ -225,7 +249,7 @@ func (q *core) giveBackSome(ctx context.Context, inc *session.Incarnation, path 
 		if err != nil {
 			return false, err
 		}
-		bumps, tried, err := q.bumps(ctx, inc, name, h)
+		bumps, tried, err := q.bumps(ctx, inc, path, version, name, h)
 		if err != nil {
 			return false, err
 		}
@@ -251,7 +275,7 @@ func (q *core) giveBackSome(ctx context.Context, inc *session.Incarnation, path 
 
 // bumps returns operations that count attempts of what a dead claimant had in hand
 // of a bucket, as many as fit, and what these are of.
-func (q *core) bumps(ctx context.Context, inc *session.Incarnation, name string, h holding) (ops []any, tried spans, err error) {
+func (q *core) bumps(ctx context.Context, inc *session.Incarnation, journal string, version int32, name string, h holding) (ops []any, tried spans, err error) {
 	if len(h.hand) == 0 {
 		return nil, nil, nil
 	}
@@ -277,7 +301,14 @@ func (q *core) bumps(ctx context.Context, inc *session.Incarnation, name string,
 	size := 0
 	var counted []int32
 	for i, n := range nodes {
-		if n.Stat != nil {
+		if n.Stat != nil && len(n.Data) > session.MaxPacket/2 {
+			// It does not fit beside what else is written.
+			_, err := inc.Multi(ctx, &zk.CheckVersionRequest{Path: journal, Version: version},
+				&zk.SetDataRequest{Path: paths[i], Data: n.Data, Version: n.Stat.Version})
+			if err != nil {
+				return nil, nil, err
+			}
+		} else if n.Stat != nil {
 			if size += q.m.SizeOf(paths[i], n.Data); len(ops) > 0 && size > session.MaxPacket/2 {
 				break
 			}

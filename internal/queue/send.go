@@ -32,6 +32,7 @@ type parcel struct {
 	// Of one with an ID, and belonging to the goroutine that sends.
 
 	stale *zk.Stat // of the ID's note, if that is to be replaced
+	shard int32    // the version of its directory after that was read: until it moves on nobody has deleted the note, and made another
 	err   error    // why it is not sent
 }
 
@@ -443,7 +444,7 @@ func (g *posted) refused(inc *session.Incarnation, i int, err error) (again bool
 	sequential := creates && c.Flags&zk.FlagSequence != 0
 	switch {
 	case g.ids[i] != nil:
-		return o.known(ctx, inc, g.ids[i], err)
+		return g.known(ctx, inc, g.ids[i], err)
 	case prio < 0 && o.q.foreign == nil && i == 0 && session.IsNoNode(err):
 		// The queue itself. It is no container: the numbers of its buckets
 		// must not start again.
@@ -517,6 +518,8 @@ func (g *posted) identify(p *parcel, bucket string) {
 	g.ids[len(g.ops)] = p
 	data := note{q.cfg.IDMemory, bucket}.marshal()
 	if p.stale != nil {
+		g.add(ofOthers, &zk.CheckVersionRequest{Path: session.ParentPath(path), Version: p.shard})
+		g.ids[len(g.ops)] = p
 		g.add(ofOthers, &zk.SetDataRequest{Path: path, Data: data, Version: p.stale.Version})
 	} else {
 		g.add(ofOthers, &zk.CreateRequest{Path: path, Data: data, Acl: q.m.Config.ACL})
@@ -525,8 +528,8 @@ func (g *posted) identify(p *parcel, bucket string) {
 
 // known is told that the note of p's ID was refused. If the ID is remembered p is
 // taken out of the group.
-func (o *outbox) known(ctx context.Context, inc *session.Incarnation, p *parcel, err error) (again bool, _ error) {
-	path := o.q.idPath(p.id)
+func (g *posted) known(ctx context.Context, inc *session.Incarnation, p *parcel, err error) (again bool, _ error) {
+	path := g.o.q.idPath(p.id)
 	switch {
 	case session.IsNoNode(err) && p.stale == nil:
 		err := inc.MakeDir(ctx, session.ParentPath(path))
@@ -549,7 +552,13 @@ func (o *outbox) known(ctx context.Context, inc *session.Incarnation, p *parcel,
 		return session.IsNoNode(err), err
 	}
 	if parseNote(data).over(stat, dir) {
-		p.stale = stat
+		p.stale, p.shard = stat, dir.Version
+		for _, other := range g.group {
+			// Nobody but us has written the directory since: its note stands as well.
+			if other.stale != nil && other.shard == dir.Version-1 && other.id[:2] == p.id[:2] {
+				other.shard = dir.Version
+			}
+		}
 	} else {
 		p.err = ErrKnown
 	}

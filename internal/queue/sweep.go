@@ -125,10 +125,13 @@ func (s *sweeper) sweepIDs(ctx context.Context, inc *session.Incarnation) error 
 				ops = append(ops, &zk.DeleteRequest{Path: paths[i], Version: n.Stat.Version})
 			}
 			if len(ops) > sweepAtOnce || i == len(nodes)-1 && len(ops) > 1 {
-				if _, err := inc.Multi(ctx, ops...); err != nil {
+				_, err := inc.Multi(ctx, ops...)
+				if err != nil && session.OutcomeOf(err) != session.Answered {
 					return err
 				}
-				ops = ops[:1]
+				if ops = ops[:1]; err != nil {
+					break // the other directories are not
+				}
 			}
 		}
 	}

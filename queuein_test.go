@@ -1,0 +1,85 @@
+package zsync_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/zktest"
+)
+
+// A lateCtx ends at the moment at which it is asked for its error, once armed.
+type lateCtx struct {
+	context.Context
+	cancel context.CancelFunc
+	armed  atomic.Bool
+}
+
+func (c *lateCtx) Err() error {
+	if c.armed.CompareAndSwap(true, false) {
+		c.cancel()
+	}
+	return c.Context.Err()
+}
+
+type sendEnds struct{ f func(op string, err error) }
+
+func (sendEnds) Observe(zsync.Event)                                            {}
+func (sendEnds) QueueStart(ctx context.Context, _ zsync.Traced) context.Context { return ctx }
+func (o sendEnds) QueueEnd(_ context.Context, tr zsync.Traced, err error)       { o.f(tr.Op, err) }
+
+// When ctx ends done yields its error, also where it ends between the reply to a request
+// and the next: what was accepted and is not stored is told.
+func TestInTellsThatItsContextEndedThoughTheLastRequestWasAnswered(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		inner, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		ctx := &lateCtx{Context: inner, cancel: cancel}
+		q := zsync.NewQueue[int](open(t, srv, zsync.WithObserver(sendEnds{func(op string, err error) {
+			if op == "send" && err == nil {
+				ctx.armed.Store(true) // the reply is there, and then the context ends
+			}
+		}})), "/q")
+		srv.SetLatency(100 * time.Millisecond)
+		in, done := q.In(ctx)
+		for i := range 10 {
+			in <- 1 + i // the first is under way, nine wait
+		}
+		err := <-done
+		srv.SetLatency(0)
+		n, _ := q.Len(t.Context())
+		if !errors.Is(err, context.Canceled) || n >= 10 {
+			t.Errorf("done yields %v; 10 accepted, %d stored, in was not closed", err, n)
+		}
+	})
+}
+
+// In with WithMaxLen sends as many together as there is room for: an element that stays in
+// the queue is in nobody's way.
+func TestInGoesOnBesideAnElementThatStays(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		q := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithMaxLen(10))
+		must(t, q.SendAt(t.Context(), time.Now().Add(24*time.Hour), -1))
+		var got atomic.Int64
+		ch := zsync.NewQueue[int](open(t, srv), "/q").Recv(t.Context())
+		go func() {
+			for range ch {
+				got.Add(1)
+			}
+		}()
+		srv.SetLatency(5 * time.Millisecond)
+		in, _ := q.In(t.Context())
+		for i := range 100 {
+			in <- i
+		}
+		close(in)
+		time.Sleep(time.Hour)
+		if n := got.Load(); n != 100 {
+			n2, _ := q.Len(t.Context())
+			t.Errorf("%d of 100 received after an hour, though %d of 10 places are free", n, 10-n2)
+		}
+	})
+}
