@@ -32,6 +32,13 @@ func BenchmarkLockUnlockFree(b *testing.B) {
 	})
 }
 
+func BenchmarkLockUnlockRetained(b *testing.B) {
+	on(b, func(s *zsync.Session) func(context.Context) {
+		m := zsync.NewMutex(s, "/m", zsync.WithRetention(time.Minute))
+		return func(ctx context.Context) { must(b, m.Lock(ctx)); must(b, m.Unlock()) }
+	})
+}
+
 // goZookeepers returns a lock of go-zookeeper's, on a connection of its own.
 func goZookeepers(t testing.TB) *zk.Lock {
 	srv := zktest.Start(t)
