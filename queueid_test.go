@@ -283,3 +283,86 @@ func TestIDsThatAreOverAreSentAgainTogether(t *testing.T) {
 		wantLen(t, q, 2*n)
 	})
 }
+
+// The same before its turn to write: it has read a note that is deleted before it asks for
+// the time.
+func TestProducerThatWasCutOffBeforeItAskedTheTimeTakesNoLaterNote(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		mem := zsync.WithIDMemory(time.Hour)
+		a, b := open(t, srv), open(t, srv)
+		qa, qb := zsync.NewQueue[int](a, "/q", mem), zsync.NewQueue[int](b, "/q", mem)
+		wantSentID(t, qb, "x", 1, true)
+		time.Sleep(5 * time.Hour)
+		var cut atomic.Bool
+		aid := a.ID()
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Session == aid && r.Op == zktest.OpSetData && strings.Contains(r.Path, "-ids/") && !cut.Load() {
+				cut.Store(true)
+				go srv.Partition(aid)
+				return zktest.DropRequest
+			}
+			return zktest.Pass
+		})
+		done := make(chan error, 1)
+		var second bool
+		go func() {
+			var err error
+			second, err = qa.SendID(t.Context(), "x", 2)
+			done <- err
+		}()
+		time.Sleep(2 * time.Second)
+		if !cut.Load() {
+			t.Fatal("the case did not come about")
+		}
+		c := zsync.NewQueue[int](open(t, srv), "/q", mem)
+		must(t, c.Send(t.Context(), 100))
+		time.Sleep(time.Second)
+		left := 0
+		for _, dir := range childrenOf(t, b, "/q-ids") {
+			left += len(childrenOf(t, b, "/q-ids/"+dir))
+		}
+		if left > 0 {
+			t.Fatalf("%d notes are left after the sweep", left)
+		}
+		wantSentID(t, qb, "x", 3, true)
+		srv.Heal(aid)
+		must(t, <-done)
+		if second {
+			t.Error("two were sent with one ID within its memory")
+		}
+		wantLen(t, qb, 3)
+	})
+}
+
+func TestProducersWithIDsThatAreOverDoNotKeepEachOtherFromSending(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		const n = 600
+		qs := []*zsync.Queue[int]{}
+		for range 2 {
+			qs = append(qs, zsync.NewQueue[int](open(t, srv), "/q", zsync.WithIDMemory(time.Hour)))
+		}
+		srv.SetLatency(time.Millisecond)
+		for range 2 {
+			var wg sync.WaitGroup
+			var sent, late atomic.Int64
+			for k, q := range qs {
+				for i := range n {
+					wg.Go(func() {
+						ok, err := q.SendID(within(t, 15*time.Second), fmt.Sprint(k, "-", i), i)
+						if err != nil {
+							late.Add(1)
+						}
+						if ok {
+							sent.Add(1)
+						}
+					})
+				}
+			}
+			wg.Wait()
+			if late.Load() > 0 || sent.Load() != 2*n {
+				t.Errorf("%d were sent, and %d not in time; want %d", sent.Load(), late.Load(), 2*n)
+			}
+			time.Sleep(2 * time.Hour)
+		}
+	})
+}

@@ -17,7 +17,7 @@ import (
 //
 // What comes while a request is under way goes into the next, up to 1,000
 // elements, which are all stored or none. With [WithMaxLen] it is as many as there is
-// room for.
+// room for, or fewer.
 func (q *Queue[T]) In(ctx context.Context) (in chan<- T, done <-chan error) {
 	ch, result := make(chan T), make(chan error, 1)
 	if q.misuse() != nil {

@@ -112,3 +112,31 @@ func TestTryRecvFindsWhatIsInALaterBucketInAFewRequests(t *testing.T) {
 		})
 	}
 }
+
+func TestPeekWritesNothingThoughSomebodyIsDead(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		dead, kill := mortal(t, srv)
+		p := zsync.NewQueue[int](open(t, srv), "/q")
+		must(t, p.Send(t.Context(), 7))
+		<-zsync.NewQueue[int](dead, "/q").Deliveries(t.Context())
+		time.Sleep(time.Second)
+		kill()
+		must(t, p.Send(t.Context(), 8))
+		q := zsync.NewQueue[int](open(t, srv), "/q")
+		time.Sleep(time.Minute)
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			switch r.Op {
+			case zktest.OpCreate, zktest.OpSetData, zktest.OpDelete, zktest.OpMulti:
+				t.Errorf("Peek: %v %s %v", r.Op, r.Path, r.Ops)
+			}
+			return zktest.Pass
+		})
+		for range 3 {
+			if v, ok, err := q.Peek(t.Context()); v != 8 || !ok || err != nil {
+				t.Errorf("Peek = %v, %v, %v", v, ok, err)
+			}
+			time.Sleep(4 * time.Second)
+		}
+		srv.Intercept(nil)
+	})
+}

@@ -1026,3 +1026,43 @@ func TestNobodyReadsBesideAWriteLockThatIsGivenUp(t *testing.T) {
 		wantErr(t, err, zsync.ErrLost)
 	})
 }
+
+// A token is told while another reader joins: what his says, and what is told later, is not
+// less.
+func TestTokenOfReadersNeverShrinks(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		rw := zsync.NewRWMutex(open(t, srv), "/rw")
+		must(t, rw.RLock(t.Context()))
+		var sets, gets atomic.Int64
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if strings.Contains(r.Path, "/rw/") {
+				switch {
+				case r.Op == zktest.OpSetData && sets.Add(1) == 1:
+					return zktest.Fail(-103)
+				case r.Op == zktest.OpGetData && gets.Add(1) == 1:
+					return zktest.Delay(time.Second)
+				}
+			}
+			return zktest.Pass
+		})
+		first := make(chan int64, 1)
+		go func() {
+			tok, err := rw.Token(t.Context())
+			must(t, err)
+			first <- tok
+		}()
+		time.Sleep(time.Second / 2)
+		must(t, rw.RLock(t.Context()))
+		joined, err := rw.Token(t.Context())
+		must(t, err)
+		tok := <-first
+		again, err := rw.Token(t.Context())
+		must(t, err)
+		if again < tok || again < joined {
+			t.Errorf("token %d after %d and %d", again, tok, joined)
+		}
+		must(t, rw.RUnlock())
+		must(t, rw.RUnlock())
+		srv.Intercept(nil)
+	})
+}

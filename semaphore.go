@@ -905,8 +905,8 @@ func (m *Semaphore) returnedLocked(a *allotment, n int64) {
 //
 // Within f, Acquire and Do ask for more permits, and may wait for ever for those
 // that f has. Permits have no names: f must not release those that Do has acquired. At
-// its end Do releases n, or as many as this value still has, and then the error is
-// [ErrNotLocked].
+// its end Do releases n of what this value has held since without a break, or what is
+// left of that, and then the error is [ErrNotLocked].
 func (m *Semaphore) Do(ctx context.Context, n int64, f func(ctx context.Context) error) (err error) {
 	if m.misuse() == nil && f == nil {
 		return opError("do", m.path, session.Invalid("the function is nil"))

@@ -121,16 +121,16 @@ func (e *signalError) number() int {
 // programs. After stop it does not, and all signals go to signals.
 func untilSignal(ctx context.Context) (_ context.Context, signals <-chan os.Signal, stop func()) {
 	all := make(chan os.Signal, 16)
-	hear(all)
+	hear(all, passedOn...)
 	ctx, stop = untilSignalOf(ctx, all)
 	return ctx, all, stop
 }
 
-// hear has the signals of passedOn sent to ch, but for those that whoever started
-// us has had ignored, as nohup does with SIGHUP. They stay ignored, and so does
-// the command, which inherits that.
-func hear(ch chan<- os.Signal) {
-	for _, sig := range passedOn {
+// hear has signals sent to ch, but for a SIGHUP or SIGINT that whoever started us has
+// had ignored, as nohup does with the first. It stays ignored, and so it is by the
+// command, which inherits that. Of other signals a program in Go cannot learn it.
+func hear(ch chan<- os.Signal, signals ...os.Signal) {
+	for _, sig := range signals {
 		if !signal.Ignored(sig) {
 			signal.Notify(ch, sig)
 		}

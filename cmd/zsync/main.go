@@ -39,10 +39,10 @@ zk1:2181,zk2:2181,zk3:2181, with a path after it to have all paths below that.
 
 lock, rlock, semaphore, elect, once, schedule and barrier enter run a command
 while they hold something. Standard input, output and error are the command's
-own. Signals are passed on to it, but for what zsync was started to ignore, as
-nohup has it ignore SIGHUP. If the hold is lost, which zsync notices before
-anybody else can have it, the command is sent SIGTERM and, a little later,
-SIGKILL.
+own. Signals are passed on to it, but for a SIGHUP or SIGINT that zsync was
+started to ignore, as with nohup. If the hold is lost, which zsync notices
+before anybody else can have it, the command is sent SIGTERM and, a little
+later, SIGKILL.
 
 With lock, rlock and elect the command finds in its environment ZSYNC_TOKEN, a
 number greater than that of every earlier holder: storage that remembers the

@@ -560,7 +560,7 @@ func TestSignalsArePassedOn(t *testing.T) {
 	}
 }
 
-// As nohup does, and a shell with what a script runs in the background.
+// SIGHUP and SIGINT, as nohup does, and a shell with what a script runs in the background.
 func TestSignalThatZsyncWasStartedToIgnoreEndsNeitherItNorItsCommand(t *testing.T) {
 	srv := zktest.Start(t)
 	for _, args := range [][]string{

@@ -65,7 +65,7 @@ type job struct{ signals chan os.Signal }
 // passSignals passes signals on to all commands that run, until stop is called.
 func (r *receiver) passSignals() (stop func()) {
 	all, ended, gone := make(chan os.Signal, 16), make(chan struct{}), make(chan struct{})
-	hear(all)
+	hear(all, passedOn...)
 	go func() {
 		defer close(gone)
 		for {

@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
-	"os/signal"
 	"syscall"
 	"time"
 
@@ -83,7 +82,7 @@ func (f *faults) serve(out io.Writer) error {
 	}
 	l.Close()
 	stop := make(chan os.Signal, 1)
-	signal.Notify(stop, os.Interrupt, syscall.SIGTERM)
+	hear(stop, os.Interrupt, syscall.SIGTERM)
 	srv := zktest.NewServer(opts...)
 	f.bring(srv)
 	if _, err := fmt.Fprintf(out, "serving on %s, from memory\n", srv.Addr()); err != nil {

@@ -487,7 +487,8 @@ func (g *Grant) ReleaseBy(f func(own string) error) error {
 
 // Token returns the fencing token of g: the zxid of a write to its own znode,
 // made while it stands, and after every write of those who held before. Those
-// who share a claim share its token; alone means that nobody can.
+// who share a claim share its token, but for one that is asked for while another
+// joins; alone means that nobody can.
 func (g *Grant) Token(ctx context.Context, alone bool) (int64, error) {
 	c := g.Claim
 	for {
@@ -509,14 +510,23 @@ func (g *Grant) Token(ctx context.Context, alone bool) (int64, error) {
 			c.mu.Unlock()
 			return 0, ErrNotLocked
 		case err == nil && c.epoch != epoch && c.Path == path:
+			// Somebody has come meanwhile, for whom it may be too old. His token serves
+			// as well, and none that is less than this is told any more.
+			if tok = c.token; tok == 0 {
+				tok = stat.Mzxid
+				c.told = max(c.told, tok)
+			}
 			c.mu.Unlock()
 			if err := c.Err(); err != nil {
 				return 0, err
 			}
-			return stat.Mzxid, nil // somebody has come meanwhile, for whom it may be too old
+			return tok, nil
 		case c.epoch != epoch:
 			c.mu.Unlock()
 			continue // it has moved to another znode
+		case err == nil && c.token == 0 && stat.Mzxid < c.told:
+			c.mu.Unlock()
+			continue // written before that was
 		case err == nil && c.token == 0: // two callers may have written: the first answer stays
 			c.token = stat.Mzxid
 			c.traceTokenLocked()

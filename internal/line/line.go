@@ -101,6 +101,7 @@ type Claim struct {
 	op     string        // for the observer
 	since  time.Time     // of the last grant
 	token  int64         // the fencing token, 0 until it is asked for
+	told   int64         // the greatest token of which a caller was told that others do not share; guarded by mu
 	epoch  int           // grows when the token is not for those who come any more
 	uses   int           // grants, for the trace
 	at     int           // where it is in heldClaims.all; guarded by its mu

@@ -268,10 +268,10 @@ func (p *pump) serveForeign(inc *session.Incarnation, l *ledger) error {
 				}
 				continue
 			}
-			es = slices.DeleteFunc(q.foreign.elements(names), func(e element) bool { return refused[e.name] || q.skips.skipped(e.key()) })
+			again, full := q.skips.next() // before they are looked at: what comes due in between is not missed
+			es = slices.DeleteFunc(q.foreign.elements(names), func(e element) bool { return full || refused[e.name] || q.skips.skipped(e.key()) })
 			if err == nil && len(es) == 0 {
 				q.m.Waiters.Add(1)
-				again, _ := q.skips.next()
 				err = inc.AwaitAny(ctx, []*session.Watch{w}, again)
 				q.m.Waiters.Add(-1)
 			}

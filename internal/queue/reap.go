@@ -45,6 +45,9 @@ func (u *reaper) looked() {
 func (u *reaper) look(ctx context.Context, inc *session.Incarnation) error {
 	u.mu.Lock()
 	late := time.Since(u.last) > orphanTime
+	if late {
+		u.last = time.Now() // one of those who come now is enough
+	}
 	u.mu.Unlock()
 	if !late {
 		return nil
@@ -249,8 +252,23 @@ func (q *core) giveBackSome(ctx context.Context, inc *session.Incarnation, path 
 		if err != nil {
 			return false, err
 		}
-		bumps, tried, err := q.bumps(ctx, inc, path, version, name, h)
+		bumps, tried, err := q.bumps(ctx, inc, name, h)
 		if err != nil {
+			return false, err
+		}
+		if large := len(bumps) == 1 && len(bumps[0].(*zk.SetDataRequest).Data) > session.MaxPacket/2; large {
+			// It does not fit beside what else is written. It is counted once, or, if we
+			// die in between, not at all.
+			h.hand = h.hand.minus(tried)
+			r.holdings[name] = h
+			stat, err := inc.Set(ctx, path, r.marshal(), version)
+			if err != nil {
+				return false, err
+			}
+			_, err = inc.Multi(ctx, &zk.CheckVersionRequest{Path: path, Version: stat.Version}, bumps[0])
+			if session.OutcomeOf(err) == session.Answered {
+				err = nil // somebody else goes on, or it is gone
+			}
 			return false, err
 		}
 		ops = bumps
@@ -275,7 +293,7 @@ func (q *core) giveBackSome(ctx context.Context, inc *session.Incarnation, path 
 
 // bumps returns operations that count attempts of what a dead claimant had in hand
 // of a bucket, as many as fit, and what these are of.
-func (q *core) bumps(ctx context.Context, inc *session.Incarnation, journal string, version int32, name string, h holding) (ops []any, tried spans, err error) {
+func (q *core) bumps(ctx context.Context, inc *session.Incarnation, name string, h holding) (ops []any, tried spans, err error) {
 	if len(h.hand) == 0 {
 		return nil, nil, nil
 	}
@@ -301,14 +319,7 @@ func (q *core) bumps(ctx context.Context, inc *session.Incarnation, journal stri
 	size := 0
 	var counted []int32
 	for i, n := range nodes {
-		if n.Stat != nil && len(n.Data) > session.MaxPacket/2 {
-			// It does not fit beside what else is written.
-			_, err := inc.Multi(ctx, &zk.CheckVersionRequest{Path: journal, Version: version},
-				&zk.SetDataRequest{Path: paths[i], Data: n.Data, Version: n.Stat.Version})
-			if err != nil {
-				return nil, nil, err
-			}
-		} else if n.Stat != nil {
+		if n.Stat != nil {
 			if size += q.m.SizeOf(paths[i], n.Data); len(ops) > 0 && size > session.MaxPacket/2 {
 				break
 			}

@@ -32,7 +32,7 @@ type parcel struct {
 	// Of one with an ID, and belonging to the goroutine that sends.
 
 	stale *zk.Stat // of the ID's note, if that is to be replaced
-	shard int32    // the version of its directory after that was read: until it moves on nobody has deleted the note, and made another
+	swept int32    // the version of ids before that was read: until it moves on no sweep has deleted the note
 	err   error    // why it is not sent
 }
 
@@ -518,7 +518,7 @@ func (g *posted) identify(p *parcel, bucket string) {
 	g.ids[len(g.ops)] = p
 	data := note{q.cfg.IDMemory, bucket}.marshal()
 	if p.stale != nil {
-		g.add(ofOthers, &zk.CheckVersionRequest{Path: session.ParentPath(path), Version: p.shard})
+		g.add(ofOthers, &zk.CheckVersionRequest{Path: q.ids, Version: p.swept})
 		g.ids[len(g.ops)] = p
 		g.add(ofOthers, &zk.SetDataRequest{Path: path, Data: data, Version: p.stale.Version})
 	} else {
@@ -540,8 +540,12 @@ func (g *posted) known(ctx context.Context, inc *session.Incarnation, p *parcel,
 	case !session.IsNodeExists(err):
 		return false, err
 	}
+	ids, err := inc.Exists(ctx, g.o.q.ids)
+	if err != nil {
+		return false, err
+	}
 	data, stat, err := inc.Get(ctx, path)
-	if session.IsNoNode(err) {
+	if session.IsNoNode(err) || err == nil && ids == nil {
 		return true, nil
 	}
 	if err != nil {
@@ -552,13 +556,7 @@ func (g *posted) known(ctx context.Context, inc *session.Incarnation, p *parcel,
 		return session.IsNoNode(err), err
 	}
 	if parseNote(data).over(stat, dir) {
-		p.stale, p.shard = stat, dir.Version
-		for _, other := range g.group {
-			// Nobody but us has written the directory since: its note stands as well.
-			if other.stale != nil && other.shard == dir.Version-1 && other.id[:2] == p.id[:2] {
-				other.shard = dir.Version
-			}
-		}
+		p.stale, p.swept = stat, ids.Version
 	} else {
 		p.err = ErrKnown
 	}

@@ -119,17 +119,18 @@ func (s *sweeper) sweepIDs(ctx context.Context, inc *session.Incarnation) error 
 		if err != nil {
 			return err
 		}
-		ops := []any{&zk.CheckVersionRequest{Path: dir, Version: now.Version}}
+		// Who has read a note before it is deleted finds that ids has moved on.
+		ops := []any{&zk.CheckVersionRequest{Path: dir, Version: now.Version}, &zk.SetDataRequest{Path: s.ids, Version: -1}}
 		for i, n := range nodes {
 			if n.Stat != nil && parseNote(n.Data).over(n.Stat, now) {
 				ops = append(ops, &zk.DeleteRequest{Path: paths[i], Version: n.Stat.Version})
 			}
-			if len(ops) > sweepAtOnce || i == len(nodes)-1 && len(ops) > 1 {
+			if len(ops) > sweepAtOnce || i == len(nodes)-1 && len(ops) > 2 {
 				_, err := inc.Multi(ctx, ops...)
 				if err != nil && session.OutcomeOf(err) != session.Answered {
 					return err
 				}
-				if ops = ops[:1]; err != nil {
+				if ops = ops[:2]; err != nil {
 					break // the other directories are not
 				}
 			}

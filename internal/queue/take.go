@@ -89,8 +89,10 @@ func (q *core) first(ctx context.Context, inc *session.Incarnation, spread int, 
 		it, err := q.firstForeign(ctx, inc, true)
 		return it, nil, err
 	}
-	if err := q.under.look(ctx, inc); err != nil {
-		return nil, nil, err
+	if !aside {
+		if err := q.under.look(ctx, inc); err != nil {
+			return nil, nil, err
+		}
 	}
 	missed := false
 	for synced := false; ; {
