@@ -166,8 +166,12 @@ func (q *core) firstForeign(ctx context.Context, inc *session.Incarnation, alone
 			return nil, err
 		}
 		changed := false
+		var left *element // the first that did not decode
 		for _, e := range q.foreign.elements(names) {
 			if q.skips.skipped(e.key()) {
+				if left == nil && q.skips.left(e.key()) {
+					left = &e
+				}
 				continue
 			}
 			it, all, err := q.readForeign(ctx, inc, e)
@@ -194,6 +198,15 @@ func (q *core) firstForeign(ctx context.Context, inc *session.Incarnation, alone
 		}
 		switch {
 		case changed:
+		case synced && left != nil: // there is nothing else: that is told, again
+			it, all, err := q.readForeign(ctx, inc, *left)
+			if err != nil || len(all) != 1 {
+				it = nil
+			}
+			if session.IsNoNode(err) {
+				err = nil
+			}
+			return it, err
 		case synced:
 			return nil, nil
 		default: // there is nothing only if the leader says so

@@ -58,6 +58,13 @@ func (s *skipper) skipped(key string) bool {
 	return ok
 }
 
+// left reports whether something that is skipped did not decode.
+func (s *skipper) left(key string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.misfits[key]
+}
+
 // next returns when to look again at what is skipped, or the zero time, and
 // whether so much is skipped that nothing more may be claimed.
 func (s *skipper) next() (at time.Time, full bool) {
