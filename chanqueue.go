@@ -72,7 +72,7 @@ import (
 //   - <path>-ids: see [Queue.SendID]
 //   - <path>-dead: the dead letters
 //
-// path and its children are persistent; the others are containers. See
+// path, its children and <path>-ids are persistent; the others are containers. See
 // [WithQueueLayout] to share a path with other libraries.
 //
 // # Cost

@@ -533,6 +533,7 @@ func TestLockAllThatFailsOnTheWayKeepsNothing(t *testing.T) {
 // Many lock random sets of locks, some of them one by one in their order, through
 // sessions that are harmed. Nobody waits for ever, and none is held twice.
 func TestHammerLockAll(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(8) {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			rnd := rand.New(rand.NewPCG(seed, 1))

@@ -265,6 +265,7 @@ func TestWatchOfAMapSeesAKeyThatWasDeletedAndMadeAgain(t *testing.T) {
 }
 
 func TestMapOfTenThousandKeysIsReadAndFollowed(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		m := zsync.NewMap[int](s, "/m")

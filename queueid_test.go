@@ -91,6 +91,7 @@ func TestCancelTakesNothingFromAConsumer(t *testing.T) {
 }
 
 func TestSendsWithIDsShareTransactionsAndFillBuckets(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		q := zsync.NewQueue[int](open(t, srv), "/q")
 		const n = 2500
@@ -147,6 +148,7 @@ func TestIDsAreCheckedBeforeAnythingIsSent(t *testing.T) {
 }
 
 func TestWhatIsForgottenAndNotToBeKeptIsDeleted(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		q := zsync.NewQueue[int](s, "/q", zsync.WithDeadRetention(48*time.Hour))
@@ -257,7 +259,7 @@ func TestProducerThatWasCutOffTakesNoLaterNoteForTheOneItRead(t *testing.T) {
 func TestIDsThatAreOverAreSentAgainTogether(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		q := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithIDMemory(time.Hour))
-		const n = 600 // of 256 directories
+		const n = 120 // of 256 directories
 		all := func() (sent int64) {
 			var wg sync.WaitGroup
 			var count atomic.Int64
@@ -335,8 +337,9 @@ func TestProducerThatWasCutOffBeforeItAskedTheTimeTakesNoLaterNote(t *testing.T)
 }
 
 func TestProducersWithIDsThatAreOverDoNotKeepEachOtherFromSending(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		const n = 600
+		const n = 300
 		qs := []*zsync.Queue[int]{}
 		for range 2 {
 			qs = append(qs, zsync.NewQueue[int](open(t, srv), "/q", zsync.WithIDMemory(time.Hour)))
@@ -364,5 +367,54 @@ func TestProducersWithIDsThatAreOverDoNotKeepEachOtherFromSending(t *testing.T) 
 			}
 			time.Sleep(2 * time.Hour)
 		}
+	})
+}
+
+// The same for so long that ids itself, a container that the sweep has left empty, was made anew.
+func TestProducerThatWasCutOffForMinutesTakesNoLaterNoteForTheOneItRead(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		mem := zsync.WithIDMemory(time.Hour)
+		a, b, c := open(t, srv), open(t, srv), open(t, srv)
+		qa, qb, qc := zsync.NewQueue[int](a, "/q", mem), zsync.NewQueue[int](b, "/q", mem), zsync.NewQueue[int](c, "/q", mem)
+		wantSentID(t, qb, "x", 1, true)
+		time.Sleep(5 * time.Hour)
+		var cut, healed atomic.Bool
+		aid := a.ID()
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpConnect && cut.Load() && !healed.Load() {
+				return zktest.Hang // nobody but a connects
+			}
+			if r.Session == aid && r.Op == zktest.OpMulti && !cut.Load() {
+				for _, o := range r.Ops {
+					if o.Op == zktest.OpSetData && strings.Contains(o.Path, "-ids/") {
+						cut.Store(true)
+						go srv.Partition(aid)
+						return zktest.DropRequest
+					}
+				}
+			}
+			return zktest.Pass
+		})
+		done := make(chan error, 1)
+		var second bool
+		go func() {
+			var err error
+			second, err = qa.SendID(t.Context(), "x", 2)
+			done <- err
+		}()
+		time.Sleep(2 * time.Second)
+		if !cut.Load() {
+			t.Fatal("the case did not come about")
+		}
+		must(t, qc.Send(t.Context(), 100)) // sweeps when it is idle
+		time.Sleep(5 * time.Minute)
+		wantSentID(t, qb, "x", 3, true)
+		healed.Store(true)
+		srv.Heal(aid)
+		must(t, <-done)
+		if second {
+			t.Error("two were sent with one ID within its memory")
+		}
+		wantLen(t, qb, 3) // 1, 100, 3
 	})
 }

@@ -62,7 +62,8 @@ func TestALimitOfAttemptsCostsNoRoundTripForEachElement(t *testing.T) {
 				took[i] = time.Since(began)
 			})
 		}
-		if took[1] > 2*took[0] || cost[1] > 2*cost[0]+8 {
+		// A round trip for each element would be n of them, and not a few.
+		if took[1] > 2*took[0]+10*latency || cost[1] > 2*cost[0]+8 {
 			t.Errorf("latency %v: %d deliveries in %v, and %v with a limit; ReceiveN costs %d requests, and %d", latency, n, took[0], took[1], cost[0], cost[1])
 		}
 	}
@@ -145,6 +146,7 @@ func TestAReceiveThatIsPolledLeavesOthersOfTheQueueTheirShare(t *testing.T) {
 // The reply to a claim is late, and meanwhile what was claimed before is given back as the
 // consumer is slow.
 func TestOneConsumerKeepsTheOrderBesideAClaimThatIsLate(t *testing.T) {
+	t.Parallel()
 	const n = 2000
 	for _, layout := range []zsync.QueueLayout{zsync.LayoutZsync, zsync.LayoutSimpleQueue} {
 		for at := range 8 {

@@ -94,6 +94,7 @@ func TestOnlyWhatWasHandedToAConsumerThatIsKilledWasTried(t *testing.T) {
 
 // What a dead consumer of a queue with keys had comes back though there is always more.
 func TestWhatTheDeadHadComesBackThoughTheQueueIsNeverEmpty(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		key := zsync.WithKey(func(v int) string { return fmt.Sprint(v % 1000) })
 		mk := func(s *zsync.Session, o ...zsync.QueueOption) *zsync.Queue[int] {
@@ -145,6 +146,7 @@ func TestWhatTheDeadHadComesBackThoughTheQueueIsNeverEmpty(t *testing.T) {
 }
 
 func TestWhatTheDeadHadComesBackToWhoReceivesOneByOne(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		dead, kill := mortal(t, srv)
 		p := zsync.NewQueue[int](open(t, srv), "/q")
@@ -176,6 +178,7 @@ func TestWhatTheDeadHadComesBackToWhoReceivesOneByOne(t *testing.T) {
 }
 
 func TestWhatTheDeadHadComesBackToWhoTriesAgainAndAgain(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		dead, kill := mortal(t, srv)
 		p := zsync.NewQueue[int](open(t, srv), "/q")

@@ -33,6 +33,7 @@ func isBucketWrite(r zktest.Request) bool {
 // A Cancel writes the bucket whose elements a consumer is about to claim, so the claim
 // is refused; but nobody else consumes, so there is nobody to make way for.
 func TestAnOnlyConsumerKeepsTheOrderThoughOthersCancelBesideIt(t *testing.T) {
+	t.Parallel()
 	for seed := range 4 {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			a, b := open(t, srv), open(t, srv)
@@ -191,6 +192,7 @@ func TestReceiveAfterANackInAnOutageReturnsTheSameElement(t *testing.T) {
 
 // While the servers refuse to write a bucket what was claimed of it cannot go back.
 func TestAnOnlyConsumerKeepsTheOrderThoughTheServersRefuseForAWhile(t *testing.T) {
+	t.Parallel()
 	for seed := range 10 {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			s := open(t, srv)

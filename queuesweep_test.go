@@ -3,6 +3,8 @@ package zsync_test
 import (
 	"fmt"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -32,6 +34,7 @@ func killSending(t *testing.T, srv *zktest.Server) (journal string) {
 }
 
 func TestJournalsOfKilledProducersAreGoneAfterADay(t *testing.T) {
+	t.Parallel()
 	t.Run("a consumer waits", func(t *testing.T) {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			ch := zsync.NewQueue[int](open(t, srv), "/q").Recv(t.Context())
@@ -164,6 +167,54 @@ func TestSweepThatMeetsASendIDGoesOnWithTheOtherDirectories(t *testing.T) {
 		srv.Intercept(nil)
 		if left := notes(); dirs < 100 || left > 10 {
 			t.Errorf("%d of 400 notes are left, all of which are over, in %d directories", left, dirs)
+		}
+	})
+}
+
+// A sweep makes a transaction for each directory: who sends IDs that are over need not wait
+// for the last.
+func TestASweepDoesNotKeepProducersWithIDsThatAreOverFromSending(t *testing.T) {
+	t.Parallel()
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		mem := zsync.WithIDMemory(time.Hour)
+		a, b, c := open(t, srv), open(t, srv), open(t, srv)
+		qa, qb, qc := zsync.NewQueue[int](a, "/q", mem), zsync.NewQueue[int](b, "/q", mem), zsync.NewQueue[int](c, "/q", mem)
+		send := func(q *zsync.Queue[int], from, to int) time.Duration {
+			var wg sync.WaitGroup
+			start := time.Now()
+			for i := from; i < to; i++ {
+				wg.Go(func() {
+					if ok, err := q.SendID(t.Context(), fmt.Sprint(i), i); !ok || err != nil {
+						t.Error(ok, err)
+					}
+				})
+			}
+			wg.Wait()
+			return time.Since(start)
+		}
+		send(qb, 0, 6000)
+		time.Sleep(5 * time.Hour)
+		srv.SetLatency(time.Millisecond)
+		var swept atomic.Int64
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpMulti && r.Session == c.ID() && len(r.Ops) > 1 && r.Ops[len(r.Ops)-1].Op == zktest.OpDelete {
+				swept.Add(1)
+			}
+			return zktest.Pass
+		})
+		must(t, qc.Send(t.Context(), 100))
+		for range 2000 {
+			if swept.Load() > 0 {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+		if swept.Load() == 0 {
+			t.Fatal("nobody sweeps: the case did not come about")
+		}
+		d := send(qa, 100, 120)
+		if swept.Load() > 200 {
+			t.Errorf("20 IDs that are over took %v beside a sweep, which has made %d of 256 transactions meanwhile", d, swept.Load())
 		}
 	})
 }

@@ -71,6 +71,7 @@ func TestTraceTellsWhoseElementsAreAndWhatBecomesOfThem(t *testing.T) {
 }
 
 func TestTracesOfQueuesInARunWithFaultsHaveNoViolationAndAPlantedOneIsFound(t *testing.T) {
+	t.Parallel()
 	for seed := range harness.Seeds(t, 4, 2, 300) {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			rnd := rand.New(rand.NewPCG(uint64(seed), 34))

@@ -40,6 +40,7 @@ func tryingCosts(t *testing.T, srv *zktest.Server, q *zsync.Queue[int]) (got []i
 }
 
 func TestTryRecvFindsWhatIsInALaterBucketInAFewRequests(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		buckets func(t *testing.T, srv *zktest.Server, q, other *zsync.Queue[int]) []int
 		limit   int

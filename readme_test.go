@@ -16,6 +16,7 @@ import (
 // own, and ends without an error or, if it goes on for as long as its context does,
 // with that; but for those that want a database.
 func TestEverySnippetOfTheDocumentsCompilesAndRuns(t *testing.T) {
+	t.Parallel()
 	var code, runs strings.Builder
 	code.WriteString(`package snippets
 

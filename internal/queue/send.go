@@ -532,11 +532,13 @@ func (g *posted) known(ctx context.Context, inc *session.Incarnation, p *parcel,
 	path := g.o.q.idPath(p.id)
 	switch {
 	case session.IsNoNode(err) && p.stale == nil:
+		// ids lasts: made anew it would begin at version 0 again, and so would a note.
+		g.o.q.m.MakeLasting(g.o.q.ids)
 		err := inc.MakeDir(ctx, session.ParentPath(path))
 		return err == nil, err
 	case session.IsNoNode(err), session.IsBadVersion(err):
-		p.stale = nil // somebody else has replaced, or deleted, it
-		return true, nil
+		err := g.reread(ctx, inc) // somebody else has replaced, or deleted, one
+		return err == nil, err
 	case !session.IsNodeExists(err):
 		return false, err
 	}
@@ -561,6 +563,35 @@ func (g *posted) known(ctx context.Context, inc *session.Incarnation, p *parcel,
 		p.err = ErrKnown
 	}
 	return true, nil
+}
+
+// reread looks whether the notes that are to be replaced still stand, all together: a
+// sweep that goes on would otherwise be quicker every time.
+func (g *posted) reread(ctx context.Context, inc *session.Incarnation) error {
+	q := g.o.q
+	ids, err := inc.Exists(ctx, q.ids)
+	if err != nil {
+		return err
+	}
+	var old []*parcel
+	var paths []string
+	for _, p := range g.group {
+		if p.stale != nil {
+			old, paths = append(old, p), append(paths, q.idPath(p.id))
+		}
+	}
+	nodes, err := inc.GetAll(ctx, paths)
+	if err != nil {
+		return err
+	}
+	for i, p := range old {
+		if stat := nodes[i].Stat; ids != nil && stat != nil && stat.Mzxid == p.stale.Mzxid {
+			p.swept = ids.Version
+		} else {
+			p.stale = nil
+		}
+	}
+	return nil
 }
 
 // A sending stores parcels as a part of somebody else's transaction. What it
