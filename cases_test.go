@@ -572,6 +572,7 @@ func TestCase21AHolderWhoseNodeIsDeletedLearnsItAtTheNextCall(t *testing.T) {
 }
 
 func TestCase22ATimedOutAcquireLeavesNothingHoweverItEnds(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name  string
 		fault func(srv *zktest.Server, id int64)

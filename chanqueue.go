@@ -219,14 +219,7 @@ func (q *Queue[T]) fill(b queue.Batch, vs []T) (queue.Batch, error) {
 // An element that is taken at the very moment in which its session ends is
 // still removed, in the next session; see [Queue] for what that cannot cover.
 func (q *Queue[T]) Recv(ctx context.Context) <-chan T {
-	ch := make(chan T)
-	q.consume(ctx, queue.Joining{}, func() { close(ch) }, func(c queue.Consumer, claim queue.Claim) {
-		if offer(c, claim, ch, value[T](claim)) {
-			claim.Taken()
-			q.received(ctx) // last: how long the tracer takes is the program's own
-		}
-	})
-	return ch
+	return consume(ctx, q, queue.Joining{}, value[T])
 }
 
 // value returns the value of what is claimed; that of a misfit is zero.
@@ -282,14 +275,7 @@ func (q *Queue[T]) Deliveries(ctx context.Context) <-chan Delivery[T] {
 
 // deliveries is Deliveries for those who say by ready that they wait, unless it is nil.
 func (q *Queue[T]) deliveries(ctx context.Context, ready <-chan struct{}) <-chan Delivery[T] {
-	ch := make(chan Delivery[T])
-	q.consume(ctx, queue.Joining{Hand: true, Ready: ready}, func() { close(ch) }, func(c queue.Consumer, claim queue.Claim) {
-		if offer(c, claim, ch, q.delivery(claim)) {
-			claim.Handed()
-			q.received(ctx)
-		}
-	})
-	return ch
+	return consume(ctx, q, queue.Joining{Hand: true, Ready: ready}, q.delivery)
 }
 
 // delivery makes a Delivery of what is claimed.
@@ -325,12 +311,9 @@ func (q *Queue[T]) All(ctx context.Context) iter.Seq2[Delivery[T], error] {
 		defer q.q.Listen(faults, false)
 		inner, cancel := context.WithCancel(ctx)
 		defer cancel()
-		ch, ready := make(chan yielded[T]), make(chan struct{}, 1)
-		q.consume(inner, queue.Joining{Hand: true, Odd: true, Ready: ready}, func() { close(ch) }, func(c queue.Consumer, claim queue.Claim) {
-			if offer(c, claim, ch, yielded[T]{q.delivery(claim), opError("all", q.path, claim.Element().Fault)}) {
-				claim.Handed()
-				q.received(ctx)
-			}
+		ready := make(chan struct{}, 1)
+		ch := consume(inner, q, queue.Joining{Hand: true, Odd: true, Ready: ready}, func(claim queue.Claim) yielded[T] {
+			return yielded[T]{q.delivery(claim), opError("all", q.path, claim.Element().Fault)}
 		})
 		for asked := false; ; {
 			if !asked { // no second time though an error was yielded meanwhile
@@ -364,28 +347,37 @@ func (q *Queue[T]) All(ctx context.Context) iter.Seq2[Delivery[T], error] {
 	}
 }
 
-// consume has each element of a consumer offered until ctx ends or the Session is
-// closed; then it calls finish. each takes it, or puts it back.
-func (q *Queue[T]) consume(ctx context.Context, o queue.Joining, finish func(), each func(c queue.Consumer, claim queue.Claim)) {
+// consume returns a channel on which each element of a consumer is offered, as wrap makes
+// it of what is claimed, until ctx ends or the Session is closed; then it is closed.
+func consume[T, D any](ctx context.Context, q *Queue[T], o queue.Joining, wrap func(queue.Claim) D) <-chan D {
+	ch := make(chan D)
 	if q.misuse() != nil {
 		if q.s != nil {
 			q.s.m.Log.Error("zsync: cannot consume", "path", q.path, "err", q.misuse())
 		}
-		finish()
-		return
+		close(ch)
+		return ch
 	}
 	q.s.m.Spawn(func() {
-		defer finish()
+		defer close(ch)
 		c := q.q.Join(ctx, o)
 		defer c.Leave()
 		for {
 			claim, err := c.Next()
-			if err != nil {
+			switch {
+			case err != nil:
 				return
+			case !offer(c, claim, ch, wrap(claim)):
+				continue
+			case o.Hand:
+				claim.Handed()
+			default:
+				claim.Taken()
 			}
-			each(c, claim)
+			q.received(ctx) // last: how long the tracer takes is the program's own
 		}
 	})
+	return ch
 }
 
 // Data returns the element as it is stored, without the frame that the layouts
@@ -442,10 +434,6 @@ func (d Delivery[T]) Release() error {
 // element is back in its former place at once. It needs [LayoutZsync]: in others it
 // is Nack, with an error that is [ErrInvalid].
 func (d Delivery[T]) NackAfter(delay time.Duration) error {
-	if d.cfg != nil && d.cfg.layout != LayoutZsync && delay > 0 {
-		d.nack(0)
-		return opError("nack", d.path, session.Invalid("NackAfter needs zsync's own layout, not %v", d.cfg.layout))
-	}
 	return d.nack(delay)
 }
 
@@ -463,9 +451,6 @@ func (d Delivery[T]) nack(after time.Duration) error {
 // which what was received is in the queue no more, it is not possible, and the
 // error is [ErrInvalid].
 func (d Delivery[T]) Reject(ctx context.Context, reason string) error {
-	if d.cfg != nil && d.cfg.layout != LayoutZsync {
-		return opError("reject", d.path, session.Invalid("Reject needs zsync's own layout, not %v", d.cfg.layout))
-	}
 	return d.settle(ctx, "reject", queue.Settlement{Fate: queue.Bury, Reason: errors.New(reason)})
 }
 

@@ -456,7 +456,7 @@ func TestOneElementWakesOneOfAThousandIdleConsumers(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		var got atomic.Int32
 		for range 50 {
-			q := zsync.NewQueue[int](open(t, srv), "/q")
+			q := zsync.NewQueue[int](open(t, srv, longSession), "/q")
 			for range 20 {
 				ch := q.Recv(t.Context())
 				go func() {
@@ -467,7 +467,7 @@ func TestOneElementWakesOneOfAThousandIdleConsumers(t *testing.T) {
 			}
 			synctest.Wait()
 		}
-		q := zsync.NewQueue[int](open(t, srv), "/q")
+		q := zsync.NewQueue[int](open(t, srv, longSession), "/q")
 		must(t, q.Send(t.Context(), 0))
 		time.Sleep(time.Minute)
 		idle := srv.Counts()
@@ -487,7 +487,7 @@ func TestOneElementWakesOneOfAThousandIdleConsumers(t *testing.T) {
 				t.Errorf("%d elements received, want %d", got.Load(), i+2)
 			}
 		}
-	})
+	}, longSessions)
 }
 
 func TestQueueBacklogCostsNoMoreForEachElementThanAShortQueue(t *testing.T) {

@@ -356,6 +356,7 @@ func (l localSync) Lock(ctx context.Context) error {
 func (l localSync) Unlock() error { l.mu.Unlock(); return nil }
 
 func TestBroadcastReachesMoreThanFitIntoOneTransaction(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		c := zsync.NewCond(s, "/"+strings.Repeat("long", 400), make(localLocker, 1))
@@ -519,6 +520,7 @@ func TestAWaiterIsWokenWhateverBefallsItsRequests(t *testing.T) {
 }
 
 func TestASignalPassesFromOneThatGivesUpWhateverBefallsItsRequests(t *testing.T) {
+	t.Parallel()
 	eachRequest(t, func(t *testing.T, srv *zktest.Server, arm func(*zsync.Session)) {
 		a, b, s := open(t, srv), open(t, srv), open(t, srv)
 		ctx, cancel := context.WithCancel(t.Context())

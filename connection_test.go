@@ -138,6 +138,7 @@ func TestDroppedConnectionsMakeNoCrowdOfSessionsWithLossOnSuspend(t *testing.T) 
 }
 
 func TestASessionTimeoutOfAMillisecondMakesNoStorm(t *testing.T) {
+	t.Parallel()
 	harness.VirtualTime(t, func(t *testing.T) {
 		i := &impostor{hello: welcome(1, 16), reply: func(xid, op int32) []byte { return frame(replyTo(xid, wire.CodeNoNode)) }}
 		s, err := zsync.Connect(t.Context(), "x:1", zsync.WithDialer(i.dial))

@@ -184,6 +184,8 @@ var (
 	_ interface {
 		Do(ctx context.Context, n int64, f func(ctx context.Context) error) error
 		Resize(ctx context.Context, n int64) error
+		Token(ctx context.Context) (int64, error)
+		Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error)
 	} = (*zsync.Semaphore)(nil)
 
 	_ func(*zsync.Session, string, ...zsync.ValueOption) *zsync.Map[int] = zsync.NewMap[int]

@@ -207,11 +207,12 @@ func TestNothingOfARoundWhosePartiesDiedInsideOpensTheNext(t *testing.T) {
 }
 
 func TestPartyThatDiesBeforeItsRoundIsLetInDoesNotCount(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
+	nearAndFar(t, func(t *testing.T, srv *zktest.Server) {
 		a, b, c := open(t, srv), open(t, srv), open(t, srv)
 		wb, wc := zsync.NewWaitGroup(b, "/w"), zsync.NewWaitGroup(c, "/w")
 		ctx, die := context.WithCancel(t.Context())
 		dying := async(func() error { return zsync.NewWaitGroup(a, "/w").Enter(ctx, 2) })
+		time.Sleep(time.Second)
 		pendingStill(t, dying)
 		// It dies when b has seen it, and is about to let both in.
 		srv.Intercept(func(r zktest.Request) zktest.Action {
@@ -223,6 +224,7 @@ func TestPartyThatDiesBeforeItsRoundIsLetInDoesNotCount(t *testing.T) {
 			return zktest.Pass
 		})
 		entered := enter(t, wb, 2)
+		time.Sleep(time.Second)
 		pendingStill(t, entered)
 		wantErr(t, <-dying, context.Canceled)
 		must(t, wc.Enter(t.Context(), 2))
@@ -457,6 +459,7 @@ func TestEnterCancelledWhileItLetsTheRoundInCountsOrDoesNot(t *testing.T) {
 
 // Whichever of the two is seen first, the caller is told of his context.
 func TestEnterWhoseContextEndsAsItsConnectionIsLostTellsOfTheContext(t *testing.T) {
+	t.Parallel()
 	for i := range 400 {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			s := open(t, srv)
@@ -564,6 +567,7 @@ func TestLeaveOutlivesItsSession(t *testing.T) {
 // Twice as many parties as a round has, and more, come at once: rounds are let
 // in by parties who are not of them.
 func TestRoundsOfManyMorePartiesDoNotMix(t *testing.T) {
+	t.Parallel()
 	for _, n := range []int{1, 2, 5} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			srv.SetLatency(time.Millisecond)
@@ -847,13 +851,27 @@ func TestEnterAndLeaveCostAtMostFiveRequestsAParty(t *testing.T) {
 	}
 }
 
+// nearAndFar runs test with servers that are near, and with such that are far: then who
+// enters lists the room at once.
+func nearAndFar(t *testing.T, test func(t *testing.T, srv *zktest.Server)) {
+	t.Helper()
+	for _, latency := range []time.Duration{0, 5 * time.Millisecond} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			srv.SetLatency(latency)
+			test(t, srv)
+		})
+	}
+}
+
 // Each request of each of three parties is lost once, and its reply once. The
 // last party lets the round in and keeps it.
 func TestRoundsAreWholeWhenRequestsAndRepliesAreLost(t *testing.T) {
+	t.Parallel()
 	for who := range 3 {
 		for _, act := range []zktest.Action{zktest.DropRequest, zktest.DropReply} {
 			for at, more := 1, true; more; at++ {
-				bubble(t, func(t *testing.T, srv *zktest.Server) {
+				more = false
+				nearAndFar(t, func(t *testing.T, srv *zktest.Server) {
 					r := roll{n: 3}
 					var ss []*zsync.Session
 					for range r.n {
@@ -872,7 +890,7 @@ func TestRoundsAreWholeWhenRequestsAndRepliesAreLost(t *testing.T) {
 						done = append(done, async(func() error {
 							return r.take(within(t, time.Minute), zsync.NewWaitGroup(s, "/w"), 0, 2)
 						}))
-						synctest.Wait()
+						time.Sleep(100 * time.Millisecond) // they come one after the other
 					}
 					for _, c := range done {
 						if err := <-c; err != nil {
@@ -881,7 +899,7 @@ func TestRoundsAreWholeWhenRequestsAndRepliesAreLost(t *testing.T) {
 					}
 					time.Sleep(time.Second)
 					wantEmptyRoom(t, ss[0])
-					more = int(n.Load()) >= at && !t.Failed()
+					more = more || int(n.Load()) >= at && !t.Failed()
 				})
 			}
 		}
@@ -892,10 +910,12 @@ func TestRoundsAreWholeWhenRequestsAndRepliesAreLost(t *testing.T) {
 // with the reply lost. The others are never held back, and it comes through
 // itself: it may miss the round, but then another party like it completes one.
 func TestNobodyIsHeldBackByASessionThatEndsAtAnyRequest(t *testing.T) {
+	t.Parallel()
 	for who := range 3 {
 		for _, act := range []zktest.Action{zktest.DropRequest, zktest.DropReply} {
 			for at, more := 1, true; more; at++ {
-				bubble(t, func(t *testing.T, srv *zktest.Server) {
+				more = false
+				nearAndFar(t, func(t *testing.T, srv *zktest.Server) {
 					var ss []*zsync.Session
 					for range 3 {
 						ss = append(ss, open(t, srv))
@@ -923,7 +943,7 @@ func TestNobodyIsHeldBackByASessionThatEndsAtAnyRequest(t *testing.T) {
 					var done []<-chan error
 					for _, s := range ss {
 						done = append(done, async(func() error { return pass(s) }))
-						synctest.Wait()
+						time.Sleep(100 * time.Millisecond) // they come one after the other
 					}
 					for i, c := range done {
 						if i == who {
@@ -938,7 +958,7 @@ func TestNobodyIsHeldBackByASessionThatEndsAtAnyRequest(t *testing.T) {
 							t.Errorf("%v and expiry at request %d of party %d: party %d hangs", act, at, who, i)
 						}
 					}
-					more = int(n.Load()) >= at && !t.Failed()
+					more = more || int(n.Load()) >= at && !t.Failed()
 					select {
 					case err := <-done[who]:
 						must(t, err)
@@ -969,6 +989,7 @@ func TestHammerRoundsNeverMix(t *testing.T) {
 		if rnd.IntN(2) == 0 {
 			calm, timeout = 0, 4*testTimeout
 		}
+		srv.SetLatency(time.Duration(rnd.IntN(2)) * 3 * time.Millisecond)
 		var ss []*zsync.Session
 		for range 1 + rnd.IntN(r.n) {
 			ss = append(ss, open(t, srv, zsync.WithSessionTimeout(timeout)))
@@ -1235,13 +1256,26 @@ func TestWaitGroupLostIsOfTheMembership(t *testing.T) {
 }
 
 // A round is Enter and then Leave of all, one right behind the other. The last who
-// enters takes three round trips: his create and the room; the listing; the
-// transaction, with which all others are told. The keeper takes two: he asks after
-// all, and tells.
+// enters takes two round trips: his create, with the room and who is in it, and the
+// transaction, with which all others are told. The keeper takes two: he asks after all,
+// and tells. Where servers were near when the session was connected a listing more is
+// made only if it is needed, and of many the keeper asks after some first.
 func TestARoundOfTheDoubleBarrierTakesFewRoundTrips(t *testing.T) {
+	t.Parallel()
 	const latency = 10 * time.Millisecond
-	for _, c := range []struct{ n, sessions, most int }{{8, 1, 5}, {8, 8, 5}, {32, 1, 6}, {32, 32, 6}} {
+	for _, c := range []struct {
+		n, sessions, most int
+		far               bool
+		requests          float64 // a party
+	}{
+		{8, 1, 5, false, 5}, {8, 8, 5, false, 5}, {32, 1, 6, false, 5}, {32, 32, 6, false, 5},
+		{8, 1, 4, true, 6}, {8, 8, 4, true, 6}, {32, 1, 4, true, 6}, {32, 32, 4, true, 6}, {128, 8, 4, true, 6},
+		{160, 8, 6, true, 4.3}, // so many do not all list all
+	} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			if c.far {
+				srv.SetLatency(latency)
+			}
 			var wgs []*zsync.WaitGroup
 			for i := range c.n {
 				var s *zsync.Session
@@ -1269,15 +1303,20 @@ func TestARoundOfTheDoubleBarrierTakesFewRoundTrips(t *testing.T) {
 			srv.SetLatency(latency)
 			var worst, sum time.Duration
 			const rounds = 20
+			before := srv.Counts()
 			for range rounds {
 				start := time.Now()
 				round()
 				took := time.Since(start)
 				worst, sum = max(worst, took), sum+took
 			}
-			t.Logf("%d parties of %d sessions: %.1f round trips, at most %d", c.n, c.sessions, float64(sum)/rounds/float64(latency), worst/latency)
+			requests := float64(srv.Counts().Sub(before).Total()) / float64(rounds*c.n)
+			t.Logf("%d parties of %d sessions: %.1f round trips, at most %d; %.2f requests a party", c.n, c.sessions, float64(sum)/rounds/float64(latency), worst/latency, requests)
 			if int(worst/latency) > c.most {
 				t.Errorf("%d parties of %d sessions: a round took %d round trips, want at most %d", c.n, c.sessions, worst/latency, c.most)
+			}
+			if requests > c.requests {
+				t.Errorf("%d parties of %d sessions: %.2f requests a party, want at most %.0f", c.n, c.sessions, requests, c.requests)
 			}
 			srv.SetLatency(0)
 		}, zktest.WithSessionTimeouts(time.Second, time.Hour))

@@ -385,6 +385,7 @@ func named(t testing.TB, c <-chan zsync.Contender) string {
 }
 
 func TestObserveNamesTheLeaderAndEveryChangeAndThenIsQuiet(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		o := open(t, srv)
 		ctx, cancel := context.WithCancel(t.Context())

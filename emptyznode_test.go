@@ -66,6 +66,7 @@ func (c *emptyMaker) step() {
 // Another makes the znode empty, reads it and adds to it before any of our requests:
 // each addition counts once, also if the connection breaks under one of ours.
 func TestEachAdditionCountsOnceThoughAnotherMakesTheZnodeEmptyInBetween(t *testing.T) {
+	t.Parallel()
 	const ours, theirs = 2, 3
 	ways := map[string]func(t *testing.T, s *zsync.Session, path string) error{
 		"Update": func(t *testing.T, s *zsync.Session, path string) error {

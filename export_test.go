@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync/internal/double"
 	"github.com/zsync/zsync/internal/line"
 	"github.com/zsync/zsync/internal/session"
@@ -54,6 +56,11 @@ func KeptTallies(s *Session) int { return s.tallies.Kept() }
 
 // SetSkew sets how much the clock of c is ahead.
 func SetSkew(c *Schedule, skew time.Duration) { c.skew = skew }
+
+// Fresh reports whether a Flight of this keep shares a result with a caller.
+func Fresh(keep time.Duration, came, stored *zk.Stat) bool {
+	return (&Flight[int]{keep: keep}).fresh(came, stored)
+}
 
 // ThroughTheGate has m not try to do without its gate.
 func ThroughTheGate(m *Semaphore) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"sync"
 	"time"
@@ -209,8 +210,11 @@ func (f *Flight[T]) look(ctx context.Context, rw *RWMutex, came **zk.Stat) (v T,
 	return v, true, nil
 }
 
+// fresh compares two times of the servers' clock, which is that of their leader: it may
+// have been set back in between. A result is kept no longer for that.
 func (f *Flight[T]) fresh(came, stored *zk.Stat) bool {
-	return time.Duration(came.Ctime-stored.Mtime)*time.Millisecond < f.keep || stored.Mzxid > came.Czxid
+	age := time.Duration(came.Ctime-stored.Mtime) * time.Millisecond
+	return age > -f.keep && age < f.keep || stored.Mzxid > came.Czxid
 }
 
 // read reads the znode of g and the result beside it.
@@ -257,7 +261,9 @@ func (f *Flight[T]) store(ctx context.Context, rw *RWMutex, v T) error {
 }
 
 // sweepAfter is when a result is looked after that was just stored.
-func (f *Flight[T]) sweepAfter() time.Duration { return f.keep + time.Second }
+func (f *Flight[T]) sweepAfter() time.Duration {
+	return min(f.keep, math.MaxInt64-time.Second) + time.Second
+}
 
 // remove deletes the result below dir if its time is over and nobody is about to
 // use the key: who comes next may look after it.

@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/zktest"
@@ -68,6 +71,55 @@ func TestAResultIsKeptForItsTimeByTheServersClock(t *testing.T) {
 		time.Sleep(time.Second)
 		want(b, "k", 3, false)
 		want(a, "k", 3, true)
+	})
+}
+
+// The servers' clock is that of their leader, and another leader's may be behind it.
+func TestAResultIsNotKeptForLongerBecauseTheServersClockWasSetBack(t *testing.T) {
+	const stored = 1_000_000_000 // milliseconds
+	for _, c := range []struct {
+		keep time.Duration
+		late int64 // when the caller came, in milliseconds after the result was stored
+		want bool
+	}{
+		{time.Minute, 0, true}, {time.Minute, 59_999, true}, {time.Minute, 60_000, false},
+		{time.Minute, -1, true}, {time.Minute, -60_000, false}, {time.Minute, -3_600_000, false},
+		{0, 0, false}, {0, -1, false}, {0, -3_600_000, false},
+		{math.MaxInt64, 3_600_000, true}, {math.MaxInt64, -3_600_000, true},
+	} {
+		if got := zsync.Fresh(c.keep, &zk.Stat{Ctime: stored + c.late, Czxid: 8}, &zk.Stat{Mtime: stored, Mzxid: 7}); got != c.want {
+			t.Errorf("kept for %v, %d ms later by the servers' clock: shared is %v, want %v", c.keep, c.late, got, c.want)
+		}
+		if !zsync.Fresh(c.keep, &zk.Stat{Ctime: stored + c.late, Czxid: 6}, &zk.Stat{Mtime: stored, Mzxid: 7}) {
+			t.Errorf("kept for %v: who has waited for it does not get it", c.keep)
+		}
+	}
+}
+
+func TestAResultThatIsKeptForEverIsLookedAfterByNobody(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		f := zsync.NewFlight[int](s, "/f", math.MaxInt64)
+		do := func(want bool) {
+			t.Helper()
+			if v, shared, err := f.Do(t.Context(), "k", func(context.Context) (int, error) { return 1, nil }); v != 1 || shared != want || err != nil {
+				t.Errorf("Do = %d, %v, %v; want shared %v", v, shared, err, want)
+			}
+		}
+		do(false)
+		var locked atomic.Int64
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if strings.HasPrefix(r.Path, "/f/k/") && r.Op != zktest.OpGetData {
+				locked.Add(1)
+			}
+			return zktest.Pass
+		})
+		time.Sleep(time.Hour)
+		if n := locked.Load(); n > 0 {
+			t.Errorf("%d requests about the key in an hour in which nobody called", n)
+		}
+		srv.Intercept(nil)
+		do(true)
 	})
 }
 

@@ -26,7 +26,7 @@ import (
 //
 // A member stays one through reconnects and expired sessions until
 // [Membership.Leave] or the end of its process. At most one member has an id at
-// a time.
+// a time, but with [WithGroupLayout]([LayoutKazoo]), where an id is no name.
 //
 // # Loss
 //
@@ -140,8 +140,8 @@ type Membership[T any] struct {
 
 // Join makes the caller a member, and returns when others can see it. While
 // another member has the id, in this process or another, Join waits: a process
-// that was restarted joins when the session of the former has ended. A Join that
-// fails leaves nothing behind.
+// that was restarted joins when the session of the former has ended. (With
+// [LayoutKazoo] it does not wait.) A Join that fails leaves nothing behind.
 //
 // The errors are [ErrInvalid] for a bad id, [ErrTooLarge] for an info that does
 // not fit, [ErrClosed], those of ctx, and what the servers refuse.
@@ -219,7 +219,7 @@ func (m *Membership[T]) failure() error {
 // run keeps m in the group until it leaves or the Session is closed.
 func (m *Membership[T]) run() {
 	defer close(m.ended)
-	free := m.g.s.ids.take(m.leaving, m.path)
+	free := m.g.s.ids.Take(m.leaving, m.path)
 	var gone *session.Removal
 	err := m.g.s.m.During(m.leaving, func(inc *session.Incarnation) (err error) {
 		if gone, err = m.stay(inc); gone != nil {
@@ -479,7 +479,7 @@ func (g *Group[T]) Watch(ctx context.Context) <-chan []Member[T] {
 	}
 	g.s.m.Spawn(func() {
 		defer close(out)
-		err := g.s.m.FollowDir(ctx, g.dir(), func(nodes map[string]session.Node, changed <-chan struct{}) (bool, error) {
+		err := g.s.m.FollowDir(ctx, g.dir(), false, func(nodes map[string]session.Node, changed, _ <-chan struct{}) (bool, error) {
 			members, bad := g.members(nodes)
 			for _, err := range bad {
 				g.s.m.Log.Error("zsync: cannot watch a member", "path", g.path, "err", err)
@@ -500,39 +500,4 @@ func (g *Group[T]) Watch(ctx context.Context) <-chan []Member[T] {
 		}
 	})
 	return out
-}
-
-// An idSet keeps the members of one Session that have one id apart, which the
-// servers cannot: to them it is one session. The zero value is ready for use.
-type idSet struct {
-	mu    sync.Mutex
-	taken map[string]chan struct{} // by path of the znode; closed when it is free; guarded by mu
-}
-
-// take waits until path is free, or ctx has ended, and takes it.
-func (s *idSet) take(ctx context.Context, path string) (free func()) {
-	for {
-		s.mu.Lock()
-		former := s.taken[path]
-		if former == nil {
-			if s.taken == nil {
-				s.taken = make(map[string]chan struct{})
-			}
-			mine := make(chan struct{})
-			s.taken[path] = mine
-			s.mu.Unlock()
-			return func() {
-				s.mu.Lock()
-				defer s.mu.Unlock()
-				delete(s.taken, path)
-				close(mine)
-			}
-		}
-		s.mu.Unlock()
-		select {
-		case <-former:
-		case <-ctx.Done():
-			return func() {}
-		}
-	}
 }

@@ -14,6 +14,7 @@ import (
 )
 
 func TestEveryTestThatTheDocumentsNameExists(t *testing.T) {
+	t.Parallel()
 	var tests []string
 	err := filepath.WalkDir(".", func(name string, d fs.DirEntry, err error) error {
 		if err != nil || !strings.HasSuffix(name, "_test.go") {

@@ -39,9 +39,9 @@ import (
 //
 // # Cost
 //
-// Load costs 2 requests. Store costs 1 round trip, Add and Swap 2 without
-// competition, CompareAndSwap 3; a second after the last change comes one request
-// more in the background.
+// Load costs 2 requests in 1 round trip. Store costs 1 round trip; Add, Swap and
+// CompareAndSwap cost 2 without competition; a second after the last change comes one
+// request more in the background.
 type Int64 struct {
 	v *Value[int64]
 }

@@ -117,6 +117,7 @@ func TestWhoReleasesWhatWasGivenUpLetsTheNextInAtOnce(t *testing.T) {
 }
 
 func TestAHealthyHolderThatReleasesInTimeIsLeftAlone(t *testing.T) {
+	t.Parallel()
 	for _, name := range namesOfLimited() {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {

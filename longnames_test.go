@@ -28,6 +28,7 @@ func stand(t *testing.T, s *zsync.Session, dir string, bytes, number int) (path 
 // that a new connection sets again go in several packets, and a path that is nearly
 // as long as a packet goes in one of its own.
 func TestOneLongPathThatIsWatchedCostsNoConnection(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		stranger, s, opener := open(t, srv), open(t, srv), open(t, srv)
 		long := stand(t, stranger, "/m", 1_000_000, 0)

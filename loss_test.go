@@ -81,3 +81,36 @@ func TestEveryLossTellsItsReasonInEveryWay(t *testing.T) {
 		})
 	}
 }
+
+// What is held is told to be lost when the margin of the moment in which it was cut off
+// has passed, and is granted to another no earlier than a tenth of the timeout after that.
+func TestTheMarginIsForHowLongWhatIsHeldIsHeldIfNothingMoreIsHeard(t *testing.T) {
+	for _, wait := range []time.Duration{0, time.Second, 2 * time.Second, 3700 * time.Millisecond, time.Minute} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			a, b := open(t, srv), open(t, srv)
+			m := zsync.NewMutex(a, "/m")
+			must(t, m.Lock(t.Context()))
+			lost := m.Lost()
+			time.Sleep(wait)
+			synctest.Wait()
+			margin, cut := a.Margin(), time.Now()
+			if margin <= 0 || margin > a.Timeout()*9/10 {
+				t.Errorf("after %v the margin is %v, of a timeout of %v", wait, margin, a.Timeout())
+			}
+			srv.Partition(a.ID())
+			granted := async(func() error { return zsync.NewMutex(b, "/m").Lock(t.Context()) })
+			<-lost
+			told := time.Since(cut)
+			if d := told - margin; d < 0 || d > a.Timeout()/100 {
+				t.Errorf("after %v the margin is %v, and the loss is told %v later", wait, margin, told)
+			}
+			if left := a.Margin(); left > 0 {
+				t.Errorf("%v are left when the loss is told", left)
+			}
+			must(t, <-granted)
+			if d := time.Since(cut) - told; d < b.Timeout()/10 {
+				t.Errorf("another is granted it %v after the loss was told", d)
+			}
+		})
+	}
+}

@@ -59,9 +59,9 @@ import (
 //
 // Load costs 2 requests. Store and Delete cost 1 round trip, LoadOrStore 2, the
 // others 3; a second after the last write comes one request more in the background.
-// Range costs 4 requests and 2 for every 128 keys, in 4 round trips. Watch costs 3
+// Range costs 3 requests and 2 for every 128 keys, in 4 round trips. Watch costs 3
 // requests and one for each key at first; then one notification and one request for
-// each change.
+// each change, and one request for each connection that was lost.
 type Map[V any] struct {
 	made
 	codec Codec
@@ -424,8 +424,11 @@ func (m *Map[V]) list(ctx context.Context) (names []string, err error) {
 	return names, err
 }
 
+// A lister lists a directory.
+type lister = func(ctx context.Context, dir string) ([]string, *zk.Stat, error)
+
 // names lists the keys with list, by the names of their znodes.
-func (m *Map[V]) names(ctx context.Context, list func(context.Context, string) ([]string, *zk.Stat, error)) ([]string, error) {
+func (m *Map[V]) names(ctx context.Context, list lister) ([]string, error) {
 	names, _, err := list(ctx, m.dir())
 	if session.IsNoNode(err) {
 		return nil, nil
@@ -544,13 +547,12 @@ func (m *Map[V]) snapshot(ctx context.Context) (nodes map[string]session.Node, e
 	}
 	settled := false
 	err = m.s.m.During(ctx, func(inc *session.Incarnation) error {
-		if err := inc.Sync(ctx, m.dir()); err != nil {
-			return err
-		}
 		var before map[string]session.Node
 		var listed, relisted int64
+		list := inc.ChildrenFresh // what is read after is no older
 		for try := range snapshotTries {
-			if nodes, relisted, err = m.readAll(ctx, inc); err != nil {
+			nodes, relisted, err = m.readAll(ctx, inc, list)
+			if list = inc.Children; err != nil {
 				return err
 			}
 			same := func(a, b session.Node) bool { return versionOf(a.Stat) == versionOf(b.Stat) }
@@ -566,7 +568,7 @@ func (m *Map[V]) snapshot(ctx context.Context) (nodes map[string]session.Node, e
 		return nodes, err
 	}
 	errTold := errors.New("told")
-	err = m.s.m.FollowDir(ctx, m.dir(), func(found map[string]session.Node, _ <-chan struct{}) (bool, error) {
+	err = m.s.m.FollowDir(ctx, m.dir(), false, func(found map[string]session.Node, _, _ <-chan struct{}) (bool, error) {
 		nodes = keyed(found)
 		return true, errTold
 	})
@@ -578,9 +580,9 @@ func (m *Map[V]) snapshot(ctx context.Context) (nodes map[string]session.Node, e
 
 // readAll reads every key. listed is the transaction by which the directory had got
 // or lost its last child when it was listed, or 0 if there was none.
-func (m *Map[V]) readAll(ctx context.Context, inc *session.Incarnation) (nodes map[string]session.Node, listed int64, err error) {
+func (m *Map[V]) readAll(ctx context.Context, inc *session.Incarnation, list lister) (nodes map[string]session.Node, listed int64, err error) {
 	names, err := m.names(ctx, func(ctx context.Context, dir string) ([]string, *zk.Stat, error) {
-		names, stat, err := inc.Children(ctx, dir)
+		names, stat, err := list(ctx, dir)
 		if err == nil {
 			listed = stat.Pzxid
 		}
@@ -593,12 +595,12 @@ func (m *Map[V]) readAll(ctx context.Context, inc *session.Incarnation) (nodes m
 	for i, name := range names {
 		paths[i] = session.ChildPath(m.dir(), name)
 	}
-	list, err := inc.GetAll(ctx, paths)
+	all, err := inc.GetAll(ctx, paths)
 	if err != nil {
 		return nil, 0, err
 	}
 	nodes = make(map[string]session.Node, len(names))
-	for i, n := range list {
+	for i, n := range all {
 		if n.Stat != nil {
 			nodes[names[i]] = n
 		}
@@ -624,6 +626,10 @@ func keyed(nodes map[string]session.Node) map[string]session.Node {
 // something changes in every round trip to the server: then what is sent can be
 // spread over the last few of them. The receiver may keep and change it.
 //
+// When the connection or the session was lost, nothing is sent until there is
+// another, and then the contents as they are by then, even if nothing has changed:
+// so Watch says that it has caught up.
+//
 // The channel has no buffer. A reader who is slower than the writers gets the
 // latest contents, not those in between. A value that cannot be decoded is
 // logged and left out.
@@ -638,12 +644,14 @@ func (m *Map[V]) Watch(ctx context.Context) <-chan map[string]V {
 	}
 	m.s.m.Spawn(func() {
 		defer close(out)
-		err := m.s.m.FollowDir(ctx, m.dir(), func(nodes map[string]session.Node, changed <-chan struct{}) (bool, error) {
+		err := m.s.m.FollowDir(ctx, m.dir(), true, func(nodes map[string]session.Node, changed, lost <-chan struct{}) (bool, error) {
 			select {
 			case out <- m.contents(nodes):
 				return true, nil
 			case <-changed:
 				return false, nil // the reader gets what is newer
+			case <-lost:
+				return false, nil // or what is confirmed
 			case <-ctx.Done():
 				return false, session.CtxErr(ctx)
 			case <-m.s.m.Closing:

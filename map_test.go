@@ -264,6 +264,69 @@ func TestWatchOfAMapSeesAKeyThatWasDeletedAndMadeAgain(t *testing.T) {
 	})
 }
 
+func TestWatchOfAMapSaysWhenItHasCaughtUpWithWhatItMissed(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		m := zsync.NewMap[int](open(t, srv), "/m")
+		must(t, m.Store(t.Context(), "k", 1))
+		watch := zsync.NewMap[int](s, "/m").Watch(t.Context())
+		next := func(want map[string]int) {
+			t.Helper()
+			select {
+			case got := <-watch:
+				if !maps.Equal(got, want) {
+					t.Fatalf("Watch gives %v, want %v", got, want)
+				}
+			case <-time.After(time.Minute):
+				t.Fatalf("Watch gives nothing, want %v", want)
+			}
+		}
+		quiet := func() {
+			t.Helper()
+			select {
+			case all := <-watch:
+				t.Fatalf("Watch gives %v", all)
+			case <-time.After(testTimeout / 2):
+			}
+		}
+		next(map[string]int{"k": 1})
+		quiet()
+		for range 2 { // whether anything has changed or not
+			srv.Disconnect(s.ID())
+			next(map[string]int{"k": 1})
+			quiet()
+		}
+		srv.Expire(s.ID())
+		next(map[string]int{"k": 1})
+		quiet()
+
+		// What the reader has not taken when the connection is lost it does not get
+		// any more, though nothing has told that it has changed.
+		must(t, m.Store(t.Context(), "k", 2))
+		synctest.Wait()
+		away := s.ID()
+		srv.Partition(away)
+		srv.Disconnect(away)
+		synctest.Wait() // it has heard of that
+		must(t, m.Store(t.Context(), "k", 3))
+		quiet()
+		srv.Heal(away)
+		next(map[string]int{"k": 3})
+		time.Sleep(time.Hour)
+		quiet()
+		if away != s.ID() {
+			t.Error("the session has ended")
+		}
+
+		// Nor while the map is away with its path.
+		must(t, m.Clear(t.Context()))
+		next(map[string]int{})
+		srv.Disconnect(s.ID())
+		next(map[string]int{})
+		quiet()
+	})
+}
+
 func TestMapOfTenThousandKeysIsReadAndFollowed(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync"
 )
 
@@ -22,6 +24,7 @@ type permitModel struct {
 
 	mu    sync.Mutex
 	holds map[*modelHold]permits // guarded by mu
+	token int64                  // the greatest of those whose permits were given up; guarded by mu
 }
 
 type permits struct {
@@ -66,6 +69,9 @@ func (p *permitModel) drop(h *modelHold) (lost bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.holds, h)
+	for _, tok := range h.tokens {
+		p.token = max(p.token, tok)
+	}
 	return h.lost()
 }
 
@@ -77,6 +83,7 @@ type permitProgram struct {
 	first   int64
 	resizes bool
 	m       *zsync.Semaphore
+	least   int64 // what the token of what is asked for must be greater than
 }
 
 func (p *permitProgram) run() {
@@ -92,6 +99,9 @@ func (p *permitProgram) step() {
 	ctx, cancel := cut(p.t, p.d)
 	defer cancel()
 	n, began := int64(1+p.d.IntN(int(p.first))), time.Now()
+	p.mu.Lock()
+	p.least = p.token
+	p.mu.Unlock()
 	switch p.d.IntN(8) {
 	case 0:
 		ok, err := p.m.TryAcquire(ctx, n)
@@ -123,8 +133,42 @@ func (p *permitProgram) asked(what string, ctx context.Context, began time.Time,
 	return p.got(what, p.s, ctx, began, err)
 }
 
+// use does what a holder may do.
+func (p *permitProgram) use(h *modelHold) {
+	ctx, cancel := cut(p.t, p.d)
+	defer cancel()
+	told := func(what string, err error) bool {
+		switch {
+		case err == nil:
+			return true
+		case errors.Is(err, zsync.ErrLost) && h.lost():
+		case ctx.Err() != nil && errors.Is(err, ctx.Err()):
+		case p.refuses && errors.Is(err, zk.ErrNoAuth):
+		default:
+			p.t.Errorf("%s of permits that are held: %v (lost: %v)", what, err, h.lost())
+		}
+		return false
+	}
+	if p.d.IntN(4) == 0 {
+		tok, err := p.m.Token(ctx)
+		if told("Token", err) && !h.lost() {
+			if tok <= p.least {
+				p.t.Errorf("the token is %d, and before it was asked for there was %d", tok, p.least)
+			}
+			p.mu.Lock()
+			h.tokens = append(h.tokens, tok)
+			p.mu.Unlock()
+		}
+	}
+	if p.d.IntN(4) == 0 {
+		_, err := p.m.Txn(ctx, &zk.SetDataRequest{Path: "/log", Version: -1})
+		told("Txn", err)
+	}
+}
+
 func (p *permitProgram) hold(n int64) {
 	h := p.take(n, closedFunc(p.m.Lost()))
+	p.use(h)
 	nap(p.d, 15)
 	lost, began := p.drop(h), time.Now()
 	err := p.m.Release(n)

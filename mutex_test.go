@@ -700,6 +700,7 @@ func TestDoAndRunEndWithTheirContextThoughTheServersAreSilent(t *testing.T) {
 }
 
 func TestContendersWhoseZnodesMayNotBeReadAreListedWithoutTheirOwners(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		secret := open(t, srv, zsync.WithAuth("digest", []byte("me:secret")))

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -66,6 +67,7 @@ func (o *owners) count() map[string]int {
 }
 
 func TestShardsAreSpreadAndMoveWhenProcessesComeAndGo(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		o := newOwners(t, srv)
 		shards := []string{"a", "b", "c/d", "e", "f", ""}
@@ -112,6 +114,73 @@ func TestShardsAreSpreadAndMoveWhenProcessesComeAndGo(t *testing.T) {
 		<-three.done
 		two.stop()
 	})
+}
+
+// Each function that begins is a shard that moves: those that stay where they are run
+// on.
+func TestFewShardsMoveWhenAProcessComesOrGoes(t *testing.T) {
+	for _, n := range []int{1, 7, 23, 64} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			o := newOwners(t, srv)
+			var shards []string
+			for i := range n {
+				shards = append(shards, fmt.Sprint("shard", i))
+			}
+			var begun atomic.Int64
+			type process struct {
+				id   string
+				s    *zsync.Session
+				stop context.CancelFunc
+			}
+			var there []process
+			settle := func(what string, members int) {
+				t.Helper()
+				time.Sleep(time.Minute)
+				synctest.Wait()
+				if moved, most := begun.Swap(0), int64((n+members-1)/members+1); moved > most {
+					t.Errorf("%d of %d shards moved when %s, of %d processes; want at most %d", moved, n, what, members, most)
+				}
+				owned, of := 0, o.count()
+				for _, p := range there {
+					if owned += of[p.id]; of[p.id] < n/len(there) || of[p.id] > (n+len(there)-1)/len(there) {
+						t.Errorf("%d shards are spread as %v when %s", n, of, what)
+					}
+				}
+				if owned != n && len(there) > 0 {
+					t.Errorf("of %d shards are owned %v when %s", n, of, what)
+				}
+			}
+			come := func(id string) {
+				t.Helper()
+				s := open(t, srv)
+				ctx, stop := context.WithCancel(t.Context())
+				f := o.run(s, id)
+				done := async(func() error {
+					return zsync.NewPartition(s, "/p", zsync.WithMember(id)).Run(ctx, shards, func(ctx context.Context, shard string) error {
+						begun.Add(1)
+						return f(ctx, shard)
+					})
+				})
+				there = append(there, process{id, s, func() { stop(); <-done }})
+				settle(id+" came", len(there))
+			}
+			for i := range 6 {
+				come(fmt.Sprint("process", i))
+			}
+			for i := 0; len(there) > 0; i++ {
+				p := there[i%len(there)]
+				there = slices.DeleteFunc(there, func(q process) bool { return q.id == p.id })
+				if i%2 == 1 { // it is cut off, and ends
+					srv.Partition(p.s.ID())
+				}
+				p.stop()
+				settle(p.id+" went", len(there)+1)
+				if i == 1 {
+					come("another")
+				}
+			}
+		})
+	}
 }
 
 func TestAFunctionThatFailsEndsRun(t *testing.T) {

@@ -114,6 +114,7 @@ func TestAckSaysTheTruthWhenItsReplyIsLost(t *testing.T) {
 
 // Case 33 of docs/guarantees.md: a queue goes on after a long partition, of producers and consumers.
 func TestQueueGoesOnAfterALongPartition(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
 		in, out := zsync.NewQueue[int](a, "/q"), zsync.NewQueue[int](b, "/q")
@@ -308,6 +309,7 @@ func TestQueueSaysThatTheNumbersOfAForeignLayoutAreUsedUp(t *testing.T) {
 }
 
 func TestConsumersOfSeveralProcessesShareFairly(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		srv.SetLatency(time.Millisecond)
 		const consumers, n = 5, 1000
@@ -481,6 +483,7 @@ func TestEachConsumerGetsAnElementHoweverSmallThePrefetch(t *testing.T) {
 
 // Its batches, together, do not fit into one request.
 func TestQueueElementsOfADeadConsumerGoBackHoweverManyBatchesItHad(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		const n = 1500
 		path := "/" + strings.Repeat("long", 250)
@@ -522,6 +525,7 @@ func TestAcksStaySmallHoweverMuchIsUnacknowledged(t *testing.T) {
 }
 
 func TestAttemptsOfLargeElementsCount(t *testing.T) {
+	t.Parallel()
 	for _, size := range []int{100, 600_000, 1_040_000} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			dead, kill := mortal(t, srv)
@@ -666,6 +670,7 @@ func TestQueueKeepsItsOrderFromConsumerToConsumer(t *testing.T) {
 
 // What the servers refuse fails alone, and is not asked for again all the time.
 func TestQueueRefusalsAreNobodyElses(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		q := zsync.NewQueue[int](s, "/q")

@@ -66,6 +66,7 @@ func TestClearFreesNothingForAConsumerThatLooksInBetween(t *testing.T) {
 }
 
 func TestClearDoesNotRunAfterProducers(t *testing.T) {
+	t.Parallel()
 	inAllLayouts(t, func(t *testing.T, srv *zktest.Server, layout zsync.QueueOption) {
 		s, other := open(t, srv), open(t, srv)
 		q, producer := zsync.NewQueue[int](s, "/q", layout), zsync.NewQueue[int](other, "/q", layout)
@@ -96,6 +97,7 @@ func TestClearDoesNotRunAfterProducers(t *testing.T) {
 }
 
 func TestClearWorksAtTheLongestPath(t *testing.T) {
+	t.Parallel()
 	inAllLayouts(t, func(t *testing.T, srv *zktest.Server, layout zsync.QueueOption) {
 		s := open(t, srv)
 		q := zsync.NewQueue[int](s, "/"+strings.Repeat("q", 2047), layout)

@@ -13,6 +13,7 @@ import (
 // The claim and the read of what is claimed are answered half a round trip after
 // each other, or together: whatever has come when the end comes, the rest goes back.
 func TestElementsAreAllThereWheneverTheirConsumerEnds(t *testing.T) {
+	t.Parallel()
 	const n = 12
 	for at := range 40 {
 		for _, closes := range []bool{true, false} {
@@ -51,6 +52,7 @@ func TestElementsAreAllThereWheneverTheirConsumerEnds(t *testing.T) {
 
 // Its claim begins in another goroutine, and makes room for what it asks for at once.
 func TestTheFirstReceiveNGetsAsManyAsItAsksFor(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		q := zsync.NewQueue[int](open(t, srv), "/q")
 		must(t, q.Send(t.Context(), counted(500)...))

@@ -20,6 +20,15 @@ func wantSentID(t *testing.T, q *zsync.Queue[int], id string, v int, want bool) 
 	}
 }
 
+// notes counts the IDs that are noted for /q.
+func notes(t *testing.T, s *zsync.Session) (n int) {
+	t.Helper()
+	for _, dir := range childrenOf(t, s, "/q-ids") {
+		n += len(childrenOf(t, s, "/q-ids/"+dir))
+	}
+	return n
+}
+
 func TestSendIDStoresOnceAndCancelRemovesOnceWhateverIsLost(t *testing.T) {
 	t.Parallel()
 	loseEach(t, func(t *testing.T, srv *zktest.Server, s *zsync.Session, begin, end func()) {
@@ -150,7 +159,7 @@ func TestIDsAreCheckedBeforeAnythingIsSent(t *testing.T) {
 func TestWhatIsForgottenAndNotToBeKeptIsDeleted(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		s := open(t, srv)
+		s := open(t, srv, longSession)
 		q := zsync.NewQueue[int](s, "/q", zsync.WithDeadRetention(48*time.Hour))
 		for i := range 20 {
 			wantSentID(t, q, fmt.Sprint("short", i), i, true)
@@ -162,12 +171,6 @@ func TestWhatIsForgottenAndNotToBeKeptIsDeleted(t *testing.T) {
 		for _, d := range ds[2:] {
 			must(t, d.Ack(t.Context()))
 		}
-		notes := func() (n int) {
-			for _, dir := range childrenOf(t, s, "/q-ids") {
-				n += len(childrenOf(t, s, "/q-ids/"+dir))
-			}
-			return n
-		}
 		letters := func() (n int) {
 			for _, err := range q.Dead(t.Context()) {
 				must(t, err)
@@ -177,11 +180,11 @@ func TestWhatIsForgottenAndNotToBeKeptIsDeleted(t *testing.T) {
 		}
 		time.Sleep(23 * time.Hour)
 		must(t, ds[1].Reject(t.Context(), "late"))
-		if n, m := notes(), letters(); n != 21 || m != 2 {
+		if n, m := notes(t, s), letters(); n != 21 || m != 2 {
 			t.Errorf("after 23 hours %d IDs are noted, and there are %d dead letters; want 21 and 2", n, m)
 		}
 		time.Sleep(8 * time.Hour)
-		if n := notes(); n != 1 {
+		if n := notes(t, s); n != 1 {
 			t.Errorf("after 31 hours %d IDs are noted, want 1", n)
 		}
 		wantSentID(t, q, "long", 1, false)
@@ -190,75 +193,21 @@ func TestWhatIsForgottenAndNotToBeKeptIsDeleted(t *testing.T) {
 			t.Errorf("after 55 hours there are %d dead letters, want 1", m)
 		}
 		time.Sleep(50 * time.Hour)
-		if n, m := notes(), letters(); n != 0 || m != 0 {
+		if n, m := notes(t, s), letters(); n != 0 || m != 0 {
 			t.Errorf("in the end %d IDs are noted, and there are %d dead letters", n, m)
 		}
 		if names := childrenOf(t, s, "/q-dead"); len(names) > 0 {
 			t.Errorf("left: %v", names)
 		}
-	})
-}
-
-// SendID: a producer that was cut off after it found its ID's time over must not
-// take a note that was made since for the one that it has read.
-func TestProducerThatWasCutOffTakesNoLaterNoteForTheOneItRead(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		mem := zsync.WithIDMemory(time.Hour)
-		a, b := open(t, srv), open(t, srv)
-		qa, qb := zsync.NewQueue[int](a, "/q", mem), zsync.NewQueue[int](b, "/q", mem)
-		wantSentID(t, qb, "x", 1, true)
-		time.Sleep(5 * time.Hour) // over, and not swept yet
-		var cut atomic.Bool
-		aid := a.ID()
-		srv.Intercept(func(r zktest.Request) zktest.Action {
-			if r.Session == aid && r.Op == zktest.OpMulti && !cut.Load() {
-				for _, o := range r.Ops {
-					if o.Op == zktest.OpSetData && strings.Contains(o.Path, "-ids/") {
-						cut.Store(true)
-						go srv.Partition(aid)
-						return zktest.DropRequest
-					}
-				}
-			}
-			return zktest.Pass
-		})
-		done := make(chan error, 1)
-		var second bool
-		go func() {
-			var err error
-			second, err = qa.SendID(t.Context(), "x", 2)
-			done <- err
-		}()
-		time.Sleep(2 * time.Second)
-		if !cut.Load() {
-			t.Fatal("the case did not come about")
-		}
-		// Whoever becomes idle sweeps: a new process.
-		c := zsync.NewQueue[int](open(t, srv), "/q", mem)
-		must(t, c.Send(t.Context(), 100))
-		time.Sleep(time.Second)
-		left := 0
-		for _, dir := range childrenOf(t, b, "/q-ids") {
-			left += len(childrenOf(t, b, "/q-ids/"+dir))
-		}
-		if left > 0 {
-			t.Fatalf("%d notes are left after the sweep", left)
-		}
-		wantSentID(t, qb, "x", 3, true)
-		srv.Heal(aid)
-		must(t, <-done)
-		if second {
-			t.Error("two were sent with one ID within its memory")
-		}
-		wantLen(t, qb, 3) // 1, 100, 3
-	})
+	}, longSessions)
 }
 
 // Those of one request whose IDs were over share directories now and then: none waits for
 // another for ever.
 func TestIDsThatAreOverAreSentAgainTogether(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		q := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithIDMemory(time.Hour))
+		q := zsync.NewQueue[int](open(t, srv, longSession), "/q", zsync.WithIDMemory(time.Hour))
 		const n = 120 // of 256 directories
 		all := func() (sent int64) {
 			var wg sync.WaitGroup
@@ -283,57 +232,7 @@ func TestIDsThatAreOverAreSentAgainTogether(t *testing.T) {
 			time.Sleep(2 * time.Hour)
 		}
 		wantLen(t, q, 2*n)
-	})
-}
-
-// The same before its turn to write: it has read a note that is deleted before it asks for
-// the time.
-func TestProducerThatWasCutOffBeforeItAskedTheTimeTakesNoLaterNote(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		mem := zsync.WithIDMemory(time.Hour)
-		a, b := open(t, srv), open(t, srv)
-		qa, qb := zsync.NewQueue[int](a, "/q", mem), zsync.NewQueue[int](b, "/q", mem)
-		wantSentID(t, qb, "x", 1, true)
-		time.Sleep(5 * time.Hour)
-		var cut atomic.Bool
-		aid := a.ID()
-		srv.Intercept(func(r zktest.Request) zktest.Action {
-			if r.Session == aid && r.Op == zktest.OpSetData && strings.Contains(r.Path, "-ids/") && !cut.Load() {
-				cut.Store(true)
-				go srv.Partition(aid)
-				return zktest.DropRequest
-			}
-			return zktest.Pass
-		})
-		done := make(chan error, 1)
-		var second bool
-		go func() {
-			var err error
-			second, err = qa.SendID(t.Context(), "x", 2)
-			done <- err
-		}()
-		time.Sleep(2 * time.Second)
-		if !cut.Load() {
-			t.Fatal("the case did not come about")
-		}
-		c := zsync.NewQueue[int](open(t, srv), "/q", mem)
-		must(t, c.Send(t.Context(), 100))
-		time.Sleep(time.Second)
-		left := 0
-		for _, dir := range childrenOf(t, b, "/q-ids") {
-			left += len(childrenOf(t, b, "/q-ids/"+dir))
-		}
-		if left > 0 {
-			t.Fatalf("%d notes are left after the sweep", left)
-		}
-		wantSentID(t, qb, "x", 3, true)
-		srv.Heal(aid)
-		must(t, <-done)
-		if second {
-			t.Error("two were sent with one ID within its memory")
-		}
-		wantLen(t, qb, 3)
-	})
+	}, longSessions)
 }
 
 func TestProducersWithIDsThatAreOverDoNotKeepEachOtherFromSending(t *testing.T) {
@@ -342,7 +241,7 @@ func TestProducersWithIDsThatAreOverDoNotKeepEachOtherFromSending(t *testing.T) 
 		const n = 300
 		qs := []*zsync.Queue[int]{}
 		for range 2 {
-			qs = append(qs, zsync.NewQueue[int](open(t, srv), "/q", zsync.WithIDMemory(time.Hour)))
+			qs = append(qs, zsync.NewQueue[int](open(t, srv, longSession), "/q", zsync.WithIDMemory(time.Hour)))
 		}
 		srv.SetLatency(time.Millisecond)
 		for range 2 {
@@ -367,54 +266,66 @@ func TestProducersWithIDsThatAreOverDoNotKeepEachOtherFromSending(t *testing.T) 
 			}
 			time.Sleep(2 * time.Hour)
 		}
-	})
+	}, longSessions)
 }
 
-// The same for so long that ids itself, a container that the sweep has left empty, was made anew.
-func TestProducerThatWasCutOffForMinutesTakesNoLaterNoteForTheOneItRead(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		mem := zsync.WithIDMemory(time.Hour)
-		a, b, c := open(t, srv), open(t, srv), open(t, srv)
-		qa, qb, qc := zsync.NewQueue[int](a, "/q", mem), zsync.NewQueue[int](b, "/q", mem), zsync.NewQueue[int](c, "/q", mem)
-		wantSentID(t, qb, "x", 1, true)
-		time.Sleep(5 * time.Hour)
-		var cut, healed atomic.Bool
-		aid := a.ID()
-		srv.Intercept(func(r zktest.Request) zktest.Action {
-			if r.Op == zktest.OpConnect && cut.Load() && !healed.Load() {
-				return zktest.Hang // nobody but a connects
-			}
-			if r.Session == aid && r.Op == zktest.OpMulti && !cut.Load() {
-				for _, o := range r.Ops {
-					if o.Op == zktest.OpSetData && strings.Contains(o.Path, "-ids/") {
-						cut.Store(true)
+// A producer that was cut off after it found its ID's time over must not take a note that
+// was made since for the one that it has read.
+func TestProducerThatWasCutOffTakesNoLaterNoteForTheOneItRead(t *testing.T) {
+	ofIDs := func(o zktest.Request) bool { return o.Op == zktest.OpSetData && strings.Contains(o.Path, "-ids/") }
+	write := func(r zktest.Request) bool { return r.Op == zktest.OpMulti && slices.ContainsFunc(r.Ops, ofIDs) }
+	for name, c := range map[string]struct {
+		last   func(r zktest.Request) bool // its request with which it is cut off
+		swept  time.Duration               // for how long another may sweep then
+		barred bool                        // it cannot connect meanwhile
+	}{
+		"before it asked the time": {ofIDs, time.Second, false},
+		"before it wrote":          {write, time.Second, false},
+		"for minutes":              {write, 5 * time.Minute, true}, // so its session ends, and the directories of notes, left empty, may go too
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				mem := zsync.WithIDMemory(time.Hour)
+				a, b, sweeper := open(t, srv), open(t, srv), open(t, srv)
+				qa, qb := zsync.NewQueue[int](a, "/q", mem), zsync.NewQueue[int](b, "/q", mem)
+				wantSentID(t, qb, "x", 1, true)
+				time.Sleep(5 * time.Hour) // over, and not swept yet
+				var cut, healed atomic.Bool
+				aid := a.ID()
+				srv.Intercept(func(r zktest.Request) zktest.Action {
+					switch {
+					case c.barred && r.Op == zktest.OpConnect && cut.Load() && !healed.Load():
+						return zktest.Hang // nobody but a connects
+					case r.Session == aid && c.last(r) && !cut.Swap(true):
 						go srv.Partition(aid)
 						return zktest.DropRequest
 					}
+					return zktest.Pass
+				})
+				var second bool
+				done := async(func() (err error) {
+					second, err = qa.SendID(t.Context(), "x", 2)
+					return err
+				})
+				time.Sleep(2 * time.Second)
+				if !cut.Load() {
+					t.Fatal("the case did not come about")
 				}
-			}
-			return zktest.Pass
+				// Whoever becomes idle sweeps: a new process.
+				must(t, zsync.NewQueue[int](sweeper, "/q", mem).Send(t.Context(), 100))
+				time.Sleep(c.swept)
+				if left := notes(t, b); left > 0 {
+					t.Fatalf("%d notes are left after the sweep", left)
+				}
+				wantSentID(t, qb, "x", 3, true)
+				healed.Store(true)
+				srv.Heal(aid)
+				must(t, <-done)
+				if second {
+					t.Error("two were sent with one ID within its memory")
+				}
+				wantLen(t, qb, 3) // 1, 100, 3
+			})
 		})
-		done := make(chan error, 1)
-		var second bool
-		go func() {
-			var err error
-			second, err = qa.SendID(t.Context(), "x", 2)
-			done <- err
-		}()
-		time.Sleep(2 * time.Second)
-		if !cut.Load() {
-			t.Fatal("the case did not come about")
-		}
-		must(t, qc.Send(t.Context(), 100)) // sweeps when it is idle
-		time.Sleep(5 * time.Minute)
-		wantSentID(t, qb, "x", 3, true)
-		healed.Store(true)
-		srv.Heal(aid)
-		must(t, <-done)
-		if second {
-			t.Error("two were sent with one ID within its memory")
-		}
-		wantLen(t, qb, 3) // 1, 100, 3
-	})
+	}
 }

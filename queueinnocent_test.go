@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -30,6 +31,7 @@ func takesForeign(r zktest.Request) bool {
 }
 
 func TestALimitOfAttemptsCostsNoRoundTripForEachElement(t *testing.T) {
+	t.Parallel()
 	const n = 500
 	for _, latency := range []time.Duration{2 * time.Millisecond, 12 * time.Millisecond, 25 * time.Millisecond} {
 		var took [2]time.Duration // by Deliveries, without and with a limit
@@ -72,6 +74,7 @@ func TestALimitOfAttemptsCostsNoRoundTripForEachElement(t *testing.T) {
 // A may not give back what it has claimed. It does not wait for that at the head of the
 // line, where B stands behind it, nor does it ask the servers ever more often.
 func TestWhatOneMayNotGiveBackKeepsNobodyElseWaiting(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b, producer := open(t, srv), open(t, srv), open(t, srv)
 		must(t, zsync.NewQueue[int](producer, "/q").Send(t.Context(), counted(300)...))
@@ -149,7 +152,7 @@ func TestOneConsumerKeepsTheOrderBesideAClaimThatIsLate(t *testing.T) {
 	t.Parallel()
 	const n = 2000
 	for _, layout := range []zsync.QueueLayout{zsync.LayoutZsync, zsync.LayoutSimpleQueue} {
-		for at := range 8 {
+		for at := range harness.Seeds(t, 8, 4, 8) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
 				s := open(t, srv, zsync.WithSessionTimeout(30*time.Second))
 				must(t, zsync.NewQueue[int](open(t, srv), "/q", zsync.WithQueueLayout(layout)).Send(t.Context(), counted(n)...))

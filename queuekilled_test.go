@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/zsync/zsync"
@@ -92,20 +91,25 @@ func TestOnlyWhatWasHandedToAConsumerThatIsKilledWasTried(t *testing.T) {
 	}
 }
 
+// killedWith7 kills a process that has received the one element of a queue, which is 7. It
+// returns the queue of another.
+func killedWith7(t *testing.T, srv *zktest.Server, opts ...zsync.QueueOption) *zsync.Queue[int] {
+	t.Helper()
+	dead, kill := mortal(t, srv)
+	q := zsync.NewQueue[int](open(t, srv), "/q", opts...)
+	must(t, q.Send(t.Context(), 7))
+	<-zsync.NewQueue[int](dead, "/q", opts...).Deliveries(t.Context())
+	time.Sleep(time.Second)
+	kill()
+	return q
+}
+
 // What a dead consumer of a queue with keys had comes back though there is always more.
 func TestWhatTheDeadHadComesBackThoughTheQueueIsNeverEmpty(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		key := zsync.WithKey(func(v int) string { return fmt.Sprint(v % 1000) })
-		mk := func(s *zsync.Session, o ...zsync.QueueOption) *zsync.Queue[int] {
-			return zsync.NewQueue[int](s, "/q", append(o, key)...)
-		}
-		dead, kill := mortal(t, srv)
-		p := mk(open(t, srv))
-		must(t, p.Send(t.Context(), 7))
-		<-mk(dead, zsync.WithPrefetch(1)).Deliveries(t.Context())
-		synctest.Wait()
-		kill()
+		p := killedWith7(t, srv, key)
 		time.Sleep(time.Minute) // longer than the session
 		srv.SetLatency(time.Millisecond)
 		ctx, stop := context.WithCancel(t.Context())
@@ -128,7 +132,7 @@ func TestWhatTheDeadHadComesBackThoughTheQueueIsNeverEmpty(t *testing.T) {
 				time.Sleep(10 * time.Millisecond)
 			}
 		}()
-		ch := mk(open(t, srv)).Deliveries(ctx)
+		ch := zsync.NewQueue[int](open(t, srv), "/q", key).Deliveries(ctx)
 		start := time.Now()
 		n := 0
 		for time.Since(start) < 2*time.Minute {
@@ -145,31 +149,28 @@ func TestWhatTheDeadHadComesBackThoughTheQueueIsNeverEmpty(t *testing.T) {
 	})
 }
 
-func TestWhatTheDeadHadComesBackToWhoReceivesOneByOne(t *testing.T) {
+// deepBehindTheDead returns a queue, of a session of its own, of whose elements a dead
+// consumer has had 7, and nobody has had 8,000 others. A request takes a millisecond.
+func deepBehindTheDead(t *testing.T, srv *zktest.Server) *zsync.Queue[int] {
+	t.Helper()
+	p := killedWith7(t, srv)
+	time.Sleep(time.Minute)
+	for i := 100; i < 8100; i += 1000 {
+		must(t, p.Send(t.Context(), counted(i + 1000)[i:]...))
+	}
+	srv.SetLatency(time.Millisecond)
+	return zsync.NewQueue[int](open(t, srv), "/q")
+}
+
+// wantBackBesideMany fails unless what a dead consumer had is among 8,000 that next receives
+// one after another from a queue that is never empty.
+func wantBackBesideMany(t *testing.T, next func(t *testing.T, q *zsync.Queue[int]) int) {
 	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		dead, kill := mortal(t, srv)
-		p := zsync.NewQueue[int](open(t, srv), "/q")
-		must(t, p.Send(t.Context(), 7))
-		<-zsync.NewQueue[int](dead, "/q").Deliveries(t.Context())
-		time.Sleep(time.Second)
-		kill()
-		time.Sleep(time.Minute)
-		vs := make([]int, 8000)
-		for i := range vs {
-			vs[i] = 100 + i
-		}
-		for i := 0; i < len(vs); i += 1000 {
-			must(t, p.Send(t.Context(), vs[i:i+1000]...))
-		}
-		srv.SetLatency(time.Millisecond)
-		q := zsync.NewQueue[int](open(t, srv), "/q")
+		q := deepBehindTheDead(t, srv)
 		start := time.Now()
 		for range 8000 {
-			d, err := q.Receive(t.Context())
-			must(t, err)
-			must(t, d.Ack(t.Context()))
-			if d.Value == 7 {
+			if next(t, q) == 7 {
 				return
 			}
 		}
@@ -177,43 +178,43 @@ func TestWhatTheDeadHadComesBackToWhoReceivesOneByOne(t *testing.T) {
 	})
 }
 
+func TestWhatTheDeadHadComesBackToWhoReceivesOneByOne(t *testing.T) {
+	wantBackBesideMany(t, func(t *testing.T, q *zsync.Queue[int]) int {
+		d, err := q.Receive(t.Context())
+		must(t, err)
+		must(t, d.Ack(t.Context()))
+		return d.Value
+	})
+}
+
 func TestWhatTheDeadHadComesBackToWhoTriesAgainAndAgain(t *testing.T) {
-	t.Parallel()
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		dead, kill := mortal(t, srv)
-		p := zsync.NewQueue[int](open(t, srv), "/q")
-		must(t, p.Send(t.Context(), 7))
-		<-zsync.NewQueue[int](dead, "/q").Deliveries(t.Context())
-		time.Sleep(time.Second)
-		kill()
-		time.Sleep(time.Minute)
-		vs := make([]int, 8000)
-		for i := range vs {
-			vs[i] = 100 + i
+	wantBackBesideMany(t, func(t *testing.T, q *zsync.Queue[int]) int {
+		v, ok, err := q.TryRecv(t.Context())
+		must(t, err)
+		if !ok {
+			t.Fatal("the queue is empty")
 		}
-		for i := 0; i < len(vs); i += 1000 {
-			must(t, p.Send(t.Context(), vs[i:i+1000]...))
+		return v
+	})
+}
+
+func TestWhatTheDeadHadComesBackToWhoClaimsFromADeepQueueWithoutATurn(t *testing.T) {
+	var ch <-chan zsync.Delivery[int]
+	wantBackBesideMany(t, func(t *testing.T, q *zsync.Queue[int]) int {
+		if ch == nil {
+			ch = q.Deliveries(t.Context())
 		}
-		srv.SetLatency(time.Millisecond)
-		q := zsync.NewQueue[int](open(t, srv), "/q")
-		start := time.Now()
-		for range 8000 {
-			v, ok, err := q.TryRecv(t.Context())
-			must(t, err)
-			if !ok {
-				t.Fatal("the queue is empty")
-			}
-			if v == 7 {
-				return
-			}
-		}
-		t.Errorf("not back within %v, in which 8000 were received", time.Since(start))
+		d := <-ch
+		must(t, d.Ack(t.Context()))
+		time.Sleep(time.Millisecond)
+		return d.Value
 	})
 }
 
 // What counts an attempt of a large element does not fit into one request with all that
 // the dead had besides.
 func TestLargeElementOfTheDeadComesBackBesideManyOthers(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		const prios = 60
 		opts := []zsync.QueueOption{zsync.WithPriorities(prios), zsync.WithCodec(zsync.Raw), zsync.WithPrefetchBytes(64 << 20)}
@@ -293,6 +294,7 @@ func largeOfTheDead(t *testing.T, srv *zktest.Server, reapers int, fail int) int
 // An attempt of a large element is counted once, however often its return is begun anew, and
 // whoever gives it back.
 func TestAttemptOfALargeElementOfTheDeadIsCountedOnce(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct{ reapers, refused int }{{1, 0}, {1, 3}, {3, 0}} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			if n := largeOfTheDead(t, srv, c.reapers, c.refused); n != 2 {
@@ -300,4 +302,32 @@ func TestAttemptOfALargeElementOfTheDeadIsCountedOnce(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Those who leave before they have looked for the dead have not looked for others.
+func TestWhatTheDeadHadComesBackThoughOthersLeaveWhileTheyLook(t *testing.T) {
+	t.Parallel()
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		q := deepBehindTheDead(t, srv)
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		go func() {
+			for ctx.Err() == nil {
+				limited, cancel := context.WithTimeout(ctx, 500*time.Microsecond)
+				q.TryRecv(limited) // always too short
+				cancel()
+			}
+		}()
+		start := time.Now()
+		ch := q.Deliveries(ctx)
+		for range 8000 {
+			d := <-ch
+			if d.Value == 7 {
+				return
+			}
+			time.Sleep(10 * time.Millisecond)
+			must(t, d.Ack(t.Context()))
+		}
+		t.Errorf("in %v what the dead had has not come back", time.Since(start))
+	})
 }

@@ -16,6 +16,7 @@ import (
 
 // Each return writes what is claimed of its bucket, which may be long.
 func TestReturnsIntoBucketsOfWhichMuchIsClaimedStayBelowThePacketLimit(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		const buckets = 24
 		s, o := open(t, srv), open(t, srv)

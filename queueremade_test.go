@@ -11,6 +11,7 @@ import (
 // that knew the former.
 
 func TestProducerThatKnewADeletedQueueSendsBehindWhatTheNextHas(t *testing.T) {
+	t.Parallel()
 	for name, before := range map[string]int{"into a bucket": 1, "into the next bucket": 1000} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {

@@ -243,11 +243,11 @@ func costAmong(t *testing.T, s surrounding, n int) (single, many float64) {
 			collect(t, ch, 1000)
 		}
 		many = float64(requests(srv, func() {
-			for range 5 {
+			for range 3 {
 				must(t, p.Send(t.Context(), counted(1000)...))
 				collect(t, ch, 1000)
 			}
-		})) / 5000
+		})) / 3000
 		// Those who hold something have their sessions confirmed, whatever happens, and
 		// all at the same time: so it takes long to measure how often.
 		const window = 400

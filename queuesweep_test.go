@@ -22,7 +22,7 @@ func killSending(t *testing.T, srv *zktest.Server) (journal string) {
 	must(t, zsync.NewQueue[int](s, "/q").Send(t.Context(), 1))
 	kill()
 	time.Sleep(time.Minute)
-	for _, name := range childrenOf(t, open(t, srv), "/q-senders") {
+	for _, name := range childrenOf(t, open(t, srv, longSession), "/q-senders") {
 		if !strings.Contains(name, "room-") {
 			journal = "/q-senders/" + name
 		}
@@ -30,6 +30,7 @@ func killSending(t *testing.T, srv *zktest.Server) (journal string) {
 	if journal == "" {
 		t.Fatal("no journal is left: the case did not come about")
 	}
+	s.Close() // which tells the servers nothing, as it cannot connect; but it dials no more
 	return journal
 }
 
@@ -37,7 +38,7 @@ func TestJournalsOfKilledProducersAreGoneAfterADay(t *testing.T) {
 	t.Parallel()
 	t.Run("a consumer waits", func(t *testing.T) {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
-			ch := zsync.NewQueue[int](open(t, srv), "/q").Recv(t.Context())
+			ch := zsync.NewQueue[int](open(t, srv, longSession), "/q").Recv(t.Context())
 			go func() {
 				for range ch {
 				}
@@ -48,11 +49,11 @@ func TestJournalsOfKilledProducersAreGoneAfterADay(t *testing.T) {
 			wantThere(t, srv, journal, true) // its producer may be cut off
 			time.Sleep(14 * time.Hour)
 			wantThere(t, srv, journal, false)
-		})
+		}, longSessions)
 	})
 	t.Run("another produces", func(t *testing.T) {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
-			q := zsync.NewQueue[int](open(t, srv), "/q")
+			q := zsync.NewQueue[int](open(t, srv, longSession), "/q")
 			journal := killSending(t, srv)
 			for range 24 {
 				time.Sleep(time.Hour)
@@ -60,7 +61,7 @@ func TestJournalsOfKilledProducersAreGoneAfterADay(t *testing.T) {
 			}
 			time.Sleep(time.Minute)
 			wantThere(t, srv, journal, false)
-		})
+		}, longSessions)
 	})
 }
 
@@ -72,6 +73,7 @@ func wantThere(t *testing.T, srv *zktest.Server, path string, want bool) {
 }
 
 func TestASweepOfJournalsSparesOneThatIsWrittenAtThatMoment(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		journal := killSending(t, srv)
 		time.Sleep(13 * time.Hour)
@@ -98,7 +100,7 @@ func TestASweepOfJournalsSparesOneThatIsWrittenAtThatMoment(t *testing.T) {
 		must(t, err)
 		time.Sleep(time.Minute)
 		wantThere(t, srv, journal, true)
-	})
+	}, longSessions)
 }
 
 func TestAProducerThatFindsItsJournalSweptSaysThatTheOutcomeIsUnknown(t *testing.T) {
@@ -134,20 +136,15 @@ func TestAProducerThatFindsItsJournalSweptSaysThatTheOutcomeIsUnknown(t *testing
 
 // A sweep that meets a SendID in one directory leaves that one, and none that follows.
 func TestSweepThatMeetsASendIDGoesOnWithTheOtherDirectories(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		mem := zsync.WithIDMemory(time.Hour)
-		s := open(t, srv)
+		s := open(t, srv, longSession)
 		q := zsync.NewQueue[int](s, "/q", mem)
 		for i := range 400 {
 			wantSentID(t, q, fmt.Sprint(i), i, true)
 		}
 		q.Clear(t.Context())
-		notes := func() (n int) {
-			for _, dir := range childrenOf(t, s, "/q-ids") {
-				n += len(childrenOf(t, s, "/q-ids/"+dir))
-			}
-			return n
-		}
 		time.Sleep(6*time.Hour + time.Minute)
 		w := plain(t, srv)
 		dirs := 0
@@ -165,10 +162,10 @@ func TestSweepThatMeetsASendIDGoesOnWithTheOtherDirectories(t *testing.T) {
 		c.TryRecv(t.Context())
 		time.Sleep(time.Minute)
 		srv.Intercept(nil)
-		if left := notes(); dirs < 100 || left > 10 {
+		if left := notes(t, s); dirs < 100 || left > 10 {
 			t.Errorf("%d of 400 notes are left, all of which are over, in %d directories", left, dirs)
 		}
-	})
+	}, longSessions)
 }
 
 // A sweep makes a transaction for each directory: who sends IDs that are over need not wait
@@ -177,7 +174,7 @@ func TestASweepDoesNotKeepProducersWithIDsThatAreOverFromSending(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		mem := zsync.WithIDMemory(time.Hour)
-		a, b, c := open(t, srv), open(t, srv), open(t, srv)
+		a, b, c := open(t, srv, longSession), open(t, srv, longSession), open(t, srv, longSession)
 		qa, qb, qc := zsync.NewQueue[int](a, "/q", mem), zsync.NewQueue[int](b, "/q", mem), zsync.NewQueue[int](c, "/q", mem)
 		send := func(q *zsync.Queue[int], from, to int) time.Duration {
 			var wg sync.WaitGroup
@@ -192,7 +189,7 @@ func TestASweepDoesNotKeepProducersWithIDsThatAreOverFromSending(t *testing.T) {
 			wg.Wait()
 			return time.Since(start)
 		}
-		send(qb, 0, 6000)
+		send(qb, 0, 2000) // several in each directory
 		time.Sleep(5 * time.Hour)
 		srv.SetLatency(time.Millisecond)
 		var swept atomic.Int64
@@ -216,5 +213,5 @@ func TestASweepDoesNotKeepProducersWithIDsThatAreOverFromSending(t *testing.T) {
 		if swept.Load() > 200 {
 			t.Errorf("20 IDs that are over took %v beside a sweep, which has made %d of 256 transactions meanwhile", d, swept.Load())
 		}
-	})
+	}, longSessions)
 }

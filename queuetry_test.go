@@ -3,6 +3,7 @@ package zsync_test
 import (
 	"context"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -20,6 +21,20 @@ func hold(t *testing.T, q *zsync.Queue[int], n int) []zsync.Delivery[int] {
 	for range ch {
 	}
 	return ds
+}
+
+// ackTogether acknowledges ds together.
+func ackTogether(t *testing.T, ds []zsync.Delivery[int]) {
+	t.Helper()
+	var all sync.WaitGroup
+	for _, d := range ds {
+		all.Go(func() {
+			if err := d.Ack(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
 }
 
 // tryingCosts calls TryRecv until nothing is left, and returns what it got and the most
@@ -56,20 +71,20 @@ func TestTryRecvFindsWhatIsInALaterBucketInAFewRequests(t *testing.T) {
 			for i := 0; i < 4600; i += 200 {
 				must(t, q.Send(t.Context(), counted(i + 200)[i:]...))
 			}
+			var some []zsync.Delivery[int]
 			for i, d := range hold(t, other, 4590) {
 				if i%7 < 3 || i%1000 > 900 {
-					must(t, d.Ack(t.Context()))
+					some = append(some, d)
 				}
 			}
+			ackTogether(t, some)
 			return counted(4600)[4590:]
 		}, 10},
 		"the first ones are empty": {func(t *testing.T, srv *zktest.Server, q, other *zsync.Queue[int]) []int {
 			for i := 0; i < 4600; i += 200 {
 				must(t, q.Send(t.Context(), counted(i + 200)[i:]...))
 			}
-			for _, d := range hold(t, other, 4590) {
-				must(t, d.Ack(t.Context()))
-			}
+			ackTogether(t, hold(t, other, 4590))
 			return counted(4600)[4590:]
 		}, 10},
 		"all priorities but the last are claimed": {func(t *testing.T, srv *zktest.Server, q, other *zsync.Queue[int]) []int {
@@ -98,7 +113,8 @@ func TestTryRecvFindsWhatIsInALaterBucketInAFewRequests(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
 				opts := []zsync.QueueOption{zsync.WithPrefetch(1), zsync.WithPriorities(300)}
 				s := open(t, srv)
-				q, other := zsync.NewQueue[int](s, "/q", opts...), zsync.NewQueue[int](open(t, srv), "/q", opts...)
+				q := zsync.NewQueue[int](s, "/q", opts...)
+				other := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithPrefetch(30), zsync.WithPriorities(300))
 				keepReceipts(t, s)
 				want := c.buckets(t, srv, q, other)
 				time.Sleep(time.Minute)
@@ -116,13 +132,7 @@ func TestTryRecvFindsWhatIsInALaterBucketInAFewRequests(t *testing.T) {
 
 func TestPeekWritesNothingThoughSomebodyIsDead(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		dead, kill := mortal(t, srv)
-		p := zsync.NewQueue[int](open(t, srv), "/q")
-		must(t, p.Send(t.Context(), 7))
-		<-zsync.NewQueue[int](dead, "/q").Deliveries(t.Context())
-		time.Sleep(time.Second)
-		kill()
-		must(t, p.Send(t.Context(), 8))
+		must(t, killedWith7(t, srv).Send(t.Context(), 8))
 		q := zsync.NewQueue[int](open(t, srv), "/q")
 		time.Sleep(time.Minute)
 		srv.Intercept(func(r zktest.Request) zktest.Action {

@@ -55,11 +55,8 @@ func (q *Queue[T]) SendOp(vs ...T) any {
 //
 // A transaction of its own, and one request more for each SendOp.
 func (d Delivery[T]) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
-	switch {
-	case d.claim == nil:
+	if d.claim == nil {
 		return nil, opError("txn", d.path, session.Invalid("the Delivery did not come from a Queue"))
-	case d.cfg.layout != LayoutZsync:
-		return nil, opError("txn", d.path, session.Invalid("Txn needs zsync's own layout, not %v", d.cfg.layout))
 	}
 	all := make([]any, len(ops))
 	for i, op := range ops {

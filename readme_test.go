@@ -3,10 +3,14 @@ package zsync_test
 import (
 	"encoding/json"
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -121,4 +125,92 @@ func run(t *testing.T, name string, snippet func(ctx context.Context, s *zsync.S
 	if n := strings.Count(string(out), "--- PASS: TestSnippets/"); err != nil || n < blocks-3 { // all but the one with a database and the test
 		t.Errorf("%d of %d were run: %v\n%s", n, blocks, err, out)
 	}
+}
+
+// The table of counterparts has each type of sync, sync/atomic and golang.org/x/sync, as
+// this Go and the module have them, with what zsync has or a sentence why it has none.
+func TestTheReadmeNamesACounterpartOfEveryTypeOfSync(t *testing.T) {
+	text, err := os.ReadFile("README.md")
+	must(t, err)
+	_, table, ok := strings.Cut(string(text), "### Counterparts of")
+	if !ok {
+		t.Fatal("the table is not there")
+	}
+	_, table, _ = strings.Cut(table, "\n|---")
+	table, _, _ = strings.Cut(table, "\n\n")
+	rows := make(map[string][]string) // by type: its row
+	for row := range strings.Lines(table) {
+		cells := strings.Split(strings.Trim(strings.TrimSpace(row), "|"), "|")
+		if len(cells) != 3 {
+			continue
+		}
+		pkg := ""
+		for _, m := range regexp.MustCompile("`(?:([a-z/]+)\\.)?([A-Za-z0-9]+)[^`]*`").FindAllStringSubmatch(cells[0], -1) {
+			if m[1] != "" {
+				pkg = m[1] // the rest of the row is of the same package
+			}
+			rows[pkg+"."+m[2]] = cells
+		}
+	}
+	module := strings.TrimSpace(output(t, "go", "list", "-m", "-f", "{{.Dir}}", "golang.org/x/sync"))
+	goroot := filepath.Join(strings.TrimSpace(output(t, "go", "env", "GOROOT")), "src")
+	seen := 0
+	for pkg, dir := range map[string]string{
+		"sync": filepath.Join(goroot, "sync"), "atomic": filepath.Join(goroot, "sync", "atomic"),
+		"x/sync/errgroup": filepath.Join(module, "errgroup"), "x/sync/semaphore": filepath.Join(module, "semaphore"),
+		"x/sync/singleflight": filepath.Join(module, "singleflight"), "x/sync/syncmap": filepath.Join(module, "syncmap"),
+	} {
+		for _, name := range typesIn(t, dir) {
+			seen++
+			switch cells := rows[pkg+"."+name]; {
+			case cells == nil:
+				t.Errorf("%s.%s is not in the table", pkg, name)
+			case strings.TrimSpace(cells[1]) == "" || strings.TrimSpace(cells[1]) == "none" && strings.TrimSpace(cells[2]) == "":
+				t.Errorf("%s.%s has neither a counterpart nor a reason", pkg, name)
+			}
+		}
+	}
+	if seen < 20 {
+		t.Errorf("only %d types were found", seen)
+	}
+	entries, err := os.ReadDir(module)
+	must(t, err)
+	for _, e := range entries {
+		if e.IsDir() && !slices.Contains([]string{"errgroup", "semaphore", "singleflight", "syncmap"}, e.Name()) && e.Name()[0] != '.' {
+			t.Errorf("x/sync/%s is a package that this test does not know", e.Name())
+		}
+	}
+}
+
+func output(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.Command(name, args...).Output()
+	must(t, err)
+	return string(out)
+}
+
+// typesIn returns the exported types of the package in a directory.
+func typesIn(t *testing.T, dir string) (names []string) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+	must(t, err)
+	for _, file := range files {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
+		must(t, err)
+		for _, d := range parsed.Decls {
+			decl, ok := d.(*ast.GenDecl)
+			if !ok || decl.Tok != token.TYPE {
+				continue
+			}
+			for _, spec := range decl.Specs {
+				if name := spec.(*ast.TypeSpec).Name.Name; ast.IsExported(name) && !slices.Contains(names, name) {
+					names = append(names, name)
+				}
+			}
+		}
+	}
+	return names
 }

@@ -64,6 +64,7 @@ func TestATxnThatSetsDataFiresNoWatchOfChildren(t *testing.T) {
 }
 
 func TestEachTxnIsAppliedOnceThoughManyShareReceiptsAndRepliesAreLost(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(30) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
@@ -177,6 +178,7 @@ func TestAReceiptThatSomebodyHasDeletedOrWrittenIsReplaced(t *testing.T) {
 // An attempt is applied, or is not, and its reply is lost; from then on the servers
 // refuse every transaction.
 func TestAChangeWhoseRepetitionIsRefusedIsToldAsItWas(t *testing.T) {
+	t.Parallel()
 	number := func(ctx context.Context, s *zsync.Session) (int, error) {
 		n, _, err := zsync.NewValue[int](s, "/p").Load(ctx)
 		return n, err

@@ -19,6 +19,7 @@ var headings = []string{"Loss", "Errors", "Limits", "Znodes", "Cost", "Algorithm
 var commonErrors = []string{"ErrLost", "ErrClosed", "ErrNotLocked", "ErrInvalid"}
 
 func TestTheReferenceIsCompleteAndItsHeadingsAreThere(t *testing.T) {
+	t.Parallel()
 	seen := 0
 	for _, dir := range []string{".", "zktest", "fence", "otel", "ui"} {
 		names, err := filepath.Glob(filepath.Join(dir, "*.go"))

@@ -71,6 +71,7 @@ func ofGoZookeeper(t *testing.T, srv *zktest.Server, path string) contending {
 // The next is told by the event of the deletion, and needs nothing else: it has listed
 // the line while the one ahead had the lock, though nobody told it when.
 func TestSessionsThatContendHandALockOnInOneRoundTripEach(t *testing.T) {
+	t.Parallel()
 	for _, hold := range []time.Duration{0, way} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			var ours, theirs []contending

@@ -805,6 +805,7 @@ func TestUnlockWithServersDownReturnsAtOnceThoughHandoffsAreUsedUp(t *testing.T)
 
 // The network is cut, or a server slow, at any request, and ctx ends.
 func TestRWMutexCallsEndWithTheirContextAtAnyStepAndLeaveNothing(t *testing.T) {
+	t.Parallel()
 	const patience = 100 * time.Millisecond
 	ops := map[string]func(ctx context.Context, rw *zsync.RWMutex) (undo func() error, err error){
 		"Lock":  func(ctx context.Context, rw *zsync.RWMutex) (func() error, error) { return rw.Unlock, rw.Lock(ctx) },
@@ -868,6 +869,7 @@ func TestRWMutexCallsEndWithTheirContextAtAnyStepAndLeaveNothing(t *testing.T) {
 }
 
 func TestRWMutexCallsSucceedOnceWhateverIsLostAtAnyStep(t *testing.T) {
+	t.Parallel()
 	for _, write := range []bool{false, true} {
 		for _, wait := range []bool{false, true} {
 			for _, fault := range []zktest.Action{zktest.DropRequest, zktest.DropReply} {

@@ -11,6 +11,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/timetable"
 )
 
 // A Schedule runs a function once for each instant of a timetable, by whichever
@@ -88,17 +89,7 @@ const (
 )
 
 // String returns "latest", "skip" or "all".
-func (p MissedPolicy) String() string {
-	switch p {
-	case MissedLatest:
-		return "latest"
-	case MissedSkip:
-		return "skip"
-	case MissedAll:
-		return "all"
-	}
-	return "unknown"
-}
+func (p MissedPolicy) String() string { return timetable.Policy(p).String() }
 
 // WithMissed chooses what becomes of instants that nobody ran because every
 // process was down, busy with an earlier one, or failed. The default is
@@ -114,16 +105,7 @@ func WithMissed(p MissedPolicy) ScheduleOption {
 // Every returns the timetable of the instants that are multiples of d since the
 // zero [time.Time], the same in every process: Every(time.Hour) is each full
 // hour, in UTC.
-func Every(d time.Duration) interface{ Next(time.Time) time.Time } { return every(d) }
-
-type every time.Duration
-
-func (e every) Next(t time.Time) time.Time {
-	if e <= 0 {
-		return time.Time{}
-	}
-	return t.UTC().Truncate(time.Duration(e)).Add(time.Duration(e))
-}
+func Every(d time.Duration) interface{ Next(time.Time) time.Time } { return timetable.Every(d) }
 
 // NewSchedule returns the Schedule at path. It does no I/O; a bad argument is
 // reported by every method.
@@ -154,15 +136,17 @@ var errPassed = errors.New("zsync: the instant has been done")
 //
 // If f returns an error nothing is recorded and Do returns it. When the session
 // is lost while f runs, or before it is known that the success was recorded, the
-// error is [ErrLost]. A Do inside f for the same path is [ErrDeadlock].
+// error is [ErrLost]. A Do inside f for the same path is [ErrDeadlock], and an
+// instant that is the zero time or earlier, or in the year 10000 or later,
+// [ErrInvalid].
 func (c *Schedule) Do(ctx context.Context, at time.Time, f func(ctx context.Context) error) (ran bool, err error) {
 	err = c.misuse()
 	switch {
 	case err != nil:
 	case f == nil:
 		err = session.Invalid("the function is nil")
-	case at.IsZero():
-		err = session.Invalid("the instant is the zero time")
+	case !timetable.Recordable(at):
+		err = session.Invalid("the instant is %v; it must be after the zero time and before the year 10000", at)
 	default:
 		ran, err = c.do(ctx, at, f)
 	}
@@ -453,7 +437,7 @@ func (c *Schedule) runAll(ctx context.Context, next interface{ Next(time.Time) t
 			return err
 		}
 		now := c.now()
-		at, err := c.due(last, began, now, next)
+		at, err := timetable.Due(next, timetable.Policy(c.missed), last, began, now)
 		if err != nil || at.IsZero() {
 			return err
 		}
@@ -467,7 +451,7 @@ func (c *Schedule) runAll(ctx context.Context, next interface{ Next(time.Time) t
 		// A machine that sleeps, or a clock that is set, has several due at once. The
 		// latest of them does not lie ahead when it is looked for again, however soon
 		// the next is due.
-		if until != at || c.missed == MissedLatest && at.After(now) && c.over(at, next) {
+		if until != at || c.missed == MissedLatest && at.After(now) && timetable.Over(next, at, c.now()) {
 			continue
 		}
 		if err := c.runAt(ctx, at, next, f); err != nil {
@@ -479,56 +463,10 @@ func (c *Schedule) runAll(ctx context.Context, next interface{ Next(time.Time) t
 	}
 }
 
-// due returns the next instant to run, given the last that was done, if any,
-// when Run began, and the time.
-func (c *Schedule) due(last, began, now time.Time, next interface{ Next(time.Time) time.Time }) (time.Time, error) {
-	from := last
-	if last.IsZero() {
-		from = began
-	}
-	after := func(t time.Time) (time.Time, error) {
-		at := next.Next(t.Local())
-		if !at.IsZero() && !at.After(t) {
-			return at, session.Invalid("the timetable gives %v as the next after %v", at, t)
-		}
-		return at, nil
-	}
-	switch c.missed {
-	case MissedSkip:
-		if from.Before(now) {
-			from = now
-		}
-		return after(from)
-	case MissedAll:
-		return after(from)
-	}
-	// The latest that is not in the future, without going through years of them:
-	// begin a little before now, and go further back until there is one.
-	for back := time.Second; back > 0 && now.Add(-back).After(from); back *= 2 {
-		at, err := after(now.Add(-back))
-		if err != nil {
-			return at, err
-		}
-		if !at.IsZero() && !at.After(now) {
-			from = now.Add(-back)
-			break
-		}
-	}
-	at, err := after(from)
-	for err == nil && !at.IsZero() {
-		later, e := after(at)
-		if e != nil || later.IsZero() || later.After(now) {
-			return at, e
-		}
-		at = later
-	}
-	return at, err
-}
-
 // runAt does one instant, and tries again until the next is due.
 func (c *Schedule) runAt(ctx context.Context, at time.Time, next interface{ Next(time.Time) time.Time }, f func(ctx context.Context, at time.Time) error) error {
 	for try := 1; ; try++ {
-		if c.missed != MissedAll && (try > 1 || c.missed == MissedSkip) && c.over(at, next) {
+		if c.missed != MissedAll && (try > 1 || c.missed == MissedSkip) && timetable.Over(next, at, c.now()) {
 			return nil // its time is over
 		}
 		ran, err := c.do(ctx, at, func(ctx context.Context) error { return f(ctx, at) })
@@ -545,12 +483,6 @@ func (c *Schedule) runAt(ctx context.Context, at time.Time, next interface{ Next
 			return err
 		}
 	}
-}
-
-// over reports whether the instant after at is due.
-func (c *Schedule) over(at time.Time, next interface{ Next(time.Time) time.Time }) bool {
-	later := next.Next(at.Local())
-	return !later.IsZero() && !c.now().Before(later)
 }
 
 // now is the time by the wall clock, which the other processes' are compared to.

@@ -51,6 +51,7 @@ func TestRunGivesTheTimetableTimesOfTheLocalZone(t *testing.T) {
 
 // A broken clock has recorded an instant far ahead, and somebody deletes that.
 func TestSchedulesGoOnWhenAnInstantFarAheadIsDeleted(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		began := time.Now()
@@ -136,6 +137,7 @@ func (a asking) Next(t time.Time) time.Time { a.f(); return a.timetable.Next(t) 
 
 // The machine has slept, or its clock was set, while Run waited for the first.
 func TestRunThatHasOversleptRunsTheLatestInstantAlone(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		c := zsync.NewSchedule(open(t, srv), "/jobs")
 		began := time.Now()

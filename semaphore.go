@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -129,6 +128,8 @@ type allotment struct {
 	leases   []lease          // guarded by Semaphore.mu
 	permits  int64            // the sum of leases; guarded by Semaphore.mu
 	since    time.Time        // of the first
+	grants   int              // how often something was acquired; guarded by Semaphore.mu
+	token    int64            // of all of it, 0 if it is not known; guarded by Semaphore.mu
 	lost     bool             // with its session; guarded by Semaphore.mu
 	followed bool             // the tracer knows of it; guarded by Semaphore.mu
 	stop     func() bool      // undoes the registration with the incarnation
@@ -662,27 +663,9 @@ func (m *Semaphore) listOut(ctx context.Context, inc *session.Incarnation) ([]st
 	return names, err
 }
 
-func (m *Semaphore) weightOfAll(names []string) (out int64) {
-	for _, name := range names {
-		if out += m.weightOf(name); out < 0 { // nobody has so many
-			return math.MaxInt64
-		}
-	}
-	return out
+func (m *Semaphore) weightOfAll(names []string) int64 {
+	return line.Permits(names, m.layout == LayoutKazoo)
 }
-
-// weightOf returns how many permits a znode stands for: one, whatever it is
-// called, as Curator and kazoo count them, unless its name says more.
-func (m *Semaphore) weightOf(name string) int64 {
-	if i := strings.LastIndex(name, weightBase); i >= 0 && m.layout != LayoutKazoo {
-		if n, err := strconv.ParseInt(name[i+len(weightBase):], 10, 64); err == nil && n > 0 {
-			return n
-		}
-	}
-	return 1
-}
-
-const weightBase = "-weight-"
 
 // heavy reports whether, with this limit, the permits of one Acquire are one
 // znode.
@@ -735,7 +718,7 @@ func (m *Semaphore) name(limit, n int64) []lease {
 
 // nameWeight chooses the name of one znode for n permits.
 func (m *Semaphore) nameWeight(n int64) lease {
-	return lease{session.ChildPath(m.leases, "_c_"+session.NewGUID()+weightBase+strconv.FormatInt(n, 10)), n}
+	return lease{session.ChildPath(m.leases, line.PermitsName(n)), n}
 }
 
 func pathsOf(leases []lease) []string {
@@ -794,6 +777,7 @@ func (m *Semaphore) enterLocked(inc *session.Incarnation, s *session.Stake, leas
 	a.leases = append(a.leases, leases...)
 	a.guard.Add(pathsOf(leases)...)
 	a.permits += n
+	a.grants, a.token = a.grants+1, 0 // which must be greater than those of before
 	m.s.m.Holds.Add(n)
 	return a, nil
 }
@@ -832,8 +816,7 @@ func always() bool { return true }
 // because it has been released, somebody else may have what it stood for; and as
 // nobody can tell whose of several permits that was, all are lost.
 func (m *Semaphore) deleted(a *allotment, path string) {
-	ours := func() bool { return slices.ContainsFunc(a.leases, func(l lease) bool { return l.path == path }) }
-	if m.lose(a, a.inc.Deleted(), ours) {
+	if m.lose(a, a.inc.Deleted(), func() bool { return a.ours(path) }) {
 		m.withdraw(a)
 	}
 }

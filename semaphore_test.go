@@ -563,6 +563,7 @@ func TestAcquireEndsWithItsContextAtAnyStepAndLeavesNothing(t *testing.T) {
 // Each request of a Release of a part, which for permits of one znode means
 // another znode.
 func TestReleaseGivesBackWhatItShouldWhateverIsLost(t *testing.T) {
+	t.Parallel()
 	for _, f := range forms {
 		for _, fault := range []zktest.Action{zktest.DropRequest, zktest.DropReply} {
 			for k, struck := 0, true; struck; k++ {
@@ -672,6 +673,7 @@ func TestGoroutinesOfAProcessHandTheGateOnForThreeRequests(t *testing.T) {
 }
 
 func TestWaitersForPermitsAreNoHerd(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		const waiters = 300
 		holder := zsync.NewSemaphore(open(t, srv), "/s", 3)
@@ -710,6 +712,7 @@ func TestWaitersForPermitsAreNoHerd(t *testing.T) {
 }
 
 func TestPermitsAreGrantedInTheOrderOfArrivalWhateverTheirNumber(t *testing.T) {
+	t.Parallel()
 	for _, f := range forms {
 		for _, handoffs := range []int{0, 1, 16} {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {

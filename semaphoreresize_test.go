@@ -15,6 +15,7 @@ import (
 )
 
 func TestResizeIsFollowedByEveryoneWhoUsesTheSemaphore(t *testing.T) {
+	t.Parallel()
 	for _, layout := range []zsync.Layout{zsync.LayoutCurator, zsync.LayoutKazoo} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			ctx := t.Context()
@@ -105,6 +106,7 @@ func TestNobodyIsGrantedByTheLimitFromBeforeOnceResizeHasReturned(t *testing.T) 
 }
 
 func TestResizeIsAppliedOnceWhateverHappensToItsReply(t *testing.T) {
+	t.Parallel()
 	eachRequest(t, func(t *testing.T, srv *zktest.Server, arm func(*zsync.Session)) {
 		ctx := t.Context()
 		s := open(t, srv)

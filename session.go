@@ -46,7 +46,7 @@ type Session struct {
 
 	tallies    tally.Tallies
 	marks      shared.Map[string, mark] // by path of the mark
-	ids        idSet                    // of memberships in groups
+	ids        shared.Names             // of memberships in groups, by the path of the znode
 	retentions turnstile.Retentions
 }
 

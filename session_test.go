@@ -183,9 +183,21 @@ func TestSessionOverTLS(t *testing.T) {
 	}
 	must(t, s.Close())
 
+	// Each takes its time, so all at once.
 	var log bytes.Buffer
 	warns := slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	_, err = zsync.Connect(within(t, 3*time.Second), addr, zsync.WithTLS(&tls.Config{}), zsync.WithLogger(warns))
+	connect := func(addr string, opts ...zsync.Option) <-chan error {
+		return async(func() error {
+			_, err := zsync.Connect(within(t, 3*time.Second), addr, opts...)
+			return err
+		})
+	}
+	untrusted := connect(addr, zsync.WithTLS(&tls.Config{}), zsync.WithLogger(warns))
+	without := connect(addr)
+	with := connect(srv.Addr(), zsync.WithTLS(trust))
+	elsewhere := connect(addr, zsync.WithTLS(&tls.Config{RootCAs: trust.RootCAs, ServerName: "elsewhere.test"}))
+
+	err = <-untrusted
 	wantErr(t, err, context.DeadlineExceeded)
 	var refused *tls.CertificateVerificationError
 	if !errors.As(err, &refused) {
@@ -194,16 +206,15 @@ func TestSessionOverTLS(t *testing.T) {
 	if !strings.Contains(log.String(), "certificate") || strings.Count(log.String(), "\n") != 1 {
 		t.Errorf("the refusal of a certificate is logged as %q", log.String())
 	}
-	_, err = zsync.Connect(within(t, 3*time.Second), addr)
+	err = <-without
 	if wantErr(t, err, context.DeadlineExceeded); !strings.Contains(err.Error(), "speaks TLS") {
 		t.Errorf("a server that speaks TLS, without it: %v", err)
 	}
-	_, err = zsync.Connect(within(t, 3*time.Second), srv.Addr(), zsync.WithTLS(trust))
+	err = <-with
 	if wantErr(t, err, context.DeadlineExceeded); !strings.Contains(err.Error(), "does not speak TLS") {
 		t.Errorf("a server that does not speak TLS, with it: %v", err)
 	}
-	_, err = zsync.Connect(within(t, 3*time.Second), addr, zsync.WithTLS(&tls.Config{RootCAs: trust.RootCAs, ServerName: "elsewhere.test"}))
-	wantErr(t, err, context.DeadlineExceeded)
+	wantErr(t, <-elsewhere, context.DeadlineExceeded)
 }
 
 func TestAServerThatNeverAnswersTLSHoldsNobodyUp(t *testing.T) {
@@ -887,6 +898,7 @@ func TestConnectFailsWithCredentialsThatAreRefused(t *testing.T) {
 }
 
 func TestConnectTellsThatAServerIsNone(t *testing.T) {
+	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
 	var served sync.WaitGroup

@@ -222,7 +222,8 @@ func tracedRun(t *testing.T, srv *zktest.Server, rnd *rand.Rand, long time.Durat
 }
 
 func TestTracesOfARunWithFaultsHaveNoViolation(t *testing.T) {
-	for seed := range harness.Seeds(t, 6, 6, 500) {
+	t.Parallel()
+	for seed := range harness.Seeds(t, 6, 3, 500) {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			rnd := rand.New(rand.NewPCG(uint64(seed), 12))
 			files := tracedRun(t, srv, rnd, 2*time.Minute, 3, func(ctx context.Context, i int, s *zsync.Session, all *sync.WaitGroup) {

@@ -220,3 +220,32 @@ func TestEveryPrimitiveIsTracedFromStartToEnd(t *testing.T) {
 		}
 	})
 }
+
+// A process that was stopped finds out by itself that its session is not certain to live
+// any more: with the first call, if that is sooner than the watchdog. If the call says so
+// the tracer is told so too, though others hold the same.
+func TestAHoldWhoseEndTellsALossIsTracedAsLost(t *testing.T) {
+	for range 20 {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			r := new(recorder)
+			s := open(t, srv, zsync.WithObserver(r))
+			rw, m := zsync.NewRWMutex(s, "/rw"), zsync.NewMutex(s, "/m", zsync.WithRetention(time.Minute))
+			ctx := t.Context()
+			must(t, errors.Join(rw.RLock(ctx), rw.RLock(ctx), m.Lock(ctx)))
+			srv.Partition(s.ID())
+			synctest.Wait()
+			r.took()
+			time.Sleep(s.Margin()) // the watchdog wakes up at the same moment
+			for name, unlock := range map[string]func() error{"RUnlock": rw.RUnlock, "the last RUnlock": rw.RUnlock, "Unlock": m.Unlock} {
+				if err := unlock(); !errors.Is(err, zsync.ErrLost) {
+					t.Errorf("%s: %v", name, err)
+				}
+			}
+			got := strings.Split(r.took(), "; ")
+			slices.Sort(got)
+			if want := []string{"end hold mutex lock lost", "end hold rwmutex rlock lost", "end hold rwmutex rlock lost"}; !slices.Equal(got, want) {
+				t.Errorf("got %q, want %q", got, want)
+			}
+		})
+	}
+}

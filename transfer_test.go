@@ -59,6 +59,7 @@ func (c *candidates) contender(t *testing.T, i int) zsync.Contender {
 }
 
 func TestTransferHandsTheLeadershipToTheNamedCandidate(t *testing.T) {
+	t.Parallel()
 	for to := 1; to < 5; to++ {
 		for _, layout := range []zsync.Layout{zsync.LayoutCurator, zsync.LayoutKazoo, zsync.LayoutSelector} {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
@@ -132,6 +133,7 @@ func TestTransferToACandidateThatDiesLeavesALeader(t *testing.T) {
 }
 
 func TestRunKeepsTheLeadershipUntilItsFunctionHasReturned(t *testing.T) {
+	t.Parallel()
 	ends := map[string]func(t *testing.T, c *candidates, ctx context.Context) error{
 		"Resign": func(t *testing.T, c *candidates, ctx context.Context) error { return c.es[0].Resign() },
 		"Transfer": func(t *testing.T, c *candidates, ctx context.Context) error {
@@ -255,6 +257,7 @@ func TestTransferToALowerPriorityHoldsHoweverLateTheHeirLists(t *testing.T) {
 }
 
 func TestTransferHoldsHoweverLongTheFunctionOfRunGoesOn(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		c := &candidates{led: make(chan int, 10)}
 		for i, p := range []int{0, 1, 5} {
@@ -286,6 +289,7 @@ func TestTransferHoldsHoweverLongTheFunctionOfRunGoesOn(t *testing.T) {
 // With the process that wishes, or the heir, or both killed at each moment of a
 // transfer somebody leads when their sessions have ended.
 func TestAWishOfAKilledLeaderKeepsNobodyFromLeading(t *testing.T) {
+	t.Parallel()
 	for killed, who := range map[string][]int{"the leader": {0}, "the heir": {1}, "both": {0, 1}} {
 		t.Run(killed, func(t *testing.T) {
 			for k := 1; ; k++ { // at the k'th request

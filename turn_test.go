@@ -13,6 +13,7 @@ import (
 // However much six goroutines of a process want the lock, each for a second at a
 // time, everyone else gets it within a few rounds of them, here or elsewhere.
 func TestNobodyStarvesAtATurnstile(t *testing.T) {
+	t.Parallel()
 	for _, n := range []int{0, 1, 5} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			m := zsync.NewRWMutex(open(t, srv), "/rw", zsync.WithHandoffs(n))

@@ -27,14 +27,18 @@ func (q *lockTurnstile) init(s *Session, path string, ln line.Line, c lockConfig
 
 // acquire waits for a grant; pin says that it is that of a Do.
 func (q *lockTurnstile) acquire(ctx context.Context, mode turnstile.Mode, pin bool) (*line.Grant, error) {
-	start := time.Now()
 	end := func(string, error) {}
 	if q.told(mode) {
 		end = q.s.tracers.acquiring(ctx, q.traced(mode))
 	}
-	g, behind, err := q.Acquire(ctx, mode, pin)
-	err = waitEnded(ctx, q.s, err, start, q.contender(behind), behind.Place)
-	q.Waited(mode, start, err)
+	g, err := q.Regain(mode, pin), error(nil)
+	if g == nil {
+		start := time.Now()
+		var behind turnstile.Behind
+		g, behind, err = q.Acquire(ctx, mode, pin)
+		err = waitEnded(ctx, q.s, err, start, q.contender(behind), behind.Place)
+		q.Waited(mode, start, err)
+	}
 	if g != nil {
 		end(g.Name(), nil)
 	} else {

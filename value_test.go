@@ -253,6 +253,7 @@ func TestEveryWriteIsAppliedOnceWhateverBefallsItsRequests(t *testing.T) {
 // The client has given its session up and stored in the next, when the servers get
 // what it sent in the first, which they have not given up yet.
 func TestAWriteThatComesLateFromAFormerSessionIsNotApplied(t *testing.T) {
+	t.Parallel()
 	late := int64(0)
 	for i := range 20 { // now and then the next session comes too late for that
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
@@ -598,6 +599,7 @@ func wantSent[T comparable](t testing.TB, c <-chan T, want T) {
 }
 
 func TestWatchSendsTheLatestAndThenIsQuiet(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, o := open(t, srv), open(t, srv)
 		v := zsync.NewValue[int](s, "/deep/v")

@@ -124,6 +124,7 @@ func openAs(t *testing.T, srv *zktest.Server, user string, acl []zk.ACL) *zsync.
 }
 
 func TestDirectoryThatAStrangerHasMadeIsRefused(t *testing.T) {
+	t.Parallel()
 	mine := zk.DigestACL(zk.PermAll, "me", "secret")
 	both := append(zk.DigestACL(zk.PermAll, "other", "secret"), mine...)
 	for name, use := range usersOf {
@@ -180,6 +181,7 @@ func TestQueueWhoseDirectoriesAStrangerHasMadeIsRefused(t *testing.T) {
 }
 
 func TestDirectoryOfTheRightACLIsUsed(t *testing.T) {
+	t.Parallel()
 	mine := zk.DigestACL(zk.PermAll, "me", "secret")
 	readable := append(zk.WorldACL(zk.PermRead), mine...)
 	workers := zk.DigestACL(zk.PermAll&^zk.PermAdmin, "me", "secret") // their digest is shown as x
@@ -202,6 +204,7 @@ func TestDirectoryOfTheRightACLIsUsed(t *testing.T) {
 }
 
 func TestWithAnACLDirectoriesStayAndKeepStrangersOut(t *testing.T) {
+	t.Parallel()
 	for name, use := range usersOf {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
@@ -258,6 +261,7 @@ func TestACLOfADirectoryIsAskedForOnceASession(t *testing.T) {
 }
 
 func TestWhatKazooSharesIsNotRemovedWhenItIsEmpty(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		use   func(ctx context.Context, s *zsync.Session) error
 		paths []string

@@ -307,6 +307,7 @@ func TestAWaitBehindAReaderWithinAReaderHasAPlace(t *testing.T) {
 }
 
 func TestAWaitWhoseSessionHasEndedHasNoPlaceAndNamesNobody(t *testing.T) {
+	t.Parallel()
 	for name, prepare := range waits {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {

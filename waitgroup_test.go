@@ -425,6 +425,7 @@ func TestACancelledAddIsTakenBackAsFarAsNobodyHasEndedItsTasks(t *testing.T) {
 }
 
 func TestTasksAreEndedAsToldThoughTheServersRefuseItAtFirst(t *testing.T) {
+	t.Parallel()
 	for name, opts := range map[string][]zsync.WaitGroupOption{"ephemeral": nil, "persistent": {zsync.WithPersistentTasks()}} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
@@ -525,6 +526,7 @@ func TestTasksAreEndedAsToldThoughAnotherProgramsZnodeIsInTheWayAtFirst(t *testi
 // Each request that a change of the counter sends is lost once, and its reply
 // once.
 func TestWaitGroupCountsExactlyOnceWhenRequestsAndRepliesAreLost(t *testing.T) {
+	t.Parallel()
 	ops := []struct {
 		name string
 		f    func(ctx context.Context, own, other *zsync.WaitGroup) error

@@ -3,16 +3,16 @@ package zsync_test
 import (
 	"slices"
 	"testing"
-
-	"go.uber.org/goleak"
+	"time"
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/suite"
+	"github.com/zsync/zsync/zktest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { harness.Main(m) }
 
 // The harness by short names.
 
@@ -60,6 +60,13 @@ func childrenOf(t testing.TB, s *zsync.Session, path string) []string {
 	slices.Sort(names)
 	return names
 }
+
+// In a test in which days pass the sessions have long timeouts: each pings three
+// times in its timeout, and with the usual one that is most of what such a test does.
+var (
+	longSession  = zsync.WithSessionTimeout(10 * time.Minute)
+	longSessions = zktest.WithSessionTimeouts(40*time.Millisecond, time.Hour) // the server grants it
+)
 
 // sendAll sends vs in requests that are not too large.
 func sendAll[T any](t *testing.T, q *zsync.Queue[T], vs []T) {

@@ -31,6 +31,8 @@ type acl struct {
 var (
 	anyone  = identity{"world", "anyone"}
 	openACL = []acl{{permAll, anyone}}
+
+	openACLBytes = appendACLs(nil, openACL)
 )
 
 // allowed reports whether one of ids has one of perms under list.

@@ -24,7 +24,8 @@ type conn struct {
 	done   chan struct{} // closed by kill
 	killed sync.Once
 
-	reply []byte // the reader's, for building replies
+	reply []byte    // the reader's, for building replies
+	ops   []Request // the reader's, for decoding multis
 
 	// Guarded by Server.mu.
 	session   *session              // nil before the handshake
@@ -147,7 +148,7 @@ func (c *conn) next() bool {
 		c.kill()
 		return false
 	}
-	r, ok := decodeRequest(frame)
+	r, ok := decodeRequest(frame, &c.ops)
 	if !ok {
 		c.kill()
 		return false

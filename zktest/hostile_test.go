@@ -22,7 +22,7 @@ func FuzzDecodeRequest(f *testing.F) {
 	f.Add(append(head(OpSetWatches), 0, 0, 0, 0, 0, 0, 0, 0, 0x7f, 0xff, 0xff, 0xff))
 	f.Add(connectFrame(0, 1000, 1, make([]byte, 16)))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		r, ok := decodeRequest(b)
+		r, ok := decodeRequest(b, new([]Request))
 		if !ok && len(b) >= 8 {
 			t.Errorf("a packet of %d bytes has no header", len(b))
 		}
@@ -128,6 +128,27 @@ func TestUnknownRequestsAreUnimplemented(t *testing.T) {
 	wantClosed(t, c)
 }
 
+// Of a path whose parent is there only the name is looked at.
+func TestPathsThatMayNotBeAreRefusedWhateverIsThere(t *testing.T) {
+	s := Start(t)
+	c := connected(t, s, 10*time.Second)
+	wantCode(t, "/a", c.call(OpCreate, createBody("/a", "", openACL, 0)), CodeOK)
+	for _, path := range []string{"//a", "//b", "/a/", "/a/.", "/a/..", "/.", "/..", "/a/\x01", "/a/\uf000"} {
+		wantCode(t, "create "+path, c.call(OpCreate, createBody(path, "", openACL, 0)), CodeBadArguments)
+		wantCode(t, "set "+path, c.call(OpSetData, appendInt32(appendBuffer(pathBody(path), nil), -1)), CodeBadArguments)
+	}
+	wantCode(t, "set the empty path", c.call(OpSetData, appendInt32(appendBuffer(pathBody(""), nil), -1)), CodeBadArguments)
+	wantCode(t, "create /", c.call(OpCreate, createBody("/", "", openACL, 0)), CodeNodeExists)
+	for _, path := range []string{"/.-", "/a/b", "/a/.b", "/a/..."} {
+		wantCode(t, "create "+path, c.call(OpCreate, createBody(path, "", openACL, 0)), CodeOK)
+	}
+	wantCode(t, "create /a//b", c.call(OpCreate, createBody("/a//b", "", openACL, 0)), CodeNoNode)
+	// A number does not make a name of the dots that are none.
+	wantCode(t, "create /a/. with a number", c.call(OpCreate, createBody("/a/.", "", openACL, flagSequence)), CodeOK)
+	wantCode(t, "create /a/ with a number", c.call(OpCreate, createBody("/a/", "", openACL, flagSequence)), CodeOK)
+	wantCode(t, "create //a with a number", c.call(OpCreate, createBody("//a", "", openACL, flagSequence)), CodeBadArguments)
+}
+
 func TestClientWithoutTheReadOnlyByteGetsNone(t *testing.T) {
 	s := Start(t)
 	c := rawDial(t, s)
@@ -178,29 +199,31 @@ func TestFourLetterWords(t *testing.T) {
 }
 
 func TestPipeBehavesAsTCPDoes(t *testing.T) {
-	a, b := newPipe(textAddr("a"), textAddr("b"))
-	if _, err := a.Write([]byte("hello")); err != nil {
-		t.Fatal(err)
-	}
-	_ = a.SetReadDeadline(time.Now().Add(5 * time.Millisecond))
-	if _, err := a.Read(make([]byte, 1)); !isTimeout(err) {
-		t.Errorf("read past the deadline: got %v", err)
-	}
-	_ = b.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
-	if n, err := b.Write(make([]byte, pipeLimit+1)); n != pipeLimit || !isTimeout(err) {
-		t.Errorf("write into a full pipe: got %d, %v", n, err)
-	}
-	_ = a.Close()
-	if got, err := io.ReadAll(b); string(got) != "hello" || err != nil {
-		t.Errorf("read after the other end closed: got %q, %v", got, err)
-	}
-	if _, err := a.Read(make([]byte, 1)); !errors.Is(err, net.ErrClosed) {
-		t.Errorf("read after Close: got %v", err)
-	}
-	_ = b.SetWriteDeadline(time.Time{})
-	if _, err := b.Write([]byte("x")); err == nil {
-		t.Error("write to a closed end succeeded")
-	}
+	synctest.Test(t, func(t *testing.T) { // so no deadline passes before its call has begun
+		a, b := newPipe(textAddr("a"), textAddr("b"))
+		if _, err := a.Write([]byte("hello")); err != nil {
+			t.Fatal(err)
+		}
+		_ = a.SetReadDeadline(time.Now().Add(5 * time.Millisecond))
+		if _, err := a.Read(make([]byte, 1)); !isTimeout(err) {
+			t.Errorf("read past the deadline: got %v", err)
+		}
+		_ = b.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
+		if n, err := b.Write(make([]byte, pipeLimit+1)); n != pipeLimit || !isTimeout(err) {
+			t.Errorf("write into a full pipe: got %d, %v", n, err)
+		}
+		_ = a.Close()
+		if got, err := io.ReadAll(b); string(got) != "hello" || err != nil {
+			t.Errorf("read after the other end closed: got %q, %v", got, err)
+		}
+		if _, err := a.Read(make([]byte, 1)); !errors.Is(err, net.ErrClosed) {
+			t.Errorf("read after Close: got %v", err)
+		}
+		_ = b.SetWriteDeadline(time.Time{})
+		if _, err := b.Write([]byte("x")); err == nil {
+			t.Error("write to a closed end succeeded")
+		}
+	})
 }
 
 func isTimeout(err error) bool {

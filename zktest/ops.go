@@ -76,6 +76,7 @@ func (s *Server) multi(c *conn, r *Request, b []byte) ([]byte, int32) {
 	t := s.leader.tree
 	x := s.begin()
 	undos := make([]undo, 0, len(r.Ops))
+	x.changes = make([]change, 0, len(r.Ops))
 	failed, code := -1, int32(CodeOK)
 	for i := range r.Ops {
 		var ch change
@@ -175,10 +176,10 @@ func (t *tree) check(who requester, r *Request) (change, int32) {
 	case OpDelete:
 		return t.checkDelete(who, r)
 	}
-	if !validPath(r.Path) {
+	n := t.nodes[r.Path]
+	if n == nil && !validPath(r.Path) { // a node that is there has a valid path
 		return change{}, CodeBadArguments
 	}
-	n := t.get(r.Path)
 	ch := change{path: r.Path}
 	switch r.Op {
 	case OpSetData:
@@ -251,11 +252,13 @@ func (t *tree) checkCreate(who requester, r *Request) (change, int32) {
 	if sequential {
 		ch.path = fmt.Sprintf("%s%010d", r.Path, parent.cversion)
 	}
-	if !validPath(ch.path) {
-		return ch, CodeBadArguments
-	}
-	if t.get(ch.path) != nil {
+	if t.nodes[ch.path] != nil {
 		return ch, CodeNodeExists
+	}
+	// The parent is there, so its path is valid, and only the name is new. But "/" is
+	// also what is taken for the parent of "//name".
+	if above, name := split(ch.path); !validName(name) || above == "/" && len(ch.path) != 1+len(name) {
+		return ch, CodeBadArguments
 	}
 	if parent.owner != 0 {
 		return ch, CodeNoChildrenForEphemerals

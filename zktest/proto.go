@@ -1,6 +1,9 @@
 package zktest
 
-import "strconv"
+import (
+	"slices"
+	"strconv"
+)
 
 // An Op is the kind of a request, with the number that it has on the wire.
 type Op int32
@@ -189,9 +192,10 @@ func decodeConnect(frame []byte) (Request, bool) {
 }
 
 // decodeRequest decodes any packet after the first. It reports false when not
-// even the header is there.
-func decodeRequest(frame []byte) (Request, bool) {
-	d := decoder{b: frame}
+// even the header is there. The operations of a multi are collected in spare, which
+// may be used again, and copied when it is known how many there are.
+func decodeRequest(frame []byte, spare *[]Request) (Request, bool) {
+	d := decoder{b: frame, spare: spare}
 	r := Request{Xid: d.int32(), Op: Op(d.int32())}
 	if d.bad {
 		return r, false
@@ -249,17 +253,20 @@ func (r *Request) decodeBody(d *decoder) {
 
 // decodeOps decodes the operations of a multi or multiRead.
 func (r *Request) decodeOps(d *decoder) {
+	ops := (*d.spare)[:0]
 	for !d.bad {
-		op := Request{Session: r.Session, Xid: r.Xid, Op: Op(d.int32())}
+		kind := Op(d.int32())
 		done := d.bool()
 		d.int32() // error, of results only
 		if done || d.bad {
-			return
+			break
 		}
-		if !op.Op.within(r.Op) {
+		if !kind.within(r.Op) {
 			r.malformed = true
-			return
+			break
 		}
+		ops = append(ops, Request{Session: r.Session, Xid: r.Xid, Op: kind})
+		op := &ops[len(ops)-1]
 		op.decodeBody(d)
 		switch op.Op {
 		case OpCreate, OpCreate2, OpCreateContainer, OpCreateTTL:
@@ -272,7 +279,12 @@ func (r *Request) decodeOps(d *decoder) {
 				op.Op = OpCreateContainer
 			}
 		}
-		r.Ops = append(r.Ops, op)
+	}
+	if len(ops) > 0 {
+		r.Ops = slices.Clone(ops)
+	}
+	if *d.spare = ops; len(ops) > 4000 {
+		*d.spare = nil
 	}
 }
 

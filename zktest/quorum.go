@@ -208,6 +208,7 @@ func (ld *leadership) write(x *txn, p *pending) {
 		ops = p.r.Ops
 	}
 	undos := make([]undo, 0, len(ops))
+	x.changes = make([]change, 0, len(ops))
 	for i := range ops {
 		ch, code := t.check(p.who, &ops[i])
 		if code != CodeOK {

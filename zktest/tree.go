@@ -124,11 +124,19 @@ func validPath(path string) bool {
 		return false
 	}
 	for name := range strings.SplitSeq(path[1:], "/") {
-		if name == "" || name == "." || name == ".." {
+		if !validName(name) {
 			return false
 		}
 	}
-	for _, r := range path {
+	return true
+}
+
+// validName reports whether name may be that of a znode.
+func validName(name string) bool {
+	if name == "" || name == "." || name == ".." {
+		return false
+	}
+	for _, r := range name {
 		if r <= 0x1f || r >= 0x7f && r <= 0x9f || r >= 0xd800 && r <= 0xf8ff || r >= 0xfff0 {
 			return false
 		}
@@ -242,40 +250,57 @@ func (t *tree) remove(path string) {
 
 // An undo holds what one change overwrote.
 type undo struct {
-	node   node // as it was; unused for a create
-	parent node // as it was, for a create or a delete
+	gone *node // what a deletion took away
+
+	// Of the node that has changed; of a create or a delete, of its parent.
+	data         []byte
+	acl          []acl
+	mzxid, pzxid int64
+	mtime        int64
+	version      int32 // of what has changed
 }
 
 // remember returns what takes ch back, if it is called before ch is applied.
 func (t *tree) remember(ch *change) undo {
-	var u undo
-	if n := t.nodes[ch.path]; n != nil {
-		u.node = *n
+	n := t.nodes[ch.path]
+	switch ch.kind {
+	case changeCreate:
+		p := t.nodes[parentOf(ch.path)]
+		return undo{pzxid: p.pzxid, version: p.cversion}
+	case changeDelete:
+		return undo{gone: n, pzxid: t.nodes[parentOf(ch.path)].pzxid}
+	case changeData:
+		return undo{data: n.data, mzxid: n.mzxid, mtime: n.mtime, version: n.version}
+	case changeACL:
+		return undo{acl: n.acl, version: n.aversion}
+	case changeSequence:
+		return undo{version: n.cversion}
 	}
-	if ch.kind == changeCreate || ch.kind == changeDelete {
-		u.parent = *t.nodes[parentOf(ch.path)]
-	}
-	return u
+	return undo{}
 }
 
 // revert takes ch back. Changes are reverted in the opposite order.
 func (t *tree) revert(ch *change, u undo) {
+	n := t.nodes[ch.path]
 	switch ch.kind {
 	case changeCreate:
 		parent, name := split(ch.path)
 		p := t.nodes[parent]
 		delete(p.children, name)
-		p.cversion, p.pzxid = u.parent.cversion, u.parent.pzxid
+		p.cversion, p.pzxid = u.version, u.pzxid
 		t.remove(ch.path)
 	case changeDelete:
 		parent, name := split(ch.path)
 		p := t.nodes[parent]
 		p.addChild(name)
-		p.pzxid = u.parent.pzxid
-		n := u.node
-		t.insert(ch.path, &n)
-	case changeData, changeACL, changeSequence:
-		*t.nodes[ch.path] = u.node
+		p.pzxid = u.pzxid
+		t.insert(ch.path, u.gone)
+	case changeData:
+		n.data, n.mzxid, n.mtime, n.version = u.data, u.mzxid, u.mtime, u.version
+	case changeACL:
+		n.acl, n.aversion = u.acl, u.version
+	case changeSequence:
+		n.cversion = u.version
 	}
 }
 

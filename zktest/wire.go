@@ -1,14 +1,18 @@
 package zktest
 
-import "encoding/binary"
+import (
+	"bytes"
+	"encoding/binary"
+)
 
 // A decoder reads the fields of one packet. The first field that does not fit
 // sets bad, and every field after it reads as zero, so that callers look at
 // bad once, at the end. Nothing is allocated from a length or a count before
 // the bytes behind it are known to be there.
 type decoder struct {
-	b   []byte
-	bad bool
+	b     []byte
+	bad   bool
+	spare *[]Request // for the operations of a multi
 }
 
 // take returns the next n bytes, which alias the packet.
@@ -89,6 +93,10 @@ func (d *decoder) strings() []string {
 }
 
 func (d *decoder) acls() []acl {
+	if !d.bad && bytes.HasPrefix(d.b, openACLBytes) { // by far the most common
+		d.b = d.b[len(openACLBytes):]
+		return openACL
+	}
 	n := d.count(12)
 	if n == 0 {
 		return nil

@@ -214,7 +214,8 @@ func mapWatchCommand(c *client) *cobra.Command {
 		Short: "print the map, and again when it changes",
 		Long: `watch prints the whole map, and again after each change, each time as one line of
 JSON: an object whose values are strings. Of changes that come quickly perhaps
-the last alone is printed. It ends with a signal, with --timeout, or when it has
+the last alone is printed. When the connection was lost it prints the map once more
+as soon as it has caught up. It ends with a signal, with --timeout, or when it has
 printed as many lines as --count says.`,
 		Example: `  zsync map watch /services | while read -r all; do echo "$all" | jq -r '.billing'; done`,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -126,7 +126,8 @@ func TestInTwoTerminalsTheCommandOfTheLostHolderIsGoneBeforeTheOtherStarts(t *te
 
 func TestInTwoTerminalsTheCommandOfAKilledHolderIsGoneBeforeTheOtherStarts(t *testing.T) {
 	t.Parallel()
-	srv := zktest.Start(t, zktest.WithSessionTimeouts(time.Second, time.Second))
+	// Not so short that a process which gets no processor for a second loses its session.
+	srv := zktest.Start(t, zktest.WithSessionTimeouts(4*time.Second, 4*time.Second))
 	x := openTerminals(t, "Z="+binary, "ZSYNC_SERVERS="+srv.Addr())
 	dir := t.TempDir()
 	for _, terminal := range []string{"one", "two"} {

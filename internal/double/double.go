@@ -33,7 +33,8 @@ import (
 //
 //  1. Create a child of the room.
 //  2. Read the room, with a watch. Its Stat tells how many children it has. The
-//     first time this takes one round trip together with step 1.
+//     first time this takes one round trip together with step 1. Where servers are
+//     far the room is listed too, in the same round trip, in case that step 4 needs it.
 //  3. If our number has been let in, we are inside.
 //  4. If our number is the n'th or a later one after those let in, and there
 //     are that many children, list them. If we are the n'th of those who wait,
@@ -200,6 +201,10 @@ func isPartyOf(n int, name string) bool { return strings.Contains(name, "-"+part
 // up; the rest would have to leave before the others go on.
 const LastParty = 1 << 30
 
+// farMost is up to how many parties requests are spent to save round trips, where servers
+// are far. All who enter list the room then, so what is sent grows with the square.
+const farMost = 128
+
 // keeperPath is the same for everyone in a round, and never used again.
 func (b *Barrier) keeperPath(id roundID) string {
 	return session.ChildPath(b.dir, fmt.Sprintf("keeper-%x-%d", id.room, id.version))
@@ -284,8 +289,9 @@ func (b *Barrier) enter(ctx context.Context, inc *session.Incarnation, n int) (*
 	}
 	guid := session.NewGUID()
 	w := b.watchRoom(inc)
-	path, room, unread, err := inc.CreateChildAndGet(ctx, b.room, roomState{n: n}.bytes(), // Steps 1 and 2.
-		session.ProtectedName(guid, partyOf(n)), guid, []byte(inc.Manager.Config.Owner), zk.FlagEphemeralSequential)
+	list := n <= farMost && inc.Far()
+	path, room, names, unread, err := inc.CreateChildAndGet(ctx, b.room, roomState{n: n}.bytes(), // Steps 1 and 2.
+		session.ProtectedName(guid, partyOf(n)), guid, []byte(inc.Manager.Config.Owner), zk.FlagEphemeralSequential, list)
 	if err != nil {
 		inc.Watches.Leave(w)
 		b.leaveBehind(guid)
@@ -297,7 +303,7 @@ func (b *Barrier) enter(ctx context.Context, inc *session.Incarnation, n int) (*
 	}
 	p := &party{name: me.Name, path: path, seq: me.Seq}
 	var s *session.Stake
-	if err = b.await(ctx, inc, w, room, unread, p, n); err == nil {
+	if err = b.await(ctx, inc, w, room, names, unread, p, n); err == nil {
 		s, err = inc.Stake(ctx)
 	}
 	if err == nil {
@@ -440,22 +446,23 @@ func (b *Barrier) watchRoom(inc *session.Incarnation) *session.Watch {
 }
 
 // await is Enter after step 1. The room has been read, with the watch w, which is
-// joined, or could not be: the error is unread.
-func (b *Barrier) await(ctx context.Context, inc *session.Incarnation, w *session.Watch, room session.Node, unread error, p *party, n int) error {
+// joined, or could not be: the error is unread. names is a listing behind that, or nil.
+func (b *Barrier) await(ctx context.Context, inc *session.Incarnation, w *session.Watch, room session.Node, names func() []string, unread error, p *party, n int) error {
 	for {
-		inside, err := b.look(ctx, inc, w, room.Data, room.Stat, unread, p, n)
+		inside, err := b.look(ctx, inc, w, room.Data, room.Stat, names, unread, p, n)
 		inc.Watches.Leave(w)
 		switch {
 		case err != nil, inside:
 			return err
 		}
 		w = b.watchRoom(inc)
+		names = func() []string { return nil }
 		room.Data, room.Stat, unread = inc.Get(ctx, b.room) // Step 2.
 	}
 }
 
 // look goes through steps 3 to 5 once, with what was read in step 2.
-func (b *Barrier) look(ctx context.Context, inc *session.Incarnation, w *session.Watch, data []byte, stat *zk.Stat, err error, p *party, n int) (inside bool, _ error) {
+func (b *Barrier) look(ctx context.Context, inc *session.Incarnation, w *session.Watch, data []byte, stat *zk.Stat, names func() []string, err error, p *party, n int) (inside bool, _ error) {
 	switch {
 	case session.IsNoNode(err), err == nil && p.round.room != 0 && p.round.room != stat.Czxid:
 		return false, session.ErrVanished // somebody deleted the room, and us with it
@@ -479,7 +486,7 @@ func (b *Barrier) look(ctx context.Context, inc *session.Incarnation, w *session
 	}
 	nth := int(p.seq - state.admitted()) // at most: some who came before us may be gone
 	if nth >= n && int(stat.NumChildren) >= n {
-		place, inside, err := b.letIn(ctx, inc, state, p) // Step 4.
+		place, inside, err := b.letIn(ctx, inc, state, names(), p) // Step 4.
 		if err != nil || inside || place >= n {
 			return inside, err
 		}
@@ -503,10 +510,15 @@ func (b *Barrier) look(ctx context.Context, inc *session.Incarnation, w *session
 // letIn is step 4: it lets the next round in if p is the n'th who waits, or
 // behind. It says which p was, and whether p is inside. Unless p is inside or
 // one of the first n-1, p has to look again.
-func (b *Barrier) letIn(ctx context.Context, inc *session.Incarnation, state roomState, p *party) (nth int, inside bool, err error) {
-	names, _, err := inc.Children(ctx, b.room)
-	if err != nil && !session.IsNoNode(err) {
-		return 0, false, err
+//
+// names is a listing of later than p's child, or nil. It shows all who are there and came
+// before p. Whoever of them has gone since fails the transaction, and so does a round that
+// was let in since, which has written the room: then the room is listed anew.
+func (b *Barrier) letIn(ctx context.Context, inc *session.Incarnation, state roomState, names []string, p *party) (nth int, inside bool, err error) {
+	if names == nil {
+		if names, err = inc.Names(ctx, b.room); err != nil {
+			return 0, false, err
+		}
 	}
 	all := slices.DeleteFunc(line.ParseChildren(names, partyBase), line.Child.Exhausted)
 	waiting := slices.DeleteFunc(slices.Clone(all), func(c line.Child) bool { return c.Seq <= state.admitted() || !isPartyOf(state.n, c.Name) })
@@ -716,8 +728,8 @@ func (b *Barrier) rest(ctx context.Context, inc *session.Incarnation, p *party) 
 	if !ok {
 		return nil, nil // a round is forgotten only when nobody of it is left
 	}
-	names, _, err := inc.Children(ctx, b.room)
-	if err != nil && !session.IsNoNode(err) {
+	names, err := inc.Names(ctx, b.room)
+	if err != nil {
 		return nil, err
 	}
 	return slices.DeleteFunc(names, func(name string) bool {
@@ -729,13 +741,16 @@ func (b *Barrier) rest(ctx context.Context, inc *session.Incarnation, p *party) 
 // awaitAll waits until none of these children of the room is left.
 //
 // That costs a request each, and a round trip for all that are asked after at a
-// time. If they are few that is all of them; otherwise some, picked at random, so
-// that it takes few notifications, whatever the order of leaving: when these have
-// gone most of the others have. A listing tells who, but if that is nobody it is a
-// request too many. So it must be paid for by what listings have saved before; or,
+// time. If they are few, or the servers far, that is all of them; otherwise some, picked
+// at random, so that it takes few notifications, whatever the order of leaving: when
+// these have gone most of the others have. A listing tells who, but if that is nobody it
+// is a request too many. So it must be paid for by what listings have saved before; or,
 // once, be all but certain to save some: among many.
 func (b *Barrier) awaitAll(ctx context.Context, inc *session.Incarnation, names []string) error {
-	const few, some, many = 7, 5, 16
+	few, some, many := 7, 5, 16
+	if inc.Far() {
+		few = farMost
+	}
 	names = slices.Clone(names)
 	rand.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
 	for saved := 0; len(names) > 0; {
@@ -755,8 +770,8 @@ func (b *Barrier) awaitAll(ctx context.Context, inc *session.Incarnation, names 
 		if len(names) < 2 || saved <= 0 && !likely {
 			continue
 		}
-		list, _, err := inc.Children(ctx, b.room)
-		if err != nil && !session.IsNoNode(err) {
+		list, err := inc.Names(ctx, b.room)
+		if err != nil {
 			return err
 		}
 		there := make(map[string]bool, len(list))

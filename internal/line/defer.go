@@ -50,6 +50,9 @@ func beforeBase(c Child) string { return c.Name[:strings.LastIndex(c.Name, c.Bas
 // kazoo's candidates do not take it for one of them, or for the last.
 const wishMark = "transfer-"
 
+// guidSize is how long the text of a GUID is.
+const guidSize = 36
+
 // WishFor returns a name for a wish that c should lead. It ends with the name of c up
 // to the number, in which a base would make Curator sort it among the candidates.
 func WishFor(c Child) string { return wishMark + session.NewGUID() + "-" + beforeBase(c) }
@@ -57,7 +60,9 @@ func WishFor(c Child) string { return wishMark + session.NewGUID() + "-" + befor
 // wishesFor returns those of names that are wishes for c.
 func wishesFor(c Child, names []string) (wishes []string) {
 	for _, name := range names {
-		if strings.HasPrefix(name, wishMark) && strings.HasSuffix(name, beforeBase(c)) {
+		// Behind the mark is a GUID, and a dash. What follows must be all that stands
+		// before the base: for one who has no prefix of his own, that is nothing.
+		if id, ok := strings.CutPrefix(name, wishMark); ok && len(id) > guidSize && id[guidSize+1:] == beforeBase(c) {
 			wishes = append(wishes, strings.Clone(name))
 		}
 	}

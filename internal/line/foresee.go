@@ -40,8 +40,10 @@ func (v *view) foresee(ctx context.Context, dir int64, me Child, strict bool, tr
 }
 
 const (
-	// Where servers answer sooner than this, a listing is not worth foreseeing.
-	foreseeTrip = time.Millisecond
+	// Where servers answer a create sooner than this, a listing is not worth foreseeing.
+	// A server that forces its log to disk takes longer: and what comes behind a write of
+	// another waits for that, so a listing that is made in time saves more than its trip.
+	foreseeTrip = 200 * time.Microsecond
 
 	// So many listings one wait may cost, whoever leaves the line meanwhile. With them
 	// holds of 20 round trips are foreseen; behind a longer one a round trip more does

@@ -304,7 +304,11 @@ func (c *Claim) uncountLocked() {
 // eventLocked is what the observer is told of the end of c, when c.mu is
 // not held any more.
 func (c *Claim) eventLocked(kind session.EventKind, why error) session.Event {
-	return session.Event{Kind: kind, Op: c.op, Path: c.Line.Manager.Bare(c.Line.Dir), Wait: time.Since(c.since), Err: why}
+	e := session.Event{Kind: kind, Op: c.op, Path: c.Line.Manager.Bare(c.Line.Dir), Err: why}
+	if c.Line.Manager.Config.Observe != nil {
+		e.Wait = time.Since(c.since)
+	}
+	return e
 }
 
 // Err returns nil while c stands, as far as can be known here; otherwise an

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/zsync/zsync/internal/session"
@@ -111,4 +112,31 @@ func MayBeKept(name string) bool {
 func isContender(name string) bool {
 	_, ok := ParseChild(name, contenderBases...)
 	return ok
+}
+
+// weightBase is what the number of permits follows in the name of a znode that stands
+// for several.
+const weightBase = "-weight-"
+
+// PermitsName returns a unique name for the znode of n permits.
+func PermitsName(n int64) string {
+	return "_c_" + session.NewGUID() + weightBase + strconv.FormatInt(n, 10)
+}
+
+// Permits returns how many permits znodes of these names stand for: each for one,
+// whatever it is called, as Curator and kazoo count them, unless its name says more,
+// which in kazoo's layout none does.
+func Permits(names []string, kazoo bool) (out int64) {
+	for _, name := range names {
+		weight := int64(1)
+		if i := strings.LastIndex(name, weightBase); i >= 0 && !kazoo {
+			if n, err := strconv.ParseInt(name[i+len(weightBase):], 10, 64); err == nil && n > 0 {
+				weight = n
+			}
+		}
+		if out += weight; out < 0 { // nobody has so many
+			return math.MaxInt64
+		}
+	}
+	return out
 }

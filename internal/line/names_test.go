@@ -33,3 +33,31 @@ func TestSequenceOrderSurvivesWrap(t *testing.T) {
 		t.Errorf("order across the wrap: got %v, want %v", order, want)
 	}
 }
+
+// Who carries no unique prefix, as a plain client's candidate, is not the one of every
+// wish.
+func TestAWishIsForTheOneWhomItNamesAlone(t *testing.T) {
+	bases := []string{"latch-"}
+	me, _ := ParseChild("_c_aaaa-latch-0000000002", bases...)
+	heir, _ := ParseChild("_c_bbbb-latch-0000000003", bases...)
+	plain, _ := ParseChild("latch-0000000004", bases...)
+	for _, c := range []struct {
+		wish Child
+		rest []Child
+		want bool
+	}{
+		{heir, []Child{heir, plain}, true},
+		{heir, []Child{plain}, false}, // the heir has gone
+		{plain, []Child{heir}, false},
+		{plain, []Child{heir, plain}, true},
+		{me, []Child{heir, plain}, false},
+	} {
+		names := []string{me.Name, WishFor(c.wish)}
+		for _, other := range c.rest {
+			names = append(names, other.Name)
+		}
+		if defers, wishes := Defers(me, names, bases, nil); defers != c.want || (len(wishes) == 1) != (c.wish == me) {
+			t.Errorf("of %q %q defers: %v, with the wishes %q; want %v", names, me.Name, defers, wishes, c.want)
+		}
+	}
+}

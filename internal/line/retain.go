@@ -37,10 +37,10 @@ func (c *Claim) Alone() bool {
 	return !session.IsClosed(c.Recall()) && !session.IsClosed(c.Incarnation.Disconnection())
 }
 
-// Ready reports whether c, which was kept, may be granted again: nobody else has come,
-// and its session is as certain to live as for any grant.
+// Ready reports whether c, which was kept, may be granted again: it is not lost, nobody
+// else has come, and its session is as certain to live as for any grant.
 func (c *Claim) Ready() bool {
-	return !session.IsClosed(c.Recall()) && c.Incarnation.Assured()
+	return c.Loss() == nil && !session.IsClosed(c.Recall()) && c.Incarnation.Assured()
 }
 
 // Keep ends g, the only use of its claim, which stays in its place until it is

@@ -12,8 +12,10 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/kinds"
 	"github.com/zsync/zsync/internal/look"
+	"github.com/zsync/zsync/internal/suite"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -82,49 +84,45 @@ func noError(t *testing.T, errs ...error) {
 }
 
 func TestEveryPrimitiveIsToldInUseAndIdle(t *testing.T) {
-	srv := zktest.Start(t)
-	s, eyes := connect(t, srv), connect(t, srv)
-	ctx, kazoo := t.Context(), zsync.WithLayout(zsync.LayoutKazoo)
-	nothing := func(context.Context) error { return nil }
-	lock, rw, other := zsync.NewMutex(s, "/lock"), zsync.NewRWMutex(s, "/rw"), zsync.NewMutex(s, "/kazoo", kazoo)
-	permits, resized, theirs := zsync.NewSemaphore(s, "/permits", 3), zsync.NewSemaphore(s, "/resized", 3), zsync.NewSemaphore(s, "/theirs", 3, kazoo)
-	election, tasks, parties := zsync.NewElection(s, "/election"), zsync.NewWaitGroup(s, "/tasks"), zsync.NewWaitGroup(s, "/parties")
-	gate, settings, queue := zsync.NewBarrier(s, "/gate"), zsync.NewMap[string](s, "/settings"), zsync.NewQueue[int](s, "/queue")
-	noError(t, lock.Lock(ctx), rw.Lock(ctx), other.Lock(ctx), permits.Acquire(ctx, 1), resized.Resize(ctx, 5), theirs.Acquire(ctx, 1),
-		election.Campaign(ctx), tasks.Add(ctx, 1), parties.Enter(ctx, 1), gate.Close(ctx), settings.Store(ctx, "a", "text"), queue.Send(ctx, 1),
-		zsync.NewOnce(s, "/once").Do(ctx, nothing), zsync.NewValue[string](s, "/value").Store(ctx, "x"))
-	member, err := zsync.NewGroup[string](s, "/group").Join(ctx, "me", "")
-	noError(t, err)
-	_, _, err = zsync.NewFlight[int](s, "/flight", time.Hour).Do(ctx, "key", func(context.Context) (int, error) { return 1, nil })
-	noError(t, err)
-	at := time.Date(2030, 6, 1, 12, 0, 0, 0, time.Local)
-	_, err = zsync.NewSchedule(s, "/schedule").Do(ctx, at, nothing)
-	noError(t, err)
-	_, err = zsync.NewInt64(s, "/int").Add(ctx, 3)
-	noError(t, err)
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, eyes := suite.Open(t, srv), suite.Open(t, srv)
+		ctx, kazoo := t.Context(), zsync.WithLayout(zsync.LayoutKazoo)
+		nothing := func(context.Context) error { return nil }
+		lock, rw, other := zsync.NewMutex(s, "/lock"), zsync.NewRWMutex(s, "/rw"), zsync.NewMutex(s, "/kazoo", kazoo)
+		permits, resized, theirs := zsync.NewSemaphore(s, "/permits", 3), zsync.NewSemaphore(s, "/resized", 3), zsync.NewSemaphore(s, "/theirs", 3, kazoo)
+		election, tasks, parties := zsync.NewElection(s, "/election"), zsync.NewWaitGroup(s, "/tasks"), zsync.NewWaitGroup(s, "/parties")
+		gate, settings, queue := zsync.NewBarrier(s, "/gate"), zsync.NewMap[string](s, "/settings"), zsync.NewQueue[int](s, "/queue")
+		noError(t, lock.Lock(ctx), rw.Lock(ctx), other.Lock(ctx), permits.Acquire(ctx, 1), resized.Resize(ctx, 5), theirs.Acquire(ctx, 1),
+			election.Campaign(ctx), tasks.Add(ctx, 1), parties.Enter(ctx, 1), gate.Close(ctx), settings.Store(ctx, "a", "text"), queue.Send(ctx, 1),
+			zsync.NewOnce(s, "/once").Do(ctx, nothing), zsync.NewValue[string](s, "/value").Store(ctx, "x"))
+		member, err := zsync.NewGroup[string](s, "/group").Join(ctx, "me", "")
+		noError(t, err)
+		_, _, err = zsync.NewFlight[int](s, "/flight", time.Hour).Do(ctx, "key", func(context.Context) (int, error) { return 1, nil })
+		noError(t, err)
+		at := time.Date(2030, 6, 1, 12, 0, 0, 0, time.Local)
+		_, err = zsync.NewSchedule(s, "/schedule").Do(ctx, at, nothing)
+		noError(t, err)
+		_, err = zsync.NewInt64(s, "/int").Add(ctx, 3)
+		noError(t, err)
 
-	const last = "schedule: last done: that of 2030-06-01 12:00:00"
-	wantTold(t, eyes, "/", map[string]string{
-		"/lock": "lock", "/rw": "read-write lock", "/kazoo": "kazoo lock", "/permits": "semaphore", "/resized": "semaphore: free, 5 permits",
-		"/theirs": "kazoo semaphore", "/election": "election", "/tasks": "wait group: 1 open task", "/parties": "double barrier", "/gate": "gate: closed",
-		"/settings": "map: 1 key", "/queue": "queue: 1 element", "/once": "once: done", "/schedule": last, "/value": `data: "x"`, "/int": "data: 3",
-		"/group": "group", "/flight/key/result": "data: 1",
-	})
-	tasks.Done()
-	noError(t, lock.Unlock(), rw.Unlock(), other.Unlock(), permits.Release(1), theirs.Release(1), election.Resign(), tasks.Wait(ctx), parties.Leave(ctx),
-		gate.Open(ctx), settings.Delete(ctx, "a"), member.Leave())
-	element, err := queue.Receive(ctx)
-	noError(t, err, element.Ack(ctx))
-	// What is given up in the background, as the place in the line of who has received, goes a little later.
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		if names, _, err := eyes.Children(ctx, "/queue-consumers"); err != nil || len(names) == 0 {
-			break
-		}
-	}
-	wantTold(t, eyes, "/", map[string]string{
-		"/permits": "semaphore: free, 3 permits", "/resized": "semaphore: free, 5 permits", "/theirs": "kazoo semaphore: free, 3 permits",
-		"/settings": "map: 0 keys", "/queue": "queue: 0 elements", "/once": "once: done", "/schedule": last, "/value": `data: "x"`, "/int": "data: 3",
-		"/flight/key/result": "data: 1",
+		const last = "schedule: last done: that of 2030-06-01 12:00:00"
+		wantTold(t, eyes, "/", map[string]string{
+			"/lock": "lock", "/rw": "read-write lock", "/kazoo": "kazoo lock", "/permits": "semaphore", "/resized": "semaphore: free, 5 permits",
+			"/theirs": "kazoo semaphore", "/election": "election", "/tasks": "wait group: 1 open task", "/parties": "double barrier", "/gate": "gate: closed",
+			"/settings": "map: 1 key", "/queue": "queue: 1 element", "/once": "once: done", "/schedule": last, "/value": `data: "x"`, "/int": "data: 3",
+			"/group": "group", "/flight/key/result": "data: 1",
+		})
+		tasks.Done()
+		noError(t, lock.Unlock(), rw.Unlock(), other.Unlock(), permits.Release(1), theirs.Release(1), election.Resign(), tasks.Wait(ctx), parties.Leave(ctx),
+			gate.Open(ctx), settings.Delete(ctx, "a"), member.Leave())
+		element, err := queue.Receive(ctx)
+		noError(t, err, element.Ack(ctx))
+		time.Sleep(time.Second) // what is given up in the background, as the place in the line of who has received, goes a little later
+		wantTold(t, eyes, "/", map[string]string{
+			"/permits": "semaphore: free, 3 permits", "/resized": "semaphore: free, 5 permits", "/theirs": "kazoo semaphore: free, 3 permits",
+			"/settings": "map: 0 keys", "/queue": "queue: 0 elements", "/once": "once: done", "/schedule": last, "/value": `data: "x"`, "/int": "data: 3",
+			"/flight/key/result": "data: 1",
+		})
 	})
 }
 

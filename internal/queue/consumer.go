@@ -15,25 +15,16 @@ import (
 // A consumer is offered what a pump claims.
 type consumer struct {
 	Joining
-	q      *core
-	p      *pump // nil if there was nothing to wait for
-	ctx    context.Context
-	cancel context.CancelFunc
-	stay   func() // lets Session.Close go on
-	ready  bool   // somebody waits for an element, and has none yet
+	q     *core
+	p     *pump // nil if there was nothing to wait for
+	ctx   context.Context
+	leave func() // ends ctx, and lets Session.Close go on
+	ready bool   // somebody waits for an element, and has none yet
 }
 
 func (q *core) Join(ctx context.Context, o Joining) Consumer {
-	leaving, stay := q.m.BeforeClose()
-	c := &consumer{Joining: o, q: q, stay: stay}
-	c.ctx, c.cancel = context.WithCancel(ctx)
-	q.m.Spawn(func() {
-		select {
-		case <-leaving:
-			c.cancel()
-		case <-c.ctx.Done():
-		}
-	})
+	c := &consumer{Joining: o, q: q}
+	c.ctx, c.leave = q.whileOpen(ctx)
 	if c.ctx.Err() == nil {
 		c.p = q.join(0)
 	}
@@ -46,8 +37,7 @@ func (c *consumer) Leave() {
 	if c.p != nil {
 		c.p.leave()
 	}
-	c.cancel()
-	c.stay()
+	c.leave()
 }
 
 func (c *consumer) Next() (Claim, error) {
@@ -116,23 +106,23 @@ func (q *core) present(ctx context.Context, it *item, o Joining, most int) (offe
 func (q *core) setAside(it *item) {
 	if it.misfit && !q.skips.misfit() {
 		q.skips.leave(it.key(), it.fault)
-		it.ledger.settle(it, fateReturn, false)
+		it.ledger.settle(it, fateReturn)
 		return
 	}
-	it.ledger.settle(it, fateBury, false)
+	it.ledger.settle(it, fateBury)
 }
 
 // An item is a Claim.
 
-func (it *item) describe() Element {
-	return Element{ID: it.key(), Data: it.data, Value: it.value, Fault: it.fault, Sent: it.sent, Attempts: it.attempts()}
+func (it *item) describe() *Element {
+	return &Element{ID: it.key(), Data: it.data, Value: it.value, Fault: it.fault, Sent: it.sent, Attempts: it.attempts()}
 }
 
 func (it *item) Element() Element {
 	l := it.ledger
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return it.describe()
+	return *it.describe()
 }
 
 func (it *item) Data() []byte {
@@ -152,7 +142,7 @@ func (it *item) Withdrawn() (down, over <-chan struct{}) {
 
 func (it *item) Taken() {
 	p := it.pump
-	it.ledger.settle(it, fateRemove, false)
+	it.ledger.settle(it, fateRemove)
 	p.done()
 }
 
@@ -189,12 +179,12 @@ func (it *item) Settle(ctx context.Context, s Settlement) error {
 	model := entry{fate: fateRemove}
 	switch foreign := l.q.foreign != nil; {
 	case s.Fate == Bury && foreign:
-		return session.Invalid("Reject needs zsync's own layout")
+		return l.q.foreign.lacks("Reject")
 	case s.Fate == Bury:
 		model = entry{fate: fateBury, fault: s.Reason, tries: it.attempts() + 1}
 	case s.Fate == Later && foreign:
 		l.settleNow(ctx, it, entry{fate: fateReturn, bump: true})
-		return session.Invalid("NackAfter needs zsync's own layout")
+		return l.q.foreign.lacks("NackAfter")
 	case s.Fate == Later:
 		model = entry{fate: fateLater, due: dueAt(s.Due), tries: it.attempts() + 1}
 	case s.Fate == Return:
@@ -263,23 +253,11 @@ func (l *ledger) await(ctx context.Context, e *entry) error {
 
 func (q *core) Receive(ctx context.Context, n int) (claims []Claim, err error) {
 	q = q.pull
-	if ctx.Err() != nil {
-		return nil, session.CtxErr(ctx)
+	inner, leave := q.whileOpen(ctx)
+	defer leave()
+	if inner.Err() != nil {
+		return nil, cmp.Or(session.CtxErr(ctx), session.ErrClosed)
 	}
-	leaving, stay := q.m.BeforeClose()
-	defer stay()
-	if session.IsClosed(leaving) {
-		return nil, session.ErrClosed
-	}
-	inner, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	q.m.Spawn(func() {
-		select {
-		case <-leaving:
-			cancel(session.ErrClosed)
-		case <-inner.Done():
-		}
-	})
 	room := min(n, maxBatch) // a sum of them overflows nothing
 	p := q.join(room)
 	defer p.leave()
@@ -432,7 +410,7 @@ func sizeOf(m *session.Manager, op any) int {
 func (it *item) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
 	l := it.ledger
 	if l.q.foreign != nil {
-		return nil, session.Invalid("Txn needs zsync's own layout")
+		return nil, l.q.foreign.lacks("Txn")
 	}
 	if ctx.Err() != nil {
 		return nil, session.CtxErr(ctx)

@@ -52,7 +52,9 @@ func New(m *session.Manager, cfg Config) Engine { return newEngine(m, cfg, nil) 
 // NewForeign is New for the layout of another library: SimpleDistributedQueue,
 // DistributedQueue, both of Curator, or kazoo.
 func NewForeign(m *session.Manager, cfg Config, layout string) Engine {
-	return newEngine(m, cfg, foreignLayouts[layout])
+	f := *foreignLayouts[layout]
+	f.layout = layout
+	return newEngine(m, cfg, &f)
 }
 
 func newEngine(m *session.Manager, cfg Config, f *foreign) Engine {
@@ -219,8 +221,7 @@ func (q *core) Take(ctx context.Context) (*Element, error) {
 		if err != nil || it == nil {
 			return nil, err
 		}
-		e := it.describe()
-		return &e, nil
+		return it.describe(), nil
 	}
 }
 
@@ -240,8 +241,36 @@ func (q *core) Peek(ctx context.Context) (e *Element, err error) {
 	if err != nil || it == nil {
 		return nil, err
 	}
-	found := it.describe()
-	return &found, nil
+	return it.describe(), nil
+}
+
+// create makes a znode, whose parent is there, in whatever session. One that is there stays as it is.
+func (q *core) create(ctx context.Context, path string, data []byte) error {
+	return q.m.During(ctx, func(inc *session.Incarnation) error {
+		_, err := inc.Create(ctx, path, data)
+		return err
+	})
+}
+
+// whileOpen returns a context that ends with ctx, and, with ErrClosed as its cause, when the
+// Session is about to be closed. That waits for leave, which ends it too.
+func (q *core) whileOpen(ctx context.Context) (inner context.Context, leave func()) {
+	leaving, stay := q.m.BeforeClose()
+	inner, cancel := context.WithCancelCause(ctx)
+	if session.IsClosed(leaving) {
+		cancel(session.ErrClosed)
+	}
+	q.m.Spawn(func() {
+		select {
+		case <-leaving:
+			cancel(session.ErrClosed)
+		case <-inner.Done():
+		}
+	})
+	return inner, func() {
+		cancel(nil)
+		stay()
+	}
 }
 
 func (q *core) Stats(ctx context.Context) (st Stats, err error) {
@@ -285,15 +314,11 @@ func (q *core) Letter(ctx context.Context, id string) (*Letter, error) {
 func (q *core) Requeue(ctx context.Context, d *Letter) error {
 	remove, size := q.removal(d)
 	if q.foreign != nil {
-		err := q.m.During(ctx, func(inc *session.Incarnation) error {
-			_, err := inc.Create(ctx, q.dir, nil) // others make it a container
-			return err
-		})
-		if err != nil {
+		if err := q.create(ctx, q.dir, nil); err != nil { // others make it a container
 			return err
 		}
 		create := &zk.CreateRequest{Path: session.ChildPath(q.dir, q.foreign.prefix+d.Priority), Data: d.Framed, Acl: q.m.Config.ACL, Flags: zk.FlagSequence}
-		_, err = q.m.CommitAcrossSessions(ctx, q.receipts, append(remove, create))
+		_, err := q.m.CommitAcrossSessions(ctx, q.receipts, append(remove, create))
 		return err
 	}
 	prio, tag, err := placeOf(d)

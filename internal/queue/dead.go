@@ -128,16 +128,13 @@ func (q *deadLetters) Dead(ctx context.Context) (ids []string, err error) {
 
 // countDead is how many there are.
 func (q *deadLetters) countDead(ctx context.Context, inc *session.Incarnation) (n int, err error) {
-	names, _, err := inc.Children(ctx, q.dead)
-	if err != nil && !session.IsNoNode(err) {
-		return 0, err
-	}
+	names, err := inc.Names(ctx, q.dead)
 	for _, name := range names {
 		if _, ok := parseDead(name); ok {
 			n++
 		}
 	}
-	return n, nil
+	return n, err
 }
 
 func (q *deadLetters) Letter(ctx context.Context, id string) (*Letter, error) {

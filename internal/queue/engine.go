@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"github.com/go-zookeeper/zk"
-
-	"github.com/zsync/zsync/internal/session"
 )
 
 // Errors of engines, beside those of internal/session and internal/line.
@@ -34,15 +32,13 @@ type Config struct {
 	// are left where they are for a while, and it is reported.
 	Decode func(data []byte) (any, error)
 
-	Prefetch      int              // how many may be claimed ahead
-	PrefetchBytes int              // and how many bytes of them
-	MaxLen        int              // Send waits while the queue would be longer; 0: no limit
-	MaxAttempts   int              // after so many attempts to the dead letters; 0: no limit
-	Priorities    int              // a Batch has one below this
-	Retry         *session.Backoff // how Nack backs off; nil: not at all
-	Keyed         bool             // elements with one key are delivered in order, one at a time
-	IDMemory      time.Duration    // for how long an ID is remembered
-	KeepDead      time.Duration    // for how long dead letters are kept; 0: for ever
+	Prefetch      int           // how many may be claimed ahead
+	PrefetchBytes int           // and how many bytes of them
+	MaxLen        int           // Send waits while the queue would be longer; 0: no limit
+	MaxAttempts   int           // after so many attempts to the dead letters; 0: no limit
+	Priorities    int           // a Batch has one below this
+	IDMemory      time.Duration // for how long an ID is remembered
+	KeepDead      time.Duration // for how long dead letters are kept; 0: for ever
 }
 
 // An Engine is a queue in one layout of znodes. All methods may be called at
@@ -116,7 +112,7 @@ const Middle = -1
 // A Batch is what one Send stores.
 type Batch struct {
 	Data     [][]byte  // at least one
-	Keys     []string  // of each, or nil; see Config.Keyed
+	Keys     []string  // of each, or nil: elements with one key are delivered in order, one at a time
 	Priority int       // 0 is served first; or Middle
 	Due      time.Time // nobody claims it before, by the consumer's clock; zero: at once
 	ID       string    // if not empty the one element is sent once for it, see ErrKnown

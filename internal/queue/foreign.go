@@ -17,10 +17,16 @@ import (
 
 // A foreign is the layout of another library.
 type foreign struct {
+	layout string // what a program calls it
 	prefix string
 	name   func(prio int) string // up to the number; prio is -1 if there is none
 	frame  func(all ...[]byte) []byte
 	open   func(data []byte) ([][]byte, error) // the inverse; a znode can hold several elements
+}
+
+// lacks is the error of what it has no place for.
+func (f *foreign) lacks(what string) error {
+	return session.Invalid("%s needs zsync's own layout, not %s", what, f.layout)
 }
 
 func asIs(all ...[]byte) []byte             { return all[0] }
@@ -141,9 +147,13 @@ func curatorOpen(b []byte) (all [][]byte, err error) {
 }
 
 // readForeign reads the znode of an element, and returns the elements in it.
-// What is not in its frame is one, with a fault.
+// What is not in its frame is one, with a fault. The item is nil, without an error, if
+// the servers do not let us read it: then it is passed over for a while.
 func (q *core) readForeign(ctx context.Context, inc *session.Incarnation, e element) (it *item, all [][]byte, err error) {
 	data, stat, err := inc.Get(ctx, session.ChildPath(q.dir, e.name))
+	if q.skips.unreadable(e.key(), err) {
+		return nil, nil, nil
+	}
 	if err != nil {
 		return nil, nil, err
 	}
@@ -161,8 +171,8 @@ func (q *core) readForeign(ctx context.Context, inc *session.Incarnation, e elem
 // with others.
 func (q *core) firstForeign(ctx context.Context, inc *session.Incarnation, alone bool) (*item, error) {
 	for synced := false; ; {
-		names, _, err := inc.Children(ctx, q.dir)
-		if err != nil && !session.IsNoNode(err) {
+		names, err := inc.Names(ctx, q.dir)
+		if err != nil {
 			return nil, err
 		}
 		changed := false
@@ -175,16 +185,14 @@ func (q *core) firstForeign(ctx context.Context, inc *session.Incarnation, alone
 				continue
 			}
 			it, all, err := q.readForeign(ctx, inc, e)
-			if err != nil && !session.IsNoNode(err) && session.OutcomeOf(err) == session.Answered {
-				q.skips.unreadable(e.key(), err)
-				continue
-			}
 			switch {
 			case session.IsNoNode(err):
 				changed = true
 				continue
 			case err != nil:
 				return nil, err
+			case it == nil:
+				continue
 			case len(all) == 1, len(all) > 1 && !alone:
 				return it, nil
 			case !alone:
@@ -200,7 +208,7 @@ func (q *core) firstForeign(ctx context.Context, inc *session.Incarnation, alone
 		case changed:
 		case synced && left != nil: // there is nothing else: that is told, again
 			it, all, err := q.readForeign(ctx, inc, *left)
-			if err != nil || len(all) != 1 {
+			if len(all) != 1 {
 				it = nil
 			}
 			if session.IsNoNode(err) {
@@ -260,16 +268,12 @@ func (p *pump) serveForeign(inc *session.Incarnation, l *ledger) error {
 	refused := make(map[string]bool) // names of those that can be neither taken nor buried
 	claimed := 0
 	for {
-		if err := p.awaitRoom(inc, patienceForRoom); err == errNoRoom {
-			return nil
-		} else if err != nil {
+		if err := p.awaitRoom(inc, patienceForRoom); err != nil {
 			return err
 		}
 		if len(es) == 0 {
 			var err error
-			if since, err = q.order.await(ctx, q.m, patienceForOrder); err == errNoRoom {
-				return nil
-			} else if err != nil {
+			if since, err = q.order.await(ctx, q.m, patienceForOrder); err != nil {
 				return err
 			}
 			w := inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: q.dir})
@@ -330,12 +334,7 @@ func (q *core) seize(ctx context.Context, inc *session.Incarnation, l *ledger, e
 	found := make([]*item, len(es))
 	all := make([][][]byte, len(es))
 	err = session.Parallel(len(es), func(i int) (err error) {
-		found[i], all[i], err = q.readForeign(ctx, inc, es[i])
-		if err != nil && !session.IsNoNode(err) && session.OutcomeOf(err) == session.Answered {
-			q.skips.unreadable(es[i].key(), err)
-			found[i], err = nil, nil
-		}
-		if session.IsNoNode(err) {
+		if found[i], all[i], err = q.readForeign(ctx, inc, es[i]); session.IsNoNode(err) {
 			return nil
 		}
 		return err
@@ -478,10 +477,7 @@ func (q *core) clearForeign(ctx context.Context) (n int, err error) {
 			if err := inc.Sync(ctx, q.dir); err != nil {
 				return err
 			}
-			names, _, err := inc.Children(ctx, q.dir)
-			if session.IsNoNode(err) {
-				return nil
-			}
+			names, err := inc.Names(ctx, q.dir)
 			if err != nil {
 				return err
 			}

@@ -91,17 +91,20 @@ func parseBuckets(names []string) []bucket {
 		}
 	}
 	slices.SortFunc(bs, func(a, b bucket) int {
-		switch {
-		case a.prio != b.prio:
-			return cmp.Compare(a.prio, b.prio)
-		case a.delayed != b.delayed && a.delayed:
-			return -1
-		case a.delayed != b.delayed:
-			return 1
-		}
-		return cmp.Compare(a.number, b.number)
+		return cmp.Or(cmp.Compare(a.prio, b.prio), firstIf(a.delayed, b.delayed), cmp.Compare(a.number, b.number))
 	})
 	return bs
+}
+
+// firstIf compares two of which those for which something holds are first.
+func firstIf(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return -1
+	}
+	return 1
 }
 
 // An element is the parsed name of one.
@@ -195,10 +198,7 @@ func parseElements(b bucket, names []string) []element {
 		}
 	}
 	slices.SortFunc(es, func(a, b element) int {
-		if a.due != b.due {
-			return cmp.Compare(a.due, b.due)
-		}
-		return cmp.Compare(a.seq, b.seq)
+		return cmp.Or(cmp.Compare(a.due, b.due), cmp.Compare(a.seq, b.seq))
 	})
 	return es
 }

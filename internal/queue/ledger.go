@@ -334,13 +334,13 @@ func (l *ledger) forget(b *batch) {
 	}
 }
 
-// settle decides the fate of an item, if it is not decided yet, and returns
-// the entry of it. ok tells whether the fate is the one that was asked for.
-func (l *ledger) settle(it *item, f fate, bump bool) (e *entry, ok bool) {
-	return l.decide(it, entry{fate: f, bump: bump, fault: it.fault, tries: it.attempts()})
+// settle decides the fate of an item, if it is not decided yet.
+func (l *ledger) settle(it *item, f fate) {
+	l.decide(it, entry{fate: f, fault: it.fault, tries: it.attempts()})
 }
 
-// decide is settle with everything that may be said of a fate.
+// decide is settle with everything that may be said of a fate. It returns the entry of the
+// fate; ok tells whether that is the one that was asked for.
 func (l *ledger) decide(it *item, e entry) (_ *entry, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -1144,16 +1144,13 @@ func (p *posting) refuse(inc *session.Incarnation, i int, err error) (again bool
 	if i < 0 {
 		return false, err
 	}
-	cured := false
 	if cure := p.cures[i]; cure != nil {
-		var e error
-		if cured, e = cure(inc, err); e != nil {
-			p.culprit = p.owners[i]
-			return false, e
+		switch cured, e := cure(inc, err); {
+		case e != nil:
+			err = e
+		case cured:
+			return true, nil
 		}
-	}
-	if cured {
-		return true, nil
 	}
 	p.culprit = p.owners[i]
 	return false, err
@@ -1370,7 +1367,7 @@ func (l *ledger) fetch(b *batch, r *reading) ([]*item, error) {
 	}
 	for i, err := range r.refused {
 		if err != nil {
-			l.settle(b.items[i], fateReturn, false)
+			l.settle(b.items[i], fateReturn)
 			l.q.skips.unreadable(b.items[i].key(), err)
 		}
 	}
@@ -1426,7 +1423,7 @@ func (p *posting) prepare(inc *session.Incarnation) error {
 			continue
 		}
 		for _, s := range e.with.sends {
-			if _, err := s.prepare(inc); err != nil {
+			if err := s.prepare(inc); err != nil {
 				if !errors.Is(err, session.ErrEnded) {
 					p.culprit = e
 				}

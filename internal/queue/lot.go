@@ -132,11 +132,11 @@ func (t *lot) taken() (n int) {
 
 // A finding is what a search has found.
 type finding struct {
-	lot    *lot
-	es     []element      // free ones of it; none if there are none anywhere
-	due    time.Time      // when something may become free without the bell
-	claims map[string]int // if nothing is free: how many are claimed, by bucket
-	more   bool           // there is another bucket that may have free ones
+	lot   *lot
+	es    []element // free ones of it; none if there are none anywhere
+	due   time.Time // when something may become free without the bell
+	taken int       // if nothing is free: how many are claimed
+	more  bool      // there is another bucket that may have free ones
 }
 
 // lotsAtOnce is how many buckets are read with one request.
@@ -154,7 +154,7 @@ func (f *finding) wait(at time.Time) {
 // priority: those who have claimed from one bucket at once go to several. With
 // aside nothing is written.
 func (q *core) search(ctx context.Context, inc *session.Incarnation, n, spread int, aside bool) (*finding, error) {
-	f := &finding{claims: make(map[string]int)}
+	f := &finding{}
 	again, full := q.skips.next()
 	if f.due = again; full {
 		return f, nil
@@ -195,20 +195,16 @@ func (q *core) search(ctx context.Context, inc *session.Incarnation, n, spread i
 		if _, err := inc.Create(ctx, path, nil); err != nil && !session.IsNoNode(err) {
 			return nil, err
 		}
-		*f = finding{due: again, claims: make(map[string]int)}
+		*f = finding{due: again}
 	}
 }
 
 // searchKeyed is search where elements have keys. It must look at every element
 // that is claimed, to know its key.
 func (q *core) searchKeyed(ctx context.Context, inc *session.Incarnation, f *finding, buckets []bucket, n int, keys int32, aside bool) (*finding, error) {
-	var lots []*lot
-	for from := 0; from < len(buckets); from += lotsAtOnce {
-		part, err := q.lots(ctx, inc, buckets[from:min(from+lotsAtOnce, len(buckets))])
-		if err != nil {
-			return nil, err
-		}
-		lots = append(lots, part...)
+	lots, err := q.lots(ctx, inc, buckets)
+	if err != nil {
+		return nil, err
 	}
 	if !aside {
 		q.deleteEmpty(inc, lots, buckets)
@@ -250,7 +246,7 @@ func (q *core) searchKeyed(ctx context.Context, inc *session.Incarnation, f *fin
 			}
 			f.wait(due)
 		}
-		f.claims[t.name] = t.taken()
+		f.taken += t.taken()
 	}
 	return f, nil
 }
@@ -283,11 +279,11 @@ func (q *core) searchAll(ctx context.Context, inc *session.Incarnation, f *findi
 				f.more = pick(slices.Delete(lots, i, i+1), 1) >= 0
 				return nil
 			}
-			f.claims[t.name] = t.taken()
+			f.taken += t.taken()
 			lots = slices.Delete(lots, i, i+1)
 		}
 		for _, t := range lots {
-			f.claims[t.name] = t.taken()
+			f.taken += t.taken()
 		}
 	}
 	return nil
@@ -320,10 +316,7 @@ func (q *core) lots(ctx context.Context, inc *session.Incarnation, buckets []buc
 	for i, b := range buckets {
 		paths[i] = session.ChildPath(q.dir, b.name)
 	}
-	nodes, err := inc.GetAll(ctx, paths)
-	if err != nil && session.OutcomeOf(err) == session.Answered {
-		nodes, err = inc.GetVisible(ctx, paths)
-	}
+	nodes, err := inc.GetVisible(ctx, paths)
 	if err != nil {
 		return nil, err
 	}
@@ -366,12 +359,8 @@ func (q *core) list(ctx context.Context, inc *session.Incarnation, t *lot) error
 		}
 	}
 	names, stat, err := inc.Children(ctx, session.ChildPath(q.dir, t.name))
-	if session.IsNoNode(err) {
-		return nil // was empty, and deleted
-	}
-	if err != nil && session.OutcomeOf(err) == session.Answered {
-		q.skips.unreadable(t.name, err)
-		return nil
+	if session.IsNoNode(err) || q.skips.unreadable(t.name, err) {
+		return nil // was empty, and deleted; or may not be read
 	}
 	if err != nil {
 		return err

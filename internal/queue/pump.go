@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync"
@@ -54,7 +55,6 @@ type pump struct {
 	foundAt time.Time      // when that was looked for
 	since   uint64         // of the order, when it was looked for
 	spread  int            // from how many buckets one is chosen; more than 1 after others were quicker
-	visited time.Time      // when the claims of the dead were looked for
 	marks   *session.Watch // on the live marks, behind which they were looked for last while waiting
 	due     time.Time      // when those of one that has been found go back, or zero
 }
@@ -132,17 +132,12 @@ func (p *pump) next(ctx context.Context, n int, counted bool) (*item, error) {
 		if ctx.Err() != nil {
 			return nil, session.CtxErr(ctx)
 		}
-		for len(p.ready) > 0 {
-			it := p.ready[0]
-			p.ready = p.ready[1:]
-			if it.ledger.take(it) {
-				p.offering++
-				p.pace.took(time.Now())
-				if len(p.ready) <= p.ahead/2 {
-					p.changeLocked()
-				}
-				return it, nil
+		if it := p.takeLocked(); it != nil {
+			p.pace.took(time.Now())
+			if len(p.ready) <= p.ahead/2 {
+				p.changeLocked()
 			}
+			return it, nil
 		}
 		p.starved = true
 		changed := p.changed
@@ -165,6 +160,11 @@ func (p *pump) next(ctx context.Context, n int, counted bool) (*item, error) {
 func (p *pump) poll() *item {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	return p.takeLocked()
+}
+
+// takeLocked returns the first item that is still ours, or nil.
+func (p *pump) takeLocked() *item {
 	for len(p.ready) > 0 {
 		it := p.ready[0]
 		p.ready = p.ready[1:]
@@ -203,23 +203,12 @@ func (p *pump) putBack(it *item) {
 // before reports whether e stands before d in the queue, for two that were
 // claimed one after the other.
 func (e element) before(d element) bool {
-	switch {
-	case e.prio != d.prio:
-		return e.prio < d.prio
-	case e.class != d.class:
-		return e.class < d.class
-	case (e.due == 0) != (d.due == 0):
-		return e.due != 0
-	case e.due != d.due:
-		return e.due < d.due
-	case len(e.bucket) != len(d.bucket): // the number is longer
-		return len(e.bucket) < len(d.bucket)
-	case e.bucket != d.bucket:
-		return e.bucket < d.bucket
-	case e.seq != d.seq:
-		return e.seq-d.seq < 0
-	}
-	return e.part < d.part
+	return cmp.Or(
+		cmp.Compare(e.prio, d.prio), cmp.Compare(e.class, d.class),
+		firstIf(e.due != 0, d.due != 0), cmp.Compare(e.due, d.due),
+		cmp.Compare(len(e.bucket), len(d.bucket)), // longer if the number is
+		cmp.Compare(e.bucket, d.bucket), cmp.Compare(e.seq-d.seq, 0), cmp.Compare(e.part, d.part),
+	) < 0
 }
 
 // run claims until the last consumer has left.
@@ -248,12 +237,8 @@ func (p *pump) run() {
 func (p *pump) session(inc *session.Incarnation) error {
 	if former := p.q.newest(); former != nil {
 		// What it gives back comes before what is not claimed yet.
-		select {
-		case <-former.posted:
-		case <-p.ctx.Done():
-			return session.CtxErr(p.ctx)
-		case <-inc.Ctx.Done():
-			return session.ErrEnded
+		if err := session.AwaitIn(p.ctx, inc, former.posted); err != nil {
+			return err
 		}
 	}
 	if _, err := p.q.order.await(p.ctx, p.q.m, 0); err != nil {
@@ -269,7 +254,7 @@ func (p *pump) session(inc *session.Incarnation) error {
 		p.mu.Unlock()
 		l.end(false)
 	}()
-	p.found, p.visited, p.due, p.marks = nil, time.Time{}, time.Time{}, nil
+	p.found, p.due, p.marks = nil, time.Time{}, nil
 	for {
 		if err := p.awaitRoom(inc, 0); err != nil { // Step 1.
 			return err
@@ -291,7 +276,7 @@ func (p *pump) session(inc *session.Incarnation) error {
 			err = p.serve(inc, l)
 		}
 		place.Leave()
-		if err == nil {
+		if err == nil || err == errNoRoom { // Step 4.
 			err = p.gather(inc, l)
 		}
 		if err != nil {
@@ -324,15 +309,21 @@ func (p *pump) roomLocked() int {
 
 // awaitRoom waits until there is room; with limit no longer than that.
 func (p *pump) awaitRoom(inc *session.Incarnation, limit time.Duration) error {
+	return p.until(inc, limit, func() bool { return p.roomLocked() > 0 })
+}
+
+// until waits until so, which is called with mu held, is true, or it is errNoRoom: with limit
+// no longer than that.
+func (p *pump) until(inc *session.Incarnation, limit time.Duration, so func() bool) error {
 	var expired <-chan time.Time
 	if limit > 0 {
 		expired = time.After(limit)
 	}
 	for {
 		p.mu.Lock()
-		room, changed := p.roomLocked(), p.changed
+		yes, changed := so(), p.changed
 		p.mu.Unlock()
-		if room > 0 {
+		if yes {
 			return nil
 		}
 		select {
@@ -391,22 +382,11 @@ func (p *pump) gather(inc *session.Incarnation, l *ledger) error {
 				return err
 			}
 		}
-		if time.Since(p.visited) > orphanTime {
-			if _, err := p.visit(inc); err != nil {
-				return err
-			}
+		if err := p.q.under.look(p.ctx, inc); err != nil {
+			return err
 		}
 	}
 	return nil
-}
-
-// visit gives back what the dead had claimed, and notes when that of others is due.
-func (p *pump) visit(inc *session.Incarnation) (buried bool, err error) {
-	p.due, buried, err = p.q.under.visit(p.ctx, inc)
-	if err == nil {
-		p.visited = time.Now()
-	}
-	return buried, err
 }
 
 // staleAfter is how long what was found is believed to be the first that is free.
@@ -488,26 +468,20 @@ func (q *core) othersConsume(ctx context.Context, inc *session.Incarnation) (boo
 	if err := inc.Sync(ctx, q.dir); err != nil {
 		return false, err
 	}
-	marks, _, err := inc.Children(ctx, q.live)
-	if err != nil && !session.IsNoNode(err) {
-		return false, err
-	}
-	return q.order.others(marks), nil
+	marks, err := inc.Names(ctx, q.live)
+	return err == nil && q.order.others(marks), err
 }
 
-// serve claims elements while it is our turn.
+// serve claims elements while it is our turn, and ends without an error, or with errNoRoom,
+// when the turn is to be left.
 func (p *pump) serve(inc *session.Incarnation, l *ledger) error {
 	claims := 0
 	for {
-		if err := p.awaitRoom(inc, patienceForRoom); err == errNoRoom {
-			return nil // Step 4.
-		} else if err != nil {
+		if err := p.awaitRoom(inc, patienceForRoom); err != nil {
 			return err
 		}
 		if p.foundNothing() { // Step 2.
-			if err := p.await(inc); err == errNoRoom {
-				return nil // Step 4.
-			} else if err != nil {
+			if err := p.await(inc); err != nil {
 				return err
 			}
 			continue
@@ -532,23 +506,8 @@ func (p *pump) serve(inc *session.Incarnation, l *ledger) error {
 }
 
 // wanted reports whether a consumer waits now, or will in a moment.
-func (p *pump) wanted() bool {
-	expired := time.After(patienceForRoom)
-	for {
-		p.mu.Lock()
-		waiting, changed := p.waiting, p.changed
-		p.mu.Unlock()
-		if waiting > 0 {
-			return true
-		}
-		select {
-		case <-changed:
-		case <-p.ctx.Done():
-			return false
-		case <-expired:
-			return false
-		}
-	}
+func (p *pump) wanted(inc *session.Incarnation) bool {
+	return p.until(inc, patienceForRoom, func() bool { return p.waiting > 0 }) == nil
 }
 
 // fill gives consumers the n that were claimed, and reports whether these are as
@@ -608,7 +567,8 @@ func (p *pump) await(inc *session.Incarnation) error {
 	marks := inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: q.live})
 	watches = append(watches, marks)
 	if p.marks != marks || !inc.Watches.Armed(marks) || !p.due.IsZero() && !time.Now().Before(p.due) {
-		if buried, err := p.visit(inc); err != nil || buried {
+		var buried bool
+		if p.due, buried, err = q.under.visit(p.ctx, inc); err != nil || buried {
 			return err
 		}
 		p.marks = marks
@@ -622,7 +582,7 @@ func (p *pump) await(inc *session.Incarnation) error {
 			next = at
 		}
 	}
-	if !p.wanted() && q.othersWait(p.ctx, inc) {
+	if !p.wanted(inc) && q.othersWait(p.ctx, inc) {
 		return errNoRoom
 	}
 	q.m.Waiters.Add(1)
@@ -673,7 +633,7 @@ func (p *pump) shed() {
 	p.shedding = false
 	if n := p.slowedLocked(); n < len(p.ready) && !p.claiming {
 		for _, it := range p.ready[n:] {
-			it.ledger.settle(it, fateReturn, false)
+			it.ledger.settle(it, fateReturn)
 		}
 		p.ready = p.ready[:n:n]
 	}

@@ -30,10 +30,10 @@ type reaper struct {
 	q    *core
 	mu   sync.Mutex
 	seen map[string]time.Time // when a claimant was first seen without its session; guarded by mu
-	last time.Time            // until when nobody certainly has died unseen; guarded by mu
+	last time.Time            // when somebody looked for the dead, or has begun to; guarded by mu
 }
 
-// looked is told that whoever had died by now is known, or is about to be.
+// looked is told that whoever has died is known, or is about to be.
 func (u *reaper) looked() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -52,7 +52,18 @@ func (u *reaper) look(ctx context.Context, inc *session.Incarnation) error {
 	if !late {
 		return nil
 	}
-	if _, _, err := u.visit(ctx, inc); session.OutcomeOf(err) != session.Answered {
+	// For the others it goes on though ctx ends. Were it theirs to look then, those who
+	// come one after the other with too little time would keep everybody from it.
+	var err error
+	done := make(chan struct{})
+	u.q.m.Spawn(func() {
+		defer close(done)
+		_, _, err = u.visit(inc.Ctx, inc)
+	})
+	if err := session.AwaitIn(ctx, inc, done); err != nil {
+		return err
+	}
+	if session.OutcomeOf(err) != session.Answered {
 		return err
 	}
 	return nil // what the servers refuse here keeps nobody from consuming
@@ -64,7 +75,11 @@ func (u *reaper) look(ctx context.Context, inc *session.Incarnation) error {
 // Journals are listed before live marks. A journal is made with its mark, so one
 // without has lost it, whichever server answers.
 func (u *reaper) visit(ctx context.Context, inc *session.Incarnation) (next time.Time, buried bool, err error) {
-	u.looked()
+	defer func() {
+		if err == nil { // at the end, so that what is due orphanTime later is due when somebody looks again
+			u.looked()
+		}
+	}()
 	names, _, err := inc.Children(ctx, u.q.claims)
 	if session.IsNoNode(err) {
 		return next, false, nil
@@ -72,8 +87,8 @@ func (u *reaper) visit(ctx context.Context, inc *session.Incarnation) (next time
 	if err != nil {
 		return next, false, err
 	}
-	marks, _, err := inc.Children(ctx, u.q.live)
-	if err != nil && !session.IsNoNode(err) {
+	marks, err := inc.Names(ctx, u.q.live)
+	if err != nil {
 		return next, false, err
 	}
 	dead := deadOf(names, marks)

@@ -42,13 +42,7 @@ const keepPlace = 50 * time.Millisecond
 func (q *core) awaitRoom(ctx context.Context, n int) (leave func(), err error) {
 	q.m.Waiters.Add(1)
 	defer q.m.Waiters.Add(-1)
-	return q.enterGate(ctx, n, nil, func(inc *session.Incarnation) error {
-		place, err := q.firstPlace(ctx, inc)
-		if err == nil {
-			q.gate.settle(inc, place)
-		}
-		return err
-	}, q.fits)
+	return q.enterGate(ctx, n, nil, func(inc *session.Incarnation) error { return q.firstPlace(ctx, inc) }, q.fits)
 }
 
 // tryRoom is awaitRoom, but ErrFull when it would have to wait for room.
@@ -69,12 +63,9 @@ func (q *core) tryRoom(ctx context.Context, n int) (leave func(), err error) {
 		}
 		limited, cancel := context.WithTimeout(ctx, roomPatience)
 		defer cancel()
-		place, err := q.firstPlace(limited, inc)
+		err := q.firstPlace(limited, inc)
 		if err != nil && limited.Err() != nil && ctx.Err() == nil {
 			return ErrFull // those who stand before us wait for room
-		}
-		if err == nil {
-			q.gate.settle(inc, place)
 		}
 		return err
 	}, full)
@@ -187,14 +178,7 @@ func (g *gate) allSent(ctx context.Context, inc *session.Incarnation) error {
 		sent = session.ClosedChan
 	}
 	g.mu.Unlock()
-	select {
-	case <-sent:
-		return nil
-	case <-ctx.Done():
-		return session.CtxErr(ctx)
-	case <-inc.Ctx.Done():
-		return session.ErrEnded
-	}
+	return session.AwaitIn(ctx, inc, sent)
 }
 
 // done is told that somebody who had room has sent, or has failed to.
@@ -237,12 +221,15 @@ func (g *gate) leaveLocked() *session.Removal {
 // roomPatience is how long TrySend waits for those who stand before it.
 const roomPatience = 100 * time.Millisecond
 
-// firstPlace waits for the first place in the line of those who send.
-func (q *core) firstPlace(ctx context.Context, inc *session.Incarnation) (*line.Claim, error) {
+// firstPlace waits for the first place in the line of those who send, for the gate.
+func (q *core) firstPlace(ctx context.Context, inc *session.Incarnation) error {
 	for {
-		p, err := q.room.Contend(ctx, inc, q.room.Bases[0], []byte(q.m.Config.Owner), line.Exclusive, nil)
+		place, err := q.room.Contend(ctx, inc, q.room.Bases[0], []byte(q.m.Config.Owner), line.Exclusive, nil)
+		if err == nil {
+			q.gate.settle(inc, place)
+		}
 		if !errors.Is(err, session.ErrVanished) {
-			return p, err
+			return err
 		}
 	}
 }

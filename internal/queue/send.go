@@ -126,7 +126,7 @@ func (o *outbox) run() {
 				continue
 			case <-time.After(max(linger, wait)):
 				if o.drop(false); j.last != nil { // otherwise all of them ended before there was a session
-					o.q.m.Spawn(func() { o.idle(j.last) })
+					o.q.m.Spawn(func() { o.q.sweeper.sweep(j.last.Ctx, j.last) }) // what fails is left for the next time
 				}
 			case <-leaving:
 				if wait == 0 {
@@ -171,11 +171,6 @@ func (o *outbox) take() (group []*parcel) {
 		}
 	}
 	return group
-}
-
-// idle is called when nothing has been sent for a moment.
-func (o *outbox) idle(inc *session.Incarnation) {
-	o.q.sweeper.sweep(inc.Ctx, inc) // what fails is left for the next time
 }
 
 // drop deletes the journal, in the background; with later when no attempt can be
@@ -345,15 +340,12 @@ func (o *outbox) locate(inc *session.Incarnation, group []*parcel) error {
 // newestBucket finds the bucket that a tail would name, if somebody has deleted
 // or written it by hand.
 func (o *outbox) newestBucket(ctx context.Context, inc *session.Incarnation, prio int) (number int64, err error) {
-	names, _, err := inc.Children(ctx, o.q.dir)
+	names, err := inc.Names(ctx, o.q.dir)
 	number = -1
 	for _, b := range parseBuckets(names) {
 		if b.prio == prio && !b.delayed {
 			number = b.number
 		}
-	}
-	if session.IsNoNode(err) {
-		err = nil
 	}
 	return number, err
 }
@@ -603,16 +595,16 @@ type sending struct {
 	g     *posted // of the present attempt
 }
 
-// prepare returns the operations. They are good for one attempt.
-func (s *sending) prepare(inc *session.Incarnation) ([]any, error) {
+// prepare makes the operations of g. They are good for one attempt.
+func (s *sending) prepare(inc *session.Incarnation) error {
 	o := &outbox{q: s.q}
 	if s.g != nil {
 		o = s.g.o // what a refusal has taught: that the newest bucket is full, or gone
 	}
 	s.g = &posted{o: o, group: s.group}
 	if err := s.g.o.locate(inc, s.g.group); err != nil {
-		return nil, err
+		return err
 	}
 	s.g.assemble()
-	return s.g.ops, nil
+	return nil
 }

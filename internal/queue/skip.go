@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/zsync/zsync/internal/session"
 )
 
 // Some elements are left where they are: what the servers do not let us read,
@@ -40,7 +42,7 @@ func (s *skipper) skip(key string, misfit bool) {
 		s.until, s.misfits = make(map[string]time.Time), make(map[string]bool)
 	}
 	s.until[key] = time.Now().Add(skipFor)
-	if misfit {
+	if delete(s.misfits, key); misfit {
 		s.misfits[key] = true
 	}
 }
@@ -122,8 +124,13 @@ func (s *skipper) leave(key string, fault error) error {
 	return err
 }
 
-// unreadable begins to skip what the servers do not let us read.
-func (s *skipper) unreadable(key string, err error) {
+// unreadable is told what came of reading something, and reports whether the servers do not
+// let us read it: then it is skipped from now on. What is gone is not.
+func (s *skipper) unreadable(key string, err error) bool {
+	if err == nil || session.IsNoNode(err) || session.OutcomeOf(err) != session.Answered {
+		return false
+	}
 	s.skip(key, false)
 	s.complain(fmt.Errorf("%s cannot be read, and is passed over: %w", key, err))
+	return true
 }

@@ -48,22 +48,6 @@ func (s spans) add(x span) spans {
 	return slices.Concat(s[:i], spans{x}, s[j:])
 }
 
-// without returns s without the numbers of x.
-func (s spans) without(x span) spans {
-	i := s.after(x.a)
-	var parts spans
-	j := i
-	for ; j < len(s) && s[j].a <= x.b; j++ {
-		if s[j].a < x.a {
-			parts = append(parts, span{s[j].a, x.a - 1})
-		}
-		if s[j].b > x.b {
-			parts = append(parts, span{x.b + 1, s[j].b})
-		}
-	}
-	return slices.Concat(s[:i], parts, s[j:])
-}
-
 // spansOf returns the set of numbers, which it sorts.
 func spansOf(numbers []int32) (s spans) {
 	slices.Sort(numbers)

@@ -7,6 +7,22 @@ import (
 	"testing"
 )
 
+// without returns s without the numbers of x, of which minus takes away many at once.
+func (s spans) without(x span) spans {
+	i := s.after(x.a)
+	var parts spans
+	j := i
+	for ; j < len(s) && s[j].a <= x.b; j++ {
+		if s[j].a < x.a {
+			parts = append(parts, span{s[j].a, x.a - 1})
+		}
+		if s[j].b > x.b {
+			parts = append(parts, span{x.b + 1, s[j].b})
+		}
+	}
+	return slices.Concat(s[:i], parts, s[j:])
+}
+
 // wantTogether compares what is done with many numbers with what is done one by one.
 func wantTogether(t *testing.T, s spans, data []byte) {
 	t.Helper()

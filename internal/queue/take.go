@@ -111,8 +111,7 @@ func (q *core) first(ctx context.Context, inc *session.Incarnation, spread int, 
 				missed = true
 				break
 			}
-			if err != nil && session.OutcomeOf(err) == session.Answered {
-				q.skips.unreadable(e.key(), err)
+			if q.skips.unreadable(e.key(), err) {
 				continue
 			}
 			if err != nil {
@@ -133,11 +132,7 @@ func (q *core) first(ctx context.Context, inc *session.Incarnation, spread int, 
 			}
 			continue
 		}
-		taken := 0
-		for _, n := range f.claims {
-			taken += n
-		}
-		if aside || taken == 0 {
+		if aside || f.taken == 0 {
 			return nil, nil, nil
 		}
 		next, buried, err := q.under.visit(ctx, inc)
@@ -147,12 +142,8 @@ func (q *core) first(ctx context.Context, inc *session.Incarnation, spread int, 
 		if next.IsZero() && !buried {
 			return nil, nil, nil
 		}
-		select {
-		case <-time.After(time.Until(next)):
-		case <-ctx.Done():
-			return nil, nil, session.CtxErr(ctx)
-		case <-inc.Ctx.Done():
-			return nil, nil, session.ErrEnded
+		if err := session.AwaitIn(ctx, inc, time.After(time.Until(next))); err != nil {
+			return nil, nil, err
 		}
 	}
 }
@@ -309,11 +300,7 @@ func (q *core) restore(items []*item) (culprit int, err error) {
 			switch {
 			case there[i]:
 			case oversized(q.m, q.receipts, op): // another library's
-				err := q.m.During(ctx, func(inc *session.Incarnation) error {
-					_, err := inc.Create(ctx, op.Path, op.Data)
-					return err
-				})
-				if err != nil {
+				if err := q.create(ctx, op.Path, op.Data); err != nil {
 					return i, err
 				}
 				there[i] = true
@@ -334,11 +321,7 @@ func (q *core) restore(items []*item) (culprit int, err error) {
 			there[culprit] = true
 		case session.IsNoNode(err):
 			// The queue was empty, and was deleted.
-			err = q.m.During(ctx, func(inc *session.Incarnation) error {
-				_, err := inc.Create(ctx, q.dir, nil)
-				return err
-			})
-			if err != nil {
+			if err := q.create(ctx, q.dir, nil); err != nil {
 				return culprit, err
 			}
 		default:
@@ -348,10 +331,7 @@ func (q *core) restore(items []*item) (culprit int, err error) {
 }
 
 func (q *core) length(ctx context.Context, inc *session.Incarnation) (int, error) {
-	names, _, err := inc.Children(ctx, q.dir)
-	if session.IsNoNode(err) {
-		return 0, nil
-	}
+	names, err := inc.Names(ctx, q.dir)
 	if err != nil {
 		return 0, err
 	}
@@ -409,24 +389,16 @@ func (q *core) survey(ctx context.Context) (lots []*lot, err error) {
 		if err := inc.Sync(ctx, q.dir); err != nil {
 			return err
 		}
-		names, _, err := inc.Children(ctx, q.dir)
+		names, err := inc.Names(ctx, q.dir)
 		if err != nil {
 			return err
 		}
 		buckets := parseBuckets(names)
-		for from := 0; from < len(buckets); from += lotsAtOnce {
-			part, err := q.lots(ctx, inc, buckets[from:min(from+lotsAtOnce, len(buckets))])
-			if err != nil {
-				return err
-			}
-			lots = append(lots, part...)
+		if lots, err = q.lots(ctx, inc, buckets); err == nil {
+			q.deleteEmpty(inc, lots, buckets)
 		}
-		q.deleteEmpty(inc, lots, buckets)
-		return nil
+		return err
 	})
-	if session.IsNoNode(err) {
-		err = nil
-	}
 	return lots, err
 }
 
@@ -589,10 +561,7 @@ func (q *core) countBuckets(ctx context.Context, inc *session.Incarnation, bucke
 
 // holders tells who has claimed how many of those that are claimed.
 func (q *core) holders(ctx context.Context, inc *session.Incarnation, claimed map[string]spans) (hs []Holder, err error) {
-	names, _, err := inc.Children(ctx, q.claims)
-	if session.IsNoNode(err) {
-		return nil, nil
-	}
+	names, err := inc.Names(ctx, q.claims)
 	if err != nil {
 		return nil, err
 	}
@@ -659,10 +628,7 @@ func (q *core) cancelling(ctx context.Context, inc *session.Incarnation, id stri
 	if !ok {
 		return nil, nil
 	}
-	names, _, err := inc.Children(ctx, q.dir)
-	if session.IsNoNode(err) {
-		return nil, nil
-	}
+	names, err := inc.Names(ctx, q.dir)
 	if err != nil {
 		return nil, err
 	}

@@ -71,10 +71,15 @@ func (inc *Incarnation) WhileThere(ctx context.Context, path string, f func(w *W
 // AwaitFired waits for a watch that the caller has joined and whose znode it
 // has read.
 func (inc *Incarnation) AwaitFired(ctx context.Context, w *Watch) error {
-	// When the watch has fired and ctx has ended as well, either outcome is
-	// right: nobody has been told anything yet, and the caller cleans up.
+	return AwaitIn(ctx, inc, w.Fired)
+}
+
+// AwaitIn waits for done, while ctx and the session last.
+func AwaitIn[T any](ctx context.Context, inc *Incarnation, done <-chan T) error {
+	// When done has come and ctx has ended as well, either outcome is right:
+	// nobody has been told anything yet, and the caller cleans up.
 	select {
-	case <-w.Fired:
+	case <-done:
 		return nil
 	case <-ctx.Done():
 		return CtxErr(ctx)

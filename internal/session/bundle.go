@@ -25,7 +25,17 @@ const (
 // as new as what this session has seen before.
 func (inc *Incarnation) GetAll(ctx context.Context, paths []string) ([]Node, error) {
 	largest := int(inc.largest.Load())
-	if largest == 0 {
+	switch {
+	case largest == 0 && len(paths) > bundleMax && !inc.Manager.noBundles.Load():
+		// A few tell how many of the others go into a request.
+		const few = bundleBytes / bundleGuess
+		nodes, err := inc.GetAll(ctx, paths[:few])
+		if err != nil {
+			return nil, err
+		}
+		more, err := inc.GetAll(ctx, paths[few:])
+		return append(nodes, more...), err
+	case largest == 0:
 		largest = bundleGuess
 	}
 	bundles := bundlesOf(paths, min(max(bundleBytes/largest, 1), bundleMax))

@@ -2,6 +2,8 @@ package session
 
 import (
 	"bytes"
+	"fmt"
+	"sync/atomic"
 	"testing"
 
 	"github.com/zsync/zsync/internal/wire"
@@ -55,5 +57,47 @@ func TestGetAllSurvivesLostRequestsAndRepliesAndSmallPieces(t *testing.T) {
 				}))
 			})
 		})
+	}
+}
+
+// How large znodes are is not known before any was read, but the first few tell.
+func TestGetAllOfManyTakesFewRequestsThoughNothingWasReadBefore(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		var bundles atomic.Int32
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpMultiRead {
+				bundles.Add(1)
+			}
+			return zktest.Pass
+		})
+		must(t, s.m.During(t.Context(), func(inc *Incarnation) error {
+			paths := make([]string, 1000)
+			for i := range paths {
+				paths[i] = fmt.Sprintf("/n%03d", i)
+				_, err := inc.Create(t.Context(), paths[i], []byte(paths[i]))
+				must(t, err)
+			}
+			nodes, err := inc.GetAll(t.Context(), paths)
+			must(t, err)
+			for i, path := range paths {
+				if string(nodes[i].Data) != path {
+					t.Fatalf("got %q at place %d, want %q", nodes[i].Data, i, path)
+				}
+			}
+			if n := bundles.Load(); n > 9 {
+				t.Errorf("%d reads of many, want at most 9: 16 znodes, and then 128 each", n)
+			}
+			return nil
+		}))
+	})
+}
+
+// A reply to a read of many znodes that breaks the protocol costs the connection, as
+// any other does.
+func TestAMalformedBundleCostsTheConnection(t *testing.T) {
+	r := &pending[bundle]{Done: make(chan struct{}), call: bundleCall([]string{"/a", "/b"})}
+	if _, ok := r.answer(0, []byte{1, 2, 3}); ok {
+		t.Error("taken for a reply")
 	}
 }

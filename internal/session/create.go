@@ -28,13 +28,19 @@ func (inc *Incarnation) CreateChildOf(ctx context.Context, dir string, dirData [
 }
 
 // CreateChildAndGet is CreateChildOf that also reads dir, as it is right after the
-// create; both requests are on their way at once. That the read has failed, with
-// readErr, does not undo the create.
-func (inc *Incarnation) CreateChildAndGet(ctx context.Context, dir string, dirData []byte, name, guid string, data []byte, flags int32) (path string, n Node, readErr, err error) {
+// create, and with list lists it too; all are on their way at once. That the read has
+// failed, with readErr, does not undo the create. names waits for the listing; it returns
+// nil where that was lost, or does not show what was made, or there is none.
+func (inc *Incarnation) CreateChildAndGet(ctx context.Context, dir string, dirData []byte, name, guid string, data []byte, flags int32, list bool) (path string, n Node, names func() []string, readErr, err error) {
 	var read *pending[Node]
-	path, _, err = inc.createChild(ctx, dir, dirData, name, guid, data, flags, false, func() { read, readErr = start(ctx, inc, getCall(dir)) })
+	var listed *pending[listing]
+	path, _, err = inc.createChild(ctx, dir, dirData, name, guid, data, flags, false, func() {
+		if read, readErr = start(ctx, inc, getCall(dir)); list && readErr == nil {
+			listed, _ = start(ctx, inc, childrenCall(dir))
+		}
+	})
 	if err != nil {
-		return "", n, nil, err
+		return "", n, nil, nil, err
 	}
 	// The read is behind the create, or over a later connection. What has come
 	// over the one before is older than that, or never will be: see Find.
@@ -44,7 +50,16 @@ func (inc *Incarnation) CreateChildAndGet(ctx context.Context, dir string, dirDa
 	if readErr != nil && OutcomeOf(readErr) != Answered {
 		n, readErr = retry(ctx, inc, getCall(dir))
 	}
-	return path, n, readErr, nil
+	return path, n, func() []string {
+		if listed != nil {
+			// A listing that was sent ahead of a create that was repeated, or not behind
+			// it, does not show the child, but for one that came from there: that is as new.
+			if l, err := listed.Wait(ctx, inc); err == nil && slices.Contains(l.names, BaseName(path)) {
+				return l.names
+			}
+		}
+		return nil
+	}, readErr, nil
 }
 
 // createChild is CreateChildOf that calls then, if there is one, when it has sent

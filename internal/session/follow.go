@@ -46,9 +46,13 @@ type written struct{ czxid, mzxid int64 }
 // FollowDir calls tell with each snapshot of the children of dir that differs
 // from the one before, beginning with the present one, until ctx ends or tell
 // returns an error; it goes on through lost sessions. While dir does not exist
-// it has no children. tell may give up, and return nil, when changed has a
-// token: then it is called again with what is newer.
-func (m *Manager) FollowDir(ctx context.Context, dir string, tell func(nodes map[string]Node, changed <-chan struct{}) (told bool, err error)) error {
+// it has no children. tell may give up, and return false, when it gets something
+// from changed: then it is called again with what is newer.
+//
+// If confirm, tell is also called with the first snapshot behind each connection
+// that was lost, even if nothing has changed, and not while there is none: lost is closed
+// then, at which tell gives up too. Otherwise lost is nil.
+func (m *Manager) FollowDir(ctx context.Context, dir string, confirm bool, tell func(nodes map[string]Node, changed, lost <-chan struct{}) (told bool, err error)) error {
 	var last map[string]written
 	return m.During(ctx, func(inc *Incarnation) error {
 		f := &follower{inc: inc, dir: dir, parts: make(map[string]followed), stale: make(map[string]struct{}), relist: true, bell: make(chan struct{}, 1)}
@@ -56,28 +60,44 @@ func (m *Manager) FollowDir(ctx context.Context, dir string, tell func(nodes map
 		// The first snapshot of all must not be older than the call. Those of a
 		// later session are not older than what was told before anyway: that
 		// session was itself made by a later transaction, which its server has.
+		lost := f.connectionLost(confirm)
 		if err := inc.Sync(ctx, dir); err != nil {
 			return err
 		}
+		unconfirmed := confirm
 		for {
 			if err := f.catchUp(ctx); err != nil {
 				return err
 			}
-			if now := f.versions(); last == nil || !maps.Equal(now, last) {
-				told, err := tell(f.snapshot(), f.bell)
+			if IsClosed(lost) {
+				// What was read may be of before that. What has changed since is told
+				// ahead of every reply on the next connection, as are our watches set;
+				// and that shows nothing older than the servers had when it was made.
+				if err := inc.Connection(ctx); err != nil {
+					return err
+				}
+				lost, unconfirmed = f.connectionLost(confirm), true
+				if err := inc.Sync(ctx, dir); err != nil {
+					return err
+				}
+				continue
+			}
+			if now := f.versions(); last == nil || unconfirmed || !maps.Equal(now, last) {
+				told, err := tell(f.snapshot(), f.bell, lost)
 				if err != nil {
 					return err
 				}
 				if !told {
-					// The token was taken by tell.
+					// The token was taken by tell, or the connection is lost.
 					continue
 				}
-				last = now
+				last, unconfirmed = now, false
 			}
 			// Whichever is picked when several are ready, nothing is lost: the
 			// flags behind the bell stay set until they have been looked at.
 			select {
 			case <-f.bell:
+			case <-lost:
 			case <-ctx.Done():
 				return CtxErr(ctx)
 			case <-inc.Ctx.Done():
@@ -85,6 +105,15 @@ func (m *Manager) FollowDir(ctx context.Context, dir string, tell func(nodes map
 			}
 		}
 	})
+}
+
+// connectionLost returns a channel that is closed when the present connection is
+// lost, or nil if that is of no interest.
+func (f *follower) connectionLost(interest bool) <-chan struct{} {
+	if !interest {
+		return nil
+	}
+	return f.inc.Disconnection()
 }
 
 // maxRounds is how often a follower reads again before it tells what it has

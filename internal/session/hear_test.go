@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/zktest"
 )
@@ -49,6 +51,71 @@ func TestServersHearOfACloseBehindThoseWhoHoldSomething(t *testing.T) {
 			called := make(chan struct{})
 			inc.OnEnd(func() { close(called) })
 			<-called // though it has ended
+		})
+	}
+}
+
+// Whoever closes the Session while it comes back gives up what he holds too: the
+// servers hear of it behind those who hold something, whichever way it is closed.
+func TestServersHearOfACloseAtAHandshakeBehindThoseWhoHoldSomething(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		inc := live(t, s)
+		stake, err := inc.Stake(t.Context())
+		must(t, err)
+		defer stake.Drop()
+		var told, ended atomic.Int64
+		start := time.Now()
+		inc.OnEnd(func() {
+			time.Sleep(500 * time.Millisecond)
+			told.Store(int64(time.Since(start)))
+		})
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			switch r.Op {
+			case zktest.OpConnect:
+				return zktest.Delay(time.Second)
+			case zktest.OpCloseSession:
+				ended.Store(int64(time.Since(start)))
+			}
+			return zktest.Pass
+		})
+		srv.Disconnect(inc.ID.Load())
+		time.Sleep(900 * time.Millisecond) // the handshake is on its way
+		s.Close()
+		if ended.Load() != 0 && ended.Load() < told.Load() {
+			t.Errorf("the servers were asked to end the session after %v, and who holds something heard of it after %v", time.Duration(ended.Load()), time.Duration(told.Load()))
+		}
+		time.Sleep(2 * time.Second)
+		if n := srv.Sessions(); len(n) != 0 {
+			t.Errorf("sessions left: %x", n)
+		}
+	})
+}
+
+// A process that was stopped for longer than its session lasts is told that by the servers
+// before its watchdog has looked.
+func TestWhoWasStoppedIsToldSoThoughTheServersAreQuicker(t *testing.T) {
+	for _, stakes := range []int{0, 1} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			var why LossReason
+			var since time.Time
+			inc := live(t, open(t, srv, func(c *Config) {
+				lost := c.Lost
+				c.Lost = func(w LossReason, id int64, s time.Time) error {
+					why, since = w, s
+					return lost(w, id, s)
+				}
+			}))
+			stopped := momentOf(time.Now().Add(-2 * testTimeout))
+			inc.LiveMu.Lock()
+			inc.stakes += stakes
+			inc.Live.Sure, inc.Heard = &stopped, stopped
+			inc.LiveMu.Unlock()
+			inc.looked.Store(&stopped)
+			wantErr(t, inc.handshake(nil, 0, 0), zk.ErrSessionExpired)
+			if why != LossPaused || !since.Before(time.Now().Add(-testTimeout)) {
+				t.Errorf("with %d held it is told %v, since %v ago", stakes, why, time.Since(since))
+			}
 		})
 	}
 }

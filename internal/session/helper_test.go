@@ -9,14 +9,12 @@ import (
 	"time"
 
 	"github.com/go-zookeeper/zk"
-	"go.uber.org/goleak"
-
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/wire"
 	"github.com/zsync/zsync/zktest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { harness.Main(m) }
 
 // The helpers of all tests of this package.
 

@@ -49,13 +49,14 @@ type Incarnation struct {
 	down chan struct{} // closed while none does; guarded by mu
 
 	LiveMu    sync.Mutex
-	Live      liveness  // guarded by liveMu
-	stakes    int       // what is held through the session; guarded by liveMu
-	asking    *inquiry  // under way; guarded by liveMu
-	nobody    string    // a path where there is no znode
-	abandoned time.Time // when the session was abandoned; guarded by liveMu, and stays once it is set
-	over      bool      // the servers have answered that they have ended the session; guarded by liveMu
-	password  []byte    // of the session; guarded by liveMu
+	Live      liveness      // guarded by liveMu
+	trip      time.Duration // the quickest answer over the newest connection; guarded by liveMu
+	stakes    int           // what is held through the session; guarded by liveMu
+	asking    *inquiry      // under way; guarded by liveMu
+	nobody    string        // a path where there is no znode
+	abandoned time.Time     // when the session was abandoned; guarded by liveMu, and stays once it is set
+	over      bool          // the servers have answered that they have ended the session; guarded by liveMu
+	password  []byte        // of the session; guarded by liveMu
 
 	Attached sync.Map // what is kept with the session, by keys of whoever keeps it
 
@@ -172,7 +173,11 @@ func (inc *Incarnation) handshake(l *link, id int64, timeout time.Duration) erro
 	case id == 0 && mine == 0:
 		return fmt.Errorf("%w: no session was given", errHandshake)
 	case id == 0:
-		inc.Lose(LossExpired)
+		// Who was stopped hears at once that his session has ended, as a rule before he
+		// notices himself for how long nothing was certain: that is why, and since when.
+		if inc.Alive() {
+			inc.Lose(LossExpired)
+		}
 		return zk.ErrSessionExpired
 	case mine != 0 && id != mine:
 		inc.Lose(LossReplaced)
@@ -187,6 +192,7 @@ func (inc *Incarnation) handshake(l *link, id int64, timeout time.Duration) erro
 	inc.Timeout.Store(int64(timeout))
 	inc.LiveMu.Lock()
 	inc.Live.connect(l.asked, isNew, timeout)
+	inc.trip = time.Since(l.asked)
 	inc.heardLocked(l.asked)
 	inc.LiveMu.Unlock()
 	return nil
@@ -202,14 +208,27 @@ func (inc *Incarnation) sending() stamp {
 // contact is told that a request was answered, and what that proves.
 func (inc *Incarnation) contact(s stamp, p proof) {
 	inc.LiveMu.Lock()
-	before := inc.Live.Sure
-	inc.Live.answer(s, p, time.Now())
+	before, now := inc.Live.Sure, time.Now()
+	inc.Live.answer(s, p, now)
+	inc.trip = min(inc.trip, now.Sub(s.at))
 	confirmed := inc.Live.Sure != before && inc.stakes > 0
 	inc.heardLocked(s.at)
 	inc.LiveMu.Unlock()
 	if confirmed {
 		inc.Manager.Pace.confirmed()
 	}
+}
+
+// farTrip is a round trip that is worth a request more.
+const farTrip = 2 * time.Millisecond
+
+// Far reports whether a round trip takes long, as far as the newest connection has
+// shown: the quickest of its answers counts, so that servers that are near, and have
+// much to do, are not far. Whatever rests on it must be right either way.
+func (inc *Incarnation) Far() bool {
+	inc.LiveMu.Lock()
+	defer inc.LiveMu.Unlock()
+	return inc.trip >= farTrip
 }
 
 // heardLocked records that a request sent at this time has been answered.

@@ -80,7 +80,7 @@ func TestFollowersOfAQuietDirectoryAreForgotten(t *testing.T) {
 		}
 		for range 1000 {
 			ctx, cancel := context.WithCancel(t.Context())
-			s.m.FollowDir(ctx, "/d", func(map[string]Node, <-chan struct{}) (bool, error) { cancel(); return true, nil })
+			s.m.FollowDir(ctx, "/d", false, func(map[string]Node, <-chan struct{}, <-chan struct{}) (bool, error) { cancel(); return true, nil })
 		}
 		synctest.Wait()
 		h := inc.Watches
@@ -90,6 +90,39 @@ func TestFollowersOfAQuietDirectoryAreForgotten(t *testing.T) {
 			if len(w.told) > 1 {
 				t.Errorf("%v: %d waiters, %d functions to call", key, w.waiters, len(w.told))
 			}
+		}
+	})
+}
+
+// Where somebody deletes the receipt of a transaction whose reply was lost nobody can
+// say whether it was applied. That is said, whichever operation the repetition fails at.
+func TestATransactionWhoseReceiptWasDeletedIsNotSaidToHaveChangedNothing(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := open(t, srv), live(t, open(t, srv))
+		_, err := s.m.Commit(t.Context(), []any{&zk.CreateRequest{Path: "/first"}})
+		must(t, err)
+		var sent atomic.Int32
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			switch {
+			case r.Op == zktest.OpMulti && sent.Add(1) == 1:
+				go func() {
+					time.Sleep(100 * time.Millisecond)
+					names, _, _ := other.Children(context.Background(), "/")
+					for _, name := range names {
+						if strings.HasPrefix(name, "_c_") {
+							other.RemoveNow(context.Background(), "/"+name)
+						}
+					}
+				}()
+				return zktest.DropReply
+			case r.Op == zktest.OpConnect && sent.Load() == 1:
+				return zktest.Delay(time.Second)
+			}
+			return zktest.Pass
+		})
+		_, err = s.m.Commit(t.Context(), []any{&zk.CreateRequest{Path: "/second"}})
+		if err == nil || !strings.Contains(err.Error(), "may have been applied") {
+			t.Errorf("it was applied, and it is said: %v", err)
 		}
 	})
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/wire"
+	"github.com/zsync/zsync/zktest"
 )
 
 // FuzzLinkRead holds that a link takes any stream apart in the same way, in
@@ -201,3 +202,19 @@ func (c scripted) Read(p []byte) (int, error) { return c.r.Read(p[:min(len(p), c
 func (c scripted) Close() error               { return nil }
 
 func (c scripted) SetReadDeadline(time.Time) error { return nil }
+
+// Servers may be configured differently: the next may grant more than was granted
+// first. The session goes on with what it had, and so do the pings: the connection is
+// not given up for want of one.
+func TestAServerThatGrantsALongerTimeoutKeepsItsConnection(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		inc := live(t, s)
+		zktest.WithSessionTimeouts(4*testTimeout, 4*testTimeout)(srv)
+		srv.Disconnect(inc.ID.Load())
+		time.Sleep(time.Minute)
+		if n := inc.Manager.reconnects.Load(); n != 1 || inc.Ctx.Err() != nil {
+			t.Errorf("%d reconnects in a minute, %v", n, inc.Ctx.Err())
+		}
+	})
+}

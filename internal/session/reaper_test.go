@@ -3,6 +3,7 @@ package session
 import (
 	"fmt"
 	"runtime"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -192,4 +193,38 @@ func TestADeletionWhoseReplyIsLostSparesWhatAnotherMakesThereNext(t *testing.T) 
 			})
 		})
 	}
+}
+
+// Removals that are refused are tried again at times of their own. However many wait they
+// are looked at together: a look is at all of them.
+func TestManyRemovalsThatAreRefusedAreLookedAtTogether(t *testing.T) {
+	const n = 5000
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		inc := live(t, open(t, srv))
+		var last atomic.Pointer[time.Time]
+		var sent, times atomic.Int64
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op != zktest.OpDelete || !strings.HasPrefix(r.Path, "/d/") {
+				return zktest.Pass
+			}
+			sent.Add(1)
+			if now := time.Now(); last.Load() == nil || !last.Load().Equal(now) {
+				last.Store(&now)
+				times.Add(1)
+			}
+			return zktest.Fail(zktest.CodeNotEmpty)
+		})
+		var rs []*Removal
+		for i := range n {
+			rs = append(rs, inc.InBackground(fmt.Sprintf("/d/%d", i), nil))
+		}
+		time.Sleep(time.Second)
+		if s, at := sent.Load(), times.Load(); s < 2*n || at > 300 {
+			t.Errorf("%d attempts in a second at %d times; want at least %d, at 200 times or so", s, at, 2*n)
+		}
+		srv.Intercept(nil)
+		for _, r := range rs {
+			<-r.Done
+		}
+	})
 }

@@ -104,7 +104,8 @@ func (inc *Incarnation) confirmable() bool {
 // Assured reports whether the session is as certain to live as a new stake would
 // have it be. It asks nobody.
 func (inc *Incarnation) Assured() bool {
-	return inc.Alive() && inc.certain() > time.Duration(inc.Timeout.Load()/4)
+	// What is certain to live for longer than no time is alive.
+	return inc.Ctx.Err() == nil && inc.certain() > time.Duration(inc.Timeout.Load()/4)
 }
 
 // An inquiry is a request that is to confirm the session.

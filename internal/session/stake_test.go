@@ -1,6 +1,7 @@
 package session
 
 import (
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -72,6 +73,28 @@ func TestHoldsThatBeginAtOnceDoNotWaitForASecondInquiry(t *testing.T) {
 					t.Fatalf("a hold began %v late, and the server answers at once", d)
 				}
 			}
+		})
+	}
+}
+
+// Whoever has waited for so long that little is left begins to hold when the session is
+// certain to live for a while, and not in the last moment before it is given up.
+func TestAHoldDoesNotBeginInAHurry(t *testing.T) {
+	for _, part := range []time.Duration{70, 80, 85, 88, 89} {
+		t.Run(fmt.Sprintf("after %d percent of the timeout", part), func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				srv.SetLatency(60 * time.Millisecond)
+				inc := live(t, open(t, srv))
+				time.Sleep(testTimeout * part / 100)
+				stake, err := inc.Stake(t.Context())
+				must(t, err)
+				defer stake.Drop()
+				left := inc.certain()
+				time.Sleep(time.Second)
+				if left < testTimeout/4 || !inc.Alive() {
+					t.Errorf("granted with %v left, alive a second later: %v", left, inc.Alive())
+				}
+			})
 		})
 	}
 }

@@ -43,6 +43,15 @@ func (inc *Incarnation) Children(ctx context.Context, path string) ([]string, *z
 	return l.names, l.stat, err
 }
 
+// Names lists the children of a znode. One that is not there has none.
+func (inc *Incarnation) Names(ctx context.Context, path string) ([]string, error) {
+	names, _, err := inc.Children(ctx, path)
+	if IsNoNode(err) {
+		return nil, nil
+	}
+	return names, err
+}
+
 // Sync makes the server that answers catch up with the leader.
 func (inc *Incarnation) Sync(ctx context.Context, path string) error {
 	_, err := retry(ctx, inc, syncCall(path))

@@ -1,4 +1,6 @@
-// Package shared finds what the values of one path have in common.
+// Package shared is for what the values of one Session have in common: Map finds it, by
+// path or another key, and Names keeps those apart who want the same name. What is held
+// through a session, or asks the servers, does not belong here.
 package shared
 
 import (

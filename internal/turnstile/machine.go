@@ -61,11 +61,14 @@ type claim interface {
 	Err() error // not nil if it is lost
 	WasAsked() bool
 	Alone() bool // nobody else is in the line, as a watch would have told
-	Ready() bool // it may be granted again though nobody has had it meanwhile
+	Ready() bool // it may be granted again though nobody has had it meanwhile: it is not lost, for one
 }
 
 func (t *share) lost() bool { return t.claim.Err() != nil }
 func (t *share) used() bool { return len(t.uses) > 0 }
+
+// findLoss has the claim find out whether it is lost, and tell who has it.
+func (t *share) findLoss() { t.claim.Err() }
 
 // A use is what one goroutine has of a share.
 type use struct {
@@ -173,6 +176,7 @@ func (m *machine) joinAtOnce(mode Mode) (u *use, busy bool) {
 	if u = m.regain(mode, false); u != nil {
 		return u, false
 	}
+	m.discard()
 	busy = m.occupied(mode) || slices.ContainsFunc(m.waiting, func(w *waiter) bool {
 		return mode == Exclusive || w.mode == Exclusive
 	})
@@ -260,6 +264,7 @@ func (m *machine) leave(u *use) departure {
 	// At once, so that a second Unlock does not find it.
 	t.uses = slices.DeleteFunc(t.uses, func(x *use) bool { return x == u })
 	if len(t.uses) > 0 {
+		t.findLoss() // before u ends: whoever follows it is told so
 		m.emit(action{verb: end, use: u})
 		return stays
 	}
@@ -368,31 +373,30 @@ func (m *machine) discard() {
 	}
 }
 
-// regain is a use of the place that is kept. What is not good for that is given up:
-// because others read, or somebody else has come, or the session is not certain
-// enough. In the last case whoever wants it goes to the line, where nobody is told
-// that he holds anything before it is.
+// regain is a use of the place that is kept, if that is good for mode. Otherwise it is
+// kept until whoever wants it arrives.
 func (m *machine) regain(mode Mode, pin bool) *use {
-	if m.retake(mode) {
-		return m.admit(m.held[len(m.held)-1], nil, pin)
+	if !m.good(mode) {
+		return nil
 	}
-	return nil
+	return m.admit(m.retake(), nil, pin)
 }
 
-// retake takes the place that is kept into the hands of this process, for mode.
-func (m *machine) retake(mode Mode) bool {
+// good reports whether a place is kept that may be granted for mode again: nobody else
+// has come, and the session is certain enough. Whoever wants what is not good gives it
+// up, and goes to the line, where nobody is told that he holds anything before his
+// session is that certain.
+func (m *machine) good(mode Mode) bool {
+	return m.kept != nil && mode == Exclusive && !m.kept.claim.WasAsked() && m.kept.claim.Ready()
+}
+
+// retake takes the place that is kept into the hands of this process.
+func (m *machine) retake() *share {
 	t := m.kept
-	if t == nil {
-		return false
-	}
-	if mode != Exclusive || t.lost() || t.claim.WasAsked() || !t.claim.Ready() {
-		m.discard()
-		return false
-	}
 	m.kept = nil
 	m.held = append(m.held, t)
 	m.emit(action{verb: reuse, share: t})
-	return true
+	return t
 }
 
 // giveUp takes t, which nobody has any more, out of the hands of this process.
@@ -518,8 +522,12 @@ func (m *machine) first(mode Mode) bool { return len(m.waiting) > 0 && m.waiting
 // advance does what can be done for the first of the queue. It is called whenever
 // the queue or what is held has changed.
 func (m *machine) advance() {
-	if len(m.waiting) > 0 && m.retake(m.waiting[0].mode) {
-		m.pass(m.held[len(m.held)-1])
+	switch {
+	case len(m.waiting) == 0:
+	case m.good(m.waiting[0].mode):
+		m.pass(m.retake())
+	default:
+		m.discard()
 	}
 	asking := m.joinAll()
 	if s := m.acquiring; s != nil && !m.first(s.mode) {
@@ -576,7 +584,7 @@ func (m *machine) present(mode Mode, so func(t *share) bool) *share {
 		if t.mode != mode || !so(t) {
 			continue
 		}
-		if t.lost() {
+		if len(m.held) == 1 || t.lost() { // the only one is the answer either way
 			return t
 		}
 		if found == nil {

@@ -26,7 +26,7 @@ func (c *fakeClaim) Err() error {
 }
 func (c *fakeClaim) WasAsked() bool { return c.asked }
 func (c *fakeClaim) Alone() bool    { return c.watched && !c.others }
-func (c *fakeClaim) Ready() bool    { return !c.others && !c.doubtful }
+func (c *fakeClaim) Ready() bool    { return c.Err() == nil && !c.others && !c.doubtful }
 
 // A script tells a machine of events, by name, and writes down what is to be done.
 // Goroutines are called E1, S2 and so on, by their mode and a number.

@@ -295,6 +295,24 @@ func (q *Turnstile) Waited(mode Mode, start time.Time, err error) {
 	q.Manager.Waited(q.Entries.Of(mode).Op, q.Path, start, err)
 }
 
+// Regain is a grant of the place that q keeps, if it keeps one that is good for that. One
+// that is not stays: as long as it is there LockAll does not take q along with others,
+// who would enter their lines to leave them again.
+func (q *Turnstile) Regain(mode Mode, pin bool) *line.Grant {
+	if q.retain == 0 {
+		return nil
+	}
+	var u *use
+	q.step(func(m *machine) { u = m.regain(mode, pin) })
+	if u == nil {
+		return nil
+	}
+	if q.Manager.Config.Observe != nil {
+		q.Waited(mode, time.Now(), nil)
+	}
+	return u.grant
+}
+
 // Acquire waits for a grant; pin says that it is that of a Do. If it fails,
 // behind is whom it waited for.
 func (q *Turnstile) Acquire(ctx context.Context, mode Mode, pin bool) (g *line.Grant, behind Behind, err error) {
@@ -315,13 +333,6 @@ func (q *Turnstile) Acquire(ctx context.Context, mode Mode, pin bool) (g *line.G
 			return nil, q.behindOf(ahead.Now()), err
 		}
 		return u.grant, Behind{}, nil
-	}
-	if q.retain > 0 {
-		var u *use
-		q.step(func(m *machine) { u = m.regain(mode, pin) })
-		if u != nil {
-			return u.grant, Behind{}, nil
-		}
 	}
 	w := &waiter{mode: mode, pin: pin, over: make(chan struct{})}
 	q.step(func(m *machine) { m.arrive(w) })

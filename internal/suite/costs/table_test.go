@@ -159,6 +159,19 @@ var costs = []cost{
 		harness.Must(t, sem.Acquire(t.Context(), 1))
 		return func() { harness.Must(t, sem.Release(1)) }
 	}},
+	{"`Semaphore.Txn`", func(t *testing.T, s, other *zsync.Session) func() {
+		m := zsync.NewSemaphore(s, "/p/sem", 3)
+		harness.Must(t, m.Acquire(t.Context(), 2))
+		return func() {
+			_, err := m.Txn(t.Context(), &zk.CreateRequest{Path: "/p/x", Acl: zk.WorldACL(zk.PermAll)})
+			harness.Must(t, err)
+		}
+	}},
+	{"`Semaphore.Token`, first after an Acquire", func(t *testing.T, s, other *zsync.Session) func() {
+		m := zsync.NewSemaphore(s, "/p/sem", 3)
+		harness.Must(t, m.Acquire(t.Context(), 2))
+		return func() { _, err := m.Token(t.Context()); harness.Must(t, err) }
+	}},
 	{"`Semaphore.Resize`", func(t *testing.T, s, other *zsync.Session) func() {
 		m := zsync.NewSemaphore(s, "/p/sem", 2)
 		harness.Must(t, m.Resize(t.Context(), 3))
@@ -277,6 +290,58 @@ var costs = []cost{
 		_, version, err := m.Load(t.Context(), "k")
 		harness.Must(t, err)
 		return func() { _, err := m.CompareAndSwap(t.Context(), "k", version, 2); harness.Must(t, err) }
+	}},
+	{"`Map.LoadOrStore`, of a new key", func(t *testing.T, s, other *zsync.Session) func() {
+		m := zsync.NewMap[int](s, "/p/map")
+		harness.Must(t, m.Store(t.Context(), "k", 1))
+		return func() { _, _, err := m.LoadOrStore(t.Context(), "l", 2); harness.Must(t, err) }
+	}},
+	{"`Map.LoadAndDelete`", func(t *testing.T, s, other *zsync.Session) func() {
+		m := zsync.NewMap[int](s, "/p/map")
+		harness.Must(t, m.Store(t.Context(), "k", 1))
+		return func() { _, _, err := m.LoadAndDelete(t.Context(), "k"); harness.Must(t, err) }
+	}},
+	{"`Map.Range`, three keys", func(t *testing.T, s, other *zsync.Session) func() {
+		m := zsync.NewMap[int](s, "/p/map")
+		for _, key := range []string{"k", "l", "m"} {
+			harness.Must(t, m.Store(t.Context(), key, 1))
+		}
+		return func() { harness.Must(t, m.Range(t.Context(), func(string, int) bool { return true })) }
+	}},
+	{"`Map.Watch`, while nothing changes", func(t *testing.T, s, other *zsync.Session) func() {
+		harness.Must(t, zsync.NewMap[int](other, "/p/map").Store(t.Context(), "k", 1))
+		<-zsync.NewMap[int](s, "/p/map").Watch(t.Context())
+		return func() { idle() }
+	}},
+	{"`Int64.Load`", func(t *testing.T, s, other *zsync.Session) func() {
+		n := zsync.NewInt64(s, "/p/n")
+		harness.Must(t, n.Store(t.Context(), 1))
+		return func() { _, err := n.Load(t.Context()); harness.Must(t, err) }
+	}},
+	{"`Int64.CompareAndSwap`", func(t *testing.T, s, other *zsync.Session) func() {
+		n := zsync.NewInt64(s, "/p/n")
+		harness.Must(t, n.Store(t.Context(), 1))
+		return func() { _, err := n.CompareAndSwap(t.Context(), 1, 2); harness.Must(t, err) }
+	}},
+	{"`Int64.CompareAndSwap`, of another number", func(t *testing.T, s, other *zsync.Session) func() {
+		n := zsync.NewInt64(s, "/p/n")
+		harness.Must(t, n.Store(t.Context(), 1))
+		return func() { _, err := n.CompareAndSwap(t.Context(), 2, 3); harness.Must(t, err) }
+	}},
+	{"`Group.Watch`, while nothing changes", func(t *testing.T, s, other *zsync.Session) func() {
+		_, err := zsync.NewGroup[int](other, "/p/group").Join(t.Context(), "other", 1)
+		harness.Must(t, err)
+		<-zsync.NewGroup[int](s, "/p/group").Watch(t.Context())
+		return func() { idle() }
+	}},
+	{"`Schedule.Do`, done in this process", func(t *testing.T, s, other *zsync.Session) func() {
+		c, today := zsync.NewSchedule(s, "/p/jobs"), time.Now() // what lies far ahead is not remembered
+		do := func() {
+			_, err := c.Do(t.Context(), today, func(context.Context) error { return nil })
+			harness.Must(t, err)
+		}
+		do()
+		return do
 	}},
 	{"`Int64.Add`", func(t *testing.T, s, other *zsync.Session) func() {
 		n := zsync.NewInt64(s, "/p/n")

@@ -802,6 +802,34 @@ var semaphoreCrashes = []crash{{
 	leaves:   semaphoreLeaves,
 	requests: 1,
 }, {
+	name: "Semaphore.Token",
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
+		m := zsync.NewSemaphore(s, crashPath, 3)
+		if err := m.Acquire(ctx, 3); err != nil {
+			return err
+		}
+		begin()
+		_, err := m.Token(ctx)
+		return err
+	},
+	after:    afterSemaphore,
+	leaves:   semaphoreLeaves,
+	requests: 1,
+}, {
+	name: "Semaphore.Txn",
+	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
+		m := zsync.NewSemaphore(s, crashPath, 3)
+		if err := m.Acquire(ctx, 3); err != nil {
+			return err
+		}
+		begin()
+		_, err := m.Txn(ctx, &zk.SetDataRequest{Path: crashPath, Data: []byte("3"), Version: -1})
+		return err
+	},
+	after:    afterSemaphore,
+	leaves:   semaphoreLeaves,
+	requests: 1,
+}, {
 	name: "Semaphore.Release of a part",
 	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		m := zsync.NewSemaphore(s, crashPath, manyPermits)

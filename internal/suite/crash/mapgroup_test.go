@@ -165,6 +165,12 @@ func withInt64(f func(ctx context.Context, n *zsync.Int64) error) func(context.C
 }
 
 var int64Crashes = []crash{{
+	name:     "Int64.Store",
+	child:    withInt64(func(ctx context.Context, n *zsync.Int64) error { return n.Store(ctx, 2) }),
+	after:    afterInt64,
+	leaves:   valueLeaves,
+	requests: 1,
+}, {
 	name:     "Int64.Add",
 	child:    withInt64(func(ctx context.Context, n *zsync.Int64) error { _, err := n.Add(ctx, 1); return err }),
 	after:    afterInt64,

@@ -99,3 +99,74 @@ func TestHammerAGroupEndsUpWithThoseWhoAreIn(t *testing.T) {
 		}
 	})
 }
+
+// Processes come and go under a few ids. An id has one member at a time, of those
+// whose sessions stand; who has joined is found; and who has left is gone.
+func TestHammerGroupOnServers(t *testing.T) {
+	suite.OnServers(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session, stands func(int64) bool) {
+		until := time.Now().Add(time.Minute)
+		type member struct {
+			s       *zsync.Session
+			session int64 // its session when it had joined
+		}
+		valid := func(m *member) bool { return m != nil && m.s.ID() == m.session && stands(m.session) }
+		var mu sync.Mutex
+		in := make(map[string]*member) // from the return of Join to the call of Leave; guarded by mu
+		var wg sync.WaitGroup
+		for i := range 4 {
+			s := connect()
+			g := zsync.NewGroup[string](s, "/g")
+			for j := range 2 {
+				r := rand.New(rand.NewPCG(uint64(i), uint64(j)))
+				wg.Go(func() {
+					for n := 0; time.Now().Before(until) && !t.Failed(); n++ {
+						id, info := fmt.Sprint("id", r.IntN(4)), fmt.Sprint(i, ".", j, ".", n)
+						ctx, cancel := context.WithTimeout(t.Context(), time.Duration(r.IntN(3000))*time.Millisecond)
+						me, err := g.Join(ctx, id, "at first")
+						cancel()
+						if errors.Is(err, context.DeadlineExceeded) {
+							continue
+						}
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						now := &member{s, s.ID()}
+						mu.Lock()
+						if valid(in[id]) && valid(now) {
+							t.Errorf("%q is joined by %#x while the member of %#x has not left", id, now.session, in[id].session)
+						}
+						in[id] = now
+						mu.Unlock()
+						err = me.Set(t.Context(), info)
+						members, e := g.Members(t.Context())
+						if err != nil || e != nil {
+							t.Error(err, e)
+						}
+						if got := " " + suite.RollCall(members) + " "; !strings.Contains(got, " "+id+"="+info+" ") && valid(now) {
+							t.Errorf("%s=%s has joined, and the members are%s", id, info, got)
+						}
+						time.Sleep(time.Duration(r.IntN(30)) * time.Millisecond)
+						mu.Lock()
+						if in[id] == now {
+							delete(in, id)
+						}
+						mu.Unlock()
+						me.Leave()
+					}
+				})
+			}
+		}
+		wg.Wait()
+		fresh := zsync.NewGroup[string](connect(), "/g")
+		for start := time.Now(); ; time.Sleep(100 * time.Millisecond) {
+			members, err := fresh.Members(t.Context())
+			if harness.Must(t, err); len(members) == 0 {
+				break
+			}
+			if time.Since(start) > time.Minute {
+				t.Fatalf("%q have left, and are members", suite.RollCall(members))
+			}
+		}
+	})
+}

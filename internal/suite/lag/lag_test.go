@@ -139,6 +139,168 @@ func TestNothingIsAnsweredFromThePast(t *testing.T) {
 				t.Errorf("received %v, %v, %v", x, ok, err)
 			}
 		},
+	}, {
+		"Map after Store",
+		func(t *testing.T, s *zsync.Session) {
+			harness.Must(t, zsync.NewMap[int](s, "/p").Store(t.Context(), "k", 7))
+		},
+		func(t *testing.T, s *zsync.Session) {
+			m := zsync.NewMap[int](s, "/p")
+			if x, _, err := m.Load(t.Context(), "k"); err != nil || x != 7 {
+				t.Errorf("Load = %v, %v", x, err)
+			}
+		},
+	}, {
+		"Map.Len after Store",
+		func(t *testing.T, s *zsync.Session) {
+			harness.Must(t, zsync.NewMap[int](s, "/p").Store(t.Context(), "k", 7))
+		},
+		func(t *testing.T, s *zsync.Session) {
+			if n, err := zsync.NewMap[int](s, "/p").Len(t.Context()); err != nil || n != 1 {
+				t.Errorf("Len = %v, %v", n, err)
+			}
+		},
+	}, {
+		"Map.Range after Store",
+		func(t *testing.T, s *zsync.Session) {
+			harness.Must(t, zsync.NewMap[int](s, "/p").Store(t.Context(), "k", 7))
+		},
+		func(t *testing.T, s *zsync.Session) {
+			sum := 0
+			err := zsync.NewMap[int](s, "/p").Range(t.Context(), func(_ string, x int) bool { sum += x; return true })
+			if err != nil || sum != 7 {
+				t.Errorf("Range goes through %v, %v", sum, err)
+			}
+		},
+	}, {
+		"Map.Watch after Store",
+		func(t *testing.T, s *zsync.Session) {
+			harness.Must(t, zsync.NewMap[int](s, "/p").Store(t.Context(), "k", 7))
+		},
+		func(t *testing.T, s *zsync.Session) {
+			if all := <-zsync.NewMap[int](s, "/p").Watch(t.Context()); all["k"] != 7 {
+				t.Errorf("Watch begins with %v", all)
+			}
+		},
+	}, {
+		"Map.LoadOrStore after Store",
+		func(t *testing.T, s *zsync.Session) {
+			harness.Must(t, zsync.NewMap[int](s, "/p").Store(t.Context(), "k", 7))
+		},
+		func(t *testing.T, s *zsync.Session) {
+			if x, loaded, err := zsync.NewMap[int](s, "/p").LoadOrStore(t.Context(), "k", 8); err != nil || x != 7 || !loaded {
+				t.Errorf("LoadOrStore = %v, %v, %v", x, loaded, err)
+			}
+		},
+	}, {
+		"Map.LoadAndDelete after Store",
+		func(t *testing.T, s *zsync.Session) {
+			harness.Must(t, zsync.NewMap[int](s, "/p").Store(t.Context(), "k", 7))
+		},
+		func(t *testing.T, s *zsync.Session) {
+			if x, loaded, err := zsync.NewMap[int](s, "/p").LoadAndDelete(t.Context(), "k"); err != nil || x != 7 || !loaded {
+				t.Errorf("LoadAndDelete = %v, %v, %v", x, loaded, err)
+			}
+		},
+	}, {
+		"Map.Clear after Store",
+		func(t *testing.T, s *zsync.Session) {
+			harness.Must(t, zsync.NewMap[int](s, "/p").Store(t.Context(), "k", 7))
+		},
+		func(t *testing.T, s *zsync.Session) {
+			m := zsync.NewMap[int](s, "/p")
+			harness.Must(t, m.Clear(t.Context()))
+			if n, err := m.Len(t.Context()); err != nil || n != 0 {
+				t.Errorf("Len after Clear = %v, %v", n, err)
+			}
+		},
+	}, {
+		"Int64 after Store",
+		func(t *testing.T, s *zsync.Session) {
+			harness.Must(t, zsync.NewInt64(s, "/p").Store(t.Context(), 7))
+		},
+		func(t *testing.T, s *zsync.Session) {
+			if x, err := zsync.NewInt64(s, "/p").Load(t.Context()); err != nil || x != 7 {
+				t.Errorf("Load = %v, %v", x, err)
+			}
+		},
+	}, {
+		"Int64.CompareAndSwap after Store",
+		func(t *testing.T, s *zsync.Session) {
+			harness.Must(t, zsync.NewInt64(s, "/p").Store(t.Context(), 7))
+		},
+		func(t *testing.T, s *zsync.Session) {
+			n := zsync.NewInt64(s, "/p")
+			if ok, err := n.CompareAndSwap(t.Context(), 0, 8); err != nil || ok {
+				t.Errorf("CompareAndSwap of what was = %v, %v", ok, err)
+			}
+			if ok, err := n.CompareAndSwap(t.Context(), 7, 8); err != nil || !ok {
+				t.Errorf("CompareAndSwap = %v, %v", ok, err)
+			}
+		},
+	}, {
+		"Group.Members after Join",
+		func(t *testing.T, s *zsync.Session) {
+			_, err := zsync.NewGroup[int](s, "/p").Join(t.Context(), "id", 7)
+			harness.Must(t, err)
+		},
+		func(t *testing.T, s *zsync.Session) {
+			if all, err := zsync.NewGroup[int](s, "/p").Members(t.Context()); err != nil || len(all) != 1 || all[0].Info != 7 {
+				t.Errorf("Members = %v, %v", all, err)
+			}
+		},
+	}, {
+		"Group.Watch after Leave",
+		func(t *testing.T, s *zsync.Session) {
+			m, err := zsync.NewGroup[int](s, "/p").Join(t.Context(), "id", 7)
+			harness.Must(t, err)
+			time.Sleep(time.Minute) // the other server has heard of this
+			harness.Must(t, m.Leave())
+		},
+		func(t *testing.T, s *zsync.Session) {
+			if all := <-zsync.NewGroup[int](s, "/p").Watch(t.Context()); len(all) != 0 {
+				t.Errorf("Watch begins with %v", all)
+			}
+		},
+	}, {
+		"Schedule after Do",
+		func(t *testing.T, s *zsync.Session) {
+			_, err := zsync.NewSchedule(s, "/p").Do(t.Context(), time.Unix(7, 0), func(context.Context) error { return nil })
+			harness.Must(t, err)
+		},
+		func(t *testing.T, s *zsync.Session) {
+			ran, err := zsync.NewSchedule(s, "/p").Do(t.Context(), time.Unix(7, 0), func(context.Context) error { return nil })
+			if err != nil || ran {
+				t.Errorf("Do = %v, %v, though it is done", ran, err)
+			}
+		},
+	}, {
+		"Schedule.Last after Do",
+		func(t *testing.T, s *zsync.Session) {
+			_, err := zsync.NewSchedule(s, "/p").Do(t.Context(), time.Unix(7, 0), func(context.Context) error { return nil })
+			harness.Must(t, err)
+		},
+		func(t *testing.T, s *zsync.Session) {
+			if last, err := zsync.NewSchedule(s, "/p").Last(t.Context()); err != nil || !last.Equal(time.Unix(7, 0)) {
+				t.Errorf("Last = %v, %v", last, err)
+			}
+		},
+	}, {
+		"Flight.Do after Do",
+		func(t *testing.T, s *zsync.Session) {
+			_, _, err := zsync.NewFlight[int](s, "/p", time.Minute).Do(t.Context(), "k", func(context.Context) (int, error) { return 7, nil })
+			harness.Must(t, err)
+		},
+		func(t *testing.T, s *zsync.Session) {
+			x, shared, err := zsync.NewFlight[int](s, "/p", time.Minute).Do(t.Context(), "k", func(context.Context) (int, error) { return 8, nil })
+			if err != nil || x != 7 || !shared {
+				t.Errorf("Do = %v, %v, %v, though there is a result", x, shared, err)
+			}
+		},
+	}, {
+		"Mutex.Revoke after Lock",
+		func(t *testing.T, s *zsync.Session) { harness.Must(t, zsync.NewMutex(s, "/p").Lock(t.Context())) },
+		func(t *testing.T, s *zsync.Session) { harness.Must(t, zsync.NewMutex(s, "/p").Revoke(t.Context())) },
 	}} {
 		t.Run(c.name, func(t *testing.T) {
 			harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {

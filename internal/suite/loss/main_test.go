@@ -3,7 +3,7 @@ package loss
 import (
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/zsync/zsync/internal/harness"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { harness.Main(m) }

@@ -1,0 +1,52 @@
+package timetable
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/zsync/zsync/internal/session"
+)
+
+var midnight = time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC)
+
+func hour(h float64) time.Time { return midnight.Add(time.Duration(h * float64(time.Hour))) }
+
+func TestDueIsWhatThePolicySaysOfWhatWasMissed(t *testing.T) {
+	var never time.Time
+	for _, c := range []struct {
+		last, began, now time.Time
+		want             [3]float64 // by policy
+	}{
+		{never, hour(0.5), hour(0.5), [3]float64{1, 1, 1}},
+		{never, hour(0.5), hour(1), [3]float64{1, 2, 1}},
+		{hour(1), hour(0.5), hour(1.5), [3]float64{2, 2, 2}},
+		{hour(1), hour(0.5), hour(4.5), [3]float64{4, 5, 2}},
+		{hour(1), hour(4.2), hour(4.5), [3]float64{4, 5, 2}}, // others had begun before
+		{hour(6), hour(4.2), hour(4.5), [3]float64{7, 7, 7}}, // by a clock that is ahead
+	} {
+		for policy, want := range c.want {
+			got, err := Due(Every(time.Hour), Policy(policy), c.last, c.began, c.now)
+			if !got.Equal(hour(want)) || err != nil {
+				t.Errorf("policy %d, last %v, began %v, now %v: %v, %v; want %v", policy, c.last, c.began, c.now, got, err, hour(want))
+			}
+		}
+	}
+}
+
+type fixed time.Time
+
+func (f fixed) Next(time.Time) time.Time { return time.Time(f) }
+
+func TestATimetableThatStandsStillOrLeavesTheCalendarIsRefused(t *testing.T) {
+	for _, at := range []time.Time{hour(1), hour(-1), time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC)} {
+		for policy := range Policy(3) {
+			if got, err := Due(fixed(at), policy, hour(1), hour(1), hour(1)); !errors.Is(err, session.ErrInvalid) {
+				t.Errorf("policy %d, a timetable that gives %v: %v, %v", policy, at, got, err)
+			}
+		}
+	}
+	if got, err := Due(Every(0), Latest, hour(1), hour(1), hour(1)); !got.IsZero() || err != nil {
+		t.Errorf("no instant: %v, %v", got, err)
+	}
+}
