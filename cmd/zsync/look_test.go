@@ -120,7 +120,7 @@ func TestDoctorNamesWhatIsWrong(t *testing.T) {
 	contenders(t, outside, 3)
 
 	// What another library's client may do, or an older zsync: the library refuses to mix.
-	conn, _, err := zk.Connect([]string{srv.Addr()}, 10*time.Second, zk.WithLogInfo(false))
+	conn, _, err := zk.Connect([]string{srv.Addr()}, 10*time.Second, zk.WithDialer(srv.Dial), zk.WithLogInfo(false))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -287,7 +287,7 @@ func TestDoctorTellsAClockThatIsAhead(t *testing.T) {
 
 func TestDoctorCleansUpOnlyWhatIsStillAsShown(t *testing.T) {
 	srv := zktest.Start(t)
-	conn, _, err := zk.Connect([]string{srv.Addr()}, 10*time.Second, zk.WithLogInfo(false))
+	conn, _, err := zk.Connect([]string{srv.Addr()}, 10*time.Second, zk.WithDialer(srv.Dial), zk.WithLogInfo(false))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1073,7 +1073,7 @@ func TestStatusOfWhatIsNotOursToReadCostsItsOwnPath(t *testing.T) {
 	if err := errors.Join(zsync.NewMutex(secret, "/secret").Lock(t.Context()), m.Lock(t.Context())); err != nil {
 		t.Fatal(err)
 	}
-	conn, _, err := zk.Connect([]string{srv.Addr()}, 10*time.Second, zk.WithLogInfo(false))
+	conn, _, err := zk.Connect([]string{srv.Addr()}, 10*time.Second, zk.WithDialer(srv.Dial), zk.WithLogInfo(false))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/interop"
 )
 
@@ -185,7 +186,7 @@ func TestMutexIsSharedWithTheLockOfGoZookeeper(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ctx, servers := brief(t), open(t).servers
 			path := fresh(kazoo.program(t, servers, long)) + "/lock"
-			conn, _, err := zk.Connect(strings.Split(servers, ","), long, zk.WithLogInfo(false))
+			conn, _, err := zk.Connect(strings.Split(servers, ","), long, zk.WithDialer(harness.Dial), zk.WithLogInfo(false))
 			must(t, "zk.Connect", err)
 			defer conn.Close()
 			m, l := zsync.NewMutex(connect(t, servers), path), zk.NewLock(conn, path, zk.WorldACL(zk.PermAll))

@@ -186,7 +186,7 @@ func TestWhatCarriesNoMarkIsDataAndNoMore(t *testing.T) {
 	raw("/long", "zsync map ")
 	raw("/written", "zsync: closed by me")
 	raw("/written", "zsync: closed by me")
-	conn, _, err := zk.Connect([]string{srv.Addr()}, 10*time.Second, zk.WithLogInfo(false))
+	conn, _, err := zk.Connect([]string{srv.Addr()}, 10*time.Second, zk.WithDialer(srv.Dial), zk.WithLogInfo(false))
 	noError(t, err)
 	defer conn.Close()
 	create := func(path, text string) {

@@ -298,7 +298,7 @@ type treeKey struct{}
 func withTree(ctx context.Context, addr string) (_ context.Context, end func()) {
 	var conn *zk.Conn
 	t := &tree{sync.OnceValues(func() (c *zk.Conn, err error) {
-		conn, _, err = zk.Connect([]string{addr}, harness.Timeout, zk.WithLogInfo(false))
+		conn, _, err = zk.Connect([]string{addr}, harness.Timeout, zk.WithDialer(harness.Dial), zk.WithLogInfo(false))
 		return conn, err
 	})}
 	return context.WithValue(ctx, treeKey{}, t), func() {
