@@ -132,7 +132,7 @@ func (p *Partition) run(ctx context.Context, shards []string, f func(ctx context
 		id = strings.ToValidUTF8(p.s.m.Config.Owner, "\uFFFD") + " " + session.NewGUID()
 	}
 	r := &partitioning{
-		p: p, f: f, id: id,
+		p: p, f: f, id: id, shards: shards,
 		group: NewGroup[[]string](p.s, session.ChildPath(p.path, "members")),
 		plan:  NewValue[spread.Plan](p.s, session.ChildPath(p.path, "plan"), WithCodec(spread.PlanCodec{})),
 		mine:  make(map[string]*shardRun),
@@ -168,6 +168,8 @@ type partitioning struct {
 	group *Group[[]string]
 	plan  *Value[spread.Plan]
 	me    *Membership[[]string]
+
+	shards []string // that this process names, in order
 
 	// Used by run alone.
 	mine  map[string]*shardRun // by shard: what this process owns, or waits for
@@ -272,7 +274,9 @@ func (r *partitioning) replan(ctx context.Context) error {
 	return err
 }
 
-// follow begins what the plan gives to us, and ends what it does not.
+// follow begins what the plan gives to us, and ends what it does not. What we do not
+// name was that of a former Run of our name, and stays with nobody until the plan has
+// been made to fit.
 func (r *partitioning) follow(ctx context.Context, now spread.Plan, runs *sync.WaitGroup, report func(error)) {
 	for shard, run := range r.mine {
 		if now.Owners[shard] != r.id {
@@ -283,7 +287,8 @@ func (r *partitioning) follow(ctx context.Context, now spread.Plan, runs *sync.W
 		}
 	}
 	for shard, owner := range now.Owners {
-		if former := r.mine[shard]; owner != r.id || former != nil && former.ctx.Err() == nil {
+		_, named := slices.BinarySearch(r.shards, shard)
+		if former := r.mine[shard]; owner != r.id || !named || former != nil && former.ctx.Err() == nil {
 			continue
 		}
 		// If it is ours again before its function has returned, the next run

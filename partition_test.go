@@ -281,3 +281,32 @@ func TestHammerNoShardHasTwoOwners(t *testing.T) {
 		wg.Wait()
 	})
 }
+
+// A process that comes back under its name with fewer shards, as after a roll-out, finds
+// in the plan what it named before.
+func TestNoFunctionIsCalledForAShardThatRunDoesNotName(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		srv.SetLatency(10 * time.Millisecond)
+		for _, shards := range [][]string{{"a", "b"}, {"b"}, {"a", "b", "c"}, {}} {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			var mu sync.Mutex
+			var ran []string
+			err := zsync.NewPartition(s, "/p", zsync.WithMember("one")).Run(ctx, shards, func(ctx context.Context, shard string) error {
+				mu.Lock()
+				ran = append(ran, shard)
+				mu.Unlock()
+				if !slices.Contains(shards, shard) {
+					return fmt.Errorf("%q is not known here", shard)
+				}
+				<-ctx.Done()
+				return nil
+			})
+			cancel()
+			wantErr(t, err, context.DeadlineExceeded)
+			if slices.Sort(ran); !slices.Equal(ran, shards) {
+				t.Errorf("of %q it ran %q", shards, ran)
+			}
+		}
+	})
+}
