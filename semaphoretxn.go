@@ -37,14 +37,17 @@ func (m *Semaphore) txn(ctx context.Context, ops []any) ([]zk.MultiResponse, err
 			all = append(all, &zk.CheckVersionRequest{Path: path, Version: -1})
 		}
 		rs, err := a.inc.Commit(ctx, dir, append(all, full...))
-		if i := session.FailedOp(rs); i >= 0 && i < len(paths) {
+		if i := session.FailedOp(rs); i >= 0 && i < len(paths) && session.IsNoNode(rs[i].Error) {
 			if lost := m.missing(a, paths[i]); lost != nil {
 				return nil, lost
 			}
 			continue // it was released meanwhile, and nothing was applied
 		}
-		if errors.Is(err, session.ErrEnded) || errors.Is(err, ErrLost) {
+		switch {
+		case errors.Is(err, session.ErrEnded): // nothing was sent
 			err = cmp.Or(m.lossOf(a), error(ErrNotLocked)) // Lost is closed before anybody is told
+		case errors.Is(err, ErrLost): // it may have been applied, also if they were released meanwhile
+			err = cmp.Or(m.lossOf(a), err)
 		}
 		return rs[min(len(rs), len(paths)):], err
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -232,4 +233,56 @@ func TestTxnsAndTokensBesideReleasesFindNoLoss(t *testing.T) {
 			must(t, m.Release(10))
 		})
 	}
+}
+
+// Who releases what he holds while a Txn is on its way ends nothing that may have been
+// applied already.
+func TestATxnWithoutAReplyIsNotSaidToHaveComeAfterTheRelease(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		ctx := t.Context()
+		s, other := open(t, srv), open(t, srv)
+		m := zsync.NewSemaphore(s, "/s", 3)
+		must(t, m.Acquire(ctx, 2))
+		id := s.ID()
+		var cut atomic.Bool
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			switch {
+			case r.Op == zktest.OpMulti && r.Session == id && cut.CompareAndSwap(false, true):
+				return zktest.DropReply
+			case r.Op == zktest.OpConnect && r.Session == id:
+				return zktest.DropRequest
+			}
+			return zktest.Pass
+		})
+		txn := async(func() error {
+			_, err := m.Txn(ctx, made("/x"))
+			return err
+		})
+		time.Sleep(time.Second)
+		must(t, m.Release(2))
+		wantErr(t, <-txn, zsync.ErrLost)
+		if !isThere(t, other, "/x") {
+			t.Error("it was not applied, and so the test shows nothing")
+		}
+	})
+}
+
+func TestACheckThatIsRefusedIsNoLossOfPermits(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		ctx := t.Context()
+		s := open(t, srv)
+		m := zsync.NewSemaphore(s, "/s", 3)
+		must(t, m.Acquire(ctx, 2))
+		lost := m.Lost()
+		lease := childrenOf(t, s, "/s/leases")[1]
+		setACL(t, srv, "/s/leases/"+lease, zk.WorldACL(zk.PermWrite))
+		_, err := m.Txn(ctx, made("/x"))
+		wantErr(t, err, zk.ErrNoAuth)
+		select {
+		case <-lost:
+			t.Error("the permits are lost though their znodes stand")
+		default:
+		}
+		must(t, m.Release(2))
+	})
 }
