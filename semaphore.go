@@ -130,6 +130,7 @@ type allotment struct {
 	since    time.Time        // of the first
 	grants   int              // how often something was acquired; guarded by Semaphore.mu
 	token    int64            // of all of it, 0 if it is not known; guarded by Semaphore.mu
+	told     int64            // the greatest token that was told; guarded by Semaphore.mu
 	lost     bool             // with its session; guarded by Semaphore.mu
 	followed bool             // the tracer knows of it; guarded by Semaphore.mu
 	stop     func() bool      // undoes the registration with the incarnation

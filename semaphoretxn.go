@@ -86,18 +86,29 @@ func (m *Semaphore) token(ctx context.Context) (int64, error) {
 		if err != nil && !errors.Is(err, session.ErrEnded) {
 			return 0, err
 		}
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		switch {
-		case m.held != a || err != nil:
-			return 0, ErrNotLocked
-		case a.grants != grants:
-			return stat.Mzxid, nil // for what has come since it may be too small
-		case a.token == 0: // two callers may have written: the first answer stays
-			a.token = stat.Mzxid
+		if token, err = m.tellToken(a, grants, stat, err); token != 0 || err != nil {
+			return token, err
 		}
-		return a.token, nil
 	}
+}
+
+// tellToken says what the token of a is when a write has returned stat and err that was
+// begun when a had grown so often; 0 if it must be made again. Of two callers the first
+// answer stays, and what serves for what has come since serves for all. So no token is
+// less than one that was told before.
+func (m *Semaphore) tellToken(a *allotment, grants int, stat *zk.Stat, err error) (int64, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.held != a || err != nil {
+		return 0, ErrNotLocked
+	}
+	if a.token == 0 && stat.Mzxid >= a.told {
+		if a.told = stat.Mzxid; a.grants != grants {
+			return a.told, nil // it may be too small for what has come since
+		}
+		a.token = a.told
+	}
+	return a.token, nil
 }
 
 // standing returns what m holds, the paths of its znodes, all of which have been made,

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -282,6 +283,39 @@ func TestACheckThatIsRefusedIsNoLossOfPermits(t *testing.T) {
 		case <-lost:
 			t.Error("the permits are lost though their znodes stand")
 		default:
+		}
+		must(t, m.Release(2))
+	})
+}
+
+// A token is told while more permits are acquired: what is told later is not less, so who
+// remembers the greatest refuses nobody who holds them.
+func TestTokenOfASemaphoreNeverShrinksWhileItsPermitsAreHeld(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		ctx := t.Context()
+		m := zsync.NewSemaphore(open(t, srv), "/s", 3)
+		must(t, m.Acquire(ctx, 1))
+		token := func() int64 {
+			tok, err := m.Token(ctx)
+			must(t, err)
+			return tok
+		}
+		// The server puts the write of the first aside, twice, and it is made again after a pause.
+		var writes atomic.Int64
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpSetData && writes.Add(1) <= 2 {
+				return zktest.Fail(zktest.CodeThrottled)
+			}
+			return zktest.Pass
+		})
+		before := make(chan int64, 1)
+		go func() { before <- token() }()
+		synctest.Wait()
+		must(t, m.Acquire(ctx, 1))
+		joined := token()
+		tok := <-before
+		if again := token(); again < tok || again < joined {
+			t.Errorf("token %d after %d and %d", again, tok, joined)
 		}
 		must(t, m.Release(2))
 	})
