@@ -3,6 +3,7 @@ package zsync_test
 import (
 	"context"
 	"fmt"
+	"runtime/metrics"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -707,4 +708,47 @@ func TestCondWaitGivesUpARetainedLockToOthers(t *testing.T) {
 		must(t, err)
 		sl.Unlock()
 	})
+}
+
+// A short retention keeps nobody awake while somebody has the lock, and ends when it should
+// after that.
+func TestWhoLooksAfterARetainedPlaceSleepsWhileSomebodyHasIt(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := open(t, srv), open(t, srv)
+		m := zsync.NewMutex(s, "/m", zsync.WithRetention(time.Millisecond))
+		must(t, m.Lock(t.Context()))
+		must(t, m.Unlock())
+		for range 3 {
+			must(t, m.Lock(t.Context())) // without a request, so the place is kept still
+			before := wakeUps(t)
+			time.Sleep(2 * time.Minute)
+			if n := wakeUps(t) - before; n > 10_000 {
+				t.Errorf("goroutines were woken %d times while it was held", n)
+			}
+			must(t, m.Unlock())
+		}
+		time.Sleep(time.Millisecond - time.Microsecond)
+		if now := childrenOf(t, other, "/m"); len(now) != 1 {
+			t.Errorf("before its time is over there is %q", now)
+		}
+		time.Sleep(2 * time.Microsecond)
+		if now := childrenOf(t, other, "/m"); len(now) != 0 {
+			t.Errorf("after its time there is %q", now)
+		}
+	})
+}
+
+// wakeUps returns how often goroutines of the process have begun to run after they had
+// waited, as far as the runtime counts them: one of eight.
+func wakeUps(t *testing.T) (n uint64) {
+	t.Helper()
+	found := []metrics.Sample{{Name: "/sched/latencies:seconds"}}
+	metrics.Read(found)
+	if found[0].Value.Kind() != metrics.KindFloat64Histogram {
+		t.Fatalf("the runtime has no %s", found[0].Name)
+	}
+	for _, c := range found[0].Value.Float64Histogram().Counts {
+		n += c
+	}
+	return n
 }

@@ -17,13 +17,31 @@ type retention struct {
 	idle atomic.Int64  // since when nobody has it, in nanoseconds since begun; 0 while somebody has it
 	over chan struct{} // closed when the place is kept no more
 	end  func()        // ends it, and gives up the place if nobody has it
+
+	dozes bool          // who looks after it does not look at the clock; guarded by Turnstile.mu
+	bell  chan struct{} // has a token when that is over: nobody has it
 }
 
 // begun is the moment from which retentions count.
 var begun = time.Now()
 
-func (r *retention) used()   { r.idle.Store(0) }
-func (r *retention) unused() { r.idle.Store(int64(time.Since(begun)) + 1) }
+func (r *retention) used() { r.idle.Store(0) }
+
+// doze is called, with Turnstile.mu held, by who looks after the place. It reports whether
+// somebody has it: then the bell tells when that is over, however long it lasts.
+func (r *retention) doze() bool {
+	r.dozes = r.idle.Load() == 0
+	return r.dozes
+}
+
+// unused is called with Turnstile.mu held.
+func (r *retention) unused() {
+	r.idle.Store(int64(time.Since(begun)) + 1)
+	if r.dozes {
+		r.dozes = false
+		r.bell <- struct{}{} // it is empty: who dozes again has taken the last
+	}
+}
 
 // unusedFor is how long nobody has had the place.
 func (r *retention) unusedFor() time.Duration {

@@ -218,7 +218,7 @@ func (q *Turnstile) unkeep(t *share) {
 
 // beginRetention begins one of t, unless too many places are in use.
 func (q *Turnstile) beginRetention(t *share) bool {
-	r := &retention{over: make(chan struct{})}
+	r := &retention{over: make(chan struct{}), bell: make(chan struct{}, 1)}
 	r.end = func() { q.endRetention(t, r) }
 	if !q.retentions.add(r, q.Manager.Spawn) {
 		return false
@@ -258,17 +258,22 @@ func (q *Turnstile) lookAfter(t *share, r *retention) {
 			return
 		case <-r.over:
 			return
+		case <-r.bell:
+			timer.Reset(q.retain)
 		case <-timer.C:
-			left := q.retain
+			left, dozes := q.retain, false
 			q.step(func(m *machine) {
 				if left -= r.unusedFor(); left <= 0 && t.retention == r {
 					m.recalled(t)
 				}
+				dozes = r.doze()
 			})
-			if left <= 0 {
+			switch {
+			case left <= 0:
 				return
+			case !dozes:
+				timer.Reset(left)
 			}
-			timer.Reset(left)
 		}
 	}
 }
