@@ -1052,6 +1052,7 @@ func (m *Semaphore) change(a *allotment, paths []string, whole, rest string) *se
 					return before.Refusal
 				}
 			}
+			before = nil // and with it all those before
 		}
 		if whole != "" {
 			err = a.inc.Exchange(context.Background(), whole, rest, []byte(m.s.m.Config.Owner))

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"regexp"
+	"runtime"
 	"slices"
 	"sort"
 	"strings"
@@ -1062,5 +1063,37 @@ func TestDoReleasesWhatIsLeftOfItsPermits(t *testing.T) {
 		wantErr(t, err, zsync.ErrNotLocked)
 		other := zsync.NewSemaphore(open(t, srv), "/s", 2)
 		must(t, other.Acquire(within(t, time.Hour), 2))
+	})
+}
+
+// Parts of what was acquired at once are given back one behind the other, for as long as
+// anything is held: that may be as long as the process lives.
+func TestReleasesOfPartsLeaveNothingInMemory(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		ctx := t.Context()
+		m := zsync.NewSemaphore(open(t, srv), "/s", 5000)
+		must(t, m.Acquire(ctx, 3))
+		must(t, m.Release(1)) // two are left in another znode
+		round := func(n int) {
+			for range n {
+				must(t, m.Acquire(ctx, 2))
+				must(t, m.Release(1))
+				must(t, m.Release(1))
+			}
+		}
+		objects := func() uint64 {
+			runtime.GC()
+			var s runtime.MemStats
+			runtime.ReadMemStats(&s)
+			return s.HeapObjects
+		}
+		round(500)
+		before := objects()
+		const n = 1000
+		round(n)
+		if now := objects(); now > before+n {
+			t.Errorf("%d objects more after %d rounds", now-before, n)
+		}
+		must(t, m.Release(2))
 	})
 }
