@@ -16,7 +16,7 @@ import (
 func TestBarrierHoldsBackWhileClosedAndLetsEveryoneThroughWhenOpened(t *testing.T) {
 	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
 		a, b := zsync.NewBarrier(connect(), "/gate/b"), zsync.NewBarrier(connect(), "/gate/b")
-		ctx := within(t, 30*time.Second)
+		ctx := within(t, 2*time.Minute)
 		must(t, b.Wait(ctx)) // never closed
 		for range 20 {
 			must(t, a.Close(ctx))

@@ -612,7 +612,7 @@ func TestCase22ATimedOutAcquireLeavesNothingHoweverItEnds(t *testing.T) {
 func TestCase23TwoGoroutinesOfOneSessionExcludeEachOther(t *testing.T) {
 	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
 		s := connect()
-		ctx := within(t, 30*time.Second)
+		ctx := within(t, 2*time.Minute)
 		var in atomic.Int32
 		var wg sync.WaitGroup
 		shared := zsync.NewMutex(s, "/m")

@@ -378,7 +378,7 @@ func TestBroadcastReachesMoreThanFitIntoOneTransaction(t *testing.T) {
 
 func TestCondWakesInOrderAnywhere(t *testing.T) {
 	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
-		ctx := within(t, 60*time.Second)
+		ctx := within(t, 2*time.Minute)
 		sessions := []*zsync.Session{connect(), connect(), connect()}
 		c := newCond(sessions[0])
 		const n = 12
@@ -741,7 +741,7 @@ func TestCondRefusesBadArguments(t *testing.T) {
 // sleeps for ever, which would show as a deadlock.
 func TestCondCarriesABoundedBuffer(t *testing.T) {
 	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
-		ctx := within(t, 60*time.Second)
+		ctx := within(t, 2*time.Minute)
 		const items, capacity = 40, 2
 		var buffer, consumed int // guarded by the Mutex
 		var wg sync.WaitGroup

@@ -76,7 +76,7 @@ func TestPartiesEnterAndLeaveTogetherRoundAfterRound(t *testing.T) {
 	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
 		r := roll{n: 6}
 		var results []<-chan error
-		ctx := within(t, time.Minute)
+		ctx := within(t, 2*time.Minute)
 		for range 3 {
 			// Two goroutines share one value.
 			wg := zsync.NewWaitGroup(connect(), "/w")

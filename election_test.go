@@ -19,7 +19,7 @@ import (
 
 func TestElectionHasOneLeaderAndPassesOnInOrder(t *testing.T) {
 	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
-		ctx := within(t, 30*time.Second)
+		ctx := within(t, 2*time.Minute)
 		s := connect()
 		a, b := zsync.NewElection(s, "/e", zsync.WithID("a")), zsync.NewElection(connect(), "/e", zsync.WithID("b"))
 		_, err := a.Leader(ctx)

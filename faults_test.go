@@ -35,8 +35,8 @@ func proxied(t *testing.T, f func(t *testing.T, connect func(opts ...zsync.Optio
 	f(t, func(opts ...zsync.Option) (*zsync.Session, *netproxy.Proxy) {
 		t.Helper()
 		p := netproxy.Start(t, servers)
-		opts = append([]zsync.Option{zsync.WithSessionTimeout(time.Second)}, opts...)
-		s, err := zsync.Connect(within(t, 30*time.Second), p.Addr()+chroot, opts...)
+		opts = append([]zsync.Option{zsync.WithSessionTimeout(40 * time.Second)}, opts...)
+		s, err := zsync.Connect(within(t, time.Minute), p.Addr()+chroot, opts...)
 		if err != nil {
 			t.Fatalf("Connect: %v", err)
 		}
@@ -74,22 +74,22 @@ func TestPartitionedHolderSeesLostFirstOverTCP(t *testing.T) {
 		rounds = 30
 	}
 	proxied(t, func(t *testing.T, connect func(...zsync.Option) (*zsync.Session, *netproxy.Proxy)) {
-		// The loss is told 400ms before the servers end the session. On a busy machine a
+		// The loss is told a second before the servers end the session. On a busy machine a
 		// process may stand still for as long, the server and the client alike; then both are
 		// late, in any order, and the round says nothing. It is tried again, a few times.
-		const early, spare = 400 * time.Millisecond, 10
+		const timeout, early, spare = 10 * time.Second, time.Second, 10
 		stood, silent := stoodStill(t), 0
-		a, proxy := connect(zsync.WithSessionTimeout(4 * time.Second))
-		b, _ := connect(zsync.WithSessionTimeout(4 * time.Second))
+		a, proxy := connect(zsync.WithSessionTimeout(timeout))
+		b, _ := connect()
 		ma, mb := zsync.NewMutex(a, "/m"), zsync.NewMutex(b, "/m")
-		ctx := within(t, 5*time.Minute)
+		ctx := within(t, 10*time.Minute)
 		for round := 0; round < rounds; round++ {
 			must(t, ma.Lock(ctx))
 			lost := ma.Lost()
 			stood()
 			got := async(func() error { return mb.Lock(ctx) })
 			// The cut falls anywhere between two pings.
-			pause(t, rand.N(1600*time.Millisecond))
+			pause(t, rand.N(timeout*2/5))
 			proxy.Partition()
 			must(t, <-got)
 			if !session.IsClosed(lost) {
@@ -110,10 +110,10 @@ func TestPartitionedHolderSeesLostFirstOverTCP(t *testing.T) {
 
 func TestLostRequestsAndRepliesAreResolvedOverTCP(t *testing.T) {
 	proxied(t, func(t *testing.T, connect func(...zsync.Option) (*zsync.Session, *netproxy.Proxy)) {
-		s, proxy := connect(zsync.WithSessionTimeout(10 * time.Second))
+		s, proxy := connect()
 		other, _ := connect()
 		m := zsync.NewMutex(s, "/m")
-		ctx := within(t, time.Minute)
+		ctx := within(t, 5*time.Minute)
 		must(t, m.Lock(ctx))
 		must(t, m.Unlock())
 		for _, op := range []int32{wire.OpCreate, 2 /* delete */, wire.OpGetChildren2} {
@@ -148,7 +148,7 @@ func TestLostRequestsAndRepliesAreResolvedOverTCP(t *testing.T) {
 
 func TestHoldOutlivesTheServersThatAreKilledOrPaused(t *testing.T) {
 	e := ensemble.Faults(t)
-	s, err := zsync.Connect(within(t, 30*time.Second), e.Servers()+"/zsync-test-"+uuid.NewString(), zsync.WithSessionTimeout(time.Minute))
+	s, err := zsync.Connect(within(t, time.Minute), e.Servers()+"/zsync-test-"+uuid.NewString(), zsync.WithSessionTimeout(time.Minute))
 	must(t, err)
 	defer s.Close()
 	m := zsync.NewMutex(s, "/m")
@@ -173,26 +173,26 @@ func TestHoldOutlivesTheServersThatAreKilledOrPaused(t *testing.T) {
 
 func TestEveryServerDownAndUpAgain(t *testing.T) {
 	e := ensemble.Faults(t)
-	s, err := zsync.Connect(within(t, 30*time.Second), e.Servers()+"/zsync-test-"+uuid.NewString(), zsync.WithSessionTimeout(4*time.Second))
+	s, err := zsync.Connect(within(t, time.Minute), e.Servers()+"/zsync-test-"+uuid.NewString(), zsync.WithSessionTimeout(40*time.Second))
 	must(t, err)
 	defer s.Close()
 	m, n := zsync.NewMutex(s, "/m"), zsync.NewMutex(s, "/n")
-	ctx := within(t, 2*time.Minute)
+	ctx := within(t, 5*time.Minute)
 	must(t, m.Lock(ctx))
 	e.Kill(1, 2, 3)
 	start := time.Now()
 	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 	defer cancel()
-	// Neither waits for the servers, which come back only after both. A process may
-	// stand still for half a second on a busy machine: what they take besides is
-	// tested in virtual time.
+	// Neither waits for the servers, which come back only after both, nor for the end of
+	// the session. A process may stand still for seconds on a busy machine: what they
+	// take besides is tested in virtual time.
 	wantErr(t, n.Lock(short), context.DeadlineExceeded)
-	if d := time.Since(start); d > 2*time.Second {
+	if d := time.Since(start); d > 20*time.Second {
 		t.Errorf("Lock with a context of 50ms took %v", d)
 	}
 	start = time.Now()
 	must(t, m.Unlock())
-	if d := time.Since(start); d > 2*time.Second {
+	if d := time.Since(start); d > 20*time.Second {
 		t.Errorf("Unlock took %v", d)
 	}
 	e.Restart(1, 2, 3)

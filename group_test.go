@@ -13,7 +13,7 @@ import (
 
 func TestMembersAreThoseWhoHaveJoinedAndNotLeft(t *testing.T) {
 	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
-		ctx := within(t, 30*time.Second)
+		ctx := within(t, 2*time.Minute)
 		a, b := zsync.NewGroup[string](connect(), "/deep/group"), zsync.NewGroup[string](connect(), "/deep/group")
 		want := func(want string) {
 			t.Helper()

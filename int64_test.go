@@ -16,7 +16,7 @@ func TestInt64DoesWhatAtomicInt64Does(t *testing.T) {
 	for name, opts := range map[string][]zsync.ValueOption{"decimal": nil, "Curator's": {zsync.WithCodec(zsync.BigEndian)}} {
 		t.Run(name, func(t *testing.T) {
 			anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
-				ctx := within(t, 30*time.Second)
+				ctx := within(t, 2*time.Minute)
 				a, b := zsync.NewInt64(connect(), "/deep/n", opts...), zsync.NewInt64(connect(), "/deep/n", opts...)
 				want := func(got int64, err error, want int64) {
 					t.Helper()

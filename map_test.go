@@ -17,7 +17,7 @@ import (
 
 func TestMapDoesWhatSyncMapDoes(t *testing.T) {
 	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
-		ctx := within(t, 30*time.Second)
+		ctx := within(t, 2*time.Minute)
 		a, b := zsync.NewMap[int](connect(), "/deep/map"), zsync.NewMap[int](connect(), "/deep/map")
 		_, none, err := a.Load(ctx, "k")
 		wantErr(t, err, zsync.ErrNoValue)

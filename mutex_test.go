@@ -24,7 +24,7 @@ import (
 func TestMutexExcludesAcrossSessionsAndPassesOn(t *testing.T) {
 	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
 		a, b := zsync.NewMutex(connect(), "/m"), zsync.NewMutex(connect(), "/m")
-		ctx := within(t, 30*time.Second)
+		ctx := within(t, 2*time.Minute)
 		must(t, a.Lock(ctx))
 		if ok, err := b.TryLock(ctx); ok || err != nil {
 			t.Fatalf("TryLock of a held Mutex = %v, %v; want false, nil", ok, err)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
@@ -30,7 +31,7 @@ func ok(context.Context) error { return nil }
 
 func TestOnceRunsOneFunctionAmongAllSessionsAndGoroutines(t *testing.T) {
 	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
-		ctx := within(t, 30*time.Second)
+		ctx := within(t, 2*time.Minute)
 		var ran atomic.Int32
 		var wg sync.WaitGroup
 		for range 3 {
@@ -611,7 +612,7 @@ func TestAResetWhoseReplyIsLostDoesNotDeleteALaterMark(t *testing.T) {
 
 func TestAOnceThatIsGarbageLeavesItsWatch(t *testing.T) {
 	s := connectLocal(t)
-	ctx := within(t, 30*time.Second)
+	ctx := within(t, 2*time.Minute)
 	must(t, zsync.NewOnce(s, "/o").Do(ctx, ok))
 	inc := live(t, s)
 	idle := func() bool {
@@ -629,7 +630,7 @@ func TestAOnceThatIsGarbageLeavesItsWatch(t *testing.T) {
 
 // connectLocal connects to a server of its own, in real time.
 func connectLocal(t *testing.T) *zsync.Session {
-	srv := zktest.Start(t)
+	srv := zktest.Start(t, harness.Patient)
 	s, err := zsync.Connect(t.Context(), srv.Addr(), zsync.WithDialer(srv.Dial))
 	must(t, err)
 	t.Cleanup(func() { s.Close() })
@@ -695,7 +696,7 @@ func TestOnceValueIsTheSameEverywhereAndDecodedOnceAProcess(t *testing.T) {
 		hidden int
 	}
 	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
-		ctx := within(t, 30*time.Second)
+		ctx := within(t, 2*time.Minute)
 		var ran atomic.Int32
 		f := func(context.Context) (point, error) {
 			n := int(ran.Add(1))

@@ -15,6 +15,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
@@ -556,7 +557,7 @@ func (c cleanCodec) Unmarshal(data []byte, v any) error {
 }
 
 func TestOneUnacknowledgedDeliveryKeepsNoOtherInMemory(t *testing.T) {
-	srv := zktest.Start(t)
+	srv := zktest.Start(t, harness.Patient)
 	s, err := zsync.Connect(t.Context(), srv.Addr(), zsync.WithDialer(srv.Dial))
 	must(t, err)
 	defer s.Close()

@@ -54,7 +54,7 @@ var servers string // of the snippet that connects
 
 func run(t *testing.T, name string, snippet func(ctx context.Context, s *zsync.Session) error) {
 	t.Run(name, func(t *testing.T) {
-		srv := zktest.Start(t)
+		srv := zktest.Start(t, zktest.WithSessionTimeouts(time.Minute, time.Hour)) // none is lost though the machine stands still
 		s, err := zsync.Connect(t.Context(), srv.Addr())
 		if err != nil {
 			t.Fatal(err)

@@ -22,7 +22,7 @@ func TestRWMutexLetsReadersInTogetherAndWritersAlone(t *testing.T) {
 		t.Run(layout.String(), func(t *testing.T) {
 			anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
 				a, b := zsync.NewRWMutex(connect(), "/rw", zsync.WithLayout(layout)), zsync.NewRWMutex(connect(), "/rw", zsync.WithLayout(layout))
-				ctx := within(t, 30*time.Second)
+				ctx := within(t, 2*time.Minute)
 				must(t, a.RLock(ctx))
 				must(t, b.RLock(ctx))
 				if ok, err := a.TryLock(ctx); ok || err != nil {

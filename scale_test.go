@@ -75,7 +75,7 @@ func TestThousandsOfWaitersStandInOneLineAndNoSessionIsLost(t *testing.T) {
 	}
 	for _, set := range sets {
 		n, sessions := set.n, set.sessions
-		srv := zktest.Start(t)
+		srv := zktest.Start(t, harness.Patient)
 		holder := open(t, srv)
 		m := zsync.NewMutex(holder, "/crowd")
 		must(t, m.Lock(t.Context()))

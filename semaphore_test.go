@@ -41,7 +41,7 @@ func TestSemaphoreGrantsNoMoreThanItsLimit(t *testing.T) {
 			anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
 				a := zsync.NewSemaphore(connect(), "/s", f.limit, zsync.WithLayout(f.layout))
 				b := zsync.NewSemaphore(connect(), "/s", f.limit, zsync.WithLayout(f.layout))
-				ctx := within(t, 30*time.Second)
+				ctx := within(t, 2*time.Minute)
 				must(t, a.Acquire(ctx, 3*f.unit))
 				if ok, err := b.TryAcquire(ctx, 2*f.unit); ok || err != nil {
 					t.Fatalf("TryAcquire of too many = %v, %v; want false, nil", ok, err)

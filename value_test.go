@@ -27,7 +27,7 @@ func increment(n int) (int, error) { return n + 1, nil }
 
 func TestValueIsStoredLoadedSwappedAndUpdated(t *testing.T) {
 	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
-		ctx := within(t, 30*time.Second)
+		ctx := within(t, 2*time.Minute)
 		s := connect()
 		a, b := zsync.NewValue[int](s, "/deep/v"), zsync.NewValue[int](connect(), "/deep/v")
 		_, none, err := a.Load(ctx)
@@ -388,7 +388,7 @@ func TestCase34ASwapAtMinusOneIsStillACompareAndSwap(t *testing.T) {
 	// can be brought to.
 	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
 		s := connect()
-		ctx := within(t, 30*time.Second)
+		ctx := within(t, 2*time.Minute)
 		v := zsync.NewValue[int](s, "/v")
 		for i := range 4 {
 			must(t, v.Store(ctx, i))

@@ -23,7 +23,7 @@ import (
 func TestWaitGroupWaitsForTheTasksOfAllSessions(t *testing.T) {
 	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
 		a, b, c := zsync.NewWaitGroup(connect(), "/w/g"), zsync.NewWaitGroup(connect(), "/w/g"), zsync.NewWaitGroup(connect(), "/w/g")
-		ctx := within(t, 30*time.Second)
+		ctx := within(t, 2*time.Minute)
 		must(t, a.Wait(ctx)) // nothing added
 		for range 5 {
 			must(t, a.Add(ctx, 2))

@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 )
 
 // An Ensemble is a group of real ZooKeeper servers that the tests share.
@@ -99,20 +100,25 @@ func (e *Ensemble) Restart(i ...int) {
 	mark(e.paused, i, false)
 }
 
-// Leader returns the server that leads now.
+// Leader returns the server that leads now. A server that has no processor for a while does
+// not say what it is, so it is waited for.
 func (e *Ensemble) Leader() int {
 	e.tb.Helper()
-	for line := range strings.Lines(e.run("status", nil)) {
-		if f := strings.Fields(line); len(f) == 4 && (f[3] == "leader" || f[3] == "standalone") {
-			i, err := strconv.Atoi(f[0])
-			if err != nil {
-				e.tb.Fatalf("ensemble status: %q: %v", line, err)
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+		status := e.run("status", nil)
+		for line := range strings.Lines(status) {
+			if f := strings.Fields(line); len(f) == 4 && (f[3] == "leader" || f[3] == "standalone") {
+				i, err := strconv.Atoi(f[0])
+				if err != nil {
+					e.tb.Fatalf("ensemble status: %q: %v", line, err)
+				}
+				return i
 			}
-			return i
+		}
+		if time.Now().After(deadline) {
+			e.tb.Fatalf("ensemble: no server leads\n%s", status)
 		}
 	}
-	e.tb.Fatal("ensemble: no server leads")
-	return 0
 }
 
 // repair undoes what the test did and did not undo itself.

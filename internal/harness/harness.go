@@ -116,6 +116,11 @@ func PendingStill(t testing.TB, c <-chan error) {
 	}
 }
 
+// Patient is an option of a server whose test runs in real time and expects no loss: a
+// session ends a minute after it was heard of last, whatever its client asks for. A busy
+// machine may stand still for seconds, and server and client notice that in any order.
+var Patient = zktest.WithSessionTimeouts(time.Minute, time.Hour)
+
 // Plain is a client of go-zookeeper's own, for what zsync does not do.
 func Plain(t testing.TB, srv *zktest.Server, credentials ...string) *zk.Conn {
 	t.Helper()

@@ -51,7 +51,8 @@ func OpenAt(t testing.TB, srv *zktest.Server, server int) *zsync.Session {
 
 // Anywhere runs f against an in-process server or, if ZSYNC_TEST_SERVERS names
 // an ensemble, against that. connect makes a session below a chroot that is
-// f's own; timing is real.
+// f's own; timing is real. The session timeout is longer than a busy machine stands
+// still, so that nobody loses a session whose test is not about that.
 func Anywhere(t *testing.T, f func(t *testing.T, connect func(opts ...zsync.Option) *zsync.Session)) {
 	t.Helper()
 	servers := os.Getenv("ZSYNC_TEST_SERVERS")
@@ -61,8 +62,8 @@ func Anywhere(t *testing.T, f func(t *testing.T, connect func(opts ...zsync.Opti
 	chroot := "/zsync-test-" + uuid.NewString()
 	f(t, func(opts ...zsync.Option) *zsync.Session {
 		t.Helper()
-		opts = append([]zsync.Option{zsync.WithSessionTimeout(4 * time.Second)}, opts...)
-		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		opts = append([]zsync.Option{zsync.WithSessionTimeout(40 * time.Second)}, opts...)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		s, err := zsync.Connect(ctx, servers+chroot, opts...)
 		if err != nil {
