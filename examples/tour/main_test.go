@@ -87,7 +87,7 @@ func TestTourLeavesNothingBehindWhenInterrupted(t *testing.T) {
 	if code := cmd.ProcessState.ExitCode(); code != 1 {
 		t.Errorf("exit status %d, want 1", code)
 	}
-	if took := time.Since(began); took > 10*time.Second {
+	if took := time.Since(began); took > time.Minute {
 		t.Errorf("it took %v to end", took)
 	}
 	wantGone(t, pids(out), tmp)
@@ -112,7 +112,7 @@ func TestTourLeavesNothingBehindWhenItsOutputIsClosed(t *testing.T) {
 	if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(stderr.String(), "standard output: ") {
 		t.Errorf("exit status %d and %q, want 1 and a message", code, &stderr)
 	}
-	if took := time.Since(began); took > 10*time.Second {
+	if took := time.Since(began); took > time.Minute {
 		t.Errorf("it took %v to end", took)
 	}
 	wantGone(t, pids(seen), tmp)
@@ -185,7 +185,7 @@ func wantGone(t *testing.T, ids []int, tmp string) {
 	if len(ids) != 4 {
 		t.Errorf("%d workers in the output, want 4", len(ids))
 	}
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for _, id := range ids {
 		for alive(id) {
 			if time.Now().After(deadline) {

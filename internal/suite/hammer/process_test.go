@@ -394,23 +394,23 @@ func trialSize() int {
 }
 
 func TestQueueOfFourProcessesUnderFaults(t *testing.T) {
-	queueTrial(t, trialSize(), false, 200*time.Millisecond, 4*time.Minute)
+	queueTrial(t, trialSize(), false, 200*time.Millisecond, 10*time.Minute)
 }
 
 func TestQueueOfFourProcessesKeepsTheOrderForOneConsumer(t *testing.T) {
-	queueTrial(t, trialSize(), true, 200*time.Millisecond, 4*time.Minute)
+	queueTrial(t, trialSize(), true, 200*time.Millisecond, 10*time.Minute)
 }
 
 func TestLongQueueOfFourProcessesUnderFaults(t *testing.T) {
 	if !harness.Long() {
 		t.Skip("ZSYNC_TEST_LONG is not set")
 	}
-	queueTrial(t, 200_000, false, 100*time.Millisecond, 20*time.Minute)
+	queueTrial(t, 200_000, false, 100*time.Millisecond, 40*time.Minute)
 }
 
 func TestLongQueueOfFourProcessesKeepsTheOrderForOneConsumer(t *testing.T) {
 	if !harness.Long() {
 		t.Skip("ZSYNC_TEST_LONG is not set")
 	}
-	queueTrial(t, 200_000, true, 100*time.Millisecond, 20*time.Minute)
+	queueTrial(t, 200_000, true, 100*time.Millisecond, 40*time.Minute)
 }

@@ -26,8 +26,8 @@ import (
 const envHolder = "ZSYNC_TEST_HOLDER"
 
 // stoppedTimeout is the session timeout of the holder that is stopped. A process may
-// stand still for half a second on a busy machine without anybody having stopped it.
-const stoppedTimeout = 4 * time.Second
+// stand still for seconds on a busy machine without anybody having stopped it.
+const stoppedTimeout = 10 * time.Second
 
 // A report is a line of the holder's: what it holds, or how one of its holds has ended.
 type report struct {
@@ -127,7 +127,7 @@ func TestAHolderIsToldThatItWasStopped(t *testing.T) {
 		}
 		harness.Must(t, h.Process.Signal(syscall.SIGSTOP))
 		for start := time.Now(); slices.Contains(srv.Sessions(), now.Session); time.Sleep(20 * time.Millisecond) {
-			if time.Since(start) > time.Minute {
+			if time.Since(start) > 3*time.Minute {
 				t.Fatal("the session of a process that stands still does not end")
 			}
 		}
