@@ -117,18 +117,18 @@ func TestLatencyDelaysEachDirectionAndKeepsOrder(t *testing.T) {
 	c.hello()
 	p.SetLatency(latency)
 	start := time.Now()
-	for xid := range int32(50) {
+	for xid := range int32(500) {
 		c.send(xid, 1)
 	}
-	for xid := range int32(50) {
+	for xid := range int32(500) {
 		c.want(xid)
 	}
 	took := time.Since(start)
 	if took < 2*latency {
-		t.Errorf("50 requests at once took %v, want at least %v", took, 2*latency)
+		t.Errorf("500 requests at once took %v, want at least %v", took, 2*latency)
 	}
-	if took > 25*latency {
-		t.Errorf("50 requests at once took %v: they waited for each other", took)
+	if took > 250*latency {
+		t.Errorf("500 requests at once took %v: they waited for each other", took)
 	}
 }
 
@@ -203,7 +203,7 @@ func TestPartitionBegunByTheHandlerLetsTheRequestThrough(t *testing.T) {
 	c := dial(t, p)
 	c.hello()
 	c.send(7, 1)
-	for end := time.Now().Add(10 * time.Second); len(srv.seen()) == 0 && time.Now().Before(end); {
+	for end := time.Now().Add(time.Minute); len(srv.seen()) == 0 && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
 	}
 	c.wantSilence()
@@ -214,25 +214,18 @@ func TestPartitionBegunByTheHandlerLetsTheRequestThrough(t *testing.T) {
 	c.want(7)
 }
 
+// down is where nobody listens. A port that was free a moment ago may be somebody else's.
+const down = "127.0.0.1:1"
+
 func TestNextUpstreamIsTriedWhenOneIsDown(t *testing.T) {
-	down, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	down.Close()
-	p := netproxy.Start(t, down.Addr().String()+","+newServer(t).addr())
+	p := netproxy.Start(t, down+","+newServer(t).addr())
 	for range 4 {
 		dial(t, p).hello()
 	}
 }
 
 func TestConnectionIsDroppedWhenNoUpstreamAnswers(t *testing.T) {
-	down, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	down.Close()
-	c := dial(t, netproxy.Start(t, down.Addr().String()))
+	c := dial(t, netproxy.Start(t, down))
 	c.sendHello()
 	c.wantDropped()
 }
@@ -418,7 +411,7 @@ func (c client) write(b []byte) {
 // want reads the reply to request xid.
 func (c client) want(xid int32) {
 	c.t.Helper()
-	c.SetReadDeadline(time.Now().Add(10 * time.Second))
+	c.SetReadDeadline(time.Now().Add(time.Minute))
 	got := make([]byte, 8)
 	if _, err := io.ReadFull(c, got); err != nil {
 		c.t.Fatalf("reply to %d: %v", xid, err)
@@ -440,7 +433,7 @@ func (c client) wantSilence() {
 // wantDropped checks that the connection ends with nothing more to read.
 func (c client) wantDropped() {
 	c.t.Helper()
-	c.SetReadDeadline(time.Now().Add(10 * time.Second))
+	c.SetReadDeadline(time.Now().Add(time.Minute))
 	n, err := c.Read(make([]byte, 1))
 	if n > 0 || err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 		c.t.Errorf("read %d bytes, %v, want the connection dropped", n, err)
