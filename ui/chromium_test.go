@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/need"
 	"github.com/zsync/zsync/ui"
 	"github.com/zsync/zsync/zktest"
@@ -111,7 +112,7 @@ func (b *browser) call(method string, params map[string]any) (result map[string]
 	if _, err := b.to.Write(append(data, 0)); err != nil {
 		b.t.Fatal(err)
 	}
-	for timeout := time.After(60 * time.Second); ; {
+	for timeout := time.After(3 * time.Minute); ; {
 		select {
 		case answer := <-b.answers:
 			var id int
@@ -141,7 +142,7 @@ func (b *browser) eval(expression string) string {
 func (b *browser) await(expression, want string) {
 	b.t.Helper()
 	got := ""
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
 		if got = b.eval(expression); strings.Contains(got, want) {
 			return
 		}
@@ -173,7 +174,7 @@ func TestChromiumShowsAHandOverWithoutLoadingThePageAnew(t *testing.T) {
 		t.Skip("a browser takes seconds")
 	}
 	b := openBrowser(t)
-	srv := zktest.Start(t)
+	srv := zktest.Start(t, harness.Patient)
 	m := everything(t, srv)
 	waiter := zsync.NewMutex(session(t, srv, "worker-2"), m.Path())
 	base, _ := serve(t, srv, ui.Options{Interval: 100 * time.Millisecond})

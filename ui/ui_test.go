@@ -20,6 +20,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/ui"
 	"github.com/zsync/zsync/zktest"
 )
@@ -65,7 +66,7 @@ func get(t *testing.T, c *http.Client, url string) (status int, body string) {
 
 func await(t *testing.T, what string, cond func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !cond(); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); !cond(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("waited in vain for %s", what)
 		}
@@ -125,7 +126,7 @@ func everything(t *testing.T, srv *zktest.Server) *zsync.Mutex {
 }
 
 func TestThePageTellsEverythingWithoutScripts(t *testing.T) {
-	srv := zktest.Start(t)
+	srv := zktest.Start(t, harness.Patient)
 	m := everything(t, srv)
 	ring(t, srv)
 	go zsync.NewMutex(session(t, srv, "<script>evil</script>"), m.Path()).Lock(t.Context())
@@ -213,7 +214,7 @@ func listen(t *testing.T, c *http.Client, base string) *stream {
 func (x *stream) await(section, pattern string) {
 	x.t.Helper()
 	re := regexp.MustCompile(pattern)
-	for timeout := time.After(20 * time.Second); !re.MatchString(x.seen[section]); {
+	for timeout := time.After(2 * time.Minute); !re.MatchString(x.seen[section]); {
 		select {
 		case news := <-x.events:
 			for id, html := range news {
@@ -226,7 +227,7 @@ func (x *stream) await(section, pattern string) {
 }
 
 func TestAHandOverIsShownAsItHappensAndWhy(t *testing.T) {
-	srv := zktest.Start(t)
+	srv := zktest.Start(t, harness.Patient)
 	first := session(t, srv, "first")
 	m := zsync.NewMutex(first, "/p")
 	other := zsync.NewMutex(first, "/other")
@@ -254,7 +255,7 @@ func TestAHandOverIsShownAsItHappensAndWhy(t *testing.T) {
 }
 
 func TestTheTreeIsLookedAtOnceForAllWhoWatch(t *testing.T) {
-	srv := zktest.Start(t)
+	srv := zktest.Start(t, harness.Patient)
 	if err := zsync.NewMutex(session(t, srv, "holder"), "/p").Lock(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -286,7 +287,7 @@ func TestTheTreeIsLookedAtOnceForAllWhoWatch(t *testing.T) {
 }
 
 func TestALockIsBrokenOnlyAsItWasShown(t *testing.T) {
-	srv := zktest.Start(t)
+	srv := zktest.Start(t, harness.Patient)
 	holder := zsync.NewMutex(session(t, srv, "holder"), "/a path")
 	if err := holder.Lock(t.Context()); err != nil {
 		t.Fatal(err)
@@ -380,7 +381,7 @@ func TestALockIsBrokenOnlyAsItWasShown(t *testing.T) {
 }
 
 func TestThePageEndsWithItsSession(t *testing.T) {
-	srv := zktest.Start(t)
+	srv := zktest.Start(t, harness.Patient)
 	s := session(t, srv, "the page")
 	web := httptest.NewServer(ui.Handler(s, ui.Options{}))
 	defer web.Close()

@@ -42,7 +42,7 @@ var sessions = sync.OnceValue(func() []*zsync.Session {
 	if err != nil || n < 1 {
 		n = 1
 	}
-	opts := []zsync.Option{zsync.WithSessionTimeout(10 * time.Second)}
+	opts := []zsync.Option{zsync.WithSessionTimeout(40 * time.Second)}
 	servers := os.Getenv(EnvServers)
 	if servers == "" {
 		srv := zktest.NewServer()

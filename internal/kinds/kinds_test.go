@@ -7,12 +7,13 @@ import (
 	"time"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/kinds"
 	"github.com/zsync/zsync/zktest"
 )
 
 func TestEveryPrimitiveIsToldByTheNamesOfItsChildren(t *testing.T) {
-	srv := zktest.Start(t)
+	srv := zktest.Start(t, harness.Patient)
 	s, err := zsync.Connect(t.Context(), srv.Addr())
 	if err != nil {
 		t.Fatal(err)

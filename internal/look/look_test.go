@@ -9,6 +9,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/look"
 	"github.com/zsync/zsync/zktest"
 )
@@ -27,7 +28,7 @@ func connect(t *testing.T, srv *zktest.Server) *zsync.Session {
 
 // What a tool deletes or names must be the znode that it has shown.
 func TestTheZnodeOfEachWhoHoldsOrWaitsIsWhereItIsSaidToBe(t *testing.T) {
-	srv := zktest.Start(t)
+	srv := zktest.Start(t, harness.Patient)
 	holder, waiter, eyes := connect(t, srv), connect(t, srv), connect(t, srv)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -57,7 +58,7 @@ func TestTheZnodeOfEachWhoHoldsOrWaitsIsWhereItIsSaidToBe(t *testing.T) {
 		t.Fatal(err)
 	}
 	take(waiter, true)
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		tree, err := look.Look(ctx, eyes, "/")
 		if err != nil {
 			t.Fatal(err)

@@ -5,12 +5,13 @@ import (
 	"time"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/look"
 	"github.com/zsync/zsync/zktest"
 )
 
 func TestAPlaceThatMayOnlyBeKeptIsShownAsSuch(t *testing.T) {
-	srv := zktest.Start(t)
+	srv := zktest.Start(t, harness.Patient)
 	s, eyes := connect(t, srv), connect(t, srv)
 	for path, opts := range map[string][]zsync.LockOption{
 		"/kept":   {zsync.WithRetention(time.Minute)},

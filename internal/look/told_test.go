@@ -129,7 +129,7 @@ func TestEveryPrimitiveIsToldInUseAndIdle(t *testing.T) {
 // What others have chosen, the names and the texts, must not pass for what zsync
 // does with them.
 func TestEntriesOfAMapAreEntriesWhateverTheyAreCalledAndHold(t *testing.T) {
-	srv := zktest.Start(t)
+	srv := zktest.Start(t, harness.Patient)
 	s, eyes := connect(t, srv), connect(t, srv)
 	ctx := t.Context()
 	const guid = "_c_48e50edc-09ec-4785-b44e-13769185aea0"
@@ -172,7 +172,7 @@ func TestEntriesOfAMapAreEntriesWhateverTheyAreCalledAndHold(t *testing.T) {
 }
 
 func TestWhatCarriesNoMarkIsDataAndNoMore(t *testing.T) {
-	srv := zktest.Start(t)
+	srv := zktest.Start(t, harness.Patient)
 	s, eyes := connect(t, srv), connect(t, srv)
 	ctx := t.Context()
 	raw := func(path, text string) {
