@@ -27,7 +27,7 @@ import (
 // named opens a session that calls itself so.
 func named(t *testing.T, srv *zktest.Server, name string, opts ...zsync.Option) *zsync.Session {
 	t.Helper()
-	s, err := zsync.Connect(t.Context(), srv.Addr(), append(opts, zsync.WithOwner(name))...)
+	s, err := zsync.Connect(t.Context(), srv.Addr(), append(opts, zsync.WithOwner(name), zsync.WithSessionTimeout(time.Minute))...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,7 +36,7 @@ func named(t *testing.T, srv *zktest.Server, name string, opts ...zsync.Option) 
 }
 
 func TestListShowsEverythingBelowAPath(t *testing.T) {
-	srv := zktest.Start(t)
+	srv := serve(t)
 	s, ctx := named(t, srv, "holder"), t.Context()
 	secret := named(t, srv, "in secret", zsync.WithAuth("digest", []byte("me:secret")), zsync.WithACL(zk.AuthACL(zk.PermAll)))
 	m := zsync.NewMutex(s, "/jobs/nightly")
@@ -120,7 +120,7 @@ func TestDoctorNamesWhatIsWrong(t *testing.T) {
 	contenders(t, outside, 3)
 
 	// What another library's client may do, or an older zsync: the library refuses to mix.
-	conn, _, err := zk.Connect([]string{srv.Addr()}, 10*time.Second, zk.WithDialer(srv.Dial), zk.WithLogInfo(false))
+	conn, _, err := zk.Connect([]string{srv.Addr()}, time.Minute, zk.WithDialer(srv.Dial), zk.WithLogInfo(false))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -174,7 +174,7 @@ func TestDoctorNamesWhatIsWrong(t *testing.T) {
 		}
 	}
 
-	r = start(t, srv.Addr(), "", "doctor", "--session", "5s")
+	r = start(t, srv.Addr(), "", "doctor", "--session", "50s")
 	if got := r.wait(); got != exitFindings {
 		t.Errorf("exit status %d, want %d\n%s", got, exitFindings, &r.stderr)
 	}
@@ -230,9 +230,9 @@ func tells(t *testing.T, words map[string]string) (addr string) {
 }
 
 func TestDoctorJudgesTheSettingsOfTheServers(t *testing.T) {
-	srv := zktest.Start(t, zktest.WithSessionTimeouts(time.Millisecond, 4*time.Second))
+	srv := zktest.Start(t, zktest.WithSessionTimeouts(time.Millisecond, 40*time.Second))
 	one := tells(t, map[string]string{
-		"conf": "clientPort=2181\ntickTime=2000\nmaxClientCnxns=5\nminSessionTimeout=3000\nsyncLimit=5\n",
+		"conf": "clientPort=2181\ntickTime=2000\nmaxClientCnxns=5\nminSessionTimeout=3000\nsyncLimit=50\n",
 		"srvr": "Zookeeper version: 3.8.0\nMode: standalone\n",
 		"dump": "SessionTracker dump:\nephemeral nodes dump:\nSessions with Ephemerals (0):\n",
 	})
@@ -249,13 +249,13 @@ func TestDoctorJudgesTheSettingsOfTheServers(t *testing.T) {
 	if err := zsync.NewMutex(named(t, srv, "holder"), "/p").Lock(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	r := start(t, srv.Addr()+","+one+","+other, "", "doctor", "--session", "10s", "--admin-port", port)
+	r := start(t, srv.Addr()+","+one+","+other, "", "doctor", "--session", "60s", "--admin-port", port)
 	if got := r.wait(); got != exitFindings {
 		t.Errorf("exit status %d, want %d\n%s", got, exitFindings, &r.stderr)
 	}
 	for _, want := range []string{
-		"note: session timeout: 10s was asked for, the servers grant 4s\n",
-		"syncLimit × tickTime is 10s, more than the session timeout of 4s",
+		"note: session timeout: 1m0s was asked for, the servers grant 40s\n",
+		"syncLimit × tickTime is 1m40s, more than the session timeout of 40s",
 		": minSessionTimeout is 3s, less than two ticks of 2s",
 		": maxClientCnxns is 5",
 		one + " is standalone, though the connect string names 3 servers",
@@ -287,7 +287,7 @@ func TestDoctorTellsAClockThatIsAhead(t *testing.T) {
 
 func TestDoctorCleansUpOnlyWhatIsStillAsShown(t *testing.T) {
 	srv := zktest.Start(t)
-	conn, _, err := zk.Connect([]string{srv.Addr()}, 10*time.Second, zk.WithDialer(srv.Dial), zk.WithLogInfo(false))
+	conn, _, err := zk.Connect([]string{srv.Addr()}, time.Minute, zk.WithDialer(srv.Dial), zk.WithLogInfo(false))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -343,7 +343,7 @@ func TestDoctorCleansUpOnlyWhatIsStillAsShown(t *testing.T) {
 }
 
 func TestListTellsGroupsAndAsksABigTreeForLittle(t *testing.T) {
-	srv := zktest.Start(t)
+	srv := serve(t)
 	s, ctx := named(t, srv, "holder"), t.Context()
 	g := zsync.NewGroup[string](s, "/services/billing")
 	for _, id := range []string{"a", "b"} {

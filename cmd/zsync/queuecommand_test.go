@@ -25,7 +25,7 @@ func recvCommandOf(t *testing.T, srv *zktest.Server, script string, args ...stri
 }
 
 func TestPoisonHoldsUpNobodyAndIsSetAsideWithItsReason(t *testing.T) {
-	srv := zktest.Start(t)
+	srv := serve(t)
 	const script = `read -r job; case $job in bad) exit 3; esac; echo "$job"`
 	start(t, srv.Addr(), "", "queue", "send", "/q", "bad", "one", "two").want(0, "")
 	r := recvCommandOf(t, srv, script, "--follow", "--backoff", "0.01")
@@ -66,7 +66,7 @@ func TestPoisonHoldsUpNobodyAndIsSetAsideWithItsReason(t *testing.T) {
 }
 
 func TestStatusOfQueueRecvIsThatOfWhatFailedUnlessItWasDoneLater(t *testing.T) {
-	srv := zktest.Start(t)
+	srv := serve(t)
 	start(t, srv.Addr(), "", "queue", "send", "/q", "one", "two").want(0, "")
 	r := recvCommandOf(t, srv, `cat; echo " $ZSYNC_ATTEMPT"; test $ZSYNC_ATTEMPT -gt 1 || exit 4`, "--max-attempts", "5", "--backoff", "0")
 	status, lines := r.wait(), strings.SplitAfter(r.stdout.String(), "\n")
@@ -82,7 +82,7 @@ func TestStatusOfQueueRecvIsThatOfWhatFailedUnlessItWasDoneLater(t *testing.T) {
 }
 
 func TestQueueRecvRunsSoManyCommandsAtOnce(t *testing.T) {
-	srv := zktest.Start(t)
+	srv := serve(t)
 	dir := t.TempDir()
 	elements := strings.Fields("a b c d e f g h")
 	start(t, srv.Addr(), "", append([]string{"queue", "send", "/q"}, elements...)...).want(0, "")
@@ -116,7 +116,7 @@ func TestQueueRecvRunsSoManyCommandsAtOnce(t *testing.T) {
 }
 
 func TestSignalToQueueRecvGoesToAllItsCommands(t *testing.T) {
-	srv := zktest.Start(t)
+	srv := serve(t)
 	start(t, srv.Addr(), "", "queue", "send", "/q", "one", "two", "three").want(0, "")
 	r := recvCommandOf(t, srv, `trap 'echo told; exit 0' TERM; read -r job; echo $job; while :; do sleep 0.01; done`, "-f", "-j", "2")
 	r.awaitOutput("one\n")
@@ -129,7 +129,7 @@ func TestSignalToQueueRecvGoesToAllItsCommands(t *testing.T) {
 }
 
 func TestElementsOfOneKeyAreWorkedOnOneAtATime(t *testing.T) {
-	srv := zktest.Start(t)
+	srv := serve(t)
 	dir := t.TempDir()
 	start(t, srv.Addr(), "", "queue", "send", "/q", "a1", "a2", "--key", "a").want(0, "")
 	start(t, srv.Addr(), "b1\n", "queue", "send", "/q", "--key", "b").want(0, "")
@@ -146,7 +146,7 @@ func TestElementsOfOneKeyAreWorkedOnOneAtATime(t *testing.T) {
 }
 
 func TestElementIsSentOnceForItsIDAndCanBeCancelled(t *testing.T) {
-	srv := zktest.Start(t)
+	srv := serve(t)
 	for i := range 2 {
 		r := start(t, srv.Addr(), "", "queue", "send", "/q", "the order", "--id", "42")
 		r.want(0, "")

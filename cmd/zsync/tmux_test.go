@@ -30,7 +30,7 @@ func openTerminals(t *testing.T, env ...string) *terminals {
 	t.Helper()
 	need.Command(t, "tmux")
 	x := &terminals{t, t.TempDir() + "/tmux", append(os.Environ(), append(env, "TERM=xterm", "LC_ALL=C.UTF-8")...)}
-	x.tmux("-f", "/dev/null", "new-session", "-d", "-s", "s", "-n", "first", "-x", "120", "-y", "20", "sleep 600")
+	x.tmux("-f", "/dev/null", "new-session", "-d", "-s", "s", "-n", "first", "-x", "120", "-y", "20", "sleep 3600")
 	t.Cleanup(func() { x.tmux("kill-server") })
 	return x
 }
@@ -78,7 +78,7 @@ var prompts = regexp.MustCompile(`(?m)^(\$ )+`)
 func (x *terminals) await(name, pattern string) string {
 	x.t.Helper()
 	last := ""
-	for deadline := time.Now().Add(90 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(3 * time.Minute); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
 		if last = prompts.ReplaceAllString(x.screen(name), ""); regexp.MustCompile(pattern).MatchString(last) {
 			return last
 		}
@@ -92,42 +92,45 @@ func TestInTwoTerminalsTheCommandOfTheLostHolderIsGoneBeforeTheOtherStarts(t *te
 	for name, asked := range map[string]string{"above what is granted": "60", "at what is granted": "20", "below what is granted": "2"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			dir := t.TempDir()
-			x := openTerminals(t, "Z="+binary)
-			x.open("server")
-			x.enter("server", "$Z server --listen 127.0.0.1:0 --min-session 20 --max-session 20 --partition-every 40")
-			seen := x.await("server", `serving on \S+,`)
-			servers := regexp.MustCompile(`serving on (\S+),`).FindStringSubmatch(seen)[1]
-			// It does not stop when told, and writes down that it is there.
-			const works = `trap "" TERM HUP; echo $$ >pid; echo holds now; while :; do date +%s.%N >>beat; sleep 0.01; done`
-			for _, terminal := range []string{"one", "two"} {
-				x.open(terminal)
-				x.enter(terminal, fmt.Sprintf("cd %s; export ZSYNC_SERVERS=%s", dir, servers))
-			}
-			x.enter("one", "$Z lock /p --session "+asked+" -- sh -c '"+works+"'; echo exit $?")
-			x.await("one", `(?m)^holds now$`)
-			x.enter("two", `$Z lock -v /p --session `+asked+` -- sh -c 'date +%s.%N >begun; kill -0 $(cat pid) && echo it is there || echo it is gone; tail -n 1 beat >last'; echo exit $?`)
-			x.await("two", `waiting: held by`)
-			x.await("server", `cut off`)
-			if got := x.await("two", `(?m)^exit \d+$`); !strings.Contains(got, "it is gone") || !strings.Contains(got, "exit 0") {
-				t.Errorf("terminal two shows\n%s", got)
-			}
-			last, _ := os.ReadFile(dir + "/last")
-			begun, _ := os.ReadFile(dir + "/begun")
-			if len(last) == 0 || string(last) >= string(begun) {
-				t.Errorf("the first was there at %s, and the second began at %s", last, begun)
-			}
-			if got := x.await("one", `(?m)^exit \d+$`); !strings.Contains(got, fmt.Sprintf("exit %d", exitLost)) {
-				t.Errorf("terminal one shows\n%s", got)
-			}
+			steadily(t, func() string {
+				dir := t.TempDir()
+				x := openTerminals(t, "Z="+binary)
+				x.open("server")
+				x.enter("server", "$Z server --listen 127.0.0.1:0 --min-session 20 --max-session 20 --partition-every 40")
+				seen := x.await("server", `serving on \S+,`)
+				servers := regexp.MustCompile(`serving on (\S+),`).FindStringSubmatch(seen)[1]
+				// It does not stop when told, and writes down that it is there.
+				const works = `trap "" TERM HUP; echo $$ >pid; echo holds now; while :; do date +%s.%N >>beat; sleep 0.01; done`
+				for _, terminal := range []string{"one", "two"} {
+					x.open(terminal)
+					x.enter(terminal, fmt.Sprintf("cd %s; export ZSYNC_SERVERS=%s", dir, servers))
+				}
+				x.enter("one", "$Z lock /p --session "+asked+" -- sh -c '"+works+"'; echo exit $?")
+				x.await("one", `(?m)^holds now$`)
+				x.enter("two", `$Z lock -v /p --session `+asked+` -- sh -c 'date +%s.%N >begun; kill -0 $(cat pid) && echo it is there || echo it is gone; tail -n 1 beat >last'; echo exit $?`)
+				x.await("two", `waiting: held by`)
+				x.await("server", `cut off`)
+				if got := x.await("two", `(?m)^exit \d+$`); !strings.Contains(got, "it is gone") || !strings.Contains(got, "exit 0") {
+					return "terminal two shows\n" + got
+				}
+				last, _ := os.ReadFile(dir + "/last")
+				begun, _ := os.ReadFile(dir + "/begun")
+				if len(last) == 0 || string(last) >= string(begun) {
+					return fmt.Sprintf("the first was there at %s, and the second began at %s", last, begun)
+				}
+				if got := x.await("one", `(?m)^exit \d+$`); !strings.Contains(got, fmt.Sprintf("exit %d", exitLost)) {
+					return "terminal one shows\n" + got
+				}
+				return ""
+			})
 		})
 	}
 }
 
 func TestInTwoTerminalsTheCommandOfAKilledHolderIsGoneBeforeTheOtherStarts(t *testing.T) {
 	t.Parallel()
-	// Not so short that a process which gets no processor for a second loses its session.
-	srv := zktest.Start(t, zktest.WithSessionTimeouts(4*time.Second, 4*time.Second))
+	// Not so short that a process which gets no processor for seconds loses its session.
+	srv := zktest.Start(t, zktest.WithSessionTimeouts(20*time.Second, 20*time.Second))
 	x := openTerminals(t, "Z="+binary, "ZSYNC_SERVERS="+srv.Addr())
 	dir := t.TempDir()
 	for _, terminal := range []string{"one", "two"} {
@@ -156,7 +159,7 @@ func TestInTwoTerminalsTheCommandOfAKilledHolderIsGoneBeforeTheOtherStarts(t *te
 
 func TestTopShowsWhoWaitsLongestFirstAndObeysItsKeys(t *testing.T) {
 	t.Parallel()
-	srv := zktest.Start(t)
+	srv := serve(t)
 	holder, ctx := named(t, srv, "the holder"), t.Context()
 	held := zsync.NewMutex(holder, "/jobs/b")
 	if err := errors.Join(held.Lock(ctx), zsync.NewMutex(holder, "/jobs/a").Lock(ctx), zsync.NewMutex(holder, "/jobs/c").Lock(ctx)); err != nil {

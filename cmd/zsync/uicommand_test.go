@@ -12,11 +12,10 @@ import (
 	"testing"
 
 	"github.com/zsync/zsync"
-	"github.com/zsync/zsync/zktest"
 )
 
 func TestThePageIsServedToThisMachineAloneAndReadOnly(t *testing.T) {
-	srv := zktest.Start(t)
+	srv := serve(t)
 	s := named(t, srv, "the holder")
 	if err := errors.Join(zsync.NewMutex(s, "/jobs/nightly").Lock(t.Context()), zsync.NewMutex(s, "/elsewhere").Lock(t.Context())); err != nil {
 		t.Fatal(err)

@@ -12,14 +12,13 @@ import (
 	"time"
 
 	"github.com/zsync/zsync/internal/trace"
-	"github.com/zsync/zsync/zktest"
 )
 
 // Processes that take turns write traces, one of them is killed while it holds
 // the lock, and verify finds nothing wrong. When one line is changed so that two
 // held the lock it finds that.
 func TestVerifyPassesRealProcessesAndFindsAPlantedDoubleHold(t *testing.T) {
-	srv := zktest.Start(t)
+	srv := serve(t)
 	dir := t.TempDir()
 	shared := filepath.Join(dir, "shared")
 	var runs []*run
@@ -34,7 +33,7 @@ func TestVerifyPassesRealProcessesAndFindsAPlantedDoubleHold(t *testing.T) {
 	for _, r := range runs {
 		r.wantExit(0)
 	}
-	victim := start(t, srv.Addr(), "", "--trace", filepath.Join(dir, "victim"), "--session", "1s", "lock", "/m", "--", "sh", "-c", "echo here; sleep 100")
+	victim := start(t, srv.Addr(), "", "--trace", filepath.Join(dir, "victim"), "lock", "/m", "--", "sh", "-c", "echo here; exec sleep 600")
 	victim.awaitOutput("here")
 	await(t, func() bool { // the trace is written behind the grant
 		text, _ := os.ReadFile(filepath.Join(dir, "victim"))
@@ -43,6 +42,8 @@ func TestVerifyPassesRealProcessesAndFindsAPlantedDoubleHold(t *testing.T) {
 	if err := victim.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
+	<-victim.ended
+	expireAll(srv) // as when the servers have heard nothing of it for its timeout
 	start(t, srv.Addr(), "", "--trace", filepath.Join(dir, "next"), "lock", "/m", "--", "true").wantExit(0)
 	names, err := filepath.Glob(filepath.Join(dir, "*"))
 	if err != nil || len(names) != 5 {
@@ -111,7 +112,7 @@ func TestATraceThatCannotBeWrittenIsToldAndEndsNothing(t *testing.T) {
 	if _, err := os.Stat("/dev/full"); err != nil {
 		t.Skip("no /dev/full")
 	}
-	srv := zktest.Start(t)
+	srv := serve(t)
 	r := start(t, srv.Addr(), "", "--trace", "/dev/full", "lock", "/m", "--", "echo", "done")
 	r.want(0, "done\n")
 	if got := r.stderr.String(); strings.Count(got, "zsync: --trace: lines are missing: ") != 1 || !strings.Contains(got, "no space left") {
