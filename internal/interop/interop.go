@@ -39,7 +39,7 @@ const (
 )
 
 // patience is how long a program may take over one answer.
-const patience = 60 * time.Second
+const patience = 3 * time.Minute
 
 // dir is where Driver.java is compiled to, and what the programs are read from.
 var dir string

@@ -133,7 +133,7 @@ func check(t *testing.T, what, got, want string) {
 // eventually waits for f to return want, for what a program does in the background.
 func eventually(t *testing.T, want string, f func() string) {
 	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute)
 	for {
 		got := f()
 		if got == want {

@@ -21,7 +21,7 @@ import (
 // connect opens a session of zsync's own.
 func connect(t *testing.T, servers string) *zsync.Session {
 	t.Helper()
-	s, err := zsync.Connect(brief(t), servers, zsync.WithSessionTimeout(10*time.Second), zsync.WithOwner("zsync"))
+	s, err := zsync.Connect(brief(t), servers, zsync.WithSessionTimeout(long), zsync.WithOwner("zsync"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,7 +31,7 @@ func connect(t *testing.T, servers string) *zsync.Session {
 
 // brief returns a context for all that a test does.
 func brief(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -110,14 +110,14 @@ func TestRWMutexWritersTakeTurnsWithForeignOnes(t *testing.T) {
 func passesBetween(t *testing.T, p *interop.Program, verb, path string, l lock) {
 	t.Helper()
 	ctx := brief(t)
-	check(t, "the program locks", p.Do("%s l %s 10", verb, path), "true")
+	check(t, "the program locks", p.Do("%s l %s 60", verb, path), "true")
 	mustNot(t, "TryLock while the program holds")(l.TryLock(ctx))
 	got := start(l.Lock, ctx)
 	queued(t, l, 2)
 	p.Do("release l")
 	must(t, "Lock after the program's release", <-got)
 	check(t, "the program tries", p.Do("%s l %s 0.2", verb, path), "false")
-	p.Send("%s l %s 20", verb, path)
+	p.Send("%s l %s 60", verb, path)
 	queued(t, l, 2)
 	must(t, "Unlock", l.Unlock())
 	check(t, "the program locks after zsync's Unlock", p.Ok(), "true")
@@ -135,7 +135,7 @@ func TestRWMutexReadersShareWithForeignOnesAndWaitBehindWriters(t *testing.T) {
 		reader := zsync.NewRWMutex(connect(t, servers), path, zsync.WithLayout(layoutOf(d)))
 		writer := zsync.NewRWMutex(connect(t, servers), path, zsync.WithLayout(layoutOf(d)))
 
-		check(t, "the program reads", p.Do("rlock r %s 10", path), "true")
+		check(t, "the program reads", p.Do("rlock r %s 60", path), "true")
 		must(t, "RLock beside it", reader.RLock(ctx))
 		mustNot(t, "TryLock")(writer.TryLock(ctx))
 		written := start(writer.Lock, ctx)
@@ -146,13 +146,13 @@ func TestRWMutexReadersShareWithForeignOnesAndWaitBehindWriters(t *testing.T) {
 		must(t, "Lock when all readers have gone", <-written)
 
 		check(t, "the program reads while zsync writes", p.Do("rlock r %s 0.2", path), "false")
-		p.Send("rlock r %s 20", path)
+		p.Send("rlock r %s 60", path)
 		queued(t, writer, 2)
 		must(t, "Unlock", writer.Unlock())
 		check(t, "the program reads after zsync's Unlock", p.Ok(), "true")
 		p.Do("release r")
 
-		check(t, "the program writes", p.Do("wlock w %s 10", path), "true")
+		check(t, "the program writes", p.Do("wlock w %s 60", path), "true")
 		mustNot(t, "TryRLock while it writes")(reader.TryRLock(ctx))
 		read := start(reader.RLock, ctx)
 		queued(t, reader, 2)
@@ -169,14 +169,14 @@ func TestForeignWriterDoesNotSlipInWhenAWriterIsDowngraded(t *testing.T) {
 		path := fresh(p) + "/rw"
 		rw := zsync.NewRWMutex(connect(t, servers), path, zsync.WithLayout(layoutOf(d)))
 		must(t, "Lock", rw.Lock(ctx))
-		p.Send("wlock w %s 1", path)
+		p.Send("wlock w %s 8", path)
 		queued(t, rw, 2)
 		must(t, "Downgrade", rw.Downgrade(ctx))
 		check(t, "the program writes", p.Ok(), "false")
-		check(t, "the program reads", p.Do("rlock r %s 10", path), "true")
+		check(t, "the program reads", p.Do("rlock r %s 60", path), "true")
 		p.Do("release r")
 		must(t, "RUnlock", rw.RUnlock())
-		check(t, "the program writes after RUnlock", p.Do("wlock w %s 10", path), "true")
+		check(t, "the program writes after RUnlock", p.Do("wlock w %s 60", path), "true")
 	})
 }
 
@@ -211,7 +211,7 @@ func TestSemaphoreIsSharedWithForeignOnes(t *testing.T) {
 		path := fresh(p) + "/semaphore"
 		m := zsync.NewSemaphore(connect(t, servers), path, 2, zsync.WithLayout(layoutOf(d)))
 
-		check(t, "the program acquires one of two", p.Do("acquire p %s 2 10", path), "true")
+		check(t, "the program acquires one of two", p.Do("acquire p %s 2 60", path), "true")
 		must(t, "Acquire the other", m.Acquire(ctx, 1))
 		mustNot(t, "TryAcquire a third")(m.TryAcquire(ctx, 1))
 		check(t, "the program acquires a third", p.Do("acquire p3 %s 2 0.2", path), "false")
@@ -222,7 +222,7 @@ func TestSemaphoreIsSharedWithForeignOnes(t *testing.T) {
 		must(t, "Acquire after the program's release", <-got)
 		check(t, "the program acquires while zsync has both", p.Do("acquire p %s 2 0.2", path), "false")
 
-		p.Send("acquire p %s 2 20", path)
+		p.Send("acquire p %s 2 60", path)
 		must(t, "Release", m.Release(1))
 		check(t, "the program acquires after Release", p.Ok(), "true")
 		must(t, "Release", m.Release(1))
@@ -256,7 +256,7 @@ func TestElectionIsSharedWithForeignCandidates(t *testing.T) {
 				path := fresh(p) + "/election"
 				e := zsync.NewElection(connect(t, servers), path, zsync.WithElectionLayout(k.layout), zsync.WithID("candidate"))
 
-				check(t, "the program leads", p.Do("%s e %s 10", k.lead, path), "true")
+				check(t, "the program leads", p.Do("%s e %s 60", k.lead, path), "true")
 				leader, err := e.Leader(ctx)
 				must(t, "Leader", err)
 				check(t, "Leader", leader.Owner, "driver")
@@ -267,7 +267,7 @@ func TestElectionIsSharedWithForeignCandidates(t *testing.T) {
 				check(t, "the program sees the leader", p.Do("%s %s", k.leader, path), "candidate")
 
 				check(t, "the program stands", p.Do("%s e %s 0.2", k.lead, path), "false")
-				p.Send("%s e %s 20", k.lead, path)
+				p.Send("%s e %s 60", k.lead, path)
 				queued(t, e, 2)
 				must(t, "Resign", e.Resign())
 				check(t, "the program leads after Resign", p.Ok(), "true")
@@ -298,7 +298,7 @@ func TestBarrierIsSharedWithForeignOnes(t *testing.T) {
 
 		must(t, "Close", b.Close(ctx))
 		check(t, "the program passes", p.Do("pass %s 0.2", path), "false")
-		p.Send("pass %s 20", path)
+		p.Send("pass %s 60", path)
 		must(t, "Open", b.Open(ctx))
 		check(t, "the program passes after Open", p.Ok(), "true")
 	})

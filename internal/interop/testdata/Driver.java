@@ -149,7 +149,7 @@ public class Driver {
             case "watch": return client.checkExists().usingWatcher((Watcher) this::saw).forPath(a[1]) != null;
             case "watchchildren": return client.getChildren().usingWatcher((Watcher) this::saw).forPath(a[1]).size();
             case "event": {
-                WatchedEvent e = events.poll(20, TimeUnit.SECONDS);
+                WatchedEvent e = events.poll(60, TimeUnit.SECONDS);
                 return e == null ? "none" : name(e) + " " + e.getPath();
             }
             case "cache":
@@ -201,7 +201,7 @@ public class Driver {
                     q.put(a[2]);
                     queue = q;
                 }
-                queue.flushPuts(10, TimeUnit.SECONDS);
+                queue.flushPuts(60, TimeUnit.SECONDS);
                 queue.close();
                 return null;
             }
@@ -210,7 +210,7 @@ public class Driver {
                     var values = java.util.Arrays.asList(a).subList(2, a.length).iterator();
                     q.start();
                     q.putMulti(() -> values.hasNext() ? values.next() : null);
-                    q.flushPuts(10, TimeUnit.SECONDS);
+                    q.flushPuts(60, TimeUnit.SECONDS);
                 }
                 return null;
             }

@@ -49,7 +49,7 @@ logging.basicConfig(level=logging.WARNING)
 servers = sys.argv[1]
 timeout = float(sys.argv[2]) / 1000 if len(sys.argv) > 2 else 10
 client = KazooClient(hosts=servers, timeout=timeout)
-client.start(timeout=30)
+client.start(timeout=120)
 
 events = queue.Queue()
 held = {}
@@ -143,7 +143,7 @@ def watchchildren(path):
 
 @command
 def event():
-    e = events.get(timeout=20)
+    e = events.get(timeout=60)
     return "%s %s" % (e.type, e.path)
 
 
