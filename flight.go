@@ -211,7 +211,8 @@ func (f *Flight[T]) look(ctx context.Context, rw *RWMutex, came **zk.Stat) (v T,
 }
 
 // fresh compares two times of the servers' clock, which is that of their leader: it may
-// have been set back in between. A result is kept no longer for that.
+// have been set back in between. By keep or more, and the result counts no longer; by
+// less, and it is kept for so much longer.
 func (f *Flight[T]) fresh(came, stored *zk.Stat) bool {
 	age := time.Duration(came.Ctime-stored.Mtime) * time.Millisecond
 	return age > -f.keep && age < f.keep || stored.Mzxid > came.Czxid
