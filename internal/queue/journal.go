@@ -104,7 +104,7 @@ func (j *journal) apply(ctx context.Context, build func(inc *session.Incarnation
 				continue
 			}
 			again, err := j.answered(ctx, inc, t, rs, err)
-			if rs = nil; !again {
+			if rs = nil; !again || err != nil { // what is missing may be refused too
 				return err
 			}
 		}

@@ -445,7 +445,10 @@ func (g *posted) refused(inc *session.Incarnation, i int, err error) (again bool
 		return true, err
 	case prio == ofKeys && session.IsNoNode(err):
 		_, err := inc.Create(ctx, session.ChildPath(o.q.dir, keysName), nil)
-		return err == nil || session.IsNoNode(err), err
+		if session.IsNoNode(err) {
+			err = nil // the queue was deleted, and that is refused next
+		}
+		return true, err
 	case o.q.foreign != nil && sequential && session.IsNoNode(err):
 		_, err := inc.Create(ctx, o.q.dir, nil)
 		return true, err
@@ -546,8 +549,11 @@ func (g *posted) known(ctx context.Context, inc *session.Incarnation, p *parcel,
 		return false, err
 	}
 	dir, err := inc.Set(ctx, session.ParentPath(path), nil, -1) // for the servers' time
+	if session.IsNoNode(err) {
+		return true, nil
+	}
 	if err != nil {
-		return session.IsNoNode(err), err
+		return false, err
 	}
 	if parseNote(data).over(stat, dir) {
 		p.stale, p.swept = stat, ids.Version

@@ -1,0 +1,59 @@
+package zsync_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/zktest"
+)
+
+// What a Send needs and has not is made on the way. The servers may refuse that too.
+func TestSendReturnsThatTheServersRefuseWhatItNeeds(t *testing.T) {
+	now := func(q *zsync.Queue[int], ctx context.Context) error { return q.Send(ctx, 1) }
+	later := func(q *zsync.Queue[int], ctx context.Context) error {
+		return q.SendAt(ctx, time.Now().Add(time.Hour), 1)
+	}
+	for _, c := range []struct {
+		name, made, readOnly string
+		send                 func(q *zsync.Queue[int], ctx context.Context) error
+		opts                 []zsync.QueueOption
+	}{
+		{"the directory of journals", "/jobs/q", "/jobs", now, nil},
+		{"where elements wait for their time", "/jobs/q-senders", "/jobs/q", later, nil},
+		{"another library's queue", "/jobs/q-senders", "/jobs", now, []zsync.QueueOption{zsync.WithQueueLayout(zsync.LayoutKazooQueue)}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s := open(t, srv)
+				for _, path := range []string{"/jobs", c.made, c.readOnly} {
+					s.Txn(t.Context(), &zk.CreateRequest{Path: path, Acl: zk.WorldACL(zk.PermAll)})
+				}
+				setACL(t, srv, c.readOnly, zk.WorldACL(zk.PermAll&^zk.PermCreate))
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+				defer cancel()
+				wantErr(t, c.send(zsync.NewQueue[int](s, "/jobs/q", c.opts...), ctx), zk.ErrNoAuth)
+			})
+		})
+	}
+}
+
+func TestConsumerReportsThatTheServersRefuseWhatItNeeds(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		must(t, zsync.NewQueue[int](s, "/jobs/q").Send(t.Context(), 1))
+		_, err := s.Txn(t.Context(), &zk.CreateRequest{Path: "/jobs/q-consumers"})
+		must(t, err)
+		setACL(t, srv, "/jobs", zk.WorldACL(zk.PermAll&^zk.PermCreate))
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		for _, err := range zsync.NewQueue[int](s, "/jobs/q").All(ctx) {
+			wantErr(t, err, zk.ErrNoAuth)
+			return
+		}
+		t.Error("it ended")
+	})
+}
