@@ -253,7 +253,7 @@ func (q *core) split(ctx context.Context, inc *session.Incarnation, it *item, al
 		return fmt.Errorf("%d elements in the znode %s, which cannot be taken apart: %w", n, q.m.Bare(path), session.ErrTooLarge)
 	}
 	_, err := inc.Multi(ctx, ops...)
-	if session.IsNoNode(err) || session.IsBadVersion(err) {
+	if outrun(err) {
 		return nil
 	}
 	return err
@@ -362,7 +362,7 @@ func (q *core) seize(ctx context.Context, inc *session.Incarnation, l *ledger, e
 			err = q.bury(ctx, inc, it, fault)
 		}
 		switch {
-		case err == nil, session.IsNoNode(err), session.IsBadVersion(err):
+		case err == nil, outrun(err):
 		case ctx.Err() == nil && session.OutcomeOf(err) == session.Answered, errors.Is(err, session.ErrTooLarge):
 			refused[it.name] = true
 			q.complain(err)
@@ -411,7 +411,7 @@ func (q *core) deleteAll(l *ledger, items []*item) ([]*item, error) {
 			break
 		}
 		i := session.FailedOp(rs)
-		if i < 0 || !session.IsNoNode(rs[i].Error) && !session.IsBadVersion(rs[i].Error) {
+		if i < 0 || !outrun(rs[i].Error) {
 			l.forget(b)
 			return nil, err
 		}

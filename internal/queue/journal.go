@@ -46,13 +46,35 @@ type journal struct {
 
 // A transaction is what a journal applies.
 type transaction struct {
-	kept record // what the journal is to hold, but for the serial
-	ops  []any
-	// refused is told that the servers have refused operation i of ops, or with
-	// i < 0 all, and that nothing was applied. It reports whether the transaction
-	// is to be built and sent again.
-	refused func(inc *session.Incarnation, i int, err error) (again bool, _ error)
+	kept  record // what the journal is to hold, but for the serial
+	steps []step
 }
+
+// A step is an operation of a transaction.
+type step struct {
+	op   any
+	cure cure
+}
+
+// A cure is told why the servers have refused a step, and that nothing was applied. If
+// it returns nil the transaction is built and sent again, and otherwise its error is
+// that of the transaction.
+type cure func(inc *session.Incarnation, err error) error
+
+func incurable(_ *session.Incarnation, err error) error { return err }
+
+// when is the cure, which f is, of some errors.
+func when(is func(err error) bool, f func(inc *session.Incarnation) error) cure {
+	return func(inc *session.Incarnation, err error) error {
+		if is(err) {
+			return f(inc)
+		}
+		return err
+	}
+}
+
+// outrun reports whether somebody else was quicker: a znode is gone, or has been written.
+func outrun(err error) bool { return session.IsNoNode(err) || session.IsBadVersion(err) }
 
 // errTaken means that others have taken over what the journal's owner had, or
 // have deleted the journal. applied tells whether the last transaction is
@@ -87,7 +109,7 @@ func (j *journal) apply(ctx context.Context, build func(inc *session.Incarnation
 				}
 				j.done(t)
 				j.zxid = zxidOf(rs)
-				rs = rs[len(rs)-len(t.ops):]
+				rs = rs[len(rs)-len(t.steps):]
 				return nil
 			}
 			if session.OutcomeOf(err) != session.Answered {
@@ -104,7 +126,7 @@ func (j *journal) apply(ctx context.Context, build func(inc *session.Incarnation
 				continue
 			}
 			again, err := j.answered(ctx, inc, t, rs, err)
-			if rs = nil; !again || err != nil { // what is missing may be refused too
+			if rs = nil; !again {
 				return err
 			}
 		}
@@ -141,7 +163,10 @@ func (j *journal) ops(inc *session.Incarnation, t *transaction) (ops []any) {
 	if j.mark != "" && !j.marked && inc == j.home {
 		ops = append(ops, &zk.CreateRequest{Path: j.mark, Data: []byte(j.m.Config.Owner), Acl: acl, Flags: zk.FlagEphemeral})
 	}
-	return append(ops, t.ops...)
+	for _, s := range t.steps {
+		ops = append(ops, s.op)
+	}
+	return ops
 }
 
 // done notes that a transaction was applied.
@@ -156,7 +181,7 @@ func (j *journal) done(t *transaction) {
 // another is to be made.
 func (j *journal) answered(ctx context.Context, inc *session.Incarnation, t *transaction, rs []zk.MultiResponse, err error) (again bool, _ error) {
 	i := session.FailedOp(rs)
-	own := len(rs) - len(t.ops) // what the journal has added
+	own := len(rs) - len(t.steps) // what the journal has added
 	if j.open {
 		applied, e := j.settle(ctx, inc)
 		switch {
@@ -170,15 +195,17 @@ func (j *journal) answered(ctx context.Context, inc *session.Incarnation, t *tra
 	}
 	switch {
 	case i >= own && i >= 0:
-		return t.refused(inc, i-own, err)
-	case i == 0 && j.made && (session.IsNoNode(err) || session.IsBadVersion(err)):
+		err := t.steps[i-own].cure(inc, err)
+		return err == nil, err
+	case i == 0 && j.made && outrun(err):
 		return false, errTaken{unapplied: true} // no attempt is open
 	case i >= 0 && session.IsNoNode(err):
-		return true, j.makeDirs(ctx, inc)
+		err := j.makeDirs(ctx, inc)
+		return err == nil, err
 	case i == 0 && !j.made && session.IsNodeExists(err):
 		return false, errTaken{unapplied: true} // somebody plays with names that are unique
 	}
-	return t.refused(inc, -1, err)
+	return false, err
 }
 
 // settle finds out whether an open attempt was applied, and sees to it that

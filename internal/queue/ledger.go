@@ -972,9 +972,7 @@ type posting struct {
 
 	postponed bool // want is left to the next
 
-	ops    []any
-	owners []*entry                                                          // for whom each of ops is; nil if for several
-	cures  []func(inc *session.Incarnation, err error) (cured bool, _ error) // nil if there is none
+	steps []step
 }
 
 // post posts entries, in this session or a later one.
@@ -1049,7 +1047,7 @@ func (p *posting) build(inc *session.Incarnation) (*transaction, error) {
 		p.assemble(lots)
 		kept := record{holdings: p.next}
 		if p.size = len(kept.marshal()); p.bytes() <= session.MaxPacket || !p.cut() {
-			return &transaction{kept: kept, ops: p.ops, refused: p.refuse}, nil
+			return &transaction{kept, p.steps}, nil
 		}
 	}
 }
@@ -1059,8 +1057,8 @@ func (p *posting) build(inc *session.Incarnation) (*transaction, error) {
 func (p *posting) bytes() int {
 	m, j := p.l.q.m, p.l.journal
 	n := p.size + m.SizeOf(j.path, nil) + m.SizeOf(j.mark, []byte(m.Config.Owner))
-	for _, op := range p.ops {
-		switch op := op.(type) {
+	for _, s := range p.steps {
+		switch op := s.op.(type) {
 		case *zk.CreateRequest:
 			n += m.SizeOf(op.Path, op.Data)
 		case *zk.SetDataRequest:
@@ -1139,30 +1137,27 @@ func (p *posting) lots(ctx context.Context, inc *session.Incarnation) (map[strin
 	return lots, nil
 }
 
-// refuse is told that the i'th operation was refused.
-func (p *posting) refuse(inc *session.Incarnation, i int, err error) (again bool, _ error) {
-	if i < 0 {
-		return false, err
-	}
-	if cure := p.cures[i]; cure != nil {
-		switch cured, e := cure(inc, err); {
-		case e != nil:
-			err = e
-		case cured:
-			return true, nil
+// add adds a step for the sake of owner, or for several if that is nil.
+func (p *posting) add(owner *entry, op any, c cure) {
+	p.steps = append(p.steps, step{op, func(inc *session.Incarnation, err error) error {
+		if err = c(inc, err); err != nil {
+			p.culprit = owner
 		}
-	}
-	p.culprit = p.owners[i]
-	return false, err
+		return err
+	}})
 }
 
-func (p *posting) add(owner *entry, op any, cure func(inc *session.Incarnation, err error) (bool, error)) {
-	p.ops, p.owners, p.cures = append(p.ops, op), append(p.owners, owner), append(p.cures, cure)
+// without cures what is refused for such an error by leaving out what writes path.
+func (p *posting) without(path string, is func(err error) bool) cure {
+	return when(is, func(*session.Incarnation) error {
+		p.absent[path] = true
+		return nil
+	})
 }
 
-// assemble makes the operations, and what the journal is to hold.
+// assemble makes the steps, and what the journal is to hold.
 func (p *posting) assemble(lots map[string]*lot) {
-	p.ops, p.owners, p.cures = nil, nil, nil
+	p.steps = nil
 	p.next = maps.Clone(p.l.journal.kept.holdings)
 	if p.next == nil {
 		p.next = make(map[string]holding)
@@ -1207,23 +1202,21 @@ func (p *posting) assemble(lots map[string]*lot) {
 		p.write(name, lots[name])
 	}
 	if keys := session.ChildPath(p.l.q.dir, keysName); moved && !p.absent[keys] {
-		p.add(nil, &zk.SetDataRequest{Path: keys, Version: -1}, func(_ *session.Incarnation, err error) (bool, error) {
-			p.absent[keys] = true
-			return session.IsNoNode(err), nil
-		})
+		p.add(nil, &zk.SetDataRequest{Path: keys, Version: -1}, p.without(keys, session.IsNoNode))
 	}
 	if w := p.want; w != nil && w.lot.keyed {
-		p.add(nil, w.lot.exclusion(p.l.q), func(_ *session.Incarnation, err error) (bool, error) {
-			p.want = nil // somebody else was quicker
-			return session.IsNoNode(err) || session.IsBadVersion(err), nil
+		p.add(nil, w.lot.exclusion(p.l.q), func(_ *session.Incarnation, err error) error {
+			if p.want = nil; outrun(err) {
+				return nil
+			}
+			return err
 		})
 	}
 	if bell && !p.absent[p.l.q.dir] {
-		p.add(nil, &zk.SetDataRequest{Path: p.l.q.dir, Version: -1},
-			func(_ *session.Incarnation, err error) (bool, error) {
-				p.absent[p.l.q.dir] = true
-				return session.IsNoNode(err) || errors.Is(err, zk.ErrNoAuth), nil // it only wakes others sooner
-			})
+		// It only wakes others sooner.
+		p.add(nil, &zk.SetDataRequest{Path: p.l.q.dir, Version: -1}, p.without(p.l.q.dir, func(err error) bool {
+			return session.IsNoNode(err) || errors.Is(err, zk.ErrNoAuth)
+		}))
 	}
 }
 
@@ -1257,59 +1250,46 @@ func (p *posting) settle(e *entry) {
 	q := p.l.q
 	acl := q.m.Config.ACL
 	path := session.ChildPath(q.dir, e.item.key())
-	gone := func(_ *session.Incarnation, err error) (bool, error) {
-		e.gone = session.IsNoNode(err) // by somebody who deletes what is not his
-		return e.gone, nil
+	remove := func() {
+		p.add(e, &zk.DeleteRequest{Path: path, Version: -1}, when(session.IsNoNode, func(*session.Incarnation) error {
+			if e.gone = true; e.with != nil { // by somebody who deletes what is not his
+				return zk.ErrNoNode
+			}
+			return nil
+		}))
 	}
 	switch {
 	case e.gone:
 	case e.with != nil:
-		p.txn(e, path)
+		remove()
+		p.txn(e)
 	case e.fate == fateRemove:
-		p.add(e, &zk.DeleteRequest{Path: path, Version: -1}, gone)
+		remove()
 	case e.fate == fateBury:
 		for _, op := range q.letterOf(e.item, e.fault, e.tries) {
-			p.add(e, op, func(inc *session.Incarnation, err error) (bool, error) {
-				if !session.IsNoNode(err) {
-					return false, nil
-				}
-				return true, inc.MakeDir(context.Background(), q.dead)
-			})
+			p.add(e, op, when(session.IsNoNode, func(inc *session.Incarnation) error { return inc.MakeDir(context.Background(), q.dead) }))
 		}
-		p.add(e, &zk.DeleteRequest{Path: path, Version: -1}, gone)
+		remove()
 	case e.fate == fateLater:
 		dir := session.ChildPath(q.dir, delayedName(e.item.prio, q.zxid.Load()))
 		p.add(e, &zk.CreateRequest{Path: session.ChildPath(dir, laterName(e.due, int32(e.tries), e.item.sent.UnixMilli(), e.item.tag)), Data: e.item.data, Acl: acl, Flags: zk.FlagSequence},
-			func(inc *session.Incarnation, err error) (bool, error) {
-				if !session.IsNoNode(err) {
-					return false, nil
-				}
-				return true, q.makeDelayed(inc, e)
-			})
-		p.add(e, &zk.DeleteRequest{Path: path, Version: -1}, gone)
+			when(session.IsNoNode, func(inc *session.Incarnation) error { return q.makeDelayed(inc, e) }))
+		remove()
 	case e.fate == fateReturn && e.bump && !p.absent[path]:
-		p.add(e, &zk.SetDataRequest{Path: path, Data: e.item.data, Version: e.item.version},
-			func(_ *session.Incarnation, err error) (bool, error) {
-				p.absent[path] = true
-				return session.IsNoNode(err) || session.IsBadVersion(err), nil
-			})
+		p.add(e, &zk.SetDataRequest{Path: path, Data: e.item.data, Version: e.item.version}, p.without(path, outrun))
 	}
 }
 
 // write adds that a bucket's claims are what t says.
 func (p *posting) write(name string, t *lot) {
 	path := session.ChildPath(p.l.q.dir, name)
-	p.add(nil, &zk.SetDataRequest{Path: path, Data: []byte(t.claimed.String()), Version: t.version},
-		func(_ *session.Incarnation, err error) (bool, error) {
-			if !session.IsNoNode(err) && !session.IsBadVersion(err) {
-				return false, nil
-			}
-			p.reread = true
-			if p.want != nil && p.want.lot.name == name {
-				p.want = nil // somebody else was quicker
-			}
-			return true, nil
-		})
+	p.add(nil, &zk.SetDataRequest{Path: path, Data: []byte(t.claimed.String()), Version: t.version}, when(outrun, func(*session.Incarnation) error {
+		p.reread = true
+		if p.want != nil && p.want.lot.name == name {
+			p.want = nil
+		}
+		return nil
+	}))
 }
 
 // makeDelayed makes the znode in which elements of its priority wait. If the
@@ -1435,23 +1415,19 @@ func (p *posting) prepare(inc *session.Incarnation) error {
 }
 
 // txn adds what else is done in the transaction that removes e's element.
-func (p *posting) txn(e *entry, path string) {
+func (p *posting) txn(e *entry) {
 	x := e.with
-	p.add(e, &zk.DeleteRequest{Path: path, Version: -1}, func(_ *session.Incarnation, err error) (bool, error) {
-		e.gone = session.IsNoNode(err) // by somebody who deletes what is not his
-		return false, nil
-	})
-	x.at = len(p.ops)
+	x.at = len(p.steps)
 	for i, op := range x.ops {
-		p.add(e, op, func(_ *session.Incarnation, err error) (bool, error) {
+		p.add(e, op, func(_ *session.Incarnation, err error) error {
 			x.rs = make([]zk.MultiResponse, len(x.ops))
 			x.rs[i].Error = err
-			return false, nil
+			return err
 		})
 	}
 	for _, s := range x.sends {
-		for i, op := range s.g.ops {
-			p.add(e, op, func(inc *session.Incarnation, err error) (bool, error) { return s.g.refused(inc, i, err) })
+		for _, st := range s.g.steps {
+			p.add(e, st.op, st.cure)
 		}
 	}
 }

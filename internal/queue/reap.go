@@ -230,7 +230,7 @@ func (q *core) giveBack(ctx context.Context, inc *session.Incarnation, guid stri
 		r.givenBack, version = true, stat.Version
 		done, err := q.giveBackSome(ctx, inc, path, version, r)
 		switch {
-		case session.IsBadVersion(err), session.IsNoNode(err):
+		case outrun(err):
 			// The bucket was written, or the journal, or this server lags.
 			if err := inc.Sync(ctx, path); err != nil {
 				return false, err
@@ -357,7 +357,7 @@ func (q *core) bump(ctx context.Context, inc *session.Incarnation, key string, v
 	if err == nil && stat.Version == version {
 		_, err = inc.Set(ctx, path, data, version)
 	}
-	if session.IsNoNode(err) || session.IsBadVersion(err) {
+	if outrun(err) {
 		return nil // it was consumed, or the attempt is counted
 	}
 	return err

@@ -234,20 +234,12 @@ func (o *outbox) apply(ctx context.Context, g *posted) error {
 	return err
 }
 
-// What stands for the priority of other operations.
-const (
-	ofOthers = -1
-	ofKeys   = -2 // the check that "keys" is there
-)
-
 // A posted is a group that is being stored.
 type posted struct {
 	o     *outbox
 	group []*parcel
-	ops   []any
-	ids   map[int]*parcel // of whose ID an operation is
-	prios []int           // of which priority's bucket an operation is; less than 0 for others
-	lasts map[int]lastOp  // by priority
+	steps []step
+	lasts map[int]lastOp // by priority
 }
 
 func (g *posted) build(inc *session.Incarnation) (*transaction, error) {
@@ -259,7 +251,7 @@ func (g *posted) build(inc *session.Incarnation) (*transaction, error) {
 		return nil, nil
 	}
 	g.assemble()
-	return &transaction{ops: g.ops, refused: g.refused}, nil
+	return &transaction{steps: g.steps}, nil
 }
 
 // learn notes how full the buckets are, from the responses, if there are any.
@@ -350,48 +342,72 @@ func (o *outbox) newestBucket(ctx context.Context, inc *session.Incarnation, pri
 	return number, err
 }
 
-// assemble makes the operations.
+// assemble makes the steps.
 func (g *posted) assemble() {
-	o, acl := g.o, g.o.q.m.Config.ACL
-	g.ops, g.prios, g.lasts, g.ids = nil, nil, make(map[int]lastOp), make(map[int]*parcel)
+	o := g.o
+	g.steps, g.lasts = nil, make(map[int]lastOp)
+	// It is no container: the numbers of its buckets must not start again.
+	makeQueue := when(session.IsNoNode, func(inc *session.Incarnation) error {
+		o.forget()
+		_, err := inc.Create(context.Background(), o.q.dir, nil)
+		return err
+	})
 	if f := o.q.foreign; f != nil {
 		for _, p := range g.group {
 			for _, data := range p.data {
-				g.add(ofOthers, &zk.CreateRequest{Path: session.ChildPath(o.q.dir, f.name(o.q.foreignPriority(p.prio))), Data: f.frame(data), Acl: acl, Flags: zk.FlagSequence})
+				g.create(session.ChildPath(o.q.dir, f.name(o.q.foreignPriority(p.prio))), f.frame(data), makeQueue)
 			}
 		}
 		return
 	}
-	g.add(ofOthers, &zk.SetDataRequest{Path: o.q.dir, Version: -1}) // the bell
+	g.add(&zk.SetDataRequest{Path: o.q.dir, Version: -1}, makeQueue) // the bell
 	into := make(map[int]tail)
-	if slices.ContainsFunc(g.group, (*parcel).keyed) {
-		g.add(ofKeys, &zk.CheckVersionRequest{Path: session.ChildPath(o.q.dir, keysName), Version: -1})
+	if keys := session.ChildPath(o.q.dir, keysName); slices.ContainsFunc(g.group, (*parcel).keyed) {
+		g.add(&zk.CheckVersionRequest{Path: keys, Version: -1}, when(session.IsNoNode, func(inc *session.Incarnation) error {
+			_, err := inc.Create(context.Background(), keys, nil)
+			if session.IsNoNode(err) {
+				err = nil // the queue was deleted, and that is refused next
+			}
+			return err
+		}))
 	}
 	for _, p := range g.group {
 		for _, op := range p.with {
-			g.add(ofOthers, op)
+			g.add(op, incurable)
 		}
-		dir := session.ChildPath(o.q.dir, delayedName(p.prio, o.first))
+		dir, missing := session.ChildPath(o.q.dir, delayedName(p.prio, o.first)), o.makeDelayed
 		if p.due == 0 {
 			t, ok := into[p.prio]
 			if !ok {
 				t = g.open(p.prio)
 				into[p.prio] = t
 			}
-			dir = session.ChildPath(o.q.dir, bucketName(p.prio, t.bucket))
+			dir, missing = session.ChildPath(o.q.dir, bucketName(p.prio, t.bucket)), o.missing
 		}
 		g.identify(p, session.BaseName(dir))
+		makeDir := when(session.IsNoNode, func(inc *session.Incarnation) error { return missing(inc, p.prio) })
 		for i, data := range p.data {
 			if p.due == 0 {
-				g.lasts[p.prio] = lastOp{len(g.ops), into[p.prio]}
+				g.lasts[p.prio] = lastOp{len(g.steps), into[p.prio]}
 			}
-			g.add(p.prio, &zk.CreateRequest{Path: session.ChildPath(dir, elementName(p.due, p.tags[i])), Data: data, Acl: acl, Flags: zk.FlagSequence})
+			g.create(session.ChildPath(dir, elementName(p.due, p.tags[i])), data, makeDir)
 		}
 	}
 }
 
-func (g *posted) add(prio int, op any) {
-	g.ops, g.prios = append(g.ops, op), append(g.prios, prio)
+func (g *posted) add(op any, c cure) { g.steps = append(g.steps, step{op, c}) }
+
+// create adds the creation of an element.
+func (g *posted) create(path string, data []byte, c cure) {
+	g.add(&zk.CreateRequest{Path: path, Data: data, Acl: g.o.q.m.Config.ACL, Flags: zk.FlagSequence}, func(inc *session.Incarnation, err error) error {
+		if session.IsNodeExists(err) {
+			// A server stays at the number 2147483647 when it has given it. A
+			// bucket never gets so far, but the delayed elements of one priority
+			// and another library's layout do, after 2^31 elements.
+			return fmt.Errorf("%s has used its sequence numbers up: %w", session.ParentPath(path), err)
+		}
+		return c(inc, err)
+	})
 }
 
 // open adds what a bucket needs that is to get elements: a check that it is the
@@ -399,8 +415,12 @@ func (g *posted) add(prio int, op any) {
 func (g *posted) open(prio int) tail {
 	t, acl := *g.o.tails[prio], g.o.q.m.Config.ACL
 	path := session.ChildPath(g.o.q.dir, tailName(prio))
+	anew := when(func(err error) bool { return outrun(err) || session.IsNodeExists(err) }, func(*session.Incarnation) error {
+		g.o.forget() // another producer has made the next bucket
+		return nil
+	})
 	if t.made && !t.full && t.bucket >= 0 {
-		g.add(prio, &zk.CheckVersionRequest{Path: path, Version: t.version})
+		g.add(&zk.CheckVersionRequest{Path: path, Version: t.version}, anew)
 		return t
 	}
 	if t.bucket++; t.bucket == 0 {
@@ -410,68 +430,24 @@ func (g *posted) open(prio int) tail {
 	if t.made && t.bucket > g.o.first && !t.gone {
 		// A queue that was deleted and made anew has a tail too, which may have this
 		// version; but no bucket of this name, because its number is of the queue's zxid.
-		g.add(prio, &zk.CheckVersionRequest{Path: session.ChildPath(g.o.q.dir, bucketName(prio, t.bucket-1)), Version: -1})
+		g.add(&zk.CheckVersionRequest{Path: session.ChildPath(g.o.q.dir, bucketName(prio, t.bucket-1)), Version: -1}, anew)
 	}
 	if t.made {
-		g.add(prio, &zk.SetDataRequest{Path: path, Data: number, Version: t.version})
+		g.add(&zk.SetDataRequest{Path: path, Data: number, Version: t.version}, anew)
 		t.version++
 	} else {
-		g.add(prio, &zk.CreateRequest{Path: path, Data: number, Acl: acl})
+		g.add(&zk.CreateRequest{Path: path, Data: number, Acl: acl}, anew)
 		t.version = 0
 	}
-	g.add(prio, &zk.CreateRequest{Path: session.ChildPath(g.o.q.dir, bucketName(prio, t.bucket)), Acl: acl})
+	g.add(&zk.CreateRequest{Path: session.ChildPath(g.o.q.dir, bucketName(prio, t.bucket)), Acl: acl}, anew)
 	t.made, t.full, t.gone = true, false, false
 	return t
 }
 
-// refused cures what made the i'th operation fail, or says that nothing can be
-// done.
-func (g *posted) refused(inc *session.Incarnation, i int, err error) (again bool, _ error) {
-	if i < 0 {
-		return false, err
-	}
-	o, ctx := g.o, context.Background() // ends with the session
-	prio := g.prios[i]
-	c, creates := g.ops[i].(*zk.CreateRequest)
-	sequential := creates && c.Flags&zk.FlagSequence != 0
-	switch {
-	case g.ids[i] != nil:
-		return g.known(ctx, inc, g.ids[i], err)
-	case prio < 0 && o.q.foreign == nil && i == 0 && session.IsNoNode(err):
-		// The queue itself. It is no container: the numbers of its buckets
-		// must not start again.
-		o.forget()
-		_, err := inc.Create(ctx, o.q.dir, nil)
-		return true, err
-	case prio == ofKeys && session.IsNoNode(err):
-		_, err := inc.Create(ctx, session.ChildPath(o.q.dir, keysName), nil)
-		if session.IsNoNode(err) {
-			err = nil // the queue was deleted, and that is refused next
-		}
-		return true, err
-	case o.q.foreign != nil && sequential && session.IsNoNode(err):
-		_, err := inc.Create(ctx, o.q.dir, nil)
-		return true, err
-	case session.IsNodeExists(err) && sequential:
-		// A server stays at the number 2147483647 when it has given it. A
-		// bucket never gets so far, but the delayed elements of one priority
-		// and another library's layout do, after 2^31 elements.
-		return false, fmt.Errorf("%s has used its sequence numbers up: %w", session.ParentPath(c.Path), err)
-	case prio >= 0 && sequential && session.IsNoNode(err) && session.ParentPath(c.Path) == session.ChildPath(o.q.dir, delayedName(prio, o.first)):
-		return true, o.makeDelayed(ctx, inc, prio)
-	case prio >= 0 && sequential && session.IsNoNode(err):
-		return true, o.missing(ctx, inc, prio)
-	case prio >= 0 && (session.IsNoNode(err) || session.IsNodeExists(err) || session.IsBadVersion(err)):
-		o.forget() // another producer has made the next bucket
-		return true, nil
-	}
-	return false, err
-}
-
 // same reports whether the queue is the one whose tails are known. If not they are
 // forgotten: it was deleted, and made anew.
-func (o *outbox) same(ctx context.Context, inc *session.Incarnation) (bool, error) {
-	stat, err := inc.Exists(ctx, o.q.dir)
+func (o *outbox) same(inc *session.Incarnation) (bool, error) {
+	stat, err := inc.Exists(context.Background(), o.q.dir)
 	if err != nil || stat != nil && stat.Czxid == o.first {
 		return err == nil, err
 	}
@@ -480,8 +456,8 @@ func (o *outbox) same(ctx context.Context, inc *session.Incarnation) (bool, erro
 }
 
 // missing is told that the newest bucket of a priority is not there.
-func (o *outbox) missing(ctx context.Context, inc *session.Incarnation, prio int) error {
-	if same, err := o.same(ctx, inc); !same {
+func (o *outbox) missing(inc *session.Incarnation, prio int) error {
+	if same, err := o.same(inc); !same {
 		return err
 	}
 	o.tails[prio].full, o.tails[prio].gone = true, true
@@ -490,11 +466,11 @@ func (o *outbox) missing(ctx context.Context, inc *session.Incarnation, prio int
 
 // makeDelayed makes the bucket of the delayed elements of a priority. It was
 // never made, or the queue was deleted, and made anew.
-func (o *outbox) makeDelayed(ctx context.Context, inc *session.Incarnation, prio int) error {
-	if same, err := o.same(ctx, inc); !same {
+func (o *outbox) makeDelayed(inc *session.Incarnation, prio int) error {
+	if same, err := o.same(inc); !same {
 		return err
 	}
-	_, err := inc.Create(ctx, session.ChildPath(o.q.dir, delayedName(prio, o.first)), nil)
+	_, err := inc.Create(context.Background(), session.ChildPath(o.q.dir, delayedName(prio, o.first)), nil)
 	return err
 }
 
@@ -510,57 +486,52 @@ func (g *posted) identify(p *parcel, bucket string) {
 	}
 	q := g.o.q
 	path := q.idPath(p.id)
-	g.ids[len(g.ops)] = p
+	add := func(op any) {
+		g.add(op, func(inc *session.Incarnation, err error) error { return g.known(context.Background(), inc, p, err) })
+	}
 	data := note{q.cfg.IDMemory, bucket}.marshal()
 	if p.stale != nil {
-		g.add(ofOthers, &zk.CheckVersionRequest{Path: q.ids, Version: p.swept})
-		g.ids[len(g.ops)] = p
-		g.add(ofOthers, &zk.SetDataRequest{Path: path, Data: data, Version: p.stale.Version})
+		add(&zk.CheckVersionRequest{Path: q.ids, Version: p.swept})
+		add(&zk.SetDataRequest{Path: path, Data: data, Version: p.stale.Version})
 	} else {
-		g.add(ofOthers, &zk.CreateRequest{Path: path, Data: data, Acl: q.m.Config.ACL})
+		add(&zk.CreateRequest{Path: path, Data: data, Acl: q.m.Config.ACL})
 	}
 }
 
 // known is told that the note of p's ID was refused. If the ID is remembered p is
 // taken out of the group.
-func (g *posted) known(ctx context.Context, inc *session.Incarnation, p *parcel, err error) (again bool, _ error) {
+func (g *posted) known(ctx context.Context, inc *session.Incarnation, p *parcel, err error) error {
 	path := g.o.q.idPath(p.id)
 	switch {
 	case session.IsNoNode(err) && p.stale == nil:
 		// ids lasts: made anew it would begin at version 0 again, and so would a note.
 		g.o.q.m.MakeLasting(g.o.q.ids)
-		err := inc.MakeDir(ctx, session.ParentPath(path))
-		return err == nil, err
-	case session.IsNoNode(err), session.IsBadVersion(err):
-		err := g.reread(ctx, inc) // somebody else has replaced, or deleted, one
-		return err == nil, err
+		return inc.MakeDir(ctx, session.ParentPath(path))
+	case outrun(err):
+		return g.reread(ctx, inc) // somebody else has replaced, or deleted, one
 	case !session.IsNodeExists(err):
-		return false, err
+		return err
 	}
 	ids, err := inc.Exists(ctx, g.o.q.ids)
 	if err != nil {
-		return false, err
+		return err
 	}
 	data, stat, err := inc.Get(ctx, path)
-	if session.IsNoNode(err) || err == nil && ids == nil {
-		return true, nil
+	var dir *zk.Stat
+	if err == nil && ids != nil {
+		dir, err = inc.Set(ctx, session.ParentPath(path), nil, -1) // for the servers' time
 	}
-	if err != nil {
-		return false, err
-	}
-	dir, err := inc.Set(ctx, session.ParentPath(path), nil, -1) // for the servers' time
-	if session.IsNoNode(err) {
-		return true, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	if parseNote(data).over(stat, dir) {
+	switch {
+	case session.IsNoNode(err):
+		return nil // it is gone
+	case err != nil || ids == nil:
+		return err
+	case parseNote(data).over(stat, dir):
 		p.stale, p.swept = stat, ids.Version
-	} else {
+	default:
 		p.err = ErrKnown
 	}
-	return true, nil
+	return nil
 }
 
 // reread looks whether the notes that are to be replaced still stand, all together: a

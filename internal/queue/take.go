@@ -56,7 +56,7 @@ func (q *core) pluck(ctx context.Context) (*item, error) {
 				ops = append(ops, letter...)
 			}
 			err = q.remove(ctx, it, ops)
-			if session.IsNoNode(err) || session.IsBadVersion(err) {
+			if outrun(err) {
 				// Somebody else was quicker. If others consume we make way for them at once.
 				others, err := q.othersConsume(ctx, inc)
 				if err != nil {
@@ -449,7 +449,7 @@ func (q *core) clear(ctx context.Context, was *lot, back bool) (n int, more bool
 	switch {
 	case err == nil:
 		return n, more, nil
-	case session.IsNoNode(err), session.IsBadVersion(err):
+	case outrun(err):
 		return 0, true, nil // somebody else was quicker
 	}
 	return 0, false, err
@@ -607,7 +607,7 @@ func (q *core) Cancel(ctx context.Context, id string) (canceled bool, err error)
 			return false, err
 		}
 		_, err = q.m.CommitAcrossSessions(ctx, q.receipts, ops)
-		if err == nil || !session.IsNoNode(err) && !session.IsBadVersion(err) {
+		if err == nil || !outrun(err) {
 			return err == nil, err
 		}
 	}
