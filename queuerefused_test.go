@@ -42,18 +42,22 @@ func TestSendReturnsThatTheServersRefuseWhatItNeeds(t *testing.T) {
 }
 
 func TestConsumerReportsThatTheServersRefuseWhatItNeeds(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		s := open(t, srv)
-		must(t, zsync.NewQueue[int](s, "/jobs/q").Send(t.Context(), 1))
-		_, err := s.Txn(t.Context(), &zk.CreateRequest{Path: "/jobs/q-consumers"})
-		must(t, err)
-		setACL(t, srv, "/jobs", zk.WorldACL(zk.PermAll&^zk.PermCreate))
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-		defer cancel()
-		for _, err := range zsync.NewQueue[int](s, "/jobs/q").All(ctx) {
-			wantErr(t, err, zk.ErrNoAuth)
-			return
-		}
-		t.Error("it ended")
-	})
+	for name, refuse := range map[string]string{"the directory of journals": "/jobs", "the order of claims where elements have keys": "/jobs/q/keys"} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s := open(t, srv)
+				must(t, zsync.NewQueue[int](s, "/jobs/q", zsync.WithKey(func(int) string { return "k" })).Send(t.Context(), 1))
+				_, err := s.Txn(t.Context(), &zk.CreateRequest{Path: "/jobs/q-consumers"})
+				must(t, err)
+				setACL(t, srv, refuse, zk.WorldACL(zk.PermRead|zk.PermAdmin))
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+				defer cancel()
+				for _, err := range zsync.NewQueue[int](s, "/jobs/q").All(ctx) {
+					wantErr(t, err, zk.ErrNoAuth)
+					return
+				}
+				t.Error("it ended")
+			})
+		})
+	}
 }

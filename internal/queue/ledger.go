@@ -1205,12 +1205,10 @@ func (p *posting) assemble(lots map[string]*lot) {
 		p.add(nil, &zk.SetDataRequest{Path: keys, Version: -1}, p.without(keys, session.IsNoNode))
 	}
 	if w := p.want; w != nil && w.lot.keyed {
-		p.add(nil, w.lot.exclusion(p.l.q), func(_ *session.Incarnation, err error) error {
-			if p.want = nil; outrun(err) {
-				return nil
-			}
-			return err
-		})
+		p.add(nil, w.lot.exclusion(p.l.q), when(outrun, func(*session.Incarnation) error {
+			p.want = nil
+			return nil
+		}))
 	}
 	if bell && !p.absent[p.l.q.dir] {
 		// It only wakes others sooner.
