@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/trace"
@@ -66,6 +68,27 @@ func TestTraceTellsWhoseElementsAreAndWhatBecomesOfThem(t *testing.T) {
 		r := trace.Verify([]*trace.File{f}, 0)
 		if !r.Whole() || r.Claims != 7 || r.Removed != 3 {
 			t.Errorf("%+v", r)
+		}
+	})
+}
+
+// Others of its batch are still in hand.
+func TestTraceDoesNotTellALossOfWhatATxnHasRemoved(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		var w traceBuffer
+		s := open(t, srv, zsync.WithTrace(&w))
+		srv.SetLatency(time.Millisecond)
+		q := zsync.NewQueue[int](s, "/q")
+		must(t, q.Send(t.Context(), 1, 2))
+		ds, err := q.ReceiveN(t.Context(), 2)
+		must(t, err)
+		_, err = ds[0].Txn(t.Context(), &zk.CreateRequest{Path: "/done"})
+		must(t, err)
+		srv.Expire(s.ID())
+		<-ds[1].Context().Done()
+		must(t, s.Close())
+		if r := trace.Verify([]*trace.File{w.file(t, "f")}, 0); !r.Whole() || r.Claims != 2 || r.Removed != 1 || r.Losses != 1 {
+			t.Errorf("%+v, want 2 claims, one removed and one lost", r)
 		}
 	})
 }

@@ -774,7 +774,7 @@ func (l *ledger) traceLossLocked(why error, items ...*item) {
 	}
 	var keys []string
 	for _, it := range items {
-		if !it.told {
+		if !it.told && it.batch.left[it] {
 			it.told = true
 			keys = append(keys, it.key())
 		}
