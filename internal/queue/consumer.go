@@ -106,10 +106,10 @@ func (q *core) present(ctx context.Context, it *item, o Joining, most int) (offe
 func (q *core) setAside(it *item) {
 	if it.misfit && !q.skips.misfit() {
 		q.skips.leave(it.key(), it.fault)
-		it.ledger.settle(it, fateReturn)
+		it.ledger.settle(it, Return)
 		return
 	}
-	it.ledger.settle(it, fateBury)
+	it.ledger.settle(it, Bury)
 }
 
 // An item is a Claim.
@@ -142,7 +142,7 @@ func (it *item) Withdrawn() (down, over <-chan struct{}) {
 
 func (it *item) Taken() {
 	p := it.pump
-	it.ledger.settle(it, fateRemove)
+	it.ledger.settle(it, Remove)
 	p.done()
 }
 
@@ -176,21 +176,14 @@ func (it *item) Context() context.Context {
 
 func (it *item) Settle(ctx context.Context, s Settlement) error {
 	l := it.ledger
-	model := entry{fate: fateRemove}
-	switch foreign := l.q.foreign != nil; {
-	case s.Fate == Bury && foreign:
-		return l.q.foreign.lacks("Reject")
-	case s.Fate == Bury:
-		model = entry{fate: fateBury, fault: s.Reason, tries: it.attempts() + 1}
-	case s.Fate == Later && foreign:
-		l.settleNow(ctx, it, entry{fate: fateReturn, bump: true})
-		return l.q.foreign.lacks("NackAfter")
-	case s.Fate == Later:
-		model = entry{fate: fateLater, due: dueAt(s.Due), tries: it.attempts() + 1}
-	case s.Fate == Return:
-		model = entry{fate: fateReturn, bump: !s.Untried}
+	switch foreign := l.q.foreign; {
+	case foreign != nil && s.Fate == Bury:
+		return foreign.lacks("Reject")
+	case foreign != nil && s.Fate == Later:
+		l.settleNow(ctx, it, entry{fate: Return, bump: true})
+		return foreign.lacks("NackAfter")
 	}
-	_, err := l.settleNow(ctx, it, model)
+	_, err := l.settleNow(ctx, it, entry{fate: s.Fate, bump: s.Fate == Return && !s.Untried, fault: s.Reason, due: dueAt(s.Due), tries: it.attempts() + 1})
 	return err
 }
 
@@ -212,7 +205,7 @@ func (l *ledger) settleNow(ctx context.Context, it *item, model entry) (e *entry
 			return e, l.loss()
 		case !ok:
 			return e, line.ErrNotLocked
-		case e.fate == fateReturn && e.bump && lost && !alive:
+		case e.fate == Return && e.bump && lost && !alive:
 			return e, l.loss()
 		}
 		err = l.await(ctx, e)
@@ -226,7 +219,7 @@ func (l *ledger) settleNow(ctx context.Context, it *item, model entry) (e *entry
 // await waits until a fate is carried out.
 func (l *ledger) await(ctx context.Context, e *entry) error {
 	var down <-chan struct{}
-	if e.fate == fateReturn || e.fate == fateLater {
+	if e.fate == Return || e.fate == Later {
 		down = l.inc.Disconnection()
 	}
 	select {
@@ -240,7 +233,7 @@ func (l *ledger) await(ctx context.Context, e *entry) error {
 			return e.err
 		default:
 		}
-		if e.fate == fateReturn {
+		if e.fate == Return {
 			return l.inc.EndError(session.ErrClosed) // it goes back, sooner or later
 		}
 		// It may have been carried out, so it is not told to be lost: that would say
@@ -419,7 +412,7 @@ func (it *item) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) 
 	if err != nil {
 		return nil, err
 	}
-	e, err := l.settleNow(ctx, it, entry{fate: fateRemove, with: x, alone: true})
+	e, err := l.settleNow(ctx, it, entry{fate: Remove, with: x, alone: true})
 	switch {
 	case e == nil || e.with != x:
 		x.leave()

@@ -429,12 +429,11 @@ func (q *core) deleteAll(l *ledger, items []*item) ([]*item, error) {
 func (l *ledger) adopt(b *batch, items []*item) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	b.items = items
+	b.items, b.left = items, len(items)
 	for _, it := range items {
 		it.ledger, it.batch, it.version = l, b, 0 // attempts are not counted
-		b.left[it] = true
 		if l.ended {
-			l.enterLocked(it, fateReturn, false)
+			l.enterLocked(it, entry{fate: Return})
 		}
 	}
 }
@@ -445,7 +444,7 @@ func (l *ledger) postForeign(es []*entry) (culprit *entry, err error) {
 	var returned []*entry
 	var items []*item
 	for _, e := range es {
-		if e.fate == fateReturn {
+		if e.fate == Return {
 			returned, items = append(returned, e), append(items, e.item)
 		}
 	}

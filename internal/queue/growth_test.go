@@ -31,10 +31,9 @@ var growths = map[string]func(n int) func(){
 	},
 	"a note of what is in hand": func(n int) func() {
 		l, b, _ := claimedOf(2 * n)
-		l.q.m, l.journal, l.live, b.left = &session.Manager{}, &journal{}, map[string]int{"b": 2 * n}, make(map[*item]bool)
+		l.q.m, l.journal, l.live, b.left = &session.Manager{}, &journal{}, map[string]int{"b": 2 * n}, 2*n
 		for i, it := range b.items {
 			it.bucket, it.seq, it.noted = "b", int32(i), i%2 == 0
-			b.left[it] = true
 		}
 		return func() {
 			p := &posting{l: l, absent: make(map[string]bool), es: []*entry{{item: b.items[0], fate: fateHand, notes: b.items}}}
@@ -43,7 +42,7 @@ var growths = map[string]func(n int) func(){
 	},
 	"a return": func(n int) func() {
 		l, b, _ := claimedOf(2 * n)
-		l.q.m, l.live, b.left = &session.Manager{}, map[string]int{"b": 2 * n}, make(map[*item]bool)
+		l.q.m, l.live, b.left = &session.Manager{}, map[string]int{"b": 2 * n}, 2*n
 		var all spans
 		for i := range int32(n) {
 			all = append(all, span{4 * i, 4*i + 1})
@@ -51,7 +50,7 @@ var growths = map[string]func(n int) func(){
 		l.journal = &journal{kept: record{holdings: map[string]holding{"b": {owned: all, hand: all}}}}
 		p := &posting{l: l, absent: make(map[string]bool)}
 		for i, it := range b.items[:n] {
-			it.bucket, it.seq, it.final = "b", int32(4*i), &entry{item: it, fate: fateReturn}
+			it.bucket, it.seq, it.final = "b", int32(4*i), &entry{item: it, fate: Return}
 			p.es = append(p.es, it.final)
 		}
 		return func() { p.assemble(map[string]*lot{"b": {claimed: all}}) }

@@ -61,7 +61,7 @@ type ledger struct {
 // A batch is what is claimed in one transaction.
 type batch struct {
 	items []*item
-	left  map[*item]bool // those without a posted entry; guarded by ledger.mu
+	left  int // how many have no posted entry; guarded by ledger.mu
 
 	claiming bool // its claim is under way; guarded by ledger.mu
 }
@@ -99,6 +99,7 @@ type item struct {
 	note    <-chan struct{} // closed when that is written down, where attempts are limited; guarded by ledger.mu
 	noted   bool            // that it is in hand is written down, or will be; guarded by ledger.mu
 	to      *consumer       // to whom it is being offered, if by a channel; belongs to its goroutine
+	posted  bool            // what becomes of it is; guarded by ledger.mu
 	told    bool            // the trace tells that its claim is lost; guarded by ledger.mu
 	final   *entry          // what becomes of it; guarded by ledger.mu
 
@@ -129,23 +130,17 @@ func (it *item) drop() { it.data, it.framed, it.value = nil, nil, nil }
 // attempts returns how often it was delivered before.
 func (it *item) attempts() int { return int(it.tries) + int(it.version) }
 
-// A fate is what becomes of an item.
-type fate int
-
+// What else an entry may be of.
 const (
-	fateRemove  fate = iota // taken, or acknowledged
-	fateReturn              // back to its place
-	fateLater               // back to the queue, at a later time
-	fateBury                // to the dead letters
-	fateMissing             // it was gone
-	fateHand                // none yet: it is being delivered
+	fateMissing = Bury + 1 + iota // it was gone
+	fateHand                      // no fate yet: it is being delivered
 )
 
 // An entry is the fate of one item, or a note of its being in hand.
 type entry struct {
 	item  *item
 	notes []*item // of fateHand: those whose being in hand, or not, is to be written down
-	fate  fate
+	fate  Fate
 	bump  bool      // count it as an attempt
 	gone  bool      // the znode was found deleted
 	again bool      // it was refused before
@@ -153,8 +148,8 @@ type entry struct {
 	back  bool      // the order waits for it; guarded by ledger.mu
 	tried time.Time // when it was refused first
 	fault error     // why it is buried
-	with  *txn      // what else its transaction does, or nil; of fateRemove
-	due   int64     // when it may be received again, in Unix milliseconds; of fateLater
+	with  *txn      // what else its transaction does, or nil; of Remove
+	due   int64     // when it may be received again, in Unix milliseconds; of Later
 	tries int       // how often it was delivered, of one that is buried
 	done  chan struct{}
 	err   error // read it only after done is closed
@@ -219,11 +214,10 @@ func (l *ledger) newBatch(es []element) *batch {
 	if l.ended {
 		return nil
 	}
-	b := &batch{left: make(map[*item]bool, len(es)), claiming: len(es) > 0}
+	b := &batch{left: len(es), claiming: len(es) > 0}
 	for _, e := range es {
 		it := &item{element: e, ledger: l, batch: b}
 		b.items = append(b.items, it)
-		b.left[it] = true
 		l.live[e.bucket]++
 	}
 	l.batches[b] = struct{}{}
@@ -335,7 +329,7 @@ func (l *ledger) forget(b *batch) {
 }
 
 // settle decides the fate of an item, if it is not decided yet.
-func (l *ledger) settle(it *item, f fate) {
+func (l *ledger) settle(it *item, f Fate) {
 	l.decide(it, entry{fate: f, fault: it.fault, tries: it.attempts()})
 }
 
@@ -345,7 +339,7 @@ func (l *ledger) decide(it *item, e entry) (_ *entry, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if it.final == nil {
-		l.enterFateLocked(it, e)
+		l.enterLocked(it, e)
 	}
 	return it.final, it.final.fate == e.fate
 }
@@ -357,11 +351,7 @@ func (l *ledger) settled(it *item) bool {
 	return it.final != nil
 }
 
-func (l *ledger) enterLocked(it *item, f fate, bump bool) *entry {
-	return l.enterFateLocked(it, entry{fate: f, bump: bump})
-}
-
-func (l *ledger) enterFateLocked(it *item, model entry) *entry {
+func (l *ledger) enterLocked(it *item, model entry) *entry {
 	e := &model
 	e.item, e.done = it, make(chan struct{})
 	if e.fate != fateHand {
@@ -371,7 +361,7 @@ func (l *ledger) enterFateLocked(it *item, model entry) *entry {
 		l.unhandLocked(it)
 		l.finishContextLocked(it)
 	}
-	if e.back = e.fate == fateReturn; e.back {
+	if e.back = e.fate == Return; e.back {
 		l.q.order.begin(!e.bump)
 	}
 	l.queueLocked(e)
@@ -412,7 +402,7 @@ func (l *ledger) finishContextLocked(it *item) {
 	case l.lost: // the Session is being closed
 		cause = l.inc.EndError(session.ErrClosed)
 	}
-	if it.final != nil && it.final.fate != fateReturn && it.final.with == nil {
+	if it.final != nil && it.final.fate != Return && it.final.with == nil {
 		cause = nil // settled by the consumer
 	}
 	it.cancel(cause)
@@ -486,7 +476,7 @@ func (l *ledger) handed(it *item) {
 	if l.ended {
 		l.startLocked() // it is not being offered any more
 	}
-	if !it.batch.left[it] || it.final != nil && (it.final.with == nil || session.IsClosed(it.final.done)) {
+	if it.posted || it.final != nil && (it.final.with == nil || session.IsClosed(it.final.done)) {
 		return // it is settled already, or its txn is lost
 	}
 	l.hand[it] = true
@@ -494,7 +484,7 @@ func (l *ledger) handed(it *item) {
 	switch {
 	case it.final == nil && (l.lost || l.void):
 		l.traceLossLocked(l.lossCause(), it)
-		l.enterLocked(it, fateReturn, true)
+		l.enterLocked(it, entry{fate: Return, bump: true})
 	case l.q.foreign == nil && l.q.cfg.MaxAttempts == 0:
 		if l.fresh = append(l.fresh, it); len(l.fresh) == 1 {
 			time.AfterFunc(noteAfter, l.note)
@@ -551,7 +541,7 @@ func (l *ledger) note() {
 // enterNoteLocked has it written down whether it is in hand. More may be added to the
 // entry's notes at once.
 func (l *ledger) enterNoteLocked(it *item) *entry {
-	return l.enterFateLocked(it, entry{fate: fateHand, notes: []*item{it}})
+	return l.enterLocked(it, entry{fate: fateHand, notes: []*item{it}})
 }
 
 func (l *ledger) unhandLocked(it *item) {
@@ -571,7 +561,7 @@ func (l *ledger) withdraw(it *item) bool {
 	switch {
 	case it.final != nil:
 	case l.ended:
-		l.enterLocked(it, fateReturn, false)
+		l.enterLocked(it, entry{fate: Return})
 	case noted:
 		l.enterNoteLocked(it) // that it is not
 	}
@@ -607,10 +597,10 @@ func (l *ledger) giveBackLocked(b *batch) {
 				l.finishContextLocked(it) // it may be refused in another session
 			}
 		case !it.out:
-			l.enterLocked(it, fateReturn, false)
+			l.enterLocked(it, entry{fate: Return})
 		case l.lost && l.hand[it]:
 			lost = append(lost, it)
-			l.enterLocked(it, fateReturn, true)
+			l.enterLocked(it, entry{fate: Return, bump: true})
 		}
 	}
 	l.traceLossLocked(l.lossCause(), lost...)
@@ -657,10 +647,10 @@ func (l *ledger) next() ([]*entry, *want) {
 	for n < len(l.queue) && n < maxPost {
 		e := l.queue[n]
 		size += 2 * l.q.m.SizeOf(l.q.dir+"/"+e.item.key(), nil)
-		if e.fate == fateBury || e.fate == fateLater || e.bump || l.q.foreign != nil {
+		if e.fate == Bury || e.fate == Later || e.bump || l.q.foreign != nil {
 			size += len(e.item.stored())
 		}
-		if e.fate == fateBury {
+		if e.fate == Bury {
 			size += maxReason + 1024
 		}
 		if n > 0 && (size > session.MaxPacket/2 || e.alone || l.queue[0].alone) {
@@ -763,8 +753,8 @@ func (l *ledger) traceSettled(p *posting, err error) {
 }
 
 // fateWords are the fates in the trace.
-var fateWords = map[fate]string{
-	fateRemove: trace.Removed, fateReturn: trace.Returned, fateLater: trace.Delayed, fateBury: trace.Buried, fateMissing: trace.Missing,
+var fateWords = map[Fate]string{
+	Remove: trace.Removed, Return: trace.Returned, Later: trace.Delayed, Bury: trace.Buried, fateMissing: trace.Missing,
 }
 
 // traceLossLocked writes that the claims of items are lost, once of each.
@@ -774,7 +764,7 @@ func (l *ledger) traceLossLocked(why error, items ...*item) {
 	}
 	var keys []string
 	for _, it := range items {
-		if !it.told && it.batch.left[it] {
+		if !it.told && !it.posted {
 			it.told = true
 			keys = append(keys, it.key())
 		}
@@ -865,7 +855,7 @@ func (l *ledger) finish(p *posting, err error) {
 			l.patience = 0
 		}
 		if b := e.item.batch; e.fate != fateHand {
-			if err == nil && e.fate == fateBury && !e.gone {
+			if err == nil && e.fate == Bury && !e.gone {
 				buried = append(buried, e)
 			}
 			if e.with != nil {
@@ -873,9 +863,9 @@ func (l *ledger) finish(p *posting, err error) {
 				l.finishContextLocked(e.item)
 			}
 			e.item.drop()
-			delete(b.left, e.item)
+			e.item.posted = true
 			l.unliveLocked(e.item)
-			if len(b.left) == 0 {
+			if b.left--; b.left == 0 {
 				l.dropLocked(b)
 			}
 		}
@@ -927,7 +917,7 @@ func (l *ledger) retry() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, e := range l.refused {
-		if e.fate == fateHand && len(e.item.batch.left) == 0 {
+		if e.fate == fateHand && e.item.batch.left == 0 {
 			close(e.done) // nothing is in hand
 			continue
 		}
@@ -947,12 +937,12 @@ func (l *ledger) voidLocked() {
 	for it := range l.hand {
 		l.unhandLocked(it)
 		if it.final == nil {
-			it.final = &entry{item: it, fate: fateReturn, done: session.ClosedChan, err: l.loss()}
+			it.final = &entry{item: it, fate: Return, done: session.ClosedChan, err: l.loss()}
 		}
 		l.finishContextLocked(it)
 	}
 	for b := range l.batches {
-		l.traceLossLocked(l.loss(), slices.Collect(maps.Keys(b.left))...)
+		l.traceLossLocked(l.loss(), b.items...)
 		l.dropLocked(b)
 	}
 }
@@ -1014,7 +1004,7 @@ func (p *posting) doubt() {
 			there = stat != nil
 			return err
 		})
-		if e.fate != fateReturn && e.fate != fateHand && !e.gone && (err != nil || !there) {
+		if e.fate != Return && e.fate != fateHand && !e.gone && (err != nil || !there) {
 			e.err = fmt.Errorf("its claim was given back by others, and is gone, so whether it was applied before is unknown: %w", zk.ErrNoNode)
 		}
 		return nil
@@ -1113,7 +1103,7 @@ func (p *posting) lots(ctx context.Context, inc *session.Incarnation) (map[strin
 	var names, paths []string
 	for _, e := range p.es {
 		name := e.item.bucket
-		if e.fate == fateReturn && lots[name] == nil && !slices.Contains(names, name) {
+		if e.fate == Return && lots[name] == nil && !slices.Contains(names, name) {
 			names, paths = append(names, name), append(paths, session.ChildPath(p.l.q.dir, name))
 		}
 	}
@@ -1180,9 +1170,9 @@ func (p *posting) assemble(lots map[string]*lot) {
 		settled[e.item.bucket]++
 		p.settle(e)
 		// Consumers that wait must learn of the time, and of what waited for its key.
-		bell = bell || e.fate == fateReturn || e.fate == fateLater || keyOf(e.item.tag) != ""
-		moved = moved || e.fate == fateLater && keyOf(e.item.tag) != ""
-		if e.fate == fateReturn {
+		bell = bell || e.fate == Return || e.fate == Later || keyOf(e.item.tag) != ""
+		moved = moved || e.fate == Later && keyOf(e.item.tag) != ""
+		if e.fate == Return {
 			returned[e.item.bucket] = append(returned[e.item.bucket], e.item.seq)
 		}
 	}
@@ -1225,7 +1215,7 @@ func (p *posting) noteLocked() {
 	for _, e := range p.es {
 		for _, it := range e.notes {
 			switch {
-			case !it.batch.left[it]: // posted already
+			case it.posted:
 			case it.noted:
 				in[it.bucket] = append(in[it.bucket], it.seq)
 			default:
@@ -1261,19 +1251,19 @@ func (p *posting) settle(e *entry) {
 	case e.with != nil:
 		remove()
 		p.txn(e)
-	case e.fate == fateRemove:
+	case e.fate == Remove:
 		remove()
-	case e.fate == fateBury:
+	case e.fate == Bury:
 		for _, op := range q.letterOf(e.item, e.fault, e.tries) {
 			p.add(e, op, when(session.IsNoNode, func(inc *session.Incarnation) error { return inc.MakeDir(context.Background(), q.dead) }))
 		}
 		remove()
-	case e.fate == fateLater:
+	case e.fate == Later:
 		dir := session.ChildPath(q.dir, delayedName(e.item.prio, q.zxid.Load()))
 		p.add(e, &zk.CreateRequest{Path: session.ChildPath(dir, laterName(e.due, int32(e.tries), e.item.sent.UnixMilli(), e.item.tag)), Data: e.item.data, Acl: acl, Flags: zk.FlagSequence},
 			when(session.IsNoNode, func(inc *session.Incarnation) error { return q.makeDelayed(inc, e) }))
 		remove()
-	case e.fate == fateReturn && e.bump && !p.absent[path]:
+	case e.fate == Return && e.bump && !p.absent[path]:
 		p.add(e, &zk.SetDataRequest{Path: path, Data: e.item.data, Version: e.item.version}, p.without(path, outrun))
 	}
 }
@@ -1345,7 +1335,7 @@ func (l *ledger) fetch(b *batch, r *reading) ([]*item, error) {
 	}
 	for i, err := range r.refused {
 		if err != nil {
-			l.settle(b.items[i], fateReturn)
+			l.settle(b.items[i], Return)
 			l.q.skips.unreadable(b.items[i].key(), err)
 		}
 	}
@@ -1356,7 +1346,7 @@ func (l *ledger) fetch(b *batch, r *reading) ([]*item, error) {
 		switch it := b.items[i]; {
 		case it.final != nil: // refused above, or given back
 		case n.Stat == nil:
-			l.enterLocked(it, fateMissing, false)
+			l.enterLocked(it, entry{fate: fateMissing})
 		default:
 			it.read(n.Data, n.Stat)
 			ours = append(ours, it)

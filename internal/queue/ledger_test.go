@@ -23,7 +23,7 @@ func claimedOf(n int) (*ledger, *batch, *reading) {
 // Who posts that they go back reads them without a lock.
 func TestElementsThatAreGivenBackWhileTheyAreReadAreLeftAlone(t *testing.T) {
 	l, b, r := claimedOf(3)
-	b.items[1].final = &entry{fate: fateReturn}
+	b.items[1].final = &entry{fate: Return}
 	items, err := l.fetch(b, r)
 	if err != nil || len(items) != 2 || items[0] != b.items[0] || items[1] != b.items[2] {
 		t.Errorf("fetch = %v, %v, want the first and the last of three", items, err)
@@ -60,13 +60,12 @@ func TestElementsMayBeGivenBackWhileConsumersAreGivenThem(t *testing.T) {
 func TestWhatIsBeingSettledIsInHandUntilThatIsPosted(t *testing.T) {
 	l, b, _ := claimedOf(3)
 	l.q.m = &session.Manager{}
-	l.journal, l.live, b.left = &journal{}, map[string]int{"b": 3}, make(map[*item]bool)
+	l.journal, l.live, b.left = &journal{}, map[string]int{"b": 3}, 3
 	for i, it := range b.items {
 		it.bucket, it.seq, it.noted = "b", int32(i), true
-		b.left[it] = true
 	}
-	b.items[0].final = &entry{item: b.items[0], fate: fateRemove} // not posted yet
-	back := &entry{item: b.items[2], fate: fateReturn}
+	b.items[0].final = &entry{item: b.items[0], fate: Remove} // not posted yet
+	back := &entry{item: b.items[2], fate: Return}
 	b.items[2].final = back
 	p := &posting{l: l, absent: make(map[string]bool), es: []*entry{back, {item: b.items[1], fate: fateHand, notes: b.items}}}
 	p.assemble(nil)
@@ -79,10 +78,10 @@ func TestWhatIsBeingSettledIsInHandUntilThatIsPosted(t *testing.T) {
 func offeredTxn() (*ledger, *item) {
 	l, b, _ := claimedOf(1)
 	l.q.m, l.inc = &session.Manager{}, &session.Incarnation{}
-	l.running, l.hand, b.left = true, make(map[*item]bool), make(map[*item]bool)
+	l.running, l.hand, b.left = true, make(map[*item]bool), 1
 	it := b.items[0]
-	b.left[it], it.out = true, true
-	it.final = &entry{item: it, fate: fateRemove, with: &txn{}, done: make(chan struct{})}
+	it.out = true
+	it.final = &entry{item: it, fate: Remove, with: &txn{}, done: make(chan struct{})}
 	return l, it
 }
 

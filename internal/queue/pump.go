@@ -633,7 +633,7 @@ func (p *pump) shed() {
 	p.shedding = false
 	if n := p.slowedLocked(); n < len(p.ready) && !p.claiming {
 		for _, it := range p.ready[n:] {
-			it.ledger.settle(it, fateReturn)
+			it.ledger.settle(it, Return)
 		}
 		p.ready = p.ready[:n:n]
 	}
