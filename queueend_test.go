@@ -2,6 +2,7 @@ package zsync_test
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -85,5 +86,25 @@ func TestASendThatEndsBeforeThereIsASessionLeavesNothing(t *testing.T) {
 		must(t, q.Send(within(t, time.Minute), 2))
 		ackAll(t, q.Deliveries(t.Context()), 1)
 		wantLen(t, q, 0)
+	})
+}
+
+// What is in hand goes back first, and that takes a moment.
+func TestAckOfADeliveryThatGoesBackBecauseTheSessionIsBeingClosedSaysSo(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		q := zsync.NewQueue[int](s, "/q")
+		must(t, q.Send(t.Context(), 1))
+		d, err := q.Receive(t.Context())
+		must(t, err)
+		srv.SetLatency(100 * time.Millisecond)
+		closed := make(chan error)
+		go func() { closed <- s.Close() }()
+		<-d.Context().Done()
+		var lost *zsync.LostError
+		if err := d.Ack(t.Context()); !errors.As(err, &lost) || lost.Reason != zsync.LossClosed {
+			t.Errorf("Ack = %v, want a loss because the session is closed", err)
+		}
+		must(t, <-closed)
 	})
 }

@@ -197,16 +197,19 @@ func (l *ledger) settleNow(ctx context.Context, it *item, model entry) (e *entry
 	for {
 		var ok bool
 		e, ok = l.decide(it, model)
+		var loss error
 		l.mu.Lock()
-		lost := l.lost || l.void
+		if l.lost || l.void {
+			loss = l.lossLocked()
+		}
 		l.mu.Unlock()
 		switch {
-		case !ok && lost:
-			return e, l.loss()
+		case !ok && loss != nil:
+			return e, loss
 		case !ok:
 			return e, line.ErrNotLocked
-		case e.fate == Return && e.bump && lost && !alive:
-			return e, l.loss()
+		case e.fate == Return && e.bump && loss != nil && !alive:
+			return e, loss
 		}
 		err = l.await(ctx, e)
 		if e.with == nil || e.with == model.with || !session.IsClosed(e.done) || l.settled(it) {

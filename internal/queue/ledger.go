@@ -395,23 +395,18 @@ func (l *ledger) finishContextLocked(it *item) {
 	if it.cancel == nil {
 		return
 	}
-	var cause error
-	switch {
-	case l.void || l.inc.Ctx.Err() != nil:
-		cause = l.loss()
-	case l.lost: // the Session is being closed
-		cause = l.inc.EndError(session.ErrClosed)
+	settled := it.final != nil && it.final.fate != Return && it.final.with == nil // by the consumer
+	if !settled && (l.lost || l.void || l.inc.Ctx.Err() != nil) {
+		it.cancel(l.lossLocked())
+	} else {
+		it.cancel(nil)
 	}
-	if it.final != nil && it.final.fate != Return && it.final.with == nil {
-		cause = nil // settled by the consumer
-	}
-	it.cancel(cause)
 }
 
 // queueLocked has an entry posted.
 func (l *ledger) queueLocked(e *entry) {
 	if l.void {
-		e.err = l.loss()
+		e.err = l.taken()
 		l.closeLocked(e)
 		return
 	}
@@ -483,7 +478,7 @@ func (l *ledger) handed(it *item) {
 	l.q.m.Holds.Add(1)
 	switch {
 	case it.final == nil && (l.lost || l.void):
-		l.traceLossLocked(l.lossCause(), it)
+		l.traceLossLocked(l.lossLocked(), it)
 		l.enterLocked(it, entry{fate: Return, bump: true})
 	case l.q.foreign == nil && l.q.cfg.MaxAttempts == 0:
 		if l.fresh = append(l.fresh, it); len(l.fresh) == 1 {
@@ -603,7 +598,7 @@ func (l *ledger) giveBackLocked(b *batch) {
 			l.enterLocked(it, entry{fate: Return, bump: true})
 		}
 	}
-	l.traceLossLocked(l.lossCause(), lost...)
+	l.traceLossLocked(l.lossLocked(), lost...)
 }
 
 // run posts entries, and claims, until there are none.
@@ -702,20 +697,21 @@ func (l *ledger) offersLocked() bool {
 	return false
 }
 
-// loss says why a claim is lost.
-func (l *ledger) loss() error {
+// lossLocked says why claims are lost, or go back.
+func (l *ledger) lossLocked() error {
+	if l.lost && !l.void && l.inc.Ctx.Err() == nil {
+		return l.inc.EndError(session.ErrClosed) // the Session is being closed
+	}
+	return l.taken()
+}
+
+// taken says why a claim is lost that others have given back, or whose element they
+// have deleted.
+func (l *ledger) taken() error {
 	if l.inc.Ctx.Err() != nil {
 		return l.inc.Loss()
 	}
 	return l.inc.Deleted()
-}
-
-// lossCause says why what is in hand goes back.
-func (l *ledger) lossCause() error {
-	if l.inc.Ctx.Err() != nil {
-		return l.inc.Loss()
-	}
-	return l.inc.EndError(session.ErrClosed)
 }
 
 func (l *ledger) traceClaim(items []*item) {
@@ -849,7 +845,7 @@ func (l *ledger) finish(p *posting, err error) {
 		case err != nil:
 			e.err = cmp.Or(e.err, err) // that of doubt
 		case e.gone:
-			e.err = l.loss()
+			e.err = l.taken()
 		}
 		if e.again && err == nil {
 			l.patience = 0
@@ -930,19 +926,19 @@ func (l *ledger) retry() {
 func (l *ledger) voidLocked() {
 	l.void, l.ended = true, true
 	for _, e := range slices.Concat(l.queue, l.refused) {
-		e.err = l.loss()
+		e.err = l.taken()
 		l.closeLocked(e)
 	}
 	l.queue, l.refused = nil, nil
 	for it := range l.hand {
 		l.unhandLocked(it)
 		if it.final == nil {
-			it.final = &entry{item: it, fate: Return, done: session.ClosedChan, err: l.loss()}
+			it.final = &entry{item: it, fate: Return, done: session.ClosedChan, err: l.taken()}
 		}
 		l.finishContextLocked(it)
 	}
 	for b := range l.batches {
-		l.traceLossLocked(l.loss(), b.items...)
+		l.traceLossLocked(l.taken(), b.items...)
 		l.dropLocked(b)
 	}
 }
@@ -985,7 +981,7 @@ func (p *posting) post() (err error) {
 			p.doubt()
 		}
 		l.q.m.Log.Warn("zsync: claims were given back by others", "path", l.q.cfg.Path)
-		return l.loss()
+		return l.taken()
 	}
 	return err
 }
@@ -1434,7 +1430,7 @@ func (x *txn) answered(j *journal, rs []zk.MultiResponse) {
 // hand as before; if the session was lost meanwhile it goes back now.
 func (l *ledger) refuseTxnLocked(e *entry, err error) {
 	if e.err = err; e.gone {
-		e.err = l.loss()
+		e.err = l.taken()
 	}
 	e.item.final = nil
 	close(e.done)
