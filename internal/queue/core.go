@@ -17,27 +17,21 @@ import (
 // A core is the Engine of zsync's own layout, and, with a foreign, of those of
 // other libraries.
 type core struct {
+	site
 	deadLetters
 	listeners
-	m   *session.Manager
+	finder
 	cfg Config
-
-	// As the server knows them.
-	dir, claims, live, senders, receipts, ids string
 
 	foreign *foreign  // another library's layout, or nil
 	line    line.Line // of those who want elements
-	room    line.Line // of those who wait for room
-	delays  delayCache
 	out     outbox
 	under   reaper
-	skips   skipper
 	gate    gate
 	sweeper *sweeper
 	usher   usher
 	vetted  atomic.Pointer[session.Incarnation] // in which the directories were found to be ours
 	zxid    atomic.Int64                        // that made path, as last seen by the pump
-	keyed   atomic.Bool                         // elements have had keys
 	pull    *core                               // of Receive: it claims nothing ahead
 	order   *order                              // shared with pull
 
@@ -66,17 +60,14 @@ func newEngine(m *session.Manager, cfg Config, f *foreign) Engine {
 }
 
 func newCore(m *session.Manager, cfg Config, f *foreign) *core {
-	c := &core{m: m, cfg: cfg, foreign: f, order: &order{}}
-	c.dir = m.Full(cfg.Path)
-	c.claims, c.senders, c.receipts = c.dir+"-claims", c.dir+"-senders", c.dir+"-receipts"
-	c.live, c.ids = c.dir+"-live", c.dir+"-ids"
-	c.deadLetters = deadLetters{m: m, path: cfg.Path, dead: c.dir + "-dead", receipts: c.receipts}
-	c.sweeper = &sweeper{senders: c.senders, ids: c.ids, dead: &c.deadLetters, keep: cfg.KeepDead}
-	c.listeners.m, c.listeners.path = m, cfg.Path
-	c.under.q, c.under.last, c.skips.complain = c, time.Now(), c.complain
+	at := newSite(m, cfg.Path)
+	c := &core{site: at, cfg: cfg, foreign: f, order: &order{}}
+	c.deadLetters.site, c.listeners.site, c.finder.site, c.under.site, c.gate.site = at, at, at, at, at
+	c.sweeper = &sweeper{deadLetters: c.deadLetters, keep: cfg.KeepDead}
+	c.under.last, c.skips.complain = time.Now(), c.complain
 	c.line = line.New(m, cfg.Path+"-consumers", session.ProtectedName, "turn-")
 	c.usher.m, c.usher.line = m, &c.line
-	c.room = line.New(m, cfg.Path+"-senders", session.ProtectedName, "room-")
+	c.gate.line, c.gate.maxLen, c.gate.length = line.New(m, cfg.Path+"-senders", session.ProtectedName, "room-"), cfg.MaxLen, c.length
 	c.gate.busy = make(chan struct{}, 1)
 	c.out = outbox{q: c, more: make(chan struct{}, 1)}
 	return c
@@ -171,9 +162,9 @@ func (q *core) reserve(ctx context.Context, b Batch) (leave func(), err error) {
 	case q.cfg.MaxLen == 0:
 		return func() {}, nil
 	case b.NoWait:
-		return q.tryRoom(ctx, len(b.Data))
+		return q.gate.try(ctx, len(b.Data))
 	}
-	return q.awaitRoom(ctx, len(b.Data))
+	return q.gate.await(ctx, len(b.Data))
 }
 
 // dispatch sends a parcel and waits until that is done, or its context ends.

@@ -22,12 +22,7 @@ import (
 // Beside it stands why-<the same 16 digits>, made and removed in the same
 // transactions: why, and what became of the element before. (If both do not fit
 // into a request the dead letter stands alone.)
-type deadLetters struct {
-	m        *session.Manager
-	path     string // of the queue, for messages
-	dead     string // where they stand, as the server knows it
-	receipts string // for those transactions that need one
-}
+type deadLetters struct{ site }
 
 // letterDigits is how many random digits the name of a dead letter has. The
 // numbers begin again when the servers have removed the directory of the dead

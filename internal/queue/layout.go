@@ -47,6 +47,23 @@ import (
 // however much the queue holds. The tail stays as long as the queue, so no bucket is
 // made twice, though those that are empty are deleted.
 
+// A site is where a queue is: the Session through which it is reached, and the paths
+// of its znodes as the servers know them.
+type site struct {
+	m    *session.Manager
+	path string // as the program knows it, for messages
+
+	dir, claims, live, senders, receipts, ids, dead string
+}
+
+func newSite(m *session.Manager, path string) site {
+	dir := m.Full(path)
+	return site{m, path, dir, dir + "-claims", dir + "-live", dir + "-senders", dir + "-receipts", dir + "-ids", dir + "-dead"}
+}
+
+// maxPost is how many elements one transaction settles.
+const maxPost = 500
+
 // bucketSize is how many elements a bucket gets before the next is made. One
 // Send may exceed it.
 const bucketSize = 1000

@@ -625,9 +625,6 @@ func (l *ledger) run() {
 	}
 }
 
-// maxPost is how many entries go into one transaction.
-const maxPost = 500
-
 // next returns what the next transaction is for, or nothing when run is to end.
 func (l *ledger) next() ([]*entry, *want) {
 	l.mu.Lock()
@@ -1079,7 +1076,7 @@ func (p *posting) bumpLarge(ctx context.Context, inc *session.Incarnation) error
 	for _, e := range p.es {
 		path := session.ChildPath(p.l.q.dir, e.item.key())
 		if e.bump && len(e.item.data) > session.MaxPacket/2 && !p.absent[path] {
-			if err := p.l.q.bump(ctx, inc, e.item.key(), e.item.version); err != nil {
+			if err := p.l.q.under.bump(ctx, inc, e.item.key(), e.item.version); err != nil {
 				p.culprit = e
 				return err
 			}
@@ -1191,7 +1188,7 @@ func (p *posting) assemble(lots map[string]*lot) {
 		p.add(nil, &zk.SetDataRequest{Path: keys, Version: -1}, p.without(keys, session.IsNoNode))
 	}
 	if w := p.want; w != nil && w.lot.keyed {
-		p.add(nil, w.lot.exclusion(p.l.q), when(outrun, func(*session.Incarnation) error {
+		p.add(nil, w.lot.exclusion(p.l.q.dir), when(outrun, func(*session.Incarnation) error {
 			p.want = nil
 			return nil
 		}))

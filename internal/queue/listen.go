@@ -1,18 +1,13 @@
 package queue
 
-import (
-	"sync"
-
-	"github.com/zsync/zsync/internal/session"
-)
+import "sync"
 
 // Listeners are told of errors that keep the consumers of a queue from
 // consuming.
 type listeners struct {
-	m    *session.Manager
-	path string // of the queue, for messages
-	mu   sync.Mutex
-	all  map[chan error]bool // guarded by mu
+	site
+	mu  sync.Mutex
+	all map[chan error]bool // guarded by mu
 }
 
 func (l *listeners) Listen(c chan error, on bool) {

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -139,6 +140,14 @@ type finding struct {
 	more  bool      // there is another bucket that may have free ones
 }
 
+// A finder looks for free elements.
+type finder struct {
+	site
+	skips  skipper
+	delays delayCache
+	keyed  atomic.Bool // elements have had keys
+}
+
 // lotsAtOnce is how many buckets are read with one request.
 const lotsAtOnce = 100
 
@@ -153,7 +162,7 @@ func (f *finding) wait(at time.Time) {
 // first that has any, or one of the first few, as many as spread, of the same
 // priority: those who have claimed from one bucket at once go to several. With
 // aside nothing is written.
-func (q *core) search(ctx context.Context, inc *session.Incarnation, n, spread int, aside bool) (*finding, error) {
+func (q *finder) search(ctx context.Context, inc *session.Incarnation, n, spread int, aside bool) (*finding, error) {
 	f := &finding{}
 	again, full := q.skips.next()
 	if f.due = again; full {
@@ -201,7 +210,7 @@ func (q *core) search(ctx context.Context, inc *session.Incarnation, n, spread i
 
 // searchKeyed is search where elements have keys. It must look at every element
 // that is claimed, to know its key.
-func (q *core) searchKeyed(ctx context.Context, inc *session.Incarnation, f *finding, buckets []bucket, n int, keys int32, aside bool) (*finding, error) {
+func (q *finder) searchKeyed(ctx context.Context, inc *session.Incarnation, f *finding, buckets []bucket, n int, keys int32, aside bool) (*finding, error) {
 	lots, err := q.lots(ctx, inc, buckets)
 	if err != nil {
 		return nil, err
@@ -252,7 +261,7 @@ func (q *core) searchKeyed(ctx context.Context, inc *session.Incarnation, f *fin
 }
 
 // searchAll is search where no element has a key.
-func (q *core) searchAll(ctx context.Context, inc *session.Incarnation, f *finding, buckets []bucket, n, spread int, aside bool) error {
+func (q *finder) searchAll(ctx context.Context, inc *session.Incarnation, f *finding, buckets []bucket, n, spread int, aside bool) error {
 	for from := 0; from < len(buckets); from += lotsAtOnce {
 		part := buckets[from:min(from+lotsAtOnce, len(buckets))]
 		lots, err := q.lots(ctx, inc, part)
@@ -311,7 +320,7 @@ func pick(lots []*lot, spread int) int {
 }
 
 // lots reads buckets. Those that are gone, or may not be read, are left out.
-func (q *core) lots(ctx context.Context, inc *session.Incarnation, buckets []bucket) (lots []*lot, err error) {
+func (q *finder) lots(ctx context.Context, inc *session.Incarnation, buckets []bucket) (lots []*lot, err error) {
 	paths := make([]string, len(buckets))
 	for i, b := range buckets {
 		paths[i] = session.ChildPath(q.dir, b.name)
@@ -334,7 +343,7 @@ func (q *core) lots(ctx context.Context, inc *session.Incarnation, buckets []buc
 
 // deleteEmpty deletes the buckets that are empty and have a successor: nothing
 // comes into them any more. all are those that begin with lots.
-func (q *core) deleteEmpty(inc *session.Incarnation, lots []*lot, all []bucket) {
+func (q *finder) deleteEmpty(inc *session.Incarnation, lots []*lot, all []bucket) {
 	newest := make(map[int]int64)
 	for _, b := range all {
 		if !b.delayed {
@@ -351,7 +360,7 @@ func (q *core) deleteEmpty(inc *session.Incarnation, lots []*lot, all []bucket) 
 // list lists the elements of a lot. Those of delayed ones, which may be many and
 // seldom change, are remembered, and so are all where elements have keys: one may
 // have to look behind many that wait.
-func (q *core) list(ctx context.Context, inc *session.Incarnation, t *lot) error {
+func (q *finder) list(ctx context.Context, inc *session.Incarnation, t *lot) error {
 	if t.delayed || t.keyed {
 		if es, ok := q.delays.get(t.name, t.pzxid); ok {
 			t.elements = es
@@ -414,6 +423,16 @@ func (c *delayCache) keep(lots []*lot) {
 
 // exclusion returns the operation that is refused if another claim was made, or an
 // element was moved, since the lot was read.
-func (t *lot) exclusion(q *core) any {
-	return &zk.SetDataRequest{Path: session.ChildPath(q.dir, keysName), Version: t.keys}
+func (t *lot) exclusion(dir string) any {
+	return &zk.SetDataRequest{Path: session.ChildPath(dir, keysName), Version: t.keys}
+}
+
+// claiming returns the operations that claim elements of the lot, and are refused
+// if what was read of it is stale.
+func (t *lot) claiming(dir string, es ...element) []any {
+	ops := []any{&zk.SetDataRequest{Path: session.ChildPath(dir, t.name), Data: []byte(t.with(es).String()), Version: t.version}}
+	if t.keyed {
+		ops = append(ops, t.exclusion(dir))
+	}
+	return ops
 }

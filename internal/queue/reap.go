@@ -27,7 +27,7 @@ const orphanTimeByServers = 6 * time.Second
 // journal tells by the servers' clock when the first of them saw that a claimant
 // was dead.
 type reaper struct {
-	q    *core
+	site
 	mu   sync.Mutex
 	seen map[string]time.Time // when a claimant was first seen without its session; guarded by mu
 	last time.Time            // when somebody looked for the dead, or has begun to; guarded by mu
@@ -56,7 +56,7 @@ func (u *reaper) look(ctx context.Context, inc *session.Incarnation) error {
 	// come one after the other with too little time would keep everybody from it.
 	var err error
 	done := make(chan struct{})
-	u.q.m.Spawn(func() {
+	u.m.Spawn(func() {
 		defer close(done)
 		_, _, err = u.visit(inc.Ctx, inc)
 	})
@@ -80,14 +80,14 @@ func (u *reaper) visit(ctx context.Context, inc *session.Incarnation) (next time
 			u.looked()
 		}
 	}()
-	names, _, err := inc.Children(ctx, u.q.claims)
+	names, _, err := inc.Children(ctx, u.claims)
 	if session.IsNoNode(err) {
 		return next, false, nil
 	}
 	if err != nil {
 		return next, false, err
 	}
-	marks, err := inc.Names(ctx, u.q.live)
+	marks, err := inc.Names(ctx, u.live)
 	if err != nil {
 		return next, false, err
 	}
@@ -104,7 +104,7 @@ func (u *reaper) visit(ctx context.Context, inc *session.Incarnation) (next time
 			}
 			continue
 		}
-		back, err := u.q.giveBack(ctx, inc, guid)
+		back, err := u.giveBack(ctx, inc, guid)
 		if err != nil {
 			return next, buried, err
 		}
@@ -177,10 +177,10 @@ func (u *reaper) due(ctx context.Context, inc *session.Incarnation, guid string,
 // time is over: others have noted it long ago. The mark is made only while the
 // journal is there, which goes first when the claimant, or another, tidies up.
 func (u *reaper) mark(ctx context.Context, inc *session.Incarnation, guid string, marked bool) (over bool, err error) {
-	journal := session.ChildPath(u.q.claims, guid)
+	journal := session.ChildPath(u.claims, guid)
 	if !marked {
 		_, err := inc.Multi(ctx, &zk.CheckVersionRequest{Path: journal, Version: -1},
-			&zk.CreateRequest{Path: journal + goneSuffix, Acl: u.q.m.Config.ACL})
+			&zk.CreateRequest{Path: journal + goneSuffix, Acl: u.m.Config.ACL})
 		if err == nil || session.IsNoNode(err) || session.OutcomeOf(err) == session.Answered && !session.IsNodeExists(err) {
 			return false, nil // without the mark our own clock serves
 		}
@@ -205,8 +205,8 @@ func (u *reaper) mark(ctx context.Context, inc *session.Incarnation, guid string
 // can change nothing any more.
 //
 // If the claimant is found to be back it is left alone.
-func (q *core) giveBack(ctx context.Context, inc *session.Incarnation, guid string) (back bool, err error) {
-	path := session.ChildPath(q.claims, guid)
+func (u *reaper) giveBack(ctx context.Context, inc *session.Incarnation, guid string) (back bool, err error) {
+	path := session.ChildPath(u.claims, guid)
 	version, given := int32(-1), 0
 	for {
 		data, stat, err := inc.Get(ctx, path)
@@ -220,7 +220,7 @@ func (q *core) giveBack(ctx context.Context, inc *session.Incarnation, guid stri
 		if version < 0 && !r.givenBack {
 			// Its mark may have been made since the marks were listed: with a write of
 			// the journal, so it is there now, or the version will have moved on.
-			if mark, err := inc.Exists(ctx, session.ChildPath(q.live, guid)); err != nil || mark != nil {
+			if mark, err := inc.Exists(ctx, session.ChildPath(u.live, guid)); err != nil || mark != nil {
 				return mark != nil, err
 			}
 		}
@@ -228,7 +228,7 @@ func (q *core) giveBack(ctx context.Context, inc *session.Incarnation, guid stri
 			return true, nil // it writes itself
 		}
 		r.givenBack, version = true, stat.Version
-		done, err := q.giveBackSome(ctx, inc, path, version, r)
+		done, err := u.giveBackSome(ctx, inc, path, version, r)
 		switch {
 		case outrun(err):
 			// The bucket was written, or the journal, or this server lags.
@@ -247,7 +247,7 @@ func (q *core) giveBack(ctx context.Context, inc *session.Incarnation, guid stri
 		return false, err
 	}
 	if given > 0 {
-		q.m.Log.Warn("zsync: elements of a dead consumer are back in the queue", "path", q.cfg.Path)
+		u.m.Log.Warn("zsync: elements of a dead consumer are back in the queue", "path", u.path)
 	}
 	return false, nil
 }
@@ -255,10 +255,10 @@ func (q *core) giveBack(ctx context.Context, inc *session.Incarnation, guid stri
 // giveBackSome gives back what fits into a transaction, of one bucket, and reports
 // whether that was the last. What was in a consumer's hands is counted as an
 // attempt.
-func (q *core) giveBackSome(ctx context.Context, inc *session.Incarnation, path string, version int32, r record) (done bool, err error) {
+func (u *reaper) giveBackSome(ctx context.Context, inc *session.Incarnation, path string, version int32, r record) (done bool, err error) {
 	var ops []any
 	for name, h := range r.holdings {
-		bucket := session.ChildPath(q.dir, name)
+		bucket := session.ChildPath(u.dir, name)
 		data, stat, err := inc.Get(ctx, bucket)
 		if session.IsNoNode(err) {
 			delete(r.holdings, name) // it was empty, or the queue was deleted
@@ -267,7 +267,7 @@ func (q *core) giveBackSome(ctx context.Context, inc *session.Incarnation, path 
 		if err != nil {
 			return false, err
 		}
-		bumps, tried, err := q.bumps(ctx, inc, name, h)
+		bumps, tried, err := u.bumps(ctx, inc, name, h)
 		if err != nil {
 			return false, err
 		}
@@ -294,7 +294,7 @@ func (q *core) giveBackSome(ctx context.Context, inc *session.Incarnation, path 
 		claimed := parseSpans(string(data)).minus(h.owned)
 		delete(r.holdings, name)
 		ops = append(ops, &zk.SetDataRequest{Path: bucket, Data: []byte(claimed.String()), Version: stat.Version},
-			&zk.SetDataRequest{Path: q.dir, Version: -1}) // the bell
+			&zk.SetDataRequest{Path: u.dir, Version: -1}) // the bell
 		break
 	}
 	if done = len(r.holdings) == 0; done {
@@ -308,12 +308,12 @@ func (q *core) giveBackSome(ctx context.Context, inc *session.Incarnation, path 
 
 // bumps returns operations that count attempts of what a dead claimant had in hand
 // of a bucket, as many as fit, and what these are of.
-func (q *core) bumps(ctx context.Context, inc *session.Incarnation, name string, h holding) (ops []any, tried spans, err error) {
+func (u *reaper) bumps(ctx context.Context, inc *session.Incarnation, name string, h holding) (ops []any, tried spans, err error) {
 	if len(h.hand) == 0 {
 		return nil, nil, nil
 	}
 	b, _ := parseBucket(name)
-	names, _, err := inc.Children(ctx, session.ChildPath(q.dir, name))
+	names, _, err := inc.Children(ctx, session.ChildPath(u.dir, name))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -321,7 +321,7 @@ func (q *core) bumps(ctx context.Context, inc *session.Incarnation, name string,
 	var numbers []int32
 	for _, e := range parseElements(b, names) {
 		if h.hand.has(e.seq) && h.owned.has(e.seq) && len(paths) < maxPost {
-			paths, numbers = append(paths, session.ChildPath(q.dir, e.key())), append(numbers, e.seq)
+			paths, numbers = append(paths, session.ChildPath(u.dir, e.key())), append(numbers, e.seq)
 		}
 	}
 	nodes, err := inc.GetAll(ctx, paths)
@@ -335,7 +335,7 @@ func (q *core) bumps(ctx context.Context, inc *session.Incarnation, name string,
 	var counted []int32
 	for i, n := range nodes {
 		if n.Stat != nil {
-			if size += q.m.SizeOf(paths[i], n.Data); len(ops) > 0 && size > session.MaxPacket/2 {
+			if size += u.m.SizeOf(paths[i], n.Data); len(ops) > 0 && size > session.MaxPacket/2 {
 				break
 			}
 			ops = append(ops, &zk.SetDataRequest{Path: paths[i], Data: n.Data, Version: n.Stat.Version})
@@ -351,8 +351,8 @@ func (q *core) bumps(ctx context.Context, inc *session.Incarnation, name string,
 // bump counts an attempt of an element that was delivered when its znode had
 // this version. The number of attempts is the version, which grows when the
 // data is written, with the bytes it has; so none is counted twice.
-func (q *core) bump(ctx context.Context, inc *session.Incarnation, key string, version int32) error {
-	path := session.ChildPath(q.dir, key)
+func (u *reaper) bump(ctx context.Context, inc *session.Incarnation, key string, version int32) error {
+	path := session.ChildPath(u.dir, key)
 	data, stat, err := inc.Get(ctx, path)
 	if err == nil && stat.Version == version {
 		_, err = inc.Set(ctx, path, data, version)

@@ -22,6 +22,11 @@ import (
 // Whoever is first when its session ends may be followed by another while its
 // own elements are still under way, and the queue become longer by those.
 type gate struct {
+	site
+	line   line.Line // of those who wait for room
+	maxLen int
+	length func(ctx context.Context, inc *session.Incarnation) (int, error)
+
 	busy chan struct{} // has a token while a goroutine of this process asks for room
 
 	mu      sync.Mutex
@@ -37,25 +42,25 @@ type gate struct {
 // roomPatience.
 const keepPlace = 50 * time.Millisecond
 
-// awaitRoom waits until n more elements fit into a queue of limited length. Until
+// await waits until n more elements fit into a queue of limited length. Until
 // the caller leaves nobody else among those who keep the limit sends.
-func (q *core) awaitRoom(ctx context.Context, n int) (leave func(), err error) {
-	q.m.Waiters.Add(1)
-	defer q.m.Waiters.Add(-1)
-	return q.enterGate(ctx, n, nil, func(inc *session.Incarnation) error { return q.firstPlace(ctx, inc) }, q.fits)
+func (g *gate) await(ctx context.Context, n int) (leave func(), err error) {
+	g.m.Waiters.Add(1)
+	defer g.m.Waiters.Add(-1)
+	return g.enter(ctx, n, nil, func(inc *session.Incarnation) error { return g.firstPlace(ctx, inc) }, g.fits)
 }
 
-// tryRoom is awaitRoom, but ErrFull when it would have to wait for room.
-func (q *core) tryRoom(ctx context.Context, n int) (leave func(), err error) {
+// try is await, but ErrFull when it would have to wait for room.
+func (g *gate) try(ctx context.Context, n int) (leave func(), err error) {
 	full := func(ctx context.Context, inc *session.Incarnation, n int) (int, error) {
-		have, err := q.length(ctx, inc)
-		if err == nil && have+n > q.cfg.MaxLen {
+		have, err := g.length(ctx, inc)
+		if err == nil && have+n > g.maxLen {
 			err = ErrFull
 		}
-		return q.cfg.MaxLen - have, err
+		return g.maxLen - have, err
 	}
-	return q.enterGate(ctx, n, time.After(roomPatience), func(inc *session.Incarnation) error {
-		if err := inc.Sync(ctx, q.dir); err != nil { // it is full only if the leader says so
+	return g.enter(ctx, n, time.After(roomPatience), func(inc *session.Incarnation) error {
+		if err := inc.Sync(ctx, g.dir); err != nil { // it is full only if the leader says so
 			return err
 		}
 		if _, err := full(ctx, inc, n); err != nil {
@@ -63,7 +68,7 @@ func (q *core) tryRoom(ctx context.Context, n int) (leave func(), err error) {
 		}
 		limited, cancel := context.WithTimeout(ctx, roomPatience)
 		defer cancel()
-		err := q.firstPlace(limited, inc)
+		err := g.firstPlace(limited, inc)
 		if err != nil && limited.Err() != nil && ctx.Err() == nil {
 			return ErrFull // those who stand before us wait for room
 		}
@@ -71,15 +76,14 @@ func (q *core) tryRoom(ctx context.Context, n int) (leave func(), err error) {
 	}, full)
 }
 
-// enterGate has room made for n elements: by what is left, or behind a new place,
+// enter has room made for n elements: by what is left, or behind a new place,
 // which take takes, and a count. count returns how many fit; it may return less
 // than n, and is asked again. When patience has a value others of this process
 // still wait for room, and it is ErrFull.
-func (q *core) enterGate(ctx context.Context, n int, patience <-chan time.Time, take func(inc *session.Incarnation) error, count func(ctx context.Context, inc *session.Incarnation, n int) (int, error)) (leave func(), err error) {
-	if n > q.cfg.MaxLen {
-		return nil, session.Invalid("%d elements never fit into a queue of at most %d; see WithMaxLen", n, q.cfg.MaxLen)
+func (g *gate) enter(ctx context.Context, n int, patience <-chan time.Time, take func(inc *session.Incarnation) error, count func(ctx context.Context, inc *session.Incarnation, n int) (int, error)) (leave func(), err error) {
+	if n > g.maxLen {
+		return nil, session.Invalid("%d elements never fit into a queue of at most %d; see WithMaxLen", n, g.maxLen)
 	}
-	g := &q.gate
 	select {
 	case g.busy <- struct{}{}:
 	case <-ctx.Done():
@@ -88,7 +92,7 @@ func (q *core) enterGate(ctx context.Context, n int, patience <-chan time.Time, 
 		return nil, ErrFull
 	}
 	defer func() { <-g.busy }()
-	err = q.m.During(ctx, func(inc *session.Incarnation) error {
+	err = g.m.During(ctx, func(inc *session.Incarnation) error {
 		if g.reserve(inc, n) {
 			return nil
 		}
@@ -221,12 +225,12 @@ func (g *gate) leaveLocked() *session.Removal {
 // roomPatience is how long TrySend waits for those who stand before it.
 const roomPatience = 100 * time.Millisecond
 
-// firstPlace waits for the first place in the line of those who send, for the gate.
-func (q *core) firstPlace(ctx context.Context, inc *session.Incarnation) error {
+// firstPlace waits for the first place in the line of those who send, for g.
+func (g *gate) firstPlace(ctx context.Context, inc *session.Incarnation) error {
 	for {
-		place, err := q.room.Contend(ctx, inc, q.room.Bases[0], []byte(q.m.Config.Owner), line.Exclusive, nil)
+		place, err := g.line.Contend(ctx, inc, g.line.Bases[0], []byte(g.m.Config.Owner), line.Exclusive, nil)
 		if err == nil {
-			q.gate.settle(inc, place)
+			g.settle(inc, place)
 		}
 		if !errors.Is(err, session.ErrVanished) {
 			return err
@@ -236,21 +240,21 @@ func (q *core) firstPlace(ctx context.Context, inc *session.Incarnation) error {
 
 // fits returns how many elements fit. If these are less than n it waits until
 // something has been consumed, and the question must be asked again.
-func (q *core) fits(ctx context.Context, inc *session.Incarnation, n int) (room int, err error) {
-	have, err := q.length(ctx, inc)
-	if room = q.cfg.MaxLen - have; err != nil || room >= n {
+func (g *gate) fits(ctx context.Context, inc *session.Incarnation, n int) (room int, err error) {
+	have, err := g.length(ctx, inc)
+	if room = g.maxLen - have; err != nil || room >= n {
 		return room, err
 	}
 	// Elements can be consumed from any bucket: those at the front may be in the
 	// hands of a consumer that is slow. What is counted here is no newer than
 	// the watches, so whatever goes after it fires one of them.
-	watches := []*session.Watch{inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: q.dir})}
+	watches := []*session.Watch{inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: g.dir})}
 	defer func() {
 		for _, w := range watches {
 			inc.Watches.Leave(w)
 		}
 	}()
-	names, _, err := inc.Children(ctx, q.dir)
+	names, _, err := inc.Children(ctx, g.dir)
 	if session.IsNoNode(err) {
 		return 0, nil // the queue was deleted: count anew
 	}
@@ -259,11 +263,11 @@ func (q *core) fits(ctx context.Context, inc *session.Incarnation, n int) (room 
 	}
 	buckets := parseBuckets(names)
 	for _, b := range buckets {
-		watches = append(watches, inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: session.ChildPath(q.dir, b.name)}))
+		watches = append(watches, inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: session.ChildPath(g.dir, b.name)}))
 	}
 	var listed atomic.Int64
 	err = session.Parallel(len(buckets), func(i int) error {
-		names, _, err := inc.Children(ctx, session.ChildPath(q.dir, buckets[i].name))
+		names, _, err := inc.Children(ctx, session.ChildPath(g.dir, buckets[i].name))
 		listed.Add(int64(len(names)))
 		return err
 	})
@@ -272,8 +276,8 @@ func (q *core) fits(ctx context.Context, inc *session.Incarnation, n int) (room 
 		return 0, nil // a bucket was deleted, so something was consumed
 	case err != nil:
 		return 0, err
-	case q.cfg.MaxLen-int(listed.Load()) >= n:
-		return q.cfg.MaxLen - int(listed.Load()), nil
+	case g.maxLen-int(listed.Load()) >= n:
+		return g.maxLen - int(listed.Load()), nil
 	}
 	return 0, inc.AwaitAny(ctx, watches, time.Time{})
 }

@@ -14,10 +14,8 @@ import (
 // IDs that are forgotten, dead letters that are not to be kept. The head of the consumers' line sweeps when it has
 // nothing else to do, and a producer when it has become idle, once in sweepEvery.
 type sweeper struct {
-	senders string // where the journals of producers are
-	ids     string // where what was sent with an ID is noted
-	dead    *deadLetters
-	keep    time.Duration // for how long dead letters are kept; 0: for ever
+	deadLetters
+	keep time.Duration // for how long dead letters are kept; 0: for ever
 
 	mu   sync.Mutex
 	last time.Time // guarded by mu
@@ -145,16 +143,16 @@ func (s *sweeper) sweepDead(ctx context.Context, inc *session.Incarnation) error
 	if s.keep == 0 {
 		return nil
 	}
-	ids, err := s.dead.Dead(ctx)
+	ids, err := s.Dead(ctx)
 	if err != nil || len(ids) == 0 {
 		return err
 	}
-	now, err := inc.Set(ctx, s.dead.dead, nil, -1) // for the servers' time
+	now, err := inc.Set(ctx, s.dead, nil, -1) // for the servers' time
 	if err != nil {
 		return err
 	}
 	for _, id := range ids { // the oldest first
-		d, err := s.dead.Letter(ctx, id)
+		d, err := s.Letter(ctx, id)
 		if session.IsNoNode(err) {
 			continue
 		}
@@ -164,7 +162,7 @@ func (s *sweeper) sweepDead(ctx context.Context, inc *session.Incarnation) error
 		if time.UnixMilli(now.Mtime).Sub(d.Since) < s.keep {
 			return nil
 		}
-		if _, err := s.dead.Discard(ctx, d); err != nil {
+		if _, err := s.Discard(ctx, d); err != nil {
 			return err
 		}
 	}

@@ -39,7 +39,7 @@ func (q *core) pluck(ctx context.Context) (*item, error) {
 			was = it.key()
 			ops := []any{&zk.DeleteRequest{Path: session.ChildPath(q.dir, it.key()), Version: it.version}}
 			if t != nil {
-				ops = append(ops, t.claiming(q, it.element)...) // nobody else has claimed it then
+				ops = append(ops, t.claiming(q.dir, it.element)...) // nobody else has claimed it then
 			}
 			if keyOf(it.tag) != "" {
 				ops = append(ops, &zk.SetDataRequest{Path: q.dir, Version: -1}) // the bell: the next with its key may go
@@ -199,16 +199,6 @@ func (q *core) traceTaken(it *item, rs []zk.MultiResponse) {
 		l.Fate = trace.Buried
 	}
 	q.m.Trace.Line(l)
-}
-
-// claiming returns the operations that claim elements of the lot, and are refused
-// if what was read of it is stale.
-func (t *lot) claiming(q *core, es ...element) []any {
-	ops := []any{&zk.SetDataRequest{Path: session.ChildPath(q.dir, t.name), Data: []byte(t.with(es).String()), Version: t.version}}
-	if t.keyed {
-		ops = append(ops, t.exclusion(q))
-	}
-	return ops
 }
 
 // putBack puts an element that was removed, and that nobody has got, back to its
@@ -435,7 +425,7 @@ func (q *core) clear(ctx context.Context, was *lot, back bool) (n int, more bool
 		})
 		n = len(ops)
 		more, es = n < len(es), es[len(es)-n:]
-		ops = append(ops, t.claiming(q, es...)...)
+		ops = append(ops, t.claiming(q.dir, es...)...)
 		if slices.ContainsFunc(es, func(e element) bool { return keyOf(e.tag) != "" }) {
 			// The bell: what comes while this runs may have waited for its key.
 			ops = append(ops, &zk.SetDataRequest{Path: q.dir, Version: -1})
@@ -650,7 +640,7 @@ func (q *core) cancelling(ctx context.Context, inc *session.Incarnation, id stri
 				return append([]any{
 					&zk.DeleteRequest{Path: session.ChildPath(q.dir, e.key()), Version: -1},
 					&zk.SetDataRequest{Path: q.dir, Version: -1}, // the bell: what waits for its key may go
-				}, t.claiming(q, e)...), nil
+				}, t.claiming(q.dir, e)...), nil
 			}
 		}
 	}
