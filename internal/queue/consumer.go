@@ -306,7 +306,7 @@ func (l *ledger) newTxn(ctx context.Context, ops []any) (x *txn, err error) {
 		if !ok || other.m != m {
 			return x, session.Invalid("operation %d sends to a queue of another Session", i)
 		}
-		p, err := other.parcel(ctx, out.Batch)
+		p, err := other.out.parcel(ctx, out.Batch)
 		if err != nil {
 			return x, fmt.Errorf("operation %d: %w", i, err)
 		}
@@ -373,13 +373,13 @@ func (ns needs) reserve(ctx context.Context) (rooms []func(), err error) {
 func (x *txn) send(q *core, p *parcel) {
 	x.size += p.size
 	for _, s := range x.sends {
-		if s.q.dir == q.dir {
+		if s.dir == q.dir {
 			s.group = append(s.group, p)
 			return
 		}
 	}
 	x.size += q.out.overhead()
-	x.sends = append(x.sends, &sending{q: q, group: []*parcel{p}})
+	x.sends = append(x.sends, &sending{producer: q.out.producer, group: []*parcel{p}})
 }
 
 // leave gives up the room.

@@ -3,7 +3,6 @@ package queue
 import (
 	"context"
 	"fmt"
-	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -69,7 +68,8 @@ func newCore(m *session.Manager, cfg Config, f *foreign) *core {
 	c.usher.m, c.usher.line = m, &c.line
 	c.gate.line, c.gate.maxLen, c.gate.length = line.New(m, cfg.Path+"-senders", session.ProtectedName, "room-"), cfg.MaxLen, c.length
 	c.gate.busy = make(chan struct{}, 1)
-	c.out = outbox{q: c, more: make(chan struct{}, 1)}
+	c.out.producer = producer{at, f, cfg.Priorities, cfg.IDMemory, c.vet, &c.usher, c.sweeper}
+	c.out.more = make(chan struct{}, 1)
 	return c
 }
 
@@ -94,18 +94,6 @@ func (q *core) check(it *item) error {
 	return err
 }
 
-// dueAt returns t in Unix milliseconds, or the next number that is one: an
-// int64 holds those of 292 million years, and 0 stands for no delay.
-func dueAt(t time.Time) int64 {
-	switch s := t.Unix(); {
-	case s < 0:
-		return 1
-	case s >= math.MaxInt64/1000:
-		return math.MaxInt64
-	}
-	return max(t.UnixMilli(), 1)
-}
-
 func (q *core) Send(ctx context.Context, b Batch) error {
 	if ctx.Err() != nil {
 		return session.CtxErr(ctx)
@@ -113,7 +101,7 @@ func (q *core) Send(ctx context.Context, b Batch) error {
 	if err := q.m.Failure(); err != nil || len(b.Data) == 0 {
 		return err
 	}
-	p, err := q.parcel(ctx, b)
+	p, err := q.out.parcel(ctx, b)
 	if err != nil {
 		return err
 	}
@@ -122,37 +110,7 @@ func (q *core) Send(ctx context.Context, b Batch) error {
 		return err
 	}
 	defer leave()
-	return q.dispatch(p)
-}
-
-// parcel makes a parcel of b.
-func (q *core) parcel(ctx context.Context, b Batch) (*parcel, error) {
-	p := &parcel{ctx: ctx, prio: b.Priority, data: b.Data, done: make(chan error, 1)}
-	if p.prio == Middle {
-		p.prio = (q.cfg.Priorities - 1) / 2
-	}
-	if !b.Due.IsZero() {
-		p.due = dueAt(b.Due)
-	}
-	if q.foreign != nil && (p.due > 0 || b.ID != "" || b.Keys != nil) {
-		return nil, session.Invalid("no delay, ID or key in the layout of another library")
-	}
-	if b.ID != "" {
-		p.id = tagOf("", b.ID)[1:]
-		p.size += 2 * q.m.SizeOf(q.idPath(p.id), make([]byte, 64))
-	}
-	for i, data := range b.Data {
-		key := ""
-		if b.Keys != nil {
-			key = b.Keys[i]
-		}
-		p.tags = append(p.tags, tagOf(key, b.ID))
-		p.size += q.elementSize(data)
-	}
-	if limit := session.MaxPacket - q.out.overhead(); p.size > limit {
-		return nil, fmt.Errorf("%d elements need a request of %d bytes, %d more than fit: %w", len(b.Data), p.size, p.size-limit, session.ErrTooLarge)
-	}
-	return p, nil
+	return q.out.send(p)
 }
 
 // reserve waits until there is room for b, where the length is limited. The room is
@@ -165,29 +123,6 @@ func (q *core) reserve(ctx context.Context, b Batch) (leave func(), err error) {
 		return q.gate.try(ctx, len(b.Data))
 	}
 	return q.gate.await(ctx, len(b.Data))
-}
-
-// dispatch sends a parcel and waits until that is done, or its context ends.
-func (q *core) dispatch(p *parcel) error {
-	q.out.add(p)
-	select {
-	case err := <-p.done:
-		return err
-	case <-p.ctx.Done():
-		return session.CtxErr(p.ctx)
-	}
-}
-
-// elementSize is what an element adds to a transaction, from above.
-func (q *core) elementSize(data []byte) int {
-	n := len(data) + len(q.dir) + len("/b-00000-0000000000/t0000000000000-") + 48 + 2 + keyDigits + idDigits
-	if q.foreign != nil {
-		n += 32
-	}
-	for _, a := range q.m.Config.ACL {
-		n += 12 + len(a.Scheme) + len(a.ID)
-	}
-	return n
 }
 
 func (q *core) Len(ctx context.Context) (n int, err error) {
@@ -317,8 +252,8 @@ func (q *core) Requeue(ctx context.Context, d *Letter) error {
 		return err
 	}
 	p := &parcel{ctx: ctx, prio: prio, data: [][]byte{d.Data}, tags: []string{tag}, with: remove, done: make(chan error, 1)}
-	p.size = q.elementSize(d.Data) + size
-	return q.dispatch(p)
+	p.size = q.out.elementSize(d.Data) + size
+	return q.out.send(p)
 }
 
 // vet refuses the queue if others may change what is in its directories. With an ACL of

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -248,6 +249,18 @@ func (e *element) parseHistory(text string) bool {
 	ms, err2 := strconv.ParseInt(first, 10, 64)
 	e.tries, e.first = int32(n), ms
 	return ok && err == nil && err2 == nil && n >= 0 && ms >= 0
+}
+
+// dueAt returns t in Unix milliseconds, or the next number that is one: an
+// int64 holds those of 292 million years, and 0 stands for no delay.
+func dueAt(t time.Time) int64 {
+	switch s := t.Unix(); {
+	case s < 0:
+		return 1
+	case s >= math.MaxInt64/1000:
+		return math.MaxInt64
+	}
+	return max(t.UnixMilli(), 1)
 }
 
 // A claimant is the consumers of one Engine in one ZooKeeper session. It has

@@ -41,13 +41,74 @@ func (p *parcel) keyed() bool {
 	return slices.ContainsFunc(p.tags, func(tag string) bool { return keyOf(tag) != "" })
 }
 
+// A producer is what one has to know to store elements.
+type producer struct {
+	site
+	foreign    *foreign // another library's layout, or nil
+	priorities int
+	memory     time.Duration // for how long an ID is remembered
+	vet        func(ctx context.Context, inc *session.Incarnation) error
+	usher      *usher
+	sweeper    *sweeper
+}
+
+// parcel makes a parcel of b.
+func (q producer) parcel(ctx context.Context, b Batch) (*parcel, error) {
+	p := &parcel{ctx: ctx, prio: b.Priority, data: b.Data, done: make(chan error, 1)}
+	if p.prio == Middle {
+		p.prio = (q.priorities - 1) / 2
+	}
+	if q.foreign != nil && q.priorities == 1 {
+		p.prio = -1
+	}
+	if !b.Due.IsZero() {
+		p.due = dueAt(b.Due)
+	}
+	if q.foreign != nil && (p.due > 0 || b.ID != "" || b.Keys != nil) {
+		return nil, session.Invalid("no delay, ID or key in the layout of another library")
+	}
+	if b.ID != "" {
+		p.id = tagOf("", b.ID)[1:]
+		p.size += 2 * q.m.SizeOf(q.idPath(p.id), make([]byte, 64))
+	}
+	for i, data := range b.Data {
+		key := ""
+		if b.Keys != nil {
+			key = b.Keys[i]
+		}
+		p.tags = append(p.tags, tagOf(key, b.ID))
+		p.size += q.elementSize(data)
+	}
+	if limit := session.MaxPacket - q.overhead(); p.size > limit {
+		return nil, fmt.Errorf("%d elements need a request of %d bytes, %d more than fit: %w", len(b.Data), p.size, p.size-limit, session.ErrTooLarge)
+	}
+	return p, nil
+}
+
+// elementSize is what an element adds to a transaction, from above.
+func (q producer) elementSize(data []byte) int {
+	n := len(data) + len(q.dir) + len("/b-00000-0000000000/t0000000000000-") + 48 + 2 + keyDigits + idDigits
+	if q.foreign != nil {
+		n += 32
+	}
+	for _, a := range q.m.Config.ACL {
+		n += 12 + len(a.Scheme) + len(a.ID)
+	}
+	return n
+}
+
+// overhead is what a transaction needs besides its elements.
+func (q producer) overhead() int {
+	return 64 + 2*q.m.SizeOf(q.senders+"/"+noGUID, nil) + 3*q.m.SizeOf(q.dir+"/"+bucketName(0, math.MaxInt64), nil)
+}
+
 // An outbox stores parcels, those of all goroutines in one transaction after
 // another: what comes while one is under way goes into the next. The order is
 // that in which they came. A journal sees to it that each is applied once; to look
 // for the elements instead would prove nothing: they may have been consumed
 // already.
 type outbox struct {
-	q *core
+	producer
 
 	mu      sync.Mutex
 	waiting []*parcel     // guarded by mu
@@ -83,30 +144,30 @@ const linger = 50 * time.Millisecond
 // Send has more.
 const maxGroup = 1000
 
-// overhead is what a transaction needs besides its elements.
-func (o *outbox) overhead() int {
-	m := o.q.m
-	return 64 + 2*m.SizeOf(o.q.senders+"/"+noGUID, nil) + 3*m.SizeOf(o.q.dir+"/"+bucketName(0, math.MaxInt64), nil)
-}
-
-// add puts a parcel into the outbox.
-func (o *outbox) add(p *parcel) {
+// send puts a parcel into the outbox, and waits until it is sent, or its context ends.
+func (o *outbox) send(p *parcel) error {
 	o.mu.Lock()
 	o.waiting = append(o.waiting, p)
 	if !o.running {
 		o.running = true
-		o.q.m.Spawn(o.run)
+		o.m.Spawn(o.run)
 	}
 	o.mu.Unlock()
 	select {
 	case o.more <- struct{}{}:
 	default:
 	}
+	select {
+	case err := <-p.done:
+		return err
+	case <-p.ctx.Done():
+		return session.CtxErr(p.ctx)
+	}
 }
 
 // run sends until nothing is left and the journal has been tidied away.
 func (o *outbox) run() {
-	leaving, stay := o.q.m.BeforeClose()
+	leaving, stay := o.m.BeforeClose()
 	defer stay()
 	for {
 		if group := o.take(); len(group) > 0 {
@@ -126,7 +187,7 @@ func (o *outbox) run() {
 				continue
 			case <-time.After(max(linger, wait)):
 				if o.drop(false); j.last != nil { // otherwise all of them ended before there was a session
-					o.q.m.Spawn(func() { o.q.sweeper.sweep(j.last.Ctx, j.last) }) // what fails is left for the next time
+					o.m.Spawn(func() { o.sweeper.sweep(j.last.Ctx, j.last) }) // what fails is left for the next time
 				}
 			case <-leaving:
 				if wait == 0 {
@@ -178,7 +239,7 @@ func (o *outbox) take() (group []*parcel) {
 func (o *outbox) drop(later bool) {
 	j := o.journal
 	if j.made || later {
-		o.q.m.DropReceipt(j.last, j.path, later || j.last.Ctx.Err() != nil)
+		o.m.DropReceipt(j.last, j.path, later || j.last.Ctx.Err() != nil)
 	}
 	o.journal = nil
 }
@@ -216,7 +277,7 @@ func (o *outbox) post(group []*parcel) error {
 // apply stores a group with the present journal.
 func (o *outbox) apply(ctx context.Context, g *posted) error {
 	if o.journal == nil {
-		o.journal = &journal{m: o.q.m, vet: o.q.vet, path: session.ChildPath(o.q.senders, session.NewGUID())}
+		o.journal = &journal{m: o.m, vet: o.vet, path: session.ChildPath(o.senders, session.NewGUID())}
 	}
 	rs, err := o.journal.apply(ctx, g.build)
 	switch {
@@ -273,22 +334,22 @@ func (g *posted) learn(rs []zk.MultiResponse) {
 		}
 	}
 	if arrived != nil {
-		o.q.usher.sent(o.journal.last, arrived)
+		o.usher.sent(o.journal.last, arrived)
 	}
 }
 
 // locate reads the tails that a group needs and that are not known.
 func (o *outbox) locate(inc *session.Incarnation, group []*parcel) error {
-	if o.q.foreign != nil {
+	if o.foreign != nil {
 		return nil
 	}
 	ctx := context.Background() // ends with the session
-	paths := []string{o.q.dir}
+	paths := []string{o.dir}
 	var prios []int
 	for _, p := range group {
 		if o.tails[p.prio] == nil && !slices.Contains(prios, p.prio) {
 			prios = append(prios, p.prio)
-			paths = append(paths, session.ChildPath(o.q.dir, tailName(p.prio)))
+			paths = append(paths, session.ChildPath(o.dir, tailName(p.prio)))
 		}
 	}
 	if prios == nil {
@@ -297,7 +358,7 @@ func (o *outbox) locate(inc *session.Incarnation, group []*parcel) error {
 	nodes, err := inc.GetAll(ctx, paths)
 	for err == nil && nodes[0].Stat == nil {
 		// It is no container: its zxid is in the names of the buckets.
-		if _, err = inc.Create(ctx, o.q.dir, nil); err == nil {
+		if _, err = inc.Create(ctx, o.dir, nil); err == nil {
 			nodes, err = inc.GetAll(ctx, paths)
 		}
 	}
@@ -332,7 +393,7 @@ func (o *outbox) locate(inc *session.Incarnation, group []*parcel) error {
 // newestBucket finds the bucket that a tail would name, if somebody has deleted
 // or written it by hand.
 func (o *outbox) newestBucket(ctx context.Context, inc *session.Incarnation, prio int) (number int64, err error) {
-	names, err := inc.Names(ctx, o.q.dir)
+	names, err := inc.Names(ctx, o.dir)
 	number = -1
 	for _, b := range parseBuckets(names) {
 		if b.prio == prio && !b.delayed {
@@ -349,20 +410,20 @@ func (g *posted) assemble() {
 	// It is no container: the numbers of its buckets must not start again.
 	makeQueue := when(session.IsNoNode, func(inc *session.Incarnation) error {
 		o.forget()
-		_, err := inc.Create(context.Background(), o.q.dir, nil)
+		_, err := inc.Create(context.Background(), o.dir, nil)
 		return err
 	})
-	if f := o.q.foreign; f != nil {
+	if f := o.foreign; f != nil {
 		for _, p := range g.group {
 			for _, data := range p.data {
-				g.create(session.ChildPath(o.q.dir, f.name(o.q.foreignPriority(p.prio))), f.frame(data), makeQueue)
+				g.create(session.ChildPath(o.dir, f.name(p.prio)), f.frame(data), makeQueue)
 			}
 		}
 		return
 	}
-	g.add(&zk.SetDataRequest{Path: o.q.dir, Version: -1}, makeQueue) // the bell
+	g.add(&zk.SetDataRequest{Path: o.dir, Version: -1}, makeQueue) // the bell
 	into := make(map[int]tail)
-	if keys := session.ChildPath(o.q.dir, keysName); slices.ContainsFunc(g.group, (*parcel).keyed) {
+	if keys := session.ChildPath(o.dir, keysName); slices.ContainsFunc(g.group, (*parcel).keyed) {
 		g.add(&zk.CheckVersionRequest{Path: keys, Version: -1}, when(session.IsNoNode, func(inc *session.Incarnation) error {
 			_, err := inc.Create(context.Background(), keys, nil)
 			if session.IsNoNode(err) {
@@ -375,14 +436,14 @@ func (g *posted) assemble() {
 		for _, op := range p.with {
 			g.add(op, incurable)
 		}
-		dir, missing := session.ChildPath(o.q.dir, delayedName(p.prio, o.first)), o.makeDelayed
+		dir, missing := session.ChildPath(o.dir, delayedName(p.prio, o.first)), o.makeDelayed
 		if p.due == 0 {
 			t, ok := into[p.prio]
 			if !ok {
 				t = g.open(p.prio)
 				into[p.prio] = t
 			}
-			dir, missing = session.ChildPath(o.q.dir, bucketName(p.prio, t.bucket)), o.missing
+			dir, missing = session.ChildPath(o.dir, bucketName(p.prio, t.bucket)), o.missing
 		}
 		g.identify(p, session.BaseName(dir))
 		makeDir := when(session.IsNoNode, func(inc *session.Incarnation) error { return missing(inc, p.prio) })
@@ -399,7 +460,7 @@ func (g *posted) add(op any, c cure) { g.steps = append(g.steps, step{op, c}) }
 
 // create adds the creation of an element.
 func (g *posted) create(path string, data []byte, c cure) {
-	g.add(&zk.CreateRequest{Path: path, Data: data, Acl: g.o.q.m.Config.ACL, Flags: zk.FlagSequence}, func(inc *session.Incarnation, err error) error {
+	g.add(&zk.CreateRequest{Path: path, Data: data, Acl: g.o.m.Config.ACL, Flags: zk.FlagSequence}, func(inc *session.Incarnation, err error) error {
 		if session.IsNodeExists(err) {
 			// A server stays at the number 2147483647 when it has given it. A
 			// bucket never gets so far, but the delayed elements of one priority
@@ -413,8 +474,8 @@ func (g *posted) create(path string, data []byte, c cure) {
 // open adds what a bucket needs that is to get elements: a check that it is the
 // newest, or the next. It returns the tail as it is after that.
 func (g *posted) open(prio int) tail {
-	t, acl := *g.o.tails[prio], g.o.q.m.Config.ACL
-	path := session.ChildPath(g.o.q.dir, tailName(prio))
+	t, acl := *g.o.tails[prio], g.o.m.Config.ACL
+	path := session.ChildPath(g.o.dir, tailName(prio))
 	anew := when(func(err error) bool { return outrun(err) || session.IsNodeExists(err) }, func(*session.Incarnation) error {
 		g.o.forget() // another producer has made the next bucket
 		return nil
@@ -430,7 +491,7 @@ func (g *posted) open(prio int) tail {
 	if t.made && t.bucket > g.o.first && !t.gone {
 		// A queue that was deleted and made anew has a tail too, which may have this
 		// version; but no bucket of this name, because its number is of the queue's zxid.
-		g.add(&zk.CheckVersionRequest{Path: session.ChildPath(g.o.q.dir, bucketName(prio, t.bucket-1)), Version: -1}, anew)
+		g.add(&zk.CheckVersionRequest{Path: session.ChildPath(g.o.dir, bucketName(prio, t.bucket-1)), Version: -1}, anew)
 	}
 	if t.made {
 		g.add(&zk.SetDataRequest{Path: path, Data: number, Version: t.version}, anew)
@@ -439,7 +500,7 @@ func (g *posted) open(prio int) tail {
 		g.add(&zk.CreateRequest{Path: path, Data: number, Acl: acl}, anew)
 		t.version = 0
 	}
-	g.add(&zk.CreateRequest{Path: session.ChildPath(g.o.q.dir, bucketName(prio, t.bucket)), Acl: acl}, anew)
+	g.add(&zk.CreateRequest{Path: session.ChildPath(g.o.dir, bucketName(prio, t.bucket)), Acl: acl}, anew)
 	t.made, t.full, t.gone = true, false, false
 	return t
 }
@@ -447,7 +508,7 @@ func (g *posted) open(prio int) tail {
 // same reports whether the queue is the one whose tails are known. If not they are
 // forgotten: it was deleted, and made anew.
 func (o *outbox) same(inc *session.Incarnation) (bool, error) {
-	stat, err := inc.Exists(context.Background(), o.q.dir)
+	stat, err := inc.Exists(context.Background(), o.dir)
 	if err != nil || stat != nil && stat.Czxid == o.first {
 		return err == nil, err
 	}
@@ -470,26 +531,26 @@ func (o *outbox) makeDelayed(inc *session.Incarnation, prio int) error {
 	if same, err := o.same(inc); !same {
 		return err
 	}
-	_, err := inc.Create(context.Background(), session.ChildPath(o.q.dir, delayedName(prio, o.first)), nil)
+	_, err := inc.Create(context.Background(), session.ChildPath(o.dir, delayedName(prio, o.first)), nil)
 	return err
 }
 
 func (o *outbox) forget() { o.tails = nil }
 
 // idPath is the path of the znode of the ID with a hash.
-func (q *core) idPath(hash string) string { return q.ids + "/" + hash[:2] + "/" + hash[2:] }
+func (q site) idPath(hash string) string { return q.ids + "/" + hash[:2] + "/" + hash[2:] }
 
 // identify adds the note of p's ID, if it has one.
 func (g *posted) identify(p *parcel, bucket string) {
 	if p.id == "" {
 		return
 	}
-	q := g.o.q
+	q := g.o
 	path := q.idPath(p.id)
 	add := func(op any) {
 		g.add(op, func(inc *session.Incarnation, err error) error { return g.known(context.Background(), inc, p, err) })
 	}
-	data := note{q.cfg.IDMemory, bucket}.marshal()
+	data := note{q.memory, bucket}.marshal()
 	if p.stale != nil {
 		add(&zk.CheckVersionRequest{Path: q.ids, Version: p.swept})
 		add(&zk.SetDataRequest{Path: path, Data: data, Version: p.stale.Version})
@@ -501,18 +562,18 @@ func (g *posted) identify(p *parcel, bucket string) {
 // known is told that the note of p's ID was refused. If the ID is remembered p is
 // taken out of the group.
 func (g *posted) known(ctx context.Context, inc *session.Incarnation, p *parcel, err error) error {
-	path := g.o.q.idPath(p.id)
+	path := g.o.idPath(p.id)
 	switch {
 	case session.IsNoNode(err) && p.stale == nil:
 		// ids lasts: made anew it would begin at version 0 again, and so would a note.
-		g.o.q.m.MakeLasting(g.o.q.ids)
+		g.o.m.MakeLasting(g.o.ids)
 		return inc.MakeDir(ctx, session.ParentPath(path))
 	case outrun(err):
 		return g.reread(ctx, inc) // somebody else has replaced, or deleted, one
 	case !session.IsNodeExists(err):
 		return err
 	}
-	ids, err := inc.Exists(ctx, g.o.q.ids)
+	ids, err := inc.Exists(ctx, g.o.ids)
 	if err != nil {
 		return err
 	}
@@ -537,7 +598,7 @@ func (g *posted) known(ctx context.Context, inc *session.Incarnation, p *parcel,
 // reread looks whether the notes that are to be replaced still stand, all together: a
 // sweep that goes on would otherwise be quicker every time.
 func (g *posted) reread(ctx context.Context, inc *session.Incarnation) error {
-	q := g.o.q
+	q := g.o
 	ids, err := inc.Exists(ctx, q.ids)
 	if err != nil {
 		return err
@@ -567,14 +628,14 @@ func (g *posted) reread(ctx context.Context, inc *session.Incarnation) error {
 // knows of the queue is read for the first attempt and kept: a Send checks versions, so
 // what is stale is refused, and forgotten.
 type sending struct {
-	q     *core
+	producer
 	group []*parcel
 	g     *posted // of the present attempt
 }
 
 // prepare makes the operations of g. They are good for one attempt.
 func (s *sending) prepare(inc *session.Incarnation) error {
-	o := &outbox{q: s.q}
+	o := &outbox{producer: s.producer}
 	if s.g != nil {
 		o = s.g.o // what a refusal has taught: that the newest bucket is full, or gone
 	}

@@ -1,0 +1,371 @@
+package queue
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/session"
+)
+
+// This file takes elements in another library's layout, gives them back and clears the
+// queue. There is nothing to claim: what is deleted is one's own.
+
+// readForeign reads the znode of an element, and returns the elements in it.
+// What is not in its frame is one, with a fault. The item is nil, without an error, if
+// the servers do not let us read it: then it is passed over for a while.
+func (q *core) readForeign(ctx context.Context, inc *session.Incarnation, e element) (it *item, all [][]byte, err error) {
+	data, stat, err := inc.Get(ctx, session.ChildPath(q.dir, e.name))
+	if q.skips.unreadable(e.key(), err) {
+		return nil, nil, nil
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	it = &item{element: e, framed: data, size: len(data), version: stat.Version, sent: time.UnixMilli(stat.Ctime)}
+	if all, it.fault = q.foreign.open(data); it.fault != nil {
+		all = [][]byte{data}
+	}
+	if len(all) > 0 {
+		it.data = all[0]
+	}
+	return it, all, nil
+}
+
+// firstForeign reads the first element. With alone it must not share its znode
+// with others.
+func (q *core) firstForeign(ctx context.Context, inc *session.Incarnation, alone bool) (*item, error) {
+	for synced := false; ; {
+		names, err := inc.Names(ctx, q.dir)
+		if err != nil {
+			return nil, err
+		}
+		changed := false
+		var left *element // the first that did not decode
+		for _, e := range q.foreign.elements(names) {
+			if q.skips.skipped(e.key()) {
+				if left == nil && q.skips.left(e.key()) {
+					left = &e
+				}
+				continue
+			}
+			it, all, err := q.readForeign(ctx, inc, e)
+			switch {
+			case session.IsNoNode(err):
+				changed = true
+				continue
+			case err != nil:
+				return nil, err
+			case it == nil:
+				continue
+			case len(all) == 1, len(all) > 1 && !alone:
+				return it, nil
+			case !alone:
+				continue // a znode without elements
+			}
+			if err := q.split(ctx, inc, it, all); err != nil {
+				return nil, err
+			}
+			changed = true
+			break
+		}
+		switch {
+		case changed:
+		case synced && left != nil: // there is nothing else: that is told, again
+			it, all, err := q.readForeign(ctx, inc, *left)
+			if len(all) != 1 {
+				it = nil
+			}
+			if session.IsNoNode(err) {
+				err = nil
+			}
+			return it, err
+		case synced:
+			return nil, nil
+		default: // there is nothing only if the leader says so
+			synced = true
+			if err := inc.Sync(ctx, q.dir); err != nil {
+				return nil, err
+			}
+		}
+	}
+}
+
+// split gives each element of a znode that holds several, as Curator's putMulti
+// makes them, or none, a znode of its own: <name>#<i>. Everybody's order is by
+// name, so these are served in their places. If they do not fit into one
+// transaction the last are taken out first, which leaves the others their i.
+//
+// Whoever has read the znode before finds that its version has changed, or that
+// it is gone, and so does a second attempt.
+func (q *core) split(ctx context.Context, inc *session.Incarnation, it *item, all [][]byte) error {
+	path := session.ChildPath(q.dir, it.name)
+	size, n := q.m.SizeOf(path, it.framed), len(all)
+	ops := []any{nil}
+	for ; n > 0 && len(ops) <= maxPost; n-- {
+		part := fmt.Sprintf("%s#%05d", path, n-1)
+		if size += q.m.SizeOf(part, nil); size > session.MaxPacket {
+			break
+		}
+		ops = append(ops, &zk.CreateRequest{Path: part, Data: q.foreign.frame(all[n-1]), Acl: q.m.Config.ACL})
+	}
+	switch {
+	case n == 0:
+		ops[0] = &zk.DeleteRequest{Path: path, Version: it.version}
+	case n < len(all):
+		ops[0] = &zk.SetDataRequest{Path: path, Data: q.foreign.frame(all[:n]...), Version: it.version}
+	default:
+		return fmt.Errorf("%d elements in the znode %s, which cannot be taken apart: %w", n, q.m.Bare(path), session.ErrTooLarge)
+	}
+	_, err := inc.Multi(ctx, ops...)
+	if outrun(err) {
+		return nil
+	}
+	return err
+}
+
+// serveForeign is serve in another library's layout: it watches the children of
+// the queue, and claims by deleting.
+func (p *pump) serveForeign(inc *session.Incarnation, l *ledger) error {
+	q, ctx := p.q, p.ctx
+	var es []element
+	var since uint64                 // of the order, when es were listed
+	refused := make(map[string]bool) // names of those that can be neither taken nor buried
+	claimed := 0
+	for {
+		if err := p.awaitRoom(inc, patienceForRoom); err != nil {
+			return err
+		}
+		if len(es) == 0 {
+			var err error
+			if since, err = q.order.await(ctx, q.m, patienceForOrder); err != nil {
+				return err
+			}
+			w := inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: q.dir})
+			names, _, err := inc.Children(ctx, q.dir)
+			if session.IsNoNode(err) {
+				inc.Watches.Leave(w)
+				if _, err := inc.Create(ctx, q.dir, nil); err != nil {
+					return err
+				}
+				continue
+			}
+			again, full := q.skips.next() // before they are looked at: what comes due in between is not missed
+			es = slices.DeleteFunc(q.foreign.elements(names), func(e element) bool { return full || refused[e.name] || q.skips.skipped(e.key()) })
+			if err == nil && len(es) == 0 {
+				q.m.Waiters.Add(1)
+				err = inc.AwaitAny(ctx, []*session.Watch{w}, again)
+				q.m.Waiters.Add(-1)
+			}
+			inc.Watches.Leave(w)
+			if err != nil {
+				return err
+			}
+			if len(es) == 0 {
+				continue
+			}
+		}
+		room := p.room()
+		n := min(len(es), room)
+		if n == 0 {
+			continue
+		}
+		p.setClaiming(true)
+		if since != q.order.now() { // what goes back may come before es
+			p.setClaiming(false)
+			es = nil
+			continue
+		}
+		items, split, err := q.seize(ctx, inc, l, es[:n], refused)
+		if es = es[n:]; split {
+			es = nil // list them anew
+		}
+		claimed += len(items)
+		full := p.fill(items, len(items), n == room)
+		p.setClaiming(false)
+		if err != nil {
+			return err
+		}
+		if (full || claimed >= q.cfg.Prefetch) && q.othersWait(ctx, inc) {
+			return nil
+		}
+	}
+}
+
+// seize reads and deletes elements, and buries those with a fault; what others
+// were quicker to delete is left out. It ends at a znode that it has split.
+// What the servers refuse is noted, so that it does not hold up what follows.
+func (q *core) seize(ctx context.Context, inc *session.Incarnation, l *ledger, es []element, refused map[string]bool) (items []*item, split bool, err error) {
+	found := make([]*item, len(es))
+	all := make([][][]byte, len(es))
+	err = session.Parallel(len(es), func(i int) (err error) {
+		if found[i], all[i], err = q.readForeign(ctx, inc, es[i]); session.IsNoNode(err) {
+			return nil
+		}
+		return err
+	})
+	if err != nil {
+		return nil, false, err
+	}
+	for i, it := range found {
+		var fault error
+		switch {
+		case it == nil:
+			continue
+		case len(all[i]) != 1:
+			split = true
+			err = q.split(ctx, inc, it, all[i])
+		default:
+			if fault = q.check(it); fault == nil {
+				items = append(items, it)
+				continue
+			}
+			if it.misfit && !q.skips.misfit() {
+				q.skips.leave(it.key(), fault)
+				continue
+			}
+			err = q.bury(ctx, inc, it, fault)
+		}
+		switch {
+		case err == nil, outrun(err):
+		case ctx.Err() == nil && session.OutcomeOf(err) == session.Answered, errors.Is(err, session.ErrTooLarge):
+			refused[it.name] = true
+			q.complain(err)
+		default:
+			return nil, split, err
+		}
+		if split {
+			break
+		}
+	}
+	items, err = q.deleteAll(l, items)
+	return items, split, err
+}
+
+// bury moves an element to the dead letters, in one transaction.
+func (q *core) bury(ctx context.Context, inc *session.Incarnation, it *item, fault error) error {
+	letter, err := q.letterNow(ctx, inc, it, fault)
+	if err != nil {
+		return err
+	}
+	_, err = q.m.CommitAcrossSessions(ctx, q.receipts, append([]any{&zk.DeleteRequest{Path: session.ChildPath(q.dir, it.name), Version: it.version}}, letter...))
+	if err == nil {
+		q.report(it.key(), fault)
+	}
+	return err
+}
+
+// deleteAll deletes elements in one transaction, and puts them into the ledger
+// as ours; those that others were quicker to delete are left out.
+func (q *core) deleteAll(l *ledger, items []*item) ([]*item, error) {
+	// The ledger is not over, nor the Session closed in good order, before we
+	// know what is ours, and what is not taken has been put back.
+	b := l.newBatch(nil)
+	if b == nil {
+		return nil, l.ending()
+	}
+	for len(items) > 0 {
+		ops := make([]any, len(items))
+		for i, it := range items {
+			ops[i] = &zk.DeleteRequest{Path: session.ChildPath(q.dir, it.name), Version: it.version}
+		}
+		// Once it is begun the outcome is waited for, whatever becomes of the
+		// consumers: what is deleted must be given to them, or put back.
+		rs, err := q.m.CommitAcrossSessions(context.Background(), q.receipts, ops)
+		if err == nil {
+			break
+		}
+		i := session.FailedOp(rs)
+		if i < 0 || !outrun(rs[i].Error) {
+			l.forget(b)
+			return nil, err
+		}
+		items = slices.Delete(items, i, i+1)
+	}
+	if len(items) == 0 {
+		l.forget(b)
+		return nil, nil
+	}
+	l.adopt(b, items)
+	return items, nil
+}
+
+// adopt puts into a batch the items that are ours because we have deleted them.
+func (l *ledger) adopt(b *batch, items []*item) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	b.items, b.left = items, len(items)
+	for _, it := range items {
+		it.ledger, it.batch, it.version = l, b, 0 // attempts are not counted
+		if l.ended {
+			l.enterLocked(it, entry{fate: Return})
+		}
+	}
+}
+
+// postForeign is post in another library's layout: what was taken is gone
+// already, and what is returned is put back.
+func (l *ledger) postForeign(es []*entry) (culprit *entry, err error) {
+	var returned []*entry
+	var items []*item
+	for _, e := range es {
+		if e.fate == Return {
+			returned, items = append(returned, e), append(items, e.item)
+		}
+	}
+	i, err := l.q.restore(items)
+	if i >= 0 {
+		culprit = returned[i]
+	}
+	if err != nil && session.OutcomeOf(err) != session.Answered { // the Session is closed
+		l.q.m.Log.Error("zsync: elements may be lost, as they could not be put back", "path", l.q.cfg.Path, "elements", len(items), "err", err)
+	}
+	return culprit, err
+}
+
+// clearForeign is Clear.
+func (q *core) clearForeign(ctx context.Context) (n int, err error) {
+	var there map[string]bool // the znodes that were there when it began
+	for {
+		var ops []any
+		err := q.m.During(ctx, func(inc *session.Incarnation) error {
+			ops = nil
+			if err := inc.Sync(ctx, q.dir); err != nil {
+				return err
+			}
+			names, err := inc.Names(ctx, q.dir)
+			if err != nil {
+				return err
+			}
+			es := q.foreign.elements(names)
+			if there == nil {
+				there = make(map[string]bool, len(es))
+				for _, e := range es {
+					there[whole(e.name)] = true
+				}
+			}
+			ops = q.deletions(func(yield func(name string) bool) {
+				for _, e := range es {
+					if there[whole(e.name)] && !yield(e.name) {
+						return
+					}
+				}
+			})
+			return nil
+		})
+		if err != nil || len(ops) == 0 {
+			return n, err
+		}
+		_, err = q.m.CommitAcrossSessions(ctx, q.receipts, ops)
+		switch {
+		case err == nil:
+			n += len(ops)
+		case !session.IsNoNode(err):
+			return n, err
+		}
+	}
+}
