@@ -3,6 +3,7 @@ package queue
 import (
 	"context"
 	"fmt"
+	"iter"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -125,51 +126,6 @@ func (q *core) reserve(ctx context.Context, b Batch) (leave func(), err error) {
 	return q.gate.await(ctx, len(b.Data))
 }
 
-func (q *core) Len(ctx context.Context) (n int, err error) {
-	err = q.m.During(ctx, func(inc *session.Incarnation) (err error) {
-		if err = inc.Sync(ctx, q.dir); err == nil {
-			n, err = q.length(ctx, inc)
-		}
-		return err
-	})
-	return n, err
-}
-
-func (q *core) Take(ctx context.Context) (*Element, error) {
-	if ctx.Err() != nil {
-		return nil, session.CtxErr(ctx)
-	}
-	for {
-		it, err := q.pluck(ctx)
-		if err == nil && it != nil && it.missing {
-			continue // it was buried
-		}
-		if err != nil || it == nil {
-			return nil, err
-		}
-		return it.describe(), nil
-	}
-}
-
-func (q *core) Peek(ctx context.Context) (e *Element, err error) {
-	var it *item
-	err = q.m.During(ctx, func(inc *session.Incarnation) (err error) {
-		if err = inc.Sync(ctx, q.dir); err != nil {
-			return err
-		}
-		if q.foreign != nil {
-			it, err = q.firstForeign(ctx, inc, false)
-			return err
-		}
-		it, _, err = q.first(ctx, inc, 1, true)
-		return err
-	})
-	if err != nil || it == nil {
-		return nil, err
-	}
-	return it.describe(), nil
-}
-
 // create makes a znode, whose parent is there, in whatever session. One that is there stays as it is.
 func (q *core) create(ctx context.Context, path string, data []byte) error {
 	return q.m.During(ctx, func(inc *session.Incarnation) error {
@@ -197,14 +153,6 @@ func (q *core) whileOpen(ctx context.Context) (inner context.Context, leave func
 		cancel(nil)
 		stay()
 	}
-}
-
-func (q *core) Stats(ctx context.Context) (st Stats, err error) {
-	err = q.m.During(ctx, func(inc *session.Incarnation) (err error) {
-		st, err = q.stats(ctx, inc)
-		return err
-	})
-	return st, err
 }
 
 // letterOf returns the operations that make a dead letter of an item. In another
@@ -270,4 +218,41 @@ func (q *core) vet(ctx context.Context, inc *session.Incarnation) error {
 	}
 	q.vetted.Store(inc)
 	return nil
+}
+
+func (q *core) length(ctx context.Context, inc *session.Incarnation) (int, error) {
+	names, err := inc.Names(ctx, q.dir)
+	if err != nil {
+		return 0, err
+	}
+	if q.foreign != nil {
+		return len(q.foreign.elements(names)), nil
+	}
+	buckets := parseBuckets(names)
+	paths := make([]string, len(buckets))
+	for i, b := range buckets {
+		paths[i] = session.ChildPath(q.dir, b.name)
+	}
+	nodes, err := inc.GetVisible(ctx, paths)
+	n := 0
+	for _, node := range nodes {
+		if node.Stat != nil {
+			n += int(node.Stat.NumChildren)
+		}
+	}
+	return n, err
+}
+
+// deletions returns what deletes the first of these names, as many as one transaction
+// holds, however long the path is.
+func (q *core) deletions(names iter.Seq[string]) (ops []any) {
+	size := 0
+	for name := range names {
+		path := session.ChildPath(q.dir, name)
+		if size += q.m.SizeOf(path, nil); len(ops) == maxPost || len(ops) > 0 && size > session.MaxPacket/2 {
+			break
+		}
+		ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
+	}
+	return ops
 }

@@ -369,3 +369,47 @@ func (q *core) clearForeign(ctx context.Context) (n int, err error) {
 		}
 	}
 }
+
+// restore puts elements of another library's layout, that nobody has got, back to their places, exactly once,
+// but for one that is too large to carry a receipt. If the servers refuse that because of one of them it
+// returns its index, and otherwise -1.
+func (q *core) restore(items []*item) (culprit int, err error) {
+	ctx := context.Background() // ends with the Session
+	there := make(map[int]bool) // those that are back
+	for {
+		var ops []any
+		var owners []int
+		for i, it := range items {
+			op := &zk.CreateRequest{Path: session.ChildPath(q.dir, it.key()), Data: it.stored(), Acl: q.m.Config.ACL}
+			switch {
+			case there[i]:
+			case oversized(q.m, q.receipts, op): // another library's
+				if err := q.create(ctx, op.Path, op.Data); err != nil {
+					return i, err
+				}
+				there[i] = true
+			default:
+				ops, owners = append(ops, op), append(owners, i)
+			}
+		}
+		if len(ops) == 0 {
+			return -1, nil
+		}
+		rs, err := q.m.CommitAcrossSessions(ctx, q.receipts, ops)
+		i := session.FailedOp(rs)
+		if err == nil || i < 0 || i >= len(owners) {
+			return -1, err
+		}
+		switch culprit = owners[i]; {
+		case session.IsNodeExists(err):
+			there[culprit] = true
+		case session.IsNoNode(err):
+			// The queue was empty, and was deleted.
+			if err := q.create(ctx, q.dir, nil); err != nil {
+				return culprit, err
+			}
+		default:
+			return culprit, err
+		}
+	}
+}

@@ -425,7 +425,7 @@ func (p *pump) claim(inc *session.Incarnation, l *ledger) (n int, err error) {
 	}
 	var r *reading
 	if p.spread == 1 { // others are not likely to be quicker
-		r = l.read(p.ctx, f.es[:n])
+		r = read(p.ctx, inc, p.q.dir, f.es[:n])
 	}
 	p.setClaiming(true)
 	defer p.setClaiming(false)
@@ -438,7 +438,7 @@ func (p *pump) claim(inc *session.Incarnation, l *ledger) (n int, err error) {
 		return 0, p.makeWay(inc)
 	}
 	if r == nil {
-		r = l.read(p.ctx, f.es[:n])
+		r = read(p.ctx, inc, p.q.dir, f.es[:n])
 	}
 	p.spread = max(p.spread/2, 1)
 	f.es = f.es[n:]

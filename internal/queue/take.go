@@ -3,10 +3,6 @@ package queue
 import (
 	"context"
 	"errors"
-	"iter"
-	"maps"
-	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,6 +12,25 @@ import (
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/trace"
 )
+
+// This file takes, or looks at, the first element without a consumer: nothing is claimed,
+// it is removed at once, and put back if nobody is there any more to get it.
+
+func (q *core) Take(ctx context.Context) (*Element, error) {
+	if ctx.Err() != nil {
+		return nil, session.CtxErr(ctx)
+	}
+	for {
+		it, err := q.pluck(ctx)
+		if err == nil && it != nil && it.missing {
+			continue // it was buried
+		}
+		if err != nil || it == nil {
+			return nil, err
+		}
+		return it.describe(), nil
+	}
+}
 
 // pluck removes the first free element. One with a fault goes to the dead
 // letters and is returned as missing.
@@ -78,6 +93,25 @@ func (q *core) pluck(ctx context.Context) (*item, error) {
 		}
 	})
 	return taken, err
+}
+
+func (q *core) Peek(ctx context.Context) (e *Element, err error) {
+	var it *item
+	err = q.m.During(ctx, func(inc *session.Incarnation) (err error) {
+		if err = inc.Sync(ctx, q.dir); err != nil {
+			return err
+		}
+		if q.foreign != nil {
+			it, err = q.firstForeign(ctx, inc, false)
+			return err
+		}
+		it, _, err = q.first(ctx, inc, 1, true)
+		return err
+	})
+	if err != nil || it == nil {
+		return nil, err
+	}
+	return it.describe(), nil
 }
 
 // first returns the first free element, and its bucket, which another library's
@@ -274,375 +308,4 @@ func (q *core) putBackNow(it *item) error {
 			return err
 		}
 	}
-}
-
-// restore puts elements of another library's layout, that nobody has got, back to their places, exactly once,
-// but for one that is too large to carry a receipt. If the servers refuse that because of one of them it
-// returns its index, and otherwise -1.
-func (q *core) restore(items []*item) (culprit int, err error) {
-	ctx := context.Background() // ends with the Session
-	there := make(map[int]bool) // those that are back
-	for {
-		var ops []any
-		var owners []int
-		for i, it := range items {
-			op := &zk.CreateRequest{Path: session.ChildPath(q.dir, it.key()), Data: it.stored(), Acl: q.m.Config.ACL}
-			switch {
-			case there[i]:
-			case oversized(q.m, q.receipts, op): // another library's
-				if err := q.create(ctx, op.Path, op.Data); err != nil {
-					return i, err
-				}
-				there[i] = true
-			default:
-				ops, owners = append(ops, op), append(owners, i)
-			}
-		}
-		if len(ops) == 0 {
-			return -1, nil
-		}
-		rs, err := q.m.CommitAcrossSessions(ctx, q.receipts, ops)
-		i := session.FailedOp(rs)
-		if err == nil || i < 0 || i >= len(owners) {
-			return -1, err
-		}
-		switch culprit = owners[i]; {
-		case session.IsNodeExists(err):
-			there[culprit] = true
-		case session.IsNoNode(err):
-			// The queue was empty, and was deleted.
-			if err := q.create(ctx, q.dir, nil); err != nil {
-				return culprit, err
-			}
-		default:
-			return culprit, err
-		}
-	}
-}
-
-func (q *core) length(ctx context.Context, inc *session.Incarnation) (int, error) {
-	names, err := inc.Names(ctx, q.dir)
-	if err != nil {
-		return 0, err
-	}
-	if q.foreign != nil {
-		return len(q.foreign.elements(names)), nil
-	}
-	buckets := parseBuckets(names)
-	paths := make([]string, len(buckets))
-	for i, b := range buckets {
-		paths[i] = session.ChildPath(q.dir, b.name)
-	}
-	nodes, err := inc.GetVisible(ctx, paths)
-	n := 0
-	for _, node := range nodes {
-		if node.Stat != nil {
-			n += int(node.Stat.NumChildren)
-		}
-	}
-	return n, err
-}
-
-// Clear goes from the end of the queue to its front, and comes to what was given back
-// for later at last. So it frees nothing on its way: an element that waits for its key
-// waits for one that is removed after it, or that was claimed. It looks but once what
-// there is: it does not run after producers.
-func (q *core) Clear(ctx context.Context) (n int, err error) {
-	if q.foreign != nil {
-		return q.clearForeign(ctx)
-	}
-	lots, err := q.survey(ctx)
-	if err != nil {
-		return 0, err
-	}
-	for _, back := range []bool{false, true} {
-		for _, t := range slices.Backward(lots) {
-			for more := !t.exhausted() && (t.delayed || !back); more; {
-				var removed int
-				removed, more, err = q.clear(ctx, t, back)
-				if n += removed; err != nil {
-					return n, err
-				}
-			}
-		}
-	}
-	if len(lots) > 1 {
-		_, err = q.survey(ctx) // what is empty now goes
-	}
-	return n, err
-}
-
-// survey reads all buckets, and deletes those that are empty and get no more.
-func (q *core) survey(ctx context.Context) (lots []*lot, err error) {
-	err = q.m.During(ctx, func(inc *session.Incarnation) error {
-		lots = nil
-		if err := inc.Sync(ctx, q.dir); err != nil {
-			return err
-		}
-		names, err := inc.Names(ctx, q.dir)
-		if err != nil {
-			return err
-		}
-		buckets := parseBuckets(names)
-		if lots, err = q.lots(ctx, inc, buckets); err == nil {
-			q.deleteEmpty(inc, lots, buckets)
-		}
-		return err
-	})
-	return lots, err
-}
-
-// clear removes the last elements of a bucket that nobody has claimed, as many as fit
-// into a transaction, of those that were in it when it was read as was. back says
-// whether these are those that were given back for later, or all others.
-func (q *core) clear(ctx context.Context, was *lot, back bool) (n int, more bool, err error) {
-	var ops []any
-	err = q.m.During(ctx, func(inc *session.Incarnation) error {
-		ops, n, more = nil, 0, false
-		if err := inc.Sync(ctx, q.dir); err != nil {
-			return err
-		}
-		lots, err := q.lots(ctx, inc, []bucket{was.bucket})
-		if err != nil || len(lots) == 0 {
-			return err
-		}
-		t := lots[0]
-		if err := q.list(ctx, inc, t); err != nil {
-			return err
-		}
-		es := slices.DeleteFunc(slices.Clone(t.elements), func(e element) bool {
-			return t.claimed.has(e.seq) || e.seq > was.last || (e.first > 0) != back
-		})
-		if len(es) == 0 {
-			return nil
-		}
-		ops = q.deletions(func(yield func(name string) bool) {
-			for _, e := range slices.Backward(es) {
-				if !yield(e.key()) {
-					return
-				}
-			}
-		})
-		n = len(ops)
-		more, es = n < len(es), es[len(es)-n:]
-		ops = append(ops, t.claiming(q.dir, es...)...)
-		if slices.ContainsFunc(es, func(e element) bool { return keyOf(e.tag) != "" }) {
-			// The bell: what comes while this runs may have waited for its key.
-			ops = append(ops, &zk.SetDataRequest{Path: q.dir, Version: -1})
-		}
-		return nil
-	})
-	if err != nil || ops == nil {
-		return 0, false, err
-	}
-	_, err = q.m.CommitAcrossSessions(ctx, q.receipts, ops)
-	switch {
-	case err == nil:
-		return n, more, nil
-	case outrun(err):
-		return 0, true, nil // somebody else was quicker
-	}
-	return 0, false, err
-}
-
-// deletions returns what deletes the first of these names, as many as one transaction
-// holds, however long the path is.
-func (q *core) deletions(names iter.Seq[string]) (ops []any) {
-	size := 0
-	for name := range names {
-		path := session.ChildPath(q.dir, name)
-		if size += q.m.SizeOf(path, nil); len(ops) == maxPost || len(ops) > 0 && size > session.MaxPacket/2 {
-			break
-		}
-		ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
-	}
-	return ops
-}
-
-func (q *core) stats(ctx context.Context, inc *session.Incarnation) (st Stats, err error) {
-	if err := inc.Sync(ctx, q.dir); err != nil {
-		return st, err
-	}
-	if st.Dead, err = q.countDead(ctx, inc); err != nil {
-		return st, err
-	}
-	names, _, err := inc.Children(ctx, q.dir)
-	if session.IsNoNode(err) {
-		return st, nil
-	}
-	if err != nil {
-		return st, err
-	}
-	var fronts []element
-	if q.foreign != nil {
-		es := q.foreign.elements(names)
-		if st.Ready = len(es); st.Ready > 0 {
-			fronts = es[:1]
-		}
-	} else {
-		claimed := make(map[string]spans)
-		if fronts, err = q.countBuckets(ctx, inc, parseBuckets(names), &st, claimed); err != nil {
-			return st, err
-		}
-		if st.Holders, err = q.holders(ctx, inc, claimed); err != nil {
-			return st, err
-		}
-	}
-	for _, e := range fronts {
-		stat, err := inc.Exists(ctx, session.ChildPath(q.dir, e.key()))
-		if err != nil {
-			return st, err
-		}
-		if stat == nil {
-			continue // consumed in the meantime
-		}
-		if q.foreign == nil { // in others the version says nothing
-			st.Attempts = max(st.Attempts, int(e.tries)+int(stat.Version))
-		}
-		if t := time.UnixMilli(stat.Ctime); st.Oldest.IsZero() || t.Before(st.Oldest) {
-			st.Oldest = t
-		}
-	}
-	return st, nil
-}
-
-// countBuckets counts what is in buckets, and returns the first free element of
-// each priority. It notes which of those that are there are claimed.
-func (q *core) countBuckets(ctx context.Context, inc *session.Incarnation, buckets []bucket, st *Stats, claimed map[string]spans) ([]element, error) {
-	lots, err := q.lots(ctx, inc, buckets)
-	if err != nil {
-		return nil, err
-	}
-	var mu sync.Mutex
-	now := time.Now().UnixMilli()
-	fronts := make(map[int]element)
-	err = session.Parallel(len(lots), func(i int) error {
-		t := lots[i]
-		if t.children == 0 {
-			return nil
-		}
-		if err := q.list(ctx, inc, t); err != nil {
-			return err
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		var taken []int32
-		for _, e := range t.elements {
-			switch {
-			case t.claimed.has(e.seq):
-				st.Claimed++
-				taken = append(taken, e.seq)
-			case e.due > now:
-				st.Delayed++
-				st.Attempts = max(st.Attempts, int(e.tries))
-			default:
-				st.Ready++
-				st.Attempts = max(st.Attempts, int(e.tries))
-				if f, ok := fronts[e.prio]; e.due == 0 && (!ok || e.before(f)) {
-					fronts[e.prio] = e
-				}
-			}
-		}
-		claimed[t.name] = spansOf(taken)
-		return nil
-	})
-	return slices.Collect(maps.Values(fronts)), err
-}
-
-// holders tells who has claimed how many of those that are claimed.
-func (q *core) holders(ctx context.Context, inc *session.Incarnation, claimed map[string]spans) (hs []Holder, err error) {
-	names, err := inc.Names(ctx, q.claims)
-	if err != nil {
-		return nil, err
-	}
-	var paths []string
-	for _, name := range names {
-		if len(name) == len(noGUID) {
-			paths = append(paths, session.ChildPath(q.claims, name), session.ChildPath(q.live, name))
-		}
-	}
-	nodes, err := inc.GetAll(ctx, paths)
-	if err != nil {
-		return nil, err
-	}
-	for i := 0; i < len(nodes); i += 2 {
-		h := Holder{Owner: string(nodes[i+1].Data)}
-		for bucket, had := range parseRecord(nodes[i].Data).holdings {
-			for _, x := range claimed[bucket] {
-				for n := x.a; n <= x.b; n++ {
-					if had.owned.has(n) { // it may name what has gone already
-						h.Claimed++
-					}
-				}
-			}
-		}
-		if h.Claimed > 0 {
-			hs = append(hs, h)
-		}
-	}
-	slices.SortFunc(hs, func(a, b Holder) int { return b.Claimed - a.Claimed })
-	return hs, nil
-}
-
-func (q *core) Cancel(ctx context.Context, id string) (canceled bool, err error) {
-	for {
-		var ops []any
-		err := q.m.During(ctx, func(inc *session.Incarnation) (err error) {
-			if err = inc.Sync(ctx, q.dir); err == nil {
-				ops, err = q.cancelling(ctx, inc, id)
-			}
-			return err
-		})
-		if err != nil || ops == nil {
-			return false, err
-		}
-		_, err = q.m.CommitAcrossSessions(ctx, q.receipts, ops)
-		if err == nil || !outrun(err) {
-			return err == nil, err
-		}
-	}
-}
-
-// cancelling returns operations that remove the element with an ID, if it is there
-// and nobody has claimed it.
-func (q *core) cancelling(ctx context.Context, inc *session.Incarnation, id string) ([]any, error) {
-	tag := tagOf("", id)
-	data, _, err := inc.Get(ctx, q.idPath(tag[1:]))
-	if session.IsNoNode(err) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	b, ok := parseBucket(parseNote(data).bucket)
-	if !ok {
-		return nil, nil
-	}
-	names, err := inc.Names(ctx, q.dir)
-	if err != nil {
-		return nil, err
-	}
-	// It is where it was put, or, given back for later, among what waits. Who gives
-	// it back so has it in hand; so if it is in neither, looked at in this order, it
-	// was claimed in between, or is gone.
-	buckets := slices.DeleteFunc(parseBuckets(names), func(o bucket) bool { return o.name != b.name && (o.prio != b.prio || !o.delayed) })
-	slices.Reverse(buckets)
-	lots, err := q.lots(ctx, inc, buckets)
-	if err != nil {
-		return nil, err
-	}
-	for _, t := range lots {
-		if err := q.list(ctx, inc, t); err != nil {
-			return nil, err
-		}
-		for _, e := range t.elements {
-			if strings.HasSuffix(e.tag, tag) && !t.claimed.has(e.seq) {
-				return append([]any{
-					&zk.DeleteRequest{Path: session.ChildPath(q.dir, e.key()), Version: -1},
-					&zk.SetDataRequest{Path: q.dir, Version: -1}, // the bell: what waits for its key may go
-				}, t.claiming(q.dir, e)...), nil
-			}
-		}
-	}
-	return nil, nil
 }

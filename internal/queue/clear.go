@@ -1,0 +1,179 @@
+package queue
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/session"
+)
+
+// This file removes elements that nobody has claimed and nobody is to receive: all of
+// them, or the one that was sent with an ID.
+
+// Clear goes from the end of the queue to its front, and comes to what was given back
+// for later at last. So it frees nothing on its way: an element that waits for its key
+// waits for one that is removed after it, or that was claimed. It looks but once what
+// there is: it does not run after producers.
+func (q *core) Clear(ctx context.Context) (n int, err error) {
+	if q.foreign != nil {
+		return q.clearForeign(ctx)
+	}
+	lots, err := q.survey(ctx)
+	if err != nil {
+		return 0, err
+	}
+	for _, back := range []bool{false, true} {
+		for _, t := range slices.Backward(lots) {
+			for more := !t.exhausted() && (t.delayed || !back); more; {
+				var removed int
+				removed, more, err = q.clear(ctx, t, back)
+				if n += removed; err != nil {
+					return n, err
+				}
+			}
+		}
+	}
+	if len(lots) > 1 {
+		_, err = q.survey(ctx) // what is empty now goes
+	}
+	return n, err
+}
+
+// survey reads all buckets, and deletes those that are empty and get no more.
+func (q *core) survey(ctx context.Context) (lots []*lot, err error) {
+	err = q.m.During(ctx, func(inc *session.Incarnation) error {
+		lots = nil
+		if err := inc.Sync(ctx, q.dir); err != nil {
+			return err
+		}
+		names, err := inc.Names(ctx, q.dir)
+		if err != nil {
+			return err
+		}
+		buckets := parseBuckets(names)
+		if lots, err = q.lots(ctx, inc, buckets); err == nil {
+			q.deleteEmpty(inc, lots, buckets)
+		}
+		return err
+	})
+	return lots, err
+}
+
+// clear removes the last elements of a bucket that nobody has claimed, as many as fit
+// into a transaction, of those that were in it when it was read as was. back says
+// whether these are those that were given back for later, or all others.
+func (q *core) clear(ctx context.Context, was *lot, back bool) (n int, more bool, err error) {
+	var ops []any
+	err = q.m.During(ctx, func(inc *session.Incarnation) error {
+		ops, n, more = nil, 0, false
+		if err := inc.Sync(ctx, q.dir); err != nil {
+			return err
+		}
+		lots, err := q.lots(ctx, inc, []bucket{was.bucket})
+		if err != nil || len(lots) == 0 {
+			return err
+		}
+		t := lots[0]
+		if err := q.list(ctx, inc, t); err != nil {
+			return err
+		}
+		es := slices.DeleteFunc(slices.Clone(t.elements), func(e element) bool {
+			return t.claimed.has(e.seq) || e.seq > was.last || (e.first > 0) != back
+		})
+		if len(es) == 0 {
+			return nil
+		}
+		ops = q.deletions(func(yield func(name string) bool) {
+			for _, e := range slices.Backward(es) {
+				if !yield(e.key()) {
+					return
+				}
+			}
+		})
+		n = len(ops)
+		more, es = n < len(es), es[len(es)-n:]
+		ops = append(ops, t.claiming(q.dir, es...)...)
+		if slices.ContainsFunc(es, func(e element) bool { return keyOf(e.tag) != "" }) {
+			// The bell: what comes while this runs may have waited for its key.
+			ops = append(ops, &zk.SetDataRequest{Path: q.dir, Version: -1})
+		}
+		return nil
+	})
+	if err != nil || ops == nil {
+		return 0, false, err
+	}
+	_, err = q.m.CommitAcrossSessions(ctx, q.receipts, ops)
+	switch {
+	case err == nil:
+		return n, more, nil
+	case outrun(err):
+		return 0, true, nil // somebody else was quicker
+	}
+	return 0, false, err
+}
+
+func (q *core) Cancel(ctx context.Context, id string) (canceled bool, err error) {
+	for {
+		var ops []any
+		err := q.m.During(ctx, func(inc *session.Incarnation) (err error) {
+			if err = inc.Sync(ctx, q.dir); err == nil {
+				ops, err = q.cancelling(ctx, inc, id)
+			}
+			return err
+		})
+		if err != nil || ops == nil {
+			return false, err
+		}
+		_, err = q.m.CommitAcrossSessions(ctx, q.receipts, ops)
+		if err == nil || !outrun(err) {
+			return err == nil, err
+		}
+	}
+}
+
+// cancelling returns operations that remove the element with an ID, if it is there
+// and nobody has claimed it.
+func (q *core) cancelling(ctx context.Context, inc *session.Incarnation, id string) ([]any, error) {
+	tag := tagOf("", id)
+	data, _, err := inc.Get(ctx, q.idPath(tag[1:]))
+	if session.IsNoNode(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	b, ok := parseBucket(parseNote(data).bucket)
+	if !ok {
+		return nil, nil
+	}
+	names, err := inc.Names(ctx, q.dir)
+	if err != nil {
+		return nil, err
+	}
+	// It is where it was put, or, given back for later, among what waits. Who gives
+	// it back so has it in hand; so if it is in neither, looked at in this order, it
+	// was claimed in between, or is gone.
+	buckets := slices.DeleteFunc(parseBuckets(names), func(o bucket) bool { return o.name != b.name && (o.prio != b.prio || !o.delayed) })
+	slices.Reverse(buckets)
+	lots, err := q.lots(ctx, inc, buckets)
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range lots {
+		if err := q.list(ctx, inc, t); err != nil {
+			return nil, err
+		}
+		for _, e := range t.elements {
+			if strings.HasSuffix(e.tag, tag) && !t.claimed.has(e.seq) {
+				return append([]any{
+					&zk.DeleteRequest{Path: session.ChildPath(q.dir, e.key()), Version: -1},
+					&zk.SetDataRequest{Path: q.dir, Version: -1}, // the bell: what waits for its key may go
+				}, t.claiming(q.dir, e)...), nil
+			}
+		}
+	}
+	return nil, nil
+}

@@ -1,0 +1,398 @@
+package queue
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/session"
+)
+
+// This file knows what is to become of elements: how that is decided, once for each,
+// how it waits for its transaction, and what comes of what the servers refuse.
+
+// What else an entry may be of.
+const (
+	fateMissing = Bury + 1 + iota // it was gone
+	fateHand                      // no fate yet: it is being delivered
+)
+
+// An entry is the fate of one item, or a note of its being in hand.
+type entry struct {
+	item  *item
+	notes []*item // of fateHand: those whose being in hand, or not, is to be written down
+	fate  Fate
+	bump  bool      // count it as an attempt
+	gone  bool      // the znode was found deleted
+	again bool      // it was refused before
+	alone bool      // it goes into a transaction of its own; guarded by ledger.mu
+	back  bool      // the order waits for it; guarded by ledger.mu
+	tried time.Time // when it was refused first
+	fault error     // why it is buried
+	with  *txn      // what else its transaction does, or nil; of Remove
+	due   int64     // when it may be received again, in Unix milliseconds; of Later
+	tries int       // how often it was delivered, of one that is buried
+	done  chan struct{}
+	err   error // read it only after done is closed
+}
+
+// settle decides the fate of an item, if it is not decided yet.
+func (l *ledger) settle(it *item, f Fate) {
+	l.decide(it, entry{fate: f, fault: it.fault, tries: it.attempts()})
+}
+
+// decide is settle with everything that may be said of a fate. It returns the entry of the
+// fate; ok tells whether that is the one that was asked for.
+func (l *ledger) decide(it *item, e entry) (_ *entry, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if it.final == nil {
+		l.enterLocked(it, e)
+	}
+	return it.final, it.final.fate == e.fate
+}
+
+// settled reports whether the fate of an item is decided.
+func (l *ledger) settled(it *item) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return it.final != nil
+}
+
+func (l *ledger) enterLocked(it *item, model entry) *entry {
+	e := &model
+	e.item, e.done = it, make(chan struct{})
+	if e.fate != fateHand {
+		it.final = e
+	}
+	if e.fate != fateHand && e.with == nil {
+		l.unhandLocked(it)
+		l.finishContextLocked(it)
+	}
+	if e.back = e.fate == Return; e.back {
+		l.q.order.begin(!e.bump)
+	}
+	l.queueLocked(e)
+	return e
+}
+
+// closeLocked tells the outcome of an entry.
+func (l *ledger) closeLocked(e *entry) {
+	if close(e.done); e.back {
+		e.back = false
+		l.q.order.end()
+	}
+}
+
+// queueLocked has an entry posted.
+func (l *ledger) queueLocked(e *entry) {
+	if l.void {
+		e.err = l.taken()
+		l.closeLocked(e)
+		return
+	}
+	l.queue = append(l.queue, e)
+	l.startLocked()
+}
+
+func (l *ledger) startLocked() {
+	if !l.running {
+		l.running = true
+		l.q.m.Spawn(l.run)
+	}
+}
+
+// run posts entries, and claims, until there are none.
+func (l *ledger) run() {
+	for {
+		es, w := l.next()
+		if es == nil && w == nil {
+			return
+		}
+		p := &posting{l: l, es: es, want: w, absent: make(map[string]bool)}
+		err := p.post()
+		l.traceSettled(p, err)
+		l.finish(p, err)
+		if w != nil && !p.postponed {
+			switch w.made = p.want != nil && err == nil; {
+			case w.made:
+				w.lot.claimed, w.lot.version, w.lot.keys = p.wrote[w.lot.name].claimed, w.lot.version+1, w.lot.keys+1
+				l.traceClaim(w.batch.items)
+			case p.want != nil:
+				w.err = err
+			}
+			l.claimed(w)
+		}
+	}
+}
+
+// next returns what the next transaction is for, or nothing when run is to end.
+func (l *ledger) next() ([]*entry, *want) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	w := l.want
+	if len(l.queue) > 0 && l.queue[0].with != nil {
+		w = nil // a txn may need all the space
+	} else {
+		l.want = nil
+	}
+	size, n := 4096+2*l.size, 0
+	for n < len(l.queue) && n < maxPost {
+		e := l.queue[n]
+		size += 2 * l.q.m.SizeOf(l.q.dir+"/"+e.item.key(), nil)
+		if e.fate == Bury || e.fate == Later || e.bump || l.q.foreign != nil {
+			size += len(e.item.stored())
+		}
+		if e.fate == Bury {
+			size += maxReason + 1024
+		}
+		if n > 0 && (size > session.MaxPacket/2 || e.alone || l.queue[0].alone) {
+			break
+		}
+		n++
+	}
+	if n > 0 || w != nil {
+		es := l.queue[:n:n]
+		l.queue = l.queue[n:]
+		return es, w
+	}
+	l.running = false
+	if l.ended && !session.IsClosed(l.posted) && !l.offersLocked() {
+		close(l.posted)
+	}
+	if l.ended && len(l.batches) == 0 && !l.swept {
+		l.swept = true
+		mark := (l.journal.made || l.journal.open) && !l.void
+		l.q.m.Spawn(func() {
+			if mark {
+				l.sweep()
+			}
+			close(l.over)
+		})
+	}
+	return nil, nil
+}
+
+// finish tells the result of a transaction. If the servers refuse it because of
+// one entry, the culprit, the others are posted without it.
+func (l *ledger) finish(p *posting, err error) {
+	es, culprit := p.es, p.culprit
+	var buried, refused []*entry
+	defer func() { // the log and the observer are not called under a lock
+		for _, e := range buried {
+			l.q.report(e.item.key(), e.fault)
+		}
+		for _, e := range refused {
+			l.q.m.Log.Error("zsync: cannot settle an element, and goes on trying", "path", l.q.cfg.Path, "element", e.item.key(), "err", err)
+		}
+	}()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.size = p.size
+	if p.applied && err != nil { // and then the claims were given back
+		defer l.voidLocked()
+		err = nil
+	}
+	if errors.Is(err, session.ErrLost) {
+		l.voidLocked()
+	}
+	if culprit != nil && culprit.with != nil && err != nil {
+		l.refuseTxnLocked(culprit, err)
+		return
+	}
+	// The journal tells every outcome, through as many sessions as it takes. So an
+	// error that is not a loss, nor the end of the Session, says that nothing was
+	// applied, whether the servers refused it or what it needs could not be made.
+	if err != nil && !errors.Is(err, session.ErrLost) && l.q.m.Failure() == nil {
+		if culprit == nil && len(es) == 1 && es[0].with != nil && !l.journal.open { // it has been told, so it is not done later
+			l.refuseTxnLocked(es[0], err)
+			return
+		}
+		if culprit == nil && len(es) > 1 { // each by itself will tell
+			for _, e := range es {
+				e.alone = true
+			}
+			l.queue = append(es, l.queue...)
+			return
+		}
+		var others []*entry
+		for _, e := range es {
+			if culprit == nil || e == culprit {
+				if !e.again {
+					refused = append(refused, e)
+				}
+				l.refuseLocked(e, err)
+			} else {
+				others = append(others, e)
+			}
+		}
+		if others != nil {
+			l.queue = append(others, l.queue...)
+		}
+		return
+	}
+	for _, e := range es {
+		switch {
+		case err != nil:
+			e.err = cmp.Or(e.err, err) // that of doubt
+		case e.gone:
+			e.err = l.taken()
+		}
+		if e.again && err == nil {
+			l.patience = 0
+		}
+		if b := e.item.batch; e.fate != fateHand {
+			if err == nil && e.fate == Bury && !e.gone {
+				buried = append(buried, e)
+			}
+			if e.with != nil {
+				l.unhandLocked(e.item)
+				l.finishContextLocked(e.item)
+			}
+			e.item.drop()
+			e.item.posted = true
+			l.unliveLocked(e.item)
+			if b.left--; b.left == 0 {
+				l.dropLocked(b)
+			}
+		}
+		l.closeLocked(e)
+	}
+}
+
+// retryAfter is how long it takes until something is tried again that the
+// servers have refused. It doubles, up to a minute, until they allow something.
+const retryAfter = time.Second
+
+// refuseLocked tells that the servers have refused an entry. The fate of its
+// item stays what it is, and is tried again: what they refuse, they may allow
+// later.
+func (l *ledger) refuseLocked(e *entry, err error) {
+	next := *e
+	next.gone, next.again, next.alone = false, true, true
+	if next.tried.IsZero() {
+		next.tried = time.Now()
+	}
+	// What was given back by its consumer, who is told, keeps nothing back any more.
+	next.back = e.back && !e.bump && time.Since(next.tried) < refusedFor
+	e.back = e.back && !next.back
+	if e.fate != fateHand { // who waits for a note offers nothing before it is written down
+		e.err, next.done = err, make(chan struct{})
+		l.closeLocked(e)
+		e.item.final = &next
+	}
+	if l.refused = append(l.refused, &next); len(l.refused) == 1 {
+		l.patience = min(max(2*l.patience, retryAfter), time.Minute)
+		if l.timer != nil {
+			l.timer.Stop() // what it was for is tried with this
+		}
+		l.timer = time.AfterFunc(l.patience, l.retry)
+	}
+	if next.back && !l.soon { // consumers wait for it
+		l.soon = true
+		time.AfterFunc(4*retryAfter, func() {
+			l.mu.Lock()
+			l.soon = false
+			l.mu.Unlock()
+			l.retry()
+		})
+	}
+}
+
+// retry posts again what was refused.
+func (l *ledger) retry() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, e := range l.refused {
+		if e.fate == fateHand && e.item.batch.left == 0 {
+			close(e.done) // nothing is in hand
+			continue
+		}
+		l.queueLocked(e)
+	}
+	l.refused = nil
+}
+
+// voidLocked is the end of claims that others have given back.
+func (l *ledger) voidLocked() {
+	l.void, l.ended = true, true
+	for _, e := range slices.Concat(l.queue, l.refused) {
+		e.err = l.taken()
+		l.closeLocked(e)
+	}
+	l.queue, l.refused = nil, nil
+	for it := range l.hand {
+		l.unhandLocked(it)
+		if it.final == nil {
+			it.final = &entry{item: it, fate: Return, done: session.ClosedChan, err: l.taken()}
+		}
+		l.finishContextLocked(it)
+	}
+	for b := range l.batches {
+		l.traceLossLocked(l.taken(), b.items...)
+		l.dropLocked(b)
+	}
+}
+
+// settleNow decides the fate of an item and waits until it is carried out. It
+// returns the entry of the fate that was decided.
+func (l *ledger) settleNow(ctx context.Context, it *item, model entry) (e *entry, err error) {
+	alive := l.inc.Alive()
+	if !alive {
+		l.end(true) // what was registered may not have run yet
+	}
+	for {
+		var ok bool
+		e, ok = l.decide(it, model)
+		var loss error
+		l.mu.Lock()
+		if l.lost || l.void {
+			loss = l.lossLocked()
+		}
+		l.mu.Unlock()
+		switch {
+		case !ok && loss != nil:
+			return e, loss
+		case !ok:
+			return e, line.ErrNotLocked
+		case e.fate == Return && e.bump && loss != nil && !alive:
+			return e, loss
+		}
+		err = l.await(ctx, e)
+		if e.with == nil || e.with == model.with || !session.IsClosed(e.done) || l.settled(it) {
+			return e, err
+		}
+		// Another's txn was refused, so nothing is decided.
+	}
+}
+
+// await waits until a fate is carried out.
+func (l *ledger) await(ctx context.Context, e *entry) error {
+	var down <-chan struct{}
+	if e.fate == Return || e.fate == Later {
+		down = l.inc.Disconnection()
+	}
+	select {
+	case <-e.done:
+		return e.err
+	case <-down:
+		return nil
+	case <-l.q.m.Closing:
+		select {
+		case <-e.done:
+			return e.err
+		default:
+		}
+		if e.fate == Return {
+			return l.inc.EndError(session.ErrClosed) // it goes back, sooner or later
+		}
+		// It may have been carried out, so it is not told to be lost: that would say
+		// that somebody else gets the element.
+		return session.ErrClosed
+	case <-ctx.Done():
+		return session.CtxErr(ctx)
+	}
+}

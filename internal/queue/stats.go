@@ -1,0 +1,156 @@
+package queue
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/zsync/zsync/internal/session"
+)
+
+// This file counts what is in a queue, and tells who has claimed it.
+
+func (q *core) Len(ctx context.Context) (n int, err error) {
+	err = q.m.During(ctx, func(inc *session.Incarnation) (err error) {
+		if err = inc.Sync(ctx, q.dir); err == nil {
+			n, err = q.length(ctx, inc)
+		}
+		return err
+	})
+	return n, err
+}
+
+func (q *core) Stats(ctx context.Context) (st Stats, err error) {
+	err = q.m.During(ctx, func(inc *session.Incarnation) (err error) {
+		st, err = q.stats(ctx, inc)
+		return err
+	})
+	return st, err
+}
+
+func (q *core) stats(ctx context.Context, inc *session.Incarnation) (st Stats, err error) {
+	if err := inc.Sync(ctx, q.dir); err != nil {
+		return st, err
+	}
+	if st.Dead, err = q.countDead(ctx, inc); err != nil {
+		return st, err
+	}
+	names, _, err := inc.Children(ctx, q.dir)
+	if session.IsNoNode(err) {
+		return st, nil
+	}
+	if err != nil {
+		return st, err
+	}
+	var fronts []element
+	if q.foreign != nil {
+		es := q.foreign.elements(names)
+		if st.Ready = len(es); st.Ready > 0 {
+			fronts = es[:1]
+		}
+	} else {
+		claimed := make(map[string]spans)
+		if fronts, err = q.countBuckets(ctx, inc, parseBuckets(names), &st, claimed); err != nil {
+			return st, err
+		}
+		if st.Holders, err = q.holders(ctx, inc, claimed); err != nil {
+			return st, err
+		}
+	}
+	for _, e := range fronts {
+		stat, err := inc.Exists(ctx, session.ChildPath(q.dir, e.key()))
+		if err != nil {
+			return st, err
+		}
+		if stat == nil {
+			continue // consumed in the meantime
+		}
+		if q.foreign == nil { // in others the version says nothing
+			st.Attempts = max(st.Attempts, int(e.tries)+int(stat.Version))
+		}
+		if t := time.UnixMilli(stat.Ctime); st.Oldest.IsZero() || t.Before(st.Oldest) {
+			st.Oldest = t
+		}
+	}
+	return st, nil
+}
+
+// countBuckets counts what is in buckets, and returns the first free element of
+// each priority. It notes which of those that are there are claimed.
+func (q *core) countBuckets(ctx context.Context, inc *session.Incarnation, buckets []bucket, st *Stats, claimed map[string]spans) ([]element, error) {
+	lots, err := q.lots(ctx, inc, buckets)
+	if err != nil {
+		return nil, err
+	}
+	var mu sync.Mutex
+	now := time.Now().UnixMilli()
+	fronts := make(map[int]element)
+	err = session.Parallel(len(lots), func(i int) error {
+		t := lots[i]
+		if t.children == 0 {
+			return nil
+		}
+		if err := q.list(ctx, inc, t); err != nil {
+			return err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		var taken []int32
+		for _, e := range t.elements {
+			switch {
+			case t.claimed.has(e.seq):
+				st.Claimed++
+				taken = append(taken, e.seq)
+			case e.due > now:
+				st.Delayed++
+				st.Attempts = max(st.Attempts, int(e.tries))
+			default:
+				st.Ready++
+				st.Attempts = max(st.Attempts, int(e.tries))
+				if f, ok := fronts[e.prio]; e.due == 0 && (!ok || e.before(f)) {
+					fronts[e.prio] = e
+				}
+			}
+		}
+		claimed[t.name] = spansOf(taken)
+		return nil
+	})
+	return slices.Collect(maps.Values(fronts)), err
+}
+
+// holders tells who has claimed how many of those that are claimed.
+func (q *core) holders(ctx context.Context, inc *session.Incarnation, claimed map[string]spans) (hs []Holder, err error) {
+	names, err := inc.Names(ctx, q.claims)
+	if err != nil {
+		return nil, err
+	}
+	var paths []string
+	for _, name := range names {
+		if len(name) == len(noGUID) {
+			paths = append(paths, session.ChildPath(q.claims, name), session.ChildPath(q.live, name))
+		}
+	}
+	nodes, err := inc.GetAll(ctx, paths)
+	if err != nil {
+		return nil, err
+	}
+	for i := 0; i < len(nodes); i += 2 {
+		h := Holder{Owner: string(nodes[i+1].Data)}
+		for bucket, had := range parseRecord(nodes[i].Data).holdings {
+			for _, x := range claimed[bucket] {
+				for n := x.a; n <= x.b; n++ {
+					if had.owned.has(n) { // it may name what has gone already
+						h.Claimed++
+					}
+				}
+			}
+		}
+		if h.Claimed > 0 {
+			hs = append(hs, h)
+		}
+	}
+	slices.SortFunc(hs, func(a, b Holder) int { return b.Claimed - a.Claimed })
+	return hs, nil
+}
