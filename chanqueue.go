@@ -487,6 +487,14 @@ func (d Delivery[T]) Context() context.Context {
 // This file holds what is done to a Queue without consuming from it: to take one
 // element, to look, to count, to clear.
 
+// ask calls f of q's engine, unless q was badly made.
+func ask[T, R any](ctx context.Context, q *Queue[T], op string, f func(queue.Engine, context.Context) (R, error)) (r R, err error) {
+	if err = q.misuse(); err == nil {
+		r, err = f(q.q, ctx)
+	}
+	return r, opError(op, q.path, err)
+}
+
 // TryRecv removes the first element that nobody has claimed and returns it. ok
 // is false if there was none. It does not wait for elements to come, but for
 // the server's answers, and if a consumer has died, for up to three seconds, for
@@ -504,13 +512,9 @@ func (d Delivery[T]) Context() context.Context {
 // for each bucket in which something is claimed that has changed since. Once in three
 // seconds 2 more look for what a process that has died had claimed.
 func (q *Queue[T]) TryRecv(ctx context.Context) (v T, ok bool, err error) {
-	var zero T
-	if q.misuse() != nil {
-		return zero, false, opError("tryrecv", q.path, q.misuse())
-	}
-	e, err := q.q.Take(ctx)
+	e, err := ask(ctx, q, "tryrecv", queue.Engine.Take)
 	if err != nil || e == nil {
-		return zero, false, opError("tryrecv", q.path, err)
+		return v, false, err
 	}
 	q.received(ctx)
 	v, _ = e.Value.(T)
@@ -525,11 +529,7 @@ func (q *Queue[T]) TryRecv(ctx context.Context) (v T, ok bool, err error) {
 // A sync, a listing, and 1 request for each bucket of
 // about 1,000 elements, which are on their way at once.
 func (q *Queue[T]) Len(ctx context.Context) (int, error) {
-	if q.misuse() != nil {
-		return 0, opError("len", q.path, q.misuse())
-	}
-	n, err := q.q.Len(ctx)
-	return n, opError("len", q.path, err)
+	return ask(ctx, q, "len", queue.Engine.Len)
 }
 
 // Peek returns the first element that nobody has claimed, and leaves it where
@@ -539,12 +539,9 @@ func (q *Queue[T]) Len(ctx context.Context) (int, error) {
 //
 // About 6 requests.
 func (q *Queue[T]) Peek(ctx context.Context) (v T, ok bool, err error) {
-	if q.misuse() != nil {
-		return v, false, opError("peek", q.path, q.misuse())
-	}
-	e, err := q.q.Peek(ctx)
+	e, err := ask(ctx, q, "peek", queue.Engine.Peek)
 	if err != nil || e == nil {
-		return v, false, opError("peek", q.path, err)
+		return v, false, err
 	}
 	if err = e.Fault; err == nil {
 		v, err = codec.Decode[T](q.cfg.codec, e.Data)
@@ -561,11 +558,7 @@ func (q *Queue[T]) Peek(ctx context.Context) (v T, ok bool, err error) {
 //
 // 6 requests, and 5 more for every 500 elements.
 func (q *Queue[T]) Clear(ctx context.Context) (int, error) {
-	if q.misuse() != nil {
-		return 0, opError("clear", q.path, q.misuse())
-	}
-	n, err := q.q.Clear(ctx)
-	return n, opError("clear", q.path, err)
+	return ask(ctx, q, "clear", queue.Engine.Clear)
 }
 
 // Dead yields the dead letters of q, the oldest first, those that are there

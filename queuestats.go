@@ -3,6 +3,8 @@ package zsync
 import (
 	"context"
 	"time"
+
+	"github.com/zsync/zsync/internal/queue"
 )
 
 // QueueStats says what is in a [Queue].
@@ -39,13 +41,10 @@ type QueueHolder struct {
 // A sync, a listing of each bucket of about 1,000 elements, and what it takes to
 // read the claims. It writes nothing.
 func (q *Queue[T]) Stats(ctx context.Context) (QueueStats, error) {
-	if q.misuse() != nil {
-		return QueueStats{}, opError("stats", q.path, q.misuse())
-	}
-	st, err := q.q.Stats(ctx)
+	st, err := ask(ctx, q, "stats", queue.Engine.Stats)
 	all := QueueStats{Ready: st.Ready, Claimed: st.Claimed, Delayed: st.Delayed, Dead: st.Dead, Oldest: st.Oldest, Attempts: st.Attempts}
 	for _, h := range st.Holders {
 		all.Holders = append(all.Holders, QueueHolder(h))
 	}
-	return all, opError("stats", q.path, err)
+	return all, err
 }

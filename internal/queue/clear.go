@@ -66,25 +66,20 @@ func (q *core) survey(ctx context.Context) (lots []*lot, err error) {
 // into a transaction, of those that were in it when it was read as was. back says
 // whether these are those that were given back for later, or all others.
 func (q *core) clear(ctx context.Context, was *lot, back bool) (n int, more bool, err error) {
-	var ops []any
-	err = q.m.During(ctx, func(inc *session.Incarnation) error {
-		ops, n, more = nil, 0, false
-		if err := inc.Sync(ctx, q.dir); err != nil {
-			return err
-		}
+	done, err := q.removeFree(ctx, func(inc *session.Incarnation) (ops []any, err error) {
 		lots, err := q.lots(ctx, inc, []bucket{was.bucket})
 		if err != nil || len(lots) == 0 {
-			return err
+			return nil, err
 		}
 		t := lots[0]
 		if err := q.list(ctx, inc, t); err != nil {
-			return err
+			return nil, err
 		}
 		es := slices.DeleteFunc(slices.Clone(t.elements), func(e element) bool {
 			return t.claimed.has(e.seq) || e.seq > was.last || (e.first > 0) != back
 		})
 		if len(es) == 0 {
-			return nil
+			return nil, nil
 		}
 		ops = q.deletions(func(yield func(name string) bool) {
 			for _, e := range slices.Backward(es) {
@@ -100,38 +95,36 @@ func (q *core) clear(ctx context.Context, was *lot, back bool) (n int, more bool
 			// The bell: what comes while this runs may have waited for its key.
 			ops = append(ops, &zk.SetDataRequest{Path: q.dir, Version: -1})
 		}
-		return nil
+		return ops, nil
 	})
-	if err != nil || ops == nil {
+	if !done {
 		return 0, false, err
 	}
-	_, err = q.m.CommitAcrossSessions(ctx, q.receipts, ops)
-	switch {
-	case err == nil:
-		return n, more, nil
-	case outrun(err):
-		return 0, true, nil // somebody else was quicker
-	}
-	return 0, false, err
+	return n, more, nil
 }
 
-func (q *core) Cancel(ctx context.Context, id string) (canceled bool, err error) {
+// removeFree applies what build returns, exactly once, and builds it anew while somebody
+// else is quicker. It reports whether there was anything.
+func (q *core) removeFree(ctx context.Context, build func(inc *session.Incarnation) ([]any, error)) (done bool, err error) {
 	for {
 		var ops []any
 		err := q.m.During(ctx, func(inc *session.Incarnation) (err error) {
 			if err = inc.Sync(ctx, q.dir); err == nil {
-				ops, err = q.cancelling(ctx, inc, id)
+				ops, err = build(inc)
 			}
 			return err
 		})
-		if err != nil || ops == nil {
+		if err != nil || len(ops) == 0 {
 			return false, err
 		}
-		_, err = q.m.CommitAcrossSessions(ctx, q.receipts, ops)
-		if err == nil || !outrun(err) {
+		if _, err = q.m.CommitAcrossSessions(ctx, q.receipts, ops); !outrun(err) {
 			return err == nil, err
 		}
 	}
+}
+
+func (q *core) Cancel(ctx context.Context, id string) (canceled bool, err error) {
+	return q.removeFree(ctx, func(inc *session.Incarnation) ([]any, error) { return q.cancelling(ctx, inc, id) })
 }
 
 // cancelling returns operations that remove the element with an ID, if it is there
@@ -176,4 +169,38 @@ func (q *core) cancelling(ctx context.Context, inc *session.Incarnation, id stri
 		}
 	}
 	return nil, nil
+}
+
+// clearForeign is Clear in another library's layout.
+func (q *core) clearForeign(ctx context.Context) (n int, err error) {
+	var there map[string]bool // the znodes that were there when it began
+	for {
+		found := 0
+		done, err := q.removeFree(ctx, func(inc *session.Incarnation) ([]any, error) {
+			names, err := inc.Names(ctx, q.dir)
+			if err != nil {
+				return nil, err
+			}
+			es := q.foreign.elements(names)
+			if there == nil {
+				there = make(map[string]bool, len(es))
+				for _, e := range es {
+					there[whole(e.name)] = true
+				}
+			}
+			ops := q.deletions(func(yield func(name string) bool) {
+				for _, e := range es {
+					if there[whole(e.name)] && !yield(e.name) {
+						return
+					}
+				}
+			})
+			found = len(ops)
+			return ops, nil
+		})
+		if !done {
+			return n, err
+		}
+		n += found
+	}
 }

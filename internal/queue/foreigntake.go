@@ -327,49 +327,6 @@ func (l *ledger) postForeign(es []*entry) (culprit *entry, err error) {
 	return culprit, err
 }
 
-// clearForeign is Clear.
-func (q *core) clearForeign(ctx context.Context) (n int, err error) {
-	var there map[string]bool // the znodes that were there when it began
-	for {
-		var ops []any
-		err := q.m.During(ctx, func(inc *session.Incarnation) error {
-			ops = nil
-			if err := inc.Sync(ctx, q.dir); err != nil {
-				return err
-			}
-			names, err := inc.Names(ctx, q.dir)
-			if err != nil {
-				return err
-			}
-			es := q.foreign.elements(names)
-			if there == nil {
-				there = make(map[string]bool, len(es))
-				for _, e := range es {
-					there[whole(e.name)] = true
-				}
-			}
-			ops = q.deletions(func(yield func(name string) bool) {
-				for _, e := range es {
-					if there[whole(e.name)] && !yield(e.name) {
-						return
-					}
-				}
-			})
-			return nil
-		})
-		if err != nil || len(ops) == 0 {
-			return n, err
-		}
-		_, err = q.m.CommitAcrossSessions(ctx, q.receipts, ops)
-		switch {
-		case err == nil:
-			n += len(ops)
-		case !session.IsNoNode(err):
-			return n, err
-		}
-	}
-}
-
 // restore puts elements of another library's layout, that nobody has got, back to their places, exactly once,
 // but for one that is too large to carry a receipt. If the servers refuse that because of one of them it
 // returns its index, and otherwise -1.

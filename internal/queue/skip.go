@@ -2,6 +2,7 @@ package queue
 
 import (
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -27,44 +28,44 @@ const maxMisfits = 3
 type skipper struct {
 	complain func(error)
 
-	mu      sync.Mutex
-	until   map[string]time.Time // guarded by mu
-	misfits map[string]bool      // those of them that did not decode; guarded by mu
-	streak  int                  // how many in a row did not decode; guarded by mu
-	told    time.Time            // when that was last complained of; guarded by mu
+	mu     sync.Mutex
+	skips  map[string]skip // guarded by mu
+	streak int             // how many in a row did not decode; guarded by mu
+	told   time.Time       // when that was last complained of; guarded by mu
+}
+
+// A skip is until when something is skipped.
+type skip struct {
+	until  time.Time
+	misfit bool // it did not decode
 }
 
 // skip begins to skip something.
 func (s *skipper) skip(key string, misfit bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.until == nil {
-		s.until, s.misfits = make(map[string]time.Time), make(map[string]bool)
+	if s.skips == nil {
+		s.skips = make(map[string]skip)
 	}
-	s.until[key] = time.Now().Add(skipFor)
-	if delete(s.misfits, key); misfit {
-		s.misfits[key] = true
-	}
+	s.skips[key] = skip{time.Now().Add(skipFor), misfit}
 }
 
 // skipped reports whether something is to be left alone now.
 func (s *skipper) skipped(key string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	until, ok := s.until[key]
-	if ok && !time.Now().Before(until) {
-		delete(s.until, key)
-		delete(s.misfits, key)
-		return false
+	if x, ok := s.skips[key]; ok && time.Now().Before(x.until) {
+		return true
 	}
-	return ok
+	delete(s.skips, key)
+	return false
 }
 
 // left reports whether something that is skipped did not decode.
 func (s *skipper) left(key string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.misfits[key]
+	return s.skips[key].misfit
 }
 
 // next returns when to look again at what is skipped, or the zero time, and
@@ -73,15 +74,14 @@ func (s *skipper) next() (at time.Time, full bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	for key, until := range s.until {
-		if !now.Before(until) {
-			delete(s.until, key) // it is gone, or will be looked at
-			delete(s.misfits, key)
-		} else if at.IsZero() || until.Before(at) {
-			at = until
+	for key, x := range s.skips {
+		if !now.Before(x.until) {
+			delete(s.skips, key) // it is gone, or will be looked at
+		} else if at.IsZero() || x.until.Before(at) {
+			at = x.until
 		}
 	}
-	return at, len(s.until) >= maxSkips
+	return at, len(s.skips) >= maxSkips
 }
 
 // fits is told that an element has decoded, so those that do not are at fault
@@ -89,11 +89,10 @@ func (s *skipper) next() (at time.Time, full bool) {
 func (s *skipper) fits() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.streak = 0
-	for key := range s.misfits {
-		delete(s.until, key)
+	if s.streak > 0 { // else nothing has been left
+		s.streak = 0
+		maps.DeleteFunc(s.skips, func(_ string, x skip) bool { return x.misfit })
 	}
-	clear(s.misfits)
 }
 
 // misfit is told of an element that did not decode, and reports whether it may
