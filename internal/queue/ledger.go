@@ -27,26 +27,23 @@ type ledger struct {
 	inc  *session.Incarnation
 	guid string
 
-	mu       sync.Mutex
-	batches  map[*batch]struct{}
-	live     map[string]int // by bucket: how many claimed items have no posted entry
-	stake    *session.Stake // while there are batches, once one of them has been offered
-	queue    []*entry       // not posted yet
-	want     *want          // a claim that is to be made with what is posted next, or nil
-	running  bool           // a goroutine posts
-	hand     map[*item]bool // delivered, neither acknowledged nor returned
-	fresh    []*item        // those of hand that note will write down
-	refused  []*entry       // what retry will post again
-	patience time.Duration  // after which it does; 0 if the last was allowed
-	soon     bool           // retry is called before patience is over
-	timer    *time.Timer    // that calls retry when it is
-	size     int            // of the journal's data
-	ended    bool           // nothing more is claimed, what is not out goes back
-	lost     bool           // the session has ended: what is in hand goes back
-	void     bool           // somebody has given the claims back
-	swept    bool           // nothing is left to be posted
-	posted   chan struct{}  // closed when it has ended and what went back then is back
-	over     chan struct{}  // closed when nothing is left
+	mu      sync.Mutex
+	batches map[*batch]struct{}
+	live    map[string]int  // by bucket: how many claimed items have no posted entry
+	stake   *session.Stake  // while there are batches, once one of them has been offered
+	queue   []*entry        // not posted yet
+	want    *want           // a claim that is to be made with what is posted next, or nil
+	running bool            // a goroutine posts
+	hand    map[*item]bool  // delivered, neither acknowledged nor returned
+	fresh   []*item         // those of hand that note will write down
+	refused map[*entry]bool // what retry will post again
+	size    int             // of the journal's data
+	ended   bool            // nothing more is claimed, what is not out goes back
+	lost    bool            // the session has ended: what is in hand goes back
+	void    bool            // somebody has given the claims back
+	swept   bool            // nothing is left to be posted
+	posted  chan struct{}   // closed when it has ended and what went back then is back
+	over    chan struct{}   // closed when nothing is left
 
 	journal *journal // belongs to the goroutine that posts
 	trace   claimTrace
@@ -139,6 +136,7 @@ func newLedger(ctx context.Context, q *core, inc *session.Incarnation) (*ledger,
 		batches: make(map[*batch]struct{}),
 		live:    make(map[string]int),
 		hand:    make(map[*item]bool),
+		refused: make(map[*entry]bool),
 		posted:  make(chan struct{}),
 		over:    make(chan struct{}),
 	}

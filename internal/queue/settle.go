@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"time"
 
@@ -25,16 +26,16 @@ type entry struct {
 	item  *item
 	notes []*item // of fateHand: those whose being in hand, or not, is to be written down
 	fate  Fate
-	bump  bool      // count it as an attempt
-	gone  bool      // the znode was found deleted
-	again bool      // it was refused before
-	alone bool      // it goes into a transaction of its own; guarded by ledger.mu
-	back  bool      // the order waits for it; guarded by ledger.mu
-	tried time.Time // when it was refused first
-	fault error     // why it is buried
-	with  *txn      // what else its transaction does, or nil; of Remove
-	due   int64     // when it may be received again, in Unix milliseconds; of Later
-	tries int       // how often it was delivered, of one that is buried
+	bump  bool          // count it as an attempt
+	gone  bool          // the znode was found deleted
+	wait  time.Duration // how long it was not tried after it was refused last; 0 if it was not
+	alone bool          // it goes into a transaction of its own; guarded by ledger.mu
+	back  bool          // the order waits for it; guarded by ledger.mu
+	tried time.Time     // when it was refused first
+	fault error         // why it is buried
+	with  *txn          // what else its transaction does, or nil; of Remove
+	due   int64         // when it may be received again, in Unix milliseconds; of Later
+	tries int           // how often it was delivered, of one that is buried
 	done  chan struct{}
 	err   error // read it only after done is closed
 }
@@ -221,7 +222,7 @@ func (l *ledger) finish(p *posting, err error) {
 		var others []*entry
 		for _, e := range es {
 			if culprit == nil || e == culprit {
-				if !e.again {
+				if e.wait == 0 {
 					refused = append(refused, e)
 				}
 				l.refuseLocked(e, err)
@@ -240,9 +241,6 @@ func (l *ledger) finish(p *posting, err error) {
 			e.err = cmp.Or(e.err, err) // that of doubt
 		case e.gone:
 			e.err = l.taken()
-		}
-		if e.again && err == nil {
-			l.patience = 0
 		}
 		if b := e.item.batch; e.fate != fateHand {
 			if err == nil && e.fate == Bury && !e.gone {
@@ -264,7 +262,7 @@ func (l *ledger) finish(p *posting, err error) {
 }
 
 // retryAfter is how long it takes until something is tried again that the
-// servers have refused. It doubles, up to a minute, until they allow something.
+// servers have refused. It doubles, up to a minute, until they allow it.
 const retryAfter = time.Second
 
 // refuseLocked tells that the servers have refused an entry. The fate of its
@@ -272,58 +270,50 @@ const retryAfter = time.Second
 // later.
 func (l *ledger) refuseLocked(e *entry, err error) {
 	next := *e
-	next.gone, next.again, next.alone = false, true, true
-	if next.tried.IsZero() {
+	next.gone, next.alone = false, true
+	if next.wait == 0 {
 		next.tried = time.Now()
 	}
 	// What was given back by its consumer, who is told, keeps nothing back any more.
 	next.back = e.back && !e.bump && time.Since(next.tried) < refusedFor
 	e.back = e.back && !next.back
+	next.wait = min(max(2*e.wait, retryAfter), time.Minute)
+	if next.back { // consumers wait for it
+		next.wait = min(next.wait, 4*retryAfter)
+	}
 	if e.fate != fateHand { // who waits for a note offers nothing before it is written down
 		e.err, next.done = err, make(chan struct{})
 		l.closeLocked(e)
 		e.item.final = &next
 	}
-	if l.refused = append(l.refused, &next); len(l.refused) == 1 {
-		l.patience = min(max(2*l.patience, retryAfter), time.Minute)
-		if l.timer != nil {
-			l.timer.Stop() // what it was for is tried with this
-		}
-		l.timer = time.AfterFunc(l.patience, l.retry)
-	}
-	if next.back && !l.soon { // consumers wait for it
-		l.soon = true
-		time.AfterFunc(4*retryAfter, func() {
-			l.mu.Lock()
-			l.soon = false
-			l.mu.Unlock()
-			l.retry()
-		})
-	}
+	l.refused[&next] = true
+	time.AfterFunc(next.wait, func() { l.retry(&next) })
 }
 
 // retry posts again what was refused.
-func (l *ledger) retry() {
+func (l *ledger) retry(e *entry) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, e := range l.refused {
-		if e.fate == fateHand && e.item.batch.left == 0 {
-			close(e.done) // nothing is in hand
-			continue
-		}
+	switch {
+	case !l.refused[e]: // others have given it back
+		return
+	case e.fate == fateHand && e.item.batch.left == 0:
+		close(e.done) // nothing is in hand
+	default:
 		l.queueLocked(e)
 	}
-	l.refused = nil
+	delete(l.refused, e)
 }
 
 // voidLocked is the end of claims that others have given back.
 func (l *ledger) voidLocked() {
 	l.void, l.ended = true, true
-	for _, e := range slices.Concat(l.queue, l.refused) {
+	for _, e := range slices.AppendSeq(l.queue, maps.Keys(l.refused)) {
 		e.err = l.taken()
 		l.closeLocked(e)
 	}
-	l.queue, l.refused = nil, nil
+	l.queue = nil
+	clear(l.refused)
 	for it := range l.hand {
 		l.unhandLocked(it)
 		if it.final == nil {
