@@ -322,7 +322,7 @@ func (l *ledger) postForeign(es []*entry) (culprit *entry, err error) {
 		culprit = returned[i]
 	}
 	if err != nil && session.OutcomeOf(err) != session.Answered { // the Session is closed
-		l.q.m.Log.Error("zsync: elements may be lost, as they could not be put back", "path", l.q.cfg.Path, "elements", len(items), "err", err)
+		l.q.m.Log.Error("zsync: elements may be lost, as they could not be put back", "path", l.q.path, "elements", len(items), "err", err)
 	}
 	return culprit, err
 }

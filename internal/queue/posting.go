@@ -43,17 +43,17 @@ func (p *posting) post() (err error) {
 	}
 	rs, err := l.journal.apply(context.Background(), p.build) // ends with the Session
 	var taken errTaken
-	errors.As(err, &taken)
+	tookOver := errors.As(err, &taken)
 	for _, e := range p.es {
 		if e.with != nil && (err == nil || taken.applied) {
 			e.with.answered(l.journal, rs)
 		}
 	}
-	if errors.As(err, &taken) {
+	if tookOver {
 		if p.applied = taken.applied; taken == (errTaken{}) {
 			p.doubt()
 		}
-		l.q.m.Log.Warn("zsync: claims were given back by others", "path", l.q.cfg.Path)
+		l.q.m.Log.Warn("zsync: claims were given back by others", "path", l.q.path)
 		return l.taken()
 	}
 	return err
@@ -83,6 +83,7 @@ func (p *posting) doubt() {
 // build makes the transaction.
 func (p *posting) build(inc *session.Incarnation) (*transaction, error) {
 	ctx := context.Background() // ends with the session
+	p.culprit = nil
 	p.l.mu.Lock()
 	if p.l.ended || inc != p.l.inc || p.want != nil && p.want.since != p.l.q.order.now() {
 		p.want = nil // the last: something that goes back may come before it

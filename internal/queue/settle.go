@@ -177,17 +177,16 @@ func (l *ledger) next() ([]*entry, *want) {
 	return nil, nil
 }
 
-// finish tells the result of a transaction. If the servers refuse it because of
-// one entry, the culprit, the others are posted without it.
+// finish tells the result of a transaction.
 func (l *ledger) finish(p *posting, err error) {
-	es, culprit := p.es, p.culprit
-	var buried, refused []*entry
+	var buried []*entry
+	var refused *entry
 	defer func() { // the log and the observer are not called under a lock
 		for _, e := range buried {
 			l.q.report(e.item.key(), e.fault)
 		}
-		for _, e := range refused {
-			l.q.m.Log.Error("zsync: cannot settle an element, and goes on trying", "path", l.q.cfg.Path, "element", e.item.key(), "err", err)
+		if refused != nil {
+			l.q.m.Log.Error("zsync: cannot settle an element, and goes on trying", "path", l.q.path, "element", refused.item.key(), "err", err)
 		}
 	}()
 	l.mu.Lock()
@@ -197,68 +196,63 @@ func (l *ledger) finish(p *posting, err error) {
 		defer l.voidLocked()
 		err = nil
 	}
-	if errors.Is(err, session.ErrLost) {
+	lost := errors.Is(err, session.ErrLost)
+	if lost {
 		l.voidLocked()
 	}
-	if culprit != nil && culprit.with != nil && err != nil {
-		l.refuseTxnLocked(culprit, err)
-		return
+	one := p.culprit
+	if one == nil && len(p.es) == 1 {
+		one = p.es[0]
 	}
 	// The journal tells every outcome, through as many sessions as it takes. So an
 	// error that is not a loss, nor the end of the Session, says that nothing was
 	// applied, whether the servers refused it or what it needs could not be made.
-	if err != nil && !errors.Is(err, session.ErrLost) && l.q.m.Failure() == nil {
-		if culprit == nil && len(es) == 1 && es[0].with != nil && !l.journal.open { // it has been told, so it is not done later
-			l.refuseTxnLocked(es[0], err)
-			return
+	switch nothing := err != nil && !lost && l.q.m.Failure() == nil; {
+	case err != nil && p.culprit != nil && one.with != nil,
+		nothing && one != nil && one.with != nil && !l.journal.open: // it has been told, so it is not done later
+		l.refuseTxnLocked(one, err)
+	case nothing && one == nil:
+		for _, e := range p.es { // each by itself will tell
+			e.alone = true
 		}
-		if culprit == nil && len(es) > 1 { // each by itself will tell
-			for _, e := range es {
-				e.alone = true
-			}
-			l.queue = append(es, l.queue...)
-			return
+		l.queue = append(p.es, l.queue...)
+	case nothing:
+		if one.wait == 0 {
+			refused = one
 		}
-		var others []*entry
-		for _, e := range es {
-			if culprit == nil || e == culprit {
-				if e.wait == 0 {
-					refused = append(refused, e)
-				}
-				l.refuseLocked(e, err)
-			} else {
-				others = append(others, e)
-			}
-		}
-		if others != nil {
-			l.queue = append(others, l.queue...)
-		}
-		return
-	}
-	for _, e := range es {
-		switch {
-		case err != nil:
-			e.err = cmp.Or(e.err, err) // that of doubt
-		case e.gone:
-			e.err = l.taken()
-		}
-		if b := e.item.batch; e.fate != fateHand {
+		l.refuseLocked(one, err)
+		l.queue = append(slices.DeleteFunc(p.es, func(e *entry) bool { return e == one }), l.queue...)
+	default:
+		for _, e := range p.es {
 			if err == nil && e.fate == Bury && !e.gone {
 				buried = append(buried, e)
 			}
-			if e.with != nil {
-				l.unhandLocked(e.item)
-				l.finishContextLocked(e.item)
-			}
-			e.item.drop()
-			e.item.posted = true
-			l.unliveLocked(e.item)
-			if b.left--; b.left == 0 {
-				l.dropLocked(b)
-			}
+			l.doneLocked(e, err)
 		}
-		l.closeLocked(e)
 	}
+}
+
+// doneLocked tells that an entry was carried out, or, with an error, never will be.
+func (l *ledger) doneLocked(e *entry, err error) {
+	switch {
+	case err != nil:
+		e.err = cmp.Or(e.err, err) // that of doubt
+	case e.gone:
+		e.err = l.taken()
+	}
+	if b := e.item.batch; e.fate != fateHand {
+		if e.with != nil {
+			l.unhandLocked(e.item)
+			l.finishContextLocked(e.item)
+		}
+		e.item.drop()
+		e.item.posted = true
+		l.unliveLocked(e.item)
+		if b.left--; b.left == 0 {
+			l.dropLocked(b)
+		}
+	}
+	l.closeLocked(e)
 }
 
 // retryAfter is how long it takes until something is tried again that the

@@ -206,7 +206,7 @@ func (q *core) remove(ctx context.Context, it *item, ops []any) error {
 		defer tried()
 		if err == nil && !it.missing {
 			if err := q.putBack(it, leaving, tried); err != nil {
-				q.m.Log.Error("zsync: cannot put an element back", "path", q.cfg.Path, "element", it.key(), "err", err)
+				q.m.Log.Error("zsync: cannot put an element back", "path", q.path, "element", it.key(), "err", err)
 			}
 		}
 	})
@@ -249,7 +249,7 @@ func (q *core) putBack(it *item, leaving <-chan struct{}, tried func()) error {
 			return err
 		}
 		if wait == retryAfter {
-			q.m.Log.Warn("zsync: an element that was taken for nobody is put back later", "path", q.cfg.Path, "element", it.key(), "err", err)
+			q.m.Log.Warn("zsync: an element that was taken for nobody is put back later", "path", q.path, "element", it.key(), "err", err)
 		}
 		select {
 		case <-time.After(wait):
