@@ -51,7 +51,6 @@ func (c *consumer) Next() (Claim, error) {
 		if err != nil {
 			return nil, err
 		}
-		it.pump = c.p
 		if offer, back := c.q.present(c.ctx, it, c.Joining, c.p.notes()); offer {
 			it.to = c
 			return it, nil
@@ -99,12 +98,11 @@ func (q *core) present(ctx context.Context, it *item, o Joining, most int) (offe
 // setAside sends an element with a fault to the dead letters. Where nothing
 // decodes it goes back instead, see [maxMisfits].
 func (q *core) setAside(it *item) {
-	if it.misfit && !q.skips.misfit() {
-		q.skips.leave(it.key(), it.fault)
-		it.ledger.settle(it, Return)
-		return
+	f := Bury
+	if it.misfit && q.skips.misfit(it.key(), it.fault) != nil {
+		f = Return
 	}
-	it.ledger.settle(it, Bury)
+	it.ledger.settle(it, f)
 }
 
 // An item is a Claim.
@@ -198,7 +196,6 @@ func (q *core) Receive(ctx context.Context, n int) (claims []Claim, err error) {
 			return nil, err
 		}
 		for ; it != nil; it = p.poll() {
-			it.pump, it.to = p, nil
 			offer, back := q.present(inner, it, Joining{Hand: true}, min(n-len(claims), noteAhead))
 			if back {
 				it.PutBack()

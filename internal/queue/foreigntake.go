@@ -224,8 +224,7 @@ func (q *core) seize(ctx context.Context, inc *session.Incarnation, l *ledger, e
 				items = append(items, it)
 				continue
 			}
-			if it.misfit && !q.skips.misfit() {
-				q.skips.leave(it.key(), fault)
+			if it.misfit && q.skips.misfit(it.key(), fault) != nil {
 				continue
 			}
 			err = q.bury(ctx, inc, it, fault)

@@ -138,6 +138,8 @@ type finding struct {
 	due   time.Time // when something may become free without the bell
 	taken int       // if nothing is free: how many are claimed
 	more  bool      // there is another bucket that may have free ones
+	at    time.Time // when it was found
+	since uint64    // of the order, when the search began
 }
 
 // A finder looks for free elements.

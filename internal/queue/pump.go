@@ -51,12 +51,10 @@ type pump struct {
 
 	// What follows belongs to the goroutine that claims.
 
-	found   *finding       // what is free and not claimed yet, or nil
-	foundAt time.Time      // when that was looked for
-	since   uint64         // of the order, when it was looked for
-	spread  int            // from how many buckets one is chosen; more than 1 after others were quicker
-	marks   *session.Watch // on the live marks, behind which they were looked for last while waiting
-	due     time.Time      // when those of one that has been found go back, or zero
+	found  *finding       // what is free and not claimed yet, or nil
+	spread int            // from how many buckets one is chosen; more than 1 after others were quicker
+	marks  *session.Watch // on the live marks, behind which they were looked for last while waiting
+	due    time.Time      // when those of one that has been found go back, or zero
 }
 
 // join makes the caller a consumer, which waits for so many items already: the first
@@ -169,6 +167,7 @@ func (p *pump) takeLocked() *item {
 		it := p.ready[0]
 		p.ready = p.ready[1:]
 		if it.ledger.take(it) {
+			it.pump = p
 			p.offering++
 			return it
 		}
@@ -394,7 +393,7 @@ const staleAfter = 20 * time.Millisecond
 
 // foundNothing reports that nothing is known to be free.
 func (p *pump) foundNothing() bool {
-	if p.found != nil && (len(p.found.es) == 0 || time.Since(p.foundAt) > staleAfter) {
+	if p.found != nil && (len(p.found.es) == 0 || time.Since(p.found.at) > staleAfter) {
 		p.found = nil
 	}
 	return p.found == nil
@@ -402,15 +401,18 @@ func (p *pump) foundNothing() bool {
 
 // search looks for free elements, when what goes back is back; with limit it waits for
 // that no longer.
-func (p *pump) search(inc *session.Incarnation, limit time.Duration) (err error) {
-	if p.since, err = p.q.order.await(p.ctx, p.q.m, limit); err != nil {
+func (p *pump) search(inc *session.Incarnation, limit time.Duration) error {
+	since, err := p.q.order.await(p.ctx, p.q.m, limit)
+	if err != nil {
 		return err
 	}
-	p.found, err = p.q.search(p.ctx, inc, bucketSize/2, p.spread, false)
-	if p.foundAt = time.Now(); err == nil && len(p.found.es) == 0 {
+	if p.found, err = p.q.search(p.ctx, inc, bucketSize/2, p.spread, false); err != nil {
+		return err
+	}
+	if p.found.at, p.found.since = time.Now(), since; len(p.found.es) == 0 {
 		p.spread = 1 // nobody has anything to make way for
 	}
-	return err
+	return nil
 }
 
 // maxSpread bounds spread.
@@ -429,7 +431,7 @@ func (p *pump) claim(inc *session.Incarnation, l *ledger) (n int, err error) {
 	}
 	p.setClaiming(true)
 	defer p.setClaiming(false)
-	b, ok, err := l.claim(f.lot, f.es[:n], p.since)
+	b, ok, err := l.claim(f.lot, f.es[:n], f.since)
 	if err != nil {
 		return 0, err
 	}

@@ -95,28 +95,23 @@ func (s *skipper) fits() {
 	}
 }
 
-// misfit is told of an element that did not decode, and reports whether it may
-// be set aside.
-func (s *skipper) misfit() bool {
+// misfit is told of an element that did not decode. The error, if there is one, says why
+// it is left in the queue, and not set aside.
+func (s *skipper) misfit(key string, fault error) error {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.streak >= maxMisfits {
-		return false
-	}
-	s.streak++
-	return true
-}
-
-// leave leaves an element in the queue that did not decode, and returns why.
-func (s *skipper) leave(key string, fault error) error {
-	s.skip(key, true)
-	err := fmt.Errorf("%d elements in a row could not be decoded, so those that follow are left in the queue: does this consumer's type, or codec, fit it? %w", maxMisfits, fault)
-	s.mu.Lock()
+	left := s.streak >= maxMisfits
 	quiet := !s.told.IsZero() && time.Since(s.told) < skipFor
-	if !quiet {
+	if !left {
+		s.streak++
+	} else if !quiet {
 		s.told = time.Now()
 	}
 	s.mu.Unlock()
+	if !left {
+		return nil
+	}
+	s.skip(key, true)
+	err := fmt.Errorf("%d elements in a row could not be decoded, so those that follow are left in the queue: does this consumer's type, or codec, fit it? %w", maxMisfits, fault)
 	if !quiet {
 		s.complain(err)
 	}

@@ -60,8 +60,10 @@ func (q *core) pluck(ctx context.Context) (*item, error) {
 				ops = append(ops, &zk.SetDataRequest{Path: q.dir, Version: -1}) // the bell: the next with its key may go
 			}
 			fault := q.check(it)
-			if it.misfit && !q.skips.misfit() {
-				return q.skips.leave(it.key(), fault)
+			if it.misfit {
+				if err := q.skips.misfit(it.key(), fault); err != nil {
+					return err
+				}
 			}
 			if it.missing = fault != nil; it.missing {
 				letter, err := q.letterNow(ctx, inc, it, fault)
