@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"log"
+	"net"
 	"os"
 	"strings"
 	"time"
@@ -23,7 +24,10 @@ func goZookeeper() []workload {
 }
 
 func (b *bench) dialZK() *zk.Conn {
-	c, events, err := zk.Connect(strings.Split(b.servers, ","), 20*time.Second, zk.WithLogInfo(false))
+	patient := func(network, addr string, _ time.Duration) (net.Conn, error) { // by itself it fails after a second
+		return net.DialTimeout(network, addr, time.Minute)
+	}
+	c, events, err := zk.Connect(strings.Split(b.servers, ","), 20*time.Second, zk.WithDialer(patient), zk.WithLogInfo(false))
 	must(err)
 	for e := range events {
 		if e.State == zk.StateHasSession {
