@@ -14,7 +14,7 @@ import (
 
 func TestWatchesFireOnceByTheirKind(t *testing.T) {
 	s := zktest.Start(t)
-	a, b := dial(t, s, 10*time.Second), dial(t, s, 10*time.Second)
+	a, b := dial(t, s, time.Minute), dial(t, s, time.Minute)
 	_, _, created, err := a.ExistsW("/n")
 	if err != nil {
 		t.Fatal(err)
@@ -56,7 +56,7 @@ func TestWatchesFireOnceByTheirKind(t *testing.T) {
 
 func TestFailedMultiTellsWhoseFaultAndChangesNothing(t *testing.T) {
 	s := zktest.Start(t)
-	conn := dial(t, s, 10*time.Second)
+	conn := dial(t, s, time.Minute)
 	create(t, conn, "/a", "old", 0)
 	_, before, err := conn.Get("/a")
 	if err != nil {
@@ -88,7 +88,7 @@ func TestFailedMultiTellsWhoseFaultAndChangesNothing(t *testing.T) {
 
 func TestACLsAreEnforced(t *testing.T) {
 	s := zktest.Start(t)
-	owner, other := dial(t, s, 10*time.Second), dial(t, s, 10*time.Second)
+	owner, other := dial(t, s, time.Minute), dial(t, s, time.Minute)
 	if err := owner.AddAuth("digest", []byte("user:secret")); err != nil {
 		t.Fatal(err)
 	}
@@ -204,7 +204,7 @@ func TestClientLearnsThatItsSessionHasExpired(t *testing.T) {
 // version, the event of the watch before it must be there.
 func TestEventComesBeforeAnyReplyThatShowsTheChange(t *testing.T) {
 	s := zktest.Start(t)
-	watcher, writer := dial(t, s, 10*time.Second), dial(t, s, 10*time.Second)
+	watcher, writer := dial(t, s, time.Minute), dial(t, s, time.Minute)
 	create(t, writer, "/a", "", 0)
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -241,11 +241,11 @@ func TestEventComesBeforeAnyReplyThatShowsTheChange(t *testing.T) {
 func TestHeavyUseByManyClientsAddsUp(t *testing.T) {
 	s := zktest.Start(t)
 	const clients, rounds = 8, 50
-	first := dial(t, s, 10*time.Second)
+	first := dial(t, s, time.Minute)
 	create(t, first, "/q", "", 0)
 	var wg sync.WaitGroup
 	for range clients {
-		conn := dial(t, s, 10*time.Second)
+		conn := dial(t, s, time.Minute)
 		wg.Go(func() {
 			for range rounds {
 				path, err := conn.Create("/q/n-", nil, zk.FlagEphemeral|zk.FlagSequence, open)

@@ -121,7 +121,7 @@ func (s *Server) shutListeners() {
 // somebody else; then it panics, after a while, as NewServer does.
 func (s *Server) reopen(e *endpoint) {
 	var err error
-	for range 100 {
+	for range 3000 { // for a minute: a connection of somebody's may have the port
 		s.mu.Lock()
 		if s.closed || e.up {
 			s.mu.Unlock()

@@ -21,7 +21,7 @@ func ExampleServer_Intercept() {
 		return zktest.Pass
 	})
 
-	conn, _, err := zk.Connect([]string{srv.Addr()}, time.Second, zk.WithDialer(srv.Dial), zk.WithLogger(silent{}))
+	conn, _, err := zk.Connect([]string{srv.Addr()}, time.Minute, zk.WithDialer(srv.Dial), zk.WithLogger(silent{}))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -40,7 +40,7 @@ func ExampleServer_Intercept() {
 func ExampleCounts_Sub() {
 	srv := zktest.NewServer()
 	defer srv.Close()
-	conn, _, err := zk.Connect([]string{srv.Addr()}, time.Second, zk.WithDialer(srv.Dial), zk.WithLogger(silent{}))
+	conn, _, err := zk.Connect([]string{srv.Addr()}, time.Minute, zk.WithDialer(srv.Dial), zk.WithLogger(silent{}))
 	if err != nil {
 		log.Fatal(err)
 	}

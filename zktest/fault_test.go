@@ -359,7 +359,7 @@ func TestStoppedAddressRefusesAndTheOthersServeItsSessions(t *testing.T) {
 	if !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("dial in memory: got %v", err)
 	}
-	if _, err = net.DialTimeout("tcp", s.Addr(), time.Second); !errors.Is(err, syscall.ECONNREFUSED) {
+	if _, err = net.DialTimeout("tcp", s.Addr(), time.Minute); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("dial by TCP: got %v", err)
 	}
 	d := again(t, s, c, s.Addrs()[1])
@@ -367,7 +367,7 @@ func TestStoppedAddressRefusesAndTheOthersServeItsSessions(t *testing.T) {
 		t.Errorf("session on the other address: got %#x, %v", d.id, err)
 	}
 	s.RestartAddr(s.Addr())
-	nc, err := net.DialTimeout("tcp", s.Addr(), time.Second)
+	nc, err := net.DialTimeout("tcp", s.Addr(), time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -477,12 +477,12 @@ func TestRestartListensOnTheSamePorts(t *testing.T) {
 	addrs := s.Addrs()
 	for range 3 {
 		s.Stop()
-		if _, err := net.DialTimeout("tcp", addrs[1], time.Second); !errors.Is(err, syscall.ECONNREFUSED) {
+		if _, err := net.DialTimeout("tcp", addrs[1], time.Minute); !errors.Is(err, syscall.ECONNREFUSED) {
 			t.Errorf("dial of a stopped server: got %v", err)
 		}
 		s.Restart()
 		for _, addr := range addrs {
-			nc, err := net.DialTimeout("tcp", addr, time.Second)
+			nc, err := net.DialTimeout("tcp", addr, time.Minute)
 			if err != nil {
 				t.Fatal(err)
 			}

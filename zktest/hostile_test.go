@@ -183,7 +183,7 @@ func TestFourLetterWords(t *testing.T) {
 		"ruok": "imok", "isro": "rw", "srvr": "Mode: standalone", "stat": "Clients:", "mntr": "zk_znode_count\t5",
 		"cons": "sid=0x", "conf": "tickTime=20", "wchs": "Total watches:0", "envi": "zookeeper.version=",
 	} {
-		nc, err := net.DialTimeout("tcp", s.Addr(), time.Second)
+		nc, err := net.DialTimeout("tcp", s.Addr(), time.Minute)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -41,7 +41,7 @@ func rawDial(t testing.TB, s *Server) *rawClient {
 
 func newRaw(t testing.TB, nc net.Conn) *rawClient {
 	t.Cleanup(func() { nc.Close() })
-	_ = nc.SetDeadline(time.Now().Add(20 * time.Second))
+	_ = nc.SetDeadline(time.Now().Add(2 * time.Minute))
 	return &rawClient{t: t, nc: nc}
 }
 

@@ -2,6 +2,7 @@ package zktest_test
 
 import (
 	"fmt"
+	"net"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -13,7 +14,10 @@ import (
 
 func TestClientFindsWhatItWrote(t *testing.T) {
 	s := zktest.Start(t)
-	conn, events, err := zk.Connect([]string{s.Addr()}, time.Second, zk.WithLogger(silent{}))
+	byTCP := func(network, addr string, _ time.Duration) (net.Conn, error) { // by itself it has a second for that
+		return net.DialTimeout(network, addr, time.Minute)
+	}
+	conn, events, err := zk.Connect([]string{s.Addr()}, time.Minute, zk.WithDialer(byTCP), zk.WithLogger(silent{}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +135,7 @@ func TestServerWorksOnAfterAPanicOverAnUnknownAddress(t *testing.T) {
 		}()
 		select {
 		case <-answered:
-		case <-time.After(5 * time.Second):
+		case <-time.After(time.Minute):
 			t.Fatalf("the server hangs after %s", name)
 		}
 	}

@@ -136,7 +136,7 @@ func (p *Proxy) Accept() {
 		return
 	}
 	l, err := net.Listen("tcp", p.addr)
-	for i := 0; err != nil && i < 500; i++ { // a connection of somebody's may have the port for a moment
+	for i := 0; err != nil && i < 6000; i++ { // a connection of somebody's may have the port for a while
 		time.Sleep(10 * time.Millisecond)
 		l, err = net.Listen("tcp", p.addr)
 	}
