@@ -5,7 +5,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/ensemble"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/netproxy"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/wire"
@@ -45,29 +45,6 @@ func proxied(t *testing.T, f func(t *testing.T, connect func(opts ...zsync.Optio
 	})
 }
 
-// stoodStill returns a function that tells for how long at most the process has stood
-// still since it was last called.
-func stoodStill(t *testing.T) func() time.Duration {
-	const tick = 10 * time.Millisecond
-	var longest atomic.Int64
-	var watch sync.WaitGroup
-	over := make(chan struct{})
-	watch.Go(func() {
-		for last := time.Now(); ; {
-			select {
-			case <-over:
-				return
-			case <-time.After(tick):
-			}
-			now := time.Now()
-			longest.Store(max(longest.Load(), int64(now.Sub(last)-tick)))
-			last = now
-		}
-	})
-	t.Cleanup(func() { close(over); watch.Wait() })
-	return func() time.Duration { return time.Duration(longest.Swap(0)) }
-}
-
 func TestPartitionedHolderSeesLostFirstOverTCP(t *testing.T) {
 	rounds := 2
 	if os.Getenv("ZSYNC_TEST_LONG") != "" {
@@ -78,7 +55,7 @@ func TestPartitionedHolderSeesLostFirstOverTCP(t *testing.T) {
 		// process may stand still for as long, the server and the client alike; then both are
 		// late, in any order, and the round says nothing. It is tried again, a few times.
 		const timeout, early, spare = 10 * time.Second, time.Second, 10
-		stood, silent := stoodStill(t), 0
+		stood, silent := harness.StoodStill(t), 0
 		a, proxy := connect(zsync.WithSessionTimeout(timeout))
 		b, _ := connect()
 		ma, mb := zsync.NewMutex(a, "/m"), zsync.NewMutex(b, "/m")

@@ -86,7 +86,7 @@ func Start(dir string, cfg Config) (_ *Ensemble, err error) {
 			return nil, err
 		}
 	}
-	return e, e.Await(time.Minute)
+	return e, e.Await(3 * time.Minute)
 }
 
 // starter starts all processes from one thread that lasts as long as this
@@ -188,12 +188,16 @@ func (e *Ensemble) mode(i int) string {
 
 // Leader returns the server that leads.
 func (e *Ensemble) Leader() (int, error) {
-	for i := 1; i <= Servers; i++ {
-		if e.mode(i) == "leader" {
-			return i, nil
+	for until := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) { // one without a processor says nothing for a while
+		for i := 1; i <= Servers; i++ {
+			if e.mode(i) == "leader" {
+				return i, nil
+			}
+		}
+		if time.Now().After(until) {
+			return 0, errors.New("no server leads")
 		}
 	}
-	return 0, errors.New("no server leads")
 }
 
 // Kill ends server i as SIGKILL does.
@@ -234,7 +238,7 @@ func (e *Ensemble) Repair() error {
 			return err
 		}
 	}
-	return e.Await(90 * time.Second)
+	return e.Await(3 * time.Minute)
 }
 
 // Close ends the servers and their network. Their logs stay.

@@ -2,6 +2,8 @@ package harness
 
 import (
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -95,4 +97,27 @@ func Pause(t testing.TB, d time.Duration) {
 	case <-timer.C:
 	case <-t.Context().Done():
 	}
+}
+
+// StoodStill returns a function that tells for how long at most the process has stood
+// still since it was last called.
+func StoodStill(t testing.TB) func() time.Duration {
+	const tick = 10 * time.Millisecond
+	var longest atomic.Int64
+	var watch sync.WaitGroup
+	over := make(chan struct{})
+	watch.Go(func() {
+		for last := time.Now(); ; {
+			select {
+			case <-over:
+				return
+			case <-time.After(tick):
+			}
+			now := time.Now()
+			longest.Store(max(longest.Load(), int64(now.Sub(last)-tick)))
+			last = now
+		}
+	})
+	t.Cleanup(func() { close(over); watch.Wait() })
+	return func() time.Duration { return time.Duration(longest.Swap(0)) }
 }
