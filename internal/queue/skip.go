@@ -30,7 +30,7 @@ type skipper struct {
 
 	mu     sync.Mutex
 	skips  map[string]skip // guarded by mu
-	streak int             // how many in a row did not decode; guarded by mu
+	streak int             // how many in a row did not decode; not 0 while one of them is skipped; guarded by mu
 	told   time.Time       // when that was last complained of; guarded by mu
 }
 
@@ -44,6 +44,10 @@ type skip struct {
 func (s *skipper) skip(key string, misfit bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.skipLocked(key, misfit)
+}
+
+func (s *skipper) skipLocked(key string, misfit bool) {
 	if s.skips == nil {
 		s.skips = make(map[string]skip)
 	}
@@ -99,18 +103,18 @@ func (s *skipper) fits() {
 // it is left in the queue, and not set aside.
 func (s *skipper) misfit(key string, fault error) error {
 	s.mu.Lock()
-	left := s.streak >= maxMisfits
-	quiet := !s.told.IsZero() && time.Since(s.told) < skipFor
-	if !left {
+	if s.streak < maxMisfits {
 		s.streak++
-	} else if !quiet {
+		s.mu.Unlock()
+		return nil
+	}
+	// In one go: another may decode at this moment, which clears what is skipped.
+	s.skipLocked(key, true)
+	quiet := !s.told.IsZero() && time.Since(s.told) < skipFor
+	if !quiet {
 		s.told = time.Now()
 	}
 	s.mu.Unlock()
-	if !left {
-		return nil
-	}
-	s.skip(key, true)
 	err := fmt.Errorf("%d elements in a row could not be decoded, so those that follow are left in the queue: does this consumer's type, or codec, fit it? %w", maxMisfits, fault)
 	if !quiet {
 		s.complain(err)
