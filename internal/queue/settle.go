@@ -135,8 +135,8 @@ func (l *ledger) next() ([]*entry, *want) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	w := l.want
-	if len(l.queue) > 0 && l.queue[0].with != nil {
-		w = nil // a txn may need all the space
+	if len(l.queue) > 0 && (l.queue[0].with != nil || l.queue[0].alone) {
+		w = nil // a txn may need all the space, and what is alone tells by itself
 	} else {
 		l.want = nil
 	}
@@ -201,7 +201,7 @@ func (l *ledger) finish(p *posting, err error) {
 		l.voidLocked()
 	}
 	one := p.culprit
-	if one == nil && len(p.es) == 1 {
+	if one == nil && len(p.es) == 1 && p.want == nil { // else it may be the claim that is refused
 		one = p.es[0]
 	}
 	// The journal tells every outcome, through as many sessions as it takes. So an
