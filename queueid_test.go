@@ -296,8 +296,10 @@ func TestProducerThatWasCutOffTakesNoLaterNoteForTheOneItRead(t *testing.T) {
 					switch {
 					case c.barred && r.Op == zktest.OpConnect && cut.Load() && !healed.Load():
 						return zktest.Hang // nobody but a connects
-					case r.Session == aid && c.last(r) && !cut.Swap(true):
-						go srv.Partition(aid)
+					case r.Session == aid && !healed.Load() && (cut.Load() || c.last(r)):
+						if !cut.Swap(true) {
+							go srv.Partition(aid) // what it sends before that has begun is dropped too
+						}
 						return zktest.DropRequest
 					}
 					return zktest.Pass
