@@ -99,10 +99,11 @@ func (e *Election) transfer(ctx context.Context, to Contender) error {
 // itself as soon as it leads. The wish goes with the session of who wished, too: it
 // is ephemeral.
 func (e *Election) keepWish(inc *session.Incarnation, wish string, heir line.Child) {
-	e.s.m.Spawn(func() {
-		if inc.AwaitGone(inc.Ctx, session.ChildPath(e.line.Dir, heir.Name)) == nil {
-			dropWish(inc, wish)
+	inc.InBackground(wish, func() error { // again when the servers refuse to tell
+		if err := inc.AwaitGone(inc.Ctx, session.ChildPath(e.line.Dir, heir.Name)); err != nil {
+			return err
 		}
+		return inc.RemoveNow(inc.Ctx, wish)
 	})
 }
 

@@ -256,6 +256,38 @@ func TestTransferToALowerPriorityHoldsHoweverLateTheHeirLists(t *testing.T) {
 	}
 }
 
+// The heir goes before it knows that it is the first, and the server refuses to tell who
+// has made the wish that it has gone.
+func TestAWishIsDeletedWhenTheHeirHasGoneThoughTheServerRefusesToTell(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		c := standInLine(t, srv, 3, nil)
+		<-c.led
+		from, heir, to := zsync.SessionOf(c.es[0]), c.contender(t, 1), zsync.SessionOf(c.es[1])
+		var refused atomic.Int32
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			switch {
+			case r.Session == to.ID() && r.Path == "/e":
+				return zktest.Delay(5 * time.Second)
+			case r.Session == from.ID() && strings.HasSuffix(r.Path, heir.Node) && refused.Add(1) <= 3:
+				return zktest.Fail(zktest.CodeNoAuth)
+			}
+			return zktest.Pass
+		})
+		must(t, c.es[0].Transfer(within(t, time.Minute), heir))
+		if w := wishes(t, from); len(w) != 1 {
+			t.Errorf("until the heir leads there is %q, want its wish", w)
+		}
+		to.Close()
+		if got := <-c.led; got != 2 {
+			t.Errorf("%d leads, want who came behind the heir", got)
+		}
+		time.Sleep(time.Minute)
+		if w := wishes(t, from); len(w) > 0 || refused.Load() < 3 {
+			t.Errorf("refused %d times, and %q is left", refused.Load(), w)
+		}
+	})
+}
+
 func TestTransferHoldsHoweverLongTheFunctionOfRunGoesOn(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
