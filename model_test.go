@@ -37,7 +37,8 @@ type modelRun struct {
 	freezes bool        // followers stand still at times
 	barred  atomic.Bool // every transaction is refused with NoAuth, at present
 
-	cuts func(begin bool) // is told when a session is cut off, and when no more
+	cuts func(begin bool)       // is told when a session is cut off, and when no more
+	sees func(q zktest.Request) // is told of each request, from hurt on
 }
 
 // models runs f with one seed after another: 150, 8 under the race detector, or
@@ -54,7 +55,7 @@ func modelsOf(t *testing.T, short int, f func(r *modelRun)) {
 	t.Parallel()
 	for seed := range harness.Seeds(t, short, min(short, 8), 2000) {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
-			r := &modelRun{t: t, srv: srv, rnd: rand.New(rand.NewPCG(uint64(seed), 7)), stop: make(chan struct{}), cuts: func(bool) {}}
+			r := &modelRun{t: t, srv: srv, rnd: rand.New(rand.NewPCG(uint64(seed), 7)), stop: make(chan struct{}), cuts: func(bool) {}, sees: func(zktest.Request) {}}
 			for range 3 {
 				r.ss = append(r.ss, open(t, srv, zsync.WithRetry(zsync.Backoff{Min: time.Millisecond, Max: 20 * time.Millisecond})))
 			}
@@ -116,6 +117,7 @@ func (r *modelRun) hurt(expire bool) {
 		return dice.IntN(n)
 	}
 	r.srv.Intercept(func(q zktest.Request) zktest.Action {
+		r.sees(q)
 		switch q.Op {
 		case zktest.OpConnect, zktest.OpPing, zktest.OpCloseSession:
 			return zktest.Pass
@@ -181,7 +183,7 @@ func (r *modelRun) hurt(expire bool) {
 func (r *modelRun) heal() {
 	close(r.stop)
 	r.done.Wait()
-	r.srv.Intercept(nil)
+	r.srv.Intercept(func(q zktest.Request) zktest.Action { r.sees(q); return zktest.Pass })
 	r.srv.SetLatency(0)
 	for _, a := range r.srv.Addrs()[1:] {
 		r.srv.Thaw(a)

@@ -34,6 +34,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -68,7 +69,7 @@ const patience = 2 * time.Minute
 // serve starts a server whose sessions outlast such a machine, whatever is asked for.
 func serve(t *testing.T) *zktest.Server {
 	t.Helper()
-	return zktest.Start(t, zktest.WithSessionTimeouts(time.Minute, time.Hour))
+	return zktest.Start(t, harness.Patient)
 }
 
 // steadily has try say what is wrong, and fails if something is. What limits a time of
@@ -76,35 +77,20 @@ func serve(t *testing.T) *zktest.Server {
 // few times.
 func steadily(t *testing.T, try func() (wrong string)) {
 	t.Helper()
-	const tick, still, times = 10 * time.Millisecond, 100 * time.Millisecond, 6
+	const still, times = 100 * time.Millisecond, 6
+	stood := harness.StoodStill(t)
 	for i := 1; ; i++ {
-		var longest atomic.Int64
-		var watch sync.WaitGroup
-		over := make(chan struct{})
-		watch.Go(func() {
-			for last := time.Now(); ; {
-				select {
-				case <-over:
-					return
-				case <-time.After(tick):
-				}
-				now := time.Now()
-				longest.Store(max(longest.Load(), int64(now.Sub(last)-tick)))
-				last = now
-			}
-		})
+		stood()
 		wrong := try()
-		close(over)
-		watch.Wait()
-		stood := time.Duration(longest.Load())
-		if wrong != "" && stood >= still && i < times {
-			t.Logf("tried again, as the machine stood still for %v: %s", stood, wrong)
-			continue
+		switch longest := stood(); {
+		case wrong == "":
+			return
+		case longest < still || i == times:
+			t.Errorf("%s\nthe machine stood still for %v at most", wrong, longest)
+			return
+		default:
+			t.Logf("tried again, as the machine stood still for %v: %s", longest, wrong)
 		}
-		if wrong != "" {
-			t.Errorf("%s\nthe machine stood still for %v at most", wrong, stood)
-		}
-		return
 	}
 }
 
@@ -452,7 +438,7 @@ func runs(pid int) bool {
 }
 
 // From the SIGKILL until another holds there may be no more than a twentieth of the
-// session timeout: a second here, for which a machine that is busy may stand still.
+// session timeout: a second here, as a machine that is busy may stand still for half of one.
 func TestCommandIsGoneBeforeAnotherHoldsWhateverTimeoutTheServersGrant(t *testing.T) {
 	for name, granted := range map[string]struct {
 		asked             string
@@ -464,26 +450,23 @@ func TestCommandIsGoneBeforeAnotherHoldsWhateverTimeoutTheServersGrant(t *testin
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			steadily(t, func() string {
-				srv := zktest.Start(t, zktest.WithSessionTimeouts(granted.shortest, granted.longest))
-				// It does not stop when told, so it is gone only once it has been killed.
-				r := start(t, srv.Addr(), "", "lock", "/p", "--session", granted.asked, "--", "sh", "-c",
-					`trap 'echo told' TERM; echo $$; while :; do sleep 0.01; done`)
-				r.awaitOutput("\n")
-				pid, _ := strconv.Atoi(strings.TrimSpace(r.stdout.String()))
-				m := zsync.NewMutex(connect(t, srv), "/p")
-				srv.Partition(contenders(t, m, 1)[0].Session)
-				if err := m.Lock(t.Context()); err != nil {
-					return err.Error()
-				}
-				if runs(pid) {
-					return "the command runs on while another holds the lock"
-				}
-				if r.wait() != exitLost || !strings.HasPrefix(r.stdout.String(), fmt.Sprintf("%d\ntold\n", pid)) {
-					return fmt.Sprintf("exit status %d, want %d, after %q", r.wait(), exitLost, &r.stdout)
-				}
-				return ""
-			})
+			srv := zktest.Start(t, zktest.WithSessionTimeouts(granted.shortest, granted.longest))
+			// It does not stop when told, so it is gone only once it has been killed.
+			r := start(t, srv.Addr(), "", "lock", "/p", "--session", granted.asked, "--", "sh", "-c",
+				`trap 'echo told' TERM; echo $$; while :; do sleep 0.01; done`)
+			r.awaitOutput("\n")
+			pid, _ := strconv.Atoi(strings.TrimSpace(r.stdout.String()))
+			m := zsync.NewMutex(connect(t, srv), "/p")
+			srv.Partition(contenders(t, m, 1)[0].Session)
+			if err := m.Lock(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if runs(pid) {
+				t.Error("the command runs on while another holds the lock")
+			}
+			if r.wait() != exitLost || !strings.HasPrefix(r.stdout.String(), fmt.Sprintf("%d\ntold\n", pid)) {
+				t.Errorf("exit status %d, want %d, after %q", r.wait(), exitLost, &r.stdout)
+			}
 		})
 	}
 }

@@ -25,7 +25,6 @@ import (
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/chaos"
-	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/trace"
 )
 
@@ -329,42 +328,19 @@ func TestCarryOutOnePlan(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(e.Close)
-	stood := harness.StoodStill(t)
 	for range p.Rounds {
 		for _, fault := range p.Faults {
-			carryOutOne(t, e, p, fault, stood)
-		}
-	}
-}
-
-// carryOutOne brings one fault, and prints what became of each. Who is told late and who
-// is granted early are timed by one process. If it has stood still for half of the time
-// between the two, at a timeout that was tried, what it then did in any order says
-// nothing; the fault is brought again, a few times.
-func carryOutOne(t *testing.T, e *chaos.Ensemble, p plan, fault string, stood func() time.Duration) {
-	for again := 3; ; again-- {
-		stood()
-		list, wrong := try(t, e, p, fault)
-		still := stood()
-		if err := e.Repair(); err != nil {
-			t.Fatalf("after %s: %v", fault, err)
-		}
-		late := slices.ContainsFunc(list, func(r result) bool { return r.Early == "" && (r.Problem != "" || r.Told > r.Granted) })
-		if (wrong != "" || late) && still >= slices.Min(p.Timeouts)/20 && again > 0 {
-			t.Logf("%s is brought again: the process stood still for %v\n%s", fault, still, wrong)
-			continue
-		}
-		if wrong != "" {
-			t.Error(wrong)
-		}
-		for _, r := range list {
-			line, err := json.Marshal(r)
-			if err != nil {
-				t.Fatal(err)
+			for _, r := range try(t, e, p, fault) {
+				line, err := json.Marshal(r)
+				if err != nil {
+					t.Fatal(err)
+				}
+				fmt.Printf("RESULT %s\n", line)
 			}
-			fmt.Printf("RESULT %s\n", line)
+			if err := e.Repair(); err != nil {
+				t.Fatalf("after %s: %v", fault, err)
+			}
 		}
-		return
 	}
 }
 
@@ -382,9 +358,8 @@ type couple struct {
 	told, granted time.Time
 }
 
-// try brings one fault to many couples and says what became of them, and what is wrong
-// with what they wrote down.
-func try(t *testing.T, e *chaos.Ensemble, p plan, fault string) (list []result, wrong string) {
+// try brings one fault to many couples and says what became of them.
+func try(t *testing.T, e *chaos.Ensemble, p plan, fault string) []result {
 	f := faults[fault]
 	leader, err := e.Leader()
 	if err != nil {
@@ -432,6 +407,7 @@ func try(t *testing.T, e *chaos.Ensemble, p plan, fault string) (list []result, 
 	began := time.Now()
 	all.Wait()
 
+	var list []result
 	for _, c := range couples {
 		r := result{Plan: p.Name, Fault: fault, Timeout: c.timeout, Busy: c.busy, Told: c.told.Sub(began), Granted: c.granted.Sub(began)}
 		switch {
@@ -452,7 +428,8 @@ func try(t *testing.T, e *chaos.Ensemble, p plan, fault string) (list []result, 
 		all.Go(func() { c.waiter.Close() })
 	}
 	all.Wait()
-	return list, written.verify(t, fault, 2*len(couples))
+	written.verify(t, fault, 2*len(couples))
+	return list
 }
 
 // traces is what all sessions of one fault write.
@@ -467,23 +444,23 @@ func (w *traces) Write(p []byte) (int, error) {
 	return w.b.Write(p)
 }
 
-// verify judges them as zsync verify does, and says what is wrong. They are of one machine,
-// with one clock.
-func (w *traces) verify(t *testing.T, fault string, sessions int) (wrong string) {
+// verify judges them as zsync verify does. They are of one machine, with one clock.
+func (w *traces) verify(t *testing.T, fault string, sessions int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	f, err := trace.Parse(&w.b, fault)
 	if err != nil {
-		return err.Error()
+		t.Error(err)
+		return
 	}
 	r := trace.Verify([]*trace.File{f}, 0)
 	var out strings.Builder
 	_ = r.Print(&out)
 	if !r.Whole() || r.Traces != sessions || r.Holds < sessions/2 {
-		return fmt.Sprintf("%s: the traces of %d sessions:\n%s", fault, sessions, out.String())
+		t.Errorf("%s: the traces of %d sessions:\n%s", fault, sessions, out.String())
+	} else {
+		t.Logf("%s: %s", fault, out.String())
 	}
-	t.Logf("%s: %s", fault, out.String())
-	return ""
 }
 
 // meet has the holder hold the lock and the other wait for it.
