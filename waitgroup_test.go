@@ -293,6 +293,69 @@ func TestTasksEndWithTheSessionThatAddedThem(t *testing.T) {
 	})
 }
 
+// Of two tasks one is lost and one is open. What would end both at once fails, and what
+// ends them one after the other then ends no other.
+func TestAddThatFailsLeavesLostTasksToTheNextDone(t *testing.T) {
+	t.Parallel()
+	for name, fail := range map[string]func(t *testing.T, srv *zktest.Server, wg *zsync.WaitGroup){
+		"refused": func(t *testing.T, srv *zktest.Server, wg *zsync.WaitGroup) {
+			multisOf(srv, open(t, srv), func(int, int64) zktest.Action { return zktest.Fail(zktest.CodeNoAuth) })
+			wantErr(t, wg.Add(t.Context(), -2), zk.ErrNoAuth)
+			srv.Intercept(nil)
+		},
+		"too many": func(t *testing.T, _ *zktest.Server, wg *zsync.WaitGroup) {
+			wantErr(t, wg.Add(t.Context(), -4), zsync.ErrNegativeCounter)
+		},
+		"cancelled as it begins": func(t *testing.T, _ *zktest.Server, wg *zsync.WaitGroup) {
+			ctx := &endsSoon{Context: t.Context(), done: make(chan struct{})}
+			close(ctx.done)
+			wantErr(t, wg.Add(ctx, -2), context.Canceled)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for failed := false; !failed; { // what is cancelled may have been on its way already
+				bubble(t, func(t *testing.T, srv *zktest.Server) {
+					a, b := open(t, srv), open(t, srv)
+					wg, other := zsync.NewWaitGroup(a, "/w"), zsync.NewWaitGroup(b, "/w")
+					must(t, other.Add(t.Context(), 1))
+					must(t, wg.Add(t.Context(), 1))
+					srv.Expire(a.ID())
+					time.Sleep(time.Second)
+					must(t, wg.Add(t.Context(), 1))
+					fail(t, srv, wg)
+					time.Sleep(time.Minute)
+					n, err := other.Count(t.Context())
+					must(t, err)
+					if failed = n == 2; !failed {
+						wantCount(t, other, 1)
+						return
+					}
+					wantErr(t, wg.Done(), zsync.ErrLost)
+					wantCount(t, other, 2)
+					must(t, wg.Done())
+					wantCount(t, other, 1)
+				})
+			}
+		})
+	}
+}
+
+// An endsSoon is a context that ends between the look at its error and the wait for its end.
+type endsSoon struct {
+	context.Context
+	done  chan struct{}
+	asked atomic.Int32
+}
+
+func (c *endsSoon) Done() <-chan struct{} { return c.done }
+
+func (c *endsSoon) Err() error {
+	if c.asked.Add(1) == 1 {
+		return nil
+	}
+	return context.Canceled
+}
+
 func TestPersistentTasksOutliveTheirSession(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)

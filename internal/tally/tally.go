@@ -76,7 +76,7 @@ type change struct {
 	delta     int
 	done      chan struct{} // closed when err is set
 	err       error
-	lost      bool // part of it was for tasks that ended with their session; used by the goroutine that applies
+	repaid    int  // how many of its tasks had ended with their session; written with Tally.mu held, as Tally.own
 	abandoned bool // its caller has left; guarded by Tally.mu
 	insist    bool // what the servers refuse is tried again: it gives up a task
 	owed      bool // nobody learns of a refusal, so it is tried again; guarded by Tally.mu
@@ -210,6 +210,7 @@ func (t *Tally) abandon(c *change) {
 	c.abandoned = true
 	if i := slices.Index(t.queue, c); i >= 0 {
 		t.queue = slices.Delete(t.queue, i, i+1)
+		t.unpayLocked(c)
 		return
 	}
 	select {
@@ -280,7 +281,10 @@ func (t *Tally) finish(cs []*change, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, c := range t.postponeLocked(cs, err) {
-		if c.err = err; err == nil && c.lost {
+		switch c.err = err; {
+		case err != nil && !c.owed: // what nobody hears of is not ended again
+			t.unpayLocked(c)
+		case c.repaid > 0:
 			c.err = t.why
 		}
 		close(c.done)
@@ -312,9 +316,17 @@ func (t *Tally) repayLocked(c *change) {
 		n := min(t.lost, -c.delta)
 		t.lost -= n
 		c.delta += n
-		c.lost = true
+		c.repaid += n
 		t.rememberLocked()
 	}
+}
+
+// unpayLocked is for a change that has failed, as its caller knows: no part of it was
+// made, so the tasks that it was repaid are ended another time.
+func (t *Tally) unpayLocked(c *change) {
+	t.lost += c.repaid
+	c.repaid = 0
+	t.rememberLocked()
 }
 
 // setOwn records what own's znode has become.
