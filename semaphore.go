@@ -1042,7 +1042,7 @@ func (m *Semaphore) change(a *allotment, paths []string, whole, rest string) *se
 		gone, made := then, a.guard.Expect(rest)
 		then = func() { gone(); made() }
 	}
-	before := a.last
+	before, remove := a.last, a.inc.Removing(paths)
 	a.last = a.inc.VacateThen(append(paths, whole)[0], func() (err error) {
 		if before != nil {
 			select {
@@ -1057,10 +1057,7 @@ func (m *Semaphore) change(a *allotment, paths []string, whole, rest string) *se
 		if whole != "" {
 			err = a.inc.Exchange(context.Background(), whole, rest, []byte(m.s.m.Config.Owner))
 		}
-		if len(paths) > 0 {
-			err = session.Worse(err, a.inc.RemoveAllNow(context.Background(), paths))
-		}
-		return err
+		return session.Worse(err, remove())
 	}, then)
 	return a.last
 }

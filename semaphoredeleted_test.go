@@ -431,3 +431,42 @@ func TestPermitsAreNotDeletedByWhatAnEarlierAttemptHasLeftToDelete(t *testing.T)
 		})
 	}
 }
+
+// The transaction that gives permits back is refused, and then the deletion of one of
+// them. What is deleted in the first round is missing in the second, and that is no loss.
+func TestWhatAReleaseHasDeletedItselfIsNoLossWhenTheRestIsRefusedAtFirst(t *testing.T) {
+	for _, f := range forms {
+		for which := range 3 {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				m, other := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout)), zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout))
+				n := 3*f.unit - f.unit/2 // where permits have weight, another znode takes the place of one
+				for range 3 {
+					must(t, m.Acquire(t.Context(), f.unit))
+				}
+				var deletions, refused int
+				srv.Intercept(func(q zktest.Request) zktest.Action {
+					deletes := q.Op == zktest.OpDelete || slices.ContainsFunc(q.Ops, func(o zktest.Request) bool { return o.Op == zktest.OpDelete })
+					if !deletes || refused == 2 {
+						return zktest.Pass
+					}
+					if q.Op == zktest.OpDelete {
+						deletions++
+					}
+					if q.Op == zktest.OpMulti && deletions == 0 || q.Op == zktest.OpDelete && deletions == which+1 {
+						refused++
+						return zktest.Fail(zktest.CodeNoAuth)
+					}
+					return zktest.Pass
+				})
+				must(t, m.Release(n))
+				time.Sleep(time.Minute)
+				srv.Intercept(nil)
+				if 3*f.unit > n {
+					must(t, m.Release(3*f.unit-n))
+				}
+				must(t, other.Acquire(within(t, time.Second), f.limit))
+				must(t, other.Release(f.limit))
+			})
+		}
+	}
+}

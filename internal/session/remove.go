@@ -3,6 +3,7 @@ package session
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -21,8 +22,7 @@ func (r *Removal) Settled(ctx context.Context) {
 // discard deletes znodes in the background once the request that may make them,
 // if there is one, is over.
 func (inc *Incarnation) discard(making *pending[[]zk.MultiResponse], paths []string) *Removal {
-	r := &Removal{path: paths[0], kind: removeOwn, f: func() error { return inc.RemoveAllNow(context.Background(), paths) }}
-	return reapAfter(inc, making, r)
+	return reapAfter(inc, making, &Removal{path: paths[0], kind: removeOwn, f: inc.Removing(paths)})
 }
 
 // discardReceipt is discard of what is in nobody's way.
@@ -45,50 +45,95 @@ func (inc *Incarnation) RemoveAll(paths []string) *Removal { return inc.discard(
 // RemoveAllThen is RemoveAll that calls then when they are gone, or the session has
 // ended. then must not wait.
 func (inc *Incarnation) RemoveAllThen(paths []string, then func()) *Removal {
-	return inc.VacateThen(paths[0], func() error { return inc.RemoveAllNow(context.Background(), paths) }, then)
+	return inc.VacateThen(paths[0], inc.Removing(paths), then)
 }
 
-// RemoveAllNow deletes znodes, in one transaction if all are there and it is not
-// too large. The error is NoNode if one of them certainly was not.
+// Removing returns what deletes znodes of unique names as RemoveAllNow does, and is
+// called again when the servers have refused a part of it: what one call has deleted
+// the next does not miss.
+func (inc *Incarnation) Removing(paths []string) func() error {
+	d := &removing{inc: inc, left: paths}
+	return func() error { return d.attempt(context.Background()) }
+}
+
+// RemoveAllNow deletes znodes of unique names, in one transaction if all are there and
+// it is not too large. The error is NoNode if one of them certainly was not.
 func (inc *Incarnation) RemoveAllNow(ctx context.Context, paths []string) error {
-	if len(paths) == 1 {
-		return inc.RemoveNow(ctx, paths[0])
+	return (&removing{inc: inc, left: paths}).attempt(ctx)
+}
+
+// A removing is the deletion of several znodes, attempt by attempt.
+type removing struct {
+	inc     *Incarnation
+	left    []string // which may be there
+	open    bool     // a request without an answer may have deleted one that is not there
+	missing bool     // one was gone, and no request of ours had deleted it
+}
+
+func (d *removing) attempt(ctx context.Context) (err error) {
+	paths := d.left
+	d.left = nil
+	for len(paths) > 0 {
+		n, size := 0, 256
+		for n < len(paths) && (n == 0 || size <= MaxPacket) {
+			size += d.inc.Manager.SizeOf(paths[n], nil)
+			n++
+		}
+		if size > MaxPacket && n > 1 {
+			n--
+		}
+		if e := d.some(ctx, paths[:n]); e != nil {
+			err = e
+		}
+		paths = paths[n:]
 	}
-	ops, size := make([]any, len(paths)), 256
-	for i, path := range paths {
-		ops[i] = &zk.DeleteRequest{Path: path, Version: -1}
-		size += inc.Manager.SizeOf(path, nil)
+	if err == nil && d.missing {
+		err = zk.ErrNoNode
 	}
-	if size > MaxPacket {
-		half := len(paths) / 2
-		err := inc.RemoveAllNow(ctx, paths[:half])
-		return Worse(err, inc.RemoveAllNow(ctx, paths[half:]))
-	}
-	_, err := inc.AttemptMulti(ctx, ops)
-	if err == nil || errors.Is(err, ErrEnded) {
-		return err
+	return err
+}
+
+// some deletes those that fit into one request. Of what fails, those are left.
+func (d *removing) some(ctx context.Context, paths []string) error {
+	if len(paths) > 1 {
+		ops := make([]any, len(paths))
+		for i, path := range paths {
+			ops[i] = &zk.DeleteRequest{Path: path, Version: -1}
+		}
+		_, err := d.inc.AttemptMulti(ctx, ops)
+		switch {
+		case err == nil:
+			return nil
+		case errors.Is(err, ErrEnded):
+			d.left = append(d.left, paths...)
+			return err
+		}
+		d.open = d.open || OutcomeOf(err) == Unknown
+		d.missing = d.missing || IsNoNode(err) && !d.open
 	}
 	// The reply is lost, or one of them is gone and has kept the others: each by
 	// itself then, all in one round trip. Names are unique, so to repeat it deletes
 	// nothing else.
-	missing := IsNoNode(err)
 	var each []*pending[void]
-	err = inc.retryAll(ctx, func(b *Batch) {
+	err := d.inc.retryAll(ctx, func(b *Batch) {
+		d.open = d.open || slices.ContainsFunc(each, func(e *pending[void]) bool { return !IsClosed(e.Done) || OutcomeOf(e.err) == Unknown })
 		each = nil
 		for _, path := range paths {
 			each = append(each, add(b, deleteCall(path)))
 		}
 	})
 	if err != nil {
+		d.left, d.open = append(d.left, paths...), true
 		return err
 	}
-	for _, d := range each {
-		if d.err != nil && !IsNoNode(d.err) {
-			err = d.err
+	for i, e := range each {
+		switch {
+		case IsNoNode(e.err):
+			d.missing = d.missing || !d.open
+		case e.err != nil:
+			d.left = append(d.left, paths[i])
+			err = e.err
 		}
-	}
-	if err == nil && missing {
-		err = zk.ErrNoNode
 	}
 	return err
 }

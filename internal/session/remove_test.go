@@ -52,3 +52,61 @@ func TestAnAnswerToADeletionIsToldThoughTheConnectionDropsRightBehindIt(t *testi
 		srv.Restart()
 	})
 }
+
+// Three znodes are deleted in two attempts, as the servers refuse the deletion of the
+// second at first. That one of them was missing is told if none of the attempts can have
+// deleted it, and not otherwise.
+func TestWhatIsDeletedInTwoAttemptsIsMissingOnlyIfNeitherHasDeletedIt(t *testing.T) {
+	for name, c := range map[string]struct {
+		stranger int           // deletes one before; -1: none
+		txn      zktest.Action // befalls the transaction of the first attempt
+		want     error
+	}{
+		"all are there":                  {-1, zktest.Fail(zktest.CodeNoAuth), nil},
+		"the transaction has no answer":  {-1, zktest.DropReply, nil},
+		"the first is gone, and refused": {0, zktest.Fail(zktest.CodeNoAuth), zk.ErrNoNode},
+		"the first is gone":              {0, zktest.Pass, zk.ErrNoNode},
+		"the second is gone":             {1, zktest.Pass, zk.ErrNoNode},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				inc := live(t, open(t, srv))
+				paths := []string{"/d/1", "/d/2", "/d/3"}
+				for _, path := range paths {
+					_, err := inc.CreateOwn(t.Context(), path, nil)
+					if err != nil {
+						t.Fatal(err)
+					}
+				}
+				if c.stranger >= 0 {
+					if err := inc.RemoveNow(t.Context(), paths[c.stranger]); err != nil {
+						t.Fatal(err)
+					}
+				}
+				srv.Intercept(func(q zktest.Request) zktest.Action {
+					switch {
+					case q.Op == zktest.OpMulti:
+						return c.txn
+					case q.Op == zktest.OpDelete && q.Path == paths[1]:
+						return zktest.Fail(zktest.CodeNoAuth)
+					}
+					return zktest.Pass
+				})
+				remove := inc.Removing(paths)
+				if err := remove(); !errors.Is(err, zk.ErrNoAuth) {
+					t.Fatalf("refused, and the error is %v", err)
+				}
+				srv.Intercept(nil)
+				if err := remove(); !errors.Is(err, c.want) {
+					t.Errorf("the second attempt: %v, want %v", err, c.want)
+				}
+				if err := remove(); !errors.Is(err, c.want) {
+					t.Errorf("the third attempt: %v, want %v", err, c.want)
+				}
+				if names, _, err := inc.Children(t.Context(), "/d"); err != nil || len(names) > 0 {
+					t.Errorf("left: %q, %v", names, err)
+				}
+			})
+		})
+	}
+}
