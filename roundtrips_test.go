@@ -2,6 +2,8 @@ package zsync_test
 
 import (
 	"context"
+	"math/rand/v2"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -103,6 +105,63 @@ func TestSessionsThatContendHandALockOnInOneRoundTripEach(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A server forces its log to disk, one write after the other, and reads wait behind the
+// writes; each takes a time of its own, and at times a long one. So nobody knows for
+// certain when the one ahead will be the first.
+func TestHandOversBetweenSessionsTakeOneRoundTripThoughNoTwoTakeTheSameTime(t *testing.T) {
+	t.Parallel()
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		const sessions, each, settling = 8, 250, 100
+		dice := rand.New(rand.NewPCG(1, 2))
+		var mu sync.Mutex
+		var grants []time.Time // guarded by mu
+		var free time.Time     // when the disk is; guarded by mu
+		srv.SetLatency(way)
+		srv.Intercept(func(q zktest.Request) zktest.Action {
+			mu.Lock()
+			defer mu.Unlock()
+			var now, odd = time.Now(), time.Duration(dice.ExpFloat64() * float64(400*time.Microsecond))
+			if dice.IntN(50) == 0 {
+				odd += 2 * time.Millisecond
+			}
+			switch q.Op {
+			case zktest.OpCreate, zktest.OpDelete, zktest.OpMulti:
+				if free.Before(now) {
+					free = now
+				}
+				free = free.Add(400*time.Microsecond + odd)
+				return zktest.Delay(free.Sub(now))
+			}
+			return zktest.Delay(max(odd, free.Sub(now)))
+		})
+		var loops sync.WaitGroup
+		for range sessions {
+			m := zsync.NewMutex(open(t, srv), "/m")
+			loops.Go(func() {
+				for range each {
+					must(t, m.Lock(t.Context()))
+					mu.Lock()
+					grants = append(grants, time.Now())
+					mu.Unlock()
+					must(t, m.Unlock())
+				}
+			})
+		}
+		loops.Wait()
+		two, all := 0, 0
+		for i := settling; i < len(grants)-sessions; i++ {
+			all++
+			if grants[i].Sub(grants[i-1]) > 17*way/10 {
+				two++
+			}
+		}
+		t.Logf("%d of %d hand-overs took two round trips", two, all)
+		if two > all*3/1000 {
+			t.Errorf("%d of %d hand-overs took two round trips, want 0.3%% at most", two, all)
+		}
+	})
 }
 
 // Once a listing has shown that nobody else is there a watch tells of who comes: no

@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync/atomic"
 	"time"
+
+	"github.com/zsync/zsync/internal/session"
 )
 
 // foresee lists the line now and then while me, of which v is told, waits in dir for
@@ -17,25 +19,35 @@ import (
 // whether it comes at a good time, in time, or at all, is a matter of speed alone.
 //
 // trip is how long a round trip takes, and budget is how many listings me may still
-// make. stop ends it, and does not wait.
-func (v *view) foresee(ctx context.Context, dir int64, me Child, strict bool, trip time.Duration, budget *atomic.Int32) (stop func()) {
+// make. stop ends it, and does not wait: the listing under way then, if there is one, is
+// in v when told is closed.
+func (v *view) foresee(ctx context.Context, dir int64, me Child, strict bool, trip time.Duration, budget *atomic.Int32) (stop func() (told <-chan struct{})) {
 	p := pace{trip: trip, each: trip, ahead: v.place(dir, me, Child{})}
+	told := make(chan struct{})
 	if p.ahead < 2 || trip < foreseeTrip || !v.single() {
-		return func() {}
+		close(told)
+		return func() <-chan struct{} { return told }
 	}
-	ctx, cancel := context.WithCancel(ctx)
+	over := make(chan struct{})
 	start := func() {
-		v.inc.Manager.Spawn(func() { v.listOften(ctx, dir, me, strict, p, budget) })
+		v.inc.Manager.Spawn(func() {
+			defer close(told)
+			v.listOften(ctx, over, dir, me, strict, p, budget)
+		})
 	}
-	first := p.wait()
-	if first == 0 {
+	begun := func() bool { return true }
+	if first := p.wait(); first == 0 {
 		start()
-		return cancel
+	} else {
+		begin := time.AfterFunc(first, start)
+		begun = func() bool { return !begin.Stop() }
 	}
-	begin := time.AfterFunc(first, start)
-	return func() {
-		begin.Stop()
-		cancel()
+	return func() <-chan struct{} {
+		close(over)
+		if !begun() {
+			close(told)
+		}
+		return told
 	}
 }
 
@@ -59,10 +71,10 @@ func (v *view) single() bool {
 	return v.waiters == 1
 }
 
-// listOften lists the line as often as p says, until at most one is ahead of me, or ctx
-// ends, or the session. A listing that fails ends it too: then me lists the line when
-// the one ahead has gone.
-func (v *view) listOften(ctx context.Context, dir int64, me Child, strict bool, p pace, budget *atomic.Int32) {
+// listOften lists the line as often as p says, until at most one is ahead of me, or over
+// is closed, or ctx ends, or the session. A listing that fails ends it too: then me lists
+// the line when the one ahead has gone.
+func (v *view) listOften(ctx context.Context, over <-chan struct{}, dir int64, me Child, strict bool, p pace, budget *atomic.Int32) {
 	for budget.Add(-1) >= 0 {
 		r, err := v.inc.Roll(ctx, v.key.dir)
 		if err != nil {
@@ -72,13 +84,16 @@ func (v *view) listOften(ctx context.Context, dir int64, me Child, strict bool, 
 		if p.left(v.place(dir, me, Child{})); p.ahead < 2 {
 			return // or it is not there any more
 		}
+		// Whichever is picked of several that are ready: a listing more does no harm. Roll
+		// finds out whether ctx or the session has ended.
 		wait := p.wait()
-		if wait == 0 {
-			continue // Roll finds out whether ctx or the session has ended
+		if wait == 0 && !session.IsClosed(over) {
+			continue
 		}
-		// Whichever is picked of several that are ready: a listing more does no harm.
 		select {
 		case <-time.After(wait):
+		case <-over:
+			return
 		case <-ctx.Done():
 			return
 		case <-v.inc.Ctx.Done():
@@ -100,14 +115,16 @@ type pace struct {
 
 // wait returns how long to wait after the answer to a listing, before the next is sent.
 //
-// The one just ahead is the first for as long as a hand-over takes. At the first
-// listing it is not known how long the present first has been that: so the next is
-// for a quarter of that time before the one ahead must be the first, and if that is
-// too soon there is time for one more. Where nobody has gone, the next is sooner than
-// by the pace so far, as more may have gone at once, but each of those ahead takes one
-// round trip at least. A listing begins one round trip after the last.
+// The one just ahead is the first for as long as a hand-over takes, which is a little
+// longer than a round trip at least. So the next listing is for a round trip before
+// that one must be the first, or for a quarter of a hand-over if those take longer: as
+// listings follow each other in one round trip, one of those that then follow falls
+// into that time, although the pace of the line is known roughly only. Where nobody
+// has gone, the next is sooner than by the pace so far, as more may have gone at once,
+// but each of those ahead takes one round trip at least. A listing begins one round
+// trip after the last.
 func (p *pace) wait() time.Duration {
-	gap := p.each*time.Duration(p.ahead-1) - p.each/4
+	gap := p.each*time.Duration(p.ahead-1) - max(p.trip, p.each/4)
 	if p.still {
 		gap = max(p.each/2, p.trip*time.Duration(p.ahead-1)-p.trip/4)
 	}

@@ -213,18 +213,28 @@ func (c *Claim) awaitTurn(ctx context.Context, roll *session.Roll, rule Rule, be
 		v.update(c.Line.ranks(roll))
 		name, gone := strings.Clone(blocker.Name), spotOf(*blocker)
 		roll, ahead, blocker = nil, nil, nil // not kept while c waits
-		stop := func() {}
+		stop := func() <-chan struct{} { return session.ClosedChan }
 		if !alone && c.Line.Settled && c.Line.Defers == nil && !c.Child.Exhausted() {
 			stop = v.foresee(ctx, dir, c.Child, c.Line.Strict, trip, &listings)
 		}
 		proof, err := c.awaitGone(ctx, name) // Step 4.
-		stop()
+		told := stop()
 		if err != nil {
 			return err
 		}
 		v.gone(dir, gone)
 		if !alone && c.Line.Settled && !c.Child.Exhausted() {
-			alone = v.nobodyAhead(dir, c.Child)
+			if alone = v.nobodyAhead(dir, c.Child); !alone {
+				// A listing that is under way is answered before another would be. It may have
+				// been answered before the event, and be looked at only now: then it shows the
+				// one that has gone, who is struck off again.
+				select {
+				case <-told:
+				case <-ctx.Done(): // which Roll tells
+				}
+				v.gone(dir, gone)
+				alone = v.nobodyAhead(dir, c.Child)
+			}
 		}
 		if alone && c.Line.Defers == nil { // Step 5.
 			stands, err := c.stands(ctx, proof)
