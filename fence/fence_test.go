@@ -196,6 +196,29 @@ func TestWritesOfManyAtOnceAreInTheOrderOfTheirTokens(t *testing.T) {
 	})
 }
 
+// None of them finds the resource, and all add it; whoever asks then why it changed nothing
+// finds what another has just added.
+func TestTheGreatestOfTheFirstTokensIsAccepted(t *testing.T) {
+	inEachDatabase(t, func(t *testing.T, d database) {
+		const writers, rounds = 8, 100
+		db, fences := withTable(t, d)
+		db.SetMaxOpenConns(writers)
+		for i := range rounds {
+			resource := fmt.Sprint("r", i)
+			var wg sync.WaitGroup
+			for token := range int64(writers) {
+				wg.Go(func() {
+					err := fences.Do(t.Context(), db, resource, token+1, func(*sql.Tx) error { return nil })
+					if err != nil && (token+1 == writers || !errors.Is(err, fence.ErrStale)) {
+						t.Errorf("the first write of %d of %d to %s: %v", token+1, writers, resource, err)
+					}
+				})
+			}
+			wg.Wait()
+		}
+	})
+}
+
 func TestAWriteThatFailsChangesNothingAndItsErrorIsReturned(t *testing.T) {
 	inEachDatabase(t, func(t *testing.T, d database) {
 		db, fences := withTable(t, d)

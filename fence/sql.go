@@ -162,15 +162,9 @@ func (t *Table) Advance(ctx context.Context, tx *sql.Tx, resource string, token 
 	if err := errors.Join(t.err, check(resource, token)); err != nil {
 		return err
 	}
-	result, err := tx.ExecContext(ctx, t.update, token, resource, token)
-	if err != nil {
+	if is, err := t.advance(ctx, tx, resource, token); is || err != nil {
 		return err
 	}
-	if n, err := result.RowsAffected(); err != nil || n > 0 {
-		return err
-	}
-	// It is refused, and only why is the question: a snapshot may be older than
-	// what the update saw.
 	stale := &StaleError{Resource: resource, Token: token}
 	switch err := tx.QueryRowContext(ctx, t.read, resource).Scan(&stale.Newest); {
 	case errors.Is(err, sql.ErrNoRows):
@@ -178,9 +172,24 @@ func (t *Table) Advance(ctx context.Context, tx *sql.Tx, resource string, token 
 	case err != nil:
 		return err
 	case stale.Newest <= token:
+		// The resource was added after the update, or what is read is a snapshot older than
+		// what the update saw. The resource is there in either case: now the update tells.
+		if is, err := t.advance(ctx, tx, resource, token); is || err != nil {
+			return err
+		}
 		stale.Newest = 0
 	}
 	return stale
+}
+
+// advance reports whether the resource is there, and no greater token was.
+func (t *Table) advance(ctx context.Context, tx *sql.Tx, resource string, token int64) (bool, error) {
+	result, err := tx.ExecContext(ctx, t.update, token, resource, token)
+	if err != nil {
+		return false, err
+	}
+	n, err := result.RowsAffected()
+	return n > 0, err
 }
 
 // Store returns a [Store] that keeps its tokens in the table, for [NewHandler].
