@@ -23,12 +23,10 @@ import (
 // in v when told is closed.
 func (v *view) foresee(ctx context.Context, dir int64, me Child, strict bool, trip time.Duration, budget *atomic.Int32) (stop func() (told <-chan struct{})) {
 	p := pace{trip: trip, each: trip, ahead: v.place(dir, me, Child{})}
-	told := make(chan struct{})
 	if p.ahead < 2 || trip < foreseeTrip || !v.single() {
-		close(told)
-		return func() <-chan struct{} { return told }
+		return func() <-chan struct{} { return session.ClosedChan }
 	}
-	over := make(chan struct{})
+	over, told := make(chan struct{}), make(chan struct{})
 	start := func() {
 		v.inc.Manager.Spawn(func() {
 			defer close(told)
@@ -75,7 +73,7 @@ func (v *view) single() bool {
 // is closed, or ctx ends, or the session. A listing that fails ends it too: then me lists
 // the line when the one ahead has gone.
 func (v *view) listOften(ctx context.Context, over <-chan struct{}, dir int64, me Child, strict bool, p pace, budget *atomic.Int32) {
-	for budget.Add(-1) >= 0 {
+	for !session.IsClosed(over) && budget.Add(-1) >= 0 {
 		r, err := v.inc.Roll(ctx, v.key.dir)
 		if err != nil {
 			return
@@ -84,12 +82,11 @@ func (v *view) listOften(ctx context.Context, over <-chan struct{}, dir int64, m
 		if p.left(v.place(dir, me, Child{})); p.ahead < 2 {
 			return // or it is not there any more
 		}
-		// Whichever is picked of several that are ready: a listing more does no harm. Roll
-		// finds out whether ctx or the session has ended.
 		wait := p.wait()
-		if wait == 0 && !session.IsClosed(over) {
-			continue
+		if wait == 0 {
+			continue // Roll finds out whether ctx or the session has ended
 		}
+		// Whichever is picked of several that are ready: a listing more does no harm.
 		select {
 		case <-time.After(wait):
 		case <-over:

@@ -1,5 +1,9 @@
 package session
 
+// This file has the ways in which znodes are deleted: now or in the background, one or
+// several, by name. What carries out a deletion in the background, and repeats it, is the
+// reaper (reaper.go); the deletion of what may be another session's by now is in own.go.
+
 import (
 	"context"
 	"errors"
@@ -75,12 +79,10 @@ func (d *removing) attempt(ctx context.Context) (err error) {
 	d.left = nil
 	for len(paths) > 0 {
 		n, size := 0, 256
-		for n < len(paths) && (n == 0 || size <= MaxPacket) {
-			size += d.inc.Manager.SizeOf(paths[n], nil)
-			n++
-		}
-		if size > MaxPacket && n > 1 {
-			n--
+		for ; n < len(paths); n++ {
+			if size += d.inc.Manager.SizeOf(paths[n], nil); n > 0 && size > MaxPacket {
+				break
+			}
 		}
 		if e := d.some(ctx, paths[:n]); e != nil {
 			err = e

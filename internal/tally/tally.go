@@ -284,7 +284,7 @@ func (t *Tally) finish(cs []*change, err error) {
 		switch c.err = err; {
 		case err != nil && !c.owed: // what nobody hears of is not ended again
 			t.unpayLocked(c)
-		case c.repaid > 0:
+		case err == nil && c.repaid > 0:
 			c.err = t.why
 		}
 		close(c.done)
