@@ -1,6 +1,7 @@
 package zsync_test
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"sync"
@@ -214,4 +215,89 @@ func TestASweepDoesNotKeepProducersWithIDsThatAreOverFromSending(t *testing.T) {
 			t.Errorf("20 IDs that are over took %v beside a sweep, which has made %d of 256 transactions meanwhile", d, swept.Load())
 		}
 	}, longSessions)
+}
+
+// wantNoClaims fails unless nothing is left of those who had something claimed from /q.
+func wantNoClaims(t *testing.T, srv *zktest.Server) {
+	t.Helper()
+	for _, dir := range []string{"/q-claims", "/q-live"} {
+		if names := childrenOf(t, open(t, srv, longSession), dir); len(names) > 0 {
+			t.Errorf("%s still has %q", dir, names)
+		}
+	}
+}
+
+func TestNoNoteIsLeftOfAConsumerThatTidiesUpAsAnotherLooks(t *testing.T) {
+	t.Parallel()
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), zsync.NewQueue[int](open(t, srv), "/q")
+		must(t, b.Send(t.Context(), 1))
+		d, err := zsync.NewQueue[int](a, "/q").Receive(t.Context())
+		must(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		over := make(chan struct{})
+		go func() {
+			defer close(over)
+			for range b.Recv(ctx) {
+			}
+		}()
+		synctest.Wait()
+		id := a.ID()
+		refused, alone := false, 0
+		read := oneByOne(srv, func(r zktest.Request) zktest.Action {
+			switch {
+			case r.Session != id:
+			case r.Op == zktest.OpMulti && r.Ops[0].Op == zktest.OpDelete && len(r.Ops) == 2 && !refused:
+				refused = true
+				return zktest.Fail(zktest.CodeNoAuth)
+			case r.Op == zktest.OpDelete && (strings.HasPrefix(r.Path, "/q-claims/") || strings.HasPrefix(r.Path, "/q-live/")):
+				alone++
+				return zktest.Delay(time.Second) // b sees what is left in between
+			}
+			return zktest.Pass
+		})
+		must(t, d.Ack(t.Context()))
+		time.Sleep(3 * time.Second) // b has looked, and will not again before it ends
+		read(func() {
+			if !refused || alone < 2 {
+				t.Fatal("the journal and the mark were not deleted one after the other: the case did not come about")
+			}
+		})
+		cancel()
+		<-over
+		wantNoClaims(t, srv)
+	}, longSessions)
+}
+
+func TestTheNoteOfADeadConsumerGoesThoughWhoGivesBackLeavesAtThatMoment(t *testing.T) {
+	t.Parallel()
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		dead, kill := mortal(t, srv)
+		heir := zsync.NewQueue[int](open(t, srv), "/q")
+		must(t, heir.Send(t.Context(), counted(2)...))
+		ch := zsync.NewQueue[int](dead, "/q").Recv(t.Context())
+		<-ch
+		synctest.Wait()
+		kill()
+		dead.Close()
+		ctx, cancel := context.WithCancel(t.Context())
+		back := false
+		read := oneByOne(srv, func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpMulti && r.Ops[0].Op == zktest.OpDelete && strings.HasPrefix(r.Ops[0].Path, "/q-claims/") && !back {
+				back = true
+				cancel()
+				return zktest.Delay(time.Second)
+			}
+			return zktest.Pass
+		})
+		for range heir.Recv(ctx) {
+		}
+		read(func() {
+			if !back {
+				t.Fatal("nothing was given back: the case did not come about")
+			}
+		})
+		time.Sleep(time.Minute)
+		wantNoClaims(t, srv)
+	})
 }

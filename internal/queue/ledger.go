@@ -425,12 +425,14 @@ func (l *ledger) traceLossLocked(why error, items ...*item) {
 	l.trace.lost(keys, why)
 }
 
-// sweep deletes the live mark and the journal, when no batch is left.
+// sweep deletes the journal and the live mark, when no batch is left. Where they do not
+// go together the journal goes first: one without its mark would be noted as that of a
+// dead claimant, and nobody would come back for the note.
 func (l *ledger) sweep() {
 	ctx := context.Background() // ends with the Session
 	j := l.journal
 	l.q.m.During(ctx, func(inc *session.Incarnation) error {
-		err := inc.RemoveAllNow(ctx, []string{j.mark, j.path})
+		err := inc.RemoveAllNow(ctx, []string{j.path, j.mark})
 		if (inc != l.inc || j.bare) && (err == nil || session.IsNoNode(err)) {
 			// Others may have noted that the session had gone.
 			err = inc.RemoveNow(ctx, j.path+goneSuffix)

@@ -298,6 +298,15 @@ func (u *reaper) giveBackSome(ctx context.Context, inc *session.Incarnation, pat
 		break
 	}
 	if done = len(r.holdings) == 0; done {
+		// The note goes with the journal: who does this may be over when it is done, and
+		// nobody else may ever look. One that is made right now giveBack deletes.
+		noted, err := inc.Exists(ctx, path+goneSuffix)
+		if err != nil {
+			return false, err
+		}
+		if noted != nil {
+			ops = append(ops, &zk.DeleteRequest{Path: path + goneSuffix, Version: -1})
+		}
 		ops = append([]any{&zk.DeleteRequest{Path: path, Version: version}}, ops...)
 	} else {
 		ops = append([]any{&zk.SetDataRequest{Path: path, Data: r.marshal(), Version: version}}, ops...)
