@@ -22,7 +22,8 @@ import (
 // make. stop ends it, and does not wait: the listing under way then, if there is one, is
 // in v when told is closed.
 func (v *view) foresee(ctx context.Context, dir int64, me Child, strict bool, trip time.Duration, budget *atomic.Int32) (stop func() (told <-chan struct{})) {
-	p := pace{trip: trip, each: trip, ahead: v.place(dir, me, Child{})}
+	each := trip + trip/letPassPart // at least: the next one must be told, and must let go
+	p := pace{trip: trip, each: each, ahead: v.place(dir, me, Child{})}
 	if p.ahead < 2 || trip < foreseeTrip || !v.single() {
 		return func() <-chan struct{} { return session.ClosedChan }
 	}

@@ -691,6 +691,7 @@ func (c *Claim) release() error {
 		c.loseIf(err, func() bool { return true })
 		return err
 	}
+	departs(c.Incarnation, c.Line.Dir, c.trip)
 	c.released()
 	return nil
 }

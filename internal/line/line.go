@@ -77,6 +77,7 @@ type Claim struct {
 	Stake       *session.Stake       // nil until something is held by it
 	beside      string               // the znode in whose very place it was made
 	Unwatched   bool                 // its znode is looked after by somebody else
+	trip        time.Duration        // how long a round trip took, if it had to wait for its turn
 
 	mu        sync.Mutex
 	version   int32          // of its znode, after our last write to it; guarded by mu
@@ -161,6 +162,7 @@ func (l *Line) AcquireFrom(ctx context.Context, a *Arrival, base string, data []
 
 // Contend is acquire within one session.
 func (l *Line) Contend(ctx context.Context, inc *session.Incarnation, base string, data []byte, rule Rule, behind *Ahead) (*Claim, error) {
+	letPass(ctx, inc, l.Dir)
 	start := time.Now()
 	c, roll, err := l.Enter(ctx, inc, base, data) // Steps 1 and 2.
 	if err != nil {
@@ -198,6 +200,7 @@ func (c *Claim) awaitTurn(ctx context.Context, roll *session.Roll, rule Rule, be
 			}
 			return c.confirm()
 		}
+		c.trip = trip
 		dir := roll.Czxid() // ours is in it, and in no other of its name
 		if v == nil {
 			v = viewOf(c.Incarnation, c.Line.Dir, c.Line.Bases)
