@@ -123,14 +123,10 @@ func contenders(ctx context.Context, l *line.Line, judge func(all []line.Child, 
 	return out, err
 }
 
-// describeOne reads the znode of the first in the line.
-func describeOne(ctx context.Context, inc *session.Incarnation, l *line.Line, name string) (Contender, error) {
-	data, stat, err := inc.Get(ctx, session.ChildPath(l.Dir, name))
-	if err != nil {
-		return Contender{}, err
-	}
+// leader describes the first in the line of an election.
+func leader(name string, n session.Node) Contender {
 	return Contender{
-		Owner: string(data), Node: name, Session: stat.EphemeralOwner,
-		Mode: ModeExclusive, Holding: true, Since: time.UnixMilli(stat.Ctime),
-	}, nil
+		Owner: string(n.Data), Node: name, Session: n.Stat.EphemeralOwner,
+		Mode: ModeExclusive, Holding: true, Since: time.UnixMilli(n.Stat.Ctime),
+	}
 }

@@ -546,3 +546,45 @@ func TestThousandObserversAndCandidatesCostOneNotificationEach(t *testing.T) {
 		}
 	})
 }
+
+func TestLeaderThatIsAskedAgainNamesNobodyWhoHasGoneMeanwhile(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		first, next := zsync.NewElection(open(t, srv, zsync.WithOwner("first")), "/e"), zsync.NewElection(open(t, srv, zsync.WithOwner("next")), "/e")
+		must(t, first.Campaign(t.Context()))
+		asks := zsync.NewElection(open(t, srv), "/e")
+		wantLeader := func(want string) zsync.Contender {
+			t.Helper()
+			c, err := asks.Leader(t.Context())
+			must(t, err)
+			if c.Owner != want {
+				t.Errorf("%s leads, want %s", c.Owner, want)
+			}
+			return c
+		}
+		c := wantLeader("first")
+		led := async(func() error { return next.Campaign(t.Context()) })
+		synctest.Wait()
+		left := false
+		read := oneByOne(srv, func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpGetData && r.Path == "/e/"+c.Node && !left {
+				left = true
+				go first.Resign()
+				return zktest.Delay(time.Second)
+			}
+			return zktest.Pass
+		})
+		wantLeader("next") // first was listed, and has left before it was read
+		read(func() {
+			if !left {
+				t.Fatal("nobody read who had led: the case did not come about")
+			}
+		})
+		must(t, <-led)
+		wantLeader("next")
+		must(t, next.Resign())
+		_, err := asks.Leader(t.Context())
+		wantErr(t, err, zsync.ErrNoLeader)
+		must(t, first.Campaign(t.Context()))
+		wantLeader("first")
+	})
+}

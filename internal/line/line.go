@@ -748,6 +748,29 @@ func (l *Line) First(ctx context.Context, inc *session.Incarnation, list listing
 	return all[0].Name, nil
 }
 
+// ReadFirst returns the name of the first in the line, as it is not before the call, and
+// its znode; or "". It takes one round trip where the first is the one of the name known,
+// which may be "", and otherwise two.
+func (l *Line) ReadFirst(ctx context.Context, inc *session.Incarnation, known string) (name string, n session.Node, err error) {
+	list := inc.ChildrenFresh
+	if known != "" {
+		list = func(ctx context.Context, path string) (names []string, _ *zk.Stat, err error) {
+			names, n, err = inc.ChildrenFreshBeside(ctx, path, session.ChildPath(path, known))
+			return names, nil, err
+		}
+	}
+	for {
+		if name, err = l.First(ctx, inc, list); err != nil || name == "" || name == known && n.Stat != nil {
+			return name, n, err
+		}
+		if n.Data, n.Stat, err = inc.Get(ctx, session.ChildPath(l.Dir, name)); !session.IsNoNode(err) {
+			return name, n, err
+		}
+		// It left between the listing and the read: look who is first now.
+		list, known = inc.Children, ""
+	}
+}
+
 // errExhausted means that a number no longer says where in the line its znode
 // stands, so nothing can be put beside it. See Line.InOrder.
 var errExhausted = errors.New("the path has had 2^31 children: the order is kept, but no read lock can be put in a writer's place")

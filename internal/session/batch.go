@@ -147,3 +147,28 @@ func (inc *Incarnation) ChildrenFresh(ctx context.Context, path string) ([]strin
 	l, err := fresh(ctx, inc, childrenCall(path))
 	return l.names, l.stat, err
 }
+
+// ChildrenFreshBeside is ChildrenFresh that reads the znode at path in the same round trip,
+// which is probably among those children. Its Stat is nil if it is not there, or may not
+// be read.
+func (inc *Incarnation) ChildrenFreshBeside(ctx context.Context, dir, path string) (names []string, n Node, err error) {
+	var sync *pending[void]
+	var listed *pending[listing]
+	var read *pending[Node]
+	err = inc.retryAll(ctx, func(b *Batch) {
+		sync, listed, read = add(b, syncCall(dir)), add(b, childrenCall(dir)), add(b, getCall(path))
+	})
+	if err == nil {
+		err = sync.err
+	}
+	if err == nil {
+		err = listed.err
+	}
+	if err != nil {
+		return nil, n, err
+	}
+	if read.err == nil {
+		n = read.val
+	}
+	return listed.val.names, n, nil
+}

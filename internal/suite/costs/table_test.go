@@ -235,9 +235,16 @@ var costs = []cost{
 		harness.Must(t, e.Campaign(t.Context()))
 		return func() { harness.Must(t, e.Resign()) }
 	}},
-	{"`Election.Leader`", func(t *testing.T, s, other *zsync.Session) func() {
+	{"`Election.Leader`, the first time", func(t *testing.T, s, other *zsync.Session) func() {
 		harness.Must(t, zsync.NewElection(other, "/p/e").Campaign(t.Context()))
 		e := zsync.NewElection(s, "/p/e")
+		return func() { _, err := e.Leader(t.Context()); harness.Must(t, err) }
+	}},
+	{"`Election.Leader`, later", func(t *testing.T, s, other *zsync.Session) func() {
+		harness.Must(t, zsync.NewElection(other, "/p/e").Campaign(t.Context()))
+		e := zsync.NewElection(s, "/p/e")
+		_, err := e.Leader(t.Context())
+		harness.Must(t, err)
 		return func() { _, err := e.Leader(t.Context()); harness.Must(t, err) }
 	}},
 	{"`Election.Observe`, while nothing changes", func(t *testing.T, s, other *zsync.Session) func() {
