@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"cmp"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,77 +14,47 @@ type span struct{ a, b int32 }
 // no two overlap or touch. It is never changed in place.
 type spans []span
 
-// after returns the index of the first span that does not end before n.
-func (s spans) after(n int32) int {
-	i, _ := slices.BinarySearchFunc(s, n, func(x span, n int32) int {
-		if x.b < n {
-			return -1
-		}
-		return 1
-	})
-	return i
-}
-
 func (s spans) has(n int32) bool {
-	i := s.after(n)
-	return i < len(s) && s[i].a <= n
+	_, found := slices.BinarySearchFunc(s, n, func(x span, n int32) int {
+		if x.a <= n && n <= x.b {
+			return 0
+		}
+		return cmp.Compare(x.a, n)
+	})
+	return found
 }
 
 // covers reports whether s holds every number from 0 to n.
 func (s spans) covers(n int32) bool { return n < 0 || len(s) > 0 && s[0].a == 0 && s[0].b >= n }
 
-// add returns s with the numbers of x.
-func (s spans) add(x span) spans {
-	if n := len(s); n > 0 && s[n-1].b < x.a { // most often behind all others
-		if s[n-1].b+1 < x.a {
-			return append(s[:n:n], x)
-		}
-		return append(s[:n-1:n-1], span{s[n-1].a, x.b})
-	}
-	i := s.after(max(x.a-1, 0))
-	j := i
-	for ; j < len(s) && (s[j].a <= x.b || s[j].a-1 == x.b); j++ {
-		x = span{min(x.a, s[j].a), max(x.b, s[j].b)}
-	}
-	return slices.Concat(s[:i], spans{x}, s[j:])
-}
-
-// spansOf returns the set of numbers, which it sorts.
-func spansOf(numbers []int32) (s spans) {
-	slices.Sort(numbers)
-	for _, n := range numbers {
-		if i := len(s) - 1; i >= 0 && int64(n) <= int64(s[i].b)+1 {
-			s[i].b = n
+// setOf returns the set of the numbers of spans in any order, which it sorts.
+func setOf(all []span) spans {
+	slices.SortFunc(all, func(x, y span) int { return cmp.Compare(x.a, y.a) })
+	s := all[:0]
+	for _, x := range all {
+		if i := len(s) - 1; i >= 0 && int64(x.a) <= int64(s[i].b)+1 {
+			s[i].b = max(s[i].b, x.b)
 		} else {
-			s = append(s, span{n, n})
+			s = append(s, x)
 		}
 	}
 	return s
 }
 
-// union returns the numbers of s and of t. It takes as long as both are, where to add
-// the spans of t one by one would copy s for each.
-func (s spans) union(t spans) (u spans) {
-	if len(s) == 0 || len(t) == 0 {
-		return slices.Concat(s, t)
+// spansOf returns the set of numbers.
+func spansOf(numbers []int32) spans {
+	all := make([]span, len(numbers))
+	for i, n := range numbers {
+		all[i] = span{n, n}
 	}
-	for len(s)+len(t) > 0 {
-		var x span
-		if len(t) == 0 || len(s) > 0 && s[0].a <= t[0].a {
-			x, s = s[0], s[1:]
-		} else {
-			x, t = t[0], t[1:]
-		}
-		if i := len(u) - 1; i >= 0 && int64(x.a) <= int64(u[i].b)+1 {
-			u[i].b = max(u[i].b, x.b)
-		} else {
-			u = append(u, x)
-		}
-	}
-	return u
+	return setOf(all)
 }
 
-// minus returns the numbers of s that are not of t, likewise.
+// union returns the numbers of s and of t, all at once: to add the spans of t one by one
+// would copy s for each.
+func (s spans) union(t spans) spans { return setOf(slices.Concat(s, t)) }
+
+// minus returns the numbers of s that are not of t, likewise all at once.
 func (s spans) minus(t spans) (u spans) {
 	for _, x := range s {
 		for len(t) > 0 && t[0].b < x.a {
@@ -125,7 +96,8 @@ func (s spans) String() string {
 
 // parseSpans reads what String has written. What is not understood is left out:
 // somebody has written it by hand.
-func parseSpans(text string) (s spans) {
+func parseSpans(text string) spans {
+	var all []span
 	for part := range strings.SplitSeq(text, ",") {
 		first, last, more := strings.Cut(part, "-")
 		a, err := strconv.ParseInt(first, 10, 32)
@@ -133,15 +105,11 @@ func parseSpans(text string) (s spans) {
 		if err == nil && more {
 			b, err = strconv.ParseInt(last, 10, 32)
 		}
-		switch x := (span{int32(a), int32(b)}); {
-		case err != nil || a < 0 || b < a:
-		case len(s) == 0 || int64(s[len(s)-1].b)+1 < a:
-			s = append(s, x) // nobody else has it yet
-		default:
-			s = s.add(x)
+		if err == nil && 0 <= a && a <= b {
+			all = append(all, span{int32(a), int32(b)})
 		}
 	}
-	return s
+	return setOf(all)
 }
 
 // concise returns a set that holds the same of the numbers there, which are in

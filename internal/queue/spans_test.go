@@ -7,6 +7,33 @@ import (
 	"testing"
 )
 
+// after returns the index of the first span that does not end before n.
+func (s spans) after(n int32) int {
+	i, _ := slices.BinarySearchFunc(s, n, func(x span, n int32) int {
+		if x.b < n {
+			return -1
+		}
+		return 1
+	})
+	return i
+}
+
+// add returns s with the numbers of x, of which union adds many at once.
+func (s spans) add(x span) spans {
+	if n := len(s); n > 0 && s[n-1].b < x.a { // most often behind all others
+		if s[n-1].b+1 < x.a {
+			return append(s[:n:n], x)
+		}
+		return append(s[:n-1:n-1], span{s[n-1].a, x.b})
+	}
+	i := s.after(max(x.a-1, 0))
+	j := i
+	for ; j < len(s) && (s[j].a <= x.b || s[j].a-1 == x.b); j++ {
+		x = span{min(x.a, s[j].a), max(x.b, s[j].b)}
+	}
+	return slices.Concat(s[:i], spans{x}, s[j:])
+}
+
 // without returns s without the numbers of x, of which minus takes away many at once.
 func (s spans) without(x span) spans {
 	i := s.after(x.a)
