@@ -295,7 +295,7 @@ func (o *outbox) apply(ctx context.Context, g *posted) error {
 	return err
 }
 
-// A posted is a group that is being stored.
+// A posted is a group that is being stored, by its outbox or as a part of a txn.
 type posted struct {
 	o     *outbox
 	group []*parcel
@@ -303,6 +303,8 @@ type posted struct {
 	lasts map[int]lastOp // by priority
 }
 
+// build makes the transaction, for one attempt. What a refusal has taught, as that the newest
+// bucket is full, or gone, the outbox knows then.
 func (g *posted) build(inc *session.Incarnation) (*transaction, error) {
 	if err := g.o.locate(inc, g.group); err != nil {
 		return nil, err
@@ -621,28 +623,5 @@ func (g *posted) reread(ctx context.Context, inc *session.Incarnation) error {
 			p.stale = nil
 		}
 	}
-	return nil
-}
-
-// A sending stores parcels as a part of somebody else's transaction. What it
-// knows of the queue is read for the first attempt and kept: a Send checks versions, so
-// what is stale is refused, and forgotten.
-type sending struct {
-	producer
-	group []*parcel
-	g     *posted // of the present attempt
-}
-
-// prepare makes the operations of g. They are good for one attempt.
-func (s *sending) prepare(inc *session.Incarnation) error {
-	o := &outbox{producer: s.producer}
-	if s.g != nil {
-		o = s.g.o // what a refusal has taught: that the newest bucket is full, or gone
-	}
-	s.g = &posted{o: o, group: s.group}
-	if err := s.g.o.locate(inc, s.g.group); err != nil {
-		return err
-	}
-	s.g.assemble()
 	return nil
 }

@@ -21,7 +21,7 @@ import (
 // element stays in hand: a txn that is refused changes nothing.
 type txn struct {
 	ops   []any              // the caller's; their paths are the server's
-	sends []*sending         // to other queues
+	sends []*shipment        // to other queues
 	size  int                // from above
 	rooms []func()           // give up the room for them
 	at    int                // where ops begin in the transaction
@@ -35,31 +35,55 @@ func (x *txn) leave() {
 	}
 }
 
-// send adds what is sent to q. All that goes to a queue is sent together: each sending
-// checks the tail, which that before it would have moved.
-func (x *txn) send(q *core, p *parcel) {
+// A shipment is what a txn sends to one queue, all together: each transaction of a
+// posted checks the tail, which that of another before it would have moved. What it knows
+// of the queue is read for the first attempt and kept, by an outbox of its own: a Send
+// checks versions, so what is stale is refused, and forgotten.
+type shipment struct {
+	posted
+	q  *core // the first that is limited, if one is: the limit is that of a Queue value
+	op int   // the first operation that sends there
+}
+
+// send adds what operation op sends to q.
+func (x *txn) send(q *core, p *parcel, op int) {
 	x.size += p.size
-	for _, s := range x.sends {
-		if s.dir == q.dir {
-			s.group = append(s.group, p)
-			return
-		}
+	i := slices.IndexFunc(x.sends, func(s *shipment) bool { return s.q.dir == q.dir })
+	if i < 0 {
+		i, x.size = len(x.sends), x.size+q.out.overhead()
+		x.sends = append(x.sends, &shipment{posted{o: &outbox{producer: q.out.producer}}, q, op})
 	}
-	x.size += q.out.overhead()
-	x.sends = append(x.sends, &sending{producer: q.out.producer, group: []*parcel{p}})
+	s := x.sends[i]
+	if s.group = append(s.group, p); s.q.cfg.MaxLen == 0 {
+		s.q = q
+	}
+}
+
+// reserve waits for room. Who has asked for it keeps others from sending, so all that goes
+// to a queue is asked for at once, and queues in the order of their paths: a Txn waits
+// for no room that it has itself, nor two for each other's.
+func (x *txn) reserve(ctx context.Context) error {
+	slices.SortFunc(x.sends, func(a, b *shipment) int { return cmp.Compare(a.q.dir, b.q.dir) })
+	for _, s := range x.sends {
+		var all Batch
+		for _, p := range s.group {
+			all.Data = append(all.Data, p.data...)
+		}
+		done, err := s.q.reserve(ctx, all)
+		if err != nil {
+			x.leave()
+			return fmt.Errorf("operation %d: %w", s.op, err)
+		}
+		x.rooms = append(x.rooms, done)
+	}
+	return nil
 }
 
 // newTxn makes a txn of what Claim.Txn was given. With other queues of limited
 // length it waits for room there, which is kept until leave.
 func (l *ledger) newTxn(ctx context.Context, ops []any) (x *txn, err error) {
 	x = &txn{}
-	defer func() {
-		if err != nil {
-			x.leave()
-		}
-	}()
 	m := l.q.m
-	var needs needs
 	for i, op := range ops {
 		out, ok := op.(*Outgoing)
 		if !ok {
@@ -68,80 +92,35 @@ func (l *ledger) newTxn(ctx context.Context, ops []any) (x *txn, err error) {
 		}
 		other, ok := out.Engine.(*core)
 		if !ok || other.m != m {
-			return x, session.Invalid("operation %d sends to a queue of another Session", i)
+			return nil, session.Invalid("operation %d sends to a queue of another Session", i)
 		}
 		p, err := other.out.parcel(ctx, out.Batch)
 		if err != nil {
-			return x, fmt.Errorf("operation %d: %w", i, err)
+			return nil, fmt.Errorf("operation %d: %w", i, err)
 		}
-		needs.add(other, out.Batch, i)
-		x.send(other, p)
-	}
-	for _, op := range x.ops {
-		x.size += sizeOf(m, op)
+		x.send(other, p, i)
 	}
 	if len(x.ops) > 0 {
 		x.ops, _, err = m.CheckOps(x.ops)
+	}
+	for _, op := range x.ops {
+		x.size += sizeOf(m, op)
 	}
 	if err == nil && x.size > session.MaxPacket/2 {
 		err = fmt.Errorf("a transaction of %d bytes, %d more than fit beside an element's removal: %w", x.size, x.size-session.MaxPacket/2, session.ErrTooLarge)
 	}
 	if err == nil {
-		x.rooms, err = needs.reserve(ctx)
+		err = x.reserve(ctx)
 	}
 	return x, err
-}
-
-// A need is for room in a queue, from the first operation op of a Txn that sends
-// there.
-type need struct {
-	q     *core
-	batch Batch
-	op    int
-}
-
-// needs are those of a Txn. Who has asked for room keeps others from sending, so all
-// that goes to a queue is asked for at once, and queues in the order of their paths:
-// a Txn waits for no room that it has itself, nor two for each other's.
-type needs []need
-
-func (ns *needs) add(q *core, b Batch, op int) {
-	i := slices.IndexFunc(*ns, func(n need) bool { return n.q.dir == q.dir })
-	if i < 0 {
-		b.Data = slices.Clone(b.Data)
-		*ns = append(*ns, need{q, b, op})
-		return
-	}
-	n := &(*ns)[i]
-	n.batch.Data = append(n.batch.Data, b.Data...)
-	if n.q.cfg.MaxLen == 0 {
-		n.q = q // the limit is that of a Queue value
-	}
-}
-
-// reserve returns what gives the room up.
-func (ns needs) reserve(ctx context.Context) (rooms []func(), err error) {
-	slices.SortFunc(ns, func(a, b need) int { return cmp.Compare(a.q.dir, b.q.dir) })
-	for _, n := range ns {
-		done, err := n.q.reserve(ctx, n.batch)
-		if err != nil {
-			return rooms, fmt.Errorf("operation %d: %w", n.op, err)
-		}
-		rooms = append(rooms, done)
-	}
-	return rooms, nil
 }
 
 func sizeOf(m *session.Manager, op any) int {
 	switch op := op.(type) {
 	case *zk.CreateRequest:
-		if op != nil {
-			return m.SizeOf(m.Full(op.Path), op.Data)
-		}
+		return m.SizeOf(op.Path, op.Data)
 	case *zk.SetDataRequest:
-		if op != nil {
-			return m.SizeOf(m.Full(op.Path), op.Data)
-		}
+		return m.SizeOf(op.Path, op.Data)
 	}
 	return 512
 }
@@ -162,10 +141,7 @@ func (it *item) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) 
 	switch {
 	case e == nil || e.with != x:
 		x.leave()
-		if err == nil {
-			err = line.ErrNotLocked // settled, but not by this
-		}
-		return nil, err
+		return nil, cmp.Or(err, line.ErrNotLocked) // settled, but not by this
 	case session.IsClosed(e.done):
 		x.leave()
 		return x.rs, e.err
@@ -187,7 +163,7 @@ func (p *posting) prepare(inc *session.Incarnation) error {
 			continue
 		}
 		for _, s := range e.with.sends {
-			if err := s.prepare(inc); err != nil {
+			if _, err := s.build(inc); err != nil {
 				if !errors.Is(err, session.ErrEnded) {
 					p.culprit = e
 				}
@@ -210,7 +186,7 @@ func (p *posting) txn(e *entry) {
 		})
 	}
 	for _, s := range x.sends {
-		for _, st := range s.g.steps {
+		for _, st := range s.steps {
 			p.add(e, st.op, st.cure)
 		}
 	}
