@@ -560,37 +560,3 @@ func (q *Queue[T]) Peek(ctx context.Context) (v T, ok bool, err error) {
 func (q *Queue[T]) Clear(ctx context.Context) (int, error) {
 	return ask(ctx, q, "clear", queue.Engine.Clear)
 }
-
-// Dead yields the dead letters of q, the oldest first, those that are there
-// when it begins. An error ends it. It costs one listing and one read for each.
-func (q *Queue[T]) Dead(ctx context.Context) iter.Seq2[DeadLetter, error] {
-	return func(yield func(DeadLetter, error) bool) {
-		err := q.misuse()
-		if err == nil {
-			err = q.eachDead(ctx, func(d DeadLetter) (bool, error) { return yield(d, nil), nil })
-		}
-		if err != nil {
-			yield(DeadLetter{}, opError("dead", q.path, err))
-		}
-	}
-}
-
-// Remove deletes the dead letter. One that is gone already is no error.
-func (d DeadLetter) Remove(ctx context.Context) error {
-	if d.q == nil {
-		return opError("remove", d.ID, session.Invalid("the DeadLetter did not come from a Queue"))
-	}
-	_, err := d.q.Discard(ctx, d.letter)
-	return opError("remove", d.path, err)
-}
-
-// Requeue puts the element back at the end of the queue, with the priority it
-// had, and no attempts. If ctx ends first it is either there or still among
-// the dead letters. The error is go-zookeeper's ErrNoNode if somebody else has
-// removed it.
-func (d DeadLetter) Requeue(ctx context.Context) error {
-	if d.q == nil {
-		return opError("requeue", d.ID, session.Invalid("the DeadLetter did not come from a Queue"))
-	}
-	return opError("requeue", d.path, d.q.Requeue(ctx, d.letter))
-}

@@ -2,6 +2,7 @@ package zsync
 
 import (
 	"context"
+	"iter"
 	"time"
 
 	"github.com/zsync/zsync/internal/queue"
@@ -23,66 +24,88 @@ type DeadLetter struct {
 	path   string
 }
 
+// Dead yields the dead letters of q, the oldest first, those that are there
+// when it begins. An error ends it. It costs one listing and one read for each.
+func (q *Queue[T]) Dead(ctx context.Context) iter.Seq2[DeadLetter, error] {
+	return q.dead(ctx, "dead")
+}
+
+// dead is Dead for op, which errors name.
+func (q *Queue[T]) dead(ctx context.Context, op string) iter.Seq2[DeadLetter, error] {
+	return func(yield func(DeadLetter, error) bool) {
+		if q.misuse() != nil {
+			yield(DeadLetter{}, opError(op, q.path, q.misuse()))
+			return
+		}
+		for l, err := range q.q.Letters(ctx) {
+			var d DeadLetter
+			if err == nil {
+				d = DeadLetter{ID: l.ID, Data: l.Data, Since: l.Since, Reason: l.Reason, Attempts: l.Attempts, First: l.First, q: q.q, letter: l, path: q.path}
+			}
+			if !yield(d, opError(op, q.path, err)) {
+				return
+			}
+		}
+	}
+}
+
 // RequeueDead puts back the dead letters for which choose returns true, all if
 // it is nil, as [DeadLetter.Requeue] does, and returns how many. Those that
 // others remove in the meantime are left out. An error ends it.
 func (q *Queue[T]) RequeueDead(ctx context.Context, choose func(DeadLetter) bool) (int, error) {
-	n, err := q.countDead(ctx, choose, func(d DeadLetter) (bool, error) {
+	return q.forDead(ctx, "requeue", choose, func(d DeadLetter) (bool, error) {
 		err := q.q.Requeue(ctx, d.letter)
 		if session.IsNoNode(err) {
 			return false, nil
 		}
 		return err == nil, err
 	})
-	return n, opError("requeue", q.path, err)
 }
 
 // PurgeDead deletes the dead letters for which choose returns true, all if it is
 // nil, and returns how many. Those that others remove in the meantime are left
 // out. An error ends it. To keep them for a time, choose by [DeadLetter].Since.
 func (q *Queue[T]) PurgeDead(ctx context.Context, choose func(DeadLetter) bool) (int, error) {
-	n, err := q.countDead(ctx, choose, func(d DeadLetter) (bool, error) { return q.q.Discard(ctx, d.letter) })
-	return n, opError("purge", q.path, err)
+	return q.forDead(ctx, "purge", choose, func(d DeadLetter) (bool, error) { return q.q.Discard(ctx, d.letter) })
 }
 
-// eachDead calls f for each dead letter, the oldest first, while it returns true.
-// Those that others remove in the meantime are left out.
-func (q *Queue[T]) eachDead(ctx context.Context, f func(DeadLetter) (more bool, err error)) error {
-	ids, err := q.q.Dead(ctx)
-	if err != nil {
-		return err
-	}
-	for _, id := range ids {
-		l, err := q.q.Letter(ctx, id)
-		if session.IsNoNode(err) {
+// forDead does something with each dead letter that is chosen, and counts those
+// for which it was done.
+func (q *Queue[T]) forDead(ctx context.Context, op string, choose func(DeadLetter) bool, do func(DeadLetter) (bool, error)) (n int, err error) {
+	for d, err := range q.dead(ctx, op) {
+		if err != nil {
+			return n, err
+		}
+		if choose != nil && !choose(d) {
 			continue
 		}
-		if err != nil {
-			return err
-		}
-		d := DeadLetter{ID: l.ID, Data: l.Data, Since: l.Since, Reason: l.Reason, Attempts: l.Attempts, First: l.First, q: q.q, letter: l, path: q.path}
-		if more, err := f(d); err != nil || !more {
-			return err
-		}
-	}
-	return nil
-}
-
-// countDead does something with each dead letter that is chosen, and counts those
-// for which it was done.
-func (q *Queue[T]) countDead(ctx context.Context, choose func(DeadLetter) bool, do func(DeadLetter) (bool, error)) (n int, err error) {
-	if q.misuse() != nil {
-		return 0, q.misuse()
-	}
-	err = q.eachDead(ctx, func(d DeadLetter) (bool, error) {
-		if choose != nil && !choose(d) {
-			return true, nil
-		}
 		done, err := do(d)
+		if err != nil {
+			return n, opError(op, q.path, err)
+		}
 		if done {
 			n++
 		}
-		return true, err
-	})
-	return n, err
+	}
+	return n, nil
+}
+
+// Remove deletes the dead letter. One that is gone already is no error.
+func (d DeadLetter) Remove(ctx context.Context) error {
+	if d.q == nil {
+		return opError("remove", d.ID, session.Invalid("the DeadLetter did not come from a Queue"))
+	}
+	_, err := d.q.Discard(ctx, d.letter)
+	return opError("remove", d.path, err)
+}
+
+// Requeue puts the element back at the end of the queue, with the priority it
+// had, and no attempts. If ctx ends first it is either there or still among
+// the dead letters. The error is go-zookeeper's ErrNoNode if somebody else has
+// removed it.
+func (d DeadLetter) Requeue(ctx context.Context) error {
+	if d.q == nil {
+		return opError("requeue", d.ID, session.Invalid("the DeadLetter did not come from a Queue"))
+	}
+	return opError("requeue", d.path, d.q.Requeue(ctx, d.letter))
 }

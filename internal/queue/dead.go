@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"slices"
+	"iter"
 	"strconv"
 	"strings"
 	"time"
@@ -82,6 +82,7 @@ func (q *deadLetters) report(key string, err error) {
 
 // A deadName is the parsed name of a dead letter.
 type deadName struct {
+	id     string
 	class  string
 	digits string
 	seq    int32
@@ -96,40 +97,39 @@ func parseDead(name string) (deadName, bool) {
 		return deadName{}, false
 	}
 	seq, ok := session.ParseSeq(rest[i+1:])
-	return deadName{class: rest[:j], digits: rest[j+1 : i], seq: seq}, ok
+	return deadName{id: name, class: rest[:j], digits: rest[j+1 : i], seq: seq}, ok
 }
 
-func (q *deadLetters) Dead(ctx context.Context) (ids []string, err error) {
-	var names []string
-	err = q.m.During(ctx, func(inc *session.Incarnation) (err error) {
-		if err = inc.VetHere(ctx, q.dead); err == nil {
-			names, _, err = inc.Children(ctx, q.dead)
-		}
-		return err
-	})
-	if session.IsNoNode(err) {
-		return nil, nil
-	}
-	seqs := make(map[string]int32)
-	for _, name := range names {
-		if d, ok := parseDead(name); ok {
-			seqs[name] = d.seq
-			ids = append(ids, name)
-		}
-	}
-	slices.SortFunc(ids, func(a, b string) int { return cmp.Compare(seqs[a]-seqs[b], 0) })
-	return ids, err
-}
-
-// countDead is how many there are.
-func (q *deadLetters) countDead(ctx context.Context, inc *session.Incarnation) (n int, err error) {
+// names returns the names of the dead letters, the oldest first.
+func (q *deadLetters) names(ctx context.Context, inc *session.Incarnation) ([]deadName, error) {
 	names, err := inc.Names(ctx, q.dead)
-	for _, name := range names {
-		if _, ok := parseDead(name); ok {
-			n++
+	return parseAll(names, parseDead, func(a, b deadName) int { return cmp.Compare(a.seq-b.seq, 0) }), err
+}
+
+// each yields the dead letters as read reads them.
+func (q *deadLetters) each(ctx context.Context, read func(ctx context.Context, id string) (*Letter, error)) iter.Seq2[*Letter, error] {
+	return func(yield func(*Letter, error) bool) {
+		var ds []deadName
+		err := q.m.During(ctx, func(inc *session.Incarnation) (err error) {
+			if err = inc.VetHere(ctx, q.dead); err == nil {
+				ds, err = q.names(ctx, inc)
+			}
+			return err
+		})
+		if err != nil {
+			yield(nil, err)
+			return
+		}
+		for _, d := range ds {
+			l, err := read(ctx, d.id)
+			if session.IsNoNode(err) {
+				continue
+			}
+			if !yield(l, err) || err != nil {
+				return
+			}
 		}
 	}
-	return n, err
 }
 
 func (q *deadLetters) Letter(ctx context.Context, id string) (*Letter, error) {

@@ -6,6 +6,7 @@ package queue
 import (
 	"context"
 	"errors"
+	"iter"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -87,11 +88,9 @@ type Engine interface {
 	// last first, and returns how many. When it fails it may have removed some.
 	Clear(ctx context.Context) (int, error)
 
-	// Dead returns the IDs of the dead letters, the oldest first.
-	Dead(ctx context.Context) (ids []string, err error)
-
-	// Letter reads a dead letter. The error is zk.ErrNoNode if it is gone.
-	Letter(ctx context.Context, id string) (*Letter, error)
+	// Letters yields the dead letters, the oldest first, those that are there when it
+	// begins and still when it comes to them. An error ends it.
+	Letters(ctx context.Context) iter.Seq2[*Letter, error]
 
 	// Discard removes a dead letter and reports whether it was there.
 	Discard(ctx context.Context, d *Letter) (bool, error)

@@ -102,16 +102,21 @@ func parseBucket(name string) (bucket, bool) {
 // served: by priority, the delayed of each before the others, which came later
 // than those whose time has come.
 func parseBuckets(names []string) []bucket {
-	var bs []bucket
-	for _, name := range names {
-		if b, ok := parseBucket(name); ok {
-			bs = append(bs, b)
-		}
-	}
-	slices.SortFunc(bs, func(a, b bucket) int {
+	return parseAll(names, parseBucket, func(a, b bucket) int {
 		return cmp.Or(cmp.Compare(a.prio, b.prio), firstIf(a.delayed, b.delayed), cmp.Compare(a.number, b.number))
 	})
-	return bs
+}
+
+// parseAll returns what parse reads of names, in order.
+func parseAll[E any](names []string, parse func(name string) (E, bool), compare func(a, b E) int) []E {
+	es := make([]E, 0, len(names))
+	for _, name := range names {
+		if e, ok := parse(name); ok {
+			es = append(es, e)
+		}
+	}
+	slices.SortFunc(es, compare)
+	return es
 }
 
 // firstIf compares two of which those for which something holds are first.
@@ -209,16 +214,9 @@ func laterName(due int64, tries int32, first int64, tag string) string {
 
 // parseElements returns the elements among the children of b, in order.
 func parseElements(b bucket, names []string) []element {
-	es := make([]element, 0, len(names))
-	for _, name := range names {
-		if e, ok := parseElement(b, name); ok {
-			es = append(es, e)
-		}
-	}
-	slices.SortFunc(es, func(a, b element) int {
+	return parseAll(names, func(name string) (element, bool) { return parseElement(b, name) }, func(a, b element) int {
 		return cmp.Or(cmp.Compare(a.due, b.due), cmp.Compare(a.seq, b.seq))
 	})
-	return es
 }
 
 func parseElement(b bucket, name string) (e element, ok bool) {

@@ -2,6 +2,7 @@ package queue
 
 import (
 	"context"
+	"iter"
 	"maps"
 	"slices"
 	"sync"
@@ -10,7 +11,12 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file counts what is in a queue, and tells who has claimed it.
+// This file counts what is in a queue, tells who has claimed it, and shows the dead
+// letters.
+
+func (q *core) Letters(ctx context.Context) iter.Seq2[*Letter, error] {
+	return q.deadLetters.each(ctx, q.Letter)
+}
 
 func (q *core) Len(ctx context.Context) (n int, err error) {
 	err = q.m.During(ctx, func(inc *session.Incarnation) (err error) {
@@ -34,9 +40,11 @@ func (q *core) stats(ctx context.Context, inc *session.Incarnation) (st Stats, e
 	if err := inc.Sync(ctx, q.dir); err != nil {
 		return st, err
 	}
-	if st.Dead, err = q.countDead(ctx, inc); err != nil {
+	dead, err := q.deadLetters.names(ctx, inc)
+	if err != nil {
 		return st, err
 	}
+	st.Dead = len(dead)
 	names, _, err := inc.Children(ctx, q.dir)
 	if session.IsNoNode(err) {
 		return st, nil

@@ -143,24 +143,13 @@ func (s *sweeper) sweepDead(ctx context.Context, inc *session.Incarnation) error
 	if s.keep == 0 {
 		return nil
 	}
-	ids, err := s.Dead(ctx)
-	if err != nil || len(ids) == 0 {
-		return err
-	}
-	now, err := inc.Set(ctx, s.dead, nil, -1) // for the servers' time
-	if err != nil {
-		return err
-	}
-	for _, id := range ids { // the oldest first
-		d, err := s.Letter(ctx, id)
-		if session.IsNoNode(err) {
-			continue
+	var now *zk.Stat
+	for d, err := range s.each(ctx, s.Letter) { // the oldest first
+		if err == nil && now == nil {
+			now, err = inc.Set(ctx, s.dead, nil, -1) // for the servers' time
 		}
-		if err != nil {
+		if err != nil || time.UnixMilli(now.Mtime).Sub(d.Since) < s.keep {
 			return err
-		}
-		if time.UnixMilli(now.Mtime).Sub(d.Since) < s.keep {
-			return nil
 		}
 		if _, err := s.Discard(ctx, d); err != nil {
 			return err
