@@ -1,7 +1,9 @@
 package queue
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -17,8 +19,8 @@ type sweeper struct {
 	deadLetters
 	keep time.Duration // for how long dead letters are kept; 0: for ever
 
-	mu   sync.Mutex
-	last time.Time // guarded by mu
+	mu  sync.Mutex
+	due time.Time // when to sweep; guarded by mu
 }
 
 const (
@@ -35,29 +37,22 @@ const (
 	sweepAtOnce = 500
 )
 
-// every is how often to sweep.
-func (s *sweeper) every() time.Duration {
-	if s.keep > 0 {
-		return min(max(s.keep, time.Minute), sweepEvery)
-	}
-	return sweepEvery
-}
-
 // next returns when to sweep.
 func (s *sweeper) next() time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.last.Add(s.every())
+	return s.due
 }
 
 // begin reports whether the caller is to sweep now.
 func (s *sweeper) begin() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.last.IsZero() && time.Since(s.last) < s.every() {
+	now := time.Now()
+	if now.Before(s.due) {
 		return false
 	}
-	s.last = time.Now()
+	s.due = now.Add(min(max(cmp.Or(s.keep, sweepEvery), time.Minute), sweepEvery))
 	return true
 }
 
@@ -65,7 +60,7 @@ func (s *sweeper) begin() bool {
 func (s *sweeper) again() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.last = time.Time{}
+	s.due = time.Now()
 }
 
 // sweep deletes what is left over, if it is time to. What the servers refuse is
@@ -75,12 +70,30 @@ func (s *sweeper) sweep(ctx context.Context, inc *session.Incarnation) error {
 		return nil
 	}
 	for _, f := range []func(context.Context, *session.Incarnation) error{s.sweepSenders, s.sweepIDs, s.sweepDead} {
-		if err := f(ctx, inc); err != nil && session.OutcomeOf(err) != session.Answered {
+		if err := f(ctx, inc); session.OutcomeOf(err) != session.Answered {
 			s.again()
 			return err
 		}
 	}
 	return nil
+}
+
+// read reads the children of dir whose names are of, and returns them with the Stat of dir,
+// written since they were listed: its Mtime is the servers' time.
+func (s *sweeper) read(ctx context.Context, inc *session.Incarnation, dir string, of func(name string) bool) (paths []string, nodes []session.Node, now *zk.Stat, err error) {
+	names, err := inc.Names(ctx, dir)
+	for _, name := range names {
+		if of(name) {
+			paths = append(paths, session.ChildPath(dir, name))
+		}
+	}
+	if err != nil || len(paths) == 0 {
+		return nil, nil, nil, err
+	}
+	if now, err = inc.Set(ctx, dir, nil, -1); err == nil {
+		nodes, err = inc.GetVisible(ctx, paths)
+	}
+	return paths, nodes, now, err
 }
 
 // sweepIDs deletes the notes of IDs that are forgotten. Another sweep, or a SendID
@@ -98,39 +111,25 @@ func (s *sweeper) sweepIDs(ctx context.Context, inc *session.Incarnation) error 
 	}
 	for _, shard := range shards {
 		dir := session.ChildPath(s.ids, shard)
-		now, err := inc.Set(ctx, dir, nil, -1) // for the servers' time
-		if session.IsNoNode(err) {
-			continue // it was empty
-		}
+		paths, nodes, now, err := s.read(ctx, inc, dir, func(string) bool { return true })
 		if err != nil {
 			return err
 		}
-		names, _, err := inc.Children(ctx, dir)
-		if err != nil {
-			return err
-		}
-		paths := make([]string, len(names))
-		for i, name := range names {
-			paths[i] = session.ChildPath(dir, name)
-		}
-		nodes, err := inc.GetAll(ctx, paths)
-		if err != nil {
-			return err
-		}
-		// Who has read a note before it is deleted finds that ids has moved on.
-		ops := []any{&zk.CheckVersionRequest{Path: dir, Version: now.Version}, &zk.SetDataRequest{Path: s.ids, Version: -1}}
+		var old []any
 		for i, n := range nodes {
-			if n.Stat != nil && parseNote(n.Data).over(n.Stat, now) {
-				ops = append(ops, &zk.DeleteRequest{Path: paths[i], Version: n.Stat.Version})
+			if n.Stat != nil && len(n.Data) > 0 && parseNote(n.Data).over(n.Stat, now) { // what may not be read stays
+				old = append(old, &zk.DeleteRequest{Path: paths[i], Version: n.Stat.Version})
 			}
-			if len(ops) > sweepAtOnce || i == len(nodes)-1 && len(ops) > 2 {
-				_, err := inc.Multi(ctx, ops...)
-				if err != nil && session.OutcomeOf(err) != session.Answered {
-					return err
-				}
-				if ops = ops[:2]; err != nil {
-					break // the other directories are not
-				}
+		}
+		for some := range slices.Chunk(old, sweepAtOnce) {
+			// Who has read a note before it is deleted finds that ids has moved on.
+			ops := []any{&zk.CheckVersionRequest{Path: dir, Version: now.Version}, &zk.SetDataRequest{Path: s.ids, Version: -1}}
+			_, err := inc.Multi(ctx, append(ops, some...)...)
+			if session.OutcomeOf(err) != session.Answered {
+				return err
+			}
+			if err != nil {
+				break // the other directories are not
 			}
 		}
 	}
@@ -161,24 +160,8 @@ func (s *sweeper) sweepDead(ctx context.Context, inc *session.Incarnation) error
 // sweepSenders deletes the journals of producers that nobody has written for long.
 // Each is deleted at the version at which it was read, so not if it is written now.
 func (s *sweeper) sweepSenders(ctx context.Context, inc *session.Incarnation) error {
-	names, _, err := inc.Children(ctx, s.senders)
-	if err != nil {
-		return err
-	}
-	var paths []string
-	for _, name := range names {
-		if len(name) == len(noGUID) { // others stand in the line for room
-			paths = append(paths, session.ChildPath(s.senders, name))
-		}
-	}
-	if len(paths) == 0 {
-		return nil
-	}
-	now, err := inc.Set(ctx, s.senders, nil, -1) // for the servers' time
-	if err != nil {
-		return err
-	}
-	nodes, err := inc.GetVisible(ctx, paths)
+	// Those with other names stand in the line for room.
+	paths, nodes, now, err := s.read(ctx, inc, s.senders, func(name string) bool { return len(name) == len(noGUID) })
 	if err != nil {
 		return err
 	}
@@ -187,7 +170,7 @@ func (s *sweeper) sweepSenders(ctx context.Context, inc *session.Incarnation) er
 			continue
 		}
 		_, err := inc.Multi(ctx, &zk.DeleteRequest{Path: paths[i], Version: n.Stat.Version})
-		if err != nil && session.OutcomeOf(err) != session.Answered {
+		if session.OutcomeOf(err) != session.Answered {
 			return err
 		}
 	}
