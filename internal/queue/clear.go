@@ -44,11 +44,8 @@ func (q *core) Clear(ctx context.Context) (n int, err error) {
 
 // survey reads all buckets, and deletes those that are empty and get no more.
 func (q *core) survey(ctx context.Context) (lots []*lot, err error) {
-	err = q.m.During(ctx, func(inc *session.Incarnation) error {
+	err = q.synced(ctx, func(inc *session.Incarnation) error {
 		lots = nil
-		if err := inc.Sync(ctx, q.dir); err != nil {
-			return err
-		}
 		names, err := inc.Names(ctx, q.dir)
 		if err != nil {
 			return err
@@ -67,35 +64,8 @@ func (q *core) survey(ctx context.Context) (lots []*lot, err error) {
 // whether these are those that were given back for later, or all others.
 func (q *core) clear(ctx context.Context, was *lot, back bool) (n int, more bool, err error) {
 	done, err := q.removeFree(ctx, func(inc *session.Incarnation) (ops []any, err error) {
-		lots, err := q.lots(ctx, inc, []bucket{was.bucket})
-		if err != nil || len(lots) == 0 {
-			return nil, err
-		}
-		t := lots[0]
-		if err := q.list(ctx, inc, t); err != nil {
-			return nil, err
-		}
-		es := slices.DeleteFunc(slices.Clone(t.elements), func(e element) bool {
-			return t.claimed.has(e.seq) || e.seq > was.last || (e.first > 0) != back
-		})
-		if len(es) == 0 {
-			return nil, nil
-		}
-		ops = q.deletions(func(yield func(name string) bool) {
-			for _, e := range slices.Backward(es) {
-				if !yield(e.key()) {
-					return
-				}
-			}
-		})
-		n = len(ops)
-		more, es = n < len(es), es[len(es)-n:]
-		ops = append(ops, t.claiming(q.dir, es...)...)
-		if slices.ContainsFunc(es, func(e element) bool { return keyOf(e.tag) != "" }) {
-			// The bell: what comes while this runs may have waited for its key.
-			ops = append(ops, &zk.SetDataRequest{Path: q.dir, Version: -1})
-		}
-		return ops, nil
+		ops, n, more, err = q.takeLast(ctx, inc, []bucket{was.bucket}, func(e element) bool { return e.seq <= was.last && (e.first > 0) == back })
+		return ops, err
 	})
 	if !done {
 		return 0, false, err
@@ -108,10 +78,8 @@ func (q *core) clear(ctx context.Context, was *lot, back bool) (n int, more bool
 func (q *core) removeFree(ctx context.Context, build func(inc *session.Incarnation) ([]any, error)) (done bool, err error) {
 	for {
 		var ops []any
-		err := q.m.During(ctx, func(inc *session.Incarnation) (err error) {
-			if err = inc.Sync(ctx, q.dir); err == nil {
-				ops, err = build(inc)
-			}
+		err := q.synced(ctx, func(inc *session.Incarnation) (err error) {
+			ops, err = build(inc)
 			return err
 		})
 		if err != nil || len(ops) == 0 {
@@ -123,52 +91,74 @@ func (q *core) removeFree(ctx context.Context, build func(inc *session.Incarnati
 	}
 }
 
-func (q *core) Cancel(ctx context.Context, id string) (canceled bool, err error) {
-	return q.removeFree(ctx, func(inc *session.Incarnation) ([]any, error) { return q.cancelling(ctx, inc, id) })
-}
-
-// cancelling returns operations that remove the element with an ID, if it is there
-// and nobody has claimed it.
-func (q *core) cancelling(ctx context.Context, inc *session.Incarnation, id string) ([]any, error) {
-	tag := tagOf("", id)
-	data, _, err := inc.Get(ctx, q.idPath(tag[1:]))
-	if session.IsNoNode(err) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	b, ok := parseBucket(parseNote(data).bucket)
-	if !ok {
-		return nil, nil
-	}
-	names, err := inc.Names(ctx, q.dir)
-	if err != nil {
-		return nil, err
-	}
-	// It is where it was put, or, given back for later, among what waits. Who gives
-	// it back so has it in hand; so if it is in neither, looked at in this order, it
-	// was claimed in between, or is gone.
-	buckets := slices.DeleteFunc(parseBuckets(names), func(o bucket) bool { return o.name != b.name && (o.prio != b.prio || !o.delayed) })
-	slices.Reverse(buckets)
+// takeLast returns operations that remove elements which are so and which nobody has
+// claimed, of the first of these buckets that has any: the last n, as many as one
+// transaction holds, and whether there are more.
+func (q *core) takeLast(ctx context.Context, inc *session.Incarnation, buckets []bucket, so func(element) bool) (ops []any, n int, more bool, err error) {
 	lots, err := q.lots(ctx, inc, buckets)
 	if err != nil {
-		return nil, err
+		return nil, 0, false, err
 	}
 	for _, t := range lots {
 		if err := q.list(ctx, inc, t); err != nil {
+			return nil, 0, false, err
+		}
+		es := slices.DeleteFunc(slices.Clone(t.elements), func(e element) bool { return t.claimed.has(e.seq) || !so(e) })
+		if len(es) == 0 {
+			continue
+		}
+		slices.Reverse(es)
+		ops = q.deletions(es)
+		n, more = len(ops), len(ops) < len(es)
+		es = es[:n]
+		slices.Reverse(es)
+		ops = append(ops, t.claiming(q.dir, es...)...)
+		if slices.ContainsFunc(es, func(e element) bool { return keyOf(e.tag) != "" }) {
+			// The bell: what waits for its key, or comes while Clear runs, may go.
+			ops = append(ops, &zk.SetDataRequest{Path: q.dir, Version: -1})
+		}
+		return ops, n, more, nil
+	}
+	return nil, 0, false, nil
+}
+
+// deletions returns what deletes the first of es, as many as one transaction holds,
+// however long the path is.
+func (q *core) deletions(es []element) (ops []any) {
+	size := 0
+	for _, e := range es {
+		path := session.ChildPath(q.dir, e.key())
+		if size += q.m.SizeOf(path, nil); len(ops) == maxPost || len(ops) > 0 && size > session.MaxPacket/2 {
+			break
+		}
+		ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
+	}
+	return ops
+}
+
+func (q *core) Cancel(ctx context.Context, id string) (canceled bool, err error) {
+	tag := tagOf("", id)
+	return q.removeFree(ctx, func(inc *session.Incarnation) ([]any, error) {
+		data, _, err := inc.Get(ctx, q.idPath(tag[1:]))
+		if err != nil && !session.IsNoNode(err) {
 			return nil, err
 		}
-		for _, e := range t.elements {
-			if strings.HasSuffix(e.tag, tag) && !t.claimed.has(e.seq) {
-				return append([]any{
-					&zk.DeleteRequest{Path: session.ChildPath(q.dir, e.key()), Version: -1},
-					&zk.SetDataRequest{Path: q.dir, Version: -1}, // the bell: what waits for its key may go
-				}, t.claiming(q.dir, e)...), nil
-			}
+		b, ok := parseBucket(parseNote(data).bucket)
+		if !ok {
+			return nil, nil
 		}
-	}
-	return nil, nil
+		names, err := inc.Names(ctx, q.dir)
+		if err != nil {
+			return nil, err
+		}
+		// It is where it was put, or, given back for later, among what waits. Who gives
+		// it back so has it in hand; so if it is in neither, looked at in this order, it
+		// was claimed in between, or is gone.
+		buckets := slices.DeleteFunc(parseBuckets(names), func(o bucket) bool { return o.name != b.name && (o.prio != b.prio || !o.delayed) })
+		slices.Reverse(buckets)
+		ops, _, _, err := q.takeLast(ctx, inc, buckets, func(e element) bool { return strings.HasSuffix(e.tag, tag) })
+		return ops, err
+	})
 }
 
 // clearForeign is Clear in another library's layout.
@@ -188,13 +178,7 @@ func (q *core) clearForeign(ctx context.Context) (n int, err error) {
 					there[whole(e.name)] = true
 				}
 			}
-			ops := q.deletions(func(yield func(name string) bool) {
-				for _, e := range es {
-					if there[whole(e.name)] && !yield(e.name) {
-						return
-					}
-				}
-			})
+			ops := q.deletions(slices.DeleteFunc(es, func(e element) bool { return !there[whole(e.name)] }))
 			found = len(ops)
 			return ops, nil
 		})

@@ -3,7 +3,6 @@ package queue
 import (
 	"context"
 	"fmt"
-	"iter"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -241,18 +240,4 @@ func (q *core) length(ctx context.Context, inc *session.Incarnation) (int, error
 		}
 	}
 	return n, err
-}
-
-// deletions returns what deletes the first of these names, as many as one transaction
-// holds, however long the path is.
-func (q *core) deletions(names iter.Seq[string]) (ops []any) {
-	size := 0
-	for name := range names {
-		path := session.ChildPath(q.dir, name)
-		if size += q.m.SizeOf(path, nil); len(ops) == maxPost || len(ops) > 0 && size > session.MaxPacket/2 {
-			break
-		}
-		ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
-	}
-	return ops
 }

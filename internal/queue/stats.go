@@ -18,18 +18,26 @@ func (q *core) Letters(ctx context.Context) iter.Seq2[*Letter, error] {
 	return q.deadLetters.each(ctx, q.Letter)
 }
 
-func (q *core) Len(ctx context.Context) (n int, err error) {
-	err = q.m.During(ctx, func(inc *session.Incarnation) (err error) {
-		if err = inc.Sync(ctx, q.dir); err == nil {
-			n, err = q.length(ctx, inc)
+// synced is During for who wants to know what there is: the server has caught up.
+func (q *core) synced(ctx context.Context, f func(inc *session.Incarnation) error) error {
+	return q.m.During(ctx, func(inc *session.Incarnation) error {
+		if err := inc.Sync(ctx, q.dir); err != nil {
+			return err
 		}
+		return f(inc)
+	})
+}
+
+func (q *core) Len(ctx context.Context) (n int, err error) {
+	err = q.synced(ctx, func(inc *session.Incarnation) (err error) {
+		n, err = q.length(ctx, inc)
 		return err
 	})
 	return n, err
 }
 
 func (q *core) Stats(ctx context.Context) (st Stats, err error) {
-	err = q.m.During(ctx, func(inc *session.Incarnation) (err error) {
+	err = q.synced(ctx, func(inc *session.Incarnation) (err error) {
 		st, err = q.stats(ctx, inc)
 		return err
 	})
@@ -37,9 +45,6 @@ func (q *core) Stats(ctx context.Context) (st Stats, err error) {
 }
 
 func (q *core) stats(ctx context.Context, inc *session.Incarnation) (st Stats, err error) {
-	if err := inc.Sync(ctx, q.dir); err != nil {
-		return st, err
-	}
 	dead, err := q.deadLetters.names(ctx, inc)
 	if err != nil {
 		return st, err
