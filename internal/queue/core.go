@@ -105,24 +105,12 @@ func (q *core) Send(ctx context.Context, b Batch) error {
 	if err != nil {
 		return err
 	}
-	leave, err := q.reserve(ctx, b)
+	leave, err := q.gate.enter(ctx, len(b.Data), b.NoWait)
 	if err != nil {
 		return err
 	}
 	defer leave()
 	return q.out.send(p)
-}
-
-// reserve waits until there is room for b, where the length is limited. The room is
-// kept until leave is called.
-func (q *core) reserve(ctx context.Context, b Batch) (leave func(), err error) {
-	switch {
-	case q.cfg.MaxLen == 0:
-		return func() {}, nil
-	case b.NoWait:
-		return q.gate.try(ctx, len(b.Data))
-	}
-	return q.gate.await(ctx, len(b.Data))
 }
 
 // create makes a znode, whose parent is there, in whatever session. One that is there stays as it is.

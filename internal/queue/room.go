@@ -28,12 +28,12 @@ type gate struct {
 	length func(ctx context.Context, inc *session.Incarnation) (int, error)
 
 	busy chan struct{} // has a token while a goroutine of this process asks for room
+	left int           // how many more elements certainly fit; belongs to who has put that token in
 
 	mu      sync.Mutex
 	place   *line.Claim          // nil if there is none
 	inc     *session.Incarnation // whose it is
 	until   time.Time            // when it is to be left
-	left    int                  // how many more elements certainly fit
 	sending int                  // those who have room, and have not sent yet
 	sent    chan struct{}        // closed when there are none
 }
@@ -42,47 +42,25 @@ type gate struct {
 // roomPatience.
 const keepPlace = 50 * time.Millisecond
 
-// await waits until n more elements fit into a queue of limited length. Until
-// the caller leaves nobody else among those who keep the limit sends.
-func (g *gate) await(ctx context.Context, n int) (leave func(), err error) {
-	g.m.Waiters.Add(1)
-	defer g.m.Waiters.Add(-1)
-	return g.enter(ctx, n, nil, func(inc *session.Incarnation) error { return g.firstPlace(ctx, inc) }, g.fits)
-}
+// roomPatience is how long TrySend waits for others of this process that wait for room,
+// and then for other processes.
+const roomPatience = 100 * time.Millisecond
 
-// try is await, but ErrFull when it would have to wait for room.
-func (g *gate) try(ctx context.Context, n int) (leave func(), err error) {
-	full := func(ctx context.Context, inc *session.Incarnation, n int) (int, error) {
-		have, err := g.length(ctx, inc)
-		if err == nil && have+n > g.maxLen {
-			err = ErrFull
-		}
-		return g.maxLen - have, err
-	}
-	return g.enter(ctx, n, time.After(roomPatience), func(inc *session.Incarnation) error {
-		if err := inc.Sync(ctx, g.dir); err != nil { // it is full only if the leader says so
-			return err
-		}
-		if _, err := full(ctx, inc, n); err != nil {
-			return err
-		}
-		limited, cancel := context.WithTimeout(ctx, roomPatience)
-		defer cancel()
-		err := g.firstPlace(limited, inc)
-		if err != nil && limited.Err() != nil && ctx.Err() == nil {
-			return ErrFull // those who stand before us wait for room
-		}
-		return err
-	}, full)
-}
-
-// enter has room made for n elements: by what is left, or behind a new place,
-// which take takes, and a count. count returns how many fit; it may return less
-// than n, and is asked again. When patience has a value others of this process
-// still wait for room, and it is ErrFull.
-func (g *gate) enter(ctx context.Context, n int, patience <-chan time.Time, take func(inc *session.Incarnation) error, count func(ctx context.Context, inc *session.Incarnation, n int) (int, error)) (leave func(), err error) {
-	if n > g.maxLen {
+// enter waits until n more elements fit into a queue of limited length: by what is left,
+// or behind a place in the line, and a count. Until the caller leaves nobody else among those
+// who keep the limit sends. With hurry it is ErrFull where it would have to wait for room.
+func (g *gate) enter(ctx context.Context, n int, hurry bool) (leave func(), err error) {
+	var patience <-chan time.Time
+	switch {
+	case g.maxLen == 0:
+		return func() {}, nil
+	case n > g.maxLen:
 		return nil, session.Invalid("%d elements never fit into a queue of at most %d; see WithMaxLen", n, g.maxLen)
+	case hurry:
+		patience = time.After(roomPatience)
+	default:
+		g.m.Waiters.Add(1)
+		defer g.m.Waiters.Add(-1)
 	}
 	select {
 	case g.busy <- struct{}{}:
@@ -101,13 +79,13 @@ func (g *gate) enter(ctx context.Context, n int, patience <-chan time.Time, take
 			return err
 		}
 		if !g.begin(inc) {
-			if err := take(inc); err != nil {
+			if err := g.take(ctx, inc, n, hurry); err != nil {
 				g.done()
 				return err
 			}
 		}
 		for {
-			room, err := count(ctx, inc, n)
+			room, err := g.fits(ctx, inc, n, hurry)
 			if err == nil && !inc.Alive() {
 				err = session.ErrEnded
 			}
@@ -117,26 +95,12 @@ func (g *gate) enter(ctx context.Context, n int, patience <-chan time.Time, take
 				return err
 			}
 			if room >= n {
-				g.fill(room - n)
+				g.left = room - n
 				return nil
 			}
 		}
 	})
 	return g.done, err
-}
-
-// settle is told of a new place.
-func (g *gate) settle(inc *session.Incarnation, place *line.Claim) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.inc, g.place, g.until, g.left = inc, place, time.Now().Add(keepPlace), 0
-}
-
-// fill is told how many more elements fit.
-func (g *gate) fill(left int) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.left = left
 }
 
 func (g *gate) sendLocked() {
@@ -193,12 +157,8 @@ func (g *gate) done() {
 		return
 	}
 	close(g.sent)
-	place, rest := g.place, time.Until(g.until)
-	if place == nil || rest <= 0 {
-		g.leaveLocked()
-		return
-	}
-	time.AfterFunc(rest, func() {
+	place := g.place
+	time.AfterFunc(time.Until(g.until), func() {
 		g.mu.Lock()
 		defer g.mu.Unlock()
 		if g.place == place && g.sending == 0 {
@@ -222,28 +182,47 @@ func (g *gate) leaveLocked() *session.Removal {
 	return place.Leave()
 }
 
-// roomPatience is how long TrySend waits for those who stand before it.
-const roomPatience = 100 * time.Millisecond
-
-// firstPlace waits for the first place in the line of those who send, for g.
-func (g *gate) firstPlace(ctx context.Context, inc *session.Incarnation) error {
-	for {
-		place, err := g.line.Contend(ctx, inc, g.line.Bases[0], []byte(g.m.Config.Owner), line.Exclusive, nil)
-		if err == nil {
-			g.settle(inc, place)
-		}
-		if !errors.Is(err, session.ErrVanished) {
+// take waits for the first place in the line of those who send. With hurry it does so
+// only if n elements fit, and not for long.
+func (g *gate) take(ctx context.Context, inc *session.Incarnation, n int, hurry bool) error {
+	limited, cancel := ctx, func() {}
+	if hurry {
+		if err := inc.Sync(ctx, g.dir); err != nil { // it is full only if the leader says so
 			return err
 		}
+		if _, err := g.fits(ctx, inc, n, true); err != nil {
+			return err
+		}
+		limited, cancel = context.WithTimeout(ctx, roomPatience)
+	}
+	defer cancel()
+	for {
+		place, err := g.line.Contend(limited, inc, g.line.Bases[0], []byte(g.m.Config.Owner), line.Exclusive, nil)
+		switch {
+		case errors.Is(err, session.ErrVanished):
+			continue
+		case err != nil && limited.Err() != nil && ctx.Err() == nil:
+			return ErrFull // those who stand before us wait for room
+		case err != nil:
+			return err
+		}
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.inc, g.place, g.until, g.left = inc, place, time.Now().Add(keepPlace), 0
+		return nil
 	}
 }
 
 // fits returns how many elements fit. If these are less than n it waits until
-// something has been consumed, and the question must be asked again.
-func (g *gate) fits(ctx context.Context, inc *session.Incarnation, n int) (room int, err error) {
+// something has been consumed, and the question must be asked again; with hurry it is
+// ErrFull.
+func (g *gate) fits(ctx context.Context, inc *session.Incarnation, n int, hurry bool) (room int, err error) {
 	have, err := g.length(ctx, inc)
 	if room = g.maxLen - have; err != nil || room >= n {
 		return room, err
+	}
+	if hurry {
+		return 0, ErrFull
 	}
 	// Elements can be consumed from any bucket: those at the front may be in the
 	// hands of a consumer that is slow. What is counted here is no newer than

@@ -65,11 +65,11 @@ func (x *txn) send(q *core, p *parcel, op int) {
 func (x *txn) reserve(ctx context.Context) error {
 	slices.SortFunc(x.sends, func(a, b *shipment) int { return cmp.Compare(a.q.dir, b.q.dir) })
 	for _, s := range x.sends {
-		var all Batch
+		n := 0
 		for _, p := range s.group {
-			all.Data = append(all.Data, p.data...)
+			n += len(p.data)
 		}
-		done, err := s.q.reserve(ctx, all)
+		done, err := s.q.gate.enter(ctx, n, false)
 		if err != nil {
 			x.leave()
 			return fmt.Errorf("operation %d: %w", s.op, err)
