@@ -197,12 +197,12 @@ func (o *outbox) run() {
 			}
 		}
 		o.mu.Lock()
-		if len(o.waiting) == 0 {
-			o.running = false
-			o.mu.Unlock()
+		more := len(o.waiting) > 0
+		o.running = more
+		o.mu.Unlock()
+		if !more {
 			return
 		}
-		o.mu.Unlock()
 	}
 }
 
@@ -222,14 +222,11 @@ func (o *outbox) take() (group []*parcel) {
 		size += p.size + o.overhead() // it may need a bucket of its own
 		n += len(p.data)
 		twice := p.id != "" && slices.ContainsFunc(group, func(o *parcel) bool { return o.id == p.id })
-		if len(group) > 0 && (size > session.MaxPacket || n > maxGroup || len(p.with) > 0 || twice) {
+		if len(group) > 0 && (size > session.MaxPacket || n > maxGroup || twice || len(p.with)+len(group[0].with) > 0) {
 			break
 		}
 		group = append(group, p)
 		o.waiting = o.waiting[1:]
-		if len(p.with) > 0 {
-			break
-		}
 	}
 	return group
 }
@@ -261,9 +258,24 @@ func (o *outbox) post(group []*parcel) error {
 	}
 	g := &posted{o: o, group: slices.Clone(group)}
 	for {
-		err := o.apply(ctx, g)
+		if o.journal == nil {
+			o.journal = &journal{m: o.m, vet: o.vet, path: session.ChildPath(o.senders, session.NewGUID())}
+		}
+		rs, err := o.journal.apply(ctx, g.build)
 		var taken errTaken
-		if !errors.As(err, &taken) {
+		switch {
+		case err == nil:
+			if g.learn(rs); o.journal.version > 1<<30 {
+				o.drop(false)
+			}
+			return nil
+		case o.journal.open:
+			// An attempt may still be on its way, and must not find that a journal
+			// that it would make was deleted.
+			o.forget() // the queue may be another when the next attempt is made
+			o.drop(true)
+			return err
+		case !errors.As(err, &taken):
 			return err
 		}
 		// Somebody has deleted the journal. Where that was found out by the first attempt,
@@ -274,33 +286,12 @@ func (o *outbox) post(group []*parcel) error {
 	}
 }
 
-// apply stores a group with the present journal.
-func (o *outbox) apply(ctx context.Context, g *posted) error {
-	if o.journal == nil {
-		o.journal = &journal{m: o.m, vet: o.vet, path: session.ChildPath(o.senders, session.NewGUID())}
-	}
-	rs, err := o.journal.apply(ctx, g.build)
-	switch {
-	case err == nil:
-		g.learn(rs)
-		if o.journal.version > 1<<30 {
-			o.drop(false)
-		}
-	case o.journal.open:
-		// An attempt may still be on its way, and must not find that a journal
-		// that it would make was deleted.
-		o.forget() // the queue may be another when the next attempt is made
-		o.drop(true)
-	}
-	return err
-}
-
 // A posted is a group that is being stored, by its outbox or as a part of a txn.
 type posted struct {
 	o     *outbox
 	group []*parcel
 	steps []step
-	lasts map[int]lastOp // by priority
+	lasts map[int]*lastOp // by priority
 }
 
 // build makes the transaction, for one attempt. What a refusal has taught, as that the newest
@@ -408,7 +399,7 @@ func (o *outbox) newestBucket(ctx context.Context, inc *session.Incarnation, pri
 // assemble makes the steps.
 func (g *posted) assemble() {
 	o := g.o
-	g.steps, g.lasts = nil, make(map[int]lastOp)
+	g.steps, g.lasts = nil, make(map[int]*lastOp)
 	// It is no container: the numbers of its buckets must not start again.
 	makeQueue := when(session.IsNoNode, func(inc *session.Incarnation) error {
 		o.forget()
@@ -424,7 +415,6 @@ func (g *posted) assemble() {
 		return
 	}
 	g.add(&zk.SetDataRequest{Path: o.dir, Version: -1}, makeQueue) // the bell
-	into := make(map[int]tail)
 	if keys := session.ChildPath(o.dir, keysName); slices.ContainsFunc(g.group, (*parcel).keyed) {
 		g.add(&zk.CheckVersionRequest{Path: keys, Version: -1}, when(session.IsNoNode, func(inc *session.Incarnation) error {
 			_, err := inc.Create(context.Background(), keys, nil)
@@ -440,18 +430,16 @@ func (g *posted) assemble() {
 		}
 		dir, missing := session.ChildPath(o.dir, delayedName(p.prio, o.first)), o.makeDelayed
 		if p.due == 0 {
-			t, ok := into[p.prio]
-			if !ok {
-				t = g.open(p.prio)
-				into[p.prio] = t
+			if g.lasts[p.prio] == nil {
+				g.lasts[p.prio] = &lastOp{tail: g.open(p.prio)}
 			}
-			dir, missing = session.ChildPath(o.dir, bucketName(p.prio, t.bucket)), o.missing
+			dir, missing = session.ChildPath(o.dir, bucketName(p.prio, g.lasts[p.prio].tail.bucket)), o.missing
 		}
 		g.identify(p, session.BaseName(dir))
 		makeDir := when(session.IsNoNode, func(inc *session.Incarnation) error { return missing(inc, p.prio) })
 		for i, data := range p.data {
 			if p.due == 0 {
-				g.lasts[p.prio] = lastOp{len(g.steps), into[p.prio]}
+				g.lasts[p.prio].op = len(g.steps)
 			}
 			g.create(session.ChildPath(dir, elementName(p.due, p.tags[i])), data, makeDir)
 		}
@@ -561,67 +549,59 @@ func (g *posted) identify(p *parcel, bucket string) {
 	}
 }
 
-// known is told that the note of p's ID was refused. If the ID is remembered p is
-// taken out of the group.
+// known is told that the note of p's ID was refused.
 func (g *posted) known(ctx context.Context, inc *session.Incarnation, p *parcel, err error) error {
-	path := g.o.idPath(p.id)
 	switch {
 	case session.IsNoNode(err) && p.stale == nil:
 		// ids lasts: made anew it would begin at version 0 again, and so would a note.
 		g.o.m.MakeLasting(g.o.ids)
-		return inc.MakeDir(ctx, session.ParentPath(path))
-	case outrun(err):
-		return g.reread(ctx, inc) // somebody else has replaced, or deleted, one
-	case !session.IsNodeExists(err):
-		return err
+		return inc.MakeDir(ctx, session.ParentPath(g.o.idPath(p.id)))
+	case outrun(err), session.IsNodeExists(err):
+		return g.reread(ctx, inc)
 	}
-	ids, err := inc.Exists(ctx, g.o.ids)
-	if err != nil {
-		return err
-	}
-	data, stat, err := inc.Get(ctx, path)
-	var dir *zk.Stat
-	if err == nil && ids != nil {
-		dir, err = inc.Set(ctx, session.ParentPath(path), nil, -1) // for the servers' time
-	}
-	switch {
-	case session.IsNoNode(err):
-		return nil // it is gone
-	case err != nil || ids == nil:
-		return err
-	case parseNote(data).over(stat, dir):
-		p.stale, p.swept = stat, ids.Version
-	default:
-		p.err = ErrKnown
-	}
-	return nil
+	return err
 }
 
-// reread looks whether the notes that are to be replaced still stand, all together: a
-// sweep that goes on would otherwise be quicker every time.
+// reread looks at the notes of all IDs together, those that are to be replaced too: a
+// sweep that goes on would otherwise be quicker every time. Those who send an ID that is
+// remembered are taken out of the group.
 func (g *posted) reread(ctx context.Context, inc *session.Incarnation) error {
 	q := g.o
 	ids, err := inc.Exists(ctx, q.ids)
 	if err != nil {
 		return err
 	}
-	var old []*parcel
+	var with []*parcel
 	var paths []string
 	for _, p := range g.group {
-		if p.stale != nil {
-			old, paths = append(old, p), append(paths, q.idPath(p.id))
+		if p.id != "" {
+			with, paths = append(with, p), append(paths, q.idPath(p.id))
 		}
 	}
 	nodes, err := inc.GetAll(ctx, paths)
 	if err != nil {
 		return err
 	}
-	for i, p := range old {
-		if stat := nodes[i].Stat; ids != nil && stat != nil && stat.Mzxid == p.stale.Mzxid {
-			p.swept = ids.Version
-		} else {
+	for i, p := range with {
+		n := nodes[i]
+		switch {
+		case ids == nil || n.Stat == nil:
 			p.stale = nil
+			continue
+		case p.stale == nil || p.stale.Mzxid != n.Stat.Mzxid:
+			dir, err := inc.Set(ctx, session.ParentPath(paths[i]), nil, -1) // for the servers' time
+			p.stale = nil
+			switch {
+			case session.IsNoNode(err):
+				continue // it is gone
+			case err != nil:
+				return err
+			case !parseNote(n.Data).over(n.Stat, dir):
+				p.err = ErrKnown
+				continue
+			}
 		}
+		p.stale, p.swept = n.Stat, ids.Version
 	}
 	return nil
 }
