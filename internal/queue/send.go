@@ -127,7 +127,7 @@ type tail struct {
 	made    bool  // it exists
 	version int32 // if it does
 	bucket  int64 // the newest; less than 0 if there is none
-	full    bool  // it gets no more
+	full    bool  // it gets no more, or there is none
 	gone    bool  // somebody has deleted the newest bucket, and not the queue
 }
 
@@ -367,12 +367,12 @@ func (o *outbox) locate(inc *session.Incarnation, group []*parcel) error {
 		o.tails = make(map[int]*tail)
 	}
 	for i, prio := range prios {
-		t := &tail{bucket: -1}
-		if n := nodes[i+1]; n.Stat != nil {
-			t.made, t.version = true, n.Stat.Version
-			t.bucket, err = strconv.ParseInt(string(n.Data), 10, 64)
+		n := nodes[i+1]
+		t := &tail{made: n.Stat != nil}
+		if t.made {
+			t.version = n.Stat.Version
 		}
-		if !t.made || err != nil {
+		if t.bucket, err = strconv.ParseInt(string(n.Data), 10, 64); err != nil || t.bucket < 0 {
 			if t.bucket, err = o.newestBucket(ctx, inc, prio); err != nil {
 				return err
 			}
@@ -470,7 +470,7 @@ func (g *posted) open(prio int) tail {
 		g.o.forget() // another producer has made the next bucket
 		return nil
 	})
-	if t.made && !t.full && t.bucket >= 0 {
+	if !t.full {
 		g.add(&zk.CheckVersionRequest{Path: path, Version: t.version}, anew)
 		return t
 	}
