@@ -13,14 +13,13 @@ import (
 // This file removes elements that nobody has claimed and nobody is to receive: all of
 // them, or the one that was sent with an ID.
 
-// Clear goes from the end of the queue to its front, and comes to what was given back
+func (q *core) Clear(ctx context.Context) (int, error) { return q.layout.clear(ctx) }
+
+// clear goes from the end of the queue to its front, and comes to what was given back
 // for later at last. So it frees nothing on its way: an element that waits for its key
 // waits for one that is removed after it, or that was claimed. It looks but once what
 // there is: it does not run after producers.
-func (q *core) Clear(ctx context.Context) (n int, err error) {
-	if q.foreign != nil {
-		return q.clearForeign(ctx)
-	}
+func (q own) clear(ctx context.Context) (n int, err error) {
 	lots, err := q.survey(ctx)
 	if err != nil {
 		return 0, err
@@ -29,7 +28,7 @@ func (q *core) Clear(ctx context.Context) (n int, err error) {
 		for _, t := range slices.Backward(lots) {
 			for more := !t.exhausted() && (t.delayed || !back); more; {
 				var removed int
-				removed, more, err = q.clear(ctx, t, back)
+				removed, more, err = q.clearLot(ctx, t, back)
 				if n += removed; err != nil {
 					return n, err
 				}
@@ -59,10 +58,10 @@ func (q *core) survey(ctx context.Context) (lots []*lot, err error) {
 	return lots, err
 }
 
-// clear removes the last elements of a bucket that nobody has claimed, as many as fit
+// clearLot removes the last elements of a bucket that nobody has claimed, as many as fit
 // into a transaction, of those that were in it when it was read as was. back says
 // whether these are those that were given back for later, or all others.
-func (q *core) clear(ctx context.Context, was *lot, back bool) (n int, more bool, err error) {
+func (q *core) clearLot(ctx context.Context, was *lot, back bool) (n int, more bool, err error) {
 	done, err := q.removeFree(ctx, func(inc *session.Incarnation) (ops []any, err error) {
 		ops, n, more, err = q.takeLast(ctx, inc, []bucket{was.bucket}, func(e element) bool { return e.seq <= was.last && (e.first > 0) == back })
 		return ops, err
@@ -159,32 +158,4 @@ func (q *core) Cancel(ctx context.Context, id string) (canceled bool, err error)
 		ops, _, _, err := q.takeLast(ctx, inc, buckets, func(e element) bool { return strings.HasSuffix(e.tag, tag) })
 		return ops, err
 	})
-}
-
-// clearForeign is Clear in another library's layout.
-func (q *core) clearForeign(ctx context.Context) (n int, err error) {
-	var there map[string]bool // the znodes that were there when it began
-	for {
-		found := 0
-		done, err := q.removeFree(ctx, func(inc *session.Incarnation) ([]any, error) {
-			names, err := inc.Names(ctx, q.dir)
-			if err != nil {
-				return nil, err
-			}
-			es := q.foreign.elements(names)
-			if there == nil {
-				there = make(map[string]bool, len(es))
-				for _, e := range es {
-					there[whole(e.name)] = true
-				}
-			}
-			ops := q.deletions(slices.DeleteFunc(es, func(e element) bool { return !there[whole(e.name)] }))
-			found = len(ops)
-			return ops, nil
-		})
-		if !done {
-			return n, err
-		}
-		n += found
-	}
 }

@@ -76,7 +76,7 @@ func (q *core) present(ctx context.Context, it *item, o Joining, most int) (offe
 	// taken then could not get through, and if the session is lost others may
 	// get the element too.
 	inc := it.ledger.inc
-	if inc.Connection(ctx) != nil || !it.ledger.stands(ctx) {
+	if inc.Connection(ctx) != nil || !q.layout.stands(ctx, it.ledger) {
 		return false, true
 	}
 	if !o.Hand {
@@ -169,12 +169,16 @@ func (it *item) Context() context.Context {
 
 func (it *item) Settle(ctx context.Context, s Settlement) error {
 	l := it.ledger
-	switch foreign := l.q.foreign; {
-	case foreign != nil && s.Fate == Bury:
-		return foreign.lacks("Reject")
-	case foreign != nil && s.Fate == Later:
-		l.settleNow(ctx, it, entry{fate: Return, bump: true})
-		return foreign.lacks("NackAfter")
+	switch s.Fate {
+	case Bury:
+		if err := l.q.layout.lacks("Reject"); err != nil {
+			return err
+		}
+	case Later:
+		if err := l.q.layout.lacks("NackAfter"); err != nil {
+			l.settleNow(ctx, it, entry{fate: Return, bump: true})
+			return err
+		}
 	}
 	_, err := l.settleNow(ctx, it, entry{fate: s.Fate, bump: s.Fate == Return && !s.Untried, fault: s.Reason, due: dueAt(s.Due), tries: it.attempts() + 1})
 	return err

@@ -11,10 +11,10 @@ import (
 
 	"github.com/zsync/zsync/internal/line"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/trace"
 )
 
-// A core is the Engine of zsync's own layout, and, with a foreign, of those of
-// other libraries.
+// A core is an Engine. How its elements are kept is known to its layout alone.
 type core struct {
 	site
 	deadLetters
@@ -22,8 +22,9 @@ type core struct {
 	finder
 	cfg Config
 
-	foreign *foreign  // another library's layout, or nil
-	line    line.Line // of those who want elements
+	layout  layout
+	trace   *trace.Writer // of claims; nil if there is none, or nothing is claimed in this layout
+	line    line.Line     // of those who want elements
 	out     outbox
 	under   reaper
 	gate    gate
@@ -39,28 +40,64 @@ type core struct {
 	ledger *ledger // the newest, or nil; guarded by mu
 }
 
-// New returns the Engine of zsync's own layout. It does no I/O.
-func New(m *session.Manager, cfg Config) Engine { return newEngine(m, cfg, nil) }
+// A layout is how elements are kept in znodes: in zsync's own way, see own, or in that of
+// another library, see foreign.
+type layout interface {
+	// lacks returns the error of a feature that it has no place for, or nil.
+	lacks(feature string) error
 
-// NewForeign is New for the layout of another library: SimpleDistributedQueue,
-// DistributedQueue, both of Curator, or kazoo.
-func NewForeign(m *session.Manager, cfg Config, layout string) Engine {
-	f := *foreignLayouts[layout]
-	f.layout = layout
-	return newEngine(m, cfg, &f)
+	// store makes the steps that store the elements of g.
+	store(g *posted, inc *session.Incarnation) error
+
+	// length returns how many elements there are, of which names are the children of the
+	// queue's znode; count counts them in st.
+	length(ctx context.Context, inc *session.Incarnation, names []string) (int, error)
+	count(ctx context.Context, inc *session.Incarnation, names []string, st *Stats) error
+
+	// clear is Engine.Clear.
+	clear(ctx context.Context) (int, error)
+
+	// first returns the first free element, or nil if there is none, and what is done in
+	// one transaction with its removal so that it is removed only while nobody has claimed
+	// it. With spread it may be one of the first of several. With aside nothing is written,
+	// and nothing waited for.
+	first(ctx context.Context, inc *session.Incarnation, spread int, aside bool) (it *item, with []any, err error)
+
+	// restore puts an element that was removed, and that nobody has got, back to its
+	// place, exactly once.
+	restore(it *item) error
+
+	// serve claims elements for p into l while it is p's turn. It ends without an error, or
+	// with errNoRoom, when the turn is to be left.
+	serve(p *pump, inc *session.Incarnation, l *ledger) error
+
+	// stands reports whether what was claimed into l certainly is ours, and goes on to be
+	// known to be.
+	stands(ctx context.Context, l *ledger) bool
+
+	// post carries out the entries of p. For each it sends no more data than bytes.
+	post(p *posting) error
+	bytes(e *entry) int
+
+	// class is how the name of a dead letter writes the priority of e. content returns the
+	// element in what such a letter holds, and requeue is Engine.Requeue.
+	class(e element) string
+	content(stored []byte) []byte
+	requeue(ctx context.Context, d *Letter) error
 }
 
-func newEngine(m *session.Manager, cfg Config, f *foreign) Engine {
-	c := newCore(m, cfg, f)
+func newEngine(m *session.Manager, cfg Config, in func(*core) layout) Engine {
+	c := newCore(m, cfg, in)
 	cfg.Prefetch = 1
-	c.pull = newCore(m, cfg, f)
+	c.pull = newCore(m, cfg, in)
 	c.pull.sweeper, c.pull.order = c.sweeper, c.order
 	return c
 }
 
-func newCore(m *session.Manager, cfg Config, f *foreign) *core {
+func newCore(m *session.Manager, cfg Config, in func(*core) layout) *core {
 	at := newSite(m, cfg.Path)
-	c := &core{site: at, cfg: cfg, foreign: f, order: &order{}}
+	c := &core{site: at, cfg: cfg, order: &order{}}
+	c.layout = in(c)
 	c.deadLetters.site, c.listeners.site, c.finder.site, c.under.site, c.gate.site = at, at, at, at, at
 	c.sweeper = &sweeper{deadLetters: c.deadLetters, keep: cfg.KeepDead}
 	c.under.last, c.skips.complain = time.Now(), c.complain
@@ -68,7 +105,7 @@ func newCore(m *session.Manager, cfg Config, f *foreign) *core {
 	c.usher.m, c.usher.line = m, &c.line
 	c.gate.line, c.gate.maxLen, c.gate.length = line.New(m, cfg.Path+"-senders", session.ProtectedName, "room-"), cfg.MaxLen, c.length
 	c.gate.busy = make(chan struct{}, 1)
-	c.out.producer = producer{at, f, cfg.Priorities, cfg.IDMemory, c.vet, &c.usher, c.sweeper}
+	c.out.producer = producer{at, c.layout, cfg.Priorities, cfg.IDMemory, c.vet, &c.usher, c.sweeper}
 	c.out.more = make(chan struct{}, 1)
 	return c
 }
@@ -142,14 +179,9 @@ func (q *core) whileOpen(ctx context.Context) (inner context.Context, leave func
 	}
 }
 
-// letterOf returns the operations that make a dead letter of an item. In another
-// library's layout the priority is written as there.
+// letterOf returns the operations that make a dead letter of an item.
 func (q *core) letterOf(it *item, fault error, attempts int) []any {
-	class := it.class
-	if q.foreign == nil {
-		class = fmt.Sprintf("%05d%s", it.prio, keyOf(it.tag))
-	}
-	return q.letter(class, it.stored(), it.sent, attempts, fault)
+	return q.letter(q.layout.class(it.element), it.stored(), it.sent, attempts, fault)
 }
 
 // letterNow prepares to make a dead letter in a transaction of its own, and
@@ -164,32 +196,13 @@ func (q *core) letterNow(ctx context.Context, inc *session.Incarnation, it *item
 
 func (q *core) Letter(ctx context.Context, id string) (*Letter, error) {
 	d, err := q.deadLetters.Letter(ctx, id)
-	if q.foreign != nil && err == nil {
-		if all, fault := q.foreign.open(d.Framed); fault == nil && len(all) == 1 {
-			d.Data = all[0]
-		}
+	if err == nil {
+		d.Data = q.layout.content(d.Framed)
 	}
 	return d, err
 }
 
-func (q *core) Requeue(ctx context.Context, d *Letter) error {
-	remove, size := q.removal(d)
-	if q.foreign != nil {
-		if err := q.create(ctx, q.dir, nil); err != nil { // others make it a container
-			return err
-		}
-		create := &zk.CreateRequest{Path: session.ChildPath(q.dir, q.foreign.prefix+d.Priority), Data: d.Framed, Acl: q.m.Config.ACL, Flags: zk.FlagSequence}
-		_, err := q.m.CommitAcrossSessions(ctx, q.receipts, append(remove, create))
-		return err
-	}
-	prio, tag, err := placeOf(d)
-	if err != nil {
-		return err
-	}
-	p := &parcel{ctx: ctx, prio: prio, data: [][]byte{d.Data}, tags: []string{tag}, with: remove, done: make(chan error, 1)}
-	p.size = q.out.elementSize(d.Data) + size
-	return q.out.send(p)
-}
+func (q *core) Requeue(ctx context.Context, d *Letter) error { return q.layout.requeue(ctx, d) }
 
 // vet refuses the queue if others may change what is in its directories. With an ACL of
 // one's own those that are missing are made now, so that nobody makes them between this
@@ -212,20 +225,5 @@ func (q *core) length(ctx context.Context, inc *session.Incarnation) (int, error
 	if err != nil {
 		return 0, err
 	}
-	if q.foreign != nil {
-		return len(q.foreign.elements(names)), nil
-	}
-	buckets := parseBuckets(names)
-	paths := make([]string, len(buckets))
-	for i, b := range buckets {
-		paths[i] = session.ChildPath(q.dir, b.name)
-	}
-	nodes, err := inc.GetVisible(ctx, paths)
-	n := 0
-	for _, node := range nodes {
-		if node.Stat != nil {
-			n += int(node.Stat.NumChildren)
-		}
-	}
-	return n, err
+	return q.layout.length(ctx, inc, names)
 }

@@ -13,24 +13,19 @@ import (
 
 // This file knows the names and frames of other libraries. It does no I/O.
 
-// A foreign is the layout of another library.
-type foreign struct {
-	layout string // what a program calls it
+// A format is how another library writes elements.
+type format struct {
 	prefix string
 	name   func(prio int) string // up to the number; prio is -1 if there is none
 	frame  func(all ...[]byte) []byte
 	open   func(data []byte) ([][]byte, error) // the inverse; a znode can hold several elements
 }
 
-// lacks is the error of what it has no place for.
-func (f *foreign) lacks(what string) error {
-	return session.Invalid("%s needs zsync's own layout, not %s", what, f.layout)
-}
-
 func asIs(all ...[]byte) []byte             { return all[0] }
 func justOne(data []byte) ([][]byte, error) { return [][]byte{data}, nil }
 
-var foreignLayouts = map[string]*foreign{
+// formats are by what a program calls the layout.
+var formats = map[string]*format{
 	"SimpleDistributedQueue": {
 		prefix: "qn-",
 		name:   func(int) string { return "qn-" },
@@ -64,7 +59,7 @@ var foreignLayouts = map[string]*foreign{
 // element parses a name. What stands between the prefix and the number is the
 // priority, which all these libraries compare as text, and so is what split
 // puts behind the number.
-func (f *foreign) element(name string) (e element, ok bool) {
+func (f *format) element(name string) (e element, ok bool) {
 	rest, ok := strings.CutPrefix(name, f.prefix)
 	if !ok || strings.Contains(rest, "|") { // of Curator's delay and id queues
 		return e, false
@@ -92,7 +87,7 @@ func whole(name string) string {
 }
 
 // elements returns the elements among names, in order.
-func (f *foreign) elements(names []string) []element {
+func (f *format) elements(names []string) []element {
 	var es []element
 	for _, name := range names {
 		if e, ok := f.element(name); ok {

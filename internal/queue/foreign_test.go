@@ -12,7 +12,7 @@ func TestForeignElementsHaveTheSameOrderInEveryListing(t *testing.T) {
 		"DistributedQueue":       {"queue-0FFFFFFFF0000000009", "queue-1000000070000000005", "queue-1000000070000000005#00000", "queue-1000000070000000005#00001", "queue-1000000070000000006"},
 		"kazoo":                  {"entry-050-0000000009", "entry-100-0000000005", "entry-100-0000000006"},
 	} {
-		f := foreignLayouts[l]
+		f := formats[l]
 		for i := range names[1:] {
 			a, b := f.elements(names[i : i+1])[0], f.elements([]string{"x", names[i+1]})[0]
 			if !a.before(b) || b.before(a) {

@@ -12,13 +12,53 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file takes elements in another library's layout, gives them back and clears the
-// queue. There is nothing to claim: what is deleted is one's own.
+// A foreign is the layout of another library. There is nothing to claim: what is deleted
+// is one's own. So none of that is traced, nor noted while it is in hand.
+type foreign struct {
+	*core
+	*format
+	called string // by a program
+}
+
+// NewForeign is New for the layout of another library: SimpleDistributedQueue,
+// DistributedQueue, both of Curator, or kazoo.
+func NewForeign(m *session.Manager, cfg Config, called string) Engine {
+	return newEngine(m, cfg, func(q *core) layout { return foreign{q, formats[called], called} })
+}
+
+func (q foreign) lacks(feature string) error {
+	return session.Invalid("%s needs zsync's own layout, not %s", feature, q.called)
+}
+
+func (q foreign) store(g *posted, _ *session.Incarnation) error {
+	for _, p := range g.group {
+		prio := p.prio
+		if q.cfg.Priorities == 1 {
+			prio = -1
+		}
+		for _, data := range p.data {
+			g.create(session.ChildPath(q.dir, q.name(prio)), q.frame(data), when(session.IsNoNode, g.o.makeQueue))
+		}
+	}
+	return nil
+}
+
+func (q foreign) length(_ context.Context, _ *session.Incarnation, names []string) (int, error) {
+	return len(q.elements(names)), nil
+}
+
+func (q foreign) count(ctx context.Context, inc *session.Incarnation, names []string, st *Stats) error {
+	es := q.elements(names)
+	st.Ready = len(es)
+	err := q.countFronts(ctx, inc, es[:min(len(es), 1)], st)
+	st.Attempts = 0 // the version says nothing
+	return err
+}
 
 // readForeign reads the znode of an element, and returns the elements in it.
 // What is not in its frame is one, with a fault. The item is nil, without an error, if
 // the servers do not let us read it: then it is passed over for a while.
-func (q *core) readForeign(ctx context.Context, inc *session.Incarnation, e element) (it *item, all [][]byte, err error) {
+func (q foreign) read(ctx context.Context, inc *session.Incarnation, e element) (it *item, all [][]byte, err error) {
 	data, stat, err := inc.Get(ctx, session.ChildPath(q.dir, e.name))
 	if q.skips.unreadable(e.key(), err) {
 		return nil, nil, nil
@@ -27,7 +67,7 @@ func (q *core) readForeign(ctx context.Context, inc *session.Incarnation, e elem
 		return nil, nil, err
 	}
 	it = &item{element: e, framed: data, size: len(data), version: stat.Version, sent: time.UnixMilli(stat.Ctime)}
-	if all, it.fault = q.foreign.open(data); it.fault != nil {
+	if all, it.fault = q.open(data); it.fault != nil {
 		all = [][]byte{data}
 	}
 	if len(all) > 0 {
@@ -36,39 +76,39 @@ func (q *core) readForeign(ctx context.Context, inc *session.Incarnation, e elem
 	return it, all, nil
 }
 
-// firstForeign reads the first element. With alone it must not share its znode
-// with others.
-func (q *core) firstForeign(ctx context.Context, inc *session.Incarnation, alone bool) (*item, error) {
+// first reads the first element. Unless that is aside, it must not share its znode with
+// others.
+func (q foreign) first(ctx context.Context, inc *session.Incarnation, _ int, aside bool) (*item, []any, error) {
 	for synced := false; ; {
 		names, err := inc.Names(ctx, q.dir)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		changed := false
 		var left *element // the first that did not decode
-		for _, e := range q.foreign.elements(names) {
+		for _, e := range q.elements(names) {
 			if q.skips.skipped(e.key()) {
 				if left == nil && q.skips.left(e.key()) {
 					left = &e
 				}
 				continue
 			}
-			it, all, err := q.readForeign(ctx, inc, e)
+			it, all, err := q.read(ctx, inc, e)
 			switch {
 			case session.IsNoNode(err):
 				changed = true
 				continue
 			case err != nil:
-				return nil, err
+				return nil, nil, err
 			case it == nil:
 				continue
-			case len(all) == 1, len(all) > 1 && !alone:
-				return it, nil
-			case !alone:
+			case len(all) == 1, len(all) > 1 && aside:
+				return it, nil, nil
+			case aside:
 				continue // a znode without elements
 			}
 			if err := q.split(ctx, inc, it, all); err != nil {
-				return nil, err
+				return nil, nil, err
 			}
 			changed = true
 			break
@@ -76,20 +116,20 @@ func (q *core) firstForeign(ctx context.Context, inc *session.Incarnation, alone
 		switch {
 		case changed:
 		case synced && left != nil: // there is nothing else: that is told, again
-			it, all, err := q.readForeign(ctx, inc, *left)
+			it, all, err := q.read(ctx, inc, *left)
 			if len(all) != 1 {
 				it = nil
 			}
 			if session.IsNoNode(err) {
 				err = nil
 			}
-			return it, err
+			return it, nil, err
 		case synced:
-			return nil, nil
+			return nil, nil, nil
 		default: // there is nothing only if the leader says so
 			synced = true
 			if err := inc.Sync(ctx, q.dir); err != nil {
-				return nil, err
+				return nil, nil, err
 			}
 		}
 	}
@@ -102,7 +142,7 @@ func (q *core) firstForeign(ctx context.Context, inc *session.Incarnation, alone
 //
 // Whoever has read the znode before finds that its version has changed, or that
 // it is gone, and so does a second attempt.
-func (q *core) split(ctx context.Context, inc *session.Incarnation, it *item, all [][]byte) error {
+func (q foreign) split(ctx context.Context, inc *session.Incarnation, it *item, all [][]byte) error {
 	path := session.ChildPath(q.dir, it.name)
 	size, n := q.m.SizeOf(path, it.framed), len(all)
 	ops := []any{nil}
@@ -111,13 +151,13 @@ func (q *core) split(ctx context.Context, inc *session.Incarnation, it *item, al
 		if size += q.m.SizeOf(part, nil); size > session.MaxPacket {
 			break
 		}
-		ops = append(ops, &zk.CreateRequest{Path: part, Data: q.foreign.frame(all[n-1]), Acl: q.m.Config.ACL})
+		ops = append(ops, &zk.CreateRequest{Path: part, Data: q.frame(all[n-1]), Acl: q.m.Config.ACL})
 	}
 	switch {
 	case n == 0:
 		ops[0] = &zk.DeleteRequest{Path: path, Version: it.version}
 	case n < len(all):
-		ops[0] = &zk.SetDataRequest{Path: path, Data: q.foreign.frame(all[:n]...), Version: it.version}
+		ops[0] = &zk.SetDataRequest{Path: path, Data: q.frame(all[:n]...), Version: it.version}
 	default:
 		return fmt.Errorf("%d elements in the znode %s, which cannot be taken apart: %w", n, q.m.Bare(path), session.ErrTooLarge)
 	}
@@ -128,10 +168,9 @@ func (q *core) split(ctx context.Context, inc *session.Incarnation, it *item, al
 	return err
 }
 
-// serveForeign is serve in another library's layout: it watches the children of
-// the queue, and claims by deleting.
-func (p *pump) serveForeign(inc *session.Incarnation, l *ledger) error {
-	q, ctx := p.q, p.ctx
+// serve watches the children of the queue, and claims by deleting.
+func (q foreign) serve(p *pump, inc *session.Incarnation, l *ledger) error {
+	ctx := p.ctx
 	var es []element
 	var since uint64                 // of the order, when es were listed
 	refused := make(map[string]bool) // names of those that can be neither taken nor buried
@@ -155,7 +194,7 @@ func (p *pump) serveForeign(inc *session.Incarnation, l *ledger) error {
 				continue
 			}
 			again, full := q.skips.next() // before they are looked at: what comes due in between is not missed
-			es = slices.DeleteFunc(q.foreign.elements(names), func(e element) bool { return full || refused[e.name] || q.skips.skipped(e.key()) })
+			es = slices.DeleteFunc(q.elements(names), func(e element) bool { return full || refused[e.name] || q.skips.skipped(e.key()) })
 			if err == nil && len(es) == 0 {
 				q.m.Waiters.Add(1)
 				err = inc.AwaitAny(ctx, []*session.Watch{w}, again)
@@ -199,11 +238,11 @@ func (p *pump) serveForeign(inc *session.Incarnation, l *ledger) error {
 // seize reads and deletes elements, and buries those with a fault; what others
 // were quicker to delete is left out. It ends at a znode that it has split.
 // What the servers refuse is noted, so that it does not hold up what follows.
-func (q *core) seize(ctx context.Context, inc *session.Incarnation, l *ledger, es []element, refused map[string]bool) (items []*item, split bool, err error) {
+func (q foreign) seize(ctx context.Context, inc *session.Incarnation, l *ledger, es []element, refused map[string]bool) (items []*item, split bool, err error) {
 	found := make([]*item, len(es))
 	all := make([][][]byte, len(es))
 	err = session.Parallel(len(es), func(i int) (err error) {
-		if found[i], all[i], err = q.readForeign(ctx, inc, es[i]); session.IsNoNode(err) {
+		if found[i], all[i], err = q.read(ctx, inc, es[i]); session.IsNoNode(err) {
 			return nil
 		}
 		return err
@@ -246,7 +285,7 @@ func (q *core) seize(ctx context.Context, inc *session.Incarnation, l *ledger, e
 }
 
 // bury moves an element to the dead letters, in one transaction.
-func (q *core) bury(ctx context.Context, inc *session.Incarnation, it *item, fault error) error {
+func (q foreign) bury(ctx context.Context, inc *session.Incarnation, it *item, fault error) error {
 	letter, err := q.letterNow(ctx, inc, it, fault)
 	if err != nil {
 		return err
@@ -260,7 +299,7 @@ func (q *core) bury(ctx context.Context, inc *session.Incarnation, it *item, fau
 
 // deleteAll deletes elements in one transaction, and puts them into the ledger
 // as ours; those that others were quicker to delete are left out.
-func (q *core) deleteAll(l *ledger, items []*item) ([]*item, error) {
+func (q foreign) deleteAll(l *ledger, items []*item) ([]*item, error) {
 	// The ledger is not over, nor the Session closed in good order, before we
 	// know what is ours, and what is not taken has been put back.
 	b := l.newBatch(nil)
@@ -293,6 +332,9 @@ func (q *core) deleteAll(l *ledger, items []*item) ([]*item, error) {
 	return items, nil
 }
 
+// stands is true while the session lives: what was taken is nobody else's any more.
+func (foreign) stands(_ context.Context, l *ledger) bool { return l.inc.Alive() }
+
 // adopt puts into a batch the items that are ours because we have deleted them.
 func (l *ledger) adopt(b *batch, items []*item) {
 	l.mu.Lock()
@@ -306,30 +348,35 @@ func (l *ledger) adopt(b *batch, items []*item) {
 	}
 }
 
-// postForeign is post in another library's layout: what was taken is gone
-// already, and what is returned is put back.
-func (l *ledger) postForeign(es []*entry) (culprit *entry, err error) {
+// post puts back what is returned. What was taken is gone already.
+func (q foreign) post(p *posting) error {
 	var returned []*entry
 	var items []*item
-	for _, e := range es {
+	for _, e := range p.es {
 		if e.fate == Return {
 			returned, items = append(returned, e), append(items, e.item)
 		}
 	}
-	i, err := l.q.restore(items)
-	if i >= 0 {
-		culprit = returned[i]
+	i, err := q.restoreAll(items)
+	if p.culprit = nil; i >= 0 {
+		p.culprit = returned[i]
 	}
 	if err != nil && session.OutcomeOf(err) != session.Answered { // the Session is closed
-		l.q.m.Log.Error("zsync: elements may be lost, as they could not be put back", "path", l.q.path, "elements", len(items), "err", err)
+		q.m.Log.Error("zsync: elements may be lost, as they could not be put back", "path", q.path, "elements", len(items), "err", err)
 	}
-	return culprit, err
+	return err
 }
 
-// restore puts elements of another library's layout, that nobody has got, back to their places, exactly once,
-// but for one that is too large to carry a receipt. If the servers refuse that because of one of them it
+func (foreign) bytes(e *entry) int { return len(e.item.stored()) }
+
+func (q foreign) restore(it *item) error {
+	_, err := q.restoreAll([]*item{it})
+	return err
+}
+
+// restoreAll puts elements that nobody has got back to their places, exactly once, but for one that is too large to carry a receipt. If the servers refuse that because of one of them it
 // returns its index, and otherwise -1.
-func (q *core) restore(items []*item) (culprit int, err error) {
+func (q foreign) restoreAll(items []*item) (culprit int, err error) {
 	ctx := context.Background() // ends with the Session
 	there := make(map[int]bool) // those that are back
 	for {
@@ -368,4 +415,51 @@ func (q *core) restore(items []*item) (culprit int, err error) {
 			return culprit, err
 		}
 	}
+}
+
+func (q foreign) clear(ctx context.Context) (n int, err error) {
+	var there map[string]bool // the znodes that were there when it began
+	for {
+		found := 0
+		done, err := q.removeFree(ctx, func(inc *session.Incarnation) ([]any, error) {
+			names, err := inc.Names(ctx, q.dir)
+			if err != nil {
+				return nil, err
+			}
+			es := q.elements(names)
+			if there == nil {
+				there = make(map[string]bool, len(es))
+				for _, e := range es {
+					there[whole(e.name)] = true
+				}
+			}
+			ops := q.deletions(slices.DeleteFunc(es, func(e element) bool { return !there[whole(e.name)] }))
+			found = len(ops)
+			return ops, nil
+		})
+		if !done {
+			return n, err
+		}
+		n += found
+	}
+}
+
+// class is what stands in the name of a znode, before its number.
+func (foreign) class(e element) string { return e.class }
+
+func (q foreign) content(stored []byte) []byte {
+	if all, err := q.open(stored); err == nil && len(all) == 1 {
+		return all[0]
+	}
+	return stored
+}
+
+func (q foreign) requeue(ctx context.Context, d *Letter) error {
+	if err := q.create(ctx, q.dir, nil); err != nil { // others make it a container
+		return err
+	}
+	remove, _ := q.removal(d)
+	create := &zk.CreateRequest{Path: session.ChildPath(q.dir, q.prefix+d.Priority), Data: d.Framed, Acl: q.m.Config.ACL, Flags: zk.FlagSequence}
+	_, err := q.m.CommitAcrossSessions(ctx, q.receipts, append(remove, create))
+	return err
 }

@@ -25,7 +25,7 @@ func FuzzQueueNames(f *testing.F) {
 		}
 		parseDead(name)
 		parseRecord([]byte(name + child))
-		for _, layout := range foreignLayouts {
+		for _, layout := range formats {
 			layout.elements([]string{name, child})
 			layout.open([]byte(name))
 		}

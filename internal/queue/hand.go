@@ -31,7 +31,7 @@ const noteAfter = 20 * time.Millisecond
 func (l *ledger) noting(it *item, most int) (noted <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if it.final != nil || l.q.foreign != nil || l.q.cfg.MaxAttempts == 0 {
+	if it.final != nil || l.q.cfg.MaxAttempts == 0 {
 		return session.ClosedChan
 	}
 	if !it.noted {
@@ -69,7 +69,7 @@ func (l *ledger) handed(it *item) {
 	case it.final == nil && (l.lost || l.void):
 		l.traceLossLocked(l.lossLocked(), it)
 		l.enterLocked(it, entry{fate: Return, bump: true})
-	case l.q.foreign == nil && l.q.cfg.MaxAttempts == 0:
+	case l.q.cfg.MaxAttempts == 0:
 		if l.fresh = append(l.fresh, it); len(l.fresh) == 1 {
 			time.AfterFunc(noteAfter, l.note)
 		}

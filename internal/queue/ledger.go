@@ -141,7 +141,7 @@ func newLedger(ctx context.Context, q *core, inc *session.Incarnation) (*ledger,
 		over:    make(chan struct{}),
 	}
 	l.journal = &journal{m: q.m, vet: q.vet, path: session.ChildPath(q.claims, l.guid), mark: session.ChildPath(q.live, l.guid), home: inc}
-	if q.m.Trace != nil && q.foreign == nil { // in other layouts whoever has an element has deleted it
+	if q.trace != nil {
 		l.trace = claimTrace{inc: inc, dir: q.dir, guid: l.guid}
 	}
 	leaving, stay := q.m.BeforeClose()
@@ -254,9 +254,6 @@ func (l *ledger) ending() error {
 // stands reports whether what is claimed certainly is, and goes on to be known
 // to be: as long as there are claims.
 func (l *ledger) stands(ctx context.Context) bool {
-	if l.q.foreign != nil {
-		return l.inc.Alive() // what was taken there is nobody else's any more
-	}
 	l.mu.Lock()
 	staked := l.stake != nil
 	l.mu.Unlock()

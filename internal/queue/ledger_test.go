@@ -10,7 +10,9 @@ import (
 
 // claimedOf returns a ledger with one batch of n elements, and what was read of them.
 func claimedOf(n int) (*ledger, *batch, *reading) {
-	l := &ledger{q: &core{}}
+	q := &core{}
+	q.layout = own{q}
+	l := &ledger{q: q}
 	b := &batch{}
 	r := &reading{refused: make([]error, n), done: session.ClosedChan}
 	for range n {

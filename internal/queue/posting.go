@@ -35,12 +35,8 @@ type posting struct {
 }
 
 // post posts entries, in this session or a later one.
-func (p *posting) post() (err error) {
+func (p *posting) post() error {
 	l := p.l
-	if l.q.foreign != nil {
-		p.culprit, err = l.postForeign(p.es)
-		return err
-	}
 	rs, err := l.journal.apply(context.Background(), p.build) // ends with the Session
 	var taken errTaken
 	tookOver := errors.As(err, &taken)

@@ -269,11 +269,7 @@ func (p *pump) session(inc *session.Incarnation) error {
 		if err != nil {
 			return err
 		}
-		if p.q.foreign != nil {
-			err = p.serveForeign(inc, l)
-		} else {
-			err = p.serve(inc, l)
-		}
+		err = p.q.layout.serve(p, inc, l)
 		place.Leave()
 		if err == nil || err == errNoRoom { // Step 4.
 			err = p.gather(inc, l)
@@ -474,8 +470,7 @@ func (q *core) othersConsume(ctx context.Context, inc *session.Incarnation) (boo
 	return err == nil && q.order.others(marks), err
 }
 
-// serve claims elements while it is our turn, and ends without an error, or with errNoRoom,
-// when the turn is to be left.
+// serve claims elements while it is our turn.
 func (p *pump) serve(inc *session.Incarnation, l *ledger) error {
 	claims := 0
 	for {

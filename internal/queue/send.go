@@ -44,7 +44,7 @@ func (p *parcel) keyed() bool {
 // A producer is what one has to know to store elements.
 type producer struct {
 	site
-	foreign    *foreign // another library's layout, or nil
+	layout     layout
 	priorities int
 	memory     time.Duration // for how long an ID is remembered
 	vet        func(ctx context.Context, inc *session.Incarnation) error
@@ -58,14 +58,13 @@ func (q producer) parcel(ctx context.Context, b Batch) (*parcel, error) {
 	if p.prio == Middle {
 		p.prio = (q.priorities - 1) / 2
 	}
-	if q.foreign != nil && q.priorities == 1 {
-		p.prio = -1
-	}
 	if !b.Due.IsZero() {
 		p.due = dueAt(b.Due)
 	}
-	if q.foreign != nil && (p.due > 0 || b.ID != "" || b.Keys != nil) {
-		return nil, session.Invalid("no delay, ID or key in the layout of another library")
+	if p.due > 0 || b.ID != "" || b.Keys != nil {
+		if err := q.layout.lacks("a delay, an ID or a key"); err != nil {
+			return nil, err
+		}
 	}
 	if b.ID != "" {
 		p.id = tagOf("", b.ID)[1:]
@@ -88,9 +87,6 @@ func (q producer) parcel(ctx context.Context, b Batch) (*parcel, error) {
 // elementSize is what an element adds to a transaction, from above.
 func (q producer) elementSize(data []byte) int {
 	n := len(data) + len(q.dir) + len("/b-00000-0000000000/t0000000000000-") + 48 + 2 + keyDigits + idDigits
-	if q.foreign != nil {
-		n += 32
-	}
 	for _, a := range q.m.Config.ACL {
 		n += 12 + len(a.Scheme) + len(a.ID)
 	}
@@ -297,14 +293,13 @@ type posted struct {
 // build makes the transaction, for one attempt. What a refusal has taught, as that the newest
 // bucket is full, or gone, the outbox knows then.
 func (g *posted) build(inc *session.Incarnation) (*transaction, error) {
-	if err := g.o.locate(inc, g.group); err != nil {
-		return nil, err
-	}
 	g.group = slices.DeleteFunc(g.group, func(p *parcel) bool { return p.err != nil })
-	if g.lasts = nil; len(g.group) == 0 {
+	if g.steps, g.lasts = nil, nil; len(g.group) == 0 {
 		return nil, nil
 	}
-	g.assemble()
+	if err := g.o.layout.store(g, inc); err != nil {
+		return nil, err
+	}
 	return &transaction{steps: g.steps}, nil
 }
 
@@ -333,9 +328,6 @@ func (g *posted) learn(rs []zk.MultiResponse) {
 
 // locate reads the tails that a group needs and that are not known.
 func (o *outbox) locate(inc *session.Incarnation, group []*parcel) error {
-	if o.foreign != nil {
-		return nil
-	}
 	ctx := context.Background() // ends with the session
 	paths := []string{o.dir}
 	var prios []int
@@ -399,22 +391,8 @@ func (o *outbox) newestBucket(ctx context.Context, inc *session.Incarnation, pri
 // assemble makes the steps.
 func (g *posted) assemble() {
 	o := g.o
-	g.steps, g.lasts = nil, make(map[int]*lastOp)
-	// It is no container: the numbers of its buckets must not start again.
-	makeQueue := when(session.IsNoNode, func(inc *session.Incarnation) error {
-		o.forget()
-		_, err := inc.Create(context.Background(), o.dir, nil)
-		return err
-	})
-	if f := o.foreign; f != nil {
-		for _, p := range g.group {
-			for _, data := range p.data {
-				g.create(session.ChildPath(o.dir, f.name(p.prio)), f.frame(data), makeQueue)
-			}
-		}
-		return
-	}
-	g.add(&zk.SetDataRequest{Path: o.dir, Version: -1}, makeQueue) // the bell
+	g.lasts = make(map[int]*lastOp)
+	g.add(&zk.SetDataRequest{Path: o.dir, Version: -1}, when(session.IsNoNode, o.makeQueue)) // the bell
 	if keys := session.ChildPath(o.dir, keysName); slices.ContainsFunc(g.group, (*parcel).keyed) {
 		g.add(&zk.CheckVersionRequest{Path: keys, Version: -1}, when(session.IsNoNode, func(inc *session.Incarnation) error {
 			_, err := inc.Create(context.Background(), keys, nil)
@@ -444,6 +422,14 @@ func (g *posted) assemble() {
 			g.create(session.ChildPath(dir, elementName(p.due, p.tags[i])), data, makeDir)
 		}
 	}
+}
+
+// makeQueue makes the queue's znode. It is no container: the numbers of its buckets must
+// not start again.
+func (o *outbox) makeQueue(inc *session.Incarnation) error {
+	o.forget()
+	_, err := inc.Create(context.Background(), o.dir, nil)
+	return err
 }
 
 func (g *posted) add(op any, c cure) { g.steps = append(g.steps, step{op, c}) }

@@ -114,7 +114,7 @@ func (l *ledger) run() {
 			return
 		}
 		p := &posting{l: l, es: es, want: w, absent: make(map[string]bool)}
-		err := p.post()
+		err := l.q.layout.post(p)
 		l.traceSettled(p, err)
 		l.finish(p, err)
 		if w != nil && !p.postponed {
@@ -143,13 +143,7 @@ func (l *ledger) next() ([]*entry, *want) {
 	size, n := 4096+2*l.size, 0
 	for n < len(l.queue) && n < maxPost {
 		e := l.queue[n]
-		size += 2 * l.q.m.SizeOf(l.q.dir+"/"+e.item.key(), nil)
-		if e.fate == Bury || e.fate == Later || e.bump || l.q.foreign != nil {
-			size += len(e.item.stored())
-		}
-		if e.fate == Bury {
-			size += maxReason + 1024
-		}
+		size += 2*l.q.m.SizeOf(l.q.dir+"/"+e.item.key(), nil) + l.q.layout.bytes(e)
 		if n > 0 && (size > session.MaxPacket/2 || e.alone || l.queue[0].alone) {
 			break
 		}

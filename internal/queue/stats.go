@@ -57,37 +57,37 @@ func (q *core) stats(ctx context.Context, inc *session.Incarnation) (st Stats, e
 	if err != nil {
 		return st, err
 	}
-	var fronts []element
-	if q.foreign != nil {
-		es := q.foreign.elements(names)
-		if st.Ready = len(es); st.Ready > 0 {
-			fronts = es[:1]
-		}
-	} else {
-		claimed := make(map[string]spans)
-		if fronts, err = q.countBuckets(ctx, inc, parseBuckets(names), &st, claimed); err != nil {
-			return st, err
-		}
-		if st.Holders, err = q.holders(ctx, inc, claimed); err != nil {
-			return st, err
-		}
+	return st, q.layout.count(ctx, inc, names, &st)
+}
+
+func (q own) count(ctx context.Context, inc *session.Incarnation, names []string, st *Stats) error {
+	claimed := make(map[string]spans)
+	fronts, err := q.countBuckets(ctx, inc, parseBuckets(names), st, claimed)
+	if err != nil {
+		return err
 	}
+	if st.Holders, err = q.holders(ctx, inc, claimed); err != nil {
+		return err
+	}
+	return q.countFronts(ctx, inc, fronts, st)
+}
+
+// countFronts looks at the elements that stand first.
+func (q *core) countFronts(ctx context.Context, inc *session.Incarnation, fronts []element, st *Stats) error {
 	for _, e := range fronts {
 		stat, err := inc.Exists(ctx, session.ChildPath(q.dir, e.key()))
 		if err != nil {
-			return st, err
+			return err
 		}
 		if stat == nil {
 			continue // consumed in the meantime
 		}
-		if q.foreign == nil { // in others the version says nothing
-			st.Attempts = max(st.Attempts, int(e.tries)+int(stat.Version))
-		}
+		st.Attempts = max(st.Attempts, int(e.tries)+int(stat.Version))
 		if t := time.UnixMilli(stat.Ctime); st.Oldest.IsZero() || t.Before(st.Oldest) {
 			st.Oldest = t
 		}
 	}
-	return st, nil
+	return nil
 }
 
 // countBuckets counts what is in buckets, and returns the first free element of

@@ -42,7 +42,7 @@ func (q *core) pluck(ctx context.Context) (*item, error) {
 	err := q.m.During(ctx, func(inc *session.Incarnation) error {
 		beaten, was := -1, ""
 		for {
-			it, t, err := q.first(ctx, inc, min(1<<(3*min(max(beaten, 0), 2)), maxSpread), false)
+			it, claim, err := q.layout.first(ctx, inc, min(1<<(3*min(max(beaten, 0), 2)), maxSpread), false)
 			if err != nil || it == nil {
 				return err
 			}
@@ -52,13 +52,7 @@ func (q *core) pluck(ctx context.Context) (*item, error) {
 				beaten++
 			}
 			was = it.key()
-			ops := []any{&zk.DeleteRequest{Path: session.ChildPath(q.dir, it.key()), Version: it.version}}
-			if t != nil {
-				ops = append(ops, t.claiming(q.dir, it.element)...) // nobody else has claimed it then
-			}
-			if keyOf(it.tag) != "" {
-				ops = append(ops, &zk.SetDataRequest{Path: q.dir, Version: -1}) // the bell: the next with its key may go
-			}
+			ops := append([]any{&zk.DeleteRequest{Path: session.ChildPath(q.dir, it.key()), Version: it.version}}, claim...)
 			fault := q.check(it)
 			if it.misfit {
 				if err := q.skips.misfit(it.key(), fault); err != nil {
@@ -103,11 +97,7 @@ func (q *core) Peek(ctx context.Context) (e *Element, err error) {
 		if err = inc.Sync(ctx, q.dir); err != nil {
 			return err
 		}
-		if q.foreign != nil {
-			it, err = q.firstForeign(ctx, inc, false)
-			return err
-		}
-		it, _, err = q.first(ctx, inc, 1, true)
+		it, _, err = q.layout.first(ctx, inc, 1, true)
 		return err
 	})
 	if err != nil || it == nil {
@@ -116,15 +106,9 @@ func (q *core) Peek(ctx context.Context) (e *Element, err error) {
 	return it.describe(), nil
 }
 
-// first returns the first free element, and its bucket, which another library's
-// layout has not. The element is nil if there is none. With spread it may be the
-// first of one of so many buckets. With aside it writes nothing, and does not wait
+// first returns the first of one of so many buckets as spread. Unless it is aside it waits
 // for what the dead had claimed.
-func (q *core) first(ctx context.Context, inc *session.Incarnation, spread int, aside bool) (*item, *lot, error) {
-	if q.foreign != nil {
-		it, err := q.firstForeign(ctx, inc, true)
-		return it, nil, err
-	}
+func (q own) first(ctx context.Context, inc *session.Incarnation, spread int, aside bool) (it *item, with []any, err error) {
 	if !aside {
 		if err := q.under.look(ctx, inc); err != nil {
 			return nil, nil, err
@@ -155,7 +139,11 @@ func (q *core) first(ctx context.Context, inc *session.Incarnation, spread int, 
 			}
 			it := &item{element: e}
 			it.read(data, stat)
-			return it, f.lot, nil
+			with := f.lot.claiming(q.dir, e)
+			if keyOf(e.tag) != "" {
+				with = append(with, &zk.SetDataRequest{Path: q.dir, Version: -1}) // the bell: the next with its key may go
+			}
+			return it, with, nil
 		}
 		if len(f.es) > 0 {
 			continue // consumed in the meantime
@@ -227,14 +215,14 @@ func (q *core) remove(ctx context.Context, it *item, ops []any) error {
 
 // traceTaken tells that it was removed by who had not claimed it.
 func (q *core) traceTaken(it *item, rs []zk.MultiResponse) {
-	if q.m.Trace == nil || q.foreign != nil {
+	if q.trace == nil {
 		return
 	}
 	l := trace.Line{Event: trace.Take, Kind: trace.Element, Path: q.m.Bare(q.dir), Elements: []string{it.key()}, Fate: trace.Removed, Zxid: zxidOf(rs)}
 	if it.missing {
 		l.Fate = trace.Buried
 	}
-	q.m.Trace.Line(l)
+	q.trace.Line(l)
 }
 
 // putBack puts an element that was removed, and that nobody has got, back to its
@@ -245,7 +233,7 @@ func (q *core) traceTaken(it *item, rs []zk.MultiResponse) {
 func (q *core) putBack(it *item, leaving <-chan struct{}, tried func()) error {
 	last := false
 	for wait := retryAfter; ; wait = min(2*wait, time.Minute) {
-		err := q.putBackNow(it)
+		err := q.layout.restore(it)
 		tried()
 		if err == nil || last || session.OutcomeOf(err) != session.Answered && !errors.Is(err, session.ErrUnprotected) {
 			return err
@@ -261,16 +249,10 @@ func (q *core) putBack(it *item, leaving <-chan struct{}, tried func()) error {
 	}
 }
 
-// putBackNow is one attempt of putBack.
-//
-// In our own layout no name comes again, so it becomes one of the delayed that are
-// due, which go ahead of the others: its time is that at which it was sent, so
-// several keep their order.
-func (q *core) putBackNow(it *item) error {
-	if q.foreign != nil {
-		_, err := q.restore([]*item{it})
-		return err
-	}
+// restore makes an element one of the delayed that are due, because no name comes again.
+// They go ahead of the others: its time is that at which it was sent, so several keep
+// their order.
+func (q own) restore(it *item) error {
 	ctx := context.Background() // ends with the Session
 	due := it.due
 	if due == 0 { // now at the latest, by our own clock too

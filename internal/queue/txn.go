@@ -127,8 +127,8 @@ func sizeOf(m *session.Manager, op any) int {
 
 func (it *item) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
 	l := it.ledger
-	if l.q.foreign != nil {
-		return nil, l.q.foreign.lacks("Txn")
+	if err := l.q.layout.lacks("Txn"); err != nil {
+		return nil, err
 	}
 	if ctx.Err() != nil {
 		return nil, session.CtxErr(ctx)
