@@ -180,7 +180,7 @@ func (it *item) Settle(ctx context.Context, s Settlement) error {
 			return err
 		}
 	}
-	_, err := l.settleNow(ctx, it, entry{fate: s.Fate, bump: s.Fate == Return && !s.Untried, fault: s.Reason, due: dueAt(s.Due), tries: it.attempts() + 1})
+	_, err := l.settleNow(ctx, it, entry{fate: s.Fate, bump: !s.Untried, fault: s.Reason, due: dueAt(s.Due)})
 	return err
 }
 

@@ -181,7 +181,7 @@ func (q *core) whileOpen(ctx context.Context) (inner context.Context, leave func
 
 // letterOf returns the operations that make a dead letter of an item.
 func (q *core) letterOf(it *item, fault error, attempts int) []any {
-	return q.letter(q.layout.class(it.element), it.stored(), it.sent, attempts, fault)
+	return q.letter(q.layout.class(it.element), it.stored, it.sent, attempts, fault)
 }
 
 // letterNow prepares to make a dead letter in a transaction of its own, and

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/go-zookeeper/zk"
 
@@ -66,7 +65,8 @@ func (q foreign) read(ctx context.Context, inc *session.Incarnation, e element) 
 	if err != nil {
 		return nil, nil, err
 	}
-	it = &item{element: e, framed: data, size: len(data), version: stat.Version, sent: time.UnixMilli(stat.Ctime)}
+	it = &item{element: e}
+	it.read(data, stat)
 	if all, it.fault = q.open(data); it.fault != nil {
 		all = [][]byte{data}
 	}
@@ -144,7 +144,7 @@ func (q foreign) first(ctx context.Context, inc *session.Incarnation, _ int, asi
 // it is gone, and so does a second attempt.
 func (q foreign) split(ctx context.Context, inc *session.Incarnation, it *item, all [][]byte) error {
 	path := session.ChildPath(q.dir, it.name)
-	size, n := q.m.SizeOf(path, it.framed), len(all)
+	size, n := q.m.SizeOf(path, it.stored), len(all)
 	ops := []any{nil}
 	for ; n > 0 && len(ops) <= maxPost; n-- {
 		part := fmt.Sprintf("%s#%05d", path, n-1)
@@ -367,7 +367,7 @@ func (q foreign) post(p *posting) error {
 	return err
 }
 
-func (foreign) bytes(e *entry) int { return len(e.item.stored()) }
+func (foreign) bytes(e *entry) int { return len(e.item.stored) }
 
 func (q foreign) restore(it *item) error {
 	_, err := q.restoreAll([]*item{it})
@@ -383,7 +383,7 @@ func (q foreign) restoreAll(items []*item) (culprit int, err error) {
 		var ops []any
 		var owners []int
 		for i, it := range items {
-			op := &zk.CreateRequest{Path: session.ChildPath(q.dir, it.key()), Data: it.stored(), Acl: q.m.Config.ACL}
+			op := &zk.CreateRequest{Path: session.ChildPath(q.dir, it.key()), Data: it.stored, Acl: q.m.Config.ACL}
 			switch {
 			case there[i]:
 			case oversized(q.m, q.receipts, op): // another library's

@@ -76,12 +76,11 @@ type item struct {
 	ledger  *ledger
 	batch   *batch
 	data    []byte
-	size    int       // of what is stored; it stays when the data is dropped
+	stored  []byte    // the data of its znode: that in another library's frame
+	size    int       // of that; it stays when the data is dropped
 	version int32     // of its znode: how many attempts there were before
 	sent    time.Time // when it was stored, by the servers' clock
 	pump    *pump     // from which it is being offered
-	missing bool      // it was gone before it could be read
-	framed  []byte    // in another library's layout: the data of its znode
 	fault   error     // why it is none: it cannot be taken out of its frame, or decoded
 	misfit  bool      // it cannot be decoded by us
 	value   any       // as decoded
@@ -98,17 +97,9 @@ type item struct {
 	cancel context.CancelCauseFunc // ends ctx; guarded by ledger.mu
 }
 
-// stored returns the data of its znode.
-func (it *item) stored() []byte {
-	if it.framed != nil {
-		return it.framed
-	}
-	return it.data
-}
-
 // read is told what was read of its znode.
 func (it *item) read(data []byte, stat *zk.Stat) {
-	it.data, it.size, it.version, it.sent = data, len(data), stat.Version, time.UnixMilli(stat.Ctime)
+	it.data, it.stored, it.size, it.version, it.sent = data, data, len(data), stat.Version, time.UnixMilli(stat.Ctime)
 	if it.first > 0 {
 		it.sent = time.UnixMilli(it.first)
 	}
@@ -116,7 +107,7 @@ func (it *item) read(data []byte, stat *zk.Stat) {
 
 // drop forgets its data, which others of its batch would keep for as long as they
 // are in hand. Nobody reads them once its fate is posted.
-func (it *item) drop() { it.data, it.framed, it.value = nil, nil, nil }
+func (it *item) drop() { it.data, it.stored, it.value = nil, nil, nil }
 
 // attempts returns how often it was delivered before.
 func (it *item) attempts() int { return int(it.tries) + int(it.version) }

@@ -50,8 +50,8 @@ func (own) stands(ctx context.Context, l *ledger) bool { return l.stands(ctx) }
 func (own) post(p *posting) error { return p.post() }
 
 func (own) bytes(e *entry) (n int) {
-	if e.fate == Bury || e.fate == Later || e.bump {
-		n = len(e.item.stored())
+	if e.fate == Bury || e.fate == Later || e.fate == Return && e.bump {
+		n = len(e.item.stored)
 	}
 	if e.fate == Bury {
 		n += maxReason + 1024

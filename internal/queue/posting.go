@@ -148,7 +148,7 @@ func (p *posting) cut() bool {
 func (p *posting) bumpLarge(ctx context.Context, inc *session.Incarnation) error {
 	for _, e := range p.es {
 		path := session.ChildPath(p.l.q.dir, e.item.key())
-		if e.bump && len(e.item.data) > session.MaxPacket/2 && !p.absent[path] {
+		if e.fate == Return && e.bump && len(e.item.data) > session.MaxPacket/2 && !p.absent[path] {
 			if err := p.l.q.under.bump(ctx, inc, e.item.key(), e.item.version); err != nil {
 				p.culprit = e
 				return err
@@ -320,13 +320,13 @@ func (p *posting) settle(e *entry) {
 	case e.fate == Remove:
 		remove()
 	case e.fate == Bury:
-		for _, op := range q.letterOf(e.item, e.fault, e.tries) {
+		for _, op := range q.letterOf(e.item, e.fault, e.attempts()) {
 			p.add(e, op, when(session.IsNoNode, func(inc *session.Incarnation) error { return inc.MakeDir(context.Background(), q.dead) }))
 		}
 		remove()
 	case e.fate == Later:
 		dir := session.ChildPath(q.dir, delayedName(e.item.prio, q.zxid.Load()))
-		p.add(e, &zk.CreateRequest{Path: session.ChildPath(dir, laterName(e.due, int32(e.tries), e.item.sent.UnixMilli(), e.item.tag)), Data: e.item.data, Acl: acl, Flags: zk.FlagSequence},
+		p.add(e, &zk.CreateRequest{Path: session.ChildPath(dir, laterName(e.due, int32(e.attempts()), e.item.sent.UnixMilli(), e.item.tag)), Data: e.item.data, Acl: acl, Flags: zk.FlagSequence},
 			when(session.IsNoNode, func(inc *session.Incarnation) error { return q.makeDelayed(inc, e) }))
 		remove()
 	case e.fate == Return && e.bump && !p.absent[path]:

@@ -26,7 +26,7 @@ type entry struct {
 	item  *item
 	notes []*item // of fateHand: those whose being in hand, or not, is to be written down
 	fate  Fate
-	bump  bool          // count it as an attempt
+	bump  bool          // it counts as an attempt
 	gone  bool          // the znode was found deleted
 	wait  time.Duration // how long it was not tried after it was refused last; 0 if it was not
 	alone bool          // it goes into a transaction of its own; guarded by ledger.mu
@@ -35,14 +35,21 @@ type entry struct {
 	fault error         // why it is buried
 	with  *txn          // what else its transaction does, or nil; of Remove
 	due   int64         // when it may be received again, in Unix milliseconds; of Later
-	tries int           // how often it was delivered, of one that is buried
 	done  chan struct{}
 	err   error // read it only after done is closed
 }
 
+// attempts returns how often its item was delivered, with this time if that counts.
+func (e *entry) attempts() int {
+	if e.bump {
+		return e.item.attempts() + 1
+	}
+	return e.item.attempts()
+}
+
 // settle decides the fate of an item, if it is not decided yet.
 func (l *ledger) settle(it *item, f Fate) {
-	l.decide(it, entry{fate: f, fault: it.fault, tries: it.attempts()})
+	l.decide(it, entry{fate: f, fault: it.fault})
 }
 
 // decide is settle with everything that may be said of a fate. It returns the entry of the

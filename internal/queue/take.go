@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -22,7 +21,7 @@ func (q *core) Take(ctx context.Context) (*Element, error) {
 	}
 	for {
 		it, err := q.pluck(ctx)
-		if err == nil && it != nil && it.missing {
+		if err == nil && it != nil && it.fault != nil {
 			continue // it was buried
 		}
 		if err != nil || it == nil {
@@ -33,7 +32,7 @@ func (q *core) Take(ctx context.Context) (*Element, error) {
 }
 
 // pluck removes the first free element. One with a fault goes to the dead
-// letters and is returned as missing.
+// letters.
 func (q *core) pluck(ctx context.Context) (*item, error) {
 	var taken *item
 	if _, err := q.order.await(ctx, q.m, 0); err != nil {
@@ -53,14 +52,14 @@ func (q *core) pluck(ctx context.Context) (*item, error) {
 			}
 			was = it.key()
 			ops := append([]any{&zk.DeleteRequest{Path: session.ChildPath(q.dir, it.key()), Version: it.version}}, claim...)
-			fault := q.check(it)
+			it.fault = q.check(it)
 			if it.misfit {
-				if err := q.skips.misfit(it.key(), fault); err != nil {
+				if err := q.skips.misfit(it.key(), it.fault); err != nil {
 					return err
 				}
 			}
-			if it.missing = fault != nil; it.missing {
-				letter, err := q.letterNow(ctx, inc, it, fault)
+			if it.fault != nil {
+				letter, err := q.letterNow(ctx, inc, it, it.fault)
 				if err != nil {
 					return err
 				}
@@ -81,8 +80,8 @@ func (q *core) pluck(ctx context.Context) (*item, error) {
 			if err != nil {
 				return err
 			}
-			if it.missing {
-				q.report(it.key(), fault)
+			if it.fault != nil {
+				q.report(it.key(), it.fault)
 			}
 			taken = it
 			return nil
@@ -180,21 +179,21 @@ func (q *core) remove(ctx context.Context, it *item, ops []any) error {
 		stay()
 		return session.ErrClosed
 	}
-	var state atomic.Int32 // 1: the caller has left, and the order waits; 2: the outcome has come
-	done := make(chan error, 1)
+	done, left := make(chan error), make(chan struct{}) // the outcome goes to the caller, unless that has left
 	q.m.Spawn(func() {
 		defer stay()
 		rs, err := q.m.CommitAcrossSessions(context.Background(), q.receipts, ops)
 		if err == nil {
 			q.traceTaken(it, rs)
 		}
-		if state.CompareAndSwap(0, 2) {
-			done <- err
+		select {
+		case done <- err:
 			return
+		case <-left:
 		}
 		tried := sync.OnceFunc(q.order.end)
 		defer tried()
-		if err == nil && !it.missing {
+		if err == nil && it.fault == nil {
 			if err := q.putBack(it, leaving, tried); err != nil {
 				q.m.Log.Error("zsync: cannot put an element back", "path", q.path, "element", it.key(), "err", err)
 			}
@@ -205,11 +204,8 @@ func (q *core) remove(ctx context.Context, it *item, ops []any) error {
 		return err
 	case <-ctx.Done():
 		q.order.begin(true) // the next TryRecv must not get what comes after it
-		if state.CompareAndSwap(0, 1) {
-			return session.CtxErr(ctx)
-		}
-		q.order.end()
-		return <-done
+		close(left)
+		return session.CtxErr(ctx)
 	}
 }
 
@@ -219,7 +215,7 @@ func (q *core) traceTaken(it *item, rs []zk.MultiResponse) {
 		return
 	}
 	l := trace.Line{Event: trace.Take, Kind: trace.Element, Path: q.m.Bare(q.dir), Elements: []string{it.key()}, Fate: trace.Removed, Zxid: zxidOf(rs)}
-	if it.missing {
+	if it.fault != nil {
 		l.Fate = trace.Buried
 	}
 	q.trace.Line(l)
