@@ -300,12 +300,16 @@ func (q foreign) bury(ctx context.Context, inc *session.Incarnation, it *item, f
 // deleteAll deletes elements in one transaction, and puts them into the ledger
 // as ours; those that others were quicker to delete are left out.
 func (q foreign) deleteAll(l *ledger, items []*item) ([]*item, error) {
+	if len(items) == 0 {
+		return nil, nil
+	}
 	// The ledger is not over, nor the Session closed in good order, before we
 	// know what is ours, and what is not taken has been put back.
-	b := l.newBatch(nil)
+	b := l.newBatch(slices.Clone(items))
 	if b == nil {
 		return nil, l.ending()
 	}
+	defer func() { l.claimed(b, items) }()
 	for len(items) > 0 {
 		ops := make([]any, len(items))
 		for i, it := range items {
@@ -319,34 +323,19 @@ func (q foreign) deleteAll(l *ledger, items []*item) ([]*item, error) {
 		}
 		i := session.FailedOp(rs)
 		if i < 0 || !outrun(rs[i].Error) {
-			l.forget(b)
+			items = nil
 			return nil, err
 		}
 		items = slices.Delete(items, i, i+1)
 	}
-	if len(items) == 0 {
-		l.forget(b)
-		return nil, nil
+	for _, it := range items {
+		it.version = 0 // attempts are not counted
 	}
-	l.adopt(b, items)
 	return items, nil
 }
 
 // stands is true while the session lives: what was taken is nobody else's any more.
 func (foreign) stands(_ context.Context, l *ledger) bool { return l.inc.Alive() }
-
-// adopt puts into a batch the items that are ours because we have deleted them.
-func (l *ledger) adopt(b *batch, items []*item) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	b.items, b.left = items, len(items)
-	for _, it := range items {
-		it.ledger, it.batch, it.version = l, b, 0 // attempts are not counted
-		if l.ended {
-			l.enterLocked(it, entry{fate: Return})
-		}
-	}
-}
 
 // post puts back what is returned. What was taken is gone already.
 func (q foreign) post(p *posting) error {

@@ -31,7 +31,7 @@ var growths = map[string]func(n int) func(){
 	},
 	"a note of what is in hand": func(n int) func() {
 		l, b, _ := claimedOf(2 * n)
-		l.q.m, l.journal, l.live, b.left = &session.Manager{}, &journal{}, map[string]int{"b": 2 * n}, 2*n
+		l.q.m, l.journal, b.left = &session.Manager{}, &journal{}, 2*n
 		for i, it := range b.items {
 			it.bucket, it.seq, it.noted = "b", int32(i), i%2 == 0
 		}
@@ -42,7 +42,7 @@ var growths = map[string]func(n int) func(){
 	},
 	"a return": func(n int) func() {
 		l, b, _ := claimedOf(2 * n)
-		l.q.m, l.live, b.left = &session.Manager{}, map[string]int{"b": 2 * n}, 2*n
+		l.q.m, b.left = &session.Manager{}, 2*n
 		var all spans
 		for i := range int32(n) {
 			all = append(all, span{4 * i, 4*i + 1})

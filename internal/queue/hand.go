@@ -18,7 +18,7 @@ func (l *ledger) take(it *item) bool {
 	if l.ended || it.final != nil {
 		return false
 	}
-	it.out = true
+	it.place = offered
 	return true
 }
 
@@ -63,16 +63,15 @@ func (l *ledger) handed(it *item) {
 	if it.posted || it.final != nil && (it.final.with == nil || session.IsClosed(it.final.done)) {
 		return // it is settled already, or its txn is lost
 	}
-	l.hand[it] = true
+	it.place = inHand
 	l.q.m.Holds.Add(1)
 	switch {
 	case it.final == nil && (l.lost || l.void):
 		l.traceLossLocked(l.lossLocked(), it)
 		l.enterLocked(it, entry{fate: Return, bump: true})
-	case l.q.cfg.MaxAttempts == 0:
-		if l.fresh = append(l.fresh, it); len(l.fresh) == 1 {
-			time.AfterFunc(noteAfter, l.note)
-		}
+	case l.q.cfg.MaxAttempts == 0 && !l.noteSoon:
+		l.noteSoon = true
+		time.AfterFunc(noteAfter, l.note)
 	}
 }
 
@@ -103,23 +102,25 @@ func (l *ledger) noteAheadLocked(it *item, most int) {
 	}
 }
 
-// note writes down what has come into hand.
+// note writes down what has come into hand, with one entry for each batch.
 func (l *ledger) note() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	entered := make(map[*batch]*entry) // one for each batch
-	for _, it := range l.fresh {
-		if !l.hand[it] {
-			continue
-		}
-		it.noted = true
-		if e := entered[it.batch]; e != nil {
-			e.notes = append(e.notes, it)
-		} else {
-			entered[it.batch] = l.enterNoteLocked(it)
+	l.noteSoon = false
+	for b := range l.batches {
+		var e *entry
+		for _, it := range b.items {
+			switch {
+			case it.place != inHand || it.noted:
+				continue
+			case e == nil:
+				e = l.enterNoteLocked(it)
+			default:
+				e.notes = append(e.notes, it)
+			}
+			it.noted = true
 		}
 	}
-	l.fresh = nil
 }
 
 // enterNoteLocked has it written down whether it is in hand. More may be added to the
@@ -129,8 +130,8 @@ func (l *ledger) enterNoteLocked(it *item) *entry {
 }
 
 func (l *ledger) unhandLocked(it *item) {
-	if l.hand[it] {
-		delete(l.hand, it)
+	if it.place == inHand {
+		it.place = offered
 		l.q.m.Holds.Add(-1)
 	}
 }
@@ -141,7 +142,7 @@ func (l *ledger) withdraw(it *item) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	noted := it.noted
-	it.out, it.noted = false, false
+	it.place, it.noted = ahead, false
 	switch {
 	case it.final != nil:
 	case l.ended:

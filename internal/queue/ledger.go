@@ -27,29 +27,27 @@ type ledger struct {
 	inc  *session.Incarnation
 	guid string
 
-	mu      sync.Mutex
-	batches map[*batch]struct{}
-	live    map[string]int  // by bucket: how many claimed items have no posted entry
-	stake   *session.Stake  // while there are batches, once one of them has been offered
-	queue   []*entry        // not posted yet
-	want    *want           // a claim that is to be made with what is posted next, or nil
-	running bool            // a goroutine posts
-	hand    map[*item]bool  // delivered, neither acknowledged nor returned
-	fresh   []*item         // those of hand that note will write down
-	refused map[*entry]bool // what retry will post again
-	size    int             // of the journal's data
-	ended   bool            // nothing more is claimed, what is not out goes back
-	lost    bool            // the session has ended: what is in hand goes back
-	void    bool            // somebody has given the claims back
-	swept   bool            // nothing is left to be posted
-	posted  chan struct{}   // closed when it has ended and what went back then is back
-	over    chan struct{}   // closed when nothing is left
+	mu       sync.Mutex
+	batches  map[*batch]struct{}
+	stake    *session.Stake  // while there are batches, once one of them has been offered
+	queue    []*entry        // not posted yet
+	want     *want           // a claim that is to be made with what is posted next, or nil
+	running  bool            // a goroutine posts
+	noteSoon bool            // note is about to be called
+	refused  map[*entry]bool // what retry will post again
+	size     int             // of the journal's data
+	ended    bool            // nothing more is claimed, what is not out goes back
+	lost     bool            // the session has ended: what is in hand goes back
+	void     bool            // somebody has given the claims back
+	swept    bool            // nothing is left to be posted
+	posted   chan struct{}   // closed when it has ended and what went back then is back
+	over     chan struct{}   // closed when nothing is left
 
 	journal *journal // belongs to the goroutine that posts
 	trace   claimTrace
 }
 
-// A batch is what is claimed in one transaction.
+// A batch is what is claimed in one transaction, of one bucket.
 type batch struct {
 	items []*item
 	left  int // how many have no posted entry; guarded by ledger.mu
@@ -70,6 +68,15 @@ type want struct {
 	err  error
 }
 
+// A place is where a claimed item is.
+type place int
+
+const (
+	ahead   place = iota // claimed ahead
+	offered              // with a consumer, who has not taken it
+	inHand               // delivered, neither acknowledged nor returned
+)
+
 // An item is an element that is claimed.
 type item struct {
 	element
@@ -85,7 +92,7 @@ type item struct {
 	misfit  bool      // it cannot be decoded by us
 	value   any       // as decoded
 	decoded bool
-	out     bool            // it is with a consumer, taken or not; guarded by ledger.mu
+	place   place           // guarded by ledger.mu
 	note    <-chan struct{} // closed when that is written down, where attempts are limited; guarded by ledger.mu
 	noted   bool            // that it is in hand is written down, or will be; guarded by ledger.mu
 	to      *consumer       // to whom it is being offered, if by a channel; belongs to its goroutine
@@ -125,8 +132,6 @@ func newLedger(ctx context.Context, q *core, inc *session.Incarnation) (*ledger,
 	l := &ledger{
 		q: q, inc: inc, guid: session.NewGUID(),
 		batches: make(map[*batch]struct{}),
-		live:    make(map[string]int),
-		hand:    make(map[*item]bool),
 		refused: make(map[*entry]bool),
 		posted:  make(chan struct{}),
 		over:    make(chan struct{}),
@@ -164,19 +169,17 @@ func newLedger(ctx context.Context, q *core, inc *session.Incarnation) (*ledger,
 	return l, nil
 }
 
-// newBatch returns a batch that is about to be claimed, or nil if nothing may
+// newBatch returns a batch of items that are about to be claimed, or nil if nothing may
 // be claimed any more.
-func (l *ledger) newBatch(es []element) *batch {
+func (l *ledger) newBatch(items []*item) *batch {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.ended {
 		return nil
 	}
-	b := &batch{left: len(es), claiming: len(es) > 0}
-	for _, e := range es {
-		it := &item{element: e, ledger: l, batch: b}
-		b.items = append(b.items, it)
-		l.live[e.bucket]++
+	b := &batch{items: items, left: len(items), claiming: true}
+	for _, it := range items {
+		it.ledger, it.batch = l, b
 	}
 	l.batches[b] = struct{}{}
 	return b
@@ -185,7 +188,11 @@ func (l *ledger) newBatch(es []element) *batch {
 // claim claims es, which are free elements of t, found when the order was at since, and
 // reports whether that was done; if not what was read of t is stale.
 func (l *ledger) claim(t *lot, es []element, since uint64) (*batch, bool, error) {
-	b := l.newBatch(es)
+	items := make([]*item, len(es))
+	for i, e := range es {
+		items[i] = &item{element: e}
+	}
+	b := l.newBatch(items)
 	if b == nil {
 		return nil, false, l.ending()
 	}
@@ -203,29 +210,17 @@ func (l *ledger) claim(t *lot, es []element, since uint64) (*batch, bool, error)
 	}
 }
 
-// claimed is told what came of a claim. Until then its batch is not given back.
-func (l *ledger) claimed(w *want) {
+// claimed is told which items of a batch were claimed. Until then it is not given back.
+func (l *ledger) claimed(b *batch, items []*item) {
 	l.mu.Lock()
-	w.batch.claiming = false
-	switch {
-	case !w.made:
-		for _, it := range w.batch.items {
-			l.unliveLocked(it)
-		}
-		l.dropLocked(w.batch)
-	case l.ended:
-		l.giveBackLocked(w.batch)
+	defer l.mu.Unlock()
+	b.items, b.left, b.claiming = items, len(items), false
+	if b.left == 0 {
+		l.dropLocked(b)
 	}
 	if l.ended {
+		l.giveBackLocked(b)
 		l.startLocked()
-	}
-	l.mu.Unlock()
-	close(w.done)
-}
-
-func (l *ledger) unliveLocked(it *item) {
-	if l.live[it.bucket]--; l.live[it.bucket] <= 0 {
-		delete(l.live, it.bucket)
 	}
 }
 
@@ -270,16 +265,6 @@ func (l *ledger) dropLocked(b *batch) {
 	if delete(l.batches, b); len(l.batches) == 0 {
 		l.stake.Drop()
 		l.stake = nil
-	}
-}
-
-// forget is told that a batch was not made.
-func (l *ledger) forget(b *batch) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.dropLocked(b)
-	if l.ended {
-		l.startLocked()
 	}
 }
 
@@ -338,9 +323,9 @@ func (l *ledger) giveBackLocked(b *batch) {
 				lost = append(lost, it)
 				l.finishContextLocked(it) // it may be refused in another session
 			}
-		case !it.out:
+		case it.place == ahead:
 			l.enterLocked(it, entry{fate: Return})
-		case l.lost && l.hand[it]:
+		case l.lost && it.place == inHand:
 			lost = append(lost, it)
 			l.enterLocked(it, entry{fate: Return, bump: true})
 		}
@@ -354,15 +339,14 @@ func (l *ledger) offers() bool {
 	return l.offersLocked()
 }
 
-// offersLocked reports whether an item is being offered, or claimed in another
-// library's layout.
+// offersLocked reports whether an item is being offered, or claimed.
 func (l *ledger) offersLocked() bool {
 	for b := range l.batches {
-		if b.claiming || len(b.items) == 0 {
-			return true // for the latter see deleteAll
+		if b.claiming {
+			return true
 		}
 		for _, it := range b.items {
-			if it.out && it.final == nil && !l.hand[it] {
+			if it.place == offered && it.final == nil {
 				return true
 			}
 		}

@@ -12,8 +12,8 @@ import (
 func claimedOf(n int) (*ledger, *batch, *reading) {
 	q := &core{}
 	q.layout = own{q}
-	l := &ledger{q: q}
 	b := &batch{}
+	l := &ledger{q: q, batches: map[*batch]struct{}{b: {}}}
 	r := &reading{refused: make([]error, n), done: session.ClosedChan}
 	for range n {
 		b.items = append(b.items, &item{ledger: l, batch: b})
@@ -62,7 +62,7 @@ func TestElementsMayBeGivenBackWhileConsumersAreGivenThem(t *testing.T) {
 func TestWhatIsBeingSettledIsInHandUntilThatIsPosted(t *testing.T) {
 	l, b, _ := claimedOf(3)
 	l.q.m = &session.Manager{}
-	l.journal, l.live, b.left = &journal{}, map[string]int{"b": 3}, 3
+	l.journal, b.left = &journal{}, 3
 	for i, it := range b.items {
 		it.bucket, it.seq, it.noted = "b", int32(i), true
 	}
@@ -80,9 +80,9 @@ func TestWhatIsBeingSettledIsInHandUntilThatIsPosted(t *testing.T) {
 func offeredTxn() (*ledger, *item) {
 	l, b, _ := claimedOf(1)
 	l.q.m, l.inc = &session.Manager{}, &session.Incarnation{}
-	l.running, l.hand, b.left = true, make(map[*item]bool), 1
+	l.running, b.left = true, 1
 	it := b.items[0]
-	it.out = true
+	it.place = offered
 	it.final = &entry{item: it, fate: Remove, with: &txn{}, done: make(chan struct{})}
 	return l, it
 }
@@ -92,21 +92,22 @@ func TestATxnThatIsLostBeforeItsOfferIsOverIsNotInHand(t *testing.T) {
 	l.void, l.ended = true, true
 	close(it.final.done)
 	l.handed(it)
-	if len(l.hand) != 0 || l.q.m.Holds.Load() != 0 {
-		t.Errorf("%d in hand, %d holds, for ever", len(l.hand), l.q.m.Holds.Load())
+	if it.place == inHand || l.q.m.Holds.Load() != 0 {
+		t.Errorf("it is in hand: %v, %d holds, for ever", it.place == inHand, l.q.m.Holds.Load())
 	}
 }
 
 func TestATxnThatIsRefusedAfterItsOfferIsOverWasAnAttempt(t *testing.T) {
 	l, it := offeredTxn()
-	l.fresh = []*item{{}} // one before it, so no timer is set
+	l.noteSoon = true // one before it, so no timer is set
 	e := it.final
 	l.handed(it)
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	l.refuseTxnLocked(e, nil)
-	if len(l.hand) != 1 || len(l.fresh) != 2 || l.fresh[1] != it {
-		t.Errorf("%d in hand, %d to be noted", len(l.hand), len(l.fresh))
+	l.mu.Unlock()
+	l.note()
+	if it.place != inHand || len(l.queue) != 1 || len(l.queue[0].notes) != 1 || l.queue[0].notes[0] != it {
+		t.Errorf("it is in hand: %v, and noted with %d entries", it.place == inHand, len(l.queue))
 	}
 }
 

@@ -225,32 +225,54 @@ func (p *posting) assemble(lots map[string]*lot) {
 		h.owned = h.owned.union(w.lot.runs(w.es))
 		p.next[w.lot.name] = h
 	}
-	settled := make(map[string]int) // by bucket
+	left := make(map[string]int) // how many claimed items have no posted entry, by bucket
+	for b := range p.l.batches {
+		left[b.items[0].bucket] += b.left
+	}
+	in, out, returned := make(map[string][]int32), make(map[string][]int32), make(map[string][]int32) // by bucket
 	bell, moved := false, false
-	p.noteLocked() // before what is returned: that is not in hand any more
-	returned := make(map[string][]int32)
 	for _, e := range p.es {
 		if e.fate == fateHand {
+			// What is being settled is in hand until that is posted: if the process dies
+			// before, it was tried.
+			for _, it := range e.notes {
+				switch {
+				case it.posted:
+				case it.noted:
+					in[it.bucket] = append(in[it.bucket], it.seq)
+				default:
+					out[it.bucket] = append(out[it.bucket], it.seq)
+				}
+			}
 			continue
 		}
-		settled[e.item.bucket]++
+		left[e.item.bucket]--
 		p.settle(e)
 		// Consumers that wait must learn of the time, and of what waited for its key.
 		bell = bell || e.fate == Return || e.fate == Later || keyOf(e.item.tag) != ""
 		moved = moved || e.fate == Later && keyOf(e.item.tag) != ""
 		if e.fate == Return {
+			out[e.item.bucket] = append(out[e.item.bucket], e.item.seq)
 			returned[e.item.bucket] = append(returned[e.item.bucket], e.item.seq)
 		}
 	}
-	for name, numbers := range returned {
-		back, h := spansOf(numbers), p.next[name]
-		p.next[name] = holding{h.owned.minus(back), h.hand.minus(back)}
+	for name, ns := range in {
+		h := p.next[name]
+		p.next[name] = holding{h.owned, h.hand.union(spansOf(ns))}
+	}
+	for name, ns := range out {
+		h := p.next[name]
+		p.next[name] = holding{h.owned, h.hand.minus(spansOf(ns))}
+	}
+	for name, ns := range returned {
+		h, back := p.next[name], spansOf(ns)
+		p.next[name] = holding{h.owned.minus(back), h.hand}
 		if t := lots[name]; t != nil {
 			t.claimed = t.claimed.minus(back)
 		}
 	}
 	for name := range p.next {
-		if p.l.live[name] <= settled[name] {
+		if left[name] <= 0 {
 			delete(p.next, name)
 		}
 	}
@@ -271,31 +293,6 @@ func (p *posting) assemble(lots map[string]*lot) {
 		p.add(nil, &zk.SetDataRequest{Path: p.l.q.dir, Version: -1}, p.without(p.l.q.dir, func(err error) bool {
 			return session.IsNoNode(err) || errors.Is(err, zk.ErrNoAuth)
 		}))
-	}
-}
-
-// noteLocked writes down which items are in hand. What is being settled is, until
-// that is posted: if the process dies before, it was tried.
-func (p *posting) noteLocked() {
-	in, out := make(map[string][]int32), make(map[string][]int32) // by bucket
-	for _, e := range p.es {
-		for _, it := range e.notes {
-			switch {
-			case it.posted:
-			case it.noted:
-				in[it.bucket] = append(in[it.bucket], it.seq)
-			default:
-				out[it.bucket] = append(out[it.bucket], it.seq)
-			}
-		}
-	}
-	for name, numbers := range out {
-		h := p.next[name]
-		p.next[name] = holding{h.owned, h.hand.minus(spansOf(numbers))}
-	}
-	for name, numbers := range in {
-		h := p.next[name]
-		p.next[name] = holding{h.owned, h.hand.union(spansOf(numbers))}
 	}
 }
 

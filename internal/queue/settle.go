@@ -132,7 +132,12 @@ func (l *ledger) run() {
 			case p.want != nil:
 				w.err = err
 			}
-			l.claimed(w)
+			if w.made {
+				l.claimed(w.batch, w.batch.items)
+			} else {
+				l.claimed(w.batch, nil)
+			}
+			close(w.done)
 		}
 	}
 }
@@ -248,7 +253,6 @@ func (l *ledger) doneLocked(e *entry, err error) {
 		}
 		e.item.drop()
 		e.item.posted = true
-		l.unliveLocked(e.item)
 		if b.left--; b.left == 0 {
 			l.dropLocked(b)
 		}
@@ -309,14 +313,17 @@ func (l *ledger) voidLocked() {
 	}
 	l.queue = nil
 	clear(l.refused)
-	for it := range l.hand {
-		l.unhandLocked(it)
-		if it.final == nil {
-			it.final = &entry{item: it, fate: Return, done: session.ClosedChan, err: l.taken()}
-		}
-		l.finishContextLocked(it)
-	}
 	for b := range l.batches {
+		for _, it := range b.items {
+			if it.place != inHand {
+				continue
+			}
+			l.unhandLocked(it)
+			if it.final == nil {
+				it.final = &entry{item: it, fate: Return, done: session.ClosedChan, err: l.taken()}
+			}
+			l.finishContextLocked(it)
+		}
 		l.traceLossLocked(l.taken(), b.items...)
 		l.dropLocked(b)
 	}
