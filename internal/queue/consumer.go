@@ -66,7 +66,7 @@ func (c *consumer) Next() (Claim, error) {
 // it must not; back tells that it is to be offered again later.
 func (q *core) present(ctx context.Context, it *item, o Joining, most int) (offer, back bool) {
 	if !it.decoded && it.fault == nil {
-		it.fault = q.check(it)
+		q.check(it)
 	}
 	if it.fault != nil && !(it.misfit && o.Odd) {
 		q.setAside(it)

@@ -110,25 +110,20 @@ func newCore(m *session.Manager, cfg Config, in func(*core) layout) *core {
 	return c
 }
 
-// check decodes an item. The error is why it goes to the dead letters.
-func (q *core) check(it *item) error {
-	if it.fault != nil {
-		it.misfit = true
-		return it.fault
+// check decodes an item, and finds its fault: why it goes to the dead letters.
+func (q *core) check(it *item) {
+	var value any
+	if it.fault == nil {
+		value, it.fault = q.cfg.Decode(it.data)
 	}
-	v, err := q.cfg.Decode(it.data)
-	if err == nil {
-		q.skips.fits()
-	} else {
-		it.misfit = true
+	if it.misfit = it.fault != nil; it.misfit {
+		return
 	}
-	if n := q.cfg.MaxAttempts; err == nil && n > 0 && it.attempts() >= n {
-		err = fmt.Errorf("delivered %d times without success", it.attempts())
+	q.skips.fits()
+	if n := q.cfg.MaxAttempts; n > 0 && it.attempts() >= n {
+		it.fault = fmt.Errorf("delivered %d times without success", it.attempts())
 	}
-	if err == nil {
-		it.value, it.decoded = v, true
-	}
-	return err
+	it.value, it.decoded = value, it.fault == nil
 }
 
 func (q *core) Send(ctx context.Context, b Batch) error {
@@ -186,8 +181,8 @@ func (q *core) letterOf(it *item, fault error, attempts int) []any {
 
 // letterNow prepares to make a dead letter in a transaction of its own, and
 // returns the operations.
-func (q *core) letterNow(ctx context.Context, inc *session.Incarnation, it *item, fault error) ([]any, error) {
-	ops := q.letterOf(it, fault, it.attempts())
+func (q *core) letterNow(ctx context.Context, inc *session.Incarnation, it *item) ([]any, error) {
+	ops := q.letterOf(it, it.fault, it.attempts())
 	if oversized(q.m, q.receipts, ops[0].(*zk.CreateRequest)) {
 		return nil, fmt.Errorf("the element %s cannot go to the dead letters: %w", it.key(), session.ErrTooLarge)
 	}

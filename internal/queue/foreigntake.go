@@ -251,7 +251,6 @@ func (q foreign) seize(ctx context.Context, inc *session.Incarnation, l *ledger,
 		return nil, false, err
 	}
 	for i, it := range found {
-		var fault error
 		switch {
 		case it == nil:
 			continue
@@ -259,14 +258,14 @@ func (q foreign) seize(ctx context.Context, inc *session.Incarnation, l *ledger,
 			split = true
 			err = q.split(ctx, inc, it, all[i])
 		default:
-			if fault = q.check(it); fault == nil {
+			if q.check(it); it.fault == nil {
 				items = append(items, it)
 				continue
 			}
-			if it.misfit && q.skips.misfit(it.key(), fault) != nil {
+			if it.misfit && q.skips.misfit(it.key(), it.fault) != nil {
 				continue
 			}
-			err = q.bury(ctx, inc, it, fault)
+			err = q.bury(ctx, inc, it)
 		}
 		switch {
 		case err == nil, outrun(err):
@@ -285,14 +284,14 @@ func (q foreign) seize(ctx context.Context, inc *session.Incarnation, l *ledger,
 }
 
 // bury moves an element to the dead letters, in one transaction.
-func (q foreign) bury(ctx context.Context, inc *session.Incarnation, it *item, fault error) error {
-	letter, err := q.letterNow(ctx, inc, it, fault)
+func (q foreign) bury(ctx context.Context, inc *session.Incarnation, it *item) error {
+	letter, err := q.letterNow(ctx, inc, it)
 	if err != nil {
 		return err
 	}
 	_, err = q.m.CommitAcrossSessions(ctx, q.receipts, append([]any{&zk.DeleteRequest{Path: session.ChildPath(q.dir, it.name), Version: it.version}}, letter...))
 	if err == nil {
-		q.report(it.key(), fault)
+		q.report(it.key(), it.fault)
 	}
 	return err
 }

@@ -2,12 +2,14 @@ package queue
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/trace"
 )
 
 // A ledger is the claims of one Queue value in one ZooKeeper session, and what
@@ -44,7 +46,6 @@ type ledger struct {
 	over     chan struct{}   // closed when nothing is left
 
 	journal *journal // belongs to the goroutine that posts
-	trace   claimTrace
 }
 
 // A batch is what is claimed in one transaction, of one bucket.
@@ -137,9 +138,6 @@ func newLedger(ctx context.Context, q *core, inc *session.Incarnation) (*ledger,
 		over:    make(chan struct{}),
 	}
 	l.journal = &journal{m: q.m, vet: q.vet, path: session.ChildPath(q.claims, l.guid), mark: session.ChildPath(q.live, l.guid), home: inc}
-	if q.trace != nil {
-		l.trace = claimTrace{inc: inc, dir: q.dir, guid: l.guid}
-	}
 	leaving, stay := q.m.BeforeClose()
 	l.ended = session.IsClosed(leaving) // Close would not wait for what is claimed now
 	q.mu.Lock()
@@ -371,20 +369,17 @@ func (l *ledger) taken() error {
 	return l.inc.Deleted()
 }
 
-func (l *ledger) traceClaim(items []*item) {
-	if !l.trace.on() {
-		return
-	}
-	var keys []string
-	for _, it := range items {
-		keys = append(keys, it.key())
-	}
-	l.trace.granted(keys, l.journal.zxid)
+// traceLine is a line of the trace, about all elements of one transaction.
+func (l *ledger) traceLine(event string, keys []string) trace.Line {
+	t := l.inc.TraceLine(event, trace.Element, l.q.dir, "")
+	t.Claim, t.Elements = l.guid, keys
+	return t
 }
 
-// traceLossLocked writes that the claims of items are lost, once of each.
+// traceLossLocked writes that the claims of items are lost, once of each. What has been
+// decided before is still carried out, unless others have taken it.
 func (l *ledger) traceLossLocked(why error, items ...*item) {
-	if !l.trace.on() {
+	if l.q.trace == nil {
 		return
 	}
 	var keys []string
@@ -394,7 +389,9 @@ func (l *ledger) traceLossLocked(why error, items ...*item) {
 			keys = append(keys, it.key())
 		}
 	}
-	l.trace.lost(keys, why)
+	if slices.Sort(keys); keys != nil {
+		l.q.trace.Line(l.q.m.TraceLoss(l.traceLine(trace.Loss, keys), why))
+	}
 }
 
 // sweep deletes the journal and the live mark, when no batch is left. Where they do not
@@ -421,10 +418,10 @@ func (l *ledger) fetch(b *batch, r *reading) ([]*item, error) {
 	if r.err != nil {
 		return nil, r.err
 	}
-	for i, err := range r.refused {
-		if err != nil {
+	for i, n := range r.nodes {
+		if hidden(n) {
 			l.settle(b.items[i], Return)
-			l.q.skips.unreadable(b.items[i].key(), err)
+			l.q.skips.unreadable(b.items[i].key(), zk.ErrNoAuth)
 		}
 	}
 	l.mu.Lock()

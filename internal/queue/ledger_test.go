@@ -14,10 +14,10 @@ func claimedOf(n int) (*ledger, *batch, *reading) {
 	q.layout = own{q}
 	b := &batch{}
 	l := &ledger{q: q, batches: map[*batch]struct{}{b: {}}}
-	r := &reading{refused: make([]error, n), done: session.ClosedChan}
+	r := &reading{done: session.ClosedChan}
 	for range n {
 		b.items = append(b.items, &item{ledger: l, batch: b})
-		r.nodes = append(r.nodes, session.Node{Data: []byte("data"), Stat: &zk.Stat{Version: 3}})
+		r.nodes = append(r.nodes, session.Node{Data: []byte("data"), Stat: &zk.Stat{Version: 3, DataLength: 4}})
 	}
 	return l, b, r
 }

@@ -70,33 +70,26 @@ func (t *lot) with(es []element) spans {
 // runs returns the numbers of es as few spans. Between two numbers of one span no
 // other element is there.
 func (t *lot) runs(es []element) (s spans) {
-	if !t.delayed {
-		// Both are in order.
-		i := 0
-		for _, e := range t.elements {
-			switch {
-			case i == len(es) || e.seq != es[i].seq:
-				continue
-			case i > 0 && t.adjacent(es[i-1].seq, e.seq):
-				s[len(s)-1].b = e.seq
-			default:
-				s = append(s, span{e.seq, e.seq})
-			}
-			i++
+	if t.delayed {
+		numbers := make([]int32, len(es))
+		for i, e := range es {
+			numbers[i] = e.seq
 		}
-		return s
+		return spansOf(numbers)
 	}
-	numbers := make([]int32, len(es))
-	for i, e := range es {
-		numbers[i] = e.seq
+	i, last := 0, 0 // of es, and where the one before stands in the lot: both are in order
+	for at, e := range t.elements {
+		switch {
+		case i == len(es) || e.seq != es[i].seq:
+			continue
+		case i > 0 && at == last+1:
+			s[len(s)-1].b = e.seq
+		default:
+			s = append(s, span{e.seq, e.seq})
+		}
+		i, last = i+1, at
 	}
-	return spansOf(numbers)
-}
-
-// adjacent reports whether no element stands between two.
-func (t *lot) adjacent(a, b int32) bool {
-	i, _ := slices.BinarySearchFunc(t.elements, a, func(e element, n int32) int { return int(int64(e.seq) - int64(n)) })
-	return i+1 < len(t.elements) && t.elements[i+1].seq == b
+	return s
 }
 
 // free returns up to n elements that nobody has claimed and that may be, and when
@@ -334,7 +327,7 @@ func (q *finder) lots(ctx context.Context, inc *session.Incarnation, buckets []b
 	for i, n := range nodes {
 		switch {
 		case n.Stat == nil || q.skips.skipped(buckets[i].name):
-		case int(n.Stat.DataLength) != len(n.Data):
+		case hidden(n):
 			q.skips.unreadable(buckets[i].name, zk.ErrNoAuth)
 		default:
 			lots = append(lots, newLot(buckets[i], n))

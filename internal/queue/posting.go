@@ -361,30 +361,46 @@ func (q *core) makeDelayed(inc *session.Incarnation, e *entry) error {
 	return err
 }
 
+// traceDone writes to the trace what was done with elements in the transaction zxid, 0 if
+// that is not known.
+func (l *ledger) traceDone(event, fate string, keys []string, zxid int64) {
+	if keys != nil {
+		t := l.traceLine(event, keys)
+		t.Fate, t.Zxid, t.Blind = fate, zxid, false
+		l.q.trace.Line(t)
+	}
+}
+
+func (l *ledger) traceClaim(items []*item) {
+	if l.q.trace == nil {
+		return
+	}
+	var keys []string
+	for _, it := range items {
+		keys = append(keys, it.key())
+	}
+	l.traceDone(trace.Grant, "", keys, l.journal.zxid)
+}
+
 // traceSettled writes what a posting has settled, if it was applied. When others
 // have taken the journal over since, its last transaction is theirs.
 func (l *ledger) traceSettled(p *posting, err error) {
-	if !l.trace.on() || err != nil && !p.applied {
+	if l.q.trace == nil || err != nil && !p.applied {
 		return
 	}
 	zxid := l.journal.zxid
 	if p.applied {
 		zxid = 0
 	}
-	keys := make(map[string][]string)
+	keys := make(map[Fate][]string)
 	for _, e := range p.es {
-		word := fateWords[e.fate]
 		if e.gone {
-			word = trace.Missing
-		}
-		if e.fate != fateHand {
-			keys[word] = append(keys[word], e.item.key())
+			keys[fateMissing] = append(keys[fateMissing], e.item.key())
+		} else {
+			keys[e.fate] = append(keys[e.fate], e.item.key())
 		}
 	}
-	l.trace.settled(keys, zxid)
-}
-
-// fateWords are the fates in the trace.
-var fateWords = map[Fate]string{
-	Remove: trace.Removed, Return: trace.Returned, Later: trace.Delayed, Bury: trace.Buried, fateMissing: trace.Missing,
+	for fate, word := range []string{Remove: trace.Removed, Return: trace.Returned, Later: trace.Delayed, Bury: trace.Buried, fateMissing: trace.Missing} {
+		l.traceDone(trace.Release, word, keys[Fate(fate)], zxid)
+	}
 }

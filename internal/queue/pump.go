@@ -366,14 +366,11 @@ func (p *pump) gather(inc *session.Incarnation, l *ledger) error {
 				return err
 			}
 		}
-		for err := error(nil); p.found != nil && len(p.found.es) > 0; {
-			if _, err = p.claim(inc, l); err != nil {
-				return err
-			}
-			if p.found != nil {
-				break
-			}
-			if err = p.search(inc, 0); err != nil { // somebody else was quicker
+		if _, err := p.claim(inc, l); err != nil {
+			return err
+		}
+		if p.found == nil { // somebody else was quicker
+			if err := p.search(inc, 0); err != nil {
 				return err
 			}
 		}

@@ -52,14 +52,14 @@ func (q *core) pluck(ctx context.Context) (*item, error) {
 			}
 			was = it.key()
 			ops := append([]any{&zk.DeleteRequest{Path: session.ChildPath(q.dir, it.key()), Version: it.version}}, claim...)
-			it.fault = q.check(it)
+			q.check(it)
 			if it.misfit {
 				if err := q.skips.misfit(it.key(), it.fault); err != nil {
 					return err
 				}
 			}
 			if it.fault != nil {
-				letter, err := q.letterNow(ctx, inc, it, it.fault)
+				letter, err := q.letterNow(ctx, inc, it)
 				if err != nil {
 					return err
 				}
