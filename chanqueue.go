@@ -270,24 +270,13 @@ type Delivery[T any] struct {
 // instead. Each delivery then waits for one more round trip, which it shares with
 // others: the attempt is written down first.
 func (q *Queue[T]) Deliveries(ctx context.Context) <-chan Delivery[T] {
-	return q.deliveries(ctx, nil)
-}
-
-// deliveries is Deliveries for those who say by ready that they wait, unless it is nil.
-func (q *Queue[T]) deliveries(ctx context.Context, ready <-chan struct{}) <-chan Delivery[T] {
-	return consume(ctx, q, queue.Joining{Hand: true, Ready: ready}, q.delivery)
+	return consume(ctx, q, queue.Joining{Hand: true}, q.delivery)
 }
 
 // delivery makes a Delivery of what is claimed.
 func (q *Queue[T]) delivery(claim queue.Claim) Delivery[T] {
 	e := claim.Element()
 	return Delivery[T]{Value: value[T](claim), Attempt: e.Attempts + 1, Sent: e.Sent, ID: e.ID, claim: claim, cfg: &q.cfg, path: q.path, tracers: q.tracers()}
-}
-
-// A yielded is what All yields.
-type yielded[T any] struct {
-	d   Delivery[T]
-	err error
 }
 
 // All is Deliveries as an iterator, which also yields errors. One that retrying
@@ -306,45 +295,58 @@ func (q *Queue[T]) All(ctx context.Context) iter.Seq2[Delivery[T], error] {
 			yield(Delivery[T]{}, opError("all", q.path, q.misuse()))
 			return
 		}
-		faults := make(chan error, 1)
-		q.q.Listen(faults, true)
-		defer q.q.Listen(faults, false)
 		inner, cancel := context.WithCancel(ctx)
 		defer cancel()
-		ready := make(chan struct{}, 1)
-		ch := consume(inner, q, queue.Joining{Hand: true, Odd: true, Ready: ready}, func(claim queue.Claim) yielded[T] {
-			return yielded[T]{q.delivery(claim), opError("all", q.path, claim.Element().Fault)}
-		})
-		for asked := false; ; {
-			if !asked { // no second time though an error was yielded meanwhile
-				select {
-				case ready <- struct{}{}:
-				default: // nobody asks, see Joining.Ready
+		c := q.join(inner, queue.Joining{Hand: true, Odd: true})
+		for {
+			claim, err := c.Next()
+			if err != nil {
+				over := session.IsClosed(c.Leaving()) || q.s.m.Failure() != nil
+				if over {
+					err = q.ending(ctx)
 				}
-				asked = true
+				if !yield(Delivery[T]{}, opError("all", q.path, err)) || over {
+					return
+				}
+				continue
 			}
-			select {
-			case y, ok := <-ch:
-				asked = false
-				if !ok {
-					err := cmp.Or(session.CtxErr(ctx), q.s.m.Failure(), ErrClosed)
-					yield(Delivery[T]{}, opError("all", q.path, err))
-					return
-				}
-				more := yield(y.d, y.err)
-				if y.err != nil {
-					y.d.claim.SetAside()
-				}
-				if !more {
-					return
-				}
-			case err := <-faults:
-				if !yield(Delivery[T]{}, opError("all", q.path, err)) {
-					return
-				}
+			fault := claim.Element().Fault
+			more := yield(q.handed(ctx, claim), opError("all", q.path, fault))
+			if fault != nil {
+				claim.SetAside()
+			}
+			if !more {
+				return
 			}
 		}
 	}
+}
+
+// join adds a consumer for those who ask for the next element when they wait for it. It
+// leaves when it must, though an element is being worked on.
+func (q *Queue[T]) join(ctx context.Context, o queue.Joining) queue.Consumer {
+	c := q.q.Join(ctx, o)
+	q.s.m.Spawn(func() {
+		select {
+		case <-c.Leaving():
+		case <-q.s.m.Closing:
+		}
+		c.Leave()
+	})
+	return c
+}
+
+// ending returns why a consumer with ctx gets no more elements.
+func (q *Queue[T]) ending(ctx context.Context) error {
+	return cmp.Or(session.CtxErr(ctx), q.s.m.Failure(), ErrClosed)
+}
+
+// handed makes a Delivery of what is claimed, which the program has then.
+func (q *Queue[T]) handed(ctx context.Context, claim queue.Claim) Delivery[T] {
+	d := q.delivery(claim)
+	claim.Handed()
+	q.received(ctx)
+	return d
 }
 
 // consume returns a channel on which each element of a consumer is offered, as wrap makes

@@ -1,7 +1,6 @@
 package zsync
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -67,26 +66,22 @@ func (q *Queue[T]) Work(ctx context.Context, n int, f func(ctx context.Context, 
 	case cfg.err != nil:
 		return opError("work", q.path, cfg.err)
 	}
-	ready := make(chan struct{}, n) // has room for all of them
-	ch := q.deliveries(ctx, ready)
+	c := q.join(ctx, queue.Joining{Hand: true})
 	var workers sync.WaitGroup
 	for range n {
 		workers.Go(func() {
 			for {
-				select {
-				case ready <- struct{}{}:
-				default: // nobody asks
-				}
-				d, more := <-ch
-				if !more {
+				claim, err := c.Next()
+				if err != nil {
 					return
 				}
-				q.work(ctx, d, f, cfg)
+				q.work(ctx, q.handed(ctx, claim), f, cfg)
 			}
 		})
 	}
 	workers.Wait()
-	return opError("work", q.path, cmp.Or(session.CtxErr(ctx), q.s.m.Failure(), ErrClosed))
+	c.Leave()
+	return opError("work", q.path, q.ending(ctx))
 }
 
 // work works on one element.

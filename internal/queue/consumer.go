@@ -3,6 +3,7 @@ package queue
 import (
 	"cmp"
 	"context"
+	"sync"
 
 	"github.com/zsync/zsync/internal/session"
 )
@@ -10,49 +11,48 @@ import (
 // A consumer is offered what a pump claims.
 type consumer struct {
 	Joining
-	q     *core
-	p     *pump // nil if there was nothing to wait for
-	ctx   context.Context
-	leave func() // ends ctx, and lets Session.Close go on
-	ready bool   // somebody waits for an element, and has none yet
+	q      *core
+	p      *pump // nil if there was nothing to wait for
+	ctx    context.Context
+	leave  func()     // does once what Leave does
+	faults chan error // with Odd: what keeps it from consuming
 }
 
 func (q *core) Join(ctx context.Context, o Joining) Consumer {
 	c := &consumer{Joining: o, q: q}
-	c.ctx, c.leave = q.whileOpen(ctx)
+	inner, over := q.whileOpen(ctx)
+	c.ctx = inner
 	if c.ctx.Err() == nil {
 		c.p = q.join(0)
 	}
+	if o.Odd {
+		c.faults = make(chan error, 1)
+		q.listen(c.faults, true)
+	}
+	c.leave = sync.OnceFunc(func() {
+		if c.p != nil {
+			c.p.leave()
+		}
+		q.listen(c.faults, false)
+		over()
+	})
 	return c
 }
 
 func (c *consumer) Leaving() <-chan struct{} { return c.ctx.Done() }
 
-func (c *consumer) Leave() {
-	if c.p != nil {
-		c.p.leave()
-	}
-	c.leave()
-}
+func (c *consumer) Leave() { c.leave() }
 
 func (c *consumer) Next() (Claim, error) {
 	if c.p == nil {
 		return nil, session.CtxErr(c.ctx)
 	}
-	if c.Ready != nil && c.q.cfg.MaxAttempts > 0 && !c.ready {
-		select {
-		case <-c.Ready:
-			c.ready = true
-		case <-c.ctx.Done():
-		}
-	}
 	for {
-		it, err := c.p.next(c.ctx, 1, false)
+		it, err := c.p.next(c.ctx, 1, false, c.faults)
 		if err != nil {
 			return nil, err
 		}
 		if offer, back := c.q.present(c.ctx, it, c.Joining, c.p.notes()); offer {
-			it.to = c
 			return it, nil
 		} else if back {
 			it.PutBack()
@@ -140,9 +140,6 @@ func (it *item) Taken() {
 }
 
 func (it *item) Handed() {
-	if it.to != nil {
-		it.to.ready = false
-	}
 	it.ledger.handed(it)
 	it.pump.done()
 }
@@ -195,7 +192,7 @@ func (q *core) Receive(ctx context.Context, n int) (claims []Claim, err error) {
 	p := q.join(room)
 	defer p.leave()
 	for counted := true; ; counted = false {
-		it, err := p.next(inner, room, counted)
+		it, err := p.next(inner, room, counted, nil)
 		if err != nil {
 			return nil, err
 		}

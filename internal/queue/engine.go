@@ -59,7 +59,7 @@ type Engine interface {
 	Cancel(ctx context.Context, id string) (bool, error)
 
 	// Join adds a consumer, until ctx has ended or the Session is being closed.
-	// It must Leave, once.
+	// It must Leave.
 	Join(ctx context.Context, o Joining) Consumer
 
 	// Receive waits for an element that decodes, claims it and up to n-1 more that
@@ -99,10 +99,6 @@ type Engine interface {
 	// priority and no attempts, and removes the letter, in one transaction. The
 	// error is zk.ErrNoNode if it is gone.
 	Requeue(ctx context.Context, d *Letter) error
-
-	// Listen has c told, or no longer told, of errors that keep the consumers
-	// from consuming. c must have room; what does not fit is left out.
-	Listen(c chan error, on bool)
 }
 
 // Middle is the priority of a Batch that is given none.
@@ -140,33 +136,32 @@ type Joining struct {
 	// later. Otherwise it is removed when it was taken.
 	Hand bool
 
-	// Ready, unless it is nil, tells by a token for each element that somebody waits for
-	// it. Where attempts are limited nothing is offered before, nor noted: it would count
-	// as tried if the process is killed while it works on another.
-	Ready <-chan struct{}
-
-	// Odd means that the consumer wants misfits offered too, with their Fault.
+	// Odd means that the consumer wants misfits offered too, with their Fault, and
+	// Next to return the errors that keep it from consuming.
 	Odd bool
 }
 
-// A Consumer is offered elements, in order. It belongs to one goroutine. All
+// A Consumer is offered elements, in order. Its methods may be called at once. All
 // consumers of one Engine share what is claimed ahead.
 type Consumer interface {
 	// Next waits for an element that is claimed and may be offered now: the
 	// connection is up, the claim stands and, for a consumer with Hand, that it is
 	// being tried is written down, or soon will be: before it is offered if
 	// attempts are limited. The error says that the consumer's context has ended
-	// or the Session is being closed; there is no other.
+	// or the Session is being closed; with Odd there are others, see there. Who works
+	// on elements asks for the next when it waits for that, and not before: it would count
+	// as tried if the process is killed while it works on another.
 	//
-	// The claim must be given one of Taken, Handed and PutBack before the next.
+	// The claim must be given one of Taken, Handed and PutBack before the caller asks for
+	// the next.
 	Next() (Claim, error)
 
 	// Leaving is closed when the consumer's context has ended or the Session is
 	// being closed.
 	Leaving() <-chan struct{}
 
-	// Leave gives back what was claimed ahead if this was the last consumer,
-	// and waits a moment until it is back.
+	// Leave gives back what was claimed ahead if this was the last consumer, and waits
+	// a moment until it is back. Next may be under way; a second Leave waits for the first.
 	Leave()
 }
 

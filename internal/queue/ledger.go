@@ -96,7 +96,6 @@ type item struct {
 	place   place           // guarded by ledger.mu
 	note    <-chan struct{} // closed when that is written down, where attempts are limited; guarded by ledger.mu
 	noted   bool            // that it is in hand is written down, or will be; guarded by ledger.mu
-	to      *consumer       // to whom it is being offered, if by a channel; belongs to its goroutine
 	posted  bool            // what becomes of it is; guarded by ledger.mu
 	told    bool            // the trace tells that its claim is lost; guarded by ledger.mu
 	final   *entry          // what becomes of it; guarded by ledger.mu

@@ -10,7 +10,8 @@ type listeners struct {
 	all map[chan error]bool // guarded by mu
 }
 
-func (l *listeners) Listen(c chan error, on bool) {
+// listen has c told, or no longer told. What does not fit into c is left out.
+func (l *listeners) listen(c chan error, on bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !on {

@@ -116,8 +116,8 @@ func (p *pump) waitLocked(n int) {
 
 // next returns the next item for a consumer to offer. It must call done when
 // that is taken, or put back. It counts as n that wait until this returns; counted
-// tells that join has counted them already.
-func (p *pump) next(ctx context.Context, n int, counted bool) (*item, error) {
+// tells that join has counted them already. An error that comes through faults ends the wait.
+func (p *pump) next(ctx context.Context, n int, counted bool, faults <-chan error) (*item, error) {
 	p.mu.Lock()
 	if !counted {
 		p.waitLocked(n)
@@ -144,6 +144,7 @@ func (p *pump) next(ctx context.Context, n int, counted bool) (*item, error) {
 		select {
 		case <-changed:
 		case <-ctx.Done():
+		case err = <-faults:
 		case <-p.q.m.Closing:
 			err = p.q.m.Failure()
 		}
