@@ -172,13 +172,10 @@ func (q *Queue[T]) SendAt(ctx context.Context, t time.Time, vs ...T) error {
 
 // send is Send of a batch whose elements are vs.
 func (q *Queue[T]) send(ctx context.Context, b queue.Batch, vs []T) error {
-	switch {
-	case q.misuse() != nil:
+	if q.misuse() != nil {
 		return q.misuse()
-	case ctx.Err() != nil:
-		return session.CtxErr(ctx)
 	}
-	if err := q.s.m.Failure(); err != nil || len(vs) == 0 {
+	if err := cmp.Or(session.CtxErr(ctx), q.s.m.Failure()); err != nil || len(vs) == 0 {
 		return err
 	}
 	b, err := q.fill(b, vs)
@@ -253,9 +250,7 @@ type Delivery[T any] struct {
 	Sent    time.Time // when it was stored, by the servers' clock
 	ID      string    // unique within the queue
 	claim   queue.Claim
-	cfg     *queueConfig
-	tracers *tracers
-	path    string
+	q       *Queue[T] // where claim is from
 }
 
 // Deliveries returns a channel of elements that the consumer must acknowledge:
@@ -276,7 +271,7 @@ func (q *Queue[T]) Deliveries(ctx context.Context) <-chan Delivery[T] {
 // delivery makes a Delivery of what is claimed.
 func (q *Queue[T]) delivery(claim queue.Claim) Delivery[T] {
 	e := claim.Element()
-	return Delivery[T]{Value: value[T](claim), Attempt: e.Attempts + 1, Sent: e.Sent, ID: e.ID, claim: claim, cfg: &q.cfg, path: q.path, tracers: q.tracers()}
+	return Delivery[T]{Value: value[T](claim), Attempt: e.Attempts + 1, Sent: e.Sent, ID: e.ID, claim: claim, q: q}
 }
 
 // All is Deliveries as an iterator, which also yields errors. One that retrying
@@ -417,8 +412,8 @@ func (d Delivery[T]) Ack(ctx context.Context) error {
 // Ack, and [ErrNotLocked] after Ack.
 func (d Delivery[T]) Nack() error {
 	var after time.Duration
-	if d.cfg != nil && d.cfg.retry != nil {
-		after = session.Backoff(*d.cfg.retry).Delay(d.Attempt)
+	if d.q != nil && d.q.cfg.retry != nil {
+		after = session.Backoff(*d.q.cfg.retry).Delay(d.Attempt)
 	}
 	return d.nack(after)
 }
@@ -458,12 +453,12 @@ func (d Delivery[T]) Reject(ctx context.Context, reason string) error {
 
 func (d Delivery[T]) settle(ctx context.Context, op string, s queue.Settlement) error {
 	if d.claim == nil {
-		return opError(op, d.path, session.Invalid("the Delivery did not come from a Queue"))
+		return opError(op, "", session.Invalid("the Delivery did not come from a Queue"))
 	}
-	ctx, end := d.tracers.queueing(ctx, op, d.path, 1)
+	ctx, end := d.q.tracers().queueing(ctx, op, d.q.path, 1)
 	err := d.claim.Settle(ctx, s)
 	end(err)
-	return opError(op, d.path, err)
+	return opError(op, d.q.path, err)
 }
 
 // received tells the tracer of an element that a consumer with ctx got.

@@ -1,6 +1,7 @@
 package zsync
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -67,11 +68,7 @@ func (q *Queue[T]) SendID(ctx context.Context, id string, v T) (sent bool, err e
 //
 // About 7 requests.
 func (q *Queue[T]) Cancel(ctx context.Context, id string) (bool, error) {
-	err := q.checkID(id)
-	if err == nil && ctx.Err() != nil {
-		err = session.CtxErr(ctx)
-	}
-	if err != nil {
+	if err := cmp.Or(q.checkID(id), session.CtxErr(ctx)); err != nil {
 		return false, opError("cancel", q.path, err)
 	}
 	done, err := q.q.Cancel(ctx, id)

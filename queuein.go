@@ -53,7 +53,6 @@ const maxHeld = 1000
 // drain sends what comes through in.
 func (q *Queue[T]) drain(ctx context.Context, in <-chan T) error {
 	var first error
-	closing := q.s.m.Closing
 	if err := q.s.m.Failure(); err != nil {
 		return opError("send", q.path, err)
 	}
@@ -79,16 +78,15 @@ func (q *Queue[T]) drain(ctx context.Context, in <-chan T) error {
 				held = append(held, v)
 			}
 		case err := <-sent:
-			sent = nil
-			if err != nil {
+			if sent = nil; err != nil {
 				first, held = err, nil
-			}
-			if err != nil && (ctx.Err() != nil || errors.Is(err, ErrClosed)) {
-				return first
+				if ctx.Err() != nil || errors.Is(err, ErrClosed) {
+					return first
+				}
 			}
 		case <-ctx.Done():
 			return opError("send", q.path, session.CtxErr(ctx))
-		case <-closing:
+		case <-q.s.m.Closing:
 			return opError("send", q.path, q.s.m.Failure())
 		}
 	}

@@ -56,7 +56,7 @@ func (q *Queue[T]) SendOp(vs ...T) any {
 // A transaction of its own, and one request more for each SendOp.
 func (d Delivery[T]) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	if d.claim == nil {
-		return nil, opError("txn", d.path, session.Invalid("the Delivery did not come from a Queue"))
+		return nil, opError("txn", "", session.Invalid("the Delivery did not come from a Queue"))
 	}
 	all := make([]any, len(ops))
 	for i, op := range ops {
@@ -68,8 +68,8 @@ func (d Delivery[T]) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, e
 			all[i] = &s.out
 		}
 	}
-	ctx, end := d.tracers.queueing(ctx, "ack", d.path, 1)
+	ctx, end := d.q.tracers().queueing(ctx, "ack", d.q.path, 1)
 	rs, err := d.claim.Txn(ctx, all)
 	end(err)
-	return rs, opError("txn", d.path, err)
+	return rs, opError("txn", d.q.path, err)
 }

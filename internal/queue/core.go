@@ -127,12 +127,6 @@ func (q *core) check(it *item) {
 }
 
 func (q *core) Send(ctx context.Context, b Batch) error {
-	if ctx.Err() != nil {
-		return session.CtxErr(ctx)
-	}
-	if err := q.m.Failure(); err != nil || len(b.Data) == 0 {
-		return err
-	}
 	p, err := q.out.parcel(ctx, b)
 	if err != nil {
 		return err

@@ -85,17 +85,12 @@ func delayedName(prio int, number int64) string {
 
 // parseBucket reads a name that bucketName or delayedName has made.
 func parseBucket(name string) (bucket, bool) {
-	rest, delayed := strings.CutPrefix(name, "d-")
-	if !delayed {
-		var ok bool
-		if rest, ok = strings.CutPrefix(name, "b-"); !ok {
-			return bucket{}, false
-		}
-	}
-	p, n, ok := strings.Cut(rest, "-")
+	kind, rest, _ := strings.Cut(name, "-")
+	p, n, _ := strings.Cut(rest, "-")
 	prio, err := strconv.Atoi(p)
 	number, err2 := strconv.ParseInt(n, 10, 64)
-	return bucket{name: name, prio: prio, number: number, delayed: delayed}, ok && err == nil && err2 == nil && prio >= 0 && number >= 0
+	ok := (kind == "b" || kind == "d") && err == nil && err2 == nil && prio >= 0 && number >= 0
+	return bucket{name: name, prio: prio, number: number, delayed: kind == "d"}, ok
 }
 
 // parseBuckets returns the buckets among names in the order in which they are

@@ -57,11 +57,12 @@ func (q *core) stats(ctx context.Context, inc *session.Incarnation) (st Stats, e
 	if err != nil {
 		return st, err
 	}
-	return st, q.layout.count(ctx, inc, names, &st)
+	err = q.layout.count(ctx, inc, names, &st)
+	return st, err
 }
 
 func (q own) count(ctx context.Context, inc *session.Incarnation, names []string, st *Stats) error {
-	claimed := make(map[string]spans)
+	claimed := make(map[string][]int32)
 	fronts, err := q.countBuckets(ctx, inc, parseBuckets(names), st, claimed)
 	if err != nil {
 		return err
@@ -92,7 +93,7 @@ func (q *core) countFronts(ctx context.Context, inc *session.Incarnation, fronts
 
 // countBuckets counts what is in buckets, and returns the first free element of
 // each priority. It notes which of those that are there are claimed.
-func (q *core) countBuckets(ctx context.Context, inc *session.Incarnation, buckets []bucket, st *Stats, claimed map[string]spans) ([]element, error) {
+func (q *core) countBuckets(ctx context.Context, inc *session.Incarnation, buckets []bucket, st *Stats, claimed map[string][]int32) ([]element, error) {
 	lots, err := q.lots(ctx, inc, buckets)
 	if err != nil {
 		return nil, err
@@ -110,12 +111,11 @@ func (q *core) countBuckets(ctx context.Context, inc *session.Incarnation, bucke
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		var taken []int32
 		for _, e := range t.elements {
 			switch {
 			case t.claimed.has(e.seq):
 				st.Claimed++
-				taken = append(taken, e.seq)
+				claimed[t.name] = append(claimed[t.name], e.seq)
 			case e.due > now:
 				st.Delayed++
 				st.Attempts = max(st.Attempts, int(e.tries))
@@ -127,14 +127,13 @@ func (q *core) countBuckets(ctx context.Context, inc *session.Incarnation, bucke
 				}
 			}
 		}
-		claimed[t.name] = spansOf(taken)
 		return nil
 	})
 	return slices.Collect(maps.Values(fronts)), err
 }
 
 // holders tells who has claimed how many of those that are claimed.
-func (q *core) holders(ctx context.Context, inc *session.Incarnation, claimed map[string]spans) (hs []Holder, err error) {
+func (q *core) holders(ctx context.Context, inc *session.Incarnation, claimed map[string][]int32) (hs []Holder, err error) {
 	names, err := inc.Names(ctx, q.claims)
 	if err != nil {
 		return nil, err
@@ -152,11 +151,9 @@ func (q *core) holders(ctx context.Context, inc *session.Incarnation, claimed ma
 	for i := 0; i < len(nodes); i += 2 {
 		h := Holder{Owner: string(nodes[i+1].Data)}
 		for bucket, had := range parseRecord(nodes[i].Data).holdings {
-			for _, x := range claimed[bucket] {
-				for n := x.a; n <= x.b; n++ {
-					if had.owned.has(n) { // it may name what has gone already
-						h.Claimed++
-					}
+			for _, n := range claimed[bucket] {
+				if had.owned.has(n) { // it may name what has gone already
+					h.Claimed++
 				}
 			}
 		}

@@ -61,8 +61,7 @@ func (u *usher) run(inc *session.Incarnation) {
 	for {
 		u.mu.Lock()
 		arrived := u.arrived
-		u.arrived = nil
-		u.busy = arrived != nil
+		u.arrived, u.busy = nil, arrived != nil
 		u.mu.Unlock()
 		if arrived == nil {
 			return
