@@ -57,14 +57,19 @@ func (o CodecOption) applyQueue(c *queueConfig) {
 	}
 }
 
-// positive is an option that sets a number which must be at least 1.
-func positive(name string, n int, set func(*queueConfig)) QueueOption {
+// checked is an option that is refused, for a reason in words, unless it is ok.
+func checked(set func(*queueConfig), ok bool, reason string, args ...any) QueueOption {
 	return queueOption(func(c *queueConfig) {
-		if n < 1 {
-			c.err = session.Invalid("%s(%d): must be at least 1", name, n)
+		if !ok {
+			c.err = session.Invalid(reason, args...)
 		}
 		set(c)
 	})
+}
+
+// positive is an option that sets a number which must be at least 1.
+func positive(name string, n int, set func(*queueConfig)) QueueOption {
+	return checked(set, n >= 1, "%s(%d): must be at least 1", name, n)
 }
 
 // WithPrefetch lets the consumers of one Queue value claim up to n elements
@@ -111,12 +116,7 @@ func WithMaxAttempts(n int) QueueOption {
 // Consumers look when they have nothing else to do, every d, but not more often than
 // each minute, and at least each six hours.
 func WithDeadRetention(d time.Duration) QueueOption {
-	return queueOption(func(c *queueConfig) {
-		if d <= 0 {
-			c.err = session.Invalid("WithDeadRetention(%v): must be more than 0", d)
-		}
-		c.keepDead = d
-	})
+	return checked(func(c *queueConfig) { c.keepDead = d }, d > 0, "WithDeadRetention(%v): must be more than 0", d)
 }
 
 // WithRetryBackoff makes [Delivery.Nack] wait before the element is delivered
@@ -156,34 +156,21 @@ func WithRetryBackoff(b Backoff) QueueOption {
 // waits, and each acknowledgement wakes the first of them. A claim costs some 10
 // requests, for as many elements as there are keys that nobody works on.
 func WithKey[T any](key func(T) string) QueueOption {
-	return queueOption(func(c *queueConfig) {
-		if key == nil {
-			c.err = session.Invalid("WithKey(nil): the function is nil")
-		}
-		c.key = key
-	})
+	return checked(func(c *queueConfig) { c.key = key }, key != nil, "WithKey(nil): the function is nil")
 }
 
 // WithPriorities gives the queue n priorities, at most 1,000, for
 // [Queue.SendPriority]. It is for the producers; consumers find them.
 func WithPriorities(n int) QueueOption {
-	return queueOption(func(c *queueConfig) {
-		if n < 1 || n > maxPriorities {
-			c.err = session.Invalid("WithPriorities(%d): must be from 1 to %d", n, maxPriorities)
-		}
-		c.priorities = n
-	})
+	ok := 1 <= n && n <= maxPriorities
+	return checked(func(c *queueConfig) { c.priorities = n }, ok, "WithPriorities(%d): must be from 1 to %d", n, maxPriorities)
 }
 
 // WithQueueLayout chooses whose programs the path is shared with. The default
 // is [LayoutZsync].
 func WithQueueLayout(l QueueLayout) QueueOption {
-	return queueOption(func(c *queueConfig) {
-		if l < LayoutZsync || l > LayoutKazooQueue {
-			c.err = session.Invalid("WithQueueLayout(%v): unknown layout", l)
-		}
-		c.layout = l
-	})
+	ok := LayoutZsync <= l && l <= LayoutKazooQueue
+	return checked(func(c *queueConfig) { c.layout = l }, ok, "WithQueueLayout(%v): unknown layout", l)
 }
 
 func newQueueConfig(opts []QueueOption) queueConfig {

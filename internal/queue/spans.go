@@ -118,26 +118,24 @@ func parseSpans(text string) spans {
 // result if whole is set: then it begins at 0, see [spans.covers].
 func (s spans) concise(there []int32, whole bool) (t spans) {
 	from, taken := int32(0), whole // of the gap between two that are not in s
-	end := int32(-1)               // of what is taken in it
+	gap := func(to int32) {
+		if taken && from <= to {
+			t = append(t, span{from, to})
+		}
+	}
 	for _, n := range there {
 		if s.has(n) {
-			taken, end = true, n
+			taken = true
 			continue
 		}
-		if taken && n > from {
-			t = append(t, span{from, n - 1})
-		}
-		from, taken, end = n+1, false, -1
+		gap(n - 1)
+		from, taken = n+1, false
 	}
-	if len(s) > 0 && s[len(s)-1].b >= from {
-		last := s[len(s)-1].b
-		switch {
-		case taken, len(there) == 0 || last > there[len(there)-1]:
-			end = max(end, last)
-		}
+	last := int32(-1)
+	if len(s) > 0 {
+		last = s[len(s)-1].b
 	}
-	if end >= from {
-		t = append(t, span{from, end})
-	}
+	taken = taken || len(there) == 0 || last > there[len(there)-1]
+	gap(last) // what is taken in it is in s, so it does not end before that
 	return t
 }

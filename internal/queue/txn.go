@@ -196,10 +196,11 @@ func (p *posting) txn(e *entry) {
 // transaction, if its reply came.
 func (x *txn) answered(j *journal, rs []zk.MultiResponse) {
 	if rs != nil {
-		x.rs = j.m.BareResponses(rs[x.at : x.at+len(x.ops)])
+		rs = rs[x.at : x.at+len(x.ops)]
 	} else {
-		x.rs = j.m.BareResponses(j.last.Recall(context.Background(), x.ops, j.zxid))
+		rs = j.last.Recall(context.Background(), x.ops, j.zxid)
 	}
+	x.rs = j.m.BareResponses(rs)
 }
 
 // refuseTxnLocked tells that the servers have refused a txn. The element is in
