@@ -406,15 +406,15 @@ func (g *posted) assemble() {
 		for _, op := range p.with {
 			g.add(op, incurable)
 		}
-		dir, missing := session.ChildPath(o.dir, delayedName(p.prio, o.first)), o.makeDelayed
+		dir := session.ChildPath(o.dir, delayedName(p.prio, o.first))
 		if p.due == 0 {
 			if g.lasts[p.prio] == nil {
 				g.lasts[p.prio] = &lastOp{tail: g.open(p.prio)}
 			}
-			dir, missing = session.ChildPath(o.dir, bucketName(p.prio, g.lasts[p.prio].tail.bucket)), o.missing
+			dir = session.ChildPath(o.dir, bucketName(p.prio, g.lasts[p.prio].tail.bucket))
 		}
 		g.identify(p, session.BaseName(dir))
-		makeDir := when(session.IsNoNode, func(inc *session.Incarnation) error { return missing(inc, p.prio) })
+		makeDir := when(session.IsNoNode, func(inc *session.Incarnation) error { return o.missing(inc, p) })
 		for i, data := range p.data {
 			if p.due == 0 {
 				g.lasts[p.prio].op = len(g.steps)
@@ -481,33 +481,20 @@ func (g *posted) open(prio int) tail {
 	return t
 }
 
-// same reports whether the queue is the one whose tails are known. If not they are
-// forgotten: it was deleted, and made anew.
-func (o *outbox) same(inc *session.Incarnation) (bool, error) {
-	stat, err := inc.Exists(context.Background(), o.dir)
-	if err != nil || stat != nil && stat.Czxid == o.first {
-		return err == nil, err
+// missing is told that the bucket into which p goes is not there: somebody has deleted the
+// newest of its priority, or that of the delayed elements was never made.
+func (o *outbox) missing(inc *session.Incarnation, p *parcel) error {
+	ctx := context.Background() // ends with the session
+	stat, err := inc.Exists(ctx, o.dir)
+	switch {
+	case err != nil:
+	case stat == nil || stat.Czxid != o.first:
+		o.forget() // the queue was deleted, and made anew
+	case p.due == 0:
+		o.tails[p.prio].full, o.tails[p.prio].gone = true, true
+	default:
+		_, err = inc.Create(ctx, session.ChildPath(o.dir, delayedName(p.prio, o.first)), nil)
 	}
-	o.forget()
-	return false, nil
-}
-
-// missing is told that the newest bucket of a priority is not there.
-func (o *outbox) missing(inc *session.Incarnation, prio int) error {
-	if same, err := o.same(inc); !same {
-		return err
-	}
-	o.tails[prio].full, o.tails[prio].gone = true, true
-	return nil
-}
-
-// makeDelayed makes the bucket of the delayed elements of a priority. It was
-// never made, or the queue was deleted, and made anew.
-func (o *outbox) makeDelayed(inc *session.Incarnation, prio int) error {
-	if same, err := o.same(inc); !same {
-		return err
-	}
-	_, err := inc.Create(context.Background(), session.ChildPath(o.dir, delayedName(prio, o.first)), nil)
 	return err
 }
 
