@@ -110,9 +110,10 @@ func NewQueue[T any](s *Session, path string, opts ...QueueOption) *Queue[T] {
 	if cfg.layout == LayoutKazooQueue {
 		s.m.MakeLasting(s.m.Full(path)) // kazoo's objects make it once each
 	}
-	decode := func(data []byte) (any, error) { return codec.Decode[T](cfg.codec, data) }
-	if q.q = queue.New(s.m, cfg.engine(path, decode)); cfg.layout != LayoutZsync {
-		q.q = queue.NewForeign(s.m, cfg.engine(path, decode), cfg.layout.String())
+	engine := cfg.Config
+	engine.Path, engine.Decode = path, func(data []byte) (any, error) { return codec.Decode[T](cfg.codec, data) }
+	if q.q = queue.New(s.m, engine); cfg.layout != LayoutZsync {
+		q.q = queue.NewForeign(s.m, engine, cfg.layout.String())
 	}
 	return q
 }
@@ -150,8 +151,8 @@ func (q *Queue[T]) Send(ctx context.Context, vs ...T) error {
 // SendPriority is Send with a priority, from 0, which is served first, to
 // below the number given to [WithPriorities]. Send itself uses the middle one.
 func (q *Queue[T]) SendPriority(ctx context.Context, priority int, vs ...T) error {
-	if q.misuse() == nil && (priority < 0 || priority >= q.cfg.priorities) {
-		return opError("send", q.path, session.Invalid("priority %d is not from 0 to %d; see WithPriorities", priority, q.cfg.priorities-1))
+	if q.misuse() == nil && (priority < 0 || priority >= q.cfg.Priorities) {
+		return opError("send", q.path, session.Invalid("priority %d is not from 0 to %d; see WithPriorities", priority, q.cfg.Priorities-1))
 	}
 	return opError("send", q.path, q.send(ctx, queue.Batch{Priority: priority}, vs))
 }

@@ -17,7 +17,7 @@ const defaultIDMemory = 24 * time.Hour
 // clocks: a day without it. It is for the producers; each ID is remembered for as
 // long as the one who sent it has said.
 func WithIDMemory(d time.Duration) QueueOption {
-	return checked(func(c *queueConfig) { c.idMemory = d }, d >= time.Millisecond, "WithIDMemory(%v): must be at least a millisecond", d)
+	return checked(func(c *queueConfig) { c.IDMemory = d }, d >= time.Millisecond, "WithIDMemory(%v): must be at least a millisecond", d)
 }
 
 // SendID is [Queue.Send] of one element that is sent once for this ID: sent is false

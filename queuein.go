@@ -96,19 +96,19 @@ func (q *Queue[T]) drain(ctx context.Context, in <-chan T) error {
 // sendAll sends a batch in as few requests as it fits into.
 func (q *Queue[T]) sendAll(ctx context.Context, vs []T) error {
 	n := len(vs)
-	if most := q.cfg.maxLen; most > 0 {
+	if most := q.cfg.MaxLen; most > 0 {
 		n = min(n, most) // more would never fit
 	}
 	for len(vs) > 0 {
 		n = min(n, len(vs))
 		send := q.Send
-		if q.cfg.maxLen > 0 && n > 1 {
+		if q.cfg.MaxLen > 0 && n > 1 {
 			send = q.TrySend // so much room there may never be at once: some of what is there may stay
 		}
 		switch err := send(ctx, vs[:n]...); {
 		case err == nil:
-			if vs = vs[n:]; q.cfg.maxLen > 0 {
-				n = min(2*n, q.cfg.maxLen)
+			if vs = vs[n:]; q.cfg.MaxLen > 0 {
+				n = min(2*n, q.cfg.MaxLen)
 			}
 		case errors.Is(err, ErrFull):
 			n /= 2

@@ -17,18 +17,13 @@ type queueOption func(*queueConfig)
 func (o queueOption) applyQueue(c *queueConfig) { o(c) }
 
 type queueConfig struct {
-	codec         Codec
-	prefetch      int
-	prefetchBytes int
-	maxLen        int
-	maxAttempts   int
-	priorities    int
-	layout        QueueLayout
-	retry         *Backoff
-	key           any // a func(T) string, or nil
-	idMemory      time.Duration
-	keepDead      time.Duration
-	err           error
+	queue.Config // but for its path, and how it decodes
+
+	codec  Codec
+	layout QueueLayout
+	retry  *Backoff
+	key    any // a func(T) string, or nil
+	err    error
 }
 
 // defaultPrefetch makes a claim, which costs a write on every server, rare
@@ -40,16 +35,6 @@ const defaultPrefetchBytes = 4 << 20
 
 // maxPriorities bounds what consumers must look at when the queue is empty.
 const maxPriorities = 1000
-
-// engine is what the engine is made with.
-func (c *queueConfig) engine(path string, decode func(data []byte) (any, error)) queue.Config {
-	return queue.Config{
-		Path: path, Decode: decode,
-		Prefetch: c.prefetch, PrefetchBytes: c.prefetchBytes,
-		MaxLen: c.maxLen, MaxAttempts: c.maxAttempts, Priorities: c.priorities,
-		IDMemory: c.idMemory, KeepDead: c.keepDead,
-	}
-}
 
 func (o CodecOption) applyQueue(c *queueConfig) {
 	if c.codec = o.codec; o.codec == nil {
@@ -79,14 +64,14 @@ func positive(name string, n int, set func(*queueConfig)) QueueOption {
 // several processes 1 spreads elements most evenly. The default is 128, but
 // a consumer begins with 1, and claims more only as it takes them quickly.
 func WithPrefetch(n int) QueueOption {
-	return positive("WithPrefetch", n, func(c *queueConfig) { c.prefetch = n })
+	return positive("WithPrefetch", n, func(c *queueConfig) { c.Prefetch = n })
 }
 
 // WithPrefetchBytes bounds what [WithPrefetch] allows in bytes: consumers claim
 // ahead about n bytes, by the size of the elements of their last claim, and one
 // element at least. The default is 4 MiB.
 func WithPrefetchBytes(n int) QueueOption {
-	return positive("WithPrefetchBytes", n, func(c *queueConfig) { c.prefetchBytes = n })
+	return positive("WithPrefetchBytes", n, func(c *queueConfig) { c.PrefetchBytes = n })
 }
 
 // WithMaxLen makes Send wait while its elements would make the queue longer
@@ -97,7 +82,7 @@ func WithPrefetchBytes(n int) QueueOption {
 //
 // About 5 requests more for each Send.
 func WithMaxLen(n int) QueueOption {
-	return positive("WithMaxLen", n, func(c *queueConfig) { c.maxLen = n })
+	return positive("WithMaxLen", n, func(c *queueConfig) { c.MaxLen = n })
 }
 
 // WithMaxAttempts sends an element to the dead letters that has been delivered
@@ -108,7 +93,7 @@ func WithMaxLen(n int) QueueOption {
 // has also tried what the channel of [Queue.Deliveries] offered at that moment; with
 // [Queue.Work], [Queue.All] and [Queue.Receive] that is only what was handed out.
 func WithMaxAttempts(n int) QueueOption {
-	return positive("WithMaxAttempts", n, func(c *queueConfig) { c.maxAttempts = n })
+	return positive("WithMaxAttempts", n, func(c *queueConfig) { c.MaxAttempts = n })
 }
 
 // WithDeadRetention has consumers delete dead letters that were set aside longer than
@@ -116,7 +101,7 @@ func WithMaxAttempts(n int) QueueOption {
 // Consumers look when they have nothing else to do, every d, but not more often than
 // each minute, and at least each six hours.
 func WithDeadRetention(d time.Duration) QueueOption {
-	return checked(func(c *queueConfig) { c.keepDead = d }, d > 0, "WithDeadRetention(%v): must be more than 0", d)
+	return checked(func(c *queueConfig) { c.KeepDead = d }, d > 0, "WithDeadRetention(%v): must be more than 0", d)
 }
 
 // WithRetryBackoff makes [Delivery.Nack] wait before the element is delivered
@@ -163,7 +148,7 @@ func WithKey[T any](key func(T) string) QueueOption {
 // [Queue.SendPriority]. It is for the producers; consumers find them.
 func WithPriorities(n int) QueueOption {
 	ok := 1 <= n && n <= maxPriorities
-	return checked(func(c *queueConfig) { c.priorities = n }, ok, "WithPriorities(%d): must be from 1 to %d", n, maxPriorities)
+	return checked(func(c *queueConfig) { c.Priorities = n }, ok, "WithPriorities(%d): must be from 1 to %d", n, maxPriorities)
 }
 
 // WithQueueLayout chooses whose programs the path is shared with. The default
@@ -174,7 +159,7 @@ func WithQueueLayout(l QueueLayout) QueueOption {
 }
 
 func newQueueConfig(opts []QueueOption) queueConfig {
-	c := queueConfig{codec: JSON, priorities: 1, prefetchBytes: defaultPrefetchBytes, idMemory: defaultIDMemory}
+	c := queueConfig{codec: JSON, Config: queue.Config{Priorities: 1, PrefetchBytes: defaultPrefetchBytes, IDMemory: defaultIDMemory}}
 	for i, o := range opts {
 		if o == nil {
 			c.err = session.Invalid("queue option %d is nil", i)
@@ -183,23 +168,23 @@ func newQueueConfig(opts []QueueOption) queueConfig {
 		o.applyQueue(&c)
 	}
 	switch {
-	case c.prefetch > 0:
+	case c.Prefetch > 0:
 	case c.layout == LayoutZsync:
-		c.prefetch = defaultPrefetch
+		c.Prefetch = defaultPrefetch
 	default:
-		c.prefetch = 1
+		c.Prefetch = 1
 	}
 	for _, o := range []struct {
 		name string
 		used bool
 	}{
-		{"WithMaxLen", c.maxLen > 0}, {"WithMaxAttempts", c.maxAttempts > 0}, {"WithRetryBackoff", c.retry != nil}, {"WithKey", c.key != nil},
+		{"WithMaxLen", c.MaxLen > 0}, {"WithMaxAttempts", c.MaxAttempts > 0}, {"WithRetryBackoff", c.retry != nil}, {"WithKey", c.key != nil},
 	} {
 		if c.err == nil && c.layout != LayoutZsync && o.used {
 			c.err = session.Invalid("%s needs zsync's own layout, not %v", o.name, c.layout)
 		}
 	}
-	if c.err == nil && c.layout == LayoutSimpleQueue && c.priorities > 1 {
+	if c.err == nil && c.layout == LayoutSimpleQueue && c.Priorities > 1 {
 		c.err = session.Invalid("WithPriorities: layout %v has none", c.layout)
 	}
 	return c
