@@ -20,7 +20,7 @@ func (q *core) Clear(ctx context.Context) (int, error) { return q.layout.clear(c
 // waits for one that is removed after it, or that was claimed. It looks but once what
 // there is: it does not run after producers.
 func (q own) clear(ctx context.Context) (n int, err error) {
-	lots, err := q.survey(ctx)
+	lots, err := synced(ctx, q.core, q.survey)
 	if err != nil {
 		return 0, err
 	}
@@ -36,25 +36,20 @@ func (q own) clear(ctx context.Context) (n int, err error) {
 		}
 	}
 	if len(lots) > 1 {
-		_, err = q.survey(ctx) // what is empty now goes
+		_, err = synced(ctx, q.core, q.survey) // what is empty now goes
 	}
 	return n, err
 }
 
 // survey reads all buckets, and deletes those that are empty and get no more.
-func (q *core) survey(ctx context.Context) (lots []*lot, err error) {
-	err = q.synced(ctx, func(inc *session.Incarnation) error {
-		lots = nil
-		names, err := inc.Names(ctx, q.dir)
-		if err != nil {
-			return err
-		}
-		buckets := parseBuckets(names)
-		if lots, err = q.lots(ctx, inc, buckets); err == nil {
-			q.deleteEmpty(inc, lots, buckets)
-		}
-		return err
-	})
+func (q *core) survey(ctx context.Context, inc *session.Incarnation) ([]*lot, error) {
+	names, err := inc.Names(ctx, q.dir)
+	if err != nil {
+		return nil, err
+	}
+	buckets := parseBuckets(names)
+	lots, err := q.lots(ctx, inc, buckets)
+	q.deleteEmpty(inc, lots, buckets)
 	return lots, err
 }
 
@@ -62,7 +57,7 @@ func (q *core) survey(ctx context.Context) (lots []*lot, err error) {
 // into a transaction, of those that were in it when it was read as was. back says
 // whether these are those that were given back for later, or all others.
 func (q *core) clearLot(ctx context.Context, was *lot, back bool) (n int, more bool, err error) {
-	done, err := q.removeFree(ctx, func(inc *session.Incarnation) (ops []any, err error) {
+	done, err := q.removeFree(ctx, func(ctx context.Context, inc *session.Incarnation) (ops []any, err error) {
 		ops, n, more, err = q.takeLast(ctx, inc, []bucket{was.bucket}, func(e element) bool { return e.seq <= was.last && (e.first > 0) == back })
 		return ops, err
 	})
@@ -74,13 +69,9 @@ func (q *core) clearLot(ctx context.Context, was *lot, back bool) (n int, more b
 
 // removeFree applies what build returns, exactly once, and builds it anew while somebody
 // else is quicker. It reports whether there was anything.
-func (q *core) removeFree(ctx context.Context, build func(inc *session.Incarnation) ([]any, error)) (done bool, err error) {
+func (q *core) removeFree(ctx context.Context, build func(ctx context.Context, inc *session.Incarnation) ([]any, error)) (done bool, err error) {
 	for {
-		var ops []any
-		err := q.synced(ctx, func(inc *session.Incarnation) (err error) {
-			ops, err = build(inc)
-			return err
-		})
+		ops, err := synced(ctx, q, build)
 		if err != nil || len(ops) == 0 {
 			return false, err
 		}
@@ -137,7 +128,7 @@ func (q *core) deletions(es []element) (ops []any) {
 
 func (q *core) Cancel(ctx context.Context, id string) (canceled bool, err error) {
 	tag := tagOf("", id)
-	return q.removeFree(ctx, func(inc *session.Incarnation) ([]any, error) {
+	return q.removeFree(ctx, func(ctx context.Context, inc *session.Incarnation) ([]any, error) {
 		data, _, err := inc.Get(ctx, q.idPath(tag[1:]))
 		if err != nil && !session.IsNoNode(err) {
 			return nil, err

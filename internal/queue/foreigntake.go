@@ -409,7 +409,7 @@ func (q foreign) clear(ctx context.Context) (n int, err error) {
 	var there map[string]bool // the znodes that were there when it began
 	for {
 		found := 0
-		done, err := q.removeFree(ctx, func(inc *session.Incarnation) ([]any, error) {
+		done, err := q.removeFree(ctx, func(ctx context.Context, inc *session.Incarnation) ([]any, error) {
 			names, err := inc.Names(ctx, q.dir)
 			if err != nil {
 				return nil, err

@@ -18,31 +18,20 @@ func (q *core) Letters(ctx context.Context) iter.Seq2[*Letter, error] {
 	return q.deadLetters.each(ctx, q.Letter)
 }
 
-// synced is During for who wants to know what there is: the server has caught up.
-func (q *core) synced(ctx context.Context, f func(inc *session.Incarnation) error) error {
-	return q.m.During(ctx, func(inc *session.Incarnation) error {
-		if err := inc.Sync(ctx, q.dir); err != nil {
-			return err
+// synced returns what f finds in whatever session, when the server has caught up.
+func synced[R any](ctx context.Context, q *core, f func(ctx context.Context, inc *session.Incarnation) (R, error)) (r R, err error) {
+	err = q.m.During(ctx, func(inc *session.Incarnation) (err error) {
+		if err = inc.Sync(ctx, q.dir); err == nil {
+			r, err = f(ctx, inc)
 		}
-		return f(inc)
-	})
-}
-
-func (q *core) Len(ctx context.Context) (n int, err error) {
-	err = q.synced(ctx, func(inc *session.Incarnation) (err error) {
-		n, err = q.length(ctx, inc)
 		return err
 	})
-	return n, err
+	return r, err
 }
 
-func (q *core) Stats(ctx context.Context) (st Stats, err error) {
-	err = q.synced(ctx, func(inc *session.Incarnation) (err error) {
-		st, err = q.stats(ctx, inc)
-		return err
-	})
-	return st, err
-}
+func (q *core) Len(ctx context.Context) (int, error) { return synced(ctx, q, q.length) }
+
+func (q *core) Stats(ctx context.Context) (Stats, error) { return synced(ctx, q, q.stats) }
 
 func (q *core) stats(ctx context.Context, inc *session.Incarnation) (st Stats, err error) {
 	dead, err := q.deadLetters.names(ctx, inc)

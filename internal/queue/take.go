@@ -90,14 +90,10 @@ func (q *core) pluck(ctx context.Context) (*item, error) {
 	return taken, err
 }
 
-func (q *core) Peek(ctx context.Context) (e *Element, err error) {
-	var it *item
-	err = q.m.During(ctx, func(inc *session.Incarnation) (err error) {
-		if err = inc.Sync(ctx, q.dir); err != nil {
-			return err
-		}
-		it, _, err = q.layout.first(ctx, inc, 1, true)
-		return err
+func (q *core) Peek(ctx context.Context) (*Element, error) {
+	it, err := synced(ctx, q, func(ctx context.Context, inc *session.Incarnation) (*item, error) {
+		it, _, err := q.layout.first(ctx, inc, 1, true)
+		return it, err
 	})
 	if err != nil || it == nil {
 		return nil, err
