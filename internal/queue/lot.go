@@ -180,18 +180,16 @@ func (q *finder) search(ctx context.Context, inc *session.Incarnation, n, spread
 			return nil, err
 		}
 		buckets := parseBuckets(names)
-		switch {
-		case keys != nil:
-			return q.searchKeyed(ctx, inc, f, buckets, n, keys.Version, aside)
-		case slices.Contains(names, keysName):
-			q.keyed.Store(true)
-			continue
+		if keys == nil {
+			has := slices.Contains(names, keysName)
+			if q.keyed.Store(has); has {
+				continue
+			}
 		}
-		q.keyed.Store(false)
-		if err := q.searchAll(ctx, inc, f, buckets, n, spread, aside); err != nil {
+		if err := q.searchLots(ctx, inc, f, buckets, n, spread, keys, aside); err != nil {
 			return nil, err
 		}
-		if !slices.ContainsFunc(f.es, func(e element) bool { return keyOf(e.tag) != "" }) {
+		if keys != nil || !slices.ContainsFunc(f.es, func(e element) bool { return keyOf(e.tag) != "" }) {
 			return f, nil
 		}
 		// The first that has a key has come meanwhile; or somebody has deleted "keys".
@@ -203,16 +201,52 @@ func (q *finder) search(ctx context.Context, inc *session.Incarnation, n, spread
 	}
 }
 
-// searchKeyed is search where elements have keys. It must look at every element
-// that is claimed, to know its key.
-func (q *finder) searchKeyed(ctx context.Context, inc *session.Incarnation, f *finding, buckets []bucket, n int, keys int32, aside bool) (*finding, error) {
-	lots, err := q.lots(ctx, inc, buckets)
-	if err != nil {
-		return nil, err
+// searchLots is search among buckets; keys is nil where no element has a key. Where some
+// have, all buckets are read at once, and in their order.
+func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *finding, buckets []bucket, n, spread int, keys *zk.Stat, aside bool) error {
+	atOnce := lotsAtOnce
+	if keys != nil {
+		atOnce, spread = len(buckets), 1
 	}
-	if !aside {
-		q.deleteEmpty(inc, lots, buckets)
+	for from := 0; from < len(buckets); from += atOnce {
+		lots, err := q.lots(ctx, inc, buckets[from:min(from+atOnce, len(buckets))])
+		if err != nil {
+			return err
+		}
+		if !aside {
+			q.deleteEmpty(inc, lots, buckets[from:])
+		}
+		may := func(e element) bool { return !q.skips.skipped(e.key()) }
+		if keys != nil {
+			if may, err = q.guard(ctx, inc, lots, keys.Version); err != nil {
+				return err
+			}
+		}
+		for i := pick(lots, spread); i >= 0; i = pick(lots, 1) { // if that has none, the first
+			t := lots[i]
+			if err := q.list(ctx, inc, t); err != nil {
+				return err
+			}
+			es, due := t.free(n, may)
+			f.wait(due)
+			lots = slices.Delete(lots, i, i+1)
+			if len(es) > 0 {
+				f.lot, f.es = t, es
+				f.more = keys == nil && pick(lots, 1) >= 0
+				return nil
+			}
+			f.taken += t.taken()
+		}
+		for _, t := range lots {
+			f.taken += t.taken()
+		}
 	}
+	return nil
+}
+
+// guard tells which elements may be claimed as far as their keys go, in the order of the
+// lots. It must look at every element that is claimed, to know its key.
+func (q *finder) guard(ctx context.Context, inc *session.Incarnation, lots []*lot, keys int32) (may func(element) bool, err error) {
 	q.delays.keep(lots)
 	w := make(ward)
 	for _, t := range lots {
@@ -220,7 +254,7 @@ func (q *finder) searchKeyed(ctx context.Context, inc *session.Incarnation, f *f
 		if t.children == 0 || len(t.claimed) == 0 && !t.delayed {
 			continue
 		}
-		if err := q.list(ctx, inc, t); err != nil {
+		if err := q.list(ctx, inc, t); err != nil { // again, later, from memory
 			return nil, err
 		}
 		for _, e := range t.elements {
@@ -231,66 +265,14 @@ func (q *finder) searchKeyed(ctx context.Context, inc *session.Incarnation, f *f
 			}
 		}
 	}
-	for _, t := range lots {
-		if !t.exhausted() {
-			if err := q.list(ctx, inc, t); err != nil { // again, from memory
-				return nil, err
-			}
-			var due time.Time
-			if f.es, due = t.free(n, func(e element) bool {
-				skip := q.skips.skipped(e.key())
-				ok := !skip && w.allows(e)
-				if ok || skip {
-					w.bar(e, nobody) // what is passed over keeps its place
-				}
-				return ok
-			}); len(f.es) > 0 {
-				f.lot = t
-				return f, nil
-			}
-			f.wait(due)
+	return func(e element) bool {
+		skip := q.skips.skipped(e.key())
+		ok := !skip && w.allows(e)
+		if ok || skip {
+			w.bar(e, nobody) // what is passed over keeps its place
 		}
-		f.taken += t.taken()
-	}
-	return f, nil
-}
-
-// searchAll is search where no element has a key.
-func (q *finder) searchAll(ctx context.Context, inc *session.Incarnation, f *finding, buckets []bucket, n, spread int, aside bool) error {
-	for from := 0; from < len(buckets); from += lotsAtOnce {
-		part := buckets[from:min(from+lotsAtOnce, len(buckets))]
-		lots, err := q.lots(ctx, inc, part)
-		if err != nil {
-			return err
-		}
-		if !aside {
-			q.deleteEmpty(inc, lots, buckets[from:])
-		}
-		for len(lots) > 0 {
-			i := pick(lots, spread)
-			if i < 0 {
-				break
-			}
-			spread = 1 // if that has none, the first
-			t := lots[i]
-			if err := q.list(ctx, inc, t); err != nil {
-				return err
-			}
-			es, due := t.free(n, func(e element) bool { return !q.skips.skipped(e.key()) })
-			f.wait(due)
-			if len(es) > 0 {
-				f.lot, f.es = t, es
-				f.more = pick(slices.Delete(lots, i, i+1), 1) >= 0
-				return nil
-			}
-			f.taken += t.taken()
-			lots = slices.Delete(lots, i, i+1)
-		}
-		for _, t := range lots {
-			f.taken += t.taken()
-		}
-	}
-	return nil
+		return ok
+	}, nil
 }
 
 // pick chooses among the first few lots that may have free elements, and returns

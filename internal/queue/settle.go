@@ -147,7 +147,7 @@ func (l *ledger) next() ([]*entry, *want) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	w := l.want
-	if len(l.queue) > 0 && (l.queue[0].with != nil || l.queue[0].alone) {
+	if len(l.queue) > 0 && l.queue[0].alone {
 		w = nil // a txn may need all the space, and what is alone tells by itself
 	} else {
 		l.want = nil

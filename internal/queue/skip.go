@@ -40,13 +40,7 @@ type skip struct {
 	misfit bool // it did not decode
 }
 
-// skip begins to skip something.
-func (s *skipper) skip(key string, misfit bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.skipLocked(key, misfit)
-}
-
+// skipLocked begins to skip something.
 func (s *skipper) skipLocked(key string, misfit bool) {
 	if s.skips == nil {
 		s.skips = make(map[string]skip)
@@ -128,7 +122,9 @@ func (s *skipper) unreadable(key string, err error) bool {
 	if err == nil || session.IsNoNode(err) || session.OutcomeOf(err) != session.Answered {
 		return false
 	}
-	s.skip(key, false)
+	s.mu.Lock()
+	s.skipLocked(key, false)
+	s.mu.Unlock()
 	s.complain(fmt.Errorf("%s cannot be read, and is passed over: %w", key, err))
 	return true
 }
