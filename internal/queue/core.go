@@ -173,6 +173,14 @@ func (q *core) letterOf(it *item, fault error, attempts int) []any {
 	return q.letter(q.layout.class(it.element), it.stored, it.sent, attempts, fault)
 }
 
+// later returns the operation that stores an item anew in the queue that zxid has made, not
+// to be claimed before it is due.
+func (q *core) later(it *item, zxid, due int64, attempts int) *zk.CreateRequest {
+	dir := session.ChildPath(q.dir, delayedName(it.prio, zxid))
+	name := laterName(due, int32(attempts), it.sent.UnixMilli(), it.tag)
+	return &zk.CreateRequest{Path: session.ChildPath(dir, name), Data: it.data, Acl: q.m.Config.ACL, Flags: zk.FlagSequence}
+}
+
 // letterNow prepares to make a dead letter in a transaction of its own, and
 // returns the operations.
 func (q *core) letterNow(ctx context.Context, inc *session.Incarnation, it *item) ([]any, error) {

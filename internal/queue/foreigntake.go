@@ -54,7 +54,7 @@ func (q foreign) count(ctx context.Context, inc *session.Incarnation, names []st
 	return err
 }
 
-// readForeign reads the znode of an element, and returns the elements in it.
+// read reads the znode of an element, and returns the elements in it.
 // What is not in its frame is one, with a fault. The item is nil, without an error, if
 // the servers do not let us read it: then it is passed over for a while.
 func (q foreign) read(ctx context.Context, inc *session.Incarnation, e element) (it *item, all [][]byte, err error) {
@@ -362,8 +362,9 @@ func (q foreign) restore(it *item) error {
 	return err
 }
 
-// restoreAll puts elements that nobody has got back to their places, exactly once, but for one that is too large to carry a receipt. If the servers refuse that because of one of them it
-// returns its index, and otherwise -1.
+// restoreAll puts elements that nobody has got back to their places, exactly once, but
+// for one that is too large to carry a receipt. If the servers refuse that because of one
+// of them it returns its index, and otherwise -1.
 func (q foreign) restoreAll(items []*item) (culprit int, err error) {
 	ctx := context.Background() // ends with the Session
 	there := make(map[int]bool) // those that are back

@@ -299,7 +299,6 @@ func (p *posting) assemble(lots map[string]*lot) {
 // settle adds what becomes of an item.
 func (p *posting) settle(e *entry) {
 	q := p.l.q
-	acl := q.m.Config.ACL
 	path := session.ChildPath(q.dir, e.item.key())
 	remove := func() {
 		p.add(e, &zk.DeleteRequest{Path: path, Version: -1}, when(session.IsNoNode, func(*session.Incarnation) error {
@@ -322,9 +321,7 @@ func (p *posting) settle(e *entry) {
 		}
 		remove()
 	case e.fate == Later:
-		dir := session.ChildPath(q.dir, delayedName(e.item.prio, q.zxid.Load()))
-		p.add(e, &zk.CreateRequest{Path: session.ChildPath(dir, laterName(e.due, int32(e.attempts()), e.item.sent.UnixMilli(), e.item.tag)), Data: e.item.data, Acl: acl, Flags: zk.FlagSequence},
-			when(session.IsNoNode, func(inc *session.Incarnation) error { return q.makeDelayed(inc, e) }))
+		p.add(e, q.later(e.item, q.zxid.Load(), e.due, e.attempts()), when(session.IsNoNode, func(inc *session.Incarnation) error { return q.makeDelayed(inc, e) }))
 		remove()
 	case e.fate == Return && e.bump && !p.absent[path]:
 		p.add(e, &zk.SetDataRequest{Path: path, Data: e.item.data, Version: e.item.version}, p.without(path, outrun))

@@ -315,14 +315,14 @@ func (l *ledger) voidLocked() {
 	clear(l.refused)
 	for b := range l.batches {
 		for _, it := range b.items {
-			if it.place != inHand {
-				continue
+			switch {
+			case it.place != inHand:
+			case it.final == nil:
+				l.enterLocked(it, entry{fate: Return, bump: true}) // which is over at once
+			default:
+				l.unhandLocked(it)
+				l.finishContextLocked(it)
 			}
-			l.unhandLocked(it)
-			if it.final == nil {
-				it.final = &entry{item: it, fate: Return, done: session.ClosedChan, err: l.taken()}
-			}
-			l.finishContextLocked(it)
 		}
 		l.traceLossLocked(l.taken(), b.items...)
 		l.dropLocked(b)

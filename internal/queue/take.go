@@ -251,7 +251,7 @@ func (q own) restore(it *item) error {
 		due = max(min(it.sent.UnixMilli(), time.Now().UnixMilli()), 1)
 	}
 	for {
-		var dir string
+		var create *zk.CreateRequest
 		err := q.m.During(ctx, func(inc *session.Incarnation) error {
 			if _, err := inc.Create(ctx, q.dir, nil); err != nil {
 				return err
@@ -263,8 +263,8 @@ func (q own) restore(it *item) error {
 			if stat == nil {
 				return zk.ErrNoNode // deleted since
 			}
-			dir = session.ChildPath(q.dir, delayedName(it.prio, stat.Czxid))
-			if _, err = inc.Create(ctx, dir, nil); err == nil && keyOf(it.tag) != "" {
+			create = q.later(it, stat.Czxid, due, it.attempts())
+			if _, err = inc.Create(ctx, session.ParentPath(create.Path), nil); err == nil && keyOf(it.tag) != "" {
 				_, err = inc.Create(ctx, session.ChildPath(q.dir, keysName), nil)
 			}
 			return err
@@ -272,10 +272,7 @@ func (q own) restore(it *item) error {
 		if err != nil {
 			return err
 		}
-		ops := []any{
-			&zk.CreateRequest{Path: session.ChildPath(dir, laterName(due, int32(it.attempts()), it.sent.UnixMilli(), it.tag)), Data: it.data, Acl: q.m.Config.ACL, Flags: zk.FlagSequence},
-			&zk.SetDataRequest{Path: q.dir, Version: -1}, // the bell
-		}
+		ops := []any{create, &zk.SetDataRequest{Path: q.dir, Version: -1}} // the bell
 		if keyOf(it.tag) != "" {
 			ops = append(ops, &zk.SetDataRequest{Path: session.ChildPath(q.dir, keysName), Version: -1})
 		}
