@@ -13,13 +13,11 @@ import (
 // This file removes elements that nobody has claimed and nobody is to receive: all of
 // them, or the one that was sent with an ID.
 
-func (q *core) Clear(ctx context.Context) (int, error) { return q.layout.clear(ctx) }
-
-// clear goes from the end of the queue to its front, and comes to what was given back
+// Clear goes from the end of the queue to its front, and comes to what was given back
 // for later at last. So it frees nothing on its way: an element that waits for its key
 // waits for one that is removed after it, or that was claimed. It looks but once what
 // there is: it does not run after producers.
-func (q own) clear(ctx context.Context) (n int, err error) {
+func (q own) Clear(ctx context.Context) (n int, err error) {
 	lots, err := synced(ctx, q.core, q.survey)
 	if err != nil {
 		return 0, err

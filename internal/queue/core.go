@@ -14,7 +14,7 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// A core is an Engine. How its elements are kept is known to its layout alone.
+// A core is what Engines have in common, whatever their layout.
 type core struct {
 	site
 	deadLetters
@@ -40,9 +40,11 @@ type core struct {
 	ledger *ledger // the newest, or nil; guarded by mu
 }
 
-// A layout is how elements are kept in znodes: in zsync's own way, see own, or in that of
-// another library, see foreign.
+// A layout is an Engine with its way to keep elements in znodes: see own, and foreign. What
+// follows is what its core asks of it.
 type layout interface {
+	Engine
+
 	// lacks returns the error of a feature that it has no place for, or nil.
 	lacks(feature string) error
 
@@ -53,9 +55,6 @@ type layout interface {
 	// queue's znode; count counts them in st.
 	length(ctx context.Context, inc *session.Incarnation, names []string) (int, error)
 	count(ctx context.Context, inc *session.Incarnation, names []string, st *Stats) error
-
-	// clear is Engine.Clear.
-	clear(ctx context.Context) (int, error)
 
 	// first returns the first free element, or nil if there is none, and what is done in
 	// one transaction with its removal so that it is removed only while nobody has claimed
@@ -79,11 +78,11 @@ type layout interface {
 	post(p *posting) error
 	bytes(e *entry) int
 
-	// class is how the name of a dead letter writes the priority of e. content returns the
-	// element in what such a letter holds, and requeue is Engine.Requeue.
+	// common returns the core.
+	common() *core
+
+	// class is how the name of a dead letter writes the priority of e.
 	class(e element) string
-	content(stored []byte) []byte
-	requeue(ctx context.Context, d *Letter) error
 }
 
 func newEngine(m *session.Manager, cfg Config, in func(*core) layout) Engine {
@@ -91,8 +90,10 @@ func newEngine(m *session.Manager, cfg Config, in func(*core) layout) Engine {
 	cfg.Prefetch = 1
 	c.pull = newCore(m, cfg, in)
 	c.pull.sweeper, c.pull.order = c.sweeper, c.order
-	return c
+	return c.layout
 }
+
+func (q *core) common() *core { return q }
 
 func newCore(m *session.Manager, cfg Config, in func(*core) layout) *core {
 	at := newSite(m, cfg.Path)
@@ -190,16 +191,6 @@ func (q *core) letterNow(ctx context.Context, inc *session.Incarnation, it *item
 	}
 	return ops, inc.MakeDir(ctx, q.dead)
 }
-
-func (q *core) Letter(ctx context.Context, id string) (*Letter, error) {
-	d, err := q.deadLetters.Letter(ctx, id)
-	if err == nil {
-		d.Data = q.layout.content(d.Framed)
-	}
-	return d, err
-}
-
-func (q *core) Requeue(ctx context.Context, d *Letter) error { return q.layout.requeue(ctx, d) }
 
 // vet refuses the queue if others may change what is in its directories. With an ACL of
 // one's own those that are missing are made now, so that nobody makes them between this

@@ -11,7 +11,7 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A foreign is the layout of another library. There is nothing to claim: what is deleted
+// A foreign is the Engine of another library's layout. There is nothing to claim: what is deleted
 // is one's own. So none of that is traced, nor noted while it is in hand.
 type foreign struct {
 	*core
@@ -406,7 +406,7 @@ func (q foreign) restoreAll(items []*item) (culprit int, err error) {
 	}
 }
 
-func (q foreign) clear(ctx context.Context) (n int, err error) {
+func (q foreign) Clear(ctx context.Context) (n int, err error) {
 	var there map[string]bool // the znodes that were there when it began
 	for {
 		found := 0
@@ -436,14 +436,17 @@ func (q foreign) clear(ctx context.Context) (n int, err error) {
 // class is what stands in the name of a znode, before its number.
 func (foreign) class(e element) string { return e.class }
 
-func (q foreign) content(stored []byte) []byte {
-	if all, err := q.open(stored); err == nil && len(all) == 1 {
-		return all[0]
+func (q foreign) Letter(ctx context.Context, id string) (*Letter, error) {
+	d, err := q.core.Letter(ctx, id)
+	if err == nil {
+		if all, fault := q.open(d.Framed); fault == nil && len(all) == 1 {
+			d.Data = all[0]
+		}
 	}
-	return stored
+	return d, err
 }
 
-func (q foreign) requeue(ctx context.Context, d *Letter) error {
+func (q foreign) Requeue(ctx context.Context, d *Letter) error {
 	if err := q.create(ctx, q.dir, nil); err != nil { // others make it a container
 		return err
 	}

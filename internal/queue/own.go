@@ -7,8 +7,8 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// An own is zsync's own layout, see layout.go. Elements are claimed, see pump.go and
-// ledger.go.
+// An own is the Engine of zsync's own layout, see layout.go. Elements are claimed, see
+// pump.go and ledger.go.
 type own struct{ *core }
 
 // New returns the Engine of zsync's own layout. It does no I/O.
@@ -61,9 +61,7 @@ func (own) bytes(e *entry) (n int) {
 
 func (own) class(e element) string { return fmt.Sprintf("%05d%s", e.prio, keyOf(e.tag)) }
 
-func (own) content(stored []byte) []byte { return stored }
-
-func (q own) requeue(ctx context.Context, d *Letter) error {
+func (q own) Requeue(ctx context.Context, d *Letter) error {
 	prio, tag, err := placeOf(d)
 	if err != nil {
 		return err

@@ -90,10 +90,11 @@ func (l *ledger) newTxn(ctx context.Context, ops []any) (x *txn, err error) {
 			x.ops = append(x.ops, op)
 			continue
 		}
-		other, ok := out.Engine.(*core)
-		if !ok || other.m != m {
+		to, ok := out.Engine.(layout)
+		if !ok || to.common().m != m {
 			return nil, session.Invalid("operation %d sends to a queue of another Session", i)
 		}
+		other := to.common()
 		p, err := other.out.parcel(ctx, out.Batch)
 		if err != nil {
 			return nil, fmt.Errorf("operation %d: %w", i, err)
