@@ -33,7 +33,7 @@ type ledger struct {
 	batches  map[*batch]struct{}
 	stake    *session.Stake  // while there are batches, once one of them has been offered
 	queue    []*entry        // not posted yet
-	want     *want           // a claim that is to be made with what is posted next, or nil
+	want     *batch          // one that is to be claimed with what is posted next, or nil
 	running  bool            // a goroutine posts
 	noteSoon bool            // note is about to be called
 	refused  map[*entry]bool // what retry will post again
@@ -50,23 +50,17 @@ type ledger struct {
 
 // A batch is what is claimed in one transaction, of one bucket.
 type batch struct {
-	items []*item
-	left  int // how many have no posted entry; guarded by ledger.mu
-
+	items    []*item
+	left     int  // how many have no posted entry; guarded by ledger.mu
 	claiming bool // its claim is under way; guarded by ledger.mu
-}
 
-// A want is a claim that is to be made.
-type want struct {
-	batch *batch
+	// Of one that is to be claimed with what is posted next.
+
 	lot   *lot
 	es    []element
-	since uint64 // of the order, when es were looked for
-	done  chan struct{}
-
-	// Read them only after done is closed.
-	made bool
-	err  error
+	since uint64        // of the order, when es were looked for
+	done  chan struct{} // closed when it has been tried
+	err   error         // read it only after done is closed
 }
 
 // A place is where a claimed item is.
@@ -182,28 +176,31 @@ func (l *ledger) newBatch(items []*item) *batch {
 	return b
 }
 
-// claim claims es, which are free elements of t, found when the order was at since, and
-// reports whether that was done; if not what was read of t is stale.
-func (l *ledger) claim(t *lot, es []element, since uint64) (*batch, bool, error) {
+// claim claims es, which are free elements of t, found when the order was at since. The
+// batch is nil if what was read of t is stale.
+func (l *ledger) claim(t *lot, es []element, since uint64) (*batch, error) {
 	items := make([]*item, len(es))
 	for i, e := range es {
 		items[i] = &item{element: e}
 	}
 	b := l.newBatch(items)
 	if b == nil {
-		return nil, false, l.ending()
+		return nil, l.ending()
 	}
-	w := &want{batch: b, lot: t, es: es, since: since, done: make(chan struct{})}
+	b.lot, b.es, b.since, b.done = t, es, since, make(chan struct{})
 	l.mu.Lock()
-	l.want = w
+	l.want = b
 	l.startLocked()
 	l.mu.Unlock()
 	select {
-	case <-w.done:
-		return b, w.made, w.err
+	case <-b.done:
+		if len(b.items) == 0 {
+			return nil, b.err
+		}
+		return b, nil
 	case <-l.inc.Ctx.Done():
 		// It may have been made, or be made yet: the ledger gives it back.
-		return nil, false, session.ErrEnded
+		return nil, session.ErrEnded
 	}
 }
 
@@ -212,6 +209,7 @@ func (l *ledger) claimed(b *batch, items []*item) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	b.items, b.left, b.claiming = items, len(items), false
+	b.lot, b.es = nil, nil // which hold the whole bucket
 	if b.left == 0 {
 		l.dropLocked(b)
 	}

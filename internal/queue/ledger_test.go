@@ -117,11 +117,11 @@ func TestAnAcknowledgementIsNotRefusedForTheSakeOfAClaim(t *testing.T) {
 	l, b, _ := claimedOf(1)
 	l.q.m, l.journal, l.queue = &session.Manager{}, &journal{}, nil
 	ack := &entry{item: b.items[0], fate: Remove, done: make(chan struct{})}
-	l.finish(&posting{l: l, es: []*entry{ack}, want: &want{}}, zk.ErrNoAuth)
+	l.finish(&posting{l: l, es: []*entry{ack}, want: &batch{}}, zk.ErrNoAuth)
 	if session.IsClosed(ack.done) || ack.wait != 0 {
 		t.Fatalf("it is refused: %v", ack.err)
 	}
-	l.want = &want{}
+	l.want = &batch{}
 	if es, w := l.next(); len(es) != 1 || es[0] != ack || w != nil {
 		t.Errorf("next are %d entries and claim %v, want the one, by itself", len(es), w)
 	}

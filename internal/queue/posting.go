@@ -20,7 +20,7 @@ import (
 type posting struct {
 	l       *ledger
 	es      []*entry
-	want    *want           // nil if there is none, or it is in vain
+	want    *batch          // to be claimed; nil if there is none, or it is in vain
 	absent  map[string]bool // znodes that need not be deleted, or written
 	reread  bool            // what was read of buckets was stale
 	next    map[string]holding

@@ -425,11 +425,11 @@ func (p *pump) claim(inc *session.Incarnation, l *ledger) (n int, err error) {
 	}
 	p.setClaiming(true)
 	defer p.setClaiming(false)
-	b, ok, err := l.claim(f.lot, f.es[:n], f.since)
+	b, err := l.claim(f.lot, f.es[:n], f.since)
 	if err != nil {
 		return 0, err
 	}
-	if !ok {
+	if b == nil {
 		p.found = nil
 		return 0, p.makeWay(inc)
 	}

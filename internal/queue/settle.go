@@ -125,25 +125,23 @@ func (l *ledger) run() {
 		l.traceSettled(p, err)
 		l.finish(p, err)
 		if w != nil && !p.postponed {
-			switch w.made = p.want != nil && err == nil; {
-			case w.made:
+			var made []*item
+			switch {
+			case p.want != nil && err == nil:
+				made = w.items
 				w.lot.claimed, w.lot.version, w.lot.keys = p.wrote[w.lot.name].claimed, w.lot.version+1, w.lot.keys+1
-				l.traceClaim(w.batch.items)
+				l.traceClaim(made)
 			case p.want != nil:
 				w.err = err
 			}
-			if w.made {
-				l.claimed(w.batch, w.batch.items)
-			} else {
-				l.claimed(w.batch, nil)
-			}
+			l.claimed(w, made)
 			close(w.done)
 		}
 	}
 }
 
 // next returns what the next transaction is for, or nothing when run is to end.
-func (l *ledger) next() ([]*entry, *want) {
+func (l *ledger) next() ([]*entry, *batch) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	w := l.want
