@@ -60,7 +60,7 @@ func (l *ledger) handed(it *item) {
 	if l.ended {
 		l.startLocked() // it is not being offered any more
 	}
-	if it.posted || it.final != nil && (it.final.with == nil || session.IsClosed(it.final.done)) {
+	if it.final != nil && (it.final.with == nil || session.IsClosed(it.final.done)) {
 		return // it is settled already, or its txn is lost
 	}
 	it.place = inHand

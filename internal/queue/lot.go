@@ -146,11 +146,12 @@ type finder struct {
 // lotsAtOnce is how many buckets are read with one request.
 const lotsAtOnce = 100
 
-// wait notes that something may become free at a time, unless it is zero.
-func (f *finding) wait(at time.Time) {
-	if !at.IsZero() && (f.due.IsZero() || at.Before(f.due)) {
-		f.due = at
+// earlier returns the earlier of two times, of which the zero time is never.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
 	}
+	return a
 }
 
 // search is steps 1 and 2: up to n free elements, all of one bucket. It is the
@@ -228,7 +229,7 @@ func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *fi
 				return err
 			}
 			es, due := t.free(n, may)
-			f.wait(due)
+			f.due = earlier(f.due, due)
 			lots = slices.Delete(lots, i, i+1)
 			if len(es) > 0 {
 				f.lot, f.es = t, es

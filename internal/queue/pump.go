@@ -571,19 +571,13 @@ func (p *pump) await(inc *session.Incarnation) error {
 	if err := q.sweeper.sweep(p.ctx, inc); err != nil {
 		return err
 	}
-	next := q.sweeper.next()
-	for _, at := range []time.Time{p.found.due, p.due} {
-		if !at.IsZero() && at.Before(next) {
-			next = at
-		}
-	}
 	if !p.wanted(inc) && q.othersWait(p.ctx, inc) {
 		return errNoRoom
 	}
 	q.m.Waiters.Add(1)
 	defer q.m.Waiters.Add(-1)
 	defer q.under.looked() // the watch on the marks has
-	return inc.AwaitAny(p.ctx, watches, next)
+	return inc.AwaitAny(p.ctx, watches, earlier(q.sweeper.next(), earlier(p.found.due, p.due)))
 }
 
 // slowedLocked returns how many elements may be claimed ahead of consumers that

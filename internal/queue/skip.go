@@ -75,8 +75,8 @@ func (s *skipper) next() (at time.Time, full bool) {
 	for key, x := range s.skips {
 		if !now.Before(x.until) {
 			delete(s.skips, key) // it is gone, or will be looked at
-		} else if at.IsZero() || x.until.Before(at) {
-			at = x.until
+		} else {
+			at = earlier(at, x.until)
 		}
 	}
 	return at, len(s.skips) >= maxSkips

@@ -21,13 +21,12 @@ func (q *core) Take(ctx context.Context) (*Element, error) {
 	}
 	for {
 		it, err := q.pluck(ctx)
-		if err == nil && it != nil && it.fault != nil {
-			continue // it was buried
-		}
 		if err != nil || it == nil {
 			return nil, err
 		}
-		return it.describe(), nil
+		if it.fault == nil { // else it was buried
+			return it.describe(), nil
+		}
 	}
 }
 
