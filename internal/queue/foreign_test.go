@@ -1,9 +1,51 @@
 package queue
 
 import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 )
+
+// What is different in another library's layout is a method of layout there, and no
+// condition here.
+func TestNobodyAsksWhichLayoutAQueueHas(t *testing.T) {
+	names, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := 0
+	for _, name := range names {
+		if strings.HasSuffix(name, "_test.go") || strings.HasPrefix(name, "foreign") {
+			continue
+		}
+		seen++
+		fset := token.NewFileSet()
+		f, err := parser.ParseFile(fset, name, nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.Ident:
+				if n.Name == "foreign" || n.Name == "formats" {
+					t.Errorf("%v: %s", fset.Position(n.Pos()), n.Name)
+				}
+			case *ast.TypeAssertExpr:
+				if id, ok := n.Type.(*ast.Ident); ok && id.Name == "own" {
+					t.Errorf("%v: asks for %s", fset.Position(n.Pos()), id.Name)
+				}
+			}
+			return true
+		})
+	}
+	if seen == 0 {
+		t.Error("no file was seen")
+	}
+}
 
 // What is put back must find its place among elements that were listed later.
 func TestForeignElementsHaveTheSameOrderInEveryListing(t *testing.T) {
