@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 
 	"github.com/go-zookeeper/zk"
@@ -444,6 +445,10 @@ func (q foreign) Letter(ctx context.Context, id string) (*Letter, error) {
 		}
 	}
 	return d, err
+}
+
+func (q foreign) Letters(ctx context.Context) iter.Seq2[*Letter, error] {
+	return q.deadLetters.each(ctx, q.Letter)
 }
 
 func (q foreign) Requeue(ctx context.Context, d *Letter) error {
