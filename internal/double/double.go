@@ -251,6 +251,7 @@ func (b *Barrier) Leave(ctx context.Context) error {
 	p := b.inside[0]
 	b.inside = slices.Delete(b.inside, 0, 1)
 	b.mu.Unlock()
+	defer insidersOf(p.hold.Claim.Incarnation).end(p.path, false)
 	if err := p.hold.Err(); err != nil {
 		p.hold.Release()
 		return err
@@ -302,6 +303,7 @@ func (b *Barrier) enter(ctx context.Context, inc *session.Incarnation, n int) (*
 		panic("zsync: BUG: created " + path + ", which is no party")
 	}
 	p := &party{name: me.Name, path: path, seq: me.Seq}
+	insidersOf(inc).begin(path)
 	var s *session.Stake
 	if err = b.await(ctx, inc, w, room, names, unread, p, n); err == nil {
 		s, err = inc.Stake(ctx)
@@ -311,6 +313,7 @@ func (b *Barrier) enter(ctx context.Context, inc *session.Incarnation, n int) (*
 		return p, nil
 	}
 	// We may be let in at this same instant. Then we count as having left.
+	defer insidersOf(inc).end(path, false)
 	gone := b.withdraw(inc, p)
 	switch {
 	case errors.Is(err, errOtherSize), errors.Is(err, errUsedUp):
@@ -653,6 +656,7 @@ func (b *Barrier) goOut(ctx context.Context, inc *session.Incarnation, path stri
 	lost = inc.Manager.GiveUp(ctx, func() error {
 		return p.hold.ReleaseBy(func(own string) error {
 			n, unread, err := inc.GetThenRemove(context.Background(), path, own)
+			insidersOf(inc).end(own, err == nil)
 			switch {
 			case session.IsNoNode(err):
 				err = session.ErrVanished
@@ -703,12 +707,26 @@ func (b *Barrier) keep(ctx context.Context, inc *session.Incarnation, p *party) 
 		names, err = b.rest(ctx, inc, p)
 	}
 	if err == nil {
-		err = b.awaitAll(ctx, inc, names)
+		err = b.awaitRest(ctx, inc, names)
 	}
 	if err == nil {
 		err = b.tell(ctx, inc, p)
 	}
 	return err
+}
+
+// awaitRest waits until none of these children of the room is left. Those of our own
+// process have left meanwhile, or tell us.
+func (b *Barrier) awaitRest(ctx context.Context, inc *session.Incarnation, names []string) error {
+	ours, others := insidersOf(inc).among(b.room, names)
+	if err := b.awaitAll(ctx, inc, others); err != nil {
+		return err
+	}
+	unknown, err := awaitStays(ctx, inc, ours)
+	if err != nil {
+		return err
+	}
+	return b.awaitAll(ctx, inc, unknown)
 }
 
 // rest returns the names of those of p's round, but for p, who are inside.
