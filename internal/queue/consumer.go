@@ -3,7 +3,7 @@ package queue
 import (
 	"cmp"
 	"context"
-	"sync"
+	"sync/atomic"
 
 	"github.com/zsync/zsync/internal/session"
 )
@@ -14,14 +14,16 @@ type consumer struct {
 	q      *core
 	p      *pump // nil if there was nothing to wait for
 	ctx    context.Context
-	leave  func()     // does once what Leave does
+	over   func()     // ends ctx, and lets Session.Close go on
 	faults chan error // with Odd: what keeps it from consuming
+
+	leaves atomic.Bool   // somebody has called Leave
+	left   chan struct{} // closed when that is done
 }
 
 func (q *core) Join(ctx context.Context, o Joining) Consumer {
-	c := &consumer{Joining: o, q: q}
-	inner, over := q.whileOpen(ctx)
-	c.ctx = inner
+	c := &consumer{Joining: o, q: q, left: make(chan struct{})}
+	c.ctx, c.over = q.whileOpen(ctx)
 	if c.ctx.Err() == nil {
 		c.p = q.join(0)
 	}
@@ -29,19 +31,23 @@ func (q *core) Join(ctx context.Context, o Joining) Consumer {
 		c.faults = make(chan error, 1)
 		q.listen(c.faults, true)
 	}
-	c.leave = sync.OnceFunc(func() {
-		if c.p != nil {
-			c.p.leave()
-		}
-		q.listen(c.faults, false)
-		over()
-	})
 	return c
 }
 
 func (c *consumer) Leaving() <-chan struct{} { return c.ctx.Done() }
 
-func (c *consumer) Leave() { c.leave() }
+func (c *consumer) Leave() {
+	if c.leaves.Swap(true) {
+		<-c.left
+		return
+	}
+	if c.p != nil {
+		c.p.leave()
+	}
+	c.q.listen(c.faults, false)
+	c.over()
+	close(c.left)
+}
 
 func (c *consumer) Next() (Claim, error) {
 	if c.p == nil {
