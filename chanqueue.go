@@ -319,7 +319,9 @@ func (q *Queue[T]) All(ctx context.Context) iter.Seq2[Delivery[T], error] {
 }
 
 // join adds a consumer for those who ask for the next element when they wait for it. It
-// leaves when it must, though an element is being worked on.
+// leaves when it must, though an element is being worked on, or Next is under way: that has
+// been told to end then, by the context or by Closing; what it brings all the same is settled as
+// any other.
 func (q *Queue[T]) join(ctx context.Context, o queue.Joining) queue.Consumer {
 	c := q.q.Join(ctx, o)
 	q.s.m.Spawn(func() {

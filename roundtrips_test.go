@@ -138,20 +138,11 @@ func TestHandOversBetweenSessionsTakeOneRoundTripThoughNoTwoTakeTheSameTime(t *t
 			}
 			return zktest.Delay(max(odd, free.Sub(now)))
 		})
-		var loops sync.WaitGroup
-		for range sessions {
-			m := zsync.NewMutex(open(t, srv), "/m")
-			loops.Go(func() {
-				for range each {
-					must(t, m.Lock(t.Context()))
-					mu.Lock()
-					grants = append(grants, time.Now())
-					mu.Unlock()
-					must(t, m.Unlock())
-				}
-			})
-		}
-		loops.Wait()
+		lockInTurn(t, srv, sessions, each, func() {
+			mu.Lock()
+			defer mu.Unlock()
+			grants = append(grants, time.Now())
+		})
 		two, all := 0, 0
 		for i := settling; i < len(grants)-sessions; i++ {
 			all++
@@ -164,6 +155,22 @@ func TestHandOversBetweenSessionsTakeOneRoundTripThoughNoTwoTakeTheSameTime(t *t
 			t.Errorf("%d of %d hand-overs took two round trips, want 0.3%% at most", two, all)
 		}
 	})
+}
+
+// lockInTurn has so many sessions lock and unlock /m, each so often, and call granted in between.
+func lockInTurn(t *testing.T, srv *zktest.Server, sessions, each int, granted func()) {
+	var loops sync.WaitGroup
+	for range sessions {
+		m := zsync.NewMutex(open(t, srv), "/m")
+		loops.Go(func() {
+			for range each {
+				must(t, m.Lock(t.Context()))
+				granted()
+				must(t, m.Unlock())
+			}
+		})
+	}
+	loops.Wait()
 }
 
 // Both are written to the servers' disk, one after the other: everybody would wait for who
@@ -183,17 +190,7 @@ func TestWhoLeavesALockAndComesBackEntersBehindTheDeletionOfTheNext(t *testing.T
 			}
 			return zktest.Pass
 		})
-		var loops sync.WaitGroup
-		for range sessions {
-			m := zsync.NewMutex(open(t, srv), "/m")
-			loops.Go(func() {
-				for range each {
-					must(t, m.Lock(t.Context()))
-					must(t, m.Unlock())
-				}
-			})
-		}
-		loops.Wait()
+		lockInTurn(t, srv, sessions, each, func() {})
 		read(func() {
 			behind := 0
 			for _, at := range entered[sessions:] { // whoever comes back
