@@ -40,7 +40,7 @@ func (p *pending[T]) settle(ctx context.Context, inc *Incarnation) error {
 
 // add adds a request. Its answer may be read when the batch has been waited for.
 func add[T any](b *Batch, c call[T]) *pending[T] {
-	p := &pending[T]{Done: make(chan struct{}), call: c}
+	p := newPending(c)
 	b.requests = append(b.requests, p)
 	return p
 }
@@ -49,15 +49,10 @@ func add[T any](b *Batch, c call[T]) *pending[T] {
 // the answers. If there is an error nothing was sent.
 func (inc *Incarnation) startBatch(ctx context.Context, b *Batch) error {
 	l, err := inc.openLink(ctx)
-	if err != nil {
-		return err
+	if err == nil {
+		l.sendOrFail(b.requests...)
 	}
-	if !l.send(b.requests...) {
-		for _, r := range b.requests {
-			r.fail(errUnsent) // the connection has just gone
-		}
-	}
-	return nil
+	return err
 }
 
 // wait waits for the answers to b, which was begun in inc. It is nil if every

@@ -80,13 +80,10 @@ func (inc *Incarnation) createChild(ctx context.Context, dir string, dirData []b
 	var missing []string
 	for try := 0; ; try++ {
 		var create *pending[string]
-		create, err = inc.startIn(ctx, dir, dirData, missing, inc.createCall(full, data, flags))
+		var listed *Roll
+		create, listed, err = inc.startIn(ctx, dir, dirData, missing, inc.createCall(full, data, flags), list)
 		if err != nil {
 			return "", nil, err
-		}
-		var listed *Roll
-		if list {
-			listed = inc.roll(dir) // behind the create, unless the connection is replaced between the two
 		}
 		if then != nil {
 			then()
@@ -168,17 +165,30 @@ func (inc *Incarnation) createChild(ctx context.Context, dir string, dirData []b
 	}
 }
 
-// startIn starts a create in dir, behind those of the directories that are missing.
-func (inc *Incarnation) startIn(ctx context.Context, dir string, dirData []byte, missing []string, c call[string]) (*pending[string], error) {
-	if missing == nil {
-		return start(ctx, inc, c)
+// startIn starts a create in dir, behind those of the directories that are missing, and
+// with list a listing of dir behind it. The two go in one write, unless others list dir too:
+// then it is a listing that they share, and which is asked for when the create is on its way.
+func (inc *Incarnation) startIn(ctx context.Context, dir string, dirData []byte, missing []string, c call[string], list bool) (create *pending[string], listed *Roll, err error) {
+	l, err := inc.openLink(ctx)
+	if err != nil {
+		return nil, nil, err
 	}
-	b := new(Batch)
+	rs := make([]request, 0, 4) // most need no more
 	for _, d := range missing {
-		add(b, inc.dirCall(d, dir, dirData))
+		rs = append(rs, newPending(inc.dirCall(d, dir, dirData)))
 	}
-	create := add(b, c)
-	return create, inc.startBatch(ctx, b)
+	create = newPending(c)
+	rs = append(rs, create)
+	if list {
+		if listed, _ = inc.nextRoll(dir, false); listed != nil {
+			rs = append(rs, listed)
+		}
+	}
+	l.sendOrFail(rs...)
+	if list && listed == nil {
+		listed = inc.roll(dir) // behind the create, unless the connection is replaced between the two
+	}
+	return create, listed, nil
 }
 
 // missingDirs returns the directories to make in one batch with what is made in

@@ -198,17 +198,18 @@ func (inc *Incarnation) handshake(l *link, id int64, timeout time.Duration) erro
 	return nil
 }
 
-// sending is told that a request is about to be written.
+// sending is told that requests are about to be written together.
 func (inc *Incarnation) sending() stamp {
 	inc.LiveMu.Lock()
 	defer inc.LiveMu.Unlock()
 	return inc.Live.send(time.Now())
 }
 
-// contact is told that a request was answered, and what that proves.
-func (inc *Incarnation) contact(s stamp, p proof) {
+// contact is told that a request was answered, what that proves, and when the answer
+// was there.
+func (inc *Incarnation) contact(s stamp, p proof, now time.Time) {
 	inc.LiveMu.Lock()
-	before, now := inc.Live.Sure, time.Now()
+	before := inc.Live.Sure
 	inc.Live.answer(s, p, now)
 	inc.trip = min(inc.trip, now.Sub(s.at))
 	confirmed := inc.Live.Sure != before && inc.stakes > 0
@@ -511,6 +512,9 @@ func (inc *Incarnation) Connection(ctx context.Context) error {
 	inc.mu.Lock()
 	up := inc.up
 	inc.mu.Unlock()
+	if IsClosed(up) {
+		return nil // nobody who has a connection pays for a select of three
+	}
 	// Whichever of the three is picked when several are ready, the caller is
 	// right: a dead ctx or incarnation is also found behind the request.
 	select {

@@ -41,8 +41,9 @@ import (
 //   - Deadlines: a handshake may not hang, and silence is noticed early enough
 //     to try another server before the session must be given up.
 //
-// Packets are written by one goroutine, which takes all there are: what is
-// requested while it writes, or before it runs, goes in one write.
+// What is requested while nothing else is under way is written by who requests
+// it (put). All else is written by one goroutine, which takes all there
+// is: what is requested while it writes, or before it runs, goes in one write.
 // It has no deadline of its own. A server that does not read does not answer
 // either, and that is noticed by whoever reads.
 type link struct {
@@ -66,9 +67,11 @@ type link struct {
 	out   []byte     // packets that are not written yet; guarded by wmu
 	spare []byte     // what out is made of next; guarded by wmu
 	xid   int32      // of the last request; guarded by wmu
+	busy  bool       // somebody writes what was in out; guarded by wmu
 	more  chan struct{}
 
-	due time.Time // the read deadline that is set; used by the reading goroutine alone
+	due   time.Time // the read deadline that is set; used by the reading goroutine alone
+	heard time.Time // when the last packet came, or zero; used by the reading goroutine alone
 
 	mu    sync.Mutex         // guards what follows; taken before Incarnation.LiveMu
 	sent  map[int32]sentInfo // requests without a reply, by xid
@@ -159,19 +162,46 @@ func (l *link) send(rs ...request) bool {
 	if !l.shook.Load() {
 		return false // it is not open yet, and holds wmu while a server is silent
 	}
+	alone, ok := l.put(rs)
+	if alone {
+		l.writeOut()
+	}
+	return ok
+}
+
+// sendOrFail is send, but what is not sent fails: the connection has just gone.
+func (l *link) sendOrFail(rs ...request) {
+	if !l.send(rs...) {
+		for _, r := range rs {
+			r.fail(errUnsent)
+		}
+	}
+}
+
+// directly is how long the packets may be that are written by who requests them.
+const directly = 4 << 10
+
+// put puts requests into out. It reports whether the caller is to write them itself: then
+// all that was sent before is answered. So the server has read it, the socket's buffer is
+// empty, and the write does not wait, whatever the server does from here on. (Of what is
+// removed from the watches the link notes nothing, but that is short. Should the buffer
+// be full of it, who writes waits for as long as the connection is believed in.)
+func (l *link) put(rs []request) (alone, ok bool) {
 	l.wmu.Lock()
 	defer l.wmu.Unlock()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.state != linkOpen || l.inc.Ctx.Err() != nil {
-		return false
+		return false, false
 	}
+	alone = !l.busy && len(l.out)+len(l.sent)+len(l.pings) == 0
+	at := l.inc.sending()
 	for _, r := range rs {
 		l.xid++
 		if l.xid < firstXid {
 			l.xid = firstXid
 		}
-		info := sentInfo{at: l.inc.sending(), op: r.opcode(), r: r}
+		info := sentInfo{at: at, op: r.opcode(), r: r}
 		start := len(l.out)
 		l.out = r.encode(wire.AppendHeader(l.out, l.xid, info.op))
 		if key, ok := r.key(); ok {
@@ -189,8 +219,11 @@ func (l *link) send(rs ...request) bool {
 		l.order = append(l.order, l.xid)
 	}
 	l.inc.Manager.requests.Add(int64(len(rs)))
-	l.wroteLocked()
-	return true
+	if alone = alone && len(l.out) <= directly; !alone {
+		l.wroteLocked()
+	}
+	l.busy = l.busy || alone
+	return alone, true
 }
 
 // wroteLocked has what is in out written.
@@ -213,22 +246,32 @@ func (l *link) write() {
 			return
 		}
 		l.wmu.Lock()
-		p := l.out
-		if len(p) == 0 { // it has gone with what came before
-			l.wmu.Unlock()
-			continue
-		}
-		l.out, l.spare = l.spare, nil
+		idle := !l.busy && len(l.out) > 0 // else it goes, or has gone, with what somebody else writes
+		l.busy = l.busy || idle
 		l.wmu.Unlock()
-		if _, err := l.Conn.Write(p); err != nil {
-			l.Close() // it may be there in part, and what comes behind it would be taken for the rest
-			return
+		if idle {
+			l.writeOut()
 		}
-		if cap(p) <= keptBuffer {
-			l.wmu.Lock()
-			l.spare = p[:0]
-			l.wmu.Unlock()
-		}
+	}
+}
+
+// writeOut writes what is in out, for who has set busy.
+func (l *link) writeOut() {
+	l.wmu.Lock()
+	p := l.out
+	l.out, l.spare = l.spare, nil
+	l.wmu.Unlock()
+	_, err := l.Conn.Write(p)
+	if err != nil {
+		l.Close() // it may be there in part, and what comes behind it would be taken for the rest
+	}
+	l.wmu.Lock()
+	defer l.wmu.Unlock()
+	if cap(p) <= keptBuffer {
+		l.spare = p[:0]
+	}
+	if l.busy = err != nil; !l.busy && len(l.out) > 0 {
+		l.wroteLocked()
 	}
 }
 
@@ -326,8 +369,13 @@ func (l *link) nextPacket() error {
 	}
 	// The deadline may have been that of this request or another: what has begun
 	// may take its time.
-	l.deadline(time.Now().Add(l.inc.silence()))
-	body, err := l.readBody(int(size) - (replyHeader - 4))
+	now := time.Now()
+	l.deadline(now.Add(l.inc.silence()))
+	n := int(size) - (replyHeader - 4)
+	if l.heard = now; l.r.Buffered() < n {
+		defer func() { l.heard = time.Now() }()
+	}
+	body, err := l.readBody(n)
 	if err != nil {
 		return err
 	}
@@ -351,7 +399,7 @@ func (l *link) nextPacket() error {
 	if xid >= 0 {
 		l.inc.seen(int64(binary.BigEndian.Uint64(l.head[8:])))
 	}
-	return l.received(xid, code, body)
+	return l.received(xid, code, body, now)
 }
 
 // readBody reads n bytes, which are good until the next packet.
@@ -521,9 +569,9 @@ func (l *link) authenticated(n int) error {
 	return nil
 }
 
-// received is told of each packet that came in but events. It runs in the
-// goroutine that reads.
-func (l *link) received(xid, code int32, body []byte) error {
+// received is told of each packet that came in but events, and of when it began to
+// come: what it says was so by then. It runs in the goroutine that reads.
+func (l *link) received(xid, code int32, body []byte, now time.Time) error {
 	l.mu.Lock()
 	if xid == wire.XidPing {
 		var at stamp
@@ -531,7 +579,7 @@ func (l *link) received(xid, code int32, body []byte) error {
 			at, l.pings = l.pings[0], l.pings[1:]
 		}
 		l.mu.Unlock()
-		l.inc.contact(at, proofOf(wire.OpPing, code))
+		l.inc.contact(at, proofOf(wire.OpPing, code), now)
 		return nil
 	}
 	info, ok := l.sent[xid]
@@ -555,7 +603,7 @@ func (l *link) received(xid, code int32, body []byte) error {
 		if info.op == wire.OpCloseSession && code == 0 {
 			l.inc.endedOnServer()
 		}
-		l.inc.contact(info.at, proofOf(info.op, code))
+		l.inc.contact(info.at, proofOf(info.op, code), now)
 		if xid > 0 {
 			l.pre = append(append(make([]byte, 0, len(l.head)+len(body)), l.head[:]...), body...)
 		}
@@ -567,7 +615,7 @@ func (l *link) received(xid, code int32, body []byte) error {
 		info.r.fail(zk.ErrConnectionClosed) // it may have been applied
 		return fmt.Errorf("%w: malformed reply to a request of type %d", ErrProtocol, info.op)
 	}
-	l.inc.contact(info.at, proofOf(info.op, whole))
+	l.inc.contact(info.at, proofOf(info.op, whole), now)
 	l.deleted(info, whole)
 	info.r.done()
 	return nil
@@ -621,7 +669,10 @@ func (l *link) removeWatch(key WatchKey) (newest bool) {
 // packet is awaited has its time after the deadline that was set; before the next
 // packet it is looked at.
 func (l *link) patience() {
-	due := time.Now().Add(l.inc.silence())
+	if l.heard.IsZero() {
+		l.heard = time.Now()
+	}
+	due := l.heard.Add(l.inc.silence())
 	l.mu.Lock()
 	if len(l.order) > 0 {
 		if d := l.sent[l.order[0]].at.at.Add(l.inc.silence()); d.Before(due) {

@@ -2,6 +2,7 @@ package session
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -9,7 +10,9 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -198,10 +201,102 @@ type scripted struct {
 	piece int
 }
 
-func (c scripted) Read(p []byte) (int, error) { return c.r.Read(p[:min(len(p), c.piece)]) }
-func (c scripted) Close() error               { return nil }
+func (c scripted) Read(p []byte) (int, error)  { return c.r.Read(p[:min(len(p), c.piece)]) }
+func (c scripted) Write(p []byte) (int, error) { return len(p), nil }
+func (c scripted) Close() error                { return nil }
 
 func (c scripted) SetReadDeadline(time.Time) error { return nil }
+
+// A gated connection takes what is written only while its gate lets it, and keeps it.
+type gated struct {
+	net.Conn
+	gate  chan struct{} // has a token for each write
+	mu    sync.Mutex
+	wrote []string // the xids of each write: those of requests from 1, that of a ping
+}
+
+func (c *gated) Write(p []byte) (int, error) {
+	<-c.gate
+	var xids []int
+	for rest := p; len(rest) > 0; rest = rest[4+binary.BigEndian.Uint32(rest):] {
+		xids = append(xids, max(int(int32(binary.BigEndian.Uint32(rest[4:])))-firstXid, wire.XidPing))
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.wrote = append(c.wrote, fmt.Sprint(xids))
+	return len(p), nil
+}
+
+func (c *gated) Close() error { return nil }
+
+// openGated returns a link over a gated connection, and what sends a request over it.
+func openGated(t *testing.T) (c *gated, l *link, send func()) {
+	inc := newIncarnation(&Manager{})
+	c = &gated{gate: make(chan struct{}, 10)}
+	l = newLink(inc, c, "x:1", time.Now().Add(time.Minute))
+	l.shook.Store(true)
+	l.open()
+	go l.write()
+	t.Cleanup(func() {
+		close(c.gate)
+		l.Close()
+		inc.end(nil)
+	})
+	return c, l, func() {
+		if !l.send(newPending(getCall("/x"))) {
+			t.Error("the link takes no request")
+		}
+	}
+}
+
+func (c *gated) check(t *testing.T, want ...string) {
+	t.Helper()
+	synctest.Wait()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !slices.Equal(c.wrote, want) {
+		t.Errorf("written together: %v, want %v", c.wrote, want)
+	}
+}
+
+func TestWhatIsRequestedWhileAnotherWritesGoesBehindItInOneWrite(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, _, send := openGated(t)
+		go send() // it writes itself
+		synctest.Wait()
+		send() // these do not wait, though nothing can be written
+		send()
+		c.check(t)
+		c.gate <- struct{}{}
+		c.check(t, "[1]")
+		c.gate <- struct{}{}
+		c.check(t, "[1]", "[2 3]")
+	})
+}
+
+func TestNobodyWaitsInAWriteWhileTheServerOwesAnAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, l, send := openGated(t)
+		c.gate <- struct{}{}
+		send()
+		send() // the server may have stopped to read, as far as is known
+		c.check(t, "[1]")
+		c.gate <- struct{}{}
+		c.check(t, "[1]", "[2]")
+		for xid := range int32(2) {
+			must(t, l.received(firstXid+1+xid, wire.CodeNoNode, nil, time.Now()))
+		}
+		must(t, second(l.Write(wire.EndPacket(wire.AppendHeader(nil, wire.XidPing, wire.OpPing)))))
+		c.gate <- struct{}{}
+		synctest.Wait()
+		send() // nor is it known of a ping
+		c.check(t, "[1]", "[2]", "[-2]")
+		c.gate <- struct{}{}
+		synctest.Wait()
+	})
+}
+
+func second[T any](_ T, err error) error { return err }
 
 // Servers may be configured differently: the next may grant more than was granted
 // first. The session goes on with what it had, and so do the pings: the connection is

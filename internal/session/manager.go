@@ -194,13 +194,15 @@ func (m *Manager) Incarnation(ctx context.Context) (*Incarnation, error) {
 		}
 		var first, ended <-chan struct{}
 		if inc != nil && inc.Ctx.Err() == nil {
+			if IsClosed(inc.first) {
+				// It may end, or ctx may, at this same instant: both are found
+				// by the first request that is made.
+				return inc, nil
+			}
 			first, ended = inc.first, inc.Ctx.Done()
 		}
 		select {
 		case <-first:
-			// It may end, or ctx may, at this same instant: both are found
-			// by the first request that is made.
-			return inc, nil
 		case <-ended:
 		case <-changed:
 		case <-ctx.Done():

@@ -31,6 +31,10 @@ type pending[T any] struct {
 	heir atomic.Pointer[func()]
 }
 
+func newPending[T any](c call[T]) *pending[T] {
+	return &pending[T]{Done: make(chan struct{}), call: c}
+}
+
 func (p *pending[T]) opcode() int32 { return p.call.op }
 
 func (p *pending[T]) encode(b []byte) []byte {
@@ -129,10 +133,8 @@ func start[T any](ctx context.Context, inc *Incarnation, c call[T]) (*pending[T]
 	if err != nil {
 		return nil, err
 	}
-	p := &pending[T]{Done: make(chan struct{}), call: c}
-	if !l.send(p) {
-		p.fail(errUnsent) // the connection has just gone
-	}
+	p := newPending(c)
+	l.sendOrFail(p)
 	return p, nil
 }
 

@@ -127,25 +127,35 @@ func (rs *rolls) limit() int {
 
 // roll asks for a roll of dir. There must be a connection.
 func (inc *Incarnation) roll(dir string) *Roll {
+	r, ours := inc.nextRoll(dir, true)
+	if ours {
+		r.send()
+	}
+	return r
+}
+
+// nextRoll returns the next roll of dir, and whether it is for the caller to send. If it is not,
+// and is not to be shared, there is none.
+func (inc *Incarnation) nextRoll(dir string, share bool) (r *Roll, ours bool) {
 	b := inc.rollBook()
 	b.mu.Lock()
+	defer b.mu.Unlock()
 	rs := b.byDir[dir]
 	if rs == nil {
 		rs = &rolls{inc: inc, book: b, dir: dir}
 		b.byDir[dir] = rs
 	}
+	full := rs.under >= rs.limit()
+	if full && !share {
+		return nil, false
+	}
 	if rs.next == nil {
 		rs.next = &Roll{rolls: rs, pending: pending[listing]{Done: make(chan struct{}), call: childrenCall(dir)}}
 	}
-	r := rs.next
-	if rs.under >= rs.limit() {
-		b.mu.Unlock()
-		return r
+	if full {
+		return rs.next, false
 	}
-	rs.takeLocked()
-	b.mu.Unlock()
-	r.send()
-	return r
+	return rs.takeLocked(), true
 }
 
 // takeLocked takes the next roll, which the caller sends: from here on nobody
@@ -159,11 +169,7 @@ func (rs *rolls) takeLocked() *Roll {
 	return r
 }
 
-func (r *Roll) send() {
-	if !r.rolls.inc.newestLink().send(r) {
-		r.fail(errUnsent)
-	}
-}
+func (r *Roll) send() { r.rolls.inc.newestLink().sendOrFail(r) }
 
 func (r *Roll) done() {
 	r.rolls.ended(r)

@@ -38,12 +38,10 @@ func (s *Stake) Drop() {
 func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 	enough := time.Duration(inc.Timeout.Load() / 4) // so that holding does not begin in a hurry
 	for {
-		if !inc.Alive() {
-			return nil, ErrEnded
-		}
 		inc.LiveMu.Lock()
 		now := time.Now()
-		if inc.Live.left(now) > enough {
+		// What is certain to live for so long is alive, if it has not ended.
+		if inc.Live.left(now) > enough && inc.Ctx.Err() == nil {
 			inc.stakes++
 			// The watchdog looks by itself every tenth of the timeout. It is
 			// woken where something is due before that, or belief ends: this stake
@@ -57,6 +55,9 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 			return &Stake{inc: inc}, nil
 		}
 		inc.LiveMu.Unlock()
+		if !inc.Alive() {
+			return nil, ErrEnded
+		}
 		if ctx.Err() != nil {
 			return nil, CtxErr(ctx)
 		}
