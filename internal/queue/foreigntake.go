@@ -182,7 +182,7 @@ func (q foreign) serve(p *pump, inc *session.Incarnation, l *ledger) error {
 		}
 		if len(es) == 0 {
 			var err error
-			if since, err = q.order.await(ctx, q.m, patienceForOrder); err != nil {
+			if since, err = q.order.await(ctx, inc, patienceForOrder); err != nil {
 				return err
 			}
 			w := inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: q.dir})

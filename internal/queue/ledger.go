@@ -141,10 +141,10 @@ func newLedger(ctx context.Context, q *core, inc *session.Incarnation) (*ledger,
 	}
 	q.ledger = l
 	q.mu.Unlock()
-	q.order.claimant(l.guid, true)
+	over := q.order.claimant(l.guid)
 	q.m.Spawn(func() {
 		defer stay()
-		defer q.order.claimant(l.guid, false)
+		defer over()
 		select {
 		case <-inc.Ctx.Done():
 			l.end(true)

@@ -3,21 +3,74 @@ package queue
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/zsync/zsync/internal/session"
 )
 
+// A tally counts what is under way.
+type tally struct {
+	mu   sync.Mutex
+	n    int           // guarded by mu
+	none chan struct{} // closed when it is over; guarded by mu
+}
+
+func (t *tally) begin() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.n++; t.n == 1 {
+		t.none = make(chan struct{})
+	}
+}
+
+func (t *tally) end() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.n--; t.n == 0 {
+		close(t.none)
+	}
+}
+
+// pending returns what is closed when nothing is under way any more, or nil if nothing is.
+func (t *tally) pending() <-chan struct{} {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.n == 0 {
+		return nil
+	}
+	return t.none
+}
+
+// errNoRoom means that a turn is better left for a while: consumers have had as much as
+// they want, or something goes back.
+var errNoRoom = errors.New("zsync: no room")
+
+// await waits until pending returns nil: it is asked again when the channel that it has
+// returned is closed. With limit await waits no longer than that, and fails with errNoRoom.
+func await(ctx context.Context, inc *session.Incarnation, limit time.Duration, pending func() <-chan struct{}) error {
+	if limit > 0 {
+		limited, cancel := context.WithTimeoutCause(ctx, limit, errNoRoom)
+		defer cancel()
+		ctx = limited
+	}
+	for c := pending(); c != nil; c = pending() {
+		if err := session.AwaitIn(ctx, inc, c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // An order knows what this process is about to give back to a queue. An only consumer
 // gets elements in order because nothing is claimed, or taken by TryRecv, before that
 // is back in its place: what comes later would be received before it.
 type order struct {
-	mu    sync.Mutex
-	backs int             // that are about to be back; guarded by mu
-	none  chan struct{}   // closed when there are none; guarded by mu
-	since uint64          // how often something untried was to be given back; guarded by mu
-	mine  map[string]bool // the claimants of this process, by their GUIDs; guarded by mu
+	backs tally         // what is about to be back
+	since atomic.Uint64 // how often something untried was to be given back
+	mine  sync.Map      // the claimants of this process, by their GUIDs
 }
 
 // refusedFor is how long what the servers refuse to take back keeps back what comes
@@ -27,61 +80,28 @@ const refusedFor = time.Minute
 // begin is told that something is to be given back. With untried that was claimed ahead:
 // what was found since may come after it.
 func (o *order) begin(untried bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.backs++; o.backs == 1 {
-		o.none = make(chan struct{})
-	}
+	o.backs.begin() // before the number: see await
 	if untried {
-		o.since++
+		o.since.Add(1)
 	}
 }
 
 // end is told that it is back, or that it is not waited for any more.
-func (o *order) end() {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.backs--; o.backs == 0 {
-		close(o.none)
-	}
-}
-
-// errNoRoom means that a turn is better left for a while: consumers have had as much as
-// they want, or something goes back.
-var errNoRoom = errors.New("zsync: no room")
+func (o *order) end() { o.backs.end() }
 
 // await waits until nothing is about to be back. What is found from then on is
 // believed to be first as long as the number that it returns is the present one.
-func (o *order) await(ctx context.Context, m *session.Manager, limit time.Duration) (since uint64, err error) {
-	var expired <-chan time.Time
-	if limit > 0 {
-		expired = time.After(limit)
-	}
-	for {
-		o.mu.Lock()
-		backs, none, since := o.backs, o.none, o.since
-		o.mu.Unlock()
-		if backs == 0 {
-			return since, nil
-		}
-		select {
-		case <-none:
-		case <-expired:
-			return 0, errNoRoom
-		case <-ctx.Done():
-			return 0, session.CtxErr(ctx)
-		case <-m.Closing:
-			return 0, m.Failure()
-		}
-	}
+func (o *order) await(ctx context.Context, inc *session.Incarnation, limit time.Duration) (since uint64, err error) {
+	err = await(ctx, inc, limit, func() <-chan struct{} {
+		// The number is read first: what has moved it on by now is waited for, or back.
+		since = o.since.Load()
+		return o.backs.pending()
+	})
+	return since, err
 }
 
 // now returns the present number.
-func (o *order) now() uint64 {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.since
-}
+func (o *order) now() uint64 { return o.since.Load() }
 
 // leaving is told that the last consumer of a ledger has left: what it had claimed is
 // about to go back, also if its claim is still under way. posted is closed then.
@@ -99,29 +119,17 @@ func (o *order) leaving(m *session.Manager, posted <-chan struct{}) {
 	})
 }
 
-// claimant is told of a claimant of this process, or that it is over.
-func (o *order) claimant(guid string, on bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if !on {
-		delete(o.mine, guid)
-		return
-	}
-	if o.mine == nil {
-		o.mine = make(map[string]bool)
-	}
-	o.mine[guid] = true
+// claimant is told of a claimant of this process, until it calls over.
+func (o *order) claimant(guid string) (over func()) {
+	o.mine.Store(guid, true)
+	return func() { o.mine.Delete(guid) }
 }
 
 // others reports whether another process consumes, whose claims ours may have collided
 // with: then it has its live mark. (What cancels, clears or takes one element has none.)
 func (o *order) others(marks []string) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for _, guid := range marks {
-		if !o.mine[guid] {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(marks, func(guid string) bool {
+		_, mine := o.mine.Load(guid)
+		return !mine
+	})
 }

@@ -241,7 +241,7 @@ func (p *pump) session(inc *session.Incarnation) error {
 			return err
 		}
 	}
-	if _, err := p.q.order.await(p.ctx, p.q.m, 0); err != nil {
+	if _, err := p.q.order.await(p.ctx, inc, 0); err != nil {
 		return err
 	}
 	l, err := newLedger(p.ctx, p.q, inc)
@@ -260,7 +260,7 @@ func (p *pump) session(inc *session.Incarnation) error {
 			return err
 		}
 		// Not in the line: others need not wait for what is ours.
-		if _, err := p.q.order.await(p.ctx, p.q.m, 0); err != nil {
+		if _, err := p.q.order.await(p.ctx, inc, 0); err != nil {
 			return err
 		}
 		place, err := p.q.line.Contend(p.ctx, inc, p.q.line.Bases[0], []byte(p.q.m.Config.Owner), line.Exclusive, nil)
@@ -272,7 +272,7 @@ func (p *pump) session(inc *session.Incarnation) error {
 		}
 		err = p.q.layout.serve(p, inc, l)
 		place.Leave()
-		if err == nil || err == errNoRoom { // Step 4.
+		if err == nil || errors.Is(err, errNoRoom) { // Step 4.
 			err = p.gather(inc, l)
 		}
 		if err != nil {
@@ -311,27 +311,14 @@ func (p *pump) awaitRoom(inc *session.Incarnation, limit time.Duration) error {
 // until waits until so, which is called with mu held, is true, or it is errNoRoom: with limit
 // no longer than that.
 func (p *pump) until(inc *session.Incarnation, limit time.Duration, so func() bool) error {
-	var expired <-chan time.Time
-	if limit > 0 {
-		expired = time.After(limit)
-	}
-	for {
+	return await(p.ctx, inc, limit, func() <-chan struct{} {
 		p.mu.Lock()
-		yes, changed := so(), p.changed
-		p.mu.Unlock()
-		if yes {
+		defer p.mu.Unlock()
+		if so() {
 			return nil
 		}
-		select {
-		case <-changed:
-		case <-expired:
-			return errNoRoom
-		case <-p.ctx.Done():
-			return session.CtxErr(p.ctx)
-		case <-inc.Ctx.Done():
-			return session.ErrEnded
-		}
-	}
+		return p.changed
+	})
 }
 
 // patienceForRoom is how long a turn is kept when there is no room, or nobody
@@ -396,7 +383,7 @@ func (p *pump) foundNothing() bool {
 // search looks for free elements, when what goes back is back; with limit it waits for
 // that no longer.
 func (p *pump) search(inc *session.Incarnation, limit time.Duration) error {
-	since, err := p.q.order.await(p.ctx, p.q.m, limit)
+	since, err := p.q.order.await(p.ctx, inc, limit)
 	if err != nil {
 		return err
 	}

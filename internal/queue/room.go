@@ -3,7 +3,6 @@ package queue
 import (
 	"context"
 	"errors"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -27,15 +26,16 @@ type gate struct {
 	maxLen int
 	length func(ctx context.Context, inc *session.Incarnation) (int, error)
 
-	busy chan struct{} // has a token while a goroutine of this process asks for room
-	left int           // how many more elements certainly fit; belongs to who has put that token in
+	sending tally // those who have room, and have not sent yet
 
-	mu      sync.Mutex
-	place   *line.Claim          // nil if there is none
-	inc     *session.Incarnation // whose it is
-	until   time.Time            // when it is to be left
-	sending int                  // those who have room, and have not sent yet
-	sent    chan struct{}        // closed when there are none
+	// What follows belongs to whoever has put a token into busy: a goroutine of this
+	// process that asks for room, or leaves the place.
+
+	busy  chan struct{}
+	left  int                  // how many more elements certainly fit
+	place *line.Claim          // nil if there is none
+	inc   *session.Incarnation // whose it is
+	until time.Time            // when it is to be left
 }
 
 // keepPlace is how long a place is kept for the next who send. It is shorter than
@@ -71,16 +71,17 @@ func (g *gate) enter(ctx context.Context, n int, hurry bool) (leave func(), err 
 	}
 	defer func() { <-g.busy }()
 	err = g.m.During(ctx, func(inc *session.Incarnation) error {
-		if g.reserve(inc, n) {
+		if g.stands(inc) && g.left >= n {
+			g.left -= n
 			return nil
 		}
 		// What is still being sent may be counted or not.
-		if err := g.allSent(ctx, inc); err != nil {
+		if err := await(ctx, inc, 0, g.sending.pending); err != nil {
 			return err
 		}
-		if !g.begin(inc) {
+		if !g.stands(inc) {
+			g.leave()
 			if err := g.take(ctx, inc, n, hurry); err != nil {
-				g.done()
 				return err
 			}
 		}
@@ -91,7 +92,6 @@ func (g *gate) enter(ctx context.Context, n int, hurry bool) (leave func(), err 
 			}
 			if err != nil {
 				g.leave().Await(session.Grace)
-				g.done()
 				return err
 			}
 			if room >= n {
@@ -100,81 +100,35 @@ func (g *gate) enter(ctx context.Context, n int, hurry bool) (leave func(), err 
 			}
 		}
 	})
-	return g.done, err
-}
-
-func (g *gate) sendLocked() {
-	if g.sending++; g.sending == 1 {
-		g.sent = make(chan struct{})
+	if err != nil {
+		return nil, err
 	}
+	g.sending.begin()
+	until := g.until
+	return func() { g.done(until) }, nil
 }
 
-// reserve reports whether n more elements certainly fit.
-func (g *gate) reserve(inc *session.Incarnation, n int) bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if !g.standsLocked(inc) || g.left < n {
-		return false
-	}
-	g.left -= n
-	g.sendLocked()
-	return true
-}
-
-// begin keeps the place from being left until done, and reports whether there is
-// one; if it is too old it is left.
-func (g *gate) begin(inc *session.Incarnation) bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.sendLocked()
-	if g.standsLocked(inc) {
-		return true
-	}
-	g.leaveLocked()
-	return false
-}
-
-func (g *gate) standsLocked(inc *session.Incarnation) bool {
+// stands reports whether our place is one behind which may be sent.
+func (g *gate) stands(inc *session.Incarnation) bool {
 	return g.place != nil && g.inc == inc && inc.Alive() && time.Now().Before(g.until)
 }
 
-// allSent waits until nothing is being sent.
-func (g *gate) allSent(ctx context.Context, inc *session.Incarnation) error {
-	g.mu.Lock()
-	sent := g.sent
-	if g.sending == 0 {
-		sent = session.ClosedChan
-	}
-	g.mu.Unlock()
-	return session.AwaitIn(ctx, inc, sent)
-}
-
-// done is told that somebody who had room has sent, or has failed to.
-func (g *gate) done() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.sending--; g.sending > 0 {
-		return
-	}
-	close(g.sent)
-	place := g.place
-	time.AfterFunc(time.Until(g.until), func() {
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		if g.place == place && g.sending == 0 {
-			g.leaveLocked()
+// done is told that somebody who had room behind a place to be left at until has sent, or
+// has failed to. The place is left then, unless another sends: that will leave it. Who asks
+// for room meanwhile is waited for, and so the place is left if that fails.
+func (g *gate) done(until time.Time) {
+	g.sending.end()
+	time.AfterFunc(time.Until(until), func() {
+		g.busy <- struct{}{}
+		defer func() { <-g.busy }()
+		if g.sending.pending() == nil && !time.Now().Before(g.until) {
+			g.leave()
 		}
 	})
 }
 
 // leave leaves the place, if there is one.
 func (g *gate) leave() *session.Removal {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.leaveLocked()
-}
-
-func (g *gate) leaveLocked() *session.Removal {
 	place := g.place
 	if g.place = nil; place == nil {
 		return nil
@@ -206,8 +160,6 @@ func (g *gate) take(ctx context.Context, inc *session.Incarnation, n int, hurry 
 		case err != nil:
 			return err
 		}
-		g.mu.Lock()
-		defer g.mu.Unlock()
 		g.inc, g.place, g.until, g.left = inc, place, time.Now().Add(keepPlace), 0
 		return nil
 	}

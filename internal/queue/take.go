@@ -34,10 +34,10 @@ func (q *core) Take(ctx context.Context) (*Element, error) {
 // letters.
 func (q *core) pluck(ctx context.Context) (*item, error) {
 	var taken *item
-	if _, err := q.order.await(ctx, q.m, 0); err != nil {
-		return nil, err
-	}
 	err := q.m.During(ctx, func(inc *session.Incarnation) error {
+		if _, err := q.order.await(ctx, inc, 0); err != nil {
+			return err
+		}
 		beaten, was := -1, ""
 		for {
 			it, claim, err := q.layout.first(ctx, inc, min(1<<(3*min(max(beaten, 0), 2)), maxSpread), false)
