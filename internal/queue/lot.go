@@ -58,38 +58,25 @@ func (t *lot) exhausted() bool {
 
 // with returns what is claimed when es, elements of the lot, are as well.
 func (t *lot) with(es []element) spans {
-	s := t.claimed.union(t.runs(es))
-	there := make([]int32, len(t.elements))
-	for i, e := range t.elements {
-		there[i] = e.seq
-	}
-	slices.Sort(there)
-	return s.concise(there, !t.delayed)
+	return t.concise(t.claimed.union(spansOf(numbers(es))), !t.delayed)
 }
 
-// runs returns the numbers of es as few spans. Between two numbers of one span no
-// other element is there.
-func (t *lot) runs(es []element) (s spans) {
-	if t.delayed {
-		numbers := make([]int32, len(es))
-		for i, e := range es {
-			numbers[i] = e.seq
-		}
-		return spansOf(numbers)
+// runs returns the numbers of es as few spans. Whatever else these hold is gone for ever.
+func (t *lot) runs(es []element) spans { return t.concise(spansOf(numbers(es)), false) }
+
+// concise is that of s among the elements of the lot.
+func (t *lot) concise(s spans, whole bool) spans {
+	there := numbers(t.elements)
+	slices.Sort(there)
+	return s.concise(there, whole)
+}
+
+func numbers(es []element) []int32 {
+	ns := make([]int32, len(es))
+	for i, e := range es {
+		ns[i] = e.seq
 	}
-	i, last := 0, 0 // of es, and where the one before stands in the lot: both are in order
-	for at, e := range t.elements {
-		switch {
-		case i == len(es) || e.seq != es[i].seq:
-			continue
-		case i > 0 && at == last+1:
-			s[len(s)-1].b = e.seq
-		default:
-			s = append(s, span{e.seq, e.seq})
-		}
-		i, last = i+1, at
-	}
-	return s
+	return ns
 }
 
 // free returns up to n elements that nobody has claimed and that may be, and when
@@ -110,18 +97,12 @@ func (t *lot) free(n int, may func(element) bool) (es []element, due time.Time) 
 	return es, due
 }
 
-// taken returns how many elements of it are claimed, if it is exhausted or
-// listed.
-func (t *lot) taken() (n int) {
-	if !t.delayed && t.claimed.covers(t.last) {
-		return int(t.children)
+// busy reports whether an element of it is claimed, if it is exhausted or listed.
+func (t *lot) busy() bool {
+	if t.exhausted() {
+		return t.children > 0
 	}
-	for _, e := range t.elements {
-		if t.claimed.has(e.seq) {
-			n++
-		}
-	}
-	return n
+	return slices.ContainsFunc(t.elements, func(e element) bool { return t.claimed.has(e.seq) })
 }
 
 // A finding is what a search has found.
@@ -129,7 +110,7 @@ type finding struct {
 	lot   *lot
 	es    []element // free ones of it; none if there are none anywhere
 	due   time.Time // when something may become free without the bell
-	taken int       // if nothing is free: how many are claimed
+	busy  bool      // if nothing is free: something is claimed
 	more  bool      // there is another bucket that may have free ones
 	at    time.Time // when it was found
 	since uint64    // of the order, when the search began
@@ -138,9 +119,9 @@ type finding struct {
 // A finder looks for free elements.
 type finder struct {
 	site
-	skips  skipper
-	delays delayCache
-	keyed  atomic.Bool // elements have had keys
+	skips    skipper
+	listings sync.Map    // of those buckets of which they are remembered: see list
+	keyed    atomic.Bool // elements have had keys
 }
 
 // lotsAtOnce is how many buckets are read with one request.
@@ -236,11 +217,9 @@ func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *fi
 				f.more = keys == nil && pick(lots, 1) >= 0
 				return nil
 			}
-			f.taken += t.taken()
+			f.busy = f.busy || t.busy()
 		}
-		for _, t := range lots {
-			f.taken += t.taken()
-		}
+		f.busy = f.busy || slices.ContainsFunc(lots, (*lot).busy)
 	}
 	return nil
 }
@@ -248,7 +227,7 @@ func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *fi
 // guard tells which elements may be claimed as far as their keys go, in the order of the
 // lots. It must look at every element that is claimed, to know its key.
 func (q *finder) guard(ctx context.Context, inc *session.Incarnation, lots []*lot, keys int32) (may func(element) bool, err error) {
-	q.delays.keep(lots)
+	q.forget(lots)
 	w := make(ward)
 	for _, t := range lots {
 		t.keyed, t.keys = true, keys
@@ -339,11 +318,10 @@ func (q *finder) deleteEmpty(inc *session.Incarnation, lots []*lot, all []bucket
 // seldom change, are remembered, and so are all where elements have keys: one may
 // have to look behind many that wait.
 func (q *finder) list(ctx context.Context, inc *session.Incarnation, t *lot) error {
-	if t.delayed || t.keyed {
-		if es, ok := q.delays.get(t.name, t.pzxid); ok {
-			t.elements = es
-			return nil
-		}
+	remembered := t.delayed || t.keyed
+	if before, ok := q.listings.Load(t.name); ok && remembered && before.(listing).pzxid == t.pzxid {
+		t.elements = before.(listing).elements
+		return nil
 	}
 	names, stat, err := inc.Children(ctx, session.ChildPath(q.dir, t.name))
 	if session.IsNoNode(err) || q.skips.unreadable(t.name, err) {
@@ -353,50 +331,30 @@ func (q *finder) list(ctx context.Context, inc *session.Incarnation, t *lot) err
 		return err
 	}
 	t.elements = parseElements(t.bucket, names)
-	if t.delayed || t.keyed {
-		q.delays.put(t.name, stat.Pzxid, t.elements)
+	if remembered {
+		q.listings.Store(t.name, listing{stat.Pzxid, t.elements})
 	}
 	return nil
 }
 
-// A delayCache remembers listings.
-type delayCache struct {
-	mu    sync.Mutex
-	known map[string]delays // by bucket; guarded by mu
-}
-
-type delays struct {
+// A listing is what the elements of a bucket were.
+type listing struct {
 	pzxid    int64
 	elements []element // not to be changed
 }
 
-func (c *delayCache) get(bucket string, pzxid int64) ([]element, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	d, ok := c.known[bucket]
-	return d.elements, ok && d.pzxid == pzxid
-}
-
-func (c *delayCache) put(bucket string, pzxid int64, es []element) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.known == nil {
-		c.known = make(map[string]delays)
-	}
-	c.known[bucket] = delays{pzxid, es}
-}
-
-// keep forgets all but lots.
-func (c *delayCache) keep(lots []*lot) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	known := make(map[string]delays)
+// forget drops the listings of all buckets but lots.
+func (q *finder) forget(lots []*lot) {
+	there := make(map[any]bool)
 	for _, t := range lots {
-		if d, ok := c.known[t.name]; ok {
-			known[t.name] = d
-		}
+		there[t.name] = true
 	}
-	c.known = known
+	q.listings.Range(func(name, _ any) bool {
+		if !there[name] {
+			q.listings.Delete(name)
+		}
+		return true
+	})
 }
 
 // exclusion returns the operation that is refused if another claim was made, or an

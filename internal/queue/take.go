@@ -150,7 +150,7 @@ func (q own) first(ctx context.Context, inc *session.Incarnation, spread int, as
 			}
 			continue
 		}
-		if aside || f.taken == 0 {
+		if aside || !f.busy {
 			return nil, nil, nil
 		}
 		next, buried, err := q.under.visit(ctx, inc)
