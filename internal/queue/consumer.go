@@ -25,7 +25,7 @@ func (q *core) Join(ctx context.Context, o Joining) Consumer {
 	c := &consumer{Joining: o, q: q, left: make(chan struct{})}
 	c.ctx, c.over = q.whileOpen(ctx)
 	if c.ctx.Err() == nil {
-		c.p = q.join(0)
+		c.p = q.join()
 	}
 	if o.Odd {
 		c.faults = make(chan error, 1)
@@ -54,7 +54,7 @@ func (c *consumer) Next() (Claim, error) {
 		return nil, session.CtxErr(c.ctx)
 	}
 	for {
-		it, err := c.p.next(c.ctx, 1, false, c.faults)
+		it, err := c.p.next(c.ctx, 1, c.faults)
 		if err != nil {
 			return nil, err
 		}
@@ -195,10 +195,10 @@ func (q *core) Receive(ctx context.Context, n int) (claims []Claim, err error) {
 		return nil, cmp.Or(session.CtxErr(ctx), session.ErrClosed)
 	}
 	room := min(n, maxBatch) // a sum of them overflows nothing
-	p := q.join(room)
+	p := q.join()
 	defer p.leave()
-	for counted := true; ; counted = false {
-		it, err := p.next(inner, room, counted, nil)
+	for {
+		it, err := p.next(inner, room, nil)
 		if err != nil {
 			return nil, err
 		}

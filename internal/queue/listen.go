@@ -6,33 +6,26 @@ import "sync"
 // consuming.
 type listeners struct {
 	site
-	mu  sync.Mutex
-	all map[chan error]bool // guarded by mu
+	all sync.Map // of chan error
 }
 
 // listen has c told, or no longer told. What does not fit into c is left out.
 func (l *listeners) listen(c chan error, on bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !on {
-		delete(l.all, c)
-		return
+	if on {
+		l.all.Store(c, true)
+	} else {
+		l.all.Delete(c)
 	}
-	if l.all == nil {
-		l.all = make(map[chan error]bool)
-	}
-	l.all[c] = true
 }
 
 // complain reports an error that keeps the consumers from consuming.
 func (l *listeners) complain(err error) {
 	l.m.Log.Error("zsync: cannot consume", "path", l.path, "err", err)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for c := range l.all {
+	l.all.Range(func(c, _ any) bool {
 		select {
-		case c <- err:
+		case c.(chan error) <- err:
 		default: // it has not read the one before
 		}
-	}
+		return true
+	})
 }

@@ -35,19 +35,21 @@ type pump struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 
-	mu        sync.Mutex
-	consumers int           // who have not left
-	waiting   int           // those who wait for an item
-	offering  int           // those who have one that is not taken yet
-	ready     []*item       // claimed and read, in order
-	changed   chan struct{} // closed and replaced when any of these changes
-	ahead     int           // how many may be claimed ahead
-	starved   bool          // a consumer has waited since the last claim
-	size      int           // of an element of the last claim, in bytes; 0 before the first
-	pace      pace
-	noted     int  // how many may be noted at once, if that is not too many
-	shedding  bool // shed is about to be called
-	claiming  bool // a claim is under way: what it brings comes behind ready
+	consumers int // who have not left; guarded by q.mu
+
+	mu       sync.Mutex    // guards what follows
+	running  bool          // somebody has waited for an item
+	waiting  int           // those who wait for an item
+	offering int           // those who have one that is not taken yet
+	ready    []*item       // claimed and read, in order
+	changed  chan struct{} // closed and replaced when any of these changes
+	ahead    int           // how many may be claimed ahead
+	starved  bool          // a consumer has waited since the last claim
+	size     int           // of an element of the last claim, in bytes; 0 before the first
+	pace     pace
+	noted    int  // how many may be noted at once, if that is not too many
+	shedding bool // shed is about to be called
+	claiming bool // a claim is under way: what it brings comes behind ready
 
 	// What follows belongs to the goroutine that claims.
 
@@ -57,33 +59,24 @@ type pump struct {
 	due    time.Time      // when those of one that has been found go back, or zero
 }
 
-// join makes the caller a consumer, which waits for so many items already: the first
-// claim makes room for them all. It must leave.
-func (q *core) join(waiting int) *pump {
+// join makes the caller a consumer. It must leave.
+func (q *core) join() *pump {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	p := q.pump
-	if p == nil {
-		p = &pump{q: q, changed: make(chan struct{}), ahead: 1, spread: 1}
-		p.ctx, p.cancel = context.WithCancel(context.Background())
-		q.pump = p
-		defer q.m.Spawn(p.run)
+	if q.pump == nil {
+		q.pump = &pump{q: q, changed: make(chan struct{}), ahead: 1, spread: 1}
+		q.pump.ctx, q.pump.cancel = context.WithCancel(context.Background())
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.consumers++
-	p.waitLocked(waiting)
-	return p
+	q.pump.consumers++
+	return q.pump
 }
 
 // leave is the end of a consumer. After the last it waits a moment until what
 // was claimed ahead is back, so that the next to come finds it in its place.
 func (p *pump) leave() {
 	p.q.mu.Lock()
-	p.mu.Lock()
 	p.consumers--
 	last := p.consumers == 0
-	p.mu.Unlock()
 	if last {
 		p.q.pump = nil
 		p.cancel()
@@ -105,23 +98,26 @@ func (p *pump) changeLocked() {
 	p.changed = make(chan struct{})
 }
 
-// waitLocked counts n more that consumers wait for.
+// waitLocked counts n more that consumers wait for. Nothing is claimed before the first
+// has waited, so that the first claim makes room for all that it waits for.
 func (p *pump) waitLocked(n int) {
-	if p.waiting == 0 && n > 0 {
+	if p.waiting == 0 {
 		p.pace.asked(time.Now())
 	}
 	p.waiting += n
 	p.changeLocked()
+	if !p.running {
+		p.running = true
+		p.q.m.Spawn(p.run)
+	}
 }
 
 // next returns the next item for a consumer to offer. It must call done when
-// that is taken, or put back. It counts as n that wait until this returns; counted
-// tells that join has counted them already. An error that comes through faults ends the wait.
-func (p *pump) next(ctx context.Context, n int, counted bool, faults <-chan error) (*item, error) {
+// that is taken, or put back. It counts as n that wait until this returns. An error that
+// comes through faults ends the wait.
+func (p *pump) next(ctx context.Context, n int, faults <-chan error) (*item, error) {
 	p.mu.Lock()
-	if !counted {
-		p.waitLocked(n)
-	}
+	p.waitLocked(n)
 	defer func() {
 		p.waiting -= n
 		p.mu.Unlock()
@@ -241,9 +237,6 @@ func (p *pump) session(inc *session.Incarnation) error {
 			return err
 		}
 	}
-	if _, err := p.q.order.await(p.ctx, inc, 0); err != nil {
-		return err
-	}
 	l, err := newLedger(p.ctx, p.q, inc)
 	if err != nil {
 		return err
@@ -345,29 +338,54 @@ const maxBatch = bucketSize
 // comes one by one it leaves to those who stand in the line, and so it does where
 // elements have keys: one claim at a time is made there.
 func (p *pump) gather(inc *session.Incarnation, l *ledger) error {
-	for p.found != nil && (len(p.found.es) > 0 && !p.found.lot.keyed || p.found.more) {
-		if err := p.awaitRoom(inc, 0); err != nil {
-			return err
-		}
-		if p.foundNothing() {
-			if err := p.search(inc, 0); err != nil {
-				return err
-			}
-		}
-		if _, err := p.claim(inc, l); err != nil {
+	search := func() error { return p.search(inc, 0) }
+	for p.more() && (p.found.more || !p.found.lot.keyed) {
+		if _, err := p.step(inc, l, 0, search); err != nil {
 			return err
 		}
 		if p.found == nil { // somebody else was quicker
-			if err := p.search(inc, 0); err != nil {
+			if err := search(); err != nil {
 				return err
 			}
-		}
-		if err := p.q.under.look(p.ctx, inc); err != nil {
-			return err
 		}
 	}
 	return nil
 }
+
+// serve claims elements while it is our turn.
+func (p *pump) serve(inc *session.Incarnation, l *ledger) error {
+	for claims := 0; ; {
+		n, err := p.step(inc, l, patienceForRoom, func() error { return p.await(inc) })
+		switch {
+		case err != nil:
+			return err
+		case n > 0 && p.more():
+			return nil // Step 4. There is something for the next too.
+		case n > 0:
+			if claims++; claims >= maxClaims && p.q.othersWait(p.ctx, inc) {
+				return nil
+			}
+		}
+	}
+}
+
+// step waits for room, with limit no longer than that, and claims what was found, or
+// else finds something.
+func (p *pump) step(inc *session.Incarnation, l *ledger, limit time.Duration, find func() error) (n int, err error) {
+	if err := p.awaitRoom(inc, limit); err != nil {
+		return 0, err
+	}
+	if p.foundNothing() { // Step 2.
+		return 0, find()
+	}
+	if err := p.q.under.look(p.ctx, inc); err != nil {
+		return 0, err
+	}
+	return p.claim(inc, l) // Step 3.
+}
+
+// more reports whether more elements than have been claimed were found, or may be.
+func (p *pump) more() bool { return p.found != nil && (len(p.found.es) > 0 || p.found.more) }
 
 // staleAfter is how long what was found is believed to be the first that is free.
 const staleAfter = 20 * time.Millisecond
@@ -453,38 +471,6 @@ func (q *core) othersConsume(ctx context.Context, inc *session.Incarnation) (boo
 	}
 	marks, err := inc.Names(ctx, q.live)
 	return err == nil && q.order.others(marks), err
-}
-
-// serve claims elements while it is our turn.
-func (p *pump) serve(inc *session.Incarnation, l *ledger) error {
-	claims := 0
-	for {
-		if err := p.awaitRoom(inc, patienceForRoom); err != nil {
-			return err
-		}
-		if p.foundNothing() { // Step 2.
-			if err := p.await(inc); err != nil {
-				return err
-			}
-			continue
-		}
-		if err := p.q.under.look(p.ctx, inc); err != nil {
-			return err
-		}
-		n, err := p.claim(inc, l) // Step 3.
-		if err != nil {
-			return err
-		}
-		if p.found != nil && (len(p.found.es) > 0 || p.found.more) {
-			return nil // Step 4. There is something for the next too.
-		}
-		if n > 0 {
-			claims++
-		}
-		if claims >= maxClaims && p.q.othersWait(p.ctx, inc) {
-			return nil
-		}
-	}
 }
 
 // wanted reports whether a consumer waits now, or will in a moment.

@@ -52,11 +52,7 @@ func (s *skipper) skipLocked(key string, misfit bool) {
 func (s *skipper) skipped(key string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if x, ok := s.skips[key]; ok && time.Now().Before(x.until) {
-		return true
-	}
-	delete(s.skips, key)
-	return false
+	return time.Now().Before(s.skips[key].until)
 }
 
 // left reports whether something that is skipped did not decode.
