@@ -22,14 +22,19 @@ func (q own) Clear(ctx context.Context) (n int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	for _, back := range []bool{false, true} {
-		for _, t := range slices.Backward(lots) {
-			for more := !t.exhausted() && (t.delayed || !back); more; {
-				var removed int
-				removed, more, err = q.clearLot(ctx, t, back)
-				if n += removed; err != nil {
+	for _, back := range []bool{false, true} { // at last those that were given back for later
+		for _, was := range slices.Backward(lots) {
+			so := func(e element) bool { return e.seq <= was.last && (e.first > 0) == back }
+			for more := !was.exhausted() && (was.delayed || !back); more; {
+				some := 0
+				_, err := q.removeFree(ctx, func(ctx context.Context, inc *session.Incarnation) (ops []any, err error) {
+					ops, some, more, err = q.takeLast(ctx, inc, []bucket{was.bucket}, so)
+					return ops, err
+				})
+				if err != nil {
 					return n, err
 				}
+				n += some
 			}
 		}
 	}
@@ -49,20 +54,6 @@ func (q *core) survey(ctx context.Context, inc *session.Incarnation) ([]*lot, er
 	lots, err := q.lots(ctx, inc, buckets)
 	q.deleteEmpty(inc, lots, buckets)
 	return lots, err
-}
-
-// clearLot removes the last elements of a bucket that nobody has claimed, as many as fit
-// into a transaction, of those that were in it when it was read as was. back says
-// whether these are those that were given back for later, or all others.
-func (q *core) clearLot(ctx context.Context, was *lot, back bool) (n int, more bool, err error) {
-	done, err := q.removeFree(ctx, func(ctx context.Context, inc *session.Incarnation) (ops []any, err error) {
-		ops, n, more, err = q.takeLast(ctx, inc, []bucket{was.bucket}, func(e element) bool { return e.seq <= was.last && (e.first > 0) == back })
-		return ops, err
-	})
-	if !done {
-		return 0, false, err
-	}
-	return n, more, nil
 }
 
 // removeFree applies what build returns, exactly once, and builds it anew while somebody

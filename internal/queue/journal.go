@@ -125,10 +125,22 @@ func (j *journal) apply(ctx context.Context, build func(inc *session.Incarnation
 				try++
 				continue
 			}
-			again, err := j.answered(ctx, inc, t, rs, err)
-			if rs = nil; !again {
-				return err
+			answer := rs
+			if rs = nil; !j.open {
+				if err := j.refused(ctx, inc, t, answer, err); err != nil {
+					return err
+				}
+				continue
 			}
+			applied, err := j.settle(ctx, inc)
+			switch {
+			case err != nil:
+				return err
+			case applied:
+				j.done(t)
+				return nil
+			}
+			// Refused again, it is certain that nothing was applied.
 		}
 	})
 	return rs, err
@@ -177,35 +189,22 @@ func (j *journal) done(t *transaction) {
 	j.kept.serial = serial
 }
 
-// answered is told that the servers have refused an attempt, and reports whether
-// another is to be made.
-func (j *journal) answered(ctx context.Context, inc *session.Incarnation, t *transaction, rs []zk.MultiResponse, err error) (again bool, _ error) {
+// refused is told that the servers have refused an attempt, while none is open. Another
+// is to be made if it returns nil.
+func (j *journal) refused(ctx context.Context, inc *session.Incarnation, t *transaction, rs []zk.MultiResponse, err error) error {
 	i := session.FailedOp(rs)
 	own := len(rs) - len(t.steps) // what the journal has added
-	if j.open {
-		applied, e := j.settle(ctx, inc)
-		switch {
-		case e != nil:
-			return false, e
-		case applied:
-			j.done(t)
-			return false, nil
-		}
-		return true, nil // refused again, it is certain that nothing was applied
-	}
 	switch {
 	case i >= own && i >= 0:
-		err := t.steps[i-own].cure(inc, err)
-		return err == nil, err
+		return t.steps[i-own].cure(inc, err)
 	case i == 0 && j.made && outrun(err):
-		return false, errTaken{unapplied: true} // no attempt is open
+		return errTaken{unapplied: true} // no attempt is open
 	case i >= 0 && session.IsNoNode(err):
-		err := j.makeDirs(ctx, inc)
-		return err == nil, err
+		return j.makeDirs(ctx, inc)
 	case i == 0 && !j.made && session.IsNodeExists(err):
-		return false, errTaken{unapplied: true} // somebody plays with names that are unique
+		return errTaken{unapplied: true} // somebody plays with names that are unique
 	}
-	return false, err
+	return err
 }
 
 // settle finds out whether an open attempt was applied, and sees to it that

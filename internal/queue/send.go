@@ -125,12 +125,7 @@ type tail struct {
 	bucket  int64 // the newest; less than 0 if there is none
 	full    bool  // it gets no more, or there is none
 	gone    bool  // somebody has deleted the newest bucket, and not the queue
-}
-
-// A lastOp is the creation of the last element of a priority in a transaction.
-type lastOp struct {
-	op   int  // which operation it is
-	tail tail // as the transaction leaves it
+	last    int   // as a transaction leaves it: which step of that creates its last element
 }
 
 // linger is how long a receipt is kept for the next Send.
@@ -287,14 +282,14 @@ type posted struct {
 	o     *outbox
 	group []*parcel
 	steps []step
-	lasts map[int]*lastOp // by priority
+	tails map[int]*tail // by priority, as the steps leave them
 }
 
 // build makes the transaction, for one attempt. What a refusal has taught, as that the newest
 // bucket is full, or gone, the outbox knows then.
 func (g *posted) build(inc *session.Incarnation) (*transaction, error) {
 	g.group = slices.DeleteFunc(g.group, func(p *parcel) bool { return p.err != nil })
-	if g.steps, g.lasts = nil, nil; len(g.group) == 0 {
+	if g.steps, g.tails = nil, nil; len(g.group) == 0 {
 		return nil, nil
 	}
 	if err := g.o.layout.store(g, inc); err != nil {
@@ -310,14 +305,14 @@ func (g *posted) learn(rs []zk.MultiResponse) {
 		o.forget()
 		return
 	}
-	var arrived []arrival
-	for prio, last := range g.lasts {
-		path := rs[last.op].String
+	var arrived []string
+	for prio, t := range g.tails {
+		path := rs[t.last].String
 		if e, ok := parseElement(bucket{}, session.BaseName(path)); ok {
-			last.tail.full = e.seq >= bucketSize-1
-			o.tails[prio] = &last.tail
+			t.full = e.seq >= bucketSize-1
+			o.tails[prio] = t
 			if keyOf(e.tag) == "" { // what waits for its key keeps nobody
-				arrived = append(arrived, arrival{session.ParentPath(path), path, e.seq})
+				arrived = append(arrived, path)
 			}
 		}
 	}
@@ -341,16 +336,15 @@ func (o *outbox) locate(inc *session.Incarnation, group []*parcel) error {
 		return nil
 	}
 	nodes, err := inc.GetAll(ctx, paths)
-	for err == nil && nodes[0].Stat == nil {
-		// It is no container: its zxid is in the names of the buckets.
-		if _, err = inc.Create(ctx, o.dir, nil); err == nil {
-			nodes, err = inc.GetAll(ctx, paths)
-		}
-	}
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
-	}
-	if czxid := nodes[0].Stat.Czxid; o.first != czxid && len(o.tails) > 0 {
+	case nodes[0].Stat == nil:
+		if err := o.makeQueue(inc); err != nil {
+			return err
+		}
+		return o.locate(inc, group)
+	case nodes[0].Stat.Czxid != o.first && len(o.tails) > 0:
 		o.forget() // they are of a queue that was deleted
 		return o.locate(inc, group)
 	}
@@ -391,7 +385,7 @@ func (o *outbox) newestBucket(ctx context.Context, inc *session.Incarnation, pri
 // assemble makes the steps.
 func (g *posted) assemble() {
 	o := g.o
-	g.lasts = make(map[int]*lastOp)
+	g.tails = make(map[int]*tail)
 	g.add(&zk.SetDataRequest{Path: o.dir, Version: -1}, when(session.IsNoNode, o.makeQueue)) // the bell
 	if keys := session.ChildPath(o.dir, keysName); slices.ContainsFunc(g.group, (*parcel).keyed) {
 		g.add(&zk.CheckVersionRequest{Path: keys, Version: -1}, when(session.IsNoNode, func(inc *session.Incarnation) error {
@@ -408,16 +402,16 @@ func (g *posted) assemble() {
 		}
 		dir := session.ChildPath(o.dir, delayedName(p.prio, o.first))
 		if p.due == 0 {
-			if g.lasts[p.prio] == nil {
-				g.lasts[p.prio] = &lastOp{tail: g.open(p.prio)}
+			if g.tails[p.prio] == nil {
+				g.tails[p.prio] = g.open(p.prio)
 			}
-			dir = session.ChildPath(o.dir, bucketName(p.prio, g.lasts[p.prio].tail.bucket))
+			dir = session.ChildPath(o.dir, bucketName(p.prio, g.tails[p.prio].bucket))
 		}
 		g.identify(p, session.BaseName(dir))
 		makeDir := when(session.IsNoNode, func(inc *session.Incarnation) error { return o.missing(inc, p) })
 		for i, data := range p.data {
 			if p.due == 0 {
-				g.lasts[p.prio].op = len(g.steps)
+				g.tails[p.prio].last = len(g.steps)
 			}
 			g.create(session.ChildPath(dir, elementName(p.due, p.tags[i])), data, makeDir)
 		}
@@ -449,7 +443,7 @@ func (g *posted) create(path string, data []byte, c cure) {
 
 // open adds what a bucket needs that is to get elements: a check that it is the
 // newest, or the next. It returns the tail as it is after that.
-func (g *posted) open(prio int) tail {
+func (g *posted) open(prio int) *tail {
 	t, acl := *g.o.tails[prio], g.o.m.Config.ACL
 	path := session.ChildPath(g.o.dir, tailName(prio))
 	anew := when(func(err error) bool { return outrun(err) || session.IsNodeExists(err) }, func(*session.Incarnation) error {
@@ -458,7 +452,7 @@ func (g *posted) open(prio int) tail {
 	})
 	if !t.full {
 		g.add(&zk.CheckVersionRequest{Path: path, Version: t.version}, anew)
-		return t
+		return &t
 	}
 	if t.bucket++; t.bucket == 0 {
 		t.bucket = g.o.first
@@ -478,7 +472,7 @@ func (g *posted) open(prio int) tail {
 	}
 	g.add(&zk.CreateRequest{Path: session.ChildPath(g.o.dir, bucketName(prio, t.bucket)), Acl: acl}, anew)
 	t.made, t.full, t.gone = true, false, false
-	return t
+	return &t
 }
 
 // missing is told that the bucket into which p goes is not there: somebody has deleted the
@@ -556,14 +550,12 @@ func (g *posted) reread(ctx context.Context, inc *session.Incarnation) error {
 		return err
 	}
 	for i, p := range with {
-		n := nodes[i]
-		switch {
-		case ids == nil || n.Stat == nil:
-			p.stale = nil
+		n, known := nodes[i], p.stale
+		if p.stale = nil; ids == nil || n.Stat == nil {
 			continue
-		case p.stale == nil || p.stale.Mzxid != n.Stat.Mzxid:
+		}
+		if known == nil || known.Mzxid != n.Stat.Mzxid {
 			dir, err := inc.Set(ctx, session.ParentPath(paths[i]), nil, -1) // for the servers' time
-			p.stale = nil
 			switch {
 			case session.IsNoNode(err):
 				continue // it is gone

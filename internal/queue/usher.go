@@ -26,17 +26,10 @@ type usher struct {
 	line *line.Line // of those who want elements
 
 	mu      sync.Mutex
-	arrived []arrival // of the last Send that nobody looks after yet; guarded by mu
-	busy    bool      // guarded by mu
+	arrived []string // the paths of the last elements of a Send that nobody looks after yet; guarded by mu
+	busy    bool     // guarded by mu
 
 	nobody bool // was in the line at the last look; belongs to the goroutine that runs
-}
-
-// An arrival is an element that was stored.
-type arrival struct {
-	bucket string // its path
-	path   string
-	seq    int32
 }
 
 // ushersPatience is how long a consumer has to claim an element, twice.
@@ -47,7 +40,7 @@ const ushersPatience = 250 * time.Millisecond
 const maxEvictions = 3
 
 // sent is told of the last elements of a Send.
-func (u *usher) sent(inc *session.Incarnation, arrived []arrival) {
+func (u *usher) sent(inc *session.Incarnation, arrived []string) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.arrived = arrived; !u.busy {
@@ -70,15 +63,11 @@ func (u *usher) run(inc *session.Incarnation) {
 	}
 }
 
-func (u *usher) lookAfter(inc *session.Incarnation, arrived []arrival) error {
+func (u *usher) lookAfter(inc *session.Incarnation, arrived []string) error {
 	before := "" // who was the head when it should have claimed
 	for evictions := 0; evictions < maxEvictions; {
-		select {
-		case <-time.After(ushersPatience):
-		case <-u.m.Closing:
-			return nil
-		case <-inc.Ctx.Done():
-			return nil
+		if err := session.Sleep(inc.Ctx, ushersPatience); err != nil {
+			return err
 		}
 		head, err := u.idleHead(inc, arrived)
 		if err != nil || head == "" {
@@ -98,38 +87,38 @@ func (u *usher) lookAfter(inc *session.Incarnation, arrived []arrival) error {
 
 // idleHead returns who is the head of the line though one of these elements is free;
 // "" if none is, or those who consume are busy. Most often one request tells: where
-// nobody consumes the first is for the line.
-func (u *usher) idleHead(inc *session.Incarnation, arrived []arrival) (head string, err error) {
-	first := func() (bool, error) {
-		head, err = u.line.First(inc.Ctx, inc, inc.Children)
-		u.nobody = err == nil && head == ""
-		return head != "", err
-	}
-	free := func() (bool, error) { return anyFree(inc.Ctx, inc, arrived) }
-	looks := []func() (bool, error){free, first}
-	if u.nobody {
-		looks = []func() (bool, error){first, free}
-	}
-	for _, look := range looks {
-		if so, err := look(); err != nil || !so {
+// nobody consumes the line is looked at first.
+func (u *usher) idleHead(inc *session.Incarnation, arrived []string) (head string, err error) {
+	lineFirst := u.nobody
+	if !lineFirst {
+		if free, err := anyFree(inc.Ctx, inc, arrived); err != nil || !free {
 			return "", err
 		}
+	}
+	head, err = u.line.First(inc.Ctx, inc, inc.Children)
+	if u.nobody = err == nil && head == ""; err != nil || head == "" || !lineFirst {
+		return head, err
+	}
+	if free, err := anyFree(inc.Ctx, inc, arrived); err != nil || !free {
+		return "", err
 	}
 	return head, nil
 }
 
-// anyFree reports whether one of these elements is there and not claimed.
-func anyFree(ctx context.Context, inc *session.Incarnation, arrived []arrival) (bool, error) {
-	paths := make([]string, 0, 2*len(arrived))
-	for _, a := range arrived {
-		paths = append(paths, a.bucket, a.path)
+// anyFree reports whether one of the elements of these paths is there and not claimed.
+func anyFree(ctx context.Context, inc *session.Incarnation, elements []string) (bool, error) {
+	var paths []string
+	for _, path := range elements {
+		paths = append(paths, session.ParentPath(path), path)
 	}
 	nodes, err := inc.GetAll(ctx, paths)
 	if err != nil {
 		return false, err
 	}
-	for i, a := range arrived {
-		if bucket, e := nodes[2*i], nodes[2*i+1]; bucket.Stat != nil && e.Stat != nil && !parseSpans(string(bucket.Data)).has(a.seq) {
+	for i, path := range elements {
+		in, there := nodes[2*i], nodes[2*i+1].Stat != nil
+		e, _ := parseElement(bucket{}, session.BaseName(path))
+		if there && in.Stat != nil && !parseSpans(string(in.Data)).has(e.seq) {
 			return true, nil
 		}
 	}
