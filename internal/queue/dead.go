@@ -22,7 +22,10 @@ import (
 // Beside it stands why-<the same 16 digits>, made and removed in the same
 // transactions: why, and what became of the element before. (If both do not fit
 // into a request the dead letter stands alone.)
-type deadLetters struct{ site }
+type deadLetters struct {
+	site
+	unframe func(stored []byte) ([][]byte, error) // the elements in a znode of this layout
+}
 
 // letterDigits is how many random digits the name of a dead letter has. The
 // numbers begin again when the servers have removed the directory of the dead
@@ -106,8 +109,7 @@ func (q *deadLetters) names(ctx context.Context, inc *session.Incarnation) ([]de
 	return parseAll(names, parseDead, func(a, b deadName) int { return cmp.Compare(a.seq-b.seq, 0) }), err
 }
 
-// each yields the dead letters as read reads them.
-func (q *deadLetters) each(ctx context.Context, read func(ctx context.Context, id string) (*Letter, error)) iter.Seq2[*Letter, error] {
+func (q *deadLetters) Letters(ctx context.Context) iter.Seq2[*Letter, error] {
 	return func(yield func(*Letter, error) bool) {
 		var ds []deadName
 		err := q.m.During(ctx, func(inc *session.Incarnation) (err error) {
@@ -121,7 +123,7 @@ func (q *deadLetters) each(ctx context.Context, read func(ctx context.Context, i
 			return
 		}
 		for _, d := range ds {
-			l, err := read(ctx, d.id)
+			l, err := q.read(ctx, d)
 			if session.IsNoNode(err) {
 				continue
 			}
@@ -132,30 +134,29 @@ func (q *deadLetters) each(ctx context.Context, read func(ctx context.Context, i
 	}
 }
 
-func (q *deadLetters) Letter(ctx context.Context, id string) (*Letter, error) {
-	name, ok := parseDead(id)
-	if !ok {
-		return nil, session.Invalid("%q is not the ID of a dead letter", id)
-	}
-	d := &Letter{ID: id, Priority: name.class}
-	why := session.ChildPath(q.dead, whyName(name.digits))
+// read reads a dead letter, and why it is one.
+func (q *deadLetters) read(ctx context.Context, name deadName) (*Letter, error) {
+	d := &Letter{ID: name.id, Priority: name.class}
+	paths := []string{session.ChildPath(q.dead, name.id), session.ChildPath(q.dead, whyName(name.digits))}
 	err := q.m.During(ctx, func(inc *session.Incarnation) error {
 		if err := inc.VetHere(ctx, q.dead); err != nil {
 			return err // a stranger may have written it
 		}
-		nodes, err := inc.GetAll(ctx, []string{session.ChildPath(q.dead, id), why})
+		nodes, err := inc.GetAll(ctx, paths)
 		switch {
 		case err != nil:
 			return err
 		case nodes[0].Stat == nil:
 			return zk.ErrNoNode
 		}
-		d.Data, d.Since = nodes[0].Data, time.UnixMilli(nodes[0].Stat.Ctime)
-		d.Framed = d.Data
-		if nodes[1].Stat == nil {
+		d.Data, d.Framed, d.Since = nodes[0].Data, nodes[0].Data, time.UnixMilli(nodes[0].Stat.Ctime)
+		if all, fault := q.unframe(d.Framed); fault == nil && len(all) == 1 {
+			d.Data = all[0]
+		}
+		if d.paths = paths[:1]; nodes[1].Stat == nil {
 			return nil
 		}
-		d.Why = why
+		d.paths = paths
 		var c circumstance
 		if json.Unmarshal(nodes[1].Data, &c) == nil {
 			d.Reason, d.Attempts, d.First = c.Reason, c.Attempts, time.UnixMilli(c.First)
@@ -165,18 +166,9 @@ func (q *deadLetters) Letter(ctx context.Context, id string) (*Letter, error) {
 	return d, err
 }
 
-// paths returns the znodes of d.
-func (q *deadLetters) paths(d *Letter) []string {
-	paths := []string{session.ChildPath(q.dead, d.ID)}
-	if d.Why != "" {
-		paths = append(paths, d.Why)
-	}
-	return paths
-}
-
 // removal returns the operations that remove d, and their size.
 func (q *deadLetters) removal(d *Letter) (ops []any, size int) {
-	for _, path := range q.paths(d) {
+	for _, path := range d.paths {
 		ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
 		size += q.m.SizeOf(path, nil)
 	}
@@ -184,7 +176,7 @@ func (q *deadLetters) removal(d *Letter) (ops []any, size int) {
 }
 
 func (q *deadLetters) Discard(ctx context.Context, d *Letter) (removed bool, err error) {
-	err = q.m.During(ctx, func(inc *session.Incarnation) error { return inc.RemoveAllNow(ctx, q.paths(d)) })
+	err = q.m.During(ctx, func(inc *session.Incarnation) error { return inc.RemoveAllNow(ctx, d.paths) })
 	if session.IsNoNode(err) {
 		return false, nil
 	}

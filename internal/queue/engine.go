@@ -265,6 +265,6 @@ type Letter struct {
 	First    time.Time // when it was sent
 	Priority string    // as the layout writes it
 
-	Framed []byte // as it is stored
-	Why    string // the path of the znode that says why, or empty
+	Framed []byte   // as it is stored
+	paths  []string // of its znode, and of that which says why, if there is one
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"slices"
 
 	"github.com/go-zookeeper/zk"
@@ -23,7 +22,10 @@ type foreign struct {
 // NewForeign is New for the layout of another library: SimpleDistributedQueue,
 // DistributedQueue, both of Curator, or kazoo.
 func NewForeign(m *session.Manager, cfg Config, called string) Engine {
-	return newEngine(m, cfg, func(q *core) layout { return foreign{q, formats[called], called} })
+	return newEngine(m, cfg, func(q *core) layout {
+		q.unframe = formats[called].open
+		return foreign{q, formats[called], called}
+	})
 }
 
 func (q foreign) lacks(feature string) error {
@@ -436,20 +438,6 @@ func (q foreign) Clear(ctx context.Context) (n int, err error) {
 
 // class is what stands in the name of a znode, before its number.
 func (foreign) class(e element) string { return e.class }
-
-func (q foreign) Letter(ctx context.Context, id string) (*Letter, error) {
-	d, err := q.core.Letter(ctx, id)
-	if err == nil {
-		if all, fault := q.open(d.Framed); fault == nil && len(all) == 1 {
-			d.Data = all[0]
-		}
-	}
-	return d, err
-}
-
-func (q foreign) Letters(ctx context.Context) iter.Seq2[*Letter, error] {
-	return q.deadLetters.each(ctx, q.Letter)
-}
 
 func (q foreign) Requeue(ctx context.Context, d *Letter) error {
 	if err := q.create(ctx, q.dir, nil); err != nil { // others make it a container

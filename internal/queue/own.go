@@ -14,7 +14,7 @@ type own struct{ *core }
 // New returns the Engine of zsync's own layout. It does no I/O.
 func New(m *session.Manager, cfg Config) Engine {
 	return newEngine(m, cfg, func(q *core) layout {
-		q.trace = m.Trace
+		q.trace, q.unframe = m.Trace, justOne
 		return own{q}
 	})
 }

@@ -2,7 +2,6 @@ package queue
 
 import (
 	"context"
-	"iter"
 	"maps"
 	"slices"
 	"sync"
@@ -11,12 +10,7 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file counts what is in a queue, tells who has claimed it, and shows the dead
-// letters.
-
-func (q *core) Letters(ctx context.Context) iter.Seq2[*Letter, error] {
-	return q.deadLetters.each(ctx, q.Letter)
-}
+// This file counts what is in a queue, and tells who has claimed it.
 
 // synced returns what f finds in whatever session, when the server has caught up.
 func synced[R any](ctx context.Context, q *core, f func(ctx context.Context, inc *session.Incarnation) (R, error)) (r R, err error) {

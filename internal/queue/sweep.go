@@ -143,7 +143,7 @@ func (s *sweeper) sweepDead(ctx context.Context, inc *session.Incarnation) error
 		return nil
 	}
 	var now *zk.Stat
-	for d, err := range s.each(ctx, s.Letter) { // the oldest first
+	for d, err := range s.Letters(ctx) { // the oldest first
 		if err == nil && now == nil {
 			now, err = inc.Set(ctx, s.dead, nil, -1) // for the servers' time
 		}
