@@ -115,6 +115,11 @@ func (q *core) deletions(es []element) (ops []any) {
 	return ops
 }
 
+// deletion returns what deletes an item as it was read.
+func (q *core) deletion(it *item) *zk.DeleteRequest {
+	return &zk.DeleteRequest{Path: session.ChildPath(q.dir, it.key()), Version: it.version}
+}
+
 func (q *core) Cancel(ctx context.Context, id string) (canceled bool, err error) {
 	tag := tagOf("", id)
 	return q.removeFree(ctx, func(ctx context.Context, inc *session.Incarnation) ([]any, error) {

@@ -57,26 +57,26 @@ func (q foreign) count(ctx context.Context, inc *session.Incarnation, names []st
 	return err
 }
 
-// read reads the znode of an element, and returns the elements in it.
-// What is not in its frame is one, with a fault. The item is nil, without an error, if
-// the servers do not let us read it: then it is passed over for a while.
-func (q foreign) read(ctx context.Context, inc *session.Incarnation, e element) (it *item, all [][]byte, err error) {
+// read reads the znode of an element, with the elements in it. What is not in its frame is
+// one, with a fault. The item is nil, without an error, if the servers do not let us read it:
+// then it is passed over for a while.
+func (q foreign) read(ctx context.Context, inc *session.Incarnation, e element) (*item, error) {
 	data, stat, err := inc.Get(ctx, session.ChildPath(q.dir, e.name))
 	if q.skips.unreadable(e.key(), err) {
-		return nil, nil, nil
+		return nil, nil
 	}
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	it = &item{element: e}
+	it := &item{element: e}
 	it.read(data, stat)
-	if all, it.fault = q.open(data); it.fault != nil {
-		all = [][]byte{data}
+	if it.inside, it.fault = q.open(data); it.fault != nil {
+		it.inside = [][]byte{data}
 	}
-	if len(all) > 0 {
-		it.data = all[0]
+	if len(it.inside) > 0 {
+		it.data = it.inside[0]
 	}
-	return it, all, nil
+	return it, nil
 }
 
 // first reads the first element. Unless that is aside, it must not share its znode with
@@ -87,16 +87,18 @@ func (q foreign) first(ctx context.Context, inc *session.Incarnation, _ int, asi
 		if err != nil {
 			return nil, nil, err
 		}
-		changed := false
-		var left *element // the first that did not decode
+		var es, left []element // left: those that did not decode; if there is nothing else that is told, again
 		for _, e := range q.elements(names) {
-			if q.skips.skipped(e.key()) {
-				if left == nil && q.skips.left(e.key()) {
-					left = &e
-				}
-				continue
+			switch {
+			case !q.skips.skipped(e.key()):
+				es = append(es, e)
+			case synced && q.skips.left(e.key()):
+				left = append(left, e)
 			}
-			it, all, err := q.read(ctx, inc, e)
+		}
+		changed := false
+		for _, e := range append(es, left...) {
+			it, err := q.read(ctx, inc, e)
 			switch {
 			case session.IsNoNode(err):
 				changed = true
@@ -105,12 +107,12 @@ func (q foreign) first(ctx context.Context, inc *session.Incarnation, _ int, asi
 				return nil, nil, err
 			case it == nil:
 				continue
-			case len(all) == 1, len(all) > 1 && aside:
+			case len(it.inside) == 1, len(it.inside) > 1 && aside:
 				return it, nil, nil
 			case aside:
 				continue // a znode without elements
 			}
-			if err := q.split(ctx, inc, it, all); err != nil {
+			if err := q.split(ctx, inc, it); err != nil {
 				return nil, nil, err
 			}
 			changed = true
@@ -118,15 +120,6 @@ func (q foreign) first(ctx context.Context, inc *session.Incarnation, _ int, asi
 		}
 		switch {
 		case changed:
-		case synced && left != nil: // there is nothing else: that is told, again
-			it, all, err := q.read(ctx, inc, *left)
-			if len(all) != 1 {
-				it = nil
-			}
-			if session.IsNoNode(err) {
-				err = nil
-			}
-			return it, nil, err
 		case synced:
 			return nil, nil, nil
 		default: // there is nothing only if the leader says so
@@ -145,8 +138,8 @@ func (q foreign) first(ctx context.Context, inc *session.Incarnation, _ int, asi
 //
 // Whoever has read the znode before finds that its version has changed, or that
 // it is gone, and so does a second attempt.
-func (q foreign) split(ctx context.Context, inc *session.Incarnation, it *item, all [][]byte) error {
-	path := session.ChildPath(q.dir, it.name)
+func (q foreign) split(ctx context.Context, inc *session.Incarnation, it *item) error {
+	path, all := session.ChildPath(q.dir, it.name), it.inside
 	size, n := q.m.SizeOf(path, it.stored), len(all)
 	ops := []any{nil}
 	for ; n > 0 && len(ops) <= maxPost; n-- {
@@ -158,7 +151,7 @@ func (q foreign) split(ctx context.Context, inc *session.Incarnation, it *item, 
 	}
 	switch {
 	case n == 0:
-		ops[0] = &zk.DeleteRequest{Path: path, Version: it.version}
+		ops[0] = q.deletion(it)
 	case n < len(all):
 		ops[0] = &zk.SetDataRequest{Path: path, Data: q.frame(all[:n]...), Version: it.version}
 	default:
@@ -171,60 +164,34 @@ func (q foreign) split(ctx context.Context, inc *session.Incarnation, it *item, 
 	return err
 }
 
-// serve watches the children of the queue, and claims by deleting.
+// serve claims elements while it is our turn.
 func (q foreign) serve(p *pump, inc *session.Incarnation, l *ledger) error {
-	ctx := p.ctx
 	var es []element
 	var since uint64                 // of the order, when es were listed
 	refused := make(map[string]bool) // names of those that can be neither taken nor buried
-	claimed := 0
-	for {
+	for claimed := 0; ; {
 		if err := p.awaitRoom(inc, patienceForRoom); err != nil {
 			return err
 		}
 		if len(es) == 0 {
 			var err error
-			if since, err = q.order.await(ctx, inc, patienceForOrder); err != nil {
+			if since, err = q.order.await(p.ctx, inc, patienceForOrder); err != nil {
 				return err
 			}
-			w := inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: q.dir})
-			names, _, err := inc.Children(ctx, q.dir)
-			if session.IsNoNode(err) {
-				inc.Watches.Leave(w)
-				if _, err := inc.Create(ctx, q.dir, nil); err != nil {
-					return err
-				}
-				continue
-			}
-			again, full := q.skips.next() // before they are looked at: what comes due in between is not missed
-			es = slices.DeleteFunc(q.elements(names), func(e element) bool { return full || refused[e.name] || q.skips.skipped(e.key()) })
-			if err == nil && len(es) == 0 {
-				q.m.Waiters.Add(1)
-				err = inc.AwaitAny(ctx, []*session.Watch{w}, again)
-				q.m.Waiters.Add(-1)
-			}
-			inc.Watches.Leave(w)
-			if err != nil {
+			if es, err = q.await(p.ctx, inc, refused); err != nil {
 				return err
 			}
-			if len(es) == 0 {
-				continue
-			}
+			continue
 		}
-		room := p.room()
+		room := min(p.room(), maxBatch)
 		n := min(len(es), room)
 		if n == 0 {
 			continue
 		}
 		p.setClaiming(true)
-		if since != q.order.now() { // what goes back may come before es
-			p.setClaiming(false)
+		items, split, err := q.seize(p.ctx, inc, l, es[:n], since, refused)
+		if es = es[n:]; split || since != q.order.now() { // what goes back may come before es
 			es = nil
-			continue
-		}
-		items, split, err := q.seize(ctx, inc, l, es[:n], refused)
-		if es = es[n:]; split {
-			es = nil // list them anew
 		}
 		claimed += len(items)
 		full := p.fill(items, len(items), n == room)
@@ -232,20 +199,39 @@ func (q foreign) serve(p *pump, inc *session.Incarnation, l *ledger) error {
 		if err != nil {
 			return err
 		}
-		if (full || claimed >= q.cfg.Prefetch) && q.othersWait(ctx, inc) {
+		if (full || claimed >= q.cfg.Prefetch) && q.othersWait(p.ctx, inc) {
 			return nil
 		}
 	}
 }
 
-// seize reads and deletes elements, and buries those with a fault; what others
-// were quicker to delete is left out. It ends at a znode that it has split.
+// await lists the elements, but for those that are passed over. If there are none it waits
+// until that may have changed.
+func (q foreign) await(ctx context.Context, inc *session.Incarnation, refused map[string]bool) ([]element, error) {
+	w := inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: q.dir})
+	defer inc.Watches.Leave(w)
+	names, _, err := inc.Children(ctx, q.dir)
+	if session.IsNoNode(err) {
+		_, err = inc.Create(ctx, q.dir, nil)
+		return nil, err
+	}
+	again, full := q.skips.next() // before they are looked at: what comes due in between is not missed
+	es := slices.DeleteFunc(q.elements(names), func(e element) bool { return full || refused[e.name] || q.skips.skipped(e.key()) })
+	if err != nil || len(es) > 0 {
+		return es, err
+	}
+	q.m.Waiters.Add(1)
+	defer q.m.Waiters.Add(-1)
+	return nil, inc.AwaitAny(ctx, []*session.Watch{w}, again)
+}
+
+// seize reads elements and claims those that can be taken, when the order is still at since;
+// what others were quicker to delete is left out. It ends at a znode that it has split.
 // What the servers refuse is noted, so that it does not hold up what follows.
-func (q foreign) seize(ctx context.Context, inc *session.Incarnation, l *ledger, es []element, refused map[string]bool) (items []*item, split bool, err error) {
+func (q foreign) seize(ctx context.Context, inc *session.Incarnation, l *ledger, es []element, since uint64, refused map[string]bool) (items []*item, split bool, err error) {
 	found := make([]*item, len(es))
-	all := make([][][]byte, len(es))
 	err = session.Parallel(len(es), func(i int) (err error) {
-		if found[i], all[i], err = q.read(ctx, inc, es[i]); session.IsNoNode(err) {
+		if found[i], err = q.read(ctx, inc, es[i]); session.IsNoNode(err) {
 			return nil
 		}
 		return err
@@ -253,24 +239,14 @@ func (q foreign) seize(ctx context.Context, inc *session.Incarnation, l *ledger,
 	if err != nil {
 		return nil, false, err
 	}
-	for i, it := range found {
-		switch {
-		case it == nil:
+	for _, it := range found {
+		if it == nil {
 			continue
-		case len(all[i]) != 1:
-			split = true
-			err = q.split(ctx, inc, it, all[i])
-		default:
-			if q.check(it); it.fault == nil {
-				items = append(items, it)
-				continue
-			}
-			if it.misfit && q.skips.misfit(it.key(), it.fault) != nil {
-				continue
-			}
-			err = q.bury(ctx, inc, it)
 		}
+		ready, err := q.prepare(ctx, inc, it)
 		switch {
+		case ready:
+			items = append(items, it)
 		case err == nil, outrun(err):
 		case ctx.Err() == nil && session.OutcomeOf(err) == session.Answered, errors.Is(err, session.ErrTooLarge):
 			refused[it.name] = true
@@ -278,82 +254,49 @@ func (q foreign) seize(ctx context.Context, inc *session.Incarnation, l *ledger,
 		default:
 			return nil, split, err
 		}
-		if split {
+		if split = len(it.inside) != 1; split {
 			break
 		}
 	}
-	items, err = q.deleteAll(l, items)
-	return items, split, err
+	if len(items) == 0 {
+		return nil, split, nil
+	}
+	b, err := l.claimAll(&batch{items: items, since: since})
+	if b == nil {
+		return nil, split, err
+	}
+	return b.items, split, nil
 }
 
-// bury moves an element to the dead letters, in one transaction.
-func (q foreign) bury(ctx context.Context, inc *session.Incarnation, it *item) error {
+// prepare reports whether an item can be taken. If not, it was split or buried, or is left.
+func (q foreign) prepare(ctx context.Context, inc *session.Incarnation, it *item) (ready bool, err error) {
+	if len(it.inside) != 1 {
+		return false, q.split(ctx, inc, it)
+	}
+	if q.check(it); it.fault == nil {
+		return true, nil
+	}
+	if it.misfit && q.skips.misfit(it.key(), it.fault) != nil {
+		return false, nil
+	}
 	letter, err := q.letterNow(ctx, inc, it)
 	if err != nil {
-		return err
+		return false, err
 	}
-	_, err = q.m.CommitAcrossSessions(ctx, q.receipts, append([]any{&zk.DeleteRequest{Path: session.ChildPath(q.dir, it.name), Version: it.version}}, letter...))
+	_, err = q.m.CommitAcrossSessions(ctx, q.receipts, append([]any{q.deletion(it)}, letter...))
 	if err == nil {
 		q.report(it.key(), it.fault)
 	}
-	return err
-}
-
-// deleteAll deletes elements in one transaction, and puts them into the ledger
-// as ours; those that others were quicker to delete are left out.
-func (q foreign) deleteAll(l *ledger, items []*item) ([]*item, error) {
-	if len(items) == 0 {
-		return nil, nil
-	}
-	// The ledger is not over, nor the Session closed in good order, before we
-	// know what is ours, and what is not taken has been put back.
-	b := l.newBatch(slices.Clone(items))
-	if b == nil {
-		return nil, l.ending()
-	}
-	defer func() { l.claimed(b, items) }()
-	for len(items) > 0 {
-		ops := make([]any, len(items))
-		for i, it := range items {
-			ops[i] = &zk.DeleteRequest{Path: session.ChildPath(q.dir, it.name), Version: it.version}
-		}
-		// Once it is begun the outcome is waited for, whatever becomes of the
-		// consumers: what is deleted must be given to them, or put back.
-		rs, err := q.m.CommitAcrossSessions(context.Background(), q.receipts, ops)
-		if err == nil {
-			break
-		}
-		i := session.FailedOp(rs)
-		if i < 0 || !outrun(rs[i].Error) {
-			items = nil
-			return nil, err
-		}
-		items = slices.Delete(items, i, i+1)
-	}
-	for _, it := range items {
-		it.version = 0 // attempts are not counted
-	}
-	return items, nil
+	return false, err
 }
 
 // stands is true while the session lives: what was taken is nobody else's any more.
 func (foreign) stands(_ context.Context, l *ledger) bool { return l.inc.Alive() }
 
-// post puts back what is returned. What was taken is gone already.
 func (q foreign) post(p *posting) error {
-	var returned []*entry
-	var items []*item
-	for _, e := range p.es {
-		if e.fate == Return {
-			returned, items = append(returned, e), append(items, e.item)
-		}
-	}
-	i, err := q.restoreAll(items)
-	if p.culprit = nil; i >= 0 {
-		p.culprit = returned[i]
-	}
+	err := q.transfer(p)
 	if err != nil && session.OutcomeOf(err) != session.Answered { // the Session is closed
-		q.m.Log.Error("zsync: elements may be lost, as they could not be put back", "path", q.path, "elements", len(items), "err", err)
+		q.m.Log.Error("zsync: elements may be lost, as they could not be put back", "path", q.path, "elements", len(p.es), "err", err)
 	}
 	return err
 }
@@ -361,50 +304,65 @@ func (q foreign) post(p *posting) error {
 func (foreign) bytes(e *entry) int { return len(e.item.stored) }
 
 func (q foreign) restore(it *item) error {
-	_, err := q.restoreAll([]*item{it})
-	return err
+	return q.transfer(&posting{es: []*entry{{item: it, fate: Return}}, absent: make(map[string]bool)})
 }
 
-// restoreAll puts elements that nobody has got back to their places, exactly once, but
-// for one that is too large to carry a receipt. If the servers refuse that because of one
-// of them it returns its index, and otherwise -1.
-func (q foreign) restoreAll(items []*item) (culprit int, err error) {
+// transfer deletes what is to be claimed, but for what others were quicker to delete, and
+// puts back to its place what is returned and nobody has got. It does so in one transaction,
+// exactly once, but for what is too large to carry a receipt. What was taken is gone already.
+//
+// Once it is begun the outcome is waited for, whatever becomes of the consumers: what is
+// deleted must be given to them, or put back.
+func (q foreign) transfer(p *posting) error {
 	ctx := context.Background() // ends with the Session
-	there := make(map[int]bool) // those that are back
 	for {
-		var ops []any
-		var owners []int
-		for i, it := range items {
-			op := &zk.CreateRequest{Path: session.ChildPath(q.dir, it.key()), Data: it.stored, Acl: q.m.Config.ACL}
+		p.steps, p.culprit, p.made = nil, nil, nil
+		if p.forgo(); p.want != nil {
+			for _, it := range p.want.items {
+				if op := q.deletion(it); !p.absent[op.Path] {
+					p.made = append(p.made, it)
+					p.add(nil, op, p.without(op.Path, outrun))
+				}
+			}
+		}
+		for _, e := range p.es {
+			op := &zk.CreateRequest{Path: session.ChildPath(q.dir, e.item.key()), Data: e.item.stored, Acl: q.m.Config.ACL}
 			switch {
-			case there[i]:
+			case e.fate != Return || p.absent[op.Path]:
 			case oversized(q.m, q.receipts, op): // another library's
 				if err := q.create(ctx, op.Path, op.Data); err != nil {
-					return i, err
+					p.culprit = e
+					return err
 				}
-				there[i] = true
+				p.absent[op.Path] = true
 			default:
-				ops, owners = append(ops, op), append(owners, i)
+				p.add(e, op, func(inc *session.Incarnation, err error) error {
+					if session.IsNoNode(err) { // the queue was empty, and was deleted
+						return q.create(ctx, q.dir, nil)
+					}
+					return p.without(op.Path, session.IsNodeExists)(inc, err)
+				})
 			}
 		}
-		if len(ops) == 0 {
-			return -1, nil
+		var ops []any
+		for _, s := range p.steps {
+			ops = append(ops, s.op)
+		}
+		if ops == nil {
+			return nil
 		}
 		rs, err := q.m.CommitAcrossSessions(ctx, q.receipts, ops)
-		i := session.FailedOp(rs)
-		if err == nil || i < 0 || i >= len(owners) {
-			return -1, err
-		}
-		switch culprit = owners[i]; {
-		case session.IsNodeExists(err):
-			there[culprit] = true
-		case session.IsNoNode(err):
-			// The queue was empty, and was deleted.
-			if err := q.create(ctx, q.dir, nil); err != nil {
-				return culprit, err
+		if err == nil {
+			for _, it := range p.made {
+				it.version = 0 // attempts are not counted
 			}
-		default:
-			return culprit, err
+			return nil
+		}
+		if i := session.FailedOp(rs); i >= 0 && i < len(p.steps) {
+			err = p.steps[i].cure(nil, err)
+		}
+		if err != nil {
+			return err
 		}
 	}
 }

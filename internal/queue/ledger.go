@@ -56,9 +56,9 @@ type batch struct {
 
 	// Of one that is to be claimed with what is posted next.
 
-	lot   *lot
-	es    []element
-	since uint64        // of the order, when es were looked for
+	lot   *lot          // nil in another library's layout
+	es    []element     // of lot
+	since uint64        // of the order, when they were looked for
 	done  chan struct{} // closed when it has been tried
 	err   error         // read it only after done is closed
 }
@@ -79,6 +79,7 @@ type item struct {
 	batch   *batch
 	data    []byte
 	stored  []byte    // the data of its znode: that in another library's frame
+	inside  [][]byte  // in another library's layout: the elements in its znode
 	size    int       // of that; it stays when the data is dropped
 	version int32     // of its znode: how many attempts there were before
 	sent    time.Time // when it was stored, by the servers' clock
@@ -108,7 +109,7 @@ func (it *item) read(data []byte, stat *zk.Stat) {
 
 // drop forgets its data, which others of its batch would keep for as long as they
 // are in hand. Nobody reads them once its fate is posted.
-func (it *item) drop() { it.data, it.stored, it.value = nil, nil, nil }
+func (it *item) drop() { it.data, it.stored, it.inside, it.value = nil, nil, nil, nil }
 
 // attempts returns how often it was delivered before.
 func (it *item) attempts() int { return int(it.tries) + int(it.version) }
@@ -160,38 +161,32 @@ func newLedger(ctx context.Context, q *core, inc *session.Incarnation) (*ledger,
 	return l, nil
 }
 
-// newBatch returns a batch of items that are about to be claimed, or nil if nothing may
-// be claimed any more.
-func (l *ledger) newBatch(items []*item) *batch {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.ended {
-		return nil
-	}
-	b := &batch{items: items, left: len(items), claiming: true}
-	for _, it := range items {
-		it.ledger, it.batch = l, b
-	}
-	l.batches[b] = struct{}{}
-	return b
-}
-
-// claim claims es, which are free elements of t, found when the order was at since. The
-// batch is nil if what was read of t is stale.
+// claim claims es, which are free elements of t, found when the order was at since.
 func (l *ledger) claim(t *lot, es []element, since uint64) (*batch, error) {
 	items := make([]*item, len(es))
 	for i, e := range es {
 		items[i] = &item{element: e}
 	}
-	b := l.newBatch(items)
-	if b == nil {
+	return l.claimAll(&batch{items: items, lot: t, es: es, since: since})
+}
+
+// claimAll claims the items of b, with what is posted next. The batch that it returns is nil
+// if none was claimed: what was read of them is stale.
+func (l *ledger) claimAll(b *batch) (*batch, error) {
+	b.left, b.claiming, b.done = len(b.items), true, make(chan struct{})
+	l.mu.Lock()
+	ended := l.ended
+	if !ended {
+		for _, it := range b.items {
+			it.ledger, it.batch = l, b
+		}
+		l.batches[b], l.want = struct{}{}, b
+		l.startLocked()
+	}
+	l.mu.Unlock()
+	if ended {
 		return nil, l.ending()
 	}
-	b.lot, b.es, b.since, b.done = t, es, since, make(chan struct{})
-	l.mu.Lock()
-	l.want = b
-	l.startLocked()
-	l.mu.Unlock()
 	select {
 	case <-b.done:
 		if len(b.items) == 0 {

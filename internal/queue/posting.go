@@ -21,6 +21,7 @@ type posting struct {
 	l       *ledger
 	es      []*entry
 	want    *batch          // to be claimed; nil if there is none, or it is in vain
+	made    []*item         // of want: what was claimed
 	absent  map[string]bool // znodes that need not be deleted, or written
 	reread  bool            // what was read of buckets was stale
 	next    map[string]holding
@@ -52,6 +53,10 @@ func (p *posting) post() error {
 		l.q.m.Log.Warn("zsync: claims were given back by others", "path", l.q.path)
 		return l.taken()
 	}
+	if w := p.want; w != nil && err == nil {
+		p.made = w.items
+		w.lot.claimed, w.lot.version, w.lot.keys = p.wrote[w.lot.name].claimed, w.lot.version+1, w.lot.keys+1
+	}
 	return err
 }
 
@@ -80,11 +85,9 @@ func (p *posting) doubt() {
 func (p *posting) build(inc *session.Incarnation) (*transaction, error) {
 	ctx := context.Background() // ends with the session
 	p.culprit = nil
-	p.l.mu.Lock()
-	if p.l.ended || inc != p.l.inc || p.want != nil && p.want.since != p.l.q.order.now() {
-		p.want = nil // the last: something that goes back may come before it
+	if p.forgo(); inc != p.l.inc {
+		p.want = nil
 	}
-	p.l.mu.Unlock()
 	if p.want == nil && len(p.es) == 0 {
 		return nil, nil
 	}
@@ -105,6 +108,19 @@ func (p *posting) build(inc *session.Incarnation) (*transaction, error) {
 		if p.size = len(kept.marshal()); p.bytes() <= session.MaxPacket || !p.cut() {
 			return &transaction{kept, p.steps}, nil
 		}
+	}
+}
+
+// forgo leaves out the claim where the ledger has ended, or something goes back that may
+// come before it.
+func (p *posting) forgo() {
+	if p.want == nil {
+		return
+	}
+	p.l.mu.Lock()
+	defer p.l.mu.Unlock()
+	if p.l.ended || p.want.since != p.l.q.order.now() {
+		p.want = nil
 	}
 }
 

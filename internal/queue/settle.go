@@ -128,8 +128,7 @@ func (l *ledger) run() {
 			var made []*item
 			switch {
 			case p.want != nil && err == nil:
-				made = w.items
-				w.lot.claimed, w.lot.version, w.lot.keys = p.wrote[w.lot.name].claimed, w.lot.version+1, w.lot.keys+1
+				made = p.made
 				l.traceClaim(made)
 			case p.want != nil:
 				w.err = err

@@ -50,7 +50,7 @@ func (q *core) pluck(ctx context.Context) (*item, error) {
 				beaten++
 			}
 			was = it.key()
-			ops := append([]any{&zk.DeleteRequest{Path: session.ChildPath(q.dir, it.key()), Version: it.version}}, claim...)
+			ops := append([]any{q.deletion(it)}, claim...)
 			q.check(it)
 			if it.misfit {
 				if err := q.skips.misfit(it.key(), it.fault); err != nil {
