@@ -82,7 +82,8 @@ func BenchmarkEndOfALedgerAgain(b *testing.B) {
 	for _, n := range []int{1000, 8000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			l, _, _ := claimedOf(n)
-			l.running, l.ended, l.lost = true, true, true
+			l.running, l.ended = true, true
+			l.lose(session.ErrClosed)
 			for b.Loop() {
 				l.end(true)
 			}

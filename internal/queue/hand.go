@@ -66,9 +66,8 @@ func (l *ledger) handed(it *item) {
 	it.place = inHand
 	l.q.m.Holds.Add(1)
 	switch {
-	case it.final == nil && (l.lost || l.void):
-		l.traceLossLocked(l.lossLocked(), it)
-		l.enterLocked(it, entry{fate: Return, bump: true})
+	case l.loss() != nil:
+		l.giveBackLocked(it)
 	case l.q.cfg.MaxAttempts == 0 && !l.noteSoon:
 		l.noteSoon = true
 		time.AfterFunc(noteAfter, l.note)
@@ -129,10 +128,14 @@ func (l *ledger) enterNoteLocked(it *item) *entry {
 	return l.enterLocked(it, entry{fate: fateHand, notes: []*item{it}})
 }
 
-func (l *ledger) unhandLocked(it *item) {
+// leaveLocked is told that an item is in nobody's hands any more.
+func (l *ledger) leaveLocked(it *item) {
 	if it.place == inHand {
 		it.place = offered
 		l.q.m.Holds.Add(-1)
+	}
+	if it.cancel != nil {
+		it.cancel()
 	}
 }
 
@@ -144,10 +147,9 @@ func (l *ledger) withdraw(it *item) bool {
 	noted := it.noted
 	it.place, it.noted = ahead, false
 	switch {
-	case it.final != nil:
 	case l.ended:
-		l.enterLocked(it, entry{fate: Return})
-	case noted:
+		l.giveBackLocked(it)
+	case noted && it.final == nil:
 		l.enterNoteLocked(it) // that it is not
 	}
 	return !l.ended

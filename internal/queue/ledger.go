@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -39,11 +40,13 @@ type ledger struct {
 	refused  map[*entry]bool // what retry will post again
 	size     int             // of the journal's data
 	ended    bool            // nothing more is claimed, what is not out goes back
-	lost     bool            // the session has ended: what is in hand goes back
 	void     bool            // somebody has given the claims back
 	swept    bool            // nothing is left to be posted
 	posted   chan struct{}   // closed when it has ended and what went back then is back
 	over     chan struct{}   // closed when nothing is left
+
+	held context.Context         // of what is in hand: it ends when that goes back, with the loss as its cause
+	lose context.CancelCauseFunc // ends held
 
 	journal *journal // belongs to the goroutine that posts
 }
@@ -95,8 +98,8 @@ type item struct {
 	told    bool            // the trace tells that its claim is lost; guarded by ledger.mu
 	final   *entry          // what becomes of it; guarded by ledger.mu
 
-	ctx    context.Context         // of the claim; nil until somebody asks; guarded by ledger.mu
-	cancel context.CancelCauseFunc // ends ctx; guarded by ledger.mu
+	ctx    context.Context    // of the claim; nil until somebody asks; guarded by ledger.mu
+	cancel context.CancelFunc // ends ctx; guarded by ledger.mu
 }
 
 // read is told what was read of its znode.
@@ -131,6 +134,7 @@ func newLedger(ctx context.Context, q *core, inc *session.Incarnation) (*ledger,
 		posted:  make(chan struct{}),
 		over:    make(chan struct{}),
 	}
+	l.held, l.lose = context.WithCancelCause(context.Background())
 	l.journal = &journal{m: q.m, vet: q.vet, path: session.ChildPath(q.claims, l.guid), mark: session.ChildPath(q.live, l.guid), home: inc}
 	leaving, stay := q.m.BeforeClose()
 	l.ended = session.IsClosed(leaving) // Close would not wait for what is claimed now
@@ -209,7 +213,7 @@ func (l *ledger) claimed(b *batch, items []*item) {
 		l.dropLocked(b)
 	}
 	if l.ended {
-		l.giveBackLocked(b)
+		l.giveBackLocked(b.items...)
 		l.startLocked()
 	}
 }
@@ -258,31 +262,18 @@ func (l *ledger) dropLocked(b *batch) {
 	}
 }
 
-// context returns the context of a claim, which ends with it.
+// context returns the context of a claim, which ends with it: with the loss as its cause
+// if that came before it was settled.
 func (l *ledger) context(it *item) context.Context {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if it.ctx == nil {
-		it.ctx, it.cancel = context.WithCancelCause(context.Background())
-		if it.final != nil || l.lost || l.void {
-			l.finishContextLocked(it)
+		it.ctx, it.cancel = context.WithCancel(l.held)
+		if it.final != nil && (it.final.with == nil || it.posted) {
+			it.cancel()
 		}
 	}
 	return it.ctx
-}
-
-// finishContextLocked ends the context of a claim, with the loss as its cause if
-// the claim was lost before it was settled.
-func (l *ledger) finishContextLocked(it *item) {
-	if it.cancel == nil {
-		return
-	}
-	settled := it.final != nil && it.final.fate != Return && it.final.with == nil // by the consumer
-	if !settled && (l.lost || l.void || l.inc.Ctx.Err() != nil) {
-		it.cancel(l.lossLocked())
-	} else {
-		it.cancel(nil)
-	}
 }
 
 // end gives back what is not out; with lost, or later when the session is
@@ -290,37 +281,38 @@ func (l *ledger) finishContextLocked(it *item) {
 func (l *ledger) end(lost bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	was := l.lost
-	l.lost = l.lost || lost || l.inc.Ctx.Err() != nil
-	if l.ended && l.lost == was {
+	lost = l.loss() == nil && (lost || l.inc.Ctx.Err() != nil)
+	if l.ended && !lost {
 		return // that was done; each settlement after a loss asks for it
 	}
 	l.ended = true
+	if lost {
+		l.lose(l.inc.EndError(cmp.Or(context.Cause(l.inc.Ctx), session.ErrClosed))) // it has ended, or the Session is being closed
+	}
 	for b := range l.batches {
 		if !b.claiming {
-			l.giveBackLocked(b)
+			l.giveBackLocked(b.items...)
 		}
 	}
 	l.startLocked() // even if there is nothing to post, to find that it is over
 }
 
-func (l *ledger) giveBackLocked(b *batch) {
+// giveBackLocked gives back what goes back of items when the ledger has ended.
+func (l *ledger) giveBackLocked(items ...*item) {
 	var lost []*item
-	for _, it := range b.items {
+	for _, it := range items {
 		switch {
-		case it.final != nil:
-			if it.final.with != nil && l.lost {
-				lost = append(lost, it)
-				l.finishContextLocked(it) // it may be refused in another session
-			}
-		case it.place == ahead:
+		case it.final == nil && it.place == ahead:
 			l.enterLocked(it, entry{fate: Return})
-		case l.lost && it.place == inHand:
+		case l.loss() == nil:
+		case it.final == nil && it.place == inHand:
 			lost = append(lost, it)
 			l.enterLocked(it, entry{fate: Return, bump: true})
+		case it.final != nil && it.final.with != nil: // it may be refused in another session
+			lost = append(lost, it)
 		}
 	}
-	l.traceLossLocked(l.lossLocked(), lost...)
+	l.traceLossLocked(lost...)
 }
 
 func (l *ledger) offers() bool {
@@ -344,13 +336,8 @@ func (l *ledger) offersLocked() bool {
 	return false
 }
 
-// lossLocked says why claims are lost, or go back.
-func (l *ledger) lossLocked() error {
-	if l.lost && !l.void && l.inc.Ctx.Err() == nil {
-		return l.inc.EndError(session.ErrClosed) // the Session is being closed
-	}
-	return l.taken()
-}
+// loss says why claims are lost, or is nil if they are not.
+func (l *ledger) loss() error { return context.Cause(l.held) }
 
 // taken says why a claim is lost that others have given back, or whose element they
 // have deleted.
@@ -370,7 +357,7 @@ func (l *ledger) traceLine(event string, keys []string) trace.Line {
 
 // traceLossLocked writes that the claims of items are lost, once of each. What has been
 // decided before is still carried out, unless others have taken it.
-func (l *ledger) traceLossLocked(why error, items ...*item) {
+func (l *ledger) traceLossLocked(items ...*item) {
 	if l.q.trace == nil {
 		return
 	}
@@ -382,7 +369,7 @@ func (l *ledger) traceLossLocked(why error, items ...*item) {
 		}
 	}
 	if slices.Sort(keys); keys != nil {
-		l.q.trace.Line(l.q.m.TraceLoss(l.traceLine(trace.Loss, keys), why))
+		l.q.trace.Line(l.q.m.TraceLoss(l.traceLine(trace.Loss, keys), l.loss()))
 	}
 }
 

@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"context"
 	"testing"
 
 	"github.com/go-zookeeper/zk"
@@ -14,6 +15,7 @@ func claimedOf(n int) (*ledger, *batch, *reading) {
 	q.layout = own{q}
 	b := &batch{}
 	l := &ledger{q: q, batches: map[*batch]struct{}{b: {}}}
+	l.held, l.lose = context.WithCancelCause(context.Background())
 	r := &reading{done: session.ClosedChan}
 	for range n {
 		b.items = append(b.items, &item{ledger: l, batch: b})
@@ -90,6 +92,7 @@ func offeredTxn() (*ledger, *item) {
 func TestATxnThatIsLostBeforeItsOfferIsOverIsNotInHand(t *testing.T) {
 	l, it := offeredTxn()
 	l.void, l.ended = true, true
+	l.lose(session.ErrLost)
 	close(it.final.done)
 	l.handed(it)
 	if it.place == inHand || l.q.m.Holds.Load() != 0 {

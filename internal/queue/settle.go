@@ -77,8 +77,7 @@ func (l *ledger) enterLocked(it *item, model entry) *entry {
 		it.final = e
 	}
 	if e.fate != fateHand && e.with == nil {
-		l.unhandLocked(it)
-		l.finishContextLocked(it)
+		l.leaveLocked(it)
 	}
 	if e.back = e.fate == Return; e.back {
 		l.q.order.begin(!e.bump)
@@ -245,8 +244,7 @@ func (l *ledger) doneLocked(e *entry, err error) {
 	}
 	if b := e.item.batch; e.fate != fateHand {
 		if e.with != nil {
-			l.unhandLocked(e.item)
-			l.finishContextLocked(e.item)
+			l.leaveLocked(e.item)
 		}
 		e.item.drop()
 		e.item.posted = true
@@ -304,6 +302,7 @@ func (l *ledger) retry(e *entry) {
 // voidLocked is the end of claims that others have given back.
 func (l *ledger) voidLocked() {
 	l.void, l.ended = true, true
+	l.lose(l.taken())
 	for _, e := range slices.AppendSeq(l.queue, maps.Keys(l.refused)) {
 		e.err = l.taken()
 		l.closeLocked(e)
@@ -311,17 +310,11 @@ func (l *ledger) voidLocked() {
 	l.queue = nil
 	clear(l.refused)
 	for b := range l.batches {
+		l.traceLossLocked(b.items...)
+		l.giveBackLocked(b.items...) // which is over at once
 		for _, it := range b.items {
-			switch {
-			case it.place != inHand:
-			case it.final == nil:
-				l.enterLocked(it, entry{fate: Return, bump: true}) // which is over at once
-			default:
-				l.unhandLocked(it)
-				l.finishContextLocked(it)
-			}
+			l.leaveLocked(it)
 		}
-		l.traceLossLocked(l.taken(), b.items...)
 		l.dropLocked(b)
 	}
 }
@@ -336,13 +329,7 @@ func (l *ledger) settleNow(ctx context.Context, it *item, model entry) (e *entry
 	for {
 		var ok bool
 		e, ok = l.decide(it, model)
-		var loss error
-		l.mu.Lock()
-		if l.lost || l.void {
-			loss = l.lossLocked()
-		}
-		l.mu.Unlock()
-		switch {
+		switch loss := l.loss(); {
 		case !ok && loss != nil:
 			return e, loss
 		case !ok:

@@ -213,6 +213,6 @@ func (l *ledger) refuseTxnLocked(e *entry, err error) {
 	e.item.final = nil
 	close(e.done)
 	if l.ended {
-		l.giveBackLocked(e.item.batch)
+		l.giveBackLocked(e.item)
 	}
 }
