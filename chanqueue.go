@@ -285,6 +285,9 @@ func (q *Queue[T]) delivery(claim queue.Claim) Delivery[T] {
 // other; if it is not when the body of the loop has ended, it goes to the dead
 // letters, as it would in Deliveries. (With other errors the Delivery is empty:
 // its ID is "".)
+//
+// What was claimed ahead goes back when the loop ends, however it does: if the
+// servers answer at once it is back in its place when the loop is over.
 func (q *Queue[T]) All(ctx context.Context) iter.Seq2[Delivery[T], error] {
 	return func(yield func(Delivery[T], error) bool) {
 		if q.misuse() != nil {
@@ -294,6 +297,7 @@ func (q *Queue[T]) All(ctx context.Context) iter.Seq2[Delivery[T], error] {
 		inner, cancel := context.WithCancel(ctx)
 		defer cancel()
 		c := q.join(inner, queue.Joining{Hand: true, Odd: true})
+		defer c.Leave() // what it had claimed ahead is back when the loop is over, as when a channel is closed
 		for {
 			claim, err := c.Next()
 			if err != nil {

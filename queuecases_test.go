@@ -712,3 +712,37 @@ func TestQueueRefusalsAreNobodyElses(t *testing.T) {
 		wantLen(t, q, 0)
 	})
 }
+
+// A break is no reason that others get what comes later first, though it takes a moment to
+// give back what comes before.
+func TestWhatAllHadClaimedAheadIsBackWhenItsLoopIsOver(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		q, other := zsync.NewQueue[int](open(t, srv), "/q"), zsync.NewQueue[int](open(t, srv), "/q")
+		const n, worked = 40, 10
+		for v := range n {
+			must(t, q.Send(t.Context(), v))
+		}
+		next := 0
+		for d, err := range q.All(t.Context()) {
+			must(t, err)
+			must(t, d.Ack(t.Context()))
+			if next++; next == worked {
+				break
+			}
+			if next == worked-1 {
+				ours := zsync.SessionOf(q).ID()
+				srv.Intercept(func(r zktest.Request) zktest.Action {
+					if r.Op == zktest.OpMulti && r.Session == ours {
+						return zktest.Delay(5 * time.Millisecond)
+					}
+					return zktest.Pass
+				})
+			}
+		}
+		for ; next < n; next++ {
+			if v, ok, err := other.TryRecv(t.Context()); v != next || !ok || err != nil {
+				t.Fatalf("TryRecv = %v, %v, %v behind the loop of another process; want %d", v, ok, err, next)
+			}
+		}
+	})
+}
