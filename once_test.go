@@ -32,17 +32,20 @@ func ok(context.Context) error { return nil }
 func TestOnceRunsOneFunctionAmongAllSessionsAndGoroutines(t *testing.T) {
 	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
 		ctx := within(t, 2*time.Minute)
+		const sessions, values, goroutines = 3, 2, 5
 		var ran atomic.Int32
-		var wg sync.WaitGroup
-		for range 3 {
+		var wg, calling sync.WaitGroup
+		calling.Add(sessions * values * goroutines)
+		for range sessions {
 			s := connect()
-			for range 2 {
+			for range values {
 				o := zsync.NewOnce(s, "/o")
-				for range 5 {
+				for range goroutines {
 					wg.Go(func() {
+						calling.Done()
 						err := o.Do(ctx, func(context.Context) error {
 							ran.Add(1)
-							time.Sleep(20 * time.Millisecond)
+							calling.Wait() // all others call Do while it runs
 							return nil
 						})
 						if err != nil {

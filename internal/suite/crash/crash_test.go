@@ -217,14 +217,18 @@ func (c crash) at(ctx context.Context, p crashPoint) (n int, err error) {
 		return n, fmt.Errorf("the child ended with %q after %d requests", child.death, n)
 	}
 
-	// Others begin while the servers still take the dead for alive.
+	// Others begin while the servers still take the dead for alive. (Those who wait
+	// for its end first do not begin.)
 	fresh, err := connect()
 	if err != nil {
 		return n, err
 	}
 	defer fresh.Close()
+	before := fresh.Stats().Requests
 	done := harness.Async(func() error { return c.after(ctx, fresh) })
-	time.Sleep(time.Millisecond)
+	for began := time.Now(); len(done) == 0 && fresh.Stats().Requests == before && time.Since(began) < 50*time.Millisecond; {
+		time.Sleep(100 * time.Microsecond)
+	}
 	srv.Expire(child.session)
 	if err := <-done; err != nil {
 		return n, fmt.Errorf("after the child's death: %w", err)
