@@ -180,7 +180,7 @@ func (c *Cond) enter(ctx context.Context) (*line.Claim, []string, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	p, roll, err := c.line.Enter(ctx, inc, c.line.Bases[0], []byte(c.s.m.Config.Owner))
+	p, roll, err := c.line.Enter(ctx, inc, c.line.Bases[0], c.s.m.Owner)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -180,7 +180,7 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 	if e.err = checkNew(s, path, c.err); e.err != nil {
 		return e
 	}
-	e.id = []byte(s.m.Config.Owner)
+	e.id = s.m.Owner
 	if c.id != nil {
 		e.id = []byte(*c.id)
 	}

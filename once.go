@@ -394,7 +394,7 @@ func (o *Once) enter(ctx context.Context, none *absence) (h *line.Grant, first b
 		return line.Exclusive(ahead)
 	}
 	var behind line.Ahead
-	p, err := o.line.Acquire(wait, o.line.Bases[0], []byte(o.s.m.Config.Owner), rule, &behind) // Step 2.
+	p, err := o.line.Acquire(wait, o.line.Bases[0], o.s.m.Owner, rule, &behind) // Step 2.
 	cancel(nil)
 	watching.Wait()
 	switch {

@@ -81,13 +81,16 @@ func TestThousandsOfWaitersStandInOneLineAndNoSessionIsLost(t *testing.T) {
 		must(t, m.Lock(t.Context()))
 		before, goroutines := memory(), runtime.NumGoroutine()
 		c, took := gather(t, srv, "/crowd", sessions, n)
-		eventually(t, func() error { // those who came last have asked who is ahead of them
+		eventually(t, func() error { // those who came last have asked who is ahead of them, and watch that one
 			waiters := 0
 			for _, s := range c.sessions {
 				waiters += int(s.Stats().Waiters)
 			}
 			if waiters < n {
 				return fmt.Errorf("%d wait of %d", waiters, n)
+			}
+			if more := runtime.NumGoroutine() - goroutines; more > n+n/20+20*sessions {
+				return fmt.Errorf("%d wait in %d goroutines", n, more)
 			}
 			return nil
 		})
@@ -135,45 +138,6 @@ func TestHandOversAmongTheWaitersOfOneSessionListNothing(t *testing.T) {
 	})
 }
 
-// What is measured is what comes on top of a goroutine that waits for anything.
-func TestAGoroutineThatWaitsForAMutexCostsNoOtherAndLittleMemory(t *testing.T) {
-	n := 2000
-	if longTests() {
-		n = 10_000
-	}
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		var waiting sync.WaitGroup
-		released := make(chan struct{})
-		before := memory()
-		for range n {
-			waiting.Go(func() { <-released })
-		}
-		synctest.Wait()
-		bare := int64(memory()-before) / int64(n)
-		close(released)
-		waiting.Wait()
-
-		m := zsync.NewMutex(open(t, srv), "/crowd")
-		must(t, m.Lock(t.Context()))
-		ctx, cancel := context.WithCancel(t.Context())
-		before, goroutines := memory(), runtime.NumGoroutine()
-		for range n {
-			waiting.Go(func() { m.Lock(ctx) })
-		}
-		synctest.Wait()
-		each := int64(memory()-before)/int64(n) - bare
-		if more := runtime.NumGoroutine() - goroutines; more > n+10 {
-			t.Errorf("%d goroutines wait in %d", n, more)
-		}
-		t.Logf("%d bytes a waiter, and %d for its goroutine", each, bare)
-		if !harness.UnderRace && each > 4<<10 {
-			t.Errorf("%d bytes a waiter, besides %d for its goroutine", each, bare)
-		}
-		cancel()
-		waiting.Wait()
-	})
-}
-
 // inUse is what the heap holds after a collection, to the byte.
 func inUse() uint64 {
 	runtime.GC()
@@ -181,6 +145,69 @@ func inUse() uint64 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return m.HeapAlloc
+}
+
+// stacks is what the stacks of all goroutines take.
+func stacks() uint64 {
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.StackInuse
+}
+
+// Besides its own, whose stack is counted apart, and its znode in the test server.
+func TestAGoroutineThatWaitsForAMutexCostsNoOtherAndFourKilobytes(t *testing.T) {
+	n := 2000
+	if longTests() {
+		n = 10_000
+	}
+	for _, each := range []bool{false, true} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			warm := make(chan struct{})
+			for range 2 * n { // what the runtime keeps of goroutines that have ended is there already
+				go func() { <-warm }()
+			}
+			synctest.Wait()
+			close(warm)
+			synctest.Wait()
+			s := open(t, srv)
+			m := zsync.NewMutex(open(t, srv), "/crowd")
+			must(t, m.Lock(t.Context()))
+			servers := int64(0)
+			if each {
+				before := inUse()
+				for range n {
+					guid := session.NewGUID()
+					_, _, err := live(t, s).CreateChild(t.Context(), "/others", session.ProtectedName(guid, "lock-"), guid, nil, zk.FlagEphemeralSequential, false)
+					must(t, err)
+				}
+				servers = int64(inUse()-before) / int64(n)
+			}
+			shared := zsync.NewMutex(s, "/crowd")
+			ctx, cancel := context.WithCancel(t.Context())
+			heap, stack, goroutines := inUse(), stacks(), runtime.NumGoroutine()
+			var waiting sync.WaitGroup
+			for range n {
+				waiting.Go(func() {
+					m := shared
+					if each {
+						m = zsync.NewMutex(s, "/crowd")
+					}
+					m.Lock(ctx)
+				})
+			}
+			synctest.Wait()
+			cost := int64(inUse()-heap)/int64(n) - servers
+			if more := runtime.NumGoroutine() - goroutines; more > n+10 {
+				t.Errorf("%d goroutines wait in %d, a Mutex each: %t", n, more, each)
+			}
+			t.Logf("%d bytes a waiter, a Mutex each: %t; and %d for its stack, %d for its znode in the server", cost, each, int64(stacks()-stack)/int64(n), servers)
+			if !harness.UnderRace && cost > 4<<10 {
+				t.Errorf("%d bytes a waiter, a Mutex each: %t", cost, each)
+			}
+			cancel()
+			waiting.Wait()
+		})
+	}
 }
 
 func TestALockThatIsHeldCostsNoGoroutineAndTwoKilobytes(t *testing.T) {

@@ -261,7 +261,7 @@ func (m *Semaphore) most() int64 {
 	if limit := m.limit.Load(); m.heavy(limit) {
 		return limit
 	}
-	one := m.s.m.SizeOf(m.leases, []byte(m.s.m.Config.Owner)) + 64 // its name
+	one := m.s.m.SizeOf(m.leases, m.s.m.Owner) + 64 // its name
 	return int64((session.MaxPacket - 1024 - len(m.root)) / one)
 }
 
@@ -679,7 +679,7 @@ func (m *Semaphore) make(ctx context.Context, gate *line.Grant, q quota, n int64
 	for {
 		leases := m.name(q.limit, n) // anew each time: those of the last may still be deleted
 		same := &zk.CheckVersionRequest{Path: m.root, Version: q.version}
-		err := inc.CreateAll(ctx, gate.Claim.Znode(), same, pathsOf(leases), []byte(m.s.m.Config.Owner))
+		err := inc.CreateAll(ctx, gate.Claim.Znode(), same, pathsOf(leases), m.s.m.Owner)
 		if !session.IsNoNode(err) {
 			return leases, err
 		}
@@ -1055,7 +1055,7 @@ func (m *Semaphore) change(a *allotment, paths []string, whole, rest string) *se
 			before = nil // and with it all those before
 		}
 		if whole != "" {
-			err = a.inc.Exchange(context.Background(), whole, rest, []byte(m.s.m.Config.Owner))
+			err = a.inc.Exchange(context.Background(), whole, rest, m.s.m.Owner)
 		}
 		return session.Worse(err, remove())
 	}, then)

@@ -90,7 +90,7 @@ func (m *Semaphore) acquireAtOnce(ctx context.Context, n int64, wait bool) (a *a
 	defer m.s.m.Waiters.Add(-1)
 	leases := m.name(known.q.limit, n)
 	same := &zk.CheckVersionRequest{Path: m.root, Version: known.q.version}
-	lists, withdrawn, err := inc.CreateThenList(ctx, same, pathsOf(leases), []byte(m.s.m.Config.Owner), m.gate.turnstile.Line.Dir, m.leases)
+	lists, withdrawn, err := inc.CreateThenList(ctx, same, pathsOf(leases), m.s.m.Owner, m.gate.turnstile.Line.Dir, m.leases)
 	if err == nil && (len(lists[0]) > 0 || m.weightOfAll(lists[1]) > known.q.limit || session.IsClosed(w.Fired)) {
 		withdrawn = inc.RemoveAll(pathsOf(leases))
 	}

@@ -73,7 +73,7 @@ func (m *Semaphore) token(ctx context.Context) (int64, error) {
 			return token, err
 		}
 		// Written again where the reply was lost, it only becomes greater.
-		stat, err := a.inc.Set(ctx, paths[0], []byte(m.s.m.Config.Owner), -1)
+		stat, err := a.inc.Set(ctx, paths[0], m.s.m.Owner, -1)
 		if session.IsNoNode(err) {
 			if lost := m.missing(a, paths[0]); lost != nil {
 				return 0, lost

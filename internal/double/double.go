@@ -292,7 +292,7 @@ func (b *Barrier) enter(ctx context.Context, inc *session.Incarnation, n int) (*
 	w := b.watchRoom(inc)
 	list := n <= farMost && inc.Far()
 	path, room, names, unread, err := inc.CreateChildAndGet(ctx, b.room, roomState{n: n}.bytes(), // Steps 1 and 2.
-		session.ProtectedName(guid, partyOf(n)), guid, []byte(inc.Manager.Config.Owner), zk.FlagEphemeralSequential, list)
+		session.ProtectedName(guid, partyOf(n)), guid, inc.Manager.Owner, zk.FlagEphemeralSequential, list)
 	if err != nil {
 		inc.Watches.Leave(w)
 		b.leaveBehind(guid)

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -108,156 +107,6 @@ type Claim struct {
 	at     int           // where it is in heldClaims.all; guarded by its mu
 }
 
-// An Arrival is a claim that has just been made at the end of its line, with who was in
-// the line then. It waits in [Line.AcquireFrom].
-type Arrival struct {
-	Claim *Claim
-	roll  *session.Roll
-	trip  time.Duration // how long a round trip takes
-}
-
-// Acquire waits for its turn in the line, whatever happens to sessions and
-// znodes in between. When ctx ends it leaves nothing in the line. While it waits
-// it says in behind, if that is not nil, whom it waits for.
-func (l *Line) Acquire(ctx context.Context, base string, data []byte, rule Rule, behind *Ahead) (*Claim, error) {
-	return l.AcquireFrom(ctx, nil, base, data, rule, behind)
-}
-
-// AcquireFrom is Acquire that begins as a, if that is not nil, which has entered already.
-func (l *Line) AcquireFrom(ctx context.Context, a *Arrival, base string, data []byte, rule Rule, behind *Ahead) (*Claim, error) {
-	l.Manager.Waiters.Add(1)
-	defer l.Manager.Waiters.Add(-1)
-	var c *Claim
-	err := l.Manager.During(ctx, func(inc *session.Incarnation) error {
-		for {
-			behind.Forget() // those of the place before
-			var err error
-			if first := a; first != nil {
-				a = nil
-				c, err = first.await(ctx, rule, behind) // ErrEnded if inc is another
-			} else {
-				c, err = l.Contend(ctx, inc, base, data, rule, behind)
-			}
-			if err == nil {
-				if err = c.assure(ctx); err != nil {
-					c.withdraw(err)
-					c = nil
-				}
-			}
-			if errors.Is(err, session.ErrEnded) && l.Manager.Failure() == nil {
-				behind.Forget() // it stands nowhere until there is another session
-			}
-			if !errors.Is(err, session.ErrVanished) && !errors.Is(err, errDeferred) {
-				return err
-			}
-			// We let somebody go before, or somebody deleted our znode. Nobody was told that we hold
-			// anything, so we go to the back of the line.
-		}
-	})
-	if a != nil {
-		a.Claim.withdraw(err) // ctx had ended before, or the Session
-	}
-	return c, err
-}
-
-// Contend is acquire within one session.
-func (l *Line) Contend(ctx context.Context, inc *session.Incarnation, base string, data []byte, rule Rule, behind *Ahead) (*Claim, error) {
-	letPass(ctx, inc, l.Dir)
-	start := time.Now()
-	c, roll, err := l.Enter(ctx, inc, base, data) // Steps 1 and 2.
-	if err != nil {
-		return nil, err
-	}
-	return (&Arrival{c, roll, time.Since(start)}).await(ctx, rule, behind)
-}
-
-// await is the rest of Contend.
-func (a *Arrival) await(ctx context.Context, rule Rule, behind *Ahead) (*Claim, error) {
-	if err := a.Claim.awaitTurn(ctx, a.roll, rule, behind, a.trip); err != nil {
-		// It may be our turn at this same instant. Leaving is still right:
-		// nobody has been told so, and deleting our child wakes whoever is next.
-		a.Claim.withdraw(err)
-		return nil, err
-	}
-	return a.Claim, nil
-}
-
-// awaitTurn waits until it is c's turn. roll is the line, and trip is how long a
-// round trip takes.
-func (c *Claim) awaitTurn(ctx context.Context, roll *session.Roll, rule Rule, behind *Ahead, trip time.Duration) error {
-	var v *view
-	var listings atomic.Int32
-	listings.Store(foreseeMost)
-	for {
-		ahead, err := c.Ahead(ctx, roll)
-		if err != nil {
-			return err
-		}
-		blocker, alone := rule(ahead) // Step 3.
-		if blocker == nil {
-			if c.Line.Defers != nil && c.Line.Defers(c.Child, roll.Names()) {
-				return errDeferred // nobody has been told that it was our turn
-			}
-			return c.confirm()
-		}
-		c.trip = trip
-		dir := roll.Czxid() // ours is in it, and in no other of its name
-		if v == nil {
-			v = viewOf(c.Incarnation, c.Line.Dir, c.Line.Bases)
-			defer v.leave()
-			if me := c.Child; behind != nil && !me.Exhausted() {
-				v.look(c.Line.Strict)
-				behind.share(func() (Head, int) { return v.now(dir, me) })
-			}
-		}
-		if behind != nil && c.Child.Exhausted() { // a view has no place for it
-			behind.setChildren(c.Line.Dir, ahead)
-		}
-		v.update(c.Line.ranks(roll))
-		name, gone := strings.Clone(blocker.Name), spotOf(*blocker)
-		roll, ahead, blocker = nil, nil, nil // not kept while c waits
-		stop := func() <-chan struct{} { return session.ClosedChan }
-		if !alone && c.Line.Settled && c.Line.Defers == nil && !c.Child.Exhausted() {
-			stop = v.foresee(ctx, dir, c.Child, c.Line.Strict, trip, &listings)
-		}
-		proof, err := c.awaitGone(ctx, name) // Step 4.
-		told := stop()
-		if err != nil {
-			return err
-		}
-		v.gone(dir, gone)
-		if !alone && c.Line.Settled && !c.Child.Exhausted() {
-			if alone = v.nobodyAhead(dir, c.Child); !alone {
-				// A listing that is under way is answered before another would be. It may have
-				// been answered before the event, and be looked at only now: then it shows the
-				// one that has gone, who is struck off again.
-				select {
-				case <-told:
-				case <-ctx.Done(): // which Roll tells
-				}
-				v.gone(dir, gone)
-				alone = v.nobodyAhead(dir, c.Child)
-			}
-		}
-		if alone && c.Line.Defers == nil { // Step 5.
-			stands, err := c.stands(ctx, proof)
-			switch {
-			case err != nil:
-				return err
-			case !stands:
-				return session.ErrVanished
-			}
-			return c.confirm()
-		}
-		if roll, err = c.Incarnation.Roll(ctx, c.Line.Dir); err != nil && !session.IsNoNode(err) {
-			return err
-		}
-	}
-}
-
-// errDeferred means that a contender whose turn had come lets others go before.
-var errDeferred = errors.New("zsync: others go before")
-
 func (l *Line) ranks(r *session.Roll) *ranks { return ranksOf(r, l.Strict, l.Bases) }
 
 // confirm is the last step before anybody is told: it is our turn if the
@@ -291,62 +140,6 @@ func (c *Claim) withdraw(err error) {
 	c.disown()
 }
 
-// awaitGone waits until the contender of this name is gone, and c's own znode is
-// watched meanwhile: if that is gone first the error is ErrVanished, at once. It
-// returns the number of the connection that has told that the other is gone, or
-// 0 if that is not certain.
-//
-// Both watches are set at the same time.
-func (c *Claim) awaitGone(ctx context.Context, name string) (proof int64, err error) {
-	inc, watches := c.Incarnation, c.Incarnation.Watches
-	var looked <-chan error
-	own := c.watch()
-	if !watches.Armed(own) {
-		looked = c.lookSoon(ctx)
-	}
-	for {
-		w := watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: session.ChildPath(c.Line.Dir, name)})
-		conn := watches.Connection()
-		_, _, err := inc.Children(ctx, w.Key.Path)
-		for err == nil && !session.IsClosed(w.Fired) {
-			// Whichever is picked of several that are ready, it is right: that
-			// the other is gone is proof of nothing before c.stands has looked
-			// at c's own watch, and whoever leaves tells nobody anything.
-			select {
-			case <-w.Fired:
-			case err = <-looked:
-				looked = nil
-			case <-own.Fired:
-				own = c.watch() // the next, which this look sets
-				err = c.mustStand(ctx)
-			case <-ctx.Done():
-				err = session.CtxErr(ctx)
-			case <-inc.Ctx.Done():
-				err = session.ErrEnded
-			}
-		}
-		watches.Leave(w)
-		if looked != nil && (err == nil || session.IsNoNode(err)) {
-			// Our own look was under way at the same time, and is needed.
-			if e := <-looked; e != nil {
-				return 0, e
-			}
-			looked = nil
-		}
-		switch {
-		case session.IsNoNode(err):
-			if watches.Connection() != conn {
-				conn = 0 // it was sent on one, and answered on another
-			}
-			return conn, nil
-		case err != nil:
-			return 0, err
-		case w.Event == zk.EventNodeDeleted:
-			return watches.Told(w), nil
-		}
-	}
-}
-
 // stands reports whether c's znode was there when the one ahead was gone, which
 // connection proof has told.
 //
@@ -373,24 +166,22 @@ func (c *Claim) mustStand(ctx context.Context) error {
 	return err
 }
 
-// lookSoon is mustStand in the background.
-func (c *Claim) lookSoon(ctx context.Context) <-chan error {
-	looked := make(chan error, 1)
-	c.Incarnation.Manager.Spawn(func() { looked <- c.mustStand(ctx) })
-	return looked
-}
-
 // lookAt reports whether c's own znode is there, at path. It sets the watch, if
 // that is joined and not set yet: one of children, because an ephemeral znode
 // has none, so it fires when it is deleted and at nothing else, such as a
 // fencing token.
 func (c *Claim) lookAt(ctx context.Context, path string) (bool, error) {
 	_, stat, err := c.Incarnation.Children(ctx, path)
-	if session.IsNoNode(err) {
+	return c.standsBy(session.Look{Stat: stat, Err: err})
+}
+
+// standsBy is lookAt by what a look has shown.
+func (c *Claim) standsBy(l session.Look) (bool, error) {
+	if session.IsNoNode(l.Err) {
 		return false, nil
 	}
 	// The same name in another session is somebody's copy of ours.
-	return err == nil && stat.EphemeralOwner == c.Incarnation.ID.Load(), err
+	return l.Err == nil && l.Stat.EphemeralOwner == c.Incarnation.ID.Load(), l.Err
 }
 
 // watch returns the watch on c's own znode, which is joined.
@@ -480,123 +271,6 @@ func (n newcomer) arrive(inc *session.Incarnation, path string, data []byte, rol
 	}
 	c.Child = me
 	return c, unmixed(l.Bases, rk.mixed, &me)
-}
-
-// Try takes its turn if it comes at once, and otherwise leaves the line. A
-// line in which somebody already stands in the way is only read, unless that is one
-// who may only keep his place: he is recalled, and waited for, for a moment.
-func (l *Line) Try(ctx context.Context, base string, data []byte, rule Rule) (*Claim, error) {
-	var won *Claim
-	err := l.Manager.During(ctx, func(inc *session.Incarnation) error {
-		if blocked, err := l.blocked(ctx, inc, rule); blocked || err != nil {
-			return err
-		}
-		c, roll, err := l.Enter(ctx, inc, base, data)
-		if err != nil {
-			return err
-		}
-		if err = c.tryTurn(ctx, roll, rule); err == nil {
-			err = c.assure(ctx)
-		}
-		switch {
-		case err == nil:
-			won = c
-			return nil
-		case errors.Is(err, errBlocked), errors.Is(err, session.ErrVanished):
-			c.withdraw(err)
-			return nil
-		}
-		c.withdraw(err)
-		return err
-	})
-	return won, err
-}
-
-// tryTurn is errBlocked if it is not c's turn, nor comes to be at once. roll is the
-// line.
-func (c *Claim) tryTurn(ctx context.Context, roll *session.Roll, rule Rule) error {
-	ahead, err := c.Ahead(ctx, roll)
-	if err != nil {
-		return err
-	}
-	switch blocker, _ := rule(ahead); {
-	case blocker == nil:
-		return c.confirm()
-	case !onlyKept(ahead):
-		return errBlocked
-	}
-	return c.awaitRecall(ctx, ahead[0].Name, rule)
-}
-
-// RecallTime is how long who does not wait for a holder waits for one who may only
-// keep his place: for an event to go there, and a deletion to come back.
-const RecallTime = 500 * time.Millisecond
-
-// onlyKept reports whether a single one is ahead, and may only keep its place.
-func onlyKept(ahead []Child) bool { return len(ahead) == 1 && MayBeKept(ahead[0].Name) }
-
-// awaitRecall waits for the contender of this name, the only one ahead of c, to go.
-// The create of c has recalled it. If it does not go in time it is in use, or its
-// process does not answer: then the error is errBlocked.
-func (c *Claim) awaitRecall(ctx context.Context, name string, rule Rule) error {
-	short, cancel := context.WithTimeout(ctx, RecallTime)
-	defer cancel()
-	proof, err := c.awaitGone(short, name)
-	if err == nil {
-		err = c.mustBeFirst(short, proof, rule)
-	}
-	switch {
-	case err == nil:
-		return c.confirm()
-	case ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded):
-		return errBlocked
-	}
-	return err
-}
-
-// mustBeFirst is errBlocked if anybody stands in the way of c, when the only one
-// ahead has gone, which connection proof has told. Where others can come to stand
-// ahead, as a read lock in the place of a write lock, the line is listed again.
-func (c *Claim) mustBeFirst(ctx context.Context, proof int64, rule Rule) error {
-	if c.Line.Settled && !c.Child.Exhausted() {
-		stands, err := c.stands(ctx, proof)
-		if err == nil && !stands {
-			err = session.ErrVanished
-		}
-		return err
-	}
-	roll, err := c.Incarnation.Roll(ctx, c.Line.Dir)
-	if err != nil && !session.IsNoNode(err) { // without the directory our own znode is gone too, as Ahead tells
-		return err
-	}
-	ahead, err := c.Ahead(ctx, roll)
-	if err != nil {
-		return err
-	}
-	if blocker, _ := rule(ahead); blocker != nil {
-		return errBlocked
-	}
-	return nil
-}
-
-// errBlocked means that somebody stands in the way of one who does not wait.
-var errBlocked = errors.New("zsync: somebody stands in the way")
-
-// blocked reports whether somebody stands in the way of one who would enter
-// now. Of a server that lags that is not believed: whoever stood there may have
-// left before we were called.
-func (l *Line) blocked(ctx context.Context, inc *session.Incarnation, rule Rule) (bool, error) {
-	names, _, err := inc.ChildrenFresh(ctx, l.Dir)
-	if err != nil && !session.IsNoNode(err) {
-		return false, err
-	}
-	ahead := ParseChildren(names, l.Bases...)
-	blocker, _ := rule(ahead)
-	blocked := blocker != nil && !onlyKept(ahead)
-	if !l.Strict {
-		return blocked, nil
-	}
-	return blocked, unmixed(l.Bases, strangers(names, l.Bases), nil)
 }
 
 // Ahead returns those of names that are ahead of c in the line, in order. Our

@@ -44,7 +44,7 @@ func EnterTogether(ctx context.Context, inc *session.Incarnation, es []Entering,
 			c.disown()
 			continue
 		}
-		arrivals[i] = &Arrival{c, rolls[i], time.Since(start)}
+		arrivals[i] = newArrival(c, rolls[i], time.Since(start))
 	}
 	return arrivals, nil
 }
@@ -53,14 +53,14 @@ func EnterTogether(ctx context.Context, inc *session.Incarnation, es []Entering,
 func (a *Arrival) Free(ctx context.Context, rule Rule) bool {
 	ahead, err := a.Claim.Ahead(ctx, a.roll)
 	if err != nil {
-		return false // AcquireFrom finds out
+		return false // Proceed finds out
 	}
 	blocker, _ := rule(ahead)
 	return blocker == nil
 }
 
 // Take takes the turn of a, which is free. After an error, or if what was taken is not
-// used and its stake dropped, a can go to AcquireFrom.
+// used and its stake dropped, a can go to Line.Proceed.
 func (a *Arrival) Take(ctx context.Context) error {
 	if err := a.Claim.confirm(); err != nil {
 		return err

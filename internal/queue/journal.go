@@ -173,7 +173,7 @@ func (j *journal) ops(inc *session.Incarnation, t *transaction) (ops []any) {
 		ops = append(ops, &zk.CreateRequest{Path: j.path, Data: next.marshal(), Acl: acl})
 	}
 	if j.mark != "" && !j.marked && inc == j.home {
-		ops = append(ops, &zk.CreateRequest{Path: j.mark, Data: []byte(j.m.Config.Owner), Acl: acl, Flags: zk.FlagEphemeral})
+		ops = append(ops, &zk.CreateRequest{Path: j.mark, Data: j.m.Owner, Acl: acl, Flags: zk.FlagEphemeral})
 	}
 	for _, s := range t.steps {
 		ops = append(ops, s.op)

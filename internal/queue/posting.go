@@ -128,7 +128,7 @@ func (p *posting) forgo() {
 // buckets is not known before they are read.
 func (p *posting) bytes() int {
 	m, j := p.l.q.m, p.l.journal
-	n := p.size + m.SizeOf(j.path, nil) + m.SizeOf(j.mark, []byte(m.Config.Owner))
+	n := p.size + m.SizeOf(j.path, nil) + m.SizeOf(j.mark, m.Owner)
 	for _, s := range p.steps {
 		switch op := s.op.(type) {
 		case *zk.CreateRequest:

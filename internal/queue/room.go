@@ -151,7 +151,7 @@ func (g *gate) take(ctx context.Context, inc *session.Incarnation, n int, hurry 
 	}
 	defer cancel()
 	for {
-		place, err := g.line.Contend(limited, inc, g.line.Bases[0], []byte(g.m.Config.Owner), line.Exclusive, nil)
+		place, err := g.line.Contend(limited, inc, g.line.Bases[0], g.m.Owner, line.Exclusive, nil)
 		switch {
 		case errors.Is(err, session.ErrVanished):
 			continue

@@ -137,6 +137,31 @@ func (inc *Incarnation) ListFresh(ctx context.Context, dirs ...string) (lists []
 	return lists, nil
 }
 
+// A Look is whether a znode is there, as a listing of its children tells.
+type Look struct {
+	Stat *zk.Stat
+	Err  error
+}
+
+// LookAtAll looks at several znodes in one round trip, and sets the watches on their
+// children that are wanted. An error is of what has not been answered.
+func (inc *Incarnation) LookAtAll(ctx context.Context, paths ...string) (looks []Look, err error) {
+	var listed []*pending[listing]
+	err = inc.retryAll(ctx, func(b *Batch) {
+		listed = listed[:0]
+		for _, path := range paths {
+			listed = append(listed, add(b, childrenCall(path)))
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range listed {
+		looks = append(looks, Look{l.val.stat, l.err})
+	}
+	return looks, nil
+}
+
 // ChildrenFresh is Children of what is not older than the call, in one round trip.
 func (inc *Incarnation) ChildrenFresh(ctx context.Context, path string) ([]string, *zk.Stat, error) {
 	l, err := fresh(ctx, inc, childrenCall(path))

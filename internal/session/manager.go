@@ -22,6 +22,7 @@ import (
 // fails for good. It is what is inside a [Session].
 type Manager struct {
 	Config Config
+	Owner  []byte   // Config.Owner, as it is written; nobody changes it
 	Hosts  []string // the servers, as in the connect string, each with a port
 	chroot string   // what every path begins with; "" or "/a/b"
 	Log    *slog.Logger
@@ -60,6 +61,7 @@ func New(hosts []string, chroot string, cfg Config) *Manager {
 	rand.Shuffle(len(hosts), func(i, j int) { hosts[i], hosts[j] = hosts[j], hosts[i] })
 	m := &Manager{
 		Config:  cfg,
+		Owner:   []byte(cfg.Owner),
 		Hosts:   hosts,
 		chroot:  chroot,
 		Log:     cfg.Log,
@@ -158,6 +160,43 @@ func (m *Manager) Spawn(f func()) {
 	default:
 		m.wg.Go(func() { f(); m.idle() })
 	}
+}
+
+// Suspend has f run when call is called, the first time: as Spawn does, but it is waited
+// for from now on. Until then there is no goroutine. call never blocks.
+func (m *Manager) Suspend(f func()) (call func()) {
+	s := &suspended{m: m, f: f}
+	m.spawnMu.RLock()
+	defer m.spawnMu.RUnlock()
+	if s.awaited = !m.sealed; s.awaited {
+		m.wg.Add(1)
+	}
+	return s.call
+}
+
+type suspended struct {
+	m       *Manager
+	f       func()
+	awaited bool
+	called  atomic.Bool
+}
+
+func (s *suspended) call() {
+	if s.called.Swap(true) {
+		return
+	}
+	select {
+	case s.m.jobs <- s.run:
+	default:
+		go s.run()
+	}
+}
+
+func (s *suspended) run() {
+	if s.awaited {
+		defer s.m.wg.Done()
+	}
+	s.f()
 }
 
 // idle takes over what is spawned next, until the session is closed, unless enough

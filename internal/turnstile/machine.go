@@ -3,6 +3,7 @@ package turnstile
 import (
 	"context"
 	"slices"
+	"sync/atomic"
 
 	"github.com/zsync/zsync/internal/line"
 )
@@ -97,10 +98,11 @@ type acquisition struct {
 	unwanted bool // cancelled because nobody waits for it any more
 
 	// These are not the machine's: see begin.
-	ahead  line.Ahead
-	ctx    context.Context
-	cancel context.CancelFunc
-	done   chan struct{} // closed when nothing of it is left
+	ahead line.Ahead
+	ctx   context.Context
+	end   context.CancelFunc     // of ctx
+	wake  atomic.Pointer[func()] // ends the last of its waits for others, if there was one
+	done  chan struct{}          // closed when nothing of it is left
 }
 
 // A question is whether anybody else waits, asked after so many hand-overs.

@@ -236,7 +236,7 @@ func arrive(ctx context.Context, ts []*ticket) {
 	for i, t := range ts {
 		es[i] = line.Entering{Line: &t.Line, Base: t.Entries.Of(t.acquisition.mode).Base}
 	}
-	arrivals, err := line.EnterTogether(ctx, inc, es, []byte(m.Config.Owner))
+	arrivals, err := line.EnterTogether(ctx, inc, es, m.Owner)
 	if err != nil {
 		return
 	}

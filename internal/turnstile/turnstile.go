@@ -330,10 +330,15 @@ func (q *Turnstile) Acquire(ctx context.Context, mode Mode, pin bool) (g *line.G
 		// Everyone has a place of its own in the line.
 		var ahead line.Ahead
 		var u *use
-		err := q.seek(ctx, mode, &ahead, nil, func(t *share) bool {
+		enter := func(t *share) bool {
 			q.step(func(m *machine) { u = m.enter(t, pin) })
 			return u != nil
-		})
+		}
+		a, err := q.seek(ctx, mode, &ahead, nil, enter)
+		for a != nil {
+			a.Wait(ctx)
+			a, err = q.seek(ctx, mode, &ahead, a, enter)
+		}
 		if err != nil {
 			return nil, q.behindOf(ahead.Now()), err
 		}
@@ -396,18 +401,36 @@ func (q *Turnstile) behindOf(head line.Head, place int) Behind {
 }
 
 // send is the goroutine of an acquisition, who begins as a if that has entered already.
+// It ends while s waits for others to go, and another goes on.
 func (q *Turnstile) send(s *acquisition, a *line.Arrival) {
-	defer close(s.done)
-	defer s.cancel()
-	if err := q.seek(s.ctx, s.mode, &s.ahead, a, q.find); err != nil {
+	a, err := q.seek(s.ctx, s.mode, &s.ahead, a, q.find)
+	if a != nil {
+		wake := a.Then(func() { q.send(s, a) })
+		s.wake.Store(&wake)
+		if s.ctx.Err() != nil {
+			s.cancel() // who did it before has found no wake, or one of a wait before this
+		}
+		return
+	}
+	if err != nil {
 		q.step(func(m *machine) { m.failed(err) })
 	}
+	s.cancel()
+	close(s.done)
 }
 
 // begin makes what is needed to wait, and to be called back.
 func (s *acquisition) begin() {
-	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.ctx, s.end = context.WithCancel(context.Background())
 	s.done = make(chan struct{})
+}
+
+// cancel calls s back.
+func (s *acquisition) cancel() {
+	s.end()
+	if wake := s.wake.Load(); wake != nil {
+		(*wake)()
+	}
 }
 
 // find is told that the acquisition has got t, and reports whether that can be used.
@@ -420,33 +443,33 @@ func (q *Turnstile) find(t *share) (usable bool) {
 	return usable
 }
 
-// seek waits in the line for a claim that settle takes. If a is not nil it stands there
-// already, and was not kept waiting by what is lost here.
+// seek gets a claim in the line that settle takes, or returns what waits there for others
+// to go. If a is not nil it stands there already, and was not kept waiting by what is
+// lost here.
 //
 // What is still held here when the servers grant a claim that could not be beside
 // it is lost, and its goroutine has not noticed. Nobody is told that he has the
 // claim before that one has noticed, which keeps goroutines of one process apart
 // even then. But that can take for ever, so the claim is given back meanwhile:
 // other processes need not wait for it.
-func (q *Turnstile) seek(ctx context.Context, mode Mode, ahead *line.Ahead, a *line.Arrival, settle func(t *share) bool) error {
+func (q *Turnstile) seek(ctx context.Context, mode Mode, ahead *line.Ahead, a *line.Arrival, settle func(t *share) bool) (waits *line.Arrival, err error) {
 	e := q.Entries.Of(mode)
 	for {
 		if a == nil {
 			if err := q.awaitNoLoss(ctx); err != nil {
-				return err
+				return nil, err
 			}
 		}
-		c, err := q.Line.AcquireFrom(ctx, a, e.Base, []byte(q.Manager.Config.Owner), e.Rule, ahead)
-		a = nil
-		if err != nil {
-			return err
+		var c *line.Claim
+		if c, a, err = q.Line.Proceed(ctx, a, e.Base, q.Manager.Owner, e.Rule, ahead); a != nil || err != nil {
+			return a, err
 		}
 		if settle(&share{claim: c, mode: mode}) {
-			return nil
+			return nil, nil
 		}
 		q.Manager.GiveUp(ctx, c.GiveBack)
 		if ctx.Err() != nil {
-			return session.CtxErr(ctx)
+			return nil, session.CtxErr(ctx)
 		}
 	}
 }
@@ -520,7 +543,7 @@ func (q *Turnstile) Try(ctx context.Context, mode Mode) (*line.Grant, error) {
 		return nil, q.Manager.Failure() // none unless the Session is closed
 	}
 	e := q.Entries.Of(mode)
-	c, err := q.Line.Try(ctx, e.Base, []byte(q.Manager.Config.Owner), e.Rule)
+	c, err := q.Line.Try(ctx, e.Base, q.Manager.Owner, e.Rule)
 	if c == nil {
 		return nil, err
 	}
@@ -629,7 +652,7 @@ func (q *Turnstile) Downgrade(ctx context.Context) error {
 		return line.ErrNotLocked
 	}
 	own, e := claimOf(t), q.Entries.Of(Shared)
-	c, err := own.Beside(ctx, e.Base, []byte(q.Manager.Config.Owner))
+	c, err := own.Beside(ctx, e.Base, q.Manager.Owner)
 	if err != nil {
 		err = own.Explain(err)
 	}
@@ -676,7 +699,7 @@ func (q *Turnstile) Beside(ctx context.Context, from *Turnstile, g *line.Grant) 
 		return nil, line.ErrNotLocked // it has just been unlocked
 	}
 	own := claimOf(u.share)
-	c, err := own.Beside(ctx, q.Entries.Of(Shared).Base, []byte(q.Manager.Config.Owner))
+	c, err := own.Beside(ctx, q.Entries.Of(Shared).Base, q.Manager.Owner)
 	if err != nil {
 		err = own.Explain(err)
 	} else if err = own.Err(); err != nil {

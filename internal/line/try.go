@@ -1,0 +1,126 @@
+package line
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/zsync/zsync/internal/session"
+)
+
+// Try takes its turn if it comes at once, and otherwise leaves the line. A
+// line in which somebody already stands in the way is only read, unless that is one
+// who may only keep his place: he is recalled, and waited for, for a moment.
+func (l *Line) Try(ctx context.Context, base string, data []byte, rule Rule) (*Claim, error) {
+	var won *Claim
+	err := l.Manager.During(ctx, func(inc *session.Incarnation) error {
+		if blocked, err := l.blocked(ctx, inc, rule); blocked || err != nil {
+			return err
+		}
+		c, roll, err := l.Enter(ctx, inc, base, data)
+		if err != nil {
+			return err
+		}
+		if err = c.tryTurn(ctx, roll, rule); err == nil {
+			err = c.assure(ctx)
+		}
+		switch {
+		case err == nil:
+			won = c
+			return nil
+		case errors.Is(err, errBlocked), errors.Is(err, session.ErrVanished):
+			c.withdraw(err)
+			return nil
+		}
+		c.withdraw(err)
+		return err
+	})
+	return won, err
+}
+
+// tryTurn is errBlocked if it is not c's turn, nor comes to be at once. roll is the
+// line.
+func (c *Claim) tryTurn(ctx context.Context, roll *session.Roll, rule Rule) error {
+	ahead, err := c.Ahead(ctx, roll)
+	if err != nil {
+		return err
+	}
+	switch blocker, _ := rule(ahead); {
+	case blocker == nil:
+		return c.confirm()
+	case !onlyKept(ahead):
+		return errBlocked
+	}
+	return c.awaitRecall(ctx, ahead[0].Name, rule)
+}
+
+// RecallTime is how long who does not wait for a holder waits for one who may only
+// keep his place: for an event to go there, and a deletion to come back.
+const RecallTime = 500 * time.Millisecond
+
+// onlyKept reports whether a single one is ahead, and may only keep its place.
+func onlyKept(ahead []Child) bool { return len(ahead) == 1 && MayBeKept(ahead[0].Name) }
+
+// awaitRecall waits for the contender of this name, the only one ahead of c, to go.
+// The create of c has recalled it. If it does not go in time it is in use, or its
+// process does not answer: then the error is errBlocked.
+func (c *Claim) awaitRecall(ctx context.Context, name string, rule Rule) error {
+	short, cancel := context.WithTimeout(ctx, RecallTime)
+	defer cancel()
+	proof, err := c.awaitGone(short, name)
+	if err == nil {
+		err = c.mustBeFirst(short, proof, rule)
+	}
+	switch {
+	case err == nil:
+		return c.confirm()
+	case ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded):
+		return errBlocked
+	}
+	return err
+}
+
+// mustBeFirst is errBlocked if anybody stands in the way of c, when the only one
+// ahead has gone, which connection proof has told. Where others can come to stand
+// ahead, as a read lock in the place of a write lock, the line is listed again.
+func (c *Claim) mustBeFirst(ctx context.Context, proof int64, rule Rule) error {
+	if c.Line.Settled && !c.Child.Exhausted() {
+		stands, err := c.stands(ctx, proof)
+		if err == nil && !stands {
+			err = session.ErrVanished
+		}
+		return err
+	}
+	roll, err := c.Incarnation.Roll(ctx, c.Line.Dir)
+	if err != nil && !session.IsNoNode(err) { // without the directory our own znode is gone too, as Ahead tells
+		return err
+	}
+	ahead, err := c.Ahead(ctx, roll)
+	if err != nil {
+		return err
+	}
+	if blocker, _ := rule(ahead); blocker != nil {
+		return errBlocked
+	}
+	return nil
+}
+
+// errBlocked means that somebody stands in the way of one who does not wait.
+var errBlocked = errors.New("zsync: somebody stands in the way")
+
+// blocked reports whether somebody stands in the way of one who would enter
+// now. Of a server that lags that is not believed: whoever stood there may have
+// left before we were called.
+func (l *Line) blocked(ctx context.Context, inc *session.Incarnation, rule Rule) (bool, error) {
+	names, _, err := inc.ChildrenFresh(ctx, l.Dir)
+	if err != nil && !session.IsNoNode(err) {
+		return false, err
+	}
+	ahead := ParseChildren(names, l.Bases...)
+	blocker, _ := rule(ahead)
+	blocked := blocker != nil && !onlyKept(ahead)
+	if !l.Strict {
+		return blocked, nil
+	}
+	return blocked, unmixed(l.Bases, strangers(names, l.Bases), nil)
+}
