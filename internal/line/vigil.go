@@ -2,7 +2,6 @@ package line
 
 import (
 	"context"
-	"sync"
 
 	"github.com/go-zookeeper/zk"
 
@@ -16,9 +15,6 @@ type vigil struct {
 	path  string         // of the one ahead
 	watch *session.Watch // on that, joined and set; nil if it has to be
 	own   *session.Watch // on the claim's own, set; see Claim.watch
-
-	mu      sync.Mutex
-	unheard func() bool // ends that the end of the incarnation is told; guarded by mu
 }
 
 func (c *Claim) vigil(name string) *vigil {
@@ -116,20 +112,13 @@ func (v *vigil) wait(ctx context.Context) {
 // then is wait without a goroutine, and without a ctx: f is called in one of its own, once.
 // wake has it called at once.
 func (v *vigil) then(f func()) (wake func()) {
-	inc := v.claim.Incarnation
-	v.mu.Lock() // until all is known that may have f called
-	defer v.mu.Unlock()
-	wake = inc.Manager.Suspend(func() {
-		v.mu.Lock()
-		v.unheard()
-		v.mu.Unlock()
-		inc.Watches.Untell(v.watch, v)
-		inc.Watches.Untell(v.own, v)
+	watches := v.claim.Incarnation.Watches
+	wake = v.claim.Incarnation.Manager.Suspend(func() {
+		watches.Untell(v.watch, v)
+		watches.Untell(v.own, v)
 		f()
 	})
-	v.unheard = context.AfterFunc(inc.Ctx, wake)
-	inc.Watches.Tell(v.watch, v, wake)
-	inc.Watches.Tell(v.own, v, wake)
+	watches.TellFirst(v, wake, v.watch, v.own)
 	return wake
 }
 
