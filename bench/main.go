@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"log"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -37,6 +38,9 @@ var workloads = []workload{
 	{"lock_retained", func(b *bench) { b.locks(1, false, zsync.WithRetention(time.Minute)) }}, // lock_uncontended, or lock_shared_session, WithRetention
 	{"lock_strict", func(b *bench) { b.locks(1, true) }},                                      // the same in strict global order: every goroutine in the line
 	{"lock_sessions", func(b *bench) { b.locks(b.n, false) }},                                 // n sessions, one path: hand-overs between processes
+	{"lock_rival", (*bench).rival},                                                            // lock_shared_session beside a process that wants the lock all the time
+	{"lock_waiters", func(b *bench) { b.waiters(1) }},                                         // n goroutines of one session stand in line, with a Mutex each: the hand-overs until it is empty
+	{"lock_waiters_200", func(b *bench) { b.waiters(200) }},                                   // the same, of 200 sessions
 	{"queue", (*bench).queue},                                                                 // n elements of 100 bytes into the channel of In (queue_put), then out of that of Recv (queue_take)
 	{"queue_send", (*bench).sends},                                                            // n elements of 100 bytes by Send, one after the other by one goroutine
 	{"barrier", (*bench).barrier},                                                             // rounds of a double barrier with n parties on one session
@@ -131,6 +135,103 @@ func (b *bench) locks(sessions int, strict bool, opts ...zsync.LockOption) {
 		loops = append(loops, closedLoop{func() error { return m.Lock(context.Background()) }, m.Unlock, true})
 	}
 	b.drive(loops)
+}
+
+// rival has n goroutines share a Mutex, and counts what they do, beside a session that
+// locks and unlocks as often as it can.
+func (b *bench) rival() {
+	path := b.path()
+	s, other := b.connect(), b.connect()
+	defer s.Close()
+	defer other.Close()
+	m, rival := zsync.NewMutex(s, path), zsync.NewMutex(other, path)
+	var stop atomic.Bool
+	var longest atomic.Int64
+	var loop sync.WaitGroup
+	loop.Go(func() {
+		for !stop.Load() {
+			start := time.Now()
+			must(rival.Lock(context.Background()))
+			longest.Store(max(longest.Load(), int64(time.Since(start))))
+			must(rival.Unlock())
+		}
+	})
+	var loops []closedLoop
+	for range b.n {
+		loops = append(loops, closedLoop{func() error { return m.Lock(context.Background()) }, m.Unlock, true})
+	}
+	b.drive(loops)
+	stop.Store(true)
+	loop.Wait()
+	fmt.Fprintf(os.Stderr, "RIVAL,%s,%s,%d,%v\n", b.peer, b.workload, b.n, time.Duration(longest.Load()))
+}
+
+// waiters has n goroutines stand in line over so many sessions.
+func (b *bench) waiters(sessions int) {
+	path := b.path()
+	holder := b.connect()
+	defer holder.Close()
+	var all []*zsync.Session
+	for range min(sessions, b.n) {
+		s := b.connect()
+		defer s.Close()
+		all = append(all, s)
+	}
+	lock := func(s *zsync.Session) closedLoop {
+		m := zsync.NewMutex(s, path)
+		return closedLoop{func() error { return m.Lock(context.Background()) }, m.Unlock, true}
+	}
+	var loops []closedLoop
+	for i := range b.n {
+		loops = append(loops, lock(all[i%len(all)]))
+	}
+	b.drain(lock(holder), loops, func() int {
+		names, _, err := holder.Children(context.Background(), path)
+		must(err)
+		return len(names)
+	})
+	for _, s := range all {
+		if s.Stats().Expiries != 0 {
+			log.Fatal("a session was lost")
+		}
+	}
+}
+
+// drain has loops stand in line behind holder, and reports how fast each hands over to
+// the next. standing is how many contenders there are.
+func (b *bench) drain(holder closedLoop, loops []closedLoop, standing func() int) {
+	must(holder.begin())
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	goroutines := runtime.NumGoroutine()
+	start := time.Now()
+	var inside atomic.Int64
+	var wg sync.WaitGroup
+	for _, l := range loops {
+		wg.Go(func() {
+			must(l.begin())
+			if inside.Add(1) != 1 {
+				log.Fatal("two hold the lock")
+			}
+			inside.Add(-1)
+			must(l.end())
+		})
+	}
+	for standing() < len(loops)+1 {
+		time.Sleep(50 * time.Millisecond)
+	}
+	entered := time.Since(start)
+	time.Sleep(b.warm) // they look who is ahead of them
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	n := int64(len(loops))
+	fmt.Fprintf(os.Stderr, "STAND,%s,%s,%d,in line after %v,%d bytes of heap and %d of stack and %.2f goroutines each\n", b.peer, b.workload, b.n, entered,
+		int64(after.HeapAlloc-before.HeapAlloc)/n, int64(after.StackInuse-before.StackInuse)/n, float64(runtime.NumGoroutine()-goroutines)/float64(n))
+	start = time.Now()
+	must(holder.end())
+	wg.Wait()
+	b.line(b.workload, float64(n)/time.Since(start).Seconds())
 }
 
 // A closedLoop is what one goroutine does again and again: begin and end are one

@@ -18,6 +18,8 @@ func goZookeeper() []workload {
 		{"lock_uncontended", func(b *bench) { b.drive(b.zkLocks(1)) }},
 		{"lock_shared_session", func(b *bench) { b.drive(b.zkLocks(1)) }},
 		{"lock_sessions", func(b *bench) { b.drive(b.zkLocks(b.n)) }},
+		{"lock_waiters", func(b *bench) { b.zkWaiters(1) }},
+		{"lock_waiters_200", func(b *bench) { b.zkWaiters(200) }},
 		{"raw_create_delete", func(b *bench) { b.drive(b.rawPairs()) }}, // an ephemeral, sequential znode made and deleted
 		{"raw_get", func(b *bench) { b.drive(b.rawGets()) }},
 	}
@@ -42,18 +44,30 @@ func (b *bench) dialZK() *zk.Conn {
 }
 
 // zkLocks returns n locks of one path, over so many sessions.
-func (b *bench) zkLocks(sessions int) []closedLoop {
+func (b *bench) zkLocks(sessions int) []closedLoop { return b.zkLocksOf(b.path(), sessions) }
+
+func (b *bench) zkLocksOf(path string, sessions int) []closedLoop {
 	var conns []*zk.Conn
 	for range sessions {
 		conns = append(conns, b.dialZK())
 	}
-	path := b.path()
 	var all []closedLoop
 	for i := range b.n {
 		l := zk.NewLock(conns[i%len(conns)], path, zk.WorldACL(zk.PermAll))
 		all = append(all, closedLoop{l.Lock, l.Unlock, true})
 	}
 	return all
+}
+
+// zkWaiters is waiters of zk.Lock.
+func (b *bench) zkWaiters(sessions int) {
+	path, holder := b.path(), b.dialZK()
+	l := zk.NewLock(holder, path, zk.WorldACL(zk.PermAll))
+	b.drain(closedLoop{l.Lock, l.Unlock, true}, b.zkLocksOf(path, min(sessions, b.n)), func() int {
+		names, _, err := holder.Children(path)
+		must(err)
+		return len(names)
+	})
 }
 
 func (b *bench) rawPairs() []closedLoop {
