@@ -1,7 +1,6 @@
 package line
 
 import (
-	"cmp"
 	"math"
 	"slices"
 	"strconv"
@@ -57,13 +56,35 @@ func ParseChildren(names []string, bases ...string) []Child {
 			line = append(line, c)
 		}
 	}
-	slices.SortFunc(line, func(a, b Child) int {
-		if a.Seq != b.Seq {
-			return cmp.Compare(a.Seq-b.Seq, 0)
+	return inOrder(line)
+}
+
+// inOrder sorts line by number, and those of one number by name. A line may be long, and is
+// sorted each time that it is listed, so it is sorted as integers: the distance of each
+// number from the first one's, with the place of its child behind.
+func inOrder(line []Child) []Child {
+	if len(line) == 0 {
+		return line
+	}
+	keys := make([]uint64, len(line))
+	for i, c := range line {
+		const zero = 1 << 31 // so that a number before the first one's is less
+		keys[i] = uint64(uint32(c.Seq-line[0].Seq)+zero)<<32 | uint64(i)
+	}
+	slices.Sort(keys)
+	sorted := make([]Child, len(line))
+	for i, key := range keys {
+		sorted[i] = line[uint32(key)]
+	}
+	for from, to := 0, 1; from < len(sorted); from, to = to, to+1 {
+		for to < len(sorted) && sorted[to].Seq == sorted[from].Seq {
+			to++
 		}
-		return strings.Compare(a.Name, b.Name)
-	})
-	return line
+		if to > from+1 {
+			slices.SortFunc(sorted[from:to], func(a, b Child) int { return strings.Compare(a.Name, b.Name) })
+		}
+	}
+	return sorted
 }
 
 // KazooName is kazoo's form of the same.

@@ -1,9 +1,14 @@
 package line
 
 import (
+	"fmt"
 	"math"
+	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
+
+	"github.com/zsync/zsync/internal/session"
 )
 
 func TestSequenceOrderSurvivesWrap(t *testing.T) {
@@ -58,6 +63,30 @@ func TestAWishIsForTheOneWhomItNamesAlone(t *testing.T) {
 		}
 		if defers, wishes := Defers(me, names, bases, nil); defers != c.want || (len(wishes) == 1) != (c.wish == me) {
 			t.Errorf("of %q %q defers: %v, with the wishes %q; want %v", names, me.Name, defers, wishes, c.want)
+		}
+	}
+}
+
+func TestALongLineIsInTheOrderOfItsNumbersAndThoseOfOneNumberInThatOfTheirNames(t *testing.T) {
+	r := rand.New(rand.NewPCG(7, 11))
+	for _, first := range []int32{0, 12345, math.MaxInt32 - 500, math.MinInt32, -500} {
+		var names []string
+		var want []Child
+		for i := range int32(1000) {
+			for range 1 + r.IntN(2)*r.IntN(3) {
+				c := Child{Name: fmt.Sprintf("_c_%s-lock-%010d", session.NewGUID(), first+i), Base: "lock-", Seq: first + i}
+				names, want = append(names, c.Name), append(want, c)
+			}
+		}
+		slices.SortFunc(want, func(a, b Child) int {
+			if a.Seq == b.Seq {
+				return strings.Compare(a.Name, b.Name)
+			}
+			return int(a.Seq - b.Seq)
+		})
+		r.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
+		if got := ParseChildren(names, "lock-"); !slices.Equal(got, want) {
+			t.Errorf("from %d on they are not in order", first)
 		}
 	}
 }
