@@ -76,6 +76,7 @@ type link struct {
 	mu    sync.Mutex         // guards what follows; taken before Incarnation.LiveMu
 	sent  map[int32]sentInfo // requests without a reply, by xid
 	order []int32            // the xids of sent as they were sent, and some that have been answered
+	owed  int                // how much has no reply of what the link has asked for by itself
 	pings []stamp            // pings without a reply, oldest first
 	state linkState
 }
@@ -182,10 +183,9 @@ func (l *link) sendOrFail(rs ...request) {
 const directly = 4 << 10
 
 // put puts requests into out. It reports whether the caller is to write them itself: then
-// all that was sent before is answered. So the server has read it, the socket's buffer is
-// empty, and the write does not wait, whatever the server does from here on. (Of what is
-// removed from the watches the link notes nothing, but that is short. Should the buffer
-// be full of it, who writes waits for as long as the connection is believed in.)
+// all that was sent before is answered, what went with the handshake included. So the
+// server has read it, the socket's buffer is empty, and the write does not wait, whatever
+// the server does from here on.
 func (l *link) put(rs []request) (alone, ok bool) {
 	l.wmu.Lock()
 	defer l.wmu.Unlock()
@@ -194,7 +194,7 @@ func (l *link) put(rs []request) (alone, ok bool) {
 	if l.state != linkOpen || l.inc.Ctx.Err() != nil {
 		return false, false
 	}
-	alone = !l.busy && len(l.out)+len(l.sent)+len(l.pings) == 0
+	alone = !l.busy && len(l.out)+len(l.sent)+len(l.pings)+l.owed == 0
 	at := l.inc.sending()
 	for _, r := range rs {
 		l.xid++
@@ -499,6 +499,7 @@ func (l *link) handshake() error {
 		// needs no such thing: its server has applied its beginning, which
 		// comes after everything that was seen before.
 		out = append(out, catchUpPacket()...)
+		l.owe() // an answer, behind those to what comes before it
 	}
 	if len(out) > 0 {
 		if _, err := l.Conn.Write(out); err != nil {
@@ -582,6 +583,9 @@ func (l *link) received(xid, code int32, body []byte, now time.Time) error {
 		l.inc.contact(at, proofOf(wire.OpPing, code), now)
 		return nil
 	}
+	if xid == wire.XidCatchUp || xid == wire.XidRemoveWatches {
+		l.owed--
+	}
 	info, ok := l.sent[xid]
 	delete(l.sent, xid)
 	done := 0
@@ -659,9 +663,17 @@ func (l *link) removeWatch(key WatchKey) (newest bool) {
 	l.out = wire.AppendString(l.out, key.Path)
 	l.out = wire.AppendInt32(l.out, key.Kind.watcherType())
 	wire.EndPacket(l.out[start:])
+	l.owe()
 	l.wroteLocked()
 	l.inc.Manager.requests.Add(1)
 	return true
+}
+
+// owe notes a request of the link itself, which the server answers.
+func (l *link) owe() {
+	l.mu.Lock()
+	l.owed++
+	l.mu.Unlock()
 }
 
 // patience bounds the wait for the next packet: silence is noticed, and so is a

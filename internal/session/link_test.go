@@ -2,6 +2,7 @@ package session
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -212,7 +214,7 @@ type gated struct {
 	net.Conn
 	gate  chan struct{} // has a token for each write
 	mu    sync.Mutex
-	wrote []string // the xids of each write: those of requests from 1, that of a ping
+	wrote []string // the xids of each write: those of requests from 1, and -2 for all else
 }
 
 func (c *gated) Write(p []byte) (int, error) {
@@ -296,6 +298,33 @@ func TestNobodyWaitsInAWriteWhileTheServerOwesAnAnswer(t *testing.T) {
 	})
 }
 
+func TestNobodyWaitsInAWriteWhileTheServerOwesAnAnswerToTheRemovalOfAWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, l, send := openGated(t)
+		l.inc.link = l
+		watches, key := l.inc.Watches, WatchKey{WatchData, "/x"}
+		w := watches.Join(key)
+		watches.answered(watches.ask(key), 0)
+		watches.Leave(w)
+		c.gate <- struct{}{}
+		if !l.removeWatch(key) {
+			t.Fatal("the watch is not removed")
+		}
+		synctest.Wait()
+		send() // nothing more can be written, as far as is known
+		c.check(t, "[-2]")
+		c.gate <- struct{}{}
+		c.check(t, "[-2]", "[1]")
+		must(t, l.received(wire.XidRemoveWatches, 0, nil, time.Now()))
+		must(t, l.received(firstXid+1, wire.CodeNoNode, nil, time.Now()))
+		go send() // it writes itself
+		synctest.Wait()
+		if !l.busy {
+			t.Error("who requests something when all is answered does not write it")
+		}
+	})
+}
+
 func second[T any](_ T, err error) error { return err }
 
 // Servers may be configured differently: the next may grant more than was granted
@@ -310,6 +339,61 @@ func TestAServerThatGrantsALongerTimeoutKeepsItsConnection(t *testing.T) {
 		time.Sleep(time.Minute)
 		if n := inc.Manager.reconnects.Load(); n != 1 || inc.Ctx.Err() != nil {
 			t.Errorf("%d reconnects in a minute, %v", n, inc.Ctx.Err())
+		}
+	})
+}
+
+// A brimful connection takes no more than the handshake and what goes with it.
+type brimful struct {
+	net.Conn
+	writes atomic.Int32
+	closed chan struct{}
+	once   sync.Once
+}
+
+func (c *brimful) Write(p []byte) (int, error) {
+	switch c.writes.Add(1) {
+	case 1:
+		return c.Conn.Write(p)
+	case 2:
+		return len(p), nil // it is on its way to a server that does not read it
+	}
+	<-c.closed
+	return 0, net.ErrClosed
+}
+
+func (c *brimful) Close() error {
+	c.once.Do(func() { close(c.closed) })
+	return c.Conn.Close()
+}
+
+// Watches that are set again may fill the socket's buffer, and then the server may stop to read.
+func TestACallEndsWithItsContextWhileTheServerOwesAnAnswerToWhatWentWithTheHandshake(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		again := false
+		s := open(t, srv, WithDialer(func(network, addr string, limit time.Duration) (net.Conn, error) {
+			conn, err := srv.Dial(network, addr, limit)
+			if err == nil && again {
+				conn = &brimful{Conn: conn, closed: make(chan struct{})}
+			}
+			return conn, err
+		}))
+		inc := live(t, s)
+		again = true
+		srv.Disconnect(inc.ID.Load())
+		time.Sleep(100 * time.Millisecond)
+		if !IsClosed(inc.connection()) {
+			t.Fatal("not connected again")
+		}
+		const limit = 50 * time.Millisecond
+		ctx, cancel := context.WithTimeout(t.Context(), limit)
+		defer cancel()
+		start := time.Now()
+		_, _, err := inc.Children(ctx, "/")
+		wantErr(t, err, context.DeadlineExceeded)
+		if took := time.Since(start); took != limit {
+			t.Errorf("it took %v, want %v", took, limit)
 		}
 	})
 }
