@@ -163,9 +163,9 @@ func (l *link) send(rs ...request) bool {
 	if !l.shook.Load() {
 		return false // it is not open yet, and holds wmu while a server is silent
 	}
-	alone, ok := l.put(rs)
-	if alone {
-		l.writeOut()
+	mine, ok := l.put(rs)
+	if mine != nil {
+		l.writeOut(mine)
 	}
 	return ok
 }
@@ -182,19 +182,20 @@ func (l *link) sendOrFail(rs ...request) {
 // directly is how long the packets may be that are written by who requests them.
 const directly = 4 << 10
 
-// put puts requests into out. It reports whether the caller is to write them itself: then
-// all that was sent before is answered, what went with the handshake included. So the
-// server has read it, the socket's buffer is empty, and the write does not wait, whatever
-// the server does from here on.
-func (l *link) put(rs []request) (alone, ok bool) {
+// put puts requests into out. If it returns packets these are they, and the caller is to
+// write them itself: then all that was sent before is answered, what went with the
+// handshake included. So the server has read it, the socket's buffer is empty, and the
+// write does not wait, whatever the server does from here on. What others request
+// meanwhile, of which there may be much, is not for the caller.
+func (l *link) put(rs []request) (mine []byte, ok bool) {
 	l.wmu.Lock()
 	defer l.wmu.Unlock()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.state != linkOpen || l.inc.Ctx.Err() != nil {
-		return false, false
+		return nil, false
 	}
-	alone = !l.busy && len(l.out)+len(l.sent)+len(l.pings)+l.owed == 0
+	alone := !l.busy && len(l.out)+len(l.sent)+len(l.pings)+l.owed == 0
 	at := l.inc.sending()
 	for _, r := range rs {
 		l.xid++
@@ -219,11 +220,17 @@ func (l *link) put(rs []request) (alone, ok bool) {
 		l.order = append(l.order, l.xid)
 	}
 	l.inc.Manager.requests.Add(int64(len(rs)))
-	if alone = alone && len(l.out) <= directly; !alone {
-		l.wroteLocked()
+	if n := len(l.out); alone && 0 < n && n <= directly { // it is empty if rs is
+		return l.takeLocked(), true
 	}
-	l.busy = l.busy || alone
-	return alone, true
+	l.wroteLocked()
+	return nil, true
+}
+
+// takeLocked takes what is in out for the caller to write.
+func (l *link) takeLocked() (p []byte) {
+	p, l.out, l.spare, l.busy = l.out, l.spare, nil, true
+	return p
 }
 
 // wroteLocked has what is in out written.
@@ -245,22 +252,20 @@ func (l *link) write() {
 		case <-l.closed:
 			return
 		}
+		var p []byte
 		l.wmu.Lock()
-		idle := !l.busy && len(l.out) > 0 // else it goes, or has gone, with what somebody else writes
-		l.busy = l.busy || idle
+		if !l.busy && len(l.out) > 0 { // else it has gone, or goes when somebody else has written
+			p = l.takeLocked()
+		}
 		l.wmu.Unlock()
-		if idle {
-			l.writeOut()
+		if p != nil {
+			l.writeOut(p)
 		}
 	}
 }
 
-// writeOut writes what is in out, for who has set busy.
-func (l *link) writeOut() {
-	l.wmu.Lock()
-	p := l.out
-	l.out, l.spare = l.spare, nil
-	l.wmu.Unlock()
+// writeOut writes p, for who has taken it.
+func (l *link) writeOut(p []byte) {
 	_, err := l.Conn.Write(p)
 	if err != nil {
 		l.Close() // it may be there in part, and what comes behind it would be taken for the rest
