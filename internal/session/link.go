@@ -71,7 +71,7 @@ type link struct {
 	more  chan struct{}
 
 	due   time.Time // the read deadline that is set; used by the reading goroutine alone
-	heard time.Time // when the last packet came, or zero; used by the reading goroutine alone
+	heard time.Time // when the last reply came, or zero; used by the reading goroutine alone
 
 	mu    sync.Mutex         // guards what follows; taken before Incarnation.LiveMu
 	sent  map[int32]sentInfo // requests without a reply, by xid
@@ -372,19 +372,20 @@ func (l *link) nextPacket() error {
 	if size < replyHeader-4 || size > wire.MaxReply {
 		return fmt.Errorf("%w: packet of %d bytes", ErrProtocol, size)
 	}
-	// The deadline may have been that of this request or another: what has begun
-	// may take its time.
-	now := time.Now()
-	l.deadline(now.Add(l.inc.silence()))
-	n := int(size) - (replyHeader - 4)
-	if l.heard = now; l.r.Buffered() < n {
-		defer func() { l.heard = time.Now() }()
+	xid, code := int32(binary.BigEndian.Uint32(l.head[4:])), int32(binary.BigEndian.Uint32(l.head[16:]))
+	now, n := time.Now(), int(size)-(replyHeader-4)
+	if xid != wire.XidEvent { // which a server may tell who does not hear us any more
+		// The deadline may have been that of this request or another: what has begun
+		// may take its time.
+		l.deadline(now.Add(l.inc.silence()))
+		if l.heard = now; l.r.Buffered() < n {
+			defer func() { l.heard = time.Now() }()
+		}
 	}
 	body, err := l.readBody(n)
 	if err != nil {
 		return err
 	}
-	xid, code := int32(binary.BigEndian.Uint32(l.head[4:])), int32(binary.BigEndian.Uint32(l.head[16:]))
 	l.inc.sight.see(xid, int64(binary.BigEndian.Uint64(l.head[8:])))
 	switch xid {
 	case wire.XidEvent:
@@ -681,10 +682,10 @@ func (l *link) owe() {
 	l.mu.Unlock()
 }
 
-// patience bounds the wait for the next packet: silence is noticed, and so is a
-// request that is not answered though pings are. A request that is sent while a
-// packet is awaited has its time after the deadline that was set; before the next
-// packet it is looked at.
+// patience bounds the wait for the next packet: silence is noticed, though there may be
+// events, and so is a request that is not answered though pings are. A request that is
+// sent while a packet is awaited has its time after the deadline that was set; before the
+// next packet it is looked at.
 func (l *link) patience() {
 	if l.heard.IsZero() {
 		l.heard = time.Now()

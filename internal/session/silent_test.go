@@ -1,6 +1,8 @@
 package session
 
 import (
+	"context"
+	"fmt"
 	"net"
 	"sync/atomic"
 	"testing"
@@ -182,4 +184,51 @@ func TestAHoldThatRestsOnLittleIsLostInTime(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A deafConn is one whose server hears nothing more once it is told so.
+type deafConn struct {
+	net.Conn
+	deaf atomic.Bool
+}
+
+func (c *deafConn) Write(p []byte) (int, error) {
+	if c.deaf.Load() {
+		return len(p), nil
+	}
+	return c.Conn.Write(p)
+}
+
+// A server that does not hear us any more may go on to tell events. They say nothing of
+// whether it hears us: the session would expire there.
+func TestAServerThatTellsEventsAndAnswersNothingIsLeftForAnotherInTime(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		var first *deafConn
+		s := open(t, srv, WithDialer(func(network, addr string, limit time.Duration) (net.Conn, error) {
+			conn, err := srv.Dial(network, addr, limit)
+			if err == nil && first == nil {
+				first = &deafConn{Conn: conn}
+				conn = first
+			}
+			return conn, err
+		}))
+		inc, other := live(t, s), live(t, open(t, srv))
+		var paths []string
+		for i := range 4 {
+			paths = append(paths, fmt.Sprint("/x", i))
+			must(t, second(inc.StartCreate(t.Context(), paths[i], nil, 0)))
+			w := inc.Watches.Join(WatchKey{WatchData, paths[i]})
+			defer inc.Watches.Leave(w)
+			_, _, err := inc.Get(t.Context(), paths[i])
+			must(t, err)
+		}
+		first.deaf.Store(true)
+		for _, path := range paths {
+			time.Sleep(testTimeout / 4)
+			must(t, second(other.Set(t.Context(), path, []byte("new"), -1)))
+		}
+		if n := inc.Manager.reconnects.Load(); n != 1 || inc.Ctx.Err() != nil {
+			t.Errorf("%d reconnects, %v; want 1, and that the session goes on", n, context.Cause(inc.Ctx))
+		}
+	})
 }
