@@ -401,34 +401,14 @@ func TestACallEndsWithItsContextWhileTheServerOwesAnAnswerToWhatWentWithTheHands
 // So the server may stop to read whatever it likes: what fits into the buffer is all that
 // who requests something ever waits for.
 func TestWhoWritesHisOwnRequestWritesNobodyElses(t *testing.T) {
-	c, l, send := openGated(t)
-	c.gate <- struct{}{}
-	c.gate <- struct{}{}
-	var sent sync.WaitGroup
-	const while = 5 * time.Millisecond // a mutex that somebody has waited for so long goes to him
-	l.wmu.Lock()
-	sent.Go(send)
-	time.Sleep(while)
-	sent.Go(func() {
-		l.send(newPending(call[void]{path: "/y", body: func(p []byte) []byte { return append(p, make([]byte, 2*directly)...) }}))
+	synctest.Test(t, func(t *testing.T) {
+		c, l, send := openGated(t)
+		mine, _ := l.put([]request{newPending(getCall("/x"))})
+		send() // before the other comes to write
+		c.gate <- struct{}{}
+		l.writeOut(mine)
+		c.check(t, "[1]")
+		c.gate <- struct{}{}
+		c.check(t, "[1]", "[2]")
 	})
-	time.Sleep(while)
-	l.wmu.Unlock()
-	l.wmu.Lock() // so the first finds it locked, and both have it in their turn
-	time.Sleep(while)
-	l.wmu.Unlock()
-	sent.Wait()
-	var wrote []string
-	for range 1000 {
-		c.mu.Lock()
-		wrote = slices.Clone(c.wrote)
-		c.mu.Unlock()
-		if strings.Count(fmt.Sprint(wrote), " ") == 1 {
-			break
-		}
-		time.Sleep(time.Millisecond)
-	}
-	if want := []string{"[1]", "[2]"}; !slices.Equal(wrote, want) {
-		t.Errorf("written together: %v, want %v", wrote, want)
-	}
 }
