@@ -1,6 +1,7 @@
 package session
 
 import (
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -97,11 +98,14 @@ func TestServersHearOfACloseAtAHandshakeBehindThoseWhoHoldSomething(t *testing.T
 func TestWhoWasStoppedIsToldSoThoughTheServersAreQuicker(t *testing.T) {
 	for _, stakes := range []int{0, 1} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			var mu sync.Mutex // the watchdog may find it at the same time
 			var why LossReason
 			var since time.Time
 			inc := live(t, open(t, srv, func(c *Config) {
 				lost := c.Lost
 				c.Lost = func(w LossReason, id int64, s time.Time) error {
+					mu.Lock()
+					defer mu.Unlock()
 					why, since = w, s
 					return lost(w, id, s)
 				}
@@ -113,6 +117,8 @@ func TestWhoWasStoppedIsToldSoThoughTheServersAreQuicker(t *testing.T) {
 			inc.LiveMu.Unlock()
 			inc.looked.Store(&stopped)
 			wantErr(t, inc.handshake(nil, 0, 0), zk.ErrSessionExpired)
+			mu.Lock()
+			defer mu.Unlock()
 			if why != LossPaused || !since.Before(time.Now().Add(-testTimeout)) {
 				t.Errorf("with %d held it is told %v, since %v ago", stakes, why, time.Since(since))
 			}
