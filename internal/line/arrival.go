@@ -156,6 +156,9 @@ func (a *Arrival) proceed(ctx context.Context, rule Rule, behind *Ahead) error {
 // awaitTurn is proceed without its end.
 func (a *Arrival) awaitTurn(ctx context.Context, rule Rule, behind *Ahead) (err error) {
 	c := a.Claim
+	if ctx.Err() != nil { // nobody wants a turn that may have come already
+		return session.CtxErr(ctx)
+	}
 	for {
 		if a.vigil == nil {
 			if turn, err := a.look(ctx, rule, behind); err != nil || turn {

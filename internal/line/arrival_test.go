@@ -2,6 +2,7 @@ package line
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -39,6 +40,25 @@ func TestAnArrivalGoesOnOnceWhateverHappensAtTheSameTime(t *testing.T) {
 			if c, again, err := line.Proceed(ctx, a, "lock-", nil, Exclusive, nil); c != nil || again != nil || err == nil {
 				t.Fatalf("its ctx has ended: %v, %v, %v", c, again, err)
 			}
+		}
+	})
+}
+
+func TestAnArrivalWhoseCtxHasEndedLeavesTheLineThoughItIsItsTurn(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		m, inc := live(t, zktest.Start(t))
+		line := mutexOf(m, "/m")
+		as, err := EnterTogether(t.Context(), inc, []Entering{{line, "lock-"}}, nil)
+		if harness.Must(t, err); !as[0].Free(t.Context(), Exclusive) {
+			t.Fatal("it is not its turn")
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if c, waits, err := line.Proceed(ctx, as[0], "lock-", nil, Exclusive, nil); c != nil || waits != nil || !errors.Is(err, context.Canceled) {
+			t.Errorf("it has %v, waits as %v, with the error %v", c, waits, err)
+		}
+		if names, _, err := inc.Children(t.Context(), "/m"); err != nil || len(names) > 0 {
+			t.Errorf("%q stands in the line, %v", names, err)
 		}
 	})
 }
