@@ -3,9 +3,11 @@
 package double
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -33,8 +35,9 @@ import (
 //
 //  1. Create a child of the room.
 //  2. Read the room, with a watch. Its Stat tells how many children it has. The
-//     first time this takes one round trip together with step 1. Where servers are
-//     far the room is listed too, in the same round trip, in case that step 4 needs it.
+//     first time this takes one round trip together with step 1; or nothing, while what
+//     another party of the session has read stands. Where servers are far the room is
+//     listed too, in the same round trip, in case that step 4 needs it.
 //  3. If our number has been let in, we are inside.
 //  4. If our number is the n'th or a later one after those let in, and there
 //     are that many children, list them. If we are the n'th of those who wait,
@@ -45,7 +48,8 @@ import (
 //
 // Leave:
 //
-//  6. Read the keeper's znode, with a watch. If we are the keeper go to 10.
+//  6. Read the keeper's znode, with a watch, unless another party of the session has or
+//     does. If we are the keeper go to 10.
 //  7. Delete our child, unless that is done. Together with step 6 that takes one
 //     round trip.
 //  8. If there is no keeper, be the keeper: create the znode. Go to 6.
@@ -289,12 +293,8 @@ func (b *Barrier) enter(ctx context.Context, inc *session.Incarnation, n int) (*
 		return nil, err
 	}
 	guid := session.NewGUID()
-	w := b.watchRoom(inc)
-	list := n <= farMost && inc.Far()
-	path, room, names, unread, err := inc.CreateChildAndGet(ctx, b.room, roomState{n: n}.bytes(), // Steps 1 and 2.
-		session.ProtectedName(guid, partyOf(n)), guid, inc.Manager.Owner, zk.FlagEphemeralSequential, list)
+	path, room, err := b.arrive(ctx, inc, guid, n)
 	if err != nil {
-		inc.Watches.Leave(w)
 		b.leaveBehind(guid)
 		return nil, err
 	}
@@ -305,7 +305,7 @@ func (b *Barrier) enter(ctx context.Context, inc *session.Incarnation, n int) (*
 	p := &party{name: me.Name, path: path, seq: me.Seq}
 	insidersOf(inc).begin(path)
 	var s *session.Stake
-	if err = b.await(ctx, inc, w, room, names, unread, p, n); err == nil {
+	if err = b.await(ctx, inc, room, p, n); err == nil {
 		s, err = inc.Stake(ctx)
 	}
 	if err == nil {
@@ -444,36 +444,80 @@ func (b *Barrier) replace(ctx context.Context, inc *session.Incarnation, n int, 
 	}
 }
 
-func (b *Barrier) watchRoom(inc *session.Incarnation) *session.Watch {
-	return inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: b.room})
+// A seen is the room as a party has seen it after its create.
+type seen struct {
+	session.Node
+	err   error
+	watch *session.Watch  // which is set, unless there is an error
+	leave func()          // ends the watch
+	names func() []string // a listing behind the create, or nil
 }
 
-// await is Enter after step 1. The room has been read, with the watch w, which is
-// joined, or could not be: the error is unread. names is a listing behind that, or nil.
-func (b *Barrier) await(ctx context.Context, inc *session.Incarnation, w *session.Watch, room session.Node, names func() []string, unread error, p *party, n int) error {
-	for {
-		inside, err := b.look(ctx, inc, w, room.Data, room.Stat, names, unread, p, n)
-		inc.Watches.Leave(w)
+// arrive is steps 1 and 2. The first party of its session that comes reads the room; those
+// who come while its view of it stands need not: see view. Where servers are far each lists
+// the room, and reads it with that.
+func (b *Barrier) arrive(ctx context.Context, inc *session.Incarnation, guid string, n int) (path string, room seen, err error) {
+	name, data := session.ProtectedName(guid, partyOf(n)), roomState{n: n}.bytes()
+	list := n <= farMost && inc.Far()
+	v, reads := viewOf(inc, b.room)
+	room = seen{watch: v.watch, leave: func() { v.leave(inc) }, names: nothing}
+	if reads || list {
+		path, room.Node, room.names, room.err, err = inc.CreateChildAndGet(ctx, b.room, data, name, guid, inc.Manager.Owner, zk.FlagEphemeralSequential, list)
+		if reads {
+			v.tell(room.Node, cmp.Or(err, room.err))
+		}
+	} else if path, _, err = inc.CreateChildOf(ctx, b.room, data, name, guid, inc.Manager.Owner, zk.FlagEphemeralSequential, false); err == nil {
+		room.err = session.AwaitIn(ctx, inc, v.over)
 		switch {
-		case err != nil, inside:
+		case room.err != nil:
+		case v.stands(inc):
+			room.Node = v.node
+			stat := *v.node.Stat
+			stat.NumChildren = math.MaxInt32 // not known: so who may have to let a round in lists them
+			room.Stat = &stat
+		default:
+			v.leave(inc)
+			room = b.read(ctx, inc)
+		}
+	}
+	if err != nil {
+		room.leave()
+	}
+	return path, room, err
+}
+
+// read is step 2 alone.
+func (b *Barrier) read(ctx context.Context, inc *session.Incarnation) (room seen) {
+	w := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: b.room})
+	room = seen{watch: w, leave: func() { inc.Watches.Leave(w) }, names: nothing}
+	room.Data, room.Stat, room.err = inc.Get(ctx, b.room)
+	return room
+}
+
+func nothing() []string { return nil }
+
+// await is Enter after step 1, and after step 2 the first time.
+func (b *Barrier) await(ctx context.Context, inc *session.Incarnation, room seen, p *party, n int) error {
+	for {
+		inside, err := b.look(ctx, inc, room, p, n)
+		room.leave()
+		if err != nil || inside {
 			return err
 		}
-		w = b.watchRoom(inc)
-		names = func() []string { return nil }
-		room.Data, room.Stat, unread = inc.Get(ctx, b.room) // Step 2.
+		room = b.read(ctx, inc)
 	}
 }
 
 // look goes through steps 3 to 5 once, with what was read in step 2.
-func (b *Barrier) look(ctx context.Context, inc *session.Incarnation, w *session.Watch, data []byte, stat *zk.Stat, names func() []string, err error, p *party, n int) (inside bool, _ error) {
-	switch {
-	case session.IsNoNode(err), err == nil && p.round.room != 0 && p.round.room != stat.Czxid:
+func (b *Barrier) look(ctx context.Context, inc *session.Incarnation, room seen, p *party, n int) (inside bool, _ error) {
+	switch err := room.err; {
+	case session.IsNoNode(err), err == nil && p.round.room != 0 && p.round.room != room.Stat.Czxid:
 		return false, session.ErrVanished // somebody deleted the room, and us with it
 	case err != nil:
 		return false, err
 	}
-	p.round = roundID{stat.Czxid, stat.Version + 1}
-	state, err := parseRoomState(data)
+	p.round = roundID{room.Stat.Czxid, room.Stat.Version + 1}
+	state, err := parseRoomState(room.Data)
 	switch {
 	case err != nil:
 		return false, err
@@ -488,8 +532,8 @@ func (b *Barrier) look(ctx context.Context, inc *session.Incarnation, w *session
 		return false, errUsedUp
 	}
 	nth := int(p.seq - state.admitted()) // at most: some who came before us may be gone
-	if nth >= n && int(stat.NumChildren) >= n {
-		place, inside, err := b.letIn(ctx, inc, state, names(), p) // Step 4.
+	if nth >= n && int(room.Stat.NumChildren) >= n {
+		place, inside, err := b.letIn(ctx, inc, state, room.names(), p) // Step 4.
 		if err != nil || inside || place >= n {
 			return inside, err
 		}
@@ -498,16 +542,16 @@ func (b *Barrier) look(ctx context.Context, inc *session.Incarnation, w *session
 	// The watch may be older than what we have read, if others have joined it
 	// before. Then it has fired by now, for what we know already. That we may
 	// look once more in vain, if the room was written just now, is the price.
-	if session.IsClosed(w.Fired) {
+	if session.IsClosed(room.watch.Fired) {
 		return false, nil
 	}
-	if err := inc.AwaitFired(ctx, w); err != nil { // Step 5.
+	if err := inc.AwaitFired(ctx, room.watch); err != nil { // Step 5.
 		return false, err
 	}
 	// The room is written for nothing else than to let the next n in, and if
 	// there were fewer ahead of us we are one of them, unless somebody deletes
 	// our child, not knowing what it is. Then Leave tells.
-	return w.Event == zk.EventNodeDataChanged && nth <= n, nil
+	return room.watch.Event == zk.EventNodeDataChanged && nth <= n, nil
 }
 
 // letIn is step 4: it lets the next round in if p is the n'th who waits, or
@@ -601,38 +645,45 @@ func (b *Barrier) depart(ctx context.Context, inc *session.Incarnation, p *party
 		return b.keep(ctx, inc, p)
 	}
 	for {
-		w := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: b.keeperPath(p.round)})
-		done, err := b.follow(ctx, inc, w, p)
-		inc.Watches.Leave(w)
+		v, reads := viewOf(inc, b.keeperPath(p.round))
+		done, err := b.follow(ctx, inc, v, reads, p)
+		v.leave(inc)
 		if done || err != nil {
 			return err
 		}
 	}
 }
 
-// follow goes through steps 6 to 9 once, or becomes the keeper.
-func (b *Barrier) follow(ctx context.Context, inc *session.Incarnation, w *session.Watch, p *party) (done bool, err error) {
-	var keeper session.Node
-	if p.left {
-		keeper.Data, keeper.Stat, err = inc.Get(ctx, w.Key.Path) // Step 6.
-	} else {
+// follow goes through steps 6 to 9 once, or becomes the keeper. v is the view of the
+// keeper's znode, which it must read if reads is set.
+func (b *Barrier) follow(ctx context.Context, inc *session.Incarnation, v *view, reads bool, p *party) (done bool, err error) {
+	switch {
+	case !p.left:
 		p.left = true
-		var lost error
-		if keeper, err, lost = b.goOut(ctx, inc, w.Key.Path, p); lost != nil { // Steps 6 and 7.
-			return false, lost
+		if err := b.goOut(ctx, inc, v, reads, p); err != nil { // Steps 6 and 7.
+			return false, err
 		}
+	case reads:
+		var keeper session.Node
+		keeper.Data, keeper.Stat, err = inc.Get(ctx, v.path) // Step 6.
+		v.tell(keeper, err)
 	}
-	if err == nil && string(keeper.Data) == p.name && keeper.Stat.EphemeralOwner == inc.ID.Load() {
-		return true, b.keep(ctx, inc, p)
-	}
-	if err != nil && !session.IsNoNode(err) {
+	if err := session.AwaitIn(ctx, inc, v.over); err != nil {
 		return false, err
 	}
-	if err != nil { // Step 8.
+	switch {
+	case v.err == nil && string(v.node.Data) == p.name && v.node.Stat.EphemeralOwner == inc.ID.Load():
+		return true, b.keep(ctx, inc, p)
+	case session.IsNoNode(v.err): // Step 8.
 		// Either the keeper has died, or it has told that all have left while
 		// we did not listen. As the keeper we find out.
 		return b.succeed(ctx, inc, p)
+	case v.err != nil && reads:
+		return false, v.err
+	case v.err != nil:
+		return false, nil // then we read it ourselves
 	}
+	w := v.watch
 	if err := inc.AwaitFired(ctx, w); err != nil { // Step 9.
 		return false, err
 	}
@@ -644,18 +695,24 @@ func (b *Barrier) follow(ctx context.Context, inc *session.Incarnation, w *sessi
 	return w.Event == zk.EventNodeDataChanged && told, nil
 }
 
-// goOut is steps 6 and 7: it reads the keeper's znode and deletes p's child. The
-// error of the former is unread; lost is that p was not inside any more. When ctx
+// goOut is steps 6 and 7: it reads the keeper's znode, unless another of the session does
+// or has, and deletes p's child. An error is that p was not inside any more. When ctx
 // ends it goes on in the background.
-func (b *Barrier) goOut(ctx context.Context, inc *session.Incarnation, path string, p *party) (keeper session.Node, unread, lost error) {
-	type found struct {
-		keeper session.Node
-		err    error
-	}
-	read := make(chan found, 1)
-	lost = inc.Manager.GiveUp(ctx, func() error {
-		return p.hold.ReleaseBy(func(own string) error {
-			n, unread, err := inc.GetThenRemove(context.Background(), path, own)
+//
+// The deletion goes behind the read, whoever makes that. If the connection is lost under
+// both, the read may come after the deletion: then the keeper may have gone, and step 8
+// finds that out.
+func (b *Barrier) goOut(ctx context.Context, inc *session.Incarnation, v *view, reads bool, p *party) error {
+	return inc.Manager.GiveUp(ctx, func() error {
+		var keeper session.Node
+		unread := session.ErrEnded // if p was not inside any more
+		err := p.hold.ReleaseBy(func(own string) (err error) {
+			if reads {
+				keeper, unread, err = inc.GetThenRemove(context.Background(), v.path, own, v.onItsWay)
+			} else {
+				<-v.sent
+				err = inc.RemoveNow(context.Background(), own)
+			}
 			insidersOf(inc).end(own, err == nil)
 			switch {
 			case session.IsNoNode(err):
@@ -663,16 +720,13 @@ func (b *Barrier) goOut(ctx context.Context, inc *session.Incarnation, path stri
 			case errors.Is(err, session.ErrEnded):
 				err = inc.Loss()
 			}
-			read <- found{n, unread}
 			return err
 		})
+		if reads {
+			v.tell(keeper, unread)
+		}
+		return err
 	})
-	select {
-	case f := <-read:
-		return f.keeper, f.err, lost
-	default:
-		return keeper, session.CtxErr(ctx), lost // or it is lost, and nothing was sent
-	}
 }
 
 // succeed is step 8. Unless it has done or failed, p has to look again.

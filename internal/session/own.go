@@ -140,13 +140,15 @@ func (inc *Incarnation) removeWhile(ctx context.Context, path string, sure bool,
 // GetThenRemove reads the znode at path, and deletes own, which is ephemeral and of
 // a unique name, in one round trip. The read comes first, but where a connection
 // was lost under both: then it is made again, and may come after the deletion. err
-// is that of the deletion; NoNode means that somebody else has deleted it.
-func (inc *Incarnation) GetThenRemove(ctx context.Context, path, own string) (n Node, readErr, err error) {
+// is that of the deletion; NoNode means that somebody else has deleted it. sent is called when
+// both are on their way.
+func (inc *Incarnation) GetThenRemove(ctx context.Context, path, own string, sent func()) (n Node, readErr, err error) {
 	b := new(Batch)
 	read, remove := add(b, getCall(path)), add(b, deleteCall(own))
 	if err := inc.startBatch(ctx, b); err != nil {
 		return n, err, err
 	}
+	sent()
 	n, readErr = read.Wait(ctx, inc)
 	if err = inc.removeAfter(ctx, remove, own); err == nil && readErr != nil && OutcomeOf(readErr) != Answered {
 		n, readErr = retry(ctx, inc, getCall(path))

@@ -383,6 +383,14 @@ func (h *Watches) Armed(w *Watch) bool {
 	return w.armed
 }
 
+// Stands reports whether the server has w and w has not fired: whoever has read the znode
+// since he joined w has seen what is there, as of the latest answer that has come.
+func (h *Watches) Stands(w *Watch) bool {
+	h.Mu.Lock()
+	defer h.Mu.Unlock()
+	return w.armed && !IsClosed(w.Fired)
+}
+
 // ArmedOn returns the number of the connection on which w was set, and told that
 // on which it fired.
 func (h *Watches) ArmedOn(w *Watch) int64 {
