@@ -184,6 +184,11 @@ func (a *Arrival) awaitTurn(ctx context.Context, rule Rule, behind *Ahead) (err 
 				alone = a.view.nobodyAhead(dir, c.Child)
 			}
 		}
+		if !alone && c.Line.Settled && c.Line.Defers == nil && !c.Child.Exhausted() {
+			if alone, proof, err = a.view.ask(ctx, dir, c.Child, proof); err != nil {
+				return err
+			}
+		}
 		if alone && c.Line.Defers == nil { // Step 5.
 			stands, err := c.stands(ctx, proof)
 			switch {

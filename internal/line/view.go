@@ -76,16 +76,17 @@ type view struct {
 	ahead Ahead // of everybody: who is the first
 
 	mu      sync.Mutex
-	of      int64  // the number of the listing
-	dir     int64  // the czxid of the directory
-	sure    bool   // of the listing
-	spots   []spot // in their order: those whose numbers tell
-	waiters int    // guarded by views.mu
-	stop    func() // of looking who is the first, if somebody wants to know; guarded by views.mu
+	of      int64    // the number of the listing
+	dir     int64    // the czxid of the directory
+	sure    bool     // of the listing
+	spots   []spot   // in their order: those whose numbers tell
+	names   []string // of the first of spots, if there are many
+	waiters int      // guarded by views.mu
+	stop    func()   // of looking who is the first, if somebody wants to know; guarded by views.mu
 }
 
 // A spot is what a view keeps of a contender: not its name, of which there may be
-// very many. Two of one number are told apart by the hash.
+// very many, so that it keeps some of them only. Two of one number are told apart by the hash.
 type spot struct {
 	seq  int32
 	hash uint64
@@ -155,6 +156,7 @@ func (v *view) update(rk *ranks) {
 	for i, c := range rk.in {
 		v.spots[i] = spotOf(c)
 	}
+	v.names = firstNames(rk.in)
 	v.ahead.setChildren(v.key.dir, rk.in)
 }
 
@@ -182,8 +184,12 @@ func (v *view) gone(dir int64, s spot) {
 	case v.dir != dir: // see view
 	case there && i == 0:
 		v.spots = v.spots[1:]
+		v.names = v.names[min(1, len(v.names)):]
 	case there:
 		v.spots = slices.Delete(v.spots, i, i+1)
+		if i < len(v.names) {
+			v.names = slices.Delete(v.names, i, i+1)
+		}
 	}
 }
 
@@ -218,6 +224,18 @@ func (v *view) now(dir int64, me Child) (head Head, place int) {
 		head = Head{} // nobody, or it has become the first, and was looked at before it knew
 	}
 	return head, place
+}
+
+// aheadOf returns the names of those whom v takes to be ahead of c in dir, if it is sure who
+// they are, and that costs less than to list the line.
+func (v *view) aheadOf(dir int64, c Child) []string {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	i, there := v.spotLocked(spotOf(c))
+	if v.dir != dir || !v.sure || !there || i > len(v.names) || 2*i > len(v.spots) {
+		return nil
+	}
+	return append([]string(nil), v.names[:i]...)
 }
 
 // strangers returns the contenders of other kinds among names.
