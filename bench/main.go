@@ -189,6 +189,11 @@ func (b *bench) waiters(sessions int) {
 		names, _, err := holder.Children(context.Background(), path)
 		must(err)
 		return len(names)
+	}, func() (sent int64) {
+		for _, s := range all {
+			sent += s.Stats().Requests
+		}
+		return sent
 	})
 	for _, s := range all {
 		if s.Stats().Expiries != 0 {
@@ -198,8 +203,9 @@ func (b *bench) waiters(sessions int) {
 }
 
 // drain has loops stand in line behind holder, and reports how fast each hands over to
-// the next. standing is how many contenders there are.
-func (b *bench) drain(holder closedLoop, loops []closedLoop, standing func() int) {
+// the next. standing is how many contenders there are, and sent how many requests were sent,
+// if that is known.
+func (b *bench) drain(holder closedLoop, loops []closedLoop, standing func() int, sent func() int64) {
 	must(holder.begin())
 	var before, after runtime.MemStats
 	runtime.GC()
@@ -223,6 +229,9 @@ func (b *bench) drain(holder closedLoop, loops []closedLoop, standing func() int
 	}
 	entered := time.Since(start)
 	time.Sleep(b.warm) // they look who is ahead of them
+	for before := int64(-1); sent != nil && before != sent(); time.Sleep(b.warm / 2) {
+		before = sent()
+	}
 	runtime.GC()
 	runtime.ReadMemStats(&after)
 	n := int64(len(loops))

@@ -67,7 +67,7 @@ func (b *bench) zkWaiters(sessions int) {
 		names, _, err := holder.Children(path)
 		must(err)
 		return len(names)
-	})
+	}, nil)
 }
 
 func (b *bench) rawPairs() []closedLoop {

@@ -42,8 +42,7 @@ func (inc *Incarnation) CreateChildAndGet(ctx context.Context, dir string, dirDa
 	if err != nil {
 		return "", n, nil, nil, err
 	}
-	// The read is behind the create, or over a later connection. What has come
-	// over the one before is older than that, or never will be: see Find.
+	// The read is behind the create, or behind the listing that has found what it has made.
 	if readErr == nil {
 		n, readErr = read.Wait(ctx, inc)
 	}
@@ -63,7 +62,8 @@ func (inc *Incarnation) CreateChildAndGet(ctx context.Context, dir string, dirDa
 }
 
 // createChild is CreateChildOf that calls then, if there is one, when it has sent
-// a create.
+// a create, and when it has found what one has made to which there was no answer: that may
+// have been applied behind what then has sent.
 func (inc *Incarnation) createChild(ctx context.Context, dir string, dirData []byte, name, guid string, data []byte, flags int32, list bool, then func()) (path string, names *Roll, err error) {
 	full := ChildPath(dir, name)
 	if inc.Manager.SizeOf(full, data) > MaxPacket {
@@ -147,6 +147,9 @@ func (inc *Incarnation) createChild(ctx context.Context, dir string, dirData []b
 				return "", nil, err
 			}
 			if path != "" {
+				if then != nil {
+					then()
+				}
 				if list {
 					names, err = inc.Roll(ctx, dir)
 				}

@@ -112,10 +112,11 @@ type rollBookKey struct{}
 
 // rollNames is about how many names are listed at once, and maxRolls how many
 // listings of one directory are under way at most, when they are known to be
-// short.
+// short. Of so many directories it is remembered how large they are.
 const (
 	rollNames = 1024
 	maxRolls  = 4
+	keptRolls = 128
 )
 
 func (rs *rolls) limit() int {
@@ -192,7 +193,7 @@ func (rs *rolls) ended(r *Roll) {
 	if rs.next != nil && rs.under < rs.limit() {
 		next = rs.takeLocked()
 	}
-	if rs.under == 0 && rs.size < rollNames/maxRolls {
+	if rs.under == 0 && (rs.size < rollNames/maxRolls || len(rs.book.byDir) > keptRolls) {
 		delete(rs.book.byDir, rs.dir) // of what is large the size is remembered
 	}
 	rs.book.mu.Unlock()

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -82,4 +83,23 @@ func TestASharedListingSurvivesTheConnectionThatItWasAskedForOn(t *testing.T) {
 			})
 		}
 	}
+}
+
+// That a directory is large is remembered of the last few only, or a session that locks ever
+// new paths would need ever more memory.
+func TestOfFewDirectoriesItIsRememberedHowLargeTheyAre(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		inc := live(t, open(t, srv))
+		for i := range 10 * keptRolls {
+			r, ours := inc.nextRoll(fmt.Sprint("/d", i), true)
+			if !ours {
+				t.Fatal("somebody lists it")
+			}
+			r.val.names = make([]string, rollNames/maxRolls)
+			r.rolls.ended(r)
+		}
+		if n := len(inc.rollBook().byDir); n == 0 || n > keptRolls {
+			t.Errorf("%d directories are remembered, want at most %d", n, keptRolls)
+		}
+	})
 }
