@@ -1488,3 +1488,80 @@ func TestPartiesGoOnWhenTheOneThatReadsForThemGivesUp(t *testing.T) {
 		}
 	}
 }
+
+// A Leave whose ctx ends while there is no connection gives the membership up. It is no
+// loss, and Lost is not closed by Leave.
+func TestALeaveThatIsGivenUpInAnOutageIsNoLoss(t *testing.T) {
+	for i := range 30 {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			a, b := zsync.NewWaitGroup(open(t, srv, longSession), "/w"), zsync.NewWaitGroup(open(t, srv, longSession), "/w")
+			entered := enter(t, b, 2)
+			synctest.Wait()
+			srv.Intercept(first(zktest.DropReply, op(zktest.OpMulti)))
+			must(t, a.Enter(t.Context(), 2))
+			must(t, <-entered)
+			srv.Intercept(nil)
+			lost := a.Lost()
+			srv.Stop()
+			time.Sleep(time.Millisecond)
+			wantErr(t, a.Leave(within(t, 10*time.Millisecond)), context.DeadlineExceeded)
+			if session.IsClosed(lost) {
+				t.Fatal("lost at once")
+			}
+			time.Sleep(time.Second)
+			srv.Restart()
+			time.Sleep(30 * time.Second)
+			if session.IsClosed(lost) {
+				t.Errorf("%d: Lost was closed by Leave; expiries %d", i, zsync.SessionOf(a).Stats().Expiries)
+			}
+			must(t, b.Leave(t.Context()))
+		}, longSessions)
+	}
+}
+
+// One caller is never counted twice, also if an Enter was cancelled during an outage, or its
+// session was replaced, and it comes again with another WaitGroup of the same path.
+func TestCallerIsNotCountedTwiceWithAnotherValueAfterAnOutage(t *testing.T) {
+	for i := range 20 {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			a, b := open(t, srv), open(t, srv)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			entered := async(func() error { return zsync.NewWaitGroup(a, "/w").Enter(ctx, 2) })
+			pendingStill(t, entered)
+			srv.Stop()
+			wantErr(t, <-entered, context.DeadlineExceeded)
+			again := enter(t, zsync.NewWaitGroup(a, "/w"), 2)
+			srv.Restart()
+			time.Sleep(time.Second)
+			if len(again) > 0 {
+				t.Fatalf("%d: a round of 2 was let in with 1: %v", i, <-again)
+			}
+			must(t, zsync.NewWaitGroup(b, "/w").Enter(t.Context(), 2))
+			must(t, <-again)
+		})
+	}
+}
+
+func TestCallerIsNotCountedTwiceWithAnotherValueInTheNextSession(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		old := a.ID()
+		ctx, cancel := context.WithCancel(t.Context())
+		entered := async(func() error { return zsync.NewWaitGroup(a, "/w").Enter(ctx, 2) })
+		pendingStill(t, entered)
+		srv.Partition(old)
+		cancel()
+		wantErr(t, <-entered, context.Canceled)
+		for a.ID() == old || a.ID() == 0 {
+			time.Sleep(100 * time.Millisecond)
+		}
+		again := enter(t, zsync.NewWaitGroup(a, "/w"), 2)
+		time.Sleep(100 * time.Millisecond)
+		if len(again) > 0 {
+			t.Fatalf("a round of 2 was let in with 1: %v", <-again)
+		}
+		must(t, zsync.NewWaitGroup(b, "/w").Enter(t.Context(), 2))
+		must(t, <-again)
+	})
+}

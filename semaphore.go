@@ -114,6 +114,8 @@ type Semaphore struct {
 	freed chan struct{} // if not nil, closed when held becomes nil; guarded by mu
 	calm  int           // how often in a row permits were there at once for who had the gate; guarded by mu
 	need  int           // how often that must be before the gate is left out; guarded by mu
+
+	callOff func() // if not nil, ends the wait of who has the gate; guarded by mu
 }
 
 // An allotment is the permits that a process holds through one ZooKeeper session.
@@ -313,7 +315,7 @@ func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *line.
 			return nil, err // somebody else has unlocked our own gate: it cannot be
 		}
 		leases, err := m.take(ctx, gate, n, wait, ahead) // Steps 2 to 4.
-		if errors.Is(err, session.ErrEnded) && m.s.m.Failure() == nil {
+		if (errors.Is(err, session.ErrEnded) || errors.Is(err, errUnsettled)) && m.s.m.Failure() == nil {
 			ahead.Forget() // it is not the first who asks any more
 		}
 		// If the gate is lost that says nothing of the permits: the proof was
@@ -363,11 +365,13 @@ func (m *Semaphore) settle(ctx context.Context, wait bool) (bool, error) {
 	}
 }
 
-// unsettled reports whether this process holds what is lost.
-func (m *Semaphore) unsettled() bool {
+// untilUnsettled has callOff called when what this process holds is lost. It reports false
+// if it is lost already.
+func (m *Semaphore) untilUnsettled(callOff func()) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.unsettledLocked()
+	m.callOff = callOff
+	return !m.unsettledLocked()
 }
 
 func (m *Semaphore) unsettledLocked() bool {
@@ -567,13 +571,29 @@ func (m *Semaphore) take(ctx context.Context, gate *line.Grant, n int64, wait bo
 	defer m.s.m.Waiters.Add(-1)
 	defer m.s.m.Holds.Add(1)
 	inc := gate.Claim.Incarnation
-	if m.unsettled() {
+	// It ends when what is held is lost, as others wait behind us; and when the gate is, as then
+	// they do not.
+	settled, callOff := context.WithCancel(ctx)
+	defer callOff()
+	lost := gate.Lost()
+	m.s.m.Spawn(func() {
+		select {
+		case <-lost:
+			callOff()
+		case <-settled.Done():
+		}
+	})
+	defer m.untilUnsettled(nil)
+	if !m.untilUnsettled(callOff) {
 		return nil, errUnsettled // lost while we waited for the gate
 	}
 	for {
 		resized := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: m.root})
-		leases, err := m.takeOf(ctx, gate, resized, n, wait, ahead)
+		leases, err := m.takeOf(settled, gate, resized, n, wait, ahead)
 		inc.Watches.Leave(resized)
+		if err != nil && settled.Err() != nil && ctx.Err() == nil {
+			return nil, errUnsettled
+		}
 		if !errors.Is(err, errResized) && !session.IsBadVersion(err) {
 			return leases, err
 		}
@@ -797,6 +817,9 @@ func (m *Semaphore) loseLocked(a *allotment, why error) bool {
 		return false
 	}
 	a.lost, a.why = true, why
+	if m.callOff != nil {
+		m.callOff()
+	}
 	if why == nil {
 		why = a.inc.Loss()
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
@@ -1095,5 +1096,94 @@ func TestReleasesOfPartsLeaveNothingInMemory(t *testing.T) {
 			t.Errorf("%d objects more after %d rounds", now-before, n)
 		}
 		must(t, m.Release(2))
+	})
+}
+
+// After a loss the process stands in nobody's way until what was lost has been released:
+// also if another Acquire of it is the first in the line by then.
+func TestALossThatIsNotReleasedStandsInNobodysWay(t *testing.T) {
+	for _, hung := range []bool{false, true} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			var opts []zsync.LockOption
+			if hung {
+				opts = append(opts, zsync.WithMaxHold(time.Minute))
+			}
+			v := zsync.NewSemaphore(open(t, srv), "/s", 3, opts...)
+			q, w := zsync.NewSemaphore(open(t, srv), "/s", 3), zsync.NewSemaphore(open(t, srv), "/s", 3)
+			must(t, v.Acquire(t.Context(), 1))
+			must(t, q.Acquire(t.Context(), 1))
+			all := async(func() error { return v.Acquire(t.Context(), 3) })
+			pendingStill(t, all)
+			if !hung {
+				c := harness.Plain(t, srv)
+				for _, name := range harness.Children(t, c, "/s/leases") {
+					_, stat, err := c.Get("/s/leases/" + name)
+					must(t, err)
+					if stat.EphemeralOwner == zsync.SessionOf(v).ID() {
+						must(t, c.Delete("/s/leases/"+name, -1))
+					}
+				}
+			}
+			time.Sleep(2 * time.Minute)
+			synctest.Wait()
+			select {
+			case <-v.Lost():
+			default:
+				t.Fatal("v has not lost its permit")
+			}
+			// Two of three are free, and v may get none.
+			if err := w.Acquire(within(t, time.Hour), 1); err != nil {
+				t.Errorf("hung %v: %v", hung, err)
+			} else {
+				must(t, w.Release(1))
+			}
+			wantErr(t, v.Release(1), zsync.ErrLost)
+			must(t, q.Release(1))
+			must(t, <-all)
+		})
+	}
+}
+
+// A large request that is the first in the line is not starved by small ones, also if
+// somebody deletes its znode at the gate: it goes to the line again, as every waiter does.
+func TestALargeRequestWhoseZnodeIsDeletedStandsInTheLineAgain(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		v := zsync.NewSemaphore(open(t, srv), "/s", 2)
+		a, b := zsync.NewSemaphore(open(t, srv), "/s", 2), zsync.NewSemaphore(open(t, srv), "/s", 2)
+		must(t, a.Acquire(t.Context(), 1))
+		all := async(func() error { return v.Acquire(t.Context(), 2) })
+		pendingStill(t, all)
+		time.Sleep(time.Second)
+		c := harness.Plain(t, srv)
+		names := harness.Children(t, c, "/s/locks")
+		if len(names) != 1 {
+			t.Fatalf("%q", names)
+		}
+		must(t, c.Delete("/s/locks/"+names[0], -1))
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if names = harness.Children(t, c, "/s/locks"); len(names) != 1 {
+			t.Errorf("a minute later in the line: %q, want the one who waits", names)
+		}
+		// One holds a permit at any time, but each of them asks anew when it has released.
+		for range 50 {
+			x := a
+			a, b = b, a
+			acquired := async(func() error { return a.Acquire(t.Context(), 1) })
+			time.Sleep(time.Second)
+			must(t, x.Release(1))
+			time.Sleep(time.Second)
+			if len(acquired) == 0 {
+				must(t, <-all) // it was its turn
+				must(t, v.Release(2))
+				must(t, <-acquired)
+				must(t, a.Release(1))
+				return
+			}
+			must(t, <-acquired)
+		}
+		t.Error("fifty small requests that came later were served, and the large one was not")
+		must(t, a.Release(1))
+		must(t, <-all)
 	})
 }

@@ -2,6 +2,7 @@ package zsync_test
 
 import (
 	"context"
+	"math"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -178,5 +179,20 @@ func TestAnAcquireAtOnceThatIsCancelledLeavesNothing(t *testing.T) {
 			t.Errorf("out are %v", out)
 		}
 		must(t, m.Acquire(t.Context(), 1))
+	})
+}
+
+// All permits of the greatest semaphore there is are out: nobody gets another.
+func TestThereIsNoPermitBesideAllOfTheGreatestSemaphore(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a := zsync.NewSemaphore(open(t, srv), "/s", math.MaxInt64)
+		b := zsync.NewSemaphore(open(t, srv), "/s", math.MaxInt64)
+		must(t, b.Acquire(t.Context(), 1))
+		must(t, b.Release(1))
+		must(t, a.Acquire(t.Context(), math.MaxInt64))
+		if ok, err := b.TryAcquire(t.Context(), 1); ok || err != nil {
+			t.Errorf("TryAcquire of one more than there are: %v, %v", ok, err)
+		}
+		wantErr(t, b.Acquire(within(t, time.Second), 1), context.DeadlineExceeded)
 	})
 }

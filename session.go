@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/double"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/shared"
 	"github.com/zsync/zsync/internal/tally"
@@ -45,6 +46,7 @@ type Session struct {
 	tracers tracers
 
 	tallies    tally.Tallies
+	leftovers  double.Leftovers         // of Enter
 	marks      shared.Map[string, mark] // by path of the mark
 	ids        shared.Names             // of memberships in groups, by the path of the znode
 	retentions turnstile.Retentions

@@ -18,6 +18,7 @@ import (
 
 	"github.com/zsync/zsync/internal/line"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/shared"
 	"github.com/zsync/zsync/internal/trace"
 )
 
@@ -72,9 +73,23 @@ type Barrier struct {
 	room string    // the parent of the parties, as the server knows it
 	dir  string    // the path of the WaitGroup, as the server knows it
 
-	mu        sync.Mutex
-	inside    []*party // entered and not left, in order; guarded by mu
-	leftovers []string // what names parties whose Enter is over but whose znodes may be there; guarded by mu
+	mu     sync.Mutex
+	inside []*party // entered and not left, in order; guarded by mu
+
+	leftovers *leftovers
+}
+
+// Leftovers are those of one Session, by path. The zero value is ready for use.
+type Leftovers struct{ m shared.Map[string, leftovers] }
+
+// leftovers are what names parties whose Enter is over but whose znodes may be there. All
+// Barriers of a path in a Session share them: the caller may come again with another.
+type leftovers struct {
+	all *Leftovers
+	dir string
+
+	mu    sync.Mutex
+	guids []string // guarded by mu
 }
 
 // A party is one who enters, is inside or leaves.
@@ -92,6 +107,7 @@ type party struct {
 	others []string // if it keeps: the names of all others of the round
 
 	making <-chan struct{} // if not nil, closed when the request that may make it the keeper is over
+	going  <-chan struct{} // if not nil, closed when it has deleted its child, or has failed to
 }
 
 // A roundID identifies a round for ever: the room, and the version of its data
@@ -174,9 +190,14 @@ func parseRoomState(data []byte) (roomState, error) {
 }
 
 // New returns the double barrier at path. It does no I/O.
-func New(m *session.Manager, path string) *Barrier {
+func New(m *session.Manager, path string, all *Leftovers) *Barrier {
 	dir := m.Full(path)
-	return &Barrier{line: line.Line{Manager: m, Dir: dir, Kind: trace.Party}, room: session.ChildPath(dir, "parties"), dir: dir}
+	return &Barrier{
+		line:      line.Line{Manager: m, Dir: dir, Kind: trace.Party},
+		room:      session.ChildPath(dir, "parties"),
+		dir:       dir,
+		leftovers: all.m.Of(dir, &leftovers{all: all, dir: dir}),
+	}
 }
 
 // Room returns the parent of the parties, as the server knows it.
@@ -341,9 +362,11 @@ func (b *Barrier) enter(ctx context.Context, inc *session.Incarnation, n int) (*
 // the servers. It must not make up the number together with the next Enter
 // of the very caller that has left, or goes on in the next session.
 func (b *Barrier) leaveBehind(guid string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.leftovers = append(b.leftovers, guid)
+	l := b.leftovers
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.guids = append(l.guids, guid)
+	l.all.m.Keep(l.dir, l, true)
 }
 
 // removeLeftovers deletes the znodes of ghosts. They stay ghosts until that is done,
@@ -353,9 +376,10 @@ func (b *Barrier) leaveBehind(guid string) {
 // after it only if it is held up on its way for longer than the session can be
 // taken for alive here; it is then, to the servers, a party that dies.
 func (b *Barrier) removeLeftovers(ctx context.Context, inc *session.Incarnation) error {
-	b.mu.Lock()
-	ghosts := slices.Clone(b.leftovers)
-	b.mu.Unlock()
+	l := b.leftovers
+	l.mu.Lock()
+	ghosts := slices.Clone(l.guids)
+	l.mu.Unlock()
 	for _, guid := range ghosts {
 		path, err := inc.Find(ctx, b.room, guid)
 		if err != nil {
@@ -376,9 +400,10 @@ func (b *Barrier) removeLeftovers(ctx context.Context, inc *session.Incarnation)
 				return gone.Err
 			}
 		}
-		b.mu.Lock()
-		b.leftovers = slices.DeleteFunc(b.leftovers, func(g string) bool { return g == guid })
-		b.mu.Unlock()
+		l.mu.Lock()
+		l.guids = slices.DeleteFunc(l.guids, func(g string) bool { return g == guid })
+		l.all.m.Keep(l.dir, l, len(l.guids) > 0)
+		l.mu.Unlock()
 	}
 	return nil
 }
@@ -388,6 +413,15 @@ func (b *Barrier) removeLeftovers(ctx context.Context, inc *session.Incarnation)
 func (b *Barrier) withdraw(inc *session.Incarnation, p *party) *session.Removal {
 	return inc.Vacate(p.path, func() error {
 		ctx := inc.Ctx // there is nobody else to wait for
+		if p.going != nil {
+			// A Leave that was given up goes on. Nobody else may delete what it deletes, or
+			// it takes that for a loss.
+			select {
+			case <-p.going:
+			case <-ctx.Done():
+				return session.ErrEnded
+			}
+		}
 		if err := inc.RemoveNow(ctx, p.path); err != nil && !session.IsNoNode(err) {
 			return err
 		}
@@ -703,7 +737,10 @@ func (b *Barrier) follow(ctx context.Context, inc *session.Incarnation, v *view,
 // both, the read may come after the deletion: then the keeper may have gone, and step 8
 // finds that out.
 func (b *Barrier) goOut(ctx context.Context, inc *session.Incarnation, v *view, reads bool, p *party) error {
+	going := make(chan struct{})
+	p.going = going
 	return inc.Manager.GiveUp(ctx, func() error {
+		defer close(going)
 		var keeper session.Node
 		unread := session.ErrEnded // if p was not inside any more
 		err := p.hold.ReleaseBy(func(own string) (err error) {
