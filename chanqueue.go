@@ -132,8 +132,8 @@ func (q *Queue[T]) Err() error { return opError("newqueue", q.path, q.misuse()) 
 //
 // All of vs go into one request, so together they must stay below ZooKeeper's
 // limit of 1 MiB, with about 100 bytes for each element and 1 KiB for the
-// request; above it Send returns [ErrTooLarge] and stores nothing. To send
-// more use [Queue.In] or several calls.
+// request, and more where the path is long; above it Send returns [ErrTooLarge] and
+// stores nothing. To send more use [Queue.In] or several calls.
 //
 // If the reply is lost Send finds out what happened, in the next session too.
 // If ctx ends first, either all of vs are stored or none, and Send does not

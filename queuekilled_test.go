@@ -2,7 +2,6 @@ package zsync_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync/atomic"
 	"testing"
@@ -223,16 +222,7 @@ func TestLargeElementOfTheDeadComesBackBesideManyOthers(t *testing.T) {
 		for prio := 1; prio < prios; prio++ {
 			must(t, p.SendPriority(t.Context(), prio, []byte("x")))
 		}
-		size := 1 << 20
-		for ; ; size -= 8 {
-			err := p.SendPriority(t.Context(), 0, make([]byte, size))
-			if err == nil {
-				break
-			}
-			if !errors.Is(err, zsync.ErrTooLarge) {
-				t.Fatal(err)
-			}
-		}
+		largestBy(t, func(data []byte) error { return p.SendPriority(t.Context(), 0, data) })
 		collect(t, zsync.NewQueue[[]byte](dead, "/q", opts...).Deliveries(t.Context()), prios)
 		time.Sleep(time.Second)
 		kill()

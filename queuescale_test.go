@@ -3,6 +3,7 @@ package zsync_test
 import (
 	"context"
 	"io"
+	"math/rand/v2"
 	"net"
 	"strings"
 	"sync"
@@ -526,4 +527,148 @@ func TestAnElementThatConsumersPassOverCostsThemAPlaceAFewTimesAtMost(t *testing
 			t.Errorf("received %d, want 7", v)
 		}
 	})
+}
+
+func bucketsOf(t *testing.T, s *zsync.Session, path string) (n, most int) {
+	for _, name := range childrenOf(t, s, path) {
+		if name[:2] == "b-" {
+			n++
+			most = max(most, len(childrenOf(t, s, path+"/"+name)))
+		}
+	}
+	return n, most
+}
+
+func TestNoBucketGrowsBeyondAThousandThoughEachProducerSendsOnce(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		for i := range 2500 {
+			must(t, zsync.NewQueue[int](s, "/q").Send(t.Context(), i))
+		}
+		n, most := bucketsOf(t, s, "/q")
+		if most > 1100 {
+			t.Errorf("%d buckets, of at most %d elements", n, most)
+		}
+	})
+}
+
+func TestNoBucketGrowsBeyondAThousandByTxns(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		from, to := zsync.NewQueue[int](s, "/from"), zsync.NewQueue[int](s, "/to")
+		for range 5 {
+			vs := make([]int, 500)
+			must(t, from.Send(t.Context(), vs...))
+		}
+		ch := from.Deliveries(t.Context())
+		for range 2500 {
+			d := <-ch
+			_, err := d.Txn(t.Context(), to.SendOp(d.Value))
+			must(t, err)
+		}
+		n, most := bucketsOf(t, s, "/to")
+		if most > 1100 {
+			t.Errorf("%d buckets, of at most %d elements", n, most)
+		}
+	})
+}
+
+func growRounds(t *testing.T, rounds int, check func(round, most int)) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		in := zsync.NewQueue[int](s, "/q")
+		var got atomic.Int64
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		for range 2 {
+			q := zsync.NewQueue[int](open(t, srv), "/q")
+			ch := q.Deliveries(ctx)
+			go func() {
+				first := true
+				for d := range ch {
+					got.Add(1)
+					if first { // is long at work on one of them
+						first = false
+						continue
+					}
+					go d.Ack(t.Context())
+				}
+			}()
+		}
+		want := 0
+		for round := range rounds {
+			var sends sync.WaitGroup
+			for i := range 1000 {
+				due := time.Now().Add(-time.Duration(rand.IntN(1000)) * time.Second)
+				if i%20 == 0 {
+					due = time.Now().Add(1000 * time.Hour)
+				} else {
+					want++
+				}
+				sends.Go(func() {
+					if err := in.SendAt(t.Context(), due, 1); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			sends.Wait()
+			time.Sleep(5 * time.Second)
+			most := 0
+			for _, name := range childrenOf(t, s, "/q-claims") {
+				if !strings.HasSuffix(name, "-gone") {
+					d, _, err := s.Get(t.Context(), "/q-claims/"+name)
+					must(t, err)
+					most = max(most, len(d))
+				}
+			}
+			check(round, most)
+			if n := int(got.Load()); n != want {
+				t.Fatalf("round %d: received %d of %d", round, n, want)
+			}
+		}
+	})
+}
+
+func TestTheJournalOfAConsumerThatIsNeverIdleDoesNotGrow(t *testing.T) {
+	first := 0
+	growRounds(t, 20, func(round, most int) {
+		t.Logf("round %d: journal %d bytes", round, most)
+		if round == 0 {
+			first = most
+		}
+		if round == 19 && most > 4*first+1000 {
+			t.Errorf("the journal of a consumer with 1 element in hand has grown from %d to %d bytes", first, most)
+		}
+	})
+}
+
+func TestAnElementIsNotHeldUpByAConsumerThatHangsHoweverItIsSent(t *testing.T) {
+	for name, send := range map[string]func(t *testing.T, s *zsync.Session){
+		"Send": func(t *testing.T, s *zsync.Session) { must(t, zsync.NewQueue[int](s, "/q").Send(t.Context(), 1)) },
+		"SendID": func(t *testing.T, s *zsync.Session) {
+			_, err := zsync.NewQueue[int](s, "/q").SendID(t.Context(), "a", 1)
+			must(t, err)
+		},
+		"Txn": func(t *testing.T, s *zsync.Session) {
+			from := zsync.NewQueue[int](s, "/from")
+			must(t, from.Send(t.Context(), 1))
+			d, err := from.Receive(t.Context())
+			must(t, err)
+			_, err = d.Txn(t.Context(), zsync.NewQueue[int](s, "/q").SendOp(1))
+			must(t, err)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				ch := hang(t, srv, 1)
+				s := open(t, srv)
+				begin := time.Now()
+				send(t, s)
+				<-ch
+				if took := time.Since(begin); took > time.Second {
+					t.Errorf("an element came after %v, want a second at most", took)
+				}
+			})
+		})
+	}
 }

@@ -9,11 +9,11 @@ import (
 
 // QueueStats says what is in a [Queue].
 type QueueStats struct {
-	Ready   int       // may be received now
+	Ready   int       // may be received now; with WithKey, or when those of their keys that are in hand are done
 	Claimed int       // belong to a consumer, in hand or ahead
 	Delayed int       // wait for their time, by the clock of this machine
 	Dead    int       // dead letters
-	Oldest  time.Time // of those that stand first among the ready ones of each priority, and are not of SendAt: when the oldest was stored; zero if there is none
+	Oldest  time.Time // of those that stand first among the ready ones of each priority, and are not of SendAt nor came back for later: when the oldest was stored; zero if there is none
 
 	// Attempts is how often one was delivered that is not claimed now, at most: of
 	// those that stand first among the ready ones of each priority, and of those

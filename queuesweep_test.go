@@ -2,6 +2,7 @@ package zsync_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -299,5 +300,143 @@ func TestTheNoteOfADeadConsumerGoesThoughWhoGivesBackLeavesAtThatMoment(t *testi
 		})
 		time.Sleep(time.Minute)
 		wantNoClaims(t, srv)
+	})
+}
+
+func TestIDsAreForgottenThoughTheQueueIsAlwaysBusy(t *testing.T) {
+	t.Parallel()
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		in, out := zsync.NewQueue[int](a, "/q", zsync.WithIDMemory(time.Minute)), zsync.NewQueue[int](b, "/q")
+		for range 10 {
+			must(t, in.Send(t.Context(), make([]int, 1000)...))
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpMulti && len(r.Ops) > 0 && strings.HasPrefix(r.Ops[0].Path, "/q-senders/") {
+				return zktest.Delay(2 * time.Second)
+			}
+			return zktest.Pass
+		})
+		var n atomic.Int64
+		for range 3 {
+			go func() {
+				for ctx.Err() == nil {
+					in.SendID(ctx, fmt.Sprint(n.Add(1)), 1)
+				}
+			}()
+		}
+		go func() {
+			for ctx.Err() == nil {
+				d, err := out.Receive(ctx)
+				if err != nil {
+					return
+				}
+				if err := d.Ack(ctx); err != nil && !errors.Is(err, context.Canceled) {
+					t.Error(err)
+				}
+				select {
+				case <-ctx.Done():
+				case <-time.After(20 * time.Second):
+				}
+			}
+		}()
+		for range 2 {
+			time.Sleep(12 * time.Hour)
+			t.Logf("%d sent, %d notes", n.Load(), notes(t, b))
+		}
+		if k := notes(t, b); k > int(n.Load()/2) {
+			t.Errorf("of %d IDs, each remembered for a minute, %d are noted", n.Load(), k)
+		}
+	})
+}
+
+func TestDeadLettersAreNotKeptForLongerInAnyLayoutHoweverOneConsumes(t *testing.T) {
+	t.Parallel()
+	for _, layout := range []zsync.QueueLayout{zsync.LayoutZsync, zsync.LayoutSimpleQueue, zsync.LayoutDistributedQueue, zsync.LayoutKazooQueue} {
+		for name, consume := range map[string]func(ctx context.Context, q *zsync.Queue[int]){
+			"Recv": func(ctx context.Context, q *zsync.Queue[int]) {
+				for range q.Recv(ctx) {
+				}
+			},
+			"Receive": func(ctx context.Context, q *zsync.Queue[int]) {
+				for ctx.Err() == nil {
+					q.Receive(ctx)
+				}
+			},
+			"TryRecv": func(ctx context.Context, q *zsync.Queue[int]) {
+				for ctx.Err() == nil {
+					q.TryRecv(ctx)
+					time.Sleep(time.Minute)
+				}
+			},
+		} {
+			t.Run(layout.String()+"/"+name, func(t *testing.T) {
+				bubble(t, func(t *testing.T, srv *zktest.Server) {
+					s := open(t, srv)
+					raw := zsync.NewQueue[string](s, "/q", zsync.WithCodec(zsync.Raw), zsync.WithQueueLayout(layout))
+					must(t, raw.Send(t.Context(), "not a number"))
+					q := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithQueueLayout(layout), zsync.WithDeadRetention(time.Hour))
+					ctx, cancel := context.WithTimeout(t.Context(), 8*time.Hour)
+					defer cancel()
+					go consume(ctx, q)
+					time.Sleep(time.Minute)
+					n := func() (n int) {
+						for _, err := range raw.Dead(t.Context()) {
+							must(t, err)
+							n++
+						}
+						return n
+					}
+					if n() != 1 {
+						t.Fatal("no dead letter")
+					}
+					time.Sleep(7 * time.Hour)
+					if n() != 0 {
+						t.Error("a dead letter is kept for seven hours, not one")
+					}
+					cancel()
+					time.Sleep(2 * time.Minute)
+				})
+			})
+		}
+	}
+}
+
+func TestPurgeDeadCountsWhateverIsLost(t *testing.T) {
+	loseEach(t, func(t *testing.T, srv *zktest.Server, s *zsync.Session, begin, end func()) {
+		q, other := zsync.NewQueue[int](s, "/q"), zsync.NewQueue[int](open(t, srv), "/q")
+		must(t, other.Send(t.Context(), 1, 2))
+		ds, err := other.ReceiveN(t.Context(), 2)
+		must(t, err)
+		for _, d := range ds {
+			must(t, d.Reject(t.Context(), "no"))
+		}
+		begin()
+		n, err := q.PurgeDead(t.Context(), nil)
+		end()
+		if n != 2 || err != nil {
+			t.Errorf("PurgeDead = %d, %v; want 2", n, err)
+		}
+	})
+}
+
+func TestRequeueDeadCountsWhateverIsLost(t *testing.T) {
+	loseEach(t, func(t *testing.T, srv *zktest.Server, s *zsync.Session, begin, end func()) {
+		q, other := zsync.NewQueue[int](s, "/q"), zsync.NewQueue[int](open(t, srv), "/q")
+		must(t, other.Send(t.Context(), 1, 2))
+		ds, err := other.ReceiveN(t.Context(), 2)
+		must(t, err)
+		for _, d := range ds {
+			must(t, d.Reject(t.Context(), "no"))
+		}
+		begin()
+		n, err := q.RequeueDead(t.Context(), nil)
+		end()
+		if n != 2 || err != nil {
+			t.Errorf("RequeueDead = %d, %v; want 2", n, err)
+		}
+		wantLen(t, other, 2)
 	})
 }

@@ -272,3 +272,17 @@ func TestTxnsThatSendSeveralTimesIntoLimitedQueuesWaitForNoRoomOfTheirOwn(t *tes
 		txns.Wait()
 	})
 }
+
+func TestATxnThatReplacesItsElementNeedsNoRoom(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		q := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithMaxLen(2))
+		must(t, q.Send(t.Context(), 1, 2))
+		ds, err := q.ReceiveN(t.Context(), 2)
+		must(t, err)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		if _, err := ds[0].Txn(ctx, q.SendOp(3)); err != nil {
+			t.Errorf("an element that takes the place of another: %v", err)
+		}
+	})
+}

@@ -100,13 +100,13 @@ func newCore(m *session.Manager, cfg Config, in func(*core) layout) *core {
 	c := &core{site: at, cfg: cfg, order: &order{}}
 	c.layout = in(c)
 	c.deadLetters.site, c.listeners.site, c.finder.site, c.under.site, c.gate.site = at, at, at, at, at
-	c.sweeper = &sweeper{deadLetters: c.deadLetters, keep: cfg.KeepDead}
+	c.sweeper = &sweeper{deadLetters: c.deadLetters, keep: cfg.KeepDead, born: time.Now()}
 	c.under.last, c.skips.complain = time.Now(), c.complain
 	c.line = line.New(m, cfg.Path+"-consumers", session.ProtectedName, "turn-")
 	c.usher.m, c.usher.line = m, &c.line
 	c.gate.line, c.gate.maxLen, c.gate.length = line.New(m, cfg.Path+"-senders", session.ProtectedName, "room-"), cfg.MaxLen, c.length
 	c.gate.busy = make(chan struct{}, 1)
-	c.out.producer = producer{at, c.layout, cfg.Priorities, cfg.IDMemory, c.vet, &c.usher, c.sweeper}
+	c.out.producer = producer{at, c.layout, cfg.Priorities, cfg.IDMemory, c.vet, &c.usher, c.sweeper, new(sync.Map)}
 	c.out.more = make(chan struct{}, 1)
 	return c
 }

@@ -176,7 +176,8 @@ func (q *deadLetters) removal(d *Letter) (ops []any, size int) {
 }
 
 func (q *deadLetters) Discard(ctx context.Context, d *Letter) (removed bool, err error) {
-	err = q.m.During(ctx, func(inc *session.Incarnation) error { return inc.RemoveAllNow(ctx, d.paths) })
+	ops, _ := q.removal(d)
+	_, err = q.m.CommitAcrossSessions(ctx, q.receipts, ops)
 	if session.IsNoNode(err) {
 		return false, nil
 	}

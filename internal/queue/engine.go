@@ -245,7 +245,7 @@ type Stats struct {
 	Delayed  int       // wait for their time, by the clock of this machine
 	Dead     int       // dead letters
 	Attempts int       // of those that stand first and those that wait for their time: how often one of them was delivered, at most
-	Oldest   time.Time // of those that stand first among the ready ones of each priority, and are not delayed: when the oldest was stored; zero if there is none
+	Oldest   time.Time // of those that stand first among the ready ones of each priority, and are not, nor were, delayed: when the oldest was stored; zero if there is none
 	Holders  []Holder  // who has claimed what, most first
 }
 

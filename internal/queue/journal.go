@@ -102,6 +102,9 @@ func (j *journal) apply(ctx context.Context, build func(inc *session.Incarnation
 				if t, err = build(inc); err != nil || t == nil {
 					return err
 				}
+				if err = session.CheckSize(j.ops(inc, t)); err != nil {
+					return err
+				}
 			}
 			if rs, err = inc.AttemptMulti(ctx, j.ops(inc, t)); err == nil {
 				if j.made {

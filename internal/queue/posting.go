@@ -38,6 +38,12 @@ type posting struct {
 // post posts entries, in this session or a later one.
 func (p *posting) post() error {
 	l := p.l
+	if _, err := l.journal.apply(context.Background(), p.unhand); err != nil {
+		if errors.As(err, new(errTaken)) {
+			return l.taken()
+		}
+		return err
+	}
 	rs, err := l.journal.apply(context.Background(), p.build) // ends with the Session
 	var taken errTaken
 	tookOver := errors.As(err, &taken)
@@ -58,6 +64,31 @@ func (p *posting) post() error {
 		w.lot.claimed, w.lot.version, w.lot.keys = p.wrote[w.lot.name].claimed, w.lot.version+1, w.lot.keys+1
 	}
 	return err
+}
+
+// large reports that e counts an attempt of an element that does not fit beside the rest.
+func (p *posting) large(e *entry) bool {
+	return e.fate == Return && e.bump && len(e.item.data) > session.MaxPacket/2
+}
+
+// unhand makes a transaction that takes what bumpLarge is about to count off the journal: if we
+// die in between it is not counted, rather than twice.
+func (p *posting) unhand(*session.Incarnation) (*transaction, error) {
+	kept := p.l.journal.kept.holdings
+	var next map[string]holding
+	for _, e := range p.es {
+		if h := kept[e.item.bucket]; p.large(e) && h.hand.has(e.item.seq) {
+			if next == nil {
+				next = maps.Clone(kept)
+			}
+			h = next[e.item.bucket]
+			next[e.item.bucket] = holding{h.owned, h.hand.minus(spansOf([]int32{e.item.seq}))}
+		}
+	}
+	if next == nil {
+		return nil, nil
+	}
+	return &transaction{kept: record{holdings: next}}, nil
 }
 
 // doubt is told that the journal is gone, with what it said of the last transaction.
@@ -164,7 +195,7 @@ func (p *posting) cut() bool {
 func (p *posting) bumpLarge(ctx context.Context, inc *session.Incarnation) error {
 	for _, e := range p.es {
 		path := session.ChildPath(p.l.q.dir, e.item.key())
-		if e.fate == Return && e.bump && len(e.item.data) > session.MaxPacket/2 && !p.absent[path] {
+		if p.large(e) && !p.absent[path] {
 			if err := p.l.q.under.bump(ctx, inc, e.item.key(), e.item.version); err != nil {
 				p.culprit = e
 				return err
@@ -238,8 +269,8 @@ func (p *posting) assemble(lots map[string]*lot) {
 	defer p.l.mu.Unlock()
 	if w := p.want; w != nil {
 		h := p.next[w.lot.name]
-		h.owned = h.owned.union(w.lot.runs(w.es))
-		p.next[w.lot.name] = h
+		// Of what was removed nothing is kept but what keeps the spans few.
+		p.next[w.lot.name] = holding{w.lot.concise(h.owned.union(w.lot.runs(w.es)), false), w.lot.concise(h.hand, false)}
 	}
 	left := make(map[string]int) // how many claimed items have no posted entry, by bucket
 	for b := range p.l.batches {

@@ -381,6 +381,7 @@ func (p *pump) step(inc *session.Incarnation, l *ledger, limit time.Duration, fi
 	if err := p.q.under.look(p.ctx, inc); err != nil {
 		return 0, err
 	}
+	p.q.sweeper.hurry(inc)
 	return p.claim(inc, l) // Step 3.
 }
 

@@ -50,6 +50,7 @@ type producer struct {
 	vet        func(ctx context.Context, inc *session.Incarnation) error
 	usher      *usher
 	sweeper    *sweeper
+	full       *sync.Map // the number of the newest bucket that is full, by priority, as far as that was seen
 }
 
 // parcel makes a parcel of b.
@@ -78,7 +79,11 @@ func (q producer) parcel(ctx context.Context, b Batch) (*parcel, error) {
 		p.tags = append(p.tags, tagOf(key, b.ID))
 		p.size += q.elementSize(data)
 	}
-	if limit := session.MaxPacket - q.overhead(); p.size > limit {
+	limit := session.MaxPacket - q.overhead()
+	if len(b.Data) == 1 {
+		limit -= q.spare()
+	}
+	if p.size > limit {
 		return nil, fmt.Errorf("%d elements need a request of %d bytes, %d more than fit: %w", len(b.Data), p.size, p.size-limit, session.ErrTooLarge)
 	}
 	return p, nil
@@ -98,6 +103,10 @@ func (q producer) overhead() int {
 	return 64 + 2*q.m.SizeOf(q.senders+"/"+noGUID, nil) + 3*q.m.SizeOf(q.dir+"/"+bucketName(0, math.MaxInt64), nil)
 }
 
+// spare is how much of a request an element must leave to the paths of what is written beside it
+// when it is given back, buried or requeued, where these are long.
+func (q producer) spare() int { return 12 * max(0, len(q.dir)-32) }
+
 // An outbox stores parcels, those of all goroutines in one transaction after
 // another: what comes while one is under way goes into the next. The order is
 // that in which they came. A journal sees to it that each is applied once; to look
@@ -114,6 +123,7 @@ type outbox struct {
 	// What follows belongs to the goroutine that sends.
 
 	journal *journal
+	brief   bool          // it is for one transaction: how full a bucket is costs a round trip, and the answer tells
 	first   int64         // the number of first buckets, and of those of delayed elements
 	tails   map[int]*tail // by priority, as far as they are known
 }
@@ -165,6 +175,9 @@ func (o *outbox) run() {
 			err := o.post(group)
 			for _, p := range group {
 				p.done <- cmp.Or(p.err, err)
+			}
+			if j := o.journal; j != nil && j.last != nil {
+				o.sweeper.hurry(j.last)
 			}
 			continue
 		}
@@ -305,19 +318,32 @@ func (g *posted) learn(rs []zk.MultiResponse) {
 		o.forget()
 		return
 	}
+	for prio, t := range g.tails {
+		if e, ok := parseElement(bucket{}, session.BaseName(rs[t.last].String)); ok {
+			t.full = e.seq >= bucketSize-1
+			o.tails[prio] = t
+		}
+	}
+	if len(g.group) > 0 {
+		g.announce(o.journal.last, rs)
+	}
+}
+
+// announce notes which buckets are full, and tells the usher of the last elements that were stored, by the responses to g.steps.
+func (g *posted) announce(inc *session.Incarnation, rs []zk.MultiResponse) {
 	var arrived []string
 	for prio, t := range g.tails {
 		path := rs[t.last].String
-		if e, ok := parseElement(bucket{}, session.BaseName(path)); ok {
-			t.full = e.seq >= bucketSize-1
-			o.tails[prio] = t
-			if keyOf(e.tag) == "" { // what waits for its key keeps nobody
-				arrived = append(arrived, path)
-			}
+		e, ok := parseElement(bucket{}, session.BaseName(path))
+		if ok && e.seq >= bucketSize-1 {
+			g.o.full.Store(prio, t.bucket)
+		}
+		if ok && keyOf(e.tag) == "" { // what waits for its key keeps nobody
+			arrived = append(arrived, path)
 		}
 	}
 	if arrived != nil {
-		o.usher.sent(o.journal.last, arrived)
+		g.o.usher.sent(inc, arrived)
 	}
 }
 
@@ -364,7 +390,39 @@ func (o *outbox) locate(inc *session.Incarnation, group []*parcel) error {
 			}
 			t.full = true
 		}
+		if last, ok := o.full.Load(prio); ok && last == t.bucket {
+			t.full = true
+		}
 		o.tails[prio] = t
+	}
+	if o.brief {
+		return nil
+	}
+	return o.fathom(ctx, inc, prios)
+}
+
+// fathom finds out which of the newest buckets of these priorities are full: they may have been
+// filled by producers none of whom sent into them twice.
+func (o *outbox) fathom(ctx context.Context, inc *session.Incarnation, prios []int) error {
+	var known []int
+	var paths []string
+	for _, prio := range prios {
+		if t := o.tails[prio]; !t.full {
+			known, paths = append(known, prio), append(paths, session.ChildPath(o.dir, bucketName(prio, t.bucket)))
+		}
+	}
+	if paths == nil {
+		return nil
+	}
+	nodes, err := inc.GetAll(ctx, paths)
+	if err != nil {
+		o.forget()
+		return err
+	}
+	for i, n := range nodes {
+		if n.Stat != nil {
+			o.tails[known[i]].full = newLot(bucket{}, n).last >= bucketSize-1
+		}
 	}
 	return nil
 }

@@ -14,10 +14,13 @@ import (
 
 // A sweeper deletes what nobody looks for: journals of producers that were killed,
 // IDs that are forgotten, dead letters that are not to be kept. The head of the consumers' line sweeps when it has
-// nothing else to do, and a producer when it has become idle, once in sweepEvery.
+// nothing else to do, and a producer when it has become idle, once in sweepEvery; and who
+// is never idle when it is that late.
 type sweeper struct {
 	deadLetters
 	keep time.Duration // for how long dead letters are kept; 0: for ever
+
+	born time.Time // when it was made
 
 	mu  sync.Mutex
 	due time.Time // when to sweep; guarded by mu
@@ -54,6 +57,22 @@ func (s *sweeper) begin() bool {
 	}
 	s.due = now.Add(min(max(cmp.Or(s.keep, sweepEvery), time.Minute), sweepEvery))
 	return true
+}
+
+// hurry is sweep, in the background, for those who are never idle: when nobody of this Queue
+// value has been for long after it was time to.
+func (s *sweeper) hurry(inc *session.Incarnation) {
+	if late := time.Now().Add(-sweepEvery); late.After(s.born) && late.After(s.next()) {
+		s.m.Spawn(func() { s.sweep(inc.Ctx, inc) }) // what fails is left for the next time
+	}
+}
+
+// besides is sweep, in the background, for who asks now and then and has found nothing: for the
+// sake of those dead letters alone that are not to be kept.
+func (s *sweeper) besides(inc *session.Incarnation) {
+	if s.keep > 0 && !time.Now().Before(s.next()) {
+		s.m.Spawn(func() { s.sweep(inc.Ctx, inc) })
+	}
 }
 
 // again is told that a sweep was interrupted.

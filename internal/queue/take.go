@@ -41,6 +41,9 @@ func (q *core) pluck(ctx context.Context) (*item, error) {
 		beaten, was := -1, ""
 		for {
 			it, claim, err := q.layout.first(ctx, inc, min(1<<(3*min(max(beaten, 0), 2)), maxSpread), false)
+			if err == nil && it == nil {
+				q.sweeper.besides(inc)
+			}
 			if err != nil || it == nil {
 				return err
 			}

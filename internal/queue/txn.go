@@ -43,6 +43,7 @@ type shipment struct {
 	posted
 	q  *core // the first that is limited, if one is: the limit is that of a Queue value
 	op int   // the first operation that sends there
+	at int   // where its steps begin in the transaction
 }
 
 // send adds what operation op sends to q.
@@ -51,7 +52,7 @@ func (x *txn) send(q *core, p *parcel, op int) {
 	i := slices.IndexFunc(x.sends, func(s *shipment) bool { return s.q.dir == q.dir })
 	if i < 0 {
 		i, x.size = len(x.sends), x.size+q.out.overhead()
-		x.sends = append(x.sends, &shipment{posted{o: &outbox{producer: q.out.producer}}, q, op})
+		x.sends = append(x.sends, &shipment{posted: posted{o: &outbox{producer: q.out.producer, brief: true}}, q: q, op: op})
 	}
 	s := x.sends[i]
 	if s.group = append(s.group, p); s.q.cfg.MaxLen == 0 {
@@ -61,13 +62,19 @@ func (x *txn) send(q *core, p *parcel, op int) {
 
 // reserve waits for room. Who has asked for it keeps others from sending, so all that goes
 // to a queue is asked for at once, and queues in the order of their paths: a Txn waits
-// for no room that it has itself, nor two for each other's.
-func (x *txn) reserve(ctx context.Context) error {
+// for no room that it has itself, nor two for each other's. What goes to home takes the
+// place of the element that goes with it.
+func (x *txn) reserve(ctx context.Context, home string) error {
 	slices.SortFunc(x.sends, func(a, b *shipment) int { return cmp.Compare(a.q.dir, b.q.dir) })
 	for _, s := range x.sends {
 		n := 0
 		for _, p := range s.group {
 			n += len(p.data)
+		}
+		if limit := s.q.gate.maxLen; s.q.dir == home && n <= limit {
+			if n--; n == 0 {
+				continue
+			}
 		}
 		done, err := s.q.gate.enter(ctx, n, false)
 		if err != nil {
@@ -111,7 +118,7 @@ func (l *ledger) newTxn(ctx context.Context, ops []any) (x *txn, err error) {
 		err = fmt.Errorf("a transaction of %d bytes, %d more than fit beside an element's removal: %w", x.size, x.size-session.MaxPacket/2, session.ErrTooLarge)
 	}
 	if err == nil {
-		err = x.reserve(ctx)
+		err = x.reserve(ctx, l.q.dir)
 	}
 	return x, err
 }
@@ -187,6 +194,7 @@ func (p *posting) txn(e *entry) {
 		})
 	}
 	for _, s := range x.sends {
+		s.at = len(p.steps)
 		for _, st := range s.steps {
 			p.add(e, st.op, st.cure)
 		}
@@ -197,6 +205,9 @@ func (p *posting) txn(e *entry) {
 // transaction, if its reply came.
 func (x *txn) answered(j *journal, rs []zk.MultiResponse) {
 	if rs != nil {
+		for _, s := range x.sends {
+			s.announce(j.last, rs[s.at:s.at+len(s.steps)])
+		}
 		rs = rs[x.at : x.at+len(x.ops)]
 	} else {
 		rs = j.last.Recall(context.Background(), x.ops, j.zxid)

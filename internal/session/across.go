@@ -49,6 +49,9 @@ type across struct {
 // applied, nor will be.
 func (m *Manager) CommitAcrossSessions(ctx context.Context, receipts string, ops []any) ([]zk.MultiResponse, error) {
 	x := &across{m: m, dir: receipts, ops: ops}
+	if err := CheckSize(append([]any{&zk.CreateRequest{Path: ChildPath(receipts, ReceiptName), Acl: m.Config.ACL}}, ops...)); err != nil {
+		return nil, err
+	}
 	err := m.During(ctx, func(inc *Incarnation) error { return x.during(ctx, inc) })
 	if x.r != nil {
 		x.file(err)

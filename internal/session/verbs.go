@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -211,4 +212,30 @@ func (m *Manager) SizeOf(path string, data []byte) int {
 type Node struct {
 	Data []byte
 	Stat *zk.Stat // nil if there is no such znode
+}
+
+// CheckSize returns ErrTooLarge for a transaction that servers with the default settings do not
+// read: they would only break the connection, again and again.
+func CheckSize(ops []any) error {
+	n := 8 + 9 // the header of the request, and what ends the operations
+	for _, op := range ops {
+		n += 9
+		switch op := op.(type) {
+		case *zk.CreateRequest:
+			n += 16 + len(op.Path) + len(op.Data)
+			for _, a := range op.Acl {
+				n += 12 + len(a.Scheme) + len(a.ID)
+			}
+		case *zk.SetDataRequest:
+			n += 12 + len(op.Path) + len(op.Data)
+		case *zk.DeleteRequest:
+			n += 8 + len(op.Path)
+		case *zk.CheckVersionRequest:
+			n += 8 + len(op.Path)
+		}
+	}
+	if n > 1<<20-1 {
+		return fmt.Errorf("a transaction of %d bytes: %w", n, ErrTooLarge)
+	}
+	return nil
 }
