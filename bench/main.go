@@ -189,11 +189,11 @@ func (b *bench) waiters(sessions int) {
 		names, _, err := holder.Children(context.Background(), path)
 		must(err)
 		return len(names)
-	}, func() (sent int64) {
+	}, func() (requests, sessions int64) {
 		for _, s := range all {
-			sent += s.Stats().Requests
+			requests += s.Stats().Requests
 		}
-		return sent
+		return requests, int64(len(all))
 	})
 	for _, s := range all {
 		if s.Stats().Expiries != 0 {
@@ -203,9 +203,9 @@ func (b *bench) waiters(sessions int) {
 }
 
 // drain has loops stand in line behind holder, and reports how fast each hands over to
-// the next. standing is how many contenders there are, and sent how many requests were sent,
-// if that is known.
-func (b *bench) drain(holder closedLoop, loops []closedLoop, standing func() int, sent func() int64) {
+// the next. standing is how many contenders there are, and sent how many requests were sent
+// by how many sessions, if that is known.
+func (b *bench) drain(holder closedLoop, loops []closedLoop, standing func() int, sent func() (requests, sessions int64)) {
 	must(holder.begin())
 	var before, after runtime.MemStats
 	runtime.GC()
@@ -229,8 +229,12 @@ func (b *bench) drain(holder closedLoop, loops []closedLoop, standing func() int
 	}
 	entered := time.Since(start)
 	time.Sleep(b.warm) // they look who is ahead of them
-	for before := int64(-1); sent != nil && before != sent(); time.Sleep(b.warm / 2) {
-		before = sent()
+	for before, busy := int64(0), sent != nil; busy; {
+		requests, sessions := sent()
+		if busy = requests-before > sessions; busy { // each confirms its session now and then
+			before = requests
+			time.Sleep(b.warm / 2)
+		}
 	}
 	runtime.GC()
 	runtime.ReadMemStats(&after)
