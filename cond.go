@@ -144,7 +144,9 @@ func (c *Cond) wait(ctx context.Context) error {
 	if err == nil && unlocked == nil {
 		err = c.sleep(ctx, p, names)
 	}
-	if (err == nil || errors.Is(err, session.ErrEnded)) && unlocked != nil && !errors.Is(unlocked, ErrLost) {
+	// Without relock it is not known to be unlocked: unlocked is that ctx has ended, of
+	// which the cause may be the loss of another lock.
+	if (err == nil || errors.Is(err, session.ErrEnded)) && unlocked != nil && (relock == nil || !errors.Is(unlocked, ErrLost)) {
 		err = unlocked
 	}
 	if err != nil && !errors.Is(err, session.ErrEnded) {

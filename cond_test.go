@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -869,5 +870,37 @@ func TestMutexDoInsideOnceOfItsPath(t *testing.T) {
 		if !ran {
 			t.Error("it has not run")
 		}
+	})
+}
+
+// The ctx of Wait is that of a Do of another lock, which gives itself up while the
+// reply to the Unlock of L is late.
+func TestWaitWhoseContextEndsWithALossOfAnotherLockWhileItUnlocks(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		outer := zsync.NewMutex(s, "/outer", zsync.WithMaxHold(time.Second))
+		c := newCond(s)
+		done := async(func() error {
+			return outer.Do(t.Context(), func(ctx context.Context) (err error) {
+				defer func() {
+					if p := recover(); p != nil {
+						err = fmt.Errorf("Wait panicked: %v\n%s", p, debug.Stack())
+					}
+				}()
+				if err := c.L.Lock(ctx); err != nil {
+					return err
+				}
+				time.Sleep(900 * time.Millisecond)
+				srv.Intercept(first(zktest.Delay(200*time.Millisecond), op(zktest.OpDelete)))
+				return c.Wait(ctx)
+			})
+		})
+		err := <-done
+		t.Logf("%v", err)
+		if strings.Contains(err.Error(), "panicked") {
+			t.Error("Wait panicked")
+		}
+		wantErr(t, err, context.Canceled)
+		synctest.Wait()
 	})
 }

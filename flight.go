@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"weak"
 
 	"github.com/go-zookeeper/zk"
 
@@ -255,10 +256,26 @@ func (f *Flight[T]) store(ctx context.Context, rw *RWMutex, v T) error {
 	if _, err = rw.Txn(ctx, op); err != nil {
 		return plainError(err)
 	}
-	time.AfterFunc(f.sweepAfter(), func() {
-		f.s.m.Spawn(func() { f.remove(rw.path) })
-	})
+	f.lookAfter(rw.path, f.sweepAfter())
 	return nil
+}
+
+// lookAfter removes the result below dir when wait is over, if its time is over then,
+// or looks after it again. It keeps no Session in memory that is closed.
+func (f *Flight[T]) lookAfter(dir string, wait time.Duration) {
+	s, path, keep := weak.Make(f.s), f.path, f.keep
+	time.AfterFunc(wait, func() {
+		s := s.Value()
+		if s == nil {
+			return
+		}
+		f := &Flight[T]{made: made{s: s, path: path}, keep: keep}
+		s.m.Spawn(func() {
+			if !f.remove(dir) && s.m.Failure() == nil {
+				f.lookAfter(dir, time.Minute)
+			}
+		})
+	})
 }
 
 // sweepAfter is when a result is looked after that was just stored.
@@ -267,18 +284,19 @@ func (f *Flight[T]) sweepAfter() time.Duration {
 }
 
 // remove deletes the result below dir if its time is over and nobody is about to
-// use the key: who comes next may look after it.
-func (f *Flight[T]) remove(dir string) {
+// use the key. It reports whether it need not be looked after any more: who uses it
+// may leave it as it is.
+func (f *Flight[T]) remove(dir string) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	rw := NewRWMutex(f.s, dir, WithHandoffs(0))
 	if ok, err := rw.TryLock(ctx); !ok || err != nil {
-		return
+		return err != nil && session.OutcomeOf(err) == session.Answered
 	}
 	defer rw.Unlock()
 	g, _, err := rw.current()
 	if err != nil {
-		return
+		return false
 	}
 	own, result, err := f.read(ctx, g)
 	if err == nil && result.Stat != nil && !f.fresh(own, result.Stat) {
@@ -287,6 +305,7 @@ func (f *Flight[T]) remove(dir string) {
 	if err != nil {
 		f.s.m.Log.Debug("zsync: a result of a Flight was not deleted", "path", dir, "err", err)
 	}
+	return err == nil || session.OutcomeOf(err) == session.Answered
 }
 
 // sweepSoon looks after the results of processes that are gone, in the background

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+	"weak"
 
 	"github.com/go-zookeeper/zk"
 
@@ -341,4 +343,56 @@ func TestFlightRefusesWhatCannotBe(t *testing.T) {
 			t.Error("a func was stored")
 		}
 	})
+}
+
+func TestFlightDeletesItsResultThoughItWasBusyOrAway(t *testing.T) {
+	for _, how := range []string{"busy", "cut off"} {
+		t.Run(how, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s, other := open(t, srv), open(t, srv)
+				f, g := zsync.NewFlight[int](s, "/f", time.Minute), zsync.NewFlight[int](other, "/f", time.Minute)
+				_, _, err := f.Do(t.Context(), "k", func(context.Context) (int, error) { return 1, nil })
+				must(t, err)
+				time.Sleep(time.Minute + 500*time.Millisecond)
+				if how == "busy" {
+					g.Do(t.Context(), "k", func(context.Context) (int, error) {
+						time.Sleep(2 * time.Second)
+						return 0, errors.New("failed")
+					})
+				} else {
+					srv.Stop()
+					time.Sleep(2 * time.Minute)
+					srv.Restart()
+				}
+				time.Sleep(time.Hour)
+				if _, stat, err := other.Get(t.Context(), "/f/k/result"); err == nil {
+					t.Errorf("the result is there: %+v", stat)
+				}
+			})
+		})
+	}
+}
+
+func TestAClosedSessionIsGarbageThoughAFlightKeepsItsResults(t *testing.T) {
+	srv := zktest.Start(t)
+	for _, keep := range []time.Duration{0, 24 * time.Hour} {
+		w := func() weak.Pointer[zsync.Session] {
+			s, err := zsync.Connect(t.Context(), srv.Addr())
+			must(t, err)
+			defer s.Close()
+			_, _, err = zsync.NewFlight[int](s, fmt.Sprint("/f", int(keep)), keep).Do(t.Context(), "k", func(context.Context) (int, error) { return 1, nil })
+			must(t, err)
+			return weak.Make(s)
+		}()
+		for range 30 {
+			runtime.GC()
+			if w.Value() == nil {
+				break
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		if w.Value() != nil {
+			t.Errorf("keep %v: the Session is still in memory", keep)
+		}
+	}
 }

@@ -130,9 +130,11 @@ type Membership[T any] struct {
 	leaving context.Context    // ends with Leave
 	leave   context.CancelFunc // begins to leave
 	ended   chan struct{}      // closed when nothing of it is left
+	writing chan struct{}      // has a token while somebody writes, so that nothing earlier comes after him
 
 	mu     sync.Mutex
 	data   []byte               // of the znode; guarded by mu
+	taken  []byte               // what the servers last took of it; guarded by mu
 	inc    *session.Incarnation // whose session the znode belongs to; nil while there is none; guarded by mu
 	joined chan struct{}        // closed when inc is set for the first time
 	err    error                // why it could not join, or stay; guarded by mu
@@ -170,7 +172,7 @@ func (g *Group[T]) join(ctx context.Context, id string, info T) (*Membership[T],
 	case len(path) > session.MaxPath:
 		return nil, session.Invalid("id of %d bytes: its path has %d; the limit is %d", len(id), len(path), session.MaxPath)
 	}
-	m := &Membership[T]{g: g, id: id, path: g.s.m.Full(path), ended: make(chan struct{}), joined: make(chan struct{})}
+	m := &Membership[T]{g: g, id: id, path: g.s.m.Full(path), ended: make(chan struct{}), writing: make(chan struct{}, 1), joined: make(chan struct{})}
 	var err error
 	if m.data, err = m.encode(info); err != nil {
 		return nil, err
@@ -193,15 +195,16 @@ func (g *Group[T]) join(ctx context.Context, id string, info T) (*Membership[T],
 
 // encode refuses what does not fit into a request.
 func (m *Membership[T]) encode(info T) ([]byte, error) {
-	if m.g.kazoo {
-		return []byte(m.id), nil
-	}
-	data, err := codec.Encode(m.g.codec, info)
-	if err != nil {
-		return nil, fmt.Errorf("cannot encode a %T: %w", info, err)
+	data, what := []byte(m.id), "id"
+	if !m.g.kazoo {
+		var err error
+		if data, err = codec.Encode(m.g.codec, info); err != nil {
+			return nil, fmt.Errorf("cannot encode a %T: %w", info, err)
+		}
+		what = "info"
 	}
 	if m.g.s.m.SizeOf(m.path, data)+256 > session.MaxPacket {
-		return nil, fmt.Errorf("info of %d bytes: %w", len(data), ErrTooLarge)
+		return nil, fmt.Errorf("%s of %d bytes: %w", what, len(data), ErrTooLarge)
 	}
 	return data, nil
 }
@@ -256,6 +259,8 @@ func (m *Membership[T]) stay(inc *session.Incarnation) (gone *session.Removal, e
 		case errors.Is(err, session.ErrEnded):
 			return nil, err
 		case err != nil:
+			m.writing <- struct{}{} // what is being written is answered, or given up
+			<-m.writing
 			return inc.RemoveOwn(m.path), err
 		}
 		// Somebody has deleted the znode: it is made again.
@@ -288,7 +293,7 @@ func (m *Membership[T]) enter(inc *session.Incarnation) (gone *session.Removal, 
 			return gone, err
 		}
 		m.mu.Lock()
-		m.inc = inc
+		m.inc, m.taken = inc, data
 		same := slices.Equal(data, m.data)
 		m.mu.Unlock()
 		if !same { // Set did not know yet that there was a znode to write
@@ -313,6 +318,18 @@ func (m *Membership[T]) enter(inc *session.Incarnation) (gone *session.Removal, 
 
 // write makes the znode say what m.data says.
 func (m *Membership[T]) write(ctx context.Context, inc *session.Incarnation) error {
+	// Nothing is written any more when m leaves: the next who has the id comes then.
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	defer context.AfterFunc(m.leaving, stop)()
+	select {
+	case m.writing <- struct{}{}:
+		defer func() { <-m.writing }()
+	case <-ctx.Done():
+	}
+	if ctx.Err() != nil {
+		return session.CtxErr(ctx)
+	}
 	for {
 		m.mu.Lock()
 		data := m.data
@@ -323,6 +340,7 @@ func (m *Membership[T]) write(ctx context.Context, inc *session.Incarnation) err
 			return err
 		}
 		m.mu.Lock()
+		m.taken = data
 		same := slices.Equal(data, m.data)
 		m.mu.Unlock()
 		if same {
@@ -354,7 +372,6 @@ func (m *Membership[T]) set(ctx context.Context, info T) error {
 		return m.failure()
 	}
 	m.mu.Lock()
-	former := m.data
 	m.data = data
 	inc := m.inc
 	m.mu.Unlock()
@@ -365,11 +382,13 @@ func (m *Membership[T]) set(ctx context.Context, info T) error {
 	switch {
 	case err == nil, errors.Is(err, session.ErrEnded), session.IsNoNode(err):
 		return nil // or the next znode is made with it
+	case ctx.Err() == nil && m.leaving.Err() != nil:
+		return ErrNotLocked
 	case session.OutcomeOf(err) == session.Answered:
 		// Refused: the next znode must not be made with it either.
 		m.mu.Lock()
 		if slices.Equal(m.data, data) {
-			m.data = former
+			m.data = m.taken
 		}
 		m.mu.Unlock()
 	}
@@ -479,7 +498,7 @@ func (g *Group[T]) Watch(ctx context.Context) <-chan []Member[T] {
 	}
 	g.s.m.Spawn(func() {
 		defer close(out)
-		err := g.s.m.FollowDir(ctx, g.dir(), false, func(nodes map[string]session.Node, changed, _ <-chan struct{}) (bool, error) {
+		err := g.s.m.FollowDir(ctx, g.dir(), false, func(nodes map[string]session.Node, changed, lost <-chan struct{}) (bool, error) {
 			members, bad := g.members(nodes)
 			for _, err := range bad {
 				g.s.m.Log.Error("zsync: cannot watch a member", "path", g.path, "err", err)
@@ -489,6 +508,8 @@ func (g *Group[T]) Watch(ctx context.Context) <-chan []Member[T] {
 				return true, nil
 			case <-changed:
 				return false, nil // the reader gets what is newer
+			case <-lost:
+				return false, nil // or what the next session finds
 			case <-ctx.Done():
 				return false, session.CtxErr(ctx)
 			case <-g.s.m.Closing:

@@ -211,3 +211,143 @@ func TestJoinAndLeaveWithServersThatAreAwayKeepTheirTime(t *testing.T) {
 		}
 	})
 }
+
+func TestGroupWatchDoesNotTellASlowReaderWhatWasInAnEndedSession(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := open(t, srv), open(t, srv)
+		g := zsync.NewGroup[string](other, "/g")
+		one, err := g.Join(t.Context(), "one", "1")
+		must(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		watch := zsync.NewGroup[string](s, "/g").Watch(ctx)
+		time.Sleep(time.Second) // the reader is slow
+		srv.Expire(s.ID())
+		time.Sleep(time.Minute) // the session has been replaced
+		must(t, one.Leave())
+		_, err = g.Join(t.Context(), "two", "2")
+		must(t, err)
+		time.Sleep(time.Hour)
+		if got := rollCall(<-watch); got != "two=2" {
+			t.Errorf("an hour after the change the reader gets %q", got)
+		}
+	})
+}
+
+func TestALongIDInKazoosLayoutIsRefusedBeforeItIsSent(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		g := zsync.NewGroup[string](s, "/g", zsync.WithGroupLayout(zsync.LayoutKazoo))
+		before := s.Stats().Reconnects
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		_, err := g.Join(ctx, strings.Repeat("x", 2<<20), "")
+		t.Log(err, s.Stats().Reconnects-before, s.Stats().Expiries)
+		if !errors.Is(err, zsync.ErrTooLarge) && !errors.Is(err, zsync.ErrInvalid) {
+			t.Errorf("Join = %v", err)
+		}
+		if n := s.Stats().Reconnects - before; n > 0 {
+			t.Errorf("%d connections were lost", n)
+		}
+	})
+}
+
+func TestSetOfAnEarlierCallDoesNotOverwriteALaterOne(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := open(t, srv, zsync.WithRetry(zsync.Backoff{Min: time.Second, Max: time.Second})), open(t, srv)
+		m, err := zsync.NewGroup[string](s, "/g").Join(t.Context(), "id", "0")
+		must(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		n := 0
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op != zktest.OpSetData || !strings.Contains(string(r.Data), "A") {
+				return zktest.Pass
+			}
+			if n++; n == 1 {
+				return zktest.DropRequest
+			}
+			cancel()
+			return zktest.Delay(10 * time.Millisecond)
+		})
+		a := async(func() error { return m.Set(ctx, "A") })
+		time.Sleep(time.Millisecond)
+		must(t, m.Set(t.Context(), "B"))
+		t.Log(<-a, n)
+		time.Sleep(time.Minute)
+		members, err := zsync.NewGroup[string](other, "/g").Members(t.Context())
+		must(t, err)
+		if got := rollCall(members); got != "id=B" {
+			t.Errorf("a minute after Set B: %q", got)
+		}
+	})
+}
+
+func TestRefusedSetsLeaveTheInfo(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := open(t, srv), open(t, srv)
+		m, err := zsync.NewGroup[string](s, "/g").Join(t.Context(), "id", "0")
+		must(t, err)
+		srv.SetLatency(100 * time.Millisecond)
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpSetData {
+				return zktest.Fail(zktest.CodeNoAuth)
+			}
+			return zktest.Pass
+		})
+		a := async(func() error { return m.Set(t.Context(), "A") })
+		time.Sleep(10 * time.Millisecond)
+		b := async(func() error { return m.Set(t.Context(), "B") })
+		t.Log(<-a, <-b)
+		srv.SetLatency(0)
+		srv.Intercept(nil)
+		srv.Expire(s.ID())
+		time.Sleep(time.Minute)
+		members, err := zsync.NewGroup[string](other, "/g").Members(t.Context())
+		must(t, err)
+		if got := rollCall(members); got != "id=0" {
+			t.Errorf("after both were refused: %q", got)
+		}
+	})
+}
+
+// A Set that is tried again does not write over who has the id after Leave.
+func TestSetBesideLeaveDoesNotWriteOverTheNextMember(t *testing.T) {
+	for _, same := range []bool{true, false} {
+		t.Run(map[bool]string{true: "same session", false: "another session"}[same], func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s, other := open(t, srv, zsync.WithRetry(zsync.Backoff{Min: time.Second, Max: time.Second})), open(t, srv)
+				next := other
+				if same {
+					next = s
+				}
+				m, err := zsync.NewGroup[string](s, "/g").Join(t.Context(), "id", "0")
+				must(t, err)
+				join := async(func() error {
+					_, err := zsync.NewGroup[string](next, "/g").Join(t.Context(), "id", "next")
+					return err
+				})
+				pendingStill(t, join)
+				n := 0
+				srv.Intercept(func(r zktest.Request) zktest.Action {
+					if r.Op == zktest.OpSetData && strings.Contains(string(r.Data), "A") {
+						if n++; n == 1 {
+							return zktest.DropRequest
+						}
+					}
+					return zktest.Pass
+				})
+				a := async(func() error { return m.Set(t.Context(), "A") })
+				time.Sleep(time.Millisecond)
+				must(t, m.Leave())
+				must(t, <-join)
+				t.Log(<-a, n)
+				time.Sleep(time.Minute)
+				members, err := zsync.NewGroup[string](other, "/g").Members(t.Context())
+				must(t, err)
+				if got := rollCall(members); got != "id=next" {
+					t.Errorf("the next member is shown as %q", got)
+				}
+			})
+		})
+	}
+}

@@ -139,3 +139,17 @@ func TestCompareAndSwapDoesNotAnswerByANumberOfBeforeTheCall(t *testing.T) {
 		})
 	}
 }
+
+func TestInt64DoesNotTakeNullForANumber(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		must(t, zsync.NewValue[string](s, "/n", zsync.WithCodec(zsync.Raw)).Store(t.Context(), "null"))
+		n := zsync.NewInt64(s, "/n")
+		if x, err := n.Load(t.Context()); err == nil {
+			t.Errorf("Load of null = %v, nil", x)
+		}
+		if x, err := n.Add(t.Context(), 1); err == nil {
+			t.Errorf("Add to null = %v, nil", x)
+		}
+	})
+}

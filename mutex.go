@@ -226,11 +226,13 @@ func (m *Mutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error)
 }
 
 // Revoke asks whoever holds m to give it up: its [Mutex.Revoked] tells it. What
-// comes of that is up to the holder. It returns [ErrNotLocked] if nobody holds m.
+// comes of that is up to the holder, and no later hold is told of it. A place that is
+// only kept, see [WithRetention], is given up. It returns [ErrNotLocked] if nobody holds m.
 //
 // The holder may be a program that uses Curator's InterProcessMutex.makeRevocable,
 // and is asked as Curator's Revoker does it: the data of its znode become
-// __REVOKE__, so Contenders shows that for its owner. It costs 3 requests in 2 round trips.
+// __REVOKE__, so Contenders shows that for its owner. It costs 3 requests in 2 round trips;
+// where the holder uses [WithRetention] it stands in the line first, for half a second at most.
 func (m *Mutex) Revoke(ctx context.Context) error {
 	return opError("revoke", m.path, m.revoke(ctx))
 }
@@ -247,6 +249,19 @@ func (m *Mutex) revoke(ctx context.Context) error {
 		}
 		if holder == "" {
 			return ErrNotLocked
+		}
+		if line.MayBeKept(holder) {
+			// Nobody has it, perhaps. Who comes to the line recalls it: if it goes nobody had it,
+			// and if it is in use it is not kept any more, so that who locks later is not asked.
+			ln := &m.turnstile.Line
+			c, err := ln.Try(ctx, ln.Bases[0], m.s.m.Owner, line.Exclusive)
+			switch {
+			case err != nil:
+				return err
+			case c != nil:
+				m.s.m.GiveUp(ctx, c.GiveBack)
+				return nil // it was only kept, and has been given up
+			}
 		}
 		// Names are unique: written twice, it asks the same one.
 		_, err = inc.Set(ctx, session.ChildPath(dir, holder), []byte(line.RevokeMessage), -1)
@@ -307,6 +322,12 @@ func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context) error) error
 			return d.nest(ctx, "do", m.path, turnstile.Exclusive, f)
 		}
 	}
+	return m.doThen(ctx, nil, f)
+}
+
+// doThen is Do, not nested, which releases when rest, if there is one, has returned: behind
+// its caller if his ctx has ended.
+func (m *Mutex) doThen(ctx context.Context, rest func(), f func(ctx context.Context) error) error {
 	if err := m.check(ctx); err != nil {
 		return opError("do", m.path, err)
 	}
@@ -314,7 +335,7 @@ func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context) error) error
 	if err != nil {
 		return opError("do", m.path, err)
 	}
-	return m.turnstile.do(m.turnstile.follow(ctx, turnstile.Exclusive, g), m.doKey(), "do", g, f)
+	return m.turnstile.do(m.turnstile.follow(ctx, turnstile.Exclusive, g), m.doKey(), "do", g, f, rest)
 }
 
 func (m *Mutex) doKey() doKey { return doKey{m.s, m.path, m.turnstile.Line.Bases[0]} }

@@ -129,7 +129,7 @@ func (p *Partition) run(ctx context.Context, shards []string, f func(ctx context
 	}
 	id := p.id
 	if id == "" {
-		id = strings.ToValidUTF8(p.s.m.Config.Owner, "\uFFFD") + " " + session.NewGUID()
+		id = p.newID()
 	}
 	r := &partitioning{
 		p: p, f: f, id: id, shards: shards,
@@ -154,6 +154,20 @@ func (p *Partition) run(ctx context.Context, shards []string, f func(ctx context
 		return session.CtxErr(ctx)
 	}
 	return err
+}
+
+// newID returns the owner with a unique number; of a long owner as much as fits.
+func (p *Partition) newID() string {
+	owner, unique := strings.ToValidUTF8(p.s.m.Config.Owner, "\uFFFD"), " "+session.NewGUID()
+	room := session.MaxPath - len(session.ChildPath(p.path, "members/")) - len(session.NameOfKey(unique))
+	n, size := 0, 0
+	for i, r := range owner {
+		if size += len(session.NameOfKey(string(r))); size > room-4 { // "." and ".." alone are longer
+			break
+		}
+		n = i + len(string(r))
+	}
+	return owner[:n] + unique
 }
 
 func (p *Partition) shardPath(shard string) string {

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -307,6 +308,22 @@ func TestNoFunctionIsCalledForAShardThatRunDoesNotName(t *testing.T) {
 			if slices.Sort(ran); !slices.Equal(ran, shards) {
 				t.Errorf("of %q it ran %q", shards, ran)
 			}
+		}
+	})
+}
+
+func TestPartitionTakesAnyOwner(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv, zsync.WithOwner(strings.Repeat("o", 2100)))
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		err := zsync.NewPartition(s, "/p").Run(ctx, []string{"a"}, func(ctx context.Context, shard string) error {
+			cancel()
+			<-ctx.Done()
+			return nil
+		})
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("Run = %.200v", err)
 		}
 	})
 }

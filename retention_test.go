@@ -752,3 +752,46 @@ func wakeUps(t *testing.T) (n uint64) {
 	}
 	return n
 }
+
+// Revoke of a place that is only kept: nobody holds it.
+func TestWhoLocksAPlaceAgainThatWasKeptIsNotAskedToGiveUp(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, o := open(t, srv), open(t, srv)
+		m := zsync.NewMutex(s, "/l", zsync.WithRetention(time.Minute))
+		must(t, m.Lock(t.Context()))
+		must(t, m.Unlock())
+		must(t, zsync.NewMutex(o, "/l").Revoke(t.Context())) // the place is given up
+		time.Sleep(time.Second)
+		must(t, m.Lock(t.Context()))
+		synctest.Wait()
+		ch := m.Revoked()
+		synctest.Wait()
+		select {
+		case <-ch:
+			t.Error("a hold that began after the Revoke is asked to give up")
+		default:
+		}
+		must(t, m.Unlock())
+	})
+}
+
+// The one who was asked has unlocked; who locks later, when nobody else is there, was not asked.
+func TestWhoLocksAgainHimselfIsNotAskedWhatHisFormerHoldWas(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, o := open(t, srv), open(t, srv)
+		m := zsync.NewMutex(s, "/l", zsync.WithRetention(time.Minute))
+		must(t, m.Lock(t.Context()))
+		must(t, zsync.NewMutex(o, "/l").Revoke(t.Context()))
+		must(t, m.Unlock()) // without having looked at Revoked
+		time.Sleep(30 * time.Second)
+		must(t, m.Lock(t.Context()))
+		ch := m.Revoked()
+		synctest.Wait()
+		select {
+		case <-ch:
+			t.Error("a hold that began half a minute after the Revoke is asked to give up")
+		default:
+		}
+		must(t, m.Unlock())
+	})
+}

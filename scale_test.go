@@ -202,7 +202,8 @@ func TestAGoroutineThatWaitsForAMutexCostsNoOtherAndFourKilobytes(t *testing.T) 
 			}
 			t.Logf("%d bytes a waiter, a Mutex each: %t; and %d for its stack, %d for its znode in the server", cost, each, int64(stacks()-stack)/int64(n), servers)
 			const watch = 150 // about what the test server keeps of a watch, on each waiter's znode
-			if !harness.UnderRace && cost > 4<<10+watch {
+			const noise = 250 // maps that have just grown, or are about to
+			if !harness.UnderRace && cost > 4<<10+watch+noise {
 				t.Errorf("%d bytes a waiter, a Mutex each: %t", cost, each)
 			}
 			cancel()

@@ -166,14 +166,15 @@ func (c *Schedule) do(ctx context.Context, at time.Time, f func(ctx context.Cont
 		}
 		wait := c.await(ctx, at)
 		recorded, passed := false, false
+		var record sync.WaitGroup // what f has done is recorded before the lock is given up, whatever becomes of ctx
 		err := func() error {
 			defer func() { passed = wait.end() }() // also if f panics
-			return lock.Do(wait.ctx, func(ctx context.Context) error {
+			return lock.doThen(wait.ctx, record.Wait, func(ctx context.Context) error {
 				if !wait.take() {
 					return errPassed
 				}
 				var err error
-				ran, err = c.run(ctx, lock, at, f)
+				ran, err = c.run(ctx, lock, at, &record, f)
 				recorded = ran && err == nil
 				return err
 			})
@@ -196,7 +197,7 @@ func (c *Schedule) do(ctx context.Context, at time.Time, f func(ctx context.Cont
 
 // run runs f while lock is held, unless the instant has been done, and records
 // it.
-func (c *Schedule) run(ctx context.Context, lock *Mutex, at time.Time, f func(ctx context.Context) error) (ran bool, err error) {
+func (c *Schedule) run(ctx context.Context, lock *Mutex, at time.Time, record *sync.WaitGroup, f func(ctx context.Context) error) (ran bool, err error) {
 	// Whoever held the lock before recorded what it did before it released, in
 	// its own order, and our hold shows that it has released. So what is read now
 	// knows of it; and if it is read in another session than that of the hold,
@@ -216,7 +217,11 @@ func (c *Schedule) run(ctx context.Context, lock *Mutex, at time.Time, f func(ct
 	// f has done its work, so it is recorded whatever has become of ctx; but a
 	// caller whose ctx has ended does not wait for servers that do not answer.
 	recorded := make(chan error, 1)
-	c.s.m.Spawn(func() { recorded <- c.record(context.WithoutCancel(ctx), lock, at) })
+	record.Add(1)
+	c.s.m.Spawn(func() {
+		defer record.Done()
+		recorded <- c.record(context.WithoutCancel(ctx), lock, at)
+	})
 	if err, ok := session.AwaitGrace(recorded, ctx.Done()); ok {
 		return true, err
 	}

@@ -443,3 +443,63 @@ func TestHammerScheduleRunsEveryInstantOnceWhateverTheClocks(t *testing.T) {
 		}
 	})
 }
+
+func TestAnInstantIsRecordedThoughCtxEndsFarFromTheServers(t *testing.T) {
+	for _, first := range []bool{false, true} {
+		t.Run(map[bool]string{true: "first", false: "later"}[first], func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s, other := open(t, srv), open(t, srv)
+				c := zsync.NewSchedule(s, "/jobs")
+				at := time.Now()
+				if !first {
+					_, err := c.Do(t.Context(), at.Add(-time.Hour), func(context.Context) error { return nil })
+					must(t, err)
+				}
+				srv.SetLatency(500 * time.Millisecond)
+				ctx, cancel := context.WithCancel(t.Context())
+				ran, err := c.Do(ctx, at, func(context.Context) error { cancel(); return nil })
+				t.Log(ran, err)
+				time.Sleep(time.Minute)
+				srv.SetLatency(0)
+				ran, err = zsync.NewSchedule(other, "/jobs").Do(t.Context(), at, func(context.Context) error { return nil })
+				if ran || err != nil {
+					t.Errorf("run again: %v, %v", ran, err)
+				}
+			})
+		})
+	}
+}
+
+func TestAnInstantIsRecordedThoughCtxEndsAndRequestsAreLost(t *testing.T) {
+	for _, drops := range []int32{1, 3, 6} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			s, other := open(t, srv), open(t, srv)
+			c := zsync.NewSchedule(s, "/jobs")
+			at := time.Now()
+			_, err := c.Do(t.Context(), at.Add(-time.Hour), func(context.Context) error { return nil })
+			must(t, err)
+			ctx, cancel := context.WithCancel(t.Context())
+			var n atomic.Int32
+			id := s.ID()
+			ran, err := c.Do(ctx, at, func(context.Context) error {
+				cancel()
+				srv.Intercept(func(r zktest.Request) zktest.Action {
+					if r.Session == id && r.Op == zktest.OpMulti && n.Add(1) <= drops {
+						return zktest.DropRequest
+					}
+					return zktest.Pass
+				})
+				return nil
+			})
+			t.Log(drops, ran, err)
+			time.Sleep(time.Minute)
+			ran, err = zsync.NewSchedule(other, "/jobs").Do(t.Context(), at, func(context.Context) error { return nil })
+			if ran || err != nil {
+				t.Errorf("%d drops: run again: %v, %v", drops, ran, err)
+			}
+			if s.ID() != id {
+				t.Log("lost session")
+			}
+		})
+	}
+}

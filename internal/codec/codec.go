@@ -102,13 +102,16 @@ func (BigEndian) Unmarshal(data []byte, v any) error {
 }
 
 // A Zero takes no bytes for 0: other programs create the znode before they
-// write it.
+// write it. It refuses JSON's null, which would leave the number as it was.
 type Zero struct{ Codec }
 
 func (c Zero) Unmarshal(data []byte, v any) error {
 	if n, ok := v.(*int64); ok && len(data) == 0 {
 		*n = 0
 		return nil
+	}
+	if _, ok := c.Codec.(JSON); ok && string(bytes.TrimSpace(data)) == "null" {
+		return errors.New("null is no number")
 	}
 	return c.Codec.Unmarshal(data, v)
 }

@@ -146,8 +146,14 @@ func (v *view) leave() {
 
 // update puts a listing in the place of what v knew, if it was sent later.
 func (v *view) update(rk *ranks) {
+	views.Lock()
+	mostlyOurs := 2*v.waiters > len(rk.in) // they are told of each other
+	views.Unlock()
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	if mostlyOurs {
+		v.names = nil
+	}
 	if rk.roll.Number() <= v.of {
 		return
 	}
@@ -156,7 +162,9 @@ func (v *view) update(rk *ranks) {
 	for i, c := range rk.in {
 		v.spots[i] = spotOf(c)
 	}
-	v.names = firstNames(rk.in)
+	if !mostlyOurs {
+		v.names = firstNames(rk.in)
+	}
 	v.ahead.setChildren(v.key.dir, rk.in)
 }
 

@@ -51,7 +51,8 @@ type written struct{ czxid, mzxid int64 }
 //
 // If confirm, tell is also called with the first snapshot behind each connection
 // that was lost, even if nothing has changed, and not while there is none: lost is closed
-// then, at which tell gives up too. Otherwise lost is nil.
+// then, at which tell gives up too. Otherwise lost is closed when the session has ended:
+// what was read in it may be old by the time that it is told.
 func (m *Manager) FollowDir(ctx context.Context, dir string, confirm bool, tell func(nodes map[string]Node, changed, lost <-chan struct{}) (told bool, err error)) error {
 	var last map[string]written
 	return m.During(ctx, func(inc *Incarnation) error {
@@ -108,10 +109,10 @@ func (m *Manager) FollowDir(ctx context.Context, dir string, confirm bool, tell 
 }
 
 // connectionLost returns a channel that is closed when the present connection is
-// lost, or nil if that is of no interest.
+// lost or, if that is of no interest, the session.
 func (f *follower) connectionLost(interest bool) <-chan struct{} {
 	if !interest {
-		return nil
+		return f.inc.Ctx.Done()
 	}
 	return f.inc.Disconnection()
 }
