@@ -756,12 +756,15 @@ func TestWaitGroupChangeIsCarriedOverToTheNextSession(t *testing.T) {
 }
 
 func TestTheTasksOfOneSessionMayBeMoreThanOneAddTakes(t *testing.T) {
+	if math.MaxInt == math.MaxInt32 {
+		t.Skip("an int holds no more")
+	}
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := zsync.NewWaitGroup(open(t, srv), "/w"), zsync.NewWaitGroup(open(t, srv), "/w")
 		must(t, a.Add(t.Context(), math.MaxInt32))
 		must(t, a.Add(t.Context(), 1))
 		n, err := b.Count(t.Context())
-		if err != nil || n != math.MaxInt32+1 {
+		if err != nil || int64(n) != math.MaxInt32+1 {
 			t.Errorf("Count = %d, %v", n, err)
 		}
 		wantErr(t, b.Wait(within(t, time.Second)), context.DeadlineExceeded)

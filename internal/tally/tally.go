@@ -673,7 +673,7 @@ func readTasks(ctx context.Context, inc *session.Incarnation, paths []string) ([
 		if node.Stat == nil {
 			continue
 		}
-		n, err := strconv.ParseUint(string(node.Data), 10, 62)
+		n, err := strconv.ParseUint(string(node.Data), 10, min(62, strconv.IntSize-1))
 		if err != nil || n == 0 {
 			return nil, session.Invalid("znode %s holds %.32q, which is no number of tasks", inc.Manager.Bare(paths[i]), node.Data)
 		}
