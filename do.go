@@ -92,8 +92,8 @@ func doHolding(ctx context.Context, key doKey, d *doCall, f func(ctx context.Con
 }
 
 // do runs f while it has g, and gives up g, or what Cond.Wait has locked in its
-// place, when rest, if there is one, has returned. What f may have unlocked otherwise is
-// not its own any more.
+// place, when rest has returned. What f may have unlocked otherwise is not its own any
+// more.
 func (q *lockTurnstile) do(ctx context.Context, key doKey, op string, g *line.Grant, f func(ctx context.Context) error, rest func()) error {
 	d := newDoCall(q, g)
 	return doHolding(ctx, key, d, f, func() error {
@@ -102,9 +102,7 @@ func (q *lockTurnstile) do(ctx context.Context, key doKey, op string, g *line.Gr
 			return opError(op, q.Path, ErrNotLocked)
 		}
 		return opError(op, q.Path, q.s.m.GiveUp(ctx, func() error {
-			if rest != nil {
-				rest()
-			}
+			rest()
 			return q.Leave(g)
 		}))
 	})

@@ -250,18 +250,8 @@ func (m *Mutex) revoke(ctx context.Context) error {
 		if holder == "" {
 			return ErrNotLocked
 		}
-		if line.MayBeKept(holder) {
-			// Nobody has it, perhaps. Who comes to the line recalls it: if it goes nobody had it,
-			// and if it is in use it is not kept any more, so that who locks later is not asked.
-			ln := &m.turnstile.Line
-			c, err := ln.Try(ctx, ln.Bases[0], m.s.m.Owner, line.Exclusive)
-			switch {
-			case err != nil:
-				return err
-			case c != nil:
-				m.s.m.GiveUp(ctx, c.GiveBack)
-				return nil // it was only kept, and has been given up
-			}
+		if recalled, err := m.turnstile.Line.Recall(ctx, holder); recalled || err != nil {
+			return err
 		}
 		// Names are unique: written twice, it asks the same one.
 		_, err = inc.Set(ctx, session.ChildPath(dir, holder), []byte(line.RevokeMessage), -1)
@@ -322,11 +312,11 @@ func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context) error) error
 			return d.nest(ctx, "do", m.path, turnstile.Exclusive, f)
 		}
 	}
-	return m.doThen(ctx, nil, f)
+	return m.doThen(ctx, func() {}, f)
 }
 
-// doThen is Do, not nested, which releases when rest, if there is one, has returned: behind
-// its caller if his ctx has ended.
+// doThen is Do, not nested, which releases when rest has returned: behind its caller if
+// his ctx has ended.
 func (m *Mutex) doThen(ctx context.Context, rest func(), f func(ctx context.Context) error) error {
 	if err := m.check(ctx); err != nil {
 		return opError("do", m.path, err)

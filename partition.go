@@ -158,16 +158,9 @@ func (p *Partition) run(ctx context.Context, shards []string, f func(ctx context
 
 // newID returns the owner with a unique number; of a long owner as much as fits.
 func (p *Partition) newID() string {
-	owner, unique := strings.ToValidUTF8(p.s.m.Config.Owner, "\uFFFD"), " "+session.NewGUID()
+	unique := " " + session.NewGUID()
 	room := session.MaxPath - len(session.ChildPath(p.path, "members/")) - len(session.NameOfKey(unique))
-	n, size := 0, 0
-	for i, r := range owner {
-		if size += len(session.NameOfKey(string(r))); size > room-4 { // "." and ".." alone are longer
-			break
-		}
-		n = i + len(string(r))
-	}
-	return owner[:n] + unique
+	return session.KeyThatFits(strings.ToValidUTF8(p.s.m.Config.Owner, "\uFFFD"), room-4) + unique // "." and ".." alone are longer
 }
 
 func (p *Partition) shardPath(shard string) string {

@@ -404,39 +404,29 @@ func TestDeadLettersAreNotKeptForLongerInAnyLayoutHoweverOneConsumes(t *testing.
 	}
 }
 
-func TestPurgeDeadCountsWhateverIsLost(t *testing.T) {
-	loseEach(t, func(t *testing.T, srv *zktest.Server, s *zsync.Session, begin, end func()) {
-		q, other := zsync.NewQueue[int](s, "/q"), zsync.NewQueue[int](open(t, srv), "/q")
-		must(t, other.Send(t.Context(), 1, 2))
-		ds, err := other.ReceiveN(t.Context(), 2)
-		must(t, err)
-		for _, d := range ds {
-			must(t, d.Reject(t.Context(), "no"))
-		}
-		begin()
-		n, err := q.PurgeDead(t.Context(), nil)
-		end()
-		if n != 2 || err != nil {
-			t.Errorf("PurgeDead = %d, %v; want 2", n, err)
-		}
-	})
-}
-
-func TestRequeueDeadCountsWhateverIsLost(t *testing.T) {
-	loseEach(t, func(t *testing.T, srv *zktest.Server, s *zsync.Session, begin, end func()) {
-		q, other := zsync.NewQueue[int](s, "/q"), zsync.NewQueue[int](open(t, srv), "/q")
-		must(t, other.Send(t.Context(), 1, 2))
-		ds, err := other.ReceiveN(t.Context(), 2)
-		must(t, err)
-		for _, d := range ds {
-			must(t, d.Reject(t.Context(), "no"))
-		}
-		begin()
-		n, err := q.RequeueDead(t.Context(), nil)
-		end()
-		if n != 2 || err != nil {
-			t.Errorf("RequeueDead = %d, %v; want 2", n, err)
-		}
-		wantLen(t, other, 2)
-	})
+// Each request is lost once, or its reply, or the session with it.
+func TestWhatIsDoneToAllDeadLettersIsCountedWhateverIsLost(t *testing.T) {
+	for name, do := range map[string]func(ctx context.Context, q *zsync.Queue[int]) (int, error){
+		"purge":   func(ctx context.Context, q *zsync.Queue[int]) (int, error) { return q.PurgeDead(ctx, nil) },
+		"requeue": func(ctx context.Context, q *zsync.Queue[int]) (int, error) { return q.RequeueDead(ctx, nil) },
+	} {
+		loseEach(t, func(t *testing.T, srv *zktest.Server, s *zsync.Session, begin, end func()) {
+			q, other := zsync.NewQueue[int](s, "/q"), zsync.NewQueue[int](open(t, srv), "/q")
+			must(t, other.Send(t.Context(), 1, 2))
+			ds, err := other.ReceiveN(t.Context(), 2)
+			must(t, err)
+			for _, d := range ds {
+				must(t, d.Reject(t.Context(), "no"))
+			}
+			begin()
+			n, err := do(t.Context(), q)
+			end()
+			if n != 2 || err != nil {
+				t.Errorf("%s: %d, %v; want 2", name, n, err)
+			}
+			if name == "requeue" {
+				wantLen(t, other, 2)
+			}
+		})
+	}
 }

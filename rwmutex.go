@@ -383,7 +383,7 @@ func (rw *RWMutex) do(ctx context.Context, op string, mode turnstile.Mode, f fun
 	if err != nil {
 		return opError(op, rw.path, err)
 	}
-	return rw.turnstile.do(rw.turnstile.follow(ctx, mode, g), rw.doKey(mode), op, g, f, nil)
+	return rw.turnstile.do(rw.turnstile.follow(ctx, mode, g), rw.doKey(mode), op, g, f, func() {})
 }
 
 // within returns the Do, or else the RDo, of this path in which ctx was made,

@@ -3,10 +3,10 @@ package zsync
 import (
 	"context"
 	"errors"
-	"slices"
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/line"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -92,7 +92,7 @@ func (m *Semaphore) acquireAtOnce(ctx context.Context, n int64, wait bool) (a *a
 	leases := m.name(known.q.limit, n)
 	same := &zk.CheckVersionRequest{Path: m.root, Version: known.q.version}
 	lists, withdrawn, err := inc.CreateThenList(ctx, same, pathsOf(leases), m.s.m.Owner, m.gate.turnstile.Line.Dir, m.leases)
-	if err == nil && (len(lists[0]) > 0 || m.weightOfAll(others(lists[1], leases)) > known.q.limit-n || session.IsClosed(w.Fired)) {
+	if err == nil && (len(lists[0]) > 0 || m.weightOfAll(line.Without(lists[1], pathsOf(leases))) > known.q.limit-n || session.IsClosed(w.Fired)) {
 		withdrawn = inc.RemoveAll(pathsOf(leases))
 	}
 	switch {
@@ -118,16 +118,6 @@ func (m *Semaphore) acquireAtOnce(ctx context.Context, n int64, wait bool) (a *a
 	// it good, behind the gate.
 	m.wasTaken()
 	return nil, false, nil
-}
-
-// others returns those of names that are not of leases. (With ours, and as many permits as
-// a number can tell, the sum would be the limit at most.)
-func others(names []string, leases []lease) []string {
-	own := make(map[string]bool, len(leases))
-	for _, l := range leases {
-		own[session.BaseName(l.path)] = true
-	}
-	return slices.DeleteFunc(names, func(name string) bool { return own[name] })
 }
 
 func (m *Semaphore) seemsFree() bool {

@@ -160,7 +160,9 @@ func TestWhoIsDeletedWhileHeAsksAfterThoseAheadHasNoTurn(t *testing.T) {
 		harness.VirtualTime(t, func(t *testing.T) {
 			c := newCrowd(t)
 			own := ""
-			for _, name := range must(c.admin.ChildrenFresh(t.Context(), "/m")) {
+			names, _, err := c.admin.ChildrenFresh(t.Context(), "/m")
+			harness.Must(t, err)
+			for _, name := range names {
 				if me, ok := ParseChild(name, "lock-"); ok && me.Seq == 3 {
 					own = name
 				}
@@ -191,13 +193,6 @@ func TestWhoIsDeletedWhileHeAsksAfterThoseAheadHasNoTurn(t *testing.T) {
 			c.end(t)
 		})
 	}
-}
-
-func must(names []string, _ any, err error) []string {
-	if err != nil {
-		panic(err)
-	}
-	return names
 }
 
 // Each of two hundred hand-overs between three sessions in a long line costs a question,

@@ -144,6 +144,16 @@ func PermitsName(n int64) string {
 	return "_c_" + session.NewGUID() + weightBase + strconv.FormatInt(n, 10)
 }
 
+// Without returns the names but those of the znodes at paths. What others have is compared with
+// what is left for us, as with ours the sum may be more than a number can tell.
+func Without(names, paths []string) []string {
+	ours := make(map[string]bool, len(paths))
+	for _, path := range paths {
+		ours[session.BaseName(path)] = true
+	}
+	return slices.DeleteFunc(names, func(name string) bool { return ours[name] })
+}
+
 // Permits returns how many permits znodes of these names stand for: each for one,
 // whatever it is called, as Curator and kazoo count them, unless its name says more,
 // which in kazoo's layout none does.

@@ -1,6 +1,8 @@
 package line
 
 import (
+	"context"
+
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -42,4 +44,19 @@ func (c *Claim) listen(path string, asked chan struct{}, end <-chan struct{}) {
 		inc.Watches.Leave(w)
 		return // it was asked, or is gone
 	}
+}
+
+// Recall gives up the place of a holder who may only keep it, and says whether it has. If it
+// is in use it is not kept any more from now on, so that who holds it later is not asked
+// what is asked of this one.
+func (l *Line) Recall(ctx context.Context, holder string) (recalled bool, err error) {
+	if !MayBeKept(holder) {
+		return false, nil
+	}
+	c, err := l.Try(ctx, l.Bases[0], l.Manager.Owner, Exclusive)
+	if c == nil {
+		return false, err
+	}
+	l.Manager.GiveUp(ctx, c.GiveBack)
+	return true, nil
 }

@@ -57,3 +57,13 @@ func KeyOfName(name string) (key string, ok bool) {
 	key = b.String()
 	return key, NameOfKey(key) == name
 }
+
+// KeyThatFits returns as much of key as has a name of at most room bytes.
+func KeyThatFits(key string, room int) string {
+	for i, r := range key {
+		if room -= len(NameOfKey(string(r))); room < 0 {
+			return key[:i]
+		}
+	}
+	return key
+}

@@ -12,9 +12,13 @@ import (
 // request each, within one incarnation, with what must be done when the reply
 // does not come. Paths are the server's (see Manager.Full).
 
-// MaxPacket is the largest request that a server with the default
-// jute.maxbuffer accepts. A larger one would cost everyone the connection.
-const MaxPacket = 1<<20 - 1 - 64
+// maxRequest is the largest request that a server with the default jute.maxbuffer
+// accepts. A larger one would cost everyone the connection. MaxPacket is that for what is
+// measured by [Manager.SizeOf].
+const (
+	maxRequest = 1<<20 - 1
+	MaxPacket  = maxRequest - 64
+)
 
 func sizeOfACL(acl []zk.ACL) (n int) {
 	for _, a := range acl {
@@ -222,10 +226,7 @@ func CheckSize(ops []any) error {
 		n += 9
 		switch op := op.(type) {
 		case *zk.CreateRequest:
-			n += 16 + len(op.Path) + len(op.Data)
-			for _, a := range op.Acl {
-				n += 12 + len(a.Scheme) + len(a.ID)
-			}
+			n += 16 + len(op.Path) + len(op.Data) + sizeOfACL(op.Acl)
 		case *zk.SetDataRequest:
 			n += 12 + len(op.Path) + len(op.Data)
 		case *zk.DeleteRequest:
@@ -234,7 +235,7 @@ func CheckSize(ops []any) error {
 			n += 8 + len(op.Path)
 		}
 	}
-	if n > 1<<20-1 {
+	if n > maxRequest {
 		return fmt.Errorf("a transaction of %d bytes: %w", n, ErrTooLarge)
 	}
 	return nil
