@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"strings"
-	"sync"
 	"time"
 	"weak"
 
@@ -61,9 +60,6 @@ type Flight[T any] struct {
 	made
 	codec Codec
 	keep  time.Duration
-
-	mu    sync.Mutex
-	swept time.Time // when results of others were last looked after; guarded by mu
 }
 
 // NewFlight returns the Flight at path. A result is shared with those who call
@@ -309,15 +305,10 @@ func (f *Flight[T]) remove(dir string) bool {
 }
 
 // sweepSoon looks after the results of processes that are gone, in the background
-// and not more often than results get old. rw is that of a key, held for writing.
+// and not more often than results get old, however many Flights the Session has at the
+// path. rw is that of a key, held for writing.
 func (f *Flight[T]) sweepSoon(ctx context.Context, rw *RWMutex) {
-	f.mu.Lock()
-	due := time.Since(f.swept) >= f.sweepAfter()
-	if due {
-		f.swept = time.Now()
-	}
-	f.mu.Unlock()
-	if !due {
+	if !f.s.swept.Due(f.path, f.sweepAfter()) {
 		return
 	}
 	g, _, err := rw.current()

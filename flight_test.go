@@ -396,3 +396,24 @@ func TestAClosedSessionIsGarbageThoughAFlightKeepsItsResults(t *testing.T) {
 		}
 	}
 }
+
+func TestAFlightMadeForEachCallCostsWhatOneThatIsKeptDoes(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		ask := func(f *zsync.Flight[int], key string) {
+			_, _, err := f.Do(t.Context(), key, func(context.Context) (int, error) { return 1, nil })
+			must(t, err)
+			synctest.Wait() // what it does in the background
+		}
+		f := zsync.NewFlight[int](s, "/f", time.Hour)
+		for i := range 100 {
+			ask(f, fmt.Sprint(i))
+		}
+		kept := requests(srv, func() { ask(f, "a") })
+		for _, key := range []string{"b", "c"} {
+			if anew := requests(srv, func() { ask(zsync.NewFlight[int](s, "/f", time.Hour), key) }); anew > kept {
+				t.Errorf("%d requests of a Flight made for the call, and %d of one that is kept", anew, kept)
+			}
+		}
+	})
+}

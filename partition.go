@@ -98,7 +98,8 @@ func (p *Partition) Path() string { return p.path }
 // ([WithRetry]).
 //
 // When an f returns an error of its own, while its shard was neither to move nor
-// lost, Run ends every other, leaves, and returns that error. Otherwise it
+// lost, Run ends every other, leaves, and returns that error; one that ends its
+// goroutine ([runtime.Goexit]) counts as one that fails. Otherwise Run
 // returns the error of ctx, or what retrying cannot cure, when every f has
 // returned.
 func (p *Partition) Run(ctx context.Context, shards []string, f func(ctx context.Context, shard string) error) error {
@@ -306,9 +307,13 @@ func (r *partitioning) follow(ctx context.Context, now spread.Plan, runs *sync.W
 		runs.Go(func() {
 			defer close(run.ended)
 			defer stop(nil)
-			if err := r.own(owned, shard); err != nil && owned.Err() == nil {
-				report(err)
-			}
+			err := errors.New("the function ended its goroutine; see runtime.Goexit") // unless own returns
+			defer func() {
+				if err != nil && owned.Err() == nil {
+					report(err)
+				}
+			}()
+			err = r.own(owned, shard)
 		})
 	}
 }

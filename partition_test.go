@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -324,6 +325,30 @@ func TestPartitionTakesAnyOwner(t *testing.T) {
 		})
 		if !errors.Is(err, context.Canceled) {
 			t.Errorf("Run = %.200v", err)
+		}
+	})
+}
+
+func TestAPartitionsFunctionThatEndsItsGoroutineHasFailed(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		var ended atomic.Bool
+		err := zsync.NewPartition(s, "/p").Run(ctx, []string{"a", "b"}, func(ctx context.Context, shard string) error {
+			if shard == "a" {
+				time.Sleep(time.Minute)
+				runtime.Goexit()
+			}
+			<-ctx.Done()
+			ended.Store(true)
+			return nil
+		})
+		if err == nil || !strings.Contains(err.Error(), "Goexit") || !ended.Load() {
+			t.Errorf("Run = %v; the other function has ended: %v", err, ended.Load())
+		}
+		if ok, err := zsync.NewMutex(s, "/p/shards/a").TryLock(t.Context()); !ok || err != nil {
+			t.Errorf("the shard is still taken: %v, %v", ok, err)
 		}
 	})
 }

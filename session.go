@@ -49,6 +49,7 @@ type Session struct {
 	leftovers  double.Leftovers         // of Enter
 	marks      shared.Map[string, mark] // by path of the mark
 	ids        shared.Names             // of memberships in groups, by the path of the znode
+	swept      shared.Pace              // by path of a Flight: when results of others were looked after
 	retentions turnstile.Retentions
 }
 

@@ -1,5 +1,6 @@
 // Package shared is for what the values of one Session have in common: Map finds it, by
-// path or another key, and Names keeps those apart who want the same name. What is held
+// path or another key, Names keeps those apart who want the same name, and Pace keeps what
+// any of them may do from being done too often. What is held
 // through a session, or asks the servers, does not belong here.
 package shared
 
