@@ -8,8 +8,8 @@ import (
 
 // Whoever comes behind one of another session does not know what has become of those further
 // ahead, and lists the line: of ten thousand each hand-over is told ten thousand names. So
-// of a line that is long a view keeps the first names, and asks after those alone that
-// it takes to be ahead. They have nearly always gone. A name never comes back, so that each of
+// of a line that is long a view tells the names of those alone that it takes to be ahead,
+// and asks after them. They have nearly always gone. A name never comes back, so that each of
 // them is gone is told for good, whenever it is told; and as nobody can come to stand ahead of
 // one who is there, that all have gone makes it his turn.
 

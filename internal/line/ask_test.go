@@ -253,3 +253,56 @@ func TestHandOversBetweenSessionsInALongLineHardlyListIt(t *testing.T) {
 		}
 	})
 }
+
+// However long the line: whoever knows it need not list it again while it is long.
+func TestAVeryLongLineIsNotListedAgainWhileItIsLong(t *testing.T) {
+	t.Parallel()
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		m, _ := live(t, srv)
+		ours := mutexOf(m, "/m")
+		_, admin := live(t, srv)
+		const sessions, others = 20, 200 // others between two of ours
+		granted := make(chan *Claim)
+		var ahead []string
+		for range sessions {
+			for range others {
+				guid := session.NewGUID()
+				path, _, err := admin.CreateChildOf(t.Context(), "/m", nil, session.ProtectedName(guid, "lock-"), guid, nil, zk.FlagEphemeralSequential, false)
+				harness.Must(t, err)
+				ahead = append(ahead, path)
+			}
+			go func() {
+				c, err := ours.Acquire(t.Context(), "lock-", nil, Exclusive, nil)
+				if err != nil {
+					t.Error(err)
+				}
+				granted <- c
+			}()
+			synctest.Wait()
+		}
+		var lists, asks atomic.Int64
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			switch {
+			case r.Op == zktest.OpMultiRead:
+				asks.Add(1)
+			case r.Path == "/m" && r.Op == zktest.OpGetChildren2:
+				lists.Add(1)
+			}
+			return zktest.Pass
+		})
+		for i := range sessions {
+			for _, path := range ahead[:others] {
+				harness.Must(t, admin.RemoveNow(t.Context(), path))
+			}
+			ahead = ahead[others:]
+			harness.Must(t, (<-granted).GiveBack())
+			if len(ahead) >= longLine && lists.Load() > 0 {
+				t.Errorf("it was listed behind %d of ours, with %d to come", i+1, len(ahead))
+			}
+		}
+		if asks.Load() < sessions-4 {
+			t.Errorf("%d questions", asks.Load())
+		}
+	})
+}

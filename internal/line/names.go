@@ -171,31 +171,3 @@ func Permits(names []string, kazoo bool) (out int64) {
 	}
 	return out
 }
-
-// What is kept of a line that is long.
-const (
-	longLine = 512  // how long a line must be
-	keptMost = 2048 // how many names are kept of it: 60 bytes each, and 16 for the view
-)
-
-// firstNames returns copies of the first names of a line that is long.
-func firstNames(in []Child) []string {
-	if len(in) < longLine {
-		return nil
-	}
-	in = in[:min(len(in), keptMost)]
-	size := 0
-	for _, c := range in {
-		size += len(c.Name)
-	}
-	var all strings.Builder // in one piece
-	all.Grow(size)
-	for _, c := range in {
-		all.WriteString(c.Name)
-	}
-	names, rest := make([]string, len(in)), all.String()
-	for i, c := range in {
-		names[i], rest = rest[:len(c.Name)], rest[len(c.Name):]
-	}
-	return names
-}

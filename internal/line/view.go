@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"hash/maphash"
 	"slices"
 	"strings"
 	"sync"
@@ -76,25 +75,14 @@ type view struct {
 	ahead Ahead // of everybody: who is the first
 
 	mu      sync.Mutex
-	of      int64    // the number of the listing
-	dir     int64    // the czxid of the directory
-	sure    bool     // of the listing
-	spots   []spot   // in their order: those whose numbers tell
-	names   []string // of the first of spots, if there are many
-	waiters int      // guarded by views.mu
-	stop    func()   // of looking who is the first, if somebody wants to know; guarded by views.mu
+	of      int64  // the number of the listing
+	dir     int64  // the czxid of the directory
+	sure    bool   // of the listing
+	spots   []spot // in their order: those whose numbers tell
+	long    bool   // the line is long, and of others mostly
+	waiters int    // guarded by views.mu
+	stop    func() // of looking who is the first, if somebody wants to know; guarded by views.mu
 }
-
-// A spot is what a view keeps of a contender: not its name, of which there may be
-// very many, so that it keeps some of them only. Two of one number are told apart by the hash.
-type spot struct {
-	seq  int32
-	hash uint64
-}
-
-var spotSeed = maphash.MakeSeed()
-
-func spotOf(c Child) spot { return spot{c.Seq, maphash.String(spotSeed, c.Name)} }
 
 // viewKey is what a session has a view for.
 type viewKey struct{ dir, bases string }
@@ -152,7 +140,7 @@ func (v *view) update(rk *ranks) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if mostlyOurs {
-		v.names = nil
+		v.long = false
 	}
 	if rk.roll.Number() <= v.of {
 		return
@@ -162,9 +150,7 @@ func (v *view) update(rk *ranks) {
 	for i, c := range rk.in {
 		v.spots[i] = spotOf(c)
 	}
-	if !mostlyOurs {
-		v.names = firstNames(rk.in)
-	}
+	v.long = !mostlyOurs && len(rk.in) >= longLine
 	v.ahead.setChildren(v.key.dir, rk.in)
 }
 
@@ -192,12 +178,8 @@ func (v *view) gone(dir int64, s spot) {
 	case v.dir != dir: // see view
 	case there && i == 0:
 		v.spots = v.spots[1:]
-		v.names = v.names[min(1, len(v.names)):]
 	case there:
 		v.spots = slices.Delete(v.spots, i, i+1)
-		if i < len(v.names) {
-			v.names = slices.Delete(v.names, i, i+1)
-		}
 	}
 }
 
@@ -234,16 +216,29 @@ func (v *view) now(dir int64, me Child) (head Head, place int) {
 	return head, place
 }
 
+// What is asked of a line instead of listing it.
+const (
+	longLine = 512  // how long the line must be
+	askMost  = 2048 // after how many at most, so that the servers have time for others
+)
+
 // aheadOf returns the names of those whom v takes to be ahead of c in dir, if it is sure who
 // they are, and that costs less than to list the line.
-func (v *view) aheadOf(dir int64, c Child) []string {
+func (v *view) aheadOf(dir int64, c Child) (names []string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	i, there := v.spotLocked(spotOf(c))
-	if v.dir != dir || !v.sure || !there || i > len(v.names) || 2*i > len(v.spots) {
+	if v.dir != dir || !v.sure || !v.long || !there || i > askMost || 2*i > len(v.spots) {
 		return nil
 	}
-	return append([]string(nil), v.names[:i]...)
+	for _, s := range v.spots[:i] {
+		name, ok := s.name()
+		if !ok {
+			return nil
+		}
+		names = append(names, name)
+	}
+	return names
 }
 
 // strangers returns the contenders of other kinds among names.
