@@ -335,6 +335,8 @@ func TestClearCostsFewRequests(t *testing.T) {
 		if cleared != n || took > int64(10*n/500) {
 			t.Errorf("%d of %d elements, %d requests", cleared, n, took)
 		}
-		wantLen(t, q, 0)
+		if left, err := q.Len(t.Context()); left != 0 || err != nil {
+			t.Errorf("%d are left, %v", left, err)
+		}
 	})
 }

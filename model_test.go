@@ -210,6 +210,3 @@ func (r *modelRun) mayFail(what string, ctx interface{ Err() error }, err error)
 		r.t.Errorf("%s: %v", what, err)
 	}
 }
-
-// nap sleeps for up to n milliseconds.
-func nap(d *rand.Rand, n int) { time.Sleep(time.Duration(d.IntN(n*1000)) * time.Microsecond) }

@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"testing"
 	"time"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -157,26 +157,16 @@ func TestRunThatHasOversleptRunsTheLatestInstantAlone(t *testing.T) {
 	})
 }
 
-// A logHandler calls f with each message.
-type logHandler struct {
-	slog.Handler
-	f func(msg string)
-}
-
-func (h logHandler) Handle(_ context.Context, r slog.Record) error { h.f(r.Message); return nil }
-
-func (h logHandler) Enabled(context.Context, slog.Level) bool { return true }
-
 func TestThePauseAfterAFailureIsNotMeasuredByTheWallClock(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		var c *zsync.Schedule
 		set := 0
-		log := slog.New(logHandler{slog.DiscardHandler, func(msg string) {
+		log := harness.OnLog(func(msg string) {
 			if msg == "zsync: scheduled function failed" {
 				set++
 				zsync.SetSkew(c, -24*time.Hour) // the clock is set back
 			}
-		}})
+		})
 		c = zsync.NewSchedule(open(t, srv, zsync.WithLogger(log)), "/jobs")
 		at := time.Now().Add(time.Hour)
 		tries := 0

@@ -119,10 +119,6 @@ var usersOf = map[string]func(ctx context.Context, s *zsync.Session, path string
 	},
 }
 
-func openAs(t *testing.T, srv *zktest.Server, user string, acl []zk.ACL) *zsync.Session {
-	return open(t, srv, zsync.WithAuth("digest", []byte(user+":secret")), zsync.WithACL(acl))
-}
-
 func TestDirectoryThatAStrangerHasMadeIsRefused(t *testing.T) {
 	t.Parallel()
 	mine := zk.DigestACL(zk.PermAll, "me", "secret")

@@ -1,13 +1,11 @@
 package zsync_test
 
 import (
-	"slices"
 	"testing"
 	"time"
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
-	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/suite"
 	"github.com/zsync/zsync/zktest"
 )
@@ -43,23 +41,12 @@ var (
 	standing     = harness.Standing
 	open         = suite.Open
 	openAt       = suite.OpenAt
+	childrenOf   = suite.ChildrenOf
+	openAs       = suite.OpenAs
+	nap          = harness.Nap
 	anywhere     = suite.Anywhere
 	onServers    = suite.OnServers
 )
-
-// childrenOf lists a znode with the session of its own.
-func childrenOf(t testing.TB, s *zsync.Session, path string) []string {
-	t.Helper()
-	inc, err := zsync.ManagerOf(s).Incarnation(t.Context())
-	must(t, err)
-	names, _, err := inc.Children(t.Context(), zsync.ManagerOf(s).Full(path))
-	if session.IsNoNode(err) {
-		return nil
-	}
-	must(t, err)
-	slices.Sort(names)
-	return names
-}
 
 // In a test in which days pass the sessions have long timeouts: each pings three
 // times in its timeout, and with the usual one that is most of what such a test does.

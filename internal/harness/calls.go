@@ -1,6 +1,9 @@
 package harness
 
 import (
+	"context"
+	"log/slog"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -121,3 +124,18 @@ func StoodStill(t testing.TB) func() time.Duration {
 	t.Cleanup(func() { close(over); watch.Wait() })
 	return func() time.Duration { return time.Duration(longest.Swap(0)) }
 }
+
+// Nap sleeps for up to n milliseconds.
+func Nap(d *rand.Rand, n int) { time.Sleep(time.Duration(d.IntN(n*1000)) * time.Microsecond) }
+
+// OnLog returns a Logger that calls f with each message.
+func OnLog(f func(msg string)) *slog.Logger { return slog.New(logHandler{slog.DiscardHandler, f}) }
+
+type logHandler struct {
+	slog.Handler
+	f func(msg string)
+}
+
+func (h logHandler) Handle(_ context.Context, r slog.Record) error { h.f(r.Message); return nil }
+
+func (h logHandler) Enabled(context.Context, slog.Level) bool { return true }

@@ -5,6 +5,7 @@ package suite
 
 import (
 	"context"
+	"errors"
 	"os"
 	"slices"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-zookeeper/zk"
 	"github.com/google/uuid"
 
 	"github.com/zsync/zsync"
@@ -47,6 +49,22 @@ func OpenAt(t testing.TB, srv *zktest.Server, server int) *zsync.Session {
 	harness.Must(t, err)
 	t.Cleanup(func() { s.Close() })
 	return s
+}
+
+// OpenAs opens a session with credentials, and with an ACL for what it makes.
+func OpenAs(t testing.TB, srv *zktest.Server, user string, acl []zk.ACL) *zsync.Session {
+	t.Helper()
+	return Open(t, srv, zsync.WithAuth("digest", []byte(user+":secret")), zsync.WithACL(acl))
+}
+
+// ChildrenOf lists the children of a znode, in order; none if that is not there.
+func ChildrenOf(t testing.TB, s *zsync.Session, path string) []string {
+	t.Helper()
+	names, _, err := s.Children(t.Context(), path)
+	if err != nil && !errors.Is(err, zk.ErrNoNode) {
+		t.Fatal(err)
+	}
+	return names
 }
 
 // Anywhere runs f against an in-process server or, if ZSYNC_TEST_SERVERS names

@@ -1,4 +1,4 @@
-package zsync_test
+package queue
 
 import (
 	"context"
@@ -179,7 +179,7 @@ func TestTxnOfAnElementThatWasDeletedIsNotApplied(t *testing.T) {
 		q := zsync.NewQueue[int](s, "/q")
 		must(t, q.Send(t.Context(), 1))
 		d := <-q.Deliveries(t.Context())
-		must(t, live(t, s).RemoveNow(t.Context(), "/q/"+d.ID))
+		remove(t, s, "/q/"+d.ID)
 		_, err := d.Txn(t.Context(), &zk.CreateRequest{Path: "/x"})
 		wantErr(t, err, zsync.ErrLost)
 		if slices.Contains(childrenOf(t, s, "/"), "x") {

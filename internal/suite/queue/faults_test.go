@@ -1,9 +1,8 @@
-package zsync_test
+package queue
 
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"runtime"
 	"slices"
 	"strings"
@@ -16,7 +15,6 @@ import (
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
-	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -377,9 +375,9 @@ func TestMarkOfADeadClaimantGoesWhenItComesBack(t *testing.T) {
 func deleteTree(t testing.TB, s *zsync.Session, path string) {
 	t.Helper()
 	for _, name := range childrenOf(t, s, path) {
-		deleteTree(t, s, session.ChildPath(path, name))
+		deleteTree(t, s, path+"/"+name)
 	}
-	must(t, mustLive(t, s).RemoveNow(t.Context(), path))
+	remove(t, s, path)
 }
 
 func TestAckOfAnElementOfADeletedQueueTakesNothingFromTheNext(t *testing.T) {
@@ -442,8 +440,8 @@ func TestDeadLetterThatWasRemovedIsNeverTakenForALaterOne(t *testing.T) {
 // keepReceipts keeps the receipts' directory, so that a TryRecv need not make it.
 func keepReceipts(t testing.TB, s *zsync.Session) {
 	t.Helper()
-	_, err := mustLive(t, s).Create(t.Context(), "/q-receipts/keep", nil)
-	must(t, err)
+	create(t, s, "/q-receipts")
+	create(t, s, "/q-receipts/keep")
 }
 
 // loseTake loses the reply of the TryRecv of s, and its connection for two
@@ -981,13 +979,13 @@ func TestALogHandlerMayAskForTheDeliveryWhoseSettlementIsRefused(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		var d zsync.Delivery[int]
 		var told atomic.Int64
-		s := open(t, srv, zsync.WithLogger(slog.New(logHandler{slog.DiscardHandler, func(msg string) {
+		s := open(t, srv, zsync.WithLogger(harness.OnLog(func(msg string) {
 			if strings.Contains(msg, "cannot settle") {
 				told.Add(1)
 				d.Data()
 				<-d.Context().Done() // an Ack has decided
 			}
-		}})))
+		})))
 		q := zsync.NewQueue[int](s, "/q")
 		must(t, q.Send(t.Context(), 1))
 		d = wantNext(t, q.Deliveries(t.Context()), 1)

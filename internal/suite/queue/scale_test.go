@@ -1,4 +1,4 @@
-package zsync_test
+package queue
 
 import (
 	"context"
@@ -494,7 +494,8 @@ func TestAConsumerThatHangsHoldsUpNobodyThoughTheProducerNeverPauses(t *testing.
 func TestAnElementThatConsumersPassOverCostsThemAPlaceAFewTimesAtMost(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		bad := zsync.NewQueue[string](open(t, srv), "/q")
+		s := open(t, srv)
+		bad := zsync.NewQueue[string](s, "/q")
 		must(t, bad.Send(t.Context(), make([]string, 20)...)) // each consumer makes three dead letters of them
 		var chs []<-chan int
 		for range 5 {
@@ -502,7 +503,7 @@ func TestAnElementThatConsumersPassOverCostsThemAPlaceAFewTimesAtMost(t *testing
 		}
 		time.Sleep(10 * time.Second)
 		var evictions atomic.Int32
-		by := zsync.SessionOf(bad).ID()
+		by := s.ID()
 		srv.Intercept(func(r zktest.Request) zktest.Action {
 			if r.Session == by && r.Op == zktest.OpDelete && strings.HasPrefix(r.Path, "/q-consumers/") {
 				evictions.Add(1)

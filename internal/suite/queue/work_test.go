@@ -1,4 +1,4 @@
-package zsync_test
+package queue
 
 import (
 	"context"
@@ -94,7 +94,8 @@ func TestElementThatIsReturnedForLaterComesThenWithItsHistory(t *testing.T) {
 
 func TestNackBacksOffFromAttemptToAttempt(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		q := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithRetryBackoff(zsync.Backoff{Min: time.Second, Max: time.Minute, Factor: 4}))
+		s := open(t, srv)
+		q := zsync.NewQueue[int](s, "/q", zsync.WithRetryBackoff(zsync.Backoff{Min: time.Second, Max: time.Minute, Factor: 4}))
 		must(t, q.Send(t.Context(), 1))
 		ch := q.Deliveries(t.Context())
 		d := <-ch
@@ -111,7 +112,7 @@ func TestNackBacksOffFromAttemptToAttempt(t *testing.T) {
 		if d = <-ch; d.Attempt != 7 || time.Since(start) > 100*time.Millisecond {
 			t.Errorf("attempt %d came after %v", d.Attempt, time.Since(start))
 		}
-		wantErr(t, zsync.NewQueue[int](zsync.SessionOf(q), "/q", zsync.WithRetryBackoff(zsync.Backoff{})).Err(), zsync.ErrInvalid)
+		wantErr(t, zsync.NewQueue[int](s, "/q", zsync.WithRetryBackoff(zsync.Backoff{})).Err(), zsync.ErrInvalid)
 	})
 }
 
@@ -166,7 +167,8 @@ func TestElementThatIsMovedIsThereOnceWhateverIsLost(t *testing.T) {
 
 func TestRejectSaysWhyInTheDeadLetter(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		q := zsync.NewQueue[int](open(t, srv), "/q")
+		s := open(t, srv)
+		q := zsync.NewQueue[int](s, "/q")
 		must(t, q.Send(t.Context(), 7))
 		ch := q.Deliveries(t.Context())
 		d := <-ch
@@ -187,10 +189,10 @@ func TestRejectSaysWhyInTheDeadLetter(t *testing.T) {
 		if d := <-ch; d.Value != 7 || d.Attempt != 1 {
 			t.Errorf("%+v", d)
 		}
-		if left := childrenOf(t, zsync.SessionOf(q), "/q-dead"); len(left) != 0 {
+		if left := childrenOf(t, s, "/q-dead"); len(left) != 0 {
 			t.Errorf("left: %v", left)
 		}
-		k := zsync.NewQueue[int](zsync.SessionOf(q), "/k", zsync.WithQueueLayout(zsync.LayoutKazooQueue))
+		k := zsync.NewQueue[int](s, "/k", zsync.WithQueueLayout(zsync.LayoutKazooQueue))
 		must(t, k.Send(t.Context(), 1))
 		kd := <-k.Deliveries(t.Context())
 		wantErr(t, kd.Reject(t.Context(), "x"), zsync.ErrInvalid)
@@ -203,7 +205,8 @@ func TestRejectSaysWhyInTheDeadLetter(t *testing.T) {
 
 func TestDeadLettersAreRequeuedAndPurgedByChoice(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		q, other := zsync.NewQueue[int](open(t, srv), "/q"), zsync.NewQueue[int](open(t, srv), "/q")
+		s := open(t, srv)
+		q, other := zsync.NewQueue[int](s, "/q"), zsync.NewQueue[int](open(t, srv), "/q")
 		must(t, q.Send(t.Context(), counted(9)...))
 		ctx, cancel := context.WithCancel(t.Context())
 		for i, d := range collect(t, q.Deliveries(ctx), 9) {
@@ -236,7 +239,7 @@ func TestDeadLettersAreRequeuedAndPurgedByChoice(t *testing.T) {
 		if n, err := other.PurgeDead(t.Context(), nil); n != 4 || err != nil {
 			t.Errorf("PurgeDead = %d, %v", n, err)
 		}
-		if left := childrenOf(t, zsync.SessionOf(q), "/q-dead"); len(left) != 0 {
+		if left := childrenOf(t, s, "/q-dead"); len(left) != 0 {
 			t.Errorf("left: %v", left)
 		}
 		_, err = zsync.NewQueue[int](nil, "/q").PurgeDead(t.Context(), nil)
@@ -372,7 +375,8 @@ func TestCallsOfWorkEndWithTheirClaimAndTheirDeadline(t *testing.T) {
 
 func TestReceiveClaimsWhatIsAskedForAndNoMore(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		a, b := zsync.NewQueue[int](open(t, srv), "/q"), zsync.NewQueue[int](open(t, srv), "/q")
+		s := open(t, srv)
+		a, b := zsync.NewQueue[int](open(t, srv), "/q"), zsync.NewQueue[int](s, "/q")
 		srv.SetLatency(time.Millisecond)
 		must(t, a.Send(t.Context(), counted(50)...))
 		next := 0
@@ -423,7 +427,7 @@ func TestReceiveClaimsWhatIsAskedForAndNoMore(t *testing.T) {
 		wantErr(t, err, zsync.ErrInvalid)
 		_, err = (&zsync.Queue[int]{}).Receive(t.Context())
 		wantErr(t, err, zsync.ErrInvalid)
-		must(t, zsync.SessionOf(b).Close())
+		must(t, s.Close())
 		_, err = b.Receive(t.Context())
 		wantErr(t, err, zsync.ErrClosed)
 	})
@@ -461,7 +465,8 @@ func TestReceiveThatIsCancelledKeepsNothing(t *testing.T) {
 
 func TestTrySendIsErrFullWhereSendWouldWait(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		q := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithMaxLen(3))
+		s := open(t, srv)
+		q := zsync.NewQueue[int](s, "/q", zsync.WithMaxLen(3))
 		must(t, q.TrySend(t.Context(), 1, 2))
 		start := time.Now()
 		wantErr(t, q.TrySend(t.Context(), 3, 4), zsync.ErrFull)
@@ -484,7 +489,7 @@ func TestTrySendIsErrFullWhereSendWouldWait(t *testing.T) {
 		time.Sleep(time.Second)
 		must(t, q.TrySend(t.Context(), 7))
 		wantLen(t, q, 3)
-		free := zsync.NewQueue[int](zsync.SessionOf(q), "/free")
+		free := zsync.NewQueue[int](s, "/free")
 		must(t, free.TrySend(t.Context(), 1))
 		wantErr(t, (&zsync.Queue[int]{}).TrySend(t.Context(), 1), zsync.ErrInvalid)
 	})
@@ -509,7 +514,8 @@ func TestPrefetchIsBoundedInBytes(t *testing.T) {
 
 func TestStatsCountsWhatIsInTheQueueAndWhoHasIt(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		q := zsync.NewQueue[int](open(t, srv, zsync.WithOwner("worker")), "/q", zsync.WithPriorities(2))
+		s := open(t, srv, zsync.WithOwner("worker"))
+		q := zsync.NewQueue[int](s, "/q", zsync.WithPriorities(2))
 		other := zsync.NewQueue[int](open(t, srv, zsync.WithOwner("other")), "/q")
 		if st, err := other.Stats(t.Context()); err != nil || st.Ready != 0 || !st.Oldest.IsZero() {
 			t.Errorf("of no queue: %+v, %v", st, err)
@@ -530,11 +536,11 @@ func TestStatsCountsWhatIsInTheQueueAndWhoHasIt(t *testing.T) {
 		if st.Ready != 11 || st.Claimed != 3 || st.Delayed != 3 || st.Dead != 1 || st.Oldest.Sub(first).Abs() > time.Second {
 			t.Errorf("%+v; the first was sent at %v", st, first)
 		}
-		if want := []zsync.QueueHolder{{"worker", 2}, {"other", 1}}; !slices.Equal(st.Holders, want) {
+		if want := []zsync.QueueHolder{{Owner: "worker", Claimed: 2}, {Owner: "other", Claimed: 1}}; !slices.Equal(st.Holders, want) {
 			t.Errorf("holders %+v, want %+v", st.Holders, want)
 		}
 		must(t, d.Nack())
-		k := zsync.NewQueue[int](zsync.SessionOf(q), "/k", zsync.WithQueueLayout(zsync.LayoutKazooQueue))
+		k := zsync.NewQueue[int](s, "/k", zsync.WithQueueLayout(zsync.LayoutKazooQueue))
 		must(t, k.Send(t.Context(), 1, 2))
 		if st, err := k.Stats(t.Context()); err != nil || st.Ready != 2 || st.Oldest.IsZero() {
 			t.Errorf("in kazoo's layout: %+v, %v", st, err)

@@ -1,4 +1,4 @@
-package zsync_test
+package queue
 
 import (
 	"bytes"
@@ -17,7 +17,6 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
-	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -156,18 +155,21 @@ func TestQueueGoesOnWhenItsTreeIsDeleted(t *testing.T) {
 		must(t, q.Send(t.Context(), 1))
 		<-ch
 		time.Sleep(time.Second)
-		inc := live(t, s)
+		remove := func(path string) error {
+			_, err := s.Txn(t.Context(), &zk.DeleteRequest{Path: path, Version: -1})
+			return err
+		}
 		for _, dir := range []string{"/q", "/q-claims", "/q-senders", "/q-consumers"} {
 			err := zk.ErrNotEmpty // a consumer whose znode is gone comes back at once
-			for session.IsAnswer(err, zk.ErrNotEmpty) {
+			for errors.Is(err, zk.ErrNotEmpty) {
 				for _, name := range childrenOf(t, s, dir) {
-					if err := inc.RemoveNow(t.Context(), dir+"/"+name); err != nil && !session.IsNoNode(err) {
+					if err := remove(dir + "/" + name); err != nil && !errors.Is(err, zk.ErrNoNode) {
 						t.Fatal(err)
 					}
 				}
-				err = inc.RemoveNow(t.Context(), dir)
+				err = remove(dir)
 			}
-			if err != nil && !session.IsNoNode(err) {
+			if err != nil && !errors.Is(err, zk.ErrNoNode) {
 				t.Fatal(err)
 			}
 		}
@@ -255,8 +257,7 @@ func TestQueueSharesItsPathWithCuratorAndKazoo(t *testing.T) {
 			if names := childrenOf(t, s, "/q"); !slices.Equal(names, []string{c.ours}) {
 				t.Errorf("%v: wrote %v, want %v", c.layout, names, c.ours)
 			}
-			inc := live(t, s)
-			data, _, err := inc.Get(t.Context(), "/q/"+c.ours)
+			data, _, err := s.Get(t.Context(), "/q/"+c.ours)
 			must(t, err)
 			if !bytes.Equal(data, c.data("hello")) {
 				t.Errorf("%v: wrote %x, want %x", c.layout, data, c.data("hello"))
@@ -379,7 +380,8 @@ func TestQueueRefusesAnEndedContext(t *testing.T) {
 
 func TestAllYieldsErrorsThatRetryingDoesNotCureAndGoesOn(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		q := zsync.NewQueue[int](open(t, srv), "/q")
+		s := open(t, srv)
+		q := zsync.NewQueue[int](s, "/q")
 		must(t, q.Send(t.Context(), 1))
 		srv.Intercept(func(r zktest.Request) zktest.Action {
 			if r.Op == zktest.OpMulti && strings.HasPrefix(r.Ops[0].Path, "/q-claims/") {
@@ -401,7 +403,6 @@ func TestAllYieldsErrorsThatRetryingDoesNotCureAndGoesOn(t *testing.T) {
 		if faults != 3 {
 			t.Errorf("%d errors, want 3", faults)
 		}
-		s := zsync.SessionOf(q)
 		go s.Close()
 		for _, err := range q.All(t.Context()) {
 			wantErr(t, err, zsync.ErrClosed)
@@ -717,7 +718,8 @@ func TestQueueRefusalsAreNobodyElses(t *testing.T) {
 // give back what comes before.
 func TestWhatAllHadClaimedAheadIsBackWhenItsLoopIsOver(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		q, other := zsync.NewQueue[int](open(t, srv), "/q"), zsync.NewQueue[int](open(t, srv), "/q")
+		s := open(t, srv)
+		q, other := zsync.NewQueue[int](s, "/q"), zsync.NewQueue[int](open(t, srv), "/q")
 		const n, worked = 40, 10
 		for v := range n {
 			must(t, q.Send(t.Context(), v))
@@ -730,7 +732,7 @@ func TestWhatAllHadClaimedAheadIsBackWhenItsLoopIsOver(t *testing.T) {
 				break
 			}
 			if next == worked-1 {
-				ours := zsync.SessionOf(q).ID()
+				ours := s.ID()
 				srv.Intercept(func(r zktest.Request) zktest.Action {
 					if r.Op == zktest.OpMulti && r.Session == ours {
 						return zktest.Delay(5 * time.Millisecond)

@@ -1,4 +1,4 @@
-package zsync_test
+package queue
 
 import (
 	"bytes"
@@ -525,8 +525,8 @@ func TestQueueBacklogCostsNoMoreForEachElementThanAShortQueue(t *testing.T) {
 
 func TestQueueChannelsCloseWithTheSessionAndGiveBack(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		s := open(t, srv)
-		q, other := zsync.NewQueue[int](s, "/q"), zsync.NewQueue[int](open(t, srv), "/q")
+		s, o := open(t, srv), open(t, srv)
+		q, other := zsync.NewQueue[int](s, "/q"), zsync.NewQueue[int](o, "/q")
 		must(t, q.Send(t.Context(), counted(10)...))
 		ch, ds := q.Recv(t.Context()), q.Deliveries(t.Context())
 		<-ch
@@ -536,7 +536,7 @@ func TestQueueChannelsCloseWithTheSessionAndGiveBack(t *testing.T) {
 		}
 		for range ds {
 		}
-		if names := childrenOf(t, zsync.SessionOf(other), "/q-claims"); len(names) != 0 {
+		if names := childrenOf(t, o, "/q-claims"); len(names) != 0 {
 			t.Errorf("claims are left after Close: %v", names)
 		}
 		collect(t, other.Recv(t.Context()), 9)

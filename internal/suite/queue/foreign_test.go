@@ -1,4 +1,4 @@
-package zsync_test
+package queue
 
 import (
 	"bytes"
@@ -229,8 +229,7 @@ func TestRequeueKeepsWhatIsInNoFrame(t *testing.T) {
 			must(t, err)
 			must(t, d.Requeue(t.Context()))
 		}
-		inc := live(t, s)
-		data, _, err := inc.Get(t.Context(), "/q/"+childrenOf(t, s, "/q")[0])
+		data, _, err := s.Get(t.Context(), "/q/"+childrenOf(t, s, "/q")[0])
 		must(t, err)
 		if string(data) != "junk" {
 			t.Errorf("requeued as %q", data)
@@ -241,10 +240,8 @@ func TestRequeueKeepsWhatIsInNoFrame(t *testing.T) {
 // putCurator stores a znode as Curator's DistributedQueue does.
 func putCurator(t *testing.T, s *zsync.Session, data []byte) {
 	t.Helper()
-	inc := live(t, s)
-	_, err := inc.Create(t.Context(), "/q", nil)
-	must(t, err)
-	_, err = s.Txn(t.Context(), &zk.CreateRequest{Path: "/q/queue-", Data: data, Flags: zk.FlagSequence})
+	create(t, s, "/q")
+	_, err := s.Txn(t.Context(), &zk.CreateRequest{Path: "/q/queue-", Data: data, Flags: zk.FlagSequence})
 	must(t, err)
 }
 
