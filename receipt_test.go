@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -172,6 +173,50 @@ func TestAReceiptThatSomebodyHasDeletedOrWrittenIsReplaced(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// A transaction, or its reply, is lost, and before it is sent again somebody writes its
+// receipt, or deletes it and makes another. Nobody can say then whether it was applied.
+func TestATxnWhoseReceiptAnotherHasWrittenIsNotTakenForApplied(t *testing.T) {
+	for name, hurt := range map[string]func(c *zk.Conn, path string) error{
+		"written": func(c *zk.Conn, path string) error { _, err := c.Set(path, nil, -1); return err },
+		"made again": func(c *zk.Conn, path string) error {
+			if err := c.Delete(path, -1); err != nil {
+				return err
+			}
+			_, err := c.Create(path, nil, 0, zk.WorldACL(zk.PermAll))
+			return err
+		},
+	} {
+		for _, lost := range []zktest.Action{zktest.DropReply, zktest.DropRequest} {
+			t.Run(fmt.Sprintf("%s/%v", name, lost), func(t *testing.T) {
+				bubble(t, func(t *testing.T, srv *zktest.Server) {
+					s, o := open(t, srv), open(t, srv)
+					for i := range 3 { // all on one page, which is at version 2 then
+						_, err := s.Txn(t.Context(), &zk.CreateRequest{Path: fmt.Sprint("/x", i)})
+						must(t, err)
+					}
+					c, page := plain(t, srv), ephemerals(srv, s.ID())[0]
+					multisOf(srv, o, func(n int, _ int64) zktest.Action {
+						switch n {
+						case 1:
+							return lost
+						case 2:
+							must(t, hurt(c, page))
+						}
+						return zktest.Pass
+					})
+					_, err := s.Txn(t.Context(), &zk.SetDataRequest{Path: "/x0", Version: -1})
+					if err == nil || !strings.Contains(err.Error(), "may have been applied") {
+						_, stat, _ := o.Get(t.Context(), "/x0")
+						t.Errorf("Txn: %v, and it was applied %d times", err, stat.Version)
+					}
+					_, err = s.Txn(t.Context(), &zk.CreateRequest{Path: "/y"})
+					must(t, err)
+				})
+			})
+		}
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -164,16 +163,7 @@ func (x *across) op() any {
 	if x.r.version < 0 {
 		return &zk.CreateRequest{Path: x.r.path, Acl: x.m.Config.ACL}
 	}
-	return &zk.SetDataRequest{Path: x.r.path, Data: x.said(), Version: x.r.version}
-}
-
-// said is the data of a receipt that is given: of the one that was made none, and else
-// what tells it from a bar and from what a stranger writes.
-func (x *across) said() []byte {
-	if x.r.version < 0 {
-		return nil
-	}
-	return strconv.AppendInt(nil, int64(x.r.version), 10)
+	return &zk.SetDataRequest{Path: x.r.path, Data: x.r.said(), Version: x.r.version}
 }
 
 // given is called when the receipt is found given: by an attempt before, or by our
@@ -209,7 +199,7 @@ func (x *across) find(ctx context.Context, inc *Incarnation) (applied bool, err 
 // ours reports that the receipt was given by this transaction, or that nobody can say,
 // as a stranger has written it.
 func (x *across) ours(data []byte, stat *zk.Stat) (bool, error) {
-	if x.r.version >= 0 && (stat.Version != x.r.version+1 || !bytes.Equal(data, x.said())) {
+	if x.r.version >= 0 && (stat.Version != x.r.version+1 || !bytes.Equal(data, x.r.said())) {
 		return false, fmt.Errorf("its receipt %s was written by another", x.m.Bare(x.r.path))
 	}
 	return true, nil

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/go-zookeeper/zk"
@@ -47,12 +48,28 @@ func (r *receipt) op(acl []zk.ACL) any {
 	if r.version < 0 {
 		return &zk.CreateRequest{Path: r.path, Acl: acl, Flags: zk.FlagEphemeral}
 	}
-	return &zk.SetDataRequest{Path: r.path, Version: r.version}
+	return &zk.SetDataRequest{Path: r.path, Data: r.said(), Version: r.version}
+}
+
+// said is the data of a receipt that is given: of the one that was made none, and else
+// what tells it from a bar and from what a stranger writes.
+func (r *receipt) said() []byte {
+	if r.version < 0 {
+		return nil
+	}
+	return strconv.AppendInt(nil, int64(r.version), 10)
 }
 
 // given reports whether a znode with this Stat, or none, is a given receipt. A
 // transaction that has given it is the last that has written the znode.
 func (r *receipt) given(stat *zk.Stat) bool { return stat != nil && stat.Version != r.version }
+
+// foreign reports whether a stranger has written a page that looks given, or made it
+// again. A Stat is enough, which is shown to whoever may not read: what we write has
+// this length.
+func (r *receipt) foreign(stat *zk.Stat) bool {
+	return r.version >= 0 && (stat.Version != r.version+1 || int(stat.DataLength) != len(r.said()))
+}
 
 // Commit is Manager.Commit within inc. dir is where a receipt is made if it
 // cannot be in the book; the paths of ops are the server's. commit is
@@ -105,6 +122,10 @@ func (inc *Incarnation) commitWith(ctx context.Context, r *receipt, ops []any) (
 			case stat == nil && r.version >= 0:
 				// The page was there, and somebody else has deleted it.
 				return nil, false, fmt.Errorf("it may have been applied: its receipt %s was deleted: %v", inc.Manager.Bare(r.path), err)
+			case r.given(stat) && r.foreign(stat):
+				// Whether an attempt of ours was before it nobody can say.
+				inc.discardReceipt(p, r.path)
+				return nil, false, fmt.Errorf("it may have been applied: its receipt %s was written by another: %v", inc.Manager.Bare(r.path), err)
 			}
 		}
 		mine := FailedOp(rs) == len(ops) // it is the receipt that is refused
