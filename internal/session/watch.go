@@ -211,6 +211,11 @@ func (h *Watches) Leave(w *Watch) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
 	h.leaveLocked(w)
+	h.tidyLocked()
+}
+
+// tidyLocked has idle watches removed if there are too many.
+func (h *Watches) tidyLocked() {
 	if len(h.Idle) > MaxIdleWatches && !h.janitor {
 		h.janitor = true
 		h.spawn(h.clean)
@@ -318,6 +323,7 @@ func (h *Watches) answered(a *ask, code int32) {
 	w.armed, w.missing, w.setOn = true, code != 0, h.conn
 	if w.waiters == 0 {
 		h.Idle[a.key] = struct{}{}
+		h.tidyLocked() // perhaps all have left, and nobody else will
 	}
 }
 

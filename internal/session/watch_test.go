@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -34,6 +35,30 @@ func TestCase08AReadThatIsAbandonedOnItsWayLeavesNoWatchToo(t *testing.T) {
 		_, err := inc.Exists(t.Context(), w.Key.Path)
 		must(t, err)
 		inc.Watches.Leave(w)
+		time.Sleep(time.Minute)
+		if got := srv.Counts().Watches; got > MaxIdleWatches {
+			t.Errorf("the server keeps %d watches, want %d at most", got, MaxIdleWatches)
+		}
+	})
+}
+
+// The servers have the watches of those who have left since; and nobody else waits for
+// anything, who would see to that.
+func TestCase08WaitsThatAllEndWhileTheirReadsAreOnTheirWayLeaveNoWatches(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		inc := live(t, s)
+		srv.SetLatency(10 * time.Millisecond)
+		var wg sync.WaitGroup
+		for i := range 1000 {
+			wg.Go(func() {
+				w := inc.Watches.Join(WatchKey{WatchExists, fmt.Sprintf("/n%d", i)})
+				defer inc.Watches.Leave(w)
+				_, err := inc.Exists(within(t, time.Millisecond), w.Key.Path)
+				wantErr(t, err, context.DeadlineExceeded)
+			})
+		}
+		wg.Wait()
 		time.Sleep(time.Minute)
 		if got := srv.Counts().Watches; got > MaxIdleWatches {
 			t.Errorf("the server keeps %d watches, want %d at most", got, MaxIdleWatches)
