@@ -153,6 +153,31 @@ func TestDirectoryThatAStrangerHasMadeIsRefused(t *testing.T) {
 	}
 }
 
+// errgroup, say, cancels all with what the servers have refused to one.
+func TestAContextThatEndsWithAnothersRefusalIsNoWordOnADirectory(t *testing.T) {
+	for name, use := range usersOf {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				acl := zk.DigestACL(zk.PermAll, "me", "secret")
+				s := openAs(t, srv, "me", acl)
+				must(t, use(t.Context(), s, "/p")) // which makes the directories
+				s = openAs(t, srv, "me", acl)
+				srv.Intercept(func(r zktest.Request) zktest.Action {
+					if r.Op == zktest.OpGetACL {
+						return zktest.Hang
+					}
+					return zktest.Pass
+				})
+				ctx, cancel := context.WithCancelCause(t.Context())
+				time.AfterFunc(100*time.Millisecond, func() { cancel(zk.ErrNoAuth) })
+				if err := use(ctx, s, "/p"); errors.Is(err, zsync.ErrUnprotected) {
+					t.Errorf("ctx was cancelled, and it is said: %v", err)
+				}
+			})
+		})
+	}
+}
+
 // A queue has directories beside its path, each of which is vetted.
 func TestQueueWhoseDirectoriesAStrangerHasMadeIsRefused(t *testing.T) {
 	for _, suffix := range []string{"-claims", "-live", "-senders", "-ids", "-dead"} {

@@ -143,7 +143,9 @@ func IsBadVersion(err error) bool { return IsAnswer(err, zk.ErrBadVersion) }
 func IsAnswer(err, answer error) bool { return errors.Is(err, answer) && !isCtxError(err) }
 
 // isUnimplemented reports that the server is too old for the request.
-func isUnimplemented(err error) bool { return err != nil && err.Error() == "unknown error: -6" }
+func isUnimplemented(err error) bool {
+	return err != nil && !isCtxError(err) && err.Error() == "unknown error: -6"
+}
 
 // JoinErrors is errors.Join, but a single error stays itself.
 func JoinErrors(errs []error) error {

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -36,6 +37,18 @@ func TestCase10WhatIsNotProvablyAnsweredOrUnsentIsUnknown(t *testing.T) {
 	} {
 		if got := OutcomeOf(tt.err); got != tt.want {
 			t.Errorf("outcomeOf(%v) = %v, want %v", tt.err, got, tt.want)
+		}
+	}
+}
+
+// A context may have ended with what a server has answered to another.
+func TestAContextThatHasEndedSaysNothingOfAServer(t *testing.T) {
+	for _, cause := range []error{zk.ErrNoNode, zk.ErrNoAuth, errors.New("unknown error: -6"), errors.New("unknown error: -127")} {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancel(cause)
+		err := CtxErr(ctx)
+		if IsNoNode(err) || IsAnswer(err, zk.ErrNoAuth) || isUnimplemented(err) || OutcomeOf(err) != Unknown {
+			t.Errorf("%v: %v, %v, %v, %v", cause, IsNoNode(err), IsAnswer(err, zk.ErrNoAuth), isUnimplemented(err), OutcomeOf(err))
 		}
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha1"
 	"encoding/base64"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -79,7 +78,7 @@ func (inc *Incarnation) VetNow(ctx context.Context, path string) error {
 		return nil
 	}
 	acl, err := retry(ctx, inc, aclCall(path))
-	if errors.Is(err, zk.ErrNoAuth) {
+	if IsAnswer(err, zk.ErrNoAuth) {
 		return fmt.Errorf("%w: the ACL of %s, which somebody else has made, cannot be read: %w", ErrUnprotected, inc.Manager.Bare(path), err)
 	}
 	if err != nil {
