@@ -110,10 +110,8 @@ func (q *Queue[T]) sendAll(ctx context.Context, vs []T) error {
 			if vs = vs[n:]; q.cfg.MaxLen > 0 {
 				n = min(2*n, q.cfg.MaxLen)
 			}
-		case errors.Is(err, ErrFull):
-			n /= 2
-		case errors.Is(err, ErrTooLarge) && n > 1:
-			n /= 2
+		case n > 1 && (errors.Is(err, ErrFull) || errors.Is(err, ErrTooLarge)):
+			n /= 2 // one alone waits for room: that it is full is the cause of a ctx that has ended
 		default:
 			return err
 		}

@@ -3,6 +3,7 @@ package queue
 import (
 	"context"
 	"errors"
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -82,4 +83,47 @@ func TestInGoesOnBesideAnElementThatStays(t *testing.T) {
 			t.Errorf("%d of 100 received after an hour, though %d of 10 places are free", n, 10-n2)
 		}
 	})
+}
+
+// A countedCtx ends the goroutine that asks it for its error again and again.
+type countedCtx struct {
+	context.Context
+	t    *testing.T
+	asks atomic.Int32
+}
+
+func (c *countedCtx) Err() error {
+	if c.asks.Add(1) > 1000 {
+		c.t.Error("somebody asks for ever")
+		runtime.Goexit()
+	}
+	return c.Context.Err()
+}
+
+// errgroup, say, cancels all with what one has returned: here, that another queue is full.
+func TestInEndsWithAContextThatAnothersFullQueueHasEnded(t *testing.T) {
+	for name, limit := range map[string]int{"a full queue": 1, "a silent server": 0} {
+		for _, cause := range []error{zsync.ErrFull, zsync.ErrTooLarge} {
+			t.Run(name+"/"+cause.Error(), func(t *testing.T) {
+				bubble(t, func(t *testing.T, srv *zktest.Server) {
+					var opts []zsync.QueueOption
+					if limit > 0 {
+						opts = append(opts, zsync.WithMaxLen(limit))
+					}
+					q := zsync.NewQueue[int](open(t, srv), "/q", opts...)
+					must(t, q.Send(t.Context(), 0))
+					if limit == 0 {
+						srv.Intercept(func(r zktest.Request) zktest.Action { return zktest.Hang })
+					}
+					inner, cancel := context.WithCancelCause(t.Context())
+					in, done := q.In(&countedCtx{Context: inner, t: t})
+					in <- 1
+					time.Sleep(100 * time.Millisecond)
+					cancel(cause)
+					wantErr(t, <-done, context.Canceled)
+					time.Sleep(time.Minute)
+				})
+			})
+		}
+	}
 }
