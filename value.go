@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"time"
 
 	"github.com/go-zookeeper/zk"
 
@@ -356,9 +355,9 @@ func (v *Value[T]) successor(ctx context.Context, fresh bool, f func(T) (T, erro
 // not stay in step. Someone's attempt has succeeded: it is no reason to wait
 // long.
 func (v *Value[T]) yield(ctx context.Context, try int) error {
-	const most = 4
-	b := v.s.m.Config.Retry.Min
-	return session.Sleep(ctx, time.Duration(rand.Int64N(int64(b)<<min(try, most)+1)))
+	const most = 5
+	d := v.s.m.Config.Retry.Delay(min(try+1, most)) // which may be as large as there is
+	return session.Sleep(ctx, rand.N(max(d, 1)))
 }
 
 // Watch returns a channel of the present value, and then of the latest after

@@ -743,3 +743,28 @@ func TestWatchAndObserveBeginWithWhatIsNewOnServersThatLag(t *testing.T) {
 		}
 	}, zktest.WithAddrs("127.0.0.1:7001", "127.0.0.1:7002", "127.0.0.1:7003"))
 }
+
+// Whoever finds that others were quicker waits as WithRetry says: no longer than Max, and
+// whatever that is.
+func TestUpdateThatOthersOutrunWaitsNoLongerThanARetry(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		other := zsync.NewValue[int](open(t, srv), "/v")
+		must(t, other.Store(t.Context(), 0))
+		for _, most := range []time.Duration{time.Nanosecond, time.Second, math.MaxInt64} {
+			const rounds = 10
+			v := zsync.NewValue[int](open(t, srv, zsync.WithRetry(zsync.Backoff{Min: most, Max: most})), "/v")
+			ctx, start, n := within(t, rounds*time.Second), time.Now(), 0
+			_, err := v.Update(ctx, func(x int) (int, error) {
+				if n++; n <= rounds {
+					must(t, other.Store(t.Context(), x+1))
+				}
+				return x + 1, nil
+			})
+			if most == math.MaxInt64 {
+				wantErr(t, err, context.DeadlineExceeded)
+			} else if must(t, err); time.Since(start) > rounds*most {
+				t.Errorf("%d pauses of %v took %v", rounds, most, time.Since(start))
+			}
+		}
+	})
+}
