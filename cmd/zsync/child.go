@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -24,6 +25,7 @@ type child struct {
 	onLost    string           // for the shell, to run as well when it is
 	stopped   bool             // set by run: the hold was lost while the command ran
 	missed    os.Signal        // set by run: came when the command had just ended
+	told      bool             // set by run: a signal came that is to end more than this run of it
 }
 
 // notRun returns the exit status for a command that cannot be run, and says why.
@@ -68,6 +70,8 @@ func (c *child) run() (status int, err error) {
 			if !p.passOn(sig) {
 				c.missed = sig
 			}
+			// A SIGHUP that comes while all is well often means: read your settings again.
+			c.told = c.told || ends(sig) && (c.stopped || sig != syscall.SIGHUP)
 		case <-lost:
 			lost, c.stopped = nil, true
 			kill = time.After(c.killAfter)

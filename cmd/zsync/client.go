@@ -117,13 +117,11 @@ func (e *signalError) number() int {
 	return int(n)
 }
 
-// untilSignal returns a context that ends with one of the signals that end
-// programs. After stop it does not, and all signals go to signals.
-func untilSignal(ctx context.Context) (_ context.Context, signals <-chan os.Signal, stop func()) {
+// hearAll returns a channel of the signals that are passed on.
+func hearAll() chan os.Signal {
 	all := make(chan os.Signal, 16)
 	hear(all, passedOn...)
-	ctx, stop = untilSignalOf(ctx, all)
-	return ctx, all, stop
+	return all
 }
 
 // hear has signals sent to ch, but for a SIGHUP or SIGINT that whoever started us has
@@ -137,7 +135,8 @@ func hear(ch chan<- os.Signal, signals ...os.Signal) {
 	}
 }
 
-// untilSignalOf is untilSignal for signals that come through a channel.
+// untilSignalOf returns a context that ends with one of the signals that end
+// programs. After stop it does not, and all signals stay in the channel.
 func untilSignalOf(ctx context.Context, all <-chan os.Signal) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stopped, gone := make(chan struct{}), make(chan struct{})

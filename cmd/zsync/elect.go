@@ -1,6 +1,8 @@
 package main
 
 import (
+	"errors"
+
 	"github.com/spf13/cobra"
 
 	"github.com/zsync/zsync"
@@ -16,7 +18,10 @@ func electCommand(c *client) *cobra.Command {
 it leads. Those who stand are elected in the order in which they came.
 
 It is a zsync.Election. --owner is what the leader is called; zsync status shows
-it.`,
+it.
+
+With --again it stands again when the leadership is lost. A signal that ends programs ends it all the same, though the
+leadership is lost while the command ends.`,
 		Example: "  zsync elect /services/scheduler --again -- ./scheduler",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			layout := zsync.LayoutCurator
@@ -36,10 +41,12 @@ it.`,
 				e := zsync.NewElection(t.session, t.path, zsync.WithElectionLayout(layout))
 				err = t.under(hold{acquire: e.Campaign, release: e.Resign, lost: e.Lost, tokens: token(e.Token), lines: []line{e}})
 				t.session.Close()
-				if !again || !lost(err) {
+				// Whoever has told the command to end has meant all of this, though the
+				// leadership was lost before it ended.
+				if !again || !lost(err) || t.told {
 					return err
 				}
-				say(err)
+				say(errors.Unwrap(err))
 			}
 		},
 	}

@@ -52,6 +52,7 @@ type holding struct {
 	killAfter time.Duration
 	onLost    string
 	kazoo     bool
+	signals   chan os.Signal // for one task after another: what comes between two is for the second
 }
 
 func newHolding(c *client) *holding { return &holding{client: c, busy: exitBusy} }
@@ -113,6 +114,7 @@ type task struct {
 	waiting context.Context // ends with a signal, and when --timeout has passed
 	signals <-chan os.Signal
 	missed  os.Signal // came when the command had just ended
+	told    bool      // a signal came, while the command ran, that is to end more than this run of it
 	stop    func()    // ends the waiting, and sends signals to signals
 }
 
@@ -126,8 +128,12 @@ func (h *holding) begin(ctx context.Context, path string, argv []string) (*task,
 		// Whoever read our messages may go; the command, and what is held, are worth more.
 		signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	}
-	var stopSignals, stopTimer func()
-	ctx, t.signals, stopSignals = untilSignal(ctx)
+	if h.signals == nil {
+		h.signals = hearAll()
+	}
+	t.signals = h.signals
+	ctx, stopSignals := untilSignalOf(ctx, h.signals)
+	var stopTimer func()
 	t.waiting, stopTimer = within(ctx, h.timeout, "gave up after %v")
 	t.stop = func() { stopSignals(); stopTimer() }
 	var err error
@@ -207,7 +213,7 @@ func (t *task) run(lost <-chan struct{}, tokens func(context.Context) ([]int64, 
 	default:
 	}
 	status, err := c.run()
-	t.missed = c.missed
+	t.missed, t.told = c.missed, c.told
 	switch {
 	case c.stopped:
 		return fail(exitLost, "%s: the hold was lost, and %s was stopped", t.path, t.argv[0])

@@ -584,6 +584,33 @@ func TestALeaderThatLosesOfficeStandsAgain(t *testing.T) {
 	r.awaitOutput("leading\nleading\n")
 	r.cmd.Process.Signal(syscall.SIGTERM)
 	r.want(128+int(syscall.SIGTERM), "leading\nleading\n")
+	if got := r.stderr.String(); !strings.HasPrefix(got, "zsync: /p: the hold was lost") {
+		t.Errorf("the message is %q", got)
+	}
+}
+
+func TestLeaderThatIsToldToEndDoesNotStandAgain(t *testing.T) {
+	for _, order := range []string{"loss, signal", "signal, loss"} {
+		t.Run(order, func(t *testing.T) {
+			t.Parallel()
+			srv, file := serve(t), filepath.Join(t.TempDir(), "go")
+			r := start(t, srv.Addr(), "", "elect", "/p", "--again", "--kill-after", "10m", "--", "sh", "-c",
+				`trap 'echo told' TERM; echo leading; while [ ! -e "$1" ]; do sleep 0.01; done`, "sh", file)
+			r.awaitOutput("leading\n")
+			both := []func(){func() { expireAll(srv) }, func() { r.cmd.Process.Signal(syscall.SIGTERM) }}
+			if order == "signal, loss" {
+				slices.Reverse(both)
+			}
+			both[0]()
+			r.awaitOutput("told\n")
+			both[1]()
+			r.awaitOutput("told\ntold\n")
+			if err := os.WriteFile(file, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			r.want(exitLost, "leading\ntold\ntold\n")
+		})
+	}
 }
 
 func TestSignalsArePassedOn(t *testing.T) {

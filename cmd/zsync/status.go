@@ -45,7 +45,7 @@ layout, of a queue, and value, the data, which is a string if it is not JSON its
 			if len(args) == 0 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())
 			}
-			ctx, _, stop := untilSignal(cmd.Context())
+			ctx, stop := untilSignalOf(cmd.Context(), hearAll())
 			defer stop()
 			s, err := c.open(ctx)
 			if err != nil {
