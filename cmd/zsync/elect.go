@@ -20,7 +20,8 @@ it leads. Those who stand are elected in the order in which they came.
 It is a zsync.Election. --owner is what the leader is called; zsync status shows
 it.
 
-With --again it stands again when the leadership is lost. A signal that ends programs ends it all the same, though the
+With --again it stands again when the leadership is lost, however long no server
+answers then. A signal that ends programs ends it all the same, though the
 leadership is lost while the command ends.`,
 		Example: "  zsync elect /services/scheduler --again -- ./scheduler",
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -47,6 +48,7 @@ leadership is lost while the command ends.`,
 					return err
 				}
 				say(errors.Unwrap(err))
+				h.connect = 0 // that was for the first time: who leads is to do so whenever there is a server
 			}
 		},
 	}

@@ -613,6 +613,31 @@ func TestLeaderThatIsToldToEndDoesNotStandAgain(t *testing.T) {
 	}
 }
 
+func TestALeaderThatLosesOfficeStandsAgainWheneverAServerAnswers(t *testing.T) {
+	t.Parallel()
+	srv := serve(t)
+	r := start(t, srv.Addr(), "", "elect", "/p", "--again", "--connect-timeout", "10", "--", "sh", "-c", `echo leading; exec sleep 600`)
+	r.awaitOutput("leading\n")
+	var first atomic.Pointer[time.Time] // when it was first refused a new session
+	srv.Intercept(func(q zktest.Request) zktest.Action {
+		if q.Op != zktest.OpConnect || q.Session != 0 {
+			return zktest.Pass
+		}
+		now := time.Now()
+		first.CompareAndSwap(nil, &now)
+		return zktest.DropRequest
+	})
+	expireAll(srv)
+	await(t, func() bool { return first.Load() != nil && time.Since(*first.Load()) > 11*time.Second }, "time to pass")
+	srv.Intercept(nil)
+	select {
+	case <-r.ended:
+		t.Fatalf("it has ended with status %d\nstderr: %s", r.wait(), &r.stderr)
+	default:
+	}
+	r.awaitOutput("leading\nleading\n")
+}
+
 func TestSignalsArePassedOn(t *testing.T) {
 	srv := serve(t)
 	for _, sig := range []syscall.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2} {
