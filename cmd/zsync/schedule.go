@@ -165,6 +165,9 @@ func (t *timetable) instant(at string) (time.Time, error) {
 	if err != nil {
 		return time.Time{}, err
 	}
+	if t.every > 0 { // however many there are in a minute
+		return time.Now().Truncate(t.every), nil
+	}
 	when := latest(table, time.Now())
 	if when.IsZero() {
 		return when, fail(exitUsage, "--cron %s: has no instant in the last years", t.cron)

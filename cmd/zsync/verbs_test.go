@@ -199,6 +199,10 @@ func TestCommandOfAScheduleIsStoppedWhenTheHoldIsLost(t *testing.T) {
 	wantEnded(t, sleeper)
 }
 
+func TestLatestInstantIsFoundHoweverManyThereAre(t *testing.T) {
+	start(t, serve(t).Addr(), "", "schedule", "do", "/p", "--every", "1ns", "--", "echo", "done").want(0, "done\n")
+}
+
 func TestLatestInstantIsTheLastThatIsNotAfterNow(t *testing.T) {
 	now := time.Date(2026, 3, 10, 12, 30, 0, 0, time.UTC)
 	for _, tt := range []struct{ spec, want string }{
