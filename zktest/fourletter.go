@@ -2,6 +2,7 @@ package zktest
 
 import (
 	"fmt"
+	"net"
 	"strings"
 )
 
@@ -129,7 +130,7 @@ func (s *Server) wordMntr() string {
 
 func (s *Server) wordConf() string {
 	var b strings.Builder
-	_, port, _ := strings.Cut(s.endpoints[0].addr, ":")
+	_, port, _ := net.SplitHostPort(s.endpoints[0].addr)
 	fmt.Fprintf(&b, "clientPort=%s\ndataDir=\ndataLogDir=\ntickTime=%d\nmaxClientCnxns=0\n", port, s.tick.Milliseconds())
 	fmt.Fprintf(&b, "minSessionTimeout=%d\nmaxSessionTimeout=%d\nserverId=1\n", s.minTimeout.Milliseconds(), s.maxTimeout.Milliseconds())
 	return b.String()

@@ -176,6 +176,23 @@ func TestClientThatReadsNothingIsNotServedForEver(t *testing.T) {
 	})
 }
 
+func TestConfNamesThePortOfAnyKindOfAddress(t *testing.T) {
+	for _, addr := range []string{"127.0.0.1:0", "[::1]:0"} {
+		l, err := net.Listen("tcp", addr)
+		if err != nil {
+			t.Logf("%s: no such addresses here: %v", addr, err)
+			continue
+		}
+		l.Close()
+		s := Start(t, WithAddr(addr))
+		_, port, _ := net.SplitHostPort(s.Addr())
+		answer, _ := s.fourLetter("conf")
+		if want := "clientPort=" + port + "\n"; !strings.HasPrefix(answer, want) {
+			t.Errorf("%s: conf says %q, want %q first", s.Addr(), answer, want)
+		}
+	}
+}
+
 func TestFourLetterWords(t *testing.T) {
 	s := Start(t)
 	connected(t, s, 10*time.Second)
