@@ -170,7 +170,7 @@ func (rw *RWMutex) Lock(ctx context.Context) error {
 // ctx ends, or the Session is closed. The errors are those of [RWMutex.Lock],
 // but a ctx that comes from [RWMutex.Do] or [RWMutex.RDo] of the same path is
 // granted at once, for 1 request: the read lock stands beside what that ctx
-// holds, and may outlive it.
+// holds, and may outlive it. Within a reader nobody else reads under its znode.
 func (rw *RWMutex) RLock(ctx context.Context) error {
 	g, err := rw.acquire(ctx, turnstile.Shared, false)
 	rw.turnstile.follow(ctx, turnstile.Shared, g)

@@ -988,6 +988,46 @@ func TestWriterWaitsForTheReaderThatCameBesideAReader(t *testing.T) {
 	})
 }
 
+// Who reads within a reader reads by a znode of its own, in the same place. Those who come
+// later do not read by that without end: each of them may read within itself again.
+func TestReadersWithinReadersStarveNoWriter(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		rw, other := zsync.NewRWMutex(open(t, srv), "/rw"), zsync.NewRWMutex(open(t, srv), "/rw")
+		var write <-chan error
+		var readers sync.WaitGroup
+		for i := range 100 { // each comes while the one before reads
+			readers.Go(func() {
+				err := rw.RDo(t.Context(), func(ctx context.Context) error {
+					time.Sleep(600 * time.Millisecond)
+					defer time.Sleep(900 * time.Millisecond)
+					return rw.RLock(ctx)
+				})
+				if err != nil {
+					t.Error(err)
+				}
+				if err := rw.RUnlock(); err != nil {
+					t.Error(err)
+				}
+			})
+			time.Sleep(500 * time.Millisecond)
+			if i == 0 {
+				write = async(func() error {
+					err := other.Lock(within(t, time.Minute))
+					if err != nil {
+						return err
+					}
+					return other.Unlock()
+				})
+			}
+			time.Sleep(500 * time.Millisecond)
+		}
+		if err := <-write; err != nil {
+			t.Error(err)
+		}
+		readers.Wait()
+	})
+}
+
 // A token is greater than that of every hold that had ended before, also for a reader
 // who joins another goroutine of his process.
 func TestReaderWhoJoinsHasAGreaterTokenThanWhoHadLeftBefore(t *testing.T) {

@@ -689,8 +689,10 @@ func (q *Turnstile) Beside(ctx context.Context, from *Turnstile, g *line.Grant) 
 	alone := false
 	from.step(func(m *machine) {
 		if u = m.useOf(g); u != nil {
-			// q knows nothing of from: nobody joins there what stands beside a writer.
-			alone = from != q && u.share.mode == Exclusive
+			// q knows nothing of from: nobody joins there what stands beside a writer. Nor
+			// what stands beside a reader, at his place in the line: whoever joined it could
+			// read within himself again, and so on for ever, ahead of a writer who waits.
+			alone = from != q || u.share.mode == Shared
 			// Before its end is decided on: it cannot go to somebody else now.
 			u.share.beside = true
 		}
