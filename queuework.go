@@ -165,11 +165,8 @@ func (q *Queue[T]) receive(ctx context.Context, n int) (ds []Delivery[T], err er
 		return nil, session.Invalid("%d elements: must be at least 1", n)
 	}
 	ctx, end := q.tracers().queueing(ctx, "receive", q.path, n)
-	claims, err := q.q.Receive(ctx, n)
+	err = q.q.Receive(ctx, n, func(claim queue.Claim) { ds = append(ds, q.delivery(claim)) })
 	end(err)
-	for _, claim := range claims {
-		ds = append(ds, q.delivery(claim))
-	}
 	return ds, err
 }
 

@@ -187,39 +187,40 @@ func (it *item) Settle(ctx context.Context, s Settlement) error {
 	return err
 }
 
-func (q *core) Receive(ctx context.Context, n int) (claims []Claim, err error) {
+func (q *core) Receive(ctx context.Context, n int, got func(Claim)) error {
 	q = q.pull
 	inner, leave := q.whileOpen(ctx)
 	defer leave()
 	if inner.Err() != nil {
-		return nil, cmp.Or(session.CtxErr(ctx), session.ErrClosed)
+		return cmp.Or(session.CtxErr(ctx), session.ErrClosed)
 	}
 	room := min(n, maxBatch) // a sum of them overflows nothing
 	p := q.join()
 	defer p.leave()
-	for {
+	for has := 0; ; {
 		it, err := p.next(inner, room, nil)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		for ; it != nil; it = p.poll() {
-			offer, back := q.present(inner, it, Joining{Hand: true}, min(n-len(claims), noteAhead))
+			offer, back := q.present(inner, it, Joining{Hand: true}, min(n-has, noteAhead))
 			if back {
 				it.PutBack()
 				break
 			}
 			if offer {
+				got(it)
 				it.Handed()
-				claims = append(claims, it)
+				has++
 			} else {
 				p.done()
 			}
-			if len(claims) == n {
+			if has == n {
 				break
 			}
 		}
-		if len(claims) > 0 {
-			return claims, nil
+		if has > 0 {
+			return nil
 		}
 	}
 }

@@ -63,9 +63,10 @@ type Engine interface {
 	Join(ctx context.Context, o Joining) Consumer
 
 	// Receive waits for an element that decodes, claims it and up to n-1 more that
-	// are there, and returns them, in hand. Nothing is claimed ahead for it, and
-	// when it fails nothing is claimed.
-	Receive(ctx context.Context, n int) ([]Claim, error)
+	// are there. It calls got with each and takes it for Handed then, not before: what
+	// is in hand may be lost, and is without its Value then. Nothing is claimed ahead
+	// for it, and when it fails nothing is claimed.
+	Receive(ctx context.Context, n int, got func(Claim)) error
 
 	// Take removes the first element that nobody has claimed, and returns it; nil
 	// if there is none. It does not wait for elements to come, but for those of a

@@ -549,3 +549,35 @@ func TestStatsCountsWhatIsInTheQueueAndWhoHasIt(t *testing.T) {
 		wantErr(t, err, zsync.ErrInvalid)
 	})
 }
+
+// A slowCodec takes half a minute to decode what slow says.
+type slowCodec struct{ slow string }
+
+func (slowCodec) Marshal(v any) ([]byte, error) { return []byte(v.(string)), nil }
+
+func (c slowCodec) Unmarshal(data []byte, v any) error {
+	if string(data) == c.slow {
+		time.Sleep(30 * time.Second)
+	}
+	*v.(*string) = string(data)
+	return nil
+}
+
+func TestWhatIsReceivedHasItsValueThoughTheSessionIsLostMeanwhile(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		q := zsync.NewQueue[string](s, "/q", zsync.WithCodec(slowCodec{"two"}))
+		must(t, q.Send(t.Context(), "one", "two"))
+		time.AfterFunc(time.Second, func() { srv.Expire(s.ID()) })
+		ds, err := q.ReceiveN(t.Context(), 2)
+		must(t, err)
+		for i, want := range []string{"one", "two"}[:len(ds)] {
+			if ds[i].Value != want {
+				t.Errorf("delivery %d is %q, want %q", i, ds[i].Value, want)
+			}
+		}
+		if !errors.Is(context.Cause(ds[0].Context()), zsync.ErrLost) {
+			t.Error("the first is not lost, so this shows nothing")
+		}
+	})
+}
