@@ -101,7 +101,8 @@ type acquisition struct {
 	ahead line.Ahead
 	ctx   context.Context
 	end   context.CancelFunc     // of ctx
-	wake  atomic.Pointer[func()] // ends the last of its waits for others, if there was one
+	waits int                    // for others, so far; belongs to the goroutine that begins one
+	wake  atomic.Pointer[waking] // of the last of them, if there was one
 	done  chan struct{}          // closed when nothing of it is left
 }
 

@@ -788,3 +788,17 @@ func TestMachineKeepsItsRulesWhateverHappens(t *testing.T) {
 		t.Errorf("only %d were ever admitted", admitted)
 	}
 }
+
+// The goroutine that begins a wait may be slow to make known what ends it: the event can
+// have come by then, and the next wait be begun, by another goroutine that was quicker.
+func TestWhoCallsBackEndsTheLastWaitThoughTheOneBeforeIsMadeKnownLater(t *testing.T) {
+	var s acquisition
+	s.begin()
+	ended := 0
+	for _, wait := range []int{1, 3, 2} {
+		s.mayWake(&waking{wait, func() { ended = wait }})
+	}
+	if s.cancel(); ended != 3 {
+		t.Errorf("wait %d was ended, want the last", ended)
+	}
+}

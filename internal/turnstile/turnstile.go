@@ -405,8 +405,10 @@ func (q *Turnstile) behindOf(head line.Head, place int) Behind {
 func (q *Turnstile) send(s *acquisition, a *line.Arrival) {
 	a, err := q.seek(s.ctx, s.mode, &s.ahead, a, q.find)
 	if a != nil {
-		wake := a.Then(func() { q.send(s, a) })
-		s.wake.Store(&wake)
+		s.waits++
+		w := &waking{wait: s.waits}
+		w.wake = a.Then(func() { q.send(s, a) })
+		s.mayWake(w)
 		if s.ctx.Err() != nil {
 			s.cancel() // who did it before has found no wake, or one of a wait before this
 		}
@@ -419,6 +421,23 @@ func (q *Turnstile) send(s *acquisition, a *line.Arrival) {
 	close(s.done)
 }
 
+// A waking ends a wait for others.
+type waking struct {
+	wait int // which of them
+	wake func()
+}
+
+// mayWake makes w known to who calls back. The goroutine that goes on may have begun
+// another wait already, and made that known.
+func (s *acquisition) mayWake(w *waking) {
+	for {
+		last := s.wake.Load()
+		if last != nil && last.wait > w.wait || s.wake.CompareAndSwap(last, w) {
+			return
+		}
+	}
+}
+
 // begin makes what is needed to wait, and to be called back.
 func (s *acquisition) begin() {
 	s.ctx, s.end = context.WithCancel(context.Background())
@@ -428,8 +447,8 @@ func (s *acquisition) begin() {
 // cancel calls s back.
 func (s *acquisition) cancel() {
 	s.end()
-	if wake := s.wake.Load(); wake != nil {
-		(*wake)()
+	if w := s.wake.Load(); w != nil {
+		w.wake()
 	}
 }
 
