@@ -196,7 +196,7 @@ func (p *nestedProgram) because(inner, outer context.Context, lost func() bool) 
 		return
 	}
 	why := context.Cause(inner)
-	if time.Sleep(1); outer.Err() == nil && !(lost() && errors.Is(why, zsync.ErrLost)) { // the context ends first
+	if time.Sleep(time.Nanosecond); outer.Err() == nil && !(lost() && errors.Is(why, zsync.ErrLost)) { // the context ends first
 		p.t.Errorf("the context of a function has ended with %v; lost: %v", why, lost())
 	}
 }
@@ -229,7 +229,7 @@ func (p *nestedProgram) both(ctx context.Context) {
 	p.a.still(h)
 	p.b.still(o)
 	lost := []bool{p.a.drop(h), p.b.drop(o)}
-	time.Sleep(1) // held is ended by a goroutine of its own
+	time.Sleep(time.Nanosecond) // held is ended by a goroutine of its own
 	if (lost[0] || lost[1] && write) && held.Err() == nil {
 		p.t.Errorf("of LockAllContext %v are lost, and its context has not ended", lost)
 	}
@@ -263,7 +263,7 @@ func (p *nestedProgram) permits(ctx context.Context, level int) {
 		h = q.take(n, closedFunc(p.sem.Lost()))
 		p.enter(inner, level+1)
 		lost = p.c.drop(h)
-		if time.Sleep(1); lost && inner.Err() == nil { // a goroutine of its own ends it
+		if time.Sleep(time.Nanosecond); lost && inner.Err() == nil { // a goroutine of its own ends it
 			p.t.Error("permits are lost, and the context of their function has not ended")
 		}
 		p.because(inner, ctx, h.lost)

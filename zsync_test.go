@@ -55,12 +55,6 @@ var (
 	longSessions = zktest.WithSessionTimeouts(40*time.Millisecond, time.Hour) // the server grants it
 )
 
-// sendAll sends vs in requests that are not too large.
-func sendAll[T any](t *testing.T, q *zsync.Queue[T], vs []T) {
-	t.Helper()
-	suite.SendAll(t, q, vs)
-}
-
 // What the library has as its defaults and limits.
 const (
 	defaultHandoffs = 16
