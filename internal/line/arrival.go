@@ -3,7 +3,6 @@ package line
 import (
 	"context"
 	"errors"
-	"sync/atomic"
 	"time"
 
 	"github.com/zsync/zsync/internal/session"
@@ -13,23 +12,22 @@ import (
 // goroutine for that: it is what one has to know who goes on with it when something has
 // happened. See [Line.Proceed].
 type Arrival struct {
-	Claim    *Claim
-	roll     *session.Roll // the line, if it has not been looked at yet
-	trip     time.Duration // how long a round trip takes
-	view     *view         // once somebody was ahead
-	listings atomic.Int32  // that may still be made to foresee the hand-over
+	Claim *Claim
+	roll  *session.Roll // the line, if it has not been looked at yet
+	trip  time.Duration // how long a round trip takes
+	view  *view         // once somebody was ahead
 
 	// While it waits for one to go.
 	vigil *vigil // nil otherwise
-	dir   int64  // the czxid of the directory
 	gone  spot   // of that one
 	alone bool   // no other stood in the way, and none can come to
-	stop  func() (told <-chan struct{})
+	seer  seer
 }
 
 func newArrival(c *Claim, roll *session.Roll, trip time.Duration) *Arrival {
 	a := &Arrival{Claim: c, roll: roll, trip: trip}
-	a.listings.Store(foreseeMost)
+	a.seer.strict = c.Line.Strict
+	a.seer.listings.Store(foreseeMost)
 	return a
 }
 
@@ -143,6 +141,7 @@ func (a *Arrival) proceed(ctx context.Context, rule Rule, behind *Ahead) error {
 		a.endVigil()
 	}
 	if a.view != nil {
+		a.view.foreseeNext()
 		a.view.leave()
 	}
 	if err != nil {
@@ -169,7 +168,7 @@ func (a *Arrival) awaitTurn(ctx context.Context, rule Rule, behind *Ahead) (err 
 		if err != nil {
 			return err
 		}
-		dir, gone, alone, told := a.dir, a.gone, a.alone, a.endVigil()
+		dir, gone, alone, told := a.seer.dir, a.gone, a.alone, a.endVigil()
 		a.view.gone(dir, gone)
 		if !alone && c.Line.Settled && !c.Child.Exhausted() {
 			if alone = a.view.nobodyAhead(dir, c.Child); !alone {
@@ -212,6 +211,9 @@ func (a *Arrival) look(ctx context.Context, rule Rule, behind *Ahead) (turn bool
 	if err != nil {
 		return false, err
 	}
+	if a.view != nil {
+		a.view.update(c.Line.ranks(roll))
+	}
 	blocker, alone := rule(ahead) // Step 3.
 	if blocker == nil {
 		if c.Line.Defers != nil && c.Line.Defers(c.Child, roll.Names()) {
@@ -221,8 +223,10 @@ func (a *Arrival) look(ctx context.Context, rule Rule, behind *Ahead) (turn bool
 	}
 	c.trip = a.trip
 	dir := roll.Czxid() // ours is in it, and in no other of its name
+	c.dir = dir
 	if a.view == nil {
 		v := viewOf(c.Incarnation, c.Line.Dir, c.Line.Bases)
+		v.update(c.Line.ranks(roll))
 		a.view = v
 		if me := c.Child; behind != nil && !me.Exhausted() {
 			v.look(c.Line.Strict)
@@ -232,13 +236,12 @@ func (a *Arrival) look(ctx context.Context, rule Rule, behind *Ahead) (turn bool
 	if behind != nil && c.Child.Exhausted() { // a view has no place for it
 		behind.setChildren(c.Line.Dir, ahead)
 	}
-	a.view.update(c.Line.ranks(roll))
 	a.vigil = c.vigil(blocker.Name)
-	a.dir, a.gone, a.alone = dir, spotOf(*blocker), alone
+	a.gone, a.alone = spotOf(*blocker), alone
+	a.seer.dir, a.seer.me = dir, c.Child
 	a.roll = nil // not kept while a waits
-	a.stop = func() <-chan struct{} { return session.ClosedChan }
 	if !alone && c.Line.Settled && c.Line.Defers == nil && !c.Child.Exhausted() {
-		a.stop = a.view.foresee(ctx, dir, c.Child, c.Line.Strict, a.trip, &a.listings)
+		a.view.foresee(ctx, &a.seer, a.trip)
 	}
 	return false, nil
 }
@@ -248,7 +251,7 @@ func (a *Arrival) look(ctx context.Context, rule Rule, behind *Ahead) (turn bool
 func (a *Arrival) endVigil() (told <-chan struct{}) {
 	a.vigil.end()
 	a.vigil = nil
-	return a.stop()
+	return a.view.foreseen(&a.seer)
 }
 
 // Wait waits until a, which [Line.Proceed] has returned, may go on.

@@ -21,6 +21,21 @@ import (
 // have gone is seen so too if the answer came over the same connection. Otherwise there is
 // no proof any more, and who asks must look.
 func (v *view) ask(ctx context.Context, dir int64, me Child, proof int64) (alone bool, _ int64, err error) {
+	switch asked, err := v.askAhead(ctx, dir, me); {
+	case err != nil:
+		return false, 0, err
+	case !asked:
+		return false, proof, nil
+	}
+	if v.inc.Watches.Connection() != proof {
+		proof = 0
+	}
+	return v.nobodyAhead(dir, me), proof, nil
+}
+
+// askAhead strikes off those ahead of me in dir that have gone, without listing the line. It
+// reports false if that is not to be known so.
+func (v *view) askAhead(ctx context.Context, dir int64, me Child) (bool, error) {
 	names, size := v.aheadOf(dir, me), 0
 	paths := make([]string, len(names))
 	for i, name := range names {
@@ -28,19 +43,19 @@ func (v *view) ask(ctx context.Context, dir int64, me Child, proof int64) (alone
 		size += len(paths[i]) + 16
 	}
 	if len(names) == 0 || size > session.MaxPacket/2 { // the servers would not take it
-		return false, proof, nil
+		return false, nil
 	}
 	missing, err := v.inc.Missing(ctx, paths)
-	if err != nil && session.OutcomeOf(err) != session.Answered {
-		return false, 0, err
+	if err != nil {
+		if session.OutcomeOf(err) == session.Answered {
+			err = nil // refused; a listing may not be
+		}
+		return false, err
 	}
 	for i, is := range missing {
 		if c, ok := ParseChild(names[i], v.bases()...); ok && is {
 			v.gone(dir, spotOf(c))
 		}
 	}
-	if v.inc.Watches.Connection() != proof {
-		proof = 0
-	}
-	return v.nobodyAhead(dir, me), proof, nil
+	return true, nil
 }

@@ -2,52 +2,113 @@ package line
 
 import (
 	"context"
-	"sync/atomic"
+	"slices"
 	"time"
 
 	"github.com/zsync/zsync/internal/session"
 )
 
-// foresee lists the line now and then while me, of which v is told, waits in dir for
-// the one just ahead, if others are ahead of that one. When a listing shows that these
-// have gone, the event of that one's deletion is all that me needs to know: the
-// hand-over takes one round trip, and otherwise the one of a listing more.
+// foresee has the line be listed now and then while a waits in it for the one just ahead,
+// if others are ahead of that one. When a listing shows that these have gone, the event of
+// that one's deletion is all that a needs to know: the hand-over takes one round trip, and
+// otherwise the one of a listing more.
 //
 // That could be told by a watch too, but then each release would be told to one who
-// cannot go on yet. So nobody is told anything, and me asks instead, at the times at
-// which it will probably be the next but for one. What comes of it is an entry in v:
+// cannot go on yet. So nobody is told anything, and the line is listed at the times at
+// which a will probably be the next but for one. What comes of it is an entry in v:
 // whether it comes at a good time, in time, or at all, is a matter of speed alone.
 //
-// trip is how long a round trip takes, and budget is how many listings me may still
-// make. stop ends it, and does not wait: the listing under way then, if there is one, is
-// in v when told is closed.
-func (v *view) foresee(ctx context.Context, dir int64, me Child, strict bool, trip time.Duration, budget *atomic.Int32) (stop func() (told <-chan struct{})) {
-	each := trip + trip/letPassPart // at least: the next one must be told, and must let go
-	p := pace{trip: trip, each: each, ahead: v.place(dir, me, Child{})}
-	if p.ahead < 2 || trip < foreseeTrip || !v.single() {
-		return func() <-chan struct{} { return session.ClosedChan }
+// Of those who wait in one session the first alone foresees its turn: ten thousand must not
+// list the line all the time, and each knows what the others have been told. When the turn of
+// the first has come the next begins, and knows how fast the line went for that one.
+func (v *view) foresee(ctx context.Context, a *seer, trip time.Duration) {
+	if trip < foreseeTrip {
+		return
 	}
-	over, told := make(chan struct{}), make(chan struct{})
-	start := func() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	a.ctx = ctx
+	v.tripLocked(trip)
+	i, _ := slices.BinarySearchFunc(v.seers, a, byNumber)
+	v.seers = slices.Insert(v.seers, i, a)
+	if i == 0 {
+		v.endForesightLocked()
+		v.foreseeLocked()
+	}
+}
+
+// foreseen is the end of foresee, and does not wait: the listing under way then, if there
+// is one, is in the view when told is closed.
+func (v *view) foreseen(a *seer) (told <-chan struct{}) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if a.ctx == nil {
+		return session.ClosedChan
+	}
+	a.ctx = nil
+	i := slices.Index(v.seers, a) // of a directory that is made anew another may have its number
+	if i > 0 {
+		v.seers = slices.Delete(v.seers, i, i+1)
+		return session.ClosedChan
+	}
+	v.seers[0], v.seers = nil, v.seers[1:]
+	return v.endForesightLocked()
+}
+
+// foreseeNext has the first of those who are left foresee its turn, when another's has come, or
+// that has left: then v shows who is ahead.
+func (v *view) foreseeNext() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.foresight == nil {
+		v.foreseeLocked()
+	}
+}
+
+// tripLocked is told how long a look at the line took, or to enter it, which may have taken
+// several round trips, or have waited for others.
+func (v *view) tripLocked(took time.Duration) {
+	if v.trip == 0 || took < v.trip {
+		v.trip = took
+	}
+}
+
+// endForesightLocked ends that of whoever has it.
+func (v *view) endForesightLocked() (told <-chan struct{}) {
+	s := v.foresight
+	if s == nil {
+		return session.ClosedChan
+	}
+	v.foresight = nil
+	v.each = time.Since(s.since) / time.Duration(s.ahead)
+	if close(s.over); s.begin.Stop() {
+		close(s.told)
+	}
+	return s.told
+}
+
+// foreseeLocked has the first of v.seers foresee its turn, where nobody does.
+func (v *view) foreseeLocked() {
+	if len(v.seers) == 0 {
+		return
+	}
+	a := v.seers[0]
+	p := pace{trip: v.trip, each: v.each, ahead: v.placeLocked(a.dir, a.me)}
+	if p.ahead < 2 {
+		return
+	}
+	if p.each == 0 { // not known: a trip at least, as the next one must be told, and must let go
+		p.each = v.trip + v.trip/letPassPart
+	}
+	ctx, dir, me := a.ctx, a.dir, a.me // a is another's to write when it is no seer any more
+	s := &foresight{since: time.Now(), ahead: p.ahead, over: make(chan struct{}), told: make(chan struct{})}
+	s.begin = time.AfterFunc(p.wait(), func() {
 		v.inc.Manager.Spawn(func() {
-			defer close(told)
-			v.listOften(ctx, over, dir, me, strict, p, budget)
+			defer close(s.told)
+			v.listOften(ctx, s.over, dir, me, p, a)
 		})
-	}
-	begun := func() bool { return true }
-	if first := p.wait(); first == 0 {
-		start()
-	} else {
-		begin := time.AfterFunc(first, start)
-		begun = func() bool { return !begin.Stop() }
-	}
-	return func() <-chan struct{} {
-		close(over)
-		if !begun() {
-			close(told)
-		}
-		return told
-	}
+	})
+	v.foresight = s
 }
 
 const (
@@ -62,24 +123,26 @@ const (
 	foreseeMost = 8
 )
 
-// single reports whether there is one waiter only. Of several each knows what the
-// others have been told, and ten thousand must not list the line all the time.
-func (v *view) single() bool {
-	views.Lock()
-	defer views.Unlock()
-	return v.waiters == 1
-}
-
 // listOften lists the line as often as p says, until at most one is ahead of me, or over
 // is closed, or ctx ends, or the session. A listing that fails ends it too: then me lists
 // the line when the one ahead has gone.
-func (v *view) listOften(ctx context.Context, over <-chan struct{}, dir int64, me Child, strict bool, p pace, budget *atomic.Int32) {
-	for !session.IsClosed(over) && budget.Add(-1) >= 0 {
-		r, err := v.inc.Roll(ctx, v.key.dir)
+func (v *view) listOften(ctx context.Context, over <-chan struct{}, dir int64, me Child, p pace, a *seer) {
+	for !session.IsClosed(over) && a.listings.Add(-1) >= 0 {
+		start := time.Now()
+		asked, err := v.askAhead(ctx, dir, me)
+		if !asked && err == nil {
+			var r *session.Roll
+			if r, err = v.inc.Roll(ctx, v.key.dir); err == nil {
+				v.update(ranksOf(r, a.strict, v.bases()))
+			}
+		}
 		if err != nil {
 			return
 		}
-		v.update(ranksOf(r, strict, v.bases()))
+		v.mu.Lock()
+		v.tripLocked(time.Since(start))
+		p.trip = v.trip
+		v.mu.Unlock()
 		if p.left(v.place(dir, me, Child{})); p.ahead < 2 {
 			return // or it is not there any more
 		}

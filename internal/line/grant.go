@@ -687,7 +687,7 @@ func (c *Claim) release() error {
 	if err := c.finish(); err != nil {
 		return err
 	}
-	if err := c.Incarnation.RemoveThen(c.Znode(), c.disown).Result(); err != nil {
+	if err := c.Incarnation.RemoveThen(c.Znode(), c.gone).Result(); err != nil {
 		c.loseIf(err, func() bool { return true })
 		return err
 	}

@@ -77,6 +77,7 @@ type Claim struct {
 	beside      string               // the znode in whose very place it was made
 	Unwatched   bool                 // its znode is looked after by somebody else
 	trip        time.Duration        // how long a round trip took, if it had to wait for its turn
+	dir         int64                // the czxid of the directory then
 
 	mu        sync.Mutex
 	version   int32          // of its znode, after our last write to it; guarded by mu
@@ -213,6 +214,21 @@ func (c *Claim) disownLocked() {
 	if c.own != nil {
 		c.Incarnation.Watches.Leave(c.own)
 		c.own = nil
+	}
+}
+
+// gone is told that the znode of c is not there any more, as whoever has waited with it in
+// one session would else find out by listing the line.
+func (c *Claim) gone() {
+	c.disown()
+	if c.dir == 0 {
+		return // it has not waited, and there may be no view
+	}
+	if v, ok := c.Incarnation.Attached.Load(viewKeyOf(c.Line.Dir, c.Line.Bases)); ok {
+		c.mu.Lock()
+		me := spotOf(c.Child)
+		c.mu.Unlock()
+		v.(*view).gone(c.dir, me)
 	}
 }
 
@@ -365,7 +381,7 @@ func (c *Claim) Leave() *session.Removal {
 	c.Stake.Drop()
 	// Its own watch is left behind the deletion, so that it is not removed while it is
 	// about to fire.
-	return c.Incarnation.RemoveThen(c.Znode(), c.disown)
+	return c.Incarnation.RemoveThen(c.Znode(), c.gone)
 }
 
 // others reports whether anyone of these bases is in the line, besides c and

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/zsync/zsync/internal/session"
 )
@@ -74,18 +75,26 @@ type view struct {
 	key   viewKey
 	ahead Ahead // of everybody: who is the first
 
-	mu      sync.Mutex
-	of      int64  // the number of the listing
-	dir     int64  // the czxid of the directory
-	sure    bool   // of the listing
-	spots   []spot // in their order: those whose numbers tell
-	long    bool   // the line is long, and of others mostly
+	mu    sync.Mutex
+	of    int64  // the number of the listing
+	dir   int64  // the czxid of the directory
+	sure  bool   // of the listing
+	spots []spot // in their order: those whose numbers tell
+	long  bool   // the line is long, and of others mostly
+
+	seers     []*seer       // in their order: who wait behind others; see foresee
+	foresight *foresight    // of the first, if it can have one
+	trip      time.Duration // the shortest that a look took
+	each      time.Duration // how long a hand-over took, of late
+
 	waiters int    // guarded by views.mu
 	stop    func() // of looking who is the first, if somebody wants to know; guarded by views.mu
 }
 
 // viewKey is what a session has a view for.
 type viewKey struct{ dir, bases string }
+
+func viewKeyOf(dir string, bases []string) viewKey { return viewKey{dir, strings.Join(bases, "/")} }
 
 // views guards the views of all sessions coming and going.
 var views sync.Mutex
@@ -94,7 +103,7 @@ var views sync.Mutex
 func viewOf(inc *session.Incarnation, dir string, bases []string) *view {
 	views.Lock()
 	defer views.Unlock()
-	key := viewKey{dir, strings.Join(bases, "/")}
+	key := viewKeyOf(dir, bases)
 	got, _ := inc.Attached.LoadOrStore(key, &view{inc: inc, key: key})
 	v := got.(*view)
 	v.waiters++
@@ -188,11 +197,15 @@ func (v *view) gone(dir int64, s spot) {
 func (v *view) place(dir int64, c, first Child) int {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	gone, _ := v.spotLocked(spotOf(first))
+	return max(v.placeLocked(dir, c)-gone, 0)
+}
+
+func (v *view) placeLocked(dir int64, c Child) int {
 	if _, there := v.spotLocked(spotOf(c)); v.dir != dir || !there {
 		return 0 // see view
 	}
-	gone, _ := v.spotLocked(spotOf(first))
-	return max(v.findLocked(c.Seq)-gone, 0)
+	return v.findLocked(c.Seq)
 }
 
 // nobodyAhead reports whether c is there, in dir, and nobody ahead of it, as far as

@@ -1,0 +1,29 @@
+package line
+
+import (
+	"cmp"
+	"context"
+	"sync/atomic"
+	"time"
+)
+
+// A seer is one who waits and may foresee his turn.
+type seer struct {
+	dir      int64 // the czxid of the directory
+	me       Child
+	strict   bool            // the line is, always
+	listings atomic.Int32    // that may still be made
+	ctx      context.Context // while it is one of view.seers; guarded by view.mu
+}
+
+// byNumber is the order of those who wait in one session.
+func byNumber(a, b *seer) int { return cmp.Compare(a.me.Seq-b.me.Seq, 0) }
+
+// A foresight is that of one seer.
+type foresight struct {
+	since time.Time
+	ahead int           // how many were
+	over  chan struct{} // closed when it is not wanted any more
+	told  chan struct{} // closed when no listing of it is under way, nor will be
+	begin *time.Timer
+}
