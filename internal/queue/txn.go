@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/go-zookeeper/zk"
 
@@ -33,6 +34,7 @@ func (x *txn) leave() {
 	for _, f := range x.rooms {
 		f()
 	}
+	x.rooms = nil
 }
 
 // A shipment is what a txn sends to one queue, all together: each transaction of a
@@ -60,30 +62,67 @@ func (x *txn) send(q *core, p *parcel, op int) {
 	}
 }
 
-// reserve waits for room. Who has asked for it keeps others from sending, so all that goes
-// to a queue is asked for at once, and queues in the order of their paths: a Txn waits
-// for no room that it has itself, nor two for each other's. What goes to home takes the
-// place of the element that goes with it.
+// reservePatience is how long a Txn that has room in one queue waits for room in others.
+const reservePatience = 500 * time.Millisecond
+
+// reserve waits for room, in all queues. Who has room keeps others from sending, so all that
+// goes to a queue is asked for at once, and whoever has room in one waits but for a while in
+// another: those before it there may wait for the consumer of that queue, which may have to
+// send to the first. Then it leaves all, waits for the other with nothing in its hands, and asks
+// again for the rest. It has no patience then with queues whose paths come before that: of two
+// that keep each other waiting the one that asks in the order of the paths goes on. It grows, so
+// long lines, or slow servers, keep nobody for ever.
 func (x *txn) reserve(ctx context.Context, home string) error {
 	slices.SortFunc(x.sends, func(a, b *shipment) int { return cmp.Compare(a.q.dir, b.q.dir) })
-	for _, s := range x.sends {
-		n := 0
+	var first *shipment // where it has waited in vain
+	for patience := reservePatience; ; patience = min(2*patience, time.Minute) {
+		full, err := x.enter(ctx, home, first, patience)
+		if err == nil {
+			return nil
+		}
+		if x.leave(); full == nil {
+			return err
+		}
+		first = full
+	}
+}
+
+// enter asks for room in first, if there is one, and then in the others, with so much patience
+// from the second on. If there was none then full tells where. What goes to home takes the
+// place of the element that goes with it.
+func (x *txn) enter(ctx context.Context, home string, first *shipment, patience time.Duration) (full *shipment, err error) {
+	all := x.sends
+	if first != nil {
+		all = append([]*shipment{first}, slices.DeleteFunc(slices.Clone(all), func(s *shipment) bool { return s == first })...)
+	}
+	limited := ctx
+	for _, s := range all {
+		n, limit := 0, s.q.gate.maxLen
 		for _, p := range s.group {
 			n += len(p.data)
 		}
-		if limit := s.q.gate.maxLen; s.q.dir == home && n <= limit {
-			if n--; n == 0 {
-				continue
-			}
+		if s.q.dir == home && n <= limit {
+			n--
 		}
-		done, err := s.q.gate.enter(ctx, n, false)
-		if err != nil {
-			x.leave()
-			return fmt.Errorf("operation %d: %w", s.op, err)
+		if n == 0 || limit == 0 {
+			continue
 		}
-		x.rooms = append(x.rooms, done)
+		done, err := s.q.gate.enter(limited, n, first != nil && s.q.dir < first.q.dir)
+		switch {
+		case err == nil:
+			x.rooms = append(x.rooms, done)
+		case errors.Is(err, ErrFull), context.Cause(limited) == errNoRoom:
+			return s, err
+		default:
+			return nil, fmt.Errorf("operation %d: %w", s.op, err)
+		}
+		if limited == ctx {
+			var cancel context.CancelFunc
+			limited, cancel = context.WithTimeoutCause(ctx, patience, errNoRoom)
+			defer cancel()
+		}
 	}
-	return nil
+	return nil, nil
 }
 
 // newTxn makes a txn of what Claim.Txn was given. With other queues of limited

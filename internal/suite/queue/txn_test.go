@@ -3,6 +3,7 @@ package queue
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 	"sync"
@@ -14,6 +15,8 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/suite"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -285,4 +288,78 @@ func TestATxnThatReplacesItsElementNeedsNoRoom(t *testing.T) {
 			t.Errorf("an element that takes the place of another: %v", err)
 		}
 	})
+}
+
+// Who waits for room in one queue keeps nobody from another: it may be that one's consumer who
+// sends there.
+func TestATxnThatWaitsForRoomInOneQueueKeepsNobodyFromSendingToAnother(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		ctx := within(t, time.Hour)
+		move := func(s *zsync.Session, path string, to ...string) <-chan error {
+			d, err := zsync.NewQueue[int](s, path, zsync.WithMaxLen(1)).Receive(ctx)
+			must(t, err)
+			var ops []any
+			for _, path := range to {
+				ops = append(ops, zsync.NewQueue[int](s, path, zsync.WithMaxLen(10)).SendOp(d.Value))
+			}
+			return async(func() error { _, err := d.Txn(ctx, ops...); return err })
+		}
+		a, b := open(t, srv), open(t, srv)
+		must(t, zsync.NewQueue[int](a, "/from").Send(ctx, 1))
+		must(t, zsync.NewQueue[int](a, "/b").Send(ctx, counted(10)...))
+		first := move(a, "/from", "/a", "/b")
+		time.Sleep(time.Second)
+		second := move(b, "/b", "/a")
+		must(t, <-second)
+		must(t, <-first)
+		wantLen(t, zsync.NewQueue[int](a, "/a"), 2)
+		wantLen(t, zsync.NewQueue[int](a, "/b"), 10)
+	})
+}
+
+// Each has room in one queue, and waits for it in the other, and so has who comes from there.
+func TestTxnsIntoTwoFullQueuesGoOnWhoeverHasRoomInOneOfThem(t *testing.T) {
+	t.Parallel()
+	for seed := range harness.Seeds(t, 10, 2, 100) {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			rnd := rand.New(rand.NewPCG(uint64(seed), 7))
+			srv.SetLatency(time.Duration(rnd.IntN(30)) * time.Millisecond)
+			ctx := within(t, 2*time.Hour)
+			ss := suite.OpenEach(t, srv, 2)
+			limited := func(s *zsync.Session, path string) *zsync.Queue[int] {
+				return zsync.NewQueue[int](s, path, zsync.WithMaxLen(2))
+			}
+			for _, path := range []string{"/x", "/y"} {
+				must(t, limited(ss[0], path).Send(ctx, 0, 0))
+			}
+			var txns sync.WaitGroup
+			for i := range 6 {
+				s := ss[i%2]
+				from, x, y := zsync.NewQueue[int](s, "/from"+strconv.Itoa(i)), limited(s, "/x"), limited(s, "/y")
+				must(t, from.Send(ctx, counted(10)...))
+				txns.Go(func() {
+					for range 10 {
+						d, err := from.Receive(ctx)
+						must(t, err)
+						_, err = d.Txn(ctx, x.SendOp(1), y.SendOp(1))
+						must(t, err)
+					}
+				})
+			}
+			var got sync.WaitGroup
+			for i, path := range []string{"/x", "/y"} {
+				pause, q := rand.New(rand.NewPCG(uint64(seed), uint64(i))), zsync.NewQueue[int](open(t, srv), path)
+				got.Go(func() {
+					for range 62 {
+						d, err := q.Receive(ctx)
+						must(t, err)
+						must(t, d.Ack(ctx))
+						time.Sleep(time.Duration(pause.IntN(3000)) * time.Millisecond)
+					}
+				})
+			}
+			txns.Wait()
+			got.Wait()
+		})
+	}
 }
