@@ -209,7 +209,12 @@ func (l *ledger) finish(p *posting, err error) {
 	// The journal tells every outcome, through as many sessions as it takes. So an
 	// error that is not a loss, nor the end of the Session, says that nothing was
 	// applied, whether the servers refused it or what it needs could not be made.
-	switch nothing := err != nil && !lost && l.q.m.Failure() == nil; {
+	nothing := err != nil && !lost && l.q.m.Failure() == nil
+	if nothing && p.want != nil && len(p.es) > 0 {
+		// It goes with those that are not refused, or tells by itself.
+		l.want, p.want, p.postponed = p.want, nil, true
+	}
+	switch {
 	case err != nil && p.culprit != nil && one.with != nil,
 		nothing && one != nil && one.with != nil && !l.journal.open: // it has been told, so it is not done later
 		l.refuseTxnLocked(one, err)

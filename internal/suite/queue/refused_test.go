@@ -61,3 +61,34 @@ func TestConsumerReportsThatTheServersRefuseWhatItNeeds(t *testing.T) {
 		})
 	}
 }
+
+// What is claimed in the transaction that settles others is claimed without what is refused.
+func TestAnElementThatCannotBeRemovedDoesNotKeepItsConsumerFromClaiming(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		q := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithPrefetch(4))
+		srv.SetLatency(5 * time.Millisecond)
+		must(t, q.Send(t.Context(), counted(200)...))
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		n := 0
+		began := time.Now()
+		for d, err := range q.All(ctx) {
+			must(t, err)
+			if n++; n%10 == 0 {
+				_, err := s.Txn(ctx, &zk.CreateRequest{Path: "/q/" + d.ID + "/child"})
+				must(t, err)
+			}
+			go d.Ack(ctx)
+			if n == 200 {
+				break
+			}
+		}
+		if took := time.Since(began); took > 10*time.Second {
+			t.Errorf("it took %v", took)
+		}
+		cancel()
+		time.Sleep(time.Second)
+		wantLen(t, q, 20)
+	})
+}
