@@ -504,6 +504,10 @@ func ask[T, R any](ctx context.Context, q *Queue[T], op string, f func(queue.Eng
 // the server's answers, and if a consumer has died, for up to three seconds, for
 // the elements to come back that it had claimed.
 //
+// An element that cannot be decoded goes to the dead letters. After three in a row
+// those that follow are left in the queue, and the error says so, each time as long as
+// there is nothing else.
+//
 // If ctx ends while the removal is under way, and it succeeds, the element is
 // put back to its place: until the servers allow that only this process has it.
 // To receive many elements use [Queue.Recv].
@@ -537,7 +541,7 @@ func (q *Queue[T]) Len(ctx context.Context) (int, error) {
 }
 
 // Peek returns the first element that nobody has claimed, and leaves it where
-// it is. ok is false if there is none.
+// it is. ok is false if there is none. One that cannot be decoded is an error.
 //
 // # Cost
 //

@@ -112,6 +112,7 @@ type finding struct {
 	due   time.Time // when something may become free without the bell
 	busy  bool      // if nothing is free: something is claimed
 	more  bool      // there is another bucket that may have free ones
+	left  *finding  // if nothing is free: a lot and an element of it that is but for its being passed over as a misfit; or nil
 	at    time.Time // when it was found
 	since uint64    // of the order, when the search began
 }
@@ -216,6 +217,9 @@ func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *fi
 				f.lot, f.es = t, es
 				f.more = keys == nil && pick(lots, 1) >= 0
 				return nil
+			}
+			if es, _ := t.free(1, func(e element) bool { return q.skips.left(e.key()) }); len(es) > 0 && f.left == nil {
+				f.left = &finding{lot: t, es: es}
 			}
 			f.busy = f.busy || t.busy()
 		}

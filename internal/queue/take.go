@@ -117,6 +117,33 @@ func (q own) first(ctx context.Context, inc *session.Incarnation, spread int, as
 		if err != nil {
 			return nil, nil, err
 		}
+		if len(f.es) == 0 && !synced {
+			// This server may lag. There is nothing only if the leader says so.
+			synced = true
+			if err := inc.Sync(ctx, q.dir); err != nil {
+				return nil, nil, err
+			}
+			continue
+		}
+		if len(f.es) == 0 {
+			var next time.Time
+			buried := false
+			if f.busy && !aside {
+				if next, buried, err = q.under.visit(ctx, inc); err != nil {
+					return nil, nil, err
+				}
+			}
+			switch {
+			case buried || !next.IsZero():
+				if err := session.AwaitIn(ctx, inc, time.After(time.Until(next))); err != nil {
+					return nil, nil, err
+				}
+				continue
+			case f.left == nil:
+				return nil, nil, nil
+			}
+			f = f.left // that it does not decode is told, again
+		}
 		for _, e := range f.es {
 			data, stat, err := inc.Get(ctx, session.ChildPath(q.dir, e.key()))
 			if session.IsNoNode(err) {
@@ -141,30 +168,6 @@ func (q own) first(ctx context.Context, inc *session.Incarnation, spread int, as
 				with = append(with, &zk.SetDataRequest{Path: q.dir, Version: -1}) // the bell: the next with its key may go
 			}
 			return it, with, nil
-		}
-		if len(f.es) > 0 {
-			continue // consumed in the meantime
-		}
-		if !synced {
-			// This server may lag. There is nothing only if the leader says so.
-			synced = true
-			if err := inc.Sync(ctx, q.dir); err != nil {
-				return nil, nil, err
-			}
-			continue
-		}
-		if aside || !f.busy {
-			return nil, nil, nil
-		}
-		next, buried, err := q.under.visit(ctx, inc)
-		if err != nil {
-			return nil, nil, err
-		}
-		if next.IsZero() && !buried {
-			return nil, nil, nil
-		}
-		if err := session.AwaitIn(ctx, inc, time.After(time.Until(next))); err != nil {
-			return nil, nil, err
 		}
 	}
 }

@@ -732,6 +732,51 @@ func TestConsumerWhoseTypeDoesNotFitLeavesTheQueueAlone(t *testing.T) {
 	}
 }
 
+// What is left in the queue because nothing decodes is there, and free.
+func TestTryRecvAndPeekTellThatNothingThereDecodesForAsLongAsItIsThere(t *testing.T) {
+	for name, send := range map[string][]zsync.QueueOption{
+		"zsync":         {},
+		"keys":          {zsync.WithKey(func(v any) string { return fmt.Sprint(v) })},
+		"priorities":    {zsync.WithPriorities(9)},
+		"simple layout": {zsync.WithQueueLayout(zsync.LayoutSimpleQueue)},
+	} {
+		receive := send
+		if name == "keys" {
+			receive = nil
+		}
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				a, q := zsync.NewQueue[any](open(t, srv), "/q", send...), zsync.NewQueue[int](open(t, srv), "/q", receive...)
+				must(t, a.Send(t.Context(), "a", "b", "c", "d", "e"))
+				for range 20 { // three of them go to the dead letters
+					if v, ok, err := q.TryRecv(t.Context()); ok || err == nil {
+						t.Errorf("TryRecv = %v, %v, %v; want an error", v, ok, err)
+					}
+					if v, ok, err := q.Peek(t.Context()); ok || err == nil {
+						t.Errorf("Peek = %v, %v, %v; want an error", v, ok, err)
+					}
+					time.Sleep(10 * time.Second)
+				}
+				_, err := a.Clear(t.Context())
+				must(t, err)
+				if v, ok, err := q.TryRecv(t.Context()); ok || err != nil {
+					t.Errorf("TryRecv = %v, %v, %v; want none", v, ok, err)
+				}
+				if v, ok, err := q.Peek(t.Context()); ok || err != nil {
+					t.Errorf("Peek = %v, %v, %v; want none", v, ok, err)
+				}
+				must(t, a.Send(t.Context(), "f", 7))
+				for range 2 {
+					if v, ok, _ := q.TryRecv(t.Context()); ok && v == 7 {
+						return
+					}
+				}
+				t.Error("TryRecv does not get to what decodes")
+			})
+		})
+	}
+}
+
 func TestManyElementsThatDoNotDecodeHoldUpNoOther(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
