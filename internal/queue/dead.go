@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"iter"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -149,8 +150,8 @@ func (q *deadLetters) read(ctx context.Context, name deadName) (*Letter, error) 
 		case nodes[0].Stat == nil:
 			return zk.ErrNoNode
 		}
-		d.Data, d.Framed, d.Since = nodes[0].Data, nodes[0].Data, time.UnixMilli(nodes[0].Stat.Ctime)
-		if all, fault := q.unframe(d.Framed); fault == nil && len(all) == 1 {
+		d.Data, d.Framed, d.Since = slices.Clone(nodes[0].Data), nodes[0].Data, time.UnixMilli(nodes[0].Stat.Ctime)
+		if all, fault := q.unframe(d.Data); fault == nil && len(all) == 1 {
 			d.Data = all[0]
 		}
 		if d.paths = paths[:1]; nodes[1].Stat == nil {

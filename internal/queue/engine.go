@@ -259,7 +259,7 @@ type Holder struct {
 // A Letter is a dead letter.
 type Letter struct {
 	ID       string
-	Data     []byte    // as it was sent, if its frame could be opened
+	Data     []byte    // as it was sent, if its frame could be opened; the caller's own
 	Since    time.Time // when it was set aside, by the servers' clock
 	Reason   string
 	Attempts int

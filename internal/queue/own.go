@@ -67,7 +67,7 @@ func (q own) Requeue(ctx context.Context, d *Letter) error {
 		return err
 	}
 	remove, size := q.removal(d)
-	p := &parcel{ctx: ctx, prio: prio, data: [][]byte{d.Data}, tags: []string{tag}, with: remove, done: make(chan error, 1)}
-	p.size = q.out.elementSize(d.Data) + size
+	p := &parcel{ctx: ctx, prio: prio, data: [][]byte{d.Framed}, tags: []string{tag}, with: remove, done: make(chan error, 1)}
+	p.size = q.out.elementSize(d.Framed) + size
 	return q.out.send(p)
 }

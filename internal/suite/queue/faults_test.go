@@ -777,6 +777,37 @@ func TestTryRecvAndPeekTellThatNothingThereDecodesForAsLongAsItIsThere(t *testin
 	}
 }
 
+func TestWhatAProgramDoesToTheDataOfADeadLetterIsNotRequeued(t *testing.T) {
+	for _, layout := range []zsync.QueueLayout{zsync.LayoutZsync, zsync.LayoutSimpleQueue, zsync.LayoutDistributedQueue} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			s, opts := open(t, srv), []zsync.QueueOption{zsync.WithCodec(zsync.Raw), zsync.WithQueueLayout(layout)}
+			raw := zsync.NewQueue[string](s, "/q", opts...)
+			must(t, raw.Send(t.Context(), "secret one", "secret two"))
+			for range 2 {
+				_, _, err := zsync.NewQueue[int](s, "/q", zsync.WithQueueLayout(layout)).TryRecv(t.Context())
+				must(t, err)
+			}
+			redact := func(d zsync.DeadLetter) bool {
+				copy(d.Data, "XXXXXX")
+				return true
+			}
+			for d, err := range raw.Dead(t.Context()) {
+				must(t, err)
+				redact(d)
+				must(t, d.Requeue(t.Context()))
+				break
+			}
+			_, err := raw.RequeueDead(t.Context(), redact)
+			must(t, err)
+			for _, want := range []string{"secret one", "secret two"} {
+				if got, _, err := raw.TryRecv(t.Context()); got != want || err != nil {
+					t.Errorf("%v: received %q, %v; want %q", layout, got, err, want)
+				}
+			}
+		})
+	}
+}
+
 func TestManyElementsThatDoNotDecodeHoldUpNoOther(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
