@@ -2,7 +2,6 @@ package queue
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -251,7 +250,7 @@ func (q foreign) seize(ctx context.Context, inc *session.Incarnation, l *ledger,
 		case ready:
 			items = append(items, it)
 		case err == nil, outrun(err):
-		case ctx.Err() == nil && session.OutcomeOf(err) == session.Answered, errors.Is(err, session.ErrTooLarge):
+		case ctx.Err() == nil && refusal(err):
 			refused[it.name] = true
 			q.complain(err)
 		default:

@@ -537,7 +537,11 @@ func (p *pump) await(inc *session.Incarnation) error {
 	watches = append(watches, marks)
 	if p.marks != marks || !inc.Watches.Armed(marks) || !p.due.IsZero() && !time.Now().Before(p.due) {
 		var buried bool
-		if p.due, buried, err = q.under.visit(p.ctx, inc); err != nil || buried {
+		switch p.due, buried, err = q.under.visit(p.ctx, inc); {
+		case refusal(err): // which keeps nobody from consuming
+			q.complain(err)
+			p.due = time.Now().Add(refusedFor)
+		case err != nil || buried:
 			return err
 		}
 		p.marks = marks

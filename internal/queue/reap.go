@@ -2,6 +2,7 @@ package queue
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"sync"
 	"time"
@@ -63,14 +64,19 @@ func (u *reaper) look(ctx context.Context, inc *session.Incarnation) error {
 	if err := session.AwaitIn(ctx, inc, done); err != nil {
 		return err
 	}
-	if session.OutcomeOf(err) != session.Answered {
-		return err
+	if refusal(err) {
+		err = nil // which keeps nobody from consuming
 	}
-	return nil // what the servers refuse here keeps nobody from consuming
+	return err
+}
+
+// refusal reports whether err is one that trying again does not cure.
+func refusal(err error) bool {
+	return err != nil && session.OutcomeOf(err) == session.Answered || errors.Is(err, session.ErrTooLarge)
 }
 
 // visit gives back what is due, and returns when to come again: the zero time
-// if nobody is dead.
+// if nobody is dead. If there is nothing else the error is that the servers refuse it.
 //
 // Journals are listed before live marks. A journal is made with its mark, so one
 // without has lost it, whichever server answers.
@@ -93,31 +99,34 @@ func (u *reaper) visit(ctx context.Context, inc *session.Incarnation) (next time
 	}
 	dead := deadOf(names, marks)
 	u.forget(dead)
+	var refused error
 	for guid, marked := range dead {
 		at, err := u.due(ctx, inc, guid, marked)
 		if err != nil {
 			return next, buried, err
 		}
 		if time.Now().Before(at) {
-			if next.IsZero() || at.Before(next) {
-				next = at
-			}
+			next = earlier(next, at)
 			continue
 		}
-		back, err := u.giveBack(ctx, inc, guid)
-		if err != nil {
+		switch back, err := u.giveBack(ctx, inc, guid); {
+		case refusal(err):
+			refused = err // what the others had goes back all the same
+		case err != nil:
 			return next, buried, err
-		}
-		if back {
+		case back:
 			u.mu.Lock()
 			u.seen[guid] = time.Now()
 			u.mu.Unlock()
-			next = time.Now().Add(orphanTime)
-			continue
+			next = earlier(next, time.Now().Add(orphanTime))
+		default:
+			buried = true
 		}
-		buried = true
 	}
-	return next, buried, nil
+	if !buried && next.IsZero() {
+		err = refused
+	}
+	return next, buried, err
 }
 
 // deadOf returns which claimants among names have no live mark, and of which of

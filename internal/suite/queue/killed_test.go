@@ -3,9 +3,12 @@ package queue
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/zktest"
@@ -101,6 +104,62 @@ func killedWith7(t *testing.T, srv *zktest.Server, opts ...zsync.QueueOption) *z
 	time.Sleep(time.Second)
 	kill()
 	return q
+}
+
+// killedWithOneEach kills three processes, each with the one element of a bucket, which is its
+// priority, and has the servers let nobody write the first of these buckets.
+func killedWithOneEach(t *testing.T, srv *zktest.Server) (q *zsync.Queue[int]) {
+	t.Helper()
+	opt := zsync.WithPriorities(4)
+	q = zsync.NewQueue[int](open(t, srv), "/q", opt)
+	var kills []func()
+	for i := range 3 {
+		must(t, q.SendPriority(t.Context(), i, i))
+		s, kill := mortal(t, srv)
+		d, err := zsync.NewQueue[int](s, "/q", opt).Receive(t.Context())
+		must(t, err)
+		if i == 0 {
+			setACL(t, srv, "/q/"+strings.Split(d.ID, "/")[0], zk.WorldACL(zk.PermRead|zk.PermDelete|zk.PermAdmin))
+		}
+		kills = append(kills, kill)
+	}
+	time.Sleep(time.Second)
+	for _, kill := range kills {
+		kill()
+	}
+	time.Sleep(time.Minute)
+	return q
+}
+
+func TestWhatOneOfTheDeadHadComesBackThoughWhatAnotherHadMayNot(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		q := killedWithOneEach(t, srv)
+		for want := 1; want < 3; want++ {
+			if v, ok, err := q.TryRecv(t.Context()); v != want || !ok || err != nil {
+				t.Errorf("TryRecv = %v, %v, %v; want %d", v, ok, err, want)
+			}
+		}
+		_, _, err := q.TryRecv(t.Context())
+		wantErr(t, err, zk.ErrNoAuth)
+	})
+}
+
+func TestAnIdleConsumerReceivesAtOnceThoughWhatOneOfTheDeadHadMayNotComeBack(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		q := killedWithOneEach(t, srv)
+		ch := q.Deliveries(t.Context())
+		must(t, wantNext(t, ch, 1).Ack(t.Context()))
+		must(t, wantNext(t, ch, 2).Ack(t.Context()))
+		for i := range 20 {
+			time.Sleep(10*time.Minute + time.Duration(i)*777*time.Millisecond)
+			began := time.Now()
+			must(t, q.SendPriority(t.Context(), 3, i))
+			must(t, wantNext(t, ch, i).Ack(t.Context()))
+			if took := time.Since(began); took > 100*time.Millisecond {
+				t.Errorf("an element comes after %v", took)
+			}
+		}
+	})
 }
 
 // What a dead consumer of a queue with keys had comes back though there is always more.
