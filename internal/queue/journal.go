@@ -3,6 +3,7 @@ package queue
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/go-zookeeper/zk"
 
@@ -37,8 +38,9 @@ type journal struct {
 	marked  bool                 // and the mark
 	bare    bool                 // it was there without the mark for a while
 	version int32
-	kept    record // as it was written last
-	open    bool   // an attempt without a reply may have been applied, or may be yet
+	kept    record    // as it was written last
+	open    bool      // an attempt without a reply may have been applied, or may be yet
+	sent    time.Time // when the first of these attempts was made
 	last    *session.Incarnation
 	moved   bool  // an attempt was open when its session ended
 	zxid    int64 // of the last transaction; 0 if that is not known
@@ -105,8 +107,13 @@ func (j *journal) apply(ctx context.Context, build func(inc *session.Incarnation
 				if err = session.CheckSize(j.ops(inc, t)); err != nil {
 					return err
 				}
+				j.sent = time.Now()
 			}
-			if rs, err = inc.AttemptMulti(ctx, j.ops(inc, t)); err == nil {
+			// Late it is not sent again: it would make the journal again, if that was swept.
+			if err = zk.ErrNodeExists; !j.late() {
+				rs, err = inc.AttemptMulti(ctx, j.ops(inc, t))
+			}
+			if err == nil {
 				if j.made {
 					j.version++
 				}
@@ -147,6 +154,13 @@ func (j *journal) apply(ctx context.Context, build func(inc *session.Incarnation
 		}
 	})
 	return rs, err
+}
+
+// late reports whether an open attempt that makes the journal is so old that somebody may have
+// swept what it has made. The machine may have slept, or its clock been set: the later time counts.
+func (j *journal) late() bool {
+	now := time.Now()
+	return j.open && !j.made && max(now.Sub(j.sent), now.Round(0).Sub(j.sent.Round(0))) > lateAfter
 }
 
 // zxidOf returns the transaction of rs, or 0 if no response tells it.
@@ -212,10 +226,15 @@ func (j *journal) refused(ctx context.Context, inc *session.Incarnation, t *tran
 
 // settle finds out whether an open attempt was applied, and sees to it that
 // otherwise it never is. What the servers refuse it tries again until the session
-// ends: nothing can be applied before it is known.
+// ends: nothing can be applied before it is known. Of an attempt that is late it is
+// known if the journal is there, as only that has made it.
 func (j *journal) settle(ctx context.Context, inc *session.Incarnation) (applied bool, err error) {
 	for try := 0; ; try++ {
-		version, err := j.write(ctx, inc)
+		late := j.late()
+		version, err := int32(0), zk.ErrNodeExists
+		if !late {
+			version, err = j.write(ctx, inc)
+		}
 		if err == nil {
 			j.bare = j.bare || !j.marked
 			j.made, j.version, j.open = true, version, false
@@ -224,7 +243,7 @@ func (j *journal) settle(ctx context.Context, inc *session.Incarnation) (applied
 		if session.IsBadVersion(err) || session.IsNodeExists(err) {
 			var data []byte
 			var stat *zk.Stat
-			if data, stat, err = inc.Get(ctx, j.path); err == nil {
+			if data, stat, err = inc.GetFresh(ctx, j.path); err == nil {
 				r := parseRecord(data)
 				applied = r.serial > j.kept.serial
 				j.bare = j.bare || !j.marked && !applied
@@ -236,8 +255,8 @@ func (j *journal) settle(ctx context.Context, inc *session.Incarnation) (applied
 			}
 		}
 		switch {
-		case session.IsNoNode(err) && j.made:
-			j.open = false // nothing can be applied any more
+		case session.IsNoNode(err) && (j.made || late):
+			j.open = false // nothing can be applied any more, by a session that is over
 			return false, errTaken{}
 		case session.OutcomeOf(err) != session.Answered:
 			return false, err

@@ -36,6 +36,9 @@ const (
 	// while it sends finds it deleted, and is told that the outcome is unknown.
 	abandonedAfter = 12 * time.Hour
 
+	// lateAfter is for how long what an attempt of ours may have made is certainly not swept.
+	lateAfter = abandonedAfter - time.Hour
+
 	// sweepAtOnce is how many notes are deleted in one transaction.
 	sweepAtOnce = 500
 )

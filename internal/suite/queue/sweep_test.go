@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -134,6 +135,58 @@ func TestAProducerThatFindsItsJournalSweptSaysThatTheOutcomeIsUnknown(t *testing
 		must(t, q.Send(t.Context(), 3))
 		wantLen(t, q, 3)
 	})
+}
+
+// cutBy is a dialer that reaches the servers only while cut is false.
+func cutBy(srv *zktest.Server, cut *atomic.Bool) zsync.Option {
+	return zsync.WithDialer(func(network, addr string, timeout time.Duration) (net.Conn, error) {
+		if cut.Load() {
+			return nil, errors.New("the network is down")
+		}
+		return srv.Dial(network, addr, timeout)
+	})
+}
+
+// The reply to the Send that has made the journal is lost, for longer than that is kept.
+func TestAFirstSendWhoseJournalWasSweptIsNotStoredAgain(t *testing.T) {
+	t.Parallel()
+	for _, hours := range []float64{1, 11.5, 30} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			var cut atomic.Bool
+			s := open(t, srv, longSession, cutBy(srv, &cut))
+			id := s.ID()
+			other := zsync.NewQueue[int](open(t, srv, longSession), "/q")
+			must(t, other.Send(t.Context(), 0))
+			ch := other.Recv(t.Context())
+			<-ch
+			srv.Intercept(first(zktest.DropReply, func(r zktest.Request) bool {
+				hit := r.Session == id && r.Op == zktest.OpMulti
+				cut.Store(cut.Load() || hit)
+				return hit
+			}))
+			sent := async(func() error { return zsync.NewQueue[int](s, "/q").Send(t.Context(), 1) })
+			if v := <-ch; v != 1 {
+				t.Errorf("received %d", v)
+			}
+			time.Sleep(time.Duration(hours * float64(time.Hour)))
+			if hours > 12 && len(childrenOf(t, open(t, srv), "/q-senders")) > 0 {
+				t.Fatal("the journal is there: the case did not come about")
+			}
+			cut.Store(false)
+			if err := <-sent; hours > 12 {
+				wantErr(t, err, zk.ErrNoNode)
+			} else {
+				must(t, err)
+			}
+			time.Sleep(time.Minute)
+			wantLen(t, other, 0)
+			select {
+			case v := <-ch:
+				t.Errorf("after %v hours %d is received again", hours, v)
+			default:
+			}
+		}, longSessions)
+	}
 }
 
 // A sweep that meets a SendID in one directory leaves that one, and none that follows.
