@@ -334,9 +334,7 @@ func (m *Membership[T]) write(ctx context.Context, inc *session.Incarnation) err
 		m.mu.Lock()
 		data := m.data
 		m.mu.Unlock()
-		// Within inc's session the znode at this path is ours: what was another's
-		// could not have been replaced by ours before, see enter.
-		if _, err := inc.Set(ctx, m.path, data, -1); err != nil {
+		if err := inc.SetOwn(ctx, m.path, data); err != nil { // NoNode, if it is another's by now
 			return err
 		}
 		m.mu.Lock()
@@ -352,7 +350,8 @@ func (m *Membership[T]) write(ctx context.Context, inc *session.Incarnation) err
 // Set replaces the info. While the session is being replaced it returns at once:
 // then m joins with the new info. If ctx ends while the request is on its way, the
 // info may be replaced now, with the next session, or not. If m could not join again
-// in a later session it returns why: m is no member any more. It costs 1 request.
+// in a later session it returns why: m is no member any more. It costs 1 request; the first
+// Set after an outage looks before it writes, as another may have the id by then, and costs 3.
 func (m *Membership[T]) Set(ctx context.Context, info T) error {
 	return opError("set", m.g.path, m.set(ctx, info))
 }

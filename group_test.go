@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -349,5 +351,88 @@ func TestSetBesideLeaveDoesNotWriteOverTheNextMember(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// While a member's connection was gone a stranger has deleted its znode, and another has
+// joined with the id. Neither Set nor Leave does anything to that one's znode, whether the
+// member has found out yet or not.
+func TestSetAndLeaveSpareWhoHasJoinedWithTheIDDuringAnOutage(t *testing.T) {
+	const away, answers = time.Second, 100 * time.Millisecond
+	acts := map[string]func(ctx context.Context, m *zsync.Membership[string]) error{
+		"Set":   func(ctx context.Context, m *zsync.Membership[string]) error { return m.Set(ctx, "mine again") },
+		"Leave": func(_ context.Context, m *zsync.Membership[string]) error { return m.Leave() },
+	}
+	for name, act := range acts {
+		for when, at := range map[string]time.Duration{
+			"whose reply is lost": 0,
+			"while away":          away / 2,
+			"just back":           away + answers/2,
+			"later":               time.Minute,
+		} {
+			t.Run(name+" "+when, func(t *testing.T) {
+				bubble(t, func(t *testing.T, srv *zktest.Server) {
+					s, other := open(t, srv), open(t, srv)
+					m, err := zsync.NewGroup[string](s, "/g").Join(t.Context(), "id", "mine")
+					must(t, err)
+					time.Sleep(time.Second)
+					lost := at > 0
+					read := harness.OneByOne(srv, func(r zktest.Request) zktest.Action {
+						switch {
+						case r.Session != s.ID():
+						case r.Op == zktest.OpConnect:
+							return zktest.Delay(away)
+						case r.Op == zktest.OpGetChildren2:
+							return zktest.Delay(answers)
+						case !lost && (r.Op == zktest.OpSetData || r.Op == zktest.OpDelete):
+							lost = true
+							return zktest.DropReply
+						}
+						return zktest.Pass
+					})
+					var done <-chan error
+					start := time.Now()
+					if at == 0 {
+						done = async(func() error { return act(t.Context(), m) })
+						time.Sleep(time.Millisecond)
+						read(func() {
+							if !lost {
+								t.Error("nothing was sent")
+							}
+						})
+					} else {
+						srv.Disconnect(s.ID())
+					}
+					time.Sleep(time.Millisecond)
+					inc, err := zsync.ManagerOf(other).Incarnation(t.Context())
+					must(t, err)
+					if err := inc.RemoveNow(t.Context(), "/g/id"); !session.IsNoNode(err) {
+						must(t, err)
+					}
+					next, err := zsync.NewGroup[string](other, "/g").Join(t.Context(), "id", "another's")
+					must(t, err)
+					before, err := inc.Exists(t.Context(), "/g/id")
+					must(t, err)
+					time.Sleep(time.Until(start.Add(at)))
+					if at > 0 {
+						done = async(func() error { return act(t.Context(), m) })
+					}
+					must(t, <-done)
+					time.Sleep(time.Minute)
+					data, after, err := inc.Get(t.Context(), "/g/id")
+					must(t, err)
+					if string(data) != `"another's"` || *after != *before {
+						t.Errorf("the other's znode is %s, %+v; it was %+v", data, after, before)
+					}
+					must(t, next.Leave())
+					time.Sleep(time.Minute)
+					members, err := zsync.NewGroup[string](other, "/g").Members(t.Context())
+					must(t, err)
+					if got, want := rollCall(members), map[string]string{"Set": "id=mine again"}[name]; got != want {
+						t.Errorf("when the other has left the members are %q, want %q", got, want)
+					}
+				})
+			})
+		}
 	}
 }

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"errors"
 
@@ -18,8 +19,10 @@ func (inc *Incarnation) CreateOwn(ctx context.Context, path string, data []byte)
 		return nil, err
 	}
 	var create *pending[string]
+	var on <-chan struct{}
 	open := false // an attempt without a reply may have been applied, or may be yet
 	err = inc.repeat(ctx, func(a *attempts) error {
+		on = inc.Disconnection()
 		p, err := start(ctx, inc, inc.createCall(path, data, zk.FlagEphemeral))
 		if err != nil {
 			return err
@@ -51,7 +54,10 @@ func (inc *Incarnation) CreateOwn(ctx context.Context, path string, data []byte)
 		}
 		return err
 	})
-	if err != nil && open && !errors.Is(err, ErrEnded) { // else it was ephemeral
+	switch {
+	case err == nil:
+		inc.own.Store(path, on)
+	case open && !errors.Is(err, ErrEnded): // else it was ephemeral
 		undo = inc.withdrawOwn(create, path)
 	}
 	return undo, err
@@ -61,7 +67,7 @@ func (inc *Incarnation) CreateOwn(ctx context.Context, path string, data []byte)
 // request is over, if it is this session's.
 func (inc *Incarnation) withdrawOwn(making *pending[string], path string) *Removal {
 	return reapAfter(inc, making, &Removal{path: path, kind: removeOwn, f: func() error {
-		return inc.removeOwn(inc.Ctx, path, false) // there is nobody else to wait for
+		return inc.removeOwn(path, ClosedChan)
 	}})
 }
 
@@ -71,70 +77,107 @@ func (inc *Incarnation) withdrawOwn(making *pending[string], path string) *Remov
 func (inc *Incarnation) AwaitOwnGone(ctx context.Context, path string) error {
 	for {
 		w := inc.Watches.Join(WatchKey{WatchChildren, path})
+		on := inc.Disconnection()
 		_, stat, err := inc.Children(ctx, path)
 		ours := err == nil && stat.EphemeralOwner == inc.ID.Load()
 		if ours {
+			inc.own.Store(path, on)
 			err = inc.AwaitFired(ctx, w)
 		}
 		inc.Watches.Leave(w)
 		switch {
-		case IsNoNode(err):
-			return nil
-		case err != nil, !ours, w.Event == zk.EventNodeDeleted:
+		case err != nil && !IsNoNode(err):
 			return err
+		case !ours, w.Event == zk.EventNodeDeleted:
+			inc.own.Delete(path)
+			return nil
 		}
 	}
+}
+
+// SetOwn writes the data of what CreateOwn has made. The error is NoNode if that is gone,
+// also if another session has made its own there since: then nothing was written. It
+// costs 1 request; the first after an outage looks at the znode before, which costs 2 more.
+func (inc *Incarnation) SetOwn(ctx context.Context, path string, data []byte) error {
+	on, err := whileOurs(ctx, inc, setCall(path, data, -1), inc.seenOwn(path), func() (bool, error) { return inc.owns(ctx, path) })
+	if err == nil {
+		inc.own.Store(path, on)
+	}
+	return err
 }
 
 // RemoveOwn deletes in the background what CreateOwn has made. Unlike Remove it
 // never deletes what another session has made there after it.
 func (inc *Incarnation) RemoveOwn(path string) *Removal {
-	sure := true
 	return inc.Vacate(path, func() error {
-		defer func() { sure = false }()
-		return inc.removeOwn(inc.Ctx, path, sure)
+		seen := inc.seenOwn(path)
+		inc.own.Delete(path) // nobody watches it any more, so a repetition looks
+		return inc.removeOwn(path, seen)
 	})
 }
 
-// removeOwn deletes the znode at path if it is this session's; sure is that it was
-// a moment ago.
-func (inc *Incarnation) removeOwn(ctx context.Context, path string, sure bool) error {
-	return inc.removeWhile(ctx, path, sure, func() (bool, error) {
-		stat, err := inc.ExistsFresh(ctx, path)
-		return stat != nil && stat.EphemeralOwner == inc.ID.Load(), err
-	})
+// removeOwn deletes the znode at path if it is this session's; seen is as for whileOurs.
+func (inc *Incarnation) removeOwn(path string, seen <-chan struct{}) error {
+	ctx := inc.Ctx // there is nobody else to wait for
+	_, err := whileOurs(ctx, inc, deleteCall(path), seen, func() (bool, error) { return inc.owns(ctx, path) })
+	return err
+}
+
+// seenOwn returns what is closed unless there is the connection still over which what
+// CreateOwn has made at path was last seen.
+func (inc *Incarnation) seenOwn(path string) <-chan struct{} {
+	if on, ok := inc.own.Load(path); ok {
+		return on.(<-chan struct{})
+	}
+	return ClosedChan
+}
+
+func (inc *Incarnation) owns(ctx context.Context, path string) (bool, error) {
+	stat, err := inc.ExistsFresh(ctx, path)
+	return stat != nil && stat.EphemeralOwner == inc.ID.Load(), err
 }
 
 // RemoveIfData deletes the znode at path, which this session has made, if its data
-// is data, which no other znode there ever has.
+// is data, which no other znode there ever has. It is NoNode if there is none of that.
 func (inc *Incarnation) RemoveIfData(ctx context.Context, path, data string) error {
-	return inc.removeWhile(ctx, path, false, func() (bool, error) {
+	_, err := whileOurs(ctx, inc, deleteCall(path), ClosedChan, func() (bool, error) {
 		was, _, err := inc.GetFresh(ctx, path)
 		return string(was) == data, err
 	})
+	return err
 }
 
-// removeWhile deletes the znode at path as long as ours says that it is ours; sure is
-// that it was a moment ago. A deletion without a reply may have been applied, and
-// another may have made the next znode since: so each repetition looks first. The
-// look, which is fresh, is not older than that deletion, and none of a session comes
-// late (see find): what it finds of this session is still there when the repetition
-// comes, as nobody else deletes it.
-func (inc *Incarnation) removeWhile(ctx context.Context, path string, sure bool, ours func() (bool, error)) error {
-	sure = sure && !IsClosed(inc.Disconnection()) // what was long ago may not be so any more
-	return inc.repeat(ctx, func(*attempts) error {
-		if !sure {
-			if is, err := ours(); !is || err != nil {
-				return err
+// whileOurs makes attempts at c, which is about a znode whose name others may make again,
+// until it is answered, and as long as ours says that the znode is ours: else the error
+// is NoNode. seen is closed unless the connection is there still over which it was last
+// seen to be ours: over that one whoever watches it is told when it goes. on is closed when
+// the connection is gone over which c was answered.
+//
+// During an outage, and behind an attempt that has no reply, the znode may have gone, and
+// another may have made the next: then ours looks first. The look, which is fresh, is not
+// older than that attempt, and none of a session comes late (see find). What is sent goes
+// over a connection that was there before the look, or not at all: so there is no
+// outage between the two.
+func whileOurs[T any](ctx context.Context, inc *Incarnation, c call[T], seen <-chan struct{}, ours func() (bool, error)) (on <-chan struct{}, err error) {
+	err = inc.repeat(ctx, func(*attempts) error {
+		l, err := inc.openLink(ctx)
+		if err != nil {
+			return err
+		}
+		// If l has gone by now this is of the next connection, and l takes no request.
+		on = inc.Disconnection()
+		if IsClosed(seen) {
+			if is, err := ours(); err != nil || !is {
+				return cmp.Or(err, zk.ErrNoNode)
 			}
 		}
-		sure = false
-		p, err := start(ctx, inc, deleteCall(path))
-		if err == nil {
-			_, err = p.Wait(ctx, inc)
-		}
+		seen = ClosedChan
+		p := newPending(c)
+		l.sendOrFail(p)
+		_, err = p.Wait(ctx, inc)
 		return err
 	})
+	return on, err
 }
 
 // GetThenRemove reads the znode at path, and deletes own, which is ephemeral and of
