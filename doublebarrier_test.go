@@ -803,10 +803,11 @@ func TestKeeperThatDoesNotKnowItAndFailsToLeaveIsSucceeded(t *testing.T) {
 }
 
 // TestEnterAndLeaveCostAtMostFiveRequestsAParty also counts notifications: two
-// for each party, and about the logarithm of their number for the keeper.
+// for each party, and about the logarithm of their number for the keeper. Nobody waits
+// for a second.
 func TestEnterAndLeaveCostAtMostFiveRequestsAParty(t *testing.T) {
 	t.Parallel()
-	settle := func() { time.Sleep(100 * time.Millisecond) }
+	settle := func() { time.Sleep(20 * time.Millisecond) }
 	orders := map[string]func(n int) []int{
 		"at once": nil,
 		"in order": func(n int) []int {
@@ -1564,4 +1565,108 @@ func TestCallerIsNotCountedTwiceWithAnotherValueInTheNextSession(t *testing.T) {
 		must(t, zsync.NewWaitGroup(b, "/w").Enter(t.Context(), 2))
 		must(t, <-again)
 	})
+}
+
+// deleteParties deletes, as a stranger, the znodes of those who are in the room.
+func deleteParties(t testing.TB, s *zsync.Session) {
+	t.Helper()
+	inc, err := zsync.ManagerOf(s).Incarnation(t.Context())
+	must(t, err)
+	for _, name := range childrenOf(t, s, "/w/parties") {
+		must(t, inc.RemoveNow(t.Context(), "/w/parties/"+name))
+	}
+}
+
+// A party that waits for a second watches its own znode then, and is told of its
+// deletion. That costs one request and one notification.
+func TestAPartyThatWaitsForLongCostsOneRequestAndOneNotificationMore(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := zsync.NewWaitGroup(open(t, srv, longSession), "/w"), zsync.NewWaitGroup(open(t, srv, longSession), "/w")
+		round := func(wait time.Duration) zktest.Counts {
+			t.Helper()
+			before := srv.Counts()
+			entered := enter(t, a, 2)
+			time.Sleep(wait)
+			must(t, b.Enter(t.Context(), 2))
+			must(t, <-entered)
+			left := leave(t, a)
+			pendingStill(t, left)
+			must(t, b.Leave(t.Context()))
+			must(t, <-left)
+			synctest.Wait()
+			return srv.Counts().Sub(before)
+		}
+		round(0) // makes the paths
+		short, long := round(900*time.Millisecond), round(time.Minute)
+		if more := long.Total() - short.Total(); more > 1 {
+			t.Errorf("%d requests more: %v, and %v", more, short.Requests, long.Requests)
+		}
+		if more := long.Notifications - short.Notifications; more > 1 {
+			t.Errorf("%d notifications more", more)
+		}
+	}, longSessions)
+}
+
+// Somebody deletes the znode of a party that waits. It enters anew: it does not wait for
+// ever, nor is it told that it is inside beside the n others who were let in.
+func TestAPartyWhoseZnodeIsDeletedWhileItWaitsEntersAnew(t *testing.T) {
+	for name, c := range map[string]struct {
+		before int           // so many have come and given up
+		waits  time.Duration // for so long the party has waited
+		away   bool          // its connection is gone meanwhile
+		others int           // so many come then
+	}{
+		"and another comes":           {0, 90 * time.Second, false, 1},
+		"soon":                        {0, 2 * time.Millisecond, false, 1},
+		"in an outage":                {0, 90 * time.Second, true, 1},
+		"and another round is let in": {0, 90 * time.Second, false, 2},
+		"in an outage, and another round is let in":     {0, 90 * time.Second, true, 2},
+		"soon, behind others, and a round is let in":    {2, 2 * time.Millisecond, true, 2},
+		"and three come, and one of them waits with it": {0, 90 * time.Second, true, 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				a, b := open(t, srv), open(t, srv)
+				for range c.before {
+					ctx, cancel := context.WithCancel(t.Context())
+					gaveUp := async(func() error { return zsync.NewWaitGroup(b, "/w").Enter(ctx, 2) })
+					synctest.Wait()
+					cancel()
+					wantErr(t, <-gaveUp, context.Canceled)
+				}
+				entered := enter(t, zsync.NewWaitGroup(a, "/w"), 2)
+				time.Sleep(c.waits)
+				if c.away {
+					srv.Intercept(func(r zktest.Request) zktest.Action {
+						if r.Op == zktest.OpConnect {
+							return zktest.Delay(time.Second)
+						}
+						return zktest.Pass
+					})
+					srv.Disconnect(a.ID())
+				}
+				deleteParties(t, b)
+				var others []<-chan error
+				for range c.others {
+					others = append(others, enter(t, zsync.NewWaitGroup(b, "/w"), 2))
+				}
+				time.Sleep(time.Minute)
+				inside := 0
+				for _, o := range append(others, entered) {
+					select {
+					case err := <-o:
+						must(t, err)
+						inside++
+					default:
+					}
+				}
+				if want := (c.others + 1) / 2 * 2; inside != want {
+					t.Fatalf("%d of %d parties are inside, want %d", inside, c.others+1, want)
+				}
+				if c.others == 2 {
+					pendingStill(t, entered)
+				}
+			})
+		})
+	}
 }

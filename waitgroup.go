@@ -245,7 +245,8 @@ func (wg *WaitGroup) Count(ctx context.Context) (int, error) {
 // A party that finds the containers missing, because nobody made them yet or because
 // the servers have removed them empty, needs 2 to 4 more, and one more where no answer
 // comes within 2 ms. Parties beyond n that wait for a later round are woken, and read
-// the room, for each round before it.
+// the room, for each round before it. A party that waits for a second costs 1 request
+// and one notification more: from then on it enters anew if somebody deletes its znode.
 //
 // # Algorithm
 //

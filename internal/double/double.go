@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/go-zookeeper/zk"
 
@@ -44,8 +45,9 @@ import (
 //     are that many children, list them. If we are the n'th of those who wait,
 //     or behind, let the first n in, and if we are the n'th be their keeper. If
 //     that fails, or we are not among them, go to 2.
-//  5. Wait until the room is written. If we were among the next n in any case,
-//     we are inside; otherwise go to 2.
+//  5. Wait until the room is written, and when that has lasted for a second for the
+//     deletion of our child too, behind which we begin anew. If we were among the next n
+//     in any case, we are inside; otherwise go to 2.
 //
 // Leave:
 //
@@ -560,6 +562,13 @@ func (b *Barrier) look(ctx context.Context, inc *session.Incarnation, room seen,
 	}
 	if r, ok := state.find(func(r round) bool { return r.has(p.seq) }); ok { // Step 3.
 		p.round.version = r.version
+		if int(r.last-r.after) > n {
+			// Not everyone with such a number was there. We were, if we are still: then
+			// we were not deleted before the round was let in.
+			if stat, err := inc.Exists(ctx, p.path); err != nil || stat == nil {
+				return false, cmp.Or(err, session.ErrVanished)
+			}
+		}
 		return true, nil
 	}
 	if state.admitted() >= LastParty || (line.Child{Seq: p.seq}).Exhausted() {
@@ -579,13 +588,44 @@ func (b *Barrier) look(ctx context.Context, inc *session.Incarnation, room seen,
 	if session.IsClosed(room.watch.Fired) {
 		return false, nil
 	}
-	if err := inc.AwaitFired(ctx, room.watch); err != nil { // Step 5.
+	if err := b.awaitWritten(ctx, inc, room.watch, p); err != nil { // Step 5.
 		return false, err
 	}
 	// The room is written for nothing else than to let the next n in, and if
-	// there were fewer ahead of us we are one of them, unless somebody deletes
-	// our child, not knowing what it is. Then Leave tells.
+	// there were fewer ahead of us we are one of them, unless somebody has deleted
+	// our child, not knowing what it is, before we have watched it. Then Leave tells.
 	return room.watch.Event == zk.EventNodeDataChanged && nth <= n, nil
+}
+
+// ownAfter is how long a party waits before it watches its own child: as long as a wait
+// for a lock lasts before anything is looked at.
+const ownAfter = time.Second
+
+// awaitWritten waits until the room is written. It is ErrVanished if somebody deletes our
+// child; also if that was when the round had been let in, as if our session had ended then.
+func (b *Barrier) awaitWritten(ctx context.Context, inc *session.Incarnation, room *session.Watch, p *party) error {
+	err := inc.AwaitAny(ctx, []*session.Watch{room}, time.Now().Add(ownAfter))
+	watched := room
+	if err == nil && !session.IsClosed(room.Fired) {
+		watched = inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: p.path})
+		defer inc.Watches.Leave(watched)
+		if _, _, err = inc.Children(ctx, p.path); err == nil {
+			err = inc.AwaitAny(ctx, []*session.Watch{room, watched}, time.Time{})
+		}
+	}
+	switch {
+	case session.IsNoNode(err), err == nil && watched != room && session.IsClosed(watched.Fired):
+		return session.ErrVanished
+	case err == nil && inc.Watches.Told(room) != inc.Watches.ArmedOn(watched):
+		// Over one connection we would have been told first of a deletion that came before
+		// the round. After an outage both may be told, in any order. What is read now is
+		// not older: if our child is there it was there when the round was let in.
+		var stat *zk.Stat
+		if stat, err = inc.Exists(ctx, p.path); err == nil && stat == nil {
+			return session.ErrVanished
+		}
+	}
+	return err
 }
 
 // letIn is step 4: it lets the next round in if p is the n'th who waits, or
