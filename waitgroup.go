@@ -138,8 +138,9 @@ func (wg *WaitGroup) add(ctx context.Context, delta int) error {
 //
 // Done cannot fail to give up: if the connection is down, or no server answers
 // within half a second, or the servers refuse it, it returns nil, and the Session
-// ends the task as soon as it can. It is [ErrInvalid], and nothing is ended, where
-// another program's znode hides whether another session has an open task.
+// ends the task as soon as it can; [Session.Close] waits for that, but for no longer
+// than a second. It is [ErrInvalid], and nothing is ended, where another program's
+// znode hides whether another session has an open task.
 func (wg *WaitGroup) Done() error {
 	if wg.misuse() != nil {
 		return opError("done", wg.path, wg.misuse())

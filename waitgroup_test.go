@@ -487,6 +487,46 @@ func TestACancelledAddIsTakenBackAsFarAsNobodyHasEndedItsTasks(t *testing.T) {
 	}
 }
 
+// Done does not wait for servers that are far away, and an Add whose ctx has ended not
+// at all. What they owe then nobody else ends: neither a persistent task nor that of a
+// session that lives on ends with this one.
+func TestTasksAreEndedAsToldThoughTheSessionIsClosedRightAfter(t *testing.T) {
+	keep := []zsync.WaitGroupOption{zsync.WithPersistentTasks()}
+	done := func(t *testing.T, wg *zsync.WaitGroup) { must(t, wg.Done()) }
+	for name, c := range map[string]struct {
+		opts  []zsync.WaitGroupOption
+		tasks int // of the session that is closed
+		end   func(t *testing.T, wg *zsync.WaitGroup)
+		want  int
+	}{
+		"Done of another's":  {nil, 0, done, 0},
+		"Done of persistent": {keep, 0, done, 0},
+		"cancelled Add": {keep, 1, func(t *testing.T, wg *zsync.WaitGroup) {
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			defer cancel()
+			wantErr(t, wg.Add(ctx, 5), context.DeadlineExceeded)
+		}, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				lives, ends := open(t, srv), open(t, srv)
+				a, b := zsync.NewWaitGroup(lives, "/w", c.opts...), zsync.NewWaitGroup(ends, "/w", c.opts...)
+				must(t, a.Add(t.Context(), 1))
+				time.Sleep(time.Minute) // the receipt is deleted
+				must(t, b.Add(t.Context(), c.tasks))
+				srv.SetLatency(150 * time.Millisecond)
+				c.end(t, b)
+				start := time.Now()
+				must(t, ends.Close())
+				if d := time.Since(start); d > 2*time.Second {
+					t.Errorf("Close took %v", d)
+				}
+				wantCount(t, a, c.want)
+			})
+		})
+	}
+}
+
 func TestTasksAreEndedAsToldThoughTheServersRefuseItAtFirst(t *testing.T) {
 	t.Parallel()
 	for name, opts := range map[string][]zsync.WaitGroupOption{"ephemeral": nil, "persistent": {zsync.WithPersistentTasks()}} {

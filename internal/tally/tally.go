@@ -199,7 +199,11 @@ func (t *Tally) queueLocked(c *change) {
 	t.queue = append(t.queue, c)
 	if !t.busy {
 		t.busy = true
-		t.m.Spawn(t.run)
+		// A Done may have returned while its task is still to be ended, in several round
+		// trips: a Close right behind it, which ends no task of another session and none
+		// that is persistent, lets it come to an end.
+		_, stay := t.m.BeforeClose()
+		t.m.Spawn(func() { defer stay(); t.run() })
 	}
 }
 
