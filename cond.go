@@ -493,9 +493,13 @@ func (c *Cond) pass(ctx context.Context, inc *session.Incarnation, names []strin
 
 // mark returns what gives w a signal. It fails if w has one, or is gone. data is
 // empty, or the zxid with which a signal that is passed on was first given.
+//
+// That w has one is told by the signal's name alone. The version of w's znode does
+// not tell: somebody else may have written it, and w, whom that has woken, may wait
+// for L, which the caller holds.
 func (c *Cond) mark(w line.Child, data string) []any {
 	return []any{
-		&zk.SetDataRequest{Path: session.ChildPath(c.line.Dir, w.Name), Version: 0},
+		&zk.SetDataRequest{Path: session.ChildPath(c.line.Dir, w.Name), Version: -1},
 		&zk.CreateRequest{Path: c.signalPath(w), Data: []byte(data), Acl: c.s.m.Config.ACL},
 	}
 }

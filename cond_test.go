@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
@@ -231,6 +232,33 @@ func TestAWaiterWhoseZnodeOrTreeIsDeletedWakesUp(t *testing.T) {
 		must(t, <-woken[1])
 		wantEmpty(t, s)
 	})
+}
+
+// Who is woken by a stranger's write has no signal yet, and waits for L: the caller of
+// Signal may hold that.
+func TestAWaiterWhoseZnodeSomebodyElseHasWrittenIsGivenSignals(t *testing.T) {
+	for name, wake := range map[string]func(*zsync.Cond, context.Context) error{"Signal": (*zsync.Cond).Signal, "Broadcast": (*zsync.Cond).Broadcast} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				srv.SetLatency(time.Millisecond)
+				_, woken := sleepers(t, srv, 1)
+				s := open(t, srv)
+				c := newCond(s)
+				must(t, c.L.Lock(t.Context()))
+				stranger := harness.Plain(t, srv)
+				for _, name := range childrenOf(t, s, "/c") {
+					_, err := stranger.Set("/c/"+name, []byte("x"), -1)
+					must(t, err)
+				}
+				time.Sleep(time.Second)
+				must(t, wake(c, within(t, time.Minute)))
+				must(t, c.L.Unlock())
+				must(t, <-woken[0])
+				time.Sleep(time.Minute)
+				wantEmpty(t, s)
+			})
+		})
+	}
 }
 
 // Nobody else waits who would pass the signal on.
