@@ -128,8 +128,7 @@ func (m *Map[V]) encode(znode string, v V) ([]byte, error) {
 func (m *Map[V]) decode(data []byte) (V, error) {
 	v, err := codec.Decode[V](m.codec, data)
 	if err != nil {
-		var zero V // what was decoded of it is no value
-		return zero, fmt.Errorf("cannot decode %d bytes: %w", len(data), err)
+		return v, fmt.Errorf("cannot decode %d bytes: %w", len(data), err)
 	}
 	return v, nil
 }

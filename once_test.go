@@ -801,3 +801,26 @@ func TestAStoredValueThatCannotBeDecodedIsAnErrorAndRunsNothing(t *testing.T) {
 		}
 	})
 }
+
+func TestOfAStoredValueThatCannotBeDecodedNothingIsGiven(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		ctx, s := t.Context(), open(t, srv)
+		type old struct{ A, B string }
+		type now struct {
+			A string
+			B int
+		}
+		_, err := zsync.OnceValue(s, "/v", func(context.Context) (old, error) { return old{"a", "b"}, nil })(ctx)
+		must(t, err)
+		v, err := zsync.OnceValue(s, "/v", func(context.Context) (now, error) { return now{}, nil })(ctx)
+		if err == nil || v != (now{}) {
+			t.Errorf("OnceValue gives %v, %v", v, err)
+		}
+		_, _, err = zsync.OnceValues(s, "/w", func(context.Context) (int, old, error) { return 1, old{"a", "b"}, nil })(ctx)
+		must(t, err)
+		n, v, err := zsync.OnceValues(s, "/w", func(context.Context) (int, now, error) { return 0, now{}, nil })(ctx)
+		if err == nil || n != 0 || v != (now{}) {
+			t.Errorf("OnceValues gives %v, %v, %v", n, v, err)
+		}
+	})
+}

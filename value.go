@@ -140,12 +140,11 @@ func (v *Value[T]) full() string { return v.s.m.Full(v.path) }
 // have a value, unless that is one to the codec.
 func (v *Value[T]) decode(data []byte) (T, error) {
 	x, err := codec.Decode[T](v.codec, data)
+	if err != nil && len(data) == 0 {
+		return x, ErrNoValue
+	}
 	if err != nil {
-		var zero T // what was decoded of it is no value
-		if len(data) == 0 {
-			return zero, ErrNoValue
-		}
-		return zero, fmt.Errorf("cannot decode %d bytes: %w", len(data), err)
+		return x, fmt.Errorf("cannot decode %d bytes: %w", len(data), err)
 	}
 	return x, nil
 }

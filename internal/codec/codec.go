@@ -135,11 +135,16 @@ func Encode[T any](c Codec, v T) (data []byte, err error) {
 	return c.Marshal(v)
 }
 
-// Decode is the inverse of Encode.
+// Decode is the inverse of Encode. With an error v is zero: what was decoded before it
+// is no value.
 func Decode[T any](c Codec, data []byte) (v T, err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("codec %T panicked: %v", c, r)
+		}
+		if err != nil {
+			var zero T
+			v = zero
 		}
 	}()
 	err = c.Unmarshal(data, &v)
@@ -175,6 +180,8 @@ func DecodePair[T1, T2 any](c Codec, data []byte) (v Pair[T1, T2], err error) {
 	if v.First, err = Decode[T1](c, data[4:4+n]); err != nil {
 		return v, err
 	}
-	v.Second, err = Decode[T2](c, data[4+n:])
-	return v, err
+	if v.Second, err = Decode[T2](c, data[4+n:]); err != nil {
+		return Pair[T1, T2]{}, err
+	}
+	return v, nil
 }
