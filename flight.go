@@ -258,6 +258,10 @@ func (f *Flight[T]) store(ctx context.Context, rw *RWMutex, v T) error {
 
 // lookAfter removes the result below dir when wait is over, if its time is over then,
 // or looks after it again. It keeps no Session in memory that is closed.
+//
+// Of those who find one key in use, as one that is asked for all the time may be each
+// time, one looks again on behalf of all: what they have stored is no younger then, or
+// whoever stored it since looks after it.
 func (f *Flight[T]) lookAfter(dir string, wait time.Duration) {
 	s, path, keep := weak.Make(f.s), f.path, f.keep
 	time.AfterFunc(wait, func() {
@@ -267,7 +271,7 @@ func (f *Flight[T]) lookAfter(dir string, wait time.Duration) {
 		}
 		f := &Flight[T]{made: made{s: s, path: path}, keep: keep}
 		s.m.Spawn(func() {
-			if !f.remove(dir) && s.m.Failure() == nil {
+			if !f.remove(dir) && s.m.Failure() == nil && s.swept.Due(dir+"/", time.Minute) { // which is no path of a Flight
 				f.lookAfter(dir, time.Minute)
 			}
 		})

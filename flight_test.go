@@ -417,3 +417,35 @@ func TestAFlightMadeForEachCallCostsWhatOneThatIsKeptDoes(t *testing.T) {
 		}
 	})
 }
+
+func TestAKeyThatIsAlwaysInUseIsLookedAfterOnceAMinuteHoweverOftenItsFunctionRan(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := open(t, srv), open(t, srv)
+		f, user := zsync.NewFlight[int](s, "/f", 0), zsync.NewRWMutex(other, "/f/k")
+		for range 20 {
+			_, _, err := f.Do(t.Context(), "k", func(context.Context) (int, error) { return 1, nil })
+			must(t, err)
+			must(t, user.RLock(t.Context()))
+			time.Sleep(time.Minute - time.Second/2)
+			must(t, user.RUnlock())
+			time.Sleep(time.Second / 2)
+		}
+		must(t, user.RLock(t.Context()))
+		var n atomic.Int32
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Session == s.ID() && r.Op != zktest.OpPing {
+				n.Add(1)
+			}
+			return zktest.Pass
+		})
+		time.Sleep(time.Minute)
+		if n := n.Load(); n > 2 {
+			t.Errorf("%d requests in a minute, to look after one result", n)
+		}
+		must(t, user.RUnlock())
+		time.Sleep(2 * time.Minute)
+		if _, stat, err := other.Get(t.Context(), "/f/k/result"); err == nil {
+			t.Errorf("the result is there: %+v", stat)
+		}
+	})
+}
