@@ -409,6 +409,38 @@ func TestDowngradeThatIsCancelledLeavesTheWriterAsItWas(t *testing.T) {
 	}
 }
 
+func TestUnlockBesideADowngradeReturnsWithinHalfASecondWhateverTheServersDo(t *testing.T) {
+	for _, lost := range []bool{false, true} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			s := open(t, srv)
+			a, b := zsync.NewRWMutex(s, "/rw"), zsync.NewRWMutex(open(t, srv), "/rw")
+			must(t, a.Lock(t.Context()))
+			if lost {
+				srv.Stop()
+			} else {
+				srv.Partition(s.ID())
+			}
+			down := arrive(t, func() error { return a.Downgrade(t.Context()) })
+			start := time.Now()
+			must(t, a.Unlock())
+			if d := time.Since(start); d > time.Second/2 {
+				t.Errorf("Unlock took %v", d)
+			}
+			wantErr(t, <-down, zsync.ErrNotLocked)
+			wantErr(t, a.RUnlock(), zsync.ErrNotLocked)
+			if lost {
+				srv.Restart()
+			} else {
+				srv.Heal(s.ID())
+			}
+			must(t, b.Lock(t.Context()))
+			must(t, b.Unlock())
+			must(t, a.Lock(t.Context()))
+			must(t, a.Unlock())
+		})
+	}
+}
+
 func TestDowngradeOfALostHoldIsErrLost(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)

@@ -54,6 +54,7 @@ type share struct {
 	open   int       // transactions of those who have, or had, it that may be applied yet
 
 	moved     chan struct{} // closed when moving is over; not the machine's
+	stop      func()        // ends moving without its exchange, unless that has been done; not the machine's
 	retention *retention    // if it has been kept, and not been recalled since; not the machine's
 }
 

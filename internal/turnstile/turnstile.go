@@ -4,6 +4,7 @@ package turnstile
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -607,15 +608,17 @@ func (q *Turnstile) depart(which func(m *machine) *use) error {
 		var u *use
 		var d departure
 		var moved chan struct{}
+		var stop func()
 		q.step(func(m *machine) {
 			if u = which(m); u != nil {
-				d, moved = m.leave(u), u.share.moved
+				d, moved, stop = m.leave(u), u.share.moved, u.share.stop
 			}
 		})
 		if u == nil {
 			return line.ErrNotLocked
 		}
 		if d == mustWait {
+			stop() // who gives up does not wait for servers that may not answer
 			<-moved
 			continue
 		}
@@ -658,22 +661,27 @@ func (q *Turnstile) Txn(ctx context.Context, g *line.Grant, ops []any) ([]zk.Mul
 	return rs, err
 }
 
-// Downgrade makes what is held exclusively shared.
+// Downgrade makes what is held exclusively shared. If that is given up meanwhile it is
+// line.ErrNotLocked.
 func (q *Turnstile) Downgrade(ctx context.Context) error {
 	start := time.Now()
+	moving, stop := context.WithCancel(ctx)
+	defer stop()
 	var t *share
 	q.step(func(m *machine) {
 		if t = m.exchange(); t != nil {
-			t.moved = make(chan struct{})
+			t.moved, t.stop = make(chan struct{}), stop
 		}
 	})
 	if t == nil {
 		return line.ErrNotLocked
 	}
 	own, e := claimOf(t), q.Entries.Of(Shared)
-	c, err := own.Beside(ctx, e.Base, q.Manager.Owner)
+	c, err := own.Beside(moving, e.Base, q.Manager.Owner)
 	if err != nil {
-		err = own.Explain(err)
+		if err = own.Explain(err); moving.Err() != nil && ctx.Err() == nil && errors.Is(err, moving.Err()) {
+			err = line.ErrNotLocked
+		}
 	}
 	var former string
 	q.step(func(m *machine) {
