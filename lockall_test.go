@@ -519,6 +519,39 @@ func TestLockAllLeavesTheLockOfAnotherTypeToThat(t *testing.T) {
 	})
 }
 
+// rudeLocker is a Locker that panics.
+type rudeLocker struct{ onUnlock bool }
+
+func (rudeLocker) Path() string { return "/b" }
+
+func (r rudeLocker) Lock(context.Context) error {
+	if !r.onUnlock {
+		panic("rude")
+	}
+	return nil
+}
+
+func (rudeLocker) Unlock() error { panic("rude") }
+
+func TestALockerThatPanicsLeavesNoneOfTheOthersLocked(t *testing.T) {
+	for _, onUnlock := range []bool{false, true} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			ls := append(mutexes(t, open(t, srv), "/a", "/c"), rudeLocker{onUnlock})
+			func() {
+				defer func() {
+					if v := recover(); v != "rude" {
+						t.Errorf("recovered %v, want the panic to go on", v)
+					}
+				}()
+				unlock, err := zsync.LockAll(t.Context(), ls...)
+				must(t, err)
+				unlock()
+			}()
+			wantLines(t, open(t, srv), "afterwards", map[string]int{"/a": 0, "/c": 0})
+		})
+	}
+}
+
 // Each lock is held through its own session.
 func TestLockAllThroughTwoSessionsLosesWithEachWhatIsItsOwn(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {

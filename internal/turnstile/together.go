@@ -29,30 +29,41 @@ func LockAll(ctx context.Context, parts []Part) (unlock func() error, err error)
 	}
 	defer p.end(ctx)
 	together := context.WithValue(ctx, reserverKey{}, reserver(p))
-	for i, part := range parts {
+	locked := 0
+	defer func() {
+		if unlock == nil { // one has failed, or panicked
+			UnlockSoon(ctx, func() error { return unlockAll(parts[:locked]) })
+		}
+	}()
+	for _, part := range parts {
 		if err := part.Locker.Lock(together); err != nil {
-			UnlockSoon(ctx, func() error { return unlockAll(parts[:i]) })
 			return nil, err
 		}
+		locked++
 	}
 	return sync.OnceValue(func() error { return unlockAll(parts) }), nil
 }
 
-// unlockAll unlocks parts, the last first. Of those that have a turnstile none waits for
-// the servers' answer to another.
-func unlockAll(parts []Part) error {
+// unlockAll unlocks parts, the last first, also where one panics. Of those that have a
+// turnstile none waits for the servers' answer to another.
+func unlockAll(parts []Part) (err error) {
 	errs := make([]error, len(parts))
 	var under sync.WaitGroup
-	for i, part := range slices.Backward(parts) {
-		if part.Of == nil {
-			errs[i] = part.Locker.Unlock() // here, where a panic of it is the caller's
-			continue
-		}
-		under.Go(func() { errs[i] = part.Locker.Unlock() })
+	defer func() {
+		under.Wait()
+		slices.Reverse(errs)
+		err = session.JoinErrors(errs)
+	}()
+	for i, part := range parts {
+		defer func() {
+			if part.Of == nil {
+				errs[i] = part.Locker.Unlock() // here, where a panic of it is the caller's
+				return
+			}
+			under.Go(func() { errs[i] = part.Locker.Unlock() })
+		}()
 	}
-	under.Wait()
-	slices.Reverse(errs)
-	return session.JoinErrors(errs)
+	return nil
 }
 
 // UnlockSoon unlocks, and reports whether that has been done. Once ctx has ended
