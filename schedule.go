@@ -415,7 +415,8 @@ func (c *Schedule) Last(ctx context.Context) (time.Time, error) {
 // fails it is called again, here or in another process, after a pause
 // ([WithRetry]), until the next instant is due; with MissedAll for as long as it
 // takes. What f returns is logged. Run itself returns an error when ctx ends, when
-// the Session is closed, and when retrying cannot cure what is wrong.
+// the Session is closed, and when retrying cannot cure what is wrong: where the servers
+// refuse to record what f has done it is not called again.
 //
 // # Cost
 //
@@ -474,13 +475,17 @@ func (c *Schedule) runAt(ctx context.Context, at time.Time, next interface{ Next
 		if c.missed != MissedAll && (try > 1 || c.missed == MissedSkip) && timetable.Over(next, at, c.now()) {
 			return nil // its time is over
 		}
-		ran, err := c.do(ctx, at, func(ctx context.Context) error { return f(ctx, at) })
+		var failed error
+		ran, err := c.do(ctx, at, func(ctx context.Context) error {
+			failed = f(ctx, at)
+			return failed
+		})
 		switch {
 		case err == nil:
 			return nil
 		case ctx.Err() != nil:
 			return session.CtxErr(ctx)
-		case !ran:
+		case !ran, failed == nil && !errors.Is(err, ErrLost): // it may not be recorded, however often it is done
 			return err
 		}
 		c.s.m.Log.Warn("zsync: scheduled function failed", "path", c.path, "at", at, "err", err)

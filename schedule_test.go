@@ -12,6 +12,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/zktest"
@@ -273,6 +275,21 @@ func TestRunTriesAFailedInstantAgainWithinItsTime(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestRunReturnsWhatKeepsAnInstantFromBeingRecordedAndRunsItOnce(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		c := zsync.NewSchedule(s, "/s")
+		_, err := c.Do(t.Context(), time.Now(), func(context.Context) error { return nil })
+		must(t, err)
+		harness.SetACL(t, srv, "/s/last", zk.WorldACL(zk.PermRead))
+		ran := 0
+		err = c.Run(within(t, 3*time.Hour), zsync.Every(time.Hour), func(context.Context, time.Time) error { ran++; return nil })
+		if wantErr(t, err, zk.ErrNoAuth); ran != 1 {
+			t.Errorf("ran %d times", ran)
+		}
+	})
 }
 
 func TestRunAfterALongPauseGoesStraightToTheLatestInstant(t *testing.T) {
