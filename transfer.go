@@ -69,7 +69,7 @@ func (e *Election) transfer(ctx context.Context, to Contender) error {
 		}
 		return c.Explain(err)
 	}
-	resigning := context.WithoutCancel(ctx)
+	resigning := ctx
 	within := e.doKey().in(ctx) != nil
 	if within { // what waits for this call to return is not waited for
 		var end context.CancelFunc

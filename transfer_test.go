@@ -393,3 +393,41 @@ func TestTransferReachesTheHeirWhateverRequestOrReplyIsLost(t *testing.T) {
 		}
 	}
 }
+
+func TestTransferEndsWithItsContextAtAnyStepAndLeavesNoWish(t *testing.T) {
+	for _, act := range []zktest.Action{zktest.Pass, zktest.Delay(time.Second), zktest.DropRequest, zktest.DropReply} {
+		for k, over := 1, false; !over && !t.Failed(); k++ {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				c := standInLine(t, srv, 3, nil)
+				<-c.led
+				heir, id := c.contender(t, 2), zsync.SessionOf(c.es[0]).ID()
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				var n atomic.Int32
+				srv.Intercept(func(r zktest.Request) zktest.Action {
+					if r.Session == id && r.Op != zktest.OpPing && r.Op != zktest.OpConnect && int(n.Add(1)) == k {
+						cancel()
+						return act
+					}
+					return zktest.Pass
+				})
+				start := time.Now()
+				if err := c.es[0].Transfer(ctx, heir); err != nil {
+					wantErr(t, err, context.Canceled)
+				}
+				if d := time.Since(start); d > 100*time.Millisecond {
+					t.Errorf("step %d: Transfer took %v", k, d)
+				}
+				time.Sleep(2 * testTimeout)
+				_, err := c.es[0].Token(t.Context())
+				if leads := err == nil; leads == (len(c.led) == 1) {
+					t.Errorf("step %d: it leads: %v; and %d others", k, leads, len(c.led))
+				}
+				if w := wishes(t, zsync.SessionOf(c.es[1])); len(w) > 0 {
+					t.Errorf("step %d: %q is left", k, w)
+				}
+				over = int(n.Load()) < k
+			})
+		}
+	}
+}
