@@ -249,11 +249,12 @@ func (f *Flight[T]) store(ctx context.Context, rw *RWMutex, v T) error {
 	if result.Stat == nil {
 		op = &zk.CreateRequest{Path: path, Data: data, Acl: f.s.m.Config.ACL}
 	}
+	wait := f.sweepAfter()
 	if _, err = rw.Txn(ctx, op); err != nil {
-		return plainError(err)
+		wait += time.Minute // it may be stored, or yet be
 	}
-	f.lookAfter(rw.path, f.sweepAfter())
-	return nil
+	f.lookAfter(rw.path, wait)
+	return plainError(err)
 }
 
 // lookAfter removes the result below dir when wait is over, if its time is over then,
@@ -280,7 +281,7 @@ func (f *Flight[T]) lookAfter(dir string, wait time.Duration) {
 
 // sweepAfter is when a result is looked after that was just stored.
 func (f *Flight[T]) sweepAfter() time.Duration {
-	return min(f.keep, math.MaxInt64-time.Second) + time.Second
+	return min(f.keep, math.MaxInt64-time.Hour) + time.Second
 }
 
 // remove deletes the result below dir if its time is over and nobody is about to

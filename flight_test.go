@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -17,6 +18,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -448,4 +450,31 @@ func TestAKeyThatIsAlwaysInUseIsLookedAfterOnceAMinuteHoweverOftenItsFunctionRan
 			t.Errorf("the result is there: %+v", stat)
 		}
 	})
+}
+
+func TestAResultThatIsStoredAsItsContextEndsIsDeletedWhenItsTimeIsOver(t *testing.T) {
+	for _, act := range []zktest.Action{zktest.Pass, zktest.Delay(5 * time.Second), zktest.DropReply} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			f := zsync.NewFlight[int](open(t, srv), "/f", time.Second)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			stored := false
+			srv.Intercept(harness.First(act, func(r zktest.Request) bool {
+				is := r.Op == zktest.OpMulti && slices.ContainsFunc(r.Ops, func(o zktest.Request) bool { return o.Path == "/f/k/result" })
+				if is && ctx.Err() == nil {
+					stored = true
+					cancel()
+				}
+				return is
+			}))
+			_, _, err := f.Do(ctx, "k", func(context.Context) (int, error) { return 1, nil })
+			if wantErr(t, err, context.Canceled); !stored {
+				t.Fatal("nothing was stored")
+			}
+			time.Sleep(time.Hour)
+			if left := childrenOf(t, open(t, srv), "/f/k"); len(left) > 0 {
+				t.Errorf("left: %q", left)
+			}
+		})
+	}
 }
