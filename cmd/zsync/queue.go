@@ -135,10 +135,11 @@ queue cancel removes it again by its ID.`,
 				return err
 			}
 			defer t.session.Close()
+			if once {
+				return verdict(q.sendOnce(t.waiting, cmd, queue, id, args[1:]), exitBusy)
+			}
 			send := queue.Send
 			switch {
-			case once:
-				send = sendOnce(queue, id)
 			case cmd.Flags().Changed("priority"):
 				send = func(ctx context.Context, vs ...[]byte) error { return queue.SendPriority(ctx, priority, vs...) }
 			case delay > 0:
@@ -167,22 +168,41 @@ queue cancel removes it again by its ID.`,
 	return cmd
 }
 
-// sendOnce sends one element with an ID.
-func sendOnce(queue *zsync.Queue[[]byte], id string) sender {
-	said := false
-	return func(ctx context.Context, vs ...[]byte) error {
-		switch {
-		case said && len(vs) > 0, len(vs) > 1:
-			return fail(exitUsage, "--id is of one element, and here are more")
-		case len(vs) == 0:
-			return nil
-		}
-		said = true
-		sent, err := queue.SendID(ctx, id, vs[0])
-		if err == nil && !sent {
-			say(fmt.Errorf("%s: an element with the ID %s was sent before; nothing is stored", queue.Path(), printable(id)))
-		}
+// sendOnce sends one element with an ID: the argument, or the one line there is.
+func (q *queueing) sendOnce(ctx context.Context, cmd *cobra.Command, queue *zsync.Queue[[]byte], id string, args []string) (err error) {
+	var element []byte
+	if len(args) > 0 {
+		element = []byte(args[0])
+	} else if element, err = onlyElement(ctx, elementsOf(cmd.InOrStdin(), q.end())); err != nil {
 		return err
+	}
+	sent, err := queue.SendID(ctx, id, element)
+	if err == nil && !sent {
+		say(fmt.Errorf("%s: an element with the ID %s was sent before; nothing is stored", queue.Path(), printable(id)))
+	}
+	return err
+}
+
+// onlyElement reads the one element that there must be. It reads to the end before
+// anything is sent: of two, none is.
+func onlyElement(ctx context.Context, in <-chan input) (element []byte, err error) {
+	for n := 0; ; n++ {
+		select {
+		case next := <-in:
+			switch {
+			case next.err == io.EOF && n == 0:
+				return nil, fail(exitUsage, "--id is of one element, and standard input has none")
+			case next.err == io.EOF:
+				return element, nil
+			case next.err != nil:
+				return nil, fail(exitOutput, "standard input: %w", next.err)
+			case n > 0:
+				return nil, fail(exitUsage, "--id is of one element, and standard input has more")
+			}
+			element = next.element
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
 	}
 }
 

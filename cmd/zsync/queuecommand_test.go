@@ -5,6 +5,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -158,11 +159,30 @@ func TestElementIsSentOnceForItsIDAndCanBeCancelled(t *testing.T) {
 	start(t, srv.Addr(), "", "queue", "cancel", "/q", "42").want(0, "")
 	start(t, srv.Addr(), "", "queue", "cancel", "/q", "42").want(exitBusy, "")
 	start(t, srv.Addr(), "", "queue", "recv", "/q").want(0, "one line\n")
-	r := start(t, srv.Addr(), "one\ntwo\n", "queue", "send", "/q", "--id", "44")
-	r.want(exitUsage, "")
-	if got := r.stderr.String(); !strings.Contains(got, "--id is of one element") {
-		t.Errorf("the message is %q", got)
+}
+
+func TestSendWithAnIDWantsExactlyOneElementAndStoresNoOther(t *testing.T) {
+	srv := serve(t)
+	for in, message := range map[string]string{
+		"":           "zsync: --id is of one element, and standard input has none\n",
+		"one\ntwo\n": "zsync: --id is of one element, and standard input has more\n",
+	} {
+		r := start(t, srv.Addr(), in, "queue", "send", "/q", "--id", "44")
+		r.want(exitUsage, "")
+		if got := r.stderr.String(); got != message {
+			t.Errorf("of %q the message is %q, want %q", in, got, message)
+		}
 	}
+	// The second line comes late.
+	in, w := io.Pipe()
+	r := startReading(t, srv.Addr(), in, "queue", "send", "/q", "--id", "45")
+	fmt.Fprintln(w, "one")
+	fmt.Fprintln(w, "two")
+	w.Close()
+	r.want(exitUsage, "")
+	start(t, srv.Addr(), "", "queue", "len", "/q").want(0, "0\n")
+	start(t, srv.Addr(), "\n", "queue", "send", "/q", "--id", "46").want(0, "") // an empty element is one
+	start(t, srv.Addr(), "", "queue", "recv", "/q").want(0, "\n")
 }
 
 func TestWhatHasFailedWaitsLongerEachTime(t *testing.T) {
