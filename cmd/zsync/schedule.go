@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -55,16 +56,27 @@ func (t *timetable) parse() (interface{ Next(time.Time) time.Time }, error) {
 	case t.every > 0:
 		return zsync.Every(t.every), nil
 	case t.cron != "":
-		s, err := cron.ParseStandard(t.cron)
+		table, err := parseCron(t.cron)
 		if err != nil {
 			return nil, fail(exitUsage, "--cron %s: %w", t.cron, err)
 		}
-		if e, ok := s.(cron.ConstantDelaySchedule); ok { // @every, which counts from when it is asked
-			return zsync.Every(e.Delay), nil
-		}
-		return s, nil
+		return table, nil
 	}
 	return nil, fail(exitUsage, "when? give --every or --cron")
+}
+
+// parseCron parses the five fields of crontab(5), or @daily and the like, with a
+// zone before them or without.
+func parseCron(spec string) (interface{ Next(time.Time) time.Time }, error) {
+	words := strings.Fields(spec)
+	if len(words) == 1 && (strings.HasPrefix(words[0], "CRON_TZ=") || strings.HasPrefix(words[0], "TZ=")) { // at which cron panics
+		return nil, errors.New("nothing follows the zone")
+	}
+	table, err := cron.ParseStandard(strings.Join(words, " "))
+	if e, ok := table.(cron.ConstantDelaySchedule); ok { // @every, which counts from when it is asked
+		return zsync.Every(e.Delay), nil
+	}
+	return table, err
 }
 
 // latest returns the last instant that is not after now; the zero time if there

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/robfig/cron/v3"
 	"github.com/spf13/cobra"
 
 	"github.com/zsync/zsync/ui"
@@ -44,9 +43,12 @@ authentication before it. Programs can have the same page: see package ui.`,
 			opts.Timetables = map[string]interface{ Next(time.Time) time.Time }{}
 			for _, text := range timetables {
 				path, spec, ok := strings.Cut(text, "=")
-				table, err := cron.ParseStandard(spec)
-				if !ok || err != nil {
+				if !ok {
 					return fail(exitUsage, "--timetable %s: want PATH=FIELDS, five of crontab(5)", text)
+				}
+				table, err := parseCron(spec)
+				if err != nil {
+					return fail(exitUsage, "--timetable %s: want PATH=FIELDS, five of crontab(5): %w", text, err)
 				}
 				opts.Timetables[path] = table
 			}
@@ -72,7 +74,7 @@ authentication before it. Programs can have the same page: see package ui.`,
 	cmd.Flags().StringVar(&listen, "listen", "127.0.0.1:8042", "`ADDRESS` to listen on; port 0: any that is free")
 	cmd.Flags().BoolVar(&writable, "writable", false, "let those who open the page break locks")
 	cmd.Flags().Var(&every, "interval", "a `TIME`: how often to look")
-	cmd.Flags().StringArrayVar(&timetables, "timetable", nil, "`PATH=FIELDS`: when the schedule there is due, in five fields of crontab(5); may be repeated")
+	cmd.Flags().StringArrayVar(&timetables, "timetable", nil, "`PATH=FIELDS`: when the schedule there is due, as --cron of zsync schedule has it; may be repeated")
 	return cmd
 }
 

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/zsync/zsync"
 )
@@ -77,4 +78,28 @@ func TestThePageIsServedToThisMachineAloneAndReadOnly(t *testing.T) {
 			t.Errorf("%s: exit status %d and %q, want %q", args, status, r.stderr.String(), message)
 		}
 	}
+}
+
+func TestThePageAndZsyncScheduleTakeTheSameTimetables(t *testing.T) {
+	srv := serve(t)
+	start(t, srv.Addr(), "", "schedule", "do", "/p", "--cron", "@every 1h", "--", "true").want(0, "")
+	r := start(t, srv.Addr(), "", "ui", "--listen", "127.0.0.1:0", "--timetable", "/p=@every 1h")
+	r.awaitOutput("\n")
+	resp, err := http.Get(strings.TrimSpace(strings.TrimPrefix(r.stdout.String(), "serving on ")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, _ := io.ReadAll(resp.Body)
+	r.cmd.Process.Kill()
+	r.wait()
+	next := regexp.MustCompile(`<td>that of [^<]*</td><td>([^<]*)</td>`).FindSubmatch(body)
+	if next == nil {
+		t.Fatalf("no schedule in\n%s", body)
+	}
+	at, err := time.ParseInLocation(time.DateTime, string(next[1]), time.Local)
+	if err != nil || at.Unix()%3600 != 0 {
+		t.Errorf("the next is due at %s, %v; want a full hour", next[1], err)
+	}
+	start(t, srv.Addr(), "", "ui", "--timetable", "/p=CRON_TZ=UTC").want(exitUsage, "")
 }

@@ -14,8 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/robfig/cron/v3"
-
 	"github.com/zsync/zsync"
 )
 
@@ -212,7 +210,7 @@ func TestLatestInstantIsTheLastThatIsNotAfterNow(t *testing.T) {
 		{"0 0 1 1 *", "2026-01-01T00:00:00Z"},
 		{"0 0 29 2 *", "2024-02-29T00:00:00Z"},
 	} {
-		table, err := cron.ParseStandard("CRON_TZ=UTC " + tt.spec)
+		table, err := parseCron("CRON_TZ=UTC " + tt.spec)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -223,8 +221,22 @@ func TestLatestInstantIsTheLastThatIsNotAfterNow(t *testing.T) {
 	if got := latest(zsync.Every(time.Hour), now); instant(got) != "2026-03-10T12:00:00Z" {
 		t.Errorf("every hour: %v", got)
 	}
-	if never, _ := cron.ParseStandard("0 0 30 2 *"); !latest(never, now).IsZero() {
+	if never, _ := parseCron("0 0 30 2 *"); !latest(never, now).IsZero() {
 		t.Error("30 February has been")
+	}
+}
+
+// Each of them made cron panic.
+func TestTimetableOfAZoneAloneIsRefused(t *testing.T) {
+	for _, spec := range []string{"CRON_TZ=UTC", "TZ=UTC", "CRON_TZ=", " CRON_TZ=UTC "} {
+		if table, err := parseCron(spec); err == nil {
+			t.Errorf("%q: %v", spec, table)
+		}
+	}
+	now := time.Date(2026, 3, 10, 12, 30, 0, 0, time.UTC)
+	table, err := parseCron("CRON_TZ=UTC\t0 3 * * *")
+	if err != nil || !table.Next(now).Equal(time.Date(2026, 3, 11, 3, 0, 0, 0, time.UTC)) {
+		t.Errorf("with a tab: %v, %v", table, err)
 	}
 }
 
