@@ -1337,6 +1337,39 @@ func TestServerServes(t *testing.T) {
 	}
 }
 
+// The address is taken and given back again and again.
+func TestServerThatCannotListenSaysSoWheneverTheAddressIsTaken(t *testing.T) {
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := free.Addr().String()
+	free.Close()
+	done, gone := make(chan struct{}), make(chan struct{})
+	defer func() { close(done); <-gone }()
+	go func() {
+		defer close(gone)
+		for {
+			select {
+			case <-done:
+				return
+			default:
+			}
+			if l, err := net.Listen("tcp", addr); err == nil {
+				l.Close()
+			}
+		}
+	}()
+	for range 40 {
+		r := start(t, "", "", "server", "--listen", addr)
+		await(t, func() bool { return r.stdout.String() != "" || r.stderr.String() != "" }, "a word of the server")
+		r.cmd.Process.Signal(syscall.SIGTERM)
+		if got := r.wait(); got != 0 && got != exitServers {
+			t.Fatalf("exit status %d, want 0 or %d\n%s", got, exitServers, &r.stderr)
+		}
+	}
+}
+
 func TestNothingThatIsPrintedActsOnTheTerminal(t *testing.T) {
 	srv := serve(t)
 	const evil = "\x1b[2J\u202e\x9b\u009b\r\nzsync: forged\x7f"

@@ -1,12 +1,14 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"math"
 	"math/rand/v2"
 	"net"
 	"os"
+	"strings"
 	"syscall"
 	"time"
 
@@ -72,18 +74,15 @@ func (f *faults) serve(out io.Writer) error {
 		}
 		opts = append(opts, zktest.WithSessionTimeouts(shortest, longest))
 	}
-	// zktest, made for tests, panics if it cannot listen.
-	if _, _, err := net.SplitHostPort(f.listen); err != nil {
-		return fail(exitUsage, "--listen: %w", err)
+	if err := checkAddress(f.listen); err != nil {
+		return err
 	}
-	l, err := net.Listen("tcp", f.listen)
+	stop := make(chan os.Signal, 1)
+	hear(stop, os.Interrupt, syscall.SIGTERM)
+	srv, err := newServer(opts)
 	if err != nil {
 		return fail(exitServers, "server: %w", err)
 	}
-	l.Close()
-	stop := make(chan os.Signal, 1)
-	hear(stop, os.Interrupt, syscall.SIGTERM)
-	srv := zktest.NewServer(opts...)
 	f.bring(srv)
 	if _, err := fmt.Fprintf(out, "serving on %s, from memory\n", srv.Addr()); err != nil {
 		srv.Close()
@@ -91,6 +90,33 @@ func (f *faults) serve(out io.Writer) error {
 	}
 	<-stop
 	return srv.Close()
+}
+
+// checkAddress refuses what cannot be an address to listen on.
+func checkAddress(addr string) error {
+	_, port, err := net.SplitHostPort(addr)
+	if err == nil {
+		_, err = net.LookupPort("tcp", port)
+	}
+	if err != nil {
+		return fail(exitUsage, "--listen: %w", err)
+	}
+	return nil
+}
+
+// newServer makes the server. zktest, made for tests, panics if it cannot listen; whether
+// it can, nobody knows before.
+func newServer(opts []zktest.Option) (srv *zktest.Server, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			why, ok := strings.CutPrefix(fmt.Sprint(p), "zktest: cannot listen: ")
+			if !ok {
+				panic(p)
+			}
+			err = errors.New(why)
+		}
+	}()
+	return zktest.NewServer(opts...), nil
 }
 
 // noArgs is cobra.NoArgs, with a message that says so.
