@@ -52,6 +52,9 @@ authentication before it. Programs can have the same page: see package ui.`,
 				}
 				opts.Timetables[path] = table
 			}
+			if err := checkAddress(listen); err != nil {
+				return err
+			}
 			t, err := h.begin(cmd.Context(), opts.Root, nil)
 			if err != nil {
 				return err
@@ -62,7 +65,7 @@ authentication before it. Programs can have the same page: see package ui.`,
 			}
 			l, err := net.Listen("tcp", listen)
 			if err != nil {
-				return fail(exitUsage, "--listen: %w", err)
+				return fail(exitServers, "--listen: %w", err)
 			}
 			if _, err := fmt.Fprintf(cmd.OutOrStdout(), "serving on http://%s/\n", l.Addr()); err != nil {
 				l.Close()
