@@ -181,7 +181,7 @@ func (h *holding) meet(cmd *cobra.Command, n int, path, below string) error {
 		return err
 	}
 	defer t.session.Close()
-	return verdict(wg.Enter(t.waiting, n), exitBusy)
+	return verdict(wg.Enter(t.waiting, n), t.busy)
 }
 
 // enter enters, runs the command, and leaves.

@@ -838,6 +838,9 @@ func TestRendezvous(t *testing.T) {
 	steadily(t, func() string {
 		return start(t, srv.Addr(), "", "barrier", "enter", "-n", "3", "/p", "--timeout", "2s").outcome(exitBusy, "", "")
 	})
+	steadily(t, func() string {
+		return start(t, srv.Addr(), "", "barrier", "enter", "-n", "3", "/p", "--timeout", "2s", "-E", "3").outcome(3, "", "gave up after 2s")
+	})
 }
 
 func TestQueueCarriesLines(t *testing.T) {
