@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -212,7 +213,7 @@ func behindDashes(root *cobra.Command, args []string) []string {
 	var others, numbers []string
 	for i, a := range args {
 		// What follows --if or --timeout is that flag's.
-		if negative.MatchString(a) && (i == 0 || len(args[i-1]) < 2 || args[i-1][0] != '-' || args[i-1] == "-v") {
+		if negative.MatchString(a) && (i == 0 || !takesNext(cmd, args[i-1])) {
 			numbers = append(numbers, a)
 		} else {
 			others = append(others, a)
@@ -222,4 +223,21 @@ func behindDashes(root *cobra.Command, args []string) []string {
 		return args
 	}
 	return append(append(others, "--"), numbers...)
+}
+
+// takesNext reports whether arg is a flag of cmd whose value is the next argument.
+func takesNext(cmd *cobra.Command, arg string) bool {
+	long, isLong := strings.CutPrefix(arg, "--")
+	flag := cmd.Flag(long)
+	if !isLong {
+		if len(arg) < 2 || arg[0] != '-' || negative.MatchString(arg) {
+			return false
+		}
+		// Of several short flags together the last may take one.
+		flag = cmd.Flags().ShorthandLookup(arg[len(arg)-1:])
+		if flag == nil {
+			flag = cmd.InheritedFlags().ShorthandLookup(arg[len(arg)-1:])
+		}
+	}
+	return flag != nil && flag.NoOptDefVal == ""
 }

@@ -79,6 +79,14 @@ func TestNumberIsCountedByMany(t *testing.T) {
 	do(0, "", "set", "/n", "-7", "--if", "-9")
 	do(exitBusy, "", "set", "/n", "5", "--if", "-9")
 	do(0, "-7\n", "get", "/n")
+	do(0, "-8\n", "add", "/n", "--verbose", "-1")
+	do(0, "-9\n", "add", "/n", "--tls=false", "-1")
+	do(0, "-10\n", "add", "/n", "-vw", "60", "-1")
+	do(exitUsage, "", "add", "/n", "--timeout", "-1") // that is the flag's
+	do(exitUsage, "", "add", "/n", "-vw", "-1")
+	do(exitUsage, "", "add", "/n", "--acl", "-1")
+	do(0, "", "set", "/n", "--if", "-10", "-7")
+	do(0, "-12\n", "add", "/curators", "--curator", "-12")
 	if data, _, err := connect(t, srv).Get(t.Context(), "/n"); string(data) != "-7" || err != nil {
 		t.Errorf("the znode has %q, %v", data, err)
 	}
