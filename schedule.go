@@ -281,9 +281,11 @@ func (c *Schedule) passed(ctx context.Context, at time.Time) (bool, error) {
 // need not be fresh, it may be as old as what the server at hand has.
 func (c *Schedule) load(ctx context.Context, fresh bool) (last time.Time, err error) {
 	err = c.s.m.During(ctx, func(inc *session.Incarnation) error {
-		// Before the lock vets it: what stands here keeps a function from running.
-		if err := inc.VetHere(ctx, c.s.m.Full(c.path)); err != nil {
-			return err
+		// Before the lock vets it: what stands here keeps a function from running. Who only
+		// asks, as Last does, is told it all the same; but it is not remembered for those.
+		vet := inc.VetHere(ctx, c.s.m.Full(c.path))
+		if vet != nil && !(fresh && errors.Is(vet, ErrUnprotected)) {
+			return vet
 		}
 		read := inc.Get
 		if fresh {
@@ -298,6 +300,9 @@ func (c *Schedule) load(ctx context.Context, fresh bool) (last time.Time, err er
 		if err == nil {
 			last, err = c.parse(data)
 		}
+		if err == nil && vet == nil {
+			c.learn(last)
+		}
 		return err
 	})
 	return last, err
@@ -309,7 +314,6 @@ func (c *Schedule) parse(data []byte) (time.Time, error) {
 	if err != nil {
 		return time.Time{}, fmt.Errorf("%s does not begin with a time: %w", c.last(), err)
 	}
-	c.learn(last)
 	return last, nil
 }
 
@@ -362,7 +366,9 @@ func (c *Schedule) watch(ctx context.Context, inc *session.Incarnation, at time.
 		}
 		var last time.Time
 		if err == nil {
-			last, err = c.parse(data)
+			if last, err = c.parse(data); err == nil {
+				c.learn(last)
+			}
 		}
 		if err == nil && last.Before(at) {
 			err = inc.AwaitFired(ctx, w)

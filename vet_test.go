@@ -373,6 +373,21 @@ func TestAScheduleDoesNotBelieveARecordThatAStrangerMayWrite(t *testing.T) {
 	})
 }
 
+func TestWhoAsksForTheLastInstantIsToldWhoeverHasMadeItAndRunsNothingForIt(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		stranger := open(t, srv)
+		_, err := zsync.NewSchedule(stranger, "/p").Do(t.Context(), noon, func(context.Context) error { return nil })
+		must(t, err)
+		c := zsync.NewSchedule(openAs(t, srv, "me", zk.DigestACL(zk.PermAll, "me", "secret")), "/p")
+		if last, err := c.Last(t.Context()); err != nil || !last.Equal(noon) {
+			t.Errorf("the last is %v, %v; want %v", last, err, noon)
+		}
+		// What Last was told does not make Do believe that it has been done.
+		_, err = c.Do(t.Context(), noon, func(context.Context) error { return nil })
+		wantErr(t, err, zsync.ErrUnprotected)
+	})
+}
+
 func TestTheDirectoryOfAMapIsPersistent(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		m := zsync.NewMap[int](open(t, srv), "/a/m")
