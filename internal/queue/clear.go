@@ -64,7 +64,7 @@ func (q *core) removeFree(ctx context.Context, build func(ctx context.Context, i
 		if err != nil || len(ops) == 0 {
 			return false, err
 		}
-		if _, err = q.m.CommitAcrossSessions(ctx, q.receipts, ops); !outrun(err) {
+		if _, err = q.commit(ctx, ops); !outrun(err) {
 			return err == nil, err
 		}
 	}

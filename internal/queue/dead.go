@@ -178,7 +178,7 @@ func (q *deadLetters) removal(d *Letter) (ops []any, size int) {
 
 func (q *deadLetters) Discard(ctx context.Context, d *Letter) (removed bool, err error) {
 	ops, _ := q.removal(d)
-	_, err = q.m.CommitAcrossSessions(ctx, q.receipts, ops)
+	_, err = q.commit(ctx, ops)
 	if session.IsNoNode(err) {
 		return false, nil
 	}

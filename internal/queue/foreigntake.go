@@ -285,7 +285,7 @@ func (q foreign) prepare(ctx context.Context, inc *session.Incarnation, it *item
 	if err != nil {
 		return false, err
 	}
-	_, err = q.m.CommitAcrossSessions(ctx, q.receipts, append([]any{q.deletion(it)}, letter...))
+	_, err = q.commit(ctx, append([]any{q.deletion(it)}, letter...))
 	if err == nil {
 		q.report(it.key(), it.fault)
 	}
@@ -353,7 +353,7 @@ func (q foreign) transfer(p *posting) error {
 		if ops == nil {
 			return nil
 		}
-		rs, err := q.m.CommitAcrossSessions(ctx, q.receipts, ops)
+		rs, err := q.commit(ctx, ops)
 		if err == nil {
 			for _, it := range p.made {
 				it.version = 0 // attempts are not counted
@@ -405,6 +405,6 @@ func (q foreign) Requeue(ctx context.Context, d *Letter) error {
 	}
 	remove, _ := q.removal(d)
 	create := &zk.CreateRequest{Path: session.ChildPath(q.dir, q.prefix+d.Priority), Data: d.Framed, Acl: q.m.Config.ACL, Flags: zk.FlagSequence}
-	_, err := q.m.CommitAcrossSessions(ctx, q.receipts, append(remove, create))
+	_, err := q.commit(ctx, append(remove, create))
 	return err
 }

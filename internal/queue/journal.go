@@ -157,10 +157,12 @@ func (j *journal) apply(ctx context.Context, build func(inc *session.Incarnation
 }
 
 // late reports whether an open attempt that makes the journal is so old that somebody may have
-// swept what it has made. The machine may have slept, or its clock been set: the later time counts.
-func (j *journal) late() bool {
-	now := time.Now()
-	return j.open && !j.made && max(now.Sub(j.sent), now.Round(0).Sub(j.sent.Round(0))) > lateAfter
+// swept what it has made.
+func (j *journal) late() bool { return j.open && !j.made && session.Late(j.sent) }
+
+// commit applies ops in one transaction, exactly once, for who has no journal.
+func (q site) commit(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
+	return q.m.CommitSwept(ctx, q.receipts, ops)
 }
 
 // zxidOf returns the transaction of rs, or 0 if no response tells it.

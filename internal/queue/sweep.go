@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -12,7 +13,7 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A sweeper deletes what nobody looks for: journals of producers that were killed,
+// A sweeper deletes what nobody looks for: journals and receipts of those who were killed,
 // IDs that are forgotten, dead letters that are not to be kept. The head of the consumers' line sweeps when it has
 // nothing else to do, and a producer when it has become idle, once in sweepEvery; and who
 // is never idle when it is that late.
@@ -29,15 +30,6 @@ type sweeper struct {
 const (
 	// sweepEvery is how often a process sweeps a queue.
 	sweepEvery = 6 * time.Hour
-
-	// abandonedAfter is how long a journal of a producer must not have been written,
-	// by the servers' clock. A living producer writes its own with every Send and
-	// deletes it a moment after the last: only one that has been cut off for so long
-	// while it sends finds it deleted, and is told that the outcome is unknown.
-	abandonedAfter = 12 * time.Hour
-
-	// lateAfter is for how long what an attempt of ours may have made is certainly not swept.
-	lateAfter = abandonedAfter - time.Hour
 
 	// sweepAtOnce is how many notes are deleted in one transaction.
 	sweepAtOnce = 500
@@ -91,7 +83,7 @@ func (s *sweeper) sweep(ctx context.Context, inc *session.Incarnation) error {
 	if !s.begin() {
 		return nil
 	}
-	for _, f := range []func(context.Context, *session.Incarnation) error{s.sweepSenders, s.sweepIDs, s.sweepDead} {
+	for _, f := range []func(context.Context, *session.Incarnation) error{s.abandoned(s.senders), s.abandoned(s.receipts), s.sweepIDs, s.sweepDead} {
 		if err := f(ctx, inc); session.OutcomeOf(err) != session.Answered {
 			s.again()
 			return err
@@ -179,22 +171,26 @@ func (s *sweeper) sweepDead(ctx context.Context, inc *session.Incarnation) error
 	return nil
 }
 
-// sweepSenders deletes the journals of producers that nobody has written for long.
-// Each is deleted at the version at which it was read, so not if it is written now.
-func (s *sweeper) sweepSenders(ctx context.Context, inc *session.Incarnation) error {
-	// Those with other names stand in the line for room.
-	paths, nodes, now, err := s.read(ctx, inc, s.senders, func(name string) bool { return len(name) == len(noGUID) })
-	if err != nil {
-		return err
-	}
-	for i, n := range nodes {
-		if n.Stat == nil || time.Duration(now.Mtime-n.Stat.Mtime)*time.Millisecond < abandonedAfter {
-			continue
-		}
-		_, err := inc.Multi(ctx, &zk.DeleteRequest{Path: paths[i], Version: n.Stat.Version})
-		if session.OutcomeOf(err) != session.Answered {
+// abandoned deletes the journals, and receipts, in dir that nobody has written for long. Who
+// lives writes its own with each transaction, and deletes it a moment after the last: only one
+// that was cut off for so long in between finds it deleted, and says that the outcome is
+// unknown. Each is deleted at the version at which it was read, so not if it is written now.
+func (s *sweeper) abandoned(dir string) func(ctx context.Context, inc *session.Incarnation) error {
+	return func(ctx context.Context, inc *session.Incarnation) error {
+		// Those with other names stand in the line for room.
+		paths, nodes, now, err := s.read(ctx, inc, dir, func(name string) bool { return len(name) == len(noGUID) || strings.HasSuffix(name, "-receipt") })
+		if err != nil {
 			return err
 		}
+		for i, n := range nodes {
+			if n.Stat == nil || time.Duration(now.Mtime-n.Stat.Mtime)*time.Millisecond < session.SweptAfter {
+				continue
+			}
+			_, err := inc.Multi(ctx, &zk.DeleteRequest{Path: paths[i], Version: n.Stat.Version})
+			if session.OutcomeOf(err) != session.Answered {
+				return err
+			}
+		}
+		return nil
 	}
-	return nil
 }

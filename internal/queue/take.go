@@ -183,7 +183,7 @@ func (q *core) remove(ctx context.Context, it *item, ops []any) error {
 	done, left := make(chan error), make(chan struct{}) // the outcome goes to the caller, unless that has left
 	q.m.Spawn(func() {
 		defer stay()
-		rs, err := q.m.CommitAcrossSessions(context.Background(), q.receipts, ops)
+		rs, err := q.commit(context.Background(), ops)
 		if err == nil {
 			q.traceTaken(it, rs)
 		}
@@ -281,7 +281,7 @@ func (q own) restore(it *item) error {
 		if keyOf(it.tag) != "" {
 			ops = append(ops, &zk.SetDataRequest{Path: session.ChildPath(q.dir, keysName), Version: -1})
 		}
-		_, err = q.m.CommitAcrossSessions(ctx, q.receipts, ops)
+		_, err = q.commit(ctx, ops)
 		if !session.IsNoNode(err) {
 			return err
 		}

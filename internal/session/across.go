@@ -36,6 +36,9 @@ type across struct {
 	moved   bool  // one of them was made in a former session
 	refusal error // why we bar what a former session may still send, once we do
 
+	swept bool      // others delete a receipt that nobody has written for SweptAfter
+	sent  time.Time // when the first attempt was made that is open
+
 	rs []zk.MultiResponse
 }
 
@@ -47,7 +50,29 @@ type across struct {
 // So it is after an error that says so. After any other error nothing has been
 // applied, nor will be.
 func (m *Manager) CommitAcrossSessions(ctx context.Context, receipts string, ops []any) ([]zk.MultiResponse, error) {
-	x := &across{m: m, dir: receipts, ops: ops}
+	return m.commit(ctx, &across{m: m, dir: receipts, ops: ops})
+}
+
+// CommitSwept is CommitAcrossSessions where others sweep the receipts. If no session could tell
+// within eleven hours whether ops were applied, and the receipt is gone, nobody can.
+func (m *Manager) CommitSwept(ctx context.Context, receipts string, ops []any) ([]zk.MultiResponse, error) {
+	return m.commit(ctx, &across{m: m, dir: receipts, ops: ops, swept: true})
+}
+
+// SweptAfter is how long something that tells of a transaction must not have been written, by
+// the servers' clock, before somebody deletes it: who was to do that has been killed.
+const SweptAfter = 12 * time.Hour
+
+// Late reports whether what was sent at that time may have made something that was swept since.
+// The machine may have slept, or its clock been set: the clock counts by which it is later.
+func Late(sent time.Time) bool {
+	now := time.Now()
+	m := momentOf(sent)
+	return m.since(now) > SweptAfter-time.Hour
+}
+
+func (m *Manager) commit(ctx context.Context, x *across) ([]zk.MultiResponse, error) {
+	receipts, ops := x.dir, x.ops
 	if err := CheckSize(append([]any{&zk.CreateRequest{Path: ChildPath(receipts, ReceiptName), Acl: m.Config.ACL}}, ops...)); err != nil {
 		return nil, err
 	}
@@ -102,6 +127,12 @@ func (x *across) during(ctx context.Context, inc *Incarnation) error {
 }
 
 func (x *across) attempt(ctx context.Context, inc *Incarnation, a *attempts) error {
+	switch {
+	case !x.open:
+		x.sent = time.Now()
+	case x.swept && x.r.version < 0 && Late(x.sent):
+		return a.last(x.late(ctx, inc))
+	}
 	var got []zk.MultiResponse
 	p, err := inc.StartMulti(ctx, slices.Insert(slices.Clone(x.ops), 0, x.op()))
 	if err == nil {
@@ -177,6 +208,21 @@ func (x *across) given(ctx context.Context, inc *Incarnation) error {
 		if applied, err := x.find(ctx, inc); err != nil || !applied {
 			return cmp.Or(err, zk.ErrBadVersion)
 		}
+	}
+	x.rs = presumed(x.ops)
+	return nil
+}
+
+// late finds out what came of attempts that are so old that the receipt may have been swept:
+// another would make it again, and be applied a second time.
+func (x *across) late(ctx context.Context, inc *Incarnation) error {
+	data, _, err := inc.GetFresh(ctx, x.r.path)
+	switch {
+	case err != nil:
+		return err
+	case string(data) == barred:
+		x.open = false
+		return x.refusal
 	}
 	x.rs = presumed(x.ops)
 	return nil
@@ -258,16 +304,14 @@ func (x *across) refused(ctx context.Context, inc *Incarnation, err error, absen
 // bar gives a receipt without its transaction, so that no attempt can be applied any
 // more, unless one has been already: that is reported.
 func (x *across) bar(ctx context.Context, inc *Incarnation) (applied bool, err error) {
-	r := x.r
-	const mark = "barred"
-	barred := false
+	r, done := x.r, false
 	if r.version < 0 {
-		barred, err = inc.Create(ctx, r.path, []byte(mark))
+		done, err = inc.Create(ctx, r.path, []byte(barred))
 	} else {
-		_, err = inc.Set(ctx, r.path, []byte(mark), r.version)
-		barred = err == nil
+		_, err = inc.Set(ctx, r.path, []byte(barred), r.version)
+		done = err == nil
 	}
-	if barred || err != nil && OutcomeOf(err) != Answered {
+	if done || err != nil && OutcomeOf(err) != Answered {
 		return false, err
 	}
 	// It is given already; the reply to our own write may have been lost. Where
@@ -279,11 +323,14 @@ func (x *across) bar(ctx context.Context, inc *Incarnation) (applied bool, err e
 		return false, cmp.Or(err, e)
 	case !r.given(stat):
 		return false, err
-	case string(data) == mark:
+	case string(data) == barred:
 		return false, nil
 	}
 	return x.ours(data, stat)
 }
+
+// barred is the data of a receipt that bars its transaction.
+const barred = "barred"
 
 // keepReceipt keeps a receipt for the next transaction in dir, or deletes it.
 func (m *Manager) keepReceipt(inc *Incarnation, dir string, r *receipt) {

@@ -37,35 +37,57 @@ func killSending(t *testing.T, srv *zktest.Server) (journal string) {
 	return journal
 }
 
-func TestJournalsOfKilledProducersAreGoneAfterADay(t *testing.T) {
+// killTrying kills a process that has just taken an element, and returns the path of the
+// receipt that it leaves.
+func killTrying(t *testing.T, srv *zktest.Server) (receipt string) {
+	t.Helper()
+	s, kill := mortal(t, srv)
+	q := zsync.NewQueue[int](s, "/q")
+	must(t, q.Send(t.Context(), 1))
+	if v, ok, err := q.TryRecv(t.Context()); v != 1 || !ok || err != nil {
+		t.Fatalf("TryRecv = %v, %v, %v", v, ok, err)
+	}
+	kill()
+	time.Sleep(time.Minute)
+	names := childrenOf(t, open(t, srv, longSession), "/q-receipts")
+	if len(names) != 1 {
+		t.Fatalf("the receipts are %q, want one: the case did not come about", names)
+	}
+	s.Close()
+	return "/q-receipts/" + names[0]
+}
+
+func TestWhatKilledProcessesLeaveIsGoneAfterADay(t *testing.T) {
 	t.Parallel()
-	t.Run("a consumer waits", func(t *testing.T) {
-		bubble(t, func(t *testing.T, srv *zktest.Server) {
-			ch := zsync.NewQueue[int](open(t, srv, longSession), "/q").Recv(t.Context())
-			go func() {
-				for range ch {
+	for name, killed := range map[string]func(t *testing.T, srv *zktest.Server) (left string){"as it sends": killSending, "as it takes": killTrying} {
+		t.Run(name+", and a consumer waits", func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				left := killed(t, srv)
+				ch := zsync.NewQueue[int](open(t, srv, longSession), "/q").Recv(t.Context())
+				go func() {
+					for range ch {
+					}
+				}()
+				synctest.Wait()
+				time.Sleep(10 * time.Hour)
+				wantThere(t, srv, left, true) // who made it may be cut off
+				time.Sleep(14 * time.Hour)
+				wantThere(t, srv, left, false)
+			}, longSessions)
+		})
+		t.Run(name+", and another produces", func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				q := zsync.NewQueue[int](open(t, srv, longSession), "/q")
+				left := killed(t, srv)
+				for range 24 {
+					time.Sleep(time.Hour)
+					must(t, q.Send(t.Context(), 2))
 				}
-			}()
-			synctest.Wait()
-			journal := killSending(t, srv)
-			time.Sleep(10 * time.Hour)
-			wantThere(t, srv, journal, true) // its producer may be cut off
-			time.Sleep(14 * time.Hour)
-			wantThere(t, srv, journal, false)
-		}, longSessions)
-	})
-	t.Run("another produces", func(t *testing.T) {
-		bubble(t, func(t *testing.T, srv *zktest.Server) {
-			q := zsync.NewQueue[int](open(t, srv, longSession), "/q")
-			journal := killSending(t, srv)
-			for range 24 {
-				time.Sleep(time.Hour)
-				must(t, q.Send(t.Context(), 2))
-			}
-			time.Sleep(time.Minute)
-			wantThere(t, srv, journal, false)
-		}, longSessions)
-	})
+				time.Sleep(time.Minute)
+				wantThere(t, srv, left, false)
+			}, longSessions)
+		})
+	}
 }
 
 func wantThere(t *testing.T, srv *zktest.Server, path string, want bool) {
@@ -184,6 +206,59 @@ func TestAFirstSendWhoseJournalWasSweptIsNotStoredAgain(t *testing.T) {
 			case v := <-ch:
 				t.Errorf("after %v hours %d is received again", hours, v)
 			default:
+			}
+		}, longSessions)
+	}
+}
+
+// The reply to the removal is lost, for longer than its receipt is kept.
+func TestATryRecvWhoseReceiptWasSweptSaysThatItMayHaveTakenSomething(t *testing.T) {
+	t.Parallel()
+	for _, hours := range []float64{1, 11.5, 30} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			var cut atomic.Bool
+			s := open(t, srv, longSession, cutBy(srv, &cut))
+			id := s.ID()
+			other := zsync.NewQueue[int](open(t, srv, longSession), "/q")
+			must(t, other.Send(t.Context(), 0, 1, 2))
+			_, _, err := other.TryRecv(t.Context())
+			must(t, err)
+			srv.Intercept(first(zktest.DropReply, func(r zktest.Request) bool {
+				hit := r.Session == id && r.Op == zktest.OpMulti
+				cut.Store(cut.Load() || hit)
+				return hit
+			}))
+			got := make(chan int, 1)
+			tried := async(func() error {
+				v, _, err := zsync.NewQueue[int](s, "/q").TryRecv(t.Context())
+				got <- v
+				return err
+			})
+			go func() {
+				for {
+					select {
+					case <-t.Context().Done():
+						return
+					case <-time.After(time.Hour):
+						other.SendPriority(t.Context(), 0, 3) // and sweeps
+					}
+				}
+			}()
+			time.Sleep(time.Duration(hours * float64(time.Hour)))
+			if hours > 12 && len(childrenOf(t, open(t, srv), "/q-receipts")) > 0 {
+				t.Fatal("the receipt is there: the case did not come about")
+			}
+			cut.Store(false)
+			switch err := <-tried; {
+			case hours < 12:
+				if v := <-got; v != 1 || err != nil {
+					t.Errorf("after %v hours TryRecv = %d, %v; want 1", hours, v, err)
+				}
+			case err == nil || !strings.Contains(err.Error(), "it may have been applied"):
+				t.Errorf("after %v hours TryRecv = %d, %v; want that it may have been applied", hours, <-got, err)
+			}
+			if v, ok, err := other.TryRecv(t.Context()); v != 2 || !ok || err != nil {
+				t.Errorf("TryRecv = %d, %v, %v; want 2", v, ok, err)
 			}
 		}, longSessions)
 	}
