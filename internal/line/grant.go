@@ -179,7 +179,11 @@ func (c *Claim) guardLocked() {
 		c.watchSoon(g)
 		return
 	}
-	g.later = time.AfterFunc(watchAfter, func() {
+	c.guardAfterLocked(g, watchAfter)
+}
+
+func (c *Claim) guardAfterLocked(g *guard, d time.Duration) {
+	g.later = time.AfterFunc(d, func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if g.later = nil; c.guard == g {
@@ -208,8 +212,13 @@ func (c *Claim) watchOver(g *guard) {
 		stands, err := c.lookAt(c.Incarnation.Ctx, path)
 		if err != nil {
 			if !errors.Is(err, session.ErrEnded) {
-				// It may not be read. The next write, or the release, finds out.
+				// It may not be read now. The next write, or the release, finds out, or another look.
 				c.Incarnation.Manager.Log.Debug("zsync: cannot watch what is held", "path", path, "err", err)
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				if c.guard == g {
+					c.guardAfterLocked(g, session.LookAgainAfter)
+				}
 			}
 			return
 		}

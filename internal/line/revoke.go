@@ -2,6 +2,7 @@ package line
 
 import (
 	"context"
+	"time"
 
 	"github.com/zsync/zsync/internal/session"
 )
@@ -26,23 +27,30 @@ func (c *Claim) Asked() <-chan struct{} {
 // listen closes asked when the message is there, until end is closed, as long as c is held.
 func (c *Claim) listen(path string, asked chan struct{}, end <-chan struct{}) {
 	inc := c.Incarnation
-	for {
+	for over := false; !over; {
 		w := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: path})
 		data, _, err := inc.Get(inc.Ctx, path)
-		if err == nil && string(data) != RevokeMessage {
-			// What is written once c is given up asks nobody any more.
+		var again <-chan time.Time
+		if err != nil { // the servers refuse it now
+			again = time.After(session.LookAgainAfter)
+		}
+		switch {
+		case err == nil && string(data) == RevokeMessage:
+			close(asked)
+			over = true
+		case session.IsNoNode(err):
+			over = true
+		default:
 			select {
 			case <-w.Fired:
-				inc.Watches.Leave(w)
-				continue
-			case <-end:
+			case <-again:
+			case <-end: // what is written from here on asks nobody any more
+				over = true
 			case <-inc.Ctx.Done():
+				over = true
 			}
-		} else if err == nil {
-			close(asked)
 		}
 		inc.Watches.Leave(w)
-		return // it was asked, or is gone
 	}
 }
 

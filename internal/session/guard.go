@@ -40,6 +40,10 @@ type post struct {
 // guardAfter is how long a znode is held before it is watched.
 const guardAfter = 10 * time.Millisecond
 
+// LookAgainAfter is how long it takes until something that is held is looked at again where the
+// servers have refused that: they may allow it later.
+const LookAgainAfter = time.Minute
+
 // NewGuard returns a Guard that calls gone, without locks and in a goroutine of its
 // own, for what is deleted. It may have been dropped meanwhile.
 func (inc *Incarnation) NewGuard(gone func(path string)) *Guard {
@@ -157,8 +161,9 @@ func (g *Guard) look(posts []*post) {
 		case IsNoNode(l.err):
 			g.tell(p)
 		case l.err != nil:
-			// It may not be read. Whoever deletes it here finds out.
+			// It may not be read now. Whoever deletes it here finds out, or another look.
 			g.inc.Manager.Log.Debug("zsync: cannot watch what is held", "path", p.path, "err", l.err)
+			time.AfterFunc(LookAgainAfter, func() { g.inc.Manager.Spawn(func() { g.fired(p) }) })
 		case l.val.stat.EphemeralOwner != g.inc.ID.Load():
 			g.tell(p) // the same name in another session is somebody's copy
 		default:
