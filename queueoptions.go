@@ -76,7 +76,8 @@ func WithPrefetchBytes(n int) QueueOption {
 
 // WithMaxLen makes Send wait while its elements would make the queue longer
 // than n. Producers then take turns, in the order in which they came. Those who
-// send to the path without this option are not held back.
+// send to the path without this option are not held back, nor are dead letters that
+// are requeued: who does that may be the only one who consumes.
 //
 // # Cost
 //
