@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/zsync/zsync/internal/session"
@@ -88,16 +87,9 @@ func whole(name string) string {
 
 // elements returns the elements among names, in order.
 func (f *format) elements(names []string) []element {
-	var es []element
-	for _, name := range names {
-		if e, ok := f.element(name); ok {
-			es = append(es, e)
-		}
-	}
-	slices.SortFunc(es, func(a, b element) int {
+	return parseAll(names, f.element, func(a, b element) int {
 		return cmp.Or(strings.Compare(a.class, b.class), cmp.Compare(a.seq-b.seq, 0), strings.Compare(a.part, b.part))
 	})
-	return es
 }
 
 // Curator's frame: a version, then each element behind a byte and its length,

@@ -161,14 +161,7 @@ func (p *posting) bytes() int {
 	m, j := p.l.q.m, p.l.journal
 	n := p.size + m.SizeOf(j.path, nil) + m.SizeOf(j.mark, m.Owner)
 	for _, s := range p.steps {
-		switch op := s.op.(type) {
-		case *zk.CreateRequest:
-			n += m.SizeOf(op.Path, op.Data)
-		case *zk.SetDataRequest:
-			n += m.SizeOf(op.Path, op.Data)
-		case *zk.DeleteRequest:
-			n += m.SizeOf(op.Path, nil)
-		}
+		n += sizeOf(m, s.op)
 	}
 	return n
 }

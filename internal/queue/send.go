@@ -311,21 +311,14 @@ func (g *posted) build(inc *session.Incarnation) (*transaction, error) {
 	return &transaction{steps: g.steps}, nil
 }
 
-// learn notes how full the buckets are, from the responses, if there are any.
+// learn notes how full the buckets are, if the responses tell.
 func (g *posted) learn(rs []zk.MultiResponse) {
-	o := g.o
-	if rs == nil && len(g.group) > 0 {
-		o.forget()
-		return
-	}
-	for prio, t := range g.tails {
-		if e, ok := parseElement(bucket{}, session.BaseName(rs[t.last].String)); ok {
-			t.full = e.seq >= bucketSize-1
-			o.tails[prio] = t
-		}
-	}
-	if len(g.group) > 0 {
-		g.announce(o.journal.last, rs)
+	switch {
+	case len(g.group) == 0: // nothing was sent
+	case rs == nil:
+		g.o.forget()
+	default:
+		g.announce(g.o.journal.last, rs)
 	}
 }
 
@@ -335,9 +328,10 @@ func (g *posted) announce(inc *session.Incarnation, rs []zk.MultiResponse) {
 	for prio, t := range g.tails {
 		path := rs[t.last].String
 		e, ok := parseElement(bucket{}, session.BaseName(path))
-		if ok && e.seq >= bucketSize-1 {
+		if t.full = e.seq >= bucketSize-1; t.full {
 			g.o.full.Store(prio, t.bucket)
 		}
+		g.o.tails[prio] = t
 		if ok && keyOf(e.tag) == "" { // what waits for its key keeps nobody
 			arrived = append(arrived, path)
 		}

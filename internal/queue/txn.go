@@ -168,6 +168,10 @@ func sizeOf(m *session.Manager, op any) int {
 		return m.SizeOf(op.Path, op.Data)
 	case *zk.SetDataRequest:
 		return m.SizeOf(op.Path, op.Data)
+	case *zk.DeleteRequest:
+		return m.SizeOf(op.Path, nil)
+	case *zk.CheckVersionRequest:
+		return m.SizeOf(op.Path, nil)
 	}
 	return 512
 }
