@@ -51,17 +51,20 @@ import (
 // form that the codec gives it ([WithCodec]; the default is JSON). Bytes that
 // ZooKeeper does not allow in a name are written as % and two hexadecimal
 // digits, and so is % itself. path is persistent too; its data are "zsync map", and
-// its version counts deletions. Each write also writes a receipt below path-receipts,
-// in the same transaction; it is deleted in the background when nothing has been
-// written for a second.
+// its version counts deletions. Where something else has made path, as a lock below
+// it does, the persistent znode path/%kept, which is no key, keeps the servers from
+// removing it. Each write also writes a receipt below path-receipts, in the same
+// transaction; it is deleted in the background when nothing has been written for a
+// second.
 //
 // # Cost
 //
 // Load costs 2 requests. Store and Delete cost 1 round trip, LoadOrStore 2, the
-// others 3; a second after the last write comes one request more in the background.
-// Range costs 3 requests and 2 for every 128 keys, in 4 round trips. Watch costs 3
-// requests and one for each key at first; then one notification and one request for
-// each change, and one request for each connection that was lost.
+// others 3, and the first Delete or Clear of a session 1 more; a second after the
+// last write comes one request more in the background. Range costs 3 requests and 2
+// for every 128 keys, in 4 round trips. Watch costs 3 requests and one for each key at
+// first; then one notification and one request for each change, and one request for
+// each connection that was lost.
 type Map[V any] struct {
 	made
 	codec Codec
@@ -175,6 +178,17 @@ func (m *Map[V]) commit(ctx context.Context, ops ...any) ([]zk.MultiResponse, er
 	return m.s.m.CommitAcrossSessions(ctx, m.receipts(), ops)
 }
 
+// keep has path last, if it is there, before its mark is written, and its version be one that
+// a request can ask for; dir is what it is now, if that is known. It reports whether it has
+// written the mark, by which the version has gone on.
+func (m *Map[V]) keep(ctx context.Context, dir *zk.Stat) (marked bool, err error) {
+	err = m.s.m.During(ctx, func(inc *session.Incarnation) error {
+		marked, err = inc.KeepDir(ctx, m.dir(), []byte(marks.Map), dir)
+		return err
+	})
+	return marked, err
+}
+
 // create makes a key, if it is not there. The error is NodeExists if it is.
 func (m *Map[V]) create(ctx context.Context, path string, data []byte) error {
 	for {
@@ -242,16 +256,13 @@ func (m *Map[V]) LoadOrStore(ctx context.Context, key string, v V) (actual V, lo
 func (m *Map[V]) Delete(ctx context.Context, key string) error {
 	path, err := m.znode(ctx, key)
 	if err == nil {
-		_, err = m.commit(ctx, m.deletion(path, -1)...)
-		if session.IsNoNode(err) {
-			err = nil
-		}
+		err = m.deleteAll(ctx, []string{session.BaseName(path)})
 	}
 	return m.fail("delete", key, err)
 }
 
 // counting counts a deletion. What the version counts, the data do not say: they
-// tell tools that this is a map.
+// tell tools that this is a map, and us that path lasts.
 func (m *Map[V]) counting() any {
 	return &zk.SetDataRequest{Path: m.dir(), Data: []byte(marks.Map), Version: -1}
 }
@@ -357,14 +368,15 @@ func (m *Map[V]) ifStill(ctx context.Context, op, key string, old Version, ops f
 // ZooKeeper compares a counter, which begins anew when a znode is deleted and
 // made again. So the transaction also checks that nothing at all was deleted
 // since: the version of the directory counts that, and was read before the key.
-// Without a deletion in between the znode is the same, and the counter exact.
+// Without a deletion in between the znode is the same, and the counter exact. And the
+// directory must last: the servers remove an empty container.
 func (m *Map[V]) change(ctx context.Context, key string, ops func(path string, n session.Node) []any) error {
 	path, err := m.znode(ctx, key)
 	if err != nil {
 		return err
 	}
 	for {
-		deletions, n, err := m.readGuarded(ctx, path)
+		dir, n, err := m.readGuarded(ctx, path)
 		if err != nil {
 			return err
 		}
@@ -372,29 +384,25 @@ func (m *Map[V]) change(ctx context.Context, key string, ops func(path string, n
 		if all == nil {
 			return nil
 		}
-		if deletions == -1 {
-			// A request cannot ask for −1, which means any. Take it further.
-			if _, err := m.commit(ctx, m.counting()); err != nil {
-				return err
-			}
+		if again, err := m.keep(ctx, dir); err != nil {
+			return err
+		} else if again {
 			continue
 		}
-		all = append([]any{&zk.CheckVersionRequest{Path: m.dir(), Version: deletions}}, all...)
+		all = append([]any{&zk.CheckVersionRequest{Path: m.dir(), Version: dir.Version}}, all...)
 		if _, err = m.commit(ctx, all...); !session.IsBadVersion(err) && !session.IsNoNode(err) {
 			return err
 		}
 	}
 }
 
-// readGuarded reads how many deletions there were, and after that a key.
-func (m *Map[V]) readGuarded(ctx context.Context, path string) (deletions int32, n session.Node, err error) {
-	err = m.s.m.During(ctx, func(inc *session.Incarnation) error {
-		dir, err := inc.ExistsFresh(ctx, m.dir())
-		if err != nil || dir == nil {
+// readGuarded reads the directory, which counts deletions, and after that a key.
+func (m *Map[V]) readGuarded(ctx context.Context, path string) (dir *zk.Stat, n session.Node, err error) {
+	err = m.s.m.During(ctx, func(inc *session.Incarnation) (err error) {
+		if dir, err = inc.ExistsFresh(ctx, m.dir()); err != nil || dir == nil {
 			n = session.Node{}
 			return err
 		}
-		deletions = dir.Version
 		data, stat, err := inc.Get(ctx, path)
 		if session.IsNoNode(err) {
 			data, stat, err = nil, nil, nil
@@ -402,7 +410,7 @@ func (m *Map[V]) readGuarded(ctx context.Context, path string) (deletions int32,
 		n = session.Node{Data: data, Stat: stat}
 		return err
 	})
-	return deletions, n, err
+	return dir, n, err
 }
 
 // Len returns the number of keys.
@@ -460,6 +468,9 @@ func clearBatch(dir string) int {
 // deleteAll deletes keys in one transaction, or one by one if one of them is
 // gone.
 func (m *Map[V]) deleteAll(ctx context.Context, names []string) error {
+	if _, err := m.keep(ctx, nil); err != nil {
+		return err
+	}
 	ops := make([]any, 0, len(names)+1)
 	for _, name := range names {
 		ops = append(ops, &zk.DeleteRequest{Path: session.ChildPath(m.dir(), name), Version: -1})

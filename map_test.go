@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -375,4 +377,79 @@ func TestMapOfTenThousandKeysIsReadAndFollowed(t *testing.T) {
 		}
 		must(t, m.Clear(t.Context()))
 	})
+}
+
+// A Mutex below the path of a Map has made that as a container, which the servers remove
+// when it is empty. A swap that was cut off meanwhile is not applied to the key that has
+// been stored anew since.
+func TestASwapIsNotAppliedToAKeyStoredAnewThoughTheServersHaveRemovedThePath(t *testing.T) {
+	for name, before := range map[string]func(t *testing.T, m *zsync.Map[string]){
+		"nothing was deleted": func(*testing.T, *zsync.Map[string]) {},
+		"a key was deleted": func(t *testing.T, m *zsync.Map[string]) {
+			must(t, m.Store(t.Context(), "other", "1"))
+			must(t, m.Delete(t.Context(), "other"))
+		},
+		"all were deleted": func(t *testing.T, m *zsync.Map[string]) {
+			must(t, m.Store(t.Context(), "other", "1"))
+			must(t, m.Clear(t.Context()))
+		},
+		"a key was taken": func(t *testing.T, m *zsync.Map[string]) {
+			must(t, m.Store(t.Context(), "other", "1"))
+			_, _, err := m.LoadAndDelete(t.Context(), "other")
+			must(t, err)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				var away atomic.Bool
+				a := open(t, srv, zsync.WithDialer(func(network, addr string, d time.Duration) (net.Conn, error) {
+					if away.Load() {
+						return nil, errors.New("away")
+					}
+					return srv.Dial(network, addr, d)
+				}))
+				b := open(t, srv)
+				lock := zsync.NewMutex(b, "/m/lock")
+				must(t, lock.Lock(t.Context()))
+				must(t, lock.Unlock())
+				ma, mb := zsync.NewMap[string](a, "/m"), zsync.NewMap[string](b, "/m")
+				before(t, mb)
+				must(t, mb.Store(t.Context(), "k", "old"))
+				_, version, err := ma.Load(t.Context(), "k")
+				must(t, err)
+				id := a.ID()
+				srv.Intercept(func(r zktest.Request) zktest.Action {
+					if r.Op == zktest.OpMulti && r.Session == id {
+						away.Store(true)
+						return zktest.DropRequest
+					}
+					return zktest.Pass
+				})
+				type result struct {
+					done bool
+					err  error
+				}
+				swapped := make(chan result, 1)
+				go func() {
+					done, err := ma.CompareAndSwap(t.Context(), "k", version, "swapped")
+					swapped <- result{done, err}
+				}()
+				time.Sleep(time.Second)
+				if !away.Load() {
+					t.Fatal("nothing was sent")
+				}
+				must(t, mb.Delete(t.Context(), "k"))
+				time.Sleep(5 * time.Minute) // the servers remove what is empty
+				before(t, mb)
+				must(t, mb.Store(t.Context(), "k", "new"))
+				away.Store(false)
+				if r := <-swapped; r.done || r.err != nil {
+					t.Errorf("swapped: %v, %v", r.done, r.err)
+				}
+				if v, _, err := mb.Load(t.Context(), "k"); v != "new" || err != nil {
+					t.Errorf("the value is %q, %v", v, err)
+				}
+			})
+		})
+	}
 }

@@ -38,6 +38,48 @@ func (m *Manager) MakeLasting(path string) { m.MarkLasting(path, nil) }
 // MarkLasting is MakeLasting of a directory that begins with data.
 func (m *Manager) MarkLasting(path string, data []byte) { m.lasting.Store(path, data) }
 
+// keptBy is the name of what keeps a directory from being empty. No key is written so.
+const keptBy = "%kept"
+
+// KeepDir has the directory at path last, if it is there, before it has the mark that says
+// so, which is that of [Manager.MarkLasting]. Others may have made it, as a container or not,
+// and no Stat tells which: so what has not the mark is given a persistent child, and the
+// mark only then. It is told what stat says of the directory now, or asks, once in a session.
+//
+// If stat shows the version −1 it writes the mark too: a request cannot ask for that version,
+// which means any. It reports whether it has written the mark.
+//
+// Who may not make the child leaves all as it is: whoever has made the directory allows no more.
+func (inc *Incarnation) KeepDir(ctx context.Context, path string, mark []byte, stat *zk.Stat) (marked bool, err error) {
+	if stat == nil {
+		if _, ok := inc.kept.Load(path); ok {
+			return false, nil
+		}
+		if stat, err = inc.ExistsFresh(ctx, path); err != nil || stat == nil {
+			return false, err
+		}
+	}
+	lasts := int(stat.DataLength) == len(mark)
+	if !lasts {
+		if err := inc.VetHere(ctx, path); err != nil {
+			return false, err
+		}
+		_, err = retry(ctx, inc, inc.createCall(ChildPath(path, keptBy), nil, zk.FlagPersistent))
+	}
+	if marked = (err == nil || IsNodeExists(err)) && (!lasts || stat.Version == -1); marked {
+		// Should it be another by now, it is the one that has the child.
+		_, err = inc.Set(ctx, path, mark, -1)
+	}
+	switch {
+	case IsNoNode(err): // it is gone
+		return true, nil
+	case err != nil && (stat.Version == -1 || !IsAnswer(err, zk.ErrNoAuth)):
+		return false, err
+	}
+	inc.kept.Store(path, struct{}{})
+	return marked && err == nil, nil
+}
+
 // mark is what a directory begins with.
 func (m *Manager) mark(path string) []byte {
 	mark, _ := m.lasting.Load(path)
