@@ -1670,3 +1670,38 @@ func TestAPartyWhoseZnodeIsDeletedWhileItWaitsEntersAnew(t *testing.T) {
 		})
 	}
 }
+
+// Somebody deletes the znode of the party that keeps the round, and perhaps that by which it
+// does. It is told so by Leave, as any other party is, and the others are told that all have left.
+func TestAKeeperWhoseZnodeIsDeletedIsToldByLeave(t *testing.T) {
+	for name, all := range map[string]bool{"its party's": false, "both": true} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				a, b, stranger := open(t, srv), open(t, srv), open(t, srv)
+				wga, wgb := zsync.NewWaitGroup(a, "/w"), zsync.NewWaitGroup(b, "/w")
+				entered := enter(t, wga, 2)
+				synctest.Wait()
+				must(t, wgb.Enter(t.Context(), 2)) // the last lets them in
+				must(t, <-entered)
+				inc, err := zsync.ManagerOf(stranger).Incarnation(t.Context())
+				must(t, err)
+				for _, name := range childrenOf(t, stranger, "/w/parties") {
+					if strings.HasSuffix(name, "-0000000001") {
+						must(t, inc.RemoveNow(t.Context(), "/w/parties/"+name))
+					}
+				}
+				for _, name := range childrenOf(t, stranger, "/w") {
+					if all && strings.HasPrefix(name, "keeper-") {
+						must(t, inc.RemoveNow(t.Context(), "/w/"+name))
+					}
+				}
+				left := leave(t, wga)
+				synctest.Wait()
+				wantErr(t, wgb.Leave(t.Context()), zsync.ErrLost)
+				must(t, <-left)
+				time.Sleep(time.Second)
+				wantEmptyRoom(t, stranger)
+			})
+		})
+	}
+}

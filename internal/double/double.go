@@ -609,7 +609,10 @@ func (b *Barrier) awaitWritten(ctx context.Context, inc *session.Incarnation, ro
 	if err == nil && !session.IsClosed(room.Fired) {
 		watched = inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: p.path})
 		defer inc.Watches.Leave(watched)
-		if _, _, err = inc.Children(ctx, p.path); err == nil {
+		if !inc.Watches.Stands(watched) { // as it does for who has waited for another round before
+			_, _, err = inc.Children(ctx, p.path)
+		}
+		if err == nil {
 			err = inc.AwaitAny(ctx, []*session.Watch{room, watched}, time.Time{})
 		}
 	}
@@ -935,32 +938,39 @@ func (b *Barrier) awaitAll(ctx context.Context, inc *session.Incarnation, names 
 }
 
 // tell is step 11. Those who wait see that the znode was written, as that comes
-// first in the transaction.
-func (b *Barrier) tell(ctx context.Context, inc *session.Incarnation, p *party) error {
+// first in the transaction. It is ErrLost if somebody has deleted p's child before.
+func (b *Barrier) tell(ctx context.Context, inc *session.Incarnation, p *party) (lost error) {
 	path := b.keeperPath(p.round)
 	ops := []any{&zk.SetDataRequest{Path: path, Version: -1}, &zk.DeleteRequest{Path: path, Version: -1}}
-	apply := func(ops []any) error {
-		_, err := inc.Multi(ctx, ops...)
-		return err
-	}
 	if !p.left {
-		err := apply(append(ops, &zk.DeleteRequest{Path: p.path, Version: -1}))
-		if err == nil || session.IsNoNode(err) {
+		rs, open, err := inc.MultiOpen(ctx, append(ops, &zk.DeleteRequest{Path: p.path, Version: -1}))
+		switch {
+		case err == nil:
 			p.left = true
 			p.hold.Left()
-		}
-		if !session.IsNoNode(err) {
+			return nil
+		case !session.IsNoNode(err):
 			return err
 		}
 		// A former attempt was applied, or somebody has deleted one of the two.
-		if err := inc.RemoveNow(ctx, p.path); err != nil && !session.IsNoNode(err) {
-			return err
+		gone := session.FailedOp(rs) == len(ops)
+		if !gone {
+			err := inc.RemoveNow(ctx, p.path)
+			if gone = session.IsNoNode(err); err != nil && !gone {
+				return err
+			}
+		}
+		if p.left = true; gone && !open { // so it was somebody else; but all others have left
+			p.hold.Claim.Lose(inc.Deleted())
+			lost = p.hold.Release()
+		} else {
+			p.hold.Left()
 		}
 	}
-	if err := apply(ops); !session.IsNoNode(err) {
+	if _, err := inc.Multi(ctx, ops...); err != nil && !session.IsNoNode(err) {
 		return err
 	}
-	return nil
+	return lost
 }
 
 // Parties returns the names of everyone in the room, in their order, and who of

@@ -69,6 +69,17 @@ func (inc *Incarnation) Multi(ctx context.Context, ops ...any) ([]zk.MultiRespon
 	return retry(ctx, inc, multiCall(ops))
 }
 
+// MultiOpen is Multi that also reports whether an attempt before the last has no answer:
+// if not, the error is all that there is to say.
+func (inc *Incarnation) MultiOpen(ctx context.Context, ops []any) (rs []zk.MultiResponse, open bool, err error) {
+	err = inc.repeat(ctx, func(a *attempts) (err error) {
+		open = a.open
+		rs, err = inc.AttemptMulti(ctx, ops)
+		return a.outcome(err)
+	})
+	return rs, open, err
+}
+
 // AttemptMulti is a single attempt at a transaction. An error of unknown outcome is
 // passed on as it is.
 func (inc *Incarnation) AttemptMulti(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
