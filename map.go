@@ -492,8 +492,9 @@ func (m *Map[V]) deleteAll(ctx context.Context, names []string) error {
 
 // Range calls f for each key and value, in the order of the keys, until f
 // returns false. What it goes through is the whole map as it was at one moment
-// during the call. Values that cannot be decoded are passed over; Range then
-// returns the first of their errors.
+// during the call, unless its keys change faster than the servers can be asked for
+// them: then it can be spread over the last few round trips. Values that cannot be
+// decoded are passed over; Range then returns the first of their errors.
 func (m *Map[V]) Range(ctx context.Context, f func(key string, v V) bool) error {
 	if m.misuse() == nil && f == nil {
 		return opError("range", m.path, session.Invalid("the function is nil"))
@@ -632,9 +633,8 @@ func keyed(nodes map[string]session.Node) map[string]session.Node {
 // Watch returns a channel of the whole map: as it is now, and then the latest
 // contents after each change. Nothing in it ever goes back to an older value,
 // through however many sessions, and once nothing changes any more the last one
-// sent is what the map contains. Each is a snapshot of one moment, unless
-// something changes in every round trip to the server: then what is sent can be
-// spread over the last few of them. The receiver may keep and change it.
+// sent is what the map contains. Each is a snapshot of one moment, but for the
+// exception of [Map.Range]. The receiver may keep and change it.
 //
 // When the connection or the session was lost, nothing is sent until there is
 // another, and then the contents as they are by then, even if nothing has changed:

@@ -122,9 +122,12 @@ func (f *follower) connectionLost(interest bool) <-chan struct{} {
 const maxRounds = 8
 
 // catchUp reads what may have changed until no watch has fired any more, so that
-// all parts are of one moment. Where something changes within every round trip
-// that would never be: then the parts are of the last few round trips.
+// all parts are of one moment. What has changed once meanwhile is read in every
+// round from then on: of many that change all the time, others would change in
+// each round trip, but hardly any within a round. Where one does even so there
+// would be no end: then the parts are of the last few round trips.
 func (f *follower) catchUp(ctx context.Context) error {
+	hot := make(map[string]struct{})
 	for range maxRounds {
 		f.mu.Lock()
 		relist, stale := f.relist, f.stale
@@ -133,6 +136,8 @@ func (f *follower) catchUp(ctx context.Context) error {
 		if !relist && len(stale) == 0 {
 			return nil
 		}
+		maps.Copy(hot, stale)
+		maps.Copy(stale, hot)
 		if relist {
 			missing, err := f.readList(ctx)
 			if err != nil {
