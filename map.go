@@ -267,9 +267,19 @@ func (m *Map[V]) counting() any {
 	return &zk.SetDataRequest{Path: m.dir(), Data: []byte(marks.Map), Version: -1}
 }
 
-// deletion returns what deletes a key and counts that.
+// deletion returns what deletes a key, at whatever version if that is -1, and counts
+// that.
 func (m *Map[V]) deletion(path string, version int32) []any {
 	return []any{&zk.DeleteRequest{Path: path, Version: version}, m.counting()}
+}
+
+// deletionAt is deletion if the key's counter is at version. At -1, which a request
+// cannot ask for, the key is written first, see swapOps: then it is at 0.
+func (m *Map[V]) deletionAt(path string, version int32) []any {
+	if version != -1 {
+		return m.deletion(path, version)
+	}
+	return append(swapOps(path, nil, -1), m.deletion(path, 0)...)
 }
 
 // LoadAndDelete deletes key and returns the value that it had, if it was there.
@@ -280,7 +290,7 @@ func (m *Map[V]) LoadAndDelete(ctx context.Context, key string) (v V, loaded boo
 		if was = n; n.Stat == nil {
 			return nil
 		}
-		return m.deletion(path, n.Stat.Version)
+		return m.deletionAt(path, n.Stat.Version)
 	})
 	return m.former("loadanddelete", key, was, err)
 }
@@ -348,7 +358,7 @@ func (m *Map[V]) CompareAndSwap(ctx context.Context, key string, old Version, v 
 // identifies, and reports whether it did.
 func (m *Map[V]) CompareAndDelete(ctx context.Context, key string, old Version) (bool, error) {
 	return m.ifStill(ctx, "compareanddelete", key, old, func(path string) []any {
-		return m.deletion(path, old.version)
+		return m.deletionAt(path, old.version)
 	})
 }
 

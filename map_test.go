@@ -506,3 +506,67 @@ func TestASwapIsNotAppliedToAKeyStoredAnewThoughTheServersHaveRemovedThePath(t *
 		})
 	}
 }
+
+// Case 34: the counter of the servers wraps, and -1 means any.
+func TestCase34AKeyAtMinusOneIsDeletedOnlyAsItWasSeen(t *testing.T) {
+	const by = -6 // so the sixth write is at -1
+	type deletion func(ctx context.Context, m *zsync.Map[int], seen zsync.Version) (int, bool, error)
+	for name, c := range map[string]struct {
+		delete deletion
+		want   int
+		loaded bool
+	}{
+		"LoadAndDelete": {func(ctx context.Context, m *zsync.Map[int], _ zsync.Version) (int, bool, error) {
+			return m.LoadAndDelete(ctx, "k")
+		}, 6, true},
+		"CompareAndDelete": {func(ctx context.Context, m *zsync.Map[int], seen zsync.Version) (int, bool, error) {
+			ok, err := m.CompareAndDelete(ctx, "k", seen)
+			return 0, ok, err
+		}, 0, false},
+	} {
+		for _, beaten := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, beaten: %v", name, beaten), func(t *testing.T) {
+				bubble(t, func(t *testing.T, srv *zktest.Server) {
+					ctx := t.Context()
+					s := open(t, srv, zsync.WithDialer(func(network, addr string, limit time.Duration) (net.Conn, error) {
+						c, err := srv.Dial(network, addr, limit)
+						return &countedConn{Conn: c, path: "/m/k", by: by, reads: make(map[int32]int32)}, err
+					}))
+					m, other := zsync.NewMap[int](s, "/m"), zsync.NewMap[int](open(t, srv), "/m")
+					for n := range 6 {
+						must(t, other.Store(ctx, "k", n))
+					}
+					_, seen, err := m.Load(ctx, "k")
+					if !strings.HasPrefix(seen.String(), "-1@") || err != nil {
+						t.Fatalf("Load is at %v, %v", seen, err)
+					}
+					want, loaded := 5, true
+					if name == "CompareAndDelete" {
+						want = 0
+					}
+					if beaten {
+						want, loaded = c.want, c.loaded
+						first := true
+						requestsOf(srv, s, func(_ int, r zktest.Request) zktest.Action {
+							if r.Op == zktest.OpMulti && first {
+								first = false
+								must(t, other.Store(ctx, "k", 6))
+							}
+							return zktest.Pass
+						})
+					}
+					if v, ok, err := c.delete(ctx, m, seen); v != want || ok != loaded || err != nil {
+						t.Errorf("%d, %v, %v; want %d, %v", v, ok, err, want, loaded)
+					}
+					left := 0
+					if !loaded {
+						left = 1
+					}
+					if n, err := other.Len(ctx); n != left || err != nil {
+						t.Errorf("%d keys are left, %v; want %d", n, err, left)
+					}
+				})
+			})
+		}
+	}
+}
