@@ -88,10 +88,10 @@ func Connect(ctx context.Context, servers string, opts ...Option) (*Session, err
 // Close gives up every hold, ends the ZooKeeper session and returns when all
 // goroutines of s have ended. Before that it waits up to a second for what only
 // this process can put right: elements of a Queue to be given back, changes of a
-// [WaitGroup] to be made, receipts to be deleted. Calls in progress fail with
-// [ErrClosed], and so do later ones. Closing a closed Session is no error. If no
-// server can be reached, the ephemeral znodes stay until the session timeout has
-// passed.
+// [WaitGroup] to be made, receipts to be deleted, who was chosen by
+// [Election.Transfer] to lead. Calls in progress fail with [ErrClosed], and so do
+// later ones. Closing a closed Session is no error. If no server can be reached, the
+// ephemeral znodes stay until the session timeout has passed.
 //
 // Close must not be called from an [Observer].
 func (s *Session) Close() error {

@@ -29,7 +29,8 @@ import (
 // the line. Candidates of Curator and kazoo do not: those ahead lead first, and
 // while they do Transfer waits. The leader's wish is an ephemeral znode,
 // path/transfer-<guid>-<name of the candidate>, without number, which is deleted
-// when to leads, or has left.
+// when to leads, or has left. [Session.Close] waits for that, but no longer than a
+// second.
 //
 // # Cost
 //
@@ -97,14 +98,9 @@ func (e *Election) transfer(ctx context.Context, to Contender) error {
 // first is not enough, as it may read the line much later, and would let one of a
 // higher priority go before. An heir that is a program of zsync deletes the wish
 // itself as soon as it leads. The wish goes with the session of who wished, too: it
-// is ephemeral.
+// is ephemeral. So Close waits until the heir leads, but not long.
 func (e *Election) keepWish(inc *session.Incarnation, wish string, heir line.Child) {
-	inc.InBackground(wish, func() error { // again when the servers refuse to tell
-		if err := inc.AwaitGone(inc.Ctx, session.ChildPath(e.line.Dir, heir.Name)); err != nil {
-			return err
-		}
-		return inc.RemoveNow(inc.Ctx, wish)
-	})
+	inc.RemoveBehind(wish, session.ChildPath(e.line.Dir, heir.Name))
 }
 
 // fulfilLocked deletes the wishes for e, which leads now and has read of them when

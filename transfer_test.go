@@ -431,3 +431,57 @@ func TestTransferEndsWithItsContextAtAnyStepAndLeavesNoWish(t *testing.T) {
 		}
 	}
 }
+
+func TestTransferHoldsThoughTheSessionIsClosedRightBehindIt(t *testing.T) {
+	for _, late := range []time.Duration{0, time.Millisecond, 100 * time.Millisecond, 800 * time.Millisecond} {
+		for _, run := range []bool{false, true} {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s := open(t, srv)
+				e := zsync.NewElection(s, "/e", zsync.WithPriority(9))
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				begun, going := make(chan struct{}), make(chan zsync.Contender)
+				transfer := func(ctx context.Context) error {
+					close(begun)
+					err := e.Transfer(ctx, <-going)
+					cancel()
+					return err
+				}
+				left := async(func() error {
+					if run {
+						return e.Run(ctx, transfer)
+					}
+					must(t, e.Campaign(ctx))
+					return transfer(ctx)
+				})
+				<-begun
+				// The heir is neither the next nor the one of the highest priority, and whoever
+				// comes to be the first lists late.
+				c := standInLine(t, srv, 3, func(i int) []zsync.ElectionOption {
+					return []zsync.ElectionOption{zsync.WithPriority([]int{1, 0, 5}[i])}
+				})
+				heir := c.contender(t, 1)
+				srv.Intercept(func(r zktest.Request) zktest.Action {
+					if r.Op == zktest.OpGetChildren2 && r.Path == "/e" && r.Session != s.ID() {
+						return zktest.Delay(late / 2)
+					}
+					return zktest.Pass
+				})
+				going <- heir
+				if err := <-left; run {
+					wantErr(t, err, context.Canceled)
+				} else {
+					must(t, err)
+				}
+				start := time.Now()
+				s.Close()
+				if d := time.Since(start); d > time.Second+10*time.Millisecond {
+					t.Errorf("Close took %v", d)
+				}
+				if got := <-c.led; got != 1 {
+					t.Errorf("late by %v, in Run: %v: transferred to 1, and %d leads", late, run, got)
+				}
+			})
+		}
+	}
+}

@@ -146,6 +146,29 @@ func (inc *Incarnation) InBackground(path string, f func() error) *Removal {
 	return inc.reap(&Removal{path: path, f: f, kind: removeIdle})
 }
 
+// RemoveBehind deletes the ephemeral znode at path, in the background, when the one at
+// other has gone. If somebody else is to delete it before that, Close waits for him, but
+// not long.
+func (inc *Incarnation) RemoveBehind(path, other string) {
+	leaving, stay := inc.Manager.BeforeClose()
+	r := inc.InBackground(path, func() error { // again when the servers refuse to tell
+		if err := inc.AwaitGone(inc.Ctx, other); err != nil {
+			return err
+		}
+		return inc.RemoveNow(inc.Ctx, path)
+	})
+	inc.Manager.Spawn(func() {
+		defer stay()
+		// Where several are ready it has gone, or nothing can be done for it.
+		select {
+		case <-r.Done:
+		case <-inc.Ctx.Done():
+		case <-leaving:
+			inc.AwaitGone(inc.Ctx, path)
+		}
+	})
+}
+
 // Tidy deletes what is persistent and in nobody's way, in the background: Close waits
 // for it, but not long, and not for permissions. f repeats what has no answer, and is
 // called again when the servers refuse. With nil what is at path is deleted, and stays
