@@ -28,8 +28,8 @@ import (
 // the servers' clock; keep is the argument of [NewFlight].
 //
 // Only success is shared. If a function fails, its own caller gets the error,
-// and the one who has waited longest runs its function. The same happens if a
-// function panics.
+// and one of those who wait runs its function, whichever is the first to ask for
+// that. The same happens if a function panics.
 //
 // # Loss
 //
