@@ -93,11 +93,11 @@ func verdict(err error, late int) error {
 		return has
 	case errors.As(err, &sig):
 		return &statusError{128 + sig.number(), nil}
-	case errors.Is(err, zsync.ErrInvalid), errors.Is(err, zsync.ErrTooLarge):
+	case errors.Is(err, zsync.ErrInvalid), errors.Is(err, zsync.ErrTooLarge), errors.Is(err, zk.ErrInvalidACL):
 		return &statusError{exitUsage, err}
 	case errors.Is(err, zsync.ErrMixed), errors.As(err, new(*noNumberError)):
 		return &statusError{exitConfig, err}
-	case errors.Is(err, zk.ErrNoAuth), errors.Is(err, zk.ErrAuthFailed):
+	case errors.Is(err, zk.ErrNoAuth), errors.Is(err, zk.ErrAuthFailed), errors.Is(err, zsync.ErrUnprotected):
 		return &statusError{exitRefused, err}
 	case errors.Is(err, context.DeadlineExceeded):
 		return &statusError{late, err}

@@ -26,7 +26,7 @@ const (
 	exitOutput   = 74  // standard input or output failed
 	exitBusy     = 75  // not acquired in the time allowed
 	exitLost     = 76  // the hold was lost, and the command stopped
-	exitRefused  = 77  // the servers refuse: no permission
+	exitRefused  = 77  // the servers refuse: no permission; or we do, as others may change what is there
 	exitConfig   = 78  // a file or a setting is wrong, or the path is used otherwise
 	exitNoExec   = 126 // the command cannot be executed
 	exitNotFound = 127 // there is no such command
@@ -62,7 +62,8 @@ Exit status:
   75    not acquired, or not done: --try, --timeout or queue recv --count; -E
         names another
   76    the hold was lost, and the command was stopped
-  77    the servers refuse: credentials are wrong or missing
+  77    the servers refuse: credentials are wrong or missing; or zsync does, as
+        others than --acl says may change what is at the path
   78    no servers are named, a file is wrong, or the path is in use for
         something else
   126   the command cannot be executed

@@ -1546,6 +1546,8 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 		{srv.Addr(), "lock /p --acl world:cdrwa -- true", exitUsage, "want SCHEME:ID:PERMS, open or creator"},
 		{srv.Addr(), "lock /p --acl world:anyone:rx -- true", exitUsage, "letters of cdrwa"},
 		{srv.Addr(), "lock /p --acl world:anyone: -- true", exitUsage, "no permissions"},
+		{srv.Addr(), "lock /p --acl nosuch:me:cdrwa -- true", exitUsage, "invalid ACL"},
+		{srv.Addr(), "lock /text --auth digest:me:secret -- true", exitRefused, "others may change what is here: /text"},
 		{srv.Addr(), "elect /p --selector --kazoo -- true", exitUsage, "do not go together"},
 		{srv.Addr(), "semaphore /p -- true", exitUsage, "give -n"},
 		{srv.Addr(), "semaphore -n 0 /p -- true", exitUsage, "a semaphore of 0 permits"},
