@@ -908,6 +908,30 @@ func TestQueueSendTellsHowManyItHasSent(t *testing.T) {
 	r.want(128+int(syscall.SIGINT), "")
 }
 
+// What is read may never end.
+func TestInputThatIsTooLargeIsRefusedBeforeItEnds(t *testing.T) {
+	srv := serve(t)
+	for _, tt := range []struct{ args, message string }{
+		{"value set /v", "zsync: standard input: larger than ZooKeeper's packet limit of 1 MiB\n"},
+		{"map set /m k", "zsync: standard input: larger than ZooKeeper's packet limit of 1 MiB\n"},
+		{"queue send /q", "zsync: elements certainly sent: 2: standard input: larger than ZooKeeper's packet limit of 1 MiB\n"},
+		{"queue send /q --id 7", "zsync: standard input: larger than ZooKeeper's packet limit of 1 MiB\n"},
+	} {
+		in, w := io.Pipe()
+		t.Cleanup(func() { w.Close(); in.Close() })
+		go func() {
+			if tt.args == "queue send /q" {
+				io.WriteString(w, "one\ntwo\n")
+			}
+			w.Write(make([]byte, 4<<20))
+		}()
+		r := startReading(t, srv.Addr(), in, strings.Fields(tt.args)...)
+		if got := r.wait(); got != exitUsage || r.stderr.String() != tt.message {
+			t.Errorf("%s: exit status %d and %q, want %d and %q", tt.args, got, &r.stderr, exitUsage, tt.message)
+		}
+	}
+}
+
 func TestQueueRecvFollowsUntilItIsTold(t *testing.T) {
 	srv := serve(t)
 	r := start(t, srv.Addr(), "", "queue", "recv", "--follow", "/q")

@@ -195,7 +195,7 @@ func onlyElement(ctx context.Context, in <-chan input) (element []byte, err erro
 			case next.err == io.EOF:
 				return element, nil
 			case next.err != nil:
-				return nil, fail(exitOutput, "standard input: %w", next.err)
+				return nil, inputError(next.err)
 			case n > 0:
 				return nil, fail(exitUsage, "--id is of one element, and standard input has more")
 			}
@@ -219,7 +219,7 @@ func elementsOf(r io.Reader, end byte) <-chan input {
 	go func() {
 		b := bufio.NewReaderSize(r, 1<<16)
 		for {
-			element, err := b.ReadBytes(end)
+			element, err := readElement(b, end)
 			if err == nil {
 				ch <- input{element: element[:len(element)-1]}
 				continue
@@ -232,6 +232,21 @@ func elementsOf(r io.Reader, end byte) <-chan input {
 		}
 	}()
 	return ch
+}
+
+// readElement reads to the end of an element, as ReadBytes does, but no more than
+// can be sent.
+func readElement(b *bufio.Reader, end byte) (element []byte, err error) {
+	for {
+		part, err := b.ReadSlice(end)
+		if len(element)+len(part) > mostInput {
+			return nil, zsync.ErrTooLarge
+		}
+		element = append(element, part...)
+		if err != bufio.ErrBufferFull {
+			return element, err
+		}
+	}
 }
 
 // What sendAll sends in one request: about as many elements, and bytes, as
@@ -273,7 +288,8 @@ func sendAll(ctx context.Context, send sender, in <-chan input) error {
 		case end == io.EOF:
 			return nil
 		case end != nil:
-			return stoppedAfter(sent, fail(exitOutput, ""), fmt.Errorf("standard input: %w", end))
+			err := inputError(end)
+			return stoppedAfter(sent, err, errors.Unwrap(err))
 		}
 	}
 }

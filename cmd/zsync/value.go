@@ -112,11 +112,27 @@ func argumentOrInput(cmd *cobra.Command, args []string) ([]byte, error) {
 	if len(args) > 0 {
 		return []byte(args[0]), nil
 	}
-	data, err := io.ReadAll(cmd.InOrStdin())
+	data, err := io.ReadAll(io.LimitReader(cmd.InOrStdin(), mostInput+1))
+	if err == nil && len(data) > mostInput {
+		err = zsync.ErrTooLarge
+	}
 	if err != nil {
-		return nil, fail(exitOutput, "standard input: %w", err)
+		return nil, inputError(err)
 	}
 	return data, nil
+}
+
+// mostInput is how much is read for one value or element. Nothing that is larger can
+// be sent, and there may be no end of it.
+const mostInput = 1 << 20
+
+// inputError gives a failed read its exit status.
+func inputError(err error) error {
+	status := exitOutput
+	if errors.Is(err, zsync.ErrTooLarge) {
+		status = exitUsage
+	}
+	return fail(status, "standard input: %w", err)
 }
 
 func watchCommand(c *client) *cobra.Command {
