@@ -80,6 +80,9 @@ The exit status is 1 if something is wrong.`,
 				return verdict(err, exitBusy)
 			}
 			d.servers(t.waiting, c)
+			if t.waiting.Err() != nil { // not to be taken for servers that do not answer
+				return verdict(context.Cause(t.waiting), exitBusy)
+			}
 			out := bufio.NewWriter(cmd.OutOrStdout())
 			for _, f := range d.findings {
 				fmt.Fprintln(out, plain(f))
@@ -550,8 +553,7 @@ func ask(ctx context.Context, host, word string) (string, error) {
 		return "", err
 	}
 	defer conn.Close()
-	deadline, _ := ctx.Deadline()
-	conn.SetDeadline(deadline)
+	defer context.AfterFunc(ctx, func() { conn.SetDeadline(time.Now()) })()
 	if _, err := io.WriteString(conn, word); err != nil {
 		return "", err
 	}

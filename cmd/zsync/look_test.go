@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -270,6 +271,36 @@ func TestDoctorJudgesTheSettingsOfTheServers(t *testing.T) {
 			t.Errorf("does not tell once: %s\n%s", want, &r.stdout)
 		}
 	}
+}
+
+func TestDoctorThatIsEndedDoesNotSayThatTheServersDoNotAnswer(t *testing.T) {
+	srv := serve(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	asked := make(chan struct{}, 10)
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			word := make([]byte, 4)
+			io.ReadFull(conn, word)
+			if string(word) != "conf" {
+				conn.Close() // it serves no sessions
+				continue
+			}
+			defer conn.Close()
+			asked <- struct{}{}
+		}
+	}()
+	r := start(t, srv.Addr()+","+l.Addr().String(), "", "doctor")
+	<-asked
+	r.cmd.Process.Signal(syscall.SIGTERM)
+	r.want(128+int(syscall.SIGTERM), "")
 }
 
 func TestDoctorTellsAClockThatIsAhead(t *testing.T) {
