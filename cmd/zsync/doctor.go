@@ -495,10 +495,7 @@ func (d *doctor) adminServer(ctx context.Context, host string) {
 	if d.admin == 0 {
 		return
 	}
-	name, _, err := net.SplitHostPort(host)
-	if err != nil {
-		name = host
-	}
+	name, _ := hostAndPort(host)
 	ctx, cancel := context.WithTimeout(ctx, asking)
 	defer cancel()
 	url := "http://" + net.JoinHostPort(name, strconv.Itoa(d.admin)) + "/commands/system_properties"
@@ -541,14 +538,19 @@ func (d *doctor) settings(host string, settings map[string]int) {
 	}
 }
 
+// hostAndPort takes what a connect string names apart, whose port may be left out.
+func hostAndPort(server string) (host, port string) {
+	if host, port, err := net.SplitHostPort(server); err == nil {
+		return host, port
+	}
+	return strings.Trim(server, "[]"), "2181"
+}
+
 // ask sends a server a four-letter word.
 func ask(ctx context.Context, host, word string) (string, error) {
-	if _, _, err := net.SplitHostPort(host); err != nil {
-		host = net.JoinHostPort(host, "2181")
-	}
 	ctx, cancel := context.WithTimeout(ctx, asking)
 	defer cancel()
-	conn, err := new(net.Dialer).DialContext(ctx, "tcp", host)
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort(hostAndPort(host)))
 	if err != nil {
 		return "", err
 	}

@@ -273,6 +273,16 @@ func TestDoctorJudgesTheSettingsOfTheServers(t *testing.T) {
 	}
 }
 
+func TestDoctorAsksEachServerThatAConnectStringCanName(t *testing.T) {
+	for server, want := range map[string]string{
+		"zk1": "zk1:2181", "zk1:2182": "zk1:2182", "[::1]": "[::1]:2181", "[::1]:2182": "[::1]:2182", "10.0.0.1": "10.0.0.1:2181",
+	} {
+		if got := net.JoinHostPort(hostAndPort(server)); got != want {
+			t.Errorf("%s: %s, want %s", server, got, want)
+		}
+	}
+}
+
 func TestDoctorThatIsEndedDoesNotSayThatTheServersDoNotAnswer(t *testing.T) {
 	srv := serve(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
