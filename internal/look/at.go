@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"path"
 	"regexp"
 	"slices"
 	"strconv"
@@ -170,11 +171,12 @@ func (a *asker) facts(ctx context.Context) (facts []Line, err error) {
 		}
 	}
 	if a.wants(kinds.Once) {
-		done, err := zsync.NewOnce(a.s, a.path).Done(ctx)
-		if err != nil {
+		// Not by Once.Done, which leaves a watch behind.
+		_, _, err := a.s.Get(ctx, path.Join(a.path, "done"))
+		if err != nil && !errors.Is(err, zk.ErrNoNode) {
 			return facts, err
 		}
-		if done {
+		if err == nil {
 			facts = append(facts, Line{Path: a.path, Kind: "once", State: "done"})
 		}
 	}
@@ -249,16 +251,22 @@ func (a *asker) queue(ctx context.Context) (lines []Line, err error) {
 	return lines, nil
 }
 
-// deadLetters counts those of the queue at path. Whichever its layout, they are
-// in the same place.
+// deadLetter matches the name of a dead letter.
+var deadLetter = regexp.MustCompile(`^dead-.*-[0-9a-f]{16}-\d{10}$`)
+
+// deadLetters counts those of the queue at path by their names, as they may be many.
+// Whichever its layout, they are in the same place.
 func deadLetters(ctx context.Context, s *zsync.Session, path string) (n int, err error) {
-	for _, err := range zsync.NewQueue[[]byte](s, path).Dead(ctx) {
-		if err != nil {
-			return n, err
-		}
-		n++
+	names, _, err := s.Children(ctx, path+"-dead")
+	if errors.Is(err, zk.ErrNoNode) {
+		return 0, nil
 	}
-	return n, nil
+	for _, name := range names {
+		if deadLetter.MatchString(name) {
+			n++
+		}
+	}
+	return n, err
 }
 
 // members describes those of a group. Only a look at the whole tree can tell that

@@ -11,6 +11,7 @@ import (
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/look"
+	"github.com/zsync/zsync/internal/suite"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -83,4 +84,53 @@ func TestTheZnodeOfEachWhoHoldsOrWaitsIsWhereItIsSaidToBe(t *testing.T) {
 			t.Fatalf("seen: %v", seen)
 		}
 	}
+}
+
+func TestALookLeavesNoWatchBehind(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, eyes := suite.Open(t, srv), suite.Open(t, srv)
+		ctx := t.Context()
+		nothing := func(context.Context) error { return nil }
+		_, scheduled := zsync.NewSchedule(s, "/schedule").Do(ctx, time.Date(2030, 6, 1, 0, 0, 0, 0, time.UTC), nothing)
+		_, joined := zsync.NewGroup[string](s, "/group").Join(ctx, "me", "")
+		noError(t, scheduled, joined, zsync.NewOnce(s, "/done").Do(ctx, nothing), zsync.NewMutex(s, "/undone").Lock(ctx), zsync.NewRWMutex(s, "/rw").RLock(ctx),
+			zsync.NewSemaphore(s, "/permits", 3).Acquire(ctx, 1), zsync.NewElection(s, "/election").Campaign(ctx), zsync.NewWaitGroup(s, "/parties").Enter(ctx, 1),
+			zsync.NewBarrier(s, "/gate").Close(ctx), zsync.NewMap[string](s, "/map").Store(ctx, "a", "b"), zsync.NewQueue[int](s, "/queue").Send(ctx, 1),
+			zsync.NewWaitGroup(s, "/tasks").Add(ctx, 1))
+		time.Sleep(time.Minute)
+		before := srv.Counts().Watches
+		told(t, eyes, "/") // and at each path alone
+		if got := srv.Counts().Watches - before; got != 0 {
+			t.Errorf("%d watches are left", got)
+		}
+	})
+}
+
+func TestDeadLettersAreCountedForOneRequest(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, eyes := suite.Open(t, srv), suite.Open(t, srv)
+		q := zsync.NewQueue[int](s, "/q")
+		const n = 100
+		for i := range n {
+			noError(t, q.Send(t.Context(), i))
+			d, err := q.Receive(t.Context())
+			noError(t, err, d.Reject(t.Context(), "no good"))
+		}
+		noError(t, zsync.NewValue[int](s, "/q-dead/not-one").Store(t.Context(), 1))
+		time.Sleep(time.Minute)
+		before := eyes.Stats().Requests
+		tree, err := look.Look(t.Context(), eyes, "/")
+		noError(t, err)
+		found := 0
+		for _, p := range tree.Places {
+			for _, l := range p.Lines {
+				if l.Dead != nil {
+					found += *l.Dead
+				}
+			}
+		}
+		if asked := eyes.Stats().Requests - before; found != n || asked > 20 {
+			t.Errorf("%d dead letters found with %d requests, want %d with a few", found, asked, n)
+		}
+	})
 }
