@@ -112,22 +112,27 @@ const (
 
 // newModel makes a model of what was found, and of the one before.
 func newModel(ctx context.Context, s *zsync.Session, opts Options, before *model, t *look.Tree, err error, broken func(path, node string) bool) *model {
-	if before == nil {
+	if err != nil {
+		return before.old(err)
+	}
+	first := before == nil
+	if first {
 		before = &model{}
 	}
-	if err != nil {
-		m := *before // what was seen last, and that it is not news
-		m.Version, m.Err, m.requests = before.Version+1, err.Error(), 0
-		return &m
-	}
 	m := &model{
-		Version: before.Version + 1, At: time.Now(), Cut: t.Cut, Refused: t.Refused, Timeline: before.Timeline,
+		At: time.Now(), Cut: t.Cut, Refused: t.Refused, Timeline: before.Timeline,
 		requests: t.Znodes, holds: map[string]held{}, samples: map[string][]count{},
 	}
 	var g look.Graph
 	sessions := map[string]bool{}
 	for _, p := range t.Places {
-		m.requests += 3 + len(p.Lines)/100
+		m.requests += 3 + len(p.Lines)/100 // and what else some kinds cost
+		switch {
+		case slices.Contains(p.Kinds, kinds.Queue), slices.Contains(p.Kinds, kinds.ForeignQueue):
+			m.requests += 6
+		case slices.Contains(p.Kinds, kinds.WaitGroup):
+			m.requests += 2
+		}
 		g.Add(p.Lines)
 		for _, l := range p.Lines {
 			sessions[l.Session] = true
@@ -136,10 +141,20 @@ func newModel(ctx context.Context, s *zsync.Session, opts Options, before *model
 	}
 	slices.SortStableFunc(m.Lines, func(a, b lineView) int { return a.longest().Compare(b.longest()) })
 	m.Waits = draw(&g)
-	if before.Version > 0 {
+	if !first {
 		m.remember(before, sessions, broken)
 	}
 	return m
+}
+
+// old is m, if there is one, and why it is not news.
+func (m *model) old(err error) *model {
+	var old model
+	if m != nil {
+		old = *m
+	}
+	old.Err, old.requests = err.Error(), 0
+	return &old
 }
 
 // place takes what is at one path apart, by kinds.

@@ -2,7 +2,7 @@ package ui
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -13,10 +13,11 @@ import (
 // perSecond is how many requests a second are sent at most, on the average.
 const perSecond = 200
 
-// patience is how long a look may take before what is shown is called old.
+// patience is how long a look may take before what is shown is called old. The look
+// goes on: a large tree takes longer where the servers are far.
 const patience = 10 * time.Second
 
-var errSlow = errors.New("the servers do not answer")
+var errSlow = fmt.Errorf("the present look has taken longer than %v: the servers do not answer, or have much to tell", patience)
 
 // idle is how much less often the tree is looked at while nobody has the page
 // open.
@@ -85,7 +86,7 @@ func (w *watcher) run() {
 
 // look looks once, and returns how long to wait before the next.
 func (w *watcher) look(ctx context.Context, closed <-chan struct{}) time.Duration {
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, errSlow)
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 
 	go func() {
@@ -95,21 +96,36 @@ func (w *watcher) look(ctx context.Context, closed <-chan struct{}) time.Duratio
 		case <-ctx.Done():
 		}
 	}()
+	before := w.present()
+	slow := time.AfterFunc(patience, func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.model == before { // the look has not ended at this same instant
+			w.publish(before.old(errSlow))
+		}
+	})
+	defer slow.Stop()
 	tree, err := look.Look(ctx, w.s, w.opts.Root)
-	w.mu.Lock()
-	before := w.model
-	w.mu.Unlock()
 	m := newModel(ctx, w.s, w.opts, before, tree, err, w.wasBroken)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.model = m
-	close(w.changed)
-	w.changed = make(chan struct{})
+	w.publish(m)
 	pause := max(w.opts.Interval, time.Duration(m.requests)*time.Second/perSecond)
 	if w.viewers == 0 && time.Since(w.asked) > 10*w.opts.Interval {
 		pause *= idle
 	}
 	return pause
+}
+
+// publish makes m the latest. w.mu is held.
+func (w *watcher) publish(m *model) {
+	m.Version = 1
+	if w.model != nil {
+		m.Version = w.model.Version + 1
+	}
+	w.model = m
+	close(w.changed)
+	w.changed = make(chan struct{})
 }
 
 // present returns the latest model, or nil if there is none yet.

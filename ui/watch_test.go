@@ -1,0 +1,103 @@
+package ui_test
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/suite"
+	"github.com/zsync/zsync/ui"
+	"github.com/zsync/zsync/zktest"
+)
+
+// show asks for the page, and returns it.
+func show(t *testing.T, page http.Handler) string {
+	t.Helper()
+	w := httptest.NewRecorder()
+	page.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil))
+	if w.Code != http.StatusOK {
+		t.Fatalf("status %d: %s", w.Code, w.Body)
+	}
+	return w.Body.String()
+}
+
+func TestALargeTreeIsShownHoweverLongItTakesToLookAtIt(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, eyes := suite.Open(t, srv), suite.Open(t, srv)
+		for i := range 1000 {
+			if err := zsync.NewMutex(s, fmt.Sprintf("/locks/%04d", i)).Lock(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		srv.SetLatency(40 * time.Millisecond) // so that it takes 15 s
+		page := ui.Handler(eyes, ui.Options{Interval: time.Minute})
+		if body := show(t, page); !strings.Contains(body, "has taken longer than 10s") {
+			t.Errorf("after 10 s it says\n%.2000s", body)
+		}
+		time.Sleep(10 * time.Second)
+		if body := show(t, page); strings.Contains(body, "What is shown is old") || !strings.Contains(body, "1000 lines") {
+			t.Errorf("after 20 s it says\n%.2000s", body)
+		}
+	})
+}
+
+func TestThePageSendsNoMoreThanAboutSoManyRequestsASecond(t *testing.T) {
+	for name, use := range map[string]func(ctx context.Context, s *zsync.Session, path string) error{
+		"locks": func(ctx context.Context, s *zsync.Session, path string) error {
+			return zsync.NewMutex(s, path).Lock(ctx)
+		},
+		"readers": func(ctx context.Context, s *zsync.Session, path string) error {
+			return zsync.NewRWMutex(s, path).RLock(ctx)
+		},
+		"values": func(ctx context.Context, s *zsync.Session, path string) error {
+			return zsync.NewValue[int](s, path).Store(ctx, 1)
+		},
+		"permits": func(ctx context.Context, s *zsync.Session, path string) error {
+			return zsync.NewSemaphore(s, path, 3).Acquire(ctx, 1)
+		},
+		"once": func(ctx context.Context, s *zsync.Session, path string) error {
+			return zsync.NewOnce(s, path).Do(ctx, func(context.Context) error { return nil })
+		},
+		"queues": func(ctx context.Context, s *zsync.Session, path string) error {
+			return zsync.NewQueue[int](s, path).Send(ctx, 1)
+		},
+		"groups": func(ctx context.Context, s *zsync.Session, path string) error {
+			_, err := zsync.NewGroup[int](s, path).Join(ctx, "me", 1)
+			return err
+		},
+		"maps": func(ctx context.Context, s *zsync.Session, path string) error {
+			return zsync.NewMap[int](s, path).Store(ctx, "a", 1)
+		},
+		"parties": func(ctx context.Context, s *zsync.Session, path string) error {
+			return zsync.NewWaitGroup(s, path).Enter(ctx, 1)
+		},
+		"tasks": func(ctx context.Context, s *zsync.Session, path string) error {
+			return zsync.NewWaitGroup(s, path).Add(ctx, 1)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s, eyes := suite.Open(t, srv), suite.Open(t, srv)
+				for i := range 120 {
+					if err := use(t.Context(), s, fmt.Sprintf("/all/%d", i)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				page := ui.Handler(eyes, ui.Options{})
+				go page.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/events", nil))
+				time.Sleep(time.Minute)
+				before := eyes.Stats().Requests
+				time.Sleep(time.Minute)
+				if got := (eyes.Stats().Requests - before) / 60; got > 230 {
+					t.Errorf("%d requests a second", got)
+				}
+			})
+		})
+	}
+}
