@@ -116,7 +116,7 @@ func (p *page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Referrer-Policy", "no-referrer")
 	h.Set("Cache-Control", "no-store")
-	p.watch.start()
+	p.watch.start(r.Context())
 	p.mux.ServeHTTP(w, r)
 }
 

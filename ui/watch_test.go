@@ -101,3 +101,28 @@ func TestThePageSendsNoMoreThanAboutSoManyRequestsASecond(t *testing.T) {
 		})
 	}
 }
+
+func TestWhoComesWhenNobodyHasLookedForLongIsShownThePresent(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, eyes := suite.Open(t, srv), suite.Open(t, srv)
+		page := ui.Handler(eyes, ui.Options{ReadOnly: true, Interval: time.Minute})
+		if body := show(t, page); !strings.Contains(body, "Nobody holds or waits") {
+			t.Fatal(body)
+		}
+		time.Sleep(5 * time.Hour)
+		if err := zsync.NewMutex(s, "/lock").Lock(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		if body := show(t, page); !strings.Contains(body, "<code>/lock</code>") {
+			t.Errorf("the page is that of hours ago:\n%s", body)
+		}
+		looks := srv.Counts().Requests["getChildren2"]
+		for range 10 { // now the tree is looked at every minute, however many come
+			show(t, page)
+		}
+		if got := srv.Counts().Requests["getChildren2"] - looks; got != 0 {
+			t.Errorf("%d listings for ten who came at once", got)
+		}
+	})
+}

@@ -43,12 +43,27 @@ func newWatcher(s *zsync.Session, opts Options) *watcher {
 	return &watcher{s: s, opts: opts, ended: make(chan struct{}), changed: make(chan struct{}), wake: make(chan struct{}, 1), brokenAt: map[string]bool{}}
 }
 
-// start begins to look, at the first request.
-func (w *watcher) start() {
+// start begins to look, at the first request. If nobody has asked for long, and the
+// tree was looked at rarely, it waits for the next look.
+func (w *watcher) start(ctx context.Context) {
 	w.mu.Lock()
+	rarely, changed := w.rarely() && w.model != nil, w.changed
 	w.asked = time.Now()
 	w.mu.Unlock()
 	w.once.Do(func() { go w.run() })
+	if rarely {
+		w.lookNow()
+		select {
+		case <-changed:
+		case <-w.ended:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// rarely reports whether nobody has the page open. w.mu is held.
+func (w *watcher) rarely() bool {
+	return w.viewers == 0 && time.Since(w.asked) > idle*w.opts.Interval
 }
 
 // run looks until the session is closed.
@@ -111,7 +126,7 @@ func (w *watcher) look(ctx context.Context, closed <-chan struct{}) time.Duratio
 	defer w.mu.Unlock()
 	w.publish(m)
 	pause := max(w.opts.Interval, time.Duration(m.requests)*time.Second/perSecond)
-	if w.viewers == 0 && time.Since(w.asked) > 10*w.opts.Interval {
+	if w.rarely() {
 		pause *= idle
 	}
 	return pause
