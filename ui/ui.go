@@ -166,7 +166,11 @@ func (p *page) events(w http.ResponseWriter, r *http.Request) {
 	sent := map[string]string{}
 	beat := time.NewTicker(15 * time.Second)
 	defer beat.Stop()
+	// Who does not read what is sent is left: he would keep the tree being looked at. Where
+	// there are no deadlines, as in tests, it is as without.
+	const slow = time.Minute
 	for seen := uint64(0); ; {
+		_ = out.SetWriteDeadline(time.Now().Add(slow))
 		m, changed := p.watch.now()
 		if m != nil && m.Version != seen {
 			seen = m.Version
@@ -193,11 +197,13 @@ func (p *page) events(w http.ResponseWriter, r *http.Request) {
 				return
 			}
 		}
+		_ = out.SetWriteDeadline(time.Time{})
 		select {
 		case <-changed:
 		case <-p.watch.ended:
 			return
 		case <-beat.C:
+			_ = out.SetWriteDeadline(time.Now().Add(slow))
 			if _, err := fmt.Fprint(w, ": still here\n\n"); err != nil || out.Flush() != nil {
 				return
 			}

@@ -3,9 +3,12 @@ package ui_test
 import (
 	"context"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -123,6 +126,59 @@ func TestWhoComesWhenNobodyHasLookedForLongIsShownThePresent(t *testing.T) {
 		}
 		if got := srv.Counts().Requests["getChildren2"] - looks; got != 0 {
 			t.Errorf("%d listings for ten who came at once", got)
+		}
+	})
+}
+
+// A listener gives a server the connections that are sent.
+type listener struct{ conns chan net.Conn }
+
+func (l listener) Accept() (net.Conn, error) {
+	if c, ok := <-l.conns; ok {
+		return c, nil
+	}
+	return nil, net.ErrClosed
+}
+func (l listener) Close() error   { return nil }
+func (l listener) Addr() net.Addr { return &net.TCPAddr{} }
+
+func TestWhoDoesNotReadWhatIsSentIsLeft(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, eyes := suite.Open(t, srv), suite.Open(t, srv)
+		if err := zsync.NewMutex(s, "/lock").Lock(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		l := listener{make(chan net.Conn, 2)}
+		web := &http.Server{Handler: ui.Handler(eyes, ui.Options{})}
+		go web.Serve(l)
+		defer func() { close(l.conns); web.Close() }()
+		open := func() net.Conn {
+			ours, theirs := net.Pipe()
+			l.conns <- theirs
+			fmt.Fprint(ours, "GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+			return ours
+		}
+		stuck, reads := open(), open()
+		defer stuck.Close()
+		var ended atomic.Bool
+		go func() {
+			io.Copy(io.Discard, reads)
+			ended.Store(true)
+		}()
+		time.Sleep(10 * time.Minute)
+		if ended.Load() {
+			t.Error("who reads is left too")
+		}
+		stuck.SetReadDeadline(time.Now().Add(time.Minute))
+		if _, err := io.Copy(io.Discard, stuck); err != nil {
+			t.Errorf("who has not read for ten minutes is still served: %v", err)
+		}
+		reads.Close()
+		time.Sleep(time.Minute)
+		before := srv.Counts().Requests["getChildren2"]
+		time.Sleep(10 * time.Minute)
+		if got := srv.Counts().Requests["getChildren2"] - before; got > 200 {
+			t.Errorf("the tree is listed as if somebody watched: %d times", got)
 		}
 	})
 }
