@@ -70,6 +70,7 @@ var pages = template.Must(template.New("").Funcs(template.FuncMap{
 	"clock": func(t time.Time) string { return t.Local().Format("15:04:05") },
 	"age":   age,
 	"name":  look.Printable,
+	"plain": look.Plain,
 	"sh":    shell,
 }).ParseFS(assets, "page.html"))
 

@@ -2,6 +2,7 @@ package ui_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -181,4 +182,43 @@ func TestWhoDoesNotReadWhatIsSentIsLeft(t *testing.T) {
 			t.Errorf("the tree is listed as if somebody watched: %d times", got)
 		}
 	})
+}
+
+// What turns the direction of text around would show another path than there is.
+func TestWhatIsShownOfAPathIsNotTurnedAround(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other, eyes := suite.Open(t, srv), suite.Open(t, srv), suite.Open(t, srv)
+		ctx := t.Context()
+		const odd = "\u202e<b>cod"
+		_, scheduled := zsync.NewSchedule(s, "/"+odd+"/schedule").Do(ctx, time.Date(2030, 6, 1, 0, 0, 0, 0, time.UTC), func(context.Context) error { return nil })
+		_, joined := zsync.NewGroup[string](s, "/"+odd+"/group").Join(ctx, odd, odd)
+		a, b := zsync.NewMutex(s, "/"+odd+"/a"), zsync.NewMutex(other, "/"+odd+"/b")
+		must(t, scheduled, joined, a.Lock(ctx), b.Lock(ctx), zsync.NewQueue[int](s, "/"+odd+"/queue").Send(ctx, 1), zsync.NewValue[string](s, "/"+odd+"/value").Store(ctx, odd))
+		go zsync.NewMutex(other, a.Path()).Lock(ctx) // a deadlock
+		go zsync.NewMutex(s, b.Path()).Lock(ctx)
+		time.Sleep(time.Second)
+		page := ui.Handler(eyes, ui.Options{Root: "/" + odd})
+		show(t, page)
+		must(t, zsync.NewBarrier(s, "/"+odd+"/gate").Close(ctx))
+		time.Sleep(2 * time.Second)
+		body := show(t, page)
+		for _, what := range []string{"schedule", "group", "a", "b", "queue", "value", "gate"} {
+			if !strings.Contains(body, `/\u202e&lt;b&gt;cod/`+what) {
+				t.Errorf("%s is not shown", what)
+			}
+		}
+		if i := strings.Index(body, "\u202e"); i >= 0 {
+			t.Errorf("turned around: %.200q", body[max(i-100, 0):])
+		}
+		if !strings.Contains(body, "Deadlock:") {
+			t.Error("no deadlock is shown")
+		}
+	})
+}
+
+func must(t *testing.T, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
 }
