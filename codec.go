@@ -1,6 +1,8 @@
 package zsync
 
 import (
+	"fmt"
+
 	"github.com/zsync/zsync/internal/codec"
 	"github.com/zsync/zsync/internal/session"
 )
@@ -54,4 +56,14 @@ func (o CodecOption) applyValue(c *valueConfig) {
 	if c.codec = o.codec; o.codec == nil {
 		c.err = session.Invalid("WithCodec(nil): the codec is nil")
 	}
+}
+
+// decoded decodes what was stored. With an error, which says how much that was, the value is
+// zero.
+func decoded[T any](c Codec, data []byte) (T, error) {
+	v, err := codec.Decode[T](c, data)
+	if err != nil {
+		err = fmt.Errorf("cannot decode %d bytes: %w", len(data), err)
+	}
+	return v, err
 }

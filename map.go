@@ -116,24 +116,19 @@ func (m *Map[V]) znode(ctx context.Context, key string) (string, error) {
 	return m.s.m.Full(path), nil
 }
 
-// encode refuses what does not fit into a transaction.
-func (m *Map[V]) encode(znode string, v V) ([]byte, error) {
-	data, err := codec.Encode(m.codec, v)
-	if err != nil {
-		return nil, fmt.Errorf("cannot encode a %T: %w", v, err)
+// stored returns the znode of key, and v as it is stored there. It refuses what does not fit
+// into a transaction.
+func (m *Map[V]) stored(ctx context.Context, key string, v V) (znode string, data []byte, err error) {
+	if znode, err = m.znode(ctx, key); err != nil {
+		return "", nil, err
+	}
+	if data, err = codec.Encode(m.codec, v); err != nil {
+		return "", nil, fmt.Errorf("cannot encode a %T: %w", v, err)
 	}
 	if m.s.m.SizeOf(znode, data)+2*m.s.m.SizeOf(m.receipts(), nil)+m.s.m.SizeOf(m.dir(), nil)+512 > session.MaxPacket {
-		return nil, fmt.Errorf("value of %d bytes: %w", len(data), ErrTooLarge)
+		return "", nil, fmt.Errorf("value of %d bytes: %w", len(data), ErrTooLarge)
 	}
-	return data, nil
-}
-
-func (m *Map[V]) decode(data []byte) (V, error) {
-	v, err := codec.Decode[V](m.codec, data)
-	if err != nil {
-		return v, fmt.Errorf("cannot decode %d bytes: %w", len(data), err)
-	}
-	return v, nil
+	return znode, data, nil
 }
 
 // Load returns the value of key, at least as new as the moment of the call, and
@@ -152,7 +147,7 @@ func (m *Map[V]) Load(ctx context.Context, key string) (V, Version, error) {
 	if err != nil {
 		return v, Version{}, m.fail("load", key, err)
 	}
-	v, err = m.decode(n.Data)
+	v, err = decoded[V](m.codec, n.Data)
 	return v, versionOf(n.Stat), m.fail("load", key, err)
 }
 
@@ -207,11 +202,7 @@ func (m *Map[V]) create(ctx context.Context, path string, data []byte) error {
 
 // Store makes v the value of key, whatever it was.
 func (m *Map[V]) Store(ctx context.Context, key string, v V) error {
-	path, err := m.znode(ctx, key)
-	if err != nil {
-		return m.fail("store", key, err)
-	}
-	data, err := m.encode(path, v)
+	path, data, err := m.stored(ctx, key, v)
 	for err == nil {
 		_, err = m.commit(ctx, &zk.SetDataRequest{Path: path, Data: data, Version: -1})
 		if !session.IsNoNode(err) {
@@ -228,18 +219,14 @@ func (m *Map[V]) Store(ctx context.Context, key string, v V) error {
 // LoadOrStore returns the present value of key, and true; if there is none it
 // stores v, and returns that and false.
 func (m *Map[V]) LoadOrStore(ctx context.Context, key string, v V) (actual V, loaded bool, err error) {
-	path, err := m.znode(ctx, key)
-	if err != nil {
-		return actual, false, m.fail("loadorstore", key, err)
-	}
-	data, err := m.encode(path, v)
+	path, data, err := m.stored(ctx, key, v)
 	for err == nil {
 		var n session.Node
 		if n, err = m.read(ctx, path); err != nil {
 			break
 		}
 		if n.Stat != nil {
-			actual, err = m.decode(n.Data)
+			actual, err = decoded[V](m.codec, n.Data)
 			return actual, true, m.fail("loadorstore", key, err)
 		}
 		if err = m.create(ctx, path, data); err == nil {
@@ -297,11 +284,7 @@ func (m *Map[V]) LoadAndDelete(ctx context.Context, key string) (v V, loaded boo
 
 // Swap stores v and returns the value that key had before, if it was there.
 func (m *Map[V]) Swap(ctx context.Context, key string, v V) (previous V, loaded bool, err error) {
-	path, err := m.znode(ctx, key)
-	if err != nil {
-		return previous, false, m.fail("swap", key, err)
-	}
-	data, err := m.encode(path, v)
+	path, data, err := m.stored(ctx, key, v)
 	if err != nil {
 		return previous, false, m.fail("swap", key, err)
 	}
@@ -326,7 +309,7 @@ func (m *Map[V]) former(op, key string, was session.Node, err error) (v V, loade
 	if err != nil || was.Stat == nil {
 		return v, false, m.fail(op, key, err)
 	}
-	v, err = m.decode(was.Data)
+	v, err = decoded[V](m.codec, was.Data)
 	return v, true, m.fail(op, key, err)
 }
 
@@ -334,11 +317,7 @@ func (m *Map[V]) former(op, key string, was session.Node, err error) (v V, loade
 // identifies, and reports whether it did. With the zero Version it stores v if
 // the key is not there.
 func (m *Map[V]) CompareAndSwap(ctx context.Context, key string, old Version, v V) (bool, error) {
-	path, err := m.znode(ctx, key)
-	if err != nil {
-		return false, m.fail("compareandswap", key, err)
-	}
-	data, err := m.encode(path, v)
+	path, data, err := m.stored(ctx, key, v)
 	if err != nil {
 		return false, m.fail("compareandswap", key, err)
 	}
@@ -540,7 +519,7 @@ func (m *Map[V]) All(ctx context.Context) iter.Seq2[MapEntry[V], error] {
 		}
 		for _, key := range slices.Sorted(maps.Keys(nodes)) {
 			e := MapEntry[V]{Key: key, Version: versionOf(nodes[key].Stat)}
-			e.Value, err = m.decode(nodes[key].Data)
+			e.Value, err = decoded[V](m.codec, nodes[key].Data)
 			if !yield(e, m.fail("range", key, err)) {
 				return
 			}
@@ -689,7 +668,7 @@ func (m *Map[V]) Watch(ctx context.Context) <-chan map[string]V {
 func (m *Map[V]) contents(nodes map[string]session.Node) map[string]V {
 	all := make(map[string]V, len(nodes))
 	for key, n := range keyed(nodes) {
-		v, err := m.decode(n.Data)
+		v, err := decoded[V](m.codec, n.Data)
 		if err != nil {
 			m.s.m.Log.Error("zsync: cannot watch a value", "path", m.path, "key", key, "err", err)
 			continue

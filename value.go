@@ -139,14 +139,11 @@ func (v *Value[T]) full() string { return v.s.m.Full(v.path) }
 // decode is ErrNoValue for an empty znode, as other programs make it before they
 // have a value, unless that is one to the codec.
 func (v *Value[T]) decode(data []byte) (T, error) {
-	x, err := codec.Decode[T](v.codec, data)
+	x, err := decoded[T](v.codec, data)
 	if err != nil && len(data) == 0 {
-		return x, ErrNoValue
+		err = ErrNoValue
 	}
-	if err != nil {
-		return x, fmt.Errorf("cannot decode %d bytes: %w", len(data), err)
-	}
-	return x, nil
+	return x, err
 }
 
 // encode refuses what does not fit into a transaction.
