@@ -93,8 +93,8 @@ func (p *Partition) Path() string { return p.path }
 
 // Run takes part in the Partition: it joins, and calls f in a goroutine of its
 // own for each shard that it owns, until ctx ends or an f fails. f should return
-// soon after its ctx has ended, as the shard does not move before. When f
-// returns nil although its ctx has not ended it is called again, after a pause
+// soon after its ctx has ended, as the shard does not move before; for one shard Run
+// calls it once at a time, whatever becomes of sessions. When f returns nil although its ctx has not ended it is called again, after a pause
 // ([WithRetry]).
 //
 // When an f returns an error of its own, while its shard was neither to move nor
@@ -296,17 +296,19 @@ func (r *partitioning) follow(ctx context.Context, now spread.Plan, runs *sync.W
 	}
 	for shard, owner := range now.Owners {
 		_, named := slices.BinarySearch(r.shards, shard)
-		if former := r.mine[shard]; owner != r.id || !named || former != nil && former.ctx.Err() == nil {
+		former := r.mine[shard]
+		if owner != r.id || !named || former != nil && former.ctx.Err() == nil {
 			continue
 		}
-		// If it is ours again before its function has returned, the next run
-		// waits for that in the line, like anybody else's.
 		owned, stop := context.WithCancelCause(ctx)
 		run := &shardRun{ctx: owned, stop: stop, ended: make(chan struct{})}
 		r.mine[shard] = run
 		runs.Go(func() {
 			defer close(run.ended)
 			defer stop(nil)
+			if former != nil {
+				<-former.ended // the line would do, but for a session that was lost
+			}
 			err := errors.New("the function ended its goroutine; see runtime.Goexit") // unless own returns
 			defer func() {
 				if err != nil && owned.Err() == nil {

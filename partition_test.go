@@ -352,3 +352,50 @@ func TestAPartitionsFunctionThatEndsItsGoroutineHasFailed(t *testing.T) {
 		}
 	})
 }
+
+// A function that is slow to end when its session is lost is not called beside itself: the
+// plan gives its shard back to this process, and its lock is free, long before it returns.
+func TestAShardsFunctionIsNotCalledBesideItselfInOneProcess(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := open(t, srv), open(t, srv)
+		var mu sync.Mutex
+		running, calls := make(map[string]int), 0
+		f := func(ctx context.Context, shard string) error {
+			mu.Lock()
+			calls++
+			if running[shard]++; running[shard] > 1 {
+				t.Errorf("%d functions run for shard %s", running[shard], shard)
+			}
+			mu.Unlock()
+			<-ctx.Done()
+			time.Sleep(time.Minute) // it tidies up
+			mu.Lock()
+			running[shard]--
+			mu.Unlock()
+			return nil
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		done := async(func() error { return zsync.NewPartition(s, "/p").Run(ctx, []string{"a", "b"}, f) })
+		time.Sleep(time.Second)
+		for range 3 {
+			srv.Expire(s.ID())
+			time.Sleep(20 * time.Second)
+		}
+		// Another process comes and goes, so the plan changes meanwhile.
+		others, leave := context.WithCancel(t.Context())
+		there := async(func() error {
+			return zsync.NewPartition(other, "/p").Run(others, []string{"a", "b"}, func(ctx context.Context, _ string) error { <-ctx.Done(); return nil })
+		})
+		time.Sleep(5 * time.Second)
+		leave()
+		wantErr(t, <-there, context.Canceled)
+		time.Sleep(10 * time.Minute)
+		mu.Lock()
+		if calls < 4 || running["a"] != 1 || running["b"] != 1 {
+			t.Errorf("%d calls; of each shard one function should run: %v", calls, running)
+		}
+		mu.Unlock()
+		stop()
+		wantErr(t, <-done, context.Canceled)
+	})
+}
