@@ -42,7 +42,7 @@ func (q *Queue[T]) dead(ctx context.Context, op string) iter.Seq2[DeadLetter, er
 			if err == nil {
 				d = DeadLetter{ID: l.ID, Data: l.Data, Since: l.Since, Reason: l.Reason, Attempts: l.Attempts, First: l.First, q: q.q, letter: l, path: q.path}
 			}
-			if !yield(d, opError(op, q.path, err)) {
+			if !yield(d, opError(op, q.path, err)) || err != nil {
 				return
 			}
 		}

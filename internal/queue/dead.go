@@ -128,14 +128,15 @@ func (q *deadLetters) Letters(ctx context.Context) iter.Seq2[*Letter, error] {
 			if session.IsNoNode(err) {
 				continue
 			}
-			if !yield(l, err) || err != nil {
+			if !yield(l, err) {
 				return
 			}
 		}
 	}
 }
 
-// read reads a dead letter, and why it is one.
+// read reads a dead letter, and why it is one. Of one that may not be read it returns the rest,
+// with the error.
 func (q *deadLetters) read(ctx context.Context, name deadName) (*Letter, error) {
 	d := &Letter{ID: name.id, Priority: name.class}
 	paths := []string{session.ChildPath(q.dead, name.id), session.ChildPath(q.dead, whyName(name.digits))}
@@ -143,7 +144,7 @@ func (q *deadLetters) read(ctx context.Context, name deadName) (*Letter, error) 
 		if err := inc.VetHere(ctx, q.dead); err != nil {
 			return err // a stranger may have written it
 		}
-		nodes, err := inc.GetAll(ctx, paths)
+		nodes, err := inc.GetVisible(ctx, paths)
 		switch {
 		case err != nil:
 			return err
@@ -154,13 +155,15 @@ func (q *deadLetters) read(ctx context.Context, name deadName) (*Letter, error) 
 		if all, fault := q.unframe(d.Data); fault == nil && len(all) == 1 {
 			d.Data = all[0]
 		}
-		if d.paths = paths[:1]; nodes[1].Stat == nil {
-			return nil
+		if d.paths = paths[:1]; nodes[1].Stat != nil {
+			d.paths = paths
 		}
-		d.paths = paths
 		var c circumstance
 		if json.Unmarshal(nodes[1].Data, &c) == nil {
 			d.Reason, d.Attempts, d.First = c.Reason, c.Attempts, time.UnixMilli(c.First)
+		}
+		if hidden(nodes[0]) {
+			return zk.ErrNoAuth
 		}
 		return nil
 	})

@@ -90,7 +90,8 @@ type Engine interface {
 	Clear(ctx context.Context) (int, error)
 
 	// Letters yields the dead letters, the oldest first, those that are there when it
-	// begins and still when it comes to them. An error ends it.
+	// begins and still when it comes to them. Of one that may not be read it yields the
+	// rest, with the error; another error should end it.
 	Letters(ctx context.Context) iter.Seq2[*Letter, error]
 
 	// Discard removes a dead letter and reports whether it was there.

@@ -258,7 +258,7 @@ func (x *across) makeDir(ctx context.Context, inc *Incarnation, a *attempts) err
 	// that never has a child is never removed.
 	if d, ok := x.ops[0].(*zk.DeleteRequest); ok && !x.moved {
 		rs, err := inc.Multi(ctx, &zk.CheckVersionRequest{Path: d.Path, Version: -1})
-		if err != nil {
+		if err != nil && !IsAnswer(err, zk.ErrNoAuth) { // what may not be read is there
 			x.rs = rs
 			return err
 		}

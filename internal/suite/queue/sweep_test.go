@@ -532,6 +532,33 @@ func TestDeadLettersAreNotKeptForLongerInAnyLayoutHoweverOneConsumes(t *testing.
 	}
 }
 
+// One that may not be read is as old as the others, and keeps none of them.
+func TestDeadLettersAreNotKeptForLongerThoughOneMayNotBeRead(t *testing.T) {
+	t.Parallel()
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv, longSession)
+		q := zsync.NewQueue[int](s, "/q", zsync.WithDeadRetention(time.Hour))
+		must(t, q.Send(t.Context(), counted(3)...))
+		ds, err := q.ReceiveN(t.Context(), 3)
+		must(t, err)
+		for _, d := range ds {
+			must(t, d.Reject(t.Context(), "no"))
+		}
+		for _, name := range childrenOf(t, s, "/q-dead") {
+			if strings.HasSuffix(name, "-0000000000") {
+				setACL(t, srv, "/q-dead/"+name, zk.WorldACL(zk.PermAdmin))
+			}
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 8*time.Hour)
+		defer cancel()
+		for range q.Recv(ctx) {
+		}
+		if left := childrenOf(t, s, "/q-dead"); len(left) > 0 {
+			t.Errorf("after eight hours %q are left", left)
+		}
+	}, longSessions)
+}
+
 // Each request is lost once, or its reply, or the session with it.
 func TestWhatIsDoneToAllDeadLettersIsCountedWhateverIsLost(t *testing.T) {
 	for name, do := range map[string]func(ctx context.Context, q *zsync.Queue[int]) (int, error){
