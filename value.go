@@ -353,7 +353,7 @@ func (v *Value[T]) successor(ctx context.Context, fresh bool, f func(T) (T, erro
 func (v *Value[T]) yield(ctx context.Context, try int) error {
 	const most = 5
 	d := v.s.m.Config.Retry.Delay(min(try+1, most)) // which may be as large as there is
-	return session.Sleep(ctx, rand.N(max(d, 1)))
+	return v.s.m.Sleep(ctx, rand.N(max(d, 1)))
 }
 
 // Watch returns a channel of the present value, and then of the latest after

@@ -573,6 +573,24 @@ func TestCase34AValueGoesOnWhenItsVersionOverflowsAndPassesMinusOne(t *testing.T
 	}
 }
 
+func TestUpdateThatPausesEndsWhenTheSessionIsClosed(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		other := zsync.NewValue[int](open(t, srv), "/v")
+		s := open(t, srv, zsync.WithRetry(zsync.Backoff{Min: time.Hour, Max: time.Hour}))
+		got := async(func() error {
+			_, err := zsync.NewValue[int](s, "/v").Update(t.Context(), func(x int) (int, error) { return x + 1, other.Store(t.Context(), x) })
+			return err
+		})
+		pendingStill(t, got)
+		must(t, s.Close())
+		start := time.Now()
+		wantErr(t, <-got, zsync.ErrClosed)
+		if d := time.Since(start); d > 0 {
+			t.Errorf("Update returned %v after Close", d)
+		}
+	})
+}
+
 // sent reads what a Watch sends next, if anything, when all is quiet.
 func sent[T any](t testing.TB, c <-chan T) (x T, ok bool) {
 	t.Helper()
