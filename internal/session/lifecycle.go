@@ -110,3 +110,15 @@ func (m *Manager) Stats() Counters {
 	}
 	return c
 }
+
+// Sleep waits for d, or until ctx or the Session ends.
+func (m *Manager) Sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return CtxErr(ctx)
+	case <-m.Closing:
+		return m.Failure()
+	}
+}

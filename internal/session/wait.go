@@ -58,15 +58,3 @@ func Sleep(ctx context.Context, d time.Duration) error {
 		return CtxErr(ctx)
 	}
 }
-
-// Sleep waits for d, or until ctx or the Session ends.
-func (m *Manager) Sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-		return nil
-	case <-ctx.Done():
-		return CtxErr(ctx)
-	case <-m.Closing:
-		return m.Failure()
-	}
-}
