@@ -64,7 +64,7 @@ func TestElementsMayBeGivenBackWhileConsumersAreGivenThem(t *testing.T) {
 func TestWhatIsBeingSettledIsInHandUntilThatIsPosted(t *testing.T) {
 	l, b, _ := claimedOf(3)
 	l.q.m = &session.Manager{}
-	l.journal, b.left = &journal{}, 3
+	l.journal, b.left = &journal{kept: record{holdings: map[string]holding{"b": {owned: spans{{0, 2}}}}}}, 3
 	for i, it := range b.items {
 		it.bucket, it.seq, it.noted = "b", int32(i), true
 	}

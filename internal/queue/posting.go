@@ -269,7 +269,7 @@ func (p *posting) assemble(lots map[string]*lot) {
 	for b := range p.l.batches {
 		left[b.items[0].bucket] += b.left
 	}
-	in, out, returned := make(map[string][]int32), make(map[string][]int32), make(map[string][]int32) // by bucket
+	in, out, back := make(map[string][]int32), make(map[string][]int32), make(map[string][]int32) // by bucket
 	bell, moved := false, false
 	for _, e := range p.es {
 		if e.fate == fateHand {
@@ -292,32 +292,21 @@ func (p *posting) assemble(lots map[string]*lot) {
 		bell = bell || e.fate == Return || e.fate == Later || keyOf(e.item.tag) != ""
 		moved = moved || e.fate == Later && keyOf(e.item.tag) != ""
 		if e.fate == Return {
-			out[e.item.bucket] = append(out[e.item.bucket], e.item.seq)
-			returned[e.item.bucket] = append(returned[e.item.bucket], e.item.seq)
+			back[e.item.bucket] = append(back[e.item.bucket], e.item.seq)
 		}
 	}
-	for name, ns := range in {
-		h := p.next[name]
-		p.next[name] = holding{h.owned, h.hand.union(spansOf(ns))}
-	}
-	for name, ns := range out {
-		h := p.next[name]
-		p.next[name] = holding{h.owned, h.hand.minus(spansOf(ns))}
-	}
-	for name, ns := range returned {
-		h, back := p.next[name], spansOf(ns)
-		p.next[name] = holding{h.owned.minus(back), h.hand}
-		if t := lots[name]; t != nil {
-			t.claimed = t.claimed.minus(back)
-		}
-	}
-	for name := range p.next {
+	for name, h := range p.next {
 		if left[name] <= 0 {
 			delete(p.next, name)
+			continue
 		}
+		gone := spansOf(back[name])
+		p.next[name] = holding{h.owned.minus(gone), h.hand.union(spansOf(in[name])).minus(spansOf(out[name])).minus(gone)}
 	}
 	for _, name := range slices.Sorted(maps.Keys(lots)) {
-		p.write(name, lots[name])
+		t := lots[name]
+		t.claimed = t.claimed.minus(spansOf(back[name]))
+		p.write(name, t)
 	}
 	if keys := session.ChildPath(p.l.q.dir, keysName); moved && !p.absent[keys] {
 		p.add(nil, &zk.SetDataRequest{Path: keys, Version: -1}, p.without(keys, session.IsNoNode))
@@ -408,20 +397,9 @@ func (l *ledger) traceDone(event, fate string, keys []string, zxid int64) {
 	}
 }
 
-func (l *ledger) traceClaim(items []*item) {
-	if l.q.trace == nil {
-		return
-	}
-	var keys []string
-	for _, it := range items {
-		keys = append(keys, it.key())
-	}
-	l.traceDone(trace.Grant, "", keys, l.journal.zxid)
-}
-
-// traceSettled writes what a posting has settled, if it was applied. When others
+// tracePosted writes what a posting has settled, and claimed, if it was applied. When others
 // have taken the journal over since, its last transaction is theirs.
-func (l *ledger) traceSettled(p *posting, err error) {
+func (l *ledger) tracePosted(p *posting, err error) {
 	if l.q.trace == nil || err != nil && !p.applied {
 		return
 	}
@@ -440,4 +418,9 @@ func (l *ledger) traceSettled(p *posting, err error) {
 	for fate, word := range []string{Remove: trace.Removed, Return: trace.Returned, Later: trace.Delayed, Bury: trace.Buried, fateMissing: trace.Missing} {
 		l.traceDone(trace.Release, word, keys[Fate(fate)], zxid)
 	}
+	var made []string
+	for _, it := range p.made {
+		made = append(made, it.key())
+	}
+	l.traceDone(trace.Grant, "", made, zxid)
 }

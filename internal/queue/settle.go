@@ -121,14 +121,13 @@ func (l *ledger) run() {
 		}
 		p := &posting{l: l, es: es, want: w, absent: make(map[string]bool)}
 		err := l.q.layout.post(p)
-		l.traceSettled(p, err)
+		l.tracePosted(p, err)
 		l.finish(p, err)
 		if w != nil && !p.postponed {
 			var made []*item
 			switch {
 			case p.want != nil && err == nil:
 				made = p.made
-				l.traceClaim(made)
 			case p.want != nil:
 				w.err = err
 			}
