@@ -100,7 +100,7 @@ func newCore(m *session.Manager, cfg Config, in func(*core) layout) *core {
 	c := &core{site: at, cfg: cfg, order: &order{}}
 	c.layout = in(c)
 	c.deadLetters.site, c.listeners.site, c.finder.site, c.under.site, c.gate.site = at, at, at, at, at
-	c.sweeper = &sweeper{deadLetters: c.deadLetters, keep: cfg.KeepDead, born: time.Now()}
+	c.sweeper = &sweeper{deadLetters: c.deadLetters, keep: cfg.KeepDead, due: time.Now()}
 	c.under.last, c.skips.complain = time.Now(), c.complain
 	c.line = line.New(m, cfg.Path+"-consumers", session.ProtectedName, "turn-")
 	c.usher.m, c.usher.line = m, &c.line

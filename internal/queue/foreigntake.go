@@ -219,9 +219,7 @@ func (q foreign) await(ctx context.Context, inc *session.Incarnation, refused ma
 	if err != nil || len(es) > 0 {
 		return es, err
 	}
-	if err := q.sweeper.sweep(ctx, inc); err != nil {
-		return nil, err
-	}
+	q.sweeper.sweep(inc, 0)
 	q.m.Waiters.Add(1)
 	defer q.m.Waiters.Add(-1)
 	return nil, inc.AwaitAny(ctx, []*session.Watch{w}, earlier(q.sweeper.next(), again))

@@ -381,7 +381,7 @@ func (p *pump) step(inc *session.Incarnation, l *ledger, limit time.Duration, fi
 	if err := p.q.under.look(p.ctx, inc); err != nil {
 		return 0, err
 	}
-	p.q.sweeper.hurry(inc)
+	p.q.sweeper.sweep(inc, sweepEvery)
 	return p.claim(inc, l) // Step 3.
 }
 
@@ -546,9 +546,7 @@ func (p *pump) await(inc *session.Incarnation) error {
 		}
 		p.marks = marks
 	}
-	if err := q.sweeper.sweep(p.ctx, inc); err != nil {
-		return err
-	}
+	q.sweeper.sweep(inc, 0)
 	if !p.wanted(inc) && q.othersWait(p.ctx, inc) {
 		return errNoRoom
 	}

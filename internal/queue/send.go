@@ -177,7 +177,7 @@ func (o *outbox) run() {
 				p.done <- cmp.Or(p.err, err)
 			}
 			if j := o.journal; j != nil && j.last != nil {
-				o.sweeper.hurry(j.last)
+				o.sweeper.sweep(j.last, sweepEvery)
 			}
 			continue
 		}
@@ -191,7 +191,7 @@ func (o *outbox) run() {
 				continue
 			case <-time.After(max(linger, wait)):
 				if o.drop(false); j.last != nil { // otherwise all of them ended before there was a session
-					o.m.Spawn(func() { o.sweeper.sweep(j.last.Ctx, j.last) }) // what fails is left for the next time
+					o.sweeper.sweep(j.last, 0)
 				}
 			case <-leaving:
 				if wait == 0 {

@@ -21,8 +21,6 @@ type sweeper struct {
 	deadLetters
 	keep time.Duration // for how long dead letters are kept; 0: for ever
 
-	born time.Time // when it was made
-
 	mu  sync.Mutex
 	due time.Time // when to sweep; guarded by mu
 }
@@ -42,32 +40,16 @@ func (s *sweeper) next() time.Time {
 	return s.due
 }
 
-// begin reports whether the caller is to sweep now.
-func (s *sweeper) begin() bool {
+// begin reports whether it has been time to sweep for so long; then the caller does.
+func (s *sweeper) begin(late time.Duration) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	if now.Before(s.due) {
+	if now.Add(-late).Before(s.due) {
 		return false
 	}
 	s.due = now.Add(min(max(cmp.Or(s.keep, sweepEvery), time.Minute), sweepEvery))
 	return true
-}
-
-// hurry is sweep, in the background, for those who are never idle: when nobody of this Queue
-// value has been for long after it was time to.
-func (s *sweeper) hurry(inc *session.Incarnation) {
-	if late := time.Now().Add(-sweepEvery); late.After(s.born) && late.After(s.next()) {
-		s.m.Spawn(func() { s.sweep(inc.Ctx, inc) }) // what fails is left for the next time
-	}
-}
-
-// besides is sweep, in the background, for who asks now and then and has found nothing: for the
-// sake of those dead letters alone that are not to be kept.
-func (s *sweeper) besides(inc *session.Incarnation) {
-	if s.keep > 0 && !time.Now().Before(s.next()) {
-		s.m.Spawn(func() { s.sweep(inc.Ctx, inc) })
-	}
 }
 
 // again is told that a sweep was interrupted.
@@ -77,19 +59,20 @@ func (s *sweeper) again() {
 	s.due = time.Now()
 }
 
-// sweep deletes what is left over, if it is time to. What the servers refuse is
-// left for the next time.
-func (s *sweeper) sweep(ctx context.Context, inc *session.Incarnation) error {
-	if !s.begin() {
-		return nil
+// sweep deletes what is left over, if it has been time to for so long: in the background, as it
+// may take long, and nobody waits for it. What the servers refuse is left for the next time.
+func (s *sweeper) sweep(inc *session.Incarnation, late time.Duration) {
+	if !s.begin(late) {
+		return
 	}
-	for _, f := range []func(context.Context, *session.Incarnation) error{s.abandoned(s.senders), s.abandoned(s.receipts), s.sweepIDs, s.sweepDead} {
-		if err := f(ctx, inc); session.OutcomeOf(err) != session.Answered {
-			s.again()
-			return err
+	s.m.Spawn(func() {
+		for _, f := range []func(context.Context, *session.Incarnation) error{s.abandoned(s.senders), s.abandoned(s.receipts), s.sweepIDs, s.sweepDead} {
+			if err := f(inc.Ctx, inc); session.OutcomeOf(err) != session.Answered {
+				s.again()
+				return
+			}
 		}
-	}
-	return nil
+	})
 }
 
 // read reads the children of dir whose names are of, and returns them with the Stat of dir,

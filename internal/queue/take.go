@@ -42,7 +42,9 @@ func (q *core) pluck(ctx context.Context) (*item, error) {
 		for {
 			it, claim, err := q.layout.first(ctx, inc, min(1<<(3*min(max(beaten, 0), 2)), maxSpread), false)
 			if err == nil && it == nil {
-				q.sweeper.besides(inc)
+				if q.sweeper.keep > 0 { // for the sake of those dead letters alone that are not to be kept
+					q.sweeper.sweep(inc, 0)
+				}
 			}
 			if err != nil || it == nil {
 				return err

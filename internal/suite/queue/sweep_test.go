@@ -346,6 +346,45 @@ func TestASweepDoesNotKeepProducersWithIDsThatAreOverFromSending(t *testing.T) {
 	}, longSessions)
 }
 
+// Where IDs are remembered a sweep takes several round trips for each of 256 directories.
+func TestAnIdleConsumerReceivesAtOnceThoughItSweeps(t *testing.T) {
+	t.Parallel()
+	for _, layout := range []zsync.QueueLayout{zsync.LayoutZsync, zsync.LayoutSimpleQueue} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			s, other := open(t, srv, longSession), open(t, srv, longSession)
+			in := zsync.NewQueue[int](s, "/q", zsync.WithIDMemory(time.Minute))
+			for i := range 400 {
+				wantSentID(t, in, fmt.Sprint(i), i, true)
+			}
+			in.Clear(t.Context())
+			in = zsync.NewQueue[int](s, "/q", zsync.WithQueueLayout(layout))
+			time.Sleep(7 * time.Hour)
+			srv.SetLatency(10 * time.Millisecond)
+			id, begun := other.ID(), make(chan bool, 1)
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				if r.Session == id && r.Op == zktest.OpSetData && strings.HasPrefix(r.Path, "/q-ids/") {
+					select {
+					case begun <- true:
+					default:
+					}
+				}
+				return zktest.Pass
+			})
+			ch := zsync.NewQueue[int](other, "/q", zsync.WithQueueLayout(layout)).Recv(t.Context())
+			<-begun
+			began := time.Now()
+			must(t, in.Send(t.Context(), 1))
+			if v, took := <-ch, time.Since(began); v != 1 || took > time.Second {
+				t.Errorf("%v: received %d after %v", layout, v, took)
+			}
+			time.Sleep(time.Minute)
+			if n := notes(t, s); n > 0 {
+				t.Errorf("%v: %d of 400 notes are left, all of which are over", layout, n)
+			}
+		}, longSessions)
+	}
+}
+
 // wantNoClaims fails unless nothing is left of those who had something claimed from /q.
 func wantNoClaims(t *testing.T, srv *zktest.Server) {
 	t.Helper()
