@@ -46,7 +46,8 @@ import (
 // While nothing changes a Partition costs nothing. When a process comes or goes
 // each process reads the group and the plan, and one writes the plan, as also when
 // somebody else has written what does not fit, or is no plan. Each shard that moves
-// costs the former owner 1 request and the new one 2.
+// costs the former owner 1 request and the new one 3, or 4 where it has to wait for
+// the former: as a Mutex does.
 type Partition struct {
 	made
 	id string
