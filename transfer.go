@@ -34,8 +34,9 @@ import (
 //
 // # Cost
 //
-// Transfer costs 6 requests, to makes 2, and each candidate that lets it go before
-// makes 3.
+// Transfer costs 6 requests where to is the next in the line, and 2 more for each
+// candidate ahead of it. The candidate makes 2, and each that lets it go before 6, as
+// it waits again.
 func (e *Election) Transfer(ctx context.Context, to Contender) error {
 	return opError("transfer", e.path, e.transfer(ctx, to))
 }
