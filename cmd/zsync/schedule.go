@@ -244,6 +244,9 @@ latest (run it for the latest of them, at once), skip, or all.`,
 			if err != nil {
 				return err
 			}
+			if next.Next(time.Now()).IsZero() { // run would end at once, as if all were done
+				return fail(exitUsage, "--cron %s: has no instant in the next years", table.cron)
+			}
 			policy, ok := map[string]zsync.MissedPolicy{"latest": zsync.MissedLatest, "skip": zsync.MissedSkip, "all": zsync.MissedAll}[missed]
 			if !ok {
 				return fail(exitUsage, "--missed %s: want latest, skip or all", missed)

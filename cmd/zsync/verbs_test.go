@@ -248,6 +248,17 @@ func TestTimetableOfAZoneAloneIsRefused(t *testing.T) {
 	}
 }
 
+func TestTimetableThatHasNoInstantIsRefused(t *testing.T) {
+	srv := serve(t)
+	for _, sub := range []string{"run", "do"} {
+		r := start(t, srv.Addr(), "", "schedule", sub, "/p", "--cron", "0 0 30 2 *", "--", "true")
+		r.want(exitUsage, "")
+		if !strings.Contains(r.stderr.String(), "--cron 0 0 30 2 *: has no instant in the ") {
+			t.Errorf("%s: the message is %q", sub, &r.stderr)
+		}
+	}
+}
+
 func TestWhoHasClosedAGateIsNamed(t *testing.T) {
 	srv := serve(t)
 	start(t, srv.Addr(), "", "barrier", "close", "/gate", "--owner", "the deploy").want(0, "")
