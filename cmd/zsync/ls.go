@@ -39,8 +39,11 @@ more than eight are under way at once: see zsync status for what a line stands
 for. With --watch it is shown again and again; zsync top is that in a terminal.`,
 		Example: "  zsync ls\n  zsync ls /jobs --watch",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 1 || watch && asJSON {
-				return fail(exitUsage, "want: %s; --watch and --json do not go together", cmd.UseLine())
+			if len(args) > 1 {
+				return fail(exitUsage, "want: %s", cmd.UseLine())
+			}
+			if watch && asJSON {
+				return fail(exitUsage, "--watch and --json do not go together")
 			}
 			root := "/"
 			if len(args) == 1 {

@@ -102,6 +102,7 @@ func execute(args []string) int {
 // say writes an error to standard error, as one line.
 func say(err error) {
 	text := strings.TrimPrefix(err.Error(), "zsync: ")
+	text = strings.ReplaceAll(text, ": zsync: ", ": ")                          // of the library's errors, with ours before them
 	if before, names, ok := strings.Cut(text, "\n\nDid you mean this?\n"); ok { // cobra's
 		text = before + "; did you mean " + strings.Join(strings.Fields(names), " or ") + "?"
 	}

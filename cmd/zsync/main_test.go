@@ -883,6 +883,11 @@ func TestQueueSendTellsHowManyItHasSent(t *testing.T) {
 		t.Errorf("the message is %q", got)
 	}
 	start(t, srv.Addr(), "", "queue", "recv", "/q").want(0, "one\ntwo\n")
+	r = start(t, srv.Addr(), strings.Repeat("x", 1<<20-10), "queue", "send", "/q") // it can be read, and not be sent
+	r.want(exitUsage, "")
+	if got := r.stderr.String(); !strings.HasPrefix(got, "zsync: elements certainly sent: 0: send /q: ") {
+		t.Errorf("the message is %q", got)
+	}
 
 	in, w := io.Pipe()
 	r = startReading(t, srv.Addr(), in, "queue", "send", "/q")
@@ -1586,6 +1591,8 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 		{srv.Addr(), "lock /p --timeout 1e30 -- true", exitUsage, "out of range"},
 		{srv.Addr(), "lock /p --timeout 1e-10 -- true", exitUsage, "out of range"}, // not 0, which is for ever
 		{srv.Addr(), "lock /p --timeout 0.1ns -- true", exitUsage, "out of range"},
+		{srv.Addr(), "ls /a /b", exitUsage, "want: zsync ls [PATH] [flags]"},
+		{srv.Addr(), "ls --watch --json", exitUsage, "--watch and --json do not go together"},
 		{srv.Addr(), "ls p", exitUsage, `path "p" is relative`},
 		{srv.Addr(), "doctor p/q", exitUsage, `path "p/q" is relative`},
 		{srv.Addr(), "int get /text", exitConfig, "load /text: cannot decode 3 bytes"},
