@@ -38,8 +38,8 @@ import (
 //
 // path/members is a [Group] of the processes, each with its shards as info, in
 // JSON. path/plan is a [Value] that says who is to have which shard, also JSON:
-// so some ten thousand shards are the limit. path/shards/<shard> is the line of
-// a [Mutex], and who holds it owns the shard.
+// so some ten thousand shards are the limit, above which Run returns [ErrTooLarge].
+// path/shards/<shard> is the line of a [Mutex], and who holds it owns the shard.
 //
 // # Cost
 //
@@ -138,6 +138,11 @@ func (p *Partition) run(ctx context.Context, shards []string, f func(ctx context
 		group: NewGroup[[]string](p.s, session.ChildPath(p.path, "members")),
 		plan:  NewValue[spread.Plan](p.s, session.ChildPath(p.path, "plan"), WithCodec(spread.PlanCodec{})),
 		mine:  make(map[string]*shardRun),
+	}
+	// With it in the group nobody could store a plan that does not fit, and every Run
+	// would end.
+	if _, err := r.plan.encode(spread.Plan{Owners: spread.Balance(nil, map[string][]string{id: shards})}); err != nil {
+		return err
 	}
 	// The group and the plan vet what is theirs. Who may delete in path could
 	// delete these.

@@ -399,3 +399,22 @@ func TestAShardsFunctionIsNotCalledBesideItselfInOneProcess(t *testing.T) {
 		wantErr(t, <-done, context.Canceled)
 	})
 }
+
+func TestAProcessWithMoreShardsThanThereCanBeEndsNobodyElsesRun(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := open(t, srv), open(t, srv)
+		hold := func(ctx context.Context, _ string) error { <-ctx.Done(); return context.Cause(ctx) }
+		ctx, cancel := context.WithCancel(t.Context())
+		ran := async(func() error { return zsync.NewPartition(s, "/p").Run(ctx, []string{"0", "1"}, hold) })
+		time.Sleep(time.Second)
+		var shards []string
+		for i := range 20_000 {
+			shards = append(shards, fmt.Sprint(i))
+		}
+		wantErr(t, zsync.NewPartition(other, "/p").Run(within(t, time.Minute), shards, hold), zsync.ErrTooLarge)
+		time.Sleep(time.Second)
+		pendingStill(t, ran)
+		cancel()
+		wantErr(t, <-ran, context.Canceled)
+	})
+}
