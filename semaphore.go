@@ -73,8 +73,9 @@ import (
 // Acquire costs 3 requests in 1 round trip when there are enough permits and
 // nobody waits. The first Acquire of a Semaphore, and one behind others, costs
 // 6 requests in 4 round trips, or 3 fewer if a goroutine of this process hands
-// its turn on. The first of all at a path costs 1 more. An Acquire that finds
-// too few permits costs 4 more the first time.
+// its turn on; so may each where one Session uses more than 60 Semaphores in turn.
+// The first of all at a path costs 1 more. An Acquire that finds too few permits
+// costs 4 more the first time.
 //
 // A wait for the turn adds one watch, and one request after it. While there
 // are too few permits, each release wakes the first in the line and nobody
