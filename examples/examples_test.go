@@ -20,6 +20,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	"github.com/zsync/zsync/zktest"
 )
 
 // bin is where the examples are built.
@@ -69,8 +71,12 @@ func start(t *testing.T, name string, args ...string) *example {
 
 func command(t *testing.T, servers, name string, args ...string) *example {
 	t.Helper()
+	env := append(os.Environ(), "ZSYNC_SERVERS=", "TMPDIR="+t.TempDir())
+	if set, ok := strings.CutPrefix(args[0], "env:"); ok {
+		env, args = append(env, set), args[1:]
+	}
 	x := &example{t: t, cmd: exec.Command(filepath.Join(bin, name), args...), lines: make(chan string, 1000), servers: servers}
-	x.cmd.Env = append(os.Environ(), "ZSYNC_SERVERS=", "TMPDIR="+t.TempDir())
+	x.cmd.Env = env
 	x.cmd.Stderr = os.Stderr
 	out, err := x.cmd.StdoutPipe()
 	if err != nil {
@@ -182,6 +188,20 @@ func count(lines []string, pattern string) (n int) {
 		}
 	}
 	return n
+}
+
+// Who has exported ZSYNC_SERVERS, as the README says, sees what everybody sees.
+func TestServersOfTheEnvironmentGetSeveralProcessesToo(t *testing.T) {
+	t.Parallel()
+	srv := zktest.Start(t)
+	for name, shows := range map[string]string{"batch": "waits until 3 are there", "fenced": "now kill this one"} {
+		x := command(t, srv.Addr(), name, "env:ZSYNC_SERVERS="+srv.Addr(), "--session", "10s")
+		pids := map[int]bool{}
+		for len(pids) < 2 {
+			pid, _ := x.wants(".*" + shows)
+			pids[pid] = true
+		}
+	}
 }
 
 func TestNightlyDoesTheJobOfOneThatWasKilledAndEachOnce(t *testing.T) {

@@ -1,10 +1,10 @@
 // Package demo is what the examples have in common: several processes around
 // one server, one of which can be killed.
 //
-// An example that is started without --servers starts a server in memory, and
-// copies of itself that use it. When one of these is killed, another is started
-// in its place, as whatever runs your services would. With --servers it is one
-// process more, for a terminal of its own.
+// An example that is started without --servers starts a server in memory, unless
+// ZSYNC_SERVERS names some, and copies of itself that use it. When one of these is
+// killed, another is started in its place, as whatever runs your services would.
+// With --servers it is one process more, for a terminal of its own.
 package demo
 
 import (
@@ -56,7 +56,7 @@ const childEnv = "ZSYNC_EXAMPLE_CHILD"
 
 // Flags that every example has.
 var (
-	servers   = flag.String("servers", os.Getenv("ZSYNC_SERVERS"), "ZooKeeper connect `string`; if empty, a server in memory and several processes (environment: ZSYNC_SERVERS)")
+	servers   = flag.String("servers", os.Getenv("ZSYNC_SERVERS"), "ZooKeeper connect `string`: be one process more there (environment: ZSYNC_SERVERS, on which several processes are started; without either a server in memory)")
 	processes = flag.Int("processes", 0, "how many processes to start; 0: some, or 1 with --servers")
 	timeout   = flag.Duration("session", 2*time.Second, "session `timeout`: what a killed process held passes on after it")
 )
@@ -92,7 +92,9 @@ func role(ctx context.Context, purpose string, f func(ctx context.Context, p *Pr
 		go endWithParent()
 		return take(ctx, f)
 	}
-	if *servers != "" && *processes <= 1 {
+	asked := false // by the command line, and not only by the environment
+	flag.Visit(func(f *flag.Flag) { asked = asked || f.Name == "servers" })
+	if asked && *servers != "" && *processes <= 1 {
 		return take(ctx, f)
 	}
 	if *processes == 0 {
@@ -109,8 +111,10 @@ func role(ctx context.Context, purpose string, f func(ctx context.Context, p *Pr
 		defer srv.Close()
 		*servers = srv.Addr()
 		say("a server in memory is at " + srv.Addr() + "; to add a process, run in another terminal:")
-		say("    go run ./examples/" + filepath.Base(os.Args[0]) + " --servers " + srv.Addr() + flags)
+	} else {
+		say("the servers are " + *servers + "; to add a process, run in another terminal:")
 	}
+	say("    go run ./examples/" + filepath.Base(os.Args[0]) + " --servers " + *servers + flags)
 	return lead(ctx)
 }
 
