@@ -10,7 +10,6 @@ import (
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
-	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/suite"
 	"github.com/zsync/zsync/zktest"
 )
@@ -50,7 +49,7 @@ func TestAHolderWhoMayNotReadItsZnodeForAWhileIsToldAllTheSame(t *testing.T) {
 				time.AfterFunc(time.Minute, func() { refuse.Store(false) })
 				told := hold(t, s, func() { refuse.Store(true) })
 				time.Sleep(10 * time.Minute)
-				if session.IsClosed(told) {
+				if harness.Closed(told) {
 					t.Fatal("told before anything has happened")
 				}
 				if name == "Revoke" {
@@ -59,7 +58,7 @@ func TestAHolderWhoMayNotReadItsZnodeForAWhileIsToldAllTheSame(t *testing.T) {
 					deleteBelow(t, harness.Plain(t, srv), "/x")
 				}
 				time.Sleep(time.Second)
-				if !session.IsClosed(told) {
+				if !harness.Closed(told) {
 					t.Error("the holder is not told")
 				}
 			})
