@@ -4,7 +4,6 @@ import (
 	"context"
 	"maps"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/zsync/zsync/internal/session"
@@ -81,37 +80,32 @@ func (q *core) countBuckets(ctx context.Context, inc *session.Incarnation, bucke
 	if err != nil {
 		return nil, err
 	}
-	var mu sync.Mutex
-	now := time.Now().UnixMilli()
-	fronts := make(map[int]element)
 	err = session.Parallel(len(lots), func(i int) error {
-		t := lots[i]
-		if t.children == 0 {
+		if lots[i].children == 0 {
 			return nil
 		}
-		if err := q.list(ctx, inc, t); err != nil {
-			return err
-		}
-		mu.Lock()
-		defer mu.Unlock()
+		return q.list(ctx, inc, lots[i])
+	})
+	now := time.Now().UnixMilli()
+	fronts := make(map[int]element)
+	for _, t := range lots {
 		for _, e := range t.elements {
 			switch {
 			case t.claimed.has(e.seq):
 				st.Claimed++
 				claimed[t.name] = append(claimed[t.name], e.seq)
+				continue
 			case e.due > now:
 				st.Delayed++
-				st.Attempts = max(st.Attempts, int(e.tries))
 			default:
 				st.Ready++
-				st.Attempts = max(st.Attempts, int(e.tries))
 				if f, ok := fronts[e.prio]; e.due == 0 && (!ok || e.before(f)) {
 					fronts[e.prio] = e
 				}
 			}
+			st.Attempts = max(st.Attempts, int(e.tries))
 		}
-		return nil
-	})
+	}
 	return slices.Collect(maps.Values(fronts)), err
 }
 
