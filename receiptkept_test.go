@@ -215,3 +215,56 @@ func TestWhatWasBarredInASessionThatEndedIsNotTakenForApplied(t *testing.T) {
 		}
 	}
 }
+
+// As before; but the session ends when the bar is found given, and is looked at. That is
+// found out in the next.
+func TestWhatIsLookedAtWhenTheSessionEndsIsFoundOutInTheNext(t *testing.T) {
+	for _, act := range []zktest.Action{zktest.DropRequest, zktest.DropReply} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			var over atomic.Int64 // the session that ends when its connection is replaced
+			s := open(t, srv, zsync.WithDialer(func(network, addr string, timeout time.Duration) (net.Conn, error) {
+				if id := over.Swap(0); id != 0 {
+					srv.Expire(id)
+				}
+				return srv.Dial(network, addr, timeout)
+			}))
+			v := zsync.NewValue[int](s, "/v")
+			must(t, v.Store(t.Context(), 1))
+			must(t, v.Store(t.Context(), 2))
+			var multis, bars, looks atomic.Int32
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				switch r.Op {
+				case zktest.OpMulti:
+					switch multis.Add(1) {
+					case 1:
+						over.Store(r.Session)
+						return zktest.DropRequest
+					case 2:
+						return zktest.Fail(zktest.CodeNoAuth)
+					}
+				case zktest.OpSetData:
+					if bars.Add(1) == 1 {
+						return zktest.DropReply
+					}
+				case zktest.OpGetData:
+					if looks.Add(1) == 1 {
+						over.Store(r.Session)
+						return act
+					}
+				}
+				return zktest.Pass
+			})
+			err := v.Store(t.Context(), 3)
+			srv.Intercept(nil)
+			if bars.Load() < 2 || looks.Load() < 2 {
+				t.Fatalf("%d bars, %d looks: nothing is tested", bars.Load(), looks.Load())
+			}
+			if !session.IsAnswer(err, zk.ErrNoAuth) || strings.Contains(err.Error(), "may have been applied") {
+				t.Errorf("Store: %v; want NoAuth", err)
+			}
+			if got, _, err := v.Load(t.Context()); got != 2 || err != nil {
+				t.Errorf("the value is %v, %v; want 2", got, err)
+			}
+		})
+	}
+}

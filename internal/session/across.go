@@ -319,6 +319,8 @@ func (x *across) bar(ctx context.Context, inc *Incarnation) (applied bool, err e
 	// refuses it.
 	data, stat, e := inc.GetFresh(ctx, r.path)
 	switch {
+	case e != nil && OutcomeOf(e) != Answered:
+		return false, e // the next session asks again
 	case e != nil:
 		return false, cmp.Or(err, e)
 	case !r.given(stat):
