@@ -26,8 +26,9 @@ import (
 //
 // # Znodes
 //
-// The Barrier is closed while the znode path exists. It is persistent and its
-// data is "zsync: closed by " and the owner ([WithOwner]), in plain text. The
+// The Barrier is closed while the znode path exists, so nothing else may use path, or
+// a path below it. The znode is persistent and its data is "zsync: closed by " and the
+// owner ([WithOwner]), in plain text. The
 // container path-receipts holds a znode for each Close and Open in progress, kept
 // for a second, and the parents of path are containers too, so the servers remove
 // what an open Barrier leaves.

@@ -27,7 +27,8 @@ import (
 // The operations on one key are linearizable, whichever servers the processes
 // are connected to, and each write is applied exactly once or not at all, even
 // when replies are lost and sessions end in between. A key that was deleted and
-// stored again is never mistaken for what it was before. [Map.Range] and
+// stored again is never mistaken for what it was before, unless another program
+// deletes path itself. [Map.Range] and
 // [Map.All] read a snapshot; [Map.Clear] is not one step.
 //
 // A key is any string, the empty one too. A Map of some ten thousand keys works
@@ -282,7 +283,8 @@ func (m *Map[V]) LoadAndDelete(ctx context.Context, key string) (v V, loaded boo
 	return m.former("loadanddelete", key, was, err)
 }
 
-// Swap stores v and returns the value that key had before, if it was there.
+// Swap stores v and returns the value that key had before, if it was there. One
+// that cannot be decoded is replaced too, and its error returned.
 func (m *Map[V]) Swap(ctx context.Context, key string, v V) (previous V, loaded bool, err error) {
 	path, data, err := m.stored(ctx, key, v)
 	if err != nil {

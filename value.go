@@ -21,6 +21,11 @@ import (
 // from the others may answer for the few seconds until it notices. Writes do not
 // depend on such an answer.
 //
+// All of this is for one znode, which zsync never deletes. ZooKeeper counts the writes
+// of each znode from 0: where another program deletes it, and somebody stores
+// again, a CompareAndSwap or an Update whose server has not seen the deletion yet
+// may take the new value for the old one.
+//
 // # Loss
 //
 // A Value is not held by anyone, so a lost session takes nothing away: operations
@@ -38,7 +43,9 @@ import (
 // The value is the data of the znode at path, persistent, in the form that the
 // codec gives it and nothing else ([WithCodec]; the default is JSON), so that
 // other programs can read and write it too. Missing parents are made as
-// containers. The writes of a process also write a znode of unique name below
+// containers; where something else was made below path first, so was path itself, and
+// the servers remove it, with the value, when nothing is below it any more. So have
+// nothing else below it. The writes of a process also write a znode of unique name below
 // <path>-receipts, in the same transaction. It is made by the first, and deleted
 // in the background when nothing has been written for a second; a process that
 // dies before leaves it, which harms nobody.
@@ -191,8 +198,8 @@ func (v *Value[T]) store(ctx context.Context, x T) error {
 //
 // ZooKeeper compares a counter that begins anew when the znode is deleted and
 // made again. That the znode is the same is checked with a read before the
-// write, so only a deletion between these two, by a program other than zsync,
-// which never deletes it, could deceive CompareAndSwap.
+// write, so only a deletion that the server did not know of at the read, by a
+// program other than zsync, which never deletes it, could deceive CompareAndSwap.
 //
 // When ctx ends while the write is on its way, it may be stored or not.
 func (v *Value[T]) CompareAndSwap(ctx context.Context, old Version, x T) (bool, error) {
@@ -367,8 +374,8 @@ func (v *Value[T]) yield(ctx context.Context, try int) error {
 //
 // The channel is closed when ctx ends or the Session is closed, or when the
 // znode may not be read at all, which is logged. Each change costs one
-// notification and one request for each process, and nothing is asked while
-// nothing changes.
+// notification for each Session and one request for each Watch, and nothing is
+// asked while nothing changes.
 func (v *Value[T]) Watch(ctx context.Context) <-chan T {
 	out := make(chan T)
 	if v.misuse() != nil {
