@@ -31,6 +31,10 @@ import (
 // deletes path itself. [Map.Range] and
 // [Map.All] read a snapshot; [Map.Clear] is not one step.
 //
+// Swap, CompareAndSwap, LoadAndDelete and CompareAndDelete begin again when any key
+// of the map was deleted between their read and their write. Where that happens all
+// the time they take long for a process that is far from the servers.
+//
 // A key is any string, the empty one too. A Map of some ten thousand keys works
 // well; each key is a znode.
 //

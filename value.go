@@ -61,9 +61,9 @@ type Value[T any] struct {
 	codec Codec
 }
 
-// A Version identifies one write of a [Value]. Two Versions are equal if, and
-// only if, they are of the same write of the same znode. The zero Version
-// means that there is no value yet.
+// A Version identifies one write of a [Value]. Two Versions of what is at one path
+// are equal if, and only if, they are of the same write. The zero Version means
+// that there is no value yet.
 type Version struct {
 	czxid, mzxid int64 // of the transactions that made the znode, and wrote it
 	version      int32 // the server's counter, which wraps
