@@ -292,7 +292,7 @@ func (f *Flight[T]) remove(dir string) bool {
 	defer cancel()
 	rw := NewRWMutex(f.s, dir, WithHandoffs(0))
 	if ok, err := rw.TryLock(ctx); !ok || err != nil {
-		return err != nil && session.OutcomeOf(err) == session.Answered
+		return err != nil && session.OutcomeOf(plainError(err)) == session.Answered
 	}
 	defer rw.Unlock()
 	g, _, err := rw.current()
@@ -306,7 +306,7 @@ func (f *Flight[T]) remove(dir string) bool {
 	if err != nil {
 		f.s.m.Log.Debug("zsync: a result of a Flight was not deleted", "path", dir, "err", err)
 	}
-	return err == nil || session.OutcomeOf(err) == session.Answered
+	return session.OutcomeOf(plainError(err)) == session.Answered // or there is no error
 }
 
 // sweepSoon looks after the results of processes that are gone, in the background

@@ -478,3 +478,33 @@ func TestAResultThatIsStoredAsItsContextEndsIsDeletedWhenItsTimeIsOver(t *testin
 		})
 	}
 }
+
+func TestAResultThatMayNotBeDeletedIsNotLookedAfterForEver(t *testing.T) {
+	for what, acl := range map[string]int32{"the lock": zk.PermRead, "the deletion": zk.PermRead | zk.PermCreate | zk.PermDelete} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			s := open(t, srv)
+			f := zsync.NewFlight[int](s, "/f", time.Second)
+			_, _, err := f.Do(t.Context(), "k", func(context.Context) (int, error) { return 1, nil })
+			must(t, err)
+			harness.SetACL(t, srv, "/f/k", zk.WorldACL(acl))
+			var n atomic.Int32
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				if r.Op != zktest.OpPing {
+					n.Add(1)
+				}
+				if r.Op == zktest.OpMulti && what == "the deletion" {
+					return zktest.Fail(zktest.CodeNoAuth)
+				}
+				return zktest.Pass
+			})
+			time.Sleep(10 * time.Minute)
+			if first := n.Swap(0); first == 0 || first > 20 {
+				t.Errorf("%s refused: %d requests", what, first)
+			}
+			time.Sleep(time.Hour)
+			if more := n.Load(); more > 0 {
+				t.Errorf("%s refused: %d requests in the next hour", what, more)
+			}
+		})
+	}
+}
