@@ -546,7 +546,9 @@ func (e *Election) Contenders(ctx context.Context) ([]Contender, error) {
 // one of the last call.
 //
 // The leader is the first in the line, which nobody can join in front of: who
-// leads stays so until its znode is gone.
+// leads stays so until its znode is gone. Between two leaders it may be a candidate
+// who is about to let others go before, see [WithPriority] and [Election.Transfer],
+// and does not come to lead.
 func (e *Election) Leader(ctx context.Context) (Contender, error) {
 	c, err := e.leader(ctx)
 	return c, opError("leader", e.path, err)
@@ -577,8 +579,8 @@ func (e *Election) leader(ctx context.Context) (Contender, error) {
 }
 
 // Observe returns a channel of the present leader, and then of every other that
-// follows. Everyone it names was the first in the line at some moment, and nobody
-// is named twice in a row. Once nothing changes any more, the last one named is the
+// follows. Everyone it names was the first in the line at some moment, as with
+// [Election.Leader], and nobody is named twice in a row. Once nothing changes any more, the last one named is the
 // leader. While nobody leads it waits.
 //
 // The channel has no buffer. A reader who is slower than the elections gets the
