@@ -62,11 +62,11 @@ func WithElectionLayout(l Layout) ElectionOption {
 // equals the order is that of arrival.
 //
 // Those with a lower priority make way: a candidate whose turn comes while one with
-// a higher priority waits goes to the back of the line, and waits there, which costs 5
-// requests each time. So every candidate should state its priority. One that does not, as those
-// of Curator and kazoo cannot, leads when its turn comes; to the others its
-// priority is 0. The priority is in the name of the znode, before what Curator and
-// kazoo look at: path/_c_<uuid>-p<p>-latch-<seq>.
+// a higher priority waits goes to the back of the line, and waits there, which costs
+// 5 requests each time. So every candidate should state its priority. One that does
+// not, as those of Curator and kazoo cannot, leads when its turn comes; to the others
+// its priority is 0. The priority is in the name of the znode, before what Curator
+// and kazoo look at: path/_c_<uuid>-p<p>-latch-<seq>.
 func WithPriority(p int) ElectionOption {
 	return func(c *electionConfig) { c.prior = &p }
 }

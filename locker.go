@@ -50,8 +50,8 @@ func (s *syncLocker) Unlock() {
 // it, and so does unlock. A lock that is lost while LockAll still waits for
 // others is locked again.
 //
-// When LockAll fails, or a locker panics, nothing stays locked. When ctx has ended, it does not
-// wait for servers that do not answer, and unlocks in the background.
+// When LockAll fails, or a locker panics, nothing stays locked. When ctx has ended, it
+// does not wait for servers that do not answer, and unlocks in the background.
 //
 // # Errors
 //
