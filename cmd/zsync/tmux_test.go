@@ -190,6 +190,32 @@ func TestTopShowsWhoWaitsLongestFirstAndObeysItsKeys(t *testing.T) {
 	x.await("top", fmt.Sprintf(`(?s)\n0\n.*top wants a terminal.*exit %d`, exitUsage))
 }
 
+func TestTopSaysThatWhatItShowsIsOldWhenTheServersDoNotAnswer(t *testing.T) {
+	now := time.Now()
+	v := &view{root: "/"}
+	v.set(&look.Tree{})
+	for took, want := range map[time.Duration]bool{0: false, time.Second: false, time.Minute: true} {
+		v.looking = now.Add(-took)
+		if got := v.draw(100, 24, now); strings.Contains(got, "looking for 1m00s: what is shown is old") != want {
+			t.Errorf("a look that has taken %v: %q", took, got)
+		}
+	}
+	v.looking = time.Time{} // there is none
+	if got := v.draw(100, 24, now); strings.Contains(got, "old") {
+		t.Errorf("without a look: %q", got)
+	}
+	srv := serve(t)
+	x := openTerminals(t, "Z="+binary, "ZSYNC_SERVERS="+srv.Addr())
+	x.open("top")
+	x.enter("top", "$Z top --interval 0.2")
+	x.await("top", `0 lines`)
+	srv.Stop()
+	x.await("top", `looking for \d+s: what is shown is old`)
+	srv.Restart()
+	x.await("top", `0 lines   sorted by longest wait\n`)
+	x.keys("top", "q")
+}
+
 func TestTopFitsIntoItsScreen(t *testing.T) {
 	v := &view{root: "/"}
 	since := time.Now().Add(-time.Hour)

@@ -76,9 +76,10 @@ func (t *task) top(root string, every time.Duration) error {
 		err  error
 	}
 	found, busy := make(chan looked, 1), false
+	v := &view{root: root}
 	again := func() {
 		if !busy {
-			busy = true
+			busy, v.looking = true, time.Now()
 			go func() {
 				tree, err := look.Look(t.waiting, t.session, root)
 				found <- looked{tree, err}
@@ -90,7 +91,6 @@ func (t *task) top(root string, every time.Duration) error {
 	defer ticks.Stop()
 	draws := time.NewTicker(250 * time.Millisecond) // ages go on, and the window may have another size
 	defer draws.Stop()
-	v := &view{root: root}
 	for {
 		width, height, err := term.GetSize(int(os.Stdout.Fd()))
 		if err != nil {
@@ -110,7 +110,7 @@ func (t *task) top(root string, every time.Duration) error {
 				v.press(key, height)
 			}
 		case f := <-found:
-			busy = false
+			busy, v.looking = false, time.Time{}
 			if f.err == nil {
 				v.set(f.tree)
 			} else if v.failure = f.err.Error(); exitOf(verdict(f.err, exitServers)) == exitUsage {
@@ -158,6 +158,9 @@ func splitKeys(in string) (keys []string) {
 	return keys
 }
 
+// overdue is how long a look may take before what is shown is called old.
+const overdue = 5 * time.Second
+
 // A view is what top shows.
 type view struct {
 	root    string
@@ -165,6 +168,7 @@ type view struct {
 	lines   map[string][]look.Line // by path
 	znodes  int
 	looked  bool
+	looking time.Time // when the present look began; zero: there is none
 	failure string
 	order   int     // of orders
 	marked  summary // the line that is marked
@@ -260,6 +264,9 @@ func (v *view) draw(width, height int, now time.Time) string {
 	}
 	if v.failure != "" {
 		head += "   " + plain(v.failure)
+	}
+	if !v.looking.IsZero() && now.Sub(v.looking) > overdue {
+		head += fmt.Sprintf("   looking for %s: what is shown is old", age(now, &v.looking))
 	}
 	room := max(height-3, 1)
 	var body []string
