@@ -76,7 +76,7 @@ func (g *gate) enter(ctx context.Context, n int, hurry bool) (leave func(), err 
 			return nil
 		}
 		// What is still being sent may be counted or not.
-		if err := await(ctx, inc, 0, g.sending.pending); err != nil {
+		if err := briefly(ctx, hurry, func(ctx context.Context) error { return await(ctx, inc, 0, g.sending.pending) }); err != nil {
 			return err
 		}
 		if !g.stands(inc) {
@@ -139,7 +139,6 @@ func (g *gate) leave() *session.Removal {
 // take waits for the first place in the line of those who send. With hurry it does so
 // only if n elements fit, and not for long.
 func (g *gate) take(ctx context.Context, inc *session.Incarnation, n int, hurry bool) error {
-	limited, cancel := ctx, func() {}
 	if hurry {
 		if err := inc.Sync(ctx, g.dir); err != nil { // it is full only if the leader says so
 			return err
@@ -147,22 +146,33 @@ func (g *gate) take(ctx context.Context, inc *session.Incarnation, n int, hurry 
 		if _, err := g.fits(ctx, inc, n, true); err != nil {
 			return err
 		}
-		limited, cancel = context.WithTimeout(ctx, roomPatience)
 	}
-	defer cancel()
-	for {
-		place, err := g.line.Contend(limited, inc, g.line.Bases[0], g.m.Owner, line.Exclusive, nil)
-		switch {
-		case errors.Is(err, session.ErrVanished):
-			continue
-		case err != nil && limited.Err() != nil && ctx.Err() == nil:
-			return ErrFull // those who stand before us wait for room
-		case err != nil:
-			return err
+	return briefly(ctx, hurry, func(ctx context.Context) error {
+		for {
+			place, err := g.line.Contend(ctx, inc, g.line.Bases[0], g.m.Owner, line.Exclusive, nil)
+			if err == nil {
+				g.inc, g.place, g.until, g.left = inc, place, time.Now().Add(keepPlace), 0
+			}
+			if !errors.Is(err, session.ErrVanished) {
+				return err
+			}
 		}
-		g.inc, g.place, g.until, g.left = inc, place, time.Now().Add(keepPlace), 0
-		return nil
+	})
+}
+
+// briefly calls f. With hurry f has roomPatience, and is ErrFull if that ends: others have the
+// room, or are waiting for it.
+func briefly(ctx context.Context, hurry bool, f func(ctx context.Context) error) error {
+	if !hurry {
+		return f(ctx)
 	}
+	limited, cancel := context.WithTimeout(ctx, roomPatience)
+	defer cancel()
+	err := f(limited)
+	if err != nil && limited.Err() != nil && ctx.Err() == nil {
+		return ErrFull
+	}
+	return err
 }
 
 // fits returns how many elements fit. If these are less than n it waits until

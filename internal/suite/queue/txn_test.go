@@ -363,3 +363,33 @@ func TestTxnsIntoTwoFullQueuesGoOnWhoeverHasRoomInOneOfThem(t *testing.T) {
 		})
 	}
 }
+
+// A Txn that has room in one queue waits for room in another, which may take long. TrySend of the
+// same Queue value says soon that the room is another's.
+func TestTrySendDoesNotWaitForATxnThatWaitsElsewhere(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		ctx := within(t, time.Hour)
+		s := open(t, srv)
+		from, a, b := zsync.NewQueue[int](s, "/from"), zsync.NewQueue[int](s, "/a", zsync.WithMaxLen(10)), zsync.NewQueue[int](s, "/b", zsync.WithMaxLen(1))
+		must(t, from.Send(ctx, 1))
+		must(t, b.Send(ctx, 1))
+		d, err := from.Receive(ctx)
+		must(t, err)
+		done := async(func() error { _, err := d.Txn(ctx, a.SendOp(1), b.SendOp(1)); return err })
+		for range 200 {
+			time.Sleep(130 * time.Millisecond)
+			start := time.Now()
+			if err := a.TrySend(ctx, 1); err != nil {
+				wantErr(t, err, zsync.ErrFull)
+			}
+			if took := time.Since(start); took > 250*time.Millisecond {
+				t.Fatalf("TrySend took %v", took)
+			}
+			_, _, err := a.TryRecv(ctx)
+			must(t, err)
+		}
+		_, _, err = b.TryRecv(ctx)
+		must(t, err)
+		must(t, <-done)
+	})
+}
