@@ -1,0 +1,45 @@
+package session
+
+import (
+	"testing"
+	"testing/synctest"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+// A look finds what is ours. Right behind it the connection is replaced, and meanwhile
+// another makes its own there: what is sent then has looked over the new connection.
+func TestNothingIsSentToOnesOwnBehindALookOverAnotherConnection(t *testing.T) {
+	for name, c := range map[string]call[void]{
+		"deletion": deleteCall("/a"),
+		"write":    {op: setCall("/a", nil, -1).op, path: "/a", body: setCall("/a", []byte("mine"), -1).body},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s := open(t, srv)
+				inc, other := live(t, s), live(t, open(t, srv))
+				_, err := inc.CreateOwn(t.Context(), "/a", nil)
+				must(t, err)
+				looks := 0
+				_, err = whileOurs(t.Context(), inc, c, ClosedChan, func() (bool, error) {
+					is, err := inc.owns(t.Context(), "/a")
+					if looks++; looks == 1 {
+						srv.Disconnect(s.ID())
+						must(t, other.RemoveNow(t.Context(), "/a"))
+						_, err := other.CreateOwn(t.Context(), "/a", []byte("another's"))
+						must(t, err)
+						synctest.Wait()
+						must(t, inc.Connection(t.Context()))
+					}
+					return is, err
+				})
+				wantErr(t, err, zk.ErrNoNode)
+				if data, _, err := other.Get(t.Context(), "/a"); string(data) != "another's" || err != nil || looks != 2 {
+					t.Errorf("there is %q, %v, behind %d looks; want another's, and 2", data, err, looks)
+				}
+			})
+		})
+	}
+}
