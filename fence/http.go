@@ -36,9 +36,9 @@ func Token(h http.Header) (int64, error) {
 //
 // It answers 412 Precondition Failed where a greater token has been seen for
 // the resource, 428 Precondition Required where there is no token, 400 Bad
-// Request where it is no number, and 503 Service Unavailable where the store
-// fails. A GET, HEAD or OPTIONS without a token is served: reading harms
-// nobody.
+// Request where it is no positive number or the name of the resource has more
+// than 255 bytes, and 503 Service Unavailable where the store fails. A GET, HEAD
+// or OPTIONS without a token is served: reading harms nobody.
 //
 // When a greater token comes while next still serves requests with smaller
 // ones, the contexts of these end with [ErrStale] as their cause, and the
