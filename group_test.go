@@ -436,3 +436,70 @@ func TestSetAndLeaveSpareWhoHasJoinedWithTheIDDuringAnOutage(t *testing.T) {
 		}
 	}
 }
+
+// A Set or a Leave is on its way when a stranger deletes the member's znode and another
+// joins with the id. It does nothing to that one's znode, which has not been written as
+// often as the member's.
+func TestSetAndLeaveOnTheirWaySpareWhoHasJoinedWithTheIDMeanwhile(t *testing.T) {
+	for name, act := range map[string]func(ctx context.Context, m *zsync.Membership[string]) error{
+		"Set":   func(ctx context.Context, m *zsync.Membership[string]) error { return m.Set(ctx, "mine again") },
+		"Leave": func(_ context.Context, m *zsync.Membership[string]) error { return m.Leave() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s, other := open(t, srv), open(t, srv)
+				m, err := zsync.NewGroup[string](s, "/g").Join(t.Context(), "id", "mine")
+				must(t, err)
+				must(t, m.Set(t.Context(), "mine"))
+				srv.Intercept(func(r zktest.Request) zktest.Action {
+					if r.Session == s.ID() && (r.Op == zktest.OpSetData || r.Op == zktest.OpDelete) {
+						return zktest.Delay(100 * time.Millisecond)
+					}
+					return zktest.Pass
+				})
+				done := async(func() error { return act(t.Context(), m) })
+				time.Sleep(10 * time.Millisecond)
+				inc := mustLive(t, other)
+				must(t, inc.RemoveNow(t.Context(), "/g/id"))
+				_, err = zsync.NewGroup[string](other, "/g").Join(t.Context(), "id", "another's")
+				must(t, err)
+				before, err := inc.Exists(t.Context(), "/g/id")
+				must(t, err)
+				must(t, <-done)
+				time.Sleep(time.Minute)
+				data, after, err := inc.Get(t.Context(), "/g/id")
+				must(t, err)
+				if string(data) != `"another's"` || *after != *before {
+					t.Errorf("the other's znode is %s, %+v; it was %+v", data, after, before)
+				}
+			})
+		})
+	}
+}
+
+// Somebody else has written a member's znode. Set and Leave go on all the same.
+func TestSetAndLeaveOfAMemberWhoseZnodeAnotherHasWritten(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := open(t, srv), open(t, srv)
+		g := zsync.NewGroup[string](s, "/g")
+		m, err := g.Join(t.Context(), "id", "1")
+		must(t, err)
+		write := func() {
+			t.Helper()
+			_, err := mustLive(t, other).Set(t.Context(), "/g/id", []byte(`"by another"`), -1)
+			must(t, err)
+		}
+		write()
+		must(t, m.Set(t.Context(), "2"))
+		members, err := g.Members(t.Context())
+		must(t, err)
+		if got := rollCall(members); got != "id=2" {
+			t.Errorf("the members are %q", got)
+		}
+		write()
+		must(t, m.Leave())
+		if left := childrenOf(t, other, "/g"); len(left) > 0 {
+			t.Errorf("left: %q", left)
+		}
+	})
+}

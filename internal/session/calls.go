@@ -26,6 +26,10 @@ func deleteCall(path string) call[void] {
 	return call[void]{op: wire.OpDelete, path: path, body: appendAnyVersion}
 }
 
+func deleteVersionCall(path string, version int32) call[void] {
+	return call[void]{op: wire.OpDelete, path: path, body: func(p []byte) []byte { return wire.AppendInt32(p, version) }}
+}
+
 func appendAnyVersion(p []byte) []byte { return wire.AppendInt32(p, -1) }
 
 func getCall(path string) call[Node] {

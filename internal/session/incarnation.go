@@ -36,7 +36,7 @@ type Incarnation struct {
 	zxid    atomic.Int64  // the last that a reply has shown
 	vetted  sync.Map      // by path: the directories that nobody else may change
 	kept    sync.Map      // by path: the directories that last, see KeepDir
-	own     sync.Map      // by path: what CreateOwn has made, and on which connection that was last seen, see seenOwn
+	own     sync.Map      // by path: the last sighting of what CreateOwn has made
 	ready   chan struct{} // closed when conn is set
 	first   chan struct{} // closed when the first handshake has succeeded
 	parked  chan struct{} // closed when conn, after the end, is between two attempts to connect

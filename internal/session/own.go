@@ -19,10 +19,10 @@ func (inc *Incarnation) CreateOwn(ctx context.Context, path string, data []byte)
 		return nil, err
 	}
 	var create *pending[string]
-	var on <-chan struct{}
+	var seen sighting
 	open := false // an attempt without a reply may have been applied, or may be yet
 	err = inc.repeat(ctx, func(a *attempts) error {
-		on = inc.Disconnection()
+		seen = sighting{on: inc.Disconnection()}
 		p, err := start(ctx, inc, inc.createCall(path, data, zk.FlagEphemeral))
 		if err != nil {
 			return err
@@ -48,6 +48,7 @@ func (inc *Incarnation) CreateOwn(ctx context.Context, path string, data []byte)
 			case stat == nil:
 				return errAgain // gone in between
 			case stat.EphemeralOwner == inc.ID.Load():
+				seen.version = stat.Version
 				return nil
 			}
 			open = false // another's, so none of ours
@@ -56,7 +57,7 @@ func (inc *Incarnation) CreateOwn(ctx context.Context, path string, data []byte)
 	})
 	switch {
 	case err == nil:
-		inc.own.Store(path, on)
+		inc.own.Store(path, seen)
 	case open && !errors.Is(err, ErrEnded): // else it was ephemeral
 		undo = inc.withdrawOwn(create, path)
 	}
@@ -67,7 +68,7 @@ func (inc *Incarnation) CreateOwn(ctx context.Context, path string, data []byte)
 // request is over, if it is this session's.
 func (inc *Incarnation) withdrawOwn(making *pending[string], path string) *Removal {
 	return reapAfter(inc, making, &Removal{path: path, kind: removeOwn, f: func() error {
-		return inc.removeOwn(path, ClosedChan)
+		return inc.removeOwn(path, sighting{on: ClosedChan})
 	}})
 }
 
@@ -81,7 +82,7 @@ func (inc *Incarnation) AwaitOwnGone(ctx context.Context, path string) error {
 		_, stat, err := inc.Children(ctx, path)
 		ours := err == nil && stat.EphemeralOwner == inc.ID.Load()
 		if ours {
-			inc.own.Store(path, on)
+			inc.own.Store(path, sighting{on, stat.Version})
 			err = inc.AwaitFired(ctx, w)
 		}
 		inc.Watches.Leave(w)
@@ -99,9 +100,9 @@ func (inc *Incarnation) AwaitOwnGone(ctx context.Context, path string) error {
 // also if another session has made its own there since: then nothing was written. It
 // costs 1 request; the first after an outage looks at the znode before, which costs 2 more.
 func (inc *Incarnation) SetOwn(ctx context.Context, path string, data []byte) error {
-	on, err := whileOurs(ctx, inc, setCall(path, data, -1), inc.seenOwn(path), func() (bool, error) { return inc.owns(ctx, path) })
+	stat, on, err := whileOurs(ctx, inc, inc.seenOwn(path), inc.lookAtOwn(ctx, path), func(version int32) call[*zk.Stat] { return setCall(path, data, version) })
 	if err == nil {
-		inc.own.Store(path, on)
+		inc.own.Store(path, sighting{on, stat.Version})
 	}
 	return err
 }
@@ -116,49 +117,67 @@ func (inc *Incarnation) RemoveOwn(path string) *Removal {
 	})
 }
 
-// removeOwn deletes the znode at path if it is this session's; seen is as for whileOurs.
-func (inc *Incarnation) removeOwn(path string, seen <-chan struct{}) error {
-	ctx := inc.Ctx // there is nobody else to wait for
-	_, err := whileOurs(ctx, inc, deleteCall(path), seen, func() (bool, error) { return inc.owns(ctx, path) })
+// removeOwn deletes the znode at path if it is this session's.
+func (inc *Incarnation) removeOwn(path string, seen sighting) error {
+	// There is nobody else to wait for than the session.
+	_, _, err := whileOurs(inc.Ctx, inc, seen, inc.lookAtOwn(inc.Ctx, path), func(version int32) call[void] { return deleteVersionCall(path, version) })
 	return err
 }
 
-// seenOwn returns what is closed unless there is the connection still over which what
-// CreateOwn has made at path was last seen.
-func (inc *Incarnation) seenOwn(path string) <-chan struct{} {
-	if on, ok := inc.own.Load(path); ok {
-		return on.(<-chan struct{})
-	}
-	return ClosedChan
+// A sighting is what is known of a znode of ours whose name others may make again: what is
+// closed unless there is the connection still over which it was last seen, and its version then.
+type sighting struct {
+	on      <-chan struct{}
+	version int32
 }
 
-func (inc *Incarnation) owns(ctx context.Context, path string) (bool, error) {
-	stat, err := inc.ExistsFresh(ctx, path)
-	return stat != nil && stat.EphemeralOwner == inc.ID.Load(), err
+// seenOwn returns the last sighting of what CreateOwn has made at path.
+func (inc *Incarnation) seenOwn(path string) sighting {
+	if seen, ok := inc.own.Load(path); ok {
+		return seen.(sighting)
+	}
+	return sighting{on: ClosedChan}
+}
+
+// lookAtOwn returns what looks for what CreateOwn has made at path.
+func (inc *Incarnation) lookAtOwn(ctx context.Context, path string) func() (*zk.Stat, error) {
+	return func() (*zk.Stat, error) {
+		stat, err := inc.ExistsFresh(ctx, path)
+		if err == nil && stat != nil && stat.EphemeralOwner != inc.ID.Load() {
+			stat = nil
+		}
+		return stat, err
+	}
 }
 
 // RemoveIfData deletes the znode at path, which this session has made, if its data
 // is data, which no other znode there ever has. It is NoNode if there is none of that.
 func (inc *Incarnation) RemoveIfData(ctx context.Context, path, data string) error {
-	_, err := whileOurs(ctx, inc, deleteCall(path), ClosedChan, func() (bool, error) {
-		was, _, err := inc.GetFresh(ctx, path)
-		return string(was) == data, err
-	})
+	_, _, err := whileOurs(ctx, inc, sighting{on: ClosedChan}, func() (*zk.Stat, error) {
+		was, stat, err := inc.GetFresh(ctx, path)
+		if string(was) != data {
+			stat = nil
+		}
+		return stat, err
+	}, func(version int32) call[void] { return deleteVersionCall(path, version) })
 	return err
 }
 
-// whileOurs makes attempts at c, which is about a znode whose name others may make again,
-// until it is answered, and as long as ours says that the znode is ours: else the error
-// is NoNode. seen is closed unless the connection is there still over which it was last
-// seen to be ours: over that one whoever watches it is told when it goes. on is closed when
-// the connection is gone over which c was answered.
+// whileOurs makes attempts at c, which is about a znode whose name others may make again
+// and expects this version of it, until it is answered, and as long as look finds that the
+// znode is ours: else the error is NoNode. seen is when that was last found. on is closed
+// when the connection is gone over which c was answered.
 //
-// During an outage, and behind an attempt that has no reply, the znode may have gone, and
-// another may have made the next: then ours looks first. The look, which is fresh, is not
+// While the connection is there over which it was last seen, whoever watches the znode is
+// told when it goes. During an outage, and behind an attempt that has no reply, it may have
+// gone, and another may have made the next: then look comes first. It is fresh, and so not
 // older than that attempt, and none of a session comes late (see find). What is sent goes
 // over a connection that was there before the look, or not at all: so there is no
 // outage between the two.
-func whileOurs[T any](ctx context.Context, inc *Incarnation, c call[T], seen <-chan struct{}, ours func() (bool, error)) (on <-chan struct{}, err error) {
+//
+// What goes before we can have been told leaves the version alone to tell them apart. A
+// znode that somebody else has written has another version too, and is looked at again.
+func whileOurs[T any](ctx context.Context, inc *Incarnation, seen sighting, look func() (*zk.Stat, error), c func(version int32) call[T]) (v T, on <-chan struct{}, err error) {
 	err = inc.repeat(ctx, func(*attempts) error {
 		l, err := inc.openLink(ctx)
 		if err != nil {
@@ -166,18 +185,22 @@ func whileOurs[T any](ctx context.Context, inc *Incarnation, c call[T], seen <-c
 		}
 		// If l has gone by now this is of the next connection, and l takes no request.
 		on = inc.Disconnection()
-		if IsClosed(seen) {
-			if is, err := ours(); err != nil || !is {
+		if IsClosed(seen.on) {
+			stat, err := look()
+			if err != nil || stat == nil {
 				return cmp.Or(err, zk.ErrNoNode)
 			}
+			seen.version = stat.Version
 		}
-		seen = ClosedChan
-		p := newPending(c)
+		seen.on = ClosedChan
+		p := newPending(c(seen.version))
 		l.sendOrFail(p)
-		_, err = p.Wait(ctx, inc)
+		if v, err = p.Wait(ctx, inc); IsBadVersion(err) {
+			return errAgain
+		}
 		return err
 	})
-	return on, err
+	return v, on, err
 }
 
 // GetThenRemove reads the znode at path, and deletes own, which is ephemeral and of

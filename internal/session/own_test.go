@@ -12,9 +12,12 @@ import (
 // A look finds what is ours. Right behind it the connection is replaced, and meanwhile
 // another makes its own there: what is sent then has looked over the new connection.
 func TestNothingIsSentToOnesOwnBehindALookOverAnotherConnection(t *testing.T) {
-	for name, c := range map[string]call[void]{
-		"deletion": deleteCall("/a"),
-		"write":    {op: setCall("/a", nil, -1).op, path: "/a", body: setCall("/a", []byte("mine"), -1).body},
+	for name, c := range map[string]func(version int32) call[void]{
+		"deletion": func(version int32) call[void] { return deleteVersionCall("/a", version) },
+		"write": func(version int32) call[void] {
+			set := setCall("/a", []byte("mine"), version)
+			return call[void]{op: set.op, path: set.path, body: set.body}
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
@@ -23,8 +26,9 @@ func TestNothingIsSentToOnesOwnBehindALookOverAnotherConnection(t *testing.T) {
 				_, err := inc.CreateOwn(t.Context(), "/a", nil)
 				must(t, err)
 				looks := 0
-				_, err = whileOurs(t.Context(), inc, c, ClosedChan, func() (bool, error) {
-					is, err := inc.owns(t.Context(), "/a")
+				look := inc.lookAtOwn(t.Context(), "/a")
+				_, _, err = whileOurs(t.Context(), inc, sighting{on: ClosedChan}, func() (*zk.Stat, error) {
+					stat, err := look()
 					if looks++; looks == 1 {
 						srv.Disconnect(s.ID())
 						must(t, other.RemoveNow(t.Context(), "/a"))
@@ -33,8 +37,8 @@ func TestNothingIsSentToOnesOwnBehindALookOverAnotherConnection(t *testing.T) {
 						synctest.Wait()
 						must(t, inc.Connection(t.Context()))
 					}
-					return is, err
-				})
+					return stat, err
+				}, c)
 				wantErr(t, err, zk.ErrNoNode)
 				if data, _, err := other.Get(t.Context(), "/a"); string(data) != "another's" || err != nil || looks != 2 {
 					t.Errorf("there is %q, %v, behind %d looks; want another's, and 2", data, err, looks)
