@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -113,7 +114,8 @@ func (o *Once) Path() string { return o.path }
 // then stop as soon as it can. Do returns ErrLost, and nothing is marked. If
 // the session is lost at the very moment of marking, Do finds out whether the
 // mark was made, which can take until the lost session has ended on the
-// servers.
+// servers. If it cannot, because ctx ends or the Session is closed meanwhile, it
+// returns the error of ctx, or one that is [ErrClosed] and not ErrLost.
 //
 // When ctx ends while Do waits, nothing is left in the line. When it ends while
 // f runs it is for f to say whether the thing is done. If f then returns nil,
@@ -463,17 +465,16 @@ func (o *Once) run(ctx context.Context, h *line.Grant, unmarked bool, f func(ctx
 
 // finish makes the mark and leaves the line, whatever becomes of ctx: f has
 // done its work. It returns when ctx ends, but for a moment of grace, in which
-// servers that answer have answered.
+// servers that answer have answered. A loss of before that is told too; of a later
+// one, behind the transaction, it is not known that nothing was marked.
 func (o *Once) finish(ctx context.Context, h *line.Grant, data []byte) error {
+	lost := h.Err()
 	done := make(chan error, 1)
 	o.s.m.Spawn(func() { done <- o.write(h, data) })
 	if err, ok := session.AwaitGrace(done, ctx.Done()); ok {
 		return err
 	}
-	if lost := h.Err(); lost != nil {
-		return errors.Join(session.CtxErr(ctx), lost)
-	}
-	return session.CtxErr(ctx)
+	return alsoErr(session.CtxErr(ctx), lost)
 }
 
 // write makes the mark, and leaves the line. Step 4. What it has made it reads at
@@ -500,31 +501,36 @@ func (o *Once) write(h *line.Grant, data []byte) error {
 		// Not by any Do: they make it in their turn only, and we saw none in
 		// ours. Somebody has made it by hand.
 		return errMarked
-	case open && o.isMine(context.Background(), h, data):
-		return nil
+	case open:
+		mine, e := o.isMine(context.Background(), h, data)
+		if e != nil {
+			return fmt.Errorf("the mark may have been made: %w", e)
+		}
+		if mine {
+			return nil
+		}
 	}
 	return err
 }
 
-// isMine reports, after the session of h was lost with the transaction in
-// flight, whether the mark was made by it. While the znode of h is there the
-// transaction may still be applied; once it is gone the proof fails. So whoever
-// sees that it is gone, and then reads the mark, knows.
+// isMine reports, after the session of h was lost with the transaction in flight,
+// whether the mark was made by it; the error is that this cannot be found out. While
+// the znode of h is there the transaction may still be applied; once it is gone the
+// proof fails. So whoever sees that it is gone, and then reads the mark, knows.
 //
 // The mark is recognised by its data. That of Do is unique. If another process
 // has stored the same value as ours in the meantime, then ours is the one that
 // everybody gets, and it does not matter who stored it.
-func (o *Once) isMine(ctx context.Context, h *line.Grant, data []byte) bool {
-	mine := false
-	err := o.s.m.During(ctx, func(inc *session.Incarnation) error {
+func (o *Once) isMine(ctx context.Context, h *line.Grant, data []byte) (mine bool, err error) {
+	err = o.s.m.During(ctx, func(inc *session.Incarnation) error {
 		if err := inc.AwaitGone(ctx, h.Claim.Path); err != nil {
 			return err
 		}
 		stored, _, err := inc.Get(ctx, o.mark.path)
 		mine = err == nil && bytes.Equal(stored, data)
-		return err
+		return unlessNoNode(err)
 	})
-	return err == nil && mine
+	return mine, err
 }
 
 // Done reports whether it is done. It costs nothing if this process has seen the

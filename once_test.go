@@ -565,6 +565,58 @@ func TestAMarkWhoseReplyAndSessionAreLostIsResolvedInTheNextSession(t *testing.T
 	}
 }
 
+// What became of the transaction nobody can find out before Do returns: so it does not
+// say that the thing is not marked.
+func TestADoThatCannotFindOutWhetherItMadeTheMarkDoesNotSayThatItIsLost(t *testing.T) {
+	do := func(t *testing.T, srv *zktest.Server, ctx context.Context, s *zsync.Session, meanwhile func(id int64)) error {
+		id := s.ID()
+		var dropped atomic.Bool
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			switch {
+			case r.Op == zktest.OpMulti && !dropped.Swap(true):
+				meanwhile(id)
+				return zktest.DropReply
+			case r.Op == zktest.OpConnect && r.Session == id && dropped.Load():
+				return zktest.Fail(zktest.CodeSessionExpired)
+			case r.Op == zktest.OpConnect && dropped.Load():
+				return zktest.Delay(time.Second)
+			}
+			return zktest.Pass
+		})
+		return zsync.NewOnce(s, "/o").Do(ctx, ok)
+	}
+	check := func(t *testing.T, srv *zktest.Server, err, want error) {
+		t.Helper()
+		wantErr(t, err, want)
+		if errors.Is(err, zsync.ErrLost) {
+			t.Errorf("Do says %v", err)
+		}
+		time.Sleep(2 * testTimeout)
+		if done, err := zsync.NewOnce(open(t, srv), "/o").Done(t.Context()); !done || err != nil {
+			t.Errorf("Done = %v, %v: the case did not come about", done, err)
+		}
+	}
+	t.Run("ctx ends", func(t *testing.T) {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			ctx, cancel := context.WithCancel(t.Context())
+			err := do(t, srv, ctx, open(t, srv), func(int64) { cancel() })
+			check(t, srv, err, context.Canceled)
+		})
+	})
+	t.Run("the Session is closed", func(t *testing.T) {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			s := open(t, srv)
+			closed := make(chan error, 1)
+			err := do(t, srv, t.Context(), s, func(int64) {
+				go func() { closed <- s.Close() }()
+				time.Sleep(time.Millisecond)
+			})
+			must(t, <-closed)
+			check(t, srv, err, zsync.ErrClosed)
+		})
+	})
+}
+
 func TestResetMakesItUndoneForEveryoneWithoutPolling(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
