@@ -116,7 +116,7 @@ type Semaphore struct {
 	calm  int           // how often in a row permits were there at once for who had the gate; guarded by mu
 	need  int           // how often that must be before the gate is left out; guarded by mu
 
-	callOff func() // if not nil, ends the wait of who has the gate; guarded by mu
+	callOff func() // if not nil, ends the wait of who has the gate, and calls nothing of the user's; guarded by mu
 }
 
 // An allotment is the permits that a process holds through one ZooKeeper session.
@@ -574,7 +574,9 @@ func (m *Semaphore) take(ctx context.Context, gate *line.Grant, n int64, wait bo
 	inc := gate.Claim.Incarnation
 	// It ends when what is held is lost, as others wait behind us; and when the gate is, as then
 	// they do not.
-	settled, callOff := context.WithCancel(ctx)
+	settled, end, rest := endingContext(ctx)
+	defer rest()
+	callOff := func() { (*end)(nil) }
 	defer callOff()
 	lost := gate.Lost()
 	m.s.m.Spawn(func() {

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
@@ -469,4 +471,56 @@ func TestWhatAReleaseHasDeletedItselfIsNoLossWhenTheRestIsRefusedAtFirst(t *test
 			})
 		}
 	}
+}
+
+// A curiousContext asks something each time that it is asked.
+type curiousContext struct {
+	context.Context
+	ask func()
+}
+
+func (c curiousContext) Value(key any) any     { c.ask(); return c.Context.Value(key) }
+func (c curiousContext) Done() <-chan struct{} { c.ask(); return c.Context.Done() }
+
+// In real time, as a goroutine that waits for a mutex keeps virtual time from passing.
+func TestNothingOfACallersContextIsCalledUnderTheLockOfASemaphore(t *testing.T) {
+	harness.InMemory(t)
+	t.Parallel()
+	srv := zktest.Start(t, harness.Patient)
+	connect := func() *zsync.Session {
+		s, err := zsync.Connect(t.Context(), srv.Addr())
+		must(t, err)
+		t.Cleanup(func() { s.Close() })
+		return s
+	}
+	m, other, conn := zsync.NewSemaphore(connect(), "/m", 2), zsync.NewSemaphore(connect(), "/m", 2), harness.Plain(t, srv)
+	must(t, m.Acquire(t.Context(), 1))
+	own := harness.Children(t, conn, "/m/leases")[0]
+	must(t, other.Acquire(t.Context(), 1))
+	ctx := curiousContext{t.Context(), func() {
+		asked := make(chan struct{})
+		go func() { m.Lost(); close(asked) }()
+		select {
+		case <-asked:
+		case <-time.After(5 * time.Second):
+			t.Error("Lost waits for who calls the context")
+		}
+	}}
+	watching := make(chan struct{})
+	watch := sync.OnceFunc(func() { close(watching) })
+	srv.Intercept(func(r zktest.Request) zktest.Action {
+		if r.Path == "/m/leases" && r.Watch {
+			watch()
+		}
+		return zktest.Pass
+	})
+	waits := async(func() error { return m.Acquire(ctx, 2) })
+	<-watching
+	lost := m.Lost()
+	must(t, conn.Delete("/m/leases/"+own, -1))
+	<-lost
+	wantErr(t, m.Release(1), zsync.ErrLost)
+	must(t, other.Release(1))
+	must(t, <-waits)
+	must(t, m.Release(2))
 }
