@@ -447,13 +447,14 @@ func endOfRun(ctx context.Context, err error) error {
 
 // lead runs f in t, and ends t. It returns f's error and that of the release.
 func (e *Election) lead(outer context.Context, t *term, f func(ctx context.Context) error) (err, ended error) {
-	ctx, stop := context.WithCancelCause(t.traced)
-	defer stop(nil)
+	ctx, end, rest := endingContext(t.traced)
+	defer rest()
+	defer (*end)(nil)
 	e.mu.Lock()
-	if t.stop = stop; e.term == t {
+	if t.stop = *end; e.term == t {
 		t.left = make(chan struct{})
 	} else {
-		stop(ErrNotLocked) // resigned already, and given up
+		t.stop(ErrNotLocked) // resigned already, and given up
 	}
 	left := t.left
 	e.mu.Unlock()

@@ -13,6 +13,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
@@ -587,4 +588,39 @@ func TestLeaderThatIsAskedAgainNamesNobodyWhoHasGoneMeanwhile(t *testing.T) {
 		must(t, first.Campaign(t.Context()))
 		wantLeader("first")
 	})
+}
+
+// In real time, as a goroutine that waits for a mutex keeps virtual time from passing.
+func TestNothingOfACallersContextIsCalledUnderTheLockOfAnElection(t *testing.T) {
+	harness.InMemory(t)
+	t.Parallel()
+	srv := zktest.Start(t, harness.Patient)
+	s, err := zsync.Connect(t.Context(), srv.Addr())
+	must(t, err)
+	defer s.Close()
+	e := zsync.NewElection(s, "/e")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	curious := curiousContext{ctx, func() {
+		asked := make(chan struct{})
+		go func() { e.Lost(); close(asked) }()
+		select {
+		case <-asked:
+		case <-time.After(5 * time.Second):
+			t.Error("Lost waits for who calls the context")
+		}
+	}}
+	leads := make(chan struct{})
+	ran := async(func() error {
+		return e.Run(curious, func(ctx context.Context) error {
+			leads <- struct{}{}
+			<-ctx.Done()
+			return nil
+		})
+	})
+	<-leads
+	must(t, e.Resign())
+	<-leads // again
+	cancel()
+	wantErr(t, <-ran, context.Canceled)
 }
