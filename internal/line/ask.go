@@ -46,9 +46,9 @@ func (v *view) askAhead(ctx context.Context, dir int64, me Child) (bool, error) 
 		return false, nil
 	}
 	missing, err := v.inc.Missing(ctx, paths)
-	if err != nil {
+	if err != nil || missing == nil {
 		if session.OutcomeOf(err) == session.Answered {
-			err = nil // refused; a listing may not be
+			err = nil // refused, or the servers are too old; a listing may not be
 		}
 		return false, err
 	}

@@ -306,3 +306,62 @@ func TestAVeryLongLineIsNotListedAgainWhileItIsLong(t *testing.T) {
 		}
 	})
 }
+
+// Servers before ZooKeeper 3.6 cannot be asked after those ahead. Then who foresees his turn
+// in a long line lists it, and need not when the one ahead goes.
+func TestALongLineIsForeseenOnServersThatCannotBeAskedAfterThoseAhead(t *testing.T) {
+	t.Parallel()
+	harness.VirtualTime(t, func(t *testing.T) {
+		const trip = 10 * time.Millisecond
+		srv := zktest.Start(t)
+		ahead := stand(t, srv, 3)
+		m, inc := live(t, srv)
+		_, admin := live(t, srv)
+		line := mutexOf(m, "/m")
+		var lists atomic.Int64
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			switch {
+			case r.Op == zktest.OpMultiRead:
+				return zktest.Fail(zktest.CodeUnimplemented)
+			case r.Session == inc.ID.Load() && r.Path == "/m":
+				lists.Add(1)
+			}
+			return zktest.Pass
+		})
+		srv.SetLatency(trip)
+		var claim *Claim
+		granted := harness.Async(func() (err error) {
+			claim, err = line.Acquire(t.Context(), "lock-", nil, Exclusive, nil)
+			return err
+		})
+		time.Sleep(trip + trip/2) // it has entered
+		srv.SetLatency(0)
+		for range longLine {
+			guid := session.NewGUID()
+			_, _, err := admin.CreateChildOf(t.Context(), "/m", nil, session.ProtectedName(guid, "lock-"), guid, nil, zk.FlagEphemeralSequential, false)
+			harness.Must(t, err)
+		}
+		ctx, leave := context.WithCancel(t.Context())
+		second := harness.Async(func() error {
+			_, err := line.Acquire(ctx, "lock-", nil, Exclusive, nil)
+			return err
+		})
+		synctest.Wait()
+		srv.SetLatency(trip)
+		time.Sleep(3 * trip) // what was listed before all came is there
+		ahead[0].Leave()
+		ahead[1].Leave()
+		time.Sleep(10 * trip)
+		before := lists.Load()
+		ahead[2].Leave()
+		harness.Must(t, <-granted)
+		if n := lists.Load() - before; n != 0 {
+			t.Errorf("it has listed the line %d times when the one ahead had gone, want never", n)
+		}
+		srv.SetLatency(0)
+		harness.Must(t, claim.GiveBack())
+		leave()
+		<-second
+		synctest.Wait()
+	})
+}
