@@ -333,10 +333,11 @@ func (c *Cond) take(ctx context.Context, p *line.Claim) {
 		_, err := p.Incarnation.Multi(p.Incarnation.Ctx,
 			&zk.DeleteRequest{Path: c.signalPath(p.Child), Version: -1},
 			&zk.DeleteRequest{Path: p.Path, Version: -1})
-		if session.IsNoNode(err) { // woken by something else than a signal
+		unsignalled := session.IsNoNode(err) // woken by something else; but it may be given one until it is gone
+		if unsignalled {
 			err = p.Incarnation.RemoveNow(p.Incarnation.Ctx, p.Path)
 		}
-		if err != nil && p.Incarnation.Ctx.Err() != nil {
+		if unsignalled || err != nil && p.Incarnation.Ctx.Err() != nil {
 			c.bequeath(p)
 		}
 		return err

@@ -261,6 +261,33 @@ func TestAWaiterWhoseZnodeSomebodyElseHasWrittenIsGivenSignals(t *testing.T) {
 	}
 }
 
+// A waiter that wakes up for nothing finds no signal of its own to take; one may be
+// given to it before it has left.
+func TestASignalToAWaiterThatLeavesUnsignalledIsNotLeftBehind(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		ss, woken := sleepers(t, srv, 1)
+		s := open(t, srv)
+		var signalled atomic.Bool
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Session == ss[0].ID() && r.Op == zktest.OpDelete && strings.HasPrefix(r.Path, "/c/") && !signalled.Swap(true) {
+				must(t, newCond(s).Signal(t.Context()))
+			}
+			return zktest.Pass
+		})
+		stranger := harness.Plain(t, srv)
+		for _, name := range childrenOf(t, s, "/c") {
+			_, err := stranger.Set("/c/"+name, []byte("x"), -1)
+			must(t, err)
+		}
+		must(t, <-woken[0])
+		time.Sleep(time.Minute)
+		wantEmpty(t, s)
+		if !signalled.Load() {
+			t.Error("the case did not come about")
+		}
+	})
+}
+
 // Nobody else waits who would pass the signal on.
 func TestASignalOfASessionThatEndedIsNotLeftBehind(t *testing.T) {
 	for _, cancelled := range []bool{true, false} {
