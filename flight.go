@@ -310,21 +310,22 @@ func (f *Flight[T]) remove(dir string) bool {
 }
 
 // sweepSoon looks after the results of processes that are gone, in the background
-// and not more often than results get old, however many Flights the Session has at the
-// path. rw is that of a key, held for writing.
+// and not more often than results get old, nor while it does so already, however many
+// Flights the Session has at the path. rw is that of a key, held for writing.
 func (f *Flight[T]) sweepSoon(ctx context.Context, rw *RWMutex) {
-	if !f.s.swept.Due(f.path, f.sweepAfter()) {
+	if !f.s.swept.Due(f.path, math.MaxInt64) {
 		return
 	}
+	over := func() { f.s.swept.Again(f.path, f.sweepAfter()) }
 	g, _, err := rw.current()
-	if err != nil {
-		return
+	if err == nil {
+		var own *zk.Stat
+		if own, _, err = f.read(ctx, g); err == nil {
+			f.s.m.Spawn(func() { defer over(); f.sweep(g.Claim, own) })
+			return
+		}
 	}
-	own, _, err := f.read(ctx, g)
-	if err != nil {
-		return
-	}
-	f.s.m.Spawn(func() { f.sweep(g.Claim, own) })
+	over()
 }
 
 // sweep removes what is old, compared with when c came, whose znode had own for its
@@ -348,7 +349,7 @@ func (f *Flight[T]) sweep(c *line.Claim, own *zk.Stat) {
 		return
 	}
 	for i, n := range nodes {
-		if n.Stat != nil && !f.fresh(own, n.Stat) {
+		if n.Stat != nil && !f.fresh(own, n.Stat) && inc.Ctx.Err() == nil { // else the next sweep, soon
 			f.remove(f.s.m.Bare(strings.TrimSuffix(paths[i], "/"+flightResult)))
 		}
 	}

@@ -508,3 +508,34 @@ func TestAResultThatMayNotBeDeletedIsNotLookedAfterForEver(t *testing.T) {
 		})
 	}
 }
+
+func TestManyResultsOfAProcessThatIsGoneAreDeletedByOneSweep(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		const results = 500
+		s, gone := open(t, srv), open(t, srv)
+		f := zsync.NewFlight[int](gone, "/f", 30*time.Second)
+		for i := range results {
+			_, _, err := f.Do(t.Context(), fmt.Sprint(i), func(context.Context) (int, error) { return 1, nil })
+			must(t, err)
+		}
+		gone.Close()
+		time.Sleep(time.Minute)
+		srv.SetLatency(10 * time.Millisecond)
+		f = zsync.NewFlight[int](s, "/f", 0)
+		before := srv.Counts()
+		const calls = 60
+		for range calls {
+			_, _, err := f.Do(t.Context(), "k", func(context.Context) (int, error) { return 1, nil })
+			must(t, err)
+			time.Sleep(time.Second)
+		}
+		if n := srv.Counts().Sub(before).Total(); n > 10*results+50*calls {
+			t.Errorf("%d requests", n)
+		}
+		for i := range results {
+			if _, _, err := s.Get(t.Context(), fmt.Sprint("/f/", i, "/result")); err == nil {
+				t.Fatalf("result %d is there", i)
+			}
+		}
+	})
+}

@@ -30,3 +30,10 @@ func (p *Pace) Due(key string, wait time.Duration) bool {
 	p.next[key] = now.Add(wait)
 	return true
 }
+
+// Again has key be due when wait is over, whatever was said before.
+func (p *Pace) Again(key string, wait time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.next[key] = time.Now().Add(wait)
+}

@@ -32,3 +32,20 @@ func TestWhatAPaceKeepsIsDueOnceInTheStatedTimeAndForgottenAfterIt(t *testing.T)
 		}
 	})
 }
+
+func TestWhatIsSaidToBeDueAgainIsDueThen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var p Pace
+		if !p.Due("a", math.MaxInt64) {
+			t.Error("not due at first")
+		}
+		p.Again("a", time.Minute)
+		if p.Due("a", time.Minute) {
+			t.Error("due at once")
+		}
+		time.Sleep(time.Minute)
+		if !p.Due("a", time.Minute) {
+			t.Error("not due when its time had come")
+		}
+	})
+}
