@@ -200,16 +200,21 @@ func (m *Semaphore) Path() string { return m.path }
 // with thousands of permits with LayoutKazoo, or with hundreds and a very long
 // WithOwner.
 func (m *Semaphore) Acquire(ctx context.Context, n int64) error {
+	_, _, err := m.acquired(ctx, n)
+	return opError("acquire", m.path, err)
+}
+
+// acquired acquires n permits, and tells observers. The context is for what is done with them.
+func (m *Semaphore) acquired(ctx context.Context, n int64) (_ context.Context, a *allotment, err error) {
 	start := time.Now()
 	if err := m.check(ctx, n); err != nil {
-		return opError("acquire", m.path, err)
+		return ctx, nil, err
 	}
 	told := m.s.tracers.acquiring(ctx, m.traced(n))
-	a, err := m.acquire(ctx, n, true)
+	a, err = m.acquire(ctx, n, true)
 	m.s.m.Waited("acquire", m.path, start, err)
 	told("", err)
-	m.observe(ctx, a)
-	return opError("acquire", m.path, err)
+	return m.observe(ctx, a), a, err
 }
 
 // TryAcquire tries to acquire n permits and reports whether it succeeded. It
@@ -921,18 +926,10 @@ func (m *Semaphore) Do(ctx context.Context, n int64, f func(ctx context.Context)
 	if m.misuse() == nil && f == nil {
 		return opError("do", m.path, session.Invalid("the function is nil"))
 	}
-	start := time.Now()
-	if err := m.check(ctx, n); err != nil {
-		return opError("do", m.path, err)
-	}
-	told := m.s.tracers.acquiring(ctx, m.traced(n))
-	a, err := m.acquire(ctx, n, true)
-	m.s.m.Waited("acquire", m.path, start, err)
-	told("", err)
+	ctx, a, err := m.acquired(ctx, n)
 	if err != nil {
 		return opError("do", m.path, err)
 	}
-	ctx = m.observe(ctx, a)
 	holding, end := context.WithCancelCause(ctx)
 	watched := make(chan struct{})
 	go func() {
