@@ -43,9 +43,9 @@ import (
 // The value is the data of the znode at path, persistent, in the form that the
 // codec gives it and nothing else ([WithCodec]; the default is JSON), so that
 // other programs can read and write it too. Missing parents are made as
-// containers; where something else was made below path first, so was path itself, and
-// the servers remove it, with the value, when nothing is below it any more. So have
-// nothing else below it. The writes of a process also write a znode of unique name below
+// containers; where something else was made below path first, as a lock, so was path
+// itself, which the servers remove when nothing is below it any more: then the first
+// write makes the persistent znode path/%kept, which keeps it. The writes of a process also write a znode of unique name below
 // <path>-receipts, in the same transaction. It is made by the first, and deleted
 // in the background when nothing has been written for a second; a process that
 // dies before leaves it, which harms nobody.
@@ -291,7 +291,8 @@ func (v *Value[T]) commit(ctx context.Context, ops ...any) error {
 	if err != nil {
 		return err
 	}
-	_, err = v.s.m.CommitAcrossSessions(ctx, v.receipts(), ops)
+	rs, err := v.s.m.CommitAcrossSessions(ctx, v.receipts(), ops)
+	v.s.m.KeepStored(ctx, v.full(), rs)
 	return err
 }
 

@@ -786,3 +786,43 @@ func TestUpdateThatOthersOutrunWaitsNoLongerThanARetry(t *testing.T) {
 		}
 	})
 }
+
+// A lock below the path of a Value has made that as a container, which the servers remove when
+// nothing is left in it. The value stays all the same, however it was stored.
+func TestAValueOutlivesTheLockThatHasMadeItsPath(t *testing.T) {
+	for name, store := range map[string]func(ctx context.Context, s *zsync.Session) error{
+		"Store": func(ctx context.Context, s *zsync.Session) error {
+			return zsync.NewValue[int](s, "/config").Store(ctx, 5)
+		},
+		"CompareAndSwap": func(ctx context.Context, s *zsync.Session) error {
+			ok, err := zsync.NewValue[int](s, "/config").CompareAndSwap(ctx, zsync.Version{}, 5)
+			if err == nil && !ok {
+				err = errors.New("not swapped")
+			}
+			return err
+		},
+		"Update": func(ctx context.Context, s *zsync.Session) error {
+			_, err := zsync.NewValue[int](s, "/config").Update(ctx, func(int) (int, error) { return 5, nil })
+			return err
+		},
+		"Add": func(ctx context.Context, s *zsync.Session) error {
+			_, err := zsync.NewInt64(s, "/config").Add(ctx, 5)
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s := open(t, srv)
+				lock := zsync.NewMutex(s, "/config/lock")
+				must(t, lock.Lock(t.Context()))
+				must(t, store(t.Context(), s))
+				must(t, lock.Unlock())
+				time.Sleep(10 * time.Minute)
+				n, _, err := zsync.NewValue[int](s, "/config").Load(t.Context())
+				if n != 5 || err != nil {
+					t.Errorf("the value is %d, %v", n, err)
+				}
+			})
+		})
+	}
+}

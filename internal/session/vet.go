@@ -80,6 +80,39 @@ func (inc *Incarnation) KeepDir(ctx context.Context, path string, mark []byte, s
 	return marked && err == nil, nil
 }
 
+// KeepStored has the znode at path last, in which something was stored. rs is the answer to
+// that: where its Stat shows that something is or was below it others may have made it, as a
+// container, which the servers remove when nothing is left in it. So it is given a persistent
+// child, once in a session. It is given that also if ctx ends meanwhile, and left as it is by
+// who may not make one.
+func (m *Manager) KeepStored(ctx context.Context, path string, rs []zk.MultiResponse) {
+	if len(rs) == 0 || rs[0].Stat == nil || rs[0].Stat.Cversion == 0 {
+		return
+	}
+	kept := make(chan error, 1)
+	_, stay := m.BeforeClose()
+	m.Spawn(func() {
+		defer stay()
+		kept <- m.During(context.Background(), func(inc *Incarnation) error { return inc.keep(inc.Ctx, path) })
+	})
+	select {
+	case <-kept:
+	case <-ctx.Done(): // it is stored, whatever becomes of this
+	}
+}
+
+// keep makes the child that keeps the znode at path, once.
+func (inc *Incarnation) keep(ctx context.Context, path string) error {
+	if _, ok := inc.kept.Load(path); ok {
+		return nil
+	}
+	_, err := retry(ctx, inc, inc.createCall(ChildPath(path, keptBy), nil, zk.FlagPersistent))
+	if OutcomeOf(err) == Answered {
+		inc.kept.Store(path, struct{}{})
+	}
+	return err
+}
+
 // mark is what a directory begins with.
 func (m *Manager) mark(path string) []byte {
 	mark, _ := m.lasting.Load(path)
