@@ -91,6 +91,11 @@ func advance(ctx context.Context, file, resource string, token int64, write func
 		if err := f.Sync(); err != nil {
 			return err
 		}
+		if newest == 0 { // the file may be new, and is not to be forgotten in a power failure
+			if err := syncDir(filepath.Dir(file)); err != nil {
+				return err
+			}
+		}
 	}
 	return write()
 }
@@ -148,6 +153,11 @@ func replace(name string, data []byte, perm fs.FileMode) (err error) {
 	if err := os.Rename(f.Name(), name); err != nil {
 		return err
 	}
+	return syncDir(dir)
+}
+
+// syncDir has the disk know the names in dir.
+func syncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
 		return err

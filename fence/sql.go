@@ -122,7 +122,9 @@ func (t *Table) Add(ctx context.Context, db *sql.DB, resource string) error {
 // Do runs write in a transaction that commits only if token is not stale. If it
 // is, write is not called and Do returns a [*StaleError].
 //
-// An error of write is returned as it is, and the transaction rolled back.
+// An error of write is returned as it is, and the transaction rolled back. In MySQL
+// write must not change tables (CREATE, ALTER and the like): that commits, and what
+// follows it is not fenced any more.
 func (t *Table) Do(ctx context.Context, db *sql.DB, resource string, token int64, write func(tx *sql.Tx) error) error {
 	if write == nil {
 		return fmt.Errorf("%w: write is nil", ErrInvalid)
