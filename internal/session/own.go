@@ -82,7 +82,7 @@ func (inc *Incarnation) AwaitOwnGone(ctx context.Context, path string) error {
 		_, stat, err := inc.Children(ctx, path)
 		ours := err == nil && stat.EphemeralOwner == inc.ID.Load()
 		if ours {
-			inc.own.Store(path, sighting{on, stat.Version})
+			inc.sawOwn(path, sighting{on, stat.Version})
 			err = inc.AwaitFired(ctx, w)
 		}
 		inc.Watches.Leave(w)
@@ -102,7 +102,7 @@ func (inc *Incarnation) AwaitOwnGone(ctx context.Context, path string) error {
 func (inc *Incarnation) SetOwn(ctx context.Context, path string, data []byte) error {
 	stat, on, err := whileOurs(ctx, inc, inc.seenOwn(path), inc.lookAtOwn(ctx, path), func(version int32) call[*zk.Stat] { return setCall(path, data, version) })
 	if err == nil {
-		inc.own.Store(path, sighting{on, stat.Version})
+		inc.sawOwn(path, sighting{on, stat.Version})
 	}
 	return err
 }
@@ -129,6 +129,17 @@ func (inc *Incarnation) removeOwn(path string, seen sighting) error {
 type sighting struct {
 	on      <-chan struct{}
 	version int32
+}
+
+// sawOwn is told of a sighting of what is at path, which may be older than what is known: a
+// look may be answered before a write, and told after it.
+func (inc *Incarnation) sawOwn(path string, seen sighting) {
+	for {
+		known, ok := inc.own.LoadOrStore(path, seen)
+		if was := known.(sighting); !ok || was.on == seen.on && was.version >= seen.version || inc.own.CompareAndSwap(path, was, seen) {
+			return
+		}
+	}
 }
 
 // seenOwn returns the last sighting of what CreateOwn has made at path.
