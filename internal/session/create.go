@@ -331,10 +331,12 @@ func (inc *Incarnation) CreateThenList(ctx context.Context, check *zk.CheckVersi
 }
 
 // Find looks for the child of dir whose name holds guid, and returns its path
-// or "". It is exact: the sync brings the server up to everything that this
+// or "". It is exact: a write brings the server up to everything that this
 // session's earlier connections got through to the leader, and what they did
 // not get through can no longer be applied, because the leader refuses requests
-// that come from a server which the session has left (SessionMoved).
+// that come from a server which the session has left (SessionMoved). The write changes
+// nothing, see flush. A sync alone would not do where the server is the leader: it answers
+// a sync of its own client at once, before what it has proposed is committed.
 //
 // The listing is shared: where one reply is lost others are too. It is behind the
 // sync, or has come over a later connection, which began with a sync of its own. A
@@ -343,12 +345,19 @@ func (inc *Incarnation) CreateThenList(ctx context.Context, check *zk.CheckVersi
 func (inc *Incarnation) Find(ctx context.Context, dir, guid string) (string, error) {
 	var path string
 	err := inc.repeat(ctx, func(*attempts) error {
+		flush, err := start(ctx, inc, inc.flush())
+		if err != nil {
+			return err
+		}
 		sync, err := start(ctx, inc, syncCall(dir))
 		if err != nil {
 			return err
 		}
 		roll, err := inc.Roll(ctx, dir)
 		if err != nil && !IsNoNode(err) {
+			return err
+		}
+		if _, err = flush.Wait(ctx, inc); OutcomeOf(err) != Answered {
 			return err
 		}
 		if _, err = sync.Wait(ctx, inc); err == nil {

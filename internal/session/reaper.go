@@ -306,12 +306,13 @@ func (rp *reaper) attempt(rs []*Removal) {
 
 // search looks for what abandoned creates without an answer have made, in one round
 // trip for all of rs. That what is not listed is not there, nor will be, is for the
-// reason that makes [Incarnation.Find] exact: the listings are behind a sync.
+// reason that makes [Incarnation.Find] exact: the listings are behind a write and a sync.
 func (rp *reaper) search(rs []*Removal) {
 	inc := rp.inc
-	var sync *pending[void]
+	var flush, sync *pending[void]
 	var listed map[string]*pending[listing] // by directory
 	err := inc.retryAll(inc.Ctx, func(b *Batch) {
+		flush = add(b, inc.flush())
 		sync, listed = add(b, syncCall(ParentPath(rs[0].path))), make(map[string]*pending[listing])
 		for _, r := range rs {
 			if dir := ParentPath(r.path); listed[dir] == nil {
@@ -321,8 +322,8 @@ func (rp *reaper) search(rs []*Removal) {
 	})
 	if err != nil {
 		err = ErrEnded // nothing else ends it
-	} else {
-		err = sync.err
+	} else if err = sync.err; OutcomeOf(flush.err) != Answered {
+		err = flush.err
 	}
 	rp.mu.Lock()
 	rp.searching = false // before wait, which rings the bell
