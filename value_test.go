@@ -20,6 +20,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -825,4 +826,26 @@ func TestAValueOutlivesTheLockThatHasMadeItsPath(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The path of a Value is deleted with all that is below it, and a lock makes it again: what is
+// stored there then stays as what was stored before did.
+func TestAValueOutlivesTheLockThatHasMadeItsPathAgain(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		lock, v := zsync.NewMutex(s, "/config/lock"), zsync.NewValue[int](s, "/config")
+		admin := harness.Plain(t, srv)
+		for n := range 2 {
+			must(t, lock.Lock(t.Context()))
+			must(t, v.Store(t.Context(), n))
+			must(t, lock.Unlock())
+			time.Sleep(10*time.Minute + 7*time.Second) // and not just as the servers look for what is empty
+			if got, _, err := v.Load(t.Context()); got != n || err != nil {
+				t.Errorf("the value is %d, %v, want %d", got, err, n)
+			}
+			for _, path := range []string{"/config/%kept", "/config"} {
+				must(t, admin.Delete(path, -1))
+			}
+		}
+	})
 }

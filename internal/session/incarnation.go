@@ -35,7 +35,7 @@ type Incarnation struct {
 	Heard   Moment        // when the last answered request was sent; zero before the first; guarded by LiveMu
 	zxid    atomic.Int64  // the last that a reply has shown
 	vetted  sync.Map      // by path: the directories that nobody else may change
-	kept    sync.Map      // by path: the directories that last, see KeepDir
+	kept    sync.Map      // by path: the czxid of what lasts there, see KeepDir and KeepStored
 	own     sync.Map      // by path: the last sighting of what CreateOwn has made
 	ready   chan struct{} // closed when conn is set
 	first   chan struct{} // closed when the first handshake has succeeded

@@ -64,9 +64,9 @@ func (inc *Incarnation) KeepDir(ctx context.Context, path string, mark []byte, s
 		if err := inc.VetHere(ctx, path); err != nil {
 			return false, err
 		}
-		_, err = retry(ctx, inc, inc.createCall(ChildPath(path, keptBy), nil, zk.FlagPersistent))
+		err = inc.makeKept(ctx, path)
 	}
-	if marked = (err == nil || IsNodeExists(err)) && (!lasts || stat.Version == -1); marked {
+	if marked = err == nil && (!lasts || stat.Version == -1); marked {
 		// Should it be another by now, it is the one that has the child.
 		_, err = inc.Set(ctx, path, mark, -1)
 	}
@@ -76,15 +76,15 @@ func (inc *Incarnation) KeepDir(ctx context.Context, path string, mark []byte, s
 	case err != nil && (stat.Version == -1 || !IsAnswer(err, zk.ErrNoAuth)):
 		return false, err
 	}
-	inc.kept.Store(path, struct{}{})
+	inc.kept.Store(path, stat.Czxid)
 	return marked && err == nil, nil
 }
 
 // KeepStored has the znode at path last, in which something was stored. rs is the answer to
 // that: where its Stat shows that something is or was below it others may have made it, as a
 // container, which the servers remove when nothing is left in it. So it is given a persistent
-// child, once in a session. It is given that also if ctx ends meanwhile, and left as it is by
-// who may not make one.
+// child, once in a session for each znode that is made there. It is given that also if ctx ends
+// meanwhile, and left as it is by who may not make one.
 func (m *Manager) KeepStored(ctx context.Context, path string, rs []zk.MultiResponse) {
 	if len(rs) == 0 || rs[0].Stat == nil || rs[0].Stat.Cversion == 0 {
 		return
@@ -93,7 +93,16 @@ func (m *Manager) KeepStored(ctx context.Context, path string, rs []zk.MultiResp
 	_, stay := m.BeforeClose()
 	m.Spawn(func() {
 		defer stay()
-		kept <- m.During(context.Background(), func(inc *Incarnation) error { return inc.keep(inc.Ctx, path) })
+		kept <- m.During(context.Background(), func(inc *Incarnation) error {
+			if of, ok := inc.kept.Load(path); ok && of == rs[0].Stat.Czxid {
+				return nil
+			}
+			err := inc.makeKept(inc.Ctx, path)
+			if err == nil || IsAnswer(err, zk.ErrNoAuth) {
+				inc.kept.Store(path, rs[0].Stat.Czxid)
+			}
+			return err
+		})
 	})
 	select {
 	case <-kept:
@@ -101,14 +110,11 @@ func (m *Manager) KeepStored(ctx context.Context, path string, rs []zk.MultiResp
 	}
 }
 
-// keep makes the child that keeps the znode at path, once.
-func (inc *Incarnation) keep(ctx context.Context, path string) error {
-	if _, ok := inc.kept.Load(path); ok {
-		return nil
-	}
+// makeKept makes the child that keeps the znode at path, unless it is there.
+func (inc *Incarnation) makeKept(ctx context.Context, path string) error {
 	_, err := retry(ctx, inc, inc.createCall(ChildPath(path, keptBy), nil, zk.FlagPersistent))
-	if OutcomeOf(err) == Answered {
-		inc.kept.Store(path, struct{}{})
+	if IsNodeExists(err) {
+		err = nil
 	}
 	return err
 }
