@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -455,12 +456,7 @@ func TestASwapIsNotAppliedToAKeyStoredAnewThoughTheServersHaveRemovedThePath(t *
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
 				var away atomic.Bool
-				a := open(t, srv, zsync.WithDialer(func(network, addr string, d time.Duration) (net.Conn, error) {
-					if away.Load() {
-						return nil, errors.New("away")
-					}
-					return srv.Dial(network, addr, d)
-				}))
+				a := open(t, srv, zsync.WithDialer(harness.DialUnless(&away, srv)))
 				b := open(t, srv)
 				lock := zsync.NewMutex(b, "/m/lock")
 				must(t, lock.Lock(t.Context()))

@@ -10,6 +10,7 @@ import (
 	"os"
 	"runtime/debug"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -138,6 +139,16 @@ func Plain(t testing.TB, srv *zktest.Server, credentials ...string) *zk.Conn {
 // meanwhile; that is too short beside other work.
 func Dial(network, addr string, _ time.Duration) (net.Conn, error) {
 	return net.DialTimeout(network, addr, time.Minute)
+}
+
+// DialUnless reaches srv while cut is false.
+func DialUnless(cut *atomic.Bool, srv *zktest.Server) zk.Dialer {
+	return func(network, addr string, timeout time.Duration) (net.Conn, error) {
+		if cut.Load() {
+			return nil, errors.New("the network is down")
+		}
+		return srv.Dial(network, addr, timeout)
+	}
 }
 
 // SetACL gives a znode another ACL.

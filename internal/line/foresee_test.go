@@ -1,11 +1,17 @@
 package line
 
 import (
+	"context"
 	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
@@ -149,4 +155,214 @@ func TestWhoeverStandsFarBackListsNoSoonerThanItsTurnCanCome(t *testing.T) {
 		}
 		p.left(999)
 	}
+}
+
+// Several of each session wait in one line. Each hand-over takes hardly more than the one round
+// trip in which the next is told, and few listings, whether the line is short or long.
+func TestALinePassesBetweenSessionsInOneRoundTripThoughSeveralOfEachWait(t *testing.T) {
+	t.Parallel()
+	const trip = 10 * time.Millisecond
+	for _, c := range []struct{ sessions, each int }{{1, 30}, {2, 20}, {5, 20}, {20, 40}} {
+		harness.VirtualTime(t, func(t *testing.T) {
+			srv := zktest.Start(t)
+			var lines []*Line
+			for range c.sessions {
+				m, _ := live(t, srv)
+				lines = append(lines, mutexOf(m, "/m"))
+			}
+			srv.SetLatency(trip)
+			var looks atomic.Int64
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				if r.Op == zktest.OpMultiRead || r.Op == zktest.OpGetChildren2 && r.Path == "/m" {
+					looks.Add(1)
+				}
+				return zktest.Pass
+			})
+			all := c.sessions * c.each
+			warm := 2 * c.sessions // the first ones do not know how fast the line goes
+			start := make(chan struct{})
+			var at []time.Time
+			var looked int64
+			var over sync.WaitGroup
+			for i := range all {
+				over.Go(func() {
+					claim, err := lines[i%c.sessions].Acquire(t.Context(), "lock-", nil, Exclusive, nil)
+					harness.Must(t, err)
+					if claim.Child.Seq != int32(len(at)) {
+						t.Errorf("number %d had its turn as the %dth", claim.Child.Seq, len(at)+1)
+					}
+					if at = append(at, time.Now()); i == 0 {
+						<-start
+					}
+					if i == warm {
+						looked = looks.Load()
+					}
+					harness.Must(t, claim.Grant("lock").Release())
+				})
+				time.Sleep(time.Microsecond)
+			}
+			time.Sleep(5 * trip)
+			close(start)
+			over.Wait()
+			n := all - 1 - warm
+			took := at[all-1].Sub(at[warm]) / time.Duration(n)
+			looked = looks.Load() - looked
+			t.Logf("%d sessions, %d each: a hand-over takes %v and %.1f looks at the line", c.sessions, c.each, took, float64(looked)/float64(n))
+			if took > trip*5/4 {
+				t.Errorf("%d sessions, %d each: a hand-over takes %v where a round trip takes %v", c.sessions, c.each, took, trip)
+			}
+			if looked > 4*int64(n) {
+				t.Errorf("%d sessions, %d each: %d hand-overs took %d looks at the line", c.sessions, c.each, n, looked)
+			}
+		})
+	}
+}
+
+// Of three sessions several wait, some give up, some are deleted, connections are lost, and
+// the line is long or short: no two have their turn at once, and whoever does not give up has his.
+func TestWhoeverForeseesForOthersGivesNobodyATurnTooEarlyOrNever(t *testing.T) {
+	t.Parallel()
+	for seed := range harness.Seeds(t, 60, 10, 2000) {
+		rnd := rand.New(rand.NewPCG(uint64(seed), 20))
+		harness.VirtualTime(t, func(t *testing.T) {
+			srv := zktest.Start(t)
+			var lines []*Line
+			var sessions []int64
+			for range 3 {
+				m, inc := live(t, srv)
+				lines, sessions = append(lines, mutexOf(m, "/m")), append(sessions, inc.ID.Load())
+			}
+			admin := harness.Plain(t, srv)
+			fillers := 0 // between them, whose znodes go in nearly the order in which they came
+			if seed%3 == 0 {
+				fillers = 2 * longLine
+			}
+			srv.SetLatency(time.Duration(1+rnd.IntN(20)) * time.Millisecond)
+			var mu sync.Mutex
+			inside, granted := 0, 0
+			pause := func(ms int) time.Duration {
+				mu.Lock()
+				defer mu.Unlock()
+				return time.Duration(rnd.IntN(1000*ms)) * time.Microsecond
+			}
+			var wg sync.WaitGroup
+			const waiters = 24
+			for i := range waiters {
+				ctx, cancel := context.WithCancel(t.Context())
+				patience := time.Hour
+				if rnd.IntN(4) == 0 {
+					patience = pause(3000)
+				}
+				time.AfterFunc(patience, cancel)
+				enters := pause(40)
+				wg.Go(func() {
+					defer cancel()
+					time.Sleep(enters)
+					claim, err := lines[i%3].Acquire(ctx, "lock-", nil, Exclusive, nil)
+					if err != nil {
+						if ctx.Err() == nil {
+							t.Errorf("seed %d: %v", seed, err)
+						}
+						return
+					}
+					grant := claim.Grant("lock")
+					mu.Lock()
+					granted++
+					if inside++; inside != 1 {
+						t.Errorf("seed %d: %d have their turn at once", seed, inside)
+					}
+					mu.Unlock()
+					time.Sleep(pause(30))
+					mu.Lock()
+					inside--
+					mu.Unlock()
+					_ = grant.Release() // somebody may have deleted it
+				})
+			}
+			over := make(chan struct{})
+			var harm sync.WaitGroup
+			harm.Go(func() {
+				_, inc := live(t, srv)
+				var theirs []string
+				for len(theirs) < fillers {
+					guid := session.NewGUID()
+					path, _, err := inc.CreateChildOf(t.Context(), "/m", nil, session.ProtectedName(guid, "lock-"), guid, nil, zk.FlagEphemeralSequential, false)
+					harness.Must(t, err)
+					theirs = append(theirs, path)
+				}
+				for len(theirs) > 0 {
+					i := min(int(pause(8)/time.Millisecond), len(theirs)-1)
+					time.Sleep(pause(2))
+					_ = admin.Delete(theirs[i], -1)
+					theirs = slices.Delete(theirs, i, i+1)
+				}
+			})
+			harm.Go(func() {
+				for !harness.Closed(over) {
+					time.Sleep(pause(200))
+					if pause(8) < time.Millisecond {
+						srv.Disconnect(sessions[int(pause(3)/time.Millisecond)])
+					}
+					names, _, err := admin.Children("/m")
+					if line := ParseChildren(names, "lock-"); err == nil && len(line) > 6 && pause(4) < time.Millisecond {
+						// Of one that has its turn by then it would let two in.
+						i := 6 + int(pause(len(line)-6)/time.Millisecond)
+						_ = admin.Delete("/m/"+line[i].Name, -1)
+					}
+				}
+			})
+			done := make(chan struct{})
+			go func() { wg.Wait(); close(done) }()
+			select {
+			case <-done:
+			case <-time.After(2 * time.Hour):
+				t.Errorf("seed %d: somebody waits for ever; %d had their turn", seed, granted)
+			}
+			close(over)
+			harm.Wait()
+			synctest.Wait()
+		})
+	}
+}
+
+// Who has let go is struck off for the others of its session when the servers say that its znode
+// is gone, and not when it asks them to delete it.
+func TestWhoeverLetsGoIsStruckOffWhenItsDeletionIsAnswered(t *testing.T) {
+	t.Parallel()
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		m, inc := live(t, srv)
+		line := mutexOf(m, "/m")
+		var ours [2]*Claim
+		var theirs []*Claim
+		for i := range ours { // theirs, ours, theirs, ours
+			theirs = append(theirs, stand(t, srv, 1)...)
+			harness.Async(func() (err error) {
+				ours[i], err = line.Acquire(t.Context(), "lock-", nil, Exclusive, nil)
+				return err
+			})
+			synctest.Wait()
+		}
+		theirs[0].Leave()
+		synctest.Wait()
+		got, _ := inc.Attached.Load(viewKeyOf("/m", line.Bases))
+		v, c := got.(*view), ours[0]
+		if !v.nobodyAhead(c.dir, c.Child) {
+			t.Fatal("the holder is not the first of what its session knows")
+		}
+		srv.SetLatency(10 * time.Millisecond)
+		harness.Async(c.Grant("lock").Release)
+		time.Sleep(5 * time.Millisecond)
+		if !v.nobodyAhead(c.dir, c.Child) {
+			t.Error("it is struck off before its deletion is answered")
+		}
+		time.Sleep(10 * time.Millisecond)
+		if v.nobodyAhead(c.dir, c.Child) {
+			t.Error("it is not struck off when its deletion is answered")
+		}
+		srv.SetLatency(0)
+		theirs[1].Leave()
+		synctest.Wait()
+		harness.Must(t, ours[1].GiveBack())
+	})
 }

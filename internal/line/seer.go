@@ -7,6 +7,9 @@ import (
 	"time"
 )
 
+// What a view keeps of those who foresee their turns. How they do it is in foresee.go, which
+// knows the view: these types know nothing of it.
+
 // A seer is one who waits and may foresee his turn.
 type seer struct {
 	dir      int64 // the czxid of the directory

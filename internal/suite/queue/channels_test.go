@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -179,12 +178,7 @@ func claimedNow[T any](t testing.TB, q *zsync.Queue[T]) int {
 // mortal connects a session that can be killed, as with its process.
 func mortal(t testing.TB, srv *zktest.Server) (s *zsync.Session, kill func()) {
 	var dead atomic.Bool
-	s = open(t, srv, zsync.WithDialer(func(network, addr string, timeout time.Duration) (net.Conn, error) {
-		if dead.Load() {
-			return nil, errors.New("the process is dead")
-		}
-		return srv.Dial(network, addr, timeout)
-	}))
+	s = open(t, srv, zsync.WithDialer(harness.DialUnless(&dead, srv)))
 	return s, func() {
 		dead.Store(true)
 		srv.Disconnect(s.ID())

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -159,23 +159,13 @@ func TestAProducerThatFindsItsJournalSweptSaysThatTheOutcomeIsUnknown(t *testing
 	})
 }
 
-// cutBy is a dialer that reaches the servers only while cut is false.
-func cutBy(srv *zktest.Server, cut *atomic.Bool) zsync.Option {
-	return zsync.WithDialer(func(network, addr string, timeout time.Duration) (net.Conn, error) {
-		if cut.Load() {
-			return nil, errors.New("the network is down")
-		}
-		return srv.Dial(network, addr, timeout)
-	})
-}
-
 // The reply to the Send that has made the journal is lost, for longer than that is kept.
 func TestAFirstSendWhoseJournalWasSweptIsNotStoredAgain(t *testing.T) {
 	t.Parallel()
 	for _, hours := range []float64{1, 11.5, 30} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			var cut atomic.Bool
-			s := open(t, srv, longSession, cutBy(srv, &cut))
+			s := open(t, srv, longSession, zsync.WithDialer(harness.DialUnless(&cut, srv)))
 			id := s.ID()
 			other := zsync.NewQueue[int](open(t, srv, longSession), "/q")
 			must(t, other.Send(t.Context(), 0))
@@ -217,7 +207,7 @@ func TestATryRecvWhoseReceiptWasSweptSaysThatItMayHaveTakenSomething(t *testing.
 	for _, hours := range []float64{1, 11.5, 30} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			var cut atomic.Bool
-			s := open(t, srv, longSession, cutBy(srv, &cut))
+			s := open(t, srv, longSession, zsync.WithDialer(harness.DialUnless(&cut, srv)))
 			id := s.ID()
 			other := zsync.NewQueue[int](open(t, srv, longSession), "/q")
 			must(t, other.Send(t.Context(), 0, 1, 2))
