@@ -9,24 +9,25 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
+
+	"github.com/go-zookeeper/zk"
 )
 
 // dial connects to addr within limit. Names are looked up anew each time.
-func (m *Manager) dial(ctx context.Context, addr string, limit time.Duration) (net.Conn, error) {
+func dial(ctx context.Context, cfg *Config, spawn func(func()), addr string, limit time.Duration) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	c, err := m.dialPlain(ctx, addr, limit)
-	if err != nil || m.Config.TLS == nil {
+	c, err := dialPlain(ctx, cfg.Dialer, spawn, addr, limit)
+	if err != nil || cfg.TLS == nil {
 		return c, err
 	}
-	cfg := m.Config.TLS.Clone()
-	if cfg.ServerName == "" {
-		cfg.ServerName, _, _ = net.SplitHostPort(addr)
+	tlsConfig := cfg.TLS.Clone()
+	if tlsConfig.ServerName == "" {
+		tlsConfig.ServerName, _, _ = net.SplitHostPort(addr)
 	}
-	t := tls.Client(c, cfg)
+	t := tls.Client(c, tlsConfig)
 	if err := t.HandshakeContext(ctx); err != nil {
 		c.Close()
 		return nil, tlsError(err)
@@ -54,8 +55,8 @@ func refusesTLS(err error) bool {
 	return errors.As(err, &certificate) || errors.As(err, &alert)
 }
 
-func (m *Manager) dialPlain(ctx context.Context, addr string, limit time.Duration) (net.Conn, error) {
-	if m.Config.Dialer == nil {
+func dialPlain(ctx context.Context, own zk.Dialer, spawn func(func()), addr string, limit time.Duration) (net.Conn, error) {
+	if own == nil {
 		var d net.Dialer
 		host, port, err := net.SplitHostPort(addr)
 		if _, e := netip.ParseAddr(host); err != nil || e == nil {
@@ -72,7 +73,7 @@ func (m *Manager) dialPlain(ctx context.Context, addr string, limit time.Duratio
 			return d.DialContext(ctx, "tcp", net.JoinHostPort(ip, port))
 		})
 	}
-	return m.dialOwn(ctx, addr, limit)
+	return dialOwn(ctx, own, spawn, addr, limit)
 }
 
 // dialEach connects to the first of several addresses that can be reached. Each has
@@ -104,7 +105,7 @@ func dialEach(ctx context.Context, addrs []string, dial func(ctx context.Context
 // dialOwn connects with the dialer of WithDialer, which knows no context. When
 // ctx ends first it is left to itself, and what it still brings is closed. Close
 // waits for it, but only as long as it has been given.
-func (m *Manager) dialOwn(ctx context.Context, addr string, limit time.Duration) (net.Conn, error) {
+func dialOwn(ctx context.Context, own zk.Dialer, spawn func(func()), addr string, limit time.Duration) (net.Conn, error) {
 	type result struct {
 		c   net.Conn
 		err error
@@ -113,7 +114,7 @@ func (m *Manager) dialOwn(ctx context.Context, addr string, limit time.Duration)
 	back := make(chan struct{})
 	go func() {
 		defer close(back)
-		c, err := m.Config.Dialer("tcp", addr, limit)
+		c, err := own("tcp", addr, limit)
 		if c == nil && err == nil {
 			err = errors.New("zsync: the dialer returned neither a connection nor an error")
 		}
@@ -125,7 +126,7 @@ func (m *Manager) dialOwn(ctx context.Context, addr string, limit time.Duration)
 			}
 		}
 	}()
-	m.Spawn(func() {
+	spawn(func() {
 		select {
 		case <-back:
 		case <-time.After(limit):
@@ -196,87 +197,6 @@ func (p *pacer) confirmed() {
 	p.useful = true
 }
 
-// A hostProvider is the pacer as go-zookeeper wants to see it. It paces inside
-// Next, which may block, because go-zookeeper's own pace is a whole second.
-type hostProvider struct{ inc *Incarnation }
-
-func (h *hostProvider) Init([]string) error { return nil }
-func (h *hostProvider) Len() int            { return len(h.inc.Manager.Hosts) }
-func (h *hostProvider) Connected()          { h.inc.Manager.Pace.success() }
-
-func (h *hostProvider) Next() (addr string, retryStart bool) {
-	if h.inc.Ctx.Err() == nil { // else the next incarnation picks
-		addr = h.pick()
-	}
-	if h.inc.Ctx.Err() == nil {
-		return addr, false
-	}
-	// Keep go-zookeeper here until its Close has queued the last request. At
-	// a retryStart it looks whether it was closed, and answers that request.
-	h.inc.park.Do(func() { close(h.inc.parked) })
-	<-h.inc.quit
-	return addr, true
-}
-
-// endOrphan ends an abandoned session that has no connection, or whose server has
-// not answered that it is ended, when those who held something have had their time.
-// The server of its last connection is asked after all others. Attempts are made
-// until the session has expired by itself, or the Session is closed: its Close does
-// not wait for it.
-func (inc *Incarnation) endOrphan(left time.Time) {
-	m := inc.Manager
-	inc.LiveMu.Lock()
-	w := will{inc.ID.Load(), inc.password, time.Duration(inc.Timeout.Load())}
-	inc.LiveMu.Unlock()
-	if w.id == 0 {
-		return // there never was one
-	}
-	first := 0
-	if l := inc.newestLink(); l != nil {
-		first = 1 + slices.Index(m.Hosts, l.addr)
-	}
-	wait := max(time.Microsecond, time.Until(left.Add(inc.LossTime())))
-	for try := 0; time.Since(left)+wait < w.timeout; try++ {
-		select {
-		case <-time.After(wait):
-		case <-m.Closing:
-			return
-		}
-		addr := m.Hosts[(first+try)%len(m.Hosts)]
-		err := m.endOver(addr, w)
-		if err == nil {
-			return
-		}
-		m.Log.Debug("zsync: cannot end the session that was left", "session", Text(w.id), "addr", addr, "err", err)
-		wait = max(m.Config.Retry.Delay(1+try/len(m.Hosts)), w.timeout/20)
-	}
-}
-
-// endOver executes w at the server at addr.
-func (m *Manager) endOver(addr string, w will) error {
-	limit := min(w.timeout/5, 5*time.Second)
-	ctx, cancel := m.untilClosing()
-	defer cancel()
-	c, err := m.dial(ctx, addr, limit)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	defer context.AfterFunc(ctx, func() { c.Close() })()
-	c.SetDeadline(time.Now().Add(limit))
-	m.requests.Add(1)
-	return w.execute(c)
-}
-
-// untilClosing returns a context that ends when the Session is closed.
-func (m *Manager) untilClosing() (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(context.Background())
-	m.Spawn(func() {
-		select {
-		case <-m.Closing:
-			cancel()
-		case <-ctx.Done():
-		}
-	})
-	return ctx, cancel
-}
+// lasting is how long a connection must live to be replaced as the first is. A
+// server that accepts and drops is thus dialled no more than once a second.
+const lasting = time.Second

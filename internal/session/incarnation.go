@@ -3,7 +3,6 @@ package session
 import (
 	"context"
 	"fmt"
-	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,12 +17,10 @@ import (
 // that replaces it with the next. Every ephemeral znode belongs to the
 // incarnation that created it, so "does my lock still stand?" has one answer.
 //
-// It wraps one [zk.Conn], which is sealed when the incarnation ends: its
-// socket is closed, its dialer refuses, and no call is given to it any more.
+// When it ends its socket is closed, and it connects no more.
 type Incarnation struct {
 	Manager *Manager
 	Watches *Watches
-	Conn    *zk.Conn // set before ready is closed
 
 	// ctx is cancelled, with cause an ErrLost or ErrClosed, when the session is
 	// over or may be over.
@@ -37,13 +34,9 @@ type Incarnation struct {
 	vetted  sync.Map      // by path: the directories that nobody else may change
 	kept    sync.Map      // by path: the czxid of what lasts there, see KeepDir and KeepStored
 	own     sync.Map      // by path: the last sighting of what CreateOwn has made
-	ready   chan struct{} // closed when conn is set
 	first   chan struct{} // closed when the first handshake has succeeded
-	parked  chan struct{} // closed when conn, after the end, is between two attempts to connect
-	quit    chan struct{} // closed when conn.Close has been called
-	gone    chan struct{} // closed when every goroutine of conn has ended
-	park    sync.Once     // closes parked
-	drain   sync.Once     // shuts conn down
+	gone    chan struct{} // closed when serve has ended
+	drain   sync.Once     // of shut
 
 	mu   sync.Mutex
 	link *link         // the newest, if any; guarded by mu
@@ -82,19 +75,12 @@ const patience = 3.0 / 4
 // that time is left to try another server. Pings go every third.
 const silent = 1.0 / 2
 
-// smallBuffer is what go-zookeeper has for a packet, instead of 1.5 MB each for
-// reading and writing.
-const smallBuffer = 4 << 10
-
 // newIncarnation begins a session. It is not established before first is
 // closed.
 func newIncarnation(m *Manager) *Incarnation {
 	inc := &Incarnation{
 		Manager: m,
-		ready:   make(chan struct{}),
 		first:   make(chan struct{}),
-		quit:    make(chan struct{}),
-		parked:  make(chan struct{}),
 		gone:    make(chan struct{}),
 		up:      make(chan struct{}),
 		down:    make(chan struct{}),
@@ -112,28 +98,41 @@ func newIncarnation(m *Manager) *Incarnation {
 
 // start begins to connect.
 func (inc *Incarnation) start() {
-	conn, events, err := zk.Connect(inc.Manager.Hosts, inc.Manager.Config.Timeout,
-		zk.WithDialer(inc.dial),
-		zk.WithHostProvider(&hostProvider{inc}),
-		zk.WithEventCallback(inc.event),
-		zk.WithLogger(inc.Manager.zkLog),
-		zk.WithLogInfo(false),
-		// It sees the handshake, pings and the end of the session, and nothing
-		// else: requests go past it.
-		zk.WithMaxConnBufferSize(smallBuffer),
-		zk.WithMaxBufferSize(smallBuffer),
-	)
-	if err != nil {
-		panic("zsync: BUG: " + err.Error()) // only an empty list of servers is refused
-	}
-	inc.Conn = conn
-	close(inc.ready)
 	inc.Manager.Spawn(func() {
 		defer close(inc.gone)
-		for range events { // closed when the loop of conn has ended
-		}
+		inc.serve()
 	})
 	inc.Manager.Spawn(inc.watchdog)
+}
+
+// serve makes one connection after another, and reads from it, until the incarnation
+// has ended.
+func (inc *Incarnation) serve() {
+	for inc.Ctx.Err() == nil {
+		addr := inc.pick()
+		if inc.Ctx.Err() != nil {
+			return
+		}
+		l, err := inc.dial(addr)
+		if err == nil {
+			err = l.connect()
+		}
+		if err != nil {
+			if l != nil {
+				l.Close()
+			}
+			if inc.Ctx.Err() == nil { // else it says nothing of the server
+				inc.Manager.dialed(addr, err)
+			}
+			continue
+		}
+		inc.Manager.Pace.success()
+		inc.connected()
+		l.read()
+		l.Close()
+		inc.disconnected()
+		l.over()
+	}
 }
 
 // silence is how long a connection may stay without a reply.
@@ -141,28 +140,20 @@ func (inc *Incarnation) silence() time.Duration {
 	return time.Duration(float64(inc.Timeout.Load()) * silent)
 }
 
-// dial is go-zookeeper's dialer.
-func (inc *Incarnation) dial(_, addr string, _ time.Duration) (net.Conn, error) {
-	<-inc.ready
+// dial connects to a server.
+func (inc *Incarnation) dial(addr string) (*link, error) {
 	limit := inc.dialLimit()
 	deadline := time.Now().Add(limit)
-	c, err := inc.Manager.dial(inc.Ctx, addr, limit)
+	c, err := dial(inc.Ctx, &inc.Manager.Config, inc.Manager.Spawn, addr, limit)
 	if err != nil {
-		if inc.Ctx.Err() == nil { // else it says nothing of the server
-			inc.Manager.dialed(addr, err)
-		}
 		return nil, err
 	}
 	l := newLink(inc, c, addr, deadline)
 	inc.mu.Lock()
 	inc.link = l
 	inc.mu.Unlock()
-	// Either we see the end here, or whoever ends the incarnation sees the
+	// Either connect sees the end, or whoever ends the incarnation sees the
 	// link there: it is set before, and end is called before it is read.
-	if inc.Ctx.Err() != nil {
-		l.Close()
-		return nil, context.Cause(inc.Ctx)
-	}
 	return l, nil
 }
 
@@ -379,22 +370,10 @@ func (inc *Incarnation) shut() {
 		inc.end(ErrClosed) // the first cause stays
 		inc.endings.await()
 		inc.last <- struct{}{} // the connection that lastly uses is not closed under it
-		if !inc.leaveTime() {
-			// No server can be told. go-zookeeper answers the last request
-			// at once if it finds it between two attempts to connect.
-			inc.seal(ErrClosed)
-			<-inc.parked
+		if inc.leaveTime() {
+			inc.newestLink().bye()
+			AwaitFor(inc.gone, time.Second)
 		}
-		closed := make(chan struct{})
-		inc.Manager.Spawn(func() {
-			defer close(closed)
-			inc.Conn.Close() // queues a closeSession and waits up to a second for the reply
-		})
-		// Time for Close to queue its request. Without it nothing breaks,
-		// but go-zookeeper may not see the request and sit its second out.
-		time.Sleep(time.Millisecond)
-		close(inc.quit)
-		<-closed
 		inc.seal(ErrClosed)
 		// Nothing may have been asked, for want of a connection, or the server was
 		// silent: then another is asked. What the silent one passes on after all ends
@@ -438,20 +417,6 @@ func (inc *Incarnation) OnEnd(f func()) (stop func() bool) {
 			inc.endings.add(-1)
 		}
 		return ok
-	}
-}
-
-// event is go-zookeeper's callback. It runs in that library's goroutines and
-// must not block.
-func (inc *Incarnation) event(e zk.Event) {
-	switch {
-	case e.Type == zk.EventSession && e.State == zk.StateHasSession:
-		inc.connected()
-	case e.Type == zk.EventSession && e.State == zk.StateDisconnected:
-		inc.disconnected()
-		if l := inc.newestLink(); l != nil {
-			l.over()
-		}
 	}
 }
 

@@ -19,20 +19,16 @@ import (
 	"github.com/zsync/zsync/internal/wire"
 )
 
-// A link is one network connection of a session, between go-zookeeper and the
-// socket. go-zookeeper opens sessions, sends pings and closes sessions. The
-// session's own requests go past it: they are encoded straight into the link's
-// buffer, and their replies are decoded as they come, without a goroutine for
-// each. What the link does besides:
+// A link is one network connection of a session. Requests are encoded straight into
+// its buffer, and their replies are decoded as they come, without a goroutine for
+// each. What it does besides:
 //
 //   - The handshake. Only the first link of an incarnation may open a session,
 //     and later links may only continue it: an expired session, or another
-//     session id without any word of expiry, ends the incarnation before
-//     go-zookeeper learns of it. So no request ever runs in a session that
-//     it was not made for.
+//     session id without any word of expiry, ends the incarnation. So no request
+//     ever runs in a session that it was not made for.
 //   - Credentials are sent with the handshake, and watches right behind it, ahead
-//     of every request. (go-zookeeper would send watches behind queued calls,
-//     and can deadlock for good while it sends credentials.)
+//     of every request.
 //   - A new connection of a session shows nothing older than the one before:
 //     its server catches up with the leader ahead of every request.
 //   - The watch flag of a read is set when Watches wants that znode watched, and
@@ -51,7 +47,6 @@ type link struct {
 	addr     string        // of the server
 	inc      *Incarnation  // whose session this is
 	r        *bufio.Reader // of Conn; used by the reading goroutine alone
-	pre      []byte        // what go-zookeeper reads next
 	head     [replyHeader]byte
 	body     []byte // of the last reply; used by the reading goroutine alone
 
@@ -106,9 +101,8 @@ type request interface {
 	fail(err error)
 }
 
-// firstXid keeps the link's own requests apart from go-zookeeper's, which counts
-// from 1 and has sent only to close the session.
-const firstXid = 1 << 30
+// xidClose is the number of the end of a session; requests count from the next.
+const xidClose = 1
 
 // sentInfo is what the link remembers of a request until its reply.
 type sentInfo struct {
@@ -129,7 +123,7 @@ func newLink(inc *Incarnation, c net.Conn, addr string, limit time.Time) *link {
 		hardLimit: limit,
 		closed:    make(chan struct{}),
 		more:      make(chan struct{}, 1),
-		xid:       firstXid,
+		xid:       xidClose,
 		sent:      make(map[int32]sentInfo),
 	}
 }
@@ -199,8 +193,8 @@ func (l *link) put(rs []request) (mine []byte, ok bool) {
 	at := l.inc.sending()
 	for _, r := range rs {
 		l.xid++
-		if l.xid < firstXid {
-			l.xid = firstXid
+		if l.xid <= xidClose {
+			l.xid = xidClose + 1
 		}
 		info := sentInfo{at: at, op: r.opcode(), r: r}
 		start := len(l.out)
@@ -246,9 +240,13 @@ const keptBuffer = 64 << 10
 
 // write writes packets until the link is closed.
 func (l *link) write() {
+	ticker := time.NewTicker(time.Duration(l.inc.Timeout.Load()) / 3)
+	defer ticker.Stop()
 	for {
 		select {
 		case <-l.more:
+		case <-ticker.C:
+			l.ping()
 		case <-l.closed:
 			return
 		}
@@ -280,87 +278,76 @@ func (l *link) writeOut(p []byte) {
 	}
 }
 
-// Write sends one packet of go-zookeeper: the handshake, a ping, or the end of
-// the session. It reports no failed write: go-zookeeper would answer the request
-// three times, and block at the third. The broken connection says it.
-func (l *link) Write(p []byte) (int, error) {
-	if !l.shook.Load() {
-		return l.writeHandshake(p)
-	}
-	if len(p) < 12 {
-		return 0, fmt.Errorf("zsync: BUG: packet of %d bytes", len(p))
-	}
-	l.wmu.Lock()
-	defer l.wmu.Unlock()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	xid, op := int32(binary.BigEndian.Uint32(p[4:])), int32(binary.BigEndian.Uint32(p[8:]))
-	at := l.inc.sending()
-	switch {
-	case op == wire.OpPing:
-		l.pings = append(l.pings, at)
-	case l.state != linkOver:
-		l.sent[xid] = sentInfo{at: at, op: op}
-		l.order = append(l.order, xid)
-		l.inc.Manager.requests.Add(1)
-	}
-	l.out = append(l.out, p...)
-	l.wroteLocked()
-	return len(p), nil
-}
-
-// writeHandshake sends the connect request, unless the incarnation is over: a
-// session must not be opened after the end.
-func (l *link) writeHandshake(p []byte) (int, error) {
+// connect opens the session over l, or continues it. It runs in the goroutine that reads,
+// when no other uses l.
+func (l *link) connect() error {
 	if l.inc.Ctx.Err() != nil {
-		l.Close()
-		return 0, net.ErrClosed
+		return net.ErrClosed // a session must not be opened after the end
 	}
-	if len(p) >= 16 {
-		// go-zookeeper has not seen the replies.
-		l.relative = l.inc.zxid.Load()
-		binary.BigEndian.PutUint64(p[8:], uint64(l.relative))
+	l.relative = l.inc.zxid.Load()
+	timeout := l.inc.Manager.Config.Timeout
+	l.inc.LiveMu.Lock()
+	password := l.inc.password
+	l.inc.LiveMu.Unlock()
+	id := l.inc.ID.Load()
+	if id == 0 {
+		password = make([]byte, 16)
+	} else {
+		timeout = time.Duration(l.inc.Timeout.Load())
 	}
 	// Credentials go with the handshake, which saves a round trip. A server does not
 	// read on before the session is established, and answers in this order.
-	out := bytes.Clone(p)
+	out := wire.Connect(l.relative, timeout, id, password)
 	for _, a := range l.inc.Manager.Config.Auths {
 		out = append(out, authPacket(a)...)
 	}
 	l.asked = time.Now()
 	l.Conn.SetDeadline(l.hardLimit)
-	n, err := l.Conn.Write(out)
-	return min(n, len(p)), err
+	if _, err := l.Conn.Write(out); err != nil {
+		return err
+	}
+	return l.handshake()
 }
 
-// Read hands the server's packets to go-zookeeper.
-func (l *link) Read(p []byte) (int, error) {
-	if !l.shook.Load() {
-		if err := l.handshake(); err != nil {
-			l.Close()
-			if l.inc.Ctx.Err() == nil {
-				l.inc.Manager.dialed(l.addr, err)
-			}
-			return 0, err
-		}
+// read deals with what the server sends, until the connection ends.
+func (l *link) read() {
+	for l.nextPacket() == nil {
 	}
-	for len(l.pre) == 0 {
-		if err := l.nextPacket(); err != nil {
-			l.Close() // frees a writer that is blocked
-			return 0, err
+}
+
+// ask puts a packet of the link itself in its place in the order.
+func (l *link) ask(xid, op int32, note func(at stamp)) {
+	l.wmu.Lock()
+	defer l.wmu.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	note(l.inc.sending())
+	start := len(l.out)
+	l.out = wire.AppendHeader(l.out, xid, op)
+	wire.EndPacket(l.out[start:])
+	l.wroteLocked()
+}
+
+func (l *link) ping() {
+	l.ask(wire.XidPing, wire.OpPing, func(at stamp) { l.pings = append(l.pings, at) })
+}
+
+// bye asks the server to end the session.
+func (l *link) bye() {
+	l.ask(xidClose, wire.OpCloseSession, func(at stamp) {
+		if l.state != linkOver {
+			l.sent[xidClose] = sentInfo{at: at, op: wire.OpCloseSession}
+			l.order = append(l.order, xidClose)
+			l.inc.Manager.requests.Add(1)
 		}
-	}
-	n := copy(p, l.pre)
-	l.pre = l.pre[n:]
-	return n, nil
+	})
 }
 
 // replyHeader is the size of what every packet of a server begins with: its
 // length, xid, zxid and error code.
 const replyHeader = 20
 
-// nextPacket reads a packet. Only what go-zookeeper has asked for is left in pre
-// for it.
+// nextPacket reads a packet.
 //
 // What ends in an error here is never seen by anyone, nor is anything behind it.
 func (l *link) nextPacket() error {
@@ -442,8 +429,7 @@ func (l *link) event(body []byte) error {
 }
 
 // handshake reads the reply to the connect request and decides whether this
-// link may go on. It runs in go-zookeeper's connecting goroutine, when no
-// other uses the link.
+// link may go on.
 func (l *link) handshake() error {
 	var size [4]byte
 	switch _, err := io.ReadFull(l.r, size[:]); {
@@ -465,7 +451,7 @@ func (l *link) handshake() error {
 	timeout := time.Duration(int32(binary.BigEndian.Uint32(body[4:]))) * time.Millisecond
 	id := int64(binary.BigEndian.Uint64(body[8:]))
 	if id != 0 && timeout <= 0 || binary.BigEndian.Uint32(body[16:]) > n-20 {
-		return fmt.Errorf("%w: session of %v", errHandshake, timeout) // go-zookeeper would panic
+		return fmt.Errorf("%w: session of %v", errHandshake, timeout)
 	}
 
 	l.wmu.Lock()
@@ -488,9 +474,6 @@ func (l *link) handshake() error {
 		}
 		return err
 	}
-	// go-zookeeper pings by what it reads there, and a connection without a reply is
-	// given up by what the session has.
-	binary.BigEndian.PutUint32(body[4:], uint32(l.inc.Timeout.Load()/int64(time.Millisecond)))
 	// Behind the handshake, ahead of every call.
 	var out []byte
 	if continued && l.inc.staked() {
@@ -498,8 +481,8 @@ func (l *link) handshake() error {
 	}
 	out = append(out, l.inc.Watches.resend(l.relative)...)
 	if continued {
-		// What a server tells in an event is not in the zxid that go-zookeeper
-		// shows to the next server. So a server from before the event would
+		// What a server tells in an event is not in the zxid that the
+		// handshake shows to the next server. So a server from before the event would
 		// take the session, and show what the event has told to be over: a
 		// place that is gone, permits that are taken. A session that begins
 		// needs no such thing: its server has applied its beginning, which
@@ -518,17 +501,15 @@ func (l *link) handshake() error {
 	l.inc.LiveMu.Lock()
 	l.inc.password = passwordIn(body)
 	l.inc.LiveMu.Unlock()
-	// Until go-zookeeper knows of the session it can ask for another.
 	l.inc.ID.Store(id)
 	l.Conn.SetDeadline(time.Time{})
-	l.pre = append(size[:], body...)
 	l.shook.Store(true)
 	l.inc.Manager.Spawn(l.write)
 	return nil
 }
 
 // endSession has the server end the session of the handshake.
-func (l *link) endSession() { l.Conn.Write(wire.AppendHeader(nil, 1, wire.OpCloseSession)) }
+func (l *link) endSession() { l.Conn.Write(wire.AppendHeader(nil, xidClose, wire.OpCloseSession)) }
 
 // passwordIn returns the password in the reply to a handshake, whose size has been
 // looked at.
@@ -612,11 +593,9 @@ func (l *link) received(xid, code int32, body []byte, now time.Time) error {
 	if info.r == nil {
 		if info.op == wire.OpCloseSession && code == 0 {
 			l.inc.endedOnServer()
+			return io.EOF
 		}
 		l.inc.contact(info.at, proofOf(info.op, code), now)
-		if xid > 0 {
-			l.pre = append(append(make([]byte, 0, len(l.head)+len(body)), l.head[:]...), body...)
-		}
 		return nil
 	}
 	// Watches and the liveness know before the caller goes on.
@@ -709,30 +688,6 @@ func (l *link) deadline(due time.Time) {
 		l.due = due
 		l.Conn.SetReadDeadline(due)
 	}
-}
-
-// SetReadDeadline bounds go-zookeeper's patience with the handshake. After that
-// the link has its own.
-func (l *link) SetReadDeadline(t time.Time) error {
-	if l.shook.Load() {
-		return nil
-	}
-	return l.Conn.SetReadDeadline(l.clip(t))
-}
-
-// SetWriteDeadline bounds a write likewise.
-func (l *link) SetWriteDeadline(t time.Time) error {
-	if l.shook.Load() {
-		return nil
-	}
-	return l.Conn.SetWriteDeadline(l.clip(t))
-}
-
-func (l *link) clip(t time.Time) time.Time {
-	if t.IsZero() || t.After(l.hardLimit) {
-		return l.hardLimit
-	}
-	return t
 }
 
 // Close closes the socket. It may be called by anyone, any number of times. It

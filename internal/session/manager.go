@@ -13,8 +13,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/go-zookeeper/zk"
-
 	"github.com/zsync/zsync/internal/trace"
 )
 
@@ -26,7 +24,6 @@ type Manager struct {
 	Hosts  []string // the servers, as in the connect string, each with a port
 	chroot string   // what every path begins with; "" or "/a/b"
 	Log    *slog.Logger
-	zkLog  zk.Logger
 	Trace  *trace.Writer // nil if nothing is traced
 	Pace   pacer
 
@@ -65,7 +62,6 @@ func New(hosts []string, chroot string, cfg Config) *Manager {
 		Hosts:   hosts,
 		chroot:  chroot,
 		Log:     cfg.Log,
-		zkLog:   zkLogger{cfg.Log},
 		changed: make(chan struct{}),
 		feeds:   make(map[listener]struct{}),
 		Closing: make(chan struct{}),
@@ -348,10 +344,6 @@ func (m *Manager) dialed(addr string, err error) {
 	m.Log.Log(context.Background(), level, "zsync: cannot reach server", "addr", addr, "err", err)
 }
 
-// lasting is how long a connection must live to be replaced as the first is. A
-// server that accepts and drops is thus dialled no more than once a second.
-const lasting = time.Second
-
 // untried returns how many servers have not been tried in this round, that of
 // the last pick included.
 func (p *pacer) untried() int {
@@ -360,33 +352,27 @@ func (p *pacer) untried() int {
 	return len(p.hosts) - (p.tries+len(p.hosts)-1)%len(p.hosts)
 }
 
-func (h *hostProvider) pick() string {
+// pick chooses the next server, and waits until it is to be tried.
+func (inc *Incarnation) pick() string {
 	limit := time.Duration(math.MaxInt64)
-	if h.inc.ID.Load() != 0 {
+	if inc.ID.Load() != 0 {
 		// The session must not run out while a server is already back, nor for
 		// want of attempts: there are about 30 of these before it does, and twice
 		// as many where something is held.
 		parts := time.Duration(8)
-		if h.inc.staked() {
+		if inc.staked() {
 			parts = 16
 		}
-		limit = min(time.Duration(h.inc.Timeout.Load()/10), max(h.inc.left()/parts, 10*time.Millisecond))
+		limit = min(time.Duration(inc.Timeout.Load()/10), max(inc.left()/parts, 10*time.Millisecond))
 	}
-	addr, delay := h.inc.Manager.Pace.pick(limit)
+	addr, delay := inc.Manager.Pace.pick(limit)
 	if delay > 0 {
 		select {
 		case <-time.After(delay):
-		case <-h.inc.Ctx.Done():
+		case <-inc.Ctx.Done():
 		}
 	}
 	return addr
-}
-
-// zkLogger passes go-zookeeper's own log on.
-type zkLogger struct{ log *slog.Logger }
-
-func (z zkLogger) Printf(format string, args ...any) {
-	z.log.Debug("go-zookeeper: " + fmt.Sprintf(format, args...))
 }
 
 // Text writes a session id as ZooKeeper's own tools do.

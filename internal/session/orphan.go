@@ -1,9 +1,11 @@
 package session
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/zsync/zsync/internal/wire"
@@ -16,8 +18,8 @@ import (
 //
 // That is safe whenever it comes. All who held something were told when the
 // incarnation ended, and have had LossTime; nothing was granted since, because a
-// grant needs an incarnation that has not ended; and go-zookeeper, whose dialer
-// refuses, does not come back to the session. All that is sent is the handshake and
+// grant needs an incarnation that has not ended; and an incarnation that has ended
+// connects no more. All that is sent is the handshake and
 // the end of the session, in one piece: so no server prolongs what is not ended
 // right behind, unless the connection breaks in between. Then it has a timeout more.
 
@@ -30,13 +32,8 @@ type will struct {
 
 // packets is the handshake that continues the session, with its end behind it.
 func (w will) packets() []byte {
-	p := binary.BigEndian.AppendUint32(nil, 0) // the length
-	p = wire.AppendInt32(p, 0)                 // the version of the protocol
-	p = wire.AppendInt64(p, 0)                 // nothing was seen: any server will do, as nothing is read
-	p = wire.AppendInt32(p, int32(w.timeout/time.Millisecond))
-	p = wire.AppendInt64(p, w.id)
-	p = wire.EndPacket(wire.AppendBuffer(p, w.password))
-	return append(p, wire.EndPacket(wire.AppendHeader(nil, 1, wire.OpCloseSession))...)
+	p := wire.Connect(0, w.timeout, w.id, w.password) // nothing was seen: any server will do, as nothing is read
+	return append(p, wire.EndPacket(wire.AppendHeader(nil, xidClose, wire.OpCloseSession))...)
 }
 
 // execute sends w to a server. It is nil if the session has ended, now or before.
@@ -60,6 +57,69 @@ func (w will) execute(c io.ReadWriter) error {
 	}
 	_, err = readPacket(c, wire.MaxHandshake)
 	return err
+}
+
+// endOrphan ends an abandoned session that has no connection, or whose server has
+// not answered that it is ended, when those who held something have had their time.
+// The server of its last connection is asked after all others. Attempts are made
+// until the session has expired by itself, or the Session is closed: its Close does
+// not wait for it.
+func (inc *Incarnation) endOrphan(left time.Time) {
+	m := inc.Manager
+	inc.LiveMu.Lock()
+	w := will{inc.ID.Load(), inc.password, time.Duration(inc.Timeout.Load())}
+	inc.LiveMu.Unlock()
+	if w.id == 0 {
+		return // there never was one
+	}
+	first := 0
+	if l := inc.newestLink(); l != nil {
+		first = 1 + slices.Index(m.Hosts, l.addr)
+	}
+	wait := max(time.Microsecond, time.Until(left.Add(inc.LossTime())))
+	for try := 0; time.Since(left)+wait < w.timeout; try++ {
+		select {
+		case <-time.After(wait):
+		case <-m.Closing:
+			return
+		}
+		addr := m.Hosts[(first+try)%len(m.Hosts)]
+		err := m.endOver(addr, w)
+		if err == nil {
+			return
+		}
+		m.Log.Debug("zsync: cannot end the session that was left", "session", Text(w.id), "addr", addr, "err", err)
+		wait = max(m.Config.Retry.Delay(1+try/len(m.Hosts)), w.timeout/20)
+	}
+}
+
+// endOver executes w at the server at addr.
+func (m *Manager) endOver(addr string, w will) error {
+	limit := min(w.timeout/5, 5*time.Second)
+	ctx, cancel := m.untilClosing()
+	defer cancel()
+	c, err := dial(ctx, &m.Config, m.Spawn, addr, limit)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	defer context.AfterFunc(ctx, func() { c.Close() })()
+	c.SetDeadline(time.Now().Add(limit))
+	m.requests.Add(1)
+	return w.execute(c)
+}
+
+// untilClosing returns a context that ends when the Session is closed.
+func (m *Manager) untilClosing() (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(context.Background())
+	m.Spawn(func() {
+		select {
+		case <-m.Closing:
+			cancel()
+		case <-ctx.Done():
+		}
+	})
+	return ctx, cancel
 }
 
 // readPacket reads a packet of at most limit bytes.

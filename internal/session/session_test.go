@@ -23,7 +23,7 @@ func TestCase01NoCallOfAnExpiredSessionRunsInTheNext(t *testing.T) {
 			calls = append(calls, p)
 			go func() {
 				defer close(p.Done)
-				p.val, p.err = inc.Conn.Create("/m/x-", nil, zk.FlagEphemeralSequential, zk.WorldACL(zk.PermAll))
+				p.val, p.err = retry(t.Context(), inc, inc.createCall("/m/x-", nil, zk.FlagEphemeralSequential))
 			}()
 		}
 		srv.Expire(inc.ID.Load())

@@ -218,11 +218,6 @@ func (m *Manager) SizeOf(path string, data []byte) int {
 	return 64 + len(path) + len(data) + sizeOfACL(m.Config.ACL)
 }
 
-// A bundle reads the data of many znodes with one request, multiRead, which
-// go-zookeeper does not know. To go-zookeeper a bundle is a read of one znode,
-// whose path is a token that nothing else uses. The link puts the multiRead in
-// its place, and hands the whole reply over as that znode's data.
-
 // A Node is what was read of a znode.
 type Node struct {
 	Data []byte

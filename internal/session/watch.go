@@ -365,8 +365,8 @@ func (h *Watches) fireLocked(t zk.EventType, key WatchKey) {
 }
 
 // connected is told that there is another connection, before anything comes on
-// it. What came on the one before has been told by then: go-zookeeper ends one
-// before it makes the next.
+// it. What came on the one before has been told by then: one goroutine reads them
+// one after the other.
 func (h *Watches) connected() {
 	h.Mu.Lock()
 	h.conn++

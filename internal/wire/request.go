@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"time"
 
 	"github.com/go-zookeeper/zk"
 )
@@ -17,6 +18,16 @@ func AppendBuffer(p, b []byte) []byte {
 		return AppendInt32(p, -1)
 	}
 	return append(AppendInt32(p, int32(len(b))), b...)
+}
+
+// Connect returns the request that opens a session, or continues the one of id.
+func Connect(zxid int64, timeout time.Duration, id int64, password []byte) []byte {
+	p := AppendInt32(nil, 0) // the length
+	p = AppendInt32(p, 0)    // the version of the protocol
+	p = AppendInt64(p, zxid)
+	p = AppendInt32(p, int32(timeout/time.Millisecond))
+	p = AppendInt64(p, id)
+	return EndPacket(AppendBuffer(p, password))
 }
 
 // AppendCreate appends what follows the path in a request to create a znode.
