@@ -44,6 +44,17 @@
 //     timeout. What was logged by a minority is forgotten by those who come back.
 //   - A member refuses clients that have seen more than it has. A write through
 //     a connection whose session has moved to another member closes it.
+//   - The leader looks at requests behind a queue ([Ensemble.SetBacklog]), and
+//     sees only then which member the session belongs to. A handshake changes
+//     that at once. So a request that its session has left behind is carried
+//     out if the session has come back to the same member by then.
+//   - A follower recognises its own requests by session and xid alone. If a
+//     client uses an xid twice in a session, a follower may answer the second
+//     request with the result of the first.
+//   - A member grants session timeouts by its own limits
+//     ([Server.SetSessionTimeouts]). With each handshake the leader begins to
+//     count the timeout that this member grants. A new leader begins with the
+//     timeout that the session was granted first.
 //
 // What is simpler than in ZooKeeper: an election takes a fixed time, at whose
 // end the new leader and its followers agree in an instant; only the log is

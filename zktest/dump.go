@@ -50,7 +50,7 @@ func (s *Server) dumpSessions(b *strings.Builder) {
 	fmt.Fprintf(b, "sessions: %d\n", len(s.sessions))
 	for _, id := range slices.Sorted(maps.Keys(s.sessions)) {
 		x := s.sessions[id]
-		fmt.Fprintf(b, "  %#x timeout %v", id, x.timeout)
+		fmt.Fprintf(b, "  %#x timeout %v", id, x.granted)
 		if s.member == nil {
 			fmt.Fprintf(b, ", expires in %v", time.Until(x.deadline).Round(time.Millisecond))
 		}

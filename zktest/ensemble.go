@@ -44,6 +44,8 @@ type Ensemble struct {
 	armed  time.Time // when the agenda will be looked at again
 	secret [passwordLen]byte
 	closed bool
+
+	backlog time.Duration // how long a request waits at the leader before it is looked at
 }
 
 const (
@@ -307,6 +309,18 @@ func (e *Ensemble) SetDelay(from, to int, d time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.way(from, to).delay = max(d, 0)
+}
+
+// SetBacklog sets how long each request waits at the leader, in order, between
+// its arrival and the moment at which the leader looks at it. The default is 0.
+// Only then does the leader see whether the session is still the client of the
+// member that passed the request on. A handshake that continues a session does
+// not wait: the session may move to another member, and back, before the leader
+// looks at a request.
+func (e *Ensemble) SetBacklog(d time.Duration) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.backlog = max(d, 0)
 }
 
 // Cut stops what one member sends to another: nothing that it sends from now

@@ -91,7 +91,7 @@ func (s *Server) wordClients() string {
 		fmt.Fprintf(&b, " /%s[1](queued=0,recved=%d,sent=%d", c.remote, c.received, c.sent)
 		if c.session != nil {
 			fmt.Fprintf(&b, ",sid=%#x,lop=NA,est=%d,to=%d,lcxid=0x0,lzxid=%#x,lresp=0,llat=0,minlat=0,avglat=0,maxlat=0",
-				c.session.id, c.opened.UnixMilli(), c.session.timeout.Milliseconds(), s.leader.tree.zxid)
+				c.session.id, c.opened.UnixMilli(), c.session.granted.Milliseconds(), s.leader.tree.zxid)
 		}
 		b.WriteString(")\n")
 	}

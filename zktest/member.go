@@ -34,6 +34,7 @@ type member struct {
 	synced bool
 
 	table   map[int64]time.Duration // sessions heard of since the leader last asked, and their timeouts
+	writes  []*pending              // of a follower: requests that wait for the leader, in order
 	commits []news                  // not yet applied, for the lag
 	lag     time.Duration
 }
@@ -209,7 +210,7 @@ func (m *member) leave() {
 		}
 	}
 	m.ld = nil
-	m.commits = nil
+	m.commits, m.writes = nil, nil
 	clear(m.table)
 	m.s.dropConns(nil)
 	for _, x := range m.s.sessions {
@@ -288,7 +289,7 @@ func (m *member) install(t *tree, sessions map[int64]*session, epoch int64) {
 	m.s.leader.tree = t
 	m.s.sessions = map[int64]*session{}
 	for id, x := range sessions {
-		m.s.sessions[id] = &session{id: id, password: x.password, timeout: x.timeout}
+		m.s.sessions[id] = &session{id: id, password: x.password, timeout: x.timeout, granted: x.timeout}
 	}
 	m.logged, m.commits = nil, nil
 	m.epoch = epoch
@@ -349,7 +350,8 @@ func (m *member) advance() {
 		m.commits = m.commits[1:]
 		if n.answer == nil {
 			m.apply()
-		} else {
+		} else if len(m.writes) > 0 && m.writes[0] == n.answer { // else m has had no leader since it asked
+			m.writes = m.writes[1:]
 			n.answer.body = appendString(nil, n.answer.r.Path)
 			n.answer.finish()
 		}
@@ -361,16 +363,45 @@ func (m *member) setLag(d time.Duration) {
 	m.advance()
 }
 
+// asked returns the request of m's clients that x answers, or nil. The leader
+// has the very request that x came from. A follower does what ZooKeeper's
+// CommitProcessor does: it takes its first waiting request for that one if
+// session and xid are equal. If a client uses an xid twice, that can be the
+// wrong one.
+func (m *member) asked(x *txn) *pending {
+	if m.ld != nil {
+		if x.origin != nil && x.origin.m == m {
+			return x.origin
+		}
+		return nil
+	}
+	if len(m.writes) == 0 {
+		return nil
+	}
+	p := m.writes[0]
+	if session, xid := x.request(); p.who.session != session || p.r.Xid != xid {
+		return nil
+	}
+	m.writes = m.writes[1:]
+	return p
+}
+
+// request returns the session and the xid by which followers know x. The end
+// of a session that the leader decides on by itself has xid 0.
+func (x *txn) request() (session int64, xid int32) {
+	if x.origin == nil {
+		return x.closed, 0
+	}
+	return x.origin.who.session, x.origin.r.Xid
+}
+
 // apply applies the first transaction of the log, tells the watches, and
 // answers the client of m who asked for it.
 func (m *member) apply() {
 	x := m.logged[0]
 	m.logged = m.logged[1:]
 	s, t := m.s, m.s.leader.tree
-	p := x.origin
-	if p != nil && p.m != m {
-		p = nil
-	}
+	p := m.asked(x)
 	body := p.start(x)
 	for i := range x.changes {
 		t.apply(x, &x.changes[i])
@@ -380,8 +411,11 @@ func (m *member) apply() {
 	for i := range x.changes {
 		s.fire(s.leader, &x.changes[i])
 	}
-	if o := x.opened; o != nil && s.sessions[o.id] == nil {
-		s.sessions[o.id] = &session{id: o.id, password: o.password, timeout: o.timeout}
+	if o := x.opened; o == nil {
+	} else if known := s.sessions[o.id]; known != nil {
+		known.timeout = o.timeout // its client has come to m before m has seen it begin
+	} else {
+		s.sessions[o.id] = &session{id: o.id, password: o.password, timeout: o.timeout, granted: o.timeout}
 	}
 	var ended *conn
 	if old := s.sessions[x.closed]; old != nil {
@@ -407,34 +441,45 @@ func (m *member) apply() {
 
 // start begins the body of the reply that x makes to p.
 func (p *pending) start(x *txn) []byte {
-	if p == nil || p.r.Op != OpMulti || x.code == CodeOK {
+	if p == nil || !p.fits(x) || p.r.Op != OpMulti || x.code == CodeOK {
 		return nil
 	}
-	return appendFailed(nil, len(p.r.Ops), x.failed, x.code)
+	return appendFailed(nil, len(x.origin.r.Ops), x.failed, x.code)
 }
 
 // result adds the result of change i of x, which has just been made.
 func (p *pending) result(b []byte, x *txn, i int) []byte {
 	switch {
-	case p == nil:
+	case p == nil || !p.fits(x) || p.r.Op == OpCloseSession:
 		return nil
 	case p.r.Op == OpMulti:
-		op := p.r.Ops[i].Op
+		op := x.origin.r.Ops[i].Op
 		b = appendMultiHeader(b, op.resultInMulti(), 0)
 		return p.m.s.appendResult(b, op, &x.changes[i])
-	case p.r.Op == OpCloseSession:
-		return nil
+	case p.m.s.leader.tree.get(x.changes[i].path) == nil && p.r.Op != OpCreate:
+		return nil // nothing is left whose Stat could be told
 	}
 	return p.m.s.appendResult(b, p.r.Op, &x.changes[i])
+}
+
+// fits reports whether the result of x can be told as that of p, which is
+// another request if its client has used an xid twice.
+func (p *pending) fits(x *txn) bool {
+	return x.origin != nil && (x.origin.r.Op == OpMulti) == (p.r.Op == OpMulti)
 }
 
 // end ends the body and says with which code it goes. A multi is answered with
 // OK whatever has become of it, if its client may write at all.
 func (p *pending) end(b []byte, x *txn) ([]byte, int32) {
-	if p.r.Op == OpMulti && !x.connection() {
+	switch {
+	case p.r.Op != OpMulti || x.connection():
+		return b, x.code
+	case p.fits(x):
 		return appendMultiEnd(b), CodeOK
+	case x.code != CodeOK:
+		return nil, x.code
 	}
-	return b, x.code
+	return nil, CodeMarshallingError
 }
 
 // connection reports whether x failed for what its client is, not for what it asked.
@@ -457,19 +502,39 @@ func (m *member) touch(id int64, timeout time.Duration) {
 // session in order. It reports whether another may follow.
 func (m *member) take(c *conn, r *Request, action Action) bool {
 	p := &pending{m: m, c: c, r: *r, action: action, who: c.who()}
-	c.session.queue = append(c.session.queue, p)
+	if r.Op == OpAuth {
+		m.put(p)
+	} else {
+		m.inTurn(func() { m.put(p) })
+	}
+	return action.kind.repeats() && !c.closing && r.Op != OpCloseSession
+}
+
+// inTurn calls do after all that waits at m. Only a leader has such a queue.
+func (m *member) inTurn(do func()) {
+	if m.ld != nil {
+		m.ld.enqueue(do)
+	} else {
+		do()
+	}
+}
+
+// put puts a request in its place among those of its session.
+func (m *member) put(p *pending) {
+	x := p.c.session
+	x.queue = append(x.queue, p)
 	switch {
-	case action.kind == actDropRequest || action.kind == actHang || action.kind == actFail:
-	case r.Op.agreed():
+	case p.action.kind == actDropRequest || p.action.kind == actHang || p.action.kind == actFail:
+	case p.r.Op.agreed():
 		p.waits = true
 		m.ask(p)
-	case r.Op == OpSync && m.ld == nil:
+	case p.r.Op == OpSync && m.ld == nil:
 		p.waits = true
+		m.writes = append(m.writes, p)
 		t := m.tie
-		t.toLeader(func() { t.ld.sync(t, p) })
+		t.toLeader(func() { t.ld.enqueue(func() { t.ld.sync(t, p) }) })
 	}
-	c.session.drain()
-	return action.kind.repeats() && !c.closing && r.Op != OpCloseSession
+	x.drain()
 }
 
 // agreed reports whether op is a transaction.
@@ -487,8 +552,9 @@ func (m *member) ask(p *pending) {
 		m.ld.request(p)
 		return
 	}
+	m.writes = append(m.writes, p)
 	t := m.tie
-	t.toLeader(func() { t.ld.request(p) })
+	t.toLeader(func() { t.ld.enqueue(func() { t.ld.request(p) }) })
 }
 
 // finish notes that the leader's word on p has come.
@@ -569,7 +635,7 @@ func (m *member) connect(c *conn, r *Request, action Action) (wait <-chan bool, 
 		s.lastSession++
 		p.who = requester{session: s.lastSession}
 		p.r.timeout = int32(timeout / time.Millisecond)
-		m.ask(p)
+		m.inTurn(func() { m.ask(p) })
 		return p.ready, false
 	}
 	if x := s.sessions[id]; x != nil {
@@ -601,7 +667,7 @@ func (m *member) resume(p *pending, id int64, timeout time.Duration, valid bool)
 		x = &session{id: id, password: m.e.password(id)}
 		m.s.sessions[id] = x
 	}
-	x.timeout = timeout
+	x.granted = timeout
 	m.welcome(p, x)
 }
 

@@ -22,12 +22,13 @@ type leadership struct {
 	reaping  bool
 
 	sessions map[int64]*tracked
+	queued   time.Time // when the last of what waits will be looked at
 }
 
 // tracked is a session as the leader keeps it, who alone ends sessions.
 type tracked struct {
 	end     time.Time // if nothing is heard until then; a whole number of ticks after epoch
-	armed   bool      // something is on the agenda for it
+	armed   time.Time // when the next look at it is on the agenda; zero: none is
 	owner   *member   // whose client it is
 	closing bool
 }
@@ -157,6 +158,24 @@ func (ld *leadership) silent(t *tie) bool {
 func (ld *leadership) begin() *txn {
 	ld.prep.zxid++
 	return &txn{zxid: ld.prep.zxid, time: time.Now().UnixMilli()}
+}
+
+// enqueue calls do when the leader has looked at all that came before.
+func (ld *leadership) enqueue(do func()) {
+	at := time.Now().Add(ld.m.e.backlog)
+	if ld.m.e.backlog == 0 && at.After(ld.queued) {
+		do()
+		return
+	}
+	if at.Before(ld.queued) {
+		at = ld.queued // the queue has become shorter
+	}
+	ld.queued = at
+	ld.m.at(at, func() {
+		if ld.m.ld == ld {
+			do()
+		}
+	})
 }
 
 // request proposes what p asks for, or that it fails.
@@ -360,14 +379,18 @@ func (ld *leadership) touch(id int64, timeout time.Duration) bool {
 	return true
 }
 
-// arm has the session looked at when its time is over.
+// arm has the session looked at when its time is over. That may be earlier than
+// it was: members may grant different timeouts.
 func (ld *leadership) arm(id int64, s *tracked) {
-	if s.armed {
+	if !s.armed.IsZero() && !s.end.Before(s.armed) {
 		return
 	}
-	s.armed = true
-	ld.m.at(s.end, func() {
-		s.armed = false
+	s.armed = s.end
+	at := s.end
+	ld.m.at(at, func() {
+		if s.armed.Equal(at) {
+			s.armed = time.Time{}
+		}
 		switch {
 		case ld.m.ld != ld || ld.sessions[id] != s || s.closing:
 		case s.end.After(time.Now()):

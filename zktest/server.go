@@ -107,6 +107,17 @@ func WithSessionTimeouts(shortest, longest time.Duration) Option {
 	}
 }
 
+// SetSessionTimeouts changes what [WithSessionTimeouts] has set. It concerns
+// the handshakes from now on: a client that asks this server to continue its
+// session then has the new timeout, too. So the members of an [Ensemble] can
+// differ, as they do while the configuration of servers is changed one by one.
+func (s *Server) SetSessionTimeouts(shortest, longest time.Duration) {
+	rule(0 < shortest && shortest <= longest, "SetSessionTimeouts: the timeouts are %v and %v; want 0 < shortest <= longest", shortest, longest)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.minTimeout, s.maxTimeout = shortest, longest
+}
+
 // WithMaxBuffer sets the longest packet that the server accepts from a client,
 // as ZooKeeper's jute.maxbuffer does. A longer one ends the connection. The
 // default is ZooKeeper's, 1,048,575 bytes.

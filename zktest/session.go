@@ -13,9 +13,10 @@ const passwordLen = 16
 type session struct {
 	id       int64
 	password []byte
-	timeout  time.Duration
-	deadline time.Time // when it expires if nothing is heard, always on a tick
-	conn     *conn     // nil while it has none
+	timeout  time.Duration // that it began with
+	granted  time.Duration // by the server that it came to last, to which it is touched
+	deadline time.Time     // when it expires if nothing is heard, always on a tick
+	conn     *conn         // nil while it has none
 
 	// Of a member: what its clients have asked with this session, over this
 	// connection and those before it, and is not yet answered.
@@ -25,14 +26,14 @@ type session struct {
 // touch notes that the session was heard of now. As in ZooKeeper it expires at
 // the first tick after its timeout.
 func (x *session) touch(s *Server) {
-	quiet := time.Since(s.epoch) + x.timeout
+	quiet := time.Since(s.epoch) + x.granted
 	x.deadline = s.epoch.Add((quiet/s.tick + 1) * s.tick)
 }
 
 // touch notes that something was received from the client of x.
 func (s *Server) touch(x *session) {
 	if s.member != nil {
-		s.member.touch(x.id, x.timeout)
+		s.member.touch(x.id, x.granted)
 		return
 	}
 	x.touch(s)
@@ -41,7 +42,7 @@ func (s *Server) touch(x *session) {
 // newSession begins a session. It is a transaction.
 func (s *Server) newSession(timeout time.Duration) *session {
 	s.lastSession++
-	x := &session{id: s.lastSession, password: make([]byte, passwordLen), timeout: timeout}
+	x := &session{id: s.lastSession, password: make([]byte, passwordLen), timeout: timeout, granted: timeout}
 	_, _ = rand.Read(x.password)
 	s.sessions[x.id] = x
 	s.commit(s.begin())
@@ -189,7 +190,7 @@ func (s *Server) resume(c *conn, r *Request) *session {
 			return nil
 		}
 	}
-	x.timeout = timeout
+	x.granted = timeout
 	c.adopt(x)
 	x.touch(s)
 	s.rearm(x.deadline)
@@ -227,7 +228,7 @@ func connectReply(b []byte, x *session, readOnly bool) []byte {
 	}
 	b = appendInt32(b, 0) // length
 	b = appendInt32(b, 0) // protocol version
-	b = appendInt32(b, int32(x.timeout/time.Millisecond))
+	b = appendInt32(b, int32(x.granted/time.Millisecond))
 	b = appendInt64(b, x.id)
 	b = appendBuffer(b, x.password)
 	if readOnly {
