@@ -16,6 +16,7 @@ import (
 
 // A child is a command that runs under a hold.
 type child struct {
+	host      *host
 	argv      []string
 	stdin     io.Reader        // zsync's own if nil
 	env       []string         // added to zsync's own
@@ -39,22 +40,22 @@ func notRun(name string, err error) (status int, why error) {
 // run runs the command to its end and returns its exit status.
 func (c *child) run() (status int, err error) {
 	cmd := exec.Command(c.argv[0], c.argv[1:]...)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = c.host.stdin, c.host.stdout, c.host.stderr
 	if c.stdin != nil {
 		cmd.Stdin = c.stdin
 		cmd.WaitDelay = time.Second // for what is left behind and does not read
 	}
 	cmd.Env = c.environment()
-	p := newProcess(cmd)
-	orphans, stop := orphaned()
+	p := c.host.prepare(cmd)
+	orphans, stop := p.orphaned()
 	defer stop()
-	if err := ours.start(cmd); err != nil {
+	if err := p.start(); err != nil {
 		return notRun(c.argv[0], err)
 	}
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		ours.wait(cmd) // what it says is in cmd.ProcessState
+		status = p.wait()
 	}()
 	var kill <-chan time.Time
 	told := func() {} // waits for what was told of the loss
@@ -65,7 +66,7 @@ func (c *child) run() (status int, err error) {
 				p.clear(kill)
 			}
 			told()
-			return exitStatus(cmd.ProcessState), nil
+			return status, nil
 		case sig := <-c.signals:
 			if !p.passOn(sig) {
 				c.missed = sig
@@ -118,34 +119,46 @@ func (t *processTable) wait(cmd *exec.Cmd) error {
 	return err
 }
 
+func (p *systemProcess) start() error { return ours.start(p.cmd) }
+
+func (p *systemProcess) wait() int {
+	ours.wait(p.cmd) // what it says is in ProcessState
+	return exitStatus(p.cmd.ProcessState)
+}
+
+func (p *systemProcess) beside(cmd *exec.Cmd) (wait func() error, err error) {
+	if err := ours.start(cmd); err != nil {
+		return nil, err
+	}
+	p.spared = cmd.Process.Pid
+	return func() error { return ours.wait(cmd) }, nil
+}
+
 // telling is how long what is run at a loss may take.
 const telling = 10 * time.Second
 
 // tell runs what shall be run at a loss. wait waits for its end.
-func (c *child) tell(p *process) (wait func()) {
+func (c *child) tell(p process) (wait func()) {
 	if c.onLost == "" {
 		return func() {}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), telling)
 	cmd := exec.CommandContext(ctx, shell[0], append(shell[1:], c.onLost)...)
-	cmd.Stdout, cmd.Stderr, cmd.Env, cmd.WaitDelay = os.Stdout, os.Stderr, c.environment(), time.Second
-	err := ours.start(cmd)
-	if err == nil {
-		p.spared = cmd.Process.Pid
-	}
+	cmd.Stdout, cmd.Stderr, cmd.Env, cmd.WaitDelay = c.host.stdout, c.host.stderr, c.environment(), time.Second
+	ended, err := p.beside(cmd)
 	return func() {
 		defer cancel()
 		if err == nil {
-			err = ours.wait(cmd)
+			err = ended()
 		}
 		if err != nil {
-			say(fmt.Errorf("--on-lost: %w", err))
+			c.host.say(fmt.Errorf("--on-lost: %w", err))
 		}
 	}
 }
 
 // environment is that of what is run. The credentials are zsync's own.
 func (c *child) environment() []string {
-	env := slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, "ZSYNC_AUTH=") })
+	env := slices.DeleteFunc(slices.Clone(c.host.env), func(s string) bool { return strings.HasPrefix(s, "ZSYNC_AUTH=") })
 	return append(env, c.env...)
 }

@@ -24,7 +24,7 @@ func adopt() { unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }
 
 // rest returns the processes that have been started under zsync and have not
 // ended, but for the one that is spared and what that has started.
-func (p *process) rest() []int {
+func (p *systemProcess) rest() []int {
 	var rest []int
 	children := processes()
 	for next := []int{os.Getpid()}; len(next) > 0; {
@@ -46,7 +46,7 @@ func (p *process) rest() []int {
 }
 
 // reap asks how those have ended that were adopted, which makes an end of them.
-func (p *process) reap() {
+func (p *systemProcess) reap() {
 	ours.mu.Lock()
 	defer ours.mu.Unlock()
 	for _, c := range processes()[os.Getpid()] {

@@ -15,26 +15,26 @@ var passedOn = []os.Signal{os.Interrupt}
 // shell runs what comes behind it.
 var shell = []string{"cmd", "/c"}
 
-// A process is a running command.
-type process struct {
+// A systemProcess is a running command.
+type systemProcess struct {
 	cmd    *exec.Cmd
 	spared int
 }
 
-func newProcess(cmd *exec.Cmd) *process { return &process{cmd: cmd} }
+func newProcess(cmd *exec.Cmd) process { return &systemProcess{cmd: cmd} }
 
-func (p *process) passOn(os.Signal) bool { return true }
+func (p *systemProcess) passOn(os.Signal) bool { return true }
 
 // terminate kills: there is no gentler way.
-func (p *process) terminate() { p.kill() }
+func (p *systemProcess) terminate() { p.kill() }
 
-func (p *process) kill() { p.cmd.Process.Kill() }
+func (p *systemProcess) kill() { p.cmd.Process.Kill() }
 
-func (p *process) clear(<-chan time.Time) {}
+func (p *systemProcess) clear(<-chan time.Time) {}
 
-func (p *process) reap() {}
+func (p *systemProcess) reap() {}
 
 // orphaned tells of nothing here.
-func orphaned() (_ <-chan os.Signal, stop func()) { return nil, func() {} }
+func (p *systemProcess) orphaned() (_ <-chan os.Signal, stop func()) { return nil, func() {} }
 
 func exitStatus(state *os.ProcessState) int { return state.ExitCode() }

@@ -20,22 +20,22 @@ var passedOn = []os.Signal{
 // shell runs what comes behind it.
 var shell = []string{"sh", "-c"}
 
-// A process is a running command.
+// A systemProcess is a running command.
 //
 // In the foreground of a terminal it shares zsync's process group, as the
 // terminal expects, and is signalled alone. Otherwise it has a group of its
 // own, so that what a shell script has started is stopped with it. When the hold
 // is lost all that it has started is stopped too, as far as the system tells
 // what that is: see rest.
-type process struct {
+type systemProcess struct {
 	cmd        *exec.Cmd
 	foreground bool
 	spared     int // a process of ours that is not to be stopped; 0: none
 }
 
 // newProcess prepares cmd.
-func newProcess(cmd *exec.Cmd) *process {
-	p := &process{cmd: cmd, foreground: inForeground()}
+func newProcess(cmd *exec.Cmd) process {
+	p := &systemProcess{cmd: cmd, foreground: inForeground()}
 	adopt()
 	cmd.SysProcAttr = attributes()
 	cmd.SysProcAttr.Setpgid = !p.foreground
@@ -53,7 +53,7 @@ func inForeground() bool {
 	return err == nil && group == unix.Getpgrp()
 }
 
-func (p *process) signal(sig syscall.Signal) error {
+func (p *systemProcess) signal(sig syscall.Signal) error {
 	if p.foreground {
 		return p.cmd.Process.Signal(sig)
 	}
@@ -62,7 +62,7 @@ func (p *process) signal(sig syscall.Signal) error {
 
 // passOn gives the process a signal that zsync got, and reports whether it was
 // there to get it.
-func (p *process) passOn(sig os.Signal) bool {
+func (p *systemProcess) passOn(sig os.Signal) bool {
 	if p.foreground && (sig == syscall.SIGINT || sig == syscall.SIGQUIT) {
 		return true // the terminal has sent it to the whole group
 	}
@@ -71,7 +71,7 @@ func (p *process) passOn(sig os.Signal) bool {
 }
 
 // terminate asks the process to end, and wakes it if it is stopped.
-func (p *process) terminate() {
+func (p *systemProcess) terminate() {
 	rest := p.rest()
 	p.signal(syscall.SIGTERM)
 	p.signal(syscall.SIGCONT)
@@ -87,7 +87,7 @@ func (p *process) terminate() {
 
 // kill kills the process and what it has started, what that starts meanwhile
 // included.
-func (p *process) kill() {
+func (p *systemProcess) kill() {
 	p.signal(syscall.SIGKILL)
 	for range 1000 { // one that sleeps in the kernel may take its time
 		rest := p.rest()
@@ -105,7 +105,7 @@ func (p *process) kill() {
 // started, and kills what is left when kill fires. Those that have ended count until
 // their parent has asked how. That is us, where a process can adopt others;
 // elsewhere it is init, which may be slow.
-func (p *process) clear(kill <-chan time.Time) {
+func (p *systemProcess) clear(kill <-chan time.Time) {
 	for {
 		p.reap()
 		if len(p.rest()) == 0 && (p.foreground || p.signal(0) != nil) {
@@ -121,7 +121,7 @@ func (p *process) clear(kill <-chan time.Time) {
 }
 
 // orphaned tells when something that was adopted may have ended.
-func orphaned() (_ <-chan os.Signal, stop func()) {
+func (p *systemProcess) orphaned() (_ <-chan os.Signal, stop func()) {
 	ch := make(chan os.Signal, 1)
 	signal.Notify(ch, syscall.SIGCHLD)
 	return ch, func() { signal.Stop(ch) }

@@ -10,7 +10,7 @@ func adopt() {}
 
 // rest returns nothing: here nobody tells what a process has started, and only
 // its group is stopped.
-func (p *process) rest() []int { return nil }
+func (p *systemProcess) rest() []int { return nil }
 
 // reap has nothing to do: what the command leaves behind is init's.
-func (p *process) reap() {}
+func (p *systemProcess) reap() {}

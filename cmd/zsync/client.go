@@ -5,7 +5,6 @@ import (
 	"errors"
 	"log/slog"
 	"os"
-	"os/signal"
 	"syscall"
 	"time"
 
@@ -17,6 +16,7 @@ import (
 
 // A client is what the global flags say about the ensemble.
 type client struct {
+	*host
 	servers string
 	session time.Duration
 	connect time.Duration
@@ -29,10 +29,10 @@ type client struct {
 	trace   string // a file
 }
 
-func newClient(root *cobra.Command) *client {
-	c := new(client)
+func newClient(h *host, root *cobra.Command) *client {
+	c := &client{host: h}
 	flags := root.PersistentFlags()
-	flags.StringVar(&c.servers, "servers", os.Getenv("ZSYNC_SERVERS"), "connect string `HOST:PORT,...[/PATH]` (environment: ZSYNC_SERVERS)")
+	flags.StringVar(&c.servers, "servers", h.getenv("ZSYNC_SERVERS"), "connect string `HOST:PORT,...[/PATH]` (environment: ZSYNC_SERVERS)")
 	flags.Lookup("servers").DefValue = "" // help does not show what the environment says
 	c.session, c.connect = 10*time.Second, 15*time.Second
 	flags.Var((*seconds)(&c.session), "session", "session `TIMEOUT`: what a dead client held is free after it")
@@ -42,7 +42,7 @@ func newClient(root *cobra.Command) *client {
 	flags.StringVar(&c.authIn, "auth-file", "", "`FILE` with SCHEME:CREDENTIALS, one a line")
 	flags.StringArrayVar(&c.acl, "acl", nil, "who may do what with the znodes that are made: `SCHEME:ID:PERMS`, PERMS being letters of cdrwa; may be repeated; or open, or creator (default: creator with credentials, and open without)")
 	c.tls.add(root)
-	flags.StringVar(&c.trace, "trace", os.Getenv("ZSYNC_TRACE"), "append to `FILE` who was granted what, and when it ended, for zsync verify (environment: ZSYNC_TRACE)")
+	flags.StringVar(&c.trace, "trace", h.getenv("ZSYNC_TRACE"), "append to `FILE` who was granted what, and when it ended, for zsync verify (environment: ZSYNC_TRACE)")
 	flags.Lookup("trace").DefValue = ""
 	flags.BoolVarP(&c.verbose, "verbose", "v", false, "tell what is waited for, and what happens to the connection")
 	return c
@@ -63,14 +63,17 @@ func (c *client) open(ctx context.Context) (*zsync.Session, error) {
 	}
 	opts = append(opts, secure...)
 	if c.verbose {
-		opts = append(opts, zsync.WithLogger(slog.New(slog.NewTextHandler(os.Stderr, nil))))
+		opts = append(opts, zsync.WithLogger(slog.New(slog.NewTextHandler(c.stderr, nil))))
 	}
 	if c.trace != "" {
-		f, err := openTrace(c.trace) // open as long as the process lasts
+		f, err := c.openTrace(c.trace) // open as long as the process lasts
 		if err != nil {
 			return nil, fail(exitConfig, "%w", err)
 		}
 		opts = append(opts, zsync.WithTrace(f))
+	}
+	if c.dial != nil {
+		opts = append(opts, zsync.WithDialer(c.dial))
 	}
 	ctx, stop := within(ctx, c.connect, "no server answered within %v")
 	defer stop()
@@ -118,19 +121,19 @@ func (e *signalError) number() int {
 }
 
 // hearAll returns a channel of the signals that are passed on.
-func hearAll() chan os.Signal {
+func (h *host) hearAll() chan os.Signal {
 	all := make(chan os.Signal, 16)
-	hear(all, passedOn...)
+	h.hear(all, passedOn...)
 	return all
 }
 
 // hear has signals sent to ch, but for a SIGHUP or SIGINT that whoever started us has
 // had ignored, as nohup does with the first. It stays ignored, and so it is by the
 // command, which inherits that. Of other signals a program in Go cannot learn it.
-func hear(ch chan<- os.Signal, signals ...os.Signal) {
+func (h *host) hear(ch chan<- os.Signal, signals ...os.Signal) {
 	for _, sig := range signals {
-		if !signal.Ignored(sig) {
-			signal.Notify(ch, sig)
+		if !h.signals.Ignored(sig) {
+			h.signals.Notify(ch, sig)
 		}
 	}
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"os"
 	"path"
 	"slices"
 	"strings"
@@ -33,7 +32,7 @@ func completePaths(c *client, cmd *cobra.Command) {
 	}
 	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
 		// cobra puts a -- of its own behind the arguments; the last is begun.
-		command := slices.Contains(os.Args[:len(os.Args)-1], "--")
+		command := slices.Contains(c.args[:len(c.args)-1], "--")
 		if command || len(args) > 0 && !several {
 			return nil, after
 		}

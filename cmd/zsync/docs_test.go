@@ -28,7 +28,7 @@ func TestEveryCommandOfTheDocumentsExists(t *testing.T) {
 			examples(c)
 		}
 	}
-	examples(newRoot())
+	examples(newRoot(thisHost()))
 	seen := 0
 	for where, all := range lines {
 		for _, line := range all {
@@ -55,7 +55,7 @@ func TestEveryCommandOfTheDocumentsExists(t *testing.T) {
 
 // parses says what is wrong with a command line, as far as names and flags go.
 func parses(args []string) error {
-	root := newRoot()
+	root := newRoot(thisHost())
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	cmd, rest, err := root.Find(behindDashes(root, args))

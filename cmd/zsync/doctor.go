@@ -29,7 +29,7 @@ const exitFindings = 1
 
 func doctorCommand(c *client) *cobra.Command {
 	h := newHolding(c)
-	d := &doctor{older: 24 * time.Hour}
+	d := &doctor{host: c.host, older: 24 * time.Hour}
 	cmd := &cobra.Command{
 		Use:   "doctor [PATH] [flags]",
 		Short: "look for what is wrong below a path, and with the servers",
@@ -112,6 +112,7 @@ The exit status is 1 if something is wrong.`,
 
 // A doctor collects what it finds.
 type doctor struct {
+	*host
 	session    *zsync.Session
 	clean, yes bool
 	admin      int
@@ -145,7 +146,7 @@ func (d *doctor) note(format string, args ...any) {
 
 // examine looks at the znodes.
 func (d *doctor) examine(ctx context.Context, root string) error {
-	t, err := survey(ctx, d.session, root)
+	t, err := d.survey(ctx, d.session, root)
 	if err != nil {
 		return err
 	}
@@ -428,7 +429,7 @@ func (d *doctor) servers(ctx context.Context, c *client) {
 	}
 	for _, host := range hosts {
 		host = strings.TrimSpace(host)
-		if settings, err := conf(ctx, host); err != nil {
+		if settings, err := d.conf(ctx, host); err != nil {
 			d.note("%s does not tell its settings: %v", host, err)
 		} else {
 			d.settings(host, settings)
@@ -455,7 +456,7 @@ func (d *doctor) differences(host string, settings map[string]int) {
 
 // state asks a server what it is, and the leader which sessions there are.
 func (d *doctor) state(ctx context.Context, host string) {
-	text, err := ask(ctx, host, "srvr")
+	text, err := d.ask(ctx, host, "srvr")
 	if err != nil {
 		return // conf has told that it does not answer
 	}
@@ -474,7 +475,7 @@ func (d *doctor) state(ctx context.Context, host string) {
 	if mode != "leader" && mode != "standalone" {
 		return
 	}
-	dump, err := ask(ctx, host, "dump")
+	dump, err := d.ask(ctx, host, "dump")
 	if err != nil || !strings.Contains(dump, "Sessions with Ephemerals") {
 		return
 	}
@@ -547,10 +548,10 @@ func hostAndPort(server string) (host, port string) {
 }
 
 // ask sends a server a four-letter word.
-func ask(ctx context.Context, host, word string) (string, error) {
+func (h *host) ask(ctx context.Context, server, word string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, asking)
 	defer cancel()
-	conn, err := new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort(hostAndPort(host)))
+	conn, err := h.dialServer(ctx, net.JoinHostPort(hostAndPort(server)))
 	if err != nil {
 		return "", err
 	}
@@ -567,8 +568,8 @@ func ask(ctx context.Context, host, word string) (string, error) {
 }
 
 // conf asks a server for its settings.
-func conf(ctx context.Context, host string) (map[string]int, error) {
-	text, err := ask(ctx, host, "conf")
+func (h *host) conf(ctx context.Context, host string) (map[string]int, error) {
+	text, err := h.ask(ctx, host, "conf")
 	if err != nil {
 		return nil, err
 	}

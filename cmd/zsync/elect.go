@@ -47,7 +47,7 @@ leadership is lost while the command ends.`,
 				if !again || !lost(err) || t.told {
 					return err
 				}
-				say(errors.Unwrap(err))
+				h.say(errors.Unwrap(err))
 				h.connect = 0 // that was for the first time: who leads is to do so whenever there is a server
 			}
 		},

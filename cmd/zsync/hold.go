@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
 	"strconv"
 	"strings"
 	"syscall"
@@ -126,10 +125,10 @@ func (h *holding) begin(ctx context.Context, path string, argv []string) (*task,
 	t := &task{holding: h, path: path, argv: argv}
 	if argv != nil {
 		// Whoever read our messages may go; the command, and what is held, are worth more.
-		signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+		h.host.signals.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	}
 	if h.signals == nil {
-		h.signals = hearAll()
+		h.signals = h.hearAll()
 	}
 	t.signals = h.signals
 	ctx, stopSignals := untilSignalOf(ctx, h.signals)
@@ -196,7 +195,7 @@ func (t *task) run(lost <-chan struct{}, tokens func(context.Context) ([]int64, 
 	if t.waiting.Err() != nil { // at the same instant
 		return verdict(context.Cause(t.waiting), t.busy)
 	}
-	c := &child{argv: t.argv, signals: t.signals, lost: lost, killAfter: t.grace(), onLost: t.onLost}
+	c := &child{host: t.host, argv: t.argv, signals: t.signals, lost: lost, killAfter: t.grace(), onLost: t.onLost}
 	if tokens != nil {
 		toks, err := tokens(t.waiting)
 		if err != nil {
@@ -250,7 +249,7 @@ func lost(err error) bool {
 func (t *task) grace() time.Duration {
 	tenth := t.session.Timeout() / 10
 	if t.killAfter > tenth {
-		say(fmt.Errorf("--kill-after %v: others may go on %v after a loss, which is a tenth of the session timeout that the servers grant", t.killAfter, tenth))
+		t.say(fmt.Errorf("--kill-after %v: others may go on %v after a loss, which is a tenth of the session timeout that the servers grant", t.killAfter, tenth))
 	}
 	if t.killAfter > 0 {
 		return t.killAfter

@@ -55,7 +55,7 @@ for. With --watch it is shown again and again; zsync top is that in a terminal.`
 			}
 			defer t.session.Close()
 			for {
-				rows, err := list(t.waiting, t.session, root)
+				rows, err := t.list(t.waiting, t.session, root)
 				if err != nil {
 					return verdict(err, exitBusy)
 				}
@@ -86,8 +86,8 @@ for. With --watch it is shown again and again; zsync top is that in a terminal.`
 }
 
 // list sums up what there is below root.
-func list(ctx context.Context, s *zsync.Session, root string) ([]summary, error) {
-	t, err := survey(ctx, s, root)
+func (h *host) list(ctx context.Context, s *zsync.Session, root string) ([]summary, error) {
+	t, err := h.survey(ctx, s, root)
 	if err != nil {
 		return nil, err
 	}

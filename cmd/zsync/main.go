@@ -74,14 +74,17 @@ otherwise that of the command`
 func main() {
 	// The kernel kills a child whose parent thread ends: see attributes.
 	runtime.LockOSThread()
-	os.Exit(execute(os.Args[1:]))
+	os.Exit(execute(context.Background(), thisHost()))
 }
 
 // execute runs the command line and returns the exit status.
-func execute(args []string) int {
-	root := newRoot()
-	root.SetArgs(behindDashes(root, args))
-	err := root.ExecuteContext(context.Background())
+func execute(ctx context.Context, h *host) int {
+	root := newRoot(h)
+	root.SetIn(h.stdin)
+	root.SetOut(h.stdout)
+	root.SetErr(h.stderr)
+	root.SetArgs(behindDashes(root, h.args))
+	err := root.ExecuteContext(ctx)
 	var status *statusError
 	switch {
 	case err == nil:
@@ -94,22 +97,22 @@ func execute(args []string) int {
 		status = &statusError{exitUsage, err}
 	}
 	if status.err != nil {
-		say(status.err)
+		h.say(status.err)
 	}
 	return status.status
 }
 
 // say writes an error to standard error, as one line.
-func say(err error) {
+func (h *host) say(err error) {
 	text := strings.TrimPrefix(err.Error(), "zsync: ")
 	text = strings.ReplaceAll(text, ": zsync: ", ": ")                          // of the library's errors, with ours before them
 	if before, names, ok := strings.Cut(text, "\n\nDid you mean this?\n"); ok { // cobra's
 		text = before + "; did you mean " + strings.Join(strings.Fields(names), " or ") + "?"
 	}
-	fmt.Fprintln(os.Stderr, "zsync:", plain(text))
+	fmt.Fprintln(h.stderr, "zsync:", plain(text))
 }
 
-func newRoot() *cobra.Command {
+func newRoot(h *host) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "zsync",
 		Short:         "locks, elections and queues across machines, on ZooKeeper",
@@ -118,7 +121,7 @@ func newRoot() *cobra.Command {
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	c := newClient(root)
+	c := newClient(h, root)
 	root.AddCommand(
 		lockCommand(c),
 		rlockCommand(c),
@@ -138,7 +141,7 @@ func newRoot() *cobra.Command {
 		uiCommand(c),
 		doctorCommand(c),
 		verifyCommand(),
-		serverCommand(),
+		serverCommand(h),
 		genCommand(),
 		&cobra.Command{
 			Use: "version", Short: "print the version", Args: noArgs,

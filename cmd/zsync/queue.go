@@ -178,7 +178,7 @@ func (q *queueing) sendOnce(ctx context.Context, cmd *cobra.Command, queue *zsyn
 	}
 	sent, err := queue.SendID(ctx, id, element)
 	if err == nil && !sent {
-		say(fmt.Errorf("%s: an element with the ID %s was sent before; nothing is stored", queue.Path(), printable(id)))
+		q.say(fmt.Errorf("%s: an element with the ID %s was sent before; nothing is stored", queue.Path(), printable(id)))
 	}
 	return err
 }

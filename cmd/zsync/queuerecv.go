@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
-	"os/signal"
 	"sync"
 	"syscall"
 	"time"
@@ -70,7 +68,7 @@ Exit status 75 means that fewer elements came than --count says.`,
 			}
 			if argv != nil {
 				// Before any element is claimed: what is given back has had an attempt.
-				if _, err := exec.LookPath(argv[0]); err != nil {
+				if _, err := c.lookPath(argv[0]); err != nil {
 					status, err := notRun(argv[0], err)
 					return &statusError{status, err}
 				}
@@ -91,7 +89,7 @@ Exit status 75 means that fewer elements came than --count says.`,
 			}
 			defer t.session.Close()
 			r := &receiver{
-				queue: queue, path: path, out: cmd.OutOrStdout(), end: q.end(), want: n, follow: follow,
+				host: c.host, queue: queue, path: path, out: cmd.OutOrStdout(), end: q.end(), want: n, follow: follow,
 				working: w, slots: make(chan struct{}, maxUnacknowledged), failing: map[failing]int{},
 			}
 			err = r.receive(t.waiting)
@@ -114,6 +112,7 @@ const maxUnacknowledged = 128
 
 // A receiver writes the elements of a queue, or runs a command for each.
 type receiver struct {
+	host   *host
 	queue  *zsync.Queue[[]byte]
 	path   string
 	out    io.Writer
@@ -142,7 +141,7 @@ type receiver struct {
 func (r *receiver) receive(ctx context.Context) error {
 	// A reader that has gone must not end us before the elements are back.
 	broken := make(chan os.Signal, 1)
-	signal.Notify(broken, syscall.SIGPIPE)
+	r.host.signals.Notify(broken, syscall.SIGPIPE)
 	if r.argv != nil {
 		defer r.passSignals()()
 	}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/signal"
 	"runtime"
 	"slices"
 	"strconv"
@@ -65,7 +64,7 @@ type job struct{ signals chan os.Signal }
 // passSignals passes signals on to all commands that run, until stop is called.
 func (r *receiver) passSignals() (stop func()) {
 	all, ended, gone := make(chan os.Signal, 16), make(chan struct{}), make(chan struct{})
-	hear(all, passedOn...)
+	r.host.hear(all, passedOn...)
 	go func() {
 		defer close(gone)
 		for {
@@ -86,7 +85,7 @@ func (r *receiver) passSignals() (stop func()) {
 		}
 	}()
 	return func() {
-		signal.Stop(all)
+		r.host.signals.Stop(all)
 		close(ended)
 		<-gone
 	}
@@ -130,7 +129,7 @@ func (r *receiver) run(ctx context.Context, d zsync.Delivery[[]byte]) error {
 	// The kernel kills the command if the thread ends that has started it.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	c := &child{argv: r.argv, stdin: bytes.NewReader(d.Value), signals: j.signals,
+	c := &child{host: r.host, argv: r.argv, stdin: bytes.NewReader(d.Value), signals: j.signals,
 		env: []string{"ZSYNC_ID=" + d.ID, "ZSYNC_ATTEMPT=" + strconv.Itoa(d.Attempt)}}
 	value := d.Value
 	status, err := c.run()
@@ -169,11 +168,11 @@ func (r *receiver) again(ctx context.Context, d zsync.Delivery[[]byte], value []
 	r.status = status
 	r.mu.Unlock()
 	if last {
-		say(fmt.Errorf("%s: %s: %s at attempt %d, the last: it is set aside", r.path, d.ID, why, d.Attempt))
+		r.host.say(fmt.Errorf("%s: %s: %s at attempt %d, the last: it is set aside", r.path, d.ID, why, d.Attempt))
 		r.settle(ctx, func(ctx context.Context) error { return d.Reject(ctx, why) })
 		return
 	}
-	say(fmt.Errorf("%s: %s: %s at attempt %d; again after %v", r.path, d.ID, why, d.Attempt, pause))
+	r.host.say(fmt.Errorf("%s: %s: %s at attempt %d; again after %v", r.path, d.ID, why, d.Attempt, pause))
 	r.settle(ctx, func(context.Context) error { return d.NackAfter(pause) })
 	r.mu.Lock()
 	defer r.mu.Unlock()

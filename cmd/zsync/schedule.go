@@ -97,7 +97,7 @@ func instant(at time.Time) string { return at.UTC().Format(time.RFC3339Nano) }
 // lost.
 func (t *task) doing(ctx context.Context, at time.Time, signals <-chan os.Signal) error {
 	c := &child{
-		argv: t.argv, signals: signals, lost: ctx.Done(), killAfter: t.grace(), onLost: t.onLost,
+		host: t.host, argv: t.argv, signals: signals, lost: ctx.Done(), killAfter: t.grace(), onLost: t.onLost,
 		env: []string{"ZSYNC_INSTANT=" + instant(at)},
 	}
 	status, err := c.run()
@@ -280,11 +280,11 @@ func (t *task) runAll(schedule *zsync.Schedule, next interface{ Next(time.Time) 
 		}
 		defer r.end()
 		if t.verbose {
-			say(fmt.Errorf("%s: runs for %s", t.path, instant(at)))
+			t.say(fmt.Errorf("%s: runs for %s", t.path, instant(at)))
 		}
 		err := t.doing(ctx, at, r.passed)
 		if err != nil {
-			say(fmt.Errorf("%s: %s is not done: %w", t.path, instant(at), err))
+			t.say(fmt.Errorf("%s: %s is not done: %w", t.path, instant(at), err))
 		}
 		return err
 	})

@@ -43,7 +43,7 @@ func (c *client) security() (opts []zsync.Option, err error) {
 
 // credentials are those of the environment, of --auth-file and of --auth.
 func (c *client) credentials() (auths []string, err error) {
-	if env := os.Getenv("ZSYNC_AUTH"); env != "" {
+	if env := c.getenv("ZSYNC_AUTH"); env != "" {
 		auths = append(auths, env)
 	}
 	if c.authIn != "" {

@@ -17,8 +17,8 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
-func serverCommand() *cobra.Command {
-	f := new(faults)
+func serverCommand(h *host) *cobra.Command {
+	f := &faults{host: h}
 	cmd := &cobra.Command{
 		Use:   "server [flags]",
 		Short: "serve ZooKeeper's protocol from memory, for development",
@@ -53,6 +53,7 @@ is told on standard error.`,
 
 // faults are what the flags say about the server.
 type faults struct {
+	*host
 	listen                      string
 	shortest, longest           seconds
 	latency, disconnect, expire seconds
@@ -78,7 +79,7 @@ func (f *faults) serve(out io.Writer) error {
 		return err
 	}
 	stop := make(chan os.Signal, 1)
-	hear(stop, os.Interrupt, syscall.SIGTERM)
+	f.hear(stop, os.Interrupt, syscall.SIGTERM)
 	srv, err := newServer(opts)
 	if err != nil {
 		return fail(exitServers, "server: %w", err)
@@ -136,7 +137,7 @@ func (f *faults) bring(srv *zktest.Server) {
 			if r.Op == zktest.OpConnect || r.Op == zktest.OpPing || rand.Float64()*100 >= f.loseReplies {
 				return zktest.Pass
 			}
-			say(fmt.Errorf("session %#x: the reply to %v %s is lost", uint64(r.Session), r.Op, r.Path))
+			f.say(fmt.Errorf("session %#x: the reply to %v %s is lost", uint64(r.Session), r.Op, r.Path))
 			return zktest.DropReply
 		})
 	}
@@ -150,7 +151,7 @@ func (f *faults) bring(srv *zktest.Server) {
 				for _, id := range sessions {
 					do(id)
 				}
-				say(fmt.Errorf("%s: %s", count(len(sessions), "session"), what))
+				f.say(fmt.Errorf("%s: %s", count(len(sessions), "session"), what))
 			}
 		}()
 	}
@@ -162,7 +163,7 @@ func (f *faults) bring(srv *zktest.Server) {
 					if !cut[id] {
 						cut[id] = true
 						srv.Partition(id)
-						say(fmt.Errorf("session %#x: cut off", uint64(id)))
+						f.say(fmt.Errorf("session %#x: cut off", uint64(id)))
 						break
 					}
 				}

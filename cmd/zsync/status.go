@@ -45,14 +45,14 @@ layout, of a queue, and value, the data, which is a string if it is not JSON its
 			if len(args) == 0 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())
 			}
-			ctx, stop := untilSignalOf(cmd.Context(), hearAll())
+			ctx, stop := untilSignalOf(cmd.Context(), c.hearAll())
 			defer stop()
 			s, err := c.open(ctx)
 			if err != nil {
 				return err
 			}
 			defer s.Close()
-			lines, refused, err := statusOf(ctx, s, args)
+			lines, refused, err := c.statusOf(ctx, s, args)
 			if err != nil {
 				return err
 			}
@@ -75,11 +75,11 @@ layout, of a queue, and value, the data, which is a string if it is not JSON its
 
 // statusOf looks at each path, and for / at everything that there is. refused
 // says that something may not be read.
-func statusOf(ctx context.Context, s *zsync.Session, paths []string) (lines []look.Line, refused bool, err error) {
+func (h *host) statusOf(ctx context.Context, s *zsync.Session, paths []string) (lines []look.Line, refused bool, err error) {
 	lines = []look.Line{}
 	for _, path := range paths {
 		if path == "/" { // where nothing can be, but below it
-			t, err := survey(ctx, s, path)
+			t, err := h.survey(ctx, s, path)
 			if err != nil {
 				return nil, false, verdict(err, exitServers)
 			}
@@ -97,7 +97,7 @@ func statusOf(ctx context.Context, s *zsync.Session, paths []string) (lines []lo
 		switch {
 		case errors.Is(err, zk.ErrNoAuth): // that of others can be shown
 			lines = append(lines, look.Line{Path: path, State: "not ours to read"})
-			say(err)
+			h.say(err)
 			refused = true
 		case err != nil:
 			return nil, false, verdict(err, exitServers)
@@ -107,10 +107,10 @@ func statusOf(ctx context.Context, s *zsync.Session, paths []string) (lines []lo
 }
 
 // survey looks at everything below root, and says if that is not all.
-func survey(ctx context.Context, s *zsync.Session, root string) (*look.Tree, error) {
+func (h *host) survey(ctx context.Context, s *zsync.Session, root string) (*look.Tree, error) {
 	t, err := look.Look(ctx, s, root)
 	if err == nil && t.Cut {
-		say(fmt.Errorf("%s: there are more than %d znodes; the rest is left out", root, look.TooMany))
+		h.say(fmt.Errorf("%s: there are more than %d znodes; the rest is left out", root, look.TooMany))
 	}
 	return t, err
 }

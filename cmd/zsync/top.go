@@ -40,7 +40,8 @@ for whom somebody has waited longest. Its keys:
 			if len(args) == 1 {
 				root = args[0]
 			}
-			if !term.IsTerminal(int(os.Stdin.Fd())) || !term.IsTerminal(int(os.Stdout.Fd())) {
+			in, out := c.terminal()
+			if in == nil {
 				return fail(exitUsage, "top wants a terminal; zsync ls --watch does without")
 			}
 			t, err := h.begin(cmd.Context(), root, nil)
@@ -48,7 +49,7 @@ for whom somebody has waited longest. Its keys:
 				return err
 			}
 			defer t.session.Close()
-			return t.top(root, time.Duration(every))
+			return t.top(in, out, root, time.Duration(every))
 		},
 	}
 	cmd.Flags().Var(&every, "interval", "a `TIME`: how often")
@@ -58,19 +59,29 @@ for whom somebody has waited longest. Its keys:
 // shortest is the time between two looks at everything, at least.
 const shortest = 100 * time.Millisecond
 
+// terminal returns the two sides of the terminal; nil where there is none.
+func (h *host) terminal() (in, out *os.File) {
+	in, _ = h.stdin.(*os.File)
+	out, _ = h.stdout.(*os.File)
+	if in == nil || out == nil || !term.IsTerminal(int(in.Fd())) || !term.IsTerminal(int(out.Fd())) {
+		return nil, nil
+	}
+	return in, out
+}
+
 // top shows what is below root until it is told to quit.
-func (t *task) top(root string, every time.Duration) error {
-	before, err := term.MakeRaw(int(os.Stdin.Fd()))
+func (t *task) top(in, out *os.File, root string, every time.Duration) error {
+	before, err := term.MakeRaw(int(in.Fd()))
 	if err != nil {
 		return &statusError{exitOutput, err}
 	}
-	io.WriteString(os.Stdout, "\x1b[?1049h\x1b[?25l") // another screen, no cursor
+	io.WriteString(out, "\x1b[?1049h\x1b[?25l") // another screen, no cursor
 	defer func() {
-		io.WriteString(os.Stdout, "\x1b[?25h\x1b[?1049l")
-		term.Restore(int(os.Stdin.Fd()), before)
+		io.WriteString(out, "\x1b[?25h\x1b[?1049l")
+		term.Restore(int(in.Fd()), before)
 	}()
 	keys := make(chan string)
-	go readKeys(os.Stdin, keys)
+	go readKeys(in, keys)
 	type looked struct {
 		tree *look.Tree
 		err  error
@@ -92,11 +103,11 @@ func (t *task) top(root string, every time.Duration) error {
 	draws := time.NewTicker(250 * time.Millisecond) // ages go on, and the window may have another size
 	defer draws.Stop()
 	for {
-		width, height, err := term.GetSize(int(os.Stdout.Fd()))
+		width, height, err := term.GetSize(int(out.Fd()))
 		if err != nil {
 			width, height = 80, 24
 		}
-		if _, err := io.WriteString(os.Stdout, v.draw(width, height, time.Now())); err != nil {
+		if _, err := io.WriteString(out, v.draw(width, height, time.Now())); err != nil {
 			return outputError(err)
 		}
 		select {

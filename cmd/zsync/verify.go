@@ -81,17 +81,18 @@ func readTrace(stdin io.Reader, name string) (*trace.File, error) {
 
 // openTrace opens the file of --trace. Processes may share it: each write is of
 // whole lines, at its end.
-func openTrace(name string) (*traceFile, error) {
+func (h *host) openTrace(name string) (*traceFile, error) {
 	f, err := os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return nil, fmt.Errorf("--trace: %w", err)
 	}
-	return &traceFile{f: f}, nil
+	return &traceFile{host: h, f: f}, nil
 }
 
 // A traceFile says once that it cannot be written. That ends nothing: a trace is
 // not worth a hold.
 type traceFile struct {
+	*host
 	f    *os.File
 	once sync.Once
 }
@@ -99,7 +100,7 @@ type traceFile struct {
 func (t *traceFile) Write(lines []byte) (int, error) {
 	n, err := t.f.Write(lines)
 	if err != nil {
-		t.once.Do(func() { say(fmt.Errorf("--trace: lines are missing: %w", err)) })
+		t.once.Do(func() { t.say(fmt.Errorf("--trace: lines are missing: %w", err)) })
 	}
 	return n, err
 }

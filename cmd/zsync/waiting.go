@@ -127,7 +127,7 @@ func (t *task) narrateOf(what func() string) (stop func(got bool)) {
 					return
 				default:
 				}
-				say(fmt.Errorf("%s: waiting: %s", t.path, words))
+				t.say(fmt.Errorf("%s: waiting: %s", t.path, words))
 				last = words
 			}
 			select {
@@ -142,7 +142,7 @@ func (t *task) narrateOf(what func() string) (stop func(got bool)) {
 			close(ended)
 			<-gone
 			if got {
-				say(fmt.Errorf("%s: got it after %v", t.path, time.Since(began).Round(time.Millisecond)))
+				t.say(fmt.Errorf("%s: got it after %v", t.path, time.Since(began).Round(time.Millisecond)))
 			}
 		})
 	}

@@ -1,0 +1,104 @@
+package main
+
+import (
+	"context"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strings"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// A host gives the command its environment, its streams, its signals, the way to the
+// servers, and processes. main passes the machine itself; tests pass one in memory.
+type host struct {
+	args           []string // the command line
+	env            []string
+	stdin          io.Reader
+	stdout, stderr io.Writer
+	dial           zk.Dialer // nil: TCP
+	signals        signals
+	lookPath       func(name string) (string, error)
+	prepare        func(cmd *exec.Cmd) process
+}
+
+// thisHost returns the machine itself.
+func thisHost() *host {
+	return &host{
+		args:     os.Args[1:],
+		env:      os.Environ(),
+		stdin:    os.Stdin,
+		stdout:   os.Stdout,
+		stderr:   os.Stderr,
+		signals:  ownSignals{},
+		lookPath: exec.LookPath,
+		prepare:  newProcess,
+	}
+}
+
+// getenv returns the value of an environment variable; the last one counts.
+func (h *host) getenv(name string) (value string) {
+	for _, v := range h.env {
+		if key, text, ok := strings.Cut(v, "="); ok && key == name {
+			value = text
+		}
+	}
+	return value
+}
+
+// signals are the signals that this process receives: see package os/signal.
+type signals interface {
+	Notify(ch chan<- os.Signal, signals ...os.Signal)
+	Stop(ch chan<- os.Signal)
+	Ignored(sig os.Signal) bool
+}
+
+type ownSignals struct{}
+
+func (ownSignals) Notify(ch chan<- os.Signal, signals ...os.Signal) { signal.Notify(ch, signals...) }
+func (ownSignals) Stop(ch chan<- os.Signal)                         { signal.Stop(ch) }
+func (ownSignals) Ignored(sig os.Signal) bool                       { return signal.Ignored(sig) }
+
+// A process is a command of ours, with all that it has started.
+type process interface {
+	// start starts the command.
+	start() error
+
+	// wait waits for the end of the command and returns its exit status.
+	wait() int
+
+	// passOn sends the command a signal that zsync received, and reports whether
+	// the command was there to receive it.
+	passOn(sig os.Signal) bool
+
+	// terminate asks the command to end, and all that it has started.
+	terminate()
+
+	// kill kills the command and all that it has started.
+	kill()
+
+	// clear is called after the command has ended. It waits for the end of all that
+	// the command had started, and kills the rest when kill fires.
+	clear(kill <-chan time.Time)
+
+	// orphaned returns a channel that receives when reap may have something to do.
+	orphaned() (_ <-chan os.Signal, stop func())
+
+	// reap asks how processes have ended that were left to us.
+	reap()
+
+	// beside runs another command, which is no part of this process.
+	beside(cmd *exec.Cmd) (wait func() error, err error)
+}
+
+// dialServer connects to a server.
+func (h *host) dialServer(ctx context.Context, address string) (net.Conn, error) {
+	if h.dial != nil {
+		return h.dial("tcp", address, 0)
+	}
+	return new(net.Dialer).DialContext(ctx, "tcp", address)
+}
