@@ -3,6 +3,7 @@ package session
 import (
 	"context"
 	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -31,6 +32,7 @@ type Incarnation struct {
 	Timeout atomic.Int64  // the negotiated session timeout, in nanoseconds
 	Heard   Moment        // when the last answered request was sent; zero before the first; guarded by LiveMu
 	zxid    atomic.Int64  // the last that a reply has shown
+	xid     atomic.Uint32 // of the last request, over all connections
 	vetted  sync.Map      // by path: the directories that nobody else may change
 	kept    sync.Map      // by path: the czxid of what lasts there, see KeepDir and KeepStored
 	own     sync.Map      // by path: the last sighting of what CreateOwn has made
@@ -197,6 +199,23 @@ func (inc *Incarnation) sending() stamp {
 	inc.LiveMu.Lock()
 	defer inc.LiveMu.Unlock()
 	return inc.Live.send(time.Now())
+}
+
+// nextXid returns an xid for a request, which no other request of the session has, over
+// whatever connection. A follower or observer knows the result of a request by its session
+// and its xid alone. So if an xid is used again, the result of a request that a former
+// connection has left behind is given to another request, which may not have been executed.
+//
+// Pings, credentials and setWatches have the xids that the protocol gives them, each time:
+// no server proposes anything for these, so there is no result that comes late. After 2^31
+// requests the xids begin again, when those of the first have long been answered.
+// 0 is left out: the leader has it for the session's begin and for the end that it decides on.
+func (inc *Incarnation) nextXid() int32 {
+	for {
+		if xid := int32(inc.xid.Add(1) & math.MaxInt32); xid != 0 {
+			return xid
+		}
+	}
 }
 
 // contact is told that a request was answered, what that proves, and when the answer

@@ -28,12 +28,13 @@ type will struct {
 	id       int64
 	password []byte
 	timeout  time.Duration
+	xid      int32
 }
 
 // packets is the handshake that continues the session, with its end behind it.
 func (w will) packets() []byte {
 	p := wire.Connect(0, w.timeout, w.id, w.password) // nothing was seen: any server will do, as nothing is read
-	return append(p, wire.EndPacket(wire.AppendHeader(nil, xidClose, wire.OpCloseSession))...)
+	return append(p, wire.EndPacket(wire.AppendHeader(nil, w.xid, wire.OpCloseSession))...)
 }
 
 // execute sends w to a server. It is nil if the session has ended, now or before.
@@ -67,7 +68,7 @@ func (w will) execute(c io.ReadWriter) error {
 func (inc *Incarnation) endOrphan(left time.Time) {
 	m := inc.Manager
 	inc.LiveMu.Lock()
-	w := will{inc.ID.Load(), inc.password, time.Duration(inc.Timeout.Load())}
+	w := will{id: inc.ID.Load(), password: inc.password, timeout: time.Duration(inc.Timeout.Load())}
 	inc.LiveMu.Unlock()
 	if w.id == 0 {
 		return // there never was one
@@ -84,6 +85,7 @@ func (inc *Incarnation) endOrphan(left time.Time) {
 			return
 		}
 		addr := m.Hosts[(first+try)%len(m.Hosts)]
+		w.xid = inc.nextXid()
 		err := m.endOver(addr, w)
 		if err == nil {
 			return

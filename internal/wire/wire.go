@@ -34,9 +34,6 @@ const (
 	XidPing           = -2
 	XidAuth           = -4
 	XidSetWatches     = -8
-	XidRemoveWatches  = -9
-	XidCatchUp        = -10
-	XidConfirm        = -11
 	CodeNoNode        = -101
 	CodeBadVersion    = -103
 	CodeNoChildren    = -108 // an ephemeral znode has none
