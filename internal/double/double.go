@@ -332,7 +332,7 @@ func (b *Barrier) enter(ctx context.Context, inc *session.Incarnation, n int) (*
 		s, err = inc.Stake(ctx)
 	}
 	if err == nil {
-		p.hold = (&line.Claim{Line: &b.line, Incarnation: inc, Path: path, Child: me, Unwatched: true, Stake: s}).Grant("enter")
+		p.hold = (&line.Claim{Hold: line.Hold{Incarnation: inc, Stake: s}, Line: &b.line, Path: path, Child: me, Unwatched: true}).Grant("enter")
 		return p, nil
 	}
 	// We may be let in at this same instant. Then we count as having left.

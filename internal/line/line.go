@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -70,42 +69,24 @@ func Exclusive(ahead []Child) (blocker *Child, alone bool) {
 // A Claim is one contender of ours in a line: a znode and its session. It waits
 // for its turn and, once that has come, is held by whoever has a grant of it.
 type Claim struct {
-	Line        *Line
-	Incarnation *session.Incarnation // whose session its znode belongs to
-	data        []byte               // of its znode
-	Stake       *session.Stake       // nil until something is held by it
-	beside      string               // the znode in whose very place it was made
-	Unwatched   bool                 // its znode is looked after by somebody else
-	trip        time.Duration        // how long a round trip took, if it had to wait for its turn
-	dir         int64                // the czxid of the directory then
+	Hold
+	Line      *Line
+	data      []byte        // of its znode
+	beside    string        // the znode in whose very place it was made
+	Unwatched bool          // its znode is looked after by somebody else
+	trip      time.Duration // how long a round trip took, if it had to wait for its turn
+	dir       int64         // the czxid of the directory then
 
-	mu        sync.Mutex
-	version   int32          // of its znode, after our last write to it; guarded by mu
-	Path      string         // of its znode, as the server knows it; guarded by mu once its turn has come
-	Child     Child          // guarded by mu once its turn has come
-	own       *session.Watch // on its znode, joined, if it is watched; guarded by mu
-	lineWatch *session.Watch // on the line, joined, if it was alone there when that was set; guarded by mu
-
-	// From its first grant until it is released; guarded by mu, but for at.
-	begun  bool          // it is on the gauge, told of the end of its session, and watched
-	off    bool          // it is not on the gauge any more
-	over   bool          // it is being released: that others do not find the znode is no loss
-	ended  bool          // quit is closed, if it is asked for
-	spared bool          // it was given up by itself, and is deleted when giveUp says so
-	idle   bool          // it is kept, though nobody has it: see Grant.Keep
-	why    error         // of the loss, an ErrLost
-	quit   chan struct{} // if not nil, closed when it is released, or nobody has it any more after a loss
-	asked  chan struct{} // if not nil, closed when somebody asks the holder to give up
-	guard  *guard        // if it is guarded
-	grants []*Grant      // those that last
-	onLost []func(error) // called, under mu, when it is lost
-	op     string        // for the observer
-	since  time.Time     // of the last grant
-	token  int64         // the fencing token, 0 until it is asked for
-	told   int64         // the greatest token of which a caller was told that others do not share; guarded by mu
-	epoch  int           // grows when the token is not for those who come any more
-	uses   int           // grants, for the trace
-	at     int           // where it is in heldClaims.all; guarded by its mu
+	version   int32             // of its znode, after our last write to it; guarded by mu
+	Path      string            // of its znode, as the server knows it; guarded by mu once its turn has come
+	Child     Child             // guarded by mu once its turn has come
+	own       *session.Watch    // on its znode, joined, if it is watched; guarded by mu
+	lineWatch *session.Watch    // on the line, joined, if it was alone there when that was set; guarded by mu
+	ownWatch  *session.OwnWatch // while it is held; nil if Unwatched; guarded by mu
+	leaveHeld func()            // of ownWatch.Drop: called when its znode is deleted; guarded by mu
+	asked     chan struct{}     // if not nil, closed when somebody asks the holder to give up; guarded by mu
+	users     int               // the grants that last; guarded by mu
+	uses      int               // all its grants, for the trace; guarded by mu
 }
 
 func (l *Line) ranks(r *session.Roll) *ranks { return ranksOf(r, l.Strict, l.Bases) }
@@ -215,6 +196,10 @@ func (c *Claim) disownLocked() {
 		c.Incarnation.Watches.Leave(c.own)
 		c.own = nil
 	}
+	if left := c.leaveHeld; left != nil {
+		c.leaveHeld = nil
+		left()
+	}
 }
 
 // gone is told that the znode of c is not there any more, as whoever has waited with it in
@@ -278,7 +263,7 @@ func (n newcomer) turnBack(inc *session.Incarnation) {
 // If there is an error the claim is to be withdrawn.
 func (n newcomer) arrive(inc *session.Incarnation, path string, data []byte, roll *session.Roll) (*Claim, error) {
 	l := n.line
-	c := &Claim{Line: l, Incarnation: inc, Path: path, data: data}
+	c := &Claim{Hold: Hold{Incarnation: inc}, Line: l, Path: path, data: data}
 	rk := l.ranks(roll)
 	c.keepLineWatch(n.lineWatch, len(rk.in) == 1 && rk.sure)
 	me, ok := ParseChild(session.BaseName(path), l.Bases...)
@@ -361,7 +346,7 @@ func (c *Claim) keepLineWatch(w *session.Watch, alone bool) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if alone && !c.over && c.why == nil && c.Incarnation.Watches.Armed(w) && !session.IsClosed(w.Fired) {
+	if alone && c.state < lost && c.Incarnation.Watches.Armed(w) && !session.IsClosed(w.Fired) {
 		c.leaveLineWatchLocked()
 		c.lineWatch = w
 		return
@@ -484,7 +469,7 @@ func (c *Claim) Beside(ctx context.Context, base string, data []byte) (*Claim, e
 		}
 		number := me.Name[strings.LastIndex(me.Name, me.Base)+len(me.Base):]
 		name := l.name(session.NewGUID(), base) + number
-		b := &Claim{Line: l, Incarnation: inc, Path: session.ChildPath(l.Dir, name), data: data, Child: Child{Name: name, Base: base, Seq: me.Seq}, beside: me.Name}
+		b := &Claim{Hold: Hold{Incarnation: inc}, Line: l, Path: session.ChildPath(l.Dir, name), data: data, Child: Child{Name: name, Base: base, Seq: me.Seq}, beside: me.Name}
 		err := inc.CreateAll(ctx, path, nil, []string{b.Path}, data)
 		switch {
 		case err == nil:

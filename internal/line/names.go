@@ -154,10 +154,10 @@ func Without(names, paths []string) []string {
 	return slices.DeleteFunc(names, func(name string) bool { return ours[name] })
 }
 
-// Permits returns how many permits znodes of these names stand for: each for one,
+// CountPermits returns how many permits znodes of these names stand for: each for one,
 // whatever it is called, as Curator and kazoo count them, unless its name says more,
 // which in kazoo's layout none does.
-func Permits(names []string, kazoo bool) (out int64) {
+func CountPermits(names []string, kazoo bool) (out int64) {
 	for _, name := range names {
 		weight := int64(1)
 		if i := strings.LastIndex(name, weightBase); i >= 0 && !kazoo {

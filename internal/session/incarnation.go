@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"sync"
@@ -25,8 +26,10 @@ type Incarnation struct {
 
 	// ctx is cancelled, with cause an ErrLost or ErrClosed, when the session is
 	// over or may be over.
-	Ctx context.Context
-	end context.CancelCauseFunc
+	Ctx    context.Context
+	cancel context.CancelCauseFunc
+
+	Ended Ending // its hooks are the holds of the session; they run before its end on the servers
 
 	ID      atomic.Int64  // the session id; 0 before the first handshake
 	Timeout atomic.Int64  // the negotiated session timeout, in nanoseconds
@@ -60,7 +63,6 @@ type Incarnation struct {
 	kick   chan struct{}          // has a token when the watchdog should look again
 	looked atomic.Pointer[Moment] // when the watchdog has last looked
 
-	endings endings       // who must hear of the end first
 	last    chan struct{} // has a token while lastly runs, and for good when shut goes on
 	book    book          // of receipts
 	largest atomic.Int64  // bytes of the largest znode in a late bundle
@@ -92,7 +94,7 @@ func newIncarnation(m *Manager) *Incarnation {
 	}
 	close(inc.down)
 	inc.Timeout.Store(int64(m.Config.Timeout))
-	inc.Ctx, inc.end = context.WithCancelCause(context.Background())
+	inc.Ctx, inc.cancel = context.WithCancelCause(context.Background())
 	inc.Watches = newWatches(inc.removeWatch, m.Spawn)
 	context.AfterFunc(inc.Ctx, inc.Watches.end)
 	return inc
@@ -386,9 +388,8 @@ func (inc *Incarnation) seal(cause error) {
 // ephemeral znodes.
 func (inc *Incarnation) shut() {
 	inc.drain.Do(func() {
-		inc.end(ErrClosed) // the first cause stays
-		inc.endings.await()
-		inc.last <- struct{}{} // the connection that lastly uses is not closed under it
+		inc.end(ErrClosed)     // the first cause stays
+		inc.last <- struct{}{} // lastly has returned, and is not called from here on
 		if inc.leaveTime() {
 			inc.newestLink().bye()
 			AwaitFor(inc.gone, time.Second)
@@ -404,39 +405,29 @@ func (inc *Incarnation) shut() {
 	<-inc.gone
 }
 
-// lastly has f end the session over a connection that comes as the Session is closed:
-// behind those who must hear of it first, as shut does.
+// lastly calls f, which ends the session over a connection that was made while the Session was
+// closed. shut does not close that connection before f returns.
 func (inc *Incarnation) lastly(f func()) {
 	select {
 	case inc.last <- struct{}{}:
-		inc.endings.await()
+		inc.end(ErrClosed)
 		f()
 		<-inc.last
-	default: // shut goes on, so all have heard
+	default: // shut has called end
 		f()
 	}
 }
 
-// OnEnd has f called once when the incarnation has ended, in a goroutine of its own; if
-// it has ended already, at once. The servers are asked to end the session only when f has
-// returned, so f must not wait.
+// end ends the incarnation. When it returns, every hook of Ended has returned, also if another
+// goroutine has ended it: every hold of the session is lost, and its holder can know. So every
+// request that ends the session on the servers is written after end.
 //
-// A session that ends otherwise was certain to live for longer than f takes. But who closes
-// the Session gives up what he holds at that instant, and the next may have it within a
-// round trip.
-func (inc *Incarnation) OnEnd(f func()) (stop func() bool) {
-	inc.endings.add(1)
-	stopped := context.AfterFunc(inc.Ctx, func() {
-		defer inc.endings.add(-1)
-		f()
-	})
-	return func() bool {
-		ok := stopped()
-		if ok {
-			inc.endings.add(-1)
-		}
-		return ok
-	}
+// That order is what Close rests on: after closeSession another session can be granted the lock
+// within a round trip. A session that ends otherwise lives on for a tenth of its timeout.
+func (inc *Incarnation) end(cause error) {
+	inc.cancel(cause)
+	inc.Ended.End(inc.Loss())
+	<-inc.Ended.Done() // another goroutine may be running the hooks
 }
 
 func (inc *Incarnation) connected() {
@@ -572,4 +563,21 @@ func (m *Manager) traceEnd(inc *Incarnation, why error) {
 	if m.Trace != nil && inc.ID.Load() != 0 {
 		m.Trace.Line(m.TraceLoss(trace.Line{Event: trace.Expired, Session: Text(inc.ID.Load()), Zxid: inc.sight.zxid.Load()}, why))
 	}
+}
+
+// EndError says what the end of an incarnation, for this cause, means to one
+// who held something through it: it is ErrLost.
+func (inc *Incarnation) EndError(cause error) error {
+	if errors.Is(cause, ErrLost) {
+		return cause
+	}
+	return inc.Manager.Config.Lost(LossClosed, inc.ID.Load(), time.Now())
+}
+
+// Loss is endError for an incarnation that has ended.
+func (inc *Incarnation) Loss() error { return inc.EndError(context.Cause(inc.Ctx)) }
+
+// Deleted is the loss of something in this session whose znode is gone.
+func (inc *Incarnation) Deleted() error {
+	return inc.Manager.Config.Lost(LossDeleted, inc.ID.Load(), time.Now())
 }

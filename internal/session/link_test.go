@@ -43,7 +43,7 @@ func FuzzLinkRead(f *testing.F) {
 		read := func(piece int) string {
 			m := &Manager{Config: Config{Timeout: time.Hour}}
 			inc := newIncarnation(m)
-			defer inc.end(nil)
+			defer inc.cancel(nil)
 			l := newLink(inc, scripted{r: strings.NewReader(string(in)), piece: piece}, "x:1", time.Now().Add(time.Minute))
 			l.shook.Store(true)
 			l.open()
@@ -121,7 +121,7 @@ func TestEveryEventFiresTheWatchesOfItsZnodeOrEndsTheConnection(t *testing.T) {
 			if slices.ContainsFunc(others, func(w *Watch) bool { return IsClosed(w.Fired) }) {
 				t.Errorf("type %d in state %d: a watch of another znode has fired", kind, state)
 			}
-			inc.end(nil)
+			inc.cancel(nil)
 		}
 	}
 }
@@ -242,7 +242,7 @@ func openGated(t *testing.T) (c *gated, l *link, send func()) {
 	t.Cleanup(func() {
 		close(c.gate)
 		l.Close()
-		inc.end(nil)
+		inc.cancel(nil)
 	})
 	return c, l, func() {
 		if !l.send(newPending(getCall("/x"))) {
