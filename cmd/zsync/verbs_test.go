@@ -229,12 +229,11 @@ func TestLatestInstantIsTheLastThatIsNotAfterNow(t *testing.T) {
 	if got := latest(zsync.Every(time.Hour), now); instant(got) != "2026-03-10T12:00:00Z" {
 		t.Errorf("every hour: %v", got)
 	}
-	if never, _ := parseCron("0 0 30 2 *"); !latest(never, now).IsZero() {
-		t.Error("30 February has been")
+	if never, err := parseCron("0 0 30 2 *"); err == nil {
+		t.Errorf("30 February is %v", never)
 	}
 }
 
-// Each of them made cron panic.
 func TestTimetableOfAZoneAloneIsRefused(t *testing.T) {
 	for _, spec := range []string{"CRON_TZ=UTC", "TZ=UTC", "CRON_TZ=", " CRON_TZ=UTC "} {
 		if table, err := parseCron(spec); err == nil {
@@ -253,7 +252,7 @@ func TestTimetableThatHasNoInstantIsRefused(t *testing.T) {
 	for _, sub := range []string{"run", "do"} {
 		r := start(t, srv.Addr(), "", "schedule", sub, "/p", "--cron", "0 0 30 2 *", "--", "true")
 		r.want(exitUsage, "")
-		if !strings.Contains(r.stderr.String(), "--cron 0 0 30 2 *: has no instant in the ") {
+		if !strings.Contains(r.stderr.String(), "no such day ever comes") {
 			t.Errorf("%s: the message is %q", sub, &r.stderr)
 		}
 	}
@@ -342,4 +341,23 @@ func TestManPagesAndCompletionsAreWritten(t *testing.T) {
 		t.Error("a hidden command has a page")
 	}
 	start(t, "", "", "gen", "man", "/dev/null/x").want(exitOutput, "")
+}
+
+func TestLastSaysWhichLaterInstantHasFailed(t *testing.T) {
+	srv := serve(t)
+	start(t, srv.Addr(), "", "schedule", "do", "/s", "--at", "2026-01-01T00:00:00Z", "--", "true").want(0, "")
+	start(t, srv.Addr(), "", "schedule", "do", "/s", "--at", "2026-01-02T00:00:00Z", "--", "sh", "-c", "exit 3").want(3, "")
+	r := start(t, srv.Addr(), "", "schedule", "last", "/s")
+	r.want(0, "2026-01-01T00:00:00Z\n")
+	if said := r.stderr.String(); !strings.Contains(said, "/s: 2026-01-02T00:00:00Z has failed (attempt 1, ") || !strings.Contains(said, "exit status 3") {
+		t.Errorf("standard error: %q", said)
+	}
+}
+
+func TestARunOfAScheduleRefusesNoAttemptsAndNoPause(t *testing.T) {
+	srv := serve(t)
+	r := start(t, srv.Addr(), "", "schedule", "run", "/s", "--every", "100000h", "--attempts", "0", "--", "true")
+	r.want(exitUsage, "")
+	r = start(t, srv.Addr(), "", "schedule", "run", "/s", "--every", "100000h", "--pause", "0s", "--", "true")
+	r.want(exitUsage, "")
 }
