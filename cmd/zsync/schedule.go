@@ -408,7 +408,7 @@ which, when, on which machine and why.`,
 					return err
 				}
 				if err == nil && failure.At.After(last) {
-					say(fmt.Errorf("%s: %s has failed (attempt %d, %s, at %s): %s", args[0], instant(failure.At), failure.Attempts, failure.Owner, instant(failure.Failed), failure.Err))
+					h.say(fmt.Errorf("%s: %s has failed (attempt %d, %s, at %s): %s", args[0], instant(failure.At), failure.Attempts, failure.Owner, instant(failure.Failed), failure.Err))
 				}
 				if none {
 					return fail(exitBusy, "%s: none has been done", args[0])
