@@ -33,8 +33,6 @@ import (
 // processes differ. A process whose clock is ahead runs an instant by its own clock, and so
 // early.
 //
-// # Failures
-//
 // If the function fails, Run calls it again, here or in another process, after a pause: five
 // attempts an instant over all processes, after a minute, two, four and eight ([WithRetries]).
 // Then the instant is recorded as failed, and no process runs it again. When the next instant is due,
