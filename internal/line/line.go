@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -281,13 +282,14 @@ func (n newcomer) arrive(inc *session.Incarnation, path string, data []byte, rol
 // out as ours would, for as long as we may believe in it, and c.lookAt sees that
 // it is not ours.
 func (c *Claim) Ahead(ctx context.Context, roll *session.Roll) ([]Child, error) {
-	if !c.Child.Exhausted() {
-		if ahead, ok := c.Line.ranks(roll).before(c.Child); ok { // the exhausted are behind
-			return ahead, nil
-		}
-		return nil, session.ErrVanished
+	rk := c.Line.ranks(roll)
+	if !rk.told || c.Child.Exhausted() {
+		return c.AheadAmong(ctx, roll.Names())
 	}
-	return c.AheadAmong(ctx, roll.Names())
+	if ahead, ok := rk.before(c.Child); ok {
+		return ahead, nil
+	}
+	return nil, session.ErrVanished
 }
 
 // AheadAmong is Ahead for a listing of one's own.
@@ -304,31 +306,54 @@ func (c *Claim) AheadAmong(ctx context.Context, names []string) ([]Child, error)
 	return nil, session.ErrVanished
 }
 
-// InOrder returns the contenders among names in the order of their arrival.
-// Those whose numbers do not tell are in the order of the zxids of their creates,
-// which everyone can read. That costs one request for every 128 of them.
+// InOrder returns the contenders among names in the order of their arrival. Those whose
+// numbers do not tell are in the order of the zxids of their creates, which everyone can
+// read. That costs one request for every 128 of them.
 func (l *Line) InOrder(ctx context.Context, inc *session.Incarnation, names []string) ([]Child, error) {
-	all, behind := numbered(names, l.Bases...)
-	if len(behind) < 2 {
-		return append(all, behind...), nil
+	all := ParseChildren(names, l.Bases...)
+	in, exhausted, tell := split(all)
+	switch {
+	case !tell:
+		return l.byCreation(ctx, inc, all)
+	case len(exhausted) < 2:
+		return all, nil
 	}
-	paths := make([]string, len(behind))
-	for i, c := range behind {
+	behind, err := l.byCreation(ctx, inc, exhausted)
+	return append(in, behind...), err
+}
+
+// byCreation sorts line by the zxids of the creates, without those who have left.
+//
+// A znode that was put in the place of another, which was granted, is the first. That
+// other may be gone, and with it the zxid of the place. But all that stood ahead of the
+// place had left when it was granted, or may be beside it, and so does no harm behind it.
+//
+// A persistent znode whose number is exhausted is the last. No contender is persistent, so
+// the number was chosen, and nothing would ever have it leave.
+func (l *Line) byCreation(ctx context.Context, inc *session.Incarnation, line []Child) ([]Child, error) {
+	paths := make([]string, len(line))
+	for i, c := range line {
 		paths[i] = session.ChildPath(l.Dir, c.Name)
 	}
 	nodes, err := inc.GetAll(ctx, paths)
 	if err != nil {
 		return nil, err
 	}
-	czxids := make(map[string]int64, len(behind))
+	czxids := make(map[string]int64, len(line))
 	for i, n := range nodes {
-		if n.Stat != nil {
-			czxids[behind[i].Name] = n.Stat.Czxid
+		switch c := line[i]; {
+		case n.Stat == nil: // it has just left
+		case c.beside():
+			czxids[c.Name] = -1
+		case c.Exhausted() && n.Stat.EphemeralOwner == 0:
+			czxids[c.Name] = math.MaxInt64
+		default:
+			czxids[c.Name] = n.Stat.Czxid
 		}
 	}
-	behind = slices.DeleteFunc(behind, func(c Child) bool { return czxids[c.Name] == 0 })
-	slices.SortStableFunc(behind, func(a, b Child) int { return cmp.Compare(czxids[a.Name], czxids[b.Name]) })
-	return append(all, behind...), nil
+	sorted := slices.DeleteFunc(slices.Clone(line), func(c Child) bool { return czxids[c.Name] == 0 })
+	slices.SortStableFunc(sorted, func(a, b Child) int { return cmp.Compare(czxids[a.Name], czxids[b.Name]) })
+	return sorted, nil
 }
 
 // joinLineWatch joins the watch on the line.
@@ -447,7 +472,7 @@ func (l *Line) ReadFirst(ctx context.Context, inc *session.Incarnation, known st
 }
 
 // errExhausted means that a number no longer says where in the line its znode
-// stands, so nothing can be put beside it. See Line.InOrder.
+// stands, so nothing can be put beside it. See split.
 var errExhausted = errors.New("the path has had 2^31 children: the order is kept, but no read lock can be put in a writer's place")
 
 // askTime is how long a release asks whether others wait. Without an answer it
@@ -468,7 +493,7 @@ func (c *Claim) Beside(ctx context.Context, base string, data []byte) (*Claim, e
 			return nil, errExhausted
 		}
 		number := me.Name[strings.LastIndex(me.Name, me.Base)+len(me.Base):]
-		name := l.name(session.NewGUID(), base) + number
+		name := l.name(session.NewMarkedGUID(), base) + number // the mark is what Child.beside reads
 		b := &Claim{Hold: Hold{Incarnation: inc}, Line: l, Path: session.ChildPath(l.Dir, name), data: data, Child: Child{Name: name, Base: base, Seq: me.Seq}, beside: me.Name}
 		err := inc.CreateAll(ctx, path, nil, []string{b.Path}, data)
 		switch {
