@@ -67,6 +67,8 @@ type Incarnation struct {
 	book    book          // of receipts
 	largest atomic.Int64  // bytes of the largest znode in a late bundle
 
+	disowned int // connections in a row that were given up, see link.disowned; used by serve alone
+
 	sight sight
 }
 

@@ -67,6 +67,8 @@ type link struct {
 	due   time.Time // the read deadline that is set; used by the reading goroutine alone
 	heard time.Time // when the last reply came, or zero; used by the reading goroutine alone
 
+	useful bool // the server has carried a request out; used by the reading goroutine alone
+
 	mu    sync.Mutex         // guards what follows; taken before Incarnation.LiveMu
 	sent  map[int32]sentInfo // requests without a reply, by xid
 	order []int32            // the xids of sent as they were sent, and some that have been answered
@@ -133,14 +135,17 @@ func (l *link) open() {
 
 // over is told that nothing comes from the connection any more. What has had no
 // reply has none.
-func (l *link) over() {
+func (l *link) over() { l.fail(zk.ErrConnectionClosed) }
+
+// fail has no more requests sent, and those without a reply fail with err.
+func (l *link) fail(err error) {
 	l.mu.Lock()
 	lost := l.sent
 	l.state, l.sent, l.order = linkOver, nil, nil
 	l.mu.Unlock()
 	for _, info := range lost {
 		if info.r != nil {
-			info.r.fail(zk.ErrConnectionClosed)
+			info.r.fail(err)
 		}
 	}
 }
@@ -368,6 +373,9 @@ func (l *link) nextPacket() error {
 		return err
 	}
 	l.inc.sight.see(xid, int64(binary.BigEndian.Uint64(l.head[8:])))
+	if xid != wire.XidEvent && code == wire.CodeWantsAuth {
+		return l.refused(codeError(code))
+	}
 	switch xid {
 	case wire.XidEvent:
 		return l.event(body)
@@ -378,7 +386,59 @@ func (l *link) nextPacket() error {
 			return fmt.Errorf("zsync: the server has refused to set the watches again (error %d)", code)
 		}
 	}
+	switch {
+	case code == wire.CodeSessionMoved, code == wire.CodeSessionExpired && l.disowned():
+		l.inc.Manager.Pace.again()
+		return codeError(code)
+	case xid >= 0:
+		l.served()
+	}
 	return l.received(xid, code, body, now)
+}
+
+// served notes that the server carries requests out.
+func (l *link) served() {
+	if !l.useful {
+		l.useful = true
+		l.inc.Manager.fit()
+	}
+}
+
+// refused is told that the server carries out nothing for this client, and hangs up. The
+// Session ends when every server has refused the client, or could not be reached, since one of
+// them has carried out a request: another attempt cures nothing, and each caller must learn why.
+func (l *link) refused(err error) error {
+	l.fail(errUnsent) // what is behind the request that was refused is not executed either
+	m := l.inc.Manager
+	m.unfit(l.addr, err)
+	if m.noneFits() {
+		l.inc.fail(err)
+	}
+	return err
+}
+
+// maxDisowned is how many connections in a row disowned gives up.
+const maxDisowned = 3
+
+// A server that serves a session may answer to a request that the session has moved, or has
+// expired. It did not execute the request, and goes on to answer so over this connection.
+//
+// The session has moved when another server has asked the leader late to continue it. The next
+// handshake makes its server the owner again, so that cures it each time.
+//
+// If the session has expired the next handshake says so. disowned reports whether the connection
+// ends. If the handshake succeeds three times, within a second each, the servers contradict
+// themselves: a server with localSessionsEnabled does, because the leader does not know its
+// sessions. Then the caller gets the answer.
+func (l *link) disowned() bool {
+	if time.Since(l.asked) >= lasting {
+		l.inc.disowned = 0
+	}
+	if l.inc.disowned == maxDisowned {
+		return false
+	}
+	l.inc.disowned++
+	return true
 }
 
 // readBody reads n bytes, which are good until the next packet.
@@ -554,6 +614,9 @@ func (l *link) received(xid, code int32, body []byte, now time.Time) error {
 	}
 	info, ok := l.sent[xid]
 	delete(l.sent, xid)
+	if info.op == wire.OpCreateContainer && code == wire.CodeUnimplemented {
+		l.inc.Manager.noContainers.Store(true)
+	}
 	done := 0
 	for done < len(l.order) {
 		if _, waits := l.sent[l.order[done]]; waits {

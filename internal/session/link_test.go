@@ -41,7 +41,7 @@ func FuzzLinkRead(f *testing.F) {
 			piece = 5
 		}
 		read := func(piece int) string {
-			m := &Manager{Config: Config{Timeout: time.Hour}}
+			m := &Manager{Config: Config{Timeout: time.Hour}, Hosts: []string{"x:1", "y:1"}}
 			inc := newIncarnation(m)
 			defer inc.cancel(nil)
 			l := newLink(inc, scripted{r: strings.NewReader(string(in)), piece: piece}, "x:1", time.Now().Add(time.Minute))

@@ -66,7 +66,7 @@ func TestNoTwoRequestsOfASessionHaveTheSameXid(t *testing.T) {
 }
 
 func TestXidsBeginAgainWithoutZeroAndWithoutNegativeNumbers(t *testing.T) {
-	inc := newIncarnation(&Manager{Config: Config{Timeout: time.Hour}})
+	inc := newIncarnation(&Manager{Config: testConfig()})
 	defer inc.end(errors.New("over"))
 	for _, last := range []uint32{1<<31 - 2, 1<<32 - 2} {
 		inc.xid.Store(last)

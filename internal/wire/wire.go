@@ -11,38 +11,45 @@ import (
 
 // Numbers of the protocol, and limits on what a server may send.
 const (
-	OpFailed          = -1 // in the reply to a multi
-	OpCreate          = 1
-	OpDelete          = 2
-	OpExists          = 3
-	OpGetData         = 4
-	OpSetData         = 5
-	OpGetACL          = 6
-	OpSync            = 9
-	OpPing            = 11
-	OpGetChildren     = 8
-	OpGetChildren2    = 12
-	OpCheck           = 13
-	OpMulti           = 14
-	OpRemoveWatches   = 18
-	OpCreateContainer = 19
-	OpMultiRead       = 22
-	OpAuth            = 100
-	OpSetWatches      = 101
-	OpCloseSession    = -11
-	XidEvent          = -1
-	XidPing           = -2
-	XidAuth           = -4
-	XidSetWatches     = -8
-	CodeNoNode        = -101
-	CodeBadVersion    = -103
-	CodeNoChildren    = -108 // an ephemeral znode has none
-	CodeNodeExists    = -110
-	CodeNotEmpty      = -111
-	MaxHandshake      = 4096
-	MaxReply          = 256 << 20 // of a listing of millions
-	MaxAhead          = 1 << 20   // of what a client makes room for before it has come
-	SetWatchesPortion = 128 << 10
+	OpFailed             = -1 // in the reply to a multi
+	OpCreate             = 1
+	OpDelete             = 2
+	OpExists             = 3
+	OpGetData            = 4
+	OpSetData            = 5
+	OpGetACL             = 6
+	OpSync               = 9
+	OpPing               = 11
+	OpGetChildren        = 8
+	OpGetChildren2       = 12
+	OpCheck              = 13
+	OpMulti              = 14
+	OpRemoveWatches      = 18
+	OpCreateContainer    = 19
+	OpMultiRead          = 22
+	OpAuth               = 100
+	OpSetWatches         = 101
+	OpCloseSession       = -11
+	XidEvent             = -1
+	XidPing              = -2
+	XidAuth              = -4
+	XidSetWatches        = -8
+	CodeConnectionLoss   = -4
+	CodeUnimplemented    = -6
+	CodeOperationTimeout = -7
+	CodeNoNode           = -101
+	CodeBadVersion       = -103
+	CodeNoChildren       = -108 // an ephemeral znode has none
+	CodeNodeExists       = -110
+	CodeNotEmpty         = -111
+	CodeSessionExpired   = -112
+	CodeSessionMoved     = -118
+	CodeWantsAuth        = -124 // the client has not authenticated, and has to
+	CodeThrottled        = -127
+	MaxHandshake         = 4096
+	MaxReply             = 256 << 20 // of a listing of millions
+	MaxAhead             = 1 << 20   // of what a client makes room for before it has come
+	SetWatchesPortion    = 128 << 10
 )
 
 // AppendHeader begins a packet; [EndPacket] fills in its length.
