@@ -92,7 +92,8 @@ func (q *lockTurnstile) follow(ctx context.Context, mode turnstile.Mode, g *line
 }
 
 func (q *lockTurnstile) lost(modes ...turnstile.Mode) <-chan struct{} {
-	return q.Standing(modes...).Done()
+	lost, _ := q.Standing(modes...)
+	return lost
 }
 
 // yield gives up what the caller holds in mode, for Cond.Wait, and returns what

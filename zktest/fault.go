@@ -22,7 +22,6 @@ const (
 	actHang
 	actHangReply
 	actFail
-	actRefuse
 )
 
 var (

@@ -140,7 +140,7 @@ func (c *conn) greet(r *Request, action Action) (wait <-chan bool, ok bool) {
 		return s.member.connect(c, r, action)
 	}
 	var x *session
-	if !action.kind.fails() {
+	if action.kind != actFail {
 		x = s.resume(c, r)
 	}
 	return nil, c.welcome(x, r, action)

@@ -28,7 +28,12 @@ import (
 // named opens a session that calls itself so.
 func named(t *testing.T, srv *zktest.Server, name string, opts ...zsync.Option) *zsync.Session {
 	t.Helper()
-	return connect(t, srv, append(opts, zsync.WithOwner(name))...)
+	s, err := zsync.Connect(t.Context(), srv.Addr(), append(opts, zsync.WithOwner(name), zsync.WithSessionTimeout(time.Minute))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
 }
 
 func TestListShowsEverythingBelowAPath(t *testing.T) {
@@ -304,7 +309,7 @@ func TestDoctorThatIsEndedDoesNotSayThatTheServersDoNotAnswer(t *testing.T) {
 	}()
 	r := start(t, srv.Addr()+","+l.Addr().String(), "", "doctor")
 	<-asked
-	r.signal(syscall.SIGTERM)
+	r.cmd.Process.Signal(syscall.SIGTERM)
 	r.want(128+int(syscall.SIGTERM), "")
 }
 

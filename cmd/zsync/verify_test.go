@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -40,7 +39,9 @@ func TestVerifyPassesRealProcessesAndFindsAPlantedDoubleHold(t *testing.T) {
 		text, _ := os.ReadFile(filepath.Join(dir, "victim"))
 		return strings.Contains(string(text), `"grant"`)
 	}, "the grant in the trace")
-	victim.signal(syscall.SIGKILL)
+	if err := victim.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
 	<-victim.ended
 	expireAll(srv) // as when the servers have heard nothing of it for its timeout
 	start(t, srv.Addr(), "", "--trace", filepath.Join(dir, "next"), "lock", "/m", "--", "true").wantExit(0)
@@ -103,7 +104,7 @@ func TestVerifyPassesRealProcessesAndFindsAPlantedDoubleHold(t *testing.T) {
 func (r *run) wantExit(status int) {
 	r.t.Helper()
 	if got := r.wait(); got != status {
-		r.t.Fatalf("%v: exit status %d, want %d\n%s%s", r.args, got, status, r.stdout.String(), r.stderr.String())
+		r.t.Fatalf("%v: exit status %d, want %d\n%s%s", r.cmd.Args[1:], got, status, r.stdout.String(), r.stderr.String())
 	}
 }
 

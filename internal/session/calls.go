@@ -12,11 +12,7 @@ type void = struct{}
 
 func (inc *Incarnation) createCall(path string, data []byte, flags int32) call[string] {
 	op := int32(wire.OpCreate)
-	switch {
-	case flags != zk.FlagContainer:
-	case inc.Manager.noContainers.Load(): // before ZooKeeper 3.5
-		flags = zk.FlagPersistent
-	default:
+	if flags == zk.FlagContainer {
 		op = wire.OpCreateContainer
 	}
 	return call[string]{

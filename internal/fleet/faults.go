@@ -1,0 +1,307 @@
+package fleet
+
+import (
+	"math/rand/v2"
+	"sync"
+	"time"
+)
+
+// harmAll does the faults of the plan, each at its time, and heals everything when
+// the time of the faults is over.
+func (w *world) harmAll() {
+	var wg sync.WaitGroup
+	for i, f := range w.faults {
+		wg.Go(func() {
+			time.Sleep(f.at + time.Duration(i))
+			w.harmOne(f)
+		})
+	}
+	wg.Wait()
+	e := w.e.Load()
+	e.HealAll()
+	e.SetBacklog(w.backlog)
+	for i := range w.members {
+		e.Thaw(i)
+		e.SetLag(i, 0)
+		e.Restart(i)
+	}
+	w.note("the faults are over")
+	close(w.healed)
+}
+
+// present returns the present life of a process, or nil while it connects.
+func (w *world) present(process int) *life {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if l := w.lives[process]; l != nil && l.s != nil {
+		return l
+	}
+	return nil
+}
+
+// holders returns the processes that hold something.
+func (w *world) holders() (processes []int) {
+	for _, x := range w.arenas {
+		if l, ok := x.(*lock); ok {
+			l.mu.Lock()
+			for _, h := range l.holds {
+				if h.believes() {
+					processes = append(processes, h.a.process)
+				}
+			}
+			l.mu.Unlock()
+		}
+	}
+	return processes
+}
+
+// harmOne does one fault, and undoes it.
+func (w *world) harmOne(f fault) {
+	d := rand.New(rand.NewPCG(f.draw, 0))
+	if holders := w.holders(); len(holders) > 0 && d.IntN(2) == 0 {
+		f.process = holders[d.IntN(len(holders))]
+	}
+	l, e := w.present(f.process), w.e.Load()
+	// The members that the fault is about: home is the process's own.
+	leader := e.Leader()
+	home := -1
+	if l != nil {
+		home = e.MemberOf(l.s.ID())
+	}
+	member, other := f.member, f.other
+	if member < 0 {
+		member = home
+	}
+	if other < 0 {
+		other = leader
+	}
+	w.note("FAULT %v; home %d, leader %d", f, home, leader)
+	defer w.note("over: %v", f)
+	sleep := func() { time.Sleep(f.lasts) }
+	switch f.kind {
+	case "rebirth":
+		w.rebirth()
+		return
+	case "close":
+		if l != nil {
+			l.close()
+		}
+		return
+	case "die":
+		if l != nil {
+			l.crashed.Store(true)
+			w.mayLeave.Store(true)
+			l.die()
+			w.net.kill(l.id(), -1)
+			for m := range w.members {
+				w.net.stall(wayOf{l.id(), m, true})
+				w.net.stall(wayOf{l.id(), m, false})
+			}
+		}
+		return
+	}
+	if l == nil || member < 0 {
+		return
+	}
+	l.under.Add(1)
+	defer l.under.Add(-1)
+	l.wake()
+	way := wayOf{l.id(), member, f.up}
+	switch f.kind {
+	case "kill":
+		w.net.kill(l.id(), member)
+	case "stall":
+		defer w.net.stall(way)()
+		sleep()
+	case "silence":
+		for m := range w.members {
+			defer w.net.stall(wayOf{l.id(), m, true})()
+			defer w.net.stall(wayOf{l.id(), m, false})()
+		}
+		if d.IntN(2) == 0 {
+			w.net.kill(l.id(), -1)
+		}
+		sleep()
+	case "move":
+		w.away(l, member, f.lasts)
+	case "return":
+		w.andBack(l, d, f)
+	case "limbo":
+		for m := range w.members {
+			if m != home {
+				defer w.net.stall(wayOf{l.id(), m, false})()
+			}
+		}
+		if home >= 0 {
+			defer w.net.stall(wayOf{l.id(), home, true})()
+			w.net.kill(l.id(), home)
+		}
+		time.Sleep(f.lasts / 2)
+		for m := range w.members {
+			defer w.net.stall(wayOf{l.id(), m, true})()
+		}
+		time.Sleep(2 * f.lasts)
+	case "depose":
+		w.depose(l, d, f)
+	case "cut":
+		if other < 0 || other == member {
+			return
+		}
+		if !f.up {
+			member, other = other, member
+		}
+		if d.IntN(2) == 0 {
+			e.Cut(member, other)
+		} else {
+			e.CutLosing(member, other)
+		}
+		sleep()
+		e.Heal(member, other)
+	case "isolate":
+		if d.IntN(2) == 0 {
+			member = max(leader, 0)
+		}
+		e.Isolate(member)
+		sleep()
+		for o := range w.members {
+			if o != member {
+				e.Heal(member, o)
+				e.Heal(o, member)
+			}
+		}
+	case "slow":
+		if other >= 0 && other != member {
+			e.SetDelay(member, other, f.lasts/8)
+			sleep()
+			e.SetDelay(member, other, w.latency)
+		}
+	case "backlog":
+		e.SetBacklog(f.lasts / 8)
+		sleep()
+		e.SetBacklog(w.backlog)
+	case "lag":
+		e.SetLag(member, min(f.lasts, w.timeout/2))
+		time.Sleep(2 * f.lasts)
+		e.SetLag(member, 0)
+	case "crash":
+		e.Crash(member)
+		sleep()
+		e.Restart(member)
+	case "freeze":
+		if member == leader {
+			return
+		}
+		e.Freeze(member)
+		sleep()
+		e.Thaw(member)
+	}
+}
+
+// andBack drives a process from its member to another, and back, while what it has asked
+// of the first is on its way to the leader, which looks at it last of all.
+func (w *world) andBack(l *life, d *rand.Rand, f fault) {
+	e := w.e.Load()
+	trips := func(least, most int) { // of so many messages
+		time.Sleep(time.Duration(least)*w.latency + time.Duration(d.Int64N(int64(most-least)))*w.latency)
+	}
+	leader, home := e.Leader(), e.MemberOf(l.s.ID())
+	if home == leader && home >= 0 {
+		w.away(l, home, 10*w.latency)
+		home = e.MemberOf(l.s.ID())
+	}
+	if home < 0 || leader < 0 || home == leader {
+		return
+	}
+	e.SetBacklog(time.Duration(1+d.IntN(10)) * w.latency)
+	defer func() { e.SetBacklog(w.backlog) }()
+	e.CutLosing(home, leader)
+	defer e.Heal(home, leader)
+	l.wake()
+	trips(1, 20)
+	most := time.Duration(w.syncLimit) * w.tick * 3 / 4 // else the leader gives the member up
+	w.away(l, home, min(20*w.latency+f.lasts/2, most))
+	for m := range w.members {
+		if m != home {
+			defer w.net.stall(wayOf{l.id(), m, true})()
+			w.net.kill(l.id(), m)
+		}
+	}
+	trips(4, 30)
+	e.Heal(home, leader)
+	trips(10, 30)
+}
+
+// depose has a majority elect a leader of its own while the old one, with the member
+// to which the process comes at last, goes on and hears late of what they had agreed to.
+func (w *world) depose(l *life, d *rand.Rand, f fault) {
+	e := w.e.Load()
+	old := e.Leader()
+	if old < 0 || w.members < 5 {
+		return
+	}
+	some := func(n time.Duration) { time.Sleep(time.Duration(d.Int64N(int64(n)))) }
+	var others []int
+	for _, m := range d.Perm(w.members) {
+		if m != old {
+			others = append(others, m)
+		}
+	}
+	loyal, via, rest := others[0], others[1], others[1:]
+	for _, m := range rest {
+		e.CutLosing(m, old)
+		if m != via {
+			e.Cut(old, m)
+		}
+	}
+	only := func(member int, d time.Duration) {
+		for m := range w.members {
+			if m != member {
+				defer w.net.stall(wayOf{l.id(), m, true})()
+				w.net.kill(l.id(), m)
+			}
+		}
+		time.Sleep(d)
+	}
+	only(via, 10*w.latency+time.Duration(d.Int64N(int64(w.timeout/8))))
+	for _, m := range rest {
+		e.Crash(m)
+		e.Restart(m)
+		e.Cut(old, m)
+		e.Cut(loyal, m)
+		e.Cut(m, loyal)
+	}
+	for m := range w.members {
+		defer w.net.stall(wayOf{l.id(), m, true})()
+	}
+	w.net.kill(l.id(), -1)
+	some(w.timeout / 2)
+	// The process comes to the loyal one.
+	w.net.open(wayOf{l.id(), loyal, true}, func() {
+		some(20 * w.latency)
+		e.Heal(via, old)
+		some(20 * w.latency)
+	})
+	w.net.kill(l.id(), -1)
+	time.Sleep(2 * w.timeout)
+	e.HealAll()
+}
+
+// wake has the actors of a process do something now.
+func (l *life) wake() {
+	for range l.w.actors {
+		select {
+		case l.alarm <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// away has the connection of a process to a member end, and keeps the process from that
+// member for a while.
+func (w *world) away(l *life, member int, d time.Duration) {
+	for _, up := range []bool{true, false} {
+		defer w.net.stall(wayOf{l.id(), member, up})()
+	}
+	w.net.kill(l.id(), member)
+	time.Sleep(d)
+}

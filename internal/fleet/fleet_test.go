@@ -1,0 +1,70 @@
+package fleet
+
+import (
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/zsync/zsync/internal/harness"
+)
+
+func TestMain(m *testing.M) { harness.Main(m) }
+
+func TestRandomProgramsOfAllPrimitivesHoldWhatIsPromised(t *testing.T) {
+	harness.InMemory(t)
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // what Go's scheduler decides is then mostly the same
+	began, n := time.Now(), 0
+	for seed := range harness.Seeds(t, 120, 20, 10000) {
+		n++
+		failures, story := run(t, uint64(seed))
+		if len(failures) == 0 {
+			continue
+		}
+		t.Log("what happened:\n" + strings.Join(story, "\n"))
+		for _, line := range failures {
+			t.Error(line)
+		}
+	}
+	t.Logf("%d programs, %v each", n, time.Since(began)/time.Duration(max(n, 1)))
+}
+
+// run runs the program of a seed.
+func run(t *testing.T, seed uint64) (failures, story []string) {
+	defer func() {
+		if r := recover(); r != nil {
+			panic(fmt.Sprintf("ZSYNC_TEST_SEED=%d: %v", seed, r))
+		}
+	}()
+	harness.VirtualTime(t, func(*testing.T) { failures, story = Run(seed) })
+	return failures, story
+}
+
+// The same seed does the same. A story that differs in a few replays is no fault of this
+// test: see the package's doc comment.
+func TestASeedTellsTheSameStoryEachTime(t *testing.T) {
+	harness.InMemory(t)
+	if harness.UnderRace {
+		t.Skip("the race detector has the scheduler choose at random")
+	}
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	seeds, same := 20, 0
+	for seed := range seeds {
+		_, one := run(t, uint64(seed))
+		_, two := run(t, uint64(seed))
+		if strings.Join(one, "\n") == strings.Join(two, "\n") {
+			same++
+			continue
+		}
+		for i := range min(len(one), len(two)) {
+			if one[i] != two[i] {
+				t.Logf("seed %d: line %d of %d:\n%s\n%s", seed, i, len(one), one[i], two[i])
+				break
+			}
+		}
+	}
+	if t.Logf("%d of %d stories are the same", same, seeds); same < seeds*3/4 {
+		t.Errorf("%d of %d stories are the same, want %d", same, seeds, seeds*3/4)
+	}
+}

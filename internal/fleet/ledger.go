@@ -1,0 +1,209 @@
+package fleet
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+)
+
+// A resource is what at most limit may hold at once, as the program sees it: the
+// program notes here what the library has told it, and nothing else.
+type resource struct {
+	w     *world
+	name  string
+	limit int64
+
+	mu     sync.Mutex
+	holds  []*hold   // in the order of the grants; guarded by mu
+	struck time.Time // when a stranger last deleted a znode here; guarded by mu
+}
+
+// A hold is what one goroutine holds.
+type hold struct {
+	r      *resource
+	a      *actor
+	n      int64
+	since  time.Time
+	told   func() bool // whether the holder has been told of a loss
+	over   bool        // guarded by resource.mu
+	gone   time.Time   // when a stranger deleted its znode; guarded by resource.mu
+	tokens []int64     // zxids that the hold has got, which grow from hold to hold; guarded by resource.mu
+}
+
+// grant notes that a holds n.
+func (r *resource) grant(a *actor, n int64, told func() bool) *hold {
+	h := &hold{r: r, a: a, n: n, since: time.Now(), told: told}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.holds = append(r.holds, h)
+	r.w.note("%s holds %d of %s", a, n, r.name)
+	r.checkLocked()
+	return h
+}
+
+// end notes that h is about to be given up, or that its function has returned. It
+// reports whether a loss has been told.
+func (h *hold) end() (lost bool) {
+	h.r.mu.Lock()
+	defer h.r.mu.Unlock()
+	h.r.checkLocked()
+	lost = h.told()
+	h.over = true
+	h.r.w.note("%s gives up %s, lost %v", h.a, h.r.name, lost)
+	return lost
+}
+
+// believes reports whether the holder believes that it holds.
+func (h *hold) believes() bool { return !h.over && !h.a.life.crashed.Load() && !h.told() }
+
+// check finds more holders than may be.
+func (r *resource) check() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.checkLocked()
+}
+
+func (r *resource) checkLocked() {
+	var sum int64
+	var who string
+	for _, h := range r.holds {
+		if h.believes() {
+			sum += h.n
+			if !h.gone.IsZero() && time.Since(h.gone) > 3*r.w.timeout/2 {
+				r.w.fail("%s: a loss is told: the znode of %s was deleted at %v, and it still holds", r.name, h.a, r.w.at(h.gone))
+			}
+			who += fmt.Sprintf(" %s(%d since %v)", h.a, h.n, r.w.at(h.since))
+		}
+	}
+	if sum > r.limit && !r.w.excused(r.struck) {
+		r.w.fail("%s: at most one holder: %d of %d are held, by%s", r.name, sum, r.limit, who)
+	}
+}
+
+// strike notes that a stranger has deleted a znode. For a while those who are told of
+// it by a notification may overlap with those who are let in.
+func (r *resource) strike() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.struck = time.Now()
+}
+
+// deleted notes that a stranger has just deleted the znode of h.
+func (h *hold) deleted() {
+	h.r.mu.Lock()
+	defer h.r.mu.Unlock()
+	if !h.over {
+		h.gone = time.Now()
+	}
+}
+
+// wrote notes a zxid of a write of the holder.
+func (h *hold) wrote(zxid int64) {
+	h.r.mu.Lock()
+	defer h.r.mu.Unlock()
+	if !h.over && !h.told() { // else it may be that of a later hold of the process
+		h.tokens = append(h.tokens, zxid)
+	}
+}
+
+// ordered checks, at the end, that tokens and writes grow with the grants.
+func (r *resource) ordered() {
+	var before int64
+	for _, h := range r.holds {
+		if h.n < r.limit {
+			continue // readers, and permits, overlap
+		}
+		for _, z := range h.tokens {
+			if z < before {
+				r.w.fail("%s: token or write %d of %s, after one of %d of an earlier hold", r.name, z, h.a, before)
+			}
+		}
+		if len(h.tokens) > 0 {
+			before = max(before, slices.Max(h.tokens))
+		}
+	}
+}
+
+// A register is a value that many read and write, as they saw it.
+type register struct {
+	w    *world
+	name string
+
+	mu  sync.Mutex
+	ops [][]porcupine.Operation // by era of the ensemble; guarded by mu
+}
+
+// A regOp is a call. Each value that is written is written once.
+type regOp struct {
+	kind  string // load, store, swap, cas, add, delete
+	arg   int64
+	old   int64 // what cas compares with
+	out   int64 // what load, add and swap have returned
+	ok    bool  // what cas has returned
+	maybe bool  // it failed: it may have been applied, or will be
+}
+
+var registerModel = porcupine.Model{
+	Init: func() any { return int64(0) },
+	Step: func(state, input, _ any) (bool, any) {
+		now, op := state.(int64), input.(regOp)
+		next, right := now, true
+		switch op.kind {
+		case "load":
+			right = op.out == now
+		case "store":
+			next = op.arg
+		case "swap":
+			next, right = op.arg, op.out == now
+		case "add":
+			next, right = now+op.arg, op.out == now+op.arg
+		case "delete":
+			next = 0
+		case "cas":
+			if right = op.ok == (now == op.old); now == op.old {
+				next = op.arg
+			}
+		}
+		return right || op.maybe, next
+	},
+	DescribeOperation: func(input, _ any) string { return fmt.Sprintf("%+v", input) },
+}
+
+// did notes a call that began at began, by a or, where that is nil, at the end.
+func (g *register) did(a *actor, op regOp, began time.Time, era int, err error) {
+	now := g.w.era()
+	if op.maybe = err != nil || era != now; op.maybe && op.kind == "load" {
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for len(g.ops) <= now {
+		g.ops = append(g.ops, nil)
+	}
+	back := int64(time.Since(g.w.begun))
+	if op.maybe {
+		back = int64(time.Hour) // a client of its own, which may be late for ever
+	}
+	for era := era; era <= now; era++ {
+		g.ops[era] = append(g.ops[era], porcupine.Operation{ClientId: len(g.ops[era]), Input: op, Call: int64(began.Sub(g.w.begun)), Return: back})
+	}
+	g.w.note("%v %s: %+v, begun %v: %v", a, g.name, op, g.w.at(began), err)
+}
+
+// explain checks, at the end, that there is an order in which the calls can have returned
+// what they did.
+func (g *register) explain() {
+	for _, ops := range g.ops {
+		if porcupine.CheckOperations(registerModel, ops) {
+			continue
+		}
+		text := ""
+		for _, o := range ops {
+			text += fmt.Sprintf("\n      %v to %v: %+v", time.Duration(o.Call), time.Duration(o.Return), o.Input)
+		}
+		g.w.fail("%s: what was confirmed is so, once: no order of these calls explains what they returned:%s", g.name, text)
+	}
+}

@@ -1,0 +1,337 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync"
+)
+
+var arenas = map[string]func(w *world) arena{}
+
+// errOwn is what the functions of the program return.
+var errOwn = errors.New("the function's own")
+
+// A lock is what has holders, of any kind.
+type lock struct {
+	*resource
+	path  string
+	below string // where the places are, below the path
+	of    func(s *zsync.Session, r *resource) *held
+}
+
+// A held is a lock in the hands of a process.
+type held struct {
+	ways []way2
+	lost func() <-chan struct{}
+	cond *zsync.Cond
+	txn  func(context.Context, ...any) ([]zk.MultiResponse, error)
+	tok  func(context.Context) (int64, error)
+	new  func() *held // another of the same, where each goroutine needs its own
+}
+
+// A way2 is one way to hold something: n of it.
+type way2 struct {
+	n      int64
+	lock   func(context.Context) error
+	try    func(context.Context) (bool, error)
+	unlock func() error
+	do     func(context.Context, func(context.Context) error) error
+}
+
+func newLock(w *world, path string, limit int64, of func(s *zsync.Session, r *resource) *held) *lock {
+	l := &lock{resource: &resource{w: w, name: path, limit: limit}, path: path, of: of}
+	if path == "/semaphore" {
+		l.below = "/leases"
+	}
+	return l
+}
+
+// readers is more than there can be.
+const readers = 1000
+
+func init() {
+	mutex := func(cond bool, path string) func(w *world) arena {
+		return func(w *world) arena {
+			return newLock(w, path, 1, func(s *zsync.Session, _ *resource) *held {
+				one := func() *held {
+					m := zsync.NewMutex(s, path)
+					h := &held{ways: []way2{{1, m.Lock, m.TryLock, m.Unlock, m.Do}}, lost: m.Lost, txn: m.Txn, tok: m.Token}
+					if cond {
+						h.cond = zsync.NewCond(s, path+"-cond", m)
+					}
+					return h
+				}
+				h := one()
+				if w.apart {
+					h.new = one
+				}
+				return h
+			})
+		}
+	}
+	arenas["mutex"] = mutex(false, "/mutex")
+	arenas["cond"] = mutex(true, "/locked")
+	arenas["rwmutex"] = func(w *world) arena {
+		return newLock(w, "/rw", readers, func(s *zsync.Session, _ *resource) *held {
+			one := func() *held {
+				m := zsync.NewRWMutex(s, "/rw")
+				return &held{ways: []way2{{readers, m.Lock, m.TryLock, m.Unlock, m.Do}, {1, m.RLock, m.TryRLock, m.RUnlock, m.RDo}}, lost: m.Lost, txn: m.Txn, tok: m.Token}
+			}
+			h := one()
+			if w.apart {
+				h.new = one
+			}
+			return h
+		})
+	}
+	arenas["semaphore"] = func(w *world) arena {
+		limit := 1 + int64(mix(w.seed, 5)%3)
+		return newLock(w, "/semaphore", limit, func(s *zsync.Session, _ *resource) *held {
+			m := zsync.NewSemaphore(s, "/semaphore", limit)
+			h := &held{lost: m.Lost, txn: m.Txn, tok: m.Token}
+			for n := int64(1); n <= limit; n++ {
+				h.ways = append(h.ways, way2{n, func(ctx context.Context) error { return m.Acquire(ctx, n) },
+					func(ctx context.Context) (bool, error) { return m.TryAcquire(ctx, n) }, func() error { return m.Release(n) },
+					func(ctx context.Context, f func(context.Context) error) error { return m.Do(ctx, n, f) }})
+			}
+			return h
+		})
+	}
+	arenas["election"] = func(w *world) arena {
+		return newLock(w, "/election", 1, func(s *zsync.Session, _ *resource) *held {
+			// Whoever resigns late resigns for all that lead by the same value.
+			return &held{new: func() *held {
+				m := zsync.NewElection(s, "/election")
+				run := func(ctx context.Context, f func(context.Context) error) error {
+					return m.Run(ctx, func(ctx context.Context) error {
+						if err := f(ctx); err != nil {
+							return err
+						}
+						return errOwn // one term is enough
+					})
+				}
+				return &held{ways: []way2{{1, m.Campaign, nil, m.Resign, run}}, lost: m.Lost, txn: m.Txn, tok: m.Token}
+			}}
+		})
+	}
+}
+
+func (l *lock) make(s *zsync.Session) any { return l.of(s, l.resource) }
+
+func (l *lock) step(ctx context.Context, a *actor, kit any) {
+	k := kit.(*held)
+	if k.new != nil {
+		k = k.new()
+	}
+	by := k.ways[a.dice.IntN(len(k.ways))]
+	switch n := a.dice.IntN(6); {
+	case n < 2:
+		l.function(ctx, a, k, by)
+	case n == 2 && by.try != nil:
+		done := a.doing("tries %s", l.path)
+		ok, err := by.try(ctx)
+		done()
+		if a.may("Try of "+l.path, ctx, err) && ok {
+			l.plainly(ctx, a, k, by)
+		}
+	case n == 3 && k.cond != nil:
+		done := a.doing("signals %s", l.path)
+		ctx, cancel := a.atMost(2 * a.w.timeout)
+		defer cancel()
+		err := k.cond.Broadcast(ctx)
+		if a.dice.IntN(2) == 0 {
+			err = k.cond.Signal(ctx)
+		}
+		done()
+		a.may("Signal", ctx, err)
+	default:
+		done := a.doing("locks %s", l.path)
+		err := by.lock(ctx)
+		done()
+		if a.may("Lock of "+l.path, ctx, err) {
+			l.plainly(ctx, a, k, by)
+		}
+	}
+}
+
+// plainly uses what has been taken without a function, and gives it up.
+func (l *lock) plainly(ctx context.Context, a *actor, k *held, by way2) {
+	lost := k.lost()
+	h := l.grant(a, by.n, closed(lost))
+	struck := false
+	if a.w.strikes && a.dice.IntN(3) == 0 {
+		select {
+		case a.w.granted <- h:
+			struck = true
+			if a.w.apart { // and another of the process comes right behind
+				a.finished.Go(func() { l.neighbour(a) })
+			}
+		default:
+		}
+	}
+	l.use(ctx, a, k, h)
+	if struck {
+		a.outlast(lost)
+	}
+	if k.cond != nil && a.dice.IntN(2) == 0 {
+		h.end()
+		if !l.wait(a.ctx, a, k) {
+			return
+		}
+		h = l.grant(a, by.n, closed(k.lost()))
+	}
+	was := h.end()
+	done := a.doing("unlocks %s", l.path)
+	err := by.unlock()
+	done()
+	switch {
+	case errors.Is(err, zsync.ErrLost) && l.w.strikes: // the release may be the first to find out
+	case err == nil && was && k.cond == nil:
+		l.w.fail("%s of %s was lost, and its release is nil", l.path, a)
+	case err != nil && (!errors.Is(err, zsync.ErrLost) || !closed(lost)() && k.cond == nil) && !(a.gone() && errors.Is(err, zsync.ErrClosed)):
+		l.w.fail("release of %s by %s: %v", l.path, a, err)
+	}
+}
+
+// neighbour waits behind a, in the same process, through another value.
+func (l *lock) neighbour(a *actor) {
+	b := &actor{life: a.life, name: a.name + "'", dice: rand.New(rand.NewPCG(uint64(l.w.unique()), l.w.seed))}
+	time.Sleep(time.Duration(b.dice.Int64N(int64(20 * l.w.latency))))
+	k := l.of(a.s, l.resource)
+	if k.new != nil {
+		k = k.new()
+	}
+	by := k.ways[0]
+	ctx, cancel := context.WithTimeout(a.ctx, 3*l.w.timeout)
+	defer cancel()
+	done := b.doing("locks %s", l.path)
+	err := by.lock(ctx)
+	done()
+	if b.may("Lock of "+l.path, ctx, err) {
+		h := l.grant(b, by.n, closed(k.lost()))
+		h.end()
+		_ = by.unlock()
+	}
+}
+
+// function holds l while a function runs.
+func (l *lock) function(ctx context.Context, a *actor, k *held, by way2) {
+	var ran bool
+	done := a.doing("does %s", l.path)
+	err := by.do(ctx, func(inner context.Context) error {
+		done()
+		ran = true
+		h := l.grant(a, by.n, l.toldInside(a, inner, k.lost()))
+		l.use(inner, a, k, h)
+		if k.cond != nil && a.dice.IntN(2) == 0 {
+			h.end()
+			if !l.wait(inner, a, k) {
+				return errOwn
+			}
+			h = l.grant(a, by.n, l.toldInside(a, inner, k.lost()))
+			a.nap(a.w.timeout / 8)
+		}
+		if inner.Err() != nil { // it takes its time to stop
+			a.nap(a.w.timeout / 2)
+		}
+		h.end()
+		if a.dice.IntN(3) == 0 {
+			return errOwn
+		}
+		return nil
+	})
+	if !ran {
+		done()
+		a.may("Do of "+l.path, ctx, err)
+		return
+	}
+	a.may("Do of "+l.path, ctx, err, errOwn, zsync.ErrLost, zsync.ErrClosed, context.Canceled)
+}
+
+// toldInside returns whether the holder of a function has been told of a loss. That
+// its Session is being closed is none before the time is over that Close gives to
+// functions, unless faults may have ended the session meanwhile.
+func (l *lock) toldInside(a *actor, inner context.Context, lost <-chan struct{}) func() bool {
+	return func() bool {
+		at := time.Duration(a.closing.Load())
+		if !unmended["close"] && at != 0 && !l.w.disturbed(a.life, at) && time.Since(l.w.begun)-at < l.w.timeout {
+			return false
+		}
+		cause := context.Cause(inner)
+		return closed(lost)() || errors.Is(cause, zsync.ErrLost) || errors.Is(cause, zsync.ErrClosed)
+	}
+}
+
+// use does what a holder may do.
+func (l *lock) use(ctx context.Context, a *actor, k *held, h *hold) {
+	a.hold()
+	ctx, cancel := context.WithTimeout(ctx, l.w.timeout)
+	defer cancel()
+	if k.tok != nil && a.dice.IntN(3) == 0 {
+		t, err := k.tok(ctx)
+		if l.used("Token", ctx, a, h, err) {
+			h.wrote(t)
+		}
+	}
+	if k.txn != nil && a.dice.IntN(4) == 0 {
+		path := fmt.Sprintf("/written%d", l.w.unique())
+		rs, err := k.txn(ctx, &zk.CreateRequest{Path: path, Acl: zk.WorldACL(zk.PermAll)}, &zk.SetDataRequest{Path: path, Version: -1})
+		if l.used("Txn", ctx, a, h, err) && rs[1].Stat != nil {
+			h.wrote(rs[1].Stat.Mzxid)
+		}
+	}
+	if a.dice.IntN(2) == 0 {
+		a.hold()
+	}
+}
+
+func (l *lock) used(what string, ctx context.Context, a *actor, h *hold, err error) bool {
+	if errors.Is(err, zsync.ErrLost) && h.told() {
+		return false
+	}
+	return a.may(what+" of "+l.path, ctx, err)
+}
+
+// wait waits for a signal. It reports whether the lock is held.
+func (l *lock) wait(ctx context.Context, a *actor, k *held) bool {
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(a.dice.Int64N(int64(l.w.timeout))))
+	if a.dice.IntN(2) == 0 {
+		cancel()
+		ctx, cancel = context.WithTimeout(ctx, time.Duration(a.dice.Int64N(int64(20*l.w.latency))))
+	}
+	defer cancel()
+	done := a.doing("waits for a signal at %s", l.path)
+	err := k.cond.Wait(ctx)
+	done()
+	return a.may("Wait", ctx, err, zsync.ErrLost)
+}
+
+func (l *lock) final(ctx context.Context, s *zsync.Session) {
+	l.ordered()
+	if k := l.of(s, l.resource); k.cond != nil { // whoever lists the line tidies up behind the dead
+		if err := k.cond.Signal(ctx); err != nil {
+			l.w.fail("Signal at the end: %v", err)
+		}
+	}
+}
+
+func (l *lock) keeps(path string) bool { return strings.HasPrefix(path, "/written") }
+
+// closed returns whether a channel is closed.
+func closed(c <-chan struct{}) func() bool {
+	return func() bool {
+		select {
+		case <-c:
+			return true
+		default:
+			return false
+		}
+	}
+}

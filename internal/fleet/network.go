@@ -1,0 +1,443 @@
+package fleet
+
+import (
+	"cmp"
+	"encoding/binary"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// A network carries what processes and members of the ensemble say to each other.
+// Each message arrives at an instant of its own: virtual time advances only when
+// every goroutine of the bubble waits, so all that one message sets off is over
+// before the next arrives. How long a message takes follows from the seed, the
+// connection, the direction and its number there, and not from the order in which
+// goroutines run.
+type network struct {
+	seed uint64
+	base time.Duration // of the time that a message takes
+	dial func(member int) (net.Conn, error)
+
+	mu      sync.Mutex
+	taken   map[int64]bool         // instants at which something arrives; guarded by mu
+	stalled map[wayOf]int          // how many faults hold back what goes there; guarded by mu
+	cables  map[*cable]struct{}    // guarded by mu
+	dials   map[int]int            // by process; guarded by mu
+	names   map[int]map[string]int // by process: the member behind each address; guarded by mu
+}
+
+// A wayOf is one direction between a process and a member.
+type wayOf struct {
+	process, member int
+	up              bool // to the member
+}
+
+// A cable is one connection.
+type cable struct {
+	n       *network
+	process int
+	member  int
+	nth     int // of the process
+	up      lane
+	down    lane
+	server  net.Conn
+	client  *socket
+}
+
+// A lane is one direction of a cable. The network's mu guards it.
+type lane struct {
+	c       *cable
+	way     wayOf
+	queue   []*message // in order
+	count   uint64
+	last    time.Time // when the last of them arrives
+	deliver func(m *message)
+}
+
+// A message is what goes at once. A nil payload is the end of the stream.
+type message struct {
+	payload []byte
+	at      time.Time // zero while it is held back
+}
+
+func newNetwork(seed uint64, base time.Duration, dial func(member int) (net.Conn, error)) *network {
+	return &network{
+		seed: seed, base: base, dial: dial,
+		taken: map[int64]bool{}, stalled: map[wayOf]int{}, cables: map[*cable]struct{}{},
+		dials: map[int]int{}, names: map[int]map[string]int{},
+	}
+}
+
+// mix returns a number that follows from others.
+func mix(ns ...uint64) uint64 {
+	h := uint64(0x9e3779b97f4a7c15)
+	for _, n := range ns {
+		h ^= n
+		h *= 0xbf58476d1ce4e5b9
+		h ^= h >> 27
+		h *= 0x94d049bb133111eb
+		h ^= h >> 31
+	}
+	return h
+}
+
+// takes returns how long a message takes: most often up to three times the base,
+// sometimes much longer.
+func (n *network) takes(h uint64) time.Duration {
+	d := n.base/2 + time.Duration(h%uint64(5*n.base/2))
+	if h>>40%40 == 0 {
+		d *= 20
+	}
+	return d
+}
+
+// instant returns the first instant from t on at which nothing else arrives.
+func (n *network) instant(t time.Time) time.Time {
+	for n.taken[t.UnixNano()] {
+		t = t.Add(1)
+	}
+	n.taken[t.UnixNano()] = true
+	return t
+}
+
+// dialer returns what a process connects with. The k-th address that a process
+// dials leads to the k-th member of its own order, so the order in which the
+// library tries the servers, which is random, does not matter.
+func (n *network) dialer(process int, order []int) func(network, address string, timeout time.Duration) (net.Conn, error) {
+	return func(_, address string, timeout time.Duration) (net.Conn, error) {
+		n.mu.Lock()
+		names := n.names[process]
+		if names == nil {
+			names = map[string]int{}
+			n.names[process] = names
+		}
+		member, ok := names[address]
+		if !ok {
+			member = order[len(names)%len(order)]
+			names[address] = member
+		}
+		nth := n.dials[process]
+		n.dials[process]++
+		up, down := wayOf{process, member, true}, wayOf{process, member, false}
+		blocked := n.stalled[up] > 0 // where only the way back stands still, something in between accepts
+		n.mu.Unlock()
+		trip := 2 * n.takes(mix(n.seed, 1, uint64(process), uint64(nth)))
+		if blocked && timeout > 0 {
+			trip = timeout
+		}
+		time.Sleep(trip)
+		if blocked {
+			return nil, os.ErrDeadlineExceeded
+		}
+		server, err := n.dial(member)
+		if err != nil {
+			return nil, err
+		}
+		c := &cable{n: n, process: process, member: member, nth: nth, server: server}
+		c.client = newSocket(c)
+		c.up = lane{c: c, way: up, deliver: c.toServer}
+		c.down = lane{c: c, way: down, deliver: c.toClient}
+		n.mu.Lock()
+		n.cables[c] = struct{}{}
+		n.mu.Unlock()
+		go c.hear()
+		return c.client, nil
+	}
+}
+
+// hear takes what the server sends.
+func (c *cable) hear() {
+	buf := make([]byte, 64<<10)
+	for {
+		k, err := c.server.Read(buf)
+		if k > 0 {
+			c.send(&c.down, append([]byte(nil), buf[:k]...))
+		}
+		if err != nil {
+			c.send(&c.down, nil)
+			return
+		}
+	}
+}
+
+// send puts a message on its way, or each of its packets by itself.
+func (c *cable) send(l *lane, p []byte) {
+	n := c.n
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for {
+		h := mix(n.seed, 2, uint64(c.process), uint64(c.nth), b2u(l.way.up), l.count)
+		l.count++
+		part := p
+		if h>>32%2 == 0 && len(p) >= 4 {
+			if k := 4 + int(binary.BigEndian.Uint32(p)); 4 < k && k < len(p) {
+				part = p[:k]
+			}
+		}
+		m := &message{payload: part}
+		l.queue = append(l.queue, m)
+		if n.stalled[l.way] == 0 {
+			l.schedule(m, n.takes(h))
+		}
+		if p = p[len(part):]; len(p) == 0 {
+			return
+		}
+	}
+}
+
+func b2u(b bool) uint64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// schedule has m arrive after d, and behind what was sent before.
+func (l *lane) schedule(m *message, d time.Duration) {
+	at := time.Now().Add(d)
+	if !at.After(l.last) {
+		at = l.last.Add(1)
+	}
+	m.at = l.c.n.instant(at)
+	l.last = m.at
+	time.AfterFunc(time.Until(m.at), l.arrive)
+}
+
+// arrive delivers what is due.
+func (l *lane) arrive() {
+	n := l.c.n
+	n.mu.Lock()
+	var m *message
+	if len(l.queue) > 0 && !l.queue[0].at.IsZero() && !l.queue[0].at.After(time.Now()) {
+		m, l.queue = l.queue[0], l.queue[1:]
+		delete(n.taken, m.at.UnixNano())
+	}
+	n.mu.Unlock()
+	if m != nil {
+		l.deliver(m)
+	}
+}
+
+func (c *cable) toServer(m *message) {
+	if m.payload == nil {
+		c.server.Close()
+		return
+	}
+	c.server.Write(m.payload) // it never waits: see zktest's pipes
+}
+
+func (c *cable) toClient(m *message) {
+	c.client.arrive(m.payload)
+	if m.payload == nil {
+		c.n.mu.Lock()
+		delete(c.n.cables, c)
+		c.n.mu.Unlock()
+	}
+}
+
+// stall holds back what goes a way from now on, what is under way included, until
+// the function that it returns is called.
+func (n *network) stall(w wayOf) (resume func()) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.stalled[w]++; n.stalled[w] == 1 {
+		n.lanes(w, func(l *lane) {
+			for _, m := range l.queue {
+				delete(n.taken, m.at.UnixNano())
+				m.at = time.Time{}
+			}
+		})
+	}
+	return func() { n.resume(w) }
+}
+
+// resume ends one stall of a way.
+func (n *network) resume(w wayOf) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.stalled[w]--; n.stalled[w] > 0 {
+		return
+	}
+	n.lanes(w, func(l *lane) {
+		for i, m := range l.queue {
+			l.schedule(m, n.takes(mix(n.seed, 3, uint64(l.c.process), uint64(l.c.nth), l.count, uint64(i))))
+		}
+	})
+}
+
+// open lets a stalled way be open while f runs.
+func (n *network) open(w wayOf, f func()) {
+	n.resume(w)
+	f()
+	n.stall(w)
+}
+
+// lanes calls f with all that goes a way, in the order in which the connections were made.
+func (n *network) lanes(w wayOf, f func(l *lane)) {
+	for _, c := range n.sorted() {
+		if c.process != w.process || c.member != w.member {
+			continue
+		}
+		if w.up {
+			f(&c.up)
+		} else {
+			f(&c.down)
+		}
+	}
+}
+
+// kill resets the connections of a process to a member, or to all with -1. What has
+// been sent to the member still arrives there, and then the end.
+func (n *network) kill(process, member int) {
+	n.mu.Lock()
+	var all []*cable
+	for _, c := range n.sorted() {
+		if c.process == process && (member < 0 || c.member == member) {
+			all = append(all, c)
+			c.down.queue = nil
+		}
+	}
+	n.mu.Unlock()
+	for _, c := range all {
+		c.client.reset()
+	}
+}
+
+// sorted returns the cables in the order of the processes, and of their connections.
+func (n *network) sorted() []*cable {
+	var all []*cable
+	for c := range n.cables {
+		all = append(all, c)
+	}
+	slices.SortFunc(all, func(a, b *cable) int { return cmp.Or(a.process-b.process, a.nth-b.nth) })
+	return all
+}
+
+// A socket is the process's end of a cable.
+type socket struct {
+	c       *cable
+	mu      sync.Mutex
+	changed *sync.Cond
+	buf     []byte
+	err     error     // what Read returns when buf is empty; guarded by mu
+	closed  bool      // by the process; guarded by mu
+	readBy  time.Time // guarded by mu
+	timer   *time.Timer
+}
+
+func newSocket(c *cable) *socket {
+	s := &socket{c: c}
+	s.changed = sync.NewCond(&s.mu)
+	return s
+}
+
+// arrive adds what the member has sent, or the end.
+func (s *socket) arrive(p []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.err != nil || s.closed:
+	case p == nil:
+		s.err = io.EOF
+	default:
+		s.buf = append(s.buf, p...)
+	}
+	s.changed.Broadcast()
+}
+
+// reset ends the connection for the process, at once.
+func (s *socket) reset() {
+	s.mu.Lock()
+	if s.err == nil {
+		s.err = syscall.ECONNRESET
+	}
+	s.buf = nil
+	s.changed.Broadcast()
+	s.mu.Unlock()
+	s.end()
+}
+
+// end tells the member, behind what was sent before, that no more follows.
+func (s *socket) end() {
+	s.mu.Lock()
+	over := s.closed
+	s.closed = true
+	s.mu.Unlock()
+	if !over {
+		s.c.send(&s.c.up, nil)
+	}
+}
+
+func (s *socket) Read(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for {
+		switch {
+		case s.closed && s.err == nil:
+			return 0, net.ErrClosed
+		case !s.readBy.IsZero() && !time.Now().Before(s.readBy):
+			return 0, os.ErrDeadlineExceeded
+		case len(s.buf) > 0:
+			k := copy(p, s.buf)
+			s.buf = s.buf[k:]
+			return k, nil
+		case s.err != nil:
+			return 0, s.err
+		}
+		s.changed.Wait()
+	}
+}
+
+func (s *socket) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	over := s.closed || s.err != nil
+	s.mu.Unlock()
+	if over {
+		return 0, net.ErrClosed
+	}
+	if len(p) > 0 {
+		s.c.send(&s.c.up, append([]byte(nil), p...))
+	}
+	return len(p), nil
+}
+
+func (s *socket) Close() error {
+	s.end()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.changed.Broadcast()
+	if s.timer != nil {
+		s.timer.Stop()
+	}
+	return nil
+}
+
+func (s *socket) LocalAddr() net.Addr  { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1} }
+func (s *socket) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 2} }
+
+func (s *socket) SetDeadline(t time.Time) error      { return s.SetReadDeadline(t) }
+func (s *socket) SetWriteDeadline(t time.Time) error { return nil }
+
+func (s *socket) SetReadDeadline(t time.Time) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.readBy = t
+	if s.timer != nil {
+		s.timer.Stop()
+		s.timer = nil
+	}
+	if !t.IsZero() && !s.closed {
+		s.timer = time.AfterFunc(time.Until(t), func() {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.changed.Broadcast()
+		})
+	}
+	s.changed.Broadcast()
+	return nil
+}

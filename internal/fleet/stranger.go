@@ -1,0 +1,143 @@
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync"
+)
+
+// A stranger has a session of its own and changes znodes below the paths of locks, by
+// hand: it deletes places in a line, puts copies of its own in their stead, makes some with
+// numbers near the end of all numbers, and has the servers count from there.
+type stranger struct {
+	w     *world
+	s     *zsync.Session
+	paths []string // where
+	locks []*lock  // of whom, in the same order
+	work  sync.WaitGroup
+	grant chan *hold // has room for one: one that was granted just now
+}
+
+// harass does so until the faults are over.
+func (w *world) harass(over chan struct{}) {
+	d := rand.New(rand.NewPCG(w.seed, 5))
+	x := &stranger{w: w, grant: w.granted}
+	for _, a := range w.arenas {
+		if l, ok := a.(*lock); ok {
+			x.locks, x.paths = append(x.locks, l), append(x.paths, l.path+l.below)
+		}
+	}
+	if len(x.paths) == 0 {
+		return
+	}
+	s, err := w.connect(context.Background(), 950, d)
+	if err != nil {
+		w.fail("a stranger cannot connect: %v", err)
+		return
+	}
+	x.s = s
+	defer s.Close()
+	defer x.work.Wait()
+	for {
+		var h *hold
+		select {
+		case <-over:
+			return
+		case <-w.healed:
+			return
+		case h = <-x.grant: // at once, before it can look
+		case <-time.After(time.Duration(d.Int64N(int64(w.timeout)))):
+		}
+		i := d.IntN(len(x.paths))
+		for j, l := range x.locks {
+			if h != nil && h.r == l.resource {
+				i = j
+			}
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), w.timeout)
+		x.strike(ctx, d, i, h)
+		cancel()
+	}
+}
+
+// strike changes one znode of the line of h, or of any.
+func (x *stranger) strike(ctx context.Context, d *rand.Rand, i int, h *hold) {
+	dir, l := x.paths[i], x.locks[i]
+	if x.w.wraps && d.IntN(8) == 0 {
+		next := []int32{math.MaxInt32 - int32(d.IntN(6)), -1 - int32(d.IntN(3))}[d.IntN(2)]
+		x.w.note("STRANGER has %s count from %d", dir, next)
+		x.w.count(dir, next)
+		return
+	}
+	var paths []string // of places that others have there, or the session of h
+	for _, z := range x.w.tree() {
+		if parent, _ := split(z.path); parent == dir && z.owner != 0 && z.owner != x.s.ID() && (h == nil || z.owner == h.a.s.ID()) {
+			paths = append(paths, z.path)
+		}
+	}
+	if len(paths) == 0 {
+		return
+	}
+	path := paths[d.IntN(len(paths))]
+	create := func(path string) any {
+		return &zk.CreateRequest{Path: path, Data: []byte("a stranger"), Acl: zk.WorldACL(zk.PermAll), Flags: zk.FlagEphemeral}
+	}
+	switch k := d.IntN(4); {
+	case x.w.wraps && k < 2:
+		_, name := split(path)
+		at := len(name) - 10
+		seq, err := strconv.Atoi(name[max(at, 0):])
+		if at < 1 || err != nil || seq < 0 {
+			return
+		}
+		x.w.note("STRANGER makes some whose numbers come %d behind the last of all", seq+2)
+		base := name[strings.LastIndexByte(name[:at-1], '-')+1 : at]
+		for n := range 6 {
+			path := fmt.Sprintf("%s/x%d-%s%d", dir, n, base, math.MinInt32+seq+1)
+			if _, err := x.s.Txn(ctx, create(path)); err == nil {
+				x.remove(path, x.w.timeout)
+			}
+		}
+	default:
+		ops := []any{&zk.DeleteRequest{Path: path, Version: -1}, create(path)}[:1+min(k, 1)]
+		if unmended["copies"] {
+			ops = ops[:1]
+		}
+		x.w.note("STRANGER deletes %s, and makes it again: %v", path, len(ops) == 2)
+		l.strike()
+		_, err := x.s.Txn(ctx, ops...)
+		l.strike()
+		if err != nil {
+			return
+		}
+		if h != nil && len(paths) == 1 {
+			h.deleted()
+		}
+		if len(ops) == 2 {
+			x.remove(path, time.Duration(d.Int64N(int64(2*x.w.timeout))))
+		}
+	}
+}
+
+// remove removes a znode of the stranger's after a while.
+func (x *stranger) remove(path string, after time.Duration) {
+	x.work.Go(func() {
+		select {
+		case <-time.After(after):
+		case <-x.w.healed:
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), x.w.timeout)
+		defer cancel()
+		_, err := x.s.Txn(ctx, &zk.DeleteRequest{Path: path, Version: -1})
+		x.w.note("STRANGER removes %s: %v", path, err)
+	})
+}

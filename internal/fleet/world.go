@@ -1,0 +1,592 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/zktest"
+)
+
+// A world is one program under way.
+type world struct {
+	plan
+	seed  uint64
+	begun time.Time
+	net   *network
+	e     atomic.Pointer[zktest.Ensemble]
+
+	arenas []arena
+
+	mu       sync.Mutex
+	lives    []*life // by process, the present one; guarded by mu
+	all      []*life // guarded by mu
+	failures []string
+	story    []string
+	last     int64     // the last unique value; guarded by mu
+	reborn   time.Time // when the ensemble last began anew; guarded by mu
+	eras     int       // how often it has; guarded by mu
+
+	mayLeave atomic.Bool // a write was given up, by its context or with its process: its receipt may stay
+
+	granted chan *hold     // to the stranger
+	healed  chan struct{}  // closed when the faults are over
+	busy    sync.WaitGroup // processes whose last actors are not done
+}
+
+// A life is a process from its start to its end, and what it has connected.
+type life struct {
+	w       *world
+	process int
+	nth     int
+	s       *zsync.Session
+	ctx     context.Context // ends when the process dies
+	die     context.CancelFunc
+	kit     map[arena]any // what the process has made of each primitive
+
+	crashed  atomic.Bool
+	closing  atomic.Int64  // when Close was called, in nanoseconds since the world began; 0 before
+	waiting  sync.Map      // by actor: what it waits for
+	over     chan struct{} // closed when Close is called
+	under    atomic.Int32  // how many faults of its own it is under at present
+	alarm    chan struct{} // has room for as many as there are actors: a fault begins
+	finished sync.WaitGroup
+}
+
+// An actor is a goroutine of a process.
+type actor struct {
+	*life
+	name string
+	dice *rand.Rand
+}
+
+func (a *actor) String() string {
+	if a == nil {
+		return "inspector"
+	}
+	return a.name
+}
+
+// An arena is a primitive at one path, or a few, that all processes use together.
+type arena interface {
+	// make makes the primitives of a process.
+	make(s *zsync.Session) any
+	// step does something with what make has made.
+	step(ctx context.Context, a *actor, kit any)
+	// final checks what is so when no process is left, as an inspector sees it.
+	final(ctx context.Context, s *zsync.Session)
+	// keeps reports whether a znode may be there at the end.
+	keeps(path string) bool
+}
+
+// Run runs the program of a seed, within a bubble of testing/synctest, and returns
+// what was wrong, and what happened, line by line.
+func Run(seed uint64) (failures, story []string) {
+	uuid.SetRand(&stream{rnd: rand.New(rand.NewPCG(seed, 2))})
+	w := &world{plan: draw(seed), seed: seed, begun: time.Now(), healed: make(chan struct{}), granted: make(chan *hold, 1)}
+	w.start()
+	defer func() { _ = w.e.Load().Close() }()
+	w.net = newNetwork(seed, w.latency, w.dialMember)
+	for _, name := range w.plan.arenas {
+		w.arenas = append(w.arenas, arenas[name](w))
+	}
+	w.lives = make([]*life, w.processes)
+
+	var actors, others sync.WaitGroup
+	over := make(chan struct{})
+	w.busy.Add(w.processes)
+	for i := range w.processes {
+		actors.Go(func() { w.process(i) })
+	}
+	others.Go(func() { w.harmAll() })
+	others.Go(func() { w.look(over) })
+	if w.strikes {
+		others.Go(func() { w.harass(over) })
+	}
+
+	// Whoever waits is granted when the faults end.
+	await(&actors, w.harm+w.bound(), func() {
+		w.fail("whoever waits is granted when the faults end: after %v there still wait%s", w.bound(), w.waiters())
+	})
+	for _, l := range w.all {
+		l.die() // where it has waited for ever
+	}
+	await(&actors, 20*w.timeout, func() { w.fail("actors do not end with their contexts:%s", w.waiters()) })
+	close(over)
+	others.Wait()
+	w.inspect()
+	slices.Sort(w.failures)
+	return slices.Compact(w.failures), w.story
+}
+
+// bound is how long what waits may take after the faults: each actor has its steps still to do, one after the other.
+func (w *world) bound() time.Duration {
+	return time.Duration(10+w.processes*w.plan.lives*w.actors*w.steps) * 2 * w.timeout
+}
+
+// await waits for wg, or calls late after d.
+func await(wg *sync.WaitGroup, d time.Duration, late func()) {
+	done := make(chan struct{})
+	go func() { wg.Wait(); close(done) }()
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-done:
+	case <-timer.C:
+		late()
+	}
+}
+
+// start starts the ensemble.
+func (w *world) start() {
+	e := zktest.NewEnsemble(w.members, zktest.WithTick(w.tick), zktest.WithSyncLimit(w.syncLimit), zktest.WithElectionTime(w.election),
+		zktest.WithSessionTimeouts(2*w.tick, w.timeout), zktest.WithContainerCheck(w.timeout/2))
+	for from := range w.members {
+		for to := range w.members {
+			if from != to {
+				e.SetDelay(from, to, w.latency/4+time.Duration(mix(w.seed, 4, uint64(from), uint64(to))%uint64(w.latency)))
+			}
+		}
+	}
+	if w.uneven {
+		e.Server(int(mix(w.seed, 6)%uint64(w.members))).SetSessionTimeouts(2*w.tick, max(2*w.tick, w.timeout/time.Duration(2+mix(w.seed, 7)%3)))
+	}
+	e.SetBacklog(w.backlog)
+	w.e.Store(e)
+}
+
+// rebirth has the ensemble begin anew, with nothing.
+func (w *world) rebirth() {
+	old := w.e.Load()
+	w.mu.Lock()
+	w.reborn = time.Now()
+	w.eras++
+	w.mu.Unlock()
+	w.start()
+	_ = old.Close()
+}
+
+// era says how often the ensemble has begun anew.
+func (w *world) era() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.eras
+}
+
+func (w *world) dialMember(member int) (net.Conn, error) {
+	e := w.e.Load()
+	return e.Dial("tcp", e.Addrs()[member], 0)
+}
+
+// process lives its lives, one after another. One that nobody ends is the last.
+func (w *world) process(i int) {
+	d := rand.New(rand.NewPCG(w.seed, 100+uint64(i)))
+	time.Sleep(time.Duration(d.Int64N(int64(w.timeout / 4))))
+	for nth := 0; ; nth++ {
+		l := w.born(i, nth, rand.New(rand.NewPCG(w.seed, 1000+uint64(10*i+nth))))
+		if l == nil {
+			w.busy.Done()
+			return
+		}
+		l.finished.Wait()
+		if nth == w.plan.lives-1 || !l.gone() {
+			w.busy.Done()
+			w.settle(l)
+			l.close()
+			return
+		}
+		l.close()
+		time.Sleep(time.Duration(d.Int64N(int64(w.timeout))))
+	}
+}
+
+// settle waits until no process does anything any more and the faults are over, and
+// checks what those who still live have seen. A process that waits here is idle under
+// what faults there still are.
+func (w *world) settle(l *life) {
+	done := make(chan struct{})
+	go func() { w.busy.Wait(); <-w.healed; close(done) }()
+	select {
+	case <-done:
+	case <-l.ctx.Done():
+	case <-l.over:
+	}
+	timer := time.NewTimer(w.timeout + time.Duration(l.process)*w.latency) // they do not all go at one instant
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-l.ctx.Done():
+		return
+	case <-l.over:
+		return
+	}
+	for _, x := range w.arenas {
+		if c, ok := x.(interface{ settled(l *life) }); ok && !l.gone() {
+			c.settled(l)
+		}
+	}
+}
+
+// born starts a process.
+func (w *world) born(i, nth int, d *rand.Rand) *life {
+	l := &life{w: w, process: i, nth: nth, kit: map[arena]any{}, over: make(chan struct{}), alarm: make(chan struct{}, w.actors)}
+	l.ctx, l.die = context.WithCancel(context.Background())
+	w.mu.Lock()
+	w.lives[i] = l
+	w.all = append(w.all, l)
+	w.mu.Unlock()
+	s, err := w.connect(l.ctx, 10*i+nth, d)
+	if err != nil {
+		if l.ctx.Err() == nil {
+			w.fail("Connect: %v", err)
+		}
+		return nil
+	}
+	w.mu.Lock()
+	l.s = s
+	w.mu.Unlock()
+	for _, x := range w.arenas {
+		l.kit[x] = x.make(s)
+	}
+	for j := range w.actors {
+		a := &actor{life: l, name: fmt.Sprintf("p%d.%d.%d", i, nth, j), dice: rand.New(rand.NewPCG(d.Uint64(), d.Uint64()))}
+		l.finished.Go(a.act)
+	}
+	return l
+}
+
+// connect opens a Session of a process, or of the inspector.
+func (w *world) connect(ctx context.Context, id int, d *rand.Rand) (*zsync.Session, error) {
+	var hosts []string
+	for i := range w.members {
+		hosts = append(hosts, fmt.Sprintf("zk%d:2181", i))
+	}
+	return zsync.Connect(ctx, strings.Join(hosts, ","), zsync.WithDialer(w.net.dialer(id, d.Perm(w.members))), zsync.WithSessionTimeout(w.timeout),
+		zsync.WithRetry(zsync.Backoff{Min: 10 * time.Millisecond, Max: w.timeout / 8}), zsync.WithLogger(slog.New(slog.DiscardHandler)), zsync.WithOwner(fmt.Sprint("p", id)))
+}
+
+// id returns the number under which the network knows the process.
+func (l *life) id() int { return 10*l.process + l.nth }
+
+// act does the steps of an actor.
+func (a *actor) act() {
+	for range a.w.steps {
+		if a.gone() {
+			return
+		}
+		a.pause()
+		x := a.w.arenas[a.dice.IntN(len(a.w.arenas))]
+		ctx, cancel := a.within()
+		x.step(ctx, a, a.kit[x])
+		cancel()
+	}
+}
+
+// pause spreads the steps over the time of the faults, in bursts.
+func (a *actor) pause() {
+	d := a.w.timeout / 64
+	if a.dice.IntN(2) == 0 {
+		d = 4 * a.w.harm / time.Duration(a.w.plan.lives*a.w.steps)
+	}
+	timer := time.NewTimer(time.Duration(a.dice.Int64N(int64(d))))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-a.alarm: // what happens while a fault begins matters most
+	case <-a.ctx.Done():
+	case <-a.over:
+	}
+}
+
+// gone reports whether the process is over, or about to be.
+func (l *life) gone() bool { return l.crashed.Load() || l.closing.Load() != 0 }
+
+// within returns a context that ends at any step, or late, or not at all.
+func (a *actor) within() (context.Context, context.CancelFunc) {
+	switch a.dice.IntN(6) {
+	case 0, 1:
+		return context.WithTimeout(a.ctx, time.Duration(a.dice.Int64N(int64(20*a.w.latency))))
+	case 2:
+		return a.atMost(2 * a.w.timeout)
+	}
+	return context.WithCancel(a.ctx)
+}
+
+// atMost returns a context that ends.
+func (a *actor) atMost(d time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(a.ctx, time.Duration(a.dice.Int64N(int64(d))))
+}
+
+// nap sleeps for up to d, often for much less.
+func (a *actor) nap(d time.Duration) {
+	for range a.dice.IntN(4) {
+		d /= 4
+	}
+	timer := time.NewTimer(time.Duration(a.dice.Int64N(int64(d))))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-a.ctx.Done():
+	}
+}
+
+// hold is for how long something is held: longer where a fault is under way.
+func (a *actor) hold() {
+	if a.w.patient && a.dice.IntN(3) == 0 {
+		a.nap(3 * a.w.timeout)
+	} else {
+		a.nap(a.w.timeout / 4)
+	}
+	for end := time.Now().Add(2 * a.w.timeout); a.under.Load() > 0 && time.Now().Before(end) && a.dice.IntN(8) > 0; {
+		a.nap(a.w.timeout / 2)
+	}
+}
+
+// outlast waits for a loss, for longer than it may take to be told.
+func (a *actor) outlast(lost <-chan struct{}) {
+	timer := time.NewTimer(2 * a.w.timeout)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-lost:
+	case <-a.ctx.Done():
+	case <-a.over:
+	}
+}
+
+// glitch has the network of the process fail for a moment, just when it is about to be used.
+func (a *actor) glitch() {
+	if a.dice.IntN(a.w.glitches) > 0 || time.Since(a.w.begun) > a.w.harm {
+		return
+	}
+	after, d := time.Duration(a.dice.Int64N(int64(8*a.w.latency))), time.Duration(a.dice.Int64N(int64(a.w.timeout/8)))
+	up, kill := a.dice.IntN(2) == 0, a.dice.IntN(2) == 0
+	go func() {
+		time.Sleep(after)
+		if kill {
+			a.w.net.kill(a.id(), -1)
+			return
+		}
+		a.w.note("%s: a glitch, up %v, for %v", a, up, d)
+		for m := range a.w.members {
+			defer a.w.net.stall(wayOf{a.id(), m, up})()
+		}
+		time.Sleep(d)
+	}()
+}
+
+// doing notes what an actor waits for, until the function that it returns is called.
+func (a *actor) doing(format string, args ...any) (done func()) {
+	a.glitch()
+	what := fmt.Sprintf(format, args...)
+	a.w.note("%s %s ...", a, what)
+	a.waiting.Store(a.name, fmt.Sprintf("%s since %v", what, a.w.at(time.Now())))
+	return func() { a.waiting.Delete(a.name) }
+}
+
+// may judges the error of a call: only the context, the end of the process, and what else is named may fail it.
+func (a *actor) may(what string, ctx context.Context, err error, others ...error) bool {
+	switch {
+	case err == nil:
+		return true
+	case ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))):
+	case a.gone() && (errors.Is(err, zsync.ErrClosed) || errors.Is(err, context.Canceled)):
+	case a.w.era() > 0 && time.Since(a.w.reborn) < 3*a.w.timeout: // what is asked of servers that know nothing may fail
+	case slices.ContainsFunc(others, func(o error) bool { return errors.Is(err, o) }):
+	default:
+		a.w.fail("%s of %s fails: %v", what, a, err)
+	}
+	a.w.mayLeave.Store(true)
+	a.w.note("%s %s: %v", a, what, err)
+	return false
+}
+
+// close closes the Session, and checks that it comes back.
+func (l *life) close() {
+	if l.closing.CompareAndSwap(0, int64(time.Since(l.w.begun))+1) {
+		close(l.over)
+	}
+	l.w.note("p%d.%d is closed", l.process, l.nth)
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = l.s.Close() })
+	await(&wg, 10*l.w.timeout, func() { l.w.fail("Close of p%d.%d has not returned after %v", l.process, l.nth, 10*l.w.timeout) })
+	l.w.note("p%d.%d has closed", l.process, l.nth)
+}
+
+// unique returns a number that it has not returned before.
+func (w *world) unique() int64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.last++
+	return w.last
+}
+
+func (w *world) at(t time.Time) time.Duration { return t.Sub(w.begun).Round(time.Microsecond) }
+
+// note adds to the story.
+func (w *world) note(format string, args ...any) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.story = append(w.story, fmt.Sprintf("%12v ", w.at(time.Now()))+fmt.Sprintf(format, args...))
+}
+
+// fail notes what must not be.
+func (w *world) fail(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	w.note("FAILED %s", text)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.failures = append(w.failures, text)
+}
+
+// excused reports whether a strike at t, or the loss of all data, may still have two believe that they hold.
+func (w *world) excused(t time.Time) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, t := range []time.Time{t, w.reborn} {
+		if !t.IsZero() && time.Since(t) < 3*w.timeout/2 {
+			return true
+		}
+	}
+	return false
+}
+
+// waiters returns what the actors wait for.
+func (w *world) waiters() (text string) {
+	for _, l := range w.all {
+		l.waiting.Range(func(k, v any) bool { text += fmt.Sprintf("\n      %s: %s", k, v); return true })
+	}
+	return text
+}
+
+// look looks for two holders, all the time.
+func (w *world) look(over chan struct{}) {
+	for {
+		select {
+		case <-over:
+			return
+		case <-time.After(w.timeout/6 + 7):
+		}
+		for _, x := range w.arenas {
+			if l, ok := x.(interface{ check() }); ok {
+				l.check()
+			}
+		}
+	}
+}
+
+// inspect checks what is so when all processes have ended.
+func (w *world) inspect() {
+	time.Sleep(2*w.timeout + 2*w.tick)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*w.timeout)
+	defer cancel()
+	s, err := w.connect(ctx, 900, rand.New(rand.NewPCG(w.seed, 3)))
+	if err != nil {
+		w.fail("the inspector cannot connect: %v", err)
+		return
+	}
+	for _, x := range w.arenas {
+		x.final(ctx, s)
+	}
+	_ = s.Close()
+	time.Sleep(4 * w.timeout) // empty containers are removed one level at a time
+	w.leftovers()
+}
+
+// leftovers checks that nothing is left in the servers' tree.
+func (w *world) leftovers() {
+	for _, z := range w.tree() {
+		if z.container || z.path == "/" || strings.HasPrefix(z.path, "/zookeeper") { // a container that has never had children stays
+			continue
+		}
+		if z.owner != 0 || !slices.ContainsFunc(w.arenas, func(x arena) bool { return x.keeps(z.path) }) {
+			w.fail("nothing is left: there is %s %s", z.path, z.rest)
+		}
+	}
+}
+
+// A znode is one of the servers' tree.
+type znode struct {
+	path, rest string
+	owner      int64 // of an ephemeral
+	container  bool
+}
+
+// tree returns the tree of the leader.
+func (w *world) tree() (all []znode) {
+	e := w.e.Load()
+	var b strings.Builder
+	e.Server(max(e.Leader(), 0)).Dump(&b)
+	_, tree, _ := strings.Cut(b.String(), "znodes: ")
+	for line := range strings.Lines(tree) {
+		path, rest, ok := strings.Cut(strings.TrimSpace(line), " ")
+		if !ok || !strings.HasPrefix(path, "/") {
+			continue
+		}
+		z := znode{path: path, rest: rest, container: strings.Contains(rest, " container")}
+		if _, owner, ok := strings.Cut(rest, "ephemeral of "); ok {
+			fmt.Sscanf(owner, "%v", &z.owner)
+		}
+		all = append(all, z)
+	}
+	return all
+}
+
+// count has the servers number the next children of path from next on.
+func (w *world) count(path string, next int32) {
+	defer func() { _ = recover() }() // the path may be gone meanwhile
+	e := w.e.Load()
+	e.Server(max(e.Leader(), 0)).SetSequence(path, next)
+}
+
+func split(path string) (parent, name string) {
+	i := strings.LastIndexByte(path, '/')
+	return path[:i], path[i+1:]
+}
+
+// A stream is what GUIDs are made of.
+type stream struct {
+	mu  sync.Mutex
+	rnd *rand.Rand
+}
+
+func (s *stream) Read(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range p {
+		p[i] = byte(s.rnd.Uint32())
+	}
+	return len(p), nil
+}
+
+// disturbed reports whether faults may have kept the present life of a process from
+// the servers for so long, since a timeout before at, that its session has ended.
+func (w *world) disturbed(l *life, at time.Duration) bool {
+	var sum time.Duration
+	for _, f := range w.faults {
+		if f.at > time.Since(w.begun) || f.at+3*f.lasts < at-w.timeout {
+			continue
+		}
+		switch f.kind {
+		case "kill", "close", "die":
+		case "stall", "silence", "move", "wander":
+			if f.process == l.process {
+				sum += f.lasts
+			}
+		default:
+			sum += f.lasts + w.election
+		}
+	}
+	return sum > w.timeout/4
+}

@@ -1,9 +1,0 @@
-package strangers
-
-import (
-	"testing"
-
-	"github.com/zsync/zsync/internal/harness"
-)
-
-func TestMain(m *testing.M) { harness.Main(m) }
