@@ -218,10 +218,14 @@ var (
 	_ func(*zsync.Session, string, ...zsync.ScheduleOption) *zsync.Schedule = zsync.NewSchedule
 	_ interface {
 		Do(ctx context.Context, at time.Time, f func(ctx context.Context) error) (ran bool, err error)
-		Run(ctx context.Context, next interface{ Next(time.Time) time.Time }, f func(ctx context.Context, at time.Time) error) error
+		LastFailure(ctx context.Context) (zsync.ScheduleFailure, error)
+		Run(ctx context.Context, next zsync.Timetable, f func(ctx context.Context, at time.Time) error) error
 		Last(ctx context.Context) (time.Time, error)
 	} = (*zsync.Schedule)(nil)
 	_ func(time.Duration) interface{ Next(time.Time) time.Time } = zsync.Every
+	_ func(string, *time.Location) (zsync.Timetable, error)      = zsync.Daily
+	_ func(string, *time.Location) (zsync.Timetable, error)      = zsync.Cron
+	_ func(int, zsync.Backoff) zsync.ScheduleOption              = zsync.WithRetries
 	_ func(zsync.MissedPolicy) zsync.ScheduleOption              = zsync.WithMissed
 	_                                                            = []zsync.MissedPolicy{zsync.MissedLatest, zsync.MissedSkip, zsync.MissedAll}
 

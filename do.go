@@ -2,11 +2,11 @@ package zsync
 
 import (
 	"context"
-	"slices"
 	"sync"
 	"sync/atomic"
 
 	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/turnstile"
 )
 
@@ -22,15 +22,11 @@ type doKey struct {
 type doCall struct {
 	over atomic.Bool
 
-	mu    sync.Mutex
-	q     *lockTurnstile // whose grant it is; nil if it is not that of a lock; guarded by mu
-	g     *line.Grant    // nil while Cond.Wait has given it up; guarded by mu
-	until endings        // of the contexts that end when g is lost; guarded by mu
+	mu   sync.Mutex
+	q    *lockTurnstile  // whose grant it is; nil if it is not that of a lock; guarded by mu
+	g    *line.Grant     // nil while Cond.Wait has given it up; guarded by mu
+	lost *session.Ending // of the g that it has, or had last; guarded by mu
 }
-
-// endings are what ends the contexts that end with a hold. They are called under the
-// lock of the hold, where no code of the user's may run: see endingContext.
-type endings []*context.CancelCauseFunc
 
 // endingContext returns a context of ctx, what ends it, and what is called without
 // locks when nobody calls that any more.
@@ -38,23 +34,10 @@ type endings []*context.CancelCauseFunc
 // The end of a context calls Done and Value of the one that it was made of: so that
 // is one of ours, and only rest calls the user's. What is made of it in turn ends
 // without calls, or in goroutines of its own.
-func endingContext(ctx context.Context) (_ context.Context, end *context.CancelCauseFunc, rest context.CancelFunc) {
+func endingContext(ctx context.Context) (_ context.Context, end context.CancelCauseFunc, rest context.CancelFunc) {
 	ours, rest := context.WithCancel(ctx)
-	ctx, cancel := context.WithCancelCause(ours)
-	return ctx, &cancel, rest
-}
-
-func (es *endings) add(end *context.CancelCauseFunc) { *es = append(*es, end) }
-
-func (es *endings) remove(end *context.CancelCauseFunc) {
-	*es = slices.DeleteFunc(*es, func(x *context.CancelCauseFunc) bool { return x == end })
-}
-
-// all ends them all.
-func (es endings) all(why error) {
-	for _, end := range es {
-		(*end)(why)
-	}
+	ctx, end = context.WithCancelCause(ours)
+	return ctx, end, rest
 }
 
 // nest runs f inside d, which has what it needs: as long as that is held.

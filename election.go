@@ -262,7 +262,7 @@ func (e *Election) stand(ctx context.Context, start time.Time) (*term, error) {
 				e.endLocked(ErrLost)
 				if last.left == nil { // else Run does, when its function has returned
 					e.owed = true
-					last.grant.Abandon()
+					last.grant.End()
 				}
 			}
 			e.term = t
@@ -449,9 +449,9 @@ func endOfRun(ctx context.Context, err error) error {
 func (e *Election) lead(outer context.Context, t *term, f func(ctx context.Context) error) (err, ended error) {
 	ctx, end, rest := endingContext(t.traced)
 	defer rest()
-	defer (*end)(nil)
+	defer end(nil)
 	e.mu.Lock()
-	if t.stop = *end; e.term == t {
+	if t.stop = end; e.term == t {
 		t.left = make(chan struct{})
 	} else {
 		t.stop(ErrNotLocked) // resigned already, and given up

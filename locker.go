@@ -90,24 +90,34 @@ func LockAllContext(ctx context.Context, ls ...Locker) (held context.Context, un
 	if err != nil {
 		return nil, nil, err
 	}
-	holds := make([]turnstile.Hold, len(sorted))
-	for i, l := range sorted {
-		holds[i].Lost, holds[i].Why = holdOf(l.Locker)
+	held, end, rest := endingContext(ctx)
+	var watching sync.WaitGroup
+	var leave []func()
+	for _, l := range sorted {
+		switch l := l.Locker.(type) {
+		case stander:
+			q, modes := l.stand()
+			leave = append(leave, q.Standing(modes...).AfterFunc(end))
+		case interface{ Lost() <-chan struct{} }:
+			lost := l.Lost()
+			watching.Go(func() {
+				select {
+				case <-lost:
+					end(&LostError{Since: time.Now()})
+				case <-held.Done():
+				}
+			})
+		}
 	}
-	held, end := turnstile.WhileHeld(ctx, holds)
-	return held, sync.OnceValue(func() error { end(); return release() }), nil
-}
-
-// holdOf returns what is closed when l is lost, and what says why.
-func holdOf(l Locker) (lost <-chan struct{}, why func() error) {
-	switch l := l.(type) {
-	case stander:
-		q, modes := l.stand()
-		return q.Standing(modes...)
-	case interface{ Lost() <-chan struct{} }:
-		return l.Lost(), func() error { return &LostError{Since: time.Now()} }
-	}
-	return nil, nil
+	return held, sync.OnceValue(func() error {
+		for _, f := range leave {
+			f()
+		}
+		end(nil)
+		rest()
+		watching.Wait()
+		return release()
+	}), nil
 }
 
 // A stander says where it holds what it holds, and in which modes: first that of Lock.
@@ -143,8 +153,8 @@ func lockAll(ctx context.Context, ls []Locker) ([]orderedLocker, func() error, e
 		}
 	}
 	lost := func(l orderedLocker) bool {
-		lost, _ := holdOf(l.Locker)
-		return session.IsClosed(lost)
+		h, ok := l.Locker.(interface{ Lost() <-chan struct{} })
+		return ok && session.IsClosed(h.Lost())
 	}
 	for {
 		unlock, err := turnstile.LockAll(ctx, parts)

@@ -350,7 +350,7 @@ func TestModelOfSchedule(t *testing.T) {
 					ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 					defer cancel()
 					// Beside Dos of any instant all is done that is left, up to the last.
-					err := zsync.NewSchedule(s, "/s", zsync.WithMissed(zsync.MissedAll)).Run(ctx, table, func(ctx context.Context, at time.Time) error {
+					err := zsync.NewSchedule(s, "/s", zsync.WithMissed(zsync.MissedAll), zsync.WithRetries(1000, quickly)).Run(ctx, table, func(ctx context.Context, at time.Time) error {
 						return work(ctx, at, d.IntN(15), d.IntN(3) == 0)
 					})
 					mu.Lock()

@@ -351,18 +351,20 @@ func (d *doCall) now() (*lockTurnstile, *line.Grant) {
 func (d *doCall) set(q *lockTurnstile, g *line.Grant) {
 	d.mu.Lock()
 	d.q, d.g = q, g
-	d.mu.Unlock()
-	if g != nil { // else what it had may be lost now, and that is not told: see lost
-		g.OnLoss(func(why error) { d.lost(g, why) })
+	if d.lost == nil || g != nil && d.lost.Cause() != nil {
+		d.lost = new(session.Ending)
 	}
-}
-
-// lost is told, under the lock of its claim, that g is lost.
-func (d *doCall) lost(g *line.Grant, why error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.g == g {
-		d.until.all(why)
+	lost := d.lost
+	d.mu.Unlock()
+	if g != nil { // else what it had may be lost now, and that is not told
+		g.AfterLoss(func(why error) {
+			d.mu.Lock()
+			has := d.g == g
+			d.mu.Unlock()
+			if has {
+				lost.End(why)
+			}
+		})
 	}
 }
 
@@ -413,20 +415,12 @@ func (m *Mutex) yield(ctx context.Context) (func(context.Context) error, error) 
 func (d *doCall) untilLost(ctx context.Context) (_ context.Context, stop func()) {
 	ctx, end, rest := endingContext(ctx)
 	d.mu.Lock()
-	d.until.add(end)
-	g := d.g
+	lost := d.lost
 	d.mu.Unlock()
-	if g != nil {
-		// A loss before this has not found it, and one after it has.
-		if lost, why := g.IsLost(); lost {
-			(*end)(why)
-		}
-	}
+	leave := lost.AfterFunc(end)
 	return ctx, func() {
-		d.mu.Lock()
-		d.until.remove(end)
-		d.mu.Unlock()
-		(*end)(nil)
+		leave()
+		end(nil)
 		rest()
 	}
 }

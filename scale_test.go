@@ -211,7 +211,7 @@ func TestAGoroutineThatWaitsForAMutexCostsNoOtherAndFourKilobytes(t *testing.T) 
 	}
 }
 
-func TestALockThatIsHeldCostsNoGoroutineAndTwoKilobytes(t *testing.T) {
+func TestAHeldLockCostsNoGoroutineAndAtMost2304Bytes(t *testing.T) {
 	const n = 1000
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
@@ -244,7 +244,7 @@ func TestALockThatIsHeldCostsNoGoroutineAndTwoKilobytes(t *testing.T) {
 			t.Errorf("%d of %d held locks are watched", more, n)
 		}
 		t.Logf("%d bytes a lock, and %d of the test server", each, servers)
-		if !harness.UnderRace && each > 2<<10 {
+		if !harness.UnderRace && each > 2304 {
 			t.Errorf("%d bytes a lock that is held, its Mutex and the server's watch included", each)
 		}
 	})
@@ -314,7 +314,7 @@ func TestServersHearOfACloseBehindAllWhoHoldLocks(t *testing.T) {
 			must(t, m.Lock(t.Context()))
 			g, err := zsync.CurrentGrant(m)
 			must(t, err)
-			g.Claim.OnLost(func(error) { time.Sleep(50 * time.Millisecond) })
+			g.AfterLoss(func(error) { time.Sleep(50 * time.Millisecond) })
 			lost = append(lost, m.Lost())
 		}
 		time.Sleep(time.Second) // nothing else wants the claims' locks, or time would stand still

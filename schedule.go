@@ -2,8 +2,10 @@ package zsync
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"sync"
 	"time"
@@ -14,67 +16,96 @@ import (
 	"github.com/zsync/zsync/internal/timetable"
 )
 
-// A Schedule runs a function once for each instant of a timetable, by whichever
-// process that names the same path gets to it first: the nightly job of a
-// fleet.
+// A Schedule runs a function once for each instant of a timetable, in one process of a
+// fleet: the nightly job.
 //
 //	nightly := zsync.NewSchedule(s, "/jobs/nightly")
-//	err := nightly.Run(ctx, zsync.Every(24*time.Hour), func(ctx context.Context, at time.Time) error {
-//		return report(ctx, at) // ctx ends, with cause zsync.ErrLost, if another may run it
+//	at3, err := zsync.Daily("03:00", time.Local)
+//	// …
+//	err = nightly.Run(ctx, at3, func(ctx context.Context, at time.Time) error {
+//		return report(ctx, at) // ctx ends, with cause zsync.ErrLost, if another process may run it
 //	})
 //
-// Every process of the fleet calls Run, with a timetable of its own that names
-// the same instants; robfig/cron's schedules fit. At each instant one of them
-// runs the function and the others wait until it has succeeded. If it fails, or
-// its process dies, the next one runs its own. An instant that has been done, or
-// a later one, is never done again, however short the function and however the
-// clocks of the processes differ: what is compared are instants, not clocks. A
-// process whose clock is ahead runs it by its own clock, and so early.
+// Every process of the fleet calls Run with a timetable of the same instants. At each instant
+// one process runs the function, and the others wait until it has succeeded. If the function
+// fails, or its process dies, another process runs its own. An instant that was done, or a
+// later one, is never done again, however short the function is and however the clocks of the
+// processes differ. A process whose clock is ahead runs an instant by its own clock, and so
+// early.
+//
+// If the function fails, Run calls it again, here or in another process, after a pause: five
+// attempts an instant over all processes, after a minute, two, four and eight ([WithRetries]).
+// Then the instant is recorded as failed, and no process runs it again. When the next instant is due,
+// the attempts of this instant end. [Schedule.LastFailure] returns the last failure.
 //
 // # Loss
 //
-// If the session is lost while the function runs, the function's context ends,
-// nothing is recorded, and another process may run its own: a function that has
-// effects elsewhere should bear being run again. A Do or Run that only waits
-// carries on in the next session.
+// If the session is lost while the function runs, the function's context ends, nothing is
+// recorded, and another process may run its own. So a function that has effects elsewhere must
+// bear a second run. A Do or Run that only waits carries on in the next session.
 //
 // # Errors
 //
-// Do returns the error of the function, and [ErrDeadlock] with a ctx that
-// comes from Do of the same path. Last returns [ErrNoValue] if no instant has
-// been done.
+// Do returns the error of the function, and [ErrDeadlock] with a ctx that comes from Do of the
+// same path. Last and LastFailure return [ErrNoValue] if there is none.
 //
 // # Znodes
 //
-// Who waits or runs is in the line of a [Mutex] at the same path. path/last is
-// persistent; its first line is the last instant that was done, in the form of
-// [time.RFC3339Nano], the second the owner who did it ([WithOwner]), and the third
-// is unique. path and its parents are containers, kept by path/last. If a broken
-// clock has recorded an instant far in the future, nothing runs until then; delete
-// path/last to go on.
+// A process that waits or runs is in the lock queue of a [Mutex] at the same path. path/last is
+// persistent. Its first line is the last instant that was done, in the form of
+// [time.RFC3339Nano], or the zero time. The second line is the owner ([WithOwner]), the
+// third is unique, and the fourth, if present, is the last failure as JSON. If a broken clock
+// has recorded an instant far in the future, nothing runs until then; delete path/last to go on.
 //
 // # Cost
 //
-// Do of an instant that has been done costs 1 request, or none if this process
-// knows of it. To run costs 6 requests in 5 round trips: two reads, a Lock and an
-// Unlock of a Mutex, and a transaction; and up to 3 for a watch on path/last, beside
-// the Lock. Who waits waits as for a Mutex, and the watch tells all who wait at once
-// that it is done.
+// Do of an instant that was done costs 1 request, or none if this process knows of it. A run
+// costs 6 requests in 5 round trips: two reads, a Lock and an Unlock of a Mutex, and a
+// transaction; and up to 3 requests for a watch on path/last, beside the Lock. A failure costs one
+// transaction. A waiter waits as for a Mutex. When the instant is done, the watch wakes all
+// waiters at once.
 type Schedule struct {
 	made
-	missed MissedPolicy
-	skew   time.Duration // by which this process's clock is taken to be ahead; not 0 in tests alone
+	missed  MissedPolicy
+	retries int
+	backoff session.Backoff
+	skew    time.Duration // by which this process's clock is taken to be ahead; not 0 in tests alone
 
-	mu   sync.Mutex
-	done time.Time // the last instant that was done, as last heard; guarded by mu
+	mu    sync.Mutex
+	done  time.Time // the last instant that was done, as last read; guarded by mu
+	pause pause     // until the next attempt; guarded by mu
+}
+
+// A pause is the time between two attempts of an instant, as this process measures it.
+type pause struct {
+	at       time.Time // the instant
+	attempts int       // that have failed
+	length   time.Duration
+	seen     time.Time // when this process read of the last failure, by the monotonic clock
+}
+
+// A Timetable is a list of instants: Next returns the first one after t, or the zero time if
+// there is none. The schedules of robfig/cron fit, except @every: its instants depend on the
+// moment of the question.
+type Timetable = interface{ Next(t time.Time) time.Time }
+
+// A ScheduleFailure is a run of a [Schedule]'s function that failed.
+type ScheduleFailure struct {
+	At       time.Time // the instant
+	Failed   time.Time // when the function failed, by the clock of its process
+	Owner    string    // of the process, see [WithOwner]
+	Err      string    // the text of the error, at most 4 KiB of it
+	Attempts int       // how many attempts of the instant had failed by then
 }
 
 // A ScheduleOption changes a [Schedule].
 type ScheduleOption func(*scheduleConfig)
 
 type scheduleConfig struct {
-	missed MissedPolicy
-	err    error
+	missed  MissedPolicy
+	retries int
+	backoff Backoff
+	err     error
 }
 
 // A MissedPolicy says what [Schedule.Run] does about instants at which no
@@ -85,13 +116,13 @@ type MissedPolicy int
 const (
 	MissedLatest MissedPolicy = iota // run the latest of them, at once
 	MissedSkip                       // run none of them
-	MissedAll                        // run them all, one after the other, and none before the former has succeeded
+	MissedAll                        // run them all, one after the other, each until it has succeeded or was given up
 )
 
 // String returns "latest", "skip" or "all".
 func (p MissedPolicy) String() string { return timetable.Policy(p).String() }
 
-// WithMissed chooses what becomes of instants that nobody ran because every
+// WithMissed chooses what becomes of instants that no process ran because every
 // process was down, busy with an earlier one, or failed. The default is
 // MissedLatest.
 func WithMissed(p MissedPolicy) ScheduleOption {
@@ -102,15 +133,67 @@ func WithMissed(p MissedPolicy) ScheduleOption {
 	}
 }
 
+// WithRetries sets how often [Schedule.Run] calls a function that fails: n attempts of an
+// instant, over all processes, with the pauses of b between them. The default is 5 attempts,
+// with pauses of a minute, doubled up to an hour. With n = 1, no attempt is repeated.
+//
+// All processes should use the same n and b: each process applies its own.
+func WithRetries(n int, b Backoff) ScheduleOption {
+	return func(c *scheduleConfig) {
+		switch err := b.check(); {
+		case n < 1:
+			c.err = session.Invalid("WithRetries(%d, …): want at least 1 attempt", n)
+		case err != nil:
+			c.err = err
+		}
+		c.retries, c.backoff = n, b
+	}
+}
+
 // Every returns the timetable of the instants that are multiples of d since the
 // zero [time.Time], the same in every process: Every(time.Hour) is each full
-// hour, in UTC.
-func Every(d time.Duration) interface{ Next(time.Time) time.Time } { return timetable.Every(d) }
+// hour, in UTC. Run refuses it with [ErrInvalid] if d is not above 0.
+func Every(d time.Duration) Timetable { return timetable.Every(d) }
+
+// Daily returns the timetable of a time of day in a zone:
+//
+//	at3, err := zsync.Daily("03:00", time.Local)
+//
+// It is [Cron] with the same hour and minute. So it has one instant on each day, even if
+// the clocks change on that day.
+func Daily(at string, loc *time.Location) (Timetable, error) {
+	return opTable(timetable.Daily(at, loc))
+}
+
+// Cron returns the timetable of five fields as in crontab(5), or of a word such as @daily:
+//
+//	weekdays, err := zsync.Cron("30 7 * * mon-fri", time.Local)
+//
+// The fields are minute, hour, day of month, month and day of week. Each is a list of numbers,
+// ranges and steps. Months and days of the week have names; Sunday is 0 and 7. If neither field
+// of days begins with a star, a day matches if it matches either.
+//
+// When the clocks change, the rules of crontab(5) apply. A job whose minute or hour begins with
+// a star follows real time. For every other job, a local time that a change of less than three hours
+// leaves out comes at the change, and a local time that comes twice counts the first time.
+//
+// The processes of a fleet must name the same zone. time.Local is the zone of each machine.
+func Cron(spec string, loc *time.Location) (Timetable, error) {
+	return opTable(timetable.ParseCron(spec, loc))
+}
+
+// opTable returns a nil Timetable with an error.
+func opTable(c *timetable.Cron, err error) (Timetable, error) {
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
 
 // NewSchedule returns the Schedule at path. It does no I/O; a bad argument is
 // reported by every method.
 func NewSchedule(s *Session, path string, opts ...ScheduleOption) *Schedule {
-	var c scheduleConfig
+	c := scheduleConfig{retries: 5, backoff: Backoff{Min: time.Minute, Max: time.Hour}}
 	for i, o := range opts {
 		if o == nil {
 			c.err = session.Invalid("schedule option %d is nil", i)
@@ -118,7 +201,10 @@ func NewSchedule(s *Session, path string, opts ...ScheduleOption) *Schedule {
 		}
 		o(&c)
 	}
-	return &Schedule{made: made{s: s, path: path, err: checkNew(s, path, c.err)}, missed: c.missed}
+	return &Schedule{
+		made:   made{s: s, path: path, err: checkNew(s, path, c.err)},
+		missed: c.missed, retries: c.retries, backoff: session.Backoff(c.backoff),
+	}
 }
 
 // Path returns the path that c was made with.
@@ -126,18 +212,54 @@ func (c *Schedule) Path() string { return c.path }
 
 func (c *Schedule) last() string { return session.ChildPath(c.path, "last") }
 
-// errPassed means that somebody has done the instant, or a later one.
-var errPassed = errors.New("zsync: the instant has been done")
+var (
+	// errPassed means that the instant needs no run, or no run now.
+	errPassed = errors.New("zsync: the instant needs no run now")
 
-// Do runs f unless somebody has done so for the instant at, or for a later one.
+	// errUnrecorded means that the servers refuse to record what came of a run.
+	errUnrecorded = errors.New("the result of the function cannot be recorded")
+)
+
+// A scheduleRecord is what path/last holds.
+type scheduleRecord struct {
+	done    time.Time // the last instant that was done, or the zero time
+	failure *failureRecord
+}
+
+// A failureRecord is the fourth line of path/last.
+type failureRecord struct {
+	ScheduleFailure
+	GivenUp time.Time // the last instant that was given up, or the zero time
+}
+
+// reached returns the last instant that was done or given up.
+func (r scheduleRecord) reached() time.Time {
+	if r.failure != nil && r.failure.GivenUp.After(r.done) {
+		return r.failure.GivenUp
+	}
+	return r.done
+}
+
+// attempts returns how many attempts of the instant at have failed.
+func (r scheduleRecord) attempts(at time.Time) int {
+	if r.failure != nil && r.failure.At.Equal(at) {
+		return r.failure.Attempts
+	}
+	return 0
+}
+
+// A choice picks the instant to run, given what path/last holds, or fails with errPassed.
+type choice func(r scheduleRecord) (time.Time, error)
+
+// Do runs f unless a process has done so for the instant at, or for a later one.
 // It reports whether it ran f. While another process runs its function for the
-// instant, Do waits: when that succeeds Do returns false and nil, and when it
-// fails the next one who waits runs its own.
+// instant, Do waits. When that succeeds, Do returns false and nil; when it
+// fails, the next process in line runs its own.
 //
-// If f returns an error nothing is recorded and Do returns it. When the session
-// is lost while f runs, or before it is known that the success was recorded, the
-// error is [ErrLost]. A Do inside f for the same path is [ErrDeadlock], and an
-// instant that is the zero time or earlier, or in the year 10000 or later,
+// If f returns an error, Do returns it, and records it for [Schedule.LastFailure]. If the session
+// is lost while f runs, or before the servers confirm the record of a success, the
+// error is [ErrLost]. A Do inside f for the same path is [ErrDeadlock]. An
+// instant that is the zero time or earlier, or in the year 10000 or later, is
 // [ErrInvalid].
 func (c *Schedule) Do(ctx context.Context, at time.Time, f func(ctx context.Context) error) (ran bool, err error) {
 	err = c.misuse()
@@ -154,73 +276,95 @@ func (c *Schedule) Do(ctx context.Context, at time.Time, f func(ctx context.Cont
 }
 
 func (c *Schedule) do(ctx context.Context, at time.Time, f func(ctx context.Context) error) (ran bool, err error) {
+	over := func(r scheduleRecord) bool { return !r.done.Before(at) }
+	choose := func(r scheduleRecord) (time.Time, error) {
+		if over(r) {
+			return at, errPassed
+		}
+		return at, nil
+	}
 	for {
 		if passed, err := c.passed(ctx, at); passed || err != nil {
 			return false, err
 		}
-		// Of a Mutex of its own: its transaction must be that of this very hold,
-		// also if that is lost and another goroutine has got the next.
-		lock := NewMutex(c.s, c.path)
-		if lock.holderOf(ctx) != nil {
-			return false, ErrDeadlock
+		ran, err := c.attempt(ctx, over, choose, math.MaxInt, func(ctx context.Context, _ time.Time) error { return f(ctx) })
+		if !errors.Is(err, errPassed) {
+			return ran, err
 		}
-		wait := c.await(ctx, at)
-		recorded, passed := false, false
-		var record sync.WaitGroup // what f has done is recorded before the lock is given up, whatever becomes of ctx
-		err := func() error {
-			defer func() { passed = wait.end() }() // also if f panics
-			return lock.doThen(wait.ctx, record.Wait, func(ctx context.Context) error {
-				if !wait.take() {
-					return errPassed
-				}
-				var err error
-				ran, err = c.run(ctx, lock, at, &record, f)
-				recorded = ran && err == nil
-				return err
-			})
-		}()
-		switch {
-		case recorded:
-			return true, nil // whatever became of the lock since
-		case ran:
-			return true, err
-		case ctx.Err() != nil:
-			return false, session.CtxErr(ctx)
-		case passed, errors.Is(err, errPassed), errors.Is(err, ErrLost) && !errors.Is(err, ErrClosed):
-			// Whether it has been done is asked again. A hold that was lost
-			// before f ran was only a wait.
-		default:
-			return false, err
-		}
+		// The servers are asked again whether the instant has been done.
 	}
 }
 
-// run runs f while lock is held, unless the instant has been done, and records
-// it.
-func (c *Schedule) run(ctx context.Context, lock *Mutex, at time.Time, record *sync.WaitGroup, f func(ctx context.Context) error) (ran bool, err error) {
-	// Whoever held the lock before recorded what it did before it released, in
-	// its own order, and our hold shows that it has released. So what is read now
-	// knows of it; and if it is read in another session than that of the hold,
-	// then the hold is lost, which is looked at after.
-	passed, err := c.passed(ctx, at)
+// attempt takes the lock, and runs f for the instant that choose picks then. It stops waiting for
+// the lock when over says so of path/last. It reports
+// whether it ran f. The error is errPassed if the instant was not run; then the caller
+// reads path/last again.
+func (c *Schedule) attempt(ctx context.Context, over func(scheduleRecord) bool, choose choice, retries int, f func(ctx context.Context, at time.Time) error) (ran bool, err error) {
+	// A Mutex value for this attempt alone: its transaction applies under this very hold, even
+	// if the hold is lost and another goroutine gets the next hold.
+	lock := NewMutex(c.s, c.path)
+	if lock.holderOf(ctx) != nil {
+		return false, ErrDeadlock
+	}
+	wait := c.await(ctx, over)
+	recorded, passed := false, false
+	var record sync.WaitGroup // the record is written before the lock is given up, whatever becomes of ctx
+	err = func() error {
+		defer func() { passed = wait.end() }() // also if f panics
+		return lock.doThen(wait.ctx, record.Wait, func(ctx context.Context) error {
+			if !wait.take() {
+				return errPassed
+			}
+			var err error
+			ran, err = c.run(ctx, lock, choose, retries, &record, f)
+			recorded = ran && err == nil
+			return err
+		})
+	}()
+	switch {
+	case recorded:
+		return true, nil // even if the lock was lost after that
+	case ran:
+		return true, err
+	case ctx.Err() != nil:
+		return false, session.CtxErr(ctx)
+	case passed, errors.Is(err, ErrLost) && !errors.Is(err, ErrClosed):
+		return false, errPassed // a hold that was lost before f ran was only a wait
+	}
+	return false, err
+}
+
+// run runs f while lock is held, for the instant that choose picks, and records what came of it.
+func (c *Schedule) run(ctx context.Context, lock *Mutex, choose choice, retries int, record *sync.WaitGroup, f func(ctx context.Context, at time.Time) error) (ran bool, err error) {
+	// The holder before recorded its result before it released, in
+	// its own order, and our hold shows that it has released. So the read here
+	// returns that record. If the read runs in a later session than the hold,
+	// then the hold is lost. That is checked after the read.
+	r, err := c.load(ctx, false)
+	if err != nil {
+		return false, err
+	}
+	at, err := choose(r)
 	switch {
 	case err != nil:
 		return false, err
-	case passed:
-		return false, errPassed
 	case session.IsClosed(lock.Lost()):
 		return false, ErrLost
 	}
-	if err := f(ctx); err != nil {
-		return true, err
+	if err := f(ctx, at); err != nil {
+		if ctx.Err() != nil {
+			return true, err // the caller or a loss has ended the attempt, so it says nothing of the instant
+		}
+		return true, alsoErr(err, c.recordFailure(ctx, lock, r, at, retries, err))
 	}
-	// f has done its work, so it is recorded whatever has become of ctx; but a
-	// caller whose ctx has ended does not wait for servers that do not answer.
+	// f has done its work, so that is recorded whatever has become of ctx. But a
+	// caller whose ctx has ended does not wait for silent servers.
+	r.done = at
 	recorded := make(chan error, 1)
 	record.Add(1)
 	c.s.m.Spawn(func() {
 		defer record.Done()
-		recorded <- c.record(context.WithoutCancel(ctx), lock, at)
+		recorded <- c.record(context.WithoutCancel(ctx), lock, r)
 	})
 	if err, ok := session.AwaitGrace(recorded, ctx.Done()); ok {
 		return true, err
@@ -231,30 +375,73 @@ func (c *Schedule) run(ctx context.Context, lock *Mutex, at time.Time, record *s
 	return true, session.CtxErr(ctx)
 }
 
-// record writes the instant, if the hold of lock stands.
-func (c *Schedule) record(ctx context.Context, lock *Mutex, at time.Time) error {
-	data := []byte(at.UTC().Format(time.RFC3339Nano) + "\n" + c.s.m.Config.Owner + "\n" + session.NewGUID())
-	_, err := lock.Txn(ctx, &zk.SetDataRequest{Path: c.last(), Data: data, Version: -1})
-	if session.IsNoNode(err) {
-		_, err = lock.Txn(ctx, &zk.CreateRequest{Path: c.last(), Data: data})
+// recordFailure records that f failed with cause. After as many attempts as retries it records
+// that the instant is given up.
+func (c *Schedule) recordFailure(ctx context.Context, lock *Mutex, r scheduleRecord, at time.Time, retries int, cause error) error {
+	failure := failureRecord{ScheduleFailure: ScheduleFailure{
+		At: at.UTC(), Failed: c.now().UTC(), Owner: c.s.m.Config.Owner, Err: shortened(cause.Error()), Attempts: r.attempts(at) + 1,
+	}}
+	if r.failure != nil {
+		failure.GivenUp = r.failure.GivenUp
 	}
-	if err == nil {
-		c.learn(at)
+	if failure.Attempts >= retries {
+		failure.GivenUp = at
+	}
+	r.failure = &failure
+	err := c.record(ctx, lock, r)
+	if retries < math.MaxInt {
+		c.s.m.Log.Warn("zsync: scheduled function failed", "path", c.path, "at", at, "attempt", failure.Attempts, "of", retries, "err", cause)
+	}
+	if ctx.Err() != nil || errors.Is(err, ErrLost) {
+		return nil // f failed by itself, and another process may go on from there
 	}
 	return err
 }
 
-// ahead is how far in the future an instant may be that is remembered to have been
-// done: as far as two clocks that are five minutes wrong. What is further, of a
-// broken clock, somebody may take back by deleting path/last, so it is asked for
-// each time.
+// maxFailureText is how many bytes of an error's text are recorded.
+const maxFailureText = 4 << 10
+
+func shortened(text string) string {
+	if len(text) > maxFailureText {
+		text = text[:maxFailureText]
+	}
+	return strings.ToValidUTF8(text, "\uFFFD")
+}
+
+// record writes r, unless lock has been lost.
+func (c *Schedule) record(ctx context.Context, lock *Mutex, r scheduleRecord) error {
+	data := []byte(r.done.UTC().Format(time.RFC3339Nano) + "\n" + c.s.m.Config.Owner + "\n" + session.NewGUID())
+	if r.failure != nil {
+		failure, err := json.Marshal(r.failure)
+		if err != nil {
+			return err
+		}
+		data = append(append(data, '\n'), failure...)
+	}
+	_, err := lock.Txn(ctx, &zk.SetDataRequest{Path: c.last(), Data: data, Version: -1})
+	if session.IsNoNode(err) {
+		_, err = lock.Txn(ctx, &zk.CreateRequest{Path: c.last(), Data: data})
+	}
+	switch {
+	case err == nil:
+		c.learn(r)
+	case ctx.Err() == nil && !errors.Is(err, ErrLost):
+		err = fmt.Errorf("%w: %w", errUnrecorded, err)
+	}
+	return err
+}
+
+// ahead is how far in the future an instant may be for a Schedule to remember that it was
+// done. Two clocks that are five minutes wrong differ by that much. An instant further ahead comes
+// from a broken clock. An operator may delete it with path/last, so the Schedule reads it each time.
 const ahead = 10 * time.Minute
 
-// learn remembers what was last heard of the last instant that was done. That two
-// who heard it at the same time come in the other order costs a request: if what is
-// remembered is too early, the servers are asked. Nor is it kept until its time
-// comes if it is far ahead, as it may have been deleted by then.
-func (c *Schedule) learn(at time.Time) {
+// learn remembers the last instant that was done, as last read. Two goroutines may read at the
+// same time and learn in the other order. That costs a request: if the remembered instant is too
+// early, the servers are asked. An instant far ahead is not remembered, as path/last may be
+// deleted before its time comes.
+func (c *Schedule) learn(r scheduleRecord) {
+	at := r.done
 	if at.After(c.now().Add(ahead)) {
 		at = time.Time{}
 	}
@@ -264,7 +451,7 @@ func (c *Schedule) learn(at time.Time) {
 }
 
 // passed reports whether at, or a later instant, has been done. From a server
-// that lags the answer may be no although it has: then the line is entered for
+// that lags the answer may be no although it has: then the caller enters the lock queue for
 // nothing. It is never yes although it has not.
 func (c *Schedule) passed(ctx context.Context, at time.Time) (bool, error) {
 	c.mu.Lock()
@@ -273,16 +460,16 @@ func (c *Schedule) passed(ctx context.Context, at time.Time) (bool, error) {
 	if known {
 		return true, session.CtxErr(ctx)
 	}
-	last, err := c.load(ctx, false)
-	return !last.Before(at), err
+	r, err := c.load(ctx, false)
+	return !r.done.Before(at), err
 }
 
-// load reads the last instant that was done; if there is none it is zero. If it
-// need not be fresh, it may be as old as what the server at hand has.
-func (c *Schedule) load(ctx context.Context, fresh bool) (last time.Time, err error) {
+// load reads path/last; without that znode the record is empty. If the record
+// need not be fresh, it may be as old as the state of the server at hand.
+func (c *Schedule) load(ctx context.Context, fresh bool) (r scheduleRecord, err error) {
 	err = c.s.m.During(ctx, func(inc *session.Incarnation) error {
-		// Before the lock vets it: what stands here keeps a function from running. Who only
-		// asks, as Last does, is told it all the same; but it is not remembered for those.
+		// The path is checked before the lock checks it, as the record keeps a function from running.
+		// Last runs nothing, so it returns the record all the same. The other methods do not learn it.
 		vet := inc.VetHere(ctx, c.s.m.Full(c.path))
 		if vet != nil && !(fresh && errors.Is(vet, ErrUnprotected)) {
 			return vet
@@ -293,31 +480,37 @@ func (c *Schedule) load(ctx context.Context, fresh bool) (last time.Time, err er
 		}
 		data, _, err := read(ctx, c.s.m.Full(c.last()))
 		if session.IsNoNode(err) {
-			last = time.Time{}
-			c.learn(last)
+			r = scheduleRecord{}
+			c.learn(r)
 			return nil
 		}
 		if err == nil {
-			last, err = c.parse(data)
+			r, err = c.parse(data)
 		}
 		if err == nil && vet == nil {
-			c.learn(last)
+			c.learn(r)
 		}
 		return err
 	})
-	return last, err
+	return r, err
 }
 
-func (c *Schedule) parse(data []byte) (time.Time, error) {
-	text, _, _ := strings.Cut(string(data), "\n")
-	last, err := time.Parse(time.RFC3339Nano, text)
-	if err != nil {
-		return time.Time{}, fmt.Errorf("%s does not begin with a time: %w", c.last(), err)
+// parse reads what path/last holds.
+func (c *Schedule) parse(data []byte) (r scheduleRecord, err error) {
+	lines := strings.SplitN(string(data), "\n", 4)
+	if r.done, err = time.Parse(time.RFC3339Nano, lines[0]); err != nil {
+		return r, fmt.Errorf("%s does not begin with a time: %w", c.last(), err)
 	}
-	return last, nil
+	if len(lines) == 4 {
+		r.failure = new(failureRecord)
+		if err := json.Unmarshal([]byte(lines[3]), r.failure); err != nil {
+			return r, fmt.Errorf("%s: its fourth line is not a failure: %w", c.last(), err)
+		}
+	}
+	return r, nil
 }
 
-// An instantWait is a wait for the lock that ends when the instant is done.
+// An instantWait is a wait for the lock that ends early when the instant needs no run.
 type instantWait struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -328,8 +521,8 @@ type instantWait struct {
 	passed bool // guarded by mu
 }
 
-// await begins to watch for at being done.
-func (c *Schedule) await(ctx context.Context, at time.Time) *instantWait {
+// await begins to watch path/last until over says so of it.
+func (c *Schedule) await(ctx context.Context, over func(scheduleRecord) bool) *instantWait {
 	w := &instantWait{ended: make(chan struct{})}
 	w.ctx, w.cancel = context.WithCancelCause(ctx)
 	watch, stop := context.WithCancel(w.ctx)
@@ -337,9 +530,9 @@ func (c *Schedule) await(ctx context.Context, at time.Time) *instantWait {
 	w.cancel = func(cause error) { stop(); cancel(cause) }
 	c.s.m.Spawn(func() {
 		defer close(w.ended)
-		err := c.s.m.During(watch, func(inc *session.Incarnation) error { return c.watch(watch, inc, at) })
+		err := c.s.m.During(watch, func(inc *session.Incarnation) error { return c.watch(watch, inc, over) })
 		if err != nil {
-			return // the lock tells what is wrong
+			return // the lock returns what is wrong
 		}
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -351,8 +544,8 @@ func (c *Schedule) await(ctx context.Context, at time.Time) *instantWait {
 	return w
 }
 
-// watch returns nil when at has been done.
-func (c *Schedule) watch(ctx context.Context, inc *session.Incarnation, at time.Time) error {
+// watch returns nil when over says so of path/last.
+func (c *Schedule) watch(ctx context.Context, inc *session.Incarnation, over func(scheduleRecord) bool) error {
 	path := c.s.m.Full(c.last())
 	for {
 		w := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: path})
@@ -364,23 +557,25 @@ func (c *Schedule) watch(ctx context.Context, inc *session.Incarnation, at time.
 			}
 			continue
 		}
-		var last time.Time
+		passed := false
 		if err == nil {
-			if last, err = c.parse(data); err == nil {
-				c.learn(last)
+			var r scheduleRecord
+			if r, err = c.parse(data); err == nil {
+				c.learn(r)
+				passed = over(r)
 			}
 		}
-		if err == nil && last.Before(at) {
+		if err == nil && !passed {
 			err = inc.AwaitFired(ctx, w)
 		}
 		inc.Watches.Leave(w)
-		if err != nil || !last.Before(at) {
+		if err != nil || passed {
 			return err
 		}
 	}
 }
 
-// take makes w.ctx that of the function, if the instant has not been done.
+// take keeps w.ctx for the function, unless the wait has ended because the instant was done.
 func (w *instantWait) take() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -388,7 +583,7 @@ func (w *instantWait) take() bool {
 	return w.taken
 }
 
-// end reports whether the wait was ended because the instant is done.
+// end reports whether the wait was ended because the instant needs no run.
 func (w *instantWait) end() bool {
 	w.cancel(nil)
 	<-w.ended
@@ -403,31 +598,48 @@ func (c *Schedule) Last(ctx context.Context) (time.Time, error) {
 	if c.misuse() != nil {
 		return time.Time{}, opError("last", c.path, c.misuse())
 	}
-	last, err := c.load(ctx, true)
-	if err == nil && last.IsZero() {
+	r, err := c.load(ctx, true)
+	if err == nil && r.done.IsZero() {
 		err = ErrNoValue
 	}
-	return last, opError("last", c.path, err)
+	return r.done, opError("last", c.path, err)
 }
 
-// Run calls f for each instant of the timetable that is not done by another
-// process, until ctx ends. next returns the first instant after the one that it
-// is given, as the schedules of robfig/cron do, and the zero time when there is
-// none any more: then Run returns nil. It is given times of the local zone, as cron
-// gives them: for processes in several zones a timetable must name its own.
+// LastFailure returns the last run that failed, or [ErrNoValue]. It is at least
+// as new as the moment of the call, and costs 2 requests. A later success does not remove it:
+// compare its At with [Schedule.Last].
+func (c *Schedule) LastFailure(ctx context.Context) (ScheduleFailure, error) {
+	if c.misuse() != nil {
+		return ScheduleFailure{}, opError("last failure", c.path, c.misuse())
+	}
+	r, err := c.load(ctx, true)
+	switch {
+	case err != nil:
+	case r.failure == nil:
+		err = ErrNoValue
+	default:
+		return r.failure.ScheduleFailure, nil
+	}
+	return ScheduleFailure{}, opError("last failure", c.path, err)
+}
+
+// Run calls f for each instant of the timetable, unless another process has done it. It returns
+// when ctx ends, or when the timetable has no further instant; then the error is nil. Run gives next
+// times of the local zone. If the processes are in several zones, the timetable must name its own
+// zone, as [Daily] and [Cron] do.
 //
-// The first instant ever is the first after Run was called. [WithMissed] says what
-// becomes of the instants that were missed since the last one that was done. When f
-// fails it is called again, here or in another process, after a pause
-// ([WithRetry]), until the next instant is due; with MissedAll for as long as it
-// takes. What f returns is logged. Run itself returns an error when ctx ends, when
-// the Session is closed, and when retrying cannot cure what is wrong: where the servers
-// refuse to record what f has done it is not called again.
+// The first instant ever is the first after the call of Run. An instant is missed when the next
+// instant is due before it ran; [WithMissed] says what happens then. If f
+// fails it is called again, here or in another process, as [WithRetries] says. Each failure
+// is logged. Run returns an error if ctx ends, if the Session is closed, or if a retry cannot
+// help: if the servers refuse to record the result of f, f is not called again. A timetable whose instants depend
+// on when it is asked is [ErrInvalid].
 //
 // # Cost
 //
-// An instant that another process runs costs what it costs with Do.
-func (c *Schedule) Run(ctx context.Context, next interface{ Next(time.Time) time.Time }, f func(ctx context.Context, at time.Time) error) error {
+// An instant that another process runs costs what it costs with Do. During a pause after a
+// failure, each process reads path/last once a minute.
+func (c *Schedule) Run(ctx context.Context, next Timetable, f func(ctx context.Context, at time.Time) error) error {
 	err := c.misuse()
 	switch {
 	case err != nil:
@@ -441,64 +653,136 @@ func (c *Schedule) Run(ctx context.Context, next interface{ Next(time.Time) time
 	return opError("run", c.path, err)
 }
 
-func (c *Schedule) runAll(ctx context.Context, next interface{ Next(time.Time) time.Time }, f func(ctx context.Context, at time.Time) error) error {
+func (c *Schedule) runAll(ctx context.Context, next Timetable, f func(ctx context.Context, at time.Time) error) error {
 	began := c.now()
+	if err := timetable.Check(next, began); err != nil {
+		return err
+	}
+	var current time.Time // the latest instant for which this process or the fleet has begun an attempt
+	losses := 0           // of the session, while f ran
+	idle := began         // since when this process has been waiting: an instant that came due before was missed
 	for {
-		last, err := c.load(ctx, false)
+		r, err := c.load(ctx, false)
 		if err != nil {
 			return err
 		}
 		now := c.now()
-		at, err := timetable.Due(next, timetable.Policy(c.missed), last, began, now)
-		if err != nil || at.IsZero() {
+		due := now
+		if c.missed == MissedSkip {
+			due = idle
+		}
+		at, err := timetable.Due(next, timetable.Policy(c.missed), r.reached(), began, due)
+		if err != nil {
 			return err
 		}
-		until := at
-		if soon := now.Add(time.Minute); last.After(now.Add(ahead)) && soon.Before(at) {
-			until = soon // then it is looked whether path/last has been deleted
+		if r.failure != nil && r.failure.At.After(current) {
+			current = r.failure.At // a process of the fleet has begun it, also if this one was not there
 		}
-		if err := c.sleepUntil(ctx, until); err != nil {
-			return err
+		if current.After(r.reached()) && (c.missed == MissedAll || !timetable.Over(next, current, now)) {
+			at = current // its time is not over
+		} else if at.IsZero() {
+			return nil
 		}
-		// A machine that sleeps, or a clock that is set, has several due at once. The
-		// latest of them does not lie ahead when it is looked for again, however soon
-		// the next is due.
-		if until != at || c.missed == MissedLatest && at.After(now) && timetable.Over(next, at, c.now()) {
+		if wait := c.pauseLeft(r, at); wait > 0 {
+			if later := next.Next(at.Local()); c.missed != MissedAll && later.After(now) {
+				wait = min(wait, later.Sub(now)) // the next instant ends the attempts of this one
+			}
+			if err := c.sleep(ctx, min(wait, time.Minute)); err != nil {
+				return err
+			}
 			continue
 		}
-		if err := c.runAt(ctx, at, next, f); err != nil {
-			return err
+		until := at
+		if soon := now.Add(time.Minute); r.done.After(now.Add(ahead)) && soon.Before(at) {
+			until = soon // then it is looked whether path/last has been deleted
 		}
-		if began.Before(at) && c.missed != MissedSkip {
-			began = at
+		if at != current || until != at { // the pause after a failure is over, whatever the wall clock shows
+			if err := c.sleepUntil(ctx, until); err != nil {
+				return err
+			}
+		}
+		if until != at {
+			continue
+		}
+		current = at
+		var failed error
+		interrupted := false
+		ran, err := c.attempt(ctx, c.over(at), c.choice(next, at), c.retries, func(ctx context.Context, chosen time.Time) error {
+			current = chosen
+			failed = f(ctx, chosen)
+			interrupted = ctx.Err() != nil
+			return failed
+		})
+		idle = c.now()
+		switch {
+		case err == nil:
+			if losses = 0; began.Before(current) && c.missed != MissedSkip {
+				began = current
+			}
+		case ctx.Err() != nil:
+			return session.CtxErr(ctx)
+		case errors.Is(err, errPassed):
+		case !ran, errors.Is(err, errUnrecorded): // f is not called again, as it could not be recorded then either
+			return err
+		case interrupted, failed == nil:
+			losses++
+			c.s.m.Log.Warn("zsync: a scheduled function lost its hold, and runs again", "path", c.path, "at", current, "err", err)
+			if err := c.sleep(ctx, c.s.m.Config.Retry.Delay(losses)); err != nil {
+				return err
+			}
 		}
 	}
 }
 
-// runAt does one instant, and tries again until the next is due.
-func (c *Schedule) runAt(ctx context.Context, at time.Time, next interface{ Next(time.Time) time.Time }, f func(ctx context.Context, at time.Time) error) error {
-	for try := 1; ; try++ {
-		if c.missed != MissedAll && (try > 1 || c.missed == MissedSkip) && timetable.Over(next, at, c.now()) {
-			return nil // its time is over
+// over reports whether a record says that this process need not wait for the lock to run the
+// instant at.
+func (c *Schedule) over(at time.Time) func(scheduleRecord) bool {
+	return func(r scheduleRecord) bool { return !r.reached().Before(at) || c.pauseLeft(r, at) > 0 }
+}
+
+// choice picks the instant that Run runs under the lock: at, or a later one if at was missed
+// while Run waited for the lock.
+func (c *Schedule) choice(next Timetable, at time.Time) choice {
+	return func(r scheduleRecord) (time.Time, error) {
+		if c.over(at)(r) {
+			return at, errPassed
 		}
-		var failed error
-		ran, err := c.do(ctx, at, func(ctx context.Context) error {
-			failed = f(ctx, at)
-			return failed
-		})
-		switch {
-		case err == nil:
-			return nil
-		case ctx.Err() != nil:
-			return session.CtxErr(ctx)
-		case !ran, failed == nil && !errors.Is(err, ErrLost): // it may not be recorded, however often it is done
-			return err
+		at := at
+		switch c.missed {
+		case MissedSkip:
+			if timetable.Over(next, at, c.now()) {
+				return at, errPassed
+			}
+		case MissedLatest:
+			latest, err := timetable.LatestDue(next, at, c.now())
+			if err != nil {
+				return at, err
+			}
+			if latest.After(at) {
+				at = latest
+			}
 		}
-		c.s.m.Log.Warn("zsync: scheduled function failed", "path", c.path, "at", at, "err", err)
-		if err := c.sleep(ctx, c.s.m.Config.Retry.Delay(try)); err != nil {
-			return err
+		if c.pauseLeft(r, at) > 0 {
+			return at, errPassed
 		}
+		return at, nil
 	}
+}
+
+// pauseLeft returns how long to wait before the next attempt of the instant at. The pause
+// counts from the failure, by the clock of its process, or from when this process has read of it, if
+// that ends sooner: clocks differ.
+func (c *Schedule) pauseLeft(r scheduleRecord, at time.Time) time.Duration {
+	attempts := r.attempts(at)
+	if attempts == 0 {
+		return 0
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.pause.at.Equal(at) || c.pause.attempts != attempts {
+		c.pause = pause{at, attempts, c.backoff.Delay(attempts), time.Now()}
+	}
+	return min(c.pause.length-time.Since(c.pause.seen), r.failure.Failed.Add(c.pause.length).Sub(c.now()))
 }
 
 // now is the time by the wall clock, which the other processes' are compared to.

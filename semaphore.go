@@ -1,7 +1,6 @@
 package zsync
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,7 +15,6 @@ import (
 
 	"github.com/zsync/zsync/internal/line"
 	"github.com/zsync/zsync/internal/session"
-	"github.com/zsync/zsync/internal/trace"
 )
 
 // A Semaphore is a weighted semaphore shared by every process that names the
@@ -105,52 +103,19 @@ type Semaphore struct {
 	root   string // the path, as the server knows it
 	leases string // the parent of the permits' znodes, as the server knows it
 	gate   *Mutex
-	limits *line.Limits
+	pool   line.Pool
 	agreed atomic.Bool // the limit has been compared once
 	known  atomic.Pointer[knownQuota]
 	follow atomic.Bool // somebody has resized the semaphore, so what was named says nothing any more
 
 	mu    sync.Mutex
-	held  *allotment    // what this process holds, until it is released even if it is lost; guarded by mu
+	held  *line.Permits // what this process holds, until it is released even if it is lost; guarded by mu
 	freed chan struct{} // if not nil, closed when held becomes nil; guarded by mu
 	calm  int           // how often in a row permits were there at once for who had the gate; guarded by mu
 	need  int           // how often that must be before the gate is left out; guarded by mu
 
-	callOff func() // if not nil, ends the wait of who has the gate, and calls nothing of the user's; guarded by mu
-}
-
-// An allotment is the permits that a process holds through one ZooKeeper session.
-type allotment struct {
-	inc      *session.Incarnation
-	stake    *session.Stake
-	gone     chan struct{}    // closed, under Semaphore.mu, when it is lost
-	why      error            // of the loss, if it was given up; guarded by Semaphore.mu
-	ended    chan struct{}    // closed, under Semaphore.mu, when nothing of it is held any more
-	taken    []taking         // what was acquired and not released, in order; guarded by Semaphore.mu
-	most     *time.Timer      // gives it up, if it may not last longer; guarded by Semaphore.mu
-	leases   []lease          // guarded by Semaphore.mu
-	permits  int64            // the sum of leases; guarded by Semaphore.mu
-	since    time.Time        // of the first
-	grants   int              // how often something was acquired; guarded by Semaphore.mu
-	token    int64            // of all of it, 0 if it is not known; guarded by Semaphore.mu
-	told     int64            // the greatest token that was told; guarded by Semaphore.mu
-	lost     bool             // with its session; guarded by Semaphore.mu
-	followed bool             // the tracer knows of it; guarded by Semaphore.mu
-	stop     func() bool      // undoes the registration with the incarnation
-	last     *session.Removal // the last change of what has weight; guarded by Semaphore.mu
-	guard    *session.Guard   // of leases
-}
-
-// A taking is what was acquired at one time.
-type taking struct {
-	at time.Time
-	n  int64
-}
-
-// A lease is the znode of one permit, or of several.
-type lease struct {
-	path   string // as the server knows it
-	weight int64
+	callOff  atomic.Pointer[func()] // if not nil, ends the wait of who has the gate, and calls nothing of the user's
+	followed *line.Permits          // of which the tracer knows; guarded by mu
 }
 
 // maxUnits is the greatest limit at which each permit has a znode of its own.
@@ -177,7 +142,8 @@ func NewSemaphore(s *Session, path string, n int64, opts ...LockOption) *Semapho
 	if c.layout == LayoutKazoo {
 		gate, m.leases = path+"-__lock__", m.root
 	}
-	m.limits, c.limits = c.limits.ofLine(), limits{} // which are of the permits
+	m.pool = line.Pool{Manager: s.m, Root: m.root, Dir: m.leases, Limits: c.limits.ofLine(), Limit: &m.limit}
+	c.limits = limits{} // which are of the permits
 	m.gate = newMutex(s, gate, c)
 	m.gate.turnstile.Entries = m.gate.turnstile.Entries.Untold() // it is no hold of its own
 	return m
@@ -205,7 +171,7 @@ func (m *Semaphore) Acquire(ctx context.Context, n int64) error {
 }
 
 // acquired acquires n permits, and tells observers. The context is for what is done with them.
-func (m *Semaphore) acquired(ctx context.Context, n int64) (_ context.Context, a *allotment, err error) {
+func (m *Semaphore) acquired(ctx context.Context, n int64) (_ context.Context, a *line.Permits, err error) {
 	start := time.Now()
 	if err := m.check(ctx, n); err != nil {
 		return ctx, nil, err
@@ -275,7 +241,7 @@ func (m *Semaphore) most() int64 {
 
 // acquire acquires n permits, in as many sessions as it takes. Without an error
 // it is nil if they are not there and wait is false.
-func (m *Semaphore) acquire(ctx context.Context, n int64, wait bool) (*allotment, error) {
+func (m *Semaphore) acquire(ctx context.Context, n int64, wait bool) (*line.Permits, error) {
 	start := time.Now()
 	var ahead line.Ahead // those who hold permits, if we are the first who asks
 	a, err := m.obtain(ctx, n, wait, &ahead)
@@ -294,7 +260,7 @@ func (m *Semaphore) acquire(ctx context.Context, n int64, wait bool) (*allotment
 }
 
 // obtain is acquire, without saying more of a wait that ended.
-func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *line.Ahead) (*allotment, error) {
+func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *line.Ahead) (*line.Permits, error) {
 	// Who names another limit learns it before it stands in the line.
 	if !m.agreed.Load() {
 		err := m.s.m.During(ctx, func(inc *session.Incarnation) error {
@@ -331,7 +297,7 @@ func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *line.
 			return nil, nil
 		}
 		if err == nil {
-			var a *allotment
+			var a *line.Permits
 			if a, err = m.keep(ctx, gate.Claim.Incarnation, leases, n); err == nil {
 				return a, nil
 			}
@@ -374,14 +340,14 @@ func (m *Semaphore) settle(ctx context.Context, wait bool) (bool, error) {
 // untilUnsettled has callOff called when what this process holds is lost. It reports false
 // if it is lost already.
 func (m *Semaphore) untilUnsettled(callOff func()) bool {
+	m.callOff.Store(&callOff)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.callOff = callOff
 	return !m.unsettledLocked()
 }
 
 func (m *Semaphore) unsettledLocked() bool {
-	return m.held != nil && (m.held.lost || !m.held.inc.Alive())
+	return m.held != nil && m.held.Err() != nil
 }
 
 func (m *Semaphore) freedLocked() <-chan struct{} {
@@ -570,7 +536,7 @@ func (m *Semaphore) makeRoot(ctx context.Context, inc *session.Incarnation, limi
 
 // take waits until n permits are there, and takes them. It is nil if they are
 // not there and wait is false.
-func (m *Semaphore) take(ctx context.Context, gate *line.Grant, n int64, wait bool, ahead *line.Ahead) ([]lease, error) {
+func (m *Semaphore) take(ctx context.Context, gate *line.Grant, n int64, wait bool, ahead *line.Ahead) ([]line.Lease, error) {
 	// The gate is not what the caller wants to hold: he still waits.
 	m.s.m.Waiters.Add(1)
 	m.s.m.Holds.Add(-1)
@@ -581,7 +547,7 @@ func (m *Semaphore) take(ctx context.Context, gate *line.Grant, n int64, wait bo
 	// they do not.
 	settled, end, rest := endingContext(ctx)
 	defer rest()
-	callOff := func() { (*end)(nil) }
+	callOff := func() { end(nil) }
 	defer callOff()
 	lost := gate.Lost()
 	m.s.m.Spawn(func() {
@@ -591,7 +557,7 @@ func (m *Semaphore) take(ctx context.Context, gate *line.Grant, n int64, wait bo
 		case <-settled.Done():
 		}
 	})
-	defer m.untilUnsettled(nil)
+	defer m.callOff.Store(nil)
 	if !m.untilUnsettled(callOff) {
 		return nil, errUnsettled // lost while we waited for the gate
 	}
@@ -612,7 +578,7 @@ func (m *Semaphore) take(ctx context.Context, gate *line.Grant, n int64, wait bo
 var errResized = errors.New("zsync: the limit has changed")
 
 // takeOf is take while the limit stays as it is.
-func (m *Semaphore) takeOf(ctx context.Context, gate *line.Grant, resized *session.Watch, n int64, wait bool, ahead *line.Ahead) ([]lease, error) {
+func (m *Semaphore) takeOf(ctx context.Context, gate *line.Grant, resized *session.Watch, n int64, wait bool, ahead *line.Ahead) ([]line.Lease, error) {
 	inc := gate.Claim.Incarnation
 	var q quota
 	agreed := make(chan error, 1)
@@ -693,7 +659,7 @@ func (m *Semaphore) listOut(ctx context.Context, inc *session.Incarnation) ([]st
 }
 
 func (m *Semaphore) weightOfAll(names []string) int64 {
-	return line.Permits(names, m.layout == LayoutKazoo)
+	return line.CountPermits(names, m.layout == LayoutKazoo)
 }
 
 // heavy reports whether, with this limit, the permits of one Acquire are one
@@ -702,12 +668,12 @@ func (m *Semaphore) heavy(limit int64) bool { return limit > maxUnits && m.layou
 
 // make makes the znodes of n permits while the gate is ours and the limit is
 // that of q. It is BadVersion if that has changed.
-func (m *Semaphore) make(ctx context.Context, gate *line.Grant, q quota, n int64) ([]lease, error) {
+func (m *Semaphore) make(ctx context.Context, gate *line.Grant, q quota, n int64) ([]line.Lease, error) {
 	inc := gate.Claim.Incarnation
 	for {
 		leases := m.name(q.limit, n) // anew each time: those of the last may still be deleted
 		same := &zk.CheckVersionRequest{Path: m.root, Version: q.version}
-		err := inc.CreateAll(ctx, gate.Claim.Znode(), same, pathsOf(leases), m.s.m.Owner)
+		err := inc.CreateAll(ctx, gate.Claim.Znode(), same, line.PathsOf(leases), m.s.m.Owner)
 		if !session.IsNoNode(err) {
 			return leases, err
 		}
@@ -729,188 +695,60 @@ func (m *Semaphore) make(ctx context.Context, gate *line.Grant, q quota, n int64
 
 // name chooses the names of n permits' znodes. They are unique, so whether a
 // create was applied can be seen.
-func (m *Semaphore) name(limit, n int64) []lease {
+func (m *Semaphore) name(limit, n int64) []line.Lease {
 	if m.heavy(limit) {
-		return []lease{m.nameWeight(n)}
+		return []line.Lease{{Path: session.ChildPath(m.leases, line.PermitsName(n)), Weight: n}}
 	}
 	guid := session.NewGUID()
-	leases := make([]lease, n)
+	leases := make([]line.Lease, n)
 	for i := range leases {
 		name := fmt.Sprintf("%s%010d", session.ProtectedName(guid, "lease-"), i)
 		if m.layout == LayoutKazoo {
 			name = line.KazooName(session.NewGUID(), "")
 		}
-		leases[i] = lease{session.ChildPath(m.leases, name), 1}
+		leases[i] = line.Lease{Path: session.ChildPath(m.leases, name), Weight: 1}
 	}
 	return leases
-}
-
-// nameWeight chooses the name of one znode for n permits.
-func (m *Semaphore) nameWeight(n int64) lease {
-	return lease{session.ChildPath(m.leases, line.PermitsName(n)), n}
-}
-
-func pathsOf(leases []lease) []string {
-	paths := make([]string, len(leases))
-	for i, l := range leases {
-		paths[i] = l.path
-	}
-	return paths
 }
 
 // keep enters what has been taken into the allotment. It is errUnsettled, and
 // what was taken goes back, while this process has permits that are lost: they
 // may be released an hour from now, and others wait.
-func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, leases []lease, n int64) (*allotment, error) {
+func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, leases []line.Lease, n int64) (*line.Permits, error) {
 	s, err := inc.Stake(ctx)
 	if err != nil {
 		// With the session they go by themselves; and nobody has been told of them.
-		inc.RemoveAll(pathsOf(leases)).Await(session.Grace)
+		inc.RemoveAll(line.PathsOf(leases)).Await(session.Grace)
 		return nil, err
 	}
 	m.mu.Lock()
-	a, err := m.enterLocked(inc, s, leases, n)
-	m.mu.Unlock()
-	if err == nil && inc.Ctx.Err() != nil {
-		m.lose(a, nil, always) // what was to tell it may have told the others already
-	}
-	return a, err
-}
-
-// enterLocked is the part of keep that needs m.mu.
-func (m *Semaphore) enterLocked(inc *session.Incarnation, s *session.Stake, leases []lease, n int64) (*allotment, error) {
+	defer m.mu.Unlock()
 	if m.held == nil {
-		a := &allotment{inc: inc, stake: s, since: time.Now(), gone: make(chan struct{}), ended: make(chan struct{})}
-		a.stop = inc.OnEnd(func() { m.lose(a, nil, always) })
-		a.guard = inc.NewGuard(func(path string) { m.deleted(a, path) })
-		m.limits.Guard(inc, a.ended, func(why error) { m.surrender(a, why) })
-		m.held = a
+		m.held = m.pool.NewPermits(inc, s)
+		m.held.AfterLoss(func(error) {
+			if f := m.callOff.Load(); f != nil {
+				(*f)()
+			}
+		})
 	}
 	a := m.held
-	if a.stake != s {
+	if a.Stake != s {
 		s.Drop()
 	}
-	switch {
-	case a.inc != inc:
-		inc.RemoveAll(pathsOf(leases))
-		return nil, errUnsettled
-	case a.why != nil:
-		inc.RemoveAll(pathsOf(leases))
-		return nil, errUnsettled
-	case a.lost:
-		return nil, session.ErrEnded
-	}
-	a.taken = append(a.taken, taking{time.Now(), n})
-	m.limitLocked(a)
-	m.trace(a, trace.Grant, leases...)
-	a.leases = append(a.leases, leases...)
-	a.guard.Add(pathsOf(leases)...)
-	a.permits += n
-	a.grants, a.token = a.grants+1, 0 // which must be greater than those of before
-	m.s.m.Holds.Add(n)
-	return a, nil
-}
-
-// lose is the loss of a: of its session if why is nil. It reports whether a is
-// lost by this, which it is if so holds under m.mu.
-func (m *Semaphore) lose(a *allotment, why error, so func() bool) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return !session.IsClosed(a.ended) && so() && m.loseLocked(a, why)
-}
-
-// loseLocked is lose whether or not a is still held.
-func (m *Semaphore) loseLocked(a *allotment, why error) bool {
-	if a.lost {
-		return false
-	}
-	a.lost, a.why = true, why
-	if m.callOff != nil {
-		m.callOff()
-	}
-	if why == nil {
-		why = a.inc.Loss()
-	}
-	m.traceLoss(a, why)
-	close(a.gone)
-	m.s.m.Holds.Add(-a.permits)
-	e := session.Event{Kind: session.EventLost, Op: "acquire", Path: m.path, Wait: time.Since(a.since), Err: why}
-	m.s.m.Spawn(func() { // a log handler may take its time, and the session waits for us when it is closed
-		m.s.m.Log.Warn("zsync: lost", "op", e.Op, "path", e.Path, "session", session.Text(a.inc.ID.Load()), "reason", why)
-		m.s.m.Observe(e)
-	})
-	return true
-}
-
-func always() bool { return true }
-
-// deleted is told that the znode at path is gone. Unless it is not one of a any more,
-// because it has been released, somebody else may have what it stood for; and as
-// nobody can tell whose of several permits that was, all are lost.
-func (m *Semaphore) deleted(a *allotment, path string) {
-	if m.lose(a, a.inc.Deleted(), func() bool { return a.ours(path) }) {
-		m.withdraw(a)
-	}
-}
-
-// surrender gives a up, though whoever has it does nothing.
-func (m *Semaphore) surrender(a *allotment, why error) {
-	if m.lose(a, givenUp(a.inc.ID.Load(), why, time.Now()), always) {
-		m.s.m.Log.Warn("zsync: given up", "path", m.path, "reason", why)
-		m.withdraw(a)
-	}
-}
-
-// withdraw deletes the znodes of a, which is lost though its session lasts, in the
-// order of every loss: Lost was closed first; they go when everything has been
-// released, or whoever was told has had as long for it as one who is cut off.
-func (m *Semaphore) withdraw(a *allotment) {
-	inc := a.inc
-	m.s.m.Spawn(func() {
-		if !inc.AwaitLossTime(a.ended) {
-			return
+	if a.Incarnation == inc {
+		if a.Add(leases, n) == nil {
+			a.Err() // if the session has ended since, who has them is told first
+			return a, nil
 		}
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.change(a, pathsOf(a.leases), "", "")
-		a.leases = nil
-	})
-}
-
-// limitLocked has a given up when what was acquired first has been held for too
-// long.
-func (m *Semaphore) limitLocked(a *allotment) {
-	if m.limits == nil || m.limits.Max == 0 {
-		return
-	}
-	if a.most != nil {
-		a.most.Stop()
-	}
-	if len(a.taken) == 0 {
-		return
-	}
-	first := a.taken[0].at
-	a.most = time.AfterFunc(time.Until(first.Add(m.limits.Max)), func() {
-		m.mu.Lock()
-		due := len(a.taken) > 0 && a.taken[0].at.Equal(first) // or it was released at this instant
-		m.mu.Unlock()
-		if due {
-			m.surrender(a, m.limits.TooLong())
+		if a.Held() == 0 { // they are the first, and it has ended before
+			m.held = nil
 		}
-	})
-}
-
-// returnedLocked notes that n permits of a were released: those that were
-// acquired first.
-func (m *Semaphore) returnedLocked(a *allotment, n int64) {
-	for n > 0 && len(a.taken) > 0 {
-		some := min(n, a.taken[0].n)
-		n -= some
-		if a.taken[0].n -= some; a.taken[0].n == 0 {
-			a.taken = a.taken[1:]
+		if inc.Ctx.Err() != nil {
+			return nil, session.ErrEnded
 		}
 	}
-	m.limitLocked(a)
+	inc.RemoveAll(line.PathsOf(leases)) // what is held is lost
+	return nil, errUnsettled
 }
 
 // Do acquires n permits, calls f, and releases them. f's context ends, with a
@@ -930,19 +768,12 @@ func (m *Semaphore) Do(ctx context.Context, n int64, f func(ctx context.Context)
 	if err != nil {
 		return opError("do", m.path, err)
 	}
-	holding, end := context.WithCancelCause(ctx)
-	watched := make(chan struct{})
-	go func() {
-		defer close(watched)
-		select {
-		case <-a.gone: // why was set before
-			end(cmp.Or(a.why, a.inc.Loss()))
-		case <-holding.Done():
-		}
-	}()
+	holding, end, rest := endingContext(ctx)
+	leave := a.AfterLoss(end)
 	defer func() {
+		leave()
 		end(nil)
-		<-watched
+		rest()
 		switch e := opError("do", m.path, m.s.m.GiveUp(ctx, func() error { return m.releaseOf(a, n) })); {
 		case e == nil:
 		case err == nil:
@@ -977,112 +808,37 @@ func (m *Semaphore) release(n int64) error {
 
 // releaseOf is release of a, or of what is held if a is nil; of that there may be less,
 // which a Do has acquired: then the rest is released, and the error is ErrNotLocked.
-func (m *Semaphore) releaseOf(a *allotment, n int64) error {
+func (m *Semaphore) releaseOf(a *line.Permits, n int64) error {
 	rest := a != nil
 	m.mu.Lock()
 	if a == nil {
 		a = m.held
 	}
-	if a == nil || a != m.held || a.permits < n && !rest {
+	if a == nil || a != m.held || a.Held() < n && !rest {
 		m.mu.Unlock()
 		return ErrNotLocked
 	}
-	short := a.permits < n
-	n = min(n, a.permits)
-	why := a.why
-	var r *session.Removal
-	if m.returnedLocked(a, n); why == nil {
-		r = m.giveLocked(a, n)
-	} else {
-		a.permits -= n // withdraw deletes the znodes
-	}
-	if !a.lost {
-		m.s.m.Holds.Add(-n)
-	}
-	if a.permits == 0 {
+	short := a.Held() < n
+	left, r, lost := a.Release(min(n, a.Held()))
+	if !left {
 		m.held = nil
-		close(a.ended)
-		a.stake.Drop()
-		a.stop()
 		if m.freed != nil {
 			close(m.freed)
 			m.freed = nil
 		}
 	}
 	m.mu.Unlock()
-	if why != nil {
-		return why
+	if lost != nil {
+		return lost
 	}
-	if err := r.Result(); err != nil {
-		if a.inc.Ctx.Err() != nil {
-			m.mu.Lock()
-			m.loseLocked(a, nil) // Lost is closed before anybody hears of it otherwise
-			m.mu.Unlock()
-		}
+	if err := a.Result(r); err != nil {
 		return err
 	}
-	m.s.m.Observe(session.Event{Kind: session.EventReleased, Op: "acquire", Path: m.path, Wait: time.Since(a.since)})
+	m.s.m.Observe(session.Event{Kind: session.EventReleased, Op: "acquire", Path: m.path, Wait: time.Since(a.Since())})
 	if short {
 		return ErrNotLocked
 	}
 	return nil
-}
-
-// giveLocked takes n permits off the allotment and deletes their znodes in the
-// background.
-func (m *Semaphore) giveLocked(a *allotment, n int64) *session.Removal {
-	a.permits -= n
-	var paths []string
-	for n > 0 {
-		last := len(a.leases) - 1
-		l := a.leases[last]
-		if l.weight > n {
-			// Somebody gives back a part of what was taken at once.
-			rest := m.nameWeight(l.weight - n)
-			a.leases[last] = rest
-			m.traceMove(a, l, rest)
-			return m.change(a, paths, l.path, rest.path)
-		}
-		a.leases = a.leases[:last]
-		if !a.lost {
-			m.trace(a, trace.Release, l)
-		}
-		paths = append(paths, l.path)
-		n -= l.weight
-	}
-	return m.change(a, paths, "", "")
-}
-
-// change deletes the znodes at paths in the background, and puts one at rest in
-// the place of that at whole, if there is a rest. Where it may, this happens in
-// the order of the calls: one may delete what the one before has not made yet.
-func (m *Semaphore) change(a *allotment, paths []string, whole, rest string) *session.Removal {
-	if whole == "" && a.last == nil {
-		return a.inc.RemoveAllThen(paths, a.guard.Drop(paths...)) // nothing before it can matter
-	}
-	then := a.guard.Drop(append(paths, whole)...)
-	if rest != "" {
-		gone, made := then, a.guard.Expect(rest)
-		then = func() { gone(); made() }
-	}
-	before, remove := a.last, a.inc.Removing(paths)
-	a.last = a.inc.VacateThen(append(paths, whole)[0], func() (err error) {
-		if before != nil {
-			select {
-			case <-before.Done:
-			case <-before.Refused:
-				if !session.IsClosed(before.Done) {
-					return before.Refusal
-				}
-			}
-			before = nil // and with it all those before
-		}
-		if whole != "" {
-			err = a.inc.Exchange(context.Background(), whole, rest, m.s.m.Owner)
-		}
-		return session.Worse(err, remove())
-	}, then)
-	return a.last
 }
 
 // Lost returns a channel that is closed when the permits that m holds are lost:
@@ -1092,10 +848,10 @@ func (m *Semaphore) change(a *allotment, paths []string, whole, rest string) *se
 func (m *Semaphore) Lost() <-chan struct{} {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.held == nil || !m.held.inc.Alive() {
+	if m.held == nil || m.held.Err() != nil {
 		return session.ClosedChan
 	}
-	return m.held.gone
+	return m.held.Lost()
 }
 
 // Contenders returns who holds permits, one Contender for each znode, and then

@@ -66,7 +66,7 @@ type knownQuota struct {
 
 // acquireAtOnce acquires permits that are free. It is nil if that was not tried, or
 // if they are not there; over says that this is the answer to who does not wait.
-func (m *Semaphore) acquireAtOnce(ctx context.Context, n int64, wait bool) (a *allotment, over bool, err error) {
+func (m *Semaphore) acquireAtOnce(ctx context.Context, n int64, wait bool) (a *line.Permits, over bool, err error) {
 	known := m.known.Load()
 	if known == nil || !m.seemsFree() || n > known.q.limit || m.gate.turnstile.Wanted() {
 		return nil, false, nil
@@ -91,9 +91,9 @@ func (m *Semaphore) acquireAtOnce(ctx context.Context, n int64, wait bool) (a *a
 	defer m.s.m.Waiters.Add(-1)
 	leases := m.name(known.q.limit, n)
 	same := &zk.CheckVersionRequest{Path: m.root, Version: known.q.version}
-	lists, withdrawn, err := inc.CreateThenList(ctx, same, pathsOf(leases), m.s.m.Owner, m.gate.turnstile.Line.Dir, m.leases)
-	if err == nil && (len(lists[0]) > 0 || m.weightOfAll(line.Without(lists[1], pathsOf(leases))) > known.q.limit-n || session.IsClosed(w.Fired)) {
-		withdrawn = inc.RemoveAll(pathsOf(leases))
+	lists, withdrawn, err := inc.CreateThenList(ctx, same, line.PathsOf(leases), m.s.m.Owner, m.gate.turnstile.Line.Dir, m.leases)
+	if err == nil && (len(lists[0]) > 0 || m.weightOfAll(line.Without(lists[1], line.PathsOf(leases))) > known.q.limit-n || session.IsClosed(w.Fired)) {
+		withdrawn = inc.RemoveAll(line.PathsOf(leases))
 	}
 	switch {
 	case err == nil && withdrawn == nil:

@@ -63,7 +63,8 @@ type Session struct {
 // no server answers, until ctx ends; then the error tells the last failure.
 // ctx governs Connect alone: its end later on does not affect the Session.
 //
-// The errors are [ErrInvalid] for arguments, go-zookeeper's ErrAuthFailed, and
+// The errors are [ErrInvalid] for arguments, go-zookeeper's ErrAuthFailed where a
+// server refuses the credentials of [WithAuth] or all servers demand others, and
 // those of ctx. It costs one round trip besides the handshake of TCP or TLS.
 func Connect(ctx context.Context, servers string, opts ...Option) (*Session, error) {
 	hosts, chroot, err := parseServers(servers)

@@ -92,8 +92,7 @@ func (q *lockTurnstile) follow(ctx context.Context, mode turnstile.Mode, g *line
 }
 
 func (q *lockTurnstile) lost(modes ...turnstile.Mode) <-chan struct{} {
-	lost, _ := q.Standing(modes...)
-	return lost
+	return q.Standing(modes...).Done()
 }
 
 // yield gives up what the caller holds in mode, for Cond.Wait, and returns what

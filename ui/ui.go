@@ -59,7 +59,7 @@ type Options struct {
 
 	// Timetables has the timetables of schedules by path, so that the page can
 	// show when the next run is due: ZooKeeper only knows of the last.
-	Timetables map[string]interface{ Next(time.Time) time.Time }
+	Timetables map[string]zsync.Timetable
 }
 
 //go:embed page.html style.css script.js

@@ -246,8 +246,8 @@ func (c *conn) carryOut(r *Request) bool {
 	c.received++
 	s.count(r.Op)
 	s.touch(c.session)
-	action := Pass
-	if f := s.intercept; f != nil {
+	action := c.refuse(r)
+	if f := s.intercept; f != nil && action == Pass {
 		c.now = "intercept " + r.Op.String() + " " + r.Path
 		s.mu.Unlock()
 		action = f(*r)
@@ -274,7 +274,7 @@ func (c *conn) carryOut(r *Request) bool {
 	}
 	b := startFrame(c.reply[:0])
 	code := action.code
-	if action.kind != actFail {
+	if !action.kind.fails() {
 		b, code = s.handle(c, r, b)
 	}
 	if code != CodeOK {
@@ -305,7 +305,7 @@ func (c *conn) answer(r *Request, action Action, b []byte, code int32) {
 		return
 	}
 	c.send(b)
-	if r.Op == OpCloseSession || r.Op == OpAuth && code != CodeOK || code == CodeUnimplemented && opNames[r.Op] == "" {
+	if action.kind == actRefuse || r.Op == OpCloseSession || r.Op == OpAuth && code != CodeOK || code == CodeUnimplemented && opNames[r.Op] == "" {
 		c.finish()
 	}
 }
@@ -313,6 +313,9 @@ func (c *conn) answer(r *Request, action Action, b []byte, code int32) {
 // repeats reports whether the connection may take a request after one with
 // such an action.
 func (k actionKind) repeats() bool { return k == actPass || k == actFail }
+
+// fails reports whether such an action answers with a code instead of carrying the request out.
+func (k actionKind) fails() bool { return k == actFail || k == actRefuse }
 
 // lockConnected locks Server.mu when the network lets the connection's bytes
 // through. It reports false, without the lock, if the connection is over.

@@ -22,6 +22,7 @@ const (
 	actHang
 	actHangReply
 	actFail
+	actRefuse
 )
 
 var (

@@ -524,7 +524,7 @@ func (m *member) put(p *pending) {
 	x := p.c.session
 	x.queue = append(x.queue, p)
 	switch {
-	case p.action.kind == actDropRequest || p.action.kind == actHang || p.action.kind == actFail:
+	case p.action.kind == actDropRequest || p.action.kind == actHang || p.action.kind.fails():
 	case p.r.Op.agreed():
 		p.waits = true
 		m.ask(p)
@@ -594,7 +594,7 @@ func (c *conn) settle(p *pending) {
 	b := startFrame(nil)
 	code := p.action.code
 	switch {
-	case p.action.kind == actFail:
+	case p.action.kind.fails():
 	case p.waits && p.code == CodeSessionMoved:
 		c.finish() // as ZooKeeper does: the client of this connection has gone elsewhere
 		return
@@ -621,7 +621,7 @@ func (m *member) connect(c *conn, r *Request, action Action) (wait <-chan bool, 
 		c.finish()
 		return nil, false
 	}
-	if action.kind == actFail {
+	if action.kind.fails() {
 		return nil, c.welcome(nil, r, action)
 	}
 	p := &pending{m: m, c: c, r: *r, action: action, ready: make(chan bool, 1)}

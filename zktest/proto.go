@@ -110,6 +110,7 @@ const (
 	CodeSessionMoved            = -118
 	CodeNoWatcher               = -121
 	CodeReconfigDisabled        = -123
+	CodeAuthRequired            = -124
 	CodeQuotaExceeded           = -125
 	CodeThrottled               = -127
 )

@@ -44,6 +44,8 @@ type Server struct {
 	reapAt        time.Time // when containers are looked at; zero: there are none
 	latency       time.Duration
 	intercept     func(Request) Action
+	authRequired  bool
+	unknown       map[Op]bool             // see WithoutRequests
 	partitions    map[int64]chan struct{} // session to what Heal closes
 	changeling    map[int64]bool          // sessions that get another id at their next reconnect
 	requests      map[Op]int64
@@ -174,6 +176,7 @@ func newServer(mu *sync.Mutex, opts []Option) *Server {
 		sessions:       map[int64]*session{},
 		partitions:     map[int64]chan struct{}{},
 		changeling:     map[int64]bool{},
+		unknown:        map[Op]bool{},
 		requests:       map[Op]int64{},
 	}
 	for _, opt := range opts {

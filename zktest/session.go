@@ -140,7 +140,7 @@ func (c *conn) greet(r *Request, action Action) (wait <-chan bool, ok bool) {
 		return s.member.connect(c, r, action)
 	}
 	var x *session
-	if action.kind != actFail {
+	if !action.kind.fails() {
 		x = s.resume(c, r)
 	}
 	return nil, c.welcome(x, r, action)

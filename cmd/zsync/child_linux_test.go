@@ -69,7 +69,7 @@ func TestAllThatTheCommandHasStartedIsStoppedInATerminalToo(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, in the foreground: %v", tt.name, foreground), func(t *testing.T) {
 				srv := serve(t)
 				out := filepath.Join(t.TempDir(), "out")
-				cmd := exec.Command(binary, "lock", "/p", "--on-lost", "sleep 0.1; echo told >>"+out, "--", "sh", "-c", "exec >"+out+"; "+tt.script)
+				cmd := exec.Command(binary(), "lock", "/p", "--kill-after", "300ms", "--on-lost", "sleep 0.1; echo told >>"+out, "--", "sh", "-c", "exec >"+out+"; "+tt.script)
 				cmd.Env = append(os.Environ(), "ZSYNC_SERVERS="+srv.Addr())
 				cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 				if foreground {

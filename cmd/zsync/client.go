@@ -154,6 +154,8 @@ func untilSignalOf(ctx context.Context, all <-chan os.Signal) (_ context.Context
 				}
 			case <-stopped:
 				return
+			case <-ctx.Done():
+				return
 			}
 		}
 	}()

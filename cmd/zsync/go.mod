@@ -4,7 +4,6 @@ go 1.25.9
 
 require (
 	github.com/go-zookeeper/zk v1.0.4
-	github.com/robfig/cron/v3 v3.0.1
 	github.com/spf13/cobra v1.10.2
 	github.com/zsync/zsync v0.1.0
 	golang.org/x/sys v0.39.0

@@ -28,12 +28,7 @@ import (
 // named opens a session that calls itself so.
 func named(t *testing.T, srv *zktest.Server, name string, opts ...zsync.Option) *zsync.Session {
 	t.Helper()
-	s, err := zsync.Connect(t.Context(), srv.Addr(), append(opts, zsync.WithOwner(name), zsync.WithSessionTimeout(time.Minute))...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { s.Close() })
-	return s
+	return connect(t, srv, append(opts, zsync.WithOwner(name))...)
 }
 
 func TestListShowsEverythingBelowAPath(t *testing.T) {
@@ -309,7 +304,7 @@ func TestDoctorThatIsEndedDoesNotSayThatTheServersDoNotAnswer(t *testing.T) {
 	}()
 	r := start(t, srv.Addr()+","+l.Addr().String(), "", "doctor")
 	<-asked
-	r.cmd.Process.Signal(syscall.SIGTERM)
+	r.signal(syscall.SIGTERM)
 	r.want(128+int(syscall.SIGTERM), "")
 }
 

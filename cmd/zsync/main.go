@@ -79,6 +79,8 @@ func main() {
 
 // execute runs the command line and returns the exit status.
 func execute(ctx context.Context, h *host) int {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	root := newRoot(h)
 	root.SetIn(h.stdin)
 	root.SetOut(h.stdout)

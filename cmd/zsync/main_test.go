@@ -38,7 +38,16 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
-var binary string // the command, built
+// binary returns where the command is, built once for all tests.
+var binary = sync.OnceValue(func() string {
+	file := filepath.Join(scratch, "zsync")
+	if out, err := exec.Command("go", "build", "-o", file, ".").CombinedOutput(); err != nil {
+		panic(fmt.Sprintf("go build: %v\n%s", err, out))
+	}
+	return file
+})
+
+var scratch string // a folder that is removed after all tests
 
 func TestMain(m *testing.M) {
 	// What we were started to ignore, as in the background of a script, the command
@@ -52,11 +61,7 @@ func TestMain(m *testing.M) {
 	if err != nil {
 		panic(err)
 	}
-	binary = filepath.Join(dir, "zsync")
-	if out, err := exec.Command("go", "build", "-o", binary, ".").CombinedOutput(); err != nil {
-		fmt.Fprintf(os.Stderr, "go build: %v\n%s", err, out)
-		os.Exit(1)
-	}
+	scratch = dir
 	status := m.Run()
 	os.RemoveAll(dir)
 	os.Exit(status)
@@ -65,6 +70,14 @@ func TestMain(m *testing.M) {
 // patience is how long what takes milliseconds may take on a busy machine, which may
 // stand still for seconds. What runs in vain sleeps for longer.
 const patience = 2 * time.Minute
+
+// patienceOf is a day in virtual time, which costs nothing.
+func patienceOf(t *testing.T) time.Duration {
+	if machineOf(t) != nil {
+		return 24 * time.Hour
+	}
+	return patience
+}
 
 // serve starts a server whose sessions outlast such a machine, whatever is asked for.
 func serve(t *testing.T) *zktest.Server {
@@ -77,6 +90,12 @@ func serve(t *testing.T) *zktest.Server {
 // few times.
 func steadily(t *testing.T, try func() (wrong string)) {
 	t.Helper()
+	if machineOf(t) != nil {
+		if wrong := try(); wrong != "" {
+			t.Error(wrong)
+		}
+		return
+	}
 	const still, times = 100 * time.Millisecond, 6
 	stood := harness.StoodStill(t)
 	for i := 1; ; i++ {
@@ -99,21 +118,28 @@ func steadily(t *testing.T, try func() (wrong string)) {
 func (r *run) outcome(status int, stdout, messages string) (wrong string) {
 	r.t.Helper()
 	if got := r.wait(); got != status || r.stdout.String() != stdout || !regexp.MustCompile(messages).MatchString(r.stderr.String()) {
-		return fmt.Sprintf("%v: exit status %d, output %q and messages %q; want %d, %q and %q", r.cmd.Args[1:], got, r.stdout.String(), r.stderr.String(), status, stdout, messages)
+		return fmt.Sprintf("%v: exit status %d, output %q and messages %q; want %d, %q and %q", r.args, got, r.stdout.String(), r.stderr.String(), status, stdout, messages)
 	}
 	return ""
 }
 
 // A run is one run of the command.
 type run struct {
-	t      *testing.T
-	cmd    *exec.Cmd
-	stdout syncBuffer
-	stderr syncBuffer
-	ended  chan struct{}
+	t       *testing.T
+	args    []string
+	pid     int // of a process
+	code    int // the exit status, when it has ended
+	deliver func(sig os.Signal)
+	stdout  syncBuffer
+	stderr  syncBuffer
+	ended   chan struct{}
 }
 
-// start starts the command; in is its standard input.
+// signal sends it a signal.
+func (r *run) signal(sig os.Signal) { r.deliver(sig) }
+
+// start starts the command; in is its standard input. In memory it runs in this
+// process: see inMemory.
 func start(t *testing.T, servers, in string, args ...string) *run {
 	t.Helper()
 	return startReading(t, servers, strings.NewReader(in), args...)
@@ -125,22 +151,35 @@ func startReading(t *testing.T, servers string, in io.Reader, args ...string) *r
 	for ; len(args) > 0 && strings.HasPrefix(args[0], "env:"); args = args[1:] {
 		env = append(env, args[0][len("env:"):])
 	}
-	r := &run{t: t, cmd: exec.Command(binary, args...), ended: make(chan struct{})}
-	r.cmd.Env = env
-	r.cmd.Stdin, r.cmd.Stdout, r.cmd.Stderr = in, &r.stdout, &r.stderr
-	r.cmd.WaitDelay = 5 * time.Second
+	r := &run{t: t, args: args, ended: make(chan struct{})}
+	if m := machineOf(t); m != nil {
+		m.start(t, r, in, env, args)
+	} else {
+		r.exec(in, env)
+	}
+	return r
+}
+
+// exec starts the built binary.
+func (r *run) exec(in io.Reader, env []string) {
+	r.t.Helper()
+	cmd := exec.Command(binary(), r.args...)
+	cmd.Env = env
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = in, &r.stdout, &r.stderr
+	cmd.WaitDelay = 5 * time.Second
 	// As from a supervisor: signals of the terminal of go test, if there is
 	// one, are none of its business.
-	r.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := r.cmd.Start(); err != nil {
-		t.Fatal(err)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		r.t.Fatal(err)
 	}
+	r.pid, r.deliver = cmd.Process.Pid, func(sig os.Signal) { cmd.Process.Signal(sig) }
 	go func() {
 		defer close(r.ended)
-		r.cmd.Wait()
+		cmd.Wait()
+		r.code = cmd.ProcessState.ExitCode()
 	}()
-	t.Cleanup(func() { r.cmd.Process.Kill(); <-r.ended })
-	return r
+	r.t.Cleanup(func() { cmd.Process.Kill(); <-r.ended })
 }
 
 // wait waits for the end and returns the exit status.
@@ -148,16 +187,16 @@ func (r *run) wait() int {
 	r.t.Helper()
 	select {
 	case <-r.ended:
-	case <-time.After(patience):
-		r.t.Fatalf("%v has not ended\nstdout: %s\nstderr: %s", r.cmd.Args[1:], &r.stdout, &r.stderr)
+	case <-time.After(patienceOf(r.t)):
+		r.t.Fatalf("%v has not ended\nstdout: %s\nstderr: %s", r.args, &r.stdout, &r.stderr)
 	}
-	return r.cmd.ProcessState.ExitCode()
+	return r.code
 }
 
 // awaitOutput waits until the command has written s.
 func (r *run) awaitOutput(s string) {
 	r.t.Helper()
-	await(r.t, func() bool { return strings.Contains(r.stdout.String(), s) }, "output %q of %v", s, r.cmd.Args[1:])
+	await(r.t, func() bool { return strings.Contains(r.stdout.String(), s) }, "output %q of %v", s, r.args)
 }
 
 // want waits for the end and checks the exit status and all that was written
@@ -165,13 +204,13 @@ func (r *run) awaitOutput(s string) {
 func (r *run) want(status int, stdout string) {
 	r.t.Helper()
 	if got := r.wait(); got != status || r.stdout.String() != stdout {
-		r.t.Errorf("%v: exit status %d and output %q; want %d and %q\nstderr: %s", r.cmd.Args[1:], got, r.stdout.String(), status, stdout, &r.stderr)
+		r.t.Errorf("%v: exit status %d and output %q; want %d and %q\nstderr: %s", r.args, got, r.stdout.String(), status, stdout, &r.stderr)
 	}
 }
 
 func await(t *testing.T, cond func() bool, format string, args ...any) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); !cond(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(patienceOf(t)); !cond(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("waited in vain for "+format, args...)
 		}
@@ -197,9 +236,10 @@ func (b *syncBuffer) String() string {
 }
 
 // connect opens a session of the test's own.
-func connect(t *testing.T, srv *zktest.Server) *zsync.Session {
+func connect(t *testing.T, srv *zktest.Server, opts ...zsync.Option) *zsync.Session {
 	t.Helper()
-	s, err := zsync.Connect(t.Context(), srv.Addr(), zsync.WithSessionTimeout(time.Minute))
+	opts = append(opts, zsync.WithSessionTimeout(time.Minute), zsync.WithDialer(srv.Dial))
+	s, err := zsync.Connect(t.Context(), srv.Addr(), opts...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -277,35 +317,45 @@ func TestLockIsHeldByOneAtATimeInOrder(t *testing.T) {
 }
 
 func TestReadersRunTogetherAndKeepAWriterOut(t *testing.T) {
-	srv := serve(t)
-	rw := zsync.NewRWMutex(connect(t, srv), "/p")
-	var readers []*run
-	var ins []io.WriteCloser
-	for range 2 {
-		r, in := startCat(t, srv.Addr(), "rlock", "/p")
-		readers, ins = append(readers, r), append(ins, in)
-	}
-	for _, r := range readers {
-		r.awaitOutput("inside")
-	}
-	start(t, srv.Addr(), "", "lock", "--rw", "/p", "--try", "--", "echo", "no").want(exitBusy, "")
-	writer := start(t, srv.Addr(), "", "lock", "--rw", "/p", "--", "echo", "alone")
-	contenders(t, rw, 3)
-	start(t, srv.Addr(), "", "rlock", "/p", "--try", "--", "echo", "no").want(exitBusy, "") // not past a writer
-	if got := writer.stdout.String(); got != "" {
-		t.Errorf("the writer ran beside readers: %q", got)
-	}
-	for i, in := range ins {
-		in.Close()
-		readers[i].want(0, "inside\n")
-	}
-	writer.want(0, "alone\n")
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		rw := zsync.NewRWMutex(connect(t, srv), "/p")
+		var readers []*run
+		var ins []io.WriteCloser
+		for range 2 {
+			r, in := startCat(t, srv.Addr(), "rlock", "/p")
+			readers, ins = append(readers, r), append(ins, in)
+		}
+		for _, r := range readers {
+			r.awaitOutput("inside")
+		}
+		start(t, srv.Addr(), "", "lock", "--rw", "/p", "--try", "--", "echo", "no").want(exitBusy, "")
+		writer := start(t, srv.Addr(), "", "lock", "--rw", "/p", "--", "echo", "alone")
+		contenders(t, rw, 3)
+		start(t, srv.Addr(), "", "rlock", "/p", "--try", "--", "echo", "no").want(exitBusy, "") // not past a writer
+		if got := writer.stdout.String(); got != "" {
+			t.Errorf("the writer ran beside readers: %q", got)
+		}
+		for i, in := range ins {
+			in.Close()
+			readers[i].want(0, "inside\n")
+		}
+		writer.want(0, "alone\n")
+	})
 }
 
 // startCat starts a command that says when it runs, and then runs until its
 // standard input is closed.
 func startCat(t *testing.T, servers string, args ...string) (*run, io.WriteCloser) {
 	t.Helper()
+	if machineOf(t) != nil {
+		in, w := io.Pipe()
+		t.Cleanup(func() { w.Close() })
+		return startReading(t, servers, in, append(args, "--", does(t, func(p *memoryProcess) int {
+			p.say("inside")
+			io.Copy(p.out, p.in)
+			return 0
+		}))...), w
+	}
 	in, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -316,47 +366,49 @@ func startCat(t *testing.T, servers string, args ...string) (*run, io.WriteClose
 }
 
 func TestTheTwoKindsOfLockAreNotMixed(t *testing.T) {
-	srv := serve(t)
-	plain, in := startCat(t, srv.Addr(), "lock", "/p")
-	plain.awaitOutput("inside")
-	start(t, srv.Addr(), "", "rlock", "/p", "--", "echo", "no").want(exitConfig, "")
-	start(t, srv.Addr(), "", "lock", "--rw", "/p", "--try", "--", "echo", "no").want(exitConfig, "")
-	in.Close()
-	plain.want(0, "inside\n")
-	reader, in := startCat(t, srv.Addr(), "rlock", "/p")
-	reader.awaitOutput("inside")
-	start(t, srv.Addr(), "", "lock", "/p", "--", "echo", "no").want(exitConfig, "")
-	in.Close()
-	reader.want(0, "inside\n")
-	start(t, srv.Addr(), "", "lock", "/p", "--", "echo", "yes").want(0, "yes\n")
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		plain, in := startCat(t, srv.Addr(), "lock", "/p")
+		plain.awaitOutput("inside")
+		start(t, srv.Addr(), "", "rlock", "/p", "--", "echo", "no").want(exitConfig, "")
+		start(t, srv.Addr(), "", "lock", "--rw", "/p", "--try", "--", "echo", "no").want(exitConfig, "")
+		in.Close()
+		plain.want(0, "inside\n")
+		reader, in := startCat(t, srv.Addr(), "rlock", "/p")
+		reader.awaitOutput("inside")
+		start(t, srv.Addr(), "", "lock", "/p", "--", "echo", "no").want(exitConfig, "")
+		in.Close()
+		reader.want(0, "inside\n")
+		start(t, srv.Addr(), "", "lock", "/p", "--", "echo", "yes").want(0, "yes\n")
+	})
 }
 
 func TestWaitingIsLimited(t *testing.T) {
-	srv := serve(t)
-	s := connect(t, srv)
-	m, e := zsync.NewMutex(s, "/p"), zsync.NewElection(s, "/e")
-	if err := errors.Join(m.Lock(t.Context()), zsync.NewSemaphore(s, "/s", 1).Acquire(t.Context(), 1), e.Campaign(t.Context()), zsync.NewBarrier(s, "/b").Close(t.Context())); err != nil {
-		t.Fatal(err)
-	}
-	start(t, srv.Addr(), "", "lock", "/p", "--try", "--", "echo", "no").want(exitBusy, "")
-	start(t, srv.Addr(), "", "semaphore", "-n", "1", "/s", "--try", "--", "echo", "no").want(exitBusy, "")
-	var all sync.WaitGroup
-	for _, args := range [][]string{
-		{"lock", "/p", "--timeout", "2s", "--", "echo", "no"},
-		{"elect", "/e", "--timeout", "2s", "--", "echo", "no"},
-		{"semaphore", "-n", "1", "/s", "--timeout", "2s", "--", "echo", "no"},
-		{"barrier", "enter", "-n", "2", "/d", "--timeout", "2s", "--", "echo", "no"},
-		{"barrier", "leave", "-n", "2", "/d", "--timeout", "2s"},
-		{"once", "/p", "--timeout", "2s", "--", "echo", "no"}, // its line is that of the Mutex
-		{"barrier", "wait", "/b", "--timeout", "2s"},
-	} {
-		all.Go(func() {
-			steadily(t, func() string { return start(t, srv.Addr(), "", args...).outcome(exitBusy, "", "gave up after 2s") })
-		})
-	}
-	all.Wait()
-	contenders(t, m, 1)
-	contenders(t, e, 1)
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		s := connect(t, srv)
+		m, e := zsync.NewMutex(s, "/p"), zsync.NewElection(s, "/e")
+		if err := errors.Join(m.Lock(t.Context()), zsync.NewSemaphore(s, "/s", 1).Acquire(t.Context(), 1), e.Campaign(t.Context()), zsync.NewBarrier(s, "/b").Close(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+		start(t, srv.Addr(), "", "lock", "/p", "--try", "--", "echo", "no").want(exitBusy, "")
+		start(t, srv.Addr(), "", "semaphore", "-n", "1", "/s", "--try", "--", "echo", "no").want(exitBusy, "")
+		var all sync.WaitGroup
+		for _, args := range [][]string{
+			{"lock", "/p", "--timeout", "2s", "--", "echo", "no"},
+			{"elect", "/e", "--timeout", "2s", "--", "echo", "no"},
+			{"semaphore", "-n", "1", "/s", "--timeout", "2s", "--", "echo", "no"},
+			{"barrier", "enter", "-n", "2", "/d", "--timeout", "2s", "--", "echo", "no"},
+			{"barrier", "leave", "-n", "2", "/d", "--timeout", "2s"},
+			{"once", "/p", "--timeout", "2s", "--", "echo", "no"}, // its line is that of the Mutex
+			{"barrier", "wait", "/b", "--timeout", "2s"},
+		} {
+			all.Go(func() {
+				steadily(t, func() string { return start(t, srv.Addr(), "", args...).outcome(exitBusy, "", "gave up after 2s") })
+			})
+		}
+		all.Wait()
+		contenders(t, m, 1)
+		contenders(t, e, 1)
+	})
 }
 
 func TestCommandIsStoppedWhenTheHoldIsLost(t *testing.T) {
@@ -437,8 +489,6 @@ func runs(pid int) bool {
 	return err == nil && !strings.Contains(string(stat), ") Z ") && !strings.Contains(string(stat), ") X ")
 }
 
-// From the SIGKILL until another holds there may be no more than a twentieth of the
-// session timeout: a second here, as a machine that is busy may stand still for half of one.
 func TestCommandIsGoneBeforeAnotherHoldsWhateverTimeoutTheServersGrant(t *testing.T) {
 	for name, granted := range map[string]struct {
 		asked             string
@@ -449,24 +499,31 @@ func TestCommandIsGoneBeforeAnotherHoldsWhateverTimeoutTheServersGrant(t *testin
 		"more":               {"1s", 20 * time.Second, time.Hour},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			srv := zktest.Start(t, zktest.WithSessionTimeouts(granted.shortest, granted.longest))
-			// It does not stop when told, so it is gone only once it has been killed.
-			r := start(t, srv.Addr(), "", "lock", "/p", "--session", granted.asked, "--", "sh", "-c",
-				`trap 'echo told' TERM; echo $$; while :; do sleep 0.01; done`)
-			r.awaitOutput("\n")
-			pid, _ := strconv.Atoi(strings.TrimSpace(r.stdout.String()))
-			m := zsync.NewMutex(connect(t, srv), "/p")
-			srv.Partition(contenders(t, m, 1)[0].Session)
-			if err := m.Lock(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			if runs(pid) {
-				t.Error("the command runs on while another holds the lock")
-			}
-			if r.wait() != exitLost || !strings.HasPrefix(r.stdout.String(), fmt.Sprintf("%d\ntold\n", pid)) {
-				t.Errorf("exit status %d, want %d, after %q", r.wait(), exitLost, &r.stdout)
-			}
+			inMemory(t, func(t *testing.T, srv *zktest.Server) {
+				// It does not stop when told, so it is gone only once it has been killed.
+				var gone <-chan struct{}
+				first := does(t, func(p *memoryProcess) int {
+					p.trap(syscall.SIGTERM)
+					gone = p.ended
+					p.say("begun")
+					p.signal()
+					p.say("told")
+					p.forever()
+					return 0
+				})
+				r := start(t, srv.Addr(), "", "lock", "/p", "--session", granted.asked, "--", first)
+				r.awaitOutput("begun\n")
+				m := zsync.NewMutex(connect(t, srv), "/p")
+				cs := contenders(t, m, 1)
+				next := start(t, srv.Addr(), "", "lock", "/p", "--session", granted.asked, "--", does(t, func(p *memoryProcess) int {
+					p.say("the first is gone:", harness.Closed(gone))
+					return 0
+				}))
+				contenders(t, m, 2)
+				srv.Partition(cs[0].Session)
+				next.want(0, "the first is gone: true\n")
+				r.want(exitLost, "begun\ntold\n")
+			}, zktest.WithSessionTimeouts(granted.shortest, granted.longest))
 		})
 	}
 }
@@ -518,48 +575,45 @@ func TestSeveralLocksAreHeldTogether(t *testing.T) {
 }
 
 func TestWhoIsInTheWayIsNamed(t *testing.T) {
-	srv := serve(t)
-	s, err := zsync.Connect(t.Context(), srv.Addr(), zsync.WithOwner("the\x1b holder"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	rw := zsync.NewRWMutex(s, "/rw")
-	if err := errors.Join(
-		zsync.NewMutex(s, "/p").Lock(t.Context()), zsync.NewElection(s, "/e", zsync.WithID("the\x1b holder")).Campaign(t.Context()),
-		zsync.NewSemaphore(s, "/s", 1).Acquire(t.Context(), 1), rw.RLock(t.Context()),
-	); err != nil {
-		t.Fatal(err)
-	}
-	waiter := start(t, srv.Addr(), "", "lock", "--rw", "/rw", "--owner", "a writer", "--", "true")
-	contenders(t, rw, 2)
-	const holder, since = `held by "the\\x1b holder" since 20`, "[-0-9]+ [0-9:]+"
-	for _, tt := range []struct{ args, message string }{
-		{"lock /p --try", "zsync: /p: not free: " + holder + since},
-		{"lock -n /p", "zsync: /p: not free: " + holder + since},
-		{"lock /p -w 1.5", "zsync: lock /p: gave up after 1.5s: " + holder + since},
-		{"lock /p --timeout 1500ms", "zsync: lock /p: gave up after 1.5s: " + holder + since},
-		{"elect /e --timeout 1.5s", "zsync: campaign /e: gave up after 1.5s: " + holder + since},
-		{"semaphore -n 1 /s --try", "zsync: /s: not free: " + holder + since},
-		{"semaphore -n 1 /s -w 1.5", "zsync: acquire /s: gave up after 1.5s: " + holder + since},
-		{"once /p -w 1.5", "zsync: do /p: gave up after 1.5s: " + holder + since},
-		{"rlock /rw --try", "zsync: /rw: not free: " + holder + since + "; waiting ahead: 1"},
-		{"rlock /rw --timeout 1.5", "zsync: rlock /rw: gave up after 1.5s: " + holder + since + "; waiting ahead: 1"},
-	} {
-		steadily(t, func() string {
-			return start(t, srv.Addr(), "", append(strings.Fields(tt.args), "--", "true")...).outcome(exitBusy, "", "^"+tt.message+"\n$")
-		})
-	}
-	loud := start(t, srv.Addr(), "", "lock", "-v", "/p", "--", "echo", "mine")
-	await(t, func() bool {
-		return regexp.MustCompile(`(?m)^zsync: /p: waiting: ` + holder + since + `$`).MatchString(loud.stderr.String())
-	}, "the word of whom it waits for")
-	s.Close()
-	loud.want(0, "mine\n")
-	if got := loud.stderr.String(); !regexp.MustCompile(`(?m)^zsync: /p: got it after [0-9.]+m?s$`).MatchString(got) {
-		t.Errorf("the messages are %q", got)
-	}
-	waiter.want(0, "")
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		s := connect(t, srv, zsync.WithOwner("the\x1b holder"))
+		rw := zsync.NewRWMutex(s, "/rw")
+		if err := errors.Join(
+			zsync.NewMutex(s, "/p").Lock(t.Context()), zsync.NewElection(s, "/e", zsync.WithID("the\x1b holder")).Campaign(t.Context()),
+			zsync.NewSemaphore(s, "/s", 1).Acquire(t.Context(), 1), rw.RLock(t.Context()),
+		); err != nil {
+			t.Fatal(err)
+		}
+		waiter := start(t, srv.Addr(), "", "lock", "--rw", "/rw", "--owner", "a writer", "--", "true")
+		contenders(t, rw, 2)
+		const holder, since = `held by "the\\x1b holder" since 20`, "[-0-9]+ [0-9:]+"
+		for _, tt := range []struct{ args, message string }{
+			{"lock /p --try", "zsync: /p: not free: " + holder + since},
+			{"lock -n /p", "zsync: /p: not free: " + holder + since},
+			{"lock /p -w 1.5", "zsync: lock /p: gave up after 1.5s: " + holder + since},
+			{"lock /p --timeout 1500ms", "zsync: lock /p: gave up after 1.5s: " + holder + since},
+			{"elect /e --timeout 1.5s", "zsync: campaign /e: gave up after 1.5s: " + holder + since},
+			{"semaphore -n 1 /s --try", "zsync: /s: not free: " + holder + since},
+			{"semaphore -n 1 /s -w 1.5", "zsync: acquire /s: gave up after 1.5s: " + holder + since},
+			{"once /p -w 1.5", "zsync: do /p: gave up after 1.5s: " + holder + since},
+			{"rlock /rw --try", "zsync: /rw: not free: " + holder + since + "; waiting ahead: 1"},
+			{"rlock /rw --timeout 1.5", "zsync: rlock /rw: gave up after 1.5s: " + holder + since + "; waiting ahead: 1"},
+		} {
+			steadily(t, func() string {
+				return start(t, srv.Addr(), "", append(strings.Fields(tt.args), "--", "true")...).outcome(exitBusy, "", "^"+tt.message+"\n$")
+			})
+		}
+		loud := start(t, srv.Addr(), "", "lock", "-v", "/p", "--", "echo", "mine")
+		await(t, func() bool {
+			return regexp.MustCompile(`(?m)^zsync: /p: waiting: ` + holder + since + `$`).MatchString(loud.stderr.String())
+		}, "the word of whom it waits for")
+		s.Close()
+		loud.want(0, "mine\n")
+		if got := loud.stderr.String(); !regexp.MustCompile(`(?m)^zsync: /p: got it after [0-9.]+m?s$`).MatchString(got) {
+			t.Errorf("the messages are %q", got)
+		}
+		waiter.want(0, "")
+	})
 }
 
 func TestWhatShallBeRunAtALossIsRun(t *testing.T) {
@@ -582,7 +636,7 @@ func TestALeaderThatLosesOfficeStandsAgain(t *testing.T) {
 	r.awaitOutput("leading\n")
 	expireAll(srv)
 	r.awaitOutput("leading\nleading\n")
-	r.cmd.Process.Signal(syscall.SIGTERM)
+	r.signal(syscall.SIGTERM)
 	r.want(128+int(syscall.SIGTERM), "leading\nleading\n")
 	if got := r.stderr.String(); !strings.HasPrefix(got, "zsync: /p: the hold was lost") {
 		t.Errorf("the message is %q", got)
@@ -597,7 +651,7 @@ func TestLeaderThatIsToldToEndDoesNotStandAgain(t *testing.T) {
 			r := start(t, srv.Addr(), "", "elect", "/p", "--again", "--kill-after", "10m", "--", "sh", "-c",
 				`trap 'echo told' TERM; echo leading; while [ ! -e "$1" ]; do sleep 0.01; done`, "sh", file)
 			r.awaitOutput("leading\n")
-			both := []func(){func() { expireAll(srv) }, func() { r.cmd.Process.Signal(syscall.SIGTERM) }}
+			both := []func(){func() { expireAll(srv) }, func() { r.signal(syscall.SIGTERM) }}
 			if order == "signal, loss" {
 				slices.Reverse(both)
 			}
@@ -614,28 +668,37 @@ func TestLeaderThatIsToldToEndDoesNotStandAgain(t *testing.T) {
 }
 
 func TestALeaderThatLosesOfficeStandsAgainWheneverAServerAnswers(t *testing.T) {
-	t.Parallel()
-	srv := serve(t)
-	r := start(t, srv.Addr(), "", "elect", "/p", "--again", "--connect-timeout", "10", "--", "sh", "-c", `echo leading; exec sleep 600`)
-	r.awaitOutput("leading\n")
-	var first atomic.Pointer[time.Time] // when it was first refused a new session
-	srv.Intercept(func(q zktest.Request) zktest.Action {
-		if q.Op != zktest.OpConnect || q.Session != 0 {
-			return zktest.Pass
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		r := start(t, srv.Addr(), "", "elect", "/p", "--again", "--connect-timeout", "10", "--", does(t, leads))
+		r.awaitOutput("leading\n")
+		var refused atomic.Int64 // how often it was refused a new session
+		srv.Intercept(func(q zktest.Request) zktest.Action {
+			if q.Op != zktest.OpConnect || q.Session != 0 {
+				return zktest.Pass
+			}
+			refused.Add(1)
+			return zktest.DropRequest
+		})
+		expireAll(srv)
+		time.Sleep(time.Hour)
+		if refused.Load() == 0 {
+			t.Error("it has asked for no other session")
 		}
-		now := time.Now()
-		first.CompareAndSwap(nil, &now)
-		return zktest.DropRequest
+		srv.Intercept(nil)
+		select {
+		case <-r.ended:
+			t.Fatalf("it has ended with status %d\nstderr: %s", r.wait(), &r.stderr)
+		default:
+		}
+		r.awaitOutput("leading\nleading\n")
 	})
-	expireAll(srv)
-	await(t, func() bool { return first.Load() != nil && time.Since(*first.Load()) > 11*time.Second }, "time to pass")
-	srv.Intercept(nil)
-	select {
-	case <-r.ended:
-		t.Fatalf("it has ended with status %d\nstderr: %s", r.wait(), &r.stderr)
-	default:
-	}
-	r.awaitOutput("leading\nleading\n")
+}
+
+// leads is a program that says so and runs on.
+func leads(p *memoryProcess) int {
+	p.say("leading")
+	p.forever()
+	return 0
 }
 
 func TestSignalsArePassedOn(t *testing.T) {
@@ -644,7 +707,7 @@ func TestSignalsArePassedOn(t *testing.T) {
 		r := start(t, srv.Addr(), "", "lock", "/p", "--", "sh", "-c",
 			fmt.Sprintf(`trap 'echo got it; exit 3' %d; echo ready; while :; do sleep 0.01; done`, int(sig)))
 		r.awaitOutput("ready\n")
-		r.cmd.Process.Signal(sig)
+		r.signal(sig)
 		r.want(3, "ready\ngot it\n")
 	}
 }
@@ -658,7 +721,7 @@ func TestSignalThatZsyncWasStartedToIgnoreEndsNeitherItNorItsCommand(t *testing.
 	} {
 		start(t, srv.Addr(), "", "queue", "send", "/q", "one").want(0, "")
 		dir := t.TempDir()
-		cmd := exec.Command("sh", append([]string{"-c", `trap '' HUP INT; exec "$@"`, "sh", binary}, append(args,
+		cmd := exec.Command("sh", append([]string{"-c", `trap '' HUP INT; exec "$@"`, "sh", binary()}, append(args,
 			"sh", "-c", `kill -HUP $PPID $$; kill -INT $PPID $$; sleep 0.1; touch "$0/on"`, dir)...)...)
 		cmd.Env = append(os.Environ(), "ZSYNC_SERVERS="+srv.Addr())
 		if out, err := cmd.CombinedOutput(); err != nil {
@@ -689,7 +752,7 @@ func TestMessagesThatNobodyReadsEndNoHold(t *testing.T) {
 		{"schedule", "do", "/j", "--every", "1h"},
 		{"group", "join", "/g", "me"},
 	} {
-		cmd := exec.Command(binary, append(append([]string{"-v"}, args...), "--", "sh", "-c", "sleep 0.2; echo done")...)
+		cmd := exec.Command(binary(), append(append([]string{"-v"}, args...), "--", "sh", "-c", "sleep 0.2; echo done")...)
 		cmd.Env = append(os.Environ(), "ZSYNC_SERVERS="+srv.Addr())
 		cmd.Stderr = in
 		if out, err := cmd.Output(); err != nil || string(out) != "done\n" {
@@ -699,19 +762,20 @@ func TestMessagesThatNobodyReadsEndNoHold(t *testing.T) {
 }
 
 func TestSignalWhileWaitingEndsTheWaitAndLeavesNothing(t *testing.T) {
-	srv := serve(t)
-	m := zsync.NewMutex(connect(t, srv), "/p")
-	if err := m.Lock(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	r := start(t, srv.Addr(), "", "lock", "/p", "--", "echo", "no")
-	contenders(t, m, 2)
-	r.cmd.Process.Signal(syscall.SIGUSR1) // not one that ends a wait
-	r.cmd.Process.Signal(syscall.SIGTERM)
-	r.want(128+int(syscall.SIGTERM), "")
-	if cs, err := m.Contenders(t.Context()); err != nil || len(cs) != 1 {
-		t.Errorf("left in the line: %v, %v", cs, err)
-	}
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		m := zsync.NewMutex(connect(t, srv), "/p")
+		if err := m.Lock(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		r := start(t, srv.Addr(), "", "lock", "/p", "--", "echo", "no")
+		contenders(t, m, 2)
+		r.signal(syscall.SIGUSR1) // not one that ends a wait
+		r.signal(syscall.SIGTERM)
+		r.want(128+int(syscall.SIGTERM), "")
+		if cs, err := m.Contenders(t.Context()); err != nil || len(cs) != 1 {
+			t.Errorf("left in the line: %v, %v", cs, err)
+		}
+	})
 }
 
 func TestCommandDiesWithZsync(t *testing.T) {
@@ -721,76 +785,80 @@ func TestCommandDiesWithZsync(t *testing.T) {
 	srv := serve(t)
 	r := start(t, srv.Addr(), "", "lock", "/p", "--", "sh", "-c", "echo $$; exec sleep 600")
 	r.awaitOutput("\n")
-	r.cmd.Process.Kill()
+	r.signal(syscall.SIGKILL)
 	pid, _ := strconv.Atoi(strings.TrimSpace(r.stdout.String()))
 	wantEnded(t, pid)
 }
 
 func TestOnceRunsUntilItSucceeds(t *testing.T) {
-	srv := serve(t)
-	start(t, srv.Addr(), "", "once", "/p", "--", "sh", "-c", "echo failing; exit 4").want(4, "failing\n")
-	start(t, srv.Addr(), "", "once", "/p", "--", "echo", "first").want(0, "first\n")
-	start(t, srv.Addr(), "", "once", "/p", "--", "echo", "second").want(0, "")
-	start(t, srv.Addr(), "", "once", "/p", "--reset").want(0, "")
-	start(t, srv.Addr(), "", "once", "/p", "--", "echo", "third").want(0, "third\n")
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		start(t, srv.Addr(), "", "once", "/p", "--", does(t, func(p *memoryProcess) int { p.say("failing"); return 4 })).want(4, "failing\n")
+		start(t, srv.Addr(), "", "once", "/p", "--", "echo", "first").want(0, "first\n")
+		start(t, srv.Addr(), "", "once", "/p", "--", "echo", "second").want(0, "")
+		start(t, srv.Addr(), "", "once", "/p", "--reset").want(0, "")
+		start(t, srv.Addr(), "", "once", "/p", "--", "echo", "third").want(0, "third\n")
+	})
 }
 
 func TestGate(t *testing.T) {
-	srv := serve(t)
-	start(t, srv.Addr(), "", "barrier", "wait", "/p").want(0, "")
-	start(t, srv.Addr(), "", "barrier", "close", "/p").want(0, "")
-	start(t, srv.Addr(), "", "barrier", "close", "/p").want(0, "")
-	waiting := srv.Counts().Watches
-	r := start(t, srv.Addr(), "", "barrier", "wait", "/p")
-	await(t, func() bool { return srv.Counts().Watches > waiting }, "a watch")
-	start(t, srv.Addr(), "", "barrier", "open", "/p").want(0, "")
-	r.want(0, "")
-	start(t, srv.Addr(), "", "barrier", "wait", "/p").want(0, "")
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		start(t, srv.Addr(), "", "barrier", "wait", "/p").want(0, "")
+		start(t, srv.Addr(), "", "barrier", "close", "/p").want(0, "")
+		start(t, srv.Addr(), "", "barrier", "close", "/p").want(0, "")
+		waiting := srv.Counts().Watches
+		r := start(t, srv.Addr(), "", "barrier", "wait", "/p")
+		await(t, func() bool { return srv.Counts().Watches > waiting }, "a watch")
+		start(t, srv.Addr(), "", "barrier", "open", "/p").want(0, "")
+		r.want(0, "")
+		start(t, srv.Addr(), "", "barrier", "wait", "/p").want(0, "")
+	})
 }
 
 func TestSemaphoreLetsSoManyRun(t *testing.T) {
-	srv := serve(t)
-	m := zsync.NewSemaphore(connect(t, srv), "/p", 3)
-	one, in1 := startCat(t, srv.Addr(), "semaphore", "-n", "3", "/p")
-	two, in2 := startCat(t, srv.Addr(), "semaphore", "-n", "3", "--permits", "2", "/p")
-	one.awaitOutput("inside")
-	two.awaitOutput("inside")
-	start(t, srv.Addr(), "", "semaphore", "-n", "3", "/p", "--try", "--", "echo", "no").want(exitBusy, "")
-	big := start(t, srv.Addr(), "", "semaphore", "-n", "3", "--permits", "3", "/p", "--", "echo", "all")
-	contenders(t, m, 4)
-	in1.Close()
-	one.want(0, "inside\n")
-	start(t, srv.Addr(), "", "semaphore", "-n", "3", "/p", "--try", "--", "echo", "no").want(exitBusy, "") // not past the big one
-	start(t, srv.Addr(), "", "semaphore", "-n", "4", "/p", "--", "echo", "no").want(exitUsage, "")
-	in2.Close()
-	two.want(0, "inside\n")
-	big.want(0, "all\n")
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		m := zsync.NewSemaphore(connect(t, srv), "/p", 3)
+		one, in1 := startCat(t, srv.Addr(), "semaphore", "-n", "3", "/p")
+		two, in2 := startCat(t, srv.Addr(), "semaphore", "-n", "3", "--permits", "2", "/p")
+		one.awaitOutput("inside")
+		two.awaitOutput("inside")
+		start(t, srv.Addr(), "", "semaphore", "-n", "3", "/p", "--try", "--", "echo", "no").want(exitBusy, "")
+		big := start(t, srv.Addr(), "", "semaphore", "-n", "3", "--permits", "3", "/p", "--", "echo", "all")
+		contenders(t, m, 4)
+		in1.Close()
+		one.want(0, "inside\n")
+		start(t, srv.Addr(), "", "semaphore", "-n", "3", "/p", "--try", "--", "echo", "no").want(exitBusy, "") // not past the big one
+		start(t, srv.Addr(), "", "semaphore", "-n", "4", "/p", "--", "echo", "no").want(exitUsage, "")
+		in2.Close()
+		two.want(0, "inside\n")
+		big.want(0, "all\n")
+	})
 }
 
 func TestDoubleBarrierHoldsTheCommandsTogether(t *testing.T) {
-	srv := serve(t)
-	for round := range 2 {
-		failing := start(t, srv.Addr(), "", "barrier", "enter", "-n", "2", "/p", "--", "sh", "-c", "echo begun; exit 3")
-		select {
-		case <-failing.ended:
-			t.Fatalf("round %d: entered alone\n%s", round, &failing.stderr)
-		case <-time.After(100 * time.Millisecond):
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		for round := range 2 {
+			failing := start(t, srv.Addr(), "", "barrier", "enter", "-n", "2", "/p", "--", does(t, func(p *memoryProcess) int { p.say("begun"); return 3 }))
+			select {
+			case <-failing.ended:
+				t.Fatalf("round %d: entered alone\n%s", round, &failing.stderr)
+			case <-time.After(100 * time.Millisecond):
+			}
+			if got := failing.stdout.String(); got != "" {
+				t.Fatalf("round %d: the command runs alone: %q", round, got)
+			}
+			other, in := startCat(t, srv.Addr(), "barrier", "enter", "-n", "2", "/p")
+			other.awaitOutput("inside")
+			failing.awaitOutput("begun")
+			select {
+			case <-failing.ended:
+				t.Fatalf("round %d: left alone\n%s", round, &failing.stderr)
+			case <-time.After(100 * time.Millisecond):
+			}
+			in.Close()
+			other.want(0, "inside\n")
+			failing.want(3, "begun\n")
 		}
-		if got := failing.stdout.String(); got != "" {
-			t.Fatalf("round %d: the command runs alone: %q", round, got)
-		}
-		other, in := startCat(t, srv.Addr(), "barrier", "enter", "-n", "2", "/p")
-		other.awaitOutput("inside")
-		failing.awaitOutput("begun")
-		select {
-		case <-failing.ended:
-			t.Fatalf("round %d: left alone\n%s", round, &failing.stderr)
-		case <-time.After(100 * time.Millisecond):
-		}
-		in.Close()
-		other.want(0, "inside\n")
-		failing.want(3, "begun\n")
-	}
+	})
 }
 
 func TestPartyThatIsKilledHasLeftTheDoubleBarrier(t *testing.T) {
@@ -798,7 +866,7 @@ func TestPartyThatIsKilledHasLeftTheDoubleBarrier(t *testing.T) {
 	dying, _ := startCat(t, srv.Addr(), "barrier", "enter", "-n", "2", "/p", "--session", "1s")
 	living := start(t, srv.Addr(), "", "barrier", "enter", "-n", "2", "/p", "--", "echo", "done")
 	dying.awaitOutput("inside")
-	dying.cmd.Process.Kill()
+	dying.signal(syscall.SIGKILL)
 	living.want(0, "done\n")
 }
 
@@ -809,8 +877,8 @@ func TestSignalEndsTheWaitOfOneWhoLeaves(t *testing.T) {
 	staying.awaitOutput("inside")
 	leaving.awaitOutput("left")
 	// It may still run the command, to which the signal would go.
-	await(t, func() bool { return !hasChild(leaving.cmd.Process.Pid) }, "the end of the command")
-	leaving.cmd.Process.Signal(syscall.SIGTERM)
+	await(t, func() bool { return !hasChild(leaving.pid) }, "the end of the command")
+	leaving.signal(syscall.SIGTERM)
 	leaving.want(128+int(syscall.SIGTERM), "left\n")
 	in.Close()
 	staying.want(0, "inside\n")
@@ -823,144 +891,150 @@ func hasChild(pid int) bool {
 }
 
 func TestRendezvous(t *testing.T) {
-	srv := serve(t)
-	for range 2 {
-		for _, sub := range []string{"enter", "leave"} {
-			var runs []*run
-			for range 3 {
-				runs = append(runs, start(t, srv.Addr(), "", "barrier", sub, "-n", "3", "/p"))
-			}
-			for _, r := range runs {
-				r.want(0, "")
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		for range 2 {
+			for _, sub := range []string{"enter", "leave"} {
+				var runs []*run
+				for range 3 {
+					runs = append(runs, start(t, srv.Addr(), "", "barrier", sub, "-n", "3", "/p"))
+				}
+				for _, r := range runs {
+					r.want(0, "")
+				}
 			}
 		}
-	}
-	steadily(t, func() string {
-		return start(t, srv.Addr(), "", "barrier", "enter", "-n", "3", "/p", "--timeout", "2s").outcome(exitBusy, "", "")
-	})
-	steadily(t, func() string {
-		return start(t, srv.Addr(), "", "barrier", "enter", "-n", "3", "/p", "--timeout", "2s", "-E", "3").outcome(3, "", "gave up after 2s")
+		steadily(t, func() string {
+			return start(t, srv.Addr(), "", "barrier", "enter", "-n", "3", "/p", "--timeout", "2s").outcome(exitBusy, "", "")
+		})
+		steadily(t, func() string {
+			return start(t, srv.Addr(), "", "barrier", "enter", "-n", "3", "/p", "--timeout", "2s", "-E", "3").outcome(3, "", "gave up after 2s")
+		})
 	})
 }
 
 func TestQueueCarriesLines(t *testing.T) {
-	srv := serve(t)
-	send := func(in string, args ...string) {
-		t.Helper()
-		start(t, srv.Addr(), in, append([]string{"queue", "send"}, args...)...).want(0, "")
-	}
-	for _, layout := range []string{"zsync", "simple", "distributed", "kazoo"} {
-		q, l := "/"+layout, "--layout="+layout
-		send("", q, l, "one", "two and more")
-		send("a\n\n\xff\x00\r\nlast", q, l)
-		start(t, srv.Addr(), "", "queue", "len", q, l).want(0, "6\n")
-		start(t, srv.Addr(), "", "queue", "recv", q, l, "-n", "2").want(0, "one\ntwo and more\n")
-		start(t, srv.Addr(), "", "queue", "recv", q, l).want(0, "a\n\n\xff\x00\r\nlast\n")
-		start(t, srv.Addr(), "", "queue", "recv", q, l).want(0, "")
-		send("x\ny\x00z", q, l, "-0")
-		start(t, srv.Addr(), "", "queue", "recv", q, l, "--null").want(0, "x\ny\x00z\x00")
-		send("last", q, l)
-		start(t, srv.Addr(), "", "queue", "recv", q, l, "-n", "2").want(exitBusy, "last\n")
-		start(t, srv.Addr(), "", "queue", "len", q, l).want(0, "0\n")
-	}
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		send := func(in string, args ...string) {
+			t.Helper()
+			start(t, srv.Addr(), in, append([]string{"queue", "send"}, args...)...).want(0, "")
+		}
+		for _, layout := range []string{"zsync", "simple", "distributed", "kazoo"} {
+			q, l := "/"+layout, "--layout="+layout
+			send("", q, l, "one", "two and more")
+			send("a\n\n\xff\x00\r\nlast", q, l)
+			start(t, srv.Addr(), "", "queue", "len", q, l).want(0, "6\n")
+			start(t, srv.Addr(), "", "queue", "recv", q, l, "-n", "2").want(0, "one\ntwo and more\n")
+			start(t, srv.Addr(), "", "queue", "recv", q, l).want(0, "a\n\n\xff\x00\r\nlast\n")
+			start(t, srv.Addr(), "", "queue", "recv", q, l).want(0, "")
+			send("x\ny\x00z", q, l, "-0")
+			start(t, srv.Addr(), "", "queue", "recv", q, l, "--null").want(0, "x\ny\x00z\x00")
+			send("last", q, l)
+			start(t, srv.Addr(), "", "queue", "recv", q, l, "-n", "2").want(exitBusy, "last\n")
+			start(t, srv.Addr(), "", "queue", "len", q, l).want(0, "0\n")
+		}
+	})
 }
 
 func TestQueueSendOfManyLines(t *testing.T) {
-	srv := serve(t)
-	var in strings.Builder
-	for i := range 3000 {
-		fmt.Fprintf(&in, "%d %s\n", i, strings.Repeat("x", 400))
-	}
-	start(t, srv.Addr(), in.String(), "queue", "send", "/q").want(0, "")
-	start(t, srv.Addr(), "", "queue", "recv", "/q").want(0, in.String())
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		var in strings.Builder
+		for i := range 3000 {
+			fmt.Fprintf(&in, "%d %s\n", i, strings.Repeat("x", 400))
+		}
+		start(t, srv.Addr(), in.String(), "queue", "send", "/q").want(0, "")
+		start(t, srv.Addr(), "", "queue", "recv", "/q").want(0, in.String())
+	})
 }
 
 func TestQueueSendTellsHowManyItHasSent(t *testing.T) {
-	srv := serve(t)
-	r := start(t, srv.Addr(), "one\ntwo\n"+strings.Repeat("x", 1<<20)+"\nnever", "queue", "send", "/q")
-	r.want(exitUsage, "")
-	if got := r.stderr.String(); !strings.Contains(got, "elements certainly sent: 2: ") {
-		t.Errorf("the message is %q", got)
-	}
-	start(t, srv.Addr(), "", "queue", "recv", "/q").want(0, "one\ntwo\n")
-	r = start(t, srv.Addr(), strings.Repeat("x", 1<<20-10), "queue", "send", "/q") // it can be read, and not be sent
-	r.want(exitUsage, "")
-	if got := r.stderr.String(); !strings.HasPrefix(got, "zsync: elements certainly sent: 0: send /q: ") {
-		t.Errorf("the message is %q", got)
-	}
-
-	in, w := io.Pipe()
-	r = startReading(t, srv.Addr(), in, "queue", "send", "/q")
-	t.Cleanup(func() { w.Close() }) // what reads it is waited for
-	fmt.Fprintln(w, "three")
-	s := connect(t, srv)
-	q := zsync.NewQueue[string](s, "/q")
-	await(t, func() bool { n, _ := q.Len(t.Context()); return n == 1 }, "the line")
-	// The next is sent when the first is known to be stored, and has no answer.
-	var asked atomic.Bool
-	srv.Intercept(func(req zktest.Request) zktest.Action {
-		if req.Session == s.ID() || req.Op != zktest.OpMulti {
-			return zktest.Pass
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		r := start(t, srv.Addr(), "one\ntwo\n"+strings.Repeat("x", 1<<20)+"\nnever", "queue", "send", "/q")
+		r.want(exitUsage, "")
+		if got := r.stderr.String(); !strings.Contains(got, "elements certainly sent: 2: ") {
+			t.Errorf("the message is %q", got)
 		}
-		asked.Store(true)
-		return zktest.Hang
+		start(t, srv.Addr(), "", "queue", "recv", "/q").want(0, "one\ntwo\n")
+		r = start(t, srv.Addr(), strings.Repeat("x", 1<<20-10), "queue", "send", "/q") // it can be read, and not be sent
+		r.want(exitUsage, "")
+		if got := r.stderr.String(); !strings.HasPrefix(got, "zsync: elements certainly sent: 0: send /q: ") {
+			t.Errorf("the message is %q", got)
+		}
+
+		in, w := io.Pipe()
+		r = startReading(t, srv.Addr(), in, "queue", "send", "/q")
+		t.Cleanup(func() { w.Close() }) // what reads it is waited for
+		fmt.Fprintln(w, "three")
+		s := connect(t, srv)
+		q := zsync.NewQueue[string](s, "/q")
+		await(t, func() bool { n, _ := q.Len(t.Context()); return n == 1 }, "the line")
+		// The next is sent when the first is known to be stored, and has no answer.
+		var asked atomic.Bool
+		srv.Intercept(func(req zktest.Request) zktest.Action {
+			if req.Session == s.ID() || req.Op != zktest.OpMulti {
+				return zktest.Pass
+			}
+			asked.Store(true)
+			return zktest.Hang
+		})
+		fmt.Fprintln(w, "four")
+		await(t, asked.Load, "the next request")
+		r.signal(syscall.SIGINT)
+		await(t, func() bool { return strings.Contains(r.stderr.String(), "elements certainly sent: 1: ") }, "the message")
+		w.Close()
+		r.want(128+int(syscall.SIGINT), "")
 	})
-	fmt.Fprintln(w, "four")
-	await(t, asked.Load, "the next request")
-	r.cmd.Process.Signal(syscall.SIGINT)
-	await(t, func() bool { return strings.Contains(r.stderr.String(), "elements certainly sent: 1: ") }, "the message")
-	w.Close()
-	r.want(128+int(syscall.SIGINT), "")
 }
 
 // What is read may never end.
 func TestInputThatIsTooLargeIsRefusedBeforeItEnds(t *testing.T) {
-	srv := serve(t)
-	for _, tt := range []struct{ args, message string }{
-		{"value set /v", "zsync: standard input: larger than ZooKeeper's packet limit of 1 MiB\n"},
-		{"map set /m k", "zsync: standard input: larger than ZooKeeper's packet limit of 1 MiB\n"},
-		{"queue send /q", "zsync: elements certainly sent: 2: standard input: larger than ZooKeeper's packet limit of 1 MiB\n"},
-		{"queue send /q --id 7", "zsync: standard input: larger than ZooKeeper's packet limit of 1 MiB\n"},
-	} {
-		in, w := io.Pipe()
-		t.Cleanup(func() { w.Close(); in.Close() })
-		go func() {
-			if tt.args == "queue send /q" {
-				io.WriteString(w, "one\ntwo\n")
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		for _, tt := range []struct{ args, message string }{
+			{"value set /v", "zsync: standard input: larger than ZooKeeper's packet limit of 1 MiB\n"},
+			{"map set /m k", "zsync: standard input: larger than ZooKeeper's packet limit of 1 MiB\n"},
+			{"queue send /q", "zsync: elements certainly sent: 2: standard input: larger than ZooKeeper's packet limit of 1 MiB\n"},
+			{"queue send /q --id 7", "zsync: standard input: larger than ZooKeeper's packet limit of 1 MiB\n"},
+		} {
+			in, w := io.Pipe()
+			t.Cleanup(func() { w.Close(); in.Close() })
+			go func() {
+				if tt.args == "queue send /q" {
+					io.WriteString(w, "one\ntwo\n")
+				}
+				w.Write(make([]byte, 4<<20))
+			}()
+			r := startReading(t, srv.Addr(), in, strings.Fields(tt.args)...)
+			if got := r.wait(); got != exitUsage || r.stderr.String() != tt.message {
+				t.Errorf("%s: exit status %d and %q, want %d and %q", tt.args, got, &r.stderr, exitUsage, tt.message)
 			}
-			w.Write(make([]byte, 4<<20))
-		}()
-		r := startReading(t, srv.Addr(), in, strings.Fields(tt.args)...)
-		if got := r.wait(); got != exitUsage || r.stderr.String() != tt.message {
-			t.Errorf("%s: exit status %d and %q, want %d and %q", tt.args, got, &r.stderr, exitUsage, tt.message)
 		}
-	}
+	})
 }
 
 func TestQueueRecvFollowsUntilItIsTold(t *testing.T) {
-	srv := serve(t)
-	r := start(t, srv.Addr(), "", "queue", "recv", "--follow", "/q")
-	q := zsync.NewQueue[string](connect(t, srv), "/q", zsync.WithCodec(zsync.Raw))
-	for _, v := range []string{"one", "two"} {
-		if err := q.Send(t.Context(), v); err != nil {
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		r := start(t, srv.Addr(), "", "queue", "recv", "--follow", "/q")
+		q := zsync.NewQueue[string](connect(t, srv), "/q", zsync.WithCodec(zsync.Raw))
+		for _, v := range []string{"one", "two"} {
+			if err := q.Send(t.Context(), v); err != nil {
+				t.Fatal(err)
+			}
+			r.awaitOutput(v + "\n")
+		}
+		await(t, func() bool { n, err := q.Len(t.Context()); return err == nil && n == 0 }, "the removal of what is written")
+		expireAll(srv)
+		if err := q.Send(t.Context(), "three"); err != nil {
 			t.Fatal(err)
 		}
-		r.awaitOutput(v + "\n")
-	}
-	await(t, func() bool { n, err := q.Len(t.Context()); return err == nil && n == 0 }, "the removal of what is written")
-	expireAll(srv)
-	if err := q.Send(t.Context(), "three"); err != nil {
-		t.Fatal(err)
-	}
-	r.awaitOutput("three\n")
-	r.cmd.Process.Signal(syscall.SIGTERM)
-	r.want(128+int(syscall.SIGTERM), "one\ntwo\nthree\n")
-	r = start(t, srv.Addr(), "", "queue", "recv", "-f", "-n", "2", "/q")
-	if err := q.Send(t.Context(), "four", "five", "six"); err != nil {
-		t.Fatal(err)
-	}
-	r.want(0, "four\nfive\n")
-	start(t, srv.Addr(), "", "queue", "recv", "/q").want(0, "six\n")
+		r.awaitOutput("three\n")
+		r.signal(syscall.SIGTERM)
+		r.want(128+int(syscall.SIGTERM), "one\ntwo\nthree\n")
+		r = start(t, srv.Addr(), "", "queue", "recv", "-f", "-n", "2", "/q")
+		if err := q.Send(t.Context(), "four", "five", "six"); err != nil {
+			t.Fatal(err)
+		}
+		r.want(0, "four\nfive\n")
+		start(t, srv.Addr(), "", "queue", "recv", "/q").want(0, "six\n")
+	})
 }
 
 func TestQueueElementStaysUntilItIsWritten(t *testing.T) {
@@ -971,7 +1045,7 @@ func TestQueueElementStaysUntilItIsWritten(t *testing.T) {
 		t.Fatal(err)
 	}
 	out.Close() // nobody reads
-	cmd := exec.Command(binary, "queue", "recv", "/q")
+	cmd := exec.Command(binary(), "queue", "recv", "/q")
 	cmd.Env = append(os.Environ(), "ZSYNC_SERVERS="+srv.Addr())
 	cmd.Stdout = in
 	err = cmd.Run()
@@ -1010,191 +1084,219 @@ func TestSignalToQueueRecvGoesToItsCommand(t *testing.T) {
 	start(t, srv.Addr(), "", "queue", "send", "/q", "one", "two", "three").want(0, "")
 	r := start(t, srv.Addr(), "", "queue", "recv", "-f", "/q", "--", "sh", "-c", `trap 'echo finished; exit 0' TERM; cat; while :; do sleep 0.01; done`)
 	r.awaitOutput("one")
-	r.cmd.Process.Signal(syscall.SIGTERM)
+	r.signal(syscall.SIGTERM)
 	r.want(128+int(syscall.SIGTERM), "onefinished\n")
 	r = start(t, srv.Addr(), "", "queue", "recv", "-f", "/q", "--", "sh", "-c", `cat; while :; do sleep 0.01; done`)
 	r.awaitOutput("two")
-	r.cmd.Process.Signal(syscall.SIGINT)
+	r.signal(syscall.SIGINT)
 	r.want(128+int(syscall.SIGINT), "two")
 	r = start(t, srv.Addr(), "", "queue", "recv", "-f", "/q", "--", "cat")
 	r.awaitOutput("twothree")
 	// An element is removed when its command has ended.
 	q := zsync.NewQueue[string](connect(t, srv), "/q")
 	await(t, func() bool { n, err := q.Len(t.Context()); return err == nil && n == 0 }, "the end of the last command")
-	r.cmd.Process.Signal(syscall.SIGUSR1) // while no command runs
-	r.cmd.Process.Signal(syscall.SIGTERM)
+	r.signal(syscall.SIGUSR1) // while no command runs
+	r.signal(syscall.SIGTERM)
 	r.want(128+int(syscall.SIGTERM), "twothree")
 }
 
 func TestQueueRecvSaysThatWhatItsCommandDidMayBeReceivedAgain(t *testing.T) {
-	srv := serve(t)
-	start(t, srv.Addr(), "", "queue", "send", "/q", "one").want(0, "")
-	over := filepath.Join(t.TempDir(), "over")
-	r := start(t, srv.Addr(), "", "queue", "recv", "/q", "--", "sh", "-c", `echo begun; while [ ! -e "$0" ]; do sleep 0.01; done`, over)
-	r.awaitOutput("begun")
-	expireAll(srv)
-	if err := os.WriteFile(over, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if status := r.wait(); status != exitLost {
-		t.Errorf("exit status %d, want %d\n%s", status, exitLost, &r.stderr)
+	// The command may end before zsync knows of the loss, while it connects anew, and
+	// after that. Where another consumer waits it receives the element; otherwise the
+	// element may be there to be removed, which is as good as if nothing had been lost.
+	for _, after := range []time.Duration{0, time.Millisecond, time.Second, 10 * time.Second, time.Hour} {
+		for _, away := range []time.Duration{0, 500 * time.Millisecond, 50 * time.Second, 5 * time.Minute} {
+			for _, others := range []bool{false, true} {
+				t.Run(fmt.Sprintf("ends after %v, servers away for %v, others: %v", after, away, others), func(t *testing.T) {
+					inMemory(t, func(t *testing.T, srv *zktest.Server) {
+						start(t, srv.Addr(), "", "queue", "send", "/q", "one").want(0, "")
+						over := make(chan struct{})
+						r := start(t, srv.Addr(), "", "queue", "recv", "/q", "--", does(t, func(p *memoryProcess) int {
+							p.say("begun")
+							p.until(over)
+							return 0
+						}))
+						r.awaitOutput("begun")
+						other := new(run)
+						if others {
+							other = start(t, srv.Addr(), "", "queue", "recv", "--follow", "/q")
+							time.Sleep(time.Second)
+						}
+						expireAll(srv)
+						if away > 0 {
+							srv.Stop()
+							time.AfterFunc(away, srv.Restart)
+						}
+						time.Sleep(after)
+						close(over)
+						status := r.wait()
+						time.Sleep(time.Hour)
+						again := other.stdout.String() != "" || strings.Count(r.stdout.String(), "begun") > 1
+						n, err := zsync.NewQueue[string](connect(t, srv), "/q").Len(t.Context())
+						told := strings.Contains(r.stderr.String(), "may be received again")
+						switch {
+						case after == time.Hour && status != exitLost:
+							t.Errorf("exit status %d after a loss that is known, want %d\n%s", status, exitLost, &r.stderr)
+						case err != nil:
+							t.Error(err)
+						case status == 0 && (again || n > 0):
+							t.Errorf("it succeeds, and the element is received again, or there: %v, %d", again, n)
+						case status != 0 && (status != exitLost && away < removal || !told):
+							t.Errorf("exit status %d, want %d\n%s", status, exitLost, &r.stderr)
+						}
+					})
+				})
+			}
+		}
 	}
 }
 
 func TestStatusShowsHoldersAndWaiters(t *testing.T) {
-	srv := serve(t)
-	s, err := zsync.Connect(t.Context(), srv.Addr(), zsync.WithOwner("the holder"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	m := zsync.NewMutex(s, "/p")
-	if err := m.Lock(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	start(t, srv.Addr(), "", "lock", "/p", "--owner", "the waiter", "--", "true")
-	contenders(t, m, 2)
-	r := start(t, srv.Addr(), "", "status", "/p", "/q")
-	r.wait()
-	want := regexp.MustCompile(`^PATH .*\n/p +lock +exclusive +holds +the holder .*\n/p +lock +exclusive +waits +the waiter .*\n/q +- +- +free .*\n$`)
-	if !want.MatchString(r.stdout.String()) {
-		t.Errorf("got\n%s", &r.stdout)
-	}
-	r = start(t, srv.Addr(), "", "status", "--json", "/p")
-	r.wait()
-	for _, want := range []string{`"owner": "the holder"`, `"holding": false`, fmt.Sprintf(`"session": "%#x"`, uint64(s.ID()))} {
-		if !strings.Contains(r.stdout.String(), want) {
-			t.Errorf("no %s in\n%s", want, &r.stdout)
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		s := connect(t, srv, zsync.WithOwner("the holder"))
+		m := zsync.NewMutex(s, "/p")
+		if err := m.Lock(t.Context()); err != nil {
+			t.Fatal(err)
 		}
-	}
+		start(t, srv.Addr(), "", "lock", "/p", "--owner", "the waiter", "--", "true")
+		contenders(t, m, 2)
+		r := start(t, srv.Addr(), "", "status", "/p", "/q")
+		r.wait()
+		want := regexp.MustCompile(`^PATH .*\n/p +lock +exclusive +holds +the holder .*\n/p +lock +exclusive +waits +the waiter .*\n/q +- +- +free .*\n$`)
+		if !want.MatchString(r.stdout.String()) {
+			t.Errorf("got\n%s", &r.stdout)
+		}
+		r = start(t, srv.Addr(), "", "status", "--json", "/p")
+		r.wait()
+		for _, want := range []string{`"owner": "the holder"`, `"holding": false`, fmt.Sprintf(`"session": "%#x"`, uint64(s.ID()))} {
+			if !strings.Contains(r.stdout.String(), want) {
+				t.Errorf("no %s in\n%s", want, &r.stdout)
+			}
+		}
+	})
 }
 
 func TestStatusInJSONIsCompleteAndTyped(t *testing.T) {
-	srv := serve(t)
-	s, err := zsync.Connect(t.Context(), srv.Addr(), zsync.WithOwner("<an owner\x1b>"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	ctx := t.Context()
-	if err := errors.Join(
-		zsync.NewQueue[int](s, "/queue").Send(ctx, 1, 2),
-		zsync.NewQueue[int](s, "/simple", zsync.WithQueueLayout(zsync.LayoutSimpleQueue)).Send(ctx, 1),
-		zsync.NewWaitGroup(s, "/waitgroup").Add(ctx, 3),
-		zsync.NewValue[map[string]int](s, "/value").Store(ctx, map[string]int{"a": 1}),
-		zsync.NewValue[string](s, "/text", zsync.WithCodec(zsync.Raw)).Store(ctx, "once"),
-		zsync.NewValue[string](s, "/text", zsync.WithCodec(zsync.Raw)).Store(ctx, "twice"),
-		zsync.NewBarrier(s, "/gate").Close(ctx),
-	); err != nil {
-		t.Fatal(err)
-	}
-	r := start(t, srv.Addr(), "", "status", "--json", "/queue", "/simple", "/waitgroup", "/value", "/text", "/gate", "/free")
-	r.wait()
-	var got []map[string]any
-	if err := json.Unmarshal([]byte(r.stdout.String()), &got); err != nil {
-		t.Fatalf("%v\n%s", err, &r.stdout)
-	}
-	want := []map[string]any{
-		{"path": "/queue", "kind": "queue", "state": "2 elements", "count": 2.0, "layout": "zsync"},
-		{"path": "/simple", "kind": "queue", "state": "1 element, as of SimpleDistributedQueue", "count": 1.0, "layout": "simple"},
-		{"path": "/waitgroup", "kind": "wait group", "state": "3 open tasks", "count": 3.0},
-		{"path": "/value", "kind": "data", "state": `{"a":1}`, "value": map[string]any{"a": 1.0}},
-		{"path": "/text", "kind": "data", "state": "twice", "value": "twice"},
-		{"path": "/gate", "kind": "gate", "state": "closed", "owner": "<an owner\x1b>", "value": "zsync: closed by <an owner\x1b>"},
-		{"path": "/free", "kind": "", "state": "free"},
-	}
-	for _, w := range want {
-		w["holding"] = false
-	}
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("got %v\nwant %v", got, want)
-	}
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		s := connect(t, srv, zsync.WithOwner("<an owner\x1b>"))
+		ctx := t.Context()
+		if err := errors.Join(
+			zsync.NewQueue[int](s, "/queue").Send(ctx, 1, 2),
+			zsync.NewQueue[int](s, "/simple", zsync.WithQueueLayout(zsync.LayoutSimpleQueue)).Send(ctx, 1),
+			zsync.NewWaitGroup(s, "/waitgroup").Add(ctx, 3),
+			zsync.NewValue[map[string]int](s, "/value").Store(ctx, map[string]int{"a": 1}),
+			zsync.NewValue[string](s, "/text", zsync.WithCodec(zsync.Raw)).Store(ctx, "once"),
+			zsync.NewValue[string](s, "/text", zsync.WithCodec(zsync.Raw)).Store(ctx, "twice"),
+			zsync.NewBarrier(s, "/gate").Close(ctx),
+		); err != nil {
+			t.Fatal(err)
+		}
+		r := start(t, srv.Addr(), "", "status", "--json", "/queue", "/simple", "/waitgroup", "/value", "/text", "/gate", "/free")
+		r.wait()
+		var got []map[string]any
+		if err := json.Unmarshal([]byte(r.stdout.String()), &got); err != nil {
+			t.Fatalf("%v\n%s", err, &r.stdout)
+		}
+		want := []map[string]any{
+			{"path": "/queue", "kind": "queue", "state": "2 elements", "count": 2.0, "layout": "zsync"},
+			{"path": "/simple", "kind": "queue", "state": "1 element, as of SimpleDistributedQueue", "count": 1.0, "layout": "simple"},
+			{"path": "/waitgroup", "kind": "wait group", "state": "3 open tasks", "count": 3.0},
+			{"path": "/value", "kind": "data", "state": `{"a":1}`, "value": map[string]any{"a": 1.0}},
+			{"path": "/text", "kind": "data", "state": "twice", "value": "twice"},
+			{"path": "/gate", "kind": "gate", "state": "closed", "owner": "<an owner\x1b>", "value": "zsync: closed by <an owner\x1b>"},
+			{"path": "/free", "kind": "", "state": "free"},
+		}
+		for _, w := range want {
+			w["holding"] = false
+		}
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("got %v\nwant %v", got, want)
+		}
+	})
 }
 
 func TestStatusShowsAnEmptyQueueAndWhoWaitsForElements(t *testing.T) {
-	srv := serve(t)
-	start(t, srv.Addr(), "", "queue", "send", "/sent", "one").want(0, "")
-	start(t, srv.Addr(), "", "queue", "recv", "/sent").want(0, "one\n")
-	start(t, srv.Addr(), "", "queue", "recv", "-f", "/awaited", "--owner", "a consumer")
-	s := connect(t, srv)
-	c := zsync.NewCond(s, "/cond", zsync.NewMutex(s, "/condlock"))
-	waited := make(chan error, 1)
-	go func() {
-		if err := c.L.Lock(t.Context()); err != nil {
-			waited <- err
-			return
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		start(t, srv.Addr(), "", "queue", "send", "/sent", "one").want(0, "")
+		start(t, srv.Addr(), "", "queue", "recv", "/sent").want(0, "one\n")
+		start(t, srv.Addr(), "", "queue", "recv", "-f", "/awaited", "--owner", "a consumer")
+		s := connect(t, srv)
+		c := zsync.NewCond(s, "/cond", zsync.NewMutex(s, "/condlock"))
+		waited := make(chan error, 1)
+		go func() {
+			if err := c.L.Lock(t.Context()); err != nil {
+				waited <- err
+				return
+			}
+			waited <- errors.Join(c.Wait(t.Context()), c.L.Unlock())
+		}()
+		want := regexp.MustCompile(`^PATH .*\n/sent +queue +- +0 elements +- +- +-\n` +
+			`/awaited +queue +consumer +waits +a consumer +20\S+ \S+ +0x\S+\n/awaited +queue +- +0 elements .*\n` +
+			`/cond +cond +- +waits +\S+:\d+ +20\S+ \S+ +0x\S+\n$`)
+		await(t, func() bool {
+			r := start(t, srv.Addr(), "", "status", "/sent", "/awaited", "/cond")
+			r.wait()
+			return want.MatchString(r.stdout.String())
+		}, "the right status")
+		if err := c.Signal(t.Context()); err != nil {
+			t.Fatal(err)
 		}
-		waited <- errors.Join(c.Wait(t.Context()), c.L.Unlock())
-	}()
-	want := regexp.MustCompile(`^PATH .*\n/sent +queue +- +0 elements +- +- +-\n` +
-		`/awaited +queue +consumer +waits +a consumer +20\S+ \S+ +0x\S+\n/awaited +queue +- +0 elements .*\n` +
-		`/cond +cond +- +waits +\S+:\d+ +20\S+ \S+ +0x\S+\n$`)
-	await(t, func() bool {
-		r := start(t, srv.Addr(), "", "status", "/sent", "/awaited", "/cond")
-		r.wait()
-		return want.MatchString(r.stdout.String())
-	}, "the right status")
-	if err := c.Signal(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-waited; err != nil {
-		t.Error(err)
-	}
+		if err := <-waited; err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func TestStatusShowsWhatThereIs(t *testing.T) {
-	srv := serve(t)
-	s, ctx := connect(t, srv), t.Context()
-	kazoo := zsync.WithLayout(zsync.LayoutKazoo)
-	if err := errors.Join(
-		zsync.NewRWMutex(s, "/rw").RLock(ctx),
-		zsync.NewMutex(s, "/kazoo", kazoo).Lock(ctx),
-		zsync.NewElection(s, "/election").Campaign(ctx),
-		zsync.NewSemaphore(s, "/semaphore", 3).Acquire(ctx, 1),
-		zsync.NewSemaphore(s, "/kazoosemaphore", 3, kazoo).Acquire(ctx, 1),
-		zsync.NewWaitGroup(s, "/waitgroup").Add(ctx, 3),
-		zsync.NewWaitGroup(s, "/doublebarrier").Enter(ctx, 1),
-		zsync.NewOnce(s, "/once").Do(ctx, func(context.Context) error { return nil }),
-		zsync.NewQueue[int](s, "/queue").Send(ctx, 1, 2),
-		zsync.NewQueue[int](s, "/simple", zsync.WithQueueLayout(zsync.LayoutSimpleQueue)).Send(ctx, 1),
-		zsync.NewValue[string](s, "/value").Store(ctx, "x\x1b"),
-		zsync.NewBarrier(s, "/gate").Close(ctx),
-	); err != nil {
-		t.Fatal(err)
-	}
-	want := []struct{ path, row string }{
-		{"/rw", `read-write lock +shared +holds +\S+ +20\S+ \S+ +0x.*`},
-		{"/kazoo", `kazoo lock +exclusive +holds .*`},
-		{"/election", `election +exclusive +holds .*`},
-		{"/semaphore", `semaphore +permits +holds .*`},
-		{"/kazoosemaphore", `kazoo semaphore +permits +holds .*`},
-		{"/waitgroup", `wait group +- +3 open tasks +- +- +-`},
-		{"/doublebarrier", `double barrier +party +holds .*`},
-		{"/once", `once +- +done .*`},
-		{"/queue", `queue +- +2 elements .*`},
-		{"/simple", `queue +- +1 element, as of SimpleDistributedQueue .*`},
-		{"/value", `data +- +"x\\u001b" .*`},
-		{"/gate", `gate +- +closed +\S+:\d+ .*`},
-	}
-	args, pattern := []string{"status"}, "^PATH .*\n"
-	for _, w := range want {
-		args, pattern = append(args, w.path), pattern+w.path+" +"+w.row+"\n"
-	}
-	r := start(t, srv.Addr(), "", args...)
-	r.wait()
-	if !regexp.MustCompile(pattern + "$").MatchString(r.stdout.String()) {
-		t.Errorf("got\n%s\nwant a match of\n%s\n%s", &r.stdout, pattern, &r.stderr)
-	}
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		s, ctx := connect(t, srv), t.Context()
+		kazoo := zsync.WithLayout(zsync.LayoutKazoo)
+		if err := errors.Join(
+			zsync.NewRWMutex(s, "/rw").RLock(ctx),
+			zsync.NewMutex(s, "/kazoo", kazoo).Lock(ctx),
+			zsync.NewElection(s, "/election").Campaign(ctx),
+			zsync.NewSemaphore(s, "/semaphore", 3).Acquire(ctx, 1),
+			zsync.NewSemaphore(s, "/kazoosemaphore", 3, kazoo).Acquire(ctx, 1),
+			zsync.NewWaitGroup(s, "/waitgroup").Add(ctx, 3),
+			zsync.NewWaitGroup(s, "/doublebarrier").Enter(ctx, 1),
+			zsync.NewOnce(s, "/once").Do(ctx, func(context.Context) error { return nil }),
+			zsync.NewQueue[int](s, "/queue").Send(ctx, 1, 2),
+			zsync.NewQueue[int](s, "/simple", zsync.WithQueueLayout(zsync.LayoutSimpleQueue)).Send(ctx, 1),
+			zsync.NewValue[string](s, "/value").Store(ctx, "x\x1b"),
+			zsync.NewBarrier(s, "/gate").Close(ctx),
+		); err != nil {
+			t.Fatal(err)
+		}
+		want := []struct{ path, row string }{
+			{"/rw", `read-write lock +shared +holds +\S+ +20\S+ \S+ +0x.*`},
+			{"/kazoo", `kazoo lock +exclusive +holds .*`},
+			{"/election", `election +exclusive +holds .*`},
+			{"/semaphore", `semaphore +permits +holds .*`},
+			{"/kazoosemaphore", `kazoo semaphore +permits +holds .*`},
+			{"/waitgroup", `wait group +- +3 open tasks +- +- +-`},
+			{"/doublebarrier", `double barrier +party +holds .*`},
+			{"/once", `once +- +done .*`},
+			{"/queue", `queue +- +2 elements .*`},
+			{"/simple", `queue +- +1 element, as of SimpleDistributedQueue .*`},
+			{"/value", `data +- +"x\\u001b" .*`},
+			{"/gate", `gate +- +closed +\S+:\d+ .*`},
+		}
+		args, pattern := []string{"status"}, "^PATH .*\n"
+		for _, w := range want {
+			args, pattern = append(args, w.path), pattern+w.path+" +"+w.row+"\n"
+		}
+		r := start(t, srv.Addr(), "", args...)
+		r.wait()
+		if !regexp.MustCompile(pattern + "$").MatchString(r.stdout.String()) {
+			t.Errorf("got\n%s\nwant a match of\n%s\n%s", &r.stdout, pattern, &r.stderr)
+		}
+	})
 }
 
 func TestStatusOfWhatIsNotOursToReadCostsItsOwnPath(t *testing.T) {
 	srv := serve(t)
 	owner := []zsync.Option{zsync.WithAuth("digest", []byte("me:secret")), zsync.WithACL(zk.AuthACL(zk.PermAll)), zsync.WithOwner("in secret")}
-	secret, err := zsync.Connect(t.Context(), srv.Addr(), owner...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer secret.Close()
+	secret := connect(t, srv, owner...)
 	s := connect(t, srv)
 	m := zsync.NewMutex(s, "/shared")
 	if err := errors.Join(zsync.NewMutex(secret, "/secret").Lock(t.Context()), m.Lock(t.Context())); err != nil {
@@ -1227,22 +1329,23 @@ func TestStatusOfWhatIsNotOursToReadCostsItsOwnPath(t *testing.T) {
 }
 
 func TestStatusShowsDeadLetters(t *testing.T) {
-	srv := serve(t)
-	s := connect(t, srv)
-	start(t, srv.Addr(), "", "queue", "send", "/q", "no number", "nor this").want(0, "")
-	for range 2 {
-		zsync.NewQueue[int](s, "/q").TryRecv(t.Context()) // neither can be decoded
-	}
-	r := start(t, srv.Addr(), "", "status", "/q")
-	r.wait()
-	if want := regexp.MustCompile(`\n/q +queue +- +2 dead letters .*\n$`); !want.MatchString(r.stdout.String()) {
-		t.Errorf("got\n%s", &r.stdout)
-	}
-	r = start(t, srv.Addr(), "", "status", "/q", "--json")
-	r.wait()
-	if !strings.Contains(r.stdout.String(), `"dead": 2`) {
-		t.Errorf("got\n%s", &r.stdout)
-	}
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		s := connect(t, srv)
+		start(t, srv.Addr(), "", "queue", "send", "/q", "no number", "nor this").want(0, "")
+		for range 2 {
+			zsync.NewQueue[int](s, "/q").TryRecv(t.Context()) // neither can be decoded
+		}
+		r := start(t, srv.Addr(), "", "status", "/q")
+		r.wait()
+		if want := regexp.MustCompile(`\n/q +queue +- +2 dead letters .*\n$`); !want.MatchString(r.stdout.String()) {
+			t.Errorf("got\n%s", &r.stdout)
+		}
+		r = start(t, srv.Addr(), "", "status", "/q", "--json")
+		r.wait()
+		if !strings.Contains(r.stdout.String(), `"dead": 2`) {
+			t.Errorf("got\n%s", &r.stdout)
+		}
+	})
 }
 
 func TestCredentialsAreKeptFromTheCommandAndFromStrangers(t *testing.T) {
@@ -1347,7 +1450,7 @@ func TestOutputThatCannotBeWrittenIsAnError(t *testing.T) {
 	start(t, srv.Addr(), "", "queue", "send", "/q", "one").want(0, "")
 	for _, args := range [][]string{{"queue", "recv", "/q"}, {"queue", "len", "/q"}, {"status", "/q"}, {"status", "--json", "/q"},
 		{"--version"}, {"completion", "bash"}, {"server", "--listen", "127.0.0.1:0"}} {
-		cmd := exec.Command(binary, args...)
+		cmd := exec.Command(binary(), args...)
 		cmd.Env = append(os.Environ(), "ZSYNC_SERVERS="+srv.Addr())
 		cmd.Stdout = full
 		if cmd.Run(); cmd.ProcessState.ExitCode() != exitOutput {
@@ -1363,7 +1466,7 @@ func TestServerServes(t *testing.T) {
 	addr := strings.Fields(strings.ReplaceAll(r.stdout.String(), ",", ""))[2]
 	start(t, addr, "", "lock", "/p", "--", "echo", "served").want(0, "served\n")
 	start(t, "", "", "server", "--listen", addr).want(exitServers, "")
-	r.cmd.Process.Signal(os.Interrupt)
+	r.signal(os.Interrupt)
 	if got := r.wait(); got != 0 {
 		t.Errorf("exit status %d, want 0\n%s", got, &r.stderr)
 	}
@@ -1395,7 +1498,7 @@ func TestServerThatCannotListenSaysSoWheneverTheAddressIsTaken(t *testing.T) {
 	for range 40 {
 		r := start(t, "", "", "server", "--listen", addr)
 		await(t, func() bool { return r.stdout.String() != "" || r.stderr.String() != "" }, "a word of the server")
-		r.cmd.Process.Signal(syscall.SIGTERM)
+		r.signal(syscall.SIGTERM)
 		if got := r.wait(); got != 0 && got != exitServers {
 			t.Fatalf("exit status %d, want 0 or %d\n%s", got, exitServers, &r.stderr)
 		}
@@ -1405,11 +1508,7 @@ func TestServerThatCannotListenSaysSoWheneverTheAddressIsTaken(t *testing.T) {
 func TestNothingThatIsPrintedActsOnTheTerminal(t *testing.T) {
 	srv := serve(t)
 	const evil = "\x1b[2J\u202e\x9b\u009b\r\nzsync: forged\x7f"
-	s, err := zsync.Connect(t.Context(), srv.Addr(), zsync.WithOwner(evil))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s := connect(t, srv, zsync.WithOwner(evil))
 	if err := errors.Join(
 		zsync.NewMutex(s, "/p").Lock(t.Context()),
 		zsync.NewValue[string](s, "/json").Store(t.Context(), evil), // as JSON: not all of it is escaped
@@ -1466,28 +1565,29 @@ func TestServerBringsTheFaultsThatItIsToldTo(t *testing.T) {
 }
 
 func TestValueIsReadWrittenAndWatched(t *testing.T) {
-	srv := serve(t)
-	value := func(status int, out, in string, args ...string) {
-		t.Helper()
-		start(t, srv.Addr(), in, append([]string{"value"}, args...)...).want(status, out)
-	}
-	value(exitBusy, "", "", "get", "/v")
-	value(exitBusy, "", "", "set", "/v", "x", "--if", "")
-	value(0, "", "", "set", "/v", "one", "--if-absent")
-	value(exitBusy, "", "", "set", "/v", "x", "--if-absent")
-	value(0, "one\n", "", "get", "/v")
-	watch := start(t, srv.Addr(), "", "value", "watch", "/v", "-n", "3")
-	watch.awaitOutput("one\n")
-	value(0, "", "", "set", "/v", "two", "--if", "one")
-	watch.awaitOutput("two\n")
-	value(exitBusy, "", "", "set", "/v", "x", "--if", "one")
-	value(0, "", "three\nlines\n", "set", "/v")
-	watch.want(0, "one\ntwo\nthree\nlines\n\n")
-	value(0, "three\nlines\n\n", "", "get", "/v")
-	steadily(t, func() string {
-		return start(t, srv.Addr(), "", "value", "watch", "/v", "--timeout", "2").outcome(exitBusy, "three\nlines\n\n", "")
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		value := func(status int, out, in string, args ...string) {
+			t.Helper()
+			start(t, srv.Addr(), in, append([]string{"value"}, args...)...).want(status, out)
+		}
+		value(exitBusy, "", "", "get", "/v")
+		value(exitBusy, "", "", "set", "/v", "x", "--if", "")
+		value(0, "", "", "set", "/v", "one", "--if-absent")
+		value(exitBusy, "", "", "set", "/v", "x", "--if-absent")
+		value(0, "one\n", "", "get", "/v")
+		watch := start(t, srv.Addr(), "", "value", "watch", "/v", "-n", "3")
+		watch.awaitOutput("one\n")
+		value(0, "", "", "set", "/v", "two", "--if", "one")
+		watch.awaitOutput("two\n")
+		value(exitBusy, "", "", "set", "/v", "x", "--if", "one")
+		value(0, "", "three\nlines\n", "set", "/v")
+		watch.want(0, "one\ntwo\nthree\nlines\n\n")
+		value(0, "three\nlines\n\n", "", "get", "/v")
+		steadily(t, func() string {
+			return start(t, srv.Addr(), "", "value", "watch", "/v", "--timeout", "2").outcome(exitBusy, "three\nlines\n\n", "")
+		})
+		value(exitUsage, "", "", "watch", "v")
 	})
-	value(exitUsage, "", "", "watch", "v")
 }
 
 func TestDeadLettersArePutBackOrPurged(t *testing.T) {
@@ -1539,14 +1639,12 @@ func TestDeadLettersArePutBackOrPurged(t *testing.T) {
 }
 
 func TestListThatIsShownAgainAndAgainDoesNotWearTheServersOut(t *testing.T) {
-	srv := serve(t)
-	steadily(t, func() string {
-		r := start(t, srv.Addr(), "", "ls", "--watch", "--interval", "0", "--timeout", "1")
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		r := start(t, srv.Addr(), "", "ls", "--watch", "--interval", "0", "--timeout", "1.05")
 		r.wait()
-		if got := strings.Count(r.stdout.String(), "PATH"); got < 1 || got > 10 {
-			return fmt.Sprintf("shown %d times in a second, want at most every 100 ms", got)
+		if got := strings.Count(r.stdout.String(), "PATH"); got != 11 {
+			t.Errorf("shown %d times in 1.05 s, want every 100 ms", got)
 		}
-		return ""
 	})
 }
 

@@ -39,7 +39,7 @@ func TestPoisonHoldsUpNobodyAndIsSetAsideWithItsReason(t *testing.T) {
 	r.awaitOutput("three\n")
 	q := zsync.NewQueue[string](connect(t, srv), "/q", zsync.WithCodec(zsync.Raw))
 	await(t, func() bool { n, err := q.Len(t.Context()); return err == nil && n == 1 }, "the bad one alone")
-	r.cmd.Process.Signal(syscall.SIGTERM)
+	r.signal(syscall.SIGTERM)
 	r.want(128+int(syscall.SIGTERM), "one\ntwo\nthree\n")
 
 	// It has had two attempts, or more, so that this is the last.
@@ -47,7 +47,7 @@ func TestPoisonHoldsUpNobodyAndIsSetAsideWithItsReason(t *testing.T) {
 	r = recvCommandOf(t, srv, script, "--follow", "--max-attempts", "1", "--backoff", "0.01")
 	r.awaitOutput("four\n")
 	await(t, func() bool { n, err := q.Len(t.Context()); return err == nil && n == 0 }, "an empty queue")
-	r.cmd.Process.Signal(syscall.SIGTERM)
+	r.signal(syscall.SIGTERM)
 	r.want(128+int(syscall.SIGTERM), "four\n")
 	start(t, srv.Addr(), "", "queue", "purge", "/q", "--all").want(0, "1\n")
 
@@ -122,7 +122,7 @@ func TestSignalToQueueRecvGoesToAllItsCommands(t *testing.T) {
 	r := recvCommandOf(t, srv, `trap 'echo told; exit 0' TERM; read -r job; echo $job; while :; do sleep 0.01; done`, "-f", "-j", "2")
 	r.awaitOutput("one\n")
 	r.awaitOutput("two\n")
-	r.cmd.Process.Signal(syscall.SIGTERM)
+	r.signal(syscall.SIGTERM)
 	if status := r.wait(); status != 128+int(syscall.SIGTERM) || strings.Count(r.stdout.String(), "told\n") != 2 {
 		t.Errorf("exit status %d, and output\n%s%s", status, &r.stdout, &r.stderr)
 	}
@@ -147,42 +147,44 @@ func TestElementsOfOneKeyAreWorkedOnOneAtATime(t *testing.T) {
 }
 
 func TestElementIsSentOnceForItsIDAndCanBeCancelled(t *testing.T) {
-	srv := serve(t)
-	for i := range 2 {
-		r := start(t, srv.Addr(), "", "queue", "send", "/q", "the order", "--id", "42")
-		r.want(0, "")
-		if got, want := r.stderr.String(), []string{"", "zsync: /q: an element with the ID 42 was sent before; nothing is stored\n"}[i]; got != want {
-			t.Errorf("time %d: the message is %q, want %q", i+1, got, want)
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		for i := range 2 {
+			r := start(t, srv.Addr(), "", "queue", "send", "/q", "the order", "--id", "42")
+			r.want(0, "")
+			if got, want := r.stderr.String(), []string{"", "zsync: /q: an element with the ID 42 was sent before; nothing is stored\n"}[i]; got != want {
+				t.Errorf("time %d: the message is %q, want %q", i+1, got, want)
+			}
 		}
-	}
-	start(t, srv.Addr(), "one line\n", "queue", "send", "/q", "--id", "43").want(0, "")
-	start(t, srv.Addr(), "", "queue", "cancel", "/q", "42").want(0, "")
-	start(t, srv.Addr(), "", "queue", "cancel", "/q", "42").want(exitBusy, "")
-	start(t, srv.Addr(), "", "queue", "recv", "/q").want(0, "one line\n")
+		start(t, srv.Addr(), "one line\n", "queue", "send", "/q", "--id", "43").want(0, "")
+		start(t, srv.Addr(), "", "queue", "cancel", "/q", "42").want(0, "")
+		start(t, srv.Addr(), "", "queue", "cancel", "/q", "42").want(exitBusy, "")
+		start(t, srv.Addr(), "", "queue", "recv", "/q").want(0, "one line\n")
+	})
 }
 
 func TestSendWithAnIDWantsExactlyOneElementAndStoresNoOther(t *testing.T) {
-	srv := serve(t)
-	for in, message := range map[string]string{
-		"":           "zsync: --id is of one element, and standard input has none\n",
-		"one\ntwo\n": "zsync: --id is of one element, and standard input has more\n",
-	} {
-		r := start(t, srv.Addr(), in, "queue", "send", "/q", "--id", "44")
-		r.want(exitUsage, "")
-		if got := r.stderr.String(); got != message {
-			t.Errorf("of %q the message is %q, want %q", in, got, message)
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		for in, message := range map[string]string{
+			"":           "zsync: --id is of one element, and standard input has none\n",
+			"one\ntwo\n": "zsync: --id is of one element, and standard input has more\n",
+		} {
+			r := start(t, srv.Addr(), in, "queue", "send", "/q", "--id", "44")
+			r.want(exitUsage, "")
+			if got := r.stderr.String(); got != message {
+				t.Errorf("of %q the message is %q, want %q", in, got, message)
+			}
 		}
-	}
-	// The second line comes late.
-	in, w := io.Pipe()
-	r := startReading(t, srv.Addr(), in, "queue", "send", "/q", "--id", "45")
-	fmt.Fprintln(w, "one")
-	fmt.Fprintln(w, "two")
-	w.Close()
-	r.want(exitUsage, "")
-	start(t, srv.Addr(), "", "queue", "len", "/q").want(0, "0\n")
-	start(t, srv.Addr(), "\n", "queue", "send", "/q", "--id", "46").want(0, "") // an empty element is one
-	start(t, srv.Addr(), "", "queue", "recv", "/q").want(0, "\n")
+		// The second line comes late.
+		in, w := io.Pipe()
+		r := startReading(t, srv.Addr(), in, "queue", "send", "/q", "--id", "45")
+		fmt.Fprintln(w, "one")
+		fmt.Fprintln(w, "two")
+		w.Close()
+		r.want(exitUsage, "")
+		start(t, srv.Addr(), "", "queue", "len", "/q").want(0, "0\n")
+		start(t, srv.Addr(), "\n", "queue", "send", "/q", "--id", "46").want(0, "") // an empty element is one
+		start(t, srv.Addr(), "", "queue", "recv", "/q").want(0, "\n")
+	})
 }
 
 func TestWhatHasFailedWaitsLongerEachTime(t *testing.T) {

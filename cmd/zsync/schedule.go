@@ -9,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/robfig/cron/v3"
 	"github.com/spf13/cobra"
 
 	"github.com/zsync/zsync"
@@ -25,6 +24,7 @@ machine gets to it first. It is a zsync.Schedule.
 The timetable is --every TIME, the multiples of that since the year 1 in UTC, the
 same on every machine; or --cron, the five fields of crontab(5), or @hourly and
 the like, in the zone of this machine, or in that of a CRON_TZ=ZONE before them.
+A job whose minute or hour is fixed runs once on each day, also when the clocks change.
 
 The command finds the instant in its environment, as ZSYNC_INSTANT, in the form
 2006-01-02T15:04:05Z.`,
@@ -49,7 +49,7 @@ func (t *timetable) add(cmd *cobra.Command) {
 func (t *timetable) given() bool { return t.every > 0 || t.cron != "" }
 
 // parse returns the timetable. What cannot be parsed is told from the library.
-func (t *timetable) parse() (interface{ Next(time.Time) time.Time }, error) {
+func (t *timetable) parse() (zsync.Timetable, error) {
 	switch {
 	case t.every > 0 && t.cron != "":
 		return nil, fail(exitUsage, "--every and --cron do not go together")
@@ -66,22 +66,33 @@ func (t *timetable) parse() (interface{ Next(time.Time) time.Time }, error) {
 }
 
 // parseCron parses the five fields of crontab(5), or @daily and the like, with a
-// zone before them or without.
-func parseCron(spec string) (interface{ Next(time.Time) time.Time }, error) {
+// zone before them (CRON_TZ=Europe/Berlin) or without. @every 1h is --every 1h.
+func parseCron(spec string) (zsync.Timetable, error) {
 	words := strings.Fields(spec)
-	if len(words) == 1 && (strings.HasPrefix(words[0], "CRON_TZ=") || strings.HasPrefix(words[0], "TZ=")) { // at which cron panics
-		return nil, errors.New("nothing follows the zone")
+	loc := time.Local
+	if len(words) > 0 {
+		name, zone, ok := strings.Cut(words[0], "=")
+		if ok && (name == "CRON_TZ" || name == "TZ") {
+			var err error
+			if loc, err = time.LoadLocation(zone); err != nil || zone == "" {
+				return nil, fmt.Errorf("%s: want the name of a zone, such as Europe/Berlin", words[0])
+			}
+			words = words[1:]
+		}
 	}
-	table, err := cron.ParseStandard(strings.Join(words, " "))
-	if e, ok := table.(cron.ConstantDelaySchedule); ok { // @every, which counts from when it is asked
-		return zsync.Every(e.Delay), nil
+	if len(words) == 2 && words[0] == "@every" {
+		every, err := time.ParseDuration(words[1])
+		if err != nil || every <= 0 {
+			return nil, fmt.Errorf("@every %s: want a time above 0, such as 1h30m", words[1])
+		}
+		return zsync.Every(every), nil
 	}
-	return table, err
+	return zsync.Cron(strings.Join(words, " "), loc)
 }
 
 // latest returns the last instant that is not after now; the zero time if there
 // is none within thirty years.
-func latest(table interface{ Next(time.Time) time.Time }, now time.Time) (last time.Time) {
+func latest(table zsync.Timetable, now time.Time) (last time.Time) {
 	// The instants of a window before now, which grows until it has one.
 	for back := time.Minute; back < 40*366*24*time.Hour && last.IsZero(); back *= 4 {
 		for at := table.Next(now.Add(-back)); !at.IsZero() && !at.After(now); at = table.Next(at) {
@@ -224,13 +235,14 @@ func passedOnStatus(e *commandError) error {
 func scheduleRunCommand(c *client) *cobra.Command {
 	h := newHolding(c)
 	var table timetable
-	missed := ""
+	missed, attempts, pause := "", 0, time.Minute
 	cmd := &cobra.Command{
 		Use:   "run PATH [flags] -- CMD [ARG...]",
 		Short: "run a command at each instant of a timetable",
 		Long: `run runs a command at each instant of the timetable, on one of the machines where
-it waits for that, until a signal comes. When the command fails it is run again
-after a pause, here or elsewhere, until the next instant is due. A signal that
+it waits for that, until a signal comes. When the command fails it is run
+again, here or elsewhere: --attempts times in all, after a --pause that doubles up
+to an hour, and not when the next instant is due. A signal that
 comes while the command runs is passed on to it, and ends zsync with it.
 
 What is to become of instants at which no machine ran the command --missed says:
@@ -251,23 +263,29 @@ latest (run it for the latest of them, at once), skip, or all.`,
 			if !ok {
 				return fail(exitUsage, "--missed %s: want latest, skip or all", missed)
 			}
+			if attempts < 1 || pause <= 0 {
+				return fail(exitUsage, "--attempts %d, --pause %v: want at least one attempt, and a pause above 0", attempts, pause)
+			}
 			t, _, err := beginTask(h, cmd, args, false)
 			if err != nil {
 				return err
 			}
 			defer t.session.Close()
-			return t.runAll(zsync.NewSchedule(t.session, t.path, zsync.WithMissed(policy)), next)
+			retries := zsync.WithRetries(attempts, zsync.Backoff{Min: pause, Max: max(pause, time.Hour)})
+			return t.runAll(zsync.NewSchedule(t.session, t.path, zsync.WithMissed(policy), retries), next)
 		},
 	}
 	cmd.Flags().Var((*seconds)(&h.killAfter), "kill-after", "a `TIME`: as with zsync lock")
 	cmd.Flags().StringVar(&h.onLost, "on-lost", "", "a `COMMAND` for the shell, to run as well when the hold is lost")
 	table.add(cmd)
+	cmd.Flags().IntVar(&attempts, "attempts", 5, "how many times the command runs for an instant at which it fails, on all machines")
+	cmd.Flags().Var((*seconds)(&pause), "pause", "a `TIME` before the second attempt, doubled for each further one up to an hour")
 	cmd.Flags().StringVar(&missed, "missed", "latest", "the `POLICY` about instants that were missed: latest, skip or all")
 	return cmd
 }
 
 // runAll runs the command at each instant, until a signal comes.
-func (t *task) runAll(schedule *zsync.Schedule, next interface{ Next(time.Time) time.Time }) error {
+func (t *task) runAll(schedule *zsync.Schedule, next zsync.Timetable) error {
 	t.stop()
 	if t.waiting.Err() != nil { // a signal came while it connected
 		return verdict(context.Cause(t.waiting), t.busy)
@@ -371,18 +389,29 @@ func scheduleLastCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "last PATH [flags]",
 		Short: "print the last instant that was done",
-		Long:  `last prints the last instant that was done, in the form 2006-01-02T15:04:05Z. Exit status 75 means that none was.`,
+		Long: `last prints the last instant that was done, in the form 2006-01-02T15:04:05Z. Exit
+status 75 means that none was. If a later instant has failed, standard error says
+which, when, on which machine and why.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())
 			}
 			return h.connected(cmd, args[0], func(ctx context.Context, s *zsync.Session) error {
-				last, err := zsync.NewSchedule(s, args[0]).Last(ctx)
-				if errors.Is(err, zsync.ErrNoValue) {
-					return fail(exitBusy, "%s: none has been done", args[0])
-				}
-				if err != nil {
+				schedule := zsync.NewSchedule(s, args[0])
+				last, err := schedule.Last(ctx)
+				none := errors.Is(err, zsync.ErrNoValue)
+				if err != nil && !none {
 					return err
+				}
+				failure, err := schedule.LastFailure(ctx)
+				if err != nil && !errors.Is(err, zsync.ErrNoValue) {
+					return err
+				}
+				if err == nil && failure.At.After(last) {
+					h.say(fmt.Errorf("%s: %s has failed (attempt %d, %s, at %s): %s", args[0], instant(failure.At), failure.Attempts, failure.Owner, instant(failure.Failed), failure.Err))
+				}
+				if none {
+					return fail(exitBusy, "%s: none has been done", args[0])
 				}
 				_, err = fmt.Fprintln(cmd.OutOrStdout(), instant(last))
 				return outputError(err)

@@ -58,7 +58,7 @@ func TestThePageIsServedToThisMachineAloneAndReadOnly(t *testing.T) {
 	if status, _ := get(page[1]+"break?path=/jobs/nightly&node=x", ""); status != http.StatusForbidden {
 		t.Errorf("status %d of a form to break locks", status)
 	}
-	r.cmd.Process.Signal(syscall.SIGTERM)
+	r.signal(syscall.SIGTERM)
 	if got := r.wait(); got != 128+int(syscall.SIGTERM) {
 		t.Errorf("exit status %d\n%s", got, &r.stderr)
 	}
@@ -91,7 +91,7 @@ func TestThePageAndZsyncScheduleTakeTheSameTimetables(t *testing.T) {
 	}
 	defer resp.Body.Close()
 	body, _ := io.ReadAll(resp.Body)
-	r.cmd.Process.Kill()
+	r.signal(syscall.SIGKILL)
 	r.wait()
 	next := regexp.MustCompile(`<td>that of [^<]*</td><td>([^<]*)</td>`).FindSubmatch(body)
 	if next == nil {

@@ -15,86 +15,89 @@ import (
 	"time"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/zktest"
 )
 
 func TestMapIsReadWrittenListedAndWatched(t *testing.T) {
-	srv := serve(t)
-	do := func(status int, in, out string, args ...string) {
-		t.Helper()
-		start(t, srv.Addr(), in, append([]string{"map"}, args...)...).want(status, out)
-	}
-	do(0, "", "", "set", "/m", "b", "two\n\x1b")
-	do(0, "from input", "", "set", "/m", "a/é")
-	do(0, "", "two\n\x1b\n", "get", "/m", "b")
-	do(0, "", "a/é\tfrom input\nb\ttwo\\n\\x1b\n", "list", "/m")
-	do(0, "", "a/é\nb\n", "list", "/m", "--keys")
-	do(exitBusy, "", "", "set", "/m", "b", "3", "--if", "two")
-	do(exitBusy, "", "", "set", "/m", "b", "3", "--if-absent")
-	do(0, "", "", "set", "/m", "c", "3", "--if-absent")
-	do(0, "", "", "set", "/m", "c", "4", "--if", "3")
-	watch := start(t, srv.Addr(), "", "map", "watch", "/m", "-n", "2")
-	watch.awaitOutput("\n")
-	do(0, "", "", "delete", "/m", "a/é", "b", "not there")
-	watch.wait()
-	lines := strings.Split(watch.stdout.String(), "\n")
-	var first, second map[string]string
-	if len(lines) != 3 || errors.Join(json.Unmarshal([]byte(lines[0]), &first), json.Unmarshal([]byte(lines[1]), &second)) != nil ||
-		first["a/é"] != "from input" || first["c"] != "4" || len(first) != 3 || second["c"] != "4" || second["a/é"] != "" {
-		t.Errorf("watch printed\n%s", &watch.stdout)
-	}
-	do(0, "", "", "clear", "/m")
-	do(0, "", "{}\n", "list", "/m", "--json")
-	if n, err := zsync.NewMap[[]byte](connect(t, srv), "/m").Len(t.Context()); n != 0 || err != nil {
-		t.Errorf("%d keys, %v", n, err)
-	}
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		do := func(status int, in, out string, args ...string) {
+			t.Helper()
+			start(t, srv.Addr(), in, append([]string{"map"}, args...)...).want(status, out)
+		}
+		do(0, "", "", "set", "/m", "b", "two\n\x1b")
+		do(0, "from input", "", "set", "/m", "a/é")
+		do(0, "", "two\n\x1b\n", "get", "/m", "b")
+		do(0, "", "a/é\tfrom input\nb\ttwo\\n\\x1b\n", "list", "/m")
+		do(0, "", "a/é\nb\n", "list", "/m", "--keys")
+		do(exitBusy, "", "", "set", "/m", "b", "3", "--if", "two")
+		do(exitBusy, "", "", "set", "/m", "b", "3", "--if-absent")
+		do(0, "", "", "set", "/m", "c", "3", "--if-absent")
+		do(0, "", "", "set", "/m", "c", "4", "--if", "3")
+		watch := start(t, srv.Addr(), "", "map", "watch", "/m", "-n", "2")
+		watch.awaitOutput("\n")
+		do(0, "", "", "delete", "/m", "a/é", "b", "not there")
+		watch.wait()
+		lines := strings.Split(watch.stdout.String(), "\n")
+		var first, second map[string]string
+		if len(lines) != 3 || errors.Join(json.Unmarshal([]byte(lines[0]), &first), json.Unmarshal([]byte(lines[1]), &second)) != nil ||
+			first["a/é"] != "from input" || first["c"] != "4" || len(first) != 3 || second["c"] != "4" || second["a/é"] != "" {
+			t.Errorf("watch printed\n%s", &watch.stdout)
+		}
+		do(0, "", "", "clear", "/m")
+		do(0, "", "{}\n", "list", "/m", "--json")
+		if n, err := zsync.NewMap[[]byte](connect(t, srv), "/m").Len(t.Context()); n != 0 || err != nil {
+			t.Errorf("%d keys, %v", n, err)
+		}
+	})
 }
 
 func TestNumberIsCountedByMany(t *testing.T) {
-	srv := serve(t)
-	do := func(status int, out string, args ...string) {
-		t.Helper()
-		start(t, srv.Addr(), "", append([]string{"int"}, args...)...).want(status, out)
-	}
-	do(0, "0\n", "get", "/n")
-	watch := start(t, srv.Addr(), "", "int", "watch", "/n", "--timeout", "600")
-	var adders []*run
-	for range 4 {
-		adders = append(adders, start(t, srv.Addr(), "", "int", "add", "/n"))
-	}
-	seen := map[string]bool{}
-	for _, r := range adders {
-		r.wait()
-		seen[r.stdout.String()] = true
-	}
-	if len(seen) != 4 || !seen["4\n"] {
-		t.Errorf("four that add 1 print %v", seen)
-	}
-	watch.awaitOutput("4\n")
-	watch.cmd.Process.Signal(syscall.SIGINT)
-	if got := watch.wait(); got != 128+int(syscall.SIGINT) {
-		t.Errorf("exit status %d after SIGINT", got)
-	}
-	do(0, "-8\n", "add", "/n", "-12")
-	do(0, "-9\n", "add", "-v", "-1", "/n")
-	do(0, "", "set", "/n", "-7", "--if", "-9")
-	do(exitBusy, "", "set", "/n", "5", "--if", "-9")
-	do(0, "-7\n", "get", "/n")
-	do(0, "-8\n", "add", "/n", "--verbose", "-1")
-	do(0, "-9\n", "add", "/n", "--tls=false", "-1")
-	do(0, "-10\n", "add", "/n", "-vw", "60", "-1")
-	do(exitUsage, "", "add", "/n", "--timeout", "-1") // that is the flag's
-	do(exitUsage, "", "add", "/n", "-vw", "-1")
-	do(exitUsage, "", "add", "/n", "--acl", "-1")
-	do(0, "", "set", "/n", "--if", "-10", "-7")
-	do(0, "-12\n", "add", "/curators", "--curator", "-12")
-	if data, _, err := connect(t, srv).Get(t.Context(), "/n"); string(data) != "-7" || err != nil {
-		t.Errorf("the znode has %q, %v", data, err)
-	}
-	do(0, "", "set", "/curators", "258", "--curator")
-	do(0, "258\n", "get", "/curators", "--curator")
-	if data, _, _ := connect(t, srv).Get(t.Context(), "/curators"); string(data) != "\x00\x00\x00\x00\x00\x00\x01\x02" {
-		t.Errorf("Curator would read %q", data)
-	}
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		do := func(status int, out string, args ...string) {
+			t.Helper()
+			start(t, srv.Addr(), "", append([]string{"int"}, args...)...).want(status, out)
+		}
+		do(0, "0\n", "get", "/n")
+		watch := start(t, srv.Addr(), "", "int", "watch", "/n", "--timeout", "600")
+		var adders []*run
+		for range 4 {
+			adders = append(adders, start(t, srv.Addr(), "", "int", "add", "/n"))
+		}
+		seen := map[string]bool{}
+		for _, r := range adders {
+			r.wait()
+			seen[r.stdout.String()] = true
+		}
+		if len(seen) != 4 || !seen["4\n"] {
+			t.Errorf("four that add 1 print %v", seen)
+		}
+		watch.awaitOutput("4\n")
+		watch.signal(syscall.SIGINT)
+		if got := watch.wait(); got != 128+int(syscall.SIGINT) {
+			t.Errorf("exit status %d after SIGINT", got)
+		}
+		do(0, "-8\n", "add", "/n", "-12")
+		do(0, "-9\n", "add", "-v", "-1", "/n")
+		do(0, "", "set", "/n", "-7", "--if", "-9")
+		do(exitBusy, "", "set", "/n", "5", "--if", "-9")
+		do(0, "-7\n", "get", "/n")
+		do(0, "-8\n", "add", "/n", "--verbose", "-1")
+		do(0, "-9\n", "add", "/n", "--tls=false", "-1")
+		do(0, "-10\n", "add", "/n", "-vw", "60", "-1")
+		do(exitUsage, "", "add", "/n", "--timeout", "-1") // that is the flag's
+		do(exitUsage, "", "add", "/n", "-vw", "-1")
+		do(exitUsage, "", "add", "/n", "--acl", "-1")
+		do(0, "", "set", "/n", "--if", "-10", "-7")
+		do(0, "-12\n", "add", "/curators", "--curator", "-12")
+		if data, _, err := connect(t, srv).Get(t.Context(), "/n"); string(data) != "-7" || err != nil {
+			t.Errorf("the znode has %q, %v", data, err)
+		}
+		do(0, "", "set", "/curators", "258", "--curator")
+		do(0, "258\n", "get", "/curators", "--curator")
+		if data, _, _ := connect(t, srv).Get(t.Context(), "/curators"); string(data) != "\x00\x00\x00\x00\x00\x00\x01\x02" {
+			t.Errorf("Curator would read %q", data)
+		}
+	})
 }
 
 func TestMemberIsThereWhileItsCommandRuns(t *testing.T) {
@@ -125,14 +128,14 @@ func TestMemberIsThereWhileItsCommandRuns(t *testing.T) {
 	await(t, func() bool { return strings.Count(members(), "\n") == 3 }, "both again")
 	in.Close()
 	r.want(0, "inside\n")
-	forever.cmd.Process.Signal(syscall.SIGTERM)
+	forever.signal(syscall.SIGTERM)
 	forever.want(128+int(syscall.SIGTERM), "")
 	await(t, func() bool { return strings.HasSuffix(watch.stdout.String(), "[]\n") }, "the empty group")
 	if got := watch.stdout.String(); !strings.Contains(got, `{"id":"a","info":"10.0.0.7:8080","session":"0x`) {
 		t.Errorf("watch printed\n%s", got)
 	}
 	start(t, srv.Addr(), "", "group", "join", "/g", "c", "--", "sh", "-c", "exit 7").want(7, "")
-	start(t, srv.Addr(), "", "group", "join", "/party", "d", "--kazoo", "--", binary, "group", "members", "/party", "--kazoo", "--json").wait()
+	start(t, srv.Addr(), "", "group", "join", "/party", "d", "--kazoo", "--", binary(), "group", "members", "/party", "--kazoo", "--json").wait()
 }
 
 func TestScheduleRunsEachInstantOnce(t *testing.T) {
@@ -161,7 +164,7 @@ func TestScheduleRunsEachInstantOnce(t *testing.T) {
 	}
 	await(t, func() bool { return len(instants()) >= 5 }, "five instants")
 	for _, r := range runs {
-		r.cmd.Process.Signal(syscall.SIGTERM)
+		r.signal(syscall.SIGTERM)
 		if got := r.wait(); got != 128+int(syscall.SIGTERM) {
 			t.Errorf("exit status %d\n%s", got, &r.stderr)
 		}
@@ -185,9 +188,9 @@ func TestSignalToAScheduleGoesToItsCommandAndEndsIt(t *testing.T) {
 	r := start(t, srv.Addr(), "", "schedule", "run", "/s", "--every", "0.1", "--", "sh", "-c",
 		`trap 'echo two' USR2; trap 'echo told; exit 0' TERM; echo runs; while :; do sleep 0.01; done`)
 	r.awaitOutput("runs\n")
-	r.cmd.Process.Signal(syscall.SIGUSR2)
+	r.signal(syscall.SIGUSR2)
 	r.awaitOutput("two\n")
-	r.cmd.Process.Signal(syscall.SIGTERM)
+	r.signal(syscall.SIGTERM)
 	r.want(128+int(syscall.SIGTERM), "runs\ntwo\ntold\n")
 	r = start(t, srv.Addr(), "", "schedule", "last", "/s") // what ended well is done
 	if got := r.wait(); got != 0 {
@@ -229,12 +232,11 @@ func TestLatestInstantIsTheLastThatIsNotAfterNow(t *testing.T) {
 	if got := latest(zsync.Every(time.Hour), now); instant(got) != "2026-03-10T12:00:00Z" {
 		t.Errorf("every hour: %v", got)
 	}
-	if never, _ := parseCron("0 0 30 2 *"); !latest(never, now).IsZero() {
-		t.Error("30 February has been")
+	if never, err := parseCron("0 0 30 2 *"); err == nil {
+		t.Errorf("30 February is %v", never)
 	}
 }
 
-// Each of them made cron panic.
 func TestTimetableOfAZoneAloneIsRefused(t *testing.T) {
 	for _, spec := range []string{"CRON_TZ=UTC", "TZ=UTC", "CRON_TZ=", " CRON_TZ=UTC "} {
 		if table, err := parseCron(spec); err == nil {
@@ -249,31 +251,33 @@ func TestTimetableOfAZoneAloneIsRefused(t *testing.T) {
 }
 
 func TestTimetableThatHasNoInstantIsRefused(t *testing.T) {
-	srv := serve(t)
-	for _, sub := range []string{"run", "do"} {
-		r := start(t, srv.Addr(), "", "schedule", sub, "/p", "--cron", "0 0 30 2 *", "--", "true")
-		r.want(exitUsage, "")
-		if !strings.Contains(r.stderr.String(), "--cron 0 0 30 2 *: has no instant in the ") {
-			t.Errorf("%s: the message is %q", sub, &r.stderr)
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		for _, sub := range []string{"run", "do"} {
+			r := start(t, srv.Addr(), "", "schedule", sub, "/p", "--cron", "0 0 30 2 *", "--", "true")
+			r.want(exitUsage, "")
+			if !strings.Contains(r.stderr.String(), "no such day ever comes") {
+				t.Errorf("%s: the message is %q", sub, &r.stderr)
+			}
 		}
-	}
+	})
 }
 
 func TestWhoHasClosedAGateIsNamed(t *testing.T) {
-	srv := serve(t)
-	start(t, srv.Addr(), "", "barrier", "close", "/gate", "--owner", "the deploy").want(0, "")
-	steadily(t, func() string {
-		return start(t, srv.Addr(), "", "barrier", "wait", "/gate", "--timeout", "2").outcome(exitBusy, "", "gave up after 2s: closed by the deploy since 20")
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		start(t, srv.Addr(), "", "barrier", "close", "/gate", "--owner", "the deploy").want(0, "")
+		steadily(t, func() string {
+			return start(t, srv.Addr(), "", "barrier", "wait", "/gate", "--timeout", "2").outcome(exitBusy, "", "gave up after 2s: closed by the deploy since 20")
+		})
+		loud := start(t, srv.Addr(), "", "barrier", "wait", "/gate", "-v")
+		await(t, func() bool {
+			return strings.Contains(loud.stderr.String(), "zsync: /gate: waiting: closed by the deploy since 20")
+		}, "the word of what it waits for")
+		start(t, srv.Addr(), "", "barrier", "open", "/gate").want(0, "")
+		loud.want(0, "")
+		if got := loud.stderr.String(); !strings.Contains(got, "zsync: /gate: got it after ") {
+			t.Errorf("the messages are %q", got)
+		}
 	})
-	loud := start(t, srv.Addr(), "", "barrier", "wait", "/gate", "-v")
-	await(t, func() bool {
-		return strings.Contains(loud.stderr.String(), "zsync: /gate: waiting: closed by the deploy since 20")
-	}, "the word of what it waits for")
-	start(t, srv.Addr(), "", "barrier", "open", "/gate").want(0, "")
-	loud.want(0, "")
-	if got := loud.stderr.String(); !strings.Contains(got, "zsync: /gate: got it after ") {
-		t.Errorf("the messages are %q", got)
-	}
 }
 
 func TestPathsAreCompletedFromTheServers(t *testing.T) {
@@ -342,4 +346,23 @@ func TestManPagesAndCompletionsAreWritten(t *testing.T) {
 		t.Error("a hidden command has a page")
 	}
 	start(t, "", "", "gen", "man", "/dev/null/x").want(exitOutput, "")
+}
+
+func TestLastSaysWhichLaterInstantHasFailed(t *testing.T) {
+	srv := serve(t)
+	start(t, srv.Addr(), "", "schedule", "do", "/s", "--at", "2026-01-01T00:00:00Z", "--", "true").want(0, "")
+	start(t, srv.Addr(), "", "schedule", "do", "/s", "--at", "2026-01-02T00:00:00Z", "--", "sh", "-c", "exit 3").want(3, "")
+	r := start(t, srv.Addr(), "", "schedule", "last", "/s")
+	r.want(0, "2026-01-01T00:00:00Z\n")
+	if said := r.stderr.String(); !strings.Contains(said, "/s: 2026-01-02T00:00:00Z has failed (attempt 1, ") || !strings.Contains(said, "exit status 3") {
+		t.Errorf("standard error: %q", said)
+	}
+}
+
+func TestARunOfAScheduleRefusesNoAttemptsAndNoPause(t *testing.T) {
+	srv := serve(t)
+	r := start(t, srv.Addr(), "", "schedule", "run", "/s", "--every", "100000h", "--attempts", "0", "--", "true")
+	r.want(exitUsage, "")
+	r = start(t, srv.Addr(), "", "schedule", "run", "/s", "--every", "100000h", "--pause", "0s", "--", "true")
+	r.want(exitUsage, "")
 }

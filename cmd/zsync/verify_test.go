@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -39,9 +40,7 @@ func TestVerifyPassesRealProcessesAndFindsAPlantedDoubleHold(t *testing.T) {
 		text, _ := os.ReadFile(filepath.Join(dir, "victim"))
 		return strings.Contains(string(text), `"grant"`)
 	}, "the grant in the trace")
-	if err := victim.cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	victim.signal(syscall.SIGKILL)
 	<-victim.ended
 	expireAll(srv) // as when the servers have heard nothing of it for its timeout
 	start(t, srv.Addr(), "", "--trace", filepath.Join(dir, "next"), "lock", "/m", "--", "true").wantExit(0)
@@ -104,7 +103,7 @@ func TestVerifyPassesRealProcessesAndFindsAPlantedDoubleHold(t *testing.T) {
 func (r *run) wantExit(status int) {
 	r.t.Helper()
 	if got := r.wait(); got != status {
-		r.t.Fatalf("%v: exit status %d, want %d\n%s%s", r.cmd.Args[1:], got, status, r.stdout.String(), r.stderr.String())
+		r.t.Fatalf("%v: exit status %d, want %d\n%s%s", r.args, got, status, r.stdout.String(), r.stderr.String())
 	}
 }
 

@@ -222,7 +222,7 @@ func partyOf(n int) string { return strconv.Itoa(n) + "-" + partyBase }
 func isPartyOf(n int, name string) bool { return strings.Contains(name, "-"+partyOf(n)) }
 
 // LastParty is where a room is given up for the next, long before its numbers
-// are used up: see Line.InOrder for what happens then. Whoever lets a round in
+// are used up: a server may give one of them to many then. Whoever lets a round in
 // that reaches it closes the room for all others at once, so nobody waits in it
 // for those who have gone on. Between two rounds 2^30 parties may come and give
 // up; the rest would have to leave before the others go on.
@@ -332,7 +332,7 @@ func (b *Barrier) enter(ctx context.Context, inc *session.Incarnation, n int) (*
 		s, err = inc.Stake(ctx)
 	}
 	if err == nil {
-		p.hold = (&line.Claim{Line: &b.line, Incarnation: inc, Path: path, Child: me, Unwatched: true, Stake: s}).Grant("enter")
+		p.hold = (&line.Claim{Hold: line.Hold{Incarnation: inc, Stake: s}, Line: &b.line, Path: path, Child: me, Unwatched: true}).Grant("enter")
 		return p, nil
 	}
 	// We may be let in at this same instant. Then we count as having left.

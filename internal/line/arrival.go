@@ -224,16 +224,21 @@ func (a *Arrival) look(ctx context.Context, rule Rule, behind *Ahead) (turn bool
 	c.trip = a.trip
 	dir := roll.Czxid() // ours is in it, and in no other of its name
 	c.dir = dir
+	rk := c.Line.ranks(roll)
 	if a.view == nil {
 		v := viewOf(c.Incarnation, c.Line.Dir, c.Line.Bases)
-		v.update(c.Line.ranks(roll))
+		v.update(rk)
 		a.view = v
-		if me := c.Child; behind != nil && !me.Exhausted() {
+		if behind != nil && rk.told && !c.Child.Exhausted() {
 			v.look(c.Line.Strict)
-			behind.share(func() (Head, int) { return v.now(dir, me) })
 		}
 	}
-	if behind != nil && c.Child.Exhausted() { // a view has no place for it
+	switch v, me := a.view, c.Child; {
+	case behind == nil:
+	case rk.told && !me.Exhausted():
+		behind.share(func() (Head, int) { return v.now(dir, me) })
+	default: // a view has no place for it
+		behind.share(nil)
 		behind.setChildren(c.Line.Dir, ahead)
 	}
 	a.vigil = c.vigil(blocker.Name)

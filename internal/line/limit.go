@@ -66,6 +66,3 @@ func (l *Limits) ask(period time.Duration, inc *session.Incarnation, end <-chan 
 	}
 	return nil
 }
-
-// TooLong is why a hold is given up that has lasted for l.Max.
-func (l *Limits) TooLong() error { return fmt.Errorf("it has been held for %v", l.Max) }

@@ -5,9 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -70,42 +70,24 @@ func Exclusive(ahead []Child) (blocker *Child, alone bool) {
 // A Claim is one contender of ours in a line: a znode and its session. It waits
 // for its turn and, once that has come, is held by whoever has a grant of it.
 type Claim struct {
-	Line        *Line
-	Incarnation *session.Incarnation // whose session its znode belongs to
-	data        []byte               // of its znode
-	Stake       *session.Stake       // nil until something is held by it
-	beside      string               // the znode in whose very place it was made
-	Unwatched   bool                 // its znode is looked after by somebody else
-	trip        time.Duration        // how long a round trip took, if it had to wait for its turn
-	dir         int64                // the czxid of the directory then
+	Hold
+	Line      *Line
+	data      []byte        // of its znode
+	beside    string        // the znode in whose very place it was made
+	Unwatched bool          // its znode is looked after by somebody else
+	trip      time.Duration // how long a round trip took, if it had to wait for its turn
+	dir       int64         // the czxid of the directory then
 
-	mu        sync.Mutex
-	version   int32          // of its znode, after our last write to it; guarded by mu
-	Path      string         // of its znode, as the server knows it; guarded by mu once its turn has come
-	Child     Child          // guarded by mu once its turn has come
-	own       *session.Watch // on its znode, joined, if it is watched; guarded by mu
-	lineWatch *session.Watch // on the line, joined, if it was alone there when that was set; guarded by mu
-
-	// From its first grant until it is released; guarded by mu, but for at.
-	begun  bool          // it is on the gauge, told of the end of its session, and watched
-	off    bool          // it is not on the gauge any more
-	over   bool          // it is being released: that others do not find the znode is no loss
-	ended  bool          // quit is closed, if it is asked for
-	spared bool          // it was given up by itself, and is deleted when giveUp says so
-	idle   bool          // it is kept, though nobody has it: see Grant.Keep
-	why    error         // of the loss, an ErrLost
-	quit   chan struct{} // if not nil, closed when it is released, or nobody has it any more after a loss
-	asked  chan struct{} // if not nil, closed when somebody asks the holder to give up
-	guard  *guard        // if it is guarded
-	grants []*Grant      // those that last
-	onLost []func(error) // called, under mu, when it is lost
-	op     string        // for the observer
-	since  time.Time     // of the last grant
-	token  int64         // the fencing token, 0 until it is asked for
-	told   int64         // the greatest token of which a caller was told that others do not share; guarded by mu
-	epoch  int           // grows when the token is not for those who come any more
-	uses   int           // grants, for the trace
-	at     int           // where it is in heldClaims.all; guarded by its mu
+	version   int32             // of its znode, after our last write to it; guarded by mu
+	Path      string            // of its znode, as the server knows it; guarded by mu once its turn has come
+	Child     Child             // guarded by mu once its turn has come
+	own       *session.Watch    // on its znode, joined, if it is watched; guarded by mu
+	lineWatch *session.Watch    // on the line, joined, if it was alone there when that was set; guarded by mu
+	ownWatch  *session.OwnWatch // while it is held; nil if Unwatched; guarded by mu
+	leaveHeld func()            // of ownWatch.Drop: called when its znode is deleted; guarded by mu
+	asked     chan struct{}     // if not nil, closed when somebody asks the holder to give up; guarded by mu
+	users     int               // the grants that last; guarded by mu
+	uses      int               // all its grants, for the trace; guarded by mu
 }
 
 func (l *Line) ranks(r *session.Roll) *ranks { return ranksOf(r, l.Strict, l.Bases) }
@@ -215,6 +197,10 @@ func (c *Claim) disownLocked() {
 		c.Incarnation.Watches.Leave(c.own)
 		c.own = nil
 	}
+	if left := c.leaveHeld; left != nil {
+		c.leaveHeld = nil
+		left()
+	}
 }
 
 // gone is told that the znode of c is not there any more, as whoever has waited with it in
@@ -278,7 +264,7 @@ func (n newcomer) turnBack(inc *session.Incarnation) {
 // If there is an error the claim is to be withdrawn.
 func (n newcomer) arrive(inc *session.Incarnation, path string, data []byte, roll *session.Roll) (*Claim, error) {
 	l := n.line
-	c := &Claim{Line: l, Incarnation: inc, Path: path, data: data}
+	c := &Claim{Hold: Hold{Incarnation: inc}, Line: l, Path: path, data: data}
 	rk := l.ranks(roll)
 	c.keepLineWatch(n.lineWatch, len(rk.in) == 1 && rk.sure)
 	me, ok := ParseChild(session.BaseName(path), l.Bases...)
@@ -296,13 +282,14 @@ func (n newcomer) arrive(inc *session.Incarnation, path string, data []byte, rol
 // out as ours would, for as long as we may believe in it, and c.lookAt sees that
 // it is not ours.
 func (c *Claim) Ahead(ctx context.Context, roll *session.Roll) ([]Child, error) {
-	if !c.Child.Exhausted() {
-		if ahead, ok := c.Line.ranks(roll).before(c.Child); ok { // the exhausted are behind
-			return ahead, nil
-		}
-		return nil, session.ErrVanished
+	rk := c.Line.ranks(roll)
+	if !rk.told || c.Child.Exhausted() {
+		return c.AheadAmong(ctx, roll.Names())
 	}
-	return c.AheadAmong(ctx, roll.Names())
+	if ahead, ok := rk.before(c.Child); ok {
+		return ahead, nil
+	}
+	return nil, session.ErrVanished
 }
 
 // AheadAmong is Ahead for a listing of one's own.
@@ -319,31 +306,54 @@ func (c *Claim) AheadAmong(ctx context.Context, names []string) ([]Child, error)
 	return nil, session.ErrVanished
 }
 
-// InOrder returns the contenders among names in the order of their arrival.
-// Those whose numbers do not tell are in the order of the zxids of their creates,
-// which everyone can read. That costs one request for every 128 of them.
+// InOrder returns the contenders among names in the order of their arrival. Those whose
+// numbers do not tell are in the order of the zxids of their creates, which everyone can
+// read. That costs one request for every 128 of them.
 func (l *Line) InOrder(ctx context.Context, inc *session.Incarnation, names []string) ([]Child, error) {
-	all, behind := numbered(names, l.Bases...)
-	if len(behind) < 2 {
-		return append(all, behind...), nil
+	all := ParseChildren(names, l.Bases...)
+	in, exhausted, tell := split(all)
+	switch {
+	case !tell:
+		return l.byCreation(ctx, inc, all)
+	case len(exhausted) < 2:
+		return all, nil
 	}
-	paths := make([]string, len(behind))
-	for i, c := range behind {
+	behind, err := l.byCreation(ctx, inc, exhausted)
+	return append(in, behind...), err
+}
+
+// byCreation sorts line by the zxids of the creates, without those who have left.
+//
+// A znode that was put in the place of another, which was granted, is the first. That
+// other may be gone, and with it the zxid of the place. But all that stood ahead of the
+// place had left when it was granted, or may be beside it, and so does no harm behind it.
+//
+// A persistent znode whose number is exhausted is the last. No contender is persistent, so
+// the number was chosen, and nothing would ever have it leave.
+func (l *Line) byCreation(ctx context.Context, inc *session.Incarnation, line []Child) ([]Child, error) {
+	paths := make([]string, len(line))
+	for i, c := range line {
 		paths[i] = session.ChildPath(l.Dir, c.Name)
 	}
 	nodes, err := inc.GetAll(ctx, paths)
 	if err != nil {
 		return nil, err
 	}
-	czxids := make(map[string]int64, len(behind))
+	czxids := make(map[string]int64, len(line))
 	for i, n := range nodes {
-		if n.Stat != nil {
-			czxids[behind[i].Name] = n.Stat.Czxid
+		switch c := line[i]; {
+		case n.Stat == nil: // it has just left
+		case c.beside():
+			czxids[c.Name] = -1
+		case c.Exhausted() && n.Stat.EphemeralOwner == 0:
+			czxids[c.Name] = math.MaxInt64
+		default:
+			czxids[c.Name] = n.Stat.Czxid
 		}
 	}
-	behind = slices.DeleteFunc(behind, func(c Child) bool { return czxids[c.Name] == 0 })
-	slices.SortStableFunc(behind, func(a, b Child) int { return cmp.Compare(czxids[a.Name], czxids[b.Name]) })
-	return append(all, behind...), nil
+	sorted := slices.DeleteFunc(slices.Clone(line), func(c Child) bool { return czxids[c.Name] == 0 })
+	slices.SortStableFunc(sorted, func(a, b Child) int { return cmp.Compare(czxids[a.Name], czxids[b.Name]) })
+	return sorted, nil
 }
 
 // joinLineWatch joins the watch on the line.
@@ -361,7 +371,7 @@ func (c *Claim) keepLineWatch(w *session.Watch, alone bool) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if alone && !c.over && c.why == nil && c.Incarnation.Watches.Armed(w) && !session.IsClosed(w.Fired) {
+	if alone && c.state < lost && c.Incarnation.Watches.Armed(w) && !session.IsClosed(w.Fired) {
 		c.leaveLineWatchLocked()
 		c.lineWatch = w
 		return
@@ -462,7 +472,7 @@ func (l *Line) ReadFirst(ctx context.Context, inc *session.Incarnation, known st
 }
 
 // errExhausted means that a number no longer says where in the line its znode
-// stands, so nothing can be put beside it. See Line.InOrder.
+// stands, so nothing can be put beside it. See split.
 var errExhausted = errors.New("the path has had 2^31 children: the order is kept, but no read lock can be put in a writer's place")
 
 // askTime is how long a release asks whether others wait. Without an answer it
@@ -483,8 +493,8 @@ func (c *Claim) Beside(ctx context.Context, base string, data []byte) (*Claim, e
 			return nil, errExhausted
 		}
 		number := me.Name[strings.LastIndex(me.Name, me.Base)+len(me.Base):]
-		name := l.name(session.NewGUID(), base) + number
-		b := &Claim{Line: l, Incarnation: inc, Path: session.ChildPath(l.Dir, name), data: data, Child: Child{Name: name, Base: base, Seq: me.Seq}, beside: me.Name}
+		name := l.name(session.NewMarkedGUID(), base) + number // the mark is what Child.beside reads
+		b := &Claim{Hold: Hold{Incarnation: inc}, Line: l, Path: session.ChildPath(l.Dir, name), data: data, Child: Child{Name: name, Base: base, Seq: me.Seq}, beside: me.Name}
 		err := inc.CreateAll(ctx, path, nil, []string{b.Path}, data)
 		switch {
 		case err == nil:

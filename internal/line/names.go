@@ -20,13 +20,8 @@ type Child struct {
 // kind and layout, before their number.
 var contenderBases = []string{"lock-", "__lock__", "__rlock__", "__WRIT__", "__READ__", "latch-"}
 
-// before reports whether c came before d. Sequence numbers are compared by
-// serial arithmetic (RFC 1982), so the order survives the wrap from 2147483647
-// to -2147483648 as long as fewer than 2^31 lie between the two.
-func (c Child) before(d Child) bool { return c.Seq-d.Seq < 0 }
-
 // Exhausted reports whether c's number is one of those that a server gives when
-// it has given them all. See Line.InOrder.
+// it has given them all. See split.
 func (c Child) Exhausted() bool { return c.Seq < 0 || c.Seq == math.MaxInt32 }
 
 // ParseChild splits name into base and sequence number, for the first of bases
@@ -45,10 +40,12 @@ func ParseChild(name string, bases ...string) (Child, bool) {
 	return Child{}, false
 }
 
-// ParseChildren returns the children among names that carry one of bases, in
-// the order of the line. Others are none of our business and are left out.
-// Children with equal numbers (a writer and the read node it downgrades to)
-// are ordered by name, so that everyone sees them in one order.
+// ParseChildren returns the children among names that carry one of bases, in the
+// order of their numbers: from 0 to 2147483647, and from there on through -1.
+// Others are none of our business and are left out. Children with equal numbers
+// (a writer and the read node it downgrades to) are ordered by name. So everyone
+// sees them in one order, in whichever a server lists them. Whether that is the
+// order of their arrival says split.
 func ParseChildren(names []string, bases ...string) []Child {
 	line := make([]Child, 0, len(names))
 	for _, name := range names {
@@ -56,20 +53,16 @@ func ParseChildren(names []string, bases ...string) []Child {
 			line = append(line, c)
 		}
 	}
-	return inOrder(line)
+	return byNumbers(line)
 }
 
-// inOrder sorts line by number, and those of one number by name. A line may be long, and is
-// sorted each time that it is listed, so it is sorted as integers: the distance of each
-// number from the first one's, with the place of its child behind.
-func inOrder(line []Child) []Child {
-	if len(line) == 0 {
-		return line
-	}
+// byNumbers sorts line by number, and those of one number by name. A line may be long, and
+// is sorted each time that it is listed, so it is sorted as integers: the number, with the
+// place of its child behind.
+func byNumbers(line []Child) []Child {
 	keys := make([]uint64, len(line))
 	for i, c := range line {
-		const zero = 1 << 31 // so that a number before the first one's is less
-		keys[i] = uint64(uint32(c.Seq-line[0].Seq)+zero)<<32 | uint64(i)
+		keys[i] = uint64(uint32(c.Seq))<<32 | uint64(i)
 	}
 	slices.Sort(keys)
 	sorted := make([]Child, len(line))
@@ -87,6 +80,38 @@ func inOrder(line []Child) []Child {
 	return sorted
 }
 
+// numberWindow is how far apart two numbers may be for their order to be that of arrival.
+const numberWindow = 1 << 30
+
+// split returns those of line, which is sorted by its numbers, that have numbers to go by,
+// and those whose numbers are exhausted. tell is whether the former are in the order of
+// arrival, and ahead of the latter, which are in none.
+//
+// A parent numbers its children one by one, until it has had 2^31 of them. What
+// comes then depends on the server. Since ZooKeeper 3.6 it gives 2147483647 again and
+// again, and -2147483648 and what follows it while a create before is still
+// under way. Before it went on from -2147483648 through -1, and began again at 0: so
+// numbers do not tell beside one that is just below 0, nor where they are far apart.
+// Whoever may create may choose any number, and with an exhausted one to be behind.
+func split(line []Child) (in, exhausted []Child, tell bool) {
+	i := len(line)
+	for i > 0 && line[i-1].Exhausted() {
+		i--
+	}
+	in, exhausted = line[:i], line[i:]
+	if i > 0 && in[i-1].Seq-in[0].Seq >= numberWindow {
+		return in, exhausted, false
+	}
+	wraps := len(exhausted) > 0 && exhausted[len(exhausted)-1].Seq >= -numberWindow && exhausted[len(exhausted)-1].Seq < 0
+	return in, exhausted, !wraps
+}
+
+// certainlyAfter reports whether the number of c says that it came after d.
+func (c Child) certainlyAfter(d Child) bool {
+	_, exhausted, tell := split(byNumbers([]Child{c, d}))
+	return tell && len(exhausted) == 0 && c.Seq > d.Seq
+}
+
 // KazooName is kazoo's form of the same.
 func KazooName(guid, base string) string { return strings.ReplaceAll(guid, "-", "") + base }
 
@@ -96,43 +121,31 @@ func (c Child) SamePlace(d Child) bool {
 	return c.Name == d.Name || c.Seq == d.Seq && !c.Exhausted()
 }
 
-// numbered returns the contenders among names whose numbers say when they came,
-// in that order, and those behind them, in none.
-//
-// A parent numbers its children one by one, until it has had 2^31 of them. What
-// comes then depends on the server: a Java server gives 2147483647 again and
-// again, and -2147483648 and what follows it while a create before is still
-// under way. So numbers from there on say nothing but that whoever has one came
-// after all who have others. (Or that somebody has chosen his name himself, and
-// with it to be behind all others.)
-func numbered(names []string, bases ...string) (in, behind []Child) {
-	all := ParseChildren(names, bases...)
-	if !slices.ContainsFunc(all, Child.Exhausted) {
-		return all, nil
-	}
-	for _, c := range all {
-		if c.Exhausted() {
-			behind = append(behind, c)
-		} else {
-			in = append(in, c)
-		}
-	}
-	return in, behind
-}
+// The name of a contender may have a UUID with a mark: see session.NewMarkedGUID. Of a
+// contender that wants a lock exclusively the mark says that it may only keep its place; of a
+// reader that its znode was put in the place of another: see Claim.Beside.
+
+// sharedBases are those of contenderBases that readers have.
+var sharedBases = []string{"__rlock__", "__READ__"}
 
 // MayBeKept reports whether the contender of this name may only keep its place.
 func MayBeKept(name string) bool {
-	const dashed, bare = 14, 12 // of a UUID: where its version stands
-	i := bare
-	if len(name) > 3 && name[:3] == "_c_" {
-		i = 3 + dashed
-	}
-	return len(name) > i && name[i] == '8' && isContender(name)
+	c, ok := ParseChild(name, contenderBases...)
+	return ok && !slices.Contains(sharedBases, c.Base) && marked(c)
 }
 
-func isContender(name string) bool {
-	_, ok := ParseChild(name, contenderBases...)
-	return ok
+// beside reports whether c was put in the place of another.
+func (c Child) beside() bool { return slices.Contains(sharedBases, c.Base) && marked(c) }
+
+// marked reports whether c's name begins with a marked UUID, as the layouts spell it. A name
+// of go-zookeeper's zk.Lock has 32 hexadecimal digits where that of zsync has a UUID.
+func marked(c Child) bool {
+	head := beforeBase(c)
+	if guid, ok := strings.CutPrefix(head, "_c_"); ok {
+		return len(guid) > guidSize && guid[guidSize] == '-' && session.IsMarkedGUID(guid[:guidSize])
+	}
+	const bare = guidSize - 4 // without its dashes
+	return len(head) >= bare && session.IsMarkedGUID(head[:bare])
 }
 
 // weightBase is what the number of permits follows in the name of a znode that stands
@@ -154,10 +167,10 @@ func Without(names, paths []string) []string {
 	return slices.DeleteFunc(names, func(name string) bool { return ours[name] })
 }
 
-// Permits returns how many permits znodes of these names stand for: each for one,
+// CountPermits returns how many permits znodes of these names stand for: each for one,
 // whatever it is called, as Curator and kazoo count them, unless its name says more,
 // which in kazoo's layout none does.
-func Permits(names []string, kazoo bool) (out int64) {
+func CountPermits(names []string, kazoo bool) (out int64) {
 	for _, name := range names {
 		weight := int64(1)
 		if i := strings.LastIndex(name, weightBase); i >= 0 && !kazoo {

@@ -11,31 +11,67 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-func TestSequenceOrderSurvivesWrap(t *testing.T) {
+func TestNumbersTellTheOrderWhereTheServerCannotHaveBegunAgainBetweenThem(t *testing.T) {
 	for _, tt := range []struct {
-		a, b   int32
-		before bool
+		numbers   []int32
+		exhausted int
+		tell      bool
 	}{
-		{0, 1, true}, {1, 0, false}, {5, 5, false},
-		{math.MaxInt32, math.MinInt32, true}, // the wrap itself
-		{math.MinInt32, math.MaxInt32, false},
-		{math.MaxInt32 - 10, math.MinInt32 + 10, true},
-		{-1, 0, true},
+		{nil, 0, true}, {[]int32{7}, 0, true}, {[]int32{9, 0, 5, 5}, 0, true}, {[]int32{math.MaxInt32 - 1, math.MaxInt32 - 9}, 0, true},
+		{[]int32{5, math.MaxInt32}, 1, true}, {[]int32{7, math.MinInt32, math.MinInt32 + 1, 8}, 2, true}, // behind, in no order
+		{[]int32{0, -1}, 1, false}, {[]int32{-numberWindow, math.MaxInt32, 3}, 2, false}, // it has begun again
+		{[]int32{0, math.MaxInt32 - 1}, 0, false}, // and this one may have stood there since
+		{[]int32{0, numberWindow}, 0, false}, {[]int32{numberWindow, math.MaxInt32 - 1, 5}, 0, false},
+		{[]int32{5, numberWindow + 4}, 0, true},
 	} {
-		if got := (Child{Seq: tt.a}).before(Child{Seq: tt.b}); got != tt.before {
-			t.Errorf("child %d before %d: got %v, want %v", tt.a, tt.b, got, tt.before)
+		var line []Child
+		for _, n := range tt.numbers {
+			line = append(line, Child{Seq: n})
+		}
+		in, exhausted, tell := split(byNumbers(line))
+		if len(exhausted) != tt.exhausted || len(in)+len(exhausted) != len(line) || tell != tt.tell {
+			t.Errorf("of %d, %v are exhausted, and the numbers tell the order: %v; want %d and %v", tt.numbers, exhausted, tell, tt.exhausted, tt.tell)
 		}
 	}
-	got := ParseChildren([]string{
-		"_c_b-lock--2147483648", "_c_a-lock-2147483647", "_c_c-lock--2147483647",
-	}, "lock-")
-	var order []string
-	for _, c := range got {
-		order = append(order, c.Name)
+}
+
+func TestALineIsInOneOrderWhicheverChildTheServerNamesFirst(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 5))
+	names := []string{"_c_b-lock--2147483648", "_c_a-lock-2147483647", "_c_c-lock--2147483640", "_c_d-lock-0000000007", "_c_e-lock-0000000008", "_c_f-lock--000000001"}
+	want := ParseChildren(names, "lock-")
+	for range 50 {
+		r.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
+		if got := ParseChildren(names, "lock-"); !slices.Equal(got, want) {
+			t.Fatalf("listed as %q they are in the order %v, and otherwise %v", names, got, want)
+		}
 	}
-	want := []string{"_c_a-lock-2147483647", "_c_b-lock--2147483648", "_c_c-lock--2147483647"}
-	if !slices.Equal(order, want) {
-		t.Errorf("order across the wrap: got %v, want %v", order, want)
+	if want[0].Seq != 7 || want[1].Seq != 8 {
+		t.Errorf("those whose numbers are used up are not behind the others: %v", want)
+	}
+}
+
+func TestTheMarkOfAKeptPlaceIsReadInNamesThatZsyncMakesAlone(t *testing.T) {
+	marked, random := session.NewMarkedGUID(), session.NewGUID()
+	for _, c := range []struct {
+		name       string
+		kept, read bool
+	}{
+		{session.ProtectedName(marked, "lock-0000000001"), true, false},
+		{session.ProtectedName(random, "lock-0000000001"), false, false},
+		{KazooName(marked, "__lock__0000000001"), true, false},
+		{KazooName(random, "__lock__0000000001"), false, false},
+		{session.ProtectedName(marked, "__WRIT__0000000001"), true, false},
+		{session.ProtectedName(marked, "__READ__0000000001"), false, true},
+		{KazooName(marked, "__rlock__0000000001"), false, true},
+		{session.ProtectedName(random, "__READ__0000000001"), false, false},
+		{"_c_" + strings.Repeat("8", 32) + "-lock-0000000001", false, false}, // go-zookeeper's zk.Lock
+		{"888888888888888888888888-lock-0000000001", false, false},
+		{"lock-0000000001", false, false},
+	} {
+		child, ok := ParseChild(c.name, contenderBases...)
+		if kept := MayBeKept(c.name); !ok || kept != c.kept || child.beside() != c.read {
+			t.Errorf("%q may be kept: %v, was put in the place of another: %v", c.name, kept, child.beside())
+		}
 	}
 }
 
@@ -69,7 +105,7 @@ func TestAWishIsForTheOneWhomItNamesAlone(t *testing.T) {
 
 func TestALongLineIsInTheOrderOfItsNumbersAndThoseOfOneNumberInThatOfTheirNames(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 11))
-	for _, first := range []int32{0, 12345, math.MaxInt32 - 500, math.MinInt32, -500} {
+	for _, first := range []int32{0, 12345, math.MaxInt32 - 500, math.MinInt32, -1000} {
 		var names []string
 		var want []Child
 		for i := range int32(1000) {
@@ -82,7 +118,7 @@ func TestALongLineIsInTheOrderOfItsNumbersAndThoseOfOneNumberInThatOfTheirNames(
 			if a.Seq == b.Seq {
 				return strings.Compare(a.Name, b.Name)
 			}
-			return int(a.Seq - b.Seq)
+			return int(a.Seq - b.Seq) // also across the wrap
 		})
 		r.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
 		if got := ParseChildren(names, "lock-"); !slices.Equal(got, want) {

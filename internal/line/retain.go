@@ -46,16 +46,16 @@ func (c *Claim) Ready() bool {
 // Keep ends g, the only use of its claim, which stays in its place until it is
 // granted again, or Discard. It returns what the observer is to be told, when the
 // caller has no locks any more. If the claim is lost nothing is done.
-func (g *Grant) Keep() (e session.Event, kept bool) {
+func (g *Grant) Keep() (e session.Event, done bool) {
 	c := g.Claim
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.why != nil || g.over {
+	if c.state != held || !g.lasts {
 		return e, false
 	}
-	e = c.eventLocked(session.EventReleased, nil)
-	g.endLocked()
-	c.idleLocked(true)
+	e = c.event(session.EventReleased, nil)
+	g.overLocked()
+	c.enter(kept)
 	return e, true
 }
 

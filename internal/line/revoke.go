@@ -18,7 +18,7 @@ func (c *Claim) Asked() <-chan struct{} {
 	defer c.mu.Unlock()
 	if c.asked == nil {
 		c.asked = make(chan struct{})
-		asked, path, end := c.asked, c.Path, c.endLocked()
+		asked, path, end := c.asked, c.Path, c.leftLocked()
 		c.Incarnation.Manager.Spawn(func() { c.listen(path, asked, end) })
 	}
 	return c.asked

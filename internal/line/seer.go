@@ -20,7 +20,7 @@ type seer struct {
 }
 
 // byNumber is the order of those who wait in one session.
-func byNumber(a, b *seer) int { return cmp.Compare(a.me.Seq-b.me.Seq, 0) }
+func byNumber(a, b *seer) int { return cmp.Compare(a.me.Seq, b.me.Seq) }
 
 // A foresight is that of one seer.
 type foresight struct {

@@ -15,8 +15,9 @@ import (
 // ranks is what a listing says of a line, worked out once for all who share it.
 type ranks struct {
 	roll  *session.Roll
-	in    []Child // in their order, those whose numbers tell
-	sure  bool    // all numbers tell, and no two are the same
+	in    []Child // in the order of their numbers, those that have one to go by
+	told  bool    // that is the order of arrival, and all others are behind
+	sure  bool    // so it is, there are no others, and no two numbers are the same
 	mixed []Child // contenders of other kinds, if the line is strict
 }
 
@@ -29,23 +30,23 @@ type ranksKey struct {
 func ranksOf(r *session.Roll, strict bool, bases []string) *ranks {
 	key := ranksKey{strings.Join(bases, "/"), strict}
 	return r.Make(key, func(names []string) any {
-		in, behind := numbered(names, bases...)
-		rk := &ranks{roll: r, in: in, sure: len(behind) == 0}
+		in, exhausted, told := split(ParseChildren(names, bases...))
+		rk := &ranks{roll: r, in: in, told: told, sure: told && len(exhausted) == 0}
 		for i := 1; i < len(in); i++ {
 			rk.sure = rk.sure && in[i-1].Seq != in[i].Seq
 		}
-		if strict && len(in)+len(behind) < len(names) {
+		if strict && len(in)+len(exhausted) < len(names) {
 			rk.mixed = strangers(names, bases)
 		}
 		return rk
 	}).(*ranks)
 }
 
-// before returns those ahead of c, and whether c is there.
+// before returns those ahead of c, and whether c is there, where numbers tell the order.
 func (rk *ranks) before(c Child) ([]Child, bool) {
 	i, _ := slices.BinarySearchFunc(rk.in, c, func(a, b Child) int {
 		if a.Seq != b.Seq {
-			return cmp.Compare(a.Seq-b.Seq, 0)
+			return cmp.Compare(a.Seq, b.Seq)
 		}
 		return strings.Compare(a.Name, b.Name)
 	})
@@ -79,7 +80,7 @@ type view struct {
 	of    int64  // the number of the listing
 	dir   int64  // the czxid of the directory
 	sure  bool   // of the listing
-	spots []spot // in their order: those whose numbers tell
+	spots []spot // in their order; none where numbers do not tell it
 	long  bool   // the line is long, and of others mostly
 
 	seers     []*seer       // in their order: who wait behind others; see foresee
@@ -155,17 +156,21 @@ func (v *view) update(rk *ranks) {
 		return
 	}
 	v.of, v.dir = rk.roll.Number(), rk.roll.Czxid()
-	v.sure, v.spots = rk.sure, make([]spot, len(rk.in))
-	for i, c := range rk.in {
+	in := rk.in
+	if !rk.told {
+		in = nil
+	}
+	v.sure, v.spots = rk.sure, make([]spot, len(in))
+	for i, c := range in {
 		v.spots[i] = spotOf(c)
 	}
-	v.long = !mostlyOurs && len(rk.in) >= longLine
-	v.ahead.setChildren(v.key.dir, rk.in)
+	v.long = !mostlyOurs && len(in) >= longLine
+	v.ahead.setChildren(v.key.dir, in)
 }
 
 // findLocked returns where the first of a number is, or would be.
 func (v *view) findLocked(seq int32) int {
-	i, _ := slices.BinarySearchFunc(v.spots, seq, func(a spot, b int32) int { return cmp.Compare(a.seq-b, 0) })
+	i, _ := slices.BinarySearchFunc(v.spots, seq, func(a spot, b int32) int { return cmp.Compare(a.seq, b) })
 	return i
 }
 
@@ -275,7 +280,7 @@ func strangers(names []string, bases []string) (mixed []Child) {
 // listed the line needs to look again, since nobody comes before him any more.
 func unmixed(bases []string, mixed []Child, me *Child) error {
 	for _, c := range mixed {
-		if me == nil || c.Exhausted() || c.before(*me) {
+		if me == nil || !c.certainlyAfter(*me) {
 			return fmt.Errorf("%w: %q stands there; this line is of those with %q before their number", ErrMixed, strings.Clone(c.Name), bases)
 		}
 	}

@@ -183,14 +183,27 @@ func (a *asker) facts(ctx context.Context) (facts []Line, err error) {
 	if !a.wants(kinds.Schedule) {
 		return facts, nil
 	}
-	last, err := zsync.NewSchedule(a.s, a.path).Last(ctx)
+	schedule := zsync.NewSchedule(a.s, a.path)
+	last, err := schedule.Last(ctx)
 	var noTime *time.ParseError // it is something else of that name
+	var states []string
 	switch {
 	case err == nil:
-		facts = append(facts, Line{Path: a.path, Kind: "schedule", State: "last done: that of " + last.Local().Format(time.DateTime)})
-	case errors.Is(err, zsync.ErrNoValue), errors.As(err, &noTime):
-	default:
+		states = append(states, "last done: that of "+last.Local().Format(time.DateTime))
+	case errors.As(err, &noTime):
+		return facts, nil
+	case !errors.Is(err, zsync.ErrNoValue):
 		return facts, err
+	}
+	failure, err := schedule.LastFailure(ctx)
+	switch {
+	case err == nil && failure.At.After(last):
+		states = append(states, fmt.Sprintf("failed: that of %s, attempt %d, %s: %s", failure.At.Local().Format(time.DateTime), failure.Attempts, failure.Owner, failure.Err))
+	case err != nil && !errors.Is(err, zsync.ErrNoValue):
+		return facts, err
+	}
+	if len(states) > 0 {
+		facts = append(facts, Line{Path: a.path, Kind: "schedule", State: strings.Join(states, "; ")})
 	}
 	return facts, nil
 }

@@ -85,7 +85,7 @@ func noError(t *testing.T, errs ...error) {
 
 func TestEveryPrimitiveIsToldInUseAndIdle(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
-		s, eyes := suite.Open(t, srv), suite.Open(t, srv)
+		s, eyes := suite.Open(t, srv, zsync.WithOwner("me")), suite.Open(t, srv)
 		// Who gives what he makes an ACL of his own sees what others have made openly.
 		own := suite.Open(t, srv, zsync.WithAuth("digest", []byte("me:secret")), zsync.WithACL(zk.AuthACL(zk.PermAll)))
 		ctx, kazoo := t.Context(), zsync.WithLayout(zsync.LayoutKazoo)
@@ -104,14 +104,27 @@ func TestEveryPrimitiveIsToldInUseAndIdle(t *testing.T) {
 		at := time.Date(2030, 6, 1, 12, 0, 0, 0, time.Local)
 		_, err = zsync.NewSchedule(s, "/schedule").Do(ctx, at, nothing)
 		noError(t, err)
+		failing := zsync.NewSchedule(s, "/failing")
+		for _, day := range []int{0, 1} {
+			_, err = failing.Do(ctx, at.AddDate(0, 0, day), func(context.Context) error {
+				if day == 1 {
+					return errors.New("disk full")
+				}
+				return nil
+			})
+		}
+		if err == nil {
+			t.Error("a function that fails is done")
+		}
 		_, err = zsync.NewInt64(s, "/int").Add(ctx, 3)
 		noError(t, err)
 
 		const last = "schedule: last done: that of 2030-06-01 12:00:00"
+		const failed = last + "; failed: that of 2030-06-02 12:00:00, attempt 1, me: disk full"
 		used := map[string]string{
 			"/lock": "lock", "/rw": "read-write lock", "/kazoo": "kazoo lock", "/permits": "semaphore", "/resized": "semaphore: free, 5 permits",
 			"/theirs": "kazoo semaphore", "/election": "election", "/tasks": "wait group: 1 open task", "/parties": "double barrier", "/gate": "gate: closed",
-			"/settings": "map: 1 key", "/queue": "queue: 1 element", "/once": "once: done", "/schedule": last, "/value": `data: "x"`, "/int": "data: 3",
+			"/settings": "map: 1 key", "/queue": "queue: 1 element", "/once": "once: done", "/schedule": last, "/failing": failed, "/value": `data: "x"`, "/int": "data: 3",
 			"/group": "group", "/flight/key/result": "data: 1",
 		}
 		wantTold(t, eyes, "/", used)
@@ -124,7 +137,7 @@ func TestEveryPrimitiveIsToldInUseAndIdle(t *testing.T) {
 		time.Sleep(time.Second) // what is given up in the background, as the place in the line of who has received, goes a little later
 		idle := map[string]string{
 			"/permits": "semaphore: free, 3 permits", "/resized": "semaphore: free, 5 permits", "/theirs": "kazoo semaphore: free, 3 permits",
-			"/settings": "map: 0 keys", "/queue": "queue: 0 elements", "/once": "once: done", "/schedule": last, "/value": `data: "x"`, "/int": "data: 3",
+			"/settings": "map: 0 keys", "/queue": "queue: 0 elements", "/once": "once: done", "/schedule": last, "/failing": failed, "/value": `data: "x"`, "/int": "data: 3",
 			"/flight/key/result": "data: 1",
 		}
 		wantTold(t, eyes, "/", idle)

@@ -12,7 +12,11 @@ type void = struct{}
 
 func (inc *Incarnation) createCall(path string, data []byte, flags int32) call[string] {
 	op := int32(wire.OpCreate)
-	if flags == zk.FlagContainer {
+	switch {
+	case flags != zk.FlagContainer:
+	case inc.Manager.noContainers.Load(): // before ZooKeeper 3.5
+		flags = zk.FlagPersistent
+	default:
 		op = wire.OpCreateContainer
 	}
 	return call[string]{

@@ -183,6 +183,13 @@ func (p *pacer) pick(limit time.Duration) (addr string, delay time.Duration) {
 	return addr, delay
 }
 
+// again has pick return the same server once more.
+func (p *pacer) again() {
+	p.Mu.Lock()
+	defer p.Mu.Unlock()
+	p.Next += len(p.hosts) - 1
+}
+
 func (p *pacer) success() {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()

@@ -1,24 +1,107 @@
 package session
 
 import (
-	"context"
-	"errors"
-	"time"
+	"slices"
+	"sync"
 )
 
-// EndError says what the end of an incarnation, for this cause, means to one
-// who held something through it: it is ErrLost.
-func (inc *Incarnation) EndError(cause error) error {
-	if errors.Is(cause, ErrLost) {
-		return cause
-	}
-	return inc.Manager.Config.Lost(LossClosed, inc.ID.Load(), time.Now())
+// An Ending is the end of a session or of a hold: it comes once, with a cause. Like a context
+// it has Done, Cause and AfterFunc. It is not a context, for two reasons.
+//
+//   - A context runs an AfterFunc in a goroutine of its own. End runs each hook itself, and
+//     returns when all have returned. So a request that follows End, such as closeSession, is
+//     written after every hook has run.
+//   - A context leaves its parent by being cancelled, which closes Done. A hook leaves an Ending
+//     by Remove, which closes nothing: Unlock must not close Lost.
+//
+// A hook must not block and must not run the program's code. It must not take a lock that any
+// caller of Incarnation.Alive holds, because Alive may end the session.
+type Ending struct {
+	mu    sync.Mutex
+	cause error         // guarded by mu
+	done  chan struct{} // made by the first Done; guarded by mu
+	hooks []*Hook       // in no order; guarded by mu
 }
 
-// Loss is endError for an incarnation that has ended.
-func (inc *Incarnation) Loss() error { return inc.EndError(context.Cause(inc.Ctx)) }
+// A Hook is an entry in the list of an Ending, which calls OnEnd once, with its cause.
+type Hook struct {
+	Owner interface{ OnEnd(cause error) }
+	at    int // its index in Ending.hooks; guarded by Ending.mu
+}
 
-// Deleted is the loss of something in this session whose znode is gone.
-func (inc *Incarnation) Deleted() error {
-	return inc.Manager.Config.Lost(LossDeleted, inc.ID.Load(), time.Now())
+type hookFunc func(cause error)
+
+func (f hookFunc) OnEnd(cause error) { f(cause) }
+
+// End ends e, unless it has ended before. It runs every hook, and then closes Done.
+func (e *Ending) End(cause error) bool {
+	e.mu.Lock()
+	if e.cause != nil {
+		e.mu.Unlock()
+		return false
+	}
+	e.cause = cause
+	hooks := e.hooks
+	e.hooks = nil
+	e.mu.Unlock()
+	for _, h := range hooks {
+		h.Owner.OnEnd(cause)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.done == nil {
+		e.done = ClosedChan
+	} else {
+		close(e.done)
+	}
+	return true
+}
+
+// Done returns a channel that is closed when e has ended and every hook has returned.
+func (e *Ending) Done() <-chan struct{} {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.done == nil {
+		e.done = make(chan struct{})
+	}
+	return e.done
+}
+
+// Cause returns why e has ended, or nil.
+func (e *Ending) Cause() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.cause
+}
+
+// Add adds h to e. If e has ended already, it calls h at once.
+func (e *Ending) Add(h *Hook) {
+	e.mu.Lock()
+	cause := e.cause
+	if cause == nil {
+		h.at = len(e.hooks)
+		e.hooks = append(e.hooks, h)
+	}
+	e.mu.Unlock()
+	if cause != nil {
+		h.Owner.OnEnd(cause)
+	}
+}
+
+// Remove takes h from e. If e ends at the same time, h may be called after Remove returns.
+func (e *Ending) Remove(h *Hook) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	last := len(e.hooks) - 1
+	if i := h.at; i <= last && e.hooks[i] == h {
+		e.hooks[i], e.hooks[last].at = e.hooks[last], i
+		e.hooks = slices.Delete(e.hooks, last, last+1)
+	}
+}
+
+// AfterFunc adds f, and returns a function that removes it.
+func (e *Ending) AfterFunc(f func(cause error)) (stop func()) {
+	h := &Hook{Owner: hookFunc(f)}
+	e.Add(h)
+	return func() { e.Remove(h) }
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/go-zookeeper/zk"
 
@@ -89,6 +88,7 @@ func OutcomeOf(err error) outcome {
 	case nil,
 		zk.ErrAPIError, zk.ErrNoNode, zk.ErrNoAuth, zk.ErrBadVersion,
 		zk.ErrNoChildrenForEphemerals, zk.ErrNodeExists, zk.ErrNotEmpty,
+		zk.ErrSessionExpired, // see link.disowned
 		zk.ErrInvalidACL, zk.ErrAuthFailed, zk.ErrNothing,
 		zk.ErrReconfigDisabled, zk.ErrBadArguments,
 		zk.ErrInvalidPath, zk.ErrInvalidFlags, zk.ErrShortBuffer:
@@ -103,13 +103,12 @@ func OutcomeOf(err error) outcome {
 	if errors.Is(err, zk.ErrInvalidFlags) {
 		return Answered
 	}
-	// Codes that go-zookeeper has no name for. ConnectionLoss (-4) and
-	// OperationTimeout (-7) are a server's own "I do not know".
-	switch code, ok := strings.CutPrefix(err.Error(), "unknown error: "); {
-	case !ok, code == "-4", code == "-7":
+	var code codeErr
+	switch ok := errors.As(err, &code); {
+	case !ok, code == wire.CodeConnectionLoss, code == wire.CodeOperationTimeout: // a server's own "I do not know"
 		return Unknown
-	case code == "-127":
-		return unsent // Throttled: the server has put the request aside
+	case code == wire.CodeThrottled, code == wire.CodeWantsAuth: // the server has put the request aside
+		return unsent
 	}
 	return Answered
 }
@@ -118,19 +117,49 @@ func OutcomeOf(err error) outcome {
 var codeErrors = map[int32]error{
 	0: nil, -8: zk.ErrBadArguments, -100: zk.ErrAPIError, wire.CodeNoNode: zk.ErrNoNode, -102: zk.ErrNoAuth,
 	wire.CodeBadVersion: zk.ErrBadVersion, wire.CodeNoChildren: zk.ErrNoChildrenForEphemerals,
-	wire.CodeNodeExists: zk.ErrNodeExists, wire.CodeNotEmpty: zk.ErrNotEmpty, -112: zk.ErrSessionExpired,
+	wire.CodeNodeExists: zk.ErrNodeExists, wire.CodeNotEmpty: zk.ErrNotEmpty, wire.CodeSessionExpired: zk.ErrSessionExpired,
 	-114: zk.ErrInvalidACL, -115: zk.ErrAuthFailed, -116: zk.ErrClosing, -117: zk.ErrNothing,
-	-118: zk.ErrSessionMoved, -123: zk.ErrReconfigDisabled,
+	wire.CodeSessionMoved: zk.ErrSessionMoved, -123: zk.ErrReconfigDisabled,
 }
 
-// codeError returns the error that go-zookeeper has for a server's code, worded
-// as its own where it has none.
+// codeError returns the error for a server's code: go-zookeeper's, or a codeErr.
 func codeError(code int32) error {
 	if err, ok := codeErrors[code]; ok {
 		return err
 	}
-	return fmt.Errorf("unknown error: %d", code)
+	return codeErr(code)
 }
+
+// A codeErr is a server's code for which go-zookeeper has no error.
+type codeErr int32
+
+// codeTexts say what the codes mean.
+var codeTexts = map[codeErr]string{
+	-1:                        "the server failed",
+	-2:                        "another operation of the transaction failed",
+	-3:                        "the server's data are inconsistent",
+	wire.CodeConnectionLoss:   "the server lost its connection to the others",
+	-5:                        "the server could not read the request",
+	wire.CodeUnimplemented:    "the server does not know this request: it is too old, or it is not ZooKeeper",
+	wire.CodeOperationTimeout: "the server did not get an answer in time",
+	-119:                      "the server is in read-only mode",
+	-120:                      "the server keeps sessions to itself, and makes no ephemeral znode in one: set localSessionsUpgradingEnabled=true beside localSessionsEnabled",
+	-122:                      "the request took the server too long",
+	wire.CodeWantsAuth:        "the server demands that clients authenticate (zookeeper.enforce.auth.enabled, or zookeeper.sessionRequireClientSASLAuth): give credentials of a scheme that it enforces with WithAuth; SASL is not supported",
+	-125:                      "the quota of a znode above the path is exceeded (setquota)",
+	wire.CodeThrottled:        "the server has too much to do",
+}
+
+func (e codeErr) Error() string {
+	text, ok := codeTexts[e]
+	if !ok {
+		text = "unknown error"
+	}
+	return fmt.Sprintf("%s (server's code %d)", text, int32(e))
+}
+
+// Is has whoever looks for refused credentials find a demand for some, too.
+func (e codeErr) Is(err error) bool { return e == wire.CodeWantsAuth && err == zk.ErrAuthFailed }
 
 // IsNoNode and its like say that a server answered so.
 func IsNoNode(err error) bool     { return IsAnswer(err, zk.ErrNoNode) }
@@ -144,7 +173,7 @@ func IsAnswer(err, answer error) bool { return errors.Is(err, answer) && !isCtxE
 
 // isUnimplemented reports that the server is too old for the request.
 func isUnimplemented(err error) bool {
-	return err != nil && !isCtxError(err) && err.Error() == "unknown error: -6"
+	return IsAnswer(err, codeErr(wire.CodeUnimplemented))
 }
 
 // JoinErrors is errors.Join, but a single error stays itself.

@@ -22,15 +22,19 @@ func TestCase10WhatIsNotProvablyAnsweredOrUnsentIsUnknown(t *testing.T) {
 		{zk.ErrNodeExists, Answered},
 		{zk.ErrBadVersion, Answered},
 		{zk.ErrNoAuth, Answered},
-		{errors.New("unknown error: -6"), Answered},
+		{codeErr(-6), Answered},
+		{codeErr(-125), Answered},
+		{codeErr(-99999), Answered},
 		{fmt.Errorf("x: %w", zk.ErrInvalidFlags), Answered},
 		{zk.ErrNoServer, unsent},
-		{zk.ErrSessionMoved, unsent},
+		{codeErr(-124), unsent},
+		{codeErr(-127), unsent},
 		{zk.ErrConnectionClosed, Unknown},
 		{zk.ErrClosing, Unknown},
-		{zk.ErrSessionExpired, Unknown},
-		{errors.New("unknown error: -4"), Unknown},
-		{errors.New("unknown error: -7"), Unknown},
+		{zk.ErrSessionExpired, Answered}, // over several connections
+		{zk.ErrSessionMoved, unsent},
+		{codeErr(-4), Unknown},
+		{codeErr(-7), Unknown},
 		{io.EOF, Unknown},
 		{os.ErrDeadlineExceeded, Unknown},
 		{&net.OpError{Op: "write", Err: errors.New("broken pipe")}, Unknown},
@@ -43,7 +47,7 @@ func TestCase10WhatIsNotProvablyAnsweredOrUnsentIsUnknown(t *testing.T) {
 
 // A context may have ended with what a server has answered to another.
 func TestAContextThatHasEndedSaysNothingOfAServer(t *testing.T) {
-	for _, cause := range []error{zk.ErrNoNode, zk.ErrNoAuth, errors.New("unknown error: -6"), errors.New("unknown error: -127")} {
+	for _, cause := range []error{zk.ErrNoNode, zk.ErrNoAuth, codeErr(-6), codeErr(-127), codeErr(-124)} {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		cancel(cause)
 		err := CtxErr(ctx)

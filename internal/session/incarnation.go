@@ -2,7 +2,9 @@ package session
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -24,13 +26,16 @@ type Incarnation struct {
 
 	// ctx is cancelled, with cause an ErrLost or ErrClosed, when the session is
 	// over or may be over.
-	Ctx context.Context
-	end context.CancelCauseFunc
+	Ctx    context.Context
+	cancel context.CancelCauseFunc
+
+	Ended Ending // its hooks are the holds of the session; they run before its end on the servers
 
 	ID      atomic.Int64  // the session id; 0 before the first handshake
 	Timeout atomic.Int64  // the negotiated session timeout, in nanoseconds
 	Heard   Moment        // when the last answered request was sent; zero before the first; guarded by LiveMu
 	zxid    atomic.Int64  // the last that a reply has shown
+	xid     atomic.Uint32 // of the last request, over all connections
 	vetted  sync.Map      // by path: the directories that nobody else may change
 	kept    sync.Map      // by path: the czxid of what lasts there, see KeepDir and KeepStored
 	own     sync.Map      // by path: the last sighting of what CreateOwn has made
@@ -58,10 +63,11 @@ type Incarnation struct {
 	kick   chan struct{}          // has a token when the watchdog should look again
 	looked atomic.Pointer[Moment] // when the watchdog has last looked
 
-	endings endings       // who must hear of the end first
 	last    chan struct{} // has a token while lastly runs, and for good when shut goes on
 	book    book          // of receipts
 	largest atomic.Int64  // bytes of the largest znode in a late bundle
+
+	disowned int // connections in a row that were given up, see link.disowned; used by serve alone
 
 	sight sight
 }
@@ -90,7 +96,7 @@ func newIncarnation(m *Manager) *Incarnation {
 	}
 	close(inc.down)
 	inc.Timeout.Store(int64(m.Config.Timeout))
-	inc.Ctx, inc.end = context.WithCancelCause(context.Background())
+	inc.Ctx, inc.cancel = context.WithCancelCause(context.Background())
 	inc.Watches = newWatches(inc.removeWatch, m.Spawn)
 	context.AfterFunc(inc.Ctx, inc.Watches.end)
 	return inc
@@ -197,6 +203,23 @@ func (inc *Incarnation) sending() stamp {
 	inc.LiveMu.Lock()
 	defer inc.LiveMu.Unlock()
 	return inc.Live.send(time.Now())
+}
+
+// nextXid returns an xid for a request, which no other request of the session has, over
+// whatever connection. A follower or observer knows the result of a request by its session
+// and its xid alone. So if an xid is used again, the result of a request that a former
+// connection has left behind is given to another request, which may not have been executed.
+//
+// Pings, credentials and setWatches have the xids that the protocol gives them, each time:
+// no server proposes anything for these, so there is no result that comes late. After 2^31
+// requests the xids begin again, when those of the first have long been answered.
+// 0 is left out: the leader has it for the session's begin and for the end that it decides on.
+func (inc *Incarnation) nextXid() int32 {
+	for {
+		if xid := int32(inc.xid.Add(1) & math.MaxInt32); xid != 0 {
+			return xid
+		}
+	}
 }
 
 // contact is told that a request was answered, what that proves, and when the answer
@@ -367,9 +390,8 @@ func (inc *Incarnation) seal(cause error) {
 // ephemeral znodes.
 func (inc *Incarnation) shut() {
 	inc.drain.Do(func() {
-		inc.end(ErrClosed) // the first cause stays
-		inc.endings.await()
-		inc.last <- struct{}{} // the connection that lastly uses is not closed under it
+		inc.end(ErrClosed)     // the first cause stays
+		inc.last <- struct{}{} // lastly has returned, and is not called from here on
 		if inc.leaveTime() {
 			inc.newestLink().bye()
 			AwaitFor(inc.gone, time.Second)
@@ -385,39 +407,29 @@ func (inc *Incarnation) shut() {
 	<-inc.gone
 }
 
-// lastly has f end the session over a connection that comes as the Session is closed:
-// behind those who must hear of it first, as shut does.
+// lastly calls f, which ends the session over a connection that was made while the Session was
+// closed. shut does not close that connection before f returns.
 func (inc *Incarnation) lastly(f func()) {
 	select {
 	case inc.last <- struct{}{}:
-		inc.endings.await()
+		inc.end(ErrClosed)
 		f()
 		<-inc.last
-	default: // shut goes on, so all have heard
+	default: // shut has called end
 		f()
 	}
 }
 
-// OnEnd has f called once when the incarnation has ended, in a goroutine of its own; if
-// it has ended already, at once. The servers are asked to end the session only when f has
-// returned, so f must not wait.
+// end ends the incarnation. When it returns, every hook of Ended has returned, also if another
+// goroutine has ended it: every hold of the session is lost, and its holder can know. So every
+// request that ends the session on the servers is written after end.
 //
-// A session that ends otherwise was certain to live for longer than f takes. But who closes
-// the Session gives up what he holds at that instant, and the next may have it within a
-// round trip.
-func (inc *Incarnation) OnEnd(f func()) (stop func() bool) {
-	inc.endings.add(1)
-	stopped := context.AfterFunc(inc.Ctx, func() {
-		defer inc.endings.add(-1)
-		f()
-	})
-	return func() bool {
-		ok := stopped()
-		if ok {
-			inc.endings.add(-1)
-		}
-		return ok
-	}
+// That order is what Close rests on: after closeSession another session can be granted the lock
+// within a round trip. A session that ends otherwise lives on for a tenth of its timeout.
+func (inc *Incarnation) end(cause error) {
+	inc.cancel(cause)
+	inc.Ended.End(inc.Loss())
+	<-inc.Ended.Done() // another goroutine may be running the hooks
 }
 
 func (inc *Incarnation) connected() {
@@ -553,4 +565,21 @@ func (m *Manager) traceEnd(inc *Incarnation, why error) {
 	if m.Trace != nil && inc.ID.Load() != 0 {
 		m.Trace.Line(m.TraceLoss(trace.Line{Event: trace.Expired, Session: Text(inc.ID.Load()), Zxid: inc.sight.zxid.Load()}, why))
 	}
+}
+
+// EndError says what the end of an incarnation, for this cause, means to one
+// who held something through it: it is ErrLost.
+func (inc *Incarnation) EndError(cause error) error {
+	if errors.Is(cause, ErrLost) {
+		return cause
+	}
+	return inc.Manager.Config.Lost(LossClosed, inc.ID.Load(), time.Now())
+}
+
+// Loss is endError for an incarnation that has ended.
+func (inc *Incarnation) Loss() error { return inc.EndError(context.Cause(inc.Ctx)) }
+
+// Deleted is the loss of something in this session whose znode is gone.
+func (inc *Incarnation) Deleted() error {
+	return inc.Manager.Config.Lost(LossDeleted, inc.ID.Load(), time.Now())
 }

@@ -61,17 +61,17 @@ type link struct {
 	wmu   sync.Mutex // held while a packet is put in its place in the order; taken before Watches.Mu
 	out   []byte     // packets that are not written yet; guarded by wmu
 	spare []byte     // what out is made of next; guarded by wmu
-	xid   int32      // of the last request; guarded by wmu
 	busy  bool       // somebody writes what was in out; guarded by wmu
 	more  chan struct{}
 
 	due   time.Time // the read deadline that is set; used by the reading goroutine alone
 	heard time.Time // when the last reply came, or zero; used by the reading goroutine alone
 
+	useful bool // the server has carried a request out; used by the reading goroutine alone
+
 	mu    sync.Mutex         // guards what follows; taken before Incarnation.LiveMu
 	sent  map[int32]sentInfo // requests without a reply, by xid
 	order []int32            // the xids of sent as they were sent, and some that have been answered
-	owed  int                // how much has no reply of what the link has asked for by itself
 	pings []stamp            // pings without a reply, oldest first
 	state linkState
 }
@@ -101,15 +101,12 @@ type request interface {
 	fail(err error)
 }
 
-// xidClose is the number of the end of a session; requests count from the next.
-const xidClose = 1
-
 // sentInfo is what the link remembers of a request until its reply.
 type sentInfo struct {
 	at  stamp
 	op  int32
 	ask *ask    // what Watches makes of the reply, if the read carries a watch
-	r   request // nil if it is not one of the session's own
+	r   request // nil if the link has asked by itself
 
 	deletes []string // the paths that it deletes, if that is traced
 }
@@ -123,7 +120,6 @@ func newLink(inc *Incarnation, c net.Conn, addr string, limit time.Time) *link {
 		hardLimit: limit,
 		closed:    make(chan struct{}),
 		more:      make(chan struct{}, 1),
-		xid:       xidClose,
 		sent:      make(map[int32]sentInfo),
 	}
 }
@@ -139,14 +135,17 @@ func (l *link) open() {
 
 // over is told that nothing comes from the connection any more. What has had no
 // reply has none.
-func (l *link) over() {
+func (l *link) over() { l.fail(zk.ErrConnectionClosed) }
+
+// fail has no more requests sent, and those without a reply fail with err.
+func (l *link) fail(err error) {
 	l.mu.Lock()
 	lost := l.sent
 	l.state, l.sent, l.order = linkOver, nil, nil
 	l.mu.Unlock()
 	for _, info := range lost {
 		if info.r != nil {
-			info.r.fail(zk.ErrConnectionClosed)
+			info.r.fail(err)
 		}
 	}
 }
@@ -189,16 +188,13 @@ func (l *link) put(rs []request) (mine []byte, ok bool) {
 	if l.state != linkOpen || l.inc.Ctx.Err() != nil {
 		return nil, false
 	}
-	alone := !l.busy && len(l.out)+len(l.sent)+len(l.pings)+l.owed == 0
+	alone := !l.busy && len(l.out)+len(l.sent)+len(l.pings) == 0
 	at := l.inc.sending()
 	for _, r := range rs {
-		l.xid++
-		if l.xid <= xidClose {
-			l.xid = xidClose + 1
-		}
+		xid := l.inc.nextXid()
 		info := sentInfo{at: at, op: r.opcode(), r: r}
 		start := len(l.out)
-		l.out = r.encode(wire.AppendHeader(l.out, l.xid, info.op))
+		l.out = r.encode(wire.AppendHeader(l.out, xid, info.op))
 		if key, ok := r.key(); ok {
 			var flag byte
 			if info.ask = l.inc.Watches.ask(key); info.ask != nil {
@@ -210,8 +206,8 @@ func (l *link) put(rs []request) (mine []byte, ok bool) {
 		if l.inc.Manager.Trace != nil {
 			info.deletes = wire.Deletes(info.op, l.out[start+12:])
 		}
-		l.sent[l.xid] = info
-		l.order = append(l.order, l.xid)
+		l.sent[xid] = info
+		l.order = append(l.order, xid)
 	}
 	l.inc.Manager.requests.Add(int64(len(rs)))
 	if n := len(l.out); alone && 0 < n && n <= directly { // it is empty if rs is
@@ -315,32 +311,35 @@ func (l *link) read() {
 	}
 }
 
-// ask puts a packet of the link itself in its place in the order.
-func (l *link) ask(xid, op int32, note func(at stamp)) {
-	l.wmu.Lock()
-	defer l.wmu.Unlock()
+// begin appends the header of a request that the link makes by itself. wmu is held.
+func (l *link) begin(p []byte, op int32) []byte {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	note(l.inc.sending())
-	start := len(l.out)
-	l.out = wire.AppendHeader(l.out, xid, op)
-	wire.EndPacket(l.out[start:])
-	l.wroteLocked()
+	xid := l.inc.nextXid()
+	if l.state != linkOver {
+		l.sent[xid] = sentInfo{at: l.inc.sending(), op: op}
+		l.order = append(l.order, xid)
+	}
+	return wire.AppendHeader(p, xid, op)
 }
 
 func (l *link) ping() {
-	l.ask(wire.XidPing, wire.OpPing, func(at stamp) { l.pings = append(l.pings, at) })
+	l.wmu.Lock()
+	defer l.wmu.Unlock()
+	l.mu.Lock()
+	l.pings = append(l.pings, l.inc.sending())
+	l.mu.Unlock()
+	l.out = append(l.out, wire.EndPacket(wire.AppendHeader(nil, wire.XidPing, wire.OpPing))...)
+	l.wroteLocked()
 }
 
 // bye asks the server to end the session.
 func (l *link) bye() {
-	l.ask(xidClose, wire.OpCloseSession, func(at stamp) {
-		if l.state != linkOver {
-			l.sent[xidClose] = sentInfo{at: at, op: wire.OpCloseSession}
-			l.order = append(l.order, xidClose)
-			l.inc.Manager.requests.Add(1)
-		}
-	})
+	l.wmu.Lock()
+	defer l.wmu.Unlock()
+	l.out = append(l.out, wire.EndPacket(l.begin(nil, wire.OpCloseSession))...)
+	l.inc.Manager.requests.Add(1)
+	l.wroteLocked()
 }
 
 // replyHeader is the size of what every packet of a server begins with: its
@@ -374,14 +373,12 @@ func (l *link) nextPacket() error {
 		return err
 	}
 	l.inc.sight.see(xid, int64(binary.BigEndian.Uint64(l.head[8:])))
+	if xid != wire.XidEvent && code == wire.CodeWantsAuth {
+		return l.refused(codeError(code))
+	}
 	switch xid {
 	case wire.XidEvent:
 		return l.event(body)
-	case wire.XidCatchUp:
-		if code != 0 {
-			// Before anything behind it is believed.
-			return fmt.Errorf("zsync: the server cannot catch up with its leader (error %d)", code)
-		}
 	case wire.XidSetWatches:
 		if code != 0 {
 			// The server has none of them. They are set again on the next
@@ -389,10 +386,59 @@ func (l *link) nextPacket() error {
 			return fmt.Errorf("zsync: the server has refused to set the watches again (error %d)", code)
 		}
 	}
-	if xid >= 0 {
-		l.inc.seen(int64(binary.BigEndian.Uint64(l.head[8:])))
+	switch {
+	case code == wire.CodeSessionMoved, code == wire.CodeSessionExpired && l.disowned():
+		l.inc.Manager.Pace.again()
+		return codeError(code)
+	case xid >= 0:
+		l.served()
 	}
 	return l.received(xid, code, body, now)
+}
+
+// served notes that the server carries requests out.
+func (l *link) served() {
+	if !l.useful {
+		l.useful = true
+		l.inc.Manager.fit()
+	}
+}
+
+// refused is told that the server carries out nothing for this client, and hangs up. The
+// Session ends when every server has refused the client, or could not be reached, since one of
+// them has carried out a request: another attempt cures nothing, and each caller must learn why.
+func (l *link) refused(err error) error {
+	l.fail(errUnsent) // what is behind the request that was refused is not executed either
+	m := l.inc.Manager
+	m.unfit(l.addr, err)
+	if m.noneFits() {
+		l.inc.fail(err)
+	}
+	return err
+}
+
+// maxDisowned is how many connections in a row disowned gives up.
+const maxDisowned = 3
+
+// A server that serves a session may answer to a request that the session has moved, or has
+// expired. It did not execute the request, and goes on to answer so over this connection.
+//
+// The session has moved when another server has asked the leader late to continue it. The next
+// handshake makes its server the owner again, so that cures it each time.
+//
+// If the session has expired the next handshake says so. disowned reports whether the connection
+// ends. If the handshake succeeds three times, within a second each, the servers contradict
+// themselves: a server with localSessionsEnabled does, because the leader does not know its
+// sessions. Then the caller gets the answer.
+func (l *link) disowned() bool {
+	if time.Since(l.asked) >= lasting {
+		l.inc.disowned = 0
+	}
+	if l.inc.disowned == maxDisowned {
+		return false
+	}
+	l.inc.disowned++
+	return true
 }
 
 // readBody reads n bytes, which are good until the next packet.
@@ -487,8 +533,7 @@ func (l *link) handshake() error {
 		// place that is gone, permits that are taken. A session that begins
 		// needs no such thing: its server has applied its beginning, which
 		// comes after everything that was seen before.
-		out = append(out, catchUpPacket()...)
-		l.owe() // an answer, behind those to what comes before it
+		out = append(out, wire.EndPacket(wire.AppendString(l.begin(nil, wire.OpSync), "/"))...)
 	}
 	if len(out) > 0 {
 		if _, err := l.Conn.Write(out); err != nil {
@@ -509,7 +554,9 @@ func (l *link) handshake() error {
 }
 
 // endSession has the server end the session of the handshake.
-func (l *link) endSession() { l.Conn.Write(wire.AppendHeader(nil, xidClose, wire.OpCloseSession)) }
+func (l *link) endSession() {
+	l.Conn.Write(wire.AppendHeader(nil, l.inc.nextXid(), wire.OpCloseSession))
+}
 
 // passwordIn returns the password in the reply to a handshake, whose size has been
 // looked at.
@@ -525,16 +572,11 @@ func isTLS(c net.Conn) bool {
 // confirmPacket is the write that makes a session certain again that is continued
 // while something is held: see liveness. It deletes where there is no znode.
 func (l *link) confirmPacket() []byte {
-	l.mu.Lock()
-	l.sent[wire.XidConfirm] = sentInfo{at: l.inc.sending(), op: wire.OpDelete}
-	l.order = append(l.order, wire.XidConfirm)
-	l.mu.Unlock()
 	l.inc.LiveMu.Lock()
 	l.inc.Live.pending = true
 	l.inc.LiveMu.Unlock()
 	l.inc.Manager.requests.Add(1)
-	p := wire.AppendHeader(nil, wire.XidConfirm, wire.OpDelete)
-	p = wire.AppendString(p, l.inc.nobody)
+	p := wire.AppendString(l.begin(nil, wire.OpDelete), l.inc.nobody)
 	return wire.EndPacket(binary.BigEndian.AppendUint32(p, math.MaxUint32)) // any version
 }
 
@@ -570,11 +612,11 @@ func (l *link) received(xid, code int32, body []byte, now time.Time) error {
 		l.inc.contact(at, proofOf(wire.OpPing, code), now)
 		return nil
 	}
-	if xid == wire.XidCatchUp || xid == wire.XidRemoveWatches {
-		l.owed--
-	}
 	info, ok := l.sent[xid]
 	delete(l.sent, xid)
+	if info.op == wire.OpCreateContainer && code == wire.CodeUnimplemented {
+		l.inc.Manager.noContainers.Store(true)
+	}
 	done := 0
 	for done < len(l.order) {
 		if _, waits := l.sent[l.order[done]]; waits {
@@ -585,18 +627,14 @@ func (l *link) received(xid, code int32, body []byte, now time.Time) error {
 	l.order = l.order[:copy(l.order, l.order[done:])]
 	l.mu.Unlock()
 	if !ok {
-		return nil // what the link has asked for by itself
-	}
-	if info.ask != nil {
-		l.inc.Watches.answered(info.ask, code)
+		return nil // a reply without a request of its own: credentials, watches
 	}
 	if info.r == nil {
-		if info.op == wire.OpCloseSession && code == 0 {
-			l.inc.endedOnServer()
-			return io.EOF
-		}
-		l.inc.contact(info.at, proofOf(info.op, code), now)
-		return nil
+		return l.own(info, code, now)
+	}
+	l.inc.seen(int64(binary.BigEndian.Uint64(l.head[8:])))
+	if info.ask != nil {
+		l.inc.Watches.answered(info.ask, code)
 	}
 	// Watches and the liveness know before the caller goes on.
 	whole, ok := info.r.answer(code, body)
@@ -607,6 +645,28 @@ func (l *link) received(xid, code int32, body []byte, now time.Time) error {
 	l.inc.contact(info.at, proofOf(info.op, whole), now)
 	l.deleted(info, whole)
 	info.r.done()
+	return nil
+}
+
+// own deals with the reply to a request that the link has made by itself. Its zxid
+// does not count as seen: the next connection would ask only for the events after
+// it, and those before it may not have come, as the watches are set behind the
+// confirmation.
+func (l *link) own(info sentInfo, code int32, now time.Time) error {
+	switch info.op {
+	case wire.OpCloseSession:
+		if code == 0 {
+			l.inc.endedOnServer()
+			return io.EOF
+		}
+	case wire.OpSync:
+		if code != 0 {
+			// Before anything behind it is believed.
+			return fmt.Errorf("zsync: the server cannot catch up with its leader (error %d)", code)
+		}
+	case wire.OpDelete:
+		l.inc.contact(info.at, proofOf(info.op, code), now)
+	}
 	return nil
 }
 
@@ -643,22 +703,11 @@ func (l *link) removeWatch(key WatchKey) (newest bool) {
 	if !l.inc.Watches.forget(key) || !l.shook.Load() {
 		return true
 	}
-	start := len(l.out)
-	l.out = wire.AppendHeader(l.out, wire.XidRemoveWatches, wire.OpRemoveWatches)
-	l.out = wire.AppendString(l.out, key.Path)
-	l.out = wire.AppendInt32(l.out, key.Kind.watcherType())
-	wire.EndPacket(l.out[start:])
-	l.owe()
+	p := wire.AppendString(l.begin(nil, wire.OpRemoveWatches), key.Path)
+	l.out = append(l.out, wire.EndPacket(wire.AppendInt32(p, key.Kind.watcherType()))...)
 	l.wroteLocked()
 	l.inc.Manager.requests.Add(1)
 	return true
-}
-
-// owe notes a request of the link itself, which the server answers.
-func (l *link) owe() {
-	l.mu.Lock()
-	l.owed++
-	l.mu.Unlock()
 }
 
 // patience bounds the wait for the next packet: silence is noticed, though there may be
@@ -703,12 +752,6 @@ func (l *link) Close() error {
 		l.closeError = c.Close()
 	})
 	return l.closeError
-}
-
-// catchUpPacket asks the server to catch up with the leader before it answers
-// what comes behind.
-func catchUpPacket() []byte {
-	return wire.EndPacket(wire.AppendString(wire.AppendHeader(nil, wire.XidCatchUp, wire.OpSync), "/"))
 }
 
 func authPacket(a Auth) []byte {

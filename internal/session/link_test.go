@@ -27,23 +27,23 @@ import (
 // whatever pieces it comes, hands on to go-zookeeper nothing but the reply that
 // it waits for, and gives every other request one answer.
 func FuzzLinkRead(f *testing.F) {
-	f.Add(frame(replyTo(xidClose+1, 0, words(0)...)), 3, uint8(0))
-	f.Add(append(frame(replyTo(wire.XidPing, 0)), frame(replyTo(xidClose+1, -101))...), 1, uint8(1))
-	f.Add(frame(replyTo(xidClose+1, 0, append(words(-1, 0), 1, 2, 3, 4)...)), 7, uint8(2))
-	f.Add(frame(replyTo(1, 0)), 7, uint8(2))
+	f.Add(frame(replyTo(1, 0, words(0)...)), 3, uint8(0))
+	f.Add(append(frame(replyTo(wire.XidPing, 0)), frame(replyTo(1, -101))...), 1, uint8(1))
+	f.Add(frame(replyTo(1, 0, append(words(-1, 0), 1, 2, 3, 4)...)), 7, uint8(2))
+	f.Add(frame(replyTo(2, 0)), 7, uint8(2))
 	f.Add(words(-5), 1, uint8(3))
 	for _, e := range everyEvent() {
-		f.Add(append(e, frame(replyTo(xidClose+1, 0, words(0)...))...), 5, uint8(0))
-		f.Add(append(frame(replyTo(xidClose+1, -101)), e...), 9, uint8(5))
+		f.Add(append(e, frame(replyTo(1, 0, words(0)...))...), 5, uint8(0))
+		f.Add(append(frame(replyTo(1, -101)), e...), 9, uint8(5))
 	}
 	f.Fuzz(func(t *testing.T, in []byte, piece int, kind uint8) {
 		if piece < 1 || piece > 64 {
 			piece = 5
 		}
 		read := func(piece int) string {
-			m := &Manager{Config: Config{Timeout: time.Hour}}
+			m := &Manager{Config: Config{Timeout: time.Hour}, Hosts: []string{"x:1", "y:1"}}
 			inc := newIncarnation(m)
-			defer inc.end(nil)
+			defer inc.cancel(nil)
 			l := newLink(inc, scripted{r: strings.NewReader(string(in)), piece: piece}, "x:1", time.Now().Add(time.Minute))
 			l.shook.Store(true)
 			l.open()
@@ -121,7 +121,7 @@ func TestEveryEventFiresTheWatchesOfItsZnodeOrEndsTheConnection(t *testing.T) {
 			if slices.ContainsFunc(others, func(w *Watch) bool { return IsClosed(w.Fired) }) {
 				t.Errorf("type %d in state %d: a watch of another znode has fired", kind, state)
 			}
-			inc.end(nil)
+			inc.cancel(nil)
 		}
 	}
 }
@@ -214,14 +214,14 @@ type gated struct {
 	net.Conn
 	gate  chan struct{} // has a token for each write
 	mu    sync.Mutex
-	wrote []string // the xids of each write: those of requests from 1, and -2 for all else
+	wrote []string // the xids of each write
 }
 
 func (c *gated) Write(p []byte) (int, error) {
 	<-c.gate
 	var xids []int
 	for rest := p; len(rest) > 0; rest = rest[4+binary.BigEndian.Uint32(rest):] {
-		xids = append(xids, max(int(int32(binary.BigEndian.Uint32(rest[4:])))-xidClose, wire.XidPing))
+		xids = append(xids, int(int32(binary.BigEndian.Uint32(rest[4:]))))
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -242,7 +242,7 @@ func openGated(t *testing.T) (c *gated, l *link, send func()) {
 	t.Cleanup(func() {
 		close(c.gate)
 		l.Close()
-		inc.end(nil)
+		inc.cancel(nil)
 	})
 	return c, l, func() {
 		if !l.send(newPending(getCall("/x"))) {
@@ -286,7 +286,7 @@ func TestNobodyWaitsInAWriteWhileTheServerOwesAnAnswer(t *testing.T) {
 		c.gate <- struct{}{}
 		c.check(t, "[1]", "[2]")
 		for xid := range int32(2) {
-			must(t, l.received(xidClose+1+xid, wire.CodeNoNode, nil, time.Now()))
+			must(t, l.received(1+xid, wire.CodeNoNode, nil, time.Now()))
 		}
 		l.ping()
 		c.gate <- struct{}{}
@@ -312,11 +312,11 @@ func TestNobodyWaitsInAWriteWhileTheServerOwesAnAnswerToTheRemovalOfAWatch(t *te
 		}
 		synctest.Wait()
 		send() // nothing more can be written, as far as is known
-		c.check(t, "[-2]")
+		c.check(t, "[1]")
 		c.gate <- struct{}{}
-		c.check(t, "[-2]", "[1]")
-		must(t, l.received(wire.XidRemoveWatches, 0, nil, time.Now()))
-		must(t, l.received(xidClose+1, wire.CodeNoNode, nil, time.Now()))
+		c.check(t, "[1]", "[2]")
+		must(t, l.received(1, 0, nil, time.Now()))
+		must(t, l.received(2, wire.CodeNoNode, nil, time.Now()))
 		go send() // it writes itself
 		synctest.Wait()
 		if !l.busy {

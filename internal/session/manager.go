@@ -29,9 +29,10 @@ type Manager struct {
 
 	requests, reconnects, expiries, Holds, Waiters atomic.Int64
 
-	noBundles atomic.Bool // the servers do not know multiRead
-	lasting   sync.Map    // by path: the directories that must be persistent
-	barred    sync.Map    // paths of parents whose children we once could not delete
+	noBundles    atomic.Bool // the servers do not know multiRead
+	noContainers atomic.Bool // nor containers
+	lasting      sync.Map    // by path: the directories that must be persistent
+	barred       sync.Map    // paths of parents whose children we once could not delete
 
 	mu      sync.Mutex
 	cur     *Incarnation          // the newest; guarded by mu
@@ -42,6 +43,7 @@ type Manager struct {
 	untold  []Event               // what the observer has not heard of the session; guarded by mu
 	telling bool                  // somebody is in tell; guarded by mu
 	dialErr error                 // the last failure to reach a server; guarded by mu
+	tried   map[string]error      // by address, since a server has carried a request out: why it was of no use; guarded by mu
 	leaving farewell
 	shelf   shelf
 	Closing chan struct{}  // closed when err is set
@@ -337,11 +339,36 @@ func (m *Manager) dialed(addr string, err error) {
 	known := m.dialErr != nil && m.dialErr.Error() == err.Error()
 	m.dialErr = err
 	m.mu.Unlock()
+	m.unfit(addr, err)
 	level := slog.LevelDebug
 	if refusesTLS(err) && !known {
 		level = slog.LevelWarn
 	}
 	m.Log.Log(context.Background(), level, "zsync: cannot reach server", "addr", addr, "err", err)
+}
+
+// unfit is told why a server was of no use.
+func (m *Manager) unfit(addr string, why error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.tried == nil {
+		m.tried = make(map[string]error)
+	}
+	m.tried[addr] = why
+}
+
+// fit is told that a server has carried a request out.
+func (m *Manager) fit() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	clear(m.tried)
+}
+
+// noneFits reports whether every server was of no use since one has carried a request out.
+func (m *Manager) noneFits() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return !slices.ContainsFunc(m.Hosts, func(addr string) bool { return m.tried[addr] == nil })
 }
 
 // untried returns how many servers have not been tried in this round, that of

@@ -28,12 +28,17 @@ type will struct {
 	id       int64
 	password []byte
 	timeout  time.Duration
+	xid      int32
+	auths    []Auth // a server may demand some, of its end too
 }
 
-// packets is the handshake that continues the session, with its end behind it.
+// packets is the handshake that continues the session, with credentials and its end behind it.
 func (w will) packets() []byte {
 	p := wire.Connect(0, w.timeout, w.id, w.password) // nothing was seen: any server will do, as nothing is read
-	return append(p, wire.EndPacket(wire.AppendHeader(nil, xidClose, wire.OpCloseSession))...)
+	for _, a := range w.auths {
+		p = append(p, authPacket(a)...)
+	}
+	return append(p, wire.EndPacket(wire.AppendHeader(nil, w.xid, wire.OpCloseSession))...)
 }
 
 // execute sends w to a server. It is nil if the session has ended, now or before.
@@ -55,8 +60,21 @@ func (w will) execute(c io.ReadWriter) error {
 	default: // that one is ended, too
 		return fmt.Errorf("%w: session 0x%x", errHandshake, uint64(got))
 	}
-	_, err = readPacket(c, wire.MaxHandshake)
-	return err
+	for { // the answers to the credentials, and to what counts
+		if body, err = readPacket(c, wire.MaxHandshake); err != nil {
+			return err
+		}
+		s := wire.Scanner{Rest: body}
+		xid, _, code := s.Int32(), s.Take(8), s.Int32()
+		switch {
+		case s.Bad:
+			return fmt.Errorf("%w: reply of %d bytes", errHandshake, len(body))
+		case code != 0 && code != wire.CodeSessionExpired:
+			return codeError(code)
+		case xid == w.xid:
+			return nil
+		}
+	}
 }
 
 // endOrphan ends an abandoned session that has no connection, or whose server has
@@ -67,7 +85,7 @@ func (w will) execute(c io.ReadWriter) error {
 func (inc *Incarnation) endOrphan(left time.Time) {
 	m := inc.Manager
 	inc.LiveMu.Lock()
-	w := will{inc.ID.Load(), inc.password, time.Duration(inc.Timeout.Load())}
+	w := will{id: inc.ID.Load(), password: inc.password, timeout: time.Duration(inc.Timeout.Load()), auths: m.Config.Auths}
 	inc.LiveMu.Unlock()
 	if w.id == 0 {
 		return // there never was one
@@ -84,6 +102,7 @@ func (inc *Incarnation) endOrphan(left time.Time) {
 			return
 		}
 		addr := m.Hosts[(first+try)%len(m.Hosts)]
+		w.xid = inc.nextXid()
 		err := m.endOver(addr, w)
 		if err == nil {
 			return

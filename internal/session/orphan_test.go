@@ -77,6 +77,16 @@ func TestAnAbandonedSessionIsEndedThoughServersFail(t *testing.T) {
 				return zktest.Pass
 			}
 		},
+		"a server that refuses": func(srv *zktest.Server, id int64) func(r zktest.Request) zktest.Action {
+			n := 0
+			return func(r zktest.Request) zktest.Action {
+				if r.Op == zktest.OpCloseSession && n == 0 {
+					n++
+					return zktest.Refuse(zktest.CodeAuthRequired)
+				}
+				return zktest.Pass
+			}
+		},
 		"another session": func(srv *zktest.Server, id int64) func(r zktest.Request) zktest.Action {
 			srv.ChangeSession(id)
 			return nil
@@ -100,6 +110,23 @@ func TestAnAbandonedSessionIsEndedThoughServersFail(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A server that demands credentials demands them of who ends a session, too.
+func TestAnAbandonedSessionIsEndedWhereServersDemandCredentials(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t, zktest.WithRequiredAuth())
+		s := open(t, srv, func(c *Config) {
+			c.LossOnSuspend = true
+			c.Auths = []Auth{{"digest", []byte("a:b")}, {"digest", []byte("c:d")}}
+		})
+		before := s.ID()
+		srv.Disconnect(before)
+		time.Sleep(testTimeout / 5)
+		if ids := srv.Sessions(); len(ids) != 1 || ids[0] == before || ids[0] != s.ID() {
+			t.Errorf("sessions %x, want %x alone", ids, s.ID())
+		}
+	})
 }
 
 // Close does not wait for what was left, nor does anything of it stay behind.

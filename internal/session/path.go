@@ -79,6 +79,15 @@ func NewMarkedGUID() string {
 	return id.String()
 }
 
+// IsMarkedGUID reports whether guid, with its dashes or without them, is one of NewMarkedGUID.
+func IsMarkedGUID(guid string) bool {
+	if len(guid) != 36 && len(guid) != 32 {
+		return false
+	}
+	id, err := uuid.Parse(guid)
+	return err == nil && id.Version() == 8 && id.Variant() == uuid.RFC4122
+}
+
 // ProtectedName is Curator's form of a name that its creator can find again
 // when the reply to the create was lost.
 func ProtectedName(guid, base string) string { return "_c_" + guid + "-" + base }

@@ -107,18 +107,20 @@ func (p *pending[T]) Wait(ctx context.Context, inc *Incarnation) (T, error) {
 	var zero T
 	select {
 	case <-p.Done:
-		// The reply may have come at the instant in which the incarnation
-		// ended. A result is still a fact about the past; whether something is
-		// held on the strength of it is asked of inc.alive by whoever says so.
-		if OutcomeOf(p.err) == Unknown && inc.Ctx.Err() != nil {
+	case <-inc.Ctx.Done():
+		if !IsClosed(p.Done) {
 			return zero, ErrEnded
 		}
-		return p.val, p.err
-	case <-inc.Ctx.Done():
-		return zero, ErrEnded
 	case <-ctx.Done():
 		return zero, CtxErr(ctx)
 	}
+	// The reply may have come at the instant in which the incarnation
+	// ended. A result is still a fact about the past; whether something is
+	// held on the strength of it is asked of inc.alive by whoever says so.
+	if OutcomeOf(p.err) == Unknown && inc.Ctx.Err() != nil {
+		return zero, ErrEnded
+	}
+	return p.val, p.err
 }
 
 // start sends a request of this incarnation as soon as there is a connection, and

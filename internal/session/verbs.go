@@ -169,8 +169,8 @@ func (inc *Incarnation) addDir(ctx context.Context, path string, data []byte) (b
 			flags = zk.FlagPersistent
 		}
 		_, err := retry(ctx, inc, inc.createCall(path, data, flags))
-		if isUnimplemented(err) { // before ZooKeeper 3.5
-			_, err = retry(ctx, inc, inc.createCall(path, data, zk.FlagPersistent))
+		if isUnimplemented(err) { // the next is none of a container
+			_, err = retry(ctx, inc, inc.createCall(path, data, flags))
 		}
 		switch {
 		case IsNodeExists(err):

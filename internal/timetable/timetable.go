@@ -1,8 +1,9 @@
-// Package timetable says which instant of a timetable is next, and which of those that
-// were missed count.
+// Package timetable has the timetables of a Schedule. It decides which instant is next, and
+// which of the missed instants run.
 package timetable
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/zsync/zsync/internal/session"
@@ -11,7 +12,7 @@ import (
 // A Table is a timetable: Next returns its first instant after t, or the zero time.
 type Table interface{ Next(t time.Time) time.Time }
 
-// Every is the timetable of the multiples of a duration since the zero time.
+// Every is a timetable: the multiples of a duration since the zero time.
 type Every time.Duration
 
 func (e Every) Next(t time.Time) time.Time {
@@ -21,7 +22,7 @@ func (e Every) Next(t time.Time) time.Time {
 	return t.UTC().Truncate(time.Duration(e)).Add(time.Duration(e))
 }
 
-// A Policy says what becomes of instants that nobody was there for.
+// A Policy says what to do about instants at which no process ran the function.
 type Policy int
 
 const (
@@ -42,58 +43,99 @@ func (p Policy) String() string {
 	return "unknown"
 }
 
-// Recordable reports whether at can be written down so that everybody can read it, and
-// is after what stands for no instant at all.
+// Recordable reports whether at can be written down so that every reader can parse it, and
+// is after the zero time.
 func Recordable(at time.Time) bool { return at.After(time.Time{}) && at.UTC().Year() <= 9999 }
 
-// Due returns the next instant to run, given the last that was done, if any,
-// when all began, and the time.
-func Due(next Table, missed Policy, last, began, now time.Time) (time.Time, error) {
-	from := last
-	if last.IsZero() {
-		from = began
+// Check returns an error if next cannot be a timetable of fixed instants. It asks for the
+// first instant after t from two more moments before that instant. The delays of robfig/cron
+// (@every) give a later instant each time, so each process would have instants of its own.
+func Check(next Table, t time.Time) error {
+	if e, ok := next.(Every); ok && e <= 0 {
+		return session.Invalid("Every(%v) has no instant; want a duration above 0", time.Duration(e))
 	}
-	after := func(t time.Time) (time.Time, error) {
-		at := next.Next(t.Local())
-		if !at.IsZero() && (!at.After(t) || !Recordable(at)) {
-			return at, session.Invalid("the timetable gives %v as the next after %v", at, t)
-		}
-		return at, nil
+	first, err := after(next, t)
+	if err != nil || first.IsZero() {
+		return err
+	}
+	third := first.Sub(t) / 3
+	second, last := next.Next(t.Add(third).Local()), next.Next(t.Add(2*third).Local())
+	if second.After(first) && last.After(second) {
+		return session.Invalid("the timetable moves with the moment at which it is asked (the next instant is %v, and a little later %v); use Every", first, second)
+	}
+	return nil
+}
+
+// after returns the first instant after t, or the zero time if there is none. If the answer
+// of a timetable is not after t, it is asked from a little later on: robfig/cron gives such an
+// answer near a change of the clocks in Pacific/Chatham.
+func after(next Table, t time.Time) (time.Time, error) {
+	at := next.Next(t.Local())
+	for step := time.Minute; !at.IsZero() && !at.After(t) && step < 48*time.Hour; step *= 2 {
+		at = next.Next(t.Add(step).Local())
+	}
+	if !at.IsZero() && (!at.After(t) || !Recordable(at)) {
+		return at, session.Invalid("the timetable gives %v as the next instant after %v", at, t)
+	}
+	return at, nil
+}
+
+// Due returns the next instant to run. from is the last instant that was done or given up, or
+// the zero time. began is when the caller began.
+func Due(next Table, missed Policy, from, began, now time.Time) (time.Time, error) {
+	if from.IsZero() {
+		from = began
 	}
 	switch missed {
 	case Skip:
 		if from.Before(now) {
 			from = now
 		}
-		return after(from)
+		return after(next, from)
 	case All:
-		return after(from)
+		return after(next, from)
 	}
-	// The latest that is not in the future, without going through years of them:
-	// begin a little before now, and go further back until there is one.
+	if at, err := LatestDue(next, from, now); err != nil || !at.IsZero() {
+		return at, err
+	}
+	return after(next, from)
+}
+
+// LatestDue returns the last instant after from and up to now, or the zero time if
+// there is none. It does not ask for each instant of a long time: it begins a little before
+// now, and doubles the distance until it finds one.
+func LatestDue(next Table, from, now time.Time) (last time.Time, err error) {
+	start := from
 	for back := time.Second; back > 0 && now.Add(-back).After(from); back *= 2 {
-		at, err := after(now.Add(-back))
+		at, err := after(next, now.Add(-back))
 		if err != nil {
 			return at, err
 		}
 		if !at.IsZero() && !at.After(now) {
-			from = now.Add(-back)
+			start = now.Add(-back)
 			break
 		}
 	}
-	at, err := after(from)
-	for err == nil && !at.IsZero() {
-		later, e := after(at)
-		if e != nil || later.IsZero() || later.After(now) {
-			return at, e
+	for {
+		at, err := after(next, start)
+		if err != nil || at.IsZero() || at.After(now) {
+			return last, err
 		}
-		at = later
+		last, start = at, at
 	}
-	return at, err
 }
 
 // Over reports whether the instant after at is due.
 func Over(next Table, at, now time.Time) bool {
-	later := next.Next(at.Local())
-	return !later.IsZero() && !now.Before(later)
+	later, err := after(next, at)
+	return err == nil && !later.IsZero() && !now.Before(later)
+}
+
+// Daily returns the timetable of a time of day such as "03:00".
+func Daily(at string, loc *time.Location) (*Cron, error) {
+	t, err := time.Parse("15:04", at)
+	if err != nil || len(at) != len("15:04") {
+		return nil, session.Invalid("the time of day is %q; want hours and minutes, such as \"03:00\"", at)
+	}
+	return ParseCron(fmt.Sprintf("%d %d * * *", t.Minute(), t.Hour()), loc)
 }

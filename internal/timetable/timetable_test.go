@@ -50,3 +50,40 @@ func TestATimetableThatStandsStillOrLeavesTheCalendarIsRefused(t *testing.T) {
 		t.Errorf("no instant: %v, %v", got, err)
 	}
 }
+
+// delay is robfig/cron's @every: its next instant depends on the moment at which it is asked.
+type delay time.Duration
+
+func (d delay) Next(t time.Time) time.Time { return t.Add(time.Duration(d)) }
+
+func TestATimetableThatMovesWithTheMomentItIsAskedAtIsRefused(t *testing.T) {
+	for _, table := range []Table{delay(time.Hour), delay(time.Second), Every(0), Every(-1)} {
+		if err := Check(table, hour(0.5)); !errors.Is(err, session.ErrInvalid) {
+			t.Errorf("%T %v: %v", table, table, err)
+		}
+	}
+	for _, table := range []Table{Every(time.Hour), Every(1), fixed(hour(1)), fixed(time.Time{})} {
+		if err := Check(table, hour(0.5)); err != nil {
+			t.Errorf("%T %v: %v", table, table, err)
+		}
+	}
+}
+
+// stuck answers one question with an instant that is not after it, as robfig/cron does near
+// a change of the clocks in Pacific/Chatham.
+type stuck struct{ Every }
+
+func (s stuck) Next(t time.Time) time.Time {
+	if t.Equal(hour(2)) {
+		return t
+	}
+	return s.Every.Next(t)
+}
+
+func TestOneStrangeAnswerOfATimetableDoesNotEndIt(t *testing.T) {
+	for policy := range Policy(3) {
+		if got, err := Due(stuck{Every(time.Hour)}, policy, hour(2), hour(2), hour(2)); !got.Equal(hour(3)) || err != nil {
+			t.Errorf("policy %v: %v, %v; want %v", policy, got, err, hour(3))
+		}
+	}
+}

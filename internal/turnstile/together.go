@@ -75,39 +75,6 @@ func UnlockSoon(ctx context.Context, unlock func() error) bool {
 	return ok
 }
 
-// A Hold is what tells that something is lost, when that is closed, and why.
-type Hold struct {
-	Lost <-chan struct{}
-	Why  func() error
-}
-
-// WhileHeld returns a context of ctx that ends with the first loss of holds, and what
-// ends it otherwise.
-func WhileHeld(ctx context.Context, holds []Hold) (held context.Context, end func()) {
-	held, cancel := context.WithCancelCause(ctx)
-	var watching sync.WaitGroup
-	for _, h := range holds {
-		watching.Go(func() {
-			// A loss at the instant at which held ends otherwise may be told or
-			// not: end looks again.
-			select {
-			case <-h.Lost:
-				cancel(h.Why())
-			case <-held.Done():
-			}
-		})
-	}
-	return held, func() {
-		for _, h := range holds {
-			if session.IsClosed(h.Lost) {
-				cancel(h.Why())
-			}
-		}
-		cancel(nil)
-		watching.Wait()
-	}
-}
-
 // A party is what one goroutine wants to hold all at once. It acquires its places one
 // after the other, in their order, which is one for everybody: so no two wait for each
 // other.

@@ -88,11 +88,7 @@ func (es *Entries) Untold() *Entries {
 // A reading lasts from the moment in which a process holds something for several
 // until it holds nothing of that kind. Who has one of several shares, and no
 // handle, does not know which: so the loss of one is the loss of all.
-type reading struct {
-	lost chan struct{}
-	once sync.Once // closes lost
-	why  error     // of the first loss; set before lost is closed
-}
+type reading = session.Ending
 
 // A Behind is whom a wait is for, as far as is known, and how many are ahead.
 type Behind struct {
@@ -285,15 +281,10 @@ func claimOf(t *share) *line.Claim { return t.claim.(*line.Claim) }
 // with mu held.
 func (q *Turnstile) read(t *share) {
 	if q.reading == nil {
-		q.reading = &reading{lost: make(chan struct{})}
+		q.reading = new(reading)
 	}
 	r := q.reading
-	claimOf(t).OnLost(func(why error) {
-		r.once.Do(func() {
-			r.why = why
-			close(r.lost)
-		})
-	})
+	claimOf(t).AfterLoss(func(why error) { r.End(why) })
 }
 
 // Waited tells of a wait in mode that is over.
@@ -747,27 +738,27 @@ func (q *Turnstile) Beside(ctx context.Context, from *Turnstile, g *line.Grant) 
 	return u.grant, nil
 }
 
-// Standing returns a channel that is closed when what is held in the first of
-// these modes in which something is held is lost, and what says why, once that is
-// closed. It is closed if nothing is held.
-func (q *Turnstile) Standing(modes ...Mode) (lost <-chan struct{}, why func() error) {
+// Standing returns the end of what is held in the first of these modes in which something
+// is held. It has come if that is lost, or nothing is held.
+func (q *Turnstile) Standing(modes ...Mode) *session.Ending {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	over := new(session.Ending)
 	for _, mode := range modes {
 		switch t := q.machine.present(mode, (*share).used); {
 		case t == nil:
 			continue
 		case t.lost():
-			return session.ClosedChan, t.claim.Err
+			over.End(t.claim.Err())
 		case mode == Shared:
-			r := q.reading
-			return r.lost, func() error { return r.why }
+			return q.reading
 		default:
-			g := t.uses[0].grant
-			return g.Lost(), g.Loss
+			return t.uses[0].grant.Loss()
 		}
+		return over
 	}
-	return session.ClosedChan, func() error { return line.ErrNotLocked }
+	over.End(line.ErrNotLocked)
+	return over
 }
 
 // Wanted reports whether a goroutine of this process has what q is for, or waits

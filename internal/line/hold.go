@@ -1,0 +1,332 @@
+package line
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/trace"
+)
+
+// A Hold is a lock, a leadership or some permits that a process holds through one session, by
+// ephemeral znodes of its own: one znode, or one for each permit. It begins and ends once.
+//
+// Every consequence of a loss is a hook on lost: the channels of Lost, the contexts of
+// functions, and waits that others must end. The goroutine that finds the loss runs the hooks,
+// under mu. If the session has ended, that is the goroutine that ended it, and it runs them
+// before the servers are asked to end the session (session.Incarnation.end).
+type Hold struct {
+	Incarnation *session.Incarnation
+	Stake       *session.Stake // nil until it is held
+	of          holding        // set when it is held first
+
+	mu    sync.Mutex // a leaf: a primitive takes it under its own lock, and no lock is taken under it
+	state state
+	lost  session.Ending // ended by a loss
+	left  chan struct{}  // made on demand; closed by the release, also by that of a lost hold
+	hook  session.Hook   // on the end of the session
+	op    string         // for the observer
+	since time.Time      // of the last grant
+	token int64          // the fencing token, 0 until it is asked for
+	told  int64          // the greatest token returned to a single caller, which token is not
+	epoch int            // counts the uses for which token must be written again
+}
+
+// A state is that of a Hold.
+type state int8
+
+const (
+	waiting  state = iota // a contender, not granted yet
+	held                  // by a goroutine of this process
+	kept                  // released by its goroutine; the znode stays, and can be granted again here
+	lost                  // its hooks have run; the znode may exist until the holder lets go
+	released              // by its holder, also after a loss
+)
+
+// A holding is the part of a Hold that differs between a lock and permits. Its methods are
+// called under Hold.mu, except deleted and discard.
+type holding interface {
+	weight() int64       // its part of the gauge of holds
+	path() string        // of the primitive
+	trace(event string)  // writes a line for each znode
+	deleted(path string) // the znode at path is deleted; "" means one of them
+	unwatch(gone bool)   // stops watching the znodes; gone says that they are deleted already
+	discard()            // deletes the znodes, in the background
+}
+
+// begin has the end of the session end h. It is called without mu, when h is held first. If the
+// session has ended already, h is lost when begin returns.
+func (h *Hold) begin() {
+	h.hook.Owner = h
+	h.Incarnation.Ended.Add(&h.hook)
+}
+
+// OnEnd is the hook on the end of the session.
+func (h *Hold) OnEnd(why error) { h.Lose(why) }
+
+// AfterLoss calls f when h is lost, before any call or channel shows the loss. The rules for
+// hooks of a session.Ending apply to f.
+func (h *Hold) AfterLoss(f func(why error)) (stop func()) { return h.lost.AfterFunc(f) }
+
+// standing reports whether h is held, or kept.
+func (h *Hold) standing() bool { return h.state == held || h.state == kept }
+
+func (h *Hold) always() bool { return true }
+
+// Lose ends h by a loss, if h is held or kept.
+func (h *Hold) Lose(why error) bool { return h.lose(why, h.standing) }
+
+// lose ends h by a loss if so, asked under mu, agrees. It reports whether it has.
+func (h *Hold) lose(why error, so func() bool) bool {
+	h.mu.Lock()
+	if h.lost.Cause() != nil || !so() {
+		h.mu.Unlock()
+		return false
+	}
+	h.count(-1)
+	nobodys := h.state == kept
+	h.state = lost
+	h.lost.End(why) // under mu: a call that returns the loss takes mu first, so the hooks have run by then
+	h.of.trace(trace.Loss)
+	h.of.unwatch(true)
+	e := h.event(session.EventLost, why)
+	m := h.Incarnation.Manager
+	h.mu.Unlock()
+	h.Incarnation.Ended.Remove(&h.hook)
+	h.Stake.Drop()
+	if e.Op == "" || nobodys { // the gate of a semaphore, or a place that no goroutine has
+		return true
+	}
+	m.Spawn(func() { // the caller may hold a lock that the observer's calls need
+		m.Log.Warn("zsync: lost", "op", e.Op, "path", e.Path, "session", session.Text(h.Incarnation.ID.Load()), "reason", why)
+		m.Observe(e)
+	})
+	return true
+}
+
+// count adds h to the gauge of holds, or subtracts it.
+func (h *Hold) count(sign int64) {
+	if h.state == held {
+		h.Incarnation.Manager.Holds.Add(sign * h.of.weight())
+	}
+}
+
+// enter changes the state of h.
+func (h *Hold) enter(s state) {
+	h.count(-1)
+	h.state = s
+	h.count(1)
+}
+
+// event returns the event of the end of h, for the observer, which is called without mu.
+func (h *Hold) event(kind session.EventKind, why error) session.Event {
+	return session.Event{Kind: kind, Op: h.op, Path: h.of.path(), Err: why, Wait: time.Since(h.since)}
+}
+
+// Err returns nil while h is certain to be held, and otherwise the loss: an ErrLost, which is
+// also ErrClosed after Session.Close.
+func (h *Hold) Err() error {
+	if !h.Incarnation.Alive() {
+		why := h.Incarnation.Loss()
+		h.Lose(why) // the goroutine that ended the session may not have come to h yet
+		return why
+	}
+	return h.Loss()
+}
+
+// Loss returns why h is lost, or nil if it is not known to be.
+func (h *Hold) Loss() error {
+	h.mu.Lock() // so that every hook has run
+	defer h.mu.Unlock()
+	return h.lost.Cause()
+}
+
+// Since returns when h was last granted.
+func (h *Hold) Since() time.Time {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.since
+}
+
+// Explain returns the meaning of the error of a request about h's own znode: if the znode is
+// deleted or the session has ended, the loss of h.
+func (h *Hold) Explain(err error) error {
+	if session.IsNoNode(err) {
+		h.of.deleted("")
+		err = ErrNotLocked // unless h is lost, another goroutine is releasing it
+	}
+	if lost := h.Err(); lost != nil {
+		return lost
+	}
+	return err
+}
+
+// finish begins the release of h. If it returns the loss of h, there is nothing to release.
+func (h *Hold) finish() error {
+	gone := h.Err()
+	h.mu.Lock()
+	if gone == nil {
+		gone = h.lost.Cause() // lost between Err and Lock
+	}
+	stood := h.standing()
+	if h.state != released && h.left != nil {
+		close(h.left)
+	}
+	h.enter(released)
+	h.of.unwatch(gone != nil)
+	if gone == nil && stood {
+		h.of.trace(trace.Release)
+	}
+	h.mu.Unlock()
+	h.Incarnation.Ended.Remove(&h.hook)
+	h.Stake.Drop()
+	return gone
+}
+
+// leftLocked returns a channel that is closed by the release of h, also after a loss.
+func (h *Hold) leftLocked() <-chan struct{} {
+	switch {
+	case h.left != nil:
+	case h.state == released:
+		h.left = session.ClosedChan
+	default:
+		h.left = make(chan struct{})
+	}
+	return h.left
+}
+
+// observeRelease calls the observer at the end of a release.
+func (h *Hold) observeRelease() {
+	h.mu.Lock()
+	e := h.event(session.EventReleased, nil)
+	h.mu.Unlock()
+	h.Incarnation.Manager.Observe(e)
+}
+
+// giveUp ends h by a loss, if so agrees, though its holder does nothing.
+//
+// As with every loss, the hooks run first. The znodes are deleted when the holder has released
+// h, or after LossTime, which is as long as a holder has who is cut off from the servers. Only
+// then can the servers grant the lock to another session.
+func (h *Hold) giveUp(l *Limits, why error, so func() bool) {
+	inc := h.Incarnation
+	if !h.lose(l.Lost(inc.ID.Load(), why, time.Now()), so) {
+		return
+	}
+	inc.Manager.Log.Warn("zsync: given up", "path", h.of.path(), "reason", why)
+	h.withdraw()
+}
+
+// withdraw deletes the znodes of h, which is lost though its session lives, when its holder has
+// released h, or after LossTime.
+func (h *Hold) withdraw() {
+	h.mu.Lock()
+	left := h.leftLocked()
+	h.mu.Unlock()
+	h.Incarnation.Manager.Spawn(func() {
+		stands := h.Incarnation.AwaitLossTime(left)
+		h.finish() // the holder may never release it
+		if stands {
+			h.of.discard()
+		}
+	})
+}
+
+// fence returns the fencing token of h: the zxid of a write to a znode of h, which is greater
+// than that of every write of earlier holders. Goroutines that share h share its token, unless
+// one of them asks for it while another joins. has reports whether the caller still holds h,
+// and node returns the znode; both are called under mu.
+func (h *Hold) fence(ctx context.Context, has func() bool, node func() string, write func(ctx context.Context, path string) (*zk.Stat, error)) (int64, error) {
+	for {
+		if err := h.Err(); err != nil {
+			return 0, err
+		}
+		h.mu.Lock()
+		tok, path, epoch := h.token, node(), h.epoch
+		h.mu.Unlock()
+		if tok != 0 {
+			return tok, nil
+		}
+		stat, err := write(ctx, path)
+		h.mu.Lock()
+		moved := path != node()
+		switch {
+		case !has():
+			// It was unlocked during the write. Another goroutine may hold it now, and its
+			// own write, and so its token, may be older than ours.
+			h.mu.Unlock()
+			return 0, ErrNotLocked
+		case err != nil && !moved:
+			h.mu.Unlock()
+			return 0, h.Explain(err)
+		case moved || h.token == 0 && stat.Mzxid < h.told:
+			h.mu.Unlock()
+			continue // the znode was exchanged, or another caller has a greater token already
+		case h.token != 0: // another caller was first
+			tok = h.token
+		default:
+			// If another goroutine has joined during the write, the token may be too small for
+			// that one. It is right for this caller, and told keeps smaller ones from being returned.
+			tok = stat.Mzxid
+			if h.told = tok; h.epoch == epoch {
+				h.token = tok
+				h.of.trace(trace.Token)
+			}
+		}
+		h.mu.Unlock()
+		if err := h.Err(); err != nil {
+			return 0, err
+		}
+		return tok, nil
+	}
+}
+
+// renew forgets the token, for the next goroutine that holds h. The former one may still use
+// it, and a reader in another process may have had a greater one in between.
+func (h *Hold) renew() {
+	h.token = 0
+	h.epoch++
+}
+
+// txn applies ops in one transaction with a check that the znodes at paths exist. If one does
+// not, missing is its path, and nothing was applied. If the outcome is unknown, open is true:
+// ops may be applied until these znodes are deleted or the session has ended.
+func (h *Hold) txn(ctx context.Context, dir string, ops []any, paths ...string) (rs []zk.MultiResponse, missing string, open bool, err error) {
+	inc := h.Incarnation
+	if err := h.Err(); err != nil {
+		return nil, "", false, err
+	}
+	all := make([]any, len(paths), len(paths)+len(ops))
+	for i, path := range paths {
+		all[i] = &zk.CheckVersionRequest{Path: path, Version: -1}
+	}
+	rs, err = inc.Commit(ctx, dir, append(all, ops...))
+	open = session.OutcomeOf(err) != session.Answered
+	if i := session.FailedOp(rs); i >= 0 && i < len(paths) && session.IsNoNode(rs[i].Error) {
+		return nil, paths[i], false, rs[i].Error
+	}
+	if err == session.ErrEnded || errors.Is(err, session.ErrLost) {
+		// The goroutine that ended the session may not have come to h yet. Err runs the hooks of h first.
+		if lost := h.Err(); lost != nil {
+			err = lost
+		}
+	}
+	return rs[min(len(rs), len(paths)):], "", open, err
+}
+
+// limited gives h up, if so agrees, when a limit is reached. stop ends that.
+func (h *Hold) limited(l *Limits, most time.Duration, so func() bool) (stop func()) {
+	give := func(why error) { h.giveUp(l, why, so) }
+	ctx, stop := context.WithCancel(h.Incarnation.Ctx)
+	if l.Max > 0 {
+		timer := time.AfterFunc(most, func() { give(fmt.Errorf("it has been held for %v", l.Max)) })
+		context.AfterFunc(ctx, func() { timer.Stop() })
+	}
+	l.Guard(h.Incarnation, ctx.Done(), give)
+	return stop
+}

@@ -1,0 +1,366 @@
+package line
+
+import (
+	"context"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/trace"
+)
+
+// A Pool is where the permits of a semaphore have their znodes.
+type Pool struct {
+	Manager *session.Manager
+	Root    string // of the semaphore
+	Dir     string // of the znodes
+	Limits  *Limits
+	Limit   *atomic.Int64 // for the trace
+}
+
+// Permits are the permits of a Pool that one Semaphore value holds through one ZooKeeper
+// session, from the first acquired to the last released. Permits have no names, so a deleted
+// znode is the loss of all of them.
+type Permits struct {
+	Hold
+	Pool   *Pool
+	leases []Lease          // guarded by Hold.mu, as is what follows
+	n      int64            // the sum of leases, and after a loss what was not released
+	taken  []taking         // what was acquired and not released, in order
+	free   func()           // if it is limited, ends that
+	last   *session.Removal // the last change of what has weight
+}
+
+// A taking is the permits of one Acquire that are not released yet.
+type taking struct {
+	at time.Time
+	n  int64
+}
+
+// A Lease is a znode that stands for one permit, or for several.
+type Lease struct {
+	Path     string // as the server knows it
+	Weight   int64
+	ownWatch *session.OwnWatch
+}
+
+// NewPermits returns the Permits of inc, with a stake in it, before any is added.
+func (pool *Pool) NewPermits(inc *session.Incarnation, s *session.Stake) *Permits {
+	p := &Permits{Hold: Hold{Incarnation: inc, Stake: s, op: "acquire", since: time.Now()}, Pool: pool}
+	p.of, p.state = p, held
+	p.begin()
+	return p
+}
+
+// Add adds n permits, whose znodes exist. If p is lost it returns the loss and adds none.
+func (p *Permits) Add(leases []Lease, n int64) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if lost := p.lost.Cause(); lost != nil {
+		return lost
+	}
+	for i := range leases {
+		leases[i].ownWatch = p.Incarnation.WatchOwn(leases[i].Path, p)
+		leases[i].ownWatch.Made(false)
+	}
+	p.taken = append(p.taken, taking{time.Now(), n})
+	p.leases = append(p.leases, leases...)
+	p.limit()
+	p.traceEach(trace.Grant, leases...)
+	p.renew()
+	p.n += n
+	p.Pool.Manager.Holds.Add(n)
+	return nil
+}
+
+// Vanished is called when another client has deleted the znode of o.
+func (p *Permits) Vanished(o *session.OwnWatch) { p.deleted(o.Path) }
+
+func (p *Permits) deleted(path string) {
+	if p.lose(p.Incarnation.Deleted(), func() bool { return p.standing() && p.has(path) }) {
+		p.withdraw() // the others
+	}
+}
+
+// has reports whether the znode at path is of p; "" is any.
+func (p *Permits) has(path string) bool {
+	return path == "" || slices.ContainsFunc(p.leases, func(l Lease) bool { return l.Path == path })
+}
+
+// limit gives p up when the permits acquired first have been held for the longest time allowed.
+func (p *Permits) limit() {
+	l := p.Pool.Limits
+	if l == nil {
+		return
+	}
+	if p.free != nil {
+		p.free()
+		p.free = nil
+	}
+	if len(p.taken) > 0 {
+		first := p.taken[0].at
+		p.free = p.limited(l, time.Until(first.Add(l.Max)), func() bool {
+			return p.standing() && len(p.taken) > 0 && p.taken[0].at.Equal(first) // or it was released at this instant
+		})
+	}
+}
+
+// Lost returns a channel that is closed when p is lost.
+func (p *Permits) Lost() <-chan struct{} { return p.lost.Done() }
+
+// Left returns a channel that is closed by the release of the last of p, also after a loss.
+func (p *Permits) Left() <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.leftLocked()
+}
+
+// Held returns the number of permits in p.
+func (p *Permits) Held() int64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.n
+}
+
+// Release releases n of p, which has at least n, and reports whether any are left. If it
+// returns the loss of p, there was nothing to release.
+func (p *Permits) Release(n int64) (left bool, r *session.Removal, lost error) {
+	p.mu.Lock()
+	some := n
+	for some > 0 && len(p.taken) > 0 { // those that were acquired first
+		k := min(some, p.taken[0].n)
+		some -= k
+		if p.taken[0].n -= k; p.taken[0].n == 0 {
+			p.taken = p.taken[1:]
+		}
+	}
+	if lost = p.lost.Cause(); lost == nil {
+		p.Pool.Manager.Holds.Add(-n)
+		p.limit()
+		r = p.give(n)
+	}
+	p.n -= n
+	left = p.n > 0
+	p.mu.Unlock()
+	if !left {
+		p.finish()
+	}
+	return left, r, lost
+}
+
+// Result returns the outcome of r, of Release. If it is a loss, p is lost when Result returns, so
+// that Lost is closed first. The release of the last of p has ended p before.
+func (p *Permits) Result(r *session.Removal) error {
+	err := r.Result()
+	if err != nil {
+		p.Err() // if some are left, the end of the session is their loss
+		p.lose(err, func() bool { return p.state == released })
+	}
+	return err
+}
+
+// give deletes the znodes of n permits in the background.
+func (p *Permits) give(n int64) *session.Removal {
+	var gone []Lease
+	for n > 0 {
+		last := len(p.leases) - 1
+		l := p.leases[last]
+		if l.Weight > n {
+			// A part of the permits of one znode is released.
+			rest := Lease{Path: session.ChildPath(p.Pool.Dir, PermitsName(l.Weight-n)), Weight: l.Weight - n}
+			rest.ownWatch = p.Incarnation.WatchOwn(rest.Path, p)
+			p.leases[last] = rest
+			p.traceMove(l, rest)
+			return p.change(gone, &l, &rest)
+		}
+		p.leases = p.leases[:last]
+		p.traceEach(trace.Release, l)
+		gone = append(gone, l)
+		n -= l.Weight
+	}
+	return p.change(gone, nil, nil)
+}
+
+// change deletes the znodes of gone in the background, and exchanges the znode of whole for that
+// of rest, if there is one. A change waits for the one before if either exchanges a znode,
+// because it may delete the znode that the one before makes.
+func (p *Permits) change(gone []Lease, whole, rest *Lease) *session.Removal {
+	inc := p.Incarnation
+	paths := PathsOf(gone)
+	all := gone
+	if whole != nil {
+		all = append(all, *whole)
+	}
+	then := drop(all)
+	if whole == nil && p.last == nil {
+		return inc.RemoveAllThen(paths, then) // nothing before it can matter
+	}
+	before, remove, first := p.last, inc.Removing(paths), all[0].Path
+	told := then
+	if rest != nil {
+		told = func() { then(); rest.ownWatch.Made(false) }
+	}
+	p.last = inc.VacateThen(first, func() (err error) {
+		if before != nil {
+			select {
+			case <-before.Done:
+			case <-before.Refused:
+				if !session.IsClosed(before.Done) {
+					return before.Refusal
+				}
+			}
+			before = nil // and with it all those before
+		}
+		if whole != nil {
+			err = inc.Exchange(context.Background(), whole.Path, rest.Path, p.Pool.Manager.Owner)
+		}
+		return session.Worse(err, remove())
+	}, told)
+	return p.last
+}
+
+// drop drops the watches of leases. The caller calls left when the znodes are deleted.
+func drop(leases []Lease) (left func()) {
+	var all []func()
+	for _, l := range leases {
+		all = append(all, l.ownWatch.Drop())
+	}
+	return func() {
+		for _, f := range all {
+			f()
+		}
+	}
+}
+
+// PathsOf returns the paths of leases.
+func PathsOf(leases []Lease) []string {
+	paths := make([]string, len(leases))
+	for i, l := range leases {
+		paths[i] = l.Path
+	}
+	return paths
+}
+
+// Token returns the fencing token of p.
+func (p *Permits) Token(ctx context.Context) (int64, error) {
+	return p.fence(ctx, func() bool { return p.state != released }, func() string {
+		if len(p.leases) == 0 {
+			return ""
+		}
+		return p.leases[0].Path
+	}, func(ctx context.Context, path string) (*zk.Stat, error) {
+		if _, err := p.made(ctx); err != nil {
+			return nil, err
+		}
+		return p.Incarnation.Set(ctx, path, p.Pool.Manager.Owner, -1) // written again where the reply was lost, it only becomes greater
+	})
+}
+
+// made waits until every znode of p exists, and returns their paths.
+func (p *Permits) made(ctx context.Context) ([]string, error) {
+	for ctx.Err() == nil {
+		p.mu.Lock()
+		last, paths := p.last, PathsOf(p.leases)
+		p.mu.Unlock()
+		if err := p.Err(); err != nil {
+			return nil, err
+		}
+		if last == nil || session.IsClosed(last.Done) {
+			return paths, nil
+		}
+		// An exchange of a znode is under way.
+		select {
+		case <-last.Done:
+		case <-last.Refused:
+			return nil, last.Refusal
+		case <-ctx.Done():
+		case <-p.Incarnation.Ctx.Done():
+		}
+	}
+	return nil, session.CtxErr(ctx)
+}
+
+// Txn applies ops while all of p are held: see Hold.txn. If some were released during the call
+// it returns ErrNotLocked, and nothing was applied.
+func (p *Permits) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
+	paths, err := p.made(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if len(paths) == 0 {
+		return nil, ErrNotLocked
+	}
+	full, dir, err := p.Pool.Manager.CheckOps(ops, paths...)
+	if err != nil {
+		return nil, err
+	}
+	rs, missing, _, err := p.txn(ctx, dir, full, paths...)
+	if missing != "" {
+		p.deleted(missing)
+		if err = p.Err(); err == nil {
+			err = ErrNotLocked
+		}
+	}
+	return rs, err
+}
+
+// The methods of a holding.
+
+func (p *Permits) weight() int64 { return p.n }
+func (p *Permits) path() string  { return p.Pool.Manager.Bare(p.Pool.Root) }
+func (p *Permits) unwatch(gone bool) {
+	if p.free != nil {
+		p.free()
+		p.free = nil
+	}
+	if gone {
+		drop(p.leases)()
+	}
+}
+
+func (p *Permits) discard() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.leases) > 0 {
+		p.change(p.leases, nil, nil)
+	}
+	p.leases = nil
+}
+
+func (p *Permits) trace(event string) { p.traceEach(event, p.leases...) }
+
+func (p *Permits) traceEach(event string, leases ...Lease) {
+	t := p.Pool.Manager.Trace
+	if t == nil || event == trace.Token {
+		return
+	}
+	for _, l := range leases {
+		line := p.traceLine(event, l)
+		switch event {
+		case trace.Loss:
+			t.Lost(l.Path, p.Pool.Manager.TraceLoss(line, p.lost.Cause()))
+		case trace.Grant:
+			line.Use, line.Limit = 1, p.Pool.Limit.Load()
+			t.Held(l.Path, line)
+		default:
+			t.Line(line)
+		}
+	}
+}
+
+func (p *Permits) traceLine(event string, l Lease) trace.Line {
+	line := p.Incarnation.TraceLine(event, trace.Semaphore, p.Pool.Root, session.BaseName(l.Path))
+	line.Permits = l.Weight
+	return line
+}
+
+func (p *Permits) traceMove(from, to Lease) {
+	if t := p.Pool.Manager.Trace; t != nil {
+		line := p.traceLine(trace.Move, to)
+		line.From, line.Limit = session.BaseName(from.Path), p.Pool.Limit.Load()
+		t.Held(to.Path, line)
+	}
+}

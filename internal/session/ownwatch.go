@@ -1,0 +1,210 @@
+package session
+
+import (
+	"slices"
+	"sync"
+	"time"
+)
+
+// An OwnWatch watches one znode that this session has made and holds, under a unique name. It
+// calls Vanished if another client deletes the znode. It costs no goroutine, and no request for
+// a znode that is held for less than ownWatchAfter.
+//
+// The watch is set by a listing of the znode's children; an ephemeral znode has none. The watch
+// fires when the znode is deleted. If the znode is deleted before the listing, the listing
+// fails with NoNode. It cannot fail because of a lagging server: the same session has had the
+// reply to the create before. The same holds for a deletion while there is no connection: the
+// client sets the watch again before it sends anything else, and the server answers with the
+// event that was missed.
+//
+// The owner calls Drop before it deletes the znode itself. Vanished may still be called at
+// that time, so its owner looks, under the lock under which it calls Drop, whether it has
+// dropped this watch.
+type OwnWatch struct {
+	*ownWatches
+	Path    string
+	owner   interface{ Vanished(o *OwnWatch) }
+	watch   *Watch // nil unless joined; guarded by ownWatches.mu
+	dropped bool   // guarded by ownWatches.mu
+}
+
+// ownWatches has the znodes of one session whose watches are not set yet. Those that are due
+// together are listed in one round trip.
+type ownWatches struct {
+	inc   *Incarnation
+	mu    sync.Mutex
+	young []youngWatch // in order of due; guarded by mu
+	timer *time.Timer  // runs rise when the first is due; nil if there is none; guarded by mu
+}
+
+type youngWatch struct {
+	*OwnWatch
+	due time.Time
+}
+
+// ownWatchesKey is the key of ownWatches in Incarnation.Attached.
+type ownWatchesKey struct{}
+
+// ownWatchAfter is the age at which the watch of a znode is set. A znode that was watched while
+// its owner waited keeps that watch.
+const ownWatchAfter = 10 * time.Millisecond
+
+// LookAgainAfter is the time after which a read of a held znode is repeated that the servers
+// have refused: its ACL may have changed by then.
+const LookAgainAfter = time.Minute
+
+// WatchOwn returns the watch of the znode at path, which begins with Made. It calls
+// owner.Vanished without locks, in a goroutine of its own.
+func (inc *Incarnation) WatchOwn(path string, owner interface{ Vanished(o *OwnWatch) }) *OwnWatch {
+	ws, ok := inc.Attached.Load(ownWatchesKey{})
+	if !ok {
+		ws, _ = inc.Attached.LoadOrStore(ownWatchesKey{}, &ownWatches{inc: inc})
+	}
+	return &OwnWatch{ownWatches: ws.(*ownWatches), Path: path, owner: owner}
+}
+
+// Made says that the znode exists. The watch is set after ownWatchAfter, or at once if the
+// znode is watched already, which costs no request. Made does nothing after Drop.
+func (o *OwnWatch) Made(watched bool) {
+	ws := o.ownWatches
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	switch {
+	case o.dropped:
+	case watched:
+		ws.inc.Manager.Spawn(func() { ws.look([]*OwnWatch{o}) })
+	default:
+		if len(ws.young) == cap(ws.young) {
+			ws.young = slices.DeleteFunc(ws.young, func(o youngWatch) bool { return o.dropped })
+		}
+		ws.young = append(ws.young, youngWatch{o, time.Now().Add(ownWatchAfter)})
+		ws.waitLocked()
+	}
+}
+
+// Drop ends o, because its owner is about to delete the znode. The caller calls left when the
+// znode is deleted. Until then the watch stays on the server: removing it costs a request, and
+// it is about to fire.
+func (o *OwnWatch) Drop() (left func()) {
+	if o == nil {
+		return func() {}
+	}
+	ws := o.ownWatches
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	w := o.watch
+	o.dropped, o.watch = true, nil
+	if w == nil {
+		return func() {}
+	}
+	ws.inc.Watches.Untell(w, o)
+	return func() { ws.inc.Watches.Leave(w) }
+}
+
+// waitLocked starts the timer for the first of the young.
+func (ws *ownWatches) waitLocked() {
+	if ws.timer == nil && len(ws.young) > 0 {
+		ws.timer = time.AfterFunc(time.Until(ws.young[0].due), ws.rise)
+	}
+}
+
+// rise sets the watches that are due.
+func (ws *ownWatches) rise() {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	ws.timer = nil
+	now := time.Now()
+	var due []*OwnWatch
+	ws.young = slices.DeleteFunc(ws.young, func(o youngWatch) bool {
+		ripe := !now.Before(o.due)
+		if ripe {
+			due = append(due, o.OwnWatch)
+		}
+		return ripe || o.dropped
+	})
+	ws.waitLocked()
+	if len(due) > 0 {
+		ws.inc.Manager.Spawn(func() { ws.look(due) })
+	}
+}
+
+// look sets the watches of os, all in one round trip. An own watch that shares a watch which
+// is set costs no request.
+func (ws *ownWatches) look(os []*OwnWatch) {
+	inc := ws.inc
+	ws.mu.Lock()
+	os = slices.DeleteFunc(os, func(o *OwnWatch) bool {
+		if o.dropped {
+			return true
+		}
+		o.watch = inc.Watches.Join(WatchKey{WatchChildren, o.Path})
+		armed := inc.Watches.Armed(o.watch)
+		if armed {
+			o.followLocked()
+		}
+		return armed
+	})
+	ws.mu.Unlock()
+	if len(os) == 0 {
+		return
+	}
+	var reads []*pending[listing]
+	err := inc.retryAll(inc.Ctx, func(b *Batch) {
+		reads = nil
+		for _, o := range os {
+			reads = append(reads, add(b, childrenCall(o.Path)))
+		}
+	})
+	if err != nil {
+		return // the session has ended, and all who hold something learn that from Ended
+	}
+	for i, o := range os {
+		if ws.vanished(o, reads[i]) {
+			o.owner.Vanished(o)
+		}
+	}
+}
+
+// vanished reports whether the reply shows that the znode of o is deleted. If it exists,
+// vanished follows its watch.
+func (ws *ownWatches) vanished(o *OwnWatch, reply *pending[listing]) bool {
+	inc := ws.inc
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	switch {
+	case o.dropped:
+		return false
+	case IsNoNode(reply.err):
+		return true
+	case reply.err != nil:
+		// The read is refused. A deletion is found by the next write or by the release; or the
+		// read is allowed again later.
+		inc.Manager.Log.Debug("zsync: cannot watch a held znode", "path", o.Path, "err", reply.err)
+		time.AfterFunc(LookAgainAfter, func() { inc.Manager.Spawn(o.fired) })
+		return false
+	}
+	if reply.val.stat.EphemeralOwner != inc.ID.Load() {
+		return true // another session has made a znode of this name after ours was deleted
+	}
+	o.followLocked()
+	return false
+}
+
+// followLocked calls fired when the watch fires, or at once if it has fired already.
+func (o *OwnWatch) followLocked() {
+	o.inc.Watches.Tell(o.watch, o, func() { o.inc.Manager.Spawn(o.fired) })
+}
+
+// fired looks at the znode again. It does not conclude that the znode is deleted: a server that
+// ends a session deletes its ephemeral znodes, and may send these events before it closes the
+// connection. Then look has no reply, and the owner learns of the end of the session instead.
+func (o *OwnWatch) fired() {
+	ws := o.ownWatches
+	ws.mu.Lock()
+	if !o.dropped {
+		ws.inc.Watches.Leave(o.watch)
+		o.watch = nil
+	}
+	ws.mu.Unlock()
+	ws.look([]*OwnWatch{o})
+}

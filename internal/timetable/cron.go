@@ -1,0 +1,270 @@
+package timetable
+
+import (
+	"fmt"
+	"math/bits"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/zsync/zsync/internal/session"
+)
+
+// This file has the timetables of crontab(5): how their five fields are read, and which
+// instants they mean in a zone whose clocks change.
+
+// A Cron is a timetable of crontab(5) in a zone.
+//
+// Clocks change, and crontab(5) has rules for that. A job whose minute or hour field
+// begins with a star is frequent: it runs at each minute of real time whose local time
+// matches. Every other job is daily: a local time that a change of less than three hours
+// leaves out runs at the change, and a local time that comes twice runs the first time.
+type Cron struct {
+	spec                        string
+	loc                         *time.Location
+	minute, hour, dom, mon, dow uint64 // sets of numbers, a bit each
+	frequent                    bool   // the minute or the hour begins with a star
+	bothDays                    bool   // a day must match both fields of days, as one begins with a star
+}
+
+// A field is a field of a crontab line, such as the hour.
+type field struct {
+	name     string
+	min, max int
+	words    []string // names of the numbers from min on
+}
+
+var fields = [5]field{
+	{"minute", 0, 59, nil},
+	{"hour", 0, 23, nil},
+	{"day of month", 1, 31, nil},
+	{"month", 1, 12, []string{"jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"}},
+	{"day of week", 0, 7, []string{"sun", "mon", "tue", "wed", "thu", "fri", "sat"}},
+}
+
+// shorthands are words with the five fields that they mean.
+var shorthands = map[string]string{
+	"@yearly": "0 0 1 1 *", "@annually": "0 0 1 1 *", "@monthly": "0 0 1 * *", "@weekly": "0 0 * * 0",
+	"@daily": "0 0 * * *", "@midnight": "0 0 * * *", "@hourly": "0 * * * *",
+}
+
+// ParseCron reads the five fields of crontab(5), or a word such as @daily.
+func ParseCron(spec string, loc *time.Location) (*Cron, error) {
+	if loc == nil {
+		return nil, session.Invalid("the time zone is nil; use time.UTC, time.Local or time.LoadLocation")
+	}
+	texts := strings.Fields(spec)
+	if len(texts) == 1 && strings.HasPrefix(texts[0], "@") {
+		long, ok := shorthands[strings.ToLower(texts[0])]
+		if !ok {
+			return nil, session.Invalid("cron %q: unknown word; want @hourly, @daily, @weekly, @monthly or @yearly; for @every use Every", spec)
+		}
+		texts = strings.Fields(long)
+	}
+	if len(texts) != len(fields) {
+		return nil, session.Invalid("cron %q: %d fields; want 5: minute, hour, day of month, month, day of week", spec, len(texts))
+	}
+	c := &Cron{spec: strings.Join(strings.Fields(spec), " "), loc: loc}
+	for i, set := range []*uint64{&c.minute, &c.hour, &c.dom, &c.mon, &c.dow} {
+		var err error
+		if *set, err = fields[i].parse(texts[i]); err != nil {
+			return nil, session.Invalid("cron %q: field %d, the %s: %v", spec, i+1, fields[i].name, err)
+		}
+	}
+	c.dow |= c.dow >> 7 // Sunday is 0 and 7
+	star := func(i int) bool { return texts[i][0] == '*' }
+	c.frequent = star(0) || star(1)
+	c.bothDays = star(2) || star(4)
+	if !c.possible() {
+		return nil, session.Invalid("cron %q: no such day ever comes", spec)
+	}
+	return c, nil
+}
+
+// parse reads a list of ranges, each with a step or without.
+func (f field) parse(text string) (set uint64, err error) {
+	for _, part := range strings.Split(text, ",") {
+		span, stepText, stepped := strings.Cut(part, "/")
+		step := 1
+		if stepped {
+			if step, err = strconv.Atoi(stepText); err != nil || step < 1 || step > f.max {
+				return 0, fmt.Errorf("step %q; want a number from 1 to %d", stepText, f.max)
+			}
+		}
+		first, last := f.min, f.max
+		if span != "*" {
+			from, to, isRange := strings.Cut(span, "-")
+			if first, err = f.number(from); err != nil {
+				return 0, err
+			}
+			switch {
+			case isRange:
+				if last, err = f.number(to); err != nil {
+					return 0, err
+				}
+			case !stepped:
+				last = first
+			default:
+				return 0, fmt.Errorf("%q has a step and no range; want %s-%d/%s", part, from, f.max, stepText)
+			}
+			if last < first {
+				return 0, fmt.Errorf("range %q runs backwards", span)
+			}
+		}
+		for n := first; n <= last; n += step {
+			set |= 1 << n
+		}
+	}
+	return set, nil
+}
+
+func (f field) number(text string) (int, error) {
+	for i, word := range f.words {
+		if strings.EqualFold(text, word) {
+			return f.min + i, nil
+		}
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < f.min || n > f.max || strings.Trim(text, "0123456789") != "" {
+		names := ""
+		if f.words != nil {
+			names = fmt.Sprintf(", or a name from %s to %s", f.words[0], f.words[len(f.words)-1])
+		}
+		return 0, fmt.Errorf("%q; want a number from %d to %d%s", text, f.min, f.max, names)
+	}
+	return n, nil
+}
+
+// String returns the fields and the zone.
+func (c *Cron) String() string { return c.spec + " in " + c.loc.String() }
+
+// possible reports whether a day of the calendar matches: not February 30.
+func (c *Cron) possible() bool {
+	for d := (date{2000, 1, 1}); d.year < 2028; d = d.next() { // each weekday meets each date of the calendar
+		if c.matches(d) {
+			return true
+		}
+	}
+	return false
+}
+
+// A date is a day of the calendar, in no zone.
+type date struct {
+	year  int
+	month time.Month
+	day   int
+}
+
+func dateOf(t time.Time) (d date) {
+	d.year, d.month, d.day = t.Date()
+	return d
+}
+
+func (d date) at(hour, minute int, loc *time.Location) time.Time {
+	return time.Date(d.year, d.month, d.day, hour, minute, 0, 0, loc)
+}
+
+func (d date) plus(days int) date {
+	return dateOf(time.Date(d.year, d.month, d.day+days, 12, 0, 0, 0, time.UTC))
+}
+
+func (d date) next() date { return d.plus(1) }
+
+func (c *Cron) matches(d date) bool {
+	if !has(c.mon, int(d.month)) {
+		return false
+	}
+	dom, dow := has(c.dom, d.day), has(c.dow, int(d.at(12, 0, time.UTC).Weekday()))
+	if c.bothDays {
+		return dom && dow
+	}
+	return dom || dow
+}
+
+func has(set uint64, n int) bool { return set>>n&1 != 0 }
+
+// searched is for how many days an instant is sought: February 29 on a given weekday comes
+// once in 28 years, or in 40 around a year such as 2100.
+const searched = 41 * 366
+
+// Next returns the first instant after t, or the zero time if there is none.
+func (c *Cron) Next(t time.Time) time.Time {
+	t = t.In(c.loc)
+	// The day before may reach into the first hours of this one, if the clock was put back at midnight.
+	day := dateOf(t).plus(-1)
+	for range searched {
+		if c.matches(day) {
+			if at := c.firstOf(day, t); !at.IsZero() {
+				return at
+			}
+		}
+		day = day.next()
+	}
+	return time.Time{}
+}
+
+// firstOf returns the first instant of a day that is after t, or the zero time.
+func (c *Cron) firstOf(d date, t time.Time) (first time.Time) {
+	for hours := c.hour; hours != 0; hours &= hours - 1 {
+		hour := bits.TrailingZeros64(hours)
+		for minutes := c.minute; minutes != 0; minutes &= minutes - 1 {
+			for _, at := range c.instants(d, hour, bits.TrailingZeros64(minutes)) {
+				if at.After(t) && (first.IsZero() || at.Before(first)) {
+					first = at
+				}
+			}
+			if !first.IsZero() && !c.frequent {
+				return first // a daily job runs once for each local time, and so in their order
+			}
+		}
+		if !first.IsZero() && hour > first.Hour()+3 {
+			return first // no clock is put back by more: the later hours of this day come later
+		}
+	}
+	return first
+}
+
+// instants returns the instants at which the job runs for a local time. Most local times
+// have one instant.
+func (c *Cron) instants(d date, hour, minute int) []time.Time {
+	naive := d.at(hour, minute, time.UTC)
+	// Two offsets of the zone are possible: before and after a change near this time.
+	const near = 3 * time.Hour
+	guess := d.at(hour, minute, c.loc)
+	before, after := offset(guess.Add(-near)), offset(guess.Add(near))
+	var found []time.Time
+	for _, o := range []time.Duration{before, after} {
+		at := naive.Add(-o).In(c.loc)
+		if dateOf(at) == d && at.Hour() == hour && at.Minute() == minute && (len(found) == 0 || !found[0].Equal(at)) {
+			found = append(found, at)
+		}
+	}
+	switch {
+	case len(found) == 2 && found[1].Before(found[0]):
+		found[0], found[1] = found[1], found[0]
+	case len(found) == 0 && !c.frequent && before < after && after-before < near:
+		return []time.Time{change(guess.Add(-near), guess.Add(near))} // the clock is put forward over this time
+	}
+	if len(found) == 2 && !c.frequent {
+		found = found[:1]
+	}
+	return found
+}
+
+func offset(t time.Time) time.Duration {
+	_, seconds := t.Zone()
+	return time.Duration(seconds) * time.Second
+}
+
+// change returns the first instant between from and to that has the offset of to.
+func change(from, to time.Time) time.Time {
+	for target := offset(to); to.Sub(from) > time.Second; {
+		middle := from.Add(to.Sub(from) / 2).Truncate(time.Second)
+		if offset(middle) == target {
+			to = middle
+		} else {
+			from = middle
+		}
+	}
+	return to
+}
