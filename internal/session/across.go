@@ -354,7 +354,7 @@ func (m *Manager) sweepReceipts(leaving <-chan struct{}) {
 	ctx := context.Background() // ends with the Session
 	for {
 		idle, next, more := m.shelf.idle(time.Now().Add(-receiptIdle))
-		for some := range slices.Chunk(idle, bundleMax) {
+		for some := range slices.Chunk(idle, removeAtOnce) {
 			drop := func() error {
 				return m.During(ctx, func(inc *Incarnation) error { return inc.RemoveAllNow(ctx, some) })
 			}
@@ -370,7 +370,7 @@ func (m *Manager) sweepReceipts(leaving <-chan struct{}) {
 		case <-leaving:
 			// Here, and not behind us: Close waits for us.
 			all, _, _ := m.shelf.idle(time.Now().Add(time.Hour)) // whenever they were used
-			for some := range slices.Chunk(all, bundleMax) {
+			for some := range slices.Chunk(all, removeAtOnce) {
 				m.During(ctx, func(inc *Incarnation) error { return inc.RemoveAllNow(ctx, some) })
 			}
 			return

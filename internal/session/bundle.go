@@ -12,42 +12,45 @@ import (
 	"github.com/zsync/zsync/internal/wire"
 )
 
-// A bundle must not be so large that it holds up what comes behind it: so many
-// znodes at most, and about so many bytes, if the next ones are as large as the
-// largest of late.
+// A bundle is the znodes that one request reads. A server puts its reply together in memory, and
+// dies if there is not enough. How large a znode is the client learns with its data alone, and
+// small ones say nothing of those that come next: so a bundle is of few, of even fewer
+// if those that came last were large, and of half as many if the connection broke under it.
+//
+// More bundles than one are asked for at once, as many as would be about roundBytes if all
+// znodes were as large as the largest of late; in the first round of a call not more than
+// roundFirst znodes, and then twice as many as in the round before.
 const (
-	bundleMax   = 128
+	bundleMax   = 16
 	bundleBytes = 1 << 20
-	bundleGuess = 64 << 10 // how large a znode is taken to be before any was read
+	roundFirst  = 128
+	roundBytes  = 8 << 20
 )
 
 // GetAll reads the data of many znodes. It is no snapshot, but each is at least
 // as new as what this session has seen before.
 func (inc *Incarnation) GetAll(ctx context.Context, paths []string) ([]Node, error) {
-	largest := int(inc.largest.Load())
-	switch {
-	case largest == 0 && len(paths) > bundleMax && !inc.Manager.noBundles.Load():
-		// A few tell how many of the others go into a request.
-		const few = bundleBytes / bundleGuess
-		nodes, err := inc.GetAll(ctx, paths[:few])
+	nodes := make([]Node, 0, len(paths))
+	limit := roundFirst
+	if inc.largest.Load() == 0 {
+		limit = bundleMax // nothing was read yet
+	}
+	for ; len(paths) > 0; limit *= 2 {
+		largest := int(max(inc.largest.Load(), 1))
+		round := paths[:min(len(paths), limit, max(roundBytes/largest, 1))]
+		paths = paths[len(round):]
+		bundles := bundlesOf(round, min(max(bundleBytes/largest, 1), bundleMax))
+		results := make([][]Node, len(bundles))
+		err := Parallel(len(bundles), func(i int) (err error) {
+			results[i], err = inc.getBundle(ctx, bundles[i], 0)
+			return err
+		})
 		if err != nil {
 			return nil, err
 		}
-		more, err := inc.GetAll(ctx, paths[few:])
-		return append(nodes, more...), err
-	case largest == 0:
-		largest = bundleGuess
+		nodes = append(nodes, slices.Concat(results...)...)
 	}
-	bundles := bundlesOf(paths, min(max(bundleBytes/largest, 1), bundleMax))
-	results := make([][]Node, len(bundles))
-	err := Parallel(len(bundles), func(i int) (err error) {
-		results[i], err = inc.getBundle(ctx, bundles[i])
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	return slices.Concat(results...), nil
+	return nodes, nil
 }
 
 // bundlesOf divides paths into bundles of at most n, whose requests the servers
@@ -65,16 +68,29 @@ func bundlesOf(paths []string, n int) (bundles [][]string) {
 	return bundles
 }
 
-func (inc *Incarnation) getBundle(ctx context.Context, paths []string) ([]Node, error) {
+// getBundle reads a bundle. If the connection broke under it, the server may have died of the
+// reply: then it is read in two halves.
+func (inc *Incarnation) getBundle(ctx context.Context, paths []string, broken int) ([]Node, error) {
 	if len(paths) == 1 || inc.Manager.noBundles.Load() {
 		return inc.getEach(ctx, paths)
 	}
-	b, err := retry(ctx, inc, bundleCall(paths))
-	if isUnimplemented(err) { // before ZooKeeper 3.6
+	var b bundle
+	broke := false
+	err := inc.repeat(ctx, func(a *attempts) (err error) {
+		b, err = attempt(ctx, inc, bundleCall(paths))
+		if OutcomeOf(err) == Unknown && ctx.Err() == nil && !errors.Is(err, ErrEnded) {
+			broke = true
+			return a.last(err)
+		}
+		return err
+	})
+	switch {
+	case broke:
+		return inc.getHalves(ctx, paths, broken)
+	case isUnimplemented(err): // before ZooKeeper 3.6
 		inc.Manager.noBundles.Store(true)
 		return inc.getEach(ctx, paths)
-	}
-	if err != nil {
+	case err != nil:
 		return nil, err
 	}
 	nodes := b.nodes
@@ -91,6 +107,20 @@ func (inc *Incarnation) getBundle(ctx context.Context, paths []string) ([]Node, 
 	}
 	inc.largest.Store(max(int64(largest), inc.largest.Load()/2, 256))
 	return nodes, nil
+}
+
+// getHalves reads a bundle in two. broken is how often a connection has broken under a larger one.
+func (inc *Incarnation) getHalves(ctx context.Context, paths []string, broken int) ([]Node, error) {
+	if err := inc.Pause(ctx, broken); err != nil {
+		return nil, err
+	}
+	half := len(paths) / 2
+	first, err := inc.getBundle(ctx, paths[:half], broken+1)
+	if err != nil {
+		return nil, err
+	}
+	second, err := inc.getBundle(ctx, paths[half:], broken+1)
+	return append(first, second...), err
 }
 
 // Missing says of each of paths whether there certainly is no such znode, in one request, as it
@@ -122,7 +152,7 @@ func (inc *Incarnation) getEach(ctx context.Context, paths []string) ([]Node, er
 }
 
 // GetVisible is getAll, but of a znode that may not be read it returns the Stat
-// alone, which servers give to everybody. One such costs 128 requests, those of
+// alone, which servers give to everybody. One such costs 16 requests, those of
 // its bundle one by one.
 func (inc *Incarnation) GetVisible(ctx context.Context, paths []string) ([]Node, error) {
 	nodes, err := inc.GetAll(ctx, paths)

@@ -3,6 +3,8 @@ package session
 import (
 	"bytes"
 	"fmt"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -48,7 +50,7 @@ func TestGetAllSurvivesLostRequestsAndRepliesAndSmallPieces(t *testing.T) {
 				must(t, s.m.During(t.Context(), func(inc *Incarnation) error {
 					_, err := inc.Create(t.Context(), "/a", []byte("x"))
 					must(t, err)
-					nodes, err := inc.GetAll(t.Context(), []string{"/a", "/b", "/a"})
+					nodes, err := inc.GetAll(t.Context(), []string{"/a", "/b", "/a", "/c"})
 					must(t, err)
 					if seen != 3 || string(nodes[0].Data) != "x" || nodes[1].Stat != nil || string(nodes[2].Data) != "x" {
 						t.Errorf("got %v after %d attempts", nodes, seen)
@@ -85,11 +87,83 @@ func TestGetAllOfManyTakesFewRequestsThoughNothingWasReadBefore(t *testing.T) {
 					t.Fatalf("got %q at place %d, want %q", nodes[i].Data, i, path)
 				}
 			}
-			if n := bundles.Load(); n > 9 {
-				t.Errorf("%d reads of many, want at most 9: 16 znodes, and then 128 each", n)
+			if n := bundles.Load(); n > 1000/bundleMax+1 {
+				t.Errorf("%d reads of many, want %d znodes each", n, bundleMax)
 			}
 			return nil
 		}))
+	})
+}
+
+// A server puts the reply to a bundle together in memory, and small znodes say nothing of the size of those that come next.
+func TestABundleIsSmallWhateverTheZnodesBeforeItWere(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		inc := live(t, s)
+		var small, large []string
+		for i := range 300 {
+			small = append(small, fmt.Sprintf("/small-%03d", i))
+			_, err := inc.Create(t.Context(), small[i], []byte("x"))
+			must(t, err)
+		}
+		for i := range 3 * bundleMax {
+			large = append(large, fmt.Sprintf("/large-%03d", i))
+			_, err := inc.Create(t.Context(), large[i], make([]byte, 900<<10))
+			must(t, err)
+		}
+		var most atomic.Int64 // of the large in one request
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpMultiRead && strings.HasPrefix(r.Ops[0].Path, "/large") {
+				most.Store(max(most.Load(), int64(len(r.Ops))))
+			}
+			return zktest.Pass
+		})
+		_, err := inc.GetAll(t.Context(), small)
+		must(t, err)
+		nodes, err := inc.GetAll(t.Context(), append(small[:1:1], large...))
+		must(t, err)
+		if n := most.Load(); n > bundleMax || len(nodes) != len(large)+1 {
+			t.Errorf("one request asks for %d znodes of 900 KiB", n)
+		}
+		most.Store(0)
+		_, err = inc.GetAll(t.Context(), large)
+		must(t, err)
+		if n := most.Load(); n > 0 {
+			t.Errorf("behind large znodes one request asks for %d of these", n)
+		}
+	})
+}
+
+// A server that dies of the reply to a bundle must not be asked for the same again.
+func TestABundleUnderWhichTheConnectionBrokeIsHalved(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		inc := live(t, s)
+		var paths []string
+		for i := range bundleMax {
+			paths = append(paths, fmt.Sprintf("/n-%03d", i))
+			_, err := inc.Create(t.Context(), paths[i], []byte(paths[i]))
+			must(t, err)
+		}
+		var sizes []int
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpMultiRead {
+				if sizes = append(sizes, len(r.Ops)); len(r.Ops) > 4 {
+					return zktest.DropRequest
+				}
+			}
+			return zktest.Pass
+		})
+		nodes, err := inc.GetAll(t.Context(), paths)
+		must(t, err)
+		for i, path := range paths {
+			if string(nodes[i].Data) != path {
+				t.Fatalf("got %q at place %d, want %q", nodes[i].Data, i, path)
+			}
+		}
+		if want := []int{16, 8, 4, 4, 8, 4, 4}; !slices.Equal(sizes, want) {
+			t.Errorf("asked for %d znodes in each request, want %d", sizes, want)
+		}
 	})
 }
 

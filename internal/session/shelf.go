@@ -23,6 +23,9 @@ type keptReceipt struct {
 // receiptIdle is how long a receipt is kept that nobody uses.
 const receiptIdle = time.Second
 
+// removeAtOnce is how many receipts are deleted with one request.
+const removeAtOnce = 128
+
 // take takes a receipt that lies in dir, or a new one.
 func (s *shelf) take(dir string) *receipt {
 	s.mu.Lock()
