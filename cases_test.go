@@ -669,7 +669,7 @@ func TestCase24EveryWayOfLearningTellsTheLoss(t *testing.T) {
 		wantErr(t, err, zsync.ErrLost)
 		synctest.Wait()
 		mu.Lock()
-		if !slices.Contains(kinds, zsync.Lost) || !slices.Contains(kinds, zsync.Expired) {
+		if !slices.Contains(kinds, zsync.EventLost) || !slices.Contains(kinds, zsync.EventExpired) {
 			t.Errorf("the observer was told %v", kinds)
 		}
 		mu.Unlock()

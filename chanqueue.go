@@ -425,10 +425,10 @@ func (d Delivery[T]) Nack() error {
 	return d.nack(after)
 }
 
-// Release is Nack at once, for an element with which nothing was tried: it counts as no
-// attempt, unless the claim is lost before that is written down.
-func (d Delivery[T]) Release() error {
-	return d.settle(context.Background(), "release", queue.Settlement{Fate: queue.Return, Untried: true})
+// Return is Nack at once, for an element with which nothing was tried: it counts as no
+// attempt, unless the claim is lost before that is recorded.
+func (d Delivery[T]) Return() error {
+	return d.settle(context.Background(), "return", queue.Settlement{Fate: queue.Return, Untried: true})
 }
 
 // NackAfter is Nack for an element that nobody is to receive before delay is over,

@@ -734,7 +734,7 @@ func TestNobodyEntersBehindAContenderOfAnotherKind(t *testing.T) {
 			}
 		}
 		// Those that keep each other out share a path.
-		selector := election(zsync.WithElectionLayout(zsync.LayoutSelector))
+		selector := election(zsync.WithLayout(zsync.LayoutSelector))
 		must(t, selector.lock(a))
 		ok, err := zsync.NewMutex(b, "/p").TryLock(t.Context())
 		if ok || err != nil {

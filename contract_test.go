@@ -57,6 +57,7 @@ var (
 	_ func(name string) zsync.Option                  = zsync.WithOwner
 	_ func(b zsync.Backoff) zsync.Option              = zsync.WithRetry
 	_ func(o zsync.Observer) zsync.Option             = zsync.WithObserver
+	_ func(t zsync.Tracer) zsync.Option               = zsync.WithTracer
 	_ func() zsync.Option                             = zsync.WithLossOnSuspend
 	_ func(n int) zsync.LockOption                    = zsync.WithHandoffs
 	_ func(d time.Duration) zsync.LockOption          = zsync.WithRetention
@@ -227,6 +228,12 @@ var (
 	_ func(string, *time.Location) (zsync.Timetable, error)      = zsync.Cron
 	_ func(int, zsync.Backoff) zsync.ScheduleOption              = zsync.WithRetries
 	_ func(zsync.MissedPolicy) zsync.ScheduleOption              = zsync.WithMissed
+	_                                                            = []zsync.ElectionOption{zsync.WithMaxHold(1), zsync.WithHealth(nil), zsync.WithLayout(zsync.LayoutSelector)}
+	_ zsync.GroupOption                                          = zsync.WithLayout(zsync.LayoutKazoo)
+	_ func(zsync.Delivery[int]) error                            = zsync.Delivery[int].Return
+	_ func(*zsync.Queue[int], ...int) zsync.QueueOp              = (*zsync.Queue[int]).SendOp
+	_                                                            = []zsync.EventKind{zsync.EventAcquired, zsync.EventGaveUp, zsync.EventReleased, zsync.EventLost, zsync.EventDead, zsync.EventConnected, zsync.EventSuspended, zsync.EventReconnected, zsync.EventExpired}
+	_                                                            = []zsync.OpKind{zsync.OpAcquire, zsync.OpHold, zsync.OpWait, zsync.OpQueue}
 	_                                                            = []zsync.MissedPolicy{zsync.MissedLatest, zsync.MissedSkip, zsync.MissedAll}
 
 	_ func(*zsync.Session, string, ...zsync.GroupOption) *zsync.Group[int] = zsync.NewGroup[int]

@@ -19,9 +19,7 @@ type DeadLetter struct {
 	Attempts int       // how often it had been delivered
 	First    time.Time // when it was sent, by the servers' clock
 
-	q      queue.Engine
 	letter *queue.Letter
-	path   string
 }
 
 // Dead yields the dead letters of q, the oldest first, those that are there
@@ -40,7 +38,7 @@ func (q *Queue[T]) dead(ctx context.Context, op string) iter.Seq2[DeadLetter, er
 		for l, err := range q.q.Letters(ctx) {
 			var d DeadLetter
 			if err == nil {
-				d = DeadLetter{ID: l.ID, Data: l.Data, Since: l.Since, Reason: l.Reason, Attempts: l.Attempts, First: l.First, q: q.q, letter: l, path: q.path}
+				d = DeadLetter{ID: l.ID, Data: l.Data, Since: l.Since, Reason: l.Reason, Attempts: l.Attempts, First: l.First, letter: l}
 			}
 			if !yield(d, opError(op, q.path, err)) || err != nil {
 				return
@@ -50,8 +48,9 @@ func (q *Queue[T]) dead(ctx context.Context, op string) iter.Seq2[DeadLetter, er
 }
 
 // RequeueDead puts back the dead letters for which choose returns true, all if
-// it is nil, as [DeadLetter.Requeue] does, and returns how many. Those that
-// others remove in the meantime are left out. An error ends it.
+// it is nil, and returns how many. Each comes at the end of the queue, with the priority that it
+// had, and no attempts. A dead letter that another process removes in the meantime is left out. An
+// error ends the call. If ctx ends first, a letter is either in the queue or still a dead letter.
 func (q *Queue[T]) RequeueDead(ctx context.Context, choose func(DeadLetter) bool) (int, error) {
 	return q.forDead(ctx, "requeue", choose, func(d DeadLetter) (bool, error) {
 		err := q.q.Requeue(ctx, d.letter)
@@ -63,8 +62,8 @@ func (q *Queue[T]) RequeueDead(ctx context.Context, choose func(DeadLetter) bool
 }
 
 // PurgeDead deletes the dead letters for which choose returns true, all if it is
-// nil, and returns how many. Those that others remove in the meantime are left
-// out. An error ends it. To keep them for a time, choose by [DeadLetter].Since.
+// nil, and returns how many. A dead letter that another process removes in the meantime is left
+// out. An error ends the call. To keep them for a time, choose by [DeadLetter].Since.
 func (q *Queue[T]) PurgeDead(ctx context.Context, choose func(DeadLetter) bool) (int, error) {
 	return q.forDead(ctx, "purge", choose, func(d DeadLetter) (bool, error) { return q.q.Discard(ctx, d.letter) })
 }
@@ -88,24 +87,4 @@ func (q *Queue[T]) forDead(ctx context.Context, op string, choose func(DeadLette
 		}
 	}
 	return n, nil
-}
-
-// Remove deletes the dead letter. One that is gone already is no error.
-func (d DeadLetter) Remove(ctx context.Context) error {
-	if d.q == nil {
-		return opError("remove", d.ID, session.Invalid("the DeadLetter did not come from a Queue"))
-	}
-	_, err := d.q.Discard(ctx, d.letter)
-	return opError("remove", d.path, err)
-}
-
-// Requeue puts the element back at the end of the queue, with the priority it
-// had, and no attempts. If ctx ends first it is either there or still among
-// the dead letters. The error is go-zookeeper's ErrNoNode if somebody else has
-// removed it.
-func (d DeadLetter) Requeue(ctx context.Context) error {
-	if d.q == nil {
-		return opError("requeue", d.ID, session.Invalid("the DeadLetter did not come from a Queue"))
-	}
-	return opError("requeue", d.path, d.q.Requeue(ctx, d.letter))
 }

@@ -14,47 +14,11 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// An ElectionOption changes an Election.
-type ElectionOption func(*electionConfig)
-
-type electionConfig struct {
-	id     *string
-	layout Layout
-	limits limits
-	prior  *int // the priority, if it was said
-	err    error
-}
-
-func newElectionConfig(opts []ElectionOption) electionConfig {
-	var c electionConfig
-	for i, o := range opts {
-		if o == nil {
-			c.err = session.Invalid("election option %d is nil", i)
-			continue
-		}
-		o(&c)
-	}
-	return c
-}
-
 // WithID sets what a candidate calls itself, which is the data of its znode
 // and the Owner of its [Contender]: a host and port where the leader answers,
 // for example. The default is the Session's owner, see [WithOwner].
 func WithID(id string) ElectionOption {
-	return func(c *electionConfig) { c.id = &id }
-}
-
-// WithElectionLayout chooses whose programs the election is shared with:
-// those that use Curator's LeaderLatch ([LayoutCurator], the default),
-// Curator's LeaderSelector ([LayoutSelector]) or kazoo's Election
-// ([LayoutKazoo]). All candidates of a path must use the same.
-func WithElectionLayout(l Layout) ElectionOption {
-	return func(c *electionConfig) {
-		if electionBases[l] == "" {
-			c.err = session.Invalid("WithElectionLayout(%v): unknown layout", l)
-		}
-		c.layout = l
-	}
+	return electionOption(func(c *electionConfig) { c.id = &id })
 }
 
 // WithPriority makes p the candidate's priority: of those who wait, one with a
@@ -68,36 +32,7 @@ func WithElectionLayout(l Layout) ElectionOption {
 // its priority is 0. The priority is in the name of the znode, before what Curator
 // and kazoo look at: path/_c_<uuid>-p<p>-latch-<seq>.
 func WithPriority(p int) ElectionOption {
-	return func(c *electionConfig) { c.prior = &p }
-}
-
-// WithMaxTerm gives a leadership up that has lasted for d, as [WithMaxHold] does
-// with a lock. Of a leader that is not hung Run campaigns again at once.
-func WithMaxTerm(d time.Duration) ElectionOption {
-	return func(c *electionConfig) {
-		if d <= 0 {
-			c.err = session.Invalid("WithMaxTerm(%v): must be positive", d)
-		}
-		c.limits.max = d
-	}
-}
-
-// WithLeaderHealth has f asked whether the leader still does its work, and gives
-// the leadership up when it does not, as [WithHealth] does with a lock.
-func WithLeaderHealth(f func(ctx context.Context) error) ElectionOption {
-	return func(c *electionConfig) {
-		if f == nil {
-			c.err = session.Invalid("WithLeaderHealth: the function is nil")
-		}
-		c.limits.health = f
-	}
-}
-
-// electionBases is what marks a candidate's znode, by layout.
-var electionBases = map[Layout]string{
-	LayoutCurator:  "latch-",
-	LayoutSelector: "lock-",
-	LayoutKazoo:    "__lock__",
+	return electionOption(func(c *electionConfig) { c.prior = &p })
 }
 
 // An Election chooses one leader among the processes that name the same path:
@@ -132,7 +67,7 @@ var electionBases = map[Layout]string{
 //
 // Each candidate writes one ephemeral, sequential znode,
 // path/_c_<uuid>-latch-<seq>, whose data is its id in plain text ([WithID]);
-// other names with [WithElectionLayout]. path and its parents are containers,
+// other names with [WithLayout]. path and its parents are containers,
 // created if missing, and removed by the servers once empty. Children with
 // other names are ignored.
 //
@@ -247,7 +182,7 @@ func (e *Election) campaign(ctx context.Context) (*term, error) {
 	return t, nil
 }
 
-func (e *Election) traced() Traced { return e.s.tracers.traced("election", "campaign", e.path) }
+func (e *Election) traced() Op { return e.s.tracers.traced("election", "campaign", e.path) }
 
 // stand begins a term, when the one before is over.
 func (e *Election) stand(ctx context.Context, start time.Time) (*term, error) {
@@ -411,7 +346,7 @@ func (e *Election) current() (*term, error) {
 //
 // The znode stays until f has returned, whatever ends the leadership but the end
 // of the session: the next leader begins when the last one has stopped. For a
-// function that hangs there are [WithMaxTerm] and [WithLeaderHealth].
+// function that hangs there are [WithMaxHold] and [WithHealth].
 //
 // f must not campaign for the same path with its context: see
 // [Election.Campaign]. If f panics the leadership is given up and the panic

@@ -72,7 +72,7 @@ func TestElectionLayoutsAreThoseOfCuratorAndKazoo(t *testing.T) {
 		t.Run(layout.String(), func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
 				s := open(t, srv)
-				e := zsync.NewElection(s, "/e", zsync.WithElectionLayout(layout), zsync.WithID("me"))
+				e := zsync.NewElection(s, "/e", zsync.WithLayout(layout), zsync.WithID("me"))
 				must(t, e.Campaign(t.Context()))
 				names := childrenOf(t, s, "/e")
 				if len(names) != 1 || !strings.HasSuffix(names[0], base+"0000000000") || strings.HasPrefix(names[0], "_c_") == (layout == zsync.LayoutKazoo) {
@@ -94,7 +94,8 @@ func TestElectionRefusesBadArguments(t *testing.T) {
 		f := func(context.Context) error { return nil }
 		for _, e := range []*zsync.Election{
 			zsync.NewElection(nil, "/e"), zsync.NewElection(s, "e"), zsync.NewElection(s, "/"),
-			zsync.NewElection(s, "/e", nil), zsync.NewElection(s, "/e", zsync.WithElectionLayout(7)),
+			zsync.NewElection(s, "/e", nil), zsync.NewElection(s, "/e", zsync.WithLayout(7)),
+			zsync.NewElection(s, "/e", zsync.WithHandoffs(1)), zsync.NewElection(s, "/e", zsync.WithRetention(time.Second)),
 		} {
 			wantErr(t, e.Campaign(t.Context()), zsync.ErrInvalid)
 			wantErr(t, e.Resign(), zsync.ErrInvalid)

@@ -200,9 +200,9 @@ func ExampleQueue_Dead() {
 			log.Fatal(err)
 		}
 		fmt.Printf("dead: %s\n", d.Data)
-		if err := d.Remove(ctx); err != nil {
-			log.Fatal(err)
-		}
+	}
+	if _, err := numbers.PurgeDead(ctx, nil); err != nil {
+		log.Fatal(err)
 	}
 	// Output:
 	// 2 true <nil>

@@ -26,7 +26,7 @@ import (
 //
 // A member stays one through reconnects and expired sessions until
 // [Membership.Leave] or the end of its process. At most one member has an id at
-// a time, but with [WithGroupLayout]([LayoutKazoo]), where an id is no name.
+// a time, but with [WithLayout]([LayoutKazoo]), where an id is no name.
 //
 // # Loss
 //
@@ -46,7 +46,7 @@ import (
 // A member is the ephemeral znode path/<id>, whose data is the info in the form
 // that the codec gives it ([WithCodec]; the default is JSON), as Curator's
 // GroupMember has it. Bytes that ZooKeeper does not allow in a name are written
-// as % and two hexadecimal digits. With [WithGroupLayout]([LayoutKazoo]) it is
+// as % and two hexadecimal digits. With [WithLayout]([LayoutKazoo]) it is
 // <guid>__party__, whose data is the id, as in kazoo's Party; then there is no
 // info. path and its parents are containers; with LayoutKazoo path is
 // persistent.
@@ -71,7 +71,7 @@ type Member[T any] struct {
 	Since   time.Time // when that session joined, by the servers' clock
 }
 
-// A GroupOption changes a [Group]. [WithCodec] is one too.
+// A GroupOption changes a [Group]. [WithCodec] and [WithLayout] are options of a Group too.
 type GroupOption interface{ applyGroup(*groupConfig) }
 
 type groupConfig struct {
@@ -85,19 +85,6 @@ func (o CodecOption) applyGroup(c *groupConfig) {
 		c.err = session.Invalid("WithCodec(nil): the codec is nil")
 	}
 }
-
-type groupLayout Layout
-
-func (o groupLayout) applyGroup(c *groupConfig) {
-	if l := Layout(o); l != LayoutCurator && l != LayoutKazoo {
-		c.err = session.Invalid("WithGroupLayout(%v): a group has LayoutCurator or LayoutKazoo", l)
-	}
-	c.kazoo = Layout(o) == LayoutKazoo
-}
-
-// WithGroupLayout chooses whose programs the path is shared with. The default is
-// [LayoutCurator].
-func WithGroupLayout(l Layout) GroupOption { return groupLayout(l) }
 
 // NewGroup returns the Group at path. It does no I/O; a bad argument is
 // reported by every method.

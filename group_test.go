@@ -134,7 +134,7 @@ func TestGroupRefusesBadInput(t *testing.T) {
 		s := open(t, srv)
 		for _, g := range []*zsync.Group[string]{
 			zsync.NewGroup[string](nil, "/g"), zsync.NewGroup[string](s, "g"), zsync.NewGroup[string](s, "/g", nil),
-			zsync.NewGroup[string](s, "/g", zsync.WithCodec(nil)), zsync.NewGroup[string](s, "/g", zsync.WithGroupLayout(zsync.LayoutSelector)), {},
+			zsync.NewGroup[string](s, "/g", zsync.WithCodec(nil)), zsync.NewGroup[string](s, "/g", zsync.WithLayout(zsync.LayoutSelector)), zsync.NewGroup[string](s, "/g", zsync.WithMaxHold(time.Second)), {},
 		} {
 			_, err := g.Join(t.Context(), "id", "")
 			wantErr(t, err, zsync.ErrInvalid)
@@ -239,7 +239,7 @@ func TestGroupWatchDoesNotTellASlowReaderWhatWasInAnEndedSession(t *testing.T) {
 func TestALongIDInKazoosLayoutIsRefusedBeforeItIsSent(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		g := zsync.NewGroup[string](s, "/g", zsync.WithGroupLayout(zsync.LayoutKazoo))
+		g := zsync.NewGroup[string](s, "/g", zsync.WithLayout(zsync.LayoutKazoo))
 		before := s.Stats().Reconnects
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()

@@ -23,7 +23,7 @@ const (
 	// LayoutKazoo is the layout of kazoo (Python): "<guid>__lock__<seq>".
 	LayoutKazoo
 	// LayoutSelector is that of Curator's LeaderSelector, for elections
-	// alone: "_c_<uuid>-lock-<seq>". See [WithElectionLayout].
+	// alone: "_c_<uuid>-lock-<seq>". See [WithLayout].
 	LayoutSelector
 )
 

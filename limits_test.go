@@ -27,10 +27,10 @@ func limited(a, b *zsync.Session, max time.Duration, health func(context.Context
 	var ls []zsync.LockOption
 	var es []zsync.ElectionOption
 	if max > 0 {
-		ls, es = append(ls, zsync.WithMaxHold(max)), append(es, zsync.WithMaxTerm(max))
+		ls, es = append(ls, zsync.WithMaxHold(max)), append(es, zsync.WithMaxHold(max))
 	}
 	if health != nil {
-		ls, es = append(ls, zsync.WithHealth(health)), append(es, zsync.WithLeaderHealth(health))
+		ls, es = append(ls, zsync.WithHealth(health)), append(es, zsync.WithHealth(health))
 	}
 	m, rw, e := zsync.NewMutex(a, "/m", ls...), zsync.NewRWMutex(a, "/rw", ls...), zsync.NewElection(a, "/e", es...)
 	r, s := zsync.NewRWMutex(a, "/r", ls...), zsync.NewSemaphore(a, "/s", 2, ls...)
@@ -163,7 +163,7 @@ func TestTheContextOfDoEndsWithWhatWasGivenUp(t *testing.T) {
 		wantErr(t, zsync.NewSemaphore(s, "/s", 3, zsync.WithHealth(sick)).Do(t.Context(), 2, f), zsync.ErrLost)
 		ctx, cancel := context.WithCancel(t.Context())
 		terms := 0
-		err := zsync.NewElection(s, "/e", zsync.WithLeaderHealth(sick)).Run(ctx, func(ctx context.Context) error {
+		err := zsync.NewElection(s, "/e", zsync.WithHealth(sick)).Run(ctx, func(ctx context.Context) error {
 			if terms++; terms == 3 {
 				cancel()
 				return nil
@@ -228,7 +228,7 @@ func TestBadLimitsAreRefused(t *testing.T) {
 		for _, o := range []zsync.LockOption{zsync.WithMaxHold(0), zsync.WithMaxHold(-1), zsync.WithHealth(nil)} {
 			wantErr(t, zsync.NewMutex(s, "/m", o).Lock(t.Context()), zsync.ErrInvalid)
 		}
-		for _, o := range []zsync.ElectionOption{zsync.WithMaxTerm(0), zsync.WithLeaderHealth(nil)} {
+		for _, o := range []zsync.ElectionOption{zsync.WithMaxHold(0), zsync.WithHealth(nil)} {
 			wantErr(t, zsync.NewElection(s, "/e", o).Campaign(t.Context()), zsync.ErrInvalid)
 		}
 	})
@@ -317,7 +317,7 @@ func TestLockAllContextEndsWithAnyLossAndSaysWhy(t *testing.T) {
 func TestALeaderWhoseTermIsOverHasTimeThoughAnotherGoroutineCampaigns(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := open(t, srv), open(t, srv)
-		e := zsync.NewElection(a, "/e", zsync.WithMaxTerm(3*time.Second))
+		e := zsync.NewElection(a, "/e", zsync.WithMaxHold(3*time.Second))
 		for range 3 { // each of them goes home when it is told
 			must(t, e.Campaign(t.Context()))
 			lost, began := e.Lost(), time.Now()

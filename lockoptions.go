@@ -16,7 +16,7 @@ type lockConfig struct {
 	err      error
 }
 
-// limits are what WithMaxHold and WithHealth, or the like, have said.
+// limits are those of WithMaxHold and WithHealth.
 type limits struct {
 	max    time.Duration
 	health func(ctx context.Context) error
@@ -30,8 +30,76 @@ func (l limits) ofLine() *line.Limits {
 	return &line.Limits{Max: l.max, Health: l.health, Lost: givenUp}
 }
 
-// A LockOption changes a Mutex, RWMutex or Semaphore.
-type LockOption func(*lockConfig)
+// A LockOption changes a Mutex, RWMutex or Semaphore. [WithMaxHold], [WithHealth] and
+// [WithLayout] change an Election too, and WithLayout changes a Group. An Election or a Group that
+// is given another LockOption is refused with [ErrInvalid].
+type LockOption interface {
+	applyLock(*lockConfig)
+	ElectionOption
+	GroupOption
+}
+
+// A lockOption is a LockOption with its name. election and group are nil if the option does not
+// apply to these.
+type lockOption struct {
+	name     string
+	lock     func(*lockConfig)
+	election func(*electionConfig)
+	group    func(*groupConfig)
+}
+
+func (o lockOption) applyLock(c *lockConfig) { o.lock(c) }
+
+func (o lockOption) applyElection(c *electionConfig) {
+	if o.election == nil {
+		c.err = session.Invalid("%s is no option of an Election", o.name)
+		return
+	}
+	o.election(c)
+}
+
+func (o lockOption) applyGroup(c *groupConfig) {
+	if o.group == nil {
+		c.err = session.Invalid("%s is no option of a Group", o.name)
+		return
+	}
+	o.group(c)
+}
+
+// An ElectionOption changes an Election. [WithLayout], [WithMaxHold] and [WithHealth] are options of
+// an Election too.
+type ElectionOption interface{ applyElection(*electionConfig) }
+
+type electionOption func(*electionConfig)
+
+func (o electionOption) applyElection(c *electionConfig) { o(c) }
+
+type electionConfig struct {
+	id     *string
+	layout Layout
+	limits limits
+	prior  *int // the priority, if it was said
+	err    error
+}
+
+func newElectionConfig(opts []ElectionOption) electionConfig {
+	var c electionConfig
+	for i, o := range opts {
+		if o == nil {
+			c.err = session.Invalid("election option %d is nil", i)
+			continue
+		}
+		o.applyElection(&c)
+	}
+	return c
+}
+
+// electionBases is what marks a candidate's znode, by layout.
+var electionBases = map[Layout]string{
+	LayoutCurator:  "latch-",
+	LayoutSelector: "lock-",
+	LayoutKazoo:    "__lock__",
+}
 
 // defaultHandoffs is a compromise: where others wait a local hand-over costs a
 // sixteenth of what one to another process does, and no other process waits for more
@@ -45,7 +113,7 @@ func newLockConfig(opts []LockOption) lockConfig {
 			c.err = session.Invalid("lock option %d is nil", i)
 			continue
 		}
-		o(&c)
+		o.applyLock(&c)
 	}
 	if c.err == nil && c.retain > 0 && c.handoffs == 0 {
 		c.err = session.Invalid("WithRetention and WithHandoffs(0) exclude each other: a place that is kept is handed on")
@@ -62,12 +130,12 @@ func newLockConfig(opts []LockOption) lockConfig {
 // every goroutine takes its own place in the line, and the order is the order
 // of arrival across all processes. The default is 16.
 func WithHandoffs(n int) LockOption {
-	return func(c *lockConfig) {
+	return lockOption{name: "WithHandoffs", lock: func(c *lockConfig) {
 		if n < 0 {
 			c.err = session.Invalid("WithHandoffs(%d): must not be negative", n)
 		}
 		c.handoffs = n
-	}
+	}}
 }
 
 // WithRetention has Unlock keep the place in the line, for up to d, while nobody
@@ -95,22 +163,60 @@ func WithHandoffs(n int) LockOption {
 // no more than 128 places; beyond that the one that was not used for longest goes.
 // WithHandoffs(0), which wants the order of arrival among all, excludes it.
 func WithRetention(d time.Duration) LockOption {
-	return func(c *lockConfig) {
+	return lockOption{name: "WithRetention", lock: func(c *lockConfig) {
 		if d <= 0 {
 			c.err = session.Invalid("WithRetention(%v): must be positive", d)
 		}
 		c.retain = d
+	}}
+}
+
+// WithLayout chooses the library with whose programs a path is shared. The default is
+// [LayoutCurator]. A lock, a Semaphore and a Group have LayoutCurator and [LayoutKazoo]. An Election
+// also has [LayoutSelector]; its LayoutCurator is Curator's LeaderLatch. All programs that use a path
+// must name the same layout.
+func WithLayout(l Layout) LockOption {
+	two := l == LayoutCurator || l == LayoutKazoo
+	unknown := func(of string) error {
+		return session.Invalid("WithLayout(%v): %s has LayoutCurator or LayoutKazoo", l, of)
+	}
+	return lockOption{
+		name: "WithLayout",
+		lock: func(c *lockConfig) {
+			if !two {
+				c.err = unknown("a lock")
+			}
+			c.layout = l
+		},
+		election: func(c *electionConfig) {
+			if electionBases[l] == "" {
+				c.err = session.Invalid("WithLayout(%v): unknown layout", l)
+			}
+			c.layout = l
+		},
+		group: func(c *groupConfig) {
+			if !two {
+				c.err = unknown("a Group")
+			}
+			c.kazoo = l == LayoutKazoo
+		},
 	}
 }
 
-// WithLayout chooses whose programs the path is shared with. The default is
-// [LayoutCurator].
-func WithLayout(l Layout) LockOption {
-	return func(c *lockConfig) {
-		if l != LayoutCurator && l != LayoutKazoo {
-			c.err = session.Invalid("WithLayout(%v): unknown layout", l)
-		}
-		c.layout = l
+// limit is an option of locks and elections that sets a limit of their holds.
+func limit(name string, err error, set func(*limits)) LockOption {
+	return lockOption{
+		name: name,
+		lock: func(c *lockConfig) {
+			if set(&c.limits); err != nil {
+				c.err = err
+			}
+		},
+		election: func(c *electionConfig) {
+			if set(&c.limits); err != nil {
+				c.err = err
+			}
+		},
 	}
 }
 
@@ -125,27 +231,25 @@ func WithLayout(l Layout) LockOption {
 // A hold lasts from one grant to its release: goroutines that hand a lock on have
 // d each. Readers of one process that read together lose together. Permits of a
 // [Semaphore] are reckoned as if those that were acquired first were released
-// first, and all that a process has are lost together. For an [Election] there is
-// [WithMaxTerm].
+// first, and all that a process has are lost together.
+// A leadership is limited likewise: [Election.Run] campaigns again at once if the leader is not hung.
 func WithMaxHold(d time.Duration) LockOption {
-	return func(c *lockConfig) {
-		if d <= 0 {
-			c.err = session.Invalid("WithMaxHold(%v): must be positive", d)
-		}
-		c.limits.max = d
+	var err error
+	if d <= 0 {
+		err = session.Invalid("WithMaxHold(%v): must be positive", d)
 	}
+	return limit("WithMaxHold", err, func(l *limits) { l.max = d })
 }
 
 // WithHealth has f asked, every third of the session timeout, whether the process
 // still does its work, as long as it holds. When f fails, or does not return
 // within that time, at the end of which its context ends too, what is held is
 // given up, as with [WithMaxHold]; the [LostError] has f's error. What is held for
-// less than that costs nothing. For an [Election] there is [WithLeaderHealth].
+// less than that costs nothing.
 func WithHealth(f func(ctx context.Context) error) LockOption {
-	return func(c *lockConfig) {
-		if f == nil {
-			c.err = session.Invalid("WithHealth: the function is nil")
-		}
-		c.limits.health = f
+	var err error
+	if f == nil {
+		err = session.Invalid("WithHealth: the function is nil")
 	}
+	return limit("WithHealth", err, func(l *limits) { l.health = f })
 }

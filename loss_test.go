@@ -39,7 +39,7 @@ func TestEveryLossTellsItsReasonInEveryWay(t *testing.T) {
 				var mu sync.Mutex
 				var told error
 				s := open(t, srv, append(c.opts, zsync.WithObserver(zsync.ObserverFunc(func(e zsync.Event) {
-					if e.Kind == zsync.Lost {
+					if e.Kind == zsync.EventLost {
 						mu.Lock()
 						told = e.Err
 						mu.Unlock()

@@ -19,7 +19,7 @@ import (
 func TestModelOfElection(t *testing.T) {
 	lockModels(t, []string{"/e"}, func(r *lockRun) {
 		m := r.model("/e")
-		layout := zsync.WithElectionLayout([]zsync.Layout{zsync.LayoutCurator, zsync.LayoutSelector, zsync.LayoutKazoo}[r.rnd.IntN(3)])
+		layout := zsync.WithLayout([]zsync.Layout{zsync.LayoutCurator, zsync.LayoutSelector, zsync.LayoutKazoo}[r.rnd.IntN(3)])
 		priorities, terms, ills := r.rnd.IntN(2) == 0, r.rnd.IntN(3) == 0, r.rnd.IntN(3) == 0
 		observing, stop := context.WithCancel(r.t.Context())
 		var wg, observers sync.WaitGroup
@@ -31,10 +31,10 @@ func TestModelOfElection(t *testing.T) {
 					os = append(os, zsync.WithPriority(d.IntN(4)-1))
 				}
 				if terms {
-					os = append(os, zsync.WithMaxTerm(time.Duration(1+d.IntN(30))*time.Millisecond))
+					os = append(os, zsync.WithMaxHold(time.Duration(1+d.IntN(30))*time.Millisecond))
 				}
 				if ills {
-					os = append(os, zsync.WithLeaderHealth(health(rand.New(rand.NewPCG(d.Uint64(), 10)))))
+					os = append(os, zsync.WithHealth(health(rand.New(rand.NewPCG(d.Uint64(), 10)))))
 				}
 				return os
 			}

@@ -16,6 +16,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/suite"
 )
 
 // A queueModel is a Queue as one process would have it: what became of each element,
@@ -437,7 +438,7 @@ func (m *queueModel) bury(ctx context.Context, d *rand.Rand, q *zsync.Queue[int]
 		if d.IntN(3) > 0 {
 			continue
 		}
-		err := l.Remove(ctx)
+		_, err := suite.Remove(ctx, q, l)
 		m.mu.Lock()
 		e := m.all[valueOf(l)]
 		m.note(e, "its letter is removed: %v", err)

@@ -531,7 +531,7 @@ func TestUnlockIsNotToldAsALoss(t *testing.T) {
 		must(t, m.Unlock())
 		_, err = h.Token(t.Context(), true)
 		wantErr(t, err, zsync.ErrNotLocked)
-		if session.IsClosed(lost) || !slices.Equal(kinds, []zsync.EventKind{zsync.Acquired, zsync.Released}) {
+		if session.IsClosed(lost) || !slices.Equal(kinds, []zsync.EventKind{zsync.EventAcquired, zsync.EventReleased}) {
 			t.Errorf("lost %v, events %v", session.IsClosed(lost), kinds)
 		}
 	})

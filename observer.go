@@ -26,8 +26,8 @@ type Event struct {
 	Kind EventKind
 	Op   string        // the operation, such as "lock"; empty for events of the session
 	Path string        // the path of the primitive; empty for events of the session
-	Wait time.Duration // Acquired, GaveUp: how long the caller waited; Released, Lost: how long it was held
-	Err  error         // GaveUp, Lost, Dead, Expired: why
+	Wait time.Duration // EventAcquired, EventGaveUp: how long the caller waited; EventReleased, EventLost: how long it was held
+	Err  error         // EventGaveUp, EventLost, EventDead, EventExpired: why
 }
 
 // An EventKind says what happened.
@@ -35,20 +35,20 @@ type EventKind int
 
 // The kinds of Event.
 const (
-	Acquired    EventKind = iota + 1 // a lock, permit, leadership or claim was granted
-	GaveUp                           // a wait ended without a grant
-	Released                         // a hold was given back; a hand-over between goroutines is none
-	Lost                             // a hold was lost with its session
-	Dead                             // a queue element went to the dead letters
-	Connected                        // a new ZooKeeper session was established
-	Suspended                        // the connection dropped; the session may survive
-	Reconnected                      // the same session goes on over a new connection
-	Expired                          // the session ended and everything held through it was lost
+	EventAcquired    EventKind = iota + 1 // a lock, permit, leadership or claim was granted
+	EventGaveUp                           // a wait ended without a grant
+	EventReleased                         // a hold was given back; a hand-over between goroutines is none
+	EventLost                             // a hold was lost with its session
+	EventDead                             // a queue element went to the dead letters
+	EventConnected                        // a new ZooKeeper session was established
+	EventSuspended                        // the connection dropped; the session may survive
+	EventReconnected                      // the same session goes on over a new connection
+	EventExpired                          // the session ended and everything held through it was lost
 )
 
 var eventKinds = map[EventKind]string{
-	Acquired: "acquired", GaveUp: "gave up", Released: "released", Lost: "lost", Dead: "dead",
-	Connected: "connected", Suspended: "suspended", Reconnected: "reconnected", Expired: "expired",
+	EventAcquired: "acquired", EventGaveUp: "gave up", EventReleased: "released", EventLost: "lost", EventDead: "dead",
+	EventConnected: "connected", EventSuspended: "suspended", EventReconnected: "reconnected", EventExpired: "expired",
 }
 
 // String returns the kind in words.

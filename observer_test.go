@@ -11,8 +11,8 @@ import (
 // own, as one is made of the other by conversion.
 func TestPublicKindsStatesAndReasonsAreThoseOfTheSession(t *testing.T) {
 	for public, own := range map[zsync.EventKind]session.EventKind{
-		zsync.Acquired: session.EventAcquired, zsync.GaveUp: session.EventGaveUp, zsync.Released: session.EventReleased, zsync.Lost: session.EventLost, zsync.Dead: session.EventDead,
-		zsync.Connected: session.EventConnected, zsync.Suspended: session.EventSuspended, zsync.Reconnected: session.EventReconnected, zsync.Expired: session.EventExpired,
+		zsync.EventAcquired: session.EventAcquired, zsync.EventGaveUp: session.EventGaveUp, zsync.EventReleased: session.EventReleased, zsync.EventLost: session.EventLost, zsync.EventDead: session.EventDead,
+		zsync.EventConnected: session.EventConnected, zsync.EventSuspended: session.EventSuspended, zsync.EventReconnected: session.EventReconnected, zsync.EventExpired: session.EventExpired,
 	} {
 		if zsync.EventKind(own) != public {
 			t.Errorf("%v is %d, in the session %d", public, public, own)

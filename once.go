@@ -419,7 +419,7 @@ func (o *Once) enter(ctx context.Context, none *absence) (h *line.Grant, first b
 	return nil, false, err
 }
 
-func (o *Once) traced() Traced { return o.s.tracers.traced("once", "do", o.path) }
+func (o *Once) traced() Op { return o.s.tracers.traced("once", "do", o.path) }
 
 // run runs f while h stands, and makes the mark if it returns nil; unmarked means
 // that there is certainly none. If it is found that f need not be run the error is

@@ -136,14 +136,16 @@ func WithOwner(name string) Option { return func(c *config) { c.Owner = name } }
 // 10 ms and doubles up to 2 s, each delay shortened at random by up to half.
 func WithRetry(b Backoff) Option { return func(c *config) { c.Retry = session.Backoff(b) } }
 
-// WithObserver reports what happens to o: acquisitions, losses, reconnects. An o
-// that is an [AcquireTracer], [HoldTracer], [WaitTracer] or [QueueTracer] too is
-// told where these begin and end, so that it can make spans.
+// WithObserver reports events to o: acquisitions, losses, reconnects. For spans there is
+// [WithTracer].
 func WithObserver(o Observer) Option {
 	return func(c *config) {
-		c.Observe, c.tracers = observed(o), tracersOf(o)
+		c.Observe = observed(o)
 	}
 }
+
+// WithTracer calls t at the start and at the end of each operation.
+func WithTracer(t Tracer) Option { return func(c *config) { c.tracers.tracer = t } }
 
 // WithTrace writes to w who was granted what, and when it was lost or given up:
 // every grant, loss and release of a lock, permit, leadership, Once, part in a

@@ -9,16 +9,16 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A sendOp is a Send to be done as a part of [Delivery.Txn].
-type sendOp struct {
-	out queue.Outgoing
+// A QueueOp is a Send as an operation of a transaction: see [Queue.SendOp].
+type QueueOp struct {
+	out *queue.Outgoing
 	err error
 }
 
 // SendOp returns an operation for [Delivery.Txn] that does what Send does with vs.
 // Both queues must be of one Session.
-func (q *Queue[T]) SendOp(vs ...T) any {
-	op := &sendOp{err: q.misuse()}
+func (q *Queue[T]) SendOp(vs ...T) QueueOp {
+	op := QueueOp{out: new(queue.Outgoing), err: q.misuse()}
 	if op.err == nil && len(vs) == 0 {
 		op.err = session.Invalid("SendOp without elements")
 	}
@@ -61,11 +61,14 @@ func (d Delivery[T]) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, e
 	all := make([]any, len(ops))
 	for i, op := range ops {
 		all[i] = op
-		if s, ok := op.(*sendOp); ok {
-			if s.err != nil {
+		if s, ok := op.(QueueOp); ok {
+			switch {
+			case s.err != nil:
 				return nil, s.err
+			case s.out == nil:
+				return nil, opError("txn", d.q.path, session.Invalid("operation %d is a QueueOp that did not come from SendOp", i))
 			}
-			all[i] = &s.out
+			all[i] = s.out
 		}
 	}
 	ctx, end := d.q.tracers().queueing(ctx, "ack", d.q.path, 1)

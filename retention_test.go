@@ -257,9 +257,9 @@ func TestAPlaceThatIsLostWhileItIsKeptIsNobodysLoss(t *testing.T) {
 				acquired, released := 0, 0
 				for _, e := range *events.Load() {
 					switch e.Kind {
-					case zsync.Acquired:
+					case zsync.EventAcquired:
 						acquired++
-					case zsync.Released:
+					case zsync.EventReleased:
 						released++
 						if released > 1 && released < 5 && e.Wait != time.Second {
 							t.Errorf("released after %v", e.Wait)

@@ -390,7 +390,7 @@ func (c *Schedule) recordFailure(ctx context.Context, lock *Mutex, r scheduleRec
 	r.failure = &failure
 	err := c.record(ctx, lock, r)
 	if retries < math.MaxInt {
-		c.s.m.Log.Warn("zsync: scheduled function failed", "path", c.path, "at", at, "attempt", failure.Attempts, "of", retries, "err", cause)
+		c.s.m.Log.Warn("zsync: scheduled function failed", "path", c.path, "at", at, "attempt", failure.Attempts, "err", cause)
 	}
 	if ctx.Err() != nil || errors.Is(err, ErrLost) {
 		return nil // f failed by itself, and another process may go on from there

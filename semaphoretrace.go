@@ -7,8 +7,8 @@ import (
 )
 
 // traced is what a tracer is told of n permits.
-func (m *Semaphore) traced(n int64) func() Traced {
-	return func() Traced {
+func (m *Semaphore) traced(n int64) func() Op {
+	return func() Op {
 		t := m.s.tracers.traced("semaphore", "acquire", m.path)
 		t.Count = int(n)
 		return t
@@ -19,7 +19,7 @@ func (m *Semaphore) traced(n int64) func() Traced {
 // of several permits is released, so they are one hold, from the first that is
 // acquired to the last that is released. It returns what ctx becomes.
 func (m *Semaphore) observe(ctx context.Context, a *line.Permits) context.Context {
-	if a == nil || m.s.tracers.hold == nil {
+	if a == nil || m.s.tracers.tracer == nil {
 		return ctx
 	}
 	m.mu.Lock()

@@ -535,7 +535,7 @@ func TestObserverIsToldEverythingOnceAndMayAskTheSession(t *testing.T) {
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			if e.Op != "" && e.Path != "/m" || e.Wait < 0 || (e.Err != nil) != (e.Kind == zsync.GaveUp || e.Kind == zsync.Lost || e.Kind == zsync.Expired) {
+			if e.Op != "" && e.Path != "/m" || e.Wait < 0 || (e.Err != nil) != (e.Kind == zsync.EventGaveUp || e.Kind == zsync.EventLost || e.Kind == zsync.EventExpired) {
 				t.Errorf("event %+v", e)
 			}
 			told = append(told, strings.TrimSpace(e.Kind.String()+" "+e.Op))

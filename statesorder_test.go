@@ -59,14 +59,14 @@ func TestStatesAndEventsComeInOrderHoweverSlowTheObserver(t *testing.T) {
 		lost := 0
 		for i, k := range told[1:] {
 			if !slices.Contains(map[zsync.EventKind][]zsync.EventKind{
-				zsync.Connected:   {zsync.Suspended, zsync.Expired},
-				zsync.Suspended:   {zsync.Reconnected, zsync.Expired},
-				zsync.Reconnected: {zsync.Suspended, zsync.Expired},
-				zsync.Expired:     {zsync.Connected, zsync.Expired},
+				zsync.EventConnected:   {zsync.EventSuspended, zsync.EventExpired},
+				zsync.EventSuspended:   {zsync.EventReconnected, zsync.EventExpired},
+				zsync.EventReconnected: {zsync.EventSuspended, zsync.EventExpired},
+				zsync.EventExpired:     {zsync.EventConnected, zsync.EventExpired},
 			}[told[i]], k) {
 				t.Errorf("%v after %v", k, told[i])
 			}
-			if k == zsync.Expired {
+			if k == zsync.EventExpired {
 				lost++
 			}
 		}

@@ -7,138 +7,149 @@ import (
 	"github.com/zsync/zsync/internal/line"
 )
 
-// A Traced is what a tracer is told of one operation.
-type Traced struct {
-	// Op is the operation: lock, rlock, campaign, acquire, enter, or do of a Once;
-	// wait of a Barrier, WaitGroup or Cond; send, receive, ack, nack or reject of
-	// a Queue.
-	Op      string
-	Kind    string // the primitive: mutex, rwmutex, election, semaphore, once, double barrier, barrier, waitgroup, cond, queue
-	Path    string // of the primitive
-	Owner   string // of the Session; see WithOwner
-	Session int64  // the ZooKeeper session at the time, or 0
-	Hold    string // the name of the znode by which it is held; of holds, and of acquisitions that have ended with one
-	Count   int    // of permits, or elements
+// A Tracer is called at the start and at the end of each operation of a Session, so that it can
+// make spans. See [WithTracer].
+//
+// The context that Start returns is given to End. If a function of the program runs meanwhile,
+// its context is made of it: so spans have parents. Start is called in the goroutine of
+// the operation. End is called once for each Start, there or, for a hold, in another goroutine. Neither
+// may block.
+type Tracer interface {
+	Start(ctx context.Context, op Op) context.Context
+	End(ctx context.Context, op Op, err error)
 }
 
-// What follows are interfaces that an [Observer] may implement besides. The
-// context that a start returns is what the end is given, and, where a function of
-// the program runs meanwhile, its context is made of it: so spans have parents.
-// Starts and ends are called in the goroutine of the operation, or, of the end of
-// a hold, in another; they must not block. Every start has one end.
-type (
-	// An AcquireTracer is told how long a caller waits for a lock, permits, a
-	// leadership, the function of a Once or a double barrier. Attempts that do
-	// not wait (TryLock) are told when they succeed. err is why it gave up.
-	AcquireTracer interface {
-		AcquireStart(ctx context.Context, t Traced) context.Context
-		AcquireEnd(ctx context.Context, t Traced, err error)
-	}
+// An Op is one operation that a [Tracer] follows.
+type Op struct {
+	Kind OpKind
+	// Name is the operation: lock, rlock, campaign, acquire, enter, or do of a Once;
+	// wait of a Barrier, WaitGroup or Cond; send, receive, ack, nack or reject of
+	// a Queue.
+	Name      string
+	Primitive string // mutex, rwmutex, election, semaphore, once, double barrier, barrier, waitgroup, cond, queue
+	Path      string // of the primitive
+	Owner     string // of the Session; see WithOwner
+	Session   int64  // the ZooKeeper session at the time, or 0
+	Hold      string // the name of the znode of the hold; of holds, and of acquisitions that have succeeded
+	Count     int    // of permits, or elements
+}
 
-	// A HoldTracer is told how long a caller holds what he has acquired. The
-	// context of Do's function, of Run's and of Once's is made of that of the
-	// start. err is [ErrLost], a [LostError], if the hold was lost.
-	HoldTracer interface {
-		HoldStart(ctx context.Context, t Traced) context.Context
-		HoldEnd(ctx context.Context, t Traced, err error)
-	}
+// An OpKind says how an [Op] begins and ends.
+type OpKind int
 
-	// A WaitTracer is told how long a caller waits for others, and holds nothing
-	// then: in Wait of a Barrier, WaitGroup or Cond.
-	WaitTracer interface {
-		WaitStart(ctx context.Context, t Traced) context.Context
-		WaitEnd(ctx context.Context, t Traced, err error)
-	}
+// The kinds of Op.
+const (
+	// OpAcquire is the wait of a caller for a lock, permits, a leadership, the function of a
+	// Once, or a double barrier. An attempt that does not wait (TryLock) is an Op
+	// if it succeeds. The error of End is why the caller gave up.
+	OpAcquire OpKind = iota + 1
 
-	// A QueueTracer is told what is sent, received and settled. What a consumer
-	// was sent by itself, as by [Queue.Deliveries], has been received when the
-	// channel has passed it on.
-	QueueTracer interface {
-		QueueStart(ctx context.Context, t Traced) context.Context
-		QueueEnd(ctx context.Context, t Traced, err error)
-	}
+	// OpHold lasts from a grant to its release. The context of the function of Do, Run or Once is
+	// made of the context of its Start. The error of End is [ErrLost], a [LostError], if the
+	// hold was lost.
+	OpHold
+
+	// OpWait is a wait of a caller that holds nothing then: Wait of a Barrier, WaitGroup or Cond.
+	OpWait
+
+	// OpQueue is a send, a receive or a settlement of elements. An element of [Queue.Recv]
+	// or [Queue.Deliveries] is received when the channel has passed it on.
+	OpQueue
 )
 
-// tracers are the tracers that the observer of a Session is.
+// String returns "acquire", "hold", "wait" or "queue".
+func (k OpKind) String() string {
+	switch k {
+	case OpAcquire:
+		return "acquire"
+	case OpHold:
+		return "hold"
+	case OpWait:
+		return "wait"
+	case OpQueue:
+		return "queue"
+	}
+	return "unknown"
+}
+
+// tracers calls the Tracer of a Session, if it has one.
 type tracers struct {
-	acquire AcquireTracer
-	hold    HoldTracer
-	wait    WaitTracer
-	queue   QueueTracer
+	tracer Tracer // or nil
 
 	owner   string
 	session func() int64
 }
 
-func tracersOf(o Observer) (t tracers) {
-	t.acquire, _ = o.(AcquireTracer)
-	t.hold, _ = o.(HoldTracer)
-	t.wait, _ = o.(WaitTracer)
-	t.queue, _ = o.(QueueTracer)
-	return t
+func (t *tracers) traced(primitive, name, path string) Op {
+	return Op{Primitive: primitive, Name: name, Path: path, Owner: t.owner, Session: t.session()}
 }
 
-func (t *tracers) traced(kind, op, path string) Traced {
-	return Traced{Kind: kind, Op: op, Path: path, Owner: t.owner, Session: t.session()}
+// start calls the tracer at the start of op. The returned function calls it at the end.
+func (t *tracers) start(ctx context.Context, kind OpKind, op Op) (_ context.Context, end func(hold string, err error)) {
+	op.Kind = kind
+	ctx = t.tracer.Start(ctx, op)
+	return ctx, func(hold string, err error) {
+		if hold != "" {
+			op.Hold = hold
+		}
+		op.Session = t.session()
+		t.tracer.End(ctx, op, err)
+	}
 }
 
-// acquiring is the start of an acquisition. end is to be called once.
-func (t *tracers) acquiring(ctx context.Context, what func() Traced) (end func(hold string, err error)) {
-	if t.acquire == nil {
+// acquiring is the start of an acquisition. The caller calls end once.
+func (t *tracers) acquiring(ctx context.Context, op func() Op) (end func(hold string, err error)) {
+	if t.tracer == nil {
 		return func(string, error) {}
 	}
-	ctx = t.acquire.AcquireStart(ctx, what())
-	return func(hold string, err error) {
-		now := what()
-		now.Hold = hold
-		t.acquire.AcquireEnd(ctx, now, err)
-	}
+	_, end = t.start(ctx, OpAcquire, op())
+	return end
 }
 
-// holding is the start of a hold. The end is told once, by whoever calls end first.
-func (t *tracers) holding(ctx context.Context, what Traced) (_ context.Context, end func(err error)) {
-	ctx = t.hold.HoldStart(ctx, what)
+// holding is the start of a hold. The first call of end is its end.
+func (t *tracers) holding(ctx context.Context, op Op) (_ context.Context, end func(err error)) {
+	op.Kind = OpHold
+	ctx = t.tracer.Start(ctx, op)
 	var once sync.Once
 	return ctx, func(err error) {
-		once.Do(func() { t.hold.HoldEnd(ctx, what, err) })
+		once.Do(func() { t.tracer.End(ctx, op, err) })
 	}
 }
 
-// follow tells the tracer of g, and of its end. It returns what ctx becomes.
-func (t *tracers) follow(ctx context.Context, what func() Traced, g *line.Grant) context.Context {
-	if t.hold == nil || g == nil {
+// follow is the start of the hold of g, which ends with g. It returns what ctx becomes.
+func (t *tracers) follow(ctx context.Context, op func() Op, g *line.Grant) context.Context {
+	if t.tracer == nil || g == nil {
 		return ctx
 	}
-	now := what()
+	now := op()
 	now.Hold = g.Name()
 	ctx, end := t.holding(ctx, now)
 	g.Follow(end)
 	return ctx
 }
 
-// got is acquiring for what was acquired without a wait, and follow.
-func (t *tracers) got(ctx context.Context, what func() Traced, g *line.Grant) {
-	t.acquiring(ctx, what)(g.Name(), nil)
-	t.follow(ctx, what, g)
+// got is acquiring for a grant that was acquired without a wait, and follow.
+func (t *tracers) got(ctx context.Context, op func() Op, g *line.Grant) {
+	t.acquiring(ctx, op)(g.Name(), nil)
+	t.follow(ctx, op, g)
 }
 
 // waiting is the start of a wait for others.
-func (t *tracers) waiting(ctx context.Context, kind, path string) (_ context.Context, end func(err error)) {
-	if t == nil || t.wait == nil {
+func (t *tracers) waiting(ctx context.Context, primitive, path string) (_ context.Context, end func(err error)) {
+	if t == nil || t.tracer == nil {
 		return ctx, func(error) {}
 	}
-	what := t.traced(kind, "wait", path)
-	ctx = t.wait.WaitStart(ctx, what)
-	return ctx, func(err error) { t.wait.WaitEnd(ctx, what, err) }
+	ctx, done := t.start(ctx, OpWait, t.traced(primitive, "wait", path))
+	return ctx, func(err error) { done("", err) }
 }
 
-// queueing is the start of what is done with n elements of a queue.
-func (t *tracers) queueing(ctx context.Context, op, path string, n int) (_ context.Context, end func(err error)) {
-	if t == nil || t.queue == nil {
+// queueing is the start of an operation with n elements of a queue.
+func (t *tracers) queueing(ctx context.Context, name, path string, n int) (_ context.Context, end func(err error)) {
+	if t == nil || t.tracer == nil {
 		return ctx, func(error) {}
 	}
-	what := t.traced("queue", op, path)
-	what.Count = n
-	ctx = t.queue.QueueStart(ctx, what)
-	return ctx, func(err error) { t.queue.QueueEnd(ctx, what, err) }
+	op := t.traced("queue", name, path)
+	op.Count = n
+	ctx, done := t.start(ctx, OpQueue, op)
+	return ctx, func(err error) { done("", err) }
 }

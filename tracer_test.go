@@ -15,7 +15,7 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
-// A recorder is every tracer. It notes starts and ends with the operation around
+// A recorder is a Tracer. It notes starts and ends with the operation around
 // each, and panics where a start has two ends.
 type recorder struct {
 	mu   sync.Mutex
@@ -25,13 +25,11 @@ type recorder struct {
 
 type recordedKey struct{}
 
-func (r *recorder) Observe(zsync.Event) {}
-
-func (r *recorder) start(ctx context.Context, what string, t zsync.Traced) context.Context {
+func (r *recorder) Start(ctx context.Context, op zsync.Op) context.Context {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	around, _ := ctx.Value(recordedKey{}).(string)
-	name := what + " " + t.Kind + " " + t.Op
+	name := fmt.Sprint(op.Kind, " ", op.Primitive, " ", op.Name)
 	if r.open == nil {
 		r.open = make(map[*int]string)
 	}
@@ -41,13 +39,13 @@ func (r *recorder) start(ctx context.Context, what string, t zsync.Traced) conte
 	return context.WithValue(context.WithValue(ctx, recordedKey{}, name), r, id)
 }
 
-func (r *recorder) end(ctx context.Context, t zsync.Traced, err error) {
+func (r *recorder) End(ctx context.Context, op zsync.Op, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	id, _ := ctx.Value(r).(*int)
 	name, ok := r.open[id]
-	if !ok {
-		panic("ended twice, or with another context: " + t.Op)
+	if !ok || name != fmt.Sprint(op.Kind, " ", op.Primitive, " ", op.Name) {
+		panic("ended twice, or with another context: " + op.Name)
 	}
 	delete(r.open, id)
 	switch {
@@ -59,23 +57,6 @@ func (r *recorder) end(ctx context.Context, t zsync.Traced, err error) {
 	}
 	r.list = append(r.list, "end "+name)
 }
-
-func (r *recorder) AcquireStart(ctx context.Context, t zsync.Traced) context.Context {
-	return r.start(ctx, "acquire", t)
-}
-func (r *recorder) AcquireEnd(ctx context.Context, t zsync.Traced, err error) { r.end(ctx, t, err) }
-func (r *recorder) HoldStart(ctx context.Context, t zsync.Traced) context.Context {
-	return r.start(ctx, "hold", t)
-}
-func (r *recorder) HoldEnd(ctx context.Context, t zsync.Traced, err error) { r.end(ctx, t, err) }
-func (r *recorder) WaitStart(ctx context.Context, t zsync.Traced) context.Context {
-	return r.start(ctx, "wait", t)
-}
-func (r *recorder) WaitEnd(ctx context.Context, t zsync.Traced, err error) { r.end(ctx, t, err) }
-func (r *recorder) QueueStart(ctx context.Context, t zsync.Traced) context.Context {
-	return r.start(ctx, "queue", t)
-}
-func (r *recorder) QueueEnd(ctx context.Context, t zsync.Traced, err error) { r.end(ctx, t, err) }
 
 // took returns what has been recorded since the last call.
 func (r *recorder) took() string {
@@ -90,7 +71,7 @@ func (r *recorder) took() string {
 func TestEveryPrimitiveIsTracedFromStartToEnd(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		r := new(recorder)
-		s := open(t, srv, zsync.WithObserver(r))
+		s := open(t, srv, zsync.WithTracer(r))
 		ctx := t.Context()
 		inside := func(want string) func(ctx context.Context) error {
 			return func(ctx context.Context) error {
@@ -228,7 +209,7 @@ func TestAHoldWhoseEndTellsALossIsTracedAsLost(t *testing.T) {
 	for range 20 {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			r := new(recorder)
-			s := open(t, srv, zsync.WithObserver(r))
+			s := open(t, srv, zsync.WithTracer(r))
 			rw, m := zsync.NewRWMutex(s, "/rw"), zsync.NewMutex(s, "/m", zsync.WithRetention(time.Minute))
 			ctx := t.Context()
 			must(t, errors.Join(rw.RLock(ctx), rw.RLock(ctx), m.Lock(ctx)))

@@ -63,7 +63,7 @@ func TestTransferHandsTheLeadershipToTheNamedCandidate(t *testing.T) {
 	for to := 1; to < 5; to++ {
 		for _, layout := range []zsync.Layout{zsync.LayoutCurator, zsync.LayoutKazoo, zsync.LayoutSelector} {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
-				c := standInLine(t, srv, 5, func(int) []zsync.ElectionOption { return []zsync.ElectionOption{zsync.WithElectionLayout(layout)} })
+				c := standInLine(t, srv, 5, func(int) []zsync.ElectionOption { return []zsync.ElectionOption{zsync.WithLayout(layout)} })
 				if got := <-c.led; got != 0 {
 					t.Fatalf("%d leads", got)
 				}
@@ -188,7 +188,7 @@ func TestThoseOfAHigherPriorityLeadFirst(t *testing.T) {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			priorities := []int{0, 1, -2, 7, 1, 7, 12}
 			c := standInLine(t, srv, len(priorities), func(i int) []zsync.ElectionOption {
-				return []zsync.ElectionOption{zsync.WithPriority(priorities[i]), zsync.WithElectionLayout(layout)}
+				return []zsync.ElectionOption{zsync.WithPriority(priorities[i]), zsync.WithLayout(layout)}
 			})
 			var order []int
 			leader := <-c.led // nobody is removed from office

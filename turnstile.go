@@ -69,12 +69,12 @@ func (q *lockTurnstile) try(ctx context.Context, mode turnstile.Mode) (*line.Gra
 
 // told reports whether there is a tracer that is told of mode.
 func (q *lockTurnstile) told(mode turnstile.Mode) bool {
-	return q.Entries.Of(mode).Op != "" && (q.s.tracers.acquire != nil || q.s.tracers.hold != nil)
+	return q.Entries.Of(mode).Op != "" && q.s.tracers.tracer != nil
 }
 
 // traced is what a tracer is told of q.
-func (q *lockTurnstile) traced(mode turnstile.Mode) func() Traced {
-	return func() Traced {
+func (q *lockTurnstile) traced(mode turnstile.Mode) func() Op {
+	return func() Op {
 		kind := "mutex"
 		if q.Entries.Of(turnstile.Shared).Base != "" {
 			kind = "rwmutex"

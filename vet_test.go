@@ -294,7 +294,7 @@ func TestWhatKazooSharesIsNotRemovedWhenItIsEmpty(t *testing.T) {
 			return lockOnce(ctx, zsync.NewRWMutex(s, "/a/p", zsync.WithLayout(zsync.LayoutKazoo)).RLocker())
 		}, []string{"/a/p"}},
 		"election": {func(ctx context.Context, s *zsync.Session) error {
-			e := zsync.NewElection(s, "/a/p", zsync.WithElectionLayout(zsync.LayoutKazoo))
+			e := zsync.NewElection(s, "/a/p", zsync.WithLayout(zsync.LayoutKazoo))
 			if err := e.Campaign(ctx); err != nil {
 				return err
 			}

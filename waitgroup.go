@@ -268,7 +268,7 @@ func (wg *WaitGroup) enter(ctx context.Context, n int) error {
 		return session.CtxErr(ctx)
 	}
 	start := time.Now()
-	traced := func() Traced { return wg.s.tracers.traced("double barrier", "enter", wg.path) }
+	traced := func() Op { return wg.s.tracers.traced("double barrier", "enter", wg.path) }
 	end := wg.s.tracers.acquiring(ctx, traced)
 	g, err := wg.double.Enter(ctx, n)
 	wg.s.m.Waited("enter", wg.path, start, err)

@@ -1,7 +1,7 @@
 // Package otel reports what zsync does to OpenTelemetry: metrics and spans.
 //
 //	tel, err := otel.New()
-//	s, err := zsync.Connect(ctx, servers, zsync.WithObserver(tel))
+//	s, err := zsync.Connect(ctx, servers, zsync.WithObserver(tel), zsync.WithTracer(tel))
 //	stop, err := tel.Watch(s) // the margin of the session
 //
 // # Metrics
@@ -70,13 +70,10 @@ type Telemetry struct {
 	present map[string]trace.SpanContext // of who holds a path in this process, the newest; guarded by mu
 }
 
-// What a Telemetry is.
+// A Telemetry observes and traces.
 var (
-	_ zsync.Observer      = (*Telemetry)(nil)
-	_ zsync.AcquireTracer = (*Telemetry)(nil)
-	_ zsync.HoldTracer    = (*Telemetry)(nil)
-	_ zsync.WaitTracer    = (*Telemetry)(nil)
-	_ zsync.QueueTracer   = (*Telemetry)(nil)
+	_ zsync.Observer = (*Telemetry)(nil)
+	_ zsync.Tracer   = (*Telemetry)(nil)
 )
 
 type config struct {
@@ -106,7 +103,7 @@ var varies = regexp.MustCompile(`[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-
 // is /orders/*/lock.
 func Template(path string) string { return varies.ReplaceAllString(path, "*") }
 
-// New returns a Telemetry, for [zsync.WithObserver].
+// New returns a Telemetry, for [zsync.WithObserver] and [zsync.WithTracer].
 func New(opts ...Option) (*Telemetry, error) {
 	c := config{meters: otel.GetMeterProvider(), tracers: otel.GetTracerProvider(), template: Template}
 	for _, o := range opts {
@@ -173,11 +170,11 @@ func (t *Telemetry) Watch(s *zsync.Session) (stop func() error, err error) {
 func (t *Telemetry) Observe(e zsync.Event) {
 	ctx := context.Background()
 	switch e.Kind {
-	case zsync.Reconnected:
+	case zsync.EventReconnected:
 		t.reconnects.Add(ctx, 1)
-	case zsync.Expired:
+	case zsync.EventExpired:
 		t.expiries.Add(ctx, 1, metric.WithAttributes(reason(e.Err)))
-	case zsync.Dead:
+	case zsync.EventDead:
 		t.dead.Add(ctx, 1, metric.WithAttributes(attribute.String("zsync.path.template", t.template(e.Path))))
 	}
 }
@@ -198,9 +195,9 @@ func reason(err error) attribute.KeyValue {
 // began is when a span began, in its context.
 type began struct{}
 
-func (t *Telemetry) begin(ctx context.Context, name string, what zsync.Traced, opts ...trace.SpanStartOption) context.Context {
+func (t *Telemetry) begin(ctx context.Context, name string, what zsync.Op, opts ...trace.SpanStartOption) context.Context {
 	attrs := []attribute.KeyValue{
-		attribute.String("zsync.kind", what.Kind), attribute.String("zsync.op", what.Op), attribute.String("zsync.path", what.Path),
+		attribute.String("zsync.kind", what.Primitive), attribute.String("zsync.op", what.Name), attribute.String("zsync.path", what.Path),
 		attribute.String("zsync.owner", what.Owner), attribute.Int64("zsync.session", what.Session),
 	}
 	if what.Hold != "" {
@@ -227,14 +224,42 @@ func finish(ctx context.Context, err error) time.Duration {
 }
 
 // labels are the attributes of metrics.
-func (t *Telemetry) labels(what zsync.Traced, more ...attribute.KeyValue) metric.MeasurementOption {
+func (t *Telemetry) labels(what zsync.Op, more ...attribute.KeyValue) metric.MeasurementOption {
 	return metric.WithAttributes(append([]attribute.KeyValue{
-		attribute.String("zsync.kind", what.Kind), attribute.String("zsync.op", what.Op), attribute.String("zsync.path.template", t.template(what.Path)),
+		attribute.String("zsync.kind", what.Primitive), attribute.String("zsync.op", what.Name), attribute.String("zsync.path.template", t.template(what.Path)),
 	}, more...)...)
 }
 
-// AcquireStart is for [zsync.AcquireTracer].
-func (t *Telemetry) AcquireStart(ctx context.Context, what zsync.Traced) context.Context {
+// Start is for [zsync.WithTracer].
+func (t *Telemetry) Start(ctx context.Context, op zsync.Op) context.Context {
+	switch op.Kind {
+	case zsync.OpAcquire:
+		return t.acquireStart(ctx, op)
+	case zsync.OpHold:
+		return t.holdStart(ctx, op)
+	case zsync.OpWait:
+		t.waiters.Add(ctx, 1, t.labels(op))
+		return t.begin(ctx, op.Name, op)
+	}
+	return t.queueStart(ctx, op)
+}
+
+// End is for [zsync.WithTracer].
+func (t *Telemetry) End(ctx context.Context, op zsync.Op, err error) {
+	switch op.Kind {
+	case zsync.OpAcquire:
+		t.acquireEnd(ctx, op, err)
+	case zsync.OpHold:
+		t.holdEnd(ctx, op, err)
+	case zsync.OpWait:
+		finish(ctx, err)
+		t.waiters.Add(ctx, -1, t.labels(op))
+	default:
+		t.queueEnd(ctx, op, err)
+	}
+}
+
+func (t *Telemetry) acquireStart(ctx context.Context, what zsync.Op) context.Context {
 	t.waiters.Add(ctx, 1, t.labels(what))
 	t.mu.Lock()
 	holder, held := t.present[what.Path]
@@ -243,15 +268,14 @@ func (t *Telemetry) AcquireStart(ctx context.Context, what zsync.Traced) context
 	if held {
 		opts = append(opts, trace.WithLinks(linkTo(holder)))
 	}
-	return t.begin(ctx, what.Op, what, opts...)
+	return t.begin(ctx, what.Name, what, opts...)
 }
 
 func linkTo(holder trace.SpanContext) trace.Link {
 	return trace.Link{SpanContext: holder, Attributes: []attribute.KeyValue{attribute.String("zsync.link", "behind")}}
 }
 
-// AcquireEnd is for [zsync.AcquireTracer].
-func (t *Telemetry) AcquireEnd(ctx context.Context, what zsync.Traced, err error) {
+func (t *Telemetry) acquireEnd(ctx context.Context, what zsync.Op, err error) {
 	outcome := "acquired"
 	if err != nil {
 		outcome = "gave_up"
@@ -265,11 +289,10 @@ func (t *Telemetry) AcquireEnd(ctx context.Context, what zsync.Traced, err error
 	t.acquire.Record(ctx, d.Seconds(), t.labels(what, attribute.String("zsync.outcome", outcome)))
 }
 
-// HoldStart is for [zsync.HoldTracer].
-func (t *Telemetry) HoldStart(ctx context.Context, what zsync.Traced) context.Context {
+func (t *Telemetry) holdStart(ctx context.Context, what zsync.Op) context.Context {
 	ctx = t.begin(ctx, "hold", what)
 	t.holds.Add(ctx, 1, t.labels(what))
-	if what.Kind == "election" {
+	if what.Primitive == "election" {
 		t.leader.Add(ctx, 1, t.labels(what))
 	}
 	t.mu.Lock()
@@ -278,8 +301,7 @@ func (t *Telemetry) HoldStart(ctx context.Context, what zsync.Traced) context.Co
 	return ctx
 }
 
-// HoldEnd is for [zsync.HoldTracer].
-func (t *Telemetry) HoldEnd(ctx context.Context, what zsync.Traced, err error) {
+func (t *Telemetry) holdEnd(ctx context.Context, what zsync.Op, err error) {
 	d := finish(ctx, err)
 	outcome := "released"
 	if err != nil {
@@ -287,7 +309,7 @@ func (t *Telemetry) HoldEnd(ctx context.Context, what zsync.Traced, err error) {
 		t.losses.Add(ctx, 1, t.labels(what, reason(err)))
 	}
 	t.holds.Add(ctx, -1, t.labels(what))
-	if what.Kind == "election" {
+	if what.Primitive == "election" {
 		t.leader.Add(ctx, -1, t.labels(what))
 	}
 	t.hold.Record(ctx, d.Seconds(), t.labels(what, attribute.String("zsync.outcome", outcome)))
@@ -298,30 +320,17 @@ func (t *Telemetry) HoldEnd(ctx context.Context, what zsync.Traced, err error) {
 	}
 }
 
-// WaitStart is for [zsync.WaitTracer].
-func (t *Telemetry) WaitStart(ctx context.Context, what zsync.Traced) context.Context {
-	t.waiters.Add(ctx, 1, t.labels(what))
-	return t.begin(ctx, what.Op, what)
-}
-
-// WaitEnd is for [zsync.WaitTracer].
-func (t *Telemetry) WaitEnd(ctx context.Context, what zsync.Traced, err error) {
-	finish(ctx, err)
-	t.waiters.Add(ctx, -1, t.labels(what))
-}
-
-// QueueStart is for [zsync.QueueTracer].
-func (t *Telemetry) QueueStart(ctx context.Context, what zsync.Traced) context.Context {
+func (t *Telemetry) queueStart(ctx context.Context, what zsync.Op) context.Context {
 	kind := trace.SpanKindClient
-	switch what.Op {
+	switch what.Name {
 	case "send":
 		kind = trace.SpanKindProducer
 	case "receive":
 		kind = trace.SpanKindConsumer
 	}
-	return t.begin(ctx, what.Op, what, trace.WithSpanKind(kind), trace.WithAttributes(
-		attribute.String("messaging.system", "zsync"), attribute.String("messaging.operation.name", what.Op),
-		attribute.String("messaging.operation.type", operationType(what.Op)),
+	return t.begin(ctx, what.Name, what, trace.WithSpanKind(kind), trace.WithAttributes(
+		attribute.String("messaging.system", "zsync"), attribute.String("messaging.operation.name", what.Name),
+		attribute.String("messaging.operation.type", operationType(what.Name)),
 		attribute.String("messaging.destination.name", what.Path), attribute.Int("messaging.batch.message_count", what.Count)))
 }
 
@@ -333,11 +342,10 @@ func operationType(op string) string {
 	return "settle"
 }
 
-// QueueEnd is for [zsync.QueueTracer].
-func (t *Telemetry) QueueEnd(ctx context.Context, what zsync.Traced, err error) {
+func (t *Telemetry) queueEnd(ctx context.Context, what zsync.Op, err error) {
 	d := finish(ctx, err)
 	attrs := []attribute.KeyValue{
-		attribute.String("messaging.system", "zsync"), attribute.String("messaging.operation.name", what.Op),
+		attribute.String("messaging.system", "zsync"), attribute.String("messaging.operation.name", what.Name),
 		attribute.String("messaging.destination.template", t.template(what.Path)),
 	}
 	if err != nil {
@@ -347,9 +355,9 @@ func (t *Telemetry) QueueEnd(ctx context.Context, what zsync.Traced, err error) 
 	t.operation.Record(ctx, d.Seconds(), set)
 	switch {
 	case err != nil:
-	case what.Op == "send":
+	case what.Name == "send":
 		t.sent.Add(ctx, int64(what.Count), set)
-	case what.Op == "receive":
+	case what.Name == "receive":
 		t.consumed.Add(ctx, int64(what.Count), set)
 	}
 }

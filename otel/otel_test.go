@@ -56,7 +56,7 @@ func drive(t *testing.T, tel *otel.Telemetry) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	open := func(owner string) *zsync.Session {
-		s, err := zsync.Connect(ctx, srv.Addr(), zsync.WithObserver(tel), zsync.WithOwner(owner))
+		s, err := zsync.Connect(ctx, srv.Addr(), zsync.WithObserver(tel), zsync.WithTracer(tel), zsync.WithOwner(owner))
 		must(t, err)
 		t.Cleanup(func() { s.Close() })
 		return s
@@ -220,7 +220,7 @@ func TestTheFunctionOfDoIsInTheSpanOfTheHold(t *testing.T) {
 	tel, err := otel.New(otel.WithTracerProvider(tp))
 	must(t, err)
 	srv := zktest.Start(t, sessions)
-	s, err := zsync.Connect(t.Context(), srv.Addr(), zsync.WithObserver(tel))
+	s, err := zsync.Connect(t.Context(), srv.Addr(), zsync.WithObserver(tel), zsync.WithTracer(tel))
 	must(t, err)
 	defer s.Close()
 	root, outer := tp.Tracer("test").Start(t.Context(), "request")

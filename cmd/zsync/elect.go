@@ -39,7 +39,7 @@ leadership is lost while the command ends.`,
 				if err != nil {
 					return err
 				}
-				e := zsync.NewElection(t.session, t.path, zsync.WithElectionLayout(layout))
+				e := zsync.NewElection(t.session, t.path, zsync.WithLayout(layout))
 				err = t.under(hold{acquire: e.Campaign, release: e.Resign, lost: e.Lost, tokens: token(e.Token), lines: []line{e}})
 				t.session.Close()
 				// Whoever has told the command to end has meant all of this, though the

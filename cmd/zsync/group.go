@@ -34,7 +34,7 @@ func (h *holding) group(s *zsync.Session, path string) *group {
 	if h.kazoo {
 		layout = zsync.LayoutKazoo
 	}
-	return zsync.NewGroup[[]byte](s, path, zsync.WithCodec(zsync.Raw), zsync.WithGroupLayout(layout))
+	return zsync.NewGroup[[]byte](s, path, zsync.WithCodec(zsync.Raw), zsync.WithLayout(layout))
 }
 
 func joinCommand(c *client) *cobra.Command {

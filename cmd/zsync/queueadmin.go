@@ -229,8 +229,8 @@ was sent), reason, size in bytes, and data in base64.`,
 	return cmd
 }
 
-// lettersCommand does something with each of the dead letters that are named.
-func lettersCommand(c *client, name, short, long string, do func(zsync.DeadLetter, context.Context) error) *cobra.Command {
+// lettersCommand applies do to the dead letters that are named.
+func lettersCommand(c *client, name, short, long string, do func(*zsync.Queue[[]byte], context.Context, func(zsync.DeadLetter) bool) (int, error)) *cobra.Command {
 	q := &queueing{holding: *newHolding(c)}
 	all := false
 	cmd := &cobra.Command{
@@ -242,19 +242,14 @@ func lettersCommand(c *client, name, short, long string, do func(zsync.DeadLette
 				return fail(exitUsage, "want: zsync queue %s PATH ID..., or zsync queue %s PATH --all", name, name)
 			}
 			return q.withQueue(cmd, args[0], func(ctx context.Context, queue *zsync.Queue[[]byte]) error {
-				done, missing := 0, slices.Clone(args[1:])
-				for d, err := range queue.Dead(ctx) {
-					if err != nil {
-						return err
-					}
-					if !all && !slices.Contains(missing, d.ID) {
-						continue
-					}
-					if err := do(d, ctx); err != nil {
-						return fmt.Errorf("%d done: %w", done, err)
-					}
-					done++
+				missing := slices.Clone(args[1:])
+				done, err := do(queue, ctx, func(d zsync.DeadLetter) bool {
+					named := all || slices.Contains(missing, d.ID)
 					missing = slices.DeleteFunc(missing, func(id string) bool { return id == d.ID })
+					return named
+				})
+				if err != nil {
+					return fmt.Errorf("%d done: %w", done, err)
 				}
 				if _, err := fmt.Fprintln(cmd.OutOrStdout(), done); err != nil {
 					return outputError(err)
@@ -274,11 +269,11 @@ func lettersCommand(c *client, name, short, long string, do func(zsync.DeadLette
 func requeueCommand(c *client) *cobra.Command {
 	return lettersCommand(c, "requeue", "put dead letters back into the queue",
 		"requeue puts dead letters at the end of the queue at PATH, as if they had just\nbeen sent.",
-		zsync.DeadLetter.Requeue)
+		(*zsync.Queue[[]byte]).RequeueDead)
 }
 
 func purgeCommand(c *client) *cobra.Command {
 	return lettersCommand(c, "purge", "delete dead letters",
 		"purge deletes dead letters of the queue at PATH.",
-		zsync.DeadLetter.Remove)
+		(*zsync.Queue[[]byte]).PurgeDead)
 }

@@ -189,7 +189,7 @@ func (r *receiver) round(ctx context.Context) (err error) {
 	defer func() {
 		cancel()
 		for d := range elements { // they go back to their places
-			d.Release()
+			d.Return()
 		}
 		jobs.Wait()
 		if r.stop != nil {
@@ -272,7 +272,7 @@ func (r *receiver) ended(ctx context.Context) error {
 func (r *receiver) write(ctx context.Context, d zsync.Delivery[[]byte]) error {
 	if _, err := r.out.Write(append(d.Value, r.end)); err != nil {
 		r.got--
-		d.Release() // it is not to blame
+		d.Return() // it is not to blame
 		if errors.Is(err, syscall.EPIPE) {
 			return &statusError{128 + int(syscall.SIGPIPE), nil}
 		}

@@ -123,7 +123,7 @@ func (r *receiver) run(ctx context.Context, d zsync.Delivery[[]byte]) error {
 		if j != nil {
 			r.finish(j)
 		}
-		d.Release()
+		d.Return()
 		return nil // and the elements end
 	}
 	// The kernel kills the command if the thread ends that has started it.

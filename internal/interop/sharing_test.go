@@ -254,7 +254,7 @@ func TestElectionIsSharedWithForeignCandidates(t *testing.T) {
 				ctx, servers := brief(t), open(t).one
 				p := k.mortal(t, servers, short)
 				path := fresh(p) + "/election"
-				e := zsync.NewElection(connect(t, servers), path, zsync.WithElectionLayout(k.layout), zsync.WithID("candidate"))
+				e := zsync.NewElection(connect(t, servers), path, zsync.WithLayout(k.layout), zsync.WithID("candidate"))
 
 				check(t, "the program leads", p.Do("%s e %s 60", k.lead, path), "true")
 				leader, err := e.Leader(ctx)
@@ -650,7 +650,7 @@ func TestGroupIsSharedWithForeignMembers(t *testing.T) {
 		ctx := brief(t)
 		p, doomed := d.program(t, servers, long), d.mortal(t, servers, short)
 		path := fresh(p) + "/group"
-		g := zsync.NewGroup[string](connect(t, servers), path, zsync.WithGroupLayout(layoutOf(d)), zsync.WithCodec(zsync.Raw))
+		g := zsync.NewGroup[string](connect(t, servers), path, zsync.WithLayout(layoutOf(d)), zsync.WithCodec(zsync.Raw))
 		info := func(s string) string { // kazoo's members have none
 			if d.name == kazoo.name {
 				return ""
@@ -706,7 +706,7 @@ func TestGroupIsSharedWithForeignMembers(t *testing.T) {
 		for range seen {
 		}
 		path += "2"
-		g = zsync.NewGroup[string](connect(t, servers), path, zsync.WithGroupLayout(layoutOf(d)), zsync.WithCodec(zsync.Raw))
+		g = zsync.NewGroup[string](connect(t, servers), path, zsync.WithLayout(layoutOf(d)), zsync.WithCodec(zsync.Raw))
 		first, err := g.Join(ctx, "first", info("one"))
 		must(t, "Join", err)
 		p.Do("join theirs %s second two", path)

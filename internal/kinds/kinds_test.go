@@ -32,7 +32,7 @@ func TestEveryPrimitiveIsToldByTheNamesOfItsChildren(t *testing.T) {
 		"/kazooread": {func(p string) error { return zsync.NewRWMutex(s, p, kazoo).RLock(ctx) }, kinds.KazooLock},
 		"/election":  {func(p string) error { return zsync.NewElection(s, p).Campaign(ctx) }, kinds.Election},
 		"/selector": {func(p string) error {
-			return zsync.NewElection(s, p, zsync.WithElectionLayout(zsync.LayoutSelector)).Campaign(ctx)
+			return zsync.NewElection(s, p, zsync.WithLayout(zsync.LayoutSelector)).Campaign(ctx)
 		}, kinds.Lock},
 		"/semaphore":      {func(p string) error { return zsync.NewSemaphore(s, p, 3).Acquire(ctx, 1) }, kinds.Semaphore},
 		"/kazoosemaphore": {func(p string) error { return zsync.NewSemaphore(s, p, 3, kazoo).Acquire(ctx, 1) }, kinds.KazooPermits},
@@ -46,7 +46,7 @@ func TestEveryPrimitiveIsToldByTheNamesOfItsChildren(t *testing.T) {
 			return err
 		}, kinds.Schedule},
 		"/party": {func(p string) error {
-			_, err := zsync.NewGroup[string](s, p, zsync.WithGroupLayout(zsync.LayoutKazoo)).Join(ctx, "a", "")
+			_, err := zsync.NewGroup[string](s, p, zsync.WithLayout(zsync.LayoutKazoo)).Join(ctx, "a", "")
 			return err
 		}, kinds.Group},
 		"/queue":       {func(p string) error { return zsync.NewQueue[int](s, p).Send(ctx, 1) }, kinds.Queue},

@@ -292,7 +292,7 @@ func (a *asker) members(ctx context.Context) (lines []Line, err error) {
 	if slices.ContainsFunc(a.names, func(name string) bool { return strings.Contains(name, "__party__") }) {
 		layout = zsync.LayoutKazoo
 	}
-	ms, err := zsync.NewGroup[[]byte](a.s, a.path, zsync.WithCodec(zsync.Raw), zsync.WithGroupLayout(layout)).Members(ctx)
+	ms, err := zsync.NewGroup[[]byte](a.s, a.path, zsync.WithCodec(zsync.Raw), zsync.WithLayout(layout)).Members(ctx)
 	if err != nil {
 		return nil, err
 	}

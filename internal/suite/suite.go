@@ -152,3 +152,15 @@ func RollCall(members []zsync.Member[string]) string {
 	}
 	return strings.Join(all, " ")
 }
+
+// Remove deletes a dead letter of q, and reports whether it was there.
+func Remove[T any](ctx context.Context, q *zsync.Queue[T], d zsync.DeadLetter) (bool, error) {
+	n, err := q.PurgeDead(ctx, func(other zsync.DeadLetter) bool { return other.ID == d.ID })
+	return n == 1, err
+}
+
+// Requeue puts a dead letter of q back, and reports whether it was there.
+func Requeue[T any](ctx context.Context, q *zsync.Queue[T], d zsync.DeadLetter) (bool, error) {
+	n, err := q.RequeueDead(ctx, func(other zsync.DeadLetter) bool { return other.ID == d.ID })
+	return n == 1, err
+}

@@ -42,7 +42,7 @@ func TestAContextThatEndsWithAServersAnswerIsNotTakenForTheAnswer(t *testing.T) 
 					"Lock":         harness.Async(func() error { return zsync.NewMutex(b, "/m").Lock(ctx) }),
 					"Lock, strict": harness.Async(func() error { return zsync.NewMutex(b, "/m", zsync.WithHandoffs(0)).Lock(ctx) }),
 					"Campaign": harness.Async(func() error {
-						return zsync.NewElection(b, "/m", zsync.WithElectionLayout(zsync.LayoutSelector)).Campaign(ctx)
+						return zsync.NewElection(b, "/m", zsync.WithLayout(zsync.LayoutSelector)).Campaign(ctx)
 					}),
 					"Barrier": harness.Async(func() error { return zsync.NewBarrier(b, "/gate").Wait(ctx) }),
 					"Once": harness.Async(func() error {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/suite"
 )
 
 func newCrashQueue(s *zsync.Session, opts ...zsync.QueueOption) *zsync.Queue[int] {
@@ -162,7 +163,7 @@ func afterBad(ctx context.Context, s *zsync.Session) error {
 		if string(d.Data) != `"x"` {
 			return fmt.Errorf("another dead letter: %q", d.Data)
 		}
-		if err := d.Remove(ctx); err != nil {
+		if _, err := suite.Remove(ctx, q, d); err != nil {
 			return err
 		}
 		n++
@@ -382,7 +383,7 @@ var queueCrashes = []crash{{
 	leaves:   queueLeaves,
 	requests: 4,
 }, {
-	name: "DeadLetter.Requeue",
+	name: "Queue.RequeueDead",
 	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
 		if err := zsync.NewQueue[string](s, crashPath).Send(ctx, "x"); err != nil {
 			return err
@@ -396,7 +397,8 @@ var queueCrashes = []crash{{
 				return err
 			}
 			begin()
-			return d.Requeue(ctx)
+			_, err := suite.Requeue(ctx, q, d)
+			return err
 		}
 		return errors.New("no dead letter")
 	},

@@ -145,7 +145,7 @@ func (a *actor) settle(d zsync.Delivery[int], other *zsync.Queue[int]) {
 	case 1:
 		what, err = "NackAfter", d.NackAfter(time.Duration(a.dice.IntN(2000))*time.Millisecond)
 	case 2:
-		what, err = "Release", d.Release()
+		what, err = "Return", d.Return()
 	case 3, 4:
 		what, err = "Reject", d.Reject(ctx, "tried")
 	case 5:

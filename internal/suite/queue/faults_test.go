@@ -15,6 +15,7 @@ import (
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/suite"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -407,6 +408,22 @@ func TestAckOfAnElementOfADeletedQueueTakesNothingFromTheNext(t *testing.T) {
 	}
 }
 
+// removed deletes a dead letter that is there.
+func removed[T any](t testing.TB, q *zsync.Queue[T], d zsync.DeadLetter) {
+	t.Helper()
+	if there, err := suite.Remove(t.Context(), q, d); !there || err != nil {
+		t.Errorf("dead letter %s: removed %v, %v", d.ID, there, err)
+	}
+}
+
+// requeued puts back a dead letter that is there.
+func requeued[T any](t testing.TB, q *zsync.Queue[T], d zsync.DeadLetter) {
+	t.Helper()
+	if there, err := suite.Requeue(t.Context(), q, d); !there || err != nil {
+		t.Errorf("dead letter %s: put back %v, %v", d.ID, there, err)
+	}
+}
+
 func listDead[T any](t testing.TB, q *zsync.Queue[T]) (ds []zsync.DeadLetter) {
 	t.Helper()
 	for d, err := range q.Dead(t.Context()) {
@@ -424,12 +441,15 @@ func TestDeadLetterThatWasRemovedIsNeverTakenForALaterOne(t *testing.T) {
 		must(t, raw.Send(t.Context(), "{first"))
 		time.Sleep(time.Second)
 		old := listDead(t, q)[0]
-		must(t, old.Remove(t.Context()))
+		removed(t, q, old)
 		time.Sleep(10 * time.Minute) // the servers remove the empty container
 		must(t, raw.Send(t.Context(), "{second"))
 		time.Sleep(time.Second)
-		wantErr(t, old.Requeue(t.Context()), zk.ErrNoNode)
-		must(t, old.Remove(t.Context())) // it is gone already
+		for _, f := range []func(context.Context, *zsync.Queue[int], zsync.DeadLetter) (bool, error){suite.Requeue[int], suite.Remove[int]} {
+			if there, err := f(t.Context(), q, old); there || err != nil {
+				t.Errorf("a letter that was removed: %v, %v", there, err)
+			}
+		}
 		now := listDead(t, q)
 		if len(now) != 1 || string(now[0].Data) != "{second" || now[0].ID == old.ID {
 			t.Errorf("dead letters: %+v; the old was %s", now, old.ID)
@@ -596,7 +616,7 @@ func TestDeadLetterIsReportedWhenItIsThereAndOnce(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		var reported atomic.Int64
 		s := open(t, srv, zsync.WithObserver(zsync.ObserverFunc(func(e zsync.Event) {
-			if e.Kind == zsync.Dead {
+			if e.Kind == zsync.EventDead {
 				reported.Add(1)
 			}
 		})))
@@ -794,7 +814,7 @@ func TestWhatAProgramDoesToTheDataOfADeadLetterIsNotRequeued(t *testing.T) {
 			for d, err := range raw.Dead(t.Context()) {
 				must(t, err)
 				redact(d)
-				must(t, d.Requeue(t.Context()))
+				requeued(t, raw, d)
 				break
 			}
 			_, err := raw.RequeueDead(t.Context(), redact)

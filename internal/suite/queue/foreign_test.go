@@ -197,7 +197,7 @@ func TestRequeuedElementIsAsItWasSent(t *testing.T) {
 					if string(d.Data) != `"x"` {
 						t.Errorf("%v: dead letter %q", c.layout, d.Data)
 					}
-					must(t, d.Requeue(t.Context()))
+					requeued(t, bad, d)
 				}
 				if names := childrenOf(t, s, "/q"); !slices.ContainsFunc(names, func(name string) bool {
 					return strings.HasPrefix(name, c.name) && len(name) == len(c.name)+10
@@ -227,7 +227,7 @@ func TestRequeueKeepsWhatIsInNoFrame(t *testing.T) {
 		}
 		for d, err := range q.Dead(t.Context()) {
 			must(t, err)
-			must(t, d.Requeue(t.Context()))
+			requeued(t, q, d)
 		}
 		data, _, err := s.Get(t.Context(), "/q/"+childrenOf(t, s, "/q")[0])
 		must(t, err)

@@ -28,9 +28,8 @@ func (c *lateCtx) Err() error {
 
 type sendEnds struct{ f func(op string, err error) }
 
-func (sendEnds) Observe(zsync.Event)                                            {}
-func (sendEnds) QueueStart(ctx context.Context, _ zsync.Traced) context.Context { return ctx }
-func (o sendEnds) QueueEnd(_ context.Context, tr zsync.Traced, err error)       { o.f(tr.Op, err) }
+func (sendEnds) Start(ctx context.Context, _ zsync.Op) context.Context { return ctx }
+func (o sendEnds) End(_ context.Context, op zsync.Op, err error)       { o.f(op.Name, err) }
 
 // When ctx ends done yields its error, also where it ends between the reply to a request
 // and the next: what was accepted and is not stored is told.
@@ -39,7 +38,7 @@ func TestInTellsThatItsContextEndedThoughTheLastRequestWasAnswered(t *testing.T)
 		inner, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		ctx := &lateCtx{Context: inner, cancel: cancel}
-		q := zsync.NewQueue[int](open(t, srv, zsync.WithObserver(sendEnds{func(op string, err error) {
+		q := zsync.NewQueue[int](open(t, srv, zsync.WithTracer(sendEnds{func(op string, err error) {
 			if op == "send" && err == nil {
 				ctx.armed.Store(true) // the reply is there, and then the context ends
 			}

@@ -39,21 +39,19 @@ func TestAProgramMayChangeTheBytesOfADelivery(t *testing.T) {
 // A slowTracer takes an hour to hear that something was received.
 type slowTracer struct{}
 
-func (slowTracer) Observe(zsync.Event) {}
-
-func (slowTracer) QueueStart(ctx context.Context, what zsync.Traced) context.Context {
-	if what.Op == "receive" {
+func (slowTracer) Start(ctx context.Context, op zsync.Op) context.Context {
+	if op.Name == "receive" {
 		time.Sleep(time.Hour)
 	}
 	return ctx
 }
 
-func (slowTracer) QueueEnd(context.Context, zsync.Traced, error) {}
+func (slowTracer) End(context.Context, zsync.Op, error) {}
 
 // Until the claim is known to be with the program its ledger gives back nothing of it.
 func TestATracerThatIsSlowKeepsNoElementFromOthers(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		s := open(t, srv, zsync.WithObserver(slowTracer{}))
+		s := open(t, srv, zsync.WithTracer(slowTracer{}))
 		q, other := zsync.NewQueue[int](s, "/q"), zsync.NewQueue[int](open(t, srv), "/q")
 		must(t, other.Send(t.Context(), 1))
 		d := wantNext(t, q.Deliveries(t.Context()), 1)

@@ -55,12 +55,12 @@ func TestElementThatIsReleasedComesBackWithTheSameAttempt(t *testing.T) {
 				if d.Attempt != 1 {
 					t.Errorf("attempt %d, want the first", d.Attempt)
 				}
-				must(t, d.Release())
+				must(t, d.Return())
 				wantErr(t, d.Ack(t.Context()), zsync.ErrNotLocked)
 			}
 			ackAll(t, ch, 1)
 		}
-		wantErr(t, zsync.Delivery[int]{}.Release(), zsync.ErrInvalid)
+		wantErr(t, zsync.Delivery[int]{}.Return(), zsync.ErrInvalid)
 	})
 }
 

@@ -185,7 +185,7 @@ func TestRejectSaysWhyInTheDeadLetter(t *testing.T) {
 		if !strings.HasPrefix(l.Reason, "no such customer") || len(l.Reason) > 1000 || l.Attempts != 2 || !l.First.Equal(d.Sent) || string(l.Data) != "7" {
 			t.Errorf("%+v; sent %v", l, d.Sent)
 		}
-		must(t, l.Requeue(t.Context()))
+		requeued(t, q, l)
 		if d := <-ch; d.Value != 7 || d.Attempt != 1 {
 			t.Errorf("%+v", d)
 		}
@@ -221,7 +221,7 @@ func TestDeadLettersAreRequeuedAndPurgedByChoice(t *testing.T) {
 		}
 		wantLen(t, q, 3)
 		n, err := q.PurgeDead(t.Context(), func(d zsync.DeadLetter) bool {
-			must(t, d.Remove(t.Context())) // as another may in the meantime
+			removed(t, other, d) // as another may in the meantime
 			return kind("2")(d)
 		})
 		if n != 0 || err != nil {
