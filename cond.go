@@ -193,30 +193,23 @@ func (c *Cond) enter(ctx context.Context) (*line.Claim, []string, error) {
 // so if ctx ends while it is waited for, it goes on in the background.
 //
 // A lock of this package knows what the Do in which ctx was made has of it: that
-// is what is given up, and what is got again belongs to that Do.
+// is what is given up, and what is got again belongs to that Do. It is decided here, and not
+// in the background: by then the Do may be over, and what is held another's.
 func (c *Cond) unlock(ctx context.Context) (relock func(context.Context) error, err error) {
-	l, ours := c.L.(interface {
-		yield(context.Context) (again func(context.Context) error, err error)
-	})
 	if c.misuse() != nil {
 		return nil, c.L.Unlock()
 	}
-	type result struct {
-		relock func(context.Context) error
-		err    error
+	unlock := c.L.Unlock
+	relock = func(ctx context.Context) error { return c.L.Lock(outside{ctx}) }
+	if l, ours := c.L.(interface {
+		yield(context.Context) (finish func() error, again func(context.Context) error)
+	}); ours {
+		unlock, relock = l.yield(ctx)
 	}
-	done, unlock := make(chan result, 1), c.L.Unlock
-	lock := func(ctx context.Context) error { return c.L.Lock(outside{ctx}) }
-	c.s.m.Spawn(func() {
-		if ours {
-			again, err := l.yield(ctx)
-			done <- result{again, err}
-		} else {
-			done <- result{lock, unlock()}
-		}
-	})
-	if r, ok := session.AwaitGrace(done, ctx.Done()); ok {
-		return r.relock, r.err
+	done := make(chan error, 1)
+	c.s.m.Spawn(func() { done <- unlock() })
+	if err, ok := session.AwaitGrace(done, ctx.Done()); ok {
+		return relock, err
 	}
 	return nil, session.CtxErr(ctx)
 }

@@ -959,3 +959,49 @@ func TestWaitWhoseContextEndsWithALossOfAnotherLockWhileItUnlocks(t *testing.T) 
 		synctest.Wait()
 	})
 }
+
+// slowCtx is a context whose values are slow to read.
+type slowCtx struct{ context.Context }
+
+func (s slowCtx) Value(key any) any {
+	time.Sleep(100 * time.Millisecond)
+	return s.Context.Value(key)
+}
+
+// A Wait whose context has ended returns though what it gives up is not given up yet. By then
+// the Do may be over, and another goroutine may have the lock.
+func TestAWaitThatWasCancelledGivesUpTheHoldOfItsDoAlone(t *testing.T) {
+	cancelled := func(cond *zsync.Cond) func(ctx context.Context) error {
+		return func(ctx context.Context) error {
+			ctx, cancel := context.WithCancel(slowCtx{ctx})
+			cancel()
+			return cond.Wait(ctx)
+		}
+	}
+	t.Run("Do", func(t *testing.T) {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			a, b := open(t, srv), open(t, srv)
+			m, other := zsync.NewMutex(a, "/m"), zsync.NewMutex(b, "/m")
+			wantErr(t, m.Do(t.Context(), cancelled(zsync.NewCond(a, "/c", m))), context.Canceled)
+			must(t, m.Lock(t.Context()))
+			got := async(func() error { return other.Lock(t.Context()) })
+			time.Sleep(time.Second)
+			pendingStill(t, got)
+			must(t, m.Unlock())
+			must(t, <-got)
+		})
+	})
+	t.Run("RDo", func(t *testing.T) {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			a, b := open(t, srv), open(t, srv)
+			rw, other := zsync.NewRWMutex(a, "/rw"), zsync.NewRWMutex(b, "/rw")
+			wantErr(t, rw.RDo(t.Context(), cancelled(zsync.NewCond(a, "/c", rw.RLocker()))), context.Canceled)
+			must(t, rw.RLock(t.Context()))
+			got := async(func() error { return other.Lock(t.Context()) })
+			time.Sleep(time.Second)
+			pendingStill(t, got)
+			must(t, rw.RUnlock())
+			must(t, <-got)
+		})
+	})
+}

@@ -406,7 +406,7 @@ func (d *doCall) stands(mode turnstile.Mode) error {
 }
 
 // yield is for Cond.Wait.
-func (m *Mutex) yield(ctx context.Context) (func(context.Context) error, error) {
+func (m *Mutex) yield(ctx context.Context) (finish func() error, again func(context.Context) error) {
 	return m.turnstile.yield(m.holderOf(ctx), turnstile.Exclusive)
 }
 

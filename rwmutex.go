@@ -3,6 +3,7 @@ package zsync
 import (
 	"cmp"
 	"context"
+	"errors"
 
 	"github.com/go-zookeeper/zk"
 
@@ -320,9 +321,13 @@ func (rw *RWMutex) withCurrent(f func(g *line.Grant, mode turnstile.Mode) error)
 		if err != nil {
 			return err
 		}
-		if err = f(g, mode); err != ErrNotLocked {
-			return err
+		if err = f(g, mode); err == ErrNotLocked {
+			continue
 		}
+		if errors.Is(err, ErrLost) {
+			rw.Lost() // g may be another's, who has left: ours is lost too, and told so first
+		}
+		return err
 	}
 }
 
@@ -397,11 +402,11 @@ func (rw *RWMutex) doKey(mode turnstile.Mode) doKey {
 }
 
 // yield is for Cond.Wait.
-func (rw *RWMutex) yield(ctx context.Context) (func(context.Context) error, error) {
+func (rw *RWMutex) yield(ctx context.Context) (finish func() error, again func(context.Context) error) {
 	return rw.turnstile.yield(rw.within(ctx), turnstile.Exclusive)
 }
 
-func (r *rlocker) yield(ctx context.Context) (func(context.Context) error, error) {
+func (r *rlocker) yield(ctx context.Context) (finish func() error, again func(context.Context) error) {
 	rw := (*RWMutex)(r)
 	return rw.turnstile.yield(rw.within(ctx), turnstile.Shared)
 }

@@ -565,8 +565,11 @@ func (m *Semaphore) take(ctx context.Context, gate *line.Grant, n int64, wait bo
 		resized := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: m.root})
 		leases, err := m.takeOf(settled, gate, resized, n, wait, ahead)
 		inc.Watches.Leave(resized)
-		if err != nil && settled.Err() != nil && ctx.Err() == nil {
+		switch ended := err != nil && settled.Err() != nil; {
+		case ended && ctx.Err() == nil:
 			return nil, errUnsettled
+		case ended && errors.Is(err, settled.Err()): // ours may have ended first
+			return nil, session.CtxErr(ctx)
 		}
 		if !errors.Is(err, errResized) && !session.IsBadVersion(err) {
 			return leases, err

@@ -95,29 +95,30 @@ func (q *lockTurnstile) lost(modes ...turnstile.Mode) <-chan struct{} {
 	return q.Standing(modes...).Done()
 }
 
-// yield gives up what the caller holds in mode, for Cond.Wait, and returns what
-// gets it back. What belongs to the Do d, if the caller is in one, belongs to it
-// again afterwards; in between d has nothing, and hears of no loss.
-func (q *lockTurnstile) yield(d *doCall, mode turnstile.Mode) (again func(ctx context.Context) error, err error) {
+// yield gives up what the caller holds in mode, for Cond.Wait: it decides what that is, and
+// finish waits until it is done. again gets it back. What belongs to the Do d, if the
+// caller is in one, belongs to it again afterwards; in between d has nothing, and hears of
+// no loss.
+func (q *lockTurnstile) yield(d *doCall, mode turnstile.Mode) (finish func() error, again func(ctx context.Context) error) {
 	if d != nil {
 		if had, ok := d.mode(); ok && had == mode {
 			from, g := d.now()
 			d.set(q, nil)
-			return func(ctx context.Context) error {
+			return from.BeginLeave(g).Finish, func(ctx context.Context) error {
 				g, err := q.reacquire(ctx, mode, true)
 				if err == nil {
 					q.follow(ctx, mode, g)
 					d.set(q, g)
 				}
 				return err
-			}, from.Leave(g)
+			}
 		}
 	}
-	return func(ctx context.Context) error {
+	return q.BeginGiveUp(mode).Finish, func(ctx context.Context) error {
 		g, err := q.reacquire(ctx, mode, false)
 		q.follow(ctx, mode, g)
 		return err
-	}, q.GiveUp(mode)
+	}
 }
 
 func (q *lockTurnstile) reacquire(ctx context.Context, mode turnstile.Mode, pin bool) (*line.Grant, error) {

@@ -76,6 +76,8 @@ func (c *Claim) awaitRecall(ctx context.Context, name string, rule Rule) error {
 		return c.confirm()
 	case ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded):
 		return errBlocked
+	case ctx.Err() != nil && errors.Is(err, short.Err()): // short may have ended first
+		return session.CtxErr(ctx)
 	}
 	return err
 }

@@ -194,7 +194,7 @@ func (p *party) sendHome(ts []*ticket) {
 		if !left && t.waiter.err == nil {
 			// What somebody of this process had by then, TryLock for one, was handed on to
 			// it, though its acquisition has got nothing.
-			t.Manager.Spawn(func() { t.renounce(t.waiter) })
+			t.Manager.Spawn(func() { t.renounce(t.waiter).Finish() })
 		}
 		t.goOn()
 	}

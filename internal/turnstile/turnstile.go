@@ -530,7 +530,7 @@ func (q *Turnstile) abandon(ctx context.Context, w *waiter) error {
 		// It was admitted at the same instant. The caller is told that its ctx
 		// has ended, so it must not keep what it got.
 		if w.err == nil {
-			q.Manager.GiveUp(ctx, func() error { return q.renounce(w) })
+			q.Manager.GiveUp(ctx, q.renounce(w).Finish)
 		}
 		return session.CtxErr(ctx)
 	}
@@ -571,67 +571,101 @@ func (q *Turnstile) Try(ctx context.Context, mode Mode) (*line.Grant, error) {
 }
 
 // GiveUp is the end of a grant of mode, for a goroutine without a handle.
-func (q *Turnstile) GiveUp(mode Mode) error {
-	return q.depart(func(m *machine) *use { return m.anonymous(mode) })
-}
+func (q *Turnstile) GiveUp(mode Mode) error { return q.BeginGiveUp(mode).Finish() }
 
 // Leave is the end of g.
-func (q *Turnstile) Leave(g *line.Grant) error {
-	return q.depart(func(m *machine) *use { return m.useOf(g) }) // nil if it has been unlocked otherwise
+func (q *Turnstile) Leave(g *line.Grant) error { return q.BeginLeave(g).Finish() }
+
+// BeginGiveUp is GiveUp in two parts: see Departure.
+func (q *Turnstile) BeginGiveUp(mode Mode) *Departure {
+	l := &Departure{q: q}
+	l.decide(func(m *machine) *use { return m.anonymous(mode) })
+	return l
+}
+
+// BeginLeave is Leave in two parts: see Departure.
+func (q *Turnstile) BeginLeave(g *line.Grant) *Departure {
+	l := &Departure{q: q, handle: true}
+	l.decide(func(m *machine) *use { return m.useOf(g) }) // nil if it has been unlocked otherwise
+	return l
 }
 
 // renounce gives up what w was admitted to as its wait ended. A reader who unlocks
 // has no handle, and may have ended the use of w in the place of his own, which is
 // then what nobody else will give up.
-func (q *Turnstile) renounce(w *waiter) error {
-	return q.depart(func(m *machine) *use {
+func (q *Turnstile) renounce(w *waiter) *Departure {
+	l := &Departure{q: q, handle: true}
+	l.decide(func(m *machine) *use {
 		u := m.useOf(w.use.grant)
 		if u == nil && w.mode == Shared && !w.pin {
 			u = m.anonymous(Shared)
 		}
 		return u
 	})
+	return l
 }
 
-// depart is the end of the use that which returns; nil means that there is none.
-func (q *Turnstile) depart(which func(m *machine) *use) error {
-	for {
-		var u *use
-		var d departure
-		var moved chan struct{}
-		var stop func()
-		q.step(func(m *machine) {
-			if u = which(m); u != nil {
-				d, moved, stop = m.leave(u), u.share.moved, u.share.stop
+// A Departure is the end of one use. Which use it is, and what becomes of its share, is
+// decided when the Departure is made, and Finish waits for what that takes. So a caller who
+// finishes later, in a goroutine of its own, gives up nothing that was acquired in between.
+type Departure struct {
+	q      *Turnstile
+	handle bool          // who leaves has the grant: the mode does not matter
+	use    *use          // nil if there is none
+	then   departure     // if there is
+	moved  chan struct{} // if then is mustWait: see share
+	stop   func()        // likewise
+}
+
+// decide tells the machine that who has the use that which returns goes.
+func (l *Departure) decide(which func(m *machine) *use) {
+	l.q.step(func(m *machine) {
+		if l.use = which(m); l.use == nil {
+			return
+		}
+		if l.then = m.leave(l.use); l.then == mustWait {
+			l.moved, l.stop = l.use.share.moved, l.use.share.stop
+		}
+	})
+}
+
+// Finish must be called once.
+func (l *Departure) Finish() error {
+	for l.use != nil && l.then == mustWait {
+		l.stop() // who gives up does not wait for servers that may not answer
+		<-l.moved
+		mine := l.use
+		l.decide(func(m *machine) *use {
+			// Whoever has come since has another. What is shared by now is not given up
+			// by who has no handle and had it exclusively.
+			if u := m.useOf(mine.grant); u != nil && (l.handle || u.share.mode == Exclusive) {
+				return u
 			}
+			return nil
 		})
-		if u == nil {
-			return line.ErrNotLocked
+	}
+	u := l.use
+	if u == nil {
+		return line.ErrNotLocked
+	}
+	if l.then == mustAsk {
+		question := u.share.ask
+		<-question.done
+		l.q.step(func(m *machine) { l.then = m.resume(u, question.others) })
+	}
+	switch l.then {
+	case stays:
+		return claimOf(u.share).Err()
+	case passes:
+		return nil
+	case keeps:
+		if u.event == nil {
+			return u.grant.Release() // it could not be kept
 		}
-		if d == mustWait {
-			stop() // who gives up does not wait for servers that may not answer
-			<-moved
-			continue
-		}
-		if d == mustAsk {
-			question := u.share.ask
-			<-question.done
-			q.step(func(m *machine) { d = m.resume(u, question.others) })
-		}
-		switch d {
-		case stays:
-			return claimOf(u.share).Err()
-		case passes:
-			return nil
-		case keeps:
-			if u.event == nil {
-				return u.grant.Release() // it could not be kept
-			}
-			u.event()
-			return nil
-		default:
-			return u.grant.Release()
-		}
+		u.event()
+		return nil
+	default:
+		return u.grant.Release()
 	}
 }
 
@@ -670,7 +704,11 @@ func (q *Turnstile) Downgrade(ctx context.Context) error {
 	own, e := claimOf(t), q.Entries.Of(Shared)
 	c, err := own.Beside(moving, e.Base, q.Manager.Owner)
 	if err != nil {
-		if err = own.Explain(err); moving.Err() != nil && ctx.Err() == nil && errors.Is(err, moving.Err()) {
+		err = own.Explain(err)
+		switch ended := moving.Err() != nil && errors.Is(err, moving.Err()); {
+		case ended && ctx.Err() != nil: // by now; moving may have ended first
+			err = session.CtxErr(ctx)
+		case ended:
 			err = line.ErrNotLocked
 		}
 	}

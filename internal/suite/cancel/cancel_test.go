@@ -126,3 +126,55 @@ func TestAReplyLostAsTheContextEndsIsTheContextsError(t *testing.T) {
 		}
 	})
 }
+
+// An Acquire that waits is called off when permits of its value are lost, to notice that. Its
+// context may end before it does.
+func TestAnAcquireThatIsCalledOffFailsWithTheErrorOfItsContext(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := suite.Open(t, srv), suite.Open(t, srv)
+		sem := zsync.NewSemaphore(a, "/s", 2, zsync.WithMaxHold(3*time.Second))
+		harness.Must(t, sem.Acquire(t.Context(), 1)) // is lost in 3 s
+		atGate, leave := context.WithCancel(t.Context())
+		gone := harness.Async(func() error { return zsync.NewSemaphore(b, "/s", 2).Acquire(atGate, 2) })
+		time.Sleep(time.Second)
+		ctx := harness.Within(t, 2*time.Second+10*time.Millisecond)
+		got := harness.Async(func() error { return sem.Acquire(ctx, 1) })
+		time.Sleep(time.Second)
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Session == a.ID() && r.Op == zktest.OpMulti {
+				return zktest.Delay(5 * time.Second) // the create of its permit
+			}
+			return zktest.Pass
+		})
+		leave()
+		<-gone
+		err := <-got
+		harness.WantErr(t, err, context.DeadlineExceeded)
+		if errors.Is(err, context.Canceled) {
+			t.Errorf("nobody has cancelled its context: %v", err)
+		}
+	})
+}
+
+func TestADowngradeThatAnUnlockCallsOffFailsWithTheErrorOfItsContext(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := suite.Open(t, srv)
+		rw := zsync.NewRWMutex(s, "/rw")
+		harness.Must(t, rw.Lock(t.Context()))
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Session == s.ID() && r.Op == zktest.OpMulti {
+				return zktest.Delay(5 * time.Second)
+			}
+			return zktest.Pass
+		})
+		ctx := harness.Within(t, 1010*time.Millisecond)
+		got := harness.Async(func() error { return rw.Downgrade(ctx) })
+		time.Sleep(time.Second)
+		harness.Must(t, rw.Unlock()) // 10 ms before its ctx ends
+		err := <-got
+		harness.WantErr(t, err, context.DeadlineExceeded)
+		if errors.Is(err, context.Canceled) {
+			t.Errorf("nobody has cancelled its context: %v", err)
+		}
+	})
+}
