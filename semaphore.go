@@ -497,7 +497,9 @@ func (m *Semaphore) resize(ctx context.Context, n int64) error {
 		err := m.s.m.During(ctx, func(inc *session.Incarnation) error {
 			data, _, err := inc.Get(ctx, m.root)
 			if session.IsNoNode(err) {
-				return m.makeRoot(ctx, inc, limit)
+				// Without a limit: who comes now stores its own, and the transaction stores n
+				// together with the mark.
+				return m.makeRoot(ctx, inc, nil)
 			}
 			if err == nil && len(data) > 0 {
 				_, err = parseLimit(data)

@@ -258,3 +258,27 @@ func TestDoneOfALostTaskEndsNoOtherThoughItsWaitGroupWasCollected(t *testing.T) 
 		}
 	})
 }
+
+// A Resize that ends between its requests has changed nothing, and refuses nobody.
+func TestAResizeOfAFreshPathThatIsGivenUpRefusesNobody(t *testing.T) {
+	t.Parallel()
+	for _, layout := range []zsync.Layout{zsync.LayoutCurator, zsync.LayoutKazoo} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			a, b := open(t, srv), open(t, srv)
+			ctx, cancel := context.WithCancel(t.Context())
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				if r.Session == a.ID() && r.Op == zktest.OpMulti {
+					cancel()
+					return zktest.DropRequest
+				}
+				return zktest.Pass
+			})
+			wantErr(t, zsync.NewSemaphore(a, "/s", 3, zsync.WithLayout(layout)).Resize(ctx, 5), context.Canceled)
+			time.Sleep(time.Minute)
+			for range 3 {
+				must(t, zsync.NewSemaphore(b, "/s", 3, zsync.WithLayout(layout)).Acquire(within(t, time.Minute), 1))
+			}
+			wantErr(t, zsync.NewSemaphore(b, "/s", 5, zsync.WithLayout(layout)).Acquire(within(t, time.Minute), 1), zsync.ErrInvalid)
+		})
+	}
+}
