@@ -34,7 +34,11 @@ func deleteCall(path string) call[void] {
 // finds all that the leader had taken from this session before: a write is answered in its
 // turn, behind those. Where that may not be deleted the answer may be the server's own, and
 // what is read is as new as the sync beside it makes it.
-func (inc *Incarnation) flush() call[void] { return deleteCall(inc.nobody) }
+func (inc *Incarnation) flush() call[void] {
+	c := deleteCall(inc.nobody)
+	c.moot = true
+	return c
+}
 
 func deleteVersionCall(path string, version int32) call[void] {
 	return call[void]{op: wire.OpDelete, path: path, body: func(p []byte) []byte { return wire.AppendInt32(p, version) }}

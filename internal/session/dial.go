@@ -159,13 +159,12 @@ type pacer struct {
 	spared    time.Time // when tries began anew for such a connection
 }
 
-// pick returns the next server, and how long to wait before it is tried; at
-// most limit.
-func (p *pacer) pick(limit time.Duration) (addr string, delay time.Duration) {
+// pick returns the next server that may be used, and how long to wait before it is
+// tried; at most limit. If none may be used addr is empty, and the wait is that of
+// a round.
+func (p *pacer) pick(limit time.Duration, mayUse func(addr string) bool) (addr string, delay time.Duration) {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
-	addr = p.hosts[p.Next%len(p.hosts)]
-	p.Next++
 	var lived time.Duration
 	if !p.connected.IsZero() {
 		if lived = time.Since(p.connected); lived >= lasting {
@@ -176,11 +175,18 @@ func (p *pacer) pick(limit time.Duration) (addr string, delay time.Duration) {
 		}
 		p.connected, p.useful = time.Time{}, false
 	}
-	if p.tries%len(p.hosts) == 0 {
-		delay = max(0, min(p.retry.Delay(p.tries/len(p.hosts)), limit)-lived)
+	for range p.hosts { // one that may not be used counts as one that was tried
+		next := p.hosts[p.Next%len(p.hosts)]
+		p.Next++
+		if p.tries%len(p.hosts) == 0 {
+			delay = max(0, min(p.retry.Delay(p.tries/len(p.hosts)), limit)-lived)
+		}
+		p.tries++
+		if mayUse(next) {
+			return next, delay
+		}
 	}
-	p.tries++
-	return addr, delay
+	return "", delay
 }
 
 // again has pick return the same server once more.

@@ -50,10 +50,11 @@ type link struct {
 	head     [replyHeader]byte
 	body     []byte // of the last reply; used by the reading goroutine alone
 
-	shook      atomic.Bool // the handshake is over
-	hardLimit  time.Time   // of the handshake
-	asked      time.Time   // when the handshake was sent
-	relative   int64       // the last zxid that the session had seen at the handshake
+	shook      atomic.Bool   // the handshake is over
+	hardLimit  time.Time     // of the handshake
+	asked      time.Time     // when the handshake was sent
+	wanted     time.Duration // the session timeout that the handshake asks for
+	relative   int64         // the last zxid that the session had seen at the handshake
 	closeOnce  sync.Once
 	closeError error
 	closed     chan struct{} // closed by Close
@@ -92,6 +93,8 @@ type request interface {
 	// key returns what a watch on what is read would be of.
 	key() (key WatchKey, ok bool)
 	opcode() int32
+	// moot reports whether it changes nothing, whenever it is carried out.
+	moot() bool
 	// answer is given the reply. It returns the code that the reply has as a
 	// whole, and whether the reply was one at all.
 	answer(code int32, body []byte) (whole int32, ok bool)
@@ -109,6 +112,15 @@ type sentInfo struct {
 	r   request // nil if the link has asked by itself
 
 	deletes []string // the paths that it deletes, if that is traced
+}
+
+// harms reports whether harm may come of a request that is carried out late.
+func (info *sentInfo) harms() bool {
+	switch info.op {
+	case wire.OpCreate, wire.OpCreateContainer, wire.OpDelete, wire.OpSetData, wire.OpMulti:
+		return info.r != nil && !info.r.moot()
+	}
+	return false
 }
 
 func newLink(inc *Incarnation, c net.Conn, addr string, limit time.Time) *link {
@@ -143,6 +155,12 @@ func (l *link) fail(err error) {
 	lost := l.sent
 	l.state, l.sent, l.order = linkOver, nil, nil
 	l.mu.Unlock()
+	for _, info := range lost {
+		if info.harms() {
+			l.inc.trail.leave(l.addr)
+			break
+		}
+	}
 	for _, info := range lost {
 		if info.r != nil {
 			info.r.fail(err)
@@ -293,6 +311,7 @@ func (l *link) connect() error {
 	}
 	// Credentials go with the handshake, which saves a round trip. A server does not
 	// read on before the session is established, and answers in this order.
+	l.wanted = timeout
 	out := wire.Connect(l.relative, timeout, id, password)
 	for _, a := range l.inc.Manager.Config.Auths {
 		out = append(out, authPacket(a)...)
@@ -664,6 +683,7 @@ func (l *link) own(info sentInfo, code int32, now time.Time) error {
 			// Before anything behind it is believed.
 			return fmt.Errorf("zsync: the server cannot catch up with its leader (error %d)", code)
 		}
+		l.inc.trail.caughtUp()
 	case wire.OpDelete:
 		l.inc.contact(info.at, proofOf(info.op, code), now)
 	}

@@ -29,6 +29,7 @@ type Manager struct {
 
 	requests, reconnects, expiries, Holds, Waiters atomic.Int64
 
+	grants       grants
 	noBundles    atomic.Bool // the servers do not know multiRead
 	noContainers atomic.Bool // nor containers
 	lasting      sync.Map    // by path: the directories that must be persistent
@@ -379,27 +380,45 @@ func (p *pacer) untried() int {
 	return len(p.hosts) - (p.tries+len(p.hosts)-1)%len(p.hosts)
 }
 
-// pick chooses the next server, and waits until it is to be tried.
-func (inc *Incarnation) pick() string {
-	limit := time.Duration(math.MaxInt64)
-	if inc.ID.Load() != 0 {
-		// The session must not run out while a server is already back, nor for
-		// want of attempts: there are about 30 of these before it does, and twice
-		// as many where something is held.
-		parts := time.Duration(8)
-		if inc.staked() {
-			parts = 16
-		}
-		limit = min(time.Duration(inc.Timeout.Load()/10), max(inc.left()/parts, 10*time.Millisecond))
-	}
-	addr, delay := inc.Manager.Pace.pick(limit)
-	if delay > 0 {
-		select {
-		case <-time.After(delay):
-		case <-inc.Ctx.Done():
+// pick chooses the next server, and waits until it is to be tried. If no server may
+// continue the session now, it waits until one may, or the session ends: then the
+// result is of no use.
+func (inc *Incarnation) pick() (addr string) {
+	for addr == "" && inc.Ctx.Err() == nil {
+		var delay time.Duration
+		if addr, delay = inc.Manager.Pace.pick(inc.longestDelay(), inc.mayUse); delay > 0 {
+			select {
+			case <-time.After(delay):
+			case <-inc.Ctx.Done():
+			}
 		}
 	}
 	return addr
+}
+
+// longestDelay is for how long the next attempt may be put off.
+func (inc *Incarnation) longestDelay() time.Duration {
+	if inc.ID.Load() == 0 {
+		return math.MaxInt64
+	}
+	// The session must not run out while a server is already back, nor for
+	// want of attempts: there are about 30 of these before it does, and twice
+	// as many where something is held.
+	parts := time.Duration(8)
+	if inc.staked() {
+		parts = 16
+	}
+	return min(time.Duration(inc.Timeout.Load()/10), max(inc.left()/parts, 10*time.Millisecond))
+}
+
+// mayUse reports whether a server may continue the session now.
+func (inc *Incarnation) mayUse(addr string) bool {
+	barred, first := inc.trail.bars(addr, time.Duration(inc.Timeout.Load()))
+	if first {
+		inc.Manager.Log.Warn("zsync: a server is left out for now, as it may still carry out writes that had no answer before the session went to another server",
+			"addr", addr, "session", Text(inc.ID.Load()))
+	}
+	return !barred
 }
 
 // Text writes a session id as ZooKeeper's own tools do.

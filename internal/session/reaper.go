@@ -372,6 +372,7 @@ func (inc *Incarnation) giveUpOver(path string) {
 }
 
 func (r *Removal) opcode() int32 { return wire.OpDelete }
+func (r *Removal) moot() bool    { return false }
 
 func (r *Removal) encode(p []byte) []byte { return appendAnyVersion(wire.AppendString(p, r.path)) }
 

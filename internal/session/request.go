@@ -13,6 +13,7 @@ import (
 type call[T any] struct {
 	op   int32
 	path string                  // "" if it is not of one znode
+	moot bool                    // it changes nothing, whenever it is carried out
 	body func(p []byte) []byte   // appends what follows the path; nil: nothing
 	take func(s *wire.Scanner) T // takes the reply apart, which is no error; nil: there is nothing in it
 
@@ -36,6 +37,7 @@ func newPending[T any](c call[T]) *pending[T] {
 }
 
 func (p *pending[T]) opcode() int32 { return p.call.op }
+func (p *pending[T]) moot() bool    { return p.call.moot }
 
 func (p *pending[T]) encode(b []byte) []byte {
 	if p.call.path != "" {

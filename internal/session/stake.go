@@ -162,6 +162,9 @@ func (inc *Incarnation) inquire(urgent bool) (q *inquiry, wait time.Duration) {
 
 func (q *inquiry) opcode() int32 { return q.op }
 
+// moot: it deletes where there is no znode, or is a sync.
+func (q *inquiry) moot() bool { return true }
+
 func (q *inquiry) encode(p []byte) []byte {
 	p = wire.AppendString(p, q.inc.nobody)
 	if q.op == wire.OpDelete {

@@ -10,8 +10,8 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
-// wantToldFirst waits until another session has been granted the Mutex of /m, and checks that
-// its holder was told of the loss before.
+// wantToldFirst waits until another session holds the Mutex of /m. It checks that lost was
+// closed before.
 func wantToldFirst(t *testing.T, lost <-chan struct{}, granted <-chan error) {
 	t.Helper()
 	harness.Must(t, <-granted)
@@ -50,7 +50,7 @@ func TestTheResultOfAConfirmationOverAnotherConnectionConfirmsNothing(t *testing
 		time.Sleep(50 * time.Millisecond)
 		e.Server(1).Intercept(func(r zktest.Request) zktest.Action {
 			if r.Op == zktest.OpDelete && r.Session == a.ID() {
-				time.AfterFunc(1500*time.Microsecond, func() { // the leader has it, and nobody has answered
+				time.AfterFunc(1500*time.Microsecond, func() { // the leader has it, and no follower has answered
 					for i := 1; i <= 3; i++ {
 						e.Cut(i, 4)
 					}
@@ -84,5 +84,81 @@ func TestTheResultOfAConfirmationOverAnotherConnectionConfirmsNothing(t *testing
 		time.Sleep(300 * time.Millisecond)
 		route.Move(-1)
 		wantToldFirst(t, lost, granted)
+	})
+}
+
+// A member that is asked to continue a session has the leader count what that member grants,
+// though its answer is lost.
+func TestAHolderIsToldInTimeThoughTheServersGrantDifferentTimeouts(t *testing.T) {
+	harness.InMemory(t)
+	for name, lose := range map[string]func(e *zktest.Ensemble, route *suite.Route, id int64){
+		"nothing is heard of the server": func(_ *zktest.Ensemble, route *suite.Route, _ int64) {
+			route.MoveDeaf(1)
+		},
+		"the answer is lost": func(e *zktest.Ensemble, route *suite.Route, id int64) {
+			e.Server(1).Intercept(func(r zktest.Request) zktest.Action {
+				if r.Op == zktest.OpConnect && r.Session == id {
+					return zktest.DropReply
+				}
+				return zktest.Pass
+			})
+			route.Move(1)
+		},
+		"the answer comes": func(_ *zktest.Ensemble, route *suite.Route, _ int64) { route.Move(1) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			harness.VirtualTime(t, func(t *testing.T) {
+				const timeout, less = 30 * time.Second, 4 * time.Second
+				e := zktest.StartEnsemble(t, 3, zktest.WithTick(2*time.Second), zktest.WithSessionTimeouts(less, timeout))
+				e.Server(1).SetSessionTimeouts(less, less)
+				route := suite.NewRoute(e, 0)
+				a, err := zsync.Connect(t.Context(), e.Addr(), zsync.WithDialer(route.Dial), zsync.WithSessionTimeout(timeout))
+				harness.Must(t, err)
+				defer a.Close()
+				m := zsync.NewMutex(a, "/m")
+				harness.Must(t, m.Lock(t.Context()))
+				lost := m.Lost()
+				b, err := zsync.Connect(t.Context(), e.Addrs()[2], zsync.WithDialer(e.Dial), zsync.WithSessionTimeout(timeout))
+				harness.Must(t, err)
+				defer b.Close()
+				route.Move(-1)
+				time.Sleep(1500 * time.Millisecond) // member 0 has told the leader of the session
+				lose(e, route, a.ID())
+				time.Sleep(time.Second)
+				route.Move(-1)
+				wantToldFirst(t, lost, grant(t, b))
+			})
+		})
+	}
+}
+
+func TestASessionDoesNotGoToAServerThatGrantsLessThanHasPassed(t *testing.T) {
+	harness.InMemory(t)
+	harness.VirtualTime(t, func(t *testing.T) {
+		const timeout, less = 30 * time.Second, 4 * time.Second
+		e := zktest.StartEnsemble(t, 3, zktest.WithTick(2*time.Second), zktest.WithSessionTimeouts(less, timeout))
+		e.Server(1).SetSessionTimeouts(less, less)
+		route := suite.NewRoute(e, 0)
+		a, err := zsync.Connect(t.Context(), e.Addr(), zsync.WithDialer(route.Dial), zsync.WithSessionTimeout(timeout))
+		harness.Must(t, err)
+		defer a.Close()
+		m := zsync.NewMutex(a, "/m")
+		harness.Must(t, m.Lock(t.Context()))
+		lost := m.Lost()
+		route.Move(-1)
+		time.Sleep(6 * time.Second)
+		route.Move(1)
+		time.Sleep(3 * time.Second)
+		route.Move(0)
+		suite.AwaitConnected(t, a, 4*time.Second)
+		select {
+		case <-lost:
+			t.Error("the lock is lost, though a server was there that continues the session")
+		default:
+		}
+		harness.Must(t, m.Unlock())
+		if got := a.Timeout(); got != timeout {
+			t.Errorf("the session's timeout is %v, want %v", got, timeout)
+		}
 	})
 }

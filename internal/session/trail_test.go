@@ -1,0 +1,112 @@
+package session
+
+import (
+	"testing"
+	"time"
+
+	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/wire"
+)
+
+func TestAServerIsLeftOutWhileItMayCarryOutWhatTheSessionHasLeftThere(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		const timeout = 30 * time.Second
+		var tr trail
+		want := func(what, addr string, want bool) {
+			t.Helper()
+			if got, _ := tr.bars(addr, timeout); got != want {
+				t.Errorf("%s: %s is left out: %v, want %v", what, addr, got, want)
+			}
+		}
+		tr.came("a")
+		tr.leave("a")
+		want("straight back", "a", false)
+		tr.came("b")
+		want("after another server", "a", true)
+		want("after another server", "b", false)
+		want("after another server", "c", false)
+		if _, first := tr.bars("a", timeout); first {
+			t.Error("it is said twice that a server is left out")
+		}
+		tr.came("c")
+		want("without a write there", "b", false)
+		want("after two other servers", "a", true)
+		time.Sleep(timeout - 1)
+		want("just before the timeout", "a", true)
+		time.Sleep(1)
+		want("after the timeout", "a", false)
+
+		tr.came("a")
+		tr.leave("a")
+		tr.came("a")
+		tr.caughtUp()
+		tr.came("b")
+		want("after it has answered a sync behind the write", "a", false)
+
+		tr.leave("b")
+		tr.came("a")
+		if barred, _ := tr.bars("b", time.Second); !barred {
+			t.Error("not left out")
+		}
+		time.Sleep(time.Second)
+		if barred, _ := tr.bars("b", time.Second); !barred {
+			t.Errorf("not left out for %v after a timeout of a second", syncLimit)
+		}
+		time.Sleep(syncLimit)
+		if barred, _ := tr.bars("b", time.Second); barred {
+			t.Errorf("left out for more than %v", syncLimit)
+		}
+	})
+}
+
+func TestWritesAloneDoHarmWhenTheyAreCarriedOutLate(t *testing.T) {
+	inc := &Incarnation{nobody: "/none"}
+	for _, c := range []struct {
+		info sentInfo
+		want bool
+	}{
+		{sentInfo{op: wire.OpDelete, r: newPending(deleteCall("/x"))}, true},
+		{sentInfo{op: wire.OpMulti, r: newPending(multiCall(nil))}, true},
+		{sentInfo{op: wire.OpDelete, r: &Removal{}}, true},
+		{sentInfo{op: wire.OpGetData, r: newPending(getCall("/x"))}, false},
+		{sentInfo{op: wire.OpDelete, r: newPending(inc.flush())}, false},
+		{sentInfo{op: wire.OpDelete, r: &inquiry{}}, false},
+		{sentInfo{op: wire.OpDelete}, false}, // the confirmation behind a handshake
+	} {
+		if got := c.info.harms(); got != c.want {
+			t.Errorf("%T of type %d: %v, want %v", c.info.r, c.info.op, got, c.want)
+		}
+	}
+}
+
+func TestAPacerPassesOverServersThatMayNotBeUsedAndWaitsARoundIfNoneMay(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		p := pacer{hosts: []string{"a", "b", "c"}, retry: Backoff{Min: time.Second, Max: time.Second, Factor: 1}}
+		not := func(addrs ...string) func(string) bool {
+			return func(addr string) bool {
+				for _, a := range addrs {
+					if a == addr {
+						return false
+					}
+				}
+				return true
+			}
+		}
+		for _, c := range []struct {
+			mayUse func(string) bool
+			addr   string
+			delay  time.Duration
+		}{
+			{not("a"), "b", 0},
+			{not("a"), "c", 0},
+			{not("a"), "b", time.Second},
+			{not("a", "b", "c"), "", time.Second},
+			{not(), "c", 0},
+			{not(), "a", time.Second},
+		} {
+			if addr, delay := p.pick(time.Hour, c.mayUse); addr != c.addr || delay != c.delay {
+				t.Errorf("server %q after %v, want %q after %v", addr, delay, c.addr, c.delay)
+			}
+		}
+	})
+}

@@ -1,0 +1,120 @@
+package lag
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/suite"
+	"github.com/zsync/zsync/zktest"
+)
+
+// A write is on its way from member 0 to the leader. The session moves to member 1, and finds
+// there that the write was not carried out. Then it can reach member 0 alone.
+func TestAWriteIsNotCarriedOutAfterItWasFoundNotToBe(t *testing.T) {
+	harness.InMemory(t)
+	for name, c := range map[string]struct {
+		call, then func(ctx context.Context, s *zsync.Session) error
+		check      func(t *testing.T, ctx context.Context, s *zsync.Session)
+	}{
+		"Map.Store": {
+			func(ctx context.Context, s *zsync.Session) error {
+				return zsync.NewMap[string](s, "/m").Store(ctx, "k", "old")
+			},
+			func(ctx context.Context, s *zsync.Session) error {
+				return zsync.NewMap[string](s, "/m").Store(ctx, "k", "new")
+			},
+			func(t *testing.T, ctx context.Context, s *zsync.Session) {
+				if v, _, err := zsync.NewMap[string](s, "/m").Load(ctx, "k"); err != nil || v != "new" {
+					t.Errorf("the value is %q, %v, want the last that was stored", v, err)
+				}
+			},
+		},
+		"Barrier.Close": {
+			func(ctx context.Context, s *zsync.Session) error { return zsync.NewBarrier(s, "/b").Close(ctx) },
+			func(ctx context.Context, s *zsync.Session) error { return zsync.NewBarrier(s, "/b").Open(ctx) },
+			func(t *testing.T, ctx context.Context, s *zsync.Session) {
+				ctx, cancel := context.WithTimeout(ctx, time.Second)
+				defer cancel()
+				if err := zsync.NewBarrier(s, "/b").Wait(ctx); err != nil {
+					t.Errorf("a barrier that was opened is closed again: Wait: %v", err)
+				}
+			},
+		},
+		"Queue.Send": {
+			func(ctx context.Context, s *zsync.Session) error {
+				return zsync.NewQueue[string](s, "/q").Send(ctx, "once")
+			},
+			func(context.Context, *zsync.Session) error { return nil },
+			func(t *testing.T, ctx context.Context, s *zsync.Session) {
+				if n, err := zsync.NewQueue[string](s, "/q").Len(ctx); err != nil || n != 1 {
+					t.Errorf("%d elements, %v, want the one that was sent", n, err)
+				}
+			},
+		},
+		"Int64.Add": {
+			func(ctx context.Context, s *zsync.Session) error { return second(zsync.NewInt64(s, "/n").Add(ctx, 1)) },
+			func(context.Context, *zsync.Session) error { return nil },
+			func(t *testing.T, ctx context.Context, s *zsync.Session) {
+				if n, err := zsync.NewInt64(s, "/n").Load(ctx); err != nil || n != 1 {
+					t.Errorf("the count is %d, %v, want 1", n, err)
+				}
+			},
+		},
+		"Mutex.Lock": {
+			func(ctx context.Context, s *zsync.Session) error { return zsync.NewMutex(s, "/l").Lock(ctx) },
+			func(context.Context, *zsync.Session) error { return nil },
+			func(t *testing.T, ctx context.Context, s *zsync.Session) {
+				if names, _, err := s.Children(ctx, "/l"); err != nil || len(names) > 1 {
+					t.Errorf("places of one Lock: %v, %v", names, err)
+				}
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			harness.VirtualTime(t, func(t *testing.T) {
+				const timeout = 10 * time.Second
+				ctx := t.Context()
+				e := zktest.StartEnsemble(t, 3, zktest.WithTick(2*time.Second), zktest.WithSessionTimeouts(timeout, timeout))
+				e.SetBacklog(time.Millisecond)
+				route := suite.NewRoute(e, 0)
+				a, err := zsync.Connect(ctx, e.Addr(), zsync.WithDialer(route.Dial), zsync.WithSessionTimeout(timeout))
+				harness.Must(t, err)
+				defer a.Close()
+				b, err := zsync.Connect(ctx, e.Addrs()[2], zsync.WithDialer(e.Dial), zsync.WithSessionTimeout(timeout))
+				harness.Must(t, err)
+				defer b.Close()
+				// The directories exist. Otherwise the write that is late could only fail.
+				harness.Must(t, zsync.NewMutex(b, "/l").Do(ctx, func(context.Context) error { return nil }))
+				harness.Must(t, zsync.NewMap[string](b, "/m").Store(ctx, "first", ""))
+				harness.Must(t, zsync.NewQueue[string](b, "/q").Send(ctx, "first"))
+				_, _, err = zsync.NewQueue[string](b, "/q").TryRecv(ctx)
+				harness.Must(t, err)
+				harness.Must(t, second(zsync.NewQueue[string](a, "/q").Len(ctx)))
+				time.Sleep(time.Second)
+				e.Cut(0, 2)
+				done := make(chan error, 1)
+				go func() { done <- c.call(ctx, a) }()
+				time.Sleep(50 * time.Millisecond)
+				route.Move(1)
+				harness.Must(t, <-done)
+				harness.Must(t, c.then(ctx, a))
+				time.Sleep(2 * time.Second)
+				route.Move(0)
+				time.Sleep(100 * time.Millisecond)
+				e.Heal(0, 2)
+				time.Sleep(time.Second)
+				c.check(t, ctx, b)
+				time.Sleep(2 * timeout)
+				c.check(t, ctx, b)
+				if state := a.State(); state != zsync.StateConnected {
+					t.Errorf("the session is %v long after the servers were healed", state)
+				}
+			})
+		})
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
