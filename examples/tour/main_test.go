@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"flag"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -14,14 +16,33 @@ import (
 	"time"
 )
 
-// build builds the tour and returns a command that runs it, with a directory
-// of its own for temporary files and without ZSYNC_SERVERS.
+var bin string // where the tour is built
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if err := flag.Set("test.parallel", "6"); err != nil { // they mostly wait
+		panic(err)
+	}
+	dir, err := os.MkdirTemp("", "zsync-tour-")
+	if err != nil {
+		panic(err)
+	}
+	bin = filepath.Join(dir, "tour.exe") // the suffix is of use on Windows alone
+	status := 1
+	if out, err := exec.Command("go", "build", "-o", bin, ".").CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "go build: %v\n%s", err, out)
+	} else {
+		status = m.Run()
+	}
+	os.RemoveAll(dir)
+	os.Exit(status)
+}
+
+// build returns a command that runs the tour, with a directory of its own for
+// temporary files and without ZSYNC_SERVERS.
 func build(t *testing.T) func(args ...string) (cmd *exec.Cmd, tmp string) {
 	t.Helper()
-	bin := filepath.Join(t.TempDir(), "tour.exe") // the suffix is of use on Windows alone
-	if out, err := exec.Command("go", "build", "-o", bin, ".").CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
+	t.Parallel()
 	return func(args ...string) (*exec.Cmd, string) {
 		tmp := t.TempDir()
 		cmd := exec.Command(bin, args...)

@@ -99,7 +99,7 @@ func xSemaphore(t *testing.T) suite {
 		change: []change{
 			// The time in which a permit that is there must be got; servers that
 			// agree on it before they answer need longer, and so does a busy machine.
-			{"TestWeightedAcquire", "10*time.Millisecond", "15*time.Second"},
+			{"TestWeightedAcquire", "10*time.Millisecond", "5*time.Second"},
 		},
 		lower: []change{{"TestWeighted", "10000", "1000"}},
 	}
@@ -126,12 +126,14 @@ func xSingleflight(t *testing.T) suite {
 // TestGoSync runs Go's tests of package sync against zsync.
 func TestGoSync(t *testing.T) {
 	needGo(t)
+	t.Parallel()
 	goSync(t).test(t)
 }
 
 // TestXSemaphore runs the tests of golang.org/x/sync/semaphore against zsync.
 func TestXSemaphore(t *testing.T) {
 	needGo(t)
+	t.Parallel()
 	xSemaphore(t).test(t)
 }
 
@@ -139,6 +141,7 @@ func TestXSemaphore(t *testing.T) {
 // zsync.
 func TestXSingleflight(t *testing.T) {
 	needGo(t)
+	t.Parallel()
 	xSingleflight(t).test(t)
 }
 
@@ -176,6 +179,7 @@ func (s suite) test(t *testing.T) {
 	}
 	for _, sessions := range []int{1, 3} {
 		t.Run(fmt.Sprintf("%dsessions", sessions), func(t *testing.T) {
+			t.Parallel() // they wait in real time
 			want := slices.DeleteFunc(slices.Clone(all), func(test string) bool {
 				return sessions > 1 && s.alone[test] != ""
 			})
