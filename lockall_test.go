@@ -594,7 +594,7 @@ func TestLockAllThatFailsOnTheWayKeepsNothing(t *testing.T) {
 // sessions that are harmed. Nobody waits for ever, and none is held twice.
 func TestHammerLockAll(t *testing.T) {
 	t.Parallel()
-	for seed := range harness.Seeds(t, 8, 3, 40) {
+	for seed := range harness.Seeds(t, 3, 3, 40) {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			rnd := rand.New(rand.NewPCG(uint64(seed), 1))
 			paths := []string{"/a", "/b", "/c", "/d", "/e"}

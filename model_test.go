@@ -41,12 +41,12 @@ type modelRun struct {
 	sees func(q zktest.Request) // is told of each request, from hurt on
 }
 
-// models runs f with one seed after another: 150, 8 under the race detector, or
+// models runs f with one seed after another: 60, 8 under the race detector, or
 // 2,000 in a long run. The first failure ends it and names the seed;
 // ZSYNC_TEST_SEED runs that one alone.
 func models(t *testing.T, f func(r *modelRun)) {
 	t.Helper()
-	modelsOf(t, 150, f)
+	modelsOf(t, 60, f)
 }
 
 // modelsOf is models with another number of seeds in a short run.

@@ -1098,6 +1098,7 @@ func TestSessionOfAConnectionThatBreaksAtOnceDoesNotCount(t *testing.T) {
 // The same of a real server: it ends a session by its id and password, and nobody
 // waits until it expires.
 func TestASessionIsEndedOverAnotherConnectionByItsServers(t *testing.T) {
+	t.Parallel()
 	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
 		var mu sync.Mutex
 		var newest net.Conn

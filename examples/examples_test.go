@@ -6,6 +6,7 @@ package examples_test
 
 import (
 	"bufio"
+	"bytes"
 	"errors"
 	"flag"
 	"fmt"
@@ -16,12 +17,14 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
 
+	"github.com/zsync/zsync/internal/need"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -43,11 +46,33 @@ func run(m *testing.M) int {
 		return 1
 	}
 	defer os.RemoveAll(bin)
-	if out, err := exec.Command("go", "build", "-o", bin, "./batch", "./config", "./fenced", "./leader", "./migration", "./nightly", "./pool", "./workqueue").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-o", bin, "./batch", "./config", "./leader", "./migration", "./nightly", "./pool", "./workqueue").CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "go build: %v\n%s", err, out)
 		return 1
 	}
 	return m.Run()
+}
+
+// fenced builds the example that uses SQLite, a module of its own. The test is skipped
+// where that is not in the module cache: it is large.
+var fenced = sync.OnceValues(func() (out []byte, err error) {
+	out, err = exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "modernc.org/sqlite").Output()
+	if err != nil || len(bytes.TrimSpace(out)) == 0 {
+		return nil, errNoSQLite
+	}
+	return exec.Command("go", "build", "-o", bin, "./fenced").CombinedOutput()
+})
+
+var errNoSQLite = errors.New("it is not downloaded: go mod download modernc.org/sqlite")
+
+func needFenced(t *testing.T) {
+	t.Helper()
+	switch out, err := fenced(); {
+	case err == errNoSQLite:
+		need.Missing(t, "sqlite", err.Error())
+	case err != nil:
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
 }
 
 // An example is one that runs.
@@ -201,7 +226,11 @@ func count(lines []string, pattern string) (n int) {
 func TestServersOfTheEnvironmentGetSeveralProcessesToo(t *testing.T) {
 	t.Parallel()
 	srv := zktest.Start(t)
-	for name, shows := range map[string]string{"batch": "waits until 3 are there", "fenced": "now kill this one"} {
+	all := map[string]string{"batch": "waits until 3 are there"}
+	if _, err := fenced(); err == nil {
+		all["fenced"] = "now kill this one"
+	}
+	for name, shows := range all {
 		x := command(t, srv.Addr(), name, "env:ZSYNC_SERVERS="+srv.Addr(), "--session", "10s")
 		pids := map[int]bool{}
 		for len(pids) < 2 {
@@ -348,6 +377,7 @@ func TestConfigIsFollowedWhoeverChangesIt(t *testing.T) {
 }
 
 func TestFencedRefusesOneThatWasPausedAndComesBack(t *testing.T) {
+	needFenced(t)
 	x := start(t, "fenced", "--takes", "300ms")
 	x.wants("has written the balance, 1$")
 	paused, parts := x.wants(`has read the balance, (\d+), under token (\d+);.*now kill this one`)
@@ -402,7 +432,11 @@ func TestAnExampleThatIsInterruptedEndsWithoutAnError(t *testing.T) {
 }
 
 func TestBadFlagsAreRefused(t *testing.T) {
-	for _, name := range []string{"nightly", "leader", "workqueue", "pool", "batch", "migration", "config", "fenced"} {
+	names := []string{"nightly", "leader", "workqueue", "pool", "batch", "migration", "config"}
+	if _, err := fenced(); err == nil {
+		names = append(names, "fenced")
+	}
+	for _, name := range names {
 		out, err := exec.Command(filepath.Join(bin, name), "surplus").CombinedOutput()
 		var exit *exec.ExitError
 		if !errors.As(err, &exit) || exit.ExitCode() != 2 || !strings.Contains(string(out), "-servers") {

@@ -6,23 +6,13 @@ require (
 	github.com/google/uuid v1.6.0
 	github.com/vbauerster/mpb/v8 v8.9.3
 	github.com/zsync/zsync v0.1.0
-	github.com/zsync/zsync/fence v0.1.0
 	golang.org/x/sys v0.39.0
-	modernc.org/sqlite v1.40.1
 )
 
 require (
 	github.com/VividCortex/ewma v1.2.0 // indirect
 	github.com/acarl005/stripansi v0.0.0-20180116102854-5a71ef0e047d // indirect
-	github.com/dustin/go-humanize v1.0.1 // indirect
 	github.com/go-zookeeper/zk v1.0.4 // indirect
-	github.com/mattn/go-isatty v0.0.20 // indirect
 	github.com/mattn/go-runewidth v0.0.16 // indirect
-	github.com/ncruces/go-strftime v0.1.9 // indirect
-	github.com/remyoudompheng/bigfft v0.0.0-20230129092748-24d4a6f8daec // indirect
 	github.com/rivo/uniseg v0.4.7 // indirect
-	golang.org/x/exp v0.0.0-20250620022241-b7579e27df2b // indirect
-	modernc.org/libc v1.66.10 // indirect
-	modernc.org/mathutil v1.7.1 // indirect
-	modernc.org/memory v1.11.0 // indirect
 )

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/zsync/zsync/internal/need"
 )
 
 // Where process 1 never asks how orphans have ended, as in many a container,
@@ -43,6 +45,9 @@ func TestEndDoesNotWaitForOrphansThatNobodyAsksFor(t *testing.T) {
 
 // In the foreground of a terminal the command shares zsync's process group.
 func TestAllThatTheCommandHasStartedIsStoppedInATerminalToo(t *testing.T) {
+	for _, name := range []string{"sh", "sleep", "setsid"} {
+		need.Command(t, name)
+	}
 	terminal, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
 	if err != nil {
 		t.Skip("no pseudoterminals:", err)

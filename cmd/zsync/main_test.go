@@ -35,6 +35,7 @@ import (
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/need"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -163,6 +164,9 @@ func startReading(t *testing.T, servers string, in io.Reader, args ...string) *r
 // exec starts the built binary.
 func (r *run) exec(in io.Reader, env []string) {
 	r.t.Helper()
+	if i := slices.Index(r.args, "--"); i >= 0 && i+1 < len(r.args) && !strings.Contains(r.args[i+1], "/") {
+		need.Command(r.t, r.args[i+1])
+	}
 	cmd := exec.Command(binary(), r.args...)
 	cmd.Env = env
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = in, &r.stdout, &r.stderr
@@ -714,6 +718,7 @@ func TestSignalsArePassedOn(t *testing.T) {
 
 // SIGHUP and SIGINT, as nohup does, and a shell with what a script runs in the background.
 func TestSignalThatZsyncWasStartedToIgnoreEndsNeitherItNorItsCommand(t *testing.T) {
+	need.Command(t, "sh")
 	srv := serve(t)
 	for _, args := range [][]string{
 		{"lock", "/p", "--"},
@@ -736,6 +741,7 @@ func TestSignalThatZsyncWasStartedToIgnoreEndsNeitherItNorItsCommand(t *testing.
 // With -v there is something to say: whose reader has gone must not end the hold,
 // nor have the command killed with zsync.
 func TestMessagesThatNobodyReadsEndNoHold(t *testing.T) {
+	need.Command(t, "sh")
 	srv := serve(t)
 	nobody, in, err := os.Pipe()
 	if err != nil {
@@ -877,7 +883,7 @@ func TestSignalEndsTheWaitOfOneWhoLeaves(t *testing.T) {
 	staying.awaitOutput("inside")
 	leaving.awaitOutput("left")
 	// It may still run the command, to which the signal would go.
-	await(t, func() bool { return !hasChild(leaving.pid) }, "the end of the command")
+	await(t, func() bool { return !hasChild(t, leaving.pid) }, "the end of the command")
 	leaving.signal(syscall.SIGTERM)
 	leaving.want(128+int(syscall.SIGTERM), "left\n")
 	in.Close()
@@ -885,8 +891,8 @@ func TestSignalEndsTheWaitOfOneWhoLeaves(t *testing.T) {
 }
 
 // hasChild reports whether a process has a child.
-func hasChild(pid int) bool {
-	out, _ := exec.Command("ps", "-o", "pid=", "--ppid", strconv.Itoa(pid)).Output()
+func hasChild(t *testing.T, pid int) bool {
+	out, _ := exec.Command(need.Command(t, "ps"), "-o", "pid=", "--ppid", strconv.Itoa(pid)).Output()
 	return len(bytes.TrimSpace(out)) > 0
 }
 

@@ -45,12 +45,12 @@ func OneByOne(srv *zktest.Server, f func(r zktest.Request) zktest.Action) (read 
 }
 
 // EachSeed runs f in a bubble of its own with one random source after another:
-// 100, 8 under the race detector, or 1,000 in a long run. The first failure ends it and names the seed;
+// 40, 8 under the race detector, or 1,000 in a long run. The first failure ends it and names the seed;
 // ZSYNC_TEST_SEED runs that one alone.
 func EachSeed(t *testing.T, f func(t *testing.T, srv *zktest.Server, rnd *rand.Rand)) {
 	t.Helper()
 	t.Parallel()
-	for seed := range Seeds(t, 100, 8, 1000) {
+	for seed := range Seeds(t, 40, 8, 1000) {
 		t.Run(strconv.Itoa(seed), func(t *testing.T) {
 			Bubble(t, func(t *testing.T, srv *zktest.Server) {
 				f(t, srv, rand.New(rand.NewPCG(uint64(seed), 2)))

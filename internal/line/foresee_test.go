@@ -222,7 +222,7 @@ func TestALinePassesBetweenSessionsInOneRoundTripThoughSeveralOfEachWait(t *test
 // the line is long or short: no two have their turn at once, and whoever does not give up has his.
 func TestWhoeverForeseesForOthersGivesNobodyATurnTooEarlyOrNever(t *testing.T) {
 	t.Parallel()
-	for seed := range harness.Seeds(t, 60, 10, 2000) {
+	for seed := range harness.Seeds(t, 30, 10, 2000) {
 		rnd := rand.New(rand.NewPCG(uint64(seed), 20))
 		harness.VirtualTime(t, func(t *testing.T) {
 			srv := zktest.Start(t)

@@ -312,7 +312,7 @@ func (x *watchWorld) run() {
 // step; and nobody sleeps through a change of what he has read.
 func TestWhatIsTakenForArmedIsOnTheServerWhateverHappens(t *testing.T) {
 	runs, checks := 0, 0
-	for seed := range harness.Seeds(t, 100, 10, 2000) {
+	for seed := range harness.Seeds(t, 40, 10, 2000) {
 		harness.VirtualTime(t, func(t *testing.T) {
 			srv := zktest.Start(t, zktest.WithAddrs("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"))
 			first := WithDialer(func(network, _ string, limit time.Duration) (net.Conn, error) {

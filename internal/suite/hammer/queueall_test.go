@@ -394,7 +394,7 @@ func (l *ledgerOfAll) check(rest, moved map[int]int) {
 // is done with a queue at once, while sessions are hurt, and closed.
 func TestHammerAllThatAQueueCanDoAtOnce(t *testing.T) {
 	t.Parallel()
-	for seed := range harness.Seeds(t, 12, 6, 600) {
+	for seed := range harness.Seeds(t, 6, 6, 600) {
 		kind := seed % len(kindsOfQueues)
 		t.Run(fmt.Sprintf("%d/%s", seed, kindsOfQueues[kind].name), func(t *testing.T) {
 			harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {

@@ -25,7 +25,7 @@ import (
 func TestNobodyIsGrantedALockBeforeItsHolderIsToldOfTheLoss(t *testing.T) {
 	harness.InMemory(t)
 	t.Parallel()
-	first, n := uint64(0), uint64(200)
+	first, n := uint64(0), uint64(80)
 	switch {
 	case harness.Long():
 		n = 10_000

@@ -74,7 +74,7 @@ func holds(s *zsync.Session, lock ...zsync.LockOption) map[string]func(ctx conte
 func TestAHolderIsToldWhyItHasLost(t *testing.T) {
 	t.Parallel()
 	var told, right int
-	for seed := range harness.Seeds(t, 100, 16, 2000) {
+	for seed := range harness.Seeds(t, 40, 16, 2000) {
 		harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 			rnd := rand.New(rand.NewPCG(uint64(seed), 5))
 			f := faults[rnd.IntN(len(faults))]

@@ -93,7 +93,7 @@ func TestHolderProcess(t *testing.T) {
 func TestAHolderIsToldThatItWasStopped(t *testing.T) {
 	harness.InMemory(t)
 	t.Parallel()
-	rounds := 2
+	rounds := 1
 	if harness.Long() {
 		rounds = 20
 	}

@@ -95,7 +95,7 @@ func TestAHolderIsToldBeforeAnotherIsGrantedWhateverHappensToTheServers(t *testi
 	harness.InMemory(t)
 	t.Parallel()
 	tried, grants := 0, 0
-	for seed := range harness.Seeds(t, 150, 20, 10_000) {
+	for seed := range harness.Seeds(t, 60, 20, 10_000) {
 		tried++
 		harness.VirtualTime(t, func(t *testing.T) {
 			rnd := rand.New(rand.NewPCG(uint64(seed), 11))
