@@ -26,6 +26,7 @@ type child struct {
 	onLost    string           // for the shell, to run as well when it is
 	stopped   bool             // set by run: the hold was lost while the command ran
 	missed    os.Signal        // set by run: came when the command had just ended
+	got       []os.Signal      // set by run: what was passed on
 	told      bool             // set by run: a signal came that is to end more than this run of it
 }
 
@@ -38,18 +39,10 @@ func notRun(name string, err error) (status int, why error) {
 }
 
 // run runs the command to its end and returns its exit status.
-func (c *child) run() (status int, err error) {
-	cmd := exec.Command(c.argv[0], c.argv[1:]...)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = c.host.stdin, c.host.stdout, c.host.stderr
-	if c.stdin != nil {
-		cmd.Stdin = c.stdin
-		cmd.WaitDelay = time.Second // for what is left behind and does not read
-	}
-	cmd.Env = c.environment()
-	p := c.host.prepare(cmd)
-	orphans, stop := p.orphaned()
+func (c *child) run() (status int, why error) {
+	p, orphans, stop, err := c.start()
 	defer stop()
-	if err := p.start(); err != nil {
+	if err != nil {
 		return notRun(c.argv[0], err)
 	}
 	ended := make(chan struct{})
@@ -66,11 +59,12 @@ func (c *child) run() (status int, err error) {
 				p.clear(kill)
 			}
 			told()
-			return status, nil
+			return c.status(status)
 		case sig := <-c.signals:
 			if !p.passOn(sig) {
 				c.missed = sig
 			}
+			c.got = append(c.got, sig)
 			// A SIGHUP that comes while all is well often means: read your settings again.
 			c.told = c.told || ends(sig) && (c.stopped || sig != syscall.SIGHUP)
 		case <-lost:
@@ -87,13 +81,63 @@ func (c *child) run() (status int, err error) {
 	}
 }
 
+// underWay is how long a signal to zsync may need to arrive.
+const underWay = 100 * time.Millisecond
+
+// status returns the exit status of a command that has ended. If that is the status
+// of a signal that zsync got too, the error is a [signalError]: zsync dies of the
+// signal, and a shell that waits for zsync sees what it would see of the command.
+func (c *child) status(status int) (int, error) {
+	if ends(syscall.Signal(status - 128)) { // the terminal may have sent it to both, and ours be on its way
+		select {
+		case sig := <-c.signals:
+			c.got = append(c.got, sig)
+		case <-time.After(underWay):
+		}
+	}
+	for _, sig := range c.got {
+		if s := (&signalError{sig}); status == 128+s.number() {
+			return status, s
+		}
+	}
+	return status, nil
+}
+
+// start starts the command. As execvp(3) does, it has the shell read a file that the
+// kernel cannot execute: a script whose first line does not name its interpreter.
+func (c *child) start() (p process, orphans <-chan os.Signal, stop func(), err error) {
+	p, orphans, stop, err = c.startAs(c.argv)
+	if notExecutable(err) {
+		stop()
+		script := exec.Command(c.argv[0]).Path
+		return c.startAs(append([]string{shell[0], script}, c.argv[1:]...))
+	}
+	return p, orphans, stop, err
+}
+
+func (c *child) startAs(argv []string) (p process, orphans <-chan os.Signal, stop func(), err error) {
+	cmd := exec.Command(argv[0], argv[1:]...)
+	if errors.Is(cmd.Err, exec.ErrDot) {
+		cmd.Err = nil // PATH says so
+	}
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = c.host.stdin, c.host.stdout, c.host.stderr
+	if c.stdin != nil {
+		cmd.Stdin = c.stdin
+		cmd.WaitDelay = time.Second // for what is left behind and does not read
+	}
+	cmd.Env = c.environment()
+	p = c.host.prepare(cmd)
+	orphans, stop = p.orphaned()
+	return p, orphans, stop, p.start()
+}
+
 // ours are the processes that have been started and not waited for. What was
 // adopted is reaped, and these must not be: see reap.
 var ours processTable
 
 type processTable struct {
 	mu   sync.Mutex
-	pids map[int]bool
+	pids map[int]bool // whether it leads a process group of its own
 }
 
 // start starts cmd. Nothing is reaped until it is known whose it is.
@@ -106,7 +150,7 @@ func (t *processTable) start(cmd *exec.Cmd) error {
 	if t.pids == nil {
 		t.pids = map[int]bool{}
 	}
-	t.pids[cmd.Process.Pid] = true
+	t.pids[cmd.Process.Pid] = leadsGroup(cmd)
 	return nil
 }
 

@@ -10,6 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// systemSignals are those of passedOn that other systems do not have.
+func systemSignals() []os.Signal {
+	all := []os.Signal{syscall.SIGPWR}
+	for n := syscall.Signal(35); n <= 64; n++ {
+		all = append(all, n)
+	}
+	return all
+}
+
 // attributes has the kernel kill the command when zsync dies without a chance
 // to do it: nobody would be left to stop it when the hold is lost. The kernel
 // looks at the thread that started the command, so main stays on its own.
@@ -50,7 +59,7 @@ func (p *systemProcess) reap() {
 	ours.mu.Lock()
 	defer ours.mu.Unlock()
 	for _, c := range processes()[os.Getpid()] {
-		if c.ended && !ours.pids[c.pid] {
+		if _, started := ours.pids[c.pid]; c.ended && !started {
 			syscall.Wait4(c.pid, nil, syscall.WNOHANG, nil)
 		}
 	}
@@ -60,6 +69,8 @@ func (p *systemProcess) reap() {
 type kernelProcess struct {
 	pid   int
 	ended bool // and nobody has asked how
+	still bool // it is stopped
+	deep  bool // it sleeps, and not even SIGSTOP wakes it
 }
 
 // processes lists all processes, by their parents.
@@ -78,7 +89,12 @@ func processes() map[int][]kernelProcess {
 			continue // it is gone
 		}
 		if parent, err := strconv.Atoi(fields[1]); err == nil {
-			children[parent] = append(children[parent], kernelProcess{pid, fields[0] == "Z" || fields[0] == "X"})
+			children[parent] = append(children[parent], kernelProcess{
+				pid:   pid,
+				ended: fields[0] == "Z" || fields[0] == "X",
+				still: fields[0] == "T" || fields[0] == "t",
+				deep:  fields[0] == "D",
+			})
 		}
 	}
 	return children

@@ -21,6 +21,12 @@ type systemProcess struct {
 	spared int
 }
 
+// notExecutable reports of no error that the shell could read the file.
+func notExecutable(error) bool { return false }
+
+// leadsGroup reports whether cmd leads a process group of its own.
+func leadsGroup(*exec.Cmd) bool { return false }
+
 func newProcess(cmd *exec.Cmd) process { return &systemProcess{cmd: cmd} }
 
 func (p *systemProcess) passOn(os.Signal) bool { return true }
@@ -36,5 +42,8 @@ func (p *systemProcess) reap() {}
 
 // orphaned tells of nothing here.
 func (p *systemProcess) orphaned() (_ <-chan os.Signal, stop func()) { return nil, func() {} }
+
+// dieOf does nothing: no signal ends a process here.
+func dieOf(os.Signal) {}
 
 func exitStatus(state *os.ProcessState) int { return state.ExitCode() }

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -12,34 +13,68 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// passedOn are the signals that a command gets when zsync does.
-var passedOn = []os.Signal{
-	syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2,
-}
+// passedOn are the signals that zsync passes on to the command. The signals that stop a
+// job are not among them: see stopTogether. The kernel sends SIGPIPE, SIGCHLD, SIGXCPU
+// and the like about zsync itself. libc and Go keep the first real-time signals.
+var passedOn = func() []os.Signal {
+	all := []os.Signal{
+		syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2,
+		syscall.SIGALRM, syscall.SIGCONT, syscall.SIGWINCH, syscall.SIGIO,
+	}
+	return append(all, systemSignals()...)
+}()
 
 // shell runs what comes behind it.
 var shell = []string{"sh", "-c"}
 
 // A systemProcess is a running command.
 //
-// In the foreground of a terminal it shares zsync's process group, as the
-// terminal expects, and is signalled alone. Otherwise it has a group of its
-// own, so that what a shell script has started is stopped with it. When the hold
-// is lost all that it has started is stopped too, as far as the system tells
-// what that is: see rest.
+// With a terminal it shares zsync's process group, as with flock(1): the terminal and
+// the shell stop, continue and end both, or let both read. It is signalled alone.
+// Without a terminal it has a group of its own, so that the processes of a shell script
+// get the signals of the script. When the hold is lost all that it has
+// started is stopped too, as far as the system tells what that is: see rest.
 type systemProcess struct {
-	cmd        *exec.Cmd
-	foreground bool
-	spared     int // a process of ours that is not to be stopped; 0: none
+	cmd    *exec.Cmd
+	shares bool // zsync's process group
+	spared int  // a process of ours that is not to be stopped; 0: none
 }
 
 // newProcess prepares cmd.
 func newProcess(cmd *exec.Cmd) process {
-	p := &systemProcess{cmd: cmd, foreground: inForeground()}
+	stopTogether()
+	p := &systemProcess{cmd: cmd, shares: hasTerminal()}
 	adopt()
 	cmd.SysProcAttr = attributes()
-	cmd.SysProcAttr.Setpgid = !p.foreground
+	cmd.SysProcAttr.Setpgid = !p.shares
+	// A nil *os.File is a closed stream.
+	if startedWithout(0) && cmd.Stdin == os.Stdin {
+		cmd.Stdin = (*os.File)(nil)
+	}
+	if startedWithout(1) && cmd.Stdout == os.Stdout {
+		cmd.Stdout = (*os.File)(nil)
+	}
+	if startedWithout(2) && cmd.Stderr == os.Stderr {
+		cmd.Stderr = (*os.File)(nil)
+	}
 	return p
+}
+
+// leadsGroup reports whether cmd leads a process group of its own.
+func leadsGroup(cmd *exec.Cmd) bool { return cmd.SysProcAttr != nil && cmd.SysProcAttr.Setpgid }
+
+// notExecutable reports whether err says that a file has no format that the kernel
+// can execute.
+func notExecutable(err error) bool { return errors.Is(err, syscall.ENOEXEC) }
+
+// hasTerminal reports whether this process has a controlling terminal.
+func hasTerminal() bool {
+	tty, err := os.Open("/dev/tty")
+	if err != nil {
+		return false
+	}
+	tty.Close()
+	return true
 }
 
 // inForeground reports whether this process is in the foreground of a terminal.
@@ -54,7 +89,7 @@ func inForeground() bool {
 }
 
 func (p *systemProcess) signal(sig syscall.Signal) error {
-	if p.foreground {
+	if p.shares {
 		return p.cmd.Process.Signal(sig)
 	}
 	return syscall.Kill(-p.cmd.Process.Pid, sig)
@@ -63,8 +98,15 @@ func (p *systemProcess) signal(sig syscall.Signal) error {
 // passOn gives the process a signal that zsync got, and reports whether it was
 // there to get it.
 func (p *systemProcess) passOn(sig os.Signal) bool {
-	if p.foreground && (sig == syscall.SIGINT || sig == syscall.SIGQUIT) {
-		return true // the terminal has sent it to the whole group
+	switch sig {
+	case syscall.SIGINT, syscall.SIGQUIT, syscall.SIGWINCH:
+		if p.shares && inForeground() {
+			return true // the terminal has sent it to the whole group
+		}
+	case syscall.SIGCONT:
+		if p.shares {
+			return true // so has the shell; if it has not, stopTogether continues the process
+		}
 	}
 	s, ok := sig.(syscall.Signal)
 	return ok && p.signal(s) == nil
@@ -77,7 +119,7 @@ func (p *systemProcess) terminate() {
 	p.signal(syscall.SIGCONT)
 	for _, pid := range rest {
 		group, err := syscall.Getpgid(pid)
-		if told := pid == p.cmd.Process.Pid || !p.foreground && group == p.cmd.Process.Pid; told || err != nil {
+		if told := pid == p.cmd.Process.Pid || !p.shares && group == p.cmd.Process.Pid; told || err != nil {
 			continue
 		}
 		syscall.Kill(pid, syscall.SIGTERM)
@@ -108,7 +150,7 @@ func (p *systemProcess) kill() {
 func (p *systemProcess) clear(kill <-chan time.Time) {
 	for {
 		p.reap()
-		if len(p.rest()) == 0 && (p.foreground || p.signal(0) != nil) {
+		if len(p.rest()) == 0 && (p.shares || p.signal(0) != nil) {
 			return
 		}
 		select {

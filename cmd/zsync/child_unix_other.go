@@ -2,7 +2,14 @@
 
 package main
 
-import "syscall"
+import (
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+)
+
+func systemSignals() []os.Signal { return nil }
 
 func attributes() *syscall.SysProcAttr { return new(syscall.SysProcAttr) }
 
@@ -14,3 +21,17 @@ func (p *systemProcess) rest() []int { return nil }
 
 // reap has nothing to do: what the command leaves behind is init's.
 func (p *systemProcess) reap() {}
+
+// stopTogether has nothing to do: a terminal stops the whole process group.
+func stopTogether() {}
+
+// dieOf ends this process with sig. It returns if sig does not end it.
+func dieOf(sig os.Signal) {
+	s, ok := sig.(syscall.Signal)
+	if !ok || s == syscall.SIGQUIT { // at which Go prints its goroutines
+		return
+	}
+	signal.Reset(sig)
+	syscall.Kill(os.Getpid(), s)
+	time.Sleep(100 * time.Millisecond)
+}

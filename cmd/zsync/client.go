@@ -95,7 +95,7 @@ func verdict(err error, late int) error {
 	case errors.As(err, &has):
 		return has
 	case errors.As(err, &sig):
-		return &statusError{128 + sig.number(), nil}
+		return &statusError{128 + sig.number(), sig}
 	case errors.Is(err, zsync.ErrInvalid), errors.Is(err, zsync.ErrTooLarge), errors.Is(err, zk.ErrInvalidACL):
 		return &statusError{exitUsage, err}
 	case errors.Is(err, zsync.ErrMixed), errors.As(err, new(*noNumberError)):
@@ -127,9 +127,9 @@ func (h *host) hearAll() chan os.Signal {
 	return all
 }
 
-// hear has signals sent to ch, but for a SIGHUP or SIGINT that whoever started us has
-// had ignored, as nohup does with the first. It stays ignored, and so it is by the
-// command, which inherits that. Of other signals a program in Go cannot learn it.
+// hear has signals sent to ch, but for those that the parent process has had ignored,
+// as nohup does with SIGHUP. They stay ignored, and so they are by the command, which
+// inherits that.
 func (h *host) hear(ch chan<- os.Signal, signals ...os.Signal) {
 	for _, sig := range signals {
 		if !h.signals.Ignored(sig) {
@@ -165,5 +165,5 @@ func untilSignalOf(ctx context.Context, all <-chan os.Signal) (_ context.Context
 // ends reports whether a signal ends a program that is still waiting. The
 // others would be of use only to the command.
 func ends(sig os.Signal) bool {
-	return sig == os.Interrupt || sig == syscall.SIGTERM || sig == syscall.SIGHUP || sig == syscall.SIGQUIT
+	return sig == os.Interrupt || sig == syscall.SIGTERM || sig == syscall.SIGHUP || sig == syscall.SIGQUIT || sig == syscall.SIGALRM
 }

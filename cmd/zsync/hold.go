@@ -125,7 +125,7 @@ func (h *holding) begin(ctx context.Context, path string, argv []string) (*task,
 	t := &task{holding: h, path: path, argv: argv}
 	if argv != nil {
 		// Whoever read our messages may go; the command, and what is held, are worth more.
-		h.host.signals.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+		h.host.hear(make(chan os.Signal, 1), syscall.SIGPIPE)
 	}
 	if h.signals == nil {
 		h.signals = h.hearAll()

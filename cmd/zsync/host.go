@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -61,7 +62,32 @@ type ownSignals struct{}
 
 func (ownSignals) Notify(ch chan<- os.Signal, signals ...os.Signal) { signal.Notify(ch, signals...) }
 func (ownSignals) Stop(ch chan<- os.Signal)                         { signal.Stop(ch) }
-func (ownSignals) Ignored(sig os.Signal) bool                       { return signal.Ignored(sig) }
+
+func (ownSignals) Ignored(sig os.Signal) bool {
+	s, ok := sig.(syscall.Signal)
+	return ok && startedIgnoring(s)
+}
+
+// keepIgnoring has the signals ignored that the parent process has had ignored: Go's
+// runtime does it with SIGHUP and SIGINT alone.
+func keepIgnoring() {
+	for _, sig := range append([]os.Signal{syscall.SIGPIPE}, passedOn...) {
+		if (ownSignals{}).Ignored(sig) {
+			signal.Ignore(sig)
+		}
+	}
+}
+
+// keepClosed has standard input and output fail where they were closed: Go's runtime
+// has opened /dev/null in their place, which takes whatever is written.
+func keepClosed() {
+	if startedWithout(0) {
+		os.Stdin, _ = os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+	}
+	if startedWithout(1) {
+		os.Stdout, _ = os.Open(os.DevNull)
+	}
+}
 
 // A process is a command of ours, with all that it has started.
 type process interface {

@@ -39,8 +39,8 @@ zk1:2181,zk2:2181,zk3:2181, with a path after it to have all paths below that.
 
 lock, rlock, semaphore, elect, once, schedule and barrier enter run a command
 while they hold something. Standard input, output and error are the command's
-own. Signals are passed on to it, but for a SIGHUP or SIGINT that zsync was
-started to ignore, as with nohup. If the hold is lost, which zsync notices
+own. Signals are passed on to it. A signal that zsync was started to ignore, as
+with nohup, the command ignores too. If the hold is lost, which zsync notices
 before anybody else can have it, the command is sent SIGTERM and, a little
 later, SIGKILL.
 
@@ -49,9 +49,11 @@ number greater than that of every earlier holder: storage that remembers the
 greatest it has seen can refuse late writes. With several locks it is
 ZSYNC_TOKENS, a number for each, in the order of the paths.
 
-Unless zsync is in the foreground of a terminal, the command gets a process
-group of its own, and signals go to all of the group. On Linux what is stopped
-is the command with all that it has started, and it is killed when zsync is.
+With a terminal the command shares zsync's process group, as with flock(1).
+Otherwise it gets one of its own, and signals go to all of the group. On Linux,
+Ctrl-Z stops zsync when the command has stopped, and not if the command goes on;
+a loss ends the command with all that it has started; and the command is killed
+when zsync is.
 
 Times are seconds, or have a unit: 5, 0.5, 5s, 1m30s, 2h.
 
@@ -74,11 +76,18 @@ otherwise that of the command`
 func main() {
 	// The kernel kills a child whose parent thread ends: see attributes.
 	runtime.LockOSThread()
-	os.Exit(execute(context.Background(), thisHost()))
+	keepIgnoring()
+	keepClosed()
+	status, sig := execute(context.Background(), thisHost())
+	if sig != nil {
+		dieOf(sig)
+	}
+	os.Exit(status)
 }
 
-// execute runs the command line and returns the exit status.
-func execute(ctx context.Context, h *host) int {
+// execute runs the command line and returns the exit status. If the signal is not nil
+// then zsync must die of it: Ctrl-C ends a shell's loop only if the shell sees that.
+func execute(ctx context.Context, h *host) (int, os.Signal) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	root := newRoot(h)
@@ -90,7 +99,7 @@ func execute(ctx context.Context, h *host) int {
 	var status *statusError
 	switch {
 	case err == nil:
-		return 0
+		return 0, nil
 	case errors.As(err, &status):
 	case errors.As(err, new(*fs.PathError)): // of what cobra writes: --version, completions
 		status = &statusError{exitOutput, err}
@@ -98,10 +107,13 @@ func execute(ctx context.Context, h *host) int {
 		// Only cobra's own errors come without a status.
 		status = &statusError{exitUsage, err}
 	}
-	if status.err != nil {
+	if _, plain := status.err.(*signalError); status.err != nil && !plain { // the shell says that
 		h.say(status.err)
 	}
-	return status.status
+	if sig := (*signalError)(nil); errors.As(status.err, &sig) && status.status == 128+sig.number() {
+		return status.status, sig.Signal
+	}
+	return status.status, nil
 }
 
 // say writes an error to standard error, as one line.

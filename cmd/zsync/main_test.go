@@ -128,8 +128,9 @@ func (r *run) outcome(status int, stdout, messages string) (wrong string) {
 type run struct {
 	t       *testing.T
 	args    []string
-	pid     int // of a process
-	code    int // the exit status, when it has ended
+	pid     int       // of a process
+	code    int       // the exit status, when it has ended
+	died    os.Signal // which ended the process; nil: none
 	deliver func(sig os.Signal)
 	stdout  syncBuffer
 	stderr  syncBuffer
@@ -181,7 +182,10 @@ func (r *run) exec(in io.Reader, env []string) {
 	go func() {
 		defer close(r.ended)
 		cmd.Wait()
-		r.code = cmd.ProcessState.ExitCode()
+		r.code = exitStatus(cmd.ProcessState)
+		if ws, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
+			r.died = ws.Signal()
+		}
 	}()
 	r.t.Cleanup(func() { cmd.Process.Kill(); <-r.ended })
 }

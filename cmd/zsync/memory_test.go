@@ -112,7 +112,7 @@ func (m *machine) start(t *testing.T, r *run, in io.Reader, env, args []string) 
 	}
 	go func() {
 		defer close(r.ended)
-		r.code = execute(t.Context(), h)
+		r.code, r.died = execute(t.Context(), h)
 	}()
 	r.deliver = func(sig os.Signal) {
 		if sig == syscall.SIGKILL {

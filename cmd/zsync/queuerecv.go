@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"sync"
 	"syscall"
 	"time"
@@ -68,7 +69,7 @@ Exit status 75 means that fewer elements came than --count says.`,
 			}
 			if argv != nil {
 				// Before any element is claimed: what is given back has had an attempt.
-				if _, err := c.lookPath(argv[0]); err != nil {
+				if _, err := c.lookPath(argv[0]); err != nil && !errors.Is(err, exec.ErrDot) {
 					status, err := notRun(argv[0], err)
 					return &statusError{status, err}
 				}
@@ -141,7 +142,7 @@ type receiver struct {
 func (r *receiver) receive(ctx context.Context) error {
 	// A reader that has gone must not end us before the elements are back.
 	broken := make(chan os.Signal, 1)
-	r.host.signals.Notify(broken, syscall.SIGPIPE)
+	r.host.hear(broken, syscall.SIGPIPE)
 	if r.argv != nil {
 		defer r.passSignals()()
 	}

@@ -131,6 +131,7 @@ type commandError struct {
 }
 
 func (e *commandError) Error() string { return e.err.Error() }
+func (e *commandError) Unwrap() error { return e.err }
 
 func scheduleDoCommand(c *client) *cobra.Command {
 	h := newHolding(c)
@@ -226,7 +227,7 @@ func (t *task) doOnce(at time.Time) error {
 // passedOnStatus is the end of zsync with the status of its command, which has
 // said itself what was wrong, if it was run at all.
 func passedOnStatus(e *commandError) error {
-	if e.status == exitNoExec || e.status == exitNotFound {
+	if e.status == exitNoExec || e.status == exitNotFound || errors.As(e.err, new(*signalError)) {
 		return &statusError{e.status, e.err}
 	}
 	return &statusError{status: e.status}
