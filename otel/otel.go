@@ -21,8 +21,11 @@
 // and messaging.client.consumed.messages, with messaging.system "zsync".
 //
 // Attributes are zsync.kind (mutex, rwmutex, election …), zsync.op and
-// zsync.path.template: paths with what varies taken out, so that their number
-// stays small. See [WithPathTemplate].
+// zsync.path.template: the path without the parts that vary. A Telemetry reports at most
+// 100 templates ([WithMaxPaths]); all further ones are called "other". See [WithPathTemplate].
+//
+// Counters begin at 0: the losses of a lock when it is first held, the dead letters of
+// a queue when it is first used, expiries and reconnects with New. So increase(…) sees the first.
 //
 // # Spans
 //
@@ -38,6 +41,7 @@ package otel
 import (
 	"context"
 	"errors"
+	"fmt"
 	"regexp"
 	"sync"
 	"time"
@@ -57,6 +61,7 @@ const Scope = "github.com/zsync/zsync/otel"
 // A Telemetry is an observer of any number of Sessions. Make it with [New].
 type Telemetry struct {
 	template func(path string) string
+	maxPaths int
 	tracer   trace.Tracer
 	meter    metric.Meter
 
@@ -67,7 +72,9 @@ type Telemetry struct {
 	margin                             metric.Float64ObservableGauge
 
 	mu      sync.Mutex
-	present map[string]trace.SpanContext // of who holds a path in this process, the newest; guarded by mu
+	present map[string]trace.SpanContext // the newest hold of each path in this process; guarded by mu
+	paths   map[string]bool              // the templates that are reported; guarded by mu
+	begun   map[attribute.Set]bool       // the attributes whose counters have begun; guarded by mu
 }
 
 // A Telemetry observes and traces.
@@ -80,6 +87,7 @@ type config struct {
 	meters   metric.MeterProvider
 	tracers  trace.TracerProvider
 	template func(path string) string
+	maxPaths int
 }
 
 // An Option changes how [New] sets a Telemetry up.
@@ -97,6 +105,10 @@ func WithPathTemplate(f func(path string) string) Option {
 	return func(c *config) { c.template = f }
 }
 
+// WithMaxPaths bounds how many values zsync.path.template has: the first n templates are reported by
+// name, and all others as "other". The default is 100.
+func WithMaxPaths(n int) Option { return func(c *config) { c.maxPaths = n } }
+
 var varies = regexp.MustCompile(`[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}|[0-9]+`)
 
 // Template puts * in the place of every UUID and every number: /orders/4711/lock
@@ -105,17 +117,20 @@ func Template(path string) string { return varies.ReplaceAllString(path, "*") }
 
 // New returns a Telemetry, for [zsync.WithObserver] and [zsync.WithTracer].
 func New(opts ...Option) (*Telemetry, error) {
-	c := config{meters: otel.GetMeterProvider(), tracers: otel.GetTracerProvider(), template: Template}
+	c := config{meters: otel.GetMeterProvider(), tracers: otel.GetTracerProvider(), template: Template, maxPaths: 100}
 	for _, o := range opts {
 		o(&c)
 	}
 	if c.meters == nil || c.tracers == nil || c.template == nil {
 		return nil, errors.New("zsync/otel: an option was given nil")
 	}
+	if c.maxPaths < 1 {
+		return nil, fmt.Errorf("zsync/otel: WithMaxPaths(%d): want at least 1", c.maxPaths)
+	}
 	m := c.meters.Meter(Scope)
 	t := &Telemetry{
-		template: c.template, meter: m, tracer: c.tracers.Tracer(Scope),
-		present: make(map[string]trace.SpanContext),
+		template: c.template, maxPaths: c.maxPaths, meter: m, tracer: c.tracers.Tracer(Scope),
+		present: make(map[string]trace.SpanContext), paths: make(map[string]bool), begun: make(map[attribute.Set]bool),
 	}
 	var errs []error
 	seconds := metric.WithExplicitBucketBoundaries(.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600)
@@ -149,7 +164,56 @@ func New(opts ...Option) (*Telemetry, error) {
 	var err error
 	t.margin, err = m.Float64ObservableGauge("zsync.session.margin", metric.WithUnit("s"),
 		metric.WithDescription("For how long what is held is certainly held if nothing more is heard from the servers."))
-	return t, errors.Join(append(errs, err)...)
+	if err = errors.Join(append(errs, err)...); err != nil {
+		return nil, err
+	}
+	t.reconnects.Add(context.Background(), 0)
+	for _, word := range reasons {
+		t.expiries.Add(context.Background(), 0, metric.WithAttributes(attribute.String("zsync.reason", word)))
+	}
+	return t, nil
+}
+
+// reasons are the words of zsync.reason.
+var reasons = func() (words []string) {
+	for _, r := range []zsync.LossReason{
+		zsync.LossExpired, zsync.LossCutOff, zsync.LossPaused, zsync.LossReplaced,
+		zsync.LossDeleted, zsync.LossClosed, zsync.LossSuspended, zsync.LossGivenUp,
+	} {
+		word, err := r.MarshalText()
+		if err != nil {
+			panic(err)
+		}
+		words = append(words, string(word))
+	}
+	return words
+}()
+
+// path returns the template of a path, or "other" if there are too many.
+func (t *Telemetry) path(path string) attribute.KeyValue {
+	name := t.template(path)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.paths[name] {
+		if len(t.paths) >= t.maxPaths {
+			name = "other"
+		} else {
+			t.paths[name] = true
+		}
+	}
+	return attribute.String("zsync.path.template", name)
+}
+
+// first reports whether attrs are seen for the first time.
+func (t *Telemetry) first(attrs ...attribute.KeyValue) bool {
+	set := attribute.NewSet(attrs...)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.begun[set] {
+		return false
+	}
+	t.begun[set] = true
+	return true
 }
 
 // Watch reports the margin of s, while it holds something, until stop is called.
@@ -175,7 +239,7 @@ func (t *Telemetry) Observe(e zsync.Event) {
 	case zsync.EventExpired:
 		t.expiries.Add(ctx, 1, metric.WithAttributes(reason(e.Err)))
 	case zsync.EventDead:
-		t.dead.Add(ctx, 1, metric.WithAttributes(attribute.String("zsync.path.template", t.template(e.Path))))
+		t.dead.Add(ctx, 1, metric.WithAttributes(t.path(e.Path)))
 	}
 }
 
@@ -225,9 +289,11 @@ func finish(ctx context.Context, err error) time.Duration {
 
 // labels are the attributes of metrics.
 func (t *Telemetry) labels(what zsync.Op, more ...attribute.KeyValue) metric.MeasurementOption {
-	return metric.WithAttributes(append([]attribute.KeyValue{
-		attribute.String("zsync.kind", what.Primitive), attribute.String("zsync.op", what.Name), attribute.String("zsync.path.template", t.template(what.Path)),
-	}, more...)...)
+	return metric.WithAttributes(append(t.attributes(what), more...)...)
+}
+
+func (t *Telemetry) attributes(what zsync.Op) []attribute.KeyValue {
+	return []attribute.KeyValue{attribute.String("zsync.kind", what.Primitive), attribute.String("zsync.op", what.Name), t.path(what.Path)}
 }
 
 // Start is for [zsync.WithTracer].
@@ -292,6 +358,11 @@ func (t *Telemetry) acquireEnd(ctx context.Context, what zsync.Op, err error) {
 func (t *Telemetry) holdStart(ctx context.Context, what zsync.Op) context.Context {
 	ctx = t.begin(ctx, "hold", what)
 	t.holds.Add(ctx, 1, t.labels(what))
+	if attrs := t.attributes(what); t.first(attrs...) {
+		for _, word := range reasons {
+			t.losses.Add(ctx, 0, t.labels(what, attribute.String("zsync.reason", word)))
+		}
+	}
 	if what.Primitive == "election" {
 		t.leader.Add(ctx, 1, t.labels(what))
 	}
@@ -321,6 +392,9 @@ func (t *Telemetry) holdEnd(ctx context.Context, what zsync.Op, err error) {
 }
 
 func (t *Telemetry) queueStart(ctx context.Context, what zsync.Op) context.Context {
+	if path := t.path(what.Path); t.first(path) {
+		t.dead.Add(ctx, 0, metric.WithAttributes(path))
+	}
 	kind := trace.SpanKindClient
 	switch what.Name {
 	case "send":
@@ -346,7 +420,7 @@ func (t *Telemetry) queueEnd(ctx context.Context, what zsync.Op, err error) {
 	d := finish(ctx, err)
 	attrs := []attribute.KeyValue{
 		attribute.String("messaging.system", "zsync"), attribute.String("messaging.operation.name", what.Name),
-		attribute.String("messaging.destination.template", t.template(what.Path)),
+		attribute.String("messaging.destination.template", t.path(what.Path).Value.AsString()),
 	}
 	if err != nil {
 		attrs = append(attrs, attribute.String("error.type", errorType(err)))

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -459,4 +460,98 @@ func TestTheAlertRulesAreRightAndNameMetricsThatExist(t *testing.T) {
 			t.Errorf("promtool %v: %v\n%s", args, err, out)
 		}
 	}
+}
+
+// Sixty keys of a Flight, and locks of any name, do not make as many time series.
+func TestPathsBeyondTheBoundAreOther(t *testing.T) {
+	reader := metric.NewManualReader()
+	tel, err := otel.New(otel.WithMeterProvider(metric.NewMeterProvider(metric.WithReader(reader))), otel.WithMaxPaths(3))
+	must(t, err)
+	for _, name := range []string{"a", "b", "c", "d", "e", "f", "a"} {
+		op := zsync.Op{Kind: zsync.OpHold, Primitive: "mutex", Name: "lock", Path: "/locks/" + name}
+		tel.End(tel.Start(t.Context(), op), op, nil)
+	}
+	var rm metricdata.ResourceMetrics
+	must(t, reader.Collect(t.Context(), &rm))
+	seen := map[string]float64{}
+	for _, p := range points(t, &rm)["zsync.hold.duration"] {
+		seen[p.attrs] += p.value
+	}
+	want := map[string]float64{}
+	for path, n := range map[string]float64{"/locks/a": 2, "/locks/b": 1, "/locks/c": 1, "other": 3} {
+		want["zsync.kind=mutex,zsync.op=lock,zsync.outcome=released,zsync.path.template="+path] = n
+	}
+	if !maps.Equal(seen, want) {
+		t.Errorf("%v, want %v", seen, want)
+	}
+	if _, err := otel.New(otel.WithMaxPaths(0)); err == nil {
+		t.Error("WithMaxPaths(0) is taken")
+	}
+}
+
+// Prometheus' increase is blind for the first event of a counter that begins with it.
+func TestCountersBeginAtZero(t *testing.T) {
+	reader := metric.NewManualReader()
+	tel, err := otel.New(otel.WithMeterProvider(metric.NewMeterProvider(metric.WithReader(reader))))
+	must(t, err)
+	hold := zsync.Op{Kind: zsync.OpHold, Primitive: "mutex", Name: "lock", Path: "/m"}
+	send := zsync.Op{Kind: zsync.OpQueue, Primitive: "queue", Name: "send", Path: "/q"}
+	tel.Start(t.Context(), hold)
+	tel.Start(t.Context(), send)
+	var rm metricdata.ResourceMetrics
+	must(t, reader.Collect(t.Context(), &rm))
+	all := points(t, &rm)
+	for name, n := range map[string]int{"zsync.losses": 8, "zsync.dead_letters": 1, "zsync.reconnects": 1, "zsync.expiries": 8} {
+		if len(all[name]) != n {
+			t.Errorf("%s has %d series, want %d: %v", name, len(all[name]), n, all[name])
+		}
+		for _, p := range all[name] {
+			if p.value != 0 {
+				t.Errorf("%s begins with %v", name, p)
+			}
+		}
+	}
+}
+
+// A test of a rule is worth nothing if it feeds series that are never exported.
+func TestTheSeriesOfTheRuleTestsHaveTheLabelsThatAreExported(t *testing.T) {
+	reader := metric.NewManualReader()
+	tel, err := otel.New(otel.WithMeterProvider(metric.NewMeterProvider(metric.WithReader(reader))))
+	must(t, err)
+	drive(t, tel)
+	var rm metricdata.ResourceMetrics
+	must(t, reader.Collect(t.Context(), &rm))
+	exported := map[string]map[string]bool{} // label names, by the name of the metric
+	for name, ps := range points(t, &rm) {
+		for _, prom := range prometheusNames(name) {
+			exported[prom] = map[string]bool{}
+			for _, p := range ps {
+				exported[prom][labelNames(strings.ReplaceAll(p.attrs, ".", "_"))] = true
+			}
+		}
+	}
+	text, err := os.ReadFile("prometheus/zsync_test.yaml")
+	must(t, err)
+	series := regexp.MustCompile(`series: (\w+)\{(.*)\}`).FindAllStringSubmatch(string(text), -1)
+	for _, m := range series {
+		labels := regexp.MustCompile(`(instance|job)="\w*",? ?`).ReplaceAllString(m[2], "") // the scrape adds these
+		if got := labelNames(strings.ReplaceAll(labels, ", ", ",")); !exported[m[1]][got] {
+			t.Errorf("%s has the labels %q; exported are %v", m[1], got, exported[m[1]])
+		}
+	}
+	if len(series) < 5 {
+		t.Errorf("%d series", len(series))
+	}
+}
+
+// labelNames returns the sorted names of a=b,c=d.
+func labelNames(set string) string {
+	var names []string
+	for _, label := range strings.Split(set, ",") {
+		if name, _, ok := strings.Cut(label, "="); ok {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return strings.Join(names, ",")
 }
