@@ -286,7 +286,7 @@ func (q *finder) lots(ctx context.Context, inc *session.Incarnation, buckets []b
 	for i, b := range buckets {
 		paths[i] = session.ChildPath(q.dir, b.name)
 	}
-	nodes, err := inc.GetVisible(ctx, paths)
+	nodes, err := inc.GetSmall(ctx, paths)
 	if err != nil {
 		return nil, err
 	}

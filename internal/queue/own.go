@@ -34,7 +34,7 @@ func (q own) length(ctx context.Context, inc *session.Incarnation, names []strin
 	for _, b := range parseBuckets(names) {
 		paths = append(paths, session.ChildPath(q.dir, b.name))
 	}
-	nodes, err := inc.GetVisible(ctx, paths)
+	nodes, err := inc.GetSmall(ctx, paths)
 	for _, node := range nodes {
 		if node.Stat != nil {
 			n += int(node.Stat.NumChildren)

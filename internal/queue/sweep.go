@@ -88,7 +88,7 @@ func (s *sweeper) read(ctx context.Context, inc *session.Incarnation, dir string
 		return nil, nil, nil, err
 	}
 	if now, err = inc.Set(ctx, dir, nil, -1); err == nil {
-		nodes, err = inc.GetVisible(ctx, paths)
+		nodes, err = inc.GetSmall(ctx, paths)
 	}
 	return paths, nodes, now, err
 }

@@ -14,32 +14,37 @@ import (
 
 // A bundle is the znodes that one request reads. A server puts its reply together in memory, and
 // dies if there is not enough. How large a znode is the client learns with its data alone, and
-// small ones say nothing of those that come next: so a bundle is of few, of even fewer
-// if those that came last were large, and of half as many if the connection broke under it.
+// small ones say little of those that come next. So each call begins with bundles of few znodes,
+// which grow round by round as long as all that came were small; they are of even fewer if
+// those that came last were large, and of half as many if the connection broke under one.
 //
-// More bundles than one are asked for at once, as many as would be about roundBytes if all
-// znodes were as large as the largest of late; in the first round of a call not more than
-// roundFirst znodes, and then twice as many as in the round before.
+// Several bundles are under way at once, but no more than would be roundBytes if all znodes
+// were as large as the largest of late.
 const (
-	bundleMax   = 16
+	bundleFirst = 16
+	bundleMax   = 128
 	bundleBytes = 1 << 20
-	roundFirst  = 128
 	roundBytes  = 8 << 20
 )
 
 // GetAll reads the data of many znodes. It is no snapshot, but each is at least
 // as new as what this session has seen before.
 func (inc *Incarnation) GetAll(ctx context.Context, paths []string) ([]Node, error) {
+	return inc.getAll(ctx, paths, bundleFirst)
+}
+
+// getAll is GetAll with such bundles at first.
+func (inc *Incarnation) getAll(ctx context.Context, paths []string, size int) ([]Node, error) {
 	nodes := make([]Node, 0, len(paths))
-	limit := roundFirst
-	if inc.largest.Load() == 0 {
-		limit = bundleMax // nothing was read yet
-	}
-	for ; len(paths) > 0; limit *= 2 {
-		largest := int(max(inc.largest.Load(), 1))
+	for limit := size; len(paths) > 0; limit *= 4 {
+		largest := max(int(inc.largest.Load()), 1)
+		if largest > 1 && len(paths) <= bundleMax {
+			limit = bundleMax // so few all come at once, whatever their size
+		}
+		size = max(min(size, bundleBytes/largest), 1)
 		round := paths[:min(len(paths), limit, max(roundBytes/largest, 1))]
 		paths = paths[len(round):]
-		bundles := bundlesOf(round, min(max(bundleBytes/largest, 1), bundleMax))
+		bundles := bundlesOf(round, size)
 		results := make([][]Node, len(bundles))
 		err := Parallel(len(bundles), func(i int) (err error) {
 			results[i], err = inc.getBundle(ctx, bundles[i], 0)
@@ -49,6 +54,7 @@ func (inc *Incarnation) GetAll(ctx context.Context, paths []string) ([]Node, err
 			return nil, err
 		}
 		nodes = append(nodes, slices.Concat(results...)...)
+		size = min(4*size, bundleMax)
 	}
 	return nodes, nil
 }
@@ -151,18 +157,28 @@ func (inc *Incarnation) getEach(ctx context.Context, paths []string) ([]Node, er
 	})
 }
 
-// GetVisible is getAll, but of a znode that may not be read it returns the Stat
-// alone, which servers give to everybody. One such costs 16 requests, those of
-// its bundle one by one.
+// GetVisible is GetAll, but of a znode that may not be read it returns the Stat
+// alone, which servers give to everybody. One such costs 128 requests, those of
+// its neighbours one by one.
 func (inc *Incarnation) GetVisible(ctx context.Context, paths []string) ([]Node, error) {
-	nodes, err := inc.GetAll(ctx, paths)
+	return inc.getVisible(ctx, paths, bundleFirst)
+}
+
+// GetSmall is GetVisible of znodes whose data zsync alone writes, and keeps short. It takes fewer
+// requests.
+func (inc *Incarnation) GetSmall(ctx context.Context, paths []string) ([]Node, error) {
+	return inc.getVisible(ctx, paths, bundleMax)
+}
+
+func (inc *Incarnation) getVisible(ctx context.Context, paths []string, size int) ([]Node, error) {
+	nodes, err := inc.getAll(ctx, paths, size)
 	switch {
 	case !IsAnswer(err, zk.ErrNoAuth):
 		return nodes, err
 	case len(paths) > bundleMax:
 		nodes = nil
 		for some := range slices.Chunk(paths, bundleMax) {
-			more, err := inc.GetVisible(ctx, some)
+			more, err := inc.getVisible(ctx, some, size)
 			if err != nil {
 				return nil, err
 			}
