@@ -10,9 +10,10 @@ import (
 // server grants from then on, even if the client never gets the answer. Such a client could
 // believe for too long.
 //
-// So the client finds out beforehand what a server grants, once for each server, by a session
-// that it begins and ends there. The session that is to be continued counts no more than that
-// before its handshake is sent.
+// So if something is held, the client finds out beforehand what a server grants, once for each
+// server, by a session that it begins and ends there. The session that is to be continued counts
+// no more than that before its handshake is sent. If nothing is held, no certainty from before
+// the handshake is used afterwards: the next hold rests on an answer that came later.
 
 // grants remembers, by server, which session timeout it has granted.
 type grants struct{ m sync.Map }

@@ -177,6 +177,9 @@ func (inc *Incarnation) consider(addr string) error {
 	timeout := time.Duration(inc.Timeout.Load())
 	least, known := inc.Manager.grants.of(addr, timeout)
 	if !known {
+		if inc.doubt() {
+			return nil
+		}
 		granted, err := inc.askGrant(addr, timeout)
 		if err != nil {
 			return err
@@ -187,6 +190,18 @@ func (inc *Incarnation) consider(addr string) error {
 		return nil
 	}
 	return inc.shorten(least)
+}
+
+// doubt has the next stake rest on what is confirmed from now on alone, if there is no stake
+// yet. If there is one it returns false.
+func (inc *Incarnation) doubt() bool {
+	inc.LiveMu.Lock()
+	defer inc.LiveMu.Unlock()
+	if inc.stakes > 0 {
+		return false
+	}
+	inc.Live.Sure = nil
+	return true
 }
 
 // shorten sets a shorter timeout. It fails if the session would have run out with that.
