@@ -29,12 +29,15 @@ type client struct {
 	trace   string // a file
 }
 
+// connectTimeout is the default of --connect-timeout.
+const connectTimeout = 15 * time.Second
+
 func newClient(h *host, root *cobra.Command) *client {
 	c := &client{host: h}
 	flags := root.PersistentFlags()
 	flags.StringVar(&c.servers, "servers", h.getenv("ZSYNC_SERVERS"), "connect string `HOST:PORT,...[/PATH]` (environment: ZSYNC_SERVERS)")
 	flags.Lookup("servers").DefValue = "" // help does not show what the environment says
-	c.session, c.connect = 10*time.Second, 15*time.Second
+	c.session, c.connect = 10*time.Second, connectTimeout
 	flags.Var((*seconds)(&c.session), "session", "session `TIMEOUT`: what a dead client held is free after it")
 	flags.Var((*seconds)(&c.connect), "connect-timeout", "how long to try to reach a server at first, a `TIME`; 0: for ever")
 	flags.StringVar(&c.owner, "owner", "", "`NAME` to show to others (default host:pid)")
@@ -66,8 +69,11 @@ func (c *client) open(ctx context.Context) (*zsync.Session, error) {
 		opts = append(opts, zsync.WithLogger(slog.New(slog.NewTextHandler(c.stderr, nil))))
 	}
 	if c.trace != "" {
-		f, err := c.openTrace(c.trace) // open as long as the process lasts
-		if err != nil {
+		f, err := c.openTrace(ctx, c.trace) // open as long as the process lasts
+		switch {
+		case ctx.Err() != nil:
+			return nil, verdict(err, exitConfig)
+		case err != nil:
 			return nil, fail(exitConfig, "%w", err)
 		}
 		opts = append(opts, zsync.WithTrace(f))

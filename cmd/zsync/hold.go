@@ -46,6 +46,7 @@ func token(get func(ctx context.Context) (int64, error)) func(ctx context.Contex
 type holding struct {
 	*client
 	timeout   time.Duration
+	canTry    bool // there is --try
 	try       bool
 	busy      int // the exit status when it is not acquired
 	killAfter time.Duration
@@ -54,10 +55,34 @@ type holding struct {
 	signals   chan os.Signal // for one task after another: what comes between two is for the second
 }
 
+// tryTimeout is how long --try waits for a server, unless --connect-timeout says more.
+const tryTimeout = 5 * time.Second
+
 func newHolding(c *client) *holding { return &holding{client: c, busy: exitBusy} }
 
 func (h *holding) addTimeout(cmd *cobra.Command) {
-	cmd.Flags().VarP((*seconds)(&h.timeout), "timeout", "w", "how long to wait at most, a `TIME` (default: for ever)")
+	cmd.Flags().VarP((*waitLimit)(&h.timeout), "timeout", "w", "how long to wait at most, a `TIME` (default: for ever)")
+}
+
+// A waitLimit is the flag for the longest wait. The zero value is no limit, and the
+// flag's value 0 is noWait.
+type waitLimit time.Duration
+
+const noWait waitLimit = -1
+
+func (w *waitLimit) Type() string { return "time" }
+
+func (w *waitLimit) String() string {
+	limit := seconds(max(*w, 0))
+	return limit.String()
+}
+
+func (w *waitLimit) Set(text string) error {
+	err := (*seconds)(w).Set(text)
+	if err == nil && *w == 0 {
+		*w = noWait
+	}
+	return err
 }
 
 func (h *holding) addFlags(cmd *cobra.Command) {
@@ -73,7 +98,8 @@ func (h *holding) addBusy(cmd *cobra.Command) {
 
 // addTry adds the flag of those who can try, with a short one if that is free.
 func (h *holding) addTry(cmd *cobra.Command, short string) {
-	cmd.Flags().BoolVarP(&h.try, "try", short, false, "try once, and do not wait")
+	h.canTry = true
+	cmd.Flags().BoolVarP(&h.try, "try", short, false, "try once, and do not wait; --timeout 0 does the same")
 	cmd.Flags().BoolVar(&h.try, "no-wait", false, "the same")
 	cmd.Flags().MarkHidden("no-wait") // what --try was called
 }
@@ -122,6 +148,13 @@ func (h *holding) begin(ctx context.Context, path string, argv []string) (*task,
 	if h.busy < 0 || h.busy > 255 {
 		return nil, fail(exitUsage, "-E %d: an exit status is from 0 to 255", h.busy)
 	}
+	switch {
+	case waitLimit(h.timeout) != noWait:
+	case h.canTry:
+		h.try, h.timeout = true, 0
+	default:
+		return nil, fail(exitUsage, "--timeout 0: there is no --try here; leave --timeout out to wait without a limit")
+	}
 	t := &task{holding: h, path: path, argv: argv}
 	if argv != nil {
 		// Whoever read our messages may go; the command, and what is held, are worth more.
@@ -135,6 +168,16 @@ func (h *holding) begin(ctx context.Context, path string, argv []string) (*task,
 	var stopTimer func()
 	t.waiting, stopTimer = within(ctx, h.timeout, "gave up after %v")
 	t.stop = func() { stopSignals(); stopTimer() }
+	if h.try && h.timeout == 0 {
+		// To try is not to wait, neither for a server nor for its answer.
+		limit := h.connect
+		if limit == connectTimeout {
+			limit = tryTimeout
+		}
+		var stopTry func()
+		t.waiting, stopTry = within(t.waiting, limit, "no server answered within %v")
+		t.stop = func() { stopSignals(); stopTry() }
+	}
 	var err error
 	t.session, err = h.open(t.waiting)
 	return t, err
@@ -172,7 +215,7 @@ func (t *task) acquire(h hold) error {
 	if t.try {
 		ok, err := h.try(t.waiting)
 		if err != nil {
-			return verdict(err, t.busy)
+			return verdict(err, exitServers)
 		}
 		if !ok {
 			return fail(t.busy, "%s: not free%s", t.path, t.taken(h.lines, ": "))

@@ -48,7 +48,7 @@ bounds them. With --backoff 0, and in the layouts of other libraries, a failure
 without --max-attempts ends recv, and the element goes back to its place.
 
 A command that does not exist or cannot be executed ends recv. Signals are passed
-on to all commands. Neither --timeout nor a lost session stops a command; both are
+on to all commands; what fails then goes back to its place, and counts no attempt. Neither --timeout nor a lost session stops a command; both are
 seen to when it has ended.
 
 Exit status 75 means that fewer elements came than --count says.`,

@@ -139,8 +139,8 @@ func (r *receiver) run(ctx context.Context, d zsync.Delivery[[]byte]) error {
 		r.done(d, value)
 		r.remove(ctx, d)
 		return nil
-	case ending || ctx.Err() != nil: // it may have been stopped
-		d.NackAfter(0)
+	case ending || ctx.Err() != nil: // it may have been stopped, so this was no attempt
+		d.Return()
 		<-ctx.Done() // the same signal ends it
 		return r.ended(ctx)
 	case status == exitNotFound || status == exitNoExec, // that would fail for all

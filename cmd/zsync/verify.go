@@ -1,10 +1,14 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"sync"
+	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -80,13 +84,23 @@ func readTrace(stdin io.Reader, name string) (*trace.File, error) {
 }
 
 // openTrace opens the file of --trace. Processes may share it: each write is of
-// whole lines, at its end.
-func (h *host) openTrace(name string) (*traceFile, error) {
-	f, err := os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
-	if err != nil {
-		return nil, fmt.Errorf("--trace: %w", err)
+// whole lines, at its end. A named pipe is opened when it has a reader, unless ctx ends.
+func (h *host) openTrace(ctx context.Context, name string) (*traceFile, error) {
+	for {
+		// Without O_NONBLOCK the kernel would wait for the reader, whatever signals come.
+		f, err := os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_WRONLY|syscall.O_NONBLOCK, 0o644)
+		switch {
+		case err == nil:
+			return &traceFile{host: h, f: f}, nil
+		case !errors.Is(err, syscall.ENXIO):
+			return nil, fmt.Errorf("--trace: %w", err)
+		}
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
 	}
-	return &traceFile{host: h, f: f}, nil
 }
 
 // A traceFile says once that it cannot be written. That ends nothing: a trace is

@@ -1,0 +1,91 @@
+//go:build unix
+
+package main
+
+import (
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/zktest"
+)
+
+func TestTimeout0IsTry(t *testing.T) {
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		m := zsync.NewMutex(connect(t, srv), "/p")
+		if err := m.Lock(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		for _, args := range []string{"lock -w 0 /p", "lock --timeout 0s /p", "lock -n -w 0 /p", "lock -n /p"} {
+			start(t, srv.Addr(), "", append(strings.Fields(args), "--", "echo", "no")...).want(exitBusy, "")
+		}
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("four tries took %v", took)
+		}
+		for _, args := range []string{"elect -w 0 /e -- echo no", "barrier wait -w 0 /b", "once -w 0 /o -- echo no"} {
+			r := start(t, srv.Addr(), "", strings.Fields(args)...)
+			if wrong := r.outcome(exitUsage, "", `--timeout 0: .*leave --timeout out`); wrong != "" {
+				t.Error(wrong)
+			}
+		}
+	})
+}
+
+func TestTryEndsSoonWhereNoServerAnswers(t *testing.T) {
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		for _, hang := range []struct {
+			what  string
+			begin func(r zktest.Request) bool
+		}{
+			{"at the handshake", func(r zktest.Request) bool { return true }},
+			{"after it", func(r zktest.Request) bool { return r.Op != zktest.OpConnect }},
+		} {
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				if hang.begin(r) {
+					return zktest.Hang
+				}
+				return zktest.Pass
+			})
+			began := time.Now()
+			r := start(t, srv.Addr(), "", "lock", "-n", "/p", "--", "echo", "no")
+			if wrong := r.outcome(exitServers, "", "no server answered within 5s"); wrong != "" {
+				t.Errorf("%s: %s", hang.what, wrong)
+			}
+			if took := time.Since(began); took > 7*time.Second {
+				t.Errorf("%s: it took %v", hang.what, took)
+			}
+		}
+	})
+}
+
+func TestTraceIntoAPipeWithoutAReaderCanBeEnded(t *testing.T) {
+	srv := serve(t)
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := start(t, srv.Addr(), "", "lock", "/p", "--trace", pipe, "--", "echo", "no")
+	time.Sleep(100 * time.Millisecond) // it may be on its way there, too
+	r.signal(syscall.SIGTERM)
+	r.want(128+int(syscall.SIGTERM), "")
+}
+
+func TestCommandThatASignalStopsHasFailedAtNoAttempt(t *testing.T) {
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		start(t, srv.Addr(), "", "queue", "send", "/q", "work").want(0, "")
+		for range 4 {
+			running := make(chan struct{})
+			work := does(t, func(p *memoryProcess) int { close(running); p.forever(); return 0 })
+			r := start(t, srv.Addr(), "", "queue", "recv", "/q", "--follow", "--max-attempts", "3", "--", work)
+			<-running
+			r.signal(syscall.SIGTERM)
+			r.want(128+int(syscall.SIGTERM), "")
+		}
+		attempt := does(t, func(p *memoryProcess) int { p.say(p.getenv("ZSYNC_ATTEMPT")); return 0 })
+		start(t, srv.Addr(), "", "queue", "recv", "/q", "--max-attempts", "3", "--", attempt).want(0, "1\n")
+	})
+}
