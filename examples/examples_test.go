@@ -46,7 +46,7 @@ func run(m *testing.M) int {
 		return 1
 	}
 	defer os.RemoveAll(bin)
-	if out, err := exec.Command("go", "build", "-o", bin, "./batch", "./config", "./leader", "./migration", "./nightly", "./pool", "./workqueue").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-o", bin, "./batch", "./config", "./leader", "./migration", "./nightly", "./pool", "./worker").CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "go build: %v\n%s", err, out)
 		return 1
 	}
@@ -240,67 +240,6 @@ func TestServersOfTheEnvironmentGetSeveralProcessesToo(t *testing.T) {
 	}
 }
 
-func TestNightlyDoesTheJobOfOneThatWasKilledAndEachOnce(t *testing.T) {
-	x := start(t, "nightly", "--every", "20s", "--takes", "500ms")
-	killed, parts := x.killsOne(`does the job of (\S+);`)
-	by, _ := x.wants("the job of " + parts[0] + " is done")
-	if by == killed {
-		t.Error("it was done by the dead")
-	}
-	_, after := x.wants(`the job of (\S+) is done`)
-	if n := count(x.seen, "the job of "+parts[0]+" is done"); n != 1 || after[0] == parts[0] {
-		t.Errorf("the job of %s was done %d times, and then that of %s", parts[0], n, after[0])
-	}
-}
-
-func TestLeaderIsReplacedWhenItIsKilledAndHandsOverWhenItIsAsked(t *testing.T) {
-	x := start(t, "leader")
-	first, parts := x.killsOne(`leads, in term (\d+);`)
-	second, later := x.wants(`leads, in term (\d+);`)
-	if a, b := numbers(t, parts[0]), numbers(t, later[0]); second == first || b[0] <= a[0] {
-		t.Errorf("process %d in term %d, then %d in term %d", first, a, second, b)
-	}
-	x.signal(second, syscall.SIGTERM)
-	if by, _ := x.wants("hands over"); by != second {
-		t.Errorf("process %d hands over, and %d was asked", by, second)
-	}
-	began := time.Now()
-	if third, _ := x.wants("leads, in term"); third == second {
-		t.Error("it leads again")
-	}
-	t.Logf("the next leads %v after the hand-over", time.Since(began))
-}
-
-func numbers(t *testing.T, texts ...string) (all []int) {
-	t.Helper()
-	for _, text := range texts {
-		n, err := strconv.Atoi(text)
-		if err != nil {
-			t.Fatal(err)
-		}
-		all = append(all, n)
-	}
-	return all
-}
-
-func TestWorkqueueGivesTheJobOfOneThatWasKilledToAnother(t *testing.T) {
-	x := start(t, "workqueue", "--jobs", "12", "--takes", "300ms")
-	killed, parts := x.killsOne(`works on job (\d+), attempt 1;`)
-	by, _ := x.wants("works on job " + parts[0] + ", attempt 2")
-	if by == killed {
-		t.Error("it was done by the dead")
-	}
-	all := x.ends()
-	if n := count(all, "12 of 12 jobs are done"); n == 0 {
-		t.Error("not all jobs are done")
-	}
-	for job := 1; job <= 12; job++ {
-		if n := count(all, fmt.Sprintf("job %d is done", job)); n != 1 {
-			t.Errorf("job %d was done %d times", job, n)
-		}
-	}
-}
-
 func TestPoolNeverGivesMoreLicencesThanThereAre(t *testing.T) {
 	// They need more turns than there is time for until the licence of the dead is free again.
 	x := start(t, "pool", "--processes", "5", "--turns", "10", "--takes", "300ms")
@@ -425,14 +364,14 @@ func TestNothingIsLeftWhenTheFirstProcessIsKilled(t *testing.T) {
 }
 
 func TestAnExampleThatIsInterruptedEndsWithoutAnError(t *testing.T) {
-	x := start(t, "nightly")
-	x.wants("does the job of")
+	x := start(t, "config")
+	x.wants("is the tuner")
 	x.signal(x.cmd.Process.Pid, syscall.SIGINT)
 	x.ends()
 }
 
 func TestBadFlagsAreRefused(t *testing.T) {
-	names := []string{"nightly", "leader", "workqueue", "pool", "batch", "migration", "config"}
+	names := []string{"pool", "batch", "migration", "config"}
 	if _, err := fenced(); err == nil {
 		names = append(names, "fenced")
 	}

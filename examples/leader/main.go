@@ -1,40 +1,51 @@
-// Leader is a service of which one process leads. One that is asked to end
-// (SIGTERM, Ctrl-C) finishes what it is at, and hands over at once. One that is
-// killed is replaced when its session has ended.
+// Leader is a service of which one process leads and the others stand by.
 //
-//	go run ./examples/leader
+//	ZSYNC_SERVERS=zk1:2181,zk2:2181,zk3:2181 leader
 package main
 
 import (
 	"context"
+	"errors"
+	"log/slog"
 	"os"
+	"os/signal"
+	"syscall"
 	"time"
 
 	"github.com/zsync/zsync"
-	"github.com/zsync/zsync/examples/internal/demo"
 )
 
 func main() {
-	demo.Main("One of several processes leads. When it ends or is killed, another leads.", func(ctx context.Context, p *demo.Process) error {
-		leader := zsync.NewElection(p.Session, "/examples/leader")
-		p.Say("is a candidate")
-		return leader.Run(ctx, func(ctx context.Context) error { return lead(ctx, p, leader) })
-	})
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx); err != nil && !errors.Is(err, context.Canceled) {
+		slog.Error("leader", "err", err)
+		os.Exit(1)
+	}
 }
 
-// lead serves until ctx ends: with the process, or with the leadership. The next
-// leader begins when it has returned.
-func lead(ctx context.Context, p *demo.Process, leader *zsync.Election) error {
-	term, err := leader.Token(ctx)
+func run(ctx context.Context) error {
+	s, err := zsync.Connect(ctx, os.Getenv("ZSYNC_SERVERS"), zsync.WithLogger(slog.Default()))
 	if err != nil {
 		return err
 	}
-	p.KillMe("leads, in term %d; to have it hand over at once: kill %d", term, os.Getpid())
-	for n := 1; ctx.Err() == nil; n++ {
-		demo.Sleep(ctx, 300*time.Millisecond) // until there is something to do
+	defer s.Close() // a standby leads a round trip later; without Close, after the session timeout
+	slog.Info("stands by")
+	return zsync.NewElection(s, "/services/scheduler").Run(ctx, lead)
+}
+
+// lead leads until ctx ends: at SIGTERM, or when the leadership is lost. At SIGTERM the next leader
+// begins when lead has returned. After a loss another process may lead at once, so lead must stop.
+func lead(ctx context.Context) error {
+	slog.Info("leads")
+	for {
+		select {
+		case <-time.After(100 * time.Millisecond): // the work of a leader, again and again
+		case <-ctx.Done():
+			slog.Info("stops", "cause", context.Cause(ctx))
+			time.Sleep(200 * time.Millisecond) // finish the current piece of work
+			slog.Info("has stopped")
+			return nil
+		}
 	}
-	p.Say("finishes what it is at")
-	time.Sleep(200 * time.Millisecond)
-	p.Say("hands over")
-	return nil
 }

@@ -1,31 +1,58 @@
-// Nightly is a job that runs once a night, on one of all the machines that
-// could run it. Here a night lasts some seconds.
+// Nightly runs a job at 03:00 each night, on one of the machines on which this program runs.
 //
-//	go run ./examples/nightly
+//	ZSYNC_SERVERS=zk1:2181,zk2:2181,zk3:2181 nightly
 package main
 
 import (
 	"context"
+	"errors"
 	"flag"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
 	"time"
 
 	"github.com/zsync/zsync"
-	"github.com/zsync/zsync/examples/internal/demo"
 )
 
 func main() {
-	every := flag.Duration("every", 10*time.Second, "how long a night is")
-	takes := flag.Duration("takes", 4*time.Second, "how long the job takes")
-	demo.Main("Several processes could do the job of each night; one of them does it. When that one is killed, another does it instead.", func(ctx context.Context, p *demo.Process) error {
-		nights := zsync.NewSchedule(p.Session, "/examples/nightly")
-		return nights.Run(ctx, zsync.Every(*every), func(ctx context.Context, at time.Time) error {
-			night := at.Local().Format("15:04:05")
-			p.KillMe("does the job of %s", night)
-			if err := demo.Sleep(ctx, *takes); err != nil {
-				return err // the night is not done: somebody else does it
-			}
-			p.Say("the job of %s is done", night)
-			return nil
-		})
-	})
+	every := flag.Duration("every", 0, "run at the multiples of this `time` instead of 03:00, to try it out")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, *every); err != nil && !errors.Is(err, context.Canceled) {
+		slog.Error("nightly", "err", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, every time.Duration) error {
+	s, err := zsync.Connect(ctx, os.Getenv("ZSYNC_SERVERS"), zsync.WithLogger(slog.Default()))
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+
+	when, err := zsync.Daily("03:00", time.UTC) // the same zone on all machines
+	if err != nil {
+		return err
+	}
+	if every > 0 {
+		when = zsync.Every(every)
+	}
+	return zsync.NewSchedule(s, "/jobs/nightly").Run(ctx, when, report)
+}
+
+// report is the job. If it fails, it runs again after a minute, here or on another machine. ctx
+// ends at SIGTERM, and when the session is lost: then another machine may run the job.
+func report(ctx context.Context, at time.Time) error {
+	slog.Info("the report begins", "at", at)
+	select {
+	case <-time.After(200 * time.Millisecond): // the work
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	slog.Info("the report is done", "at", at)
+	return nil
 }
