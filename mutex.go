@@ -30,7 +30,8 @@ import (
 // If the session ends, or somebody deletes the znode, the Mutex is no longer
 // held and another process may hold it already: [Mutex.Lost] is closed, and
 // Unlock returns [ErrLost]. A Lock that only waits carries on in the next
-// session, at the back of the line. Code that writes elsewhere while holding m
+// session, at the back of the line. A lost hold must be unlocked, too: until then
+// Lock waits, so that two goroutines of a process do not meet. Code that writes elsewhere while holding m
 // should pass [Mutex.Token] along, and code that writes to ZooKeeper should
 // use [Mutex.Txn].
 //

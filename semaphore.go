@@ -44,7 +44,7 @@ import (
 // If somebody else deletes the znode of a permit, all permits that this
 // process holds through this *Semaphore are lost, because nobody can tell
 // whose it was. The other znodes are deleted when all have been released, or a
-// tenth of the session timeout later.
+// tenth of the session timeout later. Acquire waits until the lost permits have been released.
 //
 // # Errors
 //

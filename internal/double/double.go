@@ -565,8 +565,8 @@ func (b *Barrier) look(ctx context.Context, inc *session.Incarnation, room seen,
 		if int(r.last-r.after) > n {
 			// Not everyone with such a number was there. We were, if we are still: then
 			// we were not deleted before the round was let in.
-			if stat, err := inc.Exists(ctx, p.path); err != nil || stat == nil {
-				return false, cmp.Or(err, session.ErrVanished)
+			if err := p.mustStand(ctx, inc); err != nil {
+				return false, err
 			}
 		}
 		return true, nil
@@ -609,8 +609,11 @@ func (b *Barrier) awaitWritten(ctx context.Context, inc *session.Incarnation, ro
 	if err == nil && !session.IsClosed(room.Fired) {
 		watched = inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: p.path})
 		defer inc.Watches.Leave(watched)
-		if !inc.Watches.Stands(watched) { // as it does for who has waited for another round before
-			_, _, err = inc.Children(ctx, p.path)
+		// It is set already for a party that has waited for another round before.
+		if !inc.Watches.Stands(watched) || !inc.Watches.ArmedOnOurs(watched) {
+			var stat *zk.Stat
+			_, stat, err = inc.Children(ctx, p.path)
+			err = p.ours(inc, stat, err)
 		}
 		if err == nil {
 			err = inc.AwaitAny(ctx, []*session.Watch{room, watched}, time.Time{})
@@ -623,10 +626,22 @@ func (b *Barrier) awaitWritten(ctx context.Context, inc *session.Incarnation, ro
 		// Over one connection we would have been told first of a deletion that came before
 		// the round. After an outage both may be told, in any order. What is read now is
 		// not older: if our child is there it was there when the round was let in.
-		var stat *zk.Stat
-		if stat, err = inc.Exists(ctx, p.path); err == nil && stat == nil {
-			return session.ErrVanished
-		}
+		err = p.mustStand(ctx, inc)
+	}
+	return err
+}
+
+// mustStand is ErrVanished if p's child is not there any more.
+func (p *party) mustStand(ctx context.Context, inc *session.Incarnation) error {
+	stat, err := inc.Exists(ctx, p.path)
+	return p.ours(inc, stat, err)
+}
+
+// ours is ErrVanished if a read of p's child, with this result, has not found it, or a copy
+// that another client has made.
+func (p *party) ours(inc *session.Incarnation, stat *zk.Stat, err error) error {
+	if err == nil && (stat == nil || stat.EphemeralOwner != inc.ID.Load()) {
+		return session.ErrVanished
 	}
 	return err
 }

@@ -134,7 +134,8 @@ func (c *Claim) withdraw(err error) {
 // other's. That is as if ours had been deleted right after our turn had come:
 // whoever is told that he holds it is told of the loss by that next event.
 func (c *Claim) stands(ctx context.Context, proof int64) (bool, error) {
-	if own := c.watch(); proof != 0 && c.Incarnation.Watches.ArmedOn(own) == proof && !session.IsClosed(own.Fired) {
+	own, watches := c.watch(), c.Incarnation.Watches
+	if proof != 0 && watches.ArmedOn(own) == proof && watches.ArmedOnOurs(own) && !session.IsClosed(own.Fired) {
 		return true, nil
 	}
 	return c.lookAt(ctx, c.Path)

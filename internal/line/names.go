@@ -80,19 +80,18 @@ func byNumbers(line []Child) []Child {
 	return sorted
 }
 
-// numberWindow is how far apart two numbers may be for their order to be that of arrival.
+// numberWindow is the distance of two numbers from which on their order tells nothing.
 const numberWindow = 1 << 30
 
-// split returns those of line, which is sorted by its numbers, that have numbers to go by,
-// and those whose numbers are exhausted. tell is whether the former are in the order of
-// arrival, and ahead of the latter, which are in none.
+// split cuts line, which is sorted by number, into the contenders before the first exhausted
+// number, and the rest. tell reports whether in is in the order of arrival, and all of it ahead
+// of exhausted, whose own order is not known.
 //
-// A parent numbers its children one by one, until it has had 2^31 of them. What
-// comes then depends on the server. Since ZooKeeper 3.6 it gives 2147483647 again and
-// again, and -2147483648 and what follows it while a create before is still
-// under way. Before it went on from -2147483648 through -1, and began again at 0: so
-// numbers do not tell beside one that is just below 0, nor where they are far apart.
-// Whoever may create may choose any number, and with an exhausted one to be behind.
+// A parent numbers its children one by one, until it has had 2^31 of them. Since ZooKeeper 3.6
+// it then gives 2147483647 again and again, and -2147483648 and its successors while earlier
+// creates are under way. Before 3.6 it continues from -2147483648 through -1, and begins again
+// at 0. So numbers do not tell beside a number just below 0, nor if they are far apart. Any
+// client may choose its number; with an exhausted one it is behind.
 func split(line []Child) (in, exhausted []Child, tell bool) {
 	i := len(line)
 	for i > 0 && line[i-1].Exhausted() {
@@ -121,9 +120,9 @@ func (c Child) SamePlace(d Child) bool {
 	return c.Name == d.Name || c.Seq == d.Seq && !c.Exhausted()
 }
 
-// The name of a contender may have a UUID with a mark: see session.NewMarkedGUID. Of a
-// contender that wants a lock exclusively the mark says that it may only keep its place; of a
-// reader that its znode was put in the place of another: see Claim.Beside.
+// The UUID in a name may have a mark: see session.NewMarkedGUID. In the name of a writer the mark
+// says that the contender may only keep its place; in the name of a reader, that its znode was
+// put in the place of another (Claim.Beside).
 
 // sharedBases are those of contenderBases that readers have.
 var sharedBases = []string{"__rlock__", "__READ__"}
@@ -137,8 +136,8 @@ func MayBeKept(name string) bool {
 // beside reports whether c was put in the place of another.
 func (c Child) beside() bool { return slices.Contains(sharedBases, c.Base) && marked(c) }
 
-// marked reports whether c's name begins with a marked UUID, as the layouts spell it. A name
-// of go-zookeeper's zk.Lock has 32 hexadecimal digits where that of zsync has a UUID.
+// marked reports whether c's name begins with a marked UUID, as the layouts spell it. The names
+// of go-zookeeper's zk.Lock have 32 random hexadecimal digits instead.
 func marked(c Child) bool {
 	head := beforeBase(c)
 	if guid, ok := strings.CutPrefix(head, "_c_"); ok {

@@ -63,7 +63,7 @@ func (v *vigil) set(ctx context.Context) (gone bool, proof int64, err error) {
 	v.watch = watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: v.path})
 	v.own = c.watch()
 	paths := []string{v.path, c.Path}
-	if watches.Armed(v.own) {
+	if watches.ArmedOnOurs(v.own) {
 		paths = paths[:1]
 	}
 	conn := watches.Connection()

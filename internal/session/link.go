@@ -653,7 +653,7 @@ func (l *link) received(xid, code int32, body []byte, now time.Time) error {
 	}
 	l.inc.seen(int64(binary.BigEndian.Uint64(l.head[8:])))
 	if info.ask != nil {
-		l.inc.Watches.answered(info.ask, code)
+		l.inc.Watches.answered(info.ask, code, ownerOf(code, body) == l.inc.ID.Load())
 	}
 	// Watches and the liveness know before the caller goes on.
 	whole, ok := info.r.answer(code, body)
@@ -779,4 +779,14 @@ func authPacket(a Auth) []byte {
 	p = binary.BigEndian.AppendUint32(p, 0)
 	p = wire.AppendString(p, a.Scheme)
 	return wire.EndPacket(wire.AppendString(p, string(a.Credentials)))
+}
+
+// ownerOf returns the session that owns the znode that a read with a watch has found, or 0. The
+// reply to each such read ends with the Stat, and that with the owner, two counts and a zxid.
+func ownerOf(code int32, body []byte) int64 {
+	const behind = 24
+	if code != 0 || len(body) < behind {
+		return 0
+	}
+	return int64(binary.BigEndian.Uint64(body[len(body)-behind:]))
 }

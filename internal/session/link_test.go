@@ -304,7 +304,7 @@ func TestNobodyWaitsInAWriteWhileTheServerOwesAnAnswerToTheRemovalOfAWatch(t *te
 		l.inc.link = l
 		watches, key := l.inc.Watches, WatchKey{WatchData, "/x"}
 		w := watches.Join(key)
-		watches.answered(watches.ask(key), 0)
+		watches.answered(watches.ask(key), 0, false)
 		watches.Leave(w)
 		c.gate <- struct{}{}
 		if !l.removeWatch(key) {

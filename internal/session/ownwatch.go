@@ -129,7 +129,7 @@ func (ws *ownWatches) rise() {
 }
 
 // look sets the watches of os, all in one round trip. An own watch that shares a watch which
-// is set costs no request.
+// is set on our znode costs no request.
 func (ws *ownWatches) look(os []*OwnWatch) {
 	inc := ws.inc
 	ws.mu.Lock()
@@ -138,7 +138,7 @@ func (ws *ownWatches) look(os []*OwnWatch) {
 			return true
 		}
 		o.watch = inc.Watches.Join(WatchKey{WatchChildren, o.Path})
-		armed := inc.Watches.Armed(o.watch)
+		armed := inc.Watches.ArmedOnOurs(o.watch)
 		if armed {
 			o.followLocked()
 		}

@@ -110,6 +110,7 @@ type Watch struct {
 	told    []telling     // guarded by Watches.Mu
 	waiters int           // guarded by Watches.Mu
 	armed   bool          // the server has it; guarded by Watches.Mu
+	ours    bool          // it was set on a znode of this session; guarded by Watches.Mu
 	setOn   int64         // the number of the connection on which it was set; guarded by Watches.Mu
 	toldOn  int64         // the number of the connection on which the event came; guarded by Watches.Mu
 	missing bool          // it was set by an exists that found nothing; guarded by Watches.Mu
@@ -301,10 +302,10 @@ func (h *Watches) ask(key WatchKey) *ask {
 	return a
 }
 
-// answered is told that the read of a has been answered with code. It runs in
-// the reading goroutine, so events that the server sent later are processed
+// answered is told that the read of a has been answered with code, and whether the znode
+// that it has found is ours. It runs in the reading goroutine, so events that the server sent later are processed
 // later.
-func (h *Watches) answered(a *ask, code int32) {
+func (h *Watches) answered(a *ask, code int32, ours bool) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
 	slot := a.key.onServer()
@@ -320,7 +321,7 @@ func (h *Watches) answered(a *ask, code int32) {
 		w = newWatch(a.key)
 		h.watches[a.key] = w
 	}
-	w.armed, w.missing, w.setOn = true, code != 0, h.conn
+	w.armed, w.missing, w.ours, w.setOn = true, code != 0, ours, h.conn
 	if w.waiters == 0 {
 		h.Idle[a.key] = struct{}{}
 		h.tidyLocked() // perhaps all have left, and nobody else will
@@ -387,6 +388,15 @@ func (h *Watches) Armed(w *Watch) bool {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
 	return w.armed
+}
+
+// ArmedOnOurs is Armed by a read that has found an ephemeral znode of this session. A watch
+// says that a znode exists, and not whose it is: another waiter of this session may have set
+// the watch on a copy that another client has made of our znode.
+func (h *Watches) ArmedOnOurs(w *Watch) bool {
+	h.Mu.Lock()
+	defer h.Mu.Unlock()
+	return w.armed && w.ours
 }
 
 // Stands reports whether the server has w and w has not fired: whoever has read the znode

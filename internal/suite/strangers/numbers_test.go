@@ -16,11 +16,11 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
-// A contest is for something that one may have: a lock, or a leadership.
+// A contest is for a lock or a leadership.
 type contest struct {
 	name  string
 	path  string
-	base  string // of the names of those who want it
+	base  string // of the names of contenders
 	enter func(s *zsync.Session, path string) contestant
 }
 
@@ -45,9 +45,9 @@ var contests = []contest{
 	}},
 }
 
-// oneHolds runs f, which adds to a line of three, a holder, one who leaves and one who waits.
-// The numbers of the waiting begin at the number next, if that is not 0. The one who waits
-// must neither hold beside the holder, nor wait once that one has gone.
+// oneHolds runs f, which adds znodes to a line of a holder, a leaver and a waiter. The numbers of
+// the leaver and the waiter begin at next, if that is not 0. The waiter must wait until the
+// holder has released, and no longer.
 func oneHolds(t *testing.T, next int32, f func(c contest, conn *zk.Conn)) {
 	t.Helper()
 	for _, c := range contests {
@@ -93,7 +93,8 @@ func soon(t *testing.T, got <-chan error) {
 	}
 }
 
-// The server names the children in no order, so one of many is the first that it names.
+// The server lists children in no order. With many chosen numbers, one of them is the first of
+// the list.
 func chooseNumbers(t *testing.T, conn *zk.Conn, c contest, number string) {
 	t.Helper()
 	for i := range 40 {
@@ -139,7 +140,8 @@ func TestOneHoldsWhereNumbersBeginAgain(t *testing.T) {
 	}
 }
 
-// No contender of any library is persistent: one that is, and whose number no server gives so soon, is in no one's way.
+// Contenders of all libraries are ephemeral. A persistent znode with an exhausted number is behind
+// all of them.
 func TestWhoComesBesideChosenNumbersHasItsTurn(t *testing.T) {
 	for _, c := range contests {
 		t.Run(c.name, func(t *testing.T) {
@@ -168,8 +170,8 @@ func TestWhoComesBesideChosenNumbersHasItsTurn(t *testing.T) {
 	}
 }
 
-// The read node of a Downgrade is made after those that wait, and stands ahead of them: in
-// the place of the write node, which is deleted then.
+// The read node of a Downgrade is created after the znodes of the waiters, and is ahead of them:
+// it takes the place of the write node, which is deleted.
 func TestWritersWaitForWhoHasDowngradedBesideChosenNumbers(t *testing.T) {
 	for _, layout := range []zsync.Layout{zsync.LayoutCurator, zsync.LayoutKazoo} {
 		t.Run(layout.String(), func(t *testing.T) {
@@ -221,7 +223,8 @@ func TestPartiesMeetBesideChosenNumbers(t *testing.T) {
 	}
 }
 
-// Kinds of locks do not keep each other out, so one of another kind is refused whatever its number.
+// Different kinds of locks do not exclude each other, so a contender is refused beside another
+// kind, whatever the numbers are.
 func TestOneOfAnotherKindWithAChosenNumberIsRefused(t *testing.T) {
 	for _, number := range []string{"0000000000", "2147483647", "-2147483648", "-000000001", "1800000000"} {
 		harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
