@@ -32,61 +32,62 @@ func named(t *testing.T, srv *zktest.Server, name string, opts ...zsync.Option) 
 }
 
 func TestListShowsEverythingBelowAPath(t *testing.T) {
-	srv := serve(t)
-	s, ctx := named(t, srv, "holder"), t.Context()
-	secret := named(t, srv, "in secret", zsync.WithAuth("digest", []byte("me:secret")), zsync.WithACL(zk.AuthACL(zk.PermAll)))
-	m := zsync.NewMutex(s, "/jobs/nightly")
-	if err := errors.Join(
-		m.Lock(ctx),
-		zsync.NewRWMutex(s, "/jobs/data/rw").RLock(ctx),
-		zsync.NewSemaphore(s, "/pool", 3).Acquire(ctx, 2),
-		zsync.NewOnce(s, "/jobs/once").Do(ctx, func(context.Context) error { return nil }),
-		func() error {
-			_, err := zsync.NewSchedule(s, "/jobs/plan").Do(ctx, time.Date(2030, 6, 1, 0, 0, 0, 0, time.UTC), func(context.Context) error { return nil })
-			return err
-		}(),
-		zsync.NewQueue[int](s, "/jobs/work").Send(ctx, 1, 2),
-		zsync.NewQueue[int](s, "/free").Send(ctx, 1),
-		zsync.NewValue[int](s, "/jobs/last").Store(ctx, 7),
-		zsync.NewMutex(secret, "/secret/lock").Lock(ctx),
-	); err != nil {
-		t.Fatal(err)
-	}
-	for range 2 {
-		go zsync.NewMutex(named(t, srv, "waiter"), "/jobs/nightly").Lock(ctx)
-	}
-	contenders(t, m, 3)
-	rows := func(path string, ending string) string {
-		return strings.ReplaceAll(path+ending, " ", " +") + `\n`
-	}
-	jobs := rows("/jobs/data/rw", ` read-write lock 1 \d+s - - holder -`) + rows("/jobs/last", ` data - - - - - 7`) +
-		rows("/jobs/nightly", ` lock 1 \d+s 2 \d+s holder -`) + rows("/jobs/once", ` once - - - - - done`) + rows("/jobs/plan", ` schedule - - - - - last done: that of 2030-.*`) + rows("/jobs/work", ` queue - - - - - 2 elements`)
-	const head = `^PATH +KIND +HOLD +FOR +WAIT +FOR +OWNER +STATE\n`
-	all := rows("/free", ` queue - - - - - 1 element`) + jobs + rows("/pool", ` semaphore 2 \d+s - - holder -`) + rows("/secret", ` - - - - - - not ours to read`)
-	for _, tt := range []struct{ path, want string }{{"/jobs", jobs}, {"/", all}, {"", all}, {"/nothing", ""}} {
-		r := start(t, srv.Addr(), "", append([]string{"ls"}, strings.Fields(tt.path)...)...)
-		r.wait()
-		if !regexp.MustCompile(head + tt.want + `$`).MatchString(r.stdout.String()) {
-			t.Errorf("ls %s shows\n%s\nwant\n%s\n%s", tt.path, &r.stdout, tt.want, &r.stderr)
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		s, ctx := named(t, srv, "holder"), t.Context()
+		secret := named(t, srv, "in secret", zsync.WithAuth("digest", []byte("me:secret")), zsync.WithACL(zk.AuthACL(zk.PermAll)))
+		m := zsync.NewMutex(s, "/jobs/nightly")
+		if err := errors.Join(
+			m.Lock(ctx),
+			zsync.NewRWMutex(s, "/jobs/data/rw").RLock(ctx),
+			zsync.NewSemaphore(s, "/pool", 3).Acquire(ctx, 2),
+			zsync.NewOnce(s, "/jobs/once").Do(ctx, func(context.Context) error { return nil }),
+			func() error {
+				_, err := zsync.NewSchedule(s, "/jobs/plan").Do(ctx, time.Date(2030, 6, 1, 0, 0, 0, 0, time.UTC), func(context.Context) error { return nil })
+				return err
+			}(),
+			zsync.NewQueue[int](s, "/jobs/work").Send(ctx, 1, 2),
+			zsync.NewQueue[int](s, "/free").Send(ctx, 1),
+			zsync.NewValue[int](s, "/jobs/last").Store(ctx, 7),
+			zsync.NewMutex(secret, "/secret/lock").Lock(ctx),
+		); err != nil {
+			t.Fatal(err)
 		}
-	}
-	r := start(t, srv.Addr(), "", "ls", "/jobs", "--json")
-	r.wait()
-	if got := r.stdout.String(); !strings.Contains(got, `"waiters": 2`) || !strings.Contains(got, `"owner": "holder"`) {
-		t.Errorf("got\n%s", got)
-	}
-	r = start(t, srv.Addr(), "", "status", "/")
-	if got := r.wait(); got != exitRefused && got != 0 || !strings.Contains(r.stdout.String(), "/jobs/nightly") {
-		t.Errorf("exit status %d and\n%s%s", got, &r.stdout, &r.stderr)
-	}
-	watch := start(t, srv.Addr(), "", "ls", "/jobs", "--watch", "--interval", "0.1")
-	watch.awaitOutput("/jobs/nightly")
-	if err := m.Unlock(); err != nil {
-		t.Fatal(err)
-	}
-	await(t, func() bool {
-		return regexp.MustCompile(`/jobs/nightly +lock +1 +\d+s +1 +\d+s +waiter`).MatchString(watch.stdout.String())
-	}, "the hand-over")
+		for range 2 {
+			go zsync.NewMutex(named(t, srv, "waiter"), "/jobs/nightly").Lock(ctx)
+		}
+		contenders(t, m, 3)
+		rows := func(path string, ending string) string {
+			return strings.ReplaceAll(path+ending, " ", " +") + `\n`
+		}
+		jobs := rows("/jobs/data/rw", ` read-write lock 1 \d+s - - holder -`) + rows("/jobs/last", ` data - - - - - 7`) +
+			rows("/jobs/nightly", ` lock 1 \d+s 2 \d+s holder -`) + rows("/jobs/once", ` once - - - - - done`) + rows("/jobs/plan", ` schedule - - - - - last done: that of 2030-.*`) + rows("/jobs/work", ` queue - - - - - 2 elements`)
+		const head = `^PATH +KIND +HOLD +FOR +WAIT +FOR +OWNER +STATE\n`
+		all := rows("/free", ` queue - - - - - 1 element`) + jobs + rows("/pool", ` semaphore 2 \d+s - - holder -`) + rows("/secret", ` - - - - - - not ours to read`)
+		for _, tt := range []struct{ path, want string }{{"/jobs", jobs}, {"/", all}, {"", all}, {"/nothing", ""}} {
+			r := start(t, srv.Addr(), "", append([]string{"ls"}, strings.Fields(tt.path)...)...)
+			r.wait()
+			if !regexp.MustCompile(head + tt.want + `$`).MatchString(r.stdout.String()) {
+				t.Errorf("ls %s shows\n%s\nwant\n%s\n%s", tt.path, &r.stdout, tt.want, &r.stderr)
+			}
+		}
+		r := start(t, srv.Addr(), "", "ls", "/jobs", "--json")
+		r.wait()
+		if got := r.stdout.String(); !strings.Contains(got, `"waiters": 2`) || !strings.Contains(got, `"owner": "holder"`) {
+			t.Errorf("got\n%s", got)
+		}
+		r = start(t, srv.Addr(), "", "status", "/")
+		if got := r.wait(); got != exitRefused && got != 0 || !strings.Contains(r.stdout.String(), "/jobs/nightly") {
+			t.Errorf("exit status %d and\n%s%s", got, &r.stdout, &r.stderr)
+		}
+		watch := start(t, srv.Addr(), "", "ls", "/jobs", "--watch", "--interval", "0.1")
+		watch.awaitOutput("/jobs/nightly")
+		if err := m.Unlock(); err != nil {
+			t.Fatal(err)
+		}
+		await(t, func() bool {
+			return regexp.MustCompile(`/jobs/nightly +lock +1 +\d+s +1 +\d+s +waiter`).MatchString(watch.stdout.String())
+		}, "the hand-over")
+	})
 }
 
 func TestDoctorNamesWhatIsWrong(t *testing.T) {
@@ -379,48 +380,49 @@ func TestDoctorCleansUpOnlyWhatIsStillAsShown(t *testing.T) {
 }
 
 func TestListTellsGroupsAndAsksABigTreeForLittle(t *testing.T) {
-	srv := serve(t)
-	s, ctx := named(t, srv, "holder"), t.Context()
-	g := zsync.NewGroup[string](s, "/services/billing")
-	for _, id := range []string{"a", "b"} {
-		if _, err := g.Join(ctx, id, "info of "+id); err != nil {
-			t.Fatal(err)
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		s, ctx := named(t, srv, "holder"), t.Context()
+		g := zsync.NewGroup[string](s, "/services/billing")
+		for _, id := range []string{"a", "b"} {
+			if _, err := g.Join(ctx, id, "info of "+id); err != nil {
+				t.Fatal(err)
+			}
 		}
-	}
-	const n = 300
-	m := zsync.NewMap[int](s, "/map")
-	for i := range n {
-		if err := m.Store(ctx, fmt.Sprint(i), i); err != nil {
-			t.Fatal(err)
+		const n = 300
+		m := zsync.NewMap[int](s, "/map")
+		for i := range n {
+			if err := m.Store(ctx, fmt.Sprint(i), i); err != nil {
+				t.Fatal(err)
+			}
+			if err := zsync.NewValue[int](s, fmt.Sprint("/values/", i)).Store(ctx, i); err != nil {
+				t.Fatal(err)
+			}
 		}
-		if err := zsync.NewValue[int](s, fmt.Sprint("/values/", i)).Store(ctx, i); err != nil {
-			t.Fatal(err)
+		var asked atomic.Int64
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op != zktest.OpPing && r.Op != zktest.OpConnect && r.Session != s.ID() {
+				asked.Add(1)
+			}
+			return zktest.Pass
+		})
+		r := start(t, srv.Addr(), "", "status", "/")
+		if status := r.wait(); status != 0 || strings.Count(r.stdout.String(), "/values/") != n {
+			t.Errorf("exit status %d, and %d values\n%s", status, strings.Count(r.stdout.String(), "/values/"), &r.stderr)
 		}
-	}
-	var asked atomic.Int64
-	srv.Intercept(func(r zktest.Request) zktest.Action {
-		if r.Op != zktest.OpPing && r.Op != zktest.OpConnect && r.Session != s.ID() {
-			asked.Add(1)
+		if got := r.stdout.String(); !regexp.MustCompile(`\n/map +map +- +300 keys `).MatchString(got) || strings.Contains(got, "/map/") {
+			t.Errorf("a map is one line, and its entries are none:\n%s", got)
 		}
-		return zktest.Pass
+		// A znode costs a listing, and one that has data, and is no entry, a sync and a
+		// read. One whose data are as long as the mark of a map is read once more.
+		if got := asked.Load(); got < 4*n || got > 4*n+100 {
+			t.Errorf("%d requests for %d values, and a map of as many keys", got, n)
+		}
+		r = start(t, srv.Addr(), "", "ls", "/services")
+		r.wait()
+		if !regexp.MustCompile(`\n/services/billing +group +2 +\d+s +- +- +a +-\n$`).MatchString(r.stdout.String()) {
+			t.Errorf("ls shows\n%s", &r.stdout)
+		}
 	})
-	r := start(t, srv.Addr(), "", "status", "/")
-	if status := r.wait(); status != 0 || strings.Count(r.stdout.String(), "/values/") != n {
-		t.Errorf("exit status %d, and %d values\n%s", status, strings.Count(r.stdout.String(), "/values/"), &r.stderr)
-	}
-	if got := r.stdout.String(); !regexp.MustCompile(`\n/map +map +- +300 keys `).MatchString(got) || strings.Contains(got, "/map/") {
-		t.Errorf("a map is one line, and its entries are none:\n%s", got)
-	}
-	// A znode costs a listing, and one that has data, and is no entry, a sync and a
-	// read. One whose data are as long as the mark of a map is read once more.
-	if got := asked.Load(); got < 4*n || got > 4*n+100 {
-		t.Errorf("%d requests for %d values, and a map of as many keys", got, n)
-	}
-	r = start(t, srv.Addr(), "", "ls", "/services")
-	r.wait()
-	if !regexp.MustCompile(`\n/services/billing +group +2 +\d+s +- +- +a +-\n$`).MatchString(r.stdout.String()) {
-		t.Errorf("ls shows\n%s", &r.stdout)
-	}
 }
 
 func TestPermitsAreADeadlockOnlyIfAllHoldersAreStuck(t *testing.T) {

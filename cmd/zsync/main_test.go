@@ -537,17 +537,18 @@ func TestCommandIsGoneBeforeAnotherHoldsWhateverTimeoutTheServersGrant(t *testin
 }
 
 func TestKillAfterThatOutlivesTheHoldIsToldToTheUser(t *testing.T) {
-	srv := zktest.Start(t, zktest.WithSessionTimeouts(time.Millisecond, 40*time.Second))
-	r := start(t, srv.Addr(), "", "lock", "/p", "--session", "60s", "--kill-after", "10", "--", "true")
-	r.want(0, "")
-	if got := r.stderr.String(); !strings.Contains(got, "--kill-after 10s: others may go on 4s after a loss") {
-		t.Errorf("the message is %q", got)
-	}
-	r = start(t, srv.Addr(), "", "lock", "/p", "--session", "60s", "--kill-after", "4s", "--", "true")
-	r.want(0, "")
-	if got := r.stderr.String(); got != "" {
-		t.Errorf("the message is %q", got)
-	}
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		r := start(t, srv.Addr(), "", "lock", "/p", "--session", "60s", "--kill-after", "10", "--", "true")
+		r.want(0, "")
+		if got := r.stderr.String(); !strings.Contains(got, "--kill-after 10s: others may go on 4s after a loss") {
+			t.Errorf("the message is %q", got)
+		}
+		r = start(t, srv.Addr(), "", "lock", "/p", "--session", "60s", "--kill-after", "4s", "--", "true")
+		r.want(0, "")
+		if got := r.stderr.String(); got != "" {
+			t.Errorf("the message is %q", got)
+		}
+	}, zktest.WithSessionTimeouts(time.Millisecond, 40*time.Second))
 }
 
 func TestSeveralLocksAreHeldTogether(t *testing.T) {
@@ -1304,38 +1305,39 @@ func TestStatusShowsWhatThereIs(t *testing.T) {
 }
 
 func TestStatusOfWhatIsNotOursToReadCostsItsOwnPath(t *testing.T) {
-	srv := serve(t)
-	owner := []zsync.Option{zsync.WithAuth("digest", []byte("me:secret")), zsync.WithACL(zk.AuthACL(zk.PermAll)), zsync.WithOwner("in secret")}
-	secret := connect(t, srv, owner...)
-	s := connect(t, srv)
-	m := zsync.NewMutex(s, "/shared")
-	if err := errors.Join(zsync.NewMutex(secret, "/secret").Lock(t.Context()), m.Lock(t.Context())); err != nil {
-		t.Fatal(err)
-	}
-	conn, _, err := zk.Connect([]string{srv.Addr()}, 10*time.Second, zk.WithDialer(srv.Dial), zk.WithLogInfo(false))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	const name = "/shared/_c_48e50edc-09ec-4785-b44e-13769185aea0-lock-"
-	if err := conn.AddAuth("digest", []byte("me:secret")); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := conn.Create(name, []byte("in secret"), zk.FlagEphemeral|zk.FlagSequence, zk.AuthACL(zk.PermAll)); err != nil {
-		t.Fatal(err)
-	}
-	contenders(t, m, 2)
-	r := start(t, srv.Addr(), "", "status", "/secret", "/shared", "/free")
-	if status := r.wait(); status != exitRefused {
-		t.Errorf("exit status %d, want %d", status, exitRefused)
-	}
-	want := regexp.MustCompile(`^PATH .*\n/secret +- +- +not ours to read .*\n/shared +lock +exclusive +holds +\S+:\d+ .*\n/shared +lock +exclusive +waits +- +20.*\n/free +- +- +free .*\n$`)
-	if !want.MatchString(r.stdout.String()) {
-		t.Errorf("got\n%s", &r.stdout)
-	}
-	if got := r.stderr.String(); !strings.Contains(got, "/secret: zk: not authenticated") || strings.Count(got, "\n") != 1 {
-		t.Errorf("the message is %q", got)
-	}
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		owner := []zsync.Option{zsync.WithAuth("digest", []byte("me:secret")), zsync.WithACL(zk.AuthACL(zk.PermAll)), zsync.WithOwner("in secret")}
+		secret := connect(t, srv, owner...)
+		s := connect(t, srv)
+		m := zsync.NewMutex(s, "/shared")
+		if err := errors.Join(zsync.NewMutex(secret, "/secret").Lock(t.Context()), m.Lock(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+		conn, _, err := zk.Connect([]string{srv.Addr()}, 10*time.Second, zk.WithDialer(srv.Dial), zk.WithLogInfo(false))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		const name = "/shared/_c_48e50edc-09ec-4785-b44e-13769185aea0-lock-"
+		if err := conn.AddAuth("digest", []byte("me:secret")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.Create(name, []byte("in secret"), zk.FlagEphemeral|zk.FlagSequence, zk.AuthACL(zk.PermAll)); err != nil {
+			t.Fatal(err)
+		}
+		contenders(t, m, 2)
+		r := start(t, srv.Addr(), "", "status", "/secret", "/shared", "/free")
+		if status := r.wait(); status != exitRefused {
+			t.Errorf("exit status %d, want %d", status, exitRefused)
+		}
+		want := regexp.MustCompile(`^PATH .*\n/secret +- +- +not ours to read .*\n/shared +lock +exclusive +holds +\S+:\d+ .*\n/shared +lock +exclusive +waits +- +20.*\n/free +- +- +free .*\n$`)
+		if !want.MatchString(r.stdout.String()) {
+			t.Errorf("got\n%s", &r.stdout)
+		}
+		if got := r.stderr.String(); !strings.Contains(got, "/secret: zk: not authenticated") || strings.Count(got, "\n") != 1 {
+			t.Errorf("the message is %q", got)
+		}
+	})
 }
 
 func TestStatusShowsDeadLetters(t *testing.T) {
@@ -1359,33 +1361,34 @@ func TestStatusShowsDeadLetters(t *testing.T) {
 }
 
 func TestCredentialsAreKeptFromTheCommandAndFromStrangers(t *testing.T) {
-	srv := serve(t)
-	file := filepath.Join(t.TempDir(), "auth")
-	if err := os.WriteFile(file, []byte("digest:me:secret\n\ndigest:us:other\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	t.Setenv("ZSYNC_TEST_OTHER", "stays")
-	run := func(status int, env string, args ...string) *run {
-		t.Helper()
-		r := start(t, srv.Addr(), "", append([]string{"env:ZSYNC_AUTH=" + env}, args...)...)
-		if got := r.wait(); got != status {
-			t.Errorf("%v: exit status %d, want %d\n%s", args, got, status, &r.stderr)
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		file := filepath.Join(t.TempDir(), "auth")
+		if err := os.WriteFile(file, []byte("digest:me:secret\n\ndigest:us:other\n"), 0o600); err != nil {
+			t.Fatal(err)
 		}
-		return r
-	}
-	r := run(0, "digest:me:secret", "lock", "/env", "--", "env")
-	if got := r.stdout.String(); strings.Contains(got, "secret") || !strings.Contains(got, "ZSYNC_TEST_OTHER=stays") || !strings.Contains(got, "ZSYNC_TOKEN=") {
-		t.Errorf("the command's environment is\n%s", got)
-	}
-	run(0, "", "lock", "/file", "--auth-file", file, "--", "true")
-	run(0, "", "lock", "/flag", "--auth", "digest:me:secret", "--", "true")
-	run(0, "", "lock", "/asked", "--auth-file", file, "--acl", "open", "--", "true")
-	run(0, "", "lock", "/some", "--auth-file", file, "--acl", "creator", "--acl", "world:anyone:r", "--", "true")
-	for path, status := range map[string]int{"/env": exitRefused, "/file": exitRefused, "/flag": exitRefused, "/asked": 0, "/some": exitRefused} {
-		run(status, "", "lock", path, "--", "true")
-	}
-	run(0, "", "status", "/some")
-	run(exitRefused, "", "status", "/file")
+		t.Setenv("ZSYNC_TEST_OTHER", "stays")
+		run := func(status int, env string, args ...string) *run {
+			t.Helper()
+			r := start(t, srv.Addr(), "", append([]string{"env:ZSYNC_AUTH=" + env}, args...)...)
+			if got := r.wait(); got != status {
+				t.Errorf("%v: exit status %d, want %d\n%s", args, got, status, &r.stderr)
+			}
+			return r
+		}
+		r := run(0, "digest:me:secret", "lock", "/env", "--", "env")
+		if got := r.stdout.String(); strings.Contains(got, "secret") || !strings.Contains(got, "ZSYNC_TEST_OTHER=stays") || !strings.Contains(got, "ZSYNC_TOKEN=") {
+			t.Errorf("the command's environment is\n%s", got)
+		}
+		run(0, "", "lock", "/file", "--auth-file", file, "--", "true")
+		run(0, "", "lock", "/flag", "--auth", "digest:me:secret", "--", "true")
+		run(0, "", "lock", "/asked", "--auth-file", file, "--acl", "open", "--", "true")
+		run(0, "", "lock", "/some", "--auth-file", file, "--acl", "creator", "--acl", "world:anyone:r", "--", "true")
+		for path, status := range map[string]int{"/env": exitRefused, "/file": exitRefused, "/flag": exitRefused, "/asked": 0, "/some": exitRefused} {
+			run(status, "", "lock", path, "--", "true")
+		}
+		run(0, "", "status", "/some")
+		run(exitRefused, "", "status", "/file")
+	})
 }
 
 func TestTLSIsUsedAndChecked(t *testing.T) {
@@ -1516,39 +1519,40 @@ func TestServerThatCannotListenSaysSoWheneverTheAddressIsTaken(t *testing.T) {
 }
 
 func TestNothingThatIsPrintedActsOnTheTerminal(t *testing.T) {
-	srv := serve(t)
-	const evil = "\x1b[2J\u202e\x9b\u009b\r\nzsync: forged\x7f"
-	s := connect(t, srv, zsync.WithOwner(evil))
-	if err := errors.Join(
-		zsync.NewMutex(s, "/p").Lock(t.Context()),
-		zsync.NewValue[string](s, "/json").Store(t.Context(), evil), // as JSON: not all of it is escaped
-		zsync.NewValue[string](s, "/data", zsync.WithCodec(zsync.Raw)).Store(t.Context(), evil),
-		zsync.NewBarrier(s, "/gate").Close(t.Context()),
-	); err != nil {
-		t.Fatal(err)
-	}
-	for _, args := range [][]string{
-		{"status", "/p", "/json", "/data", "/gate", "/\u202e"},
-		{"status", "--json", "/p", "/json", "/data", "/gate", "/\u202e"},
-		{"status", evil}, {"status", "/p/" + evil}, {"lock", evil, "--", "true"},
-		{"lock", "/q", "--", evil}, {evil}, {"barrier", evil}, {"--" + evil}, {"lock", "/p", "--timeout", evil, "--", "true"},
-		{"status", "/p", "--servers", evil}, {"queue", "len", "/q", "--layout", evil}, {"server", "--listen", evil},
-		{"lokc"}, {"status", "/p", "--auth", evil},
-	} {
-		for i, arg := range args {
-			args[i] = strings.ReplaceAll(arg, "\x00", "")
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		const evil = "\x1b[2J\u202e\x9b\u009b\r\nzsync: forged\x7f"
+		s := connect(t, srv, zsync.WithOwner(evil))
+		if err := errors.Join(
+			zsync.NewMutex(s, "/p").Lock(t.Context()),
+			zsync.NewValue[string](s, "/json").Store(t.Context(), evil), // as JSON: not all of it is escaped
+			zsync.NewValue[string](s, "/data", zsync.WithCodec(zsync.Raw)).Store(t.Context(), evil),
+			zsync.NewBarrier(s, "/gate").Close(t.Context()),
+		); err != nil {
+			t.Fatal(err)
 		}
-		r := start(t, srv.Addr(), "", args...)
-		r.wait()
-		for _, out := range []string{r.stdout.String(), r.stderr.String()} {
-			if strings.ContainsFunc(strings.ReplaceAll(out, "\n", ""), special) || !utf8.ValidString(out) || strings.Contains(out, "\nzsync: forged") {
-				t.Errorf("%q: printed %q", args, out)
+		for _, args := range [][]string{
+			{"status", "/p", "/json", "/data", "/gate", "/\u202e"},
+			{"status", "--json", "/p", "/json", "/data", "/gate", "/\u202e"},
+			{"status", evil}, {"status", "/p/" + evil}, {"lock", evil, "--", "true"},
+			{"lock", "/q", "--", evil}, {evil}, {"barrier", evil}, {"--" + evil}, {"lock", "/p", "--timeout", evil, "--", "true"},
+			{"status", "/p", "--servers", evil}, {"queue", "len", "/q", "--layout", evil}, {"server", "--listen", evil},
+			{"lokc"}, {"status", "/p", "--auth", evil},
+		} {
+			for i, arg := range args {
+				args[i] = strings.ReplaceAll(arg, "\x00", "")
+			}
+			r := start(t, srv.Addr(), "", args...)
+			r.wait()
+			for _, out := range []string{r.stdout.String(), r.stderr.String()} {
+				if strings.ContainsFunc(strings.ReplaceAll(out, "\n", ""), special) || !utf8.ValidString(out) || strings.Contains(out, "\nzsync: forged") {
+					t.Errorf("%q: printed %q", args, out)
+				}
+			}
+			if r.stdout.String() == "" && r.stderr.String() == "" {
+				t.Errorf("%q: nothing was printed", args)
 			}
 		}
-		if r.stdout.String() == "" && r.stderr.String() == "" {
-			t.Errorf("%q: nothing was printed", args)
-		}
-	}
+	})
 }
 
 func TestServerBringsTheFaultsThatItIsToldTo(t *testing.T) {
@@ -1658,133 +1662,141 @@ func TestListThatIsShownAgainAndAgainDoesNotWearTheServersOut(t *testing.T) {
 	})
 }
 
-func TestErrorsSayWhatToDo(t *testing.T) {
+func TestAnAddressThatIsInUseIsRefused(t *testing.T) {
 	srv := serve(t)
-	start(t, srv.Addr(), "", "value", "set", "/text", "abc").want(0, "")
-	for _, tt := range []struct {
-		servers string
-		args    string
-		status  int
-		message string
-	}{
-		{"", "lock /p -- true", exitConfig, "give --servers or set ZSYNC_SERVERS"},
-		{"127.0.0.1:1", "lock /p --connect-timeout 100ms -- true", exitServers, "no server answered within 100ms (last attempt: 127.0.0.1:1: "},
-		{"127.0.0.1:1", "lock /p --timeout 100ms -- true", exitServers, "gave up after 100ms (last attempt: 127.0.0.1:1: "},
-		{"127.0.0.1:1/a/", "lock /p -- true", exitUsage, "chroot"},
-		{srv.Addr(), "lock p -- true", exitUsage, `path "p" is relative; it must begin with a slash`},
-		{srv.Addr(), "lock /p true", exitUsage, "there is no -- before the command; want: zsync lock PATH... [flags] -- CMD [ARG...]"},
-		{srv.Addr(), "lock /p --", exitUsage, "want: zsync lock PATH... [flags] -- CMD [ARG...]"},
-		{srv.Addr(), "lock -- true", exitUsage, "want: zsync lock PATH... [flags] -- CMD [ARG...]"},
-		{srv.Addr(), "lock /p --bogus -- true", exitUsage, "unknown flag: --bogus"},
-		{srv.Addr(), "lock /p --auth digest -- true", exitUsage, "SCHEME:CREDENTIALS"},
-		{srv.Addr(), "lock /p --auth-file /nonexistent -- true", exitConfig, "--auth-file: open /nonexistent: no such file"},
-		{srv.Addr(), "lock /p --auth-file /dev/null -- true", exitConfig, "there is nothing in it"},
-		{srv.Addr(), "lock /p --acl creator -- true", exitUsage, "--acl creator: there are no credentials"},
-		{srv.Addr(), "lock /p --acl world:cdrwa -- true", exitUsage, "want SCHEME:ID:PERMS, open or creator"},
-		{srv.Addr(), "lock /p --acl world:anyone:rx -- true", exitUsage, "letters of cdrwa"},
-		{srv.Addr(), "lock /p --acl world:anyone: -- true", exitUsage, "no permissions"},
-		{srv.Addr(), "lock /p --acl nosuch:me:cdrwa -- true", exitUsage, "invalid ACL"},
-		{srv.Addr(), "lock /text --auth digest:me:secret -- true", exitRefused, "others may change what is here: /text"},
-		{srv.Addr(), "elect /p --selector --kazoo -- true", exitUsage, "do not go together"},
-		{srv.Addr(), "semaphore /p -- true", exitUsage, "give -n"},
-		{srv.Addr(), "semaphore -n 0 /p -- true", exitUsage, "a semaphore of 0 permits"},
-		{srv.Addr(), "semaphore -n 2 --permits 3 /p -- true", exitUsage, "they will never be there"},
-		{srv.Addr(), "semaphore -n 2 /p true", exitUsage, "there is no -- before the command; want: zsync semaphore -n LIMIT PATH [flags] -- CMD [ARG...]"},
-		{srv.Addr(), "lock /p --session 0s -- true", exitUsage, "session timeout 0s is out of range"},
-		{srv.Addr(), "lock /p --timeout -1s -- true", exitUsage, `invalid argument "-1s" for "-w, --timeout" flag: must not be negative`},
-		{srv.Addr(), "lock /p --kill-after -1s -- true", exitUsage, `invalid argument "-1s" for "--kill-after" flag: must not be negative`},
-		{srv.Addr(), "status /p --connect-timeout -1s", exitUsage, `invalid argument "-1s" for "--connect-timeout" flag: must not be negative`},
-		{srv.Addr(), "lock /p --timeout 5x -- true", exitUsage, "want seconds, or a number with a unit"},
-		{srv.Addr(), "lock /p --timeout NaN -- true", exitUsage, "out of range"},
-		{srv.Addr(), "lock /p --timeout 1e30 -- true", exitUsage, "out of range"},
-		{srv.Addr(), "lock /p --timeout 1e-10 -- true", exitUsage, "out of range"}, // not 0, which is for ever
-		{srv.Addr(), "lock /p --timeout 0.1ns -- true", exitUsage, "out of range"},
-		{srv.Addr(), "ls /a /b", exitUsage, "want: zsync ls [PATH] [flags]"},
-		{srv.Addr(), "ls --watch --json", exitUsage, "--watch and --json do not go together"},
-		{srv.Addr(), "ls p", exitUsage, `path "p" is relative`},
-		{srv.Addr(), "doctor p/q", exitUsage, `path "p/q" is relative`},
-		{srv.Addr(), "int get /text", exitConfig, "load /text: cannot decode 3 bytes"},
-		{srv.Addr(), "int add /text --curator", exitConfig, "add /text: cannot decode 3 bytes"},
-		{srv.Addr(), "int watch /text", exitConfig, "load /text: cannot decode 3 bytes"},
-		{"", "help foo", exitUsage, `unknown command "foo"`},
-		{"", "completion foo", exitUsage, `unknown command "foo" for "zsync completion"`},
-		{srv.Addr(), "lock /p /q /p -- true", exitUsage, "/p is given twice"},
-		{srv.Addr(), "elect /p /q -- true", exitUsage, "want: zsync elect PATH [flags] -- CMD [ARG...]"},
-		{srv.Addr(), "lock /p -E 256 -- true", exitUsage, "an exit status is from 0 to 255"},
-		{srv.Addr(), "barrier leave -n 2 /p --timeout 2s", exitBusy, "leave /p: gave up after 2s"},
-		{"", "server --listen localhost", exitUsage, "--listen: address localhost: missing port"},
-		{"", "server --listen :99999", exitUsage, "--listen: address 99999: invalid port"},
-		{"", "server --listen " + srv.Addr(), exitServers, "address already in use"},
-		{"", "ui --listen localhost", exitUsage, "--listen: address localhost: missing port"},
-		{"", "ui --listen :99999", exitUsage, "--listen: address 99999: invalid port"},
-		{srv.Addr(), "ui --listen " + srv.Addr(), exitServers, "address already in use"},
-		{srv.Addr(), "status", exitUsage, "want: zsync status PATH... [flags]"},
-		{srv.Addr(), "barrier", exitUsage, "zsync barrier --help"},
-		{srv.Addr(), "barrier foo /p", exitUsage, `unknown subcommand "foo"; see zsync barrier --help`},
-		{srv.Addr(), "barrier wait", exitUsage, "want: zsync barrier wait PATH [flags]"},
-		{srv.Addr(), "barrier enter /p", exitUsage, "give -n"},
-		{srv.Addr(), "barrier enter -n 0 /p", exitUsage, "0 parties"},
-		{srv.Addr(), "barrier enter -n 2 /p --", exitUsage, "want: zsync barrier enter -n N PATH [flags] [-- CMD [ARG...]]"},
-		{srv.Addr(), "barrier leave /p", exitUsage, "give -n"},
-		{srv.Addr(), "barrier leave -n 2", exitUsage, "want: zsync barrier leave -n N PATH [flags]"},
-		{srv.Addr(), "queue", exitUsage, "zsync queue --help"},
-		{srv.Addr(), "queue foo /q", exitUsage, `unknown subcommand "foo"; see zsync queue --help`},
-		{srv.Addr(), "queue send", exitUsage, "want: zsync queue send PATH [ELEMENT...] [flags]"},
-		{srv.Addr(), "queue send q x", exitUsage, `path "q" is relative`},
-		{srv.Addr(), "queue send /q x --layout curator", exitUsage, `unknown layout "curator"`},
-		{srv.Addr(), "queue recv /q x", exitUsage, "there is no -- before the command; want: zsync queue recv PATH [flags] [-- CMD [ARG...]]"},
-		{srv.Addr(), "queue recv /q --", exitUsage, "want: zsync queue recv PATH [flags] [-- CMD [ARG...]]"},
-		{srv.Addr(), "queue recv /q -n 0", exitUsage, "--count 0: must be at least 1"},
-		{srv.Addr(), "queue recv /q -n 1", exitBusy, "/q: received 0 of 1 element: "},
-		{srv.Addr(), "queue recv /q -f --timeout 2", exitBusy, "gave up after 2s"},
-		{srv.Addr(), "queue len", exitUsage, "want: zsync queue len PATH [flags]"},
-		{srv.Addr(), "once /p /q --reset", exitUsage, "want: zsync once PATH --reset"},
-		{srv.Addr(), "queue send /q x --priority 1", exitUsage, "of how many? give --priorities"},
-		{srv.Addr(), "queue send /q x --priorities 2 --priority 1 --delay 1", exitUsage, "do not go together"},
-		{srv.Addr(), "queue recv /q --max-attempts 2", exitUsage, "goes with a command"},
-		{srv.Addr(), "queue recv /q -j 2", exitUsage, "--jobs goes with a command"},
-		{srv.Addr(), "queue recv /q --backoff 1", exitUsage, "--backoff goes with a command"},
-		{srv.Addr(), "queue recv /q --jobs 0 -- true", exitUsage, "--jobs 0: must be at least 1"},
-		{srv.Addr(), "queue recv /q --max-attempts 0 -- true", exitUsage, "--max-attempts 0: must be at least 1"},
-		{srv.Addr(), "queue recv /q --layout kazoo --backoff 1 -- true", exitUsage, "--backoff needs zsync's own layout, not kazoo"},
-		{srv.Addr(), "queue recv /q --layout kazoo --max-attempts 2 -- true", exitUsage, "WithMaxAttempts needs zsync's own layout"},
-		{srv.Addr(), "queue send /q x y --id 7", exitUsage, "--id is of one element, and here are 2"},
-		{srv.Addr(), "queue send /q x --id 7 --delay 1", exitUsage, "--id does not go with --priority and --delay"},
-		{srv.Addr(), "queue send /q x --id 7 --layout kazoo", exitUsage, "IDs need zsync's own layout"},
-		{srv.Addr(), "queue cancel /q", exitUsage, "want: zsync queue cancel PATH ID [flags]"},
-		{srv.Addr(), "queue cancel /q 7", exitBusy, "there is no element with the ID 7"},
-		{srv.Addr(), "queue stats", exitUsage, "want: zsync queue stats PATH [flags]"},
-		{srv.Addr(), "queue requeue /q", exitUsage, "want: zsync queue requeue PATH ID..."},
-		{srv.Addr(), "queue purge /q x --all", exitUsage, "want: zsync queue purge PATH ID..."},
-		{srv.Addr(), "value set", exitUsage, "want: zsync value set PATH [VALUE] [flags]"},
-		{srv.Addr(), "map get /m", exitUsage, "want: zsync map get PATH KEY [flags]"},
-		{srv.Addr(), "map get /m k", exitBusy, `/m: there is no key "k"`},
-		{srv.Addr(), "map set /m k v --if a --if-absent", exitUsage, "do not go together"},
-		{srv.Addr(), "map list /m --keys --json", exitUsage, "json"},
-		{srv.Addr(), "map foo", exitUsage, `unknown subcommand "foo"; see zsync map --help`},
-		{srv.Addr(), "int set /n", exitUsage, "want: zsync int set PATH NUMBER [flags]"},
-		{srv.Addr(), "int add /n 1.5", exitUsage, "1.5: want a whole number"},
-		{srv.Addr(), "int watch /n --count 0", exitUsage, "--count 0: must be at least 1"},
-		{srv.Addr(), "group join /g", exitUsage, "want: zsync group join PATH ID [INFO] [flags] [-- CMD [ARG...]]"},
-		{srv.Addr(), "group join /g a info sleep 1", exitUsage, "there is no -- before the command"},
-		{srv.Addr(), "group join /g a info --kazoo -- true", exitUsage, "kazoo's members have no INFO"},
-		{srv.Addr(), "group members g", exitUsage, `path "g" is relative`},
-		{srv.Addr(), "schedule run /s -- true", exitUsage, "when? give --every or --cron"},
-		{srv.Addr(), "schedule run /s --every 1h true", exitUsage, "there is no -- before the command"},
-		{srv.Addr(), "schedule run /s --every 1h --missed some -- true", exitUsage, "want latest, skip or all"},
-		{srv.Addr(), "schedule do /s -- true", exitUsage, "of which instant? give --at, --every or --cron"},
-		{srv.Addr(), "schedule do /s --at today -- true", exitUsage, "want a time such as 2006-01-02T15:04:05Z"},
-		{srv.Addr(), "schedule do /s --cron 0_3 -- true", exitUsage, "--cron 0_3: "},
-		{srv.Addr(), "schedule last /s", exitBusy, "/s: none has been done"},
-		{"", "server --lose-replies 101", exitUsage, "want from 0 to 100"},
-		{"", "server --min-session 5 --max-session 4", exitUsage, "--min-session 5s is longer than --max-session 4s"},
-		{srv.Addr(), "bogus", exitUsage, `unknown command "bogus"`},
-		{srv.Addr(), "lokc", exitUsage, `unknown command "lokc" for "zsync"; did you mean lock?`},
-	} {
-		steadily(t, func() string { // some have little time
-			return start(t, tt.servers, "", strings.Fields(tt.args)...).outcome(tt.status, "", `^zsync: .*`+regexp.QuoteMeta(tt.message)+`.*\n$`)
-		})
+	for _, command := range []string{"server", "ui"} {
+		if wrong := start(t, srv.Addr(), "", command, "--listen", srv.Addr()).outcome(exitServers, "", "^zsync: .*address already in use\n$"); wrong != "" {
+			t.Error(wrong)
+		}
 	}
+}
+
+func TestErrorsSayWhatToDo(t *testing.T) {
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		start(t, srv.Addr(), "", "value", "set", "/text", "abc").want(0, "")
+		for _, tt := range []struct {
+			servers string
+			args    string
+			status  int
+			message string
+		}{
+			{"", "lock /p -- true", exitConfig, "give --servers or set ZSYNC_SERVERS"},
+			{"127.0.0.1:1", "lock /p --connect-timeout 100ms -- true", exitServers, "no server answered within 100ms (last attempt: 127.0.0.1:1: "},
+			{"127.0.0.1:1", "lock /p --timeout 100ms -- true", exitServers, "gave up after 100ms (last attempt: 127.0.0.1:1: "},
+			{"127.0.0.1:1/a/", "lock /p -- true", exitUsage, "chroot"},
+			{srv.Addr(), "lock p -- true", exitUsage, `path "p" is relative; it must begin with a slash`},
+			{srv.Addr(), "lock /p true", exitUsage, "there is no -- before the command; want: zsync lock PATH... [flags] -- CMD [ARG...]"},
+			{srv.Addr(), "lock /p --", exitUsage, "want: zsync lock PATH... [flags] -- CMD [ARG...]"},
+			{srv.Addr(), "lock -- true", exitUsage, "want: zsync lock PATH... [flags] -- CMD [ARG...]"},
+			{srv.Addr(), "lock /p --bogus -- true", exitUsage, "unknown flag: --bogus"},
+			{srv.Addr(), "lock /p --auth digest -- true", exitUsage, "SCHEME:CREDENTIALS"},
+			{srv.Addr(), "lock /p --auth-file /nonexistent -- true", exitConfig, "--auth-file: open /nonexistent: no such file"},
+			{srv.Addr(), "lock /p --auth-file /dev/null -- true", exitConfig, "there is nothing in it"},
+			{srv.Addr(), "lock /p --acl creator -- true", exitUsage, "--acl creator: there are no credentials"},
+			{srv.Addr(), "lock /p --acl world:cdrwa -- true", exitUsage, "want SCHEME:ID:PERMS, open or creator"},
+			{srv.Addr(), "lock /p --acl world:anyone:rx -- true", exitUsage, "letters of cdrwa"},
+			{srv.Addr(), "lock /p --acl world:anyone: -- true", exitUsage, "no permissions"},
+			{srv.Addr(), "lock /p --acl nosuch:me:cdrwa -- true", exitUsage, "invalid ACL"},
+			{srv.Addr(), "lock /text --auth digest:me:secret -- true", exitRefused, "others may change what is here: /text"},
+			{srv.Addr(), "elect /p --selector --kazoo -- true", exitUsage, "do not go together"},
+			{srv.Addr(), "semaphore /p -- true", exitUsage, "give -n"},
+			{srv.Addr(), "semaphore -n 0 /p -- true", exitUsage, "a semaphore of 0 permits"},
+			{srv.Addr(), "semaphore -n 2 --permits 3 /p -- true", exitUsage, "they will never be there"},
+			{srv.Addr(), "semaphore -n 2 /p true", exitUsage, "there is no -- before the command; want: zsync semaphore -n LIMIT PATH [flags] -- CMD [ARG...]"},
+			{srv.Addr(), "lock /p --session 0s -- true", exitUsage, "session timeout 0s is out of range"},
+			{srv.Addr(), "lock /p --timeout -1s -- true", exitUsage, `invalid argument "-1s" for "-w, --timeout" flag: must not be negative`},
+			{srv.Addr(), "lock /p --kill-after -1s -- true", exitUsage, `invalid argument "-1s" for "--kill-after" flag: must not be negative`},
+			{srv.Addr(), "status /p --connect-timeout -1s", exitUsage, `invalid argument "-1s" for "--connect-timeout" flag: must not be negative`},
+			{srv.Addr(), "lock /p --timeout 5x -- true", exitUsage, "want seconds, or a number with a unit"},
+			{srv.Addr(), "lock /p --timeout NaN -- true", exitUsage, "out of range"},
+			{srv.Addr(), "lock /p --timeout 1e30 -- true", exitUsage, "out of range"},
+			{srv.Addr(), "lock /p --timeout 1e-10 -- true", exitUsage, "out of range"}, // not 0, which is for ever
+			{srv.Addr(), "lock /p --timeout 0.1ns -- true", exitUsage, "out of range"},
+			{srv.Addr(), "ls /a /b", exitUsage, "want: zsync ls [PATH] [flags]"},
+			{srv.Addr(), "ls --watch --json", exitUsage, "--watch and --json do not go together"},
+			{srv.Addr(), "ls p", exitUsage, `path "p" is relative`},
+			{srv.Addr(), "doctor p/q", exitUsage, `path "p/q" is relative`},
+			{srv.Addr(), "int get /text", exitConfig, "load /text: cannot decode 3 bytes"},
+			{srv.Addr(), "int add /text --curator", exitConfig, "add /text: cannot decode 3 bytes"},
+			{srv.Addr(), "int watch /text", exitConfig, "load /text: cannot decode 3 bytes"},
+			{"", "help foo", exitUsage, `unknown command "foo"`},
+			{"", "completion foo", exitUsage, `unknown command "foo" for "zsync completion"`},
+			{srv.Addr(), "lock /p /q /p -- true", exitUsage, "/p is given twice"},
+			{srv.Addr(), "elect /p /q -- true", exitUsage, "want: zsync elect PATH [flags] -- CMD [ARG...]"},
+			{srv.Addr(), "lock /p -E 256 -- true", exitUsage, "an exit status is from 0 to 255"},
+			{srv.Addr(), "barrier leave -n 2 /p --timeout 2s", exitBusy, "leave /p: gave up after 2s"},
+			{"", "server --listen localhost", exitUsage, "--listen: address localhost: missing port"},
+			{"", "server --listen :99999", exitUsage, "--listen: address 99999: invalid port"},
+			{"", "ui --listen localhost", exitUsage, "--listen: address localhost: missing port"},
+			{"", "ui --listen :99999", exitUsage, "--listen: address 99999: invalid port"},
+			{srv.Addr(), "status", exitUsage, "want: zsync status PATH... [flags]"},
+			{srv.Addr(), "barrier", exitUsage, "zsync barrier --help"},
+			{srv.Addr(), "barrier foo /p", exitUsage, `unknown subcommand "foo"; see zsync barrier --help`},
+			{srv.Addr(), "barrier wait", exitUsage, "want: zsync barrier wait PATH [flags]"},
+			{srv.Addr(), "barrier enter /p", exitUsage, "give -n"},
+			{srv.Addr(), "barrier enter -n 0 /p", exitUsage, "0 parties"},
+			{srv.Addr(), "barrier enter -n 2 /p --", exitUsage, "want: zsync barrier enter -n N PATH [flags] [-- CMD [ARG...]]"},
+			{srv.Addr(), "barrier leave /p", exitUsage, "give -n"},
+			{srv.Addr(), "barrier leave -n 2", exitUsage, "want: zsync barrier leave -n N PATH [flags]"},
+			{srv.Addr(), "queue", exitUsage, "zsync queue --help"},
+			{srv.Addr(), "queue foo /q", exitUsage, `unknown subcommand "foo"; see zsync queue --help`},
+			{srv.Addr(), "queue send", exitUsage, "want: zsync queue send PATH [ELEMENT...] [flags]"},
+			{srv.Addr(), "queue send q x", exitUsage, `path "q" is relative`},
+			{srv.Addr(), "queue send /q x --layout curator", exitUsage, `unknown layout "curator"`},
+			{srv.Addr(), "queue recv /q x", exitUsage, "there is no -- before the command; want: zsync queue recv PATH [flags] [-- CMD [ARG...]]"},
+			{srv.Addr(), "queue recv /q --", exitUsage, "want: zsync queue recv PATH [flags] [-- CMD [ARG...]]"},
+			{srv.Addr(), "queue recv /q -n 0", exitUsage, "--count 0: must be at least 1"},
+			{srv.Addr(), "queue recv /q -n 1", exitBusy, "/q: received 0 of 1 element: "},
+			{srv.Addr(), "queue recv /q -f --timeout 2", exitBusy, "gave up after 2s"},
+			{srv.Addr(), "queue len", exitUsage, "want: zsync queue len PATH [flags]"},
+			{srv.Addr(), "once /p /q --reset", exitUsage, "want: zsync once PATH --reset"},
+			{srv.Addr(), "queue send /q x --priority 1", exitUsage, "of how many? give --priorities"},
+			{srv.Addr(), "queue send /q x --priorities 2 --priority 1 --delay 1", exitUsage, "do not go together"},
+			{srv.Addr(), "queue recv /q --max-attempts 2", exitUsage, "goes with a command"},
+			{srv.Addr(), "queue recv /q -j 2", exitUsage, "--jobs goes with a command"},
+			{srv.Addr(), "queue recv /q --backoff 1", exitUsage, "--backoff goes with a command"},
+			{srv.Addr(), "queue recv /q --jobs 0 -- true", exitUsage, "--jobs 0: must be at least 1"},
+			{srv.Addr(), "queue recv /q --max-attempts 0 -- true", exitUsage, "--max-attempts 0: must be at least 1"},
+			{srv.Addr(), "queue recv /q --layout kazoo --backoff 1 -- true", exitUsage, "--backoff needs zsync's own layout, not kazoo"},
+			{srv.Addr(), "queue recv /q --layout kazoo --max-attempts 2 -- true", exitUsage, "WithMaxAttempts needs zsync's own layout"},
+			{srv.Addr(), "queue send /q x y --id 7", exitUsage, "--id is of one element, and here are 2"},
+			{srv.Addr(), "queue send /q x --id 7 --delay 1", exitUsage, "--id does not go with --priority and --delay"},
+			{srv.Addr(), "queue send /q x --id 7 --layout kazoo", exitUsage, "IDs need zsync's own layout"},
+			{srv.Addr(), "queue cancel /q", exitUsage, "want: zsync queue cancel PATH ID [flags]"},
+			{srv.Addr(), "queue cancel /q 7", exitBusy, "there is no element with the ID 7"},
+			{srv.Addr(), "queue stats", exitUsage, "want: zsync queue stats PATH [flags]"},
+			{srv.Addr(), "queue requeue /q", exitUsage, "want: zsync queue requeue PATH ID..."},
+			{srv.Addr(), "queue purge /q x --all", exitUsage, "want: zsync queue purge PATH ID..."},
+			{srv.Addr(), "value set", exitUsage, "want: zsync value set PATH [VALUE] [flags]"},
+			{srv.Addr(), "map get /m", exitUsage, "want: zsync map get PATH KEY [flags]"},
+			{srv.Addr(), "map get /m k", exitBusy, `/m: there is no key "k"`},
+			{srv.Addr(), "map set /m k v --if a --if-absent", exitUsage, "do not go together"},
+			{srv.Addr(), "map list /m --keys --json", exitUsage, "json"},
+			{srv.Addr(), "map foo", exitUsage, `unknown subcommand "foo"; see zsync map --help`},
+			{srv.Addr(), "int set /n", exitUsage, "want: zsync int set PATH NUMBER [flags]"},
+			{srv.Addr(), "int add /n 1.5", exitUsage, "1.5: want a whole number"},
+			{srv.Addr(), "int watch /n --count 0", exitUsage, "--count 0: must be at least 1"},
+			{srv.Addr(), "group join /g", exitUsage, "want: zsync group join PATH ID [INFO] [flags] [-- CMD [ARG...]]"},
+			{srv.Addr(), "group join /g a info sleep 1", exitUsage, "there is no -- before the command"},
+			{srv.Addr(), "group join /g a info --kazoo -- true", exitUsage, "kazoo's members have no INFO"},
+			{srv.Addr(), "group members g", exitUsage, `path "g" is relative`},
+			{srv.Addr(), "schedule run /s -- true", exitUsage, "when? give --every or --cron"},
+			{srv.Addr(), "schedule run /s --every 1h true", exitUsage, "there is no -- before the command"},
+			{srv.Addr(), "schedule run /s --every 1h --missed some -- true", exitUsage, "want latest, skip or all"},
+			{srv.Addr(), "schedule do /s -- true", exitUsage, "of which instant? give --at, --every or --cron"},
+			{srv.Addr(), "schedule do /s --at today -- true", exitUsage, "want a time such as 2006-01-02T15:04:05Z"},
+			{srv.Addr(), "schedule do /s --cron 0_3 -- true", exitUsage, "--cron 0_3: "},
+			{srv.Addr(), "schedule last /s", exitBusy, "/s: none has been done"},
+			{"", "server --lose-replies 101", exitUsage, "want from 0 to 100"},
+			{"", "server --min-session 5 --max-session 4", exitUsage, "--min-session 5s is longer than --max-session 4s"},
+			{srv.Addr(), "bogus", exitUsage, `unknown command "bogus"`},
+			{srv.Addr(), "lokc", exitUsage, `unknown command "lokc" for "zsync"; did you mean lock?`},
+		} {
+			steadily(t, func() string { // some have little time
+				return start(t, tt.servers, "", strings.Fields(tt.args)...).outcome(tt.status, "", `^zsync: .*`+regexp.QuoteMeta(tt.message)+`.*\n$`)
+			})
+		}
+	})
 }
 
 func TestHelpDoesNotShowTheEnvironment(t *testing.T) {

@@ -281,44 +281,45 @@ func TestWhoHasClosedAGateIsNamed(t *testing.T) {
 }
 
 func TestPathsAreCompletedFromTheServers(t *testing.T) {
-	srv := serve(t)
-	s := connect(t, srv)
-	if err := errors.Join(
-		zsync.NewMutex(s, "/jobs/nightly").Lock(t.Context()), zsync.NewMutex(s, "/jobs/night").Lock(t.Context()),
-		zsync.NewMutex(s, "/locks/a").Lock(t.Context()), zsync.NewQueue[int](s, "/queue").Send(t.Context(), 1),
-	); err != nil {
-		t.Fatal(err)
-	}
-	for _, tt := range []struct{ args, want string }{
-		{"lock /", "/jobs /locks /queue :4"},
-		{"lock ", "/jobs /locks /queue :4"},
-		{"lock /jo", "/jobs /jobs/ :4"},
-		{"lock /jobs/", "/jobs/night /jobs/nightly :4"},
-		{"lock /jobs/nightl", "/jobs/nightly :4"}, // of it, what is below is no path for others
-		{"lock /a /jobs/nightl", "/jobs/nightly :4"},
-		{"elect /jobs/nightly ", ":0"}, // a file
-		{"lock /jobs/nightly -- /", ":0"},
-		{"value get /lo", "/locks /locks/ :4"},
-		{"value get /locks ", ":4"},
-		{"ls /qu", "/queue :4"},
-		{"lock jobs", ":4"},
-	} {
-		args := strings.Split(tt.args, " ")
-		steadily(t, func() string { // nobody is kept waiting for longer than a moment
-			r := start(t, srv.Addr(), "", append([]string{"__complete"}, args...)...)
-			if status := r.wait(); status != 0 || strings.Join(strings.Fields(r.stdout.String()), " ") != tt.want {
-				return fmt.Sprintf("%s: exit status %d and %q, want %q", tt.args, status, r.stdout.String(), tt.want)
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		s := connect(t, srv)
+		if err := errors.Join(
+			zsync.NewMutex(s, "/jobs/nightly").Lock(t.Context()), zsync.NewMutex(s, "/jobs/night").Lock(t.Context()),
+			zsync.NewMutex(s, "/locks/a").Lock(t.Context()), zsync.NewQueue[int](s, "/queue").Send(t.Context(), 1),
+		); err != nil {
+			t.Fatal(err)
+		}
+		for _, tt := range []struct{ args, want string }{
+			{"lock /", "/jobs /locks /queue :4"},
+			{"lock ", "/jobs /locks /queue :4"},
+			{"lock /jo", "/jobs /jobs/ :4"},
+			{"lock /jobs/", "/jobs/night /jobs/nightly :4"},
+			{"lock /jobs/nightl", "/jobs/nightly :4"}, // of it, what is below is no path for others
+			{"lock /a /jobs/nightl", "/jobs/nightly :4"},
+			{"elect /jobs/nightly ", ":0"}, // a file
+			{"lock /jobs/nightly -- /", ":0"},
+			{"value get /lo", "/locks /locks/ :4"},
+			{"value get /locks ", ":4"},
+			{"ls /qu", "/queue :4"},
+			{"lock jobs", ":4"},
+		} {
+			args := strings.Split(tt.args, " ")
+			steadily(t, func() string { // nobody is kept waiting for longer than a moment
+				r := start(t, srv.Addr(), "", append([]string{"__complete"}, args...)...)
+				if status := r.wait(); status != 0 || strings.Join(strings.Fields(r.stdout.String()), " ") != tt.want {
+					return fmt.Sprintf("%s: exit status %d and %q, want %q", tt.args, status, r.stdout.String(), tt.want)
+				}
+				return ""
+			})
+		}
+		steadily(t, func() string {
+			began := time.Now()
+			r := start(t, "127.0.0.1:1", "", "__complete", "lock", "/")
+			if r.want(0, ":4\n"); time.Since(began) > 10*time.Second {
+				return fmt.Sprintf("without servers it took %v", time.Since(began))
 			}
 			return ""
 		})
-	}
-	steadily(t, func() string {
-		began := time.Now()
-		r := start(t, "127.0.0.1:1", "", "__complete", "lock", "/")
-		if r.want(0, ":4\n"); time.Since(began) > 10*time.Second {
-			return fmt.Sprintf("without servers it took %v", time.Since(began))
-		}
-		return ""
 	})
 }
 
