@@ -231,6 +231,7 @@ var mutexCrashes = []crash{{
 	},
 	after:    afterMutex,
 	requests: 1,
+	expires:  true,
 }, {
 	name: "Mutex.TryLock of a place that is kept",
 	child: func(ctx context.Context, s *zsync.Session, begin func()) error {

@@ -58,6 +58,10 @@ type crash struct {
 
 	// requests is how many the operation makes at least.
 	requests int
+
+	// expires says that beside waits, before it is ready, for the end of the dead
+	// process's session: the test ends it then.
+	expires bool
 }
 
 const (
@@ -65,8 +69,7 @@ const (
 	crashEnv   = "ZSYNC_CRASH"
 	crashBound = 5 * time.Minute // for what takes milliseconds, with sixteen at a time on a busy machine
 
-	// No session ends because the machine stands still. That of the dead is ended by its
-	// server, but where who is beside waits for that before the test knows of the death.
+	// No session ends because the machine stands still. The test ends that of the dead.
 	crashSession = 20 * time.Second
 )
 
@@ -191,6 +194,7 @@ func (c crash) at(ctx context.Context, p crashPoint) (n int, err error) {
 	}
 
 	child := newCrashChild(c.name, p)
+	child.expires = c.expires
 	srv.Intercept(child.intercept)
 	besideCtx, besideEnd := context.WithCancel(ctx)
 	defer besideEnd()
@@ -335,15 +339,16 @@ func childrenOf(ctx context.Context, path string) ([]string, error) {
 
 // A crashChild is the process that is killed, as the parent sees it.
 type crashChild struct {
-	op    string
-	at    crashPoint
-	cmd   *exec.Cmd
-	death string        // how it ended
-	begun chan struct{} // closed when it has prepared its operation
-	able  chan struct{} // closed when it may go on
-	ready func()        // closes able
-	waits chan struct{} // closed when it has left a watch
-	gone  chan struct{} // closed when it has ended
+	op      string
+	at      crashPoint
+	expires bool // see crash
+	cmd     *exec.Cmd
+	death   string        // how it ended
+	begun   chan struct{} // closed when it has prepared its operation
+	able    chan struct{} // closed when it may go on
+	ready   func()        // closes able
+	waits   chan struct{} // closed when it has left a watch
+	gone    chan struct{} // closed when it has ended
 
 	mu      sync.Mutex
 	session int64     // its ZooKeeper session, once it has begun; guarded by mu
@@ -457,7 +462,14 @@ func (c *crashChild) run(ctx context.Context, srv *zktest.Server) error {
 		return err
 	}
 	close(c.begun)
-	<-c.able
+	select {
+	case <-c.able:
+	case <-c.gone:
+		if c.expires {
+			srv.Expire(c.session)
+		}
+		<-c.able
+	}
 	io.WriteString(in, "go\n")
 	_, err = says("done")
 	if _, killed := c.result(); killed {
