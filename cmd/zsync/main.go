@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"runtime"
@@ -95,7 +96,15 @@ func execute(ctx context.Context, h *host) (int, os.Signal) {
 	root.SetOut(h.stdout)
 	root.SetErr(h.stderr)
 	root.SetArgs(behindDashes(root, h.args))
+	help, shown := root.HelpFunc(), &checkedWriter{Writer: h.stdout}
+	root.SetHelpFunc(func(cmd *cobra.Command, args []string) {
+		cmd.SetOut(shown)
+		help(cmd, args)
+	})
 	err := root.ExecuteContext(ctx)
+	if err == nil {
+		err = outputError(shown.err)
+	}
 	var status *statusError
 	switch {
 	case err == nil:
@@ -114,6 +123,19 @@ func execute(ctx context.Context, h *host) (int, os.Signal) {
 		return status.status, sig.Signal
 	}
 	return status.status, nil
+}
+
+// A checkedWriter remembers the first error: cobra's help has no way to return it.
+type checkedWriter struct {
+	io.Writer
+	err error
+}
+
+func (w *checkedWriter) Write(p []byte) (int, error) {
+	if w.err == nil {
+		_, w.err = w.Writer.Write(p)
+	}
+	return len(p), nil
 }
 
 // say writes an error to standard error, as one line.

@@ -1462,7 +1462,7 @@ func TestOutputThatCannotBeWrittenIsAnError(t *testing.T) {
 	srv := serve(t)
 	start(t, srv.Addr(), "", "queue", "send", "/q", "one").want(0, "")
 	for _, args := range [][]string{{"queue", "recv", "/q"}, {"queue", "len", "/q"}, {"status", "/q"}, {"status", "--json", "/q"},
-		{"--version"}, {"completion", "bash"}, {"server", "--listen", "127.0.0.1:0"}} {
+		{"--version"}, {"completion", "bash"}, {"help"}, {"help", "lock"}, {"lock", "--help"}, {"server", "--listen", "127.0.0.1:0"}} {
 		cmd := exec.Command(binary(), args...)
 		cmd.Env = append(os.Environ(), "ZSYNC_SERVERS="+srv.Addr())
 		cmd.Stdout = full

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-zookeeper/zk"
 	"github.com/spf13/cobra"
 
 	"github.com/zsync/zsync/ui"
@@ -61,6 +62,9 @@ authentication before it. Programs can have the same page: see package ui.`,
 			}
 			defer t.session.Close()
 			if _, _, err := t.session.Children(t.waiting, opts.Root); err != nil && opts.Root != "/" {
+				if errors.Is(err, zk.ErrNoNode) {
+					return fail(exitConfig, "%s: nothing is there; the page wants a path that exists", opts.Root)
+				}
 				return verdict(err, exitServers)
 			}
 			l, err := net.Listen("tcp", listen)

@@ -89,3 +89,12 @@ func TestCommandThatASignalStopsHasFailedAtNoAttempt(t *testing.T) {
 		start(t, srv.Addr(), "", "queue", "recv", "/q", "--max-attempts", "3", "--", attempt).want(0, "1\n")
 	})
 }
+
+func TestPageOfAPathThatDoesNotExistIsRefusedAsASetting(t *testing.T) {
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		r := start(t, srv.Addr(), "", "ui", "/no/such", "--listen", "127.0.0.1:0")
+		if wrong := r.outcome(exitConfig, "", "/no/such: nothing is there"); wrong != "" {
+			t.Error(wrong)
+		}
+	})
+}

@@ -21,14 +21,20 @@ type File struct {
 	Torn []int
 }
 
+// longest is more than the longest line of a trace: ZooKeeper takes no path of 1 MiB.
+const longest = 2 << 20
+
 // Parse reads one file of lines, of one trace or of several. It fails if that
 // holds anything else, or another version.
 func Parse(r io.Reader, name string) (*File, error) {
 	f := &File{Name: name}
-	in := bufio.NewReader(r)
+	in := bufio.NewReaderSize(r, longest)
 	for n := 1; ; n++ {
-		text, err := in.ReadBytes('\n')
+		text, err := in.ReadSlice('\n')
 		whole := err == nil
+		if err == bufio.ErrBufferFull {
+			return nil, fmt.Errorf("%s:%d: no line of a trace: longer than %d bytes: %.60q", name, n, longest, text)
+		}
 		if err != nil && err != io.EOF {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}

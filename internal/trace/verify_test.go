@@ -147,3 +147,23 @@ func TestParseRefusesWhatIsNoTraceAndSaysWhatIsMissing(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 }
+
+// An endless reads as zeros, without a newline.
+type endless struct{ read int }
+
+func (e *endless) Read(p []byte) (int, error) {
+	clear(p)
+	e.read += len(p)
+	return len(p), nil
+}
+
+func TestParseRefusesALineThatDoesNotEnd(t *testing.T) {
+	in := new(endless)
+	_, err := Parse(in, "f")
+	if err == nil || !strings.HasPrefix(err.Error(), "f:1: no line of a trace: longer than ") {
+		t.Errorf("error %v", err)
+	}
+	if in.read > 4<<20 {
+		t.Errorf("%d bytes were read", in.read)
+	}
+}
