@@ -30,8 +30,8 @@ import (
 // a path below it. The znode is persistent and its data is "zsync: closed by " and the
 // owner ([WithOwner]), in plain text. The
 // container path-receipts holds a znode for each Close and Open in progress, kept
-// for a second, and the parents of path are containers too, so the servers remove
-// what an open Barrier leaves.
+// for a second. The parents of path are persistent. Close is [ErrMixed] if the
+// directory of something else is at path.
 //
 // # Cost
 //
@@ -79,9 +79,16 @@ func (b *Barrier) Close(ctx context.Context) error {
 		return &zk.CreateRequest{Path: znode, Data: []byte(marks.Gate + m.Config.Owner), Acl: m.Config.ACL}
 	})
 	if session.IsNodeExists(err) {
-		// Closed by somebody else: but is it by one of those whom the ACL allows?
-		// NoNode is that it has been opened since.
-		err = b.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.VetNow(ctx, b.s.m.Full(b.path)) })
+		// Closed by somebody else: but is it by one of those whom the ACL allows, and is
+		// it a gate? NoNode is that it has been opened since.
+		err = b.s.m.During(ctx, func(inc *session.Incarnation) error {
+			znode := b.s.m.Full(b.path)
+			if err := inc.VetNow(ctx, znode); err != nil {
+				return err
+			}
+			_, _, err := inc.GetMade(ctx, znode, inc.Get)
+			return err
+		})
 	}
 	return opError("close", b.path, unlessNoNode(err))
 }
@@ -147,7 +154,7 @@ func (b *Barrier) await(ctx context.Context, inc *session.Incarnation, closed *i
 	read := inc.GetFresh
 	for {
 		w := inc.Watches.Join(key)
-		_, stat, err := read(ctx, key.Path) // Step 1.
+		data, stat, err := read(ctx, key.Path) // Step 1.
 		read = inc.Get
 		switch {
 		case session.IsNoNode(err): // Step 2.
@@ -156,6 +163,9 @@ func (b *Barrier) await(ctx context.Context, inc *session.Incarnation, closed *i
 		case err != nil:
 			inc.Watches.Leave(w)
 			return err
+		case session.Unstored(data, stat):
+			inc.Watches.Leave(w)
+			return b.s.m.Mixed(key.Path)
 		case *closed == 0:
 			*closed = stat.Czxid
 		case *closed != stat.Czxid:

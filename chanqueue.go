@@ -107,9 +107,6 @@ func NewQueue[T any](s *Session, path string, opts ...QueueOption) *Queue[T] {
 	if q.misuse() != nil {
 		return q
 	}
-	if cfg.layout == LayoutKazooQueue {
-		s.m.MakeLasting(s.m.Full(path)) // kazoo's objects make it once each
-	}
 	engine := cfg.Config
 	engine.Path, engine.Decode = path, func(data []byte) (any, error) { return codec.Decode[T](cfg.codec, data) }
 	if q.q = queue.New(s.m, engine); cfg.layout != LayoutZsync {

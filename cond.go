@@ -46,7 +46,7 @@ import (
 // path/<uuid>-wait-<seq>-signal. The transaction that creates it also empties
 // the waiter's znode, and that write wakes the waiter. If a waiter goes
 // without having taken its signal, another waiter passes the signal on. path
-// and its parents are containers.
+// is a container, and its parents are persistent.
 //
 // # Cost
 //

@@ -690,7 +690,7 @@ func ignoreLost(err error) error {
 func TestASignalIsNotTakenForTheWaiterWhoseCreateHadNoReply(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, o := open(t, srv), open(t, srv)
-		must(t, live(t, o).MakeDir(t.Context(), "/c"))
+		must(t, live(t, o).MakeDir(t.Context(), session.Dir{Path: "/c"}))
 		id := s.ID()
 		lost := first(zktest.DropReply, func(r zktest.Request) bool {
 			return r.Session == id && r.Op == zktest.OpCreate && strings.HasPrefix(r.Path, "/c/")

@@ -67,8 +67,8 @@ func WithPriority(p int) ElectionOption {
 //
 // Each candidate writes one ephemeral, sequential znode,
 // path/_c_<uuid>-latch-<seq>, whose data is its id in plain text ([WithID]);
-// other names with [WithLayout]. path and its parents are containers,
-// created if missing, and removed by the servers once empty. Children with
+// other names with [WithLayout]. path is a container, created if missing, and
+// removed by the servers once empty. Its parents are persistent. Children with
 // other names are ignored.
 //
 // # Cost
@@ -119,10 +119,8 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 	if c.id != nil {
 		e.id = []byte(*c.id)
 	}
-	if c.layout == LayoutKazoo {
-		s.m.MakeLasting(s.m.Full(path)) // kazoo's objects make it once each
-	}
 	e.line = line.New(s.m, path, c.layout.naming(), electionBases[c.layout])
+	e.line.Kept = c.layout == LayoutKazoo // its objects make it once each
 	e.line.Strict, e.line.Limits = true, c.limits.ofLine()
 	e.line.Kind = trace.Election
 	e.base = e.line.Bases[0]

@@ -28,7 +28,9 @@ var (
 
 	// ErrMixed means that a contender of another kind, or of another layout,
 	// stands in the line: a Mutex and an Election at one path, for example. They
-	// would not keep each other out.
+	// would not keep each other out. Or it means that something cannot be stored at a
+	// path, because the servers would remove it there with the directory of something
+	// else.
 	ErrMixed = line.ErrMixed
 
 	// ErrNegativeCounter means a WaitGroup's counter would have become negative.

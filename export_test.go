@@ -15,7 +15,7 @@ import (
 
 var (
 	ParseServers = parseServers
-	SwapOps      = swapOps
+	SwapOps      = session.SwapOps
 )
 
 func (m *made) sessionOf() *Session { return m.s }

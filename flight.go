@@ -109,7 +109,7 @@ func (f *Flight[T]) do(ctx context.Context, key string, fn func(ctx context.Cont
 		return v, false, ErrDeadlock
 	}
 	// Whoever may change what is in it may put a lock of his own in the place of ours.
-	if err := f.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.Vet(ctx, f.s.m.Full(f.path), nil) }); err != nil {
+	if err := f.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.Vet(ctx, session.Dir{Path: f.s.m.Full(f.path)}) }); err != nil {
 		return v, false, err
 	}
 	var came *zk.Stat // of the znode that came first, in whichever session
@@ -174,7 +174,9 @@ func plainError(err error) error {
 // lockOf returns the lock of a key. Each call has its own place in the line, which
 // says by its znode when it came.
 func (f *Flight[T]) lockOf(key string) *RWMutex {
-	return NewRWMutex(f.s, session.ChildPath(f.path, session.NameOfKey(key)), WithHandoffs(0))
+	rw := NewRWMutex(f.s, session.ChildPath(f.path, session.NameOfKey(key)), WithHandoffs(0))
+	rw.turnstile.Line.Part = true
+	return rw
 }
 
 const flightResult = "result"

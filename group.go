@@ -48,8 +48,8 @@ import (
 // GroupMember has it. Bytes that ZooKeeper does not allow in a name are written
 // as % and two hexadecimal digits. With [WithLayout]([LayoutKazoo]) it is
 // <guid>__party__, whose data is the id, as in kazoo's Party; then there is no
-// info. path and its parents are containers; with LayoutKazoo path is
-// persistent.
+// info. path is a container, persistent with LayoutKazoo. Its parents
+// are persistent.
 //
 // # Cost
 //
@@ -264,12 +264,8 @@ func (m *Membership[T]) enter(inc *session.Incarnation) (gone *session.Removal, 
 		m.mu.Lock()
 		data := m.data
 		m.mu.Unlock()
-		if m.g.kazoo { // whose objects make the path once, and rely on it
-			if _, err := inc.Create(m.leaving, m.g.dir(), nil); err != nil {
-				return nil, err
-			}
-		}
-		gone, err := inc.CreateOwn(m.leaving, m.path, data)
+		dir := session.Dir{Path: m.g.dir(), Kept: m.g.kazoo} // whose objects make the path once, and rely on it
+		gone, err := inc.CreateOwn(m.leaving, dir, m.path, data)
 		if session.IsNodeExists(err) {
 			if err := inc.AwaitGone(m.leaving, m.path); err != nil {
 				return nil, err

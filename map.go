@@ -56,16 +56,18 @@ import (
 // form that the codec gives it ([WithCodec]; the default is JSON). Bytes that
 // ZooKeeper does not allow in a name are written as % and two hexadecimal
 // digits, and so is % itself. path is persistent too; its data are "zsync map", and
-// its version counts deletions. Where something else has made path, as a lock below
+// its version counts deletions. If something else has made path, as a lock below
 // it does, the persistent znode path/%kept, which is no key, keeps the servers from
-// removing it. Each write also writes a receipt below path-receipts, in the same
-// transaction; it is deleted in the background when nothing has been written for a
+// removing it. A write is [ErrMixed] if path, or the key's znode, is the directory of a
+// lock, a group, a queue or the like, or ephemeral. Each write also writes a receipt
+// below path-receipts, in the same transaction; it is deleted in the background when nothing has been written for a
 // second.
 //
 // # Cost
 //
 // Load costs 2 requests. Store and Delete cost 1 round trip, LoadOrStore 2, the
-// others 3, and the first Delete or Clear of a session 1 more; a second after the
+// others 3, and the first write of a session 1 more, as the first to each key that is
+// there; a second after the
 // last write comes one request more in the background. Range costs 3 requests and 2
 // for every 128 keys, in 4 round trips. Watch costs 3 requests and one for each key at
 // first; then one notification and one request for each change, and one request for
@@ -159,47 +161,31 @@ func (m *Map[V]) Load(ctx context.Context, key string) (V, Version, error) {
 // read reads a key as it is now; the stat is nil if there is none.
 func (m *Map[V]) read(ctx context.Context, path string) (n session.Node, err error) {
 	err = m.s.m.During(ctx, func(inc *session.Incarnation) error {
-		data, stat, err := inc.GetFresh(ctx, path)
-		if session.IsNoNode(err) {
-			data, stat, err = nil, nil, nil
-		}
-		n = session.Node{Data: data, Stat: stat}
+		n, err = session.Entry(inc.GetFresh(ctx, path))
 		return err
 	})
 	return n, err
 }
 
-// commit applies ops exactly once, and makes path first where it is missing.
-func (m *Map[V]) commit(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
-	// Who may delete in a directory may delete every key.
-	if err := m.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.VetHere(ctx, m.dir()) }); err != nil {
-		return nil, err
-	}
-	return m.s.m.CommitAcrossSessions(ctx, m.receipts(), ops)
-}
-
-// keep has path last, if it is there, before its mark is written, and its version be one that
-// a request can ask for; dir is what it is now, if that is known. It reports whether it has
-// written the mark, by which the version has gone on.
-func (m *Map[V]) keep(ctx context.Context, dir *zk.Stat) (marked bool, err error) {
-	err = m.s.m.During(ctx, func(inc *session.Incarnation) error {
-		marked, err = inc.KeepDir(ctx, m.dir(), []byte(marks.Map), dir)
-		return err
-	})
-	return marked, err
+// commit applies ops, which are about the key at path, exactly once. It is ErrMixed if that,
+// or the znode of the map, need not last: the version of that must not begin anew.
+func (m *Map[V]) commit(ctx context.Context, path string, ops ...any) error {
+	return m.s.m.CommitState(ctx, m.receipts(), session.Stored{Path: path, Dir: m.dir(), Leaf: true}, ops)
 }
 
 // create makes a key, if it is not there. The error is NodeExists if it is.
 func (m *Map[V]) create(ctx context.Context, path string, data []byte) error {
 	for {
-		_, err := m.commit(ctx, &zk.CreateRequest{Path: path, Data: data, Acl: m.s.m.Config.ACL})
+		err := m.commit(ctx, path, &zk.CreateRequest{Path: path, Data: data, Acl: m.s.m.Config.ACL})
 		if !session.IsNoNode(err) {
 			return err
 		}
-		// It is persistent, unlike other directories: its version must not
-		// begin anew while somebody relies on it.
-		m.s.m.MarkLasting(m.dir(), []byte(marks.Map))
-		if err := m.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.MakeDir(ctx, m.dir()) }); err != nil {
+		// Its version must not begin anew while somebody relies on it.
+		err = m.s.m.During(ctx, func(inc *session.Incarnation) error {
+			_, err := inc.Create(ctx, m.dir(), []byte(marks.Map))
+			return err
+		})
+		if err != nil {
 			return err
 		}
 	}
@@ -209,7 +195,7 @@ func (m *Map[V]) create(ctx context.Context, path string, data []byte) error {
 func (m *Map[V]) Store(ctx context.Context, key string, v V) error {
 	path, data, err := m.stored(ctx, key, v)
 	for err == nil {
-		_, err = m.commit(ctx, &zk.SetDataRequest{Path: path, Data: data, Version: -1})
+		err = m.commit(ctx, path, &zk.SetDataRequest{Path: path, Data: data, Version: -1})
 		if !session.IsNoNode(err) {
 			break
 		}
@@ -266,12 +252,12 @@ func (m *Map[V]) deletion(path string, version int32) []any {
 }
 
 // deletionAt is deletion if the key's counter is at version. At -1, which a request
-// cannot ask for, the key is written first, see swapOps: then it is at 0.
+// cannot ask for, the key is written first, see [session.SwapOps]: then it is at 0.
 func (m *Map[V]) deletionAt(path string, version int32) []any {
 	if version != -1 {
 		return m.deletion(path, version)
 	}
-	return append(swapOps(path, nil, -1), m.deletion(path, 0)...)
+	return append(session.SwapOps(path, nil, -1), m.deletion(path, 0)...)
 }
 
 // LoadAndDelete deletes key and returns the value that it had, if it was there.
@@ -300,7 +286,7 @@ func (m *Map[V]) Swap(ctx context.Context, key string, v V) (previous V, loaded 
 			if was = n; n.Stat == nil {
 				return nil
 			}
-			return swapOps(path, data, n.Stat.Version)
+			return session.SwapOps(path, data, n.Stat.Version)
 		}); err != nil || was.Stat != nil {
 			return m.former("swap", key, was, err)
 		}
@@ -335,7 +321,7 @@ func (m *Map[V]) CompareAndSwap(ctx context.Context, key string, old Version, v 
 		return err == nil, m.fail("compareandswap", key, err)
 	}
 	return m.ifStill(ctx, "compareandswap", key, old, func(path string) []any {
-		return swapOps(path, data, old.version)
+		return session.SwapOps(path, data, old.version)
 	})
 }
 
@@ -379,13 +365,14 @@ func (m *Map[V]) change(ctx context.Context, key string, ops func(path string, n
 		if all == nil {
 			return nil
 		}
-		if again, err := m.keep(ctx, dir); err != nil {
-			return err
-		} else if again {
+		if dir.Version == -1 { // which a request cannot ask for: there it means any
+			if _, err := m.s.m.CommitAcrossSessions(ctx, m.receipts(), []any{m.counting()}); err != nil && !session.IsNoNode(err) {
+				return err
+			}
 			continue
 		}
 		all = append([]any{&zk.CheckVersionRequest{Path: m.dir(), Version: dir.Version}}, all...)
-		if _, err = m.commit(ctx, all...); !session.IsBadVersion(err) && !session.IsNoNode(err) {
+		if err = m.commit(ctx, path, all...); !session.IsBadVersion(err) && !session.IsNoNode(err) {
 			return err
 		}
 	}
@@ -398,11 +385,7 @@ func (m *Map[V]) readGuarded(ctx context.Context, path string) (dir *zk.Stat, n 
 			n = session.Node{}
 			return err
 		}
-		data, stat, err := inc.Get(ctx, path)
-		if session.IsNoNode(err) {
-			data, stat, err = nil, nil, nil
-		}
-		n = session.Node{Data: data, Stat: stat}
+		n, err = session.Entry(inc.Get(ctx, path))
 		return err
 	})
 	return dir, n, err
@@ -463,14 +446,11 @@ func clearBatch(dir string) int {
 // deleteAll deletes keys in one transaction, or one by one if one of them is
 // gone.
 func (m *Map[V]) deleteAll(ctx context.Context, names []string) error {
-	if _, err := m.keep(ctx, nil); err != nil {
-		return err
-	}
 	ops := make([]any, 0, len(names)+1)
 	for _, name := range names {
 		ops = append(ops, &zk.DeleteRequest{Path: session.ChildPath(m.dir(), name), Version: -1})
 	}
-	_, err := m.commit(ctx, append(ops, m.counting())...)
+	err := m.s.m.CommitState(ctx, m.receipts(), session.Stored{Path: m.dir()}, append(ops, m.counting()))
 	if !session.IsNoNode(err) || len(names) == 1 {
 		if session.IsNoNode(err) {
 			err = nil
@@ -618,7 +598,7 @@ func (m *Map[V]) readAll(ctx context.Context, inc *session.Incarnation, list lis
 func keyed(nodes map[string]session.Node) map[string]session.Node {
 	out := make(map[string]session.Node, len(nodes))
 	for name, n := range nodes {
-		if key, ok := session.KeyOfName(name); ok {
+		if key, ok := session.KeyOfName(name); ok && !session.NeverStored(n.Data, n.Stat) {
 			out[key] = n
 		}
 	}

@@ -45,8 +45,9 @@ import (
 // # Znodes
 //
 // Each Lock writes one ephemeral, sequential znode, path/_c_<uuid>-lock-<seq>,
-// whose data is the owner in plain text ([WithOwner]). path and its parents
-// are containers, created if missing, and removed by the servers once empty.
+// whose data is the owner in plain text ([WithOwner]). path is a
+// container, created if missing, and removed by the servers once empty. Its parents
+// are persistent.
 // With [LayoutKazoo] the name is <guid>__lock__<seq>. Children with other
 // names are ignored.
 //
@@ -91,12 +92,11 @@ func newMutex(s *Session, path string, c lockConfig) *Mutex {
 	entries := &mutexEntries
 	if c.layout == LayoutKazoo {
 		entries = &kazooMutexEntries
-		s.m.MakeLasting(s.m.Full(path)) // kazoo's objects make it once each
 	}
 	base := entries.Of(turnstile.Exclusive).Base
 	m := &Mutex{made: made{s: s, path: path}}
 	ln := line.New(s.m, path, c.layout.naming(), base)
-	ln.Strict, ln.Settled, ln.Limits = true, true, c.limits.ofLine()
+	ln.Strict, ln.Settled, ln.Limits, ln.Kept = true, true, c.limits.ofLine(), c.layout == LayoutKazoo // its objects make it once each
 	ln.Kind, ln.Keeps = trace.Mutex, c.retain > 0
 	m.turnstile.init(s, path, ln, c, entries)
 	return m

@@ -46,8 +46,8 @@ import (
 // path/_c_<uuid>-lock-<seq>, whose data is the owner ([WithOwner]); this is the
 // line of a [Mutex] at the same path. The mark is the persistent znode
 // path/done, whose data is the owner who did it, a line feed and the name of
-// its znode in the line; that of [OnceValue] is the value. path and its parents
-// are containers; the mark keeps them from being removed.
+// its znode in the line; that of [OnceValue] is the value. path is
+// a container, which the mark keeps from being removed; its parents are persistent.
 //
 // # Cost
 //
@@ -298,6 +298,9 @@ func (k *mark) known() *sight {
 	return g
 }
 
+// shortMark is fewer bytes than the mark of a Once has, with the name of its znode in the line.
+const shortMark = 40
+
 // look looks for the mark and remembers it. If there is none it is nil, and none is
 // that; the caller leaves it. With value the mark is read, which leaves no watch
 // where there is none.
@@ -311,6 +314,10 @@ func (k *mark) look(ctx context.Context, value bool) (g *sight, none *absence, e
 		switch stat, err := inc.Exists(ctx, k.path); {
 		case err != nil:
 			inc.Watches.Leave(w)
+			return err
+		case stat != nil && (stat.DataLength < shortMark || stat.Cversion != 0 || stat.EphemeralOwner != 0):
+			inc.Watches.Leave(w) // it may be the directory of something
+			g, err = k.lookValue(ctx, inc)
 			return err
 		case stat != nil:
 			g = &sight{inc: inc, w: w}
@@ -329,7 +336,7 @@ func (k *mark) look(ctx context.Context, value bool) (g *sight, none *absence, e
 // lookValue reads the mark. It is nil if there is none.
 func (k *mark) lookValue(ctx context.Context, inc *session.Incarnation) (*sight, error) {
 	w := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: k.path})
-	data, _, err := inc.Get(ctx, k.path)
+	data, _, err := inc.GetMade(ctx, k.path, inc.Get)
 	if err != nil {
 		inc.Watches.Leave(w)
 		if session.IsNoNode(err) {

@@ -146,7 +146,7 @@ func (p *Partition) run(ctx context.Context, shards []string, f func(ctx context
 	}
 	// The group and the plan vet what is theirs. Who may delete in path could
 	// delete these.
-	err := p.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.Vet(ctx, p.s.m.Full(p.path), nil) })
+	err := p.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.Vet(ctx, session.Dir{Path: p.s.m.Full(p.path)}) })
 	if err != nil {
 		return err
 	}

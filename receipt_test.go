@@ -305,7 +305,7 @@ func TestAChangeWhoseRepetitionIsRefusedIsToldAsItWas(t *testing.T) {
 			},
 			applied: func(ctx context.Context, s *zsync.Session) (bool, error) {
 				data, _, err := s.Get(ctx, "/p")
-				return string(data) == "2", err
+				return string(data) == "2\nzsync directory", err
 			},
 		},
 		"queue": {

@@ -54,8 +54,9 @@ import (
 // RLock path/_c_<uuid>-__READ__<seq>, with the owner as data ([WithOwner]);
 // these are the names of Curator's InterProcessReadWriteLock. With
 // [LayoutKazoo] they are <guid>__lock__<seq> and <guid>__rlock__<seq>. A
-// downgraded writer has a read node with its own number. path and its parents
-// are containers, created if missing, and removed by the servers once empty.
+// downgraded writer has a read node with its own number. path is a
+// container, created if missing, and removed by the servers once empty. Its parents
+// are persistent.
 // Children with other names are ignored.
 //
 // # Cost
@@ -102,12 +103,11 @@ func NewRWMutex(s *Session, path string, opts ...LockOption) *RWMutex {
 	entries := &rwmutexEntries
 	if c.layout == LayoutKazoo {
 		entries = &kazooRWMutexEntries
-		s.m.MakeLasting(s.m.Full(path)) // kazoo's objects make it once each
 	}
 	write := entries.Of(turnstile.Exclusive).Base
 	ln := line.New(s.m, path, c.layout.naming(), write, entries.Of(turnstile.Shared).Base)
-	ln.Strict, ln.Limits = true, c.limits.ofLine()
-	ln.Kind, ln.Keeps = trace.Write, c.retain > 0 // those who write
+	ln.Strict, ln.Limits, ln.Kept = true, c.limits.ofLine(), c.layout == LayoutKazoo // its objects make it once each
+	ln.Kind, ln.Keeps = trace.Write, c.retain > 0                                    // those who write
 	rw.turnstile.init(s, path, ln, c, entries)
 	return rw
 }

@@ -177,7 +177,7 @@ func TestAGoroutineThatWaitsForAMutexCostsNoOtherAndFourKilobytes(t *testing.T) 
 				before := inUse()
 				for range n {
 					guid := session.NewGUID()
-					_, _, err := live(t, s).CreateChild(t.Context(), "/others", session.ProtectedName(guid, "lock-"), guid, nil, zk.FlagEphemeralSequential, false)
+					_, _, err := live(t, s).CreateChild(t.Context(), session.Dir{Path: "/others"}, session.ProtectedName(guid, "lock-"), guid, nil, zk.FlagEphemeralSequential, false)
 					must(t, err)
 				}
 				servers = int64(inUse()-before) / int64(n)
@@ -227,7 +227,7 @@ func TestAHeldLockCostsNoGoroutineAndAtMost2304Bytes(t *testing.T) {
 		}
 		servers := grown(func(i int) { // the same znodes
 			guid := session.NewGUID()
-			_, _, err := live(t, s).CreateChild(t.Context(), path("none", i), session.ProtectedName(guid, "lock-"), guid, nil, zk.FlagEphemeralSequential, false)
+			_, _, err := live(t, s).CreateChild(t.Context(), session.Dir{Path: path("none", i)}, session.ProtectedName(guid, "lock-"), guid, nil, zk.FlagEphemeralSequential, false)
 			must(t, err)
 		})
 		goroutines, watches := runtime.NumGoroutine(), srv.Counts().Watches

@@ -51,8 +51,9 @@ import (
 //
 // # Znodes
 //
-// A process that waits or runs is in the lock queue of a [Mutex] at the same path. path/last is
-// persistent. Its first line is the last instant that was done, in the form of
+// A process that waits or runs is in the lock queue of a [Mutex] at the same path. path is a
+// container, kept by path/last, which is persistent; its parents are persistent.
+// The first line of path/last is the last instant that was done, in the form of
 // [time.RFC3339Nano], or the zero time. The second line is the owner ([WithOwner]), the
 // third is unique, and the fourth, if present, is the last failure as JSON. If a broken clock
 // has recorded an instant far in the future, nothing runs until then; delete path/last to go on.
@@ -478,7 +479,7 @@ func (c *Schedule) load(ctx context.Context, fresh bool) (r scheduleRecord, err 
 		if fresh {
 			read = inc.GetFresh
 		}
-		data, _, err := read(ctx, c.s.m.Full(c.last()))
+		data, _, err := inc.GetMade(ctx, c.s.m.Full(c.last()), read)
 		if session.IsNoNode(err) {
 			r = scheduleRecord{}
 			c.learn(r)

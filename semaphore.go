@@ -14,6 +14,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -63,8 +64,8 @@ import (
 // Where n is above 1,000, the permits of one Acquire are one znode,
 // path/leases/_c_<uuid>-weight-<number of permits>, which Curator would count
 // as one permit. With [LayoutKazoo] a permit is path/<guid> and the line is at
-// path-__lock__. All parents are containers, which the servers remove once
-// they are empty; only path itself is none with LayoutKazoo.
+// path-__lock__. path and what is below it are containers, which the servers
+// remove once they are empty, but for path with LayoutKazoo; what is above is persistent.
 //
 // # Cost
 //
@@ -145,6 +146,7 @@ func NewSemaphore(s *Session, path string, n int64, opts ...LockOption) *Semapho
 	m.pool = line.Pool{Manager: s.m, Root: m.root, Dir: m.leases, Limits: c.limits.ofLine(), Limit: &m.limit}
 	c.limits = limits{} // which are of the permits
 	m.gate = newMutex(s, gate, c)
+	m.gate.turnstile.Line.Part = c.layout != LayoutKazoo
 	m.gate.turnstile.Entries = m.gate.turnstile.Entries.Untold() // it is no hold of its own
 	return m
 }
@@ -378,14 +380,14 @@ type quota struct {
 // It ends with a read of the znode, so whoever has joined the watch of its data
 // is told of the next change.
 func (m *Semaphore) agree(ctx context.Context, inc *session.Incarnation) (quota, error) {
-	mine := []byte(strconv.FormatInt(m.named, 10))
+	mine := m.stored(m.named)
 	if err := inc.VetHere(ctx, m.root); err != nil {
 		return quota{}, err
 	}
 	for {
 		data, stat, err := inc.Get(ctx, m.root)
 		switch {
-		case err == nil && len(data) == 0:
+		case err == nil && len(marks.Unmark(data)) == 0:
 			// The version makes one of several the first. Whoever it was,
 			// and if it was us and the reply is lost, is read again.
 			if _, err = inc.Set(ctx, m.root, mine, stat.Version); err != nil && !session.IsBadVersion(err) && !session.IsNoNode(err) {
@@ -426,8 +428,18 @@ func (m *Semaphore) adopt(ctx context.Context, inc *session.Incarnation, data []
 	return quota{limit, stat.Version}, nil
 }
 
+// stored is how a limit is stored: as kazoo does it, or marked, as the znode may be a
+// container, so that nobody takes it for a number that lasts.
+func (m *Semaphore) stored(limit int64) []byte {
+	data := strconv.AppendInt(nil, limit, 10)
+	if m.layout == LayoutKazoo {
+		return data
+	}
+	return marks.Mark(data)
+}
+
 func parseLimit(data []byte) (int64, error) {
-	limit, err := strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
+	limit, err := strconv.ParseInt(strings.TrimSpace(string(marks.Unmark(data))), 10, 64)
 	if err != nil || limit <= 0 {
 		return 0, session.Invalid("the path's data are %.40q, not the limit of a semaphore; use another path, or empty them", data)
 	}
@@ -487,7 +499,7 @@ func (m *Semaphore) resize(ctx context.Context, n int64) error {
 	case ctx.Err() != nil:
 		return session.CtxErr(ctx)
 	}
-	limit := []byte(strconv.FormatInt(n, 10))
+	limit := m.stored(n)
 	ops := []any{
 		&zk.SetDataRequest{Path: m.root, Data: limit, Version: -1},
 		&zk.CreateRequest{Path: m.resized(), Acl: m.s.m.Config.ACL},
@@ -501,8 +513,10 @@ func (m *Semaphore) resize(ctx context.Context, n int64) error {
 				// together with the mark.
 				return m.makeRoot(ctx, inc, nil)
 			}
-			if err == nil && len(data) > 0 {
-				_, err = parseLimit(data)
+			if err == nil && len(marks.Unmark(data)) > 0 {
+				if _, err = parseLimit(data); err == nil && m.layout != LayoutKazoo && !marks.IsDir(data) {
+					err = m.s.m.Mixed(m.root) // a number that lasts
+				}
 			}
 			return err
 		})
@@ -533,7 +547,7 @@ func (m *Semaphore) makeRoot(ctx context.Context, inc *session.Incarnation, limi
 		_, err := inc.Create(ctx, m.root, limit)
 		return err
 	}
-	return inc.MakeDir(ctx, m.root) // and agree writes the limit
+	return inc.MakeDir(ctx, session.Dir{Path: m.root}) // and agree writes the limit
 }
 
 // take waits until n permits are there, and takes them. It is nil if they are
@@ -678,7 +692,7 @@ func (m *Semaphore) make(ctx context.Context, gate *line.Grant, q quota, n int64
 	for {
 		leases := m.name(q.limit, n) // anew each time: those of the last may still be deleted
 		same := &zk.CheckVersionRequest{Path: m.root, Version: q.version}
-		err := inc.CreateAll(ctx, gate.Claim.Znode(), same, line.PathsOf(leases), m.s.m.Owner)
+		err := inc.CreateAll(ctx, m.leasesDir(), gate.Claim.Znode(), same, line.PathsOf(leases), m.s.m.Owner)
 		if !session.IsNoNode(err) {
 			return leases, err
 		}
@@ -690,12 +704,21 @@ func (m *Semaphore) make(ctx context.Context, gate *line.Grant, q quota, n int64
 			return nil, errResized
 		case err == nil:
 			q = now
-			err = inc.MakeDir(ctx, m.leases)
+			err = inc.MakeDir(ctx, m.leasesDir())
 		}
 		if err != nil {
 			return nil, err
 		}
 	}
+}
+
+// leasesDir is the directory of the permits. To kazoo it is that of the limit, which makeRoot
+// has made.
+func (m *Semaphore) leasesDir() session.Dir {
+	if m.layout == LayoutKazoo {
+		return session.Dir{Path: m.leases, Data: []byte{}, Kept: true}
+	}
+	return session.Dir{Path: m.leases, Part: true}
 }
 
 // name chooses the names of n permits' znodes. They are unique, so whether a

@@ -65,7 +65,7 @@ func (e *Election) transfer(ctx context.Context, to Contender) error {
 		return fmt.Errorf("%w: %q does not wait", ErrNoCandidate, heir.Name)
 	}
 	wish := session.ChildPath(e.line.Dir, line.WishFor(heir))
-	if err := inc.CreateAll(ctx, c.Znode(), nil, []string{wish}, e.id); err != nil {
+	if err := inc.CreateAll(ctx, e.line.SessionDir(), c.Znode(), nil, []string{wish}, e.id); err != nil {
 		if errors.Is(err, session.ErrVanished) {
 			err = zk.ErrNoNode
 		}

@@ -42,10 +42,11 @@ import (
 //
 // The value is the data of the znode at path, persistent, in the form that the
 // codec gives it and nothing else ([WithCodec]; the default is JSON), so that
-// other programs can read and write it too. Missing parents are made as
-// containers; where something else was made below path first, as a lock, so was path
-// itself, which the servers remove when nothing is below it any more: then the first
-// write makes the persistent znode path/%kept, which keeps it. The writes of a process also write a znode of unique name below
+// other programs can read and write it too. Missing parents are persistent. A write is
+// [ErrMixed] if a lock, a group, a queue or the like has its directory at path, or an
+// ephemeral znode is there: the servers would remove the value with it. An empty znode
+// that something else has made may be a container: the first write makes the persistent
+// znode path/%kept, which keeps it. The writes of a process also write a znode of unique name below
 // <path>-receipts, in the same transaction. It is made by the first, and deleted
 // in the background when nothing has been written for a second; a process that
 // dies before leaves it, which harms nobody.
@@ -53,7 +54,8 @@ import (
 // # Cost
 //
 // Load costs 2 requests in 1 round trip. Store costs 1 round trip, CompareAndSwap and an
-// Update without competition 2; each of these is one request. A second after the
+// Update without competition 2; each of these is one request. A first Store reads the
+// znode, in 1 request and round trip more. A second after the
 // last write comes one more in the background.
 // The first write of all costs some more.
 type Value[T any] struct {
@@ -119,11 +121,12 @@ func (v *Value[T]) load(ctx context.Context, fresh bool) (x T, version Version, 
 		var err error
 		data, stat, err = read(ctx, v.full())
 		switch {
-		case session.IsNoNode(err):
+		case session.IsNoNode(err), err == nil && session.Unstored(data, stat):
 			version = Version{}
 			return nil
 		case err == nil:
 			version = versionOf(stat)
+			inc.Saw(v.state(), session.Node{Data: data, Stat: stat})
 		}
 		return err
 	})
@@ -142,6 +145,8 @@ func (v *Value[T]) check(ctx context.Context) error {
 }
 
 func (v *Value[T]) full() string { return v.s.m.Full(v.path) }
+
+func (v *Value[T]) state() session.Stored { return session.Stored{Path: v.full()} }
 
 // decode is ErrNoValue for an empty znode, as other programs make it before they
 // have a value, unless that is one to the codec.
@@ -235,12 +240,17 @@ func (v *Value[T]) compareAndSwap(ctx context.Context, old Version, x T) (bool, 
 // still reports whether the znode has the version old.
 func (v *Value[T]) still(ctx context.Context, old Version) (same bool, err error) {
 	err = v.s.m.During(ctx, func(inc *session.Incarnation) error {
-		stat, err := inc.Exists(ctx, v.full())
-		if err == nil && (stat == nil || stat.Mzxid < old.mzxid) {
+		data, stat, err := inc.Get(ctx, v.full())
+		if session.IsNoNode(err) || err == nil && stat.Mzxid < old.mzxid {
 			// This server does not know old yet, or it was deleted.
-			stat, err = inc.ExistsFresh(ctx, v.full())
+			data, stat, err = inc.GetFresh(ctx, v.full())
 		}
-		same = err == nil && stat != nil && versionOf(stat) == old
+		if session.IsNoNode(err) {
+			return nil
+		}
+		if same = err == nil && versionOf(stat) == old; same {
+			inc.Saw(v.state(), session.Node{Data: data, Stat: stat})
+		}
 		return err
 	})
 	return same, err
@@ -250,28 +260,13 @@ func (v *Value[T]) still(ctx context.Context, old Version) (same bool, err error
 func (v *Value[T]) swap(ctx context.Context, old Version, data []byte) (bool, error) {
 	ops := []any{v.creation(data)}
 	if old != (Version{}) {
-		ops = swapOps(v.full(), data, old.version)
+		ops = session.SwapOps(v.full(), data, old.version)
 	}
 	err := v.commit(ctx, ops...)
 	if session.IsBadVersion(err) || session.IsNoNode(err) || session.IsNodeExists(err) {
 		return false, nil
 	}
 	return err == nil, err
-}
-
-// swapOps returns what writes data if the znode's counter is at version.
-//
-// The counter wraps after 2^31-1 and, but for the newest servers, passes -1,
-// which a request cannot ask for: there it means any. So at -1 the write is
-// made whatever the counter was, and the transaction stands only if that took
-// the counter to 0: the operations of a transaction see what those before them
-// did.
-func swapOps(path string, data []byte, version int32) []any {
-	set := &zk.SetDataRequest{Path: path, Data: data, Version: version}
-	if version != -1 {
-		return []any{set}
-	}
-	return []any{set, &zk.CheckVersionRequest{Path: path, Version: version + 1}}
 }
 
 func (v *Value[T]) creation(data []byte) any {
@@ -281,19 +276,13 @@ func (v *Value[T]) creation(data []byte) any {
 // receipts is the container of the receipts.
 func (v *Value[T]) receipts() string { return v.full() + "-receipts" }
 
-// commit applies ops exactly once. It makes missing parents, which are those
-// of the receipts as well.
+// commit applies ops, which are about the value, exactly once. It makes missing parents,
+// which are those of the receipts as well. It is ErrMixed if the znode need not last.
 //
 // What is written cannot be recognised in the znode afterwards: another process
 // may have written the same bytes, or have written over ours. Hence receipts.
 func (v *Value[T]) commit(ctx context.Context, ops ...any) error {
-	err := v.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.VetHere(ctx, v.full()) })
-	if err != nil {
-		return err
-	}
-	rs, err := v.s.m.CommitAcrossSessions(ctx, v.receipts(), ops)
-	v.s.m.KeepStored(ctx, v.full(), rs)
-	return err
+	return v.s.m.CommitState(ctx, v.receipts(), v.state(), ops)
 }
 
 // Update replaces the value by what f makes of it, and returns that. If the
@@ -433,7 +422,7 @@ func (w *valueWatch[T]) next(ctx context.Context, inc *session.Incarnation) erro
 		return err
 	}
 	version := versionOf(stat)
-	if version == w.told {
+	if version == w.told || session.Unstored(data, stat) {
 		return inc.AwaitFired(ctx, change)
 	}
 	x, err := w.v.decode(data)

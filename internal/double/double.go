@@ -18,6 +18,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/shared"
 	"github.com/zsync/zsync/internal/trace"
@@ -170,13 +171,13 @@ func (s roomState) bytes() []byte {
 	for _, r := range s.rounds {
 		b = fmt.Appendf(b, " %d:%d:%d", r.version, r.after, r.last)
 	}
-	return b
+	return marks.Mark(b)
 }
 
 func parseRoomState(data []byte) (roomState, error) {
 	var s roomState
 	bad := session.Invalid("the znode holds %.64q, which is not from a double barrier", data)
-	n, rest, _ := strings.Cut(string(data), " ")
+	n, rest, _ := strings.Cut(string(marks.Unmark(data)), " ")
 	var err error
 	if s.n, err = strconv.Atoi(n); err != nil || s.n < 1 {
 		return s, bad
@@ -312,7 +313,7 @@ func (b *Barrier) enter(ctx context.Context, inc *session.Incarnation, n int) (*
 	if err := b.removeLeftovers(ctx, inc); err != nil {
 		return nil, err
 	}
-	if err := inc.Vet(ctx, b.dir, nil); err != nil {
+	if err := inc.Vet(ctx, session.Dir{Path: b.dir}); err != nil {
 		return nil, err
 	}
 	guid := session.NewGUID()
@@ -493,16 +494,16 @@ type seen struct {
 // who come while its view of it stands need not: see view. Where servers are far each lists
 // the room, and reads it with that.
 func (b *Barrier) arrive(ctx context.Context, inc *session.Incarnation, guid string, n int) (path string, room seen, err error) {
-	name, data := session.ProtectedName(guid, partyOf(n)), roomState{n: n}.bytes()
+	name, dir := session.ProtectedName(guid, partyOf(n)), session.Dir{Path: b.room, Part: true, Data: roomState{n: n}.bytes()}
 	list := n <= farMost && inc.Far()
 	v, reads := viewOf(inc, b.room)
 	room = seen{watch: v.watch, leave: func() { v.leave(inc) }, names: nothing}
 	if reads || list {
-		path, room.Node, room.names, room.err, err = inc.CreateChildAndGet(ctx, b.room, data, name, guid, inc.Manager.Owner, zk.FlagEphemeralSequential, list)
+		path, room.Node, room.names, room.err, err = inc.CreateChildAndGet(ctx, dir, name, guid, inc.Manager.Owner, zk.FlagEphemeralSequential, list)
 		if reads {
 			v.tell(room.Node, cmp.Or(err, room.err))
 		}
-	} else if path, _, err = inc.CreateChildOf(ctx, b.room, data, name, guid, inc.Manager.Owner, zk.FlagEphemeralSequential, false); err == nil {
+	} else if path, _, err = inc.CreateChild(ctx, dir, name, guid, inc.Manager.Owner, zk.FlagEphemeralSequential, false); err == nil {
 		room.err = session.AwaitIn(ctx, inc, v.over)
 		switch {
 		case room.err != nil:

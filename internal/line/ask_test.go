@@ -45,7 +45,7 @@ func newCrowd(t *testing.T) *crowd {
 	synctest.Wait()
 	for range longLine {
 		guid := session.NewGUID()
-		_, _, err := c.admin.CreateChildOf(t.Context(), "/m", nil, session.ProtectedName(guid, "lock-"), guid, nil, zk.FlagEphemeralSequential, false)
+		_, _, err := c.admin.CreateChild(t.Context(), session.Dir{Path: "/m"}, session.ProtectedName(guid, "lock-"), guid, nil, zk.FlagEphemeralSequential, false)
 		harness.Must(t, err)
 	}
 	harness.Async(func() error {
@@ -268,7 +268,7 @@ func TestAVeryLongLineIsNotListedAgainWhileItIsLong(t *testing.T) {
 		for range sessions {
 			for range others {
 				guid := session.NewGUID()
-				path, _, err := admin.CreateChildOf(t.Context(), "/m", nil, session.ProtectedName(guid, "lock-"), guid, nil, zk.FlagEphemeralSequential, false)
+				path, _, err := admin.CreateChild(t.Context(), session.Dir{Path: "/m"}, session.ProtectedName(guid, "lock-"), guid, nil, zk.FlagEphemeralSequential, false)
 				harness.Must(t, err)
 				ahead = append(ahead, path)
 			}
@@ -338,7 +338,7 @@ func TestALongLineIsForeseenOnServersThatCannotBeAskedAfterThoseAhead(t *testing
 		srv.SetLatency(0)
 		for range longLine {
 			guid := session.NewGUID()
-			_, _, err := admin.CreateChildOf(t.Context(), "/m", nil, session.ProtectedName(guid, "lock-"), guid, nil, zk.FlagEphemeralSequential, false)
+			_, _, err := admin.CreateChild(t.Context(), session.Dir{Path: "/m"}, session.ProtectedName(guid, "lock-"), guid, nil, zk.FlagEphemeralSequential, false)
 			harness.Must(t, err)
 		}
 		ctx, leave := context.WithCancel(t.Context())

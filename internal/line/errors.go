@@ -2,6 +2,8 @@ package line
 
 import (
 	"errors"
+
+	"github.com/zsync/zsync/internal/session"
 )
 
 var (
@@ -12,5 +14,5 @@ var (
 	// ErrMixed means that a contender of another kind, or of another layout,
 	// stands in the line: a Mutex and an Election at one path, for example. They
 	// would not keep each other out.
-	ErrMixed = errors.New("another kind of lock, or one of another layout, is used at this path")
+	ErrMixed = session.ErrMixed
 )

@@ -286,7 +286,7 @@ func TestWhoeverForeseesForOthersGivesNobodyATurnTooEarlyOrNever(t *testing.T) {
 				var theirs []string
 				for len(theirs) < fillers {
 					guid := session.NewGUID()
-					path, _, err := inc.CreateChildOf(t.Context(), "/m", nil, session.ProtectedName(guid, "lock-"), guid, nil, zk.FlagEphemeralSequential, false)
+					path, _, err := inc.CreateChild(t.Context(), session.Dir{Path: "/m"}, session.ProtectedName(guid, "lock-"), guid, nil, zk.FlagEphemeralSequential, false)
 					harness.Must(t, err)
 					theirs = append(theirs, path)
 				}

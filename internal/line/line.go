@@ -36,6 +36,8 @@ type Line struct {
 	Bases   []string                       // what marks a child as a contender, before its number
 	name    func(guid, base string) string // makes a name, up to the number
 
+	Part    bool // the znode above Dir is of what the line is part of
+	Kept    bool // other programs rely on the parent: see [session.Dir]
 	Strict  bool // nobody enters behind a contender of another kind
 	Settled bool // nobody can come to stand ahead of anyone who is there
 	Keeps   bool // who is of the first of Bases may be kept in his place when nobody has it
@@ -52,6 +54,9 @@ type Line struct {
 func New(m *session.Manager, path string, name func(guid, base string) string, bases ...string) Line {
 	return Line{Manager: m, Dir: m.Full(path), Bases: bases, name: name}
 }
+
+// SessionDir is the parent, as it is made where it is missing.
+func (l *Line) SessionDir() session.Dir { return session.Dir{Path: l.Dir, Part: l.Part, Kept: l.Kept} }
 
 // A Rule says who stands in the way of a contender, given those ahead of it in
 // their order: nobody, or the one whose going is worth waking up for. alone
@@ -222,7 +227,7 @@ func (c *Claim) gone() {
 // Enter makes a claim at the end of the line, and lists who is in it.
 func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string, data []byte) (*Claim, *session.Roll, error) {
 	n := l.newcomer(inc, base)
-	path, roll, err := inc.CreateChild(ctx, l.Dir, n.name, n.guid, data, zk.FlagEphemeralSequential, true)
+	path, roll, err := inc.CreateChild(ctx, l.SessionDir(), n.name, n.guid, data, zk.FlagEphemeralSequential, true)
 	if err != nil {
 		n.turnBack(inc)
 		return nil, nil, err
@@ -496,7 +501,7 @@ func (c *Claim) Beside(ctx context.Context, base string, data []byte) (*Claim, e
 		number := me.Name[strings.LastIndex(me.Name, me.Base)+len(me.Base):]
 		name := l.name(session.NewMarkedGUID(), base) + number // the mark is what Child.beside reads
 		b := &Claim{Hold: Hold{Incarnation: inc}, Line: l, Path: session.ChildPath(l.Dir, name), data: data, Child: Child{Name: name, Base: base, Seq: me.Seq}, beside: me.Name}
-		err := inc.CreateAll(ctx, path, nil, []string{b.Path}, data)
+		err := inc.CreateAll(ctx, l.SessionDir(), path, nil, []string{b.Path}, data)
 		switch {
 		case err == nil:
 			if err = b.assure(ctx); err != nil {

@@ -22,7 +22,7 @@ func EnterTogether(ctx context.Context, inc *session.Incarnation, es []Entering,
 	ns, places := make([]newcomer, len(es)), make([]session.Place, len(es))
 	for i, e := range es {
 		ns[i] = e.Line.newcomer(inc, e.Base)
-		places[i] = session.Place{Dir: e.Line.Dir, Name: ns[i].name, GUID: ns[i].guid}
+		places[i] = session.Place{Dir: e.Line.SessionDir(), Name: ns[i].name, GUID: ns[i].guid}
 	}
 	paths, rolls, err := inc.CreateTogether(ctx, places, data)
 	if err != nil {

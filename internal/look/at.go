@@ -232,8 +232,8 @@ func (a *asker) queue(ctx context.Context) (lines []Line, err error) {
 			lines = append(lines, lineOf(a.path, "queue", "consumer", c))
 		}
 	}
-	_, _, err = zsync.NewValue[[]byte](a.s, a.path+"-claims", zsync.WithCodec(zsync.Raw)).Load(ctx)
-	if err != nil && !errors.Is(err, zsync.ErrNoValue) {
+	_, _, err = a.s.Get(ctx, a.path+"-claims")
+	if err != nil && !errors.Is(err, zk.ErrNoNode) {
 		return nil, err
 	}
 	isQueue := err == nil || len(lines) > 0 || slices.Contains(kinds.Of(a.names), kinds.Queue)
@@ -317,7 +317,7 @@ func (a *asker) keys(ctx context.Context) ([]Line, error) {
 // idle describes a semaphore that nobody uses: its limit is there, and where
 // those stand who use it.
 func (a *asker) idle(ctx context.Context, data []byte) ([]Line, error) {
-	limit, err := strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
+	limit, err := strconv.ParseInt(strings.TrimSpace(string(marks.Unmark(data))), 10, 64)
 	if err != nil || limit <= 0 {
 		return nil, nil
 	}
@@ -341,11 +341,17 @@ func (a *asker) idle(ctx context.Context, data []byte) ([]Line, error) {
 // value describes the data at a path where nothing else is.
 func (a *asker) value(ctx context.Context) ([]Line, error) {
 	entry := slices.Contains(a.kinds, kinds.Entry)
-	data, version, err := zsync.NewValue[[]byte](a.s, a.path, zsync.WithCodec(zsync.Raw)).Load(ctx)
+	data, stat, err := a.s.Get(ctx, a.path)
+	if marks.IsDir(data) && !entry { // it holds nothing, or a limit
+		if lines, err := a.idle(ctx, data); len(lines) > 0 || err != nil {
+			return lines, err
+		}
+		data = nil
+	}
 	switch {
 	case entry && err == nil && len(data) == 0:
 		return []Line{{Path: a.path, Kind: string(kinds.Entry), State: "empty"}}, nil
-	case errors.Is(err, zsync.ErrNoValue), err == nil && len(data) == 0:
+	case errors.Is(err, zk.ErrNoNode), err == nil && len(data) == 0:
 		return []Line{{Path: a.path, State: "free"}}, nil
 	case err != nil:
 		return nil, err
@@ -362,7 +368,7 @@ func (a *asker) value(ctx context.Context) ([]Line, error) {
 	value, err := json.Marshal(string(data))
 	l := Line{Path: a.path, Kind: kind, State: Printable(string(data)), Value: value}
 	// A closed gate is made, and not written.
-	if owner, ok := strings.CutPrefix(string(data), marks.Gate); ok && !entry && len(a.names) == 0 && strings.HasPrefix(version.String(), "0@") {
+	if owner, ok := strings.CutPrefix(string(data), marks.Gate); ok && !entry && len(a.names) == 0 && stat.Version == 0 {
 		l.Kind, l.State, l.Owner = string(kinds.Gate), "closed", owner
 	}
 	return []Line{l}, err

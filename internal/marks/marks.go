@@ -1,11 +1,30 @@
-// Package marks has what zsync writes into znodes for the sake of tools alone, so
-// that they can tell for certain what a znode is. Other libraries neither write nor
-// read it; neither did an older zsync.
+// Package marks has what zsync writes into znodes so that it, and tools, can tell for
+// certain what a znode is. Other libraries neither write nor read it.
 package marks
+
+import "bytes"
 
 const (
 	// Gate, followed by the owner, is the data of the znode of a closed Barrier.
 	Gate = "zsync: closed by "
 	// Map is the data of the znode whose children are the keys of a Map.
 	Map = "zsync map"
+	// Dir is the data of the directory of a primitive, or the end of them: see [Mark].
+	Dir = "zsync directory"
 )
+
+// Mark returns the data of a directory that holds data.
+func Mark(data []byte) []byte { return append(append(bytes.Clone(data), '\n'), Dir...) }
+
+// IsDir reports whether data are those of a directory.
+func IsDir(data []byte) bool {
+	return string(data) == Dir || bytes.HasSuffix(data, []byte("\n"+Dir))
+}
+
+// Unmark returns what was marked.
+func Unmark(data []byte) []byte {
+	if string(data) == Dir {
+		return nil
+	}
+	return bytes.TrimSuffix(data, []byte("\n"+Dir))
+}

@@ -94,7 +94,7 @@ func (q *core) takeLast(ctx context.Context, inc *session.Incarnation, buckets [
 		ops = append(ops, t.claiming(q.dir, es...)...)
 		if slices.ContainsFunc(es, func(e element) bool { return keyOf(e.tag) != "" }) {
 			// The bell: what waits for its key, or comes while Clear runs, may go.
-			ops = append(ops, &zk.SetDataRequest{Path: q.dir, Version: -1})
+			ops = append(ops, ring(q.dir))
 		}
 		return ops, n, more, nil
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/trace"
 )
@@ -189,8 +190,17 @@ func (q *core) letterNow(ctx context.Context, inc *session.Incarnation, it *item
 	if oversized(q.m, q.receipts, ops[0].(*zk.CreateRequest)) {
 		return nil, fmt.Errorf("the element %s cannot go to the dead letters: %w", it.key(), session.ErrTooLarge)
 	}
-	return ops, inc.MakeDir(ctx, q.dead)
+	return ops, inc.MakeDir(ctx, session.Dir{Path: q.dead})
 }
+
+// ring is the operation that wakes those who wait at the queue's znode.
+func ring(dir string) *zk.SetDataRequest {
+	return &zk.SetDataRequest{Path: dir, Data: []byte(marks.Dir), Version: -1}
+}
+
+// ours reports whether the queue's znode has nothing but the mark: what was stored there is not
+// written over.
+func ours(data []byte) bool { return len(marks.Unmark(data)) == 0 }
 
 // vet refuses the queue if others may change what is in its directories. With an ACL of
 // one's own those that are missing are made now, so that nobody makes them between this
@@ -200,7 +210,7 @@ func (q *core) vet(ctx context.Context, inc *session.Incarnation) error {
 		return nil
 	}
 	for _, dir := range []string{q.dir, q.claims, q.live, q.senders, q.ids, q.dead} {
-		if err := inc.Vet(ctx, dir, nil); err != nil {
+		if err := inc.Vet(ctx, session.Dir{Path: dir}); err != nil {
 			return err
 		}
 	}

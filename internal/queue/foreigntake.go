@@ -7,6 +7,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -211,7 +212,7 @@ func (q foreign) await(ctx context.Context, inc *session.Incarnation, refused ma
 	defer inc.Watches.Leave(w)
 	names, _, err := inc.Children(ctx, q.dir)
 	if session.IsNoNode(err) {
-		_, err = inc.Create(ctx, q.dir, nil)
+		_, err = inc.Create(ctx, q.dir, []byte(marks.Dir))
 		return nil, err
 	}
 	again, full := q.skips.next() // before they are looked at: what comes due in between is not missed
@@ -338,7 +339,7 @@ func (q foreign) transfer(p *posting) error {
 			default:
 				p.add(e, op, func(inc *session.Incarnation, err error) error {
 					if session.IsNoNode(err) { // the queue was empty, and was deleted
-						return q.create(ctx, q.dir, nil)
+						return q.create(ctx, q.dir, []byte(marks.Dir))
 					}
 					return p.without(op.Path, session.IsNodeExists)(inc, err)
 				})
@@ -398,7 +399,7 @@ func (q foreign) Clear(ctx context.Context) (n int, err error) {
 func (foreign) class(e element) string { return e.class }
 
 func (q foreign) Requeue(ctx context.Context, d *Letter) error {
-	if err := q.create(ctx, q.dir, nil); err != nil { // others make it a container
+	if err := q.create(ctx, q.dir, []byte(marks.Dir)); err != nil { // others make it a container
 		return err
 	}
 	remove, _ := q.removal(d)

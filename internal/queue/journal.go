@@ -278,16 +278,19 @@ func (j *journal) write(ctx context.Context, inc *session.Incarnation) (version 
 		}
 		return stat.Version, nil
 	}
-	created, err := inc.Create(ctx, j.path, j.kept.marshal())
+	created, err := inc.CreateIn(ctx, dirOf(j.path), j.path, j.kept.marshal())
 	if err == nil && !created {
 		err = zk.ErrNodeExists
 	}
 	return 0, err
 }
 
+// dirOf is the directory of a znode of ours.
+func dirOf(path string) session.Dir { return session.Dir{Path: session.ParentPath(path)} }
+
 func (j *journal) makeDirs(ctx context.Context, inc *session.Incarnation) error {
-	if err := inc.MakeDir(ctx, session.ParentPath(j.path)); err != nil || j.mark == "" {
+	if err := inc.MakeDir(ctx, dirOf(j.path)); err != nil || j.mark == "" {
 		return err
 	}
-	return inc.MakeDir(ctx, session.ParentPath(j.mark))
+	return inc.MakeDir(ctx, dirOf(j.mark))
 }

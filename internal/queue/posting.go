@@ -319,7 +319,7 @@ func (p *posting) assemble(lots map[string]*lot) {
 	}
 	if bell && !p.absent[p.l.q.dir] {
 		// It only wakes others sooner.
-		p.add(nil, &zk.SetDataRequest{Path: p.l.q.dir, Version: -1}, p.without(p.l.q.dir, func(err error) bool {
+		p.add(nil, ring(p.l.q.dir), p.without(p.l.q.dir, func(err error) bool {
 			return session.IsNoNode(err) || errors.Is(err, zk.ErrNoAuth)
 		}))
 	}
@@ -346,7 +346,9 @@ func (p *posting) settle(e *entry) {
 		remove()
 	case e.fate == Bury:
 		for _, op := range q.letterOf(e.item, e.fault, e.attempts()) {
-			p.add(e, op, when(session.IsNoNode, func(inc *session.Incarnation) error { return inc.MakeDir(context.Background(), q.dead) }))
+			p.add(e, op, when(session.IsNoNode, func(inc *session.Incarnation) error {
+				return inc.MakeDir(context.Background(), session.Dir{Path: q.dead})
+			}))
 		}
 		remove()
 	case e.fate == Later:

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -517,13 +518,16 @@ func (p *pump) await(inc *session.Incarnation) error {
 		}
 	}()
 	// The bell is read first: what comes after that rings it.
-	_, stat, err := inc.Get(p.ctx, q.dir)
+	data, stat, err := inc.Get(p.ctx, q.dir)
 	if session.IsNoNode(err) {
-		_, err = inc.Create(p.ctx, q.dir, nil)
+		_, err = inc.Create(p.ctx, q.dir, []byte(marks.Dir))
 		return err
 	}
 	if err != nil {
 		return err
+	}
+	if !ours(data) {
+		return q.m.Mixed(q.dir)
 	}
 	q.zxid.Store(stat.Czxid)
 	if err := p.search(inc, patienceForOrder); err != nil || len(p.found.es) > 0 {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -364,6 +365,8 @@ func (o *outbox) locate(inc *session.Incarnation, group []*parcel) error {
 			return err
 		}
 		return o.locate(inc, group)
+	case !ours(nodes[0].Data):
+		return o.m.Mixed(o.dir)
 	case nodes[0].Stat.Czxid != o.first && len(o.tails) > 0:
 		o.forget() // they are of a queue that was deleted
 		return o.locate(inc, group)
@@ -438,7 +441,7 @@ func (o *outbox) newestBucket(ctx context.Context, inc *session.Incarnation, pri
 func (g *posted) assemble() {
 	o := g.o
 	g.tails = make(map[int]*tail)
-	g.add(&zk.SetDataRequest{Path: o.dir, Version: -1}, when(session.IsNoNode, o.makeQueue)) // the bell
+	g.add(ring(o.dir), when(session.IsNoNode, o.makeQueue)) // the bell
 	if keys := session.ChildPath(o.dir, keysName); slices.ContainsFunc(g.group, (*parcel).keyed) {
 		g.add(&zk.CheckVersionRequest{Path: keys, Version: -1}, when(session.IsNoNode, func(inc *session.Incarnation) error {
 			_, err := inc.Create(context.Background(), keys, nil)
@@ -474,7 +477,7 @@ func (g *posted) assemble() {
 // not start again.
 func (o *outbox) makeQueue(inc *session.Incarnation) error {
 	o.forget()
-	_, err := inc.Create(context.Background(), o.dir, nil)
+	_, err := inc.Create(context.Background(), o.dir, []byte(marks.Dir))
 	return err
 }
 
@@ -573,8 +576,7 @@ func (g *posted) known(ctx context.Context, inc *session.Incarnation, p *parcel,
 	switch {
 	case session.IsNoNode(err) && p.stale == nil:
 		// ids lasts: made anew it would begin at version 0 again, and so would a note.
-		g.o.m.MakeLasting(g.o.ids)
-		return inc.MakeDir(ctx, session.ParentPath(g.o.idPath(p.id)))
+		return inc.MakeDir(ctx, session.Dir{Path: session.ParentPath(g.o.idPath(p.id))})
 	case outrun(err), session.IsNodeExists(err):
 		return g.reread(ctx, inc)
 	}

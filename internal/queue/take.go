@@ -8,6 +8,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/trace"
 )
@@ -167,7 +168,7 @@ func (q own) first(ctx context.Context, inc *session.Incarnation, spread int, as
 			it.read(data, stat)
 			with := f.lot.claiming(q.dir, e)
 			if keyOf(e.tag) != "" {
-				with = append(with, &zk.SetDataRequest{Path: q.dir, Version: -1}) // the bell: the next with its key may go
+				with = append(with, ring(q.dir)) // the bell: the next with its key may go
 			}
 			return it, with, nil
 		}
@@ -260,7 +261,7 @@ func (q own) restore(it *item) error {
 	for {
 		var create *zk.CreateRequest
 		err := q.m.During(ctx, func(inc *session.Incarnation) error {
-			if _, err := inc.Create(ctx, q.dir, nil); err != nil {
+			if _, err := inc.Create(ctx, q.dir, []byte(marks.Dir)); err != nil {
 				return err
 			}
 			stat, err := inc.Exists(ctx, q.dir)
@@ -279,7 +280,7 @@ func (q own) restore(it *item) error {
 		if err != nil {
 			return err
 		}
-		ops := []any{create, &zk.SetDataRequest{Path: q.dir, Version: -1}} // the bell
+		ops := []any{create, ring(q.dir)} // the bell
 		if keyOf(it.tag) != "" {
 			ops = append(ops, &zk.SetDataRequest{Path: session.ChildPath(q.dir, keysName), Version: -1})
 		}

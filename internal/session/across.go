@@ -119,7 +119,7 @@ func (x *across) during(ctx context.Context, inc *Incarnation) error {
 	// What only deletes makes no directory. See makeDir. While an attempt may have
 	// been applied that is what must be found out, whoever may write here by now.
 	if _, deletes := x.ops[0].(*zk.DeleteRequest); !x.open && (!deletes || len(x.ops) > 1) {
-		if err := inc.Vet(ctx, x.dir, nil); err != nil {
+		if err := inc.Vet(ctx, Dir{Path: x.dir}); err != nil {
 			return err
 		}
 	}
@@ -263,7 +263,7 @@ func (x *across) makeDir(ctx context.Context, inc *Incarnation, a *attempts) err
 			return err
 		}
 	}
-	if err := inc.MakeDir(ctx, x.dir); err != nil {
+	if err := inc.MakeDir(ctx, Dir{Path: x.dir}); err != nil {
 		return a.last(err)
 	}
 	return errAgain
@@ -306,7 +306,7 @@ func (x *across) refused(ctx context.Context, inc *Incarnation, err error, absen
 func (x *across) bar(ctx context.Context, inc *Incarnation) (applied bool, err error) {
 	r, done := x.r, false
 	if r.version < 0 {
-		done, err = inc.Create(ctx, r.path, []byte(barred))
+		done, err = inc.CreateIn(ctx, Dir{Path: x.dir}, r.path, []byte(barred))
 	} else {
 		_, err = inc.Set(ctx, r.path, []byte(barred), r.version)
 		done = err == nil

@@ -17,26 +17,20 @@ import (
 // When the reply is lost createChild looks for guid. When ctx ends it returns
 // at once, and what may have been made is deleted in the background: so it must be
 // ephemeral. What somebody deletes before it has been listed is made again.
-func (inc *Incarnation) CreateChild(ctx context.Context, dir, name, guid string, data []byte, flags int32, list bool) (path string, names *Roll, err error) {
-	return inc.CreateChildOf(ctx, dir, nil, name, guid, data, flags, list)
+func (inc *Incarnation) CreateChild(ctx context.Context, dir Dir, name, guid string, data []byte, flags int32, list bool) (path string, names *Roll, err error) {
+	return inc.createChild(ctx, dir, name, guid, data, flags, list, nil)
 }
 
-// CreateChildOf is createChild in a dir that, if it is missing, is made with
-// dirData.
-func (inc *Incarnation) CreateChildOf(ctx context.Context, dir string, dirData []byte, name, guid string, data []byte, flags int32, list bool) (path string, names *Roll, err error) {
-	return inc.createChild(ctx, dir, dirData, name, guid, data, flags, list, nil)
-}
-
-// CreateChildAndGet is CreateChildOf that also reads dir, as it is right after the
+// CreateChildAndGet is CreateChild that also reads dir, as it is right after the
 // create, and with list lists it too; all are on their way at once. That the read has
 // failed, with readErr, does not undo the create. names waits for the listing; it returns
 // nil where that was lost, or does not show what was made, or there is none.
-func (inc *Incarnation) CreateChildAndGet(ctx context.Context, dir string, dirData []byte, name, guid string, data []byte, flags int32, list bool) (path string, n Node, names func() []string, readErr, err error) {
+func (inc *Incarnation) CreateChildAndGet(ctx context.Context, dir Dir, name, guid string, data []byte, flags int32, list bool) (path string, n Node, names func() []string, readErr, err error) {
 	var read *pending[Node]
 	var listed *pending[listing]
-	path, _, err = inc.createChild(ctx, dir, dirData, name, guid, data, flags, false, func() {
-		if read, readErr = start(ctx, inc, getCall(dir)); list && readErr == nil {
-			listed, _ = start(ctx, inc, childrenCall(dir))
+	path, _, err = inc.createChild(ctx, dir, name, guid, data, flags, false, func() {
+		if read, readErr = start(ctx, inc, getCall(dir.Path)); list && readErr == nil {
+			listed, _ = start(ctx, inc, childrenCall(dir.Path))
 		}
 	})
 	if err != nil {
@@ -47,7 +41,7 @@ func (inc *Incarnation) CreateChildAndGet(ctx context.Context, dir string, dirDa
 		n, readErr = read.Wait(ctx, inc)
 	}
 	if readErr != nil && OutcomeOf(readErr) != Answered {
-		n, readErr = retry(ctx, inc, getCall(dir))
+		n, readErr = retry(ctx, inc, getCall(dir.Path))
 	}
 	return path, n, func() []string {
 		if listed != nil {
@@ -61,18 +55,18 @@ func (inc *Incarnation) CreateChildAndGet(ctx context.Context, dir string, dirDa
 	}, readErr, nil
 }
 
-// createChild is CreateChildOf that calls then, if there is one, when it has sent
+// createChild is CreateChild that calls then, if there is one, when it has sent
 // a create, and when it has found what one has made to which there was no answer: that may
 // have been applied behind what then has sent.
-func (inc *Incarnation) createChild(ctx context.Context, dir string, dirData []byte, name, guid string, data []byte, flags int32, list bool, then func()) (path string, names *Roll, err error) {
-	full := ChildPath(dir, name)
+func (inc *Incarnation) createChild(ctx context.Context, dir Dir, name, guid string, data []byte, flags int32, list bool, then func()) (path string, names *Roll, err error) {
+	full := ChildPath(dir.Path, name)
 	if inc.Manager.SizeOf(full, data) > MaxPacket {
 		return "", nil, ErrTooLarge
 	}
-	if err := inc.Vet(ctx, dir, dirData); err != nil {
+	if err := inc.Vet(ctx, dir); err != nil {
 		return "", nil, err
 	}
-	if err := inc.mayTakeBack(ctx, dir); err != nil {
+	if err := inc.mayTakeBack(ctx, dir.Path); err != nil {
 		return "", nil, err
 	}
 	// The directories to make first. They stay for the attempts behind one that has
@@ -81,7 +75,7 @@ func (inc *Incarnation) createChild(ctx context.Context, dir string, dirData []b
 	for try := 0; ; try++ {
 		var create *pending[string]
 		var listed *Roll
-		create, listed, err = inc.startIn(ctx, dir, dirData, missing, inc.createCall(full, data, flags), list)
+		create, listed, err = inc.startIn(ctx, dir, missing, inc.createCall(full, data, flags), list)
 		if err != nil {
 			return "", nil, err
 		}
@@ -102,7 +96,7 @@ func (inc *Incarnation) createChild(ctx context.Context, dir string, dirData []b
 				// all because the connection changed between the two. If ctx or
 				// the session has ended at this same instant, that is what Roll
 				// says: the caller is not told of what he could try again.
-				names, err = inc.Roll(ctx, dir)
+				names, err = inc.Roll(ctx, dir.Path)
 			}
 			if err != nil && OutcomeOf(err) != Answered {
 				// The listing was lost, or put aside, and it is not asked for again: of
@@ -128,11 +122,11 @@ func (inc *Incarnation) createChild(ctx context.Context, dir string, dirData []b
 		case errors.Is(err, ErrEnded):
 			return "", nil, err // it was ephemeral, or its owner retries under its own name
 		case ctx.Err() != nil:
-			inc.collect(create, dir, guid).Await(Grace)
+			inc.collect(create, dir.Path, guid).Await(Grace)
 			return "", nil, CtxErr(ctx)
 		case IsNoNode(err):
-			if missing = inc.missingDirs(dir, missing); missing == nil {
-				if err := inc.makeDirWith(ctx, dir, dirData); err != nil {
+			if missing = inc.missingDirs(dir.Path, missing); missing == nil {
+				if err := inc.MakeDir(ctx, dir); err != nil {
 					return "", nil, err
 				}
 			}
@@ -141,9 +135,9 @@ func (inc *Incarnation) createChild(ctx context.Context, dir string, dirData []b
 		case OutcomeOf(err) == Answered:
 			return "", nil, err
 		case OutcomeOf(err) == Unknown:
-			path, err = inc.Find(ctx, dir, guid)
+			path, err = inc.Find(ctx, dir.Path, guid)
 			if err != nil {
-				inc.collect(create, dir, guid).Await(Grace)
+				inc.collect(create, dir.Path, guid).Await(Grace)
 				return "", nil, err
 			}
 			if path != "" {
@@ -151,7 +145,7 @@ func (inc *Incarnation) createChild(ctx context.Context, dir string, dirData []b
 					then()
 				}
 				if list {
-					names, err = inc.Roll(ctx, dir)
+					names, err = inc.Roll(ctx, dir.Path)
 				}
 				switch {
 				case err == nil:
@@ -171,67 +165,35 @@ func (inc *Incarnation) createChild(ctx context.Context, dir string, dirData []b
 // startIn starts a create in dir, behind those of the directories that are missing, and
 // with list a listing of dir behind it. The two go in one write, unless others list dir too:
 // then it is a listing that they share, and which is asked for when the create is on its way.
-func (inc *Incarnation) startIn(ctx context.Context, dir string, dirData []byte, missing []string, c call[string], list bool) (create *pending[string], listed *Roll, err error) {
+func (inc *Incarnation) startIn(ctx context.Context, dir Dir, missing []string, c call[string], list bool) (create *pending[string], listed *Roll, err error) {
 	l, err := inc.openLink(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
 	rs := make([]request, 0, 4) // most need no more
 	for _, d := range missing {
-		rs = append(rs, newPending(inc.dirCall(d, dir, dirData)))
+		rs = append(rs, newPending(inc.dirCall(d, dir)))
 	}
 	create = newPending(c)
 	rs = append(rs, create)
 	if list {
-		if listed, _ = inc.nextRoll(dir, false); listed != nil {
+		if listed, _ = inc.nextRoll(dir.Path, false); listed != nil {
 			rs = append(rs, listed)
 		}
 	}
 	l.sendOrFail(rs...)
 	if list && listed == nil {
-		listed = inc.roll(dir) // behind the create, unless the connection is replaced between the two
+		listed = inc.roll(dir.Path) // behind the create, unless the connection is replaced between the two
 	}
 	return create, listed, nil
 }
 
-// missingDirs returns the directories to make in one batch with what is made in
-// dir, where that is missing: dir and all above it, as it is not known which of
-// them are there. It is nil if that was tried already, or if it must be known
-// who has made each: then they are made one by one.
-//
-// What a server answers to each of them does not matter. One that is there
-// already is NodeExists, or NoAuth where it could not be made; and if one of
-// them could not be made that is missing, what is made behind it is NoNode again.
-func (inc *Incarnation) missingDirs(dir string, tried []string) (dirs []string) {
-	if tried != nil || inc.Manager.protects() {
-		return nil
-	}
-	for ; dir != "/"; dir = ParentPath(dir) {
-		dirs = append(dirs, dir)
-	}
-	slices.Reverse(dirs)
-	return dirs
-}
-
-// dirCall makes a directory, one of those above last or last itself, which begins
-// with data.
-func (inc *Incarnation) dirCall(dir, last string, data []byte) call[string] {
-	if dir != last {
-		data = nil
-	}
-	flags := int32(zk.FlagContainer)
-	if inc.Manager.lasts(dir) {
-		flags = zk.FlagPersistent
-	}
-	return inc.createCall(dir, data, flags)
-}
-
-// CreateAll makes ephemeral znodes of unique names, all or none, and only if
+// CreateAll makes ephemeral znodes of unique names in dir, all or none, and only if
 // there is a znode at proof and check, if there is one, passes. It is
 // ErrVanished if there is none, and NoNode if a parent is missing. When ctx
 // ends, or after any other error, nothing is left that is not being deleted: so the
 // names must not be used again.
-func (inc *Incarnation) CreateAll(ctx context.Context, proof string, check *zk.CheckVersionRequest, paths []string, data []byte) error {
+func (inc *Incarnation) CreateAll(ctx context.Context, dir Dir, proof string, check *zk.CheckVersionRequest, paths []string, data []byte) error {
 	ops := []any{&zk.CheckVersionRequest{Path: proof, Version: -1}}
 	size := 256 + len(proof)
 	if check != nil {
@@ -246,10 +208,10 @@ func (inc *Incarnation) CreateAll(ctx context.Context, proof string, check *zk.C
 	if size > MaxPacket {
 		return ErrTooLarge
 	}
-	if err := inc.Vet(ctx, ParentPath(paths[0]), nil); err != nil {
+	if err := inc.Vet(ctx, dir); err != nil {
 		return err
 	}
-	if err := inc.mayTakeBack(ctx, ParentPath(paths[0])); err != nil {
+	if err := inc.mayTakeBack(ctx, dir.Path); err != nil {
 		return err
 	}
 	var multi *pending[[]zk.MultiResponse]
@@ -286,22 +248,22 @@ func (inc *Incarnation) CreateAll(ctx context.Context, proof string, check *zk.C
 	return err
 }
 
-// CreateThenList makes ephemeral znodes of unique names, all or none, and only if
+// CreateThenList makes ephemeral znodes of unique names in dir, all or none, and only if
 // check passes; and then lists dirs, in their order. It takes one round trip, and
 // is tried once. A directory that does not exist is empty.
 //
 // Without an error all were made, and each listing is newer than that, and than
 // the listings before it. Otherwise none was, or withdrawn deletes them; it is nil
 // if none was, or will be.
-func (inc *Incarnation) CreateThenList(ctx context.Context, check *zk.CheckVersionRequest, paths []string, data []byte, dirs ...string) (lists [][]string, withdrawn *Removal, err error) {
+func (inc *Incarnation) CreateThenList(ctx context.Context, dir Dir, check *zk.CheckVersionRequest, paths []string, data []byte, dirs ...string) (lists [][]string, withdrawn *Removal, err error) {
 	ops := []any{check}
 	for _, path := range paths {
 		ops = append(ops, &zk.CreateRequest{Path: path, Data: data, Acl: inc.Manager.Config.ACL, Flags: zk.FlagEphemeral})
 	}
-	if err := inc.Vet(ctx, ParentPath(paths[0]), nil); err != nil {
+	if err := inc.Vet(ctx, dir); err != nil {
 		return nil, nil, err
 	}
-	if err := inc.mayTakeBack(ctx, ParentPath(paths[0])); err != nil {
+	if err := inc.mayTakeBack(ctx, dir.Path); err != nil {
 		return nil, nil, err
 	}
 	b := new(Batch)

@@ -24,11 +24,11 @@ func TestAListingWhoseSyncWasNotCarriedOutIsNotBelieved(t *testing.T) {
 			}
 			ours, theirs := open(t, srv, dialTo(srv.Addrs()[1])), open(t, srv, dialTo(srv.Addrs()[0]))
 			inc, admin := live(t, ours), live(t, theirs)
-			must(t, admin.MakeDir(t.Context(), "/d"))
+			must(t, admin.MakeDir(t.Context(), Dir{Path: "/d"}))
 			must(t, inc.Sync(t.Context(), "/d"))
 			srv.Freeze(srv.Addrs()[1])
 			guid := NewGUID()
-			_, _, err := admin.CreateChild(t.Context(), "/d", ProtectedName(guid, "x-"), guid, nil, zk.FlagEphemeralSequential, false)
+			_, _, err := admin.CreateChild(t.Context(), Dir{Path: "/d"}, ProtectedName(guid, "x-"), guid, nil, zk.FlagEphemeralSequential, false)
 			must(t, err)
 			var refused atomic.Int32
 			srv.Intercept(func(r zktest.Request) zktest.Action {
@@ -51,7 +51,7 @@ func TestWhatMayNotBeFoundGoesWithItsSession(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		ours, theirs := open(t, srv), open(t, srv)
 		inc, me := live(t, ours), ours.ID()
-		must(t, inc.MakeDir(t.Context(), "/d"))
+		must(t, inc.MakeDir(t.Context(), Dir{Path: "/d"}))
 		var lost atomic.Bool
 		srv.Intercept(func(r zktest.Request) zktest.Action {
 			switch {
@@ -64,7 +64,7 @@ func TestWhatMayNotBeFoundGoesWithItsSession(t *testing.T) {
 			return zktest.Pass
 		})
 		guid := NewGUID()
-		_, _, err := inc.CreateChild(t.Context(), "/d", ProtectedName(guid, "x-"), guid, nil, zk.FlagEphemeralSequential, true)
+		_, _, err := inc.CreateChild(t.Context(), Dir{Path: "/d"}, ProtectedName(guid, "x-"), guid, nil, zk.FlagEphemeralSequential, true)
 		if !errors.Is(err, zk.ErrNoAuth) {
 			t.Fatalf("%v", err)
 		}
@@ -86,7 +86,7 @@ func TestWhatMayNotBeDeletedGoesWithItsSessionInTimeWhateverThePace(t *testing.T
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv, func(c *Config) { c.Retry = Backoff{Min: time.Hour, Max: time.Hour, Factor: 1} })
 		inc, me := live(t, s), s.ID()
-		path, _, err := inc.CreateChild(t.Context(), "/d", ProtectedName(NewGUID(), "x-"), "", nil, zk.FlagEphemeralSequential, false)
+		path, _, err := inc.CreateChild(t.Context(), Dir{Path: "/d"}, ProtectedName(NewGUID(), "x-"), "", nil, zk.FlagEphemeralSequential, false)
 		must(t, err)
 		srv.Intercept(func(r zktest.Request) zktest.Action {
 			if r.Op == zktest.OpDelete && r.Session == me {
@@ -109,7 +109,7 @@ func TestFindIsNotMisledByANameThatHoldsAnother(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		inc := live(t, open(t, srv))
 		guid := NewGUID()
-		must(t, inc.MakeDir(t.Context(), "/e"))
+		must(t, inc.MakeDir(t.Context(), Dir{Path: "/e"}))
 		_, err := inc.Create(t.Context(), "/e/transfer-"+NewGUID()+"-"+ProtectedName(guid, ""), nil)
 		must(t, err)
 		for _, of := range []string{guid, ProtectedName(guid, "")} {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/shared"
 	"github.com/zsync/zsync/internal/trace"
 	"github.com/zsync/zsync/internal/wire"
 )
@@ -32,17 +33,17 @@ type Incarnation struct {
 
 	Ended Ending // its hooks are the holds of the session; they run before its end on the servers
 
-	ID      atomic.Int64  // the session id; 0 before the first handshake
-	Timeout atomic.Int64  // the negotiated session timeout, in nanoseconds
-	Heard   Moment        // when the last answered request was sent; zero before the first; guarded by LiveMu
-	zxid    atomic.Int64  // the last that a reply has shown
-	xid     atomic.Uint32 // of the last request, over all connections
-	vetted  sync.Map      // by path: the directories that nobody else may change
-	kept    sync.Map      // by path: the czxid of what lasts there, see KeepDir and KeepStored
-	own     sync.Map      // by path: the last sighting of what CreateOwn has made
-	first   chan struct{} // closed when the first handshake has succeeded
-	gone    chan struct{} // closed when serve has ended
-	drain   sync.Once     // of shut
+	ID      atomic.Int64           // the session id; 0 before the first handshake
+	Timeout atomic.Int64           // the negotiated session timeout, in nanoseconds
+	Heard   Moment                 // when the last answered request was sent; zero before the first; guarded by LiveMu
+	zxid    atomic.Int64           // the last that a reply has shown
+	xid     atomic.Uint32          // of the last request, over all connections
+	vetted  shared.Cache[struct{}] // by path: the directories that nobody else may change
+	lasting shared.Cache[int64]    // by path: the czxid of what lasts there, see Storable
+	own     sync.Map               // by path: the last sighting of what CreateOwn has made
+	first   chan struct{}          // closed when the first handshake has succeeded
+	gone    chan struct{}          // closed when serve has ended
+	drain   sync.Once              // of shut
 
 	mu   sync.Mutex
 	link *link         // the newest, if any; guarded by mu

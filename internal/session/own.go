@@ -8,14 +8,14 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
-// CreateOwn makes an ephemeral znode whose name is not unique, with its parents.
+// CreateOwn makes an ephemeral znode whose name is not unique in dir.
 // The error is NodeExists if there is one. No other goroutine of this process may
 // create there meanwhile: so when a reply is lost, and a znode of this very
 // session is there, it is the one. When it fails nothing is left: what may have
 // been made is deleted in the background, and undo is that, if there is any. Until
 // it is over nobody of this process may create there.
-func (inc *Incarnation) CreateOwn(ctx context.Context, path string, data []byte) (undo *Removal, err error) {
-	if err := inc.Vet(ctx, ParentPath(path), nil); err != nil {
+func (inc *Incarnation) CreateOwn(ctx context.Context, dir Dir, path string, data []byte) (undo *Removal, err error) {
+	if err := inc.Vet(ctx, dir); err != nil {
 		return nil, err
 	}
 	var create *pending[string]
@@ -36,7 +36,7 @@ func (inc *Incarnation) CreateOwn(ctx context.Context, path string, data []byte)
 		open = a.open // a refusal says nothing of the attempts before it
 		switch {
 		case IsNoNode(err):
-			if err := inc.MakeDir(ctx, ParentPath(path)); err != nil {
+			if err := inc.MakeDir(ctx, dir); err != nil {
 				return a.last(err)
 			}
 			return errAgain

@@ -138,7 +138,8 @@ func (inc *Incarnation) commitWith(ctx context.Context, r *receipt, ops []any) (
 			inc.file(r, stat.Version)
 			return inc.Manager.BareResponses(rs), false, nil
 		case OutcomeOf(err) == Answered && IsNoNode(err) && !based:
-			if based = true; inc.MakeDir(ctx, inc.Manager.chroot) == nil {
+			based = true
+			if _, e := inc.addDir(ctx, inc.Manager.chroot, Dir{}); e == nil {
 				continue
 			}
 		case OutcomeOf(err) == Answered && mine && r.version >= 0 && (IsNoNode(err) || IsBadVersion(err)):

@@ -23,7 +23,7 @@ func crowdIn(t *testing.T, s *testSession, n int, listings *atomic.Int64) int64 
 	for range n {
 		wg.Go(func() {
 			guid := NewGUID()
-			path, roll, err := inc.CreateChild(t.Context(), "/d", ProtectedName(guid, "x-"), guid, nil, zk.FlagEphemeralSequential, true)
+			path, roll, err := inc.CreateChild(t.Context(), Dir{Path: "/d"}, ProtectedName(guid, "x-"), guid, nil, zk.FlagEphemeralSequential, true)
 			if err != nil || !roll.Has(BaseName(path)) {
 				t.Errorf("created %q, %v; it is not in the listing", path, err)
 			}

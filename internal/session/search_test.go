@@ -26,7 +26,7 @@ func TestWhatAbandonedCreatesHaveMadeIsLookedForTogether(t *testing.T) {
 				inc, other := live(t, ours), live(t, theirs)
 				dir := func(i int) string { return fmt.Sprintf("/d/%d", i%dirs) }
 				for i := range dirs {
-					must(t, inc.MakeDir(t.Context(), dir(i)))
+					must(t, inc.MakeDir(t.Context(), Dir{Path: dir(i)}))
 				}
 				var quiet, refuse atomic.Bool
 				if name == "made" {
@@ -61,7 +61,7 @@ func TestWhatAbandonedCreatesHaveMadeIsLookedForTogether(t *testing.T) {
 						ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 						defer cancel()
 						guid := NewGUID()
-						_, _, err := inc.CreateChild(ctx, dir(i), ProtectedName(guid, "x-"), guid, nil, zk.FlagEphemeralSequential, false)
+						_, _, err := inc.CreateChild(ctx, Dir{Path: dir(i)}, ProtectedName(guid, "x-"), guid, nil, zk.FlagEphemeralSequential, false)
 						left <- err
 					}()
 				}
@@ -137,7 +137,7 @@ func TestWhatAnUnansweredCreateHasMadeIsLookedForBehindAWrite(t *testing.T) {
 			return zktest.Pass
 		})
 		guid := NewGUID()
-		_, _, err := inc.CreateChild(t.Context(), "/d", ProtectedName(guid, "x-"), guid, nil, zk.FlagEphemeralSequential, false)
+		_, _, err := inc.CreateChild(t.Context(), Dir{Path: "/d"}, ProtectedName(guid, "x-"), guid, nil, zk.FlagEphemeralSequential, false)
 		must(t, err)
 		mu.Lock()
 		defer mu.Unlock()

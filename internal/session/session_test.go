@@ -13,7 +13,7 @@ func TestCase01NoCallOfAnExpiredSessionRunsInTheNext(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		inc := live(t, s)
-		must(t, inc.MakeDir(t.Context(), "/m"))
+		must(t, inc.MakeDir(t.Context(), Dir{Path: "/m"}))
 		srv.Stop()
 		// Calls that go-zookeeper queues and would send once it is connected
 		// again, in whatever session that may be.

@@ -10,7 +10,10 @@ import (
 
 // A Place is where a child is made: a directory, and a name that begins with guid, or
 // with that as a protected name has it, up to the number.
-type Place struct{ Dir, Name, GUID string }
+type Place struct {
+	Dir        Dir
+	Name, GUID string
+}
 
 // CreateTogether makes an ephemeral, sequential child at each of places, of which no
 // two are in one directory, all or none, and lists each directory right behind that.
@@ -23,7 +26,7 @@ type Place struct{ Dir, Name, GUID string }
 func (inc *Incarnation) CreateTogether(ctx context.Context, places []Place, data []byte) (paths []string, rolls []*Roll, err error) {
 	ops, size := make([]any, len(places)), 256
 	for i, p := range places {
-		full := ChildPath(p.Dir, p.Name)
+		full := ChildPath(p.Dir.Path, p.Name)
 		size += inc.Manager.SizeOf(full, data)
 		ops[i] = &zk.CreateRequest{Path: full, Data: data, Acl: inc.Manager.Config.ACL, Flags: zk.FlagEphemeralSequential}
 	}
@@ -31,10 +34,10 @@ func (inc *Incarnation) CreateTogether(ctx context.Context, places []Place, data
 		return nil, nil, ErrTooLarge
 	}
 	for _, p := range places {
-		if err := inc.Vet(ctx, p.Dir, nil); err != nil {
+		if err := inc.Vet(ctx, p.Dir); err != nil {
 			return nil, nil, err
 		}
-		if err := inc.mayTakeBack(ctx, p.Dir); err != nil {
+		if err := inc.mayTakeBack(ctx, p.Dir.Path); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -48,17 +51,17 @@ func (inc *Incarnation) CreateTogether(ctx context.Context, places []Place, data
 }
 
 // createTogether is one attempt, behind the creates of the directories that are missing.
-func (inc *Incarnation) createTogether(ctx context.Context, places []Place, missing []string, ops []any) (paths []string, rolls []*Roll, err error) {
+func (inc *Incarnation) createTogether(ctx context.Context, places []Place, missing []call[string], ops []any) (paths []string, rolls []*Roll, err error) {
 	b := new(Batch)
 	for _, d := range missing {
-		add(b, inc.dirCall(d, d, nil))
+		add(b, d)
 	}
 	making := add(b, multiCall(ops))
 	if err := inc.startBatch(ctx, b); err != nil {
 		return nil, nil, err
 	}
 	for _, p := range places {
-		rolls = append(rolls, inc.roll(p.Dir)) // behind it, unless the connection is replaced between the two
+		rolls = append(rolls, inc.roll(p.Dir.Path)) // behind it, unless the connection is replaced between the two
 	}
 	made, err := making.Wait(ctx, inc)
 	if err != nil {
@@ -78,11 +81,13 @@ func (inc *Incarnation) createTogether(ctx context.Context, places []Place, miss
 
 // missingDirsOf is missingDirs for the directories of all of places, which are made in
 // one batch, each behind those above it.
-func (inc *Incarnation) missingDirsOf(places []Place) (dirs []string) {
+func (inc *Incarnation) missingDirsOf(places []Place) (dirs []call[string]) {
+	var seen []string
 	for _, p := range places {
-		for _, d := range inc.missingDirs(p.Dir, nil) {
-			if !slices.Contains(dirs, d) {
-				dirs = append(dirs, d)
+		for _, d := range inc.missingDirs(p.Dir.Path, nil) {
+			if !slices.Contains(seen, d) {
+				seen = append(seen, d)
+				dirs = append(dirs, inc.dirCall(d, p.Dir))
 			}
 		}
 	}
@@ -94,7 +99,7 @@ func (inc *Incarnation) missingDirsOf(places []Place) (dirs []string) {
 func (inc *Incarnation) collectAll(making *pending[[]zk.MultiResponse], places []Place) {
 	rs := make([]*Removal, len(places))
 	for i, p := range places {
-		rs[i] = inc.removal(&Removal{path: ChildPath(p.Dir, p.GUID), kind: removeOwn, guid: p.GUID})
+		rs[i] = inc.removal(&Removal{path: ChildPath(p.Dir.Path, p.GUID), kind: removeOwn, guid: p.GUID})
 	}
 	making.then(func() {
 		for i, r := range rs {

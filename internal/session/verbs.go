@@ -109,85 +109,29 @@ func (inc *Incarnation) Set(ctx context.Context, path string, data []byte, versi
 	return retry(ctx, inc, setCall(path, data, version))
 }
 
-// Create makes a persistent znode, with its parents, and reports whether it
-// was missing; one that exists already is left as it is.
+// Create makes a persistent znode, with its parents, which belong to nobody, and
+// reports whether it was missing; one that exists already is left as it is.
 //
 // When a reply is lost, the repetition may find the znode that the first
 // attempt made, and report false. Who must know whether it was itself writes
 // something unique into it.
 func (inc *Incarnation) Create(ctx context.Context, path string, data []byte) (bool, error) {
+	return inc.CreateIn(ctx, Dir{}, path, data)
+}
+
+// CreateIn is Create of a child of dir.
+func (inc *Incarnation) CreateIn(ctx context.Context, dir Dir, path string, data []byte) (bool, error) {
 	for {
 		_, err := retry(ctx, inc, inc.createCall(path, data, zk.FlagPersistent))
 		switch {
 		case IsNodeExists(err):
 			return false, nil
 		case IsNoNode(err):
-			if err := inc.MakeDir(ctx, ParentPath(path)); err != nil {
+			if _, err := inc.addDir(ctx, ParentPath(path), dir); err != nil {
 				return false, err
 			}
 		default:
 			return err == nil, err
-		}
-	}
-}
-
-// MakeDir makes a znode for others to be children of, and its parents where
-// they are missing. It makes containers, as Curator does: the server removes
-// them when they have become empty. So they can vanish between any two
-// requests, and NoNode always means: make them again and retry. Those that must
-// last are persistent. See vet for those that are there already.
-func (inc *Incarnation) MakeDir(ctx context.Context, path string) error {
-	return inc.makeDirWith(ctx, path, nil)
-}
-
-// makeDirWith is makeDir for a znode that, if it is missing, begins with data.
-func (inc *Incarnation) makeDirWith(ctx context.Context, path string, data []byte) error {
-	for {
-		made, err := inc.addDir(ctx, path, data)
-		if made || err != nil {
-			return err
-		}
-		// Somebody else has made it, or we have, and the reply is lost.
-		if err := inc.VetNow(ctx, path); !IsNoNode(err) {
-			return err
-		}
-	}
-}
-
-// addDir makes a directory, and its parents where they are missing, and reports
-// whether it was missing.
-func (inc *Incarnation) addDir(ctx context.Context, path string, data []byte) (bool, error) {
-	if path == "/" {
-		return true, nil
-	}
-	for {
-		flags := int32(zk.FlagContainer)
-		if data == nil {
-			data = inc.Manager.mark(path)
-		}
-		if inc.Manager.lasts(path) {
-			flags = zk.FlagPersistent
-		}
-		_, err := retry(ctx, inc, inc.createCall(path, data, flags))
-		if isUnimplemented(err) { // the next is none of a container
-			_, err = retry(ctx, inc, inc.createCall(path, data, flags))
-		}
-		switch {
-		case IsNodeExists(err):
-			return false, nil
-		case IsNoNode(err):
-			// Whose the parents are is for whoever made them to say: the root of
-			// a tree is open on most servers.
-			if _, err := inc.addDir(ctx, ParentPath(path), nil); err != nil {
-				return false, err
-			}
-		case err == nil:
-			if inc.Manager.protects() { // else nobody asks
-				inc.vetted.Store(path, struct{}{})
-			}
-			return true, nil
-		default:
-			return false, err
 		}
 	}
 }

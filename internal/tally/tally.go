@@ -426,7 +426,7 @@ func (t *Tally) writeOwn(ctx context.Context, inc *session.Incarnation, next int
 			create.Flags = zk.FlagPersistent
 		}
 		op = create
-		if err := inc.Vet(ctx, t.dir, nil); err != nil {
+		if err := inc.Vet(ctx, session.Dir{Path: t.dir}); err != nil {
 			return err
 		}
 	case next == 0:
@@ -450,7 +450,7 @@ func (t *Tally) writeOwn(ctx context.Context, inc *session.Incarnation, next int
 			}
 		}
 		if _, ok := op.(*zk.CreateRequest); ok && session.IsNoNode(err) {
-			if err = inc.MakeDir(ctx, t.dir); err == nil {
+			if err = inc.MakeDir(ctx, session.Dir{Path: t.dir}); err == nil {
 				continue
 			}
 		}

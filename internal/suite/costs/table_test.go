@@ -273,7 +273,13 @@ var costs = []cost{
 	}},
 	{"`Value.Store`", func(t *testing.T, s, other *zsync.Session) func() {
 		v := zsync.NewValue[int](s, "/p/v")
+		harness.Must(t, v.Store(t.Context(), 0))
 		harness.Must(t, v.Store(t.Context(), 1))
+		return func() { harness.Must(t, v.Store(t.Context(), 2)) }
+	}},
+	{"`Value.Store`, the first of a session", func(t *testing.T, s, other *zsync.Session) func() {
+		harness.Must(t, zsync.NewValue[int](other, "/p/v").Store(t.Context(), 1))
+		v := zsync.NewValue[int](s, "/p/v")
 		return func() { harness.Must(t, v.Store(t.Context(), 2)) }
 	}},
 	{"`Value.Update`", func(t *testing.T, s, other *zsync.Session) func() {
@@ -287,25 +293,21 @@ var costs = []cost{
 		return func() { _, _, err := m.Load(t.Context(), "k"); harness.Must(t, err) }
 	}},
 	{"`Map.Store`", func(t *testing.T, s, other *zsync.Session) func() {
-		m := zsync.NewMap[int](s, "/p/map")
-		harness.Must(t, m.Store(t.Context(), "k", 1))
+		m := mapInUse(t, s)
 		return func() { harness.Must(t, m.Store(t.Context(), "k", 2)) }
 	}},
 	{"`Map.CompareAndSwap`", func(t *testing.T, s, other *zsync.Session) func() {
-		m := zsync.NewMap[int](s, "/p/map")
-		harness.Must(t, m.Store(t.Context(), "k", 1))
+		m := mapInUse(t, s)
 		_, version, err := m.Load(t.Context(), "k")
 		harness.Must(t, err)
 		return func() { _, err := m.CompareAndSwap(t.Context(), "k", version, 2); harness.Must(t, err) }
 	}},
 	{"`Map.LoadOrStore`, of a new key", func(t *testing.T, s, other *zsync.Session) func() {
-		m := zsync.NewMap[int](s, "/p/map")
-		harness.Must(t, m.Store(t.Context(), "k", 1))
+		m := mapInUse(t, s)
 		return func() { _, _, err := m.LoadOrStore(t.Context(), "l", 2); harness.Must(t, err) }
 	}},
 	{"`Map.LoadAndDelete`", func(t *testing.T, s, other *zsync.Session) func() {
-		m := zsync.NewMap[int](s, "/p/map")
-		harness.Must(t, m.Store(t.Context(), "k", 1))
+		m := mapInUse(t, s)
 		return func() { _, _, err := m.LoadAndDelete(t.Context(), "k"); harness.Must(t, err) }
 	}},
 	{"`Map.Range`, three keys", func(t *testing.T, s, other *zsync.Session) func() {
@@ -639,4 +641,13 @@ func (c cost) begin(t *testing.T, srv *zktest.Server) (*zsync.Session, func()) {
 	f := c.prepare(t, s, other)
 	time.Sleep(1100 * time.Millisecond) // what is held is watched by then, and receipts that nobody uses are deleted
 	return s, f
+}
+
+// mapInUse returns a Map whose session has written its key "k" before, as what is there.
+func mapInUse(t *testing.T, s *zsync.Session) *zsync.Map[int] {
+	m := zsync.NewMap[int](s, "/p/map")
+	for n := range 2 {
+		harness.Must(t, m.Store(t.Context(), "k", n))
+	}
+	return m
 }
