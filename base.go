@@ -1,6 +1,8 @@
 package zsync
 
 import (
+	"slices"
+
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -54,8 +56,20 @@ func opError(op, path string, err error) error {
 	if _, ok := err.(*Error); ok {
 		return err
 	}
+	if err == ErrNotLocked && slices.Contains(releases, op) {
+		err = notHeld{}
+	}
 	return &Error{Op: op, Path: path, Err: err}
 }
+
+// releases are the operations that give up something other than a lock.
+var releases = []string{"resign", "transfer", "release", "leave", "ack", "nack", "reject", "return"}
+
+// notHeld is [ErrNotLocked] in words that fit permits, leaderships, memberships and claims.
+type notHeld struct{}
+
+func (notHeld) Error() string        { return "not held" }
+func (notHeld) Is(target error) bool { return target == ErrNotLocked }
 
 // An Error tells which operation failed, on which path, and why. It is to this
 // package what [os.PathError] is to os.

@@ -74,5 +74,5 @@ func ExampleSemaphore_Release() {
 	// false <nil>
 	// <nil>
 	// true <nil>
-	// zsync: release /memory: not locked
+	// zsync: release /memory: not held
 }
