@@ -13,7 +13,6 @@ import (
 
 	"github.com/zsync/zsync/internal/shared"
 	"github.com/zsync/zsync/internal/trace"
-	"github.com/zsync/zsync/internal/wire"
 )
 
 // An Incarnation is one ZooKeeper session, from handshake to end. It begins
@@ -151,10 +150,10 @@ func (inc *Incarnation) silence() time.Duration {
 
 // dial connects to a server.
 func (inc *Incarnation) dial(addr string) (*link, error) {
-	if err := inc.consider(addr); err != nil {
-		return nil, err
-	}
 	limit := inc.dialLimit()
+	if least := inc.leastGrant(addr); inc.ID.Load() != 0 && least < time.Duration(inc.Timeout.Load()) {
+		limit = min(limit, least/3) // time for another server, before the session must be given up
+	}
 	deadline := time.Now().Add(limit)
 	c, err := dial(inc.Ctx, &inc.Manager.Config, inc.Manager.Spawn, addr, limit)
 	if err != nil {
@@ -169,86 +168,9 @@ func (inc *Incarnation) dial(addr string) (*link, error) {
 	return l, nil
 }
 
-// consider decides whether a server is asked to continue the session: see grants. When it
-// returns, the session counts no more than that server grants.
-func (inc *Incarnation) consider(addr string) error {
-	if inc.ID.Load() == 0 {
-		return nil
-	}
-	timeout := time.Duration(inc.Timeout.Load())
-	least, known := inc.Manager.grants.of(addr, timeout)
-	if !known {
-		if inc.doubt() {
-			return nil
-		}
-		granted, err := inc.askGrant(addr, timeout)
-		if err != nil {
-			return err
-		}
-		least = min(granted, timeout)
-	}
-	if least == timeout {
-		return nil
-	}
-	return inc.shorten(least)
-}
-
-// doubt has the next stake rest on what is confirmed from now on alone, if there is no stake
-// yet. If there is one it returns false.
-func (inc *Incarnation) doubt() bool {
-	inc.LiveMu.Lock()
-	defer inc.LiveMu.Unlock()
-	if inc.stakes > 0 {
-		return false
-	}
-	inc.Live.Sure = nil
-	return true
-}
-
-// shorten sets a shorter timeout. It fails if the session would have run out with that.
-func (inc *Incarnation) shorten(timeout time.Duration) error {
-	inc.LiveMu.Lock()
-	before := time.Duration(inc.Timeout.Load())
-	inc.setTimeoutLocked(timeout)
-	inc.LiveMu.Unlock()
-	if inc.left() > 0 {
-		return nil
-	}
-	inc.LiveMu.Lock()
-	inc.setTimeoutLocked(before)
-	inc.LiveMu.Unlock()
-	return fmt.Errorf("zsync: the server grants a session timeout of %v, and the session lives by %v: it would have run out", timeout, before)
-}
-
-func (inc *Incarnation) setTimeoutLocked(timeout time.Duration) {
-	inc.Live.timeout = timeout
-	inc.Timeout.Store(int64(timeout))
-}
-
-// askGrant asks a server which timeout it grants: it begins a session there, with its end
-// right behind.
-func (inc *Incarnation) askGrant(addr string, timeout time.Duration) (time.Duration, error) {
-	m, limit := inc.Manager, inc.dialLimit()
-	ctx, cancel := context.WithTimeout(inc.Ctx, limit)
-	defer cancel()
-	c, err := dial(ctx, &m.Config, m.Spawn, addr, limit)
-	if err != nil {
-		return 0, err
-	}
-	stop := context.AfterFunc(ctx, func() { c.Close() })
-	granted, err := grantOver(c, timeout)
-	if err != nil || !stop() {
-		c.Close()
-		return 0, fmt.Errorf("no answer about the session timeout: %w", err)
-	}
-	m.grants.note(addr, grant{timeout, granted})
-	m.Spawn(func() { // the answer to its end, which the server might not carry out if the connection broke
-		defer c.Close()
-		c.SetReadDeadline(time.Now().Add(limit))
-		defer context.AfterFunc(inc.Ctx, func() { c.Close() })()
-		readPacket(c, wire.MaxHandshake)
-	})
-	return granted, nil
+// leastGrant returns the least that a server grants if it is asked for the session's timeout.
+func (inc *Incarnation) leastGrant(addr string) time.Duration {
+	return inc.Manager.grants.of(addr, time.Duration(inc.Timeout.Load()))
 }
 
 // handshake is told of a server's reply to the connect request, and refuses

@@ -317,6 +317,11 @@ func (l *link) connect() error {
 		out = append(out, authPacket(a)...)
 	}
 	l.asked = time.Now()
+	if id != 0 {
+		l.inc.LiveMu.Lock()
+		l.inc.Live.try(l.asked, l.inc.leastGrant(l.addr))
+		l.inc.LiveMu.Unlock()
+	}
 	l.Conn.SetDeadline(l.hardLimit)
 	if _, err := l.Conn.Write(out); err != nil {
 		return err

@@ -41,6 +41,12 @@ type liveness struct {
 	conn    int64         // the event that was the beginning of the present connection
 	Sure    *Moment       // the latest t that is confirmed; nil if there is none
 
+	// Since when the leader may count another timeout, which is less, as a handshake was sent
+	// that has no answer; nil if it does not.
+	tried *Moment
+	least time.Duration
+	lower time.Duration // of the session as soon as asked is confirmed; 0 if it stays
+
 	// Of the present connection, each oldest first:
 	asked   *stamp    // when the handshake was sent that continued the session, if that is not confirmed
 	pending bool      // the write that confirms it went with the handshake
@@ -91,7 +97,22 @@ func (v *liveness) left(now time.Time) time.Duration {
 	if v.Sure == nil {
 		return 0
 	}
-	return v.belief() - v.Sure.since(now)
+	left := v.belief() - v.Sure.since(now)
+	if v.tried != nil {
+		left = min(left, v.least/10*9-v.tried.since(now))
+	}
+	return left
+}
+
+// try is told that a handshake which continues the session is about to be sent, to a server
+// that may grant as little as least. Of several without an answer the one counts by which the
+// session would end first.
+func (v *liveness) try(now time.Time, least time.Duration) {
+	if least >= v.timeout || v.tried != nil && v.least-v.tried.since(now) <= least {
+		return
+	}
+	m := momentOf(now)
+	v.tried, v.least = &m, least
 }
 
 // connect is told of a handshake that was sent at asked and has just been
@@ -99,8 +120,18 @@ func (v *liveness) left(now time.Time) time.Duration {
 // made after asked. What continues a session has come to a leader, which
 // has touched it, but was perhaps not the leader any more.
 func (v *liveness) connect(asked time.Time, isNew bool, timeout time.Duration) {
-	if v.timeout = timeout; isNew {
+	if v.tried != nil && v.tried.Mono.Equal(asked) {
+		v.tried = nil // this is the answer, and timeout is what it grants
+	}
+	switch {
+	case isNew:
+		v.timeout = timeout
 		v.confirm(asked)
+	case timeout < v.timeout:
+		// If a leader has touched the session, it counts less from then on. If that was not the
+		// leader any more, what was confirmed before holds as it was.
+		v.try(asked, timeout)
+		v.lower = timeout
 	}
 	v.events++
 	v.conn = v.events
@@ -124,7 +155,12 @@ func (v *liveness) answer(s stamp, p proof, now time.Time) {
 	v.events++
 	if p == provesQuorum && v.asked != nil {
 		v.confirm(v.asked.at)
-		v.asked = nil
+		// The leader has got this handshake, and counts what its server grants. An earlier one
+		// without an answer was before it, or is lost, but for what design.md says is not covered.
+		v.asked, v.tried = nil, nil
+		if v.lower > 0 {
+			v.timeout, v.lower = v.lower, 0
+		}
 	}
 	if p == provesQuorum || p == provesLeader && v.left(now) > 0 { // step 3
 		for i := len(v.carried) - 1; i >= 0; i-- {

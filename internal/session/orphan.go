@@ -77,26 +77,6 @@ func (w will) execute(c io.ReadWriter) error {
 	}
 }
 
-// grantOver begins a session over c and ends it, and returns the timeout that was granted.
-func grantOver(c io.ReadWriter, timeout time.Duration) (time.Duration, error) {
-	w := will{password: make([]byte, 16), timeout: timeout, xid: 1}
-	if _, err := c.Write(w.packets()); err != nil {
-		return 0, err
-	}
-	body, err := readPacket(c, wire.MaxHandshake)
-	if err != nil {
-		return 0, err
-	}
-	if len(body) < 16 || binary.BigEndian.Uint64(body[8:]) == 0 {
-		return 0, fmt.Errorf("%w: reply of %d bytes", errHandshake, len(body))
-	}
-	granted := time.Duration(int32(binary.BigEndian.Uint32(body[4:]))) * time.Millisecond
-	if granted <= 0 {
-		return 0, fmt.Errorf("%w: session of %v", errHandshake, granted)
-	}
-	return granted, nil
-}
-
 // endOrphan ends an abandoned session that has no connection, or whose server has
 // not answered that it is ended, when those who held something have had their time.
 // The server of its last connection is asked after all others. Attempts are made

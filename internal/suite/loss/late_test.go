@@ -132,7 +132,7 @@ func TestAHolderIsToldInTimeThoughTheServersGrantDifferentTimeouts(t *testing.T)
 	}
 }
 
-func TestASessionDoesNotGoToAServerThatGrantsLessThanHasPassed(t *testing.T) {
+func TestAHoldIsKeptAtAServerThatGrantsLessThanHasPassed(t *testing.T) {
 	harness.InMemory(t)
 	harness.VirtualTime(t, func(t *testing.T) {
 		const timeout, less = 30 * time.Second, 4 * time.Second
@@ -148,17 +148,48 @@ func TestASessionDoesNotGoToAServerThatGrantsLessThanHasPassed(t *testing.T) {
 		route.Move(-1)
 		time.Sleep(6 * time.Second)
 		route.Move(1)
-		time.Sleep(3 * time.Second)
-		route.Move(0)
 		suite.AwaitConnected(t, a, 4*time.Second)
+		time.Sleep(timeout)
 		select {
 		case <-lost:
-			t.Error("the lock is lost, though a server was there that continues the session")
+			t.Error("the lock is lost, though the servers have the session")
 		default:
 		}
-		harness.Must(t, m.Unlock())
-		if got := a.Timeout(); got != timeout {
-			t.Errorf("the session's timeout is %v, want %v", got, timeout)
+		if got := a.Timeout(); got != less {
+			t.Errorf("the session's timeout is %v, want %v", got, less)
 		}
+		harness.Must(t, m.Unlock())
 	})
+}
+
+func TestAServerThatHangsAtTheHandshakeCostsNoHold(t *testing.T) {
+	harness.InMemory(t)
+	for range 10 { // the servers are tried in random order
+		harness.VirtualTime(t, func(t *testing.T) {
+			const timeout = 10 * time.Second
+			e := zktest.StartEnsemble(t, 5, zktest.WithTick(2*time.Second), zktest.WithSessionTimeouts(4*time.Second, timeout))
+			s, err := zsync.Connect(t.Context(), e.Addr(), zsync.WithDialer(e.Dial), zsync.WithSessionTimeout(timeout))
+			harness.Must(t, err)
+			defer s.Close()
+			m := zsync.NewMutex(s, "/m")
+			harness.Must(t, m.Lock(t.Context()))
+			lost := m.Lost()
+			at := e.MemberOf(s.ID())
+			hung := (at + 1) % 5
+			e.Server(hung).Intercept(func(r zktest.Request) zktest.Action {
+				if r.Op == zktest.OpConnect {
+					return zktest.Hang
+				}
+				return zktest.Pass
+			})
+			e.Crash(at)
+			time.Sleep(3 * timeout)
+			select {
+			case <-lost:
+				t.Error("the lock is lost, though three servers were there")
+			default:
+			}
+			harness.Must(t, m.Unlock())
+		})
+	}
 }
