@@ -1,46 +1,51 @@
-// Package fleet is the judge of the library: random programs of all its primitives at once, by
-// several processes over an ensemble of zktest in virtual time, under faults. It sees the public API
-// alone, and holds what docs/guarantees.md promises.
+// Package fleet is the judge of the library. It runs random programs of all primitives at once: several
+// processes over an ensemble of zktest, in virtual time, under faults. It sees the public API alone, and
+// checks the promises of docs/guarantees.md.
 //
 // # A program
 //
-// A seed stands for a [plan]: how many members the ensemble has and how quick they are, how many
-// processes live how many lives, which primitives they use, and which faults come when. Each process
-// is a [life]: a Session, and actors. An actor is a goroutine that calls methods at random (step of an
-// [arena]), with contexts that end at any step, late or never.
+// A program follows from its seed, by a [plan]. The plan draws the number of members and their speed, the
+// number of processes, the primitives, and the faults with their times. Each process is a [life]: a
+// Session with actors. An actor is a goroutine that calls random methods (step of an [arena]). Its
+// contexts end at any step, late or never.
 //
 // # The faults
 //
-// They stand in plan.go, and what they do in faults.go: connections of a process are reset; one
-// direction between a process and a member, or all, stands still for a while; a process is driven from
-// member to member, and back to one that has told the leader nothing yet; what one member sends to
-// another stands still or is late; members are cut off, killed, stopped, behind; the leader is late to
-// look at requests; members grant different timeouts; a majority goes on without its leader; a process
-// is closed, or dies, at any moment; the servers lose all they had.
+// The file plan.go lists them, the file faults.go does them:
 //
-// # What must hold
+//   - The network resets the connections of a process.
+//   - One direction between a process and a member stalls, or all directions do.
+//   - A process moves from member to member, and back to a member whose requests are still on their way
+//     to the leader.
+//   - One direction between two members stalls or is slow.
+//   - A member is cut off, killed, stopped or slow to apply. The leader is slow to look at requests.
+//   - A member grants a shorter timeout than the others.
+//   - A majority elects a leader while the old leader still serves.
+//   - A process closes its Session, or dies, at any moment.
+//   - A stranger deletes znodes, makes them again, and makes znodes with numbers of its choice.
+//   - The servers lose all their data.
 //
-//   - At most one holder, of a Mutex, the write side of an RWMutex, an Election, an element of a Queue, or
-//     the right to run a function, and no more than its permits of a Semaphore: whoever is told nothing of
-//     a loss holds (ledger.go).
-//   - What was confirmed is so, once: of a Value, an Int64, a Map, a Barrier by a linearization of all
-//     calls ([register]); of a Once, a Queue, a transaction by what the program has recorded.
-//   - Whoever waits is granted when the faults end, each call fails with its context and its Session alone,
-//     and Close returns.
-//   - Nothing is left in the servers' tree when all are closed and two timeouts have passed.
+// # The invariants
 //
-// The oracles know nothing of the inside of the library: the program records what it was told, and the
-// servers' tree is read at the end.
+//   - At most one holder: of a Mutex, of the write side of an RWMutex, of an Election, of an element of a
+//     Queue, of the right to run a function; and at most n permits of a Semaphore. A process holds until
+//     it gives up, or until the library has reported a loss (ledger.go).
+//   - Confirmed calls are applied, once. A linearization of all calls checks a Value, an Int64, a Map and a
+//     Barrier ([register]). The records of the program check a Once, a Queue and the transactions.
+//   - Every waiter is granted after the faults have ended. A call fails with its context or its Session
+//     only. Close returns.
+//   - The servers' tree holds no ephemeral znode, receipt or marker after all Sessions are closed and two
+//     timeouts have passed.
 //
 // # Replay
 //
-// A program that fails prints its seed, and ZSYNC_TEST_SEED runs it again. Every message arrives at an
-// instant of its own that follows from the seed ([network]), so what one message sets off is over before
-// the next arrives; timers, which begin with messages, are spread by this as well. GUIDs follow from the
-// seed. The programs run on one processor of Go's.
+// A program that fails prints its seed, and ZSYNC_TEST_SEED runs it again. Each message arrives at its own
+// instant, which the seed decides ([network]). Virtual time advances only when all goroutines wait, so all
+// effects of a message are over before the next message arrives. Timers begin with messages, so they are
+// spread, too. The seed decides the GUIDs. The programs run on one processor of Go's.
 //
-// What Go decides all the same: which of the goroutines that one message or timer has made runnable runs
-// first, where it is preempted or the collector runs; which case of a select is taken when several are
-// ready; the order of maps; and the few pauses that the library draws itself (of Value.Update, of a WaitGroup,
-// of a queue's consumers).
+// The seed does not decide these: the order in which goroutines run that one message has made runnable;
+// preemption and the garbage collector; the choice of a select with several ready cases; the order of maps,
+// in which zktest lists children too;
+// the pauses that Value.Update, WaitGroup and the consumers of a Queue draw themselves.
 package fleet

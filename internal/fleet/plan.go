@@ -30,6 +30,7 @@ type plan struct {
 	strikes    bool // strangers delete znodes
 	glitches   int  // one call of so many has a glitch
 	apart      bool // each actor has a Mutex of its own
+	squats     bool // a Mutex and a Group have their directory where a Value, an Int64 or the key of a Map is stored
 	wraps      bool // the numbers of places near their end
 }
 
@@ -77,13 +78,10 @@ var every = []string{"mutex", "rwmutex", "semaphore", "election", "cond", "once"
 // unmended are faults of the library that the judge has found and that are not mended yet:
 // what would find them is left out of the programs.
 var unmended = map[string]bool{
-	"xids":    true, // an answer is taken for that of a later confirmation, after a deposed leader's commit
-	"return":  true, // a request is executed when the session has come back to its member
-	"uneven":  true, // a session lives as long as the member grants whose answer was lost
-	"numbers": true, // chosen numbers change the order of a line
-	"copies":  true, // a copy of a znode is taken for the znode
-	"close":   true, // Close does not wait for functions
-	"eras":    true, // a Version from before the servers lost their data is taken for a new one
+	"copies": true, // a copy of a znode is taken for the znode
+	"close":  true, // Close does not wait for functions
+	"squats": true, // what is stored where another primitive has its directory is removed with that
+	"eras":   true, // a Version from before the servers lost their data is taken for a new one
 }
 
 // draw returns the plan of a seed.
@@ -110,14 +108,20 @@ func draw(seed uint64) plan {
 	if one(3) {
 		p.tick = 400 * time.Millisecond
 	}
-	for _, i := range d.Perm(len(every))[:1+d.IntN(3)] {
-		p.arenas = append(p.arenas, every[i])
+	some := d.Perm(len(every))[:1+d.IntN(3)]
+	for _, i := range some {
+		if !p.strikes {
+			p.arenas = append(p.arenas, every[i])
+		}
 	}
 	if one(6) {
 		p.arenas, p.steps = every, p.steps+4
 	}
 	p.harm = time.Duration(1+d.IntN(5)) * p.timeout
-	p.losesData = one(12)
+	if p.squats = !p.strikes && one(12); p.squats {
+		p.arenas = [][]string{{"map", "squatter"}, {"value", "squatter"}, {"int64", "squatter"}}[d.IntN(3)]
+	}
+	p.losesData = !p.squats && !p.strikes && one(12)
 	if p.losesData {
 		p.arenas = [][]string{{"value"}, {"map"}, {"value", "map"}}[d.IntN(3)]
 		p.processes, p.lives, p.actors = 1+d.IntN(2), 1, 1+d.IntN(2)
@@ -154,6 +158,9 @@ func draw(seed uint64) plan {
 	}
 	if p.losesData {
 		p.faults = append(p.faults, fault{kind: "rebirth", at: time.Duration(d.Int64N(int64(p.harm)))})
+	}
+	if p.squats && unmended["squats"] {
+		p.squats, p.arenas = false, p.arenas[:1]
 	}
 	p.wraps = p.wraps && !unmended["numbers"]
 	p.uneven = p.uneven && !unmended["uneven"]

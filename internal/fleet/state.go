@@ -24,6 +24,7 @@ type cell struct {
 	vmu      sync.Mutex
 	versions map[zsync.Version]int64  // which value was read with it; guarded by vmu
 	known    []read                   // guarded by vmu
+	turn     [2]int                   // calls of each era, where the servers lose their data; guarded by vmu
 	watched  map[*zsync.Session]int64 // the last that its Watch has sent; guarded by vmu
 }
 
@@ -57,6 +58,9 @@ func init() {
 	arenas["txn"] = func(w *world) arena { return &ledger{w: w, sure: map[int64]bool{}} }
 	arenas["queue"] = func(w *world) arena {
 		return &queue{w: w, sent: map[int64]string{}, taken: map[int64]int{}, claims: map[int64]*resource{}}
+	}
+	arenas["squatter"] = func(w *world) arena {
+		return &squatter{w: w, path: map[string]string{"map": "/map/" + mapKey, "value": "/value", "int64": "/number"}[w.plan.arenas[0]]}
 	}
 	arenas["waitgroup"] = func(w *world) arena { return &tasks{w: w} }
 }
@@ -104,6 +108,9 @@ func (c *cell) settled(l *life) {
 	r, err := c.load(ctx, k)
 	c.vmu.Lock()
 	defer c.vmu.Unlock()
+	if c.w.squats {
+		return
+	}
 	if err != nil && !errors.Is(err, zsync.ErrNoValue) {
 		c.w.fail("%s: Load by p%d.%d, when all is quiet: %v", c.path, l.process, l.nth, err)
 	} else if c.watched[l.s] != r.value && !(c.kind == "value" && r.value == 0) {
@@ -153,7 +160,9 @@ func (c *cell) step(ctx context.Context, a *actor, kit any) {
 	if errors.Is(err, zsync.ErrNoValue) {
 		err = nil
 	}
-	a.may("call of "+c.path, ctx, err)
+	if !c.w.squats || errors.Is(err, zsync.ErrClosed) { // two primitives at one path may well get in each other's way
+		a.may("call of "+c.path, ctx, err)
+	}
 	if op.kind == "" || op.kind == "load" && c.w.staleReads {
 		return
 	}
@@ -168,6 +177,9 @@ func (c *cell) keyed(ctx context.Context, a *actor, k *cellKit, n int, op *regOp
 			c.saw(r)
 		}
 		return r, err
+	}
+	if c.w.losesData {
+		n = c.script(n)
 	}
 	switch n {
 	case 0:
@@ -221,6 +233,23 @@ func (c *cell) keyed(ctx context.Context, a *actor, k *cellKit, n int, op *regOp
 	return err
 }
 
+// script has the calls that come first after the servers have lost their data be as
+// those that came first of all, and then a CompareAndSwap: zxids begin again, too.
+func (c *cell) script(n int) int {
+	c.vmu.Lock()
+	defer c.vmu.Unlock()
+	era := min(c.w.era(), 1)
+	turn := c.turn[era]
+	c.turn[era]++
+	switch {
+	case turn == 0:
+		return 3
+	case turn == 1:
+		return 5 * era // Load, and later CompareAndSwap
+	}
+	return n
+}
+
 // saw checks that a Version is of one value.
 func (c *cell) saw(r read) {
 	c.vmu.Lock()
@@ -239,11 +268,11 @@ func (c *cell) saw(r read) {
 func (c *cell) any(a *actor) (read, bool) {
 	c.vmu.Lock()
 	defer c.vmu.Unlock()
-	if len(c.known) == 0 || a.dice.IntN(3) == 0 {
+	if len(c.known) == 0 || !c.w.losesData && a.dice.IntN(3) == 0 {
 		return read{}, false
 	}
 	if c.w.losesData {
-		return c.known[a.dice.IntN(len(c.known))], true
+		return c.known[a.dice.IntN(min(len(c.known), 4))], true
 	}
 	return c.known[max(0, len(c.known)-1-a.dice.IntN(3))], true
 }
@@ -292,6 +321,9 @@ func (c *cell) final(ctx context.Context, s *zsync.Session) {
 			err = nil
 		}
 	}
+	if err != nil && c.w.squats {
+		op.out, err = 0, nil // nothing that was stored is there
+	}
 	if err != nil && !errors.Is(err, zsync.ErrNoValue) {
 		c.w.fail("%s cannot be read at the end: %v", c.path, err)
 		return
@@ -301,8 +333,41 @@ func (c *cell) final(ctx context.Context, s *zsync.Session) {
 }
 
 func (c *cell) keeps(path string) bool {
-	return path == c.path || path == c.path+"/"+mapKey || c.w.mayLeave.Load() && strings.HasPrefix(path, c.path+"-receipts")
+	return path == c.path || path == c.path+"/"+mapKey || strings.HasSuffix(path, "%kept") || c.w.mayLeave.Load() && strings.HasPrefix(path, c.path+"-receipts")
 }
+
+// A squatter has its directory where state is stored.
+type squatter struct {
+	w    *world
+	path string
+}
+
+func (q *squatter) make(s *zsync.Session) any { return s }
+
+func (q *squatter) step(ctx context.Context, a *actor, kit any) {
+	s := kit.(*zsync.Session)
+	done := a.doing("squats at %s", q.path)
+	if a.dice.IntN(2) == 0 {
+		m, err := zsync.NewGroup[int](s, q.path).Join(ctx, a.name, 1)
+		done()
+		if a.may("Join", ctx, err, zsync.ErrMixed, zsync.ErrInvalid) {
+			a.hold()
+			_ = m.Leave()
+		}
+		return
+	}
+	m := zsync.NewMutex(s, q.path)
+	err := m.Lock(ctx)
+	done()
+	if a.may("Lock", ctx, err, zsync.ErrMixed) {
+		a.hold()
+		_ = m.Unlock()
+	}
+}
+
+func (q *squatter) final(context.Context, *zsync.Session) {}
+
+func (q *squatter) keeps(string) bool { return false }
 
 // A once is a Once: who runs its function holds it, and when it is done none runs.
 type once struct {
@@ -530,12 +595,12 @@ func (q *queue) deliver(a *actor, d zsync.Delivery[int64]) {
 }
 
 // final receives what is left.
-func (q *queue) final(ctx context.Context, s *zsync.Session) {
+func (q *queue) final(_ context.Context, s *zsync.Session) {
 	k := zsync.NewQueue[int64](s, "/queue")
-	ctx, cancel := context.WithTimeout(ctx, 3*q.w.timeout+4*time.Second)
-	defer cancel()
 	left := map[int64]int{}
 	for {
+		ctx, cancel := context.WithTimeout(context.Background(), 3*q.w.timeout+4*time.Second)
+		defer cancel()
 		d, err := k.Receive(ctx)
 		if err != nil {
 			q.w.note("at the end Receive: %v", err)

@@ -24,13 +24,14 @@ type stranger struct {
 	paths []string // where
 	locks []*lock  // of whom, in the same order
 	work  sync.WaitGroup
-	grant chan *hold // has room for one: one that was granted just now
+	far   map[string]bool // where the servers have been made to count from far on
+	grant chan *hold      // has room for one: one that was granted just now
 }
 
 // harass does so until the faults are over.
 func (w *world) harass(over chan struct{}) {
 	d := rand.New(rand.NewPCG(w.seed, 5))
-	x := &stranger{w: w, grant: w.granted}
+	x := &stranger{w: w, grant: w.granted, far: map[string]bool{}}
 	for _, a := range w.arenas {
 		if l, ok := a.(*lock); ok {
 			x.locks, x.paths = append(x.locks, l), append(x.paths, l.path+l.below)
@@ -72,17 +73,26 @@ func (w *world) harass(over chan struct{}) {
 // strike changes one znode of the line of h, or of any.
 func (x *stranger) strike(ctx context.Context, d *rand.Rand, i int, h *hold) {
 	dir, l := x.paths[i], x.locks[i]
-	if x.w.wraps && d.IntN(8) == 0 {
-		next := []int32{math.MaxInt32 - int32(d.IntN(6)), -1 - int32(d.IntN(3))}[d.IntN(2)]
+	places := 0
+	var paths []string // of places that others have there, or the session of h
+	for _, z := range x.w.tree() {
+		if parent, _ := split(z.path); parent != dir || z.owner == 0 || z.owner == x.s.ID() {
+			continue
+		}
+		if places++; h == nil || z.owner == h.a.s.ID() {
+			paths = append(paths, z.path)
+		}
+	}
+	if x.w.wraps && !x.far[dir] && d.IntN(4) == 0 {
+		// Once, and forward: nobody holds while a path has 2^32 children, but some may while it has 2^31.
+		x.far[dir] = true
+		next := math.MaxInt32 - int32(d.IntN(6))
+		if places == 0 {
+			next = -1 - int32(d.IntN(3))
+		}
 		x.w.note("STRANGER has %s count from %d", dir, next)
 		x.w.count(dir, next)
 		return
-	}
-	var paths []string // of places that others have there, or the session of h
-	for _, z := range x.w.tree() {
-		if parent, _ := split(z.path); parent == dir && z.owner != 0 && z.owner != x.s.ID() && (h == nil || z.owner == h.a.s.ID()) {
-			paths = append(paths, z.path)
-		}
 	}
 	if len(paths) == 0 {
 		return
@@ -96,7 +106,7 @@ func (x *stranger) strike(ctx context.Context, d *rand.Rand, i int, h *hold) {
 		_, name := split(path)
 		at := len(name) - 10
 		seq, err := strconv.Atoi(name[max(at, 0):])
-		if at < 1 || err != nil || seq < 0 {
+		if at < 1 || err != nil || seq < 0 || seq > 1<<20 {
 			return
 		}
 		x.w.note("STRANGER makes some whose numbers come %d behind the last of all", seq+2)
