@@ -1,6 +1,7 @@
 package zsync_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -16,6 +17,7 @@ import (
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/wire"
+	"github.com/zsync/zsync/zktest"
 )
 
 // What a server sends is data from outside: whatever it is, it ends a
@@ -208,6 +210,30 @@ func FuzzReplies(f *testing.F) {
 		}
 		for _, c := range calls {
 			<-c
+		}
+	})
+}
+
+// One server that lies, or is broken, does not keep the client from the others for as long as it says.
+func TestAServerThatGrantsFarMoreThanWasAskedForIsLeft(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		i := &impostor{hello: welcome(math.MaxInt32, 16), reply: func(xid, op int32) []byte {
+			return frame(append(append(words(int64(xid)), bytes.Repeat([]byte{0x7f}, 8)...), words(-101)...))
+		}}
+		var first atomic.Bool
+		dial := func(network, addr string, d time.Duration) (net.Conn, error) {
+			if !first.Swap(true) {
+				return i.dial(network, addr, d)
+			}
+			return srv.Dial(network, srv.Addr(), d)
+		}
+		start := time.Now()
+		s, err := zsync.Connect(t.Context(), "a:1,b:1", zsync.WithDialer(dial), zsync.WithSessionTimeout(testTimeout))
+		must(t, err)
+		defer s.Close()
+		must(t, zsync.NewMutex(s, "/m").Lock(t.Context()))
+		if took := time.Since(start); took > testTimeout || s.Timeout() > 2*testTimeout {
+			t.Errorf("held after %v in a session of %v; asked for %v", took, s.Timeout(), testTimeout)
 		}
 	})
 }

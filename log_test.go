@@ -1,6 +1,7 @@
 package zsync_test
 
 import (
+	"bytes"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -9,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,7 +22,7 @@ import (
 // logKeys are the keys of all that is logged.
 var logKeys = []string{
 	"path", "op", "session", "reason", "err",
-	"addr", "at", "attempt", "batches", "id", "key", "tasks", "element", "elements", "owner", "timeout", "version", "buried",
+	"addr", "at", "since", "attempt", "batches", "id", "key", "tasks", "element", "elements", "owner", "timeout", "version", "buried",
 }
 
 func TestLogKeysAreFixed(t *testing.T) {
@@ -91,4 +93,65 @@ func TestALossIsAWarningAndAContenderIsAGroup(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Unless WithLogger says otherwise, what fails is said on slog.Default, and nothing else is.
+func TestFailuresAreLoggedByDefaultAndEverMoreRarely(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		var mu sync.Mutex
+		var out bytes.Buffer
+		old := slog.Default()
+		defer slog.SetDefault(old)
+		slog.SetDefault(slog.New(slog.NewTextHandler(locked{&mu, &out}, nil)))
+		said := func() []string {
+			mu.Lock()
+			defer mu.Unlock()
+			lines := slices.Collect(strings.Lines(out.String()))
+			out.Reset()
+			return lines
+		}
+		s, err := zsync.Connect(t.Context(), srv.Addr(), zsync.WithDialer(srv.Dial), zsync.WithSessionTimeout(testTimeout))
+		must(t, err)
+		defer s.Close()
+		m := zsync.NewMutex(s, "/m")
+		must(t, m.Lock(t.Context()))
+		srv.Disconnect(s.ID())
+		time.Sleep(testTimeout)
+		if got := said(); len(got) > 0 {
+			t.Errorf("a reconnect is said: %q", got)
+		}
+		srv.Stop()
+		time.Sleep(time.Hour)
+		var outage, loss int
+		for _, line := range said() {
+			switch {
+			case strings.Contains(line, "no connection to any server") && strings.Contains(line, srv.Addr()+": ") && strings.Contains(line, "level=WARN"):
+				outage++
+			case strings.Contains(line, "lost"):
+				loss++
+			default:
+				t.Errorf("unexpected: %s", line)
+			}
+		}
+		if outage < 10 || outage > 13 || loss == 0 {
+			t.Errorf("in an hour without servers %d lines of the outage and %d of the loss", outage, loss)
+		}
+		srv.Restart()
+		time.Sleep(time.Hour)
+		if got := said(); len(got) > 0 {
+			t.Errorf("said though all is well: %q", got)
+		}
+	})
+}
+
+// locked is a writer under a lock.
+type locked struct {
+	mu *sync.Mutex
+	w  *bytes.Buffer
+}
+
+func (l locked) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.w.Write(p)
 }

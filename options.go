@@ -1,6 +1,7 @@
 package zsync
 
 import (
+	"context"
 	"crypto/tls"
 	"fmt"
 	"io"
@@ -27,7 +28,7 @@ func newConfig(opts []Option) (config, error) {
 	c := config{Config: session.Config{
 		Timeout: 10 * time.Second,
 		ACL:     zk.WorldACL(zk.PermAll),
-		Log:     slog.New(slog.DiscardHandler),
+		Log:     slog.New(warnings{slog.Default().Handler()}),
 		Owner:   defaultOwner(),
 		Lost:    lostError,
 		Reason:  lossWord,
@@ -117,7 +118,8 @@ func WithTLS(cfg *tls.Config) Option {
 // the connect string.
 func WithDialer(d zk.Dialer) Option { return func(c *config) { c.Dialer = d } }
 
-// WithLogger sends diagnostics to l. The default discards them. What is true of
+// WithLogger sends diagnostics to l. By default warnings and errors go to
+// [slog.Default], and nothing else; a logger with [slog.DiscardHandler] gets none. What is true of
 // an [Observer] is true of l's handler: it must not block, and may ask for what
 // is known without a request.
 func WithLogger(l *slog.Logger) Option {
@@ -197,3 +199,13 @@ func (b Backoff) check() error {
 	}
 	return nil
 }
+
+// warnings is a handler without what is below a warning.
+type warnings struct{ slog.Handler }
+
+func (w warnings) Enabled(ctx context.Context, l slog.Level) bool {
+	return l >= slog.LevelWarn && w.Handler.Enabled(ctx, l)
+}
+
+func (w warnings) WithAttrs(as []slog.Attr) slog.Handler { return warnings{w.Handler.WithAttrs(as)} }
+func (w warnings) WithGroup(name string) slog.Handler    { return warnings{w.Handler.WithGroup(name)} }

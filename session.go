@@ -219,6 +219,8 @@ func parseServers(servers string) (hosts []string, chroot string, err error) {
 		list, chroot = servers[:i], servers[i:]
 		if chroot == "/" {
 			chroot = ""
+		} else if strings.Contains(chroot, ",") {
+			return nil, "", session.Invalid("connect string %q: the chroot stands once, behind the last server, and has no comma", servers)
 		} else if err := session.CheckPath(chroot); err != nil {
 			return nil, "", fmt.Errorf("chroot of %q: %w", servers, err)
 		}

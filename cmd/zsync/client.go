@@ -65,9 +65,11 @@ func (c *client) open(ctx context.Context) (*zsync.Session, error) {
 		return nil, err
 	}
 	opts = append(opts, secure...)
+	log := slog.DiscardHandler // the command says itself what has failed
 	if c.verbose {
-		opts = append(opts, zsync.WithLogger(slog.New(slog.NewTextHandler(c.stderr, nil))))
+		log = slog.NewTextHandler(c.stderr, nil)
 	}
+	opts = append(opts, zsync.WithLogger(slog.New(log)))
 	if c.trace != "" {
 		f, err := c.openTrace(ctx, c.trace) // open as long as the process lasts
 		switch {

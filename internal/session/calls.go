@@ -1,6 +1,8 @@
 package session
 
 import (
+	"strings"
+
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/wire"
@@ -22,8 +24,23 @@ func (inc *Incarnation) createCall(path string, data []byte, flags int32) call[s
 	return call[string]{
 		op: op, path: path,
 		body: func(p []byte) []byte { return wire.AppendCreate(p, data, inc.Manager.Config.ACL, flags) },
-		take: (*wire.Scanner).String,
+		take: func(s *wire.Scanner) string {
+			made := s.String()
+			s.Bad = s.Bad || !isMade(made, path, flags)
+			return made
+		},
 	}
+}
+
+// isMade reports whether made can be the path of what a create of path has made. Everybody behind
+// may rely on that.
+func isMade(made, path string, flags int32) bool {
+	rest, ok := strings.CutPrefix(made, path)
+	if flags&zk.FlagSequence != 0 {
+		_, number := ParseSeq(rest)
+		return ok && number
+	}
+	return ok && rest == ""
 }
 
 func deleteCall(path string) call[void] {
@@ -88,6 +105,11 @@ func multiCall(ops []any) call[[]zk.MultiResponse] {
 		body: func(p []byte) []byte { return wire.AppendOps(p, ops) },
 		judge: func(s *wire.Scanner) ([]zk.MultiResponse, int32, error) {
 			rs, code := s.Results(len(ops), codeError)
+			for i, r := range rs {
+				if op, ok := ops[i].(*zk.CreateRequest); ok && code == 0 && !isMade(r.String, op.Path, op.Flags) {
+					s.Bad = true
+				}
+			}
 			return rs, code, codeError(code)
 		},
 	}

@@ -134,10 +134,41 @@ func dialOwn(ctx context.Context, own zk.Dialer, spawn func(func()), addr string
 	})
 	select {
 	case r := <-done:
+		if r.err == nil && r.c.SetReadDeadline(time.Time{}) != nil {
+			r.c = &timedConn{Conn: r.c}
+		}
 		return r.c, r.err
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
+}
+
+// A timedConn gives deadlines to a connection that has none, such as a channel of SSH: when the
+// deadline has passed it closes the connection.
+type timedConn struct {
+	net.Conn
+	mu    sync.Mutex
+	timer *time.Timer // guarded by mu
+}
+
+func (c *timedConn) SetDeadline(at time.Time) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.timer != nil {
+		c.timer.Stop()
+		c.timer = nil
+	}
+	if !at.IsZero() {
+		c.timer = time.AfterFunc(time.Until(at), func() { c.Conn.Close() })
+	}
+	return nil
+}
+
+func (c *timedConn) SetReadDeadline(at time.Time) error { return c.SetDeadline(at) }
+
+func (c *timedConn) Close() error {
+	c.SetDeadline(time.Time{})
+	return c.Conn.Close()
 }
 
 // A pacer chooses the next server to try, and how long to wait before.

@@ -448,6 +448,7 @@ func (inc *Incarnation) connected() {
 	m := inc.Manager
 	inc.Watches.connected()
 	inc.newestLink().open()
+	m.outage.end()
 	again := IsClosed(inc.first)
 	kind, text := EventConnected, "zsync: session established"
 	if again {
@@ -476,6 +477,7 @@ func (inc *Incarnation) disconnected() {
 	if IsClosed(inc.Disconnection()) {
 		return // it was a handshake that failed
 	}
+	inc.Manager.outage.begin()
 	if inc.Manager.Config.LossOnSuspend && inc.Ctx.Err() == nil {
 		inc.abandon() // before its end, after which shut looks
 		inc.Lose(LossSuspended)

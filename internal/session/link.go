@@ -434,7 +434,7 @@ func (l *link) served() {
 func (l *link) refused(err error) error {
 	l.fail(errUnsent) // what is behind the request that was refused is not executed either
 	m := l.inc.Manager
-	m.unfit(l.addr, err)
+	m.unfit(l.addr, fmt.Errorf("%s: %w", l.addr, err))
 	if m.noneFits() {
 		l.inc.fail(err)
 	}
@@ -468,11 +468,17 @@ func (l *link) disowned() bool {
 // readBody reads n bytes, which are good until the next packet.
 func (l *link) readBody(n int) ([]byte, error) {
 	if n > wire.MaxAhead { // sizes cost a server nothing: make room as the bytes come
-		body, err := io.ReadAll(io.LimitReader(l.r, int64(n)))
-		if err == nil && len(body) < n {
-			err = io.ErrUnexpectedEOF
+		body := make([]byte, 0, wire.MaxAhead)
+		for len(body) < n {
+			if len(body) == cap(body) {
+				body = append(make([]byte, 0, min(n, 4*cap(body))), body...)
+			}
+			k, err := l.r.Read(body[len(body):cap(body)])
+			if body = body[:len(body)+k]; err != nil {
+				return nil, err
+			}
 		}
-		return body, err
+		return body, nil
 	}
 	body := l.body
 	if cap(body) < n {
@@ -498,6 +504,9 @@ func (l *link) event(body []byte) error {
 	return nil
 }
 
+// maxGranted is a session timeout that a server may grant whatever was asked for.
+const maxGranted = 2 * time.Minute
+
 // handshake reads the reply to the connect request and decides whether this
 // link may go on.
 func (l *link) handshake() error {
@@ -522,6 +531,11 @@ func (l *link) handshake() error {
 	id := int64(binary.BigEndian.Uint64(body[8:]))
 	if id != 0 && timeout <= 0 || binary.BigEndian.Uint32(body[16:]) > n-20 {
 		return fmt.Errorf("%w: session of %v", errHandshake, timeout)
+	}
+	if asked := l.inc.Manager.Config.Timeout; id != 0 && timeout > max(10*asked, maxGranted) {
+		// To believe it would be to wait for that server for as long, and for no other.
+		l.endSession()
+		return fmt.Errorf("%w: a session timeout of %v, where %v was asked for: see WithSessionTimeout, and the server's minSessionTimeout", errHandshake, timeout, asked)
 	}
 
 	l.wmu.Lock()

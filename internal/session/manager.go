@@ -45,6 +45,7 @@ type Manager struct {
 	dialErr error                 // the last failure to reach a server; guarded by mu
 	tried   map[string]error      // by address, since a server has carried a request out: why it was of no use; guarded by mu
 	leaving farewell
+	outage  outage
 	shelf   shelf
 	Closing chan struct{}  // closed when err is set
 	ended   chan struct{}  // closed when nothing is left
@@ -76,6 +77,8 @@ func New(hosts []string, chroot string, cfg Config) *Manager {
 			m.Log.Warn("zsync: the trace cannot be written; what is missing in it is counted", "err", err)
 		})
 	}
+	m.outage.say = m.sayOutage
+	m.outage.begin()
 	go m.run()
 	return m
 }
@@ -130,6 +133,7 @@ func (m *Manager) fail(err error) {
 	m.err = err
 	close(m.Closing)
 	m.broadcastLocked()
+	m.outage.end()
 }
 
 // Failure returns why the session is over, or nil.
@@ -369,6 +373,21 @@ func (m *Manager) noneFits() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return !slices.ContainsFunc(m.Hosts, func(addr string) bool { return m.tried[addr] == nil })
+}
+
+// sayOutage logs for each server why it was of no use when it was tried last.
+func (m *Manager) sayOutage(began time.Time) {
+	m.mu.Lock()
+	var why []string
+	for _, addr := range m.Hosts {
+		if err := m.tried[addr]; err != nil {
+			why = append(why, err.Error())
+		} else {
+			why = append(why, addr+": no answer yet")
+		}
+	}
+	m.mu.Unlock()
+	m.Log.Warn("zsync: no connection to any server", "since", began, "err", strings.Join(why, "; "))
 }
 
 // untried returns how many servers have not been tried in this round, that of

@@ -1,11 +1,14 @@
 package session
 
 import (
+	"fmt"
+	"runtime"
 	"testing"
 	"time"
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/wire"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -66,4 +69,61 @@ func TestCase03TheLastContactIsWhenTheAnsweredRequestWasSent(t *testing.T) {
 		must(t, err)
 		heard("request", sent, s)
 	})
+}
+
+// Everybody behind takes the name in the answer to a create for what was asked for.
+func TestTheAnswerToACreateNamesWhatWasAskedFor(t *testing.T) {
+	for _, c := range []struct {
+		path  string
+		flags int32
+		made  string
+		ok    bool
+	}{
+		{"/a/b", zk.FlagPersistent, "/a/b", true},
+		{"/a/b", zk.FlagContainer, "/a/b", true},
+		{"/a/b", zk.FlagEphemeral, "", false},
+		{"/a/b", zk.FlagEphemeral, "/a/b0000000000", false},
+		{"/a/b", zk.FlagEphemeral, "/a/c", false},
+		{"/a/b-", zk.FlagEphemeralSequential, "/a/b-0000000007", true},
+		{"/a/b-", zk.FlagEphemeralSequential, "/a/b--2147483648", true},
+		{"/a/b-", zk.FlagSequence, "/a/b-", false},
+		{"/a/b-", zk.FlagSequence, "", false},
+		{"/a/b-", zk.FlagSequence, "/a/b-x", false},
+		{"/a/b-", zk.FlagSequence, "/z/b-0000000007", false},
+	} {
+		inc := &Incarnation{Manager: &Manager{}}
+		reply := wire.AppendString(nil, c.made)
+		single := newPending(inc.createCall(c.path, nil, c.flags))
+		if _, ok := single.answer(0, reply); ok != c.ok {
+			t.Errorf("create of %s with flags %d, answered with %q: %v", c.path, c.flags, c.made, ok)
+		}
+		multi := newPending(multiCall([]any{&zk.CreateRequest{Path: c.path, Flags: c.flags}}))
+		reply = append(append(append(words(wire.OpCreate), 0), words(0)...), reply...)
+		reply = append(append(append(reply, words(-1)...), 1), words(-1)...)
+		if _, ok := multi.answer(0, reply); ok != c.ok {
+			t.Errorf("transaction with a create of %s with flags %d, answered with %q: %v", c.path, c.flags, c.made, ok)
+		}
+	}
+}
+
+// A reply may be of hundreds of megabytes. What it costs is a few times that.
+func TestAListingCostsAFewTimesItsSize(t *testing.T) {
+	const names = 1 << 20
+	reply := words(names)
+	for i := range names {
+		reply = wire.AppendString(reply, fmt.Sprintf("%08x", i))
+	}
+	for name, reply := range map[string][]byte{
+		"of names":         reply,
+		"of empty strings": append(words(2*names), make([]byte, 8*names)...),
+	} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		s := wire.Scanner{Rest: reply}
+		got := s.Strings()
+		runtime.ReadMemStats(&after)
+		if cost := int(after.TotalAlloc - before.TotalAlloc); cost > 5*len(reply)/2 || s.Bad {
+			t.Errorf("%s: %d bytes, of which %d names are made, cost %d", name, len(reply), len(got), cost)
+		}
+	}
 }

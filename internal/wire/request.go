@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -97,26 +98,36 @@ func (s *Scanner) Data() []byte {
 	return bytes.Clone(s.Take(int(n)))
 }
 
-// Strings takes a vector of strings. They share one piece of memory: whoever
-// keeps few of many copies them.
+// Strings takes a vector of strings, which are names: one that is empty is none. They share one
+// piece of memory, which is no larger than they are: whoever keeps few of many copies them.
 func (s *Scanner) Strings() []string {
-	n := s.Int32()
+	n := int(s.Int32())
 	if n <= 0 || s.Bad {
 		return nil
 	}
-	if int(n) > len(s.Rest)/4 { // each has at least its length
+	if n > len(s.Rest)/4 { // each has at least its length
 		s.Bad = true
 		return nil
 	}
-	all := string(s.Rest)
-	out := make([]string, 0, n)
+	names, size := 0, 0
+	ahead := *s
 	for range n {
-		from := len(all) - len(s.Rest) + 4
-		b := s.Buffer()
-		if s.Bad {
-			return nil
+		if b := ahead.Buffer(); len(b) > 0 {
+			names, size = names+1, size+len(b)
 		}
-		out = append(out, all[from:from+len(b)])
+	}
+	if s.Bad = ahead.Bad; s.Bad {
+		return nil
+	}
+	var all strings.Builder
+	all.Grow(size) // so what String returns stays in place
+	out := make([]string, 0, names)
+	for range n {
+		if b := s.Buffer(); len(b) > 0 {
+			from := all.Len()
+			all.Write(b)
+			out = append(out, all.String()[from:])
+		}
 	}
 	return out
 }

@@ -1,0 +1,57 @@
+package session
+
+import (
+	"sync"
+	"time"
+)
+
+// An outage is the time from the end of a connection, or from Connect, to the next connection. While it
+// lasts the log says now and then which servers were tried, and why each has failed: after
+// firstWord, and each time twice as late as the time before.
+type outage struct {
+	say func(began time.Time)
+
+	mu    sync.Mutex    // taken after Manager.mu
+	began time.Time     // zero if there is a connection; guarded by mu
+	wait  time.Duration // before the next word; guarded by mu
+	timer *time.Timer   // until the next word; guarded by mu
+}
+
+const (
+	firstWord = time.Second
+	lastWord  = time.Hour // the longest wait
+)
+
+// begin is told that there is no connection.
+func (o *outage) begin() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.began.IsZero() {
+		o.began, o.wait = time.Now(), firstWord
+		o.timer = time.AfterFunc(o.wait, o.lasts)
+	}
+}
+
+// end is told that there is a connection, or will be none.
+func (o *outage) end() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.timer != nil {
+		o.timer.Stop()
+	}
+	o.began = time.Time{}
+}
+
+// lasts says what was tried.
+func (o *outage) lasts() {
+	o.mu.Lock()
+	began := o.began
+	if !began.IsZero() {
+		o.wait = min(2*o.wait, lastWord)
+		o.timer = time.AfterFunc(o.wait, o.lasts)
+	}
+	o.mu.Unlock()
+	if !began.IsZero() && o.say != nil {
+		o.say(began)
+	}
+}
