@@ -48,7 +48,7 @@ func wantLines(t *testing.T, s *zsync.Session, when string, want map[string]int)
 	}
 }
 
-func TestLockAllOfFreeLocksTakesOneRoundTripAndOneRequestMoreThanThereAreLocks(t *testing.T) {
+func TestLockAllOfFreeLocksTakesARoundTripForEachAndItsUnlockOneForAll(t *testing.T) {
 	for _, layout := range []zsync.Layout{zsync.LayoutCurator, zsync.LayoutKazoo} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			s, other := open(t, srv), open(t, srv)
@@ -58,13 +58,17 @@ func TestLockAllOfFreeLocksTakesOneRoundTripAndOneRequestMoreThanThereAreLocks(t
 			unlock, err := zsync.LockAll(t.Context(), ls...) // makes the paths
 			must(t, err)
 			must(t, unlock())
-			for range 2 {
-				srv.SetLatency(way)
+			for _, latency := range []time.Duration{0, way} {
+				srv.SetLatency(latency)
 				before, start := s.Stats().Requests, time.Now()
 				unlock, err = zsync.LockAll(t.Context(), ls...)
 				must(t, err)
-				if n, took := s.Stats().Requests-before, time.Since(start); n != 6 || took != way {
-					t.Errorf("layout %v: %d requests, %v; want 6, %v", layout, n, took, way)
+				n, took, most := s.Stats().Requests-before, time.Since(start), int64(10)
+				if latency > 0 {
+					most = 14 // and the watch of each that is held for 10 ms
+				}
+				if n < 10 || n > most || took != 5*latency {
+					t.Errorf("layout %v: %d requests, %v; want 10 to %d, %v", layout, n, took, most, 5*latency)
 				}
 				for _, l := range ls {
 					if h, ok := l.(interface{ Lost() <-chan struct{} }); ok && closedFunc(h.Lost())() {
@@ -73,28 +77,14 @@ func TestLockAllOfFreeLocksTakesOneRoundTripAndOneRequestMoreThanThereAreLocks(t
 				}
 				before, start = s.Stats().Requests, time.Now()
 				must(t, unlock())
-				if n, took := s.Stats().Requests-before, time.Since(start); n != 5 || took != way {
-					t.Errorf("layout %v: unlock took %d requests, %v; want 5, %v", layout, n, took, way)
+				if n, took := s.Stats().Requests-before, time.Since(start); n < 5 || n > most-5 || took != latency {
+					t.Errorf("layout %v: unlock took %d requests, %v; want 5, %v", layout, n, took, latency)
 				}
 				srv.SetLatency(0)
 			}
 			wantLines(t, other, "afterwards", map[string]int{"/a": 0, "/b": 0, "/c": 0, "/d": 0, "/e": 0})
 		})
 	}
-}
-
-func TestLockAllBelowMissingDirectoriesTakesTwoRoundTrips(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		s := open(t, srv)
-		srv.SetLatency(way)
-		before, start := s.Stats().Requests, time.Now()
-		_, err := zsync.LockAll(t.Context(), zsync.NewMutex(s, "/x/y/a"), zsync.NewMutex(s, "/x/y/b"), zsync.NewMutex(s, "/x/c"))
-		must(t, err)
-		// The transaction and three listings, twice, and five directories.
-		if n, took := s.Stats().Requests-before, time.Since(start); n != 13 || took != 2*way {
-			t.Errorf("%d requests, %v; want 13, %v", n, took, 2*way)
-		}
-	})
 }
 
 // Where one is held, what comes before it is held too, and nobody is kept from what
@@ -153,56 +143,20 @@ func TestLockAllThatHasToWaitHoldsWhatComesBeforeAndNothingBehind(t *testing.T) 
 	}
 }
 
-// One who locks the same paths in their order, by hand, holds the first, and waits for the
-// second behind the place that LockAll has there for a moment.
-func TestLockAllDoesNotWaitForOneWhoWaitsBehindIt(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		s, other := open(t, srv), open(t, srv)
-		ls := mutexes(t, s, "/a", "/b")
-		a, b := zsync.NewMutex(other, "/a"), zsync.NewMutex(other, "/b")
-		must(t, a.Lock(t.Context()))
-		late := make(chan struct{})
-		srv.Intercept(func(r zktest.Request) zktest.Action {
-			if r.Session == s.ID() && r.Op == zktest.OpGetChildren2 {
-				select {
-				case <-late:
-				default:
-					close(late)
-					return zktest.Delay(time.Second) // it stands in both lines, and does not know
-				}
-			}
-			return zktest.Pass
-		})
-		got, unlock := lockAll(t.Context(), ls...)
-		<-late
-		wantLines(t, other, "before the answer", map[string]int{"/a": 2, "/b": 1})
-		must(t, b.Lock(within(t, time.Minute)))
-		pendingStill(t, got)
-		must(t, b.Unlock())
-		must(t, a.Unlock())
-		must(t, <-got)
-		must(t, unlock())
-	})
-}
-
 // Whatever is lost of what LockAll sends, all are locked in the end, and nothing else is left.
 func TestLockAllSurvivesTheLossOfWhatItSends(t *testing.T) {
 	for name, lose := range map[string]struct {
 		op     zktest.Op
 		action zktest.Action
 	}{
-		"transaction":            {zktest.OpMulti, zktest.DropRequest},
-		"its reply":              {zktest.OpMulti, zktest.DropReply},
-		"its fate":               {zktest.OpMulti, zktest.Fail(zktest.CodeOperationTimeout)},
-		"put aside":              {zktest.OpMulti, zktest.Fail(zktest.CodeThrottled)},
+		"create":                 {zktest.OpCreate, zktest.DropRequest},
+		"its reply":              {zktest.OpCreate, zktest.DropReply},
+		"its fate":               {zktest.OpCreate, zktest.Fail(zktest.CodeOperationTimeout)},
+		"put aside":              {zktest.OpCreate, zktest.Fail(zktest.CodeThrottled)},
 		"first listing":          {zktest.OpGetChildren2, zktest.DropRequest},
 		"reply to first listing": {zktest.OpGetChildren2, zktest.DropReply},
-		"listing refused":        {zktest.OpGetChildren2, zktest.Fail(zktest.CodeNoAuth)},
 	} {
 		for skip := range 3 {
-			if lose.op == zktest.OpMulti && skip > 0 {
-				continue
-			}
 			t.Run(fmt.Sprint(name, skip), func(t *testing.T) {
 				bubble(t, func(t *testing.T, srv *zktest.Server) {
 					s, other := open(t, srv), open(t, srv)
@@ -229,7 +183,7 @@ func TestLockAllSurvivesTheLossOfWhatItSends(t *testing.T) {
 // LockAll's session ends when all were found free, and nobody was told yet. In the next
 // session another holds the first: so LockAll stands in no other line.
 func TestLockAllWhoseSessionEndsBeforeItIsToldBeginsAtTheFirstAgain(t *testing.T) {
-	for name, op := range map[string]zktest.Op{"in the transaction": zktest.OpMulti, "at the listings": zktest.OpGetChildren2, "at the proof that the session lives": zktest.OpDelete} {
+	for name, op := range map[string]zktest.Op{"at the create": zktest.OpCreate, "at the listings": zktest.OpGetChildren2, "at the proof that the session lives": zktest.OpDelete} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
 				s, other := open(t, srv), open(t, srv)
@@ -265,7 +219,7 @@ func TestLockAllWhoseSessionEndsBeforeItIsToldBeginsAtTheFirstAgain(t *testing.T
 
 // LockAll's context ends while the servers owe it an answer.
 func TestLockAllThatIsCancelledLeavesNothing(t *testing.T) {
-	for name, op := range map[string]zktest.Op{"transaction": zktest.OpMulti, "listings": zktest.OpGetChildren2, "proof that the session lives": zktest.OpDelete, "deletion": zktest.OpSync} {
+	for name, op := range map[string]zktest.Op{"create": zktest.OpCreate, "listings": zktest.OpGetChildren2, "proof that the session lives": zktest.OpDelete, "deletion": zktest.OpSync} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
 				s, other := open(t, srv), open(t, srv)
@@ -336,13 +290,13 @@ func TestLockAllAtThePathOfAnotherKindLocksNone(t *testing.T) {
 
 // Somebody deletes one of its znodes before it has seen it.
 func TestLockAllMakesAgainWhatWasDeletedBeforeItWasListed(t *testing.T) {
-	for _, deleted := range []string{"/a", "/b", "/c"} {
+	for n, deleted := range []string{"/a", "/b", "/c"} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			s, other := open(t, srv), open(t, srv)
 			ls := mutexes(t, s, "/a", "/b", "/c")
-			var asked atomic.Bool
+			var asked atomic.Int32
 			srv.Intercept(func(r zktest.Request) zktest.Action {
-				if r.Session == s.ID() && r.Op == zktest.OpGetChildren2 && asked.CompareAndSwap(false, true) {
+				if r.Session == s.ID() && r.Op == zktest.OpGetChildren2 && asked.Add(1) == int32(n)+1 {
 					return zktest.Delay(time.Second)
 				}
 				return zktest.Pass
@@ -360,10 +314,8 @@ func TestLockAllMakesAgainWhatWasDeletedBeforeItWasListed(t *testing.T) {
 	}
 }
 
-// A goroutine that tries a lock is not in the queue that LockAll looks at. What it gets,
-// and gives up, is handed on to LockAll, which by then may have found the first lock held,
-// and want the second no more.
-func TestLockAllKeepsNothingThatWasHandedOnToItWhileItEnteredTheLines(t *testing.T) {
+// LockAll waits for the first lock, while another goroutine tries the second.
+func TestLockAllKeepsNothingOfTheLocksBehindTheFirstThatIsHeld(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, other := open(t, srv), open(t, srv)
 		tried := 0
@@ -399,35 +351,9 @@ func TestLockAllKeepsNothingThatWasHandedOnToItWhileItEnteredTheLines(t *testing
 	})
 }
 
-// A goroutine that queues for a lock which LockAll turns out not to need yet has it at
-// once, with the znode that is there.
-func TestWhatLockAllLeavesGoesToAGoroutineThatHasQueuedBehindIt(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		s, other := open(t, srv), open(t, srv)
-		ls := mutexes(t, s, "/a", "/b")
-		blocker := zsync.NewMutex(other, "/a")
-		must(t, blocker.Lock(t.Context()))
-		srv.SetLatency(way)
-		got, unlock := lockAll(t.Context(), ls...)
-		synctest.Wait()
-		before := srv.Counts().Requests[zktest.OpCreate.String()]
-		must(t, ls[1].Lock(within(t, 2*way)))
-		if n := srv.Counts().Requests[zktest.OpCreate.String()] - before; n != 0 {
-			t.Errorf("%d znodes were made for it", n)
-		}
-		pendingStill(t, got)
-		must(t, blocker.Unlock())
-		time.Sleep(3 * way)
-		pendingStill(t, got) // it waits for that goroutine now
-		must(t, ls[1].Unlock())
-		must(t, <-got)
-		must(t, unlock())
-	})
-}
-
-// What this process has, keeps or waits for is left to its own queue; and what is locked
-// in other ways, or through another session, by itself.
-func TestLockAllTakesAlongWhatIsFreeInTheProcessAlone(t *testing.T) {
+// Several of these this process has, keeps or waits for; some are of another session, or lock
+// in a way of their own.
+func TestLockAllLocksWhateverTheProcessHasOfTheLocks(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, second := open(t, srv), open(t, srv)
 		kept := zsync.NewMutex(s, "/b", zsync.WithRetention(time.Minute))
@@ -472,32 +398,6 @@ func TestLockAllOfRetainedLocksCostsNothing(t *testing.T) {
 				t.Errorf("%d requests", n)
 			}
 			before = s.Stats().Requests
-		}
-	})
-}
-
-// A place that is kept for writing is no good for a reader, who enters the line behind
-// it. So nobody is taken along with him, to leave his line again: the others come at once
-// when he has got it.
-func TestLockAllThatMustGiveUpARetainedPlaceFirstTakesNobodyAlongInVain(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		s := open(t, srv)
-		rw := zsync.NewRWMutex(s, "/a", zsync.WithRetention(time.Hour))
-		ls := append([]zsync.Locker{rw.RLocker()}, mutexes(t, s, "/b", "/c", "/d", "/e")...)
-		for range 3 {
-			must(t, rw.Lock(t.Context()))
-			must(t, rw.Unlock()) // its place is kept
-			srv.SetLatency(way)
-			before, start := s.Stats().Requests, time.Now()
-			unlock, err := zsync.LockAll(t.Context(), ls...)
-			must(t, err)
-			// The create, the listing, the deletion of what was kept and the listing behind
-			// that; a watch on his own; and of the others a transaction and a listing each.
-			if n, took := s.Stats().Requests-before, time.Since(start); n > 10 || took > 3*way {
-				t.Errorf("%d requests, %v; want at most 10, %v", n, took, 3*way)
-			}
-			srv.SetLatency(0)
-			must(t, unlock())
 		}
 	})
 }

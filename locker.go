@@ -60,17 +60,8 @@ func (s *syncLocker) Unlock() {
 //
 // # Cost
 //
-// LockAll of k free locks costs k+1 requests in 1 round trip, and unlock k in 1:
-// one transaction makes all znodes, and each line is listed.
-//
-// Where one is not free LockAll waits in its line, and leaves those that come behind
-// it in the order: until the servers have answered, others who want these wait for it,
-// and TryLock says false. They cost a request more each, and are locked one after
-// the other, at 2 requests in 1 round trip if free.
-//
-// What goroutines of this process have or wait for, or keep ([WithRetention]), is
-// locked as by Lock; so is each lock with WithHandoffs(0), and each locker of another
-// type. The others are locked together from there on, if they are of one Session.
+// LockAll costs what the calls of Lock cost, one after the other: for k free locks 2k
+// requests in k round trips. unlock costs k requests in 1.
 func LockAll(ctx context.Context, ls ...Locker) (unlock func() error, err error) {
 	_, unlock, err = lockAll(ctx, ls)
 	return unlock, err
@@ -147,9 +138,8 @@ func lockAll(ctx context.Context, ls []Locker) ([]orderedLocker, func() error, e
 	for i, l := range sorted {
 		parts[i].Locker = l
 		switch l.Locker.(type) {
-		case *Mutex, *RWMutex, *rlocker: // what embeds one may lock it in a way of its own
-			q, modes := l.Locker.(stander).stand()
-			parts[i].Place = turnstile.Place{Of: q, Mode: modes[0]}
+		case *Mutex, *RWMutex, *rlocker: // a type that embeds one may have an Unlock of its own
+			parts[i].Ours = true
 		}
 	}
 	lost := func(l orderedLocker) bool {

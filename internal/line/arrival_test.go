@@ -48,13 +48,11 @@ func TestAnArrivalWhoseCtxHasEndedLeavesTheLineThoughItIsItsTurn(t *testing.T) {
 	harness.VirtualTime(t, func(t *testing.T) {
 		m, inc := live(t, zktest.Start(t))
 		line := mutexOf(m, "/m")
-		as, err := EnterTogether(t.Context(), inc, []Entering{{line, "lock-"}}, nil)
-		if harness.Must(t, err); !as[0].Free(t.Context(), Exclusive) {
-			t.Fatal("it is not its turn")
-		}
+		a, err := line.arrive(t.Context(), inc, "lock-", nil)
+		harness.Must(t, err)
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if c, waits, err := line.Proceed(ctx, as[0], "lock-", nil, Exclusive, nil); c != nil || waits != nil || !errors.Is(err, context.Canceled) {
+		if c, waits, err := line.Proceed(ctx, a, "lock-", nil, Exclusive, nil); c != nil || waits != nil || !errors.Is(err, context.Canceled) {
 			t.Errorf("it has %v, waits as %v, with the error %v", c, waits, err)
 		}
 		if names, _, err := inc.Children(t.Context(), "/m"); err != nil || len(names) > 0 {

@@ -49,21 +49,6 @@ type Entry struct {
 	Op   string    // for the observer; "" for what is a part of something else
 }
 
-// A Place is a turnstile, and in which mode to acquire it.
-type Place struct {
-	Of   *Turnstile
-	Mode Mode
-}
-
-// A reserver, which is a value of a context, has queued at several places for the
-// goroutine that comes to acquire them one by one: see party.
-type reserver interface {
-	// waiter returns who has queued at place, if anybody has, for the caller to await.
-	waiter(ctx context.Context, place Place) *waiter
-}
-
-type reserverKey struct{}
-
 // Entries are how contenders of each mode enter a line. What one mode is enough for has
 // no entry of the other, and nil is none at all.
 type Entries [Shared + 1]Entry
@@ -292,9 +277,7 @@ func (q *Turnstile) Waited(mode Mode, start time.Time, err error) {
 	q.Manager.Waited(q.Entries.Of(mode).Op, q.Path, start, err)
 }
 
-// Regain is a grant of the place that q keeps, if it keeps one that is good for that. One
-// that is not stays: as long as it is there LockAll does not take q along with others,
-// who would enter their lines to leave them again.
+// Regain is a grant of the place that q keeps, if it keeps one that is good for that.
 func (q *Turnstile) Regain(mode Mode, pin bool) *line.Grant {
 	if q.retain == 0 {
 		return nil
@@ -313,11 +296,6 @@ func (q *Turnstile) Regain(mode Mode, pin bool) *line.Grant {
 // Acquire waits for a grant; pin says that it is that of a Do. If it fails,
 // behind is whom it waited for.
 func (q *Turnstile) Acquire(ctx context.Context, mode Mode, pin bool) (g *line.Grant, behind Behind, err error) {
-	if p, ok := ctx.Value(reserverKey{}).(reserver); ok {
-		if w := p.waiter(ctx, Place{q, mode}); w != nil {
-			return q.await(ctx, w)
-		}
-	}
 	if q.machine.handoffs == 0 { // which never changes
 		// Everyone has a place of its own in the line.
 		var ahead line.Ahead

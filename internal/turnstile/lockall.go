@@ -1,0 +1,71 @@
+package turnstile
+
+import (
+	"context"
+	"slices"
+	"sync"
+
+	"github.com/zsync/zsync/internal/session"
+)
+
+// A Part is one of the lockers of LockAll.
+type Part struct {
+	Locker interface {
+		Lock(ctx context.Context) error
+		Unlock() error
+	}
+	Ours bool // its Unlock does not panic, and may run in a goroutine of its own
+}
+
+// LockAll locks parts in their order, one after the other, or none of them. It returns the
+// function that unlocks them.
+//
+// A caller that waits for one part holds those before it in the order, and has no place in the
+// line of a part behind it. The order is the same for every caller, so no two wait for each
+// other, however many locks each has.
+func LockAll(ctx context.Context, parts []Part) (unlock func() error, err error) {
+	locked := 0
+	defer func() {
+		if unlock == nil { // one has failed, or panicked
+			UnlockSoon(ctx, func() error { return unlockAll(parts[:locked]) })
+		}
+	}()
+	for _, part := range parts {
+		if err := part.Locker.Lock(ctx); err != nil {
+			return nil, err
+		}
+		locked++
+	}
+	return sync.OnceValue(func() error { return unlockAll(parts) }), nil
+}
+
+// unlockAll unlocks parts, the last first, also where one panics. None of ours waits for the
+// servers' answer to another.
+func unlockAll(parts []Part) (err error) {
+	errs := make([]error, len(parts))
+	var under sync.WaitGroup
+	defer func() {
+		under.Wait()
+		slices.Reverse(errs)
+		err = session.JoinErrors(errs)
+	}()
+	for i, part := range parts {
+		defer func() {
+			if !part.Ours {
+				errs[i] = part.Locker.Unlock() // here, where a panic of it is the caller's
+				return
+			}
+			under.Go(func() { errs[i] = part.Locker.Unlock() })
+		}()
+	}
+	return nil
+}
+
+// UnlockSoon unlocks, and reports whether that has been done. Once ctx has ended
+// it is waited for no longer than grace, and goes on in the background.
+func UnlockSoon(ctx context.Context, unlock func() error) bool {
+	done := make(chan error, 1)
+	go func() { done <- unlock() }()
+	_, ok := session.AwaitGrace(done, ctx.Done())
+	return ok
+}
