@@ -20,7 +20,8 @@ type doKey struct {
 
 // A doCall is one call of Do, and the grant that it has.
 type doCall struct {
-	over atomic.Bool
+	function session.Function
+	over     atomic.Bool
 
 	mu   sync.Mutex
 	q    *lockTurnstile  // whose grant it is; nil if it is not that of a lock; guarded by mu
@@ -62,10 +63,19 @@ func (k doKey) in(ctx context.Context) *doCall {
 	return d
 }
 
-// doHolding runs f with a context that says so and that ends with the hold, and
-// releases.
+// giveUp runs release, which releases what d has, as Manager.GiveUp does. Close waits for d
+// until release has returned.
+func (d *doCall) giveUp(ctx context.Context, m *session.Manager, release func() error) error {
+	return m.GiveUp(ctx, func() error {
+		defer d.function.End()
+		return release()
+	})
+}
+
+// doHolding runs f with a context that says so and that ends with the hold, or when the Session
+// is being closed, and releases. d has begun its function.
 func doHolding(ctx context.Context, key doKey, d *doCall, f func(ctx context.Context) error, release func() error) (err error) {
-	ctx, stop := d.untilLost(context.WithValue(ctx, key, d))
+	ctx, stop := d.untilLost(d.function.In(context.WithValue(ctx, key, d)))
 	defer func() {
 		d.over.Store(true)
 		stop()
@@ -78,13 +88,18 @@ func doHolding(ctx context.Context, key doKey, d *doCall, f func(ctx context.Con
 // place, when rest has returned. What f may have unlocked otherwise is not its own any
 // more.
 func (q *lockTurnstile) do(ctx context.Context, key doKey, op string, g *line.Grant, f func(ctx context.Context) error, rest func()) error {
-	d := newDoCall(q, g)
+	d := newDoCall(ctx, q.s, q, g)
+	if err := d.function.Begin(); err != nil {
+		q.s.m.GiveUp(ctx, func() error { return q.Leave(g) })
+		return opError(op, q.Path, err)
+	}
 	return doHolding(ctx, key, d, f, func() error {
 		q, g := d.now()
 		if g == nil {
+			d.function.End()
 			return opError(op, q.Path, ErrNotLocked)
 		}
-		return opError(op, q.Path, q.s.m.GiveUp(ctx, func() error {
+		return opError(op, q.Path, d.giveUp(ctx, q.s.m, func() error {
 			rest()
 			return q.Leave(g)
 		}))

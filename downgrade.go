@@ -27,6 +27,7 @@ func (rw *RWMutex) besides(ctx context.Context, in *doCall) (*line.Grant, error)
 	q := &rw.turnstile
 	g, err := q.Beside(ctx, &from.Turnstile, g)
 	if err == nil {
+		g.Within(q.s.m.FunctionOf(ctx))
 		q.s.tracers.acquiring(ctx, q.traced(turnstile.Shared))(g.Name(), nil)
 	}
 	return g, err

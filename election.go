@@ -176,6 +176,7 @@ func (e *Election) campaign(ctx context.Context) (*term, error) {
 		return t, err
 	}
 	end(t.grant.Name(), nil)
+	t.grant.Within(e.s.m.FunctionOf(ctx))
 	t.traced = e.s.tracers.follow(ctx, e.traced, t.grant)
 	return t, nil
 }
@@ -334,10 +335,10 @@ func (e *Election) current() (*term, error) {
 //
 //   - ctx ends: Run returns its error, and f's if f returned another.
 //   - f returns an error while it leads: Run returns it.
-//   - The Session is closed, or Campaign fails with what no retry can cure.
+//   - The Session is closed, or Campaign fails with what no retry can cure. Close waits for f.
 //
 // f's context ends with the leadership: with cause [ErrLost] when that was
-// lost, with cause [ErrNotLocked] when someone called Resign. f should then
+// lost, with cause [ErrClosed] when the Session is being closed, with cause [ErrNotLocked] when someone called Resign. f should then
 // stop as soon as it can; what it returns is logged, and Run campaigns again,
 // because after a loss an error says little about f. So f returns nil to give
 // others their turn, and an error to leave the election.
@@ -359,9 +360,13 @@ func (e *Election) Run(ctx context.Context, f func(ctx context.Context) error) e
 			return opError("run", e.path, err)
 		}
 		err, ended := e.lead(ctx, t, f)
-		switch {
+		switch closed := e.s.m.Failure(); {
 		case ctx.Err() != nil:
 			return opError("run", e.path, endOfRun(ctx, err))
+		case closed != nil && errors.Is(ended, ErrLost):
+			return opError("run", e.path, endOfClosed(ended, err))
+		case closed != nil:
+			return opError("run", e.path, endOfClosed(closed, err))
 		case errors.Is(ended, ErrLost), errors.Is(ended, ErrNotLocked):
 			e.s.m.Log.Warn("zsync: leadership ended", "path", e.path, "reason", ended, "err", err)
 		case err != nil || ended != nil:
@@ -378,6 +383,15 @@ func endOfRun(ctx context.Context, err error) error {
 	return errors.Join(session.CtxErr(ctx), err)
 }
 
+// endOfClosed is the error of a Run that Close has ended: closed, and that of its function unless it
+// only says that its context has ended.
+func endOfClosed(closed, err error) error {
+	if err == nil || errors.Is(err, context.Canceled) || errors.Is(err, ErrClosed) {
+		return closed
+	}
+	return errors.Join(closed, err)
+}
+
 // lead runs f in t, and ends t. It returns f's error and that of the release.
 func (e *Election) lead(outer context.Context, t *term, f func(ctx context.Context) error) (err, ended error) {
 	ctx, end, rest := endingContext(t.traced)
@@ -391,18 +405,24 @@ func (e *Election) lead(outer context.Context, t *term, f func(ctx context.Conte
 	}
 	left := t.left
 	e.mu.Unlock()
-	err = doHolding(ctx, e.doKey(), newDoCall(nil, t.grant), f, func() error {
-		if ended = e.leave(outer, t); left != nil {
+	d := newDoCall(outer, e.s, nil, t.grant)
+	release := func() error {
+		if ended = e.leave(outer, t, d); left != nil {
 			close(left)
 		}
 		return nil
-	})
+	}
+	if err := d.function.Begin(); err != nil {
+		release()
+		return nil, err
+	}
+	err = doHolding(ctx, e.doKey(), d, f, release)
 	return err, ended
 }
 
 // leave is the end of t, whose function has returned. What somebody else has ended
 // is given up now, so that the next leader begins when the last one has stopped.
-func (e *Election) leave(ctx context.Context, t *term) error {
+func (e *Election) leave(ctx context.Context, t *term, d *doCall) error {
 	e.mu.Lock()
 	resigned, run := e.term != t, t.left != nil
 	if !resigned {
@@ -414,7 +434,9 @@ func (e *Election) leave(ctx context.Context, t *term) error {
 	e.mu.Unlock()
 	var err error
 	if !resigned || run {
-		err = e.s.m.GiveUp(ctx, t.grant.Release)
+		err = d.giveUp(ctx, e.s.m, t.grant.Release)
+	} else {
+		d.function.End()
 	}
 	if resigned && err == nil {
 		err = ErrNotLocked

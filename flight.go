@@ -142,6 +142,7 @@ func (f *Flight[T]) try(ctx context.Context, rw *RWMutex, came **zk.Stat, fn fun
 		return v, false, plainError(err)
 	}
 	var own error
+	outer := ctx
 	err = rw.Do(ctx, func(ctx context.Context) error {
 		// Who came before may have stored it meanwhile, or somebody between our two places in the line.
 		if v, shared, err = f.look(ctx, rw, came); shared || err != nil {
@@ -151,7 +152,7 @@ func (f *Flight[T]) try(ctx context.Context, rw *RWMutex, came **zk.Stat, fn fun
 		if v, own = fn(ctx); own != nil {
 			return nil
 		}
-		return f.store(ctx, rw, v)
+		return f.store(outer, rw, v) // fn has returned v, though Close may have ended ctx; if the lock is lost nothing is stored
 	})
 	switch {
 	case shared:

@@ -189,14 +189,14 @@ func (p *nestedProgram) did(ctx context.Context, level int, m *lockModel, write 
 	p.result(m, h, lost, err, own)
 }
 
-// because checks why the context of a function has ended: with what was outside, or by the
-// loss of what is held.
+// because checks why the context of a function has ended: with that outside, by Close, or by the
+// loss of the hold.
 func (p *nestedProgram) because(inner, outer context.Context, lost func() bool) {
 	if inner.Err() == nil || outer.Err() != nil {
 		return
 	}
 	why := context.Cause(inner)
-	if time.Sleep(time.Nanosecond); outer.Err() == nil && !(lost() && errors.Is(why, zsync.ErrLost)) { // the context ends first
+	if time.Sleep(time.Nanosecond); outer.Err() == nil && !(lost() && errors.Is(why, zsync.ErrLost)) && !(errors.Is(why, zsync.ErrClosed) && !errors.Is(why, zsync.ErrLost)) { // the context ends first
 		p.t.Errorf("the context of a function has ended with %v; lost: %v", why, lost())
 	}
 }

@@ -294,7 +294,8 @@ func (m *Mutex) Contenders(ctx context.Context) ([]Contender, error) {
 }
 
 // Do runs f while it holds m. f's context ends, with cause [ErrLost], when the
-// hold is lost; f should then stop as soon as it can. Do returns f's error, or
+// hold is lost, and with cause [ErrClosed] when [Session.Close] is called, which waits
+// for f; f should then stop as soon as it can. Do returns f's error, or
 // else that of the release: [ErrLost] if the hold was lost while f ran. If
 // both fail the error matches both.
 //
@@ -335,8 +336,10 @@ func (m *Mutex) doKey() doKey { return doKey{m.s, m.path, m.turnstile.Line.Bases
 // runs.
 func (m *Mutex) holderOf(ctx context.Context) *doCall { return m.doKey().in(ctx) }
 
-func newDoCall(q *lockTurnstile, g *line.Grant) *doCall {
-	d := new(doCall)
+// newDoCall returns the call of Do that has g, of q unless that is nil. Close may begin now: if d's
+// function has not begun by then it must not run, and g is lost.
+func newDoCall(ctx context.Context, s *Session, q *lockTurnstile, g *line.Grant) *doCall {
+	d := &doCall{function: s.m.Function(s.m.FunctionOf(ctx))}
 	d.set(q, g)
 	return d
 }
@@ -358,6 +361,7 @@ func (d *doCall) set(q *lockTurnstile, g *line.Grant) {
 	lost := d.lost
 	d.mu.Unlock()
 	if g != nil { // else what it had may be lost now, and that is not told
+		g.Within(&d.function)
 		g.AfterLoss(func(why error) {
 			d.mu.Lock()
 			has := d.g == g
@@ -411,16 +415,18 @@ func (m *Mutex) yield(ctx context.Context) (finish func() error, again func(cont
 	return m.turnstile.yield(m.holderOf(ctx), turnstile.Exclusive)
 }
 
-// untilLost returns a context that ends when what d has is lost, before anybody is
-// told of the loss in another way. stop ends it.
+// untilLost returns a context that ends when the Session is being closed, with cause ErrClosed, or
+// with the loss of what d has, before any other call or channel shows the loss. stop ends it.
 func (d *doCall) untilLost(ctx context.Context) (_ context.Context, stop func()) {
 	ctx, end, rest := endingContext(ctx)
 	d.mu.Lock()
 	lost := d.lost
 	d.mu.Unlock()
 	leave := lost.AfterFunc(end)
+	stay := d.function.AfterClose(end)
 	return ctx, func() {
 		leave()
+		stay()
 		end(nil)
 		rest()
 	}

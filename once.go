@@ -451,9 +451,14 @@ func (o *Once) run(ctx context.Context, h *line.Grant, unmarked bool, f func(ctx
 		o.s.m.GiveUp(ctx, h.Release)
 		return nil, session.ErrEnded
 	}
+	d := newDoCall(ctx, o.s, nil, h)
+	if err := d.function.Begin(); err != nil {
+		o.s.m.GiveUp(ctx, h.Release)
+		return nil, o.fail("do", err)
+	}
 	var failed error
 	returned := false
-	err = doHolding(ctx, o.doKey(), newDoCall(nil, h), func(ctx context.Context) error {
+	err = doHolding(ctx, o.doKey(), d, func(ctx context.Context) error {
 		data, failed = f(ctx, session.BaseName(h.Claim.Path))
 		returned = true
 		return failed
@@ -461,11 +466,11 @@ func (o *Once) run(ctx context.Context, h *line.Grant, unmarked bool, f func(ctx
 		switch {
 		case !returned: // a panic, or runtime.Goexit
 			o.panicked.Store(true)
-			return o.s.m.GiveUp(ctx, h.Release)
+			return d.giveUp(ctx, o.s.m, h.Release)
 		case failed != nil:
-			return o.fail("do", o.s.m.GiveUp(ctx, h.Release))
+			return o.fail("do", d.giveUp(ctx, o.s.m, h.Release))
 		}
-		return o.fail("do", o.finish(ctx, h, data))
+		return o.fail("do", o.finish(ctx, d, h, data))
 	})
 	return data, err
 }
@@ -474,10 +479,10 @@ func (o *Once) run(ctx context.Context, h *line.Grant, unmarked bool, f func(ctx
 // done its work. It returns when ctx ends, but for a moment of grace, in which
 // servers that answer have answered. A loss of before that is told too; of a later
 // one, behind the transaction, it is not known that nothing was marked.
-func (o *Once) finish(ctx context.Context, h *line.Grant, data []byte) error {
+func (o *Once) finish(ctx context.Context, d *doCall, h *line.Grant, data []byte) error {
 	lost := h.Err()
 	done := make(chan error, 1)
-	o.s.m.Spawn(func() { done <- o.write(h, data) })
+	o.s.m.Spawn(func() { defer d.function.End(); done <- o.write(h, data) })
 	if err, ok := session.AwaitGrace(done, ctx.Done()); ok {
 		return err
 	}

@@ -26,13 +26,14 @@ type config struct {
 
 func newConfig(opts []Option) (config, error) {
 	c := config{Config: session.Config{
-		Timeout: 10 * time.Second,
-		ACL:     zk.WorldACL(zk.PermAll),
-		Log:     slog.New(warnings{slog.Default().Handler()}),
-		Owner:   defaultOwner(),
-		Lost:    lostError,
-		Reason:  lossWord,
-		Retry:   session.Backoff{Min: 10 * time.Millisecond, Max: 2 * time.Second, Factor: 2, Jitter: 0.5},
+		Timeout:      10 * time.Second,
+		ACL:          zk.WorldACL(zk.PermAll),
+		Log:          slog.New(warnings{slog.Default().Handler()}),
+		Owner:        defaultOwner(),
+		Lost:         lostError,
+		Reason:       lossWord,
+		CloseTimeout: -1, // the session timeout
+		Retry:        session.Backoff{Min: 10 * time.Millisecond, Max: 2 * time.Second, Factor: 2, Jitter: 0.5},
 	}}
 	for i, o := range opts {
 		if o == nil {
@@ -117,6 +118,17 @@ func WithTLS(cfg *tls.Config) Option {
 // in-memory transport of a test server. d is given the address as it stands in
 // the connect string.
 func WithDialer(d zk.Dialer) Option { return func(c *config) { c.Dialer = d } }
+
+// WithCloseTimeout sets how long [Session.Close] waits for running functions of Do, Run and Work
+// to return. After d, what they hold is lost, and another session can get it. The default is the
+// session timeout. With 0, Close does not wait.
+func WithCloseTimeout(d time.Duration) Option {
+	return func(c *config) {
+		if c.CloseTimeout = d; d < 0 {
+			c.err = session.Invalid("WithCloseTimeout(%v): must not be negative", d)
+		}
+	}
+}
 
 // WithLogger sends diagnostics to l. By default warnings and errors go to
 // [slog.Default], and nothing else; a logger with [slog.DiscardHandler] gets none. What is true of

@@ -46,7 +46,8 @@ var workBackoff = session.Backoff{Min: 100 * time.Millisecond, Max: time.Minute,
 // The context of f has the values of ctx, but does not end with it: when ctx
 // ends Work takes no more elements, waits for the calls under way, settles their
 // elements and returns ctx's error. It ends when the claim is lost, with cause
-// [ErrLost] (see [Delivery.Context]), and with [WithWorkTimeout].
+// [ErrLost] (see [Delivery.Context]), with [WithWorkTimeout], and with cause [ErrClosed]
+// when [Session.Close] is called, which waits for f.
 func (q *Queue[T]) Work(ctx context.Context, n int, f func(ctx context.Context, v T) error, opts ...WorkOption) error {
 	var cfg workConfig
 	for i, o := range opts {
@@ -87,17 +88,29 @@ func (q *Queue[T]) Work(ctx context.Context, n int, f func(ctx context.Context, 
 // work works on one element.
 func (q *Queue[T]) work(ctx context.Context, d Delivery[T], f func(ctx context.Context, v T) error, cfg workConfig) {
 	claim := d.Context()
-	call, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	function := q.s.m.Function(q.s.m.FunctionOf(ctx))
+	defer function.End() // when the element is settled
+	call, cancel, rest := endingContext(function.In(context.WithoutCancel(ctx)))
+	defer rest()
 	defer cancel(nil)
 	defer context.AfterFunc(claim, func() { cancel(context.Cause(claim)) })()
+	defer function.AfterClose(cancel)()
 	if cfg.timeout > 0 {
 		var stop context.CancelFunc
 		call, stop = context.WithTimeout(call, cfg.timeout)
 		defer stop()
 	}
-	err := protect(func() error { return f(call, d.Value) })
+	var closed error
+	err := protect(func() error {
+		if closed = function.Begin(); closed != nil {
+			return closed
+		}
+		return f(call, d.Value)
+	})
 	op := "ack"
-	if err == nil {
+	if closed != nil {
+		op, err = "return", d.claim.Settle(context.WithoutCancel(ctx), queue.Settlement{Fate: queue.Return, Untried: true})
+	} else if err == nil {
 		// ctx may have ended; the work is done all the same.
 		err = d.claim.Settle(context.WithoutCancel(ctx), queue.Settlement{Fate: queue.Remove})
 	} else {

@@ -18,7 +18,7 @@ import (
 // Each block of Go in these files compiles: as the body of a function that has
 // ctx and s, or as it is if it declares a function. Each is run, on a server of its
 // own, and ends without an error or, if it goes on for as long as its context does,
-// with that; but for those that want a database.
+// with that; but for those that want a database. A whole program is compiled and not run.
 func TestEverySnippetOfTheDocumentsCompilesAndRuns(t *testing.T) {
 	t.Parallel()
 	var code, runs strings.Builder
@@ -78,6 +78,10 @@ func run(t *testing.T, name string, snippet func(ctx context.Context, s *zsync.S
 		for _, m := range regexp.MustCompile("(?s)```go\n(.*?)```").FindAllStringSubmatchIndex(string(text), -1) {
 			block := string(text[m[2]:m[3]])
 			line := 1 + strings.Count(string(text[:m[2]]), "\n")
+			if strings.HasPrefix(block, "package main\n") {
+				compileProgram(t, block)
+				continue
+			}
 			blocks++
 			if strings.HasPrefix(block, "func ") {
 				fmt.Fprintf(&code, "\n//line %s:%d\n%s", file, line, block)
@@ -129,6 +133,22 @@ func run(t *testing.T, name string, snippet func(ctx context.Context, s *zsync.S
 
 // The table of counterparts has each type of sync, sync/atomic and golang.org/x/sync, as
 // this Go and the module have them, with what zsync has or a sentence why it has none.
+// compileProgram compiles the source of a program.
+func compileProgram(t *testing.T, source string) {
+	t.Helper()
+	dir := t.TempDir()
+	file, overlay := filepath.Join(dir, "main.go"), filepath.Join(dir, "overlay.json")
+	root, err := os.Getwd()
+	must(t, err)
+	must(t, os.WriteFile(file, []byte(source), 0o600))
+	replace, err := json.Marshal(map[string]map[string]string{"Replace": {filepath.Join(root, "internal/snippets/program/main.go"): file}})
+	must(t, err)
+	must(t, os.WriteFile(overlay, replace, 0o600))
+	if out, err := exec.Command("go", "build", "-o", filepath.Join(dir, "program"), "-overlay", overlay, "./internal/snippets/program").CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
 func TestTheReadmeNamesACounterpartOfEveryTypeOfSync(t *testing.T) {
 	text, err := os.ReadFile("README.md")
 	must(t, err)

@@ -182,6 +182,7 @@ func (m *Semaphore) acquired(ctx context.Context, n int64) (_ context.Context, a
 	a, err = m.acquire(ctx, n, true)
 	m.s.m.Waited("acquire", m.path, start, err)
 	told("", err)
+	a.Within(m.s.m.FunctionOf(ctx))
 	return m.observe(ctx, a), a, err
 }
 
@@ -197,6 +198,7 @@ func (m *Semaphore) TryAcquire(ctx context.Context, n int64) (bool, error) {
 	}
 	a, err := m.acquire(ctx, n, false)
 	if a != nil {
+		a.Within(m.s.m.FunctionOf(ctx))
 		m.s.m.Waited("acquire", m.path, start, nil)
 		m.s.tracers.acquiring(ctx, m.traced(n))("", nil)
 		m.observe(ctx, a)
@@ -796,13 +798,24 @@ func (m *Semaphore) Do(ctx context.Context, n int64, f func(ctx context.Context)
 	if err != nil {
 		return opError("do", m.path, err)
 	}
-	holding, end, rest := endingContext(ctx)
-	leave := a.AfterLoss(end)
+	function := m.s.m.Function(m.s.m.FunctionOf(ctx))
+	a.Within(&function)
+	release := func() error {
+		defer function.End()
+		return m.releaseOf(a, n)
+	}
+	if err := function.Begin(); err != nil {
+		m.s.m.GiveUp(ctx, release)
+		return opError("do", m.path, err)
+	}
+	holding, end, rest := endingContext(function.In(ctx))
+	leave, stay := a.AfterLoss(end), function.AfterClose(end)
 	defer func() {
 		leave()
+		stay()
 		end(nil)
 		rest()
-		switch e := opError("do", m.path, m.s.m.GiveUp(ctx, func() error { return m.releaseOf(a, n) })); {
+		switch e := opError("do", m.path, m.s.m.GiveUp(ctx, release)); {
 		case e == nil:
 		case err == nil:
 			err = e

@@ -86,13 +86,25 @@ func Connect(ctx context.Context, servers string, opts ...Option) (*Session, err
 	return s, nil
 }
 
-// Close gives up every hold, ends the ZooKeeper session and returns when all
-// goroutines of s have ended. Before that it waits up to a second for what only
-// this process can put right: elements of a Queue to be given back, changes of a
-// [WaitGroup] to be made, receipts to be deleted, who was chosen by
-// [Election.Transfer] to lead. Calls in progress fail with [ErrClosed], and so do
-// later ones. Closing a closed Session is no error. If no server can be reached, the
-// ephemeral znodes stay until the session timeout has passed.
+// Close ends the ZooKeeper session, and with it every hold, and returns when all goroutines of s
+// have ended. Closing a closed Session is no error. Calls in progress fail with [ErrClosed], and
+// so do later ones.
+//
+// Close waits for running functions of Do, RDo, Run and [Queue.Work], and of [Once], [Schedule],
+// [Partition] and [Flight]. It ends their contexts with cause ErrClosed. Until a function has
+// returned, its hold stays held, and Token, Txn, Ack and Unlock work; the same is true of a lock
+// that the function has acquired with its context. If the function succeeds, that counts: a Once
+// or an instant of a Schedule is done, and an element is acknowledged. Any other lock is released
+// at once. Nothing new is begun: other calls fail with ErrClosed.
+//
+// Close waits for the functions for [WithCloseTimeout], by default the session timeout. After
+// that their holds are lost, and Lost and the errors say so, before another session can get
+// them. Close does not wait for a function that calls it in its own goroutine.
+//
+// After the functions Close waits up to a second for work that only this process can finish: it
+// returns elements of a Queue, makes changes of a [WaitGroup], deletes receipts, and waits until
+// the candidate of [Election.Transfer] leads. If no server can be reached, the ephemeral znodes
+// stay until the session timeout has passed.
 //
 // Close must not be called from an [Observer].
 func (s *Session) Close() error {

@@ -39,6 +39,7 @@ func (q *lockTurnstile) acquire(ctx context.Context, mode turnstile.Mode, pin bo
 		err = waitEnded(ctx, q.s, err, start, q.contender(behind), behind.Place)
 		q.Waited(mode, start, err)
 	}
+	g.Within(q.s.m.FunctionOf(ctx))
 	if g != nil {
 		end(g.Name(), nil)
 	} else {
@@ -61,6 +62,7 @@ func (q *lockTurnstile) contender(b turnstile.Behind) Contender {
 // try makes one attempt at a grant. It is nil if somebody stands in the way.
 func (q *lockTurnstile) try(ctx context.Context, mode turnstile.Mode) (*line.Grant, error) {
 	g, err := q.Try(ctx, mode)
+	g.Within(q.s.m.FunctionOf(ctx))
 	if g != nil && q.told(mode) {
 		q.s.tracers.got(ctx, q.traced(mode), g)
 	}

@@ -19,11 +19,12 @@ import (
 type Grant struct {
 	Claim  *Claim
 	lost   session.Ending
-	hook   session.Hook // on the loss of the claim, while it lasts
-	lasts  bool         // guarded by claim.mu
-	use    int          // counts the grants of a claim, for the trace
-	free   func()       // ends its limits; nil if it has none
-	follow func(error)  // called without locks when it is over; guarded by claim.mu
+	hook   session.Hook      // on the loss of the claim, while it lasts
+	lasts  bool              // guarded by claim.mu
+	use    int               // counts the grants of a claim, for the trace
+	free   func()            // ends its limits; nil if it has none
+	within *session.Function // that has acquired it, or nil; guarded by claim.mu
+	follow func(error)       // called without locks when it is over; guarded by claim.mu
 }
 
 // Grant is the next use of c, whose turn has come. op is for the observer. If the session has
@@ -59,7 +60,22 @@ func (c *Claim) Grant(op string) *Grant {
 	if first {
 		c.begin()
 	}
+	if session.IsClosed(c.Incarnation.Manager.Closing) {
+		// Close may have been past c. A function that has acquired it cannot begin any more.
+		c.ReleaseBare()
+	}
 	return g
+}
+
+// Within says that f has acquired g: Close waits for f before it releases g. Either may be nil.
+func (g *Grant) Within(f *session.Function) {
+	if g == nil || f == nil {
+		return
+	}
+	c := g.Claim
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	g.within = f
 }
 
 // OnEnd ends g, by a loss or, if why is nil, by its release. It is called under Claim.mu.
@@ -316,6 +332,15 @@ func (c *Claim) weight() int64  { return 1 }
 func (c *Claim) path() string   { return c.Line.Manager.Bare(c.Line.Dir) }
 func (c *Claim) discard()       { c.Leave() }
 func (c *Claim) deleted(string) { c.Lose(c.Incarnation.Deleted()) }
+
+// inFunction reports whether a function has a grant of c. A claim that is Unwatched is released
+// by its owner, or with the session.
+func (c *Claim) inFunction() bool {
+	return c.Unwatched || c.lost.Any(func(owner any) bool {
+		g, ok := owner.(*Grant)
+		return ok && g.within.Runs()
+	})
+}
 
 // guardLocked watches the znode of c, unless its owner does.
 func (c *Claim) guardLocked() {

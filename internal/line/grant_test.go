@@ -11,8 +11,9 @@ import (
 )
 
 // through returns n claims of a session, and what ends that.
-func through(n int) (cs []*Claim, end func(why error)) {
-	m := &session.Manager{Closing: session.ClosedChan}
+func through(t *testing.T, n int) (cs []*Claim, end func(why error)) {
+	m := &session.Manager{Closing: make(chan struct{})}
+	t.Cleanup(func() { close(m.Closing) }) // idle goroutines wait for it
 	inc := &session.Incarnation{Manager: m}
 	var cancel context.CancelCauseFunc
 	inc.Ctx, cancel = context.WithCancelCause(context.Background())
@@ -28,7 +29,7 @@ func through(n int) (cs []*Claim, end func(why error)) {
 func TestWhoIsGrantedAClaimAsItsSessionEndsIsToldOfTheLossAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gone := fmt.Errorf("%w: gone", session.ErrLost)
-		cs, end := through(3)
+		cs, end := through(t, 3)
 		before := cs[0].Grant("")
 		defer synctest.Wait()
 		if before.Lost() == nil || session.IsClosed(before.Lost()) {

@@ -57,6 +57,7 @@ type holding interface {
 	deleted(path string) // the znode at path is deleted; "" means one of them
 	unwatch(gone bool)   // stops watching the znodes; gone says that they are deleted already
 	discard()            // deletes the znodes, in the background
+	inFunction() bool    // a function holds it, or its owner releases it otherwise at the end of the session
 }
 
 // begin has the end of the session end h. It is called without mu, when h is held first. If the
@@ -235,6 +236,15 @@ func (h *Hold) withdraw() {
 			h.of.discard()
 		}
 	})
+}
+
+// ReleaseBare releases h as the Session is being closed, unless a function holds it, for which
+// Close waits. The hooks run first, as with every loss.
+func (h *Hold) ReleaseBare() {
+	bare := func() bool { return h.standing() && !h.of.inFunction() }
+	if h.lose(h.Incarnation.EndError(session.ErrClosed), bare) {
+		h.of.discard()
+	}
 }
 
 // fence returns the fencing token of h: the zxid of a write to a znode of h, which is greater

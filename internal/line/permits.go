@@ -27,11 +27,12 @@ type Pool struct {
 type Permits struct {
 	Hold
 	Pool   *Pool
-	leases []Lease          // guarded by Hold.mu, as is what follows
-	n      int64            // the sum of leases, and after a loss what was not released
-	taken  []taking         // what was acquired and not released, in order
-	free   func()           // if it is limited, ends that
-	last   *session.Removal // the last change of what has weight
+	leases []Lease             // guarded by Hold.mu, as is what follows
+	n      int64               // the sum of leases, and after a loss what was not released
+	taken  []taking            // what was acquired and not released, in order
+	free   func()              // if it is limited, ends that
+	within []*session.Function // those that have acquired some of p
+	last   *session.Removal    // the last change of what has weight
 }
 
 // A taking is the permits of one Acquire that are not released yet.
@@ -74,6 +75,21 @@ func (p *Permits) Add(leases []Lease, n int64) error {
 	p.n += n
 	p.Pool.Manager.Holds.Add(n)
 	return nil
+}
+
+// Within says that f has acquired some of p: Close waits for f before it releases p. Either may
+// be nil.
+func (p *Permits) Within(f *session.Function) {
+	if p == nil || f == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.within = append(slices.DeleteFunc(p.within, func(f *session.Function) bool { return !f.Runs() }), f)
+}
+
+func (p *Permits) inFunction() bool {
+	return slices.ContainsFunc(p.within, (*session.Function).Runs)
 }
 
 // Vanished is called when another client has deleted the znode of o.

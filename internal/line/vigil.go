@@ -36,6 +36,8 @@ func (v *vigil) keep(ctx context.Context) (proof int64, err error) {
 			return 0, session.CtxErr(ctx)
 		case inc.Ctx.Err() != nil:
 			return 0, session.ErrEnded
+		case session.IsClosed(inc.Manager.Closing): // the session may live on for functions
+			return 0, inc.Manager.Failure()
 		case v.watch == nil:
 			if gone, proof, err := v.set(ctx); gone || err != nil {
 				return proof, err
@@ -106,6 +108,7 @@ func (v *vigil) wait(ctx context.Context) {
 	case <-v.own.Fired:
 	case <-ctx.Done():
 	case <-v.claim.Incarnation.Ctx.Done():
+	case <-v.claim.Incarnation.Manager.Closing:
 	}
 }
 

@@ -315,7 +315,7 @@ func (q foreign) restore(it *item) error {
 // Once it is begun the outcome is waited for, whatever becomes of the consumers: what is
 // deleted must be given to them, or put back.
 func (q foreign) transfer(p *posting) error {
-	ctx := context.Background() // ends with the Session
+	ctx := session.Finishing // ends with the Session
 	for {
 		p.steps, p.culprit, p.made = nil, nil, nil
 		if p.forgo(); p.want != nil {

@@ -150,6 +150,13 @@ func newLedger(ctx context.Context, q *core, inc *session.Incarnation) (*ledger,
 	q.m.Spawn(func() {
 		defer stay()
 		defer over()
+		// Close waits for functions, which settle what they have, between Closing and leaving.
+		select {
+		case <-inc.Ctx.Done():
+		case <-q.m.Closing:
+			l.end(false)
+		case <-l.over:
+		}
 		select {
 		case <-inc.Ctx.Done():
 			l.end(true)
@@ -159,7 +166,7 @@ func newLedger(ctx context.Context, q *core, inc *session.Incarnation) (*ledger,
 		}
 		select {
 		case <-l.over:
-		case <-q.m.Closing:
+		case <-q.m.Over:
 		}
 	})
 	return l, nil
@@ -377,7 +384,7 @@ func (l *ledger) traceLossLocked(items ...*item) {
 // go together the journal goes first: one without its mark would be noted as that of a
 // dead claimant, and nobody would come back for the note.
 func (l *ledger) sweep() {
-	ctx := context.Background() // ends with the Session
+	ctx := session.Finishing
 	j := l.journal
 	l.q.m.During(ctx, func(inc *session.Incarnation) error {
 		err := inc.RemoveAllNow(ctx, []string{j.path, j.mark})

@@ -114,7 +114,7 @@ func (o *order) leaving(m *session.Manager, posted <-chan struct{}) {
 		defer o.end()
 		select {
 		case <-posted:
-		case <-m.Closing:
+		case <-m.Over:
 		}
 	})
 }

@@ -38,13 +38,13 @@ type posting struct {
 // post posts entries, in this session or a later one.
 func (p *posting) post() error {
 	l := p.l
-	if _, err := l.journal.apply(context.Background(), p.unhand); err != nil {
+	if _, err := l.journal.apply(session.Finishing, p.unhand); err != nil {
 		if errors.As(err, new(errTaken)) {
 			return l.taken()
 		}
 		return err
 	}
-	rs, err := l.journal.apply(context.Background(), p.build) // ends with the Session
+	rs, err := l.journal.apply(session.Finishing, p.build) // ends with the Session
 	var taken errTaken
 	tookOver := errors.As(err, &taken)
 	for _, e := range p.es {
@@ -97,7 +97,7 @@ func (p *posting) unhand(*session.Incarnation) (*transaction, error) {
 // and without the journal it cannot come late. If it is not, we may have removed it, or
 // another since. What returns one is as good as a loss: the element is back, either way.
 func (p *posting) doubt() {
-	ctx := context.Background() // ends with the Session
+	ctx := session.Finishing // ends with the Session
 	session.Parallel(len(p.es), func(i int) error {
 		e, there := p.es[i], false
 		err := p.l.q.m.During(ctx, func(inc *session.Incarnation) error {
@@ -114,7 +114,7 @@ func (p *posting) doubt() {
 
 // build makes the transaction.
 func (p *posting) build(inc *session.Incarnation) (*transaction, error) {
-	ctx := context.Background() // ends with the session
+	ctx := session.Finishing // ends with the session
 	p.culprit = nil
 	if p.forgo(); inc != p.l.inc {
 		p.want = nil
@@ -347,7 +347,7 @@ func (p *posting) settle(e *entry) {
 	case e.fate == Bury:
 		for _, op := range q.letterOf(e.item, e.fault, e.attempts()) {
 			p.add(e, op, when(session.IsNoNode, func(inc *session.Incarnation) error {
-				return inc.MakeDir(context.Background(), session.Dir{Path: q.dead})
+				return inc.MakeDir(session.Finishing, session.Dir{Path: q.dead})
 			}))
 		}
 		remove()
@@ -374,7 +374,7 @@ func (p *posting) write(name string, t *lot) {
 // makeDelayed makes the znode in which elements of its priority wait. If the
 // queue was deleted, so was the element.
 func (q *core) makeDelayed(inc *session.Incarnation, e *entry) error {
-	ctx := context.Background() // ends with the session
+	ctx := session.Finishing // ends with the session
 	stat, err := inc.Exists(ctx, q.dir)
 	if err != nil {
 		return err

@@ -250,7 +250,7 @@ func (o *outbox) drop(later bool) {
 func (o *outbox) post(group []*parcel) error {
 	// Those who wait are told the result when it is there; the attempt is
 	// given up only when nobody waits any more.
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(session.Finishing)
 	defer cancel()
 	var left atomic.Int64
 	left.Store(int64(len(group)))
@@ -344,7 +344,7 @@ func (g *posted) announce(inc *session.Incarnation, rs []zk.MultiResponse) {
 
 // locate reads the tails that a group needs and that are not known.
 func (o *outbox) locate(inc *session.Incarnation, group []*parcel) error {
-	ctx := context.Background() // ends with the session
+	ctx := session.Finishing // ends with the session
 	paths := []string{o.dir}
 	var prios []int
 	for _, p := range group {
@@ -444,7 +444,7 @@ func (g *posted) assemble() {
 	g.add(ring(o.dir), when(session.IsNoNode, o.makeQueue)) // the bell
 	if keys := session.ChildPath(o.dir, keysName); slices.ContainsFunc(g.group, (*parcel).keyed) {
 		g.add(&zk.CheckVersionRequest{Path: keys, Version: -1}, when(session.IsNoNode, func(inc *session.Incarnation) error {
-			_, err := inc.Create(context.Background(), keys, nil)
+			_, err := inc.Create(session.Finishing, keys, nil)
 			if session.IsNoNode(err) {
 				err = nil // the queue was deleted, and that is refused next
 			}
@@ -477,7 +477,7 @@ func (g *posted) assemble() {
 // not start again.
 func (o *outbox) makeQueue(inc *session.Incarnation) error {
 	o.forget()
-	_, err := inc.Create(context.Background(), o.dir, []byte(marks.Dir))
+	_, err := inc.Create(session.Finishing, o.dir, []byte(marks.Dir))
 	return err
 }
 
@@ -533,7 +533,7 @@ func (g *posted) open(prio int) *tail {
 // missing is told that the bucket into which p goes is not there: somebody has deleted the
 // newest of its priority, or that of the delayed elements was never made.
 func (o *outbox) missing(inc *session.Incarnation, p *parcel) error {
-	ctx := context.Background() // ends with the session
+	ctx := session.Finishing // ends with the session
 	stat, err := inc.Exists(ctx, o.dir)
 	switch {
 	case err != nil:
@@ -560,7 +560,7 @@ func (g *posted) identify(p *parcel, bucket string) {
 	q := g.o
 	path := q.idPath(p.id)
 	add := func(op any) {
-		g.add(op, func(inc *session.Incarnation, err error) error { return g.known(context.Background(), inc, p, err) })
+		g.add(op, func(inc *session.Incarnation, err error) error { return g.known(session.Finishing, inc, p, err) })
 	}
 	data := note{q.memory, bucket}.marshal()
 	if p.stale != nil {

@@ -208,7 +208,7 @@ func (l *ledger) finish(p *posting, err error) {
 	// The journal tells every outcome, through as many sessions as it takes. So an
 	// error that is not a loss, nor the end of the Session, says that nothing was
 	// applied, whether the servers refused it or what it needs could not be made.
-	nothing := err != nil && !lost && l.q.m.Failure() == nil
+	nothing := err != nil && !lost && !session.IsClosed(l.q.m.Over)
 	if nothing && p.want != nil && len(p.es) > 0 {
 		// It goes with those that are not refused, or tells by itself.
 		l.want, p.want, p.postponed = p.want, nil, true
@@ -360,7 +360,7 @@ func (l *ledger) await(ctx context.Context, e *entry) error {
 		return e.err
 	case <-down:
 		return nil
-	case <-l.q.m.Closing:
+	case <-l.q.m.Over:
 		select {
 		case <-e.done:
 			return e.err

@@ -186,7 +186,7 @@ func (q *core) remove(ctx context.Context, it *item, ops []any) error {
 	done, left := make(chan error), make(chan struct{}) // the outcome goes to the caller, unless that has left
 	q.m.Spawn(func() {
 		defer stay()
-		rs, err := q.commit(context.Background(), ops)
+		rs, err := q.commit(session.Finishing, ops)
 		if err == nil {
 			q.traceTaken(it, rs)
 		}
@@ -253,7 +253,7 @@ func (q *core) putBack(it *item, leaving <-chan struct{}, tried func()) error {
 // They go ahead of the others: its time is that at which it was sent, so several keep
 // their order.
 func (q own) restore(it *item) error {
-	ctx := context.Background() // ends with the Session
+	ctx := session.Finishing // ends with the Session
 	due := it.due
 	if due == 0 { // now at the latest, by our own clock too
 		due = max(min(it.sent.UnixMilli(), time.Now().UnixMilli()), 1)

@@ -201,7 +201,7 @@ func (it *item) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) 
 		defer x.leave()
 		select {
 		case <-e.done:
-		case <-l.q.m.Closing:
+		case <-l.q.m.Over:
 		}
 	})
 	return nil, err

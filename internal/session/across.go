@@ -351,7 +351,7 @@ func (m *Manager) keepReceipt(inc *Incarnation, dir string, r *receipt) {
 // sweepReceipts deletes the receipts that nobody has used for a while, for as long as
 // any are kept; all of them when the session is closed.
 func (m *Manager) sweepReceipts(leaving <-chan struct{}) {
-	ctx := context.Background() // ends with the Session
+	ctx := Finishing
 	for {
 		idle, next, more := m.shelf.idle(time.Now().Add(-receiptIdle))
 		for some := range slices.Chunk(idle, removeAtOnce) {
@@ -374,7 +374,7 @@ func (m *Manager) sweepReceipts(leaving <-chan struct{}) {
 				m.During(ctx, func(inc *Incarnation) error { return inc.RemoveAllNow(ctx, some) })
 			}
 			return
-		case <-m.Closing:
+		case <-m.Over:
 			return
 		}
 	}
@@ -385,8 +385,7 @@ func (m *Manager) sweepReceipts(leaving <-chan struct{}) {
 // way. What the servers refuse is tried again in this session alone.
 func (m *Manager) DropReceipt(inc *Incarnation, receipt string, later bool) {
 	drop := func() error {
-		ctx := context.Background() // ends with the Session
-		return m.During(ctx, func(inc *Incarnation) error { return inc.RemoveNow(ctx, receipt) })
+		return m.During(Finishing, func(inc *Incarnation) error { return inc.RemoveNow(Finishing, receipt) })
 	}
 	if !later {
 		inc.Tidy(receipt, drop)
@@ -396,7 +395,7 @@ func (m *Manager) DropReceipt(inc *Incarnation, receipt string, later bool) {
 	m.Spawn(func() {
 		select {
 		case <-time.After(wait):
-		case <-m.Closing:
+		case <-m.Over:
 			return
 		}
 		inc.InBackground(receipt, drop)

@@ -24,6 +24,7 @@ type Config struct {
 	Observe       func(Event)                                                // or nil
 	Lost          func(why LossReason, session int64, since time.Time) error // makes an ErrLost
 	LossOnSuspend bool
+	CloseTimeout  time.Duration                   // how long Close waits for functions; less than 0 is the session timeout
 	Trace         io.Writer                       // or nil
 	Reason        func(error) (string, time.Time) // of a loss: a word, and Since
 }

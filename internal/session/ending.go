@@ -99,6 +99,23 @@ func (e *Ending) Remove(h *Hook) {
 	}
 }
 
+// owners returns the owners of the hooks.
+func (e *Ending) owners() (all []any) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, h := range e.hooks {
+		all = append(all, h.Owner)
+	}
+	return all
+}
+
+// Any reports whether f is true of the owner of a hook. f must not call e.
+func (e *Ending) Any(f func(owner any) bool) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.ContainsFunc(e.hooks, func(h *Hook) bool { return f(h.Owner) })
+}
+
 // AfterFunc adds f, and returns a function that removes it.
 func (e *Ending) AfterFunc(f func(cause error)) (stop func()) {
 	h := &Hook{Owner: hookFunc(f)}

@@ -59,7 +59,7 @@ func (m *Manager) sayFarewell() {
 	case <-f.done:
 	case <-inc.Disconnection():
 	case <-inc.Ctx.Done():
-	case <-m.Closing:
+	case <-m.Over:
 	case <-time.After(farewellTime):
 	}
 }

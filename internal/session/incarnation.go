@@ -373,7 +373,7 @@ func (inc *Incarnation) leaveTime() (connected bool) {
 	select {
 	case <-time.After(time.Until(left.Add(inc.LossTime()))):
 	case <-down:
-	case <-inc.Manager.Closing:
+	case <-inc.Manager.Over:
 	}
 	return !IsClosed(down)
 }

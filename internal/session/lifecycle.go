@@ -37,12 +37,77 @@ func (m *Manager) Connect(ctx context.Context) error {
 	return err
 }
 
-// Close ends the session for good, and returns when all goroutines of m have
-// ended.
+// Close ends the session for good, and returns when all goroutines of m have ended.
+//
+//  1. Nothing new is begun: no hold, no function, no call.
+//  2. The contexts of functions end, and holds without a function are released.
+//  3. Functions return and release what they hold, or CloseTimeout passes.
+//  4. The farewell: what only this process can finish.
+//  5. Every hold that is left is lost, and its holder can know (Incarnation.end).
+//  6. The servers are asked to end the session.
 func (m *Manager) Close() {
+	m.leave(ErrClosed)
+	m.calls.leaving.End(ErrClosed)
+	m.calls.waive()
+	if n, _ := m.calls.awaited(); n > 0 {
+		m.releaseBare()
+	}
+	m.awaitFunctions()
 	m.sayFarewell()
 	m.fail(ErrClosed)
 	<-m.ended
+}
+
+// Function returns a function that is about to be called in the context of parent, which may be
+// nil.
+func (m *Manager) Function(parent *Function) Function { return Function{of: &m.calls, parent: parent} }
+
+// FunctionOf returns the function of m in whose context ctx was made, or nil.
+func (m *Manager) FunctionOf(ctx context.Context) *Function {
+	f, _ := ctx.Value(functionKey{&m.calls}).(*Function)
+	return f
+}
+
+// releaseBare releases the holds that no function has, so that other sessions need not wait for
+// the functions. What is granted from here on is refused (Incarnation.Stake) or releases itself.
+func (m *Manager) releaseBare() {
+	m.mu.Lock()
+	inc := m.cur
+	m.mu.Unlock()
+	for _, h := range inc.Ended.owners() {
+		if h, ok := h.(interface{ ReleaseBare() }); ok {
+			h.ReleaseBare()
+		}
+	}
+}
+
+// awaitFunctions waits until the functions have returned, at most for CloseTimeout. What they
+// hold stays held and confirmed until then.
+func (m *Manager) awaitFunctions() {
+	limit := m.Config.CloseTimeout
+	if limit < 0 {
+		m.mu.Lock()
+		limit = time.Duration(m.cur.Timeout.Load())
+		m.mu.Unlock()
+	}
+	late := time.NewTimer(time.Until(m.calls.deadline(limit)))
+	defer late.Stop()
+	for {
+		n, changed := m.calls.awaited()
+		if n == 0 {
+			return
+		}
+		// If the last function returns at the limit, either branch is right: its hold is
+		// released by then, or ends with the session.
+		select {
+		case <-changed:
+		case <-m.Over:
+			return
+		case <-late.C:
+			m.Log.Warn("zsync: Close waits no longer for functions that have not returned", "timeout", limit)
+			return
+		}
+	}
 }
 
 // present returns the incarnation that has not ended, or nil.

@@ -544,7 +544,7 @@ func (l *link) handshake() error {
 	if err := l.inc.handshake(l, id, timeout); err != nil {
 		switch {
 		case id == 0:
-		case id == l.inc.ID.Load() && l.inc.Manager.Failure() == nil:
+		case id == l.inc.ID.Load() && !IsClosed(l.inc.Manager.Over):
 			// The incarnation has ended meanwhile, and those who held something
 			// have only just been told. endOrphan ends the session when they
 			// have had their time; left out, it would live for another timeout,

@@ -38,6 +38,7 @@ type Manager struct {
 	cur     *Incarnation          // the newest; guarded by mu
 	changed chan struct{}         // closed and replaced when cur or err changes; guarded by mu
 	err     error                 // why there will be no other incarnation; guarded by mu
+	closing error                 // why nothing new is begun; guarded by mu
 	state   State                 // guarded by mu
 	feeds   map[listener]struct{} // those who follow the states; guarded by mu
 	untold  []Event               // what the observer has not heard of the session; guarded by mu
@@ -46,8 +47,10 @@ type Manager struct {
 	tried   map[string]error      // by address, since a server has carried a request out: why it was of no use; guarded by mu
 	leaving farewell
 	outage  outage
+	calls   functions
 	shelf   shelf
-	Closing chan struct{}  // closed when err is set
+	Closing chan struct{}  // closed when closing is set: by Close, or by a failure that no retry can cure
+	Over    chan struct{}  // closed when err is set: after Closing, when Close has waited for the functions
 	ended   chan struct{}  // closed when nothing is left
 	wg      sync.WaitGroup // every goroutine of this session but run
 	sealed  bool           // wg is being waited for; guarded by spawnMu
@@ -68,6 +71,7 @@ func New(hosts []string, chroot string, cfg Config) *Manager {
 		changed: make(chan struct{}),
 		feeds:   make(map[listener]struct{}),
 		Closing: make(chan struct{}),
+		Over:    make(chan struct{}),
 		ended:   make(chan struct{}),
 		jobs:    make(chan func()),
 	}
@@ -95,10 +99,10 @@ func (m *Manager) run() {
 		inc.start()
 		select {
 		case <-inc.Ctx.Done():
-		case <-m.Closing:
+		case <-m.Over:
 			inc.end(ErrClosed)
 		}
-		if m.Failure() != nil {
+		if IsClosed(m.Over) {
 			inc.shut()
 			break
 		}
@@ -123,24 +127,38 @@ func (m *Manager) run() {
 	m.Trace.Close(Grace)
 }
 
+// leave says that nothing new is begun, because of err. The first reason stays.
+func (m *Manager) leave(err error) {
+	m.mu.Lock()
+	if m.closing == nil {
+		m.closing = err
+		m.calls.close(err)
+		close(m.Closing)
+		m.broadcastLocked()
+	}
+	m.mu.Unlock()
+}
+
 // fail ends the session for good. The first reason stays.
 func (m *Manager) fail(err error) {
+	m.leave(err)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.err != nil {
 		return
 	}
 	m.err = err
-	close(m.Closing)
+	close(m.Over)
 	m.broadcastLocked()
 	m.outage.end()
 }
 
-// Failure returns why the session is over, or nil.
+// Failure returns why nothing new is begun, or nil: the Session is closed, is being closed, or
+// has failed.
 func (m *Manager) Failure() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.err
+	return m.closing
 }
 
 func (m *Manager) broadcastLocked() {
@@ -220,6 +238,14 @@ func (m *Manager) idle() {
 // maxIdlers is how many goroutines of a session wait for something to do.
 const maxIdlers = 2
 
+// finishingKey marks a context of work that goes on while the Session is being closed.
+type finishingKey struct{}
+
+// Finishing is the context of the work that a Session finishes before it is closed, such as the
+// settlement of an element. It is context.Background, except that Incarnation accepts it until
+// Close has waited for the functions and for the farewell.
+var Finishing = context.WithValue(context.Background(), finishingKey{}, true)
+
 // Incarnation returns the incarnation that is established and has not ended, and
 // waits for it. It fails with ctx, or when there will be none any more.
 func (m *Manager) Incarnation(ctx context.Context) (*Incarnation, error) {
@@ -229,6 +255,9 @@ func (m *Manager) Incarnation(ctx context.Context) (*Incarnation, error) {
 	for {
 		m.mu.Lock()
 		inc, changed, err := m.cur, m.changed, m.err
+		if err == nil && m.closing != nil && ctx.Value(finishingKey{}) == nil {
+			err = m.closing
+		}
 		m.mu.Unlock()
 		if err != nil {
 			return nil, err

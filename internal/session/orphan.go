@@ -98,7 +98,7 @@ func (inc *Incarnation) endOrphan(left time.Time) {
 	for try := 0; time.Since(left)+wait < w.timeout; try++ {
 		select {
 		case <-time.After(wait):
-		case <-m.Closing:
+		case <-m.Over:
 			return
 		}
 		addr := m.Hosts[(first+try)%len(m.Hosts)]
@@ -133,7 +133,7 @@ func (m *Manager) untilClosing() (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(context.Background())
 	m.Spawn(func() {
 		select {
-		case <-m.Closing:
+		case <-m.Over:
 			cancel()
 		case <-ctx.Done():
 		}

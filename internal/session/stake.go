@@ -38,6 +38,9 @@ func (s *Stake) Drop() {
 func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 	enough := time.Duration(inc.Timeout.Load() / 4) // so that holding does not begin in a hurry
 	for {
+		if IsClosed(inc.Manager.Closing) {
+			return nil, inc.Manager.Failure() // nothing is held from here on, though the session may live on for functions
+		}
 		inc.LiveMu.Lock()
 		now := time.Now()
 		// What is certain to live for so long is alive, if it has not ended.

@@ -247,7 +247,7 @@ func (t *Tally) owe(c *change) error {
 // postponeLocked queues those of cs again, in a while, that are owed but were
 // refused, and returns the others. A Session that ends owes nothing more.
 func (t *Tally) postponeLocked(cs []*change, err error) []*change {
-	if err == nil || errors.Is(err, ErrNegativeCounter) || session.IsClosed(t.m.Closing) || t.m.Failure() != nil {
+	if err == nil || errors.Is(err, ErrNegativeCounter) || session.IsClosed(t.m.Over) {
 		return cs
 	}
 	var owed, rest []*change
@@ -267,7 +267,7 @@ func (t *Tally) postponeLocked(cs []*change, err error) []*change {
 		t.m.Spawn(func() {
 			select {
 			case <-time.After(wait):
-			case <-t.m.Closing:
+			case <-t.m.Over:
 				return
 			}
 			t.mu.Lock()
@@ -355,7 +355,7 @@ func (t *Tally) run() {
 			return
 		}
 		t.mu.Unlock()
-		err := t.m.During(context.Background(), func(inc *session.Incarnation) error {
+		err := t.m.During(session.Finishing, func(inc *session.Incarnation) error {
 			return t.apply(inc, &batch)
 		})
 		t.finish(batch, err)
@@ -369,7 +369,7 @@ func (t *Tally) run() {
 // whether that was applied: the znode is gone in either case. What was added
 // is added again in the next session, and what was ended has ended.
 func (t *Tally) apply(inc *session.Incarnation, batch *[]*change) error {
-	ctx := context.Background()
+	ctx := session.Finishing
 	t.mu.Lock()
 	if t.inc != nil && t.inc != inc {
 		t.forfeitLocked()

@@ -200,6 +200,9 @@ func (q *Turnstile) unkeep(t *share) {
 
 // beginRetention begins one of t, unless too many places are in use.
 func (q *Turnstile) beginRetention(t *share) bool {
+	if session.IsClosed(q.Manager.Closing) {
+		return false
+	}
 	r := &retention{over: make(chan struct{}), bell: make(chan struct{}, 1)}
 	r.end = func() { q.endRetention(t, r) }
 	if !q.retentions.add(r, q.Manager.Spawn) {
@@ -327,6 +330,10 @@ func (q *Turnstile) await(ctx context.Context, w *waiter) (g *line.Grant, behind
 			// The Session may be closed: that reaches the acquisition and us at once, and
 			// whichever is first, we have waited behind the same.
 			return nil, q.behind(w), w.err
+		}
+		if session.IsClosed(q.Manager.Closing) { // handed over as the Session is being closed: then nothing new is held
+			q.renounce(w)
+			return nil, Behind{}, q.Manager.Failure()
 		}
 		return w.use.grant, Behind{}, nil
 	case <-ctx.Done():

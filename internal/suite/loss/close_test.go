@@ -49,7 +49,7 @@ func TestServersHearOfACloseAfterEveryHolder(t *testing.T) {
 	for name, hold := range ways {
 		t.Run(name, func(t *testing.T) {
 			srv := zktest.Start(t)
-			s := suite.Open(t, srv)
+			s := suite.Open(t, srv, zsync.WithCloseTimeout(0)) // the functions return after it
 			var mu sync.Mutex
 			var all []<-chan struct{}
 			told := func(c <-chan struct{}) { mu.Lock(); all = append(all, c); mu.Unlock() }

@@ -20,10 +20,14 @@ type fault struct {
 	opts    []zsync.Option     // of the session
 	lock    []zsync.LockOption // of its Mutex, which alone it hits then
 	deleted bool               // it deletes the znode of one hold, which alone it hits then
+	stays   time.Duration      // for so long functions run on when their context has ended
 	strike  func(t *testing.T, srv *zktest.Server, s *zsync.Session)
 }
 
 const mostHeld = 40 * time.Second
+
+// closeTimeout is how long Close waits for functions.
+const closeTimeout = time.Second
 
 func noStrike(*testing.T, *zktest.Server, *zsync.Session) {}
 
@@ -34,7 +38,7 @@ var faults = []fault{
 		srv.ChangeSession(s.ID())
 		srv.Disconnect(s.ID())
 	}},
-	{reason: zsync.LossClosed, strike: func(t *testing.T, _ *zktest.Server, s *zsync.Session) { harness.Must(t, s.Close()) }},
+	{reason: zsync.LossClosed, stays: 2 * closeTimeout, strike: func(t *testing.T, _ *zktest.Server, s *zsync.Session) { harness.Must(t, s.Close()) }},
 	{reason: zsync.LossSuspended, opts: []zsync.Option{zsync.WithLossOnSuspend()},
 		strike: func(_ *testing.T, srv *zktest.Server, s *zsync.Session) { srv.Disconnect(s.ID()) }},
 	{reason: zsync.LossDeleted, deleted: true, strike: noStrike},
@@ -58,9 +62,10 @@ func holds(s *zsync.Session, lock ...zsync.LockOption) map[string]func(ctx conte
 			defer stop()
 			var cause error
 			err := e.Run(ctx, func(ctx context.Context) error {
-				defer stop() // Run would lead again
 				err := f(ctx)
-				cause = context.Cause(ctx)
+				if cause = context.Cause(ctx); !errors.Is(cause, zsync.ErrClosed) {
+					stop() // Run would lead again
+				}
 				return err
 			})
 			return errors.Join(cause, err)
@@ -78,7 +83,7 @@ func TestAHolderIsToldWhyItHasLost(t *testing.T) {
 		harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 			rnd := rand.New(rand.NewPCG(uint64(seed), 5))
 			f := faults[rnd.IntN(len(faults))]
-			s := suite.Open(t, srv, f.opts...)
+			s := suite.Open(t, srv, append(f.opts, zsync.WithCloseTimeout(closeTimeout))...)
 			id := s.ID()
 			ends := make(map[string]<-chan error)
 			begun := make(chan struct{})
@@ -88,6 +93,7 @@ func TestAHolderIsToldWhyItHasLost(t *testing.T) {
 						begun <- struct{}{}
 						select {
 						case <-ctx.Done():
+							time.Sleep(f.stays)
 						case <-time.After(time.Minute):
 						}
 						return nil

@@ -1,0 +1,150 @@
+package session
+
+import (
+	"bytes"
+	"context"
+	"runtime"
+	"strconv"
+	"sync"
+	"time"
+)
+
+// A Function is a call of the program's function by Do, Run or Work. Close ends its context,
+// with cause ErrClosed, and waits until the function has returned and its hold is released.
+type Function struct {
+	of     *functions
+	parent *Function // in whose context this one was called, or nil
+
+	goroutine uint64 // that runs it; guarded by functions.mu, as is what follows
+	running   bool
+	waived    bool // it has called Close itself
+}
+
+// functions are the functions of a Session that run.
+type functions struct {
+	leaving Ending // ended by Close, right after nothing new may begin; its hooks end the contexts of functions
+
+	mu      sync.Mutex
+	closed  error // why none may begin any more
+	running map[*Function]struct{}
+	changed chan struct{} // made by Close; closed when running changes
+	until   time.Time     // when Close waits no longer; set by the first call of it
+}
+
+// Begin is called before the function runs, in its goroutine. If the Session is being closed the
+// function must not run, and the error is ErrClosed.
+func (f *Function) Begin() error {
+	fs := f.of
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	// Close sets closed, and looks at running after that. So either it sees f, or f sees closed.
+	if fs.closed != nil {
+		return fs.closed
+	}
+	if fs.running == nil {
+		fs.running = make(map[*Function]struct{})
+	}
+	f.goroutine, f.running = goroutine(), true
+	fs.running[f] = struct{}{}
+	return nil
+}
+
+// close says that no function may begin any more, because of err.
+func (fs *functions) close(err error) {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	fs.closed = err
+}
+
+// A functionKey is the key of the function whose context it is.
+type functionKey struct{ of *functions }
+
+// In returns the context of f, made of ctx.
+func (f *Function) In(ctx context.Context) context.Context {
+	return context.WithValue(ctx, functionKey{f.of}, f)
+}
+
+// End is called when the function has returned and its hold is released. It may be called again.
+func (f *Function) End() {
+	fs := f.of
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	f.running = false
+	delete(fs.running, f)
+	fs.changeLocked()
+}
+
+func (fs *functions) changeLocked() {
+	if fs.changed != nil {
+		close(fs.changed)
+		fs.changed = nil
+	}
+}
+
+// AfterClose calls end, with ErrClosed, when Close is called. The rules for hooks of an Ending
+// apply to end.
+func (f *Function) AfterClose(end func(cause error)) (stop func()) {
+	return f.of.leaving.AfterFunc(end)
+}
+
+// Runs reports whether f, or a function in whose context it was called, runs.
+func (f *Function) Runs() bool {
+	for ; f != nil; f = f.parent {
+		f.of.mu.Lock()
+		running := f.running
+		f.of.mu.Unlock()
+		if running {
+			return true
+		}
+	}
+	return false
+}
+
+// waive has Close not wait for the functions of this goroutine, which has called Close.
+func (fs *functions) waive() {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	if len(fs.running) == 0 {
+		return
+	}
+	me := goroutine()
+	for f := range fs.running {
+		f.waived = f.waived || f.goroutine == me
+	}
+	fs.changeLocked() // another Close may be waiting for one of them
+}
+
+// awaited returns the number of functions that Close waits for, and a channel that is closed
+// when it changes.
+func (fs *functions) awaited() (n int, changed <-chan struct{}) {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	for f := range fs.running {
+		if !f.waived {
+			n++
+		}
+	}
+	if fs.changed == nil {
+		fs.changed = make(chan struct{})
+	}
+	return n, fs.changed
+}
+
+// deadline returns when Close waits no longer: limit after its first call.
+func (fs *functions) deadline(limit time.Duration) time.Time {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	if fs.until.IsZero() {
+		fs.until = time.Now().Add(limit)
+	}
+	return fs.until
+}
+
+// goroutine returns the number of the calling goroutine.
+func goroutine() uint64 {
+	var buf [64]byte
+	b := bytes.TrimPrefix(buf[:runtime.Stack(buf[:], false)], []byte("goroutine "))
+	number, _, _ := bytes.Cut(b, []byte(" "))
+	n, _ := strconv.ParseUint(string(number), 10, 64)
+	return n
+}
