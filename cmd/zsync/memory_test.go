@@ -278,15 +278,6 @@ func (p *memoryProcess) signal() os.Signal {
 	return nil
 }
 
-// sleep sleeps; the program ends there if it is killed meanwhile.
-func (p *memoryProcess) sleep(d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-p.ended:
-		runtime.Goexit()
-	}
-}
-
 // until waits for c.
 func (p *memoryProcess) until(c <-chan struct{}) {
 	select {

@@ -513,7 +513,6 @@ type queue struct {
 	mu     sync.Mutex
 	sent   map[int64]string    // by element: "sent", or "unknown"; guarded by mu
 	taken  map[int64]int       // by element: how often Ack has returned nil; guarded by mu
-	maybe  map[int64]bool      // by element: an Ack has failed; guarded by mu
 	claims map[int64]*resource // by element; guarded by mu
 }
 

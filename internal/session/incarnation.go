@@ -193,10 +193,11 @@ func (inc *Incarnation) handshake(l *link, id int64, timeout time.Duration) erro
 		inc.Lose(LossReplaced)
 		return zk.ErrSessionExpired
 	}
-	inc.trail.came(l.addr)
 	inc.Manager.grants.note(l.addr, grant{l.wanted, timeout})
 	isNew := inc.ID.Load() == 0
-	if !isNew {
+	if isNew {
+		inc.trail.came(l.addr)
+	} else {
 		// Servers may be configured differently. What was granted first is
 		// what a new leader gives to the session.
 		timeout = min(timeout, time.Duration(inc.Timeout.Load()))
@@ -587,7 +588,11 @@ func (inc *Incarnation) EndError(cause error) error {
 	if errors.Is(cause, ErrLost) {
 		return cause
 	}
-	return inc.Manager.Config.Lost(LossClosed, inc.ID.Load(), time.Now())
+	lost := inc.Manager.Config.Lost(LossClosed, inc.ID.Load(), time.Now())
+	if cause == nil || errors.Is(cause, ErrClosed) {
+		return lost
+	}
+	return fmt.Errorf("%w: %w", lost, cause) // the Session has failed for good, and the caller must learn why
 }
 
 // Loss is endError for an incarnation that has ended.

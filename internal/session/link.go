@@ -155,10 +155,12 @@ func (l *link) fail(err error) {
 	lost := l.sent
 	l.state, l.sent, l.order = linkOver, nil, nil
 	l.mu.Unlock()
-	for _, info := range lost {
-		if info.harms() {
-			l.inc.trail.leave(l.addr)
-			break
+	if err != errUnsent { // else the server has said that it executes none of them
+		for _, info := range lost {
+			if info.harms() {
+				l.inc.trail.leave(l.addr)
+				break
+			}
 		}
 	}
 	for _, info := range lost {
@@ -468,7 +470,7 @@ func (l *link) disowned() bool {
 // readBody reads n bytes, which are good until the next packet.
 func (l *link) readBody(n int) ([]byte, error) {
 	if n > wire.MaxAhead { // sizes cost a server nothing: make room as the bytes come
-		body := make([]byte, 0, wire.MaxAhead)
+		body := make([]byte, 0, keptBuffer)
 		for len(body) < n {
 			if len(body) == cap(body) {
 				body = append(make([]byte, 0, min(n, 4*cap(body))), body...)
@@ -702,7 +704,7 @@ func (l *link) own(info sentInfo, code int32, now time.Time) error {
 			// Before anything behind it is believed.
 			return fmt.Errorf("zsync: the server cannot catch up with its leader (error %d)", code)
 		}
-		l.inc.trail.caughtUp()
+		l.inc.trail.caughtUp(l.addr)
 	case wire.OpDelete:
 		l.inc.contact(info.at, proofOf(info.op, code), now)
 	}

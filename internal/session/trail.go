@@ -25,7 +25,7 @@ import "time"
 //
 // Only the goroutine that serves the session uses a trail.
 type trail struct {
-	at   string          // the server that has continued the session last
+	at   string          // the last server over which the client may have read something
 	left map[string]exit // by server
 }
 
@@ -41,7 +41,7 @@ type exit struct {
 // is mostly chosen for the ticks of the servers.
 const syncLimit = 10 * time.Second
 
-// came notes that a server has the session.
+// came notes that a server has begun the session.
 func (t *trail) came(addr string) { t.at = addr }
 
 // leave notes that the connection to a server has ended, and that there are writes
@@ -53,9 +53,15 @@ func (t *trail) leave(addr string) {
 	t.left[addr] = exit{at: time.Now()}
 }
 
-// caughtUp notes that the server which has the session has answered a sync. That was
-// behind all that it has ever passed on for the session.
-func (t *trail) caughtUp() { delete(t.left, t.at) }
+// caughtUp notes that a server which continues the session has answered the sync with which
+// a connection begins. The sync was behind all requests that this server has ever passed on for the
+// session. Until it is answered the client has read nothing over the connection, so nothing was
+// found missing there: if the server refuses the sync, the session may go straight back to the
+// server before.
+func (t *trail) caughtUp(addr string) {
+	t.at = addr
+	delete(t.left, addr)
+}
 
 // bars reports whether a server must not continue the session now, and whether that
 // is said for the first time.
