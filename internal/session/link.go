@@ -251,6 +251,10 @@ func (l *link) wroteLocked() {
 	}
 }
 
+// lastWords is for how long a connection is read over which nothing can be written any more. A
+// server that hung up ends it sooner.
+const lastWords = 20 * time.Millisecond
+
 // keptBuffer is how large a buffer is kept for the next packets.
 const keptBuffer = 64 << 10
 
@@ -282,7 +286,9 @@ func (l *link) write() {
 func (l *link) writeOut(p []byte) {
 	_, err := l.Conn.Write(p)
 	if err != nil {
-		l.Close() // it may be there in part, and what comes behind it would be taken for the rest
+		// The packets may be there in part, so nothing is written behind them. The connection ends, but
+		// the reader first reads what a server has said that hung up: why it did.
+		time.AfterFunc(lastWords, func() { l.Close() })
 	}
 	l.wmu.Lock()
 	defer l.wmu.Unlock()
