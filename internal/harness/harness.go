@@ -6,6 +6,7 @@ package harness
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net"
 	"os"
 	"runtime/debug"
@@ -30,7 +31,10 @@ const Timeout = 10 * time.Second
 // Each session's client of go-zookeeper takes 1.5 MB, and what lives beside it is
 // small. With the usual GOGC the collector runs for every second or third of them,
 // which is a third of what these tests cost; so it runs less often, unless GOGC says how.
+//
+// Sessions log nothing unless a test says where to: they warn of the faults that the tests make.
 func Main(m *testing.M) {
+	slog.SetDefault(slog.New(slog.DiscardHandler))
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(1000)
 		if os.Getenv("GOMEMLIMIT") == "" {

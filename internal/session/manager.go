@@ -81,7 +81,7 @@ func New(hosts []string, chroot string, cfg Config) *Manager {
 			m.Log.Warn("zsync: the trace cannot be written; what is missing in it is counted", "err", err)
 		})
 	}
-	m.outage.say = m.sayOutage
+	m.outage.say, m.outage.spawn = m.sayOutage, m.Spawn
 	m.outage.begin()
 	go m.run()
 	return m

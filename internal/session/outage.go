@@ -9,7 +9,8 @@ import (
 // lasts the log says now and then which servers were tried, and why each has failed: after
 // firstWord, and each time twice as late as the time before.
 type outage struct {
-	say func(began time.Time)
+	say   func(began time.Time)
+	spawn func(f func()) // runs f in a goroutine that Close waits for
 
 	mu    sync.Mutex    // taken after Manager.mu
 	began time.Time     // zero if there is a connection; guarded by mu
@@ -45,13 +46,12 @@ func (o *outage) end() {
 // lasts says what was tried.
 func (o *outage) lasts() {
 	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.began.IsZero() {
+		return
+	}
+	o.wait = min(2*o.wait, lastWord)
+	o.timer = time.AfterFunc(o.wait, o.lasts)
 	began := o.began
-	if !began.IsZero() {
-		o.wait = min(2*o.wait, lastWord)
-		o.timer = time.AfterFunc(o.wait, o.lasts)
-	}
-	o.mu.Unlock()
-	if !began.IsZero() && o.say != nil {
-		o.say(began)
-	}
+	o.spawn(func() { o.say(began) }) // nothing is said behind Close: end, which comes before it, has o.mu too
 }

@@ -63,7 +63,10 @@ func ways() map[string]way {
 		},
 		"RWMutex.RDo": {
 			call: func(ctx context.Context, s *zsync.Session, f func(ctx context.Context) error) error {
-				if len(made) == 0 { // the first reads, the next wants to write
+				mu.Lock()
+				first := len(made) == 0
+				mu.Unlock()
+				if first { // the first reads, the next wants to write
 					return rw(s).RDo(ctx, f)
 				}
 				return rw(s).Do(ctx, f)
@@ -126,8 +129,11 @@ func ways() map[string]way {
 		"Queue.Work": {
 			call: func(ctx context.Context, s *zsync.Session, f func(ctx context.Context) error) error {
 				q := zsync.NewQueue[string](s, "/q")
-				if made["sent"] == nil {
-					made["sent"] = true
+				mu.Lock()
+				sent := made["sent"] != nil
+				made["sent"] = true
+				mu.Unlock()
+				if !sent {
 					if err := q.Send(ctx, "x"); err != nil {
 						return err
 					}
@@ -183,14 +189,17 @@ func closeDuring(t *testing.T, w way, takes time.Duration, succeeds bool) {
 	a, b := suite.Open(t, srv, zsync.WithCloseTimeout(limit)), suite.Open(t, srv)
 	start := time.Now()
 	first, second := run{never, never}, run{never, never}
-	var lost <-chan struct{}
+	var mu sync.Mutex
+	var lost <-chan struct{} // guarded by mu
 	failed := errors.New("failed")
 	var running sync.WaitGroup
 	running.Go(func() {
 		err := w.call(t.Context(), a, func(ctx context.Context) error {
 			first.began = time.Since(start)
 			if w.lost != nil {
+				mu.Lock()
 				lost = w.lost(a)
+				mu.Unlock()
 			}
 			<-ctx.Done()
 			if cause := context.Cause(ctx); !errors.Is(cause, zsync.ErrClosed) || errors.Is(cause, zsync.ErrLost) {
@@ -222,6 +231,8 @@ func closeDuring(t *testing.T, w way, takes time.Duration, succeeds bool) {
 	running.Go(func() {
 		w.call(again, b, func(ctx context.Context) error {
 			second.began = time.Since(start)
+			mu.Lock()
+			defer mu.Unlock()
 			if lost != nil && takes > limit && !closed(lost) {
 				t.Error("the second is granted, and the first does not show the loss")
 			}
@@ -230,6 +241,7 @@ func closeDuring(t *testing.T, w way, takes time.Duration, succeeds bool) {
 		})
 	})
 	time.Sleep(begin)
+	synctest.Wait()
 	if first.began == never || second.began != never {
 		t.Fatalf("before Close the first began at %v, the second at %v", first.began, second.began)
 	}
