@@ -343,8 +343,8 @@ func TestFencedRefusesOneThatWasPausedAndComesBack(t *testing.T) {
 }
 
 func TestNothingIsLeftWhenTheFirstProcessIsKilled(t *testing.T) {
-	x := start(t, "leader")
-	leader, _ := x.wants("leads")
+	x := start(t, "config")
+	tuner, _ := x.wants("is the tuner")
 	if err := x.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -353,12 +353,12 @@ func TestNothingIsLeftWhenTheFirstProcessIsKilled(t *testing.T) {
 	// Its output is closed a little before it is gone, or is a zombie until whoever has
 	// taken it over reaps it.
 	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		state, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", leader))
+		state, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", tuner))
 		if len(state) == 0 || strings.Contains(string(state), ") Z ") {
 			return
 		}
 		if time.Now().After(end) {
-			t.Fatalf("process %d is left: %s", leader, state)
+			t.Fatalf("process %d is left: %s", tuner, state)
 		}
 	}
 }

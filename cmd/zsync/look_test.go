@@ -414,7 +414,7 @@ func TestListTellsGroupsAndAsksABigTreeForLittle(t *testing.T) {
 		}
 		// A znode costs a listing, and one that has data, and is no entry, a sync and a
 		// read. One whose data are as long as the mark of a map is read once more.
-		if got := asked.Load(); got < 4*n || got > 4*n+100 {
+		if got := asked.Load(); got < 3*n || got > 3*n+100 {
 			t.Errorf("%d requests for %d values, and a map of as many keys", got, n)
 		}
 		r = start(t, srv.Addr(), "", "ls", "/services")

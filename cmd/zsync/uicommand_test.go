@@ -65,7 +65,7 @@ func TestThePageIsServedToThisMachineAloneAndReadOnly(t *testing.T) {
 	for args, message := range map[string]string{
 		"ui --timetable /p":    "want PATH=FIELDS",
 		"ui --listen nowhere":  "--listen: ",
-		"ui /no/such/path":     "node does not exist",
+		"ui /no/such/path":     "nothing is there",
 		"ui a b":               "want: zsync ui [PATH] [flags]",
 		"top a b":              "want: zsync top [PATH] [flags]",
 		"top":                  "top wants a terminal; zsync ls --watch does without",

@@ -20,6 +20,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -31,6 +32,9 @@ import (
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/zktest"
 )
+
+// quiet silences the sessions: the tour tells itself what happens.
+var quiet = zsync.WithLogger(slog.New(slog.DiscardHandler))
 
 func main() {
 	if len(os.Args) > 1 && os.Args[1] == "worker" {
@@ -157,7 +161,7 @@ func connect(ctx context.Context, servers string) (*zsync.Session, error) {
 		fmt.Fprintf(os.Stderr, "tour: no server answers yet at %s; trying for %v in all\n", servers, connecting)
 	})
 	defer hint.Stop()
-	return zsync.Connect(ctx, servers, zsync.WithOwner("onlooker"))
+	return zsync.Connect(ctx, servers, zsync.WithOwner("onlooker"), quiet)
 }
 
 // count has the workers count, and returns when all of them have ended.

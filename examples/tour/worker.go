@@ -78,7 +78,7 @@ func work(args []string) error {
 	signal.Ignore(os.Interrupt, syscall.SIGHUP)
 	go w.listen(os.Stdin)
 	ctx := context.Background()
-	s, err := zsync.Connect(ctx, w.Servers, zsync.WithSessionTimeout(w.Timeout), zsync.WithOwner(w.Name))
+	s, err := zsync.Connect(ctx, w.Servers, zsync.WithSessionTimeout(w.Timeout), zsync.WithOwner(w.Name), quiet)
 	if err != nil {
 		return err
 	}

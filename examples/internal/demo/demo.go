@@ -13,6 +13,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -129,7 +130,7 @@ func endWithParent() {
 func take(ctx context.Context, f func(ctx context.Context, p *Process) error) error {
 	connecting, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
-	s, err := zsync.Connect(connecting, *servers, zsync.WithSessionTimeout(*timeout))
+	s, err := zsync.Connect(connecting, *servers, zsync.WithSessionTimeout(*timeout), zsync.WithLogger(slog.New(slog.DiscardHandler)))
 	if err != nil {
 		return err
 	}
