@@ -37,8 +37,9 @@ func run(t *testing.T, seed uint64) (failures, story []string) {
 			panic(fmt.Sprintf("ZSYNC_TEST_SEED=%d: %v", seed, r))
 		}
 	}()
-	harness.VirtualTime(t, func(*testing.T) { failures, story = Run(seed) })
-	return failures, story
+	var verdict func() (failures, story []string)
+	harness.VirtualTime(t, func(*testing.T) { verdict = Run(seed) })
+	return verdict()
 }
 
 // The same seed does the same, but for a few decisions of Go and of the library: see the

@@ -329,7 +329,7 @@ func (c *cell) final(ctx context.Context, s *zsync.Session) {
 		return
 	}
 	c.did(nil, op, began, c.w.era(), nil)
-	c.explain()
+	c.w.checks = append(c.w.checks, c.explain)
 }
 
 func (c *cell) keeps(path string) bool {

@@ -33,6 +33,7 @@ type world struct {
 	lives    []*life // by process, the present one; guarded by mu
 	all      []*life // guarded by mu
 	failures []string
+	checks   []func() // of verdict, outside the bubble; used by inspect alone
 	story    []string
 	last     int64     // the last unique value; guarded by mu
 	reborn   time.Time // when the ensemble last began anew; guarded by mu
@@ -90,9 +91,9 @@ type arena interface {
 	keeps(path string) bool
 }
 
-// Run runs the program of a seed, within a bubble of testing/synctest, and returns
-// what was wrong, and what happened, line by line.
-func Run(seed uint64) (failures, story []string) {
+// Run runs the program of a seed, within a bubble of testing/synctest. It returns a verdict, which is to be
+// called outside of the bubble: what was wrong, and what happened, line by line.
+func Run(seed uint64) (verdict func() (failures, story []string)) {
 	uuid.SetRand(&stream{rnd: rand.New(rand.NewPCG(seed, 2))})
 	w := &world{plan: draw(seed), seed: seed, begun: time.Now(), healed: make(chan struct{}), granted: make(chan *hold, 1)}
 	w.start()
@@ -126,8 +127,13 @@ func Run(seed uint64) (failures, story []string) {
 	close(over)
 	others.Wait()
 	w.inspect()
-	slices.Sort(w.failures)
-	return slices.Compact(w.failures), w.story
+	return func() (failures, story []string) {
+		for _, check := range w.checks {
+			check()
+		}
+		slices.Sort(w.failures)
+		return slices.Compact(w.failures), w.story
+	}
 }
 
 // bound is how long what waits may take after the faults: each actor has its steps still to do, one after the other.
