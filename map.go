@@ -451,11 +451,14 @@ func (m *Map[V]) deleteAll(ctx context.Context, names []string) error {
 		ops = append(ops, &zk.DeleteRequest{Path: session.ChildPath(m.dir(), name), Version: -1})
 	}
 	err := m.s.m.CommitState(ctx, m.receipts(), session.Stored{Path: m.dir()}, append(ops, m.counting()))
-	if !session.IsNoNode(err) || len(names) == 1 {
-		if session.IsNoNode(err) {
-			err = nil
-		}
+	if !session.IsNoNode(err) {
 		return err
+	}
+	if len(names) == 1 {
+		// The server at hand may lag, and not know the directory yet: then nothing was sent.
+		if there, err := m.isThere(ctx, names[0]); !there || err != nil {
+			return err
+		}
 	}
 	for _, name := range names {
 		if err := m.deleteAll(ctx, []string{name}); err != nil {
@@ -463,6 +466,16 @@ func (m *Map[V]) deleteAll(ctx context.Context, names []string) error {
 		}
 	}
 	return nil
+}
+
+// isThere reports whether a key is there, at least as new as the call.
+func (m *Map[V]) isThere(ctx context.Context, name string) (there bool, err error) {
+	err = m.s.m.During(ctx, func(inc *session.Incarnation) error {
+		stat, err := inc.ExistsFresh(ctx, session.ChildPath(m.dir(), name))
+		there = stat != nil
+		return err
+	})
+	return there, err
 }
 
 // Range calls f for each key and value, in the order of the keys, until f

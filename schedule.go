@@ -676,12 +676,15 @@ func (c *Schedule) runAll(ctx context.Context, next Timetable, f func(ctx contex
 		if err != nil {
 			return err
 		}
-		if r.failure != nil && r.failure.At.After(current) {
+		if r.failure != nil && r.failure.At.After(current) && !r.failure.At.After(now) {
 			current = r.failure.At // a process of the fleet has begun it, also if this one was not there
 		}
-		if current.After(r.reached()) && (c.missed == MissedAll || !timetable.Over(next, current, now)) {
-			at = current // its time is not over
-		} else if at.IsZero() {
+		switch {
+		case !current.After(r.reached()):
+		case c.missed == MissedAll && (at.IsZero() || current.Before(at)), c.missed != MissedAll && !timetable.Over(next, current, now):
+			at = current // its time is not over. With MissedAll an earlier instant comes first
+		}
+		if at.IsZero() {
 			return nil
 		}
 		if wait := c.pauseLeft(r, at); wait > 0 {
