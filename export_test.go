@@ -55,7 +55,7 @@ func DoubleOf(wg *WaitGroup) *double.Barrier { return wg.double }
 func KeptTallies(s *Session) int { return s.tallies.Kept() }
 
 // SetSkew sets how much the clock of c is ahead.
-func SetSkew(c *Schedule, skew time.Duration) { c.skew = skew }
+func SetSkew(c *Schedule, skew time.Duration) { c.skew.Store(int64(skew)) }
 
 // Fresh reports whether a Flight of this keep shares a result with a caller.
 func Fresh(keep time.Duration, came, stored *zk.Stat) bool {

@@ -8,6 +8,7 @@ import (
 	"math"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -70,7 +71,7 @@ type Schedule struct {
 	missed  MissedPolicy
 	retries int
 	backoff session.Backoff
-	skew    time.Duration // by which this process's clock is taken to be ahead; not 0 in tests alone
+	skew    atomic.Int64 // by how many nanoseconds the clock of this process counts as ahead; 0 but in tests
 
 	mu    sync.Mutex
 	done  time.Time // the last instant that was done, as last read; guarded by mu
@@ -790,7 +791,7 @@ func (c *Schedule) pauseLeft(r scheduleRecord, at time.Time) time.Duration {
 }
 
 // now is the time by the wall clock, which the other processes' are compared to.
-func (c *Schedule) now() time.Time { return time.Now().Round(0).Add(c.skew) }
+func (c *Schedule) now() time.Time { return time.Now().Round(0).Add(time.Duration(c.skew.Load())) }
 
 // sleepUntil waits until the wall clock shows at. It looks once a minute, as
 // that clock may be set, and a timer does not go on while the machine sleeps.
