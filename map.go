@@ -456,7 +456,7 @@ func (m *Map[V]) deleteAll(ctx context.Context, names []string) error {
 	}
 	if len(names) == 1 {
 		// The server at hand may lag, and not know the directory yet: then nothing was sent.
-		if there, err := m.isThere(ctx, names[0]); !there || err != nil {
+		if _, n, err := m.readGuarded(ctx, session.ChildPath(m.dir(), names[0])); n.Stat == nil || err != nil {
 			return err
 		}
 	}
@@ -466,16 +466,6 @@ func (m *Map[V]) deleteAll(ctx context.Context, names []string) error {
 		}
 	}
 	return nil
-}
-
-// isThere reports whether a key is there, at least as new as the call.
-func (m *Map[V]) isThere(ctx context.Context, name string) (there bool, err error) {
-	err = m.s.m.During(ctx, func(inc *session.Incarnation) error {
-		stat, err := inc.ExistsFresh(ctx, session.ChildPath(m.dir(), name))
-		there = stat != nil
-		return err
-	})
-	return there, err
 }
 
 // Range calls f for each key and value, in the order of the keys, until f
