@@ -22,6 +22,8 @@ import (
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/kinds"
 	"github.com/zsync/zsync/internal/look"
+	"github.com/zsync/zsync/internal/marks"
+	"github.com/zsync/zsync/internal/session"
 )
 
 // exitFindings is the exit status of doctor when something is wrong.
@@ -54,8 +56,11 @@ servers, and tells
 A circle is a deadlock unless one of its processes waits in one thread and can
 release in another. It is told only if it is still there after a second look.
 
-Without --clean it changes nothing. With it, orphans and leftovers are deleted,
-each only if it is still what was shown; it asks first, unless --yes is given.
+Without --clean it changes nothing. With it, leftovers are deleted that zsync has
+certainly made: empty directories and receipts, by their names, their data and the
+mark of their directory. It asks first, unless --yes is given, and deletes each only
+if it is still what was shown. It names what it leaves alone, and why: an orphan, for
+example, is always made by another program.
 
 The exit status is 1 if something is wrong.`,
 		Example: "  zsync doctor\n  zsync doctor /jobs\n  zsync doctor --clean --yes",
@@ -103,7 +108,7 @@ The exit status is 1 if something is wrong.`,
 		},
 	}
 	h.addTimeout(cmd)
-	cmd.Flags().BoolVar(&d.clean, "clean", false, "delete orphans and leftovers")
+	cmd.Flags().BoolVar(&d.clean, "clean", false, "delete leftovers that zsync has certainly made")
 	cmd.Flags().BoolVar(&d.yes, "yes", false, "do not ask before that")
 	cmd.Flags().Var((*seconds)(&d.older), "older", "a `TIME`: what has not been written for so long may be a leftover")
 	cmd.Flags().IntVar(&d.admin, "admin-port", 8080, "the `PORT` of the servers' admin server; 0: do not ask it")
@@ -122,6 +127,7 @@ type doctor struct {
 	znodes     int
 	hosts      int
 	leftovers  []leftover
+	left       []string          // what has the name of a leftover and is left alone, and why
 	sessions   map[string]string // those of contenders, and where one of them is
 	newest     time.Time         // when the last contender came
 	first      map[string]int    // the settings of the first server that tells them
@@ -174,9 +180,12 @@ func (d *doctor) examine(ctx context.Context, root string) error {
 		return err
 	}
 	for _, path := range t.Strays {
-		d.note("leftover: %s belongs to something that is not there", path)
-		if err := d.leave(ctx, path, d.older); err != nil {
+		before := len(d.leftovers)
+		if err := d.leave(ctx, path, isEmptyDir); err != nil {
 			return err
+		}
+		if len(d.leftovers) > before {
+			d.note("leftover: %s belongs to something that is not there", path)
 		}
 	}
 	if err := d.receipts(ctx, root, t); err != nil {
@@ -209,8 +218,9 @@ func (d *doctor) contender(ctx context.Context, l look.Line) error {
 		return nil
 	}
 	at := l.Znode()
-	d.problem("orphan: %s %s, and belongs to no session: it stands there until somebody deletes it", at, l.State)
-	return d.leave(ctx, at, 0)
+	d.problem("orphan: %s %s, and belongs to no session: it stays there until you delete it", at, l.State)
+	d.left = append(d.left, at+": another program made it, as zsync's own are ephemeral; delete it yourself if no program needs it")
+	return nil
 }
 
 // often is after how many attempts an element is taken for poison.
@@ -272,16 +282,9 @@ func (d *doctor) receipts(ctx context.Context, root string, t *look.Tree) error 
 	parents := map[string]bool{root: true}
 	for _, p := range t.Places {
 		parents[path.Dir(p.Path)] = true
-		before := len(d.leftovers)
-		for _, name := range p.Names { // of a Cond or a Once
-			if strings.HasPrefix(name, "_c_") && strings.HasSuffix(name, "-receipt") {
-				if err := d.leave(ctx, path.Join(p.Path, name), d.older); err != nil {
-					return err
-				}
-			}
-		}
-		if n := len(d.leftovers) - before; n > 0 {
-			d.note("leftover: %s has %s of processes that were killed", p.Path, count(n, "receipt"))
+		// Those of a Cond or a Once lie among its contenders.
+		if err := d.receiptsIn(ctx, p.Path, p.Names); err != nil {
+			return err
 		}
 	}
 	for _, dir := range slices.Sorted(maps.Keys(parents)) {
@@ -296,41 +299,98 @@ func (d *doctor) receipts(ctx context.Context, root string, t *look.Tree) error 
 			if !strings.HasSuffix(name, "-receipts") {
 				continue
 			}
-			before := len(d.leftovers)
 			in := path.Join(dir, name)
 			receipts, _, err := d.session.Children(ctx, in)
 			if err != nil && !errors.Is(err, zk.ErrNoNode) && !errors.Is(err, zk.ErrNoAuth) {
 				return err
 			}
-			for _, r := range receipts {
-				if err := d.leave(ctx, path.Join(in, r), d.older); err != nil {
-					return err
-				}
-			}
-			if n := len(d.leftovers) - before; n > 0 {
-				d.note("leftover: %s has %s of processes that were killed", in, count(n, "receipt"))
+			if err := d.receiptsIn(ctx, in, receipts); err != nil {
+				return err
 			}
 		}
 	}
 	return nil
 }
 
-// leave takes note of a leftover that may be deleted: it has no children, is of no
-// session, and nobody has written it for some time.
-func (d *doctor) leave(ctx context.Context, path string, age time.Duration) error {
-	_, stat, err := d.session.Get(ctx, path)
+// receiptsIn takes note of the receipts among the children of dir.
+func (d *doctor) receiptsIn(ctx context.Context, dir string, names []string) error {
+	names = slices.DeleteFunc(slices.Clone(names), func(name string) bool { return !session.IsReceiptName(name) })
+	if len(names) == 0 {
+		return nil
+	}
+	data, _, err := d.session.Get(ctx, dir)
 	if errors.Is(err, zk.ErrNoNode) || errors.Is(err, zk.ErrNoAuth) {
 		return nil
 	}
-	if err == nil && stat.EphemeralOwner == 0 && stat.NumChildren == 0 && time.Since(time.UnixMilli(stat.Mtime)) >= age {
-		d.leftovers = append(d.leftovers, leftover{path, stat.Czxid, stat.Mzxid})
+	if err != nil {
+		return err
 	}
-	return err
+	if !marks.IsDir(data) {
+		d.left = append(d.left, fmt.Sprintf("%s in %s, which is no directory of zsync's: its data have no mark", count(len(names), "znode"), dir))
+		return nil
+	}
+	before := len(d.leftovers)
+	for _, name := range names {
+		if err := d.leave(ctx, path.Join(dir, name), isReceipt); err != nil {
+			return err
+		}
+	}
+	if n := len(d.leftovers) - before; n > 0 {
+		d.note("leftover: %s has %s of processes that were killed", dir, count(n, "receipt"))
+	}
+	return nil
+}
+
+// isEmptyDir says why a znode is not a directory that zsync has made and that holds nothing.
+func isEmptyDir(data []byte, stat *zk.Stat) (not string) {
+	if !marks.IsDir(data) || len(marks.Unmark(data)) > 0 {
+		return "its data are not the mark of zsync's directories"
+	}
+	return ""
+}
+
+// isReceipt says why a znode with the name of a receipt, in a directory of zsync's, is none.
+func isReceipt(data []byte, stat *zk.Stat) (not string) {
+	if !session.IsReceipt(data, stat) {
+		return "its data are not those of a receipt"
+	}
+	return ""
+}
+
+// leave takes note of a znode that has the name of a leftover. It may be deleted if its data
+// prove that zsync has made it, it has no children, is of no session, and has not been written
+// for some time.
+func (d *doctor) leave(ctx context.Context, path string, disproof func(data []byte, stat *zk.Stat) string) error {
+	data, stat, err := d.session.Get(ctx, path)
+	if errors.Is(err, zk.ErrNoNode) || errors.Is(err, zk.ErrNoAuth) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	why := disproof(data, stat)
+	switch {
+	case stat.EphemeralOwner != 0:
+		why = "it belongs to a session"
+	case why == "" && stat.NumChildren > 0:
+		why = "it has children"
+	case why == "" && time.Since(time.UnixMilli(stat.Mtime)) < d.older:
+		why = fmt.Sprintf("it was written less than %v ago", d.older)
+	}
+	if why != "" {
+		d.left = append(d.left, path+": "+why)
+		return nil
+	}
+	d.leftovers = append(d.leftovers, leftover{path, stat.Czxid, stat.Mzxid})
+	return nil
 }
 
 // cleanUp deletes the leftovers.
 func (d *doctor) cleanUp(ctx context.Context, cmd *cobra.Command) error {
 	out := cmd.OutOrStdout()
+	for _, l := range d.left {
+		fmt.Fprintln(out, "left alone:", plain(l))
+	}
 	if len(d.leftovers) == 0 {
 		_, err := fmt.Fprintln(out, "there is nothing to delete")
 		return outputError(err)
@@ -366,8 +426,9 @@ var errChanged = errors.New("it is not what was shown")
 //
 // The deletion is bound to the version that is read here, together with the zxid
 // of the creation and of the last write. Who makes the znode anew between the
-// read and the deletion, at that same version, would have it deleted: the names
-// of receipts and contenders are never used twice, so it is not those.
+// read and the deletion, at that same version, would have it deleted. A receipt's name is
+// never used twice. An empty directory that a session makes anew is made again by the
+// session that misses it.
 func (l leftover) remove(ctx context.Context, s *zsync.Session) error {
 	_, stat, err := s.Get(ctx, l.path)
 	if errors.Is(err, zk.ErrNoNode) {

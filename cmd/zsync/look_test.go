@@ -22,6 +22,7 @@ import (
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/look"
+	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -133,6 +134,9 @@ func TestDoctorNamesWhatIsWrong(t *testing.T) {
 	create("/mixed/"+guid+"-lock-", zk.FlagSequence)
 	create("/mixed/"+guid+"-latch-", zk.FlagSequence)
 	create("/gone-claims", 0)
+	if _, err := conn.Set("/gone-claims", []byte(marks.Dir), -1); err != nil {
+		t.Fatal(err)
+	}
 	create("/old", 0)
 	srv.SetSequence("/old", 2_100_000_000)
 	create("/old/"+guid+"-lock-", zk.FlagEphemeral|zk.FlagSequence)
@@ -171,7 +175,7 @@ func TestDoctorNamesWhatIsWrong(t *testing.T) {
 		}
 	}
 
-	r = start(t, srv.Addr(), "", "doctor", "--session", "50s")
+	r = start(t, srv.Addr(), "", "doctor", "--session", "50s", "--older", "0")
 	if got := r.wait(); got != exitFindings {
 		t.Errorf("exit status %d, want %d\n%s", got, exitFindings, &r.stderr)
 	}
@@ -320,63 +324,6 @@ func TestDoctorTellsAClockThatIsAhead(t *testing.T) {
 			t.Errorf("%v ahead: %v", ahead, d.findings)
 		}
 	}
-}
-
-func TestDoctorCleansUpOnlyWhatIsStillAsShown(t *testing.T) {
-	srv := zktest.Start(t)
-	conn, _, err := zk.Connect([]string{srv.Addr()}, time.Minute, zk.WithDialer(srv.Dial), zk.WithLogInfo(false))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	const orphan = "/p/_c_48e50edc-09ec-4785-b44e-13769185aea0-lock-0000000000"
-	const receipt = "/p/_c_58e50edc-09ec-4785-b44e-13769185aea0-receipt"
-	for _, path := range []string{"/p", orphan, receipt, "/v", "/v-receipts", "/v-receipts/_c_48e50edc-09ec-4785-b44e-13769185aea0", "/gone-claims", "/full-claims", "/full-claims/a"} {
-		if _, err := conn.Create(path, nil, 0, zk.WorldACL(zk.PermAll)); err != nil {
-			t.Fatal(path, err)
-		}
-	}
-	exists := func(path string) bool {
-		ok, _, err := conn.Exists(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return ok
-	}
-	m := zsync.NewMutex(connect(t, srv), "/p")
-	got := make(chan error, 1)
-	go func() { got <- m.Lock(t.Context()) }()
-	contenders(t, m, 2)
-
-	r := start(t, srv.Addr(), "n\n", "doctor", "--clean")
-	if r.wait(); !strings.Contains(r.stdout.String(), "delete 1 znode? [y/N] nothing is deleted\n") || !exists(orphan) {
-		t.Errorf("without a yes:\n%s", &r.stdout)
-	}
-	// What has changed since it was shown is left alone.
-	in, out := io.Pipe()
-	r = startReading(t, srv.Addr(), in, "doctor", "--clean", "--older", "0")
-	t.Cleanup(func() { out.Close() }) // what reads it is waited for
-	r.awaitOutput("delete 4 znodes? [y/N] ")
-	if _, err := conn.Set("/gone-claims", []byte("in use again"), -1); err != nil {
-		t.Fatal(err)
-	}
-	io.WriteString(out, "y\n")
-	out.Close()
-	if status := r.wait(); status != exitFindings {
-		t.Errorf("exit status %d\n%s", status, &r.stderr)
-	}
-	for _, want := range []string{"deleted " + orphan, "deleted " + receipt, "deleted /v-receipts/", "left alone, as it has changed: /gone-claims"} {
-		if !strings.Contains(r.stdout.String(), want) {
-			t.Errorf("no %q in\n%s", want, &r.stdout)
-		}
-	}
-	if exists(orphan) || !exists("/gone-claims") || !exists("/full-claims/a") || !exists("/v") {
-		t.Error("what was deleted is not what was shown")
-	}
-	if err := <-got; err != nil { // the lock is free of the orphan
-		t.Error(err)
-	}
-	start(t, srv.Addr(), "", "doctor", "--yes").want(exitUsage, "")
 }
 
 func TestListTellsGroupsAndAsksABigTreeForLittle(t *testing.T) {

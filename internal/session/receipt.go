@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/go-zookeeper/zk"
+	"github.com/google/uuid"
 )
 
 // A transaction whose reply is lost may be applied or not, and cannot simply
@@ -58,6 +59,20 @@ func (r *receipt) said() []byte {
 		return nil
 	}
 	return strconv.AppendInt(nil, int64(r.version), 10)
+}
+
+// IsReceiptName reports whether a znode is called as the receipt of a transaction across sessions.
+func IsReceiptName(name string) bool {
+	guid, ok := strings.CutPrefix(name, "_c_")
+	guid, ok2 := strings.CutSuffix(guid, "-receipt")
+	return ok && ok2 && len(guid) == 36 && uuid.Validate(guid) == nil
+}
+
+// IsReceipt reports whether a znode of that name holds what a receipt holds: it was made by its
+// transaction, written once more by a later one, or barred.
+func IsReceipt(data []byte, stat *zk.Stat) bool {
+	r := receipt{version: stat.Version - 1}
+	return stat.EphemeralOwner == 0 && (bytes.Equal(data, r.said()) || string(data) == barred)
 }
 
 // given reports whether a znode with this Stat, or none, is a given receipt. A
