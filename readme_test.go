@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/zsync/zsync/zktest"
 )
 
 // Each block of Go in these files compiles: as the body of a function that has
@@ -32,6 +34,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/fence"
 	"github.com/zsync/zsync/zktest"
@@ -39,6 +43,7 @@ import (
 
 var (
 	_ = fmt.Sprint
+	_ = zk.WorldACL
 	_ = errors.Is
 	_ = time.Second
 	_ *testing.T
@@ -70,7 +75,9 @@ func run(t *testing.T, name string, snippet func(ctx context.Context, s *zsync.S
 }
 `)
 	blocks := 0
-	for _, file := range []string{"README.md", "docs/migrating.md", "docs/operations.md"} {
+	documents, err := filepath.Glob("docs/*.md")
+	must(t, err)
+	for _, file := range append(documents, "README.md") {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
@@ -79,7 +86,7 @@ func run(t *testing.T, name string, snippet func(ctx context.Context, s *zsync.S
 			block := string(text[m[2]:m[3]])
 			line := 1 + strings.Count(string(text[:m[2]]), "\n")
 			if strings.HasPrefix(block, "package main\n") {
-				compileProgram(t, block)
+				compileProgram(t, t.TempDir(), block)
 				continue
 			}
 			blocks++
@@ -131,12 +138,9 @@ func run(t *testing.T, name string, snippet func(ctx context.Context, s *zsync.S
 	}
 }
 
-// The table of counterparts has each type of sync, sync/atomic and golang.org/x/sync, as
-// this Go and the module have them, with what zsync has or a sentence why it has none.
-// compileProgram compiles the source of a program.
-func compileProgram(t *testing.T, source string) {
+// compileProgram compiles the source of a program in dir, and returns the binary.
+func compileProgram(t *testing.T, dir, source string) (program string) {
 	t.Helper()
-	dir := t.TempDir()
 	file, overlay := filepath.Join(dir, "main.go"), filepath.Join(dir, "overlay.json")
 	root, err := os.Getwd()
 	must(t, err)
@@ -144,15 +148,91 @@ func compileProgram(t *testing.T, source string) {
 	replace, err := json.Marshal(map[string]map[string]string{"Replace": {filepath.Join(root, "internal/snippets/program/main.go"): file}})
 	must(t, err)
 	must(t, os.WriteFile(overlay, replace, 0o600))
-	if out, err := exec.Command("go", "build", "-o", filepath.Join(dir, "program"), "-overlay", overlay, "./internal/snippets/program").CombinedOutput(); err != nil {
-		t.Errorf("%v\n%s", err, out)
+	program = filepath.Join(dir, "program")
+	if out, err := exec.Command("go", "build", "-o", program, "-overlay", overlay, "./internal/snippets/program").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return program
+}
+
+// The README shows what its first program prints in two runs on one server.
+func TestTheFirstProgramOfTheReadmePrintsWhatTheReadmeShows(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("README.md")
+	must(t, err)
+	m := regexp.MustCompile("(?s)```go\n(package main\n.*?)```.*?    \\$ go run \\.; go run \\.\n((?:    [^$\n]*\n)*)").FindSubmatch(text)
+	if m == nil {
+		t.Fatal("the README has no program with the output of two runs")
+	}
+	program := compileProgram(t, t.TempDir(), string(m[1]))
+	srv := zktest.Start(t)
+	var printed strings.Builder
+	for range 2 {
+		cmd := exec.Command(program)
+		cmd.Env = append(os.Environ(), "ZSYNC_SERVERS="+srv.Addr())
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		printed.Write(out)
+	}
+	if shown := strings.ReplaceAll(string(m[2]), "    ", ""); printed.String() != shown {
+		t.Errorf("the program prints\n%s\nand the README shows\n%s", printed.String(), shown)
 	}
 }
 
-func TestTheReadmeNamesACounterpartOfEveryTypeOfSync(t *testing.T) {
+// A module that is empty but for its imports builds after the commands of the README, with
+// a checkout beside it.
+func TestTheCommandsOfTheReadmeMakeAModuleUseACheckout(t *testing.T) {
+	t.Parallel()
 	text, err := os.ReadFile("README.md")
 	must(t, err)
-	_, table, ok := strings.Cut(string(text), "### Counterparts of")
+	commands := regexp.MustCompile(`(?m)^    (go mod .*)$`).FindAllStringSubmatch(string(text), -1)
+	if len(commands) != 2 {
+		t.Fatalf("the README has %d commands", len(commands))
+	}
+	root, err := os.Getwd()
+	must(t, err)
+	dir := t.TempDir()
+	module := filepath.Join(dir, "module")
+	must(t, os.Mkdir(module, 0o755))
+	must(t, os.Symlink(root, filepath.Join(dir, "zsync")))
+	must(t, os.WriteFile(filepath.Join(module, "main.go"), []byte(`package main
+
+import (
+	_ "github.com/zsync/zsync"
+	_ "github.com/zsync/zsync/fence"
+	_ "github.com/zsync/zsync/otel"
+)
+
+func main() {}
+`), 0o600))
+	run := func(command string) {
+		args := strings.Fields(command)
+		cmd := exec.Command(args[0], args[1:]...)
+		cmd.Dir = module
+		cmd.Env = append(os.Environ(), "GOWORK=off", "GOPROXY=off", "GONOSUMDB=*") // the workspace has downloaded all that is needed
+		if out, err := cmd.CombinedOutput(); err != nil {
+			disabled := regexp.MustCompile(`(\S+): module lookup disabled by GOPROXY=off`).FindSubmatch(out)
+			if disabled != nil && !strings.HasPrefix(string(disabled[1]), "github.com/zsync/") {
+				t.Skipf("fence and otel need modules that were not downloaded: %s", out)
+			}
+			t.Fatalf("%s: %v\n%s", command, err, out)
+		}
+	}
+	run("go mod init example.com/module")
+	for _, m := range commands {
+		run(m[1])
+	}
+	run("go build -o " + os.DevNull + " .")
+}
+
+// The table of counterparts has each type of sync, sync/atomic and golang.org/x/sync, as
+// this Go and the module have them, with what zsync has or a sentence why it has none.
+func TestTheDocumentsNameACounterpartOfEveryTypeOfSync(t *testing.T) {
+	text, err := os.ReadFile("docs/interop.md")
+	must(t, err)
+	_, table, ok := strings.Cut(string(text), "## Counterparts of")
 	if !ok {
 		t.Fatal("the table is not there")
 	}

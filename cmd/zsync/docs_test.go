@@ -2,7 +2,9 @@ package main
 
 import (
 	"os"
+	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -12,7 +14,14 @@ import (
 // What documents and examples tell to type is a command with flags that there are.
 func TestEveryCommandOfTheDocumentsExists(t *testing.T) {
 	lines := map[string][]string{}
-	for _, name := range []string{"../../README.md", "../../docs/operations.md", "../../docs/migrating.md", "../../docs/trace.md"} {
+	documents, err := filepath.Glob("../../docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range append(documents, "../../README.md") {
+		if slices.Contains([]string{"design.md", "decisions.md", "guarantees.md"}, filepath.Base(name)) {
+			continue // they quote data and file maps that begin like a command
+		}
 		text, err := os.ReadFile(name)
 		if err != nil {
 			t.Fatal(err)
