@@ -139,7 +139,7 @@ func (b *Barrier) Wait(ctx context.Context) error {
 	m.Waiters.Add(1)
 	defer m.Waiters.Add(-1)
 	ctx, end := b.tracers().waiting(ctx, "barrier", b.path)
-	var closed int64 // when what we wait for was closed, by zxid; 0 if it is not known yet
+	var closed *zk.Stat // of what we wait for; nil if it is not known yet
 	err := m.During(ctx, func(inc *session.Incarnation) error {
 		return b.await(ctx, inc, &closed)
 	})
@@ -148,7 +148,7 @@ func (b *Barrier) Wait(ctx context.Context) error {
 }
 
 // await is Wait within one session.
-func (b *Barrier) await(ctx context.Context, inc *session.Incarnation, closed *int64) error {
+func (b *Barrier) await(ctx context.Context, inc *session.Incarnation, closed **zk.Stat) error {
 	key := session.WatchKey{Kind: session.WatchData, Path: inc.Manager.Full(b.path)}
 	// A server that lags would show as open what somebody has closed.
 	read := inc.GetFresh
@@ -166,9 +166,9 @@ func (b *Barrier) await(ctx context.Context, inc *session.Incarnation, closed *i
 		case session.Unstored(data, stat):
 			inc.Watches.Leave(w)
 			return b.s.m.Mixed(key.Path)
-		case *closed == 0:
-			*closed = stat.Czxid
-		case *closed != stat.Czxid:
+		case *closed == nil:
+			*closed = stat
+		case (*closed).Czxid != stat.Czxid, (*closed).Ctime != stat.Ctime: // zxids begin again if the servers lose their data
 			// It was opened and closed again while we did not look, and that
 			// opening was for us.
 			inc.Watches.Leave(w)

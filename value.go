@@ -68,11 +68,12 @@ type Value[T any] struct {
 // that there is no value yet.
 type Version struct {
 	czxid, mzxid int64 // of the transactions that made the znode, and wrote it
+	mtime        int64 // when the leader wrote it, in milliseconds: zxids begin again if the servers lose their data
 	version      int32 // the server's counter, which wraps
 }
 
 func versionOf(stat *zk.Stat) Version {
-	return Version{czxid: stat.Czxid, mzxid: stat.Mzxid, version: stat.Version}
+	return Version{czxid: stat.Czxid, mzxid: stat.Mzxid, mtime: stat.Mtime, version: stat.Version}
 }
 
 // String returns v in a form for logs.
@@ -205,6 +206,9 @@ func (v *Value[T]) store(ctx context.Context, x T) error {
 // made again. That the znode is the same is checked with a read before the
 // write, so only a deletion that the server did not know of at the read, by a
 // program other than zsync, which never deletes it, could deceive CompareAndSwap.
+//
+// If the servers lose their data, no Version from before the loss is that of a value stored after
+// it. Only a CompareAndSwap that is under way at the loss may be applied to a value stored after it.
 //
 // When ctx ends while the write is on its way, it may be stored or not.
 func (v *Value[T]) CompareAndSwap(ctx context.Context, old Version, x T) (bool, error) {

@@ -81,7 +81,6 @@ var unmended = map[string]bool{
 	"copies": true, // a copy of a znode is taken for the znode
 	"close":  true, // Close does not wait for functions
 	"squats": true, // what is stored where another primitive has its directory is removed with that
-	"eras":   true, // a Version from before the servers lost their data is taken for a new one
 }
 
 // draw returns the plan of a seed.

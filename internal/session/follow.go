@@ -40,8 +40,9 @@ type followed struct {
 	w *Watch
 }
 
-// written tells the states of a child apart: which transactions made and wrote it.
-type written struct{ czxid, mzxid int64 }
+// written tells the states of a child apart: which transactions made and wrote it, and when. The
+// time differs where the servers have lost their data, and zxids begin again.
+type written struct{ czxid, mzxid, mtime int64 }
 
 // FollowDir calls tell with each snapshot of the children of dir that differs
 // from the one before, beginning with the present one, until ctx ends or tell
@@ -266,7 +267,7 @@ func (f *follower) close() {
 func (f *follower) versions() map[string]written {
 	vs := make(map[string]written, len(f.parts))
 	for name, p := range f.parts {
-		vs[name] = written{p.Stat.Czxid, p.Stat.Mzxid}
+		vs[name] = written{p.Stat.Czxid, p.Stat.Mzxid, p.Stat.Mtime}
 	}
 	return vs
 }

@@ -80,8 +80,14 @@ type Incarnation struct {
 const patience = 3.0 / 4
 
 // A connection is given up after this part of the timeout without a reply, so
-// that time is left to try another server. Pings go every third.
+// that time is left to try another server.
 const silent = 1.0 / 2
+
+// pingEvery is how often pings go. It is a little shorter than the gap of liveness: so each span of
+// a gap has a packet with its answer, which a write at the end of the next gap carries. Then
+// whatever is confirmed is followed by a later confirmation two gaps after it, also in the first
+// cycle of a connection.
+func (inc *Incarnation) pingEvery() time.Duration { return time.Duration(inc.Timeout.Load() / 4) }
 
 // newIncarnation begins a session. It is not established before first is
 // closed.

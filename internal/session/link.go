@@ -260,7 +260,7 @@ const keptBuffer = 64 << 10
 
 // write writes packets until the link is closed.
 func (l *link) write() {
-	ticker := time.NewTicker(time.Duration(l.inc.Timeout.Load()) / 3)
+	ticker := time.NewTicker(l.inc.pingEvery())
 	defer ticker.Stop()
 	for {
 		select {

@@ -62,8 +62,9 @@ func TestCase03TheLastContactIsWhenTheAnsweredRequestWasSent(t *testing.T) {
 		s := open(t, srv)
 		heard("handshake", sent, s)
 		connected := time.Now()
-		time.Sleep(testTimeout/3 + 2500*time.Millisecond) // the first ping has been answered
-		heard("ping", connected.Add(testTimeout/3), s)
+		every := live(t, s).pingEvery()
+		time.Sleep(every + 2200*time.Millisecond) // the first ping has been answered
+		heard("ping", connected.Add(every), s)
 		sent = time.Now()
 		_, err := live(t, s).Exists(t.Context(), "/x")
 		must(t, err)

@@ -98,3 +98,41 @@ func TestAHoldDoesNotBeginInAHurry(t *testing.T) {
 		})
 	}
 }
+
+// A hold that begins while its session is certain for long enough is certain for 7T/20 at least, from
+// then on, and one that begins later for as long as it began with: also in the first cycle of a
+// connection, whenever it begins after that, and whether the session is new or goes on.
+func TestAHoldIsCertainForASevenTwentiethOfTheTimeoutAfterEachConnect(t *testing.T) {
+	const latency = 5 * time.Millisecond
+	for _, continued := range []bool{false, true} {
+		for part := time.Duration(0); part <= 60; part += 5 {
+			t.Run(fmt.Sprintf("continued %v, held after %d percent of the timeout", continued, part), func(t *testing.T) {
+				bubble(t, func(t *testing.T, srv *zktest.Server) {
+					srv.SetLatency(latency)
+					s := open(t, srv)
+					inc := live(t, s)
+					if continued {
+						time.Sleep(testTimeout)
+						srv.Disconnect(s.ID())
+						time.Sleep(10 * latency)
+						must(t, inc.Connection(t.Context()))
+					}
+					time.Sleep(testTimeout * part / 100)
+					must(t, second(inc.StartCreate(t.Context(), "/x", nil, 0))) // as a Lock does
+					time.Sleep(2 * latency)
+					stake, err := inc.Stake(t.Context())
+					must(t, err)
+					defer stake.Drop()
+					least, want := inc.certain(), min(inc.certain(), testTimeout*7/20)-testTimeout/50
+					for range 600 {
+						time.Sleep(testTimeout / 200)
+						least = min(least, inc.certain())
+					}
+					if least < want {
+						t.Errorf("certain for %v, want %v", least, want)
+					}
+				})
+			})
+		}
+	}
+}
