@@ -24,7 +24,7 @@ import (
 )
 
 // Each test here is about a fault that broke another library. The number is
-// that of the case in docs/guarantees.md.
+// that of the case in docs/verification.md.
 
 // live returns the present incarnation of s.
 func live(t testing.TB, s *zsync.Session) *session.Incarnation {

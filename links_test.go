@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/zsync/zsync"
 )
 
 func TestEveryLinkOfTheDocumentsLeadsToAFileAndAHeading(t *testing.T) {
@@ -61,4 +63,43 @@ func anchors(text string) (names []string) {
 		names = append(names, strings.ReplaceAll(name, " ", "-"))
 	}
 	return names
+}
+
+// Each error of the package, and each reason of a loss, is explained with the text that it prints.
+func TestEveryErrorOfThePackageIsExplained(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("docs/errors.md")
+	must(t, err)
+	errs := map[string]error{
+		"ErrLost": zsync.ErrLost, "ErrClosed": zsync.ErrClosed, "ErrNotLocked": zsync.ErrNotLocked, "ErrDeadlock": zsync.ErrDeadlock,
+		"ErrMixed": zsync.ErrMixed, "ErrNegativeCounter": zsync.ErrNegativeCounter, "ErrPanicked": zsync.ErrPanicked,
+		"ErrNoLeader": zsync.ErrNoLeader, "ErrNoCandidate": zsync.ErrNoCandidate, "ErrNoValue": zsync.ErrNoValue, "ErrTooLarge": zsync.ErrTooLarge,
+		"ErrUnprotected": zsync.ErrUnprotected, "ErrInvalid": zsync.ErrInvalid, "ErrFull": zsync.ErrFull,
+	}
+	for name, err := range errs {
+		if said := strings.TrimPrefix(err.Error(), "zsync: "); !strings.Contains(string(text), said) || !strings.Contains(string(text), "`"+name+"`") {
+			t.Errorf("docs/errors.md does not explain %s, %q", name, said)
+		}
+	}
+	files, err := filepath.Glob("*.go")
+	must(t, err)
+	for _, file := range files {
+		source, err := os.ReadFile(file)
+		must(t, err)
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		for _, m := range regexp.MustCompile(`(?m)^(?:var |\t)(Err[A-Z]\w+)\s+= `).FindAllStringSubmatch(string(source), -1) {
+			if errs[m[1]] == nil {
+				t.Errorf("%s has %s, which this test does not know", file, m[1])
+			}
+		}
+	}
+	for r := zsync.LossExpired; r <= zsync.LossGivenUp; r++ {
+		word, err := r.MarshalText()
+		must(t, err)
+		if !strings.Contains(string(text), "\n| `"+string(word)+"` |") {
+			t.Errorf("docs/errors.md does not explain a loss that is %s", word)
+		}
+	}
 }

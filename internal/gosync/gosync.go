@@ -51,8 +51,8 @@ var sessions = sync.OnceValue(func() []*zsync.Session {
 		opts = append(opts, zsync.WithDialer(srv.Dial))
 	}
 	// All sessions have one server: whoever calls later is to see what was done before, in
-	// whichever session, and a leader does not promise that to its own clients (see "Value"
-	// in docs/guarantees.md).
+	// whichever session, and a leader does not promise that to its own clients (see "When a
+	// promise is weaker" in docs/guarantees.md).
 	servers, _, _ = strings.Cut(servers, ",")
 	servers += "/zsync-gosync-" + uuid.NewString()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)

@@ -1,4 +1,4 @@
-// Package costs holds the tables "Requests" of docs/guarantees.md: what an
-// operation costs its session in requests when nothing goes wrong, those in the
-// background included, and how many round trips its caller waits for.
+// Package costs measures each row of docs/costs.md: the requests that an operation
+// costs its session if nothing fails, with the requests in the background, and the
+// round trips for which its caller waits.
 package costs

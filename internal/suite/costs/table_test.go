@@ -18,7 +18,7 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
-// A cost is an operation of the table "Requests" in docs/guarantees.md. prepare
+// A cost is an operation of the table "Requests" in docs/costs.md. prepare
 // gets the session that is charged, with another one beside it, and returns the
 // operation. Paths have been made by then.
 type cost struct {
@@ -154,7 +154,7 @@ var costs = []cost{
 		harness.Must(t, sem.Acquire(t.Context(), 1))
 		return func() { harness.Must(t, sem.Acquire(t.Context(), 1)) }
 	}},
-	{"`Semaphore.Release`, of what one Acquire got", func(t *testing.T, s, other *zsync.Session) func() {
+	{"`Semaphore.Release`, all of one Acquire", func(t *testing.T, s, other *zsync.Session) func() {
 		sem := zsync.NewSemaphore(s, "/p/sem", 3)
 		harness.Must(t, sem.Acquire(t.Context(), 1))
 		return func() { harness.Must(t, sem.Release(1)) }
@@ -545,11 +545,11 @@ func free(t *testing.T, s *zsync.Session, n int) (ls []zsync.Locker) {
 var from time.Time
 
 // TestRequestCountsAreThoseOfTheTable measures each row of the table "Requests"
-// in docs/guarantees.md. Requests in the background count, pings do not. Round
+// in docs/costs.md. Requests in the background count, pings do not. Round
 // trips are the time that the operation takes where nothing but the way takes
 // time.
 func TestRequestCountsAreThoseOfTheTable(t *testing.T) {
-	doc, err := os.ReadFile("../../../docs/guarantees.md")
+	doc, err := os.ReadFile("../../../docs/costs.md")
 	harness.Must(t, err)
 	_, section, _ := strings.Cut(string(doc), "\n## Requests\n")
 	section, _, _ = strings.Cut(section, "\nCosts that depend on")

@@ -20,7 +20,7 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
-// Case 32 of docs/guarantees.md: a corrupted element is never lost, in any layout.
+// Case 32 of docs/verification.md: a corrupted element is never lost, in any layout.
 func TestCorruptedElementKeepsItsBytesInEveryLayout(t *testing.T) {
 	for _, layout := range []zsync.QueueLayout{zsync.LayoutZsync, zsync.LayoutSimpleQueue, zsync.LayoutDistributedQueue, zsync.LayoutKazooQueue} {
 		for name, take := range map[string]func(t *testing.T, q *zsync.Queue[int]) int{
@@ -59,7 +59,7 @@ func TestCorruptedElementKeepsItsBytesInEveryLayout(t *testing.T) {
 	}
 }
 
-// Case 32 of docs/guarantees.md: a consumer whose session dies while it works is told so, whatever
+// Case 32 of docs/verification.md: a consumer whose session dies while it works is told so, whatever
 // becomes of the request with which it acknowledges.
 func TestAckSaysTheTruthWhenItsReplyIsLost(t *testing.T) {
 	for _, fault := range []zktest.Action{zktest.DropRequest, zktest.DropReply, zktest.Hang, zktest.HangReply} {
@@ -111,7 +111,7 @@ func TestAckSaysTheTruthWhenItsReplyIsLost(t *testing.T) {
 	}
 }
 
-// Case 33 of docs/guarantees.md: a queue goes on after a long partition, of producers and consumers.
+// Case 33 of docs/verification.md: a queue goes on after a long partition, of producers and consumers.
 func TestQueueGoesOnAfterALongPartition(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
