@@ -64,12 +64,12 @@ func (r *result) markdown() string {
 	least, most := r.loads()
 	fmt.Fprintf(&b, "Measured on %s. Clients in %s on %d processors of %s/%s, server: %s. %s\n", r.began.UTC().Format("2 January 2006, 15:04 UTC"),
 		runtime.Version(), runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, r.server, r.about)
-	fmt.Fprintf(&b, "Operations per second: medians of %d, least and most in brackets; each peer right after the other in every round. Load of the machine meanwhile: %.1f to %.1f.\n", r.plan.reps, least, most)
+	fmt.Fprintf(&b, "Operations per second: the median of %d rounds (least–most). In each round the clients ran one after the other. The load of the machine was %.1f to %.1f.\n", r.plan.reps, least, most)
 	peers := r.peers()
 	first := r.plan.peers[0].name
 	slices.SortStableFunc(peers, func(a, b string) int { return btoi(b == first) - btoi(a == first) })
 	for _, delay := range r.plan.delays {
-		fmt.Fprintf(&b, "\n| %s | %s | best of the others, in pairs |\n|---|%s---|\n", link(delay), strings.Join(peers, " | "), strings.Repeat("---|", len(peers)))
+		fmt.Fprintf(&b, "\n| %s | %s | %s ÷ best other, by round (least–most) |\n|---|%s---|\n", link(delay), strings.Join(peers, " | "), first, strings.Repeat("---|", len(peers)))
 		for _, j := range r.jobs(delay) {
 			fmt.Fprintf(&b, "| %s |", j)
 			for _, p := range peers {
