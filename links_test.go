@@ -1,6 +1,7 @@
 package zsync_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -101,5 +102,31 @@ func TestEveryErrorOfThePackageIsExplained(t *testing.T) {
 		if !strings.Contains(string(text), "\n| `"+string(word)+"` |") {
 			t.Errorf("docs/errors.md does not explain a loss that is %s", word)
 		}
+	}
+}
+
+// Each decision has a number, a date, at most 120 words, and its line in the table on top.
+func TestEachDecisionIsNumberedDatedShortAndInTheTable(t *testing.T) {
+	t.Parallel()
+	data, err := os.ReadFile("docs/decisions.md")
+	must(t, err)
+	sections := strings.Split(string(data), "\n## ")
+	for i, section := range sections[1:] {
+		title, text, _ := strings.Cut(section, "\n")
+		date := regexp.MustCompile(`^\n\*(\d{4}-\d{2}-\d{2})\.\*`).FindStringSubmatch(text)
+		if !strings.HasPrefix(title, fmt.Sprintf("%d. ", i+1)) || date == nil {
+			t.Errorf("%q: want a number, here %d, and then a line that begins with *its date.*", title, i+1)
+			continue
+		}
+		_, name, _ := strings.Cut(title, " ")
+		if row := fmt.Sprintf("\n| %d | [%s](#%s) | %s |\n", i+1, name, anchors("## " + title)[0], date[1]); !strings.Contains(sections[0], row) {
+			t.Errorf("the table has no line %q", row)
+		}
+		if n := len(strings.Fields(text)) - 1; n > 120 {
+			t.Errorf("%q has %d words, 120 are allowed", title, n)
+		}
+	}
+	if len(sections) < 50 {
+		t.Errorf("only %d decisions were found", len(sections)-1)
 	}
 }
