@@ -28,7 +28,7 @@ func describe(ctx context.Context, inc *session.Incarnation, dir string, names [
 		mode, holding := judge(i)
 		out = append(out, Contender{
 			Owner: string(n.Data), Node: names[i], Session: n.Stat.EphemeralOwner,
-			Mode: mode, Holding: holding, Since: time.UnixMilli(n.Stat.Ctime),
+			Mode: mode, Holding: holding, Since: time.UnixMilli(n.Stat.Ctime), HeldSince: line.HeldSince(holding, n),
 			Retained: holding && line.MayBeKept(names[i]),
 		})
 	}
@@ -44,6 +44,11 @@ type Contender struct {
 	Mode    Mode      // what it holds or waits for
 	Holding bool      // whether it holds, as far as the listing tells
 	Since   time.Time // when it came, by the servers' clock
+
+	// HeldSince is when a holder took its fencing token, by the servers' clock: it has held
+	// since then, or a moment longer. It is zero if the holder has taken no token. Then it
+	// may have waited for a part of the time since Since.
+	HeldSince time.Time
 
 	// Retained says of one who holds that he uses [WithRetention]: he may have
 	// unlocked, and only keep his place until somebody else comes.
@@ -127,6 +132,6 @@ func contenders(ctx context.Context, l *line.Line, judge func(all []line.Child, 
 func leader(name string, n session.Node) Contender {
 	return Contender{
 		Owner: string(n.Data), Node: name, Session: n.Stat.EphemeralOwner,
-		Mode: ModeExclusive, Holding: true, Since: time.UnixMilli(n.Stat.Ctime),
+		Mode: ModeExclusive, Holding: true, Since: time.UnixMilli(n.Stat.Ctime), HeldSince: line.HeldSince(true, n),
 	}
 }

@@ -72,7 +72,7 @@ func headContender(h line.Head, mode Mode) Contender {
 	c := Contender{Node: h.Name, Mode: mode, Holding: true}
 	if h.Node.Stat != nil {
 		c.Owner, c.Session = string(h.Node.Data), h.Node.Stat.EphemeralOwner
-		c.Since = time.UnixMilli(h.Node.Stat.Ctime)
+		c.Since, c.HeldSince = time.UnixMilli(h.Node.Stat.Ctime), line.HeldSince(true, h.Node)
 	}
 	return c
 }

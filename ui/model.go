@@ -39,6 +39,7 @@ type model struct {
 type who struct {
 	Owner, Session, Node, Mode string
 	Since                      time.Time
+	AtMost                     bool // nothing says how much of that it has waited
 	Holding                    bool
 	Margin                     string // for how long the hold is certain; of our own session
 	Place                      int
@@ -93,6 +94,7 @@ type queueView struct {
 type held struct {
 	path, kind, owner, session, node string
 	since                            time.Time
+	atMost                           bool
 }
 
 // A handOver is the end of a hold that was seen.
@@ -204,6 +206,9 @@ func (m *model) line(s *zsync.Session, opts Options, kind string, lines []look.L
 		if w.Owner == "" {
 			w.Owner = "session " + l.Session
 		}
+		if since, atMost := l.HeldSince(); l.Holding {
+			w.Since, w.AtMost = *since, atMost
+		}
 		if !l.Holding {
 			w.Place = len(v.Waiters) + 1
 			v.Waiters = append(v.Waiters, w)
@@ -216,7 +221,7 @@ func (m *model) line(s *zsync.Session, opts Options, kind string, lines []look.L
 			w.Margin = s.Margin().Round(100 * time.Millisecond).String()
 		}
 		v.Holders = append(v.Holders, w)
-		m.holds[l.Path+"/"+l.Node] = held{l.Path, kind, w.Owner, l.Session, l.Node, *l.Since}
+		m.holds[l.Path+"/"+l.Node] = held{l.Path, kind, w.Owner, l.Session, l.Node, w.Since, w.AtMost}
 		if kind == "election" {
 			v.Term = term(l.Node)
 		}
@@ -291,6 +296,9 @@ func (m *model) remember(before *model, sessions map[string]bool, broken func(pa
 			continue
 		}
 		e := handOver{Path: h.path, Kind: h.kind, Owner: h.owner, Long: span(m.At.Sub(h.since)), At: m.At}
+		if h.atMost {
+			e.Long = "<" + e.Long
+		}
 		switch {
 		case broken(h.path, h.node):
 			e.Why = "broken from this page"

@@ -247,7 +247,7 @@ func TestAHandOverIsShownAsItHappensAndWhy(t *testing.T) {
 		t.Fatal(err)
 	}
 	x.await("lines", `(?s)<td>holds</td><td>second</td>.*<td>1</td><td>third</td>`)
-	x.await("timeline", `<code>/p</code></td><td>first</td><td>\d+s</td><td>released: its session goes on</td><td>second</td>`)
+	x.await("timeline", `<code>/p</code></td><td>first</td><td>&lt;\d+s</td><td>released: its session goes on</td><td>second</td>`)
 	srv.Expire(second.ID())
 	x.await("timeline", `<code>/p</code></td><td>second</td><td>\d+s</td><td>released, or its session has ended</td><td>third</td>`)
 	srv.Close()
@@ -374,7 +374,7 @@ func TestALockIsBrokenOnlyAsItWasShown(t *testing.T) {
 		t.Error(err)
 	}
 	<-holder.Lost()
-	x.await("timeline", `<td>holder</td><td>\d+s</td><td>broken from this page</td><td>next</td>`)
+	x.await("timeline", `<td>holder</td><td>&lt;\d+s</td><td>broken from this page</td><td>next</td>`)
 	if got := post(base, nil); got != http.StatusConflict {
 		t.Errorf("status %d the second time", got)
 	}

@@ -37,6 +37,7 @@ type watcher struct {
 	asked    time.Time     // when somebody last asked; guarded by mu
 	wake     chan struct{} // has one element when somebody has come
 	brokenAt map[string]bool
+	seen     look.Memory // used by look alone
 }
 
 func newWatcher(s *zsync.Session, opts Options) *watcher {
@@ -121,6 +122,9 @@ func (w *watcher) look(ctx context.Context, closed <-chan struct{}) time.Duratio
 	})
 	defer slow.Stop()
 	tree, err := look.Look(ctx, w.s, w.opts.Root)
+	if err == nil {
+		w.seen.Note(tree)
+	}
 	m := newModel(ctx, w.s, w.opts, before, tree, err, w.wasBroken)
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -22,6 +22,7 @@ type summary struct {
 	Waiters int        `json:"waiters"`
 	Owner   string     `json:"owner,omitempty"`  // the first of the holders
 	Since   *time.Time `json:"since,omitempty"`  // when that came
+	Held    *time.Time `json:"held,omitempty"`   // since when that holds, if it is known
 	Oldest  *time.Time `json:"oldest,omitempty"` // since when the first waits
 }
 
@@ -33,7 +34,9 @@ func lsCommand(c *client) *cobra.Command {
 		Short: "list everything below a path, with holders and waiters",
 		Long: `ls lists everything that is found at PATH and below it (default: /), a line for
 each primitive: how many hold it and wait, who holds it and for how long, how
-long the first has waited. Times are reckoned from the servers' clocks to this
+long the first has waited. A < before the time of a holder says that it came so long
+ago: nothing says how much of that it has waited. zsync's command and programs that
+take a token say so, and with --watch a hand-over that is seen. Times are reckoned from the servers' clocks to this
 machine's. It costs a request for each znode and a few for each line, of which no
 more than eight are under way at once: see zsync status for what a line stands
 for. With --watch it is shown again and again; zsync top is that in a terminal.`,
@@ -54,8 +57,9 @@ for. With --watch it is shown again and again; zsync top is that in a terminal.`
 				return err
 			}
 			defer t.session.Close()
+			var seen look.Memory
 			for {
-				rows, err := t.list(t.waiting, t.session, root)
+				rows, err := t.list(t.waiting, t.session, root, &seen)
 				if err != nil {
 					return verdict(err, exitBusy)
 				}
@@ -86,11 +90,12 @@ for. With --watch it is shown again and again; zsync top is that in a terminal.`
 }
 
 // list sums up what there is below root.
-func (h *host) list(ctx context.Context, s *zsync.Session, root string) ([]summary, error) {
+func (h *host) list(ctx context.Context, s *zsync.Session, root string, seen *look.Memory) ([]summary, error) {
 	t, err := h.survey(ctx, s, root)
 	if err != nil {
 		return nil, err
 	}
+	seen.Note(t)
 	return sumUpAll(t), nil
 }
 
@@ -128,6 +133,9 @@ func sumUp(lines []look.Line) (rows []summary) {
 		case l.Holding:
 			if row.Holders++; row.Since == nil {
 				row.Owner, row.Since = l.Owner, l.Since
+				if since, atMost := l.HeldSince(); !atMost {
+					row.Held = since
+				}
 			}
 			if l.Retained {
 				row.State = "may only be kept"
@@ -146,7 +154,7 @@ func printList(w io.Writer, rows []summary, now time.Time) error {
 	fmt.Fprintln(t, "PATH\tKIND\tHOLD\tFOR\tWAIT\tFOR\tOWNER\tSTATE")
 	for _, r := range rows {
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", plain(r.Path), dash(r.Kind),
-			tally(r.Holders), age(now, r.Since), tally(r.Waiters), age(now, r.Oldest), dash(printable(r.Owner)), dash(r.State))
+			tally(r.Holders), held(now, r.Held, r.Since), tally(r.Waiters), age(now, r.Oldest), dash(printable(r.Owner)), dash(r.State))
 	}
 	return t.Flush()
 }
@@ -157,6 +165,14 @@ func tally(n int) string {
 		return "-"
 	}
 	return fmt.Sprint(n)
+}
+
+// held is how long a holder has held, or less than which time.
+func held(now time.Time, since, came *time.Time) string {
+	if since == nil && came != nil {
+		return "<" + age(now, came)
+	}
+	return age(now, since)
 }
 
 // age is how long ago something was, in two units at most.

@@ -595,7 +595,7 @@ func TestWhoIsInTheWayIsNamed(t *testing.T) {
 		}
 		waiter := start(t, srv.Addr(), "", "lock", "--rw", "/rw", "--owner", "a writer", "--", "true")
 		contenders(t, rw, 2)
-		const holder, since = `held by "the\\x1b holder" since 20`, "[-0-9]+ [0-9:]+"
+		const holder, since = `held by "the\\x1b holder", here since 20`, "[-0-9]+ [0-9:]+"
 		for _, tt := range []struct{ args, message string }{
 			{"lock /p --try", "zsync: /p: not free: " + holder + since},
 			{"lock -n /p", "zsync: /p: not free: " + holder + since},
@@ -1279,7 +1279,7 @@ func TestStatusShowsWhatThereIs(t *testing.T) {
 			t.Fatal(err)
 		}
 		want := []struct{ path, row string }{
-			{"/rw", `read-write lock +shared +holds +\S+ +20\S+ \S+ +0x.*`},
+			{"/rw", `read-write lock +shared +holds +\S+ +here since 20\S+ \S+ +0x.*`},
 			{"/kazoo", `kazoo lock +exclusive +holds .*`},
 			{"/election", `election +exclusive +holds .*`},
 			{"/semaphore", `semaphore +permits +holds .*`},

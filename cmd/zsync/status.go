@@ -24,8 +24,8 @@ func statusCommand(c *client) *cobra.Command {
 for locks, semaphores, elections, double barriers and conds; how many elements
 a queue has, which consumers wait for some, and how many dead letters there are;
 how many tasks a wait group has; whether a once is done, and which instant
-of a schedule was the last. Times are those of the
-servers' clocks. A path, or an owner, that we may not read costs the others
+of a schedule was the last. Times are those of the servers' clocks: since when one
+holds, or only is here, as not every program says when it was granted. A path, or an owner, that we may not read costs the others
 nothing; the exit status is then 77.
 
 A closed gate and a map are known by what zsync writes into their znodes, and the
@@ -38,7 +38,8 @@ all that can be seen, a gate that kazoo has closed.
 
 --json prints an array of objects, one for each line of the table, with the
 fields path, kind (empty if the path is free), mode, state, holding, owner,
-since, session and node; and count, of elements or tasks, dead, of dead letters,
+since (when it came), held (since when it holds, if that is known), session and
+node; and count, of elements or tasks, dead, of dead letters,
 layout, of a queue, and value, the data, which is a string if it is not JSON itself.`,
 		Example: "  zsync status /jobs/nightly /services/scheduler",
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -122,7 +123,13 @@ func printStatus(w io.Writer, lines []look.Line) error {
 	for _, l := range lines {
 		since := ""
 		if l.Since != nil {
-			since = l.Since.Local().Format(time.DateTime)
+			at, atMost := l.Since, false
+			if l.Holding {
+				at, atMost = l.HeldSince()
+			}
+			if since = at.Local().Format(time.DateTime); atMost {
+				since = "here since " + since
+			}
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
 			plain(l.Path), dash(l.Kind), dash(l.Mode), l.State, dash(printable(l.Owner)), dash(since), dash(l.Session))

@@ -87,12 +87,15 @@ func (t *task) top(in, out *os.File, root string, every time.Duration) error {
 		err  error
 	}
 	found, busy := make(chan looked, 1), false
-	v := &view{root: root}
+	v, seen := &view{root: root}, &look.Memory{} // used by one look at a time
 	again := func() {
 		if !busy {
 			busy, v.looking = true, time.Now()
 			go func() {
 				tree, err := look.Look(t.waiting, t.session, root)
+				if err == nil {
+					seen.Note(tree)
+				}
 				found <- looked{tree, err}
 			}()
 		}
@@ -194,7 +197,7 @@ var orders = []struct {
 	less func(a, b summary) int
 }{
 	{"longest wait", func(a, b summary) int { return earlier(a.Oldest, b.Oldest) }},
-	{"longest hold", func(a, b summary) int { return earlier(a.Since, b.Since) }},
+	{"longest hold", func(a, b summary) int { return earlier(cmp.Or(a.Held, a.Since), cmp.Or(b.Held, b.Since)) }},
 	{"waiters", func(a, b summary) int { return b.Waiters - a.Waiters }},
 	{"path", func(a, b summary) int { return 0 }},
 }
@@ -329,7 +332,13 @@ func (v *view) drawDetail(now time.Time) []string {
 			rows = append(rows, l.State)
 			continue
 		}
-		rows = append(rows, fmt.Sprintf("%-7s %-10s %8s   %s   session %s", l.State, l.Mode, age(now, l.Since), printable(l.Owner), l.Session))
+		long := age(now, l.Since)
+		if since, atMost := l.HeldSince(); l.Holding && atMost {
+			long = held(now, nil, since)
+		} else if l.Holding {
+			long = age(now, since)
+		}
+		rows = append(rows, fmt.Sprintf("%-7s %-10s %8s   %s   session %s", l.State, l.Mode, long, printable(l.Owner), l.Session))
 	}
 	return rows
 }

@@ -75,7 +75,13 @@ func describe(cs []zsync.Contender) string {
 	if owner == "" {
 		owner = fmt.Sprintf("session %#x", uint64(cs[0].Session))
 	}
-	words := fmt.Sprintf("%s since %s", printable(owner), cs[0].Since.Local().Format(time.DateTime))
+	since, at := " since ", cs[0].HeldSince
+	if at.IsZero() {
+		if at = cs[0].Since; cs[0].Holding {
+			since = ", here since "
+		}
+	}
+	words := printable(owner) + since + at.Local().Format(time.DateTime)
 	if len(cs) > 1 {
 		words += fmt.Sprintf(" and %s", count(len(cs)-1, "other"))
 	}

@@ -4,6 +4,7 @@
 package kinds
 
 import (
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -57,8 +58,8 @@ func of(name string) (kind Kind, ok bool) {
 		return Lock, number
 	case base == "qn-", base == "queue-", strings.HasPrefix(base, "entry-"):
 		return ForeignQueue, number
-	case strings.HasPrefix(name, "b-0"), strings.HasPrefix(name, "d-0"), strings.HasPrefix(name, "t-0"):
-		return Queue, strings.Trim(name[1:], "-0123456789") == ""
+	case bucket.MatchString(name), tail.MatchString(name):
+		return Queue, true
 	case strings.HasPrefix(name, "_c_") && strings.HasSuffix(name, "-tasks"):
 		return WaitGroup, true
 	case strings.HasPrefix(name, "keeper-"), name == "parties":
@@ -76,6 +77,12 @@ func of(name string) (kind Kind, ok bool) {
 	}
 	return "", false
 }
+
+// The znodes of a Queue: its buckets, and the tail of each priority.
+var (
+	bucket = regexp.MustCompile(`^[bd]-\d{5}-\d{10,}$`)
+	tail   = regexp.MustCompile(`^t-\d{5}$`)
+)
 
 // cutNumber cuts the sequence number off a name.
 func cutNumber(name string) (base string, ok bool) {
@@ -117,10 +124,47 @@ func Part(name string, siblings []string) bool {
 	case "locks", "leases":
 		return slices.Contains(siblings, "leases") && slices.Contains(siblings, "locks")
 	case "keys":
-		return slices.ContainsFunc(siblings, func(s string) bool { return strings.HasPrefix(s, "t-0") })
+		return slices.ContainsFunc(siblings, tail.MatchString)
 	}
 	_, ok := of(name)
 	return ok || strings.HasPrefix(name, "_c_")
+}
+
+// made matches names that only a library gives: a GUID and the server's number.
+var made = regexp.MustCompile(`^(_c_[0-9a-f-]{36}-[\w-]+|[0-9a-f]{32}__r?lock__-?\d{10}|qn--?\d{10}|queue--?\d{10}|entry-\d+-\d{10})$`)
+
+// Certain reports whether a Part can be nothing else. Other parts have names that a person
+// may give to a lock.
+func Certain(name string, siblings []string) bool {
+	return made.MatchString(name) || bucket.MatchString(name) && slices.ContainsFunc(siblings, tail.MatchString)
+}
+
+// Is reports whether a child of this name shows that its parent is of a kind.
+func Is(name string, k Kind) bool {
+	got, ok := of(name)
+	return ok && got == k
+}
+
+// Own reports whether the only parts that have a name like this one are ephemeral.
+func Own(name string) bool {
+	k, _ := of(name)
+	return k == KazooPermits || k == Group
+}
+
+// InNeighbour reports whether a child of a znode that is [Beside] another is certainly part of it.
+func InNeighbour(parent, name string) bool {
+	return guid.MatchString(name) || strings.HasSuffix(parent, "-dead") && letter.MatchString(name) || strings.HasSuffix(parent, "-ids") && len(name) == 2
+}
+
+// letter matches the name of a dead letter, or of its reason.
+var letter = regexp.MustCompile(`^(dead-.*|why)-[0-9a-f]{16}`)
+
+// guid matches the name of a claim, or of a contender or receipt.
+var guid = regexp.MustCompile(`^(_c_)?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(-.*)?$`)
+
+// Line reports whether there is one among kinds in which sessions hold and wait.
+func Line(kinds []Kind) bool {
+	return slices.ContainsFunc(kinds, func(k Kind) bool { return slices.Contains(lines, k) })
 }
 
 // Mixed reports whether kinds are such as do not see each other, at one path.

@@ -68,3 +68,12 @@ func (l *Line) Recall(ctx context.Context, holder string) (recalled bool, err er
 	l.Manager.GiveUp(ctx, c.GiveBack)
 	return true, nil
 }
+
+// HeldSince returns when the holder whose znode is n wrote it, which takes its token. It is zero
+// for a waiter, for a holder that has taken none, and after a Revoke, which writes the znode too.
+func HeldSince(holding bool, n session.Node) time.Time {
+	if !holding || n.Stat.Mzxid == n.Stat.Czxid || string(n.Data) == RevokeMessage {
+		return time.Time{}
+	}
+	return time.UnixMilli(n.Stat.Mtime)
+}

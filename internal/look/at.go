@@ -110,15 +110,15 @@ func (a *asker) contenders(ctx context.Context) (lines []Line, err error) {
 			continue
 		}
 		contenders, err := kind.contenders(ctx)
-		if err != nil {
+		if err != nil && !other(err) {
 			return lines, err
 		}
 		for _, c := range contenders {
 			if c.Holding && kind.holders != nil && !kind.holders.MatchString(c.Node) {
 				continue
 			}
-			if c.Session == 0 && (a.isMap || kind.name == kinds.KazooPermits) {
-				continue // an entry, or a child of something else, that has such a name
+			if c.Session == 0 && (a.isMap || kind.name == kinds.KazooPermits || marks.IsDir([]byte(c.Owner))) {
+				continue // an entry, or a place of its own, that has such a name
 			}
 			mode := c.Mode.String()
 			if kind.name == kinds.Cond {
@@ -130,6 +130,13 @@ func (a *asker) contenders(ctx context.Context) (lines []Line, err error) {
 	return lines, nil
 }
 
+// other reports whether an error says that what is there is something else, which only has
+// the name of what was looked for.
+func other(err error) bool {
+	var noTime *time.ParseError
+	return errors.Is(err, zsync.ErrMixed) || errors.Is(err, zsync.ErrInvalid) || errors.As(err, &noTime)
+}
+
 // lineOf describes one who holds or waits.
 func lineOf(path, kind, mode string, c zsync.Contender) Line {
 	state := "waits"
@@ -139,10 +146,14 @@ func lineOf(path, kind, mode string, c zsync.Contender) Line {
 	case c.Holding:
 		state = "holds"
 	}
-	return Line{
+	l := Line{
 		Path: path, Kind: kind, Mode: mode, State: state, Holding: c.Holding, Retained: c.Retained, Owner: c.Owner,
 		Since: &c.Since, Session: SessionText(c.Session), Node: c.Node,
 	}
+	if !c.HeldSince.IsZero() {
+		l.Held = &c.HeldSince
+	}
+	return l
 }
 
 // SessionText is how a session is shown: as ZooKeeper's own tools do.
@@ -163,7 +174,7 @@ var kazooPermit = regexp.MustCompile(`^[0-9a-f]{32}$`)
 func (a *asker) facts(ctx context.Context) (facts []Line, err error) {
 	if a.wants(kinds.WaitGroup) {
 		tasks, err := zsync.NewWaitGroup(a.s, a.path).Count(ctx)
-		if err != nil {
+		if err != nil && !other(err) {
 			return nil, err
 		}
 		if tasks > 0 {
@@ -172,11 +183,11 @@ func (a *asker) facts(ctx context.Context) (facts []Line, err error) {
 	}
 	if a.wants(kinds.Once) {
 		// Not by Once.Done, which leaves a watch behind.
-		_, _, err := a.s.Get(ctx, path.Join(a.path, "done"))
+		data, stat, err := a.s.Get(ctx, path.Join(a.path, "done"))
 		if err != nil && !errors.Is(err, zk.ErrNoNode) {
 			return facts, err
 		}
-		if err == nil {
+		if err == nil && stat.EphemeralOwner == 0 && !marks.IsDir(data) {
 			facts = append(facts, Line{Path: a.path, Kind: "once", State: "done"})
 		}
 	}
@@ -185,12 +196,11 @@ func (a *asker) facts(ctx context.Context) (facts []Line, err error) {
 	}
 	schedule := zsync.NewSchedule(a.s, a.path)
 	last, err := schedule.Last(ctx)
-	var noTime *time.ParseError // it is something else of that name
 	var states []string
 	switch {
 	case err == nil:
 		states = append(states, "last done: that of "+last.Local().Format(time.DateTime))
-	case errors.As(err, &noTime):
+	case other(err):
 		return facts, nil
 	case !errors.Is(err, zsync.ErrNoValue):
 		return facts, err
@@ -199,7 +209,7 @@ func (a *asker) facts(ctx context.Context) (facts []Line, err error) {
 	switch {
 	case err == nil && failure.At.After(last):
 		states = append(states, fmt.Sprintf("failed: that of %s, attempt %d, %s: %s", failure.At.Local().Format(time.DateTime), failure.Attempts, failure.Owner, failure.Err))
-	case err != nil && !errors.Is(err, zsync.ErrNoValue):
+	case err != nil && !errors.Is(err, zsync.ErrNoValue) && !other(err):
 		return facts, err
 	}
 	if len(states) > 0 {

@@ -11,6 +11,7 @@ import (
 	"path"
 	"regexp"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -132,11 +133,12 @@ func each(ctx context.Context, n int, f func(i int) error) error {
 }
 
 // Explore looks at everything below root, with one request for each znode that
-// is not known to be part of a primitive, and one more for root and for each that
-// may be a map. The entries of a map are counted, but are no places, unless one is
+// is not certainly part of a primitive, and one more for root and for each that
+// may be a map. A person may give a lock almost any name, so a name alone makes a
+// znode a part only if a library has made it up. The entries of a map are counted, but are no places, unless one is
 // root.
 func Explore(ctx context.Context, s *zsync.Session, root string) (*Tree, error) {
-	x := &explorer{root: root, groups: map[string]bool{}, inMaps: map[string][]string{}}
+	x := &explorer{root: root, groups: map[string]bool{}, inMaps: map[string][]string{}, permits: map[string]bool{}, queues: map[string]bool{}}
 	if root == "" || root[0] != '/' { // it has no parent to ask first
 		_, _, err := s.Children(ctx, root)
 		return nil, err
@@ -163,6 +165,8 @@ func Explore(ctx context.Context, s *zsync.Session, root string) (*Tree, error) 
 			switch {
 			case errors.Is(err, zk.ErrNoNode):
 				return nil
+			case errors.Is(err, zk.ErrNoAuth) && (at.perhaps || at.of != ""):
+				return nil // most likely a part of a primitive that may not be read either
 			case errors.Is(err, zk.ErrNoAuth):
 				x.tree.Refused = append(x.tree.Refused, at.path)
 				return nil
@@ -179,6 +183,7 @@ func Explore(ctx context.Context, s *zsync.Session, root string) (*Tree, error) 
 	}
 	x.group()
 	x.holdInMaps()
+	x.settle()
 	t := &x.tree
 	slices.SortFunc(t.Places, func(a, b Place) int { return cmp.Compare(a.Path, b.Path) })
 	slices.Sort(t.Strays)
@@ -187,11 +192,12 @@ func Explore(ctx context.Context, s *zsync.Session, root string) (*Tree, error) 
 
 // found is a znode to look at.
 type found struct {
-	path   string
-	beside bool // it has a neighbour that only a queue has
-	gated  bool // it has one that only kazoo's semaphore has
-	entry  bool // its parent is a map
-	isMap  bool
+	path    string
+	perhaps bool   // by its name it may be part of the primitive at its parent
+	of      string // by its name it belongs to the primitive at this path
+	gated   bool   // it has a neighbour that only kazoo's semaphore has
+	entry   bool   // its parent is a map
+	isMap   bool
 }
 
 type explorer struct {
@@ -199,6 +205,9 @@ type explorer struct {
 	tree   Tree
 	groups map[string]bool     // have ephemeral children that are nothing else
 	inMaps map[string][]string // the ephemeral children of maps that have the name of something
+
+	permits map[string]bool // paths of kazoo's semaphores of which permits are out
+	queues  map[string]bool // paths that have the neighbours of a queue
 }
 
 // isMap reports whether a znode has the mark of a map. One that may not be read
@@ -225,10 +234,19 @@ func (x *explorer) add(at found, names []string, stat *zk.Stat) (below []found) 
 	// A server counts what is made and what is deleted, in 32 bits.
 	p.Made = (int64(uint32(stat.Cversion)) + int64(stat.NumChildren)) / 2
 	p.Gated = at.gated
-	if at.beside && !slices.Contains(p.Kinds, kinds.Queue) {
-		p.Kinds = append(p.Kinds, kinds.Queue)
-	}
 	below = x.children(at, names)
+	switch {
+	case at.perhaps && stat.EphemeralOwner != 0:
+		if dir, name := path.Split(at.path); kinds.Own(name) {
+			x.permits[path.Clean(dir)] = true
+		}
+		return nil
+	case at.perhaps && !kinds.Own(path.Base(at.path)) && !kinds.Line(p.Kinds):
+		return below
+	case at.of != "" && stat.EphemeralOwner == 0 && int(stat.DataLength) == len(marks.Dir) && !kinds.Line(p.Kinds):
+		x.queues[at.of] = x.queues[at.of] || queueOnly(at.path)
+		return below
+	}
 	switch {
 	case at.isMap:
 		p.Kinds, p.Names, p.Made = []kinds.Kind{kinds.Map}, nil, 0
@@ -259,30 +277,58 @@ func (x *explorer) children(at found, names []string) (below []found) {
 		}
 		return below
 	}
-	queues, gates := map[string]bool{}, map[string]bool{}
+	gates := map[string]bool{}
 	for _, name := range names {
-		of, ok := kinds.Beside(name)
-		switch {
-		case !ok || name == of+"-receipts":
-		case name == of+"-__lock__", name == of+"-__resized__":
+		if of, ok := kinds.Beside(name); ok && (name == of+"-__lock__" || name == of+"-__resized__") {
 			gates[of] = true
-		default:
-			queues[of] = true
 		}
 	}
 	for _, name := range names {
 		child := path.Join(at.path, name)
 		of, beside := kinds.Beside(name)
 		switch {
-		case child == "/zookeeper" || kinds.Part(name, names):
-		case beside && slices.Contains(names, of):
-		case beside && name != of+"-dead": // dead letters may well outlive their queue
+		case child == "/zookeeper" || kinds.Certain(name, names) || at.of != "" && kinds.InNeighbour(at.path, name):
+			continue
+		case beside && !slices.Contains(names, of) && name != of+"-dead": // dead letters may well outlive their queue
 			x.tree.Strays = append(x.tree.Strays, child)
-		default:
-			below = append(below, found{path: child, beside: queues[name], gated: gates[name]})
 		}
+		f := found{path: child, perhaps: kinds.Part(name, names), gated: gates[name]}
+		if beside {
+			f.of = path.Join(at.path, of)
+		}
+		below = append(below, f)
 	}
 	return below
+}
+
+// queueOnly reports whether only a queue has the neighbour at a path.
+func queueOnly(at string) bool {
+	return !strings.HasSuffix(at, "-receipts") && !strings.HasSuffix(at, "__")
+}
+
+// settle removes the places that are parts of a semaphore. It adds the kind to queues that only
+// their neighbours show.
+func (x *explorer) settle() {
+	line, semaphore := map[string]bool{}, map[string]bool{}
+	for _, p := range x.tree.Places {
+		line[p.Path] = kinds.Line(p.Kinds)
+	}
+	for i := range x.tree.Places {
+		p := &x.tree.Places[i]
+		for _, name := range p.Names {
+			if line[path.Join(p.Path, name)] { // then it says nothing of p
+				p.Kinds = slices.DeleteFunc(p.Kinds, func(k kinds.Kind) bool { return kinds.Is(name, k) && (k == kinds.Semaphore || k == kinds.Queue) })
+			}
+		}
+		semaphore[p.Path] = slices.Contains(p.Kinds, kinds.Semaphore)
+		if x.queues[p.Path] && !slices.Contains(p.Kinds, kinds.Queue) {
+			p.Kinds = append(p.Kinds, kinds.Queue)
+		}
+	}
+	x.tree.Places = slices.DeleteFunc(x.tree.Places, func(p Place) bool {
+		of, gate := strings.CutSuffix(p.Path, "-__lock__")
+		return gate && x.permits[of] || path.Base(p.Path) == "locks" && semaphore[path.Dir(p.Path)]
+	})
 }
 
 // holdInMaps adds to maps the kinds of what stands among their entries. An entry
@@ -325,7 +371,8 @@ type Line struct {
 	Holding  bool       `json:"holding"`
 	Retained bool       `json:"retained,omitempty"` // it may only keep its place, and hold nothing
 	Owner    string     `json:"owner,omitempty"`
-	Since    *time.Time `json:"since,omitempty"`
+	Since    *time.Time `json:"since,omitempty"` // when it came
+	Held     *time.Time `json:"held,omitempty"`  // since when it holds, if that is known
 	Session  string     `json:"session,omitempty"`
 	Node     string     `json:"node,omitempty"`
 	Count    *int       `json:"count,omitempty"`  // elements of a queue, tasks of a wait group
@@ -333,6 +380,51 @@ type Line struct {
 	Layout   string     `json:"layout,omitempty"` // of a queue, as --layout calls it
 	Value    rawJSON    `json:"value,omitempty"`  // the data of the znode: as it is if that is JSON, or else as a string
 	Info     string     `json:"info,omitempty"`   // of a member
+}
+
+// HeldSince returns the time at which a holder was granted. atMost reports that this time is not
+// known: then since is the time at which the holder came, and it may have waited after that.
+func (l Line) HeldSince() (since *time.Time, atMost bool) {
+	switch {
+	case l.Held != nil:
+		return l.Held, false
+	case l.Kind == string(kinds.Group), l.Kind == string(kinds.DoubleBarrier):
+		return l.Since, false
+	}
+	return l.Since, l.Since != nil
+}
+
+// A Memory compares each look with the one before. A contender that waited in one and holds in
+// the next was granted between the two.
+type Memory struct{ waited, held map[string]time.Time }
+
+// Note completes what a look has found, which ended just now.
+func (m *Memory) Note(t *Tree) {
+	now, before := time.Now(), *m
+	m.waited, m.held = map[string]time.Time{}, map[string]time.Time{}
+	for _, p := range t.Places {
+		for i := range p.Lines {
+			l := &p.Lines[i]
+			if l.Since == nil || l.Node == "" {
+				continue
+			}
+			at := l.Znode()
+			if !l.Holding {
+				m.waited[at] = now
+				continue
+			}
+			since, seen := before.held[at]
+			if _, waited := before.waited[at]; waited {
+				since, seen = now, true
+			}
+			if seen {
+				m.held[at] = since
+			}
+			if l.Held == nil && seen {
+				l.Held = &since
+			}
+		}
+	}
 }
 
 // Znode returns the path of the znode of one who holds or waits.

@@ -229,3 +229,113 @@ func TestWhatCarriesNoMarkIsDataAndNoMore(t *testing.T) {
 	want["/old"] = "map: 1 key"
 	wantTold(t, eyes, "/", want)
 }
+
+// People name locks as they like, also as libraries name the parts of what they make.
+func TestALockThatIsHeldIsShownWhateverItIsCalled(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, eyes := suite.Open(t, srv), suite.Open(t, srv)
+		ctx, kazoo := t.Context(), zsync.WithLayout(zsync.LayoutKazoo)
+		const guid = "_c_48e50edc-09ec-4785-b44e-13769185aea0"
+		names := []string{
+			"deb315576356492b9a38f45828136a03", "b-01", "t-02", "b-00001", "t-00001", "d-00001-1", "keys", "keeper-1", "parties", "leases", "locks", "done", "last", "resized",
+			"orders", "orders-live", "orders-claims", "orders-consumers", "orders-senders", "orders-ids", "orders-receipts", "orders-dead", "orders-__lock__", "orders-__resized__",
+			"alone-live", "alone-claims", "alone-__lock__", "job-lock-0000000042", "my-latch-0000000042", "svc__party__", guid + "-tasks.d", "_c_mine", "queue-7", "entry-1", "dead-1",
+		}
+		want := map[string]string{}
+		for i, name := range names {
+			path := "/locks-of/" + name
+			m, kind := zsync.NewMutex(s, path), "lock"
+			if i%2 == 1 {
+				m, kind = zsync.NewMutex(s, path, kazoo), "kazoo lock"
+			}
+			noError(t, m.Lock(ctx))
+			want[path] = kind
+		}
+		for _, path := range []string{"/jobs-live/a/b", "/jobs/x", "/q-claims/below", "/md5/deb315576356492b9a38f45828136a03/below"} {
+			noError(t, zsync.NewMutex(s, path).Lock(ctx))
+			want[path] = "lock"
+		}
+		noError(t, zsync.NewQueue[int](s, "/q").Send(ctx, 1), zsync.NewSemaphore(s, "/permits", 2, kazoo).Acquire(ctx, 2))
+		want["/q"], want["/permits"] = "queue: 1 element", "kazoo semaphore"
+		go zsync.NewSemaphore(s, "/permits", 2, kazoo).Acquire(ctx, 1)
+		time.Sleep(time.Minute)
+		wantToldInTree(t, eyes, want)
+	})
+}
+
+// wantToldInTree is wantTold for the look at the whole tree.
+func wantToldInTree(t *testing.T, eyes *zsync.Session, want map[string]string) {
+	t.Helper()
+	tree, err := look.Look(t.Context(), eyes, "/")
+	noError(t, err)
+	for _, p := range tree.Places {
+		if got := words(p.Lines); got != want[p.Path] && got != "" {
+			t.Errorf("%s is told to be %q, want %q", p.Path, got, want[p.Path])
+		}
+		if words(p.Lines) != "" {
+			delete(want, p.Path)
+		}
+	}
+	for path, words := range want {
+		t.Errorf("%s is not shown, want %q", path, words)
+	}
+}
+
+func TestATimeThatWasWaitedIsNotTakenForATimeOfHolding(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		first, next, eyes := suite.Open(t, srv), suite.Open(t, srv), suite.Open(t, srv)
+		ctx := t.Context()
+		const waited, held = 171 * time.Second, 10 * time.Second
+		m, token, silent := zsync.NewMutex(first, "/token"), zsync.NewMutex(next, "/token"), zsync.NewMutex(next, "/silent")
+		other := zsync.NewMutex(first, "/silent")
+		noError(t, m.Lock(ctx), other.Lock(ctx))
+		got := make(chan error, 2)
+		go func() {
+			err := token.Lock(ctx)
+			if err == nil {
+				_, err = token.Token(ctx)
+			}
+			got <- err
+		}()
+		go func() { got <- silent.Lock(ctx) }()
+		time.Sleep(time.Second)
+		var seen look.Memory
+		lookAt := func() map[string]look.Line {
+			t.Helper()
+			tree, err := look.Look(ctx, eyes, "/")
+			noError(t, err)
+			seen.Note(tree)
+			holders := map[string]look.Line{}
+			for _, p := range tree.Places {
+				holders[p.Path] = p.Lines[0]
+			}
+			return holders
+		}
+		check := func(what string, l look.Line, want time.Duration, wantAtMost bool) {
+			t.Helper()
+			since, atMost := l.HeldSince()
+			if long := time.Since(*since).Round(time.Second); long != want || atMost != wantAtMost {
+				t.Errorf("%s holds for %v, at most: %v; want %v, %v", what, long, atMost, want, wantAtMost)
+			}
+		}
+		time.Sleep(waited - time.Second)
+		lookAt()
+		noError(t, m.Unlock(), other.Unlock(), <-got, <-got)
+		time.Sleep(held)
+		lines, err := look.At(ctx, eyes, "/token")
+		noError(t, err)
+		check("one that has taken its token", lines[0], held, false)
+		lines, err = look.At(ctx, eyes, "/silent")
+		noError(t, err)
+		check("one that has not", lines[0], waited+held, true)
+		holders := lookAt()
+		check("one that has taken its token", holders["/token"], held, false)
+		check("one whose hand-over was seen", holders["/silent"], 0, false)
+		time.Sleep(held)
+		check("one whose hand-over was seen", lookAt()["/silent"], held, false)
+		noError(t, zsync.NewMutex(first, "/token").Revoke(ctx))
+		lines, err = look.At(ctx, eyes, "/token")
+		noError(t, err)
+		check("one that is asked to give up", lines[0], waited+2*held, true)
+	})
+}
