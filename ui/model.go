@@ -415,7 +415,7 @@ func draw(g *look.Graph) *graphView {
 		long := max(math.Hypot(dx, dy), 1)
 		const off = 34
 		v.Edges = append(v.Edges, edgeView{
-			From: a.Name, To: b.Name, Path: look.Printable(s.Path), Stuck: stuck[s],
+			From: a.Name, To: b.Name, Path: cmp.Or(look.Printable(s.Path), "runs"), Stuck: stuck[s],
 			X1: a.X + int(dx/long*off), Y1: a.Y + int(dy/long*off), X2: b.X - int(dx/long*off), Y2: b.Y - int(dy/long*off),
 			TX: (a.X + b.X) / 2, TY: (a.Y+b.Y)/2 + 4, // on the line, which leaves room for it
 		})

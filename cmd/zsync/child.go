@@ -12,12 +12,15 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/zsync/zsync/internal/look"
 )
 
 // A child is a command that runs under a hold.
 type child struct {
 	host      *host
 	argv      []string
+	session   int64            // under which it runs
 	stdin     io.Reader        // zsync's own if nil
 	env       []string         // added to zsync's own
 	signals   <-chan os.Signal // to pass on
@@ -203,6 +206,9 @@ func (c *child) tell(p process) (wait func()) {
 
 // environment is that of what is run. The credentials are zsync's own.
 func (c *child) environment() []string {
-	env := slices.DeleteFunc(slices.Clone(c.host.env), func(s string) bool { return strings.HasPrefix(s, "ZSYNC_AUTH=") })
-	return append(env, c.env...)
+	env := slices.DeleteFunc(slices.Clone(c.host.env), func(s string) bool {
+		return strings.HasPrefix(s, "ZSYNC_AUTH=") || strings.HasPrefix(s, withinVariable+"=")
+	})
+	within := append(c.host.within(), look.SessionText(c.session))
+	return append(append(env, withinVariable+"="+strings.Join(within, " ")), c.env...)
 }

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"syscall"
@@ -12,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/marks"
 )
 
 // A client is what the global flags say about the ensemble.
@@ -57,8 +60,8 @@ func (c *client) open(ctx context.Context) (*zsync.Session, error) {
 		return nil, fail(exitConfig, "no servers: give --servers or set ZSYNC_SERVERS (zsync server runs one, in memory)")
 	}
 	opts := []zsync.Option{zsync.WithSessionTimeout(c.session)}
-	if c.owner != "" {
-		opts = append(opts, zsync.WithOwner(c.owner))
+	if within := c.within(); c.owner != "" || len(within) > 0 {
+		opts = append(opts, zsync.WithOwner(marks.Within(cmp.Or(c.owner, defaultOwner()), within)))
 	}
 	secure, err := c.security()
 	if err != nil {
@@ -90,6 +93,15 @@ func (c *client) open(ctx context.Context) (*zsync.Session, error) {
 		return nil, verdict(err, exitServers)
 	}
 	return s, nil
+}
+
+// defaultOwner is the library's.
+func defaultOwner() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	return fmt.Sprintf("%s:%d", host, os.Getpid())
 }
 
 // verdict gives an error its exit status, unless it has one. That of a wait

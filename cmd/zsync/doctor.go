@@ -253,7 +253,7 @@ func (d *doctor) deadlocks(ctx context.Context, t *look.Tree) error {
 	seen := map[string]bool{}
 	for _, circle := range circles {
 		for _, step := range circle {
-			if seen[step.Path] {
+			if seen[step.Path] || step.Path == "" {
 				continue
 			}
 			seen[step.Path] = true

@@ -238,7 +238,7 @@ func (t *task) run(lost <-chan struct{}, tokens func(context.Context) ([]int64, 
 	if t.waiting.Err() != nil { // at the same instant
 		return verdict(context.Cause(t.waiting), t.busy)
 	}
-	c := &child{host: t.host, argv: t.argv, signals: t.signals, lost: lost, killAfter: t.grace(), onLost: t.onLost}
+	c := &child{host: t.host, session: t.session.ID(), argv: t.argv, signals: t.signals, lost: lost, killAfter: t.grace(), onLost: t.onLost}
 	if tokens != nil {
 		toks, err := tokens(t.waiting)
 		if err != nil {

@@ -7,11 +7,15 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/look"
 )
 
 // A host gives the command its environment, its streams, its signals, the way to the
@@ -49,6 +53,20 @@ func (h *host) getenv(name string) (value string) {
 		}
 	}
 	return value
+}
+
+// withinVariable is the variable by which a zsync learns that another zsync's command has
+// started it, directly or not: the sessions of those, the outermost first.
+const withinVariable = "ZSYNC_WITHIN"
+
+// within returns the sessions whose commands have started this process.
+func (h *host) within() []string {
+	const most = 8 // of nested ones, the innermost
+	ids := slices.DeleteFunc(strings.Fields(h.getenv(withinVariable)), func(id string) bool {
+		n, err := strconv.ParseUint(id, 0, 64)
+		return err != nil || id != look.SessionText(int64(n))
+	})
+	return ids[max(len(ids)-most, 0):]
 }
 
 // signals are the signals that this process receives: see package os/signal.

@@ -372,6 +372,68 @@ func TestDoctorFindsADeadlockOfLocksThatAreCalledAsPartsAre(t *testing.T) {
 	})
 }
 
+func TestDoctorFindsADeadlockOfNestedLocks(t *testing.T) {
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		m := zsync.NewMutex(connect(t, srv), "/x")
+		// zsync lock outer -- zsync lock inner -- echo, each in a session of its own.
+		both := make(chan struct{})
+		nested := func(name, outer, inner string) {
+			holds := make(chan struct{})
+			start(t, srv.Addr(), "", "lock", outer, "--owner", name, "--", does(t, func(p *memoryProcess) int {
+				close(holds)
+				p.until(both)
+				in := start(t, srv.Addr(), "", "env:"+withinVariable+"="+p.getenv(withinVariable), "lock", inner, "--owner", "within "+name, "--", "echo")
+				p.until(in.ended)
+				return in.code
+			}))
+			<-holds
+		}
+		nested("a", "/x", "/y")
+		nested("b", "/y", "/x")
+		close(both)
+		time.Sleep(time.Minute)
+		if got := contenders(t, m, 2); got[0].Owner != "a" || !strings.HasPrefix(got[1].Owner, "within b within 0x") {
+			t.Errorf("contenders: %+v", got)
+		}
+		const want = "problem: deadlock: a runs within a, within a waits at /y for b, b runs within b, within b waits at /x for a\n"
+		r := start(t, srv.Addr(), "", "doctor", "--admin-port", "0")
+		if r.wait(); strings.Count(r.stdout.String(), want) != 1 || strings.Count(r.stdout.String(), "deadlock") != 1 {
+			t.Errorf("no %s\n%s%s", want, &r.stdout, &r.stderr)
+		}
+		r = start(t, srv.Addr(), "", "lock", "-n", "/y", "--", "true")
+		if r.wait(); !strings.Contains(r.stderr.String(), "held by b since") || !strings.Contains(r.stderr.String(), "waiting ahead: 1") {
+			t.Errorf("%s", &r.stderr)
+		}
+	})
+}
+
+// A command may start many at once, as a service does. That one of them waits stops none of the
+// others.
+func TestNestedLocksThatGoOnAreNoDeadlock(t *testing.T) {
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		b := named(t, srv, "b")
+		one, other := zsync.NewMutex(b, "/one"), zsync.NewMutex(b, "/other")
+		if err := one.Lock(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		start(t, srv.Addr(), "", "elect", "/service", "--owner", "service", "--", does(t, func(p *memoryProcess) int {
+			within := "env:" + withinVariable + "=" + p.getenv(withinVariable)
+			start(t, srv.Addr(), "", within, "lock", "/other", "--owner", "works", "--", does(t, func(p *memoryProcess) int { p.forever(); return 0 }))
+			start(t, srv.Addr(), "", within, "lock", "/one", "--owner", "waits", "--", "true")
+			p.forever()
+			return 0
+		}))
+		contenders(t, one, 2)
+		contenders(t, other, 1)
+		go other.Lock(t.Context())
+		time.Sleep(time.Minute)
+		r := start(t, srv.Addr(), "", "doctor", "--admin-port", "0")
+		if r.wait(); strings.Contains(r.stdout.String(), "deadlock") || !strings.Contains(r.stdout.String(), "looked at") {
+			t.Errorf("%s%s", &r.stdout, &r.stderr)
+		}
+	})
+}
+
 func TestListTellsGroupsAndAsksABigTreeForLittle(t *testing.T) {
 	inMemory(t, func(t *testing.T, srv *zktest.Server) {
 		s, ctx := named(t, srv, "holder"), t.Context()

@@ -90,7 +90,7 @@ Exit status 75 means that fewer elements came than --count says.`,
 			}
 			defer t.session.Close()
 			r := &receiver{
-				host: c.host, queue: queue, path: path, out: cmd.OutOrStdout(), end: q.end(), want: n, follow: follow,
+				host: c.host, id: t.session.ID, queue: queue, path: path, out: cmd.OutOrStdout(), end: q.end(), want: n, follow: follow,
 				working: w, slots: make(chan struct{}, maxUnacknowledged), failing: map[failing]int{},
 			}
 			err = r.receive(t.waiting)
@@ -114,6 +114,7 @@ const maxUnacknowledged = 128
 // A receiver writes the elements of a queue, or runs a command for each.
 type receiver struct {
 	host   *host
+	id     func() int64 // of the session
 	queue  *zsync.Queue[[]byte]
 	path   string
 	out    io.Writer

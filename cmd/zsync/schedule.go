@@ -108,7 +108,7 @@ func instant(at time.Time) string { return at.UTC().Format(time.RFC3339Nano) }
 // lost.
 func (t *task) doing(ctx context.Context, at time.Time, signals <-chan os.Signal) error {
 	c := &child{
-		host: t.host, argv: t.argv, signals: signals, lost: ctx.Done(), killAfter: t.grace(), onLost: t.onLost,
+		host: t.host, session: t.session.ID(), argv: t.argv, signals: signals, lost: ctx.Done(), killAfter: t.grace(), onLost: t.onLost,
 		env: []string{"ZSYNC_INSTANT=" + instant(at)},
 	}
 	status, err := c.run()

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/marks"
 )
 
 // This file says what a task waits for: behind whom, and since when.
@@ -71,7 +72,7 @@ func (t *task) inTheWay(ctx context.Context, l line) string {
 
 // describe names the first, and says how many more there are.
 func describe(cs []zsync.Contender) string {
-	owner := cs[0].Owner
+	owner, _ := marks.Outer(cs[0].Owner)
 	if owner == "" {
 		owner = fmt.Sprintf("session %#x", uint64(cs[0].Session))
 	}

@@ -146,8 +146,9 @@ func lineOf(path, kind, mode string, c zsync.Contender) Line {
 	case c.Holding:
 		state = "holds"
 	}
+	owner, within := marks.Outer(c.Owner)
 	l := Line{
-		Path: path, Kind: kind, Mode: mode, State: state, Holding: c.Holding, Retained: c.Retained, Owner: c.Owner,
+		Path: path, Kind: kind, Mode: mode, State: state, Holding: c.Holding, Retained: c.Retained, Owner: owner, Within: within,
 		Since: &c.Since, Session: SessionText(c.Session), Node: c.Node,
 	}
 	if !c.HeldSince.IsZero() {
@@ -379,7 +380,8 @@ func (a *asker) value(ctx context.Context) ([]Line, error) {
 	l := Line{Path: a.path, Kind: kind, State: Printable(string(data)), Value: value}
 	// A closed gate is made, and not written.
 	if owner, ok := strings.CutPrefix(string(data), marks.Gate); ok && !entry && len(a.names) == 0 && stat.Version == 0 {
-		l.Kind, l.State, l.Owner = string(kinds.Gate), "closed", owner
+		l.Kind, l.State = string(kinds.Gate), "closed"
+		l.Owner, _ = marks.Outer(owner)
 	}
 	return []Line{l}, err
 }

@@ -14,7 +14,9 @@ type Graph struct {
 	Waits map[string][]Wait // by the session that waits
 }
 
-// A Wait is one session's, at a path, for those who hold what it wants.
+// A Wait is one session's, at a path, for those who hold what it wants. Without a path it is
+// for a session of its own command, a zsync lock in a zsync lock: until that has ended the
+// command goes on, and what it runs under is held.
 type Wait struct {
 	Path    string
 	Holders []string // sessions
@@ -34,6 +36,12 @@ func (g *Graph) Add(lines []Line) {
 		}
 		if g.Names[l.Session] == "" {
 			g.Names[l.Session] = l.Owner
+		}
+		for _, outer := range l.Within {
+			inner := func(w Wait) bool { return w.Path == "" && w.Holders[0] == l.Session }
+			if outer != l.Session && !slices.ContainsFunc(g.Waits[outer], inner) {
+				g.Waits[outer] = append(g.Waits[outer], Wait{Holders: []string{l.Session}})
+			}
 		}
 		if l.Holding || l.Since == nil {
 			continue
@@ -117,6 +125,10 @@ func (g *Graph) Circles() (found [][]Step) {
 func (g *Graph) Describe(circle []Step) string {
 	words := make([]string, len(circle))
 	for i, s := range circle {
+		if s.Path == "" {
+			words[i] = fmt.Sprintf("%s runs %s", g.Name(s.Session), g.Name(s.For))
+			continue
+		}
 		words[i] = fmt.Sprintf("%s waits at %s for %s", g.Name(s.Session), s.Path, g.Name(s.For))
 	}
 	return strings.Join(words, ", ")

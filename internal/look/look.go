@@ -371,8 +371,9 @@ type Line struct {
 	Holding  bool       `json:"holding"`
 	Retained bool       `json:"retained,omitempty"` // it may only keep its place, and hold nothing
 	Owner    string     `json:"owner,omitempty"`
-	Since    *time.Time `json:"since,omitempty"` // when it came
-	Held     *time.Time `json:"held,omitempty"`  // since when it holds, if that is known
+	Within   []string   `json:"within,omitempty"` // sessions whose command has started this one's process
+	Since    *time.Time `json:"since,omitempty"`  // when it came
+	Held     *time.Time `json:"held,omitempty"`   // since when it holds, if that is known
 	Session  string     `json:"session,omitempty"`
 	Node     string     `json:"node,omitempty"`
 	Count    *int       `json:"count,omitempty"`  // elements of a queue, tasks of a wait group

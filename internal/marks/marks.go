@@ -2,7 +2,11 @@
 // certain what a znode is. Other libraries neither write nor read it.
 package marks
 
-import "bytes"
+import (
+	"bytes"
+	"regexp"
+	"strings"
+)
 
 const (
 	// Gate, followed by the owner, is the data of the znode of a closed Barrier.
@@ -27,4 +31,24 @@ func Unmark(data []byte) []byte {
 		return nil
 	}
 	return bytes.TrimSuffix(data, []byte("\n"+Dir))
+}
+
+// Within returns the owner of a session whose process was started by a command under other
+// sessions: they wait for its end.
+func Within(owner string, sessions []string) string {
+	if len(sessions) == 0 {
+		return owner
+	}
+	return owner + " within " + strings.Join(sessions, " ")
+}
+
+var within = regexp.MustCompile(`^(.*) within((?: 0x[0-9a-f]{1,16})+)$`)
+
+// Outer returns the owner and the sessions that [Within] was called with.
+func Outer(data string) (owner string, sessions []string) {
+	m := within.FindStringSubmatch(data)
+	if m == nil {
+		return data, nil
+	}
+	return m[1], strings.Fields(m[2])
 }
