@@ -9,42 +9,39 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A Barrier is a gate for many: while it is closed, everyone who comes to
-// [Barrier.Wait] waits; once it is opened they all go on. It is open until
-// somebody closes it.
+// A Barrier is a gate that any process can close and open:
 //
-// A Wait that begins after Close has returned, in whichever process, waits for
-// an Open that comes later; an Open lets everyone through who waits at that
-// moment, even if the gate is closed again at once. In the terminology of the
-// Go memory model, Open synchronizes before the Wait that it lets through, for
-// callers in one process.
+//	err := b.Close(ctx) // from now on, Wait blocks
+//	err = b.Wait(ctx)   // returns when the barrier is open
+//	err = b.Open(ctx)   // releases every waiter
+//
+// A new Barrier is open. A Wait that begins after Close has returned waits for a later
+// Open, in any process. An Open releases every Wait of that moment, even if the Barrier is
+// closed again at once. In the terminology of the Go memory model, Open synchronizes before
+// the Wait that it releases, for callers in one process.
 //
 // # Loss
 //
-// A Barrier belongs to no session: it stays as it is when the one who closed it
-// dies. A Wait carries on in the next session.
+// A Barrier belongs to no session. It stays closed if the process that closed it dies. A
+// Wait carries on in the next session.
 //
-// # Znodes
+// # Errors
 //
-// The Barrier is closed while the znode path exists, so nothing else may use path, or
-// a path below it. The znode is persistent and its data is "zsync: closed by " and the
-// owner ([WithOwner]), in plain text. The
-// container path-receipts holds a znode for each Close and Open in progress, kept
-// for a second. The parents of path are persistent. Close is [ErrMixed] if the
-// directory of something else is at path.
+// Close returns [ErrMixed] if path is in use by something else.
 //
 // # Cost
 //
-// Close and Open cost 1 round trip, and 1 more request in the background a second
-// after the last that changed anything; where the container is missing they make it
-// with a few requests more, but for an Open that finds nothing to open. Wait costs 2
-// requests, and if the Barrier is closed a watch, which fires when it is opened.
+// Close, Open, and a Wait of an open Barrier take 1 round trip each. A Wait of a closed
+// Barrier then receives one event.
 //
-// # Algorithm
+// # Znodes
 //
-// Apache Curator's DistributedBarrier and kazoo's Barrier have the same znode,
-// so all three share a path. The algorithm is "Barriers" from the ZooKeeper
-// recipes.
+// The Barrier is closed while the znode path exists. So nothing else may use path, or a
+// path below it. The znode is persistent, and its data is "zsync: closed by " and the owner
+// ([WithOwner]). Apache Curator's DistributedBarrier and kazoo's Barrier have the same
+// znode, so all three share a path. The container path-receipts has short-lived znodes that
+// make each change exactly once, even if replies are lost. The parents of path are
+// persistent.
 type Barrier struct {
 	made
 }
@@ -56,11 +53,11 @@ type Barrier struct {
 //  2. If there is none, go on.
 //  3. Otherwise wait for its deletion.
 //
-// Close creates the znode and Open deletes it. Neither may be repeated blindly
-// after a lost reply, though both look idempotent: somebody may have opened, or
-// closed, in between, and the repetition would undo that. A condition on the
-// znode does not help, as a deletion leaves nothing to recognise it by. So both
-// are transactions with a receipt.
+// Close creates the znode and Open deletes it. Both look idempotent, but neither may be
+// repeated blindly after a lost reply: between the two attempts another process may have
+// opened or closed the barrier, and the repetition would undo that. A condition on the
+// znode does not help, because a deletion leaves nothing to recognise it by. So both are
+// transactions with a receipt.
 
 // NewBarrier returns the Barrier at path. It does no I/O; a bad argument is
 // reported by every method.
@@ -79,8 +76,8 @@ func (b *Barrier) Close(ctx context.Context) error {
 		return &zk.CreateRequest{Path: znode, Data: []byte(marks.Gate + m.Config.Owner), Acl: m.Config.ACL}
 	})
 	if session.IsNodeExists(err) {
-		// Closed by somebody else: but is it by one of those whom the ACL allows, and is
-		// it a gate? NoNode is that it has been opened since.
+		// The znode exists. Check that its ACL is narrow enough, and that it is a barrier's.
+		// NoNode means that the barrier has been opened since.
 		err = b.s.m.During(ctx, func(inc *session.Incarnation) error {
 			znode := b.s.m.Full(b.path)
 			if err := inc.VetNow(ctx, znode); err != nil {
@@ -93,8 +90,8 @@ func (b *Barrier) Close(ctx context.Context) error {
 	return opError("close", b.path, unlessNoNode(err))
 }
 
-// Open opens b and wakes everyone who waits. Opening an open Barrier is no
-// error. If ctx ends while the request is under way, b may be open or not.
+// Open opens b and releases every waiter. Opening an open Barrier is no error. If ctx ends
+// while the request is under way, b may be open or not.
 func (b *Barrier) Open(ctx context.Context) error {
 	return opError("open", b.path, unlessNoNode(b.change(ctx, func(znode string) any {
 		return &zk.DeleteRequest{Path: znode, Version: -1}
@@ -125,9 +122,8 @@ func (b *Barrier) change(ctx context.Context, op func(znode string) any) error {
 	return err
 }
 
-// Wait returns at once if b is open, and otherwise when it has been opened. A
-// ctx that has ended already fails even if b is open. A Wait that fails leaves
-// nothing behind.
+// Wait returns when b is open. After the end of ctx, Wait fails even if b is open. A Wait
+// that fails leaves nothing behind.
 func (b *Barrier) Wait(ctx context.Context) error {
 	if b.misuse() != nil {
 		return opError("wait", b.path, b.misuse())
@@ -139,7 +135,7 @@ func (b *Barrier) Wait(ctx context.Context) error {
 	m.Waiters.Add(1)
 	defer m.Waiters.Add(-1)
 	ctx, end := b.tracers().waiting(ctx, "barrier", b.path)
-	var closed *zk.Stat // of what we wait for; nil if it is not known yet
+	var closed *zk.Stat // of the znode that we wait for; nil before the first read
 	err := m.During(ctx, func(inc *session.Incarnation) error {
 		return b.await(ctx, inc, &closed)
 	})
@@ -150,7 +146,7 @@ func (b *Barrier) Wait(ctx context.Context) error {
 // await is Wait within one session.
 func (b *Barrier) await(ctx context.Context, inc *session.Incarnation, closed **zk.Stat) error {
 	key := session.WatchKey{Kind: session.WatchData, Path: inc.Manager.Full(b.path)}
-	// A server that lags would show as open what somebody has closed.
+	// A server that lags could show a closed barrier as open.
 	read := inc.GetFresh
 	for {
 		w := inc.Watches.Join(key)
@@ -169,16 +165,15 @@ func (b *Barrier) await(ctx context.Context, inc *session.Incarnation, closed **
 		case *closed == nil:
 			*closed = stat
 		case (*closed).Czxid != stat.Czxid, (*closed).Ctime != stat.Ctime: // zxids begin again if the servers lose their data
-			// It was opened and closed again while we did not look, and that
-			// opening was for us.
+			// It was opened and closed again between two reads, and that opening released us.
 			inc.Watches.Leave(w)
 			return nil
 		}
 		if session.IsClosed(w.Fired) {
-			// Others here wait for the same watch, so it may have stood before
-			// the call, and told of an opening from before it. What it tells
-			// after the read is news; but which it was cannot be seen any more,
-			// so read again: the znode is another if it was opened since.
+			// Other goroutines share this watch, so it may be older than the call, and its event may
+			// report an opening before the call. An event after the read is news; but the order of
+			// the two is unknown by now. So read again: if the barrier was opened since, the znode
+			// is another.
 			inc.Watches.Leave(w)
 			continue
 		}

@@ -12,7 +12,7 @@ type noCopy struct{}
 func (*noCopy) Lock()   {}
 func (*noCopy) Unlock() {}
 
-// made is what the constructor of every primitive is given.
+// made has the arguments of every primitive's constructor.
 type made struct {
 	_    noCopy
 	s    *Session
@@ -20,7 +20,7 @@ type made struct {
 	err  error // of the constructor's arguments
 }
 
-// tracers are those of the Session, or nil of what was badly made.
+// tracers returns the tracers of the Session, or nil without a Session.
 func (m *made) tracers() *tracers {
 	if m.s == nil {
 		return nil
@@ -36,7 +36,7 @@ func (m *made) misuse() error {
 	return m.err
 }
 
-// checkNew is what every constructor asks of its arguments.
+// checkNew checks the arguments of every constructor.
 func checkNew(s *Session, path string, err error) error {
 	if s == nil {
 		return session.Invalid("the Session is nil")
@@ -47,8 +47,8 @@ func checkNew(s *Session, path string, err error) error {
 	return session.CheckPath(path)
 }
 
-// opError gives err its operation and path, once: an error that already
-// carries them is passed on as it is. opError(op, path, nil) is nil.
+// opError adds operation and path to err. An error that has them is returned unchanged.
+// opError(op, path, nil) is nil.
 func opError(op, path string, err error) error {
 	if err == nil {
 		return nil
@@ -62,7 +62,7 @@ func opError(op, path string, err error) error {
 	return &Error{Op: op, Path: path, Err: err}
 }
 
-// releases are the operations that give up something other than a lock.
+// releases are the operations on holds other than locks.
 var releases = []string{"resign", "transfer", "release", "leave", "ack", "nack", "reject", "return"}
 
 // notHeld is [ErrNotLocked] in words that fit permits, leaderships, memberships and claims.
@@ -71,15 +71,16 @@ type notHeld struct{}
 func (notHeld) Error() string        { return "not held" }
 func (notHeld) Is(target error) bool { return target == ErrNotLocked }
 
-// An Error tells which operation failed, on which path, and why. It is to this
-// package what [os.PathError] is to os.
+// An Error has the operation that failed, its path and the reason, as [os.PathError] has in
+// os.
 type Error struct {
 	Op   string // the operation, such as "lock"
 	Path string // the path of the primitive; empty for the session itself
 	Err  error  // the reason
 }
 
-// Error says what failed, where and why: "zsync: lock /jobs/nightly: lost: …".
+// Error returns the operation, the path and the reason: "zsync: lock /locks/backup: lost:
+// …".
 func (e *Error) Error() string {
 	if e.Path == "" {
 		return "zsync: " + e.Op + ": " + e.Err.Error()

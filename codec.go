@@ -7,8 +7,8 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A Codec turns values into the bytes of a znode and back. It must be usable
-// by several goroutines at once. Unmarshal is given a pointer.
+// A Codec turns values into the bytes of a znode and back. Several goroutines may call its
+// methods at the same time. Unmarshal receives a pointer.
 type Codec interface {
 	Marshal(v any) ([]byte, error)
 	Unmarshal(data []byte, v any) error
@@ -18,11 +18,11 @@ type Codec interface {
 var (
 	// JSON is encoding/json. It is the default.
 	JSON Codec = codec.JSON{}
-	// Gob is encoding/gob, each value with its type. What an interface holds
-	// must be known to gob.Register.
+	// Gob is encoding/gob, each value with its type. Register the types in interfaces with
+	// gob.Register.
 	Gob Codec = codec.Gob{}
-	// Raw takes []byte and string as they are, and nothing else; of an any only
-	// []byte, as it does not store which of them it was.
+	// Raw takes []byte and string unchanged, and no other type. In an any it takes only
+	// []byte, because it does not store the type.
 	Raw Codec = codec.Raw{}
 )
 
@@ -58,8 +58,7 @@ func (o CodecOption) applyValue(c *valueConfig) {
 	}
 }
 
-// decoded decodes what was stored. With an error, which says how much that was, the value is
-// zero.
+// decoded decodes stored bytes. An error contains their number; the value is then zero.
 func decoded[T any](c Codec, data []byte) (T, error) {
 	v, err := codec.Decode[T](c, data)
 	if err != nil {

@@ -1,8 +1,5 @@
-// Package zsync is Go's sync package, across processes. Whoever knows
-// [sync.Mutex], [sync.RWMutex], [sync.WaitGroup], [sync.Once], [sync.Cond] and
-// channels can coordinate a fleet: the names and meanings are the same, with a
-// [context.Context] where something waits and an error where something can
-// fail. Apache ZooKeeper keeps the state.
+// Package zsync is Go's sync package across processes: locks, queues, elections and shared
+// values for a whole fleet. Apache ZooKeeper keeps the state.
 //
 //	s, err := zsync.Connect(ctx, "zk1:2181,zk2:2181,zk3:2181")
 //	if err != nil {
@@ -15,53 +12,48 @@
 //		return work(ctx) // one process at a time; ctx ends if the lock is lost
 //	})
 //
-// # What to use
+// Names and meanings are as in package sync. A method that waits takes a [context.Context],
+// and a method that can fail returns an error.
 //
-//   - one at a time: [Mutex], [RWMutex]; up to n at a time: [Semaphore]; several
-//     locks at once: [LockAll]
-//   - one of all processes, as long as it lives: [Election]
-//   - a job that one process runs at each of its times: [Schedule]
-//   - what is done once and for all: [Once], [OnceValue]
-//   - wait for tasks: [WaitGroup]; begin and end together: [WaitGroup.Enter]; a
-//     gate: [Barrier]; a condition: [Cond]
-//   - work to hand out: [Queue]; shards to share out: [Partition]; who is there:
-//     [Group]
-//   - state that all see: [Value], [Map], [Int64]; one call for all who ask: [Flight]
+// # Choose a primitive
 //
-// # Rules that hold everywhere
+//   - let one process at a time do something: [Mutex], [RWMutex]; let n: [Semaphore]; take
+//     several locks: [LockAll]
+//   - keep one process active, with standby: [Election]
+//   - run a job at each scheduled time, in one process: [Schedule]
+//   - run something once, ever: [Once], [OnceValue]
+//   - wait for tasks: [WaitGroup]; begin and end together: [WaitGroup.Enter]; wait at a
+//     gate: [Barrier]; wait for a condition: [Cond]
+//   - hand out work: [Queue]; divide shards: [Partition]; list processes: [Group]
+//   - share state: [Value], [Map], [Int64]; share the result of a call: [Flight]
 //
-// Values made with the same path are the same primitive, in whatever process,
-// and in whatever language: the znodes are those of Apache Curator, or of kazoo
-// by option, where these have the primitive and its state can be kept safely in
-// their znodes (WaitGroup, Once, Cond and, unless an option says otherwise,
-// Queue have znodes of their own).
+// # Rules for all primitives
 //
-// A method that may wait takes a context first. A method that gives something up
-// takes none, because giving up cannot be refused. A cancelled wait leaves nothing
-// behind.
+// Two values with the same path are the same primitive, in any process. Programs that use
+// Apache Curator can share a path by default, and programs that use kazoo by option
+// ([WithLayout], [WithQueueLayout]). Give each primitive its own path.
 //
-// A hold belongs to one ZooKeeper session. When that session is over, or may
-// be over as far as this client can know, the hold is lost and everyone is
-// told: Lost is closed, the context of Do's function ends with cause [ErrLost],
-// and the release returns ErrLost. A client that is cut off from the servers
-// learns so before the servers can give the hold to someone else.
+// A method that may wait takes a context first. A method that releases takes none, because
+// a release cannot be refused. A cancelled wait leaves nothing behind.
 //
-// A wait outlives a session: it carries on in the next, at the back of the
-// line.
+// A hold belongs to one ZooKeeper session. If that session ends, or could have ended, the
+// hold is lost: Lost is closed, the context of Do ends with cause [ErrLost], and the
+// release returns ErrLost. A client that is cut off from the servers learns of the loss
+// before the servers can grant the lock again. A wait outlives its session: it carries on
+// in the next one, at the back of the line.
 //
-// When a connection drops between a request and its reply, the Session finds
-// out what became of the request before it goes on.
+// If a connection drops between a request and its reply, the Session finds out whether the
+// servers applied the request before it continues. A release wakes only waiters that can
+// proceed.
 //
-// A release wakes exactly those who can now go on.
-//
-// Errors are [*Error] around a sentinel of this package, an error of
-// go-zookeeper, or the cause of a context. Misuse that sync answers with a
-// crash comes back as an error and changes nothing.
+// An error is an [*Error] around an error of this package, an error of go-zookeeper, or the
+// cause of a context. Misuse that crashes a program with sync returns an error and changes
+// nothing.
 //
 // # What zsync cannot do
 //
-// It cannot stop a program that does not look. Between the loss of a hold and the
-// moment at which its holder notices, the garbage collector, the scheduler or the
-// whole machine may pause. Where that matters, give [Mutex.Token] to the storage
-// that is written to, or write to ZooKeeper with [Mutex.Txn].
+// It cannot stop a program that does not look. Between the loss of a hold and the moment at
+// which its holder notices, the garbage collector, the scheduler or the whole machine may
+// pause. If that matters, send [Mutex.Token] with each write to the storage, or write to
+// ZooKeeper with [Mutex.Txn].
 package zsync

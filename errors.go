@@ -8,55 +8,52 @@ import (
 	"github.com/zsync/zsync/internal/tally"
 )
 
-// The errors of this package. Match them with [errors.Is]; what a method
-// returns is an [*Error] around one of them, around an error of go-zookeeper,
-// or around the cause of a context.
+// The errors of this package. Match them with [errors.Is]. A method returns an [*Error],
+// which wraps one of these errors, an error of go-zookeeper, or the cause of a context.
+// docs/errors.md explains each.
 var (
-	// ErrLost means that what was held is gone, or may be as far as this
-	// client can know: its ZooKeeper session ended, or somebody deleted its
-	// znode. The error is a [*LostError], which says why.
+	// ErrLost means that a hold has ended without a release, or could have ended as far as
+	// this client can know: its session ended, or another client deleted its znode. The error
+	// is a [*LostError] with the reason.
 	ErrLost = session.ErrLost
 
 	// ErrClosed means the Session was closed by [Session.Close].
 	ErrClosed = session.ErrClosed
 
-	// ErrNotLocked means a release of something that this value does not hold.
+	// ErrNotLocked means that this value does not hold what the call would release or use.
 	ErrNotLocked = line.ErrNotLocked
 
-	// ErrDeadlock means the call would have waited for its own caller for ever.
+	// ErrDeadlock means that the call would have waited for its own caller.
 	ErrDeadlock = errors.New("deadlock: the caller already holds it")
 
-	// ErrMixed means that a contender of another kind, or of another layout,
-	// stands in the line: a Mutex and an Election at one path, for example. They
-	// would not keep each other out. Or it means that something cannot be stored at a
-	// path, because the servers would remove it there with the directory of something
-	// else.
+	// ErrMixed means that the path has another use: by a contender of another kind or layout,
+	// which would not exclude this one, or by stored data. It also means that data cannot be
+	// stored at a path because the servers could remove it there.
 	ErrMixed = line.ErrMixed
 
-	// ErrNegativeCounter means a WaitGroup's counter would have become negative.
+	// ErrNegativeCounter means that more tasks of a WaitGroup were ended than added.
 	ErrNegativeCounter = tally.ErrNegativeCounter
 
-	// ErrPanicked means the function given to a Once panicked when it was called.
+	// ErrPanicked means that the function of a Once panicked.
 	ErrPanicked = errors.New("function panicked")
 
-	// ErrNoLeader means nobody leads at present.
+	// ErrNoLeader means that no candidate leads now.
 	ErrNoLeader = errors.New("no leader")
 
-	// ErrNoCandidate means that somebody does not stand for election, or no more.
+	// ErrNoCandidate means that a process is not, or no longer, a candidate of the election.
 	ErrNoCandidate = errors.New("no such candidate")
 
-	// ErrNoValue means nothing has been stored yet.
+	// ErrNoValue means that nothing is stored.
 	ErrNoValue = errors.New("no value")
 
-	// ErrTooLarge means a request would exceed ZooKeeper's packet limit of
-	// 1 MiB (jute.maxbuffer). Nothing was sent.
+	// ErrTooLarge means that a request would exceed ZooKeeper's packet limit of 1 MiB
+	// (jute.maxbuffer). No request was sent.
 	ErrTooLarge = session.ErrTooLarge
 
-	// ErrUnprotected means that a znode which somebody else has made may be
-	// changed by others than [WithACL] allows.
+	// ErrUnprotected means that an existing znode has a wider ACL than [WithACL] allows.
 	ErrUnprotected = session.ErrUnprotected
 
-	// ErrInvalid means an argument breaks a rule that the message names.
-	// Nothing was sent.
+	// ErrInvalid means that an argument breaks a rule, which the message names. No request was
+	// sent.
 	ErrInvalid = session.ErrInvalid
 )

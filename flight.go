@@ -16,55 +16,50 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A Flight runs a function once for all who ask for the same key at about the
-// same time, in any process: golang.org/x/sync/singleflight across processes.
-// It keeps a hundred processes from filling the same cache at once.
+// A Flight runs a function once for all callers of a key, in any process:
+// golang.org/x/sync/singleflight across processes.
 //
 //	prices := zsync.NewFlight[string](s, "/cache/prices", time.Minute)
 //	v, shared, err := prices.Do(ctx, "EUR", fetch)
 //
-// Whoever calls while another runs the function waits, and gets the same
-// result. So does whoever calls less than keep after the result was stored, by
-// the servers' clock; keep is the argument of [NewFlight].
+// A caller that comes while another caller runs its function waits, and gets the same
+// result. A caller that comes less than keep after the result was stored, by the servers'
+// clock, gets it at once. So a hundred processes do not fill the same cache at once.
 //
-// Only success is shared. If a function fails, its own caller gets the error,
-// and one of those who wait runs its function, whichever is the first to ask for
-// that. The same happens if a function panics.
+// Only success is shared. If a function fails or panics, its own caller gets the error or
+// the panic, and a waiting caller runs its own function.
 //
 // # Loss
 //
-// If the process dies while its function runs, the next one runs its own as
-// soon as the session has expired. If the session is lost but the process
-// lives, the caller gets what the function returned together with [ErrLost],
-// because another may have run meanwhile. A Do that only waits carries on in
-// the next session.
+// If the process dies while its function runs, the next waiting caller runs its own when
+// the session has expired. If only the session is lost, Do returns the function's result
+// together with [ErrLost], because another process may have run its function too. A Do that
+// only waits carries on in the next session.
 //
 // # Errors
 //
-// Do returns the error of the function, and [ErrDeadlock] with a ctx that
-// comes from Do of the same key.
-//
-// # Znodes
-//
-// Each key has a read-write lock, path/<key>/_c_<uuid>-__READ__<seq> and
-// …__WRIT__…, and its result, path/<key>/result, which is persistent. Keys are
-// written as those of a [Map] are. A result whose time is over is deleted by
-// the process that stored it or, when that is gone, by the next that runs a
-// function for any key. After that nothing is left.
+// Do returns the error of the function. It returns [ErrDeadlock] with a ctx that comes from
+// Do of the same key.
 //
 // # Cost
 //
-// Do costs 4 requests in 3 round trips if there is a result: create and list,
-// read, delete. A Do that runs the function makes 6 more, in 5 round trips.
+// A Do that finds a result takes 3 round trips, and a Do that runs the function 8.
+//
+// # Znodes
+//
+// Of each key there are a read-write lock, path/<key>/_c_<uuid>-__READ__<seq> and
+// …__WRIT__…, and the persistent znode path/<key>/result. Keys are encoded as in a [Map].
+// An expired result is deleted by the process that stored it. If that process has ended,
+// the next process that runs a function deletes it.
 type Flight[T any] struct {
 	made
 	codec Codec
 	keep  time.Duration
 }
 
-// NewFlight returns the Flight at path. A result is shared with those who call
-// less than keep after it was stored; with 0, with those alone who have waited for
-// it. It does no I/O; a bad argument is reported by every method.
+// NewFlight returns the Flight at path. A result is shared for the time keep after it was
+// stored; with 0, only with callers that waited for it. NewFlight does no I/O; a bad
+// argument is reported by every method.
 func NewFlight[T any](s *Session, path string, keep time.Duration, opts ...ValueOption) *Flight[T] {
 	c := newValueConfig(opts)
 	if c.err == nil && keep < 0 {
@@ -76,16 +71,14 @@ func NewFlight[T any](s *Session, path string, keep time.Duration, opts ...Value
 // Path returns the path that f was made with.
 func (f *Flight[T]) Path() string { return f.path }
 
-// Do returns the result of fn, or that of another call for key, and then shared is
-// true. fn's context ends, with cause [ErrLost], when others may run theirs; if fn
-// panics the panic goes on.
+// Do returns the result of fn, or the result of another call for key; shared is then true.
+// fn's context ends, with cause [ErrLost], if the session is lost. If fn panics, so does
+// Do.
 //
-// The errors are fn's own, those of [Mutex.Lock], [ErrLost] when fn has returned
-// without an error after its session was lost, or what it returned could not be
-// stored or encoded: v is what it returned then too. If the session is lost before
-// fn has begun, Do carries on in the next one. A ctx that comes from Do of the
-// same key is refused with [ErrDeadlock]. A result that cannot be decoded is taken for
-// none.
+// The error is fn's own, an error of [Mutex.Lock], or [ErrDeadlock]. If fn succeeded but
+// its session was lost, or its result cannot be encoded or stored, Do returns the result
+// together with an error. If the session is lost before fn begins, Do carries on in the
+// next session. A result that cannot be decoded counts as missing.
 func (f *Flight[T]) Do(ctx context.Context, key string, fn func(ctx context.Context) (T, error)) (v T, shared bool, err error) {
 	v, shared, err = f.do(ctx, key, fn)
 	if err != nil {
@@ -108,7 +101,7 @@ func (f *Flight[T]) do(ctx context.Context, key string, fn func(ctx context.Cont
 	if rw.within(ctx).holds() {
 		return v, false, ErrDeadlock
 	}
-	// Whoever may change what is in it may put a lock of his own in the place of ours.
+	// A client with permission to change the path could replace our lock by its own.
 	if err := f.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.Vet(ctx, session.Dir{Path: f.s.m.Full(f.path)}) }); err != nil {
 		return v, false, err
 	}
@@ -119,8 +112,8 @@ func (f *Flight[T]) do(ctx context.Context, key string, fn func(ctx context.Cont
 			ran = true
 			return fn(ctx)
 		})
-		// What was lost before fn began was only a wait; but ctx may have ended
-		// because of a loss as well, one of the caller's.
+		// Before fn began, only a wait was lost. But ctx may itself have ended because of a loss:
+		// the caller's own.
 		if shared || ran || ctx.Err() != nil || !errors.Is(err, ErrLost) || errors.Is(err, ErrClosed) {
 			return v, shared, err
 		}
@@ -130,13 +123,13 @@ func (f *Flight[T]) do(ctx context.Context, key string, fn func(ctx context.Cont
 
 // try is do within one session, with the lock of the key.
 func (f *Flight[T]) try(ctx context.Context, rw *RWMutex, came **zk.Stat, fn func(ctx context.Context) (T, error)) (v T, shared bool, err error) {
-	// Readers wait for who runs, and then read at the same time.
+	// Readers wait for the caller that runs its function, and then read at the same time.
 	err = rw.RDo(ctx, func(ctx context.Context) (err error) {
 		v, shared, err = f.look(ctx, rw, came)
 		return err
 	})
 	if shared {
-		return v, true, nil // whatever became of the lock since
+		return v, true, nil // even if the lock was lost since
 	}
 	if err != nil {
 		return v, false, plainError(err)
@@ -144,7 +137,7 @@ func (f *Flight[T]) try(ctx context.Context, rw *RWMutex, came **zk.Stat, fn fun
 	var own error
 	outer := ctx
 	err = rw.Do(ctx, func(ctx context.Context) error {
-		// Who came before may have stored it meanwhile, or somebody between our two places in the line.
+		// A caller ahead may have stored a result between our two places in the line.
 		if v, shared, err = f.look(ctx, rw, came); shared || err != nil {
 			return err
 		}
@@ -158,13 +151,12 @@ func (f *Flight[T]) try(ctx context.Context, rw *RWMutex, came **zk.Stat, fn fun
 	case shared:
 		return v, true, nil
 	case own != nil:
-		return v, false, own // what became of the lock does not matter: nothing is shared
+		return v, false, own // a loss of the lock does not matter: nothing is shared
 	}
 	return v, false, plainError(err)
 }
 
-// plainError is err without the operation of the lock, which is none of the
-// caller's.
+// plainError is err without the operation of the lock, which does not concern the caller.
 func plainError(err error) error {
 	if e, ok := err.(*Error); ok {
 		return e.Err
@@ -172,8 +164,8 @@ func plainError(err error) error {
 	return err
 }
 
-// lockOf returns the lock of a key. Each call has its own place in the line, which
-// says by its znode when it came.
+// lockOf returns the lock of a key. Each call has its own place in the line; its znode
+// proves when the call came.
 func (f *Flight[T]) lockOf(key string) *RWMutex {
 	rw := NewRWMutex(f.s, session.ChildPath(f.path, session.NameOfKey(key)), WithHandoffs(0))
 	rw.turnstile.Line.Part = true
@@ -182,14 +174,13 @@ func (f *Flight[T]) lockOf(key string) *RWMutex {
 
 const flightResult = "result"
 
-// look reads the result, if there is one, and says whether it is for this caller:
-// if it was stored less than keep before he came, or after. Both times are of the
-// servers' clock.
+// look reads the result, and reports whether it is for this caller: it was stored less than
+// keep before the call, or later. Both times are of the servers' clock.
 //
-// Whoever stored a result had the lock for writing before we got it, and our own
-// create is later than that: so the server that has answered it has the result too.
+// A process that stored a result held the lock for writing before this call got it, and our
+// own create is later than that. So the server that answered our create has the result too.
 //
-// came is the znode that this caller made first. If it is nil it is set.
+// came is the znode that this call created first. look sets it if it is nil.
 func (f *Flight[T]) look(ctx context.Context, rw *RWMutex, came **zk.Stat) (v T, ok bool, err error) {
 	g, _, err := rw.current()
 	if err != nil {
@@ -210,9 +201,9 @@ func (f *Flight[T]) look(ctx context.Context, rw *RWMutex, came **zk.Stat) (v T,
 	return v, true, nil
 }
 
-// fresh compares two times of the servers' clock, which is that of their leader: it may
-// have been set back in between. By keep or more, and the result counts no longer; by
-// less, and it is kept for so much longer.
+// fresh compares two times of the servers' clock. That is the clock of their leader, which
+// may have been set back between the two. If by keep or more, the result no longer counts;
+// if by less, the result counts for that much longer.
 func (f *Flight[T]) fresh(came, stored *zk.Stat) bool {
 	age := time.Duration(came.Ctime-stored.Mtime) * time.Millisecond
 	return age > -f.keep && age < f.keep || stored.Mzxid > came.Czxid
@@ -231,7 +222,7 @@ func (f *Flight[T]) read(ctx context.Context, g *line.Grant) (own *zk.Stat, resu
 	return nodes[0].Stat, nodes[1], nil
 }
 
-// store stores v while the lock stands.
+// store stores v while the lock is held.
 func (f *Flight[T]) store(ctx context.Context, rw *RWMutex, v T) error {
 	data, err := codec.Encode(f.codec, v)
 	if err != nil {
@@ -246,8 +237,8 @@ func (f *Flight[T]) store(ctx context.Context, rw *RWMutex, v T) error {
 	if err != nil {
 		return err
 	}
-	// Nobody else writes there while we have the lock, so nothing can change in
-	// between; and after a lost reply Txn finds out.
+	// No other client writes there while we hold the lock, so nothing changes between read and
+	// write. If the reply is lost, Txn finds out.
 	var op any = &zk.SetDataRequest{Path: path, Data: data, Version: -1}
 	if result.Stat == nil {
 		op = &zk.CreateRequest{Path: path, Data: data, Acl: f.s.m.Config.ACL}
@@ -260,12 +251,11 @@ func (f *Flight[T]) store(ctx context.Context, rw *RWMutex, v T) error {
 	return plainError(err)
 }
 
-// lookAfter removes the result below dir when wait is over, if its time is over then,
-// or looks after it again. It keeps no Session in memory that is closed.
+// lookAfter removes the result below dir after wait, if it has expired then, or looks after
+// it again. It does not keep a closed Session in memory.
 //
-// Of those who find one key in use, as one that is asked for all the time may be each
-// time, one looks again on behalf of all: what they have stored is no younger then, or
-// whoever stored it since looks after it.
+// If several calls find a key in use, only one looks again, on behalf of all: by then their
+// results have expired, or a later call has stored its own and looks after it.
 func (f *Flight[T]) lookAfter(dir string, wait time.Duration) {
 	s, path, keep := weak.Make(f.s), f.path, f.keep
 	time.AfterFunc(wait, func() {
@@ -282,14 +272,14 @@ func (f *Flight[T]) lookAfter(dir string, wait time.Duration) {
 	})
 }
 
-// sweepAfter is when a result is looked after that was just stored.
+// sweepAfter returns how long after its storing a result is looked at.
 func (f *Flight[T]) sweepAfter() time.Duration {
 	return min(f.keep, math.MaxInt64-time.Hour) + time.Second
 }
 
-// remove deletes the result below dir if its time is over and nobody is about to
-// use the key. It reports whether it need not be looked after any more: who uses it
-// may leave it as it is.
+// remove deletes the result below dir if it has expired and no caller is about to use the
+// key. It reports whether the result needs no further look: a caller that uses the key may
+// leave it as it is.
 func (f *Flight[T]) remove(dir string) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -312,9 +302,9 @@ func (f *Flight[T]) remove(dir string) bool {
 	return session.OutcomeOf(plainError(err)) == session.Answered // or there is no error
 }
 
-// sweepSoon looks after the results of processes that are gone, in the background
-// and not more often than results get old, nor while it does so already, however many
-// Flights the Session has at the path. rw is that of a key, held for writing.
+// sweepSoon removes the results of processes that have ended. It works in the background,
+// one sweep at a time for all Flights of the Session at the path, at the pace at which
+// results expire. The caller holds rw, the lock of a key, for writing.
 func (f *Flight[T]) sweepSoon(ctx context.Context, rw *RWMutex) {
 	if !f.s.swept.Due(f.path, math.MaxInt64) {
 		return
@@ -331,8 +321,7 @@ func (f *Flight[T]) sweepSoon(ctx context.Context, rw *RWMutex) {
 	over()
 }
 
-// sweep removes what is old, compared with when c came, whose znode had own for its
-// Stat.
+// sweep removes the results that had expired when c came. own is the Stat of c's znode.
 func (f *Flight[T]) sweep(c *line.Claim, own *zk.Stat) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()

@@ -15,55 +15,49 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A Group is a set of processes that know of each other: who is there, and what
-// each says of itself.
+// A Group is a set of processes that know of each other, with an info from each member:
 //
 //	g := zsync.NewGroup[Backend](s, "/services/billing")
 //	me, err := g.Join(ctx, "billing-7", Backend{Addr: addr})
 //	defer me.Leave()
 //
-//	for members := range g.Watch(ctx) { … }    // all of them, after each change
+//	for members := range g.Watch(ctx) { … } // all of them, after each change
 //
-// A member stays one through reconnects and expired sessions until
-// [Membership.Leave] or the end of its process. At most one member has an id at
-// a time, but with [WithLayout]([LayoutKazoo]), where an id is no name.
+// A process is a member, through reconnects and expired sessions, until [Membership.Leave]
+// or its end. At most one member has an id at a time. With [WithLayout]([LayoutKazoo]), ids
+// need not be unique.
 //
 // # Loss
 //
-// When the session of a member expires, the member is gone from the Group and
-// joins again by itself in the next session, with a znode of that session; the
-// old one is never taken over. A process that dies, or is cut off, is a member
-// until its ZooKeeper session ends: a Group tells who is there, not who may do
-// something alone. For that there are [Mutex] and [Election].
+// If a member's session expires, the member leaves the Group and joins again in the next
+// session, with a new znode. A process that dies or is cut off is a member until its
+// ZooKeeper session ends. So a Group lists processes, but does not exclude them from each
+// other: for that, use [Mutex] or [Election].
 //
 // # Errors
 //
-// Join returns [ErrInvalid] for a bad id, and [ErrTooLarge] for an info that
-// does not fit into ZooKeeper's packet of 1 MiB.
-//
-// # Znodes
-//
-// A member is the ephemeral znode path/<id>, whose data is the info in the form
-// that the codec gives it ([WithCodec]; the default is JSON), as Curator's
-// GroupMember has it. Bytes that ZooKeeper does not allow in a name are written
-// as % and two hexadecimal digits. With [WithLayout]([LayoutKazoo]) it is
-// <guid>__party__, whose data is the id, as in kazoo's Party; then there is no
-// info. path is a container, persistent with LayoutKazoo. Its parents
-// are persistent.
+// Join returns [ErrInvalid] for a bad id, and [ErrTooLarge] for an info that does not fit
+// into ZooKeeper's packet of 1 MiB.
 //
 // # Cost
 //
-// Join costs 2 requests: create, and a watch on the member's own znode. Leave
-// costs 1. Members costs a sync, a listing and a read for every 128 members.
-// Watch costs 2 requests and one for each member at first; then one
-// notification and one or two requests for each change.
+// Join takes 1 round trip and Members 2. Watch costs one event and one or two requests for
+// each change.
+//
+// # Znodes
+//
+// A member is the ephemeral znode path/<id>, as in Curator's GroupMember. Its data is the
+// info, encoded by the codec ([WithCodec]). Bytes that ZooKeeper does not allow in a name
+// are written as % and two hexadecimal digits. With LayoutKazoo it is <guid>__party__,
+// whose data is the id, as in kazoo's Party; there is no info. path is a container, or
+// persistent with LayoutKazoo. Its parents are persistent.
 type Group[T any] struct {
 	made
 	codec Codec
 	kazoo bool
 }
 
-// A Member is one who is in a [Group].
+// A Member is one process in a [Group].
 type Member[T any] struct {
 	ID      string
 	Info    T
@@ -108,7 +102,7 @@ func (g *Group[T]) dir() string { return g.s.m.Full(g.path) }
 // partyName is what kazoo's members have in their names.
 const partyName = "__party__"
 
-// A Membership is one's own place in a [Group].
+// A Membership is this process's entry in a [Group]. [Group.Join] returns it.
 type Membership[T any] struct {
 	g    *Group[T]
 	id   string
@@ -117,23 +111,23 @@ type Membership[T any] struct {
 	leaving context.Context    // ends with Leave
 	leave   context.CancelFunc // begins to leave
 	ended   chan struct{}      // closed when nothing of it is left
-	writing chan struct{}      // has a token while somebody writes, so that nothing earlier comes after him
+	writing chan struct{}      // has a token during a write, so that no earlier write comes after it
 
 	mu     sync.Mutex
 	data   []byte               // of the znode; guarded by mu
-	taken  []byte               // what the servers last took of it; guarded by mu
+	taken  []byte               // the data that the servers stored last; guarded by mu
 	inc    *session.Incarnation // whose session the znode belongs to; nil while there is none; guarded by mu
 	joined chan struct{}        // closed when inc is set for the first time
 	err    error                // why it could not join, or stay; guarded by mu
 }
 
-// Join makes the caller a member, and returns when others can see it. While
-// another member has the id, in this process or another, Join waits: a process
-// that was restarted joins when the session of the former has ended. (With
-// [LayoutKazoo] it does not wait.) A Join that fails leaves nothing behind.
+// Join makes the caller a member. It returns when other processes can see the member. If
+// another member has the id, Join waits until that member leaves. So a restarted process
+// joins when its old session has ended. With [LayoutKazoo], it does not wait. A Join that
+// fails leaves nothing behind.
 //
-// The errors are [ErrInvalid] for a bad id, [ErrTooLarge] for an info that does
-// not fit, [ErrClosed], those of ctx, and what the servers refuse.
+// The errors are [ErrInvalid] for a bad id, [ErrTooLarge] for an info that does not fit,
+// [ErrClosed], the error of ctx, and refusals by the servers.
 func (g *Group[T]) Join(ctx context.Context, id string, info T) (*Membership[T], error) {
 	m, err := g.join(ctx, id, info)
 	if err != nil {
@@ -172,15 +166,15 @@ func (g *Group[T]) join(ctx context.Context, id string, info T) (*Membership[T],
 	case <-m.ended:
 		return nil, m.failure()
 	case <-ctx.Done():
-		// It may have joined at this same instant. The caller is told that it
-		// has not, so it must not stay.
+		// It may have joined at this same instant. Join returns an error, so the member must
+		// leave.
 		m.leave()
 		session.AwaitFor(m.ended, session.Grace)
 		return nil, session.CtxErr(ctx)
 	}
 }
 
-// encode refuses what does not fit into a request.
+// encode refuses an info that does not fit into a request.
 func (m *Membership[T]) encode(info T) ([]byte, error) {
 	data, what := []byte(m.id), "id"
 	if !m.g.kazoo {
@@ -220,8 +214,8 @@ func (m *Membership[T]) run() {
 	if gone == nil || session.IsClosed(gone.Done) {
 		free()
 	} else {
-		// Until it is deleted the next of this Session with the id would take it
-		// for his own.
+		// Until it is deleted, the next member of this Session with this id would mistake it for
+		// its own.
 		m.g.s.m.Spawn(func() { <-gone.Done; free() })
 	}
 	m.mu.Lock()
@@ -231,8 +225,8 @@ func (m *Membership[T]) run() {
 	}
 }
 
-// stay keeps m in the group within one session. What it returns with the error is
-// the deletion of the znode, if there is, or may be, one.
+// stay keeps m in the group within one session. With an error, it returns the deletion of
+// the znode, if the znode exists or may exist.
 func (m *Membership[T]) stay(inc *session.Incarnation) (gone *session.Removal, err error) {
 	for {
 		if gone, err := m.enter(inc); err != nil {
@@ -246,19 +240,19 @@ func (m *Membership[T]) stay(inc *session.Incarnation) (gone *session.Removal, e
 		case errors.Is(err, session.ErrEnded):
 			return nil, err
 		case err != nil:
-			m.writing <- struct{}{} // what is being written is answered, or given up
+			m.writing <- struct{}{} // the write under way has been answered or abandoned
 			<-m.writing
 			return inc.RemoveOwn(m.path), err
 		}
-		// Somebody has deleted the znode: it is made again.
+		// Another client has deleted the znode: create it again.
 	}
 }
 
-// enter makes the znode in inc's session, when nobody else has it any more. If it
-// fails it deletes what it may have made, and gone is that.
+// enter creates the znode in inc's session, when no other session has it. If it fails, it
+// returns the deletion of the znode that it may have created.
 //
-// Our own, of a session before, is waited for like anybody else's: it goes with
-// that session, which the servers may take for alive a little longer than we do.
+// It waits for a znode of our own previous session as for any other. That znode is deleted
+// with its session, which can live on the servers a little longer than here.
 func (m *Membership[T]) enter(inc *session.Incarnation) (gone *session.Removal, err error) {
 	for {
 		m.mu.Lock()
@@ -299,9 +293,10 @@ func (m *Membership[T]) enter(inc *session.Incarnation) (gone *session.Removal, 
 	}
 }
 
-// write makes the znode say what m.data says.
+// write stores m.data in the znode.
 func (m *Membership[T]) write(ctx context.Context, inc *session.Incarnation) error {
-	// Nothing is written any more when m leaves: the next who has the id comes then.
+	// When m leaves, no write may follow: the next member with the id can create its znode
+	// then.
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	defer context.AfterFunc(m.leaving, stop)()
@@ -325,16 +320,17 @@ func (m *Membership[T]) write(ctx context.Context, inc *session.Incarnation) err
 		same := slices.Equal(data, m.data)
 		m.mu.Unlock()
 		if same {
-			return nil // else another Set came in between, and its data is the newest
+			return nil // else another Set came during the write, and its data is the newest
 		}
 	}
 }
 
-// Set replaces the info. While the session is being replaced it returns at once:
-// then m joins with the new info. If ctx ends while the request is on its way, the
-// info may be replaced now, with the next session, or not. If m could not join again
-// in a later session it returns why: m is no member any more. It costs 1 request; the first
-// Set after an outage looks before it writes, as another may have the id by then, and costs 3.
+// Set replaces the info. While the session is being replaced, Set returns at once, and m
+// joins with the new info. If ctx ends while the request is on its way, the info may be
+// replaced now, with the next session, or not at all. If m could not join again in a later
+// session, Set returns the reason: m is no longer a member. Set takes 1 round trip; the
+// first Set after an outage reads before it writes, because another member may have the id
+// by then.
 func (m *Membership[T]) Set(ctx context.Context, info T) error {
 	return opError("set", m.g.path, m.set(ctx, info))
 }
@@ -377,21 +373,20 @@ func (m *Membership[T]) set(ctx context.Context, info T) error {
 	return err
 }
 
-// Leave ends the membership, and returns when others can see that, but after
-// half a second at most: then the znode is deleted in the background. Leaving
-// twice is no error.
+// Leave ends the membership. It returns when other processes can see that, or after half a
+// second; then it deletes the znode in the background. Leaving twice is no error.
 func (m *Membership[T]) Leave() error {
 	m.leave()
 	session.AwaitFor(m.ended, leaveLimit)
 	return nil
 }
 
-// leaveLimit is how long a release waits for servers that do not answer.
+// leaveLimit is the longest time that a release waits for servers that do not answer.
 const leaveLimit = 400 * time.Millisecond
 
-// Members returns who is in the group, in the order of their ids. It is at least
-// as new as the moment of the call. Members whose info cannot be decoded are
-// left out, and the error says which; the others are returned with it.
+// Members returns the members in the order of their ids, at least as new as the call. If
+// the info of a member cannot be decoded, Members leaves it out, and returns the others
+// with an error that names it.
 func (g *Group[T]) Members(ctx context.Context) ([]Member[T], error) {
 	if g.misuse() != nil {
 		return nil, opError("members", g.path, g.misuse())
@@ -455,8 +450,8 @@ func (g *Group[T]) members(nodes map[string]session.Node) (members []Member[T], 
 	return members, bad
 }
 
-// unescaped returns the id of a member: also of one that another program has
-// named as zsync would not.
+// unescaped returns the id of a member, even if another program has chosen a name that
+// zsync would not.
 func unescaped(name string) string {
 	if id, ok := session.KeyOfName(name); ok {
 		return id
@@ -464,14 +459,13 @@ func unescaped(name string) string {
 	return name
 }
 
-// Watch returns a channel of the members, in the order of their ids: as they are
-// now, and then the latest after each change. What is sent is the group as it
-// was at one moment. It never goes back, through however many sessions.
+// Watch returns a channel of the members, in the order of their ids: as they are now, and
+// then the latest after each change. Each is the group as it was at one moment. The channel
+// never returns to an older state, through any number of sessions.
 //
-// The channel has no buffer. A reader who is slower than the changes gets the
-// latest members, not those in between. A member whose info cannot be decoded is
-// logged and left out. The channel is closed when ctx ends or the Session is
-// closed, or when a znode may not be read, which is logged.
+// The channel has no buffer. A slow reader gets the latest members, not each change. A
+// member whose info cannot be decoded is logged and left out. The channel is closed when
+// ctx ends or the Session is closed, or when a znode may not be read, which is logged.
 func (g *Group[T]) Watch(ctx context.Context) <-chan []Member[T] {
 	out := make(chan []Member[T])
 	if g.misuse() != nil {
@@ -491,7 +485,7 @@ func (g *Group[T]) Watch(ctx context.Context) <-chan []Member[T] {
 			case <-changed:
 				return false, nil // the reader gets what is newer
 			case <-lost:
-				return false, nil // or what the next session finds
+				return false, nil // or the next session's
 			case <-ctx.Done():
 				return false, session.CtxErr(ctx)
 			case <-g.s.m.Closing:

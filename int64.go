@@ -8,40 +8,37 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// An Int64 is an integer that every process which names the same path can read
-// and change: [atomic.Int64], across processes.
+// An Int64 is an integer that every process with the same path shares: [atomic.Int64],
+// across processes.
 //
 //	n := zsync.NewInt64(s, "/counters/orders")
-//	id, err := n.Add(ctx, 1)          // no two processes get the same
+//	id, err := n.Add(ctx, 1) // no two processes get the same
 //
-// All operations are linearizable, and each change is applied exactly once or
-// not at all, even when replies are lost and sessions end in between: of a
-// thousand Adds of one, each counts. What nobody has stored yet is 0.
+// Operations are linearizable. Each change is applied exactly once or not at all, even if
+// replies are lost and sessions end: of a thousand Adds of one, each counts. A new Int64 is
+// 0.
 //
 // # Loss
 //
-// An Int64 is not held by anyone, so a lost session takes nothing away:
-// operations carry on in the next one.
+// No process holds an Int64, so a lost session loses nothing: operations carry on in the
+// next session.
 //
 // # Errors
 //
-// When ctx ends while a change is on its way, it may be applied or not. If what is
-// stored there is no number, every method but Store returns an error and leaves it
-// as it is. Add and Swap wrap around, as in Go.
-//
-// # Znodes
-//
-// The number is the data of the persistent znode at path, in decimal digits: as
-// kazoo's Counter has it. With [WithCodec]([BigEndian]) it is eight bytes, as
-// Curator's DistributedAtomicLong has it. An empty znode is 0 in both. Each
-// change also writes a receipt below path-receipts, in the same transaction; it is
-// deleted in the background when nothing has changed for a second.
+// If ctx ends while a change is on its way, the change may be applied or not. If the stored
+// data is no number, every method except Store returns an error and leaves the data
+// unchanged. Add and Swap wrap around, as in Go.
 //
 // # Cost
 //
-// Load costs 2 requests in 1 round trip. Store costs 1 round trip; Add, Swap and
-// CompareAndSwap cost 2 without competition; a second after the last change comes one
-// request more in the background.
+// Load and Store take 1 round trip; Add, Swap and CompareAndSwap 2 without competition.
+//
+// # Znodes
+//
+// The number is the data of the persistent znode at path, in decimal digits, as in kazoo's
+// Counter. With [WithCodec]([BigEndian]) it is eight bytes, as in Curator's
+// DistributedAtomicLong. An empty znode is 0 in both. The container path-receipts has
+// short-lived znodes that make each change exactly once, even if replies are lost.
 type Int64 struct {
 	v *Value[int64]
 }

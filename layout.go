@@ -7,23 +7,22 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file knows what znodes are called: which paths are well formed, how the
-// children of a line are named by zsync, Curator, go-zookeeper and kazoo, and
-// how their sequence numbers compare. It does no I/O.
+// This file has the layouts of the znodes of a line: the names that zsync, Curator,
+// go-zookeeper and kazoo give them. It does no I/O.
 
-// A Layout is a choice of znode names, so that programs written with other
-// libraries can share a path with zsync.
+// A Layout is a choice of znode names, with which programs that use other libraries can
+// share a path with zsync.
 type Layout int
 
 const (
-	// LayoutCurator is the layout of Apache Curator and of go-zookeeper's
-	// own Lock: "_c_<uuid>-lock-<seq>"; for an Election, that of Curator's
-	// LeaderLatch: "_c_<uuid>-latch-<seq>". It is the default.
+	// LayoutCurator is the layout of Apache Curator and of go-zookeeper's own Lock:
+	// "_c_<uuid>-lock-<seq>"; for an Election, the layout of Curator's LeaderLatch:
+	// "_c_<uuid>-latch-<seq>". It is the default.
 	LayoutCurator Layout = iota
 	// LayoutKazoo is the layout of kazoo (Python): "<guid>__lock__<seq>".
 	LayoutKazoo
-	// LayoutSelector is that of Curator's LeaderSelector, for elections
-	// alone: "_c_<uuid>-lock-<seq>". See [WithLayout].
+	// LayoutSelector is the layout of Curator's LeaderSelector, for elections only:
+	// "_c_<uuid>-lock-<seq>". See [WithLayout].
 	LayoutSelector
 )
 

@@ -8,23 +8,22 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A LostError says why something that was held is lost, or may be. It is
-// [ErrLost] to [errors.Is], and is found with [errors.As] in whatever tells a
-// loss: the error of a release, the cause of the context of Do, an [Event].
+// A LostError describes the loss of a hold. It is [ErrLost] to [errors.Is]. [errors.As]
+// finds it in the error of a release, in the cause of the context of Do, and in an [Event].
 type LostError struct {
 	Reason  LossReason
 	Session int64 // the ZooKeeper session through which it was held
 
-	// Since is the time from which it must not be counted on: when the loss was
-	// found, or, after a pause of the process, when it would have been.
+	// Since is the time from which the hold did not count: the time at which the loss was
+	// found or, after a pause of the process, would have been found.
 	Since time.Time
 
-	// Err says why it was given up, after a LossGivenUp that [WithMaxHold] or
-	// [WithHealth] brought: what the function returned, for one.
+	// Err is the reason of a LossGivenUp by [WithMaxHold] or [WithHealth], such as the error
+	// of the function.
 	Err error
 }
 
-// Error says why it was lost: "lost: the session has expired".
+// Error returns the reason in words: "lost: the session has expired".
 func (e *LostError) Error() string {
 	if e.Err != nil {
 		return "lost: " + e.Reason.String() + ": " + e.Err.Error()
@@ -37,31 +36,30 @@ func (e *LostError) Is(target error) bool {
 	return target == ErrLost || target == ErrClosed && e.Reason == LossClosed
 }
 
-// A LossReason says why something that was held is lost.
+// A LossReason is the reason of a loss.
 type LossReason int
 
 // The reasons of a loss.
 const (
 	// LossExpired: the servers have ended the session.
 	LossExpired LossReason = iota + 1
-	// LossCutOff: no server has confirmed the session for so long that the
-	// servers may have ended it, or soon will.
+	// LossCutOff: no server confirmed the session in time. The servers may have ended it, or
+	// soon will.
 	LossCutOff
-	// LossPaused: as LossCutOff, because this process was stopped, or its
-	// machine slept. Others may have been granted what was held since then.
+	// LossPaused: as LossCutOff, because this process or its machine stopped for too long.
+	// Another process may have held since then: use fencing tokens.
 	LossPaused
 	// LossReplaced: a server has put another session in its place.
 	LossReplaced
-	// LossDeleted: somebody has deleted the znode of what was held.
+	// LossDeleted: another client has deleted the znode of the hold.
 	LossDeleted
 	// LossClosed: the Session was closed, or has failed for good.
 	LossClosed
 	// LossSuspended: the connection dropped, and [WithLossOnSuspend] counts
 	// that as a loss.
 	LossSuspended
-	// LossGivenUp: this process has given it up by itself, as [WithMaxHold] and
-	// [WithHealth] ask, or because it could not take back what a call that
-	// failed had made.
+	// LossGivenUp: [WithMaxHold] or [WithHealth] ended the hold, or a failed call could not be
+	// undone.
 	LossGivenUp
 )
 
@@ -103,8 +101,8 @@ func (r LossReason) word() string {
 	return "unknown"
 }
 
-// lossWord returns the reason of a loss as one word, and from when what was held
-// must not be counted on.
+// lossWord returns the reason of a loss as one word, and the time from which the hold did
+// not count.
 func lossWord(err error) (string, time.Time) {
 	var lost *LostError
 	if errors.As(err, &lost) {
@@ -116,12 +114,12 @@ func lossWord(err error) (string, time.Time) {
 	return LossReason(0).word(), time.Time{}
 }
 
-// lostError is what the session makes of its losses.
+// lostError makes the error of a loss, for the session.
 func lostError(why session.LossReason, session int64, since time.Time) error {
 	return &LostError{Reason: LossReason(why), Session: session, Since: since}
 }
 
-// givenUp is the loss of what this process gives up by itself.
+// givenUp makes the error of a hold that this process ends by itself.
 func givenUp(session int64, why error, now time.Time) error {
 	return &LostError{Reason: LossGivenUp, Session: session, Since: now, Err: why}
 }

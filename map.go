@@ -15,69 +15,56 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A Map is a map from strings to values of type V that every process which
-// names the same path can read, change and follow: [sync.Map], across
-// processes.
+// A Map is a map from strings to values of type V that every process with the same path
+// shares: [sync.Map], across processes.
 //
 //	m := zsync.NewMap[Settings](s, "/services")
 //	err := m.Store(ctx, "billing", Settings{Replicas: 3})
 //	v, version, err := m.Load(ctx, "billing")
-//	for all := range m.Watch(ctx) { … }        // the whole map, after each change
+//	for all := range m.Watch(ctx) { … } // the whole map, now and after each change
 //
-// The operations on one key are linearizable, whichever servers the processes
-// are connected to, and each write is applied exactly once or not at all, even
-// when replies are lost and sessions end in between. A key that was deleted and
-// stored again is never mistaken for what it was before, unless another program
-// deletes path itself. [Map.Range] and
-// [Map.All] read a snapshot; [Map.Clear] is not one step.
+// Operations on one key are linearizable. Each write is applied exactly once or not at all,
+// even if replies are lost and sessions end. A key that was deleted and stored again is
+// never mistaken for the old key, unless another program deletes path itself. [Map.Range]
+// and [Map.All] read a snapshot; [Map.Clear] is not one step.
 //
-// Swap, CompareAndSwap, LoadAndDelete and CompareAndDelete begin again when any key
-// of the map was deleted between their read and their write. Where that happens all
-// the time they take long for a process that is far from the servers.
+// Swap, CompareAndSwap, LoadAndDelete and CompareAndDelete start again if any key of the
+// map was deleted between their read and their write. With constant deletions, they take
+// long for a process that is far from the servers.
 //
-// A key is any string, the empty one too. A Map of some ten thousand keys works
-// well; each key is a znode.
+// A key is any string, even the empty one. Each key is a znode; a Map of some ten thousand
+// keys works well.
 //
 // # Loss
 //
-// A Map is not held by anyone, so a lost session takes nothing away: operations
-// and Watch carry on in the next one.
+// No process holds a Map, so a lost session loses nothing: operations and Watch carry on in
+// the next session.
 //
 // # Errors
 //
-// [ErrNoValue] from Load of a key that is not there. [ErrTooLarge] for a value
-// that does not fit into ZooKeeper's packet of 1 MiB, and [ErrInvalid] for a key
-// whose path would be longer than 2,048 bytes; nothing is sent then. When ctx
-// ends while a write is on its way, it may be applied or not.
-//
-// # Znodes
-//
-// Each key is a persistent znode, path/<key>, whose data is the value in the
-// form that the codec gives it ([WithCodec]; the default is JSON). Bytes that
-// ZooKeeper does not allow in a name are written as % and two hexadecimal
-// digits, and so is % itself. path is persistent too; its data are "zsync map", and
-// its version counts deletions. If something else has made path, as a lock below
-// it does, the persistent znode path/%kept, which is no key, keeps the servers from
-// removing it. A write is [ErrMixed] if path, or the key's znode, is the directory of a
-// lock, a group, a queue or the like, or ephemeral. Each write also writes a receipt
-// below path-receipts, in the same transaction; it is deleted in the background when nothing has been written for a
-// second.
+// Load returns [ErrNoValue] if the key is missing. A write returns [ErrTooLarge] if the
+// value does not fit into ZooKeeper's packet of 1 MiB, [ErrInvalid] if the key's path
+// exceeds 2,048 bytes, and [ErrMixed] if path or the key has another use. If ctx ends while
+// a write is on its way, the write may be applied or not.
 //
 // # Cost
 //
-// Load costs 2 requests. Store and Delete cost 1 round trip, LoadOrStore 2, the
-// others 3, and the first write of a session 1 more, as the first to each key that is
-// there; a second after the
-// last write comes one request more in the background. Range costs 3 requests and 2
-// for every 128 keys, in 4 round trips. Watch costs 3 requests and one for each key at
-// first; then one notification and one request for each change, and one request for
-// each connection that was lost.
+// Load, Store and Delete take 1 round trip, LoadOrStore 2, the other writes 3, and Range 4.
+//
+// # Znodes
+//
+// Each key is the persistent znode path/<key>, whose data is the encoded value
+// ([WithCodec]). Bytes that ZooKeeper does not allow in a name, and %, are written as % and
+// two hexadecimal digits. path is persistent; its data is "zsync map", and its version
+// counts deletions. If another primitive created path, the persistent znode path/%kept
+// keeps it. The container path-receipts has short-lived znodes that make each change
+// exactly once, even if replies are lost.
 type Map[V any] struct {
 	made
 	codec Codec
 }
 
-// A MapEntry is one key of a [Map], its value and the Version of that.
+// A MapEntry is a key of a [Map], its value and the value's Version.
 type MapEntry[V any] struct {
 	Key     string
 	Value   V
@@ -167,8 +154,8 @@ func (m *Map[V]) read(ctx context.Context, path string) (n session.Node, err err
 	return n, err
 }
 
-// commit applies ops, which are about the key at path, exactly once. It is ErrMixed if that,
-// or the znode of the map, need not last: the version of that must not begin anew.
+// commit applies ops, which are about the key at path, exactly once. It returns ErrMixed if
+// the servers could remove the key or the map's znode, whose version must not start again.
 func (m *Map[V]) commit(ctx context.Context, path string, ops ...any) error {
 	return m.s.m.CommitState(ctx, m.receipts(), session.Stored{Path: path, Dir: m.dir(), Leaf: true}, ops)
 }
@@ -180,7 +167,7 @@ func (m *Map[V]) create(ctx context.Context, path string, data []byte) error {
 		if !session.IsNoNode(err) {
 			return err
 		}
-		// Its version must not begin anew while somebody relies on it.
+		// Its version must not start again while a process relies on it.
 		err = m.s.m.During(ctx, func(inc *session.Incarnation) error {
 			_, err := inc.Create(ctx, m.dir(), []byte(marks.Map))
 			return err
@@ -202,7 +189,7 @@ func (m *Map[V]) Store(ctx context.Context, key string, v V) error {
 		if err = m.create(ctx, path, data); !session.IsNodeExists(err) {
 			break
 		}
-		err = nil // made by someone else in between: then it can be set
+		err = nil // another client has created it since: now it can be set
 	}
 	return m.fail("store", key, err)
 }
@@ -239,14 +226,14 @@ func (m *Map[V]) Delete(ctx context.Context, key string) error {
 	return m.fail("delete", key, err)
 }
 
-// counting counts a deletion. What the version counts, the data do not say: they
-// tell tools that this is a map, and us that path lasts.
+// counting counts a deletion. The data show tools that this is a map, and show zsync that
+// path lasts.
 func (m *Map[V]) counting() any {
 	return &zk.SetDataRequest{Path: m.dir(), Data: []byte(marks.Map), Version: -1}
 }
 
-// deletion returns what deletes a key, at whatever version if that is -1, and counts
-// that.
+// deletion returns the operations that delete a key and count the deletion; version -1 is
+// any version.
 func (m *Map[V]) deletion(path string, version int32) []any {
 	return []any{&zk.DeleteRequest{Path: path, Version: version}, m.counting()}
 }
@@ -273,8 +260,8 @@ func (m *Map[V]) LoadAndDelete(ctx context.Context, key string) (v V, loaded boo
 	return m.former("loadanddelete", key, was, err)
 }
 
-// Swap stores v and returns the value that key had before, if it was there. One
-// that cannot be decoded is replaced too, and its error returned.
+// Swap stores v and returns the value that key had before, if it was there. A value that
+// cannot be decoded is replaced too, and Swap returns its error.
 func (m *Map[V]) Swap(ctx context.Context, key string, v V) (previous V, loaded bool, err error) {
 	path, data, err := m.stored(ctx, key, v)
 	if err != nil {
@@ -305,9 +292,8 @@ func (m *Map[V]) former(op, key string, was session.Node, err error) (v V, loade
 	return v, true, m.fail(op, key, err)
 }
 
-// CompareAndSwap makes v the value of key if the value is still the one that old
-// identifies, and reports whether it did. With the zero Version it stores v if
-// the key is not there.
+// CompareAndSwap stores v for key if the key still has the Version old, and reports whether
+// it did. With the zero Version, it stores v if the key is missing.
 func (m *Map[V]) CompareAndSwap(ctx context.Context, key string, old Version, v V) (bool, error) {
 	path, data, err := m.stored(ctx, key, v)
 	if err != nil {
@@ -325,8 +311,7 @@ func (m *Map[V]) CompareAndSwap(ctx context.Context, key string, old Version, v 
 	})
 }
 
-// CompareAndDelete deletes key if its value is still the one that old
-// identifies, and reports whether it did.
+// CompareAndDelete deletes key if it still has the Version old, and reports whether it did.
 func (m *Map[V]) CompareAndDelete(ctx context.Context, key string, old Version) (bool, error) {
 	return m.ifStill(ctx, "compareanddelete", key, old, func(path string) []any {
 		return m.deletionAt(path, old.version)
@@ -343,14 +328,14 @@ func (m *Map[V]) ifStill(ctx context.Context, op, key string, old Version, ops f
 	return done && err == nil, m.fail(op, key, err)
 }
 
-// change reads key and applies what ops makes of it, if that is not nothing,
-// and only if key is still as it was read; otherwise it begins again.
+// change reads key and applies the operations that ops returns, if any, on condition that
+// key is unchanged; otherwise it starts again.
 //
-// ZooKeeper compares a counter, which begins anew when a znode is deleted and
-// made again. So the transaction also checks that nothing at all was deleted
-// since: the version of the directory counts that, and was read before the key.
-// Without a deletion in between the znode is the same, and the counter exact. And the
-// directory must last: the servers remove an empty container.
+// ZooKeeper compares a counter, which starts again when a znode is deleted and created
+// again. So the transaction also checks that no key at all was deleted since: the version
+// of the map's znode counts deletions, and was read before the key. Without a deletion, the
+// key's znode is the same, and the counter exact. And the directory must last: the servers
+// remove an empty container.
 func (m *Map[V]) change(ctx context.Context, key string, ops func(path string, n session.Node) []any) error {
 	path, err := m.znode(ctx, key)
 	if err != nil {
@@ -418,13 +403,13 @@ func (m *Map[V]) names(ctx context.Context, list lister) ([]string, error) {
 	if session.IsNoNode(err) {
 		return nil, nil
 	}
-	// What no key is written as was put there by another program.
+	// A name that no key is encoded as comes from another program.
 	return slices.DeleteFunc(names, func(name string) bool { _, ok := session.KeyOfName(name); return !ok }), err
 }
 
-// Clear deletes every key that is there when it is called; one that is stored
-// meanwhile may stay. It is not one step: others can see some keys gone and
-// others not.
+// Clear deletes the keys that exist when it is called. A key that is stored during the call
+// may stay. Clear is not one step: other processes can see some keys deleted and others
+// not.
 func (m *Map[V]) Clear(ctx context.Context) error {
 	names, err := m.list(ctx)
 	if err != nil {
@@ -443,8 +428,7 @@ func clearBatch(dir string) int {
 	return max(1, min(500, session.MaxPacket/2/(session.MaxPath+len(dir)+64)))
 }
 
-// deleteAll deletes keys in one transaction, or one by one if one of them is
-// gone.
+// deleteAll deletes keys in one transaction, or one by one if a key is missing.
 func (m *Map[V]) deleteAll(ctx context.Context, names []string) error {
 	ops := make([]any, 0, len(names)+1)
 	for _, name := range names {
@@ -468,11 +452,10 @@ func (m *Map[V]) deleteAll(ctx context.Context, names []string) error {
 	return nil
 }
 
-// Range calls f for each key and value, in the order of the keys, until f
-// returns false. What it goes through is the whole map as it was at one moment
-// during the call, unless its keys change faster than the servers can be asked for
-// them: then it can be spread over the last few round trips. Values that cannot be
-// decoded are passed over; Range then returns the first of their errors.
+// Range calls f for each key and value, in the order of the keys, until f returns false.
+// The keys and values are the whole map at one moment during the call. If keys change
+// faster than the servers answer, they can be from the last few round trips. Range skips
+// values that cannot be decoded, and returns the first of their errors.
 func (m *Map[V]) Range(ctx context.Context, f func(key string, v V) bool) error {
 	if m.misuse() == nil && f == nil {
 		return opError("range", m.path, session.Invalid("the function is nil"))
@@ -521,15 +504,13 @@ const snapshotTries = 4
 
 // snapshot reads the whole map, by key, as it was at one moment.
 //
-// It lists the keys, reads them, and does so again. If the directory has neither
-// got nor lost a child from the first listing to the second, by its pzxid, the keys
-// were these all that time; and a value that is the same both times, by its
-// Version, was so from the first reading of it to the second. All of that holds at
-// the second listing, which is later than the first readings and earlier than the
-// second. The Versions alone would not do: a key that is made after the first
-// listing, and deleted before the second reading, is in neither, and others may
-// have changed only while it was there. A map that changes all the time is followed
-// instead, see follower.
+// It lists the keys, reads them, and does so again. If the pzxid of the map's znode is the
+// same in both listings, no key was added or deleted between them. A value with the same
+// Version in both reads did not change between them. All of that holds at the second
+// listing, which is later than the first readings and earlier than the second. The Versions
+// alone are not enough: a key can be created after the first listing and deleted before the
+// second. It is in neither, and other keys may have changed only while it existed. A map
+// that changes all the time is followed instead, see follower.
 func (m *Map[V]) snapshot(ctx context.Context) (nodes map[string]session.Node, err error) {
 	if err := m.check(ctx); err != nil {
 		return nil, err
@@ -538,7 +519,7 @@ func (m *Map[V]) snapshot(ctx context.Context) (nodes map[string]session.Node, e
 	err = m.s.m.During(ctx, func(inc *session.Incarnation) error {
 		var before map[string]session.Node
 		var listed, relisted int64
-		list := inc.ChildrenFresh // what is read after is no older
+		list := inc.ChildrenFresh // later reads are no older
 		for try := range snapshotTries {
 			nodes, relisted, err = m.readAll(ctx, inc, list)
 			if list = inc.Children; err != nil {
@@ -597,7 +578,7 @@ func (m *Map[V]) readAll(ctx context.Context, inc *session.Incarnation, list lis
 	return keyed(nodes), listed, nil
 }
 
-// keyed returns nodes by key instead of name, without those that are no key's.
+// keyed returns nodes by key instead of name, and leaves out znodes that are no key's.
 func keyed(nodes map[string]session.Node) map[string]session.Node {
 	out := make(map[string]session.Node, len(nodes))
 	for name, n := range nodes {
@@ -608,22 +589,20 @@ func keyed(nodes map[string]session.Node) map[string]session.Node {
 	return out
 }
 
-// Watch returns a channel of the whole map: as it is now, and then the latest
-// contents after each change. Nothing in it ever goes back to an older value,
-// through however many sessions, and once nothing changes any more the last one
-// sent is what the map contains. Each is a snapshot of one moment, but for the
-// exception of [Map.Range]. The receiver may keep and change it.
+// Watch returns a channel of the whole map, now and after each change. The channel never
+// returns to an older value, through any number of sessions, and the last contents sent are
+// the final contents. Each map is a snapshot, with the exception of [Map.Range]. The
+// receiver may keep and change it.
 //
-// When the connection or the session was lost, nothing is sent until there is
-// another, and then the contents as they are by then, even if nothing has changed:
-// so Watch says that it has caught up.
+// When the connection or the session is lost, the channel sends nothing until there is a
+// new one. Then it sends the current contents, changed or not, so that the reader knows
+// that it has caught up.
 //
-// The channel has no buffer. A reader who is slower than the writers gets the
-// latest contents, not those in between. A value that cannot be decoded is
-// logged and left out.
+// The channel has no buffer. A slow reader gets the latest contents, not each change. A
+// value that cannot be decoded is logged and left out.
 //
-// The channel is closed when ctx ends or the Session is closed, or when a znode
-// may not be read, which is logged.
+// The channel is closed when ctx ends or the Session is closed. A refusal by the servers to
+// read a znode is logged and closes it too.
 func (m *Map[V]) Watch(ctx context.Context) <-chan map[string]V {
 	out := make(chan map[string]V)
 	if m.misuse() != nil {

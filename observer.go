@@ -6,11 +6,11 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// An Observer is told what a Session does, for metrics and tracing. Observe is
-// called from the goroutine in which the thing happens, or in which the thing
-// before it did, and must not block. It may ask the Session and its primitives
-// what they know without a request: State, Stats, ID, Lost. The events of a
-// Session come one at a time, in order; those of holds come beside them.
+// An Observer receives the events of a Session, for metrics. Install it with
+// [WithObserver]. Observe is called in the goroutine of the event or of the event before
+// it, and must not block. It may call methods that send no request, such as State, Stats,
+// ID and Lost. The events of the Session itself arrive one at a time, in order; events of
+// holds can arrive at the same time.
 type Observer interface {
 	Observe(Event)
 }
@@ -21,7 +21,7 @@ type ObserverFunc func(Event)
 // Observe calls f.
 func (f ObserverFunc) Observe(e Event) { f(e) }
 
-// An Event is one thing that an Observer is told.
+// An Event describes one change of a Session or of a hold.
 type Event struct {
 	Kind EventKind
 	Op   string        // the operation, such as "lock"; empty for events of the session
@@ -30,7 +30,7 @@ type Event struct {
 	Err  error         // EventGaveUp, EventLost, EventDead, EventExpired: why
 }
 
-// An EventKind says what happened.
+// An EventKind is the kind of an [Event].
 type EventKind int
 
 // The kinds of Event.
@@ -42,7 +42,7 @@ const (
 	EventDead                             // a queue element went to the dead letters
 	EventConnected                        // a new ZooKeeper session was established
 	EventSuspended                        // the connection dropped; the session may survive
-	EventReconnected                      // the same session goes on over a new connection
+	EventReconnected                      // the session continues over a new connection
 	EventExpired                          // the session ended and everything held through it was lost
 )
 
@@ -59,7 +59,7 @@ func (k EventKind) String() string {
 	return "unknown"
 }
 
-// observed is what the session tells o.
+// observed returns the callback with which the session calls o.
 func observed(o Observer) func(session.Event) {
 	if o == nil {
 		return nil

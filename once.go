@@ -17,64 +17,39 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// A Once has something done once by all processes that name the same path together:
+// A Once runs a function once among all processes that name the same path:
 //
 //	err := zsync.NewOnce(s, "/migrations/0042").Do(ctx, migrate)
 //
-// When a function given to [Once.Do] returns nil the thing is done, for every
-// process and for ever, or until [Once.Reset]. At most one live session runs a
-// function at a time; if it fails, or its process dies, the next that waits
-// runs its own. In the terminology of the Go memory model, the return of the
-// function that did it synchronizes before the return of any Do of that value.
+// The first function that returns nil completes the Once for every process, until
+// [Once.Reset]. Functions run one at a time: if one fails, or its process dies, the next
+// waiting Do runs its own. In the terminology of the Go memory model, the return of the
+// function that succeeded synchronizes before the return of any Do of that value.
 //
 // # Loss
 //
-// If the session is lost while the function runs, nothing is marked, Do returns
-// [ErrLost] and another process may run its own: a function that has effects
-// elsewhere should bear being run again. A Do that only waits carries on in the
-// next session.
+// If the session is lost while the function runs, the Once is not completed, Do returns
+// [ErrLost], and another process may run its own function. So the function must bear a
+// second run. A Do that only waits carries on in the next session.
 //
 // # Errors
 //
-// Do returns the error of the function as it is. It returns [ErrPanicked] if
-// the function given to this *Once has panicked before, and [ErrDeadlock] with
-// a ctx that comes from Do of the same path.
-//
-// # Znodes
-//
-// Who waits or runs has one ephemeral, sequential znode,
-// path/_c_<uuid>-lock-<seq>, whose data is the owner ([WithOwner]); this is the
-// line of a [Mutex] at the same path. The mark is the persistent znode
-// path/done, whose data is the owner who did it, a line feed and the name of
-// its znode in the line; that of [OnceValue] is the value. path is
-// a container, which the mark keeps from being removed; its parents are persistent.
+// Do returns the error of the function unchanged. It returns [ErrPanicked] if the function
+// of this *Once has panicked before, and [ErrDeadlock] with a ctx that comes from Do of the
+// same path.
 //
 // # Cost
 //
-// Do costs nothing when this process has seen the mark, through any Once of the
-// path that is still in use, and 1 request when another process made it. The
-// Do that runs its function costs 5 requests in 3 round trips, besides what the
-// function does, and somewhat more where path is missing; that of [OnceValue] 1
-// request and round trip more. A Do that has to wait sends 7 requests. When the
-// function has succeeded, each that waits gets one notification, and another when
-// the znode ahead of its own is deleted, which it answers with no request.
+// Do of a completed Once takes 1 round trip, or none if this process knows. A Do that runs
+// its function takes 3 round trips besides the function, and [OnceValue] takes 4.
 //
-// # Algorithm
+// # Znodes
 //
-// The protocol is "Locks" from the ZooKeeper recipes, around a mark:
-//
-//  1. If the mark is there, it is done. Leave a watch on the mark: until that
-//     fires it remains done, and nothing needs to be asked. If it is not there
-//     leave a watch too, on its making.
-//  2. Wait in line, and for the mark, whichever comes first.
-//  3. With our turn, look for the mark again, unless nobody was ahead, and the
-//     watch says that it is still missing; and then run the function.
-//  4. Make the mark and leave the line, in one transaction: that we can leave is
-//     the proof that it was still our turn.
-//
-// It is tempting to wait in line alone, and look for the mark when our turn has
-// come. Then those who wait would learn that it is done one after the other,
-// each after the round trips of all before it.
+// Each Do that waits or runs has an ephemeral, sequential znode, path/_c_<uuid>-lock-<seq>,
+// whose data is the owner ([WithOwner]). This is the line of a [Mutex] at the same path.
+// The mark is the persistent znode path/done. Its data is the owner of the function's
+// process, a line feed and the name of its znode in the line; for [OnceValue] it is the
+// value. path is a container, which the mark keeps; its parents are persistent.
 type Once struct {
 	made
 	line line.Line
@@ -84,6 +59,21 @@ type Once struct {
 	valued   bool        // the data of the mark are wanted
 	panicked atomic.Bool // a function panicked
 }
+
+// The protocol is "Locks" from the ZooKeeper recipes, around a mark:
+//
+//  1. If the mark exists, the Once is complete. Leave a watch on the mark: until it
+//     fires, the Once stays complete without a request. If there is no mark, leave a
+//     watch on its creation.
+//  2. Wait in the line and for the mark, whichever comes first.
+//  3. In our turn, look for the mark again, unless no contender was ever ahead and the
+//     watch shows that there is still no mark. Then run the function.
+//  4. Create the mark and leave the line in one transaction: that we can leave proves
+//     that it was still our turn.
+//
+// It is tempting to wait in the line alone, and to look for the mark in our turn. But
+// then the waiters would learn of the mark one after the other, each after the round
+// trips of all before it.
 
 // NewOnce returns the Once at path. It does no I/O; a bad argument is reported
 // by every method.
@@ -101,34 +91,29 @@ func NewOnce(s *Session, path string) *Once {
 // Path returns the path that o was made with.
 func (o *Once) Path() string { return o.path }
 
-// Do runs f, unless it is done already or another process does it first, and
-// returns nil when it is done. Of those who wait, one at a time runs its f.
+// Do runs f, unless the Once is complete or another process completes it first. It returns
+// nil when the Once is complete.
 //
-// If f fails Do returns its error as it is, nothing is marked, and the next Do
-// that waits, in whichever process, runs its own f. If f panics the panic goes
-// on and nothing is marked; this Once then counts f as called, as [sync.Once]
-// does: later calls of Do return [ErrPanicked] and run nothing. Other processes
-// may still run theirs.
+// If f fails, Do returns its error unchanged, and the next waiting Do runs its own f, in
+// any process. If f panics, so does Do. This Once then counts f as called, as [sync.Once]
+// does: later calls of Do return [ErrPanicked] and run nothing. Other processes may still
+// run their f.
 //
-// f's context ends, with cause [ErrLost], when the session is lost; f should
-// then stop as soon as it can. Do returns ErrLost, and nothing is marked. If
-// the session is lost at the very moment of marking, Do finds out whether the
-// mark was made, which can take until the lost session has ended on the
-// servers. If it cannot, because ctx ends or the Session is closed meanwhile, it
-// returns the error of ctx, or one that is [ErrClosed] and not ErrLost.
+// If the session is lost while f runs, f's context ends, with cause [ErrLost]. Return soon:
+// Do then returns ErrLost, and the Once is not complete. If the session is lost just when
+// the Once is being completed, Do finds out the outcome. That can take until the servers
+// have ended the session. If ctx ends first, Do returns its error. If the Session is closed
+// first, the error is [ErrClosed] and not ErrLost.
 //
-// When ctx ends while Do waits, nothing is left in the line. When it ends while
-// f runs it is for f to say whether the thing is done. If f then returns nil,
-// the mark is made all the same, in the background if the servers do not
-// answer at once; Do then returns the error of ctx.
+// If ctx ends while Do waits, Do leaves nothing in the line. If ctx ends while f runs, f
+// decides. If f then returns nil, the Once is completed, in the background if the servers
+// do not answer at once, and Do returns the error of ctx.
 //
-// With a ctx that comes from Do of the same path, Do returns [ErrDeadlock]
-// instead of waiting for itself.
+// With a ctx that comes from Do of the same path, Do returns [ErrDeadlock].
 //
-// Do learns of a Reset by another process through a notification, and until that
-// arrives takes the thing for done. A process cut off from all servers finds it
-// done for no longer than its session can live; after that, and in a new session,
-// Do asks.
+// Do learns of a Reset by another process through a watch event; until that arrives, it
+// counts the Once as complete. A process that is cut off from all servers does so only
+// while its session can live.
 func (o *Once) Do(ctx context.Context, f func(ctx context.Context) error) error {
 	if o.misuse() == nil && f == nil {
 		return o.fail("do", session.Invalid("the function is nil"))
@@ -141,9 +126,9 @@ func (o *Once) Do(ctx context.Context, f func(ctx context.Context) error) error 
 
 func (o *Once) fail(op string, err error) error { return opError(op, o.path, err) }
 
-// do is Do for a function that returns the data of the mark. It returns the data
-// of the mark that everyone sees. The function is given the name of its znode
-// in the line, and its error is passed on as it is.
+// do is Do for a function that returns the data of the mark. It returns the data that is
+// stored. The function receives the name of its znode in the line; do returns its error
+// unchanged.
 func (o *Once) do(ctx context.Context, f func(ctx context.Context, place string) ([]byte, error)) ([]byte, error) {
 	if err := o.check(ctx); err != nil {
 		return nil, o.fail("do", err)
@@ -154,13 +139,13 @@ func (o *Once) do(ctx context.Context, f func(ctx context.Context, place string)
 	if data, ok, err := o.settled(); ok {
 		return data, o.fail("do", err)
 	}
-	// The goroutines of a process go one at a time, so they cost one place in the
-	// line, and all but one of them no request.
+	// The goroutines of a process continue one at a time, so together they take one place in
+	// the line, and only one sends requests.
 	select {
 	case o.busy <- struct{}{}:
 	case <-ctx.Done():
 		return nil, o.fail("do", session.CtxErr(ctx))
-	case <-o.s.m.Closing: // the one ahead may run a function that does not return
+	case <-o.s.m.Closing: // the goroutine ahead may run a function that never returns
 		return nil, o.fail("do", o.s.m.Failure())
 	}
 	defer func() { <-o.busy }()
@@ -176,8 +161,7 @@ func (o *Once) do(ctx context.Context, f func(ctx context.Context, place string)
 	}
 }
 
-// round is do once. If the error is errMarked or ErrEnded it is for another round
-// to find out what to do.
+// round is do once. After errMarked or ErrEnded, the caller tries another round.
 func (o *Once) round(ctx context.Context, f func(ctx context.Context, place string) ([]byte, error)) ([]byte, error) {
 	g, none, err := o.mark.look(ctx, o.valued) // Step 1.
 	if g != nil || err != nil {
@@ -194,7 +178,7 @@ func (o *Once) round(ctx context.Context, f func(ctx context.Context, place stri
 	return o.run(o.s.tracers.follow(ctx, o.traced, h), h, first && none.lastsFor(h), f)
 }
 
-// check is what every method asks first.
+// check is the first step of every method.
 func (o *Once) check(ctx context.Context) error {
 	if o.misuse() != nil {
 		return o.misuse()
@@ -202,11 +186,11 @@ func (o *Once) check(ctx context.Context) error {
 	return session.CtxErr(ctx)
 }
 
-// doKey is that of a Mutex at the same path, whose line this is.
+// doKey is the key of a Mutex at the same path, which has the same line.
 func (o *Once) doKey() doKey { return doKey{o.s, o.path, o.line.Bases[0]} }
 
-// settled reports whether this process knows the answer without asking: the
-// mark's data, or that a function panicked.
+// settled reports whether this process knows the result without a request: the mark's data,
+// or that a function panicked.
 func (o *Once) settled() (data []byte, ok bool, err error) {
 	if o.panicked.Load() {
 		return nil, true, ErrPanicked
@@ -218,14 +202,14 @@ func (o *Once) settled() (data []byte, ok bool, err error) {
 	return g.value(), g != nil, nil
 }
 
-// A mark is what this process knows of a mark. All Onces of a Session with the
-// same path share it.
+// A mark is the znode path/done, as far as this process knows it. All Onces of a Session
+// with the same path share it.
 type mark struct {
 	m    *session.Manager
 	path string // as the server knows it
 
 	mu      sync.Mutex
-	seen    *sight          // if it has been seen; guarded by mu
+	seen    *sight          // nil before the mark was seen; guarded by mu
 	unwatch runtime.Cleanup // leaves the watch of seen when this is garbage; guarded by mu
 }
 
@@ -237,36 +221,34 @@ type sight struct {
 	data []byte
 }
 
-// An absence is that the mark was not there, with the watch that was left on its
-// making. That of a look that has left none is nil.
+// An absence records that there was no mark, with the watch on its creation. It is nil if
+// the read left no watch.
 type absence struct {
 	inc *session.Incarnation
 	w   *session.Watch // joined
 }
 
-// leave is the end of a.
+// leave leaves the watch of a.
 func (a *absence) leave() {
 	if a != nil {
 		a.inc.Watches.Leave(a.w)
 	}
 }
 
-// lastsFor reports whether the mark cannot be there while h stands, before whom
-// nobody was in the line when he had entered it.
+// lastsFor reports whether no mark can exist while h holds. When h entered the line, no
+// other contender was in it.
 //
-// The listing that showed that h is the first was made after a was. It has been
-// read, and a's watch was armed and has not fired: events come ahead of every
-// answer that is as new, on one connection; and on each further one the watch is set
-// again ahead of all calls, and what it has missed is told. So there was no mark at
-// the listing. From then on nobody makes one while h's znode is there: all others
-// are behind it.
+// The listing that showed h to be the first came after a. Its reply was read, and a's watch
+// was armed and has not fired. On one connection, events arrive before every reply that is
+// as new. On a new connection, the watch is set again before all calls, and a missed event
+// fires. So there was no mark at the listing. While h's znode exists, no other process
+// creates one: all others are behind h.
 func (a *absence) lastsFor(h *line.Grant) bool {
 	return a != nil && a.inc == h.Claim.Incarnation && a.inc.Watches.Armed(a.w) && !session.IsClosed(a.w.Fired)
 }
 
-// stands reports whether the mark is still there, as far as can be known. It
-// asks whether the session is alive too, because nobody tells a client that is
-// cut off that a mark is gone.
+// stands reports whether the mark still exists, as far as this client can know. It
+// checks the session too, because a client that is cut off receives no event of a deletion.
 func (g *sight) stands() bool {
 	if g == nil {
 		return false
@@ -279,7 +261,7 @@ func (g *sight) stands() bool {
 	}
 }
 
-// value is the mark's data; that of no mark is nil.
+// value returns the mark's data; nil without a mark.
 func (g *sight) value() []byte {
 	if g == nil {
 		return nil
@@ -287,7 +269,7 @@ func (g *sight) value() []byte {
 	return g.data
 }
 
-// known returns the mark if it has been seen and still stands.
+// known returns the mark if it was seen and still exists.
 func (k *mark) known() *sight {
 	k.mu.Lock()
 	g := k.seen
@@ -298,12 +280,13 @@ func (k *mark) known() *sight {
 	return g
 }
 
-// shortMark is fewer bytes than the mark of a Once has, with the name of its znode in the line.
+// shortMark is less than the length of a Once's mark, which has the name of a znode in the
+// line.
 const shortMark = 40
 
-// look looks for the mark and remembers it. If there is none it is nil, and none is
-// that; the caller leaves it. With value the mark is read, which leaves no watch
-// where there is none.
+// look looks for the mark and remembers it. Without a mark, it returns the absence, which
+// the caller leaves. With value, look reads the mark's data; without a mark, that leaves no
+// watch.
 func (k *mark) look(ctx context.Context, value bool) (g *sight, none *absence, err error) {
 	err = k.m.During(ctx, func(inc *session.Incarnation) error {
 		if value {
@@ -316,7 +299,7 @@ func (k *mark) look(ctx context.Context, value bool) (g *sight, none *absence, e
 			inc.Watches.Leave(w)
 			return err
 		case stat != nil && (stat.DataLength < shortMark || stat.Cversion != 0 || stat.EphemeralOwner != 0):
-			inc.Watches.Leave(w) // it may be the directory of something
+			inc.Watches.Leave(w) // it may be the parent znode of another primitive
 			g, err = k.lookValue(ctx, inc)
 			return err
 		case stat != nil:
@@ -347,8 +330,8 @@ func (k *mark) lookValue(ctx context.Context, inc *session.Incarnation) (*sight,
 	return &sight{inc, w, true, data}, nil
 }
 
-// await waits until the mark is, or was, there. If none still is what was seen of
-// it, that costs nothing.
+// await waits until the mark exists or has existed. If none is still valid, that costs
+// nothing.
 func (k *mark) await(ctx context.Context, none *absence) error {
 	return k.m.During(ctx, func(inc *session.Incarnation) error {
 		if none != nil && none.inc == inc {
@@ -360,9 +343,8 @@ func (k *mark) await(ctx context.Context, none *absence) error {
 	})
 }
 
-// remember replaces what has been seen of the mark; nil is nothing. Who is
-// remembered stays joined to its watch for as long as k is in use, so that it
-// is not removed as idle, and not longer.
+// remember replaces the remembered mark; nil forgets it. The remembered mark stays joined
+// to its watch while k is in use. So the watch is not removed as idle.
 func (k *mark) remember(g *sight) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -380,9 +362,9 @@ var errMarked = errors.New("zsync: the mark has been made")
 
 // enter waits until it is our turn or the mark is made; then it is errMarked.
 //
-// The mark is waited for once somebody is found to be ahead: nobody else makes it.
-// That it was made before is seen by the read that sets the watch. first is that
-// nobody ever was.
+// If a contender is ahead, enter also waits for the mark: only a contender ahead creates
+// it. The read that sets the watch finds an earlier mark. first reports that no contender
+// was ever ahead.
 func (o *Once) enter(ctx context.Context, none *absence) (h *line.Grant, first bool, err error) {
 	start := time.Now()
 	end := o.s.tracers.acquiring(ctx, o.traced)
@@ -408,7 +390,7 @@ func (o *Once) enter(ctx context.Context, none *absence) (h *line.Grant, first b
 	watching.Wait()
 	switch {
 	case err == nil:
-		// The mark may have been made at this same instant. Step 3 sees it.
+		// The mark may have been created at this same instant. Step 3 sees it.
 		o.s.m.Waited("do", o.path, start, nil)
 		g := p.Grant("do")
 		end(g.Name(), nil)
@@ -416,7 +398,7 @@ func (o *Once) enter(ctx context.Context, none *absence) (h *line.Grant, first b
 	case ctx.Err() != nil:
 		err = session.CtxErr(ctx)
 	case errors.Is(err, errMarked):
-		end("", nil) // there is nothing to wait for any more
+		end("", nil) // the mark exists, so the wait is over
 		return nil, false, errMarked
 	}
 	head, place := behind.Now()
@@ -428,9 +410,9 @@ func (o *Once) enter(ctx context.Context, none *absence) (h *line.Grant, first b
 
 func (o *Once) traced() Op { return o.s.tracers.traced("once", "do", o.path) }
 
-// run runs f while h stands, and makes the mark if it returns nil; unmarked means
-// that there is certainly none. If it is found that f need not be run the error is
-// errMarked, and if it cannot be, because h is lost, ErrEnded.
+// run runs f while h holds, and creates the mark if f returns nil. unmarked means that
+// there is certainly no mark. The error is errMarked if there is a mark, and ErrEnded if h
+// is lost before f begins.
 func (o *Once) run(ctx context.Context, h *line.Grant, unmarked bool, f func(ctx context.Context, place string) ([]byte, error)) (data []byte, err error) {
 	var g *sight
 	if !unmarked {
@@ -446,8 +428,7 @@ func (o *Once) run(ctx context.Context, h *line.Grant, unmarked bool, f func(ctx
 		o.s.m.GiveUp(ctx, h.Release)
 		return nil, errMarked
 	case h.Err() != nil:
-		// The mark may have been looked for in another session than that of
-		// h. Nobody was told anything, so we wait again.
+		// look may have used another session than h's. Do returns later, so wait again.
 		o.s.m.GiveUp(ctx, h.Release)
 		return nil, session.ErrEnded
 	}
@@ -475,10 +456,9 @@ func (o *Once) run(ctx context.Context, h *line.Grant, unmarked bool, f func(ctx
 	return data, err
 }
 
-// finish makes the mark and leaves the line, whatever becomes of ctx: f has
-// done its work. It returns when ctx ends, but for a moment of grace, in which
-// servers that answer have answered. A loss of before that is told too; of a later
-// one, behind the transaction, it is not known that nothing was marked.
+// finish creates the mark and leaves the line, even if ctx ends, because f has succeeded.
+// When ctx ends it returns after a moment of grace, in which a working server has answered.
+// It also returns an earlier loss. After a later loss, the mark may exist.
 func (o *Once) finish(ctx context.Context, d *doCall, h *line.Grant, data []byte) error {
 	lost := h.Err()
 	done := make(chan error, 1)
@@ -489,12 +469,12 @@ func (o *Once) finish(ctx context.Context, d *doCall, h *line.Grant, data []byte
 	return alsoErr(session.CtxErr(ctx), lost)
 }
 
-// write makes the mark, and leaves the line. Step 4. What it has made it reads at
-// once, so that the next Do costs nothing.
+// write creates the mark and leaves the line: step 4. It remembers the mark, so that the
+// next Do costs nothing.
 func (o *Once) write(h *line.Grant, data []byte) error {
 	if err := h.Err(); err != nil {
 		h.Release()
-		return err // lost while f ran: nothing has been sent
+		return err // lost while f ran: no request was sent
 	}
 	inc := h.Claim.Incarnation
 	w := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: o.mark.path})
@@ -510,8 +490,8 @@ func (o *Once) write(h *line.Grant, data []byte) error {
 	}
 	switch {
 	case session.IsNodeExists(err):
-		// Not by any Do: they make it in their turn only, and we saw none in
-		// ours. Somebody has made it by hand.
+		// No Do created it: a Do creates it only in its turn, and there was none in ours. Another
+		// client has created it by hand.
 		return errMarked
 	case open:
 		mine, e := o.isMine(context.Background(), h, data)
@@ -525,14 +505,14 @@ func (o *Once) write(h *line.Grant, data []byte) error {
 	return err
 }
 
-// isMine reports, after the session of h was lost with the transaction in flight,
-// whether the mark was made by it; the error is that this cannot be found out. While
-// the znode of h is there the transaction may still be applied; once it is gone the
-// proof fails. So whoever sees that it is gone, and then reads the mark, knows.
+// isMine reports whether h's transaction created the mark, after h's session was lost with
+// the transaction in flight. An error means that the outcome is unknown. While h's znode
+// exists, the transaction can still be applied; after its deletion, the transaction fails.
+// So isMine waits for the deletion and then reads the mark.
 //
-// The mark is recognised by its data. That of Do is unique. If another process
-// has stored the same value as ours in the meantime, then ours is the one that
-// everybody gets, and it does not matter who stored it.
+// isMine recognises the mark by its data. The data of Do is unique. If another process has
+// stored the same value as ours, every caller gets our value, and it does not matter which
+// process stored it.
 func (o *Once) isMine(ctx context.Context, h *line.Grant, data []byte) (mine bool, err error) {
 	err = o.s.m.During(ctx, func(inc *session.Incarnation) error {
 		if err := inc.AwaitGone(ctx, h.Claim.Path); err != nil {
@@ -545,9 +525,9 @@ func (o *Once) isMine(ctx context.Context, h *line.Grant, data []byte) (mine boo
 	return mine, err
 }
 
-// Done reports whether it is done. It costs nothing if this process has seen the
-// mark, 1 request if it finds it, and 3 if it does not: that nothing is there is
-// believed only of a server that has caught up with the others.
+// Done reports whether the Once is complete. It costs nothing if this process has seen the
+// mark, and 1 request if it finds the mark. Otherwise it costs 3, because a server that
+// lags can miss the mark.
 func (o *Once) Done(ctx context.Context) (bool, error) {
 	done, err := o.done(ctx)
 	return done, o.fail("done", err)
@@ -574,12 +554,12 @@ func (o *Once) done(ctx context.Context) (bool, error) {
 	return g != nil, err
 }
 
-// Reset makes the thing undone: it deletes the mark, if there is one, and the
-// next Do runs its function. That a function panicked is forgotten too, by this
-// value. A function that runs now is not disturbed, and its mark is made.
+// Reset deletes the mark, if there is one, so that the next Do runs its function. This
+// value also forgets that a function panicked. A function that runs now is not disturbed,
+// and completes the Once.
 //
-// Other processes are notified: a Do of theirs that comes before the
-// notification still finds the thing done.
+// Other processes receive an event; before it arrives, their Do still counts the Once as
+// complete.
 //
 // The deletion is applied once, even if the reply to it is lost, so that it
 // does not hit a later mark; for that a receipt, path/_c_<uuid>-receipt, is

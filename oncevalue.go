@@ -10,36 +10,31 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// OnceFunc returns a function that runs f once among all processes that name
-// the same path, with the guarantees of [Once.Do]. The function may be called
-// by many goroutines at once. To reset it, see [NewOnce] and [Once.Reset] of
-// the same path.
+// OnceFunc returns a function that runs f once among all processes that name the same path,
+// with the guarantees of [Once.Do]. Many goroutines may call the function at once. To reset
+// it, use [NewOnce] and [Once.Reset] with the same path.
 func OnceFunc(s *Session, path string, f func(ctx context.Context) error) func(ctx context.Context) error {
 	o := NewOnce(s, path)
 	return func(ctx context.Context) error { return o.Do(ctx, f) }
 }
 
-// OnceValue returns a function that runs f once among all processes that name the
-// same path, and returns the value that f returned, in every process the same. The
-// guarantees are those of [Once.Do]; for the costs see [Once].
+// OnceValue returns a function that runs f once among all processes that name the same
+// path. It returns f's value, the same in every process, with the guarantees of [Once.Do].
 //
-// The value is stored in the mark, path/done, as the codec encodes it (JSON;
-// see [WithCodec]), and is limited by ZooKeeper's packet of 1 MiB. Everyone gets
-// what the codec makes of the stored bytes, the process that ran f too. They are
-// decoded once a process; its callers share what a pointer, slice or map in the
-// value refers to.
+// The value is stored in the znode path/done, as the codec encodes it ([WithCodec]); it
+// must fit into ZooKeeper's packet of 1 MiB. Every caller gets the decoded bytes, in the
+// process that ran f too. They are decoded once for each process; callers share the
+// pointers, slices and maps in the value.
 //
-// f must run before it is known whether its value can be stored. If it cannot,
-// because it is too large ([ErrTooLarge]), the codec cannot encode it or cannot
-// read it back, or the session was lost, then nothing is marked and the caller
-// gets f's value together with the error, so that what f did is not lost and
-// can be undone or passed on in another way. The next call runs its own f, so a
-// large value is better stored elsewhere and its address returned. If f itself
-// fails, its caller gets f's value and error as they are.
+// f must run before its value can be stored. If the value is too large ([ErrTooLarge]),
+// cannot be encoded or decoded, or the session is lost, the Once is not completed. The
+// caller gets the value together with the error, so that it can undo f. The next call runs
+// its own f. So store a large value elsewhere, and return its address. If f itself fails,
+// its caller gets f's value and error.
 //
-// If stored bytes cannot be decoded, because another type or codec wrote them
-// or they are the mark of a plain Once, every call returns the error; f is not
-// run. To have it run again, use [Once.Reset] of the same path.
+// If the stored bytes cannot be decoded, because of another type or codec or because a
+// plain Once stored them, every call returns the error and f does not run. To run it again,
+// call [Once.Reset] of the same path.
 func OnceValue[T any](s *Session, path string, f func(ctx context.Context) (T, error), opts ...ValueOption) func(ctx context.Context) (T, error) {
 	c := newValueConfig(opts)
 	k := newStored(s, path, c.err,
@@ -91,7 +86,7 @@ func newStored[T any](s *Session, path string, err error, encode func(T) ([]byte
 	return &storedValue[T]{once: o, encode: encode, decode: decode}
 }
 
-// get returns the value, after running f if nobody has yet.
+// get returns the value. It runs f if no process has completed the Once yet.
 func (k *storedValue[T]) get(ctx context.Context, f func(ctx context.Context) (T, error)) (T, error) {
 	var own T
 	if k.once.err == nil && f == nil {
@@ -107,7 +102,7 @@ func (k *storedValue[T]) get(ctx context.Context, f func(ctx context.Context) (T
 		if k.once.s.m.SizeOf(k.once.mark.path, data) > session.MaxPacket {
 			return nil, k.once.fail("encode", fmt.Errorf("value of %d bytes: %w", len(data), ErrTooLarge))
 		}
-		// What could not be read back would be refused to everyone for ever.
+		// A value that cannot be decoded would make every later call fail.
 		_, err = k.decoded(data)
 		return data, err
 	})

@@ -15,7 +15,7 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// An Option changes how [Connect] sets a Session up.
+// An Option configures the Session of [Connect].
 type Option func(*config)
 
 type config struct {
@@ -65,10 +65,10 @@ func newConfig(opts []Option) (config, error) {
 	return c, nil
 }
 
-// maxOwner bounds the name that is written into every znode of a line.
+// maxOwner limits the name in every znode of a line.
 const maxOwner = 4096
 
-// maxAuth bounds what is sent on every connection.
+// maxAuth limits the credentials, which are sent on every connection.
 const maxAuth = 64 << 10
 
 func defaultOwner() string {
@@ -79,33 +79,33 @@ func defaultOwner() string {
 	return fmt.Sprintf("%s:%d", host, os.Getpid())
 }
 
-// WithSessionTimeout asks for a session timeout of d; the server may negotiate
-// another. A holder that is cut off gives up a tenth of it early, and
-// others can go on when it has passed. The default is 10 s.
+// WithSessionTimeout asks for a session timeout of d; the servers may grant another, see
+// [Session.Timeout]. It sets how long waiters wait after a holder dies, and how long a
+// holder can be disconnected without losing its lock. The default is 10 s.
 func WithSessionTimeout(d time.Duration) Option { return func(c *config) { c.Timeout = d } }
 
 // WithACL sets the ACL of every znode that the Session creates. The default is
 // open to the world.
 //
-// With another ACL the directories of primitives are persistent, and one that
-// somebody else has made is used only if nobody may change it who could not by
-// acl; else calls that write fail with [ErrUnprotected]. Whoever may delete in
-// the parent of a primitive's path can still delete an empty directory.
+// With another ACL, the parent znodes of primitives are persistent. zsync then uses an
+// existing znode only if its ACL permits no client more than acl; otherwise, calls that
+// write return [ErrUnprotected]. A client with delete permission above a primitive's path
+// can still delete an empty parent znode.
 func WithACL(acl []zk.ACL) Option {
 	return func(c *config) { c.ACL = append([]zk.ACL(nil), acl...) }
 }
 
-// WithAuth adds credentials, for instance "digest" and "user:password". They
-// are sent on every connection ahead of any other request. Credentials that
-// the server refuses end the Session with go-zookeeper's ErrAuthFailed.
+// WithAuth adds credentials, for instance "digest" and "user:password". The Session sends
+// them on every connection before any other request. If the servers refuse them, the
+// Session ends with go-zookeeper's ErrAuthFailed. The default is none.
 func WithAuth(scheme string, credentials []byte) Option {
 	return func(c *config) {
 		c.Auths = append(c.Auths, session.Auth{Scheme: scheme, Credentials: append([]byte(nil), credentials...)})
 	}
 }
 
-// WithTLS encrypts the connections. An empty ServerName is taken from the
-// address of the server.
+// WithTLS encrypts the connections. An empty ServerName is set from the address of the
+// server. The default is no TLS.
 func WithTLS(cfg *tls.Config) Option {
 	return func(c *config) {
 		if c.TLS = cfg; cfg == nil {
@@ -114,14 +114,13 @@ func WithTLS(cfg *tls.Config) Option {
 	}
 }
 
-// WithDialer connects through d instead of TCP, for instance through the
-// in-memory transport of a test server. d is given the address as it stands in
-// the connect string.
+// WithDialer connects through d, for instance through the in-memory transport of a test
+// server. d receives an address as written in the connect string. The default is TCP.
 func WithDialer(d zk.Dialer) Option { return func(c *config) { c.Dialer = d } }
 
-// WithCloseTimeout sets how long [Session.Close] waits for running functions of Do, Run and Work
-// to return. After d, what they hold is lost, and another session can get it. The default is the
-// session timeout. With 0, Close does not wait.
+// WithCloseTimeout sets how long [Session.Close] waits for running functions of Do, Run and
+// Work. After d their holds are lost, and another session can be granted. With 0, Close
+// does not wait. The default is the session timeout.
 func WithCloseTimeout(d time.Duration) Option {
 	return func(c *config) {
 		if c.CloseTimeout = d; d < 0 {
@@ -130,10 +129,9 @@ func WithCloseTimeout(d time.Duration) Option {
 	}
 }
 
-// WithLogger sends diagnostics to l. By default warnings and errors go to
-// [slog.Default], and nothing else; a logger with [slog.DiscardHandler] gets none. What is true of
-// an [Observer] is true of l's handler: it must not block, and may ask for what
-// is known without a request.
+// WithLogger sends diagnostics to l. Its handler must not block. It may call methods that
+// send no request, such as [Session.State]. The default is warnings and errors to
+// [slog.Default]; for none, use a logger with [slog.DiscardHandler].
 func WithLogger(l *slog.Logger) Option {
 	return func(c *config) {
 		if l != nil {
@@ -142,42 +140,39 @@ func WithLogger(l *slog.Logger) Option {
 	}
 }
 
-// WithOwner sets the text that is written into the znodes of a line, so that
-// people see who holds and who waits. The default is "host:pid".
+// WithOwner sets the text in the znodes of a line, which shows people the holder and the
+// waiters. The default is "host:pid".
 func WithOwner(name string) Option { return func(c *config) { c.Owner = name } }
 
-// WithRetry paces reconnects and repeated requests. The default begins at
-// 10 ms and doubles up to 2 s, each delay shortened at random by up to half.
+// WithRetry paces reconnects and repeated requests. The default delays double from 10 ms to
+// 2 s, each shortened at random by up to half.
 func WithRetry(b Backoff) Option { return func(c *config) { c.Retry = session.Backoff(b) } }
 
-// WithObserver reports events to o: acquisitions, losses, reconnects. For spans there is
-// [WithTracer].
+// WithObserver reports events to o: acquisitions, losses, reconnects. For spans, use
+// [WithTracer]. The default is none.
 func WithObserver(o Observer) Option {
 	return func(c *config) {
 		c.Observe = observed(o)
 	}
 }
 
-// WithTracer calls t at the start and at the end of each operation.
+// WithTracer calls t at the start and at the end of each operation. The default is none.
 func WithTracer(t Tracer) Option { return func(c *config) { c.tracers.tracer = t } }
 
-// WithTrace writes to w who was granted what, and when it was lost or given up:
-// every grant, loss and release of a lock, permit, leadership, Once, part in a
-// double barrier or element of a Queue, with the transactions of ZooKeeper that
-// prove their order. The format is that of docs/trace.md, one JSON object a line.
-// "zsync verify" judges the traces of all processes together: never two holders,
-// tokens in order, losses told in time, no element removed twice.
+// WithTrace records holds in w: every grant, loss and release of a lock, permit,
+// leadership, Once, part in a double barrier or element of a Queue, with the ZooKeeper
+// transactions that prove their order. docs/trace.md has the format, one JSON object a
+// line. "zsync verify" checks the traces of all processes together. The default is none.
 //
-// Each Write is of whole lines, and no two are at the same time. Sessions may
-// write to one *os.File that was opened with O_APPEND. Nothing waits for w: a
-// trace that cannot be written in time has a line that says how many are missing,
-// and the first error is logged. Close waits for w for half a second.
+// Each Write has whole lines, and the Session makes one Write at a time. Sessions may share
+// an *os.File that was opened with O_APPEND. No call waits for w: if w is too slow, a
+// record says how many records are missing. The first error is logged. Close waits for w
+// for half a second.
 //
 // # Cost
 //
-// No request. Between 200 and 400 bytes a line; a grant and its release are three.
-// Elements that are claimed, or settled, together have one line, with some 40 bytes
-// for each.
+// No request. A record has 200 to 400 bytes; a hold has three records. Elements that are
+// claimed or settled together share a record, with about 40 bytes for each.
 func WithTrace(w io.Writer) Option {
 	return func(c *config) {
 		if c.Trace = w; w == nil {
@@ -186,14 +181,15 @@ func WithTrace(w io.Writer) Option {
 	}
 }
 
-// WithLossOnSuspend counts a dropped connection as the loss of the session, which
-// is then ended over another connection, a tenth of its timeout later. Without it a hold survives a reconnect within the session's timeout.
+// WithLossOnSuspend treats a dropped connection as the loss of the session. A tenth of its
+// timeout later, the Session ends it over another connection. By default, a hold survives a
+// reconnect within the session timeout.
 func WithLossOnSuspend() Option { return func(c *config) { c.LossOnSuspend = true } }
 
-// A Backoff paces attempts. The first repetition of anything is immediate, as
-// a dropped connection is usually replaced at once. The delay before the n'th
-// after it is Min × Factorⁿ⁻¹, at most Max, shortened at random by up to the
-// part Jitter of it.
+// A Backoff paces attempts. The first repetition is immediate, because a dropped connection
+// can usually be replaced at once. The delay before the n'th repetition after that is Min ×
+// Factorⁿ⁻¹, at most Max, shortened at random by up to the part Jitter. With Min 100 ms,
+// Max 1 s and no Jitter: 0, 100 ms, 200 ms, 400 ms, 800 ms, 1 s, 1 s.
 type Backoff struct {
 	Min, Max time.Duration
 	Factor   float64 // at least 1; 0 means 2
@@ -212,7 +208,7 @@ func (b Backoff) check() error {
 	return nil
 }
 
-// warnings is a handler without what is below a warning.
+// warnings is a handler that drops records below a warning.
 type warnings struct{ slog.Handler }
 
 func (w warnings) Enabled(ctx context.Context, l slog.Level) bool {

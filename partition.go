@@ -14,40 +14,42 @@ import (
 	"github.com/zsync/zsync/internal/spread"
 )
 
-// A Partition spreads shards over the processes that name the same path: each
-// shard has one owner at a time, which runs a function for it.
+// A Partition spreads shards over processes: each shard has one owner at a time, which runs
+// a function for it.
 //
 //	p := zsync.NewPartition(s, "/ingest")
 //	err := p.Run(ctx, []string{"eu", "us", "asia"}, func(ctx context.Context, shard string) error {
 //		return ingest(ctx, shard) // until ctx ends
 //	})
 //
-// Every process calls Run with the same shards. They are spread evenly: no
-// process has two more than another. When a process comes or goes only as many
-// shards move as that takes. A shard moves only when the function of its owner
-// has returned, or its owner's session has ended. While processes have different
-// lists, as during a roll-out, a shard goes to those that name it.
+// Every process calls Run with the same shards. The shards are spread evenly: no process
+// has two more than another. When a process joins or leaves, only the necessary shards
+// move. A shard moves only when its owner's function has returned, or its owner's session
+// has ended. During a roll-out, processes can have different lists; a shard then moves only
+// to a process that lists it.
 //
 // # Loss
 //
-// The function's context ends when the shard is to move, with cause
-// [ErrNotLocked], and when the session is lost, with cause [ErrLost]: then
-// another process may own the shard already. Run goes on in the next session.
+// The function's context ends when the shard is to move, with cause [ErrNotLocked]. It also
+// ends when the session is lost, with cause [ErrLost]; another process may then own the
+// shard. Run carries on in the next session.
 //
-// # Znodes
+// # Errors
 //
-// path/members is a [Group] of the processes, each with its shards as info, in
-// JSON. path/plan is a [Value] that says who is to have which shard, also JSON:
-// so some ten thousand shards are the limit, above which Run returns [ErrTooLarge].
-// path/shards/<shard> is the line of a [Mutex], and who holds it owns the shard.
+// Run returns [ErrTooLarge] if the plan does not fit into 1 MiB; that limits a Partition to
+// some ten thousand shards.
 //
 // # Cost
 //
-// While nothing changes a Partition costs nothing. When a process comes or goes
-// each process reads the group and the plan, and one writes the plan, as also when
-// somebody else has written what does not fit, or is no plan. Each shard that moves
-// costs the former owner 1 request and the new one 3, or 4 where it has to wait for
-// the former: as a Mutex does.
+// A Partition costs nothing while nothing changes. When a process joins or leaves, every
+// process reads the group and the plan, and one writes a new plan. Each shard that moves
+// costs what a [Mutex] costs.
+//
+// # Znodes
+//
+// path/members is a [Group] of the processes, with the shards of each as info, in JSON.
+// path/plan is a [Value] with the owner of each shard, in JSON. path/shards/<shard> is the
+// line of a [Mutex]; its holder owns the shard.
 type Partition struct {
 	made
 	id string
@@ -61,9 +63,9 @@ type partitionConfig struct {
 	err error
 }
 
-// WithMember sets the id under which the process is a member: one for each
-// process, since a second of the same id waits for the first to go. The default
-// is the owner ([WithOwner]) with a unique number.
+// WithMember sets the process's id in the Partition. Each process needs its own: a second
+// process with the same id waits until the first leaves. The default is the owner
+// ([WithOwner]) with a unique number.
 func WithMember(id string) PartitionOption {
 	return func(c *partitionConfig) {
 		switch c.id = id; {
@@ -92,17 +94,15 @@ func NewPartition(s *Session, path string, opts ...PartitionOption) *Partition {
 // Path returns the path that p was made with.
 func (p *Partition) Path() string { return p.path }
 
-// Run takes part in the Partition: it joins, and calls f in a goroutine of its
-// own for each shard that it owns, until ctx ends or an f fails. f should return
-// soon after its ctx has ended, as the shard does not move before; for one shard Run
-// calls it once at a time, whatever becomes of sessions. When f returns nil although its ctx has not ended it is called again, after a pause
-// ([WithRetry]).
+// Run takes part in the Partition. It calls f in a goroutine for each shard of this
+// process, until ctx ends or an f fails. Return from f soon after its ctx ends: the shard
+// does not move before. For one shard, Run never calls f twice at a time, in any sessions.
+// If f returns nil before its ctx ends, Run calls it again after a pause ([WithRetry]).
 //
-// When an f returns an error of its own, while its shard was neither to move nor
-// lost, Run ends every other, leaves, and returns that error; one that ends its
-// goroutine ([runtime.Goexit]) counts as one that fails. Otherwise Run
-// returns the error of ctx, or what retrying cannot cure, when every f has
-// returned.
+// If an f returns an error of its own before its shard moves or is lost, Run ends the other
+// calls, leaves, and returns that error. An f that ends its goroutine ([runtime.Goexit])
+// counts as failed. Otherwise, Run returns the error of ctx, or an error that a retry
+// cannot fix, when every f has returned.
 func (p *Partition) Run(ctx context.Context, shards []string, f func(ctx context.Context, shard string) error) error {
 	return opError("run", p.path, p.run(ctx, shards, f))
 }
@@ -139,13 +139,13 @@ func (p *Partition) run(ctx context.Context, shards []string, f func(ctx context
 		plan:  NewValue[spread.Plan](p.s, session.ChildPath(p.path, "plan"), WithCodec(spread.PlanCodec{})),
 		mine:  make(map[string]*shardRun),
 	}
-	// With it in the group nobody could store a plan that does not fit, and every Run
-	// would end.
+	// With a member whose shards exceed a plan's size, no process could store a plan, and
+	// every Run would end.
 	if _, err := r.plan.encode(spread.Plan{Owners: spread.Balance(nil, map[string][]string{id: shards})}); err != nil {
 		return err
 	}
-	// The group and the plan vet what is theirs. Who may delete in path could
-	// delete these.
+	// The group and the plan vet their own znodes. A client with permission to delete in path
+	// could delete these.
 	err := p.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.Vet(ctx, session.Dir{Path: p.s.m.Full(p.path)}) })
 	if err != nil {
 		return err
@@ -153,8 +153,8 @@ func (p *Partition) run(ctx context.Context, shards []string, f func(ctx context
 	if r.me, err = r.group.join(ctx, id, shards); err != nil {
 		return err
 	}
-	// Others are given our shards when we have left, and get them when we have
-	// given them up: in this order nobody waits for us.
+	// The plan assigns our shards to others when we have left, and they own them when we have
+	// released them. In this order, no process waits for us.
 	defer r.me.Leave()
 	err = r.run(ctx)
 	if ctx.Err() != nil && (err == nil || errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
@@ -163,7 +163,7 @@ func (p *Partition) run(ctx context.Context, shards []string, f func(ctx context
 	return err
 }
 
-// newID returns the owner with a unique number; of a long owner as much as fits.
+// newID returns the owner with a unique number, shortened to fit into a path.
 func (p *Partition) newID() string {
 	unique := " " + session.NewGUID()
 	room := session.MaxPath - len(session.ChildPath(p.path, "members/")) - len(session.NameOfKey(unique))
@@ -186,20 +186,20 @@ type partitioning struct {
 	shards []string // that this process names, in order
 
 	// Used by run alone.
-	mine  map[string]*shardRun // by shard: what this process owns, or waits for
-	wants map[string][]string  // by member: the shards that it names, as last told; nil before that
-	told  map[string]string    // the owners in the plan, as last told; nil if there are none
+	mine  map[string]*shardRun // by shard: owned, or waited for
+	wants map[string][]string  // by member: its shards, as last received; nil before that
+	told  map[string]string    // the owners in the plan, as last received; nil if there are none
 }
 
-// A shardRun is one shard that is to be ours.
+// A shardRun is one shard that the plan gives to this process.
 type shardRun struct {
 	ctx   context.Context // ends when the shard is to move
 	stop  context.CancelCauseFunc
 	ended chan struct{} // closed when it has been given up
 }
 
-// run follows the group and the plan until ctx ends or something fails. Every
-// shard has been given up when it returns.
+// run follows the group and the plan until ctx ends or a call fails. When it returns, every
+// shard has been released.
 func (r *partitioning) run(outer context.Context) (err error) {
 	ctx, fail := context.WithCancelCause(outer)
 	defer fail(nil)
@@ -210,11 +210,11 @@ func (r *partitioning) run(outer context.Context) (err error) {
 	}
 	var runs sync.WaitGroup
 	members, plans := r.group.Watch(ctx), r.plan.Watch(ctx)
-	// Nothing is decided by the order in which these come: after each the plan is held
-	// against the group, as both were last told. In the end the last of both has been
-	// told to everyone, and if they did not fit the plan would have been written anew.
-	// The channels close when ctx ends or the Session does. When our membership has
-	// ended as well, which only an error or that of the Session does, either is told.
+	// The order in which these arrive does not matter: after each, the last plan is compared
+	// with the last group. In the end every process has received the last of both, and if they
+	// did not fit, one would have written a new plan. The channels close when ctx ends or the
+	// Session is closed. Our membership ends only with an error or with the Session; any case
+	// may then be chosen.
 	for open := true; open; {
 		var there []Member[[]string]
 		var now spread.Plan
@@ -255,7 +255,7 @@ func (r *partitioning) run(outer context.Context) (err error) {
 func wanted(members []Member[[]string]) map[string][]string {
 	wants := make(map[string][]string, len(members))
 	for _, m := range members {
-		if utf8.ValidString(m.ID) { // else no plan can name it: it would be made anew for ever
+		if utf8.ValidString(m.ID) { // else no plan can name it, and replan would never end
 			wants[m.ID] = m.Info
 		}
 	}
@@ -264,11 +264,11 @@ func wanted(members []Member[[]string]) map[string][]string {
 
 // replan makes the plan fit the group.
 //
-// The group is read after the plan, so a plan that is written, which it only is
-// if nobody has written another since, knows of a newer group than the one
-// before it. So a process that lags never undoes what a newer group has led to.
-// By the time it is written the group may be another, which run is told of; but not
-// of who came and went in between: then the plan that run is told does not fit.
+// It reads the group after the plan, and writes only if no other process has written the
+// plan since. So each plan was made from a newer group than the plan before it, and a
+// process that lags never undoes a newer plan. If the group has changed by the time of the
+// write, run receives another event. Changes between two events can be missed, but then the
+// plan that run receives does not fit the group.
 func (r *partitioning) replan(ctx context.Context) error {
 	unchanged := errors.New("unchanged")
 	_, err := r.plan.update(ctx, func(old spread.Plan) (spread.Plan, error) {
@@ -288,9 +288,9 @@ func (r *partitioning) replan(ctx context.Context) error {
 	return err
 }
 
-// follow begins what the plan gives to us, and ends what it does not. What we do not
-// name was that of a former Run of our name, and stays with nobody until the plan has
-// been made to fit.
+// follow starts the shards that the plan gives to this process, and ends the others. A
+// shard that this process does not list belonged to an earlier Run with the same id; it has
+// no owner until the plan fits.
 func (r *partitioning) follow(ctx context.Context, now spread.Plan, runs *sync.WaitGroup, report func(error)) {
 	for shard, run := range r.mine {
 		if now.Owners[shard] != r.id {
@@ -313,7 +313,7 @@ func (r *partitioning) follow(ctx context.Context, now spread.Plan, runs *sync.W
 			defer close(run.ended)
 			defer stop(nil)
 			if former != nil {
-				<-former.ended // the line would do, but for a session that was lost
+				<-former.ended // the line is enough, except after a lost session
 			}
 			err := errors.New("the function ended its goroutine; see runtime.Goexit") // unless own returns
 			defer func() {
@@ -326,8 +326,8 @@ func (r *partitioning) follow(ctx context.Context, now spread.Plan, runs *sync.W
 	}
 }
 
-// own waits for a shard and runs the function for it, again and again, until ctx
-// ends or the function fails.
+// own waits for a shard and calls the function for it repeatedly, until ctx ends or the
+// function fails.
 func (r *partitioning) own(ctx context.Context, shard string) error {
 	m := NewMutex(r.p.s, r.p.shardPath(shard))
 	for try := 0; ; try++ {

@@ -9,14 +9,12 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// Get reads the data of a znode, whatever it is, with its Stat: for the
-// versions that a [Session.Txn] needs, and for tools. The server that is asked
-// may lag behind the others. path is taken below the chroot.
+// Get reads the data and the Stat of any znode: for the versions that a [Session.Txn]
+// needs, and for tools. The server may lag behind the others. path is below the chroot.
 //
 // # Errors
 //
-// go-zookeeper's ErrNoNode and ErrNoAuth; [ErrInvalid], [ErrClosed], and those
-// of ctx.
+// go-zookeeper's ErrNoNode and ErrNoAuth; [ErrInvalid], [ErrClosed], and the error of ctx.
 //
 // # Cost
 //
@@ -32,8 +30,8 @@ func (s *Session) Get(ctx context.Context, path string) (data []byte, stat *zk.S
 	return data, stat, opError("get", path, err)
 }
 
-// Children lists the children of a znode, whatever it is, by their names, with
-// its Stat. All else is as with [Session.Get].
+// Children returns the names of the children of any znode, and its Stat. Otherwise it is
+// like [Session.Get].
 func (s *Session) Children(ctx context.Context, path string) (names []string, stat *zk.Stat, err error) {
 	if err := checkRead(path); err != nil {
 		return nil, nil, opError("children", path, err)

@@ -19,26 +19,28 @@ import (
 	"github.com/zsync/zsync/internal/turnstile"
 )
 
-// A Session is a program's connection to a ZooKeeper ensemble. All primitives
-// made with it share it, and a program usually has one.
+// A Session is a connection to a ZooKeeper ensemble. Create one per process and share it
+// among all primitives:
 //
-// Behind it stands one ZooKeeper session at a time. When the connection drops, the
-// same session is continued over the next server that answers; holds and watches
-// survive. When the session ends, or when it is no longer certain to live for
-// another tenth of its timeout, everything held through it is lost and its holders
-// are told, a new session is established, and calls that were only waiting carry on
-// in it. A client that is cut off thus gives up its holds before the servers can
-// give them to someone else, provided that the clocks of both run at about the same
-// rate. Time in which the machine slept counts, by the wall clock; so setting that
-// clock forward by as much causes a loss too.
+//	s, err := zsync.Connect(ctx, "zk1:2181,zk2:2181,zk3:2181")
+//	if err != nil {
+//		return err
+//	}
+//	defer s.Close()
 //
-// A Session may be used by many goroutines at once.
+// A Session reconnects by itself, and holds survive a change of server. If its ZooKeeper
+// session ends, or could have ended, every hold is reported as lost, the Session opens a
+// new ZooKeeper session, and calls that were waiting carry on in it. A client that is cut
+// off learns of the loss before the servers can grant its locks to another client, if the
+// clocks of both run at about the same rate. Time asleep counts, by the wall clock; so
+// setting that clock forward can cause a loss.
+//
+// A Session is safe for concurrent use.
 //
 // # Cost
 //
-// A session through which nothing is held sends pings. One that holds something
-// also sends two small requests every 11/40 of its timeout, unless the
-// program's own have proved as much.
+// A Session sends pings. While it holds something, it also sends two small requests every
+// 11/40 of its timeout, unless other requests have confirmed the session.
 type Session struct {
 	_ noCopy
 	m *session.Manager
@@ -53,19 +55,19 @@ type Session struct {
 	retentions turnstile.Retentions
 }
 
-// Connect establishes a session with an ensemble.
+// Connect opens a session with an ensemble.
 //
-// servers is a ZooKeeper connect string, "zk1:2181,zk2:2181/optional/chroot".
-// A missing port is 2181. Every path is taken below the chroot, which is
-// created when it is first needed.
+// servers is a ZooKeeper connect string: "zk1:2181,zk2:2181", or "zk1:2181,zk2:2181/app" to
+// put every path below the chroot /app. The default port is 2181. The chroot is created
+// when it is first needed.
 //
-// Connect returns once the first session is established. It keeps trying while
-// no server answers, until ctx ends; then the error tells the last failure.
-// ctx governs Connect alone: its end later on does not affect the Session.
+// Connect returns when the session is open. While no server answers, it keeps trying until
+// ctx ends; the error then contains the last failure. A later end of ctx does not affect
+// the Session.
 //
-// The errors are [ErrInvalid] for arguments, go-zookeeper's ErrAuthFailed where a
-// server refuses the credentials of [WithAuth] or all servers demand others, and
-// those of ctx. It costs one round trip besides the handshake of TCP or TLS.
+// The errors are [ErrInvalid] for a bad argument, go-zookeeper's ErrAuthFailed if the
+// servers refuse the credentials or demand others, and the error of ctx. Connect takes one
+// round trip besides the handshake of TCP or TLS.
 func Connect(ctx context.Context, servers string, opts ...Option) (*Session, error) {
 	hosts, chroot, err := parseServers(servers)
 	if err != nil {
@@ -97,9 +99,9 @@ func Connect(ctx context.Context, servers string, opts ...Option) (*Session, err
 // or an instant of a Schedule is done, and an element is acknowledged. Any other lock is released
 // at once. Nothing new is begun: other calls fail with ErrClosed.
 //
-// Close waits for the functions for [WithCloseTimeout], by default the session timeout. After
-// that their holds are lost, and Lost and the errors say so, before another session can get
-// them. Close does not wait for a function that calls it in its own goroutine.
+// Close waits for the functions for [WithCloseTimeout], by default the session timeout.
+// Then their holds are lost, and Lost is closed before another session can be granted them.
+// Close does not wait for a function that calls it in its own goroutine.
 //
 // After the functions Close waits up to a second for work that only this process can finish: it
 // returns elements of a Queue, makes changes of a [WaitGroup], deletes receipts, and waits until
@@ -121,17 +123,16 @@ func (s *Session) ID() int64 { return s.m.SessionID() }
 // session.
 func (s *Session) Timeout() time.Duration { return s.m.Granted() }
 
-// Margin returns for how much longer everything held through s is certain to be
-// held if nothing more is heard from the servers. When it reaches 0 the loss is
-// told. Others can be granted what was held no earlier than a tenth of
-// [Session.Timeout] after that, so there is some time to stop. While nothing is
-// held the servers are asked less, and Margin may be 0 in a session that is alive.
+// Margin returns how long the holds of s are still confirmed if no server answers from now
+// on. When it reaches 0, they are lost. The servers can grant them to another client no
+// earlier than a tenth of [Session.Timeout] later, so there is some time to stop. While the
+// Session holds nothing, it sends fewer requests, and Margin may be 0.
 func (s *Session) Margin() time.Duration { return s.m.Certain() }
 
 // State returns the present state.
 func (s *Session) State() State { return State(s.m.State()) }
 
-// A State is what a Session is doing.
+// A State is the state of a Session.
 type State int
 
 // The states of a Session.
@@ -143,10 +144,9 @@ const (
 	// StateSuspended: the connection dropped. The session may survive, and
 	// its holds with it, if a server is reached in time.
 	StateSuspended
-	// StateExpired: the session ended, and all that was held is lost.
-	// StateConnecting follows.
+	// StateExpired: the session ended, and every hold is lost. StateConnecting follows.
 	StateExpired
-	// StateClosed: the end.
+	// StateClosed: the Session is closed. No state follows.
 	StateClosed
 )
 

@@ -10,10 +10,10 @@ import (
 // A Tracer is called at the start and at the end of each operation of a Session, so that it can
 // make spans. See [WithTracer].
 //
-// The context that Start returns is given to End. If a function of the program runs meanwhile,
-// its context is made of it: so spans have parents. Start is called in the goroutine of
-// the operation. End is called once for each Start, there or, for a hold, in another goroutine. Neither
-// may block.
+// End receives the context that Start returned. A function of the program that runs between
+// the two gets a context made from it, so spans have parents. Start is called in the
+// goroutine of the operation. End is called once for each Start, there or, for a hold, in
+// another goroutine. Neither may block.
 type Tracer interface {
 	Start(ctx context.Context, op Op) context.Context
 	End(ctx context.Context, op Op, err error)
@@ -34,7 +34,7 @@ type Op struct {
 	Count     int    // of permits, or elements
 }
 
-// An OpKind says how an [Op] begins and ends.
+// An OpKind is the kind of an [Op].
 type OpKind int
 
 // The kinds of Op.

@@ -11,61 +11,52 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A Value is a value of type T that every process which names the same path
-// can read, replace and follow: [atomic.Value], across processes.
+// A Value is a value of type T that every process with the same path shares:
+// [atomic.Value], across processes.
 //
-// All operations are linearizable, whichever servers the processes are connected
-// to, and each write is applied exactly once or not at all, even when replies are
-// lost and sessions end in between: of a hundred Updates that add one, each counts.
-// For Load that holds as far as ZooKeeper's sync does: a leader that was cut off
-// from the others may answer for the few seconds until it notices. Writes do not
-// depend on such an answer.
+//	limit := zsync.NewValue[int](s, "/config/limit")
+//	err := limit.Store(ctx, 20)
+//	n, version, err := limit.Load(ctx)
+//	ok, err := limit.CompareAndSwap(ctx, version, n+1)
+//	for n := range limit.Watch(ctx) { … } // the value, now and after each change
 //
-// All of this is for one znode, which zsync never deletes. ZooKeeper counts the writes
-// of each znode from 0: where another program deletes it, and somebody stores
-// again, a CompareAndSwap or an Update whose server has not seen the deletion yet
-// may take the new value for the old one.
+// Operations are linearizable. Each write is applied exactly once or not at all, even if
+// replies are lost and sessions end: of a hundred Updates that add one, each counts. Load
+// is as new as ZooKeeper's sync: a leader that is cut off can return an old value for some
+// seconds. Writes do not depend on such a value.
 //
 // # Loss
 //
-// A Value is not held by anyone, so a lost session takes nothing away: operations
-// and Watch carry on in the next one.
+// No process holds a Value, so a lost session loses nothing: operations and Watch carry on
+// in the next session.
 //
 // # Errors
 //
-// Load returns [ErrNoValue] if nothing has been stored. A write returns
-// [ErrTooLarge] for a value that does not fit into ZooKeeper's packet of 1
-// MiB; nothing is sent then. When ctx ends while a write is on its way, it may
-// be applied or not.
-//
-// # Znodes
-//
-// The value is the data of the znode at path, persistent, in the form that the
-// codec gives it and nothing else ([WithCodec]; the default is JSON), so that
-// other programs can read and write it too. Missing parents are persistent. A write is
-// [ErrMixed] if a lock, a group, a queue or the like has its directory at path, or an
-// ephemeral znode is there: the servers would remove the value with it. An empty znode
-// that something else has made may be a container: the first write makes the persistent
-// znode path/%kept, which keeps it. The writes of a process also write a znode of unique name below
-// <path>-receipts, in the same transaction. It is made by the first, and deleted
-// in the background when nothing has been written for a second; a process that
-// dies before leaves it, which harms nobody.
+// Load returns [ErrNoValue] if nothing is stored. A write returns [ErrTooLarge] if the
+// value does not fit into ZooKeeper's packet of 1 MiB, and [ErrMixed] if the servers could
+// remove the value there. If ctx ends while a write is on its way, the write may be applied
+// or not.
 //
 // # Cost
 //
-// Load costs 2 requests in 1 round trip. Store costs 1 round trip, CompareAndSwap and an
-// Update without competition 2; each of these is one request. A first Store reads the
-// znode, in 1 request and round trip more. A second after the
-// last write comes one more in the background.
-// The first write of all costs some more.
+// Load and Store take 1 round trip, CompareAndSwap and Update 2 without competition.
+//
+// # Znodes
+//
+// The value is the data of the persistent znode at path, encoded by the codec and nothing
+// else ([WithCodec]). So other programs can read and write it. If another program deletes
+// the znode and a value is stored again, a CompareAndSwap through a lagging server can
+// mistake the new value for the old one; zsync never deletes it. Missing parents are
+// persistent. If another program created the znode empty, the first write creates the
+// persistent znode path/%kept, which keeps it. The container path-receipts has short-lived
+// znodes that make each change exactly once, even if replies are lost.
 type Value[T any] struct {
 	made
 	codec Codec
 }
 
-// A Version identifies one write of a [Value]. Two Versions of what is at one path
-// are equal if, and only if, they are of the same write. The zero Version means
-// that there is no value yet.
+// A Version identifies one write of a [Value]. Two Versions of one path are equal only if
+// they come from the same write. The zero Version means that there is no value yet.
 type Version struct {
 	czxid, mzxid int64 // of the transactions that made the znode, and wrote it
 	mtime        int64 // when the leader wrote it, in milliseconds: zxids begin again if the servers lose their data
@@ -94,10 +85,10 @@ func NewValue[T any](s *Session, path string, opts ...ValueOption) *Value[T] {
 // Path returns the path that v was made with.
 func (v *Value[T]) Path() string { return v.path }
 
-// Load returns the value, at least as new as the moment of the call, and its
-// Version; or [ErrNoValue]. A value that cannot be decoded is an error, and is
-// returned with its Version, so that it can be replaced. An empty znode, as kazoo's
-// Counter makes it, is no value, unless it is one to the codec.
+// Load returns the value, at least as new as the call, and its Version; or [ErrNoValue]. A
+// value that cannot be decoded is an error; its Version is returned, so that the value can
+// be replaced. An empty znode, as kazoo's Counter creates it, is no value, unless the codec
+// decodes it.
 func (v *Value[T]) Load(ctx context.Context) (T, Version, error) {
 	x, version, err := v.load(ctx, true)
 	if err == nil && version == (Version{}) {
@@ -106,8 +97,8 @@ func (v *Value[T]) Load(ctx context.Context) (T, Version, error) {
 	return x, version, opError("load", v.path, err)
 }
 
-// load reads the value; where there is none it returns the zero Version. If it
-// need not be fresh, it may be as old as what the server at hand has.
+// load reads the value; if there is none, it returns the zero Version. If fresh is false,
+// the value may be as old as the server's.
 func (v *Value[T]) load(ctx context.Context, fresh bool) (x T, version Version, err error) {
 	if err := v.check(ctx); err != nil {
 		return x, version, err
@@ -149,8 +140,8 @@ func (v *Value[T]) full() string { return v.s.m.Full(v.path) }
 
 func (v *Value[T]) state() session.Stored { return session.Stored{Path: v.full()} }
 
-// decode is ErrNoValue for an empty znode, as other programs make it before they
-// have a value, unless that is one to the codec.
+// decode returns ErrNoValue for an empty znode, as other programs create it, unless the
+// codec decodes it.
 func (v *Value[T]) decode(data []byte) (T, error) {
 	x, err := decoded[T](v.codec, data)
 	if err != nil && len(data) == 0 {
@@ -171,9 +162,8 @@ func (v *Value[T]) encode(x T) ([]byte, error) {
 	return data, nil
 }
 
-// Store makes x the value, whatever it was. A value that does not fit is
-// [ErrTooLarge], and nothing was sent. When ctx ends while the write is on its
-// way, it may be stored or not.
+// Store stores x. If x is too large, Store returns [ErrTooLarge] and sends nothing. If ctx
+// ends while the write is on its way, x may be stored or not.
 func (v *Value[T]) Store(ctx context.Context, x T) error {
 	return opError("store", v.path, v.store(ctx, x))
 }
@@ -191,26 +181,22 @@ func (v *Value[T]) store(ctx context.Context, x T) error {
 		if session.IsNoNode(err) {
 			err = v.commit(ctx, v.creation(data))
 		}
-		// Made by someone else in between: then it can be set.
+		// Another client created it after the read: now it can be set.
 		if !session.IsNodeExists(err) {
 			return err
 		}
 	}
 }
 
-// CompareAndSwap makes x the value if the value is still the one that old
-// identifies, and reports whether it did. With the zero Version it stores x if
-// there is no value yet.
+// CompareAndSwap stores x if the value still has the Version old, and reports whether it
+// did. With the zero Version, it stores x if there is no value.
 //
-// ZooKeeper compares a counter that begins anew when the znode is deleted and
-// made again. That the znode is the same is checked with a read before the
-// write, so only a deletion that the server did not know of at the read, by a
-// program other than zsync, which never deletes it, could deceive CompareAndSwap.
+// ZooKeeper compares a counter that starts again when a znode is deleted and created again.
+// So CompareAndSwap first reads the znode, to check that it is the same. Only another
+// program's deletion, unseen by the server at that read, could deceive it. After a loss of
+// the servers' data, an old Version matches no new value.
 //
-// If the servers lose their data, no Version from before the loss is that of a value stored after
-// it. Only a CompareAndSwap that is under way at the loss may be applied to a value stored after it.
-//
-// When ctx ends while the write is on its way, it may be stored or not.
+// If ctx ends while the write is on its way, x may be stored or not.
 func (v *Value[T]) CompareAndSwap(ctx context.Context, old Version, x T) (bool, error) {
 	ok, err := v.compareAndSwap(ctx, old, x)
 	return ok, opError("compareandswap", v.path, err)
@@ -280,22 +266,22 @@ func (v *Value[T]) creation(data []byte) any {
 // receipts is the container of the receipts.
 func (v *Value[T]) receipts() string { return v.full() + "-receipts" }
 
-// commit applies ops, which are about the value, exactly once. It makes missing parents,
-// which are those of the receipts as well. It is ErrMixed if the znode need not last.
+// commit applies ops, which are about the value, exactly once. It creates missing parents,
+// which the receipts share. It is ErrMixed if the znode need not last.
 //
-// What is written cannot be recognised in the znode afterwards: another process
-// may have written the same bytes, or have written over ours. Hence receipts.
+// The znode does not show afterwards whether the write was applied: another process may
+// have written the same bytes, or have overwritten ours. Hence receipts.
 func (v *Value[T]) commit(ctx context.Context, ops ...any) error {
 	return v.s.m.CommitState(ctx, v.receipts(), v.state(), ops)
 }
 
-// Update replaces the value by what f makes of it, and returns that. If the
-// value has changed in the meantime f is called again with the new one, until
-// its result applies. Where there is no value yet f is given the zero T. When f
-// returns an error nothing is stored, and Update returns it. f must be free of
-// effects of its own, as it may be called any number of times.
+// Update replaces the value by f(value), and returns the new value. If another process
+// changes the value between the read and the write, Update calls f again with the newer
+// value. If there is no value, f receives the zero T. If f returns an error, nothing is
+// stored, and Update returns it. f may be called any number of times, so it must have no
+// effects of its own.
 //
-// When ctx ends while the write is on its way, it may be stored or not.
+// If ctx ends while the write is on its way, the value may be stored or not.
 func (v *Value[T]) Update(ctx context.Context, f func(T) (T, error)) (T, error) {
 	if v.misuse() == nil && f == nil {
 		var zero T
@@ -306,8 +292,8 @@ func (v *Value[T]) Update(ctx context.Context, f func(T) (T, error)) (T, error) 
 }
 
 func (v *Value[T]) update(ctx context.Context, f func(T) (T, error)) (zero T, err error) {
-	// The first look may be at an old value: if it is, the swap fails, and
-	// nobody is told of it. The others look at what beat us.
+	// The first read may return an old value: then the swap fails, and the loop reads again.
+	// Later reads are fresh.
 	fresh := false
 	for try := 0; ; try++ {
 		x, data, old, err := v.successor(ctx, fresh, f)
@@ -315,10 +301,9 @@ func (v *Value[T]) update(ctx context.Context, f func(T) (T, error)) (zero T, er
 		case err != nil && fresh:
 			return zero, err
 		case err != nil:
-			// An error, too, must be about a value not older than the call. Nobody
-			// knows whether this one was, until a look that is not old has been
-			// answered: if that is prevented, by the end of ctx or by a refusal,
-			// Update says what prevented it, and not what f thought of an old value.
+			// An error of f, too, must be about a value not older than the call. So read again,
+			// fresh. If that read fails, Update returns the error of the read, and not f's error
+			// about an old value.
 			fresh = true
 			continue
 		}
@@ -335,8 +320,7 @@ func (v *Value[T]) update(ctx context.Context, f func(T) (T, error)) (zero T, er
 	}
 }
 
-// successor returns what f makes of the value, also encoded, and the Version of
-// what f was given.
+// successor returns f's result, also encoded, and the Version of f's argument.
 func (v *Value[T]) successor(ctx context.Context, fresh bool, f func(T) (T, error)) (x T, data []byte, old Version, err error) {
 	if x, old, err = v.load(ctx, fresh); err != nil && err != ErrNoValue {
 		return x, nil, old, err
@@ -348,28 +332,24 @@ func (v *Value[T]) successor(ctx context.Context, fresh bool, f func(T) (T, erro
 	return x, data, old, err
 }
 
-// yield waits a little before the next attempt, so that those who compete do
-// not stay in step. Someone's attempt has succeeded: it is no reason to wait
-// long.
+// yield waits a little before the next attempt, so that competing processes do not stay in
+// step. Someone's attempt has succeeded: it is no reason to wait long.
 func (v *Value[T]) yield(ctx context.Context, try int) error {
 	const most = 5
 	d := v.s.m.Config.Retry.Delay(min(try+1, most)) // which may be as large as there is
 	return v.s.m.Sleep(ctx, rand.N(max(d, 1)))
 }
 
-// Watch returns a channel of the present value, and then of the latest after
-// each change. It never goes back to an older value, whatever server answers
-// and through however many sessions, and once nothing changes any more the last
-// one sent is the value. While there is no value it waits.
+// Watch returns a channel of the value, now and after each change. The channel never
+// returns to an older value, through any number of servers and sessions. The last value
+// sent is the final one. While there is no value, the channel waits.
 //
-// The channel has no buffer. A reader who is slower than the writers gets the
-// latest value, not those in between. A value that cannot be decoded is logged
-// and left out.
+// The channel has no buffer. A slow reader gets the latest value, not each change. A value
+// that cannot be decoded is logged and left out.
 //
-// The channel is closed when ctx ends or the Session is closed, or when the
-// znode may not be read at all, which is logged. Each change costs one
-// notification for each Session and one request for each Watch, and nothing is
-// asked while nothing changes.
+// The channel is closed when ctx ends or the Session is closed. A refusal by the servers to
+// read the znode is logged and closes it too. Each change costs one event for each Session
+// and one request for each Watch.
 func (v *Value[T]) Watch(ctx context.Context) <-chan T {
 	out := make(chan T)
 	if v.misuse() != nil {
@@ -391,17 +371,17 @@ func (v *Value[T]) Watch(ctx context.Context) <-chan T {
 type valueWatch[T any] struct {
 	v    *Value[T]
 	out  chan<- T
-	told Version // what was last sent, or could not be decoded
+	told Version // the last that was sent or could not be decoded
 }
 
 // follow sends every value that it sees within one session.
 //
-// Within a session no read is older than the one before: a server that has not
-// seen what the client has refuses its connection. Nor is the first of a session
-// older than the last of the one before: the session itself was made by a later
-// transaction, and its server has applied that. The catch-up has the first value
-// of all be not older than the call. Versions are compared for being the same
-// and for nothing else: the counter wraps, and is no measure of age.
+// Within a session, no read is older than the read before it: a server that lags behind the
+// client refuses its connection. The first read of a session is not older than the last
+// read of the previous session: a later transaction created the session, and its server has
+// applied that transaction. The catch-up has the first value of all be not older than the
+// call. Versions are compared for being the same and for nothing else: the counter wraps,
+// and is no measure of age.
 func (w *valueWatch[T]) follow(ctx context.Context, inc *session.Incarnation) error {
 	if err := inc.Sync(ctx, w.v.full()); err != nil {
 		return err

@@ -10,66 +10,44 @@ import (
 	"github.com/zsync/zsync/internal/tally"
 )
 
-// A WaitGroup waits for tasks to end, across processes: [WaitGroup.Add] says
-// how many there are, [WaitGroup.Done] is called by whoever has ended one, in
-// whichever process, and [WaitGroup.Wait] returns when none is open. With
-// nothing added Wait returns at once.
+// A WaitGroup waits for tasks that run in any number of processes:
 //
-//	err := wg.Go(ctx, func() { … }) // Add, and Done at its end
-//	err := wg.Wait(ctx)             // here, or in another process
+//	err := wg.Go(ctx, task) // Add(1), run task in a goroutine, Done
+//	err = wg.Wait(ctx)      // in this process or another
 //
-// Its other face is a double barrier, with which parties begin and end a piece
-// of work together: see [WaitGroup.Enter] and [WaitGroup.Leave]. The two faces
-// do not affect each other, even on one path.
+// Add changes the number of open tasks, Done ends one, and Wait returns when no task is
+// open. Any process may call them. A WaitGroup is also a double barrier, see
+// [WaitGroup.Enter]; the two do not affect each other.
 //
-// Every change of the counter is applied exactly once, even if connections
-// drop, and the counter never goes below zero. A Wait sees every Add that
-// returned before it began, in whichever process. As in sync, Add calls for the
-// next set of tasks must wait until the Waits for the last one have returned,
-// or these wait for both. In the terminology of the Go memory model, Done
-// synchronizes before the Wait that it lets return, for callers in one process.
+// Every change is applied exactly once, even if connections drop. A Wait sees every Add
+// that returned before it began, in any process. As in sync, calls of Add for the next set
+// of tasks must wait until the Waits for the last set have returned. In the terminology of
+// the Go memory model, Done synchronizes before the Wait that it releases, for callers in
+// one process.
 //
 // # Loss
 //
-// A task belongs to the session that added it. When that session ends its
-// tasks end with it, and no Wait hangs on the dead: whoever added them and
-// lives on gets [ErrLost] from Done for each, which then ends no other task.
-// Tasks have no names, so this takes for granted that a process which adds
-// tasks and loses its session is the one that would have ended them. Where one
-// process adds tasks for others to end, [WithPersistentTasks] keeps them. A
-// Wait outlives a session.
+// A task belongs to the session that added it, and ends with that session. So no Wait hangs
+// because of a dead process. A process that loses its session gets [ErrLost] from Done for
+// each of its tasks. If one process adds tasks that others end, use [WithPersistentTasks].
+// A Wait outlives a session.
 //
 // # Errors
 //
-// Add and Done return [ErrNegativeCounter] if the counter would become
-// negative, and leave it as it is. Done returns ErrLost if the task ended with
-// the session in which this process added it.
-//
-// # Znodes
-//
-// Each session that has open tasks writes one ephemeral znode,
-// path/_c_<uuid>-tasks, whose data is their number in ASCII; persistent tasks
-// are written in the same way but into a persistent znode. A znode whose number
-// comes down to zero is deleted. Receipts against lost replies are those of
-// [Session.Txn], and the children of path-receipts. path is a container, and
-// the servers remove it once it is empty.
+// Add and Done return [ErrNegativeCounter] if the counter would become negative, and leave
+// it unchanged. Done returns [ErrLost] if the task ended with its session.
 //
 // # Cost
 //
-// All Adds and Dones that goroutines of one process make while a request is
-// under way go into the next one together. Such a request is 1 round trip; for
-// persistent tasks there is 1 more in the background. A Done, or the part of one, that finds no
-// open tasks of its own session ends those of another: that costs a sync, a
-// listing and a read for every 128 sessions with open tasks besides. Wait costs
-// 2 requests if nothing is open; otherwise that read and another listing, and
-// one request, one watch and one notification for each session with open tasks,
-// however many these are.
+// Add, Done and Wait take 1 round trip each. Changes by goroutines of one process share a
+// request. A Wait with open tasks receives one event for each session that has some.
 //
-// # Algorithm
+// # Znodes
 //
-// ZooKeeper has no recipe for such a counter; the algorithm is zsync's own and
-// stands with the code that follows it. That of the other face is "Double
-// Barriers" from the recipes.
+// Each session with open tasks has one ephemeral znode, path/_c_<uuid>-tasks, whose data is
+// their number; persistent tasks have a persistent znode. A znode whose number becomes zero
+// is deleted. path is a container. The container path-receipts has short-lived znodes that
+// make each change of persistent tasks exactly once.
 type WaitGroup struct {
 	made
 	tally  *tally.Tally
@@ -81,9 +59,8 @@ type WaitGroupOption func(*waitGroupConfig)
 
 type waitGroupConfig struct{ keep bool }
 
-// WithPersistentTasks keeps the tasks that are added through this WaitGroup
-// when the session that added them ends. They are open until somebody calls
-// Done for each.
+// WithPersistentTasks keeps the tasks that are added through this WaitGroup when the
+// session that added them ends. They are open until a process calls Done for each.
 func WithPersistentTasks() WaitGroupOption { return func(c *waitGroupConfig) { c.keep = true } }
 
 // NewWaitGroup returns the WaitGroup at path. It does no I/O; a bad argument is
@@ -109,12 +86,12 @@ func NewWaitGroup(s *Session, path string, opts ...WaitGroupOption) *WaitGroup {
 // Path returns the path that wg was made with.
 func (wg *WaitGroup) Path() string { return wg.path }
 
-// Add adds delta, which may be negative, to the counter. If it would become
-// negative the error is [ErrNegativeCounter] and the counter stays as it is.
-// A negative delta may fail with [ErrLost]: see [WaitGroup].
+// Add adds delta, which may be negative, to the counter. If the counter would become
+// negative, Add returns [ErrNegativeCounter] and leaves it unchanged. A negative delta may
+// return [ErrLost], see [WaitGroup].
 //
-// If ctx ends first, a positive delta is not added, or is taken back; a
-// negative one whose request is under way may still be applied.
+// If ctx ends first, a positive delta is not added, or is taken back. A negative delta that
+// was already sent may still be applied.
 func (wg *WaitGroup) Add(ctx context.Context, delta int) error {
 	return opError("add", wg.path, wg.add(ctx, delta))
 }
@@ -133,14 +110,13 @@ func (wg *WaitGroup) add(ctx context.Context, delta int) error {
 	return wg.tally.Add(ctx, delta)
 }
 
-// Done ends one task. It returns [ErrNegativeCounter] if none is open, and
-// [ErrLost] if the task ended with the session that this process added it in.
+// Done ends one task. It returns [ErrNegativeCounter] if no task is open, and [ErrLost] if
+// the task ended with its session. If another program's znode hides the open tasks of
+// another session, Done returns [ErrInvalid] and ends nothing.
 //
-// Done cannot fail to give up: if the connection is down, or no server answers
-// within half a second, or the servers refuse it, it returns nil, and the Session
-// ends the task as soon as it can; [Session.Close] waits for that, but for no longer
-// than a second. It is [ErrInvalid], and nothing is ended, where another program's
-// znode hides whether another session has an open task.
+// If no server answers within half a second, or the servers refuse, Done returns nil and
+// the Session ends the task in the background. [Session.Close] waits for that for at most a
+// second.
 func (wg *WaitGroup) Done() error {
 	if wg.misuse() != nil {
 		return opError("done", wg.path, wg.misuse())
@@ -148,11 +124,11 @@ func (wg *WaitGroup) Done() error {
 	return opError("done", wg.path, wg.tally.Done(true))
 }
 
-// Go adds one task, calls f in a goroutine and ends the task when f returns,
-// or as soon as the Session can. If the task cannot be added f is not called.
+// Go adds one task, calls f in a goroutine, and ends the task when f returns. If the task
+// cannot be added, Go does not call f.
 //
-// If f panics the panic goes on, as in sync, and ends the process. The task is
-// not ended first, so that no Wait takes it for done: it ends with the session.
+// If f panics, the process ends, as in sync. The task then ends with the session: until
+// then, no Wait counts it as done.
 func (wg *WaitGroup) Go(ctx context.Context, f func()) error {
 	if wg.misuse() == nil && f == nil {
 		return opError("go", wg.path, session.Invalid("the function is nil"))
@@ -174,9 +150,9 @@ func (wg *WaitGroup) Go(ctx context.Context, f func()) error {
 	return nil
 }
 
-// Wait waits until no task is open. A ctx that has ended already fails even
-// if none is. A Wait that fails leaves nothing behind. Where another program's
-// znode stands among those with open tasks, Wait and Count are [ErrInvalid].
+// Wait waits until no task is open. After the end of ctx, Wait fails even if no task is
+// open. A Wait that fails leaves nothing behind. If another program's znode is among the
+// znodes with open tasks, Wait and Count return [ErrInvalid].
 func (wg *WaitGroup) Wait(ctx context.Context) error {
 	ctx, end := wg.tracers().waiting(ctx, "waitgroup", wg.path)
 	err := wg.misuse()
@@ -187,12 +163,8 @@ func (wg *WaitGroup) Wait(ctx context.Context) error {
 	return opError("wait", wg.path, err)
 }
 
-// Count returns how many tasks are open. While others change the counter all
-// the time, so that no instant can be made out, it is the sum of what the
-// sessions had one after another.
-//
-// It costs a sync, and twice a listing and a read for every 128 sessions with
-// open tasks.
+// Count returns the number of open tasks. While other processes change the counter
+// constantly, it can be the sum of the sessions' numbers at slightly different times.
 func (wg *WaitGroup) Count(ctx context.Context) (int, error) {
 	if wg.misuse() != nil {
 		return 0, opError("count", wg.path, wg.misuse())
@@ -201,58 +173,39 @@ func (wg *WaitGroup) Count(ctx context.Context) (int, error) {
 	return total, opError("count", wg.path, err)
 }
 
-// Enter waits until n parties have entered and lets all n in together; it must
-// be given the same n by all. Parties are goroutines of one process or of many,
-// with one WaitGroup or with several. The party that comes next begins the next
-// round, which is let in when it has n parties of its own.
+// Enter waits until n parties have entered, and lets all n in together:
 //
-// A party that dies, or whose Enter fails, before the round is let in does not
-// count: the servers let a round in only if all n are there. (Who has died is
-// known to the servers when its session has expired.) A party that dies later
-// counts as having left. An Enter that waits while its session expires waits on
-// in the next. What it has then is a membership that belongs to the session, and
-// ends with it: Leave returns [ErrLost]. So it does for a party whose znode somebody has
-// deleted while it waited: it may have been told that it is inside beside n others.
+//	err := wg.Enter(ctx, 3) // returns when three parties have entered
+//	err = wg.Leave(ctx)     // returns when the three parties have left
 //
-// When Enter returns an error the caller is not a member, and nothing of it is
-// left. A different n than that of those who wait or are inside is
-// [ErrInvalid].
+// All parties must give the same n; another n returns [ErrInvalid]. Parties are goroutines
+// of one process or of many, with one WaitGroup value or several. The party that comes next
+// begins the next round.
 //
-// # Znodes
+// The servers let a round in only if all n parties exist. So a party does not count if its
+// process dies, or its Enter fails, before that. They notice a death when the session
+// expires. A party that dies later counts as having left. If Enter returns an error, the
+// caller is not a member and leaves nothing behind.
 //
-// Each party writes one ephemeral, sequential znode,
-// path/parties/_c_<uuid>-<n>-party-<seq>, whose data is the owner in plain text
-// ([WithOwner]), and each round one ephemeral znode path/keeper-<zxid>-<number>
-// with the name of the party that keeps it. The data of path/parties is n and
-// which parties are inside. path and path/parties are containers. Apache
-// Curator's DistributedDoubleBarrier and kazoo's DoubleBarrier use other znodes
-// and cannot share the path: their marker, by its nature, outlives the round
-// that it belongs to.
+// # Loss
+//
+// An Enter that waits carries on in the next session. The membership belongs to a session
+// and ends with it: Leave returns [ErrLost]. Leave also returns ErrLost if another client
+// deleted the party's znode while Enter waited.
 //
 // # Cost
 //
-// Enter costs 2 requests and one notification, and Leave the same. For each
-// round come 2 more requests by the last who enters and, as its part of
-// leaving, some to find the others gone: n-1 at most, in whatever order they
-// leave, and far fewer for n beyond 20, where it may rarely be one more.
-// Together that is at most 5 a party, and about 4.3 for n = 32. A round in which
-// all come at once takes 5 round trips for n up to 8, and 6 for n = 32. Parties
-// of the same Session share what they read, and after these nobody asks: they cost 2
-// each, and 4 more a round.
+// Enter and Leave cost at most 5 requests together for each party. A round of 8 parties
+// takes 5 round trips. docs/costs.md has the figures for other numbers.
 //
-// Where no answer comes within 2 ms, and n is at most 128, requests are spent to save
-// round trips: a round takes 4, and at most 6 requests a party.
+// # Znodes
 //
-// A party that finds the containers missing, because nobody made them yet or because
-// the servers have removed them empty, needs 2 to 4 more, and one more where no answer
-// comes within 2 ms. Parties beyond n that wait for a later round are woken, and read
-// the room, for each round before it. A party that waits for a second costs 1 request
-// and one notification more: from then on it enters anew if somebody deletes its znode.
-//
-// # Algorithm
-//
-// The algorithm is "Double Barriers" from the ZooKeeper recipes with the rounds
-// told apart.
+// Each party has an ephemeral, sequential znode, path/parties/_c_<uuid>-<n>-party-<seq>,
+// whose data is the owner ([WithOwner]). Each round has an ephemeral znode
+// path/keeper-<zxid>-<number> with the name of its coordinator. The data of path/parties is
+// n and the parties inside. path and path/parties are containers. Curator's
+// DistributedDoubleBarrier and kazoo's DoubleBarrier use other znodes and cannot share the
+// path.
 func (wg *WaitGroup) Enter(ctx context.Context, n int) error {
 	return opError("enter", wg.path, wg.enter(ctx, n))
 }
@@ -281,15 +234,12 @@ func (wg *WaitGroup) enter(ctx context.Context, n int) error {
 	return nil
 }
 
-// Leave gives up a membership that Enter gave, and waits until all of that
-// round have left. With several memberships, as goroutines that share wg have
-// them, it is the earliest one.
+// Leave ends a membership of Enter, and waits until all parties of that round have left. If
+// goroutines that share wg have several memberships, Leave ends the earliest.
 //
-// The membership is given up in any case, also if Leave fails. It returns
-// [ErrNotLocked] if wg has no membership, [ErrLost] if the membership ended
-// with its session before Leave, and the error of ctx if that ends while others
-// are inside. Once it has left, Leave outlives a session. For the cost see
-// [WaitGroup.Enter].
+// The membership ends even if Leave fails. Leave returns [ErrNotLocked] without a
+// membership, [ErrLost] if the membership ended with its session, and the error of ctx if
+// ctx ends while other parties are inside. A Leave that waits outlives a session.
 func (wg *WaitGroup) Leave(ctx context.Context) error {
 	if wg.misuse() != nil {
 		return opError("leave", wg.path, wg.misuse())
@@ -297,10 +247,10 @@ func (wg *WaitGroup) Leave(ctx context.Context) error {
 	return opError("leave", wg.path, wg.double.Leave(ctx))
 }
 
-// Lost returns a channel that is closed when the membership is lost that
-// [WaitGroup.Enter] has given wg, and that Leave would end next: the session has
-// ended, or may have. While wg has none, the channel is closed already. It is
-// not closed by Leave. The counter is nobody's, so it has no Lost.
+// Lost returns a channel that is closed when the membership of [WaitGroup.Enter] is lost,
+// because its session has ended or could have ended. With several memberships, it is the
+// membership that Leave would end next. Without a membership, the channel is closed. Leave
+// does not close it. The counter has no Lost.
 func (wg *WaitGroup) Lost() <-chan struct{} {
 	if wg.misuse() != nil {
 		return session.ClosedChan
@@ -312,9 +262,8 @@ func (wg *WaitGroup) Lost() <-chan struct{} {
 	return hold.Lost()
 }
 
-// Contenders returns the parties of the double barrier, in their order: who is
-// inside, which is Holding, and who waits to enter. It costs two requests and
-// one read for every 128 of them.
+// Contenders returns the parties of the double barrier in their order. A party inside is
+// Holding; the others wait to enter.
 func (wg *WaitGroup) Contenders(ctx context.Context) ([]Contender, error) {
 	if wg.misuse() != nil {
 		return nil, opError("contenders", wg.path, wg.misuse())

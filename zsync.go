@@ -8,15 +8,15 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// An orderedLocker is a locker of LockAll and where it stands in the order.
+// An orderedLocker is a locker of LockAll with its position in the order.
 type orderedLocker struct {
 	Locker
 	path string // the name to call it by
 	full string // the path as the servers know it, if that is known
 }
 
-// inOrder sorts lockers by the paths that the servers know them by: what lies
-// below different chroots has one order for everybody.
+// inOrder sorts lockers by their full paths, so that processes with different chroots have
+// the same order.
 func inOrder(ls []Locker) ([]orderedLocker, error) {
 	sorted := make([]orderedLocker, 0, len(ls))
 	for i, l := range ls {
