@@ -6,8 +6,8 @@ import (
 	"sync/atomic"
 
 	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/local"
 	"github.com/zsync/zsync/internal/session"
-	"github.com/zsync/zsync/internal/turnstile"
 )
 
 // A doKey is the key under which Do puts itself into a context. The kind tells
@@ -24,7 +24,7 @@ type doCall struct {
 	over     atomic.Bool
 
 	mu   sync.Mutex
-	q    *lockTurnstile  // whose grant it is; nil if it is not that of a lock; guarded by mu
+	q    *localLock      // whose grant it is; nil if it is not that of a lock; guarded by mu
 	g    *line.Grant     // nil while Cond.Wait has given it up; guarded by mu
 	lost *session.Ending // of the g that it has, or had last; guarded by mu
 }
@@ -42,7 +42,7 @@ func endingContext(ctx context.Context) (_ context.Context, end context.CancelCa
 }
 
 // nest runs f inside d, which has what it needs: as long as that is held.
-func (d *doCall) nest(ctx context.Context, op, path string, mode turnstile.Mode, f func(ctx context.Context) error) error {
+func (d *doCall) nest(ctx context.Context, op, path string, mode local.Mode, f func(ctx context.Context) error) error {
 	if err := d.stands(mode); err != nil {
 		return opError(op, path, err)
 	}
@@ -51,7 +51,7 @@ func (d *doCall) nest(ctx context.Context, op, path string, mode turnstile.Mode,
 	err := f(ctx)
 	// What was so before f says nothing of the time in which it ran. A reader is
 	// enough here: f may have downgraded it.
-	return alsoErr(err, opError(op, path, d.stands(turnstile.Shared)))
+	return alsoErr(err, opError(op, path, d.stands(local.Shared)))
 }
 
 // in returns the run of Do that made ctx, unless it is over.
@@ -87,10 +87,10 @@ func doHolding(ctx context.Context, key doKey, d *doCall, f func(ctx context.Con
 // do runs f while it has g, and gives up g, or what Cond.Wait has locked in its
 // place, when rest has returned. What f may have unlocked otherwise is not its own any
 // more.
-func (q *lockTurnstile) do(ctx context.Context, key doKey, op string, g *line.Grant, f func(ctx context.Context) error, rest func()) error {
+func (q *localLock) do(ctx context.Context, key doKey, op string, g *line.Grant, f func(ctx context.Context) error, rest func()) error {
 	d := newDoCall(ctx, q.s, q, g)
 	if err := d.function.Begin(); err != nil {
-		q.s.m.GiveUp(ctx, func() error { return q.Leave(g) })
+		q.s.m.GiveUp(ctx, func() error { return q.Release(g) })
 		return opError(op, q.Path, err)
 	}
 	return doHolding(ctx, key, d, f, func() error {
@@ -101,7 +101,7 @@ func (q *lockTurnstile) do(ctx context.Context, key doKey, op string, g *line.Gr
 		}
 		return opError(op, q.Path, d.giveUp(ctx, q.s.m, func() error {
 			rest()
-			return q.Leave(g)
+			return q.Release(g)
 		}))
 	})
 }

@@ -23,8 +23,9 @@ var (
 	// ErrNotLocked means that this value does not hold what the call would release or use.
 	ErrNotLocked = line.ErrNotLocked
 
-	// ErrDeadlock means that the call would have waited for its own caller.
-	ErrDeadlock = errors.New("deadlock: the caller already holds it")
+	// ErrDeadlock means that the call would wait for its own caller, or for a hold of this process
+	// that was lost and is not released.
+	ErrDeadlock = line.ErrDeadlock
 
 	// ErrMixed means that the path has another use: by a contender of another kind or layout,
 	// which would not exclude this one, or by stored data. It also means that data cannot be

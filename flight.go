@@ -168,7 +168,7 @@ func plainError(err error) error {
 // proves when the call came.
 func (f *Flight[T]) lockOf(key string) *RWMutex {
 	rw := NewRWMutex(f.s, session.ChildPath(f.path, session.NameOfKey(key)), WithHandoffs(0))
-	rw.turnstile.Line.Part = true
+	rw.local.Line.Part = true
 	return rw
 }
 

@@ -197,7 +197,7 @@ func TestPermitsThatAreAcquiredInTurnsAreNotHeldForTooLong(t *testing.T) {
 		}
 		// The process gets no permit before it has released what it lost.
 		got := async(func() error { return m.Acquire(t.Context(), 3) })
-		time.Sleep(time.Minute)
+		time.Sleep(testTimeout / 2)
 		pendingStill(t, got)
 		wantErr(t, m.Release(1), zsync.ErrLost)
 		must(t, <-got)

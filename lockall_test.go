@@ -481,9 +481,9 @@ func TestLockAllThatFailsOnTheWayKeepsNothing(t *testing.T) {
 		}))
 		rw := zsync.NewRWMutex(s, "/r")
 		must(t, rw.RDo(t.Context(), func(ctx context.Context) error {
-			unlock, err := zsync.LockAll(ctx, append(ls, zsync.NewRWMutex(s, "/r").RLocker())...)
-			must(t, err)
-			return unlock()
+			_, err := zsync.LockAll(ctx, append(ls, zsync.NewRWMutex(s, "/r").RLocker())...)
+			wantErr(t, err, zsync.ErrDeadlock)
+			return nil
 		}))
 		time.Sleep(time.Second)
 		wantLines(t, other, "afterwards", map[string]int{"/a": 0, "/b": 0, "/c": 0, "/r": 0})
@@ -594,4 +594,31 @@ func lockSome(ctx context.Context, byHand bool, ls []zsync.Locker) (unlock func(
 		}
 	}
 	return unlock, nil
+}
+
+// A goroutine waits for a lock that LockAll of another has lost. LockAll waits for a second lock, and
+// the goroutine does not.
+func TestALockThatIsLostWhileLockAllWaitsForAnotherIsUnlocked(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := open(t, srv), open(t, srv)
+		a, b, theirs := zsync.NewMutex(s, "/a"), zsync.NewMutex(s, "/b"), zsync.NewMutex(other, "/b")
+		must(t, theirs.Lock(t.Context()))
+		both := async(func() error {
+			unlock, err := zsync.LockAll(t.Context(), a, b)
+			if err != nil {
+				return err
+			}
+			return unlock()
+		})
+		pendingStill(t, both)
+		one := async(func() error { return a.Lock(t.Context()) })
+		pendingStill(t, one)
+		srv.Expire(s.ID())
+		time.Sleep(testTimeout / 2)
+		must(t, <-one)
+		pendingStill(t, both)
+		must(t, a.Unlock())
+		must(t, theirs.Unlock())
+		must(t, <-both)
+	})
 }

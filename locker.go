@@ -6,8 +6,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/zsync/zsync/internal/local"
 	"github.com/zsync/zsync/internal/session"
-	"github.com/zsync/zsync/internal/turnstile"
 )
 
 // A Locker is what can be locked and unlocked: [sync.Locker], with a context
@@ -47,8 +47,8 @@ func (s *syncLocker) Unlock() {
 //
 // unlock unlocks them all, and returns the errors of those that could not be
 // unlocked. If a hold is lost, the Lost of its locker tells
-// it, and so does unlock. A lock that is lost while LockAll still waits for
-// others is locked again.
+// it, and so does unlock. If a lock is lost while LockAll still waits for
+// another, LockAll unlocks all and begins again.
 //
 // When LockAll fails, or a locker panics, nothing stays locked. When ctx has ended, it
 // does not wait for servers that do not answer, and unlocks in the background.
@@ -113,19 +113,19 @@ func LockAllContext(ctx context.Context, ls ...Locker) (held context.Context, un
 
 // A stander says where it holds what it holds, and in which modes: first that of Lock.
 type stander interface {
-	stand() (*turnstile.Turnstile, []turnstile.Mode)
+	stand() (*local.Lock, []local.Mode)
 }
 
-func (m *Mutex) stand() (*turnstile.Turnstile, []turnstile.Mode) {
-	return &m.turnstile.Turnstile, []turnstile.Mode{turnstile.Exclusive}
+func (m *Mutex) stand() (*local.Lock, []local.Mode) {
+	return &m.local.Lock, []local.Mode{local.Exclusive}
 }
 
-func (rw *RWMutex) stand() (*turnstile.Turnstile, []turnstile.Mode) {
-	return &rw.turnstile.Turnstile, []turnstile.Mode{turnstile.Exclusive, turnstile.Shared}
+func (rw *RWMutex) stand() (*local.Lock, []local.Mode) {
+	return &rw.local.Lock, []local.Mode{local.Exclusive, local.Shared}
 }
 
-func (r *rlocker) stand() (*turnstile.Turnstile, []turnstile.Mode) {
-	return &r.turnstile.Turnstile, []turnstile.Mode{turnstile.Shared}
+func (r *rlocker) stand() (*local.Lock, []local.Mode) {
+	return &r.local.Lock, []local.Mode{local.Shared}
 }
 
 // lockAll is LockAll, and returns ls in the order in which they are locked.
@@ -134,9 +134,12 @@ func lockAll(ctx context.Context, ls []Locker) ([]orderedLocker, func() error, e
 	if err != nil {
 		return nil, nil, err
 	}
-	parts := make([]turnstile.Part, len(sorted))
+	parts := make([]local.Part, len(sorted))
 	for i, l := range sorted {
 		parts[i].Locker = l
+		if l, ok := l.Locker.(stander); ok {
+			parts[i].Standing = func() *session.Ending { q, modes := l.stand(); return q.Standing(modes...) }
+		}
 		switch l.Locker.(type) {
 		case *Mutex, *RWMutex, *rlocker: // a type that embeds one may have an Unlock of its own
 			parts[i].Ours = true
@@ -147,8 +150,10 @@ func lockAll(ctx context.Context, ls []Locker) ([]orderedLocker, func() error, e
 		return ok && session.IsClosed(h.Lost())
 	}
 	for {
-		unlock, err := turnstile.LockAll(ctx, parts)
+		unlock, err := local.LockAll(ctx, parts)
 		switch {
+		case err == local.ErrPartLost:
+			continue
 		case err != nil:
 			return nil, nil, err
 		case !slices.ContainsFunc(sorted, lost):
@@ -156,7 +161,7 @@ func lockAll(ctx context.Context, ls []Locker) ([]orderedLocker, func() error, e
 		}
 		// What was locked first was lost while the last was waited for. Nobody has
 		// been told anything, so it is a wait that outlives its session.
-		if !turnstile.UnlockSoon(ctx, unlock) {
+		if !local.UnlockSoon(ctx, unlock) {
 			return nil, nil, opError("lockall", "", session.CtxErr(ctx))
 		}
 	}

@@ -160,7 +160,7 @@ func WithHandoffs(n int) LockOption {
 //
 // Each Lock that goes to the line costs one more notification, when somebody comes or goes.
 // While a place is kept the session is confirmed as if it were held. A Session keeps
-// no more than 128 places; beyond that the one that was not used for longest goes.
+// no more than 128 places; beyond that Unlock keeps none.
 // WithHandoffs(0), which wants the order of arrival among all, excludes it.
 func WithRetention(d time.Duration) LockOption {
 	return lockOption{name: "WithRetention", lock: func(c *lockConfig) {

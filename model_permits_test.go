@@ -36,6 +36,7 @@ type permits struct {
 // before the lost ones have been released.
 func (p *permitProgram) take(n int64, lost func() bool) *modelHold {
 	h := &modelHold{session: p.s.ID(), since: time.Now(), lost: lost}
+	p.granted(p.s, h)
 	p.mu.Lock()
 	for former, has := range p.holds {
 		if has.of == p.m && former.lost() && !lost() { // what is held together is lost together

@@ -7,9 +7,9 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/local"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/trace"
-	"github.com/zsync/zsync/internal/turnstile"
 )
 
 // A Mutex is a mutual exclusion lock shared by every process that names the
@@ -31,8 +31,9 @@ import (
 // held and another process may hold it already: [Mutex.Lost] is closed, and
 // Unlock returns [ErrLost]. A Lock that only waits carries on in the next
 // session, at the back of the line. A lost hold must be unlocked, too: until then
-// Lock waits, so that two goroutines of a process do not meet. Code that writes elsewhere while holding m
-// should pass [Mutex.Token] along, and code that writes to ZooKeeper should
+// Lock waits, so that two goroutines of a process do not meet. If no Do has it and it is not
+// unlocked within one to two session timeouts, Lock returns [ErrDeadlock]. Code that writes
+// elsewhere while holding m should pass [Mutex.Token] along, and code that writes to ZooKeeper should
 // use [Mutex.Txn].
 //
 // # Errors
@@ -74,7 +75,7 @@ import (
 // against lost replies, as Curator's InterProcessMutex has them.
 type Mutex struct {
 	made
-	turnstile lockTurnstile
+	local localLock
 }
 
 // NewMutex returns the Mutex at path. It does no I/O; a bad argument is
@@ -93,19 +94,19 @@ func newMutex(s *Session, path string, c lockConfig) *Mutex {
 	if c.layout == LayoutKazoo {
 		entries = &kazooMutexEntries
 	}
-	base := entries.Of(turnstile.Exclusive).Base
+	base := entries.Of(local.Exclusive).Base
 	m := &Mutex{made: made{s: s, path: path}}
 	ln := line.New(s.m, path, c.layout.naming(), base)
 	ln.Strict, ln.Settled, ln.Limits, ln.Kept = true, true, c.limits.ofLine(), c.layout == LayoutKazoo // its objects make it once each
 	ln.Kind, ln.Keeps = trace.Mutex, c.retain > 0
-	m.turnstile.init(s, path, ln, c, entries)
+	m.local.init(s, path, ln, c, entries)
 	return m
 }
 
 // How a Mutex is entered, by layout.
 var (
-	mutexEntries      = turnstile.Entries{turnstile.Exclusive: {Base: "lock-", Rule: line.Exclusive, Op: "lock"}}
-	kazooMutexEntries = turnstile.Entries{turnstile.Exclusive: {Base: "__lock__", Rule: line.Exclusive, Op: "lock"}}
+	mutexEntries      = local.Entries{local.Exclusive: {Base: "lock-", Rule: line.Exclusive, Op: "lock"}}
+	kazooMutexEntries = local.Entries{local.Exclusive: {Base: "__lock__", Rule: line.Exclusive, Op: "lock"}}
 )
 
 // Path returns the path that m was made with.
@@ -125,8 +126,8 @@ func (m *Mutex) lock(ctx context.Context) error {
 	if err := m.check(ctx); err != nil {
 		return err
 	}
-	g, err := m.turnstile.acquire(ctx, turnstile.Exclusive, false)
-	m.turnstile.follow(ctx, turnstile.Exclusive, g)
+	g, err := m.local.acquire(ctx, local.Exclusive, false)
+	m.local.follow(ctx, local.Exclusive, g)
 	return err
 }
 
@@ -158,7 +159,7 @@ func (m *Mutex) tryLock(ctx context.Context) (bool, error) {
 	if err := m.check(ctx); err != nil {
 		return false, err
 	}
-	g, err := m.turnstile.try(ctx, turnstile.Exclusive)
+	g, err := m.local.try(ctx, local.Exclusive)
 	return g != nil, err
 }
 
@@ -175,14 +176,14 @@ func (m *Mutex) Unlock() error {
 	return opError("unlock", m.path, m.unlock())
 }
 
-func (m *Mutex) unlock() error { return m.turnstile.GiveUp(turnstile.Exclusive) }
+func (m *Mutex) unlock() error { return m.local.Unlock(local.Exclusive) }
 
 // current returns what this process holds, for the goroutine that has it.
 func (m *Mutex) current() (*line.Grant, error) {
 	if m.misuse() != nil {
 		return nil, m.misuse()
 	}
-	g, _, err := m.turnstile.Current()
+	g, _, err := m.local.Current()
 	return g, err
 }
 
@@ -193,7 +194,7 @@ func (m *Mutex) Lost() <-chan struct{} {
 	if m.misuse() != nil {
 		return session.ClosedChan
 	}
-	return m.turnstile.lost(turnstile.Exclusive)
+	return m.local.lost(local.Exclusive)
 }
 
 // Token returns the fencing token of the present hold: a number greater than
@@ -222,7 +223,7 @@ func (m *Mutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error)
 	if err != nil {
 		return nil, opError("txn", m.path, err)
 	}
-	rs, err := m.turnstile.Txn(ctx, g, ops)
+	rs, err := m.local.Txn(ctx, g, ops)
 	return rs, opError("txn", m.path, err)
 }
 
@@ -243,15 +244,15 @@ func (m *Mutex) revoke(ctx context.Context) error {
 		return m.misuse()
 	}
 	return m.s.m.During(ctx, func(inc *session.Incarnation) error {
-		dir := m.turnstile.Line.Dir
-		holder, err := m.turnstile.Line.First(ctx, inc, inc.ChildrenFresh)
+		dir := m.local.Line.Dir
+		holder, err := m.local.Line.First(ctx, inc, inc.ChildrenFresh)
 		if err != nil {
 			return err
 		}
 		if holder == "" {
 			return ErrNotLocked
 		}
-		if recalled, err := m.turnstile.Line.Recall(ctx, holder); recalled || err != nil {
+		if recalled, err := m.local.Line.Recall(ctx, holder); recalled || err != nil {
 			return err
 		}
 		// Names are unique: written twice, it asks the same one.
@@ -287,7 +288,7 @@ func (m *Mutex) Contenders(ctx context.Context) ([]Contender, error) {
 	if m.misuse() != nil {
 		return nil, opError("contenders", m.path, m.misuse())
 	}
-	cs, err := contenders(ctx, &m.turnstile.Line, func(all []line.Child, i int) (Mode, bool) {
+	cs, err := contenders(ctx, &m.local.Line, func(all []line.Child, i int) (Mode, bool) {
 		return ModeExclusive, i == 0
 	})
 	return cs, opError("contenders", m.path, err)
@@ -311,7 +312,7 @@ func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context) error) error
 	}
 	if m.misuse() == nil && ctx.Err() == nil {
 		if d := m.holderOf(ctx); d != nil {
-			return d.nest(ctx, "do", m.path, turnstile.Exclusive, f)
+			return d.nest(ctx, "do", m.path, local.Exclusive, f)
 		}
 	}
 	return m.doThen(ctx, func() {}, f)
@@ -323,14 +324,14 @@ func (m *Mutex) doThen(ctx context.Context, rest func(), f func(ctx context.Cont
 	if err := m.check(ctx); err != nil {
 		return opError("do", m.path, err)
 	}
-	g, err := m.turnstile.acquire(ctx, turnstile.Exclusive, true)
+	g, err := m.local.acquire(ctx, local.Exclusive, true)
 	if err != nil {
 		return opError("do", m.path, err)
 	}
-	return m.turnstile.do(m.turnstile.follow(ctx, turnstile.Exclusive, g), m.doKey(), "do", g, f, rest)
+	return m.local.do(m.local.follow(ctx, local.Exclusive, g), m.doKey(), "do", g, f, rest)
 }
 
-func (m *Mutex) doKey() doKey { return doKey{m.s, m.path, m.turnstile.Line.Bases[0]} }
+func (m *Mutex) doKey() doKey { return doKey{m.s, m.path, m.local.Line.Bases[0]} }
 
 // holderOf returns the Do of this path in which ctx was made, if that still
 // runs.
@@ -338,21 +339,21 @@ func (m *Mutex) holderOf(ctx context.Context) *doCall { return m.doKey().in(ctx)
 
 // newDoCall returns the call of Do that has g, of q unless that is nil. Close may begin now: if d's
 // function has not begun by then it must not run, and g is lost.
-func newDoCall(ctx context.Context, s *Session, q *lockTurnstile, g *line.Grant) *doCall {
+func newDoCall(ctx context.Context, s *Session, q *localLock, g *line.Grant) *doCall {
 	d := &doCall{function: s.m.Function(s.m.FunctionOf(ctx))}
 	d.set(q, g)
 	return d
 }
 
 // now returns what d has; its grant may have been unlocked since.
-func (d *doCall) now() (*lockTurnstile, *line.Grant) {
+func (d *doCall) now() (*localLock, *line.Grant) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.q, d.g
 }
 
 // set gives d another grant, or none.
-func (d *doCall) set(q *lockTurnstile, g *line.Grant) {
+func (d *doCall) set(q *localLock, g *line.Grant) {
 	d.mu.Lock()
 	d.q, d.g = q, g
 	if d.lost == nil || g != nil && d.lost.Cause() != nil {
@@ -375,7 +376,7 @@ func (d *doCall) set(q *lockTurnstile, g *line.Grant) {
 
 // mode returns in which mode d has a lock, if it has it and it was not unlocked.
 // It may be lost.
-func (d *doCall) mode() (mode turnstile.Mode, ok bool) {
+func (d *doCall) mode() (mode local.Mode, ok bool) {
 	q, g := d.now()
 	if q == nil || g == nil {
 		return 0, false
@@ -396,14 +397,14 @@ func (d *doCall) holds() bool {
 }
 
 // stands returns nil while d has its lock for mode, or one that will do.
-func (d *doCall) stands(mode turnstile.Mode) error {
+func (d *doCall) stands(mode local.Mode) error {
 	had, ok := d.mode()
 	switch q, g := d.now(); {
 	case q == nil && !d.over.Load():
 		return g.Err() // that of a Once, whose line a Mutex shares
 	case !ok || d.over.Load():
 		return ErrNotLocked // the function has unlocked it, or has returned
-	case had != mode && mode == turnstile.Exclusive:
+	case had != mode && mode == local.Exclusive:
 		return ErrDeadlock // the function has downgraded it
 	default:
 		return g.Err()
@@ -412,7 +413,7 @@ func (d *doCall) stands(mode turnstile.Mode) error {
 
 // yield is for Cond.Wait.
 func (m *Mutex) yield(ctx context.Context) (finish func() error, again func(context.Context) error) {
-	return m.turnstile.yield(m.holderOf(ctx), turnstile.Exclusive)
+	return m.local.yield(m.holderOf(ctx), local.Exclusive)
 }
 
 // untilLost returns a context that ends when the Session is being closed, with cause ErrClosed, or

@@ -8,9 +8,9 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/local"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/trace"
-	"github.com/zsync/zsync/internal/turnstile"
 )
 
 // An RWMutex is a reader/writer mutual exclusion lock shared by every process
@@ -38,12 +38,13 @@ import (
 // the lock already: [RWMutex.Lost] is closed, and Unlock or RUnlock returns
 // [ErrLost]. What only waits carries on in the next session, at the back of
 // the line. After a loss nobody gets the lock anew through this *RWMutex before those
-// who lost it have called Unlock or RUnlock.
+// who lost it have called Unlock or RUnlock. If no Do has the lost hold and that does not come
+// within one to two session timeouts, Lock and RLock return [ErrDeadlock].
 //
 // # Errors
 //
 // Unlock, RUnlock and Token return [ErrNotLocked] if there is nothing to
-// unlock, and ErrLost if the hold was lost. Lock returns [ErrDeadlock] with a
+// unlock, and ErrLost if the hold was lost. Lock and RLock return [ErrDeadlock] with a
 // ctx that comes from Do or RDo of the same path, and Do with one that comes
 // from RDo. Lock and RLock return [ErrMixed] behind a contender of another
 // kind of lock, or of another layout.
@@ -89,7 +90,7 @@ import (
 //  5. Go to 2, unless it was the only one and nobody can have taken its place.
 type RWMutex struct {
 	made
-	turnstile lockTurnstile
+	local localLock
 }
 
 // NewRWMutex returns the RWMutex at path. It does no I/O; a bad argument is
@@ -104,11 +105,11 @@ func NewRWMutex(s *Session, path string, opts ...LockOption) *RWMutex {
 	if c.layout == LayoutKazoo {
 		entries = &kazooRWMutexEntries
 	}
-	write := entries.Of(turnstile.Exclusive).Base
-	ln := line.New(s.m, path, c.layout.naming(), write, entries.Of(turnstile.Shared).Base)
+	write := entries.Of(local.Exclusive).Base
+	ln := line.New(s.m, path, c.layout.naming(), write, entries.Of(local.Shared).Base)
 	ln.Strict, ln.Limits, ln.Kept = true, c.limits.ofLine(), c.layout == LayoutKazoo // its objects make it once each
 	ln.Kind, ln.Keeps = trace.Write, c.retain > 0                                    // those who write
-	rw.turnstile.init(s, path, ln, c, entries)
+	rw.local.init(s, path, ln, c, entries)
 	return rw
 }
 
@@ -118,17 +119,16 @@ var (
 	kazooRWMutexEntries = entriesOfRWMutex("__lock__", "__rlock__")
 )
 
-func entriesOfRWMutex(write, read string) turnstile.Entries {
-	writer := turnstile.Entry{Base: write, Rule: writersRule, Op: "lock"}
-	return turnstile.Entries{writer, {Base: read, Rule: readersRule(write), Op: "rlock"}}
+func entriesOfRWMutex(write, read string) local.Entries {
+	writer := local.Entry{Base: write, Rule: writersRule, Op: "lock"}
+	return local.Entries{writer, {Base: read, Rule: readersRule(write), Op: "rlock"}}
 }
 
 // writersRule is the rule of those who write: everyone ahead is in the way.
 //
 // That the only one ahead has gone never proves that nobody is ahead. A writer
-// may have become a reader, and a reader may have let another stand beside it
-// (RLock within RDo): with another name and the same number, which is smaller
-// than ours. So whoever writes lists the line again.
+// may have become a reader: with another name and the same number, which is smaller
+// than ours. So a writer lists the line again.
 func writersRule(ahead []line.Child) (blocker *line.Child, alone bool) {
 	if len(ahead) == 0 {
 		return nil, false
@@ -162,40 +162,35 @@ func (rw *RWMutex) Path() string { return rw.path }
 // a ctx that comes from [RWMutex.Do] or [RWMutex.RDo] of the same path Lock
 // returns [ErrDeadlock], as it would wait for its own caller.
 func (rw *RWMutex) Lock(ctx context.Context) error {
-	g, err := rw.acquire(ctx, turnstile.Exclusive, false)
-	rw.turnstile.follow(ctx, turnstile.Exclusive, g)
+	g, err := rw.acquire(ctx, local.Exclusive, false)
+	rw.local.follow(ctx, local.Exclusive, g)
 	return opError("lock", rw.path, err)
 }
 
 // RLock locks rw for reading. It waits until no writer holds rw or came before,
-// ctx ends, or the Session is closed. The errors are those of [RWMutex.Lock],
-// but a ctx that comes from [RWMutex.Do] or [RWMutex.RDo] of the same path is
-// granted at once, for 1 request: the read lock stands beside what that ctx
-// holds, and may outlive it. Within a reader nobody else reads under its znode.
+// ctx ends, or the Session is closed. The errors are those of [RWMutex.Lock]: within
+// [RWMutex.Do] and [RWMutex.RDo] use RDo, which is reentrant.
 func (rw *RWMutex) RLock(ctx context.Context) error {
-	g, err := rw.acquire(ctx, turnstile.Shared, false)
-	rw.turnstile.follow(ctx, turnstile.Shared, g)
+	g, err := rw.acquire(ctx, local.Shared, false)
+	rw.local.follow(ctx, local.Shared, g)
 	return opError("rlock", rw.path, err)
 }
 
-func (rw *RWMutex) acquire(ctx context.Context, mode turnstile.Mode, pin bool) (*line.Grant, error) {
-	if err := rw.check(ctx, mode); err != nil {
+func (rw *RWMutex) acquire(ctx context.Context, mode local.Mode, pin bool) (*line.Grant, error) {
+	if err := rw.check(ctx); err != nil {
 		return nil, err
 	}
-	if in := rw.within(ctx); in.holds() {
-		return rw.besides(ctx, in)
-	}
-	return rw.turnstile.acquire(ctx, mode, pin)
+	return rw.local.acquire(ctx, mode, pin)
 }
 
 // check is what every acquisition asks first.
-func (rw *RWMutex) check(ctx context.Context, mode turnstile.Mode) error {
+func (rw *RWMutex) check(ctx context.Context) error {
 	switch {
 	case rw.misuse() != nil:
 		return rw.misuse()
 	case ctx.Err() != nil:
 		return session.CtxErr(ctx)
-	case mode == turnstile.Exclusive && rw.within(ctx).holds():
+	case rw.within(ctx).holds():
 		return ErrDeadlock
 	}
 	return nil
@@ -205,7 +200,7 @@ func (rw *RWMutex) check(ctx context.Context, mode turnstile.Mode) error {
 // for the servers' answers, but not for others. It costs 3 requests, and finds free
 // what was unlocked before, as [Mutex.TryLock] does.
 func (rw *RWMutex) TryLock(ctx context.Context) (bool, error) {
-	ok, err := rw.try(ctx, turnstile.Exclusive)
+	ok, err := rw.try(ctx, local.Exclusive)
 	return ok, opError("trylock", rw.path, err)
 }
 
@@ -213,19 +208,15 @@ func (rw *RWMutex) TryLock(ctx context.Context) (bool, error) {
 // costs what TryLock does, and nothing if a goroutine of this process reads
 // already and may be joined.
 func (rw *RWMutex) TryRLock(ctx context.Context) (bool, error) {
-	ok, err := rw.try(ctx, turnstile.Shared)
+	ok, err := rw.try(ctx, local.Shared)
 	return ok, opError("tryrlock", rw.path, err)
 }
 
-func (rw *RWMutex) try(ctx context.Context, mode turnstile.Mode) (bool, error) {
-	if err := rw.check(ctx, mode); err != nil {
+func (rw *RWMutex) try(ctx context.Context, mode local.Mode) (bool, error) {
+	if err := rw.check(ctx); err != nil {
 		return false, err
 	}
-	if in := rw.within(ctx); in.holds() {
-		_, err := rw.besides(ctx, in)
-		return err == nil, err
-	}
-	g, err := rw.turnstile.try(ctx, mode)
+	g, err := rw.local.try(ctx, mode)
 	return g != nil, err
 }
 
@@ -233,20 +224,20 @@ func (rw *RWMutex) try(ctx context.Context, mode turnstile.Mode) (bool, error) {
 // for writing, and [ErrLost] if the hold was lost, in which case there is
 // nothing to unlock any more. It cannot fail to give up: see [Mutex.Unlock].
 func (rw *RWMutex) Unlock() error {
-	return opError("unlock", rw.path, rw.giveUp(turnstile.Exclusive))
+	return opError("unlock", rw.path, rw.giveUp(local.Exclusive))
 }
 
 // RUnlock undoes a single [RWMutex.RLock]. Its errors are those of Unlock. The
 // znode is deleted when the last goroutine that reads under it leaves.
 func (rw *RWMutex) RUnlock() error {
-	return opError("runlock", rw.path, rw.giveUp(turnstile.Shared))
+	return opError("runlock", rw.path, rw.giveUp(local.Shared))
 }
 
-func (rw *RWMutex) giveUp(mode turnstile.Mode) error {
+func (rw *RWMutex) giveUp(mode local.Mode) error {
 	if rw.misuse() != nil {
 		return rw.misuse()
 	}
-	return rw.turnstile.GiveUp(mode)
+	return rw.local.Unlock(mode)
 }
 
 // RLocker returns a [Locker] whose Lock and Unlock are rw's RLock and RUnlock.
@@ -284,7 +275,7 @@ func (rw *RWMutex) Lost() <-chan struct{} {
 	if rw.misuse() != nil {
 		return session.ClosedChan
 	}
-	return rw.turnstile.lost(turnstile.Exclusive, turnstile.Shared)
+	return rw.local.lost(local.Exclusive, local.Shared)
 }
 
 // Token returns the fencing token of the present hold, for writing if this
@@ -293,8 +284,8 @@ func (rw *RWMutex) Lost() <-chan struct{} {
 // Goroutines that read together have one token, which can grow while they do.
 func (rw *RWMutex) Token(ctx context.Context) (int64, error) {
 	var tok int64
-	err := rw.withCurrent(func(g *line.Grant, mode turnstile.Mode) (err error) {
-		tok, err = g.Token(ctx, mode == turnstile.Exclusive)
+	err := rw.withCurrent(func(g *line.Grant, mode local.Mode) (err error) {
+		tok, err = g.Token(ctx, mode == local.Exclusive)
 		return err
 	})
 	return tok, opError("token", rw.path, err)
@@ -304,8 +295,8 @@ func (rw *RWMutex) Token(ctx context.Context) (int64, error) {
 // stands, for writing or for reading. See [Mutex.Txn].
 func (rw *RWMutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	var rs []zk.MultiResponse
-	err := rw.withCurrent(func(g *line.Grant, _ turnstile.Mode) (err error) {
-		rs, err = rw.turnstile.Txn(ctx, g, ops)
+	err := rw.withCurrent(func(g *line.Grant, _ local.Mode) (err error) {
+		rs, err = rw.local.Txn(ctx, g, ops)
 		return err
 	})
 	return rs, opError("txn", rw.path, err)
@@ -315,7 +306,7 @@ func (rw *RWMutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, err
 // be another goroutine's, which unlocks it just now: then f, which has done
 // nothing if its error is ErrNotLocked, is called with what is held still. So
 // whoever holds rw for the whole of the call never hears that it is not locked.
-func (rw *RWMutex) withCurrent(f func(g *line.Grant, mode turnstile.Mode) error) error {
+func (rw *RWMutex) withCurrent(f func(g *line.Grant, mode local.Mode) error) error {
 	for {
 		g, mode, err := rw.current()
 		if err != nil {
@@ -331,11 +322,11 @@ func (rw *RWMutex) withCurrent(f func(g *line.Grant, mode turnstile.Mode) error)
 	}
 }
 
-func (rw *RWMutex) current() (*line.Grant, turnstile.Mode, error) {
+func (rw *RWMutex) current() (*line.Grant, local.Mode, error) {
 	if rw.misuse() != nil {
 		return nil, 0, rw.misuse()
 	}
-	return rw.turnstile.Current()
+	return rw.local.Current()
 }
 
 // Contenders returns who holds rw and who waits, in their order. Goroutines of
@@ -345,16 +336,16 @@ func (rw *RWMutex) Contenders(ctx context.Context) ([]Contender, error) {
 	if rw.misuse() != nil {
 		return nil, opError("contenders", rw.path, rw.misuse())
 	}
-	write, read := rw.turnstile.Entries.Of(turnstile.Exclusive), rw.turnstile.Entries.Of(turnstile.Shared)
-	cs, err := contenders(ctx, &rw.turnstile.Line, func(all []line.Child, i int) (Mode, bool) {
+	write, read := rw.local.Entries.Of(local.Exclusive), rw.local.Entries.Of(local.Shared)
+	cs, err := contenders(ctx, &rw.local.Line, func(all []line.Child, i int) (Mode, bool) {
 		// Those with the same number are a writer and its own read node.
 		ahead := all[:i]
 		for len(ahead) > 0 && ahead[len(ahead)-1].SamePlace(all[i]) {
 			ahead = ahead[:len(ahead)-1]
 		}
-		mode, rule := turnstile.Shared, read.Rule
+		mode, rule := local.Shared, read.Rule
 		if all[i].Base == write.Base {
-			mode, rule = turnstile.Exclusive, write.Rule
+			mode, rule = local.Exclusive, write.Rule
 		}
 		blocker, _ := rule(ahead)
 		return Mode(mode), blocker == nil
@@ -366,16 +357,16 @@ func (rw *RWMutex) Contenders(ctx context.Context) ([]Contender, error) {
 // along its context. With a ctx that comes from [RWMutex.RDo] of the same path
 // it returns [ErrDeadlock].
 func (rw *RWMutex) Do(ctx context.Context, f func(ctx context.Context) error) error {
-	return rw.do(ctx, "do", turnstile.Exclusive, f)
+	return rw.do(ctx, "do", local.Exclusive, f)
 }
 
 // RDo runs f while it holds rw for reading, as [Mutex.Do] does. With a ctx that
 // comes from [RWMutex.Do] or RDo of the same path it runs f at once.
 func (rw *RWMutex) RDo(ctx context.Context, f func(ctx context.Context) error) error {
-	return rw.do(ctx, "rdo", turnstile.Shared, f)
+	return rw.do(ctx, "rdo", local.Shared, f)
 }
 
-func (rw *RWMutex) do(ctx context.Context, op string, mode turnstile.Mode, f func(ctx context.Context) error) error {
+func (rw *RWMutex) do(ctx context.Context, op string, mode local.Mode, f func(ctx context.Context) error) error {
 	if rw.misuse() == nil && f == nil {
 		return opError(op, rw.path, session.Invalid("the function is nil"))
 	}
@@ -388,29 +379,29 @@ func (rw *RWMutex) do(ctx context.Context, op string, mode turnstile.Mode, f fun
 	if err != nil {
 		return opError(op, rw.path, err)
 	}
-	return rw.turnstile.do(rw.turnstile.follow(ctx, mode, g), rw.doKey(mode), op, g, f, func() {})
+	return rw.local.do(rw.local.follow(ctx, mode, g), rw.doKey(mode), op, g, f, func() {})
 }
 
 // within returns the Do, or else the RDo, of this path in which ctx was made,
 // if that still runs.
 func (rw *RWMutex) within(ctx context.Context) *doCall {
-	return cmp.Or(rw.doKey(turnstile.Exclusive).in(ctx), rw.doKey(turnstile.Shared).in(ctx))
+	return cmp.Or(rw.doKey(local.Exclusive).in(ctx), rw.doKey(local.Shared).in(ctx))
 }
 
-func (rw *RWMutex) doKey(mode turnstile.Mode) doKey {
-	return doKey{rw.s, rw.path, "rw " + rw.turnstile.Entries.Of(mode).Base}
+func (rw *RWMutex) doKey(mode local.Mode) doKey {
+	return doKey{rw.s, rw.path, "rw " + rw.local.Entries.Of(mode).Base}
 }
 
 // yield is for Cond.Wait.
 func (rw *RWMutex) yield(ctx context.Context) (finish func() error, again func(context.Context) error) {
-	return rw.turnstile.yield(rw.within(ctx), turnstile.Exclusive)
+	return rw.local.yield(rw.within(ctx), local.Exclusive)
 }
 
 func (r *rlocker) yield(ctx context.Context) (finish func() error, again func(context.Context) error) {
 	rw := (*RWMutex)(r)
-	return rw.turnstile.yield(rw.within(ctx), turnstile.Shared)
+	return rw.local.yield(rw.within(ctx), local.Shared)
 }
 
 // Lost returns a channel that is closed when one of the read locks that this
 // process holds is lost.
-func (r *rlocker) Lost() <-chan struct{} { return (*RWMutex)(r).turnstile.lost(turnstile.Shared) }
+func (r *rlocker) Lost() <-chan struct{} { return (*RWMutex)(r).local.lost(local.Shared) }

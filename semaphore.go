@@ -109,11 +109,13 @@ type Semaphore struct {
 	known  atomic.Pointer[knownQuota]
 	follow atomic.Bool // somebody has resized the semaphore, so what was named says nothing any more
 
-	mu    sync.Mutex
-	held  *line.Permits // what this process holds, until it is released even if it is lost; guarded by mu
-	freed chan struct{} // if not nil, closed when held becomes nil; guarded by mu
-	calm  int           // how often in a row permits were there at once for who had the gate; guarded by mu
-	need  int           // how often that must be before the gate is left out; guarded by mu
+	mu        sync.Mutex
+	held      *line.Permits // what this process holds, until it is released even if it is lost; guarded by mu
+	freed     chan struct{} // if not nil, closed when held becomes nil; guarded by mu
+	functions atomic.Int64  // of Do, that run
+
+	calm int // how often in a row permits were there at once for who had the gate; guarded by mu
+	need int // how often that must be before the gate is left out; guarded by mu
 
 	callOff  atomic.Pointer[func()] // if not nil, ends the wait of who has the gate, and calls nothing of the user's
 	followed *line.Permits          // of which the tracer knows; guarded by mu
@@ -146,8 +148,8 @@ func NewSemaphore(s *Session, path string, n int64, opts ...LockOption) *Semapho
 	m.pool = line.Pool{Manager: s.m, Root: m.root, Dir: m.leases, Limits: c.limits.ofLine(), Limit: &m.limit}
 	c.limits = limits{} // which are of the permits
 	m.gate = newMutex(s, gate, c)
-	m.gate.turnstile.Line.Part = c.layout != LayoutKazoo
-	m.gate.turnstile.Entries = m.gate.turnstile.Entries.Untold() // it is no hold of its own
+	m.gate.local.Line.Part = c.layout != LayoutKazoo
+	m.gate.local.Entries = m.gate.local.Entries.Untold() // it is no hold of its own
 	return m
 }
 
@@ -318,7 +320,8 @@ func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *line.
 // been released.
 var errUnsettled = errors.New("zsync: lost permits have not been released")
 
-// settle waits until this process holds nothing that is lost.
+// settle waits until this process holds nothing that is lost. If that is not released for a session
+// timeout, and no Do will release it, the wait fails.
 func (m *Semaphore) settle(ctx context.Context, wait bool) (bool, error) {
 	for {
 		m.mu.Lock()
@@ -326,12 +329,16 @@ func (m *Semaphore) settle(ctx context.Context, wait bool) (bool, error) {
 			m.mu.Unlock()
 			return true, nil
 		}
-		freed := m.freedLocked()
+		freed, held := m.freedLocked(), m.held
 		m.mu.Unlock()
 		if !wait {
 			return false, m.s.m.Failure()
 		}
 		select {
+		case <-time.After(m.s.m.Timeout()): // if they are released now, either outcome is right
+			if err := held.Forgotten(); err != nil && m.functions.Load() == 0 {
+				return false, err
+			}
 		case <-freed:
 		case <-ctx.Done():
 			return false, session.CtxErr(ctx)
@@ -800,8 +807,10 @@ func (m *Semaphore) Do(ctx context.Context, n int64, f func(ctx context.Context)
 	}
 	function := m.s.m.Function(m.s.m.FunctionOf(ctx))
 	a.Within(&function)
+	m.functions.Add(1)
 	release := func() error {
 		defer function.End()
+		defer m.functions.Add(-1)
 		return m.releaseOf(a, n)
 	}
 	if err := function.Begin(); err != nil {
@@ -915,7 +924,7 @@ func (m *Semaphore) Contenders(ctx context.Context) ([]Contender, error) {
 		return nil, opError("contenders", m.path, err)
 	}
 	slices.SortStableFunc(out, func(a, b Contender) int { return a.Since.Compare(b.Since) })
-	waiting, err := contenders(ctx, &m.gate.turnstile.Line, func([]line.Child, int) (Mode, bool) { return ModePermits, false })
+	waiting, err := contenders(ctx, &m.gate.local.Line, func([]line.Child, int) (Mode, bool) { return ModePermits, false })
 	if err != nil {
 		return nil, opError("contenders", m.path, err)
 	}

@@ -68,7 +68,7 @@ type knownQuota struct {
 // if they are not there; over says that this is the answer to who does not wait.
 func (m *Semaphore) acquireAtOnce(ctx context.Context, n int64, wait bool) (a *line.Permits, over bool, err error) {
 	known := m.known.Load()
-	if known == nil || !m.seemsFree() || n > known.q.limit || m.gate.turnstile.Wanted() {
+	if known == nil || !m.seemsFree() || n > known.q.limit || m.gate.local.Wanted() {
 		return nil, false, nil
 	}
 	inc, err := m.s.m.Incarnation(ctx)
@@ -91,7 +91,7 @@ func (m *Semaphore) acquireAtOnce(ctx context.Context, n int64, wait bool) (a *l
 	defer m.s.m.Waiters.Add(-1)
 	leases := m.name(known.q.limit, n)
 	same := &zk.CheckVersionRequest{Path: m.root, Version: known.q.version}
-	lists, withdrawn, err := inc.CreateThenList(ctx, m.leasesDir(), same, line.PathsOf(leases), m.s.m.Owner, m.gate.turnstile.Line.Dir, m.leases)
+	lists, withdrawn, err := inc.CreateThenList(ctx, m.leasesDir(), same, line.PathsOf(leases), m.s.m.Owner, m.gate.local.Line.Dir, m.leases)
 	if err == nil && (len(lists[0]) > 0 || m.weightOfAll(line.Without(lists[1], line.PathsOf(leases))) > known.q.limit-n || session.IsClosed(w.Fired)) {
 		withdrawn = inc.RemoveAll(line.PathsOf(leases))
 	}
@@ -153,7 +153,7 @@ func unlessEnded(err error) error {
 // looksFree reports whether nobody was at the gate, and n permits were there, one
 // after the other, not before the call.
 func (m *Semaphore) looksFree(ctx context.Context, inc *session.Incarnation, n, limit int64) (bool, error) {
-	lists, err := inc.ListFresh(ctx, m.gate.turnstile.Line.Dir, m.leases)
+	lists, err := inc.ListFresh(ctx, m.gate.local.Line.Dir, m.leases)
 	if err != nil {
 		return false, err
 	}

@@ -197,7 +197,7 @@ func TestPermitsNobodyWasGivenAreNotHeldWhileALossIsUnnoticed(t *testing.T) {
 		srv.Expire(a.ID())
 		must(t, <-first)
 		must(t, sc.Release(2))
-		time.Sleep(time.Minute)
+		time.Sleep(testTimeout / 2)
 		pendingStill(t, behind) // its process has not released what was lost
 		if ok, err := sc.TryAcquire(ctx, 2); !ok || err != nil {
 			t.Errorf("nobody holds a permit, and both are not to be had: %v, %v; leases %v", ok, err, childrenOf(t, c, "/s/leases"))

@@ -13,10 +13,10 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/double"
+	"github.com/zsync/zsync/internal/local"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/shared"
 	"github.com/zsync/zsync/internal/tally"
-	"github.com/zsync/zsync/internal/turnstile"
 )
 
 // A Session is a connection to a ZooKeeper ensemble. Create one per process and share it
@@ -47,12 +47,12 @@ type Session struct {
 
 	tracers tracers
 
-	tallies    tally.Tallies
-	leftovers  double.Leftovers         // of Enter
-	marks      shared.Map[string, mark] // by path of the mark
-	ids        shared.Names             // of memberships in groups, by the path of the znode
-	swept      shared.Pace              // by path of a Flight: when results of others were looked after
-	retentions turnstile.Retentions
+	tallies   tally.Tallies
+	leftovers double.Leftovers         // of Enter
+	marks     shared.Map[string, mark] // by path of the mark
+	ids       shared.Names             // of memberships in groups, by the path of the znode
+	swept     shared.Pace              // by path of a Flight: when results of others were looked after
+	kept      local.Kept
 }
 
 // Connect opens a session with an ensemble.

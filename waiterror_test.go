@@ -277,35 +277,6 @@ func TestWhatCannotBeReadStaysUnknownAndTheWaitGoesOn(t *testing.T) {
 	})
 }
 
-func TestAWaitBehindAReaderWithinAReaderHasAPlace(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		a, b, c := open(t, srv, zsync.WithOwner("pair")), open(t, srv), open(t, srv)
-		ra, rb, rc := zsync.NewRWMutex(a, "/x"), zsync.NewRWMutex(b, "/x"), zsync.NewRWMutex(c, "/x")
-		want := func(ctx context.Context, err error, place int) {
-			t.Helper()
-			if w := waitErrorOf(t, ctx, err); w.Place != place || w.Behind.Owner != "pair" || w.Behind.Node == "" {
-				t.Errorf("%+v; want place %d behind the pair", *w, place)
-			}
-		}
-		must(t, ra.RDo(t.Context(), func(ctx context.Context) error {
-			must(t, ra.RLock(ctx)) // two znodes with one number
-			first, second := within(t, 6*time.Second), within(t, 5*time.Second)
-			ahead := async(func() error { return rb.Lock(first) })
-			synctest.Wait()
-			want(second, rc.Lock(second), 3)
-			want(first, <-ahead, 2)
-			third := within(t, 5*time.Second)
-			ahead = async(func() error { return rb.Lock(third) })
-			time.Sleep(time.Second)
-			must(t, ra.RUnlock()) // one of the two
-			want(third, <-ahead, 1)
-			return nil
-		}))
-		must(t, rb.Lock(within(t, time.Second)))
-		must(t, rb.Unlock())
-	})
-}
-
 func TestAWaitWhoseSessionHasEndedHasNoPlaceAndNamesNobody(t *testing.T) {
 	t.Parallel()
 	for name, prepare := range waits {

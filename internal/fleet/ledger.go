@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/anishathalye/porcupine"
+
+	"github.com/zsync/zsync"
 )
 
 // A resource is what at most limit may hold at once, as the program sees it: the
@@ -29,6 +31,7 @@ type hold struct {
 	since  time.Time
 	told   func() bool // whether the holder has been told of a loss
 	over   bool        // guarded by resource.mu
+	ended  time.Time   // when it was over; guarded by resource.mu
 	gone   time.Time   // when a stranger deleted its znode; guarded by resource.mu
 	tokens []int64     // zxids that the hold has got, which grow from hold to hold; guarded by resource.mu
 }
@@ -51,13 +54,26 @@ func (h *hold) end() (lost bool) {
 	defer h.r.mu.Unlock()
 	h.r.checkLocked()
 	lost = h.told()
-	h.over = true
+	h.over, h.ended = true, time.Now()
 	h.r.w.note("%s gives up %s, lost %v", h.a, h.r.name, lost)
 	return lost
 }
 
 // believes reports whether the holder believes that it holds.
 func (h *hold) believes() bool { return !h.over && !h.a.life.crashed.Load() && !h.told() }
+
+// mayFail returns ErrDeadlock if the process of a has lost a hold and not given it up until now: a
+// call of it that waits for that may fail so.
+func (r *resource) mayFail(a *actor) (errs []error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, h := range r.holds {
+		if h.a.life == a.life && h.told() && (!h.over || time.Since(h.ended) < r.w.timeout/10) {
+			errs = append(errs, zsync.ErrDeadlock)
+		}
+	}
+	return errs
+}
 
 // check finds more holders than may be.
 func (r *resource) check() {

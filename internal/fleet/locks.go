@@ -155,7 +155,7 @@ func (l *lock) step(ctx context.Context, a *actor, kit any) {
 		done := a.doing("locks %s", l.path)
 		err := by.lock(ctx)
 		done()
-		if a.may("Lock of "+l.path, ctx, err) {
+		if a.may("Lock of "+l.path, ctx, err, l.mayFail(a)...) {
 			l.plainly(ctx, a, k, by)
 		}
 	}
@@ -249,7 +249,7 @@ func (l *lock) function(ctx context.Context, a *actor, k *held, by way2) {
 	})
 	if !ran {
 		done()
-		a.may("Do of "+l.path, ctx, err)
+		a.may("Do of "+l.path, ctx, err, l.mayFail(a)...)
 		return
 	}
 	a.may("Do of "+l.path, ctx, err, errOwn, zsync.ErrLost, zsync.ErrClosed, context.Canceled)
@@ -329,7 +329,7 @@ func (l *lock) wait(ctx context.Context, a *actor, k *held) bool {
 	done := a.doing("waits for a signal at %s", l.path)
 	err := k.cond.Wait(ctx)
 	done()
-	return a.may("Wait", ctx, err, zsync.ErrLost)
+	return a.may("Wait", ctx, err, append(l.mayFail(a), zsync.ErrLost)...)
 }
 
 func (l *lock) final(ctx context.Context, s *zsync.Session) {

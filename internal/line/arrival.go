@@ -8,12 +8,121 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// An Arrival is a claim that has entered its line and waits for its turn. It needs no
-// goroutine for that: it is what one has to know who goes on with it when something has
-// happened. See [Line.Proceed].
-type Arrival struct {
-	Claim *Claim
-	roll  *session.Roll // the line, if it has not been looked at yet
+// A Place is a place in a line, on the way to a hold. It belongs to no goroutine: one may call Take
+// after another, and the place stays.
+type Place struct {
+	Line   *Line
+	Base   string // of the name of its znode
+	Data   []byte // of its znode
+	Rule   Rule
+	Behind *Ahead // if it is not nil, Take says there whom it waits for
+
+	arrival *arrival // nil while no znode of p is in the line
+}
+
+// Take waits until it is the turn of p, whatever happens to sessions and znodes. If ctx ends first,
+// p may still be in the line: the next Take, with another ctx, continues from there, and Leave gives
+// the place up. After any other error, nothing of p is in the line.
+func (p *Place) Take(ctx context.Context) (c *Claim, err error) {
+	m := p.Line.Manager
+	if p.arrival == nil { // else it has been counted
+		m.Waiters.Add(1)
+	}
+	defer func() {
+		if p.arrival == nil {
+			m.Waiters.Add(-1)
+		}
+	}()
+	take := func(inc *session.Incarnation) (err error) {
+		c, err = p.takeIn(ctx, inc)
+		return err
+	}
+	err = session.ErrEnded
+	if p.arrival != nil {
+		err = take(p.arrival.claim.Incarnation)
+	}
+	if errors.Is(err, session.ErrEnded) {
+		err = m.During(ctx, take)
+	}
+	return c, err
+}
+
+// takeIn is Take within one session.
+func (p *Place) takeIn(ctx context.Context, inc *session.Incarnation) (_ *Claim, err error) {
+	for {
+		if p.arrival == nil {
+			p.Behind.Forget() // the contenders ahead of the place before
+			if p.arrival, err = p.Line.arrive(ctx, inc, p.Base, p.Data); err != nil {
+				return nil, err
+			}
+		}
+		a := p.arrival
+		if err = a.awaitTurn(ctx, p.Rule, p.Behind); err == nil {
+			a.end()
+			err = a.claim.assure(ctx)
+		}
+		if interrupted(ctx, err) {
+			return nil, err // a is in the line still
+		}
+		p.arrival = nil
+		if err == nil {
+			return a.claim, nil
+		}
+		a.withdraw(err)
+		if errors.Is(err, session.ErrEnded) && p.Line.Manager.Failure() == nil {
+			p.Behind.Forget() // it has no place until there is another session
+		}
+		if !errors.Is(err, session.ErrVanished) && !errors.Is(err, errDeferred) {
+			return nil, err
+		}
+		// It let others pass, or another client deleted its znode. Its caller holds nothing yet, so
+		// it enters at the back of the line.
+	}
+}
+
+// Leave gives up p, after an error of Take.
+func (p *Place) Leave() {
+	if a := p.arrival; a != nil {
+		p.arrival = nil
+		a.withdraw(nil)
+		p.Line.Manager.Waiters.Add(-1)
+	}
+}
+
+// interrupted reports whether err is the end of ctx, which says nothing against a place.
+func interrupted(ctx context.Context, err error) bool {
+	return err != nil && ctx.Err() != nil && errors.Is(err, ctx.Err())
+}
+
+// Acquire waits for its turn in the line, as Take does. If ctx ends, it leaves nothing in the line.
+// If behind is not nil, it says there whom it waits for.
+func (l *Line) Acquire(ctx context.Context, base string, data []byte, rule Rule, behind *Ahead) (*Claim, error) {
+	p := Place{Line: l, Base: base, Data: data, Rule: rule, Behind: behind}
+	c, err := p.Take(ctx)
+	if err != nil {
+		p.Leave()
+	}
+	return c, err
+}
+
+// Contend is Acquire within one session.
+func (l *Line) Contend(ctx context.Context, inc *session.Incarnation, base string, data []byte, rule Rule, behind *Ahead) (*Claim, error) {
+	a, err := l.arrive(ctx, inc, base, data)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.awaitTurn(ctx, rule, behind); err != nil {
+		a.withdraw(err)
+		return nil, err
+	}
+	a.end()
+	return a.claim, nil
+}
+
+// An arrival is a claim that has entered its line and waits for its turn.
+type arrival struct {
+	claim *Claim
+	roll  *session.Roll // the line, if it was listed and not looked at yet
 	trip  time.Duration // how long a round trip takes
 	view  *view         // once somebody was ahead
 
@@ -24,97 +133,15 @@ type Arrival struct {
 	seer  seer
 }
 
-func newArrival(c *Claim, roll *session.Roll, trip time.Duration) *Arrival {
-	a := &Arrival{Claim: c, roll: roll, trip: trip}
+func newArrival(c *Claim, roll *session.Roll, trip time.Duration) *arrival {
+	a := &arrival{claim: c, roll: roll, trip: trip}
 	a.seer.strict = c.Line.Strict
 	a.seer.listings.Store(foreseeMost)
 	return a
 }
 
-// Acquire waits for its turn in the line, whatever happens to sessions and
-// znodes in between. When ctx ends it leaves nothing in the line. While it waits
-// it says in behind, if that is not nil, whom it waits for.
-func (l *Line) Acquire(ctx context.Context, base string, data []byte, rule Rule, behind *Ahead) (*Claim, error) {
-	c, a, err := l.Proceed(ctx, nil, base, data, rule, behind)
-	for a != nil {
-		a.Wait(ctx)
-		c, a, err = l.Proceed(ctx, a, base, data, rule, behind)
-	}
-	return c, err
-}
-
-// Proceed is Acquire for one who does not wait for those ahead in the goroutine that
-// calls. If there are any it returns an arrival, which says when to call again, with that:
-// see [Arrival.Wait] and [Arrival.Then]. Until then the arrival stands in the line. With
-// one that has just entered it begins as that.
-func (l *Line) Proceed(ctx context.Context, a *Arrival, base string, data []byte, rule Rule, behind *Ahead) (c *Claim, waits *Arrival, err error) {
-	if a == nil || a.vigil == nil { // else it has been counted
-		l.Manager.Waiters.Add(1)
-	}
-	defer func() {
-		if waits == nil {
-			l.Manager.Waiters.Add(-1)
-		}
-	}()
-	try := func(inc *session.Incarnation) error {
-		for {
-			var err error
-			if a == nil {
-				behind.Forget() // those of the place before
-				a, err = l.arrive(ctx, inc, base, data)
-			}
-			if err == nil {
-				err = a.proceed(ctx, rule, behind)
-			}
-			switch at := a; {
-			case err == errWaits:
-				waits = at
-				return nil
-			case err == nil:
-				if err = at.Claim.assure(ctx); err != nil {
-					at.Claim.withdraw(err)
-				} else {
-					c = at.Claim
-				}
-			}
-			a = nil
-			if errors.Is(err, session.ErrEnded) && l.Manager.Failure() == nil {
-				behind.Forget() // it stands nowhere until there is another session
-			}
-			if !errors.Is(err, session.ErrVanished) && !errors.Is(err, errDeferred) {
-				return err
-			}
-			// We let somebody go before, or somebody deleted our znode. Nobody was told that we hold
-			// anything, so we go to the back of the line.
-		}
-	}
-	err = session.ErrEnded
-	if a != nil {
-		err = try(a.Claim.Incarnation)
-	}
-	if errors.Is(err, session.ErrEnded) {
-		err = l.Manager.During(ctx, try)
-	}
-	return c, waits, err
-}
-
-// Contend is Acquire within one session.
-func (l *Line) Contend(ctx context.Context, inc *session.Incarnation, base string, data []byte, rule Rule, behind *Ahead) (*Claim, error) {
-	a, err := l.arrive(ctx, inc, base, data)
-	if err != nil {
-		return nil, err
-	}
-	for err = a.proceed(ctx, rule, behind); err == errWaits; err = a.proceed(ctx, rule, behind) {
-		a.Wait(ctx)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return a.Claim, nil
-}
-
 // arrive enters the line of inc.
-func (l *Line) arrive(ctx context.Context, inc *session.Incarnation, base string, data []byte) (*Arrival, error) {
+func (l *Line) arrive(ctx context.Context, inc *session.Incarnation, base string, data []byte) (*arrival, error) {
 	letPass(ctx, inc, l.Dir)
 	start := time.Now()
 	c, roll, err := l.Enter(ctx, inc, base, data) // Steps 1 and 2.
@@ -124,47 +151,49 @@ func (l *Line) arrive(ctx context.Context, inc *session.Incarnation, base string
 	return newArrival(c, roll, time.Since(start)), nil
 }
 
-// errWaits means that nothing can be done until something has happened.
-var errWaits = errors.New("zsync: BUG: it waits for those ahead")
-
 // errDeferred means that a contender whose turn had come lets others go before.
 var errDeferred = errors.New("zsync: others go before")
 
-// proceed goes on as far as that can be done now. It is errWaits if others have to go
-// first. Otherwise it is a's turn, or nothing of a is left.
-func (a *Arrival) proceed(ctx context.Context, rule Rule, behind *Ahead) error {
-	err := a.awaitTurn(ctx, rule, behind)
-	if err == errWaits {
-		return err
-	}
+// end is the end of a's wait. The next wait of a lists the line first.
+func (a *arrival) end() {
 	if a.vigil != nil {
 		a.endVigil()
 	}
 	if a.view != nil {
 		a.view.foreseeNext()
 		a.view.leave()
+		a.view = nil
 	}
-	if err != nil {
-		// It may be our turn at this same instant. Leaving is still right:
-		// nobody has been told so, and deleting our child wakes whoever is next.
-		a.Claim.withdraw(err)
-	}
-	return err
+	a.roll = nil
 }
 
-// awaitTurn is proceed without its end.
-func (a *Arrival) awaitTurn(ctx context.Context, rule Rule, behind *Ahead) (err error) {
-	c := a.Claim
-	if ctx.Err() != nil { // nobody wants a turn that may have come already
+// withdraw is the end of a, after err. It may be a's turn at this same instant. Leaving is still
+// right: its caller holds nothing yet, and the deletion of the znode wakes the next contender.
+func (a *arrival) withdraw(err error) {
+	a.end()
+	a.claim.withdraw(err)
+}
+
+// awaitTurn waits until it is a's turn. If ctx ends, a can go on where it was.
+func (a *arrival) awaitTurn(ctx context.Context, rule Rule, behind *Ahead) (err error) {
+	c := a.claim
+	if ctx.Err() != nil { // the turn may have come already, and is not wanted
 		return session.CtxErr(ctx)
 	}
 	for {
 		if a.vigil == nil {
+			if a.roll == nil { // the one ahead has left, or ctx ended before the line was listed
+				roll, err := c.Incarnation.Roll(ctx, c.Line.Dir)
+				if err != nil && !session.IsNoNode(err) {
+					return err
+				}
+				a.roll = roll
+			}
 			if turn, err := a.look(ctx, rule, behind); err != nil || turn {
 				return err
 			}
 		}
-		proof, err := a.vigil.keep(ctx) // Step 4.
+		proof, err := a.vigil.await(ctx) // Step 4.
 		if err != nil {
 			return err
 		}
@@ -198,15 +227,12 @@ func (a *Arrival) awaitTurn(ctx context.Context, rule Rule, behind *Ahead) (err 
 			}
 			return c.confirm()
 		}
-		if a.roll, err = c.Incarnation.Roll(ctx, c.Line.Dir); err != nil && !session.IsNoNode(err) {
-			return err
-		}
 	}
 }
 
 // look reports whether it is a's turn by its roll, and begins to wait if it is not.
-func (a *Arrival) look(ctx context.Context, rule Rule, behind *Ahead) (turn bool, err error) {
-	c, roll := a.Claim, a.roll
+func (a *arrival) look(ctx context.Context, rule Rule, behind *Ahead) (turn bool, err error) {
+	c, roll := a.claim, a.roll
 	ahead, err := c.Ahead(ctx, roll)
 	if err != nil {
 		return false, err
@@ -253,16 +279,8 @@ func (a *Arrival) look(ctx context.Context, rule Rule, behind *Ahead) (turn bool
 
 // endVigil is the end of the wait for one. The listing that is under way to foresee the
 // hand-over, if there is one, is in the view when told is closed.
-func (a *Arrival) endVigil() (told <-chan struct{}) {
+func (a *arrival) endVigil() (told <-chan struct{}) {
 	a.vigil.end()
 	a.vigil = nil
 	return a.view.foreseen(&a.seer)
 }
-
-// Wait waits until a, which [Line.Proceed] has returned, may go on.
-func (a *Arrival) Wait(ctx context.Context) { a.vigil.wait(ctx) }
-
-// Then has f called in a goroutine when a, which [Line.Proceed] has returned, may go on,
-// or wake is called, as for a ctx that ends. Until then there is none. The session waits for
-// f when it is closed, as for any goroutine: f is called, as that ends its incarnation.
-func (a *Arrival) Then(f func()) (wake func()) { return a.vigil.then(f) }

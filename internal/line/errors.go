@@ -2,11 +2,16 @@ package line
 
 import (
 	"errors"
+	"fmt"
+	"time"
 
 	"github.com/zsync/zsync/internal/session"
 )
 
 var (
+	// ErrDeadlock means that the call would wait for its own caller, or for a release that does
+	// not come.
+	ErrDeadlock = errors.New("deadlock: the caller already holds it")
 
 	// ErrNotLocked means a release of something that this value does not hold.
 	ErrNotLocked = errors.New("not locked")
@@ -16,3 +21,15 @@ var (
 	// would not keep each other out.
 	ErrMixed = session.ErrMixed
 )
+
+// A forgottenError is an [ErrDeadlock]: a hold of this process was lost and not released.
+type forgottenError struct {
+	at  time.Time
+	why error
+}
+
+func (e *forgottenError) Error() string {
+	return fmt.Sprintf("deadlock: this process lost its hold at %s (%v) and has not released it since; unlock or release it after a loss, too", e.at.Format(time.RFC3339), e.why)
+}
+
+func (e *forgottenError) Is(target error) bool { return target == ErrDeadlock }

@@ -32,6 +32,7 @@ type Hold struct {
 	hook  session.Hook   // on the end of the session
 	op    string         // for the observer
 	since time.Time      // of the last grant
+	ended time.Time      // of the loss
 	token int64          // the fencing token, 0 until it is asked for
 	told  int64          // the greatest token returned to a single caller, which token is not
 	epoch int            // counts the uses for which token must be written again
@@ -91,7 +92,7 @@ func (h *Hold) lose(why error, so func() bool) bool {
 	}
 	h.count(-1)
 	nobodys := h.state == kept
-	h.state = lost
+	h.state, h.ended = lost, time.Now()
 	h.lost.End(why) // under mu: a call that returns the loss takes mu first, so the hooks have run by then
 	h.of.trace(trace.Loss)
 	h.of.unwatch(true)
@@ -145,6 +146,17 @@ func (h *Hold) Loss() error {
 	h.mu.Lock() // so that every hook has run
 	defer h.mu.Unlock()
 	return h.lost.Cause()
+}
+
+// Forgotten returns the ErrDeadlock of a wait for the release of h, if h was lost a session timeout
+// ago or earlier, and nil otherwise.
+func (h *Hold) Forgotten() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if why := h.lost.Cause(); why != nil && time.Since(h.ended) >= h.Incarnation.Manager.Timeout() {
+		return &forgottenError{h.ended, why}
+	}
+	return nil
 }
 
 // Since returns when h was last granted.

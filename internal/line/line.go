@@ -88,6 +88,7 @@ type Claim struct {
 	Child     Child             // guarded by mu once its turn has come
 	own       *session.Watch    // on its znode, joined, if it is watched; guarded by mu
 	lineWatch *session.Watch    // on the line, joined, if it was alone there when that was set; guarded by mu
+	recalls   bool              // OnRecall is told of lineWatch; guarded by mu
 	ownWatch  *session.OwnWatch // while it is held; nil if Unwatched; guarded by mu
 	leaveHeld func()            // of ownWatch.Drop: called when its znode is deleted; guarded by mu
 	asked     chan struct{}     // if not nil, closed when somebody asks the holder to give up; guarded by mu
@@ -387,6 +388,10 @@ func (c *Claim) keepLineWatch(w *session.Watch, alone bool) {
 
 func (c *Claim) leaveLineWatchLocked() {
 	if c.lineWatch != nil {
+		if c.recalls {
+			c.recalls = false
+			c.Incarnation.Watches.Untell(c.lineWatch, c)
+		}
 		c.Incarnation.Watches.Leave(c.lineWatch)
 		c.lineWatch = nil
 	}

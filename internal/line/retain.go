@@ -65,3 +65,16 @@ func (c *Claim) Discard() {
 		c.Leave()
 	}
 }
+
+// OnRecall has f called, in a goroutine of its own, when Recall is closed. A second call
+// before that changes nothing.
+func (c *Claim) OnRecall(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.lineWatch == nil {
+		c.Incarnation.Manager.Spawn(f)
+	} else if !c.recalls {
+		c.recalls = true
+		c.Incarnation.Watches.Tell(c.lineWatch, c, func() { c.Incarnation.Manager.Spawn(f) })
+	}
+}

@@ -2,6 +2,7 @@ package line
 
 import (
 	"context"
+	"errors"
 
 	"github.com/go-zookeeper/zk"
 
@@ -21,9 +22,20 @@ func (c *Claim) vigil(name string) *vigil {
 	return &vigil{claim: c, path: session.ChildPath(c.Line.Dir, name)}
 }
 
-// keep finds out whether the one ahead has gone, and returns then the number of the
-// connection that has told so, or 0 if that is not certain. The error is errWaits while it
-// is there, and ErrVanished if the claim's own znode is not there any more.
+// await waits until the one ahead has gone, and returns then the number of the connection that
+// has told so, or 0 if that is not certain. The error is ErrVanished if the claim's own znode is
+// not there any more. After the error of a ctx that has ended, await can be called again.
+func (v *vigil) await(ctx context.Context) (proof int64, err error) {
+	for proof, err = v.keep(ctx); err == errWaits; proof, err = v.keep(ctx) {
+		v.wait(ctx)
+	}
+	return proof, err
+}
+
+// errWaits means that nothing can be done until something has happened.
+var errWaits = errors.New("zsync: BUG: it waits for those ahead")
+
+// keep is await, with errWaits while the one ahead is there.
 //
 // Whichever is looked at first of what has happened, it is right: that the other is gone
 // is proof of nothing before Claim.stands has looked at the claim's own watch, and
@@ -39,8 +51,12 @@ func (v *vigil) keep(ctx context.Context) (proof int64, err error) {
 		case session.IsClosed(inc.Manager.Closing): // the session may live on for functions
 			return 0, inc.Manager.Failure()
 		case v.watch == nil:
-			if gone, proof, err := v.set(ctx); gone || err != nil {
-				return proof, err
+			switch gone, proof, err := v.set(ctx); {
+			case err != nil:
+				v.end() // it may not be set; the next call sets it
+				return 0, err
+			case gone:
+				return proof, nil
 			}
 		case session.IsClosed(v.watch.Fired):
 			w := v.watch
@@ -49,10 +65,11 @@ func (v *vigil) keep(ctx context.Context) (proof int64, err error) {
 				return inc.Watches.Told(w), nil
 			}
 		case session.IsClosed(v.own.Fired):
-			v.own = v.claim.watch() // the next, which this look sets
+			own := v.claim.watch() // the next, which this look sets
 			if err := v.claim.mustStand(ctx); err != nil {
 				return 0, err
 			}
+			v.own = own
 		default:
 			return 0, errWaits
 		}
@@ -112,25 +129,9 @@ func (v *vigil) wait(ctx context.Context) {
 	}
 }
 
-// then is wait without a goroutine, and without a ctx: f is called in one of its own, once.
-// wake has it called at once.
-func (v *vigil) then(f func()) (wake func()) {
-	watches := v.claim.Incarnation.Watches
-	wake = v.claim.Incarnation.Manager.Suspend(func() {
-		watches.Untell(v.watch, v)
-		watches.Untell(v.own, v)
-		f()
-	})
-	watches.TellFirst(v, wake, v.watch, v.own)
-	return wake
-}
-
-// awaitGone waits until the contender of this name is gone: see vigil.keep.
+// awaitGone waits until the contender of this name is gone: see vigil.await.
 func (c *Claim) awaitGone(ctx context.Context, name string) (proof int64, err error) {
 	v := c.vigil(name)
 	defer v.end()
-	for proof, err = v.keep(ctx); err == errWaits; proof, err = v.keep(ctx) {
-		v.wait(ctx)
-	}
-	return proof, err
+	return v.await(ctx)
 }

@@ -106,7 +106,6 @@ func newIncarnation(m *Manager) *Incarnation {
 	inc.Timeout.Store(int64(m.Config.Timeout))
 	inc.Ctx, inc.cancel = context.WithCancelCause(context.Background())
 	inc.Watches = newWatches(inc.removeWatch, m.Spawn)
-	context.AfterFunc(inc.Ctx, inc.Watches.end)
 	return inc
 }
 

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -128,6 +129,9 @@ func (m *Manager) Granted() time.Duration {
 	}
 	return 0
 }
+
+// Timeout returns the session timeout: that of the present session, or the one that is asked for.
+func (m *Manager) Timeout() time.Duration { return cmp.Or(m.Granted(), m.Config.Timeout) }
 
 // Certain returns how much longer the present session is certain to live.
 func (m *Manager) Certain() time.Duration {

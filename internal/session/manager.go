@@ -182,43 +182,6 @@ func (m *Manager) Spawn(f func()) {
 	}
 }
 
-// Suspend has f run when call is called, the first time: as Spawn does, but it is waited
-// for from now on. Until then there is no goroutine. call never blocks.
-func (m *Manager) Suspend(f func()) (call func()) {
-	s := &suspended{m: m, f: f}
-	m.spawnMu.RLock()
-	defer m.spawnMu.RUnlock()
-	if s.awaited = !m.sealed; s.awaited {
-		m.wg.Add(1)
-	}
-	return s.call
-}
-
-type suspended struct {
-	m       *Manager
-	f       func()
-	awaited bool
-	called  atomic.Bool
-}
-
-func (s *suspended) call() {
-	if s.called.Swap(true) {
-		return
-	}
-	select {
-	case s.m.jobs <- s.run:
-	default:
-		go s.run()
-	}
-}
-
-func (s *suspended) run() {
-	if s.awaited {
-		defer s.m.wg.Done()
-	}
-	s.f()
-}
-
 // idle takes over what is spawned next, until the session is closed, unless enough
 // goroutines do so. Most of what is spawned is short, and to make the stack of a
 // new goroutine as large as it needs takes longer than the rest of it.

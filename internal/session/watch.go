@@ -81,7 +81,6 @@ type Watches struct {
 	Idle    map[WatchKey]struct{} // armed, and nobody waits
 	asks    map[serverWatch][]*ask
 	janitor bool // a goroutine is removing idle watches
-	over    bool // the session has ended: guarded by mu
 }
 
 // A serverWatch is what is one watch to the server: those of a znode's data
@@ -120,7 +119,6 @@ type Watch struct {
 type telling struct {
 	owner any // whom it is for
 	f     func()
-	atEnd bool // it is called when the session has ended, too
 }
 
 func newWatch(key WatchKey) *Watch { return &Watch{Key: key, Fired: make(chan struct{})} }
@@ -161,33 +159,6 @@ func (h *Watches) Tell(w *Watch, owner any, f func()) {
 	}
 	h.untellLocked(w, owner)
 	w.told = append(w.told, telling{owner: owner, f: f})
-}
-
-// TellFirst is Tell of several, of which the first that fires, or the end of the session, is
-// what f is called for; and then, unless owner has been untold, of the others.
-func (h *Watches) TellFirst(owner any, f func(), ws ...*Watch) {
-	h.Mu.Lock()
-	defer h.Mu.Unlock()
-	for _, w := range ws {
-		w.told = append(w.told, telling{owner: owner, f: f, atEnd: true})
-	}
-	if h.over || slices.ContainsFunc(ws, func(w *Watch) bool { return IsClosed(w.Fired) }) {
-		f()
-	}
-}
-
-// end is told that the session has ended.
-func (h *Watches) end() {
-	h.Mu.Lock()
-	defer h.Mu.Unlock()
-	h.over = true
-	for _, w := range h.watches {
-		for _, t := range w.told {
-			if t.atEnd {
-				t.f()
-			}
-		}
-	}
 }
 
 // Untell is the end of Tell.

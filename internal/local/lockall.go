@@ -1,7 +1,8 @@
-package turnstile
+package local
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 
@@ -14,8 +15,13 @@ type Part struct {
 		Lock(ctx context.Context) error
 		Unlock() error
 	}
-	Ours bool // its Unlock does not panic, and may run in a goroutine of its own
+	Ours     bool                   // its Unlock does not panic, and may run in a goroutine of its own
+	Standing func() *session.Ending // the end of its hold by a loss; nil if that is not known
 }
+
+// ErrPartLost means that a part was lost while LockAll waited for another. LockAll may be called
+// again.
+var ErrPartLost = errors.New("zsync: a lock was lost while another was waited for")
 
 // LockAll locks parts in their order, one after the other, or none of them. It returns the
 // function that unlocks them.
@@ -23,6 +29,9 @@ type Part struct {
 // A caller that waits for one part holds those before it in the order, and has no place in the
 // line of a part behind it. The order is the same for every caller, so no two wait for each
 // other, however many locks each has.
+//
+// If a part is lost while another is waited for, LockAll unlocks all and fails with ErrPartLost.
+// Otherwise the goroutines of this process that want the lost part would wait for the other one.
 func LockAll(ctx context.Context, parts []Part) (unlock func() error, err error) {
 	locked := 0
 	defer func() {
@@ -30,11 +39,21 @@ func LockAll(ctx context.Context, parts []Part) (unlock func() error, err error)
 			UnlockSoon(ctx, func() error { return unlockAll(parts[:locked]) })
 		}
 	}()
+	ours, rest := context.WithCancel(ctx) // a hook may end only a context of ours
+	defer rest()
+	waiting, end := context.WithCancelCause(ours)
+	defer end(nil)
 	for _, part := range parts {
-		if err := part.Locker.Lock(ctx); err != nil {
+		switch err := part.Locker.Lock(waiting); {
+		case err != nil && waiting.Err() != nil && ctx.Err() == nil:
+			return nil, ErrPartLost
+		case err != nil:
 			return nil, err
 		}
 		locked++
+		if part.Standing != nil {
+			defer part.Standing().AfterFunc(end)()
+		}
 	}
 	return sync.OnceValue(func() error { return unlockAll(parts) }), nil
 }

@@ -1,4 +1,4 @@
-package turnstile
+package local
 
 import (
 	"errors"
@@ -27,34 +27,33 @@ func TestWhatWasFoundInAFormerSessionTakesNothingFromWhoHoldsInThis(t *testing.T
 		defer m.Close()
 		es := &Entries{{Base: "lock-", Rule: line.Exclusive, Op: "lock"}}
 		name := func() line.Line { return line.New(m, "/m", session.ProtectedName, "lock-") }
-		q := new(Turnstile)
-		q.Init(m, "/m", name(), 0, es)
-		// A Lock, as in seek, up to where its turn has come.
-		c, err := q.Line.Acquire(t.Context(), "lock-", nil, line.Exclusive, nil)
+		l := new(Lock)
+		l.Init(m, "/m", name(), 16, es)
+		// A Lock, up to where its turn has come.
+		c, err := l.Line.Acquire(t.Context(), "lock-", nil, line.Exclusive, nil)
 		harness.Must(t, err)
 		// Its goroutine is held up, the session ends, and another locks in the next.
 		srv.Expire(m.SessionID())
 		time.Sleep(time.Second)
-		g, _, err := q.Acquire(t.Context(), Exclusive, false)
+		g, _, err := l.Acquire(t.Context(), Exclusive, false)
 		harness.Must(t, err)
 		harness.Must(t, g.Err())
 		// And then it goes on.
-		var u *use
-		q.step(func(m *machine) { u = m.enter(&share{claim: c, mode: Exclusive}, false) })
-		if u != nil {
+		w := &waiter{mode: Exclusive, ready: make(chan struct{}, 1)}
+		if l.take(t.Context(), c, w) {
 			t.Fatal("let in by what is lost")
 		}
 		if err := g.Err(); err != nil {
 			t.Errorf("who holds in this session is told: %v", err)
 		}
-		if err := q.GiveUp(Exclusive); err != nil {
+		if err := l.Unlock(Exclusive); err != nil {
 			t.Errorf("unlock: %v", err)
 		}
-		other := new(Turnstile)
-		other.Init(m, "/m", name(), 0, es)
+		other := new(Lock)
+		other.Init(m, "/m", name(), 16, es)
 		if _, _, err := other.Acquire(harness.Within(t, time.Hour), Exclusive, false); err != nil {
 			t.Errorf("nobody holds it, and an hour later: %v", errors.Unwrap(err))
 		}
-		other.GiveUp(Exclusive)
+		other.Unlock(Exclusive)
 	})
 }

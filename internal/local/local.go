@@ -1,0 +1,817 @@
+// Package local lets the goroutines of one process share places in the line of a lock.
+package local
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/session"
+)
+
+// A Lock is a Mutex or RWMutex as the goroutines of one process use it. It is built like
+// golang.org/x/sync/semaphore: one mutex, a list of waiters, and each waiter waits in the
+// goroutine of its caller.
+//
+//   - Acquire joins the list. The first waiter is let in by a hold of this process that it can
+//     share. If there is none, it waits in the line itself, on behalf of the waiters behind it.
+//     If its context ends before its turn has come, the next waiter takes over its place.
+//   - Release gives an exclusive hold to the first waiter, without a request. While other
+//     contenders are in the line, or it is not known, that is done at most handoffs times in a
+//     row. As often readers join a shared hold before the line is listed.
+//
+// The zero value holds nothing, and can only say so.
+type Lock struct {
+	Manager *session.Manager
+	Path    string
+	Line    line.Line
+	Entries *Entries // of all locks of a kind, so it is never written
+
+	handoffs int           // 0: each goroutine has its own place in the line
+	retain   time.Duration // how long a place is kept that no goroutine has; 0 if none is
+	kept     *Kept         // of the session
+
+	mu      sync.Mutex
+	waiting []*waiter       // in the order in which they came
+	holds   holds           // of this process, lost ones too, until they are released
+	idle    *hold           // a place that is kept; then no goroutine waits, or holds exclusively
+	reading *session.Ending // ended by the first loss of a shared hold; nil if there is none
+	watch   *time.Timer     // calls review; nil unless a goroutine waits for a hold of this process
+}
+
+// A waiter is a goroutine in Acquire.
+type waiter struct {
+	mode  Mode
+	pin   bool          // it is in Do or RDo
+	ready chan struct{} // has a token when another goroutine has set a field below
+
+	place  *place // in the line; nil while w waits for goroutines of this process
+	grant  *line.Grant
+	err    error
+	behind Behind // with err
+}
+
+// A place in the line, with the contenders ahead of it.
+type place struct {
+	line.Place
+	ahead line.Ahead
+}
+
+// A Behind says whom a wait is for, as far as is known, and how many are ahead.
+type Behind struct {
+	Own   *line.Claim // held by a goroutine of this process, or nil
+	Head  line.Head   // the first in the line, unless it is that
+	Mode  Mode
+	Place int
+}
+
+// Kept counts the places that a session keeps.
+type Kept struct{ n atomic.Int64 }
+
+// maxKept is how many places a session keeps that no goroutine has.
+const maxKept = 128
+
+// Init makes l the lock of ln, with at most handoffs hand-overs in a row while others wait.
+func (l *Lock) Init(m *session.Manager, path string, ln line.Line, handoffs int, entries *Entries) {
+	l.Manager, l.Path, l.Line, l.Entries, l.handoffs = m, path, ln, entries, handoffs
+}
+
+// Retain has l keep its place for d when no goroutine has it; all counts the places of the
+// session.
+func (l *Lock) Retain(d time.Duration, all *Kept) { l.retain, l.kept = d, all }
+
+// Acquire waits for a grant; pin says that the caller is Do. If it fails, behind is whom it has
+// waited for.
+func (l *Lock) Acquire(ctx context.Context, mode Mode, pin bool) (g *line.Grant, behind Behind, err error) {
+	l.mu.Lock()
+	if h := l.regain(mode); h != nil {
+		g = l.admit(h, pin)
+		l.mu.Unlock()
+		return g, Behind{}, nil
+	}
+	w := &waiter{mode: mode, pin: pin, ready: make(chan struct{}, 1)}
+	l.waiting = append(l.waiting, w)
+	l.serve()
+	l.mu.Unlock()
+	for {
+		// If several are ready, any is right: leave looks whether w was let in, or has a
+		// place in the line.
+		select {
+		case <-w.ready:
+		case <-ctx.Done():
+			return nil, l.leave(ctx, w), session.CtxErr(ctx)
+		case <-l.Manager.Closing: // the goroutine that w waits for may never release
+			return nil, l.leave(ctx, w), l.Manager.Failure()
+		}
+		if w.place != nil {
+			switch c, err := w.place.Take(ctx); {
+			case err == nil && !l.take(ctx, c, w):
+				continue // a goroutine of this process has yet to notice a loss
+			case err != nil && ctx.Err() != nil:
+				return nil, l.leave(ctx, w), session.CtxErr(ctx)
+			case err != nil:
+				l.fail(w, err)
+			}
+		}
+		switch {
+		case w.err != nil:
+			return nil, w.behind, w.err
+		case session.IsClosed(l.Manager.Closing): // nothing new is held from then on
+			l.Manager.Spawn(func() { l.renounce(w) })
+			return nil, Behind{}, l.Manager.Failure()
+		}
+		return w.grant, Behind{}, nil
+	}
+}
+
+// take gives c, whose turn has come, to w and to the readers right behind it, if w is one. It
+// fails if a goroutine of this process has yet to notice that its hold is lost. Then w waits for
+// that, and c is given back, because other processes need not wait for it.
+func (l *Lock) take(ctx context.Context, c *line.Claim, w *waiter) bool {
+	l.mu.Lock()
+	w.place = nil
+	h := l.hold(c, w.mode)
+	if h != nil {
+		l.waiting = slices.DeleteFunc(l.waiting, func(x *waiter) bool { return x == w })
+		w.grant = l.admit(h, w.pin)
+		for l.handoffs > 0 && w.mode == Shared && l.next(Shared) {
+			l.letIn(h)
+		}
+	}
+	l.serve()
+	l.mu.Unlock()
+	if h == nil {
+		l.Manager.GiveUp(ctx, c.GiveBack)
+	}
+	return h != nil
+}
+
+// leave takes w out of the list, as its ctx has ended or the Session is being closed. It returns
+// whom w has waited for.
+func (l *Lock) leave(ctx context.Context, w *waiter) Behind {
+	l.mu.Lock()
+	behind, p := w.behind, w.place
+	if w.err == nil {
+		behind = l.behind(w)
+	}
+	w.place = nil
+	if i := slices.Index(l.waiting, w); i >= 0 { // else it was let in, or has failed
+		l.waiting = slices.Delete(l.waiting, i, i+1)
+		if p != nil && i < len(l.waiting) && l.waiting[i].mode == w.mode && l.waiting[i].place == nil {
+			l.waiting[i].goOn(p) // w was the first, and now this waiter is
+			p = nil
+		}
+		l.serve()
+	}
+	l.mu.Unlock()
+	switch {
+	case p != nil:
+		p.Leave()
+	case w.grant != nil: // it was let in at the same instant, and Acquire fails
+		l.Manager.GiveUp(ctx, func() error { return l.renounce(w) })
+	}
+	return behind
+}
+
+// fail is for w, which could not enter the line or stay there. A new attempt does not cure that,
+// so the waiters behind w fail with it.
+func (l *Lock) fail(w *waiter, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i, x := range l.waiting {
+		switch {
+		case x == w:
+			x.err, x.behind = err, l.behindAt(w.place, 0)
+		case l.handoffs > 0: // w is the first
+			x.refuse(err, l.behindAt(w.place, i))
+		}
+	}
+	l.waiting = slices.DeleteFunc(l.waiting, func(x *waiter) bool { return x.err != nil })
+}
+
+// refuse has w fail. It waits for goroutines of this process.
+func (w *waiter) refuse(err error, behind Behind) {
+	w.err, w.behind = err, behind
+	w.ready <- struct{}{}
+}
+
+// goOn makes w wait in the line, at p.
+func (w *waiter) goOn(p *place) {
+	w.place = p
+	w.ready <- struct{}{}
+}
+
+// serve lets in the first waiters that may be, and sends the next one to the line. It is called
+// whenever the list or a hold has changed, under mu, like all functions from here to behindAt.
+func (l *Lock) serve() {
+	waits := false
+	switch {
+	case l.handoffs > 0:
+		for !waits && len(l.waiting) > 0 && l.waiting[0].place == nil {
+			var h *hold
+			if h, waits = l.room(l.waiting[0].mode); h != nil {
+				l.letIn(h)
+			} else if !waits {
+				l.enter(l.waiting[0])
+			}
+		}
+	case slices.ContainsFunc(l.holds, (*hold).lost):
+		waits = len(l.waiting) > 0
+	default:
+		for _, w := range l.waiting {
+			if w.place == nil {
+				l.enter(w)
+			}
+		}
+	}
+	if waits && l.watch == nil {
+		l.watch = time.AfterFunc(l.Manager.Timeout(), l.review)
+	}
+}
+
+// enter has w enter the line.
+func (l *Lock) enter(w *waiter) {
+	e, p := l.Entries.Of(w.mode), new(place)
+	p.Place = line.Place{Line: &l.Line, Base: e.Base, Data: l.Manager.Owner, Rule: e.Rule, Behind: &p.ahead}
+	w.goOn(p)
+}
+
+// room returns the hold by which the first waiter may be let in. If there is none, the waiter waits
+// for a goroutine of this process, or else enters the line.
+func (l *Lock) room(mode Mode) (h *hold, waits bool) {
+	if h := l.regain(mode); h != nil {
+		return h, false
+	}
+	l.discard()
+	if l.holds.occupied(Shared) {
+		return nil, true
+	}
+	if h = l.holds.joinable(); mode == Exclusive || h == nil {
+		return nil, false
+	}
+	if h.passed >= l.handoffs {
+		l.list(h) // which calls serve
+		return nil, true
+	}
+	h.passed++
+	return h, false
+}
+
+// next reports whether the first waiter waits for mode, and not in the line.
+func (l *Lock) next(mode Mode) bool {
+	return len(l.waiting) > 0 && l.waiting[0].mode == mode && l.waiting[0].place == nil
+}
+
+// letIn lets the first waiter have h.
+func (l *Lock) letIn(h *hold) {
+	w := l.waiting[0]
+	if l.waiting[0] = nil; len(l.waiting) == 1 {
+		l.waiting = l.waiting[:0] // its memory is for the next waiter
+	} else {
+		l.waiting = l.waiting[1:]
+	}
+	w.grant = l.admit(h, w.pin)
+	w.ready <- struct{}{}
+}
+
+// admit grants h to one more goroutine.
+func (l *Lock) admit(h *hold, pin bool) *line.Grant {
+	g := h.claim.Grant(l.Entries.Of(h.mode).Op)
+	h.uses = append(h.uses, use{g, pin})
+	return g
+}
+
+// hold makes a hold of c, whose turn has come, or returns nil if a lost hold of this process was
+// not released yet. A hold that excludes c is lost: else the servers had not let c's turn come.
+func (l *Lock) hold(c *line.Claim, mode Mode) *hold {
+	if c.Err() != nil {
+		return nil // l.holds may be of the next session
+	}
+	l.discard() // a place that is kept would have kept c's turn from coming
+	for _, h := range l.holds {
+		if mode == Exclusive || h.mode == Exclusive {
+			h.claim.Lose(h.claim.Incarnation.Deleted())
+		}
+	}
+	if l.holds.occupied(mode) {
+		return nil
+	}
+	h := &hold{claim: c, mode: mode}
+	h.uses = h.room[:0]
+	l.holds = append(l.holds, h)
+	if mode == Shared {
+		l.read(h)
+	}
+	return h
+}
+
+// read makes h, which is shared, a part of the present reading. A reader without a handle does
+// not know which of several shared holds is its own, so the loss of one is the loss of all.
+func (l *Lock) read(h *hold) {
+	if l.reading == nil {
+		l.reading = new(session.Ending)
+	}
+	reading := l.reading
+	h.claim.AfterLoss(func(why error) { reading.End(why) })
+}
+
+// list finds out, in the background, whether other contenders are in the line. An exclusive hold
+// does so once: if it is alone, the listing sets a watch, and h.claim.Alone is true until another
+// contender comes. Shared holds of other processes come and go and exclude no reader, so for a
+// shared hold a watch is of no use, and the listing counts writers.
+func (l *Lock) list(h *hold) {
+	if h.listing != nil {
+		return
+	}
+	answered, shared := make(chan struct{}), h.mode == Shared
+	h.listing = answered
+	l.Manager.Spawn(func() {
+		writers, err := false, error(nil)
+		if shared {
+			writers, err = h.claim.Anyone(l.Entries.Of(Exclusive).Base)
+		} else {
+			h.claim.AnyoneElse()
+		}
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		h.listing, h.listed = nil, true
+		close(answered)
+		if shared {
+			h.passed, h.closed = 0, h.closed || writers || err != nil
+		}
+		l.serve() // which lists again if h is shared only since a Downgrade
+	})
+}
+
+// review is called each session timeout while a waiter waits for a hold of this process. If one is
+// forgotten, the waiters fail.
+func (l *Lock) review() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.watch = nil
+	inLine := l.handoffs > 0 && len(l.waiting) > 0 && l.waiting[0].place != nil // then the others wait for it
+	if err := l.holds.forgotten(); err != nil && !inLine {
+		for _, w := range l.waiting {
+			if w.place == nil {
+				w.refuse(err, Behind{})
+			}
+		}
+		l.waiting = slices.DeleteFunc(l.waiting, func(w *waiter) bool { return w.err != nil })
+	}
+	l.serve()
+}
+
+// behind returns whom w waits for: the contenders ahead of the place in the line, if the first
+// waiter has one, and the goroutines of this process that came before w.
+func (l *Lock) behind(w *waiter) Behind {
+	if w.place != nil || len(l.waiting) == 0 {
+		return l.behindAt(w.place, 0)
+	}
+	return l.behindAt(l.waiting[0].place, max(slices.Index(l.waiting, w), 0))
+}
+
+func (l *Lock) behindAt(p *place, before int) Behind {
+	if p != nil {
+		if head, n := p.ahead.Now(); n > 0 {
+			mode := Exclusive
+			if c, ok := line.ParseChild(head.Name, l.Line.Bases...); ok && c.Base == l.Entries.Of(Shared).Base {
+				mode = Shared
+			}
+			return Behind{Head: head, Mode: mode, Place: n + before}
+		}
+	}
+	if len(l.holds) > 0 && !l.holds[0].lost() {
+		return Behind{Own: l.holds[0].claim, Mode: l.holds[0].mode, Place: 1 + before}
+	}
+	return Behind{}
+}
+
+// Waited calls the observer after a wait in mode.
+func (l *Lock) Waited(mode Mode, start time.Time, err error) {
+	l.Manager.Waited(l.Entries.Of(mode).Op, l.Path, start, err)
+}
+
+// Try makes one attempt. It returns nil if another contender is in the way.
+func (l *Lock) Try(ctx context.Context, mode Mode) (g *line.Grant, err error) {
+	start := time.Now()
+	l.mu.Lock()
+	g, busy := l.atOnce(mode)
+	l.mu.Unlock()
+	if busy {
+		return nil, l.Manager.Failure() // none unless the Session is closed
+	}
+	if g == nil {
+		e := l.Entries.Of(mode)
+		c, err := l.Line.Try(ctx, e.Base, l.Manager.Owner, e.Rule)
+		if c == nil {
+			return nil, err
+		}
+		l.mu.Lock()
+		if h := l.hold(c, mode); h != nil {
+			g = l.admit(h, false)
+		}
+		l.mu.Unlock()
+		if g == nil { // a goroutine of this process has yet to notice a loss
+			l.Manager.GiveUp(ctx, c.GiveBack)
+			return nil, nil
+		}
+	}
+	l.Waited(mode, start, nil)
+	return g, nil
+}
+
+// atOnce lets the caller in by a hold of this process, if it can. busy says that a goroutine of this
+// process is in the way.
+func (l *Lock) atOnce(mode Mode) (g *line.Grant, busy bool) {
+	h := l.regain(mode)
+	if h == nil {
+		l.discard()
+		if l.holds.occupied(mode) || slices.ContainsFunc(l.waiting, func(w *waiter) bool { return mode == Exclusive || w.mode == Exclusive }) {
+			return nil, true
+		}
+		if h = l.holds.joinable(); mode == Exclusive || h == nil || h.passed >= l.handoffs {
+			return nil, false
+		}
+		h.passed++
+	}
+	return l.admit(h, false), false
+}
+
+// Unlock ends a use in mode, for a goroutine without a handle.
+func (l *Lock) Unlock(mode Mode) error { return l.BeginUnlock(mode).Finish() }
+
+// BeginUnlock is Unlock in two parts: see Departure.
+func (l *Lock) BeginUnlock(mode Mode) Departure {
+	return l.depart(false, func() (*hold, int) { return l.holds.anonymous(mode) })
+}
+
+// Release ends the use of g.
+func (l *Lock) Release(g *line.Grant) error { return l.BeginRelease(g).Finish() }
+
+// BeginRelease is Release in two parts: see Departure.
+func (l *Lock) BeginRelease(g *line.Grant) Departure {
+	return l.depart(true, func() (*hold, int) { return l.holds.useOf(g) })
+}
+
+// renounce ends the use of w, whose wait ended as it was let in. RUnlock has no handle: if it has
+// ended the use of w instead of its own, renounce ends the use of the caller of RUnlock.
+func (l *Lock) renounce(w *waiter) error {
+	return l.depart(true, func() (*hold, int) {
+		h, i := l.holds.useOf(w.grant)
+		if h == nil && w.mode == Shared && !w.pin {
+			return l.holds.anonymous(Shared)
+		}
+		return h, i
+	}).Finish()
+}
+
+// A Departure is the end of one use. The use is chosen when the Departure is made, and Finish does
+// the part that takes time. So Finish may run later, in another goroutine: it ends no use that was
+// granted after the Departure was made.
+type Departure struct {
+	lock   *Lock
+	hold   *hold
+	grant  *line.Grant // nil if there was no use to end
+	handle bool        // the caller has the grant, so the mode does not matter
+	stays  bool        // other goroutines have the hold
+	move   *move       // if not nil, nothing has been done before it is over
+}
+
+// depart takes the use that find returns, under mu, from its hold.
+func (l *Lock) depart(handle bool, find func() (*hold, int)) Departure {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	h, i := find()
+	if h == nil {
+		return Departure{}
+	}
+	d := Departure{lock: l, hold: h, grant: h.uses[i].grant, handle: handle, move: h.move}
+	if d.move != nil {
+		return d
+	}
+	h.uses = slices.Delete(h.uses, i, i+1) // at once, so that a second Unlock does not find it
+	if d.stays = h.used(); d.stays {
+		h.claim.Err() // a loss ends the grant as a loss, for the tracer
+		d.grant.End()
+	}
+	return d
+}
+
+// Finish must be called once.
+func (d Departure) Finish() error {
+	for d.move != nil {
+		d.move.stop() // servers may not answer, and Unlock does not wait for them
+		<-d.move.done
+		d = d.lock.depart(d.handle, func() (*hold, int) {
+			// A shared hold is not released by Unlock, which found an exclusive one.
+			if h, i := d.lock.holds.useOf(d.grant); h != nil && (d.handle || h.mode == Exclusive) {
+				return h, i
+			}
+			return nil, 0
+		})
+	}
+	switch {
+	case d.grant == nil:
+		return line.ErrNotLocked
+	case d.stays:
+		return d.hold.claim.Err()
+	}
+	return d.lock.handOver(d.hold, d.grant)
+}
+
+// handOver ends g, the last use of h, and gives h to the first waiter of this process. If it must
+// not, it keeps the place, or gives it back to the servers.
+//
+// A hand-over needs no request: the znode of h stays, so h is granted to one goroutine after
+// another while every other contender waits behind it.
+//
+//   - It is safe. mu is held from the look at the list to the grant, so no two goroutines get h.
+//     The znode may be deleted, or the session end, at any time: then the grant of the next
+//     goroutine is lost, as g would have been (Claim.Grant).
+//   - No waiter is forgotten. A waiter joins the list under mu. Either it is in the list now, or
+//     it finds in serve that h is not held. A waiter whose ctx has ended leaves under mu
+//     too: before that it may be chosen, and then it renounces the grant.
+//   - It is fair. claim.Alone is true if a listing has shown no other contender and the watch that
+//     it has set has not fired. The create of a contender fires the watch, so it sees the event and
+//     at most handoffs more hand-overs. A listing is under way from half of the limit on. It is
+//     waited for at the limit, once in each hold: without its watch a fast loop would give up its
+//     place though it is alone. Its answer takes at most 200 ms (Claim.AnyoneElse).
+//
+// mayPass says when a hold is not handed over at all.
+func (l *Lock) handOver(h *hold, g *line.Grant) error {
+	l.mu.Lock()
+	for l.next(Exclusive) && l.mayPass(h) {
+		if h.claim.Alone() {
+			h.passed = 0
+		} else if h.passed < l.handoffs {
+			h.passed++
+		} else if answered := h.listing; answered != nil {
+			l.mu.Unlock()
+			<-answered
+			l.mu.Lock()
+			continue
+		} else {
+			break // the next waiter enters the line, behind the other contenders
+		}
+		g.End()
+		l.letIn(h)
+		if !h.listed && h.passed > 0 && 2*h.passed >= l.handoffs {
+			l.list(h)
+		}
+		l.mu.Unlock()
+		return nil
+	}
+	if e, kept := l.keep(h, g); kept {
+		l.mu.Unlock()
+		l.Manager.Observe(e)
+		return nil
+	}
+	l.drop(h)
+	l.mu.Unlock()
+	return g.Release()
+}
+
+// mayPass reports whether h, which no goroutine has, may go to another goroutine of this process.
+//
+// A transaction without a reply may be anywhere on its way, and is applied while the znode of h
+// exists. So that znode is deleted, and a transaction that was not applied by then never will be.
+func (l *Lock) mayPass(h *hold) bool {
+	return h.mode == Exclusive && l.handoffs > 0 && h.open == 0 && !h.lost() && !h.claim.WasAsked()
+}
+
+// drop takes h from the holds of this process. Like all functions from here to unkeep it is called
+// under mu.
+func (l *Lock) drop(h *hold) {
+	l.holds = slices.DeleteFunc(l.holds, func(x *hold) bool { return x == h })
+	if l.idle != h {
+		h.keeping.end()
+	}
+	if !l.holds.shared() {
+		l.reading = nil
+	}
+	l.serve()
+}
+
+// keep keeps the place of h, of which g was the last use, if no other contender is in the line.
+// The caller passes e to the observer, without mu.
+func (l *Lock) keep(h *hold, g *line.Grant) (e session.Event, kept bool) {
+	if l.retain == 0 || h.mode != Exclusive || h.open > 0 || len(l.waiting) > 0 || l.idle != nil ||
+		!h.claim.Alone() || h.claim.WasAsked() || session.IsClosed(l.Manager.Closing) {
+		return e, false
+	}
+	if l.kept.n.Add(1) > maxKept {
+		l.kept.n.Add(-1)
+		return e, false
+	}
+	if e, kept = g.Keep(); !kept { // it is lost
+		l.kept.n.Add(-1)
+		return e, false
+	}
+	k := h.keeping
+	if k == nil {
+		k = &keeping{recall: func() { l.recall(h) }}
+		h.keeping = k
+		h.claim.AfterLoss(func(error) { l.Manager.Spawn(k.recall) })
+	}
+	k.since = time.Now()
+	if k.timer == nil {
+		k.timer = time.AfterFunc(l.retain, func() { l.expire(h) })
+	}
+	// A contender that comes at this same instant has fired the watch, and recall is called at once.
+	h.claim.OnRecall(k.recall)
+	l.idle = h
+	l.drop(h)
+	return e, true
+}
+
+// regain returns the place that is kept, if it is good for mode: no other contender has come, and
+// the session is certain enough. Otherwise the caller gives the place up and enters the line: there
+// a grant waits until the session is that certain.
+func (l *Lock) regain(mode Mode) *hold {
+	h := l.idle
+	if h == nil || mode != Exclusive || h.claim.WasAsked() || !h.claim.Ready() {
+		return nil
+	}
+	l.unkeep(h)
+	l.holds = append(l.holds, h)
+	return h
+}
+
+// discard gives up the place that is kept, if there is one.
+func (l *Lock) discard() {
+	if h := l.idle; h != nil {
+		l.unkeep(h)
+		h.keeping.end()
+		l.Manager.Spawn(h.claim.Discard)
+	}
+}
+
+func (l *Lock) unkeep(h *hold) {
+	l.idle = nil
+	l.kept.n.Add(-1)
+	h.keeping.since = time.Time{}
+}
+
+// recall is called when another contender may have come, or h is lost.
+func (l *Lock) recall(h *hold) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.idle == h {
+		l.discard()
+	}
+}
+
+// expire is called by the timer of h. The timer is not stopped when a goroutine gets h: to set it
+// again for each use would cost more than the use.
+func (l *Lock) expire(h *hold) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	k := h.keeping
+	if l.idle != h {
+		k.timer = nil // keep makes another
+		return
+	}
+	if left := l.retain - time.Since(k.since); left > 0 {
+		k.timer.Reset(left)
+		return
+	}
+	l.discard()
+}
+
+// Txn applies ops while g is held. If g was released, the error is line.ErrNotLocked.
+//
+// The transaction is counted under the mutex under which a release is decided: either the release
+// knows of the transaction, or the transaction is not begun.
+func (l *Lock) Txn(ctx context.Context, g *line.Grant, ops []any) ([]zk.MultiResponse, error) {
+	l.mu.Lock()
+	h, _ := l.holds.useOf(g)
+	if h == nil {
+		l.mu.Unlock()
+		return nil, line.ErrNotLocked
+	}
+	h.open++
+	l.mu.Unlock()
+	rs, open, err := g.Txn(ctx, ops)
+	if !open {
+		l.mu.Lock()
+		h.open--
+		l.mu.Unlock()
+	}
+	return rs, err
+}
+
+// Downgrade makes the exclusive hold shared. If the hold is released at the same time, the error is
+// line.ErrNotLocked.
+func (l *Lock) Downgrade(ctx context.Context) error {
+	start := time.Now()
+	moving, stop := context.WithCancel(ctx)
+	defer stop()
+	m := &move{done: make(chan struct{}), stop: stop}
+	l.mu.Lock()
+	h := l.holds.present(Exclusive, (*hold).used)
+	if h == nil || h.move != nil {
+		l.mu.Unlock()
+		return line.ErrNotLocked
+	}
+	h.move = m
+	l.mu.Unlock()
+
+	own, e := h.claim, l.Entries.Of(Shared)
+	c, err := own.Beside(moving, e.Base, l.Manager.Owner)
+	if err != nil {
+		err = own.Explain(err)
+		switch ended := moving.Err() != nil && errors.Is(err, moving.Err()); {
+		case ended && ctx.Err() != nil: // by now; moving may have ended first
+			err = session.CtxErr(ctx)
+		case ended:
+			err = line.ErrNotLocked
+		}
+	}
+	l.mu.Lock()
+	var former string
+	if err == nil {
+		// Since the read node was created no other contender could write, so it does not matter
+		// when, or by whom, the write node is deleted.
+		former, err = own.Move(c, e.Op)
+	}
+	h.move = nil
+	close(m.done)
+	if err != nil {
+		l.mu.Unlock()
+		return err
+	}
+	// If a transaction may be applied until the write node is deleted, the next reader must wait
+	// for that, in the line.
+	h.mode, h.passed, h.closed = Shared, 0, h.open > 0
+	l.read(h)
+	l.serve()
+	l.mu.Unlock()
+	l.Waited(Shared, start, nil)
+	r := c.Incarnation.Remove(former)
+	select { // the downgrade is done in each case; this waits for the deletion of the write node
+	case <-r.Done:
+	case <-r.Refused: // readers behind it wait until the deletion is permitted
+	case <-c.Incarnation.Disconnection():
+	case <-c.Incarnation.Ctx.Done(): // a loss is one of the new holders
+	case <-ctx.Done():
+	}
+	return nil
+}
+
+// Standing returns the end, by a loss, of the hold in the first of these modes in which there is
+// one. It has come if that is lost, or there is none.
+func (l *Lock) Standing(modes ...Mode) *session.Ending {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	over := new(session.Ending)
+	for _, mode := range modes {
+		switch h := l.holds.present(mode, (*hold).used); {
+		case h == nil:
+			continue
+		case h.lost():
+			over.End(h.claim.Err())
+		case mode == Shared:
+			return l.reading
+		default:
+			return h.uses[0].grant.Loss()
+		}
+		return over
+	}
+	over.End(line.ErrNotLocked)
+	return over
+}
+
+// Wanted reports whether a goroutine of this process has the lock, or waits for it.
+func (l *Lock) Wanted() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.holds) > 0 || len(l.waiting) > 0 || l.idle != nil
+}
+
+// Current returns what this process holds: exclusively, or else shared.
+func (l *Lock) Current() (*line.Grant, Mode, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, mode := range []Mode{Exclusive, Shared} {
+		if h := l.holds.present(mode, (*hold).used); h != nil {
+			return h.uses[len(h.uses)-1].grant, mode, nil
+		}
+	}
+	return nil, 0, line.ErrNotLocked
+}
+
+// ModeOf returns the mode in which g is held, if it is.
+func (l *Lock) ModeOf(g *line.Grant) (mode Mode, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if h, _ := l.holds.useOf(g); h != nil {
+		return h.mode, true
+	}
+	return 0, false
+}
