@@ -932,10 +932,10 @@ func TestQueueCarriesLines(t *testing.T) {
 		for _, layout := range []string{"zsync", "simple", "distributed", "kazoo"} {
 			q, l := "/"+layout, "--layout="+layout
 			send("", q, l, "one", "two and more")
-			send("a\n\n\xff\x00\r\nlast", q, l)
+			send("a\n\n\xff\x00\r\nlast", q, l, "--raw")
 			start(t, srv.Addr(), "", "queue", "len", q, l).want(0, "6\n")
 			start(t, srv.Addr(), "", "queue", "recv", q, l, "-n", "2").want(0, "one\ntwo and more\n")
-			start(t, srv.Addr(), "", "queue", "recv", q, l).want(0, "a\n\n\xff\x00\r\nlast\n")
+			start(t, srv.Addr(), "", "queue", "recv", q, l, "--raw").want(0, "a\n\n\xff\x00\r\nlast\n")
 			start(t, srv.Addr(), "", "queue", "recv", q, l).want(0, "")
 			send("x\ny\x00z", q, l, "-0")
 			start(t, srv.Addr(), "", "queue", "recv", q, l, "--null").want(0, "x\ny\x00z\x00")
@@ -1633,7 +1633,7 @@ func TestDeadLettersArePutBackOrPurged(t *testing.T) {
 	if len(rows) != 2 || rows[0][3] != "bad" || rows[1][3] != `"bad\x1b as well"` || rows[0][2] != "2" {
 		t.Fatalf("got\n%s", out)
 	}
-	if out := queue(0, "?", "dead", "/q", "--json"); !strings.Contains(out, `"data": "YmFk"`) {
+	if out := queue(0, "?", "dead", "/q", "--json"); !strings.Contains(out, `"data": "ImJhZCI="`) {
 		t.Errorf("got\n%s", out)
 	}
 	queue(exitBusy, "1\n", "requeue", "/q", rows[0][1], "dead-nonsense")

@@ -18,11 +18,15 @@ func queueCommand(c *client) *cobra.Command {
 		Use:   "queue",
 		Short: "send lines from one machine to another",
 		Long: `A queue keeps elements in the order in which they were sent until somebody
-receives them. To the command an element is a line, of any bytes, or with
---null what ends in a zero byte; both are kept without their end.
+receives them. To the command an element is a line, or with --null what ends in a
+zero byte; both are kept without their end.
 
-It is a zsync.Queue whose codec is zsync.Raw. With --layout it is shared with
-programs that use other libraries.`,
+It is a zsync.Queue with the default codec, zsync.JSON. send stores a line that is
+JSON as it is, and any other text as a JSON string; recv and peek print the text of
+a JSON string, and other JSON as it is. So NewQueue[string] and NewQueue[Job] share
+the path with the command. With --raw, elements are bytes, as with zsync.Raw. With
+--layout the path is shared with programs that use other libraries, and elements
+are bytes too.`,
 		RunE: wantSubcommand,
 	}
 	cmd.AddCommand(
@@ -37,6 +41,7 @@ type queueing struct {
 	holding
 	layoutName string
 	null       bool
+	form
 }
 
 var queueLayouts = map[string]zsync.QueueLayout{
@@ -69,6 +74,9 @@ func (q *queueing) open(cmd *cobra.Command, path string, opts ...zsync.QueueOpti
 	if !ok {
 		return nil, nil, fail(exitUsage, "unknown layout %q: want zsync, simple, distributed or kazoo", q.layoutName)
 	}
+	if err := q.check(layout); err != nil {
+		return nil, nil, err
+	}
 	t, err := q.begin(cmd.Context(), path, nil)
 	if err != nil {
 		return nil, nil, err
@@ -96,6 +104,9 @@ the end of the queue at PATH. The ELEMENTs are stored all or none; lines as
 they come, and if that fails the message says how many certainly are. An element
 must be smaller than about 1 MiB.
 
+An ELEMENT that is JSON is stored as it is, other text as a JSON string. Give --text
+if all are text, as numbers are for NewQueue[string], and --raw for bytes.
+
 With --key the elements of one KEY are received in the order in which they were
 sent, one at a time: the next when the one before is removed. Others are received
 beside them.
@@ -105,10 +116,11 @@ with it was sent before, within --id-memory, nothing is stored, and send says so
 succeeds. So whoever does not know whether a send has succeeded repeats it. zsync
 queue cancel removes it again by its ID.`,
 		Example: `  zsync queue send /jobs one "and another"
+  zsync queue send /jobs '{"id": 7}' '{"id": 8}'
   zsync queue send /jobs "at once" --priorities 3 --priority 0
   zsync queue send /jobs "in an hour" --delay 1h
   zsync queue send /jobs "$order" --id "$order_number" --key "$customer"
-  find . -name '*.wav' -print0 | zsync queue send -0 /jobs`,
+  find . -name '*.wav' -print0 | zsync queue send -0 --raw /jobs`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())
@@ -150,15 +162,21 @@ queue cancel removes it again by its ID.`,
 			if len(args) > 1 {
 				elements := make([][]byte, 0, len(args)-1)
 				for _, a := range args[1:] {
-					elements = append(elements, []byte(a))
+					element, err := q.encode([]byte(a))
+					if err != nil {
+						return err
+					}
+					elements = append(elements, element)
 				}
 				return verdict(send(t.waiting, elements...), exitBusy)
 			}
-			return sendAll(t.waiting, send, elementsOf(cmd.InOrStdin(), q.end()))
+			return sendAll(t.waiting, send, q.encodeAll(elementsOf(cmd.InOrStdin(), q.end())))
 		},
 	}
 	q.addFlags(cmd)
 	q.addNull(cmd)
+	q.addRaw(cmd)
+	q.addText(cmd)
 	cmd.Flags().IntVar(&priorities, "priorities", 1, "how many priorities the queue has, `N`: the same for all who send")
 	cmd.Flags().IntVar(&priority, "priority", 0, "`N` from 0, which is served first, to below --priorities (default: the middle)")
 	cmd.Flags().Var(&delay, "delay", "a `TIME`: nobody receives it before that has passed")
@@ -172,8 +190,11 @@ queue cancel removes it again by its ID.`,
 func (q *queueing) sendOnce(ctx context.Context, cmd *cobra.Command, queue *zsync.Queue[[]byte], id string, args []string) (err error) {
 	var element []byte
 	if len(args) > 0 {
-		element = []byte(args[0])
-	} else if element, err = onlyElement(ctx, elementsOf(cmd.InOrStdin(), q.end())); err != nil {
+		element, err = q.encode([]byte(args[0]))
+	} else {
+		element, err = onlyElement(ctx, q.encodeAll(elementsOf(cmd.InOrStdin(), q.end())))
+	}
+	if err != nil {
 		return err
 	}
 	sent, err := queue.SendID(ctx, id, element)

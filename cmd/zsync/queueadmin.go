@@ -44,12 +44,13 @@ means that there is none.`,
 				if err != nil {
 					return err
 				}
-				return writeElement(cmd.OutOrStdout(), element, q.end())
+				return q.writeText(cmd.OutOrStdout(), element)
 			})
 		},
 	}
 	q.addFlags(cmd)
 	q.addNull(cmd)
+	q.addRaw(cmd)
 	return cmd
 }
 
@@ -195,7 +196,7 @@ func deadCommand(c *client) *cobra.Command {
 could not be decoded, were delivered too often, or were rejected: their IDs, since
 when, how often they had been delivered, why they were set aside, and the element.
 With --json it prints an array of objects with id, since, attempts, first (when it
-was sent), reason, size in bytes, and data in base64.`,
+was sent), reason, size in bytes, and data, as it is stored, in base64.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())
@@ -218,7 +219,7 @@ was sent), reason, size in bytes, and data in base64.`,
 				t := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 3, ' ', 0)
 				fmt.Fprintln(t, "ID\tSINCE\tATTEMPTS\tREASON\tDATA")
 				for _, l := range lines {
-					fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s\n", plain(l.ID), l.Since.Local().Format(time.DateTime), l.Attempts, dash(printable(l.Reason)), printable(string(l.Data)))
+					fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s\n", plain(l.ID), l.Since.Local().Format(time.DateTime), l.Attempts, dash(printable(l.Reason)), printable(string(q.decode(l.Data))))
 				}
 				return outputError(t.Flush())
 			})

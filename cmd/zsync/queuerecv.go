@@ -23,7 +23,7 @@ func recvCommand(c *client) *cobra.Command {
 		Use:   "recv PATH [flags] [-- CMD [ARG...]]",
 		Short: "take elements out of a queue",
 		Long: `recv writes the elements of the queue at PATH to its standard output, a line
-each, and removes them. It ends when none is left, when it has received as many
+each, and removes them. Of a JSON string it writes the text, unless --raw is given. It ends when none is left, when it has received as many
 as --count says, or with --follow waits for more.
 
 An element is removed once it is written. One that cannot be written goes back
@@ -90,7 +90,7 @@ Exit status 75 means that fewer elements came than --count says.`,
 			}
 			defer t.session.Close()
 			r := &receiver{
-				host: c.host, id: t.session.ID, queue: queue, path: path, out: cmd.OutOrStdout(), end: q.end(), want: n, follow: follow,
+				host: c.host, form: &q.form, id: t.session.ID, queue: queue, path: path, out: cmd.OutOrStdout(), end: q.end(), want: n, follow: follow,
 				working: w, slots: make(chan struct{}, maxUnacknowledged), failing: map[failing]int{},
 			}
 			err = r.receive(t.waiting)
@@ -100,6 +100,7 @@ Exit status 75 means that fewer elements came than --count says.`,
 	}
 	q.addFlags(cmd)
 	q.addNull(cmd)
+	q.addRaw(cmd)
 	cmd.Flags().IntVarP(&n, "count", "n", 0, "receive `N` elements at most, or run the command so often (default: all)")
 	cmd.Flags().IntVarP(&w.jobs, "jobs", "j", 1, "run the command for `N` elements at once")
 	cmd.Flags().IntVar(&w.attempts, "max-attempts", 0, "try each element `N` times with the command, then set it aside (default: without end)")
@@ -114,6 +115,7 @@ const maxUnacknowledged = 128
 // A receiver writes the elements of a queue, or runs a command for each.
 type receiver struct {
 	host   *host
+	form   *form
 	id     func() int64 // of the session
 	queue  *zsync.Queue[[]byte]
 	path   string
@@ -272,7 +274,7 @@ func (r *receiver) ended(ctx context.Context) error {
 
 // write writes an element, and begins to remove it.
 func (r *receiver) write(ctx context.Context, d zsync.Delivery[[]byte]) error {
-	if _, err := r.out.Write(append(d.Value, r.end)); err != nil {
+	if _, err := r.out.Write(append(r.form.decode(d.Value), r.end)); err != nil {
 		r.got--
 		d.Return() // it is not to blame
 		if errors.Is(err, syscall.EPIPE) {

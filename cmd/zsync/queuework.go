@@ -129,7 +129,7 @@ func (r *receiver) run(ctx context.Context, d zsync.Delivery[[]byte]) error {
 	// The kernel kills the command if the thread ends that has started it.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	c := &child{host: r.host, session: r.id(), argv: r.argv, stdin: bytes.NewReader(d.Value), signals: j.signals,
+	c := &child{host: r.host, session: r.id(), argv: r.argv, stdin: bytes.NewReader(r.form.decode(d.Value)), signals: j.signals,
 		env: []string{"ZSYNC_ID=" + d.ID, "ZSYNC_ATTEMPT=" + strconv.Itoa(d.Attempt)}}
 	value := d.Value
 	status, err := c.run()

@@ -128,6 +128,10 @@ const mostInput = 1 << 20
 
 // inputError gives a failed read its exit status.
 func inputError(err error) error {
+	var has *statusError
+	if errors.As(err, &has) {
+		return err
+	}
 	status := exitOutput
 	if errors.Is(err, zsync.ErrTooLarge) {
 		status = exitUsage

@@ -1,0 +1,97 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+
+	"github.com/zsync/zsync"
+)
+
+// This file is how text becomes an element and an element becomes text. A program that uses the
+// default codec, JSON, reads what the command sends, and the command prints what it sends.
+
+// A form is how the command line says that elements are stored.
+type form struct{ raw, text bool }
+
+func (f *form) addRaw(cmd *cobra.Command) {
+	cmd.Flags().BoolVar(&f.raw, "raw", false, "elements are stored as they are, for zsync.Raw; always so with the --layout of another library")
+}
+
+func (f *form) addText(cmd *cobra.Command) {
+	cmd.Flags().BoolVar(&f.text, "text", false, "store each element as a JSON string, also one that is JSON itself, such as 42")
+}
+
+// encode returns what is stored for an element. Without a flag JSON is stored as it is, as a
+// program expects it that receives objects or numbers, and other text as a JSON string.
+func (f *form) encode(element []byte) ([]byte, error) {
+	switch {
+	case f.raw, !f.text && json.Valid(element):
+		return element, nil
+	case !utf8.Valid(element):
+		return nil, fail(exitUsage, "an element is neither JSON nor UTF-8, %s: add --raw, and receive it with zsync.Raw", printable(string(element)))
+	}
+	var b bytes.Buffer
+	to := json.NewEncoder(&b)
+	to.SetEscapeHTML(false)
+	err := to.Encode(string(element))
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), err
+}
+
+// encodeAll encodes each element that is read. The error of one comes in its place, and ends the
+// reading.
+func (f *form) encodeAll(in <-chan input) <-chan input {
+	if f.raw {
+		return in
+	}
+	out := make(chan input, cap(in))
+	go func() {
+		for next := range in {
+			if next.err == nil {
+				next.element, next.err = f.encode(next.element)
+			}
+			out <- next
+			if next.err != nil {
+				return
+			}
+		}
+	}()
+	return out
+}
+
+// decode returns the text of an element: of a JSON string what it says, and else what is stored.
+func (f *form) decode(stored []byte) []byte {
+	if f.raw || !bytes.HasPrefix(stored, []byte(`"`)) {
+		return stored
+	}
+	var text string
+	if json.Unmarshal(stored, &text) != nil {
+		return stored
+	}
+	return []byte(text)
+}
+
+// check judges the flags, for elements in a layout.
+func (f *form) check(layout zsync.QueueLayout) error {
+	if f.raw && f.text {
+		return fail(exitUsage, "--raw and --text do not go together")
+	}
+	if layout == zsync.LayoutZsync {
+		return nil
+	}
+	if f.text {
+		return fail(exitUsage, "--text does not go with --layout: other libraries know bytes")
+	}
+	f.raw = true
+	return nil
+}
+
+// writeText writes an element, as text, with its end.
+func (q *queueing) writeText(w io.Writer, stored []byte) error {
+	_, err := fmt.Fprintf(w, "%s%c", q.decode(stored), q.end())
+	return outputError(err)
+}
