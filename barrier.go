@@ -1,12 +1,14 @@
 package zsync
 
 import (
+	"cmp"
 	"context"
 
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/txn"
 )
 
 // A Barrier is a gate that any process can close and open:
@@ -57,7 +59,7 @@ type Barrier struct {
 // repeated blindly after a lost reply: between the two attempts another process may have
 // opened or closed the barrier, and the repetition would undo that. A condition on the
 // znode does not help, because a deletion leaves nothing to recognise it by. So both are
-// transactions with a receipt.
+// transactions with a log.
 
 // NewBarrier returns the Barrier at path. It does no I/O; a bad argument is
 // reported by every method.
@@ -108,28 +110,21 @@ func unlessNoNode(err error) error {
 // change applies one operation to the znode exactly once. The error is NodeExists
 // or NoNode if there is nothing to change.
 func (b *Barrier) change(ctx context.Context, op func(znode string) any) error {
-	if b.misuse() != nil {
-		return b.misuse()
+	if err := cmp.Or(b.misuse(), session.CtxErr(ctx)); err != nil {
+		return err
 	}
-	if ctx.Err() != nil {
-		return session.CtxErr(ctx)
-	}
-	m := b.s.m
-	znode := m.Full(b.path)
-	// The receipts lie beside the znode, so making their parent makes its
+	znode := b.s.m.Full(b.path)
+	// The logs lie beside the znode, so making their directory makes its
 	// parent too, and NoNode can only come from Open.
-	_, err := m.CommitAcrossSessions(ctx, znode+"-receipts", []any{op(znode)})
+	_, err := txn.Across(ctx, b.s.m, znode+"-receipts", []any{op(znode)})
 	return err
 }
 
 // Wait returns when b is open. After the end of ctx, Wait fails even if b is open. A Wait
 // that fails leaves nothing behind.
 func (b *Barrier) Wait(ctx context.Context) error {
-	if b.misuse() != nil {
-		return opError("wait", b.path, b.misuse())
-	}
-	if ctx.Err() != nil {
-		return opError("wait", b.path, session.CtxErr(ctx))
+	if err := cmp.Or(b.misuse(), session.CtxErr(ctx)); err != nil {
+		return opError("wait", b.path, err)
 	}
 	m := b.s.m
 	m.Waiters.Add(1)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/zsync/zsync/internal/line"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/txn"
 )
 
 // A Cond is a condition variable shared by every process that names the same
@@ -510,9 +511,9 @@ func unlessChanged(err error) error {
 // Signal wakes the one that has waited longest, if there is any, and does not
 // wait for it to return. The caller may hold c.L, but need not.
 //
-// Signal gives one signal, even if a reply or the session is lost. For that it
-// makes a receipt, path/_c_<uuid>-receipt, which is kept for a second for the next. If ctx
-// ends first, the signal may have been given or not.
+// Signal gives one signal, even if a reply or the session is lost. For that it writes a
+// log, the persistent znode path/_c_<uuid>-receipt, which is kept for a minute for the next
+// Signal. If ctx ends first, the signal may have been given or not.
 func (c *Cond) Signal(ctx context.Context) error {
 	return opError("signal", c.path, c.signal(ctx))
 }
@@ -526,7 +527,7 @@ func (c *Cond) signal(ctx context.Context) error {
 		if err != nil || len(waiting) == 0 {
 			return err
 		}
-		_, err = c.s.m.CommitAcrossSessions(ctx, c.line.Dir, c.mark(waiting[0], ""))
+		_, err = txn.Across(ctx, c.s.m, c.line.Dir, c.mark(waiting[0], ""))
 		if err == nil || unlessChanged(err) != nil {
 			return err
 		}

@@ -390,8 +390,12 @@ func TestTxnStoresWhatWasInTheBuffersWhenItWasCalled(t *testing.T) {
 		}))
 		m := zsync.NewMutex(s, "/m")
 		must(t, m.Lock(t.Context()))
-		_, err := s.Txn(t.Context(), &zk.CreateRequest{Path: "/d"}, &zk.CreateRequest{Path: "/e"})
+		srv.SetLatency(time.Millisecond) // so that two transactions at once need two logs
+		other := async(func() error { _, err := s.Txn(t.Context(), &zk.CreateRequest{Path: "/d"}); return err })
+		_, err := s.Txn(t.Context(), &zk.CreateRequest{Path: "/e"})
 		must(t, err)
+		must(t, <-other)
+		srv.SetLatency(0)
 		synctest.Wait()
 		stuck.Store(true)
 		inc := live(t, s)

@@ -474,8 +474,8 @@ func (e *Election) Token(ctx context.Context) (int64, error) {
 
 // Txn applies writes to ZooKeeper, all or none, and only while e leads: the
 // servers themselves check it. If the leadership is lost the error is
-// [ErrLost]. See [Session.Txn] for ops and for lost replies. It costs one
-// round trip.
+// [ErrLost]. See [Session.Txn] for ops, lost replies and
+// costs.
 func (e *Election) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	t, err := e.current()
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/zsync/zsync/internal/codec"
 	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/txn"
 )
 
 // A Map is a map from strings to values of type V that every process with the same path
@@ -157,7 +158,7 @@ func (m *Map[V]) read(ctx context.Context, path string) (n session.Node, err err
 // commit applies ops, which are about the key at path, exactly once. It returns ErrMixed if
 // the servers could remove the key or the map's znode, whose version must not start again.
 func (m *Map[V]) commit(ctx context.Context, path string, ops ...any) error {
-	return m.s.m.CommitState(ctx, m.receipts(), session.Stored{Path: path, Dir: m.dir(), Leaf: true}, ops)
+	return txn.Store(ctx, m.s.m, m.receipts(), session.Stored{Path: path, Dir: m.dir(), Leaf: true}, ops)
 }
 
 // create makes a key, if it is not there. The error is NodeExists if it is.
@@ -351,7 +352,7 @@ func (m *Map[V]) change(ctx context.Context, key string, ops func(path string, n
 			return nil
 		}
 		if dir.Version == -1 { // which a request cannot ask for: there it means any
-			if _, err := m.s.m.CommitAcrossSessions(ctx, m.receipts(), []any{m.counting()}); err != nil && !session.IsNoNode(err) {
+			if _, err := txn.Across(ctx, m.s.m, m.receipts(), []any{m.counting()}); err != nil && !session.IsNoNode(err) {
 				return err
 			}
 			continue
@@ -434,7 +435,7 @@ func (m *Map[V]) deleteAll(ctx context.Context, names []string) error {
 	for _, name := range names {
 		ops = append(ops, &zk.DeleteRequest{Path: session.ChildPath(m.dir(), name), Version: -1})
 	}
-	err := m.s.m.CommitState(ctx, m.receipts(), session.Stored{Path: m.dir()}, append(ops, m.counting()))
+	err := txn.Store(ctx, m.s.m, m.receipts(), session.Stored{Path: m.dir()}, append(ops, m.counting()))
 	if !session.IsNoNode(err) {
 		return err
 	}

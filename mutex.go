@@ -216,8 +216,8 @@ func (m *Mutex) Token(ctx context.Context) (int64, error) {
 
 // Txn applies writes to ZooKeeper, all or none, and only while the present hold
 // stands: the servers themselves check it. If it is lost the error is
-// [ErrLost]. See [Session.Txn] for ops and for lost replies. It costs one
-// round trip.
+// [ErrLost]. See [Session.Txn] for ops, lost replies and
+// costs.
 func (m *Mutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	g, err := m.current()
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/zsync/zsync/internal/line"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/trace"
+	"github.com/zsync/zsync/internal/txn"
 )
 
 // A Once runs a function once among all processes that name the same path:
@@ -562,10 +563,10 @@ func (o *Once) done(ctx context.Context) (bool, error) {
 // complete.
 //
 // The deletion is applied once, even if the reply to it is lost, so that it
-// does not hit a later mark; for that a receipt, path/_c_<uuid>-receipt, is
-// made with it, and kept for a second for the next. Reset costs 2 requests in 2
-// round trips, and one in the background when the receipt is deleted. If ctx ends
-// first the mark may or may not have been deleted.
+// does not hit a later mark. For that Reset writes a log, path/_c_<uuid>-receipt, which is
+// kept for a minute for the next. Reset costs 3 requests in 3 round trips, 2 if there is a
+// log, and one in the background when the log is deleted. If ctx ends first the mark may
+// or may not have been deleted.
 func (o *Once) Reset(ctx context.Context) error {
 	return o.fail("reset", o.reset(ctx))
 }
@@ -580,8 +581,8 @@ func (o *Once) reset(ctx context.Context) error {
 		return err
 	}
 	if done {
-		_, err = o.s.m.CommitAcrossSessions(ctx, o.line.Dir, []any{&zk.DeleteRequest{Path: o.mark.path, Version: -1}})
-		if err != nil && !session.IsNoNode(err) {
+		ops := []any{&zk.DeleteRequest{Path: o.mark.path, Version: -1}}
+		if _, err := txn.Across(ctx, o.s.m, o.line.Dir, ops); unlessNoNode(err) != nil {
 			return err
 		}
 		o.mark.remember(nil)

@@ -14,12 +14,13 @@ import (
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/txn"
 	"github.com/zsync/zsync/zktest"
 )
 
 // commitAcross applies one operation as a Value applies its own.
 func commitAcross(t *testing.T, s *zsync.Session, receipts string, op any) error {
-	_, err := zsync.ManagerOf(s).CommitAcrossSessions(t.Context(), receipts, []any{op})
+	_, err := txn.Across(t.Context(), zsync.ManagerOf(s), receipts, []any{op})
 	return err
 }
 
@@ -32,7 +33,7 @@ func TestStoresThatFollowEachOtherShareAReceiptWhichIsDeletedWhenTheyPause(t *te
 		must(t, v.Store(t.Context(), 0)) // the first to what is there reads it
 		before := s.Stats().Requests
 		for i := range 10 {
-			time.Sleep(900 * time.Millisecond)
+			time.Sleep(txn.IdleTime - time.Second)
 			must(t, v.Store(t.Context(), i))
 		}
 		if n := s.Stats().Requests - before; n != 10 {
@@ -41,7 +42,7 @@ func TestStoresThatFollowEachOtherShareAReceiptWhichIsDeletedWhenTheyPause(t *te
 		if names := childrenOf(t, o, "/v-receipts"); len(names) != 1 {
 			t.Errorf("receipts %q; want one", names)
 		}
-		time.Sleep(1100 * time.Millisecond)
+		awaitLogs()
 		if names := childrenOf(t, o, "/v-receipts"); len(names) != 0 {
 			t.Errorf("receipts %q are left", names)
 		}
@@ -72,14 +73,14 @@ func TestManyStoresAtOnceKeepABoundedNumberOfReceipts(t *testing.T) {
 			}
 			wg.Wait()
 			time.Sleep(100 * time.Millisecond)
-			if n := len(childrenOf(t, o, "/v-receipts")); n != session.MaxPages {
-				t.Errorf("%d receipts are kept, want %d", n, session.MaxPages)
+			if n := len(childrenOf(t, o, "/v-receipts")); n != txn.MaxIdle {
+				t.Errorf("%d receipts are kept, want %d", n, txn.MaxIdle)
 			}
 		}
 		if _, stat, err := o.Get(t.Context(), "/v"); err != nil || stat.Version != 200 {
 			t.Errorf("%+v, %v; want 200 writes behind the first", stat, err)
 		}
-		time.Sleep(1100 * time.Millisecond)
+		awaitLogs()
 		if names := childrenOf(t, o, "/v-receipts"); len(names) != 0 {
 			t.Errorf("receipts %q are left", names)
 		}
@@ -185,7 +186,7 @@ func TestWhatWasBarredInASessionThatEndedIsNotTakenForApplied(t *testing.T) {
 							case 2:
 								return zktest.Fail(zktest.CodeNoAuth)
 							}
-						case zktest.OpCreate, zktest.OpSetData:
+						case zktest.OpSetData:
 							if bars.Add(1) == 1 {
 								over.Store(r.Session)
 								return bar
@@ -247,7 +248,7 @@ func TestWhatIsLookedAtWhenTheSessionEndsIsFoundOutInTheNext(t *testing.T) {
 					if bars.Add(1) == 1 {
 						return zktest.DropReply
 					}
-				case zktest.OpGetData:
+				case zktest.OpExists:
 					if looks.Add(1) == 1 {
 						over.Store(r.Session)
 						return act

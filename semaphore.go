@@ -16,6 +16,7 @@ import (
 	"github.com/zsync/zsync/internal/line"
 	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/txn"
 )
 
 // A Semaphore is a weighted semaphore shared by every process that names the
@@ -533,7 +534,7 @@ func (m *Semaphore) resize(ctx context.Context, n int64) error {
 			return err
 		}
 		// Exactly once: a repetition would undo the Resize of somebody else.
-		switch _, err = m.s.m.CommitAcrossSessions(ctx, m.root+"-receipts", ops); {
+		switch _, err = txn.Across(ctx, m.s.m, m.root+"-receipts", ops); {
 		case err == nil:
 			m.follow.Store(true)
 			m.limit.Store(n)

@@ -13,8 +13,8 @@ import (
 
 // Txn applies writes to ZooKeeper, all or none, and only while the permits that m
 // holds stand: the servers themselves check each of them. If they are lost the error
-// is [ErrLost], and [ErrNotLocked] if m holds none. See [Session.Txn] for ops and for
-// lost replies. It costs one round trip.
+// is [ErrLost], and [ErrNotLocked] if m holds none. See [Session.Txn] for ops,
+// lost replies and costs.
 func (m *Semaphore) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	rs, err := m.txn(ctx, ops)
 	return rs, opError("txn", m.path, err)

@@ -17,6 +17,7 @@ import (
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/shared"
 	"github.com/zsync/zsync/internal/tally"
+	"github.com/zsync/zsync/internal/txn"
 )
 
 // A Session is a connection to a ZooKeeper ensemble. Create one per process and share it
@@ -200,7 +201,7 @@ func (s *Session) Stats() Stats { return Stats(s.m.Stats()) }
 // out whether the writes were applied before it returns. The responses are then
 // found out too, but for a Stat that others have changed since. The outcome
 // remains unknown if the session is lost as well, with the error [ErrLost]; if
-// ctx ends first; and if the connection drops where no receipt may be written.
+// ctx ends first; and if the connection drops where no log may be written.
 //
 // # Errors
 //
@@ -209,18 +210,19 @@ func (s *Session) Stats() Stats { return Stats(s.m.Stats()) }
 //
 // # Znodes
 //
-// With each transaction a receipt is written: an ephemeral znode /_c_<guid>-txn
-// at the root, or in the chroot, which later transactions of the session write
-// again; there are as many as are under way at once. Where that is refused the
-// receipt lies beside the first path that is created, or else the first that is
-// named, and is deleted before Txn returns; but if the server is slow to do so,
-// Txn does not wait long, and the receipt may still be there for a while.
+// Each transaction also writes a log: an ephemeral znode /_c_<guid>-txn at the root, or in
+// the chroot, which later transactions of the session write again. There are as many logs as
+// transactions under way at once. If the servers refuse that, the log lies beside the first
+// path that is created, or else the first that is named, and is deleted before Txn returns.
+// If the server is slow to delete it, Txn does not wait long, and the log may still be there
+// for a while. The log's ACL is that of the Session. If that lets nobody write who may create,
+// a client that may create may write the log too.
 //
 // # Cost
 //
-// One round trip, one request.
+// One round trip, one request; for the first of a Session 2 of each.
 func (s *Session) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
-	rs, err := s.m.Commit(ctx, ops)
+	rs, err := txn.Session(ctx, s.m, ops)
 	return rs, opError("txn", "", err)
 }
 

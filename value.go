@@ -9,6 +9,7 @@ import (
 
 	"github.com/zsync/zsync/internal/codec"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/txn"
 )
 
 // A Value is a value of type T that every process with the same path shares:
@@ -263,16 +264,16 @@ func (v *Value[T]) creation(data []byte) any {
 	return &zk.CreateRequest{Path: v.full(), Data: data, Acl: v.s.m.Config.ACL}
 }
 
-// receipts is the container of the receipts.
+// receipts is the container of the logs.
 func (v *Value[T]) receipts() string { return v.full() + "-receipts" }
 
 // commit applies ops, which are about the value, exactly once. It creates missing parents,
-// which the receipts share. It is ErrMixed if the znode need not last.
+// which the logs share. It is ErrMixed if the znode need not last.
 //
 // The znode does not show afterwards whether the write was applied: another process may
-// have written the same bytes, or have overwritten ours. Hence receipts.
+// have written the same bytes, or have overwritten ours. Hence a log.
 func (v *Value[T]) commit(ctx context.Context, ops ...any) error {
-	return v.s.m.CommitState(ctx, v.receipts(), v.state(), ops)
+	return txn.Store(ctx, v.s.m, v.receipts(), v.state(), ops)
 }
 
 // Update replaces the value by f(value), and returns the new value. If another process

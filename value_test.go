@@ -242,6 +242,7 @@ func TestEveryWriteIsAppliedOnceWhateverBefallsItsRequests(t *testing.T) {
 					if x, _, err := other.Load(t.Context()); x != 100 || err != nil {
 						t.Errorf("Load = %d, %v; the write was applied again", x, err)
 					}
+					awaitLogs()
 					if names := childrenOf(t, o, "/deep/v-receipts"); len(names) != 0 {
 						t.Errorf("receipts %q are left", names)
 					}
@@ -276,6 +277,7 @@ func TestAWriteThatComesLateFromAFormerSessionIsNotApplied(t *testing.T) {
 			if x, _, err := other.Load(t.Context()); x != 100 || err != nil {
 				t.Errorf("Load = %d, %v; the write was applied again", x, err)
 			}
+			awaitLogs()
 			if names := childrenOf(t, o, "/v-receipts"); len(names) != 0 {
 				t.Errorf("receipts %q are left", names)
 			}
@@ -307,6 +309,7 @@ func TestABeatenSwapIsNeverAppliedWhateverBefallsItsRequests(t *testing.T) {
 		if x, _, err := other.Load(t.Context()); x != 1 || err != nil {
 			t.Errorf("Load = %d, %v", x, err)
 		}
+		awaitLogs()
 		if names := childrenOf(t, o, "/v-receipts"); len(names) != 0 {
 			t.Errorf("receipts %q are left", names)
 		}
@@ -634,7 +637,7 @@ func TestWatchSendsTheLatestAndThenIsQuiet(t *testing.T) {
 			synctest.Wait()
 		}
 		wantSent(t, c, 9)
-		time.Sleep(2 * time.Second) // the receipt of the last Store is deleted
+		awaitLogs()
 		before := srv.Counts()
 		time.Sleep(time.Hour)
 		if d := srv.Counts().Sub(before); d.Total() != 0 || d.Notifications != 0 {

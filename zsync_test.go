@@ -7,6 +7,7 @@ import (
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/suite"
+	"github.com/zsync/zsync/internal/txn"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -60,3 +61,6 @@ const (
 	defaultHandoffs = 16
 	maxUnits        = 1000
 )
+
+// awaitLogs waits until the logs are deleted that transactions have left for the next.
+func awaitLogs() { time.Sleep(txn.IdleTime + time.Second) }

@@ -23,7 +23,7 @@ import (
 	"github.com/zsync/zsync/internal/kinds"
 	"github.com/zsync/zsync/internal/look"
 	"github.com/zsync/zsync/internal/marks"
-	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/txn"
 )
 
 // exitFindings is the exit status of doctor when something is wrong.
@@ -314,7 +314,7 @@ func (d *doctor) receipts(ctx context.Context, root string, t *look.Tree) error 
 
 // receiptsIn takes note of the receipts among the children of dir.
 func (d *doctor) receiptsIn(ctx context.Context, dir string, names []string) error {
-	names = slices.DeleteFunc(slices.Clone(names), func(name string) bool { return !session.IsReceiptName(name) })
+	names = slices.DeleteFunc(slices.Clone(names), func(name string) bool { return !txn.IsLogName(name) })
 	if len(names) == 0 {
 		return nil
 	}
@@ -351,7 +351,7 @@ func isEmptyDir(data []byte, stat *zk.Stat) (not string) {
 
 // isReceipt says why a znode with the name of a receipt, in a directory of zsync's, is none.
 func isReceipt(data []byte, stat *zk.Stat) (not string) {
-	if !session.IsReceipt(data, stat) {
+	if !txn.IsLog(data, stat) {
 		return "its data are not those of a receipt"
 	}
 	return ""

@@ -266,7 +266,7 @@ var errMoved = errors.New("the lock was downgraded at the same time")
 func (g *Grant) Txn(ctx context.Context, ops []any) (rs []zk.MultiResponse, open bool, err error) {
 	c := g.Claim
 	dir, path := c.Line.Dir, c.Znode()
-	ops, _, err = c.Line.Manager.CheckOps(ops, path, session.ChildPath(dir, session.ReceiptName))
+	ops, _, err = c.Line.Manager.CheckOps(ops, path, session.ChildPath(dir, session.LogName))
 	if err != nil {
 		return nil, false, err
 	}

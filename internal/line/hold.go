@@ -11,6 +11,7 @@ import (
 
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/trace"
+	"github.com/zsync/zsync/internal/txn"
 )
 
 // A Hold is a lock, a leadership or some permits that a process holds through one session, by
@@ -327,7 +328,7 @@ func (h *Hold) txn(ctx context.Context, dir string, ops []any, paths ...string) 
 	for i, path := range paths {
 		all[i] = &zk.CheckVersionRequest{Path: path, Version: -1}
 	}
-	rs, err = inc.Commit(ctx, dir, append(all, ops...))
+	rs, err = txn.Within(ctx, inc, dir, append(all, ops...))
 	open = session.OutcomeOf(err) != session.Answered
 	if i := session.FailedOp(rs); i >= 0 && i < len(paths) && session.IsNoNode(rs[i].Error) {
 		return nil, paths[i], false, rs[i].Error

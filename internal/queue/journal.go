@@ -8,6 +8,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/session"
+	txns "github.com/zsync/zsync/internal/txn"
 )
 
 // A journal has transactions applied exactly once, whatever happens to their
@@ -162,7 +163,7 @@ func (j *journal) late() bool { return j.open && !j.made && session.Late(j.sent)
 
 // commit applies ops in one transaction, exactly once, for who has no journal.
 func (q site) commit(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
-	return q.m.CommitSwept(ctx, q.receipts, ops)
+	return txns.Across(ctx, q.m, q.receipts, ops)
 }
 
 // zxidOf returns the transaction of rs, or 0 if no response tells it.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/session"
+	txns "github.com/zsync/zsync/internal/txn"
 )
 
 // A parcel is what one Send stores, all or none of it.
@@ -241,7 +242,7 @@ func (o *outbox) take() (group []*parcel) {
 func (o *outbox) drop(later bool) {
 	j := o.journal
 	if j.made || later {
-		o.m.DropReceipt(j.last, j.path, later || j.last.Ctx.Err() != nil)
+		txns.Drop(j.last, j.path, later || j.last.Ctx.Err() != nil)
 	}
 	o.journal = nil
 }

@@ -13,6 +13,10 @@ import (
 type void = struct{}
 
 func (inc *Incarnation) createCall(path string, data []byte, flags int32) call[string] {
+	return inc.createWithACL(path, data, flags, inc.Manager.Config.ACL)
+}
+
+func (inc *Incarnation) createWithACL(path string, data []byte, flags int32, acl []zk.ACL) call[string] {
 	op := int32(wire.OpCreate)
 	switch {
 	case flags != zk.FlagContainer:
@@ -23,7 +27,7 @@ func (inc *Incarnation) createCall(path string, data []byte, flags int32) call[s
 	}
 	return call[string]{
 		op: op, path: path,
-		body: func(p []byte) []byte { return wire.AppendCreate(p, data, inc.Manager.Config.ACL, flags) },
+		body: func(p []byte) []byte { return wire.AppendCreate(p, data, acl, flags) },
 		take: func(s *wire.Scanner) string {
 			made := s.String()
 			s.Bad = s.Bad || !isMade(made, path, flags)

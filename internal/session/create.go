@@ -380,7 +380,7 @@ func (inc *Incarnation) Exchange(ctx context.Context, old, name string, data []b
 // more. After any error but ErrLost, with open set, nothing has been applied, nor
 // will be.
 //
-// A lost reply needs no receipt. Nobody makes the name of own again: while own is
+// A lost reply needs no log. Nobody makes the name of own again: while own is
 // there no attempt has been applied, and when it is gone none will be. Then either
 // an attempt of ours has deleted it, and made what is at path, or somebody has
 // deleted it by hand; which of them it was is told by what is there. If that is not

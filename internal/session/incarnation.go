@@ -65,7 +65,6 @@ type Incarnation struct {
 	looked atomic.Pointer[Moment] // when the watchdog has last looked
 
 	last    chan struct{} // has a token while lastly runs, and for good when shut goes on
-	book    book          // of receipts
 	largest atomic.Int64  // bytes of the largest znode in a late bundle
 
 	disowned int // connections in a row that were given up, see link.disowned; used by serve alone

@@ -34,29 +34,29 @@ type Manager struct {
 	noContainers atomic.Bool // nor containers
 	barred       sync.Map    // paths of parents whose children we once could not delete
 
-	mu      sync.Mutex
-	cur     *Incarnation          // the newest; guarded by mu
-	changed chan struct{}         // closed and replaced when cur or err changes; guarded by mu
-	err     error                 // why there will be no other incarnation; guarded by mu
-	closing error                 // why nothing new is begun; guarded by mu
-	state   State                 // guarded by mu
-	feeds   map[listener]struct{} // those who follow the states; guarded by mu
-	untold  []Event               // what the observer has not heard of the session; guarded by mu
-	telling bool                  // somebody is in tell; guarded by mu
-	dialErr error                 // the last failure to reach a server; guarded by mu
-	tried   map[string]error      // by address, since a server has carried a request out: why it was of no use; guarded by mu
-	leaving farewell
-	outage  outage
-	calls   functions
-	shelf   shelf
-	Closing chan struct{}  // closed when closing is set: by Close, or by a failure that no retry can cure
-	Over    chan struct{}  // closed when err is set: after Closing, when Close has waited for the functions
-	ended   chan struct{}  // closed when nothing is left
-	wg      sync.WaitGroup // every goroutine of this session but run
-	sealed  bool           // wg is being waited for; guarded by spawnMu
-	spawnMu sync.RWMutex   // taken before wg is added to
-	jobs    chan func()    // to goroutines that wait for something to do
-	idlers  atomic.Int32   // how many they are
+	mu       sync.Mutex
+	cur      *Incarnation          // the newest; guarded by mu
+	changed  chan struct{}         // closed and replaced when cur or err changes; guarded by mu
+	err      error                 // why there will be no other incarnation; guarded by mu
+	closing  error                 // why nothing new is begun; guarded by mu
+	state    State                 // guarded by mu
+	feeds    map[listener]struct{} // those who follow the states; guarded by mu
+	untold   []Event               // what the observer has not heard of the session; guarded by mu
+	telling  bool                  // somebody is in tell; guarded by mu
+	dialErr  error                 // the last failure to reach a server; guarded by mu
+	tried    map[string]error      // by address, since a server has carried a request out: why it was of no use; guarded by mu
+	leaving  farewell
+	outage   outage
+	calls    functions
+	Attached sync.Map       // what other packages keep across sessions, by their keys
+	Closing  chan struct{}  // closed when closing is set: by Close, or by a failure that no retry can cure
+	Over     chan struct{}  // closed when err is set: after Closing, when Close has waited for the functions
+	ended    chan struct{}  // closed when nothing is left
+	wg       sync.WaitGroup // every goroutine of this session but run
+	sealed   bool           // wg is being waited for; guarded by spawnMu
+	spawnMu  sync.RWMutex   // taken before wg is added to
+	jobs     chan func()    // to goroutines that wait for something to do
+	idlers   atomic.Int32   // how many they are
 }
 
 func New(hosts []string, chroot string, cfg Config) *Manager {

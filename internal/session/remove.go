@@ -29,11 +29,6 @@ func (inc *Incarnation) discard(making *pending[[]zk.MultiResponse], paths []str
 	return reapAfter(inc, making, &Removal{path: paths[0], kind: removeOwn, f: inc.Removing(paths)})
 }
 
-// discardReceipt is discard of what is in nobody's way.
-func (inc *Incarnation) discardReceipt(making *pending[[]zk.MultiResponse], path string) *Removal {
-	return reapAfter(inc, making, &Removal{path: path, kind: removeIdle})
-}
-
 // Worse returns the error of two deletions that is not just that there was
 // nothing to delete.
 func Worse(a, b error) error {

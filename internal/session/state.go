@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/go-zookeeper/zk"
 
@@ -79,52 +78,10 @@ type Stored struct {
 	Leaf bool   // nothing else is made below Path, so a znode that is NeverStored is refused
 }
 
-// CommitState applies ops exactly once, as [Manager.CommitAcrossSessions] does. They store
-// something at at, or delete it. The error is ErrMixed, and nothing is applied, if the servers may
-// remove the znode there.
-//
-// It reads the znode first, from a server that may lag. If the read finds no znode, a create makes
-// a persistent one, or is refused. A write is not sent then: it is NoNode. If the write changes
-// another znode than the one that was read, the answer shows another czxid: see wrote.
-func (m *Manager) CommitState(ctx context.Context, receipts string, at Stored, ops []any) error {
-	known := at
-	if _, ok := ops[0].(*zk.CreateRequest); ok {
-		known.Path = "" // a create is refused if there is a znode
-	}
-	czxid, err := m.storable(ctx, known)
-	if err != nil {
-		return err
-	}
-	sets := slices.IndexFunc(ops, func(op any) bool {
-		set, ok := op.(*zk.SetDataRequest)
-		return ok && set.Path == at.Path
-	})
-	if sets >= 0 && czxid == 0 {
-		return zk.ErrNoNode
-	}
-	rs, err := m.CommitAcrossSessions(ctx, receipts, ops)
-	if IsNodeExists(err) && known.Path == "" { // a caller that tries again would not end
-		if _, e := m.storable(ctx, at); errors.Is(e, ErrMixed) {
-			return e
-		}
-	}
-	if err != nil || sets < 0 {
-		return err
-	}
-	return m.During(ctx, func(inc *Incarnation) error { return inc.wrote(ctx, at, rs[sets].Stat, czxid) })
-}
-
-func (m *Manager) storable(ctx context.Context, at Stored) (czxid int64, err error) {
-	err = m.During(ctx, func(inc *Incarnation) (err error) {
-		czxid, err = inc.storable(ctx, at)
-		return err
-	})
-	return czxid, err
-}
-
-// storable returns the czxid of the znode at at, which lasts, or 0 if there is none yet. A session
-// reads each znode once, unless it uses very many.
-func (inc *Incarnation) storable(ctx context.Context, at Stored) (czxid int64, err error) {
+// Storable returns the czxid of the znode at at, which lasts, or 0 if there is none yet. The error
+// is ErrMixed if the servers may remove that znode. A session reads each znode once, unless it
+// uses very many.
+func (inc *Incarnation) Storable(ctx context.Context, at Stored) (czxid int64, err error) {
 	var unknown []Stored
 	var paths []string
 	for _, s := range []Stored{{Path: at.Dir}, at} {
@@ -159,7 +116,7 @@ func (inc *Incarnation) storable(ctx context.Context, at Stored) (czxid int64, e
 	return czxid, err
 }
 
-// Saw notes that the caller has read at, so that storable need not.
+// Saw notes that the caller has read at, so that Storable need not.
 func (inc *Incarnation) Saw(at Stored, n Node) {
 	if !Unstored(n.Data, n.Stat) && !untouched(n.Stat) {
 		inc.lasting.Store(at.Path, n.Stat.Czxid)
@@ -183,10 +140,10 @@ func (inc *Incarnation) outlast(ctx context.Context, at Stored, n Node) error {
 	return nil
 }
 
-// wrote checks, behind a write to at, that it changed the znode of czxid, which lasts. stat is that
+// Wrote checks, behind a write to at, that it changed the znode of czxid, which lasts. stat is that
 // of the answer, or nil if the answer was lost. Another znode has replaced it since the read. If it
 // was a directory, the write has removed its mark: so it is kept, or refused if it is a Leaf.
-func (inc *Incarnation) wrote(ctx context.Context, at Stored, stat *zk.Stat, czxid int64) (err error) {
+func (inc *Incarnation) Wrote(ctx context.Context, at Stored, stat *zk.Stat, czxid int64) (err error) {
 	if stat == nil {
 		if stat, err = inc.ExistsFresh(ctx, at.Path); err != nil || stat == nil {
 			return err

@@ -51,7 +51,7 @@ func TestWhatIsStoredInLasts(t *testing.T) {
 					return zktest.Pass
 				})
 				for range 2 { // the second time it is remembered
-					czxid, err := inc.storable(t.Context(), Stored{Path: "/d"})
+					czxid, err := inc.Storable(t.Context(), Stored{Path: "/d"})
 					if c.err != nil {
 						wantErr(t, err, c.err)
 					} else {

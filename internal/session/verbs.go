@@ -96,6 +96,18 @@ func (inc *Incarnation) StartCreate(ctx context.Context, path string, data []byt
 	return start(ctx, inc, inc.createCall(path, data, flags))
 }
 
+// AttemptCreate is a single attempt at a create. An error of unknown outcome is passed on as it is.
+func (inc *Incarnation) AttemptCreate(ctx context.Context, path string, data []byte, flags int32, acl []zk.ACL) (string, error) {
+	return attempt(ctx, inc, inc.createWithACL(path, data, flags, acl))
+}
+
+// RemoveVersion deletes a znode if it is at version. If a reply was lost the error may be that
+// there is none.
+func (inc *Incarnation) RemoveVersion(ctx context.Context, path string, version int32) error {
+	_, err := retry(ctx, inc, deleteVersionCall(path, version))
+	return err
+}
+
 // DeleteEmpty deletes a znode that nobody would miss, if it has no children.
 // When a reply was lost the error may be that there is none.
 func (inc *Incarnation) DeleteEmpty(ctx context.Context, path string) error {

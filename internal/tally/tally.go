@@ -16,6 +16,7 @@ import (
 
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/shared"
+	"github.com/zsync/zsync/internal/txn"
 )
 
 // ErrNegativeCounter means a WaitGroup's counter would have become negative.
@@ -512,10 +513,10 @@ func (t *Tally) look(ctx context.Context, inc *session.Incarnation, own openTask
 // session, and the znode with it, ended first.
 func (t *Tally) commit(ctx context.Context, inc *session.Incarnation, op any) error {
 	if t.keep {
-		_, err := t.m.CommitAcrossSessions(ctx, t.dir+"-receipts", []any{op})
+		_, err := txn.Across(ctx, t.m, t.dir+"-receipts", []any{op})
 		return err
 	}
-	_, err := inc.Commit(ctx, t.dir, []any{op})
+	_, err := txn.Within(ctx, inc, t.dir, []any{op})
 	if errors.Is(err, session.ErrLost) {
 		err = session.ErrEnded
 	}
@@ -638,7 +639,7 @@ func (t *Tally) writeOthers(ctx context.Context, inc *session.Incarnation, other
 	// This is about tasks that outlive our session, so unlike a change of our
 	// own znode it must be carried through. An attempt that failed cannot come
 	// late: no znode has the same path and version twice.
-	if _, err := t.m.CommitAcrossSessions(ctx, t.dir+"-receipts", ops); err != nil {
+	if _, err := txn.Across(ctx, t.m, t.dir+"-receipts", ops); err != nil {
 		return err
 	}
 	t.setOwn(inc, openTasks{})

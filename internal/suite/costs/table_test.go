@@ -117,11 +117,21 @@ var costs = []cost{
 		harness.Must(t, err)
 		return func() { _, err := m.Token(t.Context()); harness.Must(t, err) }
 	}},
-	{"`Mutex.Txn`", func(t *testing.T, s, other *zsync.Session) func() {
+	{"`Mutex.Txn`, the first of a session", func(t *testing.T, s, other *zsync.Session) func() {
 		m := zsync.NewMutex(s, "/p/m")
 		harness.Must(t, m.Lock(t.Context()))
 		return func() {
 			_, err := m.Txn(t.Context(), &zk.CreateRequest{Path: "/p/x", Acl: zk.WorldACL(zk.PermAll)})
+			harness.Must(t, err)
+		}
+	}},
+	{"`Mutex.Txn`, later", func(t *testing.T, s, other *zsync.Session) func() {
+		m := zsync.NewMutex(s, "/p/m")
+		harness.Must(t, m.Lock(t.Context()))
+		_, err := m.Txn(t.Context(), &zk.CreateRequest{Path: "/p/x", Acl: zk.WorldACL(zk.PermAll)})
+		harness.Must(t, err)
+		return func() {
+			_, err := m.Txn(t.Context(), &zk.CreateRequest{Path: "/p/y", Acl: zk.WorldACL(zk.PermAll)})
 			harness.Must(t, err)
 		}
 	}},
@@ -159,7 +169,7 @@ var costs = []cost{
 		harness.Must(t, sem.Acquire(t.Context(), 1))
 		return func() { harness.Must(t, sem.Release(1)) }
 	}},
-	{"`Semaphore.Txn`", func(t *testing.T, s, other *zsync.Session) func() {
+	{"`Semaphore.Txn`, the first of a session", func(t *testing.T, s, other *zsync.Session) func() {
 		m := zsync.NewSemaphore(s, "/p/sem", 3)
 		harness.Must(t, m.Acquire(t.Context(), 2))
 		return func() {
@@ -639,7 +649,7 @@ func (c cost) begin(t *testing.T, srv *zktest.Server) (*zsync.Session, func()) {
 		f()
 	}
 	f := c.prepare(t, s, other)
-	time.Sleep(1100 * time.Millisecond) // what is held is watched by then, and receipts that nobody uses are deleted
+	time.Sleep(1100 * time.Millisecond) // what is held is watched by then
 	return s, f
 }
 

@@ -27,6 +27,7 @@ func TestHammerCond(t *testing.T) {
 		// A signal is left only if all who could take it have gone; the next
 		// who lists the line deletes it.
 		harness.Must(t, newCond(sessions[0]).Signal(t.Context()))
+		time.Sleep(2 * time.Minute) // the logs of Signals are kept for a minute
 		tree := harness.Plain(t, srv)
 		if got := append(harness.Children(t, tree, "/c"), harness.Children(t, tree, "/l")...); len(got) != 0 {
 			t.Errorf("%q are left", got)

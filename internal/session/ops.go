@@ -1,0 +1,173 @@
+package session
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// This file has what transactions are made of, and what is known of their results.
+
+// Recall finds out the responses of a transaction that was applied at zxid, but
+// whose reply was lost. What others have changed since cannot be found out.
+func (inc *Incarnation) Recall(ctx context.Context, ops []any, zxid int64) []zk.MultiResponse {
+	rs := presumed(ops)
+	found := make(map[string]bool)
+	for i, op := range slices.Backward(ops) {
+		switch op := op.(type) {
+		case *zk.SetDataRequest:
+			if stat, err := inc.Exists(ctx, op.Path); err == nil && stat != nil && stat.Mzxid == zxid {
+				rs[i].Stat = stat
+			}
+		case *zk.CreateRequest:
+			if op.Flags&zk.FlagSequence == 0 {
+				continue
+			}
+			dir, base := op.Path[:strings.LastIndexByte(op.Path, '/')], op.Path[strings.LastIndexByte(op.Path, '/')+1:]
+			names, _, _ := inc.Children(ctx, cmp.Or(dir, "/"))
+			slices.Sort(names) // the newest last; several of one prefix were numbered in their order
+			for _, name := range slices.Backward(names) {
+				if _, ok := ParseSeq(strings.TrimPrefix(name, base)); !ok || !strings.HasPrefix(name, base) || found[dir+"/"+name] {
+					continue
+				}
+				stat, err := inc.Exists(ctx, dir+"/"+name)
+				if err != nil || stat != nil && stat.Czxid < zxid {
+					break // it is gone
+				}
+				if stat != nil && stat.Czxid == zxid {
+					rs[i].String = dir + "/" + name
+					found[rs[i].String] = true
+					break
+				}
+			}
+		}
+	}
+	return rs
+}
+
+// presumed is what is known without asking of the responses of a transaction
+// that was applied: the paths that are not sequential.
+func presumed(ops []any) []zk.MultiResponse {
+	rs := make([]zk.MultiResponse, len(ops))
+	for i, op := range ops {
+		if c, ok := op.(*zk.CreateRequest); ok && c.Flags&zk.FlagSequence == 0 {
+			rs[i].String = c.Path
+		}
+	}
+	return rs
+}
+
+// BareResponses takes the chroot off the paths of rs.
+func (m *Manager) BareResponses(rs []zk.MultiResponse) []zk.MultiResponse {
+	for i := range rs {
+		if rs[i].String != "" {
+			rs[i].String = m.Bare(rs[i].String)
+		}
+	}
+	return rs
+}
+
+// CheckOps refuses operations that cannot be sent, gives copies of the others
+// the chroot and returns the directory of a path beside which a log can be made. They are
+// copies because they may be sent when the caller has gone, and uses its buffers for
+// something else. extra are the server's paths of what else will be named in
+// the transaction.
+func (m *Manager) CheckOps(ops []any, extra ...string) (full []any, dir string, err error) {
+	if len(ops) == 0 {
+		return nil, "", Invalid("a transaction needs at least one operation")
+	}
+	full = make([]any, len(ops))
+	size, created := 256, false
+	for i, op := range ops {
+		if v := reflect.ValueOf(op); v.Kind() == reflect.Pointer && v.IsNil() {
+			return nil, "", Invalid("operation %d is nil", i)
+		}
+		var path string
+		var data []byte
+		creates := false
+		switch op := op.(type) {
+		case *zk.CreateRequest:
+			if op.Flags&^zk.FlagEphemeralSequential != 0 {
+				return nil, "", Invalid("operation %d has flags %d; a transaction creates persistent and ephemeral znodes, sequential or not", i, op.Flags)
+			}
+			r := *op
+			path, data, creates = op.Path, op.Data, true
+			r.Path, r.Data, r.Acl = m.Full(path), bytes.Clone(data), slices.Clone(op.Acl)
+			if len(r.Acl) == 0 {
+				r.Acl = m.Config.ACL
+			}
+			size += sizeOfACL(r.Acl)
+			full[i] = &r
+		case *zk.SetDataRequest:
+			path, data = op.Path, op.Data
+			full[i] = &zk.SetDataRequest{Path: m.Full(path), Data: bytes.Clone(data), Version: op.Version}
+		case *zk.DeleteRequest:
+			path = op.Path
+			full[i] = &zk.DeleteRequest{Path: m.Full(path), Version: op.Version}
+		case *zk.CheckVersionRequest:
+			path = op.Path
+			full[i] = &zk.CheckVersionRequest{Path: m.Full(path), Version: op.Version}
+		default:
+			return nil, "", Invalid("operation %d is a %T; want *zk.CreateRequest, *zk.SetDataRequest, *zk.DeleteRequest or *zk.CheckVersionRequest", i, op)
+		}
+		size += m.SizeOf(m.Full(path), data)
+		if creates && !created || dir == "" {
+			created, dir = creates, ParentPath(m.Full(path))
+		}
+		if err := checkOpPath(op, path); err != nil {
+			return nil, "", fmt.Errorf("operation %d: %w", i, err)
+		}
+	}
+	// A log cannot be made in what is deleted.
+	for slices.ContainsFunc(full, func(op any) bool { d, ok := op.(*zk.DeleteRequest); return ok && d.Path == dir }) {
+		dir = ParentPath(dir)
+	}
+	for _, path := range append(extra, ChildPath(dir, LogName)) {
+		size += m.SizeOf(path, nil)
+	}
+	if size > MaxPacket {
+		return nil, "", fmt.Errorf("transaction of %d operations: %w", len(ops), ErrTooLarge)
+	}
+	return full, dir, nil
+}
+
+// LogName is as long as the name of a transaction's log may be.
+const LogName = "_c_xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx-receipt"
+
+// checkOpPath is CheckPath, but the path of a sequential create may end in a
+// slash: the number is then the whole name.
+func checkOpPath(op any, path string) error {
+	if c, ok := op.(*zk.CreateRequest); ok && c.Flags&zk.FlagSequence != 0 && len(path) > 1 && path[len(path)-1] == '/' {
+		path += "0"
+	}
+	return CheckPathText(path)
+}
+
+// FailedOp returns the index of the operation that failed a transaction.
+func FailedOp(rs []zk.MultiResponse) int {
+	for i, r := range rs {
+		if r.Error != nil {
+			return i
+		}
+	}
+	return -1
+}
+
+// SweptAfter is how long something that tells of a transaction must not have been written, by
+// the servers' clock, before somebody deletes it: who was to do that has been killed.
+const SweptAfter = 12 * time.Hour
+
+// Late reports whether what was sent at that time may have made something that was swept since.
+// The machine may have slept, or its clock been set: the clock counts by which it is later.
+func Late(sent time.Time) bool {
+	now := time.Now()
+	m := momentOf(sent)
+	return m.since(now) > SweptAfter-time.Hour
+}

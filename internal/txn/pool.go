@@ -1,0 +1,260 @@
+package txn
+
+import (
+	"bytes"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+	"github.com/google/uuid"
+
+	"github.com/zsync/zsync/internal/session"
+)
+
+// A log is a znode that only we write.
+type log struct {
+	path    string
+	version int32 // before the transaction
+}
+
+// logACL is the session's ACL, with the permission to write for a client that may create. An
+// ACL may leave that out: nothing else that this client makes with it need be written.
+func logACL(cfg session.Config) []zk.ACL {
+	acl := slices.Clone(cfg.ACL)
+	lacks := func(e zk.ACL) bool { return e.Perms&zk.PermCreate != 0 && e.Perms&zk.PermWrite == 0 }
+	switch {
+	case !slices.ContainsFunc(acl, lacks):
+	case len(cfg.Auths) > 0: // this client alone
+		acl = append(acl, zk.ACL{Scheme: "auth", Perms: zk.PermWrite})
+	default:
+		for i, e := range acl {
+			if lacks(e) {
+				acl[i].Perms |= zk.PermWrite
+			}
+		}
+	}
+	return acl
+}
+
+// holds returns the data that the next write leaves in the log, with a transaction or without.
+func (l *log) holds(transaction bool) []byte {
+	data := strconv.AppendInt(nil, int64(l.version), 10)
+	if !transaction {
+		data = append(data, " barred"...)
+	}
+	return data
+}
+
+// wrote reports whether the next write, with a transaction or without, was the last one. A
+// Stat is enough for that, and needs no permission to read: the data of another client differ
+// in length.
+func (l *log) wrote(transaction bool, stat *zk.Stat) bool {
+	return stat.Version == l.version+1 && int(stat.DataLength) == len(l.holds(transaction))
+}
+
+// IsLogName reports whether a znode has the name of a log across sessions.
+func IsLogName(name string) bool {
+	guid, ok := strings.CutPrefix(name, "_c_")
+	guid, ok2 := strings.CutSuffix(guid, "-receipt")
+	return ok && ok2 && len(guid) == 36 && uuid.Validate(guid) == nil
+}
+
+// IsLog reports whether a znode of that name holds the data of a log: it is new, or the last
+// write was that of a transaction, with it or without it.
+func IsLog(data []byte, stat *zk.Stat) bool {
+	l := log{version: stat.Version - 1}
+	return stat.EphemeralOwner == 0 && (stat.Version == 0 && len(data) == 0 || bytes.Equal(data, l.holds(true)) || bytes.Equal(data, l.holds(false)))
+}
+
+// A pool holds the logs that no transaction uses now: of one session, or of all.
+type pool struct {
+	flags int32 // of its znodes
+
+	mu    sync.Mutex
+	idle  map[string][]idleLog // by directory, in the order of their last use
+	shut  map[string]bool      // directories in which we may not make logs, or not write them
+	swept bool                 // sweep runs
+}
+
+type idleLog struct {
+	*log
+	used time.Time
+}
+
+type poolKey struct{}
+
+func poolOf(attached *sync.Map, flags int32) *pool {
+	p, ok := attached.Load(poolKey{})
+	if !ok {
+		p, _ = attached.LoadOrStore(poolKey{}, &pool{flags: flags, idle: make(map[string][]idleLog), shut: make(map[string]bool)})
+	}
+	return p.(*pool)
+}
+
+// MaxIdle is the number of logs that are kept in a directory; others are deleted after use.
+// IdleTime is how long a persistent log is kept. At lastVersion a log is full: the version
+// must not become -1, which means any.
+const (
+	MaxIdle     = 16
+	IdleTime    = time.Minute
+	lastVersion = math.MaxInt32 - 1
+)
+
+func (p *pool) ephemeral() bool { return p.flags == zk.FlagEphemeral }
+
+// suffix ends the names of logs. Tools know them by it.
+func (p *pool) suffix() string {
+	if p.ephemeral() {
+		return "txn"
+	}
+	return "receipt"
+}
+
+// take takes a log that lies in dir, or nil.
+func (p *pool) take(dir string) *log {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := len(p.idle[dir])
+	if n == 0 {
+		return nil
+	}
+	l := p.idle[dir][n-1].log
+	p.idle[dir] = p.idle[dir][:n-1]
+	return l
+}
+
+// closed reports whether no logs can be used in dir, which close says.
+func (p *pool) closed(dir string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.shut[dir]
+}
+
+func (p *pool) close(dir string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.shut[dir] = true
+}
+
+// keep puts l back for the next transaction, or deletes it. An ephemeral log that is not at the
+// root is deleted before the caller continues: its directory could not be deleted otherwise.
+func (p *pool) keep(inc *session.Incarnation, l *log) {
+	dir := session.ParentPath(l.path)
+	if p.ephemeral() && dir != inc.Manager.Full("/") {
+		p.drop(inc, l, false)
+		return
+	}
+	p.mu.Lock()
+	kept := len(p.idle[dir]) < MaxIdle && l.version < lastVersion
+	sweep := kept && !p.swept && !p.ephemeral()
+	if kept {
+		p.idle[dir] = append(p.idle[dir], idleLog{l, time.Now()})
+	}
+	p.swept = p.swept || sweep
+	p.mu.Unlock()
+	switch {
+	case !kept:
+		p.drop(inc, l, false)
+	case sweep:
+		leaving, done := inc.Manager.BeforeClose() // here, so that a Close right after the call waits for it
+		inc.Manager.Spawn(func() {
+			defer done()
+			p.sweep(inc.Manager, leaving)
+		})
+	}
+}
+
+// old takes the logs out that were last used at until or before. next is the time of the next
+// one; more is false if there is none.
+func (p *pool) old(until time.Time) (paths []string, next time.Time, more bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for dir, ls := range p.idle {
+		n := 0
+		for n < len(ls) && !ls[n].used.After(until) {
+			paths = append(paths, ls[n].path)
+			n++
+		}
+		if p.idle[dir] = ls[n:]; n == len(ls) {
+			delete(p.idle, dir)
+		} else if !more || ls[n].used.Before(next) {
+			next, more = ls[n].used, true
+		}
+	}
+	p.swept = more
+	return paths, next, more
+}
+
+// sweep deletes each log that no transaction has used for IdleTime, until none is left. When
+// the session is closed it deletes all.
+func (p *pool) sweep(m *session.Manager, leaving <-chan struct{}) {
+	for over := false; ; {
+		until := time.Now().Add(-IdleTime)
+		if over {
+			until = until.Add(time.Hour)
+		}
+		paths, next, more := p.old(until)
+		for some := range slices.Chunk(paths, 128) {
+			f := func() error {
+				return m.During(session.Finishing, func(inc *session.Incarnation) error { return inc.RemoveAllNow(session.Finishing, some) })
+			}
+			if over {
+				f() // here, as Close waits for this goroutine
+			} else if inc, err := m.Incarnation(session.Finishing); err == nil {
+				inc.Tidy(some[0], f)
+			}
+		}
+		if !more || over {
+			return
+		}
+		select {
+		case <-time.After(time.Until(next.Add(IdleTime))):
+		case <-leaving:
+			over = true
+		case <-m.Over:
+			return
+		}
+	}
+}
+
+// drop deletes a log in the background. later means that its create may still arrive.
+func (p *pool) drop(inc *session.Incarnation, l *log, later bool) {
+	switch {
+	case !p.ephemeral():
+		Drop(inc, l.path, later)
+	case session.ParentPath(l.path) == inc.Manager.Full("/"):
+		inc.Tidy(l.path, nil)
+	default:
+		inc.Tidy(l.path, nil).Await(session.ReleaseTime)
+	}
+}
+
+// Drop deletes a persistent znode in the background, in this session or, if that ends first, in
+// the next: at once, or later, when its create can no longer arrive. If the servers refuse, it
+// is tried again in this session alone.
+func Drop(inc *session.Incarnation, path string, later bool) {
+	m := inc.Manager
+	drop := func() error {
+		return m.During(session.Finishing, func(inc *session.Incarnation) error { return inc.RemoveNow(session.Finishing, path) })
+	}
+	if !later {
+		inc.Tidy(path, drop)
+		return
+	}
+	wait := 2 * time.Duration(inc.Timeout.Load())
+	leaving, done := m.BeforeClose()
+	m.Spawn(func() {
+		defer done()
+		select {
+		case <-time.After(wait):
+			inc.InBackground(path, drop)
+		case <-leaving: // it is there most likely
+			drop()
+		case <-m.Over:
+		}
+	})
+}

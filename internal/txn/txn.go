@@ -1,0 +1,341 @@
+// Package txn applies transactions exactly once, whatever happens to their replies.
+//
+// A transaction without a reply may have been applied, or may be applied later, and cannot
+// simply be sent again. So each transaction also writes a log: a znode of unique name that
+// only this client writes.
+//
+//  1. A log is made by a create of its own. If that has no reply, another log of another
+//     name is made. So no create of a log in use is under way, and a deleted log never
+//     comes back.
+//  2. A transaction writes its log as its first operation, at the version that the
+//     transaction before it has left. So at most one attempt at it is applied, at any time
+//     and through any server.
+//  3. An attempt without a reply is sent again unchanged. If the answer is that the log is
+//     at another version, an attempt was applied.
+//  4. If the answer is another refusal, an earlier attempt may still arrive, and may then
+//     succeed. This can happen within one session: the connection can come back to a server
+//     that kept a request. So the log is written at the same version without the
+//     transaction. Either that or an attempt is applied, and the log's data say which. If the
+//     log may not be written any more, it is deleted at that version.
+//  5. A caller that does not wait for that has the log deleted: no attempt is applied after
+//     the deletion.
+//
+// Logs that no transaction uses are pooled for the next. Within one session they are
+// ephemeral, and the end of the session ends all. Across sessions they are persistent, and
+// are deleted when no transaction has used them for a minute.
+package txn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/session"
+)
+
+// A transaction is applied exactly once.
+type transaction struct {
+	m    *session.Manager
+	pool *pool
+	dirs []string // where its log may lie; the first that permits it
+	ops  []any    // the paths are the server's
+	vet  bool     // a log is made only in a directory that no other client may change
+	bare bool     // applied without a log, as the servers permit none
+
+	log  *log
+	made bool               // log was made for it
+	open bool               // an attempt without a reply may have been applied, or may be yet
+	why  refusal            // the refusal that is settled while an attempt is open
+	rs   []zk.MultiResponse // the answer to the last attempt, without that of the log
+}
+
+// A refusal is an answer after which a transaction is not applied.
+type refusal struct {
+	err error
+	rs  []zk.MultiResponse
+	log bool // the operation on the log was refused, not the transaction
+}
+
+// Session applies ops in one transaction, exactly once, within one ZooKeeper session.
+// It is ErrLost if that session is lost while the outcome is open.
+func Session(ctx context.Context, m *session.Manager, ops []any) ([]zk.MultiResponse, error) {
+	ops, dir, err := m.CheckOps(ops)
+	if err != nil {
+		return nil, err
+	}
+	var rs []zk.MultiResponse
+	err = m.During(ctx, func(inc *session.Incarnation) error {
+		var err error
+		rs, err = Within(ctx, inc, dir, ops)
+		return err
+	})
+	return rs, err
+}
+
+// Within is Session within inc. dir is where a log is made if it cannot be at the root;
+// the paths of ops are the server's. It is ErrEnded only if nothing was sent.
+func Within(ctx context.Context, inc *session.Incarnation, dir string, ops []any) ([]zk.MultiResponse, error) {
+	m := inc.Manager
+	t := &transaction{m: m, pool: poolOf(&inc.Attached, zk.FlagEphemeral), dirs: []string{m.Full("/"), dir}, ops: ops}
+	err := t.during(ctx, inc)
+	return t.over(ctx, inc, err)
+}
+
+// Across applies ops in one transaction, exactly once, through as many sessions as it
+// takes. Its log is a persistent child of the container dir; that and the paths of ops
+// are the server's.
+//
+// When ctx ends first, the outcome is unknown to the caller: all of ops or none. The error of
+// an unknown outcome says so. After any other error nothing was applied, nor will be.
+func Across(ctx context.Context, m *session.Manager, dir string, ops []any) ([]zk.MultiResponse, error) {
+	t := &transaction{m: m, pool: poolOf(&m.Attached, 0), dirs: []string{dir}, ops: ops, vet: true}
+	if err := session.CheckSize(append([]any{t.write(&log{path: session.ChildPath(dir, session.LogName)})}, ops...)); err != nil {
+		return nil, err
+	}
+	var last *session.Incarnation
+	err := m.During(ctx, func(inc *session.Incarnation) error {
+		last = inc
+		return t.during(ctx, inc)
+	})
+	return t.over(ctx, last, err)
+}
+
+// over ends t with err, and returns the caller's result. It pools the log, or deletes it if an
+// attempt is open.
+func (t *transaction) over(ctx context.Context, inc *session.Incarnation, err error) ([]zk.MultiResponse, error) {
+	switch {
+	case t.log == nil:
+	case t.open:
+		t.pool.drop(inc, t.log, false)
+	default:
+		t.pool.keep(inc, t.log)
+	}
+	switch {
+	case !t.open || err == nil:
+	case errors.Is(err, session.ErrEnded):
+		err = inc.Loss()
+	case ctx.Err() != nil:
+		err = session.CtxErr(ctx)
+	case session.IsNoNode(err), session.IsNodeExists(err), session.IsBadVersion(err), errors.Is(err, session.ErrUnprotected):
+		err = fmt.Errorf("it may have been applied: %v", err) // callers would take it for the answer to ops
+	default:
+		err = fmt.Errorf("it may have been applied: %w", err)
+	}
+	return t.m.BareResponses(t.rs), err
+}
+
+// during makes attempts within one session, until one is answered and none is open.
+func (t *transaction) during(ctx context.Context, inc *session.Incarnation) error {
+	for try := 0; ; {
+		if t.log == nil {
+			if err := t.begin(ctx, inc); err != nil || t.bare {
+				return err
+			}
+		}
+		rs, err := inc.AttemptMulti(ctx, append([]any{t.write(t.log)}, t.ops...))
+		t.open = t.open || session.OutcomeOf(err) == session.Unknown
+		if t.rs = nil; len(rs) > 0 {
+			t.rs = rs[1:]
+		}
+		switch {
+		case err == nil:
+			t.log.version++
+			t.open = false
+			return nil
+		case session.OutcomeOf(err) != session.Answered:
+			if err := again(ctx, inc, try, err); err != nil {
+				return err
+			}
+			try++
+			continue
+		}
+		why := refusal{err, t.rs, session.FailedOp(rs) == 0}
+		if t.open {
+			if applied, err := t.settle(ctx, inc, why); err != nil || applied {
+				return err
+			}
+			why = t.why
+		}
+		// No attempt was applied, nor will be.
+		if !why.log {
+			t.rs = why.rs
+			return why.err
+		}
+		if err := t.renew(inc, why.err); err != nil {
+			return err
+		}
+	}
+}
+
+// settle is called when an attempt was refused and an earlier one is open. It reports whether
+// an attempt was applied. If not, none will be, and t.why is the refusal. After an error an
+// attempt is still open.
+func (t *transaction) settle(ctx context.Context, inc *session.Incarnation, why refusal) (applied bool, err error) {
+	err = why.err
+	if !why.log || !session.IsBadVersion(err) { // else the log is known to be at another version
+		t.why = why
+		stat, e := inc.Set(ctx, t.log.path, t.log.holds(false), t.log.version)
+		switch {
+		case e == nil:
+			t.log.version, t.open = stat.Version, false
+			return false, nil
+		case session.OutcomeOf(e) != session.Answered:
+			return false, e
+		}
+		err = e
+	}
+	path := t.m.Bare(t.log.path)
+	for deleted := false; ; {
+		stat, e := inc.Exists(ctx, t.log.path)
+		switch {
+		case e != nil && session.OutcomeOf(e) == session.Answered:
+			return false, fmt.Errorf("its log %s cannot be read: %w", path, e)
+		case e != nil:
+			return false, e
+		case stat == nil:
+			return false, fmt.Errorf("its log %s was deleted: %v", path, err)
+		case t.log.wrote(true, stat):
+			t.log.version, t.open = stat.Version, false
+			t.rs = inc.Recall(ctx, t.ops, stat.Mzxid)
+			return true, nil
+		case t.log.wrote(false, stat) && t.why.err != nil:
+			t.log.version, t.open = stat.Version, false
+			return false, nil
+		case stat.Version != t.log.version:
+			return false, fmt.Errorf("its log %s was written by another: %v", path, err)
+		case deleted:
+			return false, fmt.Errorf("its log %s can be neither written nor deleted: %w", path, err)
+		}
+		// The log is as it was, and its ACL does not let us write it. To delete it at this
+		// version says the same: if that succeeds, no attempt was applied before, and none
+		// will be. If an attempt is applied first, the answer is BadVersion. If the reply is
+		// lost, the answer to the repetition is NoNode, as if another client had deleted it.
+		switch e := inc.RemoveVersion(ctx, t.log.path, t.log.version); {
+		case e == nil:
+			t.log, t.open, t.why = nil, false, why
+			return false, nil
+		case session.OutcomeOf(e) != session.Answered:
+			return false, e
+		}
+		deleted = true
+	}
+}
+
+// begin takes a log, or makes one where that is permitted. Within one session a
+// transaction is also applied without.
+func (t *transaction) begin(ctx context.Context, inc *session.Incarnation) (err error) {
+	_, deletes := t.ops[0].(*zk.DeleteRequest)
+	if t.vet && (!deletes || len(t.ops) > 1) { // a mere delete makes no directory
+		if err := inc.Vet(ctx, session.Dir{Path: t.dirs[0]}); err != nil {
+			return err
+		}
+	}
+	for _, dir := range t.dirs {
+		if t.log, t.made = t.pool.take(dir), false; t.log != nil {
+			return nil
+		}
+		if err, t.made = zk.ErrNoAuth, true; !t.pool.closed(dir) {
+			if t.log, err = t.make(ctx, inc, dir); err == nil || t.vet || session.OutcomeOf(err) != session.Answered {
+				return err
+			}
+			if session.IsAnswer(err, zk.ErrNoAuth) {
+				t.pool.close(dir)
+			}
+		}
+	}
+	t.bare = !t.vet
+	if t.bare {
+		err = t.once(ctx, inc)
+	}
+	return err
+}
+
+// make makes a log in dir.
+func (t *transaction) make(ctx context.Context, inc *session.Incarnation, dir string) (*log, error) {
+	for try := 0; ; {
+		l := &log{path: session.ChildPath(dir, session.ProtectedName(session.NewGUID(), t.pool.suffix()))}
+		_, err := inc.AttemptCreate(ctx, l.path, nil, t.pool.flags, logACL(t.m.Config))
+		if session.OutcomeOf(err) == session.Unknown {
+			t.pool.drop(inc, l, true) // it may be made yet
+		}
+		switch {
+		case err == nil:
+			return l, nil
+		case session.OutcomeOf(err) != session.Answered:
+			if err := again(ctx, inc, try, err); err != nil {
+				return nil, err
+			}
+			try++
+		case !session.IsNoNode(err) || !t.vet && dir != t.m.Full("/"):
+			return nil, err
+		default:
+			if first, ok := t.ops[0].(*zk.DeleteRequest); ok && t.vet {
+				// No container is made for a delete that finds nothing: the servers never
+				// remove a container that has had no child.
+				rs, err := inc.Multi(ctx, &zk.CheckVersionRequest{Path: first.Path, Version: -1})
+				if err != nil && !session.IsAnswer(err, zk.ErrNoAuth) { // NoAuth: it exists
+					t.rs = rs
+					return nil, err
+				}
+			}
+			if err := inc.MakeDir(ctx, session.Dir{Path: dir}); err != nil {
+				return nil, err
+			}
+		}
+	}
+}
+
+// once makes one attempt without a log.
+func (t *transaction) once(ctx context.Context, inc *session.Incarnation) error {
+	for try := 0; ; try++ {
+		rs, err := inc.AttemptMulti(ctx, t.ops)
+		t.rs, t.open = rs, session.OutcomeOf(err) == session.Unknown
+		if session.OutcomeOf(err) == session.Answered {
+			return err
+		}
+		if e := again(ctx, inc, try, err); e != nil {
+			return e
+		}
+		if t.open {
+			return fmt.Errorf("without permission to create beside it that cannot be found out: %w", err)
+		}
+	}
+}
+
+// again waits before the next attempt after one without an answer, unless there can be none.
+func again(ctx context.Context, inc *session.Incarnation, try int, err error) error {
+	switch {
+	case errors.Is(err, session.ErrEnded):
+		return err
+	case ctx.Err() != nil:
+		return session.CtxErr(ctx)
+	}
+	return inc.Pause(ctx, try)
+}
+
+// renew drops the log, as it was refused with err, so that t takes another. If it was made for
+// t and may not be written, the other is in another directory.
+func (t *transaction) renew(inc *session.Incarnation, err error) error {
+	if t.log == nil { // it was deleted to settle
+		t.why = refusal{}
+		return nil
+	}
+	if !session.IsNoNode(err) {
+		t.pool.drop(inc, t.log, false)
+	}
+	if session.IsAnswer(err, zk.ErrNoAuth) && t.made {
+		if t.vet {
+			return err
+		}
+		t.pool.close(session.ParentPath(t.log.path))
+	}
+	t.log, t.why = nil, refusal{}
+	return nil
+}
+
+// write is the operation that writes the log.
+func (t *transaction) write(l *log) any {
+	return &zk.SetDataRequest{Path: l.path, Data: l.holds(true), Version: l.version}
+}

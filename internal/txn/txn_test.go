@@ -1,0 +1,271 @@
+package txn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/zktest"
+)
+
+func TestMain(m *testing.M) { harness.Main(m) }
+
+const testTimeout = harness.Timeout
+
+var (
+	bubble  = harness.Bubble
+	must    = harness.Must
+	wantErr = harness.WantErr
+)
+
+// A testSession is a manager of the tests.
+type testSession struct{ m *session.Manager }
+
+func (c *testSession) ID() int64 { return c.m.SessionID() }
+
+func connect(t testing.TB, addrs []string, dial zk.Dialer) *testSession {
+	t.Helper()
+	return connectWith(t, addrs, dial, zk.WorldACL(zk.PermAll))
+}
+
+func connectWith(t testing.TB, addrs []string, dial zk.Dialer, acl []zk.ACL, auths ...session.Auth) *testSession {
+	t.Helper()
+	c := &testSession{session.New(addrs, "", session.Config{
+		Timeout: testTimeout,
+		ACL:     acl,
+		Auths:   auths,
+		Log:     slog.New(slog.DiscardHandler),
+		Owner:   "test",
+		Retry:   session.Backoff{Min: 10 * time.Millisecond, Max: 2 * time.Second, Factor: 2, Jitter: 0.5},
+		Lost: func(why session.LossReason, _ int64, _ time.Time) error {
+			if why == session.LossClosed {
+				return errors.Join(session.ErrLost, session.ErrClosed)
+			}
+			return session.ErrLost
+		},
+		Dialer: dial,
+	})}
+	if err := c.m.Connect(t.Context()); err != nil {
+		t.Fatalf("connect: %v", err)
+	}
+	t.Cleanup(c.m.Close)
+	return c
+}
+
+func open(t testing.TB, srv *zktest.Server) *testSession { return connect(t, srv.Addrs(), srv.Dial) }
+
+func live(t testing.TB, c *testSession) *session.Incarnation {
+	t.Helper()
+	inc, err := c.m.Incarnation(t.Context())
+	must(t, err)
+	return inc
+}
+
+func childrenOf(t testing.TB, c *testSession, path string) []string {
+	t.Helper()
+	names, err := live(t, c).Names(t.Context(), c.m.Full(path))
+	must(t, err)
+	slices.Sort(names)
+	return names
+}
+
+func TestALogThatMayNotBeDeletedCostsNobodyTheSession(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		inc := live(t, s)
+		stake, err := inc.Stake(t.Context())
+		must(t, err)
+		defer stake.Drop()
+		var slow atomic.Bool
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			switch {
+			case r.Op == zktest.OpDelete && strings.HasPrefix(r.Path, "/_c_"):
+				return zktest.Fail(-102) // the root gives create, not delete
+			case r.Op == zktest.OpMulti && slow.CompareAndSwap(false, true):
+				return zktest.Delay(2 * time.Second)
+			}
+			return zktest.Pass
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err = Session(ctx, s.m, []any{&zk.CreateRequest{Path: "/x"}})
+		wantErr(t, err, context.DeadlineExceeded)
+		time.Sleep(time.Minute)
+		if inc.Ctx.Err() != nil {
+			t.Errorf("the session was given up for a log: %v", context.Cause(inc.Ctx))
+		}
+	})
+}
+
+// The reply is lost, there is no connection for another attempt, and ctx ends.
+func TestATransactionGivenUpBetweenTwoAttemptsLeavesNoLog(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := open(t, srv), open(t, srv)
+		inc, me := live(t, s), s.ID()
+		var lost atomic.Bool
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			switch {
+			case r.Session == me && r.Op == zktest.OpMulti && lost.CompareAndSwap(false, true):
+				return zktest.DropReply
+			case r.Session == me && r.Op == zktest.OpConnect && lost.Load():
+				return zktest.Delay(time.Second)
+			}
+			return zktest.Pass
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second/2)
+		defer cancel()
+		_, err := Session(ctx, s.m, []any{&zk.CreateRequest{Path: "/x"}})
+		wantErr(t, err, context.DeadlineExceeded)
+		if names := childrenOf(t, other, "/"); len(names) != 3 { // zookeeper, x, the log
+			t.Fatalf("%q", names)
+		}
+		time.Sleep(testTimeout)
+		if names := childrenOf(t, other, "/"); len(names) != 2 || live(t, s) != inc {
+			t.Errorf("%q are left", names)
+		}
+	})
+}
+
+// If another client deletes the log of a transaction whose reply was lost, it is unknown whether
+// that was applied. The error says so, whichever operation the repetition fails at.
+func TestATransactionWhoseLogWasDeletedIsNotSaidToHaveChangedNothing(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := open(t, srv), live(t, open(t, srv))
+		_, err := Session(t.Context(), s.m, []any{&zk.CreateRequest{Path: "/first"}})
+		must(t, err)
+		var sent atomic.Int32
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			switch {
+			case r.Op == zktest.OpMulti && sent.Add(1) == 1:
+				go func() {
+					time.Sleep(100 * time.Millisecond)
+					names, _, _ := other.Children(context.Background(), "/")
+					for _, name := range names {
+						if strings.HasPrefix(name, "_c_") {
+							other.RemoveNow(context.Background(), "/"+name)
+						}
+					}
+				}()
+				return zktest.DropReply
+			case r.Op == zktest.OpConnect && sent.Load() == 1:
+				return zktest.Delay(time.Second)
+			}
+			return zktest.Pass
+		})
+		_, err = Session(t.Context(), s.m, []any{&zk.CreateRequest{Path: "/second"}})
+		if err == nil || !strings.Contains(err.Error(), "may have been applied") {
+			t.Errorf("it was applied, and it is said: %v", err)
+		}
+	})
+}
+
+// A session may have an ACL that lets its own znodes be made, read and deleted, and not written.
+func TestATransactionIsAppliedOnceThoughTheACLLeavesOutWriting(t *testing.T) {
+	const perms = zk.PermRead | zk.PermCreate | zk.PermDelete
+	user := session.Auth{Scheme: "digest", Credentials: []byte("me:secret")}
+	for name, f := range map[string]func(t *testing.T, srv *zktest.Server) *testSession{
+		"world": func(t *testing.T, srv *zktest.Server) *testSession {
+			return connectWith(t, srv.Addrs(), srv.Dial, zk.WorldACL(perms))
+		},
+		"digest": func(t *testing.T, srv *zktest.Server) *testSession {
+			return connectWith(t, srv.Addrs(), srv.Dial, zk.DigestACL(perms, "me", "secret"), user)
+		},
+	} {
+		for _, lost := range []zktest.Action{zktest.DropRequest, zktest.DropReply} {
+			for kind, apply := range map[string]func(ctx context.Context, m *session.Manager, ops []any) ([]zk.MultiResponse, error){
+				"within a session": Session,
+				"across sessions": func(ctx context.Context, m *session.Manager, ops []any) ([]zk.MultiResponse, error) {
+					return Across(ctx, m, "/logs", ops)
+				},
+			} {
+				t.Run(fmt.Sprintf("%s, %s, %v", name, kind, lost), func(t *testing.T) {
+					bubble(t, func(t *testing.T, srv *zktest.Server) {
+						s, o := f(t, srv), live(t, open(t, srv))
+						_, err := o.Create(t.Context(), "/x", nil)
+						must(t, err)
+						me, multis := s.ID(), 0
+						srv.Intercept(func(r zktest.Request) zktest.Action {
+							if r.Session == me && r.Op == zktest.OpMulti {
+								if multis++; multis == 1 {
+									return lost
+								}
+							}
+							return zktest.Pass
+						})
+						_, err = apply(t.Context(), s.m, []any{&zk.SetDataRequest{Path: "/x", Version: 0}})
+						must(t, err)
+						if stat, err := o.Exists(t.Context(), "/x"); err != nil || stat.Version != 1 || multis != 2 {
+							t.Errorf("written %d times, %v, in %d attempts", stat.Version, err, multis)
+						}
+					})
+				})
+			}
+		}
+	}
+}
+
+// The log's ACL is that of the session, unless a client could make it that could not write it.
+func TestALogCanBeWrittenByAClientThatCanMakeIt(t *testing.T) {
+	admin := zk.ACL{Scheme: "digest", ID: "admin:x", Perms: zk.PermAll}
+	world := func(perms int32) zk.ACL { return zk.ACL{Scheme: "world", ID: "anyone", Perms: perms} }
+	me := zk.ACL{Scheme: "auth", Perms: zk.PermWrite}
+	for _, c := range []struct {
+		given, want []zk.ACL
+		auths       []session.Auth
+	}{
+		{given: []zk.ACL{world(zk.PermAll)}, want: []zk.ACL{world(zk.PermAll)}},
+		{given: []zk.ACL{admin, world(zk.PermRead)}, want: []zk.ACL{admin, world(zk.PermRead)}},
+		{given: []zk.ACL{admin, world(zk.PermCreate)}, want: []zk.ACL{admin, world(zk.PermCreate | zk.PermWrite)}},
+		{given: []zk.ACL{admin, world(zk.PermCreate)}, want: []zk.ACL{admin, world(zk.PermCreate), me}, auths: make([]session.Auth, 1)},
+	} {
+		given := slices.Clone(c.given)
+		if got := logACL(session.Config{ACL: c.given, Auths: c.auths}); !slices.Equal(got, c.want) || !slices.Equal(c.given, given) {
+			t.Errorf("%v: %v, want %v", given, got, c.want)
+		}
+	}
+}
+
+// The create of a log has no reply, so another log is used. The first may be there, and is
+// deleted when its create can no longer arrive, or when the session is closed.
+func TestALogWhoseCreateHadNoReplyIsNotLeft(t *testing.T) {
+	for _, soon := range []bool{true, false} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			s, o := open(t, srv), open(t, srv)
+			me, lost := s.ID(), 0
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				if r.Session == me && r.Op == zktest.OpCreate && strings.HasPrefix(r.Path, "/logs/") {
+					if lost++; lost == 1 {
+						return zktest.DropReply
+					}
+				}
+				return zktest.Pass
+			})
+			must(t, live(t, s).MakeDir(t.Context(), session.Dir{Path: "/logs"}))
+			_, err := Across(t.Context(), s.m, "/logs", []any{&zk.CreateRequest{Path: "/x", Acl: zk.WorldACL(zk.PermAll)}})
+			must(t, err)
+			if n := len(childrenOf(t, o, "/logs")); n != 2 || lost != 2 {
+				t.Fatalf("%d logs, %d creates", n, lost)
+			}
+			want := 1 // what was used is kept for the next
+			if soon {
+				s.m.Close()
+				want = 0
+			} else {
+				time.Sleep(3 * testTimeout)
+			}
+			if names := childrenOf(t, o, "/logs"); len(names) != want {
+				t.Errorf("%q are left", names)
+			}
+		})
+	}
+}
