@@ -8,6 +8,8 @@ import (
 	"io"
 	"math"
 	"net"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -234,6 +236,90 @@ func TestAServerThatGrantsFarMoreThanWasAskedForIsLeft(t *testing.T) {
 		must(t, zsync.NewMutex(s, "/m").Lock(t.Context()))
 		if took := time.Since(start); took > testTimeout || s.Timeout() > 2*testTimeout {
 			t.Errorf("held after %v in a session of %v; asked for %v", took, s.Timeout(), testTimeout)
+		}
+	})
+}
+
+// A nameless is a connection to a server that answers each create of a party with an empty path.
+type nameless struct {
+	net.Conn
+	mu      sync.Mutex
+	creates map[uint32]bool // by xid; guarded by mu
+	answers atomic.Int64    // without a path
+	hello   bool
+	rest    []byte // of the reply that is being read
+}
+
+func (c *nameless) Write(p []byte) (int, error) {
+	c.mu.Lock()
+	for q := p; len(q) >= 12; { // each write has whole packets
+		size := 4 + int(binary.BigEndian.Uint32(q))
+		if op := binary.BigEndian.Uint32(q[8:]); op == wire.OpCreate && strings.Contains(string(q[:size]), "-party-") {
+			c.creates[binary.BigEndian.Uint32(q[4:])] = true
+		}
+		q = q[size:]
+	}
+	c.mu.Unlock()
+	return c.Conn.Write(p)
+}
+
+func (c *nameless) Read(p []byte) (int, error) {
+	if len(c.rest) == 0 {
+		reply, err := readFrame(c.Conn)
+		if err != nil {
+			return 0, err
+		}
+		c.mu.Lock()
+		if c.hello && len(reply) > 16 && c.creates[binary.BigEndian.Uint32(reply)] {
+			reply = append(reply[:16], words(0)...)
+			c.answers.Add(1)
+		}
+		c.mu.Unlock()
+		c.hello, c.rest = true, frame(reply)
+	}
+	n := copy(p, c.rest)
+	c.rest = c.rest[n:]
+	return n, nil
+}
+
+// An answer without a path costs the connection, and counts as none: the create may have been applied.
+// Enter then finds its party by the GUID in the name. So that it returns nil is true: the party is
+// inside, by a znode of its own session, together with the others and not before them.
+func TestAPartyWhoseCreateIsAnsweredWithoutAPathIsInsideByItsOwnZnode(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		var bad []*nameless
+		s := open(t, srv, zsync.WithDialer(func(network, addr string, limit time.Duration) (net.Conn, error) {
+			c, err := srv.Dial(network, addr, limit)
+			bad = append(bad, &nameless{Conn: c, creates: map[uint32]bool{}})
+			return bad[len(bad)-1], err
+		}))
+		o := open(t, srv)
+		wg, other := zsync.NewWaitGroup(s, "/w"), zsync.NewWaitGroup(o, "/w")
+		entered := enter(t, wg, 2)
+		time.Sleep(time.Second)
+		pendingStill(t, entered)
+		must(t, other.Enter(t.Context(), 2))
+		must(t, <-entered)
+		owners := map[int64]int{}
+		for _, name := range childrenOf(t, o, "/w/parties") {
+			_, stat, err := o.Get(t.Context(), "/w/parties/"+name)
+			must(t, err)
+			owners[stat.EphemeralOwner]++
+		}
+		if len(owners) != 2 || owners[s.ID()] != 1 || owners[o.ID()] != 1 {
+			t.Errorf("the parties inside are of %v; want one of %x and one of %x", owners, s.ID(), o.ID())
+		}
+		left := leave(t, wg)
+		pendingStill(t, left)
+		must(t, other.Leave(t.Context()))
+		must(t, <-left)
+		wantEmptyRoom(t, o)
+		var answers int64
+		for _, c := range bad {
+			answers += c.answers.Load()
+		}
+		if answers == 0 || s.Stats().Reconnects == 0 {
+			t.Errorf("%d answers had no path, %d reconnects: the test shows nothing", answers, s.Stats().Reconnects)
 		}
 	})
 }
