@@ -76,14 +76,21 @@ func dialPlain(ctx context.Context, own zk.Dialer, spawn func(func()), addr stri
 	return dialOwn(ctx, own, spawn, addr, limit)
 }
 
+// leastShare is how long an address is tried at least, or for a third of the whole time: a share
+// that is shorter than a round trip reaches no server.
+const leastShare = time.Second
+
 // dialEach connects to the first of several addresses that can be reached. Each has
 // an equal share of the time that is left, so one that is dead costs no more than
-// that, and none is blamed for the time that others took.
+// that, and none is blamed for the time that others took. If there are so many that the
+// shares are less than leastShare the time is over before all are tried. The next attempt
+// has them in another order.
 func dialEach(ctx context.Context, addrs []string, dial func(ctx context.Context, addr string) (net.Conn, error)) (net.Conn, error) {
 	end, _ := ctx.Deadline()
+	least := min(leastShare, time.Until(end)/3)
 	var failed error
 	for i, addr := range addrs {
-		share := time.Until(end) / time.Duration(len(addrs)-i)
+		share := max(least, time.Until(end)/time.Duration(len(addrs)-i))
 		one, cancel := context.WithTimeout(ctx, share)
 		c, err := dial(one, addr)
 		cancel()

@@ -61,6 +61,34 @@ func TestADeadAddressCostsItsShareOfTheTimeAndBlamesNoOther(t *testing.T) {
 	}
 }
 
+func TestEachOfManyAddressesIsGivenLongerThanARoundTrip(t *testing.T) {
+	const limit, trip = 2 * time.Second, 400 * time.Millisecond // its equal share is 200 ms
+	harness.VirtualTime(t, func(t *testing.T) {
+		addrs := strings.Fields("a b c d e f g h i j")
+		ctx, cancel := context.WithTimeout(t.Context(), limit)
+		defer cancel()
+		began := time.Now()
+		conn, err := dialEach(ctx, addrs, func(ctx context.Context, addr string) (net.Conn, error) {
+			if addr == "a" {
+				<-ctx.Done()
+				return nil, errors.New("dead: no answer")
+			}
+			select {
+			case <-time.After(trip):
+				a, b := net.Pipe()
+				b.Close()
+				return a, nil
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		})
+		if err != nil {
+			t.Fatalf("after %v: %v", time.Since(began), err)
+		}
+		conn.Close()
+	})
+}
+
 // A connection without deadlines, as through SSH, which net.Conn permits.
 type noDeadlines struct{ net.Conn }
 
