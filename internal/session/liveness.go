@@ -179,8 +179,10 @@ func (v *liveness) answer(s stamp, p proof, now time.Time) {
 	}
 	// Step 1. A few of them, some time apart, are enough.
 	if n := len(v.seen); n == 0 || s.at.Sub(v.seen[n-1].sent) >= v.gap()/8 {
-		if i := v.ripe(now); i > 0 {
-			v.seen = v.seen[i:] // those before it are of no use any more
+		// Those before the latest that the earliest write under way would carry are of no use any more. A
+		// connection is given up when an answer takes longer than that.
+		if i := v.ripe(now.Add(-time.Duration(silent * float64(v.timeout)))); i > 0 {
+			v.seen = v.seen[i:]
 		}
 		v.seen = append(v.seen, contact{s.at, now})
 	}

@@ -131,12 +131,40 @@ func TestLivenessRemembersFewPacketsHoweverManyThereAre(t *testing.T) {
 		s := v.send(at)
 		at = at.Add(time.Millisecond)
 		v.answer(s, p, at)
-		if n := len(v.seen) + len(v.carried); n > 20 {
+		if n := len(v.seen) + len(v.carried); n > 30 { // one for each eighth of a gap, for a gap and the longest answer
 			t.Fatalf("%d after %d packets", n, i)
 		}
 	}
 	if age := at.Sub(v.Sure.Mono); age > v.gap()*3/2 {
 		t.Errorf("a session that writes all the time is confirmed %v ago", age)
+	}
+}
+
+// While a write is under way much else may be answered.
+func TestASessionThatIsUsedAllTheTimeIsConfirmedHoweverLongItsAnswersTake(t *testing.T) {
+	const T, every = 10 * time.Second, 50 * time.Millisecond
+	for _, trip := range []time.Duration{every, T / 25, T / 10, T / 6} {
+		at := time.Unix(1000, 0)
+		var v liveness
+		v.connect(at, true, T)
+		var sent []stamp
+		for end := at.Add(10 * T); at.Before(end); at = at.Add(every) {
+			sent = append(sent, v.send(at))
+			if at.Sub(sent[0].at) < trip {
+				continue
+			}
+			if left := v.left(at); left <= 0 {
+				t.Fatalf("round trip of %v: confirmed %v ago", trip, at.Sub(v.Sure.Mono))
+			}
+			v.answer(sent[0], provesQuorum, at)
+			sent = sent[1:]
+			if n := len(v.seen) + len(v.carried); n > 100 {
+				t.Fatalf("round trip of %v: %d are remembered", trip, n)
+			}
+		}
+		if age := at.Sub(v.Sure.Mono); age > v.gap()*3/2+3*trip {
+			t.Errorf("round trip of %v: confirmed %v ago", trip, age)
+		}
 	}
 }
 
