@@ -16,7 +16,8 @@ type Codec interface {
 
 // The codecs that come with zsync.
 var (
-	// JSON is encoding/json. It is the default.
+	// JSON is encoding/json. It is the default. A string that is not UTF-8, which encoding/json
+	// would change, is [ErrInvalid].
 	JSON Codec = codec.JSON{}
 	// Gob is encoding/gob, each value with its type. Register the types in interfaces with
 	// gob.Register.

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"unicode/utf8"
 
 	"github.com/zsync/zsync/internal/session"
 )
@@ -19,11 +20,23 @@ type Codec interface {
 	Unmarshal(data []byte, v any) error
 }
 
-// JSON is encoding/json.
+// JSON is encoding/json, which changes strings that are no UTF-8 without a word: JSON refuses them.
 type JSON struct{}
 
-func (JSON) Marshal(v any) ([]byte, error)      { return json.Marshal(v) }
-func (JSON) Unmarshal(data []byte, v any) error { return json.Unmarshal(data, v) }
+func (JSON) Marshal(v any) ([]byte, error) {
+	data, err := json.Marshal(v)
+	if err == nil && bytes.Contains(data, []byte(replacement)) {
+		err = checkUTF8("the value", reflect.ValueOf(v))
+	}
+	return data, err
+}
+
+func (JSON) Unmarshal(data []byte, v any) error {
+	if !utf8.Valid(data) {
+		return errors.New("it is no UTF-8, and so no JSON")
+	}
+	return json.Unmarshal(data, v)
+}
 
 // Gob is encoding/gob, each value with its type.
 type Gob struct{}
