@@ -35,6 +35,7 @@ type Incarnation struct {
 	ID      atomic.Int64           // the session id; 0 before the first handshake
 	Timeout atomic.Int64           // the negotiated session timeout, in nanoseconds
 	Heard   Moment                 // when the last answered request was sent; zero before the first; guarded by LiveMu
+	went    Moment                 // when the last stride of a long packet came or went; guarded by LiveMu
 	zxid    atomic.Int64           // the last that a reply has shown
 	xid     atomic.Uint32          // of the last request, over all connections
 	vetted  shared.Cache[struct{}] // by path: the directories that nobody else may change
@@ -77,10 +78,6 @@ type Incarnation struct {
 // timeout without an answer, so that what only waits goes on in another. When
 // something is held it is liveness that decides.
 const patience = 3.0 / 4
-
-// A connection is given up after this part of the timeout without a reply, so
-// that time is left to try another server.
-const silent = 1.0 / 2
 
 // pingEvery is how often pings go. It is a little shorter than the gap of liveness: so each span of
 // a gap has a packet with its answer, which a write at the end of the next gap carries. Then
@@ -163,7 +160,7 @@ func (inc *Incarnation) dial(addr string) (*link, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := newLink(inc, c, addr, deadline)
+	l := newLink(inc, c, addr, limit, deadline)
 	inc.mu.Lock()
 	inc.link = l
 	inc.mu.Unlock()
@@ -285,7 +282,19 @@ func (inc *Incarnation) left() time.Duration {
 	case inc.Heard.Mono.IsZero():
 		return time.Duration(inc.Timeout.Load()) // nothing is held yet
 	}
-	return time.Duration(float64(inc.Timeout.Load())*patience) - inc.Heard.since(now)
+	idle := inc.Heard.since(now)
+	if !inc.went.Mono.IsZero() {
+		idle = min(idle, inc.went.since(now)) // the answer behind it cannot come before
+	}
+	return time.Duration(float64(inc.Timeout.Load())*patience) - idle
+}
+
+// moved is told that a stride of a long packet has come or gone, see link.moved. A session through
+// which nothing is held goes on meanwhile.
+func (inc *Incarnation) moved(now time.Time) {
+	inc.LiveMu.Lock()
+	defer inc.LiveMu.Unlock()
+	inc.went = momentOf(now)
 }
 
 // Alive reports whether the session certainly stands. It does not rely on the

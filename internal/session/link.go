@@ -51,7 +51,8 @@ type link struct {
 	body     []byte // of the last reply; used by the reading goroutine alone
 
 	shook      atomic.Bool   // the handshake is over
-	hardLimit  time.Time     // of the handshake
+	limit      time.Duration // for the server to be reached, and to answer the handshake
+	hardLimit  time.Time     // when limit is over
 	asked      time.Time     // when the handshake was sent
 	wanted     time.Duration // the session timeout that the handshake asks for
 	relative   int64         // the last zxid that the session had seen at the handshake
@@ -65,8 +66,12 @@ type link struct {
 	busy  bool       // somebody writes what was in out; guarded by wmu
 	more  chan struct{}
 
-	due   time.Time // the read deadline that is set; used by the reading goroutine alone
+	dmu  sync.Mutex
+	due  time.Time // the read deadline that is set; guarded by dmu
+	went time.Time // when the last stride came or went; guarded by dmu
+
 	heard time.Time // when the last reply came, or zero; used by the reading goroutine alone
+	reset int       // answers to setWatches; used by the reading goroutine alone
 
 	useful bool // the server has carried a request out; used by the reading goroutine alone
 
@@ -123,13 +128,14 @@ func (info *sentInfo) harms() bool {
 	return false
 }
 
-func newLink(inc *Incarnation, c net.Conn, addr string, limit time.Time) *link {
+func newLink(inc *Incarnation, c net.Conn, addr string, limit time.Duration, deadline time.Time) *link {
 	return &link{
 		Conn:      c,
 		addr:      addr,
 		inc:       inc,
 		r:         bufio.NewReaderSize(c, 8<<10),
-		hardLimit: limit,
+		limit:     limit,
+		hardLimit: deadline,
 		closed:    make(chan struct{}),
 		more:      make(chan struct{}, 1),
 		sent:      make(map[int32]sentInfo),
@@ -284,7 +290,7 @@ func (l *link) write() {
 
 // writeOut writes p, for who has taken it.
 func (l *link) writeOut(p []byte) {
-	_, err := l.Conn.Write(p)
+	err := l.writeAll(p, l.moved)
 	if err != nil {
 		// The packets may be there in part, so nothing is written behind them. The connection ends, but
 		// the reader first reads what a server has said that hung up: why it did.
@@ -298,6 +304,38 @@ func (l *link) writeOut(p []byte) {
 	if l.busy = err != nil; !l.busy && len(l.out) > 0 {
 		l.wroteLocked()
 	}
+}
+
+// A deadline moves with the bytes. Otherwise what takes longer than one over a slow link would fail,
+// and be tried again as it was, for ever. A long packet comes or goes in strides, and each stride has
+// as much time as an answer. A packet has about 64 strides at most: so a server that trickles holds up
+// the answers to pings behind it for 32 session timeouts at most. A stride says nothing of the session:
+// whatever is held rests on answers alone, see liveness.
+const stride = 16 << 10
+
+// strideOf is the stride of a packet of n bytes.
+func strideOf(n int) int { return max(stride, n/64) }
+
+// writeAll writes p, and calls moved after each stride but the last.
+func (l *link) writeAll(p []byte, moved func()) error {
+	for step := strideOf(len(p)); len(p) > step; p = p[step:] {
+		if _, err := l.Conn.Write(p[:step]); err != nil {
+			return err
+		}
+		moved()
+	}
+	_, err := l.Conn.Write(p)
+	return err
+}
+
+// moved is told that a stride of a long packet has come or gone.
+func (l *link) moved() {
+	now := time.Now()
+	l.dmu.Lock()
+	l.went = now
+	l.dmu.Unlock()
+	l.inc.moved(now)
+	l.deadline(now.Add(l.inc.silence()))
 }
 
 // connect opens the session over l, or continues it. It runs in the goroutine that reads,
@@ -400,7 +438,7 @@ func (l *link) nextPacket() error {
 			defer func() { l.heard = time.Now() }()
 		}
 	}
-	body, err := l.readBody(n)
+	body, err := l.readBody(n, xid)
 	if err != nil {
 		return err
 	}
@@ -417,6 +455,8 @@ func (l *link) nextPacket() error {
 			// connection; until then nobody must be answered.
 			return fmt.Errorf("zsync: the server has refused to set the watches again (error %d)", code)
 		}
+		l.reset++
+		l.moved()
 	}
 	switch {
 	case code == wire.CodeSessionMoved, code == wire.CodeSessionExpired && l.disowned():
@@ -473,30 +513,41 @@ func (l *link) disowned() bool {
 	return true
 }
 
-// readBody reads n bytes, which are good until the next packet.
-func (l *link) readBody(n int) ([]byte, error) {
-	if n > wire.MaxAhead { // sizes cost a server nothing: make room as the bytes come
-		body := make([]byte, 0, keptBuffer)
-		for len(body) < n {
-			if len(body) == cap(body) {
-				body = append(make([]byte, 0, min(n, 4*cap(body))), body...)
-			}
-			k, err := l.r.Read(body[len(body):cap(body)])
-			if body = body[:len(body)+k]; err != nil {
-				return nil, err
-			}
-		}
-		return body, nil
+// readBody reads the n bytes of the packet xid, which are good until the next packet.
+//
+// The strides count of the reply alone that is due next, and each request has one reply: so a server
+// that does not answer a request cannot keep the connection by telling other things at length.
+func (l *link) readBody(n int, xid int32) ([]byte, error) {
+	body, step := l.body[:0], strideOf(n)
+	switch {
+	case n > wire.MaxAhead: // sizes cost a server nothing: make room as the bytes come
+		body = make([]byte, 0, keptBuffer)
+	case n > cap(body):
+		body = make([]byte, 0, n)
 	}
-	body := l.body
-	if cap(body) < n {
-		body = make([]byte, n)
+	for expected := n > step && l.expects(xid); len(body) < n; {
+		if len(body) == cap(body) {
+			body = append(make([]byte, 0, min(n, 4*cap(body))), body...)
+		}
+		more := body[len(body):min(n, cap(body), len(body)+step)]
+		if _, err := io.ReadFull(l.r, more); err != nil {
+			return nil, err
+		}
+		if body = body[:len(body)+len(more)]; expected {
+			l.moved()
+		}
 	}
 	if cap(body) <= keptBuffer {
 		l.body = body
 	}
-	_, err := io.ReadFull(l.r, body[:n])
-	return body[:n], err
+	return body, nil
+}
+
+// expects reports whether the reply that is due next is that to xid.
+func (l *link) expects(xid int32) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.order) > 0 && l.order[0] == xid
 }
 
 // event tells Watches of an event.
@@ -571,32 +622,77 @@ func (l *link) handshake() error {
 	if continued && l.inc.staked() {
 		out = append(out, l.confirmPacket()...)
 	}
-	out = append(out, l.inc.Watches.resend(l.relative)...)
-	if continued {
-		// What a server tells in an event is not in the zxid that the
-		// handshake shows to the next server. So a server from before the event would
-		// take the session, and show what the event has told to be over: a
-		// place that is gone, permits that are taken. A session that begins
-		// needs no such thing: its server has applied its beginning, which
-		// comes after everything that was seen before.
-		out = append(out, wire.EndPacket(wire.AppendString(l.begin(nil, wire.OpSync), "/"))...)
+	portions := l.inc.Watches.resend(l.relative)
+	atOnce := min(len(portions), portionsAhead)
+	for _, p := range portions[:atOnce] {
+		out = append(out, p...)
+	}
+	if continued && atOnce == len(portions) {
+		out = append(out, l.catchUpPacket()...)
 	}
 	if len(out) > 0 {
-		if _, err := l.Conn.Write(out); err != nil {
+		err := l.writeAll(out, func() { l.Conn.SetDeadline(time.Now().Add(l.limit)) })
+		if err != nil {
 			return err
 		}
 	}
 	if err := l.authenticated(len(l.inc.Manager.Config.Auths)); err != nil {
 		return err
 	}
+	if atOnce < len(portions) {
+		if err := l.resendRest(portions[atOnce:]); err != nil {
+			return err
+		}
+	}
 	l.inc.LiveMu.Lock()
 	l.inc.password = passwordIn(body)
 	l.inc.LiveMu.Unlock()
 	l.inc.ID.Store(id)
 	l.Conn.SetDeadline(time.Time{})
+	l.dmu.Lock()
+	l.due = time.Time{}
+	l.dmu.Unlock()
 	l.shook.Store(true)
 	l.inc.Manager.Spawn(l.write)
 	return nil
+}
+
+// portionsAhead is how many portions of watches are sent before the first of them is answered.
+const portionsAhead = 4
+
+// resendRest sets the watches that are left again. Each portion is sent when an earlier one was
+// answered, for which that has as much time as any answer: so a handshake does not fail for ever over a
+// slow link, however many watches there are. While something is held the session is confirmed with
+// each portion: requests, inquiries among them, wait until the handshake is over.
+func (l *link) resendRest(portions [][]byte) error {
+	for i, p := range portions {
+		for l.reset <= i {
+			if err := l.nextPacket(); err != nil {
+				return err
+			}
+		}
+		if l.inc.staked() {
+			p = append(l.confirmPacket(), p...)
+		}
+		if i == len(portions)-1 {
+			p = append(p, l.catchUpPacket()...)
+		}
+		l.Conn.SetDeadline(time.Now().Add(l.inc.silence()))
+		if _, err := l.Conn.Write(p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// catchUpPacket is the sync with which a connection begins that continues a session.
+//
+// What a server tells in an event is not in the zxid that the handshake shows to the next server. So
+// a server from before the event would take the session, and show what the event has told to be
+// over: a place that is gone, permits that are taken. A session that begins needs no such thing: its
+// server has applied its beginning, which comes after everything that was seen before.
+func (l *link) catchUpPacket() []byte {
+	return wire.EndPacket(wire.AppendString(l.begin(nil, wire.OpSync), "/"))
 }
 
 // endSession has the server end the session of the handshake.
@@ -776,11 +872,17 @@ func (l *link) patience() {
 	l.deadline(due)
 }
 
-// deadline sets the read deadline to due, or leaves it where it is if that is a
-// little earlier: a deadline that moved with every packet would cost more than
-// the packet.
+// deadline sets the read deadline to due, or to when the next stride is due if that is later. It leaves
+// it where it is if that is a little earlier: a deadline that moved with every packet would cost more
+// than the packet.
 func (l *link) deadline(due time.Time) {
-	if l.due.IsZero() || due.Before(l.due) || due.Sub(l.due) > l.inc.silence()/16 {
+	silence := l.inc.silence()
+	l.dmu.Lock()
+	defer l.dmu.Unlock()
+	if next := l.went.Add(silence); due.Before(next) {
+		due = next
+	}
+	if l.due.IsZero() || due.Before(l.due) || due.Sub(l.due) > silence/16 {
 		l.due = due
 		l.Conn.SetReadDeadline(due)
 	}

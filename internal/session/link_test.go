@@ -44,7 +44,7 @@ func FuzzLinkRead(f *testing.F) {
 			m := &Manager{Config: Config{Timeout: time.Hour}, Hosts: []string{"x:1", "y:1"}}
 			inc := newIncarnation(m)
 			defer inc.cancel(nil)
-			l := newLink(inc, scripted{r: strings.NewReader(string(in)), piece: piece}, "x:1", time.Now().Add(time.Minute))
+			l := newLink(inc, scripted{r: strings.NewReader(string(in)), piece: piece}, "x:1", time.Minute, time.Now().Add(time.Minute))
 			l.shook.Store(true)
 			l.open()
 			var waits []*Watch
@@ -100,7 +100,7 @@ func TestEveryEventFiresTheWatchesOfItsZnodeOrEndsTheConnection(t *testing.T) {
 		for kind := int64(-3); kind <= 9; kind++ {
 			inc := newIncarnation(&Manager{Config: Config{Timeout: time.Hour}})
 			in := frame(replyTo(wire.XidEvent, 0, wire.AppendString(words(kind, state), "/x")...))
-			l := newLink(inc, scripted{r: strings.NewReader(string(in)), piece: 3}, "x:1", time.Now().Add(time.Minute))
+			l := newLink(inc, scripted{r: strings.NewReader(string(in)), piece: 3}, "x:1", time.Minute, time.Now().Add(time.Minute))
 			l.shook.Store(true)
 			l.open()
 			ws, others := make(map[watchKind]*Watch), []*Watch(nil)
@@ -236,7 +236,7 @@ func (c *gated) Close() error { return nil }
 func openGated(t *testing.T) (c *gated, l *link, send func()) {
 	inc := newIncarnation(&Manager{Config: Config{Timeout: time.Hour}})
 	c = &gated{gate: make(chan struct{}, 10)}
-	l = newLink(inc, c, "x:1", time.Now().Add(time.Minute))
+	l = newLink(inc, c, "x:1", time.Minute, time.Now().Add(time.Minute))
 	l.shook.Store(true)
 	l.open()
 	go l.write()

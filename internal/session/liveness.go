@@ -87,6 +87,10 @@ const (
 // some for a leader that is a little late.
 func (v *liveness) gap() time.Duration { return v.timeout / 40 * 11 }
 
+// A connection is given up after this part of the timeout without a reply, so
+// that time is left to try another server.
+const silent = 1.0 / 2
+
 // belief is how long after the latest confirmed sending what is held is believed
 // to be held. A tenth of the timeout is left to be told of the loss, and for
 // clocks whose rates differ.

@@ -401,11 +401,10 @@ func (h *Watches) len() int {
 
 // resend begins a new connection. It returns the packets that set all armed
 // watches again and ask for the events after zxid; nothing is asked before them.
-func (h *Watches) resend(zxid int64) []byte {
+func (h *Watches) resend(zxid int64) (portions [][]byte) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
 	clear(h.asks) // no reply comes from the former connection any more
-	var out []byte
 	var data, exist, child []string
 	size := 0
 	flush := func() {
@@ -417,7 +416,7 @@ func (h *Watches) resend(zxid int64) []byte {
 		p = wire.AppendStrings(p, data)
 		p = wire.AppendStrings(p, exist)
 		p = wire.AppendStrings(p, child)
-		out = append(out, wire.EndPacket(p)...)
+		portions = append(portions, wire.EndPacket(p))
 		data, exist, child, size = nil, nil, nil, 0
 	}
 	for key, w := range h.watches {
@@ -438,5 +437,5 @@ func (h *Watches) resend(zxid int64) []byte {
 		}
 	}
 	flush()
-	return out
+	return portions
 }

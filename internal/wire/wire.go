@@ -49,7 +49,7 @@ const (
 	MaxHandshake         = 4096
 	MaxReply             = 256 << 20 // of a listing of millions
 	MaxAhead             = 1 << 20   // of what a client makes room for before it has come
-	SetWatchesPortion    = 128 << 10
+	SetWatchesPortion    = 16 << 10
 )
 
 // AppendHeader begins a packet; [EndPacket] fills in its length.

@@ -1,0 +1,211 @@
+package session
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/zsync/zsync/zktest"
+)
+
+// A narrow connection takes its time for each byte, both ways. While more is false the time of what
+// comes is not over.
+type narrow struct {
+	net.Conn
+	up, down int // bytes a second; 0 is without a limit
+
+	mu          sync.Mutex
+	read, write time.Time // deadlines; guarded by mu
+}
+
+func (c *narrow) SetDeadline(at time.Time) error {
+	c.SetReadDeadline(at)
+	return c.SetWriteDeadline(at)
+}
+
+func (c *narrow) SetReadDeadline(at time.Time) error {
+	c.mu.Lock()
+	c.read = at
+	c.mu.Unlock()
+	return c.Conn.SetReadDeadline(at)
+}
+
+func (c *narrow) SetWriteDeadline(at time.Time) error {
+	c.mu.Lock()
+	c.write = at
+	c.mu.Unlock()
+	return c.Conn.SetWriteDeadline(at)
+}
+
+// pass takes the time of n bytes, or until the deadline, which may move meanwhile.
+func (c *narrow) pass(n, rate int, deadline *time.Time) error {
+	if rate == 0 {
+		return nil
+	}
+	for end := time.Now().Add(time.Duration(n) * time.Second / time.Duration(rate)); time.Now().Before(end); {
+		time.Sleep(min(time.Until(end), 10*time.Millisecond))
+		c.mu.Lock()
+		late := !deadline.IsZero() && !time.Now().Before(*deadline)
+		c.mu.Unlock()
+		if late {
+			return os.ErrDeadlineExceeded
+		}
+	}
+	return nil
+}
+
+func (c *narrow) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p[:min(len(p), 1<<10)])
+	if err == nil {
+		err = c.pass(n, c.down, &c.read)
+	}
+	return n, err
+}
+
+func (c *narrow) Write(p []byte) (n int, err error) {
+	for len(p) > 0 && err == nil {
+		part := p[:min(len(p), 1<<10)]
+		if err = c.pass(len(part), c.up, &c.write); err == nil {
+			_, err = c.Conn.Write(part)
+			n += len(part)
+		}
+		p = p[len(part):]
+	}
+	return n, err
+}
+
+// through connects over narrow connections.
+func through(srv *zktest.Server, up, down int) func(*Config) {
+	return WithDialer(func(network, addr string, limit time.Duration) (net.Conn, error) {
+		c, err := srv.Dial(network, addr, limit)
+		return &narrow{Conn: c, up: up, down: down}, err
+	})
+}
+
+// slow is what takes 60 KiB three seconds.
+const slow = 20 << 10
+
+func TestALongAnswerComesOverASlowLinkThoughItTakesLongerThanTheTimeout(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		must(t, second(live(t, open(t, srv)).StartCreate(t.Context(), "/x", make([]byte, 900<<10), 0)))
+		s := open(t, srv, through(srv, 0, slow))
+		inc := live(t, s)
+		type answer struct {
+			n   int
+			err error
+		}
+		long, short := make(chan answer, 1), make(chan answer, 1)
+		began := time.Now()
+		go func() {
+			data, _, err := inc.Get(t.Context(), "/x")
+			long <- answer{len(data), err}
+		}()
+		time.Sleep(time.Second)
+		go func() {
+			_, err := inc.Exists(t.Context(), "/y")
+			short <- answer{0, err}
+		}()
+		if a := <-long; a.err != nil || a.n != 900<<10 {
+			t.Errorf("%d bytes, %v", a.n, a.err)
+		}
+		if a := <-short; a.err != nil {
+			t.Errorf("what was asked behind it: %v", a.err)
+		}
+		if took := time.Since(began); took < 2*testTimeout {
+			t.Errorf("it took %v: the test shows nothing", took)
+		}
+		if n := s.Stats().Reconnects; n != 0 || inc.Ctx.Err() != nil {
+			t.Errorf("%d reconnects, %v", n, inc.Ctx.Err())
+		}
+	})
+}
+
+func TestALongRequestGoesOverASlowLinkThoughItTakesLongerThanAnAnswerMay(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv, through(srv, slow, 0))
+		inc := live(t, s)
+		began := time.Now()
+		_, err := inc.Create(t.Context(), "/x", make([]byte, 170<<10)) // within the timeout: else the server hears nothing of the session
+		must(t, err)
+		if took := time.Since(began); took < testTimeout/2 {
+			t.Errorf("it took %v: the test shows nothing", took)
+		}
+		if n := s.Stats().Reconnects; n != 0 || inc.Ctx.Err() != nil {
+			t.Errorf("%d reconnects, %v", n, inc.Ctx.Err())
+		}
+	})
+}
+
+// Few portions of watches are sent before one of them is answered. What is held meanwhile stays certain.
+func TestWatchesAreSetAgainOverASlowLinkThoughItTakesLongerThanTheTimeout(t *testing.T) {
+	for _, held := range []bool{false, true} {
+		t.Run(fmt.Sprintf("held %v", held), func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				watches, length, rate := 500, 1000, slow
+				if held { // or no confirmation comes in time
+					watches, rate = 1500, 3*slow
+				}
+				up := 0
+				s := open(t, srv, WithDialer(func(network, addr string, limit time.Duration) (net.Conn, error) {
+					c, err := srv.Dial(network, addr, limit)
+					return &narrow{Conn: c, up: up}, err
+				}))
+				inc := live(t, s)
+				fired := make(chan struct{}, watches)
+				for i := range watches {
+					w := inc.Watches.Join(WatchKey{WatchExists, fmt.Sprintf("/%d%s", i, strings.Repeat("x", length))})
+					inc.Watches.Tell(w, w, func() { fired <- struct{}{} })
+					must(t, second(inc.Exists(t.Context(), w.Key.Path)))
+				}
+				if held {
+					stake, err := inc.Stake(t.Context())
+					must(t, err)
+					defer stake.Drop()
+				}
+				up = rate
+				srv.Disconnect(s.ID())
+				began := time.Now()
+				if _, err := inc.Exists(t.Context(), "/y"); err != nil {
+					t.Fatalf("after %v: %v", time.Since(began), context.Cause(inc.Ctx))
+				}
+				if took := time.Since(began); took < 2*testTimeout || took > 4*testTimeout {
+					t.Errorf("it took %v; want the time of the watches, once", took)
+				}
+				if n := s.Stats().Reconnects; n != 1 || inc.Ctx.Err() != nil {
+					t.Fatalf("%d reconnects, %v", n, inc.Ctx.Err())
+				}
+				other := live(t, open(t, srv))
+				for i := range watches {
+					must(t, second(other.Create(t.Context(), fmt.Sprintf("/%d%s", i, strings.Repeat("x", length)), nil)))
+				}
+				for range watches {
+					<-fired
+				}
+			})
+		})
+	}
+}
+
+// A server that trickles is left: each stride must come in time.
+func TestAServerThatTricklesIsLeft(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		must(t, second(live(t, open(t, srv)).StartCreate(t.Context(), "/x", make([]byte, 900<<10), 0)))
+		rate := 1 << 10
+		s := open(t, srv, WithDialer(func(network, addr string, limit time.Duration) (net.Conn, error) {
+			c, err := srv.Dial(network, addr, limit)
+			defer func() { rate = 0 }()
+			return &narrow{Conn: c, down: rate}, err
+		}))
+		began := time.Now()
+		data, _, err := live(t, s).Get(t.Context(), "/x")
+		must(t, err)
+		if took := time.Since(began); len(data) != 900<<10 || took > testTimeout {
+			t.Errorf("%d bytes after %v", len(data), took)
+		}
+	})
+}
