@@ -59,8 +59,8 @@
 // What is simpler than in ZooKeeper: an election takes a fixed time, at whose
 // end the new leader and its followers agree in an instant; only the log is
 // kept over a crash, at once and without fail; a member that comes back always
-// gets the whole tree; SetLag does nothing to a leader; a thawed member looks at
-// its clocks before it looks at what was sent to it.
+// gets the whole tree; a thawed member looks at its clocks before it looks at what
+// was sent to it.
 //
 // # Time
 //

@@ -292,11 +292,11 @@ func (e *Ensemble) Thaw(i int) {
 	e.member(i).thaw()
 }
 
-// SetLag makes member i, while it follows, apply each transaction d after it
-// has heard that it is committed; 0 ends that. In the meantime the member
-// answers pings and reads from its older tree, and still agrees to
-// transactions. A lag longer than the test keeps the member at a chosen
-// transaction.
+// SetLag makes member i apply each transaction d after it has heard that it is
+// committed; 0 ends that. In the meantime the member answers pings and reads
+// from its older tree, and still agrees to transactions. A leader that lags
+// answers a sync of its own client at once, as ZooKeeper's does. A lag longer
+// than the test keeps the member at a chosen transaction.
 func (e *Ensemble) SetLag(i int, d time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -338,7 +338,7 @@ func (m *member) hear(answer *pending) {
 func (m *member) advance() {
 	for len(m.commits) > 0 {
 		n := m.commits[0]
-		if m.lag > 0 && m.ld == nil {
+		if m.lag > 0 {
 			if m.lag == frozen {
 				return
 			}

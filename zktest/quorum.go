@@ -84,6 +84,10 @@ func (ld *leadership) join(f *member) {
 	for id, x := range m.s.sessions {
 		sessions[id] = &session{id: id, password: x.password, timeout: x.timeout}
 	}
+	for range m.commits { // what m is late to apply
+		m.apply()
+	}
+	m.commits = nil
 	snapshot, epoch := m.s.leader.tree.clone(), m.epoch
 	t.toFollower(func() { f.install(snapshot, sessions, epoch) })
 	for _, x := range ld.proposed {

@@ -34,6 +34,12 @@ func (s *Stake) Drop() {
 // writes, that is so already. Otherwise it costs one or two requests: a
 // session that holds nothing sends pings, and they prove nothing of the leader.
 //
+// A write must have been answered over the present connection too, if that continues the
+// session. It began with a sync, which a leader answers its own client before it has applied all that it
+// has told its followers to be committed. So what is read over the connection may be from before the
+// event, over another, that has told of the caller's turn; behind a write it is not. A connection that
+// is made while something is held begins with a write.
+//
 // The error is ErrEnded, or that of ctx, or that of the Session.
 func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 	enough := time.Duration(inc.Timeout.Load() / 4) // so that holding does not begin in a hurry
@@ -44,7 +50,7 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 		inc.LiveMu.Lock()
 		now := time.Now()
 		// What is certain to live for so long is alive, if it has not ended.
-		if inc.Live.left(now) > enough && inc.Ctx.Err() == nil {
+		if inc.Live.asked == nil && inc.Live.left(now) > enough && inc.Ctx.Err() == nil {
 			inc.stakes++
 			// The watchdog looks by itself every tenth of the timeout. It is
 			// woken where something is due before that, or belief ends: this stake
@@ -68,7 +74,7 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 			return nil, err
 		}
 		q, wait := inc.inquire(true)
-		if q == nil && inc.certain() > enough {
+		if q == nil && inc.certain() > enough && inc.wroteHere() {
 			// Another's inquiry was answered since we looked, and so none is due
 			// for a quarter of the timeout. Nobody need wait for that.
 			continue
@@ -95,6 +101,13 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 		case <-inc.Ctx.Done():
 		}
 	}
+}
+
+// wroteHere reports whether a write was answered over the present connection, or that began the session.
+func (inc *Incarnation) wroteHere() bool {
+	inc.LiveMu.Lock()
+	defer inc.LiveMu.Unlock()
+	return inc.Live.asked == nil
 }
 
 // confirmable reports whether there is something that a sync would confirm.

@@ -136,3 +136,40 @@ func TestAHoldIsCertainForASevenTwentiethOfTheTimeoutAfterEachConnect(t *testing
 		}
 	}
 }
+
+// A connection that continues a session begins with a sync, which a leader answers before it has applied
+// what it has told its followers to be committed. So what is read over it may be from before an event
+// that has told of somebody's turn. A hold begins behind a write over that connection.
+func TestAHoldBeginsBehindAWriteOverTheConnectionThatTheSessionHas(t *testing.T) {
+	for _, wrote := range []bool{false, true} {
+		t.Run(fmt.Sprintf("the program has written: %v", wrote), func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s := open(t, srv)
+				inc := live(t, s)
+				must(t, second(inc.Create(t.Context(), "/x", nil)))
+				srv.Disconnect(s.ID())
+				time.Sleep(time.Second)
+				must(t, inc.Connection(t.Context()))
+				const took = time.Second
+				var writes atomic.Int32
+				began := time.Now()
+				srv.Intercept(func(r zktest.Request) zktest.Action {
+					if r.Op == zktest.OpDelete || r.Op == zktest.OpSetData {
+						writes.Add(1)
+						return zktest.Delay(took)
+					}
+					return zktest.Pass
+				})
+				if wrote {
+					must(t, second(inc.Set(t.Context(), "/x", nil, -1)))
+				}
+				stake, err := inc.Stake(t.Context())
+				must(t, err)
+				defer stake.Drop()
+				if n := writes.Load(); n != 1 || time.Since(began) < took {
+					t.Errorf("%d writes, granted after %v, want one, answered after %v", n, time.Since(began), took)
+				}
+			})
+		})
+	}
+}

@@ -1,6 +1,7 @@
 package lag
 
 import (
+	"context"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -20,17 +21,26 @@ import (
 // server left to it lags behind the change.
 type eventThenLag struct {
 	e      *zktest.Ensemble
-	waiter *zsync.Session // knows members 0 and 1
-	other  *zsync.Session // knows the leader, 2
+	lags   int            // the member that does
+	waiter *zsync.Session // knows members 0 and that one
+	at     int            // the third member
+	other  *zsync.Session // knows that one
 	struck atomic.Bool
 	armed  atomic.Bool
 }
 
-// lagAfterEvent runs f in a bubble. Once strike has been called, member 1 applies nothing
-// new for some seconds, and member 0 fails at the next read of the waiter.
+// lagAfterEvent runs f in bubbles, with a follower and with the leader, 2, as the member that lags.
+// Once strike has been called, that one applies nothing new for some seconds, and member 0 fails at the
+// next read of the waiter. A leader answers a sync of its own client before it has applied what it has
+// told its followers to be committed.
 func lagAfterEvent(t *testing.T, f func(t *testing.T, x *eventThenLag)) {
+	t.Run("a follower", func(t *testing.T) { lagsAfterEvent(t, 1, f) })
+	t.Run("the leader", func(t *testing.T) { lagsAfterEvent(t, 2, f) })
+}
+
+func lagsAfterEvent(t *testing.T, lags int, f func(t *testing.T, x *eventThenLag)) {
 	harness.VirtualTime(t, func(t *testing.T) {
-		x := &eventThenLag{e: zktest.StartEnsemble(t, 3, zktest.WithTick(2*time.Second))}
+		x := &eventThenLag{e: zktest.StartEnsemble(t, 3, zktest.WithTick(2*time.Second)), lags: lags, at: 3 - lags}
 		a := x.e.Addrs()
 		connect := func(servers string) *zsync.Session {
 			s, err := zsync.Connect(t.Context(), servers, zsync.WithDialer(x.e.Dial), zsync.WithSessionTimeout(10*time.Second))
@@ -40,10 +50,9 @@ func lagAfterEvent(t *testing.T, f func(t *testing.T, x *eventThenLag)) {
 			t.Cleanup(func() { s.Close() })
 			return s
 		}
-		first := x.e.Server(1)
-		first.StopAddr(a[1]) // so that the waiter begins at member 0
-		x.waiter, x.other = connect(a[0]+","+a[1]), connect(a[2])
-		first.RestartAddr(a[1])
+		x.e.Server(lags).StopAddr(a[lags]) // so that the waiter begins at member 0
+		x.waiter, x.other = connect(a[0]+","+a[lags]), connect(a[x.at])
+		x.e.Server(lags).RestartAddr(a[lags])
 		id := x.waiter.ID()
 		x.e.Server(0).Intercept(func(r zktest.Request) zktest.Action {
 			read := r.Op == zktest.OpExists || r.Op == zktest.OpGetData || r.Op == zktest.OpGetChildren || r.Op == zktest.OpGetChildren2
@@ -61,7 +70,7 @@ func lagAfterEvent(t *testing.T, f func(t *testing.T, x *eventThenLag)) {
 }
 
 func (x *eventThenLag) strike() {
-	x.e.SetLag(1, 3*time.Second)
+	x.e.SetLag(x.lags, 3*time.Second)
 	x.armed.Store(true)
 }
 
@@ -99,7 +108,7 @@ func TestAPermitIsNotGivenOutTwiceByAServerThatLagsBehindAnEvent(t *testing.T) {
 		// The other is in the line first, and its permit comes while the waiter waits behind it.
 		gate := make(chan struct{})
 		id := x.other.ID()
-		x.e.Server(2).Intercept(func(r zktest.Request) zktest.Action {
+		x.e.Server(x.at).Intercept(func(r zktest.Request) zktest.Action {
 			if r.Session == id && r.Op == zktest.OpMulti {
 				<-gate
 			}
@@ -123,7 +132,7 @@ func TestAPermitIsNotGivenOutTwiceByAServerThatLagsBehindAnEvent(t *testing.T) {
 			t.Fatalf("the waiter has returned, with %v, though it cannot know that the permit is free", err)
 		default:
 		}
-		x.e.SetLag(1, 0) // through a server that lags for ever nothing is confirmed in time
+		x.e.SetLag(x.lags, 0) // through a server that lags for ever nothing is confirmed in time
 		if err := a.Release(1); err != nil {
 			t.Fatal(err)
 		}
@@ -144,7 +153,7 @@ func TestAPlaceInTheLineThatIsGoneIsNotServedByAServerThatLagsBehindAnEvent(t *t
 		x.strike()
 		// Somebody deletes the waiter's place, and the lock goes on to a third,
 		// behind whom the waiter would have to wait.
-		conn, _, err := zk.Connect(x.e.Addrs()[2:], 10*time.Second, zk.WithDialer(x.e.Dial), zk.WithLogInfo(false))
+		conn, _, err := zk.Connect(x.e.Addrs()[x.at:x.at+1], 10*time.Second, zk.WithDialer(x.e.Dial), zk.WithLogInfo(false))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -169,12 +178,46 @@ func TestAPlaceInTheLineThatIsGoneIsNotServedByAServerThatLagsBehindAnEvent(t *t
 			t.Fatalf("the waiter has returned, with %v, though it cannot know that the lock is free", err)
 		default:
 		}
-		x.e.SetLag(1, 0) // through a server that lags for ever nothing is confirmed in time
+		x.e.SetLag(x.lags, 0) // through a server that lags for ever nothing is confirmed in time
 		if err := a.Unlock(); err != nil {
 			t.Fatal(err)
 		}
 		if err := soonDone(t, x, second); err != nil {
 			t.Errorf("the waiter, when the lock is free: %v", err)
+		}
+	})
+}
+
+// A function of Once that has been run is not run by a waiter whose next server has not applied that.
+func TestAOnceThatIsDoneIsNotDoneAgainThroughAServerThatLagsBehindAnEvent(t *testing.T) {
+	lagAfterEvent(t, func(t *testing.T, x *eventThenLag) {
+		var ran atomic.Int32
+		end := make(chan struct{})
+		do := func(s *zsync.Session) func() error {
+			return func() error {
+				return zsync.NewOnce(s, "/o").Do(t.Context(), func(context.Context) error {
+					ran.Add(1)
+					<-end
+					return nil
+				})
+			}
+		}
+		first := wait(t, do(x.other))
+		time.Sleep(100 * time.Millisecond)
+		second := wait(t, do(x.waiter))
+		time.Sleep(100 * time.Millisecond)
+		x.strike()
+		close(end)
+		if err := <-first; err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(8 * time.Second)
+		x.e.SetLag(x.lags, 0)
+		if err := soonDone(t, x, second); err != nil {
+			t.Error(err)
+		}
+		if n := ran.Load(); n != 1 {
+			t.Errorf("it was done %d times", n)
 		}
 	})
 }
