@@ -527,6 +527,41 @@ func TestTasksAreEndedAsToldThoughTheSessionIsClosedRightAfter(t *testing.T) {
 	}
 }
 
+// A Done that the servers refuse is tried again after a while, and Close does not drop it meanwhile.
+func TestADoneThatWasRefusedIsTriedAgainBeforeTheSessionIsClosed(t *testing.T) {
+	for _, cured := range []bool{true, false} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			lives, ends := open(t, srv), open(t, srv)
+			opts := zsync.WithPersistentTasks()
+			a, b := zsync.NewWaitGroup(lives, "/w", opts), zsync.NewWaitGroup(ends, "/w", opts)
+			must(t, a.Add(t.Context(), 1))
+			time.Sleep(time.Minute) // the receipt is deleted
+			refuse := func(until int) {
+				multisOf(srv, lives, func(n int, _ int64) zktest.Action {
+					if n <= until {
+						return zktest.Fail(zktest.CodeNoAuth)
+					}
+					return zktest.Pass
+				})
+			}
+			refuse(math.MaxInt)
+			must(t, b.Done())
+			time.Sleep(time.Hour) // the next attempt is some time ahead
+			want := 1
+			if cured {
+				refuse(1) // once more
+				want = 0
+			}
+			start := time.Now()
+			must(t, ends.Close())
+			if d := time.Since(start); d > 2*time.Second {
+				t.Errorf("Close took %v", d)
+			}
+			wantCount(t, a, want)
+		})
+	}
+}
+
 func TestTasksAreEndedAsToldThoughTheServersRefuseItAtFirst(t *testing.T) {
 	t.Parallel()
 	for name, opts := range map[string][]zsync.WaitGroupOption{"ephemeral": nil, "persistent": {zsync.WithPersistentTasks()}} {

@@ -245,8 +245,8 @@ func (t *Tally) owe(c *change) error {
 	return nil
 }
 
-// postponeLocked queues those of cs again, in a while, that are owed but were
-// refused, and returns the others. A Session that ends owes nothing more.
+// postponeLocked queues those of cs again, in a while or when the Session is about to be closed, that
+// are owed but were refused, and returns the others. A Session that ends owes nothing more.
 func (t *Tally) postponeLocked(cs []*change, err error) []*change {
 	if err == nil || errors.Is(err, ErrNegativeCounter) || session.IsClosed(t.m.Over) {
 		return cs
@@ -265,15 +265,26 @@ func (t *Tally) postponeLocked(cs []*change, err error) []*change {
 		wait = max(wait, t.m.Config.Retry.Delay(c.tries))
 	}
 	if len(owed) > 0 {
+		leaving, stay := t.m.BeforeClose()
+		if session.IsClosed(leaving) {
+			leaving = nil // it was tried at once when that began
+		}
 		t.m.Spawn(func() {
+			defer stay()
+			// Close waits for the next attempt, for as long as for any farewell. If the time is over at the
+			// same instant the attempt is made all the same.
 			select {
 			case <-time.After(wait):
+			case <-leaving:
 			case <-t.m.Over:
 				return
 			}
 			t.mu.Lock()
 			defer t.mu.Unlock()
 			for _, c := range owed {
+				if leaving != nil && session.IsClosed(leaving) {
+					c.tries = 1 // there is a second left
+				}
 				t.queueLocked(c)
 			}
 		})
