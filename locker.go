@@ -10,16 +10,16 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A Locker is what can be locked and unlocked: [sync.Locker], with a context
-// and errors.
+// A Locker represents an object that can be locked and unlocked: [sync.Locker], with a
+// context and errors.
 type Locker interface {
 	Lock(ctx context.Context) error
 	Unlock() error
 }
 
-// SyncLocker makes a [sync.Locker] of l, for code that wants one. Its Lock
-// waits as long as ctx allows. Both methods panic with the error if l returns
-// one, as sync does at misuse: check [Mutex.Lost] where a loss must be handled.
+// SyncLocker makes a [sync.Locker] of l, for code that takes one. Its Lock waits until ctx
+// ends. Both methods panic with the error if l returns one, as sync does at misuse. If
+// losses matter, check [Mutex.Lost].
 func SyncLocker(ctx context.Context, l Locker) sync.Locker { return &syncLocker{ctx, l} }
 
 type syncLocker struct {
@@ -39,43 +39,45 @@ func (s *syncLocker) Unlock() {
 	}
 }
 
-// LockAll locks all of ls, or none, and returns the function that unlocks
-// them. Whatever the order of its arguments, it locks in one global order,
-// that of the paths with their chroots, so callers of LockAll do not deadlock
-// with each other, nor with who locks one by one in that order. Each of ls must
-// have a method Path() string, as the lockers of this package have.
+// LockAll locks all of ls, or none, and returns the function that unlocks them:
 //
-// unlock unlocks them all, and returns the errors of those that could not be
-// unlocked. If a hold is lost, the Lost of its locker tells
-// it, and so does unlock. If a lock is lost while LockAll still waits for
-// another, LockAll unlocks all and begins again.
+//	unlock, err := zsync.LockAll(ctx, from, to)
+//	if err != nil {
+//		return err
+//	}
+//	defer unlock()
 //
-// When LockAll fails, or a locker panics, nothing stays locked. When ctx has ended, it
-// does not wait for servers that do not answer, and unlocks in the background.
+// LockAll locks in one global order, by the full paths, in any order of its arguments. So
+// callers of LockAll do not deadlock with each other, nor with a caller that locks one by
+// one in that order. Each locker must have a method Path() string, as the lockers of this
+// package have.
+//
+// unlock returns the errors of the lockers that could not be unlocked. If a hold is lost,
+// the locker's Lost is closed and unlock returns [ErrLost]. If a lock is lost while LockAll
+// waits for another, LockAll unlocks all and begins again.
+//
+// If LockAll fails, or a locker panics, nothing stays locked. After the end of ctx, LockAll
+// does not wait for silent servers, and unlocks in the background.
 //
 // # Errors
 //
-// The errors are those of Lock, [ErrInvalid], and [ErrDeadlock] if a locker is
-// given twice.
+// LockAll returns the errors of Lock, [ErrInvalid], and [ErrDeadlock] if a locker is given
+// twice.
 //
 // # Cost
 //
-// LockAll costs what the calls of Lock cost, one after the other: for k free locks 2k
-// requests in k round trips. unlock costs k requests in 1.
+// LockAll takes one round trip for each free lock, and unlock one in all.
 func LockAll(ctx context.Context, ls ...Locker) (unlock func() error, err error) {
 	_, unlock, err = lockAll(ctx, ls)
 	return unlock, err
 }
 
-// LockAllContext is [LockAll] with a context, held, that ends with the first
-// hold that is lost; its cause is then a [*LostError], as in [Mutex.Do]. held
-// also ends when ctx ends or unlock is called. Call unlock whenever
-// LockAllContext has returned without an error, even if a hold is lost.
+// LockAllContext is [LockAll] with a context. held ends when the first hold is lost, with a
+// [*LostError] as its cause, as in [Mutex.Do]. It also ends when ctx ends or unlock is
+// called. Call unlock even if a hold is lost.
 //
-// A locker that is not of this package, and does not embed one of it, counts
-// as lost when the channel of its method Lost() <-chan struct{} is closed; the
-// LostError then has no reason. If it has no such method, it never counts as
-// lost.
+// The loss of a locker of another package counts if it has a method Lost() <-chan struct{};
+// the LostError then has no reason.
 func LockAllContext(ctx context.Context, ls ...Locker) (held context.Context, unlock func() error, err error) {
 	sorted, release, err := lockAll(ctx, ls)
 	if err != nil {
@@ -111,7 +113,7 @@ func LockAllContext(ctx context.Context, ls ...Locker) (held context.Context, un
 	}), nil
 }
 
-// A stander says where it holds what it holds, and in which modes: first that of Lock.
+// A stander reports the lock that it holds and its modes; the mode of Lock comes first.
 type stander interface {
 	stand() (*local.Lock, []local.Mode)
 }
@@ -159,8 +161,8 @@ func lockAll(ctx context.Context, ls []Locker) ([]orderedLocker, func() error, e
 		case !slices.ContainsFunc(sorted, lost):
 			return sorted, unlock, nil
 		}
-		// What was locked first was lost while the last was waited for. Nobody has
-		// been told anything, so it is a wait that outlives its session.
+		// A lock was lost during the wait for the last one. LockAll has not returned, so this is
+		// a wait that outlives its session.
 		if !local.UnlockSoon(ctx, unlock) {
 			return nil, nil, opError("lockall", "", session.CtxErr(ctx))
 		}

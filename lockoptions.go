@@ -10,19 +10,19 @@ import (
 
 type lockConfig struct {
 	handoffs int
-	retain   time.Duration // 0 if places are not kept
+	retain   time.Duration // 0 without retention
 	layout   Layout
 	limits   limits
 	err      error
 }
 
-// limits are those of WithMaxHold and WithHealth.
+// limits are set by WithMaxHold and WithHealth.
 type limits struct {
 	max    time.Duration
 	health func(ctx context.Context) error
 }
 
-// ofLine is l for a line, or nil if nothing was said.
+// ofLine returns the limits for a line, or nil without limits.
 func (l limits) ofLine() *line.Limits {
 	if l.max == 0 && l.health == nil {
 		return nil
@@ -30,17 +30,17 @@ func (l limits) ofLine() *line.Limits {
 	return &line.Limits{Max: l.max, Health: l.health, Lost: givenUp}
 }
 
-// A LockOption changes a Mutex, RWMutex or Semaphore. [WithMaxHold], [WithHealth] and
-// [WithLayout] change an Election too, and WithLayout changes a Group. An Election or a Group that
-// is given another LockOption is refused with [ErrInvalid].
+// A LockOption configures a Mutex, RWMutex or Semaphore. [WithMaxHold], [WithHealth] and
+// [WithLayout] also configure an Election, and WithLayout a Group. With any other
+// LockOption, their methods return [ErrInvalid].
 type LockOption interface {
 	applyLock(*lockConfig)
 	ElectionOption
 	GroupOption
 }
 
-// A lockOption is a LockOption with its name. election and group are nil if the option does not
-// apply to these.
+// A lockOption is a LockOption with its name. election and group are nil if the option does
+// not apply to them.
 type lockOption struct {
 	name     string
 	lock     func(*lockConfig)
@@ -78,7 +78,7 @@ type electionConfig struct {
 	id     *string
 	layout Layout
 	limits limits
-	prior  *int // the priority, if it was said
+	prior  *int // the priority, if it was set
 	err    error
 }
 
@@ -101,9 +101,9 @@ var electionBases = map[Layout]string{
 	LayoutKazoo:    "__lock__",
 }
 
-// defaultHandoffs is a compromise: where others wait a local hand-over costs a
-// sixteenth of what one to another process does, and no other process waits for more
-// than so many critical sections.
+// defaultHandoffs is a compromise: while another process waits, a handoff costs a sixteenth
+// of a handoff between processes, and the other process waits for at most 16 critical
+// sections.
 const defaultHandoffs = 16
 
 func newLockConfig(opts []LockOption) lockConfig {
@@ -121,14 +121,11 @@ func newLockConfig(opts []LockOption) lockConfig {
 	return c
 }
 
-// WithHandoffs lets the goroutines that use one value pass the lock among
-// themselves up to n times in a row while others wait: other processes, or
-// other values of the same path in this one. Such a hand-over costs no round
-// trip; a listing, asked for while some of them are still to come, tells whether
-// somebody else waits. If nobody does, a watch that it sets tells when somebody
-// comes, and hand-overs count from then on. With 0
-// every goroutine takes its own place in the line, and the order is the order
-// of arrival across all processes. The default is 16.
+// WithHandoffs sets how many times in a row the goroutines that use one value may hand the
+// lock over among themselves while another process, or another value of the same path,
+// waits. Such a handoff costs no round trip. While no other contender waits, handoffs do
+// not count. With 0, every goroutine takes its own place in the line, in the order of
+// arrival across all processes. The default is 16.
 func WithHandoffs(n int) LockOption {
 	return lockOption{name: "WithHandoffs", lock: func(c *lockConfig) {
 		if n < 0 {
@@ -138,30 +135,28 @@ func WithHandoffs(n int) LockOption {
 	}}
 }
 
-// WithRetention has Unlock keep the place in the line, for up to d, while nobody
-// else is there: the next Lock in this process costs no request. It is for a lock
-// that one process takes again and again, and others rarely. It applies to a
-// [Mutex], and to the write lock of an [RWMutex].
+// WithRetention makes Unlock retain the place in the line for up to d, while no other
+// contender waits. The next Lock in this process then sends no request. Use it for a lock
+// that one process takes repeatedly and others seldom need. It applies to a [Mutex], and to
+// the write lock of an [RWMutex]. The default is no retention.
 //
-// Whoever else comes to the line recalls the place: a watch tells this process. If
-// nobody has the lock then, the place is given up at once; otherwise it is handed
-// on no more often than [WithHandoffs] says. A hold is as safe as any other: if
-// the session is not certain to live for long enough, Lock goes to the line.
+// When another contender comes, a watch event recalls the place. If no goroutine holds the
+// lock, the process releases the place at once; otherwise it hands the lock over at most
+// [WithHandoffs] times first. A hold is as safe as without retention: if the session is not
+// confirmed for long enough, Lock waits in the line.
 //
-// What it costs others:
+// The price for other processes:
 //
-//   - The first who comes after Unlock waits for the notification and the deletion:
-//     one round trip of each process more.
-//   - A TryLock elsewhere cannot see whether the place is only kept. So it enters the
-//     line, and reports false only when the place has not gone within half a second.
-//     Attempts of Curator and kazoo that do not wait see a lock that is held.
-//   - A process that is paused, or cut off, keeps what it does not use up to its
-//     session timeout, as it keeps what it holds. That is why it must be asked for.
+//   - The first contender waits for an event and a deletion: one more round trip of each
+//     process.
+//   - A TryLock elsewhere cannot see that the place is unused. It enters the line, and
+//     returns false if the place still exists after half a second. Attempts of Curator and
+//     kazoo that do not wait see a lock that is held.
+//   - A process that is paused or cut off retains its place for up to its session timeout.
 //
-// Each Lock that goes to the line costs one more notification, when somebody comes or goes.
-// While a place is kept the session is confirmed as if it were held. A Session keeps
-// no more than 128 places; beyond that Unlock keeps none.
-// WithHandoffs(0), which wants the order of arrival among all, excludes it.
+// While a place is retained, the session is confirmed as for a hold. A Session retains at
+// most 128 places; beyond that, Unlock retains none. WithRetention cannot be combined with
+// WithHandoffs(0).
 func WithRetention(d time.Duration) LockOption {
 	return lockOption{name: "WithRetention", lock: func(c *lockConfig) {
 		if d <= 0 {
@@ -171,10 +166,10 @@ func WithRetention(d time.Duration) LockOption {
 	}}
 }
 
-// WithLayout chooses the library with whose programs a path is shared. The default is
-// [LayoutCurator]. A lock, a Semaphore and a Group have LayoutCurator and [LayoutKazoo]. An Election
-// also has [LayoutSelector]; its LayoutCurator is Curator's LeaderLatch. All programs that use a path
-// must name the same layout.
+// WithLayout sets the layout of the znodes, to share the path with programs of another
+// library. All programs that use a path must name the same layout. A lock, a Semaphore and
+// a Group have [LayoutCurator] and [LayoutKazoo]. An Election also has [LayoutSelector];
+// its LayoutCurator is Curator's LeaderLatch. The default is LayoutCurator.
 func WithLayout(l Layout) LockOption {
 	two := l == LayoutCurator || l == LayoutKazoo
 	unknown := func(of string) error {
@@ -220,19 +215,16 @@ func limit(name string, err error, set func(*limits)) LockOption {
 	}
 }
 
-// WithMaxHold gives a hold up that has lasted for d, whatever its holder does: one
-// that is hung but connected would keep everybody else waiting for ever. It is a
-// loss like others, with [LossGivenUp]: Lost is closed, the context of Do ends, and
-// the release says [ErrLost]. Others can be granted it once the holder has released
-// it, or a tenth of the session timeout later, which is as long as a holder who is
-// cut off has to stop. So d must be longer than what is done under the lock ever
-// takes.
+// WithMaxHold ends a hold after d. Without it, a holder that hangs but stays connected
+// blocks every waiter. The holder sees a loss, with [LossGivenUp]: Lost is closed, the
+// context of Do ends, and the release returns [ErrLost]. The next waiter is granted when
+// the holder releases, or a tenth of the session timeout later. So set d longer than the
+// longest work under the lock. The default is no limit.
 //
-// A hold lasts from one grant to its release: goroutines that hand a lock on have
-// d each. Readers of one process that read together lose together. Permits of a
-// [Semaphore] are reckoned as if those that were acquired first were released
-// first, and all that a process has are lost together.
-// A leadership is limited likewise: [Election.Run] campaigns again at once if the leader is not hung.
+// A hold lasts from a grant to its release: each goroutine has d after a handoff. Readers
+// of one process that read together lose together. Permits of a [Semaphore] that were
+// acquired first count as released first, and a process loses all of its permits together.
+// [Election.Run] campaigns again after the loss of a leadership.
 func WithMaxHold(d time.Duration) LockOption {
 	var err error
 	if d <= 0 {
@@ -241,11 +233,10 @@ func WithMaxHold(d time.Duration) LockOption {
 	return limit("WithMaxHold", err, func(l *limits) { l.max = d })
 }
 
-// WithHealth has f asked, every third of the session timeout, whether the process
-// still does its work, as long as it holds. When f fails, or does not return
-// within that time, at the end of which its context ends too, what is held is
-// given up, as with [WithMaxHold]; the [LostError] has f's error. What is held for
-// less than that costs nothing.
+// WithHealth calls f every third of the session timeout while the process holds. If f
+// fails, or does not return in a third of the session timeout, the hold ends as with
+// [WithMaxHold], and the [LostError] has f's error. The context of f ends after that time.
+// Shorter holds cost nothing. The default is no check.
 func WithHealth(f func(ctx context.Context) error) LockOption {
 	var err error
 	if f == nil {

@@ -72,9 +72,8 @@ type Once struct {
 //  4. Create the mark and leave the line in one transaction: that we can leave proves
 //     that it was still our turn.
 //
-// It is tempting to wait in the line alone, and to look for the mark in our turn. But
-// then the waiters would learn of the mark one after the other, each after the round
-// trips of all before it.
+// It is tempting to wait in the line alone, and to look for the mark in our turn. But then
+// the waiters would learn of the mark one after the other, a round trip apart.
 
 // NewOnce returns the Once at path. It does no I/O; a bad argument is reported
 // by every method.
@@ -248,8 +247,8 @@ func (a *absence) lastsFor(h *line.Grant) bool {
 	return a != nil && a.inc == h.Claim.Incarnation && a.inc.Watches.Armed(a.w) && !session.IsClosed(a.w.Fired)
 }
 
-// stands reports whether the mark still exists, as far as this client can know. It
-// checks the session too, because a client that is cut off receives no event of a deletion.
+// stands reports whether the mark is still known to exist. It checks the session too,
+// because a client that is cut off receives no event of a deletion.
 func (g *sight) stands() bool {
 	if g == nil {
 		return false

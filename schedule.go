@@ -75,7 +75,7 @@ type Schedule struct {
 
 	mu    sync.Mutex
 	done  time.Time // the last instant that was done, as last read; guarded by mu
-	pause pause     // until the next attempt; guarded by mu
+	pause pause     // time of the next attempt; guarded by mu
 }
 
 // A pause is the time between two attempts of an instant, as this process measures it.
@@ -359,8 +359,8 @@ func (c *Schedule) run(ctx context.Context, lock *Mutex, choose choice, retries 
 		}
 		return true, alsoErr(err, c.recordFailure(ctx, lock, r, at, retries, err))
 	}
-	// f has done its work, so that is recorded whatever has become of ctx. But a
-	// caller whose ctx has ended does not wait for silent servers.
+	// f has done its work, so that is recorded whatever has become of ctx. But after the end
+	// of its ctx, a caller does not wait for silent servers.
 	r.done = at
 	recorded := make(chan error, 1)
 	record.Add(1)
@@ -377,8 +377,8 @@ func (c *Schedule) run(ctx context.Context, lock *Mutex, choose choice, retries 
 	return true, session.CtxErr(ctx)
 }
 
-// recordFailure records that f failed with cause. After as many attempts as retries it records
-// that the instant is given up.
+// recordFailure records that f failed with cause. After the last attempt, it records the
+// instant as failed for good.
 func (c *Schedule) recordFailure(ctx context.Context, lock *Mutex, r scheduleRecord, at time.Time, retries int, cause error) error {
 	failure := failureRecord{ScheduleFailure: ScheduleFailure{
 		At: at.UTC(), Failed: c.now().UTC(), Owner: c.s.m.Config.Owner, Err: shortened(cause.Error()), Attempts: r.attempts(at) + 1,
@@ -470,8 +470,9 @@ func (c *Schedule) passed(ctx context.Context, at time.Time) (bool, error) {
 // need not be fresh, it may be as old as the state of the server at hand.
 func (c *Schedule) load(ctx context.Context, fresh bool) (r scheduleRecord, err error) {
 	err = c.s.m.During(ctx, func(inc *session.Incarnation) error {
-		// The path is checked before the lock checks it, as the record keeps a function from running.
-		// Last runs nothing, so it returns the record all the same. The other methods do not learn it.
+		// The path is checked before the lock checks it, as the record keeps a function from
+		// running. Last runs nothing, so it still returns the record. The other methods do not
+		// learn it.
 		vet := inc.VetHere(ctx, c.s.m.Full(c.path))
 		if vet != nil && !(fresh && errors.Is(vet, ErrUnprotected)) {
 			return vet
@@ -630,12 +631,12 @@ func (c *Schedule) LastFailure(ctx context.Context) (ScheduleFailure, error) {
 // times of the local zone. If the processes are in several zones, the timetable must name its own
 // zone, as [Daily] and [Cron] do.
 //
-// The first instant ever is the first after the call of Run. An instant is missed when the next
-// instant is due before it ran; [WithMissed] says what happens then. If f
-// fails it is called again, here or in another process, as [WithRetries] says. Each failure
-// is logged. Run returns an error if ctx ends, if the Session is closed, or if a retry cannot
-// help: if the servers refuse to record the result of f, f is not called again. A timetable whose instants depend
-// on when it is asked is [ErrInvalid].
+// The first instant ever is the first after the call of Run. An instant is missed when the
+// next instant is due before it ran; [WithMissed] says what happens then. If f fails it is
+// called again, here or in another process, as [WithRetries] says. Each failure is logged.
+// Run returns an error if ctx ends, if the Session is closed, or if a retry cannot help. If
+// the servers refuse to record the result of f, Run does not call f again. A timetable
+// whose instants depend on when it is asked is [ErrInvalid].
 //
 // # Cost
 //
@@ -683,7 +684,7 @@ func (c *Schedule) runAll(ctx context.Context, next Timetable, f func(ctx contex
 		switch {
 		case !current.After(r.reached()):
 		case c.missed == MissedAll && (at.IsZero() || current.Before(at)), c.missed != MissedAll && !timetable.Over(next, current, now):
-			at = current // its time is not over. With MissedAll an earlier instant comes first
+			at = current // its time is not over. With MissedAll, an earlier instant comes first
 		}
 		if at.IsZero() {
 			return nil
