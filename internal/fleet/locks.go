@@ -255,18 +255,19 @@ func (l *lock) function(ctx context.Context, a *actor, k *held, by way2) {
 	a.may("Do of "+l.path, ctx, err, errOwn, zsync.ErrLost, zsync.ErrClosed, context.Canceled)
 }
 
-// toldInside returns whether the holder of a function has been told of a loss. That
-// its Session is being closed is none before the time is over that Close gives to
-// functions, unless faults may have ended the session meanwhile.
+// toldInside returns whether the holder of a function has been told of a loss. Close of its Session
+// ends the function's context, and that is no loss: Close waits for the function. If Close gives up
+// waiting, or the session ends meanwhile, Lost tells it. A primitive without Lost has the return of Close.
 func (l *lock) toldInside(a *actor, inner context.Context, lost <-chan struct{}) func() bool {
 	return func() bool {
-		at := time.Duration(a.closing.Load())
-		if !unmended["close"] && at != 0 && !l.w.disturbed(a.life, at) && time.Since(l.w.begun)-at < l.w.timeout {
-			return false
+		switch cause := context.Cause(inner); {
+		case lost != nil:
+			return closed(lost)() || errors.Is(cause, zsync.ErrLost)
+		case errors.Is(cause, zsync.ErrClosed) && !errors.Is(cause, zsync.ErrLost):
+			return a.closed.Load()
+		default:
+			return cause != nil
 		}
-		// Where there is no Lost, a context that ended before cannot tell of a loss.
-		cause := context.Cause(inner)
-		return closed(lost)() || errors.Is(cause, zsync.ErrLost) || errors.Is(cause, zsync.ErrClosed) || lost == nil && cause != nil
 	}
 }
 

@@ -78,9 +78,6 @@ var every = []string{"mutex", "rwmutex", "semaphore", "election", "cond", "once"
 // unmended are faults of the library that the judge has found and that are not mended yet:
 // what would find them is left out of the programs.
 var unmended = map[string]bool{
-	"copies": true, // a copy of a znode is taken for the znode
-	"close":  true, // Close does not wait for functions
-	"squats": true, // what is stored where another primitive has its directory is removed with that
 }
 
 // draw returns the plan of a seed.

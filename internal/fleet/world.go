@@ -58,6 +58,7 @@ type life struct {
 
 	crashed  atomic.Bool
 	closing  atomic.Int64  // when Close was called, in nanoseconds since the world began; 0 before
+	closed   atomic.Bool   // Close has returned
 	waiting  sync.Map      // by actor: what it waits for
 	over     chan struct{} // closed when Close is called
 	under    atomic.Int32  // how many faults of its own it is under at present
@@ -425,7 +426,7 @@ func (l *life) close() {
 	}
 	l.w.note("p%d.%d is closed", l.process, l.nth)
 	var wg sync.WaitGroup
-	wg.Go(func() { _ = l.s.Close() })
+	wg.Go(func() { _ = l.s.Close(); l.closed.Store(true) })
 	await(&wg, 10*l.w.timeout, func() { l.w.fail("Close of p%d.%d has not returned after %v", l.process, l.nth, 10*l.w.timeout) })
 	l.w.note("p%d.%d has closed", l.process, l.nth)
 }
@@ -574,25 +575,4 @@ func (s *stream) Read(p []byte) (int, error) {
 		p[i] = byte(s.rnd.Uint32())
 	}
 	return len(p), nil
-}
-
-// disturbed reports whether faults may have kept the present life of a process from
-// the servers for so long, since a timeout before at, that its session has ended.
-func (w *world) disturbed(l *life, at time.Duration) bool {
-	var sum time.Duration
-	for _, f := range w.faults {
-		if f.at > time.Since(w.begun) || f.at+3*f.lasts < at-w.timeout {
-			continue
-		}
-		switch f.kind {
-		case "kill", "close", "die":
-		case "stall", "silence", "move", "wander":
-			if f.process == l.process {
-				sum += f.lasts
-			}
-		default:
-			sum += f.lasts + w.election
-		}
-	}
-	return sum > w.timeout/4
 }
