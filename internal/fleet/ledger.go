@@ -203,8 +203,18 @@ func (g *register) did(a *actor, op regOp, began time.Time, era int, err error) 
 	if op.maybe {
 		back = int64(time.Hour) // a client of its own, which may be late for ever
 	}
+	ops := []regOp{op}
+	if g.w.squats && op.maybe { // it may be stored where the servers remove it, and what it stored alone
+		gone := regOp{kind: "cas", old: op.arg, maybe: true}
+		if op.kind == "add" {
+			gone = regOp{kind: "delete", maybe: true}
+		}
+		ops = append(ops, gone)
+	}
 	for era := era; era <= now; era++ {
-		g.ops[era] = append(g.ops[era], porcupine.Operation{ClientId: len(g.ops[era]), Input: op, Call: int64(began.Sub(g.w.begun)), Return: back})
+		for _, op := range ops {
+			g.ops[era] = append(g.ops[era], porcupine.Operation{ClientId: len(g.ops[era]), Input: op, Call: int64(began.Sub(g.w.begun)), Return: back})
+		}
 	}
 	g.w.note("%v %s: %+v, begun %v: %v", a, g.name, op, g.w.at(began), err)
 }

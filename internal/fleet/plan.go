@@ -72,8 +72,9 @@ var faultKinds = []struct {
 	{"die", 6},     // a process is gone, without a word
 }
 
-// every is the list of arenas: see the files locks.go and state.go.
-var every = []string{"mutex", "rwmutex", "semaphore", "election", "cond", "once", "value", "int64", "map", "barrier", "queue", "txn", "waitgroup"}
+// every is the list of arenas: see the files locks.go, state.go and jobs.go.
+var every = []string{"mutex", "rwmutex", "semaphore", "election", "cond", "once", "value", "int64", "map", "barrier", "queue", "txn", "waitgroup",
+	"flight", "schedule", "partition", "lockall", "room", "group"}
 
 // unmended are faults of the library that the judge has found and that are not mended yet:
 // what would find them is left out of the programs.

@@ -167,11 +167,14 @@ func (w *world) start() {
 		}
 	}
 	if w.uneven {
-		e.Server(int(mix(w.seed, 6)%uint64(w.members))).SetSessionTimeouts(2*w.tick, max(2*w.tick, w.timeout/time.Duration(2+mix(w.seed, 7)%3)))
+		e.Server(w.least()).SetSessionTimeouts(2*w.tick, max(2*w.tick, w.timeout/time.Duration(2+mix(w.seed, 7)%3)))
 	}
 	e.SetBacklog(w.backlog)
 	w.e.Store(e)
 }
+
+// least returns the member that grants the least timeout, if they are uneven.
+func (w *world) least() int { return int(mix(w.seed, 6) % uint64(w.members)) }
 
 // rebirth has the ensemble begin anew, with nothing.
 func (w *world) rebirth() {
@@ -279,7 +282,12 @@ func (w *world) connect(ctx context.Context, id int, d *rand.Rand) (*zsync.Sessi
 	for i := range w.members {
 		hosts = append(hosts, fmt.Sprintf("zk%d:2181", i))
 	}
-	return zsync.Connect(ctx, strings.Join(hosts, ","), zsync.WithDialer(w.net.dialer(id, d.Perm(w.members))), zsync.WithSessionTimeout(w.timeout),
+	order := d.Perm(w.members)
+	if w.uneven { // a client that has never heard of the least timeout cannot reckon with it
+		i := slices.Index(order, w.least())
+		order[0], order[i] = order[i], order[0]
+	}
+	return zsync.Connect(ctx, strings.Join(hosts, ","), zsync.WithDialer(w.net.dialer(id, order)), zsync.WithSessionTimeout(w.timeout), zsync.WithCloseTimeout(w.timeout),
 		zsync.WithRetry(zsync.Backoff{Min: 10 * time.Millisecond, Max: w.timeout / 8}), zsync.WithLogger(slog.New(slog.DiscardHandler)), zsync.WithOwner(fmt.Sprint("p", id)))
 }
 
