@@ -143,6 +143,8 @@ func (w *world) harmOne(f fault) {
 		time.Sleep(2 * f.lasts)
 	case "depose":
 		w.depose(l, d, f)
+	case "shorten":
+		w.shorten(l, d)
 	case "cut":
 		if other < 0 || other == member {
 			return
@@ -229,6 +231,26 @@ func (w *world) andBack(l *life, d *rand.Rand, f fault) {
 	trips(4, 30)
 	e.Heal(home, leader)
 	trips(10, 30)
+}
+
+// shorten has a process continue its session at the member that grants the least, and never hear of it.
+func (w *world) shorten(l *life, d *rand.Rand) {
+	least := w.least()
+	if w.e.Load().MemberOf(l.s.ID()) == least {
+		w.away(l, least, w.timeout/8)
+	}
+	time.Sleep(time.Duration(d.Int64N(int64(w.timeout / 4))))
+	l.wake()
+	for m := range w.members {
+		if m != least {
+			defer w.net.stall(wayOf{l.id(), m, true})()
+		}
+		defer w.net.stall(wayOf{l.id(), m, false})()
+	}
+	w.net.kill(l.id(), -1)
+	time.Sleep(w.timeout / 4)
+	defer w.net.stall(wayOf{l.id(), least, true})()
+	time.Sleep(2 * w.timeout)
 }
 
 // depose has a majority elect a leader of its own while the old one, with the member

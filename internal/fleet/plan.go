@@ -123,6 +123,9 @@ func draw(seed uint64) plan {
 		p.arenas = [][]string{{"value"}, {"map"}, {"value", "map"}}[d.IntN(3)]
 		p.processes, p.lives, p.actors = 1+d.IntN(2), 1, 1+d.IntN(2)
 	}
+	if p.uneven && !p.strikes && one(2) {
+		p.arenas, p.patient = [][]string{{"mutex"}, {"rwmutex"}, {"election"}, {"semaphore"}}[d.IntN(4)], true
+	}
 	total := 0
 	for _, k := range faultKinds {
 		total += k.weight
@@ -146,6 +149,9 @@ func draw(seed uint64) plan {
 			if p.losesData {
 				f.kind = "kill"
 			}
+		}
+		if p.uneven && d.IntN(3) == 0 {
+			f.kind = "shorten"
 		}
 		switch f.kind {
 		case "cut", "isolate", "freeze", "return", "slow", "depose":
