@@ -257,15 +257,15 @@ func (l *lock) function(ctx context.Context, a *actor, k *held, by way2) {
 
 // toldInside returns whether the holder of a function has been told of a loss. Close of its Session
 // ends the function's context, and that is no loss: Close waits for the function. If Close gives up
-// waiting, or the session ends meanwhile, Lost tells it. A primitive without Lost has the timeout of Close,
-// and its return.
+// waiting, or the session ends meanwhile, Lost tells it. A primitive without Lost cannot tell of a loss
+// after Close has ended the context: there, Close waits if no fault but the end of connections ends the session.
 func (l *lock) toldInside(a *actor, inner context.Context, lost <-chan struct{}) func() bool {
 	return func() bool {
 		switch cause := context.Cause(inner); {
 		case lost != nil:
 			return closed(lost)() || errors.Is(cause, zsync.ErrLost)
 		case errors.Is(cause, zsync.ErrClosed) && !errors.Is(cause, zsync.ErrLost):
-			return a.closed.Load() || time.Since(l.w.begun)-time.Duration(a.closing.Load()) >= l.w.timeout
+			return !l.w.quiet || a.closed.Load() || time.Since(l.w.begun)-time.Duration(a.closing.Load()) >= l.w.timeout
 		default:
 			return cause != nil
 		}

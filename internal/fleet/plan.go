@@ -28,6 +28,7 @@ type plan struct {
 	staleReads bool // a leader is cut off at times: what it answers to a read is as old as that
 	losesData  bool // the ensemble begins anew once, with nothing
 	strikes    bool // strangers delete znodes
+	quiet      bool // there are no faults but the ends of processes and connections
 	glitches   int  // one call of so many has a glitch
 	apart      bool // each actor has a Mutex of its own
 	squats     bool // a Mutex and a Group have their directory where a Value, an Int64 or the key of a Map is stored
@@ -130,7 +131,7 @@ func draw(seed uint64) plan {
 	for _, k := range faultKinds {
 		total += k.weight
 	}
-	quiet := one(4) || p.losesData && one(2) // nothing but the ends of processes and connections
+	p.quiet = one(4) || p.losesData && one(2)
 	for range 2 + d.IntN(12) {
 		f := fault{
 			at: time.Duration(d.Int64N(int64(p.harm))), lasts: p.long(d), process: d.IntN(p.processes),
@@ -144,7 +145,7 @@ func draw(seed uint64) plan {
 				break
 			}
 		}
-		if quiet {
+		if p.quiet {
 			f.kind = []string{"kill", "close", "close", "die"}[d.IntN(4)]
 			if p.losesData {
 				f.kind = "kill"

@@ -57,7 +57,7 @@ func init() {
 	}
 	arenas["txn"] = func(w *world) arena { return &ledger{w: w, sure: map[int64]bool{}} }
 	arenas["queue"] = func(w *world) arena {
-		return &queue{w: w, sent: map[int64]string{}, taken: map[int64]int{}, claims: map[int64]*resource{}}
+		return &queue{w: w, sent: map[int64]string{}, taken: map[int64]int{}, loose: map[int64]bool{}, claims: map[int64]*resource{}}
 	}
 	arenas["squatter"] = func(w *world) arena {
 		return &squatter{w: w, path: map[string]string{"map": "/map/" + mapKey, "value": "/value", "int64": "/number"}[w.plan.arenas[0]]}
@@ -513,6 +513,7 @@ type queue struct {
 	mu     sync.Mutex
 	sent   map[int64]string    // by element: "sent", or "unknown"; guarded by mu
 	taken  map[int64]int       // by element: how often Ack has returned nil; guarded by mu
+	loose  map[int64]bool      // by element: an Ack has failed, and may have been applied; guarded by mu
 	claims map[int64]*resource // by element; guarded by mu
 }
 
@@ -549,6 +550,9 @@ func (q *queue) note(vs []int64, what string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, v := range vs {
+		if what == "sent" && q.loose[v] {
+			continue // its Ack, of which nothing is known, was quicker than the reply to Send
+		}
 		q.sent[v] = what
 	}
 }
@@ -589,7 +593,7 @@ func (q *queue) deliver(a *actor, d zsync.Delivery[int64]) {
 			q.w.fail("the queue: %d was acknowledged twice", v)
 		}
 	case !errors.Is(err, zsync.ErrLost) || errors.Is(err, zsync.ErrClosed):
-		q.sent[v] = "unknown"
+		q.sent[v], q.loose[v] = "unknown", true
 	}
 }
 
