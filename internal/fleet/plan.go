@@ -3,7 +3,6 @@ package fleet
 import (
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"time"
 )
 
@@ -76,11 +75,6 @@ var faultKinds = []struct {
 // every is the list of arenas: see the files locks.go, state.go and jobs.go.
 var every = []string{"mutex", "rwmutex", "semaphore", "election", "cond", "once", "value", "int64", "map", "barrier", "queue", "txn", "waitgroup",
 	"flight", "schedule", "partition", "lockall", "room", "group"}
-
-// unmended are faults of the library that the judge has found and that are not mended yet:
-// what would find them is left out of the programs.
-var unmended = map[string]bool{
-}
 
 // draw returns the plan of a seed.
 func draw(seed uint64) plan {
@@ -163,15 +157,6 @@ func draw(seed uint64) plan {
 	if p.losesData {
 		p.faults = append(p.faults, fault{kind: "rebirth", at: time.Duration(d.Int64N(int64(p.harm)))})
 	}
-	if p.squats && unmended["squats"] {
-		p.squats, p.arenas = false, p.arenas[:1]
-	}
-	p.wraps = p.wraps && !unmended["numbers"]
-	p.uneven = p.uneven && !unmended["uneven"]
-	p.losesData = p.losesData && !unmended["eras"]
-	p.faults = slices.DeleteFunc(p.faults, func(f fault) bool {
-		return f.kind == "rebirth" && !p.losesData || f.kind == "return" && unmended["return"] || f.kind == "depose" && unmended["xids"]
-	})
 	return p
 }
 

@@ -119,9 +119,6 @@ func (x *stranger) strike(ctx context.Context, d *rand.Rand, i int, h *hold) {
 		}
 	default:
 		ops := []any{&zk.DeleteRequest{Path: path, Version: -1}, create(path)}[:1+min(k, 1)]
-		if unmended["copies"] {
-			ops = ops[:1]
-		}
 		x.w.note("STRANGER deletes %s, and makes it again: %v", path, len(ops) == 2)
 		l.strike()
 		_, err := x.s.Txn(ctx, ops...)

@@ -217,11 +217,12 @@ func (m *Manager) Incarnation(ctx context.Context) (*Incarnation, error) {
 	}
 	for {
 		m.mu.Lock()
-		inc, changed, err := m.cur, m.changed, m.err
-		if err == nil && m.closing != nil && ctx.Value(finishingKey{}) == nil {
-			err = m.closing
-		}
+		inc, changed, closing, err := m.cur, m.changed, m.closing, m.err
 		m.mu.Unlock()
+		// ctx is the caller's, and may take its time to answer. So it is asked without mu.
+		if err == nil && closing != nil && ctx.Value(finishingKey{}) == nil {
+			err = closing
+		}
 		if err != nil {
 			return nil, err
 		}
