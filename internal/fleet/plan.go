@@ -118,7 +118,7 @@ func draw(seed uint64) plan {
 		p.arenas = [][]string{{"value"}, {"map"}, {"value", "map"}}[d.IntN(3)]
 		p.processes, p.lives, p.actors = 1+d.IntN(2), 1, 1+d.IntN(2)
 	}
-	if p.uneven && !p.strikes && one(2) {
+	if p.uneven && !p.strikes && !p.losesData && !p.squats && one(2) {
 		p.arenas, p.patient = [][]string{{"mutex"}, {"rwmutex"}, {"election"}, {"semaphore"}}[d.IntN(4)], true
 	}
 	total := 0
