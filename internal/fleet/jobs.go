@@ -225,7 +225,7 @@ func (x *lockAll) step(ctx context.Context, a *actor, kit any) {
 	done := a.doing("locks %v together", some)
 	held, unlock, err := zsync.LockAllContext(ctx, ls...)
 	done()
-	if !a.may("LockAll", ctx, err) {
+	if !a.may("LockAll", ctx, err, zsync.ErrDeadlock) { // another actor lost one of them, and has not unlocked it yet
 		return
 	}
 	var holds []*hold
