@@ -59,11 +59,9 @@ import (
 //
 // A wait adds two watches in 1 round trip: one on that znode, and one on the
 // znode just ahead in the line, which fires only when that one goes. After the
-// wait nothing more is sent. Where more than one was ahead, listings are made
-// in the meantime: as a rule one to four, and eight at most. Where the servers
-// answer within 0.2 ms it is one, after the wait. Who has waited, and locks
-// again right after Unlock, begins a sixteenth of a round trip later, where
-// these take 2 ms or more, so as not to be in the way of the next one's Unlock.
+// wait nothing more is sent. If more than one was ahead, listings are made
+// in the meantime: as a rule one to four, and eight at most. If the servers
+// answer within 0.2 ms it is one, after the wait.
 //
 // Unlock costs 1, and a notification. A hand-over between goroutines that use
 // one *Mutex costs none. With [WithRetention] a Lock that follows an Unlock of

@@ -3,8 +3,6 @@ package zsync_test
 import (
 	"context"
 	"math/rand/v2"
-	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -171,38 +169,6 @@ func lockInTurn(t *testing.T, srv *zktest.Server, sessions, each int, granted fu
 		})
 	}
 	loops.Wait()
-}
-
-// Both are written to the servers' disk, one after the other: everybody would wait for who
-// comes back.
-func TestWhoLeavesALockAndComesBackEntersBehindTheDeletionOfTheNext(t *testing.T) {
-	t.Parallel()
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		const sessions, each = 4, 50
-		srv.SetLatency(way)
-		var left, entered []time.Time // as the server sees it
-		read := oneByOne(srv, func(r zktest.Request) zktest.Action {
-			switch {
-			case r.Op == zktest.OpDelete && strings.HasPrefix(r.Path, "/m/"):
-				left = append(left, time.Now())
-			case r.Op == zktest.OpCreate && strings.HasPrefix(r.Path, "/m/"):
-				entered = append(entered, time.Now())
-			}
-			return zktest.Pass
-		})
-		lockInTurn(t, srv, sessions, each, func() {})
-		read(func() {
-			behind := 0
-			for _, at := range entered[sessions:] { // whoever comes back
-				if i, there := slices.BinarySearchFunc(left, at, time.Time.Compare); !there && i > 0 && at.Sub(left[i-1]) <= way/5 {
-					behind++
-				}
-			}
-			if want := sessions * (each - 2); behind < want { // the first has not waited: it knows of nobody
-				t.Errorf("%d of %d came right behind the deletion of the next, want %d", behind, len(entered)-sessions, want)
-			}
-		})
-	})
 }
 
 // Once a listing has shown that nobody else is there a watch tells of who comes: no

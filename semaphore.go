@@ -647,19 +647,16 @@ func (m *Semaphore) takeOf(ctx context.Context, gate *line.Grant, resized *sessi
 func (m *Semaphore) awaitFree(ctx context.Context, inc *session.Incarnation, resized *session.Watch, most int64, ahead *line.Ahead) error {
 	w := inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: m.leases})
 	defer inc.Watches.Leave(w)
-	list := func(ctx context.Context) error {
+	list := func(ctx context.Context) ([]string, int, error) {
 		names, err := m.listOut(ctx, inc)
-		if err == nil {
-			ahead.Set(m.leases, names)
-		}
-		return err
+		return names, len(names), err
 	}
 	names, err := m.listOut(ctx, inc)
 	if err != nil || m.weightOfAll(names) <= most {
 		return err
 	}
 	ahead.Set(m.leases, names)
-	defer ahead.LookWhileWaiting(ctx, inc, list)()
+	defer ahead.LookWhileWaiting(inc, list).Stop()
 	// Whoever gives permits back, only we are woken: everyone else waits at the
 	// gate. Where both have happened, the limit is read again first.
 	if err := inc.AwaitAny(ctx, []*session.Watch{w, resized}, time.Time{}); err != nil {

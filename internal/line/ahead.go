@@ -2,7 +2,6 @@ package line
 
 import (
 	"context"
-	"strings"
 	"sync"
 	"time"
 
@@ -15,12 +14,9 @@ import (
 type Ahead struct {
 	mu    sync.Mutex
 	dir   string
-	first []string      // the names of the first of them, in their order
-	place int           // how many there were
-	head  Head          // who was the first of them when that was looked at
-	soon  chan struct{} // has a token when somebody has begun to wait, if anybody looks
-
-	now func() (Head, int) // who knows instead, if it is not nil
+	first []string // the names of the first of them, in their order
+	place int      // how many there were
+	head  Head     // who was the first of them when that was looked at
 }
 
 // A Head is the first of those ahead. Of one that has not been looked at only
@@ -43,53 +39,28 @@ const (
 // them.
 const lookAmong = 8
 
-// Set says whom the wait is for: those of these names in dir, in their order.
+// Set says whom the wait is for: those of these names in dir, in their order. a keeps names.
 func (a *Ahead) Set(dir string, names []string) { a.set(dir, names, len(names)) }
 
 func (a *Ahead) set(dir string, names []string, place int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.dir, a.place = dir, place
-	a.first = append([]string(nil), names[:min(len(names), lookAmong)]...)
+	a.dir = dir
+	a.setLocked(names, place)
+}
+
+func (a *Ahead) setLocked(names []string, place int) {
+	a.place = place
+	a.first = names[:min(len(names), lookAmong):min(len(names), lookAmong)]
 	if len(names) == 0 || names[0] != a.head.Name {
 		a.head = Head{} // of another wait, or gone
 	}
 }
 
-// setChildren is Set for contenders.
-func (a *Ahead) setChildren(dir string, ahead []Child) {
-	names := make([]string, 0, lookAmong)
-	for _, c := range ahead[:min(len(ahead), lookAmong)] {
-		names = append(names, strings.Clone(c.Name)) // without the whole listing
-	}
-	a.set(dir, names, len(ahead))
-}
-
-// share has now say what is known.
-func (a *Ahead) share(now func() (Head, int)) {
-	if a == nil {
-		return
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.now = now
-}
-
 // Forget is for one who does not stand in the line any more, or not yet.
 func (a *Ahead) Forget() {
 	if a != nil {
-		a.share(nil)
 		a.Set("", nil)
-	}
-}
-
-// lookSoon has who looks look again as if the wait had just begun.
-func (a *Ahead) lookSoon() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	select {
-	case a.soon <- struct{}{}:
-	default:
 	}
 }
 
@@ -98,9 +69,6 @@ func (a *Ahead) lookSoon() {
 func (a *Ahead) Now() (head Head, place int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.now != nil {
-		return a.now() // what all waiters of the session know together
-	}
 	switch {
 	case a.head.Name != "":
 		return a.head, a.place
@@ -110,50 +78,37 @@ func (a *Ahead) Now() (head Head, place int) {
 	return Head{}, a.place
 }
 
-// LookWhileWaiting looks who is the first, through inc, as often as is due until
-// stop is called, and leaves then what is under way. It keeps nobody waiting.
-// list lists those ahead anew.
-func (a *Ahead) LookWhileWaiting(ctx context.Context, inc *session.Incarnation, list func(ctx context.Context) error) (stop func()) {
-	ctx, cancel := context.WithCancel(ctx)
-	a.mu.Lock()
-	a.soon = make(chan struct{}, 1)
-	a.mu.Unlock()
-	begin := time.AfterFunc(lookAfter, func() {
-		inc.Manager.Spawn(func() { a.lookOften(ctx, inc, list) })
+// LookWhileWaiting reads the first contender after a second, and then at doubling intervals, up to
+// once a minute, until the caller stops it. The caller does not wait for the reads. If the
+// contenders that a knows have all left, list lists the line: it returns the names of the first
+// ones, and the number of all ahead.
+func (a *Ahead) LookWhileWaiting(inc *session.Incarnation, list func(ctx context.Context) (first []string, place int, err error)) *poll {
+	wait := lookAfter / 2
+	return newPoll(inc.Manager, lookAfter, func(p *poll) time.Duration {
+		ctx := inc.Ctx
+		// After an error a stays as it is.
+		if found, err := a.look(ctx, inc); err == nil && !found {
+			if names, place, err := list(ctx); err == nil && a.relisted(p, names, place) {
+				a.look(ctx, inc)
+			}
+		}
+		if ctx.Err() != nil {
+			return never
+		}
+		wait = min(2*wait, lookEvery)
+		return wait
 	})
-	return func() {
-		begin.Stop()
-		cancel()
-	}
 }
 
-func (a *Ahead) lookOften(ctx context.Context, inc *session.Incarnation, list func(ctx context.Context) error) {
+// relisted sets the names that p has listed, unless p was stopped: then a is about another wait.
+func (a *Ahead) relisted(p *poll, names []string, place int) bool {
 	a.mu.Lock()
-	soon := a.soon
-	a.mu.Unlock()
-	for wait := lookAfter; ; wait = min(2*wait, lookEvery) {
-		// What cannot be read stays unknown.
-		if found, err := a.look(ctx, inc); err == nil && !found && list(ctx) == nil {
-			a.look(ctx, inc)
-		}
-		select {
-		case <-time.After(wait):
-			continue
-		case <-soon:
-			wait = lookAfter / 2
-		case <-ctx.Done():
-			return
-		case <-inc.Ctx.Done():
-			return
-		}
-		select { // those who have just come
-		case <-time.After(lookAfter):
-		case <-ctx.Done():
-			return
-		case <-inc.Ctx.Done():
-			return
-		}
+	defer a.mu.Unlock()
+	if p.hasEnded() {
+		return false
 	}
+	a.setLocked(names, place)
+	return true
 }
 
 // look reads who is the first, and reports whether it is one of those that are

@@ -124,25 +124,21 @@ type arrival struct {
 	claim *Claim
 	roll  *session.Roll // the line, if it was listed and not looked at yet
 	trip  time.Duration // how long a round trip takes
-	view  *view         // once somebody was ahead
+	lists int           // the number of listings that may still be made while it waits
 
 	// While it waits for one to go.
-	vigil *vigil // nil otherwise
-	gone  spot   // of that one
-	alone bool   // no other stood in the way, and none can come to
-	seer  seer
+	vigil  *vigil     // nil otherwise
+	alone  bool       // no other stood in the way, and none can come to
+	looks  *poll      // reads the first contender; nil if the caller does not ask
+	relist *relisting // nil if listings could prove nothing, or are not needed
 }
 
 func newArrival(c *Claim, roll *session.Roll, trip time.Duration) *arrival {
-	a := &arrival{claim: c, roll: roll, trip: trip}
-	a.seer.strict = c.Line.Strict
-	a.seer.listings.Store(foreseeMost)
-	return a
+	return &arrival{claim: c, roll: roll, trip: trip, lists: maxRelists}
 }
 
 // arrive enters the line of inc.
 func (l *Line) arrive(ctx context.Context, inc *session.Incarnation, base string, data []byte) (*arrival, error) {
-	letPass(ctx, inc, l.Dir)
 	start := time.Now()
 	c, roll, err := l.Enter(ctx, inc, base, data) // Steps 1 and 2.
 	if err != nil {
@@ -156,14 +152,7 @@ var errDeferred = errors.New("zsync: others go before")
 
 // end is the end of a's wait. The next wait of a lists the line first.
 func (a *arrival) end() {
-	if a.vigil != nil {
-		a.endVigil()
-	}
-	if a.view != nil {
-		a.view.foreseeNext()
-		a.view.leave()
-		a.view = nil
-	}
+	a.endVigil()
 	a.roll = nil
 }
 
@@ -197,26 +186,8 @@ func (a *arrival) awaitTurn(ctx context.Context, rule Rule, behind *Ahead) (err 
 		if err != nil {
 			return err
 		}
-		dir, gone, alone, told := a.seer.dir, a.gone, a.alone, a.endVigil()
-		a.view.gone(dir, gone)
-		if !alone && c.Line.Settled && !c.Child.Exhausted() {
-			if alone = a.view.nobodyAhead(dir, c.Child); !alone {
-				// A listing that is under way is answered before another would be. It may have
-				// been answered before the event, and be looked at only now: then it shows the
-				// one that has gone, who is struck off again.
-				select {
-				case <-told:
-				case <-ctx.Done(): // which Roll tells
-				}
-				a.view.gone(dir, gone)
-				alone = a.view.nobodyAhead(dir, c.Child)
-			}
-		}
-		if !alone && c.Line.Settled && c.Line.Defers == nil && !c.Child.Exhausted() {
-			if alone, proof, err = a.view.ask(ctx, dir, c.Child, proof); err != nil {
-				return err
-			}
-		}
+		alone := a.alone || a.relist != nil && a.relist.end(ctx)
+		a.endVigil()
 		if alone && c.Line.Defers == nil { // Step 5.
 			stands, err := c.stands(ctx, proof)
 			switch {
@@ -237,9 +208,6 @@ func (a *arrival) look(ctx context.Context, rule Rule, behind *Ahead) (turn bool
 	if err != nil {
 		return false, err
 	}
-	if a.view != nil {
-		a.view.update(c.Line.ranks(roll))
-	}
 	blocker, alone := rule(ahead) // Step 3.
 	if blocker == nil {
 		if c.Line.Defers != nil && c.Line.Defers(c.Child, roll.Names()) {
@@ -247,40 +215,46 @@ func (a *arrival) look(ctx context.Context, rule Rule, behind *Ahead) (turn bool
 		}
 		return true, c.confirm()
 	}
-	c.trip = a.trip
-	dir := roll.Czxid() // ours is in it, and in no other of its name
-	c.dir = dir
-	rk := c.Line.ranks(roll)
-	if a.view == nil {
-		v := viewOf(c.Incarnation, c.Line.Dir, c.Line.Bases)
-		v.update(rk)
-		a.view = v
-		if behind != nil && rk.told && !c.Child.Exhausted() {
-			v.look(c.Line.Strict)
-		}
+	if behind != nil {
+		behind.set(c.Line.Dir, c.Line.ranks(roll).first(ahead), len(ahead))
+		a.looks = behind.LookWhileWaiting(c.Incarnation, c.listAhead)
 	}
-	switch v, me := a.view, c.Child; {
-	case behind == nil:
-	case rk.told && !me.Exhausted():
-		behind.share(func() (Head, int) { return v.now(dir, me) })
-	default: // a view has no place for it
-		behind.share(nil)
-		behind.setChildren(c.Line.Dir, ahead)
-	}
-	a.vigil = c.vigil(blocker.Name)
-	a.gone, a.alone = spotOf(*blocker), alone
-	a.seer.dir, a.seer.me = dir, c.Child
+	a.vigil, a.alone = c.vigil(blocker.Name), alone
 	a.roll = nil // not kept while a waits
-	if !alone && c.Line.Settled && c.Line.Defers == nil && !c.Child.Exhausted() {
-		a.view.foresee(ctx, &a.seer, a.trip)
+	if !alone && a.trip >= relistTrip && a.lists > 0 && c.Line.Settled && c.Line.Defers == nil && c.Line.ranks(roll).sure && !c.Child.Exhausted() {
+		a.relist = c.relist(blocker.Name, len(ahead), a.lists, a.trip)
 	}
 	return false, nil
 }
 
-// endVigil is the end of the wait for one. The listing that is under way to foresee the
-// hand-over, if there is one, is in the view when told is closed.
-func (a *arrival) endVigil() (told <-chan struct{}) {
-	a.vigil.end()
-	a.vigil = nil
-	return a.view.foreseen(&a.seer)
+// listAhead lists the line. It returns the names of the first contenders, and the number of all
+// that are ahead of c.
+func (c *Claim) listAhead(ctx context.Context) (first []string, place int, err error) {
+	roll, err := c.Incarnation.Roll(ctx, c.Line.Dir)
+	if err != nil {
+		return nil, 0, err
+	}
+	ahead, err := c.Ahead(ctx, roll)
+	return c.Line.ranks(roll).first(ahead), len(ahead), err
+}
+
+// endVigil ends the wait for one znode, and all requests that are made during the wait.
+func (a *arrival) endVigil() {
+	if a.vigil != nil {
+		a.vigil.end()
+		a.vigil = nil
+	}
+	if a.looks != nil {
+		a.looks.Stop()
+		a.looks = nil
+	}
+	if r := a.relist; r != nil {
+		a.relist = nil
+		select {
+		case <-r.poll.end():
+			a.lists = r.left
+		default: // the result of the listing in flight is not used
+			a.lists--
+		}
+	}
 }

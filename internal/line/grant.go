@@ -163,11 +163,10 @@ func (g *Grant) Release() error {
 	if err := c.finish(); err != nil {
 		return err
 	}
-	if err := c.Incarnation.RemoveThen(c.Znode(), c.gone).Result(); err != nil {
+	if err := c.Incarnation.RemoveThen(c.Znode(), c.disown).Result(); err != nil {
 		c.lose(err, c.always)
 		return err
 	}
-	departs(c.Incarnation, c.Line.Dir, c.trip)
 	c.observeRelease()
 	return nil
 }

@@ -28,8 +28,8 @@ import (
 //  5. If nobody else stood in our way, and our own child is still there, it is
 //     our turn; otherwise go to 2.
 //
-// If others stand between us and the first, the children are also listed during step
-// 4, so that step 5 knows that they have gone: see view.foresee.
+// If several are ahead of us, the children are also listed during step 4, so that step 5
+// knows that only the nearest was left: see relisting.
 type Line struct {
 	Manager *session.Manager
 	Dir     string                         // the parent, as the server knows it
@@ -46,13 +46,15 @@ type Line struct {
 	// go before, given all children: then it goes to the back of the line.
 	Defers func(me Child, names []string) bool
 
+	speed *speed // how fast contenders have left, as waiters of this Line saw it
+
 	Limits *Limits // of what is held, if there are any
 	Kind   string  // what the trace calls it; of a read-write lock, a write
 }
 
 // New returns the line of contenders below path, whose znodes name names.
 func New(m *session.Manager, path string, name func(guid, base string) string, bases ...string) Line {
-	return Line{Manager: m, Dir: m.Full(path), Bases: bases, name: name}
+	return Line{Manager: m, Dir: m.Full(path), Bases: bases, name: name, speed: new(speed)}
 }
 
 // SessionDir is the parent, as it is made where it is missing.
@@ -77,11 +79,9 @@ func Exclusive(ahead []Child) (blocker *Child, alone bool) {
 type Claim struct {
 	Hold
 	Line      *Line
-	data      []byte        // of its znode
-	beside    string        // the znode in whose very place it was made
-	Unwatched bool          // its znode is looked after by somebody else
-	trip      time.Duration // how long a round trip took, if it had to wait for its turn
-	dir       int64         // the czxid of the directory then
+	data      []byte // of its znode
+	beside    string // the znode in whose very place it was made
+	Unwatched bool   // its znode is looked after by somebody else
 
 	version   int32             // of its znode, after our last write to it; guarded by mu
 	Path      string            // of its znode, as the server knows it; guarded by mu once its turn has come
@@ -207,21 +207,6 @@ func (c *Claim) disownLocked() {
 	if left := c.leaveHeld; left != nil {
 		c.leaveHeld = nil
 		left()
-	}
-}
-
-// gone is told that the znode of c is not there any more, as whoever has waited with it in
-// one session would else find out by listing the line.
-func (c *Claim) gone() {
-	c.disown()
-	if c.dir == 0 {
-		return // it has not waited, and there may be no view
-	}
-	if v, ok := c.Incarnation.Attached.Load(viewKeyOf(c.Line.Dir, c.Line.Bases)); ok {
-		c.mu.Lock()
-		me := spotOf(c.Child)
-		c.mu.Unlock()
-		v.(*view).gone(c.dir, me)
 	}
 }
 
@@ -402,7 +387,7 @@ func (c *Claim) Leave() *session.Removal {
 	c.Stake.Drop()
 	// Its own watch is left behind the deletion, so that it is not removed while it is
 	// about to fire.
-	return c.Incarnation.RemoveThen(c.Znode(), c.gone)
+	return c.Incarnation.RemoveThen(c.Znode(), c.disown)
 }
 
 // others reports whether anyone of these bases is in the line, besides c and

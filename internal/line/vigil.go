@@ -80,6 +80,7 @@ func (v *vigil) keep(ctx context.Context) (proof int64, err error) {
 func (v *vigil) set(ctx context.Context) (gone bool, proof int64, err error) {
 	c, inc, watches := v.claim, v.claim.Incarnation, v.claim.Incarnation.Watches
 	v.watch = watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: v.path})
+	v.path = v.watch.Key.Path // shared with the other waits for it
 	v.own = c.watch()
 	paths := []string{v.path, c.Path}
 	if watches.ArmedOnOurs(v.own) {

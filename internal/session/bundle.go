@@ -129,21 +129,6 @@ func (inc *Incarnation) getHalves(ctx context.Context, paths []string, broken in
 	return append(first, second...), err
 }
 
-// Missing says of each of paths whether there certainly is no such znode, in one request, as it
-// is at some time behind the call: of each at another. Servers before ZooKeeper 3.6 cannot
-// say that: then it is nil.
-func (inc *Incarnation) Missing(ctx context.Context, paths []string) ([]bool, error) {
-	if inc.Manager.noBundles.Load() {
-		return nil, nil
-	}
-	missing, err := retry(ctx, inc, missingCall(paths))
-	if isUnimplemented(err) {
-		inc.Manager.noBundles.Store(true)
-		return nil, nil
-	}
-	return missing, err
-}
-
 // getEach is getAll with one request for each znode.
 func (inc *Incarnation) getEach(ctx context.Context, paths []string) ([]Node, error) {
 	nodes := make([]Node, len(paths))

@@ -128,35 +128,11 @@ type bundle struct {
 func bundleCall(paths []string) call[bundle] {
 	return call[bundle]{
 		op:   wire.OpMultiRead,
-		body: func(p []byte) []byte { return wire.AppendReads(p, wire.OpGetData, paths) },
+		body: func(p []byte) []byte { return wire.AppendReads(p, paths) },
 		judge: func(s *wire.Scanner) (b bundle, code int32, err error) {
 			b.nodes, b.refused, err = parseBundle(s.Rest, len(paths))
 			s.Bad = err != nil
 			return b, 0, err
-		},
-	}
-}
-
-// missingCall says of each of paths whether there certainly is no such znode. It asks
-// for their children, of which ephemerals have none: so whatever they hold, the answer is short.
-func missingCall(paths []string) call[[]bool] {
-	return call[[]bool]{
-		op:   wire.OpMultiRead,
-		body: func(p []byte) []byte { return wire.AppendReads(p, wire.OpGetChildren, paths) },
-		take: func(s *wire.Scanner) (missing []bool) {
-			for op, more := s.Next(); more; op, more = s.Next() {
-				switch op {
-				case wire.OpGetChildren:
-					s.Strings()
-					missing = append(missing, false)
-				case wire.OpFailed:
-					missing = append(missing, s.Int32() == wire.CodeNoNode)
-				default:
-					s.Bad = true
-				}
-			}
-			s.Bad = s.Bad || len(missing) != len(paths)
-			return missing
 		},
 	}
 }

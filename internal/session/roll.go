@@ -6,23 +6,20 @@ import (
 	"sync"
 )
 
-// A Roll is one listing of a directory, which many wait for.
+// A Roll is one listing of a directory, which many may wait for.
 //
-// Whoever has sent a create asks for a roll behind it: if few listings of that
-// directory are under way it is one of his own, sent at once; otherwise the next,
-// which is sent when one of them has been answered, and which everybody has who
-// asks until then. So ten thousand who come at once cause a few listings, and not
-// ten thousand of ten thousand names each, and pings are not kept waiting.
+// Of each directory a session has one listing in flight at most, and one next, which is sent when
+// that is answered, for all who have asked meanwhile. So ten thousand contenders that come at once
+// cause a few listings, and not ten thousand of ten thousand names each, and pings are not kept
+// waiting.
 //
 // A roll is always sent after it was asked for. So it is behind a request that was
-// sent before, if both went over the same connection. It may be another: whoever
-// needs to know looks for what he has made. That it is listed proves that the roll
-// is of later than its making, however the roll came; that it is not proves
-// nothing, and he asks again.
+// sent before, if both went over the same connection. It may be another: the caller looks for
+// the znode that it has made. If that is listed the roll was made later than the znode, however
+// the roll came; if it is not, that proves nothing, and the caller asks again.
 type Roll struct {
 	pending[listing]
-	rolls  *rolls
-	number int64
+	rolls *rolls
 
 	once sync.Once
 	has  map[string]struct{}
@@ -37,18 +34,6 @@ type madeOf struct{ key, v any }
 // Names returns the names that are listed. They share memory: see
 // [wire.Scanner.Strings].
 func (r *Roll) Names() []string { return r.val.names }
-
-// Czxid returns that of the directory, which tells it from one that was made
-// anew in its place, with numbers that begin again. It is 0 if there was none.
-func (r *Roll) Czxid() int64 {
-	if r.val.stat == nil {
-		return 0
-	}
-	return r.val.stat.Czxid
-}
-
-// Number says which of all rolls of the session r is.
-func (r *Roll) Number() int64 { return r.number }
 
 // Has reports whether name is listed.
 func (r *Roll) Has(name string) bool {
@@ -82,22 +67,18 @@ func (r *Roll) Make(key any, f func(names []string) any) any {
 // fewNames is how many names are looked through rather than indexed.
 const fewNames = 8
 
-// rolls are the listings of one directory. Their fields are guarded by
-// rollBook.mu.
+// rolls are the listings of one directory. Their fields are guarded by rollBook.mu.
 type rolls struct {
-	inc   *Incarnation
-	book  *rollBook
-	dir   string
-	under int   // listings under way
-	next  *Roll // not sent yet, if anybody waits for it
-	size  int   // names in the last; 0 if not known
+	inc      *Incarnation
+	dir      string
+	inFlight bool
+	next     *Roll // not sent yet; nil if no caller has asked for it
 }
 
-// A rollBook has the rolls of a session.
+// A rollBook has the rolls of a session. A directory is in it while a listing of it is in flight.
 type rollBook struct {
-	mu     sync.Mutex
-	byDir  map[string]*rolls // guarded by mu
-	rolled int64             // how many there were; guarded by mu
+	mu    sync.Mutex
+	byDir map[string]*rolls // guarded by mu
 }
 
 func (inc *Incarnation) rollBook() *rollBook {
@@ -109,22 +90,6 @@ func (inc *Incarnation) rollBook() *rollBook {
 }
 
 type rollBookKey struct{}
-
-// rollNames is about how many names are listed at once, and maxRolls how many
-// listings of one directory are under way at most, when they are known to be
-// short. Of so many directories it is remembered how large they are.
-const (
-	rollNames = 1024
-	maxRolls  = 4
-	keptRolls = 128
-)
-
-func (rs *rolls) limit() int {
-	if rs.size == 0 {
-		return 1
-	}
-	return min(max(rollNames/rs.size, 1), maxRolls)
-}
 
 // roll asks for a roll of dir. There must be a connection.
 func (inc *Incarnation) roll(dir string) *Roll {
@@ -143,60 +108,52 @@ func (inc *Incarnation) nextRoll(dir string, share bool) (r *Roll, ours bool) {
 	defer b.mu.Unlock()
 	rs := b.byDir[dir]
 	if rs == nil {
-		rs = &rolls{inc: inc, book: b, dir: dir}
+		rs = &rolls{inc: inc, dir: dir}
 		b.byDir[dir] = rs
 	}
-	full := rs.under >= rs.limit()
-	if full && !share {
+	if rs.inFlight && !share {
 		return nil, false
 	}
 	if rs.next == nil {
 		rs.next = &Roll{rolls: rs, pending: pending[listing]{Done: make(chan struct{}), call: childrenCall(dir)}}
 	}
-	if full {
+	if rs.inFlight {
 		return rs.next, false
 	}
 	return rs.takeLocked(), true
 }
 
-// takeLocked takes the next roll, which the caller sends: from here on nobody
-// else is given it.
+// takeLocked takes the next roll, which the caller sends: from here on no other caller gets it.
 func (rs *rolls) takeLocked() *Roll {
 	r := rs.next
-	rs.next = nil
-	rs.under++
-	rs.book.rolled++
-	r.number = rs.book.rolled
+	rs.next, rs.inFlight = nil, true
 	return r
 }
 
 func (r *Roll) send() { r.rolls.inc.newestLink().sendOrFail(r) }
 
 func (r *Roll) done() {
-	r.rolls.ended(r)
+	r.rolls.ended()
 	r.pending.done()
 }
 
 func (r *Roll) fail(err error) {
-	r.rolls.ended(nil)
+	r.rolls.ended()
 	r.pending.fail(err)
 }
 
-// ended is told that a roll is no longer under way.
-func (rs *rolls) ended(r *Roll) {
-	rs.book.mu.Lock()
-	if r != nil && r.err == nil {
-		rs.size = len(r.val.names)
-	}
-	rs.under--
+// ended sends the next roll, if there is one, as none is in flight any more.
+func (rs *rolls) ended() {
+	b := rs.inc.rollBook()
+	b.mu.Lock()
+	rs.inFlight = false
 	var next *Roll
-	if rs.next != nil && rs.under < rs.limit() {
+	if rs.next != nil {
 		next = rs.takeLocked()
+	} else {
+		delete(b.byDir, rs.dir)
 	}
-	if rs.under == 0 && (rs.size < rollNames/maxRolls || len(rs.book.byDir) > keptRolls) {
-		delete(rs.book.byDir, rs.dir) // of what is large the size is remembered
-	}
-	rs.book.mu.Unlock()
+	b.mu.Unlock()
 	if next != nil {
 		next.send()
 	}

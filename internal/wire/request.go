@@ -69,10 +69,10 @@ func AppendOps(p []byte, ops []any) []byte {
 	return appendOpHeader(p, -1, true)
 }
 
-// AppendReads appends the operations of a multiRead, OpGetData or OpGetChildren of each path.
-func AppendReads(p []byte, op int32, paths []string) []byte {
+// AppendReads appends the operations of a multiRead: OpGetData of each path.
+func AppendReads(p []byte, paths []string) []byte {
 	for _, path := range paths {
-		p = AppendString(appendOpHeader(p, op, false), path)
+		p = AppendString(appendOpHeader(p, OpGetData, false), path)
 		p = append(p, 0) // no watch
 	}
 	return appendOpHeader(p, -1, true)

@@ -20,7 +20,6 @@ const (
 	OpGetACL             = 6
 	OpSync               = 9
 	OpPing               = 11
-	OpGetChildren        = 8
 	OpGetChildren2       = 12
 	OpCheck              = 13
 	OpMulti              = 14
