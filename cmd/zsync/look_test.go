@@ -434,6 +434,38 @@ func TestNestedLocksThatGoOnAreNoDeadlock(t *testing.T) {
 	})
 }
 
+func TestAListThatIsWatchedSaysOnceThatTheServersAreGoneAndThatTheyAreBack(t *testing.T) {
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		r := start(t, srv.Addr(), "", "ls", "--watch")
+		time.Sleep(time.Minute)
+		if got := r.stderr.String(); got != "" {
+			t.Errorf("all is well, and it says %q", got)
+		}
+		srv.Stop()
+		gone := time.Now()
+		time.Sleep(2 * time.Hour)
+		messages := regexp.MustCompile(`^zsync: the servers have not answered since (\S+ \S+): what is shown is old\n$`)
+		m := messages.FindStringSubmatch(r.stderr.String())
+		if m == nil {
+			t.Fatalf("it says %q", &r.stderr)
+		}
+		if at, err := time.ParseInLocation(time.DateTime, m[1], time.Local); err != nil || at.Before(gone.Add(-2*time.Second)) || at.After(gone.Add(3*time.Second)) {
+			t.Errorf("it says %q; the servers have stopped at %v", m[0], gone)
+		}
+		before := len(r.stderr.String())
+		srv.Restart()
+		time.Sleep(10 * time.Minute)
+		if got := r.stderr.String()[before:]; !regexp.MustCompile(`^zsync: the servers answer again, after (1h59|2h\d+)m\d+s\n$`).MatchString(got) {
+			t.Errorf("when they are back it says %q", got)
+		}
+		r.signal(syscall.SIGTERM)
+		r.wait()
+		if got := r.stderr.String(); strings.Count(got, "\n") > 3 {
+			t.Errorf("in all it says %q", got)
+		}
+	})
+}
+
 func TestListTellsGroupsAndAsksABigTreeForLittle(t *testing.T) {
 	inMemory(t, func(t *testing.T, srv *zktest.Server) {
 		s, ctx := named(t, srv, "holder"), t.Context()

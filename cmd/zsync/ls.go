@@ -39,7 +39,8 @@ ago: nothing says how much of that it has waited. zsync's command and programs t
 take a token say so, and with --watch a hand-over that is seen. Times are reckoned from the servers' clocks to this
 machine's. It costs a request for each znode and a few for each line, of which no
 more than eight are under way at once: see zsync status for what a line stands
-for. With --watch it is shown again and again; zsync top is that in a terminal.`,
+for. With --watch it is shown again and again, and a message says when the servers
+do not answer, and when they do again; zsync top is that in a terminal.`,
 		Example: "  zsync ls\n  zsync ls /jobs --watch",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 {
@@ -59,8 +60,12 @@ for. With --watch it is shown again and again; zsync top is that in a terminal.`
 			defer t.session.Close()
 			var seen look.Memory
 			for {
+				stop := func() {}
+				if watch {
+					stop = t.missing()
+				}
 				rows, err := t.list(t.waiting, t.session, root, &seen)
-				if err != nil {
+				if stop(); err != nil {
 					return verdict(err, exitBusy)
 				}
 				out := cmd.OutOrStdout()
@@ -87,6 +92,24 @@ for. With --watch it is shown again and again; zsync top is that in a terminal.`
 	cmd.Flags().BoolVar(&watch, "watch", false, "show it again and again, until a signal comes")
 	cmd.Flags().Var(&every, "interval", "a `TIME`: how often")
 	return cmd
+}
+
+// missing says once that the servers do not answer, if stop is not called soon, and when stop is
+// called after that, that they do again.
+func (t *task) missing() (stop func()) {
+	began, said := time.Now(), make(chan struct{})
+	timer := time.AfterFunc(overdue, func() {
+		defer close(said)
+		t.say(fmt.Errorf("the servers have not answered since %s: what is shown is old", began.Local().Format(time.DateTime)))
+	})
+	return func() {
+		if timer.Stop() {
+			return
+		}
+		if <-said; t.waiting.Err() == nil {
+			t.say(fmt.Errorf("the servers answer again, after %v", time.Since(began).Round(time.Second)))
+		}
+	}
 }
 
 // list sums up what there is below root.
