@@ -232,7 +232,6 @@ func (h *Hold) giveUp(l *Limits, why error, so func() bool) {
 	if !h.lose(l.Lost(inc.ID.Load(), why, time.Now()), so) {
 		return
 	}
-	inc.Manager.Log.Warn("zsync: given up", "path", h.of.path(), "reason", why)
 	h.withdraw()
 }
 

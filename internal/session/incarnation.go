@@ -462,7 +462,7 @@ func (inc *Incarnation) connected() {
 	m := inc.Manager
 	inc.Watches.connected()
 	inc.newestLink().open()
-	m.outage.end()
+	began, said := m.outage.end()
 	again := IsClosed(inc.first)
 	kind, text := EventConnected, "zsync: session established"
 	if again {
@@ -484,6 +484,9 @@ func (inc *Incarnation) connected() {
 	if entered {
 		m.Log.Info(text, "session", Text(inc.ID.Load()), "timeout", time.Duration(inc.Timeout.Load()))
 		m.tell()
+	}
+	if said { // at the level of what it ends
+		m.Log.Warn("zsync: connected again", "since", time.Now(), "lasted", time.Since(began).Round(time.Millisecond), "session", Text(inc.ID.Load()))
 	}
 }
 

@@ -368,7 +368,8 @@ func (m *Manager) noneFits() bool {
 	return !slices.ContainsFunc(m.Hosts, func(addr string) bool { return m.tried[addr] == nil })
 }
 
-// sayOutage logs for each server why it was of no use when it was tried last.
+// sayOutage logs for each server why it was of no use when it was tried last, and until when the
+// session is believed in, if something is held.
 func (m *Manager) sayOutage(began time.Time) {
 	m.mu.Lock()
 	var why []string
@@ -379,8 +380,17 @@ func (m *Manager) sayOutage(began time.Time) {
 			why = append(why, addr+": no answer yet")
 		}
 	}
+	inc := m.cur
 	m.mu.Unlock()
-	m.Log.Warn("zsync: no connection to any server", "since", began, "err", strings.Join(why, "; "))
+	const text = "zsync: no connection to any server"
+	err := strings.Join(why, "; ")
+	if holds := m.Holds.Load(); holds > 0 && inc != nil {
+		if left := inc.left(); left > 0 {
+			m.Log.Warn(text, "since", began, "holds", holds, "until", time.Now().Add(left).Round(time.Millisecond), "err", err)
+			return
+		}
+	}
+	m.Log.Warn(text, "since", began, "err", err)
 }
 
 // untried returns how many servers have not been tried in this round, that of
