@@ -62,7 +62,8 @@ func (p *Place) takeIn(ctx context.Context, inc *session.Incarnation) (_ *Claim,
 			err = a.claim.assure(ctx)
 		}
 		if interrupted(ctx, err) {
-			return nil, err // a is in the line still
+			a.roll = nil // it may be old when the next Take looks at it
+			return nil, err
 		}
 		p.arrival = nil
 		if err == nil {
