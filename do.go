@@ -56,6 +56,9 @@ func (d *doCall) nest(ctx context.Context, op, path string, mode local.Mode, f f
 
 // in returns the run of Do that made ctx, unless it is over.
 func (k doKey) in(ctx context.Context) *doCall {
+	if k.s == nil || k.s.m.FunctionOf(ctx) == nil {
+		return nil // ctx comes from no function at all; the look for k would cost an allocation
+	}
 	d, _ := ctx.Value(k).(*doCall)
 	if d == nil || d.over.Load() {
 		return nil

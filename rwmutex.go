@@ -385,6 +385,9 @@ func (rw *RWMutex) do(ctx context.Context, op string, mode local.Mode, f func(ct
 // within returns the Do, or else the RDo, of this path in which ctx was made,
 // if that still runs.
 func (rw *RWMutex) within(ctx context.Context) *doCall {
+	if rw.s == nil || rw.s.m.FunctionOf(ctx) == nil {
+		return nil
+	}
 	return cmp.Or(rw.doKey(local.Exclusive).in(ctx), rw.doKey(local.Shared).in(ctx))
 }
 

@@ -7,13 +7,13 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 	"unicode"
 
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/double"
-	"github.com/zsync/zsync/internal/local"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/shared"
 	"github.com/zsync/zsync/internal/tally"
@@ -53,7 +53,7 @@ type Session struct {
 	marks     shared.Map[string, mark] // by path of the mark
 	ids       shared.Names             // of memberships in groups, by the path of the znode
 	swept     shared.Pace              // by path of a Flight: when results of others were looked after
-	kept      local.Kept
+	kept      atomic.Int64             // places of WithRetention
 }
 
 // Connect opens a session with an ensemble.

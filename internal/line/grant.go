@@ -31,10 +31,13 @@ type Grant struct {
 // ended, the grant is lost before the servers are asked to end the session: begin, or the first
 // grant before, has added c to the hooks of that end, which run before.
 func (c *Claim) Grant(op string) *Grant {
-	g := &Grant{Claim: c, lasts: true}
-	g.hook.Owner = g
 	c.mu.Lock()
 	first := c.state == waiting
+	g := &c.first
+	if !first {
+		g = new(Grant)
+	}
+	g.Claim, g.lasts, g.hook.Owner = c, true, g
 	if first {
 		c.of = c
 		c.guardLocked()

@@ -94,6 +94,7 @@ type Claim struct {
 	asked     chan struct{}     // if not nil, closed when somebody asks the holder to give up; guarded by mu
 	users     int               // the grants that last; guarded by mu
 	uses      int               // all its grants, for the trace; guarded by mu
+	first     Grant             // the memory of its first grant
 }
 
 func (l *Line) ranks(r *session.Roll) *ranks { return ranksOf(r, l.Strict, l.Bases) }

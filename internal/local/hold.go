@@ -50,16 +50,20 @@ type hold struct {
 	claim *line.Claim
 	mode  Mode
 	uses  []use  // in the order in which they were granted
-	room  [1]use // the memory of uses, while there is one
+	first [1]use // the memory of uses, while there is one
 
 	passed  int           // hand-overs, or joins, since no other contender was known
 	listing chan struct{} // closed when the listing under way is answered; nil if there is none
 	listed  bool          // the line was listed once, and a watch set if h was alone
 	closed  bool          // no more readers may join
 
-	open    int      // transactions that may still be applied
-	move    *move    // the Downgrade under way, or nil
-	keeping *keeping // once it has been kept
+	open   int           // transactions that may still be applied
+	moving chan struct{} // closed at the end of the Downgrade under way; nil if there is none
+	stop   func()        // ends that without a downgrade, unless it is done already
+
+	kept   time.Time   // when the last goroutine released it, if no goroutine has it
+	timer  *time.Timer // for the time that it is kept; nil if it ended while a goroutine had h
+	recall func()      // gives up the place if no goroutine has it; nil if it was never kept
 }
 
 // A use is the part of one goroutine in a hold.
@@ -68,23 +72,10 @@ type use struct {
 	pin   bool // of Do or RDo
 }
 
-// A move is a Downgrade in progress.
-type move struct {
-	done chan struct{}
-	stop func() // ends it without a downgrade, unless that is done already
-}
-
-// A keeping is how long a hold is kept that no goroutine has.
-type keeping struct {
-	since  time.Time   // when the last goroutine released it, or zero while a goroutine has it
-	timer  *time.Timer // nil if it ended while a goroutine had the hold
-	recall func()      // gives up the place if no goroutine has it
-}
-
-// end is for a hold whose place is given up.
-func (k *keeping) end() {
-	if k != nil && k.timer != nil {
-		k.timer.Stop()
+// stopTimer is for a hold whose place is given up.
+func (h *hold) stopTimer() {
+	if h.timer != nil {
+		h.timer.Stop()
 	}
 }
 

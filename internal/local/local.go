@@ -35,7 +35,7 @@ type Lock struct {
 
 	handoffs int           // 0: each goroutine has its own place in the line
 	retain   time.Duration // how long a place is kept that no goroutine has; 0 if none is
-	kept     *Kept         // of the session
+	kept     *atomic.Int64 // how many places the session keeps
 
 	mu      sync.Mutex
 	waiting []*waiter       // in the order in which they came
@@ -49,9 +49,10 @@ type Lock struct {
 type waiter struct {
 	mode  Mode
 	pin   bool          // it is in Do or RDo
-	ready chan struct{} // has a token when another goroutine has set a field below
+	ready chan struct{} // has a token when another goroutine has set a field below; nil until w waits
 
 	place  *place // in the line; nil while w waits for goroutines of this process
+	first  place  // the memory of the place with which w enters
 	grant  *line.Grant
 	err    error
 	behind Behind // with err
@@ -71,9 +72,6 @@ type Behind struct {
 	Place int
 }
 
-// Kept counts the places that a session keeps.
-type Kept struct{ n atomic.Int64 }
-
 // maxKept is how many places a session keeps that no goroutine has.
 const maxKept = 128
 
@@ -82,9 +80,9 @@ func (l *Lock) Init(m *session.Manager, path string, ln line.Line, handoffs int,
 	l.Manager, l.Path, l.Line, l.Entries, l.handoffs = m, path, ln, entries, handoffs
 }
 
-// Retain has l keep its place for d when no goroutine has it; all counts the places of the
-// session.
-func (l *Lock) Retain(d time.Duration, all *Kept) { l.retain, l.kept = d, all }
+// Retain makes l keep its place for d when no goroutine has it; all counts the places that the
+// session keeps.
+func (l *Lock) Retain(d time.Duration, all *atomic.Int64) { l.retain, l.kept = d, all }
 
 // Acquire waits for a grant; pin says that the caller is Do. If it fails, behind is whom it has
 // waited for.
@@ -95,19 +93,24 @@ func (l *Lock) Acquire(ctx context.Context, mode Mode, pin bool) (g *line.Grant,
 		l.mu.Unlock()
 		return g, Behind{}, nil
 	}
-	w := &waiter{mode: mode, pin: pin, ready: make(chan struct{}, 1)}
+	w := &waiter{mode: mode, pin: pin}
 	l.waiting = append(l.waiting, w)
 	l.serve()
+	if w.place == nil && w.grant == nil {
+		w.ready = make(chan struct{}, 1)
+	}
 	l.mu.Unlock()
 	for {
-		// If several are ready, any is right: leave looks whether w was let in, or has a
-		// place in the line.
-		select {
-		case <-w.ready:
-		case <-ctx.Done():
-			return nil, l.leave(ctx, w), session.CtxErr(ctx)
-		case <-l.Manager.Closing: // the goroutine that w waits for may never release
-			return nil, l.leave(ctx, w), l.Manager.Failure()
+		if w.ready != nil {
+			// If several are ready, any is right: leave looks whether w was let in, or has a
+			// place in the line.
+			select {
+			case <-w.ready:
+			case <-ctx.Done():
+				return nil, l.leave(ctx, w), session.CtxErr(ctx)
+			case <-l.Manager.Closing: // the goroutine that w waits for may never release
+				return nil, l.leave(ctx, w), l.Manager.Failure()
+			}
 		}
 		if w.place != nil {
 			switch c, err := w.place.Take(ctx); {
@@ -137,7 +140,11 @@ func (l *Lock) take(ctx context.Context, c *line.Claim, w *waiter) bool {
 	l.mu.Lock()
 	w.place = nil
 	h := l.hold(c, w.mode)
-	if h != nil {
+	if h == nil {
+		if w.ready == nil {
+			w.ready = make(chan struct{}, 1)
+		}
+	} else {
 		l.waiting = slices.DeleteFunc(l.waiting, func(x *waiter) bool { return x == w })
 		w.grant = l.admit(h, w.pin)
 		for l.handoffs > 0 && w.mode == Shared && l.next(Shared) {
@@ -198,13 +205,20 @@ func (l *Lock) fail(w *waiter, err error) {
 // refuse has w fail. It waits for goroutines of this process.
 func (w *waiter) refuse(err error, behind Behind) {
 	w.err, w.behind = err, behind
-	w.ready <- struct{}{}
+	w.wake()
 }
 
 // goOn makes w wait in the line, at p.
 func (w *waiter) goOn(p *place) {
 	w.place = p
-	w.ready <- struct{}{}
+	w.wake()
+}
+
+// wake ends the wait of w for other goroutines, if it has begun.
+func (w *waiter) wake() {
+	if w.ready != nil {
+		w.ready <- struct{}{}
+	}
 }
 
 // serve lets in the first waiters that may be, and sends the next one to the line. It is called
@@ -235,9 +249,9 @@ func (l *Lock) serve() {
 	}
 }
 
-// enter has w enter the line.
+// enter makes w enter the line.
 func (l *Lock) enter(w *waiter) {
-	e, p := l.Entries.Of(w.mode), new(place)
+	e, p := l.Entries.Of(w.mode), &w.first
 	p.Place = line.Place{Line: &l.Line, Base: e.Base, Data: l.Manager.Owner, Rule: e.Rule, Behind: &p.ahead}
 	w.goOn(p)
 }
@@ -277,7 +291,7 @@ func (l *Lock) letIn(h *hold) {
 		l.waiting = l.waiting[1:]
 	}
 	w.grant = l.admit(h, w.pin)
-	w.ready <- struct{}{}
+	w.wake()
 }
 
 // admit grants h to one more goroutine.
@@ -303,7 +317,7 @@ func (l *Lock) hold(c *line.Claim, mode Mode) *hold {
 		return nil
 	}
 	h := &hold{claim: c, mode: mode}
-	h.uses = h.room[:0]
+	h.uses = h.first[:0]
 	l.holds = append(l.holds, h)
 	if mode == Shared {
 		l.read(h)
@@ -477,10 +491,11 @@ func (l *Lock) renounce(w *waiter) error {
 type Departure struct {
 	lock   *Lock
 	hold   *hold
-	grant  *line.Grant // nil if there was no use to end
-	handle bool        // the caller has the grant, so the mode does not matter
-	stays  bool        // other goroutines have the hold
-	move   *move       // if not nil, nothing has been done before it is over
+	grant  *line.Grant   // nil if there was no use to end
+	handle bool          // the caller has the grant, so the mode does not matter
+	stays  bool          // other goroutines have the hold
+	moving chan struct{} // if not nil, nothing has been done before this Downgrade is over
+	stop   func()        // ends it
 }
 
 // depart takes the use that find returns, under mu, from its hold.
@@ -491,8 +506,8 @@ func (l *Lock) depart(handle bool, find func() (*hold, int)) Departure {
 	if h == nil {
 		return Departure{}
 	}
-	d := Departure{lock: l, hold: h, grant: h.uses[i].grant, handle: handle, move: h.move}
-	if d.move != nil {
+	d := Departure{lock: l, hold: h, grant: h.uses[i].grant, handle: handle, moving: h.moving, stop: h.stop}
+	if d.moving != nil {
 		return d
 	}
 	h.uses = slices.Delete(h.uses, i, i+1) // at once, so that a second Unlock does not find it
@@ -505,9 +520,9 @@ func (l *Lock) depart(handle bool, find func() (*hold, int)) Departure {
 
 // Finish must be called once.
 func (d Departure) Finish() error {
-	for d.move != nil {
-		d.move.stop() // servers may not answer, and Unlock does not wait for them
-		<-d.move.done
+	for d.moving != nil {
+		d.stop() // servers may not answer, and Unlock does not wait for them
+		<-d.moving
 		d = d.lock.depart(d.handle, func() (*hold, int) {
 			// A shared hold is not released by Unlock, which found an exclusive one.
 			if h, i := d.lock.holds.useOf(d.grant); h != nil && (d.handle || h.mode == Exclusive) {
@@ -590,7 +605,7 @@ func (l *Lock) mayPass(h *hold) bool {
 func (l *Lock) drop(h *hold) {
 	l.holds = slices.DeleteFunc(l.holds, func(x *hold) bool { return x == h })
 	if l.idle != h {
-		h.keeping.end()
+		h.stopTimer()
 	}
 	if !l.holds.shared() {
 		l.reading = nil
@@ -605,26 +620,24 @@ func (l *Lock) keep(h *hold, g *line.Grant) (e session.Event, kept bool) {
 		!h.claim.Alone() || h.claim.WasAsked() || session.IsClosed(l.Manager.Closing) {
 		return e, false
 	}
-	if l.kept.n.Add(1) > maxKept {
-		l.kept.n.Add(-1)
+	if l.kept.Add(1) > maxKept {
+		l.kept.Add(-1)
 		return e, false
 	}
 	if e, kept = g.Keep(); !kept { // it is lost
-		l.kept.n.Add(-1)
+		l.kept.Add(-1)
 		return e, false
 	}
-	k := h.keeping
-	if k == nil {
-		k = &keeping{recall: func() { l.recall(h) }}
-		h.keeping = k
-		h.claim.AfterLoss(func(error) { l.Manager.Spawn(k.recall) })
+	if h.recall == nil {
+		h.recall = func() { l.recall(h) }
+		h.claim.AfterLoss(func(error) { l.Manager.Spawn(h.recall) })
 	}
-	k.since = time.Now()
-	if k.timer == nil {
-		k.timer = time.AfterFunc(l.retain, func() { l.expire(h) })
+	h.kept = time.Now()
+	if h.timer == nil {
+		h.timer = time.AfterFunc(l.retain, func() { l.expire(h) })
 	}
 	// A contender that comes at this same instant has fired the watch, and recall is called at once.
-	h.claim.OnRecall(k.recall)
+	h.claim.OnRecall(h.recall)
 	l.idle = h
 	l.drop(h)
 	return e, true
@@ -647,15 +660,14 @@ func (l *Lock) regain(mode Mode) *hold {
 func (l *Lock) discard() {
 	if h := l.idle; h != nil {
 		l.unkeep(h)
-		h.keeping.end()
+		h.stopTimer()
 		l.Manager.Spawn(h.claim.Discard)
 	}
 }
 
 func (l *Lock) unkeep(h *hold) {
 	l.idle = nil
-	l.kept.n.Add(-1)
-	h.keeping.since = time.Time{}
+	l.kept.Add(-1)
 }
 
 // recall is called when another contender may have come, or h is lost.
@@ -672,13 +684,12 @@ func (l *Lock) recall(h *hold) {
 func (l *Lock) expire(h *hold) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	k := h.keeping
 	if l.idle != h {
-		k.timer = nil // keep makes another
+		h.timer = nil // keep makes another
 		return
 	}
-	if left := l.retain - time.Since(k.since); left > 0 {
-		k.timer.Reset(left)
+	if left := l.retain - time.Since(h.kept); left > 0 {
+		h.timer.Reset(left)
 		return
 	}
 	l.discard()
@@ -712,14 +723,13 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 	start := time.Now()
 	moving, stop := context.WithCancel(ctx)
 	defer stop()
-	m := &move{done: make(chan struct{}), stop: stop}
 	l.mu.Lock()
 	h := l.holds.present(Exclusive, (*hold).used)
-	if h == nil || h.move != nil {
+	if h == nil || h.moving != nil {
 		l.mu.Unlock()
 		return line.ErrNotLocked
 	}
-	h.move = m
+	h.moving, h.stop = make(chan struct{}), stop
 	l.mu.Unlock()
 
 	own, e := h.claim, l.Entries.Of(Shared)
@@ -740,8 +750,8 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 		// when, or by whom, the write node is deleted.
 		former, err = own.Move(c, e.Op)
 	}
-	h.move = nil
-	close(m.done)
+	close(h.moving)
+	h.moving, h.stop = nil, nil
 	if err != nil {
 		l.mu.Unlock()
 		return err

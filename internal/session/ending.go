@@ -21,6 +21,7 @@ type Ending struct {
 	cause error         // guarded by mu
 	done  chan struct{} // made by the first Done; guarded by mu
 	hooks []*Hook       // in no order; guarded by mu
+	first [1]*Hook      // the memory of hooks, while there is one
 }
 
 // A Hook is an entry in the list of an Ending, which calls OnEnd once, with its cause.
@@ -79,6 +80,9 @@ func (e *Ending) Add(h *Hook) {
 	e.mu.Lock()
 	cause := e.cause
 	if cause == nil {
+		if e.hooks == nil {
+			e.hooks = e.first[:0]
+		}
 		h.at = len(e.hooks)
 		e.hooks = append(e.hooks, h)
 	}
