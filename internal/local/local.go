@@ -49,7 +49,7 @@ type Lock struct {
 type waiter struct {
 	mode  Mode
 	pin   bool          // it is in Do or RDo
-	ready chan struct{} // has a token when another goroutine has set a field below; nil until w waits
+	ready chan struct{} // has a token when another goroutine has set a field below; nil until w waits for one
 
 	place  *place // in the line; nil while w waits for goroutines of this process
 	first  place  // the memory of the place with which w enters
@@ -96,8 +96,11 @@ func (l *Lock) Acquire(ctx context.Context, mode Mode, pin bool) (g *line.Grant,
 	w := &waiter{mode: mode, pin: pin}
 	l.waiting = append(l.waiting, w)
 	l.serve()
-	if w.place == nil && w.grant == nil {
+	if w.place == nil { // else it waits in the line, and nowhere else
 		w.ready = make(chan struct{}, 1)
+		if w.grant != nil {
+			w.wake()
+		}
 	}
 	l.mu.Unlock()
 	for {
