@@ -15,16 +15,15 @@ import (
 func barrierCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "barrier",
-		Short: "hold programs back until they may all go on",
+		Short: "make programs wait for each other",
 		Long: `There are two kinds of barrier, which must not share a path.
 
-A gate lets everyone wait who comes while it is closed, until somebody opens it:
-close, wait and open. It is a zsync.Barrier, and shared with Curator's
-DistributedBarrier and kazoo's Barrier.
+A gate blocks callers of wait while it is closed: close, wait and open. It
+is a zsync.Barrier, and shared with Curator's DistributedBarrier and kazoo's
+Barrier.
 
-A double barrier lets a given number of parties begin together and end together:
-enter and leave. It is the Enter and Leave of a zsync.WaitGroup. It can be used
-round after round.`,
+A double barrier lets N parties begin together and end together, round after
+round: enter and leave. It is the Enter and Leave of a zsync.WaitGroup.`,
 		RunE: wantSubcommand,
 	}
 	cmd.AddCommand(
@@ -88,17 +87,15 @@ func enterCommand(c *client) *cobra.Command {
 	n := 0
 	cmd := &cobra.Command{
 		Use:   "enter -n N PATH [flags] [-- CMD [ARG...]]",
-		Short: "go on when N have entered, and run a command until all leave",
+		Short: "wait until N parties have entered, then run a command",
 		Long: `enter waits until N parties have entered at PATH. Then all N run their commands,
-and each ends when the commands of all have ended. A party that dies before all
-have entered does not count; one that dies later has left. When a party loses
-its session it is no longer a member, and its command is stopped: see zsync
-help. --timeout is for the entering only; a signal ends the wait of those who
-leave.
+and each zsync ends when the commands of all have ended. A party that dies before
+the round begins does not count; a party that dies later counts as having left.
+If a party loses its session, it is no longer a member, and zsync stops its
+command. --timeout limits only the entering.
 
-Without a command enter ends as soon as all N are there. A membership lasts only
-as long as the process that has it, so by that it has left: it is a rendezvous,
-and the next N may come.`,
+Without a command, enter ends when N parties are there. This is a rendezvous: a
+membership ends with its process, so the next N parties can enter.`,
 		Example: `  zsync barrier enter -n 3 /load-test -- ./client
   zsync barrier enter -n 3 /deploy && ./switch-over`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -122,12 +119,12 @@ func leaveCommand(c *client) *cobra.Command {
 	n := 0
 	cmd := &cobra.Command{
 		Use:   "leave -n N PATH [flags]",
-		Short: "go on when N have come to leave",
-		Long: `leave waits until N parties have come to leave at PATH. With an enter before it,
-and the work between them, it does for a script what enter does with a command.
+		Short: "wait until N parties are ready to leave",
+		Long: `leave waits until N parties are ready to leave at PATH. After an enter and some
+work, it does for a script what enter does with a command.
 
-But no process is a member in between, so nobody sees that a party has died
-there, and leave waits for it: give --timeout, or have enter run the command.`,
+But between the two, no process is a member. So no party sees that another has
+died, and leave waits for it: set --timeout, or make enter run the command.`,
 		Example: `  zsync barrier enter -n 3 /job && ./work; zsync barrier leave -n 3 --timeout 1h /job`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
@@ -147,7 +144,7 @@ there, and leave waits for it: give --timeout, or have enter run the command.`,
 }
 
 func addParties(cmd *cobra.Command, n *int) {
-	cmd.Flags().IntVarP(n, "parties", "n", 0, "how many parties there are")
+	cmd.Flags().IntVarP(n, "parties", "n", 0, "number of parties")
 }
 
 // pathAndPerhapsCommand takes PATH [-- CMD ARG...] apart.

@@ -41,16 +41,16 @@ func newClient(h *host, root *cobra.Command) *client {
 	flags.StringVar(&c.servers, "servers", h.getenv("ZSYNC_SERVERS"), "connect string `HOST:PORT,...[/PATH]` (environment: ZSYNC_SERVERS)")
 	flags.Lookup("servers").DefValue = "" // help does not show what the environment says
 	c.session, c.connect = 10*time.Second, connectTimeout
-	flags.Var((*seconds)(&c.session), "session", "session `TIMEOUT`: what a dead client held is free after it")
-	flags.Var((*seconds)(&c.connect), "connect-timeout", "how long to try to reach a server at first, a `TIME`; 0: for ever")
-	flags.StringVar(&c.owner, "owner", "", "`NAME` to show to others (default host:pid)")
-	flags.StringArrayVar(&c.auth, "auth", nil, "`SCHEME:CREDENTIALS`, such as digest:user:password; may be repeated; seen by all who list processes (environment, which is not: ZSYNC_AUTH)")
+	flags.Var((*seconds)(&c.session), "session", "session `TIMEOUT`: how long others wait for a lock whose holder died")
+	flags.Var((*seconds)(&c.connect), "connect-timeout", "longest `TIME` to reach a server at first; 0: no limit")
+	flags.StringVar(&c.owner, "owner", "", "`NAME` in the znodes, for other people (default host:pid)")
+	flags.StringArrayVar(&c.auth, "auth", nil, "`SCHEME:CREDENTIALS`, such as digest:user:password; may be repeated; every user of the machine sees it (environment, which is hidden: ZSYNC_AUTH)")
 	flags.StringVar(&c.authIn, "auth-file", "", "`FILE` with SCHEME:CREDENTIALS, one a line")
-	flags.StringArrayVar(&c.acl, "acl", nil, "who may do what with the znodes that are made: `SCHEME:ID:PERMS`, PERMS being letters of cdrwa; may be repeated; or open, or creator (default: creator with credentials, and open without)")
+	flags.StringArrayVar(&c.acl, "acl", nil, "ACL of created znodes: `SCHEME:ID:PERMS` with PERMS from cdrwa, open, or creator; may be repeated (default: creator with credentials, open without)")
 	c.tls.add(root)
-	flags.StringVar(&c.trace, "trace", h.getenv("ZSYNC_TRACE"), "append to `FILE` who was granted what, and when it ended, for zsync verify (environment: ZSYNC_TRACE)")
+	flags.StringVar(&c.trace, "trace", h.getenv("ZSYNC_TRACE"), "append a trace of all holds to `FILE`, for zsync verify (environment: ZSYNC_TRACE)")
 	flags.Lookup("trace").DefValue = ""
-	flags.BoolVarP(&c.verbose, "verbose", "v", false, "tell what is waited for, and what happens to the connection")
+	flags.BoolVarP(&c.verbose, "verbose", "v", false, "print waits, and changes of the connection")
 	return c
 }
 

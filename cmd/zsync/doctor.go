@@ -34,35 +34,34 @@ func doctorCommand(c *client) *cobra.Command {
 	d := &doctor{host: c.host, older: 24 * time.Hour}
 	cmd := &cobra.Command{
 		Use:   "doctor [PATH] [flags]",
-		Short: "look for what is wrong below a path, and with the servers",
-		Long: `doctor looks at everything at PATH and below it (default: /), and at the
-servers, and tells
+		Short: "find deadlocks, orphans and wrong settings",
+		Long: `doctor examines all znodes at PATH and below it (default: /), and the servers. It
+reports
 
   deadlocks: sessions that wait for each other in a circle, with the locks
-  orphans: holders and waiters that belong to no session, or to one that the
-    servers do not know: they will never go away
-  mixed kinds: a path that is used as two kinds of lock, which do not see each
-    other, so that two are let in
+  orphans: holders and waiters without a session that the servers know: they
+    are never deleted
+  mixed kinds: a path that is used by two kinds of lock, which do not exclude
+    each other
   poison: dead letters of queues, and elements that were received five times or
-    more and are not done
-  leftovers: znodes that belong to something that is not there any more, and
-    receipts of writes of killed processes, a day old (--older) or more
+    more and never acknowledged
+  leftovers: znodes of primitives that no longer exist, and receipts of killed
+    processes, a day old (--older) or more
   parents whose sequence numbers are nearly used up
-  settings of the servers that weaken what zsync promises, and servers whose
-    settings differ, as far as they tell them: the four-letter words conf, srvr
-    and dump must be allowed; jute.maxbuffer is known to the admin server alone
+  settings of the servers that weaken guarantees, and settings that differ between
+    servers. This needs the four-letter words conf, srvr and dump; jute.maxbuffer
+    needs the admin server
   clocks of servers that are ahead of this machine's
 
-A circle is a deadlock unless one of its processes waits in one thread and can
-release in another. It is told only if it is still there after a second look.
+A circle is a deadlock unless a process of it waits in one thread and can release in
+another. doctor reports a circle only if a second look confirms it.
 
-Without --clean it changes nothing. With it, leftovers are deleted that zsync has
-certainly made: empty directories and receipts, by their names, their data and the
-mark of their directory. It asks first, unless --yes is given, and deletes each only
-if it is still what was shown. It names what it leaves alone, and why: an orphan, for
-example, is always made by another program.
+Without --clean, doctor changes nothing. With --clean, it deletes leftovers that
+are certainly zsync's: empty parents and receipts, by their names, their data and
+the mark of their parent. It asks first, unless --yes is given, and deletes each
+only if it is unchanged. It names the leftovers that it leaves, with the reason.
 
-The exit status is 1 if something is wrong.`,
+The exit status is 1 if doctor finds a problem.`,
 		Example: "  zsync doctor\n  zsync doctor /jobs\n  zsync doctor --clean --yes",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 {
@@ -108,10 +107,10 @@ The exit status is 1 if something is wrong.`,
 		},
 	}
 	h.addTimeout(cmd)
-	cmd.Flags().BoolVar(&d.clean, "clean", false, "delete leftovers that zsync has certainly made")
-	cmd.Flags().BoolVar(&d.yes, "yes", false, "do not ask before that")
-	cmd.Flags().Var((*seconds)(&d.older), "older", "a `TIME`: what has not been written for so long may be a leftover")
-	cmd.Flags().IntVar(&d.admin, "admin-port", 8080, "the `PORT` of the servers' admin server; 0: do not ask it")
+	cmd.Flags().BoolVar(&d.clean, "clean", false, "delete leftovers that are certainly zsync's")
+	cmd.Flags().BoolVar(&d.yes, "yes", false, "do not ask before deleting")
+	cmd.Flags().Var((*seconds)(&d.older), "older", "`TIME` without a write after which a znode can be a leftover")
+	cmd.Flags().IntVar(&d.admin, "admin-port", 8080, "`PORT` of the servers' admin server; 0 to leave it out")
 	return cmd
 }
 

@@ -13,16 +13,14 @@ func electCommand(c *client) *cobra.Command {
 	again, selector := false, false
 	cmd := &cobra.Command{
 		Use:   "elect PATH [flags] -- CMD [ARG...]",
-		Short: "run a command on the one that is elected leader",
-		Long: `elect waits to be elected among all who stand at PATH, and runs a command while
-it leads. Those who stand are elected in the order in which they came.
+		Short: "run a command on the elected leader",
+		Long: `elect waits until it is elected among the candidates at PATH, and runs a command
+while it leads. Candidates are elected in the order in which they came.
 
-It is a zsync.Election. --owner is what the leader is called; zsync status shows
-it.
+It is a zsync.Election. --owner names the candidate; zsync status prints it.
 
-With --again it stands again when the leadership is lost, however long no server
-answers then. A signal that ends programs ends it all the same, though the
-leadership is lost while the command ends.`,
+With --again, elect campaigns again after a loss, even if no server answers for a
+long time. SIGINT and SIGTERM end it in any case.`,
 		Example: "  zsync elect /services/scheduler --again -- ./scheduler",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			layout := zsync.LayoutCurator
@@ -54,7 +52,7 @@ leadership is lost while the command ends.`,
 	}
 	h.addFlags(cmd)
 	h.addKazoo(cmd, "Election", "LeaderLatch")
-	cmd.Flags().BoolVar(&selector, "selector", false, "share the path with Curator's LeaderSelector instead of with its LeaderLatch")
-	cmd.Flags().BoolVar(&again, "again", false, "when the leadership is lost stand again, and run the command anew")
+	cmd.Flags().BoolVar(&selector, "selector", false, "share the path with Curator's LeaderSelector, not its LeaderLatch")
+	cmd.Flags().BoolVar(&again, "again", false, "after a loss, campaign again and run the command again")
 	return cmd
 }

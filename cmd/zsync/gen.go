@@ -16,7 +16,7 @@ func genCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:    "gen",
 		Short:  "write man pages and completions, for packagers",
-		Long:   "gen writes the man pages, or the completions of the shells, as files: zsync completion --help tells how to use the latter without.",
+		Long:   "gen writes the man pages, or the completions of the shells, as files: zsync completion --help explains how to use completions without files.",
 		Hidden: true,
 		RunE:   wantSubcommand,
 	}

@@ -17,10 +17,10 @@ import (
 func groupCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "group",
-		Short: "be a member of a group, and see who else is",
-		Long: `A group tells who is there: its members have ids, and with each goes some text
-(INFO), such as an address. It is a zsync.Group whose codec is zsync.Raw, and
-shared with Curator's GroupMember; with --kazoo, with kazoo's Party.`,
+		Short: "join a group, and list its members",
+		Long: `A group lists its members. Each has an id, and some text (INFO), such as an
+address. It is a zsync.Group whose codec is zsync.Raw, and shared with Curator's
+GroupMember; with --kazoo, with kazoo's Party.`,
 		RunE: wantSubcommand,
 	}
 	cmd.AddCommand(joinCommand(c), membersCommand(c), groupWatchCommand(c))
@@ -42,12 +42,12 @@ func joinCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "join PATH ID [INFO] [flags] [-- CMD [ARG...]]",
 		Short: "be a member while a command runs",
-		Long: `join makes ID a member of the group at PATH for as long as the command runs; or,
-without one, until a signal ends zsync. While somebody else is the member ID it
-waits; --timeout is for that, and exit status 75 means that it was in vain.
+		Long: `join makes ID a member of the group at PATH until the command ends or, without a
+command, until a signal ends zsync. While another process is the member ID, join
+waits, for at most --timeout; it then exits with status 75.
 
-When the session is lost the member joins again, and the command goes on: a
-group tells who is there, and not who may do something alone.`,
+If the session is lost, the member joins again and the command continues: a group
+lists processes, but does not exclude them from each other.`,
 		Example: `  zsync group join /services/billing "$(hostname)" 10.0.0.7:8080 -- ./billing`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			n, argv := len(args), []string(nil)
@@ -187,10 +187,10 @@ func groupWatchCommand(c *client) *cobra.Command {
 	n := 0
 	cmd := &cobra.Command{
 		Use:   "watch PATH [flags]",
-		Short: "print the members, and again when one comes or goes",
-		Long: `watch prints the members of the group at PATH, and again after each change, each
-time as one line of JSON: the array that members --json prints. It ends with a
-signal, with --timeout, or when it has printed as many lines as --count says.`,
+		Short: "print the members after each change",
+		Long: `watch prints the members of the group at PATH, now and after each change, as one
+line of JSON: the array of members --json. It ends with a signal, with --timeout,
+or after --count lines.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())

@@ -61,7 +61,7 @@ const tryTimeout = 5 * time.Second
 func newHolding(c *client) *holding { return &holding{client: c, busy: exitBusy} }
 
 func (h *holding) addTimeout(cmd *cobra.Command) {
-	cmd.Flags().VarP((*waitLimit)(&h.timeout), "timeout", "w", "how long to wait at most, a `TIME` (default: for ever)")
+	cmd.Flags().VarP((*waitLimit)(&h.timeout), "timeout", "w", "longest wait, a `TIME` (default: no limit)")
 }
 
 // A waitLimit is the flag for the longest wait. The zero value is no limit, and the
@@ -88,25 +88,25 @@ func (w *waitLimit) Set(text string) error {
 func (h *holding) addFlags(cmd *cobra.Command) {
 	h.addTimeout(cmd)
 	h.addBusy(cmd)
-	cmd.Flags().Var((*seconds)(&h.killAfter), "kill-after", "a `TIME`: how long after SIGTERM a command that has lost its hold is sent SIGKILL (default: a twentieth of the session timeout that the servers grant, so that it is gone before others go on)")
-	cmd.Flags().StringVar(&h.onLost, "on-lost", "", "a `COMMAND` for the shell, to run as well when the hold is lost")
+	cmd.Flags().Var((*seconds)(&h.killAfter), "kill-after", "`TIME` from SIGTERM to SIGKILL after a loss (default: a twentieth of the session timeout, so that the command ends before another process holds)")
+	cmd.Flags().StringVar(&h.onLost, "on-lost", "", "shell `COMMAND` to run when the hold is lost")
 }
 
 func (h *holding) addBusy(cmd *cobra.Command) {
-	cmd.Flags().IntVarP(&h.busy, "conflict-exit-code", "E", exitBusy, "the exit `STATUS` when it is not acquired")
+	cmd.Flags().IntVarP(&h.busy, "conflict-exit-code", "E", exitBusy, "exit `STATUS` if it is not acquired")
 }
 
 // addTry adds the flag of those who can try, with a short one if that is free.
 func (h *holding) addTry(cmd *cobra.Command, short string) {
 	h.canTry = true
-	cmd.Flags().BoolVarP(&h.try, "try", short, false, "try once, and do not wait; --timeout 0 does the same")
+	cmd.Flags().BoolVarP(&h.try, "try", short, false, "try once, and do not wait; the same as --timeout 0")
 	cmd.Flags().BoolVar(&h.try, "no-wait", false, "the same")
 	cmd.Flags().MarkHidden("no-wait") // what --try was called
 }
 
 // addKazoo adds the flag of those whose znodes can be kazoo's.
 func (h *holding) addKazoo(cmd *cobra.Command, kazoos, curators string) {
-	cmd.Flags().BoolVar(&h.kazoo, "kazoo", false, fmt.Sprintf("share the path with kazoo's %s instead of with Curator's %s", kazoos, curators))
+	cmd.Flags().BoolVar(&h.kazoo, "kazoo", false, fmt.Sprintf("share the path with kazoo's %s, not Curator's %s", kazoos, curators))
 }
 
 // layout is what --kazoo says.

@@ -19,9 +19,9 @@ func intCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "int",
 		Short: "read, change and watch a shared number",
-		Long: `An int is a whole number that programs on different machines count with. It is a
+		Long: `An int is a whole number that programs on different machines share. It is a
 zsync.Int64, and shared with kazoo's Counter; with --curator, with Curator's
-DistributedAtomicLong and SharedCount. What nobody has set yet is 0.`,
+DistributedAtomicLong and SharedCount. A new int is 0.`,
 		RunE: wantSubcommand,
 	}
 	cmd.AddCommand(
@@ -43,7 +43,7 @@ func newNumber(c *client) *number { return &number{holding: newHolding(c)} }
 
 func (n *number) addFlags(cmd *cobra.Command) {
 	n.addTimeout(cmd)
-	cmd.Flags().BoolVar(&n.curator, "curator", false, "share the path with Curator's DistributedAtomicLong instead of with kazoo's Counter")
+	cmd.Flags().BoolVar(&n.curator, "curator", false, "share the path with Curator's DistributedAtomicLong, not kazoo's Counter")
 }
 
 func (n *number) codec() zsync.Codec {
@@ -116,7 +116,7 @@ func intSetCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:         "set PATH NUMBER [flags]",
 		Short:       "set the number",
-		Long:        `set makes NUMBER the number. With --if it does so only if the number was OLD; exit status 75 means that it was not.`,
+		Long:        `set stores NUMBER. With --if, it does so only if the number was OLD; otherwise it exits with status 75.`,
 		Annotations: negatives,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 2 {
@@ -146,9 +146,9 @@ func intAddCommand(c *client) *cobra.Command {
 	n := newNumber(c)
 	cmd := &cobra.Command{
 		Use:   "add PATH [NUMBER] [flags]",
-		Short: "add to the number, and print what it is then",
-		Long: `add adds NUMBER, which may be negative, or 1 if it is not given, and prints the
-sum. No two that add 1 print the same.`,
+		Short: "add to the number, and print the sum",
+		Long: `add adds NUMBER, which may be negative (default: 1), and prints the sum. No two
+calls that add 1 print the same sum.`,
 		Example:     "  id=$(zsync int add /ids/order)\n  zsync int add /stock/apples -12",
 		Annotations: negatives,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -176,10 +176,10 @@ func intWatchCommand(c *client) *cobra.Command {
 	n, count := newNumber(c), 0
 	cmd := &cobra.Command{
 		Use:   "watch PATH [flags]",
-		Short: "print the number, and again when it changes",
-		Long: `watch prints the number, once there is one, and then the latest after each
-change: of changes that come quickly perhaps the last alone. It ends with a
-signal, with --timeout, or when it has printed as many as --count says.`,
+		Short: "print the number after each change",
+		Long: `watch prints the number, now and after each change. After quick changes it can
+print only the latest. It ends with a signal, with --timeout, or after --count
+numbers.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())

@@ -15,20 +15,22 @@ func lockCommand(c *client) *cobra.Command {
 	rw := false
 	cmd := &cobra.Command{
 		Use:   "lock PATH... [flags] -- CMD [ARG...]",
-		Short: "run a command while nobody else holds the lock",
-		Long: `lock runs a command while nobody else holds the lock at PATH, on whatever
-machine. Those who wait are served in the order in which they came. With
-several PATHs it runs while nobody else holds any of them; two commands that
-name the same ones, in whatever order, do not wait for each other for ever.
+		Short: "run a command under a lock",
+		Long: `lock runs a command while no other process holds the lock at PATH, on any machine.
+Waiters are served in the order in which they came. With several PATHs, lock holds
+all of them; two commands that name the same paths, in any order, do not deadlock.
 
-The lock is a zsync.Mutex. With --rw it is the write lock of a zsync.RWMutex,
-which also keeps out the readers that zsync rlock runs. The two are different
-locks; zsync refuses to run a command under one where it meets the other, unless
-with --kazoo: there the two look alike.`,
-		Example: `  zsync lock /jobs/nightly -- ./nightly.sh
-  zsync lock /jobs/nightly --try -E 0 -- ./nightly.sh
+A lock does not make a job run once: five machines that run this command run the
+job five times, one after another. For a nightly job, use zsync schedule.
+
+The lock is a zsync.Mutex. With --rw it is the write lock of a zsync.RWMutex, which
+also excludes the readers of zsync rlock. The two are different locks: if one is in
+use at PATH, zsync refuses the other. With --kazoo the two look alike, so it cannot
+refuse.`,
+		Example: `  zsync lock /locks/backup -- ./backup.sh
+  zsync lock /locks/backup --try -E 0 -- ./backup.sh
   zsync lock /accounts/1 /accounts/2 --timeout 5 -- ./transfer.sh
-  zsync lock /jobs/nightly --on-lost 'logger "lost the lock"' -- ./nightly.sh`,
+  zsync lock /locks/backup --on-lost 'logger "lost the lock"' -- ./backup.sh`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			t, paths, err := beginTask(h, cmd, args, true)
 			if err != nil {
@@ -50,7 +52,7 @@ with --kazoo: there the two look alike.`,
 	h.addFlags(cmd)
 	h.addTry(cmd, "n")
 	h.addKazoo(cmd, "Lock or WriteLock", "InterProcessMutex or InterProcessReadWriteLock")
-	cmd.Flags().BoolVar(&rw, "rw", false, "take the write lock that goes with zsync rlock")
+	cmd.Flags().BoolVar(&rw, "rw", false, "take the write lock for the readers of zsync rlock")
 	return cmd
 }
 
@@ -58,10 +60,10 @@ func rlockCommand(c *client) *cobra.Command {
 	h := newHolding(c)
 	cmd := &cobra.Command{
 		Use:   "rlock PATH... [flags] -- CMD [ARG...]",
-		Short: "run a command while nobody holds the write lock",
-		Long: `rlock runs a command while nobody holds the write lock at PATH. Any number of
-such commands run at once. Those who write use zsync lock --rw, or a
-zsync.RWMutex. Readers and writers are served in the order in which they came.`,
+		Short: "run a command under a read lock",
+		Long: `rlock runs a command while no process holds the write lock at PATH. Any number of
+readers run at once. Writers use zsync lock --rw, or a zsync.RWMutex. Readers and
+writers are served in the order in which they came.`,
 		Example: `  zsync rlock /data -- ./backup.sh
   zsync lock --rw /data -- ./migrate.sh`,
 		RunE: func(cmd *cobra.Command, args []string) error {

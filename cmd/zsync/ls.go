@@ -31,16 +31,16 @@ func lsCommand(c *client) *cobra.Command {
 	asJSON, watch, every := false, false, seconds(2*time.Second)
 	cmd := &cobra.Command{
 		Use:   "ls [PATH] [flags]",
-		Short: "list everything below a path, with holders and waiters",
-		Long: `ls lists everything that is found at PATH and below it (default: /), a line for
-each primitive: how many hold it and wait, who holds it and for how long, how
-long the first has waited. A < before the time of a holder says that it came so long
-ago: nothing says how much of that it has waited. zsync's command and programs that
-take a token say so, and with --watch a hand-over that is seen. Times are reckoned from the servers' clocks to this
-machine's. It costs a request for each znode and a few for each line, of which no
-more than eight are under way at once: see zsync status for what a line stands
-for. With --watch it is shown again and again, and a message says when the servers
-do not answer, and when they do again; zsync top is that in a terminal.`,
+		Short: "list all primitives below a path, with holders and waiters",
+		Long: `ls lists every primitive at PATH and below it (default: /), one per line: how many
+hold it and wait, the holder and the time of its hold, and the longest wait. A <
+before the time means "at most": the contender came then, and part of that time may
+be a wait. zsync's command, and programs that take a token, record the time of the
+grant; --watch also sees handoffs. Times are converted from the servers' clocks. ls
+costs a request for each znode and a few for each line, at most eight at once.
+
+zsync status explains a line. With --watch, ls refreshes its output, and says when the
+servers stop answering and when they answer again; zsync top does that in a terminal.`,
 		Example: "  zsync ls\n  zsync ls /jobs --watch",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 {
@@ -89,8 +89,8 @@ do not answer, and when they do again; zsync top is that in a terminal.`,
 	}
 	h.addTimeout(cmd)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	cmd.Flags().BoolVar(&watch, "watch", false, "show it again and again, until a signal comes")
-	cmd.Flags().Var(&every, "interval", "a `TIME`: how often")
+	cmd.Flags().BoolVar(&watch, "watch", false, "refresh it until a signal comes")
+	cmd.Flags().Var(&every, "interval", "`TIME` between two looks")
 	return cmd
 }
 

@@ -35,26 +35,25 @@ const (
 
 const about = `zsync coordinates programs on different machines, with Apache ZooKeeper.
 
-The servers are named by --servers or ZSYNC_SERVERS, as a connect string:
-zk1:2181,zk2:2181,zk3:2181, with a path after it to have all paths below that.
+Name the servers with --servers or ZSYNC_SERVERS, as a connect string:
+zk1:2181,zk2:2181,zk3:2181. A path after it puts all paths below that.
 
 lock, rlock, semaphore, elect, once, schedule and barrier enter run a command
 while they hold something. Standard input, output and error are the command's
-own. Signals are passed on to it. A signal that zsync was started to ignore, as
-with nohup, the command ignores too. If the hold is lost, which zsync notices
-before anybody else can have it, the command is sent SIGTERM and, a little
+own. zsync forwards signals to the command. The command ignores a signal that
+zsync was started to ignore, as under nohup. If the hold is lost, zsync notices
+before another process can hold, and sends the command SIGTERM and, a little
 later, SIGKILL.
 
-With lock, rlock and elect the command finds in its environment ZSYNC_TOKEN, a
-number greater than that of every earlier holder: storage that remembers the
-greatest it has seen can refuse late writes. With several locks it is
-ZSYNC_TOKENS, a number for each, in the order of the paths.
+With lock, rlock and elect, the command's environment has ZSYNC_TOKEN, a number
+greater than the token of every earlier holder: storage that remembers the greatest
+number can refuse late writes. With several locks it is ZSYNC_TOKENS, a number
+for each, in the order of the paths.
 
-With a terminal the command shares zsync's process group, as with flock(1).
-Otherwise it gets one of its own, and signals go to all of the group. On Linux,
-Ctrl-Z stops zsync when the command has stopped, and not if the command goes on;
-a loss ends the command with all that it has started; and the command is killed
-when zsync is.
+With a terminal, the command shares zsync's process group, as with flock(1).
+Otherwise it has its own group, and signals are sent to that group. On Linux,
+Ctrl-Z stops zsync when the command has stopped; a loss ends the command and all
+processes that it started; and if zsync is killed, the kernel kills the command.
 
 Times are seconds, or have a unit: 5, 0.5, 5s, 1m30s, 2h.
 
@@ -65,8 +64,8 @@ Exit status:
   75    not acquired, or not done: --try, --timeout or queue recv --count; -E
         names another
   76    the hold was lost, and the command was stopped
-  77    the servers refuse: credentials are wrong or missing; or zsync does, as
-        others than --acl says may change what is at the path
+  77    the servers refuse: credentials are wrong or missing; or zsync refuses,
+        because other clients than --acl names may change the znode
   78    no servers are named, a file is wrong, or the path is in use for
         something else
   126   the command cannot be executed

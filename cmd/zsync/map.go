@@ -17,7 +17,7 @@ func mapCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "map",
 		Short: "read, write and watch a shared map",
-		Long: `A map has values, which are any bytes, by keys, which are any text. It is a
+		Long: `A map has values by keys: values are any bytes, keys are any text. It is a
 zsync.Map whose codec is zsync.Raw: each key is a znode below PATH.`,
 		RunE: wantSubcommand,
 	}
@@ -60,7 +60,7 @@ func mapGetCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "get PATH KEY [flags]",
 		Short: "print the value of a key",
-		Long:  `get writes the value of KEY to its standard output, as it is, and a newline. Exit status 75 means that there is none.`,
+		Long:  `get writes the value of KEY unchanged to standard output, and a newline. Exit status 75 means that there is none.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return withMap(h, cmd, args, 2, 2, func(ctx context.Context, m *sharedMap) error {
 				data, _, err := m.Load(ctx, args[1])
@@ -78,9 +78,9 @@ func mapSetCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "set PATH KEY [VALUE] [flags]",
 		Short: "write the value of a key",
-		Long: `set writes VALUE, or if that is not given its standard input as it is, as the
-value of KEY. With --if or --if-absent it does so only if the value is what was
-expected, and nobody changes it in between; exit status 75 means that it is not.`,
+		Long: `set writes VALUE as the value of KEY; without VALUE it reads its standard input.
+With --if or --if-absent, it writes only while the value is as expected. Otherwise it
+exits with status 75.`,
 		Example: `  zsync map set /services billing 10.0.0.7:8080
   zsync map set /owners shard-7 me --if-absent`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -153,7 +153,7 @@ func mapDeleteCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "delete PATH KEY... [flags]",
 		Short: "delete keys",
-		Long:  `delete deletes each KEY. One that is not there is as good as deleted.`,
+		Long:  `delete deletes each KEY. A missing key is no error.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return withMap(h, cmd, args, 2, len(args), func(ctx context.Context, m *sharedMap) error {
 				for _, key := range args[1:] {
@@ -175,9 +175,9 @@ func mapListCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list PATH [flags]",
 		Short: "print all keys and values",
-		Long: `list prints the map as it is at one moment: a line for each key, in order, with a
-tab before the value. In both, what is not printed as itself is escaped. With
---json it is one object, whose values are strings.`,
+		Long: `list prints the map at one moment: a line for each key, in order, with a tab before
+the value. It escapes characters that do not print. With --json it prints one
+object, whose values are strings.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return withMap(h, cmd, args, 1, 1, func(ctx context.Context, m *sharedMap) error {
 				all, out := map[string]string{}, new(bytes.Buffer)
@@ -201,7 +201,7 @@ tab before the value. In both, what is not printed as itself is escaped. With
 	}
 	h.addTimeout(cmd)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	cmd.Flags().BoolVar(&keys, "keys", false, "print the keys alone")
+	cmd.Flags().BoolVar(&keys, "keys", false, "print only the keys")
 	cmd.MarkFlagsMutuallyExclusive("json", "keys")
 	return cmd
 }
@@ -211,12 +211,11 @@ func mapWatchCommand(c *client) *cobra.Command {
 	n := 0
 	cmd := &cobra.Command{
 		Use:   "watch PATH [flags]",
-		Short: "print the map, and again when it changes",
-		Long: `watch prints the whole map, and again after each change, each time as one line of
-JSON: an object whose values are strings. Of changes that come quickly perhaps
-the last alone is printed. When the connection was lost it prints the map once more
-as soon as it has caught up. It ends with a signal, with --timeout, or when it has
-printed as many lines as --count says.`,
+		Short: "print the map after each change",
+		Long: `watch prints the whole map, now and after each change, as one line of JSON: an
+object whose values are strings. After quick changes, it can print only the latest.
+After a lost connection, it prints the map again when it has caught up. It ends
+with a signal, with --timeout, or after --count lines.`,
 		Example: `  zsync map watch /services | while read -r all; do echo "$all" | jq -r '.billing'; done`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return withMap(h, cmd, args, 1, 1, func(ctx context.Context, m *sharedMap) error {
@@ -279,8 +278,8 @@ func mapClearCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "clear PATH [flags]",
 		Short: "delete all keys",
-		Long: `clear deletes every key that is there when it begins. It is not one step: others
-can see some keys gone and others not.`,
+		Long: `clear deletes every key that exists when it begins. It is not one step: other
+programs can see some keys deleted and others not.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return withMap(h, cmd, args, 1, 1, func(ctx context.Context, m *sharedMap) error { return m.Clear(ctx) })
 		},

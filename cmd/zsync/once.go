@@ -14,13 +14,13 @@ func onceCommand(c *client) *cobra.Command {
 	reset := false
 	cmd := &cobra.Command{
 		Use:   "once PATH [flags] -- CMD [ARG...]",
-		Short: "run a command once, on whichever machine",
-		Long: `once runs a command, unless it has been run at PATH already; if it runs
-elsewhere once waits for that. When the command succeeds it is done, for every
-machine and for ever. When it fails, its status is passed on, and the next
-that waits runs its own. If it is done already, once succeeds and runs nothing.
+		Short: "run a command once among all machines",
+		Long: `once runs a command, unless it has succeeded at PATH before. If it is running on
+another machine, once waits. If the command succeeds, it is done for every machine,
+forever. If it fails, once exits with its status, and the next waiting machine runs
+its own. If it was done before, once succeeds and runs nothing.
 
-It is a zsync.Once. With --reset, and no command, it is made undone.`,
+It is a zsync.Once. --reset, without a command, forgets that it was done.`,
 		Example: `  zsync once /migrations/0042 -- ./migrate.sh 0042
   zsync once /migrations/0042 --reset`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -48,7 +48,7 @@ It is a zsync.Once. With --reset, and no command, it is made undone.`,
 		},
 	}
 	h.addFlags(cmd)
-	cmd.Flags().BoolVar(&reset, "reset", false, "make it undone")
+	cmd.Flags().BoolVar(&reset, "reset", false, "forget that the command has run")
 	return cmd
 }
 

@@ -17,15 +17,15 @@ func queueCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "queue",
 		Short: "send lines from one machine to another",
-		Long: `A queue keeps elements in the order in which they were sent until somebody
-receives them. To the command an element is a line, or with --null what ends in a
-zero byte; both are kept without their end.
+		Long: `A queue keeps elements in the order in which they were sent, until a consumer
+receives them. For the command, an element is a line, or with --null the text before
+a zero byte; neither end is stored.
 
 It is a zsync.Queue with the default codec, zsync.JSON. send stores a line that is
-JSON as it is, and any other text as a JSON string; recv and peek print the text of
-a JSON string, and other JSON as it is. So NewQueue[string] and NewQueue[Job] share
+JSON unchanged, and other text as a JSON string; recv and peek print the text of a
+JSON string, and other JSON unchanged. So NewQueue[string] and NewQueue[Job] share
 the path with the command. With --raw, elements are bytes, as with zsync.Raw. With
---layout the path is shared with programs that use other libraries, and elements
+--layout, the path is shared with programs that use other libraries, and elements
 are bytes too.`,
 		RunE: wantSubcommand,
 	}
@@ -53,7 +53,7 @@ var queueLayouts = map[string]zsync.QueueLayout{
 
 func (q *queueing) addFlags(cmd *cobra.Command) {
 	q.addTimeout(cmd)
-	cmd.Flags().StringVar(&q.layoutName, "layout", "zsync", "whose: zsync, simple or distributed (Curator's SimpleDistributedQueue or DistributedQueue), or kazoo")
+	cmd.Flags().StringVar(&q.layoutName, "layout", "zsync", "zsync, simple or distributed (Curator's SimpleDistributedQueue or DistributedQueue), or kazoo")
 }
 
 func (q *queueing) addNull(cmd *cobra.Command) {
@@ -99,22 +99,20 @@ func sendCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "send PATH [ELEMENT...] [flags]",
 		Short: "put elements into a queue",
-		Long: `send puts each ELEMENT, or if there is none each line of its standard input, at
-the end of the queue at PATH. The ELEMENTs are stored all or none; lines as
-they come, and if that fails the message says how many certainly are. An element
+		Long: `send puts each ELEMENT at the end of the queue at PATH; without an ELEMENT, each line
+of its standard input. Either all ELEMENTs are stored or none. Lines are stored as
+they arrive; on failure the message says how many were certainly stored. An element
 must be smaller than about 1 MiB.
 
-An ELEMENT that is JSON is stored as it is, other text as a JSON string. Give --text
-if all are text, as numbers are for NewQueue[string], and --raw for bytes.
+An ELEMENT that is JSON is stored unchanged, other text as a JSON string. Use --text
+if all elements are text, as for NewQueue[string], and --raw for bytes.
 
-With --key the elements of one KEY are received in the order in which they were
-sent, one at a time: the next when the one before is removed. Others are received
-beside them.
+With --key, the elements of a KEY are received in the order in which they were sent,
+one at a time. Elements of other keys are received at the same time.
 
-With --id the one ELEMENT, or the one line, is sent once for this ID: if an element
-with it was sent before, within --id-memory, nothing is stored, and send says so and
-succeeds. So whoever does not know whether a send has succeeded repeats it. zsync
-queue cancel removes it again by its ID.`,
+With --id, send stores its one ELEMENT (or line) only if no element with this ID was
+sent within --id-memory; otherwise it says so and succeeds. After an unclear failure,
+run the same command again. zsync queue cancel removes the element by its ID.`,
 		Example: `  zsync queue send /jobs one "and another"
   zsync queue send /jobs '{"id": 7}' '{"id": 8}'
   zsync queue send /jobs "at once" --priorities 3 --priority 0
@@ -177,12 +175,12 @@ queue cancel removes it again by its ID.`,
 	q.addNull(cmd)
 	q.addRaw(cmd)
 	q.addText(cmd)
-	cmd.Flags().IntVar(&priorities, "priorities", 1, "how many priorities the queue has, `N`: the same for all who send")
-	cmd.Flags().IntVar(&priority, "priority", 0, "`N` from 0, which is served first, to below --priorities (default: the middle)")
-	cmd.Flags().Var(&delay, "delay", "a `TIME`: nobody receives it before that has passed")
-	cmd.Flags().StringVar(&key, "key", "", "a `KEY`: what has the same is received in order, one at a time")
-	cmd.Flags().StringVar(&id, "id", "", "an `ID`, such as an order's: it is sent once for that")
-	cmd.Flags().Var(&memory, "id-memory", "a `TIME`: how long the ID is remembered")
+	cmd.Flags().IntVar(&priorities, "priorities", 1, "number of priorities, `N`: the same for all producers")
+	cmd.Flags().IntVar(&priority, "priority", 0, "priority `N`, from 0 (first) to below --priorities (default: the middle)")
+	cmd.Flags().Var(&delay, "delay", "`TIME` before which no consumer receives it")
+	cmd.Flags().StringVar(&key, "key", "", "`KEY` whose elements are received in order, one at a time")
+	cmd.Flags().StringVar(&id, "id", "", "`ID`, such as an order's, for which one element is sent")
+	cmd.Flags().Var(&memory, "id-memory", "`TIME` for which the ID is remembered")
 	return cmd
 }
 
@@ -344,9 +342,8 @@ func lenCommand(c *client) *cobra.Command {
 	q := &queueing{holding: *newHolding(c)}
 	cmd := &cobra.Command{
 		Use:   "len PATH [flags]",
-		Short: "print how many elements a queue has",
-		Long: `len prints how many elements are in the queue at PATH, those included that
-somebody is about to receive.`,
+		Short: "print the number of elements",
+		Long:  `len prints the number of elements in the queue at PATH, claimed elements included.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())

@@ -29,9 +29,9 @@ func peekCommand(c *client) *cobra.Command {
 	q := &queueing{holding: *newHolding(c)}
 	cmd := &cobra.Command{
 		Use:   "peek PATH [flags]",
-		Short: "print the first element, and leave it where it is",
-		Long: `peek writes the first element that nobody is about to receive. Exit status 75
-means that there is none.`,
+		Short: "print the first element, and leave it in the queue",
+		Long: `peek writes the first element that no consumer has claimed. Exit status 75 means that
+there is none.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())
@@ -59,8 +59,8 @@ func clearCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "clear PATH [flags]",
 		Short: "remove all elements",
-		Long: `clear removes the elements that nobody is about to receive, those for later too,
-and prints how many there were. Dead letters stay: see zsync queue purge.`,
+		Long: `clear removes the elements that no consumer has claimed, delayed elements too, and
+prints their number. Dead letters stay: see zsync queue purge.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())
@@ -84,9 +84,9 @@ func cancelCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cancel PATH ID [flags]",
 		Short: "remove the element that was sent with an ID",
-		Long: `cancel removes the element of the queue at PATH that was sent with --id ID, if
-nobody is about to receive it. Exit status 75 means that it is not there any more,
-or is being worked on. The ID is remembered all the same.`,
+		Long: `cancel removes the element of the queue at PATH that was sent with --id ID, if no
+consumer has claimed it. Exit status 75 means that it is claimed, or no longer in the
+queue. The ID is still remembered.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 2 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())
@@ -125,12 +125,12 @@ func statsCommand(c *client) *cobra.Command {
 	asJSON := false
 	cmd := &cobra.Command{
 		Use:   "stats PATH [flags]",
-		Short: "count what is in a queue, and tell who has it",
-		Long: `stats prints of the queue at PATH how many elements are ready to be received, how
-many are claimed by consumers, delayed and with the dead letters, how long the
-oldest that is ready has waited, how often one of those that stand first or are
-delayed has been received in vain, and which consumer has claimed how many. What
-moves while it counts may be counted twice, or not at all.
+		Short: "count elements, and list the consumers that claimed them",
+		Long: `stats prints how many elements of the queue at PATH are ready, claimed, delayed or
+dead letters; how long the oldest ready element has waited; the highest number of
+attempts of an element at the front or delayed; and the consumers, with the number
+of elements that each has claimed. Elements that move during the count can be
+counted twice or not at all.
 
 With --json it prints an object with ready, claimed, delayed, dead, attempts, oldest
 (a time) and holders (an array of objects with owner and claimed).`,
@@ -191,12 +191,12 @@ func deadCommand(c *client) *cobra.Command {
 	asJSON := false
 	cmd := &cobra.Command{
 		Use:   "dead PATH [flags]",
-		Short: "show the dead letters",
-		Long: `dead lists the elements of the queue at PATH that were set aside, because they
-could not be decoded, were delivered too often, or were rejected: their IDs, since
-when, how often they had been delivered, why they were set aside, and the element.
-With --json it prints an array of objects with id, since, attempts, first (when it
-was sent), reason, size in bytes, and data, as it is stored, in base64.`,
+		Short: "list the dead letters",
+		Long: `dead lists the dead letters of the queue at PATH: elements that could not be decoded,
+failed too often, or were rejected. For each it prints the ID, the time, the number
+of attempts, the reason and the element. With --json it prints an array of objects
+with id, since, attempts, first (when it was sent), reason, size in bytes, and data
+(as stored, in base64).`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())
@@ -237,7 +237,7 @@ func lettersCommand(c *client, name, short, long string, do func(*zsync.Queue[[]
 	cmd := &cobra.Command{
 		Use:   name + " PATH [ID...] [flags]",
 		Short: short,
-		Long:  long + "\n\nThe IDs are those of zsync queue dead; --all names all. The number of those done\nis printed.",
+		Long:  long + "\n\nzsync queue dead prints the IDs; --all takes all. The command prints how many dead\nletters it has changed.",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 || all != (len(args) == 1) {
 				return fail(exitUsage, "want: zsync queue %s PATH ID..., or zsync queue %s PATH --all", name, name)
@@ -263,7 +263,7 @@ func lettersCommand(c *client, name, short, long string, do func(*zsync.Queue[[]
 		},
 	}
 	q.addFlags(cmd)
-	cmd.Flags().BoolVar(&all, "all", false, "all of them")
+	cmd.Flags().BoolVar(&all, "all", false, "all dead letters")
 	return cmd
 }
 

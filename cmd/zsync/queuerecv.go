@@ -22,36 +22,35 @@ func recvCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "recv PATH [flags] [-- CMD [ARG...]]",
 		Short: "take elements out of a queue",
-		Long: `recv writes the elements of the queue at PATH to its standard output, a line
-each, and removes them. Of a JSON string it writes the text, unless --raw is given. It ends when none is left, when it has received as many
-as --count says, or with --follow waits for more.
+		Long: `recv writes the elements of the queue at PATH to its standard output, a line each,
+and removes them. It prints the text of a JSON string, unless --raw is given. It ends
+when the queue is empty or after --count elements; with --follow it waits for more.
 
-An element is removed once it is written. One that cannot be written goes back
-to its place. If recv is killed, or loses its session, in between, the element
-is received a second time, by whoever comes next; recv says so, if it can, and
-ends with status 76. The layouts of other libraries keep no element for one who
-has not removed it: with these, one that recv has taken is lost if it is killed.
+An element is removed after it was written; if it cannot be written, it returns to
+its place. If recv is killed, or loses its session, between the two, the element is
+received again; recv then prints the number of such elements, if it can, and exits
+with status 76. In the layouts of other libraries, an element that recv has taken is
+lost if recv is killed.
 
-With a command nothing is written: the command is run for each element, --jobs
-of them at once, and finds the element in its standard input, its name in ZSYNC_ID
-and how often it has been received in ZSYNC_ATTEMPT: 1 the first time, and with
-another library's layout every time. If the command succeeds the element is
-removed.
+With a command, recv writes nothing. It runs the command for each element, --jobs at
+once, with the element as standard input, its name in ZSYNC_ID and the number of the
+attempt in ZSYNC_ATTEMPT (in another library's layout always 1). If the command
+succeeds, the element is removed.
 
-If it fails, the element is tried again after --backoff, then after twice that,
-and so on up to a minute; meanwhile recv goes on with the others. What has failed
---max-attempts times is set aside with the command's exit status as the reason:
-see zsync queue dead. Without --max-attempts it is tried for ever. When recv
-ends by itself, its status is that of the last command that failed, unless all
-that failed was done later. It waits for its own retries only if --max-attempts
-bounds them. With --backoff 0, and in the layouts of other libraries, a failure
-without --max-attempts ends recv, and the element goes back to its place.
+If the command fails, the element is tried again after --backoff, then after twice
+that, up to a minute; recv continues with other elements. After --max-attempts
+failures the element is a dead letter, with the command's exit status as the reason:
+see zsync queue dead. Without --max-attempts, it is tried again indefinitely. When
+recv ends by itself, it exits with the status of the last failed command, unless all
+failed elements succeeded later. It waits for its own retries only with
+--max-attempts. With --backoff 0, and in the layouts of other libraries, a failure
+without --max-attempts ends recv, and the element returns to its place.
 
-A command that does not exist or cannot be executed ends recv. Signals are passed
-on to all commands; what fails then goes back to its place, and counts no attempt. Neither --timeout nor a lost session stops a command; both are
-seen to when it has ended.
+A command that does not exist or cannot be executed ends recv. recv forwards signals
+to all commands; elements whose commands then fail return to their places and use no
+attempt. Neither --timeout nor a lost session stops a running command.
 
-Exit status 75 means that fewer elements came than --count says.`,
+Exit status 75 means that fewer than --count elements came.`,
 		Example: `  zsync queue recv -n 1 --follow --timeout 1m /jobs
   zsync queue recv --follow /jobs --jobs 4 --max-attempts 5 -- ./work
   zsync queue recv --follow /jobs | while read -r job; do ./work "$job"; done`,
@@ -101,11 +100,11 @@ Exit status 75 means that fewer elements came than --count says.`,
 	q.addFlags(cmd)
 	q.addNull(cmd)
 	q.addRaw(cmd)
-	cmd.Flags().IntVarP(&n, "count", "n", 0, "receive `N` elements at most, or run the command so often (default: all)")
+	cmd.Flags().IntVarP(&n, "count", "n", 0, "receive at most `N` elements (default: all)")
 	cmd.Flags().IntVarP(&w.jobs, "jobs", "j", 1, "run the command for `N` elements at once")
-	cmd.Flags().IntVar(&w.attempts, "max-attempts", 0, "try each element `N` times with the command, then set it aside (default: without end)")
-	cmd.Flags().Var((*seconds)(&w.backoff), "backoff", "a `TIME`: how long what has failed waits for its second attempt; twice that for the third, and so on up to a minute")
-	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "wait for more when none is left")
+	cmd.Flags().IntVar(&w.attempts, "max-attempts", 0, "failures after which an element is a dead letter, `N` (default: no limit)")
+	cmd.Flags().Var((*seconds)(&w.backoff), "backoff", "`TIME` before the second attempt, doubled for each further one up to a minute")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "wait for more elements")
 	return cmd
 }
 

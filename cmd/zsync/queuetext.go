@@ -23,7 +23,7 @@ func (f *form) addRaw(cmd *cobra.Command) {
 }
 
 func (f *form) addText(cmd *cobra.Command) {
-	cmd.Flags().BoolVar(&f.text, "text", false, "store each element as a JSON string, also one that is JSON itself, such as 42")
+	cmd.Flags().BoolVar(&f.text, "text", false, "store each element as a JSON string, even if it is JSON itself, such as 42")
 }
 
 // encode returns what is stored for an element. Without a flag JSON is stored as it is, as a

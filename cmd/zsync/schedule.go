@@ -17,16 +17,16 @@ import (
 func scheduleCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "schedule",
-		Short: "run a command at each instant of a timetable, on one machine",
-		Long: `A schedule runs a command once for each instant of a timetable, on whichever
-machine gets to it first. It is a zsync.Schedule.
+		Short: "run a command at each scheduled time, on one machine",
+		Long: `A schedule runs a command once for each instant of a timetable, on one machine of
+many. It is a zsync.Schedule.
 
-The timetable is --every TIME, the multiples of that since the year 1 in UTC, the
-same on every machine; or --cron, the five fields of crontab(5), or @hourly and
-the like, in the zone of this machine, or in that of a CRON_TZ=ZONE before them.
-A job whose minute or hour is fixed runs once on each day, also when the clocks change.
+The timetable is --every TIME: the multiples of TIME since the year 1 in UTC, the
+same on every machine. Or it is --cron: the five fields of crontab(5), or @hourly
+and the like, in this machine's zone or in the zone of a leading CRON_TZ=ZONE. A job
+with a fixed minute or hour runs once each day, even when the clocks change.
 
-The command finds the instant in its environment, as ZSYNC_INSTANT, in the form
+The command's environment has the instant as ZSYNC_INSTANT, in the form
 2006-01-02T15:04:05Z.`,
 		RunE: wantSubcommand,
 	}
@@ -41,7 +41,7 @@ type timetable struct {
 }
 
 func (t *timetable) add(cmd *cobra.Command) {
-	cmd.Flags().Var((*seconds)(&t.every), "every", "the multiples of a `TIME`")
+	cmd.Flags().Var((*seconds)(&t.every), "every", "run at the multiples of `TIME`")
 	cmd.Flags().StringVar(&t.cron, "cron", "", "the five `FIELDS` of crontab(5), or @daily and the like")
 }
 
@@ -139,14 +139,14 @@ func scheduleDoCommand(c *client) *cobra.Command {
 	at := ""
 	cmd := &cobra.Command{
 		Use:   "do PATH [flags] -- CMD [ARG...]",
-		Short: "run a command for an instant, unless that has been done",
-		Long: `do runs a command for one instant, unless that or a later one has been done: then
-it succeeds and runs nothing. While another machine runs its command for the
-instant, do waits. When the command fails nothing is recorded, its status is
-passed on, and the next that waits runs its own.
+		Short: "run a command for one scheduled time, unless it has run",
+		Long: `do runs a command for one instant. If that or a later instant was done, it succeeds
+and runs nothing. While another machine runs its command for the instant, do waits.
+If the command fails, nothing is recorded, do exits with its status, and the next
+waiting machine runs its own.
 
-The instant is that of --at, or the last of the timetable: started by cron(8) on
-every machine, the job runs on one, and when that fails on another.`,
+The instant is --at, or the last instant of the timetable. So a job that cron(8) starts on
+every machine runs on one, and if it fails there, on another.`,
 		Example: "  zsync schedule do /jobs/nightly --cron '0 3 * * *' -- ./nightly.sh\n  zsync schedule do /jobs/report --at 2026-01-31T00:00:00Z -- ./report.sh",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if _, _, err := pathsAndCommand(cmd, args, false); err != nil {
@@ -239,15 +239,15 @@ func scheduleRunCommand(c *client) *cobra.Command {
 	missed, attempts, pause := "", 0, time.Minute
 	cmd := &cobra.Command{
 		Use:   "run PATH [flags] -- CMD [ARG...]",
-		Short: "run a command at each instant of a timetable",
-		Long: `run runs a command at each instant of the timetable, on one of the machines where
-it waits for that, until a signal comes. When the command fails it is run
-again, here or elsewhere: --attempts times in all, after a --pause that doubles up
-to an hour, and not when the next instant is due. A signal that
-comes while the command runs is passed on to it, and ends zsync with it.
+		Short: "run a command at each scheduled time",
+		Long: `run runs a command at each instant of the timetable, on one machine of many, until a
+signal comes. If the command fails, it runs again, here or on
+another machine: --attempts times in all, after a --pause that doubles up to an hour,
+and not after the next instant is due. run forwards a signal to the command, and ends
+with it.
 
-What is to become of instants at which no machine ran the command --missed says:
-latest (run it for the latest of them, at once), skip, or all.`,
+--missed decides about instants at which no machine ran the command: latest (run the
+latest at once), skip, or all.`,
 		Example: "  zsync schedule run /jobs/nightly --cron '0 3 * * *' -- ./nightly.sh\n  zsync schedule run /jobs/poll --every 1m --missed skip -- ./poll.sh",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if _, _, err := pathsAndCommand(cmd, args, false); err != nil {
@@ -276,12 +276,12 @@ latest (run it for the latest of them, at once), skip, or all.`,
 			return t.runAll(zsync.NewSchedule(t.session, t.path, zsync.WithMissed(policy), retries), next)
 		},
 	}
-	cmd.Flags().Var((*seconds)(&h.killAfter), "kill-after", "a `TIME`: as with zsync lock")
-	cmd.Flags().StringVar(&h.onLost, "on-lost", "", "a `COMMAND` for the shell, to run as well when the hold is lost")
+	cmd.Flags().Var((*seconds)(&h.killAfter), "kill-after", "`TIME` from SIGTERM to SIGKILL, as with zsync lock")
+	cmd.Flags().StringVar(&h.onLost, "on-lost", "", "shell `COMMAND` to run when the hold is lost")
 	table.add(cmd)
-	cmd.Flags().IntVar(&attempts, "attempts", 5, "how many times the command runs for an instant at which it fails, on all machines")
-	cmd.Flags().Var((*seconds)(&pause), "pause", "a `TIME` before the second attempt, doubled for each further one up to an hour")
-	cmd.Flags().StringVar(&missed, "missed", "latest", "the `POLICY` about instants that were missed: latest, skip or all")
+	cmd.Flags().IntVar(&attempts, "attempts", 5, "attempts for each scheduled time, on all machines together")
+	cmd.Flags().Var((*seconds)(&pause), "pause", "`TIME` before the second attempt, doubled for each further one up to an hour")
+	cmd.Flags().StringVar(&missed, "missed", "latest", "`POLICY` for missed times: latest, skip or all")
 	return cmd
 }
 
@@ -389,10 +389,10 @@ func scheduleLastCommand(c *client) *cobra.Command {
 	h := newHolding(c)
 	cmd := &cobra.Command{
 		Use:   "last PATH [flags]",
-		Short: "print the last instant that was done",
+		Short: "print the last scheduled time that was done",
 		Long: `last prints the last instant that was done, in the form 2006-01-02T15:04:05Z. Exit
-status 75 means that none was. If a later instant has failed, standard error says
-which, when, on which machine and why.`,
+status 75 means that there is none. If a later instant has failed, standard error
+has the instant, the time, the machine and the reason.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())

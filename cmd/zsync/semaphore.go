@@ -13,11 +13,11 @@ func semaphoreCommand(c *client) *cobra.Command {
 	var limit, permits int64
 	cmd := &cobra.Command{
 		Use:   "semaphore -n LIMIT PATH [flags] -- CMD [ARG...]",
-		Short: "run a command while fewer than so many others run",
-		Long: `semaphore runs a command while it holds permits of the semaphore at PATH, of
-which there are LIMIT. So without --permits at most LIMIT of such commands run
-at once, on whatever machines. Those who wait are served in the order in which
-they came, however many permits they ask for. All must name the same LIMIT.
+		Short: "run a command under permits of a semaphore",
+		Long: `semaphore runs a command while it holds permits of the semaphore at PATH, which has
+LIMIT permits. So at most LIMIT commands that need one permit run at once, on all
+machines together. Waiters are served in the order in which they came, for any number
+of permits. All must name the same LIMIT.
 
 It is a zsync.Semaphore. It has no ZSYNC_TOKEN.`,
 		Example: `  zsync semaphore -n 3 /jobs/import -- ./import.sh
@@ -44,7 +44,7 @@ It is a zsync.Semaphore. It has no ZSYNC_TOKEN.`,
 	h.addFlags(cmd)
 	h.addTry(cmd, "")
 	h.addKazoo(cmd, "Semaphore", "InterProcessSemaphoreV2")
-	cmd.Flags().Int64VarP(&limit, "limit", "n", 0, "how many permits there are")
-	cmd.Flags().Int64Var(&permits, "permits", 1, "how many of them the command needs")
+	cmd.Flags().Int64VarP(&limit, "limit", "n", 0, "number of permits")
+	cmd.Flags().Int64Var(&permits, "permits", 1, "permits that the command needs")
 	return cmd
 }

@@ -23,15 +23,13 @@ func serverCommand(h *host) *cobra.Command {
 		Use:   "server [flags]",
 		Short: "serve ZooKeeper's protocol from memory, for development",
 		Long: `server serves ZooKeeper's protocol to any client, until it is interrupted.
-Everything is in memory and gone afterwards: it is for development and tests.
+Everything is in memory and lost at the end: use it for development and tests.
 
-Programs in any language can be tried against what goes wrong in production:
-with --latency every packet takes longer; with --disconnect-every all
-connections are dropped at that interval, and with --expire-every all sessions
-end; with --partition-every the session that is there for longest is cut off, so
-that neither it nor the server is told; with --lose-replies so many requests in a
-hundred are carried out, and the connection drops before the reply. What is done
-is told on standard error.`,
+Try programs in any language against the faults of production: --latency delays every
+packet; --disconnect-every drops all connections at that interval; --expire-every ends
+all sessions; --partition-every cuts off the oldest session, so that neither it nor
+the server notices; --lose-replies carries out a percentage of the requests, and drops
+the connection before the reply. server reports each fault on standard error.`,
 		Example: `  zsync server --listen 127.0.0.1:2181
   zsync server --latency 20ms --disconnect-every 30s --lose-replies 1`,
 		Args: noArgs,

@@ -19,22 +19,19 @@ func statusCommand(c *client) *cobra.Command {
 	asJSON := false
 	cmd := &cobra.Command{
 		Use:   "status PATH... [flags]",
-		Short: "show what there is at a path, who holds and who waits",
-		Long: `status shows what is found at each PATH: who holds and who waits, in order,
-for locks, semaphores, elections, double barriers and conds; how many elements
-a queue has, which consumers wait for some, and how many dead letters there are;
-how many tasks a wait group has; whether a once is done, and which instant
-of a schedule was the last. Times are those of the servers' clocks: since when one
-holds, or only is here, as not every program says when it was granted. A path, or an owner, that we may not read costs the others
-nothing; the exit status is then 77.
+		Short: "show the holders and waiters of a path",
+		Long: `status shows each PATH: the holders and waiters, in order, of locks, semaphores,
+elections, double barriers and conds; the elements, waiting consumers and dead letters
+of a queue; the tasks of a wait group; whether a once is done; the last instant of a
+schedule. Times are from the servers' clocks: the time of the grant or, if that is not
+recorded, the time at which the contender came. A path or an owner that status may not
+read does not affect the others; the exit status is then 77.
 
-A closed gate and a map are known by what zsync writes into their znodes, and the
-children of a map are entries, whatever they are called and hold. Of a semaphore
-that nobody uses the limit is shown, if it can be told that it is one.
-Where there is nothing of these the data of the znode is shown, if it has any:
-that is a Value; or a gate that Curator has closed, or a map that an older zsync
-has made, as nothing tells them for certain. Otherwise the path is free. So is, for
-all that can be seen, a gate that kazoo has closed.
+status recognizes a closed gate and a map by zsync's marks; the children of a map are
+entries. For an unused semaphore, it shows the limit if it recognizes the znode as a
+semaphore's. For any other znode with data, it shows the data: a Value, a gate closed
+by Curator, or a map of an older zsync. Otherwise the path is free, or a gate closed by
+kazoo.
 
 --json prints an array of objects, one for each line of the table, with the
 fields path, kind (empty if the path is free), mode, state, holding, owner,

@@ -22,14 +22,14 @@ func topCommand(c *client) *cobra.Command {
 	every := seconds(2 * time.Second)
 	cmd := &cobra.Command{
 		Use:   "top [PATH] [flags]",
-		Short: "show who holds and who waits, live",
-		Long: `top shows everything at PATH and below it (default: /) in a terminal, those first
-for whom somebody has waited longest. Its keys:
+		Short: "show holders and waiters, live",
+		Long: `top shows everything at PATH and below it (default: /) in a terminal, the longest
+wait first. Its keys:
 
   q, ctrl-c     quit
   s             sort by another column: longest wait, longest hold, waiters, path
   up, down, k, j, page up, page down, home, end   move
-  enter         show who holds and who waits at the marked line; again: go back
+  enter         show the holders and waiters of the marked line; again: go back
   r             look again at once`,
 		Example: "  zsync top\n  zsync top /jobs --interval 0.5",
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -52,7 +52,7 @@ for whom somebody has waited longest. Its keys:
 			return t.top(in, out, root, time.Duration(every))
 		},
 	}
-	cmd.Flags().Var(&every, "interval", "a `TIME`: how often")
+	cmd.Flags().Var(&every, "interval", "`TIME` between two looks")
 	return cmd
 }
 

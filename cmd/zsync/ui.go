@@ -22,16 +22,15 @@ func uiCommand(c *client) *cobra.Command {
 	var timetables []string
 	cmd := &cobra.Command{
 		Use:   "ui [PATH] [flags]",
-		Short: "serve a page that shows who holds and who waits, live",
-		Long: `ui serves a web page that shows everything at PATH and below it (default: /): the
-lines at locks, deadlocks, leaders, queues, groups, schedules, and who handed over
-to whom while the page is served. It needs nothing from elsewhere, and can be read
-without JavaScript.
+		Short: "serve a page with holders and waiters, live",
+		Long: `ui serves a web page that shows everything at PATH and below it (default: /): lines
+at locks, deadlocks, leaders, queues, groups, schedules, and the handoffs while the
+page is served. It loads nothing from elsewhere, and works without JavaScript.
 
-It listens to this machine alone and changes nothing, unless it is told otherwise.
-With --writable whoever can open the page can break locks. It has no passwords of
-its own: where --listen names an address that others can reach, put a proxy with
-authentication before it. Programs can have the same page: see package ui.`,
+By default it listens on this machine only, and changes nothing. With --writable,
+every visitor of the page can break locks. It has no passwords of its own: if --listen
+names an address that other machines can reach, put a proxy with authentication before
+it. Programs can serve the same page: see package ui.`,
 		Example: "  zsync ui\n  zsync ui /jobs --listen 127.0.0.1:9000 --timetable '/jobs/nightly=0 3 * * *'",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			opts := ui.Options{ReadOnly: !writable, Root: "/", Interval: time.Duration(every)}
@@ -78,10 +77,10 @@ authentication before it. Programs can have the same page: see package ui.`,
 			return t.serve(l, ui.Handler(t.session, opts))
 		},
 	}
-	cmd.Flags().StringVar(&listen, "listen", "127.0.0.1:8042", "`ADDRESS` to listen on; port 0: any that is free")
-	cmd.Flags().BoolVar(&writable, "writable", false, "let those who open the page break locks")
-	cmd.Flags().Var(&every, "interval", "a `TIME`: how often to look")
-	cmd.Flags().StringArrayVar(&timetables, "timetable", nil, "`PATH=FIELDS`: when the schedule there is due, as --cron of zsync schedule has it; may be repeated")
+	cmd.Flags().StringVar(&listen, "listen", "127.0.0.1:8042", "`ADDRESS` to listen on; port 0 takes a free one")
+	cmd.Flags().BoolVar(&writable, "writable", false, "let visitors of the page break locks")
+	cmd.Flags().Var(&every, "interval", "`TIME` between two looks")
+	cmd.Flags().StringArrayVar(&timetables, "timetable", nil, "timetable of a schedule, `PATH=FIELDS`, as in zsync schedule --cron; may be repeated")
 	return cmd
 }
 

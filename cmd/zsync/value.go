@@ -14,8 +14,8 @@ func valueCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "value",
 		Short: "read, write and watch a shared value",
-		Long: `A value is what a znode holds: any bytes. It is a zsync.Value whose codec is
-zsync.Raw, so that text, JSON and the like are shared with all programs.`,
+		Long: `A value is the data of a znode: any bytes. It is a zsync.Value whose codec is
+zsync.Raw, so that text and JSON are shared with all programs.`,
 		RunE: wantSubcommand,
 	}
 	cmd.AddCommand(getCommand(c), setCommand(c), watchCommand(c))
@@ -38,7 +38,7 @@ func getCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "get PATH [flags]",
 		Short: "print the value",
-		Long:  `get writes the value at PATH to its standard output, as it is, and a newline. Exit status 75 means that there is none.`,
+		Long:  `get writes the value at PATH unchanged to standard output, and a newline. Exit status 75 means that there is none.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())
@@ -70,9 +70,9 @@ func setCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "set PATH [VALUE] [flags]",
 		Short: "write the value",
-		Long: `set writes VALUE, or if that is not given its standard input as it is, to PATH.
-With --if or --if-absent it does so only if the value is what was expected, and
-nobody changes it in between; exit status 75 means that it is not.`,
+		Long: `set writes VALUE to PATH; without VALUE it reads its standard input. With --if or
+--if-absent, it writes only while the value is as expected. Otherwise it exits with
+status 75.`,
 		Example: `  zsync value set /config/limit 20 --if 10
   zsync value set /config <config.json`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -145,9 +145,9 @@ func watchCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "watch PATH [flags]",
 		Short: "print the value, and again when it changes",
-		Long: `watch writes the value at PATH to its standard output, and then the latest after
-each change: of changes that come quickly perhaps the last alone. It ends with a
-signal, with --timeout, or when it has written as many as --count says.`,
+		Long: `watch writes the value at PATH to its standard output, now and after each change.
+After quick changes, it can write only the latest. It ends with a signal, with
+--timeout, or after --count values.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())

@@ -332,7 +332,7 @@ func TestManPagesAndCompletionsAreWritten(t *testing.T) {
 		"man/zsync-lock.1":        `\fB--on-lost\fP`,
 		"man/zsync-int-add.1":     "zsync int add /stock/apples -12",
 		"man/zsync-queue-recv.1":  `\fB--max-attempts\fP`,
-		"man/zsync-queue-stats.1": "stats prints of the queue",
+		"man/zsync-queue-stats.1": "stats prints how many elements",
 		"completion/zsync.bash":   "__start_zsync",
 		"completion/_zsync":       "#compdef zsync",
 		"completion/zsync.fish":   "complete -c zsync",

@@ -20,24 +20,24 @@ func verifyCommand() *cobra.Command {
 	tolerance := trace.DefaultTolerance
 	cmd := &cobra.Command{
 		Use:   "verify TRACE...",
-		Short: "judge traces: never two holders, tokens in order, losses told in time, elements removed once",
-		Long: `verify reads what --trace, ZSYNC_TRACE or the library's WithTrace has written, of
-one process or of many, and says whether
+		Short: "check traces for overlapping holds, late losses and double removals",
+		Long: `verify reads traces, written with --trace, ZSYNC_TRACE or the library's WithTrace, of
+one process or of many, and checks that
 
-  - there were never two holders, by the order of ZooKeeper's transactions and by
-    the clocks; of readers there may be many, and of permits as many as the limit
-  - a loss was told before the next was granted
+  - no two exclusive holds overlap, by ZooKeeper's transactions and by the clocks;
+    readers may overlap, and permits up to the limit
+  - each loss was reported before the next grant
   - fencing tokens grow from holder to holder
-  - what was released or lost had been granted, and ended once
-  - an element of a queue had one owner at a time, and was removed once
+  - each release or loss has one grant
+  - each element of a queue had one owner at a time, and was removed once
 
-Give it the traces of everybody who used the paths; - is standard input. It needs
+Give it the traces of all processes that used the paths; - is standard input. It needs
 no server.
 
 Exit status:
-  0   nothing is wrong
+  0   no violation
   1   a violation was found
-  2   none was found, but lines are missing, so there may have been one
+  2   no violation was found, but records are missing
   78  a file cannot be read, or is no trace`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -67,7 +67,7 @@ Exit status:
 			return nil
 		},
 	}
-	cmd.Flags().Var((*seconds)(&tolerance), "tolerance", "how far the clocks of two machines may be apart, a `TIME`")
+	cmd.Flags().Var((*seconds)(&tolerance), "tolerance", "largest difference of two machines' clocks, a `TIME`")
 	return cmd
 }
 
