@@ -519,7 +519,7 @@ func TestCase20ALockOnAReapedParentMakesItAgain(t *testing.T) {
 				t.Fatal("the container was not reaped")
 			}
 			// What is above it stays, as something may be stored there, until somebody deletes it.
-			must(t, live(t, s).DeleteEmpty(t.Context(), "/deep/down"))
+			must(t, live(t, s).RemoveNow(t.Context(), "/deep/down"))
 		}
 	})
 }

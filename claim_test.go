@@ -626,35 +626,25 @@ func TestContenderThatMayNotBeDeletedGoesWithItsSession(t *testing.T) {
 			}
 			return zktest.Pass
 		})
-		var first zsync.LossReason
-		for i := range 5 {
-			err := zsync.NewMutex(a, "/m").Lock(within(t, time.Minute))
-			if err == nil {
-				t.Fatal("locked")
-			}
-			if i == 0 {
-				// Told, and given time before another can have it.
-				if !session.IsClosed(elsewhere.Lost()) {
-					t.Error("what is held elsewhere is not told to be lost")
-				}
-				told := time.Now()
-				must(t, zsync.NewMutex(b, "/elsewhere").Do(t.Context(), func(context.Context) error { return nil }))
-				if took := time.Since(told); took < testTimeout/10 {
-					t.Errorf("it was granted to another %v after its holder was told", took)
-				}
-				first = lossOf(elsewhere.Unlock())
-				must(t, elsewhere.Lock(t.Context()))
-			}
-			if n := len(childrenOf(t, b, "/m")); n != 1 {
-				t.Fatalf("attempt %d: %d in the line, want the holder alone", i, n)
-			}
-			time.Sleep(time.Second)
+		if err := zsync.NewMutex(a, "/m").Lock(within(t, time.Minute)); err == nil {
+			t.Fatal("locked")
 		}
-		if first != zsync.LossGivenUp {
-			t.Errorf("what was held elsewhere is lost for %v", first)
+		refused := time.Now()
+		// It is lost before another can have it.
+		<-elsewhere.Lost()
+		told := time.Now()
+		must(t, zsync.NewMutex(b, "/elsewhere").Do(t.Context(), func(context.Context) error { return nil }))
+		if took := time.Since(told); took < testTimeout/10 {
+			t.Errorf("it was granted to another %v after its holder was told", took)
 		}
-		if session.IsClosed(elsewhere.Lost()) {
-			t.Errorf("the session is given up again and again: %v", elsewhere.Unlock())
+		if took := told.Sub(refused); took > testTimeout+time.Second {
+			t.Errorf("the session is given up after %v, want a session timeout", took)
+		}
+		if why := lossOf(elsewhere.Unlock()); why != zsync.LossGivenUp {
+			t.Errorf("what was held elsewhere is lost for %v", why)
+		}
+		if n := len(childrenOf(t, b, "/m")); n != 1 {
+			t.Errorf("%d in the line, want the holder alone", n)
 		}
 	})
 }

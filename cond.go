@@ -323,7 +323,7 @@ func (c *Cond) take(ctx context.Context, p *line.Claim) {
 	if p == nil {
 		return
 	}
-	r := p.Incarnation.Vacate(p.Path, func() error {
+	r := p.Incarnation.Delete(&session.Deletion{Paths: []string{p.Path}, By: func() error {
 		_, err := p.Incarnation.Multi(p.Incarnation.Ctx,
 			&zk.DeleteRequest{Path: c.signalPath(p.Child), Version: -1},
 			&zk.DeleteRequest{Path: p.Path, Version: -1})
@@ -335,7 +335,7 @@ func (c *Cond) take(ctx context.Context, p *line.Claim) {
 			c.bequeath(p)
 		}
 		return err
-	})
+	}})
 	select {
 	case <-r.Done:
 	case <-r.Refused:
@@ -352,14 +352,14 @@ func (c *Cond) leave(p *line.Claim) {
 	if p == nil {
 		return
 	}
-	p.Incarnation.Vacate(p.Path, func() error {
+	p.Incarnation.Delete(&session.Deletion{Paths: []string{p.Path}, By: func() error {
 		err := p.Incarnation.RemoveNow(p.Incarnation.Ctx, p.Path)
 		if err != nil && !session.IsNoNode(err) && p.Incarnation.Ctx.Err() == nil {
 			return err
 		}
 		c.bequeath(p)
 		return nil
-	}).Await(session.Grace)
+	}}).Await(session.Grace)
 }
 
 // bequeath passes on the signal of p, if it has been given one, as soon as p is

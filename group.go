@@ -204,7 +204,7 @@ func (m *Membership[T]) failure() error {
 func (m *Membership[T]) run() {
 	defer close(m.ended)
 	free := m.g.s.ids.Take(m.leaving, m.path)
-	var gone *session.Removal
+	var gone *session.Deletion
 	err := m.g.s.m.During(m.leaving, func(inc *session.Incarnation) (err error) {
 		if gone, err = m.stay(inc); gone != nil {
 			gone.Await(session.Grace)
@@ -227,7 +227,7 @@ func (m *Membership[T]) run() {
 
 // stay keeps m in the group within one session. With an error, it returns the deletion of
 // the znode, if the znode exists or may exist.
-func (m *Membership[T]) stay(inc *session.Incarnation) (gone *session.Removal, err error) {
+func (m *Membership[T]) stay(inc *session.Incarnation) (gone *session.Deletion, err error) {
 	for {
 		if gone, err := m.enter(inc); err != nil {
 			return gone, err
@@ -253,7 +253,7 @@ func (m *Membership[T]) stay(inc *session.Incarnation) (gone *session.Removal, e
 //
 // It waits for a znode of our own previous session as for any other. That znode is deleted
 // with its session, which can live on the servers a little longer than here.
-func (m *Membership[T]) enter(inc *session.Incarnation) (gone *session.Removal, err error) {
+func (m *Membership[T]) enter(inc *session.Incarnation) (gone *session.Deletion, err error) {
 	for {
 		m.mu.Lock()
 		data := m.data

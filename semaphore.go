@@ -753,7 +753,7 @@ func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, leases [
 	s, err := inc.Stake(ctx)
 	if err != nil {
 		// With the session they go by themselves; and nobody has been told of them.
-		inc.RemoveAll(line.PathsOf(leases)).Await(session.Grace)
+		inc.Remove(line.PathsOf(leases)...).Await(session.Grace)
 		return nil, err
 	}
 	m.mu.Lock()
@@ -782,7 +782,7 @@ func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, leases [
 			return nil, session.ErrEnded
 		}
 	}
-	inc.RemoveAll(line.PathsOf(leases)) // what is held is lost
+	inc.Remove(line.PathsOf(leases)...) // what is held is lost
 	return nil, errUnsettled
 }
 

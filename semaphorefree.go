@@ -93,7 +93,7 @@ func (m *Semaphore) acquireAtOnce(ctx context.Context, n int64, wait bool) (a *l
 	same := &zk.CheckVersionRequest{Path: m.root, Version: known.q.version}
 	lists, withdrawn, err := inc.CreateThenList(ctx, m.leasesDir(), same, line.PathsOf(leases), m.s.m.Owner, m.gate.local.Line.Dir, m.leases)
 	if err == nil && (len(lists[0]) > 0 || m.weightOfAll(line.Without(lists[1], line.PathsOf(leases))) > known.q.limit-n || session.IsClosed(w.Fired)) {
-		withdrawn = inc.RemoveAll(line.PathsOf(leases))
+		withdrawn = inc.Remove(line.PathsOf(leases)...)
 	}
 	switch {
 	case err == nil && withdrawn == nil:

@@ -117,7 +117,7 @@ func TestObserversAndLogHandlersMayAskBack(t *testing.T) {
 		"loss on suspend": {[]zsync.Option{zsync.WithLossOnSuspend()}, func(srv *zktest.Server, s *zsync.Session) { srv.Disconnect(s.ID()) }},
 		"deleted": {nil, func(srv *zktest.Server, s *zsync.Session) {
 			inc, _ := zsync.ManagerOf(s).Incarnation(context.Background())
-			inc.RemoveAllNow(context.Background(), ephemerals(srv, s.ID()))
+			inc.RemoveNow(context.Background(), ephemerals(srv, s.ID())...)
 		}},
 		"disconnected": {nil, func(srv *zktest.Server, s *zsync.Session) { srv.Disconnect(s.ID()) }},
 		"closed":       {nil, func(srv *zktest.Server, s *zsync.Session) { s.Close() }},

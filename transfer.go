@@ -115,7 +115,7 @@ func (e *Election) fulfilLocked(inc *session.Incarnation) {
 
 // dropWish deletes a wish in the background: it is in nobody's way.
 func dropWish(inc *session.Incarnation, path string) {
-	inc.InBackground(path, nil)
+	inc.Delete(&session.Deletion{Paths: []string{path}, MayStay: true, By: func() error { return inc.RemoveNow(inc.Ctx, path) }})
 }
 
 // awaitHeir waits until heir is the first in the line, in the session of the wish.

@@ -413,8 +413,8 @@ func (b *Barrier) removeLeftovers(ctx context.Context, inc *session.Incarnation)
 
 // withdraw deletes what p has made, in the background: its child, and the
 // keeper's znode if that is p's.
-func (b *Barrier) withdraw(inc *session.Incarnation, p *party) *session.Removal {
-	return inc.Vacate(p.path, func() error {
+func (b *Barrier) withdraw(inc *session.Incarnation, p *party) *session.Deletion {
+	return inc.Delete(&session.Deletion{Paths: []string{p.path}, By: func() error {
 		ctx := inc.Ctx // there is nobody else to wait for
 		if p.going != nil {
 			// A Leave that was given up goes on. Nobody else may delete what it deletes, or
@@ -448,7 +448,7 @@ func (b *Barrier) withdraw(inc *session.Incarnation, p *party) *session.Removal 
 			err = nil
 		}
 		return err
-	})
+	}})
 }
 
 // replace deletes the room, so that another takes its place, when nobody is in
@@ -456,7 +456,7 @@ func (b *Barrier) withdraw(inc *session.Incarnation, p *party) *session.Removal 
 // It returns nothing but an error: ErrVanished if Enter should begin anew.
 func (b *Barrier) replace(ctx context.Context, inc *session.Incarnation, n int, room int64, why error) error {
 	for {
-		err := inc.DeleteEmpty(ctx, b.room)
+		err := inc.RemoveNow(ctx, b.room)
 		switch {
 		case err == nil, session.IsNoNode(err):
 			return session.ErrVanished

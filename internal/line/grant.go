@@ -166,7 +166,7 @@ func (g *Grant) Release() error {
 	if err := c.finish(); err != nil {
 		return err
 	}
-	if err := c.Incarnation.RemoveThen(c.Znode(), c.disown).Result(); err != nil {
+	if err := c.Incarnation.Delete(&session.Deletion{Paths: []string{c.Znode()}, Then: c.disown}).Result(); err != nil {
 		c.lose(err, c.always)
 		return err
 	}
@@ -217,7 +217,7 @@ func (g *Grant) Left() {
 // GiveBack releases a claim that nobody was given.
 func (c *Claim) GiveBack() error {
 	c.Stake.Drop()
-	r := c.Incarnation.TakeBack(c.Path)
+	r := c.Incarnation.Remove(c.Path)
 	err := r.Result()
 	c.disown()
 	return err

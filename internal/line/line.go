@@ -126,7 +126,7 @@ func (c *Claim) withdraw(err error) {
 		c.disown()
 		return
 	}
-	c.Incarnation.TakeBack(c.Path).Await(session.Grace)
+	c.Incarnation.Remove(c.Path).Await(session.Grace)
 	c.disown()
 }
 
@@ -384,11 +384,11 @@ func (c *Claim) leaveLineWatchLocked() {
 }
 
 // Leave deletes c, in the background.
-func (c *Claim) Leave() *session.Removal {
+func (c *Claim) Leave() *session.Deletion {
 	c.Stake.Drop()
 	// Its own watch is left behind the deletion, so that it is not removed while it is
 	// about to fire.
-	return c.Incarnation.RemoveThen(c.Znode(), c.disown)
+	return c.Incarnation.Delete(&session.Deletion{Paths: []string{c.Znode()}, Then: c.disown})
 }
 
 // others reports whether anyone of these bases is in the line, besides c and

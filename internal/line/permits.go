@@ -32,7 +32,7 @@ type Permits struct {
 	taken  []taking            // what was acquired and not released, in order
 	free   func()              // if it is limited, ends that
 	within []*session.Function // those that have acquired some of p
-	last   *session.Removal    // the last change of what has weight
+	last   *session.Deletion   // the last change of what has weight
 }
 
 // A taking is the permits of one Acquire that are not released yet.
@@ -143,7 +143,7 @@ func (p *Permits) Held() int64 {
 
 // Release releases n of p, which has at least n, and reports whether any are left. If it
 // returns the loss of p, there was nothing to release.
-func (p *Permits) Release(n int64) (left bool, r *session.Removal, lost error) {
+func (p *Permits) Release(n int64) (left bool, r *session.Deletion, lost error) {
 	p.mu.Lock()
 	some := n
 	for some > 0 && len(p.taken) > 0 { // those that were acquired first
@@ -169,7 +169,7 @@ func (p *Permits) Release(n int64) (left bool, r *session.Removal, lost error) {
 
 // Result returns the outcome of r, of Release. If it is a loss, p is lost when Result returns, so
 // that Lost is closed first. The release of the last of p has ended p before.
-func (p *Permits) Result(r *session.Removal) error {
+func (p *Permits) Result(r *session.Deletion) error {
 	err := r.Result()
 	if err != nil {
 		p.Err() // if some are left, the end of the session is their loss
@@ -179,7 +179,7 @@ func (p *Permits) Result(r *session.Removal) error {
 }
 
 // give deletes the znodes of n permits in the background.
-func (p *Permits) give(n int64) *session.Removal {
+func (p *Permits) give(n int64) *session.Deletion {
 	var gone []Lease
 	for n > 0 {
 		last := len(p.leases) - 1
@@ -203,7 +203,7 @@ func (p *Permits) give(n int64) *session.Removal {
 // change deletes the znodes of gone in the background, and exchanges the znode of whole for that
 // of rest, if there is one. A change waits for the one before if either exchanges a znode,
 // because it may delete the znode that the one before makes.
-func (p *Permits) change(gone []Lease, whole, rest *Lease) *session.Removal {
+func (p *Permits) change(gone []Lease, whole, rest *Lease) *session.Deletion {
 	inc := p.Incarnation
 	paths := PathsOf(gone)
 	all := gone
@@ -212,14 +212,14 @@ func (p *Permits) change(gone []Lease, whole, rest *Lease) *session.Removal {
 	}
 	then := drop(all)
 	if whole == nil && p.last == nil {
-		return inc.RemoveAllThen(paths, then) // nothing before it can matter
+		return inc.Delete(&session.Deletion{Paths: paths, Then: then}) // nothing before it can matter
 	}
 	before, remove, first := p.last, inc.Removing(paths), all[0].Path
 	told := then
 	if rest != nil {
 		told = func() { then(); rest.ownWatch.Made(false) }
 	}
-	p.last = inc.VacateThen(first, func() (err error) {
+	p.last = inc.Delete(&session.Deletion{Paths: []string{first}, Then: told, By: func() (err error) {
 		if before != nil {
 			select {
 			case <-before.Done:
@@ -234,7 +234,7 @@ func (p *Permits) change(gone []Lease, whole, rest *Lease) *session.Removal {
 			err = inc.Exchange(context.Background(), whole.Path, rest.Path, p.Pool.Manager.Owner)
 		}
 		return session.Worse(err, remove())
-	}, told)
+	}})
 	return p.last
 }
 

@@ -387,7 +387,7 @@ func (l *ledger) sweep() {
 	ctx := session.Finishing
 	j := l.journal
 	l.q.m.During(ctx, func(inc *session.Incarnation) error {
-		err := inc.RemoveAllNow(ctx, []string{j.path, j.mark})
+		err := inc.RemoveNow(ctx, j.path, j.mark)
 		if (inc != l.inc || j.bare) && (err == nil || session.IsNoNode(err)) {
 			// Others may have noted that the session had gone.
 			err = inc.RemoveNow(ctx, j.path+goneSuffix)

@@ -313,7 +313,7 @@ func (q *finder) deleteEmpty(inc *session.Incarnation, lots []*lot, all []bucket
 	}
 	for _, t := range lots {
 		if t.children == 0 && !t.delayed && t.number < newest[t.prio] {
-			inc.Tidy(session.ChildPath(q.dir, t.name), nil)
+			inc.Tidy(&session.Deletion{Paths: []string{session.ChildPath(q.dir, t.name)}})
 		}
 	}
 }

@@ -128,7 +128,7 @@ func (g *gate) done(until time.Time) {
 }
 
 // leave leaves the place, if there is one.
-func (g *gate) leave() *session.Removal {
+func (g *gate) leave() *session.Deletion {
 	place := g.place
 	if g.place = nil; place == nil {
 		return nil

@@ -66,9 +66,6 @@ func (inc *Incarnation) createChild(ctx context.Context, dir Dir, name, guid str
 	if err := inc.Vet(ctx, dir); err != nil {
 		return "", nil, err
 	}
-	if err := inc.mayTakeBack(ctx, dir.Path); err != nil {
-		return "", nil, err
-	}
 	// The directories to make first. They stay for the attempts behind one that has
 	// no answer: if it has made them that costs a NodeExists each, and nothing else.
 	var missing []string
@@ -112,7 +109,7 @@ func (inc *Incarnation) createChild(ctx context.Context, dir Dir, name, guid str
 			case err == nil:
 				return path, names, nil
 			case !IsNoNode(err):
-				inc.TakeBack(path).Await(Grace)
+				inc.Remove(path).Await(Grace)
 				return "", nil, err
 			}
 			// The listing is of later than the create: on another connection too,
@@ -151,7 +148,7 @@ func (inc *Incarnation) createChild(ctx context.Context, dir Dir, name, guid str
 				case err == nil:
 					return path, names, nil
 				case !IsNoNode(err): // else as above
-					inc.TakeBack(path).Await(Grace)
+					inc.Remove(path).Await(Grace)
 					return "", nil, err
 				}
 			}
@@ -211,9 +208,6 @@ func (inc *Incarnation) CreateAll(ctx context.Context, dir Dir, proof string, ch
 	if err := inc.Vet(ctx, dir); err != nil {
 		return err
 	}
-	if err := inc.mayTakeBack(ctx, dir.Path); err != nil {
-		return err
-	}
 	var multi *pending[[]zk.MultiResponse]
 	var rs []zk.MultiResponse
 	open := false
@@ -237,7 +231,7 @@ func (inc *Incarnation) CreateAll(ctx context.Context, dir Dir, proof string, ch
 		return err
 	case open:
 		// An attempt before the last may have been applied, or the last may be yet.
-		inc.discard(multi, paths).Await(Grace)
+		deleteBehind(inc, multi, &Deletion{Paths: paths}).Await(Grace)
 	}
 	switch {
 	case ctx.Err() != nil:
@@ -255,15 +249,12 @@ func (inc *Incarnation) CreateAll(ctx context.Context, dir Dir, proof string, ch
 // Without an error all were made, and each listing is newer than that, and than
 // the listings before it. Otherwise none was, or withdrawn deletes them; it is nil
 // if none was, or will be.
-func (inc *Incarnation) CreateThenList(ctx context.Context, dir Dir, check *zk.CheckVersionRequest, paths []string, data []byte, dirs ...string) (lists [][]string, withdrawn *Removal, err error) {
+func (inc *Incarnation) CreateThenList(ctx context.Context, dir Dir, check *zk.CheckVersionRequest, paths []string, data []byte, dirs ...string) (lists [][]string, withdrawn *Deletion, err error) {
 	ops := []any{check}
 	for _, path := range paths {
 		ops = append(ops, &zk.CreateRequest{Path: path, Data: data, Acl: inc.Manager.Config.ACL, Flags: zk.FlagEphemeral})
 	}
 	if err := inc.Vet(ctx, dir); err != nil {
-		return nil, nil, err
-	}
-	if err := inc.mayTakeBack(ctx, dir.Path); err != nil {
 		return nil, nil, err
 	}
 	b := new(Batch)
@@ -287,7 +278,7 @@ func (inc *Incarnation) CreateThenList(ctx context.Context, dir Dir, check *zk.C
 		return nil, nil, err // none was made
 	}
 	if err != nil {
-		return nil, inc.discard(made, paths), err
+		return nil, deleteBehind(inc, made, &Deletion{Paths: paths}), err
 	}
 	return lists, nil, nil
 }
@@ -345,19 +336,19 @@ func findIn(names []string, dir, guid string) string {
 
 // collect deletes in the background what an abandoned create may have made. It
 // goes with its session if the servers do not let us find it, or delete it.
-func (inc *Incarnation) collect(create *pending[string], dir, guid string) *Removal {
-	r := inc.removal(&Removal{path: ChildPath(dir, guid), kind: removeOwn, guid: guid})
+func (inc *Incarnation) collect(create *pending[string], dir, guid string) *Deletion {
+	d := inc.deletion(&Deletion{Paths: []string{ChildPath(dir, guid)}, guid: guid})
 	create.then(func() {
 		switch err := create.err; {
 		case err == nil:
-			r.found(create.val)
+			d.found(create.val)
 		case OutcomeOf(err) != Unknown:
-			r.over(nil) // nothing was made, nor will be
+			d.over(nil) // nothing was made, nor will be
 			return
 		}
-		r.reaper.wait(r)
+		d.queue.wait(d)
 	})
-	return r
+	return d
 }
 
 // Exchange makes an ephemeral znode of a unique name in place of another, in

@@ -32,7 +32,6 @@ type Manager struct {
 	grants       grants
 	noBundles    atomic.Bool // the servers do not know multiRead
 	noContainers atomic.Bool // nor containers
-	barred       sync.Map    // paths of parents whose children we once could not delete
 
 	mu       sync.Mutex
 	cur      *Incarnation          // the newest; guarded by mu

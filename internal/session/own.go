@@ -14,7 +14,7 @@ import (
 // session is there, it is the one. When it fails nothing is left: what may have
 // been made is deleted in the background, and undo is that, if there is any. Until
 // it is over nobody of this process may create there.
-func (inc *Incarnation) CreateOwn(ctx context.Context, dir Dir, path string, data []byte) (undo *Removal, err error) {
+func (inc *Incarnation) CreateOwn(ctx context.Context, dir Dir, path string, data []byte) (undo *Deletion, err error) {
 	if err := inc.Vet(ctx, dir); err != nil {
 		return nil, err
 	}
@@ -59,17 +59,11 @@ func (inc *Incarnation) CreateOwn(ctx context.Context, dir Dir, path string, dat
 	case err == nil:
 		inc.own.Store(path, seen)
 	case open && !errors.Is(err, ErrEnded): // else it was ephemeral
-		undo = inc.withdrawOwn(create, path)
+		undo = deleteBehind(inc, create, &Deletion{Paths: []string{path}, By: func() error {
+			return inc.removeOwn(path, sighting{on: ClosedChan})
+		}})
 	}
 	return undo, err
-}
-
-// withdrawOwn deletes in the background what CreateOwn may have made, once the
-// request is over, if it is this session's.
-func (inc *Incarnation) withdrawOwn(making *pending[string], path string) *Removal {
-	return reapAfter(inc, making, &Removal{path: path, kind: removeOwn, f: func() error {
-		return inc.removeOwn(path, sighting{on: ClosedChan})
-	}})
 }
 
 // AwaitOwnGone waits until what CreateOwn has made is gone: also if another session has
@@ -109,12 +103,12 @@ func (inc *Incarnation) SetOwn(ctx context.Context, path string, data []byte) er
 
 // RemoveOwn deletes in the background what CreateOwn has made. Unlike Remove it
 // never deletes what another session has made there after it.
-func (inc *Incarnation) RemoveOwn(path string) *Removal {
-	return inc.Vacate(path, func() error {
+func (inc *Incarnation) RemoveOwn(path string) *Deletion {
+	return inc.Delete(&Deletion{Paths: []string{path}, By: func() error {
 		seen := inc.seenOwn(path)
 		inc.own.Delete(path) // nobody watches it any more, so a repetition looks
 		return inc.removeOwn(path, seen)
-	})
+	}})
 }
 
 // removeOwn deletes the znode at path if it is this session's.
@@ -227,7 +221,13 @@ func (inc *Incarnation) GetThenRemove(ctx context.Context, path, own string, sen
 	}
 	sent()
 	n, readErr = read.Wait(ctx, inc)
-	if err = inc.removeAfter(ctx, remove, own); err == nil && readErr != nil && OutcomeOf(readErr) != Answered {
+	if _, err = remove.Wait(ctx, inc); OutcomeOf(err) != Answered {
+		open := OutcomeOf(err) == Unknown
+		if err = inc.RemoveNow(ctx, own); open && IsNoNode(err) {
+			err = nil
+		}
+	}
+	if err == nil && readErr != nil && OutcomeOf(readErr) != Answered {
 		n, readErr = retry(ctx, inc, getCall(path))
 	}
 	return n, readErr, err

@@ -67,7 +67,7 @@ func TestWritesAloneDoHarmWhenTheyAreCarriedOutLate(t *testing.T) {
 	}{
 		{sentInfo{op: wire.OpDelete, r: newPending(deleteCall("/x"))}, true},
 		{sentInfo{op: wire.OpMulti, r: newPending(multiCall(nil))}, true},
-		{sentInfo{op: wire.OpDelete, r: &Removal{}}, true},
+		{sentInfo{op: wire.OpDelete, r: &Deletion{}}, true},
 		{sentInfo{op: wire.OpGetData, r: newPending(getCall("/x"))}, false},
 		{sentInfo{op: wire.OpDelete, r: newPending(inc.flush())}, false},
 		{sentInfo{op: wire.OpDelete, r: &inquiry{}}, false},

@@ -101,20 +101,6 @@ func (inc *Incarnation) AttemptCreate(ctx context.Context, path string, data []b
 	return attempt(ctx, inc, inc.createWithACL(path, data, flags, acl))
 }
 
-// RemoveVersion deletes a znode if it is at version. If a reply was lost the error may be that
-// there is none.
-func (inc *Incarnation) RemoveVersion(ctx context.Context, path string, version int32) error {
-	_, err := retry(ctx, inc, deleteVersionCall(path, version))
-	return err
-}
-
-// DeleteEmpty deletes a znode that nobody would miss, if it has no children.
-// When a reply was lost the error may be that there is none.
-func (inc *Incarnation) DeleteEmpty(ctx context.Context, path string) error {
-	_, err := retry(ctx, inc, deleteCall(path))
-	return err
-}
-
 // Set writes the data of a znode that only this client writes, so that writing
 // it twice does no harm. It returns the new Stat.
 func (inc *Incarnation) Set(ctx context.Context, path string, data []byte, version int32) (*zk.Stat, error) {
@@ -146,23 +132,6 @@ func (inc *Incarnation) CreateIn(ctx context.Context, dir Dir, path string, data
 			return err == nil, err
 		}
 	}
-}
-
-// mayTakeBack fails if what is made in dir may not be deleted again. It asks
-// where that was so once.
-func (inc *Incarnation) mayTakeBack(ctx context.Context, dir string) error {
-	if _, barred := inc.Manager.barred.Load(dir); !barred {
-		return nil
-	}
-	probe := ChildPath(dir, ProtectedName(NewGUID(), "probe"))
-	_, err := inc.Multi(ctx,
-		&zk.CreateRequest{Path: probe, Acl: inc.Manager.Config.ACL, Flags: zk.FlagEphemeral},
-		&zk.DeleteRequest{Path: probe, Version: -1})
-	if err == nil || IsNoNode(err) {
-		inc.Manager.barred.Delete(dir) // permitted by now, or made anew
-		return nil
-	}
-	return err
 }
 
 // ReleaseTime is how long a release without a context waits to learn what came

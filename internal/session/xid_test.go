@@ -49,7 +49,7 @@ func TestNoTwoRequestsOfASessionHaveTheSameXid(t *testing.T) {
 				time.Sleep(time.Millisecond)
 			}
 			must(t, second(inc.Create(t.Context(), "/x", nil)))
-			must(t, inc.DeleteEmpty(t.Context(), "/x"))
+			must(t, inc.RemoveNow(t.Context(), "/x"))
 		}
 		inc.Watches.Leave(watch)
 		inc.giveUp() // its end is asked for over this connection, which breaks, and then over others

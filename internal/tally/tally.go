@@ -515,7 +515,7 @@ func (t *Tally) look(ctx context.Context, inc *session.Incarnation, own openTask
 	case e == nil && stat.Version == own.version+1 && string(found) == string(data):
 		return true, nil
 	case made:
-		inc.RemoveAll([]string{own.path})
+		inc.Remove(own.path)
 	}
 	return false, err
 }

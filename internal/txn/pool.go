@@ -200,12 +200,12 @@ func (p *pool) sweep(m *session.Manager, leaving <-chan struct{}) {
 		paths, next, more := p.old(until)
 		for some := range slices.Chunk(paths, 128) {
 			f := func() error {
-				return m.During(session.Finishing, func(inc *session.Incarnation) error { return inc.RemoveAllNow(session.Finishing, some) })
+				return m.During(session.Finishing, func(inc *session.Incarnation) error { return inc.RemoveNow(session.Finishing, some...) })
 			}
 			if over {
 				f() // here, as Close waits for this goroutine
 			} else if inc, err := m.Incarnation(session.Finishing); err == nil {
-				inc.Tidy(some[0], f)
+				inc.Tidy(&session.Deletion{Paths: some, By: f})
 			}
 		}
 		if !more || over {
@@ -227,9 +227,9 @@ func (p *pool) drop(inc *session.Incarnation, l *log, later bool) {
 	case !p.ephemeral():
 		Drop(inc, l.path, later)
 	case session.ParentPath(l.path) == inc.Manager.Full("/"):
-		inc.Tidy(l.path, nil)
+		inc.Tidy(&session.Deletion{Paths: []string{l.path}})
 	default:
-		inc.Tidy(l.path, nil).Await(session.ReleaseTime)
+		inc.Tidy(&session.Deletion{Paths: []string{l.path}}).Await(session.ReleaseTime)
 	}
 }
 
@@ -242,7 +242,7 @@ func Drop(inc *session.Incarnation, path string, later bool) {
 		return m.During(session.Finishing, func(inc *session.Incarnation) error { return inc.RemoveNow(session.Finishing, path) })
 	}
 	if !later {
-		inc.Tidy(path, drop)
+		inc.Tidy(&session.Deletion{Paths: []string{path}, By: drop})
 		return
 	}
 	wait := 2 * time.Duration(inc.Timeout.Load())
@@ -251,7 +251,7 @@ func Drop(inc *session.Incarnation, path string, later bool) {
 		defer done()
 		select {
 		case <-time.After(wait):
-			inc.InBackground(path, drop)
+			inc.Delete(&session.Deletion{Paths: []string{path}, By: drop, MayStay: true})
 		case <-leaving: // it is there most likely
 			drop()
 		case <-m.Over:

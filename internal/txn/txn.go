@@ -212,7 +212,7 @@ func (t *transaction) settle(ctx context.Context, inc *session.Incarnation, why 
 		// version says the same: if that succeeds, no attempt was applied before, and none
 		// will be. If an attempt is applied first, the answer is BadVersion. If the reply is
 		// lost, the answer to the repetition is NoNode, as if another client had deleted it.
-		switch e := inc.RemoveVersion(ctx, t.log.path, t.log.version); {
+		switch _, e := inc.Multi(ctx, &zk.DeleteRequest{Path: t.log.path, Version: t.log.version}); {
 		case e == nil:
 			t.log, t.open, t.why = nil, false, why
 			return false, nil

@@ -30,16 +30,16 @@ func TestDeletionsThatWaitForAConnectionCostOneGoroutineAndGoInOnePieceWhenThere
 		synctest.Wait()
 		before := runtime.NumGoroutine()
 		told := 0 // by one goroutine
-		rs := make([]*Removal, n)
+		ds := make([]*Deletion, n)
 		for i, path := range paths {
-			rs[i] = inc.RemoveThen(path, func() { told++ })
+			ds[i] = inc.Delete(&Deletion{Paths: []string{path}, Then: func() { told++ }})
 		}
 		synctest.Wait()
 		if more := runtime.NumGoroutine() - before; more > 1 {
 			t.Errorf("%d deletions cost %d goroutines, want 1", n, more)
 		}
 		srv.Restart()
-		for i, r := range rs {
+		for i, r := range ds {
 			select {
 			case <-r.Done:
 			case <-time.After(time.Minute):
@@ -58,8 +58,8 @@ func TestDeletionsThatWaitForAConnectionCostOneGoroutineAndGoInOnePieceWhenThere
 			}
 		}
 		synctest.Wait()
-		if rp := inc.reaper(); rp.running {
-			t.Error("the reaper runs though nothing waits")
+		if q := inc.deletions(); q.running {
+			t.Error("the queue runs though nothing waits")
 		}
 	})
 }
@@ -87,7 +87,7 @@ func TestADeletionThatIsRefusedHoldsUpNoOther(t *testing.T) {
 			}
 			return zktest.Fail(zktest.CodeNoAuth)
 		})
-		a, b := inc.InBackground("/a", nil), inc.Remove("/b")
+		a, b := inc.Remove("/a"), inc.Remove("/b")
 		select {
 		case <-b.Done:
 		case <-time.After(Grace):
@@ -195,9 +195,9 @@ func TestADeletionWhoseReplyIsLostSparesWhatAnotherMakesThereNext(t *testing.T) 
 	}
 }
 
-// Removals that are refused are tried again at times of their own. However many wait they
+// Deletions that are refused are tried again at times of their own. However many wait they
 // are looked at together: a look is at all of them.
-func TestManyRemovalsThatAreRefusedAreLookedAtTogether(t *testing.T) {
+func TestManyDeletionsThatAreRefusedAreLookedAtTogether(t *testing.T) {
 	const n = 5000
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		inc := live(t, open(t, srv))
@@ -214,16 +214,16 @@ func TestManyRemovalsThatAreRefusedAreLookedAtTogether(t *testing.T) {
 			}
 			return zktest.Fail(zktest.CodeNotEmpty)
 		})
-		var rs []*Removal
+		var ds []*Deletion
 		for i := range n {
-			rs = append(rs, inc.InBackground(fmt.Sprintf("/d/%d", i), nil))
+			ds = append(ds, inc.Remove(fmt.Sprintf("/d/%d", i)))
 		}
 		time.Sleep(time.Second)
 		if s, at := sent.Load(), times.Load(); s < 2*n || at > 300 {
 			t.Errorf("%d attempts in a second at %d times; want at least %d, at 200 times or so", s, at, 2*n)
 		}
 		srv.Intercept(nil)
-		for _, r := range rs {
+		for _, r := range ds {
 			<-r.Done
 		}
 	})
