@@ -14,74 +14,41 @@ import (
 	"github.com/zsync/zsync/internal/txn"
 )
 
-// A Cond is a condition variable shared by every process that names the same
-// path. Processes wait at it until another one announces that something has
-// happened. L is the lock that is held while the condition is looked at or
-// changed; all processes must use the same lock.
+// A Cond is a condition variable shared by every process that names the same path. Wait in
+// a loop, as with [sync.Cond]:
 //
-// Signal wakes the one that has waited longest, Broadcast wakes all.
+//	if err := c.L.Lock(ctx); err != nil {
+//		return err
+//	}
+//	for !condition() {
+//		if err := c.Wait(ctx); err != nil {
+//			return err // c.L is not held
+//		}
+//	}
+//	// use the condition, then
+//	return c.L.Unlock()
 //
-// Wait enters the line while L is still held, and unlocks L after that. So no
-// wake-up is lost between the unlock and the sleep, whichever process signals.
-// A signal wakes one waiter. If its process dies, or its ctx ends, before Wait
-// has returned, the signal goes to the next of those who waited when it was
-// given. Signals given at the same time wake different waiters.
+// All processes must use the same lock L. Signal wakes the longest waiter, and Broadcast
+// wakes all. Wait enters the line before it unlocks L, so it misses no signal. If the
+// process of a signalled waiter dies, or its ctx ends, before Wait has returned, the next
+// waiter of that time gets the signal. Signals of the same time wake different waiters.
 //
 // # Loss
 //
-// If the session ends during Wait, or L is found lost, Wait locks L again and
-// returns nil: a spurious wake-up. So call Wait in a loop, as with
-// [sync.Cond]:
-//
-//	must(c.L.Lock(ctx))
-//	for !condition() {
-//		must(c.Wait(ctx))
-//	}
-//	... make use of condition ...
-//	must(c.L.Unlock())
-//
-// # Znodes
-//
-// Each waiter is an ephemeral, sequential znode, path/_c_<uuid>-wait-<seq>,
-// whose data is the owner ([WithOwner]). A signal is a persistent znode,
-// path/<uuid>-wait-<seq>-signal. The transaction that creates it also empties
-// the waiter's znode, and that write wakes the waiter. If a waiter goes
-// without having taken its signal, another waiter passes the signal on. path
-// is a container, and its parents are persistent.
+// If the session ends during Wait, or L was lost, Wait locks L again and returns nil: a
+// spurious wake-up.
 //
 // # Cost
 //
-// Wait costs 3 requests, 1 more when it is woken, and an Unlock and a Lock of
-// L. If others wait ahead it costs 1 more. When the waiter just ahead goes, it
-// costs 1, or 2 if yet another is ahead.
+// Wait takes 2 round trips besides Unlock and Lock of L, and Signal and Broadcast 2.
 //
-// A waiter gets one notification when it is signalled, and one when the waiter
-// just ahead has gone: that one may have died with a signal, and only another
-// waiter is sure to be there to pass it on.
+// # Znodes
 //
-// Signal costs 3 requests, or 2 if nobody waits, and one in the background a
-// second after the last Signal. Broadcast costs 3, and 1 more for each further thousand
-// waiters.
-//
-// # Algorithm
-//
-// ZooKeeper has no recipe for it. The protocol is:
-//
-//  1. Wait enters the line, with L held, lists who is in it, and unlocks L.
-//  2. It watches its own znode, and the one just ahead of it in the line.
-//  3. Signal lists the line, and marks the first that has no signal yet, in one
-//     transaction that fails if another signal was quicker; then it tries the
-//     next.
-//  4. A waiter that finds itself marked locks L, and then deletes itself and the
-//     signal, in one transaction.
-//  5. Who has listed the line, and sees a signal without its waiter, passes it on
-//     to the first that has none, if that was in the line before the signal; if
-//     there is none it deletes the signal.
-//  6. A waiter whose predecessor has gone lists the line, for step 5, and goes to
-//     2.
-//
-// It is tempting to signal by deleting the znode of the waiter. Then a signal
-// to a process that has died, and whose session has not ended yet, is lost.
+// Each waiter is an ephemeral, sequential znode, path/_c_<uuid>-wait-<seq>, whose data is
+// the owner ([WithOwner]). A signal is a persistent znode, path/<uuid>-wait-<seq>-signal.
+// The transaction that creates it also empties the waiter's znode, and that write wakes the
+// waiter. If a waiter leaves without taking its signal, another waiter passes the signal
+// on. path is a container; its parents are persistent.
 type Cond struct {
 	made
 
@@ -90,6 +57,23 @@ type Cond struct {
 
 	line line.Line
 }
+
+// ZooKeeper has no recipe for a condition variable. The protocol is:
+//
+//  1. Wait enters the line, with L held, lists the line, and unlocks L.
+//  2. It watches its own znode, and the znode just ahead in the line.
+//  3. Signal lists the line, and marks the first waiter without a signal, in one
+//     transaction that fails if another signal was quicker; then it tries the next.
+//  4. A waiter that finds itself marked locks L, and then deletes its znode and the
+//     signal, in one transaction.
+//  5. A waiter that lists the line and sees a signal without its waiter passes it on
+//     to the first waiter without a signal that was in the line before the signal. If
+//     there is none, it deletes the signal.
+//  6. When its predecessor's znode is deleted, a waiter lists the line, for step 5, and
+//     continues with step 2.
+//
+// It is tempting to signal by deleting the znode of the waiter. But then a signal to a
+// process that has died, and whose session has not ended yet, would be lost.
 
 // NewCond returns the Cond at path, with the lock l, which is usually a
 // [Mutex] of another path. It does no I/O; a bad argument is reported by every
@@ -113,22 +97,19 @@ func (c *Cond) check() error {
 	return c.misuse()
 }
 
-// Wait unlocks c.L, waits to be woken, and locks c.L again before it returns
-// nil.
+// Wait unlocks c.L, waits for a signal, and locks c.L again before it returns nil.
 //
-// When Wait returns an error, c.L is not held and nothing is left in the line.
-// A signal that had reached this waiter goes to the next. The error is that of
-// ctx, even if ctx had ended before the call, or that of c.L, such as
-// [ErrNotLocked] if c.L is not held.
+// If Wait returns an error, the caller does not hold c.L and leaves nothing in the line. A
+// signal for this waiter is passed on to the next. The error is the error of ctx, or of
+// c.L, such as [ErrNotLocked] if c.L is not held.
 //
-// If Wait finds that c.L was lost, it locks c.L again and returns nil, and the
-// caller's loop looks at the condition again. A caller that must know whether
-// its hold still stood asks [Mutex.Lost], or uses [Mutex.Txn], before Wait.
+// If Wait finds that c.L was lost, it locks c.L again and returns nil, and the loop checks
+// the condition again. To know whether a hold still exists before Wait, use [Mutex.Lost] or
+// [Mutex.Txn].
 //
-// Inside [Mutex.Do] of c.L, ctx may be that of Do; the same holds for
-// [RWMutex.RDo] where c.L is its RLocker. Wait then gives up the hold of that
-// Do, and gets it back. In between L is not held, so its loss does not end the
-// context of Do.
+// Inside [Mutex.Do] of c.L, ctx may be the context of Do; so may the context of
+// [RWMutex.RDo] if c.L is its RLocker. Wait then releases the hold of that Do and takes it
+// again. Between the two, L is not held, so its loss does not end the context of Do.
 func (c *Cond) Wait(ctx context.Context) error {
 	traced, end := c.tracers().waiting(ctx, "cond", c.path)
 	err := c.wait(traced)
@@ -558,9 +539,8 @@ func (c *Cond) waiting(ctx context.Context) ([]line.Child, error) {
 	return waiting, err
 }
 
-// Broadcast wakes all that wait, and does not wait for them to return. The
-// caller may hold c.L, but need not. If ctx ends first, some may have been
-// woken.
+// Broadcast wakes all waiters, and does not wait for them to return. The caller may hold
+// c.L. If ctx ends first, it may have woken some.
 func (c *Cond) Broadcast(ctx context.Context) error {
 	return opError("broadcast", c.path, c.broadcast(ctx))
 }
@@ -594,8 +574,7 @@ func (c *Cond) broadcast(ctx context.Context) error {
 	return err
 }
 
-// Contenders returns who waits and has not been signalled, in their order. It
-// costs 3 requests and one read for every 128 of them.
+// Contenders returns the waiters without a signal, in their order.
 func (c *Cond) Contenders(ctx context.Context) ([]Contender, error) {
 	if c.misuse() != nil {
 		return nil, opError("contenders", c.path, c.misuse())

@@ -14,23 +14,21 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// WithID sets what a candidate calls itself, which is the data of its znode
-// and the Owner of its [Contender]: a host and port where the leader answers,
-// for example. The default is the Session's owner, see [WithOwner].
+// WithID sets the id of a candidate: the data of its znode and the Owner of its
+// [Contender], for example the leader's address. The default is the Session's owner, see
+// [WithOwner].
 func WithID(id string) ElectionOption {
 	return electionOption(func(c *electionConfig) { c.id = &id })
 }
 
-// WithPriority makes p the candidate's priority: of those who wait, one with a
-// higher priority leads first. Nobody is removed from office for it, and among
-// equals the order is that of arrival.
+// WithPriority sets the candidate's priority: among waiting candidates, the highest
+// priority leads first, and equals lead in the order of arrival. A leader keeps the
+// leadership. The default is 0.
 //
-// Those with a lower priority make way: a candidate whose turn comes while one with
-// a higher priority waits goes to the back of the line, and waits there, which costs
-// 5 requests each time. So every candidate should state its priority. One that does
-// not, as those of Curator and kazoo cannot, leads when its turn comes; to the others
-// its priority is 0. The priority is in the name of the znode, before what Curator
-// and kazoo look at: path/_c_<uuid>-p<p>-latch-<seq>.
+// A candidate whose turn comes while a candidate of higher priority waits moves to the back
+// of the line, for 5 requests each time. So every candidate should set its priority. A
+// candidate without one, as of Curator or kazoo, leads when its turn comes. The priority is
+// in the name of the znode: path/_c_<uuid>-p<p>-latch-<seq>.
 func WithPriority(p int) ElectionOption {
 	return electionOption(func(c *electionConfig) { c.prior = &p })
 }
@@ -39,50 +37,36 @@ func WithPriority(p int) ElectionOption {
 //
 //	err := e.Run(ctx, func(ctx context.Context) error { … }) // while this process leads
 //
-// or Campaign and Resign. One *Election is one candidate.
-//
-// At most one live session leads. Candidates lead in the order in which the
-// servers saw them arrive.
+// or Campaign and Resign. One *Election is one candidate. At most one live session leads.
+// Candidates lead in the order in which the servers stored them.
 //
 // # Loss
 //
-// If the session ends, the leadership is lost and another process may lead
-// already: [Election.Lost] is closed, the context of [Election.Run]'s function
-// ends with cause [ErrLost], and Resign returns [ErrLost]. What was believed of
-// a former session's znode is never believed again: a candidate that comes back
-// is a new one, at the back of the line. A leader that writes elsewhere should
-// pass [Election.Token] along, and one that writes to ZooKeeper should use
+// If the session ends, the leadership is lost and another process may lead: [Election.Lost]
+// is closed, the context of [Election.Run]'s function ends with cause [ErrLost], and Resign
+// returns [ErrLost]. A candidate that campaigns again is a new one, at the back of the
+// line. With writes elsewhere, send [Election.Token]; write to ZooKeeper with
 // [Election.Txn].
 //
 // # Errors
 //
-// Resign, Token and Transfer return [ErrNotLocked] if this Election does not
-// lead, and ErrLost if the leadership was lost. Campaign returns [ErrDeadlock]
-// with a ctx that comes from Run of the same path, and [ErrMixed] behind a
-// contender of a lock, or of another layout. Leader returns [ErrNoLeader]
-// while nobody leads, and Transfer [ErrNoCandidate] if the other does not
-// stand for election.
-//
-// # Znodes
-//
-// Each candidate writes one ephemeral, sequential znode,
-// path/_c_<uuid>-latch-<seq>, whose data is its id in plain text ([WithID]);
-// other names with [WithLayout]. path is a container, created if missing, and
-// removed by the servers once empty. Its parents are persistent. Children with
-// other names are ignored.
+// Resign, Token and Transfer return [ErrNotLocked] if this Election does not lead, and
+// ErrLost if the leadership was lost. Campaign returns [ErrDeadlock] with a ctx that comes
+// from Run of the same path, and [ErrMixed] behind a contender of another kind or layout.
+// Leader returns [ErrNoLeader] if no candidate leads. Transfer returns [ErrNoCandidate] if
+// the heir is not a candidate.
 //
 // # Cost
 //
-// Campaign costs 2 requests in 1 round trip when nobody leads, and 1 in the
-// background if it leads for longer than 10 ms: a watch on its own znode. A wait
-// adds that and a watch which only the candidate ahead can fire, and after it
-// one listing. Resign costs 1. Observe costs 3 requests and one notification for each
-// change, and nothing while there is none.
+// Campaign without another candidate, Resign, and Leader take 1 round trip each. Observe
+// costs one event and 3 requests for each change.
 //
-// # Algorithm
+// # Znodes
 //
-// The algorithm is "Leader Election" from the ZooKeeper recipes, with unique
-// names against lost replies, as Curator's LeaderLatch has them.
+// Each candidate has an ephemeral, sequential znode, path/_c_<uuid>-latch-<seq>, whose data
+// is its id ([WithID]), as in Curator's LeaderLatch; see [WithLayout] for other names.
+// Children with other names are ignored. path is a container; its parents are persistent.
+// The algorithm is "Leader Election" from the ZooKeeper recipes.
 type Election struct {
 	made
 	id   []byte
@@ -141,15 +125,13 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 // Path returns the path that e was made with.
 func (e *Election) Path() string { return e.path }
 
-// Campaign stands for election. It returns nil once e leads, and an error when
-// ctx ends or the Session is closed; then nothing of the candidacy is left. A
-// ctx that has ended already fails even if nobody leads.
+// Campaign waits until e leads. It returns an error if ctx ends or the Session is closed;
+// then nothing of the candidacy is left. After the end of ctx, Campaign fails even if no
+// candidate leads.
 //
-// An Election is in the line at most once: while it campaigns for another
-// goroutine, or leads, Campaign waits as [Mutex.Lock] would, and goes to the
-// back of the line when it is resigned or lost. A leadership that was lost needs
-// no Resign. With a ctx that comes from [Election.Run] of the same
-// path, Campaign returns [ErrDeadlock].
+// An Election is in the line at most once. While it leads, or campaigns for another
+// goroutine, Campaign waits as [Mutex.Lock] would. After a loss, no Resign is needed. With
+// a ctx that comes from [Election.Run] of the same path, Campaign returns [ErrDeadlock].
 func (e *Election) Campaign(ctx context.Context) error {
 	_, err := e.campaign(ctx)
 	return opError("campaign", e.path, err)
@@ -267,17 +249,15 @@ func (e *Election) endLocked(why error) {
 	e.term = nil
 }
 
-// Resign gives the leadership up. It returns [ErrNotLocked] if e does not lead,
-// and [ErrLost] if the leadership was lost. The context of a Run in progress
-// ends, and nobody else can lead before its function has returned, or the session
-// has ended.
+// Resign ends the leadership. It returns [ErrNotLocked] if e does not lead, and [ErrLost]
+// if the leadership was lost. It ends the context of a Run in progress; no other candidate
+// leads before Run's function has returned, or the session has ended.
 //
-// Once a leadership was lost, and Campaign was called again without a Resign in
-// between, nobody can tell whose Resign one is. It ends the present leadership and
-// closes its Lost too.
+// If a leadership was lost and Campaign was called again without a Resign between the two,
+// a later Resign is ambiguous: it ends the current leadership and closes its Lost.
 //
-// Resign cannot fail to give up. It returns within half a second, and at once if
-// the connection is down: what is not done by then the Session goes on with.
+// Resign returns within half a second, and at once if the connection is down. The Session
+// then resigns in the background.
 func (e *Election) Resign() error {
 	t, err := e.current()
 	if err == nil {
@@ -330,26 +310,23 @@ func (e *Election) current() (*term, error) {
 	return e.term, nil
 }
 
-// Run campaigns, calls f when it leads, resigns when f returns, and begins
-// again, until one of three things happens:
+// Run campaigns, calls f when it leads, resigns when f returns, and starts again, until one
+// of three things happens:
 //
 //   - ctx ends: Run returns its error, and f's if f returned another.
 //   - f returns an error while it leads: Run returns it.
-//   - The Session is closed, or Campaign fails with what no retry can cure. Close waits for f.
+//   - The Session is closed, or Campaign fails for good. Close waits for f.
 //
-// f's context ends with the leadership: with cause [ErrLost] when that was
-// lost, with cause [ErrClosed] when the Session is being closed, with cause [ErrNotLocked] when someone called Resign. f should then
-// stop as soon as it can; what it returns is logged, and Run campaigns again,
-// because after a loss an error says little about f. So f returns nil to give
-// others their turn, and an error to leave the election.
+// f's context ends with the leadership: with cause [ErrLost] after a loss, [ErrClosed] when
+// the Session is being closed, and [ErrNotLocked] after a Resign. Return soon from f then:
+// its result is logged, and Run campaigns again. So f returns nil to pass the leadership
+// on, and an error to leave the election.
 //
-// The znode stays until f has returned, whatever ends the leadership but the end
-// of the session: the next leader begins when the last one has stopped. For a
-// function that hangs there are [WithMaxHold] and [WithHealth].
+// The next leader begins when f has returned, unless the session has ended. For a function
+// that hangs, use [WithMaxHold] and [WithHealth].
 //
-// f must not campaign for the same path with its context: see
-// [Election.Campaign]. If f panics the leadership is given up and the panic
-// goes on.
+// f must not campaign for the same path with its context: see [Election.Campaign]. If f
+// panics, Run resigns and panics.
 func (e *Election) Run(ctx context.Context, f func(ctx context.Context) error) error {
 	if e.misuse() == nil && f == nil {
 		return opError("run", e.path, session.Invalid("the function is nil"))
@@ -446,10 +423,9 @@ func (e *Election) leave(ctx context.Context, t *term, d *doCall) error {
 
 func (e *Election) doKey() doKey { return doKey{e.s, e.path, "leader " + e.line.Bases[0]} }
 
-// Lost returns a channel that is closed when the present leadership is lost:
-// the session has ended, or may have, or the znode was found deleted. While e
-// does not lead, the channel is closed already. It is not closed by Resign, but for
-// what [Election.Resign] says of a leadership that was lost before.
+// Lost returns a channel that is closed when the present leadership is lost: its session
+// has ended or could have ended, or its znode was deleted. If e does not lead, the channel
+// is closed. Resign closes it only in the ambiguous case of [Election.Resign].
 func (e *Election) Lost() <-chan struct{} {
 	t, err := e.current()
 	if err != nil {
@@ -458,11 +434,10 @@ func (e *Election) Lost() <-chan struct{} {
 	return t.grant.Lost()
 }
 
-// Token returns the fencing token of the present leadership: a number greater
-// than that of every earlier leadership of the same path. See [Mutex.Token].
-//
-// The first call of a leadership costs one write, the others nothing. The
-// errors are [ErrNotLocked] and [ErrLost].
+// Token returns the fencing token of the present leadership: a number greater than the
+// token of every earlier leadership of the path. See [Mutex.Token]. The first call of a
+// leadership takes 1 round trip, later calls none. The errors are [ErrNotLocked] and
+// [ErrLost].
 func (e *Election) Token(ctx context.Context) (int64, error) {
 	t, err := e.current()
 	if err != nil {
@@ -485,8 +460,7 @@ func (e *Election) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, err
 	return rs, opError("txn", e.path, err)
 }
 
-// Contenders returns the leader and the candidates that wait, in their order.
-// It costs one listing and one read for every 128 of them.
+// Contenders returns the leader and the waiting candidates, in their order.
 func (e *Election) Contenders(ctx context.Context) ([]Contender, error) {
 	if e.misuse() != nil {
 		return nil, opError("contenders", e.path, e.misuse())
@@ -497,14 +471,11 @@ func (e *Election) Contenders(ctx context.Context) ([]Contender, error) {
 	return cs, opError("contenders", e.path, err)
 }
 
-// Leader returns who leads, or [ErrNoLeader]. The answer is at least as new as the
-// moment of the call. It costs 3 requests, in 1 round trip where the leader is the
-// one of the last call.
+// Leader returns the leader, or [ErrNoLeader], at least as new as the call.
 //
-// The leader is the first in the line, which nobody can join in front of: who
-// leads stays so until its znode is gone. Between two leaders it may be a candidate
-// who is about to let others go before, see [WithPriority] and [Election.Transfer],
-// and does not come to lead.
+// The leader is the first in the line, and no candidate can join ahead of it. Between two
+// leaders, Leader can return a candidate that is about to give way (see [WithPriority] and
+// [Election.Transfer]) and never leads.
 func (e *Election) Leader(ctx context.Context) (Contender, error) {
 	c, err := e.leader(ctx)
 	return c, opError("leader", e.path, err)
@@ -534,19 +505,16 @@ func (e *Election) leader(ctx context.Context) (Contender, error) {
 	return c, err
 }
 
-// Observe returns a channel of the present leader, and then of every other that
-// follows. Everyone it names was the first in the line at some moment, as with
-// [Election.Leader], and nobody is named twice in a row. Once nothing changes any more, the last one named is the
-// leader. While nobody leads it waits.
+// Observe returns a channel of the leader, now and after each change. Each was the first in
+// the line at some moment, as with [Election.Leader], and is not sent twice in a row. The
+// last contender sent is the leader. While no candidate leads, the channel waits.
 //
-// The channel has no buffer. A reader who is slower than the elections gets the
-// present leader, not those that came and went in the meantime; so does one
-// whose connection was away.
+// The channel has no buffer. A slow reader gets the present leader, not each change; so
+// does a reader after a lost connection.
 //
-// The channel is closed when ctx ends or the Session is closed, or when e may
-// not be read at all, which is logged. An observer asks nothing while nothing
-// changes: it has one watch, on the leader's znode or, while nobody leads, on
-// what the next one must create.
+// The channel is closed when ctx ends or the Session is closed. A refusal by the servers to
+// read e is logged and closes it too. While nothing changes, an observer sends nothing: it
+// has one watch.
 func (e *Election) Observe(ctx context.Context) <-chan Contender {
 	out := make(chan Contender)
 	if e.misuse() != nil {

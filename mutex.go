@@ -12,65 +12,45 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// A Mutex is a mutual exclusion lock shared by every process that names the
-// same path:
+// A Mutex is a mutual exclusion lock shared by every process that names the same path:
 //
 //	err := m.Do(ctx, func(ctx context.Context) error { … }) // ctx ends if the lock is lost
 //
-// or, as with sync.Mutex, Lock and Unlock.
+// or, as with [sync.Mutex], Lock and Unlock.
 //
-// At most one live session holds the Mutex. Waiters are served in the order in
-// which the servers saw them arrive; see [WithHandoffs] for the goroutines
-// that use one *Mutex, which share one place in the line. In the terminology
-// of the Go memory model, the n'th Unlock synchronizes before the m'th Lock
-// for n < m, for callers in one process.
+// At most one live session holds the Mutex. Waiters are served in the order in which the
+// servers stored them. The goroutines that use one *Mutex share one place in the line, see
+// [WithHandoffs]. In the terminology of the Go memory model, the n'th Unlock synchronizes
+// before the m'th Lock for n < m, for callers in one process.
 //
 // # Loss
 //
-// If the session ends, or somebody deletes the znode, the Mutex is no longer
-// held and another process may hold it already: [Mutex.Lost] is closed, and
-// Unlock returns [ErrLost]. A Lock that only waits carries on in the next
-// session, at the back of the line. A lost hold must be unlocked, too: until then
-// Lock waits, so that two goroutines of a process do not meet. If no Do has it and it is not
-// unlocked within one to two session timeouts, Lock returns [ErrDeadlock]. Code that writes
-// elsewhere while holding m should pass [Mutex.Token] along, and code that writes to ZooKeeper should
-// use [Mutex.Txn].
+// If the session ends, or another client deletes the znode, the Mutex is lost and another
+// process may hold it: [Mutex.Lost] is closed, and Unlock returns [ErrLost]. A Lock that
+// waits carries on in the next session, at the back of the line. Unlock a lost Mutex, too:
+// until then, Lock waits, so that two goroutines of a process do not meet. If no Do has the
+// lost hold and no Unlock comes within one to two session timeouts, Lock returns
+// [ErrDeadlock]. With writes elsewhere, send [Mutex.Token]; write to ZooKeeper with
+// [Mutex.Txn].
 //
 // # Errors
 //
-// Unlock and Token return [ErrNotLocked] if m is not locked, and ErrLost if
-// the hold was lost. Lock and TryLock return [ErrDeadlock] with a ctx that
-// comes from Do of the same path. Lock returns [ErrMixed] behind a contender
-// of another kind of lock, or of another layout.
-//
-// # Znodes
-//
-// Each Lock writes one ephemeral, sequential znode, path/_c_<uuid>-lock-<seq>,
-// whose data is the owner in plain text ([WithOwner]). path is a
-// container, created if missing, and removed by the servers once empty. Its parents
-// are persistent.
-// With [LayoutKazoo] the name is <guid>__lock__<seq>. Children with other
-// names are ignored.
+// Unlock and Token return [ErrNotLocked] if m is not locked, and ErrLost if the hold was
+// lost. Lock and TryLock return [ErrDeadlock] with a ctx that comes from Do of the same
+// path. Lock returns [ErrMixed] behind a contender of another kind or layout.
 //
 // # Cost
 //
-// Lock costs 2 requests in 1 round trip when the Mutex is free, and 1 in the
-// background if it is held for longer than 10 ms: a watch on its own znode.
+// Lock of a free Mutex and Unlock take 1 round trip each. A handoff to another process
+// takes 1, and a handoff between goroutines of one *Mutex none. docs/costs.md has the
+// requests.
 //
-// A wait adds two watches in 1 round trip: one on that znode, and one on the
-// znode just ahead in the line, which fires only when that one goes. After the
-// wait nothing more is sent. If more than one was ahead, listings are made
-// in the meantime: as a rule one to four, and eight at most. If the servers
-// answer within 0.2 ms it is one, after the wait.
+// # Znodes
 //
-// Unlock costs 1, and a notification. A hand-over between goroutines that use
-// one *Mutex costs none. With [WithRetention] a Lock that follows an Unlock of
-// the same process costs none either, as long as nobody else comes.
-//
-// # Algorithm
-//
-// The algorithm is "Locks" from the ZooKeeper recipes, with unique names
-// against lost replies, as Curator's InterProcessMutex has them.
+// Each Lock creates an ephemeral, sequential znode, path/_c_<uuid>-lock-<seq>, whose data
+// is the owner ([WithOwner]), as Curator's InterProcessMutex does. With [LayoutKazoo] the
+// name is <guid>__lock__<seq>. Children with other names are ignored. path is a container;
+// its parents are persistent. The algorithm is "Locks" from the ZooKeeper recipes.
 type Mutex struct {
 	made
 	local localLock
@@ -112,10 +92,9 @@ func (m *Mutex) Path() string { return m.path }
 
 // Lock locks m. It waits until m is free, ctx ends, or the Session is closed.
 //
-// When Lock returns an error m is not held by the caller and nothing of it is
-// left in the line. A ctx that has ended already fails even if m is free. With
-// a ctx that comes from [Mutex.Do] of the same path, Lock returns
-// [ErrDeadlock].
+// If Lock returns an error, the caller does not hold m and leaves nothing in the line.
+// After the end of ctx, Lock fails even if m is free. With a ctx that comes from [Mutex.Do]
+// of the same path, Lock returns [ErrDeadlock].
 func (m *Mutex) Lock(ctx context.Context) error {
 	return opError("lock", m.path, m.lock(ctx))
 }
@@ -142,12 +121,11 @@ func (m *Mutex) check(ctx context.Context) error {
 	return nil
 }
 
-// TryLock tries to lock m and reports whether it succeeded. It waits for the
-// servers' answers, but not for a holder, unless that one may only keep his place
-// ([WithRetention]): for him it waits up to half a second. Before it reports false
-// it has asked a server that has caught up with the others, so what was unlocked
-// before is found free. It costs 3 requests. With a ctx that comes from [Mutex.Do]
-// of the same path, TryLock returns [ErrDeadlock].
+// TryLock tries to lock m and reports whether it succeeded. It waits for the servers, but
+// not for a holder. It waits up to half a second for a place that may only be retained
+// ([WithRetention]). It returns false only after an answer from a server that has caught up
+// with the others, so it finds free what was unlocked before. With a ctx that comes from
+// [Mutex.Do] of the same path, TryLock returns [ErrDeadlock].
 func (m *Mutex) TryLock(ctx context.Context) (bool, error) {
 	ok, err := m.tryLock(ctx)
 	return ok, opError("trylock", m.path, err)
@@ -161,12 +139,11 @@ func (m *Mutex) tryLock(ctx context.Context) (bool, error) {
 	return g != nil, err
 }
 
-// Unlock unlocks m. It returns [ErrNotLocked] if m is not locked, and
-// [ErrLost] if the hold was lost, in which case there is nothing to unlock any
-// more.
+// Unlock unlocks m. It returns [ErrNotLocked] if m is not locked. It returns [ErrLost] if
+// the hold was lost; then nothing is left to unlock.
 //
-// Unlock cannot fail to give up. It returns within half a second, and at once if
-// the connection is down: what is not done by then the Session goes on with.
+// Unlock returns within half a second, and at once if the connection is down. The Session
+// then releases m in the background.
 func (m *Mutex) Unlock() error {
 	if m.misuse() != nil {
 		return opError("unlock", m.path, m.misuse())
@@ -185,9 +162,9 @@ func (m *Mutex) current() (*line.Grant, error) {
 	return g, err
 }
 
-// Lost returns a channel that is closed when the present hold is lost: the
-// session has ended, or may have, or the znode was found deleted. While m is
-// not locked, the channel is closed already. It is not closed by Unlock.
+// Lost returns a channel that is closed when the present hold is lost: its session has
+// ended or could have ended, or its znode was deleted. If m is not locked, the channel is
+// closed. Unlock does not close it.
 func (m *Mutex) Lost() <-chan struct{} {
 	if m.misuse() != nil {
 		return session.ClosedChan
@@ -195,13 +172,12 @@ func (m *Mutex) Lost() <-chan struct{} {
 	return m.local.lost(local.Exclusive)
 }
 
-// Token returns the fencing token of the present hold: a number greater than
-// that of every earlier hold of the same path, by whomever, and whatever
-// happened to the path in between. It is the zxid of a write that is made
-// while the hold stands. A storage service that remembers the greatest token
-// it has seen can refuse a late write of a former holder.
+// Token returns the fencing token of the present hold: a number greater than the token of
+// every earlier hold of the path, even if the path was deleted since. Storage that
+// remembers the greatest token can refuse a late write of an earlier holder. The token is
+// the zxid of a write during the hold.
 //
-// The first call of a hold costs one write, the others nothing. The errors are
+// The first call of a hold takes 1 round trip, later calls none. The errors are
 // [ErrNotLocked] and [ErrLost].
 func (m *Mutex) Token(ctx context.Context) (int64, error) {
 	g, err := m.current()
@@ -225,14 +201,14 @@ func (m *Mutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error)
 	return rs, opError("txn", m.path, err)
 }
 
-// Revoke asks whoever holds m to give it up: its [Mutex.Revoked] tells it. What
-// comes of that is up to the holder, and no later hold is told of it. A place that is
-// only kept, see [WithRetention], is given up. It returns [ErrNotLocked] if nobody holds m.
+// Revoke asks the holder of m to release it: the holder's [Mutex.Revoked] is closed. The
+// holder decides; later holders are not asked. A place that is only retained
+// ([WithRetention]) is released. Revoke returns [ErrNotLocked] if no contender holds m.
 //
-// The holder may be a program that uses Curator's InterProcessMutex.makeRevocable,
-// and is asked as Curator's Revoker does it: the data of its znode become
-// __REVOKE__, so Contenders shows that for its owner. It costs 3 requests in 2 round trips;
-// where the holder uses [WithRetention] it stands in the line first, for half a second at most.
+// A program that uses Curator's InterProcessMutex.makeRevocable can ask, and be asked:
+// Revoke changes the data of the holder's znode to __REVOKE__, so Contenders returns that
+// as its owner. If the holder uses WithRetention, Revoke first waits in the line, for at
+// most half a second.
 func (m *Mutex) Revoke(ctx context.Context) error {
 	return opError("revoke", m.path, m.revoke(ctx))
 }
@@ -262,16 +238,9 @@ func (m *Mutex) revoke(ctx context.Context) error {
 	})
 }
 
-// Revoked returns a channel that is closed when the present holder is asked to give
-// m up, by [Mutex.Revoke] or by Curator's Revoker. While m is not locked it is
-// closed already. The whole process is asked: a goroutine that is handed m by
-// another one of the process is asked too, and from then on m is handed on to other
-// processes only.
-//
-// # Cost
-//
-// The first call of a hold costs one request, and sets a watch; after that a Token
-// costs one more.
+// Revoked returns a channel that is closed when [Mutex.Revoke] or Curator's Revoker asks
+// the present holder to release m. If m is not locked, the channel is closed. The whole
+// process is asked: after that, its goroutines no longer hand m over to each other.
 func (m *Mutex) Revoked() <-chan struct{} {
 	g, err := m.current()
 	if err != nil {
@@ -280,8 +249,7 @@ func (m *Mutex) Revoked() <-chan struct{} {
 	return g.Claim.Asked()
 }
 
-// Contenders returns who holds m and who waits, in their order. It costs one
-// listing and one read for every 128 of them.
+// Contenders returns the holder and the waiters of m, in order.
 func (m *Mutex) Contenders(ctx context.Context) ([]Contender, error) {
 	if m.misuse() != nil {
 		return nil, opError("contenders", m.path, m.misuse())
@@ -292,18 +260,15 @@ func (m *Mutex) Contenders(ctx context.Context) ([]Contender, error) {
 	return cs, opError("contenders", m.path, err)
 }
 
-// Do runs f while it holds m. f's context ends, with cause [ErrLost], when the
-// hold is lost, and with cause [ErrClosed] when [Session.Close] is called, which waits
-// for f; f should then stop as soon as it can. Do returns f's error, or
-// else that of the release: [ErrLost] if the hold was lost while f ran. If
-// both fail the error matches both.
+// Do runs f while it holds m. f's context ends with cause [ErrLost] if the hold is lost,
+// and with cause [ErrClosed] if [Session.Close] is called, which waits for f. Return soon
+// from f then. Do returns f's error, or the error of the release: [ErrLost] if the hold was
+// lost while f ran. If both fail, the error matches both.
 //
-// Do is reentrant along its context: with a ctx that comes from Do of the same
-// path it runs f at once, without a second znode, or returns [ErrLost] or
-// [ErrNotLocked] if what that Do held is lost or unlocked, or has been by the time
-// f returns. If f panics m is
-// unlocked and the panic goes on. When ctx has ended Do does not wait for
-// servers that do not answer; m is then unlocked in the background.
+// Do is reentrant through its context: with a ctx that comes from Do of the same path, it
+// runs f at once. It returns [ErrLost] or [ErrNotLocked] if the outer hold is lost or
+// unlocked by the time f returns. If f panics, m is unlocked and Do panics. After the end
+// of ctx, Do does not wait for silent servers; it unlocks m in the background.
 func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context) error) error {
 	if m.misuse() == nil && f == nil {
 		return opError("do", m.path, session.Invalid("the function is nil"))

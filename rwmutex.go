@@ -13,85 +13,63 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// An RWMutex is a reader/writer mutual exclusion lock shared by every process
-// that names the same path. It can be held by any number of readers or by one
-// writer:
+// An RWMutex is a reader/writer lock shared by every process that names the same path. It
+// can be held by any number of readers or by one writer:
 //
-//	err := rw.RDo(ctx, func(ctx context.Context) error { … }) // beside other readers
-//	err := rw.Do(ctx, func(ctx context.Context) error { … })  // alone
+//	err := rw.RDo(ctx, func(ctx context.Context) error { … }) // shared
+//	err := rw.Do(ctx, func(ctx context.Context) error { … })  // exclusive
 //
-// While a live session holds it for writing no other holds it at all. Waiters are
-// served in the order in which the servers saw them arrive, readers and writers
-// alike, so neither starves the other; see [WithHandoffs] for the goroutines that
-// use one *RWMutex, which share places in the line. In the terminology of the Go
-// memory model, the n'th Unlock synchronizes before the m'th Lock for n < m, and
-// before every RLock that comes after it; an RUnlock synchronizes before the Lock
-// that comes after it; for callers in one process.
+// While a live session holds it for writing, no other session holds it. Waiters are served
+// in the order in which the servers stored them, readers and writers alike, so neither
+// starves the other. The goroutines that use one *RWMutex share places in the line, see
+// [WithHandoffs]. In the terminology of the Go memory model, the n'th Unlock synchronizes
+// before the m'th Lock for n < m, and before every later RLock; an RUnlock synchronizes
+// before the next Lock; for callers in one process.
 //
-// Do not take a read lock twice in one goroutine, except through [RWMutex.RDo]: as
-// with sync.RWMutex, a writer that comes in between waits for the first and holds
-// up the second. A read lock cannot be upgraded.
+// Do not take a read lock twice in one goroutine, except through [RWMutex.RDo]: a writer
+// that comes between the two waits for the first and blocks the second. A read lock cannot
+// be upgraded.
 //
 // # Loss
 //
-// If the session ends, all that this process holds is lost and another may hold
-// the lock already: [RWMutex.Lost] is closed, and Unlock or RUnlock returns
-// [ErrLost]. What only waits carries on in the next session, at the back of
-// the line. After a loss nobody gets the lock anew through this *RWMutex before those
-// who lost it have called Unlock or RUnlock. If no Do has the lost hold and that does not come
-// within one to two session timeouts, Lock and RLock return [ErrDeadlock].
+// If the session ends, every hold of this process is lost and another process may hold the
+// lock: [RWMutex.Lost] is closed, and Unlock or RUnlock returns [ErrLost]. Waits carry on
+// in the next session, at the back of the line. After a loss, Lock and RLock of this
+// *RWMutex wait until the lost holds have been unlocked. If no Do has them and no unlock
+// comes within one to two session timeouts, they return [ErrDeadlock].
 //
 // # Errors
 //
-// Unlock, RUnlock and Token return [ErrNotLocked] if there is nothing to
-// unlock, and ErrLost if the hold was lost. Lock and RLock return [ErrDeadlock] with a
-// ctx that comes from Do or RDo of the same path, and Do with one that comes
-// from RDo. Lock and RLock return [ErrMixed] behind a contender of another
-// kind of lock, or of another layout.
-//
-// # Znodes
-//
-// Lock writes one ephemeral, sequential znode, path/_c_<uuid>-__WRIT__<seq>, and
-// RLock path/_c_<uuid>-__READ__<seq>, with the owner as data ([WithOwner]);
-// these are the names of Curator's InterProcessReadWriteLock. With
-// [LayoutKazoo] they are <guid>__lock__<seq> and <guid>__rlock__<seq>. A
-// downgraded writer has a read node with its own number. path is a
-// container, created if missing, and removed by the servers once empty. Its parents
-// are persistent.
-// Children with other names are ignored.
+// Unlock, RUnlock and Token return [ErrNotLocked] without a hold, and ErrLost if it was
+// lost. Lock and RLock return [ErrDeadlock] with a ctx that comes from Do or RDo of the
+// same path, and so does Do with a ctx that comes from RDo. Lock and RLock return
+// [ErrMixed] behind a contender of another kind or layout.
 //
 // # Cost
 //
-// Lock and RLock cost 2 requests in 1 round trip when nobody is in the way, and 1
-// in the background if held for longer than 10 ms: a watch on the own znode.
-// Unlock and RUnlock cost 1.
+// Lock, RLock, Unlock and RUnlock take 1 round trip each if no contender is in the way. A
+// goroutine that joins a reader of its process takes none.
 //
-// A wait adds that watch and one on the nearest znode ahead that is in the way.
-// After the wait, a reader behind one writer sends nothing more, and others send
-// one listing. So the end of a writer wakes the readers behind it, up to the next
-// writer, and nobody else.
+// # Znodes
 //
-// Goroutines that use one *RWMutex read under one znode: a reader who joins costs
-// nothing, nor does one who leaves before the last. After as many joins as
-// [WithHandoffs] allows, one listing tells whether a writer waits; if so, the next
-// reader goes to the back of the line. A goroutine that waits for writing is not
-// overtaken by later ones of its process.
-//
-// # Algorithm
-//
-// The algorithm is "Shared Locks" from the ZooKeeper recipes; the downgrade is
-// Curator's:
-//
-//  1. Enter: create an ephemeral, sequential child that says read or write.
-//  2. List the children, without a watch.
-//  3. To write, nobody may be ahead; to read, no writer.
-//  4. Otherwise watch only the nearest who is in the way, and wait until it is
-//     gone.
-//  5. Go to 2, unless it was the only one and nobody can have taken its place.
+// Lock creates an ephemeral, sequential znode, path/_c_<uuid>-__WRIT__<seq>, and RLock
+// path/_c_<uuid>-__READ__<seq>, with the owner as data ([WithOwner]), as Curator's
+// InterProcessReadWriteLock does. With [LayoutKazoo] they are <guid>__lock__<seq> and
+// <guid>__rlock__<seq>. A downgraded writer has a read znode with its own number. path is a
+// container; its parents are persistent.
 type RWMutex struct {
 	made
 	local localLock
 }
+
+// The algorithm is "Shared Locks" from the ZooKeeper recipes; the downgrade is Curator's:
+//
+//  1. Enter: create an ephemeral, sequential child for reading or for writing.
+//  2. List the children, without a watch.
+//  3. A writer is granted if no contender is ahead, a reader if no writer is.
+//  4. Otherwise watch only the nearest contender in the way, until it is deleted.
+//  5. Continue with step 2, unless it was the only one and no contender can have taken
+//     its place.
 
 // NewRWMutex returns the RWMutex at path. It does no I/O; a bad argument is
 // reported by every method.
@@ -196,17 +174,16 @@ func (rw *RWMutex) check(ctx context.Context) error {
 	return nil
 }
 
-// TryLock tries to lock rw for writing and reports whether it succeeded. It waits
-// for the servers' answers, but not for others. It costs 3 requests, and finds free
-// what was unlocked before, as [Mutex.TryLock] does.
+// TryLock tries to lock rw for writing and reports whether it succeeded. It waits for the
+// servers, but not for other contenders, and finds free what was unlocked before, as
+// [Mutex.TryLock] does.
 func (rw *RWMutex) TryLock(ctx context.Context) (bool, error) {
 	ok, err := rw.try(ctx, local.Exclusive)
 	return ok, opError("trylock", rw.path, err)
 }
 
-// TryRLock tries to lock rw for reading and reports whether it succeeded. It
-// costs what TryLock does, and nothing if a goroutine of this process reads
-// already and may be joined.
+// TryRLock tries to lock rw for reading and reports whether it succeeded. It takes no round
+// trip if it can join a reader of this process.
 func (rw *RWMutex) TryRLock(ctx context.Context) (bool, error) {
 	ok, err := rw.try(ctx, local.Shared)
 	return ok, opError("tryrlock", rw.path, err)
@@ -220,9 +197,8 @@ func (rw *RWMutex) try(ctx context.Context, mode local.Mode) (bool, error) {
 	return g != nil, err
 }
 
-// Unlock unlocks rw for writing. It returns [ErrNotLocked] if rw is not locked
-// for writing, and [ErrLost] if the hold was lost, in which case there is
-// nothing to unlock any more. It cannot fail to give up: see [Mutex.Unlock].
+// Unlock unlocks rw for writing. It returns [ErrNotLocked] if rw is not locked for writing,
+// and [ErrLost] if the hold was lost. It returns soon, as [Mutex.Unlock] does.
 func (rw *RWMutex) Unlock() error {
 	return opError("unlock", rw.path, rw.giveUp(local.Exclusive))
 }
@@ -254,23 +230,20 @@ var (
 	_ Locker = (*rlocker)(nil)
 )
 
-// Downgrade makes the caller, who holds rw for writing, a reader, without
-// letting another writer in between. Readers that wait right behind it are let
-// in. Undo it with [RWMutex.RUnlock]; within [RWMutex.Do] that is done at the
-// end of Do.
+// Downgrade turns the caller's write lock into a read lock, without a gap for another
+// writer. Readers that wait right behind are granted too. Release it with
+// [RWMutex.RUnlock]; within [RWMutex.Do], the end of Do does that.
 //
-// When Downgrade returns an error the caller holds what it held before, for
-// writing: [ErrNotLocked], [ErrLost], or that of ctx; or, where the path has had
-// 2^31 children since it was last empty, that it cannot be done. It costs 2
-// requests.
+// If Downgrade returns an error, the caller still holds what it held before. The error is
+// [ErrNotLocked], [ErrLost], or the error of ctx. It is another error if the path has had
+// 2^31 children since it was last empty.
 func (rw *RWMutex) Downgrade(ctx context.Context) error {
 	return opError("downgrade", rw.path, rw.downgrade(ctx))
 }
 
-// Lost returns a channel that is closed when the hold of this process is lost:
-// the one for writing if it has that, else those for reading, of which the loss
-// of one counts as the loss of all. While it has none, the channel is closed
-// already. It is not closed by Unlock or RUnlock.
+// Lost returns a channel that is closed when the hold of this process is lost: the write
+// hold, or else the read holds, of which the loss of one counts as the loss of all. Without
+// a hold, the channel is closed. Unlock and RUnlock do not close it.
 func (rw *RWMutex) Lost() <-chan struct{} {
 	if rw.misuse() != nil {
 		return session.ClosedChan
@@ -278,10 +251,9 @@ func (rw *RWMutex) Lost() <-chan struct{} {
 	return rw.local.lost(local.Exclusive, local.Shared)
 }
 
-// Token returns the fencing token of the present hold, for writing if this
-// process has that, else for reading: a number greater than that of every hold
-// of the same path that ended before this one began. See [Mutex.Token].
-// Goroutines that read together have one token, which can grow while they do.
+// Token returns the fencing token of the present hold, of the write hold if there is one: a
+// number greater than the token of every hold that ended before it began. See
+// [Mutex.Token]. Goroutines that read together share a token, which can grow.
 func (rw *RWMutex) Token(ctx context.Context) (int64, error) {
 	var tok int64
 	err := rw.withCurrent(func(g *line.Grant, mode local.Mode) (err error) {
