@@ -3,12 +3,9 @@
 package double
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"math"
-	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
@@ -37,10 +34,8 @@ import (
 // Enter:
 //
 //  1. Create a child of the room.
-//  2. Read the room, with a watch. Its Stat tells how many children it has. The
-//     first time this takes one round trip together with step 1; or nothing, while what
-//     another party of the session has read stands. Where servers are far the room is
-//     listed too, in the same round trip, in case that step 4 needs it.
+//  2. Read the room, with a watch. Its Stat contains the number of children. The
+//     first time, this takes one round trip together with step 1.
 //  3. If our number has been let in, we are inside.
 //  4. If our number is the n'th or a later one after those let in, and there
 //     are that many children, list them. If we are the n'th of those who wait,
@@ -52,8 +47,7 @@ import (
 //
 // Leave:
 //
-//  6. Read the keeper's znode, with a watch, unless another party of the session has or
-//     does. If we are the keeper go to 10.
+//  6. Read the keeper's znode, with a watch. If we are the keeper go to 10.
 //  7. Delete our child, unless that is done. Together with step 6 that takes one
 //     round trip.
 //  8. If there is no keeper, be the keeper: create the znode. Go to 6.
@@ -229,10 +223,6 @@ func isPartyOf(n int, name string) bool { return strings.Contains(name, "-"+part
 // up; the rest would have to leave before the others go on.
 const LastParty = 1 << 30
 
-// farMost is up to how many parties requests are spent to save round trips, where servers
-// are far. All who enter list the room then, so what is sent grows with the square.
-const farMost = 128
-
 // keeperPath is the same for everyone in a round, and never used again.
 func (b *Barrier) keeperPath(id roundID) string {
 	return session.ChildPath(b.dir, fmt.Sprintf("keeper-%x-%d", id.room, id.version))
@@ -279,7 +269,6 @@ func (b *Barrier) Leave(ctx context.Context) error {
 	p := b.inside[0]
 	b.inside = slices.Delete(b.inside, 0, 1)
 	b.mu.Unlock()
-	defer insidersOf(p.hold.Claim.Incarnation).end(p.path, false)
 	if err := p.hold.Err(); err != nil {
 		p.hold.Release()
 		return err
@@ -327,7 +316,6 @@ func (b *Barrier) enter(ctx context.Context, inc *session.Incarnation, n int) (*
 		panic("zsync: BUG: created " + path + ", which is no party")
 	}
 	p := &party{name: me.Name, path: path, seq: me.Seq}
-	insidersOf(inc).begin(path)
 	var s *session.Stake
 	if err = b.await(ctx, inc, room, p, n); err == nil {
 		s, err = inc.Stake(ctx)
@@ -337,7 +325,6 @@ func (b *Barrier) enter(ctx context.Context, inc *session.Incarnation, n int) (*
 		return p, nil
 	}
 	// We may be let in at this same instant. Then we count as having left.
-	defer insidersOf(inc).end(path, false)
 	gone := b.withdraw(inc, p)
 	switch {
 	case errors.Is(err, errOtherSize), errors.Is(err, errUsedUp):
@@ -485,59 +472,36 @@ func (b *Barrier) replace(ctx context.Context, inc *session.Incarnation, n int, 
 type seen struct {
 	session.Node
 	err   error
-	watch *session.Watch  // which is set, unless there is an error
-	leave func()          // ends the watch
-	names func() []string // a listing behind the create, or nil
+	watch *session.Watch // which is set, unless there is an error
 }
 
-// arrive is steps 1 and 2. The first party of its session that comes reads the room; those
-// who come while its view of it stands need not: see view. Where servers are far each lists
-// the room, and reads it with that.
+func (b *Barrier) watch(inc *session.Incarnation) *session.Watch {
+	return inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: b.room})
+}
+
+// arrive is steps 1 and 2.
 func (b *Barrier) arrive(ctx context.Context, inc *session.Incarnation, guid string, n int) (path string, room seen, err error) {
 	name, dir := session.ProtectedName(guid, partyOf(n)), session.Dir{Path: b.room, Part: true, Data: roomState{n: n}.bytes()}
-	list := n <= farMost && inc.Far()
-	v, reads := viewOf(inc, b.room)
-	room = seen{watch: v.watch, leave: func() { v.leave(inc) }, names: nothing}
-	if reads || list {
-		path, room.Node, room.names, room.err, err = inc.CreateChildAndGet(ctx, dir, name, guid, inc.Manager.Owner, zk.FlagEphemeralSequential, list)
-		if reads {
-			v.tell(room.Node, cmp.Or(err, room.err))
-		}
-	} else if path, _, err = inc.CreateChild(ctx, dir, name, guid, inc.Manager.Owner, zk.FlagEphemeralSequential, false); err == nil {
-		room.err = session.AwaitIn(ctx, inc, v.over)
-		switch {
-		case room.err != nil:
-		case v.stands(inc):
-			room.Node = v.node
-			stat := *v.node.Stat
-			stat.NumChildren = math.MaxInt32 // not known: so who may have to let a round in lists them
-			room.Stat = &stat
-		default:
-			v.leave(inc)
-			room = b.read(ctx, inc)
-		}
-	}
+	room.watch = b.watch(inc)
+	path, room.Node, room.err, err = inc.CreateChildAndGet(ctx, dir, name, guid, inc.Manager.Owner, zk.FlagEphemeralSequential)
 	if err != nil {
-		room.leave()
+		inc.Watches.Leave(room.watch)
 	}
 	return path, room, err
 }
 
 // read is step 2 alone.
 func (b *Barrier) read(ctx context.Context, inc *session.Incarnation) (room seen) {
-	w := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: b.room})
-	room = seen{watch: w, leave: func() { inc.Watches.Leave(w) }, names: nothing}
+	room.watch = b.watch(inc)
 	room.Data, room.Stat, room.err = inc.Get(ctx, b.room)
 	return room
 }
-
-func nothing() []string { return nil }
 
 // await is Enter after step 1, and after step 2 the first time.
 func (b *Barrier) await(ctx context.Context, inc *session.Incarnation, room seen, p *party, n int) error {
 	for {
 		inside, err := b.look(ctx, inc, room, p, n)
-		room.leave()
+		inc.Watches.Leave(room.watch)
 		if err != nil || inside {
 			return err
 		}
@@ -577,7 +541,7 @@ func (b *Barrier) look(ctx context.Context, inc *session.Incarnation, room seen,
 	}
 	nth := int(p.seq - state.admitted()) // at most: some who came before us may be gone
 	if nth >= n && int(room.Stat.NumChildren) >= n {
-		place, inside, err := b.letIn(ctx, inc, state, room.names(), p) // Step 4.
+		place, inside, err := b.letIn(ctx, inc, state, p) // Step 4.
 		if err != nil || inside || place >= n {
 			return inside, err
 		}
@@ -650,15 +614,10 @@ func (p *party) ours(inc *session.Incarnation, stat *zk.Stat, err error) error {
 // letIn is step 4: it lets the next round in if p is the n'th who waits, or
 // behind. It says which p was, and whether p is inside. Unless p is inside or
 // one of the first n-1, p has to look again.
-//
-// names is a listing of later than p's child, or nil. It shows all who are there and came
-// before p. Whoever of them has gone since fails the transaction, and so does a round that
-// was let in since, which has written the room: then the room is listed anew.
-func (b *Barrier) letIn(ctx context.Context, inc *session.Incarnation, state roomState, names []string, p *party) (nth int, inside bool, err error) {
-	if names == nil {
-		if names, err = inc.Names(ctx, b.room); err != nil {
-			return 0, false, err
-		}
+func (b *Barrier) letIn(ctx context.Context, inc *session.Incarnation, state roomState, p *party) (nth int, inside bool, err error) {
+	names, err := inc.Names(ctx, b.room)
+	if err != nil {
+		return 0, false, err
 	}
 	all := slices.DeleteFunc(line.ParseChildren(names, partyBase), line.Child.Exhausted)
 	waiting := slices.DeleteFunc(slices.Clone(all), func(c line.Child) bool { return c.Seq <= state.admitted() || !isPartyOf(state.n, c.Name) })
@@ -738,78 +697,62 @@ func (b *Barrier) depart(ctx context.Context, inc *session.Incarnation, p *party
 		return b.keep(ctx, inc, p)
 	}
 	for {
-		v, reads := viewOf(inc, b.keeperPath(p.round))
-		done, err := b.follow(ctx, inc, v, reads, p)
-		v.leave(inc)
+		w := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: b.keeperPath(p.round)})
+		done, err := b.follow(ctx, inc, w, p)
+		inc.Watches.Leave(w)
 		if done || err != nil {
 			return err
 		}
 	}
 }
 
-// follow goes through steps 6 to 9 once, or becomes the keeper. v is the view of the
-// keeper's znode, which it must read if reads is set.
-func (b *Barrier) follow(ctx context.Context, inc *session.Incarnation, v *view, reads bool, p *party) (done bool, err error) {
+// follow goes through steps 6 to 9 once, or becomes the keeper. w is a watch on the keeper's
+// znode, which it sets.
+func (b *Barrier) follow(ctx context.Context, inc *session.Incarnation, w *session.Watch, p *party) (done bool, err error) {
+	keeper, unread, err := b.readKeeper(ctx, inc, p) // Steps 6 and 7.
 	switch {
-	case !p.left:
-		p.left = true
-		if err := b.goOut(ctx, inc, v, reads, p); err != nil { // Steps 6 and 7.
-			return false, err
-		}
-	case reads:
-		var keeper session.Node
-		keeper.Data, keeper.Stat, err = inc.Get(ctx, v.path) // Step 6.
-		v.tell(keeper, err)
-	}
-	if err := session.AwaitIn(ctx, inc, v.over); err != nil {
+	case err != nil:
 		return false, err
-	}
-	switch {
-	case v.err == nil && string(v.node.Data) == p.name && v.node.Stat.EphemeralOwner == inc.ID.Load():
+	case unread == nil && string(keeper.Data) == p.name && keeper.Stat.EphemeralOwner == inc.ID.Load():
 		return true, b.keep(ctx, inc, p)
-	case session.IsNoNode(v.err): // Step 8.
-		// Either the keeper has died, or it has told that all have left while
-		// we did not listen. As the keeper we find out.
+	case session.IsNoNode(unread): // Step 8.
+		// The keeper has died, or it wrote its znode when all had left, and the event was lost
+		// with the connection. As the keeper, p finds out.
 		return b.succeed(ctx, inc, p)
-	case v.err != nil && reads:
-		return false, v.err
-	case v.err != nil:
-		return false, nil // then we read it ourselves
+	case unread != nil:
+		return false, unread
 	}
-	w := v.watch
 	if err := inc.AwaitFired(ctx, w); err != nil { // Step 9.
 		return false, err
 	}
-	// Written it was only if the event comes over the connection over which the watch
-	// was set. A client that was away hears of the deletion; or, if the keeper has
-	// left the round to another meanwhile, of what stands there now, which is newer
-	// than what it has seen, so that the servers call it changed. Then look again.
+	// The znode was written only if the event came over the connection over which the watch was
+	// set. After an outage the servers report a change also if the znode was deleted and another
+	// keeper has created it: then p looks again.
 	told := inc.Watches.Told(w) == inc.Watches.ArmedOn(w)
 	return w.Event == zk.EventNodeDataChanged && told, nil
 }
 
-// goOut is steps 6 and 7: it reads the keeper's znode, unless another of the session does
-// or has, and deletes p's child. An error is that p was not inside any more. When ctx
-// ends it goes on in the background.
+// readKeeper is step 6, and step 7 the first time: it reads the keeper's znode, and then deletes
+// p's child. err means that p was not inside any more; unread is the error of the read. If ctx
+// ends, both requests continue in the background.
 //
-// The deletion goes behind the read, whoever makes that. If the connection is lost under
-// both, the read may come after the deletion: then the keeper may have gone, and step 8
-// finds that out.
-func (b *Barrier) goOut(ctx context.Context, inc *session.Incarnation, v *view, reads bool, p *party) error {
+// If the connection is lost under both, the read may come after the deletion. Then the keeper may
+// be gone, and step 8 finds that out.
+func (b *Barrier) readKeeper(ctx context.Context, inc *session.Incarnation, p *party) (keeper session.Node, unread, err error) {
+	path := b.keeperPath(p.round)
+	if p.left {
+		keeper.Data, keeper.Stat, unread = inc.Get(ctx, path)
+		return keeper, unread, nil
+	}
+	p.left = true
 	going := make(chan struct{})
 	p.going = going
-	return inc.Manager.GiveUp(ctx, func() error {
+	var read session.Node // only read if GiveUp has waited for the function
+	var failed error
+	err = inc.Manager.GiveUp(ctx, func() error {
 		defer close(going)
-		var keeper session.Node
-		unread := session.ErrEnded // if p was not inside any more
-		err := p.hold.ReleaseBy(func(own string) (err error) {
-			if reads {
-				keeper, unread, err = inc.GetThenRemove(context.Background(), v.path, own, v.onItsWay)
-			} else {
-				<-v.sent
-				err = inc.RemoveNow(context.Background(), own)
-			}
-			insidersOf(inc).end(own, err == nil)
+		return p.hold.ReleaseBy(func(own string) (err error) {
+			read, failed, err = inc.GetThenRemove(context.Background(), path, own)
 			switch {
 			case session.IsNoNode(err):
 				err = session.ErrVanished
@@ -818,11 +761,11 @@ func (b *Barrier) goOut(ctx context.Context, inc *session.Incarnation, v *view, 
 			}
 			return err
 		})
-		if reads {
-			v.tell(keeper, unread)
-		}
-		return err
 	})
+	if err != nil {
+		return session.Node{}, nil, err
+	}
+	return read, failed, nil
 }
 
 // succeed is step 8. Unless it has done or failed, p has to look again.
@@ -857,26 +800,12 @@ func (b *Barrier) keep(ctx context.Context, inc *session.Incarnation, p *party) 
 		names, err = b.rest(ctx, inc, p)
 	}
 	if err == nil {
-		err = b.awaitRest(ctx, inc, names)
+		err = b.awaitAll(ctx, inc, names)
 	}
 	if err == nil {
 		err = b.tell(ctx, inc, p)
 	}
 	return err
-}
-
-// awaitRest waits until none of these children of the room is left. Those of our own
-// process have left meanwhile, or tell us.
-func (b *Barrier) awaitRest(ctx context.Context, inc *session.Incarnation, names []string) error {
-	ours, others := insidersOf(inc).among(b.room, names)
-	if err := b.awaitAll(ctx, inc, others); err != nil {
-		return err
-	}
-	unknown, err := awaitStays(ctx, inc, ours)
-	if err != nil {
-		return err
-	}
-	return b.awaitAll(ctx, inc, unknown)
 }
 
 // rest returns the names of those of p's round, but for p, who are inside.
@@ -906,51 +835,14 @@ func (b *Barrier) rest(ctx context.Context, inc *session.Incarnation, p *party) 
 	}), nil
 }
 
-// awaitAll waits until none of these children of the room is left.
-//
-// That costs a request each, and a round trip for all that are asked after at a
-// time. If they are few, or the servers far, that is all of them; otherwise some, picked
-// at random, so that it takes few notifications, whatever the order of leaving: when
-// these have gone most of the others have. A listing tells who, but if that is nobody it
-// is a request too many. So it must be paid for by what listings have saved before; or,
-// once, be all but certain to save some: among many.
+// awaitAll waits until none of these children of the room is left. It asks the servers after all of
+// them at once: a request each, in one round trip.
 func (b *Barrier) awaitAll(ctx context.Context, inc *session.Incarnation, names []string) error {
-	few, some, many := 7, 5, 16
-	if inc.Far() {
-		few = farMost
+	paths := make([]string, len(names))
+	for i, name := range names {
+		paths[i] = session.ChildPath(b.room, name)
 	}
-	names = slices.Clone(names)
-	rand.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
-	for saved := 0; len(names) > 0; {
-		n := len(names)
-		if n > few {
-			n = some
-		}
-		paths := make([]string, n)
-		for i, name := range names[:n] {
-			paths[i] = session.ChildPath(b.room, name)
-		}
-		if err := inc.AwaitAllGone(ctx, paths); err != nil {
-			return err
-		}
-		names = names[n:]
-		likely := saved == 0 && len(names) > many
-		if len(names) < 2 || saved <= 0 && !likely {
-			continue
-		}
-		list, err := inc.Names(ctx, b.room)
-		if err != nil {
-			return err
-		}
-		there := make(map[string]bool, len(list))
-		for _, name := range list {
-			there[name] = true
-		}
-		before := len(names)
-		names = slices.DeleteFunc(names, func(name string) bool { return !there[name] })
-		saved += before - len(names) - 1
-	}
-	return nil
+	return inc.AwaitAllGone(ctx, paths)
 }
 
 // tell is step 11. Those who wait see that the znode was written, as that comes

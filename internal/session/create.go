@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"slices"
 	"strings"
 
 	"github.com/go-zookeeper/zk"
@@ -21,20 +20,13 @@ func (inc *Incarnation) CreateChild(ctx context.Context, dir Dir, name, guid str
 	return inc.createChild(ctx, dir, name, guid, data, flags, list, nil)
 }
 
-// CreateChildAndGet is CreateChild that also reads dir, as it is right after the
-// create, and with list lists it too; all are on their way at once. That the read has
-// failed, with readErr, does not undo the create. names waits for the listing; it returns
-// nil where that was lost, or does not show what was made, or there is none.
-func (inc *Incarnation) CreateChildAndGet(ctx context.Context, dir Dir, name, guid string, data []byte, flags int32, list bool) (path string, n Node, names func() []string, readErr, err error) {
+// CreateChildAndGet is CreateChild that also reads dir, as it is right after the create; both
+// requests are on their way at once. If the read fails, with readErr, the create still counts.
+func (inc *Incarnation) CreateChildAndGet(ctx context.Context, dir Dir, name, guid string, data []byte, flags int32) (path string, n Node, readErr, err error) {
 	var read *pending[Node]
-	var listed *pending[listing]
-	path, _, err = inc.createChild(ctx, dir, name, guid, data, flags, false, func() {
-		if read, readErr = start(ctx, inc, getCall(dir.Path)); list && readErr == nil {
-			listed, _ = start(ctx, inc, childrenCall(dir.Path))
-		}
-	})
+	path, _, err = inc.createChild(ctx, dir, name, guid, data, flags, false, func() { read, readErr = start(ctx, inc, getCall(dir.Path)) })
 	if err != nil {
-		return "", n, nil, nil, err
+		return "", n, nil, err
 	}
 	// The read is behind the create, or behind the listing that has found what it has made.
 	if readErr == nil {
@@ -43,16 +35,7 @@ func (inc *Incarnation) CreateChildAndGet(ctx context.Context, dir Dir, name, gu
 	if readErr != nil && OutcomeOf(readErr) != Answered {
 		n, readErr = retry(ctx, inc, getCall(dir.Path))
 	}
-	return path, n, func() []string {
-		if listed != nil {
-			// A listing that was sent ahead of a create that was repeated, or not behind
-			// it, does not show the child, but for one that came from there: that is as new.
-			if l, err := listed.Wait(ctx, inc); err == nil && slices.Contains(l.names, BaseName(path)) {
-				return l.names
-			}
-		}
-		return nil
-	}, readErr, nil
+	return path, n, readErr, nil
 }
 
 // createChild is CreateChild that calls then, if there is one, when it has sent

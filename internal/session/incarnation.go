@@ -51,14 +51,13 @@ type Incarnation struct {
 	down chan struct{} // closed while none does; guarded by mu
 
 	LiveMu    sync.Mutex
-	Live      liveness      // guarded by liveMu
-	trip      time.Duration // the quickest answer over the newest connection; guarded by liveMu
-	stakes    int           // what is held through the session; guarded by liveMu
-	asking    *inquiry      // under way; guarded by liveMu
-	nobody    string        // a path where there is no znode
-	abandoned time.Time     // when the session was abandoned; guarded by liveMu, and stays once it is set
-	over      bool          // the servers have answered that they have ended the session; guarded by liveMu
-	password  []byte        // of the session; guarded by liveMu
+	Live      liveness  // guarded by liveMu
+	stakes    int       // what is held through the session; guarded by liveMu
+	asking    *inquiry  // under way; guarded by liveMu
+	nobody    string    // a path where there is no znode
+	abandoned time.Time // when the session was abandoned; guarded by liveMu, and stays once it is set
+	over      bool      // the servers have answered that they have ended the session; guarded by liveMu
+	password  []byte    // of the session; guarded by liveMu
 
 	Attached sync.Map // what is kept with the session, by keys of whoever keeps it
 
@@ -206,7 +205,6 @@ func (inc *Incarnation) handshake(l *link, id int64, timeout time.Duration) erro
 	inc.Timeout.Store(int64(timeout))
 	inc.LiveMu.Lock()
 	inc.Live.connect(l.asked, isNew, timeout)
-	inc.trip = time.Since(l.asked)
 	inc.heardLocked(l.asked)
 	inc.LiveMu.Unlock()
 	return nil
@@ -242,25 +240,12 @@ func (inc *Incarnation) contact(s stamp, p proof, now time.Time) {
 	inc.LiveMu.Lock()
 	before := inc.Live.Sure
 	inc.Live.answer(s, p, now)
-	inc.trip = min(inc.trip, now.Sub(s.at))
 	confirmed := inc.Live.Sure != before && inc.stakes > 0
 	inc.heardLocked(s.at)
 	inc.LiveMu.Unlock()
 	if confirmed {
 		inc.Manager.Pace.confirmed()
 	}
-}
-
-// farTrip is a round trip that is worth a request more.
-const farTrip = 2 * time.Millisecond
-
-// Far reports whether a round trip takes long, as far as the newest connection has
-// shown: the quickest of its answers counts, so that servers that are near, and have
-// much to do, are not far. Whatever rests on it must be right either way.
-func (inc *Incarnation) Far() bool {
-	inc.LiveMu.Lock()
-	defer inc.LiveMu.Unlock()
-	return inc.trip >= farTrip
 }
 
 // heardLocked records that a request sent at this time has been answered.

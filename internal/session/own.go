@@ -208,18 +208,16 @@ func whileOurs[T any](ctx context.Context, inc *Incarnation, seen sighting, look
 	return v, on, err
 }
 
-// GetThenRemove reads the znode at path, and deletes own, which is ephemeral and of
-// a unique name, in one round trip. The read comes first, but where a connection
-// was lost under both: then it is made again, and may come after the deletion. err
-// is that of the deletion; NoNode means that somebody else has deleted it. sent is called when
-// both are on their way.
-func (inc *Incarnation) GetThenRemove(ctx context.Context, path, own string, sent func()) (n Node, readErr, err error) {
+// GetThenRemove reads the znode at path, and deletes own, which is ephemeral and of a unique name, in
+// one round trip. The read comes first. But if the connection is lost under both, the read is
+// repeated, and may come after the deletion. err is the error of the deletion; NoNode means that
+// another client has deleted own.
+func (inc *Incarnation) GetThenRemove(ctx context.Context, path, own string) (n Node, readErr, err error) {
 	b := new(Batch)
 	read, remove := add(b, getCall(path)), add(b, deleteCall(own))
 	if err := inc.startBatch(ctx, b); err != nil {
 		return n, err, err
 	}
-	sent()
 	n, readErr = read.Wait(ctx, inc)
 	if _, err = remove.Wait(ctx, inc); OutcomeOf(err) != Answered {
 		open := OutcomeOf(err) == Unknown
